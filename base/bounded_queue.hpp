@@ -28,7 +28,7 @@ class BoundedQueue {
     return true;
   }
 
-  // The oldest item; nothing if none came within `wait`, or if the queue is closed and empty.
+  // Removes and returns the oldest item. Absent if none came within `wait`, or if the queue is closed and empty.
   std::optional<T> pop(Duration wait) {
     std::unique_lock lock(mutex_);
     changed_.wait_for(lock, wait, [&] { return closed_ || !items_.empty(); });

@@ -1,3 +1,4 @@
+// Starts and watches child processes, for `echoline up`, sweeps and bundles.
 #include "base/child_process.hpp"
 
 #include <fcntl.h>
@@ -21,8 +22,8 @@ Result<ChildProcess> ChildProcess::start(const std::vector<std::string>& argv, b
   const pid_t parent = ::getpid();
   const pid_t pid = ::fork();
   if (pid < 0) return fail(Code::kIo, "start process", "fork: {}", std::strerror(errno));
-  if (pid == 0) {  // only async-signal-safe calls until exec
-    ::setpgid(0, 0);
+  if (pid == 0) {     // only async-signal-safe calls until exec
+    ::setpgid(0, 0);  // so that Ctrl-C reaches only the parent
     ::prctl(PR_SET_PDEATHSIG, SIGTERM);
     if (::getppid() != parent) ::_exit(127);
     const int null = ::open("/dev/null", O_RDWR);
@@ -55,8 +56,8 @@ void ChildProcess::signal(int number) {
 }
 
 std::optional<ProcessEnd> ChildProcess::pump(Duration wait, const std::function<void(const std::string&)>& line) {
-  pollfd waiting{output_, POLLIN, 0};
-  ::poll(&waiting, 1, static_cast<int>(std::chrono::duration_cast<std::chrono::milliseconds>(wait).count()));
+  pollfd output{output_, POLLIN, 0};
+  ::poll(&output, 1, static_cast<int>(std::chrono::duration_cast<std::chrono::milliseconds>(wait).count()));
   const auto drain = [&] {
     char block[4096];
     for (;;) {

@@ -34,8 +34,8 @@ class ChildProcess {
  private:
   ChildProcess(pid_t pid, int output) : pid_(pid), output_(output) {}
   pid_t pid_ = -1;
-  int output_ = -1;
-  std::string partial_;
+  int output_ = -1;      // descriptor of the child's stderr
+  std::string partial_;  // output after the last line break
 };
 
 }  // namespace echoline

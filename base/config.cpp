@@ -1,3 +1,4 @@
+// The reader of run files: every folder's read() functions call it.
 #include "base/config.hpp"
 
 #include <algorithm>
@@ -13,32 +14,33 @@ using Kind = ConfigNode::Kind;
 
 // A mapping as seen by its reader, and everything that was read from it, in order.
 struct ConfigSectionState {
-  // For the reference and the resolved form. Data files have neither, because they have very many keys.
-  struct Told {
+  // The declaration of a key by its reader, for the reference and the resolved form. Data files have neither, because
+  // they have very many keys.
+  struct KeyDescription {
     std::optional<ConfigNode> value;  // the value that was read, or the default
     ConfigDoc doc;
-    std::string type, range, fallback;
+    std::string type, range, default_text;
     std::string least, most;
     std::vector<std::string> choices;
     bool required = false;
   };
-  struct Asked {
+  // A key that was read or declared.
+  struct ReadKey {
     std::string key;
     std::vector<std::unique_ptr<ConfigSectionState>> sections;
     bool list = false;  // `sections` are the elements of a list; false: one nested mapping
-    std::unique_ptr<Told> told = {};
+    std::unique_ptr<KeyDescription> description = {};
   };
 
   ConfigState* file;
   const ConfigNode* node;  // null if the section is absent
   ConfigPlace place;
   std::string path;
-  std::vector<Asked> asked;
-
-  std::vector<std::string> tested;  // keys whose presence has a meaning for the caller
+  std::vector<ReadKey> read_keys;
+  std::vector<std::string> keys_tested;  // by has(): their presence has a meaning for the caller
 
   // The dotted path of a key; for "", of the section.
-  std::string full(std::string_view key) const {
+  std::string dotted_path(std::string_view key) const {
     return path.empty() || key.empty() ? path + std::string(key) : path + "." + std::string(key);
   }
 
@@ -48,34 +50,38 @@ struct ConfigSectionState {
     return value && value->kind != Kind::kNull ? value : nullptr;
   }
 
-  Asked& ask(std::string_view key) {
-    const auto it = std::find_if(asked.begin(), asked.end(), [&](const Asked& a) { return a.key == key; });
-    if (it != asked.end()) return *it;
-    asked.emplace_back().key = key;
-    return asked.back();
+  // The entry of a key in `read_keys`, new if the key was not read before.
+  ReadKey& read_key(std::string_view key) {
+    const auto it = std::find_if(read_keys.begin(), read_keys.end(), [&](const ReadKey& a) { return a.key == key; });
+    if (it != read_keys.end()) return *it;
+    read_keys.emplace_back().key = key;
+    return read_keys.back();
   }
-  Told& tell(std::string_view key) {
-    auto& told = ask(key).told;
-    if (!told) told = std::make_unique<Told>();
-    return *told;
+  KeyDescription& describe_key(std::string_view key) {
+    auto& description = read_key(key).description;
+    if (!description) description = std::make_unique<KeyDescription>();
+    return *description;
   }
 };
 
 struct ConfigState {
   std::string name;
   std::filesystem::path folder;  // of the loaded file; empty for a text
-  bool blank = false;
-  bool data = false;  // keys() and resolved() are not available
+  bool blank = false;            // of ConfigFile::blank(), for the reference: every list gets one element
+  bool data = false;             // a data file, not a run file: keys() and resolved() are not available
   ConfigNode root;
   std::vector<std::string> set_keys;  // of the --set overrides; source n of a position is set_keys[n - 1]
   std::vector<ConfigProblem> problems;
   std::unique_ptr<ConfigSectionState> root_section;
 
   void problem(const ConfigPlace& place, const std::string& path, std::string_view message) {
-    const bool named = place.source > 0 && set_keys[place.source - 1] == path;
-    problems.push_back({place, path.empty() || named ? std::string(message) : fmt::format("{}: {}", path, message)});
+    // line() names the key of a --set override itself.
+    const bool is_set_key = place.source > 0 && set_keys[place.source - 1] == path;
+    problems.push_back(
+        {place, path.empty() || is_set_key ? std::string(message) : fmt::format("{}: {}", path, message)});
   }
 
+  // The problem with its place, as users see it.
   std::string line(const ConfigProblem& p) const {
     if (p.place.source > 0) return fmt::format("--set {}: {}", set_keys[p.place.source - 1], p.message);
     return fmt::format("{}:{}:{}: {}", name, p.place.line, p.place.column, p.message);
@@ -91,7 +97,7 @@ struct ConfigState {
 
 namespace {
 
-std::string found(const ConfigNode& node) {
+std::string describe(const ConfigNode& node) {
   switch (node.kind) {
     case Kind::kNull:
       return "nothing";
@@ -106,10 +112,10 @@ std::string found(const ConfigNode& node) {
 }
 
 Error expected(std::string_view what, const ConfigNode& node) {
-  return Error{Code::kInvalid, "", fmt::format("expected {}, found {}", what, found(node))};
+  return Error{Code::kInvalid, "", fmt::format("expected {}, found {}", what, describe(node))};
 }
 
-// --- exact texts of values, which parse to the same value ---
+// --- texts of values, which parse to the same value ---
 
 struct ExactUnit {
   std::uint64_t factor;
@@ -125,13 +131,13 @@ std::string exact_units(std::uint64_t count, std::initializer_list<ExactUnit> un
   return fmt::format("{} {}", count, smallest);
 }
 
-std::string exact(std::int64_t v) { return fmt::format("{}", v); }
-std::string exact(std::uint64_t v) { return fmt::format("{}", v); }
-std::string exact(double v) { return fmt::format("{}", v); }
-std::string exact(bool v) { return v ? "true" : "false"; }
-std::string exact(const std::string& v) { return v; }
-std::string exact(const std::filesystem::path& v) { return v.string(); }
-std::string exact(Duration v) {
+std::string exact_text(std::int64_t v) { return fmt::format("{}", v); }
+std::string exact_text(std::uint64_t v) { return fmt::format("{}", v); }
+std::string exact_text(double v) { return fmt::format("{}", v); }
+std::string exact_text(bool v) { return v ? "true" : "false"; }
+std::string exact_text(const std::string& v) { return v; }
+std::string exact_text(const std::filesystem::path& v) { return v.string(); }
+std::string exact_text(Duration v) {
   if (v.count() <= 0) return fmt::format("{} s", seconds(v));
   return exact_units(static_cast<std::uint64_t>(v.count()), {{3'600'000'000'000, "h"},
                                                              {60'000'000'000, "min"},
@@ -140,7 +146,7 @@ std::string exact(Duration v) {
                                                              {1'000, "us"},
                                                              {1, "ns"}});
 }
-std::string exact(Bytes v) {
+std::string exact_text(Bytes v) {
   return exact_units(v.count, {{1ull << 30, "GiB"},
                                {1'000'000'000, "GB"},
                                {1ull << 20, "MiB"},
@@ -149,7 +155,7 @@ std::string exact(Bytes v) {
                                {1'000, "kB"},
                                {1, "B"}});
 }
-std::string exact(BitRate v) {
+std::string exact_text(BitRate v) {
   constexpr std::pair<double, const char*> kUnits[] = {{1e9, "Gbit/s"}, {1e6, "Mbit/s"}, {1e3, "kbit/s"}};
   for (const auto& [factor, unit] : kUnits)
     if (v.bits_per_s >= factor && v.bits_per_s / factor * factor == v.bits_per_s)
@@ -182,7 +188,7 @@ Status convert(const ConfigNode& node, double& value) {
 template <class T>
 Status convert_units(const ConfigNode& node, T& value, Result<T> (*parse)(std::string_view)) {
   // A collection is also passed to the parser, so that the message names the units.
-  const std::string text = node.kind == Kind::kScalar ? node.text : found(node);
+  const std::string text = node.kind == Kind::kScalar ? node.text : describe(node);
   ECHO_ASSIGN(value, parse(text));
   return ok();
 }
@@ -223,9 +229,9 @@ template <class T>
 ConfigNode resolved_node(const T& value) {
   if constexpr (std::is_integral_v<T> && !std::same_as<T, bool>) {
     using Wide = std::conditional_t<std::is_signed_v<T>, std::int64_t, std::uint64_t>;
-    return scalar_node(exact(static_cast<Wide>(value)), false);
+    return scalar_node(exact_text(static_cast<Wide>(value)), false);
   } else {
-    return scalar_node(exact(value), kIsText<T>);
+    return scalar_node(exact_text(value), kIsText<T>);
   }
 }
 
@@ -273,24 +279,24 @@ Limits<T> within_type(Limits<T> limits) {
 
 // The message about an invalid number, including the range.
 template <class T>
-std::string not_a_number(const ConfigNode& node, const Limits<T>& limits, const std::string& why) {
-  const Limits<T> all = within_type(limits);
-  const std::string range = range_text(all);
+std::string number_problem(const ConfigNode& node, const Limits<T>& limits, const std::string& why) {
+  const Limits<T> bounds = within_type(limits);
+  const std::string range = range_text(bounds);
   if (range.empty()) return why;
   if constexpr (!std::is_arithmetic_v<T>) return why + "; expected " + range;
-  return expected("a " + type_name<T>() + (all.min && all.max ? " from " : ", ") + range, node).detail;
+  return expected("a " + type_name<T>() + (bounds.min && bounds.max ? " from " : ", ") + range, node).detail;
 }
 
 // An absolute path; a relative one refers to the folder of its value.
-std::filesystem::path placed(const std::filesystem::path& path, const std::filesystem::path& folder) {
+std::filesystem::path absolute_path(const std::filesystem::path& path, const std::filesystem::path& folder) {
   return path.empty() ? path : std::filesystem::absolute(folder / path).lexically_normal();
 }
 
-// The mapping of a nested section. A section that is not a mapping is a problem and then counts as absent.
-std::unique_ptr<ConfigSectionState> nested(ConfigState& file, const ConfigNode* node, const ConfigPlace& fallback,
-                                           std::string path) {
+// The state of a nested section. A section that is not a mapping is a problem and then counts as absent.
+std::unique_ptr<ConfigSectionState> make_section(ConfigState& file, const ConfigNode* node, const ConfigPlace& fallback,
+                                                 std::string path) {
   if (node && node->kind != Kind::kMapping) {
-    file.problem(node->place, path, fmt::format("expected a mapping, found {}", found(*node)));
+    file.problem(node->place, path, fmt::format("expected a mapping, found {}", describe(*node)));
     node = nullptr;
   }
   return std::make_unique<ConfigSectionState>(
@@ -300,56 +306,59 @@ std::unique_ptr<ConfigSectionState> nested(ConfigState& file, const ConfigNode* 
 void find_unknown_keys(const ConfigSectionState& section, std::vector<ConfigProblem>& problems) {
   for (std::size_t i = 0; section.node && i < section.node->keys.size(); ++i) {
     const std::string& key = section.node->keys[i];
-    const auto is_key = [&](const auto& asked) { return asked.key == key; };
-    if (std::any_of(section.asked.begin(), section.asked.end(), is_key)) continue;
+    const auto is_key = [&](const auto& read_key) { return read_key.key == key; };
+    if (std::any_of(section.read_keys.begin(), section.read_keys.end(), is_key)) continue;
     std::vector<std::string> known;
-    for (const auto& asked : section.asked) known.push_back(asked.key);
-    problems.push_back(
-        {section.node->key_places[i], fmt::format("unknown key '{}'{}", section.full(key), did_you_mean(key, known))});
+    for (const auto& read_key : section.read_keys) known.push_back(read_key.key);
+    problems.push_back({section.node->key_places[i],
+                        fmt::format("unknown key '{}'{}", section.dotted_path(key), did_you_mean(key, known))});
   }
-  for (const auto& asked : section.asked)
-    for (const auto& child : asked.sections) find_unknown_keys(*child, problems);
+  for (const auto& read_key : section.read_keys)
+    for (const auto& child : read_key.sections) find_unknown_keys(*child, problems);
 }
 
 ConfigNode resolve(const ConfigSectionState& section) {
   ConfigNode out;
   out.kind = Kind::kMapping;
-  const auto& tested = section.tested;
-  for (const auto& asked : section.asked) {
+  const auto& keys_tested = section.keys_tested;
+  for (const auto& read_key : section.read_keys) {
     ConfigNode value;
     // Writing the default of a key whose absence has a meaning would change the file's meaning.
-    if (!section.find(asked.key) && std::find(tested.begin(), tested.end(), asked.key) != tested.end()) continue;
-    if (asked.list) {
+    if (!section.find(read_key.key) &&
+        std::find(keys_tested.begin(), keys_tested.end(), read_key.key) != keys_tested.end())
+      continue;
+    if (read_key.list) {
       value.kind = Kind::kSequence;
-      for (const auto& child : asked.sections) value.children.push_back(resolve(*child));
-    } else if (!asked.sections.empty()) {
-      value = resolve(*asked.sections.front());
-    } else if (asked.told && asked.told->value) {
-      value = *asked.told->value;
+      for (const auto& child : read_key.sections) value.children.push_back(resolve(*child));
+    } else if (!read_key.sections.empty()) {
+      value = resolve(*read_key.sections.front());
+    } else if (read_key.description && read_key.description->value) {
+      value = *read_key.description->value;
     } else {
       continue;
     }
-    out.keys.push_back(asked.key);
+    out.keys.push_back(read_key.key);
     out.children.push_back(std::move(value));
   }
   return out;
 }
 
-// The keys of a section, before its sections.
+// Appends the keys of a section: first those with values, then its sections with their keys.
 void collect_keys(const ConfigSectionState& section, std::vector<ConfigKey>& keys) {
-  std::vector<const ConfigSectionState::Asked*> order;
-  for (const auto& asked : section.asked) order.push_back(&asked);
-  std::stable_partition(order.begin(), order.end(), [](const auto* asked) { return asked->sections.empty(); });
-  for (const auto* each : order) {
-    const auto& asked = *each;
-    if (!asked.told) continue;
-    const auto& told = *asked.told;
-    const bool tested = std::find(section.tested.begin(), section.tested.end(), asked.key) != section.tested.end();
-    const bool in_words = !told.doc.fallback.empty();
-    keys.push_back({section.full(asked.key), told.type, told.range,
-                    in_words ? std::string(told.doc.fallback) : told.fallback, std::string(told.doc.meaning), "",
-                    told.required, !in_words, tested, told.least, told.most, told.choices});
-    for (const auto& child : asked.sections) collect_keys(*child, keys);
+  std::vector<const ConfigSectionState::ReadKey*> order;
+  for (const auto& read_key : section.read_keys) order.push_back(&read_key);
+  std::stable_partition(order.begin(), order.end(), [](const auto* read_key) { return read_key->sections.empty(); });
+  for (const auto* read_key : order) {
+    if (!read_key->description) continue;
+    const auto& description = *read_key->description;
+    const bool is_tested =
+        std::find(section.keys_tested.begin(), section.keys_tested.end(), read_key->key) != section.keys_tested.end();
+    const bool is_default_in_words = !description.doc.default_words.empty();
+    keys.push_back({section.dotted_path(read_key->key), description.type, description.range,
+                    is_default_in_words ? std::string(description.doc.default_words) : description.default_text,
+                    std::string(description.doc.meaning), "", description.required, !is_default_in_words, is_tested,
+                    description.least, description.most, description.choices});
+    for (const auto& child : read_key->sections) collect_keys(*child, keys);
   }
 }
 
@@ -357,7 +366,7 @@ void collect_keys(const ConfigSectionState& section, std::vector<ConfigKey>& key
 
 const std::string& ConfigSection::path() const { return state_->path; }
 bool ConfigSection::has(std::string_view key) const {
-  state_->tested.emplace_back(key);
+  state_->keys_tested.emplace_back(key);
   return state_->find(key) != nullptr;
 }
 std::vector<std::string> ConfigSection::keys() const {
@@ -365,135 +374,137 @@ std::vector<std::string> ConfigSection::keys() const {
 }
 
 ConfigSection ConfigSection::section(std::string_view key, ConfigDoc doc) {
-  auto& asked = state_->ask(key);
-  if (asked.sections.empty()) {
-    asked.sections.push_back(nested(*state_->file, state_->find(key), state_->place, state_->full(key)));
-    state_->tell(key).type = "section";
-    state_->tell(key).doc = doc;
+  auto& entry = state_->read_key(key);
+  if (entry.sections.empty()) {
+    entry.sections.push_back(make_section(*state_->file, state_->find(key), state_->place, state_->dotted_path(key)));
+    state_->describe_key(key).type = "section";
+    state_->describe_key(key).doc = doc;
   }
-  return ConfigSection(*asked.sections.front());
+  return ConfigSection(*entry.sections.front());
 }
 
 std::vector<ConfigSection> ConfigSection::sections(std::string_view key, ConfigDoc doc) {
-  auto& asked = state_->ask(key);
+  auto& entry = state_->read_key(key);
   const ConfigNode* node = state_->find(key);
   if (node && node->kind != Kind::kSequence) {
-    state_->file->problem(node->place, state_->full(key), fmt::format("expected a list, found {}", found(*node)));
+    state_->file->problem(node->place, state_->dotted_path(key),
+                          fmt::format("expected a list, found {}", describe(*node)));
     node = nullptr;
   }
-  if (!asked.list) {
-    asked.list = true;
-    state_->tell(key).type = "list";
-    state_->tell(key).doc = doc;
+  if (!entry.list) {
+    entry.list = true;
+    state_->describe_key(key).type = "list";
+    state_->describe_key(key).doc = doc;
     for (std::size_t i = 0; node && i < node->children.size(); ++i)
-      asked.sections.push_back(nested(*state_->file, &node->children[i], node->children[i].place,
-                                      fmt::format("{}[{}]", state_->full(key), i)));
+      entry.sections.push_back(make_section(*state_->file, &node->children[i], node->children[i].place,
+                                            fmt::format("{}[{}]", state_->dotted_path(key), i)));
     if (state_->file->blank)
-      asked.sections.push_back(nested(*state_->file, nullptr, state_->place, state_->full(key) + "[]"));
+      entry.sections.push_back(make_section(*state_->file, nullptr, state_->place, state_->dotted_path(key) + "[]"));
   }
   std::vector<ConfigSection> out;
-  for (const auto& child : asked.sections) out.push_back(ConfigSection(*child));
+  for (const auto& child : entry.sections) out.push_back(ConfigSection(*child));
   return out;
 }
 
-const ConfigNode* ConfigSection::wanted(std::string_view key, Absent absent, const ConfigDoc& doc, std::string type,
-                                        std::string range) {
-  state_->ask(key);
+const ConfigNode* ConfigSection::find_value(std::string_view key, Absent absent, const ConfigDoc& doc, std::string type,
+                                            std::string range) {
+  state_->read_key(key);
   if (!state_->file->data) {
-    auto& told = state_->tell(key);
-    told.required = absent == Absent::kError;
-    told.doc = doc;
-    told.type = std::move(type);
-    told.range = std::move(range);
+    auto& description = state_->describe_key(key);
+    description.required = absent == Absent::kError;
+    description.doc = doc;
+    description.type = std::move(type);
+    description.range = std::move(range);
   }
   const ConfigNode* node = state_->find(key);
   if (!node && absent == Absent::kError)
-    state_->file->problem(state_->place, "", fmt::format("missing required key '{}'", state_->full(key)));
+    state_->file->problem(state_->place, "", fmt::format("missing required key '{}'", state_->dotted_path(key)));
   return node;
 }
 
 template <class T>
 bool ConfigSection::read_number(std::string_view key, T& value, const Limits<T>& limits, Absent absent,
                                 const ConfigDoc& doc) {
-  bool good = false;
-  Limits<T> told = limits;
-  if (std::is_unsigned_v<T> && !told.min) told.min = T{};
+  bool valid = false;
+  Limits<T> documented = limits;
+  if (std::is_unsigned_v<T> && !documented.min) documented.min = T{};
   const bool may_be_auto = absent == Absent::kAuto;
-  const ConfigNode* node = wanted(key, absent, doc, type_name<T>() + (may_be_auto ? " or auto" : ""),
-                                  state_->file->data ? "" : range_text(told));
+  const ConfigNode* node = find_value(key, absent, doc, type_name<T>() + (may_be_auto ? " or auto" : ""),
+                                      state_->file->data ? "" : range_text(documented));
   if (!state_->file->data) {
-    if (told.min) state_->tell(key).least = resolved_node(*told.min).text;
-    if (told.max) state_->tell(key).most = resolved_node(*told.max).text;
+    if (documented.min) state_->describe_key(key).least = resolved_node(*documented.min).text;
+    if (documented.max) state_->describe_key(key).most = resolved_node(*documented.max).text;
   }
   if (may_be_auto && node && node->kind == Kind::kScalar && node->text == kAuto) node = nullptr;
   if (node) {
     const std::string or_auto = may_be_auto ? "; `auto` is allowed as well" : "";
-    T given{};
-    if (Status status = convert(*node, given); !status) {
-      error(key, not_a_number(*node, limits, status.error().detail) + or_auto);
-    } else if ((limits.min && given < *limits.min) || (limits.max && given > *limits.max)) {
+    T parsed{};
+    if (Status status = convert(*node, parsed); !status) {
+      error(key, number_problem(*node, limits, status.error().detail) + or_auto);
+    } else if ((limits.min && parsed < *limits.min) || (limits.max && parsed > *limits.max)) {
       error(key, expected(range_text(limits), *node).detail + or_auto);
     } else {
-      value = given;
-      good = true;
+      value = parsed;
+      valid = true;
     }
   }
-  if (state_->file->data) return good;
+  if (state_->file->data) return valid;
   if (may_be_auto) {
-    state_->tell(key).value = good ? resolved_node(value) : scalar_node(kAuto, true);
-    state_->tell(key).fallback = kAuto;
-    return good;
+    state_->describe_key(key).value = valid ? resolved_node(value) : scalar_node(kAuto, true);
+    state_->describe_key(key).default_text = kAuto;
+    return valid;
   }
-  if (good || absent != Absent::kNothing) state_->tell(key).value = resolved_node(value);
-  if (absent == Absent::kDefault) state_->tell(key).fallback = state_->tell(key).value->text;
-  return good;
+  if (valid || absent != Absent::kNothing) state_->describe_key(key).value = resolved_node(value);
+  if (absent == Absent::kDefault) state_->describe_key(key).default_text = state_->describe_key(key).value->text;
+  return valid;
 }
 
 template <class T>
 bool ConfigSection::read_text(std::string_view key, T& value, Absent absent, const ConfigDoc& doc) {
-  bool good = false;
+  bool valid = false;
   if (absent == Absent::kDefault && !state_->file->data) {
     std::string text = to_json(resolved_node(value));  // which is valid YAML
     if constexpr (kIsText<T>) {
-      const bool plain = std::all_of(text.begin() + 1, text.end() - 1, [](char c) {
+      const bool needs_no_quotes = std::all_of(text.begin() + 1, text.end() - 1, [](char c) {
         return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') || c == '.' || c == '/';
       });
-      if (plain) text = text.substr(1, text.size() - 2);
+      if (needs_no_quotes) text = text.substr(1, text.size() - 2);
     }
-    state_->tell(key).fallback = text;
+    state_->describe_key(key).default_text = text;
   }
   std::filesystem::path folder;
-  if (const ConfigNode* node = wanted(key, absent, doc, type_name<T>(), "")) {
-    const auto read_one = [&](const ConfigNode& from, auto& to) {
-      const Status status = convert(from, to);
-      if (!status) state_->file->problem(from.place, state_->full(key), status.error().detail);
+  if (const ConfigNode* node = find_value(key, absent, doc, type_name<T>(), "")) {
+    const auto read_one = [&](const ConfigNode& value_node, auto& item) {
+      const Status status = convert(value_node, item);
+      if (!status) state_->file->problem(value_node.place, state_->dotted_path(key), status.error().detail);
       return status.has_value();
     };
-    T given{};
+    T parsed{};
     if constexpr (!kIsList<T>) {
-      good = read_one(*node, given);
+      valid = read_one(*node, parsed);
     } else if (node->kind != Kind::kSequence) {
       error(key, expected("a list", *node).detail);
     } else {
-      good = true;
+      valid = true;
       for (const ConfigNode& child : node->children) {
         typename T::value_type item{};
-        good = read_one(child, item) && good;
-        given.push_back(std::move(item));
+        valid = read_one(child, item) && valid;
+        parsed.push_back(std::move(item));
       }
     }
     if constexpr (std::same_as<T, std::string>) {
-      if (good && absent == Absent::kError && given.empty()) {
+      if (valid && absent == Absent::kError && parsed.empty()) {
         error(key, "expected text, found it empty");
-        good = false;
+        valid = false;
       }
     }
-    if (good) value = std::move(given);
-    if (good && node->place.source == 0) folder = state_->file->folder;
+    if (valid) value = std::move(parsed);
+    if (valid && node->place.source == 0) folder = state_->file->folder;
   }
-  if constexpr (std::same_as<T, std::filesystem::path>) value = placed(value, folder);
-  if (!state_->file->data && (good || absent != Absent::kNothing)) state_->tell(key).value = resolved_node(value);
-  return good;
+  if constexpr (std::same_as<T, std::filesystem::path>) value = absolute_path(value, folder);
+  if (!state_->file->data && (valid || absent != Absent::kNothing))
+    state_->describe_key(key).value = resolved_node(value);
+  return valid;
 }
 
 std::optional<std::size_t> ConfigSection::choose_index(std::string_view key, const std::vector<std::string>& names,
@@ -501,7 +512,7 @@ std::optional<std::size_t> ConfigSection::choose_index(std::string_view key, con
                                                        const ConfigDoc& doc) {
   std::optional<std::size_t> chosen;
   const std::string list = fmt::format("{}", fmt::join(names, ", "));
-  if (const ConfigNode* node = wanted(key, absent, doc, "choice", list)) {
+  if (const ConfigNode* node = find_value(key, absent, doc, "choice", list)) {
     const auto it = node->kind == Kind::kScalar ? std::find(names.begin(), names.end(), node->text) : names.end();
     if (it != names.end())
       chosen = static_cast<std::size_t>(it - names.begin());
@@ -509,17 +520,17 @@ std::optional<std::size_t> ConfigSection::choose_index(std::string_view key, con
       error(key, expected("one of " + list, *node).detail + did_you_mean(node->text, names));
   }
   if (state_->file->data) return chosen;
-  state_->tell(key).choices = names;
+  state_->describe_key(key).choices = names;
   const std::string& name = chosen ? names[*chosen] : current;
-  if (!name.empty()) state_->tell(key).value = scalar_node(name, true);
-  if (absent == Absent::kDefault) state_->tell(key).fallback = current;
+  if (!name.empty()) state_->describe_key(key).value = scalar_node(name, true);
+  if (absent == Absent::kDefault) state_->describe_key(key).default_text = current;
   return chosen;
 }
 
 std::string ConfigSection::json(std::string_view key, ConfigDoc doc) {
-  const ConfigNode* node = wanted(key, Absent::kNothing, doc, "mapping", "");
+  const ConfigNode* node = find_value(key, Absent::kNothing, doc, "mapping", "");
   if (!node) return "{}";
-  state_->tell(key).value = *node;
+  state_->describe_key(key).value = *node;
   return to_json(*node);
 }
 
@@ -527,7 +538,7 @@ std::string ConfigSection::resolved_json() const { return to_json(resolve(*state
 
 void ConfigSection::error(std::string_view key, std::string_view message) {
   const ConfigNode* node = state_->find(key);
-  state_->file->problem(node ? node->place : state_->place, state_->full(key), message);
+  state_->file->problem(node ? node->place : state_->place, state_->dotted_path(key), message);
 }
 
 #define ECHOLINE_NUMBER(T) \
@@ -581,7 +592,7 @@ Result<ConfigFile> ConfigFile::parse_as(std::string_view text, std::string name,
   }
   if (state->root.kind != Kind::kMapping)
     return state->error(
-        {{state->root.place, fmt::format("expected a mapping (key: value), found {}", found(state->root))}});
+        {{state->root.place, fmt::format("expected a mapping (key: value), found {}", describe(state->root))}});
   return ConfigFile(std::move(state));
 }
 
@@ -591,7 +602,7 @@ Result<ConfigFile> ConfigFile::parse_json(std::string_view text, std::string nam
   state->data = true;
   if (!echoline::parse_json(text, 0, state->root, state->problems)) return state->error(state->problems);
   if (state->root.kind != Kind::kMapping)
-    return state->error({{state->root.place, fmt::format("expected an object, found {}", found(state->root))}});
+    return state->error({{state->root.place, fmt::format("expected an object, found {}", describe(state->root))}});
   return ConfigFile(std::move(state));
 }
 
@@ -603,7 +614,7 @@ ConfigFile ConfigFile::blank() {
 }
 
 ConfigSection ConfigFile::root() {
-  if (!state_->root_section) state_->root_section = nested(*state_, &state_->root, state_->root.place, "");
+  if (!state_->root_section) state_->root_section = make_section(*state_, &state_->root, state_->root.place, "");
   return ConfigSection(*state_->root_section);
 }
 
@@ -616,29 +627,30 @@ Status ConfigFile::set(std::string_view dotted_key, std::string_view text) {
   if (!parse_set_value(text, place.source, value, problems)) return state_->error(std::move(problems));
   state_->problems.insert(state_->problems.end(), problems.begin(), problems.end());
 
-  ConfigNode* at = &state_->root;
-  std::string_view rest = dotted_key;
+  // Goes down to the key's node, and adds the mappings that are missing.
+  ConfigNode* node = &state_->root;
+  std::string_view keys_left = dotted_key;
   std::size_t depth = 0;
   while (true) {
-    const std::size_t dot = rest.find('.');
-    const std::string_view key = rest.substr(0, dot);
+    const std::size_t dot = keys_left.find('.');
+    const std::string_view key = keys_left.substr(0, dot);
     if (key.empty() || ++depth > kConfigDepthMax)
       return state_->error(
           {{place, fmt::format("expected keys joined by dots such as 'learner.steps', found '{}'", dotted_key)}});
-    if (at->kind == Kind::kNull) at->kind = Kind::kMapping;
-    if (at->kind != Kind::kMapping)
-      return state_->error({{place, fmt::format("there is no mapping to put '{}' in, but {}", key, found(*at))}});
-    if (!at->find(key)) {
-      at->keys.emplace_back(key);
-      at->key_places.push_back(place);
-      at->children.emplace_back();
-      at->children.back().place = place;
+    if (node->kind == Kind::kNull) node->kind = Kind::kMapping;
+    if (node->kind != Kind::kMapping)
+      return state_->error({{place, fmt::format("there is no mapping to put '{}' in, but {}", key, describe(*node))}});
+    if (!node->find(key)) {
+      node->keys.emplace_back(key);
+      node->key_places.push_back(place);
+      node->children.emplace_back();
+      node->children.back().place = place;
     }
-    at = at->find(key);
+    node = node->find(key);
     if (dot == std::string_view::npos) break;
-    rest.remove_prefix(dot + 1);
+    keys_left.remove_prefix(dot + 1);
   }
-  *at = std::move(value);
+  *node = std::move(value);
   return ok();
 }
 
@@ -653,13 +665,13 @@ ConfigFile ConfigFile::split(std::string_view key) {
   ConfigNode& root = state_->root;
   const auto it = std::find(root.keys.begin(), root.keys.end(), key);
   if (it != root.keys.end()) {
-    const auto at = it - root.keys.begin();
+    const auto index = it - root.keys.begin();
     state->root.keys.push_back(*it);
-    state->root.key_places.push_back(root.key_places[static_cast<std::size_t>(at)]);
-    state->root.children.push_back(std::move(root.children[static_cast<std::size_t>(at)]));
+    state->root.key_places.push_back(root.key_places[static_cast<std::size_t>(index)]);
+    state->root.children.push_back(std::move(root.children[static_cast<std::size_t>(index)]));
     root.keys.erase(it);
-    root.key_places.erase(root.key_places.begin() + at);
-    root.children.erase(root.children.begin() + at);
+    root.key_places.erase(root.key_places.begin() + index);
+    root.children.erase(root.children.begin() + index);
   }
   return ConfigFile(std::move(state));
 }

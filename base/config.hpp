@@ -53,26 +53,25 @@ concept ConfigText = std::same_as<T, bool> || std::same_as<T, std::string> || st
     std::same_as<T, std::vector<std::string>> || std::same_as<T, std::vector<std::int64_t>> ||
     std::same_as<T, std::vector<double>>;
 
-// The meaning of a key for the reference, as text with static lifetime. `fallback` describes an absent key if that is
-// not simply the default value.
+// The meaning of a key for the reference, as text with static lifetime. `default_words` describe the default of a
+// key if that is not a value.
 struct ConfigDoc {
   ConfigDoc() = default;
-  ConfigDoc(const char* meaning_text, const char* fallback_text = "")
-      : meaning(meaning_text), fallback(fallback_text) {}
-  std::string_view meaning, fallback;
+  ConfigDoc(const char* meaning_text, const char* words = "") : meaning(meaning_text), default_words(words) {}
+  std::string_view meaning, default_words;
 };
 
 // A key or section as declared by its reader.
 struct ConfigKey {
-  std::string path;      // dotted: "learner.warm_start.batch", "offers[].price"
-  std::string type;      // "whole number", "duration", ..., "section" or "list" of sections
-  std::string range;     // "1 to 64", "at least 0", "star, chains"; empty: any value
-  std::string fallback;  // the default, as YAML or in words; empty if there is none
+  std::string path;          // dotted: "learner.warm_start.batch", "offers[].price"
+  std::string type;          // "whole number", "duration", ..., "section" or "list" of sections
+  std::string range;         // "1 to 64", "at least 0", "star, chains"; empty: any value
+  std::string default_text;  // the default, as YAML or in words; empty if there is none
   std::string meaning;
-  std::string when;  // the value of another key that this one requires: "adapter: gsm8k"
+  std::string when;  // "key: value", such as "adapter: gsm8k": the condition under which the key is read; may be empty
   bool required = false;
-  bool fallback_is_value = false;
-  bool presence = false;             // the presence of the section has a meaning
+  bool default_is_literal = false;   // `default_text` is YAML
+  bool optional_section = false;     // the section may be left out, which has a meaning
   std::string least, most;           // bounds of a number; empty if there are none
   std::vector<std::string> choices;  // the names of a choice
 };
@@ -86,7 +85,7 @@ class ConfigSection {
  public:
   // Dotted path in the file: "" for the root, "fleet.offers[2]" for an element of a list.
   const std::string& path() const;
-  // Whether the key has a value. Does not count as reading it. If it has none, resolved() omits it.
+  // Whether the key has a value. Does not count as reading the key. resolved() omits a tested key without a value.
   bool has(std::string_view key) const;
   // The keys of this mapping, in file order, for mappings with user-defined names.
   std::vector<std::string> keys() const;
@@ -200,9 +199,9 @@ class ConfigSection {
   }
   std::optional<std::size_t> choose_index(std::string_view key, const std::vector<std::string>& names,
                                           const std::string& current, Absent absent, const ConfigDoc& doc);
-  // Counts as reading the key. Returns its value, or null. A missing required key is a problem.
-  const ConfigNode* wanted(std::string_view key, Absent absent, const ConfigDoc& doc, std::string type,
-                           std::string range);
+  // Records the key as read. Returns its value, or null. A missing required key is a problem.
+  const ConfigNode* find_value(std::string_view key, Absent absent, const ConfigDoc& doc, std::string type,
+                               std::string range);
 
   ConfigSectionState* state_;
 };

@@ -1,3 +1,4 @@
+// Flattens a run file, for the comparison when a run resumes.
 #include "base/config_flat.hpp"
 
 #include <algorithm>

@@ -12,7 +12,7 @@ using Kind = ConfigNode::Kind;
 
 constexpr std::size_t kReasonMax = 300;
 
-struct Unusable {
+struct UnusableText {
   ConfigPlace place;
   std::string message;
 };
@@ -27,12 +27,12 @@ class Builder {
     skip_space();
     ConfigNode node;
     node.place = place();
-    if (++values_ > kDataValuesMax) throw Unusable{node.place, fmt::format("more than {} values", kDataValuesMax)};
+    if (++values_ > kDataValuesMax) throw UnusableText{node.place, fmt::format("more than {} values", kDataValuesMax)};
     if (depth > kConfigDepthMax)
-      throw Unusable{node.place, fmt::format("nested deeper than {} levels", kConfigDepthMax)};
+      throw UnusableText{node.place, fmt::format("nested deeper than {} levels", kConfigDepthMax)};
     const char c = text_[at_];
     if (c == '{' || c == '[') {
-      fill(node, c, depth);
+      parse_children(node, c, depth);
     } else if (c == '"') {
       node.kind = Kind::kScalar;
       node.quoted = true;
@@ -59,7 +59,7 @@ class Builder {
     }
   }
 
-  void fill(ConfigNode& node, char opening, std::size_t depth) {
+  void parse_children(ConfigNode& node, char opening, std::size_t depth) {
     const char closing = opening == '{' ? '}' : ']';
     node.kind = opening == '{' ? Kind::kMapping : Kind::kSequence;
     ++at_;
@@ -103,25 +103,25 @@ class Builder {
 bool parse_json(std::string_view text, std::uint32_t source, ConfigNode& root, std::vector<ConfigProblem>& problems) {
   if (!nlohmann::json::accept(text.begin(), text.end())) {
     ConfigPlace place{source, 1, 1};
-    std::string why = "expected JSON";
+    std::string message = "expected JSON";
     try {
-      [[maybe_unused]] const auto never = nlohmann::json::parse(text.begin(), text.end());
+      [[maybe_unused]] const auto unused = nlohmann::json::parse(text.begin(), text.end());
     } catch (const nlohmann::json::parse_error& error) {
       const std::string_view before = text.substr(0, std::min<std::size_t>(error.byte, text.size()));
       place.line += static_cast<int>(std::count(before.begin(), before.end(), '\n'));
       place.column = std::max(1, static_cast<int>(before.size() - (before.rfind('\n') + 1)));
-      why = error.what();  // "[json.exception...] parse error at line 1, column 2: what was expected"
-      if (const auto colon = why.find(": "); colon != std::string::npos) why.erase(0, colon + 2);
-      if (why.size() > kReasonMax) why = printable(why, kReasonMax);  // it quotes the input
+      message = error.what();  // "[json.exception...] parse error at line 1, column 2: what was expected"
+      if (const auto colon = message.find(": "); colon != std::string::npos) message.erase(0, colon + 2);
+      if (message.size() > kReasonMax) message = printable(message, kReasonMax);  // it quotes the input
     } catch (const nlohmann::json::exception&) {
-      why = "expected JSON, found a number out of range";
+      message = "expected JSON, found a number out of range";
     }
-    problems.push_back({place, why});
+    problems.push_back({place, message});
     return false;
   }
   try {
     root = Builder(text, source, problems).value(0);
-  } catch (const Unusable& unusable) {
+  } catch (const UnusableText& unusable) {
     problems.push_back({unusable.place, unusable.message});
     return false;
   }

@@ -1,3 +1,4 @@
+// Formats the declarations of a reader as pages, schemas and templates. Verbs of the command line call it.
 #include "base/config_reference.hpp"
 
 #include <fmt/format.h>
@@ -10,35 +11,35 @@ namespace {
 
 bool is_section(const ConfigKey& key) { return key.type == "section" || key.type == "list"; }
 
-std::string code(const std::string& text) { return text.empty() ? "" : "`" + text + "`"; }
+std::string in_backticks(const std::string& text) { return text.empty() ? "" : "`" + text + "`"; }
 
-std::string cell(std::string text) {
-  for (std::size_t at = 0; (at = text.find('|', at)) != std::string::npos; at += 2) text.insert(at, 1, '\\');
+std::string escape_table_cell(std::string text) {
+  for (std::size_t bar = 0; (bar = text.find('|', bar)) != std::string::npos; bar += 2) text.insert(bar, 1, '\\');
   return text;
 }
 
-std::string default_text(const ConfigKey& key) {
+std::string default_cell(const ConfigKey& key) {
   if (key.required) return "required";
-  return key.fallback_is_value ? code(key.fallback) : key.fallback;
+  return key.default_is_literal ? in_backticks(key.default_text) : key.default_text;
 }
 
-// Type, range and default of a key, such as "whole number, 1 to 64; default: ...".
-std::string facts(const ConfigKey& key) {
+// Such as "whole number, 1 to 64; required". Only a default in words is part of it.
+std::string type_and_range(const ConfigKey& key) {
   std::string text = key.type == "choice" ? "one of " + key.range : key.type;
   if (key.type != "choice" && !key.range.empty()) text += ", " + key.range;
   if (key.required) text += "; required";
-  if (!key.fallback.empty() && !key.fallback_is_value) text += "; default: " + key.fallback;
+  if (!key.default_text.empty() && !key.default_is_literal) text += "; default: " + key.default_text;
   return text;
 }
 
 // Wraps text to at most 120 columns, with `indent` on each line.
 std::string wrapped(const std::string& indent, const std::string& text) {
   std::string out, line = indent;
-  for (std::size_t at = 0; at < text.size();) {
-    const std::size_t end = std::min(text.find(' ', at), text.size());
-    if (line.size() + 1 + end - at > 120 && line != indent) out += std::exchange(line, indent) + "\n";
-    line += (line == indent ? "" : " ") + text.substr(at, end - at);
-    at = end + 1;
+  for (std::size_t begin = 0; begin < text.size();) {
+    const std::size_t end = std::min(text.find(' ', begin), text.size());
+    if (line.size() + 1 + end - begin > 120 && line != indent) out += std::exchange(line, indent) + "\n";
+    line += (line == indent ? "" : " ") + text.substr(begin, end - begin);
+    begin = end + 1;
   }
   return out + line + "\n";
 }
@@ -50,8 +51,8 @@ std::string reference_markdown(std::span<const ConfigKey> keys) {
   bool in_table = false;
   for (const ConfigKey& key : keys) {
     if (is_section(key)) {
-      const bool top = key.path.find('.') == std::string::npos;
-      out += fmt::format("\n{} {}{}\n\n", top ? "##" : "###", key.path,
+      const bool is_top_level = key.path.find('.') == std::string::npos;
+      out += fmt::format("\n{} {}{}\n\n", is_top_level ? "##" : "###", key.path,
                          key.when.empty() ? "" : " with `" + key.when + "`");
       std::string meaning = key.meaning;
       if (!meaning.empty() && meaning.back() != '.') meaning += ".";
@@ -61,8 +62,9 @@ std::string reference_markdown(std::span<const ConfigKey> keys) {
     }
     if (!in_table) out += "\n| key | type | default | range | meaning |\n|---|---|---|---|---|\n";
     in_table = true;
-    out += fmt::format("| `{}` | {} | {} | {} | {} |\n", key.path.substr(key.path.rfind('.') + 1), key.type,
-                       cell(default_text(key)), cell(key.range), cell(key.meaning));
+    out +=
+        fmt::format("| `{}` | {} | {} | {} | {} |\n", key.path.substr(key.path.rfind('.') + 1), key.type,
+                    escape_table_cell(default_cell(key)), escape_table_cell(key.range), escape_table_cell(key.meaning));
   }
   return out;
 }
@@ -72,7 +74,7 @@ std::string reference_json(std::span<const ConfigKey> keys) {
   for (const ConfigKey& key : keys) {
     nlohmann::ordered_json row{{"path", key.path}, {"type", key.type}, {"required", key.required}};
     if (!key.range.empty()) row["range"] = key.range;
-    if (!key.fallback.empty()) row["default"] = key.fallback;
+    if (!key.default_text.empty()) row["default"] = key.default_text;
     if (!key.when.empty()) row["when"] = key.when;
     row["meaning"] = key.meaning;
     list.push_back(std::move(row));
@@ -84,7 +86,7 @@ namespace {
 
 using Schema = nlohmann::ordered_json;
 
-// The schema of a quantity's text; only the reader checks the number.
+// The schema of a quantity's text. The pattern checks only the form; ConfigSection checks the range.
 Schema quantity(const char* units) {
   return {{"type", "string"}, {"pattern", fmt::format("^\\s*-?[0-9._]+\\s*({})\\s*$", units)}};
 }
@@ -107,7 +109,7 @@ Schema schema_of_type(const ConfigKey& key, std::string_view type) {
   if (type == "duration") return quantity("ns|us|ms|s|min|h");
   if (type == "size") return quantity("[kMGT]?B|[KMGT]iB");
   if (type == "rate") return quantity("[kMG]?bit/s");
-  return {{"type", {"string", "number", "boolean"}}};  // the reader takes YAML's plain scalars as texts
+  return {{"type", {"string", "number", "boolean"}}};  // ConfigSection takes YAML's plain scalars as texts
 }
 
 // Allows null, because a key without a value keeps its default.
@@ -126,20 +128,21 @@ Schema empty_section() {
   return {{"type", "object"}, {"properties", Schema::object()}, {"additionalProperties", false}};
 }
 
-// The schema of the section at a dotted path, created if necessary. `root` is a section.
+// The schema of the section at a dotted path, created if necessary. `root` is a section. A component `name[]` is the
+// element of the list `name`.
 Schema& section_at(Schema& root, std::string_view path) {
-  Schema* at = &root;
+  Schema* section = &root;
   while (!path.empty()) {
     const std::size_t end = std::min(path.find('.'), path.size());
     std::string name(path.substr(0, end));
     path.remove_prefix(std::min(end + 1, path.size()));
-    const bool list = name.ends_with("[]");
-    if (list) name.resize(name.size() - 2);
-    Schema& child = (*at)["properties"][name];
-    if (child.is_null()) child = list ? Schema{{"type", "array"}, {"items", empty_section()}} : empty_section();
-    at = list ? &child["items"] : &child;
+    const bool is_list = name.ends_with("[]");
+    if (is_list) name.resize(name.size() - 2);
+    Schema& child = (*section)["properties"][name];
+    if (child.is_null()) child = is_list ? Schema{{"type", "array"}, {"items", empty_section()}} : empty_section();
+    section = is_list ? &child["items"] : &child;
   }
-  return *at;
+  return *section;
 }
 
 }  // namespace
@@ -148,7 +151,7 @@ std::string reference_schema(std::span<const ConfigKey> keys) {
   Schema root = empty_section();
   root["$schema"] = "https://json-schema.org/draft/2020-12/schema";
   root["title"] = "A run file of echoline";
-  const auto put = [](Schema& top, std::string_view path, const ConfigKey& key) {
+  const auto add_key = [](Schema& top, std::string_view path, const ConfigKey& key) {
     const std::size_t dot = path.rfind('.');
     const std::string_view section = dot == std::string_view::npos ? "" : path.substr(0, dot);
     const std::string name(path.substr(dot + 1));  // the whole path if it has no dot: npos + 1 is 0
@@ -160,7 +163,7 @@ std::string reference_schema(std::span<const ConfigKey> keys) {
     Schema& parent = section_at(top, section);
     Schema schema = schema_of_type(key, key.type);
     schema["description"] =
-        key.fallback.empty() ? key.meaning : fmt::format("{} (default: {})", key.meaning, key.fallback);
+        key.default_text.empty() ? key.meaning : fmt::format("{} (default: {})", key.meaning, key.default_text);
     if (key.required)
       parent["required"].push_back(name);
     else
@@ -170,52 +173,58 @@ std::string reference_schema(std::span<const ConfigKey> keys) {
   // Additional keys of a section, given a value of another key. Keys with the same condition are grouped.
   struct Conditional {
     std::string section, when;
-    Schema then{{"properties", Schema::object()}};  // without `additionalProperties`: other keys are not repeated
+    // Has no `additionalProperties: false`, because it does not list the section's other keys.
+    Schema then{{"properties", Schema::object()}};
   };
   std::vector<Conditional> conditionals;
   for (const ConfigKey& key : keys) {
     if (key.when.empty()) {
-      put(root, key.path, key);
+      add_key(root, key.path, key);
       continue;
     }
     const std::string section = key.path.substr(0, key.path.find('.'));
     if (conditionals.empty() || conditionals.back().section != section || conditionals.back().when != key.when)
       conditionals.push_back({section, key.when});
-    put(conditionals.back().then, key.path.substr(section.size() + 1), key);
+    add_key(conditionals.back().then, key.path.substr(section.size() + 1), key);
   }
   for (Conditional& c : conditionals) {
     Schema& section = section_at(root, c.section);
+    // Declares the conditional keys, which the section's `additionalProperties: false` would refuse.
     for (const auto& [name, ignored] : c.then["properties"].items())
       section["properties"].emplace(name, Schema::object());
-    const std::size_t colon = c.when.find(": ");
+    const std::size_t colon = c.when.find(": ");  // ConfigKey::when
     const std::string key = c.when.substr(0, colon), value = c.when.substr(colon + 2);
-    section["allOf"].push_back(
-        {{"if", {{"properties", {{key, {{"const", value}}}}}, {"required", {key}}}}, {"then", std::move(c.then)}});
+    const Schema condition = {{"properties", {{key, {{"const", value}}}}}, {"required", {key}}};
+    Schema rule = {{"if", condition}, {"then", std::move(c.then)}};
+    section["allOf"].push_back(std::move(rule));
   }
   return root.dump(2) + "\n";
 }
 
 std::string reference_yaml(std::span<const ConfigKey> keys) {
   std::string out;
-  std::string off;  // the section that is commented out completely
-  std::string in_list;
+  std::string commented_prefix;  // of the keys of a section that is commented out completely
+  std::string open_list_path;    // the list whose first element has begun
   for (const ConfigKey& key : keys) {
     const auto depth = static_cast<std::size_t>(std::count(key.path.begin(), key.path.end(), '.'));
     const std::string indent(2 * depth, ' ');
     const std::string name = key.path.substr(key.path.rfind('.') + 1);
-    if (!off.empty() && !key.path.starts_with(off)) off.clear();
+    if (!commented_prefix.empty() && !key.path.starts_with(commented_prefix)) commented_prefix.clear();
     if (is_section(key)) {
       // A list may be empty; keys that its elements require are required only in an element.
-      if (key.presence || !key.when.empty() || key.type == "list") off = key.path + (key.type == "list" ? "[]." : ".");
+      if (key.optional_section || !key.when.empty() || key.type == "list")
+        commented_prefix = key.path + (key.type == "list" ? "[]." : ".");
       out += "\n" + wrapped(indent + "# ", (key.when.empty() ? "" : "With `" + key.when + "`. ") + key.meaning);
-      out += indent + (off.empty() ? "" : "#") + name + ":\n";
+      out += indent + (commented_prefix.empty() ? "" : "#") + name + ":\n";
       continue;
     }
-    out += wrapped(indent + "# ", fmt::format("{} [{}]", key.meaning, facts(key)));
+    out += wrapped(indent + "# ", fmt::format("{} [{}]", key.meaning, type_and_range(key)));
     const std::string list = key.path.substr(0, key.path.rfind('.'));
-    const char* item = !list.ends_with("[]") ? "" : std::exchange(in_list, list) == list ? "  " : "- ";
-    out += fmt::format("{}{}{}{}:{}\n", indent, key.required && off.empty() ? "" : "#", item, name,
-                       key.fallback_is_value && !key.fallback.empty() ? " " + key.fallback : "");
+    const bool in_element = list.ends_with("[]");
+    const bool element_begun = in_element && std::exchange(open_list_path, list) == list;
+    const char* item = !in_element ? "" : element_begun ? "  " : "- ";  // the element's first key gets the dash
+    out += fmt::format("{}{}{}{}:{}\n", indent, key.required && commented_prefix.empty() ? "" : "#", item, name,
+                       key.default_is_literal && !key.default_text.empty() ? " " + key.default_text : "");
   }
   return out.empty() ? out : out.substr(out.front() == '\n' ? 1 : 0);
 }

@@ -1,3 +1,4 @@
+// Parses and writes YAML with libyaml, for ConfigFile.
 #include "base/config_tree.hpp"
 
 #include <yaml.h>
@@ -15,7 +16,7 @@ namespace {
 using Kind = ConfigNode::Kind;
 
 // Ends the parse, because the document is unusable.
-struct Unusable {
+struct UnusableText {
   ConfigPlace place;
   std::string message;
 };
@@ -27,7 +28,8 @@ bool is_null(std::string_view text) {
   return false;
 }
 
-// Builds the tree from libyaml's events, so that every limit applies before memory is allocated.
+// Builds the tree from libyaml's events instead of libyaml's documents, so that every limit applies before memory is
+// allocated.
 class Builder {
  public:
   Builder(std::string_view text, std::uint32_t source, std::vector<ConfigProblem>& problems, std::size_t values_max)
@@ -47,7 +49,7 @@ class Builder {
     std::size_t documents = 0;
     for (yaml_event_type_t type = next(); type != YAML_STREAM_END_EVENT; type = next()) {
       if (type != YAML_DOCUMENT_START_EVENT) continue;
-      if (++documents > 1) throw Unusable{place(event_.start_mark), "expected one YAML document, found another"};
+      if (++documents > 1) throw UnusableText{place(event_.start_mark), "expected one YAML document, found another"};
       next();
       root = value(0);
     }
@@ -63,7 +65,7 @@ class Builder {
     if (yaml_parser_parse(&parser_, &event_) != 1) {
       std::string why = fmt::format("not valid YAML: {}", parser_.problem ? parser_.problem : "it cannot be read");
       if (parser_.context) why += fmt::format(" {}", parser_.context);
-      throw Unusable{place(parser_.problem_mark), why};
+      throw UnusableText{place(parser_.problem_mark), why};
     }
     return event_.type;
   }
@@ -96,7 +98,7 @@ class Builder {
         node.kind = Kind::kMapping;
         while (next() != YAML_MAPPING_END_EVENT) {
           ConfigNode key = value(depth + 1);
-          if (key.kind != Kind::kScalar) throw Unusable{key.place, "expected a word as the key of a mapping"};
+          if (key.kind != Kind::kScalar) throw UnusableText{key.place, "expected a word as the key of a mapping"};
           node.keys.push_back(std::move(key.text));
           node.key_places.push_back(key.place);
           next();
@@ -105,21 +107,22 @@ class Builder {
         drop_duplicates(node, problems_);
         break;
       default:  // an alias: no other event can begin a value
-        throw Unusable{node.place, "aliases ('*name') are not supported; write the value out"};
+        throw UnusableText{node.place, "aliases ('*name') are not supported; write the value out"};
     }
     return node;
   }
 
   void check(const ConfigNode& node, const yaml_char_t* anchor, const yaml_char_t* tag) {
-    if (anchor != nullptr) throw Unusable{node.place, "anchors ('&name') are not supported; write the value out"};
+    if (anchor != nullptr) throw UnusableText{node.place, "anchors ('&name') are not supported; write the value out"};
     if (tag != nullptr)
-      throw Unusable{node.place, fmt::format("tags are not supported, found '{}'", reinterpret_cast<const char*>(tag))};
-    if (++values_ > values_max_) throw Unusable{node.place, fmt::format("more than {} values", values_max_)};
+      throw UnusableText{node.place,
+                         fmt::format("tags are not supported, found '{}'", reinterpret_cast<const char*>(tag))};
+    if (++values_ > values_max_) throw UnusableText{node.place, fmt::format("more than {} values", values_max_)};
   }
 
   static void check_depth(const ConfigNode& node, std::size_t depth) {
     if (depth >= kConfigDepthMax)
-      throw Unusable{node.place, fmt::format("nested deeper than {} levels", kConfigDepthMax)};
+      throw UnusableText{node.place, fmt::format("nested deeper than {} levels", kConfigDepthMax)};
   }
 
   std::uint32_t source_;
@@ -141,9 +144,9 @@ std::size_t utf8_length(std::string_view text) {
     if ((byte(i) & 0xc0) != 0x80) return 0;
     code = code << 6 | (byte(i) & 0x3f);
   }
-  constexpr unsigned kLeast[] = {0, 0, 0x80, 0x800, 0x10000};
-  const bool surrogate = code >= 0xd800 && code <= 0xdfff;
-  return lead < 0xc2 || lead > 0xf4 || code < kLeast[length] || code > 0x10ffff || surrogate ? 0 : length;
+  constexpr unsigned kCodeMin[] = {0, 0, 0x80, 0x800, 0x10000};  // by length; a smaller code has a shorter form
+  const bool is_surrogate = code >= 0xd800 && code <= 0xdfff;
+  return lead < 0xc2 || lead > 0xf4 || code < kCodeMin[length] || code > 0x10ffff || is_surrogate ? 0 : length;
 }
 
 // Requires UTF-8 text, so that it can be written and converted to JSON unchanged.
@@ -153,11 +156,11 @@ void check_text(std::string_view text, std::uint32_t source) {
     const auto byte = static_cast<unsigned char>(text[i]);
     const std::size_t length = utf8_length(text.substr(i));
     if (length == 0 || byte == 0x7f || (byte < 0x20 && byte != '\n' && byte != '\t' && byte != '\r'))
-      throw Unusable{place, fmt::format("expected UTF-8 text, found the byte 0x{:02x}", byte)};
+      throw UnusableText{place, fmt::format("expected UTF-8 text, found the byte 0x{:02x}", byte)};
     const std::string_view c = text.substr(i, length);
     // YAML excludes these too: C1 controls except NEL, and non-characters.
     if ((byte == 0xc2 && c[1] < '\xa0' && c[1] != '\x85') || c == "\xef\xbf\xbe" || c == "\xef\xbf\xbf")
-      throw Unusable{place, "expected UTF-8 text, found a control character"};
+      throw UnusableText{place, "expected UTF-8 text, found a control character"};
     i += length;
     ++place.column;
     if (byte == '\n') place = {source, place.line + 1, 1};
@@ -194,8 +197,8 @@ class Writer {
   }
 
  private:
-  void emit(yaml_event_t& event, int made) {
-    ECHO_CHECK(made == 1 && yaml_emitter_emit(&emitter_, &event) == 1, "YAML cannot be written: {}",
+  void emit(yaml_event_t& event, int initialized) {
+    ECHO_CHECK(initialized == 1 && yaml_emitter_emit(&emitter_, &event) == 1, "YAML cannot be written: {}",
                emitter_.problem ? emitter_.problem : "out of memory");
   }
 
@@ -208,8 +211,9 @@ class Writer {
 
   void text(const std::string& text, bool quoted) {
     // Line breaks and control characters survive only in double quotes.
-    const bool odd = std::any_of(text.begin(), text.end(), [](unsigned char c) { return c < 0x20 || c >= 0x7f; });
-    scalar(text, quoted || odd || is_null(text) ? YAML_DOUBLE_QUOTED_SCALAR_STYLE : YAML_PLAIN_SCALAR_STYLE);
+    const bool needs_quotes =
+        std::any_of(text.begin(), text.end(), [](unsigned char c) { return c < 0x20 || c >= 0x7f; });
+    scalar(text, quoted || needs_quotes || is_null(text) ? YAML_DOUBLE_QUOTED_SCALAR_STYLE : YAML_PLAIN_SCALAR_STYLE);
   }
 
   void node(const ConfigNode& node) {
@@ -277,8 +281,9 @@ template <class T>
 bool parse_whole_as(std::string_view text, T& value) {
   std::string digits;
   for (std::size_t i = 0; i < text.size(); ++i) {
-    const auto digit = [&](std::size_t at) { return at < text.size() && text[at] >= '0' && text[at] <= '9'; };
-    if (text[i] == '_' && i > 0 && digit(i - 1) && digit(i + 1)) continue;
+    const auto is_digit = [&](std::size_t at) { return at < text.size() && text[at] >= '0' && text[at] <= '9'; };
+    // "1_000" is 1000.
+    if (text[i] == '_' && i > 0 && is_digit(i - 1) && is_digit(i + 1)) continue;
     digits += text[i];
   }
   const char* end = digits.data() + digits.size();
@@ -298,27 +303,27 @@ void drop_duplicates(ConfigNode& mapping, std::vector<ConfigProblem>& problems) 
   std::iota(order.begin(), order.end(), 0u);
   const auto key = [&](std::uint32_t i) -> const std::string& { return mapping.keys[i]; };
   std::sort(order.begin(), order.end(), [&](auto a, auto b) { return key(a) != key(b) ? key(a) < key(b) : a < b; });
-  std::vector<std::uint32_t> again;
+  std::vector<std::uint32_t> duplicates;
   for (std::size_t i = 1, first = 0; i < order.size(); ++i) {
     if (key(order[i]) != key(order[first])) {
       first = i;
       continue;
     }
-    again.push_back(order[i]);
+    duplicates.push_back(order[i]);
     problems.push_back(
         {mapping.key_places[order[i]], fmt::format("duplicate key '{}'; it is already set in line {}", key(order[i]),
                                                    mapping.key_places[order[first]].line)});
   }
-  if (again.empty()) return;
-  std::sort(again.begin(), again.end());
-  const auto drop = [&](auto& from) {
+  if (duplicates.empty()) return;
+  std::sort(duplicates.begin(), duplicates.end());
+  const auto drop = [&](auto& values) {
     std::size_t kept = 0;
-    for (std::size_t i = 0; i < from.size(); ++i)
-      if (!std::binary_search(again.begin(), again.end(), i)) {
-        if (kept != i) from[kept] = std::move(from[i]);
+    for (std::size_t i = 0; i < values.size(); ++i)
+      if (!std::binary_search(duplicates.begin(), duplicates.end(), i)) {
+        if (kept != i) values[kept] = std::move(values[i]);
         ++kept;
       }
-    from.resize(kept);
+    values.resize(kept);
   };
   drop(mapping.keys);
   drop(mapping.key_places);
@@ -328,8 +333,8 @@ void drop_duplicates(ConfigNode& mapping, std::vector<ConfigProblem>& problems) 
 bool parse_yaml(std::string_view text, std::uint32_t source, ConfigNode& root, std::vector<ConfigProblem>& problems,
                 bool data) {
   const ConfigPlace start{source, 1, 1};
-  if (const std::size_t most = data ? kDataBytesMax : kConfigBytesMax; text.size() > most) {
-    problems.push_back({start, fmt::format("expected at most {} bytes, found {}", most, text.size())});
+  if (const std::size_t bytes_max = data ? kDataBytesMax : kConfigBytesMax; text.size() > bytes_max) {
+    problems.push_back({start, fmt::format("expected at most {} bytes, found {}", bytes_max, text.size())});
     return false;
   }
   root = ConfigNode{};
@@ -338,7 +343,7 @@ bool parse_yaml(std::string_view text, std::uint32_t source, ConfigNode& root, s
     check_text(text, source);
     Builder(text, source, problems, data ? kDataValuesMax : kConfigValuesMax).read(root);
     return true;
-  } catch (const Unusable& e) {
+  } catch (const UnusableText& e) {
     problems.push_back({e.place, e.message});
   }
   return false;
@@ -359,7 +364,7 @@ bool parse_set_value(std::string_view text, std::uint32_t source, ConfigNode& ro
     check_text(text, source);
     if (text.size() <= kConfigBytesMax) return true;
     problems.push_back({root.place, fmt::format("expected at most {} bytes, found {}", kConfigBytesMax, text.size())});
-  } catch (const Unusable& e) {
+  } catch (const UnusableText& e) {
     problems.push_back({e.place, e.message});
   }
   return false;

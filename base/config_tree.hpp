@@ -31,7 +31,7 @@ struct ConfigNode {
   ConfigPlace place;
   std::string text;               // of a scalar
   bool quoted = false;            // a quoted or block scalar is always text
-  bool is_text = false;           // the value read from a plain scalar was text
+  bool is_text = false;           // a plain scalar that was read as text
   std::vector<std::string> keys;  // of a mapping, in file order and unique; key_places and children correspond
   std::vector<ConfigPlace> key_places;
   std::vector<ConfigNode> children;  // the values of a mapping, or the items of a sequence
@@ -53,7 +53,7 @@ void drop_duplicates(ConfigNode& mapping, std::vector<ConfigProblem>& problems);
 bool parse_yaml(std::string_view text, std::uint32_t source, ConfigNode& root, std::vector<ConfigProblem>& problems,
                 bool data = false);
 
-// As parse_yaml() with `data`, for strict JSON.
+// Like parse_yaml() with `data`, for strict JSON.
 bool parse_json(std::string_view text, std::uint32_t source, ConfigNode& root, std::vector<ConfigProblem>& problems);
 
 // Parses the value of a --set. Lists and mappings in brackets and quoted texts are YAML. All other text is taken

@@ -1,3 +1,4 @@
+// File operations with the path in every error.
 #include "base/files.hpp"
 
 #include <fcntl.h>
@@ -55,12 +56,13 @@ Status write_file_atomic(const std::filesystem::path& path, std::string_view con
       ::unlink(temporary.c_str());
       return error;
     };
-    for (std::size_t done = 0; done < content.size();) {
-      const ssize_t n = ::write(fd.get(), content.data() + done, content.size() - done);
+    for (std::size_t written = 0; written < content.size();) {
+      const ssize_t n = ::write(fd.get(), content.data() + written, content.size() - written);
       if (n < 0 && errno == EINTR) continue;
       if (n < 0) return give_up();
-      done += static_cast<std::size_t>(n);
+      written += static_cast<std::size_t>(n);
     }
+    // mkostemp() creates the file for its owner alone; other users may read this one.
     if (::fchmod(fd.get(), 0644) != 0 || ::fsync(fd.get()) != 0) return give_up();
     if (::rename(temporary.c_str(), path.c_str()) != 0) return give_up();
   }

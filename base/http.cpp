@@ -1,3 +1,4 @@
+// The HTTP client over libcurl, for TextServerClient, rental services and inference servers.
 #include "base/http.hpp"
 
 #include <curl/curl.h>
@@ -14,15 +15,16 @@ struct FreeList {
 };
 using Headers = std::unique_ptr<curl_slist, FreeList>;
 
+// A request in flight, with the answer received so far.
 struct Exchange {
   std::uint64_t id = 0;
   std::string body, answer;
   std::size_t answer_max = 0;
   bool too_long = false;
-  bool cookies = false;
+  bool wants_cookies = false;
 };
 
-std::size_t take(char* data, std::size_t size, std::size_t count, void* exchange) {
+std::size_t append_to_answer(char* data, std::size_t size, std::size_t count, void* exchange) {
   auto* e = static_cast<Exchange*>(exchange);
   if (e->answer.size() + size * count > e->answer_max) {
     e->too_long = true;
@@ -32,7 +34,8 @@ std::size_t take(char* data, std::size_t size, std::size_t count, void* exchange
   return size * count;
 }
 
-// "name=value; name=value" of the server's cookies, newest last, from lines in the format of Netscape's cookie files.
+// "name=value; name=value" of the server's cookies, newest last. libcurl gives them as lines of Netscape's cookie
+// files: seven fields with tabs between, of which the last two are name and value.
 std::string cookies_of(CURL* handle) {
   constexpr std::size_t kBytesMax = 16u << 10;
   curl_slist* list = nullptr;
@@ -56,13 +59,13 @@ struct HttpClient::Impl {
   Headers headers;
   Duration timeout{};
   HttpLimits limits;
-  std::map<CURL*, std::unique_ptr<Exchange>> open;
-  std::uint64_t last = 0;
+  std::map<CURL*, std::unique_ptr<Exchange>> in_flight;
+  std::uint64_t last_id = 0;
 
-  void forget(std::map<CURL*, std::unique_ptr<Exchange>>::iterator it) {
+  void close(std::map<CURL*, std::unique_ptr<Exchange>>::iterator it) {
     curl_multi_remove_handle(multi, it->first);
     curl_easy_cleanup(it->first);
-    open.erase(it);
+    in_flight.erase(it);
   }
 };
 
@@ -80,7 +83,7 @@ HttpClient::HttpClient(std::string key, Duration timeout, HttpLimits limits) : i
 }
 
 HttpClient::~HttpClient() {
-  while (!impl_->open.empty()) impl_->forget(impl_->open.begin());
+  while (!impl_->in_flight.empty()) impl_->close(impl_->in_flight.begin());
   curl_multi_cleanup(impl_->multi);
 }
 
@@ -88,7 +91,7 @@ std::uint64_t HttpClient::send(const HttpRequest& request) {
   CURL* const handle = curl_easy_init();
   ECHO_CHECK(handle != nullptr, "libcurl is out of memory");
   auto exchange = std::make_unique<Exchange>();
-  exchange->id = ++impl_->last;
+  exchange->id = ++impl_->last_id;
   exchange->body = request.body;
   exchange->answer_max = impl_->limits.answer_max;
   const Duration timeout = request.timeout > Duration{} ? request.timeout : impl_->timeout;
@@ -102,10 +105,10 @@ std::uint64_t HttpClient::send(const HttpRequest& request) {
   curl_easy_setopt(handle, CURLOPT_NOSIGNAL, 1L);
   curl_easy_setopt(handle, CURLOPT_NETRC, static_cast<long>(CURL_NETRC_IGNORED));
   curl_easy_setopt(handle, CURLOPT_TIMEOUT_MS, static_cast<long>(ms));
-  curl_easy_setopt(handle, CURLOPT_WRITEFUNCTION, take);
+  curl_easy_setopt(handle, CURLOPT_WRITEFUNCTION, append_to_answer);
   curl_easy_setopt(handle, CURLOPT_WRITEDATA, exchange.get());
   if (request.cookies) {
-    exchange->cookies = true;
+    exchange->wants_cookies = true;
     curl_easy_setopt(handle, CURLOPT_COOKIEFILE, "");
     if (!request.cookies->empty()) curl_easy_setopt(handle, CURLOPT_COOKIE, request.cookies->c_str());
   }
@@ -115,35 +118,35 @@ std::uint64_t HttpClient::send(const HttpRequest& request) {
   }
   curl_multi_add_handle(impl_->multi, handle);
   const std::uint64_t id = exchange->id;
-  impl_->open.emplace(handle, std::move(exchange));
+  impl_->in_flight.emplace(handle, std::move(exchange));
   int running = 0;
   curl_multi_perform(impl_->multi, &running);
   return id;
 }
 
 std::vector<HttpAnswer> HttpClient::poll(Duration wait) {
-  std::vector<HttpAnswer> answers = arrived();
+  std::vector<HttpAnswer> answers = take_answers();
   if (!answers.empty() || wait <= Duration{}) return answers;
   curl_multi_poll(impl_->multi, nullptr, 0,
                   static_cast<int>(std::chrono::ceil<std::chrono::milliseconds>(wait).count()), nullptr);
-  return arrived();
+  return take_answers();
 }
 
 void HttpClient::cancel(std::uint64_t request) {
-  for (auto it = impl_->open.begin(); it != impl_->open.end(); ++it)
-    if (it->second->id == request) return impl_->forget(it);
+  for (auto it = impl_->in_flight.begin(); it != impl_->in_flight.end(); ++it)
+    if (it->second->id == request) return impl_->close(it);
 }
 
-std::vector<HttpAnswer> HttpClient::arrived() {
+std::vector<HttpAnswer> HttpClient::take_answers() {
   std::vector<HttpAnswer> answers;
   int running = 0;
   curl_multi_perform(impl_->multi, &running);
-  int left = 0;
-  while (CURLMsg* message = curl_multi_info_read(impl_->multi, &left)) {
+  int messages_left = 0;
+  while (CURLMsg* message = curl_multi_info_read(impl_->multi, &messages_left)) {
     if (message->msg != CURLMSG_DONE) continue;
     CURL* const handle = message->easy_handle;
     const CURLcode code = message->data.result;
-    const auto it = impl_->open.find(handle);
+    const auto it = impl_->in_flight.find(handle);
     HttpAnswer answer;
     answer.request = it->second->id;
     if (code == CURLE_OK) {
@@ -154,17 +157,18 @@ std::vector<HttpAnswer> HttpClient::arrived() {
       curl_easy_getinfo(handle, CURLINFO_RETRY_AFTER, &wait_s);
       answer.retry_after = std::chrono::seconds(std::clamp<curl_off_t>(wait_s, 0, 86'400));
       answer.body = std::move(it->second->answer);
-      if (it->second->cookies) answer.cookies = cookies_of(handle);
+      if (it->second->wants_cookies) answer.cookies = cookies_of(handle);
       answer.sent = true;
     } else {
       answer.trouble = it->second->too_long ? fmt::format("its answer is longer than {} bytes", it->second->answer_max)
                                             : std::string(curl_easy_strerror(code));
+      // These errors occur before anything is sent.
       answer.sent = code != CURLE_COULDNT_CONNECT && code != CURLE_COULDNT_RESOLVE_HOST &&
                     code != CURLE_COULDNT_RESOLVE_PROXY && code != CURLE_SSL_CONNECT_ERROR &&
                     code != CURLE_PEER_FAILED_VERIFICATION && code != CURLE_UNSUPPORTED_PROTOCOL &&
                     code != CURLE_URL_MALFORMAT;
     }
-    impl_->forget(it);
+    impl_->close(it);
     answers.push_back(std::move(answer));
   }
   return answers;

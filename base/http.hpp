@@ -17,14 +17,15 @@ struct HttpRequest {
   std::string url;
   std::string body;    // JSON; "" for none
   Duration timeout{};  // 0: the client's default
-  // "name=value; name=value", updated by the answer. Absent: cookies are ignored.
+  // "name=value; name=value", to be sent. HttpAnswer::cookies has them with the server's updates. Absent: cookies are
+  // ignored.
   std::optional<std::string> cookies = {};
 };
 
 struct HttpAnswer {
   std::uint64_t request = 0;
   int status = 0;          // 0: no answer
-  std::string body;        // of any type: a proxy may answer in its own words
+  std::string body;        // of any type, because a proxy may answer instead of the server
   std::string trouble;     // why there is no answer
   bool sent = false;       // the request may have arrived; false: it certainly has not
   std::string cookies;     // updated cookies, if the request had `cookies`
@@ -32,36 +33,37 @@ struct HttpAnswer {
 };
 
 struct HttpLimits {
-  std::size_t answer_max = 16u << 20;
-  bool proxies = true;  // use the environment's proxies
+  std::size_t answer_max = 16u << 20;  // bytes; a longer body counts as no answer
+  bool proxies = true;                 // use the environment's proxies
 };
 
-// Sends the key in a header (none if it is empty) and shows it nowhere else. Redirects are not followed, so the key
-// goes to no other host. Use from one thread.
+// A client of one service. Sends the service's API key as Authorization header with each request, and shows it nowhere
+// else; an empty key is not sent. Redirects are not followed, so the key goes to no other host. Use from one thread.
 class HttpClient {
  public:
   HttpClient(std::string key, Duration timeout, HttpLimits limits = {});
   ~HttpClient();
   HttpClient(const HttpClient&) = delete;
   HttpClient& operator=(const HttpClient&) = delete;
+  // Starts a request. Returns its number, HttpAnswer::request.
   std::uint64_t send(const HttpRequest& request);
-  // Requests answered or failed since the last call; if there are none, waits about this long for one.
+  // The answers and failures since the last call. If there are none, waits about this long for one.
   std::vector<HttpAnswer> poll(Duration wait = {});
   // Cancels a request; the server sees the connection close.
   void cancel(std::uint64_t request);
-  // Waits for the answer or the time-out. No other request may be in flight.
+  // Sends the request and waits for the answer or the time-out. No other request may be in flight.
   HttpAnswer ask(const HttpRequest& request);
 
  private:
-  std::vector<HttpAnswer> arrived();
+  std::vector<HttpAnswer> take_answers();
   struct Impl;
   std::unique_ptr<Impl> impl_;
 };
 
-// A service's base URL, to which paths that begin with '/' are appended.
+// The base URL without trailing '/', so that paths that begin with '/' can be appended.
 std::string service_url(std::string_view url);
 
-// `text` as part of a URL's query.
+// Percent-encodes `text` for a URL's query.
 std::string url_escaped(std::string_view text);
 
 }  // namespace echoline

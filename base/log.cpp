@@ -1,3 +1,4 @@
+// The log, over spdlog.
 #include "base/log.hpp"
 
 #include <spdlog/sinks/stdout_color_sinks.h>

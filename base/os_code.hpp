@@ -1,4 +1,4 @@
-// Maps errors of the operating system.
+// Maps errors of the operating system to codes.
 #pragma once
 #include "base/result.hpp"
 

@@ -18,13 +18,13 @@
 
 namespace echoline {
 
-// The number of processors if `threads` is 0.
+// `threads`, or the number of processors if it is 0.
 inline unsigned thread_count(unsigned threads) {
   return threads != 0 ? threads : std::max(1u, std::thread::hardware_concurrency());
 }
 
-// Calls work(thread index, item) for every item below `count`, on up to `threads` threads. Rethrows an exception of any
-// of them.
+// Calls work(thread index, item) for every item below `count`, on up to `threads` threads. If a call throws, starts no
+// further items, and rethrows the exception of the failed thread with the lowest index.
 template <class F>
 void for_each_parallel(std::size_t count, unsigned threads, F&& work) {
   threads = static_cast<unsigned>(std::clamp<std::size_t>(threads, 1, std::max<std::size_t>(count, 1)));
@@ -47,12 +47,13 @@ void for_each_parallel(std::size_t count, unsigned threads, F&& work) {
     if (failure) std::rethrow_exception(failure);
 }
 
-// Runs tasks on threads, in any order, while their owner continues. One thread owns the object and counts as one of the
-// threads: it runs tasks itself when too many wait, and in finish(). With one thread, add() runs the task before it
-// returns.
+// A pool of threads that run tasks, in any order, while their owner continues. One thread owns the object and counts as
+// one of the threads: it runs tasks itself when too many wait, and in finish(). With one thread, add() runs the task
+// before it returns.
 class Tasks {
  public:
-  using Task = std::function<Status(unsigned self)>;  // `self` < threads(): the thread's index
+  // `self` < threads(): the thread's index. A task may throw std::bad_alloc only.
+  using Task = std::function<Status(unsigned self)>;
 
   explicit Tasks(unsigned threads) : threads_(std::clamp(threads, 1u, 256u)), waiting_max_(2 * threads_) {}
   ~Tasks() {
@@ -61,73 +62,76 @@ class Tasks {
       waiting_.clear();
       ended_ = true;
     }
-    changed_.notify_all();
+    task_added_or_ended_.notify_all();
   }
   Tasks(const Tasks&) = delete;
   Tasks& operator=(const Tasks&) = delete;
 
   unsigned threads() const { return threads_; }
-  // Returns the first error of any task, after which no more are run; kExhausted if memory runs out.
+  // Adds a task. Returns the first error of any task, after which no more are run; kExhausted if memory runs out.
   Status add(Task task) {
     std::unique_lock lock(mutex_);
     if (threads_ == 1) {
       waiting_.push_back(std::move(task));
-      do_one(0, lock);
+      run_oldest(0, lock);
       return status();
     }
-    if (waiting_.size() == waiting_max_) do_one(0, lock);
+    if (waiting_.size() == waiting_max_) run_oldest(0, lock);
     ECHO_TRY(status());
     waiting_.push_back(std::move(task));
     if (idle_ < waiting_.size() && helpers_.size() + 1 < threads_)
-      helpers_.emplace_back([this, self = static_cast<unsigned>(helpers_.size() + 1)] { help(self); });
-    changed_.notify_one();
+      helpers_.emplace_back([this, self = static_cast<unsigned>(helpers_.size() + 1)] { run_tasks(self); });
+    task_added_or_ended_.notify_one();
     return ok();
   }
   // Waits for all tasks. Returns the first error.
   Status finish() {
     std::unique_lock lock(mutex_);
-    while (!waiting_.empty()) do_one(0, lock);
-    done_.wait(lock, [this] { return under_way_ == 0; });
+    while (!waiting_.empty()) run_oldest(0, lock);
+    none_running_.wait(lock, [this] { return running_ == 0; });
     return status();
   }
 
  private:
-  void help(unsigned self) {
+  void run_tasks(unsigned self) {
     std::unique_lock lock(mutex_);
     for (;;) {
       ++idle_;
-      changed_.wait(lock, [this] { return ended_ || !waiting_.empty(); });
+      task_added_or_ended_.wait(lock, [this] { return ended_ || !waiting_.empty(); });
       --idle_;
       if (ended_) return;
-      do_one(self, lock);
+      run_oldest(self, lock);
     }
   }
-  void do_one(unsigned self, std::unique_lock<std::mutex>& lock) {
+  // Runs the oldest task, or discards it after an error of another. The caller holds `lock`, which is released while
+  // the task runs.
+  void run_oldest(unsigned self, std::unique_lock<std::mutex>& lock) {
     const Task task = std::move(waiting_.front());
     waiting_.pop_front();
-    if (failed_) return;
-    ++under_way_;
+    if (first_error_) return;
+    ++running_;
     lock.unlock();
-    Status done;
+    Status result;
     try {
-      done = task(self);
+      result = task(self);
     } catch (const std::bad_alloc&) {
-      done = fail(Code::kExhausted, "", "out of memory");
+      result = fail(Code::kExhausted, "", "out of memory");
     }
     lock.lock();
-    if (!done && !failed_) failed_ = std::move(done).error();
-    if (--under_way_ == 0) done_.notify_all();
+    if (!result && !first_error_) first_error_ = std::move(result).error();
+    if (--running_ == 0) none_running_.notify_all();
   }
-  Status status() const { return failed_ ? Status(*failed_) : ok(); }
+  Status status() const { return first_error_ ? Status(*first_error_) : ok(); }
 
   const unsigned threads_;
   const std::size_t waiting_max_;
-  std::mutex mutex_;  // guards the members below
-  std::condition_variable changed_, done_;
+  std::mutex mutex_;                             // guards the members below
+  std::condition_variable task_added_or_ended_;  // wakes idle helpers
+  std::condition_variable none_running_;
   std::deque<Task> waiting_;
-  std::size_t idle_ = 0, under_way_ = 0;
+  std::size_t idle_ = 0, running_ = 0;  // numbers of idle helpers and of running tasks
   bool ended_ = false;
-  std::optional<Error> failed_;
+  std::optional<Error> first_error_;
   std::vector<std::jthread> helpers_;  // last, so that the threads end before the members they use
 };
 

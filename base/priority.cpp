@@ -1,3 +1,4 @@
+// Short time slices by sched_setattr(2), for the overlay's threads.
 #include "base/priority.hpp"
 
 #include <sched.h>

@@ -1,3 +1,4 @@
+// Reads /proc and malloc's counters, for the status of learner and worker.
 #include "base/process_memory.hpp"
 
 #include <malloc.h>

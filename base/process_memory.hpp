@@ -12,8 +12,8 @@ struct ProcessMemory {
   std::optional<Bytes> heap;  // in use by malloc() and new; absent if the C library does not report it
 };
 
-// Thread-safe. Takes microseconds, or milliseconds if the heap has many free pieces. Zero if the system reports
-// nothing.
+// Thread-safe. Takes microseconds, or milliseconds if the heap has many free pieces. Values that the system does not
+// report are zero.
 ProcessMemory process_memory();
 
 }  // namespace echoline

@@ -1,3 +1,4 @@
+// Finds the shared objects of the program, for the command line and remote hosts.
 #include "base/program_module.hpp"
 
 #include <fmt/format.h>

@@ -1,3 +1,4 @@
+// Names, exit codes and messages of errors.
 #include "base/result.hpp"
 
 #include <cstdio>

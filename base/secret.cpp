@@ -1,3 +1,4 @@
+// Reads keys of services from the environment or a file.
 #include "base/secret.hpp"
 
 #include <sys/stat.h>
@@ -12,8 +13,8 @@ namespace echoline {
 Result<std::string> read_secret(const char* variable, const std::filesystem::path& file) {
   constexpr std::string_view kOperation = "read key";
   std::string secret, place = variable;
-  if (const char* given = std::getenv(variable); given != nullptr) {
-    secret = given;
+  if (const char* value = std::getenv(variable); value != nullptr) {
+    secret = value;
   } else if (!file.empty()) {
     place = file.string();
     struct stat info {};
@@ -25,8 +26,9 @@ Result<std::string> read_secret(const char* variable, const std::filesystem::pat
   } else {
     return std::string();
   }
-  const bool plain = std::all_of(secret.begin(), secret.end(), [](unsigned char c) { return c > ' ' && c < 127; });
-  if (secret.empty() || !plain)
+  const bool is_plain_word =
+      std::all_of(secret.begin(), secret.end(), [](unsigned char c) { return c > ' ' && c < 127; });
+  if (secret.empty() || !is_plain_word)
     return fail(Code::kInvalid, kOperation, "{} holds no key: expected one plain word", place);
   return secret;
 }

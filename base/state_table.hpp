@@ -11,12 +11,14 @@ struct StateRow {
   unsigned next;  // bit n: the n-th state may follow
 };
 
+// The set of these states, for StateRow::next.
 template <class... State>
 constexpr unsigned states(State... all) {
   return (0u | ... | (1u << static_cast<unsigned>(all)));
 }
 
-// Changes the state; aborts at a change that the table, a row for every state, does not have. `what`: "a worker".
+// Changes the state. Ends the process if the table, which has a row for every state, does not allow the change. `what`
+// names the machine in the message: "a worker".
 template <class State, std::size_t N>
 void change_state(State& state, State to, const StateRow (&table)[N], const char* what) {
   const StateRow& from = table[static_cast<std::size_t>(state)];

@@ -1,3 +1,4 @@
+// Suggestions for mistyped words, for run files and the command line.
 #include "base/suggest.hpp"
 
 #include <algorithm>
@@ -16,8 +17,8 @@ std::string lower(std::string_view text) {
 }
 
 // Optimal string alignment distance, one row per character of `a`.
-std::size_t edits(const std::string& a, const std::string& b) {
-  std::vector<std::size_t> before(b.size() + 1), last(b.size() + 1), row(b.size() + 1);
+std::size_t edit_distance(const std::string& a, const std::string& b) {
+  std::vector<std::size_t> before(b.size() + 1), last(b.size() + 1), row(b.size() + 1);  // the last three rows
   for (std::size_t j = 0; j <= b.size(); ++j) row[j] = j;
   for (std::size_t i = 1; i <= a.size(); ++i) {
     std::swap(before, last);
@@ -37,13 +38,13 @@ std::optional<std::string> suggest(std::string_view word, std::span<const std::s
   if (word.empty() || word.size() > kWordCharsMax) return std::nullopt;
   const std::string typed = lower(word);
   // More than one edit per three characters is taken for another word.
-  std::size_t fewest = std::max<std::size_t>(1, word.size() / 3) + 1;
+  std::size_t nearest_distance = std::max<std::size_t>(1, word.size() / 3) + 1;
   std::optional<std::string> nearest;
   for (const std::string& candidate : candidates) {
     if (candidate.empty() || candidate.size() > kWordCharsMax) continue;
-    const std::size_t distance = edits(typed, lower(candidate));
-    if (distance < fewest && distance < candidate.size()) {
-      fewest = distance;
+    const std::size_t distance = edit_distance(typed, lower(candidate));
+    if (distance < nearest_distance && distance < candidate.size()) {
+      nearest_distance = distance;
       nearest = candidate;
     }
   }

@@ -1,3 +1,4 @@
+// Escapes foreign text, for log lines and messages.
 #include "base/text.hpp"
 
 #include <fmt/format.h>
@@ -13,11 +14,13 @@ struct Character {
   std::size_t bytes = 0;  // 0: not UTF-8
 };
 
-// Accepts only the shortest form, no surrogates, and nothing beyond U+10FFFF.
-Character first_of(std::string_view text) {
+// Decodes the first UTF-8 character of a text that is not empty. Accepts only the shortest form, no surrogates, and
+// nothing beyond U+10FFFF.
+Character decode_first(std::string_view text) {
   const auto at = [&](std::size_t i) { return static_cast<unsigned char>(text[i]); };
   if (at(0) < 0x80) return {at(0), 1};
   const std::size_t bytes = at(0) >= 0xf0 ? 4 : at(0) >= 0xe0 ? 3 : 2;
+  // 0xc0 and 0xc1 would begin only two-byte forms that are longer than needed.
   if (at(0) < 0xc2 || at(0) > 0xf4 || text.size() < bytes) return {};
   std::uint32_t code = at(0) & (0xffu >> (bytes + 1));
   for (std::size_t i = 1; i < bytes; ++i) {
@@ -29,12 +32,12 @@ Character first_of(std::string_view text) {
   return {code, bytes};
 }
 
-bool harmless(const Character& c) {
+bool is_safe_to_print(const Character& c) {
   const bool control = c.code < 0x20 || (c.code >= 0x7f && c.code < 0xa0);
-  const bool separates = c.code == 0x2028 || c.code == 0x2029;
-  const bool turns = c.code == 0x061c || (c.code >= 0x200e && c.code <= 0x200f) ||
-                     (c.code >= 0x202a && c.code <= 0x202e) || (c.code >= 0x2066 && c.code <= 0x2069);
-  return c.bytes > 0 && !control && !separates && !turns;
+  const bool line_separator = c.code == 0x2028 || c.code == 0x2029;
+  const bool bidi_control = c.code == 0x061c || (c.code >= 0x200e && c.code <= 0x200f) ||
+                            (c.code >= 0x202a && c.code <= 0x202e) || (c.code >= 0x2066 && c.code <= 0x2069);
+  return c.bytes > 0 && !control && !line_separator && !bidi_control;
 }
 
 }  // namespace
@@ -43,10 +46,10 @@ std::string printable(std::string_view text, std::size_t bytes_max) {
   std::string out;
   out.reserve(std::min(text.size(), bytes_max));
   while (!text.empty()) {
-    const Character c = first_of(text);
-    const std::size_t taken = std::max<std::size_t>(c.bytes, 1);
-    std::string piece(text.substr(0, taken));
-    if (!harmless(c)) {
+    const Character c = decode_first(text);
+    const std::size_t bytes = std::max<std::size_t>(c.bytes, 1);
+    std::string piece(text.substr(0, bytes));
+    if (!is_safe_to_print(c)) {
       if (c.bytes == 0)
         piece = fmt::format("\\x{:02x}", static_cast<unsigned char>(text[0]));
       else if (c.code == '\n' || c.code == '\t' || c.code == '\r')
@@ -56,15 +59,15 @@ std::string printable(std::string_view text, std::size_t bytes_max) {
     }
     if (out.size() + piece.size() > bytes_max) return out + "...";
     out += piece;
-    text.remove_prefix(taken);
+    text.remove_prefix(bytes);
   }
   return out;
 }
 
 bool is_printable(std::string_view text) {
   while (!text.empty()) {
-    const Character c = first_of(text);
-    if (!harmless(c)) return false;
+    const Character c = decode_first(text);
+    if (!is_safe_to_print(c)) return false;
     text.remove_prefix(c.bytes);
   }
   return true;

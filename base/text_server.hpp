@@ -1,5 +1,6 @@
-// A client of a text server with OpenAI's interface, chat completions or completions: vLLM, SGLang, llama.cpp, Ollama,
-// or a service. Sends many questions concurrently, with retries. Reference: platform.openai.com/docs/api-reference.
+// A client for servers with OpenAI's HTTP interface (chat completions or completions), such as vLLM, SGLang, llama.cpp,
+// Ollama or a hosted service. Sends many questions concurrently, with retries. Reference:
+// platform.openai.com/docs/api-reference.
 #pragma once
 #include <cstdint>
 #include <deque>
@@ -12,8 +13,8 @@
 
 #include "base/clock.hpp"
 #include "base/http.hpp"
+#include "base/policy_input.hpp"
 #include "base/result.hpp"
-#include "base/told.hpp"
 
 namespace echoline {
 
@@ -25,7 +26,7 @@ struct TextServerOptions {
   std::size_t at_once = 16;                        // requests in flight
   Duration timeout = std::chrono::minutes(10);     // per request
   int tries_max = 8;                               // per question
-  Duration retry_first = std::chrono::seconds(1);  // doubles with each attempt
+  Duration retry_first = std::chrono::seconds(1);  // pause before the first retry; doubles with each
   Duration retry_max = std::chrono::minutes(1);
 };
 
@@ -46,67 +47,76 @@ struct TextAnswer {
   std::optional<std::int64_t> tokens;  // by the server's count
 };
 
-// An error in an answer: whether it concerns only this question, and whether a retry may help.
+// An error in an answer.
 struct TextTrouble {
-  enum class Kind { kAgain, kQuestion, kServer };
-  Kind kind = Kind::kAgain;
+  enum class Kind {
+    kRetryable,        // a retry may help
+    kQuestionRefused,  // the server refuses this question; others may succeed
+    kServerUnusable,   // every question would fail
+  };
+  Kind kind = Kind::kRetryable;
   Error error;
-  bool says_completion_tokens = false;  // the server requires max_completion_tokens instead of max_tokens
+  bool wants_max_completion_tokens = false;  // the server requires max_completion_tokens instead of max_tokens
 };
 
-// Pure functions: the body of a request, and the answer or error in a response.
-std::string text_request(const TextServerOptions& options, const TextQuestion& question, bool completion_tokens);
-Result<TextAnswer> parse_text_answer(std::string_view body, bool chat);                // of status 200; kCorrupt
-TextTrouble text_trouble(const TextServerOptions& options, const HttpAnswer& answer);  // any other status, or no answer
+// The body of a request. `use_max_completion_tokens`: names the limit max_completion_tokens instead of max_tokens.
+// Pure.
+std::string text_request(const TextServerOptions& options, const TextQuestion& question,
+                         bool use_max_completion_tokens);
+// `body`: of a response with status 200. kCorrupt if it holds no valid answer. Pure.
+Result<TextAnswer> parse_text_answer(std::string_view body, bool chat);
+// The error in a response with another status, or without one. Pure.
+TextTrouble text_trouble(const TextServerOptions& options, const HttpAnswer& answer);
 
 // Retries temporary errors (no connection, 408, 409, 425, 429, 5xx, an invalid or incomplete answer) with growing
 // pauses, and not before the server's Retry-After. An error that concerns all questions (a refused key, an unknown
-// model, a redirect) is the answer to all from then on. Use from one thread.
-class TextServer {
+// model, a redirect) becomes the answer to every question. Use from one thread.
+class TextServerClient {
  public:
-  static constexpr std::size_t kInsideMax = 65'536;
+  static constexpr std::size_t kInFlightMax = 65'536;
 
-  struct Ended {
+  struct Outcome {
     std::uint64_t id = 0;
     // kInvalid: the server refuses the question or the key; kNotFound: unknown model; kUnavailable, kCorrupt: all tries
     // failed; kExhausted: the account has no credit.
     Result<TextAnswer> answer;
-    bool single = false;  // the error concerns only this question
+    bool concerns_only_this_question = false;  // the error, if there is one
   };
 
   // kInvalid: no url or model, or an invalid limit.
-  static Result<TextServer> make(TextServerOptions options, const Clock& clock);
-  // kExhausted if kInsideMax questions are in progress. The caller chooses ids, unique among those in progress.
+  static Result<TextServerClient> make(TextServerOptions options, const Clock& clock);
+  // kExhausted if kInFlightMax questions are in progress. The caller chooses ids, unique among those in progress.
   Status submit(TextQuestion question);
   // The questions that ended; if there are none, waits about this long for one.
-  std::vector<Ended> poll(Duration wait);
-  // Drops a question.
+  std::vector<Outcome> poll(Duration wait);
+  // Drops a question in progress, which poll() then does not report. No effect on other ids.
   void cancel(std::uint64_t id);
-  std::size_t inside() const { return waiting_.size() + sent_.size(); }
-  // Asks a single question, without others in progress, and waits for the answer.
+  std::size_t in_flight() const { return waiting_.size() + sent_.size(); }
+  // Asks one question and waits for its answer. Requires in_flight() == 0 (checked).
   Result<TextAnswer> ask(const TextQuestion& question);
 
  private:
-  struct Asked {
+  struct PendingQuestion {
     TextQuestion question;
     int tries = 0;
-    bool completion_tokens = false;  // the parameter that was sent
-    TimePoint not_before{};
+    bool use_max_completion_tokens = false;  // in the last request
+    TimePoint not_before{};                  // of the next try
   };
-  TextServer(TextServerOptions options, const Clock& clock);
+  TextServerClient(TextServerOptions options, const Clock& clock);
   void send_due(TimePoint now);
-  void hear(const HttpAnswer& answer, TimePoint now);
-  void again(Asked asked, const HttpAnswer& answer, TextTrouble trouble, TimePoint now);
+  void on_response(const HttpAnswer& answer, TimePoint now);
+  void retry_or_fail(PendingQuestion pending, const HttpAnswer& answer, TextTrouble trouble, TimePoint now);
 
   TextServerOptions options_;
   const Clock* clock_;
   std::unique_ptr<HttpClient> http_;
-  std::deque<Asked> waiting_;            // including delayed retries
-  std::map<std::uint64_t, Asked> sent_;  // by request id
-  std::vector<Ended> done_;
-  std::optional<Error> broken_;  // the answer to every question
-  TimePoint quiet_until_{};      // the server asked for no requests before
-  bool completion_tokens_ = false, heard_ = false;
+  std::deque<PendingQuestion> waiting_;            // including delayed retries
+  std::map<std::uint64_t, PendingQuestion> sent_;  // by request id
+  std::vector<Outcome> done_;
+  std::optional<Error> fatal_error_;  // the answer to every question, once the server is unusable
+  TimePoint no_request_before_{};     // by the server's Retry-After
+  bool use_max_completion_tokens_ = false;
+  bool any_response_ = false;  // of any status, so the address is right
 };
 
 }  // namespace echoline

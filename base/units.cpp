@@ -1,3 +1,4 @@
+// Parses and formats quantities with units, for run files, the command line and messages.
 #include "base/units.hpp"
 
 #include <array>
@@ -23,7 +24,7 @@ constexpr std::array<Unit, 4> kRates{{{"bit/s", 1}, {"kbit/s", 1e3}, {"Mbit/s", 
 template <std::size_t N>
 Result<double> parse_quantity(std::string_view text, const std::array<Unit, N>& units, std::string_view what,
                               std::string_view example) {
-  const auto complain = [&](std::string_view why) {
+  const auto error_of = [&](std::string_view why) {
     std::string names;
     for (const Unit& u : units) names += (names.empty() ? "" : " ") + std::string(u.name);
     return fail(Code::kInvalid, "", "expected a {} such as '{}' (units: {}), found '{}'{}", what, example, names, text,
@@ -31,17 +32,18 @@ Result<double> parse_quantity(std::string_view text, const std::array<Unit, N>& 
   };
   double number = 0;
   const auto [end, ec] = std::from_chars(text.data(), text.data() + text.size(), number);
-  if (ec != std::errc{} || !std::isfinite(number)) return complain("");
-  if (number < 0) return complain(": it is negative");
-  std::string_view rest(end, static_cast<std::size_t>(text.data() + text.size() - end));
-  while (!rest.empty() && rest.front() == ' ') rest.remove_prefix(1);
-  if (rest.empty()) return complain(": the unit is missing");
+  if (ec != std::errc{} || !std::isfinite(number)) return error_of("");
+  if (number < 0) return error_of(": it is negative");
+  std::string_view unit(end, static_cast<std::size_t>(text.data() + text.size() - end));
+  while (!unit.empty() && unit.front() == ' ') unit.remove_prefix(1);
+  if (unit.empty()) return error_of(": the unit is missing");
   for (const Unit& u : units)
-    if (rest == u.name) return number * u.factor;
-  return complain(fmt::format(": unknown unit '{}'", rest));
+    if (unit == u.name) return number * u.factor;
+  return error_of(fmt::format(": unknown unit '{}'", unit));
 }
 
-std::string scaled(double value, const char* const* names, double base, int count) {
+// With the largest unit that the value reaches, in steps of `base`.
+std::string format_with_unit(double value, const char* const* names, double base, int count) {
   int i = 0;
   while (i + 1 < count && value >= base) value /= base, ++i;
   return fmt::format("{:.3g} {}", value, names[i]);
@@ -50,7 +52,7 @@ std::string scaled(double value, const char* const* names, double base, int coun
 }  // namespace
 
 Duration from_seconds(double s) {
-  const double ns = s * 1e9;
+  const double ns = s * 1e9;  // 9.2e18 is just below 2^63, the range of Duration
   if (ns >= 9.2e18) return Duration::max();
   if (ns <= -9.2e18) return Duration::min();
   return Duration(std::llround(ns));
@@ -75,7 +77,8 @@ Result<BitRate> parse_bit_rate(std::string_view text) {
 std::string to_text(Duration d) {
   const double s = seconds(d);
   const double a = std::abs(s);
-  if (a >= 1000 * 3600) return fmt::format("{:.0f} h", s / 3600);
+  if (a >= 1000 * 3600)  // from 1000 h on `.3g` would print an exponent
+    return fmt::format("{:.0f} h", s / 3600);
   if (a >= 3600) return fmt::format("{:.3g} h", s / 3600);
   if (a >= 60) return fmt::format("{:.3g} min", s / 60);
   if (a >= 1) return fmt::format("{:.3g} s", s);
@@ -86,12 +89,12 @@ std::string to_text(Duration d) {
 
 std::string to_text(Bytes b) {
   static const char* const names[] = {"B", "kB", "MB", "GB", "TB"};
-  return scaled(static_cast<double>(b.count), names, 1000, 5);
+  return format_with_unit(static_cast<double>(b.count), names, 1000, 5);
 }
 
 std::string to_text(BitRate r) {
   static const char* const names[] = {"bit/s", "kbit/s", "Mbit/s", "Gbit/s", "Tbit/s"};
-  return scaled(r.bits_per_s, names, 1000, 5);
+  return format_with_unit(r.bits_per_s, names, 1000, 5);
 }
 
 }  // namespace echoline

@@ -1,3 +1,4 @@
+// The broadcast model, for choose_topology(), the capacity planner and predictions in reports.
 #include "chains/broadcast_model.hpp"
 
 #include <algorithm>
@@ -13,7 +14,8 @@ namespace echoline::chains {
 namespace {
 
 constexpr std::string_view kOperation = "predict broadcast";
-constexpr double kSameBound = 1.0001;  // lower_bound() stops when a round raises the bound by less than this factor
+constexpr double kBoundGrowthMin =
+    1.0001;  // lower_bound() stops when a round raises the bound by less than this factor
 
 double as_double(Bytes b) { return static_cast<double>(b.count); }
 
@@ -26,52 +28,54 @@ struct Hop {
 // A payload's path over successive hops. Chunks cross hops like jobs cross the machines of a flow shop with service
 // times chunk / rate. So the last chunk arrives after the longest path through (hop, chunk): full chunks up to hop j,
 // the slowest so far, and the shorter last chunk from j on.
-class Way {
+class PayloadPath {
  public:
-  Way(Bytes payload, Bytes chunk) : chunks_(chunk_count(payload, chunk)), full_(as_double(chunk)) {
+  PayloadPath(Bytes payload, Bytes chunk) : chunks_(chunk_count(payload, chunk)), full_(as_double(chunk)) {
     if (chunks_ > 0) last_ = as_double(payload) - full_ * static_cast<double>(chunks_ - 1);
   }
 
   // Adds a hop. Returns the seconds until its receiver holds the whole payload.
-  double pass(const Hop& hop) {
+  double add_hop(const Hop& hop) {
     const double rate = hop.rate.bytes_per_s();
     ECHO_CHECK(rate > 0, "a hop has rate {}", rate);
     if (chunks_ == 0) return 0;
-    full_sum_ += full_ / rate;
-    slowest_ = std::max(slowest_, full_ / rate);
-    delay_ += seconds(hop.delay);
-    const double via_full = chunks_ > 1 ? full_sum_ + static_cast<double>(chunks_ - 2) * slowest_ : 0;
-    longest_ = std::max(longest_, via_full) + last_ / rate;
-    return longest_ + delay_;
+    const double full_chunk_s = full_ / rate;
+    full_sum_s_ += full_chunk_s;
+    slowest_s_ = std::max(slowest_s_, full_chunk_s);
+    delay_s_ += seconds(hop.delay);
+    const double full_chunks_s = chunks_ > 1 ? full_sum_s_ + static_cast<double>(chunks_ - 2) * slowest_s_ : 0;
+    longest_s_ = std::max(longest_s_, full_chunks_s) + last_ / rate;
+    return longest_s_ + delay_s_;
   }
 
  private:
   std::uint64_t chunks_;
-  double full_, last_ = 0;  // bytes of a chunk and of the last one
-  double full_sum_ = 0;     // sum of c/r over the hops so far
-  double slowest_ = 0;      // max of c/r over the hops so far
-  double longest_ = 0;      // longest path so far to the last chunk at this hop, without delays
-  double delay_ = 0;
+  double full_, last_ = 0;  // bytes of a full chunk and of the last chunk
+  double full_sum_s_ = 0;   // sum of a full chunk's times over the hops so far
+  double slowest_s_ = 0;    // the longest of them
+  double longest_s_ = 0;    // longest path so far to the last chunk at this hop, without delays
+  double delay_s_ = 0;      // sum over the hops so far
 };
 
-// Max-min fair shares of `total` for receivers that take at most `wants`, in the same order.
+// Max-min fair shares of `total` for receivers that take at most `wants`, in the same order: all get the same, except
+// that a receiver that wants less leaves the rest to the others.
 std::vector<double> fair_shares(double total, const std::vector<double>& wants) {
   std::vector<std::size_t> order(wants.size());
   for (std::size_t i = 0; i < order.size(); ++i) order[i] = i;
   std::stable_sort(order.begin(), order.end(), [&](auto a, auto b) { return wants[a] < wants[b]; });
   std::vector<double> shares(wants.size());
-  std::size_t left = wants.size();
+  std::size_t receivers_left = wants.size();
   for (const std::size_t i : order) {
-    shares[i] = std::min(wants[i], total / static_cast<double>(left));
+    shares[i] = std::min(wants[i], total / static_cast<double>(receivers_left));
     total -= shares[i];
-    --left;
+    --receivers_left;
   }
   return shares;
 }
 
 }  // namespace
 
-std::size_t counted(double q, std::size_t n) {
+std::size_t quorum_count(double q, std::size_t n) {
   ECHO_CHECK(q > 0 && q <= 1, "fraction {} of the workers", q);
   return static_cast<std::size_t>(std::max(1.0, std::ceil(q * static_cast<double>(n) - 1e-9)));
 }
@@ -79,10 +83,10 @@ std::size_t counted(double q, std::size_t n) {
 Duration lower_bound(Bytes payload, BitRate learner_up, std::span<const WorkerLink> workers, double q,
                      const Regions& regions) {
   if (workers.empty()) return Duration{};
-  const std::size_t n = workers.size(), k = counted(q, n);
+  const std::size_t n = workers.size(), k = quorum_count(q, n);
   const double f = as_double(payload);
   const double b = learner_up.bytes_per_s();
-  std::vector<BitRate> up(std::max<std::size_t>(1, regions.ways.size()));  // by region
+  std::vector<BitRate> up(std::max<std::size_t>(1, regions.links.size()));  // by region
   const auto region_of = [&](const WorkerLink& w) { return regions.several() ? w.region : 0; };
   double sum_up = 0;
   for (const WorkerLink& w : workers) {
@@ -99,12 +103,12 @@ Duration lower_bound(Bytes payload, BitRate learner_up, std::span<const WorkerLi
   // k workers need k times the rate, and no region takes more than its workers do. The loop lowers the rate to a fixed
   // point.
   up[regions.learner].bits_per_s += learner_up.bits_per_s;
-  for (double before = 0; bound > before * kSameBound;) {
-    before = bound;
+  for (double previous_bound = 0; bound > previous_bound * kBoundGrowthMin;) {
+    previous_bound = bound;
     const BitRate rate = BitRate::from_bytes_per_s(f / bound);
     std::vector<BitRate> taken(up.size());
     for (const WorkerLink& w : workers) taken[w.region].bits_per_s += std::min(w.down, rate).bits_per_s;
-    bound = std::max(bound, static_cast<double>(k) * f / delivered(regions, up, taken).bytes_per_s());
+    bound = std::max(bound, static_cast<double>(k) * f / delivered_rate_max(regions, up, taken).bytes_per_s());
   }
   return from_seconds(bound);
 }
@@ -127,7 +131,7 @@ Duration BroadcastTimes::fraction(double q) const {
   if (workers.empty()) return Duration{};
   std::vector<Duration> times;
   for (const Completion& c : workers) times.push_back(c.time);
-  const auto nth = times.begin() + static_cast<std::ptrdiff_t>(counted(q, times.size())) - 1;
+  const auto nth = times.begin() + static_cast<std::ptrdiff_t>(quorum_count(q, times.size())) - 1;
   std::nth_element(times.begin(), nth, times.end());
   return *nth;
 }
@@ -174,14 +178,13 @@ struct Flow {
 // Shares the uplinks, and then the links between regions. A second round gives the sender's other children what an
 // inter-region link does not let through; a third would change little.
 Status share_links(std::vector<Flow>& flows, BitRate learner_up, const Nodes& nodes, const Regions& regions) {
-  std::vector<std::vector<std::size_t>> of_sender(nodes.size());
-  std::map<std::pair<std::uint32_t, std::uint32_t>, std::vector<std::size_t>> of_way;
+  std::vector<std::vector<std::size_t>> by_sender(nodes.size());
+  std::map<std::pair<std::uint32_t, std::uint32_t>, std::vector<std::size_t>> by_region_pair;
   for (std::size_t i = 0; i < flows.size(); ++i) {
-    of_sender[flows[i].from].push_back(i);
+    by_sender[flows[i].from].push_back(i);
     if (!regions.several()) continue;
-    const std::pair way{nodes.region(flows[i].from, regions), nodes.region(flows[i].to, regions)};
-    if (way.first != way.second && std::isfinite(regions.rate(way.first, way.second).bits_per_s))
-      of_way[way].push_back(i);
+    const std::uint32_t from = nodes.region(flows[i].from, regions), to = nodes.region(flows[i].to, regions);
+    if (from != to && std::isfinite(regions.rate(from, to).bits_per_s)) by_region_pair[{from, to}].push_back(i);
   }
   std::vector<double> wants;
   const auto share = [&](double total, const std::vector<std::size_t>& among, const auto& want) {
@@ -189,9 +192,9 @@ Status share_links(std::vector<Flow>& flows, BitRate learner_up, const Nodes& no
     for (const std::size_t i : among) wants.push_back(want(flows[i]));
     return fair_shares(total, wants);
   };
-  const auto uplinks = [&]() -> Status {
-    for (std::size_t from = 0; from < of_sender.size(); ++from) {
-      const std::vector<std::size_t>& edges = of_sender[from];
+  const auto share_uplinks = [&]() -> Status {
+    for (std::size_t from = 0; from < by_sender.size(); ++from) {
+      const std::vector<std::size_t>& edges = by_sender[from];
       if (edges.empty()) continue;
       const BitRate up = from == 0 ? learner_up : nodes.link(from).up;
       if (!(up.bits_per_s > 0))
@@ -202,19 +205,19 @@ Status share_links(std::vector<Flow>& flows, BitRate learner_up, const Nodes& no
     }
     return ok();
   };
-  ECHO_TRY(uplinks());
-  if (of_way.empty()) return ok();
-  const auto ways = [&] {
-    for (const auto& [way, edges] : of_way) {
-      const std::vector<double> shares =
-          share(regions.rate(way.first, way.second).bits_per_s, edges, [](const Flow& f) { return f.rate; });
+  ECHO_TRY(share_uplinks());
+  if (by_region_pair.empty()) return ok();
+  const auto share_region_links = [&] {
+    for (const auto& [region_pair, edges] : by_region_pair) {
+      const std::vector<double> shares = share(regions.rate(region_pair.first, region_pair.second).bits_per_s, edges,
+                                               [](const Flow& f) { return f.rate; });
       for (std::size_t k = 0; k < edges.size(); ++k)
         if (shares[k] < flows[edges[k]].rate) flows[edges[k]].rate = flows[edges[k]].wanted = shares[k];
     }
   };
-  ways();
-  ECHO_TRY(uplinks());
-  ways();
+  share_region_links();
+  ECHO_TRY(share_uplinks());
+  share_region_links();
   return ok();
 }
 
@@ -225,17 +228,17 @@ Result<BroadcastTimes> broadcast_time(const Topology& topology, Bytes payload, B
   if (chunk.count == 0) return fail(Code::kInvalid, kOperation, "the chunk size must be positive");
   if (!(learner_up.bits_per_s > 0)) return fail(Code::kInvalid, kOperation, "the learner's uplink must be positive");
   for (const WorkerLink& link : links)
-    if (regions.several() && link.region >= regions.ways.size())
-      return fail(Code::kInvalid, kOperation, "worker {} is in region {} of {}", link.id, link.region,
-                  regions.ways.size());
+    if (regions.several() && link.region >= regions.links.size())
+      return fail(Code::kInvalid, kOperation, "worker {}: its region is {}, expected 0 to {}", link.id, link.region,
+                  regions.links.size() - 1);
   const Nodes nodes(links);
 
   // The edges of all stripes share a sender's uplink, and each stripe carries its share of the chunks. A payload with
   // fewer chunks than stripes leaves some stripes empty.
   const std::uint64_t chunks = chunk_count(payload, chunk);
   const std::size_t stripes = static_cast<std::size_t>(std::clamp<std::uint64_t>(chunks, 1, topology.stripes()));
-  std::vector<Flow> flows;  // by stripe, in the order of its edges
-  std::vector<std::size_t> ends;
+  std::vector<Flow> flows;               // by stripe, in the order of its edges
+  std::vector<std::size_t> stripe_ends;  // by stripe: the index after its last flow
   for (std::size_t s = 0; s < stripes; ++s) {
     for (const Edge& edge : edges_of(topology, s)) {
       const auto from = nodes.find(edge.from), to = nodes.find(edge.to);
@@ -247,31 +250,34 @@ Result<BroadcastTimes> broadcast_time(const Topology& topology, Bytes payload, B
                     edge.to, down);
       flows.push_back({*from, *to, down / static_cast<double>(stripes)});
     }
-    ends.push_back(flows.size());
+    stripe_ends.push_back(flows.size());
   }
   ECHO_TRY(share_links(flows, learner_up, nodes, regions));
 
-  const auto share = [&](std::size_t s) {  // chunks s, s + stripes, ...; the payload's last chunk may be shorter
+  // The bytes of stripe s: chunks s, s + stripes, ...; the payload's last chunk may be shorter.
+  const auto stripe_bytes = [&](std::size_t s) {
     const std::uint64_t count = chunks / stripes + (s < chunks % stripes);
     const bool has_last = chunks > 0 && s == (chunks - 1) % stripes;
     return Bytes{count * chunk.count - (has_last ? chunks * chunk.count - payload.count : 0)};
   };
-  std::vector<std::optional<Duration>> last(nodes.size());
-  for (std::size_t s = 0, at = 0; s < stripes; ++s) {
-    std::vector<Way> ways(nodes.size(), Way(share(s), chunk));  // one per node; a parent comes before its children
-    for (; at < ends[s]; ++at) {
-      const auto& [from, to, wanted, rate] = flows[at];
+  std::vector<std::optional<Duration>> completion(nodes.size());  // of the latest stripe so far
+  for (std::size_t s = 0, flow = 0; s < stripes; ++s) {
+    // One path per node. A parent comes before its children.
+    std::vector<PayloadPath> paths(nodes.size(), PayloadPath(stripe_bytes(s), chunk));
+    for (; flow < stripe_ends[s]; ++flow) {
+      const auto& [from, to, wanted, rate] = flows[flow];
       if (!(rate > 0))
         return fail(Code::kInvalid, kOperation, "no capacity is left from {} to {}", nodes.id(from), nodes.id(to));
       const WorkerLink& link = nodes.link(to);
       const Duration delay = regions.delay(nodes.region(from, regions), link.region, link.delay);
-      ways[to] = ways[from];
-      last[to] = std::max(last[to].value_or(Duration{}), from_seconds(ways[to].pass({BitRate{rate}, delay})));
+      paths[to] = paths[from];
+      completion[to] =
+          std::max(completion[to].value_or(Duration{}), from_seconds(paths[to].add_hop({BitRate{rate}, delay})));
     }
   }
   BroadcastTimes times;
   for (std::size_t node = 1; node < nodes.size(); ++node)
-    if (last[node]) times.workers.push_back({nodes.id(node), *last[node]});
+    if (completion[node]) times.workers.push_back({nodes.id(node), *completion[node]});
   return times;
 }
 

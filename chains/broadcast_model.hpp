@@ -18,13 +18,14 @@ struct WorkerLink {
   BitRate up;
   BitRate down;
   Duration delay{};
-  std::uint32_t region = 0;  // of Regions::ways
+  std::uint32_t region = 0;  // of Regions::links
 };
 
-// The number of workers in a fraction q of n, q in (0, 1] (checked): ceil(q n), at least one.
-std::size_t counted(double q, std::size_t n);
+// The number of workers that make up a fraction q of n, q in (0, 1] (checked): ceil(q n), at least one.
+std::size_t quorum_count(double q, std::size_t n);
 
-// No schedule is faster: max{F/B, F/d_min, N*F/(B + sum u)} (Kumar-Ross), without delays. Zero without workers.
+// The time that no schedule can beat: max{F/B, F/d_min, N*F/(B + sum u)} (Kumar-Ross), without delays. Zero without
+// workers.
 // With q < 1, the time until k = ceil(q N) workers hold the payload: d_min is the k-th fastest downlink, and k*F must
 // be uploaded, at most by all nodes.
 // With regions, no worker receives faster than its region (inflow()), and of a region's n workers at least n - (N - k)
@@ -54,7 +55,7 @@ struct BroadcastTimes {
   // The time until ceil(q * N) workers hold the payload, q in (0, 1]; zero without workers.
   Duration fraction(double q) const;
   Duration last() const { return fraction(1.0); }
-  Duration of(WorkerId id) const;  // the worker must be present (checked)
+  Duration of(WorkerId id) const;  // that worker's time; the worker must be present (checked)
 };
 
 // The completion times of all workers of a topology, over all stripes. Each uplink is shared max-min fairly by its

@@ -1,3 +1,4 @@
+// Compares the policies of the planner, for the learner and for `echoline plan`.
 #include "chains/choice.hpp"
 
 #include <algorithm>
@@ -5,31 +6,32 @@
 namespace echoline::chains {
 
 Result<Choice> choose_topology(BitRate learner_up, BitRate chain_rate, std::span<const ChainWorker> workers,
-                               std::span<const WorkerLink> links, const Cargo& cargo,
-                               std::optional<TopologyPolicy> present, const Regions& regions) {
+                               std::span<const WorkerLink> links, const BroadcastGoal& goal,
+                               std::optional<TopologyPolicy> current, const Regions& regions) {
   ECHO_CHECK(!workers.empty(), "no workers to choose a topology for");
   std::vector<TopologyPolicy> policies = {TopologyPolicy::kTrees, TopologyPolicy::kStripes,
                                           TopologyPolicy::kBestChains};
-  if (workers.size() <= kStarMax || present == TopologyPolicy::kStar) policies.push_back(TopologyPolicy::kStar);
-  if (present == TopologyPolicy::kEcho2) policies.push_back(*present);
+  if (workers.size() <= kStarMax || current == TopologyPolicy::kStar) policies.push_back(TopologyPolicy::kStar);
+  if (current == TopologyPolicy::kEcho2) policies.push_back(*current);
 
-  const Duration bound = lower_bound(cargo.payload, learner_up, links, cargo.quorum, regions);
+  const Duration bound = lower_bound(goal.payload, learner_up, links, goal.quorum, regions);
   std::optional<Choice> best;
-  double best_weighed = 0;
+  double best_weighted_s = 0;
   std::vector<Candidate> candidates;
   for (const TopologyPolicy policy : policies) {
-    Choice one;
-    ECHO_ASSIGN(one.topology, plan_chains(learner_up, chain_rate, workers, policy, cargo.quorum, regions));
-    one.chunk = cargo.chunk.count > 0 ? cargo.chunk : best_chunk(cargo.payload, one.topology, bound);
-    ECHO_ASSIGN(one.times, broadcast_time(one.topology, cargo.payload, one.chunk, learner_up, links, regions));
-    one.predicted = one.times.fraction(cargo.quorum);
-    candidates.push_back({policy, one.predicted});
-    // The preferred policy's time counts less.
-    const bool preferred = policy == present.value_or(TopologyPolicy::kTrees);
-    const double weighed = seconds(one.predicted) * (!preferred ? 1 : present ? kSoonerToMove : kSoonerToLeaveTrees);
-    if (best && weighed >= best_weighed) continue;
-    best = std::move(one);
-    best_weighed = weighed;
+    Choice choice;
+    ECHO_ASSIGN(choice.topology, plan_chains(learner_up, chain_rate, workers, policy, goal.quorum, regions));
+    choice.chunk = goal.chunk.count > 0 ? goal.chunk : best_chunk(goal.payload, choice.topology, bound);
+    ECHO_ASSIGN(choice.times, broadcast_time(choice.topology, goal.payload, choice.chunk, learner_up, links, regions));
+    choice.predicted = choice.times.fraction(goal.quorum);
+    candidates.push_back({policy, choice.predicted});
+    // The preferred policy's time is weighted down, so another policy must be clearly faster.
+    const bool is_preferred = policy == current.value_or(TopologyPolicy::kTrees);
+    const double time_ratio = !is_preferred ? 1.0 : current ? kSwitchTimeShare : kLeaveTreesTimeShare;
+    const double weighted_s = seconds(choice.predicted) * time_ratio;
+    if (best && weighted_s >= best_weighted_s) continue;
+    best = std::move(choice);
+    best_weighted_s = weighted_s;
   }
   std::stable_sort(candidates.begin(), candidates.end(),
                    [](const Candidate& a, const Candidate& b) { return a.predicted < b.predicted; });

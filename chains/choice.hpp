@@ -9,11 +9,11 @@
 
 namespace echoline::chains {
 
-// A payload and the condition for its arrival.
-struct Cargo {
+// A payload, and the fraction of the workers that must receive it.
+struct BroadcastGoal {
   Bytes payload;
-  Bytes chunk;        // 0: the best for each topology (best_chunk())
-  double quorum = 1;  // fraction of the workers that must hold it
+  Bytes chunk;  // 0: the best for each topology (best_chunk())
+  double quorum = 1;
 };
 
 struct Candidate {
@@ -31,17 +31,17 @@ struct Choice {
   std::vector<Candidate> candidates;
 };
 
-// Another policy replaces trees only below this fraction of their time, because trees can be repaired without moving
-// all workers.
-inline constexpr double kSoonerToLeaveTrees = 0.98;
-// Another policy replaces the fleet's current one only below this fraction of its time.
-inline constexpr double kSoonerToMove = 0.8;
+// Another policy replaces trees only if it needs less than this fraction of their time, because trees can be repaired
+// without moving all workers.
+inline constexpr double kLeaveTreesTimeShare = 0.98;
+// Another policy replaces the fleet's current one only if it needs less than this fraction of its time.
+inline constexpr double kSwitchTimeShare = 0.8;
 
-// Considers trees, stripes, best_chains and, in fleets of at most kStarMax workers, star. `present`: the fleet's
+// Considers trees, stripes, best_chains and, in fleets of at most kStarMax workers, star. `current`: the fleet's
 // current policy. Pure. Errors as those of plan_chains() and broadcast_time(); requires a worker (checked).
 inline constexpr std::size_t kStarMax = 64;
 Result<Choice> choose_topology(BitRate learner_up, BitRate chain_rate, std::span<const ChainWorker> workers,
-                               std::span<const WorkerLink> links, const Cargo& cargo,
-                               std::optional<TopologyPolicy> present = {}, const Regions& regions = {});
+                               std::span<const WorkerLink> links, const BroadcastGoal& goal,
+                               std::optional<TopologyPolicy> current = {}, const Regions& regions = {});
 
 }  // namespace echoline::chains

@@ -1,3 +1,5 @@
+// Checks and draws topologies, for tests, the learner and `echoline plan`. In every stripe of a topology, each chain is
+// attached to the learner or to a worker of a chain before it.
 #include "chains/fleet_graph.hpp"
 
 #include <algorithm>
@@ -19,7 +21,7 @@ std::vector<Edge> edges_of(const Topology& topology, std::size_t stripe) {
   std::vector<Edge> edges;
   for (const auto& chain : topology.stripe(stripe)) {
     if (chain.empty()) continue;
-    WorkerId from = topology.root_of(stripe, chain.front());
+    WorkerId from = topology.parent_of_chain(stripe, chain.front());
     for (const WorkerId to : chain) {
       edges.push_back({from, to});
       from = to;
@@ -33,33 +35,35 @@ Status validate(const Topology& topology, std::span<const WorkerId> workers) {
   std::sort(all.begin(), all.end());
   if (const auto twice = std::adjacent_find(all.begin(), all.end()); twice != all.end())
     return fail(Code::kInternal, kOperation, "{} is listed twice", name_of(*twice));
+  const std::size_t not_a_worker = all.size();  // the index of the learner and of unknown ids
   const auto index_of = [&](WorkerId id) {
     const auto it = std::lower_bound(all.begin(), all.end(), id);
-    return it == all.end() || *it != id ? all.size() : static_cast<std::size_t>(it - all.begin());
+    return it == all.end() || *it != id ? not_a_worker : static_cast<std::size_t>(it - all.begin());
   };
   for (std::size_t s = 0; s < topology.stripes(); ++s) {
-    std::vector<bool> placed(all.size()), feeds(all.size());
+    std::vector<bool> placed(all.size()), has_child(all.size());
     for (const auto& chain : topology.stripe(s)) {
       if (chain.empty()) return fail(Code::kInternal, kOperation, "a chain is empty");
-      const WorkerId root = topology.root_of(s, chain.front());
-      std::size_t from = root == kLearnerId ? all.size() : index_of(root);
-      if (root != kLearnerId && (from == all.size() || !placed[from]))
+      const WorkerId attachment = topology.parent_of_chain(s, chain.front());
+      std::size_t parent = attachment == kLearnerId ? not_a_worker : index_of(attachment);
+      if (attachment != kLearnerId && (parent == not_a_worker || !placed[parent]))
         return fail(Code::kInternal, kOperation, "the chain of {} is attached to {}, which does not come before it",
-                    name_of(chain.front()), name_of(root));
+                    name_of(chain.front()), name_of(attachment));
       for (const WorkerId id : chain) {
-        const std::size_t at = index_of(id);
-        if (at == all.size()) return fail(Code::kInternal, kOperation, "{} is not a worker of this fleet", name_of(id));
-        if (placed[at]) return fail(Code::kInternal, kOperation, "{} has 2 parents, expected one", name_of(id));
-        placed[at] = true;
-        if (const std::size_t parent = std::exchange(from, at); parent != all.size()) {
-          if (topology.policy != TopologyPolicy::kTrees && feeds[parent])
+        const std::size_t worker = index_of(id);
+        if (worker == not_a_worker)
+          return fail(Code::kInternal, kOperation, "{} is not a worker of this fleet", name_of(id));
+        if (placed[worker]) return fail(Code::kInternal, kOperation, "{} has 2 parents, expected one", name_of(id));
+        placed[worker] = true;
+        if (parent != not_a_worker) {
+          if (topology.policy != TopologyPolicy::kTrees && has_child[parent])
             return fail(Code::kInternal, kOperation, "{} has two children in one stripe", name_of(all[parent]));
-          if (!feeds[parent] &&
-              std::binary_search(topology.leaves_only.begin(), topology.leaves_only.end(), all[parent]))
+          if (std::binary_search(topology.leaves_only.begin(), topology.leaves_only.end(), all[parent]))
             return fail(Code::kInternal, kOperation, "{} may not forward but feeds {}", name_of(all[parent]),
                         name_of(id));
-          feeds[parent] = true;
+          has_child[parent] = true;
         }
+        parent = worker;
       }
     }
     if (const auto missing = std::find(placed.begin(), placed.end(), false); missing != placed.end())
@@ -81,20 +85,20 @@ std::string to_dot(const Topology& topology, const std::function<std::string(Wor
     boost::add_edge(vertex_of.at(edge.first), vertex_of.at(edge.second), count, drawing);
 
   const auto& leaves = topology.leaves_only;
-  const auto worker = [&](std::ostream& out, std::size_t vertex) {
+  const auto write_vertex = [&](std::ostream& out, std::size_t vertex) {
     const WorkerId id = drawing[vertex];
-    const std::string more = label(id), name = id == kLearnerId ? "learner" : fmt::format("{}", id);
-    out << "[label=" << boost::escape_dot_string(more.empty() ? name : name + "\\n" + more);
+    const std::string label_text = label(id), name = id == kLearnerId ? "learner" : fmt::format("{}", id);
+    out << "[label=" << boost::escape_dot_string(label_text.empty() ? name : name + "\\n" + label_text);
     if (id == kLearnerId) out << ", shape=doubleoctagon";
     if (std::binary_search(leaves.begin(), leaves.end(), id)) out << ", style=dashed";
     out << "]";
   };
-  const auto sends = [&](std::ostream& out, const Drawing::edge_descriptor& edge) {
+  const auto write_edge = [&](std::ostream& out, const Drawing::edge_descriptor& edge) {
     if (topology.stripes() > 1) out << "[label=\"" << drawing[edge] << "/" << topology.stripes() << "\"]";
   };
-  const auto page = [](std::ostream& out) { out << "rankdir=LR;\nnode [shape=box];\n"; };
+  const auto write_graph = [](std::ostream& out) { out << "rankdir=LR;\nnode [shape=box];\n"; };
   std::ostringstream out;
-  boost::write_graphviz(out, drawing, worker, sends, page);
+  boost::write_graphviz(out, drawing, write_vertex, write_edge, write_graph);
   return out.str();
 }
 

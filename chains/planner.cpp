@@ -1,3 +1,4 @@
+// Plans topologies, removes lost workers from them and adds new ones. Called by choose_topology() and by the learner.
 #include "chains/planner.hpp"
 
 #include <algorithm>
@@ -15,9 +16,9 @@ namespace {
 
 // Tolerance: a ratio of rates that misses an integer by rounding counts as that integer.
 constexpr double kRounding = 1e-9;
-// Trees that ignore regions must be faster by this factor, because relays are near and other traffic may use the links
-// between regions.
-constexpr double kWorthNoRelays = 0.98;
+// Trees with relays (relays.hpp) are chosen if they reach this fraction of the rate of trees that ignore regions. It is
+// below 1 because edges of relay trees are shorter, and because other traffic may use the links between regions.
+constexpr double kRelayRateMin = 0.98;
 
 Status check(BitRate learner_up, BitRate chain_rate, std::span<const ChainWorker> workers, TopologyPolicy policy) {
   constexpr std::string_view kOperation = "plan chains";
@@ -50,36 +51,39 @@ Status check(BitRate learner_up, BitRate chain_rate, std::span<const ChainWorker
 Status check(const Regions& regions, std::span<const ChainWorker> workers) {
   constexpr std::string_view kOperation = "plan chains";
   if (!regions.several()) return ok();
-  const std::size_t n = regions.ways.size();
-  if (n > kRegionsMax || regions.learner >= n)
-    return fail(Code::kInvalid, kOperation, "the learner is in region {} of {}, at most {} are allowed",
-                regions.learner, n, kRegionsMax);
-  for (const auto& row : regions.ways) {
+  const std::size_t n = regions.links.size();
+  if (n > kRegionsMax) return fail(Code::kInvalid, kOperation, "{} regions, at most {} are allowed", n, kRegionsMax);
+  if (regions.learner >= n)
+    return fail(Code::kInvalid, kOperation, "the learner's region is {}, expected 0 to {}", regions.learner, n - 1);
+  for (const auto& row : regions.links) {
     if (row.size() != n) return fail(Code::kInvalid, kOperation, "links to {} of {} regions", row.size(), n);
-    for (const RegionWay& way : row)
-      if (!(way.rate.bits_per_s > 0))
+    for (const RegionLink& link : row)
+      if (!(link.rate.bits_per_s > 0))
         return fail(Code::kInvalid, kOperation, "a link between regions needs a capacity, found {} bit/s",
-                    way.rate.bits_per_s);
+                    link.rate.bits_per_s);
   }
   for (const ChainWorker& w : workers)
-    if (w.region >= n) return fail(Code::kInvalid, kOperation, "worker {} is in region {} of {}", w.id, w.region, n);
+    if (w.region >= n)
+      return fail(Code::kInvalid, kOperation, "worker {}: its region is {}, expected 0 to {}", w.id, w.region, n - 1);
   return ok();
 }
 
-// Forwarders before leaves, possible seeds before others, then by score; ids break ties.
-bool stands_before(const ChainWorker& a, const ChainWorker& b) {
+// The placement order: workers that may forward, then those that may be a chain's first worker (seed), then by score,
+// highest first. Ids break ties.
+bool is_before(const ChainWorker& a, const ChainWorker& b) {
   return std::tuple(!a.may_forward, !a.may_seed, -a.score, a.id) <
          std::tuple(!b.may_forward, !b.may_seed, -b.score, b.id);
 }
 
-// Deals the workers over m chains in turn: the first m become seeds, the last m tails.
+// Deals the workers over m chains in turn, so the first m become seeds and the last m tails.
 std::vector<std::vector<WorkerId>> deal(std::span<const ChainWorker> order, std::size_t m) {
   std::vector<std::vector<WorkerId>> chains(std::min(m, order.size()));
   for (std::size_t i = 0; i < order.size(); ++i) chains[i % chains.size()].push_back(order[i].id);
   return chains;
 }
 
-void prove(const Topology& topology) {
+// Ends the process if the topology is not valid: that is a bug of this file.
+void check_valid(const Topology& topology) {
   const std::vector<WorkerId> workers = topology.workers();
   const Status status = validate(topology, workers);
   ECHO_CHECK(status.has_value(), "{}", status.error().message());
@@ -102,7 +106,7 @@ std::vector<WorkerId>* shortest_chain(Chains& chains, Predicate suits) {
 
 std::size_t best_chain_count(BitRate learner_up, std::span<const ChainWorker> workers) {
   ECHO_CHECK(!workers.empty());
-  std::vector<double> up;
+  std::vector<double> up;  // ascending, once sorted
   double down_min = std::numeric_limits<double>::infinity();
   for (const ChainWorker& w : workers) {
     up.push_back(w.usable_up().bits_per_s);
@@ -113,6 +117,7 @@ std::size_t best_chain_count(BitRate learner_up, std::span<const ChainWorker> wo
   std::size_t best_m = 1;
   double best_rate = -1;
   for (std::size_t m = 1; m <= workers.size(); ++m) {
+    // With m chains the m slowest uplinks are tails and send nothing, so up[m] is the slowest one that sends.
     const double rate = std::min({learner_up.bits_per_s / static_cast<double>(m), up[m], down_min});
     if (rate >= best_rate * (1 - kRounding)) {
       best_m = m;
@@ -127,7 +132,7 @@ Result<Topology> plan_chains(BitRate learner_up, BitRate chain_rate, std::span<c
   ECHO_TRY(check(learner_up, chain_rate, workers, policy));
   ECHO_TRY(check(regions, workers));
   std::vector<ChainWorker> order(workers.begin(), workers.end());
-  std::sort(order.begin(), order.end(), stands_before);
+  std::sort(order.begin(), order.end(), is_before);
   const auto first_leaf = std::find_if(order.begin(), order.end(), [](const auto& w) { return !w.may_forward; });
   const auto leaves = static_cast<std::size_t>(order.end() - first_leaf);
 
@@ -135,8 +140,9 @@ Result<Topology> plan_chains(BitRate learner_up, BitRate chain_rate, std::span<c
   topology.policy = policy;
   switch (policy) {
     case TopologyPolicy::kEcho2: {
-      const double fed = std::floor(learner_up.bits_per_s / chain_rate.bits_per_s * (1 + kRounding));
-      topology.chains_wanted = static_cast<std::size_t>(std::clamp(fed, 1.0, static_cast<double>(kChainWorkersMax)));
+      // As many chains as the learner can feed at chain_rate.
+      const double count = std::floor(learner_up.bits_per_s / chain_rate.bits_per_s * (1 + kRounding));
+      topology.chains_wanted = static_cast<std::size_t>(std::clamp(count, 1.0, static_cast<double>(kChainWorkersMax)));
       break;
     }
     case TopologyPolicy::kBestChains:
@@ -160,72 +166,76 @@ Result<Topology> plan_chains(BitRate learner_up, BitRate chain_rate, std::span<c
       TreePlan plan = plan_trees(learner_up, order, quorum);
       build_trees(plan, learner_up, order, topology);
       std::vector<bool> late = std::move(plan.late);
-      if (spread_out(order, regions)) {
+      if (spans_regions(order, regions)) {  // relay trees replace these if they are about as fast
         RelayTrees relays = plan_relays(learner_up, order, quorum, regions);
         if (relays.rate.bits_per_s >=
-            kWorthNoRelays * steady_rate(topology, learner_up, order, quorum, regions).bits_per_s) {
+            kRelayRateMin * steady_rate(topology, learner_up, order, quorum, regions).bits_per_s) {
           topology.chains = std::move(relays.topology.chains);
-          topology.further = std::move(relays.topology.further);
+          topology.further_stripes = std::move(relays.topology.further_stripes);
           topology.grafts = std::move(relays.topology.grafts);
           late = std::move(relays.plan.late);
         }
       }
+      // Late workers (trees.hpp) do not forward, so that they delay no others.
       for (std::size_t i = 0; i < order.size(); ++i)
         if (late[i] && order[i].may_forward) topology.leaves_only.push_back(order[i].id);
       std::sort(topology.leaves_only.begin(), topology.leaves_only.end());
     }
     topology.chains_wanted = topology.chains.size();
-    prove(topology);
+    check_valid(topology);
     return topology;
   }
   // A chain holds at most one leaf, at its tail. Leaves are the last of the order, so with a chain per leaf the deal
   // makes each of them a tail.
   const std::size_t m = std::max(topology.chains_wanted, leaves);
   if (policy == TopologyPolicy::kBestChains && order.size() > m) {
-    // The slowest uplinks need not send at all: the last m become tails. The others keep the score order.
+    // Moves the m slowest uplinks to the end, where they become tails, which send nothing. The others return to the
+    // placement order.
     std::sort(order.begin(), order.end(), [](const ChainWorker& a, const ChainWorker& b) {
       return std::tuple(b.usable_up(), -a.score, a.id) < std::tuple(a.usable_up(), -b.score, b.id);
     });
-    std::sort(order.begin(), order.end() - static_cast<std::ptrdiff_t>(m), stands_before);
+    std::sort(order.begin(), order.end() - static_cast<std::ptrdiff_t>(m), is_before);
   }
   if (!order.empty()) topology.chains = deal(order, m);
-  prove(topology);
+  check_valid(topology);
   return topology;
 }
 
 Topology detach(const Topology& topology, WorkerId dead) {
-  ECHO_CHECK(topology.policy != TopologyPolicy::kTrees);
+  ECHO_CHECK(topology.policy != TopologyPolicy::kTrees, "trees are repaired by repair_trees()");
   Topology next = topology;
   for (std::size_t s = 0; s < next.stripes(); ++s) {
     for (auto& chain : next.stripe(s)) std::erase(chain, dead);
     std::erase_if(next.stripe(s), [](const auto& chain) { return chain.empty(); });
   }
   std::erase(next.leaves_only, dead);
-  prove(next);
+  check_valid(next);
   return next;
 }
 
 Topology append(const Topology& topology, const ChainWorker& joiner) {
-  ECHO_CHECK(topology.policy != TopologyPolicy::kTrees);
+  ECHO_CHECK(topology.policy != TopologyPolicy::kTrees, "trees are repaired by repair_trees()");
   ECHO_CHECK(joiner.id != kLearnerId && !topology.contains(joiner.id),
              "worker {} cannot join: it is in the topology already", joiner.id);
   Topology next = topology;
-  const auto any = [](const auto&) { return true; };
-  const auto open_tail = [&](const auto& chain) { return may_forward(next, chain.back()); };
+  const auto any_chain = [](const auto&) { return true; };
+  const auto tail_may_forward = [&](const auto& chain) { return may_forward(next, chain.back()); };
   for (std::size_t s = 0; s < next.stripes(); ++s) {
     Chains& chains = next.stripe(s);
-    const bool new_chain = next.policy == TopologyPolicy::kStar || chains.size() < next.chains_wanted;
-    if (auto* chain = new_chain ? nullptr : shortest_chain(chains, open_tail)) {
-      chain->push_back(joiner.id);
-    } else if (auto* closed = new_chain || !joiner.may_forward ? nullptr : shortest_chain(chains, any)) {
-      closed->insert(closed->end() - 1, joiner.id);
-    } else {
+    const bool is_chain_wanted = next.policy == TopologyPolicy::kStar || chains.size() < next.chains_wanted;
+    std::vector<WorkerId>* const extensible = shortest_chain(chains, tail_may_forward);
+    if (is_chain_wanted || (!extensible && !joiner.may_forward) || chains.empty()) {
       chains.push_back({joiner.id});
+    } else if (extensible) {
+      extensible->push_back(joiner.id);
+    } else {  // before a tail that may not forward
+      std::vector<WorkerId>& chain = *shortest_chain(chains, any_chain);
+      chain.insert(chain.end() - 1, joiner.id);
     }
   }
   if (!joiner.may_forward)
     next.leaves_only.insert(std::lower_bound(next.leaves_only.begin(), next.leaves_only.end(), joiner.id), joiner.id);
-  prove(next);
+  check_valid(next);
   return next;
 }
 

@@ -24,7 +24,7 @@ Result<Topology> plan_chains(BitRate learner_up, BitRate chain_rate, std::span<c
 std::size_t best_chain_count(BitRate learner_up, std::span<const ChainWorker> workers);
 
 // Removes `dead`: its children now receive from its parent; other workers keep their places. An unknown id changes
-// nothing. Not for trees (checked), which mend_trees() repairs (trees.hpp).
+// nothing. Not for trees (checked), which repair_trees() repairs (trees.hpp).
 Topology detach(const Topology& topology, WorkerId dead);
 
 // Adds a joiner: as a new chain while there are fewer than chains_wanted (always under star), otherwise at the tail of

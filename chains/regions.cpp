@@ -1,3 +1,4 @@
+// Rate bounds of regions as maximum flows, for lower_bound() and plan_relays().
 #include "chains/regions.hpp"
 
 #include <algorithm>
@@ -18,39 +19,40 @@ using Graph = boost::adjacency_list<
                     boost::property<boost::edge_residual_capacity_t, Flow,
                                     boost::property<boost::edge_reverse_t, Traits::edge_descriptor>>>>;
 
-// Rounded up, so that an upper bound stays one.
-Flow whole(BitRate rate) { return static_cast<Flow>(std::ceil(std::clamp(rate.bits_per_s, 0.0, 1e15))); }
+// Rounding up keeps an upper bound an upper bound.
+Flow rounded_up(BitRate rate) { return static_cast<Flow>(std::ceil(std::clamp(rate.bits_per_s, 0.0, 1e15))); }
 
+// Adds an edge, and the reverse edge that push-relabel needs.
 void connect(Graph& graph, std::size_t from, std::size_t to, Flow capacity) {
-  const auto there = boost::add_edge(from, to, graph).first, back = boost::add_edge(to, from, graph).first;
-  put(boost::edge_capacity, graph, there, capacity);
-  put(boost::edge_capacity, graph, back, 0);
-  put(boost::edge_reverse, graph, there, back);
-  put(boost::edge_reverse, graph, back, there);
+  const auto edge = boost::add_edge(from, to, graph).first, reverse_edge = boost::add_edge(to, from, graph).first;
+  put(boost::edge_capacity, graph, edge, capacity);
+  put(boost::edge_capacity, graph, reverse_edge, 0);
+  put(boost::edge_reverse, graph, edge, reverse_edge);
+  put(boost::edge_reverse, graph, reverse_edge, edge);
 }
 
 }  // namespace
 
 std::vector<BitRate> inflow(const Regions& regions, BitRate learner_up, std::span<const BitRate> up) {
   const std::size_t n = up.size();
-  ECHO_CHECK(regions.learner < n && (!regions.several() || regions.ways.size() == n));
+  ECHO_CHECK(regions.learner < n && (!regions.several() || regions.links.size() == n));
   std::vector<BitRate> into(n, learner_up);
   if (!regions.several()) return into;
-  // A region has two vertices: its input, and the output of its workers. The learner is a further vertex that feeds its
-  // own region's.
+  // A region has two vertices: its input, and the output of its workers. The learner is one more vertex. It feeds both
+  // vertices of its region.
   Graph graph(2 * n + 1);
   const std::size_t learner = 2 * n;
   const auto in = [](std::size_t region) { return 2 * region; };
   const auto out = [](std::size_t region) { return 2 * region + 1; };
-  connect(graph, learner, in(regions.learner), whole(learner_up));
-  connect(graph, learner, out(regions.learner), whole(learner_up));
+  connect(graph, learner, in(regions.learner), rounded_up(learner_up));
+  connect(graph, learner, out(regions.learner), rounded_up(learner_up));
   for (std::size_t a = 0; a < n; ++a) {
-    connect(graph, in(a), out(a), whole(up[a]));
+    connect(graph, in(a), out(a), rounded_up(up[a]));
     for (std::size_t b = 0; b < n; ++b) {
       if (a == b) continue;
-      const Flow carried = whole(regions.ways[a][b].rate);
-      if (carried == 0) continue;
-      connect(graph, out(a), in(b), carried);
+      const Flow capacity = rounded_up(regions.links[a][b].rate);
+      if (capacity == 0) continue;
+      connect(graph, out(a), in(b), capacity);
     }
   }
   for (std::size_t region = 0; region < n; ++region) {
@@ -61,38 +63,40 @@ std::vector<BitRate> inflow(const Regions& regions, BitRate learner_up, std::spa
   return into;
 }
 
-BitRate delivered(const Regions& regions, std::span<const BitRate> up, std::span<const BitRate> taken) {
-  const std::size_t n = up.size(), sent = 2 * n, received = 2 * n + 1;
+BitRate delivered_rate_max(const Regions& regions, std::span<const BitRate> up, std::span<const BitRate> down) {
+  // A region has two vertices: its senders and its receivers.
+  const std::size_t n = up.size(), source = 2 * n, sink = 2 * n + 1;
   Graph graph(2 * n + 2);
   for (std::size_t a = 0; a < n; ++a) {
-    connect(graph, sent, a, whole(up[a]));
-    connect(graph, n + a, received, whole(taken[a]));
-    for (std::size_t b = 0; b < n; ++b) connect(graph, a, n + b, whole(std::min(up[a], regions.rate(a, b))));
+    connect(graph, source, a, rounded_up(up[a]));
+    connect(graph, n + a, sink, rounded_up(down[a]));
+    for (std::size_t b = 0; b < n; ++b) connect(graph, a, n + b, rounded_up(std::min(up[a], regions.rate(a, b))));
   }
-  return {static_cast<double>(boost::push_relabel_max_flow(graph, sent, received))};
+  return {static_cast<double>(boost::push_relabel_max_flow(graph, source, sink))};
 }
 
 Lending lend(const Regions& regions, std::span<const double> spare, std::span<const double> through,
              const std::vector<std::vector<double>>& taken) {
-  const std::size_t n = spare.size(), lenders = 2 * n, needs = 2 * n + 1;
+  // The flow goes from the surpluses (source) to the deficits (sink).
+  const std::size_t n = spare.size(), source = 2 * n, sink = 2 * n + 1;
   Graph graph(2 * n + 2);
   const auto in = [](std::size_t region) { return 2 * region; };
   const auto out = [](std::size_t region) { return 2 * region + 1; };
   for (std::size_t a = 0; a < n; ++a) {
-    if (spare[a] > 0) connect(graph, lenders, out(a), whole({spare[a]}));
-    if (spare[a] < 0) connect(graph, in(a), needs, whole({-spare[a]}));
-    connect(graph, in(a), out(a), whole({through[a]}));
+    if (spare[a] > 0) connect(graph, source, out(a), rounded_up({spare[a]}));
+    if (spare[a] < 0) connect(graph, in(a), sink, rounded_up({-spare[a]}));
+    connect(graph, in(a), out(a), rounded_up({through[a]}));
     for (std::size_t b = 0; b < n; ++b)
-      if (a != b) connect(graph, out(a), in(b), whole({regions.rate(a, b).bits_per_s - taken[a][b]}));
+      if (a != b) connect(graph, out(a), in(b), rounded_up({regions.rate(a, b).bits_per_s - taken[a][b]}));
   }
-  Lending found{static_cast<double>(boost::push_relabel_max_flow(graph, lenders, needs)),
-                {n, std::vector<double>(n, 0)}};
+  Lending lending{static_cast<double>(boost::push_relabel_max_flow(graph, source, sink)),
+                  {n, std::vector<double>(n, 0)}};
   for (std::size_t a = 0; a < n; ++a)
     for (const auto& edge : boost::make_iterator_range(boost::out_edges(out(a), graph)))
       if (const Flow flow = get(boost::edge_capacity, graph, edge) - get(boost::edge_residual_capacity, graph, edge);
           flow > 0)
-        found.over[a][boost::target(edge, graph) / 2] = static_cast<double>(flow);
-  return found;
+        lending.by_link[a][boost::target(edge, graph) / 2] = static_cast<double>(flow);
+  return lending;
 }
 
 }  // namespace echoline::chains

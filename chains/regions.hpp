@@ -12,21 +12,21 @@ namespace echoline::chains {
 inline constexpr std::size_t kRegionsMax = 32;
 
 // The link from one region to another, in one direction.
-struct RegionWay {
+struct RegionLink {
   BitRate rate{std::numeric_limits<double>::infinity()};  // of all traffic together
   std::optional<Duration> delay;                          // one way; absent: use the delay of the worker's own link
 };
 
 struct Regions {
-  std::uint32_t learner = 0;                 // the learner's region
-  std::vector<std::vector<RegionWay>> ways;  // [from][to], square; empty: a single region without limits
+  std::uint32_t learner = 0;                   // the learner's region
+  std::vector<std::vector<RegionLink>> links;  // [from][to], square; empty: a single region without limits
 
-  bool several() const { return ways.size() > 1; }
+  bool several() const { return links.size() > 1; }
   BitRate rate(std::uint32_t from, std::uint32_t to) const {
-    return from == to || !several() ? BitRate{std::numeric_limits<double>::infinity()} : ways[from][to].rate;
+    return from == to || !several() ? BitRate{std::numeric_limits<double>::infinity()} : links[from][to].rate;
   }
   Duration delay(std::uint32_t from, std::uint32_t to, Duration otherwise) const {
-    return several() ? ways[from][to].delay.value_or(otherwise) : otherwise;
+    return several() ? links[from][to].delay.value_or(otherwise) : otherwise;
   }
 };
 
@@ -36,17 +36,17 @@ struct Regions {
 std::vector<BitRate> inflow(const Regions& regions, BitRate learner_up, std::span<const BitRate> up);
 
 // An upper bound of the total rate of all receivers: the maximum flow from the uplinks of the regions (`up`, the
-// learner's included), over the links, to the total downlinks (`taken`).
-BitRate delivered(const Regions& regions, std::span<const BitRate> up, std::span<const BitRate> taken);
+// learner's included), over the links, to the total downlinks of the regions (`down`).
+BitRate delivered_rate_max(const Regions& regions, std::span<const BitRate> up, std::span<const BitRate> down);
 
 // Uplink that regions with a surplus lend to regions with a deficit, over the free capacity of the links, as the
-// maximum flow. A region that receives help may help a third one with uplink that its own workers then need not use (at
-// most `through`).
+// maximum flow. A region that borrows uplink may lend to a third one the uplink that its own workers then need not use.
 struct Lending {
-  double all = 0;                         // bit/s
-  std::vector<std::vector<double>> over;  // [from][to], bit/s
+  double total = 0;                          // bit/s
+  std::vector<std::vector<double>> by_link;  // [from][to], bit/s
 };
-// `spare`: surplus by region, bit/s; negative: deficit. `taken`: used capacity of each link, [from][to].
+// `spare`: surplus by region, bit/s; negative: deficit. `through`: by region, the uplink that it may lend if it borrows
+// as much. `taken`: used capacity of each link, [from][to].
 Lending lend(const Regions& regions, std::span<const double> spare, std::span<const double> through,
              const std::vector<std::vector<double>>& taken);
 

@@ -11,33 +11,34 @@
 namespace echoline::chains {
 
 // Whether relays are needed: some worker is not in the learner's region.
-bool spread_out(std::span<const ChainWorker> workers, const Regions& regions);
+bool spans_regions(std::span<const ChainWorker> workers, const Regions& regions);
 
-// The route of one stripe: for each region the region that feeds its relay, and the regions in the order in which they
-// are reached, the learner's first.
+// The route of one stripe over the regions.
 struct RelayPaths {
-  std::vector<std::uint32_t> from;   // by region; for the learner's and empty regions: the learner's
-  std::vector<std::uint32_t> order;  // regions with workers or the learner
+  // By region: the region that feeds its relay. For the learner's region and for empty ones: the learner's.
+  std::vector<std::uint32_t> feeding_region;
+  // Regions with workers or the learner, in the order in which the route reaches them, the learner's first.
+  std::vector<std::uint32_t> order;
 };
 
 struct RelayPlan {
   std::vector<RelayPaths> stripes;
   std::vector<bool> late;          // by worker (trees.hpp)
   std::vector<BitRate> rates;      // by worker: receiving rate
-  std::vector<BitRate> by_region;  // receiving rate of the workers in time
-  // [from][to] by region: bit/s over this link, to relays and other workers, all stripes together.
+  std::vector<BitRate> by_region;  // receiving rate of the region's workers in time
+  // The load of the link from one region to another, [from][to]: bit/s of all stripes, to relays and other workers.
   std::vector<std::vector<double>> crossing;
 };
 
 struct RelayTrees {
   RelayPlan plan;
-  Topology topology;  // chains, grafts and policy
+  Topology topology;  // only chains, grafts and policy are set
   BitRate rate;       // steady_rate() of the topology
 };
 
 // Finds max-min fair rates of the regions. All rates rise together until a region is limited: by its uplinks plus the
 // surplus of other regions (lend()), or by the links to it. The other rates rise further. Each stripe uses the links
-// with most capacity left. Requires spread_out() and regions that plan_chains() accepts.
+// with most capacity left. Requires spans_regions() and regions that plan_chains() accepts.
 RelayTrees plan_relays(BitRate learner_up, std::span<const ChainWorker> workers, double quorum, const Regions& regions);
 
 }  // namespace echoline::chains

@@ -1,3 +1,4 @@
+// Scores and roles of peers, for the learner's records of conduct.
 #include "chains/score.hpp"
 
 #include <algorithm>
@@ -9,33 +10,33 @@ double peer_score(const PeerStats& stats, const ScoreWeights& weights) {
   double bandwidth = 1;
   if (stats.cap)
     bandwidth = stats.cap->bits_per_s > 0 ? std::min(1.0, stats.forwarding_rate.bits_per_s / stats.cap->bits_per_s) : 0;
-  const std::uint32_t counted = std::max({stats.attempts, weights.attempts_trusted, 1u});
-  const double success = static_cast<double>(std::min(stats.successes, stats.attempts)) / counted;
+  const std::uint32_t attempts_counted = std::max({stats.attempts, weights.attempts_trusted, 1u});
+  const double success = static_cast<double>(std::min(stats.successes, stats.attempts)) / attempts_counted;
   const double freshness = std::exp(-std::max(0.0, seconds(stats.age)) / seconds(weights.age_scale));
   return weights.bandwidth * bandwidth + weights.success * success + weights.freshness * freshness;
 }
 
-bool RoleLadder::demoted(TimePoint now) {
+bool RoleLadder::demote(TimePoint now) {
   deliveries_ = 0;
   if (role_ == Role::kRolloutOnly) return false;
   role_ = role_ == Role::kSeed ? Role::kTail : Role::kRolloutOnly;
   if (role_ == Role::kRolloutOnly) {
-    rests_until_ = now + rest_;
-    rest_ = std::min<Duration>(2 * rest_, kRestMax);
+    paused_until_ = now + pause_;
+    pause_ = std::min<Duration>(2 * pause_, kPauseMax);
   }
   return true;
 }
 
-bool RoleLadder::delivered() {
+bool RoleLadder::record_delivery() {
   if (role_ == Role::kSeed || ++deliveries_ < kDeliveriesPerStep) return false;
   deliveries_ = 0;
   role_ = role_ == Role::kRolloutOnly ? Role::kTail : Role::kSeed;
-  if (role_ == Role::kSeed) rest_ = kRest;
+  if (role_ == Role::kSeed) pause_ = kPause;
   return true;
 }
 
-bool RoleLadder::tries_again(TimePoint now) {
-  if (role_ != Role::kRolloutOnly || now < rests_until_) return false;
+bool RoleLadder::retry_if_rested(TimePoint now) {
+  if (role_ != Role::kRolloutOnly || now < paused_until_) return false;
   role_ = Role::kTail;
   return true;
 }

@@ -10,7 +10,7 @@ namespace echoline::chains {
 // The learner's observations of one peer.
 struct PeerStats {
   BitRate forwarding_rate;      // measured while it forwarded
-  std::optional<BitRate> cap;   // its allowed rate; without it the bandwidth term is 1
+  std::optional<BitRate> cap;   // its allowed rate; if absent, the bandwidth term is 1
   std::uint32_t attempts = 0;   // forwards begun
   std::uint32_t successes = 0;  // forwards finished, at most `attempts`
   Duration age{};               // since its last message
@@ -20,7 +20,7 @@ struct ScoreWeights {
   double bandwidth = 0.60;
   double success = 0.25;
   double freshness = 0.15;
-  std::uint32_t attempts_trusted = 20;  // attempts from which on the success rate counts in full
+  std::uint32_t attempts_trusted = 20;  // with fewer attempts the success rate counts less
   Duration age_scale = std::chrono::seconds(300);
 };
 
@@ -37,21 +37,21 @@ enum class Role { kSeed, kTail, kRolloutOnly };
 class RoleLadder {
  public:
   static constexpr int kDeliveriesPerStep = 10;
-  static constexpr Duration kRest = std::chrono::minutes(2), kRestMax = std::chrono::hours(1);
+  static constexpr Duration kPause = std::chrono::minutes(2), kPauseMax = std::chrono::hours(1);
 
   RoleLadder() = default;
-  RoleLadder(Role role, TimePoint now) : role_(role), rests_until_(now + kRest) {}
+  RoleLadder(Role role, TimePoint now) : role_(role), paused_until_(now + kPause) {}
   Role role() const { return role_; }
-  // All three return whether the role changed.
-  bool demoted(TimePoint now);
-  bool delivered();
-  bool tries_again(TimePoint now);
+  // All three return whether the role changed. retry_if_rested() ends the pause of a rollout-only peer once it is over.
+  bool demote(TimePoint now);
+  bool record_delivery();
+  bool retry_if_rested(TimePoint now);
 
  private:
   Role role_ = Role::kSeed;
-  int deliveries_ = 0;
-  Duration rest_ = kRest;
-  TimePoint rests_until_{};
+  int deliveries_ = 0;       // since the role changed
+  Duration pause_ = kPause;  // the next one
+  TimePoint paused_until_{};
 };
 
 }  // namespace echoline::chains

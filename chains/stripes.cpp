@@ -1,3 +1,4 @@
+// Plans stripes for plan_chains(), plan_trees() and plan_relays(), and builds their chains.
 #include "chains/stripes.hpp"
 
 #include <algorithm>
@@ -11,48 +12,52 @@
 namespace echoline::chains {
 namespace {
 
-constexpr int kBisections = 60;
-constexpr double kWorthMoreStripes = 1.03;
+constexpr int kBisections = 60;                // halvings of an interval of rates
+constexpr double kStripeRateTolerance = 1.03;  // fewer stripes are preferred up to this factor below the best rate
 constexpr double kRounding = 1 + 1e-9;
 
-// Whether all workers are fed in `s` stripes, given the children that each uplink carries; the learner's is last.
-bool all_fed(std::size_t s, std::span<const std::size_t> carried) {
-  const std::size_t n = carried.size() - 1, seeds_max = carried.back();
+// Whether all workers have a parent in `s` stripes. `carried`: for each worker, then for the learner, the number of
+// children that its uplink can feed, summed over stripes.
+bool all_have_parents(std::size_t s, std::span<const std::size_t> carried) {
+  const std::size_t n = carried.size() - 1, learner_children_max = carried.back();
   const std::size_t total = std::accumulate(carried.begin(), carried.end() - 1, std::size_t{0});
-  // A worker that does not forward in a stripe ends a chain there, and every chain begins at the learner.
-  return seeds_max >= s && s * n - std::min(total, s * (n - 1)) <= seeds_max;
+  // Each stripe has a worker that does not forward. Such a worker ends a chain, and every chain begins at the learner.
+  const std::size_t forwarders = std::min(total, s * (n - 1)), chains = s * n - forwarders;
+  return learner_children_max >= s && chains <= learner_children_max;
 }
 
-// The number of children that each worker feeds, given the number that each uplink carries; the learner's is last.
-std::vector<std::size_t> forwards_of(std::size_t s, std::vector<std::size_t> forwards,
-                                     std::span<const ChainWorker> workers) {
-  const std::size_t n = workers.size(), seeds_max = forwards.back();
-  forwards.pop_back();
-  std::size_t total = std::accumulate(forwards.begin(), forwards.end(), std::size_t{0});
-  // The learner feeds as many as it can; this relieves the workers with the least uplink first.
+// The number of children of each worker. `carried`: as for all_have_parents().
+std::vector<std::size_t> child_counts_of(std::size_t s, std::span<const std::size_t> carried,
+                                         std::span<const ChainWorker> workers) {
+  const std::size_t n = workers.size(), learner_children_max = carried.back();
+  std::vector<std::size_t> counts(carried.begin(), carried.end() - 1);
+  std::size_t total = std::accumulate(counts.begin(), counts.end(), std::size_t{0});
+  // The learner feeds as many children as it can. This relieves the workers with the least uplink first.
   std::vector<std::size_t> order(n);
   std::iota(order.begin(), order.end(), 0);
   std::stable_sort(order.begin(), order.end(),
                    [&](std::size_t a, std::size_t b) { return workers[a].usable_up() < workers[b].usable_up(); });
-  while (s * n - total < seeds_max && total > 0) {
-    bool spared = false;
+  while (s * n - total < learner_children_max && total > 0) {
+    bool changed = false;
     for (const std::size_t i : order) {
-      if (forwards[i] == 0 || s * n - total >= seeds_max) continue;
-      --forwards[i];
+      if (counts[i] == 0 || s * n - total >= learner_children_max) continue;
+      --counts[i];
       --total;
-      spared = true;
+      changed = true;
     }
-    if (!spared) break;
+    if (!changed) break;
   }
-  return forwards;
+  return counts;
 }
 
-// How many children each uplink, the learner's last, carries while all workers receive at `rate`, summed over stripes.
+// For each worker, then for the learner: the number of children that its uplink can feed while all workers receive at
+// `rate`, summed over stripes.
 std::vector<std::size_t> children_carried(BitRate rate, std::size_t stripes, BitRate learner_up,
                                           std::span<const ChainWorker> workers, const StripeLimits& limits) {
-  const double q = std::max(rate.bits_per_s, 1.0) / static_cast<double>(stripes);
-  const auto carried = [&](BitRate up, std::size_t most) {
-    return static_cast<std::size_t>(std::min(std::floor(up.bits_per_s / q * kRounding), static_cast<double>(most)));
+  const double stripe_rate = std::max(rate.bits_per_s, 1.0) / static_cast<double>(stripes);
+  const auto carried = [&](BitRate up, std::size_t children_max) {
+    return static_cast<std::size_t>(
+        std::min(std::floor(up.bits_per_s / stripe_rate * kRounding), static_cast<double>(children_max)));
   };
   std::vector<std::size_t> children;
   for (const ChainWorker& w : workers)
@@ -70,17 +75,21 @@ BitRate best_rate(std::size_t stripes, BitRate learner_up, std::span<const Chain
     high = std::min(high, w.down.bits_per_s);
     sum_up += w.usable_up().bits_per_s;
   }
-  if (limits.others.bits_per_s > 0) {
-    const double left = kSharedOut * sum_up - limits.others.bits_per_s;
-    high = std::min(high, std::max(1.0, left / static_cast<double>(workers.size())));
+  if (limits.reserved_up.bits_per_s > 0) {
+    // Late workers receive part of the uplinks; the workers of this plan share what is left.
+    const double uplink_left = kUsableUplinkFraction * sum_up - limits.reserved_up.bits_per_s;
+    high = std::min(high, std::max(1.0, uplink_left / static_cast<double>(workers.size())));
   }
   const auto feeds_all = [&](double rate) {
-    return all_fed(stripes, children_carried({rate}, stripes, learner_up, workers, limits));
+    return all_have_parents(stripes, children_carried({rate}, stripes, learner_up, workers, limits));
   };
   if (feeds_all(high)) return {high};
   for (int i = 0; i < kBisections; ++i) {
     const double middle = (low + high) / 2;
-    (feeds_all(middle) ? low : high) = middle;
+    if (feeds_all(middle))
+      low = middle;
+    else
+      high = middle;
   }
   return {low};
 }
@@ -92,42 +101,45 @@ StripePlan plan_stripes(BitRate learner_up, std::span<const ChainWorker> workers
     rates[s] = best_rate(s, learner_up, workers, limits);
   BitRate best{0};
   for (const auto& [s, rate] : rates) best = std::max(best, rate);
-  const auto chosen = std::find_if(rates.begin(), rates.end(), [&](const auto& of) {
-    return of.second.bits_per_s * kWorthMoreStripes >= best.bits_per_s;
+  const auto chosen = std::find_if(rates.begin(), rates.end(), [&](const auto& entry) {
+    return entry.second.bits_per_s * kStripeRateTolerance >= best.bits_per_s;
   });
-  return plan_at(chosen->second, chosen->first, learner_up, workers, limits);
+  return plan_stripes_at_rate(chosen->second, chosen->first, learner_up, workers, limits);
 }
 
-StripePlan plan_at(BitRate rate, std::size_t stripes, BitRate learner_up, std::span<const ChainWorker> workers,
-                   const StripeLimits& limits) {
+StripePlan plan_stripes_at_rate(BitRate rate, std::size_t stripes, BitRate learner_up,
+                                std::span<const ChainWorker> workers, const StripeLimits& limits) {
   StripePlan plan;
   plan.stripes = stripes;
   plan.rate = rate;
-  std::vector<std::size_t> carried = children_carried(rate, stripes, learner_up, workers, limits);
-  plan.carried = std::accumulate(carried.begin(), carried.end() - 1, std::size_t{0});
+  const std::vector<std::size_t> carried = children_carried(rate, stripes, learner_up, workers, limits);
+  plan.carried_total = std::accumulate(carried.begin(), carried.end() - 1, std::size_t{0});
   if (rate.bits_per_s > 0)
-    plan.forwards = forwards_of(stripes, std::move(carried), workers);
+    plan.child_counts = child_counts_of(stripes, carried, workers);
   else  // no worker may forward, so the learner serves all
-    plan.forwards.assign(workers.size(), 0);
+    plan.child_counts.assign(workers.size(), 0);
   return plan;
 }
 
 void build_stripes(const StripePlan& plan, std::span<const ChainWorker> workers, Topology& topology) {
   const std::size_t s = plan.stripes;
-  // Deals the tail places over the stripes in turn, so all stripes have nearly the same number of chains, and at least
-  // one.
-  std::vector<std::vector<bool>> tail(s, std::vector<bool>(workers.size(), false));
-  std::size_t next = 0;
+  // A worker that does not forward in a stripe is a tail there: it ends a chain. Deals the tails over the stripes in
+  // turn, so all stripes have nearly the same number of chains.
+  std::vector<std::vector<bool>> is_tail(s, std::vector<bool>(workers.size(), false));
+  std::size_t next_stripe = 0;
   for (std::size_t i = 0; i < workers.size(); ++i)
-    for (std::size_t k = plan.forwards[i]; k < s; ++k) {
-      tail[next][i] = true;
-      next = (next + 1) % s;
+    for (std::size_t k = plan.child_counts[i]; k < s; ++k) {
+      is_tail[next_stripe][i] = true;
+      next_stripe = (next_stripe + 1) % s;
     }
-  topology.further.resize(s - 1);
+  topology.further_stripes.resize(s - 1);
   for (std::size_t j = 0; j < s; ++j) {
     std::vector<std::size_t> forwarders, tails;
-    for (std::size_t i = 0; i < workers.size(); ++i) (tail[j][i] ? tails : forwarders).push_back(i);
-    if (tails.empty()) tails.push_back(std::exchange(forwarders, {forwarders.begin(), forwarders.end() - 1}).back());
+    for (std::size_t i = 0; i < workers.size(); ++i) (is_tail[j][i] ? tails : forwarders).push_back(i);
+    if (tails.empty()) {  // not in plans of plan_stripes()
+      tails.push_back(forwarders.back());
+      forwarders.pop_back();
+    }
     // Rotates the order, so that each worker is near the learner in some stripe.
     if (!forwarders.empty())
       std::rotate(forwarders.begin(),
@@ -135,7 +147,7 @@ void build_stripes(const StripePlan& plan, std::span<const ChainWorker> workers,
                   forwarders.end());
     Chains chains(tails.size());
     for (std::size_t i = 0; i < forwarders.size(); ++i) chains[i % chains.size()].push_back(workers[forwarders[i]].id);
-    // The longest chains get their tails last, so lengths differ by at most one.
+    // Each chain gets one tail. The first tails in placement order go to the shortest chains.
     for (std::size_t i = 0; i < tails.size(); ++i) chains[chains.size() - 1 - i].push_back(workers[tails[i]].id);
     topology.stripe(j) = std::move(chains);
   }

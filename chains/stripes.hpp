@@ -18,29 +18,30 @@ inline constexpr std::size_t kTreeChildrenMax = 8;      // per worker and stripe
 inline constexpr std::size_t kPlannedChildrenMax = 64;  // per worker, all stripes
 
 // Usable fraction of the sum of all uplinks with edges of different rates; the rest is in pieces too small for an edge.
-inline constexpr double kSharedOut = 0.95;
+inline constexpr double kUsableUplinkFraction = 0.95;
 
 struct StripeLimits {
   std::size_t children_max = 1;  // per worker and stripe
-  BitRate others{};              // uplink used for workers outside this plan
+  BitRate reserved_up{};         // uplink kept free for workers outside this plan
 };
 
 struct StripePlan {
-  std::size_t stripes = 1;            // a power of two
-  BitRate rate;                       // receiving rate of every worker, all stripes together
-  std::vector<std::size_t> forwards;  // per worker: its children, summed over stripes
-  std::size_t carried = 0;            // children that all uplinks of workers would carry
+  std::size_t stripes = 1;                // a power of two
+  BitRate rate;                           // receiving rate of every worker, all stripes together
+  std::vector<std::size_t> child_counts;  // by worker: its children, summed over stripes
+  std::size_t carried_total = 0;          // children that the uplinks of all workers could feed
 };
 
-// The highest rate r, up to rounding, for which with q = r/s and at most c children per worker and stripe: sum_i
-// min(s*c, floor(u_i/q)) + floor(B/q) >= s*N, every stripe has a seed, r <= min(B, d_min), and N r + others <=
-// kSharedOut (B + sum u). Uses the fewest stripes within 3 % of the best rate. Workers that may not forward count as
-// uplink 0. Requires at least one worker.
+// Plans for the highest rate r, up to rounding. With q = r/s and c = children_max these limits hold:
+// sum_i min(s*c, floor(u_i/q)) + floor(B/q) >= s*N, and r <= min(B, d_min). The learner has a child in every stripe. If
+// `reserved_up` is not 0, N r + reserved_up <= kUsableUplinkFraction (B + sum u).
+// Uses the fewest stripes within 3 % of the best rate. Workers that may not forward count as uplink 0. Requires at
+// least one worker.
 StripePlan plan_stripes(BitRate learner_up, std::span<const ChainWorker> workers, const StripeLimits& limits = {});
 
 // The plan for a given rate and number of stripes. The learner may get more children than its uplink carries.
-StripePlan plan_at(BitRate rate, std::size_t stripes, BitRate learner_up, std::span<const ChainWorker> workers,
-                   const StripeLimits& limits);
+StripePlan plan_stripes_at_rate(BitRate rate, std::size_t stripes, BitRate learner_up,
+                                std::span<const ChainWorker> workers, const StripeLimits& limits);
 
 // The highest rate with this number of stripes.
 BitRate best_rate(std::size_t stripes, BitRate learner_up, std::span<const ChainWorker> workers,

@@ -1,3 +1,4 @@
+// Lookups in a topology, and its text forms.
 #include "chains/topology.hpp"
 
 #include <algorithm>
@@ -12,7 +13,8 @@ struct Place {
   std::size_t position;  // 0 = seed
 };
 
-std::optional<Place> place_of(const Topology& topology, WorkerId id) {
+// Searches the first stripe only, because every stripe contains every worker.
+std::optional<Place> place_in_first_stripe(const Topology& topology, WorkerId id) {
   for (std::size_t c = 0; c < topology.chains.size(); ++c) {
     const auto& chain = topology.chains[c];
     const auto it = std::find(chain.begin(), chain.end(), id);
@@ -55,15 +57,15 @@ std::size_t Topology::size() const {
   return total;
 }
 
-bool Topology::contains(WorkerId id) const { return place_of(*this, id).has_value(); }
+bool Topology::contains(WorkerId id) const { return place_in_first_stripe(*this, id).has_value(); }
 
 std::optional<WorkerId> Topology::parent_of(WorkerId id) const {
-  const auto place = place_of(*this, id);
+  const auto place = place_in_first_stripe(*this, id);
   if (!place) return std::nullopt;
-  return place->position == 0 ? root_of(0, id) : chains[place->chain][place->position - 1];
+  return place->position == 0 ? parent_of_chain(0, id) : chains[place->chain][place->position - 1];
 }
 
-WorkerId Topology::root_of(std::size_t s, WorkerId first) const {
+WorkerId Topology::parent_of_chain(std::size_t s, WorkerId first) const {
   if (s >= grafts.size()) return kLearnerId;
   const auto it = grafts[s].find(first);
   return it == grafts[s].end() ? kLearnerId : it->second;
@@ -73,7 +75,7 @@ std::vector<WorkerId> Topology::children_of(WorkerId id) const {
   std::vector<WorkerId> children;
   for (std::size_t s = 0; s < stripes(); ++s)
     for (const auto& chain : stripe(s)) {
-      if (root_of(s, chain.front()) == id) children.push_back(chain.front());
+      if (parent_of_chain(s, chain.front()) == id) children.push_back(chain.front());
       const auto it = std::find(chain.begin(), chain.end(), id);
       if (it != chain.end() && it + 1 != chain.end()) children.push_back(*(it + 1));
     }
@@ -85,21 +87,23 @@ std::vector<WorkerId> Topology::children_of(WorkerId id) const {
 }
 
 double Topology::copies_sent_by(WorkerId id) const {
-  std::size_t shares = 0;
+  std::size_t edges = 0;  // each carries one stripe of the payload
   for (const auto& [child, parents] : parents())
-    shares += static_cast<std::size_t>(std::count(parents.begin(), parents.end(), id));
-  return static_cast<double>(shares) / stripes();
+    edges += static_cast<std::size_t>(std::count(parents.begin(), parents.end(), id));
+  return static_cast<double>(edges) / stripes();
 }
 
 std::size_t Topology::depth() const {
   std::size_t deepest = 0;
   for (std::size_t s = 0; s < stripes(); ++s) {
-    std::unordered_map<WorkerId, std::size_t> depths;  // of workers with attached chains
+    // The depth of each worker to which a chain is attached. It is known before that chain's, because a chain comes
+    // after the one to which it is attached.
+    std::unordered_map<WorkerId, std::size_t> depths;
     if (s < grafts.size())
-      for (const auto& [first, root] : grafts[s]) depths[root] = 0;
+      for (const auto& [first, parent] : grafts[s]) depths[parent] = 0;
     for (const auto& chain : stripe(s)) {
-      const WorkerId root = root_of(s, chain.front());
-      std::size_t hops = root == kLearnerId ? 0 : depths[root];
+      const WorkerId parent = parent_of_chain(s, chain.front());
+      std::size_t hops = parent == kLearnerId ? 0 : depths[parent];
       for (const WorkerId id : chain) {
         ++hops;
         if (const auto it = depths.find(id); it != depths.end()) it->second = hops;
@@ -114,7 +118,7 @@ std::map<WorkerId, std::vector<WorkerId>> Topology::parents() const {
   std::map<WorkerId, std::vector<WorkerId>> all;
   for (std::size_t s = 0; s < stripes(); ++s)
     for (const auto& chain : stripe(s)) {
-      WorkerId parent = root_of(s, chain.front());
+      WorkerId parent = parent_of_chain(s, chain.front());
       for (const WorkerId id : chain) {
         all[id].push_back(parent);
         parent = id;
@@ -144,9 +148,9 @@ std::string Topology::to_short_text() const {
 std::string Topology::stripe_text(std::size_t s) const {
   std::string text;
   for (const auto& chain : stripe(s)) {
-    const WorkerId root = root_of(s, chain.front());
+    const WorkerId parent = parent_of_chain(s, chain.front());
     if (!text.empty()) text += " | ";
-    text += root == kLearnerId ? "learner" : fmt::format("{}", root);
+    text += parent == kLearnerId ? "learner" : fmt::format("{}", parent);
     for (const WorkerId id : chain) text += fmt::format(" -> {}", id);
   }
   return text;

@@ -31,7 +31,7 @@ struct ChainWorker {
   double score = 0;          // peer_score(); higher is nearer to the learner
   bool may_forward = true;   // false: receives only (Role::kRolloutOnly)
   bool may_seed = true;      // false: placed after all workers that may (Role::kTail)
-  std::uint32_t region = 0;  // of Regions::ways
+  std::uint32_t region = 0;  // of Regions::links
 
   BitRate usable_up() const { return may_forward ? up : BitRate{0}; }
 };
@@ -43,39 +43,35 @@ using Chains = std::vector<std::vector<WorkerId>>;
 // in another chain of the stripe. Otherwise a worker has at most one child per stripe.
 struct Topology {
   TopologyPolicy policy = TopologyPolicy::kEcho2;
-  std::size_t chains_wanted = 1;      // m: joiners start new chains while there are fewer
-  Chains chains;                      // of the first stripe; none is empty
-  std::vector<Chains> further;        // of the other stripes
-  std::vector<WorkerId> leaves_only;  // workers that must not have children; ascending
-  // By stripe: the first worker of a chain -> its parent in another chain. Chains without an entry start at the
-  // learner.
+  std::size_t chains_wanted = 1;        // m: a joiner starts a new chain while there are fewer
+  Chains chains;                        // of the first stripe; no chain is empty
+  std::vector<Chains> further_stripes;  // of the other stripes
+  std::vector<WorkerId> leaves_only;    // workers that must not have children; ascending
+  // Grafts: chains attached to a worker of another chain. By stripe: the chain's first worker -> its parent. Chains
+  // without an entry start at the learner.
   std::vector<std::map<WorkerId, WorkerId>> grafts;
 
   std::size_t size() const;
   bool contains(WorkerId id) const;
-  // kLearnerId for a seed; absent for the learner and for unknown workers.
+  // The parent in the first stripe: kLearnerId for a seed; absent for the learner and for unknown workers.
   std::optional<WorkerId> parent_of(WorkerId id) const;
   // Over all stripes, without repetition, ascending if there are several stripes; empty for unknown ids.
   std::vector<WorkerId> children_of(WorkerId id) const;
-  // The number of whole payloads that it sends, over all stripes.
+  // The amount of data that a worker sends in all stripes, as a number of payloads; may be a fraction.
   double copies_sent_by(WorkerId id) const;
   // The most hops from the learner in any stripe.
   std::size_t depth() const;
   // The number of stripes, a power of two; each has its own parents.
-  std::uint32_t stripes() const { return static_cast<std::uint32_t>(1 + further.size()); }
-  // The parent of a chain of this stripe, given its first worker.
-  WorkerId root_of(std::size_t stripe, WorkerId first) const;
-  const Chains& stripe(std::size_t s) const { return s == 0 ? chains : further[s - 1]; }
-  Chains& stripe(std::size_t s) { return s == 0 ? chains : further[s - 1]; }
+  std::uint32_t stripes() const { return static_cast<std::uint32_t>(1 + further_stripes.size()); }
+  // The worker or learner to which a chain of this stripe is attached, given the chain's first worker.
+  WorkerId parent_of_chain(std::size_t stripe, WorkerId first) const;
+  const Chains& stripe(std::size_t s) const { return s == 0 ? chains : further_stripes[s - 1]; }
+  Chains& stripe(std::size_t s) { return s == 0 ? chains : further_stripes[s - 1]; }
   // Each worker's parent in each stripe.
   std::map<WorkerId, std::vector<WorkerId>> parents() const;
   // All workers, ascending.
   std::vector<WorkerId> workers() const;
-  // "learner -> 1 -> 4
-  // learner -> 2 -> 5
-  // 2 -> 6"; "
-  //
-  // " separates stripes.
+  // Such as "learner -> 1 -> 4 | learner -> 2 -> 5 | 2 -> 6". " || " separates stripes.
   std::string to_text() const;
   // Like to_text(), but only the first of several stripes.
   std::string to_short_text() const;

@@ -1,3 +1,4 @@
+// Plans, builds and repairs trees, for plan_chains(), plan_relays() and the learner's topology.
 #include "chains/trees.hpp"
 
 #include <algorithm>
@@ -15,12 +16,13 @@
 namespace echoline::chains {
 namespace {
 
-constexpr std::size_t kNobody = std::numeric_limits<std::size_t>::max();
-// Children are kept, and extra ones accepted where no other parent exists, while all receive at this fraction of the
-// best rate.
-constexpr double kKept = 0.9;
+// No index: no parent, no relay, or a depth that is not known because the learner does not reach the worker.
+constexpr std::size_t kNone = std::numeric_limits<std::size_t>::max();
+// A parent keeps its children, and takes another one if no other parent is left, as long as its uplink gives each child
+// this fraction of the best rate.
+constexpr double kRateFractionMin = 0.9;
 constexpr double kRounding = 1 + 1e-9;
-constexpr double kWorthBeingLate = 1.03;
+constexpr double kLateTolerance = 1.03;  // workers are made late only if the time falls by more than this factor
 
 std::vector<ChainWorker> those_in_time(std::span<const ChainWorker> workers, const std::vector<bool>& late) {
   std::vector<ChainWorker> in_time;
@@ -29,106 +31,108 @@ std::vector<ChainWorker> those_in_time(std::span<const ChainWorker> workers, con
   return in_time;
 }
 
-BitRate taken_by_late(std::span<const ChainWorker> workers, const std::vector<bool>& late) {
+BitRate download_rate_of_late(std::span<const ChainWorker> workers, const std::vector<bool>& late) {
   BitRate sum{0};
   for (std::size_t i = 0; i < workers.size(); ++i)
     if (late[i]) sum.bits_per_s += workers[i].down.bits_per_s;
   return sum;
 }
 
-// The limits for trees; `others`: uplink used for other workers.
-StripeLimits tree_limits(BitRate others = {}) {
+// The limits for trees. `reserved_up`: uplink reserved for late workers.
+StripeLimits tree_limits(BitRate reserved_up = {}) {
   StripeLimits limits;
   limits.children_max = kTreeChildrenMax;
-  limits.others = others;
+  limits.reserved_up = reserved_up;
   return limits;
 }
 
-// The receiving rate of each worker, the late workers, and the routes.
-struct Aims {
+// The goal of a repair: the late workers, each worker's receiving rate, and the traffic between regions.
+struct TreeTargets {
   std::vector<bool> late;
   std::vector<BitRate> rates;
-  std::vector<RelayPaths> paths;              // of the stripes, with several regions (relays.hpp)
-  std::vector<std::vector<double>> crossing;  // bit/s from region to region, with several regions
+  std::vector<RelayPaths> paths;              // by stripe; empty if there is one region (relays.hpp)
+  std::vector<std::vector<double>> crossing;  // planned bit/s, [from][to] by region; empty if there is one region
 };
 
 // One rate for all; late workers receive as fast as they can.
-Aims aims_of(BitRate rate, std::span<const ChainWorker> workers, std::vector<bool> late) {
-  Aims aims{std::move(late), {}, {}, {}};
+TreeTargets tree_targets(BitRate rate, std::span<const ChainWorker> workers, std::vector<bool> late) {
+  TreeTargets targets{std::move(late), {}, {}, {}};
   for (std::size_t i = 0; i < workers.size(); ++i)
-    aims.rates.push_back(aims.late[i] ? std::min(rate, workers[i].down) : rate);
-  return aims;
+    targets.rates.push_back(targets.late[i] ? std::min(rate, workers[i].down) : rate);
+  return targets;
 }
 
-// Repairs trees. Workers are numbered by input order, the learner comes last.
-class Mending {
+// Repairs trees in its constructor; write() returns the result. Workers are numbered by input order, the learner comes
+// last. `reattached`: a worker that loses all its connections and gets new ones.
+class TreeRepair {
  public:
-  Mending(const Topology& topology, BitRate learner_up, std::span<const ChainWorker> workers, Aims aims,
-          std::optional<WorkerId> moved, const Regions& regions = {})
+  TreeRepair(const Topology& topology, BitRate learner_up, std::span<const ChainWorker> workers, TreeTargets targets,
+             std::optional<WorkerId> reattached, const Regions& regions = {})
       : workers_(workers),
         regions_(regions),
         learner_(workers.size()),
-        late_(std::move(aims.late)),
-        paths_(std::move(aims.paths)),
-        planned_(std::move(aims.crossing)),
-        parents_(topology.stripes(), std::vector<std::size_t>(workers.size(), kNobody)),
+        late_(std::move(targets.late)),
+        paths_(std::move(targets.paths)),
+        planned_crossing_(std::move(targets.crossing)),
+        parents_(topology.stripes(), std::vector<std::size_t>(workers.size(), kNone)),
         load_(workers.size() + 1, 0),
-        sent_(workers.size() + 1, 0) {
+        child_count_(workers.size() + 1, 0) {
     for (std::size_t i = 0; i < workers.size(); ++i) {
       up_.push_back(late_[i] ? 0 : workers[i].usable_up().bits_per_s);
-      edge_.push_back(aims.rates[i].bits_per_s / static_cast<double>(parents_.size()));
-      places_ = std::max<std::size_t>(places_, place(i) + 1);
+      edge_rate_.push_back(targets.rates[i].bits_per_s / static_cast<double>(parents_.size()));
+      region_count_ = std::max<std::size_t>(region_count_, region_of(i) + 1);
     }
     up_.push_back(learner_up.bits_per_s);
-    places_ = std::max<std::size_t>(places_, place(learner_) + 1);
-    crossing_.assign(places_, std::vector<double>(places_, 0));
-    keep(topology, moved);
+    region_count_ = std::max<std::size_t>(region_count_, region_of(learner_) + 1);
+    crossing_load_.assign(region_count_, std::vector<double>(region_count_, 0));
+    keep_old_edges(topology, reattached);
     // In all stripes, attaches the relays before other workers, which could use up the links' capacity.
-    for (std::size_t s = 0; s < parents_.size() && places_ > 1; ++s) mend(s, true);
-    relayed_ = crossing_;
-    for (std::size_t s = 0; s < parents_.size(); ++s) mend(s, false);
-    for (std::vector<std::size_t>& parents : parents_) hang_late(parents);
+    for (std::size_t s = 0; s < parents_.size() && region_count_ > 1; ++s) repair_stripe(s, true);
+    relay_crossing_ = crossing_load_;  // the traffic of relays alone
+    for (std::size_t s = 0; s < parents_.size(); ++s) repair_stripe(s, false);
+    for (std::vector<std::size_t>& parents : parents_) attach_late(parents);
   }
 
-  // The rate of the workers in time: late children leave it to them, and they get at least an even share of all
-  // children.
+  // The rate that every worker in time reaches. Children in time share the uplink that late children leave; each gets
+  // at least an even share among all children.
   BitRate rate() const {
     double rate = up_[learner_];
-    std::vector<double> late(up_.size(), 0), children(up_.size(), 0), in_time(up_.size(), 0);
+    std::vector<double> late_load(up_.size(), 0), child_counts(up_.size(), 0), in_time_counts(up_.size(), 0);
     for (const std::vector<std::size_t>& parents : parents_)
       for (std::size_t i = 0; i < parents.size(); ++i) {
-        ++children[parents[i]];
+        ++child_counts[parents[i]];
         if (late_[i])
-          late[parents[i]] += edge_[i];
+          late_load[parents[i]] += edge_rate_[i];
         else
-          ++in_time[parents[i]];
+          ++in_time_counts[parents[i]];
       }
     for (std::size_t i = 0; i < workers_.size(); ++i)
       if (!late_[i]) rate = std::min(rate, workers_[i].down.bits_per_s);
     for (std::size_t i = 0; i < up_.size(); ++i)
-      if (in_time[i] > 0)
+      if (in_time_counts[i] > 0)
         rate = std::min(rate, static_cast<double>(parents_.size()) *
-                                  std::max(up_[i] / children[i], (up_[i] - late[i]) / in_time[i]));
+                                  std::max(up_[i] / child_counts[i], (up_[i] - late_load[i]) / in_time_counts[i]));
     return {rate};
   }
 
-  // A worker's first child continues its chain.
+  // Writes the trees as chains. A worker's first child continues its chain. Each other child begins a chain, which
+  // `grafts` attaches to the worker.
   void write(Topology& topology) const {
-    topology.further.resize(parents_.size() - 1);
+    topology.further_stripes.resize(parents_.size() - 1);
     topology.grafts.assign(parents_.size(), {});
     for (std::size_t j = 0; j < parents_.size(); ++j) {
       const auto children = children_of(parents_[j]);
       Chains& chains = topology.stripe(j);
       chains.clear();
-      std::deque<std::size_t> first(children[learner_].begin(), children[learner_].end());
-      for (; !first.empty(); first.pop_front()) {
-        if (const std::size_t root = parents_[j][first.front()]; root != learner_)
-          topology.grafts[j][workers_[first.front()].id] = workers_[root].id;
+      std::deque<std::size_t> chain_heads(children[learner_].begin(), children[learner_].end());
+      for (; !chain_heads.empty(); chain_heads.pop_front()) {
+        const std::size_t head = chain_heads.front(), parent = parents_[j][head];
+        if (parent != learner_) topology.grafts[j][workers_[head].id] = workers_[parent].id;
         std::vector<WorkerId>& chain = chains.emplace_back();
-        for (std::size_t at = first.front();; at = children[at].front()) {
-          chain.push_back(workers_[at].id);
-          if (children[at].empty()) break;
-          first.insert(first.end(), children[at].begin() + 1, children[at].end());
+        for (std::size_t node = head;; node = children[node].front()) {
+          chain.push_back(workers_[node].id);
+          if (children[node].empty()) break;
+          chain_heads.insert(chain_heads.end(), children[node].begin() + 1, children[node].end());
         }
       }
     }
@@ -138,213 +142,228 @@ class Mending {
   std::vector<std::vector<std::size_t>> children_of(const std::vector<std::size_t>& parents) const {
     std::vector<std::vector<std::size_t>> children(workers_.size() + 1);
     for (std::size_t i = 0; i < parents.size(); ++i)
-      if (parents[i] != kNobody) children[parents[i]].push_back(i);
+      if (parents[i] != kNone) children[parents[i]].push_back(i);
     return children;
   }
 
-  // The region of a node.
-  std::uint32_t place(std::size_t i) const {
+  std::uint32_t region_of(std::size_t i) const {
     return !regions_.several() ? 0 : i == learner_ ? regions_.learner : workers_[i].region;
   }
 
-  // Whether a parent's uplink carries one more child while all receive at this fraction of the best rate.
-  bool carries(std::size_t parent, std::size_t child, double part) const {
-    return (load_[parent] + edge_[child]) * part <= up_[parent] * kRounding &&
-           (parent == learner_ || sent_[parent] < std::min(parents_.size() * kTreeChildrenMax, kPlannedChildrenMax));
+  // Whether a parent may have one more child: its uplink carries the child while all receive at this fraction of the
+  // best rate, and it has few enough children. The learner has no limit of children.
+  bool uplink_has_room(std::size_t parent, std::size_t child, double rate_fraction) const {
+    const std::size_t children_max = std::min(parents_.size() * kTreeChildrenMax, kPlannedChildrenMax);
+    return (load_[parent] + edge_rate_[child]) * rate_fraction <= up_[parent] * kRounding &&
+           (parent == learner_ || child_count_[parent] < children_max);
   }
-  // Whether the link between their regions carries it too.
-  bool crosses(std::size_t parent, std::size_t child, double part) const {
-    const auto from = place(parent), to = place(child);
-    return (crossing_[from][to] + edge_[child]) * part <= regions_.rate(from, to).bits_per_s * kRounding;
+  // Whether the link from the parent's region to the child's has room for this child at this fraction of the best rate.
+  bool link_has_room(std::size_t parent, std::size_t child, double rate_fraction) const {
+    const auto from = region_of(parent), to = region_of(child);
+    return (crossing_load_[from][to] + edge_rate_[child]) * rate_fraction <=
+           regions_.rate(from, to).bits_per_s * kRounding;
   }
 
-  void feed(std::vector<std::size_t>& parents, std::size_t child, std::size_t parent) {
+  void set_parent(std::vector<std::size_t>& parents, std::size_t child, std::size_t parent) {
     parents[child] = parent;
-    load_[parent] += edge_[child];
-    crossing_[place(parent)][place(child)] += edge_[child];
-    ++sent_[parent];
+    load_[parent] += edge_rate_[child];
+    crossing_load_[region_of(parent)][region_of(child)] += edge_rate_[child];
+    ++child_count_[parent];
   }
 
-  void keep(const Topology& topology, std::optional<WorkerId> moved) {
-    std::map<WorkerId, std::size_t> number{{kLearnerId, learner_}};
+  // Takes over the old edges that still fit. Edges to workers in time come first; late workers get what is left.
+  void keep_old_edges(const Topology& topology, std::optional<WorkerId> reattached) {
+    std::map<WorkerId, std::size_t> index_by_id{{kLearnerId, learner_}};
     for (std::size_t i = 0; i < workers_.size(); ++i)
-      if (workers_[i].id != moved) number[workers_[i].id] = i;
-    const auto before = topology.parents();
+      if (workers_[i].id != reattached) index_by_id[workers_[i].id] = i;
+    const auto old_parents = topology.parents();
     for (const bool late : {false, true})
       for (std::size_t j = 0; j < parents_.size(); ++j)
-        for (const auto& [id, parents] : before) {
-          const auto child = number.find(id), parent = number.find(parents[j]);
-          if (child == number.end() || parent == number.end() || late_[child->second] != late) continue;
-          if (carries(parent->second, child->second, kKept) && crosses(parent->second, child->second, kKept))
-            feed(parents_[j], child->second, parent->second);
+        for (const auto& [id, parents] : old_parents) {
+          const auto child = index_by_id.find(id), parent = index_by_id.find(parents[j]);
+          if (child == index_by_id.end() || parent == index_by_id.end() || late_[child->second] != late) continue;
+          if (uplink_has_room(parent->second, child->second, kRateFractionMin) &&
+              link_has_room(parent->second, child->second, kRateFractionMin))
+            set_parent(parents_[j], child->second, parent->second);
         }
   }
 
-  // Repairs one stripe: attaches each worker cut off from the learner, with all its descendants.
-  void mend(std::size_t stripe, bool relays) {
+  // Repairs one stripe: attaches each worker cut off from the learner, with all its descendants. `relays_only`:
+  // attaches only one worker of each region that is not reached, as its relay (relays.hpp).
+  void repair_stripe(std::size_t stripe, bool relays_only) {
     std::vector<std::size_t>& parents = parents_[stripe];
     const RelayPaths* paths = paths_.empty() ? nullptr : &paths_[stripe % paths_.size()];
     auto children = children_of(parents);
-    std::vector<std::size_t> orphans, depth(workers_.size() + 1, kNobody);
+    std::vector<std::size_t> orphans, depth(workers_.size() + 1, kNone);
     for (std::size_t i = 0; i < parents.size(); ++i)
-      if (parents[i] == kNobody && !late_[i]) orphans.push_back(i);
+      if (parents[i] == kNone && !late_[i]) orphans.push_back(i);
     const auto spare = [&](std::size_t i) { return up_[i] - load_[i]; };
     std::stable_sort(orphans.begin(), orphans.end(), [&](auto a, auto b) { return spare(a) > spare(b); });
 
-    using Open = std::set<std::pair<std::size_t, std::size_t>>;  // possible parents, by depth
-    std::vector<Open> open(places_);                             // by region
-    Open open_at_most;                                           // all of them, if there is one region
-    const auto below = [&](std::size_t top) {                    // including itself
+    using ByDepth = std::set<std::pair<std::size_t, std::size_t>>;  // possible parents
+    std::vector<ByDepth> candidates(region_count_);                 // by region
+    // With one region, a second set for kRateFractionMin, because nearest_parent() erases full parents.
+    ByDepth candidates_at_min_rate;
+    const auto subtree_of = [&](std::size_t top) {  // `top` and its descendants
       std::vector<std::size_t> all{top};
       for (std::size_t k = 0; k < all.size(); ++k)
         all.insert(all.end(), children[all[k]].begin(), children[all[k]].end());
       return all;
     };
-    const auto reached = [&](std::size_t top, std::size_t at) {
-      depth[top] = at;
-      for (const std::size_t i : below(top)) {
+    const auto add_subtree = [&](std::size_t top, std::size_t top_depth) {
+      depth[top] = top_depth;
+      for (const std::size_t i : subtree_of(top)) {
         if (i != top) depth[i] = depth[parents[i]] + 1;
-        open[place(i)].emplace(depth[i], i);
-        if (places_ == 1) open_at_most.emplace(depth[i], i);
+        candidates[region_of(i)].emplace(depth[i], i);
+        if (region_count_ == 1) candidates_at_min_rate.emplace(depth[i], i);
       }
     };
     // Uplinks only fill here, so a parent without capacity is removed for good.
-    const auto nearest = [&](Open& from, std::size_t child, double part, bool learner_too) {
+    const auto nearest_parent = [&](ByDepth& from, std::size_t child, double rate_fraction, bool learner_too) {
       for (auto it = from.begin(); it != from.end();) {
         const std::size_t i = it->second;
-        if (!carries(i, child, part) || (i != learner_ && children[i].size() >= kTreeChildrenMax))
+        if (!uplink_has_room(i, child, rate_fraction) || (i != learner_ && children[i].size() >= kTreeChildrenMax))
           it = from.erase(it);
-        else if ((i == learner_ && !learner_too) || !crosses(i, child, part))
+        else if ((i == learner_ && !learner_too) || !link_has_room(i, child, rate_fraction))
           ++it;
         else
           return i;
       }
-      return kNobody;
+      return kNone;
     };
-    reached(learner_, 0);
-    // The regions to search for a parent, in order, and whether the learner may be the parent.
-    const auto ways_to = [&](std::size_t orphan) {
-      const std::size_t home = place(orphan);
+    add_subtree(learner_, 0);
+    // The regions to search for a parent, in order, each with whether the learner may be the parent. For a worker that
+    // may not seed, the learner comes after the workers of its region.
+    const auto regions_to_search = [&](std::size_t orphan) {
+      const std::size_t home = region_of(orphan);
       const bool may_seed = workers_[orphan].may_seed;
-      std::vector<std::pair<std::size_t, bool>> ways;
+      std::vector<std::pair<std::size_t, bool>> search;
       // Planned inter-region capacity comes first, because local uplink is needed for other workers.
-      for (std::size_t there = 0; there < std::min(planned_.size(), places_) && !relays; ++there)
-        if (there != home && crossing_[there][home] + edge_[orphan] <= due(there, home, stripe) * kRounding)
-          ways.emplace_back(there, may_seed);
-      if (!may_seed) ways.emplace_back(home, false);
-      ways.emplace_back(home, true);
-      if (places_ == 1) return ways;
-      ways.emplace_back(paths->from[home], true);
-      for (std::size_t there = 0; there < places_; ++there)
-        if (there != home) ways.emplace_back(there, true);
-      return ways;
+      const std::size_t planned_count = relays_only ? 0 : std::min(planned_crossing_.size(), region_count_);
+      for (std::size_t region = 0; region < planned_count; ++region) {
+        if (region == home) continue;
+        const double load = crossing_load_[region][home] + edge_rate_[orphan];
+        if (load <= planned_share(region, home, stripe) * kRounding) search.emplace_back(region, may_seed);
+      }
+      if (!may_seed) search.emplace_back(home, false);
+      search.emplace_back(home, true);
+      if (region_count_ == 1) return search;
+      search.emplace_back(paths->feeding_region[home], true);  // the region that feeds the relay of `home`
+      for (std::size_t region = 0; region < region_count_; ++region)
+        if (region != home) search.emplace_back(region, true);
+      return search;
     };
-    const auto hang = [&](std::size_t orphan) {
-      std::size_t parent = kNobody;
-      for (const auto& [there, learner_too] : ways_to(orphan))
-        if (parent == kNobody) parent = nearest(open[there], orphan, 1, learner_too);
-      // In a single region the nearest parent. With several regions an overloaded link delays all workers behind it, so
-      // the least overloaded parent.
-      if (parent == kNobody && places_ == 1) parent = nearest(open_at_most, orphan, kKept, true);
-      if (parent == kNobody) parent = least_asked(orphan, depth, children);
-      feed(parents, orphan, parent);
+    const auto attach = [&](std::size_t orphan) {
+      std::size_t parent = kNone;
+      for (const auto& [region, learner_too] : regions_to_search(orphan))
+        if (parent == kNone) parent = nearest_parent(candidates[region], orphan, 1, learner_too);
+      // With one region, falls back to the nearest parent at a lower rate. With several, falls back to the least
+      // overloaded parent, because an overloaded link delays all workers behind it.
+      if (parent == kNone && region_count_ == 1)
+        parent = nearest_parent(candidates_at_min_rate, orphan, kRateFractionMin, true);
+      if (parent == kNone) parent = least_overloaded_parent(orphan, depth, children);
+      set_parent(parents, orphan, parent);
       children[parent].push_back(orphan);
-      reached(orphan, depth[parent] + 1);
+      add_subtree(orphan, depth[parent] + 1);
     };
-    if (relays) return hang_relays(*paths, orphans, below, depth, hang);
+    if (relays_only) return attach_relays(*paths, orphans, subtree_of, depth, attach);
     for (const std::size_t orphan : orphans)
-      if (depth[orphan] == kNobody) hang(orphan);
+      if (depth[orphan] == kNone) attach(orphan);
   }
 
   // The planned traffic between two regions up to this stripe, spread evenly over stripes.
-  double due(std::size_t from, std::size_t to, std::size_t stripe) const {
-    const double part = static_cast<double>(stripe + 1) / static_cast<double>(parents_.size());
-    return relayed_[from][to] + (planned_[from][to] - relayed_[from][to]) * part;
+  double planned_share(std::size_t from, std::size_t to, std::size_t stripe) const {
+    const double stripes_done = static_cast<double>(stripe + 1) / static_cast<double>(parents_.size());
+    return relay_crossing_[from][to] + (planned_crossing_[from][to] - relay_crossing_[from][to]) * stripes_done;
   }
 
   // In every region that is not reached, attaches the orphan with the most descendants as relay.
-  void hang_relays(const RelayPaths& paths, const std::vector<std::size_t>& orphans, const auto& below,
-                   const std::vector<std::size_t>& depth, const auto& hang) const {
-    std::vector<std::size_t> relay(places_, kNobody), behind(places_, 0);
-    std::vector<bool> entered(places_, false);
+  void attach_relays(const RelayPaths& paths, const std::vector<std::size_t>& orphans, const auto& subtree_of,
+                     const std::vector<std::size_t>& depth, const auto& attach) const {
+    std::vector<std::size_t> relay(region_count_, kNone), relay_subtree_size(region_count_, 0);
+    std::vector<bool> is_reached(region_count_, false);
     for (std::size_t i = 0; i < workers_.size(); ++i)
-      if (depth[i] != kNobody) entered[place(i)] = true;
-    for (const std::size_t orphan : orphans)
-      if (const std::size_t n = below(orphan).size(); !entered[place(orphan)] && n > behind[place(orphan)]) {
-        relay[place(orphan)] = orphan;
-        behind[place(orphan)] = n;
-      }
+      if (depth[i] != kNone) is_reached[region_of(i)] = true;
+    for (const std::size_t orphan : orphans) {
+      const std::size_t home = region_of(orphan), size = subtree_of(orphan).size();
+      if (is_reached[home] || size <= relay_subtree_size[home]) continue;
+      relay[home] = orphan;
+      relay_subtree_size[home] = size;
+    }
     for (const std::uint32_t region : paths.order) {
-      if (relay[region] == kNobody) continue;
-      double helped = 0;  // uplink lent to the learner's own region, so that the learner can serve others
-      for (std::size_t there = 0; there < places_ && region == place(learner_); ++there)
-        if (there != region) helped += planned_[there][region] - crossing_[there][region];
-      if (helped < edge_[relay[region]] / 2) hang(relay[region]);
+      if (relay[region] == kNone) continue;
+      double lent = 0;  // uplink that other regions lend to the learner's, so that the learner can serve others
+      for (std::size_t lender = 0; lender < region_count_ && region == region_of(learner_); ++lender)
+        if (lender != region) lent += planned_crossing_[lender][region] - crossing_load_[lender][region];
+      if (lent < edge_rate_[relay[region]] / 2) attach(relay[region]);
     }
   }
 
-  std::size_t least_asked(std::size_t child, const std::vector<std::size_t>& depth,
-                          const std::vector<std::vector<std::size_t>>& children) const {
+  // The parent whose uplink, or link to the child's region, is used least in proportion to its capacity.
+  std::size_t least_overloaded_parent(std::size_t child, const std::vector<std::size_t>& depth,
+                                      const std::vector<std::vector<std::size_t>>& children) const {
     const auto load = [&](std::size_t i) {
-      const auto from = place(i), to = place(child);
-      return std::max((load_[i] + edge_[child]) / up_[i],
-                      (crossing_[from][to] + edge_[child]) / regions_.rate(from, to).bits_per_s);
+      const auto from = region_of(i), to = region_of(child);
+      return std::max((load_[i] + edge_rate_[child]) / up_[i],
+                      (crossing_load_[from][to] + edge_rate_[child]) / regions_.rate(from, to).bits_per_s);
     };
     std::size_t best = learner_;
     for (std::size_t i = 0; i < workers_.size(); ++i)
-      if (depth[i] != kNobody && up_[i] > 0 && children[i].size() < kTreeChildrenMax && load(i) < load(best)) best = i;
+      if (depth[i] != kNone && up_[i] > 0 && children[i].size() < kTreeChildrenMax && load(i) < load(best)) best = i;
     return best;
   }
 
   // Attaches late workers where most uplink is spare. The learner's uplink is valuable, so it is used last.
-  void hang_late(std::vector<std::size_t>& parents) {
+  void attach_late(std::vector<std::size_t>& parents) {
     std::vector<std::size_t> late, children(up_.size(), 0);
     for (std::size_t i = 0; i < parents.size(); ++i) {
-      if (parents[i] != kNobody) ++children[parents[i]];
-      if (parents[i] == kNobody) late.push_back(i);
+      if (parents[i] != kNone) ++children[parents[i]];
+      if (parents[i] == kNone) late.push_back(i);
     }
     if (late.empty()) return;
-    // by region; negated, so the largest is first
-    std::vector<std::set<std::pair<double, std::size_t>>> by_spare(places_);
+    // Possible parents by region and spare uplink, which is negated, so that the largest is first.
+    std::vector<std::set<std::pair<double, std::size_t>>> by_spare(region_count_);
     const auto spare = [&](std::size_t i) { return up_[i] - load_[i]; };
     for (std::size_t i = 0; i < workers_.size(); ++i)
-      if (up_[i] > 0 && children[i] < kTreeChildrenMax) by_spare[place(i)].emplace(-spare(i), i);
-    // Whether the parent with most spare uplink there, and the link, carry one more child.
-    const auto carrying = [&](std::size_t there, std::size_t child) {
-      const auto& open = by_spare[there];
-      return !open.empty() && carries(open.begin()->second, child, 1) && crosses(open.begin()->second, child, 1);
+      if (up_[i] > 0 && children[i] < kTreeChildrenMax) by_spare[region_of(i)].emplace(-spare(i), i);
+    // Whether the region's parent with most spare uplink, and the link from there, have room for one more child.
+    const auto has_room = [&](std::size_t region, std::size_t child) {
+      const auto& candidates = by_spare[region];
+      if (candidates.empty()) return false;
+      const std::size_t parent = candidates.begin()->second;
+      return uplink_has_room(parent, child, 1) && link_has_room(parent, child, 1);
     };
     for (const std::size_t child : late) {
-      const std::size_t home = place(child);
-      std::size_t there = home;
-      for (std::size_t k = 0; k < places_ && places_ > 1 && !carrying(there, child); ++k)
-        if (carrying(k, child)) there = k;
-      if (by_spare[there].empty()) there = place(learner_);
-      auto& open = by_spare[there];
+      const std::size_t home = region_of(child);
+      std::size_t region = home;
+      for (std::size_t k = 0; k < region_count_ && region_count_ > 1 && !has_room(region, child); ++k)
+        if (has_room(k, child)) region = k;
+      if (by_spare[region].empty()) region = region_of(learner_);
+      auto& candidates = by_spare[region];
       std::size_t parent = learner_;
-      if (!open.empty() &&
-          (carrying(there, child) || home != place(learner_) || spare(learner_) <= -open.begin()->first)) {
-        parent = open.begin()->second;
-        open.erase(open.begin());
+      if (!candidates.empty() &&
+          (has_room(region, child) || home != region_of(learner_) || spare(learner_) <= -candidates.begin()->first)) {
+        parent = candidates.begin()->second;
+        candidates.erase(candidates.begin());
       }
-      feed(parents, child, parent);
-      if (parent != learner_ && ++children[parent] < kTreeChildrenMax) open.emplace(-spare(parent), parent);
+      set_parent(parents, child, parent);
+      if (parent != learner_ && ++children[parent] < kTreeChildrenMax) candidates.emplace(-spare(parent), parent);
     }
   }
 
   std::span<const ChainWorker> workers_;
   const Regions regions_;
   std::size_t learner_;
-  std::size_t places_ = 1;  // regions up to the highest with a node
+  std::size_t region_count_ = 1;  // regions up to the highest with a node
   std::vector<bool> late_;
   std::vector<RelayPaths> paths_;
-  // Like crossing_; relayed_: its value once all relays are attached.
-  std::vector<std::vector<double>> planned_, relayed_;
-  std::vector<std::vector<std::size_t>> parents_;  // by stripe and worker
-  std::vector<double> up_, edge_;                  // bit/s: uplink, and the rate of one edge to the node
-  std::vector<double> load_;                       // bit/s to its children
-  std::vector<std::vector<double>> crossing_;      // bit/s from region to region
-  std::vector<std::size_t> sent_;                  // children in all stripes
+  // Planned crossing_load_, and its value once all relays are attached.
+  std::vector<std::vector<double>> planned_crossing_, relay_crossing_;
+  std::vector<std::vector<std::size_t>> parents_;   // by stripe and worker
+  std::vector<double> up_, edge_rate_;              // bit/s: uplink; rate of the edge to the node, in one stripe
+  std::vector<double> load_;                        // bit/s to its children
+  std::vector<std::vector<double>> crossing_load_;  // bit/s from region to region
+  std::vector<std::size_t> child_count_;            // children in all stripes
 };
 
 }  // namespace
@@ -357,71 +376,77 @@ std::vector<bool> late_workers(BitRate learner_up, std::span<const ChainWorker> 
   std::iota(order.begin(), order.end(), 0);
   std::stable_sort(order.begin(), order.end(),
                    [&](std::size_t a, std::size_t b) { return workers[a].down < workers[b].down; });
-  const auto down = [&](std::size_t place) { return workers[order[place]].down.bits_per_s; };
-  const std::size_t in_quorum = counted(quorum, n);
-  double up = learner_up.bits_per_s;  // of the learner and the workers in time
-  for (const ChainWorker& w : workers) up += w.usable_up().bits_per_s;
-  struct Line {
-    std::size_t late;
+  const auto down = [&](std::size_t rank) { return workers[order[rank]].down.bits_per_s; };
+  const std::size_t in_quorum = quorum_count(quorum, n);
+  double uplinks = learner_up.bits_per_s;  // of the learner and the workers in time
+  for (const ChainWorker& w : workers) uplinks += w.usable_up().bits_per_s;
+  struct LateChoice {
+    std::size_t late_count;
     double quorum_time, mean_time;  // per bit
   };
-  std::vector<Line> lines;
-  double taken = 0, late_time = 0;  // of late workers
-  for (std::size_t late = 0; late < n; ++late) {
-    if (late > 0) {
-      taken += down(late - 1);
-      late_time += 1 / down(late - 1);
-      up -= workers[order[late - 1]].usable_up().bits_per_s;
+  std::vector<LateChoice> choices;
+  double late_rate = 0, late_time = 0;  // sums over the late workers
+  for (std::size_t late_count = 0; late_count < n; ++late_count) {
+    if (late_count > 0) {
+      late_rate += down(late_count - 1);
+      late_time += 1 / down(late_count - 1);
+      uplinks -= workers[order[late_count - 1]].usable_up().bits_per_s;
     }
-    const double carried = late > 0 ? kSharedOut * up - taken : up;
-    const double rate = std::min({learner_up.bits_per_s, down(late), carried / static_cast<double>(n - late)});
-    if (rate <= 0 || (late > 0 && rate < down(late - 1))) continue;  // a worker that could be faster is not late
-    const double last_counted = late <= n - in_quorum ? rate : std::min(rate, down(n - in_quorum));
-    lines.push_back({late, 1 / last_counted, (static_cast<double>(n - late) / rate + late_time) / n});
+    // For the workers in time.
+    const double uplink_left = late_count > 0 ? kUsableUplinkFraction * uplinks - late_rate : uplinks;
+    const double rate =
+        std::min({learner_up.bits_per_s, down(late_count), uplink_left / static_cast<double>(n - late_count)});
+    if (rate <= 0 || (late_count > 0 && rate < down(late_count - 1)))
+      continue;  // a worker that could be faster is not late
+    const double quorum_rate = late_count <= n - in_quorum ? rate : std::min(rate, down(n - in_quorum));
+    choices.push_back({late_count, 1 / quorum_rate, (static_cast<double>(n - late_count) / rate + late_time) / n});
   }
   std::vector<bool> is_late(n, false);
-  if (lines.empty()) return is_late;
-  double least = lines.front().quorum_time;
-  for (const Line& line : lines) least = std::min(least, line.quorum_time);
-  std::erase_if(lines, [&](const Line& line) { return line.quorum_time > least * kWorthBeingLate; });
-  least = lines.front().mean_time;
-  for (const Line& line : lines) least = std::min(least, line.mean_time);
-  const auto drawn = std::find_if(lines.begin(), lines.end(),
-                                  [&](const Line& line) { return line.mean_time <= least * kWorthBeingLate; });
-  for (std::size_t place = 0; place < drawn->late; ++place) is_late[order[place]] = true;
+  if (choices.empty()) return is_late;
+  double quorum_time_min = choices.front().quorum_time;
+  for (const LateChoice& choice : choices) quorum_time_min = std::min(quorum_time_min, choice.quorum_time);
+  std::erase_if(choices,
+                [&](const LateChoice& choice) { return choice.quorum_time > quorum_time_min * kLateTolerance; });
+  double mean_time_min = choices.front().mean_time;
+  for (const LateChoice& choice : choices) mean_time_min = std::min(mean_time_min, choice.mean_time);
+  const auto chosen = std::find_if(choices.begin(), choices.end(), [&](const LateChoice& choice) {
+    return choice.mean_time <= mean_time_min * kLateTolerance;
+  });
+  for (std::size_t rank = 0; rank < chosen->late_count; ++rank) is_late[order[rank]] = true;
   return is_late;
 }
 
 TreePlan plan_trees(BitRate learner_up, std::span<const ChainWorker> workers, double quorum) {
   TreePlan plan;
   plan.late = late_workers(learner_up, workers, quorum);
-  plan.stripes =
-      plan_stripes(learner_up, those_in_time(workers, plan.late), tree_limits(taken_by_late(workers, plan.late)));
+  plan.stripes = plan_stripes(learner_up, those_in_time(workers, plan.late),
+                              tree_limits(download_rate_of_late(workers, plan.late)));
   return plan;
 }
 
 namespace {
 
-// For workers that are all in time.
+// Builds the chains of every stripe for workers that are all in time.
 void build(const StripePlan& plan, std::span<const ChainWorker> workers, Topology& topology) {
   const std::size_t s = plan.stripes, n = workers.size();
-  std::vector<std::size_t> left = plan.forwards, order(n), children(n);
-  const std::size_t planned = std::accumulate(left.begin(), left.end(), std::size_t{0});
-  const std::size_t seeds = s * n - std::min(planned, s * (n - 1));
-  topology.further.resize(s - 1);
+  std::vector<std::size_t> children_left = plan.child_counts, order(n), children(n);
+  const std::size_t planned_edges = std::accumulate(children_left.begin(), children_left.end(), std::size_t{0});
+  const std::size_t seeds = s * n - std::min(planned_edges, s * (n - 1));
+  topology.further_stripes.resize(s - 1);
   topology.grafts.assign(s, {});
   for (std::size_t j = 0; j < s; ++j) {
-    // Workers with most children left come first, so that the remaining stripes can use all of them.
+    // Workers with most planned children left come first, so that the remaining stripes can use all of them.
     std::iota(order.begin(), order.end(), 0);
-    std::stable_sort(order.begin(), order.end(), [&](std::size_t a, std::size_t b) { return left[a] > left[b]; });
-    std::size_t from_learner = seeds / s + (j < seeds % s), wanted = n - from_learner;
+    std::stable_sort(order.begin(), order.end(),
+                     [&](std::size_t a, std::size_t b) { return children_left[a] > children_left[b]; });
+    std::size_t learner_edges = seeds / s + (j < seeds % s), worker_edges = n - learner_edges;
     std::fill(children.begin(), children.end(), 0);
     for (const std::size_t i : order) {
-      children[i] = std::min({left[i], wanted, kTreeChildrenMax});
-      left[i] -= children[i];
-      wanted -= children[i];
+      children[i] = std::min({children_left[i], worker_edges, kTreeChildrenMax});
+      children_left[i] -= children[i];
+      worker_edges -= children[i];
     }
-    from_learner += wanted;
+    learner_edges += worker_edges;
     // Placement order: workers with children first, then possible seeds, then by number of children.
     std::iota(order.begin(), order.end(), 0);
     std::stable_sort(order.begin(), order.end(), [&](std::size_t a, std::size_t b) {
@@ -429,13 +454,13 @@ void build(const StripePlan& plan, std::span<const ChainWorker> workers, Topolog
              std::tuple(children[b] == 0, !workers[b].may_seed, children[a]);
     });
     constexpr std::size_t kLearner = std::numeric_limits<std::size_t>::max();
-    std::deque<std::size_t> open(from_learner, kLearner);  // free places, by parent
-    std::map<std::size_t, std::size_t> tails;              // worker -> chain whose tail it is
+    std::deque<std::size_t> free_edges(learner_edges, kLearner);  // the parent of each
+    std::map<std::size_t, std::size_t> tails;                     // worker -> chain whose tail it is
     Chains& chains = topology.stripe(j);
     for (const std::size_t i : order) {
-      const std::size_t parent = open.front();
-      open.pop_front();
-      open.insert(open.end(), children[i], i);
+      const std::size_t parent = free_edges.front();
+      free_edges.pop_front();
+      free_edges.insert(free_edges.end(), children[i], i);
       if (const auto tail = parent == kLearner ? tails.end() : tails.find(parent); tail != tails.end()) {
         chains[tail->second].push_back(workers[i].id);
         tails[i] = tail->second;
@@ -455,26 +480,27 @@ void build_trees(const TreePlan& plan, BitRate learner_up, std::span<const Chain
   const auto in_time = those_in_time(workers, plan.late);
   build(plan.stripes, in_time, topology);
   if (in_time.size() < workers.size())
-    Mending(topology, learner_up, workers, aims_of({std::max(1.0, plan.stripes.rate.bits_per_s)}, workers, plan.late),
-            {})
+    TreeRepair(topology, learner_up, workers,
+               tree_targets({std::max(1.0, plan.stripes.rate.bits_per_s)}, workers, plan.late), {})
         .write(topology);
 }
 
-void grow_trees(BitRate rate, std::size_t stripes, BitRate source, std::span<const ChainWorker> workers, BitRate others,
-                Topology& topology) {
-  StripePlan plan = plan_at(rate, stripes, source, workers, tree_limits());
-  // `others` comes from the uplink that the workers do not need themselves.
-  const auto edges = static_cast<std::size_t>(
-      std::ceil(others.bits_per_s / rate.bits_per_s * static_cast<double>(stripes) / kRounding));
-  const std::size_t carried = plan.carried, kept = carried - std::min(carried, edges);
-  std::size_t total = std::accumulate(plan.forwards.begin(), plan.forwards.end(), std::size_t{0});
-  for (; total > kept; --total) --*std::max_element(plan.forwards.begin(), plan.forwards.end());
+void build_trees_at_rate(BitRate rate, std::size_t stripes, BitRate learner_up, std::span<const ChainWorker> workers,
+                         BitRate reserved_up, Topology& topology) {
+  StripePlan plan = plan_stripes_at_rate(rate, stripes, learner_up, workers, tree_limits());
+  // `reserved_up` comes from the uplink that the workers do not need themselves.
+  const auto reserved_edges = static_cast<std::size_t>(
+      std::ceil(reserved_up.bits_per_s / rate.bits_per_s * static_cast<double>(stripes) / kRounding));
+  const std::size_t kept_edges = plan.carried_total - std::min(plan.carried_total, reserved_edges);
+  std::size_t child_total = std::accumulate(plan.child_counts.begin(), plan.child_counts.end(), std::size_t{0});
+  for (; child_total > kept_edges; --child_total)
+    --*std::max_element(plan.child_counts.begin(), plan.child_counts.end());
   build(plan, workers, topology);
 }
 
-void hang_up(const RelayPlan& plan, BitRate learner_up, std::span<const ChainWorker> workers, const Regions& regions,
-             Topology& topology) {
-  Mending(topology, learner_up, workers, {plan.late, plan.rates, plan.stripes, plan.crossing}, {}, regions)
+void attach_orphans(const RelayPlan& plan, BitRate learner_up, std::span<const ChainWorker> workers,
+                    const Regions& regions, Topology& topology) {
+  TreeRepair(topology, learner_up, workers, {plan.late, plan.rates, plan.stripes, plan.crossing}, {}, regions)
       .write(topology);
 }
 
@@ -488,33 +514,34 @@ BitRate steady_rate(const Topology& topology, BitRate learner_up, std::span<cons
                : BitRate{1};
 }
 
-MendedTrees mend_trees(const Topology& topology, BitRate learner_up, std::span<const ChainWorker> workers,
-                       double quorum, std::optional<WorkerId> moved, const Regions& regions) {
+RepairedTrees repair_trees(const Topology& topology, BitRate learner_up, std::span<const ChainWorker> workers,
+                           double quorum, std::optional<WorkerId> reattached, const Regions& regions) {
   ECHO_CHECK(topology.policy == TopologyPolicy::kTrees && topology.size() > 0);
-  MendedTrees mended;
-  mended.topology.policy = TopologyPolicy::kTrees;
-  if (workers.empty()) return mended;
-  const bool relays = spread_out(workers, regions);
-  Aims aims;
-  if (relays) {
-    const RelayTrees anew = plan_relays(learner_up, workers, quorum, regions);
-    mended.best = anew.rate;
-    aims = {anew.plan.late, anew.plan.rates, anew.plan.stripes, anew.plan.crossing};
+  RepairedTrees repaired;
+  repaired.topology.policy = TopologyPolicy::kTrees;
+  if (workers.empty()) return repaired;
+  const bool uses_relays = spans_regions(workers, regions);
+  TreeTargets targets;
+  if (uses_relays) {
+    const RelayTrees replanned = plan_relays(learner_up, workers, quorum, regions);
+    repaired.replanned_rate = replanned.rate;
+    targets = {replanned.plan.late, replanned.plan.rates, replanned.plan.stripes, replanned.plan.crossing};
   } else {
-    const TreePlan best = plan_trees(learner_up, workers, quorum);
-    mended.best = best.stripes.rate;
-    const BitRate rate = best_rate(topology.stripes(), learner_up, those_in_time(workers, best.late),
-                                   tree_limits(taken_by_late(workers, best.late)));
-    aims = aims_of({std::max(1.0, rate.bits_per_s)}, workers, best.late);
+    const TreePlan replanned_plan = plan_trees(learner_up, workers, quorum);
+    repaired.replanned_rate = replanned_plan.stripes.rate;
+    const BitRate rate = best_rate(topology.stripes(), learner_up, those_in_time(workers, replanned_plan.late),
+                                   tree_limits(download_rate_of_late(workers, replanned_plan.late)));
+    targets = tree_targets({std::max(1.0, rate.bits_per_s)}, workers, replanned_plan.late);
   }
   for (std::size_t i = 0; i < workers.size(); ++i)
-    if (!workers[i].may_forward || aims.late[i]) mended.topology.leaves_only.push_back(workers[i].id);
-  std::sort(mended.topology.leaves_only.begin(), mended.topology.leaves_only.end());
-  const Mending mending(topology, learner_up, workers, std::move(aims), moved, relays ? regions : Regions{});
-  mending.write(mended.topology);
-  mended.topology.chains_wanted = mended.topology.chains.size();
-  mended.rate = relays ? steady_rate(mended.topology, learner_up, workers, quorum, regions) : mending.rate();
-  return mended;
+    if (!workers[i].may_forward || targets.late[i]) repaired.topology.leaves_only.push_back(workers[i].id);
+  std::sort(repaired.topology.leaves_only.begin(), repaired.topology.leaves_only.end());
+  const TreeRepair repair(topology, learner_up, workers, std::move(targets), reattached,
+                          uses_relays ? regions : Regions{});
+  repair.write(repaired.topology);
+  repaired.topology.chains_wanted = repaired.topology.chains.size();
+  repaired.rate = uses_relays ? steady_rate(repaired.topology, learner_up, workers, quorum, regions) : repair.rate();
+  return repaired;
 }
 
 }  // namespace echoline::chains

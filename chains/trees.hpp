@@ -8,8 +8,9 @@
 
 namespace echoline::chains {
 
-// A tree is as fast as the slowest downlink that it is planned for. So slower workers are "late": a late worker is a
-// leaf in every stripe and receives, from any worker with spare uplink, as fast as its own downlink allows.
+// A tree is as fast as the slowest downlink that it is planned for. So workers with slower downlinks are "late", the
+// others "in time". A late worker is a leaf in every stripe. It receives as fast as its own downlink allows, from any
+// worker with spare uplink, and delays no other worker.
 
 // Selects the late workers, by index. Compares thresholds between slow and other downlinks. Takes those within 3 % of
 // the least time until the fraction `quorum` holds a payload; of these, those within 3 % of the least mean time; of
@@ -27,35 +28,35 @@ TreePlan plan_trees(BitRate learner_up, std::span<const ChainWorker> workers, do
 // stripe few workers forward, each to many.
 void build_trees(const TreePlan& plan, BitRate learner_up, std::span<const ChainWorker> workers, Topology& topology);
 
-// Like build_trees(), for a given rate and number of stripes, with all workers in time. Keeps `others` of their uplink
-// free. Workers that neither the learner (uplink `source`) nor the workers can feed are attached to the learner anyway.
-void grow_trees(BitRate rate, std::size_t stripes, BitRate source, std::span<const ChainWorker> workers, BitRate others,
-                Topology& topology);
+// Like build_trees(), for a given rate and number of stripes, with all workers in time. Keeps `reserved_up` of their
+// uplink free. Workers that neither the learner nor the workers can feed are attached to the learner anyway.
+void build_trees_at_rate(BitRate rate, std::size_t stripes, BitRate learner_up, std::span<const ChainWorker> workers,
+                         BitRate reserved_up, Topology& topology);
 
 struct RelayPlan;
 
-// Attaches the late workers, and the workers of these trees without an existing parent.
-void hang_up(const RelayPlan& plan, BitRate learner_up, std::span<const ChainWorker> workers, const Regions& regions,
-             Topology& topology);
+// Attaches the workers of these trees that have no parent yet, and the late workers.
+void attach_orphans(const RelayPlan& plan, BitRate learner_up, std::span<const ChainWorker> workers,
+                    const Regions& regions, Topology& topology);
 
 // The rate at which a fraction `quorum` of the workers receives a large payload over these trees.
 BitRate steady_rate(const Topology& topology, BitRate learner_up, std::span<const ChainWorker> workers, double quorum,
                     const Regions& regions);
 
-struct MendedTrees {
+struct RepairedTrees {
   Topology topology;
-  BitRate rate;  // at which workers in time receive, by their known uplinks
-  BitRate best;  // of trees planned from scratch
+  BitRate rate;            // receiving rate of the workers in time, by their known uplinks
+  BitRate replanned_rate;  // of trees planned from scratch
 
-  // Whether replanning is worth moving all workers.
-  bool slow() const { return rate.bits_per_s < 0.8 * best.bits_per_s; }
+  // Whether new trees are so much faster that moving all workers is worth it.
+  bool worth_replanning() const { return rate.bits_per_s < 0.8 * replanned_rate.bits_per_s; }
 };
 
 // Repairs the trees for `workers`. Workers of the topology keep their parents if those exist and their uplinks suffice.
 // Newcomers, and workers whose parent is gone, attach to workers with spare uplink, near the learner first, with all
 // their descendants. With several regions they attach within their own, and over a link to it only if no worker there
-// has enough uplink. `moved` keeps neither parents nor children. Requires a topology with workers.
-MendedTrees mend_trees(const Topology& topology, BitRate learner_up, std::span<const ChainWorker> workers,
-                       double quorum, std::optional<WorkerId> moved = {}, const Regions& regions = {});
+// has enough uplink. `reattached` keeps neither parents nor children. Requires a topology with workers.
+RepairedTrees repair_trees(const Topology& topology, BitRate learner_up, std::span<const ChainWorker> workers,
+                           double quorum, std::optional<WorkerId> reattached = {}, const Regions& regions = {});
 
 }  // namespace echoline::chains

@@ -4,15 +4,15 @@
 
 namespace echoline::cli {
 
-void add_adapter(Verb& app, int& exit) {
+void add_adapter(Verb& app, int& exit_code) {
   auto* adapter = app.add_verb("adapter", "Try tasks without a run");
-  adapter->needs_verb();
-  add_adapter_list(*adapter, exit);
-  add_adapter_check(*adapter, exit);
-  add_adapter_play(*adapter, exit);
-  add_adapter_bench(*adapter, exit);
-  add_adapter_new(*adapter, exit);
-  add_adapter_poker(*adapter, exit);
+  adapter->require_verb();
+  add_adapter_list(*adapter, exit_code);
+  add_adapter_check(*adapter, exit_code);
+  add_adapter_play(*adapter, exit_code);
+  add_adapter_bench(*adapter, exit_code);
+  add_adapter_new(*adapter, exit_code);
+  add_adapter_poker(*adapter, exit_code);
 }
 
 }  // namespace echoline::cli

@@ -39,7 +39,7 @@ std::vector<Question> questions_of(const data_plane::Adapter& adapter, std::size
 }
 
 // The smallest grader: it compares two texts. Its time is the cost of the adapter interface itself.
-struct Exact final : data_plane::Adapter {
+struct TextComparison final : data_plane::Adapter {
   std::string_view name() const override { return "exact"; }
   Result<data_plane::Problem> problem(std::uint64_t) const override { return data_plane::Problem(); }
   std::vector<data_plane::Problem> evaluation() const override { return {}; }
@@ -60,18 +60,18 @@ json as_json(const Speed& s) {
 Result<json> bench(const Arguments& a, const TaskChoice& choice) {
   const SystemClock clock;
   const TimePoint start = clock.now();
-  auto made = data_plane::make_adapter(choice.task.adapter, choice.task.options_json, choice.seed);
-  if (!made) return as_mistake(std::move(made).error());
+  auto adapter = data_plane::make_adapter(choice.task.adapter, choice.task.options_json, choice.seed);
+  if (!adapter) return as_mistake(std::move(adapter).error());
   const double start_s = seconds(clock.now() - start);
   std::size_t failed = 0;
-  const auto questions = questions_of(**made, a.problems, failed);
+  const auto questions = questions_of(**adapter, a.problems, failed);
   if (questions.empty()) return fail(Code::kUnavailable, "", "the task returned none of {} problems", failed);
   const Duration time = from_seconds(a.time_s);
-  (void)data_plane::measure_speed(**made, questions, a.batch, time / 20, clock);  // warm-up
-  const Speed task = data_plane::measure_speed(**made, questions, a.batch, time * 3 / 4, clock);
-  const Exact exact;
-  (void)data_plane::measure_speed(exact, questions, a.batch, time / 40, clock);
-  const Speed baseline = data_plane::measure_speed(exact, questions, a.batch, time / 4, clock);
+  (void)data_plane::measure_speed(**adapter, questions, a.batch, time / 20, clock);  // warm-up
+  const Speed task = data_plane::measure_speed(**adapter, questions, a.batch, time * 3 / 4, clock);
+  const TextComparison text_comparison;
+  (void)data_plane::measure_speed(text_comparison, questions, a.batch, time / 40, clock);
+  const Speed baseline = data_plane::measure_speed(text_comparison, questions, a.batch, time / 4, clock);
   if (task.failed == task.calls + task.batched)
     return fail(Code::kUnavailable, "", "the task failed for every response; see `echoline adapter check`");
   json result = as_json(task);
@@ -106,7 +106,7 @@ void print(const json& r) {
 
 }  // namespace
 
-void add_adapter_bench(Verb& adapter, int& exit) {
+void add_adapter_bench(Verb& adapter, int& exit_code) {
   auto* verb =
       adapter.add_verb("bench", "Measure how long a task takes for a response, and how many it grades per second");
   auto a = std::make_shared<Arguments>();
@@ -119,10 +119,10 @@ void add_adapter_bench(Verb& adapter, int& exit) {
   verb->add_flag("--json", a->as_json, "print JSON (docs/reference/task-verbs.md has the fields)");
   verb->footer(task_examples("bench") +
                "\nFor comparison, the report also has the time of a task that only compares two texts.");
-  verb->callback([a, &exit] {
+  verb->callback([a, &exit_code] {
     const auto choice = choose_task(a->words);
     const auto result = choice ? bench(*a, *choice) : Result<json>(choice.error());
-    exit = result ? 0 : complain(kOperation, result.error());
+    exit_code = result ? 0 : report_error(kOperation, result.error());
     if (!result) return;
     if (a->as_json)
       fmt::print("{}\n", result->dump(2, ' ', false, json::error_handler_t::replace));

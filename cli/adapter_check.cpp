@@ -33,14 +33,14 @@ struct Arguments {
   bool as_json = false;
 };
 
-std::string line_of(const json& value) { return value.dump(-1, ' ', false, json::error_handler_t::replace) + "\n"; }
+std::string json_line(const json& value) { return value.dump(-1, ' ', false, json::error_handler_t::replace) + "\n"; }
 
-void put(int to, const std::string& line) {
-  for (std::size_t at = 0; at < line.size();) {
-    const ssize_t written = ::write(to, line.data() + at, line.size() - at);
+void write_line_or_exit(int descriptor, const std::string& line) {
+  for (std::size_t bytes_written = 0; bytes_written < line.size();) {
+    const ssize_t written = ::write(descriptor, line.data() + bytes_written, line.size() - bytes_written);
     if (written < 0 && errno == EINTR) continue;
     if (written <= 0) ::_exit(1);  // the parent has closed the pipe
-    at += static_cast<std::size_t>(written);
+    bytes_written += static_cast<std::size_t>(written);
   }
 }
 
@@ -52,7 +52,7 @@ json as_json(const Finding& f) {
 }
 
 // The child process. Before each step it writes to `to` what it is about to try; at the end, its findings.
-[[noreturn]] void try_it(const Arguments& a, const TaskChoice& choice, int to) {
+[[noreturn]] void run_child(const Arguments& a, const TaskChoice& choice, int to) {
   ::prctl(PR_SET_PDEATHSIG, SIGKILL);
   log::configure(log::Level::kOff, "check");
   data_plane::CheckOptions options;
@@ -63,36 +63,36 @@ json as_json(const Finding& f) {
   options.problems = a.problems;
   options.batch = a.batch;
   options.doing = [to](std::string_view what, std::string_view problem, std::string_view response) {
-    put(to, line_of({{"doing", what}, {"problem", problem}, {"response", response}}));
+    write_line_or_exit(to, json_line({{"doing", what}, {"problem", problem}, {"response", response}}));
   };
   const SystemClock clock;
   const auto report = data_plane::check_adapter(options, clock);
-  json said;
+  json message;
   if (report) {
-    said = {{"facts", report->facts}, {"further", report->further}, {"findings", json::array()}};
-    for (const Finding& finding : report->findings) said["findings"].push_back(as_json(finding));
+    message = {{"facts", report->facts}, {"further", report->further}, {"findings", json::array()}};
+    for (const Finding& finding : report->findings) message["findings"].push_back(as_json(finding));
   } else {
-    said = {{"error",
-             {{"code", static_cast<int>(report.error().code)},
-              {"operation", report.error().operation},
-              {"detail", report.error().detail}}}};
+    message = {{"error",
+                {{"code", static_cast<int>(report.error().code)},
+                 {"operation", report.error().operation},
+                 {"detail", report.error().detail}}}};
   }
-  put(to, line_of(said));
+  write_line_or_exit(to, json_line(message));
   ::_exit(0);
 }
 
-std::string how_it_ended(int status) {
+std::string describe_exit(int status) {
   if (WIFSIGNALED(status))
     return fmt::format("it was ended by signal {} ({})", WTERMSIG(status), ::strsignal(WTERMSIG(status)));
   return fmt::format("it ended this program with status {}", WEXITSTATUS(status));
 }
 
 // Returns the child's report: {facts, findings, further}.
-Result<json> listen(pid_t child, int from, Duration patience) {
+Result<json> read_child_report(pid_t child, int from, Duration patience) {
   std::string received;
   json doing = {{"doing", "starting"}, {"problem", ""}, {"response", ""}};
-  const bool shows = ::isatty(STDERR_FILENO) == 1;
-  const auto lost = [&](std::string what) {
+  const bool shows_progress = ::isatty(STDERR_FILENO) == 1;
+  const auto failure_report = [&](std::string what) {
     Finding f{"calls", true, fmt::format("{}: {}", doing.value("doing", ""), what), doing.value("problem", ""),
               doing.value("response", "")};
     return json{{"facts", json::object()}, {"further", json::object()}, {"findings", {as_json(f)}}};
@@ -104,56 +104,56 @@ Result<json> listen(pid_t child, int from, Duration patience) {
     return status;
   };
   for (;;) {
-    pollfd waits{from, POLLIN, 0};
-    const int ready = ::poll(&waits, 1, static_cast<int>(std::min(seconds(patience) * 1000, 2e9)));
-    if (ready < 0 && errno == EINTR) continue;
-    if (ready == 0) {
+    pollfd poll_entry{from, POLLIN, 0};
+    const int ready_count = ::poll(&poll_entry, 1, static_cast<int>(std::min(seconds(patience) * 1000, 2e9)));
+    if (ready_count < 0 && errno == EINTR) continue;
+    if (ready_count == 0) {
       ::kill(child, SIGKILL);
       reap();
-      return lost(fmt::format("the task hangs: no progress for {}", to_text(patience)));
+      return failure_report(fmt::format("the task hangs: no progress for {}", to_text(patience)));
     }
     char bytes[1 << 16];
-    const ssize_t got = ::read(from, bytes, sizeof bytes);
-    if (got < 0 && errno == EINTR) continue;
-    if (got <= 0) return lost(how_it_ended(reap()));
-    received.append(bytes, static_cast<std::size_t>(got));
+    const ssize_t bytes_read = ::read(from, bytes, sizeof bytes);
+    if (bytes_read < 0 && errno == EINTR) continue;
+    if (bytes_read <= 0) return failure_report(describe_exit(reap()));
+    received.append(bytes, static_cast<std::size_t>(bytes_read));
     for (std::size_t end = 0; (end = received.find('\n')) != std::string::npos;) {
-      json said = json::parse(received.substr(0, end), nullptr, false);
+      json message = json::parse(received.substr(0, end), nullptr, false);
       received.erase(0, end + 1);
-      if (!said.is_object()) return lost("the task wrote to a descriptor that it must not use");
-      if (said.contains("doing")) {
-        if (shows && said.value("doing", "") != doing.value("doing", ""))
-          say("\r\033[K{:.70}", said.value("doing", ""));
-        doing = std::move(said);
+      if (!message.is_object()) return failure_report("the task wrote to a descriptor that it must not use");
+      if (message.contains("doing")) {
+        if (shows_progress && message.value("doing", "") != doing.value("doing", ""))
+          print_stderr("\r\033[K{:.70}", message.value("doing", ""));
+        doing = std::move(message);
         continue;
       }
-      if (shows) say("\r\033[K");
+      if (shows_progress) print_stderr("\r\033[K");
       reap();
-      if (const auto error = said.find("error"); error != said.end())
+      if (const auto error = message.find("error"); error != message.end())
         return as_mistake(Error{static_cast<Code>(error->value("code", 0)), error->value("operation", ""),
                                 error->value("detail", "")});
-      return said;
+      return message;
     }
   }
 }
 
 Result<json> check(const Arguments& a, const TaskChoice& choice) {
-  int ends[2];
-  if (::pipe(ends) != 0) return fail(Code::kIo, "check", "pipe: {}", std::strerror(errno));
+  int pipe_ends[2];
+  if (::pipe(pipe_ends) != 0) return fail(Code::kIo, "check", "pipe: {}", std::strerror(errno));
   std::fflush(nullptr);
   const pid_t child = ::fork();
   if (child < 0) return fail(Code::kIo, "check", "fork: {}", std::strerror(errno));
   if (child == 0) {
-    ::close(ends[0]);
-    try_it(a, choice, ends[1]);
+    ::close(pipe_ends[0]);
+    run_child(a, choice, pipe_ends[1]);
   }
-  ::close(ends[1]);
-  auto said = listen(child, ends[0], from_seconds(a.patience_s));
-  ::close(ends[0]);
-  return said;
+  ::close(pipe_ends[1]);
+  auto message = read_child_report(child, pipe_ends[0], from_seconds(a.patience_s));
+  ::close(pipe_ends[0]);
+  return message;
 }
 
-std::string quick(double us) {
+std::string time_text(double us) {
   return us >= 1e6    ? fmt::format("{:.2f} s", us / 1e6)
          : us >= 1000 ? fmt::format("{:.1f} ms", us / 1000)
                       : fmt::format("{:.1f} us", us);
@@ -162,7 +162,7 @@ std::string quick(double us) {
 void print_facts(const TaskChoice& choice, const json& f) {
   fmt::print("{}, seed {}\n", choice.label, choice.seed);
   if (f.contains("start_seconds"))
-    fmt::print("{:<15}{}\n", "ready after", quick(1e6 * f.at("start_seconds").get<double>()));
+    fmt::print("{:<15}{}\n", "ready after", time_text(1e6 * f.at("start_seconds").get<double>()));
   if (f.contains("problems"))
     fmt::print("{:<15}{} tested, {} different\n", "problems", f.at("problems").dump(),
                f.at("problems_different").dump());
@@ -171,11 +171,12 @@ void print_facts(const TaskChoice& choice, const json& f) {
                f.value("compared_with_held_out", 0));
   if (f.contains("demonstrations")) {
     const json& d = f.at("demonstrations");
-    const auto tried = d.at("tried").get<std::uint64_t>(), many = d.at("first_of_many_turns").get<std::uint64_t>();
+    const auto tried = d.at("tried").get<std::uint64_t>(),
+               multi_turn = d.at("first_of_many_turns").get<std::uint64_t>();
     fmt::print("{:<15}{}\n", "demonstrations",
-               tried > 0  ? fmt::format("{} of {} are correct", d.at("correct").dump(), tried)
-               : many > 0 ? fmt::format("{} first turns of several", many)
-                          : "none");
+               tried > 0        ? fmt::format("{} of {} are correct", d.at("correct").dump(), tried)
+               : multi_turn > 0 ? fmt::format("{} first turns of several", multi_turn)
+                                : "none");
   }
   if (f.contains("responses")) {
     const json& r = f.at("responses");
@@ -188,13 +189,13 @@ void print_facts(const TaskChoice& choice, const json& f) {
                f.at("episodes").at("longest").dump());
   if (f.contains("speed")) {
     const json& s = f.at("speed");
-    fmt::print("{:<15}median {}, p99 {}; {} at a time: {:.0f} per second\n", "speed", quick(s.at("median_us")),
-               quick(s.at("p99_us")), s.at("batch").dump(), s.at("per_s").get<double>());
+    fmt::print("{:<15}median {}, p99 {}; {} at a time: {:.0f} per second\n", "speed", time_text(s.at("median_us")),
+               time_text(s.at("p99_us")), s.at("batch").dump(), s.at("per_s").get<double>());
   }
 }
 
-void print_findings(const json& said, bool wrong) {
-  for (const json& f : said.at("findings")) {
+void print_findings(const json& message, bool wrong) {
+  for (const json& f : message.at("findings")) {
     if (f.at("wrong").get<bool>() != wrong) continue;
     fmt::print("{} ({}): {}\n", wrong ? "WRONG" : "note", f.at("check").get<std::string>(),
                f.at("what").get<std::string>());
@@ -207,60 +208,61 @@ void print_findings(const json& said, bool wrong) {
 }
 
 // Notes a program that needs more than half of its deadline here: a busy machine would end it.
-void compare_with_deadline(const TaskChoice& choice, json& said) {
+void compare_with_deadline(const TaskChoice& choice, json& message) {
   const json options = json::parse(choice.task.options_json, nullptr, false);
-  const json& facts = said.at("facts");
+  const json& facts = message.at("facts");
   if (choice.task.adapter != "process" || !options.is_object() || !facts.contains("responses") ||
       !facts.contains("speed"))
     return;
   const auto deadline = parse_duration(options.value("deadline", "30 s"));
   if (!deadline) return;
   const auto note = [&](std::string what) {
-    said["findings"].push_back(as_json(Finding{"speed", false, std::move(what), {}, {}}));
+    message["findings"].push_back(as_json(Finding{"speed", false, std::move(what), {}, {}}));
   };
   const double slowest = facts.at("responses").value("slowest_seconds", 0.0), half = seconds(*deadline) / 2;
   if (slowest > half && slowest < 2 * half)
     note(fmt::format("the slowest response took {:.2f} s; the deadline is {}", slowest, to_text(*deadline)));
-  const double batch = options.value("batch", 64.0), together = batch * facts.at("speed").value("median_us", 0.0) / 1e6;
-  if (together > half)
+  const double batch = options.value("batch", 64.0),
+               one_request_s = batch * facts.at("speed").value("median_us", 0.0) / 1e6;
+  if (one_request_s > half)
     note(
         fmt::format("{} responses in one request would take {:.1f} s, and the deadline is {}: lower task.options.batch "
                     "or raise the deadline",
-                    batch, together, to_text(*deadline)));
+                    batch, one_request_s, to_text(*deadline)));
 }
 
 int run(const Arguments& a) {
-  const auto failed = [&](const Error& error) { return complain("adapter check", error); };
+  const auto report_failure = [&](const Error& error) { return report_error("adapter check", error); };
   const auto choice = choose_task(a.words);
-  if (!choice) return failed(choice.error());
-  auto said = check(a, *choice);
-  if (!said) return failed(said.error());
-  compare_with_deadline(*choice, *said);
-  const bool sound =
-      std::ranges::none_of(said->at("findings"), [](const json& f) { return f.at("wrong").get<bool>(); });
+  if (!choice) return report_failure(choice.error());
+  auto message = check(a, *choice);
+  if (!message) return report_failure(message.error());
+  compare_with_deadline(*choice, *message);
+  const bool is_sound =
+      std::ranges::none_of(message->at("findings"), [](const json& f) { return f.at("wrong").get<bool>(); });
   if (a.as_json) {
-    json report = said->at("facts");
+    json report = message->at("facts");
     report.update({{"schema_version", 1},
                    {"task", choice->label},
                    {"seed", choice->seed},
-                   {"sound", sound},
-                   {"findings", said->at("findings")},
-                   {"further", said->at("further")}});
+                   {"sound", is_sound},
+                   {"findings", message->at("findings")},
+                   {"further", message->at("further")}});
     fmt::print("{}\n", report.dump(2, ' ', false, json::error_handler_t::replace));
-    return sound ? 0 : 1;
+    return is_sound ? 0 : 1;
   }
-  print_facts(*choice, said->at("facts"));
-  print_findings(*said, true);
-  print_findings(*said, false);
-  for (const auto& [check, count] : said->at("further").items())
+  print_facts(*choice, message->at("facts"));
+  print_findings(*message, true);
+  print_findings(*message, false);
+  for (const auto& [check, count] : message->at("further").items())
     fmt::print("and {} more of '{}'\n", count.dump(), check);
-  fmt::print("{}\n", sound ? "no mistakes found" : "the task is not ready for a run");
-  return sound ? 0 : 1;
+  fmt::print("{}\n", is_sound ? "no mistakes found" : "the task is not ready for a run");
+  return is_sound ? 0 : 1;
 }
 
 }  // namespace
 
-void add_adapter_check(Verb& adapter, int& exit) {
+void add_adapter_check(Verb& adapter, int& exit_code) {
   auto* verb = adapter.add_verb("check", "Try a task in the way a run uses it, and report its mistakes");
   auto a = std::make_shared<Arguments>();
   a->words.add_options(*verb);
@@ -279,7 +281,7 @@ void add_adapter_check(Verb& adapter, int& exit) {
   verb->add_flag("--json", a->as_json, "print JSON (docs/reference/task-verbs.md has the fields)");
   verb->footer(task_examples("check") +
                "\nExit code 0: no mistakes; 1: mistakes; 2: the task cannot be created from these options.");
-  verb->callback([a, &exit] { exit = run(*a); });
+  verb->callback([a, &exit_code] { exit_code = run(*a); });
 }
 
 }  // namespace echoline::cli

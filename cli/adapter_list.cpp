@@ -1,4 +1,4 @@
-// echoline adapter list: shows the built-in tasks, or the options of one.
+// echoline adapter list: lists the built-in task adapters, or shows the options of one.
 #include <algorithm>
 #include <nlohmann/json.hpp>
 
@@ -21,11 +21,12 @@ struct Arguments {
   bool as_json = false;
 };
 
-std::string turns(const AdapterKind& kind) { return !kind.turns ? "as told" : *kind.turns ? "many" : "one"; }
-std::string repeatable(const AdapterKind& kind) {
-  return kind.repeatable ? std::string(to_string(*kind.repeatable)) : "as told";
+// "varies" where the task's own options or program decide.
+std::string turns_text(const AdapterKind& kind) { return !kind.turns ? "varies" : *kind.turns ? "many" : "one"; }
+std::string repeatable_text(const AdapterKind& kind) {
+  return kind.repeatable ? std::string(to_string(*kind.repeatable)) : "varies";
 }
-std::string needs(const AdapterKind& kind) {
+std::string needs_text(const AdapterKind& kind) {
   return kind.file && kind.sandbox ? "file, sandbox" : kind.file ? "file" : kind.sandbox ? "sandbox" : "-";
 }
 
@@ -38,6 +39,7 @@ json as_json(const AdapterKind& kind) {
           {"needs_sandbox", kind.sandbox}};
 }
 
+// The keys whose condition, a text that run_file_keys() makes, names this adapter.
 std::vector<ConfigKey> options_of(std::string_view name) {
   std::vector<ConfigKey> keys;
   for (ConfigKey& key : learner::run_file_keys())
@@ -50,36 +52,39 @@ void print_all(const std::vector<AdapterKind>& kinds) {
   const bool narrow = columns && *columns < 100;
   fmt::print("{:<11} {:<8} {:<11} {}\n", "adapter", "turns", "repeatable", narrow ? "needs" : "needs         meaning");
   for (const AdapterKind& kind : kinds) {
-    const std::string head =
-        fmt::format("{:<11} {:<8} {:<11} {:<14}", kind.name, turns(kind), repeatable(kind), needs(kind));
-    if (narrow)
-      fmt::print("{}\n{}", head.substr(0, head.find_last_not_of(' ') + 1), wrapped(kind.meaning, 2, 2, *columns));
-    else
-      fmt::print(
-          "{}{}", head,
-          columns ? wrapped(kind.meaning, 0, head.size(), *columns - head.size()) : std::string(kind.meaning) + "\n");
+    const std::string facts =
+        fmt::format("{:<11} {:<8} {:<11} {:<14}", kind.name, turns_text(kind), repeatable_text(kind), needs_text(kind));
+    if (narrow)  // the meaning has lines of its own
+      fmt::print("{}\n{}", facts.substr(0, facts.find_last_not_of(' ') + 1), wrap_text(kind.meaning, 2, 2, *columns));
+    else if (columns)
+      fmt::print("{}{}", facts, wrap_text(kind.meaning, 0, facts.size(), *columns - facts.size()));
+    else  // not a terminal
+      fmt::print("{}{}\n", facts, kind.meaning);
   }
-  fmt::print("\n{}",
-             wrapped("`echoline adapter list NAME` shows the options of one; docs/run-file.md has the options of all.",
-                     0, 0, columns.value_or(120)));
+  fmt::print(
+      "\n{}",
+      wrap_text("`echoline adapter list NAME` shows the options of one; docs/run-file.md has the options of all.", 0, 0,
+                columns.value_or(120)));
 }
 
 void print_one(const AdapterKind& kind, const std::vector<ConfigKey>& options) {
   const std::size_t columns = screen_columns().value_or(120);
-  fmt::print("{}", wrapped(fmt::format("{}: {}", kind.name, kind.meaning), 0, 2, columns));
-  fmt::print("turns: {}; repeatable: {}; needs: {}\n", turns(kind), repeatable(kind), needs(kind));
+  fmt::print("{}", wrap_text(fmt::format("{}: {}", kind.name, kind.meaning), 0, 2, columns));
+  fmt::print("turns: {}; repeatable: {}; needs: {}\n", turns_text(kind), repeatable_text(kind), needs_text(kind));
   for (const ConfigKey& key : options) {
     if (key.type == "section") {
-      if (key.path != "task.options")
-        fmt::print("\n{}", wrapped(fmt::format("{}: {}", key.path, key.meaning), 0, 2, columns));
+      if (key.path != "task.options")  // the adapter's meaning, printed above, describes that section
+        fmt::print("\n{}", wrap_text(fmt::format("{}: {}", key.path, key.meaning), 0, 2, columns));
       continue;
     }
-    const std::string fallback = key.required ? "required" : key.fallback.empty() ? "" : "default " + key.fallback;
+    const std::string fallback = key.required               ? "required"
+                                 : key.default_text.empty() ? ""
+                                                            : "default " + key.default_text;
     std::string facts = key.type;
     for (const std::string& fact : {key.range, fallback})
       if (!fact.empty()) facts += "; " + fact;
-    fmt::print("\n{}{}", wrapped(fmt::format("{}  ({})", key.path, facts), 0, 4, columns),
-               wrapped(key.meaning, 2, 2, columns));
+    fmt::print("\n{}{}", wrap_text(fmt::format("{}  ({})", key.path, facts), 0, 4, columns),
+               wrap_text(key.meaning, 2, 2, columns));
   }
 }
 
@@ -115,7 +120,7 @@ Status list(const Arguments& a) {
 
 }  // namespace
 
-void add_adapter_list(Verb& adapter, int& exit) {
+void add_adapter_list(Verb& adapter, int& exit_code) {
   auto* verb = adapter.add_verb("list", "List the built-in tasks, or show the options of one");
   auto a = std::make_shared<Arguments>();
   verb->add_option("name", a->name, "show the options of this adapter");
@@ -123,12 +128,12 @@ void add_adapter_list(Verb& adapter, int& exit) {
   verb->footer(
       "  echoline adapter list\n"
       "  echoline adapter list countdown\n"
-      "turns: the number of answers in an episode. repeatable: whether a learner can compute a score again (cheaply, "
-      "costly) or must trust the worker (not). needs: a file of problems, or a sandbox (bubblewrap) on the machines "
-      "that grade responses.");
-  verb->callback([a, &exit] {
+      "turns: the number of answers in an episode. repeatable: whether the learner can recompute a score: `cheaply`, "
+      "`costly`, or `not`, and then it must trust the worker. varies: the task itself decides. needs: a file of "
+      "problems, or a sandbox (bubblewrap) on the machines that grade responses.");
+  verb->callback([a, &exit_code] {
     const Status done = list(*a);
-    exit = done ? 0 : complain("adapter list", done.error());
+    exit_code = done ? 0 : report_error("adapter list", done.error());
   });
 }
 

@@ -99,9 +99,12 @@ const std::vector<std::pair<std::string, std::string>> kExampleHere = {
     {"library: libsums.so", "library: {name}.so"},
     {"\"sums\"", "\"{name}\""}};
 
-constexpr std::string_view kOffers = R"({"schema_version": 1, "offers": [
-  {"id": "here", "provider": "local", "host": "here", "gpu": "none", "gpu_count": 1, "vram_gb": 8, "up_mbit_per_s": 100, "down_mbit_per_s": 100,
-   "reliability": 0.99, "duration_days_max": 1, "rollouts_per_s": 500, "rollouts_source": "profile", "gpu_usd_per_hour": 0.01,
+constexpr std::string_view kOffers =
+    R"({"schema_version": 1, "offers": [
+  {"id": "here", "provider": "local", "host": "here", "gpu": "none", "gpu_count": 1, "vram_gb": 8, )"
+    R"("up_mbit_per_s": 100, "down_mbit_per_s": 100,
+   "reliability": 0.99, "duration_days_max": 1, "rollouts_per_s": 500, "rollouts_source": "profile", )"
+    R"("gpu_usd_per_hour": 0.01,
    "storage_usd_per_hour": 0, "upload_usd_per_gb": 0, "download_usd_per_gb": 0}
 ]}
 )";
@@ -164,12 +167,13 @@ Status begin(const Arguments& a) {
     return fail(Code::kInvalid, "",
                 "--turns is only for --python; echoline_task.h describes libraries with several turns");
   const std::vector<NewFile> files = files_of(a);
-  std::string there;
+  std::string existing;
   std::error_code ignored;
   for (const NewFile& file : files)
-    if (fs::exists(fs::symlink_status(file.path, ignored))) there += (there.empty() ? "" : ", ") + file.path.string();
-  if (!there.empty())
-    return fail(Code::kInvalid, "", "{} exists and is not replaced; choose another name or --dir", there);
+    if (fs::exists(fs::symlink_status(file.path, ignored)))
+      existing += (existing.empty() ? "" : ", ") + file.path.string();
+  if (!existing.empty())
+    return fail(Code::kInvalid, "", "{} exists and is not replaced; choose another name or --dir", existing);
   ECHO_TRY(make_folders(a.folder));
   nlohmann::json names = nlohmann::json::array();
   for (const NewFile& file : files) {
@@ -182,15 +186,15 @@ Status begin(const Arguments& a) {
                            2, ' ', false, nlohmann::json::error_handler_t::replace));
   const std::string run_file = shell_word(files[1].path.string());
   if (a.c)
-    say("first: cc -shared -fPIC -O2 -o {} {}\n", shell_word((fs::path(a.folder) / (a.name + ".so")).string()),
-        shell_word(files[0].path.string()));
-  say("next: echoline adapter check {0}\n      echoline adapter play {0}\n      echoline up {0}\n", run_file);
+    print_stderr("first: cc -shared -fPIC -O2 -o {} {}\n", shell_word((fs::path(a.folder) / (a.name + ".so")).string()),
+                 shell_word(files[0].path.string()));
+  print_stderr("next: echoline adapter check {0}\n      echoline adapter play {0}\n      echoline up {0}\n", run_file);
   return ok();
 }
 
 }  // namespace
 
-void add_adapter_new(Verb& adapter, int& exit) {
+void add_adapter_new(Verb& adapter, int& exit_code) {
   auto* verb = adapter.add_verb("new", "Write a first version of your own task and a run file for it");
   auto a = std::make_shared<Arguments>();
   verb->add_option("name", a->name, "name of the task and its files")->required();
@@ -204,9 +208,9 @@ void add_adapter_new(Verb& adapter, int& exit) {
       "  echoline adapter new maze --python --turns --dir tasks\n"
       "  echoline adapter new sums --c && cc -shared -fPIC -O2 -o sums.so sums.c\n"
       "Existing files are never replaced.");
-  verb->callback([a, &exit] {
+  verb->callback([a, &exit_code] {
     const Status done = begin(*a);
-    exit = done ? 0 : complain(kOperation, done.error());
+    exit_code = done ? 0 : report_error(kOperation, done.error());
   });
 }
 

@@ -10,7 +10,7 @@
 #include "cli/task_choice.hpp"
 #include "cli/verbs.hpp"
 #include "data_plane/adapters/adapter.hpp"
-#include "data_plane/told.hpp"
+#include "data_plane/policy_input.hpp"
 #include "learner/held_out.hpp"
 
 namespace echoline::cli {
@@ -26,14 +26,14 @@ constexpr std::size_t kResponseBytesMax = 4u << 20;  // TrajectoryLimits::text_m
 struct Arguments {
   TaskWords words;
   std::uint64_t problem = 0;
-  std::string ends = "line";
+  std::string ends = "line";  // what ends a response: "line", "empty" or "input"
   bool held_out = false, reveal = false, as_json = false;
 };
 
 // The output: stdout, or stderr when the JSON goes to stdout.
-class Table {
+class Transcript {
  public:
-  explicit Table(bool as_json) : to_(as_json ? stderr : stdout), asks_(::isatty(STDIN_FILENO) == 1) {}
+  explicit Transcript(bool as_json) : out_(as_json ? stderr : stdout), is_interactive_(::isatty(STDIN_FILENO) == 1) {}
 
   // Control characters in a line are escaped, so that the terminal does not obey them.
   void show(std::string_view text) const {
@@ -46,60 +46,60 @@ class Table {
     }
   }
   // Prints the prompt: in a chat one message after another with its role, otherwise the text.
-  void tell(const Told& told, bool chat) const {
-    if (told.messages.empty() && chat) head("user");
-    if (told.messages.empty() || !chat) return show(told.text);
-    for (const ChatMessage& message : told.messages) {
-      head(message.role);
+  void print_input(const PolicyInput& input, bool chat) const {
+    if (input.messages.empty() && chat) show_heading("user");
+    if (input.messages.empty() || !chat) return show(input.text);
+    for (const ChatMessage& message : input.messages) {
+      show_heading(message.role);
       show(message.content);
     }
   }
-  void head(std::string_view who) const { write(fmt::format("--- {}\n", who)); }
+  void show_heading(std::string_view speaker) const { write(fmt::format("--- {}\n", speaker)); }
   void write(const std::string& text) const {
-    std::fwrite(text.data(), 1, text.size(), to_);
-    std::fflush(to_);
+    std::fwrite(text.data(), 1, text.size(), out_);
+    std::fflush(out_);
   }
 
   // The next response; absent at the end of the input. kInvalid when it is too long.
   Result<std::optional<std::string>> response(const std::string& ends) const {
-    if (asks_)
-      say("{}", ends == "line"    ? "> "
-                : ends == "empty" ? "(an empty line ends the response)\n"
-                                  : "(Ctrl-D ends the response)\n");
+    if (is_interactive_)
+      print_stderr("{}", ends == "line"    ? "> "
+                         : ends == "empty" ? "(an empty line ends the response)\n"
+                                           : "(Ctrl-D ends the response)\n");
     std::string text;
-    for (bool any = false;; any = true) {
-      bool ended = false;
+    for (bool has_lines = false;; has_lines = true) {
+      bool at_input_end = false;
       const std::size_t begin = text.size();
       for (;;) {
         const int c = std::getchar();
-        ended = c == EOF;
-        if (ended || c == '\n') break;
+        at_input_end = c == EOF;
+        if (at_input_end || c == '\n') break;
         if (text.size() >= kResponseBytesMax)
           return fail(Code::kInvalid, "", "the response is longer than {}", to_text(Bytes{kResponseBytesMax}));
         text.push_back(static_cast<char>(c));
       }
       if (std::ferror(stdin) != 0) return fail(Code::kIo, "", "standard input cannot be read");
-      const bool nothing = text.size() == begin;
-      if (ended && nothing) {
-        if (!any) return std::optional<std::string>();
+      const bool line_is_empty = text.size() == begin;
+      if (at_input_end && line_is_empty) {
+        if (!has_lines) return std::optional<std::string>();
         break;
       }
-      if (ended || ends == "line") return std::optional(std::move(text));
-      if (ends == "empty" && nothing) break;
+      if (at_input_end || ends == "line") return std::optional(std::move(text));
+      if (ends == "empty" && line_is_empty) break;
       text.push_back('\n');
     }
     if (text.ends_with('\n')) text.pop_back();
     return std::optional(std::move(text));
   }
   // Whether responses are printed too: those from a file would be missing from the transcript otherwise.
-  bool echoes() const { return !asks_; }
+  bool echoes_responses() const { return !is_interactive_; }
 
  private:
-  std::FILE* const to_;
-  const bool asks_;
+  std::FILE* const out_;
+  const bool is_interactive_;
 };
 
-std::string parts(const Score& score) {
+std::string components_text(const Score& score) {
   std::string text;
   for (const auto& [name, value] : score.components) text += fmt::format("  {} {:g}", printable(name, 40), value);
   return text;
@@ -126,59 +126,60 @@ Status play(const Arguments& a) {
   ECHO_ASSIGN(const auto problem, chosen_problem(a, *adapter));
   ECHO_ASSIGN(const auto episode, adapter->begin(problem, data_plane::episode_seed(choice.seed, a.problem, 0)));
 
-  const Table table(a.as_json);
+  const Transcript transcript(a.as_json);
   const bool chat = choice.prompts.chat;
-  table.head(
+  transcript.show_heading(
       fmt::format("{}: problem {}, seed {}", printable(choice.label), printable(problem.id(), 128), choice.seed));
-  table.tell(chat ? Told(learner::task_messages(choice.prompts, problem))
-                  : model::conversation(problem.prompt(), choice.prompts.text, {}).back().content,
-             chat);
+  transcript.print_input(chat ? PolicyInput(learner::task_messages(choice.prompts, problem))
+                              : model::conversation(problem.prompt(), choice.prompts.text, {}).back().content,
+                         chat);
   Score total;
   json turns = json::array();
   bool done = false;
   while (!done && turns.size() < data_plane::kTurnsMax) {
-    if (chat) table.head("assistant");
-    ECHO_ASSIGN(auto response, table.response(a.ends));
+    if (chat) transcript.show_heading("assistant");
+    ECHO_ASSIGN(auto response, transcript.response(a.ends));
     if (!response) break;
-    if (table.echoes()) table.show(chat ? *response : "> " + *response);
+    if (transcript.echoes_responses()) transcript.show(chat ? *response : "> " + *response);
     auto step = data_plane::step_and_wait(*episode, *response);
     if (!step)
       return fail(step.error().code, "", "turn {} of '{}': {}", turns.size() + 1, problem.id(), step.error().message());
     data_plane::add(total, step->score);
     done = step->done;
-    table.write(fmt::format("[turn {}: reward {:g}{}{}]\n", turns.size() + 1, step->score.reward, parts(step->score),
-                            done ? "" : "; it goes on"));
+    transcript.write(fmt::format("[turn {}: reward {:g}{}{}]\n", turns.size() + 1, step->score.reward,
+                                 components_text(step->score), done ? "" : "; it goes on"));
     turns.push_back(as_json(step->score));
     turns.back().update({{"response", *response}, {"done", done}});
     if (done) break;
-    if (step->aside) {
-      turns.back()["aside"] = data_plane::to_json(*step->aside);
-      table.head("for somebody else");
-      table.tell(*step->aside, chat);
+    if (step->side_prompt) {
+      turns.back()["aside"] = data_plane::to_json(*step->side_prompt);
+      transcript.show_heading("for somebody else");
+      transcript.print_input(*step->side_prompt, chat);
       continue;
     }
     turns.back()["observation"] = data_plane::to_json(step->observation);
-    table.tell(step->observation, chat);
+    transcript.print_input(step->observation, chat);
   }
   if (!done) {
-    const Score cut = episode->cut();
+    const Score cut_score = episode->cut();
     const bool correct = total.correct;
-    data_plane::add(total, cut);
+    data_plane::add(total, cut_score);
     total.correct = correct;
-    if (table.echoes() || turns.empty()) table.write("\n");
-    table.write(fmt::format("[{}: reward {:g}{}]\n",
-                            turns.size() == data_plane::kTurnsMax ? "that was the last allowed turn"
-                                                                  : "the input ended before the task was done",
-                            cut.reward, parts(cut)));
+    if (transcript.echoes_responses() || turns.empty()) transcript.write("\n");
+    transcript.write(fmt::format("[{}: reward {:g}{}]\n",
+                                 turns.size() == data_plane::kTurnsMax ? "that was the last allowed turn"
+                                                                       : "the input ended before the task was done",
+                                 cut_score.reward, components_text(cut_score)));
   }
-  table.head(fmt::format("{}, reward {:g} in {} turn{}{}", total.correct ? "correct" : "not correct", total.reward,
-                         turns.size(), turns.size() == 1 ? "" : "s", parts(total)));
+  transcript.show_heading(fmt::format("{}, reward {:g} in {} turn{}{}", total.correct ? "correct" : "not correct",
+                                      total.reward, turns.size(), turns.size() == 1 ? "" : "s",
+                                      components_text(total)));
   if (a.reveal) {
-    table.head("reference");
-    table.show(problem.reference());
+    transcript.show_heading("reference");
+    transcript.show(problem.reference());
     if (const auto demonstration = adapter->demonstration(problem)) {
-      table.head("demonstration");
-      table.show(*demonstration);
+      transcript.show_heading("demonstration");
+      transcript.show(*demonstration);
     }
   }
   if (a.as_json) {
@@ -198,7 +199,7 @@ Status play(const Arguments& a) {
 
 }  // namespace
 
-void add_adapter_play(Verb& adapter, int& exit) {
+void add_adapter_play(Verb& adapter, int& exit_code) {
   auto* verb = adapter.add_verb(
       "play", "Answer a problem in the policy's place: see its prompt and the rewards of your answers");
   auto a = std::make_shared<Arguments>();
@@ -215,9 +216,9 @@ void add_adapter_play(Verb& adapter, int& exit) {
       "  echoline adapter play guess\n"
       "  echoline adapter play run.yaml --held-out --problem 3 --reveal\n"
       "  echoline adapter play code.yaml --ends input < solution.md");
-  verb->callback([a, &exit] {
+  verb->callback([a, &exit_code] {
     const Status done = play(*a);
-    exit = done ? 0 : complain(kOperation, done.error());
+    exit_code = done ? 0 : report_error(kOperation, done.error());
   });
 }
 

@@ -13,7 +13,7 @@ namespace {
 using namespace data_plane::poker;
 using nlohmann::json;
 
-struct Table {
+struct TableOptions {
   Rules rules;
   std::uint64_t seed = 1;
   bool json = false;
@@ -35,7 +35,7 @@ struct Table {
 void print(const json& object) { fmt::print("{}\n", object.dump(2)); }
 
 struct MatchArguments {
-  Table table;
+  TableOptions table;
   std::string first, second;
   std::uint64_t pairs = 10'000;
 };
@@ -63,7 +63,7 @@ Status run_match_verb(const MatchArguments& a) {
 }
 
 struct ServeArguments {
-  Table table;
+  TableOptions table;
   std::string player, bind = "127.0.0.1", patience = "1 min";
   std::uint16_t port = 0;
   std::uint64_t hands = 1000;
@@ -75,18 +75,18 @@ Status serve(const ServeArguments& a) {
   if (!a.player.empty()) options.names[1] = a.player;
   ECHO_ASSIGN(AcpcDealer dealer, AcpcDealer::make(options));
   ECHO_ASSIGN(const auto listener, Listener::open(a.bind, a.port));
-  say("{} port {}: {}\n", a.bind, listener->port(),
-      a.player.empty() ? "waiting for two players" : "waiting for a player");
-  std::unique_ptr<Player> own;
+  print_stderr("{} port {}: {}\n", a.bind, listener->port(),
+               a.player.empty() ? "waiting for two players" : "waiting for a player");
+  std::unique_ptr<Player> built_in_player;
   std::array<std::unique_ptr<Seat>, 2> seats;
   if (!a.player.empty()) {
-    ECHO_ASSIGN(own, make_player(a.player));
-    seats[1] = seat_of(*own, a.table.rules, a.table.seed);
+    ECHO_ASSIGN(built_in_player, make_player(a.player));
+    seats[1] = make_seat(*built_in_player, a.table.rules, a.table.seed);
   }
   for (auto& seat : seats)
     if (!seat) {
       ECHO_ASSIGN(auto guest, listener->accept(SystemClock().now() + patience));
-      seat = seat_of(std::move(guest));
+      seat = make_seat(std::move(guest));
     }
   ECHO_TRY(run_match(dealer, {seats[0].get(), seats[1].get()}, patience));
   const auto won = dealer.won();
@@ -103,7 +103,7 @@ Status serve(const ServeArguments& a) {
 }
 
 struct JoinArguments {
-  Table table;
+  TableOptions table;
   std::string dealer, player = "tight", patience = "10 min";
 };
 
@@ -113,7 +113,7 @@ Status join(const JoinArguments& a) {
   ECHO_ASSIGN(const auto player, make_player(a.player));
   ECHO_ASSIGN(const auto dealer, LineSocket::connect(a.dealer, patience));
   AcpcClient client(*player, a.table.rules, a.table.seed);
-  ECHO_TRY(play_at(*dealer, client, patience));
+  ECHO_TRY(play_against(*dealer, client, patience));
   const double bb_per_100 = a.table.bb_per_100(client.won(), client.hands());
   if (a.table.json)
     print({{"schema_version", 1}, {"hands", client.hands()}, {"chips", client.won()}, {"bb_per_100", bb_per_100}});
@@ -122,9 +122,11 @@ Status join(const JoinArguments& a) {
   return ok();
 }
 
-int finished(std::string_view verb, const Status& status) { return status ? 0 : complain(verb, status.error()); }
+int report_status(std::string_view verb, const Status& status) {
+  return status ? 0 : report_error(verb, status.error());
+}
 
-void add_match(Verb& poker, int& exit) {
+void add_match(Verb& poker, int& exit_code) {
   auto* verb = poker.add_verb(
       "match", "Measure how much better one built-in player is: every deal is played from both positions");
   auto a = std::make_shared<MatchArguments>();
@@ -132,10 +134,10 @@ void add_match(Verb& poker, int& exit) {
   verb->add_option("second", a->second, "the other one")->required()->one_of(player_names());
   verb->add_option("--pairs", a->pairs, "number of deals; each is played as two hands")->positive()->show_default();
   a->table.add_options(*verb, "the same seed gives the same hands");
-  verb->callback([a, &exit] { exit = finished("adapter poker match", run_match_verb(*a)); });
+  verb->callback([a, &exit_code] { exit_code = report_status("adapter poker match", run_match_verb(*a)); });
 }
 
-void add_serve(Verb& poker, int& exit) {
+void add_serve(Verb& poker, int& exit_code) {
   auto* verb = poker.add_verb("serve", "Deal a match for players that connect over TCP (ACPC protocol 2.0.0)");
   auto a = std::make_shared<ServeArguments>();
   verb->add_option("--port", a->port, "port; 0: any free port, which is printed on stderr")->show_default();
@@ -150,10 +152,10 @@ void add_serve(Verb& poker, int& exit) {
       ->show_default();
   a->table.add_options(*verb, "the same seed gives the same deals");
   verb->footer("Example:\n  echoline adapter poker serve --port 18791 --player tight --hands 3000");
-  verb->callback([a, &exit] { exit = finished("adapter poker serve", serve(*a)); });
+  verb->callback([a, &exit_code] { exit_code = report_status("adapter poker serve", serve(*a)); });
 }
 
-void add_join(Verb& poker, int& exit) {
+void add_join(Verb& poker, int& exit_code) {
   auto* verb =
       poker.add_verb("join", "Play at the table of a remote dealer (ACPC protocol 2.0.0) until the match ends");
   auto a = std::make_shared<JoinArguments>();
@@ -161,18 +163,18 @@ void add_join(Verb& poker, int& exit) {
   verb->add_option("--player", a->player, "who plays")->one_of(player_names())->show_default();
   verb->add_option("--patience", a->patience, "time limit for each message of the dealer")->show_default();
   a->table.add_options(*verb, "seed of the player's random choices");
-  verb->callback([a, &exit] { exit = finished("adapter poker join", join(*a)); });
+  verb->callback([a, &exit_code] { exit_code = report_status("adapter poker join", join(*a)); });
 }
 
 }  // namespace
 
-void add_adapter_poker(Verb& adapter, int& exit) {
+void add_adapter_poker(Verb& adapter, int& exit_code) {
   auto* poker = adapter.add_verb(
       "poker", "Heads-up no-limit hold'em: matches between players on this machine or over the ACPC protocol");
-  poker->needs_verb();
-  add_match(*poker, exit);
-  add_serve(*poker, exit);
-  add_join(*poker, exit);
+  poker->require_verb();
+  add_match(*poker, exit_code);
+  add_serve(*poker, exit_code);
+  add_join(*poker, exit_code);
 }
 
 }  // namespace echoline::cli

@@ -42,50 +42,50 @@ Result<UpArguments> run_of(const nlohmann::json& document, const std::string& fi
 }
 
 int run(const Arguments& a) {
-  const auto refuse = [](const Error& error) { return complain("apply", error); };
+  const auto report_failure = [](const Error& error) { return report_error("apply", error); };
   nlohmann::json document;
   auto planned = provisioner::load_plan(a.plan, &document);
-  if (!planned) return refuse(as_mistake(planned.error()));
+  if (!planned) return report_failure(as_mistake(planned.error()));
   auto up = run_of(document, a.plan);
-  if (!up) return refuse(up.error());
+  if (!up) return report_failure(up.error());
   const auto overrides = parse_overrides(up->overrides);
-  if (!overrides) return refuse(overrides.error());
+  if (!overrides) return report_failure(overrides.error());
   const auto config = learner::load_run_config(up->config, *overrides);
-  if (!config) return refuse(config.error());
+  if (!config) return report_failure(config.error());
   if (const Status checked = learner::preflight(*config, {built_in_trainer(), a.plan}).status(); !checked)
-    return refuse(checked.error());
+    return report_failure(checked.error());
   const auto model = learner::run_model_config(*config);
-  if (!model) return refuse(model.error());
+  if (!model) return report_failure(model.error());
   auto market = learner::run_market(*config, *model, planned->request);
-  if (!market) return refuse(market.error());
+  if (!market) return report_failure(market.error());
   // staleness_worst is not stored in a plan file, so it is computed again.
   planned->request.staleness_worst = learner::plan_request(*config, *model, 0).staleness_worst;
   auto renewed = provisioner::renew_plan(*planned, market->offers, a.price_tolerance);
-  if (!renewed) return refuse(renewed.error());
-  renewed->plan.market = std::move(market->from);
+  if (!renewed) return report_failure(renewed.error());
+  renewed->plan.market = std::move(market->market);
 
-  for (const std::string& change : renewed->changes) say("{}\n", change);
-  nlohmann::json today = renewed->plan.to_json();
-  today["run"] = document["run"];
+  for (const std::string& change : renewed->changes) print_stderr("{}\n", change);
+  nlohmann::json renewed_json = renewed->plan.to_json();
+  renewed_json["run"] = document["run"];
   if (a.check) {
-    today["changes"] = renewed->changes;
+    renewed_json["changes"] = renewed->changes;
     if (a.json)
-      fmt::print("{}\n", today.dump(2));
+      fmt::print("{}\n", renewed_json.dump(2));
     else
       fmt::print("{}", renewed->plan.to_table({}, screen_columns()));
     return 0;
   }
   up->plan = std::filesystem::absolute(a.plan).string() + ".applied";  // with today's prices
-  if (const Status written = write_file_atomic(up->plan, today.dump(2) + "\n"); !written)
-    return refuse(written.error());
+  if (const Status written = write_file_atomic(up->plan, renewed_json.dump(2) + "\n"); !written)
+    return report_failure(written.error());
   up->json = a.json;
-  up->again = "echoline apply " + shell_word(a.plan);
+  up->restart_command = "echoline apply " + shell_word(a.plan);
   return run_up(*up);
 }
 
 }  // namespace
 
-void add_apply(Verb& app, int& exit) {
+void add_apply(Verb& app, int& exit_code) {
   auto* verb = app.add_verb("apply", "Start a run by a plan that `echoline plan -o` wrote");
   auto a = std::make_shared<Arguments>();
   verb->add_option("plan", a->plan, "the plan, e.g. plan.json")->required();
@@ -97,7 +97,7 @@ void add_apply(Verb& app, int& exit) {
   verb->add_flag("--check", a->check, "only show how the plan has changed");
   verb->add_flag("--json", a->json, "print the report, the errors, or with --check the plan, as JSON");
   verb->footer("The offers are read again. PLAN.applied is the plan by which the fleet was rented.");
-  verb->callback([a, &exit] { exit = run(*a); });
+  verb->callback([a, &exit_code] { exit_code = run(*a); });
 }
 
 }  // namespace echoline::cli

@@ -19,8 +19,8 @@ namespace {
 namespace fs = std::filesystem;
 
 constexpr std::string_view kOperation = "make bundle";
-constexpr const char* kName = "echoline-worker";
-constexpr const char* kModule = "echoline_torch.so";
+constexpr const char* kFolderName = "echoline-worker";
+constexpr const char* kModuleFile = "echoline_torch.so";
 // The libraries of the host are not used: C library, loader and all others come from the bundle.
 constexpr std::string_view kLauncher =
     "#!/bin/sh\n"
@@ -29,15 +29,15 @@ constexpr std::string_view kLauncher =
 
 // Files that the loader has mapped into this process.
 std::vector<fs::path> loaded_libraries() {
-  std::vector<fs::path> found;
+  std::vector<fs::path> libraries;
   const auto add = [](dl_phdr_info* info, std::size_t, void* to) {
     std::error_code ec;
     if (const fs::path path = info->dlpi_name; path.is_absolute() && fs::is_regular_file(path, ec))
       static_cast<std::vector<fs::path>*>(to)->push_back(path);
     return 0;
   };
-  ::dl_iterate_phdr(add, &found);
-  return found;
+  ::dl_iterate_phdr(add, &libraries);
+  return libraries;
 }
 
 Status run_tar(const fs::path& staging, const fs::path& out) {
@@ -47,32 +47,33 @@ Status run_tar(const fs::path& staging, const fs::path& out) {
   argv.push_back(out.extension() == ".zst"  ? "--use-compress-program=zstd -T0 -9"
                  : out.extension() == ".gz" ? "--use-compress-program=gzip -9"
                                             : "--auto-compress");
-  argv.insert(argv.end(), {"--file", out.string(), "--directory", staging.string(), kName});
+  argv.insert(argv.end(), {"--file", out.string(), "--directory", staging.string(), kFolderName});
   ECHO_ASSIGN(ChildProcess tar, ChildProcess::start(argv));
-  std::string last;
+  std::string last_line;
   std::optional<ProcessEnd> end;
-  while (!end) end = tar.pump(std::chrono::milliseconds(200), [&](const std::string& line) { last = line; });
+  while (!end) end = tar.pump(std::chrono::milliseconds(200), [&](const std::string& line) { last_line = line; });
   if (end->status == 0) return ok();
   return fail(Code::kIo, kOperation, "tar failed ({}): {}; tar must be installed, and zstd for .zst",
               end->status ? fmt::format("status {}", *end->status) : fmt::format("signal {}", *end->signal),
-              last.empty() ? "it said nothing" : last);
+              last_line.empty() ? "it said nothing" : last_line);
 }
 
 // Starts the bundle's program once with its module, so that a missing library is found here and not on a rented
 // machine.
-Status try_it(const fs::path& lib, const std::string& loader, bool with_engine) {
+Status check_program_starts(const fs::path& lib, const std::string& loader, bool with_engine) {
   std::vector<std::string> argv{(lib / loader).string(), "--library-path", lib.string()};
-  if (with_engine) argv.insert(argv.end(), {"--preload", (lib / kModule).string()});
+  if (with_engine) argv.insert(argv.end(), {"--preload", (lib / kModuleFile).string()});
   argv.insert(argv.end(), {(lib / "echoline").string(), "--version"});
   ECHO_ASSIGN(ChildProcess child, ChildProcess::start(argv));
-  std::string said;
+  std::string output;
   std::optional<ProcessEnd> end;
-  while (!end) end = child.pump(std::chrono::milliseconds(200), [&](const std::string& line) { said += line + "; "; });
-  if (end->status == 0 && said.empty()) return ok();
-  return fail(Code::kInternal, kOperation, "the program does not start with the bundle's libraries: {}", said);
+  while (!end)
+    end = child.pump(std::chrono::milliseconds(200), [&](const std::string& line) { output += line + "; "; });
+  if (end->status == 0 && output.empty()) return ok();
+  return fail(Code::kInternal, kOperation, "the program does not start with the bundle's libraries: {}", output);
 }
 
-Result<std::string> make(const fs::path& out, bool with_engine) {
+Result<std::string> make_bundle(const fs::path& out, bool with_engine) {
   std::error_code ec;
   std::optional<fs::path> module;
   if (with_engine) {
@@ -81,7 +82,7 @@ Result<std::string> make(const fs::path& out, bool with_engine) {
   if (const fs::path folder = fs::absolute(out, ec).parent_path(); !fs::is_directory(folder, ec))
     return fail(Code::kNotFound, kOperation, "there is no folder {}", folder.string());
   const fs::path staging = out.string() + ".partial";
-  const fs::path lib = staging / kName / "lib", bin = staging / kName / "bin";
+  const fs::path lib = staging / kFolderName / "lib", bin = staging / kFolderName / "bin";
   fs::remove_all(staging, ec);
   const auto stage = [&]() -> Result<std::string> {
     fs::create_directories(lib, ec);
@@ -96,20 +97,20 @@ Result<std::string> make(const fs::path& out, bool with_engine) {
     roots.push_back(files.back());
     if (module) roots.push_back(*module);
     // Debian's libtorch names OpenCV and FFmpeg and uses neither. They bring Qt and GDAL along: 250 libraries in all.
-    ECHO_ASSIGN(const std::set<fs::path> left_out, unneeded(files, roots));
+    ECHO_ASSIGN(const std::set<fs::path> unneeded_files, find_unneeded(files, roots));
     std::set<std::string> names;
-    for (const fs::path& path : left_out) names.insert(path.filename());
+    for (const fs::path& path : unneeded_files) names.insert(path.filename());
     files.pop_back();
     for (const fs::path& path : files) {
-      if (left_out.contains(path)) continue;
-      const std::string name = path == module ? kModule : path.filename().string();
+      if (unneeded_files.contains(path)) continue;
+      const std::string name = path == module ? kModuleFile : path.filename().string();
       if (name.starts_with("ld-")) loader = name;
-      ECHO_ASSIGN(const std::vector<std::string> needed, needed_names(path));
+      ECHO_ASSIGN(const std::vector<std::string> needed, needed_libraries(path));
       if (std::any_of(needed.begin(), needed.end(), [&](const std::string& n) { return names.contains(n); })) {
         fs::copy_file(path, lib / name, ec);
         if (!ec) fs::permissions(lib / name, fs::perms::owner_write, fs::perm_options::add, ec);
         if (!ec) {
-          ECHO_TRY(forget_needed(lib / name, names));
+          ECHO_TRY(remove_needed(lib / name, names));
         }
       } else {
         fs::create_symlink(path, lib / name, ec);
@@ -119,7 +120,7 @@ Result<std::string> make(const fs::path& out, bool with_engine) {
     if (loader.empty()) return fail(Code::kInternal, kOperation, "none of the loaded libraries is a loader");
     ECHO_TRY(write_file_atomic(bin / "echoline", fmt::format(fmt::runtime(kLauncher), loader)));
     fs::permissions(bin / "echoline", fs::perms(0755), ec);
-    ECHO_TRY(try_it(lib, loader, module.has_value()));
+    ECHO_TRY(check_program_starts(lib, loader, module.has_value()));
     const fs::path archive = staging / out.filename();
     ECHO_TRY(run_tar(staging, archive));
     fs::rename(archive, out, ec);
@@ -134,7 +135,7 @@ Result<std::string> make(const fs::path& out, bool with_engine) {
 
 }  // namespace
 
-void add_bundle(Verb& app, int& exit) {
+void add_bundle(Verb& app, int& exit_code) {
   auto* verb = app.add_verb("bundle", "Pack this program and its libraries for machines that have none of them");
   auto out = std::make_shared<std::string>("echoline-worker.tar.zst");
   verb->add_option("-o,--output", *out, "the archive; its name chooses the compression: .tar.zst, .tar.gz, .tar.xz");
@@ -147,9 +148,9 @@ void add_bundle(Verb& app, int& exit) {
       "  echoline-worker/bin/echoline worker --join HOST:PORT\n"
       "The target machine needs sh and a Linux kernel for this architecture. All libraries are in the bundle, "
       "including the C library and the loader.");
-  verb->callback([out, without_engine, &exit] {
-    const auto digest = make(*out, !*without_engine);
-    exit = digest ? 0 : complain("bundle", digest.error());
+  verb->callback([out, without_engine, &exit_code] {
+    const auto digest = make_bundle(*out, !*without_engine);
+    exit_code = digest ? 0 : report_error("bundle", digest.error());
     if (digest) fmt::print("{}  {}\n", *digest, *out);  // the format of sha256sum --check
   });
 }

@@ -9,8 +9,8 @@ namespace echoline::cli {
 class Verb;
 
 struct Option {
-  std::vector<std::string> names;  // "-o", "--output"; for a positional one, its name
-  std::string meaning, fallback;
+  std::vector<std::string> names;  // short form first: "-o", "--output"; for a positional one, its name
+  std::string meaning, default_value;
   bool positional = false, takes_value = false, required = false;
 };
 

@@ -1,7 +1,4 @@
-#include <fcntl.h>
-#include <sys/file.h>
-#include <unistd.h>
-
+// Functions that many subcommands use: errors, --set, and the folder of a run.
 #include <algorithm>
 #include <cstdio>
 #include <cstdlib>
@@ -15,27 +12,28 @@
 namespace echoline::cli {
 
 std::filesystem::path own_program() {
-  // Set by the launcher of a bundle; there, /proc/self/exe is the loader.
+  // `echoline bundle` packs the program with its libraries. The bundle's launcher starts it through the packed dynamic
+  // loader, which /proc/self/exe then names, and sets this variable to the program's path.
   const char* bundled = std::getenv("ECHOLINE_PROGRAM");
   return bundled ? std::filesystem::path(bundled) : std::filesystem::read_symlink("/proc/self/exe");
 }
 
 namespace {
 
-bool json_wanted = false;
+bool json_errors_enabled = false;
 
 }  // namespace
 
-void errors_as_json(bool wanted) { json_wanted = wanted; }
+void set_json_errors(bool enabled) { json_errors_enabled = enabled; }
 
-int complain(std::string_view verb, const Error& error) {
-  print_json_error(error);
-  say("echoline{}{}: {}\n", verb.empty() ? "" : " ", verb, error.message());
+int report_error(std::string_view verb, const Error& error) {
+  print_error_if_json(error);
+  print_stderr("echoline{}{}: {}\n", verb.empty() ? "" : " ", verb, error.message());
   return exit_code(error.code);
 }
 
-void print_json_error(const Error& error) {
-  if (!json_wanted) return;
+void print_error_if_json(const Error& error) {
+  if (!json_errors_enabled) return;
   nlohmann::json problems = nlohmann::json::array();
   const std::string message = error.message();
   for (std::size_t start = 0; start < message.size();) {
@@ -44,6 +42,7 @@ void print_json_error(const Error& error) {
     start = end + 1;
   }
   nlohmann::json object = {{"schema_version", 2}, {"error", {{"code", to_string(error.code)}, {"problems", problems}}}};
+  // A plan's JSON has "feasible" too, so a script tests one key whether planning succeeds or not.
   if (error.code == Code::kInfeasible) object["feasible"] = false;
   // The message may contain a path that is not UTF-8.
   fmt::print("{}\n", object.dump(2, ' ', false, nlohmann::json::error_handler_t::replace));

@@ -40,8 +40,7 @@ std::vector<std::string> names_with_values(const std::vector<Command>& commands)
   return names;
 }
 
-// A shell pattern that matches "PATH WORD" of every verb: " up
-// delta diff".
+// A shell pattern that matches "PATH WORD" of every verb: ' up'|'delta diff'.
 std::string paths(const std::vector<Command>& commands) {
   std::string out;
   for (const Command& command : commands) {
@@ -103,10 +102,10 @@ std::string zsh_completion(const std::vector<Command>& commands, const std::vect
   };
   for (const Command& command : commands) {
     std::string verbs, options;
-    for (const Command& below : commands)
+    for (const Command& subcommand : commands)
       for (const std::string& verb : command.verbs)
-        if (below.path == (command.path.empty() ? verb : command.path + " " + verb))
-          verbs += " " + described(verb, below.meaning);
+        if (subcommand.path == (command.path.empty() ? verb : command.path + " " + verb))
+          verbs += " " + described(verb, subcommand.meaning);
     for (const Option& o : command.options)
       if (!o.positional)
         for (const std::string& name : o.names) options += " " + described(name, o.meaning);
@@ -125,25 +124,25 @@ std::string zsh_completion(const std::vector<Command>& commands, const std::vect
 
 std::string fish_completion(const std::vector<Command>& commands, const std::vector<std::string>& run_file_keys) {
   std::string out = "# fish completion for echoline: echoline completion fish | source\n";
-  const auto seen = [](const std::string& words) { return "__fish_seen_subcommand_from " + words; };
+  const auto seen_subcommand = [](const std::string& words) { return "__fish_seen_subcommand_from " + words; };
   for (const Command& command : commands) {
     std::string when = "__fish_use_subcommand";
     if (!command.path.empty()) {
       when.clear();
-      std::string rest = command.path;
-      for (std::size_t at = 0; at < rest.size();) {
-        const std::size_t end = std::min(rest.find(' ', at), rest.size());
-        when += (when.empty() ? "" : "; and ") + seen(rest.substr(at, end - at));
-        at = end + 1;
+      std::string path = command.path;
+      for (std::size_t start = 0; start < path.size();) {
+        const std::size_t end = std::min(path.find(' ', start), path.size());
+        when += (when.empty() ? "" : "; and ") + seen_subcommand(path.substr(start, end - start));
+        start = end + 1;
       }
       if (!command.verbs.empty())
-        when += fmt::format("; and not {}", seen(fmt::format("{}", fmt::join(command.verbs, " "))));
+        when += fmt::format("; and not {}", seen_subcommand(fmt::format("{}", fmt::join(command.verbs, " "))));
     }
     const std::string condition = "complete -c echoline -n " + quoted(when, "\\'");
     for (const std::string& verb : command.verbs)
-      for (const Command& below : commands)
-        if (below.path == (command.path.empty() ? verb : command.path + " " + verb))
-          out += fmt::format("{} -f -a {} -d {}\n", condition, verb, quoted(below.meaning, "\\'"));
+      for (const Command& subcommand : commands)
+        if (subcommand.path == (command.path.empty() ? verb : command.path + " " + verb))
+          out += fmt::format("{} -f -a {} -d {}\n", condition, verb, quoted(subcommand.meaning, "\\'"));
     if (takes_a_run(command)) out += condition + " -a '(command ls runs 2>/dev/null)'\n";
     for (const Option& o : command.options) {
       if (o.positional) continue;
@@ -159,7 +158,7 @@ std::string fish_completion(const std::vector<Command>& commands, const std::vec
   return out;
 }
 
-void add_completion(Verb& app, int& exit) {
+void add_completion(Verb& app, int& exit_code) {
   auto* verb = app.add_verb("completion", "Print a script for the completion of verbs, options and keys in a shell");
   auto shell = std::make_shared<std::string>();
   verb->add_option("shell", *shell, "bash, zsh or fish")->required()->one_of({"bash", "zsh", "fish"});
@@ -167,7 +166,7 @@ void add_completion(Verb& app, int& exit) {
       "  source <(echoline completion bash)            # in ~/.bashrc\n"
       "  echoline completion zsh > ~/.zfunc/_echoline  # with ~/.zfunc in $fpath\n"
       "  echoline completion fish | source             # in ~/.config/fish/config.fish");
-  verb->callback([&app, shell, &exit] {
+  verb->callback([&app, shell, &exit_code] {
     std::vector<std::string> keys;
     for (const ConfigKey& key : learner::run_file_keys())
       if (key.type != "section" && key.type != "list" && std::find(keys.begin(), keys.end(), key.path) == keys.end())
@@ -176,7 +175,7 @@ void add_completion(Verb& app, int& exit) {
     fmt::print("{}", *shell == "bash"  ? bash_completion(commands, keys)
                      : *shell == "zsh" ? zsh_completion(commands, keys)
                                        : fish_completion(commands, keys));
-    exit = 0;
+    exit_code = 0;
   });
 }
 

@@ -60,9 +60,9 @@ void schema() {
 
 }  // namespace
 
-void add_config(Verb& app, int& exit) {
+void add_config(Verb& app, int& exit_code) {
   auto* verb = app.add_verb("config", "Describe the keys of a run file");
-  verb->needs_verb();
+  verb->require_verb();
   auto* page = verb->add_verb("reference", "Print every key of a run file: unit, range, default and meaning");
   auto a = std::make_shared<Arguments>();
   auto* json = page->add_flag("--json", a->json, "print JSON");
@@ -72,14 +72,14 @@ void add_config(Verb& app, int& exit) {
   form->footer(
       "echoline config schema > run-file.schema.json, and as the first line of a run file:\n"
       "# yaml-language-server: $schema=run-file.schema.json");
-  form->callback([&exit] {
+  form->callback([&exit_code] {
     schema();
-    exit = 0;
+    exit_code = 0;
   });
   page->footer("docs/run-file.md is its output.");
-  page->callback([a, &exit] {
+  page->callback([a, &exit_code] {
     reference(*a);
-    exit = 0;
+    exit_code = 0;
   });
 }
 

@@ -18,20 +18,21 @@ std::string percent(double fraction) {
                                            : fmt::format("{:.1e} %", 100 * fraction);
 }
 
-std::string rate(std::uint64_t state_bytes, double seconds) {
-  return fmt::format("{:.3f} s, {:.2f} GB/s of weights", seconds, per(static_cast<double>(state_bytes) / 1e9, seconds));
+std::string duration_and_rate(std::uint64_t state_bytes, double seconds) {
+  return fmt::format("{:.3f} s, {:.2f} GB/s of weights", seconds,
+                     ratio_or_zero(static_cast<double>(state_bytes) / 1e9, seconds));
 }
 
-void line(std::string_view name, const std::string& value) { fmt::print("{:<18}{}\n", name, value); }
+void print_field(std::string_view name, const std::string& value) { fmt::print("{:<18}{}\n", name, value); }
 
-void add_common(Verb* verb, DeltaCommon& common, bool threads) {
-  if (threads)
+void add_shared_options(Verb* verb, DeltaOptions& common, bool with_threads) {
+  if (with_threads)
     verb->add_option("--threads", common.threads, "number of threads; default: one for each processor")
         ->range(1u, 256u);
   verb->add_flag("--json", common.json, "print JSON");
 }
 
-Error about(Error error, const std::string& file, std::string_view advice) {
+Error with_file_and_advice(Error error, const std::string& file, std::string_view advice) {
   error.detail = fmt::format("{}: {}{}", file, error.detail, advice);
   return error;
 }
@@ -51,17 +52,18 @@ Result<delta::MappedFile> open_patch(const std::string& path) {
 Result<delta::PatchInfo> inspect_patch(const delta::MappedFile& file, const std::string& path) {
   auto info = delta::inspect(file.bytes(), {.state_bytes_max = UINT64_MAX});
   if (!info)
-    return about(std::move(info).error(), path, ". Fetch it again, or make it again with `echoline delta diff`");
+    return with_file_and_advice(std::move(info).error(), path,
+                                ". Fetch it again, or make it again with `echoline delta diff`");
   return info;
 }
 
-void say_completed(const std::string& path) {
-  say("echoline delta: {}: completed an interrupted `apply --in-place`\n", path);
+void report_recovery(const std::string& path) {
+  print_stderr("echoline delta: {}: completed an interrupted `apply --in-place`\n", path);
 }
 
-Result<delta::SettledCheckpoint> open_checkpoint(const std::string& path, const DeltaCommon& common) {
-  ECHO_ASSIGN(delta::SettledCheckpoint checkpoint, delta::SettledCheckpoint::open(path, {.threads = common.threads}));
-  if (checkpoint.recovery() == delta::Recovery::kCompleted) say_completed(path);
+Result<delta::LockedCheckpoint> open_checkpoint(const std::string& path, const DeltaOptions& common) {
+  ECHO_ASSIGN(delta::LockedCheckpoint checkpoint, delta::LockedCheckpoint::open(path, {.threads = common.threads}));
+  if (checkpoint.recovery() == delta::Recovery::kCompleted) report_recovery(path);
   return checkpoint;
 }
 
@@ -76,10 +78,10 @@ Status check_output(const std::string& output, const std::vector<std::string>& i
   return ok();
 }
 
-void add_delta(Verb& app, int& exit) {
+void add_delta(Verb& app, int& exit_code) {
   auto* group =
       app.add_verb("delta", "Lossless patches between checkpoints on disk: diff, apply, verify, inspect, fold");
-  group->needs_verb();
+  group->require_verb();
   group->footer(
       "A checkpoint is a .safetensors file, or a Hugging Face folder with model.safetensors or indexed shards.\n"
       "A patch is a delta (the changes between two checkpoints with the same tensors) or a snapshot (a whole "
@@ -91,11 +93,11 @@ void add_delta(Verb& app, int& exit) {
       "  # on the machine with the old one\n"
       "  echoline delta apply old.safetensors new.patch -o new.safetensors\n"
       "kB, MB, GB are 10^3, 10^6, 10^9 bytes. Exit codes: 0 done, 1 failed, 2 usage.");
-  add_delta_diff(group, exit);
-  add_delta_apply(group, exit);
-  add_delta_verify(group, exit);
-  add_delta_inspect(group, exit);
-  add_delta_fold(group, exit);
+  add_delta_diff(group, exit_code);
+  add_delta_apply(group, exit_code);
+  add_delta_verify(group, exit_code);
+  add_delta_inspect(group, exit_code);
+  add_delta_fold(group, exit_code);
 }
 
 }  // namespace echoline::cli

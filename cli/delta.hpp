@@ -1,4 +1,4 @@
-// Functions that the subcommands of `echoline delta` share. Private to cli/.
+// Functions and options that the subcommands of `echoline delta` share. Private to cli/.
 #pragma once
 #include <fmt/format.h>
 
@@ -20,17 +20,18 @@
 
 namespace echoline::cli {
 
-void add_delta_diff(Verb* group, int& exit);
-void add_delta_apply(Verb* group, int& exit);
-void add_delta_verify(Verb* group, int& exit);
-void add_delta_inspect(Verb* group, int& exit);
-void add_delta_fold(Verb* group, int& exit);
+void add_delta_diff(Verb* group, int& exit_code);
+void add_delta_apply(Verb* group, int& exit_code);
+void add_delta_verify(Verb* group, int& exit_code);
+void add_delta_inspect(Verb* group, int& exit_code);
+void add_delta_fold(Verb* group, int& exit_code);
 
-struct DeltaCommon {
+// Options of every subcommand.
+struct DeltaOptions {
   unsigned threads = std::clamp(std::thread::hardware_concurrency(), 1u, 256u);
   bool json = false;
 };
-void add_common(Verb* verb, DeltaCommon& common, bool threads = true);
+void add_shared_options(Verb* verb, DeltaOptions& common, bool with_threads = true);
 
 class Stopwatch {
  public:
@@ -40,47 +41,49 @@ class Stopwatch {
   std::chrono::steady_clock::time_point begin_ = std::chrono::steady_clock::now();
 };
 
-// amount / of; 0 when `of` is 0.
-inline double per(double amount, double of) { return of > 0 ? amount / of : 0; }
-inline double per(std::uint64_t amount, std::uint64_t of) {
-  return per(static_cast<double>(amount), static_cast<double>(of));
+inline double ratio_or_zero(double numerator, double denominator) {
+  return denominator > 0 ? numerator / denominator : 0;
+}
+inline double ratio_or_zero(std::uint64_t numerator, std::uint64_t denominator) {
+  return ratio_or_zero(static_cast<double>(numerator), static_cast<double>(denominator));
 }
 
 std::string grouped(std::uint64_t number);  // "1,234,567"
 std::string percent(double fraction);
-std::string rate(std::uint64_t state_bytes, double seconds);  // "0.406 s, 2.65 GB/s of weights"
-void line(std::string_view name, const std::string& value);
+std::string duration_and_rate(std::uint64_t state_bytes, double seconds);  // "0.406 s, 2.65 GB/s of weights"
+void print_field(std::string_view name, const std::string& value);
 inline const char* kind_name(bool is_delta) { return is_delta ? "delta" : "snapshot"; }
 inline nlohmann::json digest_json(const std::optional<delta::Digest>& digest) {
   return digest ? nlohmann::json(digest->hex()) : nlohmann::json(nullptr);
 }
 
-// The same error with the file first and `advice` last.
-Error about(Error error, const std::string& file, std::string_view advice = "");
+// Returns the error with `file` in front of its message and `advice` behind it.
+Error with_file_and_advice(Error error, const std::string& file, std::string_view advice = "");
 Status check_stop(const std::atomic<bool>& stop);
 Result<delta::MappedFile> open_patch(const std::string& path);
 Result<delta::PatchInfo> inspect_patch(const delta::MappedFile& file, const std::string& path);
-// Says on stderr when it completed an interrupted `apply --in-place`.
-Result<delta::SettledCheckpoint> open_checkpoint(const std::string& path, const DeltaCommon& common);
-void say_completed(const std::string& path);
-// Fails when the output is one of the inputs.
+// Opens a checkpoint. If an `apply --in-place` of it was interrupted, completes that first and reports it on stderr. A
+// LockedCheckpoint has no unfinished apply.
+Result<delta::LockedCheckpoint> open_checkpoint(const std::string& path, const DeltaOptions& common);
+void report_recovery(const std::string& path);
+// Fails if the output is one of the inputs.
 Status check_output(const std::string& output, const std::vector<std::string>& inputs);
 
-// Runs `work` with a progress bar and prints its report as JSON or with `print`. `exit_of` turns the report into the
-// exit code.
-template <class Arguments, class Work, class Print, class ExitOf>
-int report(std::string_view verb, const Arguments& a, Work&& work, Print&& print, ExitOf&& exit_of) {
+// Runs `work` with a progress bar and prints its report as JSON or with `print`. `exit_code_of` turns the report into
+// the exit code.
+template <class Arguments, class Work, class Print, class ExitCodeOf>
+int run_and_report(std::string_view verb, const Arguments& a, Work&& work, Print&& print, ExitCodeOf&& exit_code_of) {
   ProgressBar bar;
   auto done = work(a, bar);
   bar.clear();
-  if (!done) return complain(verb, done.error());
+  if (!done) return report_error(verb, done.error());
   if (a.common.json) {
     fmt::print("{}\n", to_json(*done).dump(2, ' ', false, nlohmann::json::error_handler_t::replace));
   } else {
     print(*done);
   }
-  return exit_of(*done);
+  return exit_code_of(*done);
 }
-inline constexpr auto kAlwaysDone = [](const auto&) { return 0; };
+inline constexpr auto kExitZero = [](const auto&) { return 0; };
 
 }  // namespace echoline::cli

@@ -1,5 +1,4 @@
-// echoline delta diff
-// fold: makes patches.
+// echoline delta diff and fold: make patches.
 #include <optional>
 
 #include "cli/delta.hpp"
@@ -10,14 +9,14 @@
 namespace echoline::cli {
 namespace {
 
+using delta::LockedCheckpoint;
 using delta::MappedFile;
-using delta::SettledCheckpoint;
 using nlohmann::json;
 
 // ---- diff ----
 
 struct DiffArguments {
-  DeltaCommon common;
+  DeltaOptions common;
   std::string prev, cur, output;  // prev is empty when only one checkpoint is named
   bool snapshot = false;
 };
@@ -33,11 +32,11 @@ Result<DiffReport> diff(const DiffArguments& a, ProgressBar& bar) {
     return fail(Code::kInvalid, "arguments",
                 "expected PREV and CUR, found only {}. Use --snapshot for a patch that contains a whole checkpoint",
                 a.cur);
-  std::optional<SettledCheckpoint> prev;
+  std::optional<LockedCheckpoint> prev;
   if (!a.snapshot) {
     ECHO_ASSIGN(prev, open_checkpoint(a.prev, a.common));
   }
-  ECHO_ASSIGN(const SettledCheckpoint cur, open_checkpoint(a.cur, a.common));
+  ECHO_ASSIGN(const LockedCheckpoint cur, open_checkpoint(a.cur, a.common));
   std::vector<std::string> inputs;
   for (std::size_t i = 0; prev && i < (*prev)->file_count(); ++i) inputs.push_back((*prev)->file_path(i));
   for (std::size_t i = 0; i < cur->file_count(); ++i) inputs.push_back(cur->file_path(i));
@@ -58,8 +57,8 @@ Result<DiffReport> diff(const DiffArguments& a, ProgressBar& bar) {
                     : delta::write_snapshot(cur->view(), sink, encode);
   if (!stats) {
     if (stats.error().code != Code::kInvalid) return as_mistake(std::move(stats).error());
-    return about(std::move(stats).error(), prev ? a.prev + " and " + a.cur : a.cur,
-                 prev ? " (--snapshot makes one)" : "");
+    return with_file_and_advice(std::move(stats).error(), prev ? a.prev + " and " + a.cur : a.cur,
+                                prev ? " (--snapshot makes one)" : "");
   }
   report.stats = *stats;
   report.encode_seconds = encoding.seconds();
@@ -71,8 +70,8 @@ Result<DiffReport> diff(const DiffArguments& a, ProgressBar& bar) {
   bar.begin("proving");
   const Stopwatch applying;
   if (prev) {
-    const auto nowhere = [&](delta::TensorWrite&&) { return check_stop(stop); };
-    ECHO_TRY(delta::resolve_delta(patch.bytes(), (*prev)->view(), std::move(prev_leaves), nowhere, decode));
+    const auto discard = [&](delta::TensorWrite&&) { return check_stop(stop); };
+    ECHO_TRY(delta::resolve_delta(patch.bytes(), (*prev)->view(), std::move(prev_leaves), discard, decode));
   } else {
     ECHO_TRY(delta::decode_snapshot(patch.bytes(), decode));
   }
@@ -84,28 +83,30 @@ Result<DiffReport> diff(const DiffArguments& a, ProgressBar& bar) {
 
 void print_report(const DiffReport& r, const std::string& output) {
   const delta::PatchStats& s = r.stats;
-  line("patch", fmt::format("{} ({})", output, kind_name(s.base.has_value())));
-  line("elements", grouped(s.elements));
-  line("changed", fmt::format("{} ({})", grouped(s.changed), percent(s.density())));
-  line("payload", fmt::format("{} bytes, {:.2f} times less than the {} of the weights", grouped(s.patch_bytes),
-                              s.compression_ratio(), to_text(Bytes{s.state_bytes})));
-  if (s.base && s.changed > 0) line("per change", fmt::format("{:.3f} bytes", per(s.patch_bytes, s.changed)));
+  print_field("patch", fmt::format("{} ({})", output, kind_name(s.base.has_value())));
+  print_field("elements", grouped(s.elements));
+  print_field("changed", fmt::format("{} ({})", grouped(s.changed), percent(s.density())));
+  print_field("payload", fmt::format("{} bytes, {:.2f} times less than the {} of the weights", grouped(s.patch_bytes),
+                                     s.compression_ratio(), to_text(Bytes{s.state_bytes})));
+  if (s.base && s.changed > 0)
+    print_field("per change", fmt::format("{:.3f} bytes", ratio_or_zero(s.patch_bytes, s.changed)));
   if (s.entropy) {
-    const double bound = s.entropy->bytes();
-    line("entropy bound", fmt::format("{} bytes{}", grouped(static_cast<std::uint64_t>(bound)),
-                                      bound > 0 ? fmt::format("; the payload is {:.1f} % above it",
-                                                              100 * (static_cast<double>(s.patch_bytes) / bound - 1))
-                                                : ""));
+    const double bound_bytes = s.entropy->bytes();
+    print_field("entropy bound",
+                fmt::format("{} bytes{}", grouped(static_cast<std::uint64_t>(bound_bytes)),
+                            bound_bytes > 0 ? fmt::format("; the payload is {:.1f} % above it",
+                                                          100 * (static_cast<double>(s.patch_bytes) / bound_bytes - 1))
+                                            : ""));
   }
-  line("encoded in", rate(s.state_bytes, r.encode_seconds));
-  line("proven in", rate(s.state_bytes, r.apply_seconds));
-  if (s.base) line("base", s.base->hex());
-  line("result", s.result.hex());
+  print_field("encoded in", duration_and_rate(s.state_bytes, r.encode_seconds));
+  print_field("proven in", duration_and_rate(s.state_bytes, r.apply_seconds));
+  if (s.base) print_field("base", s.base->hex());
+  print_field("result", s.result.hex());
 }
 
 json to_json(const DiffReport& r) {
   const delta::PatchStats& s = r.stats;
-  const auto known = [](bool is, double value) { return is ? json(value) : json(nullptr); };
+  const auto value_if = [](bool is_known, double value) { return is_known ? json(value) : json(nullptr); };
   return {{"schema_version", 1},
           {"kind", kind_name(s.base.has_value())},
           {"elements", s.elements},
@@ -114,8 +115,8 @@ json to_json(const DiffReport& r) {
           {"state_bytes", s.state_bytes},
           {"payload_bytes", s.patch_bytes},
           {"ratio", s.compression_ratio()},
-          {"bytes_per_change", known(s.changed > 0, per(s.patch_bytes, s.changed))},
-          {"entropy_bound_bytes", known(s.entropy.has_value(), s.entropy ? s.entropy->bytes() : 0)},
+          {"bytes_per_change", value_if(s.changed > 0, ratio_or_zero(s.patch_bytes, s.changed))},
+          {"entropy_bound_bytes", value_if(s.entropy.has_value(), s.entropy ? s.entropy->bytes() : 0)},
           {"encode_seconds", r.encode_seconds},
           {"apply_seconds", r.apply_seconds},
           {"base_digest", digest_json(s.base)},
@@ -125,7 +126,7 @@ json to_json(const DiffReport& r) {
 // ---- fold ----
 
 struct FoldArguments {
-  DeltaCommon common;
+  DeltaOptions common;
   std::vector<std::string> patches;
   std::string output, base;
 };
@@ -149,7 +150,7 @@ Result<FoldReport> fold(const FoldArguments& a, ProgressBar& bar) {
     files.push_back(std::move(file));
   }
   ECHO_TRY(check_output(a.output, a.patches));
-  std::optional<SettledCheckpoint> base;
+  std::optional<LockedCheckpoint> base;
   if (!a.base.empty()) {
     ECHO_ASSIGN(base, open_checkpoint(a.base, a.common));
   }
@@ -164,7 +165,7 @@ Result<FoldReport> fold(const FoldArguments& a, ProgressBar& bar) {
   const delta::EncodeOptions encode{.threads = a.common.threads, .base = {}, .progress = bar.callback()};
   auto stats = delta::fold_deltas(patches, sink, base ? &(*base)->view() : nullptr, encode);
   if (!stats)
-    return stats.error().code == Code::kStale ? about(std::move(stats).error(), a.base)
+    return stats.error().code == Code::kStale ? with_file_and_advice(std::move(stats).error(), a.base)
                                               : as_mistake(std::move(stats).error());
   report.stats = *stats;
   report.seconds = folding.seconds();
@@ -172,8 +173,8 @@ Result<FoldReport> fold(const FoldArguments& a, ProgressBar& bar) {
   ECHO_ASSIGN(const MappedFile patch, MappedFile::open(file.temporary()));
   if (base) {
     bar.begin("proving");
-    const auto nowhere = [&](delta::TensorWrite&&) { return check_stop(stop); };
-    ECHO_TRY(delta::resolve_delta(patch.bytes(), (*base)->view(), nowhere,
+    const auto discard = [&](delta::TensorWrite&&) { return check_stop(stop); };
+    ECHO_TRY(delta::resolve_delta(patch.bytes(), (*base)->view(), discard,
                                   {.threads = a.common.threads, .progress = bar.callback()}));
   } else {
     ECHO_TRY(inspect_patch(patch, a.output));
@@ -184,14 +185,15 @@ Result<FoldReport> fold(const FoldArguments& a, ProgressBar& bar) {
 }
 
 void print_report(const FoldReport& r, const FoldArguments& a) {
-  line("patch", fmt::format("{} ({} deltas in one)", a.output, a.patches.size()));
-  line("changed", fmt::format("{}{}", grouped(r.stats.changed),
-                              a.base.empty() ? ", counting an element once for each delta that changes it" : ""));
-  line("size",
-       fmt::format("{} bytes; the deltas together have {}", grouped(r.stats.patch_bytes), grouped(r.parts_bytes)));
-  line("took", fmt::format("{:.3f} s", r.seconds));
-  line("base", r.stats.base->hex());
-  line("result", r.stats.result.hex());
+  print_field("patch", fmt::format("{} ({} deltas in one)", a.output, a.patches.size()));
+  print_field("changed",
+              fmt::format("{}{}", grouped(r.stats.changed),
+                          a.base.empty() ? ", counting an element once for each delta that changes it" : ""));
+  print_field("size", fmt::format("{} bytes; the deltas together have {}", grouped(r.stats.patch_bytes),
+                                  grouped(r.parts_bytes)));
+  print_field("took", fmt::format("{:.3f} s", r.seconds));
+  print_field("base", r.stats.base->hex());
+  print_field("result", r.stats.result.hex());
 }
 
 json to_json(const FoldReport& r) {
@@ -207,14 +209,14 @@ json to_json(const FoldReport& r) {
 
 }  // namespace
 
-void add_delta_diff(Verb* group, int& exit) {
+void add_delta_diff(Verb* group, int& exit_code) {
   auto* verb = group->add_verb("diff", "Write the patch that turns checkpoint PREV into checkpoint CUR");
   auto a = std::make_shared<DiffArguments>();
   verb->add_option("PREV", a->prev, "the old checkpoint: a .safetensors file or a Hugging Face folder")->required();
   verb->add_option("CUR", a->cur, "the new checkpoint, with the same tensors");
   verb->add_option("-o,--output", a->output, "the patch; an existing file is replaced")->required();
   verb->add_flag("--snapshot", a->snapshot, "store all of CUR, for receivers without PREV; PREV can be left out");
-  add_common(verb, a->common);
+  add_shared_options(verb, a->common);
   verb->footer(
       "Reading the report:\n"
       "  elements, changed   all weights, and those whose bits differ; density is\n"
@@ -232,21 +234,21 @@ void add_delta_diff(Verb* group, int& exit) {
       "  echoline delta diff step-100.safetensors step-101.safetensors -o 101.patch\n"
       "  echoline delta diff qwen3-8b/ qwen3-8b-tuned/ -o tuned.patch --json\n"
       "  echoline delta diff qwen3-8b/ -o whole.patch --snapshot");
-  verb->callback([a, &exit] {
+  verb->callback([a, &exit_code] {
     if (a->cur.empty()) std::swap(a->prev, a->cur);
-    exit = report(
-        "delta diff", *a, diff, [&](const DiffReport& r) { print_report(r, a->output); }, kAlwaysDone);
+    exit_code = run_and_report(
+        "delta diff", *a, diff, [&](const DiffReport& r) { print_report(r, a->output); }, kExitZero);
   });
 }
 
-void add_delta_fold(Verb* group, int& exit) {
+void add_delta_fold(Verb* group, int& exit_code) {
   auto* verb = group->add_verb("fold", "Combine consecutive deltas into one");
   auto a = std::make_shared<FoldArguments>();
-  verb->add_option("PATCHES", a->patches, "deltas, oldest first")->required()->expected(1, 4096);
+  verb->add_option("PATCHES", a->patches, "deltas, oldest first")->required()->value_count(1, 4096);
   verb->add_option("-o,--output", a->output, "the patch; an existing file is replaced")->required();
   verb->add_option("--base", a->base,
                    "the checkpoint that the first delta applies to; makes the result as small as a direct delta");
-  add_common(verb, a->common);
+  add_shared_options(verb, a->common);
   verb->footer(
       "Without --base, no weights are needed: the result contains the deltas side by side, is about as long as all "
       "together, and is applied in one pass. With --base, the changes are added up and encoded again, and the result "
@@ -255,9 +257,9 @@ void add_delta_fold(Verb* group, int& exit) {
       "  echoline delta fold 101.patch 102.patch 103.patch -o 100-to-103.patch\n"
       "  echoline delta fold 101.patch 102.patch -o 100-to-102.patch \\\n"
       "    --base step-100.safetensors");
-  verb->callback([a, &exit] {
-    exit = report(
-        "delta fold", *a, fold, [&](const FoldReport& r) { print_report(r, *a); }, kAlwaysDone);
+  verb->callback([a, &exit_code] {
+    exit_code = run_and_report(
+        "delta fold", *a, fold, [&](const FoldReport& r) { print_report(r, *a); }, kExitZero);
   });
 }
 

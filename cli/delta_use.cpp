@@ -1,6 +1,4 @@
-// echoline delta apply
-// verify
-// inspect: uses patches.
+// echoline delta apply, verify and inspect: use patches.
 #include <optional>
 
 #include "cli/delta.hpp"
@@ -11,16 +9,16 @@
 namespace echoline::cli {
 namespace {
 
+using delta::LockedCheckpoint;
 using delta::MappedFile;
 using delta::PatchInfo;
 using delta::PatchKind;
-using delta::SettledCheckpoint;
 using nlohmann::json;
 
 // ---- apply ----
 
 struct ApplyArguments {
-  DeltaCommon common;
+  DeltaOptions common;
   std::string prev, patch, output;  // prev is empty when only a patch is named
   bool in_place = false;
 };
@@ -36,12 +34,12 @@ Error explain(Error error, const ApplyArguments& a, const PatchInfo& info) {
   if (error.code == Code::kStale) {
     // the error contains the digest found
     const bool is_result = error.detail.find(info.result.hex()) != std::string::npos;
-    return about(std::move(error), a.prev,
-                 is_result ? ". The checkpoint is already the result"
-                           : ". Apply the patches in between first, or use another checkpoint");
+    return with_file_and_advice(std::move(error), a.prev,
+                                is_result ? ". The checkpoint is already the result"
+                                          : ". Apply the patches in between first, or use another checkpoint");
   }
   for (const char* about_patch : {"apply delta", "read patch", "decode snapshot"})
-    if (error.operation == about_patch) return about(std::move(error), a.patch);
+    if (error.operation == about_patch) return with_file_and_advice(std::move(error), a.patch);
   return as_mistake(std::move(error));
 }
 
@@ -75,7 +73,7 @@ Result<ApplyReport> apply(const ApplyArguments& a, ProgressBar& bar) {
     report.in_place = *done;
     report.info = std::move(done->patch);
   } else {
-    std::optional<SettledCheckpoint> prev;
+    std::optional<LockedCheckpoint> prev;
     if (!a.prev.empty()) {
       ECHO_ASSIGN(prev, open_checkpoint(a.prev, a.common));
     }
@@ -89,16 +87,17 @@ Result<ApplyReport> apply(const ApplyArguments& a, ProgressBar& bar) {
 }
 
 void print_report(const ApplyReport& r) {
-  if (r.in_place && r.in_place->recovery == delta::Recovery::kCompleted) say_completed(r.written);
+  if (r.in_place && r.in_place->recovery == delta::Recovery::kCompleted) report_recovery(r.written);
   const bool already = r.in_place && r.in_place->already_applied;
-  line(already ? "already applied" : "wrote", r.written);
-  line("result", r.info.result.hex());
-  line("changed", fmt::format("{} of {} elements ({})", grouped(r.info.changed), grouped(r.info.elements),
-                              percent(r.info.density())));
+  print_field(already ? "already applied" : "wrote", r.written);
+  print_field("result", r.info.result.hex());
+  print_field("changed", fmt::format("{} of {} elements ({})", grouped(r.info.changed), grouped(r.info.elements),
+                                     percent(r.info.density())));
   if (r.in_place && !already)
-    line("on disk", fmt::format("{} of pages written, after a journal of {}", to_text(Bytes{r.in_place->written_bytes}),
-                                to_text(Bytes{r.in_place->journal_bytes})));
-  line("took", rate(r.info.state_bytes, r.seconds));
+    print_field("on disk",
+                fmt::format("{} of pages written, after a journal of {}", to_text(Bytes{r.in_place->written_bytes}),
+                            to_text(Bytes{r.in_place->journal_bytes})));
+  print_field("took", duration_and_rate(r.info.state_bytes, r.seconds));
 }
 
 json to_json(const ApplyReport& r) {
@@ -123,7 +122,7 @@ json to_json(const ApplyReport& r) {
 // ---- verify ----
 
 struct VerifyArguments {
-  DeltaCommon common;
+  DeltaOptions common;
   std::string state, patch;
 };
 
@@ -139,11 +138,11 @@ Result<VerifyReport> verify(const VerifyArguments& a, ProgressBar& bar) {
   ECHO_ASSIGN(const MappedFile patch, open_patch(a.patch));
   VerifyReport report;
   ECHO_ASSIGN(report.info, inspect_patch(patch, a.patch));
-  ECHO_ASSIGN(const SettledCheckpoint state, open_checkpoint(a.state, a.common));
+  ECHO_ASSIGN(const LockedCheckpoint state, open_checkpoint(a.state, a.common));
   bar.begin("verifying");
   if (report.info.kind == PatchKind::kDelta) {
-    const auto nowhere = [&](delta::TensorWrite&&) { return check_stop(stop); };
-    const auto resolved = delta::resolve_delta(patch.bytes(), state->view(), nowhere,
+    const auto discard = [&](delta::TensorWrite&&) { return check_stop(stop); };
+    const auto resolved = delta::resolve_delta(patch.bytes(), state->view(), discard,
                                                {.threads = a.common.threads, .progress = bar.callback()});
     if (resolved) {
       report.relation = "base";
@@ -154,7 +153,7 @@ Result<VerifyReport> verify(const VerifyArguments& a, ProgressBar& bar) {
     if (resolved.error().code == Code::kInvalid)
       report.reason = resolved.error().detail;
     else if (resolved.error().code != Code::kStale)
-      return about(resolved.error(), a.patch);
+      return with_file_and_advice(resolved.error(), a.patch);
   }
   ECHO_ASSIGN(report.found, delta::digest_state(state->view(), a.common.threads));
   report.relation = report.found == report.info.result ? "result" : "neither";
@@ -166,9 +165,9 @@ Result<VerifyReport> verify(const VerifyArguments& a, ProgressBar& bar) {
 void print_report(const VerifyReport& r, const VerifyArguments& a) {
   fmt::print("{} is {} of {}: {}\n", a.state, r.relation == "neither" ? "neither base nor result" : "the " + r.relation,
              a.patch, r.reason);
-  line("found", r.found.hex());
-  if (r.info.base) line("base", r.info.base->hex());
-  line("result", r.info.result.hex());
+  print_field("found", r.found.hex());
+  if (r.info.base) print_field("base", r.info.base->hex());
+  print_field("result", r.info.result.hex());
 }
 
 json to_json(const VerifyReport& r) {
@@ -183,7 +182,7 @@ json to_json(const VerifyReport& r) {
 // ---- inspect ----
 
 struct InspectArguments {
-  DeltaCommon common;
+  DeltaOptions common;
   std::string patch;
   bool all = false;
 };
@@ -211,12 +210,12 @@ void print_tensors(std::vector<delta::PatchTensor> tensors, bool all) {
              shape_width, "changed", "density", "bytes", "bits/change", "bound");
   for (const delta::PatchTensor& t : tensors) {
     const auto per_change = [&](std::uint64_t bits) {
-      return t.changed ? fmt::format("{:.2f}", per(bits, t.changed)) : std::string("-");
+      return t.changed ? fmt::format("{:.2f}", ratio_or_zero(bits, t.changed)) : std::string("-");
     };
     fmt::print("{:<{}}  {:<7}  {:<{}}  {:>14}  {:>10}  {:>14}  {:>11}  {:>12}\n", name(t), name_width,
                delta::dtype_name(t.dtype), shape(t), shape_width, grouped(t.changed),
-               percent(per(t.changed, t.coded_elements)), grouped(t.payload_bytes), per_change(8 * t.payload_bytes),
-               per_change(t.bound_bits));
+               percent(ratio_or_zero(t.changed, t.coded_elements)), grouped(t.payload_bytes),
+               per_change(8 * t.payload_bytes), per_change(t.bound_bits));
   }
   if (tensors.size() < total)
     fmt::print("... and {} more of {} tensors; --all shows them\n", total - tensors.size(), total);
@@ -224,13 +223,14 @@ void print_tensors(std::vector<delta::PatchTensor> tensors, bool all) {
 
 void print_report(const InspectReport& r, const InspectArguments& a) {
   const PatchInfo& info = r.info;
-  line("patch", fmt::format("{} ({})", a.patch, kind_name(info.base.has_value())));
-  if (info.base) line("base", info.base->hex());
-  line("result", info.result.hex());
-  line("weights", fmt::format("{} in {} elements of {} tensors", to_text(Bytes{info.state_bytes}),
-                              grouped(info.elements), info.tensors.size()));
-  line("changed", fmt::format("{} ({})", grouped(info.changed), percent(info.density())));
-  line("size", fmt::format("{} bytes, {} of them for values", grouped(info.patch_bytes), grouped(info.payload_bytes)));
+  print_field("patch", fmt::format("{} ({})", a.patch, kind_name(info.base.has_value())));
+  if (info.base) print_field("base", info.base->hex());
+  print_field("result", info.result.hex());
+  print_field("weights", fmt::format("{} in {} elements of {} tensors", to_text(Bytes{info.state_bytes}),
+                                     grouped(info.elements), info.tensors.size()));
+  print_field("changed", fmt::format("{} ({})", grouped(info.changed), percent(info.density())));
+  print_field("size",
+              fmt::format("{} bytes, {} of them for values", grouped(info.patch_bytes), grouped(info.payload_bytes)));
   print_tensors(info.tensors, a.all);
 }
 
@@ -269,7 +269,7 @@ Result<InspectReport> inspect(const InspectArguments& a, ProgressBar&) {
 
 }  // namespace
 
-void add_delta_apply(Verb* group, int& exit) {
+void add_delta_apply(Verb* group, int& exit_code) {
   auto* verb = group->add_verb("apply", "Turn checkpoint PREV into the result of a patch");
   auto a = std::make_shared<ApplyArguments>();
   verb->add_option("PREV", a->prev, "the checkpoint to change; for a snapshot, only its layout is used")->required();
@@ -277,7 +277,7 @@ void add_delta_apply(Verb* group, int& exit) {
   auto* output =
       verb->add_option("-o,--output", a->output, "the new checkpoint, a file or folder as PREV is; must not exist");
   verb->add_flag("--in-place", a->in_place, "change PREV itself")->excludes(output);
-  add_common(verb, a->common);
+  add_shared_options(verb, a->common);
   verb->footer(
       "Everything is checked before anything takes effect: the patch by its checksums, PREV and the result by "
       "their digests.\n"
@@ -292,47 +292,47 @@ void add_delta_apply(Verb* group, int& exit) {
       "  echoline delta apply step-100.safetensors 101.patch -o step-101.safetensors\n"
       "  echoline delta apply /models/policy 101.patch --in-place\n"
       "  echoline delta apply whole.patch -o qwen3-8b");
-  verb->callback([a, &exit] {
+  verb->callback([a, &exit_code] {
     if (a->patch.empty()) std::swap(a->prev, a->patch);
-    exit = report(
-        "delta apply", *a, apply, [](const ApplyReport& r) { print_report(r); }, kAlwaysDone);
+    exit_code = run_and_report(
+        "delta apply", *a, apply, [](const ApplyReport& r) { print_report(r); }, kExitZero);
   });
 }
 
-void add_delta_verify(Verb* group, int& exit) {
+void add_delta_verify(Verb* group, int& exit_code) {
   auto* verb = group->add_verb("verify", "Tell whether a checkpoint is the base of a patch, its result, or neither");
   auto a = std::make_shared<VerifyArguments>();
   verb->add_option("STATE", a->state, "the checkpoint: a .safetensors file or a Hugging Face folder")->required();
   verb->add_option("PATCH", a->patch, "patch")->required();
-  add_common(verb, a->common);
+  add_shared_options(verb, a->common);
   verb->footer(
       "base: the patch applies; it was decoded completely and produces the digest it states. result: it is already "
       "applied.\n"
       "An interrupted `apply --in-place` is completed or discarded first. Nothing else is written.\n"
       "Exit codes: 0 base or result, 1 neither or damaged.\n"
       "Example:\n  echoline delta verify /models/policy 101.patch");
-  verb->callback([a, &exit] {
-    exit = report(
+  verb->callback([a, &exit_code] {
+    exit_code = run_and_report(
         "delta verify", *a, verify, [&](const VerifyReport& r) { print_report(r, *a); },
         [](const VerifyReport& r) { return r.relation == "neither" ? 1 : 0; });
   });
 }
 
-void add_delta_inspect(Verb* group, int& exit) {
+void add_delta_inspect(Verb* group, int& exit_code) {
   auto* verb = group->add_verb("inspect", "Show the contents of a patch; checks its form and checksums");
   auto a = std::make_shared<InspectArguments>();
   verb->add_option("PATCH", a->patch, "patch")->required();
   verb->add_flag("--all", a->all, fmt::format("show every tensor, not only the {} with the most bytes", kTensorsShown));
-  add_common(verb, a->common, false);
+  add_shared_options(verb, a->common, false);
   verb->footer(
       "Columns: changed weights and their share of the tensor; bytes in the patch; bits per changed weight; the "
       "bound, which is the entropy of the changes under the encoder's model. In a fold, a weight counts once for "
       "each delta that changes it. Consecutive small tensors of the same type are coded together and counted with "
       "the first of them. JSON has every tensor, in order of name.\n"
       "Example:\n  echoline delta inspect 101.patch --all");
-  verb->callback([a, &exit] {
-    exit = report(
-        "delta inspect", *a, inspect, [&](const InspectReport& r) { print_report(r, *a); }, kAlwaysDone);
+  verb->callback([a, &exit_code] {
+    exit_code = run_and_report(
+        "delta inspect", *a, inspect, [&](const InspectReport& r) { print_report(r, *a); }, kExitZero);
   });
 }
 

@@ -26,7 +26,7 @@ struct Arguments {
 using learner::Check;
 using learner::Verdict;
 
-Check from(const std::string& name, const Status& status, std::string detail) {
+Check check_of_status(const std::string& name, const Status& status, std::string detail) {
   if (status) return {name, Verdict::kOk, std::move(detail)};
   return {name, Verdict::kFailed, status.error().message(), status.error().code};
 }
@@ -60,7 +60,7 @@ Check check_database() {
   const Status done = attempt();
   std::error_code ec;
   std::filesystem::remove_all(folder, ec);
-  return from("database", done, "SQLite writes durably");
+  return check_of_status("database", done, "SQLite writes durably");
 }
 
 Check check_network() {
@@ -112,14 +112,14 @@ int run(const Arguments& a) {
 
 }  // namespace
 
-void add_doctor(Verb& app, int& exit) {
+void add_doctor(Verb& app, int& exit_code) {
   auto* verb = app.add_verb("doctor", "Check this machine and a run file before a run depends on them");
   auto a = std::make_shared<Arguments>();
   verb->add_option("config", a->config, "run file to check as well");
   verb->add_option("--set", a->overrides, "override a key of the run file, e.g. --set network.port=7070")
       ->one_value_each();
   verb->add_flag("--json", a->json, "print JSON");
-  verb->callback([a, &exit] { exit = run(*a); });
+  verb->callback([a, &exit_code] { exit_code = run(*a); });
 }
 
 }  // namespace echoline::cli

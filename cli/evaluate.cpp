@@ -10,7 +10,7 @@
 #include "cli/output.hpp"
 #include "cli/signals.hpp"
 #include "cli/verbs.hpp"
-#include "data_plane/told.hpp"
+#include "data_plane/policy_input.hpp"
 #include "learner/checkpoint_folder.hpp"
 #include "learner/held_out.hpp"
 #include "learner/planning.hpp"
@@ -57,7 +57,7 @@ Result<std::filesystem::path> stored_policy(const Arguments& a, const std::files
   return policy.model;
 }
 
-Result<Subject> subject(const Arguments& a) {
+Result<Subject> read_subject(const Arguments& a) {
   Subject s;
   const bool server = !a.url.empty();
   if (!a.run.empty() && !a.config.empty())
@@ -99,9 +99,9 @@ Result<Subject> subject(const Arguments& a) {
   ECHO_ASSIGN(s.adapter,
               data_plane::make_adapter(s.config.task.adapter, s.config.task.options_json, s.config.run.seed));
   s.problems = s.adapter->evaluation();
-  std::size_t most = s.config.evaluation.problems.value_or(std::numeric_limits<std::uint32_t>::max());
-  if (a.problems > 0) most = a.problems;
-  if (most < s.problems.size()) s.problems.resize(most);
+  std::size_t problems_max = s.config.evaluation.problems.value_or(std::numeric_limits<std::uint32_t>::max());
+  if (a.problems > 0) problems_max = a.problems;
+  if (problems_max < s.problems.size()) s.problems.resize(problems_max);
   if (s.problems.empty())
     return fail(Code::kInvalid, "evaluate", "the task '{}' has no held-out problems", s.config.task.adapter);
   return s;
@@ -109,95 +109,97 @@ Result<Subject> subject(const Arguments& a) {
 
 Status ask_policy(const Subject& s, const Arguments& a, const learner::HeldOutQuestions& q,
                   learner::HeldOut& held_out) {
-  struct Asked {
+  struct Conversation {
     std::vector<model::Token> tokens;
     std::size_t prompt = 0, turns = 0;
   };
   const std::uint64_t total = std::uint64_t{s.problems.size()} * q.samples;
-  std::map<std::uint64_t, Asked> asked;
-  std::deque<std::uint64_t> again;  // problems that wait for their next turn
-  std::uint64_t next = 0;
-  const auto room = [&](const Asked& one) {
-    const std::int64_t left = q.tokens_max - std::ssize(one.tokens) + static_cast<std::int64_t>(one.prompt);
+  std::map<std::uint64_t, Conversation> conversations;
+  std::deque<std::uint64_t> waiting_ids;  // problems that wait for their next turn
+  std::uint64_t next_id = 0;
+  const auto tokens_left = [&](const Conversation& conversation) {
+    const std::int64_t left =
+        q.tokens_max - std::ssize(conversation.tokens) + static_cast<std::int64_t>(conversation.prompt);
     return q.turn_tokens_max > 0 ? std::min(left, q.turn_tokens_max) : left;
   };
   const auto question = [&](std::uint64_t id) {
-    const Asked& one = asked.at(id);
-    model::Question question{id, one.tokens, {}};
+    const Conversation& conversation = conversations.at(id);
+    model::Question question{id, conversation.tokens, {}};
     question.sampling.temperature = q.temperature;
     question.sampling.top_p = q.top_p;
-    question.sampling.tokens_max = room(one);
+    question.sampling.tokens_max = tokens_left(conversation);
     question.sampling.eos = s.phrasing->eos();
-    question.sampling.seed = learner::seed_of(q, id, one.turns);
+    question.sampling.seed = learner::seed_of(q, id, conversation.turns);
     return question;
   };
-  const auto refused = [&](std::uint64_t id, const Error& why) {
-    held_out.refused(id, why.message());
-    asked.erase(id);
+  const auto refuse = [&](std::uint64_t id, const Error& why) {
+    held_out.record_refusal(id, why.message());
+    conversations.erase(id);
   };
   model::Questions questions;
   questions.device = a.device;
   questions.threads = s.config.learner.threads;
-  if (a.at_once > 0) questions.at_once = a.at_once;
+  if (a.at_once > 0) questions.in_flight_max = a.at_once;
   if (!s.phrasing->stop().empty())
     questions.ends = [&](std::span<const model::Token> response) {
-      return s.phrasing->end(response, response.size() - 1).has_value();
+      return s.phrasing->response_end(response, response.size() - 1).has_value();
     };
   questions.next = [&]() -> std::optional<model::Question> {
-    if (!again.empty()) {
-      const std::uint64_t id = again.front();
-      again.pop_front();
+    if (!waiting_ids.empty()) {
+      const std::uint64_t id = waiting_ids.front();
+      waiting_ids.pop_front();
       return question(id);
     }
-    while (next < total) {
-      const std::uint64_t id = next++;
+    while (next_id < total) {
+      const std::uint64_t id = next_id++;
       auto prompt = s.phrasing->prompt(data_plane::prompt_of(s.problems[id / q.samples]));
       if (prompt) {
         const std::size_t tokens = prompt->size();
-        asked[id] = {*std::move(prompt), tokens, 0};
+        conversations[id] = {*std::move(prompt), tokens, 0};
         return question(id);
       }
-      refused(id, prompt.error());
+      refuse(id, prompt.error());
     }
     return std::nullopt;
   };
-  questions.hear = [&](std::uint64_t id, Result<model::Generation> generation) -> Status {
+  questions.on_answer = [&](std::uint64_t id, Result<model::Generation> generation) -> Status {
     if (q.interrupted())
       return fail(Code::kCancelled, "evaluate", "stopped after {} of {} answers", held_out.answers(), total);
     if (!generation) {
       if (generation.error().code != Code::kInvalid) return std::move(generation).error();
-      refused(id, generation.error());  // longer than the model allows
+      refuse(id, generation.error());  // longer than the model allows
       return ok();
     }
-    ECHO_ASSIGN(const auto told,
-                held_out.answered(id, s.phrasing->answer(generation->tokens),
-                                  generation->finish != model::Finish::kLength, std::ssize(generation->tokens)));
+    ECHO_ASSIGN(const auto next_input,
+                held_out.submit_turn(id, s.phrasing->answer(generation->tokens),
+                                     generation->finish != model::Finish::kLength, std::ssize(generation->tokens)));
     q.progress(held_out.answers());
-    if (!told) {
-      asked.erase(id);
+    if (!next_input) {
+      conversations.erase(id);
       return ok();
     }
-    Asked& one = asked.at(id);
-    one.tokens.insert(one.tokens.end(), generation->tokens.begin(), generation->tokens.end());
-    auto more = s.phrasing->follow_up(one.tokens, *told);
-    if (!more) {
-      refused(id, more.error());
+    Conversation& conversation = conversations.at(id);
+    conversation.tokens.insert(conversation.tokens.end(), generation->tokens.begin(), generation->tokens.end());
+    auto follow_up_tokens = s.phrasing->follow_up(conversation.tokens, *next_input);
+    if (!follow_up_tokens) {
+      refuse(id, follow_up_tokens.error());
       return ok();
     }
-    one.tokens.insert(one.tokens.end(), more->begin(), more->end());
-    ++one.turns;
-    if (room(one) > 0) {
-      again.push_back(id);
+    conversation.tokens.insert(conversation.tokens.end(), follow_up_tokens->begin(), follow_up_tokens->end());
+    ++conversation.turns;
+    if (tokens_left(conversation) > 0) {
+      waiting_ids.push_back(id);
     } else {
-      held_out.cut(id);
-      asked.erase(id);
+      held_out.end_early(id);
+      conversations.erase(id);
     }
     return ok();
   };
   return ask_all(s.policy, questions);
 }
 
-Status ask_url(const Subject& s, const Arguments& a, const learner::HeldOutQuestions& q, learner::HeldOut& held_out) {
+Status ask_server(const Subject& s, const Arguments& a, const learner::HeldOutQuestions& q,
+                  learner::HeldOut& held_out) {
   TextServerOptions options;
   options.url = a.url;
   options.model = a.model;
@@ -207,7 +209,7 @@ Status ask_url(const Subject& s, const Arguments& a, const learner::HeldOutQuest
   options.tries_max = static_cast<int>(a.tries);
   ECHO_ASSIGN(options.key, read_secret("ECHOLINE_API_KEY", a.key_file));
   const SystemClock clock;
-  ECHO_ASSIGN(TextServer server, TextServer::make(std::move(options), clock));
+  ECHO_ASSIGN(TextServerClient server, TextServerClient::make(std::move(options), clock));
   return learner::ask_server(server, s.config, s.phrasing ? &*s.phrasing : nullptr, s.problems, q, held_out);
 }
 
@@ -237,7 +239,7 @@ void print(const Subject& s, const json& r) {
 }
 
 Result<json> evaluate(const Arguments& a, Subject& s) {
-  ECHO_ASSIGN(s, subject(a));
+  ECHO_ASSIGN(s, read_subject(a));
   const std::atomic<bool>& stop = stop_on_signals();
   learner::HeldOutQuestions q;
   q.samples = static_cast<std::uint32_t>(a.samples);
@@ -252,15 +254,15 @@ Result<json> evaluate(const Arguments& a, Subject& s) {
   q.interrupted = [&] { return stop.load(); };
   const SystemClock clock;
   const TimePoint start = clock.now();
-  TimePoint told = start;
+  TimePoint last_progress = start;
   const std::uint64_t total = std::uint64_t{s.problems.size()} * q.samples;
   q.progress = [&](std::uint64_t answers) {
-    if (clock.now() - told < std::chrono::seconds(5)) return;
-    told = clock.now();
-    say("{} of {} answers\n", answers, total);
+    if (clock.now() - last_progress < std::chrono::seconds(5)) return;
+    last_progress = clock.now();
+    print_stderr("{} of {} answers\n", answers, total);
   };
   learner::HeldOut held_out(*s.adapter, s.problems, q.samples, q.seed);
-  ECHO_TRY(s.policy.empty() ? ask_url(s, a, q, held_out) : ask_policy(s, a, q, held_out));
+  ECHO_TRY(s.policy.empty() ? ask_server(s, a, q, held_out) : ask_policy(s, a, q, held_out));
   json result = held_out.result();
   result["schema_version"] = 1;
   result["task"] = s.config.task.adapter;
@@ -272,7 +274,7 @@ Result<json> evaluate(const Arguments& a, Subject& s) {
 
 }  // namespace
 
-void add_evaluate(Verb& app, int& exit) {
+void add_evaluate(Verb& app, int& exit_code) {
   auto* verb = app.add_verb("evaluate", "Score held-out problems with a policy or with a model behind a server");
   auto a = std::make_shared<Arguments>();
   verb->add_option("run", a->run, "name or folder of a run (default: the newest); its newest checkpoint is evaluated");
@@ -318,10 +320,10 @@ void add_evaluate(Verb& app, int& exit) {
       "  echoline evaluate quickstart --checkpoint 60 --samples 8\n"
       "  echoline evaluate --config configs/quickstart.yaml \\\n"
       "    --url http://127.0.0.1:8000/v1 --model qwen3 --api chat");
-  verb->callback([a, &exit] {
+  verb->callback([a, &exit_code] {
     Subject s;
     const auto result = evaluate(*a, s);
-    exit = result ? 0 : complain("evaluate", result.error());
+    exit_code = result ? 0 : report_error("evaluate", result.error());
     if (!result) return;
     if (a->as_json)
       fmt::print("{}\n", result->dump(2, ' ', false, json::error_handler_t::replace));

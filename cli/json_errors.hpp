@@ -4,9 +4,9 @@
 
 namespace echoline::cli {
 
-// Whether the user gave --json. Set once, before any verb runs.
-void errors_as_json(bool wanted);
-// Under --json, prints the error as an object to stdout (docs/plan.md); complain() calls it.
-void print_json_error(const Error& error);
+// Called once, before any verb runs: `enabled` if the user gave --json.
+void set_json_errors(bool enabled);
+// If JSON errors are enabled, prints the error as an object to stdout (docs/plan.md). report_error() calls it.
+void print_error_if_json(const Error& error);
 
 }  // namespace echoline::cli

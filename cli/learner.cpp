@@ -32,19 +32,19 @@ struct LearnerArguments {
 int run_learner_verb(const LearnerArguments& a) {
   const std::atomic<bool>& stop = stop_on_signals();
   log::configure(log::Level::kInfo, "learner");
-  const auto refuse = [](const Error& error) { return complain("learner", error); };
+  const auto report_failure = [](const Error& error) { return report_error("learner", error); };
   const auto overrides = parse_overrides(a.overrides);
-  if (!overrides) return refuse(overrides.error());
+  if (!overrides) return report_failure(overrides.error());
   const auto config = learner::load_run_config(a.config, *overrides);
-  if (!config) return refuse(config.error());
+  if (!config) return report_failure(config.error());
   learner::ServiceOptions options;
   options.resume = a.resume;
   options.plan = a.plan;
   options.program = own_program();
   options.built_in = built_in_trainer();
-  options.planned = [](const provisioner::Plan& plan) { say("{}\n", plan.to_table()); };
+  options.planned = [](const provisioner::Plan& plan) { print_stderr("{}\n", plan.to_table()); };
   const auto outcome = learner::run_learner(*config, options, stop);
-  if (!outcome) return refuse(outcome.error());
+  if (!outcome) return report_failure(outcome.error());
   if (a.json) fmt::print("{}\n", learner::json_text(outcome->report, 2));
   return outcome->completed ? 0 : 1;
 }
@@ -83,18 +83,18 @@ Result<overlay::trust::Secret> find_token(const WorkerArguments& a) {
   return overlay::trust::Secret(std::move(text));
 }
 
-int work(const WorkerArguments& a, const std::atomic<bool>& stop) {
+int run_worker(const WorkerArguments& a, const std::atomic<bool>& stop) {
   worker::AgentOptions agent;
   overlay::WorkerOptions& options = agent.node;
   const auto learner = parse_endpoint("--join", a.join);
-  if (!learner) return complain("worker", learner.error());
+  if (!learner) return report_error("worker", learner.error());
   options.learner = *learner;
   auto token = find_token(a);
-  if (!token) return complain("worker", token.error());
+  if (!token) return report_error("worker", token.error());
   options.token = std::move(*token);
   if (!a.advertise.empty()) {
     const auto advertise = parse_endpoint("--advertise", a.advertise);
-    if (!advertise) return complain("worker", advertise.error());
+    if (!advertise) return report_error("worker", advertise.error());
     options.advertise = *advertise;
   } else {
     const auto mapped = provisioner::mapped_port(a.port, [](const char* name) { return std::getenv(name); });
@@ -106,7 +106,7 @@ int work(const WorkerArguments& a, const std::atomic<bool>& stop) {
   for (const auto& [text, rate] : {std::pair(&a.up, &options.limits.up), std::pair(&a.down, &options.limits.down)}) {
     if (text->empty()) continue;
     const auto parsed = parse_bit_rate(*text);
-    if (!parsed) return complain("worker", parsed.error());
+    if (!parsed) return report_error("worker", parsed.error());
     *rate = *parsed;
   }
   worker::EngineOptions engine = a.engine;
@@ -115,15 +115,16 @@ int work(const WorkerArguments& a, const std::atomic<bool>& stop) {
         std::pair(&a.cache_max, &engine.cache_max)}) {
     if (text->empty()) continue;
     const auto parsed = parse_bytes(*text);
-    if (!parsed) return complain("worker", parsed.error());
+    if (!parsed) return report_error("worker", parsed.error());
     *size = *parsed;
   }
   if (!a.away_max.empty()) {
     const auto parsed = parse_duration(a.away_max);
-    if (!parsed) return complain("worker", parsed.error());
+    if (!parsed) return report_error("worker", parsed.error());
     options.away_max = *parsed;
   }
-  const overlay::Listening listening = overlay::listens_at(a.bind, options.advertise.has_value(), options.learner.host);
+  const overlay::Listening listening =
+      overlay::listening_for(a.bind, options.advertise.has_value(), options.learner.host);
   options.bind_host = listening.host;
   if (listening.leaf)
     log::warn(
@@ -137,21 +138,21 @@ int work(const WorkerArguments& a, const std::atomic<bool>& stop) {
                                           : worker::EngineKind::kBuiltin;
   if (engine.kind == worker::EngineKind::kBuiltin) {
     auto builtin = built_in_engine();
-    if (!builtin) return complain("worker", builtin.error());
+    if (!builtin) return report_error("worker", builtin.error());
     engine.builtin = std::move(*builtin);
   }
   engine.folder = a.engine_folder;
   if (!a.patience.empty()) {
     const auto parsed = parse_duration(a.patience);
-    if (!parsed) return complain("worker", parsed.error());
+    if (!parsed) return report_error("worker", parsed.error());
     engine.patience = *parsed;
   }
   auto maker = worker::engine_maker(std::move(engine));
-  if (!maker) return complain("worker", maker.error());
+  if (!maker) return report_error("worker", maker.error());
   agent.engine = std::move(*maker);
   if (a.rollouts_per_s > 0) agent.rollouts_per_s_max = a.rollouts_per_s;
   const auto report = worker::run_agent(agent, stop);
-  if (!report) return complain("worker", report.error());
+  if (!report) return report_error("worker", report.error());
   const double versions = static_cast<double>(std::max<std::uint64_t>(1, report->versions));
   log::info(
       "{} rollouts accepted, {} leases refused, {} versions installed (in the mean {:.1f} ms each, {:.1f} ms after "
@@ -160,7 +161,8 @@ int work(const WorkerArguments& a, const std::atomic<bool>& stop) {
       report->rollouts, report->refused, report->versions, 1e3 * seconds(report->install_times) / versions,
       1e3 * seconds(report->install_waits) / versions, report->reason);
   if (!report->in_order)
-    return complain("worker", fail(Code::kUnavailable, "work", "the worker ended before the run: {}", report->reason));
+    return report_error("worker",
+                        fail(Code::kUnavailable, "work", "the worker ended before the run: {}", report->reason));
   return 0;
 }
 
@@ -168,18 +170,18 @@ int run_worker_verb(const WorkerArguments& a) {
   const std::atomic<bool>& stop = stop_on_signals();
   log::configure(log::Level::kInfo, "worker " + a.name);
   const auto instance = provisioner::own_instance();
-  const int exit = work(a, stop);
-  if (stop || !instance) return exit;  // the sender of the signal ends the instance
+  const int exit_code = run_worker(a, stop);
+  if (stop || !instance) return exit_code;  // the sender of the signal ends the instance
   if (const Status ended = instance->end(); ended)
     log::info("this instance ({}) is ended so that it costs nothing more", instance->id);
   else
     log::warn("this instance may continue to cost money: {}", ended.error().message());
-  return exit;
+  return exit_code;
 }
 
 }  // namespace
 
-void add_learner(Verb& app, int& exit) {
+void add_learner(Verb& app, int& exit_code) {
   auto* verb = app.add_verb("learner", "Run the learner of a run file; `up` starts this and shows the progress");
   auto a = std::make_shared<LearnerArguments>();
   verb->add_option("config", a->config, "run file, e.g. configs/quickstart.yaml")->required();
@@ -187,10 +189,10 @@ void add_learner(Verb& app, int& exit) {
   verb->add_option("--plan", a->plan, "rent by this plan.json instead of making a new plan");
   verb->add_flag("--resume", a->resume, "continue from the last checkpoint of this run");
   verb->add_flag("--json", a->json, "print the report as JSON at the end");
-  verb->callback([a, &exit] { exit = run_learner_verb(*a); });
+  verb->callback([a, &exit_code] { exit_code = run_learner_verb(*a); });
 }
 
-void add_worker(Verb& app, int& exit) {
+void add_worker(Verb& app, int& exit_code) {
   auto* verb = app.add_verb("worker", "Join a learner; generate and score rollouts, forward policies");
   auto a = std::make_shared<WorkerArguments>();
   verb->add_option("--join", a->join, "address of the learner, HOST:PORT; HOST is an IP address or a name")->required();
@@ -247,7 +249,7 @@ void add_worker(Verb& app, int& exit) {
       "Example, with a token from `echoline token --instance my-gpu` on the learner's machine:\n"
       "  ECHOLINE_TOKEN=... echoline worker --join 192.0.2.7:7070 --name my-gpu \\\n"
       "    --bind :: --up '100 Mbit/s'");
-  verb->callback([a, &exit] { exit = run_worker_verb(*a); });
+  verb->callback([a, &exit_code] { exit_code = run_worker_verb(*a); });
 }
 
 }  // namespace echoline::cli

@@ -36,13 +36,13 @@ struct Arguments {
   bool json = false, gone = false, charges = false;
 };
 
-struct Opened {
+struct OpenLedger {
   std::filesystem::path folder;
   std::optional<learner::RunConfig> config;
   Ledger ledger;
 };
 
-Result<Opened> open(const std::string& run) {
+Result<OpenLedger> open_ledger(const std::string& run) {
   ECHO_ASSIGN(const std::filesystem::path folder, find_run(run));
   const auto file = folder / "ledger.sqlite";
   if (!std::filesystem::exists(file))
@@ -52,7 +52,7 @@ Result<Opened> open(const std::string& run) {
   const std::string name =
       config ? config->run.name : std::filesystem::weakly_canonical(folder, ignored).filename().string();
   ECHO_ASSIGN(Ledger ledger, Ledger::open(file, name));
-  return Opened{folder, config ? std::optional(std::move(*config)) : std::nullopt, std::move(ledger)};
+  return OpenLedger{folder, config ? std::optional(std::move(*config)) : std::nullopt, std::move(ledger)};
 }
 
 void print(const json& object) { fmt::print("{}\n", object.dump(2, ' ', false, json::error_handler_t::replace)); }
@@ -62,7 +62,7 @@ json or_null(const std::optional<Number>& number) {
   return number ? json(*number) : json();
 }
 
-std::string when(double unix_s) {
+std::string utc_text(double unix_s) {
   const auto t = static_cast<std::time_t>(unix_s);
   std::tm utc{};
   ::gmtime_r(&t, &utc);
@@ -73,11 +73,11 @@ std::string when(double unix_s) {
 
 std::string or_dash(const std::string& text) { return text.empty() ? "-" : text; }
 
-using Charged = std::map<std::int64_t, provisioner::LedgerCharge>;  // of all days, by row id
+using ChargesByRow = std::map<std::int64_t, provisioner::LedgerCharge>;  // of all days, by row id
 
-Result<Charged> charged_of(const Ledger& ledger) {
+Result<ChargesByRow> charges_by_row(const Ledger& ledger) {
   ECHO_ASSIGN(const auto days, ledger.charges());
-  Charged charged;
+  ChargesByRow charged;
   for (const auto& day : days) {
     auto& sum = charged[day.row];
     sum.usd += day.usd;
@@ -90,7 +90,7 @@ Result<Charged> charged_of(const Ledger& ledger) {
 
 // Stores in the ledger what providers say they have charged for this run's instances, and the credit left on the
 // accounts.
-Status read_charges(Opened& o) {
+Status read_charges(OpenLedger& o) {
   const auto options = o.config ? learner::provider_options(*o.config) : provisioner::ProviderOptions{};
   const Status booked = provisioner::book_bills(o.ledger, options, SystemClock().unix_seconds());
   if (booked || booked.error().code != Code::kNotFound) return booked;
@@ -126,7 +126,7 @@ json row_json(const LedgerRow& row, double now) {
 }
 
 Status show(const Arguments& a) {
-  ECHO_ASSIGN(const Opened o, open(a.run));
+  ECHO_ASSIGN(const OpenLedger o, open_ledger(a.run));
   const double now = SystemClock().unix_seconds();
   ECHO_ASSIGN(const auto rows, o.ledger.rows());
   ECHO_ASSIGN(const auto states, o.ledger.states());
@@ -152,14 +152,14 @@ Status show(const Arguments& a) {
                provisioner::to_string(row.state), row.provider, or_dash(row.instance), row.offer, or_dash(row.host),
                row.usd_per_hour, row.usd(now), row.note);
   if (!decisions.empty()) fmt::print("\n");
-  for (const auto& d : decisions) fmt::print("{}  {:<10}  {}\n", when(d.unix_s), d.what, d.why);
+  for (const auto& d : decisions) fmt::print("{}  {:<10}  {}\n", utc_text(d.unix_s), d.what, d.why);
   return ok();
 }
 
 Status costs(const Arguments& a) {
-  ECHO_ASSIGN(Opened o, open(a.run));
+  ECHO_ASSIGN(OpenLedger o, open_ledger(a.run));
   if (a.charges) ECHO_TRY(read_charges(o));
-  ECHO_ASSIGN(const Charged charged, charged_of(o.ledger));
+  ECHO_ASSIGN(const ChargesByRow charged, charges_by_row(o.ledger));
   ECHO_ASSIGN(const auto credits, o.ledger.credits());
   const double now = SystemClock().unix_seconds();
   ECHO_ASSIGN(const auto rows, o.ledger.rows());
@@ -169,13 +169,13 @@ Status costs(const Arguments& a) {
     rent += row.usd_rent(now);
     traffic += row.usd_traffic();
   }
-  double theirs = 0, ours = 0, until = 0;  // of the instances with charges
+  double usd_charged = 0, usd_counted = 0, last_day_unix_s = 0;  // of the instances with charges
   for (const LedgerRow& row : rows) {
     const auto it = charged.find(row.id);
     if (it == charged.end()) continue;
-    theirs += it->second.usd;
-    ours += row.usd(now);
-    until = std::max(until, it->second.day_unix_s);
+    usd_charged += it->second.usd;
+    usd_counted += row.usd(now);
+    last_day_unix_s = std::max(last_day_unix_s, it->second.day_unix_s);
   }
   if (a.json) {
     json out = {{"usd", totals.usd},
@@ -186,7 +186,8 @@ Status costs(const Arguments& a) {
                 {"charged", nullptr},
                 {"credits", json::object()},
                 {"instances", json::array()}};
-    if (!charged.empty()) out["charged"] = {{"usd", theirs}, {"usd_ours", ours}, {"last_day_unix_s", until}};
+    if (!charged.empty())
+      out["charged"] = {{"usd", usd_charged}, {"usd_ours", usd_counted}, {"last_day_unix_s", last_day_unix_s}};
     for (const auto& credit : credits)
       out["credits"][credit.provider] = {{"usd", credit.usd}, {"unix_s", credit.unix_s}};
     for (const LedgerRow& row : rows) {
@@ -207,7 +208,7 @@ Status costs(const Arguments& a) {
       const double from = row.prices[i].from_unix_s;
       const double until = i + 1 < row.prices.size() ? std::min(row.prices[i + 1].from_unix_s, end) : end;
       const double hours = std::max(0.0, until - from) / 3600;
-      fmt::print("{:>4}  {:<16}  {:<19}  {:>9.4f}  {:>8.4f}  {:>10.4f}\n", row.id, row.offer, when(from), hours,
+      fmt::print("{:>4}  {:<16}  {:<19}  {:>9.4f}  {:>8.4f}  {:>10.4f}\n", row.id, row.offer, utc_text(from), hours,
                  row.prices[i].usd_per_hour, hours * row.prices[i].usd_per_hour);
     }
     if (row.uploaded.count + row.downloaded.count > 0)
@@ -223,10 +224,10 @@ Status costs(const Arguments& a) {
       fmt::print("{:>4}  {:<16}  {:>10.4f}  {:>10.4f}\n", row.id, row.offer, row.usd(now), it->second.usd);
   if (!charged.empty())
     fmt::print(
-        "for these, ${:.2f} by our count and ${:.2f} charged, up to {} (providers charge by the day, and late)\n", ours,
-        theirs, when(until).substr(0, 10));
+        "for these, ${:.2f} by our count and ${:.2f} charged, up to {} (providers charge by the day, and late)\n",
+        usd_counted, usd_charged, utc_text(last_day_unix_s).substr(0, 10));
   for (const auto& credit : credits)
-    fmt::print("left on the account of {}: ${:.2f}, {}\n", credit.provider, credit.usd, when(credit.unix_s));
+    fmt::print("left on the account of {}: ${:.2f}, {}\n", credit.provider, credit.usd, utc_text(credit.unix_s));
   return ok();
 }
 
@@ -236,10 +237,10 @@ Status hosts(const Arguments& a) {
     ECHO_ASSIGN(const std::filesystem::path run, find_run(a.run));
     folder = std::filesystem::absolute(run).parent_path();
   }
-  const auto known = provisioner::known_hosts(folder);
+  const auto machines = provisioner::known_hosts(folder);
   if (a.json) {
     json out = json::array();
-    for (const auto& h : known)
+    for (const auto& h : machines)
       out.push_back({{"run", h.run},
                      {"provider", h.provider},
                      {"host", h.host},
@@ -261,7 +262,7 @@ Status hosts(const Arguments& a) {
   const auto rate = [](const std::optional<BitRate>& r) { return r ? to_text(*r) : std::string("unknown"); };
   fmt::print("{:<10}  {:<14}  {:<14}  {:>10}  {:>10}  {:>12}  {:>12}  {:>6}  {:<4}  {}\n", "provider", "host", "gpu",
              "promised", "measured", "up", "down", "hours", "lost", "run");
-  for (const auto& h : known)
+  for (const auto& h : machines)
     fmt::print("{:<10}  {:<14}  {:<14}  {:>10}  {:>10}  {:>12}  {:>12}  {:>6.1f}  {:<4}  {}\n", h.provider, h.host,
                or_dash(h.gpu), number(h.promised_rollouts_per_s), number(h.measured_rollouts_per_s), rate(h.up),
                rate(h.down), h.hours, h.lost ? "yes" : "no", h.run);
@@ -276,7 +277,7 @@ Status end_learner(const std::filesystem::path& folder) {
   const json pid = status.value("pid", json());
   if (!pid.is_number_integer() || pid.get<int>() <= 1)
     return fail(Code::kCorrupt, "down", "{}: expected the pid of the learner", (folder / "status.json").string());
-  say("asking the learner (process {}) to end\n", pid.get<int>());
+  print_stderr("asking the learner (process {}) to end\n", pid.get<int>());
   ::kill(pid.get<int>(), SIGTERM);
   for (int i = 0; i < 1200; ++i) {  // two minutes
     if (::flock(lock.get(), LOCK_EX | LOCK_NB) == 0) return ok();
@@ -289,16 +290,16 @@ Status end_learner(const std::filesystem::path& folder) {
 Result<int> down(const Arguments& a) {
   ECHO_ASSIGN(const std::filesystem::path folder, find_run(a.run));
   ECHO_TRY(end_learner(folder));
-  ECHO_ASSIGN(Opened o, open(a.run));
+  ECHO_ASSIGN(OpenLedger o, open_ledger(a.run));
   provisioner::DownOptions options;
   options.absent_is_gone = a.gone;
-  provisioner::ProviderOptions made;
-  made.log_folder = folder / "logs";
+  provisioner::ProviderOptions provider_options;
+  provider_options.log_folder = folder / "logs";
   if (o.config) {
-    made = learner::provider_options(*o.config);
+    provider_options = learner::provider_options(*o.config);
     if (const auto& fleet = o.config->fleet; !fleet.joined_by_hand()) options.providers = {fleet.provider};
   }
-  options.provider = [&](const std::string& name) { return provisioner::make_provider(name, made); };
+  options.provider = [&](const std::string& name) { return provisioner::make_provider(name, provider_options); };
   SystemClock clock;
   ECHO_ASSIGN(const provisioner::DownReport report, provisioner::bring_down(o.ledger, clock, options));
   if (a.json) {
@@ -311,15 +312,15 @@ Result<int> down(const Arguments& a) {
     for (const auto& line : report.released) fmt::print("{}  {}  {}\n", line.label, or_dash(line.instance), line.what);
     if (report.problems.empty()) fmt::print("nothing of {} is rented\n", folder.string());
   }
-  for (const std::string& problem : report.problems) say("echoline down: {}\n", problem);
+  for (const std::string& problem : report.problems) print_stderr("echoline down: {}\n", problem);
   return report.problems.empty() ? 0 : 1;
 }
 
 }  // namespace
 
-void add_ledger(Verb& app, int& exit) {
+void add_ledger(Verb& app, int& exit_code) {
   auto* ledger = app.add_verb("ledger", "Show what a run rented, what it cost, and how its machines performed");
-  ledger->needs_verb();
+  ledger->require_verb();
   const auto add = [&](const char* name, const char* meaning, const char* run, Status (*work)(const Arguments&)) {
     auto* verb = ledger->add_verb(name, meaning);
     auto a = std::make_shared<Arguments>();
@@ -327,9 +328,9 @@ void add_ledger(Verb& app, int& exit) {
     verb->add_flag("--json", a->json, "print JSON");
     if (work == costs)
       verb->add_flag("--charges", a->charges, "read the charges from vast.ai first and store them in the ledger");
-    verb->callback([a, work, &exit] {
+    verb->callback([a, work, &exit_code] {
       const Status done = work(*a);
-      exit = done ? 0 : complain("ledger", done.error());
+      exit_code = done ? 0 : report_error("ledger", done.error());
     });
   };
   const char* const run = "name or folder of the run; default: the newest below ./runs";
@@ -339,7 +340,7 @@ void add_ledger(Verb& app, int& exit) {
       "folder or name of one of the runs; default: all below ./runs", hosts);
 }
 
-void add_down(Verb& app, int& exit) {
+void add_down(Verb& app, int& exit_code) {
   auto* verb = app.add_verb("down", "End a run and release everything it has rented");
   auto a = std::make_shared<Arguments>();
   verb->add_option("run", a->run, "name or folder of the run")->required();
@@ -349,9 +350,9 @@ void add_down(Verb& app, int& exit) {
   verb->footer(
       "The command checks the result by listing the instances with the run's label. It may be repeated. Exits with 1 "
       "when something may be left.");
-  verb->callback([a, &exit] {
+  verb->callback([a, &exit_code] {
     const auto done = down(*a);
-    exit = done ? *done : complain("down", done.error());
+    exit_code = done ? *done : report_error("down", done.error());
   });
 }
 

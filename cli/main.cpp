@@ -18,10 +18,10 @@
 int main(int argc, char** argv) {
   using namespace echoline::cli;
   open_standard_files();
-  errors_as_json(std::find(argv, argv + argc, std::string_view("--json")) != argv + argc);
+  set_json_errors(std::find(argv, argv + argc, std::string_view("--json")) != argv + argc);
   Verb app("Post-train a language model with reinforcement learning on one learner and a rented rollout fleet.");
   app.version(std::string("echoline ") + ECHOLINE_VERSION);
-  app.needs_verb();
+  app.require_verb();
   app.footer(
       "Typical use:\n"
       "  echoline plan configs/quickstart.yaml         # the offers to rent, and why\n"
@@ -33,47 +33,47 @@ int main(int argc, char** argv) {
       "  echoline delta diff OLD NEW -o PATCH          # between two checkpoints\n"
       "Data goes to stdout, progress to stderr; --json prints the same data for programs.\n"
       "Exit codes: 0 done, 1 failed, 2 usage or configuration, 3 infeasible plan.");
-  int exit = 0;
-  add_up(app, exit);
-  add_plan(app, exit);
-  add_apply(app, exit);
-  add_learner(app, exit);
-  add_worker(app, exit);
-  add_token(app, exit);
-  add_publish(app, exit);
-  add_model(app, exit);
-  add_evaluate(app, exit);
-  add_rescore(app, exit);
-  add_config(app, exit);
-  add_sim(app, exit);
-  add_sweep(app, exit, ECHOLINE_VERSION);
-  add_status(app, exit);
-  add_report(app, exit);
-  add_ledger(app, exit);
-  add_down(app, exit);
-  add_bundle(app, exit);
-  add_doctor(app, exit);
-  add_delta(app, exit);
-  add_adapter(app, exit);
-  add_completion(app, exit);
-  add_man(app, exit);
+  int exit_code = 0;
+  add_up(app, exit_code);
+  add_plan(app, exit_code);
+  add_apply(app, exit_code);
+  add_learner(app, exit_code);
+  add_worker(app, exit_code);
+  add_token(app, exit_code);
+  add_publish(app, exit_code);
+  add_model(app, exit_code);
+  add_evaluate(app, exit_code);
+  add_rescore(app, exit_code);
+  add_config(app, exit_code);
+  add_sim(app, exit_code);
+  add_sweep(app, exit_code, ECHOLINE_VERSION);
+  add_status(app, exit_code);
+  add_report(app, exit_code);
+  add_ledger(app, exit_code);
+  add_down(app, exit_code);
+  add_bundle(app, exit_code);
+  add_doctor(app, exit_code);
+  add_delta(app, exit_code);
+  add_adapter(app, exit_code);
+  add_completion(app, exit_code);
+  add_man(app, exit_code);
   const std::vector<std::string> verbs = app.verbs();
   if (argc > 1 && argv[1][0] != '-' && std::find(verbs.begin(), verbs.end(), argv[1]) == verbs.end()) {
-    const int refused =
-        complain("", echoline::fail(echoline::Code::kInvalid, "", "unknown verb '{}'{}; `echoline --help` lists them",
-                                    argv[1], echoline::did_you_mean(argv[1], verbs)));
-    return flush_output(refused);
+    const int refused = report_error(
+        "", echoline::fail(echoline::Code::kInvalid, "", "unknown verb '{}'{}; `echoline --help` lists them", argv[1],
+                           echoline::did_you_mean(argv[1], verbs)));
+    return flush_stdout(refused);
   }
   try {
-    if (const int refused = app.parse(argc, argv); refused != 0) exit = refused;
+    if (const int refused = app.parse(argc, argv); refused != 0) exit_code = refused;
   } catch (const std::exception& error) {
     // fmt::print throws when stdout cannot be written to. Any other exception is a bug: expected failures are values.
     const auto* system = dynamic_cast<const std::system_error*>(&error);
     if (system != nullptr && std::ferror(stdout) != 0)
       errno = system->code().value();
     else
-      complain("", echoline::fail(echoline::Code::kInternal, "internal error", "{}", error.what()));
-    exit = 1;
+      report_error("", echoline::fail(echoline::Code::kInternal, "internal error", "{}", error.what()));
+    exit_code = 1;
   }
-  return flush_output(exit);
+  return flush_stdout(exit_code);
 }

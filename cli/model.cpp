@@ -1,5 +1,4 @@
-// echoline model init
-// info: makes a model directory, or shows what one contains and how much memory it needs.
+// echoline model init: makes a model directory. echoline model info: shows its content and the memory it needs.
 #include <array>
 #include <bit>
 #include <cstdio>
@@ -40,8 +39,8 @@ int train_info(const InfoArguments& a, const model::ModelConfig& config) {
       config,
       {a.bf16, a.int8, a.reference, a.recompute, a.microbatch_tokens, std::min(a.tokens, config.positions_max)});
   const std::pair<const char*, Bytes> parts[] = {
-      {"weights", m.weights}, {"gradients", m.gradients}, {"optimizer", m.optimizer}, {"activations", m.activations},
-      {"passing", m.passing}, {"program", m.program},     {"total", m.total()}};
+      {"weights", m.weights},   {"gradients", m.gradients}, {"optimizer", m.optimizer}, {"activations", m.activations},
+      {"passing", m.transient}, {"program", m.program},     {"total", m.total()}};
   if (a.json) {
     nlohmann::json out{{"schema_version", 1}, {"parameters", config.parameters()}};
     for (const auto& [name, size] : parts) out[fmt::format("{}_bytes", name)] = size.count;
@@ -60,51 +59,49 @@ int train_info(const InfoArguments& a, const model::ModelConfig& config) {
   return 0;
 }
 
-// The
-// w
-// below which 5, 50 and 95 % of the values lie; a sample of about 2^24 values in a large model.
+// Returns the |w| below which 5, 50 and 95 % of the values lie, of a sample of about 2^24 values in a large model.
 std::array<float, 3> magnitudes(const delta::StateView& state) {
   std::vector<std::uint64_t> counts(1u << 15);  // by the bits of exponent and upper mantissa, so in order of |w|
-  std::uint64_t bytes = 0, all = 0;
+  std::uint64_t bytes = 0, sampled = 0;
   for (const delta::TensorView& t : state) bytes += t.bytes.size();
-  const std::size_t every = bytes / (1u << 25) + 1;
+  const std::size_t sample_every = bytes / (1u << 25) + 1;
   for (const delta::TensorView& t : state) {
     const std::size_t width = t.dtype == delta::DType::kBF16 ? 2 : 4;
-    for (std::size_t at = width - 2; at + 2 <= t.bytes.size(); at += every * width, ++all) {
+    for (std::size_t at = width - 2; at + 2 <= t.bytes.size(); at += sample_every * width, ++sampled) {
       std::uint16_t upper = 0;
       std::memcpy(&upper, t.bytes.data() + at, sizeof upper);
       ++counts[upper & 0x7fff];
     }
   }
-  constexpr std::array<std::uint64_t, 3> kOf100{5, 50, 95};
-  std::array<float, 3> found{};
+  constexpr std::array<std::uint64_t, 3> kPercentages{5, 50, 95};
+  std::array<float, 3> magnitudes_found{};
   std::uint64_t below = 0;
-  for (std::uint32_t i = 0, q = 0; q < found.size() && i < counts.size(); ++i)
-    for (below += counts[i]; q < found.size() && 100 * below >= kOf100[q] * all; ++q)
-      found[q] = std::bit_cast<float>(i << 16);
-  return found;
+  for (std::uint32_t i = 0, q = 0; q < magnitudes_found.size() && i < counts.size(); ++i)
+    for (below += counts[i]; q < magnitudes_found.size() && 100 * below >= kPercentages[q] * sampled; ++q)
+      magnitudes_found[q] = std::bit_cast<float>(i << 16);
+  return magnitudes_found;
 }
 
 int info(const InfoArguments& a) {
   if (a.folder.empty() == a.preset.empty())
-    return complain("model info", fail(Code::kInvalid, "", "expected either a model folder or --preset"));
+    return report_error("model info", fail(Code::kInvalid, "", "expected either a model folder or --preset"));
   std::optional<model::ModelConfig> config;
   std::optional<std::array<float, 3>> weights;
   if (!a.preset.empty()) {
     auto preset = model::preset(a.preset);
-    if (!preset) return complain("model info", preset.error());
+    if (!preset) return report_error("model info", preset.error());
     config = *preset;
   } else {
     if (a.train) {  // train_info() needs only the shape
       const auto shape = model::ModelConfig::from_file(std::filesystem::path(a.folder) / "config.json");
-      return shape ? train_info(a, *shape) : complain("model info", shape.error());
+      return shape ? train_info(a, *shape) : report_error("model info", shape.error());
     }
     const auto files = model::ModelFiles::read(a.folder);
-    if (!files) return complain("model info", files.error());
+    if (!files) return report_error("model info", files.error());
     if (const Status checked = model::check_weights(a.folder, files->config); !checked)
-      return complain("model info", checked.error());
+      return report_error("model info", checked.error());
     const auto checkpoint = delta::Checkpoint::open(a.folder);
-    if (!checkpoint) return complain("model info", checkpoint.error());
+    if (!checkpoint) return report_error("model info", checkpoint.error());
     config = files->config;
     weights = magnitudes(checkpoint->view());
   }
@@ -145,9 +142,9 @@ int info(const InfoArguments& a) {
 
 }  // namespace
 
-void add_model(Verb& app, int& exit) {
+void add_model(Verb& app, int& exit_code) {
   auto* verb = app.add_verb("model", "Make a tiny model, show a model, export a run's model, or generate with one");
-  verb->needs_verb();
+  verb->require_verb();
   std::string names;
   for (const std::string& name : model::preset_names()) names += (names.empty() ? "" : ", ") + name;
 
@@ -156,9 +153,9 @@ void add_model(Verb& app, int& exit) {
   init->add_option("--preset", i->preset, "one of: " + names)->required();
   init->add_option("-o,--output", i->output, "folder to write")->required();
   init->add_option("--seed", i->seed, "of the random weights");
-  init->callback([i, &exit] {
+  init->callback([i, &exit_code] {
     const Status done = init_model(*i);
-    exit = done ? 0 : complain("model init", done.error());
+    exit_code = done ? 0 : report_error("model init", done.error());
     if (done) fmt::print("{}\n", i->output);
   });
 
@@ -175,8 +172,8 @@ void add_model(Verb& app, int& exit) {
   show->add_flag("--reference", s->reference, "learner.kl_coefficient above 0");
   show->add_option("--microbatch-tokens", s->microbatch_tokens, "learner.microbatch_tokens")->positive();
   show->add_option("--tokens", s->tokens, "of the longest prompt and response together")->positive();
-  show->callback([s, &exit] { exit = info(*s); });
-  add_model_use(*verb, exit);
+  show->callback([s, &exit_code] { exit_code = info(*s); });
+  add_model_use(*verb, exit_code);
 }
 
 }  // namespace echoline::cli

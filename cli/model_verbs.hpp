@@ -4,6 +4,6 @@
 
 namespace echoline::cli {
 
-void add_model_use(Verb& verb, int& exit);
+void add_model_use(Verb& verb, int& exit_code);
 
 }  // namespace echoline::cli

@@ -1,3 +1,4 @@
+// Output of all subcommands: stdout, stderr, line wrapping and words for a shell.
 #include "cli/output.hpp"
 
 #include <fcntl.h>
@@ -11,7 +12,7 @@
 
 namespace echoline::cli {
 
-void say_text(std::string_view text) {
+void write_stderr(std::string_view text) {
   std::fwrite(text.data(), 1, text.size(), stderr);
   std::fflush(stderr);
 }
@@ -24,28 +25,29 @@ void open_standard_files() {
   }
 }
 
-int flush_output(int exit) {
+int flush_stdout(int exit_code) {
   const bool failed_before = std::ferror(stdout) != 0;
-  if (std::fflush(stdout) == 0 && !failed_before) return exit;
+  if (std::fflush(stdout) == 0 && !failed_before) return exit_code;
   const int error = errno;
-  if (error != EPIPE) say("echoline: cannot write to standard output: {}\n", std::strerror(error));
+  if (error != EPIPE) print_stderr("echoline: cannot write to standard output: {}\n", std::strerror(error));
   return 1;
 }
 
-std::string wrapped(std::string_view text, std::size_t first, std::size_t rest, std::size_t columns) {
+std::string wrap_text(std::string_view text, std::size_t first_indent, std::size_t next_indent, std::size_t columns) {
+  // Counts UTF-8 characters: every byte that does not continue one (10xxxxxx) begins one.
   const auto width = [](std::string_view word) {
     return static_cast<std::size_t>(
         std::count_if(word.begin(), word.end(), [](unsigned char c) { return (c & 0xc0) != 0x80; }));
   };
-  std::string out(first, ' ');
-  std::size_t used = first;
+  std::string out(first_indent, ' ');
+  std::size_t used = first_indent;
   bool begun = false;
   while (!text.empty()) {
     const std::size_t end = std::min(text.find(' '), text.size());
     const std::string_view word = text.substr(0, end);
     if (begun && used + 1 + width(word) > columns) {
-      out += "\n" + std::string(rest, ' ');
-      used = rest;
+      out += "\n" + std::string(next_indent, ' ');
+      used = next_indent;
     } else if (begun) {
       out += ' ';
       ++used;

@@ -10,21 +10,22 @@
 namespace echoline::cli {
 
 // Writes to stderr; errors are ignored.
-void say_text(std::string_view text);
+void write_stderr(std::string_view text);
 template <class... Args>
-void say(fmt::format_string<Args...> format, Args&&... args) {
-  say_text(fmt::format(format, std::forward<Args>(args)...));
+void print_stderr(fmt::format_string<Args...> format, Args&&... args) {
+  write_stderr(fmt::format(format, std::forward<Args>(args)...));
 }
 
-// Opens /dev/null for each of the descriptors 0 to 2 that is closed, so that no other file gets its number.
+// Opens /dev/null in place of each closed descriptor of 0 to 2. Otherwise a file that is opened later takes the number
+// and receives the program's output.
 void open_standard_files();
-// Flushes stdout. Returns `exit` when everything was written, otherwise 1, with the reason on stderr. A reader that has
-// closed the pipe is no error and no reason is printed.
-int flush_output(int exit);
+// Flushes stdout. Returns `exit_code` if everything was written. Otherwise it returns 1 and prints the reason to
+// stderr, unless the reader of a pipe has closed it.
+int flush_stdout(int exit_code);
 
-// Wraps text to lines of at most `columns` characters, unless a word is longer. The first is indented by `first`, the
-// others by `rest`; ends with a newline.
-std::string wrapped(std::string_view text, std::size_t first, std::size_t rest, std::size_t columns);
+// Wraps text to lines of at most `columns` characters, unless a word is longer. The first line is indented by
+// `first_indent`, the others by `next_indent`. The result ends with a newline.
+std::string wrap_text(std::string_view text, std::size_t first_indent, std::size_t next_indent, std::size_t columns);
 
 // Quotes a word for a shell if it needs quotes.
 std::string shell_word(std::string_view word);

@@ -32,7 +32,7 @@ Result<std::vector<provisioner::Variation>> variations(const learner::RunConfig&
 }
 
 int run(const Arguments& a) {
-  const auto refuse = [](const Error& error) { return complain("plan", error); };
+  const auto report_failure = [](const Error& error) { return report_error("plan", error); };
   std::vector<std::string> texts = a.overrides;
   if (!a.offers.empty()) {
     texts.push_back("fleet.offers=" + a.offers);
@@ -40,19 +40,19 @@ int run(const Arguments& a) {
   }
   for (const std::string& text : a.assume) texts.push_back("fleet.assume." + text);
   const auto overrides = parse_overrides(texts);
-  if (!overrides) return refuse(overrides.error());
+  if (!overrides) return report_failure(overrides.error());
   const auto config = learner::load_run_config(a.config, *overrides);
-  if (!config) return refuse(config.error());
+  if (!config) return report_failure(config.error());
   const learner::Preflight checked = learner::preflight(*config, {built_in_trainer()});
   if (const Status status = checked.status(); !status) {
-    const int code = refuse(status.error());
+    const int code = report_failure(status.error());
     if (a.sensitivity && status.error().code == Code::kInfeasible && !a.json)
-      if (const auto other = variations(*config, checked))
-        fmt::print("{}", provisioner::variations_table(*other, screen_columns()));
+      if (const auto alternatives = variations(*config, checked))
+        fmt::print("{}", provisioner::variations_table(*alternatives, screen_columns()));
     return code;
   }
   for (const learner::Check& check : checked.checks)
-    if (check.verdict == learner::Verdict::kWarning) say("{}: {}\n", check.name, check.detail);
+    if (check.verdict == learner::Verdict::kWarning) print_stderr("{}: {}\n", check.name, check.detail);
   const provisioner::Plan& plan = checked.plan->plan;
 
   nlohmann::json document = plan.to_json();
@@ -60,11 +60,11 @@ int run(const Arguments& a) {
   document["run"] = {{"file", std::filesystem::absolute(a.config).string()}, {"set", texts}};
   if (!a.output.empty())
     if (const Status written = write_file_atomic(a.output, document.dump(2) + "\n"); !written)
-      return refuse(written.error());
+      return report_failure(written.error());
 
   if (!a.explain.empty()) {
     const auto explained = provisioner::explain_offer(plan, checked.plan->offers, a.explain);
-    if (!explained) return refuse(as_mistake(explained.error()));
+    if (!explained) return report_failure(as_mistake(explained.error()));
     if (a.json)
       fmt::print("{}\n", explained->to_json().dump(2));
     else
@@ -75,26 +75,27 @@ int run(const Arguments& a) {
     fmt::print("{}", plan.to_dot());
     return 0;
   }
-  std::optional<std::vector<provisioner::Variation>> other;
+  std::optional<std::vector<provisioner::Variation>> alternatives;
   if (a.sensitivity) {
     auto varied = variations(*config, checked);
-    if (!varied) return refuse(varied.error());
-    other = std::move(*varied);
+    if (!varied) return report_failure(varied.error());
+    alternatives = std::move(*varied);
   }
   if (a.json) {
-    if (other) document["sensitivity"] = provisioner::variations_json(*other);
+    if (alternatives) document["sensitivity"] = provisioner::variations_json(*alternatives);
     fmt::print("{}\n", document.dump(2));
     return 0;
   }
   fmt::print("{}", plan.to_table(SystemClock().unix_seconds(), screen_columns()));
-  if (other) fmt::print("\nwith another setting\n{}", provisioner::variations_table(*other, screen_columns()));
-  if (!a.output.empty()) say("rent this fleet with: echoline apply {}\n", a.output);
+  if (alternatives)
+    fmt::print("\nwith another setting\n{}", provisioner::variations_table(*alternatives, screen_columns()));
+  if (!a.output.empty()) print_stderr("rent this fleet with: echoline apply {}\n", a.output);
   return 0;
 }
 
 }  // namespace
 
-void add_plan(Verb& app, int& exit) {
+void add_plan(Verb& app, int& exit_code) {
   auto* verb = app.add_verb("plan", "Check the run and show which offers would be rented, why, and at what price");
   auto a = std::make_shared<Arguments>();
   verb->add_option("config", a->config, "run file, e.g. configs/quickstart.yaml")->required();
@@ -113,7 +114,7 @@ void add_plan(Verb& app, int& exit) {
   verb->add_flag("--json", a->json, "print the plan or the errors as JSON");
   verb->add_flag("--dot", a->dot, "print which node would send to which, for Graphviz");
   verb->footer("Nothing is rented. Exits with 3 when no fleet can keep the learner busy, and suggests changes.");
-  verb->callback([a, &exit] { exit = run(*a); });
+  verb->callback([a, &exit_code] { exit_code = run(*a); });
 }
 
 }  // namespace echoline::cli

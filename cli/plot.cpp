@@ -1,3 +1,4 @@
+// Draws a run as SVG, for `echoline report`.
 #include "cli/plot.hpp"
 
 #include <fmt/format.h>
@@ -11,13 +12,14 @@ namespace {
 
 using nlohmann::json;
 
-constexpr double kWidth = 900, kPanel = 150, kLeft = 70, kRight = 170, kTop = 48, kGap = 42;
+constexpr double kWidth = 900, kPanelHeight = 150, kLeftMargin = 70, kRightMargin = 170, kTopMargin = 48,
+                 kPanelGap = 42;
 
 struct Series {
   std::string name;
   const char* colour;
   std::map<double, double> points;  // x -> y
-  bool dots = false;                // single measurements, without a line between them
+  bool is_scatter = false;          // single measurements, without a line between them
 };
 
 struct Panel {
@@ -39,26 +41,28 @@ std::string draw(const Panel& panel, double top, double x_max) {
   for (const Series& s : panel.series)
     for (const auto& [x, y] : s.points) y_max = std::max(y_max, y);
   y_max = round_up(y_max);
-  const double width = kWidth - kLeft - kRight;
-  const auto px = [&](double x) { return kLeft + x / x_max * width; };
-  const auto py = [&](double y) { return top + kPanel - y / y_max * kPanel; };
-  std::string out = fmt::format("<text x='{}' y='{}' class='t'>{}</text>\n", kLeft, top - 8, panel.title);
+  const double width = kWidth - kLeftMargin - kRightMargin;
+  const auto pixel_x = [&](double x) { return kLeftMargin + x / x_max * width; };
+  const auto pixel_y = [&](double y) { return top + kPanelHeight - y / y_max * kPanelHeight; };
+  std::string out = fmt::format("<text x='{}' y='{}' class='t'>{}</text>\n", kLeftMargin, top - 8, panel.title);
   for (int i = 0; i <= 4; ++i) {
     const double y = y_max * i / 4;
     out += fmt::format(
         "<line x1='{}' x2='{:.1f}' y1='{:.1f}' y2='{:.1f}' class='g'/><text x='{}' y='{:.1f}' "
         "text-anchor='end'>{:g}</text>\n",
-        kLeft, kLeft + width, py(y), py(y), kLeft - 8, py(y) + 4, y);
+        kLeftMargin, kLeftMargin + width, pixel_y(y), pixel_y(y), kLeftMargin - 8, pixel_y(y) + 4, y);
   }
   for (std::size_t i = 0; i < panel.series.size(); ++i) {
     const Series& s = panel.series[i];
     std::string path;
-    for (const auto& [x, y] : s.points) path += fmt::format("{}{:.1f} {:.1f}", path.empty() ? "M" : "L", px(x), py(y));
     for (const auto& [x, y] : s.points)
-      if (s.dots) out += fmt::format("<circle cx='{:.1f}' cy='{:.1f}' r='4' fill='{}'/>\n", px(x), py(y), s.colour);
-    if (!path.empty() && !s.dots)
+      path += fmt::format("{}{:.1f} {:.1f}", path.empty() ? "M" : "L", pixel_x(x), pixel_y(y));
+    for (const auto& [x, y] : s.points)
+      if (s.is_scatter)
+        out += fmt::format("<circle cx='{:.1f}' cy='{:.1f}' r='4' fill='{}'/>\n", pixel_x(x), pixel_y(y), s.colour);
+    if (!path.empty() && !s.is_scatter)
       out += fmt::format("<path d='{}' fill='none' stroke='{}' stroke-width='1.6'/>\n", path, s.colour);
-    out += fmt::format("<text x='{:.1f}' y='{:.1f}' style='fill:{}'>{}</text>\n", kLeft + width + 12,
+    out += fmt::format("<text x='{:.1f}' y='{:.1f}' style='fill:{}'>{}</text>\n", kLeftMargin + width + 12,
                        top + 14 + 18 * static_cast<double>(i), s.colour, s.name);
   }
   return out;
@@ -81,14 +85,14 @@ std::string run_svg(const std::string& title, const std::vector<json>& metrics) 
       reward.points[x] = row.at("reward_mean");
       wait.points[x] = row.at("wait_seconds");
       train.points[x] = row.at("train_seconds");
-      double count = 0, total = 0, last = 0;
+      double trajectories = 0, age_sum = 0, oldest_age = 0;
       for (const auto& [age, n] : row.at("staleness").items()) {
-        count += n.get<double>();
-        total += std::stod(age) * n.get<double>();
-        last = std::max(last, std::stod(age));
+        trajectories += n.get<double>();
+        age_sum += std::stod(age) * n.get<double>();
+        oldest_age = std::max(oldest_age, std::stod(age));
       }
-      oldest.points[x] = last;
-      average.points[x] = count > 0 ? total / count : 0;
+      oldest.points[x] = oldest_age;
+      average.points[x] = trajectories > 0 ? age_sum / trajectories : 0;
     } else if (kind == "evaluation") {
       evaluation.points[row.at("step")] = row.at("accuracy");
     } else if (kind == "broadcast" && !row.value("snapshot", false)) {
@@ -103,19 +107,19 @@ std::string run_svg(const std::string& title, const std::vector<json>& metrics) 
       {"seconds of a learner step", {wait, train}},
       {"seconds from publishing a policy to its installation on the workers", {t_b, formula, bound}},
       {"staleness, learner steps", {oldest, average}}};
-  const double height = kTop + static_cast<double>(panels.size()) * (kPanel + kGap) + 10;
+  const double height = kTopMargin + static_cast<double>(panels.size()) * (kPanelHeight + kPanelGap) + 10;
   std::string out = fmt::format(
       "<svg xmlns='http://www.w3.org/2000/svg' viewBox='0 0 {0} {1}' width='{0}' height='{1}'>\n"
       "<style>text{{font:12px sans-serif;fill:#333}}.t{{font-weight:bold}}.g{{stroke:#ddd}}</style>\n"
       "<rect width='100%' height='100%' fill='#fff'/>\n<text x='{2}' y='20' class='t'>{3}</text>\n",
-      kWidth, height, kLeft, title);
-  double top = kTop + 14;
+      kWidth, height, kLeftMargin, title);
+  double top = kTopMargin + 14;
   for (const Panel& panel : panels) {
     out += draw(panel, top, x_max);
-    top += kPanel + kGap;
+    top += kPanelHeight + kPanelGap;
   }
   out += fmt::format("<text x='{}' y='{:.1f}' text-anchor='end'>learner step 0 to {:g}</text>\n</svg>\n",
-                     kWidth - kRight, top - kGap + 20, x_max);
+                     kWidth - kRightMargin, top - kPanelGap + 20, x_max);
   return out;
 }
 

@@ -1,3 +1,4 @@
+// Draws the progress of `echoline delta`.
 #include "cli/progress_bar.hpp"
 
 #include <fmt/format.h>
@@ -40,8 +41,8 @@ void ProgressBar::show(std::uint64_t done, std::uint64_t total) {
   due_ = now + kEvery;
   const double fraction = total ? std::min(1.0, static_cast<double>(done) / static_cast<double>(total)) : 1.0;
   const auto full = static_cast<std::size_t>(fraction * kCells + 0.5);
-  say("\r\x1b[K{:<10} [{}{}] {:>3.0f} %  {} of {}", label_, std::string(full, '#'), std::string(kCells - full, '.'),
-      100 * fraction, to_text(Bytes{done}), to_text(Bytes{total}));
+  print_stderr("\r\x1b[K{:<10} [{}{}] {:>3.0f} %  {} of {}", label_, std::string(full, '#'),
+               std::string(kCells - full, '.'), 100 * fraction, to_text(Bytes{done}), to_text(Bytes{total}));
   drawn_ = true;
 }
 
@@ -53,7 +54,7 @@ std::function<void(std::uint64_t, std::uint64_t)> ProgressBar::callback() {
 void ProgressBar::clear() {
   const std::lock_guard lock(mutex_);
   if (!drawn_) return;
-  say("\r\x1b[K");
+  print_stderr("\r\x1b[K");
   drawn_ = false;
 }
 

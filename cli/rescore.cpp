@@ -18,12 +18,12 @@
 namespace echoline::cli {
 namespace {
 
-using learner::Rescored;
+using learner::SecondGrade;
 using nlohmann::json;
 using replay_buffer::StoredTrajectory;
 
 constexpr std::string_view kOperation = "rescore";
-constexpr std::size_t kWindow = 512, kWindowBytes = 64u << 20;
+constexpr std::size_t kWindowRollouts = 512, kWindowBytes = 64u << 20;
 
 struct Arguments {
   std::string run, adapter, options, config, out;
@@ -37,18 +37,18 @@ struct Arguments {
 struct Graders {
   learner::RunConfig run;
   std::string name;  // printed in the report
-  std::unique_ptr<data_plane::Adapter> task, own;
-  std::once_flag read;
+  std::unique_ptr<data_plane::Adapter> task, run_task;
+  std::once_flag phrasing_once;
   std::optional<Result<model::Phrasing>> phrasing;
 };
 
-Result<std::unique_ptr<data_plane::Adapter>> made(const data_plane::TaskSettings& task, std::uint64_t seed) {
+Result<std::unique_ptr<data_plane::Adapter>> make_task(const data_plane::TaskSettings& task, std::uint64_t seed) {
   auto adapter = data_plane::make_adapter(task.adapter, task.options_json, seed);
   if (!adapter) return as_mistake(std::move(adapter).error());
   return adapter;
 }
 
-Status choose(const Arguments& a, const std::filesystem::path& run, Graders& g) {
+Status choose_graders(const Arguments& a, const std::filesystem::path& run, Graders& g) {
   if (!a.adapter.empty() && !a.config.empty())
     return fail(Code::kInvalid, "", "expected --adapter or --config, found both");
   if (!a.options.empty() && a.adapter.empty()) return fail(Code::kInvalid, "", "--options needs --adapter");
@@ -56,7 +56,7 @@ Status choose(const Arguments& a, const std::filesystem::path& run, Graders& g) 
     return fail(Code::kInvalid, "", "--set changes keys of a run file: it needs --config");
   ECHO_ASSIGN(g.run, learner::load_run_config(run / "config.yaml"));
   if (a.adapter.empty() && a.config.empty()) {
-    ECHO_ASSIGN(g.task, made(g.run.task, g.run.run.seed));
+    ECHO_ASSIGN(g.task, make_task(g.run.task, g.run.run.seed));
     g.name = fmt::format("{}, as the run has it", g.run.task.adapter);
     return ok();
   }
@@ -72,26 +72,28 @@ Status choose(const Arguments& a, const std::filesystem::path& run, Graders& g) 
     g.name = fmt::format("{} with {}", task.adapter, task.options_json);
   }
   // The task may lack files of its own: the problems are then those of the run.
-  auto with_problems = made(task, g.run.run.seed);
+  auto with_problems = make_task(task, g.run.run.seed);
   if (with_problems)
     g.task = *std::move(with_problems);
-  else if (auto alone = data_plane::make_adapter(task.adapter, task.options_json, g.run.run.seed,
-                                                 data_plane::AdapterUse::kScoring)) {
-    say("{} has no problems, so those of the run are used: {}\n", task.adapter, with_problems.error().message());
-    g.task = *std::move(alone);
+  else if (auto scoring_only = data_plane::make_adapter(task.adapter, task.options_json, g.run.run.seed,
+                                                        data_plane::AdapterUse::kScoring)) {
+    print_stderr("{} has no problems, so those of the run are used: {}\n", task.adapter,
+                 with_problems.error().message());
+    g.task = *std::move(scoring_only);
   } else {
     return std::move(with_problems).error();
   }
-  auto own = made(g.run.task, g.run.run.seed);
-  if (own)
-    g.own = *std::move(own);
+  auto run_task = make_task(g.run.task, g.run.run.seed);
+  if (run_task)
+    g.run_task = *std::move(run_task);
   else
-    say("the run's own task cannot be created, so problems must come from {}: {}\n", g.name, own.error().message());
+    print_stderr("the run's own task cannot be created, so problems must come from {}: {}\n", g.name,
+                 run_task.error().message());
   return ok();
 }
 
 Result<const model::Phrasing*> phrasing_of(Graders& g) {
-  std::call_once(g.read, [&] {
+  std::call_once(g.phrasing_once, [&] {
     g.phrasing = [&]() -> Result<model::Phrasing> {
       ECHO_ASSIGN(const model::ModelFiles files, g.run.model.path ? model::ModelFiles::read(*g.run.model.path)
                                                                   : model::ModelFiles::of_preset(*g.run.model.preset));
@@ -108,7 +110,7 @@ json as_json(double reward, bool correct, const auto& components) {
   return {{"reward", reward}, {"correct", correct}, {"components", parts}};
 }
 
-json row_of(const StoredTrajectory& s, const Result<Rescored>& again, std::optional<bool> agrees) {
+json row_of(const StoredTrajectory& s, const Result<SecondGrade>& regraded, std::optional<bool> agrees) {
   const auto& t = s.trajectory;
   json row{{"id", t.id()},
            {"group", t.group()},
@@ -120,14 +122,14 @@ json row_of(const StoredTrajectory& s, const Result<Rescored>& again, std::optio
            {"stale", s.stale},
            {"response", t.text()},
            {"old", as_json(t.reward(), t.correct(), t.components())}};
-  if (!again) {
-    row["error"] = again.error().message();
+  if (!regraded) {
+    row["error"] = regraded.error().message();
     return row;
   }
-  row["new"] = as_json(again->score.reward, again->score.correct, again->score.components);
+  row["new"] = as_json(regraded->score.reward, regraded->score.correct, regraded->score.components);
   row["agrees"] = *agrees;
-  row["turns"] = again->turns;
-  if (again->ended_early) row["ended_early"] = true;
+  row["turns"] = regraded->turns;
+  if (regraded->ended_early) row["ended_early"] = true;
   return row;
 }
 
@@ -137,11 +139,11 @@ class Rescoring {
   Rescoring(const Arguments& a, Graders& g) : a_(a) {
     grader_.seed = g.run.run.seed;
     grader_.task = g.task.get();
-    grader_.problems = g.own.get();
+    grader_.problems = g.run_task.get();
     grader_.phrasing = [&g] { return phrasing_of(g); };
   }
 
-  Status run(replay_buffer::Stored& stored) {
+  Status run(replay_buffer::StoredBuffer& stored) {
     if (!a_.out.empty()) {
       out_.open(a_.out, std::ios::binary | std::ios::trunc);
       if (!out_) return fail(Code::kIo, "", "{}: cannot be written", a_.out);
@@ -149,7 +151,7 @@ class Rescoring {
     ECHO_ASSIGN(unreadable, stored.each(a_.rollouts, [this](StoredTrajectory t) -> Status {
       bytes_ += t.trajectory.ByteSizeLong();
       window_.push_back(std::move(t));
-      return window_.size() < kWindow && bytes_ < kWindowBytes ? ok() : grade();
+      return window_.size() < kWindowRollouts && bytes_ < kWindowBytes ? ok() : grade();
     }));
     ECHO_TRY(grade());
     if (out_.is_open() && !out_.flush()) return fail(Code::kIo, "", "{}: writing failed", a_.out);
@@ -162,24 +164,24 @@ class Rescoring {
 
  private:
   Status grade() {
-    std::vector<std::optional<Result<Rescored>>> grades(window_.size());
-    std::atomic<std::size_t> next = 0;
+    std::vector<std::optional<Result<SecondGrade>>> grades(window_.size());
+    std::atomic<std::size_t> next_index = 0;
     {
       std::vector<std::thread> threads;
       for (std::size_t i = 0; i < std::min(a_.parallel, window_.size()); ++i)
         threads.emplace_back([&] {
-          for (std::size_t at = 0; (at = next++) < window_.size();)
-            grades[at] = learner::grade_again(grader_, window_[at].trajectory);
+          for (std::size_t index = 0; (index = next_index++) < window_.size();)
+            grades[index] = learner::grade_again(grader_, window_[index].trajectory);
         });
       for (std::thread& thread : threads) thread.join();
     }
     for (std::size_t i = 0; i < window_.size(); ++i) {
-      const Result<Rescored>& again = *grades[i];
-      const auto agrees = sums.add(window_[i].trajectory, again);
-      if (again && again->ended_early) ++ended_early;
+      const Result<SecondGrade>& regraded = *grades[i];
+      const auto agrees = sums.add(window_[i].trajectory, regraded);
+      if (regraded && regraded->ended_early) ++ended_early;
       const bool show = agrees == false && differing.size() < a_.shown;
       if (!show && !out_.is_open()) continue;
-      json row = row_of(window_[i], again, agrees);
+      json row = row_of(window_[i], regraded, agrees);
       if (out_.is_open()) {
         out_ << row.dump(-1, ' ', false, json::error_handler_t::replace) << '\n';
         if (!out_) return fail(Code::kIo, "", "{}: cannot be written", a_.out);
@@ -266,8 +268,8 @@ void print(const json& r) {
 Status rescore(const Arguments& a) {
   ECHO_ASSIGN(const std::filesystem::path run, find_run(a.run));
   Graders graders;
-  ECHO_TRY(choose(a, run, graders));
-  auto stored = replay_buffer::Stored::open(run / "replay.sqlite");
+  ECHO_TRY(choose_graders(a, run, graders));
+  auto stored = replay_buffer::StoredBuffer::open(run / "replay.sqlite");
   if (!stored) return std::move(stored).error();
   ECHO_ASSIGN(const replay_buffer::StoredCounts counts, (*stored)->counts());
   Rescoring rescoring(a, graders);
@@ -284,7 +286,7 @@ Status rescore(const Arguments& a) {
 
 }  // namespace
 
-void add_rescore(Verb& app, int& exit) {
+void add_rescore(Verb& app, int& exit_code) {
   auto* verb = app.add_verb("rescore", "Grade the stored rollouts of a run again, with its own task or another one");
   auto a = std::make_shared<Arguments>();
   verb->add_option("run", a->run, "name or folder of a run (default: the newest); it may be going on");
@@ -306,9 +308,9 @@ void add_rescore(Verb& app, int& exit) {
       "    --options '{\"rule\": \"hendrycks_math\"}' --out grades.jsonl\n"
       "  echoline rescore my-run --config changed.yaml\n"
       "The run's database is copied to TMPDIR and read there; the run is not changed.");
-  verb->callback([a, &exit] {
+  verb->callback([a, &exit_code] {
     const Status done = rescore(*a);
-    exit = done ? 0 : complain(kOperation, done.error());
+    exit_code = done ? 0 : report_error(kOperation, done.error());
   });
 }
 

@@ -1,3 +1,4 @@
+// Reads ELF files, for `echoline bundle`.
 #include "cli/shared_files.hpp"
 
 #include <elf.h>
@@ -14,7 +15,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-constexpr std::string_view kReading = "read library";
+constexpr std::string_view kReadLibrary = "read library";
 
 // The sections of a library that are needed here. All are empty unless it is a 64-bit ELF file with a section table.
 class SharedFile {
@@ -27,14 +28,14 @@ class SharedFile {
     for (unsigned i = 0; i < header->e_shnum; ++i) {
       const auto* const section = at<Elf64_Shdr>(header->e_shoff + std::uint64_t{i} * sizeof(Elf64_Shdr));
       if (section == nullptr) continue;
-      Section* const mine = section->sh_type == SHT_DYNSYM        ? &symbols_
-                            : section->sh_type == SHT_DYNAMIC     ? &dynamic_
-                            : section->sh_type == SHT_GNU_verneed ? &versions_
-                                                                  : nullptr;
-      if (mine == nullptr) continue;
+      Section* const target = section->sh_type == SHT_DYNSYM        ? &symbols_
+                              : section->sh_type == SHT_DYNAMIC     ? &dynamic_
+                              : section->sh_type == SHT_GNU_verneed ? &versions_
+                                                                    : nullptr;
+      if (target == nullptr) continue;
       if (const auto* const names =
               at<Elf64_Shdr>(header->e_shoff + std::uint64_t{section->sh_link} * sizeof(Elf64_Shdr)))
-        *mine = {section->sh_offset, section->sh_size, names->sh_offset, names->sh_size};
+        *target = {section->sh_offset, section->sh_size, names->sh_offset, names->sh_size};
     }
   }
 
@@ -56,12 +57,12 @@ class SharedFile {
     for (std::uint64_t i = 1; (i + 1) * sizeof(Elf64_Sym) <= symbols_.size; ++i) {
       const auto* const symbol = at<Elf64_Sym>(symbols_.offset + i * sizeof(Elf64_Sym));
       if (symbol == nullptr) return;
-      if (const std::string_view called = name(symbols_, symbol->st_name); !called.empty())
-        visit(called, symbol->st_shndx != SHN_UNDEF);
+      if (const std::string_view symbol_name = name(symbols_, symbol->st_name); !symbol_name.empty())
+        visit(symbol_name, symbol->st_shndx != SHN_UNDEF);
     }
   }
 
-  // Calls visit(name) for every library of which the file requires versions: the loader insists on these.
+  // Calls visit(name) for every library of which the file requires versions, because the loader insists on these.
   template <class Visit>
   void versioned(Visit&& visit) const {
     for (std::uint64_t offset = 0; offset < versions_.size;) {
@@ -75,7 +76,7 @@ class SharedFile {
 
  private:
   struct Section {
-    std::uint64_t offset = 0, size = 0, names = 0, names_size = 0;
+    std::uint64_t offset = 0, size = 0, names = 0, names_size = 0;  // `names`: the offset of its string table
   };
 
   template <class T>
@@ -83,10 +84,10 @@ class SharedFile {
     if (offset > bytes_.size() || bytes_.size() - offset < sizeof(T) || offset % alignof(T) != 0) return nullptr;
     return reinterpret_cast<const T*>(bytes_.data() + offset);
   }
-  std::string_view name(const Section& of, std::uint64_t offset) const {
-    if (offset >= of.names_size || of.names > bytes_.size() || of.names_size > bytes_.size() - of.names) return "";
-    const char* const begin = reinterpret_cast<const char*>(bytes_.data() + of.names + offset);
-    return {begin, ::strnlen(begin, of.names_size - offset)};
+  std::string_view name(const Section& s, std::uint64_t offset) const {
+    if (offset >= s.names_size || s.names > bytes_.size() || s.names_size > bytes_.size() - s.names) return "";
+    const char* const begin = reinterpret_cast<const char*>(bytes_.data() + s.names + offset);
+    return {begin, ::strnlen(begin, s.names_size - offset)};
   }
 
   std::span<const std::byte> bytes_;
@@ -101,13 +102,13 @@ bool registers_itself(const std::string& name) {
 
 }  // namespace
 
-Result<std::set<fs::path>> unneeded(const std::vector<fs::path>& loaded, const std::vector<fs::path>& roots) {
+Result<std::set<fs::path>> find_unneeded(const std::vector<fs::path>& loaded, const std::vector<fs::path>& roots) {
   std::vector<delta::MappedFile> files;
   std::vector<SharedFile> parsed;
   std::unordered_map<std::string_view, std::vector<std::size_t>> definers;
   std::unordered_map<std::string, std::size_t> by_name;
   for (std::size_t i = 0; i < loaded.size(); ++i) {
-    ECHO_ASSIGN(delta::MappedFile file, delta::MappedFile::open(loaded[i], kReading));
+    ECHO_ASSIGN(delta::MappedFile file, delta::MappedFile::open(loaded[i], kReadLibrary));
     files.push_back(std::move(file));
     parsed.emplace_back(files.back().bytes());
     by_name[loaded[i].filename()] = i;
@@ -115,40 +116,40 @@ Result<std::set<fs::path>> unneeded(const std::vector<fs::path>& loaded, const s
       if (defined) definers[name].push_back(i);
     });
   }
-  std::vector<std::size_t> open;
-  std::vector<bool> kept(loaded.size());
-  const auto keep = [&](std::size_t i) {
-    if (!kept[i]) open.push_back(i);
-    kept[i] = true;
+  std::vector<std::size_t> unvisited;
+  std::vector<bool> is_needed(loaded.size());
+  const auto mark_needed = [&](std::size_t i) {
+    if (!is_needed[i]) unvisited.push_back(i);
+    is_needed[i] = true;
   };
   for (std::size_t i = 0; i < loaded.size(); ++i)
     if (registers_itself(loaded[i].filename()) || std::find(roots.begin(), roots.end(), loaded[i]) != roots.end())
-      keep(i);
-  while (!open.empty()) {
-    const SharedFile& file = parsed[open.back()];
-    open.pop_back();
-    const auto keep_named = [&](std::string_view name) {
-      if (const auto found = by_name.find(std::string(name)); found != by_name.end()) keep(found->second);
+      mark_needed(i);
+  while (!unvisited.empty()) {
+    const SharedFile& file = parsed[unvisited.back()];
+    unvisited.pop_back();
+    const auto mark_named = [&](std::string_view name) {
+      if (const auto found = by_name.find(std::string(name)); found != by_name.end()) mark_needed(found->second);
     };
-    file.versioned(keep_named);
+    file.versioned(mark_named);
     bool has_symbols = false;
     file.symbols([&](std::string_view name, bool defined) {
       has_symbols = true;
       if (defined) return;
       if (const auto found = definers.find(name); found != definers.end())
-        for (const std::size_t i : found->second) keep(i);
+        for (const std::size_t i : found->second) mark_needed(i);
     });
     if (has_symbols) continue;
-    for (const Elf64_Dyn& entry : file.dynamic()) keep_named(file.needed(entry));
+    for (const Elf64_Dyn& entry : file.dynamic()) mark_named(file.needed(entry));
   }
-  std::set<fs::path> rest;
+  std::set<fs::path> unneeded;
   for (std::size_t i = 0; i < loaded.size(); ++i)
-    if (!kept[i]) rest.insert(loaded[i]);
-  return rest;
+    if (!is_needed[i]) unneeded.insert(loaded[i]);
+  return unneeded;
 }
 
-Result<std::vector<std::string>> needed_names(const fs::path& file) {
-  ECHO_ASSIGN(const delta::MappedFile mapped, delta::MappedFile::open(file, kReading));
+Result<std::vector<std::string>> needed_libraries(const fs::path& file) {
+  ECHO_ASSIGN(const delta::MappedFile mapped, delta::MappedFile::open(file, kReadLibrary));
   const SharedFile shared(mapped.bytes());
   std::vector<std::string> names;
   for (const Elf64_Dyn& entry : shared.dynamic())
@@ -156,17 +157,18 @@ Result<std::vector<std::string>> needed_names(const fs::path& file) {
   return names;
 }
 
-Result<int> forget_needed(const fs::path& file, const std::set<std::string>& names) {
-  ECHO_ASSIGN(delta::MappedFile mapped, delta::MappedFile::open_to_write(file, kReading));
+Result<int> remove_needed(const fs::path& file, const std::set<std::string>& names) {
+  ECHO_ASSIGN(delta::MappedFile mapped, delta::MappedFile::open_to_write(file, kReadLibrary));
   const SharedFile shared(mapped.bytes());
   std::vector<Elf64_Dyn> entries = shared.dynamic();
-  const std::size_t before = entries.size();
+  const std::size_t entry_count = entries.size();
   std::erase_if(entries, [&](const Elf64_Dyn& entry) { return names.contains(std::string(shared.needed(entry))); });
-  const int gone = static_cast<int>(before - entries.size());
-  entries.resize(before, Elf64_Dyn{});  // DT_NULL, which ends the table
-  if (gone > 0)
-    std::memcpy(mapped.mutable_bytes().data() + shared.dynamic_offset(), entries.data(), before * sizeof(Elf64_Dyn));
-  return gone;
+  const int removed = static_cast<int>(entry_count - entries.size());
+  entries.resize(entry_count, Elf64_Dyn{});  // DT_NULL, which ends the table
+  if (removed > 0)
+    std::memcpy(mapped.mutable_bytes().data() + shared.dynamic_offset(), entries.data(),
+                entry_count * sizeof(Elf64_Dyn));
+  return removed;
 }
 
 }  // namespace echoline::cli

@@ -13,13 +13,13 @@ namespace echoline::cli {
 // The files among `loaded` that `roots` do not reach by symbols; `roots` are files of `loaded`. Libraries of libtorch
 // and CUDA count as roots, because they register themselves when they are loaded. A file without symbols needs
 // everything it names.
-Result<std::set<std::filesystem::path>> unneeded(const std::vector<std::filesystem::path>& loaded,
-                                                 const std::vector<std::filesystem::path>& roots);
+Result<std::set<std::filesystem::path>> find_unneeded(const std::vector<std::filesystem::path>& loaded,
+                                                      const std::vector<std::filesystem::path>& roots);
 
 // Removes these libraries from DT_NEEDED of the ELF file. Returns how many were there.
-Result<int> forget_needed(const std::filesystem::path& file, const std::set<std::string>& names);
+Result<int> remove_needed(const std::filesystem::path& file, const std::set<std::string>& names);
 
 // The names in DT_NEEDED; empty for a file that is not ELF.
-Result<std::vector<std::string>> needed_names(const std::filesystem::path& file);
+Result<std::vector<std::string>> needed_libraries(const std::filesystem::path& file);
 
 }  // namespace echoline::cli

@@ -1,3 +1,4 @@
+// The signal handlers of long subcommands.
 #include "cli/signals.hpp"
 
 #include <unistd.h>

@@ -51,7 +51,7 @@ Result<Row> simulate(const Arguments& a, std::size_t workers, const std::string&
   ECHO_ASSIGN(scenario.delay, parse_duration(a.delay));
   ECHO_ASSIGN(scenario.jitter, parse_duration(a.jitter));
   ECHO_ASSIGN(scenario.heartbeat, parse_duration(a.heartbeat));
-  scenario.limits_in_cores = a.declared;
+  scenario.cores_limit_rate = a.declared;
   scenario.poisoners = a.poisoners;
   Row row{workers, scenario.topology, {}};
   ECHO_ASSIGN(row.result, sim::simulate_broadcast(scenario));
@@ -89,7 +89,7 @@ int run(const Arguments& a) {
   for (const std::size_t workers : a.workers) {
     for (const std::string& topology : a.topologies) {
       const auto row = simulate(a, workers, topology);
-      if (!row) return complain("sim", row.error());
+      if (!row) return report_error("sim", row.error());
       rows.push_back(to_json(*row));
       if (a.json) continue;
       const sim::BroadcastResult& r = row->result;
@@ -119,9 +119,10 @@ struct Arguments {
 std::string replay(std::uint64_t seed) { return fmt::format("echoline sim market --first {} --trace", seed); }
 
 void print_failure(const sim::MarketResult& r) {
-  say("seed {}: {}\n", r.seed, r.scenario);
-  for (const sim::MarketViolation& v : r.violations) say("  {:.0f} s ({}): {}\n", seconds(v.at), v.rule, v.text);
-  say("  replay: {}\n", replay(r.seed));
+  print_stderr("seed {}: {}\n", r.seed, r.scenario);
+  for (const sim::MarketViolation& v : r.violations)
+    print_stderr("  {:.0f} s ({}): {}\n", seconds(v.at), v.rule, v.text);
+  print_stderr("  replay: {}\n", replay(r.seed));
 }
 
 nlohmann::json to_json(const Arguments& a, const sim::MarketSummary& s) {
@@ -178,7 +179,7 @@ int run(const Arguments& a) {
   return s.failed == 0 ? 0 : 1;
 }
 
-void add_verb(Verb& sim, int& exit) {
+void add_verb(Verb& sim, int& exit_code) {
   auto* verb =
       sim.add_verb("market", "Simulate how a run rents its fleet in markets that cheat, refuse and take machines back");
   auto a = std::make_shared<Arguments>();
@@ -189,14 +190,14 @@ void add_verb(Verb& sim, int& exit) {
   verb->footer(
       "Example:\n  echoline sim market --seeds 20000\n"
       "A violated rule is printed with the command that replays it; the exit code is then 1.");
-  verb->callback([a, &exit] { exit = run(*a); });
+  verb->callback([a, &exit_code] { exit_code = run(*a); });
 }
 
 }  // namespace market
 
 }  // namespace
 
-void add_sim(Verb& app, int& exit) {
+void add_sim(Verb& app, int& exit_code) {
   auto* verb =
       app.add_verb("sim", "Simulate broadcasts over star, chains and trees with the protocol code of real runs");
   auto a = std::make_shared<Arguments>();
@@ -227,11 +228,11 @@ void add_sim(Verb& app, int& exit) {
       "  echoline sim run configs/sim/small.yaml\n"
       "  echoline sim soak --seeds 1000\n"
       "  echoline sim market --seeds 1000");
-  add_sim_run(*verb, exit);
-  add_sim_soak(*verb, exit);
-  market::add_verb(*verb, exit);
-  verb->callback([a, verb, &exit] {
-    if (!verb->went_below()) exit = run(*a);
+  add_sim_run(*verb, exit_code);
+  add_sim_soak(*verb, exit_code);
+  market::add_verb(*verb, exit_code);
+  verb->callback([a, verb, &exit_code] {
+    if (!verb->verb_was_given()) exit_code = run(*a);
   });
 }
 

@@ -1,3 +1,4 @@
+// echoline sim run: simulates a whole training run.
 #include "cli/sim_run.hpp"
 
 #include <algorithm>
@@ -48,18 +49,18 @@ RunFiles files_of(nlohmann::json report, std::vector<nlohmann::json> metrics, co
 
 int run(const Arguments& a) {
   log::configure(log::Level::kError, "sim");
-  const auto refuse = [](const Error& error) { return complain("sim run", error); };
+  const auto report_failure = [](const Error& error) { return report_error("sim run", error); };
   auto overrides = parse_overrides(a.overrides);
-  if (!overrides) return refuse(overrides.error());
+  if (!overrides) return report_failure(overrides.error());
   if (a.scenario.empty() == a.like.empty())
-    return refuse(fail(Code::kInvalid, "sim run", "expected either a scenario file or --like with a run"));
-  std::optional<LikeRun> like;
+    return report_failure(fail(Code::kInvalid, "sim run", "expected either a scenario file or --like with a run"));
+  std::optional<MeasuredRun> like;
   if (!a.like.empty()) {
     const auto folder = find_run(a.like);
-    if (!folder) return refuse(folder.error());
-    auto found = like_run(*folder);
-    if (!found) return refuse(found.error());
-    like = std::move(*found);
+    if (!folder) return report_failure(folder.error());
+    auto measured = read_measured_run(*folder);
+    if (!measured) return report_failure(measured.error());
+    like = std::move(*measured);
     // A step time from the user replaces the step times of the run.
     if (std::ranges::any_of(*overrides, [](const auto& set) { return set.first == "simulation.step_time"; }))
       std::erase_if(like->world, [](const auto& set) { return set.first == "simulation.step_seconds"; });
@@ -67,35 +68,35 @@ int run(const Arguments& a) {
   }
   if (a.seed) overrides->emplace_back("simulation.seed", *a.seed);
   auto scenario = load_sim_run(ConfigFile::load(like ? like->config.string() : a.scenario), *overrides);
-  if (!scenario) return refuse(scenario.error());
+  if (!scenario) return report_failure(scenario.error());
   const auto result = sim::simulate_run(scenario->scenario);
-  if (!result) return refuse(result.error());
+  if (!result) return report_failure(result.error());
   auto metrics = sim_run_metrics(*result);
   nlohmann::json report = sim_run_report(*scenario, *result, metrics);
   if (like) report["simulation"]["like"] = compare(*like, report, metrics);
   if (!a.out.empty() || a.html) {
     const RunFiles files = files_of(report, std::move(metrics), *result);
     if (!a.out.empty())
-      if (const Status written = write_all(a.out, files); !written) return refuse(written.error());
+      if (const Status written = write_all(a.out, files); !written) return report_failure(written.error());
     if (a.html)
-      if (const auto written = write_run_page(files, *a.html, a.out); !written) return refuse(written.error());
+      if (const auto written = write_run_page(files, *a.html, a.out); !written) return report_failure(written.error());
   }
   if (a.json) {
     fmt::print("{}\n", report.dump(2));
   } else {
     fmt::print("{}", sim_run_table(report));
     if (like) fmt::print("{}", comparison_table(report["simulation"]["like"]));
-    if (!result->plan_trouble.empty()) say("no plan: {}\n", result->plan_trouble);
+    if (!result->plan_error.empty()) print_stderr("no plan: {}\n", result->plan_error);
   }
   if (result->ended == "completed") return 0;
-  say("echoline sim run: it ended after {} of {} steps: {}\n", result->steps, scenario->config.run.steps,
-      result->ended);
+  print_stderr("echoline sim run: it ended after {} of {} steps: {}\n", result->steps, scenario->config.run.steps,
+               result->ended);
   return 1;
 }
 
 }  // namespace
 
-void add_sim_run(Verb& sim, int& exit) {
+void add_sim_run(Verb& sim, int& exit_code) {
   auto* verb = sim.add_verb("run", "Simulate a whole training run: its cost and how long the learner would wait");
   auto a = std::make_shared<Arguments>();
   verb->add_option("scenario", a->scenario, "run file with a section `simulation`, e.g. configs/sim/small.yaml");
@@ -108,7 +109,7 @@ void add_sim_run(Verb& sim, int& exit) {
   verb->add_option("--out", a->out, "write report.json, metrics.jsonl and events.jsonl into this folder");
   verb->add_option("--html", a->html,
                    "write a self-contained HTML page into this file; default: report.html in the folder of --out")
-      ->expected(0, 1);
+      ->value_count(0, 1);
   verb->add_flag("--json", a->json, "print the report (docs/report.md) or the errors as JSON");
   verb->footer(
       "The code of a real run decides which offers are rented, which worker gets work and which rollouts are trained "
@@ -125,7 +126,7 @@ void add_sim_run(Verb& sim, int& exit) {
       "  --set simulation.publish=snapshot   the whole policy every time\n"
       "  --set staleness.budget=0 --set staleness.lookahead=auto\n"
       "                                      strictly on-policy: every step waits for it");
-  verb->callback([a, &exit] { exit = run(*a); });
+  verb->callback([a, &exit_code] { exit_code = run(*a); });
 }
 
 }  // namespace echoline::cli

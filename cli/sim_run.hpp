@@ -4,6 +4,6 @@
 
 namespace echoline::cli {
 
-void add_sim_run(Verb& sim, int& exit);
+void add_sim_run(Verb& sim, int& exit_code);
 
 }  // namespace echoline::cli

@@ -1,3 +1,4 @@
+// echoline sim soak: simulates many random fleets with random faults.
 #include "cli/sim_soak.hpp"
 
 #include <unistd.h>
@@ -26,9 +27,9 @@ std::string to_text(const sim::Violation& v) {
 }
 
 void print_failure(const sim::SoakResult& r) {
-  say("seed {}: {}\n", r.seed, r.scenario);
-  for (const sim::Violation& v : r.violations) say("  {}\n", to_text(v));
-  say("  replay: {}\n", replay(r.seed));
+  print_stderr("seed {}: {}\n", r.seed, r.scenario);
+  for (const sim::Violation& v : r.violations) print_stderr("  {}\n", to_text(v));
+  print_stderr("  replay: {}\n", replay(r.seed));
 }
 
 nlohmann::json to_json(const sim::SoakSummary& s, const sim::SoakOptions& options, double wall_seconds) {
@@ -70,28 +71,30 @@ int run(const Arguments& a) {
   if (a.trace) return trace(a);
   log::configure(log::Level::kOff, "sim");
   const auto begin = Clock::now();
-  const bool terminal = isatty(STDERR_FILENO) != 0;
-  auto told = begin;
+  const bool is_terminal = isatty(STDERR_FILENO) != 0;
+  auto reported_at = begin;
   std::uint64_t failed = 0;
   const auto progress = [&](std::uint64_t done, const sim::SoakResult& r) {
     if (!r.violations.empty()) {
       ++failed;
-      if (terminal) say("\r\033[K");
+      if (is_terminal) print_stderr("\r\033[K");
       print_failure(r);
     }
     const auto now = Clock::now();
-    if (now - told < (terminal ? std::chrono::milliseconds(200) : std::chrono::seconds(30)) && done < a.soak.seeds)
+    if (now - reported_at < (is_terminal ? std::chrono::milliseconds(200) : std::chrono::seconds(30)) &&
+        done < a.soak.seeds)
       return true;
-    told = now;
-    const double s = std::chrono::duration<double>(now - begin).count();
-    say("{}soak: {} of {} seeds, {} failed, {:.0f} seeds/s{}", terminal ? "\r\033[K" : "", done, a.soak.seeds, failed,
-        static_cast<double>(done) / std::max(s, 1e-9), terminal && done < a.soak.seeds ? "" : "\n");
+    reported_at = now;
+    const double elapsed_s = std::chrono::duration<double>(now - begin).count();
+    print_stderr("{}soak: {} of {} seeds, {} failed, {:.0f} seeds/s{}", is_terminal ? "\r\033[K" : "", done,
+                 a.soak.seeds, failed, static_cast<double>(done) / std::max(elapsed_s, 1e-9),
+                 is_terminal && done < a.soak.seeds ? "" : "\n");
     return true;
   };
   const sim::SoakSummary s = sim::run_soak(a.soak, progress);
-  const double wall = std::chrono::duration<double>(Clock::now() - begin).count();
+  const double wall_seconds = std::chrono::duration<double>(Clock::now() - begin).count();
   if (a.json)
-    fmt::print("{}\n", to_json(s, a.soak, wall).dump(2));
+    fmt::print("{}\n", to_json(s, a.soak, wall_seconds).dump(2));
   else
     fmt::print(
         "{} seeds from {}, {} failed\n"
@@ -99,13 +102,13 @@ int run(const Arguments& a) {
         "{:.0f} s of CPU, {:.3f} s a seed, {:.2f} s at most (seed {}); {:.0f} s by the clock; trace {:016x}\n",
         s.seeds, a.soak.first, s.failures.size(), s.events, s.chunks, s.activations, seconds(s.virtual_time),
         s.cpu_seconds, s.cpu_seconds / static_cast<double>(std::max<std::uint64_t>(1, s.seeds)), s.cpu_seconds_max,
-        s.slowest_seed, wall, s.combined_hash);
+        s.slowest_seed, wall_seconds, s.combined_hash);
   return s.failures.empty() ? 0 : 1;
 }
 
 }  // namespace
 
-void add_sim_soak(Verb& sim, int& exit) {
+void add_sim_soak(Verb& sim, int& exit_code) {
   auto* verb = sim.add_verb("soak", "Simulate random fleets with random faults and check rules that must always hold");
   auto a = std::make_shared<Arguments>();
   a->soak.seeds = 100;
@@ -119,7 +122,7 @@ void add_sim_soak(Verb& sim, int& exit) {
   verb->footer(
       "Example:\n  echoline sim soak --seeds 20000 --twice 100\n"
       "A violated rule is printed with the command that replays it; the exit code is then 1.");
-  verb->callback([a, &exit] { exit = run(*a); });
+  verb->callback([a, &exit_code] { exit_code = run(*a); });
 }
 
 }  // namespace echoline::cli

@@ -29,15 +29,15 @@ struct Arguments {
 
 int status(const Arguments& a) {
   const auto folder = find_run(a.run);
-  if (!folder) return complain("status", folder.error());
+  if (!folder) return report_error("status", folder.error());
   if (a.dot) {
-    const auto drawn = read_file(*folder / "topology.dot");
-    if (!drawn) return complain("status", drawn.error());
-    fmt::print("{}", *drawn);
+    const auto drawing = read_file(*folder / "topology.dot");
+    if (!drawing) return report_error("status", drawing.error());
+    fmt::print("{}", *drawing);
     return 0;
   }
   auto object = learner::read_json_object(*folder / "status.json");
-  if (!object) return complain("status", object.error());
+  if (!object) return report_error("status", object.error());
   const bool running = learner::is_running(*folder);
   if (a.json) {
     (*object)["running"] = running;
@@ -50,7 +50,7 @@ int status(const Arguments& a) {
   const std::string phase = object->value("phase", "");
   if (!running && phase != "completed" && phase != "interrupted")
     fmt::print("the learner ended before the run was complete; {}\n",
-               next_command(*folder, (*folder / "config.yaml").string(), {}));
+               next_step_advice(*folder, (*folder / "config.yaml").string(), {}));
   return 0;
 }
 
@@ -82,24 +82,24 @@ Result<std::filesystem::path> write_page(const std::filesystem::path& folder, co
 
 int report(const Arguments& a) {
   const auto folder = find_run(a.run);
-  if (!folder) return complain("report", folder.error());
+  if (!folder) return report_error("report", folder.error());
   if (a.html) {
     const auto written = write_page(*folder, *a.html);
-    if (!written) return complain("report", written.error());
+    if (!written) return report_error("report", written.error());
     fmt::print("{}\n", written->string());
     return 0;
   }
   if (!a.svg.empty()) {
     const Status written = write_plot(*folder, a.svg);
-    return written ? 0 : complain("report", written.error());
+    return written ? 0 : report_error("report", written.error());
   }
   const auto object = learner::read_json_object(*folder / "report.json");
   if (!object && object.error().code == Code::kNotFound)
-    return complain("report", fail(Code::kNotFound, "",
-                                   "{} has no report yet; it is written when the run ends. See "
-                                   "`echoline status`",
-                                   folder->string()));
-  if (!object) return complain("report", object.error());
+    return report_error("report", fail(Code::kNotFound, "",
+                                       "{} has no report yet; it is written when the run ends. See "
+                                       "`echoline status`",
+                                       folder->string()));
+  if (!object) return report_error("report", object.error());
   if (a.json)
     fmt::print("{}\n", object->dump(2));
   else
@@ -109,17 +109,17 @@ int report(const Arguments& a) {
 
 }  // namespace
 
-void add_status(Verb& app, int& exit) {
+void add_status(Verb& app, int& exit_code) {
   auto* verb = app.add_verb("status", "Show the state of a run");
   auto a = std::make_shared<Arguments>();
   verb->add_option("run", a->run, "name or folder of the run; default: the newest below ./runs");
   verb->add_flag("--json", a->json, "print JSON");
   verb->add_flag("--dot", a->dot,
                  "print which node sends to which, for Graphviz: echoline status --dot | dot -Tsvg > topology.svg");
-  verb->callback([a, &exit] { exit = status(*a); });
+  verb->callback([a, &exit_code] { exit_code = status(*a); });
 }
 
-void add_report(Verb& app, int& exit) {
+void add_report(Verb& app, int& exit_code) {
   auto* verb = app.add_verb("report", "Show what a run did and cost");
   auto a = std::make_shared<Arguments>();
   verb->add_option("run", a->run, "name or folder of the run; default: the newest below ./runs");
@@ -127,11 +127,11 @@ void add_report(Verb& app, int& exit) {
   verb->add_option("--svg", a->svg, "draw the run into this SVG file instead; also while it is running");
   verb->add_option("--html", a->html,
                    "write the run as a self-contained HTML page into this file; default: report.html in its folder")
-      ->expected(0, 1);
+      ->value_count(0, 1);
   verb->footer(
       "Examples:\n  echoline report quickstart --html\n"
       "  echoline report runs/quickstart --svg quickstart.svg");
-  verb->callback([a, &exit] { exit = report(*a); });
+  verb->callback([a, &exit_code] { exit_code = report(*a); });
 }
 
 }  // namespace echoline::cli

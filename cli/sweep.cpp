@@ -33,24 +33,24 @@ struct Arguments {
 // The sweep's state on the last line of the terminal, below the lines that stay.
 class Progress {
  public:
-  void line(const std::string& text) {
+  void print_line(const std::string& text) {
     clear();
-    say("{}\n", text);
+    print_stderr("{}\n", text);
   }
-  void state(const std::string& text) {
+  void show_state(const std::string& text) {
     const auto screen = screen_of(stderr);
-    if (!screen || text == shown_) return;
+    if (!screen || text == shown_state_) return;
     clear();
-    shown_ = text;
-    say("{}", text.substr(0, screen->columns > 1 ? screen->columns - 1 : 0));
+    shown_state_ = text;
+    print_stderr("{}", text.substr(0, screen->columns > 1 ? screen->columns - 1 : 0));
   }
   void clear() {
-    if (!shown_.empty()) say("\r\x1b[K");
-    shown_.clear();
+    if (!shown_state_.empty()) print_stderr("\r\x1b[K");
+    shown_state_.clear();
   }
 
  private:
-  std::string shown_;
+  std::string shown_state_;
 };
 
 Result<SweepPlan> plan(const Arguments& a, const std::string& version) {
@@ -75,37 +75,38 @@ Status write_results(const SweepPlan& plan, const SweepResults& results) {
 
 int sweep(const Arguments& a, const std::string& version) {
   const std::atomic<bool>& stop = stop_on_signals();
-  const auto refuse = [](const Error& error) { return complain("sweep", error); };
+  const auto report_sweep_error = [](const Error& error) { return report_error("sweep", error); };
   SweepRunnerOptions options;
   const auto limit = parse_duration(a.limit);
   if (!limit || *limit <= Duration(0))
-    return refuse(fail(Code::kInvalid, "--limit", "{}", limit ? "expected more than nothing" : limit.error().detail));
+    return report_sweep_error(
+        fail(Code::kInvalid, "--limit", "{}", limit ? "expected more than nothing" : limit.error().detail));
   const auto planned = plan(a, version);
-  if (!planned) return refuse(planned.error());
+  if (!planned) return report_sweep_error(planned.error());
   const bool simulated = planned->kind == SweepKind::kSimulated;
   options.program = own_program();
   options.limit = *limit;
   options.jobs = a.jobs > 0 ? a.jobs : simulated ? std::max(1u, std::thread::hardware_concurrency()) : 1;
   Progress progress;
-  options.line = [&](const std::string& text) { progress.line(text); };
-  options.state = [&](const std::string& text) { progress.state(text); };
-  say("{} cells, {} seeds each; {}\n", planned->cells.size(), planned->seeds, planned->out.string());
+  options.on_message = [&](const std::string& text) { progress.print_line(text); };
+  options.on_status = [&](const std::string& text) { progress.show_state(text); };
+  print_stderr("{} cells, {} seeds each; {}\n", planned->cells.size(), planned->seeds, planned->out.string());
   const SystemClock clock;
   // Results so far are written while the sweep goes on. Reading all reports may take at most a twentieth of the time.
   TimePoint due{};
-  options.some = [&](const SweepOutcomes& known) {
+  options.on_run_ended = [&](const SweepOutcomes& known) {
     const TimePoint begun = clock.now();
     if (begun < due) return;
     if (const Status written = write_results(*planned, collect(*planned, known)); !written)
-      progress.line(written.error().message());
+      progress.print_line(written.error().message());
     due = clock.now() + std::max<Duration>(kResultsEvery, 20 * (clock.now() - begun));
   };
   const auto outcomes = run_sweep(*planned, options, clock, stop);
   progress.clear();
-  if (!outcomes) return refuse(outcomes.error());
+  if (!outcomes) return report_sweep_error(outcomes.error());
 
   const SweepResults results = collect(*planned, *outcomes);
-  if (const Status written = write_results(*planned, results); !written) return refuse(written.error());
+  if (const Status written = write_results(*planned, results); !written) return report_sweep_error(written.error());
   if (a.json)
     fmt::print("{}\n", learner::json_text(to_json(results), 2));
   else
@@ -114,16 +115,16 @@ int sweep(const Arguments& a, const std::string& version) {
     return std::count_if(outcomes->begin(), outcomes->end(), [&](const auto& o) { return o.second.end == end; });
   };
   if (const auto failed = count(SweepEnd::kFailed); failed > 0)
-    say("{} of {} runs failed: {} says why, the same command tries them again\n", failed, outcomes->size(),
-        (planned->out / "sweep.json").string());
+    print_stderr("{} of {} runs failed: {} says why, the same command tries them again\n", failed, outcomes->size(),
+                 (planned->out / "sweep.json").string());
   if (const auto left = count(SweepEnd::kNotRun); left > 0)
-    say("stopped with {} of {} runs to go; the same command goes on\n", left, outcomes->size());
+    print_stderr("stopped with {} of {} runs to go; the same command goes on\n", left, outcomes->size());
   return count(SweepEnd::kFailed) + count(SweepEnd::kNotRun) > 0 ? 1 : 0;
 }
 
 }  // namespace
 
-void add_sweep(Verb& app, int& exit, const std::string& version) {
+void add_sweep(Verb& app, int& exit_code, const std::string& version) {
   auto* verb = app.add_verb("sweep", "Run a file with several values of some keys and compare the results");
   auto a = std::make_shared<Arguments>();
   verb->add_option("config", a->config,
@@ -153,7 +154,7 @@ void add_sweep(Verb& app, int& exit, const std::string& version) {
       "    --seeds 3\n"
       "The same command continues after Ctrl-C or a crash: complete runs are not repeated. The folder contains "
       "sweep.html, sweep.csv and sweep.json (docs/sweeps.md).");
-  verb->callback([a, version, &exit] { exit = sweep(*a, version); });
+  verb->callback([a, version, &exit_code] { exit_code = sweep(*a, version); });
 }
 
 }  // namespace echoline::cli

@@ -1,3 +1,4 @@
+// Finds the task of `echoline adapter`.
 #include "cli/task_choice.hpp"
 
 #include <algorithm>
@@ -16,7 +17,7 @@ namespace {
 namespace fs = std::filesystem;
 using nlohmann::json;
 
-Result<std::uint64_t> number(const std::string& text, const char* name) {
+Result<std::uint64_t> parse_number(const std::string& text, const char* name) {
   if (text.empty() || text.size() > 19 || text.find_first_not_of("0123456789") != std::string::npos)
     return fail(Code::kInvalid, "", "{}: expected a whole number, found '{}'", name, text);
   return std::strtoull(text.c_str(), nullptr, 10);
@@ -24,7 +25,7 @@ Result<std::uint64_t> number(const std::string& text, const char* name) {
 
 // The absolute path of a program. /usr/bin and /bin come before PATH: workers have their programs, and a sandbox can
 // read them.
-Result<fs::path> program(const std::string& word) {
+Result<fs::path> find_program(const std::string& word) {
   if (word.find('/') != std::string::npos) return fs::absolute(word).lexically_normal();
   const char* path = std::getenv("PATH");
   std::istringstream folders(std::string("/usr/bin:/bin:") + (path ? path : ""));
@@ -35,7 +36,7 @@ Result<fs::path> program(const std::string& word) {
   return fail(Code::kInvalid, "", "there is no program '{}' in PATH", word);
 }
 
-bool of_system(const fs::path& path) {
+bool is_system_path(const fs::path& path) {
   return std::ranges::any_of(std::initializer_list<const char*>{"/usr/", "/bin/", "/lib/", "/lib64/"},
                              [&](const char* folder) { return path.string().starts_with(folder); });
 }
@@ -45,16 +46,17 @@ Status add_command(const std::vector<std::string>& words, json& options) {
   if (options.contains("command") || options.contains("script"))
     return fail(Code::kInvalid, "", "expected a command or script in --options or behind --, found both");
   std::error_code ignored;
-  const bool script = fs::is_regular_file(words.back(), ignored) && (words.size() > 1 || words.back().ends_with(".py"));
-  if (script) options["script"] = fs::absolute(words.back()).lexically_normal().string();
-  const std::vector<std::string> rest(words.begin(), words.end() - (script ? 1 : 0));
-  if (rest.empty()) return ok();
-  ECHO_ASSIGN(const fs::path path, program(rest.front()));
+  const bool has_script =
+      fs::is_regular_file(words.back(), ignored) && (words.size() > 1 || words.back().ends_with(".py"));
+  if (has_script) options["script"] = fs::absolute(words.back()).lexically_normal().string();
+  const std::vector<std::string> command_words(words.begin(), words.end() - (has_script ? 1 : 0));
+  if (command_words.empty()) return ok();
+  ECHO_ASSIGN(const fs::path path, find_program(command_words.front()));
   if (!fs::exists(path, ignored)) return fail(Code::kInvalid, "", "the program {} does not exist", path.string());
   json command = json::array({path.string()});
-  for (std::size_t i = 1; i < rest.size(); ++i) command.push_back(rest[i]);
+  for (std::size_t i = 1; i < command_words.size(); ++i) command.push_back(command_words[i]);
   options["command"] = std::move(command);
-  if (of_system(path)) return ok();
+  if (is_system_path(path)) return ok();
   const auto allowed = fs::status(path.parent_path(), ignored).permissions();
   if ((allowed & fs::perms::others_read) == fs::perms::none || (allowed & fs::perms::others_exec) == fs::perms::none)
     return fail(Code::kInvalid, "",
@@ -64,7 +66,7 @@ Status add_command(const std::vector<std::string>& words, json& options) {
   return ok();
 }
 
-Result<TaskChoice> of_adapter(const TaskWords& words) {
+Result<TaskChoice> choice_of_adapter(const TaskWords& words) {
   TaskChoice choice;
   choice.task.adapter = choice.label = words.task;
   if (!words.overrides.empty())
@@ -86,7 +88,7 @@ Result<TaskChoice> of_adapter(const TaskWords& words) {
   return choice;
 }
 
-Result<TaskChoice> of_file(const TaskWords& words, const fs::path& path) {
+Result<TaskChoice> choice_of_file(const TaskWords& words, const fs::path& path) {
   if (!words.options.empty())
     return fail(Code::kInvalid, "",
                 "{} contains the options of its task; use --set task.options.NAME=VALUE to change one", path.string());
@@ -113,18 +115,18 @@ void TaskWords::add_options(Verb& verb) {
 Result<TaskChoice> choose_task(const TaskWords& words) {
   std::error_code ignored;
   const auto names = data_plane::adapter_names();
-  const bool named = std::ranges::find(names, words.task) != names.end();
+  const bool is_adapter_name = std::ranges::find(names, words.task) != names.end();
   fs::path path = words.task;
-  if (fs::is_directory(path, ignored) && !named) path /= "config.yaml";
+  if (fs::is_directory(path, ignored) && !is_adapter_name) path /= "config.yaml";
   Result<TaskChoice> choice = [&]() -> Result<TaskChoice> {
-    if (named) return of_adapter(words);
-    if (fs::exists(path, ignored)) return of_file(words, path);
+    if (is_adapter_name) return choice_of_adapter(words);
+    if (fs::exists(path, ignored)) return choice_of_file(words, path);
     return fail(Code::kInvalid, "",
                 "'{}' is neither a run file nor an adapter{}; `echoline adapter list` shows the adapters", words.task,
                 did_you_mean(words.task, names));
   }();
   if (choice && words.seed) {
-    ECHO_ASSIGN(choice->seed, number(*words.seed, "--seed"));
+    ECHO_ASSIGN(choice->seed, parse_number(*words.seed, "--seed"));
   }
   return choice;
 }

@@ -26,16 +26,17 @@ Result<overlay::trust::Secret> issue(const TokenArguments& a) {
 
 int run_token_verb(const TokenArguments& a) {
   const auto token = issue(a);
-  if (!token) return complain("token", token.error());
+  if (!token) return report_error("token", token.error());
   fmt::print("{}\n", token->reveal());
-  say("valid once for '{}', for {}: echoline worker --join HOST:PORT --name {} with the token in ECHOLINE_TOKEN\n",
+  print_stderr(
+      "valid once for '{}', for {}: echoline worker --join HOST:PORT --name {} with the token in ECHOLINE_TOKEN\n",
       a.instance, a.lifetime, a.instance);
   return 0;
 }
 
 }  // namespace
 
-void add_token(Verb& app, int& exit) {
+void add_token(Verb& app, int& exit_code) {
   auto* verb = app.add_verb("token", "Issue a single-use token with which one machine joins a run");
   auto a = std::make_shared<TokenArguments>();
   verb->add_option("run", a->run, "name or folder of the run; default: the newest below ./runs");
@@ -46,7 +47,7 @@ void add_token(Verb& app, int& exit) {
   verb->footer(
       "The token is printed to stdout. It is a secret until it has been used:\n"
       "  export ECHOLINE_TOKEN=$(echoline token quickstart --instance my-gpu)");
-  verb->callback([a, &exit] { exit = run_token_verb(*a); });
+  verb->callback([a, &exit_code] { exit_code = run_token_verb(*a); });
 }
 
 }  // namespace echoline::cli

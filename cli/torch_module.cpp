@@ -1,3 +1,4 @@
+// The functions of the libtorch module. with_torch.cpp loads it.
 #include "cli/torch_module.hpp"
 
 #include "delta/cuda/device.hpp"

@@ -23,74 +23,76 @@
 namespace echoline::cli {
 namespace {
 
-constexpr Duration kRedraw = std::chrono::milliseconds(250);
+constexpr Duration kRedrawInterval = std::chrono::milliseconds(250);
 
 }  // namespace
 
-std::string next_command(const std::filesystem::path& folder, const std::string& config,
-                         const std::vector<std::string>& overrides, const std::string& again) {
+std::string next_step_advice(const std::filesystem::path& folder, const std::string& config,
+                             const std::vector<std::string>& overrides, const std::string& restart_command) {
   const std::string resume = resume_command(config, overrides);
   if (learner::find_policy(folder / "checkpoints")) return "go on with: " + resume;
   // The last word of `resume` is --resume.
-  return "it has no checkpoint to go on from; start it again with: " +
-         (again.empty() ? resume.substr(0, resume.rfind(' ')) : again);
+  return "the run has no checkpoint to go on from; start it again with: " +
+         (restart_command.empty() ? resume.substr(0, resume.rfind(' ')) : restart_command);
 }
 
 int run_up(const UpArguments& a) {
   const std::atomic<bool>& stop = stop_on_signals();
   const auto overrides = parse_overrides(a.overrides);
-  const auto refuse = [](const Error& error) { return complain("up", error); };
-  if (!overrides) return refuse(overrides.error());
+  const auto report_up_error = [](const Error& error) { return report_error("up", error); };
+  if (!overrides) return report_up_error(overrides.error());
   const auto config = learner::load_run_config(a.config, *overrides);
-  if (!config) return refuse(config.error());
+  if (!config) return report_up_error(config.error());
 
-  // The learner checks the run and plans. It first prints the plan that it rents by.
+  // The learner checks the run and plans. It prints its plan before it rents machines.
   std::vector<std::string> argv{own_program().string(), "learner", a.config};
   for (const std::string& text : a.overrides) argv.insert(argv.end(), {"--set", text});
   if (!a.plan.empty()) argv.insert(argv.end(), {"--plan", a.plan});
   if (a.resume) argv.emplace_back("--resume");
   if (a.json) argv.emplace_back("--json");  // the learner prints the report or the errors to our stdout
-  auto child = ChildProcess::start(argv, a.json);
-  if (!child) return complain("up", child.error());
+  auto child = ChildProcess::start(argv, /*shares_stdout=*/a.json);
+  if (!child) return report_up_error(child.error());
 
   const SystemClock clock;
   LiveTable table;
   const std::filesystem::path folder = config->run_folder();
   const double started = clock.unix_seconds();
-  const auto fresh = [&](const std::filesystem::path& path) {  // written since this process started
+  // + 1: `tv_sec` lacks the fraction of a second that `started` has.
+  const auto written_since_start = [&](const std::filesystem::path& path) {
     struct stat info {};
     return ::stat(path.c_str(), &info) == 0 && static_cast<double>(info.st_mtim.tv_sec) + 1 >= started;
   };
-  bool asked = false;
+  bool stop_sent = false;
   std::optional<ProcessEnd> end;
   while (!end) {
-    end = child->pump(kRedraw, [&](const std::string& line) { table.print(line); });
-    if (stop && !asked) {
-      asked = true;
+    end = child->pump(kRedrawInterval, [&](const std::string& line) { table.print(line); });
+    if (stop && !stop_sent) {
+      stop_sent = true;
       table.print("stopping: finishing the step, writing a checkpoint and the report, returning the fleet");
       child->signal(SIGTERM);
     }
-    if (!fresh(folder / "status.json")) continue;
+    if (!written_since_start(folder / "status.json")) continue;
     const auto text = read_file(folder / "status.json");
     const auto status = text ? nlohmann::json::parse(*text, nullptr, false) : nlohmann::json();
     if (status.is_object()) table.show(status, clock.now());
   }
   table.finish();
 
-  const auto next = [&] { return next_command(folder, a.config, a.overrides, a.again); };
+  const auto advice = [&] { return next_step_advice(folder, a.config, a.overrides, a.restart_command); };
   if (end->signal)
-    return refuse(fail(Code::kUnavailable, "", "the learner was ended by signal {} ({}); {}", *end->signal,
-                       ::strsignal(*end->signal), next()));
+    return report_up_error(fail(Code::kUnavailable, "", "the learner was ended by signal {} ({}); {}", *end->signal,
+                                ::strsignal(*end->signal), advice()));
   const std::filesystem::path path = folder / "report.json";
-  if (!fresh(path)) return *end->status == 0 ? 1 : *end->status;  // the learner has given the reason on stderr
+  if (!written_since_start(path))
+    return *end->status == 0 ? 1 : *end->status;  // the learner has given the reason on stderr
   const auto report = learner::read_json_object(path);
-  if (!report) return complain("up", report.error());
+  if (!report) return report_up_error(report.error());
   if (!a.json) fmt::print("\n{}\nreport: {}\n", learner::report_text(*report), path.string());
-  if (asked) say("stopped; {}\n", next());
+  if (stop_sent) print_stderr("stopped; {}\n", advice());
   return *end->status;
 }
 
-void add_up(Verb& app, int& exit) {
+void add_up(Verb& app, int& exit_code) {
   auto* verb = app.add_verb("up", "Plan, rent, train and report: the whole run, with a live table");
   auto a = std::make_shared<UpArguments>();
   verb->add_option("config", a->config, "run file, e.g. configs/quickstart.yaml")->required();
@@ -101,7 +103,7 @@ void add_up(Verb& app, int& exit) {
       "Ctrl-C finishes the step, writes a checkpoint and the report, and returns the fleet; a second one ends at "
       "once.\n"
       "All files are written into <run.folder>/<run.name>/; an earlier run of that name is moved and kept.");
-  verb->callback([a, &exit] { exit = run_up(*a); });
+  verb->callback([a, &exit_code] { exit_code = run_up(*a); });
 }
 
 }  // namespace echoline::cli

@@ -1,3 +1,4 @@
+// Builds the program's verbs with CLI11, for main() and the add_ functions of verbs.hpp.
 #include "cli/verb.hpp"
 
 #include <CLI/CLI.hpp>
@@ -18,11 +19,12 @@ void collect(const CLI::App& app, const std::string& path, std::vector<Command>&
     o.positional = o.names.empty();
     if (o.positional) o.names.push_back(option->get_name(true));
     o.meaning = option->get_description();
-    o.fallback = option->get_default_str();
+    o.default_value = option->get_default_str();
     o.takes_value = option->get_items_expected_max() > 0;
     o.required = option->get_required();
     command.options.push_back(std::move(o));
   }
+  // With a filter, CLI11 returns all subcommands; without one, only those that the user named.
   const auto verbs = app.get_subcommands([](const CLI::App*) { return true; });
   for (const CLI::App* verb : verbs) command.verbs.push_back(verb->get_name());
   out.push_back(std::move(command));
@@ -31,16 +33,17 @@ void collect(const CLI::App& app, const std::string& path, std::vector<Command>&
 }
 
 constexpr std::size_t kHelpColumns = 80;
+constexpr std::size_t kUsageIndent = 7;  // the width of "Usage: "
 
 // Formats help pages that are kHelpColumns wide.
 class HelpPages : public CLI::Formatter {
   std::string make_usage(const CLI::App* app, std::string name) const override {
     std::string usage = CLI::Formatter::make_usage(app, std::move(name));
     usage.erase(usage.find_last_not_of('\n') + 1);
-    return wrapped(usage, 0, 7, kHelpColumns);
+    return wrap_text(usage, 0, kUsageIndent, kHelpColumns);
   }
   std::string make_description(const CLI::App* app) const override {
-    return wrapped(app->get_description(), 0, 0, kHelpColumns);
+    return wrap_text(app->get_description(), 0, 0, kHelpColumns);
   }
   std::string make_option(const CLI::Option* option, bool is_positional) const override {
     return entry(make_option_name(option, is_positional) + make_option_opts(option), make_option_desc(option));
@@ -52,31 +55,59 @@ class HelpPages : public CLI::Formatter {
   // Names on the left, their meaning in a column on the right.
   std::string entry(const std::string& names, const std::string& meaning) const {
     const std::size_t column = get_column_width();
-    std::string left = wrapped(names, 2, 4, kHelpColumns), right = wrapped(meaning, column, column, kHelpColumns);
-    const std::size_t used = left.size() - 1 - (left.rfind('\n', left.size() - 2) + 1);
-    if (meaning.empty() || used + 1 > column) return meaning.empty() ? left : left + right;
+    std::string left = wrap_text(names, 2, 4, kHelpColumns), right = wrap_text(meaning, column, column, kHelpColumns);
+    // `left` ends with a newline. rfind() returns npos for a single line; npos + 1 is 0.
+    const std::size_t last_line_start = left.rfind('\n', left.size() - 2) + 1;
+    const std::size_t last_line_width = left.size() - 1 - last_line_start;
+    if (meaning.empty() || last_line_width + 1 > column) return meaning.empty() ? left : left + right;
     left.pop_back();
-    return left + right.substr(used);
+    return left + right.substr(last_line_width);
   }
 };
 
 }  // namespace
 
-VerbOption* VerbOption::required() { return option_->required(), this; }
-VerbOption* VerbOption::expected(int least, int most) { return option_->expected(least, most), this; }
-VerbOption* VerbOption::delimiter(char between_values) { return option_->delimiter(between_values), this; }
-VerbOption* VerbOption::one_value_each() { return option_->allow_extra_args(false), this; }
-VerbOption* VerbOption::excludes(VerbOption* other) { return option_->excludes(other->option_), this; }
-VerbOption* VerbOption::show_default() { return option_->capture_default_str(), this; }
+VerbOption* VerbOption::required() {
+  option_->required();
+  return this;
+}
+VerbOption* VerbOption::value_count(int min, int max) {
+  option_->expected(min, max);
+  return this;
+}
+VerbOption* VerbOption::delimiter(char between_values) {
+  option_->delimiter(between_values);
+  return this;
+}
+VerbOption* VerbOption::one_value_each() {
+  option_->allow_extra_args(false);
+  return this;
+}
+VerbOption* VerbOption::excludes(VerbOption* other) {
+  option_->excludes(other->option_);
+  return this;
+}
+VerbOption* VerbOption::show_default() {
+  option_->capture_default_str();
+  return this;
+}
 VerbOption* VerbOption::one_of(std::vector<std::string> values) {
-  return option_->check(CLI::IsMember(std::move(values))), this;
+  option_->check(CLI::IsMember(std::move(values)));
+  return this;
 }
 template <class Number>
-VerbOption* VerbOption::range(Number least, Number most) {
-  return option_->check(CLI::Range(least, most)), this;
+VerbOption* VerbOption::range(Number min, Number max) {
+  option_->check(CLI::Range(min, max));
+  return this;
 }
-VerbOption* VerbOption::positive() { return option_->check(CLI::PositiveNumber), this; }
-VerbOption* VerbOption::non_negative() { return option_->check(CLI::NonNegativeNumber), this; }
+VerbOption* VerbOption::positive() {
+  option_->check(CLI::PositiveNumber);
+  return this;
+}
+VerbOption* VerbOption::non_negative() {
+  option_->check(CLI::NonNegativeNumber);
+  return this;
+}
 
 Verb::Verb(const std::string& meaning) : owned_(std::make_unique<CLI::App>(meaning)), app_(owned_.get()) {
   app_->formatter(std::make_shared<HelpPages>());  // the verbs inherit it
@@ -85,18 +116,18 @@ Verb::Verb(CLI::App* app) : app_(app) {}
 Verb::~Verb() = default;
 
 Verb* Verb::add_verb(const std::string& name, const std::string& meaning) {
-  below_.push_back(std::unique_ptr<Verb>(new Verb(app_->add_subcommand(name, meaning))));
-  return below_.back().get();
+  children_.push_back(std::unique_ptr<Verb>(new Verb(app_->add_subcommand(name, meaning))));
+  return children_.back().get();
 }
 
-VerbOption* Verb::keep(CLI::Option* option) { return &options_.emplace_back(option); }
+VerbOption* Verb::wrap_option(CLI::Option* option) { return &options_.emplace_back(option); }
 
 template <class Value>
 VerbOption* Verb::add_option(const std::string& names, Value& value, const std::string& meaning) {
-  return keep(app_->add_option(names, value, meaning));
+  return wrap_option(app_->add_option(names, value, meaning));
 }
 VerbOption* Verb::add_flag(const std::string& names, bool& value, const std::string& meaning) {
-  return keep(app_->add_flag(names, value, meaning));
+  return wrap_option(app_->add_flag(names, value, meaning));
 }
 
 void Verb::footer(const std::string& text) {
@@ -105,16 +136,16 @@ void Verb::footer(const std::string& text) {
     const std::size_t end = std::min(text.find('\n', start), text.size());
     const std::string line = text.substr(start, end - start);
     const std::size_t indent = std::min(line.find_first_not_of(' '), line.size());
-    page += wrapped(line.substr(indent), indent, indent, kHelpColumns);
+    page += wrap_text(line.substr(indent), indent, indent, kHelpColumns);
     start = end + 1;
   }
   page.pop_back();
   app_->footer(page);
 }
 void Verb::version(const std::string& text) { app_->set_version_flag("--version", text); }
-void Verb::needs_verb() { app_->require_subcommand(1); }
+void Verb::require_verb() { app_->require_subcommand(1); }
 void Verb::callback(std::function<void()> run) { app_->callback(std::move(run)); }
-bool Verb::went_below() const { return !app_->get_subcommands().empty(); }
+bool Verb::verb_was_given() const { return !app_->get_subcommands().empty(); }
 
 std::vector<std::string> Verb::verbs() const {
   std::vector<std::string> names;
@@ -129,7 +160,7 @@ int Verb::parse(int argc, const char* const* argv) {
     return 0;
   } catch (const CLI::ParseError& error) {
     if (app_->exit(error) == 0) return 0;  // --help, --version
-    print_json_error(fail(Code::kInvalid, "", "{}", error.what()));
+    print_error_if_json(fail(Code::kInvalid, "", "{}", error.what()));
     return 2;
   }
 }

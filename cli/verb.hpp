@@ -24,7 +24,7 @@ class VerbOption {
  public:
   explicit VerbOption(CLI::Option* option) : option_(option) {}
   VerbOption* required();
-  VerbOption* expected(int least, int most);  // number of values
+  VerbOption* value_count(int min, int max);
   VerbOption* delimiter(char between_values);
   VerbOption* one_value_each();  // "--set a=1 --set b=2", never "--set a=1 b=2"
   VerbOption* excludes(VerbOption* other);
@@ -32,7 +32,7 @@ class VerbOption {
   VerbOption* one_of(std::vector<std::string> values);
   // `Number` is int, unsigned, std::size_t or double.
   template <class Number>
-  VerbOption* range(Number least, Number most);
+  VerbOption* range(Number min, Number max);
   VerbOption* positive();
   VerbOption* non_negative();
 
@@ -44,34 +44,37 @@ class VerbOption {
 // must exist until the verb's callback has run.
 class Verb {
  public:
-  explicit Verb(const std::string& meaning);  // the program
+  explicit Verb(const std::string& meaning);  // creates the program, the root of all verbs
   ~Verb();
   Verb(const Verb&) = delete;
   Verb& operator=(const Verb&) = delete;
 
   Verb* add_verb(const std::string& name, const std::string& meaning);
-  // `names` is "-o,--output", or a bare name for a positional argument. The end of verb.cpp lists the types.
+  // `names` is "-o,--output", or a bare name for a positional argument. The end of verb.cpp lists the types
+  // that `Value` can be.
   template <class Value>
   VerbOption* add_option(const std::string& names, Value& value, const std::string& meaning);
   VerbOption* add_flag(const std::string& names, bool& value, const std::string& meaning);
-  // Text at the end of --help. Lines wider than the page are wrapped; a long example needs a backslash at each break.
+  // Text at the end of --help. Lines wider than the page are wrapped, so break a longer example command yourself, with
+  // a backslash at the end of each line.
   void footer(const std::string& text);
   void version(const std::string& text);
-  void needs_verb();  // the user must name a subcommand
+  void require_verb();  // from then on, parse() refuses a command line without a verb below this one
   void callback(std::function<void()> run);
-  bool went_below() const;  // the user named a subcommand
+  bool verb_was_given() const;
   std::vector<std::string> verbs() const;
-  // Runs the callback of the verb that was named. Returns 0 after it and after --help, 2 for words that are not valid.
+  // Runs the callback of the named verb. Returns 0 if the callback ran or --help was printed, 2 if an argument is
+  // invalid.
   int parse(int argc, const char* const* argv);
 
  private:
   friend std::vector<Command> command_tree(const Verb& program);
   explicit Verb(CLI::App* app);
-  VerbOption* keep(CLI::Option* option);
+  VerbOption* wrap_option(CLI::Option* option);
 
-  std::unique_ptr<CLI::App> owned_;  // only of the program
+  std::unique_ptr<CLI::App> owned_;  // null except in the root, which owns all of CLI11's tree
   CLI::App* app_;
-  std::deque<std::unique_ptr<Verb>> below_;
+  std::deque<std::unique_ptr<Verb>> children_;
   std::deque<VerbOption> options_;
 };
 

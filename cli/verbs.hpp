@@ -1,4 +1,4 @@
-// The verbs of the program. Each add_ function registers one subcommand; its callback leaves the exit code in `exit`.
+// The verbs of the program. Each add_ function registers one subcommand; its callback sets `exit_code`.
 #pragma once
 #include <filesystem>
 #include <nlohmann/json_fwd.hpp>
@@ -11,36 +11,36 @@
 
 namespace echoline::cli {
 
-void add_up(Verb& app, int& exit);
-void add_learner(Verb& app, int& exit);
-void add_worker(Verb& app, int& exit);
-void add_token(Verb& app, int& exit);
-void add_publish(Verb& app, int& exit);
-void add_plan(Verb& app, int& exit);
-void add_apply(Verb& app, int& exit);
-void add_model(Verb& app, int& exit);
-void add_evaluate(Verb& app, int& exit);
-void add_rescore(Verb& app, int& exit);
-void add_config(Verb& app, int& exit);
-void add_completion(Verb& app, int& exit);
-void add_man(Verb& app, int& exit);
-void add_sim(Verb& app, int& exit);
-void add_sweep(Verb& app, int& exit, const std::string& version);
-void add_status(Verb& app, int& exit);
-void add_report(Verb& app, int& exit);
-void add_doctor(Verb& app, int& exit);
-void add_delta(Verb& app, int& exit);
-void add_adapter(Verb& app, int& exit);
-void add_ledger(Verb& app, int& exit);
-void add_down(Verb& app, int& exit);
-void add_bundle(Verb& app, int& exit);
+void add_up(Verb& app, int& exit_code);
+void add_learner(Verb& app, int& exit_code);
+void add_worker(Verb& app, int& exit_code);
+void add_token(Verb& app, int& exit_code);
+void add_publish(Verb& app, int& exit_code);
+void add_plan(Verb& app, int& exit_code);
+void add_apply(Verb& app, int& exit_code);
+void add_model(Verb& app, int& exit_code);
+void add_evaluate(Verb& app, int& exit_code);
+void add_rescore(Verb& app, int& exit_code);
+void add_config(Verb& app, int& exit_code);
+void add_completion(Verb& app, int& exit_code);
+void add_man(Verb& app, int& exit_code);
+void add_sim(Verb& app, int& exit_code);
+void add_sweep(Verb& app, int& exit_code, const std::string& version);
+void add_status(Verb& app, int& exit_code);
+void add_report(Verb& app, int& exit_code);
+void add_doctor(Verb& app, int& exit_code);
+void add_delta(Verb& app, int& exit_code);
+void add_adapter(Verb& app, int& exit_code);
+void add_ledger(Verb& app, int& exit_code);
+void add_down(Verb& app, int& exit_code);
+void add_bundle(Verb& app, int& exit_code);
 
 // The program's file, to start it again; in a bundle, the script that starts it.
 std::filesystem::path own_program();
 
 // Prints "echoline VERB: message" to stderr, and under --json the error as an object to stdout (json_errors.hpp).
 // Returns the exit code of the error. `verb` is empty for the program itself.
-int complain(std::string_view verb, const Error& error);
+int report_error(std::string_view verb, const Error& error);
 
 // Splits the values of --set; kInvalid for one that is not of the form key=value.
 Result<std::vector<std::pair<std::string, std::string>>> parse_overrides(const std::vector<std::string>& texts);

@@ -1,3 +1,4 @@
+// Loads the libtorch module at the first call that needs it, and forwards the calls of built_in.hpp to it.
 #include <dlfcn.h>
 
 #include "base/program_module.hpp"

@@ -1,3 +1,4 @@
+// Answers for a build without libtorch: every call fails with the advice to build with it.
 #include "cli/built_in.hpp"
 
 namespace echoline::cli {

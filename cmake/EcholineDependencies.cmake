@@ -19,7 +19,7 @@ pkg_check_modules(seccomp REQUIRED IMPORTED_TARGET libseccomp)
 pkg_check_modules(pcre2 REQUIRED IMPORTED_TARGET libpcre2-8)
 pkg_check_modules(utf8proc REQUIRED IMPORTED_TARGET libutf8proc)
 include(EcholineBlake3)
-# What pages draw their plots with; it becomes part of the program. Without it they are drawn as SVG.
+# Pages draw their plots with Plotly, which becomes part of the program. Without it they are drawn as SVG.
 find_file(ECHOLINE_CHART_JS chart.min.js PATHS /usr/share/javascript/chart.js NO_DEFAULT_PATH)
 if(ECHOLINE_CHART_JS)
   message(STATUS "Chart.js: ${ECHOLINE_CHART_JS}")
@@ -32,8 +32,8 @@ if(ECHOLINE_TESTS)
 endif()
 
 if(ECHOLINE_TORCH AND "model" IN_LIST ECHOLINE_CONFIGURED)
-  # libtorch, wrapped: SYSTEM includes, no flags leaked from TorchConfig, and only for libraries that ask for it (TORCH).
-  # Debian's, one below CMAKE_PREFIX_PATH, or else the one of the Python package.
+  # libtorch, wrapped: SYSTEM includes, no flags leaked from TorchConfig, and only for libraries that ask for it
+  # (TORCH). Debian's, one below CMAKE_PREFIX_PATH, or else the one of the Python package.
   find_package(Torch QUIET)
   if(NOT Torch_FOUND)
     find_package(Python3 COMPONENTS Interpreter)
@@ -45,8 +45,8 @@ if(ECHOLINE_TORCH AND "model" IN_LIST ECHOLINE_CONFIGURED)
     find_package(Torch REQUIRED)
   endif()
   add_library(echoline_torch INTERFACE)
-  # PyTorch's Python package has headers of its own copies of protobuf and fmt among its own, which are of other versions
-  # than the libraries that are linked here: links to the right ones come first.
+  # PyTorch's Python package has headers of its own copies of protobuf and fmt among its own, which are of other
+  # versions than the libraries that are linked here: links to the right ones come first.
   set(before_torch "")
   list(GET TORCH_INCLUDE_DIRS 0 torch_headers)
   get_target_property(fmt_headers fmt::fmt INTERFACE_INCLUDE_DIRECTORIES)
@@ -65,18 +65,20 @@ if(ECHOLINE_TORCH AND "model" IN_LIST ECHOLINE_CONFIGURED)
     "$<$<CXX_COMPILER_ID:GNU>:LINKER:--push-state,--no-as-needed;-l:libstdc++.so.6;LINKER:--pop-state>")
   target_link_libraries(echoline_torch INTERFACE ${TORCH_LIBRARIES})
   target_link_options(echoline_torch INTERFACE $<$<CXX_COMPILER_ID:GNU>:-fopenmp>)  # threads of model/parallel.cpp
-  # What the compiler does anyway; said once more, it keeps files from using the precompiled headers of all others.
+  # A flag that is the compiler's default anyway; stated again, it keeps files from using the precompiled headers of all
+  # others.
   get_target_property(options torch INTERFACE_COMPILE_OPTIONS)
   if(NOT options)
     set(options "")  # "options-NOTFOUND" where PyTorch has none
   endif()
   if("-D_GLIBCXX_USE_CXX11_ABI=0" IN_LIST options)
-    message(FATAL_ERROR "${TORCH_LIBRARY} was built for the C++ ABI of before 2015, and nothing else here is: take PyTorch 2.6 or "
-      "newer, or a libtorch archive that says cxx11-abi")
+    message(FATAL_ERROR "${TORCH_LIBRARY} was built for the C++ ABI of before 2015, and nothing else here is: take "
+      "PyTorch 2.6 or newer, or a libtorch archive that says cxx11-abi")
   endif()
   list(REMOVE_ITEM options -D_GLIBCXX_USE_CXX11_ABI=1 "")
   set_target_properties(torch PROPERTIES INTERFACE_COMPILE_OPTIONS "${options}")
-  # One with CUDA chooses for all device code what GPUs it is for; ours is for those that EcholineCuda or the user has chosen.
+  # One with CUDA chooses for all device code what GPUs it is for; ours is for those that EcholineCuda or the user has
+  # chosen.
   unset(CMAKE_CUDA_ARCHITECTURES)
   unset(CMAKE_CUDA_FLAGS)
 endif()

@@ -1,11 +1,12 @@
-# cmake --install: bin/echoline, lib/echoline/echoline_torch.so, include/echoline_task.h, share/echoline/configs, share/doc/echoline, and what the program says of itself: manual
-# pages and shell completion. Everything else is linked in or a system
-# library, so the program needs no RPATH.
+# cmake --install: bin/echoline, lib/echoline/echoline_torch.so, include/echoline_task.h, share/echoline/configs,
+# share/doc/echoline, and what the program says of itself: manual pages and shell completion. Everything else is linked
+# in or a system library, so the program needs no RPATH.
 include(GNUInstallDirs)
 if(TARGET echoline)
   install(TARGETS echoline RUNTIME DESTINATION ${CMAKE_INSTALL_BINDIR})
   if(TARGET echoline_torch_module)
-    install(TARGETS echoline_torch_module LIBRARY DESTINATION lib/echoline)  # where base/program_module.cpp looks, whatever CMAKE_INSTALL_LIBDIR is
+    # base/program_module.cpp looks in this folder, whatever CMAKE_INSTALL_LIBDIR is.
+    install(TARGETS echoline_torch_module LIBRARY DESTINATION lib/echoline)
   endif()
   install(DIRECTORY ${CMAKE_SOURCE_DIR}/configs/ DESTINATION ${CMAKE_INSTALL_DATADIR}/echoline/configs)
   foreach(file LICENSE README.md CHANGELOG.md)
@@ -22,6 +23,7 @@ if(TARGET echoline)
                          fish:fish/vendor_completions.d/echoline.fish)
     string(REGEX MATCH "^([a-z]+):(.*)/([^/]*)$" matched ${place})
     install(CODE "file(MAKE_DIRECTORY ${share}/${CMAKE_MATCH_2}\")
-${self} completion ${CMAKE_MATCH_1} OUTPUT_FILE ${share}/${CMAKE_MATCH_2}/${CMAKE_MATCH_3}\" COMMAND_ERROR_IS_FATAL ANY)")
+${self} completion ${CMAKE_MATCH_1} OUTPUT_FILE ${share}/${CMAKE_MATCH_2}/${CMAKE_MATCH_3}\"
+  COMMAND_ERROR_IS_FATAL ANY)")
   endforeach()
 endif()

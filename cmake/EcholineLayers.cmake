@@ -1,5 +1,5 @@
-# Who may use whom: the table of ARCHITECTURE.md, "Folders". echoline_library() refuses a dependency that is not here,
-# and tests/structure checks every #include against it.
+# The folders that each folder may use: the table of ARCHITECTURE.md, "Folders". echoline_library() refuses a dependency
+# that is not here, and tests/structure checks every #include against it.
 set(ECHOLINE_LAYERS
   "base:"
   "delta: base"
@@ -16,8 +16,9 @@ set(ECHOLINE_LAYERS
   "study: base delta chains overlay provisioner data_plane replay_buffer model learner worker sim pages"
   "cli: base delta chains overlay provisioner data_plane replay_buffer model learner worker sim pages study")
 
-# Where libtorch may be known, by the beginning of a file's path; tests/structure follows every #include to it. Only libraries
-# that echoline_library() makes with TORCH have sources that do, so the rest builds without it (ECHOLINE_TORCH=OFF).
+# Where libtorch may be known, by the beginning of a file's path; tests/structure follows every #include to it. Only
+# libraries that echoline_library() makes with TORCH have sources that do, so the rest builds without it
+# (ECHOLINE_TORCH=OFF).
 set(ECHOLINE_TORCH_PLACES model/ learner/training/ worker/engines/builtin)
 
 # A folder may use only folders above its own line, so this is the order of configuration as well.

@@ -18,8 +18,8 @@ set(CMAKE_CXX_FLAGS_RELEASE "-O2 -DNDEBUG")
 find_program(ECHOLINE_CCACHE ccache)
 if(ECHOLINE_CCACHE)
   # The sloppiness without which ccache caches nothing that uses a precompiled header.
-  set(ECHOLINE_LAUNCHER ${CMAKE_COMMAND} -E env CCACHE_SLOPPINESS=pch_defines,time_macros,include_file_mtime,include_file_ctime
-    ${ECHOLINE_CCACHE})
+  set(ECHOLINE_LAUNCHER ${CMAKE_COMMAND} -E env
+    CCACHE_SLOPPINESS=pch_defines,time_macros,include_file_mtime,include_file_ctime ${ECHOLINE_CCACHE})
   set(CMAKE_CXX_COMPILER_LAUNCHER ${ECHOLINE_LAUNCHER})
   set(CMAKE_C_COMPILER_LAUNCHER ${ECHOLINE_LAUNCHER})
   if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU")
@@ -29,14 +29,17 @@ if(ECHOLINE_CCACHE)
   endif()
 endif()
 
-# GCC collects garbage as if memory were scarce; with a precompiled header of hundreds of MB that is a tenth of its time.
-add_compile_options("$<$<COMPILE_LANG_AND_ID:CXX,GNU>:SHELL:--param ggc-min-expand=1000 --param ggc-min-heapsize=2000000>")
+# GCC collects garbage as if memory were scarce; with a precompiled header of hundreds of MB that is a tenth of its
+# time.
+add_compile_options(
+  "$<$<COMPILE_LANG_AND_ID:CXX,GNU>:SHELL:--param ggc-min-expand=1000 --param ggc-min-heapsize=2000000>")
 
 # Settings of our own code only; generated code and dependencies are not held to them.
 add_library(echoline_flags INTERFACE)
 target_compile_options(echoline_flags INTERFACE -Wall -Wextra -Wpedantic $<$<BOOL:${ECHOLINE_WERROR}>:-Werror>)
 if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU")
-  # False positives of GCC 12 and 14 on std::string, std::variant, std::optional and Boost.Graph (GCC bugs 105651, 105562).
+  # False positives of GCC 12 and 14 on std::string, std::variant, std::optional and Boost.Graph (GCC bugs 105651,
+  # 105562).
   target_compile_options(echoline_flags INTERFACE -Wno-restrict -Wno-maybe-uninitialized)
   if(CMAKE_CXX_COMPILER_VERSION VERSION_GREATER_EQUAL 13)
     target_compile_options(echoline_flags INTERFACE -Wno-stringop-overflow)  # and on std::vector
@@ -57,8 +60,9 @@ if(ECHOLINE_FUZZ)
   add_compile_options(-fsanitize=fuzzer-no-link)
 endif()
 
-# echoline_precompiled(name HEADERS <a> ... [USES targets] [OPTIONS flags]): a precompiled header that targets take by its name. Compiling one
-# costs as much as it saves in five to ten files, so there are few. Headers of our own do not belong in: they change.
+# echoline_precompiled(name HEADERS <a> ... [USES targets] [OPTIONS flags]): a precompiled header that targets take by
+# its name. Compiling one costs as much as it saves in five to ten files, so there are few. Headers of our own do not
+# belong in: they change.
 function(echoline_precompiled name)
   cmake_parse_arguments(ARG "" "" "HEADERS;USES;OPTIONS" ${ARGN})
   file(CONFIGURE OUTPUT ${CMAKE_BINARY_DIR}/precompiled/${name}.cpp CONTENT "")
@@ -69,12 +73,12 @@ function(echoline_precompiled name)
 endfunction()
 
 set(ECHOLINE_STANDARD_HEADERS
-  <algorithm> <array> <atomic> <bit> <charconv> <chrono> <cmath> <condition_variable> <cstdint> <cstdlib> <cstring> <deque>
-  <filesystem> <fstream> <functional> <limits> <map> <memory> <mutex> <numeric> <optional> <set> <span> <sstream> <string>
-  <string_view> <thread> <tuple> <unordered_map> <utility> <variant> <vector> <fmt/format.h>)
+  <algorithm> <array> <atomic> <bit> <charconv> <chrono> <cmath> <condition_variable> <cstdint> <cstdlib> <cstring>
+  <deque> <filesystem> <fstream> <functional> <limits> <map> <memory> <mutex> <numeric> <optional> <set> <span>
+  <sstream> <string> <string_view> <thread> <tuple> <unordered_map> <utility> <variant> <vector> <fmt/format.h>)
 
-# echoline_use_precompiled(target name [TORCH_SOURCES a.cpp ...]): compiles a target with one of them, and sources that include
-# model/torch.hpp with libtorch's, which would double the time of every other file.
+# echoline_use_precompiled(target name [TORCH_SOURCES a.cpp ...]): compiles a target with one of them, and sources that
+# include model/torch.hpp with libtorch's, which would double the time of every other file.
 function(echoline_use_precompiled target name)
   cmake_parse_arguments(ARG "" "" "TORCH_SOURCES" ${ARGN})
   target_precompile_headers(${target} REUSE_FROM echoline_precompiled_${name})
@@ -89,8 +93,8 @@ function(echoline_use_precompiled target name)
   endif()
 endfunction()
 
-# -O1, which saves a fifth to a third of the time that compiling takes. GCC from 13 on takes no precompiled header of another level,
-# which costs more.
+# -O1, which saves a fifth to a third of the time that compiling takes. GCC from 13 on takes no precompiled header of
+# another level, which costs more.
 set(ECHOLINE_LIGHT_OPTIONS "")
 if(NOT CMAKE_CXX_COMPILER_ID STREQUAL "GNU" OR CMAKE_CXX_COMPILER_VERSION VERSION_LESS 13)
   set(ECHOLINE_LIGHT_OPTIONS $<$<NOT:$<CONFIG:Debug>>:-O1>)
@@ -105,12 +109,12 @@ function(echoline_light target)
 endfunction()
 
 # Private names of many sources, in no header: in a group each source gets its own, by a macro.
-set(ECHOLINE_RENAMED Arguments as_json kBisections kBlock kBytesPerGb kComponentsMax kEvaluationMax kFormatVersion kGradedCharacters
-  kIdPrefix kLogitsMax kLook kLookAgain kMagic kModule kOp kOperation kPoll kPromptBytesMax kRandomSpread kRounding
-  kRoundsMax kStepsMax kTriesMax kWhat kWorthMoreStripes)
+set(ECHOLINE_RENAMED Arguments as_json kBisections kBlock kBytesPerGb kComponentsMax kErrorSource kEvaluationMax
+  kFormatVersion kGradedCharacters kIdPrefix kLogitsMax kLook kLookAgain kMagic kModule kOp kOperation kPoll
+  kPromptBytesMax kRandomSpread kRounding kRoundsMax kStepsMax kTriesMax kWorthMoreStripes)
 
-# Names at namespace scope that are private to a source: what two sources of one unity group must not both have. Private names
-# begin in the first column, as clang-format leaves them.
+# Names at namespace scope that are private to a source: what two sources of one unity group must not both have. Private
+# names begin in the first column, as clang-format leaves them.
 function(echoline_private_names source out_names out_lines)
   file(READ ${source} text)
   string(REGEX REPLACE "[][;\\\\]" " " text "${text}")
@@ -126,11 +130,13 @@ function(echoline_private_names source out_names out_lines)
     elseif(line MATCHES "^#define ([A-Za-z_0-9]+)")
       list(APPEND names "${CMAKE_MATCH_1}")
     elseif((inside AND line MATCHES "^using ([A-Za-z_0-9]+) =") OR
-           (NOT line MATCHES "^using (nlohmann|std|torch)::" AND line MATCHES "^using [A-Za-z_0-9:]+::([A-Za-z_0-9]+) *$"))
+           (NOT line MATCHES "^using (nlohmann|std|torch)::" AND
+            line MATCHES "^using [A-Za-z_0-9:]+::([A-Za-z_0-9]+) *$"))
       list(APPEND names "${CMAKE_MATCH_1}")
     elseif(inside AND line MATCHES "^(struct|class|enum class|enum) ([A-Za-z_0-9]+)")
       list(APPEND names "${CMAKE_MATCH_2}")
-    elseif((inside AND line MATCHES "^[A-Za-z]" AND NOT line MATCHES "^(template|namespace|using) ?") OR line MATCHES "^static ")
+    elseif((inside AND line MATCHES "^[A-Za-z]" AND NOT line MATCHES "^(template|namespace|using) ?") OR
+           line MATCHES "^static ")
       if(line MATCHES "([A-Za-z_0-9]+) *[({=]")
         list(APPEND names "${CMAKE_MATCH_1}")
       endif()
@@ -144,9 +150,9 @@ function(echoline_private_names source out_names out_lines)
   set(${out_lines} ${count} PARENT_SCOPE)
 endfunction()
 
-# echoline_unite(target): with ECHOLINE_QUICK, compiles its sources in groups. Headers and templates are then read and instantiated
-# once a group; beyond some 4,000 lines a group gains little and keeps other processors waiting. Sources with options of their own,
-# or with SKIP_UNITY_BUILD_INCLUSION, stay alone.
+# echoline_unite(target): with ECHOLINE_QUICK, compiles its sources in groups. Headers and templates are then read and
+# instantiated once a group; beyond some 4,000 lines a group gains little and keeps other processors waiting. Sources
+# with options of their own, or with SKIP_UNITY_BUILD_INCLUSION, stay alone.
 set(ECHOLINE_GROUP_LINES 4000)
 function(echoline_unite target)
   if(NOT ECHOLINE_QUICK)
@@ -191,7 +197,8 @@ function(echoline_unite target)
     list(APPEND names_${group} ${names})
     set_source_files_properties(${source} PROPERTIES UNITY_GROUP ${group})
   endforeach()
-  set(before "#ifndef ECHOLINE_JOIN\n#define ECHOLINE_JOIN_(a, b) a##b\n#define ECHOLINE_JOIN(a, b) ECHOLINE_JOIN_(a, b)\n#endif\n")
+  string(CONCAT before "#ifndef ECHOLINE_JOIN\n#define ECHOLINE_JOIN_(a, b) a##b\n"
+    "#define ECHOLINE_JOIN(a, b) ECHOLINE_JOIN_(a, b)\n#endif\n")
   set(after "")
   foreach(name IN LISTS ECHOLINE_RENAMED)
     string(APPEND before "#define ${name} ECHOLINE_JOIN(${name}_, ECHOLINE_SOURCE)\n")
@@ -212,8 +219,9 @@ function(echoline_note_torch_sources)
   endforeach()
 endfunction()
 
-# echoline_library(name [TORCH] [LIGHT] SOURCES a.cpp ... [USES targets in our public headers] [PRIVATE_USES targets hidden in .cpp
-#                  files]). TORCH: libtorch is known to it, and with ECHOLINE_TORCH=OFF it does not exist.
+# echoline_library(name [TORCH] [LIGHT] SOURCES a.cpp ... [USES targets in our public headers]
+#                  [PRIVATE_USES targets hidden in .cpp files]).
+#                  TORCH: libtorch is known to it, and with ECHOLINE_TORCH=OFF it does not exist.
 #                  LIGHT: it has no hot loops, so ECHOLINE_QUICK compiles it with -O1.
 function(echoline_library name)
   cmake_parse_arguments(ARG "TORCH;LIGHT" "" "SOURCES;USES;PRIVATE_USES" ${ARGN})
@@ -246,8 +254,8 @@ endfunction()
 
 # echoline_test(name KIND unit|integration|sim|fuzz|bench-smoke SOURCES a.cpp ... USES targets [TORCH_SOURCES b.cpp ...]
 #               [TORCH_USES targets] [TIMEOUT seconds])
-# One executable per call, one CTest test per executable, labelled with its kind. With ECHOLINE_TORCH=OFF it does without what
-# is for libtorch, and does not exist where nothing else is left.
+# One executable per call, one CTest test per executable, labelled with its kind. With ECHOLINE_TORCH=OFF it does
+# without what is for libtorch, and does not exist where nothing else is left.
 function(echoline_test name)
   cmake_parse_arguments(ARG "" "KIND;TIMEOUT" "SOURCES;TORCH_SOURCES;USES;TORCH_USES" ${ARGN})
   echoline_note_torch_sources(${ARG_TORCH_SOURCES})
@@ -274,16 +282,17 @@ function(echoline_test name)
   echoline_use_precompiled(${name} test TORCH_SOURCES ${ARG_TORCH_SOURCES})
   target_compile_options(${name} PRIVATE ${ECHOLINE_TEST_OPTIONS})
   add_test(NAME ${name} COMMAND ${name} WORKING_DIRECTORY ${CMAKE_SOURCE_DIR})
-  set_tests_properties(${name} PROPERTIES
-    LABELS ${ARG_KIND} TIMEOUT ${ARG_TIMEOUT} COST ${ARG_TIMEOUT})  # long ones begin first, so that no core waits at the end
+  # COST: long tests begin first, so that no core waits at the end.
+  set_tests_properties(${name} PROPERTIES LABELS ${ARG_KIND} TIMEOUT ${ARG_TIMEOUT} COST ${ARG_TIMEOUT})
   if(ARG_KIND STREQUAL "integration")
     set_tests_properties(${name} PROPERTIES RUN_SERIAL ON)  # real processes and real time: nothing beside it
   endif()
 endfunction()
 
-# echoline_fuzz(name SOURCES a.cpp ... USES targets SEEDS test[:filter]): a libFuzzer program around LLVMFuzzerTestOneInput(), built
-# only with ECHOLINE_FUZZ (clang). The test `test` has the same source and calls the target by tests/fuzz/input.hpp, so that every
-# ordinary test run tries it; with the GoogleTest filter `filter`, its inputs are the first corpus that tests/fuzz/run has.
+# echoline_fuzz(name SOURCES a.cpp ... USES targets SEEDS test[:filter]): a libFuzzer program around
+# LLVMFuzzerTestOneInput(), built only with ECHOLINE_FUZZ (clang). The test `test` has the same source and calls the
+# target by tests/fuzz/input.hpp, so that every ordinary test run tries it; with the GoogleTest filter `filter`, its
+# inputs are the first corpus that tests/fuzz/run has.
 add_custom_target(fuzzers)
 function(echoline_fuzz name)
   cmake_parse_arguments(ARG "" "SEEDS" "SOURCES;USES" ${ARGN})

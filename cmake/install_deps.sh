@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Installs the Debian 12 packages that echoline is built from and that are not there yet. --without-torch: those of a build with
-# ECHOLINE_TORCH=OFF. --program: without those that only tests, benchmarks and examples need.
+# Installs the Debian 12 packages that echoline is built from and that are not there yet. --without-torch: those of a
+# build with ECHOLINE_TORCH=OFF. --program: without those that only tests, benchmarks and examples need.
 set -euo pipefail
 export DEBIAN_FRONTEND=noninteractive
 

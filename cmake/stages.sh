@@ -30,8 +30,8 @@ stage() {
   printf '\r    done in %s s\n' $((SECONDS - start)) >&2
 }
 
-# build TARGET...: everything up to the built targets of the release preset; repeats only what changed. tests=OFF: a new build
-# folder is made for one quick build without tests, and what only they need is not installed.
+# build TARGET...: everything up to the built targets of the release preset; repeats only what changed. tests=OFF: a new
+# build folder is made for one quick build without tests, and what only they need is not installed.
 build() {
   local part=() options=(-DECHOLINE_TESTS=ON)
   if [ "${tests:-ON}" = OFF ]; then

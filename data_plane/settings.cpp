@@ -1,3 +1,4 @@
+// Reads the task and rollout sections of the run file; the learner calls it with the other sections.
 #include "data_plane/settings.hpp"
 
 #include <algorithm>
@@ -59,7 +60,7 @@ void read_list(ConfigSection root, TaskSettings& c) {
   if (given && (all.empty() || all.size() > kTasksMax))
     root.error("tasks", fmt::format("expected 1 to {} tasks, found {}", kTasksMax, all.size()));
   for (ConfigSection& s : all) {
-    TaskOfSeveral task;
+    WeightedTask task;
     s.read("adapter", task.adapter, {"as task.adapter", "it is needed"});
     if (given && task.adapter.empty()) s.error("adapter", "expected the name of an adapter");
     task.name = task.adapter;
@@ -82,24 +83,24 @@ void read_list(ConfigSection root, TaskSettings& c) {
       s.error("prompt", fmt::format("expected a text with {{prompt}} where the problem goes, found '{}'", task.prompt));
     task.scored_by_workers = read_scored_by(s, task.adapter);
     read_adapter(s, task.adapter, task.options_json, {"the options of this adapter, as in task.options", "none"});
-    if (given) c.several.push_back(std::move(task));
+    if (given) c.listed_tasks.push_back(std::move(task));
   }
   if (!given) return;
   c.adapter = kSeveral;
-  c.options_json = several_options(c.several);
+  c.options_json = several_options(c.listed_tasks);
 }
 
 bool TaskSettings::scored_by_learner(std::string_view problem_id) const {
-  if (several.empty()) return !scored_by_workers;
+  if (listed_tasks.empty()) return !scored_by_workers;
   const std::string_view name = task_of(problem_id);
-  return std::ranges::any_of(several,
-                             [&](const TaskOfSeveral& task) { return task.name == name && !task.scored_by_workers; });
+  return std::ranges::any_of(listed_tasks,
+                             [&](const WeightedTask& task) { return task.name == name && !task.scored_by_workers; });
 }
 
 bool TaskSettings::any_scored_by_workers() const {
-  return several.empty()
+  return listed_tasks.empty()
              ? scored_by_workers
-             : std::ranges::any_of(several, [](const TaskOfSeveral& task) { return task.scored_by_workers; });
+             : std::ranges::any_of(listed_tasks, [](const WeightedTask& task) { return task.scored_by_workers; });
 }
 
 void read(ConfigSection s, RolloutSettings& c) {
@@ -124,11 +125,11 @@ void read(ConfigSection s, RolloutSettings& c) {
        {"abort", schema::ON_NEW_POLICY_ABORT}},
       "what a worker does with unfinished responses when it gets a new policy: it continues them, each token with its "
       "own version (continue), finishes them first (finish), or discards them and starts others (abort)");
-  s.read("metadata_max", c.metadata_max, {.min = Bytes{0}, .max = kMetadataMost},
+  s.read("metadata_max", c.metadata_max, {.min = Bytes{0}, .max = kMetadataLimitMax},
          "limit of a trajectory's metadata, which is stored with it; a trajectory with more is refused");
 }
 
-void RolloutSettings::describe(schema::RunSpec& spec) const {
+void RolloutSettings::write_to(schema::RunSpec& spec) const {
   spec.set_group_size(group_size);
   spec.set_temperature(temperature);
   spec.set_top_p(top_p);

@@ -18,11 +18,11 @@ class ConfigSection;
 namespace echoline::data_plane {
 
 struct TaskSettings {
-  std::string adapter;              // kSeveral if the run file lists `tasks`
+  std::string adapter;              // the task's; kSeveral if the run file lists `tasks`
   std::string options_json = "{}";  // the adapter's own configuration
   bool scored_by_workers = true;
-  std::vector<TaskOfSeveral> several;
-  // Whether workers return only text for this problem, which the learner scores.
+  std::vector<WeightedTask> listed_tasks;
+  // Whether the learner scores this problem's responses, of which workers then return only the text.
   bool scored_by_learner(std::string_view problem_id) const;
   // Whether workers score the responses of any task.
   bool any_scored_by_workers() const;
@@ -38,12 +38,12 @@ struct RolloutSettings {
   std::uint32_t response_tokens_max = 64;
   std::optional<std::uint32_t> turn_tokens_max;
   schema::OnNewPolicy on_new_policy = schema::ON_NEW_POLICY_CONTINUE;
-  Bytes metadata_max = kMetadataMax;  // per trajectory
+  Bytes metadata_max = kMetadataLimitDefault;  // per trajectory
   std::uint64_t trajectories_per_step() const { return std::uint64_t{prompts_per_step} * group_size; }
   // Whether sampling leaves out part of the distribution.
   bool truncates() const { return top_p < 1 || top_k > 0 || min_p > 0; }
   // Writes these settings into the run specification for workers.
-  void describe(schema::RunSpec& spec) const;
+  void write_to(schema::RunSpec& spec) const;
 };
 
 // Each function reads its keys and records mistakes in the section. `has_list`: the run file has the list `tasks`,

@@ -1,3 +1,4 @@
+// Checks messages from the wire. The learner and the workers call it before anything else reads them.
 #include "data_plane/trajectory.hpp"
 
 #include <google/protobuf/stubs/common.h>
@@ -20,17 +21,17 @@ constexpr double kBusySecondsMax = 1e10;  // 300 years
 constexpr std::uint64_t kRolloutsMax = 1ull << 53;
 constexpr std::uint64_t kMemoryBytesMax = 1ull << 53;
 
-std::string shown(std::string_view id) { return printable(id, 64); }
+std::string printable_id(std::string_view id) { return printable(id, 64); }
 
 template <class... Args>
-Error wrong(const Trajectory& t, fmt::format_string<Args...> format, Args&&... args) {
-  return fail(Code::kInvalid, kOperation, "trajectory '{}': {}", shown(t.id()),
+Error trajectory_error(const Trajectory& t, fmt::format_string<Args...> format, Args&&... args) {
+  return fail(Code::kInvalid, kOperation, "trajectory '{}': {}", printable_id(t.id()),
               fmt::format(format, std::forward<Args>(args)...));
 }
 
 Status check_name(const Trajectory& t, std::string_view field, std::string_view value, std::size_t bytes_max) {
   if (value.empty() || value.size() > bytes_max)
-    return wrong(t, "{} has {} bytes, expected 1..{}", field, value.size(), bytes_max);
+    return trajectory_error(t, "{} has {} bytes, expected 1..{}", field, value.size(), bytes_max);
   return ok();
 }
 
@@ -43,9 +44,9 @@ Status check_metadata(const Trajectory& t, const TrajectoryLimits& limits) {
   for (const char c : json) {
     if (c == '[' || c == '{') ++depth;
     if (c == ']' || c == '}') --depth;
-    if (depth > 64) return wrong(t, "metadata_json nests deeper than 64");
+    if (depth > 64) return trajectory_error(t, "metadata_json nests deeper than 64");
   }
-  if (!nlohmann::json::accept(json)) return wrong(t, "metadata_json is not valid JSON");
+  if (!nlohmann::json::accept(json)) return trajectory_error(t, "metadata_json is not valid JSON");
   return ok();
 }
 
@@ -53,55 +54,60 @@ Status check_tokens(const Trajectory& t, const TrajectoryLimits& limits) {
   const auto prompt = static_cast<std::size_t>(t.prompt_tokens_size());
   const auto response = static_cast<std::size_t>(t.response_tokens_size());
   if (prompt == 0 || prompt > limits.prompt_tokens_max)
-    return wrong(t, "{} prompt tokens, expected 1..{}", prompt, limits.prompt_tokens_max);
+    return trajectory_error(t, "{} prompt tokens, expected 1..{}", prompt, limits.prompt_tokens_max);
   if (response == 0 || response > limits.response_tokens_max)
-    return wrong(t, "{} response tokens, expected 1..{}", response, limits.response_tokens_max);
+    return trajectory_error(t, "{} response tokens, expected 1..{}", response, limits.response_tokens_max);
   // Token ids become tensor indices, which are signed.
   for (const auto* tokens : {&t.prompt_tokens(), &t.response_tokens()})
     for (const std::uint32_t token : *tokens)
-      if (token > static_cast<std::uint32_t>(INT32_MAX)) return wrong(t, "token id {} is out of range", token);
+      if (token > static_cast<std::uint32_t>(INT32_MAX))
+        return trajectory_error(t, "token id {} is out of range", token);
   if (static_cast<std::size_t>(t.logprobs_size()) != response)
-    return wrong(t, "{} log-probabilities for {} response tokens, expected one each", t.logprobs_size(), response);
+    return trajectory_error(t, "{} log-probabilities for {} response tokens, expected one each", t.logprobs_size(),
+                            response);
   for (int i = 0; i < t.logprobs_size(); ++i)
     if (!std::isfinite(t.logprobs(i)) || t.logprobs(i) > kLogprobTolerance)
-      return wrong(t, "log-probability {} of response token {} is not a finite number <= 0", t.logprobs(i), i);
+      return trajectory_error(t, "log-probability {} of response token {} is not a finite number <= 0", t.logprobs(i),
+                              i);
   if (t.loss_mask_size() != 0 && static_cast<std::size_t>(t.loss_mask_size()) != response)
-    return wrong(t, "{} loss_mask entries for {} response tokens, expected none or one each", t.loss_mask_size(),
-                 response);
+    return trajectory_error(t, "{} loss_mask entries for {} response tokens, expected none or one each",
+                            t.loss_mask_size(), response);
   for (int i = 0; i < t.loss_mask_size(); ++i)
-    if (t.loss_mask(i) > 1) return wrong(t, "loss_mask[{}] is {}, expected 0 or 1", i, t.loss_mask(i));
+    if (t.loss_mask(i) > 1) return trajectory_error(t, "loss_mask[{}] is {}, expected 0 or 1", i, t.loss_mask(i));
   return ok();
 }
 
 Status check_spans(const Trajectory& t, const TrajectoryLimits& limits) {
   if (t.spans_size() == 0 || static_cast<std::size_t>(t.spans_size()) > limits.spans_max)
-    return wrong(t, "{} version spans, expected 1..{}", t.spans_size(), limits.spans_max);
-  std::uint32_t next = 0;
+    return trajectory_error(t, "{} version spans, expected 1..{}", t.spans_size(), limits.spans_max);
+  std::uint32_t expected_begin = 0;
   for (int i = 0; i < t.spans_size(); ++i) {
     const schema::VersionSpan& span = t.spans(i);
-    if (span.begin() != next || span.end() <= span.begin())
-      return wrong(t, "version span {} is [{}, {}), expected a non-empty one that begins at {}", i, span.begin(),
-                   span.end(), next);
+    if (span.begin() != expected_begin || span.end() <= span.begin())
+      return trajectory_error(t, "version span {} is [{}, {}), expected a non-empty one that begins at {}", i,
+                              span.begin(), span.end(), expected_begin);
     if (i > 0 && span.version() <= t.spans(i - 1).version())
-      return wrong(t, "version span {} has version {} after {}, expected a newer one", i, span.version(),
-                   t.spans(i - 1).version());
+      return trajectory_error(t, "version span {} has version {} after {}, expected a newer one", i, span.version(),
+                              t.spans(i - 1).version());
     if (span.version() > static_cast<std::uint64_t>(INT64_MAX))
-      return wrong(t, "version {} is out of range", span.version());
-    next = span.end();
+      return trajectory_error(t, "version {} is out of range", span.version());
+    expected_begin = span.end();
   }
-  if (next != static_cast<std::uint32_t>(t.response_tokens_size()))
-    return wrong(t, "version spans end at {}, expected {} (every response token)", next, t.response_tokens_size());
+  if (expected_begin != static_cast<std::uint32_t>(t.response_tokens_size()))
+    return trajectory_error(t, "version spans end at {}, expected {} (every response token)", expected_begin,
+                            t.response_tokens_size());
   return ok();
 }
 
 Status check_reward(const Trajectory& t, const TrajectoryLimits& limits) {
-  if (!std::isfinite(t.reward())) return wrong(t, "reward is {}, expected a finite number", t.reward());
+  if (!std::isfinite(t.reward())) return trajectory_error(t, "reward is {}, expected a finite number", t.reward());
   if (static_cast<std::size_t>(t.components_size()) > limits.components_max)
-    return wrong(t, "{} reward components, at most {} are allowed", t.components_size(), limits.components_max);
+    return trajectory_error(t, "{} reward components, at most {} are allowed", t.components_size(),
+                            limits.components_max);
   for (const auto& [name, value] : t.components()) {
     ECHO_TRY(check_name(t, "a reward component's name", name, limits.name_bytes_max));
     if (!std::isfinite(value))
-      return wrong(t, "reward component '{}' is {}, expected a finite number", shown(name), value);
+      return trajectory_error(t, "reward component '{}' is {}, expected a finite number", printable_id(name), value);
   }
   return ok();
 }
@@ -127,29 +133,33 @@ const bool kQuietProtobuf = [] {
 
 }  // namespace
 
-Status check_metadata_size(const Trajectory& t, Bytes most) {
-  if (t.metadata_json().size() <= most.count) return ok();
-  return wrong(t, "metadata_json has {} bytes, at most {} are allowed (rollout.metadata_max)", t.metadata_json().size(),
-               most.count);
+Status check_metadata_size(const Trajectory& t, Bytes limit) {
+  if (t.metadata_json().size() <= limit.count) return ok();
+  return trajectory_error(t, "metadata_json has {} bytes, at most {} are allowed (rollout.metadata_max)",
+                          t.metadata_json().size(), limit.count);
 }
 
 Status check(const Trajectory& t, const TrajectoryLimits& limits) {
   (void)kQuietProtobuf;
   // protobuf keeps unknown fields of any size. They would be stored with the trajectory.
-  const auto unknown = [](const auto& message) { return !message.GetReflection()->GetUnknownFields(message).empty(); };
-  if (unknown(t) || std::ranges::any_of(t.spans(), unknown))
-    return wrong(t, "it has fields that no Trajectory of echoline.schema has; both ends must run the same release");
+  const auto has_unknown_fields = [](const auto& message) {
+    return !message.GetReflection()->GetUnknownFields(message).empty();
+  };
+  if (has_unknown_fields(t) || std::ranges::any_of(t.spans(), has_unknown_fields))
+    return trajectory_error(
+        t, "it has fields that no Trajectory of echoline.schema has; both ends must run the same release");
   ECHO_TRY(check_name(t, "id", t.id(), limits.name_bytes_max));
   ECHO_TRY(check_name(t, "problem_id", t.problem_id(), limits.name_bytes_max));
   ECHO_TRY(check_name(t, "policy_digest", t.policy_digest(), limits.digest_bytes_max));
   // The database stores these as signed 64-bit integers.
   for (const std::uint64_t id : {t.group(), t.lease(), t.worker()})
-    if (id > static_cast<std::uint64_t>(INT64_MAX)) return wrong(t, "group, lease or worker id {} is out of range", id);
+    if (id > static_cast<std::uint64_t>(INT64_MAX))
+      return trajectory_error(t, "group, lease or worker id {} is out of range", id);
   ECHO_TRY(check_tokens(t, limits));
   ECHO_TRY(check_spans(t, limits));
   ECHO_TRY(check_reward(t, limits));
   if (t.text().size() > limits.text_max.count)
-    return wrong(t, "text has {} bytes, at most {} are allowed", t.text().size(), limits.text_max.count);
+    return trajectory_error(t, "text has {} bytes, at most {} are allowed", t.text().size(), limits.text_max.count);
   return check_metadata(t, limits);
 }
 
@@ -171,9 +181,10 @@ Result<schema::WorkerMessage> parse_worker_message(std::string_view bytes, const
   if (message.failed().detail().size() > kFailureBytesMax)
     return fail(Code::kInvalid, "parse WorkerMessage", "a failure of {} bytes, at most {} are allowed",
                 message.failed().detail().size(), kFailureBytesMax);
-  if (const int named = std::max(message.progress().leases_size(), message.returned().leases_size());
-      named > kLeasesMax)
-    return fail(Code::kInvalid, "parse WorkerMessage", "it names {} leases, at most {} are allowed", named, kLeasesMax);
+  if (const int lease_count = std::max(message.progress().leases_size(), message.returned().leases_size());
+      lease_count > kLeasesMax)
+    return fail(Code::kInvalid, "parse WorkerMessage", "it names {} leases, at most {} are allowed", lease_count,
+                kLeasesMax);
   return message;
 }
 
@@ -194,13 +205,15 @@ Result<schema::Vitals> parse_vitals(std::string_view bytes) {
   if (!(vitals.install_s() >= 0 && vitals.install_s() <= kBusySecondsMax) || vitals.policies() > kRolloutsMax)
     return fail(Code::kInvalid, "parse Vitals", "{} policies installed in {} s, expected at most {} in 0 .. {:.0f} s",
                 vitals.policies(), vitals.install_s(), kRolloutsMax, kBusySecondsMax);
-  if (const std::uint64_t told = std::max(vitals.resident_bytes(), vitals.heap_bytes()); told > kMemoryBytesMax)
-    return fail(Code::kInvalid, "parse Vitals", "{} bytes of memory, expected at most {}", told, kMemoryBytesMax);
+  if (const std::uint64_t memory_bytes = std::max(vitals.resident_bytes(), vitals.heap_bytes());
+      memory_bytes > kMemoryBytesMax)
+    return fail(Code::kInvalid, "parse Vitals", "{} bytes of memory, expected at most {}", memory_bytes,
+                kMemoryBytesMax);
   return vitals;
 }
 
 Version oldest_version(const Trajectory& trajectory) {
-  ECHO_CHECK(trajectory.spans_size() > 0, "trajectory '{}' was not checked", shown(trajectory.id()));
+  ECHO_CHECK(trajectory.spans_size() > 0, "trajectory '{}' was not checked", printable_id(trajectory.id()));
   std::uint64_t oldest = trajectory.spans(0).version();
   for (const schema::VersionSpan& span : trajectory.spans()) oldest = std::min(oldest, span.version());
   return Version{oldest};

@@ -13,9 +13,9 @@ namespace echoline::data_plane {
 using schema::Problem;
 using schema::Trajectory;
 
-// Bytes of one trajectory's metadata_json: the largest limit a run file may set, and the default limit
-// (rollout.metadata_max).
-inline constexpr Bytes kMetadataMost{1u << 20}, kMetadataMax{64'000};
+// Limits of one trajectory's metadata_json (rollout.metadata_max): the largest that a run file may set, and the
+// default.
+inline constexpr Bytes kMetadataLimitMax{1u << 20}, kMetadataLimitDefault{64'000};
 
 // Upper bounds of one trajectory. The defaults fit every built-in task with a wide margin.
 struct TrajectoryLimits {
@@ -26,8 +26,8 @@ struct TrajectoryLimits {
   std::uint32_t name_bytes_max = 128;  // ids and component names
   std::uint32_t digest_bytes_max = 64;
   Bytes text_max{4u << 20};
-  Bytes metadata_max = kMetadataMost;  // a run's own limit may be lower
-  Bytes message_max{64u << 20};        // one WorkerMessage or LearnerMessage
+  Bytes metadata_max = kMetadataLimitMax;  // a run's own limit may be lower
+  Bytes message_max{64u << 20};            // one WorkerMessage or LearnerMessage
 };
 
 // A log-probability above zero is a mistake; rounding in the sampler may leave this much.
@@ -36,12 +36,12 @@ inline constexpr float kLogprobTolerance = 1e-4f;
 // Returns the trajectory if it obeys schema.proto and `limits`. Otherwise kInvalid, naming the field, the trajectory,
 // what was expected and what was found.
 Result<Trajectory> validate(Trajectory trajectory, const TrajectoryLimits& limits = {});
-// The same check without taking the trajectory.
+// The check of validate().
 Status check(const Trajectory& trajectory, const TrajectoryLimits& limits = {});
 
-// The part of check() that a worker runs before it sends: kInvalid if metadata_json has more bytes than the run allows,
-// with the same text as the learner's check.
-Status check_metadata_size(const Trajectory& trajectory, Bytes most);
+// The part of check() that a worker runs before it sends: kInvalid if metadata_json has more than `limit`, with the
+// same text as the learner's check.
+Status check_metadata_size(const Trajectory& trajectory, Bytes limit);
 
 // kCorrupt if the bytes are not a serialised message, kExhausted above message_max, kInvalid if a trajectory outside a
 // submission fails check() or no body is set. These functions do NOT check the trajectories of a submission: the
@@ -50,8 +50,8 @@ Result<Trajectory> parse_trajectory(std::string_view bytes, const TrajectoryLimi
 Result<schema::WorkerMessage> parse_worker_message(std::string_view bytes, const TrajectoryLimits& limits = {});
 Result<schema::LearnerMessage> parse_learner_message(std::string_view bytes, const TrajectoryLimits& limits = {});
 
-// Reads a heartbeat's figures; all are zero if it has none. kCorrupt, kExhausted or kInvalid as above, also for a
-// negative or infinite time and for totals that no machine reaches.
+// Reads the measurements in a heartbeat; all are zero if it has none. kCorrupt, kExhausted or kInvalid as above, also
+// for a negative or infinite time and for totals that no machine reaches.
 Result<schema::Vitals> parse_vitals(std::string_view bytes);
 
 // The oldest policy that generated any token; staleness is counted from it. Requires a checked trajectory.

@@ -12,7 +12,7 @@ namespace echoline::delta {
 inline constexpr std::uint32_t kBlockElementsMax = 8192;
 inline constexpr std::uint32_t kBlockWordsMax = kBlockElementsMax / 32;
 inline constexpr std::size_t kPrefetchBytes = 16384;  // distance of prefetched data from the current block
-// Room after a buffer's last element, because vectors are stored whole.
+// Elements of room after a buffer's last element, because the kernels store whole vectors.
 inline constexpr std::uint32_t kSpareElements = 32;
 inline constexpr unsigned kClasses = 32;
 inline constexpr unsigned kRangesMax = 16;
@@ -31,7 +31,7 @@ inline constexpr unsigned kRansStates = 4;
 // Symbols of elements that are coded individually. FORMAT.md, "Small symbols".
 inline constexpr unsigned kSymbolBits = 4;
 inline constexpr unsigned kSmallSymbols = 1u << kSymbolBits;
-inline constexpr unsigned kStays = kSmallSymbols - 1;  // the element does not change
+inline constexpr unsigned kSmallUnchanged = kSmallSymbols - 1;  // the element does not change
 inline constexpr unsigned kZeroStep = 7;      // symbol s is a step of (s - kZeroStep) << low bits, plus its low bits
 inline constexpr unsigned kSmallSlots = 256;  // the frequencies of a table sum to this
 inline constexpr unsigned kSmallFloor = 256;  // states are at least this between symbols, and below 2^16
@@ -72,7 +72,8 @@ struct GapSink {
   std::uint32_t extra_count = 0;
 };
 struct BlockSink {
-  // The last: exceptions, changes of dense elements without a symbol, counted over all dense elements.
+  // By range. The last is for exceptions: changes of dense elements that have no symbol, counted over all dense
+  // elements.
   GapSink gap[kRangesMax + 1];
   std::uint8_t* dense = nullptr;  // range << kSymbolBits | symbol
   std::uint32_t dense_count = 0;
@@ -109,23 +110,23 @@ struct WideRansReader {
   std::uint64_t at = 0;
 };
 
-// Encoding tables of small symbols, by range << kSymbolBits
-// symbol. rans.cpp builds them.
+// Encoding tables of small symbols, by range << kSymbolBits | symbol. rans.cpp builds them.
 struct SmallCodes {
-  alignas(64) std::uint8_t others[kRangesMax * kSmallSymbols];  // 256 minus the symbol's frequency
-  alignas(64) std::uint8_t first[kRangesMax * kSmallSymbols];   // slot
+  alignas(64) std::uint8_t other_slots[kRangesMax * kSmallSymbols];  // 256 minus the symbol's frequency
+  alignas(64) std::uint8_t first_slot[kRangesMax * kSmallSymbols];
   // floor(x / frequency) is (x * reciprocal >> 16) >> shift for all states x that occur; one less for frequency 1.
   alignas(64) std::uint8_t reciprocal_low[kRangesMax * kSmallSymbols];
   alignas(64) std::uint8_t reciprocal_high[kRangesMax * kSmallSymbols];
   alignas(64) std::uint8_t shift[kRangesMax * kSmallSymbols];
 };
+// Decoding tables of small symbols, by the same index.
 struct SmallTables {
-  alignas(64) std::uint8_t first[kRangesMax * kSmallSymbols];  // slot
-  alignas(64) std::uint8_t more[kRangesMax * kSmallSymbols];   // frequency minus one
+  alignas(64) std::uint8_t first_slot[kRangesMax * kSmallSymbols];
+  alignas(64) std::uint8_t frequency_minus_one[kRangesMax * kSmallSymbols];
   // By range and slot: bits 0-7 the slot's offset within its symbol, 8-15 the frequency minus one, 16-19 the symbol.
   std::uint32_t slot[kRangesMax * kSmallSlots];
 };
-// Past the end it reads zeros and keeps counting.
+// Reads interleaved rANS runs of small symbols. Past the end it reads zeros and keeps counting.
 struct SmallReader {
   alignas(64) std::uint16_t state[kLanesMax] = {};
   std::uint32_t lanes = 0;
@@ -187,8 +188,8 @@ struct Kernels {
   // Adds one to counts[(bits >> shift) & mask] for each element.
   void (*count_exponents[4])(const std::byte* old, std::uint32_t count, std::uint32_t shift, std::uint32_t mask,
                              std::uint64_t* counts);
-  // Adds one to counts[range << kTokenBits
-  // symbol] for each element of dense ranges; symbol 0 is "unchanged", t + 1 is step token t.
+  // Adds one to counts[range << kTokenBits | symbol] for each element of dense ranges; symbol 0 is "unchanged", t + 1
+  // is step token t.
   void (*count_steps[4])(const std::byte* olds, const std::byte* now, std::uint32_t count, const BlockModel& model,
                          std::uint32_t* counts);
   // Writes runs of small symbols (BlockSink::dense) before `end`, from the last run and symbol to the first. There must
@@ -200,12 +201,11 @@ struct Kernels {
   void (*hash)(const std::byte* bytes, std::size_t count, std::uint64_t* low, std::uint64_t* high);
 };
 
-// The fastest set for this processor. The environment variable ECHOLINE_KERNELS=portable
-// avx2
-// avx512 selects another.
+// The fastest kernel set for this processor. The environment variable ECHOLINE_KERNELS selects another:
+// portable, avx2 or avx512.
 const Kernels& kernels();
 void select_kernels(const Kernels& set);  // for tests that compare sets
-// All sets for this processor, the fastest first.
+// All kernel sets that this processor can run, the fastest first.
 struct KernelList {
   const Kernels* of[3];
   int count;

@@ -85,7 +85,7 @@ void read_dense(const T* olds, std::uint32_t count, const BlockModel& model, Blo
 
 // Applies a step whose token needs further bits.
 template <class T>
-T open_step(T old, unsigned symbol, const BlockModel& model, BlockSource& source) {
+T apply_open_step(T old, unsigned symbol, const BlockModel& model, BlockSource& source) {
   unsigned token = symbol - 1;
   if (symbol == kEscape) {
     token = static_cast<unsigned>(get_bits(source.bits, kTokenBits));
@@ -99,9 +99,9 @@ T open_step(T old, unsigned symbol, const BlockModel& model, BlockSource& source
 }
 
 #if defined(__AVX512VBMI2__)
-// open_step() for sixteen 16-bit elements. Returns false, without effect, for an escape, a token of wider types, or the
-// end of the bits.
-bool open_steps(__m512i symbol, std::uint16_t* olds, const BlockModel& model, BlockSource& source) {
+// apply_open_step() for sixteen 16-bit elements. Returns false, without effect, for an escape, a token of wider types,
+// or the end of the bits.
+bool apply_open_steps(__m512i symbol, std::uint16_t* olds, const BlockModel& model, BlockSource& source) {
   const auto set = [](unsigned value) { return _mm512_set1_epi32(static_cast<int>(value)); };
   constexpr unsigned kLargest = 16 + 4 * (16 - 4) + 3;
   const __m512i zero = _mm512_setzero_si512(), token = _mm512_sub_epi32(symbol, set(1)),
@@ -137,8 +137,8 @@ bool open_steps(__m512i symbol, std::uint16_t* olds, const BlockModel& model, Bl
 
 // Applies all steps to `values`.
 template <class T>
-void take_steps(T* values, std::uint32_t count, const std::uint16_t* symbols, const BlockModel& model,
-                BlockSource& source) {
+void apply_steps(T* values, std::uint32_t count, const std::uint16_t* symbols, const BlockModel& model,
+                 BlockSource& source) {
   std::uint32_t i = 0;
 #if defined(__AVX512VBMI2__)
   if constexpr (sizeof(T) == 2) {
@@ -172,8 +172,8 @@ void take_steps(T* values, std::uint32_t count, const std::uint16_t* symbols, co
       const std::uint32_t part = open_count - i < 16 ? open_count - i : 16;
       alignas(64) std::uint32_t own[16];
       for (std::uint32_t k = 0; k < part; ++k) own[k] = symbols[open[i + k]];
-      if (part < 16 || !open_steps(_mm512_load_si512(own), olds + i, model, source))
-        for (std::uint32_t k = 0; k < part; ++k) olds[i + k] = open_step(olds[i + k], own[k], model, source);
+      if (part < 16 || !apply_open_steps(_mm512_load_si512(own), olds + i, model, source))
+        for (std::uint32_t k = 0; k < part; ++k) olds[i + k] = apply_open_step(olds[i + k], own[k], model, source);
       for (std::uint32_t k = 0; k < part; ++k) values[open[i + k]] = olds[i + k];
     }
     return;
@@ -182,7 +182,7 @@ void take_steps(T* values, std::uint32_t count, const std::uint16_t* symbols, co
   for (; i < count; ++i) {
     const unsigned symbol = symbols[i];
     if (symbol > 16) {
-      values[i] = open_step(values[i], symbol, model, source);
+      values[i] = apply_open_step(values[i], symbol, model, source);
     } else if (symbol != 0) {
       values[i] = apply_step(values[i], token_step(symbol - 1, 0), model.is_float);
     }
@@ -198,7 +198,7 @@ template <bool kSmall, unsigned kGroups>
 struct SmallLanes {
   const ByteTable<kSmall> first_of, more_of;
   __m512i low_bytes;
-  explicit SmallLanes(const SmallTables& tables) : first_of(tables.first), more_of(tables.more) {
+  explicit SmallLanes(const SmallTables& tables) : first_of(tables.first_slot), more_of(tables.frequency_minus_one) {
     alignas(64) std::uint8_t lows[64];
     for (unsigned k = 0; k < 64; ++k) lows[k] = static_cast<std::uint8_t>(2 * k);
     low_bytes = _mm512_load_si512(lows);
@@ -258,21 +258,21 @@ std::uint32_t read_small_lanes(SmallReader& reader, std::uint32_t count, const S
   const std::byte* last = reader.bytes + reader.byte_count;
   // Whole vectors are loaded, so the end of the input is copied to a buffer and padded with zeros.
   constexpr std::ptrdiff_t kRoom = 64 * kGroups;
-  std::byte rest[3 * kRoom];
+  std::byte padded_end[3 * kRoom];
   const std::byte* origin = reader.bytes;
   std::uint64_t before = 0;  // bytes before `origin`
-  const auto make_room = [&] {
+  const auto prepare_input = [&] {
     if (last - bytes >= kRoom) return true;
     if (origin != reader.bytes || reader.at > reader.byte_count) return false;
-    std::memset(rest, 0, sizeof rest);
-    std::memcpy(rest, bytes, static_cast<std::size_t>(last - bytes));
+    std::memset(padded_end, 0, sizeof padded_end);
+    std::memcpy(padded_end, bytes, static_cast<std::size_t>(last - bytes));
     before = static_cast<std::uint64_t>(bytes - origin);
-    origin = bytes = rest;
-    last = rest + sizeof rest;
+    origin = bytes = padded_end;
+    last = padded_end + sizeof padded_end;
     return true;
   };
   std::uint32_t done = 0;
-  while (done < count && make_room()) {
+  while (done < count && prepare_input()) {
     const std::uint32_t left = count - done;
     bytes = left > 64 ? groups.read(reader, reader.turn + done, left, symbols + done, bytes)
                       : one.read(reader, reader.turn + done, left, symbols + done, bytes);
@@ -330,12 +330,12 @@ void read_small(SmallReader& reader, std::uint32_t count, [[maybe_unused]] std::
 
 // Applies the exceptions among dense elements with old values `olds`.
 template <class T>
-void take_exceptions(const T* olds, const std::uint8_t* symbols, std::uint64_t seen, std::uint64_t end, bool is_float,
-                     GapSource& from, BlockSource& source, std::byte* now) {
-  for (; from.at < from.count && from.ranks[from.at] < end; ++from.at, ++source.changed) {
-    const std::uint64_t rank = from.ranks[from.at] - seen;
-    source.malformed |= (symbols[rank] & (kSmallSymbols - 1)) != kStays;
-    const T value = apply_step(olds[rank], from.steps[from.at], is_float);
+void apply_exceptions(const T* olds, const std::uint8_t* symbols, std::uint64_t seen, std::uint64_t end, bool is_float,
+                      GapSource& exceptions, BlockSource& source, std::byte* now) {
+  for (; exceptions.at < exceptions.count && exceptions.ranks[exceptions.at] < end; ++exceptions.at, ++source.changed) {
+    const std::uint64_t rank = exceptions.ranks[exceptions.at] - seen;
+    source.malformed |= (symbols[rank] & (kSmallSymbols - 1)) != kSmallUnchanged;
+    const T value = apply_step(olds[rank], exceptions.steps[exceptions.at], is_float);
     std::memcpy(now + rank * sizeof(T), &value, sizeof(T));
   }
 }
@@ -343,12 +343,12 @@ void take_exceptions(const T* olds, const std::uint8_t* symbols, std::uint64_t s
 // The new values of packed dense elements; `now` may be `olds`. kAhead: they are a block of the segment itself, and
 // later memory is prefetched.
 template <class T, bool kAhead>
-void take_dense(const std::byte* olds, std::uint32_t count, const BlockModel& model, BlockSource& source,
-                std::byte* now) {
+void resolve_dense(const std::byte* olds, std::uint32_t count, const BlockModel& model, BlockSource& source,
+                   std::byte* now) {
   alignas(64) Packed<std::uint8_t> symbols;
   // Exceptions are applied to the old values, which `now` may overwrite.
-  GapSource& from = source.gap[kRangesMax];
-  const std::uint64_t seen = from.seen, end = from.seen = seen + count;
+  GapSource& exceptions = source.gap[kRangesMax];
+  const std::uint64_t seen = exceptions.seen, end = exceptions.seen = seen + count;
   std::uint32_t changed = 0, i = 0;
 #if defined(__AVX512VBMI2__)
   if constexpr (sizeof(T) == 2) {
@@ -368,7 +368,7 @@ void take_dense(const std::byte* olds, std::uint32_t count, const BlockModel& mo
     const auto entry_at = [&](std::uint32_t at) {
       return _mm512_cvtepu8_epi16(_mm256_load_si256(reinterpret_cast<const __m256i*>(symbols + at)));
     };
-    const __m512i stays = _mm512_set1_epi16(kStays), zero = _mm512_setzero_si512();
+    const __m512i stays = _mm512_set1_epi16(kSmallUnchanged), zero = _mm512_setzero_si512();
     Packed<std::uint16_t> lows, lengths;
     if (model.has_low_bits) {
       std::uint32_t low_count = 0;
@@ -383,7 +383,7 @@ void take_dense(const std::byte* olds, std::uint32_t count, const BlockModel& mo
       if (low_count > 0) get_lows(source.low, lengths, low_count, lows);
     }
     const std::uint16_t* next_low = lows;
-    const auto take = [&](const bool has_low_bits) {
+    const auto apply_symbols = [&](const bool has_low_bits) {
       for (i = 0; i < count; i += 32) {
         const __mmask32 active = mask_at(i);
         if constexpr (kAhead)
@@ -408,13 +408,13 @@ void take_dense(const std::byte* olds, std::uint32_t count, const BlockModel& mo
         _mm512_mask_storeu_epi16(now + 2 * i, active, next);
       }
     };
-    if (from.at < from.count && from.ranks[from.at] < end) {
-      Packed<T> kept;
-      std::memcpy(kept, olds, count * sizeof(T));
-      model.has_low_bits ? take(true) : take(false);
-      take_exceptions(kept, symbols, seen, end, model.is_float, from, source, now);
+    if (exceptions.at < exceptions.count && exceptions.ranks[exceptions.at] < end) {
+      Packed<T> old_values;
+      std::memcpy(old_values, olds, count * sizeof(T));
+      model.has_low_bits ? apply_symbols(true) : apply_symbols(false);
+      apply_exceptions(old_values, symbols, seen, end, model.is_float, exceptions, source, now);
     } else {
-      model.has_low_bits ? take(true) : take(false);
+      model.has_low_bits ? apply_symbols(true) : apply_symbols(false);
     }
     source.changed += changed;
     return;
@@ -424,20 +424,20 @@ void take_dense(const std::byte* olds, std::uint32_t count, const BlockModel& mo
     symbols[i] = static_cast<std::uint8_t>(model.range_of[class_of(read_element<T>(olds + i * sizeof(T)), model)]
                                            << kSymbolBits);
   read_small(source.small, count, model.dense, *source.small_tables, symbols);
-  Packed<T> kept;
-  std::memcpy(kept, olds, count * sizeof(T));
+  Packed<T> old_values;
+  std::memcpy(old_values, olds, count * sizeof(T));
   for (i = 0; i < count; ++i) {
     const unsigned symbol = symbols[i] & (kSmallSymbols - 1), low = model.low_bits[symbols[i] >> kSymbolBits];
-    T value = kept[i];
-    if (symbol != kStays) {
+    T value = old_values[i];
+    if (symbol != kSmallUnchanged) {
       std::uint64_t step = (std::uint64_t{symbol} - kZeroStep) << low;
       if (low > 0) step |= get_bits(source.low, low);
-      value = apply_step(kept[i], step, model.is_float);
-      changed += value != kept[i];
+      value = apply_step(old_values[i], step, model.is_float);
+      changed += value != old_values[i];
     }
     std::memcpy(now + i * sizeof(T), &value, sizeof(T));
   }
-  take_exceptions(kept, symbols, seen, end, model.is_float, from, source, now);
+  apply_exceptions(old_values, symbols, seen, end, model.is_float, exceptions, source, now);
   source.changed += changed;
 }
 
@@ -446,59 +446,59 @@ void resolve(const std::byte* old, std::uint32_t count, const BlockModel& model,
              BlockSource& source, std::byte* now) {
   // Prefetches a later block in small parts between the steps, because one large prefetch would stall.
   const std::uint32_t step_bytes = count * sizeof(T) / (model.ranges - model.dense + 1);
-  const std::byte* ahead = old + kPrefetchBytes;
-  const std::byte* ahead_now = now + kPrefetchBytes;
+  const std::byte* old_ahead = old + kPrefetchBytes;
+  const std::byte* now_ahead = now + kPrefetchBytes;
   const auto prefetch_some = [&] {
-    for (const std::byte* end = ahead + step_bytes; ahead < end; ahead += 64, ahead_now += 64) {
-      __builtin_prefetch(ahead);
-      if (source.is_whole) __builtin_prefetch(ahead_now, 1);
+    for (const std::byte* end = old_ahead + step_bytes; old_ahead < end; old_ahead += 64, now_ahead += 64) {
+      __builtin_prefetch(old_ahead);
+      if (source.is_whole) __builtin_prefetch(now_ahead, 1);
     }
   };
   const bool is_float = model.is_float, all_dense = model.dense == model.ranges;
   if (all_dense && source.small_tables) {
     if constexpr (sizeof(T) != 2) prefetch_some();
-    return take_dense<T, true>(old, count, model, source, now);
+    return resolve_dense<T, true>(old, count, model, source, now);
   }
   std::memcpy(now, old, count * sizeof(T));
   sort<T>(old, count, model, sorted);
   prefetch_some();
   const std::uint32_t words = (count + 31) / 32;
   for (std::uint32_t r = model.dense; r < model.ranges; ++r) {
-    GapSource& from = source.gap[r];
-    const std::uint64_t seen = from.seen;
+    GapSource& gap = source.gap[r];
+    const std::uint64_t seen = gap.seen;
     const std::uint32_t e = r - model.dense + 1;
-    const std::uint64_t end = from.seen = seen + sorted.count[e];
-    std::uint64_t at = from.at;
+    const std::uint64_t end = gap.seen = seen + sorted.count[e];
+    std::uint64_t at = gap.at;
     prefetch_some();
-    for (; at < from.count && from.ranks[at] < end; ++at) {
-      const auto rank = static_cast<std::uint32_t>(from.ranks[at] - seen);
+    for (; at < gap.count && gap.ranks[at] < end; ++at) {
+      const auto rank = static_cast<std::uint32_t>(gap.ranks[at] - seen);
       const std::uint32_t w = word_of(sorted.before[e], words, rank);
       const std::uint32_t index = w * 32 + select_bit(sorted.mask[e][w], rank - sorted.before[e][w]);
-      const T value = apply_step(read_element<T>(old + index * sizeof(T)), from.steps[at], is_float);
+      const T value = apply_step(read_element<T>(old + index * sizeof(T)), gap.steps[at], is_float);
       std::memcpy(now + index * sizeof(T), &value, sizeof(T));
     }
-    source.changed += at - from.at;
-    from.at = at;
+    source.changed += at - gap.at;
+    gap.at = at;
   }
-  const std::uint32_t packed = sorted.count[0];
-  if (model.dense == 0 || packed == 0) return;
+  const std::uint32_t dense_count = sorted.count[0];
+  if (model.dense == 0 || dense_count == 0) return;
   Packed<T> values;
   if (all_dense)
     std::memcpy(values, old, count * sizeof(T));
   else
-    pack<T>(old, sorted.mask[0], words, packed, reinterpret_cast<std::byte*>(values));
+    pack<T>(old, sorted.mask[0], words, dense_count, reinterpret_cast<std::byte*>(values));
   if (source.small_tables) {
-    take_dense<T, false>(reinterpret_cast<const std::byte*>(values), packed, model, source,
-                         reinterpret_cast<std::byte*>(values));
+    resolve_dense<T, false>(reinterpret_cast<const std::byte*>(values), dense_count, model, source,
+                            reinterpret_cast<std::byte*>(values));
   } else {
     Packed<std::uint16_t> symbols;
-    read_dense(values, packed, model, source, symbols);
-    take_steps(values, packed, symbols, model, source);
+    read_dense(values, dense_count, model, source, symbols);
+    apply_steps(values, dense_count, symbols, model, source);
   }
   if (all_dense)
     std::memcpy(now, values, count * sizeof(T));
   else
-    unpack(values, sorted.mask[0], words, packed, now);
+    unpack(values, sorted.mask[0], words, dense_count, now);
 }
 
 }  // namespace

@@ -4,9 +4,9 @@ namespace {
 
 // ---- changes to tokens ----
 
-// For each element: range << kTokenBits
-// symbol. The symbol is 0 for an unchanged element, otherwise the step token plus one. Also stores the magnitudes of
-// tokens with open bits, with room for kSpareElements more, and returns their number.
+// Sets range << kTokenBits | symbol for each element. The symbol is 0 for an unchanged element, otherwise the step
+// token plus one. Also stores the magnitudes of tokens with open bits, with room for kSpareElements more, and returns
+// their number.
 template <class T>
 std::uint32_t symbols_of(const T* olds, const T* now, std::uint32_t count, const BlockModel& model,
                          std::uint16_t* symbols, std::uint64_t* extras) {
@@ -162,7 +162,7 @@ void put_dense(const std::byte* olds, const std::byte* now, std::uint32_t count,
           _mm512_add_epi16(has_low_bits ? _mm512_srav_epi16(step, low) : step, _mm512_set1_epi16(kZeroStep));
       const __mmask32 fits =
           _mm512_mask_test_epi16_mask(changed, _mm512_sllv_epi16(one, place), _mm512_permutexvar_epi16(c, coded_of));
-      const __m512i symbol = _mm512_mask_mov_epi16(_mm512_set1_epi16(kStays), fits, place);
+      const __m512i symbol = _mm512_mask_mov_epi16(_mm512_set1_epi16(kSmallUnchanged), fits, place);
       const __m512i entry = _mm512_or_si512(symbol, _mm512_permutexvar_epi16(c, range_of));
       _mm256_storeu_si256(reinterpret_cast<__m256i*>(symbols + i), _mm512_cvtepi16_epi8(entry));
       if (has_low_bits) {
@@ -190,12 +190,13 @@ void put_dense(const std::byte* olds, const std::byte* now, std::uint32_t count,
   for (; i < count; ++i) {
     const T old = read_element<T>(olds + i * sizeof(T)), next = read_element<T>(now + i * sizeof(T));
     const unsigned r = model.range_of[class_of(old, model)], low = model.low_bits[r];
-    unsigned symbol = kStays;
+    unsigned symbol = kSmallUnchanged;
     if (old != next) {
       const T step = step_between(old, next, model.is_float);
       constexpr unsigned kSpare = 64 - 8 * sizeof(T);
       const std::int64_t high = static_cast<std::int64_t>(std::uint64_t{step} << kSpare) >> (kSpare + low);
-      if (const std::int64_t place = high + kZeroStep; place >= 0 && place < kStays && (model.coded[r] >> place & 1)) {
+      if (const std::int64_t place = high + kZeroStep;
+          place >= 0 && place < kSmallUnchanged && (model.coded[r] >> place & 1)) {
         symbol = static_cast<unsigned>(place);
         if (low > 0) put_bits(sink.low, step & ((std::uint64_t{1} << low) - 1), low);
       } else {
@@ -244,7 +245,7 @@ template <bool kSmall>
 std::byte* write_small_lanes(const std::uint8_t* symbols, const std::uint32_t* lengths, std::size_t runs,
                              const SmallCodes& codes, std::uint32_t lanes, std::uint32_t turn, std::uint16_t* states,
                              std::byte* end) {
-  const ByteTable<kSmall> others_of(codes.others), first_of(codes.first), low_of(codes.reciprocal_low),
+  const ByteTable<kSmall> others_of(codes.other_slots), first_of(codes.first_slot), low_of(codes.reciprocal_low),
       high_of(codes.reciprocal_high), shift_of(codes.shift);
   const __m512i byte = _mm512_set1_epi16(0xff), zero = _mm512_setzero_si512();
   // Encodes the next symbols with the states of 64 lanes from `lane` on.

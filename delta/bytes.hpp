@@ -14,7 +14,7 @@ namespace echoline::delta {
 
 static_assert(std::endian::native == std::endian::little, "tensors and patches are little endian, as is the host");
 
-using ByteVector = std::vector<std::byte, KeptAllocator<std::byte>>;
+using ByteVector = std::vector<std::byte, PoolAllocator<std::byte>>;
 using ByteSpan = std::span<const std::byte>;
 
 inline ByteSpan as_byte_span(std::string_view text) { return std::as_bytes(std::span(text.data(), text.size())); }

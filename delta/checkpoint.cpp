@@ -1,3 +1,4 @@
+// Opens and writes checkpoints: finds the files of a folder, reads the index and checks both.
 #include "delta/checkpoint.hpp"
 
 #include <algorithm>
@@ -74,19 +75,20 @@ Result<SafetensorsFile> open_as_input(const fs::path& path) {
 Result<std::vector<SafetensorsFile>> open_shards(const fs::path& folder, const WeightMap& map) {
   std::map<std::string, std::vector<std::string>> tensors_of;
   for (const auto& [tensor, shard] : map) tensors_of[shard].push_back(tensor);
-  std::map<std::string, std::string> seen_in;
+  std::map<std::string, std::string> shard_of;
   std::vector<SafetensorsFile> files;
-  for (const auto& [shard, wanted] : tensors_of) {
+  for (const auto& [shard, tensor_names] : tensors_of) {
     std::error_code ec;
     if (!fs::exists(folder / shard, ec))
       return invalid("{}: the shard {} is missing; tensor '{}'{} should be in it. Fetch it again", folder.string(),
-                     shard, wanted.front(), wanted.size() > 1 ? fmt::format(" and {} more", wanted.size() - 1) : "");
+                     shard, tensor_names.front(),
+                     tensor_names.size() > 1 ? fmt::format(" and {} more", tensor_names.size() - 1) : "");
     ECHO_ASSIGN(SafetensorsFile file, open_as_input(folder / shard));
     for (const TensorView& t : file.view())
-      if (const auto [at, is_new] = seen_in.emplace(t.name, shard); !is_new)
+      if (const auto [at, is_new] = shard_of.emplace(t.name, shard); !is_new)
         return invalid("{}: tensor '{}' is in two shards, {} and {}", folder.string(), t.name, at->second, shard);
-    for (const std::string& tensor : wanted)
-      if (const auto at = seen_in.find(tensor); at == seen_in.end() || at->second != shard)
+    for (const std::string& tensor : tensor_names)
+      if (const auto at = shard_of.find(tensor); at == shard_of.end() || at->second != shard)
         return invalid("{}: tensor '{}' is missing from {}, where {} puts it", folder.string(), tensor, shard,
                        kIndexName);
     files.push_back(std::move(file));

@@ -1,3 +1,4 @@
+// Content in several pieces, for groups of small tensors.
 #include "delta/content.hpp"
 
 #include "base/result.hpp"
@@ -13,20 +14,20 @@ Content::Content(std::vector<ByteSpan> pieces) : pieces_(std::move(pieces)) {
   }
 }
 
-ByteSpan Content::gathered(std::size_t first, std::size_t count, RawVector<std::byte>& room) const {
+ByteSpan Content::gathered(std::size_t first, std::size_t count, RawVector<std::byte>& scratch) const {
   ECHO_CHECK(first + count <= size_);
   if (count == 0) return {};
   std::size_t piece = piece_of(first);
   const ByteSpan front = pieces_[piece].subspan(first - begins_[piece]);
   if (front.size() >= count) return front.first(count);
-  if (room.size() < count) room.resize(count);
-  std::byte* to = std::copy(front.begin(), front.end(), room.data());
-  for (const std::byte* const end = room.data() + count; to != end;) {
+  if (scratch.size() < count) scratch.resize(count);
+  std::byte* to = std::copy(front.begin(), front.end(), scratch.data());
+  for (const std::byte* const end = scratch.data() + count; to != end;) {
     const ByteSpan next = pieces_[++piece];
     to = std::copy_n(next.data(), std::min(next.size(), static_cast<std::size_t>(end - to)), to);
   }
   last_ = piece;
-  return {room.data(), count};
+  return {scratch.data(), count};
 }
 
 }  // namespace echoline::delta

@@ -18,11 +18,11 @@ class Content {
 
   std::size_t size() const { return size_; }
   bool in_one_piece() const { return pieces_.empty(); }
-  // Bytes from `first` on. Copies them to `room` if they are in several pieces.
-  ByteSpan part(std::size_t first, std::size_t count, RawVector<std::byte>& room) const {
-    return pieces_.empty() ? piece_.subspan(first, count) : gathered(first, count, room);
+  // `count` bytes from byte `first` on. Copies them to `scratch` if they are in several pieces.
+  ByteSpan part(std::size_t first, std::size_t count, RawVector<std::byte>& scratch) const {
+    return pieces_.empty() ? piece_.subspan(first, count) : gathered(first, count, scratch);
   }
-  ByteSpan whole(RawVector<std::byte>& room) const { return part(0, size_, room); }
+  ByteSpan whole(RawVector<std::byte>& scratch) const { return part(0, size_, scratch); }
   void prefetch(std::size_t byte) const {
     if (pieces_.empty())
       __builtin_prefetch(piece_.data() + byte);
@@ -31,10 +31,10 @@ class Content {
   }
 
  private:
-  ByteSpan gathered(std::size_t first, std::size_t count, RawVector<std::byte>& room) const;
+  ByteSpan gathered(std::size_t first, std::size_t count, RawVector<std::byte>& scratch) const;
   std::size_t piece_of(std::size_t byte) const {
-    const auto ends_behind = [&](std::size_t i) { return byte < begins_[i] + pieces_[i].size(); };
-    if (byte >= begins_[last_] && ends_behind(last_)) return last_;
+    const bool is_in_last = byte >= begins_[last_] && byte < begins_[last_] + pieces_[last_].size();
+    if (is_in_last) return last_;
     last_ = static_cast<std::size_t>(std::upper_bound(begins_.begin(), begins_.end(), byte) - begins_.begin()) - 1;
     return last_;
   }

@@ -1,3 +1,4 @@
+// Byte planes and their zstd streams, for SegmentEncoder and SegmentDecoder.
 #include "delta/dense.hpp"
 
 #define ZSTD_STATIC_LINKING_ONLY  // ZSTD_c_literalCompressionMode
@@ -71,9 +72,10 @@ Status expand_stream(const Stream& stream, std::span<std::byte> to) {
     std::copy(stream.stored.begin(), stream.stored.end(), to.begin());
     return ok();
   }
-  const std::size_t got = ZSTD_decompress(to.data(), to.size(), stream.stored.data(), stream.stored.size());
-  if (ZSTD_isError(got)) return corrupt(fmt::format("zstd: {}", ZSTD_getErrorName(got)));
-  if (got != to.size()) return corrupt(fmt::format("a stream holds {} bytes, it declared {}", got, to.size()));
+  const std::size_t expanded_bytes = ZSTD_decompress(to.data(), to.size(), stream.stored.data(), stream.stored.size());
+  if (ZSTD_isError(expanded_bytes)) return corrupt(fmt::format("zstd: {}", ZSTD_getErrorName(expanded_bytes)));
+  if (expanded_bytes != to.size())
+    return corrupt(fmt::format("a stream holds {} bytes, it declared {}", expanded_bytes, to.size()));
   return ok();
 }
 
@@ -103,20 +105,20 @@ bool DenseEncoder::encode_stream(ByteSpan raw, std::optional<int> level, std::si
   // Room for a block beyond the limit, because zstd codes a block worse if its room is short. The result is then the
   // same as with unlimited room, and a hopeless attempt still ends early.
   constexpr std::size_t kSlack = ZSTD_BLOCKSIZE_MAX + 1024;
-  const std::size_t room = std::min(ZSTD_compressBound(raw.size()), std::max(bytes_max, bytes_max + kSlack));
+  const std::size_t room_bytes = std::min(ZSTD_compressBound(raw.size()), std::max(bytes_max, bytes_max + kSlack));
   ByteVector& scratch = context_->scratch;
-  std::size_t packed = raw.size();
+  std::size_t compressed_bytes = raw.size();
   if (level) {
     ZSTD_CCtx_setParameter(context_->zstd, ZSTD_c_compressionLevel, *level);
-    if (scratch.size() < room) scratch.resize(room);
-    packed = ZSTD_compress2(context_->zstd, scratch.data(), room, raw.data(), raw.size());
+    if (scratch.size() < room_bytes) scratch.resize(room_bytes);
+    compressed_bytes = ZSTD_compress2(context_->zstd, scratch.data(), room_bytes, raw.data(), raw.size());
   }
-  const bool compressed = !ZSTD_isError(packed) && packed < raw.size();
+  const bool compressed = !ZSTD_isError(compressed_bytes) && compressed_bytes < raw.size();
   const std::size_t start = out.size();
   put(out, static_cast<std::uint8_t>(compressed));
   put_varint(out, raw.size());
-  if (compressed) put_varint(out, packed);
-  const ByteSpan body = compressed ? ByteSpan(scratch).first(packed) : raw;
+  if (compressed) put_varint(out, compressed_bytes);
+  const ByteSpan body = compressed ? ByteSpan(scratch).first(compressed_bytes) : raw;
   if (body.size() + (out.size() - start) > bytes_max) {
     out.resize(start);
     return false;
@@ -153,10 +155,10 @@ double DenseEncoder::estimate(const Content& content, DType dtype) {
   const std::size_t stride = std::max<std::size_t>(count / kSample, 1);
   std::array<std::array<std::uint16_t, 256>, sizeof(std::uint64_t)> counts{};
   double sampled = 0;
-  RawVector<std::byte> room;
+  RawVector<std::byte> scratch;
   for (std::size_t i = 0; i < count; i += stride, ++sampled)
     with_element_type(size, [&]<class T>(T) {
-      T bits = load<T>(content.part(i * sizeof(T), sizeof(T), room).data());
+      T bits = load<T>(content.part(i * sizeof(T), sizeof(T), scratch).data());
       if (is_float(dtype)) bits = std::rotl(bits, 1);
       for (std::size_t p = 0; p < sizeof(T); ++p) ++counts[p][static_cast<std::uint8_t>(bits >> (8 * p))];
     });

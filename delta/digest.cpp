@@ -1,3 +1,4 @@
+// Hashes leaves, tensors and states, on several threads.
 #include "delta/digest.hpp"
 
 #include <algorithm>
@@ -9,6 +10,7 @@
 namespace echoline::delta {
 namespace {
 
+// Begins the bytes that are hashed for a state, so that they differ from those of other digests. 2: the version.
 constexpr std::string_view kStateDomain = "echoline.state.2";
 
 }  // namespace
@@ -17,6 +19,7 @@ Digest digest_bytes(std::span<const std::byte> bytes) {
   std::uint64_t low = 0, high = 0;
   kernels().hash(bytes.data(), bytes.size(), &low, &high);
   Digest digest;
+  // Big-endian, so that hex() prints the hash as one number.
   store(digest.bytes.data(), __builtin_bswap64(high));
   store(digest.bytes.data() + 8, __builtin_bswap64(low));
   return digest;
@@ -28,15 +31,15 @@ void digest_leaves(std::span<const std::byte> bytes, Digest* to) {
 }
 
 Digest digest_tensor(const TensorView& tensor, std::span<const Digest> leaves) {
-  ByteVector bound;
-  bound.reserve(4 + tensor.name.size() + 8 * tensor.shape.size() + sizeof(Digest) * leaves.size());
-  put(bound, static_cast<std::uint8_t>(tensor.dtype));
-  put(bound, static_cast<std::uint8_t>(tensor.shape.size()));
-  put(bound, static_cast<std::uint16_t>(tensor.name.size()));
-  put_bytes(bound, as_byte_span(tensor.name));
-  for (const std::int64_t dim : tensor.shape) put(bound, static_cast<std::uint64_t>(dim));
-  for (const Digest& leaf : leaves) put_bytes(bound, leaf.bytes);
-  return digest_bytes(bound);
+  ByteVector hashed;
+  hashed.reserve(4 + tensor.name.size() + 8 * tensor.shape.size() + sizeof(Digest) * leaves.size());
+  put(hashed, static_cast<std::uint8_t>(tensor.dtype));
+  put(hashed, static_cast<std::uint8_t>(tensor.shape.size()));
+  put(hashed, static_cast<std::uint16_t>(tensor.name.size()));
+  put_bytes(hashed, as_byte_span(tensor.name));
+  for (const std::int64_t dim : tensor.shape) put(hashed, static_cast<std::uint64_t>(dim));
+  for (const Digest& leaf : leaves) put_bytes(hashed, leaf.bytes);
+  return digest_bytes(hashed);
 }
 
 Digest digest_tensor(const TensorView& tensor) {
@@ -54,19 +57,19 @@ Digest combine_digests(std::span<const Digest> tensors) {
   return digest_bytes(all);
 }
 
-std::vector<std::vector<Digest>> places_for_leaves(const StateView& state) {
+std::vector<std::vector<Digest>> empty_leaf_digests(const StateView& state) {
   std::vector<std::vector<Digest>> leaves(state.size());
   for (std::size_t i = 0; i < state.size(); ++i) leaves[i].resize(leaf_count(state[i].bytes.size()));
   return leaves;
 }
 
-std::vector<std::vector<Digest>> leaves_of(const StateView& state, unsigned threads) {
+std::vector<std::vector<Digest>> leaf_digests_of(const StateView& state, unsigned threads) {
   constexpr std::size_t kTaskBytes = 64 * kLeafBytes;
   struct Task {
     std::size_t tensor, at;
   };
   std::vector<Task> tasks;
-  std::vector<std::vector<Digest>> leaves = places_for_leaves(state);
+  std::vector<std::vector<Digest>> leaves = empty_leaf_digests(state);
   for (std::size_t i = 0; i < state.size(); ++i) {
     for (std::size_t at = 0; at < state[i].bytes.size(); at += kTaskBytes) tasks.push_back({i, at});
   }
@@ -87,7 +90,7 @@ Digest combine_leaves(const StateView& state, const std::vector<std::vector<Dige
 
 Result<Digest> digest_state(const StateView& state, unsigned threads) {
   ECHO_ASSIGN(const StateView sorted, canonical(state));
-  return combine_leaves(sorted, leaves_of(sorted, threads));
+  return combine_leaves(sorted, leaf_digests_of(sorted, threads));
 }
 
 }  // namespace echoline::delta

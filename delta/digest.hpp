@@ -18,15 +18,15 @@ Digest digest_bytes(std::span<const std::byte> bytes);
 // Digests of all leaves of `bytes`; `to` has room for leaf_count().
 void digest_leaves(std::span<const std::byte> bytes, Digest* to);
 
-// Allocates room for the digests of all leaves of all tensors.
-std::vector<std::vector<Digest>> places_for_leaves(const StateView& state);
+// One digest for each leaf of each tensor, not computed yet.
+std::vector<std::vector<Digest>> empty_leaf_digests(const StateView& state);
 // Digests of all leaves of all tensors, in the order of `state`. Uses up to `threads` threads, also within one tensor.
-std::vector<std::vector<Digest>> leaves_of(const StateView& state, unsigned threads);
+std::vector<std::vector<Digest>> leaf_digests_of(const StateView& state, unsigned threads);
 
-// From the digests of the tensor's leaves; does not read `tensor.bytes`.
+// The tensor's digest, from those of its leaves; does not read `tensor.bytes`.
 Digest digest_tensor(const TensorView& tensor, std::span<const Digest> leaves);
 Digest digest_tensor(const TensorView& tensor);
-// From the digests of all tensors in canonical order.
+// The state's digest, from those of all tensors in canonical order.
 Digest combine_digests(std::span<const Digest> tensors);
 // The digest of a canonical state, from the digests of all leaves; does not read the tensors' bytes.
 Digest combine_leaves(const StateView& state, const std::vector<std::vector<Digest>>& leaves);

@@ -1,3 +1,4 @@
+// Counts the steps of each exponent class and computes the bound from the counts.
 #include "delta/entropy.hpp"
 
 #include <algorithm>
@@ -20,8 +21,8 @@ bool has_sign(DType dtype) {
 }
 
 constexpr std::int64_t kSmallStep = 64;  // steps in [-kSmallStep, kSmallStep) have a table entry
-constexpr std::size_t kPlaces = 2 * kSmallStep;
-constexpr std::size_t kLooseSteps = 1u << 16;  // per class, before they are sorted and counted
+constexpr std::size_t kSmallSteps = 2 * kSmallStep;
+constexpr std::size_t kUncountedStepsMax = 1u << 16;  // per class, before they are sorted and counted
 
 struct StepCount {
   std::uint64_t step = 0;  // two's complement
@@ -29,18 +30,18 @@ struct StepCount {
 };
 
 // Merges two lists sorted by step.
-std::vector<StepCount> merged(const std::vector<StepCount>& a, const std::vector<StepCount>& b) {
+std::vector<StepCount> merge_sorted(const std::vector<StepCount>& a, const std::vector<StepCount>& b) {
   std::vector<StepCount> all(a.size() + b.size());
   std::merge(a.begin(), a.end(), b.begin(), b.end(), all.begin(),
              [](const StepCount& x, const StepCount& y) { return x.step < y.step; });
-  std::size_t kept = 0;
+  std::size_t merged = 0;
   for (const StepCount& next : all) {
-    if (kept > 0 && all[kept - 1].step == next.step)
-      all[kept - 1].count += next.count;
+    if (merged > 0 && all[merged - 1].step == next.step)
+      all[merged - 1].count += next.count;
     else
-      all[kept++] = next;
+      all[merged++] = next;
   }
-  all.resize(kept);
+  all.resize(merged);
   return all;
 }
 
@@ -49,28 +50,28 @@ double n_log_n(std::uint64_t n) { return n == 0 ? 0.0 : static_cast<double>(n) *
 
 struct ClassCounts {
   std::uint64_t elements = 0;
-  std::array<std::uint64_t, kPlaces> small{};
-  std::vector<std::uint64_t> loose;  // unsorted large steps
-  std::vector<StepCount> large;      // earlier ones, sorted and counted
+  std::array<std::uint64_t, kSmallSteps> small{};
+  std::vector<std::uint64_t> uncounted;  // unsorted large steps
+  std::vector<StepCount> large;          // earlier ones, sorted and counted
 
   void add(std::int64_t step) {
     if (step >= -kSmallStep && step < kSmallStep) {
       ++small[static_cast<std::size_t>(step + kSmallStep)];
       return;
     }
-    loose.push_back(static_cast<std::uint64_t>(step));
-    if (loose.size() >= std::max(kLooseSteps, large.size())) settle();
+    uncounted.push_back(static_cast<std::uint64_t>(step));
+    if (uncounted.size() >= std::max(kUncountedStepsMax, large.size())) sort_and_count();
   }
-  void settle() {
-    if (loose.empty()) return;
-    std::sort(loose.begin(), loose.end());
+  void sort_and_count() {
+    if (uncounted.empty()) return;
+    std::sort(uncounted.begin(), uncounted.end());
     std::vector<StepCount> counts;
-    for (const std::uint64_t step : loose) {
+    for (const std::uint64_t step : uncounted) {
       if (counts.empty() || counts.back().step != step) counts.push_back({step, 0});
       ++counts.back().count;
     }
-    large = merged(large, counts);
-    loose = {};
+    large = merge_sorted(large, counts);
+    uncounted = {};
   }
 };
 
@@ -79,10 +80,10 @@ struct TypeCounts {
   std::vector<std::uint64_t> elements;  // by exponent field, not yet in `classes`
 
   explicit TypeCounts(DType dtype) : classes(exponent_field(dtype).mask + 1), elements(classes.size()) {}
-  void settle() {
+  void sort_and_count() {
     for (std::size_t c = 0; c < classes.size(); ++c) {
       classes[c].elements += std::exchange(elements[c], 0);
-      classes[c].settle();
+      classes[c].sort_and_count();
     }
   }
 };
@@ -118,7 +119,7 @@ void count_block(DType dtype, const std::byte* prev, const std::byte* cur, std::
 }  // namespace
 
 struct EntropyCounter::Types {
-  std::map<DType, TypeCounts> of;
+  std::map<DType, TypeCounts> by_dtype;
 };
 
 EntropyCounter::EntropyCounter() : types_(std::make_unique<Types>()) {}
@@ -128,41 +129,41 @@ EntropyCounter& EntropyCounter::operator=(EntropyCounter&&) noexcept = default;
 
 void EntropyCounter::add(DType dtype, const std::byte* prev, const std::byte* cur, std::uint32_t count,
                          const std::uint32_t* changed) {
-  TypeCounts& counts = types_->of.try_emplace(dtype, dtype).first->second;
+  TypeCounts& counts = types_->by_dtype.try_emplace(dtype, dtype).first->second;
   with_element_type(dtype_bytes(dtype), [&]<class T>(T) { count_block<T>(dtype, prev, cur, count, changed, counts); });
 }
 
-void EntropyCounter::join(EntropyCounter&& other) {
-  for (auto& [dtype, from] : other.types_->of) {
-    TypeCounts& to = types_->of.try_emplace(dtype, dtype).first->second;
-    from.settle();
-    to.settle();
+void EntropyCounter::merge(EntropyCounter&& other) {
+  for (auto& [dtype, from] : other.types_->by_dtype) {
+    TypeCounts& to = types_->by_dtype.try_emplace(dtype, dtype).first->second;
+    from.sort_and_count();
+    to.sort_and_count();
     for (std::size_t c = 0; c < from.classes.size(); ++c) {
       to.classes[c].elements += from.classes[c].elements;
-      for (std::size_t p = 0; p < kPlaces; ++p) to.classes[c].small[p] += from.classes[c].small[p];
-      to.classes[c].large = merged(to.classes[c].large, from.classes[c].large);
+      for (std::size_t p = 0; p < kSmallSteps; ++p) to.classes[c].small[p] += from.classes[c].small[p];
+      to.classes[c].large = merge_sorted(to.classes[c].large, from.classes[c].large);
     }
   }
-  other.types_->of.clear();
+  other.types_->by_dtype.clear();
 }
 
 EntropyBound EntropyCounter::bound() {
   EntropyBound total;
-  for (auto& [dtype, counts] : types_->of) {
-    counts.settle();
+  for (auto& [dtype, counts] : types_->by_dtype) {
+    counts.sort_and_count();
     for (const ClassCounts& c : counts.classes) {
       std::uint64_t changed = 0;
-      double observed = 0;
+      double step_log_sum = 0;
       const auto add = [&](std::uint64_t count) {
         changed += count;
-        observed += n_log_n(count);
+        step_log_sum += n_log_n(count);
       };
       for (const std::uint64_t count : c.small) add(count);
       for (const StepCount& step : c.large) add(step.count);
       total.elements += c.elements;
       total.changed += changed;
       total.position_bits += n_log_n(c.elements) - n_log_n(changed) - n_log_n(c.elements - changed);
-      total.step_bits += n_log_n(changed) - observed;
+      total.step_bits += n_log_n(changed) - step_log_sum;
     }
   }
   return total;

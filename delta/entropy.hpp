@@ -1,8 +1,9 @@
 // The empirical conditional entropy of an update: the number of bytes that a delta is compared with.
 //
 // The receiver has the old weights. Whether a float changes depends on the spacing of floats at its old value, that is
-// on its exponent. With exponent classes c, n_c elements and k_c changed ones in class c, an ideal coder that knows
-// these counts needs, in bits,
+// on its exponent. Class c is an exponent, with n_c elements of which k_c have changed. An ideal coder that knows these
+// counts needs, in bits,
+//
 //   Σ_c  n_c · H2(k_c / n_c)   for which elements change, and
 //   Σ_c  k_c · H(step | c)     for how: step = new − old bit pattern, both as ordered integers, in which
 //                              neighbouring floats differ by one.
@@ -35,8 +36,8 @@ class EntropyCounter {
   // `count` elements of one type. Element i differs if bit i % 32 of changed[i / 32] is set.
   void add(DType dtype, const std::byte* prev, const std::byte* cur, std::uint32_t count, const std::uint32_t* changed);
   // Adds all counts of `other`.
-  void join(EntropyCounter&& other);
-  // From all counts, by type, in any order of input.
+  void merge(EntropyCounter&& other);
+  // The bound from all counts; the order of add() and merge() does not matter.
   EntropyBound bound();
 
   EntropyCounter();

@@ -1,3 +1,4 @@
+// Application in place: journal, recovery and locks. `echoline delta` calls it.
 #include "delta/in_place.hpp"
 
 #include <fcntl.h>
@@ -35,38 +36,45 @@ fs::path journal_of(const fs::path& folder, const std::string& file_name) {
   return folder / fmt::format(".{}{}", file_name, kJournalSuffix);
 }
 
-// The temporary name of a journal that is being written; a rename makes it the journal.
-fs::path part_of(const fs::path& journal) { return journal.string() + std::string(kPartSuffix); }
+// Returns the name of the file or index to which a journal belongs; the inverse of journal_of().
+std::string journalled_name(const fs::path& journal) {
+  std::string name = journal.filename().string().substr(1);
+  name.resize(name.size() - kJournalSuffix.size());
+  return name;
+}
 
-fs::path resolved(const fs::path& path) {
+// The temporary name of a journal that is being written; a rename makes it the journal.
+fs::path temporary_path_of(const fs::path& journal) { return journal.string() + std::string(kPartSuffix); }
+
+fs::path real_path(const fs::path& path) {
   std::error_code ec;
-  fs::path real = fs::canonical(path, ec);
-  return ec ? path : real;
+  fs::path canonical_path = fs::canonical(path, ec);
+  return ec ? path : canonical_path;
 }
 
 // The journal is named after the checkpoint's file or index.
-fs::path own_journal(const Checkpoint& checkpoint) {
-  if (checkpoint.is_sharded()) return journal_of(resolved(checkpoint.path()), kCheckpointIndexName);
-  const fs::path file = resolved(checkpoint.file_path(0));
+fs::path journal_path_of(const Checkpoint& checkpoint) {
+  if (checkpoint.is_sharded()) return journal_of(real_path(checkpoint.path()), kCheckpointIndexName);
+  const fs::path file = real_path(checkpoint.file_path(0));
   return journal_of(file.parent_path(), file.filename());
 }
 
-// The checkpoint's own journal, and the journals of its files as checkpoints of one file.
-std::set<fs::path> inner_journals(const Checkpoint& checkpoint) {
-  std::set<fs::path> journals{own_journal(checkpoint)};
+// The checkpoint's journal, and those of its files: each file can also be opened as a checkpoint.
+std::set<fs::path> file_journals(const Checkpoint& checkpoint) {
+  std::set<fs::path> journals{journal_path_of(checkpoint)};
   for (std::size_t i = 0; i < checkpoint.file_count(); ++i) {
-    const fs::path file = resolved(checkpoint.file_path(i));
+    const fs::path file = real_path(checkpoint.file_path(i));
     journals.insert(journal_of(file.parent_path(), file.filename()));
   }
   return journals;
 }
 
-// Journals of checkpoints of which its files may be shards.
-std::set<fs::path> outer_journals(const Checkpoint& checkpoint) {
+// Journals of the sharded checkpoints that may contain this checkpoint's files.
+std::set<fs::path> index_journals(const Checkpoint& checkpoint) {
   std::set<fs::path> journals;
   for (std::size_t i = 0; i < checkpoint.file_count(); ++i)
-    journals.insert(journal_of(resolved(checkpoint.file_path(i)).parent_path(), kCheckpointIndexName));
-  journals.erase(own_journal(checkpoint));
+    journals.insert(journal_of(real_path(checkpoint.file_path(i)).parent_path(), kCheckpointIndexName));
+  journals.erase(journal_path_of(checkpoint));
   return journals;
 }
 
@@ -79,7 +87,7 @@ std::vector<fs::path> files_of(const Checkpoint& checkpoint) {
 // The files' real paths.
 std::set<fs::path> resolved_files(const Checkpoint& checkpoint) {
   std::set<fs::path> files;
-  for (const fs::path& file : files_of(checkpoint)) files.insert(resolved(file));
+  for (const fs::path& file : files_of(checkpoint)) files.insert(real_path(file));
   return files;
 }
 
@@ -88,7 +96,7 @@ bool is_there(const fs::path& path) {
   return fs::exists(fs::symlink_status(path, ec));
 }
 
-void tell(const ApplyOptions& options, ApplyStage stage) {
+void notify_observer(const ApplyOptions& options, ApplyStage stage) {
   if (options.observer) options.observer(stage);
 }
 
@@ -100,7 +108,7 @@ Status verify(const fs::path& path, const Digest& result, const ApplyOptions& op
                 "{}: after writing, the digest is {}, expected {}: another program wrote to the files, or the disk or "
                 "memory of this machine corrupts data",
                 path.string(), found.hex(), result.hex());
-  tell(options, ApplyStage::kVerified);
+  notify_observer(options, ApplyStage::kVerified);
   return ok();
 }
 
@@ -135,7 +143,7 @@ Status check_sizes(const Journal& journal, const fs::path& journal_path, const s
     struct stat info {};
     if (::fstat(files.fd(i), &info) != 0) return os_error(kRecovery, names[i]);
     if (static_cast<std::uint64_t>(info.st_size) != journal.files[i].bytes)
-      return damaged(journal_path, fmt::format("{} has {} bytes, it was written for {}", names[i].string(),
+      return damaged(journal_path, fmt::format("{} has {} bytes, but was written for a file of {}", names[i].string(),
                                                info.st_size, journal.files[i].bytes));
   }
   return ok();
@@ -144,38 +152,39 @@ Status check_sizes(const Journal& journal, const fs::path& journal_path, const s
 Status remove_journal(const fs::path& journal, const ApplyOptions& options) {
   if (::unlink(journal.c_str()) != 0) return os_error(kOperation, journal);
   ECHO_TRY(sync_folder(journal.parent_path()));
-  tell(options, ApplyStage::kJournalRemoved);
+  notify_observer(options, ApplyStage::kJournalRemoved);
   return ok();
 }
 
-bool is_about(const Journal& journal, const fs::path& folder, const std::set<fs::path>& files) {
+bool concerns_any(const Journal& journal, const fs::path& folder, const std::set<fs::path>& files) {
   return std::ranges::any_of(journal.files, [&](const JournalFile& f) { return files.contains(folder / f.name); });
 }
 
-// Completes a journal if it concerns any of the `about` files.
-Result<Recovery> complete(const fs::path& path, const std::set<fs::path>& about, const ApplyOptions& options) {
+// Completes a journal if it concerns any of the checkpoint's files.
+Result<Recovery> complete_journal(const fs::path& path, const std::set<fs::path>& checkpoint_files,
+                                  const ApplyOptions& options) {
   if (!is_there(path)) return Recovery::kNothing;
   auto opened = open_journal(path);
-  // another process has just completed it
+  // Another process has just completed it.
   if (!opened && opened.error().code == Code::kNotFound) return Recovery::kNothing;
   if (!opened) return std::move(opened).error();
   const Journal& journal = opened->journal;
   const fs::path folder = path.parent_path();
-  if (!is_about(journal, folder, about)) return Recovery::kNothing;
+  if (!concerns_any(journal, folder, checkpoint_files)) return Recovery::kNothing;
   std::vector<fs::path> names;
   for (const JournalFile& file : journal.files) names.push_back(folder / file.name);
 
-  auto locked = LockedFiles::take(names, LockMode::kExclusive, kRecovery);
+  auto locked = LockedFiles::lock(names, LockMode::kExclusive, kRecovery);
   if (!locked) {
     Error error = std::move(locked).error();
     error.detail += fmt::format(". An interrupted application of a delta must be completed from {}", path.string());
     return error;
   }
   const auto files = std::move(locked).value();
+  // Another process may have completed it before this one had the lock.
   if (!is_there(path)) return Recovery::kNothing;
   ECHO_TRY(check_sizes(journal, path, names, *files));
-  std::string name = path.filename().string().substr(1);
-  name.resize(name.size() - kJournalSuffix.size());
+  const std::string name = journalled_name(path);
   const fs::path target = name == kCheckpointIndexName ? folder : folder / name;
   ECHO_ASSIGN(const Checkpoint checkpoint, Checkpoint::open(target));
   if (files_of(checkpoint) != names)
@@ -188,28 +197,29 @@ Result<Recovery> complete(const fs::path& path, const std::set<fs::path>& about,
   return Recovery::kCompleted;
 }
 
-// Best effort: a journal without its final name does no harm, and a process that writes one holds the lock.
-Recovery discard_parts(const Checkpoint& checkpoint) {
-  std::vector<fs::path> parts;
-  for (const fs::path& journal : inner_journals(checkpoint))
-    if (is_there(part_of(journal))) parts.push_back(part_of(journal));
-  if (parts.empty() || !LockedFiles::take(files_of(checkpoint), LockMode::kExclusive, kRecovery))
+// Removes unfinished journals. A process that writes one holds the lock, so a free lock shows that its writer has
+// ended. Errors are ignored, because an unfinished journal does no harm.
+Recovery discard_unfinished_journals(const Checkpoint& checkpoint) {
+  std::vector<fs::path> temporary_paths;
+  for (const fs::path& journal : file_journals(checkpoint))
+    if (is_there(temporary_path_of(journal))) temporary_paths.push_back(temporary_path_of(journal));
+  if (temporary_paths.empty() || !LockedFiles::lock(files_of(checkpoint), LockMode::kExclusive, kRecovery))
     return Recovery::kNothing;
   bool discarded = false;
-  for (const fs::path& part : parts) discarded = ::unlink(part.c_str()) == 0 || discarded;
+  for (const fs::path& part : temporary_paths) discarded = ::unlink(part.c_str()) == 0 || discarded;
   return discarded ? Recovery::kDiscarded : Recovery::kNothing;
 }
 
-// Checks, under a lock, that nothing is left to recover.
-Status check_settled(const Checkpoint& checkpoint, std::string_view operation) {
-  const std::set<fs::path> about = resolved_files(checkpoint);
-  const auto concerns = [&](const fs::path& journal) {
+// The caller holds the locks of the files.
+Status check_nothing_to_recover(const Checkpoint& checkpoint, std::string_view operation) {
+  const std::set<fs::path> files = resolved_files(checkpoint);
+  const auto must_be_completed = [&](const fs::path& journal) {
     if (!is_there(journal)) return false;
     const auto open = open_journal(journal);
-    return !open || is_about(open->journal, journal.parent_path(), about);
+    return !open || concerns_any(open->journal, journal.parent_path(), files);
   };
-  if (std::ranges::any_of(inner_journals(checkpoint), is_there) ||
-      std::ranges::any_of(outer_journals(checkpoint), concerns))
+  if (std::ranges::any_of(file_journals(checkpoint), is_there) ||
+      std::ranges::any_of(index_journals(checkpoint), must_be_completed))
     return fail(Code::kUnavailable, operation, "{}: another process has just changed it; try again",
                 checkpoint.path().string());
   return ok();
@@ -220,10 +230,10 @@ Status check_settled(const Checkpoint& checkpoint, std::string_view operation) {
 // A journal being written; removed unless it is committed.
 class PendingJournal {
  public:
-  explicit PendingJournal(fs::path path) : path_(std::move(path)), part_(part_of(path_)) {
+  explicit PendingJournal(fs::path path) : path_(std::move(path)), part_(temporary_path_of(path_)) {
     ::unlink(part_.c_str());
     fd_.emplace(::open(part_.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0644));
-    if (fd_->get() < 0) failed_ = os_error(kOperation, part_);
+    if (fd_->get() < 0) error_ = os_error(kOperation, part_);
   }
   PendingJournal(const PendingJournal&) = delete;
   PendingJournal& operator=(const PendingJournal&) = delete;
@@ -231,14 +241,14 @@ class PendingJournal {
     if (!committed_) ::unlink(part_.c_str());
   }
   Status write(ByteSpan bytes) {
-    if (failed_) return *failed_;
+    if (error_) return *error_;
     Status status = write_all(fd_->get(), bytes, kOperation, part_);
-    if (!status) failed_ = status.error();
+    if (!status) error_ = status.error();
     return status;
   }
   // After success, the journal survives a crash.
   Status commit() {
-    if (failed_) return *failed_;
+    if (error_) return *error_;
     if (::fsync(fd_->get()) != 0 || ::rename(part_.c_str(), path_.c_str()) != 0) return os_error(kOperation, part_);
     committed_ = true;
     if (Status status = sync_folder(path_.parent_path()); !status) {
@@ -251,7 +261,7 @@ class PendingJournal {
  private:
   fs::path path_, part_;
   std::optional<Descriptor> fd_;
-  std::optional<Error> failed_;
+  std::optional<Error> error_;
   bool committed_ = false;
 };
 
@@ -283,7 +293,7 @@ Result<PatchInfo> write_journal(const Checkpoint& checkpoint, ByteSpan patch, co
     ECHO_TRY(stopped());
     const Checkpoint::Place place = checkpoint.place(write.tensor);
     ECHO_TRY(writer.add(place.file, place.first_byte + write.first_byte, write));
-    tell(options, ApplyStage::kRecordWritten);
+    notify_observer(options, ApplyStage::kRecordWritten);
     return ok();
   };
   ECHO_ASSIGN(PatchInfo resolved, resolve_delta(patch, checkpoint.view(), sink,
@@ -292,7 +302,7 @@ Result<PatchInfo> write_journal(const Checkpoint& checkpoint, ByteSpan patch, co
   ECHO_TRY(writer.finish());
   ECHO_TRY(pending.commit());
   report.journal_bytes = writer.bytes();
-  tell(options, ApplyStage::kCommitted);
+  notify_observer(options, ApplyStage::kCommitted);
   return resolved;
 }
 
@@ -305,25 +315,26 @@ bool is_journal_name(std::string_view file_name) {
 
 Result<Recovery> recover(const fs::path& path, const ApplyOptions& options) {
   ECHO_ASSIGN(const Checkpoint checkpoint, Checkpoint::open(path));
-  std::set<fs::path> journals = inner_journals(checkpoint);
-  journals.merge(outer_journals(checkpoint));
-  const std::set<fs::path> about = resolved_files(checkpoint);
-  Recovery outcome = discard_parts(checkpoint);
+  std::set<fs::path> journals = file_journals(checkpoint);
+  journals.merge(index_journals(checkpoint));
+  const std::set<fs::path> files = resolved_files(checkpoint);
+  Recovery outcome = discard_unfinished_journals(checkpoint);
   for (const fs::path& journal : journals) {
-    ECHO_ASSIGN(const Recovery done, guarded(kRecovery, [&] { return complete(journal, about, options); }));
+    ECHO_ASSIGN(const Recovery done,
+                catch_out_of_memory(kRecovery, [&] { return complete_journal(journal, files, options); }));
     outcome = std::max(outcome, done);
   }
   return outcome;
 }
 
-Result<SettledCheckpoint> SettledCheckpoint::open(const fs::path& path, const ApplyOptions& options) {
+Result<LockedCheckpoint> LockedCheckpoint::open(const fs::path& path, const ApplyOptions& options) {
   ECHO_ASSIGN(const Recovery recovery, recover(path, options));
   ECHO_ASSIGN(Checkpoint opened, Checkpoint::open(path));
-  SettledCheckpoint settled(std::move(opened));
-  settled.recovery_ = recovery;
-  ECHO_ASSIGN(settled.locks_, LockedFiles::take(files_of(settled.checkpoint_), LockMode::kShared, "open checkpoint"));
-  ECHO_TRY(check_settled(settled.checkpoint_, "open checkpoint"));
-  return settled;
+  LockedCheckpoint locked(std::move(opened));
+  locked.recovery_ = recovery;
+  ECHO_ASSIGN(locked.locks_, LockedFiles::lock(files_of(locked.checkpoint_), LockMode::kShared, "open checkpoint"));
+  ECHO_TRY(check_nothing_to_recover(locked.checkpoint_, "open checkpoint"));
+  return locked;
 }
 
 Result<InPlaceReport> apply_in_place(const fs::path& path, std::span<const std::byte> patch,
@@ -337,10 +348,10 @@ Result<InPlaceReport> apply_in_place(const fs::path& path, std::span<const std::
   ECHO_ASSIGN(const Checkpoint checkpoint, Checkpoint::open(path));
   const std::vector<fs::path> names = files_of(checkpoint);
   ECHO_TRY(check_changeable(names));
-  ECHO_ASSIGN(const auto files, LockedFiles::take(names, LockMode::kExclusive, kOperation));
-  ECHO_TRY(check_settled(checkpoint, kOperation));
+  ECHO_ASSIGN(const auto files, LockedFiles::lock(names, LockMode::kExclusive, kOperation));
+  ECHO_TRY(check_nothing_to_recover(checkpoint, kOperation));
 
-  const fs::path journal_path = own_journal(checkpoint);
+  const fs::path journal_path = journal_path_of(checkpoint);
   {
     PendingJournal pending(journal_path);
     auto resolved = write_journal(checkpoint, patch, report.patch, pending, report, options);
@@ -360,7 +371,7 @@ Result<InPlaceReport> apply_in_place(const fs::path& path, std::span<const std::
     ECHO_TRY(verify(path, report.patch.result, options));
     return remove_journal(journal_path, options);
   };
-  if (Status status = guarded(kOperation, finish); !status) {
+  if (Status status = catch_out_of_memory(kOperation, finish); !status) {
     Error error = std::move(status).error();
     error.detail += fmt::format(". The journal {} keeps the changes: fix the cause, then repeat the command",
                                 journal_path.string());

@@ -58,16 +58,16 @@ Result<InPlaceReport> apply_in_place(const std::filesystem::path& path, std::spa
 bool is_journal_name(std::string_view file_name);
 
 // A checkpoint that no application in place changes while this object lives. open() calls recover() first.
-class SettledCheckpoint {
+class LockedCheckpoint {
  public:
   // Errors as those of Checkpoint::open() and recover().
-  static Result<SettledCheckpoint> open(const std::filesystem::path& path, const ApplyOptions& options = {});
+  static Result<LockedCheckpoint> open(const std::filesystem::path& path, const ApplyOptions& options = {});
   const Checkpoint& operator*() const { return checkpoint_; }
   const Checkpoint* operator->() const { return &checkpoint_; }
   Recovery recovery() const { return recovery_; }  // what open() recovered
 
  private:
-  explicit SettledCheckpoint(Checkpoint checkpoint) : checkpoint_(std::move(checkpoint)) {}
+  explicit LockedCheckpoint(Checkpoint checkpoint) : checkpoint_(std::move(checkpoint)) {}
   Checkpoint checkpoint_;
   std::shared_ptr<const void> locks_;  // released by the last owner
   Recovery recovery_{};

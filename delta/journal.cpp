@@ -1,3 +1,4 @@
+// Reads and writes journals; in_place.cpp calls it.
 #include "delta/journal.hpp"
 
 #include <bit>
@@ -30,8 +31,9 @@ Digest read_digest(Reader& reader) {
   return digest;
 }
 
-// Reads the seal of a piece, compares it with the bytes consumed since `whole`, and adds it to `chain`.
-bool sealed(ByteSpan whole, Reader& reader, Digest& chain) {
+// Reads the seal of a piece, compares it with the bytes read since `whole`, and adds it to `chain`. False if it
+// differs.
+bool read_seal(ByteSpan whole, Reader& reader, Digest& chain) {
   const Digest found = digest_bytes(whole.first(whole.size() - reader.rest().size()));
   if (read_digest(reader) != found || reader.failed()) return false;
   chain = next_in_chain(chain, found);
@@ -65,19 +67,19 @@ Status read_header(Reader& reader, Journal& journal, Digest& chain) {
       return corrupt("a file name in it is not that of a single file in its folder");
     journal.files.push_back(std::move(file));
   }
-  if (reader.failed() || !sealed(whole, reader, chain)) return corrupt("its header is damaged");
+  if (reader.failed() || !read_seal(whole, reader, chain)) return corrupt("its header is damaged");
   return ok();
 }
 
-struct Fields {
+struct RecordHead {
   std::uint8_t kind, element_bytes;
   std::uint16_t zero;
   std::uint32_t file;
   std::uint64_t first_byte, byte_count, count;
 };
 
-Fields read_fields(Reader& reader) {
-  Fields f{};
+RecordHead read_head(Reader& reader) {
+  RecordHead f{};
   f.kind = reader.number<std::uint8_t>();
   f.element_bytes = reader.number<std::uint8_t>();
   f.zero = reader.number<std::uint16_t>();
@@ -88,7 +90,7 @@ Fields read_fields(Reader& reader) {
   return f;
 }
 
-void put_fields(ByteVector& out, const Fields& f) {
+void put_head(ByteVector& out, const RecordHead& f) {
   put(out, f.kind);
   put(out, f.element_bytes);
   put(out, f.zero);
@@ -99,7 +101,7 @@ void put_fields(ByteVector& out, const Fields& f) {
 }
 
 // Reads a record without its seal.
-bool read_record(const Fields& f, Reader& reader, const Journal& journal, JournalRecord& r) {
+bool read_record(const RecordHead& f, Reader& reader, const Journal& journal, JournalRecord& r) {
   if ((f.kind != kWhole && f.kind != kSparse) || f.zero != 0 || f.file >= journal.files.size()) return false;
   if (f.element_bytes > 8 || !std::has_single_bit(f.element_bytes) || f.byte_count % f.element_bytes != 0) return false;
   const std::uint64_t file_bytes = journal.files[f.file].bytes;
@@ -117,7 +119,7 @@ bool read_record(const Fields& f, Reader& reader, const Journal& journal, Journa
   return true;
 }
 
-bool by_place(const JournalRecord& a, const JournalRecord& b) {
+bool precedes(const JournalRecord& a, const JournalRecord& b) {
   return std::tie(a.file, a.first_byte) < std::tie(b.file, b.first_byte);
 }
 
@@ -130,7 +132,7 @@ Result<Journal> parse_journal(std::span<const std::byte> bytes) {
   ECHO_TRY(read_header(reader, journal, chain));
   for (;;) {
     const ByteSpan whole = reader.rest();
-    const Fields f = read_fields(reader);
+    const RecordHead f = read_head(reader);
     if (reader.failed()) return corrupt("it is cut short");
     if (f.kind == kEnd) {
       const bool zeros = !f.element_bytes && !f.zero && !f.file && !f.first_byte && !f.byte_count;
@@ -140,11 +142,11 @@ Result<Journal> parse_journal(std::span<const std::byte> bytes) {
       break;
     }
     JournalRecord record;
-    if (!read_record(f, reader, journal, record) || !sealed(whole, reader, chain))
+    if (!read_record(f, reader, journal, record) || !read_seal(whole, reader, chain))
       return corrupt(fmt::format("record {} in it is damaged", journal.records.size()));
     journal.records.push_back(record);
   }
-  std::ranges::sort(journal.records, by_place);
+  std::ranges::sort(journal.records, precedes);
   for (std::size_t i = 1; i < journal.records.size(); ++i)
     if (journal.records[i - 1].file == journal.records[i].file &&
         journal.records[i - 1].end() > journal.records[i].first_byte)
@@ -179,8 +181,8 @@ Status JournalWriter::begin(const Digest& base, const Digest& result, const std:
 Status JournalWriter::add(std::size_t file, std::uint64_t first_byte, const TensorWrite& write) {
   buffer_.clear();
   const std::uint64_t count = write.values.size() / write.element_bytes;
-  put_fields(buffer_, {write.whole ? kWhole : kSparse, static_cast<std::uint8_t>(write.element_bytes), 0,
-                       static_cast<std::uint32_t>(file), first_byte, write.byte_count, count});
+  put_head(buffer_, {write.whole ? kWhole : kSparse, static_cast<std::uint8_t>(write.element_bytes), 0,
+                     static_cast<std::uint32_t>(file), first_byte, write.byte_count, count});
   if (!write.whole) put_bytes(buffer_, std::as_bytes(std::span(write.positions)));
   put_bytes(buffer_, write.values);
   ++records_;
@@ -189,7 +191,7 @@ Status JournalWriter::add(std::size_t file, std::uint64_t first_byte, const Tens
 
 Status JournalWriter::finish() {
   buffer_.clear();
-  put_fields(buffer_, {kEnd, 0, 0, 0, 0, 0, records_});
+  put_head(buffer_, {kEnd, 0, 0, 0, 0, 0, records_});
   put_bytes(buffer_, chain_.bytes);
   bytes_ += buffer_.size();
   return sink_(buffer_);

@@ -1,3 +1,4 @@
+// Chooses the block kernels for this processor.
 #include <atomic>
 #include <cstdlib>
 #include <string_view>

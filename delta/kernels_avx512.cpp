@@ -1,3 +1,4 @@
+// The block kernels, compiled for AVX-512.
 #include "delta/block.inl"
 
 namespace echoline::delta {

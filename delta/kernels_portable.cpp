@@ -1,3 +1,4 @@
+// The block kernels, compiled for any processor.
 #include "delta/block.inl"
 
 namespace echoline::delta {

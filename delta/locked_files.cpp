@@ -1,3 +1,4 @@
+// Locks files by flock(); in_place.cpp takes the locks, redo.cpp writes through them.
 #include "delta/locked_files.hpp"
 
 #include <fcntl.h>
@@ -7,7 +8,7 @@
 
 namespace echoline::delta {
 
-Result<std::shared_ptr<LockedFiles>> LockedFiles::take(const std::vector<std::filesystem::path>& files, LockMode mode,
+Result<std::shared_ptr<LockedFiles>> LockedFiles::lock(const std::vector<std::filesystem::path>& files, LockMode mode,
                                                        std::string_view operation) {
   const bool exclusive = mode == LockMode::kExclusive;
   auto locked = std::make_shared<LockedFiles>();

@@ -17,7 +17,7 @@ class LockedFiles {
  public:
   // Does not wait: kUnavailable if another process holds a lock. Exclusively locked files are open for writing and must
   // not be symbolic links. Readers do without locks if the file system has none.
-  static Result<std::shared_ptr<LockedFiles>> take(const std::vector<std::filesystem::path>& files, LockMode mode,
+  static Result<std::shared_ptr<LockedFiles>> lock(const std::vector<std::filesystem::path>& files, LockMode mode,
                                                    std::string_view operation);
   int fd(std::size_t file) const { return files_.at(file)->get(); }
 

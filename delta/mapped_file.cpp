@@ -1,3 +1,4 @@
+// Maps files into memory; checkpoints and journals are read in this way.
 #include "delta/mapped_file.hpp"
 
 #include <fcntl.h>

@@ -9,8 +9,8 @@
 
 namespace echoline::delta {
 
-// The bytes are valid while this object, or the one it was moved into, lives. They show other processes' writes to the
-// file. The file must not be truncated meanwhile; replacing it by rename is fine.
+// The bytes are valid while this object, or the one it was moved into, lives. Writes of other processes to the file are
+// visible in them. The file must not be truncated meanwhile; replacing it by rename is fine.
 class MappedFile {
  public:
   // kNotFound or kIo if the file cannot be opened, kInvalid if it is a folder or a device.

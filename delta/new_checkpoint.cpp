@@ -1,3 +1,4 @@
+// Writes a new checkpoint under a temporary name, verifies it, and renames it. `echoline delta` calls it.
 #include "delta/new_checkpoint.hpp"
 
 #include <fcntl.h>
@@ -26,8 +27,8 @@ constexpr std::string_view kOperation = "write checkpoint";
 constexpr std::string_view kSuffix = ".safetensors";
 
 // Extensions of files with weights, which are not copied because they are of another version.
-constexpr std::array<std::string_view, 10> kWeights = {".safetensors", ".bin", ".pt",  ".pth",     ".ckpt",
-                                                       ".gguf",        ".h5",  ".npz", ".msgpack", ".onnx"};
+constexpr std::array<std::string_view, 10> kWeightExtensions = {".safetensors", ".bin", ".pt",  ".pth",     ".ckpt",
+                                                                ".gguf",        ".h5",  ".npz", ".msgpack", ".onnx"};
 
 // Removes trailing slashes, so that the path has a last name.
 fs::path normalized(const fs::path& path) {
@@ -35,7 +36,7 @@ fs::path normalized(const fs::path& path) {
   return normal.has_filename() ? normal : normal.parent_path();
 }
 
-Error already_there(const fs::path& target) {
+Error exists_error(const fs::path& target) {
   return fail(Code::kInvalid, kOperation, "{} exists and is not overwritten; choose another name or remove it",
               target.string());
 }
@@ -63,12 +64,12 @@ Status copy_range(int from, int to, std::uint64_t offset, std::uint64_t end, con
 }
 
 // A file or folder under a temporary name beside `target`; removed unless it is published.
-class Pending {
+class PendingOutput {
  public:
-  static Result<Pending> make(const fs::path& target, bool folder) {
+  static Result<PendingOutput> make(const fs::path& target, bool folder) {
     std::error_code ec;
-    if (fs::exists(fs::symlink_status(target, ec))) return already_there(target);
-    Pending pending;
+    if (fs::exists(fs::symlink_status(target, ec))) return exists_error(target);
+    PendingOutput pending;
     pending.target_ = target;
     std::string name = (folder_of(target) / ("." + target.filename().string() + ".XXXXXX")).string();
     if (folder) {
@@ -83,9 +84,10 @@ class Pending {
     }
     return pending;
   }
-  Pending(Pending&& other) noexcept : target_(std::move(other.target_)), path_(std::exchange(other.path_, {})) {}
-  Pending& operator=(Pending&&) = delete;
-  ~Pending() {
+  PendingOutput(PendingOutput&& other) noexcept
+      : target_(std::move(other.target_)), path_(std::exchange(other.path_, {})) {}
+  PendingOutput& operator=(PendingOutput&&) = delete;
+  ~PendingOutput() {
     std::error_code ec;
     if (!path_.empty()) fs::remove_all(path_, ec);
   }
@@ -94,10 +96,10 @@ class Pending {
   // The content is already durable.
   Status publish() {
     if (::renameat2(AT_FDCWD, path_.c_str(), AT_FDCWD, target_.c_str(), RENAME_NOREPLACE) != 0) {
-      if (errno == EEXIST) return already_there(target_);
+      if (errno == EEXIST) return exists_error(target_);
       std::error_code ec;
       if (errno != EINVAL && errno != ENOSYS) return os_error(kOperation, target_);
-      if (fs::exists(fs::symlink_status(target_, ec))) return already_there(target_);  // a file system without the flag
+      if (fs::exists(fs::symlink_status(target_, ec))) return exists_error(target_);  // a file system without the flag
       if (::rename(path_.c_str(), target_.c_str()) != 0) return os_error(kOperation, target_);
     }
     path_.clear();
@@ -105,15 +107,15 @@ class Pending {
   }
 
  private:
-  Pending() = default;
+  PendingOutput() = default;
   fs::path target_, path_;
 };
 
 // The files of a new checkpoint. finish() copies from `like` all bytes that were not written.
-class Files {
+class NewFiles {
  public:
-  static Result<Files> create(const Checkpoint& like, const fs::path& path) {
-    Files files(like);
+  static Result<NewFiles> create(const Checkpoint& like, const fs::path& path) {
+    NewFiles files(like);
     for (std::size_t i = 0; i < like.file_count(); ++i) {
       files.names_.push_back(like.is_folder() ? path / like.file_path(i).filename() : path);
       const fs::path& name = files.names_.back();
@@ -156,7 +158,7 @@ class Files {
     std::size_t file;
     std::uint64_t begin, end;
   };
-  explicit Files(const Checkpoint& like) : like_(&like) {}
+  explicit NewFiles(const Checkpoint& like) : like_(&like) {}
   const Checkpoint* like_;
   std::vector<fs::path> names_;
   std::vector<std::unique_ptr<Descriptor>> fds_;
@@ -182,7 +184,7 @@ Status copy_other_files(const Checkpoint& like, const fs::path& to) {
     const fs::path name = entries->path().filename();
     std::error_code unknown;
     if (!entries->is_regular_file(unknown) || is_journal_name(name.string())) continue;
-    if (std::ranges::find(kWeights, name.extension().string()) != kWeights.end()) continue;
+    if (std::ranges::find(kWeightExtensions, name.extension().string()) != kWeightExtensions.end()) continue;
     if (name == kCheckpointIndexName && !like.is_sharded()) continue;
     ECHO_TRY(copy_whole_file(entries->path(), to / name));
   }
@@ -190,12 +192,12 @@ Status copy_other_files(const Checkpoint& like, const fs::path& to) {
   return ok();
 }
 
-Status stopped(const ApplyOptions& options) {
+Status check_not_stopped(const ApplyOptions& options) {
   if (options.stop && *options.stop) return fail(Code::kCancelled, kOperation, "stopped; nothing was written");
   return ok();
 }
 
-Status verify_and_publish(Pending& pending, const Digest& result, const ApplyOptions& options) {
+Status verify_and_publish(PendingOutput& pending, const Digest& result, const ApplyOptions& options) {
   {
     ECHO_ASSIGN(const Checkpoint written, Checkpoint::open(pending.path()));
     ECHO_ASSIGN(const Digest found, digest_state(written.view(), options.threads));
@@ -204,7 +206,7 @@ Status verify_and_publish(Pending& pending, const Digest& result, const ApplyOpt
                   "{}: the written data has digest {}, expected {}: the disk or memory of this machine corrupts data",
                   pending.path().string(), found.hex(), result.hex());
   }
-  ECHO_TRY(stopped(options));
+  ECHO_TRY(check_not_stopped(options));
   return pending.publish();
 }
 
@@ -212,18 +214,19 @@ Status verify_and_publish(Pending& pending, const Digest& result, const ApplyOpt
 template <class Fill>
 Status write_like(const Checkpoint& like, const fs::path& target, const Digest& result, const ApplyOptions& options,
                   Fill&& fill) {
-  ECHO_ASSIGN(Pending pending, Pending::make(normalized(target), like.is_folder()));
+  ECHO_ASSIGN(PendingOutput pending, PendingOutput::make(normalized(target), like.is_folder()));
   if (like.is_folder()) ECHO_TRY(copy_other_files(like, pending.path()));
-  ECHO_ASSIGN(Files files, Files::create(like, pending.path()));
+  ECHO_ASSIGN(NewFiles files, NewFiles::create(like, pending.path()));
   ECHO_TRY(fill(files));
   ECHO_TRY(files.finish());
   if (like.is_folder()) ECHO_TRY(sync_folder(pending.path()));
   return verify_and_publish(pending, result, options);
 }
 
-Status write_alone(const OwnedState& state, const fs::path& target, const Digest& result, const ApplyOptions& options) {
+Status write_standalone(const OwnedState& state, const fs::path& target, const Digest& result,
+                        const ApplyOptions& options) {
   const bool is_file = target.extension() == kSuffix;
-  ECHO_ASSIGN(Pending pending, Pending::make(target, !is_file));
+  ECHO_ASSIGN(PendingOutput pending, PendingOutput::make(target, !is_file));
   if (is_file) {
     ECHO_TRY(write_safetensors(pending.path(), state.view(), {{"format", "pt"}}));
   } else {
@@ -236,12 +239,12 @@ Status write_alone(const OwnedState& state, const fs::path& target, const Digest
 
 Result<PatchInfo> apply_to_new(const Checkpoint& prev, std::span<const std::byte> patch, const fs::path& target,
                                const ApplyOptions& options) {
-  return guarded(kOperation, [&]() -> Result<PatchInfo> {
+  return catch_out_of_memory(kOperation, [&]() -> Result<PatchInfo> {
     ECHO_ASSIGN(PatchInfo info, inspect(patch));
-    ECHO_TRY(write_like(prev, target, info.result, options, [&](Files& files) -> Status {
+    ECHO_TRY(write_like(prev, target, info.result, options, [&](NewFiles& files) -> Status {
       std::vector<std::byte> part;
       const auto sink = [&](TensorWrite&& write) -> Status {
-        ECHO_TRY(stopped(options));
+        ECHO_TRY(check_not_stopped(options));
         if (write.whole) return files.write(write.tensor, write.first_byte, write.values);
         const auto old = prev.view()[write.tensor].bytes.subspan(write.first_byte, write.byte_count);
         part.assign(old.begin(), old.end());
@@ -257,18 +260,18 @@ Result<PatchInfo> apply_to_new(const Checkpoint& prev, std::span<const std::byte
 
 Result<PatchInfo> unpack_snapshot(std::span<const std::byte> patch, const Checkpoint* like, const fs::path& target,
                                   const ApplyOptions& options) {
-  return guarded(kOperation, [&]() -> Result<PatchInfo> {
+  return catch_out_of_memory(kOperation, [&]() -> Result<PatchInfo> {
     ECHO_ASSIGN(PatchInfo info, inspect(patch, {.state_bytes_max = UINT64_MAX}));
     if (like) ECHO_TRY(check_tensors_match(info, like->view()));
     const DecodeOptions decode{.state_bytes_max = UINT64_MAX, .threads = options.threads, .progress = options.progress};
     ECHO_ASSIGN(const OwnedState state, decode_snapshot(patch, decode));
     if (!like) {
-      ECHO_TRY(write_alone(state, normalized(target), info.result, options));
+      ECHO_TRY(write_standalone(state, normalized(target), info.result, options));
       return info;
     }
-    ECHO_TRY(write_like(*like, target, info.result, options, [&](Files& files) -> Status {
+    ECHO_TRY(write_like(*like, target, info.result, options, [&](NewFiles& files) -> Status {
       for (std::size_t i = 0; i < state.size(); ++i) {
-        ECHO_TRY(stopped(options));
+        ECHO_TRY(check_not_stopped(options));
         ECHO_TRY(files.write(i, 0, state.bytes(i)));
       }
       return ok();

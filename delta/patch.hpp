@@ -24,7 +24,7 @@ using Progress = std::function<void(std::uint64_t done, std::uint64_t total)>;
 
 struct EncodeOptions {
   int table_zstd_level = 1;                   // of the tensor table; weights have other codings
-  unsigned threads = 1;                       // do not affect the bytes
+  unsigned threads = 1;                       // their number does not affect the bytes
   std::optional<Digest> base = std::nullopt;  // digest of the previous state, if known; otherwise computed
   Progress progress = nullptr;
   bool count_entropy = false;  // for deltas: sets PatchStats::entropy
@@ -78,8 +78,8 @@ struct PatchTensor {
   std::vector<std::int64_t> shape;
   std::uint64_t elements = 0;
   // For small tensors that are coded together, the first one has the sums of all numbers below.
-  std::uint64_t coded_tensors = 1, coded_elements = 0;  // number of them; itself, unless it begins a group
-  std::uint64_t changed = 0;                            // in a fold, the sum over its parts
+  std::uint64_t coded_tensors = 1, coded_elements = 0;  // of the group, or of this tensor alone
+  std::uint64_t changed = 0;                            // in a fold, the sum over the folded deltas
   std::uint64_t payload_bytes = 0;
   std::uint64_t bound_bits = 0;  // entropy of the changes given the old values, in the encoder's model
 };
@@ -117,10 +117,10 @@ struct TensorWrite {
 // Called by one thread at a time, for parts in any order.
 using WriteSink = std::function<Status(TensorWrite&&)>;
 
-// Resolves a delta against its base state without changing the state. Success means that everything is verified: form
-// and checksums, the base digest of `state`, and that the writes passed to `sink` lead to the result digest. Until then
-// the writes must not take effect. kStale: the state is not the base; kInvalid: the patch is of another model or is a
-// snapshot; kCorrupt: it is malformed, or its result differs from the promised one.
+// Resolves a delta: computes the new values from its base state, without changing the state. Success means that
+// everything is verified: form and checksums, the base digest of `state`, and that the writes passed to `sink` lead to
+// the result digest. Until then the writes must not take effect. kStale: the state is not the base; kInvalid: the patch
+// is of another model or is a snapshot; kCorrupt: it is malformed, or its result differs from the promised one.
 Result<PatchInfo> resolve_delta(std::span<const std::byte> patch, const StateView& state, const WriteSink& sink,
                                 const DecodeOptions& options = {});
 

@@ -1,3 +1,4 @@
+// Writes and parses the frames of a patch; patch_writer.cpp and patch_reader.cpp call it.
 #include "delta/patch_format.hpp"
 
 #include <algorithm>
@@ -136,7 +137,7 @@ Status PatchWriter::finish(PatchStats& stats) {
 
 Status PatchParser::add_header(ByteSpan body) {
   PatchInfo& info = info_;
-  const auto beyond = [](std::string_view what, std::uint64_t found, std::uint64_t max) {
+  const auto limit_error = [](std::string_view what, std::uint64_t found, std::uint64_t max) {
     return fail(Code::kExhausted, "read patch", "{} {}, the limit is {}", found, what, max);
   };
   Reader reader(body);
@@ -145,11 +146,11 @@ Status PatchParser::add_header(ByteSpan body) {
   if (reader.failed()) return corrupt("the header is cut short");
   if (kind != 1 && kind != 2) return corrupt(fmt::format("unknown patch kind {}", kind));
   info.kind = static_cast<PatchKind>(kind);
-  if (tensors > options_.tensors_max) return beyond("tensors", tensors, options_.tensors_max);
+  if (tensors > options_.tensors_max) return limit_error("tensors", tensors, options_.tensors_max);
   ECHO_ASSIGN(const Stream stream, read_stream(reader, 0, UINT64_MAX));
   if (!reader.rest().empty()) return corrupt("the header has bytes after the tensor table");
   if (stream.raw_bytes > options_.table_bytes_max)
-    return beyond("bytes of tensor table", stream.raw_bytes, options_.table_bytes_max);
+    return limit_error("bytes of tensor table", stream.raw_bytes, options_.table_bytes_max);
   ByteVector table(stream.raw_bytes);
   ECHO_TRY(expand_stream(stream, table));
   Reader entries(table);
@@ -159,7 +160,7 @@ Status PatchParser::add_header(ByteSpan body) {
       return corrupt("the tensor table is not in canonical order");
     const std::uint64_t bytes = t.elements * dtype_bytes(t.dtype);
     if (info.kind == PatchKind::kSnapshot && bytes > options_.state_bytes_max - info.state_bytes)
-      return beyond("bytes of state at least", info.state_bytes + bytes, options_.state_bytes_max);
+      return limit_error("bytes of state at least", info.state_bytes + bytes, options_.state_bytes_max);
     info.state_bytes += bytes;
     info.elements += t.elements;
     t.coded_elements = t.elements;
@@ -187,10 +188,10 @@ Result<Segment> PatchParser::add_segment(ByteSpan body, bool group) {
       return corrupt(fmt::format("a group of {} tensors from the {}th on", segment.tensors, segment.tensor));
     elements = 0;
     for (std::uint64_t i = 0; i < segment.tensors; ++i) {
-      const PatchTensor& own = info.tensors[static_cast<std::size_t>(segment.tensor + i)];
-      if (own.dtype != t.dtype || own.elements == 0 || own.elements * dtype_bytes(t.dtype) > kGroupedBytes)
-        return corrupt(fmt::format("tensor '{}' does not belong in a group", own.name));
-      elements += own.elements;
+      const PatchTensor& member = info.tensors[static_cast<std::size_t>(segment.tensor + i)];
+      if (member.dtype != t.dtype || member.elements == 0 || member.elements * dtype_bytes(t.dtype) > kGroupedBytes)
+        return corrupt(fmt::format("tensor '{}' does not belong in a group", member.name));
+      elements += member.elements;
     }
     if (elements * dtype_bytes(t.dtype) > kSegmentBytes) return corrupt("a group of tensors is too large");
   }
@@ -217,13 +218,13 @@ Result<Segment> PatchParser::add_segment(ByteSpan body, bool group) {
 Status PatchParser::check_trailer(ByteSpan body) {
   Reader reader(body);
   PatchInfo& info = info_;
-  Digest base, chain;
+  Digest base, checksums_digest;
   for (Digest* d : {&base, &info.result}) std::ranges::copy(reader.bytes(d->bytes.size()), d->bytes.begin());
   const auto state_bytes = reader.number<std::uint64_t>();
   const auto elements = reader.number<std::uint64_t>();
   const auto changed = reader.number<std::uint64_t>();
   const auto segments = reader.number<std::uint64_t>();
-  std::ranges::copy(reader.bytes(chain.bytes.size()), chain.bytes.begin());
+  std::ranges::copy(reader.bytes(checksums_digest.bytes.size()), checksums_digest.bytes.begin());
   if (reader.failed() || !reader.rest().empty()) return corrupt("the trailer is malformed");
   if (info.kind == PatchKind::kDelta) info.base = base;
   if (info.kind == PatchKind::kSnapshot && base != Digest{}) return corrupt("a snapshot names a base");
@@ -234,18 +235,18 @@ Status PatchParser::check_trailer(ByteSpan body) {
   }
   if (state_bytes != info.state_bytes || elements != info.elements || changed != info.changed)
     return corrupt("the trailer and the segments disagree on the number of elements");
-  if (segments != segments_ || chain != digest_bytes(checksums_))
+  if (segments != segments_ || checksums_digest != digest_bytes(checksums_))
     return corrupt(fmt::format("the trailer promises {} segments, {} arrived", segments, segments_));
-  std::uint64_t whole = 0;
-  for (const PatchTensor& t : info.tensors) whole += segment_count(t.elements * dtype_bytes(t.dtype));
-  if (info.kind == PatchKind::kSnapshot && segments != whole) return corrupt("the snapshot is incomplete");
+  std::uint64_t segments_expected = 0;
+  for (const PatchTensor& t : info.tensors) segments_expected += segment_count(t.elements * dtype_bytes(t.dtype));
+  if (info.kind == PatchKind::kSnapshot && segments != segments_expected) return corrupt("the snapshot is incomplete");
   return ok();
 }
 
-Result<std::size_t> PatchParser::take(ByteSpan bytes, std::vector<Segment>& segments) {
+Result<std::size_t> PatchParser::parse(ByteSpan bytes, std::vector<Segment>& segments) {
   constexpr std::size_t kStartBytes = kMagic.size() + sizeof kFormatVersion;
   Reader reader(bytes);
-  if (!magic_) {
+  if (!magic_read_) {
     const ByteSpan start = bytes.first(std::min(bytes.size(), kMagic.size()));
     if (!std::ranges::equal(start, as_byte_span(kMagic).first(start.size())))
       return corrupt("these bytes are not a patch (wrong magic)");
@@ -254,19 +255,19 @@ Result<std::size_t> PatchParser::take(ByteSpan bytes, std::vector<Segment>& segm
     if (const auto version = reader.number<std::uint16_t>(); version < kOldestVersion || version > kFormatVersion)
       return corrupt(fmt::format("patch format version {}, this program reads versions {} and {}", version,
                                  kOldestVersion, kFormatVersion));
-    magic_ = true;
+    magic_read_ = true;
   }
-  const auto used = [&] { return bytes.size() - reader.rest().size(); };
-  std::size_t whole = used();
-  for (; !ended_; whole = used()) {
-    ECHO_ASSIGN(const std::optional<Frame> frame, read_frame(reader, taken_ + whole));
+  const auto read_bytes = [&] { return bytes.size() - reader.rest().size(); };
+  std::size_t complete_bytes = read_bytes();
+  for (; !trailer_read_; complete_bytes = read_bytes()) {
+    ECHO_ASSIGN(const std::optional<Frame> frame, read_frame(reader, parsed_bytes_ + complete_bytes));
     if (!frame) break;
-    if (begun_ == (frame->type == kHeaderFrame)) return corrupt("the header is not the first frame");
+    if (header_read_ == (frame->type == kHeaderFrame)) return corrupt("the header is not the first frame");
     if (frame->type != kTrailerFrame) put_bytes(checksums_, frame->checksum);
     switch (frame->type) {
       case kHeaderFrame:
         ECHO_TRY(add_header(frame->body));
-        begun_ = true;
+        header_read_ = true;
         break;
       case kSegmentFrame:
       case kGroupFrame: {
@@ -276,46 +277,46 @@ Result<std::size_t> PatchParser::take(ByteSpan bytes, std::vector<Segment>& segm
       }
       case kTrailerFrame:
         ECHO_TRY(check_trailer(frame->body));
-        ended_ = true;
+        trailer_read_ = true;
         break;
       default:
         return corrupt(fmt::format("unknown frame type {}", frame->type));
     }
   }
-  taken_ += whole;
-  info_.patch_bytes = taken_;
-  return whole;
+  parsed_bytes_ += complete_bytes;
+  info_.patch_bytes = parsed_bytes_;
+  return complete_bytes;
 }
 
 Status PatchParser::check_whole(std::size_t size) const {
-  if (!magic_) return corrupt(fmt::format("it ends after {} bytes, before its header", size));
-  if (!ended_)
-    return corrupt(fmt::format("it ends after {} bytes, within the frame that begins at byte {}", size, taken_));
-  if (taken_ != size) return corrupt(fmt::format("there are {} bytes after the trailer", size - taken_));
+  if (!magic_read_) return corrupt(fmt::format("it ends after {} bytes, before its header", size));
+  if (!trailer_read_)
+    return corrupt(fmt::format("it ends after {} bytes, within the frame that begins at byte {}", size, parsed_bytes_));
+  if (parsed_bytes_ != size) return corrupt(fmt::format("there are {} bytes after the trailer", size - parsed_bytes_));
   return ok();
 }
 
 Result<ParsedPatch> parse_patch(ByteSpan patch, const DecodeOptions& options) {
   PatchParser parser(options);
   ParsedPatch parsed;
-  ECHO_TRY(parser.take(patch, parsed.segments));
+  ECHO_TRY(parser.parse(patch, parsed.segments));
   ECHO_TRY(parser.check_whole(patch.size()));
   parsed.info = std::move(parser.info());
   return parsed;
 }
 
 Status check_tensors_match(const PatchInfo& info, const StateView& state) {
-  const auto complain = [](const std::string& name, std::string_view why) {
+  const auto error_of = [](const std::string& name, std::string_view why) {
     return fail(Code::kInvalid, "apply delta", "tensor '{}' {}: the patch is of another model", name, why);
   };
   for (std::size_t i = 0; i < info.tensors.size() || i < state.size(); ++i) {
-    if (i == info.tensors.size()) return complain(state[i].name, "is not in the patch");
+    if (i == info.tensors.size()) return error_of(state[i].name, "is not in the patch");
     const PatchTensor& t = info.tensors[i];
-    if (i == state.size()) return complain(t.name, "is not in the state");
+    if (i == state.size()) return error_of(t.name, "is not in the state");
     if (t.name != state[i].name)
-      return complain(t.name, fmt::format("is in the place of the state's '{}'", state[i].name));
+      return error_of(t.name, fmt::format("is in the place of the state's '{}'", state[i].name));
     if (t.dtype != state[i].dtype || t.shape != state[i].shape)
-      return complain(
+      return error_of(
           t.name, fmt::format("is {} [{}] in the patch and {} [{}] in the state", dtype_name(t.dtype),
                               fmt::join(t.shape, ", "), dtype_name(state[i].dtype), fmt::join(state[i].shape, ", ")));
   }

@@ -44,10 +44,10 @@ class PatchParser {
   explicit PatchParser(const DecodeOptions& options) : options_(options) {}
   // `bytes` begin where the frames of the last call ended. Takes all complete frames, up to the trailer, and returns
   // their size. Segments are views into `bytes`. After kCorrupt, do not call it again.
-  Result<std::size_t> take(ByteSpan bytes, std::vector<Segment>& segments);
-  bool begun() const { return begun_; }  // the header was read: kind and tensors are known
-  bool ended() const { return ended_; }  // the trailer was read and matches the content
-  // kCorrupt, saying what is missing, unless the patch ended with the last of `size` bytes.
+  Result<std::size_t> parse(ByteSpan bytes, std::vector<Segment>& segments);
+  bool header_read() const { return header_read_; }    // kind and tensors are known
+  bool trailer_read() const { return trailer_read_; }  // and it matches the content
+  // kCorrupt unless the patch ended with the last of `size` bytes; the message tells what is missing.
   Status check_whole(std::size_t size) const;
   PatchInfo& info() { return info_; }
 
@@ -59,9 +59,9 @@ class PatchParser {
   DecodeOptions options_;
   PatchInfo info_;
   ByteVector checksums_;
-  std::uint64_t taken_ = 0, segments_ = 0;
+  std::uint64_t parsed_bytes_ = 0, segments_ = 0;
   std::optional<std::pair<std::uint64_t, std::uint64_t>> last_;  // tensor and index of the last segment
-  bool magic_ = false, begun_ = false, ended_ = false;
+  bool magic_read_ = false, header_read_ = false, trailer_read_ = false;
 };
 
 // The part of a tensor that a segment covers.
@@ -77,7 +77,7 @@ Status check_tensors_match(const PatchInfo& info, const StateView& state);
 
 // Runs `f`; a failed allocation becomes kExhausted.
 template <class F>
-auto guarded(std::string_view operation, F&& f) -> decltype(f()) {
+auto catch_out_of_memory(std::string_view operation, F&& f) -> decltype(f()) {
   try {
     return f();
   } catch (const std::bad_alloc&) {

@@ -18,10 +18,10 @@ struct Resolved {
   std::vector<std::vector<Digest>> leaves;  // of the result
 };
 
-// Counts processed bytes and reports them to the caller, from one thread at a time.
-class Ticker {
+// Counts processed bytes and reports the sum to the caller, from one thread at a time.
+class ProgressCounter {
  public:
-  Ticker(const Progress& progress, std::uint64_t total) : progress_(progress), total_(total) {}
+  ProgressCounter(const Progress& progress, std::uint64_t total) : progress_(progress), total_(total) {}
   void add(std::uint64_t bytes) {
     if (!progress_) return;
     const std::lock_guard lock(mutex_);
@@ -41,8 +41,8 @@ Error stale(const Digest& found, const Digest& expected) {
 }
 
 // A segment that owns its payloads.
-struct OwnSegment {
-  explicit OwnSegment(const Segment& from) : segment(from) {
+struct OwnedSegment {
+  explicit OwnedSegment(const Segment& from) : segment(from) {
     for (Layer& layer : segment.layers)
       layer.payload = payloads.emplace_back(layer.payload.begin(), layer.payload.end());
   }
@@ -50,10 +50,10 @@ struct OwnSegment {
   std::deque<ByteVector> payloads;
 };
 
-// Queues segments in `tasks` as work(self, segment). Their payloads are valid only during this call, so they are
-// copied. If there are so many that most would have to be waited for, waits for all and copies none.
+// Queues segments in `tasks` as work(self, segment). Their payloads are valid only during this call, so it copies them.
+// If the queue would make it wait for most of them, it waits for all instead and copies none.
 template <class Work>
-Status add_all(Tasks& tasks, const std::vector<Segment>& segments, Work&& work) {
+Status queue_segments(Tasks& tasks, const std::vector<Segment>& segments, Work&& work) {
   const bool wait = tasks.threads() == 1 || segments.size() > 2 * tasks.threads();
   Status added = ok();
   for (const Segment& segment : segments) {
@@ -61,7 +61,7 @@ Status add_all(Tasks& tasks, const std::vector<Segment>& segments, Work&& work) 
     if (wait)
       added = tasks.add([&](unsigned self) { return work(self, segment); });
     else
-      added = tasks.add([work, own = std::make_shared<const OwnSegment>(segment)](unsigned self) {
+      added = tasks.add([work, own = std::make_shared<const OwnedSegment>(segment)](unsigned self) {
         return work(self, own->segment);
       });
   }
@@ -72,15 +72,16 @@ Status add_all(Tasks& tasks, const std::vector<Segment>& segments, Work&& work) 
 class Resolver {
  public:
   // `leaves`: the digests of `state`; replaced by those of the result.
-  Resolver(unsigned threads, Ticker& ticker, const StateView& state, std::vector<std::vector<Digest>>& leaves,
-           WriteSink sink)
-      : ticker_(ticker), state_(state), leaves_(leaves), sink_(std::move(sink)), tasks_(threads) {
-    workers_.resize(tasks_.threads());
+  Resolver(unsigned threads, ProgressCounter& progress, const StateView& state,
+           std::vector<std::vector<Digest>>& leaves, WriteSink sink)
+      : progress_(progress), state_(state), leaves_(leaves), sink_(std::move(sink)), tasks_(threads) {
+    decoders_.resize(tasks_.threads());
   }
 
   // The payloads need to live only during this call.
   Status add(const std::vector<Segment>& segments) {
-    return add_all(tasks_, segments, [this](unsigned self, const Segment& segment) { return resolve(self, segment); });
+    return queue_segments(tasks_, segments,
+                          [this](unsigned self, const Segment& segment) { return resolve(self, segment); });
   }
   // The payloads must live until finish().
   Status add_views(const std::vector<Segment>& segments) {
@@ -92,16 +93,16 @@ class Resolver {
 
  private:
   Status resolve(unsigned self, const Segment& segment) {
-    if (!workers_[self]) workers_[self] = std::make_unique<SegmentDecoder>();
+    if (!decoders_[self]) decoders_[self] = std::make_unique<SegmentDecoder>();
     std::vector<TensorWrite> writes;
     std::uint64_t bytes = 0;
-    ECHO_TRY(segment.tensors > 1 ? decode_group(segment, state_, leaves_, *workers_[self], writes, bytes)
-                                 : decode(segment, state_, leaves_, *workers_[self], writes, bytes));
+    ECHO_TRY(segment.tensors > 1 ? decode_group(segment, state_, leaves_, *decoders_[self], writes, bytes)
+                                 : decode(segment, state_, leaves_, *decoders_[self], writes, bytes));
     {
       const std::lock_guard lock(mutex_);
       for (TensorWrite& write : writes) ECHO_TRY(sink_(std::move(write)));
     }
-    ticker_.add(bytes);
+    progress_.add(bytes);
     return ok();
   }
 
@@ -111,11 +112,11 @@ class Resolver {
     const auto t = static_cast<std::size_t>(segment.tensor);
     const auto [first, count] = segment_range(state[t].bytes.size(), segment.index);
     bytes = count;
-    auto made = std::make_shared<Replacement>();
-    ECHO_TRY(decoder.decode(segment, state[t].bytes.subspan(first, count), state[t].dtype, *made,
+    auto replacement = std::make_shared<Replacement>();
+    ECHO_TRY(decoder.decode(segment, state[t].bytes.subspan(first, count), state[t].dtype, *replacement,
                             leaves[t].data() + first / kLeafBytes));
-    writes.push_back(
-        {t, first, count, dtype_bytes(state[t].dtype), made->whole, made->positions, made->values, std::move(made)});
+    writes.push_back({t, first, count, dtype_bytes(state[t].dtype), replacement->whole, replacement->positions,
+                      replacement->values, std::move(replacement)});
     return ok();
   }
 
@@ -125,33 +126,35 @@ class Resolver {
     const auto tensors = std::span(state).subspan(first, static_cast<std::size_t>(segment.tensors));
     const std::size_t size = dtype_bytes(tensors.front().dtype);
     for (const TensorView& tensor : tensors) bytes += tensor.bytes.size();
-    auto made = std::make_shared<Replacement>();
-    struct Part {
-      std::size_t tensor, first, count;
+    auto replacement = std::make_shared<Replacement>();
+    struct ChangedTensor {
+      std::size_t tensor;        // within the group
+      std::size_t first, count;  // its changes among those of the group
     };
-    std::vector<Part> parts;
-    ECHO_TRY(decoder.decode_group(segment, tensors, *made, [&](const GroupedTensor& t) {
+    std::vector<ChangedTensor> changed_tensors;
+    ECHO_TRY(decoder.decode_group(segment, tensors, *replacement, [&](const GroupedTensor& t) {
       digest_leaves(t.content, leaves[first + t.number].data());
-      parts.push_back({t.number, t.first, t.count});
+      changed_tensors.push_back({t.number, t.first, t.count});
     }));
-    std::size_t before = 0, tensor = 0;  // elements of the group before the current tensor
-    for (const Part& part : parts) {
-      for (; tensor < part.tensor; ++tensor) before += tensors[tensor].bytes.size() / size;
+    std::size_t elements_before = 0, tensor = 0;  // elements_before: of the group, before `tensor`
+    for (const ChangedTensor& changed : changed_tensors) {
+      for (; tensor < changed.tensor; ++tensor) elements_before += tensors[tensor].bytes.size() / size;
       std::span<std::uint32_t> positions;
-      if (!made->whole) positions = std::span(made->positions).subspan(part.first, part.count);
-      for (std::uint32_t& position : positions) position -= static_cast<std::uint32_t>(before);
-      writes.push_back({first + part.tensor, 0, tensors[part.tensor].bytes.size(), size, made->whole, positions,
-                        std::span(made->values).subspan(part.first * size, part.count * size), made});
+      if (!replacement->whole) positions = std::span(replacement->positions).subspan(changed.first, changed.count);
+      for (std::uint32_t& position : positions) position -= static_cast<std::uint32_t>(elements_before);
+      writes.push_back({first + changed.tensor, 0, tensors[changed.tensor].bytes.size(), size, replacement->whole,
+                        positions, std::span(replacement->values).subspan(changed.first * size, changed.count * size),
+                        replacement});
     }
     return ok();
   }
 
-  Ticker& ticker_;
+  ProgressCounter& progress_;
   const StateView& state_;
   std::vector<std::vector<Digest>>& leaves_;
   const WriteSink sink_;
   std::mutex mutex_;  // for `sink_`
-  std::vector<std::unique_ptr<SegmentDecoder>> workers_;
+  std::vector<std::unique_ptr<SegmentDecoder>> decoders_;
   Tasks tasks_;  // last, so that its threads end before the members they use
 };
 
@@ -161,7 +164,7 @@ std::uint64_t bytes_of(const StateView& state) {
   return bytes;
 }
 
-Error is_a_snapshot() {
+Error snapshot_error() {
   return fail(Code::kInvalid, "apply delta", "this patch is a snapshot; it replaces a state, it does not apply to one");
 }
 
@@ -179,7 +182,7 @@ void write(OwnedState& state, const std::vector<TensorWrite>& writes, std::vecto
     const TensorWrite& w = writes[i];
     w.write_to(StateWriter::memory(state, w.tensor).subspan(w.first_byte, w.byte_count));
   });
-  StateWriter::remember(state, std::move(leaves));
+  StateWriter::cache_leaf_digests(state, std::move(leaves));
 }
 
 // `leaves`: the digests of `state`, which is canonical.
@@ -187,12 +190,12 @@ Result<Resolved> resolve(ByteSpan patch, const StateView& state, std::vector<std
                          const WriteSink& sink, const DecodeOptions& options) {
   ECHO_ASSIGN(ParsedPatch parsed, parse_patch(patch, options));
   const PatchInfo& info = parsed.info;
-  if (info.kind != PatchKind::kDelta) return is_a_snapshot();
+  if (info.kind != PatchKind::kDelta) return snapshot_error();
   ECHO_TRY(check_tensors_match(info, state));
   if (const Digest found = combine_leaves(state, leaves); found != *info.base) return stale(found, *info.base);
 
-  Ticker ticker(options.progress, info.state_bytes);
-  Resolver resolver(options.threads, ticker, state, leaves, sink);
+  ProgressCounter progress(options.progress, info.state_bytes);
+  Resolver resolver(options.threads, progress, state, leaves, sink);
   ECHO_TRY(resolver.add_views(parsed.segments));
   ECHO_TRY(resolver.finish());
   ECHO_TRY(check_result(state, leaves, info));
@@ -206,61 +209,62 @@ Status apply(ByteSpan patch, OwnedState& state, const DecodeOptions& options) {
     return ok();
   };
   ECHO_ASSIGN(Resolved resolved,
-              resolve(patch, state.view(), StateWriter::leaves(state, options.threads), keep, options));
+              resolve(patch, state.view(), StateWriter::leaf_digests(state, options.threads), keep, options));
   write(state, writes, std::move(resolved.leaves), options.threads);
   return ok();
 }
 
 // Splits the arriving bytes of a patch, cut anywhere, into complete segments.
-class Incoming {
+class SegmentStream {
  public:
-  explicit Incoming(const DecodeOptions& options) : parser_(options) {}
+  explicit SegmentStream(const DecodeOptions& options) : parser_(options) {}
 
   // `resolve` receives segments, which are views into the added bytes, after the header.
   template <class Resolve>
   Status add(ByteSpan bytes, Resolve&& resolve) {
-    if (broken_ || parser_.ended())
+    if (failed_ || parser_.trailer_read())
       return fail(Code::kCorrupt, "read patch", "{} bytes come after the {}", bytes.size(),
-                  broken_ ? "error" : "trailer");
+                  failed_ ? "error" : "trailer");
     added_ += bytes.size();
-    broken_ = true;  // reset at the end, on success
-    const auto take = [&](ByteSpan from) -> Result<std::size_t> {
+    failed_ = true;  // reset at the end, on success
+    const auto parse_and_resolve = [&](ByteSpan from) -> Result<std::size_t> {
       std::vector<Segment> segments;
-      ECHO_ASSIGN(const std::size_t taken, parser_.take(from, segments));
-      if (parser_.begun()) ECHO_TRY(resolve(segments));
-      return taken;
+      ECHO_ASSIGN(const std::size_t parsed_bytes, parser_.parse(from, segments));
+      if (parser_.header_read()) ECHO_TRY(resolve(segments));
+      return parsed_bytes;
     };
-    if (pending_.empty()) {
-      ECHO_ASSIGN(const std::size_t taken, take(bytes));
-      pending_.assign(bytes.begin() + static_cast<std::ptrdiff_t>(taken), bytes.end());
+    if (incomplete_frame_.empty()) {
+      ECHO_ASSIGN(const std::size_t parsed_bytes, parse_and_resolve(bytes));
+      incomplete_frame_.assign(bytes.begin() + static_cast<std::ptrdiff_t>(parsed_bytes), bytes.end());
     } else {
-      put_bytes(pending_, bytes);
-      ECHO_ASSIGN(const std::size_t taken, take(pending_));
-      pending_.erase(pending_.begin(), pending_.begin() + static_cast<std::ptrdiff_t>(taken));
+      put_bytes(incomplete_frame_, bytes);
+      ECHO_ASSIGN(const std::size_t parsed_bytes, parse_and_resolve(incomplete_frame_));
+      incomplete_frame_.erase(incomplete_frame_.begin(),
+                              incomplete_frame_.begin() + static_cast<std::ptrdiff_t>(parsed_bytes));
     }
-    broken_ = false;
+    failed_ = false;
     return ok();
   }
 
   // kCorrupt unless all bytes were added. Call once.
-  Status end() {
-    if (broken_) return fail(Code::kCorrupt, "read patch", "it could not be read");
-    broken_ = true;
+  Status check_complete() {
+    if (failed_) return fail(Code::kCorrupt, "read patch", "it could not be read");
+    failed_ = true;
     return parser_.check_whole(added_);
   }
 
   std::uint64_t bytes() const { return added_; }
   const PatchInfo& info() { return parser_.info(); }
   std::optional<Digest> result() {
-    if (!parser_.ended()) return std::nullopt;
+    if (!parser_.trailer_read()) return std::nullopt;
     return info().result;
   }
 
  private:
   PatchParser parser_;
-  ByteVector pending_;  // of an incomplete frame
+  ByteVector incomplete_frame_;
   std::uint64_t added_ = 0;
-  bool broken_ = false;
+  bool failed_ = false;
 };
 
 }  // namespace
@@ -271,7 +275,7 @@ void TensorWrite::write_to(std::span<std::byte> part) const {
 }
 
 Result<PatchInfo> inspect(std::span<const std::byte> patch, const DecodeOptions& options) {
-  return guarded("read patch", [&]() -> Result<PatchInfo> {
+  return catch_out_of_memory("read patch", [&]() -> Result<PatchInfo> {
     ECHO_ASSIGN(ParsedPatch parsed, parse_patch(patch, options));
     return std::move(parsed.info);
   });
@@ -279,16 +283,16 @@ Result<PatchInfo> inspect(std::span<const std::byte> patch, const DecodeOptions&
 
 Result<PatchInfo> resolve_delta(std::span<const std::byte> patch, const StateView& state, const WriteSink& sink,
                                 const DecodeOptions& options) {
-  return guarded("apply delta", [&]() -> Result<PatchInfo> {
+  return catch_out_of_memory("apply delta", [&]() -> Result<PatchInfo> {
     ECHO_ASSIGN(const StateView sorted, canonical(state));
-    ECHO_ASSIGN(Resolved resolved, resolve(patch, sorted, leaves_of(sorted, options.threads), sink, options));
+    ECHO_ASSIGN(Resolved resolved, resolve(patch, sorted, leaf_digests_of(sorted, options.threads), sink, options));
     return std::move(resolved.info);
   });
 }
 
 Result<PatchInfo> resolve_delta(std::span<const std::byte> patch, const StateView& state, LeafDigests leaves,
                                 const WriteSink& sink, const DecodeOptions& options) {
-  return guarded("apply delta", [&]() -> Result<PatchInfo> {
+  return catch_out_of_memory("apply delta", [&]() -> Result<PatchInfo> {
     ECHO_ASSIGN(const StateView sorted, canonical(state));
     ECHO_ASSIGN(Resolved resolved, resolve(patch, sorted, std::move(leaves), sink, options));
     return std::move(resolved.info);
@@ -296,7 +300,7 @@ Result<PatchInfo> resolve_delta(std::span<const std::byte> patch, const StateVie
 }
 
 Status apply_delta(std::span<const std::byte> patch, OwnedState& state, const DecodeOptions& options) {
-  return guarded("apply delta", [&] { return apply(patch, state, options); });
+  return catch_out_of_memory("apply delta", [&] { return apply(patch, state, options); });
 }
 
 struct IncomingDelta::Impl {
@@ -305,8 +309,8 @@ struct IncomingDelta::Impl {
         view(std::move(v)),
         options(o),
         incoming(o),
-        ticker(options.progress, bytes_of(view)),
-        resolver(o.threads, ticker, view, leaves, [this](TensorWrite&& write) {
+        progress(options.progress, bytes_of(view)),
+        resolver(o.threads, progress, view, leaves, [this](TensorWrite&& write) {
           writes.push_back(std::move(write));
           return ok();
         }) {}
@@ -319,16 +323,16 @@ struct IncomingDelta::Impl {
   }
 
   Status begin() {
-    if (incoming.info().kind != PatchKind::kDelta) return is_a_snapshot();
+    if (incoming.info().kind != PatchKind::kDelta) return snapshot_error();
     ECHO_TRY(check_tensors_match(incoming.info(), view));
-    leaves = state ? StateWriter::leaves(*state, options.threads) : leaves_of(view, options.threads);
+    leaves = state ? StateWriter::leaf_digests(*state, options.threads) : leaf_digests_of(view, options.threads);
     base = combine_leaves(view, leaves);
     return ok();
   }
 
   Result<std::vector<TensorWrite>> apply() {
     ECHO_TRY(resolver.finish());
-    ECHO_TRY(incoming.end());
+    ECHO_TRY(incoming.check_complete());
     if (base != *incoming.info().base) return stale(base, *incoming.info().base);
     ECHO_TRY(check_result(view, leaves, incoming.info()));
     if (state) write(*state, writes, std::move(leaves), options.threads);
@@ -338,8 +342,8 @@ struct IncomingDelta::Impl {
   OwnedState* const state;  // null: the state is in another object's memory
   const StateView view;
   const DecodeOptions options;
-  Incoming incoming;
-  Ticker ticker;
+  SegmentStream incoming;
+  ProgressCounter progress;
   bool begun = false;
   std::vector<std::vector<Digest>> leaves;
   Digest base;
@@ -356,12 +360,12 @@ IncomingDelta::IncomingDelta(IncomingDelta&&) noexcept = default;
 IncomingDelta& IncomingDelta::operator=(IncomingDelta&&) noexcept = default;
 
 Status IncomingDelta::add(std::span<const std::byte> bytes) {
-  return guarded("read patch", [&] { return impl_->add(bytes); });
+  return catch_out_of_memory("read patch", [&] { return impl_->add(bytes); });
 }
 std::uint64_t IncomingDelta::bytes() const { return impl_->incoming.bytes(); }
 std::optional<Digest> IncomingDelta::result() const { return impl_->incoming.result(); }
 Result<std::vector<TensorWrite>> IncomingDelta::apply() {
-  return guarded("apply delta", [&] { return impl_->apply(); });
+  return catch_out_of_memory("apply delta", [&] { return impl_->apply(); });
 }
 
 struct IncomingSnapshot::Impl {
@@ -370,7 +374,7 @@ struct IncomingSnapshot::Impl {
   Status add(ByteSpan bytes) {
     return incoming.add(bytes, [this](const std::vector<Segment>& segments) -> Status {
       if (!state) ECHO_TRY(begin());
-      return add_all(tasks, segments, [this](unsigned, const Segment& segment) { return resolve(segment); });
+      return queue_segments(tasks, segments, [this](unsigned, const Segment& segment) { return resolve(segment); });
     });
   }
 
@@ -381,8 +385,8 @@ struct IncomingSnapshot::Impl {
     StateView like;
     for (const PatchTensor& t : info.tensors) like.push_back({t.name, t.dtype, t.shape, {}});
     ECHO_ASSIGN(state, OwnedState::empty_like(like));
-    leaves = places_for_leaves(state->view());
-    ticker.emplace(options.progress, info.state_bytes);
+    leaves = empty_leaf_digests(state->view());
+    progress.emplace(options.progress, info.state_bytes);
     return ok();
   }
 
@@ -393,28 +397,28 @@ struct IncomingSnapshot::Impl {
     const std::span<std::byte> part = tensor.subspan(first, count);
     ECHO_TRY(decode_dense(segment.layers.front().payload, incoming.info().tensors[t].dtype, part));
     digest_leaves(part, leaves[t].data() + first / kLeafBytes);
-    ticker->add(count);
+    progress->add(count);
     return ok();
   }
 
   Result<OwnedState> finish() {
     ECHO_TRY(tasks.finish());
-    ECHO_TRY(incoming.end());
+    ECHO_TRY(incoming.check_complete());
     const PatchInfo& info = incoming.info();
     if (info.changed != info.elements)
       return fail(Code::kCorrupt, "decode snapshot", "it has {} of {} elements", info.changed, info.elements);
     if (const Digest found = combine_leaves(state->view(), leaves); found != info.result)
       return fail(Code::kCorrupt, "decode snapshot", "the state has digest {}, the patch promised {}", found.hex(),
                   info.result.hex());
-    StateWriter::remember(*state, std::move(leaves));
+    StateWriter::cache_leaf_digests(*state, std::move(leaves));
     return std::move(*state);
   }
 
   const DecodeOptions options;
-  Incoming incoming;
+  SegmentStream incoming;
   std::optional<OwnedState> state;  // set after the header
   std::vector<std::vector<Digest>> leaves;
-  std::optional<Ticker> ticker;
+  std::optional<ProgressCounter> progress;
   Tasks tasks;  // last, so that its threads end before the members they use
 };
 
@@ -424,12 +428,12 @@ IncomingSnapshot::IncomingSnapshot(IncomingSnapshot&&) noexcept = default;
 IncomingSnapshot& IncomingSnapshot::operator=(IncomingSnapshot&&) noexcept = default;
 
 Status IncomingSnapshot::add(std::span<const std::byte> bytes) {
-  return guarded("read patch", [&] { return impl_->add(bytes); });
+  return catch_out_of_memory("read patch", [&] { return impl_->add(bytes); });
 }
 std::uint64_t IncomingSnapshot::bytes() const { return impl_->incoming.bytes(); }
 std::optional<Digest> IncomingSnapshot::result() const { return impl_->incoming.result(); }
 Result<OwnedState> IncomingSnapshot::finish() {
-  return guarded("decode snapshot", [&] { return impl_->finish(); });
+  return catch_out_of_memory("decode snapshot", [&] { return impl_->finish(); });
 }
 
 Result<OwnedState> decode_snapshot(std::span<const std::byte> patch, const DecodeOptions& options) {

@@ -39,7 +39,7 @@ struct TaskGroup {
   std::span<const SegmentTask> tasks;
   std::uint64_t bytes = 0;
 };
-std::vector<TaskGroup> each_alone(const std::vector<SegmentTask>& tasks) {
+std::vector<TaskGroup> one_group_per_task(const std::vector<SegmentTask>& tasks) {
   std::vector<TaskGroup> groups;
   for (const SegmentTask& task : tasks) groups.push_back({{&task, 1}, task.range.byte_count});
   return groups;
@@ -47,7 +47,7 @@ std::vector<TaskGroup> each_alone(const std::vector<SegmentTask>& tasks) {
 // Groups small adjacent tensors of one type, which are coded together. A mixture of experts has thousands of them, and
 // a segment's fixed cost would be most of their time and bytes. Groups depend on the tensors only, so that patches
 // between versions of a model can be folded.
-std::vector<TaskGroup> small_ones_together(const std::vector<SegmentTask>& tasks, const StateView& state) {
+std::vector<TaskGroup> group_small_tensors(const std::vector<SegmentTask>& tasks, const StateView& state) {
   std::vector<TaskGroup> groups;
   for (const SegmentTask& task : tasks) {
     const std::uint64_t bytes = task.range.byte_count;
@@ -70,50 +70,50 @@ std::vector<TaskGroup> small_ones_together(const std::vector<SegmentTask>& tasks
 struct CodedSegment {
   Segment segment;
   std::deque<ByteVector> payloads;
-  void own() {
+  void own_payloads() {
     for (Layer& layer : segment.layers)
       layer.payload = payloads.emplace_back(layer.payload.begin(), layer.payload.end());
   }
 };
 
 // Passes coded segments to the writer in order. A thread that is too far ahead waits, so that few segments are held.
-class InOrder {
+class OrderedWriter {
  public:
-  InOrder(PatchWriter& writer, std::uint64_t total_bytes, const Progress& progress)
+  OrderedWriter(PatchWriter& writer, std::uint64_t total_bytes, const Progress& progress)
       : writer_(writer), total_bytes_(total_bytes), progress_(progress) {}
 
   // Waits until `index` is close to the written position. False if another thread has failed.
-  bool enter(std::size_t index, unsigned threads) {
+  bool wait_for_turn(std::size_t index, unsigned threads) {
     std::unique_lock lock(mutex_);
-    wake_.wait(lock, [&] { return failed_ || index < next_ + 2 * threads; });
-    return !failed_;
+    wake_.wait(lock, [&] { return error_ || index < next_ + 2 * threads; });
+    return !error_;
   }
-  void leave(std::size_t index, std::uint64_t bytes, CodedSegment coded) {
+  void add(std::size_t index, std::uint64_t bytes, CodedSegment coded) {
     const std::lock_guard lock(mutex_);
-    if (failed_) return;
+    if (error_) return;
     if (index != next_) {
-      coded.own();  // the encoder's next segment overwrites its payloads
-      held_.emplace(index, Held{std::move(coded), bytes});
+      coded.own_payloads();  // the encoder's next segment overwrites its payloads
+      waiting_.emplace(index, WaitingSegment{std::move(coded), bytes});
       return;
     }
     write(coded.segment, bytes);
-    for (auto at = held_.begin(); at != held_.end() && at->first == next_ && !failed_; at = held_.erase(at))
+    for (auto at = waiting_.begin(); at != waiting_.end() && at->first == next_ && !error_; at = waiting_.erase(at))
       write(at->second.coded.segment, at->second.bytes);
     wake_.notify_all();
   }
-  void abandon(Error error) {
+  void stop(Error error) {
     const std::lock_guard lock(mutex_);
     fail_with(std::move(error));
   }
-  Status status() const { return failed_ ? Status(*failed_) : ok(); }
+  Status status() const { return error_ ? Status(*error_) : ok(); }
 
  private:
-  struct Held {
+  struct WaitingSegment {
     CodedSegment coded;
     std::uint64_t bytes = 0;
   };
   void fail_with(Error error) {
-    if (!failed_) failed_ = std::move(error);
+    if (!error_) error_ = std::move(error);
     wake_.notify_all();
   }
   void write(const Segment& segment, std::uint64_t bytes) {
@@ -128,35 +128,35 @@ class InOrder {
   const Progress& progress_;
   std::mutex mutex_;
   std::condition_variable wake_;
-  std::map<std::size_t, Held> held_;
+  std::map<std::size_t, WaitingSegment> waiting_;
   std::size_t next_ = 0;
   std::uint64_t done_bytes_ = 0;
-  std::optional<Error> failed_;
+  std::optional<Error> error_;
 };
 
 // Runs work(worker, tasks) -> Result<CodedSegment> for every group on several threads; `make_worker` makes each
 // thread's own state.
 template <class MakeWorker, class Work>
-Status code_in_order(const std::vector<TaskGroup>& groups, unsigned threads, InOrder& in_order,
+Status encode_groups(const std::vector<TaskGroup>& groups, unsigned threads, OrderedWriter& ordered_writer,
                      MakeWorker&& make_worker, Work&& work) {
   threads = std::clamp(threads, 1u, 256u);
   std::vector<decltype(make_worker())> workers(threads);
   for_each_parallel(groups.size(), threads, [&](unsigned self, std::size_t i) {
-    if (!in_order.enter(i, threads)) return;
+    if (!ordered_writer.wait_for_turn(i, threads)) return;
     try {
       if (!workers[self]) workers[self] = make_worker();
       Result<CodedSegment> coded = work(*workers[self], groups[i].tasks);
       if (coded) {
-        in_order.leave(i, groups[i].bytes, *std::move(coded));
+        ordered_writer.add(i, groups[i].bytes, *std::move(coded));
       } else {
-        in_order.abandon(std::move(coded).error());
+        ordered_writer.stop(std::move(coded).error());
       }
     } catch (...) {  // other threads must not wait for this one
-      in_order.abandon(fail(Code::kExhausted, "encode patch", "out of memory"));
+      ordered_writer.stop(fail(Code::kExhausted, "encode patch", "out of memory"));
       throw;
     }
   });
-  return in_order.status();
+  return ordered_writer.status();
 }
 
 void count_state(const StateView& state, PatchStats& stats) {
@@ -167,7 +167,7 @@ void count_state(const StateView& state, PatchStats& stats) {
 }
 
 Status check_same_tensors(const StateView& prev, const StateView& cur) {
-  const auto complain = [](const TensorView& t, std::string_view why) {
+  const auto error_of = [](const TensorView& t, std::string_view why) {
     return fail(Code::kInvalid, "encode delta",
                 "tensor '{}' {}; a delta needs the same tensors on both sides, publish a "
                 "snapshot instead",
@@ -175,25 +175,26 @@ Status check_same_tensors(const StateView& prev, const StateView& cur) {
   };
   for (std::size_t i = 0; i < prev.size() || i < cur.size(); ++i) {
     if (i == cur.size() || (i < prev.size() && prev[i].name < cur[i].name))
-      return complain(prev[i], "is only in the previous state");
-    if (i == prev.size() || cur[i].name < prev[i].name) return complain(cur[i], "is only in the new state");
+      return error_of(prev[i], "is only in the previous state");
+    if (i == prev.size() || cur[i].name < prev[i].name) return error_of(cur[i], "is only in the new state");
     if (prev[i].dtype != cur[i].dtype)
-      return complain(
+      return error_of(
           cur[i], fmt::format("changes its type from {} to {}", dtype_name(prev[i].dtype), dtype_name(cur[i].dtype)));
     if (prev[i].shape != cur[i].shape)
-      return complain(cur[i], fmt::format("changes its shape from [{}] to [{}]", fmt::join(prev[i].shape, ", "),
+      return error_of(cur[i], fmt::format("changes its shape from [{}] to [{}]", fmt::join(prev[i].shape, ", "),
                                           fmt::join(cur[i].shape, ", ")));
   }
   return ok();
 }
 
-// The state of each thread of delta_of().
+// The state of each thread of encode_canonical_delta().
 struct DeltaWorker {
   explicit DeltaWorker(int table_zstd_level) : encoder(table_zstd_level) {}
   SegmentEncoder encoder;
   EntropyCounter* entropy = nullptr;  // outlives the thread
 };
 
+// The bytes of a task, or of all tensors of a group.
 Content content_of(std::span<const SegmentTask> group, const StateView& state) {
   const SegmentTask& first = group.front();
   if (group.size() == 1) return state[first.tensor].bytes.subspan(first.range.first_byte, first.range.byte_count);
@@ -206,16 +207,17 @@ class LeafDigester {
  public:
   LeafDigester(std::span<const SegmentTask> group, const StateView& state, std::vector<std::vector<Digest>>& leaves)
       : group_(group), state_(state), leaves_(leaves) {}
-  void read(std::size_t first_byte, std::size_t bytes) {
+  void on_leaf_read(std::size_t first_byte, std::size_t bytes) {
     const SegmentTask& first = group_.front();
     const std::size_t at = first.range.first_byte + first_byte;
     if (group_.size() == 1) {
       leaves_[first.tensor][at / kLeafBytes] = digest_bytes(state_[first.tensor].bytes.subspan(at, bytes));
       return;
     }
-    for (; next_ < group_.size() && end_ + group_[next_].range.byte_count <= first_byte + bytes; ++next_) {
-      end_ += group_[next_].range.byte_count;
-      digest_leaves(state_[group_[next_].tensor].bytes, leaves_[group_[next_].tensor].data());
+    for (; next_tensor_ < group_.size() && bytes_before_ + group_[next_tensor_].range.byte_count <= first_byte + bytes;
+         ++next_tensor_) {
+      bytes_before_ += group_[next_tensor_].range.byte_count;
+      digest_leaves(state_[group_[next_tensor_].tensor].bytes, leaves_[group_[next_tensor_].tensor].data());
     }
   }
 
@@ -223,7 +225,8 @@ class LeafDigester {
   const std::span<const SegmentTask> group_;
   const StateView& state_;
   std::vector<std::vector<Digest>>& leaves_;
-  std::size_t next_ = 0, end_ = 0;  // the next tensor to hash, and the group's bytes before it
+  std::size_t next_tensor_ = 0;   // to be hashed
+  std::size_t bytes_before_ = 0;  // of the group, before this tensor
 };
 
 // The rows, if all tensors have rows of one length.
@@ -234,20 +237,20 @@ SegmentPlace place_of(std::span<const SegmentTask> group, const StateView& state
   return place;
 }
 
-Result<PatchStats> delta_of(const StateView& prev, const StateView& cur, const PatchSink& sink,
-                            const EncodeOptions& options, LeafDigests* base_leaves) {
+Result<PatchStats> encode_canonical_delta(const StateView& prev, const StateView& cur, const PatchSink& sink,
+                                          const EncodeOptions& options, LeafDigests* base_leaves) {
   PatchStats stats;
   count_state(cur, stats);
   PatchWriter writer(sink);
   ECHO_TRY(writer.begin(PatchKind::kDelta, cur, options.table_zstd_level));
-  InOrder in_order(writer, stats.state_bytes, options.progress);
-  auto prev_leaves = options.base ? std::vector<std::vector<Digest>>() : places_for_leaves(prev);
-  auto cur_leaves = places_for_leaves(cur);
+  OrderedWriter ordered_writer(writer, stats.state_bytes, options.progress);
+  auto prev_leaves = options.base ? std::vector<std::vector<Digest>>() : empty_leaf_digests(prev);
+  auto cur_leaves = empty_leaf_digests(cur);
   std::mutex mutex;  // for `counters`
   std::deque<EntropyCounter> counters;
   const std::vector<SegmentTask> tasks = segment_tasks(cur);
-  ECHO_TRY(code_in_order(
-      small_ones_together(tasks, cur), options.threads, in_order,
+  ECHO_TRY(encode_groups(
+      group_small_tensors(tasks, cur), options.threads, ordered_writer,
       [&] {
         auto worker = std::make_unique<DeltaWorker>(options.table_zstd_level);
         const std::lock_guard lock(mutex);
@@ -258,8 +261,8 @@ Result<PatchStats> delta_of(const StateView& prev, const StateView& cur, const P
         const SegmentTask& first = group.front();
         LeafDigester old_leaves(group, prev, prev_leaves), new_leaves(group, cur, cur_leaves);
         const auto leaf_read = [&](std::size_t first_byte, std::size_t bytes) {
-          if (!options.base) old_leaves.read(first_byte, bytes);
-          new_leaves.read(first_byte, bytes);
+          if (!options.base) old_leaves.on_leaf_read(first_byte, bytes);
+          new_leaves.on_leaf_read(first_byte, bytes);
         };
         CodedSegment coded{{first.tensor, first.index, {}, group.size()}, {}};
         if (auto layer = worker.encoder.encode(content_of(group, prev), content_of(group, cur), place_of(group, cur),
@@ -272,23 +275,24 @@ Result<PatchStats> delta_of(const StateView& prev, const StateView& cur, const P
   stats.result = combine_leaves(cur, cur_leaves);
   if (options.count_entropy) {
     EntropyCounter all;
-    for (EntropyCounter& counter : counters) all.join(std::move(counter));
+    for (EntropyCounter& counter : counters) all.merge(std::move(counter));
     stats.entropy = all.bound();
   }
   ECHO_TRY(writer.finish(stats));
   return stats;
 }
 
-Result<PatchStats> snapshot_of(const StateView& cur, const PatchSink& sink, const EncodeOptions& options) {
+Result<PatchStats> encode_canonical_snapshot(const StateView& cur, const PatchSink& sink,
+                                             const EncodeOptions& options) {
   PatchStats stats;
   count_state(cur, stats);
   PatchWriter writer(sink);
   ECHO_TRY(writer.begin(PatchKind::kSnapshot, cur, options.table_zstd_level));
-  InOrder in_order(writer, stats.state_bytes, options.progress);
-  auto leaves = places_for_leaves(cur);
+  OrderedWriter ordered_writer(writer, stats.state_bytes, options.progress);
+  auto leaves = empty_leaf_digests(cur);
   const std::vector<SegmentTask> tasks = segment_tasks(cur);
-  ECHO_TRY(code_in_order(
-      each_alone(tasks), options.threads, in_order,
+  ECHO_TRY(encode_groups(
+      one_group_per_task(tasks), options.threads, ordered_writer,
       [&] { return std::make_unique<SegmentEncoder>(options.table_zstd_level); },
       [&](SegmentEncoder& encoder, std::span<const SegmentTask> group) -> Result<CodedSegment> {
         const SegmentTask& task = group.front();
@@ -320,50 +324,53 @@ Status check_follows(const PatchInfo& before, const PatchInfo& after, std::size_
   return check_tensors_match(after, layout_of(before));
 }
 
-Error divided_otherwise() {
+Error group_mismatch() {
   return fail(Code::kInvalid, "fold deltas",
               "deltas of format versions 3 and 4 divide small tensors differently; fold those of one version, or make "
               "a delta between the first and the last version");
 }
 
-// The layers of all patches for one segment, without those that a later dense layer replaces.
-Result<Segment> joined_segment(const std::vector<ParsedPatch>& patches, std::vector<std::size_t>& at,
+// Joins the layers of all patches for the segment `key` (tensor and index), without those that a later dense layer
+// replaces. next[p] is the index of the first unused segment of patch p.
+Result<Segment> joined_segment(const std::vector<ParsedPatch>& patches, std::vector<std::size_t>& next,
                                std::pair<std::uint64_t, std::uint64_t> key) {
   Segment joined{key.first, key.second, {}, 0};
   for (std::size_t p = 0; p < patches.size(); ++p) {
     const std::vector<Segment>& segments = patches[p].segments;
-    if (at[p] == segments.size() || std::pair(segments[at[p]].tensor, segments[at[p]].index) != key) continue;
-    if (joined.tensors != 0 && joined.tensors != segments[at[p]].tensors) return divided_otherwise();
-    joined.tensors = segments[at[p]].tensors;
-    for (const Layer& layer : segments[at[p]].layers) {
+    if (next[p] == segments.size() || std::pair(segments[next[p]].tensor, segments[next[p]].index) != key) continue;
+    if (joined.tensors != 0 && joined.tensors != segments[next[p]].tensors) return group_mismatch();
+    joined.tensors = segments[next[p]].tensors;
+    for (const Layer& layer : segments[next[p]].layers) {
       if (layer.coding == LayerCoding::kDense) joined.layers.clear();
       joined.layers.push_back(layer);
     }
-    ++at[p];
+    ++next[p];
   }
   return joined;
 }
 
 Result<std::vector<Segment>> joined_segments(const std::vector<ParsedPatch>& patches) {
   std::vector<Segment> all;
-  std::vector<std::size_t> at(patches.size());
+  std::vector<std::size_t> next(patches.size());
   for (;;) {
-    std::optional<std::pair<std::uint64_t, std::uint64_t>> least;
+    std::optional<std::pair<std::uint64_t, std::uint64_t>> least_key;
     for (std::size_t p = 0; p < patches.size(); ++p) {
-      if (at[p] == patches[p].segments.size()) continue;
-      const Segment& s = patches[p].segments[at[p]];
+      if (next[p] == patches[p].segments.size()) continue;
+      const Segment& s = patches[p].segments[next[p]];
       const std::pair key(s.tensor, s.index);
-      if (!least || key < *least) least = key;
+      if (!least_key || key < *least_key) least_key = key;
     }
-    if (!least) return all;
-    if (!all.empty() && all.back().tensor + all.back().tensors > least->first && all.back().tensors > 1)
-      return divided_otherwise();
-    ECHO_ASSIGN(Segment joined, joined_segment(patches, at, *least));
+    if (!least_key) return all;
+    // A segment of a tensor within the previous group: the patches have different groups.
+    if (!all.empty() && all.back().tensor + all.back().tensors > least_key->first && all.back().tensors > 1)
+      return group_mismatch();
+    ECHO_ASSIGN(Segment joined, joined_segment(patches, next, *least_key));
     all.push_back(std::move(joined));
   }
 }
 
-Result<PatchStats> fold(const std::vector<ParsedPatch>& patches, const PatchSink& sink, const EncodeOptions& options) {
+Result<PatchStats> fold_by_joining(const std::vector<ParsedPatch>& patches, const PatchSink& sink,
+                                   const EncodeOptions& options) {
   const PatchInfo& info = patches.front().info;
   PatchStats stats{info.state_bytes, info.elements, 0, 0, info.base, patches.back().info.result, {}};
   PatchWriter writer(sink);
@@ -384,15 +391,15 @@ struct FoldWorker {
   SegmentEncoder encoder;
   Replacement replacement;
   ByteVector content;
-  RawVector<std::byte> before;  // the concatenated tensors of a group
+  RawVector<std::byte> base_scratch;  // the concatenated tensors of a group
 };
 
-Result<PatchStats> fold_anew(const std::vector<ParsedPatch>& patches, const PatchSink& sink, const StateView& base,
-                             const EncodeOptions& options) {
+Result<PatchStats> fold_by_encoding(const std::vector<ParsedPatch>& patches, const PatchSink& sink,
+                                    const StateView& base, const EncodeOptions& options) {
   const PatchInfo& info = patches.front().info;
   ECHO_TRY(check_tensors_match(info, base));
   PatchStats stats{info.state_bytes, info.elements, 0, 0, info.base, patches.back().info.result, {}};
-  auto leaves = leaves_of(base, options.threads);
+  auto leaves = leaf_digests_of(base, options.threads);
   if (const Digest found = combine_leaves(base, leaves); found != *info.base)
     return fail(Code::kStale, "fold deltas", "the base has digest {}, the first delta applies to {}", found.hex(),
                 info.base->hex());
@@ -412,27 +419,28 @@ Result<PatchStats> fold_anew(const std::vector<ParsedPatch>& patches, const Patc
   }
   PatchWriter writer(sink);
   ECHO_TRY(writer.begin(PatchKind::kDelta, base, options.table_zstd_level));
-  InOrder in_order(writer, stats.state_bytes, options.progress);
-  ECHO_TRY(code_in_order(
-      groups, options.threads, in_order, [&] { return std::make_unique<FoldWorker>(options.table_zstd_level); },
+  OrderedWriter ordered_writer(writer, stats.state_bytes, options.progress);
+  ECHO_TRY(encode_groups(
+      groups, options.threads, ordered_writer, [&] { return std::make_unique<FoldWorker>(options.table_zstd_level); },
       [&](FoldWorker& worker, std::span<const SegmentTask> group) -> Result<CodedSegment> {
         const SegmentTask& task = group.front();
-        const auto found =
+        const auto segment =
             std::lower_bound(segments.begin(), segments.end(), std::pair(std::uint64_t{task.tensor}, task.index),
                              [](const Segment& s, const auto& key) { return std::pair(s.tensor, s.index) < key; });
         const TensorView& tensor = base[task.tensor];
-        const bool alone = group.size() == 1;
-        const ByteSpan old = content_of(group, base).whole(worker.before);
+        const bool is_single = group.size() == 1;
+        const ByteSpan old = content_of(group, base).whole(worker.base_scratch);
         Digest* new_leaves = leaves[task.tensor].data() + task.range.first_byte / kLeafBytes;
-        ECHO_TRY(worker.decoder.decode(*found, old, tensor.dtype, worker.replacement, alone ? new_leaves : nullptr));
+        ECHO_TRY(
+            worker.decoder.decode(*segment, old, tensor.dtype, worker.replacement, is_single ? new_leaves : nullptr));
         worker.content.assign(old.begin(), old.end());
         write_values(worker.replacement.whole, worker.replacement.positions, worker.replacement.values,
                      dtype_bytes(tensor.dtype), worker.content);
-        if (!alone) {
-          ByteSpan rest = worker.content;
-          for (const SegmentTask& own : group) {
-            digest_leaves(rest.first(own.range.byte_count), leaves[own.tensor].data());
-            rest = rest.subspan(own.range.byte_count);
+        if (!is_single) {
+          ByteSpan remaining = worker.content;
+          for (const SegmentTask& member : group) {
+            digest_leaves(remaining.first(member.range.byte_count), leaves[member.tensor].data());
+            remaining = remaining.subspan(member.range.byte_count);
           }
         }
         CodedSegment coded{{task.tensor, task.index, {}, group.size()}, {}};
@@ -456,24 +464,24 @@ Result<PatchStats> write_delta(const StateView& prev, const StateView& cur, cons
 
 Result<PatchStats> write_delta(const StateView& prev, const StateView& cur, const PatchSink& sink,
                                const EncodeOptions& options, LeafDigests* base_leaves) {
-  return guarded("encode delta", [&]() -> Result<PatchStats> {
+  return catch_out_of_memory("encode delta", [&]() -> Result<PatchStats> {
     ECHO_ASSIGN(const StateView before, canonical(prev));
     ECHO_ASSIGN(const StateView after, canonical(cur));
     ECHO_TRY(check_same_tensors(before, after));
-    return delta_of(before, after, sink, options, base_leaves);
+    return encode_canonical_delta(before, after, sink, options, base_leaves);
   });
 }
 
 Result<PatchStats> write_snapshot(const StateView& cur, const PatchSink& sink, const EncodeOptions& options) {
-  return guarded("encode snapshot", [&]() -> Result<PatchStats> {
+  return catch_out_of_memory("encode snapshot", [&]() -> Result<PatchStats> {
     ECHO_ASSIGN(const StateView sorted, canonical(cur));
-    return snapshot_of(sorted, sink, options);
+    return encode_canonical_snapshot(sorted, sink, options);
   });
 }
 
 Result<PatchStats> fold_deltas(std::span<const std::span<const std::byte>> patches, const PatchSink& sink,
                                const StateView* base, const EncodeOptions& options) {
-  return guarded("fold deltas", [&]() -> Result<PatchStats> {
+  return catch_out_of_memory("fold deltas", [&]() -> Result<PatchStats> {
     if (patches.empty()) return fail(Code::kInvalid, "fold deltas", "expected at least one delta");
     std::vector<ParsedPatch> parsed;
     for (std::size_t i = 0; i < patches.size(); ++i) {
@@ -482,9 +490,9 @@ Result<PatchStats> fold_deltas(std::span<const std::span<const std::byte>> patch
       ECHO_TRY(check_follows(parsed.empty() ? patch->info : parsed.back().info, patch->info, i));
       parsed.push_back(*std::move(patch));
     }
-    if (!base) return fold(parsed, sink, options);
+    if (!base) return fold_by_joining(parsed, sink, options);
     ECHO_ASSIGN(const StateView sorted, canonical(*base));
-    return fold_anew(parsed, sink, sorted, options);
+    return fold_by_encoding(parsed, sink, sorted, options);
   });
 }
 

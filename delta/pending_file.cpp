@@ -1,3 +1,4 @@
+// Writes and syncs files: those of PendingFile, journals, and checkpoints that are changed in place.
 #include "delta/pending_file.hpp"
 
 #include <fcntl.h>
@@ -10,7 +11,7 @@
 namespace echoline::delta {
 namespace {
 
-constexpr std::size_t kCallBytesMax = 1u << 30;  // limit of a single call on Linux, about
+constexpr std::size_t kCallBytesMax = 1u << 30;  // Linux writes less than 2 GiB per call
 
 }  // namespace
 

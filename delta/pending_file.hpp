@@ -31,9 +31,10 @@ class PendingFile {
   ~PendingFile();
 
   Status write(std::span<const std::byte> bytes);
-  // The path of the bytes until commit(), for reading them back.
+  // Path of the file until commit(), for reading it back.
   std::filesystem::path temporary() const { return temporary_; }
-  // Replaces the file: fsync, rename, fsync of the folder.
+  // Replaces the file: fsync, rename, fsync of the folder. If only the last fails, the file is replaced, but may not
+  // survive a crash.
   Status commit();
 
  private:

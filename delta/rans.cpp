@@ -1,3 +1,4 @@
+// Frequency tables and the rANS encoder; the encoders of sparse coding call it.
 #include "delta/rans.hpp"
 
 #include <algorithm>
@@ -13,17 +14,17 @@ Frequencies normalise(std::span<const std::uint64_t> weights) {
   const std::uint64_t total = std::accumulate(weights.begin(), weights.end(), std::uint64_t{0});
   if (total == 0) return {};
   Frequencies table(weights.size());
-  std::int64_t left = kRansSlots;
+  std::int64_t slots_left = kRansSlots;
   for (std::size_t i = 0; i < weights.size(); ++i) {
     if (weights[i] == 0) continue;
     table[i] = static_cast<std::uint16_t>(std::max<std::uint64_t>(weights[i] * kRansSlots / total, 1));
-    left -= table[i];
+    slots_left -= table[i];
   }
-  while (left != 0) {
+  while (slots_left != 0) {
     const auto largest = std::max_element(table.begin(), table.end());
-    const std::int64_t change = std::max<std::int64_t>(left, 1 - *largest);
+    const std::int64_t change = std::max<std::int64_t>(slots_left, 1 - *largest);
     *largest = static_cast<std::uint16_t>(*largest + change);
-    left -= change;
+    slots_left -= change;
   }
   while (table.back() == 0) table.pop_back();
   return table;
@@ -47,15 +48,15 @@ unsigned expected_length(const Frequencies& table, std::size_t symbol, std::size
 void coarsen(Frequencies& table, unsigned precision) {
   if (table.empty()) return;
   const auto largest = std::max_element(table.begin(), table.end());
-  std::uint32_t left = kRansSlots;
+  std::uint32_t slots_left = kRansSlots;
   for (auto f = table.begin(); f != table.end(); ++f) {
     if (f == largest || *f == 0) continue;
     const unsigned length = bit_length(*f);
     const unsigned lost = length - 1 - std::min(length - 1, precision);
     *f = static_cast<std::uint16_t>(*f >> lost << lost);
-    left -= *f;
+    slots_left -= *f;
   }
-  *largest = static_cast<std::uint16_t>(left);
+  *largest = static_cast<std::uint16_t>(slots_left);
 }
 
 unsigned precision_for(std::uint64_t symbols) { return symbols < 4096 ? 2 : symbols < 65536 ? 3 : 5; }
@@ -71,8 +72,8 @@ void write_frequencies(const Frequencies& table, unsigned precision, BitWriter& 
     const unsigned code = length >= expected ? 2 * (length - expected) : 2 * (expected - length) - 1;
     out.put((1u << code) - 1, code + 1);  // that many ones, then a zero
     if (length < 2) continue;
-    const unsigned given = std::min(length - 1, precision);
-    out.put(table[i] >> (length - 1 - given), given);
+    const unsigned stored_bits = std::min(length - 1, precision);
+    out.put(table[i] >> (length - 1 - stored_bits), stored_bits);
   }
 }
 
@@ -81,7 +82,7 @@ Frequencies read_frequencies(BitReader& reader, std::size_t symbols_max) {
   const auto precision = static_cast<unsigned>(get_bits(reader, kPrecisionBits));
   if (count > symbols_max || largest >= count) return {};
   Frequencies table(count);
-  std::uint32_t left = kRansSlots;
+  std::uint32_t slots_left = kRansSlots;
   for (std::size_t i = 0; i < count; ++i) {
     if (i == largest) continue;
     unsigned code = 0;
@@ -90,14 +91,14 @@ Frequencies read_frequencies(BitReader& reader, std::size_t symbols_max) {
     const unsigned length = code % 2 == 0 ? expected + code / 2 : expected - (code + 1) / 2;
     if (length > kRansBits) return {};  // also catches negative values
     if (length == 0) continue;
-    const unsigned given = std::min(length - 1, precision);
+    const unsigned stored_bits = std::min(length - 1, precision);
     const auto frequency =
-        static_cast<std::uint32_t>(((1u << given) | get_bits(reader, given)) << (length - 1 - given));
-    if (frequency >= left) return {};
+        static_cast<std::uint32_t>(((1u << stored_bits) | get_bits(reader, stored_bits)) << (length - 1 - stored_bits));
+    if (frequency >= slots_left) return {};
     table[i] = static_cast<std::uint16_t>(frequency);
-    left -= frequency;
+    slots_left -= frequency;
   }
-  table[largest] = static_cast<std::uint16_t>(left);
+  table[largest] = static_cast<std::uint16_t>(slots_left);
   if (exhausted(reader)) return {};
   return table;
 }
@@ -147,15 +148,15 @@ bool divides_exactly(std::uint32_t frequency) {
 SmallFrequencies normalise_small(const std::array<double, kSmallSymbols>& weights) {
   const double total = std::accumulate(weights.begin(), weights.end(), 0.0);
   SmallFrequencies table{};
-  int left = kSmallSlots;
+  int slots_left = kSmallSlots;
   for (std::size_t i = 0; i < weights.size(); ++i) {
     if (weights[i] <= 0) continue;
     table[i] = static_cast<std::uint16_t>(std::max<long>(std::lround(weights[i] * kSmallSlots / total), 1));
-    left -= table[i];
+    slots_left -= table[i];
   }
   // The largest is at least 256 / 16, and less is subtracted from it.
   const auto largest = std::max_element(table.begin(), table.end());
-  *largest = static_cast<std::uint16_t>(*largest + left);
+  *largest = static_cast<std::uint16_t>(*largest + slots_left);
   // The writer divides by a 16-bit multiplication, which is not exact for all large frequencies. The next one gets the
   // amount by which such a frequency is reduced.
   auto next = table.end();
@@ -166,8 +167,8 @@ SmallFrequencies normalise_small(const std::array<double, kSmallSymbols>& weight
 }
 
 void write_small_frequencies(const SmallFrequencies& table, BitWriter& out) {
-  for (unsigned i = 0; i < kStays; ++i) out.put(table[i] > 0, 1);
-  for (unsigned i = 0; i < kStays; ++i) {
+  for (unsigned i = 0; i < kSmallUnchanged; ++i) out.put(table[i] > 0, 1);
+  for (unsigned i = 0; i < kSmallUnchanged; ++i) {
     if (table[i] == 0) continue;
     const auto length = static_cast<unsigned>(std::bit_width(table[i]));
     out.put(length - 1, 3);
@@ -176,17 +177,17 @@ void write_small_frequencies(const SmallFrequencies& table, BitWriter& out) {
 }
 
 bool read_small_frequencies(BitReader& reader, SmallFrequencies& table) {
-  const std::uint64_t given = get_bits(reader, kStays);
-  std::uint32_t left = kSmallSlots;
-  for (unsigned i = 0; i < kStays; ++i) {
+  const std::uint64_t present = get_bits(reader, kSmallUnchanged);
+  std::uint32_t slots_left = kSmallSlots;
+  for (unsigned i = 0; i < kSmallUnchanged; ++i) {
     table[i] = 0;
-    if ((given >> i & 1) == 0) continue;
+    if ((present >> i & 1) == 0) continue;
     const auto length = static_cast<unsigned>(get_bits(reader, 3));
     table[i] = static_cast<std::uint16_t>(1u << length | get_bits(reader, length));
-    if (table[i] >= left) return false;
-    left -= table[i];
+    if (table[i] >= slots_left) return false;
+    slots_left -= table[i];
   }
-  table[kStays] = static_cast<std::uint16_t>(left);
+  table[kSmallUnchanged] = static_cast<std::uint16_t>(slots_left);
   return !exhausted(reader);
 }
 
@@ -197,8 +198,8 @@ void set_codes(unsigned range, const SmallFrequencies& table, SmallCodes& codes)
     const std::uint32_t f = table[s];
     const bool divides = f > 1;
     const std::uint32_t factor = divides ? SmallReciprocal(f).factor : 0xffff;
-    codes.others[at] = static_cast<std::uint8_t>(kSmallSlots - std::max(f, 1u));
-    codes.first[at] = static_cast<std::uint8_t>(first);
+    codes.other_slots[at] = static_cast<std::uint8_t>(kSmallSlots - std::max(f, 1u));
+    codes.first_slot[at] = static_cast<std::uint8_t>(first);
     codes.reciprocal_low[at] = static_cast<std::uint8_t>(factor);
     codes.reciprocal_high[at] = static_cast<std::uint8_t>(factor >> 8);
     codes.shift[at] = static_cast<std::uint8_t>(divides ? SmallReciprocal(f).shift : 0);
@@ -211,8 +212,8 @@ void set_tables(unsigned range, const SmallFrequencies& table, SmallTables& tabl
   for (std::uint32_t s = 0; s < kSmallSymbols; ++s) {
     const unsigned at = range << kSymbolBits | s;
     const std::uint32_t more = std::max<std::uint32_t>(table[s], 1) - 1;
-    tables.first[at] = static_cast<std::uint8_t>(first);  // below 256, because kStays comes last
-    tables.more[at] = static_cast<std::uint8_t>(more);
+    tables.first_slot[at] = static_cast<std::uint8_t>(first);  // below 256, because kSmallUnchanged comes last
+    tables.frequency_minus_one[at] = static_cast<std::uint8_t>(more);
     for (std::uint32_t k = 0; k < table[s]; ++k) tables.slot[range * kSmallSlots + first + k] = s << 16 | more << 8 | k;
     first += table[s];
   }

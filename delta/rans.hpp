@@ -26,7 +26,7 @@ unsigned precision_for(std::uint64_t symbols);
 
 // `table` must have been coarsened to this precision.
 void write_frequencies(const Frequencies& table, unsigned precision, BitWriter& out);
-// Empty if malformed.
+// Returns an empty table if it is malformed.
 Frequencies read_frequencies(BitReader& reader, std::size_t symbols_max);
 
 // Writes kRansSlots entries. With `escape`, the last symbol of the table is kEscape.
@@ -34,13 +34,14 @@ void rans_table(const Frequencies& table, bool escape, RansEntry* entries);
 // Writes an entry for each symbol of the table.
 void rans_codes(const Frequencies& table, RansCode* codes);
 
-// Frequencies of small symbols; they sum to kSmallSlots, and that of kStays is at least 1.
+// Frequencies of small symbols; they sum to kSmallSlots, and that of kSmallUnchanged is at least 1.
 using SmallFrequencies = std::array<std::uint16_t, kSmallSymbols>;
-// Scales weights; that of kStays and the sum must be positive. A symbol with weight gets at least 1.
+// Scales weights; that of kSmallUnchanged and the sum must be positive. A symbol with weight gets at least 1.
 SmallFrequencies normalise_small(const std::array<double, kSmallSymbols>& weights);
 void write_small_frequencies(const SmallFrequencies& table, BitWriter& out);
 // False if malformed.
 bool read_small_frequencies(BitReader& reader, SmallFrequencies& table);
+// Set the part for one range.
 void set_codes(unsigned range, const SmallFrequencies& table, SmallCodes& codes);
 void set_tables(unsigned range, const SmallFrequencies& table, SmallTables& tables);
 

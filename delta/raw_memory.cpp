@@ -1,3 +1,4 @@
+// The pool of freed memory behind PoolAllocator.
 #include "delta/raw_memory.hpp"
 
 #include <sys/mman.h>
@@ -9,7 +10,7 @@
 namespace echoline::delta {
 namespace {
 
-constexpr std::size_t kHugePage = 2u << 20, kKeptBytes = 64u << 20;
+constexpr std::size_t kHugePage = 2u << 20, kPoolBytesMax = 64u << 20;
 
 // Sizes are eighths of powers of two, so that kept memory serves requests of similar size.
 std::size_t rounded(std::size_t bytes) {
@@ -17,7 +18,7 @@ std::size_t rounded(std::size_t bytes) {
   return (bytes + step - 1) / step * step;
 }
 
-struct Kept {
+struct Pool {
   struct Block {
     void* memory = nullptr;
     std::size_t bytes = 0;  // rounded
@@ -27,12 +28,12 @@ struct Kept {
   std::size_t count = 0, bytes = 0;
 };
 
-Kept& kept() {
-  static Kept& all = *new Kept;  // never destroyed, because other objects free memory at the end of the process
+Pool& pool() {
+  static Pool& all = *new Pool;  // never destroyed, because other objects free memory at the end of the process
   return all;
 }
 
-void* from_system(std::size_t bytes) {
+void* allocate_from_system(std::size_t bytes) {
   if (bytes < kHugePage) return ::operator new(bytes);
   void* const memory = ::operator new (bytes, std::align_val_t{kHugePage});
   ::madvise(memory, bytes, MADV_HUGEPAGE);  // advice: without it, the pages are small
@@ -41,9 +42,9 @@ void* from_system(std::size_t bytes) {
 
 }  // namespace
 
-void* take_memory(std::size_t bytes) {
+void* acquire_memory(std::size_t bytes) {
   bytes = rounded(bytes);
-  Kept& all = kept();
+  Pool& all = pool();
   {
     const std::lock_guard lock(all.mutex);
     for (std::size_t i = all.count; i-- > 0;)
@@ -54,15 +55,15 @@ void* take_memory(std::size_t bytes) {
         return memory;
       }
   }
-  return from_system(bytes);
+  return allocate_from_system(bytes);
 }
 
-void give_memory(void* memory, std::size_t bytes) {
+void release_memory(void* memory, std::size_t bytes) {
   bytes = rounded(bytes);
-  Kept& all = kept();
+  Pool& all = pool();
   {
     const std::lock_guard lock(all.mutex);
-    if (all.count < all.blocks.size() && all.bytes + bytes <= kKeptBytes) {
+    if (all.count < all.blocks.size() && all.bytes + bytes <= kPoolBytesMax) {
       all.blocks[all.count++] = {memory, bytes};
       all.bytes += bytes;
       return;

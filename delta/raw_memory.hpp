@@ -9,35 +9,36 @@
 
 namespace echoline::delta {
 
-// Memory of kKeptFrom bytes or more. Freed memory is kept for later calls, up to 64 MiB per process. Thread-safe.
-inline constexpr std::size_t kKeptFrom = 256u << 10;
-void* take_memory(std::size_t bytes);
-void give_memory(void* memory, std::size_t bytes);
+// Memory of kPooledBytesMin bytes or more. Released memory is kept for later calls, up to 64 MiB per process.
+// Thread-safe.
+inline constexpr std::size_t kPooledBytesMin = 256u << 10;
+void* acquire_memory(std::size_t bytes);
+void release_memory(void* memory, std::size_t bytes);
 
 // Initialises new elements, like std::allocator.
 template <class T>
-struct KeptAllocator {
+struct PoolAllocator {
   using value_type = T;
-  KeptAllocator() = default;
+  PoolAllocator() = default;
   template <class U>
-  KeptAllocator(const KeptAllocator<U>&) {}
+  PoolAllocator(const PoolAllocator<U>&) {}
 
   T* allocate(std::size_t count) {
     const std::size_t bytes = count * sizeof(T);
-    return static_cast<T*>(bytes < kKeptFrom ? ::operator new(bytes) : take_memory(bytes));
+    return static_cast<T*>(bytes < kPooledBytesMin ? ::operator new(bytes) : acquire_memory(bytes));
   }
   void deallocate(T* memory, std::size_t count) {
-    if (count * sizeof(T) < kKeptFrom)
+    if (count * sizeof(T) < kPooledBytesMin)
       ::operator delete(memory);
     else
-      give_memory(memory, count * sizeof(T));
+      release_memory(memory, count * sizeof(T));
   }
-  friend bool operator==(const KeptAllocator&, const KeptAllocator&) { return true; }
+  friend bool operator==(const PoolAllocator&, const PoolAllocator&) { return true; }
 };
 
 // Leaves new elements uninitialised.
 template <class T>
-struct RawAllocator : KeptAllocator<T> {
+struct RawAllocator : PoolAllocator<T> {
   using value_type = T;
   RawAllocator() = default;
   template <class U>

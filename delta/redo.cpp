@@ -1,3 +1,4 @@
+// Writes a journal's records to the files; in_place.cpp calls it.
 #include "delta/redo.hpp"
 
 #include <unistd.h>
@@ -47,7 +48,7 @@ std::optional<Digest> digest_after(const Checkpoint& checkpoint, const Journal& 
     leaves[i].resize(leaf_count(state[i].bytes.size()));
     for (std::uint64_t at = 0; at < state[i].bytes.size(); at += kWindowBytes) windows.push_back({i, at});
   }
-  std::atomic<std::uint64_t> covered{0};
+  std::atomic<std::uint64_t> covered_bytes{0};
   for_each_parallel(windows.size(), std::clamp(threads, 1u, 256u), [&](unsigned, std::size_t w) {
     const auto [tensor, first] = windows[w];
     const ByteSpan old = state[tensor].bytes.subspan(first, std::min(kWindowBytes, state[tensor].bytes.size() - first));
@@ -56,40 +57,40 @@ std::optional<Digest> digest_after(const Checkpoint& checkpoint, const Journal& 
     const auto is_before = [&](const JournalRecord& r) {
       return r.file < place.file || (r.file == place.file && r.end() <= begin);
     };
-    std::vector<std::byte> fresh;
+    std::vector<std::byte> new_content;
     for (auto r = std::ranges::partition_point(journal.records, is_before);
          r != journal.records.end() && r->file == place.file && r->first_byte < end; ++r) {
-      if (fresh.empty()) fresh.assign(old.begin(), old.end());
-      overlay(*r, begin, fresh, [](std::uint64_t, std::uint64_t) {});
-      covered += std::min(r->end(), end) - std::max(r->first_byte, begin);
+      if (new_content.empty()) new_content.assign(old.begin(), old.end());
+      overlay(*r, begin, new_content, [](std::uint64_t, std::uint64_t) {});
+      covered_bytes += std::min(r->end(), end) - std::max(r->first_byte, begin);
     }
-    digest_leaves(fresh.empty() ? old : ByteSpan(fresh), leaves[tensor].data() + first / kLeafBytes);
+    digest_leaves(new_content.empty() ? old : ByteSpan(new_content), leaves[tensor].data() + first / kLeafBytes);
   });
   std::uint64_t expected = 0;
   for (const JournalRecord& r : journal.records) expected += r.byte_count;
-  if (covered != expected) return std::nullopt;
+  if (covered_bytes != expected) return std::nullopt;
   return combine_leaves(state, leaves);
 }
 
 Redo::Redo(const Journal& journal, const std::vector<std::filesystem::path>& names, const LockedFiles& files,
            const ApplyOptions& options)
     : journal_(journal), names_(names), files_(files), options_(options) {
-  for (const JournalRecord& r : journal.records) total_ += r.byte_count;
+  for (const JournalRecord& r : journal.records) total_bytes_ += r.byte_count;
 }
 
 Status Redo::run() {
   for_each_parallel(journal_.records.size(), thread_count(options_), [&](unsigned, std::size_t i) {
     {
       const std::lock_guard lock(mutex_);
-      if (failed_) return;
+      if (error_) return;
     }
     const Status status = write(journal_.records[i]);
     const std::lock_guard lock(mutex_);
-    if (!status && !failed_) failed_ = status.error();
-    done_ += journal_.records[i].byte_count;
-    if (options_.progress) options_.progress(done_, total_);
+    if (!status && !error_) error_ = status.error();
+    done_bytes_ += journal_.records[i].byte_count;
+    if (options_.progress) options_.progress(done_bytes_, total_bytes_);
   });
-  if (failed_) return *failed_;
+  if (error_) return *error_;
   for (std::size_t i = 0; i < names_.size(); ++i)
     if (::fsync(files_.fd(i)) != 0) return os_error(kOperation, names_[i]);
   return ok();
@@ -116,7 +117,7 @@ Status Redo::write(const JournalRecord& r) {
       ECHO_TRY(write_all_at(files_.fd(r.file), std::span(window).subspan(begin - at, end - begin), begin, kOperation,
                             names_[r.file]));
       const std::lock_guard lock(mutex_);
-      written_ += end - begin;
+      written_bytes_ += end - begin;
       if (options_.observer) options_.observer(ApplyStage::kRangeWritten);
     }
   }

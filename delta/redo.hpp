@@ -12,8 +12,8 @@
 
 namespace echoline::delta {
 
-// The digest that the checkpoint, whose files are the journal's, will have after the journal is applied. Writes
-// nothing, and does not depend on which part was applied before. Nothing if a record concerns bytes outside tensors.
+// The digest that the checkpoint will have after the journal is applied; its files are the journal's. Writes nothing.
+// Does not depend on which part was applied before. Absent if a record concerns bytes outside tensors.
 std::optional<Digest> digest_after(const Checkpoint& checkpoint, const Journal& journal, unsigned threads);
 
 // Writes the pages that a journal changes to its files and makes them durable. Idempotent.
@@ -23,7 +23,7 @@ class Redo {
   Redo(const Journal& journal, const std::vector<std::filesystem::path>& names, const LockedFiles& files,
        const ApplyOptions& options);
   Status run();
-  std::uint64_t written_bytes() const { return written_; }
+  std::uint64_t written_bytes() const { return written_bytes_; }
 
  private:
   Status write(const JournalRecord& record);
@@ -32,8 +32,8 @@ class Redo {
   const LockedFiles& files_;
   const ApplyOptions& options_;
   std::mutex mutex_;
-  std::optional<Error> failed_;
-  std::uint64_t done_ = 0, total_ = 0, written_ = 0;
+  std::optional<Error> error_;
+  std::uint64_t done_bytes_ = 0, total_bytes_ = 0, written_bytes_ = 0;
 };
 
 }  // namespace echoline::delta

@@ -1,3 +1,4 @@
+// Parses and writes safetensors files, for checkpoints and for tensors that trainers exchange.
 #include "delta/safetensors.hpp"
 
 #include <algorithm>
@@ -118,17 +119,17 @@ class HeaderReader final : public nlohmann::json_sax<json> {
 
 // Creates tensors over `data`, which they must fill exactly.
 Result<StateView> place_tensors(std::vector<Entry> entries, ByteSpan data, std::string_view what) {
-  const auto complain = [&](const Entry& e, std::string_view why) {
+  const auto error_of = [&](const Entry& e, std::string_view why) {
     return fail(Code::kInvalid, "read safetensors", "{}: tensor '{}' {}", what, e.name, why);
   };
   for (const Entry& e : entries) {
     if (e.offsets->size() != 2 || (*e.offsets)[0] > (*e.offsets)[1])
-      return complain(e, "has data_offsets that are not a begin and an end");
+      return error_of(e, "has data_offsets that are not a begin and an end");
     const auto bytes = tensor_bytes(*e.dtype, *e.shape);
-    if (!bytes) return complain(e, bytes.error().detail);
+    if (!bytes) return error_of(e, bytes.error().detail);
     const auto found = static_cast<std::uint64_t>((*e.offsets)[1] - (*e.offsets)[0]);
     if (found != *bytes)
-      return complain(e, fmt::format("takes {} bytes by type and shape, its data_offsets span {}", *bytes, found));
+      return error_of(e, fmt::format("takes {} bytes by type and shape, its data_offsets span {}", *bytes, found));
   }
   std::sort(entries.begin(), entries.end(), [](const Entry& a, const Entry& b) { return *a.offsets < *b.offsets; });
   StateView tensors;
@@ -136,7 +137,7 @@ Result<StateView> place_tensors(std::vector<Entry> entries, ByteSpan data, std::
   for (Entry& e : entries) {
     const auto begin = static_cast<std::uint64_t>((*e.offsets)[0]);
     if (begin != end)
-      return complain(e, fmt::format("begins at data byte {}, expected {} ({})", begin, end,
+      return error_of(e, fmt::format("begins at data byte {}, expected {} ({})", begin, end,
                                      begin < end ? "tensors overlap" : "there is a gap before it"));
     end = static_cast<std::uint64_t>((*e.offsets)[1]);
     const ByteSpan bytes = end <= data.size() ? data.subspan(begin, end - begin) : ByteSpan{};
@@ -171,30 +172,30 @@ std::string header_text(const StateView& tensors, const Metadata& metadata) {
 }  // namespace
 
 Result<SafetensorsContent> parse_safetensors(std::span<const std::byte> file, std::string_view what) {
-  const auto complain = [&](std::string_view why) {
+  const auto error_of = [&](std::string_view why) {
     return fail(Code::kInvalid, "read safetensors", "{}: {}", what, why);
   };
   if (file.size() < 8)
-    return complain(fmt::format("a safetensors file has at least 8 bytes, this one has {}", file.size()));
+    return error_of(fmt::format("a safetensors file has at least 8 bytes, this one has {}", file.size()));
   const auto length = load<std::uint64_t>(file.data());
   if (length > kHeaderBytesMax)
-    return complain(
+    return error_of(
         fmt::format("it declares a header of {} bytes, at most {} are allowed; this is not a safetensors file", length,
                     kHeaderBytesMax));
   if (length > file.size() - 8)
-    return complain(
+    return error_of(
         fmt::format("it declares a header of {} bytes, so the file should have at least {}, it has {}: it is "
                     "cut short; fetch it again",
                     length, length + 8, file.size()));
   const ByteSpan header = file.subspan(8, length);
   const auto* text = reinterpret_cast<const char*>(header.data());
   if (header.empty() || *text != '{')
-    return complain("the header does not start with '{'; this is not a safetensors file");
+    return error_of("the header does not start with '{'; this is not a safetensors file");
   HeaderReader reader;
   try {
-    if (!json::sax_parse(text, text + header.size(), &reader)) return complain("bad header: " + reader.error());
+    if (!json::sax_parse(text, text + header.size(), &reader)) return error_of("bad header: " + reader.error());
   } catch (const std::exception& e) {
-    return complain(fmt::format("bad header: {}", e.what()));
+    return error_of(fmt::format("bad header: {}", e.what()));
   }
   SafetensorsContent content;
   ECHO_ASSIGN(content.tensors, place_tensors(std::move(reader.entries), file.subspan(8 + length), what));

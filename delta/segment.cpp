@@ -1,3 +1,4 @@
+// Codes one segment: chooses between sparse and dense coding, and decodes layers and groups.
 #include "delta/segment.hpp"
 
 #include <algorithm>
@@ -114,27 +115,28 @@ Status SegmentDecoder::decode(const Segment& segment, ByteSpan old, DType dtype,
     if (new_leaves) digest_leaves(out.values, new_leaves);
     return ok();
   }
-  begin(old.size() / size, layer.changed, size, out);
+  begin_replacement(old.size() / size, layer.changed, size, out);
   bool fits = true;
   const auto leaf_done = [&](std::size_t first_byte, ByteSpan before, ByteSpan now) {
     if (now.data() == before.data()) return;
     if (new_leaves) new_leaves[first_byte / kLeafBytes] = digest_bytes(now);
-    if (!out.whole) fits = fits && take(before, now, first_byte, size, out);
+    if (!out.whole) fits = fits && add_changes(before, now, first_byte, size, out);
   };
   const auto room = [&](std::size_t first_byte, std::size_t) { return out.values.data() + first_byte; };
   ECHO_TRY(sparse_.decode(layer.payload, layer.coding == LayerCoding::kSparse, layer.changed, old, dtype,
                           out.whole ? LeafRoom(room) : LeafRoom(), leaf_done));
   if (!fits) return corrupt("a segment has more changes than it declares");
-  end(size, out);
+  end_replacement(size, out);
   return ok();
 }
 
 // Prepares `out` for `changed` of `elements`. If an eighth or more changes, writing all of them is faster.
-void SegmentDecoder::begin(std::uint64_t elements, std::uint64_t changed, std::size_t element_bytes, Replacement& out) {
+void SegmentDecoder::begin_replacement(std::uint64_t elements, std::uint64_t changed, std::size_t element_bytes,
+                                       Replacement& out) {
   out.whole = 8 * changed >= elements;
   out.positions.clear();
   out.values.clear();
-  taken_ = 0;
+  replaced_ = 0;
   if (out.whole) {
     out.values.resize(elements * element_bytes);
   } else {
@@ -143,28 +145,28 @@ void SegmentDecoder::begin(std::uint64_t elements, std::uint64_t changed, std::s
   }
 }
 
-// Adds a leaf's changes to `out`. False if there are more than begin() was told.
-bool SegmentDecoder::take(ByteSpan before, ByteSpan now, std::size_t first_byte, std::size_t element_bytes,
-                          Replacement& out) {
+// Adds a leaf's changes to `out`. False if there are more than the segment declares.
+bool SegmentDecoder::add_changes(ByteSpan before, ByteSpan now, std::size_t first_byte, std::size_t element_bytes,
+                                 Replacement& out) {
   const unsigned width = width_index(element_bytes);
   for (std::size_t at = 0; at < now.size(); at += kBlockElementsMax * element_bytes) {
     const std::size_t bytes = std::min(kBlockElementsMax * element_bytes, now.size() - at);
     const auto count = static_cast<std::uint32_t>(bytes / element_bytes);
     std::uint32_t changed[kBlockWordsMax];
-    const std::uint32_t more = kernels().diff[width](before.data() + at, now.data() + at, count, changed);
-    if (taken_ + more + kSpareElements > out.positions.size()) return false;
-    kernels().extract[width](now.data() + at, changed, count, more,
+    const std::uint32_t changed_count = kernels().diff[width](before.data() + at, now.data() + at, count, changed);
+    if (replaced_ + changed_count + kSpareElements > out.positions.size()) return false;
+    kernels().extract[width](now.data() + at, changed, count, changed_count,
                              static_cast<std::uint32_t>((first_byte + at) / element_bytes),
-                             out.positions.data() + taken_, out.values.data() + taken_ * element_bytes);
-    taken_ += more;
+                             out.positions.data() + replaced_, out.values.data() + replaced_ * element_bytes);
+    replaced_ += changed_count;
   }
   return true;
 }
 
-void SegmentDecoder::end(std::size_t element_bytes, Replacement& out) const {
+void SegmentDecoder::end_replacement(std::size_t element_bytes, Replacement& out) const {
   if (out.whole) return;
-  out.positions.resize(taken_);
-  out.values.resize(taken_ * element_bytes);
+  out.positions.resize(replaced_);
+  out.values.resize(replaced_ * element_bytes);
 }
 
 Status SegmentDecoder::decode_group(const Segment& segment, std::span<const TensorView> tensors, Replacement& out,
@@ -178,27 +180,27 @@ Status SegmentDecoder::decode_group(const Segment& segment, std::span<const Tens
 
   GroupedTensor next;  // the first tensor that is incomplete
   std::size_t next_begin = 0;
-  // The first `made_to` bytes of the group are complete. `made` ends there and begins before `next` does.
-  const auto report = [&](std::size_t made_to, ByteSpan made) {
+  // The first `complete_bytes` bytes of the group are complete. `made` ends there and begins before `next` does.
+  const auto report = [&](std::size_t complete_bytes, ByteSpan made) {
     for (; next.number < tensors.size(); ++next.number) {
       const std::size_t bytes = tensors[next.number].bytes.size();
-      if (next_begin + bytes > made_to) break;
-      next.content = made.subspan(made.size() - (made_to - next_begin), bytes);
+      if (next_begin + bytes > complete_bytes) break;
+      next.content = made.subspan(made.size() - (complete_bytes - next_begin), bytes);
       next_begin += bytes;
       next.first += std::exchange(next.count, 0);
       const std::size_t end = next_begin / size;
       if (out.whole)
         next.count = end - next.first;
       else
-        while (next.first + next.count < taken_ && out.positions[next.first + next.count] < end) ++next.count;
+        while (next.first + next.count < replaced_ && out.positions[next.first + next.count] < end) ++next.count;
       if (next.count > 0) done(next);
     }
   };
   const Layer& layer = segment.layers.front();
   if (segment.layers.size() > 1 || layer.coding == LayerCoding::kDense)
-    return decode_gathered(segment, old, dtype, out, report);
+    return decode_copied_group(segment, old, dtype, out, report);
 
-  begin(old.size() / size, layer.changed, size, out);
+  begin_replacement(old.size() / size, layer.changed, size, out);
   // Unless everything is replaced, the new content passes through a window. It holds the current leaf and, before it,
   // the complete part of an unfinished tensor.
   window_.resize(out.whole ? 0 : kGroupedBytes + kLeafBytes + kSpareElements * size);
@@ -208,28 +210,28 @@ Status SegmentDecoder::decode_group(const Segment& segment, std::span<const Tens
     return out.whole ? out.values.data() + first_byte : window_.data() + kept;
   };
   const auto leaf_done = [&](std::size_t first_byte, ByteSpan before, ByteSpan now) {
-    const std::size_t made_to = first_byte + now.size();
-    if (out.whole) return report(made_to, ByteSpan(out.values).first(made_to));
-    fits = fits && take(before, now, first_byte, size, out);
+    const std::size_t complete_bytes = first_byte + now.size();
+    if (out.whole) return report(complete_bytes, ByteSpan(out.values).first(complete_bytes));
+    fits = fits && add_changes(before, now, first_byte, size, out);
     const std::size_t held = kept + now.size();
-    report(made_to, ByteSpan(window_).first(held));
-    kept = made_to - next_begin;
+    report(complete_bytes, ByteSpan(window_).first(held));
+    kept = complete_bytes - next_begin;
     std::memmove(window_.data(), window_.data() + held - kept, kept);
   };
   ECHO_TRY(
       sparse_.decode(layer.payload, layer.coding == LayerCoding::kSparse, layer.changed, old, dtype, room, leaf_done));
   if (!fits) return corrupt("a segment has more changes than it declares");
-  end(size, out);
+  end_replacement(size, out);
   return ok();
 }
 
 // Decodes via copies of the whole group, for folded deltas and dense coding.
-Status SegmentDecoder::decode_gathered(const Segment& segment, const Content& old, DType dtype, Replacement& out,
-                                       const GroupMade& made) {
+Status SegmentDecoder::decode_copied_group(const Segment& segment, const Content& old, DType dtype, Replacement& out,
+                                           const GroupMade& made) {
   RawVector<std::byte> memory;
   const ByteSpan before = old.whole(memory);
   ECHO_TRY(decode(segment, before, dtype, out, nullptr));
-  taken_ = out.positions.size();
+  replaced_ = out.positions.size();
   RawVector<std::byte> now(before.begin(), before.end());
   write_values(out.whole, out.positions, out.values, dtype_bytes(dtype), now);
   made(now.size(), now);
@@ -241,12 +243,12 @@ Status SegmentDecoder::decode_layers(const Segment& segment, ByteSpan old, DType
                                      Digest* new_leaves) {
   const std::size_t size = dtype_bytes(dtype);
   std::uint64_t changed = 0;
-  bool whole = false;
+  bool has_dense_layer = false;
   folded_.assign(old.begin(), old.end());
   for (const Layer& layer : segment.layers) {
     changed += layer.changed;
     if (layer.coding == LayerCoding::kDense) {
-      whole = true;
+      has_dense_layer = true;
       ECHO_TRY(decode_dense(layer.payload, dtype, folded_));
       continue;
     }
@@ -257,17 +259,18 @@ Status SegmentDecoder::decode_layers(const Segment& segment, ByteSpan old, DType
                             }));
   }
   if (new_leaves) digest_leaves(folded_, new_leaves);
-  begin(old.size() / size, whole ? old.size() / size : std::min(changed, old.size() / size), size, out);
+  begin_replacement(old.size() / size, has_dense_layer ? old.size() / size : std::min(changed, old.size() / size), size,
+                    out);
   if (out.whole) {
     out.values.assign(folded_.begin(), folded_.end());
     return ok();
   }
   for (std::size_t at = 0; at < old.size(); at += kLeafBytes) {
     const std::size_t count = std::min(kLeafBytes, old.size() - at);
-    if (!take(old.subspan(at, count), ByteSpan(folded_).subspan(at, count), at, size, out))
+    if (!add_changes(old.subspan(at, count), ByteSpan(folded_).subspan(at, count), at, size, out))
       return corrupt("a segment has more changes than it declares");
   }
-  end(size, out);
+  end_replacement(size, out);
   return ok();
 }
 

@@ -11,7 +11,8 @@
 
 namespace echoline::delta {
 
-inline constexpr std::uint64_t kSegmentBytes = 8u << 20;  // of every segment of a tensor but the last; whole leaves
+// The size of every segment of a tensor but the last, which may be shorter; a multiple of the leaf size.
+inline constexpr std::uint64_t kSegmentBytes = 8u << 20;
 inline constexpr std::uint64_t kLayersMax = 4096;
 
 enum class LayerCoding : std::uint8_t { kSparseOld = 1, kDense = 2, kSparse = 3 };  // kSparseOld can only be read
@@ -41,7 +42,7 @@ void write_segment(const Segment& segment, ByteVector& out);
 class SegmentEncoder {
  public:
   explicit SegmentEncoder(int table_zstd_level) : dense_(table_zstd_level) {}
-  // The shortest layer that turns `prev` into `cur`; nothing if they are equal. Its payload is valid until the next
+  // The shortest layer that turns `prev` into `cur`; absent if they are equal. Its payload is valid until the next
   // call. `leaf_read` and `entropy` as in SparseEncoder::encode().
   std::optional<Layer> encode(const Content& prev, const Content& cur, const SegmentPlace& place,
                               const LeafRead& leaf_read, EntropyCounter* entropy);
@@ -86,14 +87,15 @@ class SegmentDecoder {
 
  private:
   Status decode_layers(const Segment& segment, ByteSpan old, DType dtype, Replacement& out, Digest* new_leaves);
-  using GroupMade = std::function<void(std::size_t made_to, ByteSpan made)>;
-  void begin(std::uint64_t elements, std::uint64_t changed, std::size_t element_bytes, Replacement& out);
-  bool take(ByteSpan before, ByteSpan now, std::size_t first_byte, std::size_t element_bytes, Replacement& out);
-  void end(std::size_t element_bytes, Replacement& out) const;
-  Status decode_gathered(const Segment& segment, const Content& old, DType dtype, Replacement& out,
-                         const GroupMade& made);
+  // Receives new content of a group: `made` ends after the first `complete_bytes` of the group.
+  using GroupMade = std::function<void(std::size_t complete_bytes, ByteSpan made)>;
+  void begin_replacement(std::uint64_t elements, std::uint64_t changed, std::size_t element_bytes, Replacement& out);
+  bool add_changes(ByteSpan before, ByteSpan now, std::size_t first_byte, std::size_t element_bytes, Replacement& out);
+  void end_replacement(std::size_t element_bytes, Replacement& out) const;
+  Status decode_copied_group(const Segment& segment, const Content& old, DType dtype, Replacement& out,
+                             const GroupMade& made);
   SparseDecoder sparse_;
-  std::size_t taken_ = 0;  // elements in the current replacement
+  std::size_t replaced_ = 0;  // elements in the current replacement
   ByteVector folded_;
   RawVector<std::byte> window_;  // part of a group's new content
 };

@@ -1,3 +1,4 @@
+// Fits tables of small symbols; SparseEncoder calls it.
 #include "delta/small_fit.hpp"
 
 #include <algorithm>
@@ -13,17 +14,17 @@ namespace {
 constexpr double kExceptionBits = 22;  // approximate cost, beside the open bits of its step
 
 // Adds `count` steps, spread evenly from `least` to `most`, to their symbols' weights.
-void spread(std::int64_t least, std::int64_t most, unsigned low_bits, double count,
-            std::array<double, kSmallSymbols>& weights) {
+void spread_steps(std::int64_t least, std::int64_t most, unsigned low_bits, double count,
+                  std::array<double, kSmallSymbols>& weights) {
   const std::int64_t first = std::max<std::int64_t>(least >> low_bits, -std::int64_t{kZeroStep});
-  const std::int64_t last = std::min<std::int64_t>(most >> low_bits, kStays - 1 - std::int64_t{kZeroStep});
-  const double each = count / (static_cast<double>(most) - static_cast<double>(least) + 1);
+  const std::int64_t last = std::min<std::int64_t>(most >> low_bits, kSmallUnchanged - 1 - std::int64_t{kZeroStep});
+  const double count_per_step = count / (static_cast<double>(most) - static_cast<double>(least) + 1);
   for (std::int64_t high = first; high <= last; ++high) {
     const double from =
         std::max(std::ldexp(static_cast<double>(high), static_cast<int>(low_bits)), static_cast<double>(least));
     const double to =
         std::min(std::ldexp(static_cast<double>(high + 1), static_cast<int>(low_bits)) - 1, static_cast<double>(most));
-    weights[static_cast<std::size_t>(high + kZeroStep)] += each * (to - from + 1);
+    weights[static_cast<std::size_t>(high + kZeroStep)] += count_per_step * (to - from + 1);
   }
 }
 
@@ -34,7 +35,7 @@ struct Draft {
 
 Draft draft_of(std::span<const std::uint32_t> counts, unsigned low_bits, double total) {
   Draft draft;
-  double changed = 0, placed = 0;
+  double changed = 0, coded = 0;
   for (std::size_t symbol = 1; symbol < counts.size(); ++symbol) {
     if (counts[symbol] == 0) continue;
     const auto token = static_cast<unsigned>(symbol - 1);
@@ -43,29 +44,29 @@ Draft draft_of(std::span<const std::uint32_t> counts, unsigned low_bits, double 
       const auto least = static_cast<std::int64_t>(token_step(token & ~1u, 0));
       const std::int64_t most = least + (std::int64_t{1} << open) - 1;
       const bool towards_zero = token & 1;
-      spread(towards_zero ? -most : least, towards_zero ? -least : most, low_bits, counts[symbol], draft.weights);
+      spread_steps(towards_zero ? -most : least, towards_zero ? -least : most, low_bits, counts[symbol], draft.weights);
     }
   }
   // A symbol in the table costs every element a little; one without costs its elements an exception.
-  constexpr double kRareness = 0.0005;
-  const auto used = std::span(draft.weights).first(kStays);
-  const auto has_some = [&](std::size_t i) { return i < used.size() && draft.weights[i] > 0; };
-  std::array<double, kStays> fitted{};
-  for (std::size_t i = 0; i < used.size(); ++i) {
+  constexpr double kShareMin = 0.0005;
+  const auto coded_weights = std::span(draft.weights).first(kSmallUnchanged);
+  const auto is_sampled = [&](std::size_t i) { return i < coded_weights.size() && draft.weights[i] > 0; };
+  std::array<double, kSmallUnchanged> fitted{};
+  for (std::size_t i = 0; i < coded_weights.size(); ++i) {
     if (low_bits == 0 && i == kZeroStep) continue;
     // Elements outside the sample may have symbols that it lacks, most likely next to those it has.
-    const double unseen = has_some(i - 1) || has_some(i + 1) ? 0.5 : 0.25;
-    const double weight = used[i] > 0 ? used[i] + 0.5 : changed > 0 ? unseen : 0;
-    if (weight >= kRareness * total) fitted[i] = std::max(used[i], unseen * (changed > 0));
+    const double unseen = is_sampled(i - 1) || is_sampled(i + 1) ? 0.5 : 0.25;
+    const double weight = coded_weights[i] > 0 ? coded_weights[i] + 0.5 : changed > 0 ? unseen : 0;
+    if (weight >= kShareMin * total) fitted[i] = std::max(coded_weights[i], unseen * (changed > 0));
   }
-  std::ranges::copy(fitted, used.begin());
-  for (const double w : used) placed += w;
-  draft.weights[kStays] = std::max<double>(counts[0], 0.5);
-  const double whole = placed + draft.weights[kStays];
+  std::ranges::copy(fitted, coded_weights.begin());
+  for (const double w : coded_weights) coded += w;
+  draft.weights[kSmallUnchanged] = std::max<double>(counts[0], 0.5);
+  const double weight_total = coded + draft.weights[kSmallUnchanged];
   for (const double w : draft.weights)
-    if (w > 0) draft.bits += w * std::log2(whole / w);
-  const double exceptions = std::max(changed - placed, 0.0);
-  draft.bits += low_bits * std::min(placed, changed) + exceptions * (kExceptionBits + low_bits);
+    if (w > 0) draft.bits += w * std::log2(weight_total / w);
+  const double exceptions = std::max(changed - coded, 0.0);
+  draft.bits += low_bits * std::min(coded, changed) + exceptions * (kExceptionBits + low_bits);
   return draft;
 }
 
@@ -82,8 +83,8 @@ SmallFit fit_small(std::span<const std::uint32_t> counts, unsigned low_bits_max)
   SmallFit fit;
   Draft best = draft_of(counts, 0, total);
   // With more low bits, all steps of the sample would share one or two symbols.
-  const unsigned longest = counts.size() < 6 ? 0 : extra_bits(static_cast<unsigned>(counts.size()) - 2) + 1;
-  for (unsigned low = 1; low <= std::min(low_bits_max, longest); ++low) {
+  const unsigned low_bits_useful_max = counts.size() < 6 ? 0 : extra_bits(static_cast<unsigned>(counts.size()) - 2) + 1;
+  for (unsigned low = 1; low <= std::min(low_bits_max, low_bits_useful_max); ++low) {
     Draft draft = draft_of(counts, low, total);
     if (draft.bits >= best.bits) continue;
     best = draft;

@@ -133,11 +133,11 @@ Status SparseDecoder::State::parse(ByteSpan coded, bool small, std::uint64_t cha
   if (symbols.empty()) return corrupt("a segment's table of blocks is malformed");
   std::array<GapCode, kRangesMax + 1> codes;
   std::array<Frequencies, kRangesMax + 1> step_frequencies;
-  std::vector<std::uint32_t> by_gaps;
-  for (std::uint32_t r = model.dense; r < model.ranges; ++r) by_gaps.push_back(r);
-  if (small && model.dense > 0) by_gaps.push_back(kRangesMax);
+  std::vector<std::uint32_t> gap_coded;
+  for (std::uint32_t r = model.dense; r < model.ranges; ++r) gap_coded.push_back(r);
+  if (small && model.dense > 0) gap_coded.push_back(kRangesMax);
   std::uint64_t gaps = 0;
-  for (const std::uint32_t r : by_gaps) {
+  for (const std::uint32_t r : gap_coded) {
     const std::uint64_t count = get_number(bits);
     if (exhausted(bits) || count > changed - gaps) return corrupt("a segment declares more changes than it has");
     gaps += count;
@@ -157,9 +157,9 @@ Status SparseDecoder::State::parse(ByteSpan coded, bool small, std::uint64_t cha
     }
   } else {
     for (std::uint32_t r = 0; r < model.dense; ++r) {
-      const bool given = get_bits(bits, 1) != 0;
-      const bool escape = given && get_bits(bits, 1) != 0;
-      const Frequencies table = given ? read_frequencies(bits, kTokensMax + escape) : Frequencies{kRansSlots};
+      const bool has_table = get_bits(bits, 1) != 0;
+      const bool escape = has_table && get_bits(bits, 1) != 0;
+      const Frequencies table = has_table ? read_frequencies(bits, kTokensMax + escape) : Frequencies{kRansSlots};
       if (table.empty()) return corrupt("a segment's table of steps is malformed");
       rans_table(table, escape, dense_tables[r].data());
     }
@@ -174,7 +174,7 @@ Status SparseDecoder::State::parse(ByteSpan coded, bool small, std::uint64_t cha
                      block_symbols.push_back(static_cast<std::uint8_t>(rans_read(source.narrow, block_table.data())));
                      return true;
                    });
-  for (const std::uint32_t r : by_gaps) {
+  for (const std::uint32_t r : gap_coded) {
     GapSource& gap = source.gap[r];
     if (gap.count == 0) continue;
     if (ranks[r].size() < gap.count) ranks[r].resize(gap.count);

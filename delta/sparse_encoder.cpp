@@ -19,10 +19,10 @@ struct SparseEncoder::State {
   };
   std::array<Range, kRangesMax + 1> ranges;  // the last: exceptions among dense elements
   std::vector<std::uint16_t> block_symbols;
-  RawVector<std::uint8_t> dense;
+  RawVector<std::uint8_t> dense_symbols;
   std::vector<std::uint32_t> dense_runs;       // symbols of each block that is not untouched
   RawVector<std::byte> dense_olds, dense_now;  // elements of dense ranges, of a block or of the segment
-  RawVector<std::byte> low;
+  RawVector<std::byte> low_bit_bytes;
   std::array<SmallFit, kRangesMax> fits;
   std::vector<std::uint32_t> step_counts;
   BlockSink sink;
@@ -32,6 +32,7 @@ struct SparseEncoder::State {
   std::uint32_t changed_bits[kBlockWordsMax];
   RawVector<std::byte> old_leaf, now_leaf;  // for content in several pieces
 
+  // Makes room in `v` for `more` elements after the first `used`. Returns its data.
   template <class V>
   static auto* with_room(V& v, std::size_t used, std::size_t more) {
     if (v.size() < used + more) v.resize(std::max(2 * v.size(), used + more + 4096));
@@ -47,8 +48,8 @@ struct SparseEncoder::State {
   // Makes room for the symbols of this many more elements.
   void make_dense_room(std::uint32_t elements) {
     make_gap_room(kRangesMax, elements);
-    sink.dense = with_room(dense, sink.dense_count, elements + kSpareElements);
-    sink.low.bytes = with_room(low, sink.low.at, elements * kLowBitsMax / 8 + 16);
+    sink.dense = with_room(dense_symbols, sink.dense_count, elements + kSpareElements);
+    sink.low.bytes = with_room(low_bit_bytes, sink.low.at, elements * kLowBitsMax / 8 + 16);
   }
   // Appends the dense elements of a sorted block after `used` ones.
   void pack_block(const std::byte* old, const std::byte* now, std::uint32_t count, std::size_t element_bytes,
@@ -76,10 +77,11 @@ unsigned SparseEncoder::State::sort_block(const SparseModel& model, const std::b
     kernels().sort[width_index(element_bytes)](prev, count, model_for(model.block, symbol), sorted);
   };
   sort(previous);
-  double expected = 0;  // number of changes
+  double expected = 0;  // number of changes by the model
   for (std::uint32_t i = 0; i <= model.block.ranges - model.block.dense; ++i)
     expected += sorted.count[i] * model.density[i];
   const double tolerance = model.rows_differ ? 0 : 1.0 / 8;
+  // Without a change, "untouched" is cheaper if the model expects several changes, or hardly ever one.
   if (changed == 0 && (expected > 3 || expected < 0.05)) return kSymbolUntouched;
   if (model.block.exponent_mask == 0 ||
       std::abs(changed - expected) <= 4 + 3 * std::sqrt(expected) + tolerance * expected)
@@ -91,11 +93,11 @@ unsigned SparseEncoder::State::sort_block(const SparseModel& model, const std::b
 
 void SparseEncoder::State::sample_dense(SparseModel& model, const BlockGrid& grid, const Content& prev,
                                         const Content& cur, std::size_t element_bytes) {
-  const std::uint64_t part = model.rows_differ ? 512 : 1024;
+  const std::uint64_t part_elements = model.rows_differ ? 512 : 1024;
   const std::uint64_t elements = cur.size() / element_bytes, leaf_elements = kLeafBytes / element_bytes;
-  const bool all = elements < 64 * part;
+  const bool is_whole = elements < 64 * part_elements;
   const std::uint64_t parts =
-      all ? 1 : std::clamp<std::uint64_t>(elements / (32 * 1024), 16, 32) * (model.rows_differ ? 4 : 1);
+      is_whole ? 1 : std::clamp<std::uint64_t>(elements / (32 * 1024), 16, 32) * (model.rows_differ ? 4 : 1);
   const unsigned width = width_index(element_bytes);
   step_counts.assign(static_cast<std::size_t>(model.block.dense) << kTokenBits, 0);
   unsigned symbol = kSymbolUnshifted;
@@ -114,24 +116,25 @@ void SparseEncoder::State::sample_dense(SparseModel& model, const BlockGrid& gri
     kernels().count_steps[width](old, now, sorted.count[0], model_for(model.block, symbol), step_counts.data());
   };
   for (std::uint64_t i = 0; i < parts; ++i) {
-    const std::uint64_t at = i * (elements / parts) / 32 * 32;
-    const std::uint64_t to = all ? elements : at + part;
-    for (std::uint64_t leaf = at / leaf_elements * leaf_elements; leaf < std::min(to, elements); leaf += leaf_elements)
+    const std::uint64_t part_begin = i * (elements / parts) / 32 * 32;
+    const std::uint64_t part_end = is_whole ? elements : part_begin + part_elements;
+    for (std::uint64_t leaf = part_begin / leaf_elements * leaf_elements; leaf < std::min(part_end, elements);
+         leaf += leaf_elements)
       for_each_block(grid, leaf, std::min(leaf + leaf_elements, elements),
                      [&](std::uint64_t from, std::uint32_t count) {
-                       const std::uint64_t begin = std::max(at, from), end = std::min(to, from + count);
+                       const std::uint64_t begin = std::max(part_begin, from), end = std::min(part_end, from + count);
                        if (begin < end) add(begin, static_cast<std::uint32_t>(end - begin));
-                       return from + count < to;
+                       return from + count < part_end;
                      });
   }
   fit_dense(model, element_bytes);
 }
 
 void SparseEncoder::State::code_packed(SparseModel& model, std::size_t element_bytes) {
-  constexpr std::uint64_t kEnough = 1u << 15;
+  constexpr std::uint64_t kSampleElements = 1u << 15;
   const unsigned width = width_index(element_bytes);
   const std::uint64_t elements = std::accumulate(dense_runs.begin(), dense_runs.end(), std::uint64_t{0});
-  const std::size_t every = std::max<std::size_t>(elements / kEnough, 1);
+  const std::size_t sampled_one_in = std::max<std::size_t>(elements / kSampleElements, 1);
   // f(index of the run, model of its block, elements before it, elements)
   const auto for_each_run = [&](auto&& f) {
     std::size_t run = 0, before = 0;
@@ -143,7 +146,7 @@ void SparseEncoder::State::code_packed(SparseModel& model, std::size_t element_b
   };
   step_counts.assign(static_cast<std::size_t>(model.block.dense) << kTokenBits, 0);
   for_each_run([&](std::size_t run, unsigned symbol, std::size_t before, std::uint32_t count) {
-    if (run % every != 0) return;
+    if (run % sampled_one_in != 0) return;
     kernels().count_steps[width](dense_olds.data() + before * element_bytes, dense_now.data() + before * element_bytes,
                                  count, model_for(model.block, symbol), step_counts.data());
   });
@@ -163,7 +166,7 @@ void SparseEncoder::State::fit_dense(SparseModel& model, std::size_t element_byt
     model.block.low_bits[r] = static_cast<std::uint8_t>(fits[r].low_bits);
     model.block.has_low_bits |= fits[r].low_bits > 0;
     unsigned coded = 0;
-    for (unsigned i = 0; i < kStays; ++i) coded |= static_cast<unsigned>(fits[r].table[i] > 0) << i;
+    for (unsigned i = 0; i < kSmallUnchanged; ++i) coded |= static_cast<unsigned>(fits[r].table[i] > 0) << i;
     model.block.coded[r] = static_cast<std::uint16_t>(coded);
   }
 }
@@ -204,8 +207,8 @@ class Assembly {
     const std::span<const std::uint16_t> steps(gap.tokens, gap.count);
     const std::vector<std::uint64_t> counts = counts_of(steps);
     runs_.push_back({steps, add_codes(put_table(counts))});
-    bound_ += bits_of(std::span<const std::uint64_t>(counts)) +
-              bits_of<std::uint64_t>(std::array<std::uint64_t, 2>{gap.count, gap.seen - gap.count});
+    entropy_bits_ += entropy_of(std::span<const std::uint64_t>(counts)) +
+                     entropy_of<std::uint64_t>(std::array<std::uint64_t, 2>{gap.count, gap.seen - gap.count});
     return code;
   }
   // Writes the number of states and the tables of the dense ranges.
@@ -223,7 +226,7 @@ class Assembly {
   }
   void put_extras(std::span<const std::uint16_t> tokens, const std::uint64_t* magnitudes) {
     for (const std::uint16_t token : tokens)
-      if (token >= 16) bound_ += put_extra(bits_, token, *magnitudes++);
+      if (token >= 16) entropy_bits_ += put_extra(bits_, token, *magnitudes++);
   }
 
   // Appends everything. Returns its entropy in bits.
@@ -231,11 +234,11 @@ class Assembly {
     const ByteVector bytes = std::move(bits_).finish();
     put_varint(out, bytes.size());
     put_bytes(out, bytes);
-    ByteVector narrow;
-    writer.write(runs_, narrow);
-    put_varint(out, narrow.size());
-    put_bytes(out, narrow);
-    return static_cast<std::uint64_t>(bound_);
+    ByteVector symbol_stream;
+    writer.write(runs_, symbol_stream);
+    put_varint(out, symbol_stream.size());
+    put_bytes(out, symbol_stream);
+    return static_cast<std::uint64_t>(entropy_bits_);
   }
 
  private:
@@ -265,22 +268,22 @@ class Assembly {
   }
   // Returns the number of bits written.
   static unsigned put_extra(BitWriter& bits, unsigned token, std::uint64_t magnitude) {
-    const unsigned open = extra_bits(token);
-    if (open > 32) bits.put(magnitude >> 32, open - 32);
-    bits.put(magnitude, std::min(open, 32u));
-    return open;
+    const unsigned bit_count = extra_bits(token);
+    if (bit_count > 32) bits.put(magnitude >> 32, bit_count - 32);
+    bits.put(magnitude, std::min(bit_count, 32u));
+    return bit_count;
   }
   template <class N>
-  static double bits_of(std::span<const N> counts) {
-    double whole = 0, bits = 0;
-    for (const N n : counts) whole += static_cast<double>(n);
-    for (const N n : counts) bits += entropy_bits(static_cast<double>(n), whole);
+  static double entropy_of(std::span<const N> counts) {
+    double total = 0, bits = 0;
+    for (const N n : counts) total += static_cast<double>(n);
+    for (const N n : counts) bits += entropy_bits(static_cast<double>(n), total);
     return bits;
   }
   BitWriter bits_;
   std::vector<RansCode> codes_;  // of all runs; must not be reallocated, because runs point into it
   std::vector<RansRun> runs_;
-  double bound_ = 0;
+  double entropy_bits_ = 0;
 };
 
 }  // namespace
@@ -292,43 +295,47 @@ std::uint64_t SparseEncoder::State::write(const SparseModel& model, const BlockG
   assembly.put_model(block, grid);
   assembly.put_blocks(block_symbols);
   std::array<GapCode, kRangesMax + 1> codes;
-  std::vector<std::uint32_t> by_gaps;
-  for (std::uint32_t r = block.dense; r < block.ranges; ++r) by_gaps.push_back(r);
-  if (block.dense > 0) by_gaps.push_back(kRangesMax);
-  for (const std::uint32_t r : by_gaps) codes[r] = assembly.put_gaps(sink.gap[r], ranges[r].gap_tokens);
-  // More states are faster and take two bytes each.
+  std::vector<std::uint32_t> gap_coded;
+  for (std::uint32_t r = block.dense; r < block.ranges; ++r) gap_coded.push_back(r);
+  if (block.dense > 0) gap_coded.push_back(kRangesMax);
+  for (const std::uint32_t r : gap_coded) codes[r] = assembly.put_gaps(sink.gap[r], ranges[r].gap_tokens);
+  // Chooses the number of states (lanes). More are faster, but each takes 16 bits: at most a 120th of the symbols'
+  // bits, or a 40th for kRunStep states, the fewest with which vector code can run.
   unsigned lanes_log2 = 0;
   if (block.dense > 0) {
-    double bits = 0, elements = 0;
+    double symbol_bits = 0, sampled_elements = 0;
     for (std::uint32_t r = 0; r < block.dense; ++r) {
-      double own = 0;
-      for (const std::uint32_t n : std::span(step_counts).subspan(std::size_t{r} << kTokenBits, kTokensMax)) own += n;
-      bits += own * fits[r].bits_per_element;
-      elements += own;
+      double in_range = 0;
+      for (const std::uint32_t n : std::span(step_counts).subspan(std::size_t{r} << kTokenBits, kTokensMax))
+        in_range += n;
+      symbol_bits += in_range * fits[r].bits_per_element;
+      sampled_elements += in_range;
     }
-    bits *= sink.dense_count / std::max(elements, 1.0);
-    const auto worth = [&](unsigned lanes) { return 16 * (lanes == kRunStep ? 40 : 120) * lanes <= bits; };
+    symbol_bits *= sink.dense_count / std::max(sampled_elements, 1.0);  // from the sample to the segment
+    const auto is_worthwhile = [&](unsigned lanes) {
+      return 16 * (lanes == kRunStep ? 40 : 120) * lanes <= symbol_bits;
+    };
     for (unsigned log2 = 1; 1u << log2 <= kLanesMax; ++log2)
-      if (worth(1u << log2)) lanes_log2 = log2;
+      if (is_worthwhile(1u << log2)) lanes_log2 = log2;
     assembly.put_dense(std::span(fits).first(block.dense), lanes_log2);
   }
-  for (const std::uint32_t r : by_gaps) {
+  for (const std::uint32_t r : gap_coded) {
     const GapSink& gap = sink.gap[r];
     assembly.put_low_bits(gap, codes[r]);
     assembly.put_extras({gap.tokens, gap.count}, gap.extras);
   }
-  std::uint64_t bound = std::move(assembly).finish(rans, out);
-  if (block.dense == 0) return bound;
-  const std::size_t begin = out.size();
+  std::uint64_t entropy = std::move(assembly).finish(rans, out);
+  if (block.dense == 0) return entropy;
+  const std::size_t dense_begin = out.size();
   const std::uint64_t low_bits = 8 * sink.low.at + sink.low.filled;
   put_bits(sink.low, 0, (8 - sink.low.filled) % 8);
   put_varint(out, sink.low.at);
-  put_bytes(out, ByteSpan(low).first(sink.low.at));
+  put_bytes(out, ByteSpan(low_bit_bytes).first(sink.low.at));
   for (unsigned r = 0; r < block.dense; ++r) set_codes(r, fits[r].table, small_codes);
   const std::uint32_t lanes = 1u << lanes_log2;
   rans.write_small(sink.dense, dense_runs, block.dense, small_codes, lanes, out);
-  bound += 8 * (out.size() - begin - 2 * lanes) - 8 * sink.low.at + low_bits;
-  return bound;
+  entropy += 8 * (out.size() - dense_begin - 2 * lanes) - 8 * sink.low.at + low_bits;
+  return entropy;
 }
 
 SparseEncoder::SparseEncoder() : state_(std::make_unique<State>()) {}
@@ -336,73 +343,75 @@ SparseEncoder::~SparseEncoder() = default;
 
 SparseCount SparseEncoder::encode(const Content& prev, const Content& cur, const SegmentPlace& place,
                                   const LeafRead& leaf_read, EntropyCounter* entropy, ByteVector& out) {
-  const std::size_t size = dtype_bytes(place.dtype);
-  const unsigned width = width_index(size);
+  const std::size_t element_bytes = dtype_bytes(place.dtype);
+  const unsigned width = width_index(element_bytes);
   const Kernels& k = kernels();
   State& s = *state_;
   BlockGrid grid;
   SparseModel model = choose_model(prev, cur, place, grid);
   s.sink = {};
   const bool all_dense = model.block.dense == model.block.ranges;
-  // If most ranges are not dense, a sample of the segment has too few dense elements.
-  const bool fit_late = !all_dense && model.dense_part < 0.5;
-  if (model.block.dense > 0 && !fit_late) s.sample_dense(model, grid, prev, cur, size);
+  // If most elements are not in dense ranges, a sample has too few that are. The pass then packs all of them, and their
+  // tables are fitted afterwards.
+  const bool fit_after_pass = !all_dense && model.dense_part < 0.5;
+  if (model.block.dense > 0 && !fit_after_pass) s.sample_dense(model, grid, prev, cur, element_bytes);
   s.block_symbols.clear();
   s.dense_runs.clear();
   unsigned symbol = kSymbolUnshifted;
-  std::uint64_t total = 0;
+  std::uint64_t changed_total = 0;
   std::size_t packed = 0;  // elements of dense ranges so far
-  const bool is_ahead_known = prev.in_one_piece() && cur.in_one_piece();
+  const bool both_in_one_piece = prev.in_one_piece() && cur.in_one_piece();
   for (std::size_t leaf = 0; leaf < cur.size(); leaf += kLeafBytes) {
     const std::size_t leaf_bytes = std::min(kLeafBytes, cur.size() - leaf), leaf_end = leaf + leaf_bytes;
     const std::byte* const olds = prev.part(leaf, leaf_bytes, s.old_leaf).data();
     const std::byte* const nows = cur.part(leaf, leaf_bytes, s.now_leaf).data();
     if (leaf_read) leaf_read(leaf, leaf_bytes);
-    for_each_block(grid, leaf / size, leaf_end / size, [&](std::uint64_t first, std::uint32_t count) {
-      const std::byte* old = olds + (first * size - leaf);
-      const std::byte* now = nows + (first * size - leaf);
+    for_each_block(grid, leaf / element_bytes, leaf_end / element_bytes, [&](std::uint64_t first, std::uint32_t count) {
+      const std::byte* old = olds + (first * element_bytes - leaf);
+      const std::byte* now = nows + (first * element_bytes - leaf);
       // Prefetches later memory of both sides in small parts between the steps, because one large prefetch would stall.
       // `leaf_read` may read the next leaf.
-      const std::byte* ahead = old + kLeafBytes;
-      const std::byte* ahead_now = now + kLeafBytes;
+      const std::byte* prev_ahead = old + kLeafBytes;
+      const std::byte* cur_ahead = now + kLeafBytes;
       const auto prefetch_third = [&] {
-        if (!is_ahead_known) return;
-        for (const std::byte* end = ahead + count * size / 3; ahead < end; ahead += 64, ahead_now += 64) {
-          __builtin_prefetch(ahead);
-          __builtin_prefetch(ahead_now);
+        if (!both_in_one_piece) return;
+        for (const std::byte* end = prev_ahead + count * element_bytes / 3; prev_ahead < end;
+             prev_ahead += 64, cur_ahead += 64) {
+          __builtin_prefetch(prev_ahead);
+          __builtin_prefetch(cur_ahead);
         }
       };
       prefetch_third();
       const std::uint32_t changed = k.diff[width](old, now, count, s.changed_bits);
-      total += changed;
+      changed_total += changed;
       if (entropy) entropy->add(place.dtype, old, now, count, s.changed_bits);
       prefetch_third();
-      const unsigned chosen = s.sort_block(model, old, count, size, changed, symbol);
+      const unsigned chosen = s.sort_block(model, old, count, element_bytes, changed, symbol);
       s.block_symbols.push_back(static_cast<std::uint16_t>(chosen));
       prefetch_third();
       if (chosen == kSymbolUntouched) return true;
       symbol = chosen;
-      const BlockModel own = model_for(model.block, symbol);
+      const BlockModel block_model = model_for(model.block, symbol);
       if (!all_dense) {
-        for (std::uint32_t r = own.dense; r < own.ranges; ++r) s.make_gap_room(r, count);
-        k.collect[width](old, now, count, own, s.sorted, s.changed_bits, s.sink);
+        for (std::uint32_t r = block_model.dense; r < block_model.ranges; ++r) s.make_gap_room(r, count);
+        k.collect[width](old, now, count, block_model, s.sorted, s.changed_bits, s.sink);
       }
-      if (own.dense == 0) return true;
-      const std::uint32_t dense = s.sorted.count[0];
-      s.dense_runs.push_back(dense);
-      if (!all_dense) s.pack_block(old, now, count, size, fit_late ? packed : 0);
-      packed += dense;
-      if (fit_late) return true;
-      s.make_dense_room(dense);
+      if (block_model.dense == 0) return true;
+      const std::uint32_t dense_elements = s.sorted.count[0];
+      s.dense_runs.push_back(dense_elements);
+      if (!all_dense) s.pack_block(old, now, count, element_bytes, fit_after_pass ? packed : 0);
+      packed += dense_elements;
+      if (fit_after_pass) return true;
+      s.make_dense_room(dense_elements);
       if (all_dense)
-        k.put_dense[width](old, now, count, own, s.sink);
+        k.put_dense[width](old, now, count, block_model, s.sink);
       else
-        k.put_dense[width](s.dense_olds.data(), s.dense_now.data(), dense, own, s.sink);
+        k.put_dense[width](s.dense_olds.data(), s.dense_now.data(), dense_elements, block_model, s.sink);
       return true;
     });
   }
-  if (total > 0 && model.block.dense > 0 && fit_late) s.code_packed(model, size);
-  return {total, total > 0 ? s.write(model, grid, out) : 0};
+  if (changed_total > 0 && model.block.dense > 0 && fit_after_pass) s.code_packed(model, element_bytes);
+  return {changed_total, changed_total > 0 ? s.write(model, grid, out) : 0};
 }
 
 }  // namespace echoline::delta

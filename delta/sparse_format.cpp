@@ -1,3 +1,4 @@
+// The fixed tables of gaps, and the model of a block.
 #include "delta/sparse_format.hpp"
 
 namespace echoline::delta {

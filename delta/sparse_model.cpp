@@ -1,3 +1,5 @@
+// Estimates from a sample of a segment how often its elements change, and by which steps, for each class of elements
+// (those with the same exponent). Joins classes into ranges that share code tables. SparseEncoder calls it.
 #include "delta/sparse_model.hpp"
 
 #include <algorithm>
@@ -10,9 +12,10 @@ namespace echoline::delta {
 namespace {
 
 constexpr std::uint32_t kBlockElements = 4096;  // approximate length of blocks; FORMAT.md allows up to 8192
-constexpr std::uint32_t kRowsAlone = 512;       // shorter rows share a block, even if they differ
+constexpr std::uint32_t kRowBlockMin = 512;     // rows at least this long get blocks of their own if they differ
 
-constexpr unsigned kSampledTokens = 24;  // the last one stands for all above
+// Step tokens (token.hpp) that a sample counts. The last also counts all greater ones.
+constexpr unsigned kSampledTokens = 24;
 
 struct ClassSample {
   double elements = 0;
@@ -26,14 +29,18 @@ double step_bits(const ClassSample& c) {
   for (const double n : c.tokens) bits += entropy_bits(n, c.changed);
   return bits;
 }
+// Bits to code which elements change.
 double flag_bits(const ClassSample& c) {
   return entropy_bits(c.changed, c.elements) + entropy_bits(c.elements - c.changed, c.elements);
 }
+// Approximate bits of a step table: a header, and ten for each symbol.
 double table_bits(const ClassSample& c) {
   double symbols = 1;
   for (const double n : c.tokens) symbols += n > 0;
   return 12 + 10 * symbols;
 }
+// Smoothed, because changes may exist although the sample has none.
+double smoothed_density(const ClassSample& c) { return (c.changed + 0.02) / (c.elements + 1); }
 
 ClassSample joined(const ClassSample& a, const ClassSample& b) {
   ClassSample c{a.elements + b.elements, a.changed + b.changed, {}};
@@ -41,100 +48,111 @@ ClassSample joined(const ClassSample& a, const ClassSample& b) {
   return c;
 }
 
-// Adjacent classes share a range if that saves more bits in tables than it loses in precision.
+// A run of adjacent classes that may become a range.
 struct RangeDraft {
   ClassSample sample;
-  unsigned bound = 0;
-  bool dense = false;
-  double cost = 0;  // bits for the whole segment
+  unsigned class_end = 0;  // exclusive
+  bool dense = false;      // a flag is coded for every element; false: the gaps between changes are coded
+  double bits = 0;         // estimate for the whole segment
 };
-double draft_cost(const ClassSample& sample, double scale) {
+// `scale`: elements of the segment for each sampled one. A range has about 40 bits beside its step table.
+double range_bits(const ClassSample& sample, double scale) {
   return scale * (flag_bits(sample) + step_bits(sample)) + (sample.elements > 0 ? 40 + table_bits(sample) : 0);
 }
 
-SparseModel fit_model(const std::array<ClassSample, kClasses>& classes, std::uint32_t base, double elements,
-                      double scale) {
-  constexpr double kDenseFrom = 1.0 / 32;
-  // A range costs time for every element; this is its price in bits.
-  const double gap_range_bits = elements / 4096;
+// Joins the best pair of adjacent ranges while that saves more bits in tables than it loses in precision, or while
+// there are more than kRangesMax. Then also joins dense ranges until at most kDenseRangesMax are left.
+void join_ranges(std::vector<RangeDraft>& drafts, double scale, double gap_range_bits) {
   constexpr double kDenseRangeBits = 50;
-  constexpr double kStayBits = 0.012, kMoreForSpeed = 0.004;
-  constexpr std::ptrdiff_t kDenseRanges = 8;  // lookups in more tables take twice as long
-  SparseModel model;
-  model.block.base = base;
-  unsigned dense_classes = 0;
-  for (unsigned c = 0; c < kClasses; ++c) {
-    const ClassSample& s = classes[c];
-    const double density = std::clamp((s.changed + 0.02) / (s.elements + 1), 1e-7, 1 - 1e-7);
-    model.stay_bits[c] = std::log2(1 - density);
-    model.change_bits[c] = std::log2(density) - model.stay_bits[c];
-    if (s.elements > 0 && s.changed >= kDenseFrom * s.elements && s.changed >= 2) dense_classes = c + 1;
-  }
-  // Coding all elements individually is faster and costs an unchanged element a hundredth of a bit.
-  double bits = 0, all = 0, others = 0;
-  for (unsigned c = 0; c < kClasses; ++c) {
-    bits += flag_bits(classes[c]) + step_bits(classes[c]);
-    all += classes[c].elements;
-    if (c >= dense_classes) others += classes[c].elements;
-  }
-  if (others <= all / 2 && kStayBits * others <= kMoreForSpeed * bits) dense_classes = kClasses;
-  std::vector<RangeDraft> drafts;
-  for (unsigned c = 0; c < kClasses; ++c)
-    drafts.push_back({classes[c], c + 1, c < dense_classes, draft_cost(classes[c], scale)});
-  // The union of draft i and the next one, and the bits that it saves. A union changes only its neighbours' pairs.
+  constexpr std::ptrdiff_t kDenseRangesMax = 8;  // lookups in more tables take twice as long
   struct Pair {
     RangeDraft both;
-    double gain = 0;
+    double saved_bits = 0;
     bool allowed = false;
   };
   const auto pair_at = [&](std::size_t i) -> Pair {
     const RangeDraft &a = drafts[i], &b = drafts[i + 1];
     if (a.dense != b.dense) return {};
-    RangeDraft both{{}, b.bound, a.dense, 0};
+    RangeDraft both{{}, b.class_end, a.dense, 0};
     if (a.sample.elements == 0 || b.sample.elements == 0) {
       both.sample = a.sample.elements == 0 ? b.sample : a.sample;
-      both.cost = a.cost + b.cost;
+      both.bits = a.bits + b.bits;
     } else {
       both.sample = joined(a.sample, b.sample);
-      both.cost = draft_cost(both.sample, scale);
+      both.bits = range_bits(both.sample, scale);
     }
-    return {both, a.cost + b.cost - both.cost + (a.dense ? kDenseRangeBits : gap_range_bits), true};
+    return {both, a.bits + b.bits - both.bits + (a.dense ? kDenseRangeBits : gap_range_bits), true};
   };
-  std::vector<Pair> pairs;
+  std::vector<Pair> pairs;  // pairs[i]: drafts i and i + 1
   for (std::size_t i = 0; i + 1 < drafts.size(); ++i) pairs.push_back(pair_at(i));
   std::ptrdiff_t dense_ranges = std::ranges::count_if(drafts, &RangeDraft::dense);
   while (!pairs.empty()) {
-    const auto best_of = [&](bool of_dense) {
+    const auto best_pair = [&](bool dense_only) {
       return std::ranges::max_element(pairs, {}, [&](const Pair& p) {
-        return p.allowed && (p.both.dense || !of_dense) ? p.gain : -std::numeric_limits<double>::infinity();
+        const bool eligible = p.allowed && (p.both.dense || !dense_only);
+        return eligible ? p.saved_bits : -std::numeric_limits<double>::infinity();
       });
     };
-    auto best = best_of(false);
+    auto best = best_pair(false);
     if (!best->allowed) break;
-    if (best->gain <= 0 && drafts.size() <= kRangesMax) {
-      if (dense_ranges <= kDenseRanges) break;
-      best = best_of(true);
+    if (best->saved_bits <= 0 && drafts.size() <= kRangesMax) {
+      if (dense_ranges <= kDenseRangesMax) break;
+      best = best_pair(true);
     }
-    dense_ranges -= best->both.dense;
+    if (best->both.dense) --dense_ranges;
     const auto i = static_cast<std::size_t>(best - pairs.begin());
     drafts[i] = best->both;
     drafts.erase(drafts.begin() + static_cast<std::ptrdiff_t>(i) + 1);
     pairs.erase(best);
+    // Only the neighbouring pairs change.
     if (i > 0) pairs[i - 1] = pair_at(i - 1);
     if (i < pairs.size()) pairs[i] = pair_at(i);
   }
+}
+
+SparseModel fit_model(const std::array<ClassSample, kClasses>& classes, std::uint32_t base, double elements,
+                      double scale) {
+  constexpr double kDenseFrom = 1.0 / 32;
+  // A gap-coded range costs time for every element; this is its price in bits.
+  const double gap_range_bits = elements / 4096;
+  constexpr double kDenseFlagBits = 0.012;     // cost of an unchanged element in a dense range
+  constexpr double kSizeLossForSpeed = 0.004;  // growth of the result that is accepted, as a fraction
+  SparseModel model;
+  model.block.base = base;
+  unsigned dense_classes = 0;  // the classes below this are dense
+  for (unsigned c = 0; c < kClasses; ++c) {
+    const ClassSample& s = classes[c];
+    const double density = std::clamp(smoothed_density(s), 1e-7, 1 - 1e-7);
+    model.stay_log2[c] = std::log2(1 - density);
+    model.change_log2_gain[c] = std::log2(density) - model.stay_log2[c];
+    if (s.elements > 0 && s.changed >= kDenseFrom * s.elements && s.changed >= 2) dense_classes = c + 1;
+  }
+  double bits = 0, all_elements = 0, gap_coded_elements = 0;
+  for (unsigned c = 0; c < kClasses; ++c) {
+    bits += flag_bits(classes[c]) + step_bits(classes[c]);
+    all_elements += classes[c].elements;
+    if (c >= dense_classes) gap_coded_elements += classes[c].elements;
+  }
+  // A segment without gap-coded ranges is coded faster.
+  if (gap_coded_elements <= all_elements / 2 && kDenseFlagBits * gap_coded_elements <= kSizeLossForSpeed * bits)
+    dense_classes = kClasses;
+  std::vector<RangeDraft> drafts;
+  for (unsigned c = 0; c < kClasses; ++c)
+    drafts.push_back({classes[c], c + 1, c < dense_classes, range_bits(classes[c], scale)});
+  join_ranges(drafts, scale, gap_range_bits);
   model.block.ranges = static_cast<std::uint32_t>(drafts.size());
   unsigned c = 0;
-  ClassSample dense;
+  ClassSample dense_sample;
   for (unsigned r = 0; r < drafts.size(); ++r) {
     model.block.dense += drafts[r].dense;
-    if (drafts[r].dense) dense = joined(dense, drafts[r].sample);
-    model.block.bound[r] = static_cast<std::uint8_t>(drafts[r].bound);
-    for (; c < drafts[r].bound; ++c) model.block.range_of[c] = static_cast<std::uint8_t>(r);
-    const ClassSample& s = drafts[r].dense ? dense : drafts[r].sample;
-    model.density[r + 1 - model.block.dense] = (s.changed + 0.02) / (s.elements + 1);
+    if (drafts[r].dense) dense_sample = joined(dense_sample, drafts[r].sample);
+    model.block.bound[r] = static_cast<std::uint8_t>(drafts[r].class_end);
+    for (; c < drafts[r].class_end; ++c) model.block.range_of[c] = static_cast<std::uint8_t>(r);
+    // Dense ranges come first and share entry 0.
+    const std::size_t entry = r + 1 - model.block.dense;
+    model.density[entry] = smoothed_density(drafts[r].dense ? dense_sample : drafts[r].sample);
   }
-  model.dense_part = dense.elements / std::max(all, 1.0);
+  model.dense_part = dense_sample.elements / std::max(all_elements, 1.0);
   return model;
 }
 
@@ -146,50 +164,55 @@ struct Sample {
   double dispersion = 1;
 };
 
+// First element of the block that contains element `at`.
+std::size_t block_start(const BlockGrid& grid, std::size_t at) {
+  return at < grid.first ? 0 : at - (at - grid.first) % grid.length;
+}
+
 // Samples one or several segments.
 class Sampler {
  public:
   explicit Sampler(const ExponentField& field) : field_(field), by_exponent_(field.mask + 1) {
     for (auto& counts : elements_) counts.resize(by_exponent_.size());
   }
-  // Reads about `wanted` elements, in runs spread evenly over the segment; with `touched`, those in its blocks that
-  // change.
+  // Reads about `wanted` elements, in runs spread evenly over the segment. With `grid`, skips runs in blocks that do
+  // not change.
   template <class T>
-  void add(const Content& prev, const Content& cur, std::size_t wanted, const BlockGrid* touched);
+  void add(const Content& prev, const Content& cur, std::size_t wanted, const BlockGrid* grid);
   double changes() const { return changes_; }
   Sample finish() &&;
 
  private:
   const ExponentField field_;
   std::vector<ClassSample> by_exponent_;
-  // By exponent, in two alternating counters, because one would wait for its last increment.
+  // By exponent. Even and odd elements have separate counters, so that an increment need not wait for the store of the
+  // previous one.
   std::array<std::vector<std::uint32_t>, 2> elements_;
-  std::size_t looked_at_ = 0;
-  double runs_ = 0, changes_ = 0, squares_ = 0;
-  RawVector<std::byte> old_room_, now_room_;
+  std::size_t sampled_elements_ = 0;
+  double runs_ = 0, changes_ = 0, squared_changes_ = 0;
+  RawVector<std::byte> prev_scratch_, cur_scratch_;
 };
 
 template <class T>
-void Sampler::add(const Content& prev, const Content& cur, std::size_t wanted, const BlockGrid* touched) {
+void Sampler::add(const Content& prev, const Content& cur, std::size_t wanted, const BlockGrid* grid) {
   constexpr std::size_t kRun = 32;
   const bool is_float = field_.mask != 0;
   const std::size_t count = cur.size() / sizeof(T);
   const std::size_t stride = std::max<std::size_t>(count / wanted, 1) * kRun;
   for (std::size_t at = 0; at < count; at += stride) {
     const std::size_t end = std::min(at + kRun, count);
-    looked_at_ += end - at;
+    sampled_elements_ += end - at;
     prev.prefetch((at + 12 * stride) * sizeof(T));
     cur.prefetch((at + 12 * stride) * sizeof(T));
-    if (touched) {
-      const std::size_t from =
-          at < touched->first ? 0 : touched->first + (at - touched->first) / touched->length * touched->length;
-      const std::size_t bytes = (std::min<std::size_t>(from + touched->length, count) - from) * sizeof(T);
-      if (std::memcmp(prev.part(from * sizeof(T), bytes, old_room_).data(),
-                      cur.part(from * sizeof(T), bytes, now_room_).data(), bytes) == 0)
+    if (grid) {
+      const std::size_t block = block_start(*grid, at);
+      const std::size_t bytes = (std::min<std::size_t>(block + grid->length, count) - block) * sizeof(T);
+      if (std::memcmp(prev.part(block * sizeof(T), bytes, prev_scratch_).data(),
+                      cur.part(block * sizeof(T), bytes, cur_scratch_).data(), bytes) == 0)
         continue;
     }
-    const std::byte* const olds = prev.part(at * sizeof(T), (end - at) * sizeof(T), old_room_).data();
-    const std::byte* const nows = cur.part(at * sizeof(T), (end - at) * sizeof(T), now_room_).data();
+    const std::byte* const olds = prev.part(at * sizeof(T), (end - at) * sizeof(T), prev_scratch_).data();
+    const std::byte* const nows = cur.part(at * sizeof(T), (end - at) * sizeof(T), cur_scratch_).data();
     double changed = 0;
     for (std::size_t i = 0; i < end - at; ++i) {
       const T old = load<T>(olds + i * sizeof(T)), now = load<T>(nows + i * sizeof(T));
@@ -204,33 +227,35 @@ void Sampler::add(const Content& prev, const Content& cur, std::size_t wanted, c
     }
     runs_ += 1;
     changes_ += changed;
-    squares_ += changed * changed;
+    squared_changes_ += changed * changed;
   }
 }
 
 Sample Sampler::finish() && {
-  Sample sample{std::move(by_exponent_), looked_at_};
+  Sample sample{std::move(by_exponent_), sampled_elements_};
   for (std::size_t e = 0; e <= field_.mask; ++e) sample.by_exponent[e].elements = elements_[0][e] + elements_[1][e];
   const double mean = changes_ / std::max(runs_, 1.0);
-  if (runs_ >= 64 && changes_ > 0) sample.dispersion = (squares_ / runs_ - mean * mean) / mean;
+  if (runs_ >= 64 && changes_ > 0) sample.dispersion = (squared_changes_ / runs_ - mean * mean) / mean;
   return sample;
 }
 
 template <class T>
-Sample take_sample(const Content& prev, const Content& cur, const ExponentField& field, const BlockGrid* touched) {
-  constexpr double kEnough = 400;  // changes
+Sample take_sample(const Content& prev, const Content& cur, const ExponentField& field, const BlockGrid* grid) {
+  constexpr double kChangesEnough = 400;
   const std::size_t elements = cur.size() / sizeof(T);
-  for (const std::size_t one_of : {160, 64}) {
+  // Samples again, more densely, if the first sample has too few changes.
+  for (const std::size_t one_in : {160, 64}) {
     Sampler sampler(field);
-    sampler.add<T>(prev, cur, std::clamp<std::size_t>(elements / one_of, 4 * 1024, 32 * 1024), touched);
-    if (sampler.changes() >= kEnough || one_of == 64) return std::move(sampler).finish();
+    sampler.add<T>(prev, cur, std::clamp<std::size_t>(elements / one_in, 4 * 1024, 32 * 1024), grid);
+    if (sampler.changes() >= kChangesEnough || one_in == 64) return std::move(sampler).finish();
   }
   return {};
 }
 
-constexpr double kRowsDiffer = 1.15, kRowsUntouched = 1.5;  // dispersions
+// Dispersions from which rows are taken to differ, or some to have no changes.
+constexpr double kRowsDiffer = 1.15, kRowsUntouched = 1.5;
 
-// For segments of `elements` elements of a type.
+// Returns the model for a segment of `elements` elements of type `dtype`.
 SparseModel model_of(const Sample& sample, DType dtype, double elements) {
   const ExponentField field = exponent_field(dtype);
   const std::vector<ClassSample>& by_exponent = sample.by_exponent;
@@ -269,15 +294,15 @@ struct BlockCounts {
   int first = 0, last = 63;  // all other counts are zero
 };
 
-// How well a shift of the classes explains the changes of a block: log2 of the likelihood.
-double likelihood(const BlockCounts& counts, const SparseModel& model, int shift) {
-  double bits = 0;
+// log2 of the probability of a block's changes if its classes are shifted by `shift`.
+double log2_likelihood(const BlockCounts& counts, const SparseModel& model, int shift) {
+  double sum = 0;
   for (int i = counts.first; i <= counts.last; ++i) {
     const auto at = static_cast<std::size_t>(i);
     const auto c = static_cast<std::size_t>(std::clamp(i - 16 - shift, 0, static_cast<int>(kClasses) - 1));
-    bits += counts.elements[at] * model.stay_bits[c] + counts.changed[at] * model.change_bits[c];
+    sum += counts.elements[at] * model.stay_log2[c] + counts.changed[at] * model.change_log2_gain[c];
   }
-  return bits;
+  return sum;
 }
 
 // Counts all elements, or every eighth word of 32 elements, weighted by eight.
@@ -313,7 +338,7 @@ BlockGrid choose_grid(const SegmentPlace& place, bool rows_differ) {
   BlockGrid grid{kBlockElements, 0};
   const std::uint64_t row = place.row_elements;
   if (row > 0 && row < kBlockElements) {
-    grid.length = static_cast<std::uint32_t>(rows_differ && row >= kRowsAlone ? row : kBlockElements / row * row);
+    grid.length = static_cast<std::uint32_t>(rows_differ && row >= kRowBlockMin ? row : kBlockElements / row * row);
   } else if (row >= kBlockElements && row < 4ull * kBlockElementsMax) {
     const std::uint64_t parts = (row + kBlockElementsMax / 2) / kBlockElements;
     grid.length = static_cast<std::uint32_t>((row + parts - 1) / std::max<std::uint64_t>(parts, 1));
@@ -334,9 +359,9 @@ unsigned choose_symbol(const SparseModel& model, const std::byte* prev, std::uin
       with_element_type(element_bytes, [&]<class T>(T) { return count_classes<T>(prev, count, model.block, changed); });
   unsigned best = previous;
   double best_bits =
-      likelihood(counts, model, static_cast<int>(previous) - static_cast<int>(kSymbolUnshifted)) + kSwitchBits;
+      log2_likelihood(counts, model, static_cast<int>(previous) - static_cast<int>(kSymbolUnshifted)) + kSwitchBits;
   for (unsigned symbol = 1; symbol < kBlockSymbols; ++symbol) {
-    const double bits = likelihood(counts, model, static_cast<int>(symbol) - static_cast<int>(kSymbolUnshifted));
+    const double bits = log2_likelihood(counts, model, static_cast<int>(symbol) - static_cast<int>(kSymbolUnshifted));
     if (bits > best_bits) {
       best = symbol;
       best_bits = bits;

@@ -14,8 +14,8 @@ struct SparseModel {
   std::array<double, kRangesMax + 1> density{};  // expected fraction of changed elements in each entry of a SortedBlock
   double dense_part = 0;                         // fraction of elements in dense ranges
   bool rows_differ = false;                      // rows differ in how much changes
-  // log2 of the probability that an element of a class is unchanged, and the difference for a changed one.
-  std::array<double, kClasses> stay_bits{}, change_bits{};
+  // By class: log2 of the probability that an element does not change, and what to add to it for one that changes.
+  std::array<double, kClasses> stay_log2{}, change_log2_gain{};
 };
 
 // Fits model and blocks to a sample of the segment.
@@ -29,10 +29,10 @@ BlockGrid choose_grid(const SegmentPlace& place, bool rows_differ);
 unsigned choose_symbol(const SparseModel& model, const std::byte* prev, std::uint32_t count, std::size_t element_bytes,
                        const std::uint32_t* changed, unsigned previous);
 
-// For `changed` changes among `elements` elements.
+// The shortest code for the gaps of `changed` changes among `elements` elements.
 GapCode choose_gap_code(double changed, double elements);
 
-// Bits for `part` symbols of a kind among `whole`.
-inline double entropy_bits(double part, double whole) { return part > 0 ? part * std::log2(whole / part) : 0; }
+// Bits to code `count` symbols of one kind among `total` symbols.
+inline double entropy_bits(double count, double total) { return count > 0 ? count * std::log2(total / count) : 0; }
 
 }  // namespace echoline::delta

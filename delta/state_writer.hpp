@@ -9,10 +9,11 @@ namespace echoline::delta {
 
 class StateWriter {
  public:
+  // The tensor's memory. Unlike mutable_bytes(), keeps the tensor sealed and its digests cached.
   static std::span<std::byte> memory(OwnedState& state, std::size_t index);
   // Digests of all leaves, computed unless cached; caches those of sealed tensors.
-  static std::vector<std::vector<Digest>> leaves(OwnedState& state, unsigned threads);
-  static void remember(OwnedState& state, std::vector<std::vector<Digest>> leaves);
+  static std::vector<std::vector<Digest>> leaf_digests(OwnedState& state, unsigned threads);
+  static void cache_leaf_digests(OwnedState& state, std::vector<std::vector<Digest>> leaves);
 };
 
 }  // namespace echoline::delta

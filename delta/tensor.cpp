@@ -1,3 +1,4 @@
+// Element types, checks of states, and the memory and cached digests of OwnedState.
 #include "delta/tensor.hpp"
 
 #include <algorithm>
@@ -52,9 +53,9 @@ Result<std::uint64_t> checked_bytes(const TensorView& t) {
 // Sorts and checks everything but the bytes.
 Status sort_by_name(StateView& state) {
   std::sort(state.begin(), state.end(), [](const TensorView& a, const TensorView& b) { return a.name < b.name; });
-  const auto twin = std::adjacent_find(state.begin(), state.end(),
-                                       [](const TensorView& a, const TensorView& b) { return a.name == b.name; });
-  if (twin != state.end()) return fail(Code::kInvalid, "check state", "tensor '{}' occurs twice", twin->name);
+  const auto duplicate = std::adjacent_find(state.begin(), state.end(),
+                                            [](const TensorView& a, const TensorView& b) { return a.name == b.name; });
+  if (duplicate != state.end()) return fail(Code::kInvalid, "check state", "tensor '{}' occurs twice", duplicate->name);
   return ok();
 }
 
@@ -119,21 +120,21 @@ std::string Digest::hex() const {
 }
 
 Result<Digest> Digest::parse(std::string_view hex) {
-  const auto complain = [&] {
+  const auto error_of = [&] {
     return fail(Code::kInvalid, "", "expected a digest of 32 hexadecimal digits, found '{}'", hex.substr(0, 80));
   };
   Digest digest;
-  if (hex.size() != 2 * digest.bytes.size()) return complain();
+  if (hex.size() != 2 * digest.bytes.size()) return error_of();
   for (std::size_t i = 0; i < digest.bytes.size(); ++i) {
     const int high = hex_value(hex[2 * i]);
     const int low = hex_value(hex[2 * i + 1]);
-    if (high < 0 || low < 0) return complain();
+    if (high < 0 || low < 0) return error_of();
     digest.bytes[i] = static_cast<std::byte>(high << 4 | low);
   }
   return digest;
 }
 
-void OwnedState::Free::operator()(std::byte* p) const {
+void OwnedState::MemoryDeleter::operator()(std::byte* p) const {
   if (!block) ::operator delete[](p, std::align_val_t{64});
 }
 
@@ -147,21 +148,21 @@ Result<OwnedState> OwnedState::empty_like(const StateView& like, const Allocate&
   const auto aligned = [](std::uint64_t bytes) { return (bytes + 63) / 64 * 64; };
   std::shared_ptr<std::byte> block;
   if (allocate) {
-    std::uint64_t all = 64;
+    std::uint64_t block_bytes = 64;
     for (const TensorView& t : sorted) {
       ECHO_ASSIGN(const std::uint64_t bytes, checked_bytes(t));
-      if (bytes > PTRDIFF_MAX - all)
+      if (bytes > PTRDIFF_MAX - block_bytes)
         return fail(Code::kExhausted, "allocate state", "tensor '{}' needs {} bytes", t.name, bytes);
-      all += aligned(bytes);
+      block_bytes += aligned(bytes);
     }
-    ECHO_ASSIGN(block, allocate(all));
+    ECHO_ASSIGN(block, allocate(block_bytes));
   }
-  std::uint64_t used = 0;
+  std::uint64_t block_offset = 0;
   for (TensorView& t : sorted) {
     ECHO_ASSIGN(const std::uint64_t bytes, checked_bytes(t));
     std::byte* memory = nullptr;
     if (block)
-      memory = block.get() + std::exchange(used, used + aligned(bytes));
+      memory = block.get() + std::exchange(block_offset, block_offset + aligned(bytes));
     else if (bytes <= PTRDIFF_MAX)
       memory = static_cast<std::byte*>(
           ::operator new[](std::max<std::uint64_t>(bytes, 1), std::align_val_t{64}, std::nothrow));
@@ -174,7 +175,7 @@ Result<OwnedState> OwnedState::empty_like(const StateView& like, const Allocate&
                               t.dtype,
                               std::move(t.shape),
                               bytes,
-                              std::unique_ptr<std::byte[], Free>(memory, {block}),
+                              std::unique_ptr<std::byte[], MemoryDeleter>(memory, {block}),
                               true,
                               {}});
     state.total_bytes_ += bytes;
@@ -216,30 +217,32 @@ void OwnedState::seal() {
   for (Tensor& t : tensors_) t.sealed = true;
 }
 
-Digest OwnedState::digest(unsigned threads) { return combine_leaves(view(), StateWriter::leaves(*this, threads)); }
+Digest OwnedState::digest(unsigned threads) {
+  return combine_leaves(view(), StateWriter::leaf_digests(*this, threads));
+}
 
 std::span<std::byte> StateWriter::memory(OwnedState& state, std::size_t index) {
   OwnedState::Tensor& t = state.tensors_[index];
   return {t.memory.get(), t.byte_count};
 }
 
-std::vector<std::vector<Digest>> StateWriter::leaves(OwnedState& state, unsigned threads) {
-  const auto known = [](const OwnedState::Tensor& t) { return t.leaves.size() == leaf_count(t.byte_count); };
-  StateView unknown;
+std::vector<std::vector<Digest>> StateWriter::leaf_digests(OwnedState& state, unsigned threads) {
+  const auto has_digests = [](const OwnedState::Tensor& t) { return t.leaves.size() == leaf_count(t.byte_count); };
+  StateView to_hash;
   for (const OwnedState::Tensor& t : state.tensors_)
-    if (!known(t)) unknown.push_back(OwnedState::view_of(t));
-  std::vector<std::vector<Digest>> fresh = leaves_of(unknown, threads);
+    if (!has_digests(t)) to_hash.push_back(OwnedState::view_of(t));
+  std::vector<std::vector<Digest>> new_digests = leaf_digests_of(to_hash, threads);
   std::vector<std::vector<Digest>> all;
   all.reserve(state.tensors_.size());
-  auto next = fresh.begin();
+  auto next_new = new_digests.begin();
   for (OwnedState::Tensor& t : state.tensors_) {
-    all.push_back(known(t) ? t.leaves : std::move(*next++));
+    all.push_back(has_digests(t) ? t.leaves : std::move(*next_new++));
     if (t.sealed) t.leaves = all.back();
   }
   return all;
 }
 
-void StateWriter::remember(OwnedState& state, std::vector<std::vector<Digest>> leaves) {
+void StateWriter::cache_leaf_digests(OwnedState& state, std::vector<std::vector<Digest>> leaves) {
   for (std::size_t i = 0; i < leaves.size(); ++i)
     if (state.tensors_[i].sealed) state.tensors_[i].leaves = std::move(leaves[i]);
 }

@@ -110,7 +110,7 @@ class OwnedState {
 
  private:
   friend class StateWriter;
-  struct Free {
+  struct MemoryDeleter {
     std::shared_ptr<const std::byte> block;  // the block that contains the memory; null: none
     void operator()(std::byte* p) const;
   };
@@ -119,7 +119,7 @@ class OwnedState {
     DType dtype = DType::kU8;
     std::vector<std::int64_t> shape;
     std::size_t byte_count = 0;
-    std::unique_ptr<std::byte[], Free> memory;
+    std::unique_ptr<std::byte[], MemoryDeleter> memory;
     bool sealed = true;
     std::vector<Digest> leaves;  // digests of its leaves, if known; only while sealed
   };

@@ -114,27 +114,27 @@ static inline void read_small_run(SmallReader& reader, std::uint32_t from, std::
 
 // Encodes a small symbol into a state. Returns whether the state's low byte was output first.
 static inline bool put_small(std::uint16_t& state, const SmallCodes& codes, std::uint8_t symbol, std::byte* byte) {
-  const std::uint32_t others = codes.others[symbol];
+  const std::uint32_t other_slots = codes.other_slots[symbol];
   *byte = static_cast<std::byte>(state & 0xff);
-  const bool spill = (state >> 8) + others >= kSmallSlots;
+  const bool spill = (state >> 8) + other_slots >= kSmallSlots;
   const std::uint32_t x = spill ? state >> 8 : state;
   const std::uint32_t reciprocal = codes.reciprocal_low[symbol] | std::uint32_t{codes.reciprocal_high[symbol]} << 8;
   const std::uint32_t quotient = (x * reciprocal >> 16) >> codes.shift[symbol];
-  state = static_cast<std::uint16_t>(x + codes.first[symbol] + quotient * others +
-                                     (others == kSmallSlots - 1 ? kSmallSlots - 1 : 0));
+  state = static_cast<std::uint16_t>(x + codes.first_slot[symbol] + quotient * other_slots +
+                                     (other_slots == kSmallSlots - 1 ? kSmallSlots - 1 : 0));
   return spill;
 }
 
 // Encodes a symbol into a state. Returns whether the state's low word was output first.
 static inline bool rans_put(std::uint32_t& state, RansCode code, std::uint16_t* word) {
-  const auto rest = static_cast<std::uint32_t>(code >> 32);
-  const std::uint32_t others = rest & 0xfff;  // slots of other symbols
+  const auto fields = static_cast<std::uint32_t>(code >> 32);
+  const std::uint32_t other_slots = fields & 0xfff;
   // Always written, but kept only if the state is too large, because that cannot be predicted.
-  const bool spill = (state + (others << (31 - kRansBits))) >> 31;
+  const bool spill = (state + (other_slots << (31 - kRansBits))) >> 31;
   *word = static_cast<std::uint16_t>(state);
   state = spill ? state >> 16 : state;
   const auto high = static_cast<std::uint32_t>((state * (code & 0xffffffffu)) >> 32);
-  state += (rest >> 12 & 0xfff) + (high >> (rest >> 24)) * others;
+  state += (fields >> 12 & 0xfff) + (high >> (fields >> 24)) * other_slots;
   return spill;
 }
 

@@ -35,7 +35,8 @@ class Qwen3:
         return torch.cat([a * cos - b * sin, b * cos + a * sin], -1)
 
     def __call__(self, tokens):
-        """tokens [rows, length] -> logits [rows, length, vocabulary]. Padding at the end of a row does not change its logits."""
+        """tokens [rows, length] -> logits [rows, length, vocabulary]. Padding at the end of a row does not change
+        its logits."""
         c, w, positions = self.c, self.weights, torch.arange(tokens.shape[1], dtype=torch.float32)
         heads, kv_heads, size = c["num_attention_heads"], c["num_key_value_heads"], c["head_dim"]
         causal = torch.ones(tokens.shape[1], tokens.shape[1], dtype=torch.bool).triu(1)
@@ -43,7 +44,8 @@ class Qwen3:
         for i in range(c["num_hidden_layers"]):
             at = f"model.layers.{i}."
             h = self.norm(x, at + "input_layernorm.weight")
-            split = lambda name, n: (h @ w[f"{at}self_attn.{name}_proj.weight"].T).unflatten(-1, (n, size)).transpose(1, 2)
+            split = lambda name, n: (h @ w[f"{at}self_attn.{name}_proj.weight"].T).unflatten(
+                -1, (n, size)).transpose(1, 2)
             q = self.rotate(self.norm(split("q", heads), at + "self_attn.q_norm.weight"), positions)
             k = self.rotate(self.norm(split("k", kv_heads), at + "self_attn.k_norm.weight"), positions)
             k, v = (t.repeat_interleave(heads // kv_heads, 1) for t in (k, split("v", kv_heads)))
@@ -57,11 +59,13 @@ class Qwen3:
 
 
 def rows_of(batch):
-    """The padded tokens [n, T] of the batch, and three tensors [n, T - 1] for their targets: whether a target is a response
-    token, its loss mask, and its log-probability under the policy that generated it."""
+    """The padded tokens [n, T] of the batch, and three tensors [n, T - 1] for their targets: whether a target is a
+    response token, its loss mask, and its log-probability under the policy that generated it."""
     lengths = lambda ends: [end - begin for begin, end in zip([0, *ends], ends)]
-    prompts, responses = (batch.torch(name + "_tokens").split(lengths(batch[name + "_ends"])) for name in ("prompt", "response"))
-    tokens = torch.nn.utils.rnn.pad_sequence([torch.cat(row).long() for row in zip(prompts, responses)], batch_first=True)
+    prompts, responses = (batch.torch(name + "_tokens").split(lengths(batch[name + "_ends"]))
+                          for name in ("prompt", "response"))
+    tokens = torch.nn.utils.rnn.pad_sequence([torch.cat(row).long() for row in zip(prompts, responses)],
+                                             batch_first=True)
     at = torch.zeros(len(batch), tokens.shape[1] - 1, dtype=torch.bool)
     for row, prompt, response in zip(at, prompts, responses):
         row[len(prompt) - 1:len(prompt) + len(response) - 1] = True
@@ -81,7 +85,7 @@ def advantages_of(batch):
 
 
 def answers(model, held_out):
-    """The most likely response to each held-out problem, token by token. The learner ignores all tokens after its end."""
+    """The most likely response to each held-out problem, token by token. The learner ignores tokens after its end."""
     prompts, most = [torch.tensor(p["prompt_tokens"]) for p in held_out["problems"]], held_out["response_tokens_max"]
     ends, every = torch.tensor([len(p) for p in prompts]), torch.arange(len(prompts))
     tokens = F.pad(torch.nn.utils.rnn.pad_sequence(prompts, batch_first=True), (0, most))
@@ -103,8 +107,8 @@ def main():
     client = echoline.Client(a.run, patience=600)
     status = client.status()
     if status.raw["top_p"] != 1 or status.raw["top_k"] or status.raw["min_p"]:
-        sys.exit("this trainer computes log-probabilities of the whole distribution: set rollout.top_p, top_k and min_p to "
-                 "1, 0 and 0")
+        sys.exit("this trainer computes log-probabilities of the whole distribution: set rollout.top_p, top_k and "
+                 "min_p to 1, 0 and 0")
     model_file = pathlib.Path(status.raw["model"]) / "model.safetensors"
     tensors, _ = echoline.unpack(model_file.read_bytes())
     model = Qwen3(status.raw["model_config"], {name: tensor.torch() for name, tensor in tensors.items()})
@@ -133,7 +137,8 @@ def main():
             scores[rows], entropies[rows] = logprobs.detach(), -(everything.exp() * everything).sum(-1).detach()
             ratio = (logprobs - behaviour[rows]).exp()
             clipped = ratio.clamp(1 - a.clip[0], 1 + a.clip[1])
-            loss = -(torch.minimum(ratio * advantage[rows], clipped * advantage[rows]) * mask[rows]).sum() / mask[rows].sum()
+            loss = -(torch.minimum(ratio * advantage[rows], clipped * advantage[rows])
+                     * mask[rows]).sum() / mask[rows].sum()
             optimizer.zero_grad()
             loss.backward()
             norms.append(float(torch.nn.utils.clip_grad_norm_(model.weights.values(), 1.0)))

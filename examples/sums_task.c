@@ -48,7 +48,9 @@ static uint64_t problem_count(void *task, int evaluation) {
 
 static int problem(void *task, int evaluation, uint64_t row, echoline_problem *out, char *why) {
   sums *s = task;
-  const uint64_t n = s->largest + 1, all = n * n, place = (evaluation ? row : row + HELD_OUT) * 7919 % all; /* 7919 is a prime above n, so each row is another place */
+  const uint64_t n = s->largest + 1, all = n * n;
+  /* 7919 is a prime above n, so each row is another place. */
+  const uint64_t place = (evaluation ? row : row + HELD_OUT) * 7919 % all;
   (void)why;
   snprintf(s->prompt, sizeof s->prompt, "%llu+%llu=", (unsigned long long)(place / n), (unsigned long long)(place % n));
   snprintf(s->answer, sizeof s->answer, "%llu", (unsigned long long)(place / n + place % n));
@@ -60,7 +62,8 @@ static int problem(void *task, int evaluation, uint64_t row, echoline_problem *o
 static int score(void *task, const echoline_problem *problem, echoline_text response, echoline_score *out, char *why) {
   sums *s = task;
   (void)why;
-  out->reward = response.size == problem->reference.size && memcmp(response.data, problem->reference.data, response.size) == 0;
+  out->reward = response.size == problem->reference.size &&
+                memcmp(response.data, problem->reference.data, response.size) == 0;
   s->digits.name = text("digits");
   s->digits.value = (double)response.size;
   out->components = &s->digits;
@@ -69,6 +72,9 @@ static int score(void *task, const echoline_problem *problem, echoline_text resp
 }
 
 const echoline_task_table *echoline_task(uint32_t abi) {
-  static const echoline_task_table table = {ECHOLINE_TASK_ABI, sizeof table, "sums", 1, 0, open_task, close_task, problem_count, problem, score, NULL, NULL, NULL, NULL};
+  static const echoline_task_table table = {
+      ECHOLINE_TASK_ABI, sizeof table,  "sums",  1,     0,    open_task,
+      close_task,        problem_count, problem, score, NULL, NULL,
+      NULL,              NULL};
   return abi < ECHOLINE_TASK_ABI ? NULL : &table;
 }

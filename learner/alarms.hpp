@@ -24,22 +24,23 @@ class Alarms {
  public:
   // Takes a row of metrics.jsonl. Only steps and evaluations count, and each step only once. Returns the alarms that
   // begin with it; a lasting alarm is returned once.
-  std::vector<Alarm> hear(const nlohmann::json& row);
+  std::vector<Alarm> add_row(const nlohmann::json& row);
   // The kinds of the current alarms.
-  std::vector<std::string> active() const;
+  std::vector<std::string> active_kinds() const;
 
  private:
   struct Step {
-    double reward = 0, accuracy = 0, length = 0, truncated = 0, informative = 0;
-    std::optional<double> entropy, effective;  // absent: no token was trained on
-    bool skipped = false;                      // an update was skipped, because its gradient was not finite
+    double reward = 0, accuracy = 0, length = 0;  // means; `length` in tokens
+    double truncated = 0, informative = 0;        // share of the responses; share of groups with different rewards
+    std::optional<double> entropy, effective;     // absent: no token was trained on
+    bool skipped = false;                         // an update was skipped, because its gradient was not finite
   };
   using Steps = std::deque<Step>;
   static std::optional<double> mean(const Steps& steps, std::optional<double> (*value)(const Step&));
-  void judge(std::uint64_t step, std::vector<Alarm>& begun);
+  void find_new_alarms(std::uint64_t step, std::vector<Alarm>& new_alarms);
 
-  Steps first_, last_;
-  std::uint64_t heard_ = 0;                               // the newest step seen
+  Steps first_, last_;                                    // ten steps each
+  std::uint64_t newest_step_ = 0;                         // the newest step seen
   std::optional<double> held_out_first_, held_out_last_;  // accuracy
   std::map<std::string, bool> active_;
 };

@@ -1,3 +1,4 @@
+// Workers' presence. RunWorkers passes it the overlay's events; the desk, roster and fleet listen.
 #include "learner/attendance.hpp"
 
 #include <algorithm>
@@ -24,57 +25,57 @@ std::optional<provisioner::FleetEvent> fleet_event(const PresenceChange& change)
   }
 }
 
-void Attendance::pass_on(const PresenceChange& change) const {
+void Attendance::notify_listeners(const PresenceChange& change) const {
   for (const Listener& listener : listeners_) listener(change);
 }
 
-void Attendance::add(Listener listener) {
+void Attendance::add_listener(Listener listener) {
   const std::lock_guard lock(mutex_);
   for (const auto& [id, w] : workers_)
     if (w.presence == Presence::kPresent) listener({Kind::kJoined, id, w.offer, w.region, {}});
   listeners_.push_back(std::move(listener));
 }
 
-void Attendance::joined(WorkerId worker, const std::string& offer, std::uint32_t region) {
+void Attendance::on_joined(WorkerId worker, const std::string& offer, std::uint32_t region) {
   const std::lock_guard lock(mutex_);
-  const auto known = workers_.find(worker);
-  const bool back = known != workers_.end() && known->second.presence != Presence::kPresent;
+  const auto found = workers_.find(worker);
+  const bool is_back = found != workers_.end() && found->second.presence != Presence::kPresent;
   workers_[worker] = {Presence::kPresent, false, offer, region};
-  pass_on({back ? Kind::kBack : Kind::kJoined, worker, offer, region, {}});
+  notify_listeners({is_back ? Kind::kBack : Kind::kJoined, worker, offer, region, {}});
 }
 
-void Attendance::away(WorkerId worker, const std::string& reason) { depart(worker, Presence::kAway, reason); }
+void Attendance::on_away(WorkerId worker, const std::string& reason) { mark_gone(worker, Presence::kAway, reason); }
 
-void Attendance::lost(WorkerId worker, const std::string& reason) { depart(worker, Presence::kLost, reason); }
+void Attendance::on_lost(WorkerId worker, const std::string& reason) { mark_gone(worker, Presence::kLost, reason); }
 
-// Also of an unknown worker: an earlier process of this run may have known it.
-void Attendance::depart(WorkerId worker, Presence presence, const std::string& reason) {
+// Accepts an unknown worker: an earlier process of this run may have known it.
+void Attendance::mark_gone(WorkerId worker, Presence presence, const std::string& reason) {
   const std::lock_guard lock(mutex_);
   if (closed_) return;
   Worker& w = workers_[worker];
   if (w.presence == Presence::kLost) return;
   w.presence = presence;
   if (presence == Presence::kLost) w.is_retired = false;
-  pass_on({presence == Presence::kLost ? Kind::kLost : Kind::kAway, worker, {}, 0, reason});
+  notify_listeners({presence == Presence::kLost ? Kind::kLost : Kind::kAway, worker, {}, 0, reason});
 }
 
-bool Attendance::leaving(WorkerId worker) { return retire(worker, Kind::kLeaving); }
+bool Attendance::on_leaving(WorkerId worker) { return end_leasing(worker, Kind::kLeaving); }
 
-void Attendance::retired(WorkerId worker) { (void)retire(worker, Kind::kRetired); }
+void Attendance::on_retired(WorkerId worker) { (void)end_leasing(worker, Kind::kRetired); }
 
-bool Attendance::retire(WorkerId worker, Kind kind) {
+bool Attendance::end_leasing(WorkerId worker, Kind kind) {
   const std::lock_guard lock(mutex_);
-  const auto known = workers_.find(worker);
-  if (known == workers_.end() || known->second.presence == Presence::kLost) return false;
-  known->second.is_retired = true;
-  pass_on({kind, worker, {}, 0, {}});
+  const auto found = workers_.find(worker);
+  if (found == workers_.end() || found->second.presence == Presence::kLost) return false;
+  found->second.is_retired = true;
+  notify_listeners({kind, worker, {}, 0, {}});
   return true;
 }
 
-void Attendance::drained(WorkerId worker) {
+void Attendance::on_drained(WorkerId worker) {
   const std::lock_guard lock(mutex_);
-  const auto known = workers_.find(worker);
-  if (known != workers_.end() && known->second.is_retired) pass_on({Kind::kDrained, worker, {}, 0, {}});
+  const auto found = workers_.find(worker);
+  if (found != workers_.end() && found->second.is_retired) notify_listeners({Kind::kDrained, worker, {}, 0, {}});
 }
 
 void Attendance::close() {
@@ -87,7 +88,7 @@ bool Attendance::is_closed() const {
   return closed_;
 }
 
-std::size_t Attendance::alive() const {
+std::size_t Attendance::alive_count() const {
   const std::lock_guard lock(mutex_);
   return static_cast<std::size_t>(
       std::ranges::count_if(workers_, [](const auto& w) { return w.second.presence != Presence::kLost; }));

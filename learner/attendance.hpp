@@ -1,4 +1,4 @@
-// The presence of the run's workers: the one place that decides it and passes each change on. Private to learner/.
+// Decides which workers of the run are present, away or lost, and passes each change on. Private to learner/.
 #pragma once
 #include <cstdint>
 #include <functional>
@@ -31,7 +31,7 @@ struct PresenceChange {
   };
   Kind kind = Kind::kJoined;
   WorkerId worker;
-  std::string offer = {};    // joined and back: the offer that it was rented as
+  std::string offer = {};    // joined and back: the offer from which it was rented
   std::uint32_t region = 0;  // likewise
   std::string reason = {};   // away and lost
 
@@ -48,22 +48,22 @@ class Attendance {
   using Listener = std::function<void(const PresenceChange&)>;
 
   // First calls `listener` for each present worker, as if it joined now.
-  void add(Listener listener);
+  void add_listener(Listener listener);
 
-  // Reports of the overlay.
-  void joined(WorkerId worker, const std::string& offer, std::uint32_t region);
-  void away(WorkerId worker, const std::string& reason);
-  void lost(WorkerId worker, const std::string& reason);
-  // Reports of the desk and the fleet. They have no effect on a worker that is lost or unknown; leaving() is false
-  // then.
-  bool leaving(WorkerId worker);
-  void retired(WorkerId worker);
-  void drained(WorkerId worker);
+  // Called for the overlay's events.
+  void on_joined(WorkerId worker, const std::string& offer, std::uint32_t region);
+  void on_away(WorkerId worker, const std::string& reason);
+  void on_lost(WorkerId worker, const std::string& reason);
+  // Called for events of the desk and the fleet. No effect on a lost or unknown worker; on_leaving() then returns
+  // false.
+  bool on_leaving(WorkerId worker);
+  void on_retired(WorkerId worker);
+  void on_drained(WorkerId worker);
   // The run ends and stops its workers: from now on no worker is away or lost.
   void close();
   bool is_closed() const;
 
-  std::size_t alive() const;  // present or away
+  std::size_t alive_count() const;  // present or away
 
   void check() const;  // aborts if its parts disagree
 
@@ -74,11 +74,11 @@ class Attendance {
     std::string offer;
     std::uint32_t region = 0;
   };
-  bool retire(WorkerId worker, PresenceChange::Kind kind);
-  void depart(WorkerId worker, Presence presence, const std::string& reason);
-  void pass_on(const PresenceChange& change) const;
+  bool end_leasing(WorkerId worker, PresenceChange::Kind kind);
+  void mark_gone(WorkerId worker, Presence presence, const std::string& reason);
+  void notify_listeners(const PresenceChange& change) const;
 
-  mutable std::mutex mutex_;  // guards what follows
+  mutable std::mutex mutex_;  // guards the members below
   std::map<WorkerId, Worker> workers_;
   std::vector<Listener> listeners_;
   bool closed_ = false;

@@ -1,3 +1,4 @@
+// Checks and figures of a batch, for the submission check and the training loop.
 #include "learner/batch.hpp"
 
 #include <algorithm>
@@ -21,24 +22,25 @@ Status check_trainable(const schema::Trajectory& t, const model::ModelConfig& sh
   if (tokens > shape.positions_max)
     return fail(Code::kInvalid, kOperation, "trajectory {} has {} tokens, the model has positions for {}", t.id(),
                 tokens, shape.positions_max);
-  const std::int64_t largest = std::max(*std::max_element(t.prompt_tokens().begin(), t.prompt_tokens().end()),
-                                        *std::max_element(t.response_tokens().begin(), t.response_tokens().end()));
-  if (largest >= shape.vocab_size)
+  const std::int64_t largest_token =
+      std::max(*std::max_element(t.prompt_tokens().begin(), t.prompt_tokens().end()),
+               *std::max_element(t.response_tokens().begin(), t.response_tokens().end()));
+  if (largest_token >= shape.vocab_size)
     return fail(Code::kInvalid, kOperation, "trajectory {} has token {}, the vocabulary ends at {}: another tokenizer?",
-                t.id(), largest, shape.vocab_size - 1);
+                t.id(), largest_token, shape.vocab_size - 1);
   return ok();
 }
 
 nlohmann::json batch_figures(const std::vector<schema::Trajectory>& batch) {
-  double reward = 0, correct = 0, truncated = 0, mixed = 0, length = 0, longest = 0;
+  double reward = 0, correct = 0, truncated = 0, several_policies = 0, response_tokens = 0, longest = 0;
   std::int64_t tokens = 0;
   std::map<std::uint64_t, std::pair<double, double>> rewards;  // least and greatest, by group
   for (const schema::Trajectory& t : batch) {
     reward += t.reward();
     correct += t.correct() ? 1 : 0;
     truncated += t.finished() ? 0 : 1;
-    mixed += t.spans_size() > 1 ? 1 : 0;
-    length += t.response_tokens_size();
+    several_policies += t.spans_size() > 1 ? 1 : 0;  // a span has the tokens of one policy
+    response_tokens += t.response_tokens_size();
     longest = std::max<double>(longest, t.response_tokens_size());
     const auto& mask = t.loss_mask();
     tokens += mask.empty() ? t.response_tokens_size()
@@ -47,18 +49,20 @@ nlohmann::json batch_figures(const std::vector<schema::Trajectory>& batch) {
     least = std::min<double>(least, t.reward());
     greatest = std::max<double>(greatest, t.reward());
   }
-  const auto count = static_cast<double>(batch.size());
-  const auto differ =
-      std::count_if(rewards.begin(), rewards.end(), [](const auto& of) { return of.second.first < of.second.second; });
-  return {{"reward_mean", reward / count},
-          {"accuracy", correct / count},
-          {"truncated_fraction", truncated / count},
-          {"mixed_fraction", mixed / count},
-          {"response_tokens_mean", length / count},
-          {"response_tokens_max", longest},
-          {"informative_groups", differ},
-          {"zero_advantage_fraction", 1 - static_cast<double>(differ) / static_cast<double>(rewards.size())},
-          {"response_tokens", tokens}};
+  const auto responses = static_cast<double>(batch.size());
+  const auto informative_groups = std::count_if(rewards.begin(), rewards.end(), [](const auto& group_rewards) {
+    return group_rewards.second.first < group_rewards.second.second;
+  });
+  return {
+      {"reward_mean", reward / responses},
+      {"accuracy", correct / responses},
+      {"truncated_fraction", truncated / responses},
+      {"mixed_fraction", several_policies / responses},
+      {"response_tokens_mean", response_tokens / responses},
+      {"response_tokens_max", longest},
+      {"informative_groups", informative_groups},
+      {"zero_advantage_fraction", 1 - static_cast<double>(informative_groups) / static_cast<double>(rewards.size())},
+      {"response_tokens", tokens}};
 }
 
 }  // namespace echoline::learner

@@ -1,3 +1,4 @@
+// Writes and finds checkpoints, for both trainers and the verbs that read a run's policies.
 #include "learner/checkpoint_folder.hpp"
 
 #include <fcntl.h>
@@ -41,12 +42,12 @@ Status rename_folder(const fs::path& from, const fs::path& to) {
 fs::path fresh_folder(const fs::path& folder, std::int64_t step) {
   const std::string name = fmt::format("{}{:09}", kPrefix, step);
   fs::path path = folder / name;
-  for (int again = 1; fs::exists(path); ++again) path = folder / fmt::format("{}.{:03}", name, again);
+  for (int suffix = 1; fs::exists(path); ++suffix) path = folder / fmt::format("{}.{:03}", name, suffix);
   return path;
 }
 
 // Names of the checkpoints, oldest first: they sort by age.
-Result<std::vector<std::string>> checkpoints(const fs::path& folder) {
+Result<std::vector<std::string>> checkpoint_names(const fs::path& folder) {
   std::error_code ec;
   std::vector<std::string> names;
   for (fs::directory_iterator it(folder, ec), end; !ec && it != end; it.increment(ec))
@@ -69,7 +70,7 @@ std::int64_t step_of(std::string_view name) {
 
 // Removes all but the newest checkpoints, and never the one that LATEST names.
 Status prune(const fs::path& folder, std::string_view latest, std::int64_t keep_last) {
-  ECHO_ASSIGN(const std::vector<std::string> names, checkpoints(folder));
+  ECHO_ASSIGN(const std::vector<std::string> names, checkpoint_names(folder));
   std::error_code ec;
   std::int64_t surplus = static_cast<std::int64_t>(names.size()) - keep_last;
   for (const std::string& name : names) {
@@ -83,7 +84,7 @@ Status prune(const fs::path& folder, std::string_view latest, std::int64_t keep_
 }
 
 // The checkpoint that LATEST names; empty if there is none.
-Result<std::string> latest_in(const fs::path& folder) {
+Result<std::string> read_latest(const fs::path& folder) {
   auto latest = read_file(folder / kLatest, 4096);
   if (!latest && latest.error().code != Code::kNotFound) return latest.error();
   std::string name = latest ? *latest : "";
@@ -136,15 +137,15 @@ Result<nlohmann::json> read_checkpoint_state(const fs::path& checkpoint) {
   return json;
 }
 
-Result<Resumed> read_newest_checkpoint(const fs::path& folder,
-                                       const std::function<Result<std::int64_t>(const fs::path&)>& read) try {
+Result<ResumeReport> read_newest_checkpoint(const fs::path& folder,
+                                            const std::function<Result<std::int64_t>(const fs::path&)>& read) try {
   constexpr auto kOperation = "load checkpoint";
-  ECHO_ASSIGN(std::vector<std::string> names, checkpoints(folder));
-  ECHO_ASSIGN(const std::string latest, latest_in(folder));
+  ECHO_ASSIGN(std::vector<std::string> names, checkpoint_names(folder));
+  ECHO_ASSIGN(const std::string latest, read_latest(folder));
   if (names.empty()) return fail(Code::kNotFound, kOperation, "{} holds no checkpoint", folder.string());
   std::reverse(names.begin(), names.end());
   std::stable_partition(names.begin(), names.end(), [&](const std::string& name) { return name == latest; });
-  Resumed resumed;
+  ResumeReport resumed;
   for (const std::string& name : names) {
     const auto step = read(folder / name);
     if (!step && step.error().code == Code::kInvalid) return step.error();
@@ -153,7 +154,7 @@ Result<Resumed> read_newest_checkpoint(const fs::path& folder,
       continue;
     }
     resumed.step = *step;
-    for (const Resumed::Damaged& damaged : resumed.damaged) {
+    for (const ResumeReport::Damaged& damaged : resumed.damaged) {
       fs::remove_all(folder / (std::string(kDamaged) + damaged.name));
       ECHO_TRY(rename_folder(folder / damaged.name, folder / (std::string(kDamaged) + damaged.name)));
     }
@@ -161,15 +162,16 @@ Result<Resumed> read_newest_checkpoint(const fs::path& folder,
     return resumed;
   }
   std::string reasons;
-  for (const Resumed::Damaged& damaged : resumed.damaged) reasons += (reasons.empty() ? "" : "; ") + damaged.reason;
+  for (const ResumeReport::Damaged& damaged : resumed.damaged)
+    reasons += (reasons.empty() ? "" : "; ") + damaged.reason;
   return fail(Code::kCorrupt, kOperation, "every checkpoint in {} is damaged: {}", folder.string(), reasons);
 } catch (const std::exception& error) {
   return fail(Code::kInternal, "load checkpoint", "{}: {}", folder.string(), error.what());
 }
 
 Result<StoredPolicy> find_policy(const fs::path& folder, std::optional<std::int64_t> step) {
-  ECHO_ASSIGN(const std::vector<std::string> names, checkpoints(folder));
-  ECHO_ASSIGN(std::string chosen, latest_in(folder));
+  ECHO_ASSIGN(const std::vector<std::string> names, checkpoint_names(folder));
+  ECHO_ASSIGN(std::string chosen, read_latest(folder));
   if (step || chosen.empty()) {
     chosen.clear();
     for (const std::string& name : names)  // the last of equal steps is the newest

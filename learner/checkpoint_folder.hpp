@@ -36,7 +36,7 @@ Result<std::filesystem::path> add_checkpoint(const std::filesystem::path& folder
 // version.
 Result<nlohmann::json> read_checkpoint_state(const std::filesystem::path& checkpoint);
 
-struct Resumed {
+struct ResumeReport {
   std::int64_t step = 0;
   struct Damaged {
     std::string name, reason;
@@ -47,8 +47,8 @@ struct Resumed {
 // `read` restores a checkpoint and returns its step, or changes nothing. It is called with the checkpoint that LATEST
 // names, or the newest undamaged one. kNotFound: no checkpoint. kInvalid: an error of `read`. kCorrupt: none could be
 // read.
-Result<Resumed> read_newest_checkpoint(const std::filesystem::path& folder,
-                                       const std::function<Result<std::int64_t>(const std::filesystem::path&)>& read);
+Result<ResumeReport> read_newest_checkpoint(
+    const std::filesystem::path& folder, const std::function<Result<std::int64_t>(const std::filesystem::path&)>& read);
 
 // A checkpoint's step and its Hugging Face directory.
 struct StoredPolicy {

@@ -25,7 +25,7 @@ struct Scrutiny {
 // policy changes. So each worker is compared with the others; without at least two others, no worker is judged.
 class Credibility {
  public:
-  static constexpr std::uint64_t kResponses = 8;  // responses of one worker that are judged together
+  static constexpr std::uint64_t kResponsesJudged = 8;  // responses of one worker that are judged together
   // A worker is over the limit from `nats` per token on, if that is also `times_others` the usual value of the others.
   struct Limit {
     double nats, times_others;
@@ -39,16 +39,16 @@ class Credibility {
     std::string what;
   };
   // Takes the figures of step `step` and returns the workers to expel.
-  std::vector<Verdict> judge(const std::map<WorkerId, Scrutiny>& seen, std::uint64_t step);
+  std::vector<Verdict> judge(const std::map<WorkerId, Scrutiny>& scrutinies, std::uint64_t step);
 
  private:
   struct Record {
     Scrutiny pending;
-    std::optional<Scrutiny> last;  // per response, at the last judgement
+    std::optional<Scrutiny> last_means;  // per response, at the last judgement
     int in_a_row = 0;
-    std::uint64_t step = 0;
+    std::uint64_t step = 0;  // with the newest figures
   };
-  std::optional<double> usual_but_of(WorkerId worker, double Scrutiny::*what) const;
+  std::optional<double> median_of_others(WorkerId worker, double Scrutiny::*figure) const;
   std::map<WorkerId, Record> records_;
 };
 

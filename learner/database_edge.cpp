@@ -1,3 +1,4 @@
+// Keeps the rollout desk's work while the database cannot store. DeskLogic calls it.
 #include "learner/database_edge.hpp"
 
 #include "base/log.hpp"
@@ -5,11 +6,11 @@
 namespace echoline::learner {
 namespace {
 
-// By DatabaseEdge::State.
+// Whether the state of a column may follow the state of a row, in the order of DatabaseEdge::State.
 constexpr bool kMayFollow[4][4] = {
-    // storing, held up, catching up, given up
+    // storing, stalled, catching up, given up
     {false, true, false, true},    // after storing
-    {false, true, true, true},     // after held up
+    {false, true, true, true},     // after stalled
     {true, true, false, true},     // after catching up
     {false, false, false, false},  // after given up
 };
@@ -31,25 +32,25 @@ void DatabaseEdge::move(State to) {
   state_ = to;
 }
 
-bool DatabaseEdge::held_up_by(const Error& error) {
+bool DatabaseEdge::stall_if_database_error(const Error& error) {
   const TimePoint now = clock_.now();
-  const DiskPatience::Verdict verdict = patience_.after(error, now);
-  if (verdict == DiskPatience::Verdict::kNotOfTheDisk) return false;
+  const DiskPatience::Verdict verdict = patience_.verdict_after(error, now);
+  if (verdict == DiskPatience::Verdict::kNotADiskError) return false;
   if (state_ == State::kGivenUp) return true;
   const bool was_storing = state_ == State::kStoring;
   retry_at_ = now + retry_every_;
   if (verdict == DiskPatience::Verdict::kGiveUp) status_ = error;
-  move(status_ ? State::kHeldUp : State::kGivenUp);
+  move(status_ ? State::kStalled : State::kGivenUp);
   if (was_storing && report_) report_(&error);
   return true;
 }
 
-Status DatabaseEdge::checked(Status status) {
-  if (!status) (void)held_up_by(status.error());
+Status DatabaseEdge::stall_on_error(Status status) {
+  if (!status) (void)stall_if_database_error(status.error());
   return status;
 }
 
-bool DatabaseEdge::is_retry_due() const { return state_ == State::kHeldUp && clock_.now() >= retry_at_; }
+bool DatabaseEdge::is_retry_due() const { return state_ == State::kStalled && clock_.now() >= retry_at_; }
 
 void DatabaseEdge::retry_succeeded() {
   move(State::kCatchingUp);
@@ -59,7 +60,7 @@ void DatabaseEdge::retry_succeeded() {
 void DatabaseEdge::finish_catching_up() {
   if (state_ != State::kCatchingUp || !backlog_.empty()) return;
   move(State::kStoring);
-  patience_.recovered();
+  patience_.on_success();
   if (report_) report_(nullptr);
 }
 
@@ -69,11 +70,11 @@ void DatabaseEdge::push_back(Deferred work) {
   backlog_.push_back(std::move(work));
 }
 
-void DatabaseEdge::work_off(std::size_t messages_max, const std::function<void(std::vector<Incoming>)>& handle) {
+void DatabaseEdge::process_backlog(std::size_t messages_max, const std::function<void(std::vector<Incoming>)>& handle) {
   while (can_store() && !backlog_.empty()) {
-    if (const auto* write = std::get_if<Write>(&backlog_.front())) {
+    if (const auto* write = std::get_if<DatabaseWrite>(&backlog_.front())) {
       if (const Status done = write->work(); !done) {
-        if (held_up_by(done.error())) return;
+        if (stall_if_database_error(done.error())) return;
         log::error("{}", done.error().message());
       }
       backlog_.pop_front();

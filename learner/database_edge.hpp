@@ -14,30 +14,30 @@
 
 namespace echoline::learner {
 
-// A message of a worker, as it came.
+// A message of a worker, not parsed yet.
 struct Incoming {
   WorkerId worker;
   std::string bytes;
-  bool counted = false;  // towards the number of messages that its worker may send
+  bool counted = false;  // whether it is counted in the worker's message rate
 };
 // A change of the database that is repeated until the database stores it.
-struct Write {
+struct DatabaseWrite {
   std::function<Status()> work;
 };
-using Deferred = std::variant<Incoming, Write>;
+using Deferred = std::variant<Incoming, DatabaseWrite>;
 
-// One thread, the desk's; state() and can_store() may be called from any.
+// Used by the desk's thread; state() and can_store() may be called from any thread.
 class DatabaseEdge {
  public:
   enum class State : std::uint8_t {
     kStoring,
-    kHeldUp,      // an attempt failed: the backlog waits for a retry that succeeds
-    kCatchingUp,  // it stores again, and the backlog of the hold-up is not empty yet
+    kStalled,     // an attempt failed: the backlog waits for a retry that succeeds
+    kCatchingUp,  // it stores again, and the backlog of the stall is not empty yet
     kGivenUp,     // final: the file is damaged, or failed for longer than the patience
   };
 
-  // `report` gets the error when the database stops storing, and null when it stores again and the backlog is empty;
-  // may be empty. `clock` must outlive the edge.
+  // `report` may be empty. It gets the error when the database stops storing, and null when it stores again and the
+  // backlog is empty. `clock` must outlive the edge.
   DatabaseEdge(const LeaseClock& clock, Duration retry_every, Duration patience,
                std::function<void(const Error*)> report);
 
@@ -46,11 +46,11 @@ class DatabaseEdge {
   // The error of a database that is given up; ok before.
   const Status& status() const { return status_; }
 
-  // Whether the error is the database's. If so, nothing is stored until retry_succeeded(), and the caller keeps its
-  // work.
-  bool held_up_by(const Error& error);
-  // Passes `status` on after held_up_by() has seen its error.
-  Status checked(Status status);
+  // Returns whether the error is the database's. If so, nothing is stored until retry_succeeded(), and the caller keeps
+  // its work.
+  bool stall_if_database_error(const Error& error);
+  // Calls stall_if_database_error() with the error of `status`, if any. Returns `status`.
+  Status stall_on_error(Status status);
   bool is_retry_due() const;
   void retry_succeeded();
   // Ends the catching up if the backlog is empty.
@@ -60,9 +60,9 @@ class DatabaseEdge {
   void push_back(Deferred work);
   void push_front(Incoming message) { backlog_.emplace_front(std::move(message)); }
   std::size_t backlog() const { return backlog_.size(); }
-  // Works the backlog off until something cannot be stored. `handle` gets up to `messages_max` messages at a time, and
+  // Handles the backlog until something cannot be stored. `handle` gets up to `messages_max` messages at a time, and
   // pushes those that must wait to the front.
-  void work_off(std::size_t messages_max, const std::function<void(std::vector<Incoming>)>& handle);
+  void process_backlog(std::size_t messages_max, const std::function<void(std::vector<Incoming>)>& handle);
 
   void check() const;  // aborts if its parts disagree
 
@@ -74,7 +74,7 @@ class DatabaseEdge {
   const std::function<void(const Error*)> report_;
   std::atomic<State> state_ = State::kStoring;
   DiskPatience patience_;
-  TimePoint retry_at_ = kNever;  // while held up
+  TimePoint retry_at_ = kNever;  // kNever while the database can store
   Status status_;
   std::deque<Deferred> backlog_;
 };

@@ -8,11 +8,11 @@
 
 #include "base/ids.hpp"
 #include "base/result.hpp"
-#include "learner/batch_hand_over.hpp"
+#include "learner/batch_request.hpp"
 #include "learner/database_edge.hpp"
 #include "learner/desk_inbox.hpp"
-#include "learner/door.hpp"
 #include "learner/offered_policies.hpp"
+#include "learner/submission_checker.hpp"
 #include "replay_buffer/buffer.hpp"
 #include "replay_buffer/job_ledger.hpp"
 
@@ -22,11 +22,11 @@ struct DeskOptions {
   std::filesystem::path file;  // of the replay buffer
   replay_buffer::Pacing pacing;
   replay_buffer::LeaseLength lease;
-  const Clock* clock = nullptr;                         // the system's when absent
+  const Clock* clock = nullptr;                         // null: the system's clock
   Duration retry_every = std::chrono::seconds(1);       // while the database cannot store
-  Duration database_patience = DiskPatience::kDefault;  // with errors that are not about room, before the run ends
-  Duration stuck_max =
-      std::chrono::minutes(1);  // no worker can generate with the policy it has, and a batch is not whole
+  Duration database_patience = DiskPatience::kDefault;  // before errors other than a full disk end the run
+  // The run ends if for this long no worker can generate with its policy and the batch is not whole.
+  Duration stuck_max = std::chrono::minutes(1);
 };
 
 // A group that cannot be generated and is never leased again.
@@ -40,31 +40,32 @@ struct GroupSetAside {
 // four.
 struct DeskEvents {
   std::function<void(WorkerId, std::string bytes)> send;  // a message for a worker
-  // Durable trajectories of a worker, and for how long it had work that no earlier ones account for.
-  std::function<void(WorkerId, std::uint64_t rollouts, double held_s)> accepted;
-  std::function<void(WorkerId, const std::string& reason)> misbehaved;  // it should be expelled
-  // Its machine ends, and it finishes the groups that it has. False if the worker is lost already.
+  // Durable trajectories of a worker, and the seconds with leases that earlier trajectories do not account for.
+  std::function<void(WorkerId, std::uint64_t rollouts, double lease_seconds)> accepted;
+  std::function<void(WorkerId, const std::string& reason)> misbehaved;  // the worker should be expelled
+  // The worker's machine ends, and it finishes its groups. Returns false if the worker is lost already.
   std::function<bool(WorkerId)> leaving;
   std::function<void(const GroupSetAside&)> set_aside;
   std::function<void(const PolicyUnusable&)> policy_unusable;
-  std::function<void(WorkerId)> turned_away;  // it asked, held nothing, and no worker could have been given anything
-  std::function<void(WorkerId)> drained;      // a retired worker asked and holds no lease; may come again
+  // A worker without a lease requested work, and there was none for any worker.
+  std::function<void(WorkerId)> turned_away;
+  std::function<void(WorkerId)> drained;  // a retired worker without a lease requested work; may be called again
   // The database's error when it stops storing; null when it stores again.
-  std::function<void(const Error*)> held_up;
+  std::function<void(const Error*)> database_stalled;
 };
 
-// One desk's; the first seven outlive it, and other threads use some of them.
+// The parts of one desk. The seven references outlive it, and other threads use some of them.
 struct DeskContext {
   const DeskOptions& options;
   const DeskEvents& events;
   LeaseClock& clock;
   DatabaseEdge& database;
   DeskInbox& inbox;
-  BatchHandOver& hand_over;
-  const std::atomic<bool>& results_wanted;
+  BatchRequest& batch_request;
+  const std::atomic<bool>& run_needs_results;
   std::function<void()> wake;  // called on threads of the scorers
   std::function<void(WorkerId, const std::string& reason)> expel;
-  Door door;
+  SubmissionChecker checker;
   std::unique_ptr<replay_buffer::ReplayBuffer> buffer = nullptr;  // opened by DeskLogic
   std::unique_ptr<replay_buffer::JobLedger> ledger = nullptr;
 };

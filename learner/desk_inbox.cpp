@@ -1,3 +1,4 @@
+// Counts workers' unread messages, for RolloutDesk and DeskLogic.
 #include "learner/desk_inbox.hpp"
 
 #include <fmt/format.h>
@@ -10,32 +11,32 @@
 namespace echoline::learner {
 namespace {
 
-// As many bytes as so many of the longest messages, within two limits.
-constexpr std::size_t kLongest = 32, kBytesMin = 16u << 20, kBytesMax = 256u << 20;
+// Unread bytes of one worker: kLongestMessages of the longest messages, but in [kBytesMin, kBytesMax].
+constexpr std::size_t kLongestMessages = 32, kBytesMin = 16u << 20, kBytesMax = 256u << 20;
 
 }  // namespace
 
 DeskInbox::DeskInbox(Bytes message_max)
-    : bytes_max_(std::clamp<std::size_t>(kLongest * message_max.count, kBytesMin, kBytesMax)) {}
+    : bytes_max_(std::clamp<std::size_t>(kLongestMessages * message_max.count, kBytesMin, kBytesMax)) {}
 
-DeskInbox::Admission DeskInbox::admit(WorkerId worker, std::size_t bytes, bool held_up) {
+DeskInbox::Admission DeskInbox::admit(WorkerId worker, std::size_t bytes, bool database_stalled) {
   const std::lock_guard lock(mutex_);
-  if (const auto barred = barred_.find(worker); barred != barred_.end()) return {false, barred->second};
+  if (const auto blocked = blocked_.find(worker); blocked != blocked_.end()) return {false, blocked->second};
   const auto found = waiting_.find(worker);
-  const Waiting waits = found == waiting_.end() ? Waiting{} : found->second;
-  if (waits.messages >= kMessagesMax || waits.bytes + bytes > bytes_max_) {
-    if (held_up) {
+  const Waiting unread = found == waiting_.end() ? Waiting{} : found->second;
+  if (unread.messages >= kMessagesMax || unread.bytes + bytes > bytes_max_) {
+    if (database_stalled) {
       overflowed_.insert(worker);
       return {};
     }
     return {false,
-            fmt::format("{} messages of it, {} bytes, wait to be read", waits.messages + 1, waits.bytes + bytes)};
+            fmt::format("{} messages of it, {} bytes, wait to be read", unread.messages + 1, unread.bytes + bytes)};
   }
-  waiting_[worker] = {waits.messages + 1, waits.bytes + bytes};
+  waiting_[worker] = {unread.messages + 1, unread.bytes + bytes};
   return {true, {}};
 }
 
-void DeskInbox::read(WorkerId worker, std::size_t bytes) {
+void DeskInbox::release(WorkerId worker, std::size_t bytes) {
   const std::lock_guard lock(mutex_);
   const auto it = waiting_.find(worker);
   ECHO_CHECK(it != waiting_.end() && it->second.bytes >= bytes, "worker {}: {} bytes are read that do not wait", worker,
@@ -49,21 +50,21 @@ std::set<WorkerId> DeskInbox::take_overflowed() {
   return std::exchange(overflowed_, {});
 }
 
-void DeskInbox::bar(WorkerId worker, const std::string& reason) {
+void DeskInbox::block(WorkerId worker, const std::string& reason) {
   const std::lock_guard lock(mutex_);
-  barred_.emplace(worker, reason);
+  blocked_.emplace(worker, reason);
 }
 
-bool DeskInbox::is_barred(WorkerId worker) const {
+bool DeskInbox::is_blocked(WorkerId worker) const {
   const std::lock_guard lock(mutex_);
-  return barred_.contains(worker);
+  return blocked_.contains(worker);
 }
 
 void DeskInbox::check() const {
   const std::lock_guard lock(mutex_);
-  for (const auto& [worker, waits] : waiting_)
-    ECHO_CHECK(waits.messages > 0 && waits.messages <= kMessagesMax && waits.bytes <= bytes_max_,
-               "worker {}: {} messages of {} bytes wait", worker, waits.messages, waits.bytes);
+  for (const auto& [worker, unread] : waiting_)
+    ECHO_CHECK(unread.messages > 0 && unread.messages <= kMessagesMax && unread.bytes <= bytes_max_,
+               "worker {}: {} messages of {} bytes wait", worker, unread.messages, unread.bytes);
 }
 
 }  // namespace echoline::learner

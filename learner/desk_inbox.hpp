@@ -1,5 +1,5 @@
-// How much of each worker waits to be read by the rollout desk, and which workers are read no more. Private to
-// learner/.
+// Limits the unread messages of each worker at the rollout desk, and names the workers whose messages are ignored.
+// Private to learner/.
 #pragma once
 #include <map>
 #include <mutex>
@@ -12,7 +12,7 @@
 
 namespace echoline::learner {
 
-// Thread-safe. It counts messages; the desk's queue holds them.
+// Thread-safe. Counts messages; the desk's queue holds them.
 class DeskInbox {
  public:
   static constexpr std::size_t kMessagesMax = 4096;  // of one worker
@@ -21,31 +21,32 @@ class DeskInbox {
   explicit DeskInbox(Bytes message_max);
 
   struct Admission {
-    bool taken = false;
-    std::string expel;  // why the sender is to be expelled; empty: it is not
+    bool accepted = false;
+    std::string expel;  // the reason to expel the sender; empty: none
   };
-  // A message of a worker came. Counted where it is taken. A worker of which too much waits is to be expelled; not
-  // while the desk is held up, which is the learner's fault: then its messages are left out, and take_overflowed()
-  // names it.
-  Admission admit(WorkerId worker, std::size_t bytes, bool held_up);
-  // A message that was taken was read, or dropped.
-  void read(WorkerId worker, std::size_t bytes);
+  // Counts an arrived message if it is accepted. A worker with too many unread messages must be expelled. While the
+  // database is stalled, which is the learner's fault, its messages are dropped instead, and take_overflowed() names
+  // the worker.
+  Admission admit(WorkerId worker, std::size_t bytes, bool database_stalled);
+  // An accepted message was read or dropped: it no longer counts.
+  void release(WorkerId worker, std::size_t bytes);
+  // Returns the workers whose messages were dropped since the last call.
   std::set<WorkerId> take_overflowed();
 
-  // What still waits of it is not looked at any more. The first reason stays.
-  void bar(WorkerId worker, const std::string& reason);
-  bool is_barred(WorkerId worker) const;
+  // From now on the desk ignores the worker's messages, waiting ones included. The first reason stays.
+  void block(WorkerId worker, const std::string& reason);
+  bool is_blocked(WorkerId worker) const;
 
-  void check() const;  // aborts where its parts disagree
+  void check() const;  // aborts if its parts disagree
 
  private:
   struct Waiting {
     std::size_t messages = 0, bytes = 0;
   };
   const std::size_t bytes_max_;  // of one worker
-  mutable std::mutex mutex_;     // guards what follows
+  mutable std::mutex mutex_;     // guards the members below
   std::map<WorkerId, Waiting> waiting_;
-  std::map<WorkerId, std::string> barred_;
+  std::map<WorkerId, std::string> blocked_;
   std::set<WorkerId> overflowed_;
 };
 

@@ -1,3 +1,4 @@
+// Grants, renews and ends leases. DeskLogic calls it for messages and due work.
 #include "learner/desk_leases.hpp"
 
 #include <algorithm>
@@ -14,7 +15,7 @@ constexpr int kRefillsMax = 8;                   // rounds in which groups that 
 constexpr double kProgressPerLease = 3;          // signs of life in the shortest lease granted
 
 // The stable text that reports count by.
-std::string_view text_of(schema::WorkFailure failure) {
+std::string_view reason_text(schema::WorkFailure failure) {
   switch (failure) {
     case schema::WORK_FAILURE_PROMPT:
       return "prompt cannot be used";
@@ -41,7 +42,7 @@ std::vector<LeaseId> lease_ids(const google::protobuf::RepeatedField<std::uint64
 
 bool DeskLeases::grant_and_renew(std::span<const Message> messages) {
   std::vector<std::pair<WorkerId, schema::LearnerMessage>> answers;
-  const Status durable = desk_.ledger->together([&] {
+  const Status durable = desk_.ledger->run_in_transaction([&] {
     for (const auto& [worker, message] : messages) {
       if (message->has_request())
         grant(worker, message->request(),
@@ -50,7 +51,7 @@ bool DeskLeases::grant_and_renew(std::span<const Message> messages) {
         renew(worker, message->progress());
     }
   });
-  if (!durable && desk_.database.held_up_by(durable.error())) return false;
+  if (!durable && desk_.database.stall_if_database_error(durable.error())) return false;
   if (!durable) log::error("no lease is granted or renewed: {}", durable.error().message());
   for (auto& [worker, answer] : answers) {
     if (!durable) answer.mutable_grant()->clear_leases();
@@ -63,23 +64,23 @@ bool DeskLeases::grant_and_renew(std::span<const Message> messages) {
 void DeskLeases::grant(WorkerId worker, const schema::WorkRequest& request, schema::WorkGrant& answer) {
   const Version version{request.version()};
   answer.set_retry_after_ms(kRetryMs);
-  policies_.asked(worker, version);
+  policies_.record_request(worker, version);
   if (is_retired(worker)) {
     answer.set_retry_after_ms(kRefusedRetryMs);
-    if (desk_.ledger->held(worker) == 0 && desk_.events.drained) desk_.events.drained(worker);
+    if (desk_.ledger->leases_held(worker) == 0 && desk_.events.drained) desk_.events.drained(worker);
     return;
   }
-  const std::string* known = policies_.digest_of(version);
-  if (known != nullptr && *known != request.policy_digest()) {
+  const std::string* published_digest = policies_.digest_of(version);
+  if (published_digest != nullptr && *published_digest != request.policy_digest()) {
     // Faulty memory or a faulty disk looks like this as well: the worker is expelled only if it repeats it.
     discipline_.count_malformed(worker,
                                 fmt::format("its version {} has another digest than the published one", version));
     answer.set_retry_after_ms(kRefusedRetryMs);
     return;
   }
-  if (policies_.is_kept_from(worker, version)) return answer.set_retry_after_ms(kRefusedRetryMs);
-  if (known == nullptr || !set_aside_.can_generate()) return;
-  const Status filled = fill(worker, request, answer);
+  if (policies_.is_unusable_for(worker, version)) return answer.set_retry_after_ms(kRefusedRetryMs);
+  if (published_digest == nullptr || !set_aside_.can_generate()) return;
+  const Status filled = add_leases(worker, request, answer);
   if (!filled) log::error("no lease granted: {}", filled.error().message());
   const auto slow = desk_.ledger->too_slow(worker);
   if (slow && logged_slow_.insert(worker).second)
@@ -89,7 +90,7 @@ void DeskLeases::grant(WorkerId worker, const schema::WorkRequest& request, sche
         worker, *slow, desk_.options.pacing.staleness.budget + 1, batches_.step_seconds().value_or(0));
 }
 
-Status DeskLeases::fill(WorkerId worker, const schema::WorkRequest& request, schema::WorkGrant& grant) {
+Status DeskLeases::add_leases(WorkerId worker, const schema::WorkRequest& request, schema::WorkGrant& grant) {
   const Version version{request.version()};
   double shortest_s = 0;
   for (int round = 0; round < kRefillsMax && grant.leases().empty() && set_aside_.can_generate(); ++round) {
@@ -100,9 +101,9 @@ Status DeskLeases::fill(WorkerId worker, const schema::WorkRequest& request, sch
     if (desk_.events.turned_away && desk_.ledger->turned_away(worker)) desk_.events.turned_away(worker);
     if (leases.empty()) break;
     for (const replay_buffer::LeaseRecord& record : leases) {
-      const auto question = desk_.door.question(record.group);
+      const auto question = desk_.checker.question(record.group);
       if (!question) {
-        ECHO_TRY(desk_.ledger->set_aside(record.id, text_of(schema::WORK_FAILURE_PROMPT), question.error().detail));
+        ECHO_TRY(desk_.ledger->set_aside(record.id, reason_text(schema::WORK_FAILURE_PROMPT), question.error().detail));
         continue;
       }
       set_aside_.group_leased();
@@ -112,8 +113,8 @@ Status DeskLeases::fill(WorkerId worker, const schema::WorkRequest& request, sch
       lease.set_policy_digest(record.policy_digest);
       lease.set_expires_unix_s(record.expires_unix_s);
       lease.set_group(record.group.value);
-      *lease.mutable_problem() = desk_.door.shown((*question)->problem);
-      lease.set_unscored(desk_.door.unscored((*question)->problem));
+      *lease.mutable_problem() = desk_.checker.worker_view((*question)->problem);
+      lease.set_unscored(desk_.checker.is_scored_by_learner((*question)->problem));
       lease.set_rollouts(record.rollouts);
       shortest_s = shortest_s == 0 ? record.lease_s : std::min(shortest_s, record.lease_s);
     }
@@ -129,21 +130,21 @@ void DeskLeases::renew(WorkerId worker, const schema::WorkProgress& progress) {
 }
 
 bool DeskLeases::return_leases(WorkerId worker, const schema::WorkReturned& returned) {
-  const auto known = desk_.ledger->give_back(worker, lease_ids(returned.leases()));
-  if (!known && desk_.database.held_up_by(known.error())) return false;
-  if (!known) log::error("leases not returned: {}", known.error().message());
+  const auto stored = desk_.ledger->return_leases(worker, lease_ids(returned.leases()));
+  if (!stored && desk_.database.stall_if_database_error(stored.error())) return false;
+  if (!stored) log::error("leases not returned: {}", stored.error().message());
   return true;
 }
 
 bool DeskLeases::fail_lease(WorkerId worker, const schema::WorkFailed& failure) {
-  if (failure.failure() == schema::WORK_FAILURE_GENERATION) return blame_policy(worker, failure);
-  const std::string_view reason = text_of(failure.failure());
+  if (failure.failure() == schema::WORK_FAILURE_GENERATION) return report_unusable_policy(worker, failure);
+  const std::string_view reason = reason_text(failure.failure());
   const LeaseId lease = lease_id(failure.lease());
   const std::string detail = printable(failure.detail());
-  const auto known = desk_.ledger->failed({worker, lease, reason, detail});
-  if (!known && desk_.database.held_up_by(known.error())) return false;
-  if (!known) log::error("lease {} not taken back: {}", lease, known.error().message());
-  if (!known || !*known) return true;
+  const auto was_leased = desk_.ledger->failed({worker, lease, reason, detail});
+  if (!was_leased && desk_.database.stall_if_database_error(was_leased.error())) return false;
+  if (!was_leased) log::error("lease {} not taken back: {}", lease, was_leased.error().message());
+  if (!was_leased || !*was_leased) return true;
   log::warn("worker {} gives lease {} back: {}: {}", worker, lease, reason, detail);
   set_aside_.report_new();
   discipline_.count_failure(worker, fmt::format("group after group fails on it alone: {}", reason));
@@ -152,38 +153,38 @@ bool DeskLeases::fail_lease(WorkerId worker, const schema::WorkFailed& failure) 
 
 // The lease goes back and does not count against its problem. One worker's word keeps that worker from the version and
 // no other one: its memory may be broken, or it may lie.
-bool DeskLeases::blame_policy(WorkerId worker, const schema::WorkFailed& failure) {
+bool DeskLeases::report_unusable_policy(WorkerId worker, const schema::WorkFailed& failure) {
   const LeaseId lease = lease_id(failure.lease());
-  const auto returned = desk_.ledger->give_back(worker, std::span(&lease, 1));
-  if (!returned && desk_.database.held_up_by(returned.error())) return false;
+  const auto returned = desk_.ledger->return_leases(worker, std::span(&lease, 1));
+  if (!returned && desk_.database.stall_if_database_error(returned.error())) return false;
   if (!returned) {
     log::error("lease {} not taken back: {}", lease, returned.error().message());
     return true;
   }
   if (*returned == 0) return true;
-  const auto blamed = policies_.blame(worker, printable(failure.detail()));
-  if (!blamed) return true;  // it was lost since it asked
-  if (blamed->first)
-    log::warn("worker {} cannot generate with version {}: {}", worker, blamed->version, printable(failure.detail()));
-  if (!policies_.is_unusable(blamed->version))
+  const auto report = policies_.report_unusable(worker, printable(failure.detail()));
+  if (!report) return true;  // it was lost since it asked
+  if (report->first)
+    log::warn("worker {} cannot generate with version {}: {}", worker, report->version, printable(failure.detail()));
+  if (!policies_.is_unusable(report->version))
     discipline_.count_failure(worker, "log-probabilities of one policy after another are not finite on it alone");
   return true;
 }
 
 void DeskLeases::expire() {
   if (const auto expired = desk_.ledger->expire(desk_.clock.unix_seconds());
-      !expired && !desk_.database.held_up_by(expired.error()))
+      !expired && !desk_.database.stall_if_database_error(expired.error()))
     log::error("{}", expired.error().message());
 }
 
-bool DeskLeases::excuse(Duration late) {
-  const auto excused = desk_.ledger->excuse(seconds(late), desk_.clock.unix_seconds());
-  if (!excused && desk_.database.held_up_by(excused.error())) return false;
-  if (!excused) log::error("{}", excused.error().message());
+bool DeskLeases::extend_leases(Duration pause) {
+  const auto extended = desk_.ledger->extend_all_leases(seconds(pause), desk_.clock.unix_seconds());
+  if (!extended && desk_.database.stall_if_database_error(extended.error())) return false;
+  if (!extended) log::error("{}", extended.error().message());
   return true;
 }
 
-Status DeskLeases::follow(const PresenceChange& change) {
+Status DeskLeases::on_presence_change(const PresenceChange& change) {
   using Kind = PresenceChange::Kind;
   const Kind kind = change.kind;
   if (kind == Kind::kLeaving || kind == Kind::kRetired) retired_.insert(change.worker);
@@ -195,23 +196,24 @@ Status DeskLeases::release_worker(WorkerId worker) {
   ECHO_ASSIGN(const std::uint64_t released, desk_.ledger->release_worker(worker, desk_.clock.unix_seconds()));
   if (released > 0) log::info("worker {} is lost: {} groups return to the pool", worker, released);
   logged_slow_.erase(worker);
-  policies_.left(worker);
+  policies_.forget_worker(worker);
   set_aside_.report_new();
   return ok();
 }
 
 Status DeskLeases::can_complete() {
   const std::optional<Version> newest = policies_.newest();
-  const bool kept =
-      newest && policies_.is_unusable(*newest) && std::ranges::all_of(policies_.asking(), [&](const auto& asked) {
-        return is_retired(asked.first) || policies_.is_kept_from(asked.first, asked.second);
+  const bool none_can_generate =
+      newest && policies_.is_unusable(*newest) &&
+      std::ranges::all_of(policies_.requested_versions(), [&](const auto& asked) {
+        return is_retired(asked.first) || policies_.is_unusable_for(asked.first, asked.second);
       });
   std::uint64_t live = 0;
-  if (kept) {
+  if (none_can_generate) {
     ECHO_ASSIGN(const replay_buffer::LedgerCounts leases, desk_.ledger->counts());
     live = leases.live;
   }
-  if (!kept || live > 0) {
+  if (!none_can_generate || live > 0) {
     stuck_since_ = kNever;
     return ok();
   }
@@ -220,7 +222,7 @@ Status DeskLeases::can_complete() {
   return fail(Code::kInvalid, "generate rollouts",
               "no worker can generate with version {}, because {}, and what earlier versions left is less than a batch "
               "for step {}. Go on from a checkpoint before that version, with --resume",
-              *newest, policies_.detail_of(*newest), batches_.step() + 1);
+              *newest, policies_.latest_report_on(*newest), batches_.step() + 1);
 }
 
 void DeskLeases::check() const {

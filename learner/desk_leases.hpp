@@ -29,26 +29,25 @@ class DeskLeases {
   bool return_leases(WorkerId worker, const schema::WorkReturned& returned);
   // Ends overdue leases.
   void expire();
-  // Every live lease lasts longer by the time for which no message could be handled. False if the database cannot
-  // store.
-  bool excuse(Duration late);
-  // As RolloutDesk has it.
-  Status follow(const PresenceChange& change);
-  // Until it joins again, the worker gets no new lease, and finishes those that it has.
+  // Extends every live lease by `pause`, in which no message could be handled. False if the database cannot store.
+  bool extend_leases(Duration pause);
+  // See RolloutDesk.
+  Status on_presence_change(const PresenceChange& change);
+  // The worker finishes its leases, and gets no new one until it joins again.
   void retire(WorkerId worker) { retired_.insert(worker); }
   bool is_retired(WorkerId worker) const { return retired_.contains(worker); }
-  // An error if no worker can generate with the policy it has, and that has lasted for DeskOptions::stuck_max.
+  // An error if for DeskOptions::stuck_max no worker could generate with its policy.
   Status can_complete();
 
   void check() const;  // aborts if its parts disagree
 
  private:
   void grant(WorkerId worker, const schema::WorkRequest& request, schema::WorkGrant& answer);
-  // Leases for groups that can be generated; other groups are set aside.
-  Status fill(WorkerId worker, const schema::WorkRequest& request, schema::WorkGrant& grant);
+  // Adds leases for groups that can be generated, and sets other groups aside.
+  Status add_leases(WorkerId worker, const schema::WorkRequest& request, schema::WorkGrant& grant);
   Status release_worker(WorkerId worker);
   void renew(WorkerId worker, const schema::WorkProgress& progress);
-  bool blame_policy(WorkerId worker, const schema::WorkFailed& failure);
+  bool report_unusable_policy(WorkerId worker, const schema::WorkFailed& failure);
 
   DeskContext& desk_;
   OfferedPolicies& policies_;

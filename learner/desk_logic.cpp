@@ -1,3 +1,4 @@
+// The rollout desk's work. RolloutDesk's thread calls it.
 #include "learner/desk_logic.hpp"
 
 #include "base/log.hpp"
@@ -40,33 +41,33 @@ DeskLogic::DeskLogic(DeskContext desk, std::uint64_t resume_step)
       scores_(desk_, discipline_, set_aside_, batches_),
       leases_(desk_, policies_, discipline_, set_aside_, batches_),
       submissions_(desk_, policies_, discipline_, scores_, batches_) {
-  limits_.message_max = desk_.door.message_max(desk_.options.pacing.group_size);
+  limits_.message_max = desk_.checker.message_max(desk_.options.pacing.group_size);
 }
 
-void DeskLogic::excuse_pauses() {
+void DeskLogic::extend_leases_after_pause() {
   DatabaseEdge& database = desk_.database;
   const TimePoint now = desk_.clock.now();
   const Duration passed = now - desk_.clock.last_tick();
   if (database.can_store()) {
     // A stopped process or a busy disk: messages of that time are still unread.
-    if (const Duration late = passed - kTick; late >= kPauseMin) {
-      log::info("the rollout desk was held up for {}: no lease ends for that", to_text(late));
-      if (!leases_.excuse(late)) return;
+    if (const Duration pause = passed - kTick; pause >= kPauseMin) {
+      log::info("the rollout desk was held up for {}: no lease ends for that", to_text(pause));
+      if (!leases_.extend_leases(pause)) return;
     }
     desk_.clock.tick(now);
-  } else if (database.is_retry_due() && leases_.excuse(passed)) {
-    batches_.paused(passed);
+  } else if (database.is_retry_due() && leases_.extend_leases(passed)) {
+    batches_.exclude_pause(passed);
     desk_.clock.tick(now);
     database.retry_succeeded();
     release_overflowed();
   }
 }
 
-// These workers sent more than the desk keeps while it is held up. Their groups go to other workers, without blame.
+// Returns the leases of workers that sent more than the desk keeps during a stall. They are not blamed.
 void DeskLogic::release_overflowed() {
   for (const WorkerId worker : desk_.inbox.take_overflowed())
-    desk_.database.push_back(Write{[this, worker]() -> Status {
-      ECHO_ASSIGN(const std::uint64_t leases, desk_.ledger->give_back_all(worker));
+    desk_.database.push_back(DatabaseWrite{[this, worker]() -> Status {
+      ECHO_ASSIGN(const std::uint64_t leases, desk_.ledger->return_all_leases(worker));
       log::warn(
           "worker {} sent more messages than are kept while the database could not store; {} of its groups go to other "
           "workers",
@@ -77,20 +78,21 @@ void DeskLogic::release_overflowed() {
 
 void DeskLogic::defer(Deferred work) {
   desk_.database.push_back(std::move(work));
-  if (desk_.database.backlog() >= kCommitMax) work_off();
+  if (desk_.database.backlog() >= kCommitMax) process_deferred();
 }
 
-void DeskLogic::work_off() {
-  desk_.database.work_off(kCommitMax, [this](std::vector<Incoming> messages) { handle_messages(std::move(messages)); });
+void DeskLogic::process_deferred() {
+  desk_.database.process_backlog(kCommitMax,
+                                 [this](std::vector<Incoming> messages) { handle_messages(std::move(messages)); });
 }
 
 void DeskLogic::run_due() {
-  work_off();
+  process_deferred();
   if (desk_.database.can_store()) {
     leases_.expire();
     discipline_.expel_idle_workers();
     scores_.run_due();
-    work_off();
+    process_deferred();
   }
   desk_.database.finish_catching_up();
   batches_.hand_over_batch(set_aside_.can_generate(), [this] { return leases_.can_complete(); });
@@ -99,12 +101,12 @@ void DeskLogic::run_due() {
 // Messages that must wait for the database go back into its backlog.
 void DeskLogic::handle_messages(std::vector<Incoming> messages) {
   DeskSubmissions::Submissions submissions;
-  std::vector<std::size_t> submitted;                                 // their places in `messages`
-  std::vector<std::pair<std::size_t, schema::WorkerMessage>> others;  // likewise
+  std::vector<std::size_t> submitted;                                 // indices in `messages`
+  std::vector<std::pair<std::size_t, schema::WorkerMessage>> others;  // with their indices in `messages`
   std::vector<bool> waits(messages.size(), false);
   for (std::size_t i = 0; i < messages.size(); ++i) {
     const Incoming& message = messages[i];
-    if (desk_.inbox.is_barred(message.worker)) continue;
+    if (desk_.inbox.is_blocked(message.worker)) continue;
     auto parsed = data_plane::parse_worker_message(message.bytes, limits_);
     if (!parsed) {
       submissions_.refuse_unreadable(message.worker, parsed.error().message());
@@ -117,29 +119,29 @@ void DeskLogic::handle_messages(std::vector<Incoming> messages) {
   }
   if (!submissions.empty() && !submissions_.store(submissions))
     for (const std::size_t i : submitted) waits[i] = true;
-  std::vector<DeskLeases::Message> together;
-  std::vector<std::size_t> places;  // in `messages`
+  std::vector<DeskLeases::Message> lease_messages;  // granted and renewed in one transaction
+  std::vector<std::size_t> lease_indices;           // in `messages`
   for (const auto& [i, message] : others) {
     Incoming& from = messages[i];
-    if (desk_.inbox.is_barred(from.worker)) continue;
+    if (desk_.inbox.is_blocked(from.worker)) continue;
     if (desk_.database.can_store()) {
-      if (!std::exchange(from.counted, true) && !discipline_.may_talk(from.worker)) continue;
+      if (!std::exchange(from.counted, true) && !discipline_.count_idle_message(from.worker)) continue;
       if (message.has_request() || message.has_progress()) {
-        together.emplace_back(from.worker, &message);
-        places.push_back(i);
+        lease_messages.emplace_back(from.worker, &message);
+        lease_indices.push_back(i);
         continue;
       }
       if (handle(from.worker, message)) continue;
     }
     waits[i] = true;
   }
-  if (!together.empty() && (!desk_.database.can_store() || !leases_.grant_and_renew(together)))
-    for (const std::size_t i : places) waits[i] = true;
+  if (!lease_messages.empty() && (!desk_.database.can_store() || !leases_.grant_and_renew(lease_messages)))
+    for (const std::size_t i : lease_indices) waits[i] = true;
   for (std::size_t i = messages.size(); i-- > 0;) {
     if (waits[i])
       desk_.database.push_front(std::move(messages[i]));
     else
-      desk_.inbox.read(messages[i].worker, messages[i].bytes.size());
+      desk_.inbox.release(messages[i].worker, messages[i].bytes.size());
   }
 }
 
@@ -151,9 +153,9 @@ bool DeskLogic::handle(WorkerId worker, const schema::WorkerMessage& message) {
   return true;
 }
 
-// The machine of the worker ends. It finishes its groups if the run still wants them.
+// The worker's machine ends. The worker finishes its groups if the run still needs results.
 void DeskLogic::end_worker(WorkerId worker) {
-  if (desk_.results_wanted) {
+  if (desk_.run_needs_results) {
     if (desk_.events.leaving(worker)) leases_.retire(worker);  // now: its next request may be in the same batch
     return;
   }

@@ -25,18 +25,20 @@ class DeskLogic {
   // Opens the file. `resume_step`: the next learner step; groups that later steps consumed are available again.
   static Result<std::unique_ptr<DeskLogic>> open(DeskContext desk, std::uint64_t resume_step);
 
-  // Leases last longer by a pause of this thread, or by the time for which the database could not store.
-  void excuse_pauses();
-  // Handles messages and writes that wait, in order, until something cannot be stored.
-  void work_off();
-  // Work that time brings: overdue leases, idle workers, scores, a batch that is whole.
+  // Extends leases by a pause of this thread, or by the time for which the database could not store: workers could
+  // submit nothing meanwhile.
+  void extend_leases_after_pause();
+  // Handles deferred messages and writes, in order, until something cannot be stored.
+  void process_deferred();
+  // Does the work that is due: overdue leases, idle workers, scores, a batch that is whole.
   void run_due();
+  // Adds a message or write to the backlog, and handles the backlog if it is long.
   void defer(Deferred work);
 
   OfferedPolicies& policies() { return policies_; }
   DeskLeases& leases() { return leases_; }
   StepBatches& batches() { return batches_; }
-  // As RolloutDesk has it.
+  // See RolloutDesk.
   Status consume(std::uint64_t step, const replay_buffer::Batch& batch);
   Result<DeskCounts> counts();
 

@@ -1,3 +1,4 @@
+// Connects the rollout desk with the regrader and the scorer. DeskLogic calls it.
 #include "learner/desk_scores.hpp"
 
 #include <random>
@@ -10,7 +11,7 @@ namespace {
 
 constexpr std::string_view kScoringFailed = "scoring failed";
 
-std::uint64_t unforeseeable() {
+std::uint64_t random_secret() {
   std::random_device device;
   return (std::uint64_t{device()} << 32) | device();
 }
@@ -22,13 +23,13 @@ DeskScores::DeskScores(DeskContext& desk, Discipline& discipline, SetAsideGroups
       discipline_(discipline),
       set_aside_(set_aside),
       batches_(batches),
-      regrader_(desk.door.second_look(), unforeseeable(), desk.wake),
-      scorer_(desk.door.second_look(), desk.wake) {}
+      regrader_(desk.checker.score_verifier(), random_secret(), desk.wake),
+      scorer_(desk.checker.score_verifier(), desk.wake) {}
 
 bool DeskScores::is_unscored(const schema::Submission& submission) {
   if (submission.trajectories().empty()) return false;
-  const auto asked = desk_.door.question(GroupId{submission.trajectories(0).group()});
-  return asked && desk_.door.unscored((*asked)->problem);
+  const auto question = desk_.checker.question(GroupId{submission.trajectories(0).group()});
+  return question && desk_.checker.is_scored_by_learner((*question)->problem);
 }
 
 void DeskScores::count_accepted(WorkerId worker, const schema::Submission& submission) {
@@ -40,37 +41,37 @@ void DeskScores::count_accepted(WorkerId worker, const schema::Submission& submi
     may_be_unscored_ = true;
   else
     set_aside_.group_succeeded();
-  const auto asked = desk_.door.question(group);
-  if (asked && !unscored &&
-      desk_.door.second_look()->adapter().repeatable((*asked)->problem) == data_plane::Repeatable::kCostly)
-    regrader_.taken_in(worker, (*asked)->problem, submission);
-  desk_.door.forget(group);
+  const auto question = desk_.checker.question(group);
+  if (question && !unscored &&
+      desk_.checker.score_verifier()->adapter().repeatable((*question)->problem) == data_plane::Repeatable::kCostly)
+    regrader_.add_submission(worker, (*question)->problem, submission);
+  desk_.checker.forget(group);
 }
 
-void DeskScores::expel_liars() {
-  for (const RegradingCounts::Expelled& liar : regrader_.newly_found()) {
-    log::warn("worker {}: {}", liar.worker, liar.reason);
-    desk_.expel(liar.worker, liar.reason);
+void DeskScores::expel_misgrading_workers() {
+  for (const RegradingCounts::Expelled& expelled : regrader_.take_workers_to_expel()) {
+    log::warn("worker {}: {}", expelled.worker, expelled.reason);
+    desk_.expel(expelled.worker, expelled.reason);
     desk_.database.push_back(
-        Write{[this, worker = liar.worker] { return batches_.discard_waiting_of(worker, "wrong score"); }});
+        DatabaseWrite{[this, worker = expelled.worker] { return batches_.discard_waiting_of(worker, "wrong score"); }});
   }
 }
 
 void DeskScores::run_due() {
-  expel_liars();
-  for (Scorer::Done& done : scorer_.done()) {
+  expel_misgrading_workers();
+  for (Scorer::Done& done : scorer_.take_done()) {
     may_be_unscored_ = true;
     // Scores that could not be stored are computed again: their groups still wait for them.
-    if (const Status stored = desk_.database.checked(store(std::move(done))); !stored)
+    if (const Status stored = desk_.database.stall_on_error(store(std::move(done))); !stored)
       log::error("scores not stored: {}", stored.error().message());
   }
   if (!may_be_unscored_) return;
-  if (const Status fed = desk_.database.checked(feed_scorer()); !fed) log::error("{}", fed.error().message());
+  if (const Status fed = desk_.database.stall_on_error(feed_scorer()); !fed) log::error("{}", fed.error().message());
 }
 
 Status DeskScores::store(Scorer::Done done) {
   if (done.status) {
-    ECHO_ASSIGN(const bool wanted, desk_.buffer->scored(done.group));
+    ECHO_ASSIGN(const bool wanted, desk_.buffer->store_scores(done.group));
     if (wanted) set_aside_.group_succeeded();
     return ok();
   }
@@ -87,12 +88,13 @@ Status DeskScores::store(Scorer::Done done) {
 }
 
 Status DeskScores::feed_scorer() {
-  const std::size_t room = scorer_.room();
-  if (room == 0) return ok();  // run_due() comes again when a group is done
-  ECHO_ASSIGN(std::vector<replay_buffer::Group> groups, desk_.buffer->unscored(room, scorer_.inside()));
-  may_be_unscored_ = groups.size() == room;
+  const std::size_t free_group_slots = scorer_.free_group_slots();
+  if (free_group_slots == 0) return ok();  // run_due() comes again when a group is done
+  ECHO_ASSIGN(std::vector<replay_buffer::Group> groups,
+              desk_.buffer->unscored_groups(free_group_slots, scorer_.groups_in_progress()));
+  may_be_unscored_ = groups.size() == free_group_slots;
   for (replay_buffer::Group& group : groups) {
-    auto problem = desk_.door.problem(group.id);
+    auto problem = desk_.checker.problem(group.id);
     if (problem)
       scorer_.add(std::move(group), *std::move(problem));
     else

@@ -1,5 +1,5 @@
-// The rollout desk's scores that are not settled at the door: those that are computed again, and those that only the
-// learner computes. Private to learner/.
+// The rollout desk's scores beyond the check of a submission: scores that the learner computes again, and scores that
+// only the learner computes. Private to learner/.
 #pragma once
 #include "learner/discipline.hpp"
 #include "learner/regrader.hpp"
@@ -15,7 +15,7 @@ class DeskScores {
   // The parts must outlive it. Its threads call DeskContext::wake when run_due() has something to do.
   DeskScores(DeskContext& desk, Discipline& discipline, SetAsideGroups& set_aside, StepBatches& batches);
 
-  // Whether the workers of this group hand in text only, and the learner scores it.
+  // Whether workers submit only text for this group, and the learner scores it.
   bool is_unscored(const schema::Submission& submission);
   void count_accepted(WorkerId worker, const schema::Submission& submission);
   void step_measured(double seconds) { regrader_.step_measured(seconds, desk_.options.pacing.trajectories_per_step); }
@@ -26,7 +26,7 @@ class DeskScores {
   ScorerCounts scoring() const { return scorer_.counts(); }
 
  private:
-  void expel_liars();
+  void expel_misgrading_workers();
   Status store(Scorer::Done done);
   Status feed_scorer();
 
@@ -36,7 +36,7 @@ class DeskScores {
   StepBatches& batches_;
   Regrader regrader_;
   Scorer scorer_;
-  bool may_be_unscored_ = true;  // some stored group
+  bool may_be_unscored_ = true;  // false: every stored group has a score
 };
 
 }  // namespace echoline::learner

@@ -1,3 +1,4 @@
+// Stores and answers submissions. DeskLogic calls it for messages with trajectories.
 #include "learner/desk_submissions.hpp"
 
 #include "base/log.hpp"
@@ -5,12 +6,12 @@
 
 namespace echoline::learner {
 
-// A token of a policy that is not published yet would pass for a fresh one. The door has checked the rest.
-std::optional<Refusal> DeskSubmissions::unpublished(const schema::Submission& submission) const {
+// A token of a policy that is not published yet would pass for a fresh one. SubmissionChecker has checked the rest.
+std::optional<Refusal> DeskSubmissions::refuse_unpublished(const schema::Submission& submission) const {
   for (const schema::Trajectory& t : submission.trajectories()) {
-    const Version last{t.spans(t.spans_size() - 1).version()};
-    if (!policies_.newest() || last > *policies_.newest())
-      return Refusal{"malformed", fmt::format("tokens of version {}, which is not published", last), false};
+    const Version newest_version{t.spans(t.spans_size() - 1).version()};
+    if (!policies_.newest() || newest_version > *policies_.newest())
+      return Refusal{"malformed", fmt::format("tokens of version {}, which is not published", newest_version), false};
   }
   return std::nullopt;
 }
@@ -24,15 +25,15 @@ bool DeskSubmissions::store(const Submissions& submissions) {
   std::vector<replay_buffer::Delivery> deliveries;
   std::vector<std::optional<Refusal>> refusals;
   for (const auto& [worker, submission] : submissions) {
-    refusals.push_back(desk_.door.refusal(submission));
-    if (!refusals.back()) refusals.back() = unpublished(submission);
+    refusals.push_back(desk_.checker.refusal(submission));
+    if (!refusals.back()) refusals.back() = refuse_unpublished(submission);
     const auto& refused = refusals.back();
     deliveries.push_back({worker, &submission, refused ? refused->reason : std::string_view(),
                           refused ? refused->detail : std::string(), !refused && scores_.is_unscored(submission)});
   }
   const auto verdicts = desk_.ledger->submit(deliveries, batches_.step(), desk_.clock.unix_seconds());
   if (!verdicts) {
-    if (desk_.database.held_up_by(verdicts.error())) return false;
+    if (desk_.database.stall_if_database_error(verdicts.error())) return false;
     log::error("trajectories not stored: {}", verdicts.error().message());
     return true;
   }
@@ -41,8 +42,8 @@ bool DeskSubmissions::store(const Submissions& submissions) {
     const auto& [worker, submission] = submissions[i];
     acknowledge(worker, submission, verdict);
     const bool forged = refusals[i] && refusals[i]->forged && verdict.reason == refusals[i]->reason;
-    const bool not_its = verdict.reason == "unknown lease" || verdict.reason == "lease of another worker";
-    if (forged || not_its || verdict.reason == "malformed")
+    const bool foreign_lease = verdict.reason == "unknown lease" || verdict.reason == "lease of another worker";
+    if (forged || foreign_lease || verdict.reason == "malformed")
       discipline_.count_malformed(
           worker, fmt::format("lease {}: {}: {}", verdict.lease, verdict.reason, printable(verdict.detail)), forged);
   }
@@ -60,9 +61,9 @@ void DeskSubmissions::acknowledge(WorkerId worker, const schema::Submission& sub
   if (!verdict.accepted) ++refused_[verdict.reason];
   if (verdict.accepted && !verdict.duplicate) {
     scores_.count_accepted(worker, submission);
-    desk_.events.accepted(worker, static_cast<std::uint64_t>(submission.trajectories_size()), verdict.held_s);
+    desk_.events.accepted(worker, static_cast<std::uint64_t>(submission.trajectories_size()), verdict.lease_seconds);
   } else {
-    (void)discipline_.may_talk(worker);  // it brought nothing
+    (void)discipline_.count_idle_message(worker);  // it brought no new trajectories
   }
 }
 

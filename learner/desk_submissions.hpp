@@ -1,4 +1,4 @@
-// Submissions of workers: checked at the door, stored together, acknowledged once durable. Private to learner/.
+// Checks workers' submissions, stores them together, and acknowledges them once they are durable. Private to learner/.
 #pragma once
 #include <map>
 #include <optional>
@@ -19,14 +19,14 @@ class DeskSubmissions {
       : desk_(desk), policies_(policies), discipline_(discipline), scores_(scores), batches_(batches) {}
 
   using Submissions = std::vector<std::pair<WorkerId, schema::Submission>>;
-  // Stores them in one transaction. False if the database could not: they wait for another try.
+  // Stores submissions in one transaction. False if the database cannot store: the submissions wait for another try.
   bool store(const Submissions& submissions);
   void refuse_unreadable(WorkerId worker, const std::string& what);
 
   const std::map<std::string, std::uint64_t>& refused() const { return refused_; }  // submissions by reason
 
  private:
-  std::optional<Refusal> unpublished(const schema::Submission& submission) const;
+  std::optional<Refusal> refuse_unpublished(const schema::Submission& submission) const;
   void acknowledge(WorkerId worker, const schema::Submission& submission, const replay_buffer::Verdict& verdict);
 
   DeskContext& desk_;

@@ -11,17 +11,17 @@ namespace echoline::learner {
 
 // Misconduct by identity: neither a new connection nor a new learner process clears it. A broken driver is no attack:
 // only several bad messages, or group after group that fails on one worker alone, make it guilty. Pure.
-class Conduct {
+class MisconductTracker {
  public:
-  void restore(WorkerId worker, const replay_buffer::Misconduct& kept);  // of an earlier process
-  replay_buffer::Misconduct of(WorkerId worker) const;
+  void restore(WorkerId worker, const replay_buffer::Misconduct& kept);  // stored by an earlier process
+  replay_buffer::Misconduct misconduct_of(WorkerId worker) const;
   // Both count an offence, and return true once the worker must be expelled.
-  bool malformed(WorkerId worker);
-  bool failed(WorkerId worker);
-  void accepted(WorkerId worker);  // a submission
+  bool record_malformed(WorkerId worker);
+  bool record_failure(WorkerId worker);
+  void record_accepted(WorkerId worker);  // a submission
   // A message that brought no trajectories: a request, a sign of progress, a repeated result. True if it exceeds the
   // rate that a worker needs.
-  bool talked(WorkerId worker, TimePoint now);
+  bool exceeds_message_rate(WorkerId worker, TimePoint now);
 
   void check() const;  // aborts if its parts disagree
 
@@ -33,7 +33,7 @@ class Conduct {
     std::uint64_t successes_at_first = 0;  // of all workers, when the row began
   };
   std::map<WorkerId, Record> records_;
-  std::map<WorkerId, TokenBucket> talk_;
+  std::map<WorkerId, TokenBucket> message_buckets_;
   std::uint64_t successes_ = 0;
 };
 
@@ -47,16 +47,16 @@ class Discipline {
   void count_malformed(WorkerId worker, const std::string& what, bool forged = false);
   void count_failure(WorkerId worker, const std::string& what);
   void count_accepted(WorkerId worker);
-  // False if the worker was expelled for its talk.
-  bool may_talk(WorkerId worker);
+  // Counts a message without trajectories. Returns false if the worker was expelled, because it sends too many.
+  bool count_idle_message(WorkerId worker);
 
-  void check() const { conduct_.check(); }
+  void check() const { misconduct_.check(); }
 
  private:
-  void store_conduct(WorkerId worker);
+  void store_misconduct(WorkerId worker);
 
   DeskContext& desk_;
-  Conduct conduct_;
+  MisconductTracker misconduct_;
 };
 
 }  // namespace echoline::learner

@@ -14,20 +14,20 @@ class DiskPatience {
   static constexpr Duration kDefault = std::chrono::minutes(1);
   explicit DiskPatience(Duration limit = kDefault) : limit_(limit) {}
 
-  enum class Verdict { kNotOfTheDisk, kWait, kGiveUp };
+  enum class Verdict { kNotADiskError, kWait, kGiveUp };
   // The verdict after an attempt that failed with this error.
-  Verdict after(const Error& error, TimePoint now) {
+  Verdict verdict_after(const Error& error, TimePoint now) {
     if (error.code == Code::kCorrupt) return Verdict::kGiveUp;
     if (error.code == Code::kExhausted) {
       failing_since_ = kNever;
       return Verdict::kWait;
     }
-    if (error.code != Code::kIo && error.code != Code::kUnavailable) return Verdict::kNotOfTheDisk;
+    if (error.code != Code::kIo && error.code != Code::kUnavailable) return Verdict::kNotADiskError;
     if (failing_since_ == kNever) failing_since_ = now;
     return now - failing_since_ >= limit_ ? Verdict::kGiveUp : Verdict::kWait;
   }
-  // An attempt succeeded.
-  void recovered() { failing_since_ = kNever; }
+  // Call after a successful attempt.
+  void on_success() { failing_since_ = kNever; }
 
  private:
   const Duration limit_;

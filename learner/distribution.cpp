@@ -1,3 +1,4 @@
+// Statistics of values added one by one, for a run's report.
 #include "learner/distribution.hpp"
 
 #include <algorithm>
@@ -8,7 +9,7 @@ namespace {
 
 constexpr double kBucketsPerOctave = 64;
 // Smaller and larger values share a bucket; 6,400 buckets in all.
-constexpr double kLeastTold = 1e-12, kMostTold = 1e18;
+constexpr double kBucketedMin = 1e-12, kBucketedMax = 1e18;
 
 std::size_t rank(double q, std::uint64_t count) {
   const double nearest = std::ceil(q * static_cast<double>(count));
@@ -19,13 +20,13 @@ std::size_t rank(double q, std::uint64_t count) {
 
 void Totals::add(double value) {
   if (!std::isfinite(value)) return;
-  least_ = count_ == 0 ? value : std::min(least_, value);
-  most_ = count_ == 0 ? value : std::max(most_, value);
+  min_ = count_ == 0 ? value : std::min(min_, value);
+  max_ = count_ == 0 ? value : std::max(max_, value);
   ++count_;
   sum_ += value;
-  const double off = value - middle_;
-  middle_ += off / static_cast<double>(count_);
-  squares_ += off * (value - middle_);
+  const double deviation_from_mean = value - running_mean_;
+  running_mean_ += deviation_from_mean / static_cast<double>(count_);
+  squared_deviations_ += deviation_from_mean * (value - running_mean_);
 }
 
 std::optional<double> Totals::mean() const {
@@ -33,12 +34,12 @@ std::optional<double> Totals::mean() const {
 }
 
 std::optional<double> Totals::deviation() const {
-  return count_ > 0 ? std::optional(std::sqrt(squares_ / static_cast<double>(count_))) : std::nullopt;
+  return count_ > 0 ? std::optional(std::sqrt(squared_deviations_ / static_cast<double>(count_))) : std::nullopt;
 }
 
 std::int32_t Distribution::bucket(double value) {
-  if (value < kLeastTold) return INT32_MIN;
-  return static_cast<std::int32_t>(std::floor(std::log2(std::min(value, kMostTold)) * kBucketsPerOctave));
+  if (value < kBucketedMin) return INT32_MIN;
+  return static_cast<std::int32_t>(std::floor(std::log2(std::min(value, kBucketedMax)) * kBucketsPerOctave));
 }
 
 void Distribution::add(double value) {
@@ -50,30 +51,30 @@ void Distribution::add(double value) {
   }
   exact_.push_back(value);
   if (exact_.size() <= kExactMax) return;
-  for (const double one : exact_) ++buckets_[bucket(one)];
+  for (const double exact : exact_) ++buckets_[bucket(exact)];
   exact_ = {};
 }
 
 std::optional<double> Distribution::quantile(double q) const {
   const std::uint64_t count = totals_.count();
   if (count == 0) return std::nullopt;
-  const std::size_t wanted = rank(q, count);
-  if (wanted == 0) return totals_.least();
-  if (wanted + 1 == count) return totals_.most();
+  const std::size_t position = rank(q, count);
+  if (position == 0) return totals_.min();
+  if (position + 1 == count) return totals_.max();
   if (buckets_.empty()) {
     std::vector<double> values = exact_;
-    const auto at = values.begin() + static_cast<std::ptrdiff_t>(wanted);
-    std::nth_element(values.begin(), at, values.end());
-    return *at;
+    const auto nearest = values.begin() + static_cast<std::ptrdiff_t>(position);
+    std::nth_element(values.begin(), nearest, values.end());
+    return *nearest;
   }
   std::uint64_t below = 0;
   for (const auto& [b, n] : buckets_) {
     below += n;
-    if (below <= wanted) continue;
+    if (below <= position) continue;
     const double middle = b == INT32_MIN ? 0 : std::exp2((b + 0.5) / kBucketsPerOctave);
-    return std::clamp(middle, *totals_.least(), *totals_.most());
+    return std::clamp(middle, *totals_.min(), *totals_.max());
   }
-  return totals_.most();
+  return totals_.max();
 }
 
 std::size_t Distribution::memory_bytes() const { return exact_.capacity() * sizeof(double) + buckets_.size() * 64; }

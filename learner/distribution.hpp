@@ -18,13 +18,13 @@ class Totals {
   // Absent without values.
   std::optional<double> mean() const;
   std::optional<double> deviation() const;  // of the population
-  std::optional<double> least() const { return count_ > 0 ? std::optional(least_) : std::nullopt; }
-  std::optional<double> most() const { return count_ > 0 ? std::optional(most_) : std::nullopt; }
+  std::optional<double> min() const { return count_ > 0 ? std::optional(min_) : std::nullopt; }
+  std::optional<double> max() const { return count_ > 0 ? std::optional(max_) : std::nullopt; }
 
  private:
   std::uint64_t count_ = 0;
-  double sum_ = 0, least_ = 0, most_ = 0;
-  double middle_ = 0, squares_ = 0;  // Welford's running mean, and the squared distances from it
+  double sum_ = 0, min_ = 0, max_ = 0;
+  double running_mean_ = 0, squared_deviations_ = 0;  // Welford's running mean, and the squared distances from it
 };
 
 // Quantiles of finite, non-negative values. They are exact up to kExactMax values, and within kRelativeError beyond

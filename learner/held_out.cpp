@@ -1,3 +1,4 @@
+// Scores responses to held-out problems, for `echoline evaluate`.
 #include "learner/held_out.hpp"
 
 #include <algorithm>
@@ -5,7 +6,7 @@
 
 #include "base/random.hpp"
 #include "base/text.hpp"
-#include "data_plane/told.hpp"
+#include "data_plane/policy_input.hpp"
 
 namespace echoline::learner {
 namespace {
@@ -45,11 +46,11 @@ HeldOut::HeldOut(const data_plane::Adapter& adapter, const std::vector<schema::P
       samples_(samples),
       seed_(seed),
       correct_(problems.size()),
-      several_(adapter.name() == data_plane::kSeveral) {}
+      has_several_tasks_(adapter.name() == data_plane::kSeveral) {}
 
-Result<std::optional<Told>> HeldOut::answered(std::uint64_t id, std::string_view text, bool finished,
-                                              std::optional<std::int64_t> tokens) {
-  Answer& answer = begun_[id];
+Result<std::optional<PolicyInput>> HeldOut::submit_turn(std::uint64_t id, std::string_view text, bool finished,
+                                                        std::optional<std::int64_t> tokens) {
+  Answer& answer = open_answers_[id];
   if (!answer.episode) {
     const std::uint64_t problem = id / samples_;
     ECHO_ASSIGN(answer.episode,
@@ -59,19 +60,19 @@ Result<std::optional<Told>> HeldOut::answered(std::uint64_t id, std::string_view
   answer.finished = finished;
   answer.tokens = answer.tokens && tokens ? std::optional(*answer.tokens + *tokens) : std::nullopt;
   ECHO_ASSIGN(data_plane::Step step, data_plane::step_and_wait(*answer.episode, std::string(text)));
-  if (step.aside) return data_plane::cannot_ask_aside();
+  if (step.side_prompt) return data_plane::side_prompt_error();
   data_plane::add(answer.score, step.score);
   if (!step.done && ++answer.turns < data_plane::kTurnsMax) return std::optional(std::move(step.observation));
   if (!step.done) {
-    cut(id);
-    return std::optional<Told>();
+    end_early(id);
+    return std::optional<PolicyInput>();
   }
   end(id, answer);
-  return std::optional<Told>();
+  return std::optional<PolicyInput>();
 }
 
-void HeldOut::cut(std::uint64_t id) {
-  Answer& answer = begun_.at(id);
+void HeldOut::end_early(std::uint64_t id) {
+  Answer& answer = open_answers_.at(id);
   data_plane::add(answer.score, answer.episode->cut());
   answer.finished = false;
   end(id, answer);
@@ -82,17 +83,17 @@ void HeldOut::end(std::uint64_t id, const Answer& answer) {
   correct_[id / samples_] += answer.score.correct ? 1 : 0;
   reward_ += answer.score.reward;
   for (const auto& [name, value] : answer.score.components) components_[name] += value;
-  if (several_) by_task_.note(problems_[id / samples_].id(), answer.score.correct, answer.score.reward);
+  if (has_several_tasks_) by_task_.add(problems_[id / samples_].id(), answer.score.correct, answer.score.reward);
   unfinished_ += answer.finished ? 0 : 1;
   if (answer.tokens) lengths_.push_back(static_cast<double>(*answer.tokens));
-  begun_.erase(id);
+  open_answers_.erase(id);
 }
 
-void HeldOut::refused(std::uint64_t id, const std::string& why) {
+void HeldOut::record_refusal(std::uint64_t id, const std::string& why) {
   ++answers_;
-  if (several_) by_task_.note(problems_[id / samples_].id(), false, 0);
+  if (has_several_tasks_) by_task_.add(problems_[id / samples_].id(), false, 0);
   ++refused_[refused_.size() < kReasonsMax ? printable(why, kReasonBytesMax) : "others"];
-  begun_.erase(id);
+  open_answers_.erase(id);
 }
 
 json HeldOut::result() const {
@@ -141,7 +142,7 @@ json HeldOut::result() const {
                 {"max", lengths.empty() ? json(nullptr) : json(lengths.back())}}},
               {"truncated_fraction", answers_ ? static_cast<double>(unfinished_) / answers : 0},
               {"refused", refused_}};
-  if (several_) result["by_task"] = by_task_.figures("answers");
+  if (has_several_tasks_) result["by_task"] = by_task_.figures("answers");
   return result;
 }
 
@@ -157,7 +158,7 @@ std::pair<std::string_view, bool> up_to_stop(std::string_view text, const std::v
   return {text.substr(0, end), end != std::string_view::npos};
 }
 
-Status ask_server(TextServer& server, const RunConfig& config, const model::Phrasing* phrasing,
+Status ask_server(TextServerClient& server, const RunConfig& config, const model::Phrasing* phrasing,
                   const std::vector<schema::Problem>& problems, const HeldOutQuestions& questions, HeldOut& held_out) {
   const std::uint64_t total = std::uint64_t{problems.size()} * questions.samples;
   std::map<std::uint64_t, std::vector<ChatMessage>> chats;  // messages so far, of unfinished responses
@@ -178,35 +179,36 @@ Status ask_server(TextServer& server, const RunConfig& config, const model::Phra
     }
     return server.submit(std::move(question));
   };
-  std::uint64_t next = 0;  // the next question to ask
+  std::uint64_t next_id = 0;  // of the next question to ask
   while (held_out.answers() < total) {
     if (questions.interrupted && questions.interrupted())
       return fail(Code::kCancelled, "evaluate", "stopped after {} of {} answers", held_out.answers(), total);
-    for (; next < total && server.inside() < TextServer::kInsideMax / 64; ++next) {
-      const schema::Problem& problem = problems[next / questions.samples];
+    for (; next_id < total && server.in_flight() < TextServerClient::kInFlightMax / 64; ++next_id) {
+      const schema::Problem& problem = problems[next_id / questions.samples];
       if (phrasing == nullptr) {
-        chats[next] = task_messages(config.prompts, problem);
-        ECHO_TRY(ask(next, {}));
+        chats[next_id] = task_messages(config.prompts, problem);
+        ECHO_TRY(ask(next_id, {}));
       } else if (auto text = phrasing->prompt_text(data_plane::prompt_of(problem))) {
-        ECHO_TRY(ask(next, std::move(*text)));
+        ECHO_TRY(ask(next_id, std::move(*text)));
       } else {
-        held_out.refused(next, text.error().message());
+        held_out.record_refusal(next_id, text.error().message());
       }
     }
-    for (TextServer::Ended& ended : server.poll(std::chrono::milliseconds(200))) {
+    for (TextServerClient::Outcome& ended : server.poll(std::chrono::milliseconds(200))) {
       if (!ended.answer) {
-        if (!ended.single) return std::move(ended.answer).error();
-        held_out.refused(ended.id, ended.answer.error().message());
+        if (!ended.concerns_only_this_question) return std::move(ended.answer).error();
+        held_out.record_refusal(ended.id, ended.answer.error().message());
         chats.erase(ended.id);
         continue;
       }
       const auto [text, stopped] = up_to_stop(ended.answer->text, config.prompts.stop);
       // The number of tokens after a cut is unknown.
-      const bool whole = text.size() == ended.answer->text.size();
-      ECHO_ASSIGN(std::optional<Told> told, held_out.answered(ended.id, text, ended.answer->finished || stopped,
-                                                              whole ? ended.answer->tokens : std::nullopt));
+      const bool is_uncut = text.size() == ended.answer->text.size();
+      ECHO_ASSIGN(std::optional<PolicyInput> next_input,
+                  held_out.submit_turn(ended.id, text, ended.answer->finished || stopped,
+                                       is_uncut ? ended.answer->tokens : std::nullopt));
       const auto chat = chats.find(ended.id);
-      if (!told) {
+      if (!next_input) {
         chats.erase(ended.id);
         continue;
       }
@@ -215,7 +217,7 @@ Status ask_server(TextServer& server, const RunConfig& config, const model::Phra
                     "the task '{}' goes on after the first answer: ask the server for chats (--api chat)",
                     config.task.adapter);
       chat->second.push_back({"assistant", std::string(text)});
-      for (ChatMessage& message : model::conversation(*told, model::kPromptPlace, {}))
+      for (ChatMessage& message : model::conversation(*next_input, model::kPromptPlace, {}))
         chat->second.push_back(std::move(message));
       ECHO_TRY(ask(ended.id, {}));
     }

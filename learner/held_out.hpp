@@ -12,8 +12,8 @@
 
 #include "base/text_server.hpp"
 #include "data_plane/adapters/adapter.hpp"
-#include "learner/by_task.hpp"
 #include "learner/run_config.hpp"
+#include "learner/task_figures.hpp"
 #include "model/phrasing.hpp"
 
 namespace echoline::learner {
@@ -35,17 +35,17 @@ double pass_at(std::uint64_t n, std::uint64_t correct, std::uint64_t k);
 // Collects `samples` responses to each problem, in any order. The task determines the number of turns of a response.
 class HeldOut {
  public:
-  // Both must outlive it. `seed` determines the seeds of the episodes.
+  // The adapter and the problems must outlive it. `seed` determines the seeds of the episodes.
   HeldOut(const data_plane::Adapter& adapter, const std::vector<schema::Problem>& problems, std::uint32_t samples,
           std::uint64_t seed);
-  // Takes the next turn of response `id` (< problems × samples; id / samples is its problem). Returns the task's next
-  // text for the model; absent after the last turn. An error is the task's, not the model's.
-  Result<std::optional<Told>> answered(std::uint64_t id, std::string_view text, bool finished,
-                                       std::optional<std::int64_t> tokens);
+  // Takes the next turn of response `id` (< problems × samples; id / samples is the index of its problem). Returns the
+  // task's next text for the model; absent after the last turn. An error means that the task failed, not the model.
+  Result<std::optional<PolicyInput>> submit_turn(std::uint64_t id, std::string_view text, bool finished,
+                                                 std::optional<std::int64_t> tokens);
   // Ends a response that has no room for its next turn.
-  void cut(std::uint64_t id);
-  // The model could not be asked, or refused: counts as a wrong response, and in the refusals.
-  void refused(std::uint64_t id, const std::string& why);
+  void end_early(std::uint64_t id);
+  // The model could not be asked, or refused. Counts a wrong response and a refusal.
+  void record_refusal(std::uint64_t id, const std::string& why);
 
   std::uint64_t answers() const { return answers_; }
   // Accuracy is the mean over all responses. Its interval accounts for the correlation of responses to one problem.
@@ -66,12 +66,12 @@ class HeldOut {
   const std::vector<schema::Problem>& problems_;
   const std::uint32_t samples_;
   const std::uint64_t seed_;
-  std::map<std::uint64_t, Answer> begun_;
+  std::map<std::uint64_t, Answer> open_answers_;
   std::vector<std::uint64_t> correct_;  // by problem
   std::vector<double> lengths_;         // tokens, where known
   std::map<std::string, std::uint64_t> refused_;
-  const bool several_;  // the run has several tasks
-  ByTask by_task_;
+  const bool has_several_tasks_;
+  TaskFigures by_task_;
   std::uint64_t answers_ = 0, unfinished_ = 0;
   double reward_ = 0;
   std::map<std::string, double> components_;  // sums
@@ -82,22 +82,22 @@ struct HeldOutQuestions {
   double temperature = 0, top_p = 1;
   std::int64_t tokens_max = 64;      // of all turns, with the task's texts between them
   std::int64_t turn_tokens_max = 0;  // of one turn; 0: the rest of tokens_max
-  std::uint64_t seed = 0;            // of the sampling, and of the tasks' own randomness
+  std::uint64_t seed = 0;            // for sampling and for tasks that are random
   std::function<bool()> interrupted = {};
   std::function<void(std::uint64_t answers)> progress = {};  // called a few times a second
 };
 
-// The seed of one turn of a response; a different one for each.
+// Returns the seed of one turn of a response. Every turn has another seed.
 std::uint64_t seed_of(const HeldOutQuestions& questions, std::uint64_t id, std::size_t turn);
 
 // Asks a server all problems: as chat messages in the style of the run's task or, with `phrasing`, as the text that it
 // makes (kInvalid if the task has further turns). Stop strings are applied here, because servers omit them from
 // responses. Ends with the first error that does not concern a single question: kUnavailable, kInvalid and others as in
-// TextServer; kCancelled when interrupted.
-Status ask_server(TextServer& server, const RunConfig& config, const model::Phrasing* phrasing,
+// TextServerClient; kCancelled when interrupted.
+Status ask_server(TextServerClient& server, const RunConfig& config, const model::Phrasing* phrasing,
                   const std::vector<schema::Problem>& problems, const HeldOutQuestions& questions, HeldOut& held_out);
 
-// `text` up to the end of the first complete stop string, and whether it contains one.
+// Returns `text` up to the end of its first complete stop string, and whether it contains one.
 std::pair<std::string_view, bool> up_to_stop(std::string_view text, const std::vector<std::string>& stops);
 
 }  // namespace echoline::learner

@@ -1,3 +1,4 @@
+// The command line of a rented worker. RunFleet calls it for every machine.
 #include "learner/launch.hpp"
 
 #include <algorithm>
@@ -11,8 +12,8 @@
 namespace echoline::learner {
 namespace {
 
-std::vector<std::string> here(const provisioner::Offer& offer, const RunConfig& config,
-                              const overlay::LearnerNode& node, const LocalWorkers& local) {
+std::vector<std::string> local_worker_arguments(const provisioner::Offer& offer, const RunConfig& config,
+                                                const overlay::LearnerNode& node, const LocalWorkers& local) {
   const std::filesystem::path folder = std::filesystem::absolute(local.folder / offer.id);
   std::error_code error;
   std::filesystem::remove_all(folder, error);  // left by an earlier machine of this offer
@@ -21,7 +22,7 @@ std::vector<std::string> here(const provisioner::Offer& offer, const RunConfig& 
   return {local.program.string(),
           "worker",
           "--join",
-          overlay::to_text(overlay::reached_from_here(node.endpoint())),
+          overlay::to_text(overlay::local_endpoint_of(node.endpoint())),
           "--name",
           offer.id,
           "--folder",
@@ -36,17 +37,17 @@ std::vector<std::string> here(const provisioner::Offer& offer, const RunConfig& 
 
 }  // namespace
 
-Result<provisioner::LaunchSpec> worker_on(const provisioner::Offer& offer, const RunConfig& config,
-                                          const overlay::LearnerNode& node, const LocalWorkers& local) {
+Result<provisioner::LaunchSpec> worker_launch_spec(const provisioner::Offer& offer, const RunConfig& config,
+                                                   const overlay::LearnerNode& node, const LocalWorkers& local) {
   provisioner::LaunchSpec spec;
   spec.image = config.fleet.image;
   spec.disk = config.fleet.disk;
   const std::vector<std::string> engine = config.worker.arguments();
-  if (provisioner::is_here(offer.provider)) {
-    spec.argv = here(offer, config, node, local);
+  if (provisioner::is_local_provider(offer.provider)) {
+    spec.argv = local_worker_arguments(offer, config, node, local);
     spec.argv.insert(spec.argv.end(), engine.begin(), engine.end());
   } else {
-    const auto reached = overlay::reached_from_elsewhere(node.endpoint());
+    const auto reached = overlay::remote_endpoints_of(node.endpoint());
     const std::string& bind = config.network.bind;
     if (reached.empty() || overlay::is_loopback(bind))
       return fail(Code::kInvalid, "network.bind",
@@ -54,13 +55,15 @@ Result<provisioner::LaunchSpec> worker_on(const provisioner::Offer& offer, const
                   "an address that others reach, or to '::'",
                   offer.provider, bind);
     // The host fetches the program in a bundle, or gets this program by ssh, or has it in its image.
-    const std::string at = overlay::to_text(reached.front());
-    std::vector<std::string> words{
-        "worker", "--join", at, "--name", offer.id, "--folder", "/var/tmp/echoline-" + offer.id, "--bind", "::"};
-    words.insert(words.end(), engine.begin(), engine.end());
+    const std::string learner_endpoint = overlay::to_text(reached.front());
+    std::vector<std::string> arguments{
+        "worker", "--join", learner_endpoint, "--name", offer.id, "--folder", "/var/tmp/echoline-" + offer.id,
+        "--bind", "::"};
+    arguments.insert(arguments.end(), engine.begin(), engine.end());
     std::optional<provisioner::HostScript> script;
-    if (const auto& bundle = node.bundle()) script = {at, bundle->sha256, bundle->key_pin, bundle->authority};
-    provisioner::become_worker(spec, offer.provider, script, std::move(words));
+    if (const auto& bundle = node.bundle())
+      script = {learner_endpoint, bundle->sha256, bundle->key_pin, bundle->authority};
+    provisioner::set_worker_command(spec, offer.provider, script, std::move(arguments));
   }
   // Valid as long as the run waits for the machine: images and bundles take time.
   ECHO_ASSIGN(const auto token,

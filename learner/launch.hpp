@@ -20,7 +20,7 @@ struct LocalWorkers {
 // Arguments and environment of a worker on a machine of this offer, which joins `node`. A process on this machine is
 // limited to the speed and links of its offer; a rented host has its own limits. The token is in the environment,
 // because process lists show arguments. kInvalid if the host could not reach the learner. Any thread.
-Result<provisioner::LaunchSpec> worker_on(const provisioner::Offer& offer, const RunConfig& config,
-                                          const overlay::LearnerNode& node, const LocalWorkers& local);
+Result<provisioner::LaunchSpec> worker_launch_spec(const provisioner::Offer& offer, const RunConfig& config,
+                                                   const overlay::LearnerNode& node, const LocalWorkers& local);
 
 }  // namespace echoline::learner

@@ -16,7 +16,7 @@ class LeaseClock {
   TimePoint now() const { return clock_.now(); }
   double unix_seconds() const { return unix_seconds_at(clock_.now()); }
 
-  // The latest tick() is the time up to which every lease has been looked at.
+  // Sets the time up to which every lease has been checked.
   void tick(TimePoint now) {
     ECHO_CHECK(now >= last_tick_, "the monotonic clock went back by {}", to_text(last_tick_ - now));
     last_tick_ = now;

@@ -1,3 +1,4 @@
+// A run's offers: RunMarket for a plan, MarketSource for the fleet of a running learner.
 #include "learner/market.hpp"
 
 #include <sys/stat.h>
@@ -28,18 +29,18 @@ std::string identity_of(const std::filesystem::path& path) {
 }
 
 // Measured rates of machines in the runs of a folder, with the promised ones.
-std::vector<provisioner::MeasuredRate> measured_rates(const std::vector<provisioner::LedgerHost>& known) {
+std::vector<provisioner::MeasuredRate> measured_rates(const std::vector<provisioner::LedgerHost>& hosts) {
   std::vector<provisioner::MeasuredRate> measured;
-  for (const provisioner::LedgerHost& host : known)
+  for (const provisioner::LedgerHost& host : hosts)
     if (host.promised_rollouts_per_s && host.measured_rollouts_per_s)
       measured.push_back({host.run, host.provider, host.host, host.gpu, host.gpu_count, *host.promised_rollouts_per_s,
                           *host.measured_rollouts_per_s});
   return measured;
 }
 
-std::vector<provisioner::KnownLinks> known_links(const std::vector<provisioner::LedgerHost>& known) {
+std::vector<provisioner::KnownLinks> known_links(const std::vector<provisioner::LedgerHost>& hosts) {
   std::vector<provisioner::KnownLinks> links;
-  for (const provisioner::LedgerHost& host : known)
+  for (const provisioner::LedgerHost& host : hosts)
     if (host.up || host.down) links.push_back({host.provider, host.host, host.up, host.down});
   return links;
 }
@@ -78,12 +79,13 @@ Result<RunMarket> read_market(const RunConfig& config, const model::ModelConfig&
 
 Result<RunMarket> run_market(const RunConfig& config, const model::ModelConfig& model,
                              const provisioner::PlanRequest& request) {
-  const auto known = provisioner::known_hosts(config.run.folder);
+  const auto hosts = provisioner::known_hosts(config.run.folder);
   ECHO_ASSIGN(RunMarket market,
-              read_market(config, model, request, measured_rates(known), known_links(known), nullptr));
-  std::vector<provisioner::SeenMachine> seen;
-  for (const provisioner::LedgerHost& host : known) seen.push_back({host.provider, host.host, host.hours, host.lost});
-  provisioner::note_seen(market.offers, seen);
+              read_market(config, model, request, measured_rates(hosts), known_links(hosts), nullptr));
+  std::vector<provisioner::PastRental> rentals;
+  for (const provisioner::LedgerHost& host : hosts)
+    rentals.push_back({host.provider, host.host, host.hours, host.lost});
+  provisioner::set_loss_history(market.offers, rentals);
   return market;
 }
 
@@ -96,24 +98,25 @@ MarketSource::MarketSource(const RunConfig& config, model::ModelConfig model, pr
   if (config.fleet.search)
     searched_unix_s_ = known.recorded_unix_s.value_or(0);
   else if (known.recorded_unix_s == written_unix_s(config.fleet.offers))
-    seen_ = identity_of(config.fleet.offers);
+    read_identity_ = identity_of(config.fleet.offers);
 }
 
-Result<std::optional<std::vector<provisioner::Offer>>> MarketSource::look(double now_unix_s,
-                                                                          const std::atomic<bool>& stop) {
-  using Nothing = std::optional<std::vector<provisioner::Offer>>;
+Result<std::optional<std::vector<provisioner::Offer>>> MarketSource::read_changed_offers(
+    double now_unix_s, const std::atomic<bool>& stop) {
+  using ChangedOffers = std::optional<std::vector<provisioner::Offer>>;
   if (config_.fleet.search) {
     // A clock that was set back must not stop the searches.
     const double since_s = now_unix_s - searched_unix_s_;
-    if (since_s >= 0 && since_s < seconds(config_.fleet.search_every)) return Nothing();
+    if (since_s >= 0 && since_s < seconds(config_.fleet.search_every)) return ChangedOffers();
     searched_unix_s_ = now_unix_s;
   } else {
-    const std::string now = identity_of(config_.fleet.offers);
-    if (now.empty() || now == seen_) return Nothing();  // a missing file says nothing about the offers
-    seen_ = now;
+    const std::string identity = identity_of(config_.fleet.offers);
+    if (identity.empty() || identity == read_identity_)
+      return ChangedOffers();  // a missing file says nothing about the offers
+    read_identity_ = identity;
   }
   ECHO_ASSIGN(RunMarket market, read_market(config_, model_, request_, measured_, links_, &stop));
-  return Nothing(std::move(market.offers));
+  return ChangedOffers(std::move(market.offers));
 }
 
 }  // namespace echoline::learner

@@ -17,7 +17,7 @@ namespace echoline::learner {
 
 struct RunMarket {
   std::vector<provisioner::Offer> offers;
-  provisioner::Market from;
+  provisioner::Market market;
 };
 
 // Reads the offers file, or searches the market for offers that `request` could use. Predicts each offer's speed for a
@@ -32,9 +32,10 @@ class MarketSource {
   // `known`: the market that the run's plan was made from.
   MarketSource(const RunConfig& config, model::ModelConfig model, provisioner::PlanRequest request,
                const provisioner::Market& known);
-  // Returns the offers of now; absent if the file is unchanged or it is not time to search. After an error, reads again
-  // when the file changes or at the next search. `stop` turns true when the caller no longer waits.
-  Result<std::optional<std::vector<provisioner::Offer>>> look(double now_unix_s, const std::atomic<bool>& stop);
+  // Returns the current offers; absent if the file is unchanged or it is not time to search. After an error, reads
+  // again when the file changes or at the next search. `stop` turns true when the caller no longer waits.
+  Result<std::optional<std::vector<provisioner::Offer>>> read_changed_offers(double now_unix_s,
+                                                                             const std::atomic<bool>& stop);
 
  private:
   const RunConfig& config_;
@@ -43,7 +44,7 @@ class MarketSource {
   // Read once: the fleet itself accounts for this run's measurements.
   std::vector<provisioner::MeasuredRate> measured_;
   std::vector<provisioner::KnownLinks> links_;
-  std::string seen_;  // identity of the file
+  std::string read_identity_;  // of the offers file as it was last read
   double searched_unix_s_ = 0;
 };
 

@@ -1,3 +1,4 @@
+// The policies that workers may generate with. DeskLeases and RolloutDesk call it.
 #include "learner/offered_policies.hpp"
 
 #include <algorithm>
@@ -6,13 +7,13 @@
 
 namespace echoline::learner {
 
-void OfferedPolicies::publishing(Version version) { newest_ = std::max(newest_.value_or(version), version); }
+void OfferedPolicies::begin_publishing(Version version) { newest_ = std::max(newest_.value_or(version), version); }
 
-void OfferedPolicies::published(Version version, std::string digest) {
-  publishing(version);
+void OfferedPolicies::finish_publishing(Version version, std::string digest) {
+  begin_publishing(version);
   digests_[version] = std::move(digest);
   while (digests_.begin()->first.value + staleness_budget_ + 1 < version.value) digests_.erase(digests_.begin());
-  blamed_.erase(blamed_.begin(), blamed_.lower_bound(digests_.begin()->first));
+  unusable_reports_.erase(unusable_reports_.begin(), unusable_reports_.lower_bound(digests_.begin()->first));
 }
 
 Version OfferedPolicies::newest_published() const {
@@ -25,42 +26,43 @@ const std::string* OfferedPolicies::digest_of(Version version) const {
   return found == digests_.end() ? nullptr : &found->second;
 }
 
-std::optional<OfferedPolicies::Blamed> OfferedPolicies::blame(WorkerId worker, const std::string& detail) {
-  const auto asked = asking_.find(worker);
-  if (asked == asking_.end()) return std::nullopt;
-  Blame& blame = blamed_[asked->second];
-  blame.detail = detail;
-  return Blamed{asked->second, blame.workers.insert(worker).second};
+std::optional<OfferedPolicies::UnusableReport> OfferedPolicies::report_unusable(WorkerId worker,
+                                                                                const std::string& detail) {
+  const auto request = requested_versions_.find(worker);
+  if (request == requested_versions_.end()) return std::nullopt;
+  Reports& reports = unusable_reports_[request->second];
+  reports.detail = detail;
+  return UnusableReport{request->second, reports.workers.insert(worker).second};
 }
 
 bool OfferedPolicies::is_unusable(Version version) {
-  const auto found = blamed_.find(version);
-  if (found == blamed_.end()) return false;
-  Blame& blame = found->second;
-  if (blame.told) return true;
-  if (blame.workers.size() < std::min(kBlamesNeeded, asking_.size())) return false;
-  blame.told = true;
-  if (unusable_) unusable_({version, {blame.workers.begin(), blame.workers.end()}, blame.detail});
+  const auto found = unusable_reports_.find(version);
+  if (found == unusable_reports_.end()) return false;
+  Reports& reports = found->second;
+  if (reports.is_reported) return true;
+  if (reports.workers.size() < std::min(kReportsNeeded, requested_versions_.size())) return false;
+  reports.is_reported = true;
+  if (unusable_) unusable_({version, {reports.workers.begin(), reports.workers.end()}, reports.detail});
   return true;
 }
 
-bool OfferedPolicies::is_kept_from(WorkerId worker, Version version) {
+bool OfferedPolicies::is_unusable_for(WorkerId worker, Version version) {
   if (is_unusable(version)) return true;
-  const auto found = blamed_.find(version);
-  return found != blamed_.end() && found->second.workers.contains(worker);
+  const auto found = unusable_reports_.find(version);
+  return found != unusable_reports_.end() && found->second.workers.contains(worker);
 }
 
-std::string OfferedPolicies::detail_of(Version version) const {
-  const auto found = blamed_.find(version);
-  return found == blamed_.end() ? std::string() : found->second.detail;
+std::string OfferedPolicies::latest_report_on(Version version) const {
+  const auto found = unusable_reports_.find(version);
+  return found == unusable_reports_.end() ? std::string() : found->second.detail;
 }
 
 void OfferedPolicies::check() const {
   if (!digests_.empty())
     ECHO_CHECK(newest_ && digests_.rbegin()->first <= *newest_, "version {} is published and not offered",
                digests_.rbegin()->first);
-  for (const auto& [version, blame] : blamed_)
-    ECHO_CHECK(!blame.workers.empty(), "version {} is blamed by no worker", version);
+  for (const auto& [version, reports] : unusable_reports_)
+    ECHO_CHECK(!reports.workers.empty(), "version {} is blamed by no worker", version);
 }
 
 }  // namespace echoline::learner

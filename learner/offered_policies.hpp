@@ -1,5 +1,5 @@
-// The policies that workers may generate with, for the rollout desk: their digests, the version that each worker last
-// asked with, and unusable versions. Private to learner/.
+// The policies that workers may generate with: their digests, the version of each worker's latest request, and unusable
+// versions. Private to learner/.
 #pragma once
 #include <functional>
 #include <map>
@@ -23,7 +23,7 @@ struct PolicyUnusable {
 class OfferedPolicies {
  public:
   // Number of workers that must report a version as unusable, if at least as many ask for work.
-  static constexpr std::size_t kBlamesNeeded = 2;
+  static constexpr std::size_t kReportsNeeded = 2;
 
   // `unusable` is called once per version.
   OfferedPolicies(std::uint32_t staleness_budget, std::function<void(const PolicyUnusable&)> unusable)
@@ -31,45 +31,43 @@ class OfferedPolicies {
 
   // Workers may have the version from now on; leases may be granted for it once it is published. Drops versions too old
   // for the staleness budget.
-  void publishing(Version version);
-  void published(Version version, std::string digest);
-  std::optional<Version> newest() const { return newest_; }  // that workers may have
-  // The newest that leases may be granted for. At least one must be published.
+  void begin_publishing(Version version);
+  void finish_publishing(Version version, std::string digest);
+  std::optional<Version> newest() const { return newest_; }  // the newest version that workers may have
+  // The newest version that leases may be granted for. At least one must be published.
   Version newest_published() const;
   // Null for a version that no lease may name.
   const std::string* digest_of(Version version) const;
 
-  void asked(WorkerId worker, Version version) { asking_[worker] = version; }
-  void left(WorkerId worker) { asking_.erase(worker); }
-  const std::map<WorkerId, Version>& asking() const {
-    return asking_;
-  }  // workers, and the version of the latest request
+  void record_request(WorkerId worker, Version version) { requested_versions_[worker] = version; }
+  void forget_worker(WorkerId worker) { requested_versions_.erase(worker); }
+  // The version of each worker's latest request.
+  const std::map<WorkerId, Version>& requested_versions() const { return requested_versions_; }
 
-  // The worker cannot generate with the version that it last asked with. Returns that version; absent if it has not
-  // asked.
-  struct Blamed {
+  // The worker cannot generate with the version of its latest request. Returns that version; absent without a request.
+  struct UnusableReport {
     Version version;
     bool first = false;  // the worker's first report on this version
   };
-  std::optional<Blamed> blame(WorkerId worker, const std::string& detail);
+  std::optional<UnusableReport> report_unusable(WorkerId worker, const std::string& detail);
   bool is_unusable(Version version);
-  bool is_kept_from(WorkerId worker, Version version);  // unusable, or blamed by this worker
-  std::string detail_of(Version version) const;         // of the latest blame
+  bool is_unusable_for(WorkerId worker, Version version);  // unusable, or blamed by this worker
+  std::string latest_report_on(Version version) const;     // the detail of the latest report
 
   void check() const;  // aborts if its parts disagree
 
  private:
-  struct Blame {
+  struct Reports {
     std::set<WorkerId> workers;
     std::string detail;
-    bool told = false;
+    bool is_reported = false;
   };
   const std::uint32_t staleness_budget_;
   const std::function<void(const PolicyUnusable&)> unusable_;
   std::optional<Version> newest_;
   std::map<Version, std::string> digests_;  // of published versions
-  std::map<WorkerId, Version> asking_;
-  std::map<Version, Blame> blamed_;
+  std::map<WorkerId, Version> requested_versions_;
+  std::map<Version, Reports> unusable_reports_;
 };
 
 }  // namespace echoline::learner

@@ -1,3 +1,4 @@
+// Plans for `echoline plan`, the learner and a resumed run.
 #include "learner/planning.hpp"
 
 #include <algorithm>
@@ -13,7 +14,7 @@ namespace {
 
 // The learner's upload rate if it is not stated. An estimate that is too high would make this link the bottleneck of
 // every path. One that is too low makes workers forward a little more than necessary.
-constexpr BitRate kLearnerUnstated{1e9};
+constexpr BitRate kLearnerUploadDefault{1e9};
 
 }  // namespace
 
@@ -24,7 +25,7 @@ Result<model::ModelConfig> run_model_config(const RunConfig& config) {
   return model;
 }
 
-BitRate learner_up(const RunConfig& config) { return config.network.uplink.value_or(kLearnerUnstated); }
+BitRate learner_upload_rate(const RunConfig& config) { return config.network.uplink.value_or(kLearnerUploadDefault); }
 
 Bytes gpu_memory_needed(const RunConfig& config, const model::ModelConfig& model, std::uint64_t prompt_tokens) {
   constexpr std::uint64_t kGpuProgram = 1'000'000'000;  // context, libraries, workspace
@@ -67,7 +68,7 @@ provisioner::PlanRequest plan_request(const RunConfig& config, double parameters
   request.learner_usd_per_hour = config.learner.usd_per_hour;
   request.delta_bytes = Bytes{static_cast<std::uint64_t>(full_bytes / config.fleet.delta_ratio_expected) + 1};
   request.full_bytes = Bytes{static_cast<std::uint64_t>(full_bytes)};
-  request.learner_up = learner_up(config);
+  request.learner_up = learner_upload_rate(config);
   request.paths = config.paths;
   request.chunk = config.network.chunk.value_or(Bytes{});
   request.quorum = config.network.quorum;
@@ -80,7 +81,7 @@ Result<RunPlan> plan_run(const RunConfig& config, const model::ModelConfig& mode
   ECHO_ASSIGN(RunMarket market, run_market(config, model, request));
   RunPlan result;
   ECHO_ASSIGN(result.plan, provisioner::make_plan(request, market.offers));
-  result.plan.market = std::move(market.from);
+  result.plan.market = std::move(market.market);
   result.offers = std::move(market.offers);
   return result;
 }
@@ -100,8 +101,8 @@ Status release_earlier(const RunConfig& config, const std::filesystem::path& mov
   ECHO_ASSIGN(auto ledger, provisioner::Ledger::open(file, config.run.name));
   if (ledger.orphans().empty()) return ok();
   provisioner::DownOptions options;
-  options.provider = [made = provider_options(config)](const std::string& name) {
-    return provisioner::make_provider(name, made);
+  options.provider = [provider = provider_options(config)](const std::string& name) {
+    return provisioner::make_provider(name, provider);
   };
   ECHO_ASSIGN(const auto report, provisioner::bring_down(ledger, SystemClock(), options));
   for (const auto& line : report.released)

@@ -44,7 +44,7 @@ inline std::uint64_t steps_kept(const RunConfig& config) {
 }
 
 // The learner's upload rate: as stated, or 1 Gbit/s.
-BitRate learner_up(const RunConfig& config);
+BitRate learner_upload_rate(const RunConfig& config);
 
 // The options of the run's provider.
 provisioner::ProviderOptions provider_options(const RunConfig& config);

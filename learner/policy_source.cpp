@@ -1,3 +1,4 @@
+// Chooses the trainer by the run file, for the service.
 #include "learner/policy_source.hpp"
 
 #include "learner/external/source.hpp"

@@ -1,3 +1,4 @@
+// The checks of `echoline plan`, `echoline doctor` and a starting learner.
 #include "learner/preflight.hpp"
 
 #include <netdb.h>
@@ -12,7 +13,7 @@
 
 #include "base/files.hpp"
 #include "data_plane/adapters/adapter.hpp"
-#include "data_plane/told.hpp"
+#include "data_plane/policy_input.hpp"
 #include "data_plane/trajectory.hpp"
 #include "learner/publisher.hpp"
 #include "learner/resume.hpp"
@@ -28,19 +29,19 @@
 namespace echoline::learner {
 namespace {
 
-constexpr std::uint64_t kProblemsLookedAt = 512;  // checked training problems; held-out ones are all checked
-constexpr std::size_t kTextBytesPerToken = 8;     // for estimates of messages; common text has four
-constexpr std::size_t kTrajectoryBytes = 1024;    // of a trajectory, beside its tokens and text
+constexpr std::uint64_t kProblemsChecked = 512;  // checked training problems; held-out ones are all checked
+constexpr std::size_t kTextBytesPerToken = 8;    // for estimates of messages; common text has four
+constexpr std::size_t kTrajectoryBytes = 1024;   // of a trajectory, beside its tokens and text
 
 // Runs the checks in order. A check is skipped if one that it depends on has failed.
-class Preflighter {
+class PreflightRun {
  public:
-  Preflighter(const RunConfig& config, const PreflightFor& what) : config_(config), for_(what) {}
+  PreflightRun(const RunConfig& config, const PreflightOptions& options) : config_(config), options_(options) {}
 
   Preflight run() {
     check_model();
-    if (for_.resume && model_)
-      note("resume", check_resume(config_, *model_, for_.built_in), "it goes on from its newest checkpoint");
+    if (options_.resume && model_)
+      add_result("resume", check_resume(config_, *model_, options_.built_in), "it goes on from its newest checkpoint");
     check_devices();
     check_task();
     if (model_ && phrasing_ && adapter_) check_lengths();
@@ -48,24 +49,24 @@ class Preflighter {
     if (model_) check_publications();
     check_store();
     check_settings();
-    note("port", can_listen(config_.network.bind, config_.network.port),
-         config_.network.port == 0 ? "any free port" : fmt::format("{} is free", config_.network.port));
+    add_result("port", can_listen(config_.network.bind, config_.network.port),
+               config_.network.port == 0 ? "any free port" : fmt::format("{} is free", config_.network.port));
     check_uplink();
     check_bundle();
     check_plan();
     if (result_.plan) check_providers();
     if (model_) {
-      const auto have =
+      const auto memory_bytes =
           static_cast<std::uint64_t>(::sysconf(_SC_PHYS_PAGES)) * static_cast<std::uint64_t>(::sysconf(_SC_PAGE_SIZE));
-      const bool local = config_.fleet.local() && result_.plan;
+      const bool local = config_.fleet.is_local() && result_.plan;
       const std::size_t workers = local ? result_.plan->plan.chosen().size() : 0;
       const bool trains = config_.learner.trainer == TrainerKind::kBuiltIn;
       const auto training = trains ? std::optional(training_shape()) : std::nullopt;
-      result_.checks.push_back(memory_check(*model_, config_.network.store, workers, Bytes{have}, training,
+      result_.checks.push_back(memory_check(*model_, config_.network.store, workers, Bytes{memory_bytes}, training,
                                             /*workers_on_gpu=*/config_.worker.device != "cpu"));
       for (const GpuLoad& load : gpu_loads(config_, *model_, prompt_tokens_, training, workers))
         result_.checks.push_back(gpu_memory_check(
-            load, for_.built_in.device_memory ? for_.built_in.device_memory(load.device) : std::nullopt));
+            load, options_.built_in.device_memory ? options_.built_in.device_memory(load.device) : std::nullopt));
     }
     result_.prompt_tokens = prompt_tokens_;
     return std::move(result_);
@@ -90,8 +91,8 @@ class Preflighter {
   void add(std::string name, Verdict verdict, std::string detail, Code code = Code::kInvalid) {
     result_.checks.push_back({std::move(name), verdict, std::move(detail), code});
   }
-  // True when the status is good.
-  bool note(const std::string& name, const Status& status, std::string detail) {
+  // Returns whether the status is ok.
+  bool add_result(const std::string& name, const Status& status, std::string detail) {
     if (status)
       add(name, Verdict::kOk, std::move(detail));
     else
@@ -112,24 +113,24 @@ class Preflighter {
   void check_model() {
     Status read = read_model();
     if (!read) read = as_mistake(std::move(read).error());
-    note("model", read,
-         model_ ? fmt::format("{} parameters, vocabulary of {}, {} positions", model_->parameters(), model_->vocab_size,
-                              model_->positions_max)
-                : "");
+    add_result("model", read,
+               model_ ? fmt::format("{} parameters, vocabulary of {}, {} positions", model_->parameters(),
+                                    model_->vocab_size, model_->positions_max)
+                      : "");
   }
 
   void check_task() {
     auto adapter = run_adapter(config_);
     if (!adapter) {
-      note("task", as_mistake(std::move(adapter).error()), "");
+      add_result("task", as_mistake(std::move(adapter).error()), "");
       return;
     }
     adapter_ = std::move(*adapter);
     evaluation_ = adapter_->evaluation();
     std::vector<std::string> names;
-    for (const data_plane::TaskOfSeveral& task : config_.task.several) names.push_back(task.name);
+    for (const data_plane::WeightedTask& task : config_.task.listed_tasks) names.push_back(task.name);
     if (names.empty()) names.push_back(config_.task.adapter);
-    note("task", ok(), fmt::format("{}, {} held-out problems", fmt::join(names, ", "), evaluation_.size()));
+    add_result("task", ok(), fmt::format("{}, {} held-out problems", fmt::join(names, ", "), evaluation_.size()));
   }
 
   // The devices of the learner and of workers on this machine.
@@ -137,22 +138,23 @@ class Preflighter {
     std::vector<std::string> devices;
     const auto check = [&]() -> Status {
       if (config_.learner.trainer == TrainerKind::kBuiltIn) {
-        ECHO_TRY(source_maker(config_, for_.built_in));
+        ECHO_TRY(source_maker(config_, options_.built_in));
         devices.push_back(config_.learner.device);
         if (const Status usable = can_compute_on(config_.learner.device); !usable)
           return fail(Code::kInvalid, "learner.device", "{}", usable.error().message());
       }
       const std::string& worker = config_.worker.device;
-      if (config_.fleet.local() && config_.worker.engine == "builtin")
+      if (config_.fleet.is_local() && config_.worker.engine == "builtin")
         if (const Status usable = can_compute_on(worker); !usable)
           return fail(Code::kInvalid, "worker.device", "{}", usable.error().message());
       return ok();
     };
     const Status usable = check();  // fills `devices`
-    note("trainer", usable, devices.empty() ? "an external one" : "the built-in one computes on " + devices.front());
+    add_result("trainer", usable,
+               devices.empty() ? "an external one" : "the built-in one computes on " + devices.front());
   }
   Status can_compute_on(const std::string& device) const {
-    return for_.built_in.can_compute_on ? for_.built_in.can_compute_on(device) : ok();
+    return options_.built_in.can_compute_on ? options_.built_in.can_compute_on(device) : ok();
   }
 
   // Keys and files of the providers that the run will rent from.
@@ -172,11 +174,11 @@ class Preflighter {
   // Prompts in the model's tokens: they must be encodable and leave room for a response.
   void check_lengths() {
     std::vector<schema::Problem> problems = evaluation_;
-    for (std::uint64_t i = 0; i < kProblemsLookedAt; ++i)
+    for (std::uint64_t i = 0; i < kProblemsChecked; ++i)
       if (auto problem = adapter_->problem(i)) problems.push_back(std::move(*problem));
     std::size_t unwritable = 0, too_long = 0;
     std::string first_unwritable, first_too_long;
-    const auto room = static_cast<std::uint64_t>(model_->positions_max);
+    const auto positions = static_cast<std::uint64_t>(model_->positions_max);
     for (const schema::Problem& problem : problems) {
       const auto tokens = phrasing_->prompt(data_plane::prompt_of(problem));
       if (!tokens) {
@@ -184,27 +186,27 @@ class Preflighter {
         continue;
       }
       prompt_tokens_ = std::max<std::uint64_t>(prompt_tokens_, tokens->size());
-      if (tokens->size() + config_.rollout.response_tokens_max > room && ++too_long == 1)
+      if (tokens->size() + config_.rollout.response_tokens_max > positions && ++too_long == 1)
         first_too_long = fmt::format("{}: {} tokens", problem.id(), tokens->size());
     }
-    const std::size_t bad = unwritable + too_long;
-    if (bad == 0) {
+    const std::size_t bad_prompts = unwritable + too_long;
+    if (bad_prompts == 0) {
       add("lengths", Verdict::kOk,
           fmt::format("prompts of up to {} tokens and responses of {} fit into {} positions", prompt_tokens_,
-                      config_.rollout.response_tokens_max, room));
+                      config_.rollout.response_tokens_max, positions));
       return;
     }
     std::string text;
     if (too_long > 0)
       text = fmt::format(
           "{} of {} prompts leave no room for rollout.response_tokens_max = {} in the model's {} positions ({})",
-          too_long, problems.size(), config_.rollout.response_tokens_max, room, first_too_long);
+          too_long, problems.size(), config_.rollout.response_tokens_max, positions, first_too_long);
     if (unwritable > 0)
       text += fmt::format("{}{} of {} prompts cannot be put in the model's tokens ({})", text.empty() ? "" : "; ",
                           unwritable, problems.size(), first_unwritable);
     // A few such problems are set aside when their turn comes. With many of them, the run could hardly learn.
-    add("lengths", 2 * bad > problems.size() ? Verdict::kFailed : Verdict::kWarning, text);
-    prompt_tokens_ = std::min(prompt_tokens_, room);
+    add("lengths", 2 * bad_prompts > problems.size() ? Verdict::kFailed : Verdict::kWarning, text);
+    prompt_tokens_ = std::min(prompt_tokens_, positions);
   }
 
   void check_messages() {
@@ -242,11 +244,11 @@ class Preflighter {
 
   // The learner's uplink carries all traffic. On one machine, its capacity is unknown.
   void check_uplink() {
-    if (config_.network.uplink || config_.fleet.local()) return;
+    if (config_.network.uplink || config_.fleet.is_local()) return;
     add("uplink", Verdict::kWarning,
         fmt::format("network.uplink is not given: the plan assumes {}, and the learner sends without a limit. If its "
                     "link is slower, it feeds too many workers, and T_b is longer",
-                    to_text(learner_up(config_))));
+                    to_text(learner_upload_rate(config_))));
   }
 
   // The replay buffer keeps trajectories until checkpoints have passed them.
@@ -255,27 +257,27 @@ class Preflighter {
         std::min<std::uint64_t>(config_.run.steps, steps_kept(config_) + config_.learner.checkpoint_every +
                                                        config_.staleness.lookahead_steps() + 1);
     const std::uint64_t rows = steps * config_.rollout.trajectories_per_step();
-    const std::uint64_t most = replay_buffer::BufferOptions{}.rows_max;
-    if (rows > most)
+    const std::uint64_t rows_max = replay_buffer::BufferOptions{}.rows_max;
+    if (rows > rows_max)
       add("store", Verdict::kFailed,
           fmt::format("{} trajectories would wait in the replay buffer for checkpoints to pass them, and it holds {}: "
                       "lower learner.checkpoint_every or learner.checkpoints_kept",
-                      rows, most));
+                      rows, rows_max));
     else
-      add("store", Verdict::kOk, fmt::format("at most {} trajectories of {} in the replay buffer", rows, most));
+      add("store", Verdict::kOk, fmt::format("at most {} trajectories of {} in the replay buffer", rows, rows_max));
   }
 
   // Warns of unusual settings of the built-in trainer.
   void check_settings() {
     if (config_.learner.trainer != TrainerKind::kBuiltIn) return;
-    const double rate = config_.learner.optimizer.learning_rate, usual = default_learning_rate(config_.model);
-    const double away = rate > usual ? rate / usual : usual / rate;
-    if (away >= kLearningRateFactorUsual)
+    const double rate = config_.learner.optimizer.learning_rate, default_rate = default_learning_rate(config_.model);
+    const double factor = rate > default_rate ? rate / default_rate : default_rate / rate;
+    if (factor >= kLearningRateFactorUsual)
       add("learning rate", Verdict::kWarning,
-          fmt::format("learner.learning_rate {:g} is {:.3g} times {} {:g}, the default for {}: {}", rate, away,
-                      rate > usual ? "above" : "below", usual,
+          fmt::format("learner.learning_rate {:g} is {:.3g} times {} {:g}, the default for {}: {}", rate, factor,
+                      rate > default_rate ? "above" : "below", default_rate,
                       config_.model.path ? "a model that is loaded (model.path)" : "a new model (model.preset)",
-                      rate > usual ? "it may destroy the model" : "the model may learn nothing"));
+                      rate > default_rate ? "it may destroy the model" : "the model may learn nothing"));
     if (config_.rollout.truncates())
       add("sampling", Verdict::kWarning,
           fmt::format("rollout.top_p {:g}, top_k {} and min_p {:g} leave tokens out, but the loss is that of the whole "
@@ -289,8 +291,8 @@ class Preflighter {
     if (!config_.fleet.bundle) return;
     const std::filesystem::path& file = *config_.fleet.bundle;
     const std::string name = file.filename().string();
-    const bool packed = name.ends_with(".tar.zst") || name.ends_with(".tar.xz");
-    if (!packed && !name.ends_with(".tar.gz") && !name.ends_with(".tgz") && !name.ends_with(".tar"))
+    const bool needs_decompressor = name.ends_with(".tar.zst") || name.ends_with(".tar.xz");
+    if (!needs_decompressor && !name.ends_with(".tar.gz") && !name.ends_with(".tgz") && !name.ends_with(".tar"))
       return add(
           "bundle", Verdict::kFailed,
           fmt::format("fleet.bundle: expected an archive (.tar.gz, .tar.zst, .tar.xz, .tar) that `echoline bundle` has "
@@ -301,33 +303,34 @@ class Preflighter {
       return add("bundle", Verdict::kFailed,
                  fmt::format("fleet.bundle: {} cannot be read; `echoline bundle -o {}` makes it", file.string(),
                              file.string()));
-    add("bundle", packed ? Verdict::kWarning : Verdict::kOk,
+    add("bundle", needs_decompressor ? Verdict::kWarning : Verdict::kOk,
         fmt::format("rented hosts fetch {}{}", to_text(Bytes{std::filesystem::file_size(file, error)}),
-                    packed ? "; one without zstd or xz cannot unpack it, and .tar.gz every one can" : ""));
+                    needs_decompressor ? "; one without zstd or xz cannot unpack it, and .tar.gz every one can" : ""));
   }
 
   void check_plan() {
     if (!model_) {  // without a model there is no plan, but errors in the offers can be reported
       if (config_.fleet.search) return;
       if (const auto offers = provisioner::load_offers(config_.fleet.offers); !offers)
-        note("plan", as_mistake(offers.error()), "");
+        add_result("plan", as_mistake(offers.error()), "");
       return;
     }
-    auto plan = for_.plan.empty() || !std::filesystem::exists(for_.plan) ? plan_run(config_, *model_, prompt_tokens_)
-                                                                         : stored_plan(config_, for_.plan);
+    auto plan = options_.plan.empty() || !std::filesystem::exists(options_.plan)
+                    ? plan_run(config_, *model_, prompt_tokens_)
+                    : stored_plan(config_, options_.plan);
     if (!plan) {
-      note("plan", plan.error(), "");
+      add_result("plan", plan.error(), "");
       return;
     }
     const provisioner::Plan& p = plan->plan;
-    add("plan", p.settled ? Verdict::kOk : Verdict::kWarning,
+    add("plan", p.converged ? Verdict::kOk : Verdict::kWarning,
         fmt::format("{} of {} offers, {:.1f} rollouts/s for {:.1f}, ${:.2f}/h", p.chosen().size(), p.rows.size(),
                     p.rollouts_per_s, p.target.required_rollouts_per_s, p.usd_per_hour.expected));
     result_.plan = std::move(*plan);
   }
 
   const RunConfig& config_;
-  const PreflightFor& for_;
+  const PreflightOptions& options_;
   Preflight result_;
   std::optional<model::ModelConfig> model_;
   std::optional<model::Phrasing> phrasing_;
@@ -350,61 +353,61 @@ Status Preflight::status() const {
   return Error{infeasible ? Code::kInfeasible : Code::kInvalid, "", text};
 }
 
-Check memory_check(const model::ModelConfig& model, std::optional<Bytes> store, std::size_t local_workers, Bytes have,
-                   const std::optional<model::TrainingShape>& training, bool workers_on_gpu) {
+Check memory_check(const model::ModelConfig& model, std::optional<Bytes> store, std::size_t local_workers,
+                   Bytes available, const std::optional<model::TrainingShape>& training, bool workers_on_gpu) {
   const model::MemoryEstimate needs = model::memory_estimate(model);
   // The newest published policy and the next, which is compared with it; deltas that are being folded for a late
   // worker; and the store (a small policy leaves most of it empty).
-  const Bytes kept = std::min(store.value_or(overlay::learner_store_bytes(needs.policy_bf16)),
-                              Bytes{2 * overlay::publication_bytes_max(needs.policy_bf16).count});
+  const Bytes stored = std::min(store.value_or(overlay::learner_store_bytes(needs.policy_bf16)),
+                                Bytes{2 * overlay::publication_bytes_max(needs.policy_bf16).count});
   const Bytes published{
       static_cast<std::uint64_t>(Publisher::kPoliciesHeld * static_cast<double>(needs.policy_bf16.count))};
-  Bytes here;  // in this machine's memory, not a device's
+  Bytes training_bytes;  // in this machine's memory, not a device's
   if (!training) {
-    here = needs.policy_bf16;  // the next policy as it is sent, in bf16
+    training_bytes = needs.policy_bf16;  // the next policy as it is sent, in bf16
   } else {
-    const model::TrainingMemory takes = model::training_memory(model, *training);
-    here = takes.total();
-    if (training->on_device) here = training->optimizer_on_host ? takes.optimizer : Bytes{0};
+    const model::TrainingMemory memory = model::training_memory(model, *training);
+    training_bytes = memory.total();
+    if (training->on_device) training_bytes = training->optimizer_on_host ? memory.optimizer : Bytes{0};
   }
-  const Bytes learner = here + published + kept;
+  const Bytes learner = training_bytes + published + stored;
   const std::string parts = fmt::format(
       "{} of it for the newest policy and the next while that is published, {} for publications that are "
       "stored",
-      to_text(published), to_text(kept));
-  const char* what = training ? "training this model" : "holding the policies of an external trainer";
-  if (learner > have)
+      to_text(published), to_text(stored));
+  const char* activity = training ? "training this model" : "holding the policies of an external trainer";
+  if (learner > available)
     return {
         "memory", Verdict::kFailed,
         fmt::format(
-            "{} takes {} of memory ({}), and this machine has {}: {} (docs/models.md)", what, to_text(learner), parts,
-            to_text(have),
+            "{} takes {} of memory ({}), and this machine has {}: {} (docs/models.md)", activity, to_text(learner),
+            parts, to_text(available),
             training ? "learner.recompute, learner.moments, learner.compute and learner.microbatch_tokens change that"
                      : "a smaller model, or a machine with more memory, is needed")};
   // fp32 weights, unless they are on a GPU, and the received policy.
   const Bytes workers{local_workers * (workers_on_gpu ? 1 : 3) * needs.policy_bf16.count};
-  return {
-      "memory", learner + workers > have ? Verdict::kWarning : Verdict::kOk,
-      fmt::format("{} takes {} ({}){}, this machine has {}", what, to_text(learner), parts,
-                  local_workers > 0 ? fmt::format(" and the workers on it {}", to_text(workers)) : "", to_text(have))};
+  return {"memory", learner + workers > available ? Verdict::kWarning : Verdict::kOk,
+          fmt::format("{} takes {} ({}){}, this machine has {}", activity, to_text(learner), parts,
+                      local_workers > 0 ? fmt::format(" and the workers on it {}", to_text(workers)) : "",
+                      to_text(available))};
 }
 
 std::vector<GpuLoad> gpu_loads(const RunConfig& config, const model::ModelConfig& model, std::uint64_t prompt_tokens,
                                const std::optional<model::TrainingShape>& training, std::size_t workers) {
   constexpr std::uint64_t kGpuProgram = 1'000'000'000;  // context, libraries, workspace, records of changes
-  const auto same = [](const std::string& a, const std::string& b) {
+  const auto same_device = [](const std::string& a, const std::string& b) {
     return (a == "cuda" ? "cuda:0" : a) == (b == "cuda" ? "cuda:0" : b);
   };
   std::vector<GpuLoad> loads;
   if (training && training->on_device) {
-    const model::TrainingMemory takes = model::training_memory(model, *training);
-    const Bytes tensors{takes.tensors().count - (training->optimizer_on_host ? takes.optimizer.count : 0)};
+    const model::TrainingMemory memory = model::training_memory(model, *training);
+    const Bytes tensors{memory.tensors().count - (training->optimizer_on_host ? memory.optimizer.count : 0)};
     // The published policy, with which the next is compared, is also on the GPU.
     loads.push_back(
         {config.learner.device, tensors + model::memory_estimate(model).policy_bf16 + Bytes{kGpuProgram}, {}, 0});
   }
   if (workers > 0 && config.worker.engine == "builtin" && config.worker.device != "cpu") {
-    if (loads.empty() || !same(loads.front().device, config.worker.device))
+    if (loads.empty() || !same_device(loads.front().device, config.worker.device))
       loads.push_back({config.worker.device, {}, {}, 0});
     loads.back().worker = gpu_memory_needed(config, model, prompt_tokens);
     loads.back().workers = workers;
@@ -412,29 +415,29 @@ std::vector<GpuLoad> gpu_loads(const RunConfig& config, const model::ModelConfig
   return loads;
 }
 
-Check gpu_memory_check(const GpuLoad& load, std::optional<Bytes> have) {
-  const Bytes workers{load.workers * load.worker.count}, all = load.learner + workers;
+Check gpu_memory_check(const GpuLoad& load, std::optional<Bytes> available) {
+  const Bytes workers{load.workers * load.worker.count}, learner_and_workers = load.learner + workers;
   std::string text;
   if (load.learner.count > 0) text = fmt::format("training this model takes up to {}", to_text(load.learner));
   if (load.workers > 0)
     text += fmt::format("{}{} worker{} up to {}{}", text.empty() ? "" : ", ", load.workers,
                         load.workers == 1 ? " takes" : "s take", to_text(workers),
                         load.workers == 1 ? "" : fmt::format(" ({} each)", to_text(load.worker)));
-  if (!have)
+  if (!available)
     return {"GPU memory", Verdict::kWarning,
             fmt::format("on {}, {}; this program cannot tell how much {} has", load.device, text, load.device)};
-  text = fmt::format("on {}, {}, and it has {}", load.device, text, to_text(*have));
+  text = fmt::format("on {}, {}, and it has {}", load.device, text, to_text(*available));
   constexpr auto kTraining =
       "learner.recompute, learner.moments, learner.optimizer_on_host and learner.microbatch_tokens change what "
       "training "
       "takes (docs/models.md)";
-  if (load.learner > *have) return {"GPU memory", Verdict::kFailed, fmt::format("{}: {}", text, kTraining)};
-  if (load.workers > 0 && load.worker > *have)
+  if (load.learner > *available) return {"GPU memory", Verdict::kFailed, fmt::format("{}: {}", text, kTraining)};
+  if (load.workers > 0 && load.worker > *available)
     return {"GPU memory", Verdict::kFailed,
             fmt::format("{}: not even one worker fits; a lower rollout.group_size or rollout.response_tokens_max needs "
                         "less",
                         text)};
-  if (all > *have)
+  if (learner_and_workers > *available)
     return {"GPU memory", Verdict::kWarning,
             fmt::format("{}: together they may not fit. Fewer workers on this machine, worker.device: cpu "
                         "or a lower rollout.group_size need less{}",
@@ -442,7 +445,9 @@ Check gpu_memory_check(const GpuLoad& load, std::optional<Bytes> have) {
   return {"GPU memory", Verdict::kOk, text};
 }
 
-Preflight preflight(const RunConfig& config, const PreflightFor& what) { return Preflighter(config, what).run(); }
+Preflight preflight(const RunConfig& config, const PreflightOptions& options) {
+  return PreflightRun(config, options).run();
+}
 
 Status can_listen(const std::string& host, std::uint16_t port) {
   ECHO_ASSIGN(const std::string numeric, overlay::resolve(host));

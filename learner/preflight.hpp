@@ -32,7 +32,7 @@ struct Preflight {
   Status status() const;
 };
 
-struct PreflightFor {
+struct PreflightOptions {
   BuiltIn built_in;                 // the built-in trainer, as this program has it
   std::filesystem::path plan = {};  // if the file exists, it is the run's plan, and offers are not read
   bool resume = false;
@@ -40,17 +40,17 @@ struct PreflightFor {
 
 // Reads everything that the run file names: the model's folder (only the headers of its weights), the task's data,
 // offers, devices, keys of providers. Takes the learner's port for a moment; changes nothing. The run file's budgets
-// replace those of PreflightFor::plan.
-Preflight preflight(const RunConfig& config, const PreflightFor& what);
+// replace those of PreflightOptions::plan.
+Preflight preflight(const RunConfig& config, const PreflightOptions& options);
 
 // kInvalid unless a learner could listen on this address; port 0: any.
 Status can_listen(const std::string& host, std::uint16_t port);
 
-// Whether a machine with `have` bytes of memory can be the learner of such a model, with `local_workers` workers on it.
-// `store`: network.store. `training`: from the run file; absent for an external trainer. `workers_on_gpu`: the workers'
-// weights are not in this memory.
-Check memory_check(const model::ModelConfig& model, std::optional<Bytes> store, std::size_t local_workers, Bytes have,
-                   const std::optional<model::TrainingShape>& training = model::TrainingShape{},
+// Whether a machine with `available` bytes of memory can be the learner of such a model, with `local_workers` workers
+// on it. `store`: network.store. `training`: from the run file; absent for an external trainer. `workers_on_gpu`: the
+// workers' weights are not in this memory.
+Check memory_check(const model::ModelConfig& model, std::optional<Bytes> store, std::size_t local_workers,
+                   Bytes available, const std::optional<model::TrainingShape>& training = model::TrainingShape{},
                    bool workers_on_gpu = false);
 
 // Memory that the learner and workers of this machine take on one GPU.
@@ -64,9 +64,9 @@ struct GpuLoad {
 // in memory_check().
 std::vector<GpuLoad> gpu_loads(const RunConfig& config, const model::ModelConfig& model, std::uint64_t prompt_tokens,
                                const std::optional<model::TrainingShape>& training, std::size_t workers);
-// Whether a GPU with `have` bytes of memory can carry the load. kFailed: the learner or one worker alone does not fit.
-// A warning: all together do not fit, or the GPU's memory is unknown.
-Check gpu_memory_check(const GpuLoad& load, std::optional<Bytes> have);
+// Whether a GPU with `available` bytes of memory can carry the load. kFailed: the learner or one worker alone does not
+// fit. A warning: all together do not fit, or the GPU's memory is unknown.
+Check gpu_memory_check(const GpuLoad& load, std::optional<Bytes> available);
 
 // Most bytes of one group's submission to the learner.
 Bytes submission_bytes_max(const RunConfig& config, const model::ModelConfig& model, std::uint64_t prompt_tokens);

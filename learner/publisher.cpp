@@ -1,3 +1,4 @@
+// Publishes policies. The training loop calls it after a step, the overlay for late workers.
 #include "learner/publisher.hpp"
 
 #include <future>
@@ -18,7 +19,7 @@ void Publisher::stop() {
     stopping_ = true;
   }
   wake_.notify_all();
-  settled_.notify_all();
+  publication_ended_.notify_all();
   if (thread_.joinable()) thread_.join();
 }
 
@@ -33,7 +34,7 @@ void Publisher::publish(Version version, delta::SharedState policy) {
 
 Result<bool> Publisher::wait_until_published(Duration patience) {
   std::unique_lock lock(mutex_);
-  settled_.wait_for(lock, patience, [this] { return !next_ || failure_ || stopping_; });
+  publication_ended_.wait_for(lock, patience, [this] { return !next_ || failure_ || stopping_; });
   if (failure_) return *failure_;
   return !next_;
 }
@@ -41,7 +42,7 @@ Result<bool> Publisher::wait_until_published(Duration patience) {
 void Publisher::request_catch_up(std::optional<Version> from) {
   {
     const std::lock_guard lock(mutex_);
-    wanted_.insert(from);
+    catch_up_requests_.insert(from);
   }
   wake_.notify_all();
 }
@@ -50,7 +51,7 @@ void Publisher::request_catch_up(std::optional<Version> from) {
 void Publisher::work() {
   std::unique_lock lock(mutex_);
   for (;;) {
-    wake_.wait(lock, [this] { return stopping_ || (next_ && !failure_) || (newest_ && !wanted_.empty()); });
+    wake_.wait(lock, [this] { return stopping_ || (next_ && !failure_) || (newest_ && !catch_up_requests_.empty()); });
     if (stopping_) return;
     if (next_ && !failure_) {
       Policy next = *next_;
@@ -66,13 +67,13 @@ void Publisher::work() {
         next_.reset();
       else if (!stopping_)
         failure_ = published.error();
-      settled_.notify_all();
+      publication_ended_.notify_all();
       continue;
     }
-    const std::optional<Version> from = wanted_.extract(wanted_.begin()).value();
+    const std::optional<Version> from = catch_up_requests_.extract(catch_up_requests_.begin()).value();
     lock.unlock();
-    if (const Status provided = provide(from); !provided)
-      log::warn("catching up to version {}: {}", newest_->version, provided.error().message());
+    if (const Status caught_up = publish_catch_up(from); !caught_up)
+      log::warn("catching up to version {}: {}", newest_->version, caught_up.error().message());
     lock.lock();
   }
 }
@@ -108,13 +109,13 @@ Result<PublishReport> Publisher::encode(Policy& next) {
   return report;
 }
 
-Status Publisher::provide(std::optional<Version> from) {
-  if (!from) return provide_snapshot();
+Status Publisher::publish_catch_up(std::optional<Version> from) {
+  if (!from) return publish_snapshot();
   const Status folded = fold_deltas(*from);
   if (folded || stopping_) return folded;
   log::warn("the deltas from version {} on cannot be folded ({}): a snapshot is made instead", *from,
             folded.error().message());
-  return provide_snapshot();
+  return publish_snapshot();
 }
 
 Status Publisher::fold_deltas(Version from) {
@@ -137,7 +138,7 @@ Status Publisher::fold_deltas(Version from) {
   return writer->finish(stored.digest, stored.note);
 }
 
-Status Publisher::provide_snapshot() {
+Status Publisher::publish_snapshot() {
   overlay::PublicationHead head;
   head.version = newest_->version;
   head.catch_up = true;

@@ -29,8 +29,8 @@ struct PublishReport {
 
 // Called on the publisher's thread; each may be empty.
 struct PublisherEvents {
-  std::function<void(Version)> begins;                  // before its first byte leaves
-  std::function<void(const PublishReport&)> published;  // it is completely encoded, and the overlay has it
+  std::function<void(Version)> begins;                  // before the version's first byte is sent
+  std::function<void(const PublishReport&)> published;  // the overlay has the whole encoded policy
   // Returns the note that workers get with a policy, at most overlay::kNoteBytesMax. Called on its own thread while the
   // policy is encoded.
   std::function<std::string(const delta::StateView&)> note = {};
@@ -74,9 +74,9 @@ class Publisher {
 
   void work();
   Result<PublishReport> encode(Policy& next);
-  Status provide(std::optional<Version> from);
+  Status publish_catch_up(std::optional<Version> from);
   Status fold_deltas(Version from);
-  Status provide_snapshot();
+  Status publish_snapshot();
   delta::PatchSink sink_of(overlay::PublicationWriter& writer) const;
 
   const delta::EncodeOptions options_;
@@ -84,11 +84,11 @@ class Publisher {
   overlay::LearnerNode* node_ = nullptr;
   std::optional<Policy> newest_;  // the published one; used only by the thread
   std::mutex mutex_;
-  std::condition_variable wake_, settled_;
-  std::optional<Policy> next_;               // waits for publication or is being published; guarded by mutex_
-  std::optional<Error> failure_;             // of a publication; guarded by mutex_
-  std::set<std::optional<Version>> wanted_;  // guarded by mutex_
-  std::atomic<bool> stopping_ = false;       // written under mutex_
+  std::condition_variable wake_, publication_ended_;
+  std::optional<Policy> next_;    // waits for publication or is being published; guarded by mutex_
+  std::optional<Error> failure_;  // of a publication; guarded by mutex_
+  std::set<std::optional<Version>> catch_up_requests_;  // guarded by mutex_
+  std::atomic<bool> stopping_ = false;                  // written under mutex_
   std::thread thread_;
 };
 

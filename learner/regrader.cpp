@@ -1,3 +1,4 @@
+// The thread that grades again. DeskScores adds submissions and takes the results.
 #include "learner/regrader.hpp"
 
 #include "base/log.hpp"
@@ -7,32 +8,33 @@ namespace echoline::learner {
 namespace {
 
 // Whether a timeout explains the difference: the grade that timed out is not the higher one.
-bool explained_by_time(const schema::Trajectory& t, const data_plane::Score& found) {
-  return (t.late() && t.reward() <= found.reward) || (found.late && found.reward <= t.reward());
+bool explained_by_time(const schema::Trajectory& t, const data_plane::Score& score) {
+  return (t.late() && t.reward() <= score.reward) || (score.late && score.reward <= t.reward());
 }
 
 }  // namespace
 
-Regraded regrade(const SecondLook& look, const schema::Trajectory& t, const schema::Problem& problem,
+Regraded regrade(const ScoreVerifier& verifier, const schema::Trajectory& t, const schema::Problem& problem,
                  const std::atomic<bool>* stop) {
   using Verdict = Regraded::Verdict;
-  const auto first = look.find(t, problem, stop);
+  const auto first = verifier.compute_score(t, problem, stop);
   if (!first) return {Verdict::kImpossible, first.error().message()};
-  const std::optional<Refusal> difference = first->refusal ? first->refusal : SecondLook::difference(t, first->score);
+  const std::optional<Refusal> difference =
+      first->refusal ? first->refusal : ScoreVerifier::difference(t, first->score);
   if (!difference) return {Verdict::kSame, {}};
   const std::string detail = fmt::format("'{}' (problem '{}'): {}", t.id(), t.problem_id(), difference->detail);
   if (!first->refusal && explained_by_time(t, first->score)) return {Verdict::kLate, detail};
-  const auto second = look.find(t, problem, stop);
+  const auto second = verifier.compute_score(t, problem, stop);
   if (!second) return {Verdict::kImpossible, second.error().message()};
   if (!second->refusal && explained_by_time(t, second->score)) return {Verdict::kLate, detail};
-  const bool again = first->refusal && second->refusal
-                         ? first->refusal->detail == second->refusal->detail
-                         : !first->refusal && !second->refusal && SecondLook::same(first->score, second->score);
-  return {again ? Verdict::kDifferent : Verdict::kUnsettled, detail};
+  const bool same_result = first->refusal && second->refusal ? first->refusal->detail == second->refusal->detail
+                                                             : !first->refusal && !second->refusal &&
+                                                                   ScoreVerifier::same(first->score, second->score);
+  return {same_result ? Verdict::kDifferent : Verdict::kUnsettled, detail};
 }
 
-Regrader::Regrader(std::shared_ptr<const SecondLook> look, std::uint64_t secret, std::function<void()> wake)
-    : look_(std::move(look)), wake_(std::move(wake)), regrading_(secret), thread_([this] { loop(); }) {}
+Regrader::Regrader(std::shared_ptr<const ScoreVerifier> verifier, std::uint64_t secret, std::function<void()> wake)
+    : verifier_(std::move(verifier)), wake_(std::move(wake)), regrading_(secret), thread_([this] { loop(); }) {}
 
 Regrader::~Regrader() {
   {
@@ -49,14 +51,14 @@ bool Regrader::has_room(WorkerId worker, std::size_t bytes) const {
          (of_worker == waiting_.end() || of_worker->second.size() < kWaitingOfWorkerMax);
 }
 
-void Regrader::taken_in(WorkerId worker, const schema::Problem& problem, const schema::Submission& submission) {
+void Regrader::add_submission(WorkerId worker, const schema::Problem& problem, const schema::Submission& submission) {
   const auto shared = std::make_shared<const schema::Problem>(problem);
   const std::lock_guard lock(mutex_);
   for (const schema::Trajectory& t : submission.trajectories()) {
-    if (!regrading_.wanted(worker)) continue;
+    if (!regrading_.should_grade(worker)) continue;
     const std::size_t bytes = t.ByteSizeLong() + shared->ByteSizeLong();
     if (!has_room(worker, bytes)) {
-      regrading_.left_out(worker);
+      regrading_.on_queue_full(worker);
       continue;
     }
     waiting_[worker].push_back({worker, shared, t, bytes});
@@ -76,9 +78,9 @@ std::optional<Regrader::Item> Regrader::take() {
   std::unique_lock lock(mutex_);
   changed_.wait(lock, [&] { return stop_ || !waiting_.empty(); });
   if (stop_) return std::nullopt;  // queued responses are not graded any more
-  auto of_worker = waiting_.upper_bound(turn_);
+  auto of_worker = waiting_.upper_bound(last_graded_);
   if (of_worker == waiting_.end()) of_worker = waiting_.begin();
-  turn_ = of_worker->first;
+  last_graded_ = of_worker->first;
   Item item = std::move(of_worker->second.front());
   of_worker->second.pop_front();
   if (of_worker->second.empty()) waiting_.erase(of_worker);
@@ -91,9 +93,9 @@ void Regrader::step_measured(double seconds, std::uint64_t responses) {
   regrading_.step_measured(seconds, responses);
 }
 
-std::vector<RegradingCounts::Expelled> Regrader::newly_found() {
+std::vector<RegradingCounts::Expelled> Regrader::take_workers_to_expel() {
   const std::lock_guard lock(mutex_);
-  return std::exchange(found_, {});
+  return std::exchange(workers_to_expel_, {});
 }
 
 Regrader::State Regrader::state() const {
@@ -104,25 +106,25 @@ Regrader::State Regrader::state() const {
 void Regrader::loop() {
   const SystemClock clock;
   while (const auto item = take()) {
-    const TimePoint begun = clock.now();
-    Regraded regraded = regrade(*look_, item->trajectory, *item->problem, &stop_);
+    const TimePoint start = clock.now();
+    Regraded regraded = regrade(*verifier_, item->trajectory, *item->problem, &stop_);
     if (stop_) return;
-    regraded.seconds = seconds(clock.now() - begun);
+    regraded.seconds = seconds(clock.now() - start);
     regraded.detail = printable(regraded.detail);
     if (regraded.verdict == Regraded::Verdict::kDifferent) log::warn("worker {}: {}", item->worker, regraded.detail);
-    if (regraded.verdict == Regraded::Verdict::kImpossible && !std::exchange(told_impossible_, true))
+    if (regraded.verdict == Regraded::Verdict::kImpossible && !std::exchange(warned_impossible_, true))
       log::warn("rewards cannot be graded again here, so the rewards of workers are accepted unchecked: {}",
                 regraded.detail);
-    bool found = false;
+    bool must_expel = false;
     {
       const std::lock_guard lock(mutex_);
-      if (auto reason = regrading_.judge(item->worker, regraded)) {
-        found_.push_back({item->worker, *std::move(reason)});
-        found = true;
+      if (auto reason = regrading_.record_result(item->worker, regraded)) {
+        workers_to_expel_.push_back({item->worker, *std::move(reason)});
+        must_expel = true;
         forget(item->worker);
       }
     }
-    if (found) wake_();
+    if (must_expel) wake_();
   }
 }
 

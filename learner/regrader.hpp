@@ -14,13 +14,13 @@
 
 #include "base/clock.hpp"
 #include "learner/regrading.hpp"
-#include "learner/second_look.hpp"
+#include "learner/score_verifier.hpp"
 
 namespace echoline::learner {
 
 // The learner's own grade of one response; it grades twice if the first result differs. A difference that timeouts
 // explain never counts as misconduct: a timeout can only lower a reward.
-Regraded regrade(const SecondLook& look, const schema::Trajectory& trajectory, const schema::Problem& problem,
+Regraded regrade(const ScoreVerifier& verifier, const schema::Trajectory& trajectory, const schema::Problem& problem,
                  const std::atomic<bool>* stop = nullptr);
 
 // Thread-safe. The queue is bounded, and responses beyond it are left out, so no caller waits for the regrader. Workers
@@ -29,15 +29,15 @@ class Regrader {
  public:
   static constexpr std::size_t kWaitingMax = 1024, kWaitingOfWorkerMax = 128, kWaitingBytesMax = 64u << 20;
 
-  // `wake` is called on the regrader's thread when newly_found() has new entries; it must not block.
-  Regrader(std::shared_ptr<const SecondLook> look, std::uint64_t secret, std::function<void()> wake);
+  // `wake` is called on the regrader's thread when take_workers_to_expel() has new entries; it must not block.
+  Regrader(std::shared_ptr<const ScoreVerifier> verifier, std::uint64_t secret, std::function<void()> wake);
   ~Regrader();
 
   // An accepted submission of a worker.
-  void taken_in(WorkerId worker, const schema::Problem& problem, const schema::Submission& submission);
+  void add_submission(WorkerId worker, const schema::Problem& problem, const schema::Submission& submission);
   void step_measured(double seconds, std::uint64_t responses);
   // Returns the workers to expel, found since the last call.
-  std::vector<RegradingCounts::Expelled> newly_found();
+  std::vector<RegradingCounts::Expelled> take_workers_to_expel();
 
   struct State {
     RegradingCounts counts;
@@ -59,18 +59,18 @@ class Regrader {
   std::optional<Item> take();
   void loop();
 
-  const std::shared_ptr<const SecondLook> look_;
+  const std::shared_ptr<const ScoreVerifier> verifier_;
   const std::function<void()> wake_;
   mutable std::mutex mutex_;
   std::condition_variable changed_;
-  Regrading regrading_;                           // guarded by mutex_
-  std::vector<RegradingCounts::Expelled> found_;  // guarded by mutex_; each worker once.
-  std::map<WorkerId, std::deque<Item>> waiting_;  // guarded by mutex_; no empty queues
-  std::size_t items_ = 0, bytes_ = 0;             // guarded by mutex_; in waiting_
-  WorkerId turn_;                                 // guarded by mutex_; the worker graded last
+  Regrading regrading_;                                      // guarded by mutex_
+  std::vector<RegradingCounts::Expelled> workers_to_expel_;  // guarded by mutex_; each worker once.
+  std::map<WorkerId, std::deque<Item>> waiting_;             // guarded by mutex_; no empty queues
+  std::size_t items_ = 0, bytes_ = 0;                        // guarded by mutex_; in waiting_
+  WorkerId last_graded_;                                     // guarded by mutex_; the next turn is the next worker's
   std::atomic<bool> stop_ = false;
-  bool told_impossible_ = false;  // used only by the thread
-  std::thread thread_;            // last: it uses all members above
+  bool warned_impossible_ = false;  // used only by the thread
+  std::thread thread_;              // last: it uses all members above
 };
 
 }  // namespace echoline::learner

@@ -1,3 +1,4 @@
+// Chooses responses to grade again and judges the results, for Regrader.
 #include "learner/regrading.hpp"
 
 #include <algorithm>
@@ -7,13 +8,13 @@
 namespace echoline::learner {
 namespace {
 
-constexpr std::uint64_t kRecent = 50;  // responses in a recent mean
+constexpr std::uint64_t kRecentResponses = 50;  // responses in a recent mean
 
 }  // namespace
 
 void Regrading::Mean::add(double seconds) {
   ++count;
-  value += (seconds - value) / static_cast<double>(std::min(count, kRecent));
+  value += (seconds - value) / static_cast<double>(std::min(count, kRecentResponses));
 }
 
 double Regrading::share_at(const Mean& seconds_each) const {
@@ -29,20 +30,21 @@ double Regrading::share(WorkerId worker) const {
                                                                          : share();
 }
 
-bool Regrading::wanted(WorkerId worker) {
+bool Regrading::should_grade(WorkerId worker) {
   ++counts_.responses;
   if (records_.size() >= kWorkersMax && !records_.contains(worker)) records_.erase(records_.begin());
   Record& record = records_[worker];
-  const bool drawn = random_.uniform() < share(worker);
-  if (record.expelled || (record.chosen >= kFirst && record.differences == 0 && !drawn)) return false;
+  const bool chosen_by_chance = random_.uniform() < share(worker);
+  if (record.expelled || (record.chosen >= kFirstResponses && record.differences == 0 && !chosen_by_chance))
+    return false;
   ++record.chosen;
   ++counts_.chosen;
   return true;
 }
 
-void Regrading::left_out(WorkerId worker) {
-  ++counts_.left_out;
-  --records_[worker].chosen;  // kFirst counts graded responses only
+void Regrading::on_queue_full(WorkerId worker) {
+  ++counts_.queue_overflows;
+  --records_[worker].chosen;  // kFirstResponses counts graded responses only
 }
 
 void Regrading::step_measured(double seconds, std::uint64_t responses) {
@@ -50,7 +52,7 @@ void Regrading::step_measured(double seconds, std::uint64_t responses) {
   step_responses_ = std::max<std::uint64_t>(1, responses);
 }
 
-std::optional<std::string> Regrading::judge(WorkerId worker, const Regraded& regraded) {
+std::optional<std::string> Regrading::record_result(WorkerId worker, const Regraded& regraded) {
   using Verdict = Regraded::Verdict;
   ++counts_.graded;
   counts_.seconds += regraded.seconds;
@@ -59,13 +61,13 @@ std::optional<std::string> Regrading::judge(WorkerId worker, const Regraded& reg
   record.seconds_each.add(regraded.seconds);
   switch (regraded.verdict) {
     case Verdict::kUnsettled:
-      ++counts_.unsettled;
+      ++counts_.undecided;
       return std::nullopt;
     case Verdict::kLate:
-      ++counts_.late;
+      ++counts_.explained_by_timeout;
       return std::nullopt;
     case Verdict::kImpossible:
-      ++counts_.impossible;
+      ++counts_.task_failures;
       return std::nullopt;
     case Verdict::kSame:
       if (record.differences > 0 && ++record.same >= kForgivenAfter) record.same = 0, --record.differences;
@@ -73,7 +75,7 @@ std::optional<std::string> Regrading::judge(WorkerId worker, const Regraded& reg
     case Verdict::kDifferent:
       break;
   }
-  ++counts_.different;
+  ++counts_.differences;
   record.same = 0;
   if (record.expelled || ++record.differences < kDifferencesMax) return std::nullopt;
   record.expelled = true;

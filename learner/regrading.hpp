@@ -31,11 +31,12 @@ struct RegradingCounts {
     WorkerId worker;
     std::string reason;
   };
-  std::uint64_t responses = 0;  // accepted responses that can be graded again
-  std::uint64_t chosen = 0;     // the chosen ones
-  std::uint64_t left_out = 0;   // chosen, but the queue was full
-  std::uint64_t graded = 0;     // graded again, with any result
-  std::uint64_t different = 0, unsettled = 0, late = 0, impossible = 0;
+  std::uint64_t responses = 0;        // accepted responses that can be graded again
+  std::uint64_t chosen = 0;           // the chosen ones
+  std::uint64_t queue_overflows = 0;  // chosen, but not graded, because the queue was full
+  std::uint64_t graded = 0;           // graded again, with any result
+  // Results other than kSame, as Regraded::Verdict explains them.
+  std::uint64_t differences = 0, undecided = 0, explained_by_timeout = 0, task_failures = 0;
   double seconds = 0;
   std::vector<Expelled> expelled;
 };
@@ -46,7 +47,7 @@ struct RegradingCounts {
 class Regrading {
  public:
   static constexpr double kShareOfStep = 0.05;
-  static constexpr std::uint64_t kFirst = 8;
+  static constexpr std::uint64_t kFirstResponses = 8;
   // A program written by the policy may behave differently at each run, and the learner's two grades may agree by
   // chance. So it takes three differences to expel a worker, and one is forgiven for every hundred equal grades.
   static constexpr std::uint32_t kDifferencesMax = 3;
@@ -56,13 +57,13 @@ class Regrading {
   explicit Regrading(std::uint64_t secret) : random_(secret) {}
 
   // A response of this worker was accepted. Returns whether to grade it again.
-  bool wanted(WorkerId worker);
+  bool should_grade(WorkerId worker);
   // The chosen response is not graded, because the queue is full.
-  void left_out(WorkerId worker);
+  void on_queue_full(WorkerId worker);
   // The measured time of a learner step, and the number of responses it needs.
   void step_measured(double seconds, std::uint64_t responses);
   // Takes a result. Returns the reason if the worker must be expelled now.
-  std::optional<std::string> judge(WorkerId worker, const Regraded& regraded);
+  std::optional<std::string> record_result(WorkerId worker, const Regraded& regraded);
 
   // The fraction of a worker's responses, after its first ones, that is chosen; without an argument, the fraction for
   // an average worker. It is lower for a worker whose responses take longer than average. Other workers' fractions do

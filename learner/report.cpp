@@ -1,3 +1,4 @@
+// Makes report.json, and its text for `echoline report`.
 #include "learner/report.hpp"
 
 #include <algorithm>
@@ -11,27 +12,31 @@ namespace {
 
 using nlohmann::json;
 
-json value(const std::optional<double>& figure) { return figure ? json(*figure) : json(nullptr); }
-json value(const std::optional<std::pair<std::uint64_t, double>>& figure) {
+json json_or_null(const std::optional<double>& figure) { return figure ? json(*figure) : json(nullptr); }
+// A figure's step and its value; the report has the value only.
+json json_or_null(const std::optional<std::pair<std::uint64_t, double>>& figure) {
   return figure ? json(figure->second) : json(nullptr);
 }
-json ends(const Figure& figure) { return {{"first", value(figure.first)}, {"last", value(figure.last)}}; }
+json first_and_last(const Figure& figure) {
+  return {{"first", json_or_null(figure.first)}, {"last", json_or_null(figure.last)}};
+}
 json count(const Figure& figure) {
   return figure.last ? json(static_cast<std::uint64_t>(figure.last->second)) : json(nullptr);
 }
 
-// The median of T_b, divided in the proportions of the mean broadcast's parts, so that the parts add up to it.
+// Splits the median T_b (broadcast time: from publishing a version until the quorum has acknowledged it) by each part's
+// mean share, so that the parts add up to the median.
 json t_b_parts_json(const RunFigures& figures) {
-  if (figures.t_b_shared == 0) return nullptr;
+  if (figures.broadcasts_with_parts == 0) return nullptr;
   const double median = *figures.t_b.quantile(0.5);
   json parts;
-  for (const auto& [part, share] : figures.t_b_shares)
-    parts[part] = share / static_cast<double>(figures.t_b_shared) * median;
+  for (const auto& [part, share] : figures.part_share_sums)
+    parts[part] = share / static_cast<double>(figures.broadcasts_with_parts) * median;
   return parts;
 }
 
 json staleness_json(const ReportInput& input) {
-  const replay_buffer::StalenessSettings& asked = input.config->staleness;
+  const replay_buffer::StalenessSettings& settings = input.config->staleness;
   const json& rejected = input.rejected;
   const std::map<std::uint64_t, std::uint64_t>& histogram = input.figures.staleness;
   std::uint64_t count = 0;
@@ -42,11 +47,11 @@ json staleness_json(const ReportInput& input) {
   }
   std::uint64_t rejections = 0;
   for (const auto& [reason, n] : rejected.items()) rejections += n.get<std::uint64_t>();
-  return {{"budget", asked.budget},
-          {"publish_every", asked.publish_every},
-          {"lookahead", asked.lookahead_steps()},
-          {"steps_bound_by_budget", input.bound.of(replay_buffer::Bound::kBudget)},
-          {"steps_bound_by_lookahead", input.bound.of(replay_buffer::Bound::kLookahead)},
+  return {{"budget", settings.budget},
+          {"publish_every", settings.publish_every},
+          {"lookahead", settings.lookahead_steps()},
+          {"steps_bound_by_budget", input.limited_steps.count(replay_buffer::Bound::kBudget)},
+          {"steps_bound_by_lookahead", input.limited_steps.count(replay_buffer::Bound::kLookahead)},
           {"mean", count ? json(total / static_cast<double>(count)) : json(nullptr)},
           {"p50", quantile(histogram, 0.5)},
           {"p90", quantile(histogram, 0.9)},
@@ -90,26 +95,27 @@ json regrading_json(const RegradingCounts& c) {
           {"share",
            c.responses > 0 ? json(static_cast<double>(c.graded) / static_cast<double>(c.responses)) : json(nullptr)},
           {"seconds", c.seconds},
-          {"different", c.different},
-          {"unsettled", c.unsettled},
-          {"late", c.late},
-          {"impossible", c.impossible},
-          {"left_out", c.left_out},
+          {"different", c.differences},
+          {"unsettled", c.undecided},
+          {"late", c.explained_by_timeout},
+          {"impossible", c.task_failures},
+          {"left_out", c.queue_overflows},
           {"expelled", std::move(expelled)}};
 }
 
 json learning_json(const RunFigures& f) {
-  std::uint64_t begun = 0;
-  for (const auto& [kind, times] : f.alarms) begun += times;
-  return {{"entropy", ends(f.entropy)},
-          {"response_tokens_mean", ends(f.response_tokens_mean)},
-          {"effective_sample_fraction_mean", value(f.effective.totals.mean())},
-          {"gradient_norm_max", value(f.gradient_norm.totals.most())},
-          {"zero_advantage_fraction_mean", value(f.zero_advantage.totals.mean())},
-          {"clip_fraction_mean", value(f.clip.totals.mean())},
-          {"behaviour_kl_mean", value(f.behaviour_kl.totals.mean())},
-          {"reference_kl_last", value(f.reference_kl.last)},
-          {"alarms_begun", f.effective.last ? json(begun) : json(nullptr)},
+  std::uint64_t alarms_begun = 0;
+  for (const auto& [kind, times] : f.alarms) alarms_begun += times;
+  return {{"entropy", first_and_last(f.entropy)},
+          {"response_tokens_mean", first_and_last(f.response_tokens_mean)},
+          {"effective_sample_fraction_mean", json_or_null(f.effective.totals.mean())},
+          {"gradient_norm_max", json_or_null(f.gradient_norm.totals.max())},
+          {"zero_advantage_fraction_mean", json_or_null(f.zero_advantage.totals.mean())},
+          {"clip_fraction_mean", json_or_null(f.clip.totals.mean())},
+          {"behaviour_kl_mean", json_or_null(f.behaviour_kl.totals.mean())},
+          {"reference_kl_last", json_or_null(f.reference_kl.last)},
+          // null if no step reported the figures that alarms watch
+          {"alarms_begun", f.effective.last ? json(alarms_begun) : json(nullptr)},
           {"alarms", f.alarms}};
 }
 
@@ -123,28 +129,30 @@ json quantile(std::vector<double> values, double q) {
 }
 
 json quantile(const std::map<std::uint64_t, std::uint64_t>& histogram, double q) {
-  std::uint64_t count = 0, below = 0;
+  std::uint64_t count = 0, cumulative = 0;
   for (const auto& [value, n] : histogram) count += n;
-  for (const auto& [value, n] : histogram)
-    if (n > 0 && static_cast<double>(below += n) >= q * static_cast<double>(count)) return value;
+  for (const auto& [value, n] : histogram) {
+    cumulative += n;
+    if (n > 0 && static_cast<double>(cumulative) >= q * static_cast<double>(count)) return value;
+  }
   return nullptr;
 }
 
 json worker_status(const WorkerEntry& w, std::optional<double> rollouts_per_s,
-                   std::optional<double> rollouts_per_s_expected, bool seed) {
+                   std::optional<double> rollouts_per_s_expected, bool receives_from_learner) {
   return {{"id", w.id.value},
           {"offer", w.offer},
           {"rollouts", w.rollouts},
-          {"rollouts_per_s", value(rollouts_per_s)},
-          {"rollouts_per_s_expected", value(rollouts_per_s_expected)},
+          {"rollouts_per_s", json_or_null(rollouts_per_s)},
+          {"rollouts_per_s_expected", json_or_null(rollouts_per_s_expected)},
           {"version", w.version ? json(w.version->value) : json(nullptr)},
           {"bytes_in", w.bytes_in},
           {"bytes_forwarded", w.bytes_forwarded},
           {"memory_bytes", bytes_or_null(w.memory_bytes)},
           {"heap_bytes", bytes_or_null(w.heap_bytes)},
-          {"seed", seed},
+          {"seed", receives_from_learner},
           {"quarantined", w.quarantined},
-          {"troubles", w.troubles},
+          {"troubles", w.trouble_events},
           {"away", w.presence == Presence::kAway},
           {"lost", w.presence == Presence::kLost}};
 }
@@ -153,7 +161,7 @@ json make_report(const ReportInput& input) {
   const RunConfig& config = *input.config;
   const provisioner::Plan& plan = *input.plan;
   const RunFigures& f = input.figures;
-  const json delta_mean = value(f.patch_bytes.mean());
+  const json delta_mean = json_or_null(f.patch_bytes.mean());
   const json full = f.snapshot.is_object() ? f.snapshot.at("state_bytes") : json(nullptr);
   const double training_seconds = f.step_seconds.totals().sum();
   const double rollouts = static_cast<double>(f.steps * config.rollout.trajectories_per_step());
@@ -180,33 +188,33 @@ json make_report(const ReportInput& input) {
   report["steps_planned"] = config.run.steps;
   report["wall_seconds"] = input.wall_seconds;
   report["settings_changed"] = f.settings_changed;
-  report["reward"] = ends(f.reward);
+  report["reward"] = first_and_last(f.reward);
   const auto accuracy = [](const json& row) { return row.is_object() ? row.at("accuracy") : json(nullptr); };
   report["eval"] = {{"before", accuracy(f.eval_before)},
                     {"after", accuracy(f.eval_after)},
                     {"problems", f.eval_before.is_object() ? f.eval_before.at("problems") : json(nullptr)},
                     {"by_step", json::array()}};
   for (const auto& [step, row] : f.evaluations.rows()) report["eval"]["by_step"].push_back(row);
-  for (const auto& task : config.task.several) {
-    const auto of = [&](const json& row, const char* figure) {
+  for (const auto& task : config.task.listed_tasks) {
+    const auto figure_of = [&](const json& row, const char* figure) {
       const json by_task = row.is_object() ? row.value("by_task", json::object()) : json::object();
       return by_task.contains(task.name) ? by_task.at(task.name).at(figure) : json(nullptr);
     };
-    report["eval"]["by_task"][task.name] = {{"before", of(f.eval_before, "accuracy")},
-                                            {"after", of(f.eval_after, "accuracy")},
-                                            {"problems", of(f.eval_before, "problems")}};
+    report["eval"]["by_task"][task.name] = {{"before", figure_of(f.eval_before, "accuracy")},
+                                            {"after", figure_of(f.eval_after, "accuracy")},
+                                            {"problems", figure_of(f.eval_before, "problems")}};
     const auto found = f.by_task.find(task.name);
     const RunFigures::OfTask of_task = found == f.by_task.end() ? RunFigures::OfTask{} : found->second;
-    json reward = ends(of_task.reward);
+    json reward = first_and_last(of_task.reward);
     reward["responses"] = of_task.responses;
     report["reward"]["by_task"][task.name] = std::move(reward);
   }
   if (f.warm_start.is_object())
     report["warm_start"] = {{"steps", f.warm_start.at("steps")}, {"seconds", f.warm_start.at("seconds")}};
   report["learner"] = {
-      {"step_seconds_median", value(f.step_seconds.quantile(0.5))},
-      {"train_seconds_median", value(f.train_seconds.quantile(0.5))},
-      {"publish_seconds_median", value(f.publish_seconds.quantile(0.5))},
+      {"step_seconds_median", json_or_null(f.step_seconds.quantile(0.5))},
+      {"train_seconds_median", json_or_null(f.train_seconds.quantile(0.5))},
+      {"publish_seconds_median", json_or_null(f.publish_seconds.quantile(0.5))},
       {"idle_fraction", training_seconds > 0 ? json(f.wait_seconds.sum() / training_seconds) : json(nullptr)}};
   report["learning"] = learning_json(f);
   report["staleness"] = staleness_json(input);
@@ -225,17 +233,17 @@ json make_report(const ReportInput& input) {
       {"compression_ratio", delta_mean.is_number() && full.is_number() && delta_mean.get<double>() > 0
                                 ? json(full.get<double>() / delta_mean.get<double>())
                                 : json(nullptr)},
-      {"density_mean", value(f.density.mean())},
-      {"density_deviation", value(f.density.deviation())},
-      {"density_min", value(f.density.least())},
-      {"density_max", value(f.density.most())},
-      {"t_b_seconds_median", value(f.t_b.quantile(0.5))},
-      {"t_b_seconds_p95", value(f.t_b.quantile(0.95))},
+      {"density_mean", json_or_null(f.changed_fraction.mean())},
+      {"density_deviation", json_or_null(f.changed_fraction.deviation())},
+      {"density_min", json_or_null(f.changed_fraction.min())},
+      {"density_max", json_or_null(f.changed_fraction.max())},
+      {"t_b_seconds_median", json_or_null(f.t_b.quantile(0.5))},
+      {"t_b_seconds_p95", json_or_null(f.t_b.quantile(0.95))},
       {"t_b_parts", t_b_parts_json(f)},
       {"workers", count(f.workers)},
       {"acknowledged", count(f.acknowledged)},
-      {"lower_bound_seconds", value(f.lower_bound.quantile(0.5))},
-      {"predicted_seconds", value(f.predicted.quantile(0.5))},
+      {"lower_bound_seconds", json_or_null(f.lower_bound.quantile(0.5))},
+      {"predicted_seconds", json_or_null(f.predicted.quantile(0.5))},
       {"learner_bytes_sent", input.bytes_sent},
       {"topology", input.topology}};
   report["fleet"] = {{"workers_planned", input.fleet.planned},
@@ -276,7 +284,7 @@ std::string bytes(const json& value) {
 }
 
 // ", of 8 of 9 workers"; empty if all workers had acknowledged when T_b ended.
-std::string waited_for(const json& broadcast) {
+std::string acknowledged_text(const json& broadcast) {
   const json workers = broadcast.value("workers", json()), acknowledged = broadcast.value("acknowledged", json());
   if (!workers.is_number() || !acknowledged.is_number() || acknowledged >= workers) return "";
   return fmt::format(", of {} of {} workers", number(acknowledged, "{:.0f}"), number(workers, "{:.0f}"));
@@ -316,7 +324,8 @@ std::string report_text(const json& r) {
   const auto line = [&](std::string_view label, const std::string& text) {
     out += fmt::format("  {:<12}{}\n", label, text);
   };
-  const json &eval = r.at("eval"), &learner = r.at("learner"), &stale = r.at("staleness"), &b = r.at("broadcast");
+  const json &eval = r.at("eval"), &learner = r.at("learner"), &staleness = r.at("staleness"),
+             &broadcast = r.at("broadcast");
   const json &fleet = r.at("fleet"), &weights = r.at("weights"), &cost = r.at("cost"), &plan = r.at("plan");
   out += fmt::format("{}: {} of {} steps in {} s ({})\n", r.at("run").get<std::string>(),
                      r.at("steps").get<std::uint64_t>(), r.at("steps_planned").get<std::uint64_t>(),
@@ -347,44 +356,46 @@ std::string report_text(const json& r) {
   if (const json& learning = r.value("learning", json::object()); !learning.value("alarms", json::object()).empty())
     line("alarms", fmt::format("{}; see events.jsonl for times and advice", learning.at("alarms").dump()));
   line("staleness",
-       fmt::format("mean {}, p95 {}, max {} of budget {};  rejected {} {}", number(stale.at("mean"), "{:.2f}"),
-                   number(stale.at("p95"), "{:.0f}"), number(stale.at("max"), "{:.0f}"), stale.at("budget").get<int>(),
-                   stale.at("rejected").get<std::uint64_t>(),
-                   stale.at("rejected_by_reason").empty() ? "" : stale.at("rejected_by_reason").dump()));
-  if (const std::string bound = bound_text(stale); !bound.empty()) line("", bound);
-  if (const json& aside = r.value("groups_set_aside", json::object()); aside.value("count", 0) > 0)
-    line("set aside", fmt::format("{} groups that could not be generated {}", aside.at("count").get<std::uint64_t>(),
-                                  aside.at("by_reason").dump()));
-  if (const json& again = r.value("regrading", json::object()); again.value("responses", 0) > 0) {
+       fmt::format("mean {}, p95 {}, max {} of budget {};  rejected {} {}", number(staleness.at("mean"), "{:.2f}"),
+                   number(staleness.at("p95"), "{:.0f}"), number(staleness.at("max"), "{:.0f}"),
+                   staleness.at("budget").get<int>(), staleness.at("rejected").get<std::uint64_t>(),
+                   staleness.at("rejected_by_reason").empty() ? "" : staleness.at("rejected_by_reason").dump()));
+  if (const std::string limits = bound_text(staleness); !limits.empty()) line("", limits);
+  if (const json& set_aside = r.value("groups_set_aside", json::object()); set_aside.value("count", 0) > 0)
+    line("set aside", fmt::format("{} groups that could not be generated {}",
+                                  set_aside.at("count").get<std::uint64_t>(), set_aside.at("by_reason").dump()));
+  if (const json& regrading = r.value("regrading", json::object()); regrading.value("responses", 0) > 0) {
     line("regraded",
          fmt::format("{} of {} responses ({:.1f} %) in {:.1f} s; {} differed, {} unsettled, {} late, {} impossible",
-                     again.at("graded").get<std::uint64_t>(), again.at("responses").get<std::uint64_t>(),
-                     100 * again.at("share").get<double>(), again.at("seconds").get<double>(),
-                     again.at("different").get<std::uint64_t>(), again.at("unsettled").get<std::uint64_t>(),
-                     again.at("late").get<std::uint64_t>(), again.at("impossible").get<std::uint64_t>()));
-    for (const json& gone : again.at("expelled"))
-      line("", fmt::format("worker {} expelled: {}", gone.at("worker").get<std::uint64_t>(),
-                           gone.at("reason").get<std::string>()));
+                     regrading.at("graded").get<std::uint64_t>(), regrading.at("responses").get<std::uint64_t>(),
+                     100 * regrading.at("share").get<double>(), regrading.at("seconds").get<double>(),
+                     regrading.at("different").get<std::uint64_t>(), regrading.at("unsettled").get<std::uint64_t>(),
+                     regrading.at("late").get<std::uint64_t>(), regrading.at("impossible").get<std::uint64_t>()));
+    for (const json& expelled : regrading.at("expelled"))
+      line("", fmt::format("worker {} expelled: {}", expelled.at("worker").get<std::uint64_t>(),
+                           expelled.at("reason").get<std::string>()));
   }
   if (const json& scoring = r.value("scoring", json::object());
       scoring.value("responses", 0) + scoring.value("failed_groups", 0) > 0)
     line("scored here",
          fmt::format("{} responses in {:.1f} s; {} groups failed", scoring.at("responses").get<std::uint64_t>(),
                      scoring.at("seconds").get<double>(), scoring.at("failed_groups").get<std::uint64_t>()));
-  line("broadcast", fmt::format("{} publications; full {}, delta {} on average ({}x smaller)",
-                                b.at("publications").get<std::uint64_t>(), bytes(b.at("full_bytes")),
-                                bytes(b.at("delta_bytes_mean")), number(b.at("compression_ratio"), "{:.1f}")));
+  line("broadcast",
+       fmt::format("{} publications; full {}, delta {} on average ({}x smaller)",
+                   broadcast.at("publications").get<std::uint64_t>(), bytes(broadcast.at("full_bytes")),
+                   bytes(broadcast.at("delta_bytes_mean")), number(broadcast.at("compression_ratio"), "{:.1f}")));
   line("", fmt::format("T_b {} s (p95 {} s){}; lower bound {} s, formula {} s; learner sent {}",
-                       number(b.at("t_b_seconds_median"), "{:.3f}"), number(b.at("t_b_seconds_p95"), "{:.3f}"),
-                       waited_for(b), number(b.at("lower_bound_seconds"), "{:.3f}"),
-                       number(b.at("predicted_seconds"), "{:.3f}"), bytes(b.at("learner_bytes_sent"))));
-  if (const json& parts = b.value("t_b_parts", json()); parts.is_object()) {
+                       number(broadcast.at("t_b_seconds_median"), "{:.3f}"),
+                       number(broadcast.at("t_b_seconds_p95"), "{:.3f}"), acknowledged_text(broadcast),
+                       number(broadcast.at("lower_bound_seconds"), "{:.3f}"),
+                       number(broadcast.at("predicted_seconds"), "{:.3f}"), bytes(broadcast.at("learner_bytes_sent"))));
+  if (const json& parts = broadcast.value("t_b_parts", json()); parts.is_object()) {
     std::string text;
     for (const char* part : {"encode", "seal", "send", "verify", "install", "acknowledge"})
       text += fmt::format("{}{} {}", text.empty() ? "" : ", ", part, number(parts.value(part, json()), "{:.3f}"));
     line("", fmt::format("of T_b: {} s", text));
   }
-  line("", b.at("topology").get<std::string>());
+  line("", broadcast.at("topology").get<std::string>());
   if (const json& memory = r.value("memory", json::object()); memory.value("learner_bytes_max", json()).is_number())
     line("memory", fmt::format("learner {} at most, a worker {}", bytes(memory.at("learner_bytes_max")),
                                bytes(memory.at("worker_bytes_max"))));

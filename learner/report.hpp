@@ -34,8 +34,8 @@ struct WorkerEntry {
   std::optional<Version> version;
   overlay::Digest digest{};
   Presence presence = Presence::kPresent;
-  bool quarantined = false;    // forwarded bad chunks, so it must not forward any more
-  std::uint64_t troubles = 0;  // `trouble` events about it
+  bool quarantined = false;  // forwarded bad chunks, so it must not forward any more
+  std::uint64_t trouble_events = 0;
 };
 
 struct ReportInput {
@@ -54,7 +54,7 @@ struct ReportInput {
   std::string ended;                                      // "completed", or the reason for an early end
   nlohmann::json rejected = nlohmann::json::object();     // trajectories or submissions by reason
   std::map<std::string, std::uint64_t> groups_set_aside;  // by reason
-  replay_buffer::BoundSteps bound;                        // limits that kept workers from more work
+  replay_buffer::LimitedStepCounter limited_steps;        // steps in which a staleness limit delayed workers
   ProcessMemory memory;                                   // of the learner's process
   RegradingCounts regrading;
   ScorerCounts scoring;
@@ -68,7 +68,7 @@ nlohmann::json quantile(const std::map<std::uint64_t, std::uint64_t>& histogram,
 // A worker's entry in status.json. `rollouts_per_s`: its measured rate while it generates. `rollouts_per_s_expected`:
 // its offer's rate.
 nlohmann::json worker_status(const WorkerEntry& worker, std::optional<double> rollouts_per_s,
-                             std::optional<double> rollouts_per_s_expected, bool seed);
+                             std::optional<double> rollouts_per_s_expected, bool receives_from_learner);
 
 // Fields as documented in docs/report.md; seconds, bytes and dollars unless a name says otherwise.
 nlohmann::json make_report(const ReportInput& input);

@@ -1,9 +1,10 @@
+// Grades stored rollouts again, for `echoline rescore`.
 #include "learner/rescore.hpp"
 
 #include <algorithm>
 #include <cmath>
 
-#include "learner/second_look.hpp"
+#include "learner/score_verifier.hpp"
 
 namespace echoline::learner {
 namespace {
@@ -13,19 +14,19 @@ constexpr std::size_t kReasonsMax = 16, kReasonBytes = 160, kPartsMax = 256;
 
 // The problem from the grading task, or else from the run's own task.
 Result<schema::Problem> problem_of(const RescoreTask& grader, const schema::Trajectory& t) {
-  std::string found = "none";
+  std::string in_its_place = "none";
   for (const data_plane::Adapter* adapter : {grader.task, grader.problems}) {
     if (adapter == nullptr) continue;
     auto problem = adapter->problem(t.group());
     if (problem && problem->id() == t.problem_id()) return problem;
-    if (problem) found = "another one";
+    if (problem) in_its_place = "another one";
   }
-  return fail(Code::kNotFound, kOperation, "its problem is not known: the task has {} at its place", found);
+  return fail(Code::kNotFound, kOperation, "its problem is not known: the task has {} at its place", in_its_place);
 }
 
 }  // namespace
 
-Result<Rescored> grade_again(const RescoreTask& grader, const schema::Trajectory& t) {
+Result<SecondGrade> grade_again(const RescoreTask& grader, const schema::Trajectory& t) {
   ECHO_ASSIGN(const schema::Problem problem, problem_of(grader, t));
   std::vector<std::string> responses;
   if (t.loss_mask_size() == 0) {
@@ -39,29 +40,29 @@ Result<Rescored> grade_again(const RescoreTask& grader, const schema::Trajectory
   }
   ECHO_ASSIGN(const auto episode,
               grader.task->begin(problem, data_plane::episode_seed(grader.seed, t.group(), t.member())));
-  Rescored again;
+  SecondGrade grade;
   bool done = false;
-  for (again.turns = 0; again.turns < responses.size() && !done; ++again.turns) {
-    ECHO_ASSIGN(const data_plane::Step step, data_plane::step_and_wait(*episode, responses[again.turns]));
-    if (step.aside) return data_plane::cannot_ask_aside();
-    data_plane::add(again.score, step.score);
+  for (grade.turns = 0; grade.turns < responses.size() && !done; ++grade.turns) {
+    ECHO_ASSIGN(const data_plane::Step step, data_plane::step_and_wait(*episode, responses[grade.turns]));
+    if (step.side_prompt) return data_plane::side_prompt_error();
+    data_plane::add(grade.score, step.score);
     done = step.done;
   }
-  again.ended_early = done && again.turns < responses.size();
-  if (!done) data_plane::add(again.score, episode->cut());
-  if (!std::isfinite(again.score.reward))
-    return fail(Code::kCorrupt, kOperation, "its reward is now {}", again.score.reward);
-  return again;
+  grade.ended_early = done && grade.turns < responses.size();
+  if (!done) data_plane::add(grade.score, episode->cut());
+  if (!std::isfinite(grade.score.reward))
+    return fail(Code::kCorrupt, kOperation, "its reward is now {}", grade.score.reward);
+  return grade;
 }
 
-std::optional<bool> RescoreSums::add(const schema::Trajectory& t, const Result<Rescored>& again) {
-  if (!again) {
-    const std::string reason = again.error().message().substr(0, kReasonBytes);
-    const bool room = sums_.ungraded.size() < kReasonsMax || sums_.ungraded.contains(reason);
-    ++sums_.ungraded[room ? reason : "others"];
+std::optional<bool> RescoreSums::add(const schema::Trajectory& t, const Result<SecondGrade>& second_grade) {
+  if (!second_grade) {
+    const std::string reason = second_grade.error().message().substr(0, kReasonBytes);
+    const bool has_room = sums_.ungraded.size() < kReasonsMax || sums_.ungraded.contains(reason);
+    ++sums_.ungraded[has_room ? reason : "others"];
     return std::nullopt;
   }
-  const data_plane::Score& score = again->score;
+  const data_plane::Score& score = second_grade->score;
   ++sums_.graded;
   sums_.reward_old += t.reward(), sums_.reward_new += score.reward;
   sums_.correct_old += t.correct() ? 1 : 0, sums_.correct_new += score.correct ? 1 : 0;

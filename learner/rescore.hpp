@@ -14,22 +14,22 @@
 namespace echoline::learner {
 
 struct RescoreTask {
-  std::uint64_t seed = 1;                         // the task that grades
-  const data_plane::Adapter* task = nullptr;      // the run's own task, for problems that `task` lacks; may be null
-  const data_plane::Adapter* problems = nullptr;  // the run's own: where `task` has none, or others; may be absent
+  std::uint64_t seed = 1;                         // the run's; seeds of episodes follow from it
+  const data_plane::Adapter* task = nullptr;      // the task that grades
+  const data_plane::Adapter* problems = nullptr;  // the run's own task, for problems that `task` lacks; may be null
   // The run's phrasing, for rollouts of several turns; its first call may read files.
   std::function<Result<const model::Phrasing*>()> phrasing;
 };
 
 // A rollout's second grade. `ended_early`: a different task ended before the last turn.
-struct Rescored {
+struct SecondGrade {
   data_plane::Score score;
   std::size_t turns = 1;
   bool ended_early = false;
 };
 
 // An error is the reason for no grade: an unknown problem, tokens that do not decode to turns, or a failed task.
-Result<Rescored> grade_again(const RescoreTask& grader, const schema::Trajectory& t);
+Result<SecondGrade> grade_again(const RescoreTask& grader, const schema::Trajectory& t);
 
 // The sums over many rollouts.
 struct RescoreSum {
@@ -48,7 +48,7 @@ struct RescoreSum {
 class RescoreSums {
  public:
   // Returns whether both grades agree; absent: there is no second grade.
-  std::optional<bool> add(const schema::Trajectory& t, const Result<Rescored>& again);
+  std::optional<bool> add(const schema::Trajectory& t, const Result<SecondGrade>& second_grade);
   RescoreSum sum() const;
 
  private:

@@ -1,3 +1,4 @@
+// Checks and prepares the resumption of a run, for the preflight and the service.
 #include "learner/resume.hpp"
 
 #include <algorithm>
@@ -14,7 +15,8 @@ namespace {
 
 constexpr std::string_view kOperation = "resume", kConsumedFile = "consumed.json";
 
-std::string listed(const std::vector<SettingChange>& changes, const std::function<bool(const std::string&)>& is_kept) {
+std::string list_changes(const std::vector<SettingChange>& changes,
+                         const std::function<bool(const std::string&)>& is_kept) {
   std::string text;
   for (const SettingChange& change : changes)
     if (is_kept(change.key))
@@ -30,21 +32,21 @@ Result<std::vector<SettingChange>> changed_settings(const RunConfig& config) {
   const auto text = read_file(file);
   if (!text && text.error().code == Code::kNotFound) return std::vector<SettingChange>();
   if (!text) return text.error();
-  const auto before = flat_config(*text);
-  if (!before)
+  const auto stored_settings = flat_config(*text);
+  if (!stored_settings)
     return fail(Code::kCorrupt, kOperation, "{}: {}; put the settings of the run's start into it, or remove it",
-                file.string(), before.error().detail);
-  ECHO_ASSIGN(const auto now, flat_config(config.resolved_yaml));
+                file.string(), stored_settings.error().detail);
+  ECHO_ASSIGN(const auto current_settings, flat_config(config.resolved_yaml));
   std::vector<SettingChange> changes;
-  for (const auto& [key, value] : *before) {
-    const auto found = now.find(key);
-    if (found == now.end())
+  for (const auto& [key, value] : *stored_settings) {
+    const auto found = current_settings.find(key);
+    if (found == current_settings.end())
       changes.push_back({key, value, {}});
     else if (found->second != value)
       changes.push_back({key, value, found->second});
   }
-  for (const auto& [key, value] : now)
-    if (!before->contains(key)) changes.push_back({key, {}, value});
+  for (const auto& [key, value] : current_settings)
+    if (!stored_settings->contains(key)) changes.push_back({key, {}, value});
   std::ranges::sort(changes, {}, &SettingChange::key);
   return changes;
 }
@@ -62,7 +64,7 @@ Status note_changed_settings(RunRecord& record, const RunConfig& config, std::ui
     record.event("setting_changed", fields);
     record.metric("setting_changed", fields);  // the report reads it
   }
-  return record.written();
+  return record.write_pending_rows();
 }
 
 Status note_unmarked(const std::filesystem::path& folder, std::uint64_t step, const std::vector<GroupId>& groups) {
@@ -76,13 +78,13 @@ void mark_consumed(const std::filesystem::path& folder, std::uint64_t resume_ste
   const std::filesystem::path file = folder / kConsumedFile;
   const auto text = read_file(file, 64 << 20);
   if (!text && text.error().code == Code::kNotFound) return;
-  const auto noted = text ? nlohmann::json::parse(*text, nullptr, false) : nlohmann::json();
-  const bool sound =
-      noted.is_object() && noted.contains("step") && noted["step"].is_number_unsigned() && noted.contains("groups");
+  const auto stored = text ? nlohmann::json::parse(*text, nullptr, false) : nlohmann::json();
+  const bool is_valid =
+      stored.is_object() && stored.contains("step") && stored["step"].is_number_unsigned() && stored.contains("groups");
   // If the run resumes from an older checkpoint, the step is done again.
-  if (sound && noted["step"].get<std::uint64_t>() + 1 == resume_step) {
+  if (is_valid && stored["step"].get<std::uint64_t>() + 1 == resume_step) {
     replay_buffer::Batch batch{resume_step - 1, {}};
-    for (const nlohmann::json& id : noted["groups"])
+    for (const nlohmann::json& id : stored["groups"])
       if (id.is_number_unsigned()) batch.groups.push_back({GroupId{id.get<std::uint64_t>()}, {}, {}});
     if (const Status marked = consume(batch.step, batch); !marked)
       log::warn("{}: {}; groups may be trained on a second time", file.string(), marked.error().message());
@@ -100,7 +102,8 @@ Status check_resume(const RunConfig& config, const model::ModelConfig& model, co
     return fail(Code::kNotFound, kOperation, "{} holds no checkpoint; start the run without --resume{}",
                 checkpoints.string(), earlier_hint(folder));
   ECHO_ASSIGN(const std::vector<SettingChange> changes, changed_settings(config));
-  const std::string group_size = listed(changes, [](const std::string& key) { return key == "rollout.group_size"; });
+  const std::string group_size =
+      list_changes(changes, [](const std::string& key) { return key == "rollout.group_size"; });
   if (!group_size.empty())
     return fail(Code::kInvalid, kOperation,
                 "{}: {}; a run keeps its group size, because its replay buffer holds groups of it", folder.string(),
@@ -118,14 +121,15 @@ Status check_resume(const RunConfig& config, const model::ModelConfig& model, co
   if (!state || !state->contains("config_digest") ||
       (*state)["config_digest"] == built_in.settings_digest(config, model))
     return ok();
-  const std::string kept = listed(changes, [](const std::string& key) {
+  const std::string changed_keys = list_changes(changes, [](const std::string& key) {
     return key.starts_with("model.") || key.starts_with("task.") || key.starts_with("tasks") || key == "run.seed";
   });
   return fail(Code::kInvalid, kOperation,
               "{} belongs to a run with another model, task or seed ({}): resume with the settings that the run was "
               "started with, or start "
               "another run",
-              newest->model.parent_path().string(), kept.empty() ? "the files that they name have changed" : kept);
+              newest->model.parent_path().string(),
+              changed_keys.empty() ? "the files that they name have changed" : changed_keys);
 }
 
 }  // namespace echoline::learner

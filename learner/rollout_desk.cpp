@@ -1,3 +1,4 @@
+// Runs DeskLogic on its own thread. Calls and workers' messages reach it through one queue.
 #include "learner/rollout_desk.hpp"
 
 #include <future>
@@ -16,26 +17,26 @@ RolloutDesk::RolloutDesk(const DeskOptions& options, DeskEvents events, Bytes me
       events_(std::move(events)),
       inbox_(message_max),
       clock_(options.clock),
-      database_(clock_, options.retry_every, options.database_patience, events_.held_up),
+      database_(clock_, options.retry_every, options.database_patience, events_.database_stalled),
       queue_(kQueueMax) {}
 
-Result<std::unique_ptr<RolloutDesk>> RolloutDesk::open(const DeskOptions& options, Door door, std::uint64_t resume_step,
-                                                       DeskEvents events) {
-  const Bytes message_max = door.message_max(options.pacing.group_size);
+Result<std::unique_ptr<RolloutDesk>> RolloutDesk::open(const DeskOptions& options, SubmissionChecker checker,
+                                                       std::uint64_t resume_step, DeskEvents events) {
+  const Bytes message_max = checker.message_max(options.pacing.group_size);
   std::unique_ptr<RolloutDesk> desk(new RolloutDesk(options, std::move(events), message_max));
   std::promise<Status> opened;
   std::future<Status> outcome = opened.get_future();
-  desk->thread_ = std::thread([&opened, &door, resume_step, d = desk.get()] {
+  desk->thread_ = std::thread([&opened, &checker, resume_step, self = desk.get()] {
     auto logic = DeskLogic::open(
-        {d->options_, d->events_, d->clock_, d->database_, d->inbox_, d->hand_over_, d->results_wanted_,
-         [d] { d->wake(); }, [d](WorkerId worker, const std::string& reason) { d->expel(worker, reason); },
-         std::move(door)},
+        {self->options_, self->events_, self->clock_, self->database_, self->inbox_, self->batch_request_,
+         self->run_needs_results_, [self] { self->wake(); },
+         [self](WorkerId worker, const std::string& reason) { self->expel(worker, reason); }, std::move(checker)},
         resume_step);
     if (!logic) return opened.set_value(std::move(logic).error());
-    d->logic_ = std::move(*logic);
+    self->logic_ = std::move(*logic);
     opened.set_value(ok());
-    d->loop();
-    d->logic_.reset();  // on this thread, which owns the database
+    self->loop();
+    self->logic_.reset();  // on this thread, which owns the database
   });
   ECHO_TRY(outcome.get());
   return desk;
@@ -44,7 +45,7 @@ Result<std::unique_ptr<RolloutDesk>> RolloutDesk::open(const DeskOptions& option
 RolloutDesk::~RolloutDesk() { stop(); }
 
 void RolloutDesk::stop() {
-  hand_over_.stop();
+  batch_request_.stop();
   queue_.close();
   if (thread_.joinable()) thread_.join();
 }
@@ -53,10 +54,11 @@ void RolloutDesk::loop() {
   for (;;) {
     std::optional<Item> item = queue_.pop(DeskLogic::kTick);
     if (!item && queue_.closed()) return;
-    logic_->excuse_pauses();
+    logic_->extend_leases_after_pause();
+    // Messages are collected, to be stored together. A call sees the effects of the messages before it.
     for (; item; item = queue_.pop(Duration(0))) {
       if (const auto* task = std::get_if<Task>(&*item)) {
-        logic_->work_off();
+        logic_->process_deferred();
         (*task)();
       } else {
         logic_->defer(std::get<Deferred>(std::move(*item)));
@@ -75,17 +77,17 @@ Result<T> RolloutDesk::call(std::function<Result<T>()> work) {
   return outcome.get();
 }
 
-void RolloutDesk::publishing(Version version) {
+void RolloutDesk::begin_publishing(Version version) {
   const Status done = call<void>([this, version]() -> Status {
-    logic_->policies().publishing(version);
+    logic_->policies().begin_publishing(version);
     return ok();
   });
   if (!done) log::warn("{}", done.error().message());
 }
 
-void RolloutDesk::published(Version version, const overlay::Digest& digest) {
+void RolloutDesk::finish_publishing(Version version, const overlay::Digest& digest) {
   const Status done = call<void>([&]() -> Status {
-    logic_->policies().published(version, {reinterpret_cast<const char*>(digest.data()), digest.size()});
+    logic_->policies().finish_publishing(version, {reinterpret_cast<const char*>(digest.data()), digest.size()});
     return ok();
   });
   if (!done) log::warn("{}", done.error().message());
@@ -93,28 +95,31 @@ void RolloutDesk::published(Version version, const overlay::Digest& digest) {
 
 void RolloutDesk::receive(WorkerId worker, std::string bytes) {
   const std::size_t size = bytes.size();
-  const DeskInbox::Admission admission = inbox_.admit(worker, size, held_up());
+  const DeskInbox::Admission admission = inbox_.admit(worker, size, is_database_stalled());
   if (!admission.expel.empty()) return expel(worker, admission.expel);
-  if (!admission.taken) return;
-  if (queue_.try_push(Item(Deferred(Incoming{worker, std::move(bytes), held_up()})))) return;
-  inbox_.read(worker, size);
-  log::warn("worker {}: message dropped, {} wait already; its lease will expire", worker, kQueueMax);
+  if (!admission.accepted) return;  // the inbox reports the worker once the database stores again
+  if (queue_.try_push(Item(Deferred(Incoming{worker, std::move(bytes), is_database_stalled()})))) return;
+  inbox_.release(worker, size);
+  log::warn("worker {}: a message is dropped, because {} are queued already; the lease that it was for will expire",
+            worker, kQueueMax);
 }
 
-// Its unread messages are dropped.
+// Also ignores the worker's queued messages.
 void RolloutDesk::expel(WorkerId worker, const std::string& reason) {
-  inbox_.bar(worker, reason);
+  inbox_.block(worker, reason);
   events_.misbehaved(worker, reason);
 }
 
-void RolloutDesk::follow(const PresenceChange& change) {
-  queue_.try_push(Item(Deferred(Write{[this, change] { return logic_->leases().follow(change); }})));
+void RolloutDesk::on_presence_change(const PresenceChange& change) {
+  // If the queue is full, the worker's leases expire instead.
+  queue_.try_push(
+      Item(Deferred(DatabaseWrite{[this, change] { return logic_->leases().on_presence_change(change); }})));
 }
 
 Result<std::optional<replay_buffer::Batch>> RolloutDesk::wait_batch(std::uint64_t step, Duration wait) {
-  hand_over_.ask(step);
+  batch_request_.request(step);
   wake();
-  return hand_over_.wait(wait);
+  return batch_request_.wait(wait);
 }
 
 Status RolloutDesk::consume(std::uint64_t step, const replay_buffer::Batch& batch) {
@@ -125,8 +130,8 @@ Status RolloutDesk::prune(std::uint64_t step) {
   return call<void>([&] { return logic_->batches().prune(step); });
 }
 
-Status RolloutDesk::disown(WorkerId worker) {
-  return call<void>([&] { return logic_->batches().disown(worker); });
+Status RolloutDesk::discard_groups_of(WorkerId worker) {
+  return call<void>([&] { return logic_->batches().discard_groups_of(worker); });
 }
 
 Result<DeskCounts> RolloutDesk::counts() {

@@ -1,5 +1,5 @@
-// The learner's counter to its workers: hands out leases, takes in trajectories, and gives training whole fresh
-// batches.
+// The learner's side of generation: grants leases to workers, stores their trajectories, and passes whole fresh batches
+// to training.
 #pragma once
 #include <atomic>
 #include <functional>
@@ -18,32 +18,32 @@ namespace echoline::learner {
 // Owns the replay buffer and the job ledger on a thread of its own; every method is thread-safe. Messages wait in a
 // bounded queue and submissions that wait together are committed together; each is acknowledged once it is durable.
 //
-// While the database cannot store, because its disk is full or fails, the desk is held up: it keeps messages in order,
+// While the database cannot store, because its disk is full or fails, the desk is stalled: it keeps messages in order,
 // grants no lease, ends none and blames no worker. It tries again every DeskOptions::retry_every. Once that succeeds,
-// leases last longer by the time that has passed, and the messages are handled. The desk waits for room without end. It
-// gives the database up, and wait_batch() returns the error, when the file is damaged, or when another failure has
-// lasted for DeskOptions::database_patience.
+// it extends leases by the length of the stall and handles the messages. The desk waits for disk space without end. It
+// gives the database up, and wait_batch() returns the error, if the file is damaged, or if another failure has lasted
+// for DeskOptions::database_patience.
 class RolloutDesk {
  public:
   // `resume_step`: the next learner step; groups that later steps consumed become available again.
-  static Result<std::unique_ptr<RolloutDesk>> open(const DeskOptions& options, Door door, std::uint64_t resume_step,
-                                                   DeskEvents events);
+  static Result<std::unique_ptr<RolloutDesk>> open(const DeskOptions& options, SubmissionChecker checker,
+                                                   std::uint64_t resume_step, DeskEvents events);
   ~RolloutDesk();
 
-  // From now on workers may have `version`, and hand in tokens of it.
-  void publishing(Version version);
-  // And leases may be granted for it.
-  void published(Version version, const overlay::Digest& digest);
-  // A message as it came from the overlay. A worker with too many or too long messages unread is expelled.
+  // From now on workers may have `version` and submit tokens of it.
+  void begin_publishing(Version version);
+  // From now on leases may be granted for `version`.
+  void finish_publishing(Version version, const overlay::Digest& digest);
+  // Takes a message from the overlay. Expels a worker whose unread messages are too many or too long.
   void receive(WorkerId worker, std::string bytes);
   // Groups of a worker that is away or lost go to other workers; a retired worker gets no more until it joins again.
-  void follow(const PresenceChange& change);
+  void on_presence_change(const PresenceChange& change);
   // The run has ended: a worker whose machine ends need not finish its groups.
-  void wants_no_more() { results_wanted_ = false; }
+  void end_result_requests() { run_needs_results_ = false; }
 
-  // Waits until a batch for `step` is whole and no live lease would be stranded by the step after it, then returns
-  // it; nothing when `wait` is over or stop() was called. kInvalid when group after group had to be set aside and none
-  // could be generated; the database's error when it is given up.
+  // Waits until a batch for `step` is whole and no live lease would be stranded by the step after it, then returns the
+  // batch. Absent after `wait` or stop(). kInvalid: many groups in a row were set aside and none could be generated.
+  // Returns the database's error if the database is given up.
   Result<std::optional<replay_buffer::Batch>> wait_batch(std::uint64_t step, Duration wait);
   // The next three return the error of a database that cannot store now (kExhausted, kIo, kUnavailable), and may be
   // called again. Marks the batch consumed by `step`, drops groups that are too stale for the next step, and moves on
@@ -51,11 +51,11 @@ class RolloutDesk {
   Status consume(std::uint64_t step, const replay_buffer::Batch& batch);
   // Removes what was consumed before `step`; see ReplayBuffer::prune.
   Status prune(std::uint64_t step);
-  // The waiting groups of this worker do not come from the policy: they are not trained on.
-  Status disown(WorkerId worker);
+  // Discards the worker's waiting groups, because they do not come from the policy.
+  Status discard_groups_of(WorkerId worker);
   Result<DeskCounts> counts();
-  bool held_up() const { return !database_.can_store(); }
-  // Whether the database is given up, so that no call succeeds any more.
+  bool is_database_stalled() const { return !database_.can_store(); }
+  // Whether the database is given up: no call succeeds any more.
   bool given_up() const { return database_.state() == DatabaseEdge::State::kGivenUp; }
   void stop();
 
@@ -76,12 +76,12 @@ class RolloutDesk {
   const DeskOptions options_;
   const DeskEvents events_;
   DeskInbox inbox_;
-  BatchHandOver hand_over_;
+  BatchRequest batch_request_;
   LeaseClock clock_;
   DatabaseEdge database_;
-  std::atomic<bool> results_wanted_ = true;
+  std::atomic<bool> run_needs_results_ = true;
   BoundedQueue<Item> queue_;
-  std::unique_ptr<DeskLogic> logic_;  // the thread's
+  std::unique_ptr<DeskLogic> logic_;  // used only by thread_
   std::thread thread_;
 };
 

@@ -1,3 +1,4 @@
+// The state of every worker. The overlay, the RolloutDesk, the fleet and the status page use it.
 #include "learner/roster.hpp"
 
 #include <algorithm>
@@ -12,12 +13,12 @@ Roster::Roster(const RunConfig& config, const provisioner::Plan& plan) : config_
   for (const provisioner::PlanRow& row : plan.rows) planned_.emplace(row.offer.id, &row.offer);
 }
 
-void Roster::rented(const provisioner::Offer& offer) {
+void Roster::add_rented_offer(const provisioner::Offer& offer) {
   const std::lock_guard lock(mutex_);
   rented_[offer.id] = offer;
 }
 
-// The offer that a worker was rented as; null for a worker that joined by hand. A market has many thousand offers.
+// The offer from which a worker was rented; null for a worker that joined by hand. A market has many thousand offers.
 // Needs mutex_.
 const provisioner::Offer* Roster::offer_named(const std::string& name) const {
   if (const auto rented = rented_.find(name); rented != rented_.end()) return &rented->second;
@@ -32,52 +33,52 @@ std::uint32_t Roster::region_of(const std::string& name, const std::string& plac
   return config_.paths.regions.of(offer ? offer->place : std::string());
 }
 
-void Roster::follow(const PresenceChange& change, TimePoint now) {
+void Roster::on_presence_change(const PresenceChange& change, TimePoint now) {
   const std::lock_guard lock(mutex_);
   WorkerEntry& w = workers_[change.worker];
   if (change.kind == PresenceChange::Kind::kAway) w.presence = Presence::kAway;
   if (change.kind == PresenceChange::Kind::kLost) w.presence = Presence::kLost;
   if (!change.has_joined()) return;
-  if (change.kind == PresenceChange::Kind::kBack) meters_[change.worker].returned(now);
+  if (change.kind == PresenceChange::Kind::kBack) meters_[change.worker].record_return(now);
   w.presence = Presence::kPresent;
   w.id = change.worker;
   w.offer = change.offer;
   w.region = change.region;
   if (const auto& regions = config_.paths.regions.regions; !regions.empty()) w.region_name = regions[w.region].name;
   if (const provisioner::Offer* offer = offer_named(w.offer)) w.price_usd_per_hour = offer->usd_per_hour();
-  drawn_.reset();  // it has a name now
+  drawn_topology_.reset();  // the next drawing shows the worker's name
 }
 
-void Roster::had_trouble(WorkerId id) {
+void Roster::count_trouble(WorkerId id) {
   const std::lock_guard lock(mutex_);
-  ++workers_[id].troubles;
+  ++workers_[id].trouble_events;
 }
 
-void Roster::acknowledged(WorkerId id, Version version, const overlay::Digest& digest) {
+void Roster::record_acknowledgement(WorkerId id, Version version, const overlay::Digest& digest) {
   const std::lock_guard lock(mutex_);
   workers_[id].version = version;
   workers_[id].digest = digest;
 }
 
-WorkerMeter::Progress Roster::heard(WorkerId id, const schema::Vitals& vitals, TimePoint now) {
+WorkerMeter::Progress Roster::take_heartbeat(WorkerId id, const schema::Vitals& vitals, TimePoint now) {
   const std::lock_guard lock(mutex_);
   WorkerEntry& w = workers_[id];
   w.memory_bytes = vitals.resident_bytes();
   w.heap_bytes = vitals.heap_bytes();
   if (vitals.policies() > 0) w.install_seconds_mean = vitals.install_s() / static_cast<double>(vitals.policies());
-  return meters_[id].heard(vitals, now);
+  return meters_[id].take_heartbeat(vitals, now);
 }
 
-void Roster::accepted(WorkerId id, std::uint64_t rollouts, double held_s) {
+void Roster::record_accepted(WorkerId id, std::uint64_t rollouts, double lease_seconds) {
   const std::lock_guard lock(mutex_);
   workers_[id].rollouts += rollouts;
-  meters_[id].accepted(rollouts, held_s);
+  meters_[id].record_accepted(rollouts, lease_seconds);
 }
 
-void Roster::turned_away(WorkerId id) {
+void Roster::record_turned_away(WorkerId id) {
   const std::lock_guard lock(mutex_);
   workers_.try_emplace(id);
-  meters_[id].turned_away();
+  meters_[id].record_turned_away();
 }
 
 std::optional<std::string> Roster::refresh(const overlay::LearnerStats& stats) {
@@ -90,11 +91,11 @@ std::optional<std::string> Roster::refresh(const overlay::LearnerStats& stats) {
     w.quarantined = view.quarantined;
     w.delay = view.delay.value_or(Duration{});
   }
-  topology_ = stats.topology.to_short_text();
+  topology_summary_ = stats.topology.to_short_text();
   const auto seeds = stats.topology.children_of(kLearnerId);
   seeds_ = {seeds.begin(), seeds.end()};
-  if (drawn_ == stats.topology) return std::nullopt;  // drawing a large fleet takes time
-  drawn_ = stats.topology;
+  if (drawn_topology_ == stats.topology) return std::nullopt;  // drawing a large fleet takes time
+  drawn_topology_ = stats.topology;
   return chains::to_dot(stats.topology, [&](WorkerId id) { return id == kLearnerId ? "" : workers_[id].offer; });
 }
 
@@ -138,9 +139,9 @@ nlohmann::json Roster::status() const {
   return rows;
 }
 
-std::string Roster::topology() const {
+std::string Roster::topology_summary() const {
   const std::lock_guard lock(mutex_);
-  return topology_;
+  return topology_summary_;
 }
 
 std::uint64_t Roster::floods() const {

@@ -1,5 +1,5 @@
-// The learner's list of workers: their state, installed versions, accepted rollouts, and the offers they were rented
-// as. Private to learner/.
+// The learner's list of workers: their state, installed versions, accepted rollouts, and the providers' offers from
+// which they were rented. Private to learner/.
 #pragma once
 #include <map>
 #include <mutex>
@@ -19,31 +19,32 @@
 
 namespace echoline::learner {
 
-// Thread-safe: called by the overlay, the desk, the fleet and the main thread.
+// Thread-safe: called by the overlay, the RolloutDesk, the fleet and the main thread.
 class Roster {
  public:
-  // Both outlive it.
+  // The configuration and the plan must outlive it.
   Roster(const RunConfig& config, const provisioner::Plan& plan);
 
-  // A machine of this offer was requested, at the current price.
-  void rented(const provisioner::Offer& offer);
-  // The region of a worker of this name, by its own place or else its offer's.
+  // Records the offer of a requested machine, with its current price.
+  void add_rented_offer(const provisioner::Offer& offer);
+  // Returns the region of `place`. If that is empty, uses the place of the offer with the worker's name: a rented
+  // worker is named after its offer.
   std::uint32_t region_of(const std::string& name, const std::string& place) const;
-  void follow(const PresenceChange& change, TimePoint now);
-  void had_trouble(WorkerId id);
-  void acknowledged(WorkerId id, Version version, const overlay::Digest& digest);
-  WorkerMeter::Progress heard(WorkerId id, const schema::Vitals& vitals, TimePoint now);
-  void accepted(WorkerId id, std::uint64_t rollouts, double held_s);
-  void turned_away(WorkerId id);
-  // Copies the overlay's data on its workers. Returns a drawing of the topology, as a .dot, if it has changed.
+  void on_presence_change(const PresenceChange& change, TimePoint now);
+  void count_trouble(WorkerId id);  // an error that the overlay reports of the worker
+  void record_acknowledgement(WorkerId id, Version version, const overlay::Digest& digest);
+  WorkerMeter::Progress take_heartbeat(WorkerId id, const schema::Vitals& vitals, TimePoint now);
+  void record_accepted(WorkerId id, std::uint64_t rollouts, double lease_seconds);
+  void record_turned_away(WorkerId id);  // its request was refused: no work for any worker
+  // Copies the overlay's data on its workers. Returns the topology as Graphviz text if it has changed.
   std::optional<std::string> refresh(const overlay::LearnerStats& stats);
 
   bool all_present_have(Version version) const;
-  std::vector<chains::WorkerLink> links_of(std::span<const WorkerId> workers) const;  // as planned
+  std::vector<chains::WorkerLink> links_of(std::span<const WorkerId> workers) const;  // the planned links
   std::vector<WorkerEntry> entries() const;
   nlohmann::json status() const;  // one row per worker, as under `workers` in status.json
-  std::string topology() const;   // a short description
-  std::uint64_t floods() const;
+  std::string topology_summary() const;
+  std::uint64_t floods() const;  // workers expelled for exceeding their message budgets
 
   // Aborts if its parts disagree.
   void check() const;
@@ -57,9 +58,9 @@ class Roster {
   std::map<WorkerId, WorkerMeter> meters_;
   std::map<std::string_view, const provisioner::Offer*> planned_;  // the plan's offers, by id
   std::map<std::string, provisioner::Offer> rented_;               // by id
-  std::optional<chains::Topology> drawn_;                          // last returned by refresh(), with the current names
+  std::optional<chains::Topology> drawn_topology_;                 // of refresh()'s last text; absent after a join
   std::set<WorkerId> seeds_;                                       // workers to which the learner sends
-  std::string topology_;
+  std::string topology_summary_;
   std::uint64_t floods_ = 0;
 };
 

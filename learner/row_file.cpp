@@ -1,3 +1,4 @@
+// Reads JSON Lines files, for reports, resumed runs and pages of the trainer API.
 #include "learner/row_file.hpp"
 
 #include <fcntl.h>
@@ -11,7 +12,7 @@
 namespace echoline::learner {
 namespace {
 
-constexpr std::string_view kRead = "read run";
+constexpr std::string_view kReadRun = "read run";
 
 // Reads `size` bytes at `offset`; fewer only at the file's end.
 Result<std::size_t> read_at(int fd, const std::filesystem::path& path, char* into, std::size_t size,
@@ -20,7 +21,7 @@ Result<std::size_t> read_at(int fd, const std::filesystem::path& path, char* int
   while (done < size) {
     const ssize_t n = ::pread(fd, into + done, size - done, static_cast<off_t>(offset + done));
     if (n < 0 && errno == EINTR) continue;
-    if (n < 0) return os_error(kRead, path);
+    if (n < 0) return os_error(kReadRun, path);
     if (n == 0) break;
     done += static_cast<std::size_t>(n);
   }
@@ -29,25 +30,25 @@ Result<std::size_t> read_at(int fd, const std::filesystem::path& path, char* int
 
 Result<std::uint64_t> size_of(int fd, const std::filesystem::path& path) {
   struct stat info {};
-  if (::fstat(fd, &info) != 0) return os_error(kRead, path);
-  if (S_ISDIR(info.st_mode)) return fail(Code::kIo, kRead, "{}: is a folder, expected a file", path.string());
+  if (::fstat(fd, &info) != 0) return os_error(kReadRun, path);
+  if (S_ISDIR(info.st_mode)) return fail(Code::kIo, kReadRun, "{}: is a folder, expected a file", path.string());
   return static_cast<std::uint64_t>(info.st_size);
 }
 
 // The offset behind the `n`-th newline, counted from the file's end; 0 if there are fewer.
-Result<std::uint64_t> after_end_from_last(int fd, const std::filesystem::path& path, std::uint64_t size,
-                                          std::uint64_t n) {
+Result<std::uint64_t> offset_after_newline_from_end(int fd, const std::filesystem::path& path, std::uint64_t size,
+                                                    std::uint64_t n) {
   std::string block(kRowBlockBytes, '\0');
-  std::uint64_t seen = 0;
-  for (std::uint64_t at = size; at > 0;) {
-    const std::size_t length = static_cast<std::size_t>(std::min<std::uint64_t>(at, block.size()));
-    at -= length;
-    ECHO_ASSIGN(const std::size_t got, read_at(fd, path, block.data(), length, at));
-    for (std::size_t i = got; i > 0;) {
+  std::uint64_t newlines = 0;
+  for (std::uint64_t block_offset = size; block_offset > 0;) {
+    const std::size_t length = static_cast<std::size_t>(std::min<std::uint64_t>(block_offset, block.size()));
+    block_offset -= length;
+    ECHO_ASSIGN(const std::size_t bytes_read, read_at(fd, path, block.data(), length, block_offset));
+    for (std::size_t i = bytes_read; i > 0;) {
       const void* found = ::memrchr(block.data(), '\n', i);
       if (found == nullptr) break;
       i = static_cast<std::size_t>(static_cast<const char*>(found) - block.data());
-      if (++seen == n) return at + i + 1;
+      if (++newlines == n) return block_offset + i + 1;
     }
   }
   return std::uint64_t{0};
@@ -60,7 +61,7 @@ RowFile::RowFile(std::filesystem::path path, int fd, RowPlace from)
 
 Result<RowFile> RowFile::open(const std::filesystem::path& path, RowPlace from) {
   RowFile file(path, ::open(path.c_str(), O_RDONLY | O_CLOEXEC), from);
-  if (file.fd_->get() < 0) return os_error(kRead, path);
+  if (file.fd_->get() < 0) return os_error(kReadRun, path);
   ECHO_TRY(size_of(file.fd_->get(), path));
   return file;
 }
@@ -68,7 +69,7 @@ Result<RowFile> RowFile::open(const std::filesystem::path& path, RowPlace from) 
 Error RowFile::corrupt(std::string_view found) const {
   const std::string where =
       place_.row ? fmt::format(":{}", *place_.row) : fmt::format(", in the row at byte {}", row_begin_);
-  return fail(Code::kCorrupt, kRead, "{}{}: expected a JSON object in a row of at most {} bytes, found {}",
+  return fail(Code::kCorrupt, kReadRun, "{}{}: expected a JSON object in a row of at most {} bytes, found {}",
               path_.string(), where, kRowBytesMax, found);
 }
 
@@ -86,24 +87,24 @@ Result<bool> RowFile::read_block() {
     buffer_.reserve(std::min(kRowBytesMax + 2 * kRowBlockBytes, 2 * (end_ + kRowBlockBytes)));
     buffer_.resize(std::min(buffer_.capacity(), kRowBytesMax + 2 * kRowBlockBytes));
   }
-  ECHO_ASSIGN(const std::size_t got, read_at(fd_->get(), path_, buffer_.data() + end_, kRowBlockBytes,
-                                             place_.offset + left_out_ + (end_ - begin_)));
-  end_ += got;
-  return got > 0;
+  ECHO_ASSIGN(const std::size_t bytes_read, read_at(fd_->get(), path_, buffer_.data() + end_, kRowBlockBytes,
+                                                    place_.offset + left_out_ + (end_ - begin_)));
+  end_ += bytes_read;
+  return bytes_read > 0;
 }
 
 Result<std::optional<std::string_view>> RowFile::next() {
   for (;;) {
-    const char* from = buffer_.data() + scanned_;
-    const void* found = scanned_ < end_ ? std::memchr(from, '\n', end_ - scanned_) : nullptr;
-    if (found == nullptr) {
+    const char* unscanned = buffer_.data() + scanned_;
+    const void* newline = scanned_ < end_ ? std::memchr(unscanned, '\n', end_ - scanned_) : nullptr;
+    if (newline == nullptr) {
       scanned_ = end_;
-      ECHO_ASSIGN(const bool more, read_block());
-      if (more) continue;
+      ECHO_ASSIGN(const bool has_more, read_block());
+      if (has_more) continue;
       return std::optional<std::string_view>();
     }
     const std::string_view row(buffer_.data() + begin_,
-                               static_cast<std::size_t>(static_cast<const char*>(found) - (buffer_.data() + begin_)));
+                               static_cast<std::size_t>(static_cast<const char*>(newline) - (buffer_.data() + begin_)));
     const std::uint64_t length = std::exchange(left_out_, 0) + row.size();
     row_begin_ = place_.offset;
     place_.offset += length + 1;
@@ -141,10 +142,10 @@ Status each_row(const std::filesystem::path& path, const std::function<Status(nl
 
 Result<RowPlace> last_rows(const std::filesystem::path& path, std::uint64_t rows) {
   const Descriptor fd(::open(path.c_str(), O_RDONLY | O_CLOEXEC));
-  if (fd.get() < 0) return os_error(kRead, path);
+  if (fd.get() < 0) return os_error(kReadRun, path);
   ECHO_ASSIGN(const std::uint64_t size, size_of(fd.get(), path));
   // One newline more: that of the row before them.
-  ECHO_ASSIGN(const std::uint64_t offset, after_end_from_last(fd.get(), path, size, rows + 1));
+  ECHO_ASSIGN(const std::uint64_t offset, offset_after_newline_from_end(fd.get(), path, size, rows + 1));
   return RowPlace{offset, offset == 0 ? std::optional<std::uint64_t>(0) : std::nullopt};
 }
 
@@ -155,7 +156,7 @@ Status cut_torn_row(const std::filesystem::path& path) {
     return os_error("resume", path);
   }
   ECHO_ASSIGN(const std::uint64_t size, size_of(fd.get(), path));
-  ECHO_ASSIGN(const std::uint64_t keep, after_end_from_last(fd.get(), path, size, 1));
+  ECHO_ASSIGN(const std::uint64_t keep, offset_after_newline_from_end(fd.get(), path, size, 1));
   if (keep < size && ::ftruncate(fd.get(), static_cast<off_t>(keep)) != 0) return os_error("resume", path);
   return ok();
 }

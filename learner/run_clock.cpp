@@ -1,3 +1,4 @@
+// A run's working time and cost across its processes, for the report and the status.
 #include "learner/run_clock.hpp"
 
 #include <nlohmann/json.hpp>
@@ -21,18 +22,18 @@ Result<std::unique_ptr<RunClock>> RunClock::open(const std::filesystem::path& fo
   if (resume && std::filesystem::exists(run->file_)) {
     ECHO_ASSIGN(const std::string text, read_file(run->file_, 1 << 20));
     const auto usage = nlohmann::json::parse(text, nullptr, false);
-    const auto number = [&](const char* key) { return usage.contains(key) && usage.at(key).is_number(); };
-    const bool sound = usage.is_object() && number("wall_seconds") && usage.contains("learner_usd") &&
-                       (number("learner_usd") || usage.at("learner_usd").is_null());
-    if (!sound)
+    const auto has_number = [&](const char* key) { return usage.contains(key) && usage.at(key).is_number(); };
+    const bool is_valid = usage.is_object() && has_number("wall_seconds") && usage.contains("learner_usd") &&
+                          (has_number("learner_usd") || usage.at("learner_usd").is_null());
+    if (!is_valid)
       return fail(Code::kCorrupt, "resume", "{}: expected wall_seconds and learner_usd; remove it to count from 0",
                   run->file_.string());
     run->seconds_before_ = usage.at("wall_seconds");
     run->usd_before_.reset();
-    if (number("learner_usd")) run->usd_before_ = usage.at("learner_usd").get<double>();
+    if (has_number("learner_usd")) run->usd_before_ = usage.at("learner_usd").get<double>();
   }
   ECHO_TRY(run->save());
-  run->thread_ = std::thread([raw = run.get()] { raw->loop(); });
+  run->thread_ = std::thread([self = run.get()] { self->loop(); });
   return run;
 }
 
@@ -57,15 +58,15 @@ void RunClock::loop() {
   }
 }
 
-double RunClock::wall_seconds() const { return seconds_before_ + seconds_here(); }
+double RunClock::wall_seconds() const { return seconds_before_ + seconds_of_process(); }
 
 std::optional<double> RunClock::learner_usd() const {
   if (!usd_before_ || !usd_per_hour_) return std::nullopt;
-  return *usd_before_ + *usd_per_hour_ * seconds_here() / 3600;
+  return *usd_before_ + *usd_per_hour_ * seconds_of_process() / 3600;
 }
 
 Status RunClock::save() const {
-  const std::lock_guard lock(saving_);
+  const std::lock_guard lock(save_mutex_);
   nlohmann::json usage = {{"schema_version", 1}, {"wall_seconds", wall_seconds()}, {"learner_usd", nullptr}};
   if (const auto usd = learner_usd()) usage["learner_usd"] = *usd;
   return write_file_atomic(file_, usage.dump() + "\n");

@@ -30,7 +30,7 @@ class RunClock {
  private:
   RunClock(std::filesystem::path file, std::optional<double> usd_per_hour, const Clock& clock);
   void loop();
-  double seconds_here() const { return seconds(clock_.now() - started_); }
+  double seconds_of_process() const { return seconds(clock_.now() - started_); }
 
   const std::filesystem::path file_;
   const std::optional<double> usd_per_hour_;
@@ -39,7 +39,7 @@ class RunClock {
   double seconds_before_ = 0;
   std::optional<double> usd_before_ = 0.0;
 
-  mutable std::mutex saving_;
+  mutable std::mutex save_mutex_;
   std::mutex mutex_;
   std::condition_variable wake_;
   bool stopping_ = false;  // guarded by mutex_

@@ -1,3 +1,4 @@
+// Reads the run file, for every verb that takes one.
 #include "learner/run_config.hpp"
 
 #include <algorithm>

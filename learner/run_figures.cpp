@@ -1,3 +1,4 @@
+// Aggregates metrics.jsonl, for the report.
 #include "learner/run_figures.hpp"
 
 #include <charconv>
@@ -46,49 +47,50 @@ void Figure::add(std::uint64_t number, double value) {
 }
 
 void ThinnedRows::set(std::uint64_t number, json row) {
-  const auto stays = [&](std::uint64_t one) { return one % every_ == 0 || one == rows_.rbegin()->first; };
-  const std::optional<std::uint64_t> before = rows_.empty() ? std::nullopt : std::optional(rows_.rbegin()->first);
+  const auto is_kept = [&](std::uint64_t entry) { return entry % every_ == 0 || entry == rows_.rbegin()->first; };
+  const std::optional<std::uint64_t> newest_before =
+      rows_.empty() ? std::nullopt : std::optional(rows_.rbegin()->first);
   rows_[number] = std::move(row);
-  for (const std::uint64_t one : {before.value_or(number), number})
-    if (!stays(one)) rows_.erase(one);
-  while (rows_.size() > most_) {
+  for (const std::uint64_t entry : {newest_before.value_or(number), number})
+    if (!is_kept(entry)) rows_.erase(entry);
+  while (rows_.size() > rows_max_) {
     every_ *= 2;
-    const std::uint64_t last = rows_.rbegin()->first;
-    std::erase_if(rows_, [&](const auto& one) { return one.first % every_ != 0 && one.first != last; });
+    const std::uint64_t newest = rows_.rbegin()->first;
+    std::erase_if(rows_, [&](const auto& entry) { return entry.first % every_ != 0 && entry.first != newest; });
   }
 }
 
-void FigureFold::Repeats::note(std::uint64_t number) {
-  if (left_.size() <= number) left_.resize(number + 1);
-  if (left_[number] < UINT16_MAX) ++left_[number];
+void FigureFold::Repeats::add(std::uint64_t number) {
+  if (rows_left_.size() <= number) rows_left_.resize(number + 1);
+  if (rows_left_[number] < UINT16_MAX) ++rows_left_[number];
 }
 
 bool FigureFold::Repeats::is_last(std::uint64_t number) {
-  return number < left_.size() && left_[number] > 0 && --left_[number] == 0;
+  return number < rows_left_.size() && rows_left_[number] > 0 && --rows_left_[number] == 0;
 }
 
-std::optional<std::pair<FigureFold::Kind, std::uint64_t>> FigureFold::numbered(const json& row) {
+std::optional<std::pair<FigureFold::Kind, std::uint64_t>> FigureFold::kind_and_number(const json& row) {
   const std::string kind = text(row, "kind");
-  const auto of = [&](Kind k, const char* key) -> std::optional<std::pair<Kind, std::uint64_t>> {
+  const auto with_number = [&](Kind k, const char* key) -> std::optional<std::pair<Kind, std::uint64_t>> {
     const auto n = number(row, key);
     if (!n || !(*n >= 0 && *n <= kNumbersMax)) return std::nullopt;
     return std::pair(k, static_cast<std::uint64_t>(*n));
   };
-  if (kind == "step") return of(kStep, "step");
+  if (kind == "step") return with_number(kStep, "step");
   if (kind == "evaluation")
-    return row.contains("step") ? of(kEvaluation, "step") : std::pair(kEvaluation, std::uint64_t{0});
-  if (kind == "publication" && !is_snapshot(row)) return of(kDelta, "version");
-  if (kind == "broadcast" && !is_snapshot(row)) return of(kBroadcast, "version");
+    return row.contains("step") ? with_number(kEvaluation, "step") : std::pair(kEvaluation, std::uint64_t{0});
+  if (kind == "publication" && !is_snapshot(row)) return with_number(kDelta, "version");
+  if (kind == "broadcast" && !is_snapshot(row)) return with_number(kBroadcast, "version");
   return std::nullopt;
 }
 
 void FigureFold::count(const json& row) {
-  if (const auto found = numbered(row)) repeats_[found->first].note(found->second);
+  if (const auto found = kind_and_number(row)) repeats_[found->first].add(found->second);
 }
 
 void FigureFold::fold(const json& row) {
   RunFigures& f = figures_;
-  for (const Alarm& alarm : alarms_.hear(row)) ++f.alarms[alarm.kind];
+  for (const Alarm& alarm : alarms_.add_row(row)) ++f.alarms[alarm.kind];
   const std::string kind = text(row, "kind");
   if (kind == "publication" && is_snapshot(row)) f.snapshot = row;
   if (kind == "warm_start") f.warm_start = row;
@@ -101,11 +103,11 @@ void FigureFold::fold(const json& row) {
     if (text(row, "when") == "before") f.eval_before = row;
     if (text(row, "when") == "after") f.eval_after = row;
   }
-  const auto found = numbered(row);
+  const auto found = kind_and_number(row);
   if (!found || !repeats_[found->first].is_last(found->second)) return;
   const std::uint64_t n = found->second;
-  if (found->first == kStep) step(n, row);
-  if (found->first == kBroadcast) broadcast(n, row);
+  if (found->first == kStep) add_step(n, row);
+  if (found->first == kBroadcast) add_broadcast(n, row);
   if (found->first == kEvaluation && row.contains("accuracy")) {
     json evaluation = {{"step", n}};
     for (const char* key : {"accuracy", "reward_mean", "components"})
@@ -115,11 +117,11 @@ void FigureFold::fold(const json& row) {
   if (found->first == kDelta) {
     ++f.deltas;
     add(f.patch_bytes, row, "patch_bytes");
-    add(f.density, row, "density");
+    add(f.changed_fraction, row, "density");
   }
 }
 
-void FigureFold::step(std::uint64_t n, const json& row) {
+void FigureFold::add_step(std::uint64_t n, const json& row) {
   RunFigures& f = figures_;
   ++f.steps;
   for (const auto& [figure, key] :
@@ -135,25 +137,26 @@ void FigureFold::step(std::uint64_t n, const json& row) {
   add(f.publish_seconds, row, "publish_seconds");
   if (const auto ages = row.find("staleness"); ages != row.end() && ages->is_object())
     for (const auto& [age, trajectories] : ages->items()) {
-      std::uint64_t old = 0;
-      const auto [end, error] = std::from_chars(age.data(), age.data() + age.size(), old);
+      std::uint64_t age_steps = 0;
+      const auto [end, error] = std::from_chars(age.data(), age.data() + age.size(), age_steps);
       if (error != std::errc{} || end != age.data() + age.size() || !trajectories.is_number() ||
           !(trajectories.get<double>() >= 0))
         continue;
-      if (f.staleness.size() < kAgesMax || f.staleness.contains(old))
-        f.staleness[old] += trajectories.get<std::uint64_t>();
+      if (f.staleness.size() < kAgesMax || f.staleness.contains(age_steps))
+        f.staleness[age_steps] += trajectories.get<std::uint64_t>();
     }
   if (const auto tasks = row.find("by_task"); tasks != row.end() && tasks->is_object())
-    for (const auto& [name, of] : tasks->items()) {
-      if (!of.is_object() || !number(of, "reward_mean") || (f.by_task.size() >= kTasksMax && !f.by_task.contains(name)))
+    for (const auto& [name, task_row] : tasks->items()) {
+      if (!task_row.is_object() || !number(task_row, "reward_mean") ||
+          (f.by_task.size() >= kTasksMax && !f.by_task.contains(name)))
         continue;
       RunFigures::OfTask& task = f.by_task[name];
-      add(task.reward, n, of, "reward_mean");
-      task.responses += static_cast<std::uint64_t>(number(of, "responses").value_or(0));
+      add(task.reward, n, task_row, "reward_mean");
+      task.responses += static_cast<std::uint64_t>(number(task_row, "responses").value_or(0));
     }
 }
 
-void FigureFold::broadcast(std::uint64_t n, const json& row) {
+void FigureFold::add_broadcast(std::uint64_t n, const json& row) {
   RunFigures& f = figures_;
   add(f.t_b, row, "t_b_seconds");
   add(f.lower_bound, row, "lower_bound_seconds");
@@ -164,9 +167,9 @@ void FigureFold::broadcast(std::uint64_t n, const json& row) {
   const auto parts = row.find("t_b_parts");
   if (!(t_b > 0) || parts == row.end() || !parts->is_object()) return;
   for (const auto& [part, seconds] : parts->items())
-    if (seconds.is_number() && (f.t_b_shares.size() < kPartsMax || f.t_b_shares.contains(part)))
-      f.t_b_shares[part] += seconds.get<double>() / t_b;
-  ++f.t_b_shared;
+    if (seconds.is_number() && (f.part_share_sums.size() < kPartsMax || f.part_share_sums.contains(part)))
+      f.part_share_sums[part] += seconds.get<double>() / t_b;
+  ++f.broadcasts_with_parts;
 }
 
 Result<RunFigures> read_run_figures(const std::filesystem::path& metrics) {

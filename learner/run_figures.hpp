@@ -20,23 +20,23 @@ namespace echoline::learner {
 inline constexpr std::size_t kEvaluationsReported = 1000;     // of `eval.by_step`
 inline constexpr std::size_t kSettingChangesReported = 1000;  // the newest settings_changed rows
 
-// A figure that steps, publications or broadcasts have, by their number.
+// A figure of steps, publications or broadcasts, by their number.
 struct Figure {
   Totals totals;
   std::optional<std::pair<std::uint64_t, double>> first, last;  // values of the lowest and the highest number
   void add(std::uint64_t number, double value);
 };
 
-// Rows by number, thinned out: whenever there are more than `most`, every second one is dropped. The last one always
-// stays.
+// Rows by number, thinned out: whenever there are more than `rows_max`, every second one is dropped. The last one
+// always stays.
 class ThinnedRows {
  public:
-  explicit ThinnedRows(std::size_t most) : most_(most) {}
+  explicit ThinnedRows(std::size_t rows_max) : rows_max_(rows_max) {}
   void set(std::uint64_t number, nlohmann::json row);
   const std::map<std::uint64_t, nlohmann::json>& rows() const { return rows_; }
 
  private:
-  std::size_t most_;
+  std::size_t rows_max_;
   std::uint64_t every_ = 1;
   std::map<std::uint64_t, nlohmann::json> rows_;
 };
@@ -56,12 +56,12 @@ struct RunFigures {
   std::map<std::string, OfTask> by_task;  // at most kTasksMax
   // Figures of deltas.
   std::uint64_t deltas = 0;
-  Totals patch_bytes, density;
+  Totals patch_bytes, changed_fraction;  // of the weights
   // Figures of their broadcasts.
   Distribution t_b, lower_bound, predicted;
   Figure workers, acknowledged;
-  std::map<std::string, double> t_b_shares;  // part -> sum of its shares of T_b
-  std::uint64_t t_b_shared = 0;              // broadcasts with shares
+  std::map<std::string, double> part_share_sums;  // part -> sum of its shares of T_b
+  std::uint64_t broadcasts_with_parts = 0;        // broadcasts with shares
 
   nlohmann::json snapshot = nullptr, warm_start = nullptr, eval_before = nullptr,
                  eval_after = nullptr;  // the last row of each
@@ -82,17 +82,17 @@ class FigureFold {
   // Counts the rows of each number.
   class Repeats {
    public:
-    void note(std::uint64_t number);
+    void add(std::uint64_t number);
     // Call once for every noted number, in the same order; true for the last row of a number.
     bool is_last(std::uint64_t number);
 
    private:
-    std::vector<std::uint16_t> left_;  // by number
+    std::vector<std::uint16_t> rows_left_;  // by number
   };
   enum Kind : std::size_t { kStep, kDelta, kBroadcast, kEvaluation, kKinds };
-  static std::optional<std::pair<Kind, std::uint64_t>> numbered(const nlohmann::json& row);
-  void step(std::uint64_t number, const nlohmann::json& row);
-  void broadcast(std::uint64_t number, const nlohmann::json& row);
+  static std::optional<std::pair<Kind, std::uint64_t>> kind_and_number(const nlohmann::json& row);
+  void add_step(std::uint64_t number, const nlohmann::json& row);
+  void add_broadcast(std::uint64_t number, const nlohmann::json& row);
 
   std::array<Repeats, kKinds> repeats_;
   Alarms alarms_;

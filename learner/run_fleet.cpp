@@ -1,3 +1,4 @@
+// The rented fleet, as the service and the training loop use it.
 #include "learner/run_fleet.hpp"
 
 #include <thread>
@@ -17,7 +18,7 @@ Status RunFleet::start(Roster& roster, Attendance& attendance, overlay::LearnerN
   RunRecord& record = journal_.record();
   if (config.fleet.joined_by_hand()) {
     std::string join;
-    for (const overlay::Endpoint& endpoint : overlay::reached_from_elsewhere(node.endpoint()))
+    for (const overlay::Endpoint& endpoint : overlay::remote_endpoints_of(node.endpoint()))
       join += (join.empty() ? "" : " or ") + overlay::to_text(endpoint);
     log::info(
         "no provider: start workers with `echoline worker --join {} --name NAME`, each with a token from "
@@ -31,23 +32,26 @@ Status RunFleet::start(Roster& roster, Attendance& attendance, overlay::LearnerN
   fleet.other_usd = [this] { return journal_.run_clock().learner_usd().value_or(0); };
   ECHO_ASSIGN(const model::ModelConfig model, run_model_config(config));
   fleet.market = [this, source = std::make_shared<MarketSource>(config, model, plan_.request, plan_.market)](
-                     const std::atomic<bool>& stop) { return source->look(run_.clock.unix_seconds(), stop); };
+                     const std::atomic<bool>& stop) {
+    return source->read_changed_offers(run_.clock.unix_seconds(), stop);
+  };
   fleet.clock = run_.options.clock;
   fleet.ledger_file = record.folder() / "ledger.sqlite";
   fleet.providers = provider_options(config);
-  fleet.drain = [&attendance](WorkerId id, const std::string&) { attendance.retired(id); };
+  // The worker finishes its leases and gets no more.
+  fleet.drain = [&attendance](WorkerId id, const std::string&) { attendance.on_retired(id); };
   fleet.machine_ended = [&node](WorkerId id, const std::string& why) { node.give_up(id, why); };
   fleet.launch = [this, &roster, &node](const provisioner::Offer& offer) {
-    roster.rented(offer);
-    return worker_on(offer, run_.config, node, {run_.options.program, worker_folders()});
+    roster.add_rented_offer(offer);
+    return worker_launch_spec(offer, run_.config, node, {run_.options.program, worker_folders()});
   };
   fleet.record = [&record](std::string_view event, const std::string& offer, const std::string& detail) {
     record.event(event, {{"offer", offer}, {"detail", detail}});
   };
   ECHO_TRY(make_folders(fleet.providers.log_folder));
   ECHO_ASSIGN(fleet_, provisioner::FleetDriver::start(std::move(fleet)));
-  // Workers that outlived an earlier process may have been back before the fleet was there.
-  attendance.add([driver = fleet_.get()](const PresenceChange& change) {
+  // Workers of an earlier learner process may have reconnected already; add_listener() reports them as well.
+  attendance.add_listener([driver = fleet_.get()](const PresenceChange& change) {
     if (auto event = fleet_event(change)) driver->notify(*std::move(event));
   });
   started_ = fleet_.get();
@@ -63,42 +67,44 @@ provisioner::FleetSummary RunFleet::summary() const {
   return fleet ? fleet->summary() : provisioner::FleetSummary{};
 }
 
-Status RunFleet::money() const {
-  const provisioner::FleetSummary now = summary();
-  if (!now.numbers.money_spent) return ok();
-  return fail(Code::kExhausted, "fleet",
-              "${:.2f} of fleet.usd_max are spent, and the fleet is given back: the run stands at step {}; go on with "
-              "--resume and a larger fleet.usd_max",
-              now.numbers.usd, journal_.step());
+Status RunFleet::check_budget() const {
+  const provisioner::FleetSummary fleet = summary();
+  if (!fleet.numbers.money_spent) return ok();
+  return fail(
+      Code::kExhausted, "fleet",
+      "${:.2f} of fleet.usd_max is spent, so all machines are released. The run stopped at step {}; to continue, "
+      "use --resume with a larger fleet.usd_max",
+      fleet.numbers.usd, journal_.step());
 }
 
 Status RunFleet::wait_for_workers(const Attendance& attendance,
                                   const std::function<void(const std::string& phase)>& tick) const {
-  constexpr int kMachinesTried = 3;
+  constexpr int kMachinesInTurn = 3;  // a machine that does not join in time is replaced by another
   constexpr Duration kPoll = std::chrono::milliseconds(100);
   const TimePoint begin = run_.clock.now();
   const Duration patience = run_.config.fleet.join_timeout;
   while (!run_.stop) {
-    ECHO_TRY(money());
-    const std::size_t joined = attendance.alive();
+    ECHO_TRY(check_budget());
+    const std::size_t joined = attendance.alive_count();
     const std::size_t missing = fleet_ ? still_joining() : (joined > 0 ? 0 : 1);
     tick(fmt::format("{} workers joined, waiting for {}", joined, missing));
     if (missing == 0 && joined > 0) return ok();
     const Duration waited = run_.clock.now() - begin;
     if (joined > 0 && waited >= patience) return ok();
-    if (waited >= (missing > 0 && fleet_ ? kMachinesTried : 1) * patience)
-      return fail(Code::kUnavailable, "start fleet", "no worker joined within {}{}", to_text(waited), hints());
+    if (waited >= (missing > 0 && fleet_ ? kMachinesInTurn : 1) * patience)
+      return fail(Code::kUnavailable, "start fleet", "no worker joined within {}{}", to_text(waited),
+                  missing_workers_hint());
     std::this_thread::sleep_for(kPoll);
   }
   return ok();
 }
 
-std::string RunFleet::hints() const {
+std::string RunFleet::missing_workers_hint() const {
   const std::string trouble = summary().trouble;
   const std::string folder = journal_.record().folder().string();
-  return (trouble.empty() ? "" : ", and the latest that went wrong was: " + trouble) +
-         (run_.config.fleet.local() ? fmt::format("; logs of workers are in {}/logs", folder)
-                                    : fmt::format("; `echoline ledger show {}` has every decision", folder));
+  return (trouble.empty() ? "" : "; the last problem was: " + trouble) +
+         (run_.config.fleet.is_local() ? fmt::format("; logs of workers are in {}/logs", folder)
+                                       : fmt::format("; `echoline ledger show {}` has every decision", folder));
 }
 
 }  // namespace echoline::learner

@@ -14,10 +14,10 @@
 
 namespace echoline::learner {
 
-// The main thread's, but for driver() and summary().
+// For the main thread, except driver() and summary().
 class RunFleet {
  public:
-  // Everything outlives it.
+  // The arguments must outlive it.
   RunFleet(const RunHost& run, const provisioner::Plan& plan, RunJournal& journal)
       : run_(run), plan_(plan), journal_(journal) {}
 
@@ -33,20 +33,20 @@ class RunFleet {
   provisioner::FleetSummary summary() const;
   std::size_t still_joining() const { return summary().numbers.joining; }
   // kExhausted once fleet.usd_max is spent.
-  Status money() const;
-  // Until every rented worker has joined, or the join timeout is over and some have. The fleet replaces machines that
-  // never join, a few times. Without a fleet, waits for one worker. `tick` is called a few times per second.
+  Status check_budget() const;
+  // Waits until every rented worker has joined, or the join timeout is over and some have. The fleet replaces machines
+  // that never join, a few times. Without a fleet, waits for one worker. `tick` is called a few times per second.
   Status wait_for_workers(const Attendance& attendance,
                           const std::function<void(const std::string& phase)>& tick) const;
-  // For an error about missing workers: the latest trouble, and the place of logs and decisions.
-  std::string hints() const;
+  // Returns text for an error about missing workers: the latest trouble, and the place of logs and decisions.
+  std::string missing_workers_hint() const;
 
  private:
   const RunHost run_;
   const provisioner::Plan& plan_;
   RunJournal& journal_;
   std::unique_ptr<provisioner::FleetDriver> fleet_;
-  std::atomic<provisioner::FleetDriver*> started_ = nullptr;
+  std::atomic<provisioner::FleetDriver*> started_ = nullptr;  // fleet_ once it runs, for other threads
 };
 
 }  // namespace echoline::learner

@@ -1,3 +1,4 @@
+// The records of a running learner. The service opens it, and the parts of the run write to it.
 #include "learner/run_journal.hpp"
 
 #include <thread>
@@ -32,16 +33,17 @@ RunJournal::RunJournal(const RunHost& run, WhileWaiting while_waiting, std::uniq
 Status RunJournal::persist(std::string_view part, const std::function<Status()>& work) {
   DiskPatience patience;
   for (;;) {
-    const Status done = work();
-    const bool wait = !done && patience.after(done.error(), run_.clock.now()) == DiskPatience::Verdict::kWait &&
-                      !while_waiting_.is_pointless();
-    if (!wait) record_->disk(part, step_, nullptr);
-    if (!wait || run_.stop) return done;
-    record_->disk(part, step_, &done.error());
-    ECHO_TRY(while_waiting_.keep_alive("waiting for the disk: " + done.error().message()));
-    const TimePoint again = run_.clock.now() + kDiskRetry;
-    while (!run_.stop && run_.clock.now() < again) std::this_thread::sleep_for(kPoll);
-    stood_still_ += kDiskRetry;
+    const Status written = work();
+    const bool retries = !written &&
+                         patience.verdict_after(written.error(), run_.clock.now()) == DiskPatience::Verdict::kWait &&
+                         !while_waiting_.is_pointless();
+    if (!retries) record_->set_disk_alarm(part, step_, nullptr);
+    if (!retries || run_.stop) return written;
+    record_->set_disk_alarm(part, step_, &written.error());
+    ECHO_TRY(while_waiting_.keep_alive("waiting for the disk: " + written.error().message()));
+    const TimePoint retry_at = run_.clock.now() + kDiskRetry;
+    while (!run_.stop && run_.clock.now() < retry_at) std::this_thread::sleep_for(kPoll);
+    waited_ += kDiskRetry;
   }
 }
 

@@ -22,7 +22,7 @@ struct RunHost {
   const Clock& clock;
 };
 
-// The main thread's, but for step() and for record() and status() as their classes say.
+// For the main thread, except step(). record() and status() have the thread rules of their classes.
 class RunJournal {
  public:
   // Called on the main thread while persist() waits.
@@ -40,11 +40,11 @@ class RunJournal {
   std::uint64_t step() const { return step_; }
   void set_step(std::uint64_t step) { step_ = step; }
 
-  // Repeats `work` until the disk takes what it writes; the run stands still meanwhile. An error: of another kind than
+  // Repeats `work` until the disk takes what it writes; the run waits meanwhile. An error: of another kind than
   // the disk's, of a disk that fails for longer than DiskPatience, of WhileWaiting, or after a request to stop.
   Status persist(std::string_view part, const std::function<Status()>& work);
   // The time that persist() has waited since the last call.
-  Duration take_stood_still() { return std::exchange(stood_still_, {}); }
+  Duration take_waited() { return std::exchange(waited_, {}); }
 
  private:
   RunJournal(const RunHost& run, WhileWaiting while_waiting, std::unique_ptr<RunRecord> record,
@@ -56,7 +56,7 @@ class RunJournal {
   const std::unique_ptr<RunClock> run_clock_;
   RunStatus status_;
   std::atomic<std::uint64_t> step_ = 0;
-  Duration stood_still_{};
+  Duration waited_{};
 };
 
 }  // namespace echoline::learner

@@ -1,9 +1,10 @@
+// Settings and broadcast figures of the overlay, for the service.
 #include "learner/run_overlay.hpp"
 
 #include <algorithm>
 
-#include "learner/door.hpp"
 #include "learner/planning.hpp"
+#include "learner/submission_checker.hpp"
 #include "overlay/sizes.hpp"
 #include "provisioner/offer_links.hpp"
 
@@ -12,41 +13,41 @@ namespace echoline::learner {
 Result<overlay::LearnerOptions> overlay_options(const RunConfig& config, const provisioner::Plan& plan,
                                                 const std::filesystem::path& run_folder,
                                                 std::optional<Version> resumed_at) {
-  overlay::LearnerOptions o;
-  o.network = config.network;
-  o.up_expected = learner_up(config);
-  const auto up_of = [&](const provisioner::PlanRow* row) {
+  overlay::LearnerOptions options;
+  options.network = config.network;
+  options.up_expected = learner_upload_rate(config);
+  const auto upload_rate_of = [&](const provisioner::PlanRow* row) {
     return provisioner::links_of(row->offer, config.fleet, config.paths).up;
   };
   if (config.paths.worker_rate)
-    o.chain_rate = *config.paths.worker_rate;
+    options.chain_rate = *config.paths.worker_rate;
   else if (const auto chosen = plan.chosen(); !chosen.empty())  // of the slowest, as the plan has it
-    o.chain_rate = up_of(*std::ranges::min_element(chosen, {}, up_of));
+    options.chain_rate = upload_rate_of(*std::ranges::min_element(chosen, {}, upload_rate_of));
   if (config.network.topology != chains::TopologyPolicy::kAuto)
-    o.policy = config.network.topology;
+    options.policy = config.network.topology;
   else if (plan.topology.size() > 0)  // without a plan the fleet is unknown
-    o.policy = plan.topology.policy;
-  o.chooses_policy = config.network.topology == chains::TopologyPolicy::kAuto;
-  o.heartbeat = std::min<Duration>(o.heartbeat, o.network.heartbeat_timeout / 4);
-  o.away_max = config.fleet.away_max;
+    options.policy = plan.topology.policy;
+  options.chooses_policy = config.network.topology == chains::TopologyPolicy::kAuto;
+  options.heartbeat = std::min<Duration>(options.heartbeat, options.network.heartbeat_timeout / 4);
+  options.away_max = config.fleet.away_max;
   ECHO_ASSIGN(const model::ModelConfig model, run_model_config(config));
-  o.policy_bytes = {2 * model.parameters()};  // bf16
-  o.regions = config.paths.regions.ways;
-  o.run_id = config.run.name;
-  o.folder = run_folder / "overlay";
-  o.bundle = config.fleet.bundle.value_or(std::filesystem::path{});
-  o.resumed_at = resumed_at;
-  o.message_max = worker_message_max(model.positions_max, config.rollout.response_tokens_max, config.rollout.group_size,
-                                     config.rollout.metadata_max);
-  return o;
+  options.policy_bytes = {2 * model.parameters()};  // bf16
+  options.regions = config.paths.regions.ways;
+  options.run_id = config.run.name;
+  options.folder = run_folder / "overlay";
+  options.bundle = config.fleet.bundle.value_or(std::filesystem::path{});
+  options.resumed_at = resumed_at;
+  options.message_max = worker_message_max(model.positions_max, config.rollout.response_tokens_max,
+                                           config.rollout.group_size, config.rollout.metadata_max);
+  return options;
 }
 
 nlohmann::json broadcast_row(const RunConfig& config, const overlay::BroadcastReport& report,
                              std::span<const chains::WorkerLink> links) {
-  const BitRate up = learner_up(config);
-  const chains::Regions& ways = config.paths.regions.ways;
+  const BitRate up = learner_upload_rate(config);
+  const chains::Regions& regions = config.paths.regions.ways;
   // The share of workers that T_b counts: in a small fleet that may be less than the quorum.
-  const double counted = std::clamp(
+  const double counted_share = std::clamp(
       static_cast<double>(report.acknowledged) / static_cast<double>(std::max<std::size_t>(1, report.workers)), 1e-9,
       config.network.quorum);
   nlohmann::json row = {
@@ -59,10 +60,10 @@ nlohmann::json broadcast_row(const RunConfig& config, const overlay::BroadcastRe
       {"depth", report.depth},
       {"chunk_bytes", report.chunk.count},
       {"learner_bytes", report.learner_bytes_sent.count},
-      {"lower_bound_seconds", seconds(chains::lower_bound(report.payload, up, links, counted, ways))}};
+      {"lower_bound_seconds", seconds(chains::lower_bound(report.payload, up, links, counted_share, regions))}};
   const auto predicted = chains::broadcast_time(report.topology, overlay::on_the_wire(report.payload, report.chunk),
-                                                overlay::on_the_wire(report.chunk, report.chunk), up, links, ways);
-  if (predicted) row["predicted_seconds"] = seconds(predicted->fraction(counted));
+                                                overlay::on_the_wire(report.chunk, report.chunk), up, links, regions);
+  if (predicted) row["predicted_seconds"] = seconds(predicted->fraction(counted_share));
   const overlay::BroadcastParts& parts = report.parts;
   row["t_b_parts"] = {{"encode", seconds(parts.encode)},   {"seal", seconds(parts.seal)},
                       {"send", seconds(parts.send)},       {"verify", seconds(parts.verify)},

@@ -1,3 +1,4 @@
+// Writes events, metrics and state into a run's folder, for all parts of the learner.
 #include "learner/run_record.hpp"
 
 #include <fcntl.h>
@@ -43,15 +44,15 @@ std::string json_text(const nlohmann::json& value, int indent) {
 }
 
 std::string earlier_runs(const std::filesystem::path& folder) {
-  std::string found;
+  std::string runs;
   for (int n = 1;; ++n) {
     std::filesystem::path run = folder;
     run += fmt::format(".{}", n);
-    if (!std::filesystem::exists(run)) return found;
+    if (!std::filesystem::exists(run)) return runs;
     const auto latest = read_file(run / "checkpoints" / "LATEST", 4096);  // "step-000000012"
     if (!latest || !latest->starts_with("step-")) continue;
     const long long step = std::strtoll(latest->c_str() + 5, nullptr, 10);
-    found = fmt::format("{} (step {}){}{}", run.string(), step, found.empty() ? "" : ", ", found);
+    runs = fmt::format("{} (step {}){}{}", run.string(), step, runs.empty() ? "" : ", ", runs);
   }
 }
 
@@ -75,14 +76,14 @@ Result<std::unique_ptr<RunRecord>> RunRecord::open(const std::filesystem::path& 
     if (record->lock_ < 0)
       return fail(Code::kIo, "lock run", "{}: {}", (folder / "lock").string(), std::strerror(errno));
     // The process with the lock may end soon: a learner whose `up` was killed first finishes its step.
-    const auto end = std::chrono::steady_clock::now() + patience;
-    bool taken = ::flock(record->lock_, LOCK_EX | LOCK_NB) == 0;
-    if (!taken && patience > Duration::zero()) log::info("waiting for the process that writes {}", folder.string());
-    while (!taken && std::chrono::steady_clock::now() < end) {
+    const auto lock_deadline = std::chrono::steady_clock::now() + patience;
+    bool locked = ::flock(record->lock_, LOCK_EX | LOCK_NB) == 0;
+    if (!locked && patience > Duration::zero()) log::info("waiting for the process that writes {}", folder.string());
+    while (!locked && std::chrono::steady_clock::now() < lock_deadline) {
       std::this_thread::sleep_for(std::chrono::milliseconds(50));
-      taken = ::flock(record->lock_, LOCK_EX | LOCK_NB) == 0;
+      locked = ::flock(record->lock_, LOCK_EX | LOCK_NB) == 0;
     }
-    if (!taken)
+    if (!locked)
       return fail(Code::kUnavailable, "lock run",
                   "{} is being written by another echoline; stop it or choose another "
                   "run.name",
@@ -101,7 +102,7 @@ Result<std::unique_ptr<RunRecord>> RunRecord::open(const std::filesystem::path& 
     ECHO_TRY(cut_torn_row(folder / "events.jsonl"));
     ECHO_TRY(cut_torn_row(folder / "metrics.jsonl"));
     ECHO_TRY(each_row(folder / "metrics.jsonl", [&](const nlohmann::json& row) {
-      record->alarms_.hear(row);
+      record->alarms_.add_row(row);
       return ok();
     }));
   }
@@ -115,7 +116,8 @@ Result<std::unique_ptr<RunRecord>> RunRecord::open(const std::filesystem::path& 
 }
 
 RunRecord::~RunRecord() {
-  if (const Status written = this->written(); !written) log::error("rows are lost: {}", written.error().message());
+  if (const Status written = this->write_pending_rows(); !written)
+    log::error("rows are lost: {}", written.error().message());
   for (const Rows* rows : {&events_, &metrics_})
     if (rows->fd >= 0) ::close(rows->fd);
   if (lock_ >= 0) ::close(lock_);
@@ -151,18 +153,18 @@ void RunRecord::append(Rows& rows, nlohmann::json fields) {
     ++rows.lost;
   else
     rows.pending += line;
-  (void)rows.write_out().has_value();  // written() reports the error
+  (void)rows.write_out().has_value();  // write_pending_rows() reports the error
 }
 
 std::vector<std::string> RunRecord::alarms() const {
   const std::lock_guard lock(mutex_);
-  std::vector<std::string> kinds = alarms_.active();
+  std::vector<std::string> kinds = alarms_.active_kinds();
   for (const auto& [part, alarm] : disk_)
     if (std::find(kinds.begin(), kinds.end(), alarm.kind) == kinds.end()) kinds.push_back(alarm.kind);
   return kinds;
 }
 
-void RunRecord::disk(std::string_view part, std::uint64_t step, const Error* error) {
+void RunRecord::set_disk_alarm(std::string_view part, std::uint64_t step, const Error* error) {
   const TimePoint now = SystemClock().now();
   if (error == nullptr) {
     Duration lasted{};
@@ -190,7 +192,7 @@ void RunRecord::disk(std::string_view part, std::uint64_t step, const Error* err
       {{"kind", kind}, {"step", step}, {"detail", fmt::format("{}: {}", part, error->message())}, {"advice", advice}});
 }
 
-Status RunRecord::written() {
+Status RunRecord::write_pending_rows() {
   const std::lock_guard lock(mutex_);
   ECHO_TRY(events_.write_out());
   return metrics_.write_out();
@@ -206,7 +208,7 @@ void RunRecord::metric(std::string_view kind, nlohmann::json fields) {
   std::vector<Alarm> begun;
   {
     const std::lock_guard lock(mutex_);
-    begun = alarms_.hear(fields);
+    begun = alarms_.add_row(fields);
   }
   for (const Alarm& alarm : begun) {
     log::warn("{} at step {}: {}. Advice: {}", alarm.kind, alarm.step, alarm.detail, alarm.advice);
@@ -222,11 +224,11 @@ void RunRecord::replace(std::string_view name, std::string_view content, bool& f
   failing = !written;
 }
 
-void RunRecord::status(const nlohmann::json& status) { replace("status.json", json_text(status), status_fails_); }
+void RunRecord::write_status(const nlohmann::json& status) { replace("status.json", json_text(status), status_fails_); }
 
-void RunRecord::topology(const std::string& dot) { replace("topology.dot", dot, topology_fails_); }
+void RunRecord::write_topology(const std::string& dot) { replace("topology.dot", dot, topology_fails_); }
 
-Status RunRecord::report(const nlohmann::json& report) {
+Status RunRecord::write_report(const nlohmann::json& report) {
   return write_file_atomic(folder_ / "report.json", json_text(report, 2) + "\n");
 }
 

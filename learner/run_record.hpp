@@ -42,15 +42,15 @@ class RunRecord {
   std::vector<std::string> alarms() const;
   // The learner's disk refuses writes of `part` of the run. Raises the alarm disk_full or disk_failing, with reason and
   // place, until `error` is null. Repeated calls change nothing.
-  void disk(std::string_view part, std::uint64_t step, const Error* error);
+  void set_disk_alarm(std::string_view part, std::uint64_t step, const Error* error);
   // Writes rows that could not be written before: kExhausted or kIo while the disk refuses them. Up to kRowsPendingMax
   // wait in memory; further rows are lost.
-  Status written();
+  Status write_pending_rows();
   // Replaces status.json.
-  void status(const nlohmann::json& status);
+  void write_status(const nlohmann::json& status);
   // Replaces topology.dot.
-  void topology(const std::string& dot);
-  Status report(const nlohmann::json& report);
+  void write_topology(const std::string& dot);
+  Status write_report(const nlohmann::json& report);
 
  private:
   // A growing JSON Lines file.

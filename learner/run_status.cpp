@@ -1,3 +1,4 @@
+// Writes status.json. The service calls it on the main thread.
 #include "learner/run_status.hpp"
 
 #include <unistd.h>
@@ -12,25 +13,25 @@ std::pair<Version, overlay::Digest> RunStatus::newest() const {
   return {version_, digest_};
 }
 
-void RunStatus::published(Version version, const overlay::Digest& digest, std::uint64_t bytes) {
+void RunStatus::set_published(Version version, const overlay::Digest& digest, std::uint64_t bytes) {
   const std::lock_guard lock(mutex_);
   version_ = version;
   digest_ = digest;
   delta_bytes_ = bytes;
 }
 
-void RunStatus::broadcast_done(Duration t_b) {
+void RunStatus::set_broadcast_time(Duration t_b) {
   const std::lock_guard lock(mutex_);
   t_b_ = t_b;
 }
 
-void RunStatus::trained(double reward, Duration waited, Duration took) {
+void RunStatus::add_step(double reward, Duration waited, Duration took) {
   reward_ = reward;
   waited_ += waited;
   took_ += took;
 }
 
-bool RunStatus::due(const std::string& phase) {
+bool RunStatus::is_due(const std::string& phase) {
   if (phase != phase_) log::debug("{}", phase);
   phase_ = phase;
   return clock_.now() >= due_at_;
@@ -63,7 +64,7 @@ void RunStatus::write(std::uint64_t step, const PolicySource* policy, const prov
                  {"rollouts_per_s_expected", fleet.numbers.expected_rollouts_per_s},
                  {"memory_bytes", memory.resident.count},
                  {"heap_bytes", memory.heap ? json(memory.heap->count) : json(nullptr)},
-                 {"topology", roster.topology()},
+                 {"topology", roster.topology_summary()},
                  {"floods", roster.floods()},
                  {"workers", roster.status()}};
   {
@@ -72,7 +73,7 @@ void RunStatus::write(std::uint64_t step, const PolicySource* policy, const prov
     status["delta_bytes"] = delta_bytes_;
     status["t_b_seconds"] = seconds(t_b_);
   }
-  record_.status(status);
+  record_.write_status(status);
 }
 
 }  // namespace echoline::learner

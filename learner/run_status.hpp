@@ -13,29 +13,29 @@
 
 namespace echoline::learner {
 
-// For the main thread, except newest(), published() and broadcast_done(), which are thread-safe.
+// For the main thread, except newest(), set_published() and set_broadcast_time(), which are thread-safe.
 class RunStatus {
  public:
   static constexpr Duration kEvery = std::chrono::milliseconds(500);  // shortest interval of writes
 
-  // All outlive it.
+  // The arguments must outlive it.
   RunStatus(const RunConfig& config, RunRecord& record, const RunClock& run_clock, const Clock& clock)
       : config_(config), record_(record), run_clock_(run_clock), clock_(clock) {}
 
   // The newest published policy.
   std::pair<Version, overlay::Digest> newest() const;
-  void published(Version version, const overlay::Digest& digest, std::uint64_t bytes);
-  void broadcast_done(Duration t_b);
+  void set_published(Version version, const overlay::Digest& digest, std::uint64_t bytes);
+  void set_broadcast_time(Duration t_b);
   // A learner step: its mean reward, its duration `took`, and the part of it, `waited`, spent waiting for its batch.
-  void trained(double reward, Duration waited, Duration took);
+  void add_step(double reward, Duration waited, Duration took);
 
   // Whether it is time to write. `phase`, the learner's current activity, becomes part of the next write.
-  bool due(const std::string& phase);
+  bool is_due(const std::string& phase);
   // Writes the file. `policy` is null before the first policy.
   void write(std::uint64_t step, const PolicySource* policy, const provisioner::FleetSummary& fleet,
              const Roster& roster);
   // Makes the next write, the last one, due at once.
-  void end() { due_at_ = TimePoint{}; }
+  void make_write_due() { due_at_ = TimePoint{}; }
 
  private:
   const RunConfig& config_;

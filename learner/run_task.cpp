@@ -1,3 +1,4 @@
+// Reads a run's task and tokenizer, for the service and the preflight.
 #include "learner/run_task.hpp"
 
 #include "learner/batch.hpp"
@@ -22,8 +23,8 @@ Result<RunTask> RunTask::read(const RunConfig& config) {
   return RunTask{std::move(files), std::move(phrasing), std::move(adapter), std::move(evaluation)};
 }
 
-Door RunTask::door(const RunConfig& config) const {
-  DoorOptions options;
+SubmissionChecker RunTask::make_submission_checker(const RunConfig& config) const {
+  SubmissionCheckerOptions options;
   options.vocab_size = files.config.vocab_size;
   options.positions_max = files.config.positions_max;
   options.response_tokens_max = config.rollout.response_tokens_max;
@@ -34,7 +35,7 @@ Door RunTask::door(const RunConfig& config) const {
     return task.scored_by_learner(problem.id());
   };
   options.trainable = [shape = files.config](const schema::Trajectory& t) { return check_trainable(t, shape); };
-  return Door(std::move(options), *adapter, phrasing);
+  return SubmissionChecker(std::move(options), *adapter, phrasing);
 }
 
 void RunTask::describe(const RunConfig& config, schema::RunSpec& spec) const {

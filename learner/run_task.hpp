@@ -5,8 +5,8 @@
 #include <vector>
 
 #include "data_plane/adapters/adapter.hpp"
-#include "learner/door.hpp"
 #include "learner/run_config.hpp"
+#include "learner/submission_checker.hpp"
 #include "model/model_files.hpp"
 #include "model/phrasing.hpp"
 
@@ -24,7 +24,7 @@ struct RunTask {
   std::vector<schema::Problem> evaluation;  // the run's number of held-out problems
 
   // Makes the check of workers' submissions, from the model's phrasing and the task. It refers to the adapter.
-  Door door(const RunConfig& config) const;
+  SubmissionChecker make_submission_checker(const RunConfig& config) const;
   // Fills in the parts of the run's specification on the model and the task.
   void describe(const RunConfig& config, schema::RunSpec& spec) const;
 };

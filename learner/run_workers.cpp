@@ -1,3 +1,4 @@
+// Takes the overlay's reports on workers, for the service.
 #include "learner/run_workers.hpp"
 
 #include <nlohmann/json.hpp>
@@ -23,24 +24,24 @@ Message bytes_of(const schema::LearnerMessage& message) {
 
 RunWorkers::RunWorkers(const RunHost& run, const provisioner::Plan& plan, RunJournal& journal)
     : run_(run), journal_(journal), roster_(run.config, plan) {
-  attendance_.add([this](const PresenceChange& change) {
-    roster_.follow(change, run_.clock.now());
+  attendance_.add_listener([this](const PresenceChange& change) {
+    roster_.on_presence_change(change, run_.clock.now());
     record_change(change);
   });
 }
 
-void RunWorkers::joined(const overlay::MemberInfo& member) {
+void RunWorkers::on_joined(const overlay::MemberInfo& member) {
   const std::string name = printable(member.name);
-  attendance_.joined(member.id, name, roster_.region_of(name, member.place));
+  attendance_.on_joined(member.id, name, roster_.region_of(name, member.place));
 }
 
-void RunWorkers::away(WorkerId worker, const std::string& reason) { attendance_.away(worker, printable(reason)); }
+void RunWorkers::on_away(WorkerId worker, const std::string& reason) { attendance_.on_away(worker, printable(reason)); }
 
-void RunWorkers::lost(WorkerId worker, const std::string& reason) { attendance_.lost(worker, printable(reason)); }
+void RunWorkers::on_lost(WorkerId worker, const std::string& reason) { attendance_.on_lost(worker, printable(reason)); }
 
-void RunWorkers::had_trouble(WorkerId worker, const std::string& what) {
+void RunWorkers::on_trouble(WorkerId worker, const std::string& what) {
   log::warn("worker {}: {}", worker, printable(what));
-  roster_.had_trouble(worker);
+  roster_.count_trouble(worker);
   journal_.record().event("trouble", {{"worker", worker.value}, {"what", printable(what)}});
 }
 
@@ -62,11 +63,11 @@ void RunWorkers::record_change(const PresenceChange& change) {
   journal_.record().event(change.kind == Kind::kBack ? "back" : "joined", std::move(event));
 }
 
-void RunWorkers::greet_through(overlay::LearnerNode& node) {
+void RunWorkers::greet_workers(overlay::LearnerNode& node) {
   schema::LearnerMessage message;
   message.mutable_wait()->set_reason(run_.options.resume ? "it is resuming" : "it is starting");
-  attendance_.add([this, &node, wait = bytes_of(message)](const PresenceChange& change) {
-    if (change.has_joined() && !has_work_) send(node, change.worker, wait);
+  attendance_.add_listener([this, &node, wait = bytes_of(message)](const PresenceChange& change) {
+    if (change.has_joined() && !is_run_described_) send(node, change.worker, wait);
   });
 }
 
@@ -74,11 +75,11 @@ Status RunWorkers::describe_run(const RunTask& task, overlay::LearnerNode& node)
   schema::RunSpec spec;
   spec.set_run(run_.config.run.name);
   task.describe(run_.config, spec);
-  run_.config.rollout.describe(spec);
+  run_.config.rollout.write_to(spec);
   schema::LearnerMessage message;
   ECHO_ASSIGN(*message.mutable_run_spec(), data_plane::pack_run_spec(spec));
-  has_work_ = true;
-  attendance_.add([&node, description = bytes_of(message)](const PresenceChange& change) {
+  is_run_described_ = true;
+  attendance_.add_listener([&node, description = bytes_of(message)](const PresenceChange& change) {
     if (change.has_joined()) send(node, change.worker, description);
   });
   return ok();
@@ -86,7 +87,7 @@ Status RunWorkers::describe_run(const RunTask& task, overlay::LearnerNode& node)
 
 void RunWorkers::refresh(const overlay::LearnerNode& node) {
   if (attendance_.is_closed()) return;
-  if (const auto drawing = roster_.refresh(node.stats())) journal_.record().topology(*drawing);
+  if (const auto drawing = roster_.refresh(node.stats())) journal_.record().write_topology(*drawing);
 }
 
 }  // namespace echoline::learner

@@ -16,20 +16,20 @@ namespace echoline::learner {
 // Thread-safe. Begins without any worker.
 class RunWorkers {
  public:
-  // Everything outlives it.
+  // The arguments must outlive it.
   RunWorkers(const RunHost& run, const provisioner::Plan& plan, RunJournal& journal);
 
   Roster& roster() { return roster_; }
   Attendance& attendance() { return attendance_; }
 
   // The overlay's reports. Their texts come from other machines, and are made printable here.
-  void joined(const overlay::MemberInfo& member);
-  void away(WorkerId worker, const std::string& reason);
-  void lost(WorkerId worker, const std::string& reason);
-  void had_trouble(WorkerId worker, const std::string& what);
+  void on_joined(const overlay::MemberInfo& member);
+  void on_away(WorkerId worker, const std::string& reason);
+  void on_lost(WorkerId worker, const std::string& reason);
+  void on_trouble(WorkerId worker, const std::string& what);
 
-  // Present workers and those that join wait; from describe_run() on they get the run's description in place of that.
-  void greet_through(overlay::LearnerNode& node);
+  // Tells present and joining workers to wait. From describe_run() on, they get the run's description instead.
+  void greet_workers(overlay::LearnerNode& node);
   Status describe_run(const RunTask& task, overlay::LearnerNode& node);
 
   // Takes over the overlay's view of the workers, until the attendance is closed.
@@ -42,7 +42,7 @@ class RunWorkers {
   RunJournal& journal_;
   Roster roster_;
   Attendance attendance_;
-  std::atomic<bool> has_work_ = false;
+  std::atomic<bool> is_run_described_ = false;
 };
 
 }  // namespace echoline::learner

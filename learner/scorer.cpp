@@ -1,3 +1,4 @@
+// Threads that score submissions which came without scores. DeskScores adds their groups and takes the scored ones.
 #include "learner/scorer.hpp"
 
 #include "base/clock.hpp"
@@ -6,12 +7,12 @@ namespace echoline::learner {
 namespace {
 
 constexpr Duration kPoll = std::chrono::seconds(1);
-constexpr std::size_t kGroupSizeMax = 1024;  // run_config.cpp
+constexpr std::size_t kGroupSizeMax = 1024;  // maximum of rollout.group_size
 
 }  // namespace
 
-Scorer::Scorer(std::shared_ptr<const SecondLook> look, std::function<void()> wake)
-    : look_(std::move(look)), wake_(std::move(wake)), queue_(kGroupsMax * kGroupSizeMax) {}
+Scorer::Scorer(std::shared_ptr<const ScoreVerifier> verifier, std::function<void()> wake)
+    : verifier_(std::move(verifier)), wake_(std::move(wake)), queue_(kGroupsMax * kGroupSizeMax) {}
 
 Scorer::~Scorer() {
   stop_ = true;
@@ -19,33 +20,33 @@ Scorer::~Scorer() {
   for (std::thread& thread : threads_) thread.join();
 }
 
-std::size_t Scorer::room() const {
+std::size_t Scorer::free_group_slots() const {
   const std::lock_guard lock(mutex_);
-  return kGroupsMax - std::min(kGroupsMax, inside_.size());
+  return kGroupsMax - std::min(kGroupsMax, in_progress_.size());
 }
 
-std::set<GroupId> Scorer::inside() const {
+std::set<GroupId> Scorer::groups_in_progress() const {
   const std::lock_guard lock(mutex_);
-  return inside_;
+  return in_progress_;
 }
 
 void Scorer::add(replay_buffer::Group group, schema::Problem problem) {
   while (threads_.size() < kThreads) threads_.emplace_back([this] { loop(); });
   {
     const std::lock_guard lock(mutex_);
-    inside_.insert(group.id);
+    in_progress_.insert(group.id);
   }
   auto work = std::make_shared<Work>();
-  work->missing = group.trajectories.size();
+  work->unscored_members = group.trajectories.size();
   work->group = std::move(group);
   work->problem = std::move(problem);
-  for (std::size_t member = 0, members = work->missing; member < members; ++member)
+  for (std::size_t member = 0, members = work->unscored_members; member < members; ++member)
     queue_.try_push(Item{work, member});  // refused only when the queue is closed
 }
 
-std::vector<Scorer::Done> Scorer::done() {
+std::vector<Scorer::Done> Scorer::take_done() {
   const std::lock_guard lock(mutex_);
-  for (const Done& done : done_) inside_.erase(done.group.id);
+  for (const Done& done : done_) in_progress_.erase(done.group.id);
   return std::exchange(done_, {});
 }
 
@@ -61,29 +62,31 @@ void Scorer::loop() {
     if (stop_) return;  // unscored groups stay in the store
     if (!item) continue;
     Work& work = *item->work;
-    schema::Trajectory& t = work.group.trajectories[item->member];  // used by no other thread until the group is done
+    // No other thread uses this member until the group is done.
+    schema::Trajectory& trajectory = work.group.trajectories[item->member];
     const TimePoint begun = clock.now();
-    auto found = look_->find(t, work.problem, &stop_);
+    auto computed = verifier_->compute_score(trajectory, work.problem, &stop_);
     if (stop_) return;
-    if (found && found->refusal) found = fail(Code::kInvalid, "score", "'{}': {}", t.id(), found->refusal->detail);
-    if (found) {
-      t.set_reward(found->score.reward);
-      t.set_correct(found->score.correct);
-      t.set_late(found->score.late);
-      for (const auto& [name, value] : found->score.components) (*t.mutable_components())[name] = value;
-      // For example a reward that is not finite.
-      if (const Status form = data_plane::check(t); !form) found = form.error();
+    if (computed && computed->refusal)
+      computed = fail(Code::kInvalid, "score", "'{}': {}", trajectory.id(), computed->refusal->detail);
+    if (computed) {
+      trajectory.set_reward(computed->score.reward);
+      trajectory.set_correct(computed->score.correct);
+      trajectory.set_late(computed->score.late);
+      for (const auto& [name, value] : computed->score.components) (*trajectory.mutable_components())[name] = value;
+      // The score can make the trajectory invalid, for example by a reward that is not finite.
+      if (const Status valid = data_plane::check(trajectory); !valid) computed = valid.error();
     }
     bool done = false;
     {
       const std::lock_guard lock(mutex_);
-      if (found) {
+      if (computed) {
         ++counts_.responses;
         counts_.seconds += seconds(clock.now() - begun);
       } else if (work.status) {
-        work.status = found.error();
+        work.status = computed.error();  // the group's first error is kept
       }
-      done = --work.missing == 0;
+      done = --work.unscored_members == 0;
       if (done) {
         counts_.failed_groups += work.status ? 0 : 1;
         done_.push_back({std::move(work.group), std::move(work.status)});

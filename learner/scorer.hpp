@@ -1,5 +1,5 @@
-// Scores groups of text-only submissions (`scored_by: learner`), on threads beside the rollout desk. Private to
-// learner/.
+// Scores groups whose submissions have texts and no scores (`scored_by: learner`), on threads beside the rollout desk.
+// Private to learner/.
 #pragma once
 #include <atomic>
 #include <functional>
@@ -12,7 +12,7 @@
 #include <vector>
 
 #include "base/bounded_queue.hpp"
-#include "learner/second_look.hpp"
+#include "learner/score_verifier.hpp"
 #include "replay_buffer/buffer.hpp"
 
 namespace echoline::learner {
@@ -29,26 +29,26 @@ class Scorer {
   static constexpr std::size_t kGroupsMax = 64;  // at a time; further groups wait in the store
   static constexpr std::size_t kThreads = 16;    // the task's own limits also apply (`parallel`, `processes`)
 
-  // `wake` is called on a thread of the scorer when done() has new entries; it must not block.
-  Scorer(std::shared_ptr<const SecondLook> look, std::function<void()> wake);
+  // `wake` is called on a thread of the scorer when take_done() has new entries; it must not block.
+  Scorer(std::shared_ptr<const ScoreVerifier> verifier, std::function<void()> wake);
   ~Scorer();
 
-  std::size_t room() const;  // for groups
-  std::set<GroupId> inside() const;
+  std::size_t free_group_slots() const;  // the number of groups that add() may take now
+  std::set<GroupId> groups_in_progress() const;
   void add(replay_buffer::Group group, schema::Problem problem);
 
   struct Done {
     replay_buffer::Group group;  // with its scores
     Status status;               // the reason if it has no scores
   };
-  std::vector<Done> done();  // since the last call
+  std::vector<Done> take_done();  // since the last call
   ScorerCounts counts() const;
 
  private:
   struct Work {
     replay_buffer::Group group;
     schema::Problem problem;
-    std::size_t missing = 0;
+    std::size_t unscored_members = 0;
     Status status = ok();
   };
   struct Item {
@@ -57,12 +57,12 @@ class Scorer {
   };
   void loop();
 
-  const std::shared_ptr<const SecondLook> look_;
+  const std::shared_ptr<const ScoreVerifier> verifier_;
   const std::function<void()> wake_;
   mutable std::mutex mutex_;
-  std::set<GroupId> inside_;  // guarded by mutex_
-  std::vector<Done> done_;    // guarded by mutex_; groups still counted in inside_
-  ScorerCounts counts_;       // guarded by mutex_
+  std::set<GroupId> in_progress_;  // guarded by mutex_
+  std::vector<Done> done_;         // guarded by mutex_; groups still counted in in_progress_
+  ScorerCounts counts_;            // guarded by mutex_
   std::atomic<bool> stop_ = false;
   BoundedQueue<Item> queue_;
   std::vector<std::thread> threads_;  // last: they use all members above; started with the first group

@@ -1,3 +1,4 @@
+// The learner process: builds the parts of a run, connects them and ends them. `echoline learner` calls it.
 #include "learner/service.hpp"
 
 #include <thread>
@@ -30,7 +31,7 @@ class Service {
       : run_{config, options, stop, options.clock != nullptr ? *options.clock : system_clock_},
         publisher_(delta::EncodeOptions{.threads = static_cast<unsigned>(config.learner.threads)},
                    // Tokens of a version may arrive before all of it has left.
-                   {[this](Version version) { desk_->publishing(version); },
+                   {[this](Version version) { desk_->begin_publishing(version); },
                     [this](const PublishReport& report) { on_published(report); },
                     [this](const delta::StateView& policy) { return note_for_servers(policy); }}) {}
 
@@ -48,10 +49,11 @@ class Service {
       ECHO_TRY(store_settings());
     ECHO_ASSIGN(RunTask task, RunTask::read(run_.config));
     task_.emplace(std::move(task));
-    ECHO_ASSIGN(policy_, make_source({run_.config, *task_, journal_->record(),
-                                      [this](const std::string& text) { write_status(phase_of(text)); },
-                                      [this] { return fleet_->money(); }, run_.stop, run_.options.built_in.probe},
-                                     resume));
+    ECHO_ASSIGN(policy_,
+                make_source({run_.config, *task_, journal_->record(),
+                             [this](const std::string& text) { write_status(phase_of(text)); },
+                             [this] { return fleet_->check_budget(); }, run_.stop, run_.options.built_in.probe},
+                            resume));
     if (node_ && journal_->step() != policy_->steps()) {
       log::warn("the checkpoint goes back to step {} instead of {}: workers have to join again", policy_->steps(),
                 journal_->step());
@@ -80,7 +82,7 @@ class Service {
 
  private:
   Status check_and_plan() {
-    // A run that goes on has a plan: today's market is not asked again.
+    // A resumed run has a plan: the market is not searched again.
     std::filesystem::path plan = run_.options.plan;
     if (plan.empty() && run_.options.resume) plan = run_.config.run_folder() / "plan.json";
     Preflight checked = preflight(run_.config, {run_.options.built_in, plan, run_.options.resume});
@@ -94,7 +96,7 @@ class Service {
   Status open_journal() {
     ECHO_ASSIGN(journal_, RunJournal::open(run_, {[this] { return desk_ && desk_->given_up(); },
                                                   [this](const std::string& reason) -> Status {
-                                                    ECHO_TRY(fleet_->money());
+                                                    ECHO_TRY(fleet_->check_budget());
                                                     write_status(reason);
                                                     return ok();
                                                   }}));
@@ -140,13 +142,13 @@ class Service {
     events.region_of = [this](const overlay::MemberInfo& member) {
       return workers_->roster().region_of(printable(member.name), member.place);
     };
-    events.heartbeat = [this](const overlay::HeardFrom& beat) { on_heartbeat(beat); };
-    events.joined = [this](const overlay::MemberInfo& member) { workers_->joined(member); };
-    events.away = [this](WorkerId id, const std::string& reason) { workers_->away(id, reason); };
-    events.lost = [this](WorkerId id, const std::string& reason) { workers_->lost(id, reason); };
-    events.trouble = [this](WorkerId id, const std::string& what) { workers_->had_trouble(id, what); };
+    events.heartbeat = [this](const overlay::HeartbeatReceived& beat) { on_heartbeat(beat); };
+    events.joined = [this](const overlay::MemberInfo& member) { workers_->on_joined(member); };
+    events.away = [this](WorkerId id, const std::string& reason) { workers_->on_away(id, reason); };
+    events.lost = [this](WorkerId id, const std::string& reason) { workers_->on_lost(id, reason); };
+    events.trouble = [this](WorkerId id, const std::string& what) { workers_->on_trouble(id, what); };
     events.acked = [this](WorkerId id, Version version, const overlay::Digest& digest) {
-      workers_->roster().acknowledged(id, version, digest);
+      workers_->roster().record_acknowledgement(id, version, digest);
     };
     events.message = [this](WorkerId id, std::string bytes) {
       if (RolloutDesk* desk = open_desk_) desk->receive(id, std::move(bytes));
@@ -157,7 +159,7 @@ class Service {
     events.slow_hop = [&record](const overlay::SlowHop& hop) { record.event("slow_hop", {{"hop", hop.text}}); };
     ECHO_ASSIGN(node_, overlay::LearnerNode::start(std::move(options), std::move(events)));
     publisher_.attach(node_.get());
-    workers_->greet_through(*node_);
+    workers_->greet_workers(*node_);
     record.event("listening", {{"at", overlay::to_text(node_->endpoint())}});
     return ok();
   }
@@ -174,16 +176,18 @@ class Service {
       if (const Status sent = node_->send(worker, std::move(bytes)); !sent) log::warn("{}", sent.error().message());
     };
     events.accepted = [this](WorkerId worker, std::uint64_t rollouts, double held_s) {
-      workers_->roster().accepted(worker, rollouts, held_s);
+      workers_->roster().record_accepted(worker, rollouts, held_s);
     };
-    events.turned_away = [this](WorkerId worker) { workers_->roster().turned_away(worker); };
+    events.turned_away = [this](WorkerId worker) { workers_->roster().record_turned_away(worker); };
     events.misbehaved = [this, &record](WorkerId worker, const std::string& reason) {
       node_->expel(worker, reason);
       record.event("expelled", {{"worker", worker.value}, {"reason", printable(reason)}});
     };
-    events.leaving = [this](WorkerId worker) { return workers_->attendance().leaving(worker); };
-    events.drained = [this](WorkerId worker) { workers_->attendance().drained(worker); };
-    events.held_up = [this, &record](const Error* error) { record.disk("replay buffer", journal_->step(), error); };
+    events.leaving = [this](WorkerId worker) { return workers_->attendance().on_leaving(worker); };
+    events.drained = [this](WorkerId worker) { workers_->attendance().on_drained(worker); };
+    events.database_stalled = [this, &record](const Error* error) {
+      record.set_disk_alarm("replay buffer", journal_->step(), error);
+    };
     events.set_aside = [&record](const GroupSetAside& group) {
       record.event("group_set_aside", {{"group", group.group.value},
                                        {"problem", group.problem},
@@ -197,12 +201,12 @@ class Service {
                    {{"version", policy.version.value}, {"workers", std::move(workers)}, {"detail", policy.detail}});
     };
     const std::uint64_t step = journal_->step();
-    ECHO_ASSIGN(desk_, RolloutDesk::open(desk, task_->door(run_.config), step, std::move(events)));
+    ECHO_ASSIGN(desk_, RolloutDesk::open(desk, task_->make_submission_checker(run_.config), step, std::move(events)));
     if (run_.options.resume)
       mark_consumed(record.folder(), step, [this](std::uint64_t consumed, const replay_buffer::Batch& batch) {
         return desk_->consume(consumed, batch);
       });
-    workers_->attendance().add([this](const PresenceChange& change) { desk_->follow(change); });
+    workers_->attendance().add_listener([this](const PresenceChange& change) { desk_->on_presence_change(change); });
     open_desk_ = desk_.get();
     return ok();
   }
@@ -226,11 +230,11 @@ class Service {
           if (n > 0) input.rejected[reason] = n;
         for (const auto& [reason, n] : counts->refused) input.rejected["refused: " + reason] = n;
         input.groups_set_aside = counts->leases.set_aside;
-        input.bound = counts->leases.bound;
+        input.limited_steps = counts->leases.bound;
         input.regrading = counts->regrading.counts;
         input.scoring = counts->scoring;
       }
-      desk_->wants_no_more();
+      desk_->end_result_requests();
     }
     if (node_) {
       workers_->refresh(*node_);
@@ -258,18 +262,18 @@ class Service {
     ServiceOutcome outcome;
     outcome.report = make_report(input);
     outcome.completed = how == "completed";
-    ECHO_TRY(journal.persist("report", [&] { return journal.record().report(outcome.report); }));
+    ECHO_TRY(journal.persist("report", [&] { return journal.record().write_report(outcome.report); }));
     journal.record().event("ended", {{"how", how}, {"step", journal.step()}});
     shut_down();
-    ECHO_TRY(journal.persist("metrics and events", [&] { return journal.record().written(); }));
-    journal.status().end();
+    ECHO_TRY(journal.persist("metrics and events", [&] { return journal.record().write_pending_rows(); }));
+    journal.status().make_write_due();
     write_status(how);
     return outcome;
   }
 
-  // Also the way out of every error: nothing is left running.
+  // Ends all parts. The destructor calls it, so no part is left running after an error.
   void shut_down() {
-    if (desk_) desk_->wants_no_more();
+    if (desk_) desk_->end_result_requests();
     if (fleet_) fleet_->stop();
     publisher_.stop();
     if (node_) node_->stop();
@@ -295,8 +299,8 @@ class Service {
 
   // On the publisher's thread.
   void on_published(const PublishReport& report) {
-    journal_->status().published(report.version, report.digest, report.stats.patch_bytes);
-    desk_->published(report.version, report.digest);
+    journal_->status().set_published(report.version, report.digest, report.stats.patch_bytes);
+    desk_->finish_publishing(report.version, report.digest);
     journal_->record().metric("publication", {{"version", report.version.value},
                                               {"snapshot", report.snapshot},
                                               {"state_bytes", report.stats.state_bytes},
@@ -306,14 +310,14 @@ class Service {
                                               {"digest", overlay::to_hex(report.digest)}});
   }
 
-  // On the overlay's thread, and past the main one: the fleet sees who works however long a step takes.
-  void on_heartbeat(const overlay::HeardFrom& beat) {
+  // On the overlay's thread, so that the fleet sees progress during a long learner step.
+  void on_heartbeat(const overlay::HeartbeatReceived& beat) {
     const auto vitals = data_plane::parse_vitals(beat.application);
     if (!vitals) return;  // check_heartbeat refused it
-    const WorkerMeter::Progress progress = workers_->roster().heard(beat.worker, *vitals, run_.clock.now());
+    const WorkerMeter::Progress progress = workers_->roster().take_heartbeat(beat.worker, *vitals, run_.clock.now());
     // While nothing can be stored there is no work for any worker.
     const RolloutDesk* desk = open_desk_;
-    const bool turned_away = progress.turned_away || (desk && desk->held_up());
+    const bool turned_away = progress.turned_away || (desk && desk->is_database_stalled());
     if (provisioner::FleetDriver* fleet = fleet_->driver())
       fleet->beat({beat.worker, progress.rollouts, progress.busy_s, turned_away}, beat.bytes_in, beat.bytes_forwarded,
                   beat.bytes_delivered);
@@ -324,13 +328,13 @@ class Service {
     if (provisioner::FleetDriver* fleet = fleet_->driver(); fleet && report.base)
       fleet->broadcast_measured(report.t_b, report.payload);  // a snapshot is not its usual payload
     const auto links = workers_->roster().links_of(report.topology.workers());
-    journal_->status().broadcast_done(report.t_b);
+    journal_->status().set_broadcast_time(report.t_b);
     journal_->record().metric("broadcast", broadcast_row(run_.config, report, links));
   }
 
   void write_status(const std::string& phase) {
     RunStatus& status = journal_->status();
-    if (!status.due(phase)) return;
+    if (!status.is_due(phase)) return;
     if (node_) workers_->refresh(*node_);
     status.write(journal_->step(), policy_.get(), fleet_->summary(), workers_->roster());
   }

@@ -1,3 +1,4 @@
+// Reports groups that cannot be generated, for the parts of the rollout desk.
 #include "learner/set_aside_groups.hpp"
 
 #include "base/log.hpp"
@@ -7,10 +8,10 @@ namespace echoline::learner {
 
 void SetAsideGroups::report_new(bool before_lease) {
   constexpr std::uint64_t kLogged = 20;
-  for (replay_buffer::SetAside& aside : desk_.ledger->newly_set_aside()) {
-    const auto problem = desk_.door.problem(aside.group);
-    const GroupSetAside group{aside.group, problem ? problem->id() : "", std::move(aside.reason),
-                              std::move(aside.detail)};
+  for (replay_buffer::SetAside& entry : desk_.ledger->newly_set_aside()) {
+    const auto problem = desk_.checker.problem(entry.group);
+    const GroupSetAside group{entry.group, problem ? problem->id() : "", std::move(entry.reason),
+                              std::move(entry.detail)};
     if (++reported_ <= kLogged)
       log::warn("group {} ('{}') is set aside: {}: {}{}", group.group, printable(group.problem), group.reason,
                 group.detail, reported_ == kLogged ? "; further ones are in events.jsonl only" : "");
@@ -19,7 +20,7 @@ void SetAsideGroups::report_new(bool before_lease) {
       can_generate_ = fail(Code::kInvalid, "generate rollouts",
                            "groups are set aside one after another and none succeeds; the last one ('{}'): {}: {}",
                            printable(group.problem), group.reason, group.detail);
-    desk_.door.forget(group.group);
+    desk_.checker.forget(group.group);
     if (desk_.events.set_aside) desk_.events.set_aside(group);
   }
 }

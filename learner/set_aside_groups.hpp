@@ -1,4 +1,4 @@
-// Groups that cannot be generated, and whether the run can still generate any. Private to learner/.
+// Groups that are set aside: they cannot be generated and are never leased again. Private to learner/.
 #pragma once
 #include "learner/desk_context.hpp"
 
@@ -12,7 +12,7 @@ class SetAsideGroups {
 
   explicit SetAsideGroups(DeskContext& desk) : desk_(desk) {}
 
-  // Reports the groups that the ledger has set aside since the last call. `before_lease`: no worker had them.
+  // Reports the groups that the ledger has set aside since the last call. `before_lease`: no worker has leased them.
   void report_new(bool before_lease = false);
   void group_leased() { before_lease_in_a_row_ = 0; }
   void group_succeeded() { failed_in_a_row_ = 0; }

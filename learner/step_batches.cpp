@@ -1,3 +1,4 @@
+// The batch of the current step. DeskLogic hands it over, RolloutDesk marks it consumed.
 #include "learner/step_batches.hpp"
 
 #include "base/log.hpp"
@@ -9,24 +10,24 @@ double StepBatches::lease_time() const {
 }
 
 // Discards groups that training would refuse; other groups are generated in their place.
-Result<std::optional<replay_buffer::Batch>> StepBatches::whole_batch(std::uint64_t step) {
+Result<std::optional<replay_buffer::Batch>> StepBatches::trainable_batch(std::uint64_t step) {
   for (;;) {
     ECHO_ASSIGN(auto batch, desk_.buffer->sample(step, desk_.options.pacing.groups_per_step()));
     if (!batch) return batch;
-    bool sound = true;
+    bool all_trainable = true;
     for (const replay_buffer::Group& group : batch->groups) {
-      const Status status = desk_.door.trainable(group.trajectories);
+      const Status status = desk_.checker.trainable(group.trajectories);
       if (status) continue;
       log::warn("group {} is discarded: {}", group.id, status.error().message());
       ECHO_TRY(desk_.buffer->discard(group.id, "not trainable"));
-      sound = false;
+      all_trainable = false;
     }
-    if (sound) return batch;
+    if (all_trainable) return batch;
   }
 }
 
 void StepBatches::hand_over_batch(const Status& can_generate, const std::function<Status()>& can_complete) {
-  const std::optional<std::uint64_t> wanted = desk_.hand_over.wanted();
+  const std::optional<std::uint64_t> wanted = desk_.batch_request.requested_step();
   if (!wanted) return;
   const std::uint64_t step = *wanted;
   const auto compute = [&]() -> Result<std::optional<replay_buffer::Batch>> {
@@ -34,46 +35,46 @@ void StepBatches::hand_over_batch(const Status& can_generate, const std::functio
     ECHO_TRY(can_generate);
     ECHO_ASSIGN(const std::uint64_t stranded, desk_.ledger->stranded_by_next_step(step, lease_time()));
     if (stranded > 0) {
-      pace_.waits(lease_time());
+      pace_.begin_wait(lease_time());
       return std::optional<replay_buffer::Batch>();
     }
-    pace_.goes_on(lease_time());
-    ECHO_ASSIGN(auto batch, whole_batch(step));
+    pace_.end_wait(lease_time());
+    ECHO_ASSIGN(auto batch, trainable_batch(step));
     if (!batch) ECHO_TRY(can_complete());
     return batch;
   };
   auto answer = compute();
   if (answer && !*answer) return;
-  if (!answer && desk_.database.held_up_by(answer.error()) && desk_.database.status()) return;
+  if (!answer && desk_.database.stall_if_database_error(answer.error()) && desk_.database.status()) return;
   std::vector<GroupId> ids = answer ? (*answer)->ids() : std::vector<GroupId>();
-  if (desk_.hand_over.answer(step, std::move(answer))) in_training_ = std::move(ids);
+  if (desk_.batch_request.answer(step, std::move(answer))) in_training_ = std::move(ids);
 }
 
 Status StepBatches::consume(std::uint64_t step, const replay_buffer::Batch& batch) {
   ECHO_TRY(desk_.database.status());
-  ECHO_TRY(desk_.database.checked(desk_.buffer->consume(step, batch.ids())));
+  ECHO_TRY(desk_.database.stall_on_error(desk_.buffer->consume(step, batch.ids())));
   const auto dropped = desk_.buffer->drop_stale(step + 1);
-  if (!dropped) return desk_.database.checked(dropped.error());
+  if (!dropped) return desk_.database.stall_on_error(dropped.error());
   if (*dropped > 0) log::warn("{} trajectories became too stale before step {} could use them", *dropped, step + 1);
   in_training_.clear();
   step_ = step + 1;
-  pace_.finished(desk_.clock.unix_seconds());
+  pace_.end_step(desk_.clock.unix_seconds());
   return ok();
 }
 
 Status StepBatches::prune(std::uint64_t step) {
   ECHO_TRY(desk_.database.status());
   const auto pruned = desk_.buffer->prune(step);
-  return pruned ? ok() : desk_.database.checked(pruned.error());
+  return pruned ? ok() : desk_.database.stall_on_error(pruned.error());
 }
 
-Status StepBatches::disown(WorkerId worker) {
+Status StepBatches::discard_groups_of(WorkerId worker) {
   ECHO_TRY(desk_.database.status());
-  return desk_.database.checked(discard_waiting_of(worker, "not of the policy"));
+  return desk_.database.stall_on_error(discard_waiting_of(worker, "not of the policy"));
 }
 
 Status StepBatches::discard_waiting_of(WorkerId worker, std::string_view reason) {
-  ECHO_ASSIGN(const std::uint64_t discarded, desk_.buffer->discard_of(worker, reason, in_training_));
+  ECHO_ASSIGN(const std::uint64_t discarded, desk_.buffer->discard_groups_of(worker, reason, in_training_));
   if (discarded > 0) log::warn("worker {}: {} groups that wait are discarded", worker, discarded);
   return ok();
 }

@@ -12,34 +12,34 @@ namespace echoline::learner {
 // One thread, the desk's.
 class StepBatches {
  public:
-  // Later steps of an earlier process than `step` count as not trained: their groups are available again.
+  // `step`: the next step. Groups that an earlier process trained in later steps are available again.
   StepBatches(DeskContext& desk, std::uint64_t step) : desk_(desk), step_(step) {}
 
   std::uint64_t step() const { return step_; }
   std::optional<double> step_seconds() const { return pace_.seconds(); }
-  void paused(Duration lasted) { pace_.paused(seconds(lasted)); }  // not part of a step
+  void exclude_pause(Duration pause) { pace_.exclude_pause(seconds(pause)); }  // not part of a step
 
-  // Hands the batch over if training waits for one and it is whole, or the error that ends the run: of the database,
-  // `can_generate`, or of `can_complete`, which is asked about a batch that is not whole.
+  // If training waits for a batch, passes it once it is whole, or the error that ends the run: of the database, of
+  // `can_generate`, or of `can_complete`, which is called for a batch that is not whole.
   void hand_over_batch(const Status& can_generate, const std::function<Status()>& can_complete);
-  // RolloutDesk has these three.
+  // See RolloutDesk.
   Status consume(std::uint64_t step, const replay_buffer::Batch& batch);
   Status prune(std::uint64_t step);
-  Status disown(WorkerId worker);
+  Status discard_groups_of(WorkerId worker);
   // Discards the waiting groups of a worker. Groups in training cannot be taken back.
   Status discard_waiting_of(WorkerId worker, std::string_view reason);
 
   void check() const;  // aborts if its parts disagree
 
  private:
-  Result<std::optional<replay_buffer::Batch>> whole_batch(std::uint64_t step);
-  // Leases are compared with this time. It stands still while the database cannot store.
+  Result<std::optional<replay_buffer::Batch>> trainable_batch(std::uint64_t step);
+  // The time that leases are compared with. It stands still while the database cannot store.
   double lease_time() const;
 
   DeskContext& desk_;
   std::uint64_t step_;
   replay_buffer::StepPace pace_;
-  std::vector<GroupId> in_training_;  // handed over and not consumed
+  std::vector<GroupId> in_training_;  // passed to training and not consumed
 };
 
 }  // namespace echoline::learner

@@ -1,3 +1,4 @@
+// Names and ranges of the loss and optimizer settings, for run files and the trainer.
 #include "learner/training_config.hpp"
 
 #include <cmath>

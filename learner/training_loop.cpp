@@ -1,3 +1,4 @@
+// The steps of a running learner, called by the service on the main thread.
 #include "learner/training_loop.hpp"
 
 #include <algorithm>
@@ -6,8 +7,8 @@
 #include "base/log.hpp"
 #include "base/text.hpp"
 #include "learner/batch.hpp"
-#include "learner/by_task.hpp"
 #include "learner/resume.hpp"
+#include "learner/task_figures.hpp"
 
 namespace echoline::learner {
 namespace {
@@ -32,25 +33,25 @@ Result<bool> TrainingLoop::run() {
   return going_on && journal.step() >= steps;
 }
 
-Error TrainingLoop::ended(Error why) {
+Error TrainingLoop::end_with_checkpoint(Error why) {
   RunJournal& journal = parts_.journal;
-  const Status kept = journal.persist("checkpoints", [this] { return parts_.policy.checkpoint(); });
+  const Status saved = journal.persist("checkpoints", [this] { return parts_.policy.checkpoint(); });
   why.detail +=
-      kept ? fmt::format("; a checkpoint of step {} is written: go on with --resume", journal.step())
-           : fmt::format("; no checkpoint of step {} could be written ({}): --resume goes on from the one before",
-                         journal.step(), kept.error().message());
+      saved ? fmt::format("; a checkpoint of step {} is written: go on with --resume", journal.step())
+            : fmt::format("; no checkpoint of step {} could be written ({}): --resume goes on from the one before",
+                          journal.step(), saved.error().message());
   return why;
 }
 
 // The step was trained, and the replay buffer cannot mark its groups as consumed: a resume does it.
-Error TrainingLoop::ended_unmarked(const replay_buffer::Batch& batch, Error why) {
+Error TrainingLoop::end_with_unmarked_batch(const replay_buffer::Batch& batch, Error why) {
   RunJournal& journal = parts_.journal;
   if (!note_unmarked(journal.record().folder(), journal.step(), batch.ids())) {
     why.detail += "; --resume goes on from the newest checkpoint";
     return why;
   }
   journal.set_step(journal.step() + 1);
-  return ended(std::move(why));
+  return end_with_checkpoint(std::move(why));
 }
 
 Result<bool> TrainingLoop::publish(Version version) {
@@ -74,45 +75,46 @@ Result<bool> TrainingLoop::wait_until_published() {
 Status TrainingLoop::checkpoint() {
   RunJournal& journal = parts_.journal;
   ECHO_TRY(journal.persist("checkpoints", [this] { return parts_.policy.checkpoint(); }));
-  const std::uint64_t kept = steps_kept(run_.config), step = journal.step();
-  if (step > kept) ECHO_TRY(journal.persist("replay buffer", [&] { return parts_.desk.prune(step - kept); }));
+  const std::uint64_t steps_to_keep = steps_kept(run_.config), step = journal.step();
+  if (step > steps_to_keep)
+    ECHO_TRY(journal.persist("replay buffer", [&] { return parts_.desk.prune(step - steps_to_keep); }));
   return ok();
 }
 
 Result<std::optional<replay_buffer::Batch>> TrainingLoop::wait_for_batch() {
   // The fleet asks offers that failed again after minutes, and workers come back by themselves for that long.
-  const Duration alone_max = std::max(run_.config.fleet.join_timeout, run_.config.fleet.away_max);
+  const Duration no_worker_max = std::max(run_.config.fleet.join_timeout, run_.config.fleet.away_max);
   const std::uint64_t step = parts_.journal.step();
-  TimePoint alone_since = kNever;
+  TimePoint no_worker_since = kNever;
   while (!run_.stop) {
     auto batch = parts_.desk.wait_batch(step, kPoll);
-    if (!batch) return ended(std::move(batch).error());
+    if (!batch) return end_with_checkpoint(std::move(batch).error());
     parts_.write_status("training");
     if (*batch) return batch;
-    if (Status money = parts_.fleet.money(); !money) {
+    if (Status budget = parts_.fleet.check_budget(); !budget) {
       ECHO_TRY(checkpoint());
-      return std::move(money).error();
+      return std::move(budget).error();
     }
-    if (parts_.workers.attendance().alive() > 0 || parts_.fleet.still_joining() > 0) {
-      alone_since = kNever;
-    } else if (alone_since == kNever) {
-      alone_since = run_.clock.now();
+    if (parts_.workers.attendance().alive_count() > 0 || parts_.fleet.still_joining() > 0) {
+      no_worker_since = kNever;
+    } else if (no_worker_since == kNever) {
+      no_worker_since = run_.clock.now();
       log::warn("no worker is left; waiting for one");
-    } else if (run_.clock.now() - alone_since > alone_max) {
+    } else if (run_.clock.now() - no_worker_since > no_worker_max) {
       ECHO_TRY(checkpoint());
       return fail(Code::kUnavailable, "train", "no worker for {}: the run stands at step {}, go on with --resume{}",
-                  to_text(alone_max), step, parts_.fleet.hints());
+                  to_text(no_worker_max), step, parts_.fleet.missing_workers_hint());
     }
   }
   return std::optional<replay_buffer::Batch>();
 }
 
-Status TrainingLoop::expel_liars(const TrainedStep& done) {
+Status TrainingLoop::expel_implausible_workers(const TrainedStep& done) {
   RunJournal& journal = parts_.journal;
   for (const Credibility::Verdict& verdict : credibility_.judge(done.scrutiny, journal.step())) {
     log::warn("worker {}: {}", verdict.worker, verdict.what);
     parts_.node.expel(verdict.worker, verdict.what);
-    ECHO_TRY(journal.persist("replay buffer", [&] { return parts_.desk.disown(verdict.worker); }));
+    ECHO_TRY(journal.persist("replay buffer", [&] { return parts_.desk.discard_groups_of(verdict.worker); }));
   }
   return ok();
 }
@@ -126,7 +128,7 @@ Result<bool> TrainingLoop::train_one_step() {
   ECHO_ASSIGN(auto batch, wait_for_batch());
   if (!batch) return false;
   if (fleet) fleet->learner_waits(false);
-  const TimePoint waited = clock.now();
+  const TimePoint batch_at = clock.now();
   std::vector<schema::Trajectory> trajectories;
   std::map<std::uint64_t, std::uint64_t> histogram;
   for (replay_buffer::Group& group : batch->groups) {
@@ -137,38 +139,38 @@ Result<bool> TrainingLoop::train_one_step() {
   if (!done) return false;
   if (Status consumed = journal.persist("replay buffer", [&] { return parts_.desk.consume(journal.step(), *batch); });
       !consumed)
-    return ended_unmarked(*batch, std::move(consumed).error());
-  ECHO_TRY(expel_liars(*done));
+    return end_with_unmarked_batch(*batch, std::move(consumed).error());
+  ECHO_TRY(expel_implausible_workers(*done));
   const std::uint64_t step = journal.step() + 1;
   journal.set_step(step);
-  const TimePoint trained = clock.now();
+  const TimePoint trained_at = clock.now();
   bool going_on = true;
   if (step % run_.config.staleness.publish_every == 0 || step == run_.config.run.steps) {
     ECHO_ASSIGN(going_on, publish(Version{step}));
   }
-  const TimePoint handed_over = clock.now();
+  const TimePoint publishing_at = clock.now();
   if (going_on && step % run_.config.learner.checkpoint_every == 0) ECHO_TRY(checkpoint());
   if (going_on) ECHO_TRY(parts_.policy.step_done());
   const TimePoint end = clock.now();
   json row = batch_figures(trajectories);
-  if (!run_.config.task.several.empty()) {
-    ByTask by_task;
-    for (const schema::Trajectory& t : trajectories) by_task.note(t.problem_id(), t.correct(), t.reward());
+  if (!run_.config.task.listed_tasks.empty()) {
+    TaskFigures by_task;
+    for (const schema::Trajectory& t : trajectories) by_task.add(t.problem_id(), t.correct(), t.reward());
     row["by_task"] = by_task.figures("responses");
   }
   row.update(done->figures);  // the trainer knows better what it trained on
-  journal.status().trained(row.at("reward_mean"), waited - start, end - start);
-  if (fleet) fleet->step_measured(end - waited - journal.take_stood_still());
+  journal.status().add_step(row.at("reward_mean"), batch_at - start, end - start);
+  if (fleet) fleet->step_measured(end - batch_at - journal.take_waited());
   json ages = json::object();
   for (const auto& [age, count] : histogram) ages[std::to_string(age)] = count;
   row.update({{"step", step},
               {"staleness", ages},
-              {"wait_seconds", seconds(waited - start)},
-              {"train_seconds", seconds(trained - waited)},
-              {"publish_seconds", seconds(handed_over - trained)},
+              {"wait_seconds", seconds(batch_at - start)},
+              {"train_seconds", seconds(trained_at - batch_at)},
+              {"publish_seconds", seconds(publishing_at - trained_at)},
               {"step_seconds", seconds(end - start)}});
   journal.record().metric("step", std::move(row));
-  ECHO_TRY(journal.persist("metrics and events", [&] { return journal.record().written(); }));
+  ECHO_TRY(journal.persist("metrics and events", [&] { return journal.record().write_pending_rows(); }));
   parts_.write_status("training");
   return going_on;
 }

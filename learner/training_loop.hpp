@@ -13,7 +13,7 @@
 
 namespace echoline::learner {
 
-// The main thread's.
+// For the main thread.
 class TrainingLoop {
  public:
   // The parts that it drives; they outlive it.
@@ -34,17 +34,17 @@ class TrainingLoop {
   Result<bool> run();
 
  private:
-  // The next four return nothing or false when the run was asked to stop before they were done.
+  // These return false or an absent value if the run was asked to stop first.
   Result<std::optional<replay_buffer::Batch>> wait_for_batch();
   Result<bool> train_one_step();
-  // Waits while the policy before is still being encoded: there is no memory for a third one.
+  // First waits until the previous policy is encoded: memory has no room for a third policy.
   Result<bool> publish(Version version);
   Result<bool> wait_until_published();
   Status checkpoint();
-  Status expel_liars(const TrainedStep& done);
-  // The error that ends the run, with the checkpoint that it leaves.
-  Error ended(Error why);
-  Error ended_unmarked(const replay_buffer::Batch& batch, Error why);
+  Status expel_implausible_workers(const TrainedStep& done);
+  // Writes a checkpoint and adds the outcome to the error that ends the run.
+  Error end_with_checkpoint(Error why);
+  Error end_with_unmarked_batch(const replay_buffer::Batch& batch, Error why);
 
   const RunHost run_;
   const Parts parts_;

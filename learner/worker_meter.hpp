@@ -19,23 +19,23 @@ class WorkerMeter {
     bool turned_away = false;  // its request for work was refused, because there was none for any worker
   };
 
-  // The desk accepted rollouts of a batch; the worker had leases for `held_s` more seconds.
-  void accepted(std::uint64_t rollouts, double held_s);
-  void turned_away() { pending_.turned_away = true; }
-  // Takes its latest heartbeat; returns the progress since the last call.
-  Progress heard(const schema::Vitals& vitals, TimePoint now);
+  // The desk accepted rollouts of a batch; the worker had leases for `lease_seconds` more seconds.
+  void record_accepted(std::uint64_t rollouts, double lease_seconds);
+  void record_turned_away() { pending_.turned_away = true; }
+  // Takes the worker's latest heartbeat. Returns the progress since the last call.
+  Progress take_heartbeat(const schema::Vitals& vitals, TimePoint now);
   // The worker is back after an absence: its report of the time before does not count.
-  void returned(TimePoint now);
-  // Totals over its whole life, for people.
+  void record_return(TimePoint now);
+  // Totals over the worker's whole life, for the status page.
   const Progress& total() const { return total_; }
 
  private:
   Progress pending_;  // accepted since the last heartbeat; busy_s: with leases
   Progress total_;
-  double told_busy_s_ = 0;
-  TimePoint since_ = kNever;         // reported time counts from here.
-  TimePoint untold_since_ = kNever;  // results have come whose time is not reported yet
-  bool returned_ = false;            // it has come back, and nothing has counted since
+  double reported_busy_s_ = 0;
+  TimePoint since_ = kNever;             // reported time counts from then on
+  TimePoint unreported_since_ = kNever;  // since then, accepted results have no reported time
+  bool returned_ = false;                // it has come back, and nothing has counted since
 };
 
 }  // namespace echoline::learner

@@ -1,3 +1,4 @@
+// Implements the calls of `echoline model generate` and `echoline evaluate`, which do not see libtorch.
 #include "model/ask.hpp"
 
 #include "model/generate.hpp"
@@ -8,8 +9,8 @@ namespace echoline::model {
 
 Result<Generation> ask(const std::filesystem::path& folder, const std::string& device, const std::vector<Token>& prompt,
                        const Sampling& sampling) {
-  ECHO_ASSIGN(const torch::Device on, device_named(device));
-  ECHO_ASSIGN(const LoadedModel loaded, load_model(folder, on));
+  ECHO_ASSIGN(const torch::Device torch_device, device_named(device));
+  ECHO_ASSIGN(const LoadedModel loaded, load_model(folder, torch_device));
   ECHO_ASSIGN(auto generations, generate(*loaded.transformer, {prompt}, sampling));
   return std::move(generations.front());
 }
@@ -18,17 +19,17 @@ Status ask_all(const std::filesystem::path& folder, const Questions& questions) 
   use_threads(questions.threads);
   ECHO_ASSIGN(const torch::Device device, device_named(questions.device));
   ECHO_ASSIGN(const LoadedModel loaded, load_model(folder, device, torch::kBFloat16));
-  RunningBatch batch(loaded.transformer, {.rows_max = static_cast<std::int64_t>(questions.at_once)});
+  RunningBatch batch(loaded.transformer, {.rows_max = static_cast<std::int64_t>(questions.in_flight_max)});
   for (;;) {
-    while (batch.running() + batch.waiting() < questions.at_once) {
+    while (batch.running() + batch.waiting() < questions.in_flight_max) {
       std::optional<Question> question = questions.next();
       if (!question) break;
       const std::uint64_t id = question->id;
       if (Status added = batch.add({id, std::move(question->prompt), question->sampling, questions.ends}); !added)
-        ECHO_TRY(questions.hear(id, std::move(added).error()));
+        ECHO_TRY(questions.on_answer(id, std::move(added).error()));
     }
     if (batch.running() + batch.waiting() == 0) break;
-    for (Ended& ended : batch.step()) ECHO_TRY(questions.hear(ended.id, std::move(ended.generation)));
+    for (Ended& ended : batch.step()) ECHO_TRY(questions.on_answer(ended.id, std::move(ended.generation)));
   }
   return ok();
 }
@@ -36,8 +37,8 @@ Status ask_all(const std::filesystem::path& folder, const Questions& questions) 
 Result<std::vector<float>> score(const std::filesystem::path& folder, const std::string& device,
                                  const std::vector<Token>& prompt, const std::vector<Token>& continuation,
                                  double temperature) {
-  ECHO_ASSIGN(const torch::Device on, device_named(device));
-  ECHO_ASSIGN(const LoadedModel loaded, load_model(folder, on));
+  ECHO_ASSIGN(const torch::Device torch_device, device_named(device));
+  ECHO_ASSIGN(const LoadedModel loaded, load_model(folder, torch_device));
   return score(*loaded.transformer, prompt, continuation, temperature);
 }
 

@@ -1,4 +1,4 @@
-// Loads a model's folder and generates or scores with it, for callers without libtorch.
+// Loads a model from its folder and generates or scores with it. This header does not need libtorch.
 #pragma once
 #include <filesystem>
 #include <string>
@@ -13,7 +13,8 @@ namespace echoline::model {
 Result<Generation> ask(const std::filesystem::path& folder, const std::string& device, const std::vector<Token>& prompt,
                        const Sampling& sampling);
 
-// Generates for all questions. Errors of load_model() and device_named(), and those that `hear` returns.
+// Generates for all questions, with bf16 weights. Errors of load_model() and device_named(), and those that `on_answer`
+// returns.
 Status ask_all(const std::filesystem::path& folder, const Questions& questions);
 
 // Log-probability of each token of `continuation` after `prompt`, in nats, as ask() reports it for generated tokens.

@@ -1,3 +1,4 @@
+// Evaluates the tree of a chat template (template_syntax.hpp), and bounds its steps, memory and depth.
 #include "model/chat_template.hpp"
 
 #include <algorithm>
@@ -27,7 +28,7 @@ namespace {
 constexpr std::size_t kStepsMax = 1'000'000;   // expressions and statements per rendering
 constexpr std::size_t kBytesMax = 256u << 20;  // all texts and lists created
 constexpr std::size_t kNestingMax = 64;        // of lists and mappings in a variable, which are freed recursively
-constexpr std::string_view kWhat = "chat template";
+constexpr std::string_view kErrorSource = "chat template";
 
 using Integer = std::int64_t;
 using Kind = Expression::Kind;
@@ -43,42 +44,43 @@ class Renderer {
   }
 
  private:
-  enum class Flow { kOn, kBreak, kContinue };
+  enum class Flow { kNormal, kBreak, kContinue };
 
   template <class... Args>
   Error bad(fmt::format_string<Args...> format, Args&&... args) const {
-    return fail(Code::kInvalid, kWhat, "line {}: {}", line_, fmt::format(format, std::forward<Args>(args)...));
+    return fail(Code::kInvalid, kErrorSource, "line {}: {}", line_, fmt::format(format, std::forward<Args>(args)...));
   }
   // Errors of template_value.hpp have no line.
-  Error at_line(const Error& error) const { return bad("{}", error.detail); }
+  Error with_line(const Error& error) const { return bad("{}", error.detail); }
 
-  Status step(std::size_t line) {
+  Status charge_step(std::size_t line) {
     line_ = line;
     if (++steps_ <= kStepsMax) return ok();
-    return fail(Code::kExhausted, kWhat, "line {}: the template takes more than {} steps", line, kStepsMax);
+    return fail(Code::kExhausted, kErrorSource, "line {}: the template takes more than {} steps", line, kStepsMax);
   }
-  Status spend(std::size_t bytes) {
+  Status charge_bytes(std::size_t bytes) {
     bytes_ += bytes;
     if (bytes_ <= kBytesMax) return ok();
-    return fail(Code::kExhausted, kWhat, "line {}: the template makes more than {} bytes of text", line_, kBytesMax);
+    return fail(Code::kExhausted, kErrorSource, "line {}: the template makes more than {} bytes of text", line_,
+                kBytesMax);
   }
-  Result<Value> made(std::string text) {
-    ECHO_TRY(spend(text.size()));
+  Result<Value> make_text(std::string text) {
+    ECHO_TRY(charge_bytes(text.size()));
     return Value{std::move(text)};
   }
 
   Result<Flow> run(const std::vector<Statement>& body) {
     for (const Statement& s : body) {
-      ECHO_TRY(step(s.line));
+      ECHO_TRY(charge_step(s.line));
       switch (s.kind) {
         case Statement::Kind::kText:
-          ECHO_TRY(spend(s.text.size()));
+          ECHO_TRY(charge_bytes(s.text.size()));
           out_ += s.text;
           break;
         case Statement::Kind::kOutput: {
           ECHO_ASSIGN(const Value value, eval(*s.expression));
           ECHO_ASSIGN(const std::string text, text_of(value));
-          ECHO_TRY(spend(text.size()));
+          ECHO_TRY(charge_bytes(text.size()));
           out_ += text;
           break;
         }
@@ -98,18 +100,18 @@ class Renderer {
             }
             if (!holds) continue;
             ECHO_ASSIGN(const Flow flow, run(branch.body));
-            if (flow != Flow::kOn) return flow;
+            if (flow != Flow::kNormal) return flow;
             break;
           }
           break;
         case Statement::Kind::kFor: {
           ECHO_ASSIGN(const Flow flow, loop(s));
-          if (flow != Flow::kOn) return flow;
+          if (flow != Flow::kNormal) return flow;
           break;
         }
       }
     }
-    return Flow::kOn;
+    return Flow::kNormal;
   }
 
   Status set(const Statement& s) {
@@ -130,7 +132,7 @@ class Renderer {
 
   // A namespace inside a namespace could contain itself.
   Status check_nesting(const Value& value, std::size_t depth, bool inside_namespace) {
-    ECHO_TRY(spend(sizeof(Value)));
+    ECHO_TRY(charge_bytes(sizeof(Value)));
     if (depth > kNestingMax) return bad("lists and mappings are nested more than {} deep", kNestingMax);
     if (const List* list = value.list())
       for (const Value& item : *list) ECHO_TRY(check_nesting(item, depth + 1, inside_namespace));
@@ -142,7 +144,7 @@ class Renderer {
     return ok();
   }
 
-  Status bind(const Statement& s, const Value& item) {
+  Status bind_targets(const Statement& s, const Value& item) {
     if (s.targets.size() == 1) {
       chat::put(scopes_.back(), s.targets.front(), item);
       return ok();
@@ -167,14 +169,14 @@ class Renderer {
     ECHO_ASSIGN(const Value iterable, eval(*s.expression));
     ECHO_ASSIGN(List items, items_of(iterable));
     if (s.condition) {
-      List kept;
+      List matching;
       for (Value& item : items) {
         const Scope scope(scopes_);
-        ECHO_TRY(bind(s, item));
+        ECHO_TRY(bind_targets(s, item));
         ECHO_ASSIGN(const Value condition, eval(*s.condition));
-        if (chat::truthy(condition)) kept.push_back(std::move(item));
+        if (chat::truthy(condition)) matching.push_back(std::move(item));
       }
-      items = std::move(kept);
+      items = std::move(matching);
     }
     if (items.empty()) {
       const Scope scope(scopes_);
@@ -182,21 +184,21 @@ class Renderer {
     }
     const auto length = static_cast<Integer>(items.size());
     for (Integer i = 0; i < length; ++i) {
-      ECHO_TRY(step(s.line));
+      ECHO_TRY(charge_step(s.line));
       const Scope scope(scopes_);
       const auto at = static_cast<std::size_t>(i);
-      Dict about{{"index", {i + 1}},         {"index0", {i}},
-                 {"revindex", {length - i}}, {"revindex0", {length - i - 1}},
-                 {"first", {i == 0}},        {"last", {i + 1 == length}},
-                 {"length", {length}}};
-      if (i > 0) about.emplace_back("previtem", items[at - 1]);
-      if (i + 1 < length) about.emplace_back("nextitem", items[at + 1]);
-      chat::put(scopes_.back(), "loop", chat::make_dict(std::move(about)));
-      ECHO_TRY(bind(s, items[at]));
+      Dict loop_variables{{"index", {i + 1}},         {"index0", {i}},
+                          {"revindex", {length - i}}, {"revindex0", {length - i - 1}},
+                          {"first", {i == 0}},        {"last", {i + 1 == length}},
+                          {"length", {length}}};
+      if (i > 0) loop_variables.emplace_back("previtem", items[at - 1]);
+      if (i + 1 < length) loop_variables.emplace_back("nextitem", items[at + 1]);
+      chat::put(scopes_.back(), "loop", chat::make_dict(std::move(loop_variables)));
+      ECHO_TRY(bind_targets(s, items[at]));
       ECHO_ASSIGN(const Flow flow, run(s.branches[0].body));
       if (flow == Flow::kBreak) break;
     }
-    return Flow::kOn;
+    return Flow::kNormal;
   }
 
   const Value* lookup(std::string_view name) const {
@@ -207,14 +209,14 @@ class Renderer {
 
   Result<std::string> text_of(const Value& value) const {
     auto text = chat::text(value);
-    if (!text) return at_line(text.error());
+    if (!text) return with_line(text.error());
     return text;
   }
 
   Result<List> items_of(const Value& value) {
     if (value.undefined()) return List();
     if (const List* list = value.list()) {
-      ECHO_TRY(spend(list->size() * sizeof(Value)));
+      ECHO_TRY(charge_bytes(list->size() * sizeof(Value)));
       return *list;
     }
     List items;
@@ -223,7 +225,7 @@ class Renderer {
       return items;
     }
     if (const auto* text = value.as<std::string>()) {
-      ECHO_TRY(spend(text->size() * sizeof(Value)));
+      ECHO_TRY(charge_bytes(text->size() * sizeof(Value)));
       for (const std::string_view c : chat::characters(*text)) items.push_back({std::string(c)});
       return items;
     }
@@ -231,7 +233,7 @@ class Renderer {
   }
 
   Result<Value> eval(const Expression& e) {
-    ECHO_TRY(step(e.line));
+    ECHO_TRY(charge_step(e.line));
     switch (e.kind) {
       case Kind::kLiteral:
         return e.value;
@@ -240,11 +242,11 @@ class Renderer {
         return value ? *value : Value{Undefined{e.name}};
       }
       case Kind::kList: {
-        ECHO_ASSIGN(Arguments items, evaluated(e, 0));
+        ECHO_ASSIGN(Arguments items, evaluate_parts(e, 0));
         return chat::make_list(std::move(items));
       }
       case Kind::kMapping: {
-        ECHO_ASSIGN(Arguments items, evaluated(e, 0));
+        ECHO_ASSIGN(Arguments items, evaluate_parts(e, 0));
         Dict dict;
         for (std::size_t i = 0; i + 1 < items.size(); i += 2) {
           const auto* key = items[i].as<std::string>();
@@ -291,7 +293,7 @@ class Renderer {
     return bad("unknown expression");
   }
 
-  Result<Arguments> evaluated(const Expression& e, std::size_t first) {
+  Result<Arguments> evaluate_parts(const Expression& e, std::size_t first) {
     Arguments values;
     for (std::size_t i = first; i < e.parts.size(); ++i) {
       ECHO_ASSIGN(Value value, eval(*e.parts[i]));
@@ -337,20 +339,21 @@ class Renderer {
     const Integer stride = bounds[2].value_or(1);
     if (stride == 0) return bad("the step of a slice is 0");
     const Integer lowest = stride > 0 ? 0 : -1, highest = stride > 0 ? size : size - 1;
-    const auto within = [&](std::optional<Integer> bound, Integer absent) {
-      if (!bound) return absent;
+    const auto resolve = [&](std::optional<Integer> bound, Integer if_absent) {
+      if (!bound) return if_absent;
       if (*bound < -size) return lowest;
       return std::clamp(*bound < 0 ? *bound + size : *bound, lowest, highest);
     };
-    const Integer begin = within(bounds[0], stride > 0 ? 0 : size - 1), end = within(bounds[1], stride > 0 ? size : -1);
-    List taken;
+    const Integer begin = resolve(bounds[0], stride > 0 ? 0 : size - 1),
+                  end = resolve(bounds[1], stride > 0 ? size : -1);
+    List selected;
     const Integer bounded = std::clamp(stride, -size - 1, size + 1);  // prevents overflow
     for (Integer i = begin; stride > 0 ? i < end : i > end; i += bounded)
-      taken.push_back(all[static_cast<std::size_t>(i)]);
-    if (!text) return chat::make_list(std::move(taken));
+      selected.push_back(all[static_cast<std::size_t>(i)]);
+    if (!text) return chat::make_list(std::move(selected));
     std::string out;
-    for (const Value& c : taken) out += *c.as<std::string>();
-    return made(std::move(out));
+    for (const Value& c : selected) out += *c.as<std::string>();
+    return make_text(std::move(out));
   }
 
   Result<Value> binary(const Expression& e) {
@@ -363,21 +366,21 @@ class Renderer {
     if (e.name == "==") return Value{chat::equal(a, b)};
     if (e.name == "!=") return Value{!chat::equal(a, b)};
     if (e.name == "in" || e.name == "not in") {
-      ECHO_ASSIGN(const bool inside, contains(b, a));
-      return Value{inside == (e.name == "in")};
+      ECHO_ASSIGN(const bool is_inside, contains(b, a));
+      return Value{is_inside == (e.name == "in")};
     }
     const auto *s = a.as<std::string>(), *t = b.as<std::string>();
     if (e.name == "~") {
       ECHO_ASSIGN(const std::string left, text_of(a));
       ECHO_ASSIGN(const std::string right, text_of(b));
-      return made(left + right);
+      return make_text(left + right);
     }
-    if (e.name == "+" && s && t) return made(*s + *t);
+    if (e.name == "+" && s && t) return make_text(*s + *t);
     if (e.name == "+" && a.list() && b.list()) {
-      List both = *a.list();
-      both.insert(both.end(), b.list()->begin(), b.list()->end());
-      ECHO_TRY(spend(both.size() * sizeof(Value)));
-      return chat::make_list(std::move(both));
+      List concatenation = *a.list();
+      concatenation.insert(concatenation.end(), b.list()->begin(), b.list()->end());
+      ECHO_TRY(charge_bytes(concatenation.size() * sizeof(Value)));
+      return chat::make_list(std::move(concatenation));
     }
     if (s && t && (e.name.front() == '<' || e.name.front() == '>')) return Value{ordered(e.name, s->compare(*t), 0)};
     const auto number = [](const Value& v) -> std::optional<double> {
@@ -404,8 +407,8 @@ class Renderer {
     if (e.name == "//" || e.name == "%" || e.name == "/") {  // rounded down, as in Python
       if (*j == 0) return bad("division by zero");
       if (*i == INT64_MIN && *j == -1) return bad("integer overflow in '{}'", e.name);
-      const Integer rest = *i % *j, down = rest != 0 && (rest < 0) != (*j < 0) ? 1 : 0;
-      result = e.name == "//" ? *i / *j - down : rest + down * *j;
+      const Integer remainder = *i % *j, round_down = remainder != 0 && (remainder < 0) != (*j < 0) ? 1 : 0;
+      result = e.name == "//" ? *i / *j - round_down : remainder + round_down * *j;
     }
     if (overflow) return bad("integer overflow in '{}'", e.name);
     return Value{result};
@@ -455,7 +458,7 @@ class Renderer {
 
   Result<Value> filter(const Expression& e) {
     ECHO_ASSIGN(const Value v, eval(*e.parts[0]));
-    ECHO_ASSIGN(const Arguments arguments, evaluated(e, 1));
+    ECHO_ASSIGN(const Arguments arguments, evaluate_parts(e, 1));
     line_ = e.line;
     const std::size_t count = arguments.size();
     if (e.keywords.empty()) {
@@ -466,11 +469,11 @@ class Renderer {
       if (e.name == "join" && count <= 1) {
         std::string out;
         ECHO_ASSIGN(const List items, items_of(v));
-        ECHO_ASSIGN(const std::string between, text_of(count == 1 ? arguments[0] : Value{std::string()}));
+        ECHO_ASSIGN(const std::string separator, text_of(count == 1 ? arguments[0] : Value{std::string()}));
         for (std::size_t i = 0; i < items.size(); ++i) {
           ECHO_ASSIGN(const std::string text, text_of(items[i]));
-          ECHO_TRY(spend(text.size() + between.size()));
-          out += (i > 0 ? between : "") + text;
+          ECHO_TRY(charge_bytes(text.size() + separator.size()));
+          out += (i > 0 ? separator : "") + text;
         }
         return Value{std::move(out)};
       }
@@ -478,8 +481,8 @@ class Renderer {
     if (count == 0) {
       if (e.name == "tojson") {
         auto json = chat::to_json(v);
-        if (!json) return at_line(json.error());
-        return made(*std::move(json));
+        if (!json) return with_line(json.error());
+        return make_text(*std::move(json));
       }
       if (e.name == "length" || e.name == "count") {
         if (const auto* text = v.as<std::string>()) return Value{static_cast<Integer>(chat::characters(*text).size())};
@@ -498,7 +501,7 @@ class Renderer {
       if (e.name == "items" && (v.dict() || v.undefined())) return entries(v.dict());
       if (e.name == "trim" || e.name == "upper" || e.name == "lower" || e.name == "string" || e.name == "safe") {
         ECHO_ASSIGN(std::string text, text_of(v));
-        if (e.name == "string" || e.name == "safe") return made(std::move(text));
+        if (e.name == "string" || e.name == "safe") return make_text(std::move(text));
         return method(text, e.name == "trim" ? "strip" : e.name, {});
       }
     }
@@ -516,14 +519,14 @@ class Renderer {
     const Expression& callee = *e.parts[0];
     if (callee.kind == Kind::kAttribute) {
       ECHO_ASSIGN(const Value object, eval(*callee.parts[0]));
-      ECHO_ASSIGN(const Arguments arguments, evaluated(e, 1));
+      ECHO_ASSIGN(const Arguments arguments, evaluate_parts(e, 1));
       line_ = e.line;
       if (!e.keywords.empty()) return bad("the method '{}' with named arguments is not implemented", callee.name);
       if (const auto* text = object.as<std::string>()) return method(*text, callee.name, arguments);
       if (const Dict* dict = object.dict()) return method(*dict, callee.name, arguments);
       return bad("the method '{}' of {} is not implemented", callee.name.substr(0, 40), chat::kind(object));
     }
-    ECHO_ASSIGN(const Arguments arguments, evaluated(e, 1));
+    ECHO_ASSIGN(const Arguments arguments, evaluate_parts(e, 1));
     line_ = e.line;
     const std::string name = callee.kind == Kind::kName ? callee.name : "";
     if (name == "namespace" && arguments.size() == e.keywords.size()) {
@@ -532,7 +535,7 @@ class Renderer {
       Value space = chat::make_dict(std::move(dict));
       ECHO_TRY(check_nesting(space, 0, true));
       namespaces_.insert(space.dict());
-      kept_.push_back(space);
+      namespace_values_.push_back(space);
       return space;
     }
     if (name == "raise_exception" && arguments.size() == 1) {
@@ -543,32 +546,32 @@ class Renderer {
   }
 
   Result<Value> method(const std::string& text, std::string_view name, const Arguments& arguments) {
-    std::vector<std::string> given;
+    std::vector<std::string> texts;
     for (const Value& argument : arguments)
-      if (const auto* s = argument.as<std::string>()) given.push_back(*s);
+      if (const auto* s = argument.as<std::string>()) texts.push_back(*s);
     const std::size_t count = arguments.size();
-    if (given.size() == count) {
-      if (name == "startswith" && count == 1) return Value{text.starts_with(given[0])};
-      if (name == "endswith" && count == 1) return Value{text.ends_with(given[0])};
+    if (texts.size() == count) {
+      if (name == "startswith" && count == 1) return Value{text.starts_with(texts[0])};
+      if (name == "endswith" && count == 1) return Value{text.ends_with(texts[0])};
       if ((name == "strip" || name == "lstrip" || name == "rstrip") && count <= 1)
-        return made(chat::strip(text, name != "rstrip", name != "lstrip", count == 1 ? &given[0] : nullptr));
-      if (name == "split" && count <= 1) return split(text, count == 1 ? &given[0] : nullptr);
+        return make_text(chat::strip(text, name != "rstrip", name != "lstrip", count == 1 ? &texts[0] : nullptr));
+      if (name == "split" && count <= 1) return split(text, count == 1 ? &texts[0] : nullptr);
       if ((name == "upper" || name == "lower") && count == 0) {
         std::string out = text;
         for (char& c : out) {
           if (static_cast<unsigned char>(c) >= 0x80) return bad("'{}' is implemented for ASCII only", name);
           c = static_cast<char>(name == "upper" ? std::toupper(c) : std::tolower(c));
         }
-        return made(std::move(out));
+        return make_text(std::move(out));
       }
-      if (name == "replace" && count == 2 && !given[0].empty()) {
+      if (name == "replace" && count == 2 && !texts[0].empty()) {
         std::string out;
         std::size_t begin = 0;
-        for (std::size_t at; (at = text.find(given[0], begin)) != std::string::npos; begin = at + given[0].size()) {
-          ECHO_TRY(spend(at - begin + given[1].size()));
-          out += text.substr(begin, at - begin) + given[1];
+        for (std::size_t at; (at = text.find(texts[0], begin)) != std::string::npos; begin = at + texts[0].size()) {
+          ECHO_TRY(charge_bytes(at - begin + texts[1].size()));
+          out += text.substr(begin, at - begin) + texts[1];
         }
-        return made(out + text.substr(begin));
+        return make_text(out + text.substr(begin));
       }
     }
     return bad("the method '{}' of a string{} is not implemented", name.substr(0, 40),
@@ -576,7 +579,7 @@ class Renderer {
   }
 
   Result<Value> split(const std::string& text, const std::string* separator) {
-    ECHO_TRY(spend(text.size()));
+    ECHO_TRY(charge_bytes(text.size()));
     List parts;
     if (separator) {
       if (separator->empty()) return bad("split() by an empty string");
@@ -616,7 +619,7 @@ class Renderer {
 
   std::vector<Dict> scopes_;
   std::unordered_set<const Dict*> namespaces_;
-  std::vector<Value> kept_;  // all namespaces, so that no address is reused
+  std::vector<Value> namespace_values_;  // all namespaces, so that no address is reused
   std::string out_;
   std::size_t line_ = 0, steps_ = 0, bytes_ = 0;
 };
@@ -636,7 +639,8 @@ Result<std::string> ChatTemplate::render(const std::vector<ChatMessage>& message
   if (!variables_json.empty()) {
     const auto json = nlohmann::ordered_json::parse(variables_json, nullptr, false);
     if (!json.is_object())
-      return fail(Code::kInvalid, kWhat, "expected a JSON object of variables, found {}", variables_json.substr(0, 80));
+      return fail(Code::kInvalid, kErrorSource, "expected a JSON object of variables, found {}",
+                  variables_json.substr(0, 80));
     for (const auto& [name, value] : json.items()) variables.emplace_back(name, chat::from_json(value));
   }
   List list;

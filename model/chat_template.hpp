@@ -11,8 +11,8 @@
 #include <string_view>
 #include <vector>
 
+#include "base/policy_input.hpp"
 #include "base/result.hpp"
-#include "base/told.hpp"
 
 namespace echoline::model {
 

@@ -1,3 +1,4 @@
+// Reads, writes and checks config.json, and defines the presets.
 #include "model/config.hpp"
 
 #include <algorithm>
@@ -12,11 +13,11 @@ namespace echoline::model {
 namespace {
 
 using nlohmann::json;
-constexpr std::string_view kWhat = "config.json";
+constexpr std::string_view kErrorSource = "config.json";
 
 template <class... Args>
 Error bad(fmt::format_string<Args...> format, Args&&... args) {
-  return fail(Code::kInvalid, kWhat, format, std::forward<Args>(args)...);
+  return fail(Code::kInvalid, kErrorSource, format, std::forward<Args>(args)...);
 }
 
 // Reads fields of one JSON object and keeps the first error.
@@ -27,30 +28,30 @@ class Fields {
     const auto it = object_.find(name);
     return it == object_.end() || it->is_null() ? nullptr : &*it;
   }
-  void integer(const char* name, std::int64_t& into, bool required = true) {
+  void integer(const char* name, std::int64_t& out, bool required = true) {
     const json* value = get(name);
     if (!value) {
       if (required) note(bad("'{}' is missing, expected an integer", name));
-    } else if (!value->is_number_integer() ||
+    } else if (!value->is_number_integer() ||  // the limit keeps unsigned values within std::int64_t
                (value->is_number_unsigned() && value->get<std::uint64_t>() > std::uint64_t{1} << 62)) {
       note(bad("'{}' is {}, expected an integer", name, value->dump()));
     } else {
-      into = value->get<std::int64_t>();
+      out = value->get<std::int64_t>();
     }
   }
-  void number(const char* name, double& into) {
+  void number(const char* name, double& out) {
     const json* value = get(name);
     if (!value) return;
     if (value->is_number())
-      into = value->get<double>();
+      out = value->get<double>();
     else
       note(bad("'{}' is {}, expected a number", name, value->dump()));
   }
-  void boolean(const char* name, bool& into) {
+  void boolean(const char* name, bool& out) {
     const json* value = get(name);
     if (!value) return;
     if (value->is_boolean())
-      into = value->get<bool>();
+      out = value->get<bool>();
     else
       note(bad("'{}' is {}, expected true or false", name, value->dump()));
   }
@@ -74,8 +75,8 @@ Result<Token> token_of(const char* name, const json& value) {
 constexpr std::pair<Family, const char*> kFamilies[] = {
     {Family::kQwen3, "Qwen3ForCausalLM"}, {Family::kQwen2, "Qwen2ForCausalLM"}, {Family::kLlama, "LlamaForCausalLM"}};
 
-// Requires that features which are not implemented are off.
-Status supported(Fields& fields, ModelConfig& c) {
+// Sets c.family. Fails if the file turns on a feature that is not implemented.
+Status read_family_and_check_features(Fields& fields, ModelConfig& c) {
   const json* type = fields.get("model_type");
   bool known = false;
   for (const auto& [family, architecture] : kFamilies)
@@ -144,12 +145,13 @@ Result<ModelConfig> ModelConfig::from_json(std::string_view text) {
     return bad("expected a JSON object, found {}", root.is_discarded() ? "malformed JSON" : root.type_name());
   Fields fields(root);
   ModelConfig c;
-  ECHO_TRY(supported(fields, c));
+  ECHO_TRY(read_family_and_check_features(fields, c));
   fields.integer("vocab_size", c.vocab_size);
   fields.integer("hidden_size", c.hidden_size);
   fields.integer("intermediate_size", c.intermediate_size);
   fields.integer("num_hidden_layers", c.layers);
   fields.integer("num_attention_heads", c.heads);
+  // Hugging Face's defaults: Llama and Qwen2 derive kv_heads and head_dim. Qwen3 has a fixed head_dim (ModelConfig).
   c.kv_heads = c.heads;
   fields.integer("num_key_value_heads", c.kv_heads, /*required=*/c.family == Family::kQwen3);
   if (c.family != Family::kQwen3 && c.heads > 0) c.head_dim = c.hidden_size / c.heads;
@@ -173,8 +175,8 @@ Result<ModelConfig> ModelConfig::from_json(std::string_view text) {
   ECHO_TRY(fields.status());
   if (const json* eos = fields.get("eos_token_id")) {
     if (eos->is_array()) {
-      for (const json& one : *eos) {
-        ECHO_ASSIGN(const Token token, token_of("eos_token_id", one));
+      for (const json& id : *eos) {
+        ECHO_ASSIGN(const Token token, token_of("eos_token_id", id));
         c.eos.push_back(token);
       }
     } else {
@@ -216,7 +218,7 @@ std::string ModelConfig::to_json() const {
       {"rope_scaling", nullptr},
       {"initializer_range", initializer_range},
       {"tie_word_embeddings", tie_embeddings},
-      {"attention_bias", false},
+      {"attention_bias", false},  // ignored for Qwen2, whose model_type implies its biases
       {"attention_dropout", 0.0},
       {"hidden_act", "silu"},
       {"use_sliding_window", false},
@@ -238,7 +240,7 @@ std::string ModelConfig::to_json() const {
 Status ModelConfig::validate() const {
   const struct {
     const char* name;
-    std::int64_t value, most;
+    std::int64_t value, maximum;
   } sizes[] = {{"vocab_size", vocab_size, 1 << 24},
                {"hidden_size", hidden_size, 1 << 20},
                {"intermediate_size", intermediate_size, 1 << 22},
@@ -248,8 +250,8 @@ Status ModelConfig::validate() const {
                {"head_dim", head_dim, 4096},
                {"max_position_embeddings", positions_max, 1 << 26}};
   for (const auto& size : sizes) {
-    if (size.value < 1 || size.value > size.most) {
-      return bad("'{}' is {}, expected 1 to {}", size.name, size.value, size.most);
+    if (size.value < 1 || size.value > size.maximum) {
+      return bad("'{}' is {}, expected 1 to {}", size.name, size.value, size.maximum);
     }
   }
   if (heads % kv_heads != 0) {
@@ -261,9 +263,9 @@ Status ModelConfig::validate() const {
   if (!positive(rope_theta)) return bad("'rope_theta' is {}, expected a positive number", rope_theta);
   if (rope_scaling) {
     const RopeScaling& r = *rope_scaling;
-    const bool sound = positive(r.factor) && positive(r.low_freq_factor) && positive(r.high_freq_factor) &&
-                       r.low_freq_factor < r.high_freq_factor && r.original_positions >= 1;
-    if (!sound)
+    const bool is_valid = positive(r.factor) && positive(r.low_freq_factor) && positive(r.high_freq_factor) &&
+                          r.low_freq_factor < r.high_freq_factor && r.original_positions >= 1;
+    if (!is_valid)
       return bad(
           "'rope_scaling' has factor {}, low_freq_factor {}, high_freq_factor {} and "
           "original_max_position_embeddings {}, expected positive numbers, the low factor below the high one",

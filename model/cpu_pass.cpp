@@ -1,3 +1,4 @@
+// Computes a pass without gradients on a CPU. Transformer calls it.
 #include "model/cpu_pass.hpp"
 
 #include <algorithm>
@@ -57,7 +58,7 @@ void multiply(const Tensor& x, std::initializer_list<std::pair<const Tensor*, co
               Tensor& kept) {
   const float* prepared = nullptr;
   for (const auto& [weight, y] : products) {
-    if (kernels_multiply(x, *weight)) {
+    if (kernel_product_is_fastest(x, *weight)) {
       if (prepared == nullptr) prepared = packed(x, *weight, kept);
       multiply(prepared, x.size(0), *weight, y->data_ptr<float>(), add);
     } else {
@@ -68,14 +69,14 @@ void multiply(const Tensor& x, std::initializer_list<std::pair<const Tensor*, co
 }
 
 // A vector of weights as fp32, null if undefined; `kept` holds a converted copy.
-const float* widened(const Tensor& weight, Tensor& kept) {
+const float* as_fp32(const Tensor& weight, Tensor& kept) {
   if (!weight.defined()) return nullptr;
   kept = weight.to(torch::kFloat);
   return kept.data_ptr<float>();
 }
 
 template <class Work>
-void each_row(std::int64_t rows, std::int64_t work, const Work& one) {
+void parallel_for_each_row(std::int64_t rows, std::int64_t work, const Work& one) {
   parallel_for(rows, grain_of(kWorkMin / 16, work), [&](std::int64_t begin, std::int64_t end) {
     for (std::int64_t row = begin; row < end; ++row) one(row);
   });
@@ -83,7 +84,7 @@ void each_row(std::int64_t rows, std::int64_t work, const Work& one) {
 
 }  // namespace
 
-bool kernels_multiply(const Tensor& x, const Tensor& weight) {
+bool kernel_product_is_fastest(const Tensor& x, const Tensor& weight) {
   return !torch::GradMode::is_enabled() && x.is_cpu() && x.scalar_type() == torch::kFloat && weight.is_contiguous() &&
          (is_bf16(weight) || x.size(0) <= kFewRows);
 }
@@ -112,31 +113,32 @@ void cpu_pass(const ModelConfig& config, const std::vector<Transformer::Layer>& 
   float* const gate_at = gates.data_ptr<float>();
   Tensor packed, kept, kept_too, kept_bias;
   const auto norm = [&](const Tensor& weight) {
-    const float* const w = widened(weight, kept);
-    each_row(rows, hidden,
-             [&](std::int64_t r) { kernel.rms_norm(at + r * hidden, w, hidden, eps, norm_at + r * hidden); });
+    const float* const w = as_fp32(weight, kept);
+    parallel_for_each_row(
+        rows, hidden, [&](std::int64_t r) { kernel.rms_norm(at + r * hidden, w, hidden, eps, norm_at + r * hidden); });
   };
   for (std::size_t i = 0; i < layers.size(); ++i) {
     const Transformer::Layer& layer = layers[i];
     norm(layer.input_norm);
     multiply(normed, {{&layer.qkv, &qkv}}, false, packed);
-    const float* const q_norm = widened(layer.q_norm, kept);
-    const float* const k_norm = widened(layer.k_norm, kept_too);
-    const float* const bias = widened(layer.qkv_bias, kept_bias);
-    each_row(rows, (heads + kv) * dim, [&](std::int64_t r) {
+    const float* const q_norm = as_fp32(layer.q_norm, kept);
+    const float* const k_norm = as_fp32(layer.k_norm, kept_too);
+    const float* const bias = as_fp32(layer.qkv_bias, kept_bias);
+    parallel_for_each_row(rows, (heads + kv) * dim, [&](std::int64_t r) {
       for (std::int64_t c = 0; bias != nullptr && c < width; ++c) head_at[r * width + c] += bias[c];
       for (std::int64_t h = 0; h < heads + kv; ++h)
         kernel.rotate(head_at + r * width + h * dim, h < heads ? q_norm : k_norm, dim, eps,
                       cos.data_ptr<float>() + r % positions * dim, sin.data_ptr<float>() + r % positions * dim);
     });
-    const Tensor mixed =
-        attention ? attention->attend(i, q, k, v)
-                  : attend_packed(qkv.view({rows, heads + 2 * kv, dim}), heads, kv, segments, AttentionWay::kKernels);
+    const Tensor mixed = attention ? attention->attend(i, q, k, v)
+                                   : attend_packed(qkv.view({rows, heads + 2 * kv, dim}), heads, kv, segments,
+                                                   AttentionMethod::kKernels);
     multiply(mixed, {{&layer.o, &x}}, true, packed);
     norm(layer.post_norm);
     multiply(normed, {{&layer.gate, &gates}, {&layer.up, &ups}}, false, packed);
-    each_row(rows, inner,
-             [&](std::int64_t r) { kernel.gate(gate_at + r * inner, ups.data_ptr<float>() + r * inner, inner); });
+    parallel_for_each_row(rows, inner, [&](std::int64_t r) {
+      kernel.gate(gate_at + r * inner, ups.data_ptr<float>() + r * inner, inner);
+    });
     multiply(gates, {{&layer.down, &x}}, true, packed);
   }
 }

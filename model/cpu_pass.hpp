@@ -6,14 +6,15 @@
 
 namespace echoline::model {
 
-// Whether cpu_product() is the fastest product.
-bool kernels_multiply(const torch::Tensor& x, const torch::Tensor& weight);
+// Whether cpu_product() is faster than libtorch's product.
+bool kernel_product_is_fastest(const torch::Tensor& x, const torch::Tensor& weight);
 
 // x fp32 [rows, in], weight fp32 or bf16 [out, in] -> fp32 [rows, out].
 torch::Tensor cpu_product(const torch::Tensor& x, const torch::Tensor& weight);
 
-// All layers. x: fp32 [rows, hidden], contiguous, overwritten, in sequences of `tokens` rows; cos and sin: fp32,
-// [head_dim] for each row or for each token. Without `attention`, as attend_packed() with these segments.
+// Runs all layers on x, in place: fp32 [rows, hidden], contiguous, in sequences of `tokens` rows. cos and sin: fp32,
+// [head_dim] for each row, or for each token of a sequence. `attention` null: attends by `segments`, as
+// attend_packed().
 void cpu_pass(const ModelConfig& config, const std::vector<Transformer::Layer>& layers, const torch::Tensor& x,
               std::int64_t tokens, const torch::Tensor& cos, const torch::Tensor& sin, Attention* attention,
               const torch::Tensor& segments);

@@ -1,3 +1,4 @@
+// Defines the operations with gradients of a training pass on a GPU, as functions of libtorch's autograd.
 #include "model/device_ops.hpp"
 
 #include <torch/version.h>
@@ -64,21 +65,22 @@ struct JointGated : torch::autograd::Function<JointGated> {
     const std::int64_t width = both.size(1) / 2;
     return both.narrow(1, which * width, width);
   }
-  static Tensor forward(AutogradContext* context, const Tensor& x, const Tensor& whole, const Tensor&, const Tensor&) {
-    const Tensor both = torch::linear(x, whole);
-    context->save_for_backward({x, whole, both});
+  static Tensor forward(AutogradContext* context, const Tensor& x, const Tensor& joint_weight, const Tensor&,
+                        const Tensor&) {
+    const Tensor both = torch::linear(x, joint_weight);
+    context->save_for_backward({x, joint_weight, both});
     return training::gate(half(both, 0), half(both, 1));
   }
   static variable_list backward(AutogradContext* context, variable_list gradients) {
     const auto saved = context->get_saved_variables();
-    const Tensor &x = saved[0], &whole = saved[1], &both = saved[2], d = torch::empty_like(both);
+    const Tensor &x = saved[0], &joint_weight = saved[1], &both = saved[2], d = torch::empty_like(both);
     training::gate_backward(half(both, 0), half(both, 1), gradients[0], half(d, 0), half(d, 1));
-    const auto weights = d.t().mm(x).split(whole.size(0) / 2);
-    return {d.mm(whole), Tensor(), weights[0], weights[1]};
+    const auto weights = d.t().mm(x).split(joint_weight.size(0) / 2);
+    return {d.mm(joint_weight), Tensor(), weights[0], weights[1]};
   }
 };
 
-struct ChosenRows : torch::autograd::Function<ChosenRows> {
+struct SelectedRows : torch::autograd::Function<SelectedRows> {
   static Tensor forward(AutogradContext* context, const Tensor& x, const Tensor& rows) {
     context->save_for_backward({rows});
     context->saved_data["count"] = x.size(0);
@@ -95,15 +97,15 @@ struct ChosenRows : torch::autograd::Function<ChosenRows> {
 training::Heads heads_of(const Rotation& r) { return {r.cos, r.sin, r.q_norm, r.k_norm, r.heads, r.kv_heads, r.eps}; }
 
 // An empty tensor for an undefined norm, because a Function takes no undefined tensors.
-Tensor given(const Tensor& norm) { return norm.defined() ? norm : torch::empty({0}); }
+Tensor or_empty(const Tensor& norm) { return norm.defined() ? norm : torch::empty({0}); }
 
-void keep(AutogradContext* context, const Rotation& r) {
+void save_heads(AutogradContext* context, const Rotation& r) {
   context->saved_data["heads"] = r.heads;
   context->saved_data["kv_heads"] = r.kv_heads;
   context->saved_data["eps"] = r.eps;
 }
-training::Heads kept_heads(AutogradContext* context, const Tensor& cos, const Tensor& sin, const Tensor& q_norm,
-                           const Tensor& k_norm) {
+training::Heads saved_heads(AutogradContext* context, const Tensor& cos, const Tensor& sin, const Tensor& q_norm,
+                            const Tensor& k_norm) {
   const auto norm = [](const Tensor& t) { return t.numel() > 0 ? t : Tensor(); };
   return {cos,
           sin,
@@ -118,12 +120,12 @@ struct RotatedOnDevice : torch::autograd::Function<RotatedOnDevice> {
   static Tensor forward(AutogradContext* context, const Tensor& qkv, const Tensor& q_norm, const Tensor& k_norm,
                         const Rotation& r) {
     context->save_for_backward({qkv, q_norm, k_norm, r.cos, r.sin});
-    keep(context, r);
+    save_heads(context, r);
     return training::rotate(qkv, heads_of(r));
   }
   static variable_list backward(AutogradContext* context, variable_list gradients) {
     const auto saved = context->get_saved_variables();
-    const training::Heads h = kept_heads(context, saved[3], saved[4], saved[1], saved[2]);
+    const training::Heads h = saved_heads(context, saved[3], saved[4], saved[1], saved[2]);
     const Tensor d = gradients[0].contiguous();
     const auto slopes =
         training::rotate_backward(saved[0], h, d.narrow(1, 0, h.heads), d.narrow(1, h.heads, h.kv_heads),
@@ -158,8 +160,9 @@ struct AttendedOnDevice : torch::autograd::Function<AttendedOnDevice> {
         at::_flash_attention_forward(o.q, o.k, o.v, plan.queries_first, plan.keys_first, plan.queries_max,
                                      plan.keys_max, 0.0, /*is_causal=*/true, false, 1.0);
     context->save_for_backward({qkv, q_norm, k_norm, r.cos, r.sin, out, log_sums, seed, offset, plan.queries_first,
-                                plan.keys_first, given(plan.rows), given(plan.copies_first), given(plan.copies)});
-    keep(context, r);
+                                plan.keys_first, or_empty(plan.rows), or_empty(plan.copies_first),
+                                or_empty(plan.copies)});
+    save_heads(context, r);
     context->saved_data["queries_max"] = plan.queries_max;
     context->saved_data["keys_max"] = plan.keys_max;
     return out.flatten(1);
@@ -167,7 +170,7 @@ struct AttendedOnDevice : torch::autograd::Function<AttendedOnDevice> {
 
   static variable_list backward(AutogradContext* context, variable_list gradients) {
     const auto saved = context->get_saved_variables();
-    const training::Heads h = kept_heads(context, saved[3], saved[4], saved[1], saved[2]);
+    const training::Heads h = saved_heads(context, saved[3], saved[4], saved[1], saved[2]);
     const Tensor &rows = saved[11], &out = saved[5];
     const Operands o = operands(saved[0], h, rows, /*repeated=*/true);
     const auto [dq, dk, dv] = at::_flash_attention_backward(
@@ -243,16 +246,16 @@ Tensor rms_norm_on_device(const Tensor& x, const Tensor& weight, double eps) {
 }
 
 std::pair<Tensor, Tensor> norm_and_sum(const Tensor& x, const Tensor& addend, const Tensor& weight, double eps) {
-  if (training::kernels_take(x) && weight.scalar_type() == x.scalar_type()) {
-    const auto both = NormAndSum::apply(x, given(addend), weight, eps);
+  if (training::kernels_support(x) && weight.scalar_type() == x.scalar_type()) {
+    const auto both = NormAndSum::apply(x, or_empty(addend), weight, eps);
     return {both[0], both[1]};
   }
   const Tensor sum = addend.defined() ? x + addend : x;
   return {rms_norm(sum, weight, eps), sum};
 }
 
-bool gates_jointly(const Tensor& x, const Tensor& whole) {
-  return whole.defined() && training::kernels_take(x) && whole.scalar_type() == x.scalar_type() &&
+bool supports_joint_gated(const Tensor& x, const Tensor& whole) {
+  return whole.defined() && training::kernels_support(x) && whole.scalar_type() == x.scalar_type() &&
          whole.size(0) % 16 == 0;
 }
 
@@ -262,16 +265,16 @@ Tensor joint_gated(const Tensor& x, const Tensor& whole, const Tensor& gate, con
 
 Tensor gated_on_device(const Tensor& gate, const Tensor& up) { return GatedOnDevice::apply(gate, up); }
 
-bool rotates_on_device(const Tensor& qkv, const Rotation& r) {
-  return qkv.is_cuda() && training::rotates(qkv, heads_of(r));
+bool supports_rotate_on_device(const Tensor& qkv, const Rotation& r) {
+  return qkv.is_cuda() && training::supports_rotate(qkv, heads_of(r));
 }
 
 Tensor rotate_on_device(const Tensor& qkv, const Rotation& r) {
-  return RotatedOnDevice::apply(qkv, given(r.q_norm), given(r.k_norm), r);
+  return RotatedOnDevice::apply(qkv, or_empty(r.q_norm), or_empty(r.k_norm), r);
 }
 
-Tensor chosen_rows(const Tensor& x, const Tensor& rows) {
-  return x.is_cpu() ? x.index_select(0, rows) : ChosenRows::apply(x, rows);
+Tensor select_rows(const Tensor& x, const Tensor& rows) {
+  return x.is_cpu() ? x.index_select(0, rows) : SelectedRows::apply(x, rows);
 }
 
 AttentionPlan attention_plan(const Tensor& segments, bool gathers, const torch::Device& device) {
@@ -319,10 +322,10 @@ AttentionPlan attention_plan(const Tensor& segments, bool gathers, const torch::
   return plan;
 }
 
-bool attends_on_device([[maybe_unused]] const Tensor& qkv, [[maybe_unused]] const Rotation& r) {
+bool supports_attend_on_device([[maybe_unused]] const Tensor& qkv, [[maybe_unused]] const Rotation& r) {
 #ifdef ECHOLINE_FLASH_ATTENTION
   const std::int64_t dim = qkv.size(1) / (r.heads + 2 * r.kv_heads);
-  return qkv.is_cuda() && qkv.scalar_type() == torch::kBFloat16 && dim % 8 == 0 && rotates_on_device(qkv, r);
+  return qkv.is_cuda() && qkv.scalar_type() == torch::kBFloat16 && dim % 8 == 0 && supports_rotate_on_device(qkv, r);
 #else
   return false;
 #endif
@@ -331,15 +334,15 @@ bool attends_on_device([[maybe_unused]] const Tensor& qkv, [[maybe_unused]] cons
 Tensor attend_on_device([[maybe_unused]] const Tensor& qkv, [[maybe_unused]] const Rotation& r,
                         [[maybe_unused]] const AttentionPlan& plan) {
 #ifdef ECHOLINE_FLASH_ATTENTION
-  return AttendedOnDevice::apply(qkv, given(r.q_norm), given(r.k_norm), r, plan);
+  return AttendedOnDevice::apply(qkv, or_empty(r.q_norm), or_empty(r.k_norm), r, plan);
 #else
   TORCH_CHECK(false, "libtorch ", TORCH_VERSION, " has no flash attention");
 #endif
 }
 
-bool scores_on_device([[maybe_unused]] const Tensor& hidden, [[maybe_unused]] const Tensor& weight) {
+bool supports_scores_on_device([[maybe_unused]] const Tensor& hidden, [[maybe_unused]] const Tensor& weight) {
 #ifdef ECHOLINE_FLASH_ATTENTION
-  return training::kernels_take(hidden) && hidden.scalar_type() == weight.scalar_type();
+  return training::kernels_support(hidden) && hidden.scalar_type() == weight.scalar_type();
 #else
   return false;
 #endif

@@ -1,12 +1,12 @@
-// The parts of a training pass on a GPU that have their own kernels (model/cuda/training_device) or use libtorch's
-// flash attention, with their gradients. Private to model/.
+// The parts of a training pass on a GPU, with their gradients, that have kernels of their own
+// (model/cuda/training_device) or use libtorch's flash attention. Private to model/.
 #pragma once
 #include "model/packed.hpp"
 #include "model/training_ops.hpp"
 
 namespace echoline::model {
 
-// As in model/training_ops, for tensors x for which training::kernels_take(x) holds.
+// As in model/training_ops, for tensors x for which training::kernels_support(x) holds.
 torch::Tensor rms_norm_on_device(const torch::Tensor& x, const torch::Tensor& weight, double eps);
 torch::Tensor gated_on_device(const torch::Tensor& gate, const torch::Tensor& up);
 
@@ -17,15 +17,13 @@ std::pair<torch::Tensor, torch::Tensor> norm_and_sum(const torch::Tensor& x, con
 // silu(x gate^T) * x up^T. `whole` holds the rows of both weights, which are the parameters that receive the gradient.
 torch::Tensor joint_gated(const torch::Tensor& x, const torch::Tensor& whole, const torch::Tensor& gate,
                           const torch::Tensor& up);
-// Whether joint_gated() supports these.
-bool gates_jointly(const torch::Tensor& x, const torch::Tensor& whole);
+bool supports_joint_gated(const torch::Tensor& x, const torch::Tensor& whole);
 
-// Whether rotate_on_device() supports this.
-bool rotates_on_device(const torch::Tensor& qkv, const Rotation& rotation);
+bool supports_rotate_on_device(const torch::Tensor& qkv, const Rotation& rotation);
 torch::Tensor rotate_on_device(const torch::Tensor& qkv, const Rotation& rotation);
 
-// x[rows], rows int64 without repetition.
-torch::Tensor chosen_rows(const torch::Tensor& x, const torch::Tensor& rows);
+// x[rows]; rows: int64 without repetition.
+torch::Tensor select_rows(const torch::Tensor& x, const torch::Tensor& rows);
 
 // The keys that each segment sees, for attention over all segments in one call. A segment's keys are those of its
 // prefix followed by its own. Its last query sees all of them, the query before it all but the last, and so on.
@@ -35,17 +33,16 @@ struct AttentionPlan {
   torch::Tensor rows;                  // int32 [keys]: the token of each key; undefined where keys are the tokens
   torch::Tensor copies_first, copies;  // int32 [tokens + 1], [keys]: the keys of each token; undefined as `rows`
 };
-// `gathers`: rows are defined even where keys are the tokens. Keys that several query heads use are gathered in any
-// case.
+// `gathers`: `rows` is defined even if every segment's keys are its own tokens.
 AttentionPlan attention_plan(const torch::Tensor& segments, bool gathers, const torch::Device& device);
 
-// Whether attend_on_device() supports this: bf16, and libtorch has flash attention.
-bool attends_on_device(const torch::Tensor& qkv, const Rotation& rotation);
+// Requires bf16, and a libtorch with flash attention.
+bool supports_attend_on_device(const torch::Tensor& qkv, const Rotation& rotation);
 // Rotation and attention: qkv [tokens, (heads + 2 kv_heads) * dim] -> [tokens, heads * dim].
 torch::Tensor attend_on_device(const torch::Tensor& qkv, const Rotation& rotation, const AttentionPlan& plan);
 
-// linear_scores() of model/training_ops, and whether it is supported.
-bool scores_on_device(const torch::Tensor& hidden, const torch::Tensor& weight);
+// Like linear_scores() of model/training_ops.
+bool supports_scores_on_device(const torch::Tensor& hidden, const torch::Tensor& weight);
 LinearScores linear_scores_on_device(const torch::Tensor& hidden, const torch::Tensor& weight,
                                      const torch::Tensor& targets, double temperature);
 

@@ -54,7 +54,7 @@ Result<DeviceWeights> DeviceWeights::attach(std::shared_ptr<Transformer> model, 
   return DeviceWeights(std::move(model), std::move(device), std::move(weights));
 }
 
-Status DeviceWeights::loaded() {
+Status DeviceWeights::on_weights_replaced() {
   wait_for(*model_);
   ECHO_ASSIGN(const delta::StateView view, view_of(*model_));
   ECHO_ASSIGN(weights_, device_.attach(view));
@@ -75,12 +75,12 @@ Result<delta::SharedState> DeviceWeights::policy() {
     ECHO_ASSIGN(next, device_.pinned_like(weights_.layout()));
   }
   ECHO_TRY(device_.download(weights_, *next));
-  const auto let_go = [unused = unused_](delta::OwnedState* policy) {
+  const auto keep_or_free = [unused = unused_](delta::OwnedState* policy) {
     const std::unique_ptr<delta::OwnedState> owner(policy);
     const std::lock_guard lock(unused->mutex);
-    if (unused->policies.size() < Unused::kKept) unused->policies.push_back(std::move(*policy));
+    if (unused->policies.size() < Unused::kPoliciesMax) unused->policies.push_back(std::move(*policy));
   };
-  return delta::SharedState(std::shared_ptr<delta::OwnedState>(new delta::OwnedState(*std::move(next)), let_go));
+  return delta::SharedState(std::shared_ptr<delta::OwnedState>(new delta::OwnedState(*std::move(next)), keep_or_free));
 }
 
 bool DeviceWeights::all_finite() const {

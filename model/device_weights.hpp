@@ -1,5 +1,5 @@
-// The weights of a Transformer in GPU memory. Policies are copied to the host at the speed of the bus; of an incoming
-// policy, only changes are copied to the device (delta/cuda).
+// Copies weights between a Transformer in GPU memory and policies in host memory. A trainer's whole policy is copied to
+// the host; of a generator's next policy, only the changes are copied to the device (delta/cuda).
 #pragma once
 #include <memory>
 #include <mutex>
@@ -31,13 +31,13 @@ class DeviceWeights {
   // For generators: writes `written` (from delta::IncomingDelta) to the weights and verifies that they then have the
   // digest `result`. On failure they are unchanged, or the device has failed.
   Status apply(std::span<const delta::TensorWrite> written, const delta::Digest& result);
-  // Call after all weights were written elsewhere, which also repairs an incomplete change.
-  Status loaded();
+  // Call after other code has written all weights. This also repairs an incomplete change.
+  Status on_weights_replaced();
 
  private:
-  // Released policies, from any thread.
+  // Memory of released policies, for the next ones. Any thread may release a policy.
   struct Unused {
-    static constexpr std::size_t kKept = 2;  // one is published while another is made
+    static constexpr std::size_t kPoliciesMax = 2;  // one is published while another is made
     std::mutex mutex;
     std::vector<delta::OwnedState> policies;
   };

@@ -1,3 +1,4 @@
+// Generates by a RunningBatch over the caller's model.
 #include "model/generate.hpp"
 
 #include <limits>
@@ -12,7 +13,9 @@ Result<std::vector<Generation>> generate(Transformer& model, const std::vector<s
   for (std::size_t i = 0; i < prompts.size(); ++i)
     if (const Status valid = check_request(model.config(), prompts[i], sampling); !valid)
       return fail(valid.error().code, valid.error().operation, "prompt {}: {}", i, valid.error().detail);
-  RunningBatch batch(std::shared_ptr<Transformer>(std::shared_ptr<void>(), &model),
+  // Non-owning: the caller keeps the model alive.
+  const std::shared_ptr<Transformer> borrowed(std::shared_ptr<void>{}, &model);
+  RunningBatch batch(borrowed,
                      {.rows_max = std::ssize(prompts), .cache_max = {std::numeric_limits<std::uint64_t>::max()}});
   for (std::size_t i = 0; i < prompts.size(); ++i) {
     Sequence sequence{i, prompts[i], sampling};
@@ -20,17 +23,17 @@ Result<std::vector<Generation>> generate(Transformer& model, const std::vector<s
     ECHO_TRY(batch.add(std::move(sequence)));
   }
   std::vector<Generation> out(prompts.size());
-  const auto take = [&](std::vector<Ended> ended) -> Status {
+  const auto store_ended = [&](std::vector<Ended> ended) -> Status {
     for (Ended& one : ended) {
       ECHO_ASSIGN(out[one.id], std::move(one.generation));
     }
     return ok();
   };
   while (batch.running() + batch.waiting() > 0) {
-    ECHO_TRY(take(batch.step()));
+    ECHO_TRY(store_ended(batch.step()));
     if (!interrupted || batch.running() + batch.waiting() == 0) continue;
-    if (interrupted()) ECHO_TRY(take(batch.interrupt()));
-    batch.weights_are(0);  // it may have loaded other weights
+    if (interrupted()) ECHO_TRY(store_ended(batch.interrupt()));
+    batch.set_weights_version(0);  // interrupted() may have loaded other weights: later rows share no earlier prompt
   }
   return out;
 }
@@ -45,7 +48,8 @@ Result<std::vector<float>> score(Transformer& model, const std::vector<Token>& p
   Sampling sampling;
   sampling.temperature = temperature;
   sampling.tokens_max = 1;
-  all.pop_back();  // check_request() requires room for another token
+  // check_request() requires room for one more token, so the last token is checked as a prompt of its own.
+  all.pop_back();
   ECHO_TRY(check_request(model.config(), all, sampling));
   ECHO_TRY(check_request(model.config(), {continuation.back()}, sampling));
   all.push_back(continuation.back());
@@ -56,7 +60,7 @@ Result<std::vector<float>> score(Transformer& model, const std::vector<Token>& p
     const torch::Tensor scores = model.token_logprobs(ids.to(model.device()), temperature).logprobs.cpu().contiguous();
     const float* first = scores.data_ptr<float>() + (prompt.size() - 1);
     return std::vector<float>(first, first + continuation.size());
-  } catch (const std::exception& e) {
+  } catch (const std::exception& e) {  // after the checks above, only a lack of memory is left
     return fail(Code::kExhausted, "score", "{} tokens: {}", all.size(), e.what());
   }
 }

@@ -24,7 +24,7 @@ using SamplingOptions = Sampling;
 
 enum class Finish {
   kEos,          // with an ending token
-  kLength,       // tokens_max
+  kLength,       // tokens_max reached
   kStopped,      // at the caller's request
   kInterrupted,  // all sequences were stopped
 };

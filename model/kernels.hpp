@@ -14,7 +14,7 @@ struct Kernels {
   // depend on begin and end.
   void (*product_fp32)(const float* x, std::int64_t rows, std::int64_t in, const float* w, std::int64_t begin,
                        std::int64_t end, float* y, std::int64_t y_stride, bool add);
-  // As above with bf16 weights and packed x. As exact as with fp32 weights of the same values.
+  // As product_fp32() with bf16 weights and packed x, and as exact as with fp32 weights of the same values.
   void (*product_bf16)(const float* packed, std::int64_t rows, std::int64_t in, const Bf16* w, std::int64_t begin,
                        std::int64_t end, float* y, std::int64_t y_stride, bool add);
   // Packs rows [begin, end) of x for product_bf16(); `begin` is a multiple of 16. `packed` has room for packed_floats()
@@ -29,7 +29,7 @@ struct Kernels {
   void (*gate)(float* gate, const float* up, std::int64_t count);
   // out[i] = x[i] - log(sum of e^x), with an fp64 sum. NaN everywhere if x has NaN or positive infinity.
   void (*log_softmax)(const float* x, std::int64_t count, float* out);
-  // In fp64.
+  // Adds in fp64.
   double (*sum)(const float* x, std::int64_t count);
   // Attention of `heads` queries [heads, dim] over the first `seen` tokens of a text, in pages of 16 tokens: keys [dim,
   // 16], values [16, dim], page p at pages[p] * stride. `scratch`: heads * (seen rounded up to 16) floats.

@@ -27,7 +27,7 @@ constexpr std::int64_t kPackedMax = std::int64_t{1} << 20;  // bytes of activati
 // Up to this, AVX-512 is as fast: reading the weights takes longer than the arithmetic.
 constexpr std::int64_t kFewRows = 4;
 
-std::int64_t up(std::int64_t count, std::int64_t unit) { return (count + unit - 1) / unit; }
+std::int64_t div_up(std::int64_t count, std::int64_t unit) { return (count + unit - 1) / unit; }
 
 struct alignas(64) TileConfig {
   std::uint8_t palette = 1, start_row = 0, reserved[14] = {};
@@ -59,14 +59,14 @@ void transpose(__m512i (&m)[kTile]) {
 
 std::int64_t packed_floats(std::int64_t rows, std::int64_t in) {
   if (rows <= kFewRows) return interleaved_floats(rows, in);
-  return up(rows, kTile) * up(in, kStep) * kTerms * kTileSize / 2;
+  return div_up(rows, kTile) * div_up(in, kStep) * kTerms * kTileSize / 2;
 }
 
 // For 16 rows and 32 of their elements, three tiles: the first 8 significant bits, the next and the last. A tile has a
 // line for every two elements, with both of every row. Missing rows and elements are zero.
 void pack(const float* x, std::int64_t rows, std::int64_t in, std::int64_t begin, std::int64_t end, float* packed) {
   if (rows <= kFewRows) return interleave(x, rows, in, begin, end, packed);
-  const std::int64_t steps = up(in, kStep);
+  const std::int64_t steps = div_up(in, kStep);
   const __m512i upper = _mm512_set1_epi32(static_cast<int>(0xffff0000u));
   alignas(64) std::uint16_t order[32];  // the upper halves of two registers
   for (int i = 0; i < 32; ++i) order[i] = static_cast<std::uint16_t>(2 * i + 1);
@@ -107,17 +107,17 @@ struct Product {
   float* y;
   std::int64_t y_stride;
   bool add;
-  std::int64_t steps = up(in, kStep);
+  std::int64_t steps = div_up(in, kStep);
 
   struct Edge {
     alignas(64) Bf16 tile[kTileSize];
   };
-  struct At {
+  struct TileSource {
     const Bf16* tile;
     std::int64_t stride;  // bytes
   };
   // Rows [o, o + 16) of the weights, elements [k, k + 32): in place, or a zero-padded copy if they cross the end.
-  At weights(std::int64_t o, std::int64_t k, Edge& edge) const {
+  TileSource weights(std::int64_t o, std::int64_t k, Edge& edge) const {
     if (o + kTile <= end && k + kStep <= in) return {w + o * in + k, in * 2};
     std::memset(edge.tile, 0, sizeof edge.tile);
     const std::int64_t count = std::min(kStep, in - k);
@@ -151,7 +151,7 @@ struct Product {
     _tile_zero(0);
     if constexpr (M == 2) _tile_zero(1);
     for (std::int64_t s = 0; s < steps; ++s) {
-      At from = weights(o, s * kStep, edge);
+      TileSource from = weights(o, s * kStep, edge);
       _tile_loadd(4, from.tile, from.stride);
       if constexpr (M == 2) {
         from = weights(o + kTile, s * kStep, edge);
@@ -171,19 +171,19 @@ struct Product {
 
   // 32 rows of x times 32 of w.
   void by_two(std::int64_t first, std::int64_t o) const {
-    const Bf16 *x = activations(first), *x_too = activations(first + kTile);
-    Edge edge, edge_too;
+    const Bf16 *x = activations(first), *x_next = activations(first + kTile);
+    Edge edge, edge_next;
     _tile_zero(0);
     _tile_zero(1);
     _tile_zero(2);
     _tile_zero(3);
     for (std::int64_t s = 0; s < steps; ++s) {
-      const At from = weights(o, s * kStep, edge), too = weights(o + kTile, s * kStep, edge_too);
+      const TileSource from = weights(o, s * kStep, edge), next_source = weights(o + kTile, s * kStep, edge_next);
       _tile_loadd(4, from.tile, from.stride);
-      _tile_loadd(5, too.tile, too.stride);
-      for (int t = 0; t < kTerms; ++t, x += kTileSize, x_too += kTileSize) {
+      _tile_loadd(5, next_source.tile, next_source.stride);
+      for (int t = 0; t < kTerms; ++t, x += kTileSize, x_next += kTileSize) {
         _tile_loadd(6, x, 64);
-        _tile_loadd(7, x_too, 64);
+        _tile_loadd(7, x_next, 64);
         _tile_dpbf16ps(0, 4, 6);
         _tile_dpbf16ps(1, 4, 7);
         _tile_dpbf16ps(2, 5, 6);
@@ -198,16 +198,16 @@ struct Product {
     for (int i = 0; i < 4; ++i) put(sums[i], first + i % 2 * kTile, o + i / 2 * kTile);
   }
 
-  // Rows [first, last) of x times rows [o, until) of w.
-  void panel(std::int64_t first, std::int64_t last, std::int64_t o, std::int64_t until) const {
+  // Rows [first, last) of x times rows [o, o_end) of w.
+  void panel(std::int64_t first, std::int64_t last, std::int64_t o, std::int64_t o_end) const {
     for (; first < last; first += 2 * kTile)
-      for (std::int64_t at = o; at < until; at += 2 * kTile) {
-        const bool two = at + kTile < until;
-        if (two && first + kTile < last) {
+      for (std::int64_t at = o; at < o_end; at += 2 * kTile) {
+        const bool has_two = at + kTile < o_end;
+        if (has_two && first + kTile < last) {
           by_two(first, at);
         } else {
           for (std::int64_t row = first; row < std::min(last, first + 2 * kTile); row += kTile)
-            two ? by_one<2>(row, at) : by_one<1>(row, at);
+            has_two ? by_one<2>(row, at) : by_one<1>(row, at);
         }
       }
   }
@@ -216,14 +216,15 @@ struct Product {
 void product_tiles(const float* packed, std::int64_t rows, std::int64_t in, const Bf16* w, std::int64_t begin,
                    std::int64_t end, float* y, std::int64_t y_stride, bool add) {
   if (rows <= kFewRows) return product<Bf16>(packed, rows, in, w, begin, end, y, y_stride, add);
-  const Product of{packed, rows, in, w, end, y, y_stride, add};
-  const std::int64_t outs = std::clamp<std::int64_t>(kPanelMax / (2 * kTile * in), 1, 4) * kTile;
-  const std::int64_t together = std::max<std::int64_t>(1, kPackedMax / (4 * packed_floats(2 * kTile, in))) * 2 * kTile;
+  const Product part{packed, rows, in, w, end, y, y_stride, add};
+  const std::int64_t outputs_per_panel = std::clamp<std::int64_t>(kPanelMax / (2 * kTile * in), 1, 4) * kTile;
+  const std::int64_t rows_together =
+      std::max<std::int64_t>(1, kPackedMax / (4 * packed_floats(2 * kTile, in))) * 2 * kTile;
   const TileConfig config;
   _tile_loadconfig(&config);
-  for (std::int64_t first = 0; first < rows; first += together)
-    for (std::int64_t o = begin; o < end; o += outs)
-      of.panel(first, std::min(rows, first + together), o, std::min(end, o + outs));
+  for (std::int64_t first = 0; first < rows; first += rows_together)
+    for (std::int64_t o = begin; o < end; o += outputs_per_panel)
+      part.panel(first, std::min(rows, first + rows_together), o, std::min(end, o + outputs_per_panel));
   _tile_release();
 }
 

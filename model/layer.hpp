@@ -7,7 +7,7 @@ namespace echoline::model {
 // Queries, keys and values share one block of memory, so that a pass without gradients needs one product.
 struct Transformer::Layer {
   torch::Tensor qkv;         // [(heads + 2 kv_heads) * head_dim, hidden]; q, k and v are views of it
-  torch::Tensor q, k, v, o;  // projections as checkpoints name them
+  torch::Tensor q, k, v, o;  // projections of queries, keys, values and output
   torch::Tensor qkv_bias;    // [(heads + 2 kv_heads) * head_dim], the next three are views of it; or undefined
   torch::Tensor q_bias, k_bias, v_bias;
   torch::Tensor q_norm, k_norm;         // [head_dim], or undefined

@@ -28,15 +28,15 @@ struct PackedTokens {
 // prompt. Leaves out the tokens after a sequence's last scored one.
 PackedTokens pack(const std::vector<ScoredSequence>& sequences, const torch::Device& device);
 
-// The number of tokens that pack() uses for a sequence: alone or first with its prompt, and after one with the same
-// prompt.
+// The number of tokens that pack() uses for a sequence.
 struct PackedSize {
-  std::int64_t alone = 0, behind = 0;
+  std::int64_t with_prompt = 0;     // if no sequence with the same prompt precedes it
+  std::int64_t without_prompt = 0;  // after a sequence with the same prompt
 };
 PackedSize packed_size(const ScoredSequence& sequence);
 bool same_prompt(const ScoredSequence& a, const ScoredSequence& b);
 
-// t on `device`. A copy from the CPU to a GPU is queued, not awaited.
+// Copies t to `device`. A copy from the CPU to a GPU is queued, not awaited.
 torch::Tensor upload(const torch::Tensor& t, const torch::Device& device);
 
 // The segments of `batch` consecutive sequences of `tokens` tokens each.

@@ -1,3 +1,4 @@
+// Implements PagedCache for RunningBatch, and the attention over its pages.
 #include "model/paged_cache.hpp"
 
 #include <algorithm>
@@ -13,7 +14,7 @@ using torch::Tensor;
 
 namespace {
 
-constexpr std::int64_t kPagesFirst = 64;
+constexpr std::int64_t kInitialPages = 64;
 constexpr std::int64_t kWorkMin = 1 << 15;  // multiplications of scores that justify another thread
 
 }  // namespace
@@ -35,13 +36,14 @@ bool PagedCache::reserve(std::int64_t pages) {
   const std::int64_t needed = used_ + pages;
   ECHO_CHECK(needed <= pages_max_, "{} pages beyond {}", needed, pages_max_);
   if (needed <= pages_) return true;
-  const std::int64_t grown = std::min(pages_max_, std::max({needed, 2 * pages_, kPagesFirst}));
+  const std::int64_t new_capacity = std::min(pages_max_, std::max({needed, 2 * pages_, kInitialPages}));
   try {
     for (auto* tensors : {&keys_, &values_}) {
       const std::int64_t rows = tensors == &keys_ && !by_token_ ? config_.head_dim : kPageTokens;
       for (Tensor& tensor : *tensors) {
-        if (tensor.defined() && tensor.size(0) == grown) continue;  // done by an attempt that failed halfway
-        Tensor larger = torch::empty({grown, config_.kv_heads, rows, config_.head_dim * kPageTokens / rows}, options_);
+        if (tensor.defined() && tensor.size(0) == new_capacity) continue;  // done by an attempt that failed halfway
+        Tensor larger =
+            torch::empty({new_capacity, config_.kv_heads, rows, config_.head_dim * kPageTokens / rows}, options_);
         if (pages_ > 0) larger.narrow(0, 0, pages_).copy_(tensor.narrow(0, 0, pages_));
         tensor = std::move(larger);
       }
@@ -51,13 +53,13 @@ bool PagedCache::reserve(std::int64_t pages) {
     pages_max_ = pages_;
     return false;
   }
-  references_.resize(static_cast<std::size_t>(grown), 0);
-  for (Page page = grown; page-- > pages_;) unused_.push_back(page);
-  pages_ = grown;
+  references_.resize(static_cast<std::size_t>(new_capacity), 0);
+  for (Page page = new_capacity; page-- > pages_;) unused_.push_back(page);
+  pages_ = new_capacity;
   return true;
 }
 
-Page PagedCache::take() {
+Page PagedCache::take_reserved() {
   ECHO_CHECK(!unused_.empty(), "no page was reserved");
   const Page page = unused_.back();
   unused_.pop_back();
@@ -66,7 +68,7 @@ Page PagedCache::take() {
   return page;
 }
 
-void PagedCache::share(Page page) { ++references_[static_cast<std::size_t>(page)]; }
+void PagedCache::add_owner(Page page) { ++references_[static_cast<std::size_t>(page)]; }
 
 void PagedCache::release(Page page) {
   if (--references_[static_cast<std::size_t>(page)] > 0) return;
@@ -95,61 +97,63 @@ void PagedCache::put_keys(std::size_t layer, const Tensor& page, const Tensor& s
   }
 }
 
-struct PagedCache::Reading : Attention {
+struct PagedCache::PrefillAttention : Attention {
   PagedCache& cache;
-  Tensor kept, page, slot;  // int64 [tokens kept]: indices of the kept tokens, and their places
+  Tensor token_index, page, slot;  // int64 [tokens without padding]: their indices, pages and slots in these
 
-  Reading(PagedCache& c, const std::vector<const Pages*>& texts, const std::vector<std::int64_t>& lengths) : cache(c) {
+  PrefillAttention(PagedCache& c, const std::vector<const Pages*>& texts, const std::vector<std::int64_t>& lengths)
+      : cache(c) {
     const std::int64_t longest = *std::max_element(lengths.begin(), lengths.end());
-    std::vector<std::int64_t> kept_of, page_of, slot_of;
+    std::vector<std::int64_t> token_indices, page_numbers, slot_numbers;
     for (std::size_t row = 0; row < texts.size(); ++row) {
       for (std::int64_t t = 0; t < lengths[row]; ++t) {
-        kept_of.push_back(static_cast<std::int64_t>(row) * longest + t);
-        page_of.push_back(texts[row]->list[static_cast<std::size_t>(t / kPageTokens)]);
-        slot_of.push_back(t % kPageTokens);
+        token_indices.push_back(static_cast<std::int64_t>(row) * longest + t);
+        page_numbers.push_back(texts[row]->list[static_cast<std::size_t>(t / kPageTokens)]);
+        slot_numbers.push_back(t % kPageTokens);
       }
     }
-    const auto put = [&](const std::vector<std::int64_t>& of) {
-      return torch::tensor(of, torch::kLong).to(cache.options_.device());
+    const auto to_device = [&](const std::vector<std::int64_t>& numbers) {
+      return torch::tensor(numbers, torch::kLong).to(cache.options_.device());
     };
-    kept = put(kept_of), page = put(page_of), slot = put(slot_of);
+    token_index = to_device(token_indices), page = to_device(page_numbers), slot = to_device(slot_numbers);
   }
   Tensor attend(std::size_t layer, const Tensor& q, const Tensor& k, const Tensor& v) override {
     using torch::indexing::Slice;
-    cache.put_keys(layer, page, slot, k.flatten(0, 1).index_select(0, kept));
-    cache.values_[layer].index_put_({page, Slice(), slot}, v.flatten(0, 1).index_select(0, kept));
+    cache.put_keys(layer, page, slot, k.flatten(0, 1).index_select(0, token_index));
+    cache.values_[layer].index_put_({page, Slice(), slot}, v.flatten(0, 1).index_select(0, token_index));
     return attend_causally(q, k, v);
   }
 };
 
-struct PagedCache::Continuing : Attention {
+struct PagedCache::DecodeAttention : Attention {
   PagedCache& cache;
   const bool gathered;
   const std::int64_t rows;
   std::vector<const Pages*> texts;
-  Tensor page, slot;  // int64 [rows]: places of the new tokens
+  Tensor page, slot;  // int64 [rows]: of the new tokens
   Tensor table;       // int64 [rows * pages of the longest text], padded with any page
   Tensor seen;        // bool [rows, 1, keys, 1]
 
-  Continuing(PagedCache& c, std::vector<const Pages*> t, bool by_gathering)
+  DecodeAttention(PagedCache& c, std::vector<const Pages*> t, bool by_gathering)
       : cache(c), gathered(by_gathering), rows(std::ssize(t)), texts(std::move(t)) {
     if (!gathered) return;
-    std::vector<std::int64_t> page_of, slot_of;
+    std::vector<std::int64_t> page_numbers, slot_numbers;
     std::int64_t longest = 0;
     for (const Pages* text : texts) {
-      page_of.push_back(text->list[static_cast<std::size_t>(text->tokens / kPageTokens)]);
-      slot_of.push_back(text->tokens % kPageTokens);
-      longest = std::max(longest, pages_of(text->tokens + 1));
+      page_numbers.push_back(text->list[static_cast<std::size_t>(text->tokens / kPageTokens)]);
+      slot_numbers.push_back(text->tokens % kPageTokens);
+      longest = std::max(longest, pages_for(text->tokens + 1));
     }
     const Tensor pages = torch::zeros({rows, longest}, torch::kLong);
     const Tensor tokens = torch::zeros({rows, 1}, torch::kLong);
     for (std::int64_t row = 0; row < rows; ++row) {
       const Pages& text = *texts[static_cast<std::size_t>(row)];
-      std::copy_n(text.list.begin(), pages_of(text.tokens + 1), pages.data_ptr<std::int64_t>() + row * longest);
+      std::copy_n(text.list.begin(), pages_for(text.tokens + 1), pages.data_ptr<std::int64_t>() + row * longest);
       tokens.data_ptr<std::int64_t>()[row] = text.tokens;
     }
     const torch::Device device = cache.options_.device();
-    page = torch::tensor(page_of, torch::kLong).to(device), slot = torch::tensor(slot_of, torch::kLong).to(device);
+    page = torch::tensor(page_numbers, torch::kLong).to(device),
+    slot = torch::tensor(slot_numbers, torch::kLong).to(device);
     table = pages.flatten().to(device);
     seen = (torch::arange(longest * kPageTokens) <= tokens).view({rows, 1, -1, 1}).to(device);
   }
@@ -190,7 +194,7 @@ struct PagedCache::Continuing : Attention {
     const std::int64_t head_size = kPageTokens * dim, page_size = kv_heads * head_size;
     float* const keys = cache.keys_[layer].data_ptr<float>();
     float* const values = cache.values_[layer].data_ptr<float>();
-    const auto of = [](const Tensor& t, std::int64_t row, std::int64_t head) {
+    const auto head_values = [](const Tensor& t, std::int64_t row, std::int64_t head) {
       return t.data_ptr<float>() + row * t.stride(0) + head * t.stride(2);
     };
     std::int64_t tokens = 0;
@@ -203,11 +207,11 @@ struct PagedCache::Continuing : Attention {
         const Pages& text = *texts[static_cast<std::size_t>(row)];
         const Page page = text.list[static_cast<std::size_t>(text.tokens / kPageTokens)];
         const std::int64_t slot = text.tokens % kPageTokens, head = kv * head_size;
-        const float* const key = of(k, row, kv);
+        const float* const key = head_values(k, row, kv);
         for (std::int64_t d = 0; d < dim; ++d) keys[page * page_size + head + d * kPageTokens + slot] = key[d];
-        std::copy_n(of(v, row, kv), dim, values + page * page_size + head + slot * dim);
-        scratch.resize(static_cast<std::size_t>(group * pages_of(text.tokens + 1) * kPageTokens));
-        kernels().attend(of(q, row, kv * group), group, dim, text.tokens + 1, text.list.data(), keys + head,
+        std::copy_n(head_values(v, row, kv), dim, values + page * page_size + head + slot * dim);
+        scratch.resize(static_cast<std::size_t>(group * pages_for(text.tokens + 1) * kPageTokens));
+        kernels().attend(head_values(q, row, kv * group), group, dim, text.tokens + 1, text.list.data(), keys + head,
                          values + head, page_size, scratch.data(),
                          out.data_ptr<float>() + (row * heads + kv * group) * dim);
       }
@@ -216,14 +220,14 @@ struct PagedCache::Continuing : Attention {
   }
 };
 
-std::unique_ptr<Attention> PagedCache::reading(std::vector<const Pages*> texts,
-                                               const std::vector<std::int64_t>& lengths) {
-  return std::make_unique<Reading>(*this, texts, lengths);
+std::unique_ptr<Attention> PagedCache::prefill_attention(std::vector<const Pages*> texts,
+                                                         const std::vector<std::int64_t>& lengths) {
+  return std::make_unique<PrefillAttention>(*this, texts, lengths);
 }
 
-std::unique_ptr<Attention> PagedCache::continuing(std::vector<const Pages*> texts, bool gathered) {
-  const bool walkable = options_.device().is_cpu() && options_.dtype() == torch::kFloat && !by_token_;
-  return std::make_unique<Continuing>(*this, std::move(texts), gathered || !walkable);
+std::unique_ptr<Attention> PagedCache::decode_attention(std::vector<const Pages*> texts, bool gathered) {
+  const bool can_walk_pages = options_.device().is_cpu() && options_.dtype() == torch::kFloat && !by_token_;
+  return std::make_unique<DecodeAttention>(*this, std::move(texts), gathered || !can_walk_pages);
 }
 
 }  // namespace echoline::model

@@ -1,4 +1,5 @@
-// Keys and values of many texts, in pages that texts with the same beginning share. Private to model/.
+// A paged cache of keys and values: each text has a list of pages, and texts with the same beginning can share pages.
+// Private to model/.
 #pragma once
 #include <span>
 #include <vector>
@@ -12,35 +13,35 @@ using Page = std::int64_t;
 // The pages of one text, in order; the last may be partly used.
 struct Pages {
   std::vector<Page> list;
-  std::int64_t tokens = 0;  // held
+  std::int64_t tokens = 0;  // whose keys and values are stored
 };
 
 // One pool for all layers. Grows by doubling and never shrinks.
 class PagedCache {
  public:
   static constexpr std::int64_t kPageTokens = 16;
-  static std::int64_t pages_of(std::int64_t tokens) { return (tokens + kPageTokens - 1) / kPageTokens; }
+  static std::int64_t pages_for(std::int64_t tokens) { return (tokens + kPageTokens - 1) / kPageTokens; }
 
   // `by_token`: the values of a key are adjacent, as on devices other than a CPU.
   PagedCache(const ModelConfig& config, const torch::Device& device, torch::ScalarType dtype, Bytes bytes_max,
              bool by_token = false);
 
   std::int64_t pages_max() const { return pages_max_; }
-  std::int64_t used() const { return used_; }
-  std::int64_t free() const { return pages_max_ - used_; }
+  std::int64_t used_pages() const { return used_; }
+  std::int64_t free_pages() const { return pages_max_ - used_; }
   Bytes page_bytes() const { return page_bytes_; }
 
-  // Allocates memory for this many more pages, at most free(). False if there is none; pages_max() is then the current
-  // size.
+  // Allocates memory for this many more pages, at most free_pages(). False if the allocation fails; pages_max() is then
+  // lowered to the current size.
   bool reserve(std::int64_t pages);
   // Resets pages_max() to its initial limit.
-  void try_again() { pages_max_ = pages_limit_; }
-  // A page with one owner; one of the reserved pages.
-  Page take();
-  void share(Page page);
+  void reset_pages_max() { pages_max_ = pages_limit_; }
+  // Takes one of the reserved pages. It has one owner; release() removes an owner, and the last one's frees the page.
+  Page take_reserved();
+  void add_owner(Page page);
   void release(Page page);
   void release(Pages& pages);
-  bool shared(Page page) const { return references_[static_cast<std::size_t>(page)] > 1; }
+  bool is_shared(Page page) const { return references_[static_cast<std::size_t>(page)] > 1; }
   // Copies contents of pages, pairwise.
   void copy(const std::vector<Page>& from, const std::vector<Page>& to);
 
@@ -49,15 +50,18 @@ class PagedCache {
   const std::vector<torch::Tensor>& keys() const { return keys_; }
   const std::vector<torch::Tensor>& values() const { return values_; }
 
-  // Attention among the tokens of right-padded rows; the first lengths[r] tokens are stored in texts[r].
-  std::unique_ptr<Attention> reading(std::vector<const Pages*> texts, const std::vector<std::int64_t>& lengths);
-  // Attention of one new token per row to the tokens of its text and itself; the text has room for it. `gathered`: by
-  // libtorch's products over copies of the pages, as on devices other than a CPU.
-  std::unique_ptr<Attention> continuing(std::vector<const Pages*> texts, bool gathered = false);
+  // Attention for a prefill: among the tokens of right-padded rows. Stores the keys and values of the first lengths[r]
+  // tokens of row r in texts[r].
+  std::unique_ptr<Attention> prefill_attention(std::vector<const Pages*> texts,
+                                               const std::vector<std::int64_t>& lengths);
+  // Attention of one new token per row to the stored tokens of texts[r] and itself. Stores its keys and values too; the
+  // text's pages must have a slot for them. `gathered`: by libtorch's products over copies of the pages, as on devices
+  // other than a CPU.
+  std::unique_ptr<Attention> decode_attention(std::vector<const Pages*> texts, bool gathered = false);
 
  private:
-  struct Reading;
-  struct Continuing;
+  struct PrefillAttention;
+  struct DecodeAttention;
   // Stores the keys of tokens [tokens, kv_heads, head_dim] in their pages and places.
   void put_keys(std::size_t layer, const torch::Tensor& page, const torch::Tensor& slot, const torch::Tensor& k);
   ModelConfig config_;

@@ -1,3 +1,4 @@
+// Renders problems as prompts, by the prompt style or the chat template, and finds where a response ends.
 #include "model/phrasing.hpp"
 
 #include <algorithm>
@@ -11,12 +12,12 @@ using nlohmann::ordered_json;
 // Placeholder for a response, to find the text that a template puts after one.
 constexpr std::string_view kAnyResponse = "(any response)";
 
-std::string filled(std::string_view text, std::string_view place, std::string_view what) {
-  std::string all;
+std::string replace_all(std::string_view text, std::string_view placeholder, std::string_view replacement) {
+  std::string out;
   std::size_t begin = 0;
-  for (std::size_t at; (at = text.find(place, begin)) != std::string::npos; begin = at + place.size())
-    all.append(text.substr(begin, at - begin)).append(what);
-  return all.append(text.substr(begin));
+  for (std::size_t at; (at = text.find(placeholder, begin)) != std::string::npos; begin = at + placeholder.size())
+    out.append(text.substr(begin, at - begin)).append(replacement);
+  return out.append(text.substr(begin));
 }
 
 template <class... Args>
@@ -96,29 +97,30 @@ std::string Phrasing::prompt_json() const {
   return parts.dump(-1, ' ', false, ordered_json::error_handler_t::replace);
 }
 
-std::vector<ChatMessage> conversation(const Told& prompt, std::string_view text, std::string_view system) {
+std::vector<ChatMessage> conversation(const PolicyInput& prompt, std::string_view text, std::string_view system) {
   std::vector<ChatMessage> messages = prompt.messages;
   if (messages.empty()) messages.push_back({"user", prompt.text});
-  if (ChatMessage& last = messages.back(); last.role == "user") last.content = filled(text, kPromptPlace, last.content);
+  if (ChatMessage& last = messages.back(); last.role == "user")
+    last.content = replace_all(text, kPromptPlace, last.content);
   if (!system.empty() && messages.front().role != "system")
     messages.insert(messages.begin(), {"system", std::string(system)});
   return messages;
 }
 
-Result<std::string> Phrasing::prompt_text(const Told& problem) const {
-  if (!template_) return filled(text_, kPromptPlace, problem.text);
+Result<std::string> Phrasing::prompt_text(const PolicyInput& problem) const {
+  if (!template_) return replace_all(text_, kPromptPlace, problem.text);
   return template_->render(conversation(problem, text_, system_), /*add_generation_prompt=*/true, variables_json_);
 }
 
-Result<std::vector<Token>> Phrasing::prompt(const Told& problem) const {
+Result<std::vector<Token>> Phrasing::prompt(const PolicyInput& problem) const {
   ECHO_ASSIGN(const std::string text, prompt_text(problem));
   ECHO_ASSIGN(std::vector<Token> tokens, tokenizer_.encode(text));
   if (!template_) tokens.insert(tokens.begin(), tokenizer_.prompt_prefix().begin(), tokenizer_.prompt_prefix().end());
   return tokens;
 }
 
-Result<std::vector<Token>> Phrasing::follow_up(std::span<const Token> response, const Told& observation) const {
-  if (!template_) return tokenizer_.encode(filled(turn_, kObservationPlace, observation.text));
+Result<std::vector<Token>> Phrasing::follow_up(std::span<const Token> response, const PolicyInput& observation) const {
+  if (!template_) return tokenizer_.encode(replace_all(turn_, kObservationPlace, observation.text));
   std::vector<ChatMessage> messages = conversation(observation, kPromptPlace, {});
   messages.insert(messages.begin(), {{"user", "?"}, {"assistant", std::string(kAnyResponse)}});
   ECHO_ASSIGN(const std::string all, template_->render(messages, /*add_generation_prompt=*/true, variables_json_));
@@ -132,7 +134,7 @@ Result<std::vector<Token>> Phrasing::follow_up(std::span<const Token> response, 
   return tokenizer_.encode(after);
 }
 
-std::optional<std::size_t> Phrasing::end(std::span<const Token> response, std::size_t known) const {
+std::optional<std::size_t> Phrasing::response_end(std::span<const Token> response, std::size_t known) const {
   std::size_t longest = 0;
   for (const std::string& stop : stop_) longest = std::max(longest, stop.size());
   std::string text;  // the text in which a stop string may begin, and the text after it
@@ -150,14 +152,14 @@ std::optional<std::size_t> Phrasing::end(std::span<const Token> response, std::s
 }
 
 std::string Phrasing::answer(std::span<const Token> response) const {
-  const auto ends = end(response);
-  if (ends) response = response.first(*ends);
-  const bool by_token = ends && std::find(eos_.begin(), eos_.end(), response.back()) != eos_.end();
-  std::string text = tokenizer_.decode(by_token ? response.first(response.size() - 1) : response);
-  std::size_t most = text.size();  // the last token may extend beyond its stop string
+  const auto end = response_end(response);
+  if (end) response = response.first(*end);
+  const bool ends_by_token = end && std::find(eos_.begin(), eos_.end(), response.back()) != eos_.end();
+  std::string text = tokenizer_.decode(ends_by_token ? response.first(response.size() - 1) : response);
+  std::size_t length = text.size();  // the last token may extend beyond its stop string
   for (const std::string& stop : stop_)
-    if (const std::size_t at = text.find(stop); at != std::string::npos) most = std::min(most, at + stop.size());
-  text.resize(most);
+    if (const std::size_t at = text.find(stop); at != std::string::npos) length = std::min(length, at + stop.size());
+  text.resize(length);
   return text;
 }
 

@@ -29,7 +29,7 @@ struct PromptStyle {
 
 // A prompt as a conversation: `text` surrounds the user's last message, and `system` comes first if the prompt has no
 // such message.
-std::vector<ChatMessage> conversation(const Told& prompt, std::string_view text, std::string_view system);
+std::vector<ChatMessage> conversation(const PolicyInput& prompt, std::string_view text, std::string_view system);
 
 inline constexpr std::size_t kStopsMax = 16, kStopBytesMax = 64;
 
@@ -44,14 +44,14 @@ class Phrasing {
   std::string prompt_json() const;
 
   // The text and the tokens that the model continues. kInvalid if the template or the tokenizer refuses the prompt.
-  Result<std::string> prompt_text(const Told& problem) const;
-  Result<std::vector<Token>> prompt(const Told& problem) const;
+  Result<std::string> prompt_text(const PolicyInput& problem) const;
+  Result<std::vector<Token>> prompt(const PolicyInput& problem) const;
   // The tokens between a response and the next one: an observation; in a chat its messages, or a user's message with
   // its text. The earlier tokens do not change. `response`: the previous one, with its ending token. kInvalid as above.
-  Result<std::vector<Token>> follow_up(std::span<const Token> response, const Told& observation) const;
+  Result<std::vector<Token>> follow_up(std::span<const Token> response, const PolicyInput& observation) const;
   // The number of tokens of a response up to its end: an ending token, or the token that completes a stop string.
   // Absent if there is neither. The first `known` tokens are known not to end it.
-  std::optional<std::size_t> end(std::span<const Token> response, std::size_t known = 0) const;
+  std::optional<std::size_t> response_end(std::span<const Token> response, std::size_t known = 0) const;
   // The text of a response that is graded: up to its end, without the ending token, with the stop string.
   std::string answer(std::span<const Token> response) const;
 

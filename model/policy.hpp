@@ -1,4 +1,5 @@
-// A policy of a given shape, without libtorch: its tensors in Hugging Face's names, initial values, directories.
+// Lays out, initialises, checks and saves policies of a given shape, with Hugging Face's tensor names and directories.
+// Without libtorch.
 #pragma once
 #include <filesystem>
 
@@ -19,8 +20,8 @@ Result<delta::OwnedState> init_policy(const ModelConfig& config, std::uint64_t s
 // reading the values. kNotFound or kInvalid name the file or tensor.
 Status check_weights(const std::filesystem::path& folder, const ModelConfig& config);
 
-// The policy in a state of this shape, bf16 or fp32 (rounded to nearest, ties to even). Leaves out a lm_head.weight
-// that repeats a tied embedding. kInvalid as above; kExhausted.
+// Converts a state of this shape, bf16 or fp32, to a policy in bf16 (rounded to nearest, ties to even). Leaves out a
+// lm_head.weight that repeats a tied embedding. kInvalid as check_weights(); kExhausted if memory does not suffice.
 Result<delta::OwnedState> policy_of(const delta::StateView& state, const ModelConfig& config);
 
 // Writes a directory for load_model(), transformers and vLLM: the policy in bf16, in shards of at most

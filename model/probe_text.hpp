@@ -1,4 +1,5 @@
-// The text that tells policies apart: the learner says how likely a policy finds it, and a worker asks its engine.
+// The text that tells policies apart: the learner computes its log-probabilities under a policy, and a worker compares
+// them with those of its engine.
 #pragma once
 #include <algorithm>
 #include <vector>
@@ -8,8 +9,8 @@
 
 namespace echoline::model {
 
-// Tokens all over the vocabulary, the same on every machine: 64, or 16 for a model of more than a billion parameters,
-// which takes seconds for more on a CPU. At least 2.
+// Tokens from the whole vocabulary, the same on every machine: 64, but 16 for a model of more than a billion
+// parameters, because a CPU takes seconds for more; at most half of the model's positions, at least 2.
 inline std::vector<Token> probe_text(const ModelConfig& config) {
   const std::int64_t most = config.parameters() > 1'000'000'000 ? 16 : 64;
   std::vector<Token> text;

@@ -1,4 +1,4 @@
-// Sends many questions to one model, as a running batch, for callers without libtorch.
+// Many questions for one model, for ask_all(). This header does not need libtorch.
 #pragma once
 #include <cstdint>
 #include <functional>
@@ -17,14 +17,16 @@ struct Question {
   Sampling sampling;
 };
 struct Questions {
-  std::function<std::optional<Question>()> next;  // nothing: none now; if also none is in progress, there are no more
-  // May be empty; called after every token: true ends the response (a stop string).
+  // The next question; nothing: none now. ask_all() ends if it returns nothing while no question is in progress.
+  std::function<std::optional<Question>()> next;
+  // Optional; called after every token. Returns true to end the response, as for a stop string.
   std::function<bool(std::span<const Token> response)> ends;
-  // Called once per question, in the order in which they end. A failed question fails alone. An error ends all.
-  std::function<Status(std::uint64_t id, Result<Generation>)> hear;
+  // Called once per question, in the order in which they end; a question that failed has an error. If it returns an
+  // error, ask_all() ends with that.
+  std::function<Status(std::uint64_t id, Result<Generation>)> on_answer;
   std::string device = "cpu";
   int threads = 1;
-  std::size_t at_once = 64;
+  std::size_t in_flight_max = 64;
 };
 
 }  // namespace echoline::model

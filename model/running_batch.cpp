@@ -1,3 +1,5 @@
+// Implements RunningBatch: admission, prefill and decoding of sequences, and retries with less memory. A text is
+// prefilled by one pass that stores the keys and values of all its tokens in the cache.
 #include "model/running_batch.hpp"
 
 #include <algorithm>
@@ -20,23 +22,23 @@ using torch::Tensor;
 
 namespace {
 
-constexpr std::int64_t kPassesBeforeMore = 512;  // after a shortage of memory, before a larger limit is tried
-constexpr std::int64_t kLogitsMax = std::int64_t{1} << 26;  // in memory at a time: 256 MiB
+constexpr std::int64_t kPassesBeforeRaisingLimits = 512;    // after a shortage of memory
+constexpr std::int64_t kLogitsMax = std::int64_t{1} << 26;  // values in memory at a time: 256 MiB
 
 // The sequences with the same prompt.
 struct Prompt {
-  std::int64_t members = 0;   // in the batch, waiting ones included
-  std::int64_t users = 0;     // running ones that use these pages
-  std::uint64_t weights = 0;  // version of the weights that read them
-  Pages pages;                // held while there are users; empty: not read
-  Tensor hidden;              // [hidden], of the prompt's last token
+  std::int64_t members = 0;           // in the batch, waiting ones included
+  std::int64_t users = 0;             // running ones that use these pages
+  std::uint64_t weights_version = 0;  // State::weights_version at the prefill of these pages
+  Pages pages;                        // held while there are users; empty: not prefilled
+  Tensor hidden;                      // [hidden], of the prompt's last token
 };
 using Prompts = std::map<std::vector<Token>, Prompt>;
 
 struct Row {
   Sequence sequence;
   Prompts::iterator prompt;
-  bool shares = false;  // counted among the users
+  bool uses_prompt_pages = false;  // counted in Prompt::users
   bool ended = false;
   Generation generation;
   std::vector<Span> spans;
@@ -45,17 +47,17 @@ struct Row {
   std::int64_t text_tokens() const { return std::ssize(sequence.prompt) + std::ssize(generation.tokens); }
 };
 
-// A text to read, or one that is known already, and its rows.
-struct Text {
+// A text to prefill, or one whose pages are cached, and the rows that share it.
+struct PrefillText {
   std::vector<Row*> rows;  // several rows share a prompt
-  bool known = false;
+  bool cached = false;
   Pages pages = {};  // where its keys and values go
 };
 
 // The first `rows` waiting rows, and their needs.
 struct Admission {
-  std::int64_t rows = 0, pages = 0, texts_read = 0, longest = 0;
-  std::vector<Text> texts = {};
+  std::int64_t rows = 0, pages = 0, texts_to_prefill = 0, longest_text_tokens = 0;
+  std::vector<PrefillText> texts = {};
 };
 
 // Converts an exception of libtorch. Its allocators report a lack of memory in words ("can't allocate memory", "CUDA
@@ -92,37 +94,37 @@ struct RunningBatch::State {
   std::deque<std::unique_ptr<Row>> waiting;   // oldest first; all are younger than the running ones
   std::vector<std::unique_ptr<Row>> running;  // oldest first
   std::vector<Ended> ended;                   // since the last step
-  std::uint64_t version = 0, weights = 0;
+  std::uint64_t version = 0;                  // of the policy, recorded in spans
+  std::uint64_t weights_version = 0;          // counts changes of the weights; prompt pages of older ones are stale
   std::int64_t rows_max, prefill_tokens_max;  // current limits due to memory
   std::int64_t passes = 0;                    // since the last shortage of memory
-  bool alone = false;                         // read the next one only without other running rows
+  bool admit_only_when_empty = false;         // after a shortage of memory for one prefill
 
   State(std::shared_ptr<Transformer> m, BatchLimits l)
       : model(std::move(m)),
         limits(l),
         cache(model->config(), model->device(), model->device().is_cpu() ? torch::kFloat : model->dtype(), l.cache_max),
-        decoder(l.recorded ? cuda::Decoder::of(*model, cache) : nullptr),
+        decoder(l.use_cuda_decoder ? cuda::Decoder::open_if_supported(*model, cache) : nullptr),
         rows_max(std::max<std::int64_t>(1, l.rows_max)),
         prefill_tokens_max(l.prefill_tokens_max) {}
 
-  // Releases a row's part of the cache.
-  void let_go(Row& row) {
+  void release_pages(Row& row) {
     cache.release(row.pages);
     Prompt& prompt = row.prompt->second;
-    if (std::exchange(row.shares, false) && --prompt.users == 0) forget(prompt);
+    if (std::exchange(row.uses_prompt_pages, false) && --prompt.users == 0) release_prompt(prompt);
   }
-  void forget(Prompt& prompt) {
+  void release_prompt(Prompt& prompt) {
     cache.release(prompt.pages);
     prompt.hidden = Tensor();
   }
   // Removes the row; the caller erases it from its list.
-  void leave(Row& row) {
-    let_go(row);
+  void unregister_row(Row& row) {
+    release_pages(row);
     ids.erase(row.sequence.id);
     if (--row.prompt->second.members == 0) prompts.erase(row.prompt);
   }
   void end(Row& row, std::optional<Error> error = {}) {
-    leave(row);
+    unregister_row(row);
     if (error) {
       ended.push_back({row.sequence.id, *std::move(error), std::move(row.spans)});
     } else {
@@ -130,68 +132,71 @@ struct RunningBatch::State {
     }
   }
   // Returns the youngest running row to the queue.
-  void step_back() {
-    let_go(*running.back());
+  void preempt_youngest() {
+    release_pages(*running.back());
     waiting.push_front(std::move(running.back()));
     running.pop_back();
   }
 
-  Drawn next(const std::vector<Row*>& rows, const Tensor& hidden);
-  std::optional<Drawn> decode(const std::vector<Row*>& rows);
-  void append(const std::vector<Row*>& rows, const Drawn& drawn);
+  SampledTokens sample_next(const std::vector<Row*>& rows, const Tensor& hidden);
+  std::optional<SampledTokens> decode(const std::vector<Row*>& rows);
+  void append_tokens(const std::vector<Row*>& rows, const SampledTokens& sampled);
   bool make_room();
-  void go_on();
+  void run_decode_pass();
   Admission admissible();
-  Status read(Admission& admission);
-  void let_in();
-  void more_memory();
+  Status prefill(Admission& admission);
+  void admit_waiting();
+  void raise_limits_if_due();
 };
 
-Draw draw_of(const Row& row) {
+// The uniform number depends only on the seed and the token's index, so that batching and preemption do not change it.
+SampleRequest sample_request(const Row& row) {
   const Sampling& sampling = row.sequence.sampling;
   return {&sampling, Random(sampling.seed, row.generation.tokens.size()).uniform()};
 }
 
-// Samples the tokens after the rows' last ones, from their hidden states [rows, hidden].
-Drawn RunningBatch::State::next(const std::vector<Row*>& rows, const Tensor& hidden) {
+// Samples the next token of each row, from its last token's hidden state (`hidden`: [rows, hidden]).
+SampledTokens RunningBatch::State::sample_next(const std::vector<Row*>& rows, const Tensor& hidden) {
   const std::int64_t count_max = std::max<std::int64_t>(1, kLogitsMax / model->config().vocab_size);
-  Drawn drawn;
+  SampledTokens sampled;
   for (std::int64_t begin = 0; begin < std::ssize(rows); begin += count_max) {
     const std::int64_t count = std::min(count_max, std::ssize(rows) - begin);
-    std::vector<Draw> draws;
-    for (std::int64_t i = begin; i < begin + count; ++i) draws.push_back(draw_of(*rows[static_cast<std::size_t>(i)]));
-    const Drawn some = draw(model->logits(hidden.narrow(0, begin, count)), draws);
-    drawn.tokens.insert(drawn.tokens.end(), some.tokens.begin(), some.tokens.end());
-    drawn.logprobs.insert(drawn.logprobs.end(), some.logprobs.begin(), some.logprobs.end());
+    std::vector<SampleRequest> requests;
+    for (std::int64_t i = begin; i < begin + count; ++i)
+      requests.push_back(sample_request(*rows[static_cast<std::size_t>(i)]));
+    const SampledTokens part = sample_tokens(model->logits(hidden.narrow(0, begin, count)), requests);
+    sampled.tokens.insert(sampled.tokens.end(), part.tokens.begin(), part.tokens.end());
+    sampled.logprobs.insert(sampled.logprobs.end(), part.logprobs.begin(), part.logprobs.end());
   }
-  return drawn;
+  return sampled;
 }
 
-// As next(), for running rows with a place for their last token, if there is a decoder.
-std::optional<Drawn> RunningBatch::State::decode(const std::vector<Row*>& rows) {
+// Like sample_next(), but runs the CUDA decoder. Each row's pages must have a slot for its last token. nullopt without
+// a decoder, or if the decoder has failed.
+std::optional<SampledTokens> RunningBatch::State::decode(const std::vector<Row*>& rows) {
   if (!decoder) return std::nullopt;
   std::vector<cuda::DecodeRow> all;
-  for (const Row* row : rows) all.push_back({row->generation.tokens.back(), &row->pages, draw_of(*row)});
+  for (const Row* row : rows) all.push_back({row->generation.tokens.back(), &row->pages, sample_request(*row)});
   return decoder->step(all);
 }
 
-// Appends tokens to running rows, each of which may end.
-void RunningBatch::State::append(const std::vector<Row*>& rows, const Drawn& drawn) {
+// Appends a token to each of these running rows, and ends rows that are complete.
+void RunningBatch::State::append_tokens(const std::vector<Row*>& rows, const SampledTokens& sampled) {
   for (std::size_t i = 0; i < rows.size(); ++i) {
     Row& row = *rows[i];
     const Sampling& sampling = row.sequence.sampling;
     std::optional<Error> error;
     std::optional<Finish> finish;
-    if (!std::isfinite(drawn.logprobs[i])) {
+    if (!std::isfinite(sampled.logprobs[i])) {
       error = fail(Code::kCorrupt, "generate",
                    "the logits of sequence {} at new token {} are not finite; the weights have diverged or are damaged",
                    row.sequence.id, row.generation.tokens.size());
     } else {
-      row.generation.tokens.push_back(drawn.tokens[i]);
-      row.generation.logprobs.push_back(drawn.logprobs[i]);
+      row.generation.tokens.push_back(sampled.tokens[i]);
+      row.generation.logprobs.push_back(sampled.logprobs[i]);
       if (row.spans.empty() || row.spans.back().version != version) row.spans.push_back({version, 0});
       row.spans.back().end = row.generation.tokens.size();
-      if (std::find(sampling.eos.begin(), sampling.eos.end(), drawn.tokens[i]) != sampling.eos.end()) {
+      if (std::find(sampling.eos.begin(), sampling.eos.end(), sampled.tokens[i]) != sampling.eos.end()) {
         finish = Finish::kEos;
       } else if (std::ssize(row.generation.tokens) == sampling.tokens_max) {
         finish = Finish::kLength;
@@ -211,28 +216,34 @@ void RunningBatch::State::append(const std::vector<Row*>& rows, const Drawn& dra
   std::erase_if(running, [](const auto& row) { return row->ended; });
 }
 
-// Gives every running row its own place for the next token. Rows without one return to the queue. False if the only
-// remaining row has none.
+// Gives every running row a page slot for its last token, in a page that no other row shares. Preempts the youngest
+// rows if pages are short. False if even the only remaining row gets none.
 bool RunningBatch::State::make_room() {
-  const auto at = [](const Row& row) { return static_cast<std::size_t>(row.pages.tokens / PagedCache::kPageTokens); };
-  const auto has_place = [&](const auto& row) {
-    return at(*row) < row->pages.list.size() && !cache.shared(row->pages.list[at(*row)]);
+  const auto next_page_index = [](const Row& row) {
+    return static_cast<std::size_t>(row.pages.tokens / PagedCache::kPageTokens);
   };
-  const auto needed = [&] { return std::ssize(running) - std::count_if(running.begin(), running.end(), has_place); };
-  while (needed() > cache.free() || !cache.reserve(needed())) {
+  const auto has_slot = [&](const auto& row) {
+    return next_page_index(*row) < row->pages.list.size() && !cache.is_shared(row->pages.list[next_page_index(*row)]);
+  };
+  const auto pages_needed = [&] {
+    return std::ssize(running) - std::count_if(running.begin(), running.end(), has_slot);
+  };
+  // The limit must allow the pages, and their memory must be available.
+  while (pages_needed() > cache.free_pages() || !cache.reserve(pages_needed())) {
     if (running.size() == 1) return false;
-    step_back();
+    preempt_youngest();
   }
+  // Copy on write: a row that shares its last page gets a copy of that page.
   std::vector<Row*> copying;
   std::vector<Page> from, to;
   for (const auto& row : running) {
-    if (has_place(row)) continue;
-    if (at(*row) == row->pages.list.size()) {
-      row->pages.list.push_back(cache.take());
+    if (has_slot(row)) continue;
+    if (next_page_index(*row) == row->pages.list.size()) {
+      row->pages.list.push_back(cache.take_reserved());
     } else {
       copying.push_back(row.get());
-      from.push_back(row->pages.list[at(*row)]);
-      to.push_back(cache.take());
+      from.push_back(row->pages.list[next_page_index(*row)]);
+      to.push_back(cache.take_reserved());
     }
   }
   if (copying.empty()) return true;
@@ -243,24 +254,24 @@ bool RunningBatch::State::make_room() {
     throw;
   }
   for (std::size_t i = 0; i < copying.size(); ++i) {
-    copying[i]->pages.list[at(*copying[i])] = to[i];
+    copying[i]->pages.list[next_page_index(*copying[i])] = to[i];
     cache.release(from[i]);
   }
   return true;
 }
 
 // Samples one more token for every running row.
-void RunningBatch::State::go_on() {
+void RunningBatch::State::run_decode_pass() {
   while (!running.empty()) {
-    bool room = true;
+    bool has_room = true;
     std::vector<Row*> rows;
-    Drawn drawn;
+    SampledTokens sampled;
     const Status passed = attempt(running.size(), [&] {
-      room = make_room();
-      if (!room) return;
+      has_room = make_room();
+      if (!has_room) return;
       for (const auto& row : running) rows.push_back(row.get());
-      if (std::optional<Drawn> decoded = decode(rows)) {
-        drawn = *std::move(decoded);
+      if (std::optional<SampledTokens> decoded = decode(rows)) {
+        sampled = *std::move(decoded);
         return;
       }
       std::vector<const Pages*> texts;
@@ -270,19 +281,20 @@ void RunningBatch::State::go_on() {
         ids.data_ptr<std::int64_t>()[i] = running[i]->generation.tokens.back();
         positions.data_ptr<std::int64_t>()[i] = running[i]->pages.tokens;
       }
-      const auto attention = cache.continuing(std::move(texts));
-      drawn = next(rows, model->hidden_states(ids.to(model->device()), positions, attention.get()).select(1, 0));
+      const auto attention = cache.decode_attention(std::move(texts));
+      sampled =
+          sample_next(rows, model->hidden_states(ids.to(model->device()), positions, attention.get()).select(1, 0));
     });
-    if (passed && room) {
+    if (passed && has_room) {
       for (Row* row : rows) ++row->pages.tokens;
-      append(rows, drawn);
-      return more_memory();
+      append_tokens(rows, sampled);
+      return raise_limits_if_due();
     }
     passes = 0;
-    const bool memory = passed ? true : passed.error().code == Code::kExhausted;
-    if (memory && running.size() > 1) {
+    const bool is_memory_short = passed ? true : passed.error().code == Code::kExhausted;
+    if (is_memory_short && running.size() > 1) {
       rows_max = std::ssize(running) / 2;
-      while (std::ssize(running) > rows_max) step_back();
+      while (std::ssize(running) > rows_max) preempt_youngest();
       continue;
     }
     for (const auto& row : running) {
@@ -294,74 +306,75 @@ void RunningBatch::State::go_on() {
   }
 }
 
-// Raises the limits again, in case memory is available again.
-void RunningBatch::State::more_memory() {
-  if (++passes < kPassesBeforeMore) return;
+// Raises the limits from time to time after a shortage, because memory may be available again.
+void RunningBatch::State::raise_limits_if_due() {
+  if (++passes < kPassesBeforeRaisingLimits) return;
   passes = 0;
   rows_max = std::min(std::max<std::int64_t>(1, limits.rows_max), 2 * rows_max);
   prefill_tokens_max = std::min(limits.prefill_tokens_max, 2 * prefill_tokens_max);
-  cache.try_again();
+  cache.reset_pages_max();
 }
 
-// The first waiting rows for which there is room, beside the next tokens of the running ones.
+// Returns the first waiting rows that fit into the cache, after one more page for every running row.
 Admission RunningBatch::State::admissible() {
   Admission out;
-  while (out.rows < std::ssize(waiting) && std::ssize(running) + out.rows < (alone ? 1 : rows_max)) {
+  while (out.rows < std::ssize(waiting) && std::ssize(running) + out.rows < (admit_only_when_empty ? 1 : rows_max)) {
     Row& row = *waiting[static_cast<std::size_t>(out.rows)];
     const Prompt& prompt = row.prompt->second;
-    const bool fresh = row.generation.tokens.empty();
-    const auto with = std::find_if(out.texts.begin(), out.texts.end(), [&](const Text& text) {
-      return fresh && text.rows[0]->prompt == row.prompt && text.rows[0]->generation.tokens.empty();
+    const bool is_new = row.generation.tokens.empty();
+    const auto shared_text = std::find_if(out.texts.begin(), out.texts.end(), [&](const PrefillText& text) {
+      return is_new && text.rows[0]->prompt == row.prompt && text.rows[0]->generation.tokens.empty();
     });
-    const bool joins = with != out.texts.end();
-    const bool known = fresh && !prompt.pages.list.empty() && prompt.weights == weights;
-    const std::int64_t tokens = row.text_tokens(), longest = std::max(out.longest, tokens);
-    if (!joins && !known && out.texts_read > 0 && longest * (out.texts_read + 1) > prefill_tokens_max) break;
-    const std::int64_t pages = joins || known ? 0 : PagedCache::pages_of(tokens);
-    if (out.pages + pages + std::ssize(running) + out.rows + 1 > cache.free()) break;
+    const bool joins = shared_text != out.texts.end();
+    const bool cached = is_new && !prompt.pages.list.empty() && prompt.weights_version == weights_version;
+    const std::int64_t tokens = row.text_tokens(), longest = std::max(out.longest_text_tokens, tokens);
+    if (!joins && !cached && out.texts_to_prefill > 0 && longest * (out.texts_to_prefill + 1) > prefill_tokens_max)
+      break;
+    const std::int64_t pages = joins || cached ? 0 : PagedCache::pages_for(tokens);
+    if (out.pages + pages + std::ssize(running) + out.rows + 1 > cache.free_pages()) break;
     out.pages += pages;
     ++out.rows;
     if (joins) {
-      with->rows.push_back(&row);
+      shared_text->rows.push_back(&row);
       continue;
     }
-    out.texts.push_back({{&row}, known});
-    if (known) continue;
-    ++out.texts_read;
-    out.longest = longest;
+    out.texts.push_back({{&row}, cached});
+    if (cached) continue;
+    ++out.texts_to_prefill;
+    out.longest_text_tokens = longest;
   }
   return out;
 }
 
-// Reads the unknown texts and samples the first token of every row.
-Status RunningBatch::State::read(Admission& admission) {
+// Prefills the texts that are not cached, and samples the next token of every admitted row.
+Status RunningBatch::State::prefill(Admission& admission) {
   std::vector<Row*> rows;
   Tensor hidden;  // [texts read, hidden], of their last tokens
-  Drawn drawn;
+  SampledTokens sampled;
   for (std::int64_t i = 0; i < admission.rows; ++i) rows.push_back(waiting[static_cast<std::size_t>(i)].get());
   const auto passed = attempt(rows.size(), [&] {
-    const Tensor ids = torch::zeros({admission.texts_read, admission.longest}, torch::kLong);
+    const Tensor ids = torch::zeros({admission.texts_to_prefill, admission.longest_text_tokens}, torch::kLong);
     std::vector<const Pages*> pages;
     std::vector<std::int64_t> lengths, last;
-    for (Text& text : admission.texts) {
-      if (text.known) continue;
+    for (PrefillText& text : admission.texts) {
+      if (text.cached) continue;
       const Row& row = *text.rows[0];
-      auto* to = ids.data_ptr<std::int64_t>() + std::ssize(pages) * admission.longest;
+      auto* to = ids.data_ptr<std::int64_t>() + std::ssize(pages) * admission.longest_text_tokens;
       to = std::copy(row.sequence.prompt.begin(), row.sequence.prompt.end(), to);
       std::copy(row.generation.tokens.begin(), row.generation.tokens.end(), to);
       text.pages.tokens = row.text_tokens();
-      while (std::ssize(text.pages.list) < PagedCache::pages_of(text.pages.tokens))
-        text.pages.list.push_back(cache.take());
-      last.push_back(std::ssize(pages) * admission.longest + text.pages.tokens - 1);
+      while (std::ssize(text.pages.list) < PagedCache::pages_for(text.pages.tokens))
+        text.pages.list.push_back(cache.take_reserved());
+      last.push_back(std::ssize(pages) * admission.longest_text_tokens + text.pages.tokens - 1);
       lengths.push_back(text.pages.tokens);
       pages.push_back(&text.pages);
     }
     if (!pages.empty()) {
       if (decoder) {
-        if (const std::optional<Tensor> read = decoder->read(ids, lengths, pages)) hidden = *read;
+        if (const std::optional<Tensor> prefilled = decoder->prefill(ids, lengths, pages)) hidden = *prefilled;
       }
       if (!hidden.defined()) {
-        const auto attention = cache.reading(std::move(pages), lengths);
+        const auto attention = cache.prefill_attention(std::move(pages), lengths);
         hidden = model->hidden_states(ids.to(model->device()), {}, attention.get())
                      .flatten(0, 1)
                      .index_select(0, torch::tensor(last, torch::kLong).to(model->device()));
@@ -369,37 +382,37 @@ Status RunningBatch::State::read(Admission& admission) {
     }
     std::map<const Row*, Tensor> of;
     std::int64_t index = 0;
-    for (const Text& text : admission.texts) {
-      const Tensor one = text.known ? text.rows[0]->prompt->second.hidden : hidden[index++];
+    for (const PrefillText& text : admission.texts) {
+      const Tensor one = text.cached ? text.rows[0]->prompt->second.hidden : hidden[index++];
       for (const Row* row : text.rows) of[row] = one;
     }
     std::vector<Tensor> each;
     for (const Row* row : rows) each.push_back(of.at(row));
-    drawn = next(rows, torch::stack(each));
+    sampled = sample_next(rows, torch::stack(each));
   });
   if (!passed) {
-    for (Text& text : admission.texts) cache.release(text.pages);
+    for (PrefillText& text : admission.texts) cache.release(text.pages);
     return passed;
   }
   std::int64_t index = 0;
-  for (Text& text : admission.texts) {
+  for (PrefillText& text : admission.texts) {
     Prompt& prompt = text.rows[0]->prompt->second;
     const bool fresh = text.rows[0]->generation.tokens.empty();
-    const Tensor last = text.known ? Tensor() : hidden[index++];
-    if (!fresh || (!text.known && prompt.members == 1)) {  // no other row shares it
+    const Tensor last = text.cached ? Tensor() : hidden[index++];
+    if (!fresh || (!text.cached && prompt.members == 1)) {  // no other row shares it
       text.rows[0]->pages = std::move(text.pages);
       continue;
     }
-    if (!text.known) {
-      forget(prompt);
+    if (!text.cached) {
+      release_prompt(prompt);
       prompt.pages = std::move(text.pages);
       prompt.hidden = last.clone();
-      prompt.weights = weights;
+      prompt.weights_version = weights_version;
     }
     for (Row* row : text.rows) {
       row->pages = prompt.pages;
-      for (const Page page : row->pages.list) cache.share(page);
-      row->shares = true;
+      for (const Page page : row->pages.list) cache.add_owner(page);
+      row->uses_prompt_pages = true;
       ++prompt.users;
     }
   }
@@ -407,12 +420,14 @@ Status RunningBatch::State::read(Admission& admission) {
     running.push_back(std::move(waiting.front()));
     waiting.pop_front();
   }
-  append(rows, drawn);
+  append_tokens(rows, sampled);
   return ok();
 }
 
-void RunningBatch::State::let_in() {
-  while (!waiting.empty() && !(alone && !running.empty())) {
+// Prefills waiting rows until no more are admissible. After a shortage of memory, halves the prefill or, if that was a
+// single text, waits until no row is running.
+void RunningBatch::State::admit_waiting() {
+  while (!waiting.empty() && !(admit_only_when_empty && !running.empty())) {
     Admission admission = admissible();
     if (admission.rows > 0 && !cache.reserve(admission.pages)) continue;
     if (admission.rows == 0) {
@@ -422,9 +437,9 @@ void RunningBatch::State::let_in() {
       waiting.pop_front();
       continue;
     }
-    const Status passed = read(admission);
+    const Status passed = prefill(admission);
     if (passed) {
-      alone = false;
+      admit_only_when_empty = false;
       continue;
     }
     passes = 0;
@@ -433,11 +448,11 @@ void RunningBatch::State::let_in() {
         end(*waiting.front(), passed.error());
         waiting.pop_front();
       }
-      alone = false;
-    } else if (admission.texts_read > 1) {
-      prefill_tokens_max = admission.longest * admission.texts_read / 2;
+      admit_only_when_empty = false;
+    } else if (admission.texts_to_prefill > 1) {
+      prefill_tokens_max = admission.longest_text_tokens * admission.texts_to_prefill / 2;
     } else {
-      alone = true;
+      admit_only_when_empty = true;
     }
   }
 }
@@ -463,8 +478,8 @@ Status RunningBatch::add(Sequence sequence) {
 
 std::vector<Ended> RunningBatch::step() {
   torch::NoGradGuard no_grad;
-  state_->go_on();
-  state_->let_in();
+  state_->run_decode_pass();
+  state_->admit_waiting();
   return std::exchange(state_->ended, {});
 }
 
@@ -473,7 +488,7 @@ bool RunningBatch::abort(std::uint64_t id) {
   const auto drop = [&](auto& list) {
     const auto row = std::find_if(list.begin(), list.end(), [&](const auto& r) { return r->sequence.id == id; });
     if (row == list.end()) return;
-    state_->leave(**row);
+    state_->unregister_row(**row);
     list.erase(row);
   };
   drop(state_->running);
@@ -494,9 +509,9 @@ std::vector<Ended> RunningBatch::interrupt() {
   return std::exchange(state_->ended, {});
 }
 
-void RunningBatch::weights_are(std::uint64_t version) {
+void RunningBatch::set_weights_version(std::uint64_t version) {
   state_->version = version;
-  ++state_->weights;
+  ++state_->weights_version;
 }
 
 std::size_t RunningBatch::running() const { return state_->running.size(); }
@@ -504,7 +519,7 @@ std::size_t RunningBatch::waiting() const { return state_->waiting.size(); }
 std::size_t RunningBatch::rows_max() const { return static_cast<std::size_t>(state_->rows_max); }
 std::size_t RunningBatch::kernels() const { return state_->decoder ? state_->decoder->kernels() : 0; }
 Bytes RunningBatch::cache_used() const {
-  return {static_cast<std::uint64_t>(state_->cache.used()) * state_->cache.page_bytes().count};
+  return {static_cast<std::uint64_t>(state_->cache.used_pages()) * state_->cache.page_bytes().count};
 }
 
 }  // namespace echoline::model

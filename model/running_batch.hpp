@@ -1,5 +1,5 @@
-// A running batch that sequences enter and leave: one token per running row at a time, over a paged cache of keys and
-// values. The header is without libtorch.
+// A running batch: sequences join and leave it between passes, and each pass samples one token per running sequence
+// (row). Keys and values are in a paged cache. This header does not need libtorch.
 #pragma once
 #include <functional>
 #include <memory>
@@ -17,7 +17,8 @@ struct Sequence {
   std::uint64_t id = 0;
   std::vector<Token> prompt;
   Sampling sampling;
-  // Optional; called after every token that does not end the sequence anyway: true ends it (a stop string).
+  // Optional; called after every token that does not end the sequence by itself. Returns true to end it, as for a stop
+  // string.
   std::function<bool(std::span<const Token> response)> ends = {};
 };
 
@@ -37,16 +38,16 @@ struct Ended {
 struct BatchLimits {
   std::int64_t rows_max = 64;
   Bytes cache_max{std::uint64_t{4} << 30};  // keys and values; allocated as needed and kept
-  std::int64_t prefill_tokens_max = 8192;   // read in one pass, padding included; a longer prompt is read alone
-  bool recorded = true;  // on a GPU, steps are recorded kernels (model/cuda/decoder); false: libtorch's operations
+  std::int64_t prefill_tokens_max = 8192;   // in one pass, padding included; a longer prompt has a pass of its own
+  bool use_cuda_decoder = true;             // on a GPU: decodes by model/cuda/decoder; false: by libtorch's operations
 };
 
 // Errors are per sequence:
 // kCorrupt: logits that are not finite.
 // kExhausted: no memory, or no room in cache_max, even as the only row.
 // kInternal: another exception of libtorch in a pass (for all sequences in it), or of `ends`.
-// If memory does not suffice for all running rows, the youngest return to the queue and are read again later with their
-// tokens. Use from one thread.
+// If memory does not suffice for all running rows, the youngest return to the queue. Later they are prefilled again,
+// with the tokens they already have. Use from one thread.
 class RunningBatch {
  public:
   // No other user may run the model during step().
@@ -55,24 +56,24 @@ class RunningBatch {
   RunningBatch& operator=(RunningBatch&&) noexcept;
   ~RunningBatch();
 
-  // Appends it to the queue. kInvalid: as check_request(), or an id that is in the batch.
+  // Appends the sequence to the queue. kInvalid: as check_request(), or an id that is in the batch.
   Status add(Sequence sequence);
-  // Samples one token for every running row, admits waiting ones as rows and memory allow, and samples their first
-  // tokens.
+  // Samples one token for every running row, admits waiting ones within rows_max and memory, and samples their first
+  // tokens. Returns the sequences that have ended.
   std::vector<Ended> step();
   // Drops a sequence; false if it does not exist.
   bool abort(std::uint64_t id);
   // Ends all sequences with their tokens so far (kInterrupted), in order of arrival.
   std::vector<Ended> interrupt();
-  // Later tokens carry this version (0 until the first call). Call it after each change of the weights: stored keys and
-  // values stay, but later prompts do not share them.
-  void weights_are(std::uint64_t version);
+  // Sets the version that spans of later tokens name (0 until the first call). Call it after each change of the
+  // weights: stored keys and values stay, but later prompts do not share them.
+  void set_weights_version(std::uint64_t version);
 
   std::size_t running() const;
   std::size_t waiting() const;
   std::size_t rows_max() const;  // current limit due to memory
   Bytes cache_used() const;      // by keys and values of the running rows
-  std::size_t kernels() const;   // in the last step of a recorded batch, without reading; otherwise 0
+  std::size_t kernels() const;   // run by the CUDA decoder in the last pass, without prefill; otherwise 0
 
  private:
   struct State;

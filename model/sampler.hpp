@@ -8,20 +8,22 @@
 
 namespace echoline::model {
 
-struct Draw {
+// How to sample the next token of a row.
+struct SampleRequest {
   const Sampling* sampling;
   double uniform;  // [0, 1)
 };
 
-struct Drawn {
+// The sampled tokens, one per row.
+struct SampledTokens {
   std::vector<Token> tokens;
   std::vector<float> logprobs;  // as in Generation; not finite if the row's logits are not
 };
 
-// Samples from row r of logits fp32 [rows, vocab] by draws[r]. The token is where the cumulative probability exceeds
-// the uniform number: in the order of the vocabulary or, if tokens are left out, from the most likely one down (equal
-// ones in the order of the vocabulary). `batched`: by libtorch's operations on all rows, as on devices other than a
-// CPU.
-Drawn draw(const torch::Tensor& logits, std::span<const Draw> draws, bool batched = false);
+// Samples from row r of logits fp32 [rows, vocab] by requests[r]. Takes the first token at which the cumulative
+// probability exceeds the uniform number. The order is the vocabulary's; if top_k, top_p or min_p apply, it is from the
+// most likely token down (equal ones in the order of the vocabulary). `batched`: by libtorch's operations on all rows,
+// as on devices other than a CPU.
+SampledTokens sample_tokens(const torch::Tensor& logits, std::span<const SampleRequest> requests, bool batched = false);
 
 }  // namespace echoline::model

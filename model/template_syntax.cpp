@@ -1,3 +1,4 @@
+// Lexer and recursive-descent parser of chat templates.
 #include "model/template_syntax.hpp"
 
 #include <algorithm>
@@ -85,17 +86,17 @@ class Lexer {
       } else if (type != '{' && sign != '+') {  // lstrip_blocks
         const std::size_t newline = before.rfind('\n');
         const std::size_t start = newline == std::string::npos ? 0 : newline + 1;
-        if ((start > 0 || line_starts_) && before.find_first_not_of(" \t", start) == std::string::npos)
+        if ((start > 0 || at_line_start_) && before.find_first_not_of(" \t", start) == std::string::npos)
           before.resize(start);
       }
       add_text(before);
-      go_to(open);
-      go_to(open + 2 + (sign == '-' || sign == '+' ? 1 : 0));
+      advance_to(open);
+      advance_to(open + 2 + (sign == '-' || sign == '+' ? 1 : 0));
       if (type == '#') {
         ECHO_TRY(skip_comment());
       } else {
         add(type == '{' ? Token::Kind::kOutputBegin : Token::Kind::kTagBegin, "");
-        ECHO_TRY(inside(type));
+        ECHO_TRY(lex_tag(type));
       }
     }
     add(Token::Kind::kEnd, "");
@@ -107,76 +108,76 @@ class Lexer {
   void add_text(const std::string& text) {
     if (!text.empty()) add(Token::Kind::kText, text);
   }
-  void go_to(std::size_t position) {
+  void advance_to(std::size_t position) {
     for (; at_ < position; ++at_) line_ += text_[at_] == '\n' ? 1 : 0;
   }
   char peek(std::size_t ahead = 0) const { return at_ + ahead < text_.size() ? text_[at_ + ahead] : '\0'; }
 
   // After the end of a tag: `-` removes all white space; a block or comment removes one newline (trim_blocks) unless
   // `+`.
-  void leave(char sign, bool block) {
+  void trim_after_tag(char sign, bool block) {
     const std::size_t start = at_;
     std::size_t end = at_;
     if (sign == '-')
       while (end < text_.size() && is_blank(text_[end])) ++end;
     else if (block && sign != '+' && peek() == '\n')
       ++end;
-    go_to(end);
-    line_starts_ = end > start && text_[end - 1] == '\n';
+    advance_to(end);
+    at_line_start_ = end > start && text_[end - 1] == '\n';
   }
 
   Status skip_comment() {
     const std::size_t end = text_.find("#}", at_);
     if (end == std::string::npos) return bad(line_, "a comment is not closed with #}}");
     const char sign = end > at_ ? text_[end - 1] : ' ';
-    go_to(end + 2);
-    leave(sign, true);
+    advance_to(end + 2);
+    trim_after_tag(sign, true);
     return ok();
   }
 
   // The tokens up to the end of the tag; `type` is its second character.
-  Status inside(char type) {
+  Status lex_tag(char type) {
     const char closing = type == '{' ? '}' : '%';
     const std::size_t first_line = line_;
-    std::string open;  // open brackets
+    std::string closers;  // of the brackets that are open
     while (true) {
-      while (is_blank(peek())) go_to(at_ + 1);
+      while (is_blank(peek())) advance_to(at_ + 1);
       if (at_ >= text_.size()) return bad(first_line, "{{{} is not closed", type);
       const char c = peek();
       const std::size_t signs = c == '-' || c == '+' ? 1 : 0;
-      if (open.empty() && peek(signs) == closing && peek(signs + 1) == '}') {
+      if (closers.empty() && peek(signs) == closing && peek(signs + 1) == '}') {
         add(type == '{' ? Token::Kind::kOutputEnd : Token::Kind::kTagEnd, "");
-        go_to(at_ + signs + 2);
-        leave(signs == 1 ? c : ' ', type == '%');
+        advance_to(at_ + signs + 2);
+        trim_after_tag(signs == 1 ? c : ' ', type == '%');
         return ok();
       }
       if (is_letter(c)) {
-        add(Token::Kind::kName, take([](char x) { return is_letter(x) || is_digit(x); }));
+        add(Token::Kind::kName, take_while([](char x) { return is_letter(x) || is_digit(x); }));
       } else if (is_digit(c)) {
-        ECHO_TRY(number());
+        ECHO_TRY(lex_number());
       } else if (c == '\'' || c == '"') {
-        ECHO_TRY(string());
+        ECHO_TRY(lex_string());
       } else {
-        ECHO_TRY(symbol(open));
+        ECHO_TRY(lex_symbol(closers));
       }
     }
   }
 
   template <class Belongs>
-  std::string take(Belongs belongs) {
+  std::string take_while(Belongs belongs) {
     std::size_t end = at_;
     while (end < text_.size() && belongs(text_[end])) ++end;
-    std::string taken = text_.substr(at_, end - at_);
-    go_to(end);
-    return taken;
+    std::string out = text_.substr(at_, end - at_);
+    advance_to(end);
+    return out;
   }
 
-  Status number() {
-    std::string digits = take(is_digit);
+  Status lex_number() {
+    std::string digits = take_while(is_digit);
     const bool fraction = peek() == '.' && is_digit(peek(1));
     if (fraction) {
-      go_to(at_ + 1);
-      digits += "." + take(is_digit);
+      advance_to(at_ + 1);
+      digits += "." + take_while(is_digit);
     }
     if (is_letter(peek())) return bad(line_, "malformed number '{}{}'", digits.substr(0, 32), peek());
     if (digits.size() > 18) return bad(line_, "the number '{}...' is too long", digits.substr(0, 18));
@@ -184,66 +185,67 @@ class Lexer {
     return ok();
   }
 
-  Status string() {
+  Status lex_string() {
     const char quote = peek();
     const std::size_t first_line = line_;
     std::string out;
-    go_to(at_ + 1);
+    advance_to(at_ + 1);
     while (peek() != quote || at_ >= text_.size()) {
       if (at_ >= text_.size()) return bad(first_line, "a string is not closed with {}", quote);
       if (peek() != '\\') {
         out += peek();
-        go_to(at_ + 1);
+        advance_to(at_ + 1);
         continue;
       }
       const char escaped = peek(1);
-      go_to(std::min(at_ + 2, text_.size()));
-      static constexpr std::string_view kNames = "nrtbfva\\'\"\n", kMeans = "\n\r\t\b\f\v\a\\'\"";
-      const std::size_t simple = kNames.find(escaped);
+      advance_to(std::min(at_ + 2, text_.size()));
+      static constexpr std::string_view kNames = "nrtbfva\\'\"\n", kMeanings = "\n\r\t\b\f\v\a\\'\"";
+      const std::size_t name_index = kNames.find(escaped);
       const std::size_t digits = escaped == 'x' ? 2 : escaped == 'u' ? 4 : escaped == 'U' ? 8 : 0;
-      if (simple != std::string_view::npos) {
-        if (simple < kMeans.size()) out += kMeans[simple];
+      if (name_index != std::string_view::npos) {
+        if (name_index < kMeanings.size()) out += kMeanings[name_index];
       } else if (digits > 0) {
         const std::string hex = text_.substr(at_, digits);
-        const bool right = hex.size() == digits && hex.find_first_not_of("0123456789abcdefABCDEF") == std::string::npos;
-        const unsigned long code = right ? std::strtoul(hex.c_str(), nullptr, 16) : 0x110000;
+        const bool is_valid =
+            hex.size() == digits && hex.find_first_not_of("0123456789abcdefABCDEF") == std::string::npos;
+        const unsigned long code = is_valid ? std::strtoul(hex.c_str(), nullptr, 16) : 0x110000;
         if (code > 0x10ffff || (code >= 0xd800 && code < 0xe000))
           return bad(line_, "malformed escape \\{}{}", escaped, hex);
         append_utf8(out, static_cast<std::uint32_t>(code));
-        go_to(at_ + digits);
+        advance_to(at_ + digits);
       } else {
         out += '\\';
         out += escaped;
       }
     }
-    go_to(at_ + 1);
+    advance_to(at_ + 1);
     add(Token::Kind::kString, out);
     return ok();
   }
 
-  Status symbol(std::string& open) {
+  Status lex_symbol(std::string& closers) {
     for (const std::string_view two : {"==", "!=", "<=", ">=", "//", "**"}) {
       if (text_.compare(at_, 2, two) != 0) continue;
       add(Token::Kind::kOperator, std::string(two));
-      go_to(at_ + 2);
+      advance_to(at_ + 2);
       return ok();
     }
     const char c = peek();
     if (std::string_view("+-*/%~<>=|.,:()[]{}").find(c) == std::string_view::npos)
       return bad(line_, "unexpected character 0x{:02x}", static_cast<unsigned char>(c));
-    if (c == '(' || c == '[' || c == '{') open += c == '(' ? ')' : c == '[' ? ']' : '}';
+    if (c == '(' || c == '[' || c == '{') closers += c == '(' ? ')' : c == '[' ? ']' : '}';
     if (c == ')' || c == ']' || c == '}') {
-      if (open.empty() || open.back() != c) return bad(line_, "unexpected '{}'", c);
-      open.pop_back();
+      if (closers.empty() || closers.back() != c) return bad(line_, "unexpected '{}'", c);
+      closers.pop_back();
     }
     add(Token::Kind::kOperator, std::string(1, c));
-    go_to(at_ + 1);
+    advance_to(at_ + 1);
     return ok();
   }
 
   std::string text_;
   std::size_t at_ = 0, line_ = 1;
-  bool line_starts_ = true;
+  bool at_line_start_ = true;
   std::vector<Token> tokens_;
 };
 
@@ -261,9 +263,9 @@ class Parser {
 
  private:
   // Increments the depth of recursion during its life.
-  struct Deeper {
-    explicit Deeper(std::size_t& depth) : depth_(depth) { ++depth_; }
-    ~Deeper() { --depth_; }
+  struct DepthGuard {
+    explicit DepthGuard(std::size_t& depth) : depth_(depth) { ++depth_; }
+    ~DepthGuard() { --depth_; }
 
    private:
     std::size_t& depth_;
@@ -271,20 +273,22 @@ class Parser {
 
   const Token& token() const { return tokens_[at_]; }
   std::size_t line() const { return token().line; }
-  bool is(std::string_view symbol) const { return token().kind == Token::Kind::kOperator && token().text == symbol; }
-  bool word(std::string_view name) const { return token().kind == Token::Kind::kName && token().text == name; }
+  bool is_operator(std::string_view symbol) const {
+    return token().kind == Token::Kind::kOperator && token().text == symbol;
+  }
+  bool is_word(std::string_view name) const { return token().kind == Token::Kind::kName && token().text == name; }
   void next() { at_ += at_ + 1 < tokens_.size() ? 1 : 0; }
   bool take(std::string_view symbol) {
-    if (!is(symbol)) return false;
+    if (!is_operator(symbol)) return false;
     next();
     return true;
   }
   bool take_word(std::string_view name) {
-    if (!word(name)) return false;
+    if (!is_word(name)) return false;
     next();
     return true;
   }
-  std::string shown() const {
+  std::string describe_token() const {
     switch (token().kind) {
       case Token::Kind::kOutputEnd:
         return "}}";
@@ -298,23 +302,23 @@ class Parser {
   }
   Status expect(std::string_view symbol) {
     if (take(symbol)) return ok();
-    return bad(line(), "expected '{}', found {}", symbol, shown());
+    return bad(line(), "expected '{}', found {}", symbol, describe_token());
   }
-  Result<std::string> name(const char* what) {
-    if (token().kind != Token::Kind::kName) return bad(line(), "expected {}, found {}", what, shown());
+  Result<std::string> take_name(const char* what) {
+    if (token().kind != Token::Kind::kName) return bad(line(), "expected {}, found {}", what, describe_token());
     std::string found = token().text;
     next();
     return found;
   }
   Status end_of_tag() {
-    if (token().kind != Token::Kind::kTagEnd) return bad(line(), "expected %}}, found {}", shown());
+    if (token().kind != Token::Kind::kTagEnd) return bad(line(), "expected %}}, found {}", describe_token());
     next();
     return ok();
   }
 
   // Parses statements up to a tag named in `until` (without any, up to the end), and consumes that name.
   Result<std::vector<Statement>> statements(const std::vector<std::string_view>& until, std::string& ended_by) {
-    const Deeper deeper(depth_);
+    const DepthGuard depth_guard(depth_);
     if (depth_ > kDepthMax) return bad(line(), "blocks are nested more than {} deep", kDepthMax);
     std::vector<Statement> body;
     while (true) {
@@ -329,16 +333,16 @@ class Parser {
         next();
         statement.kind = Statement::Kind::kOutput;
         ECHO_ASSIGN(statement.expression, expression());
-        if (token().kind != Token::Kind::kOutputEnd) return bad(line(), "expected }}}}, found {}", shown());
+        if (token().kind != Token::Kind::kOutputEnd) return bad(line(), "expected }}}}, found {}", describe_token());
         next();
       } else if (first.kind == Token::Kind::kTagBegin) {
         next();
-        ECHO_ASSIGN(const std::string tag, name("the name of a tag"));
+        ECHO_ASSIGN(const std::string tag, take_name("the name of a tag"));
         if (std::find(until.begin(), until.end(), tag) != until.end()) {
           ended_by = tag;
           return body;
         }
-        ECHO_TRY(tagged(tag, statement));
+        ECHO_TRY(tag_statement(tag, statement));
       } else if (until.empty()) {
         return body;
       } else {
@@ -348,18 +352,18 @@ class Parser {
     }
   }
 
-  Status tagged(const std::string& tag, Statement& s) {
+  Status tag_statement(const std::string& tag, Statement& s) {
     std::string ended_by;
     if (tag == "if") {
       s.kind = Statement::Kind::kIf;
       for (ended_by = "if"; ended_by != "endif";) {
         Statement::Branch branch;
-        const bool last = ended_by == "else";
-        if (!last) {
+        const bool is_else = ended_by == "else";
+        if (!is_else) {
           ECHO_ASSIGN(branch.condition, expression());
         }
         ECHO_TRY(end_of_tag());
-        if (last) {
+        if (is_else) {
           ECHO_ASSIGN(branch.body, statements({"endif"}, ended_by));
         } else {
           ECHO_ASSIGN(branch.body, statements({"elif", "else", "endif"}, ended_by));
@@ -369,11 +373,11 @@ class Parser {
     } else if (tag == "for") {
       s.kind = Statement::Kind::kFor;
       do {
-        ECHO_ASSIGN(std::string target, name("a loop variable"));
+        ECHO_ASSIGN(std::string target, take_name("a loop variable"));
         s.targets.push_back(std::move(target));
       } while (take(","));
-      if (!take_word("in")) return bad(line(), "expected 'in', found {}", shown());
-      ECHO_ASSIGN(s.expression, either());
+      if (!take_word("in")) return bad(line(), "expected 'in', found {}", describe_token());
+      ECHO_ASSIGN(s.expression, disjunction());
       if (take_word("if")) {
         ECHO_ASSIGN(s.condition, expression());
       }
@@ -388,13 +392,13 @@ class Parser {
       }
     } else if (tag == "set") {
       s.kind = Statement::Kind::kSet;
-      ECHO_ASSIGN(std::string target, name("a variable"));
+      ECHO_ASSIGN(std::string target, take_name("a variable"));
       s.targets.push_back(std::move(target));
       if (take(".")) {
-        ECHO_ASSIGN(s.attribute, name("an attribute"));
+        ECHO_ASSIGN(s.attribute, take_name("an attribute"));
       }
       if (!take("="))
-        return bad(line(), "only {{% set NAME = VALUE %}} is implemented, found {} after the name", shown());
+        return bad(line(), "only {{% set NAME = VALUE %}} is implemented, found {} after the name", describe_token());
       ECHO_ASSIGN(s.expression, expression());
     } else if ((tag == "break" || tag == "continue") && loops_ > 0) {
       s.kind = tag == "break" ? Statement::Kind::kBreak : Statement::Kind::kContinue;
@@ -423,53 +427,54 @@ class Parser {
   }
 
   Result<Node> expression() {
-    const Deeper deeper(depth_);
+    const DepthGuard depth_guard(depth_);
     if (depth_ > kDepthMax) return bad(line(), "an expression is nested more than {} deep", kDepthMax);
-    ECHO_ASSIGN(Node node, either());
-    while (word("if")) {
-      const std::size_t at = line();
+    ECHO_ASSIGN(Node node, disjunction());
+    while (is_word("if")) {
+      const std::size_t start_line = line();
       next();
-      ECHO_ASSIGN(Node condition, either());
+      ECHO_ASSIGN(Node condition, disjunction());
       Node other;
       if (take_word("else")) {
         ECHO_ASSIGN(other, expression());
       }
-      ECHO_ASSIGN(node,
-                  make(Kind::kConditional, at, "if", nodes(std::move(condition), std::move(node), std::move(other))));
+      ECHO_ASSIGN(node, make(Kind::kConditional, start_line, "if",
+                             nodes(std::move(condition), std::move(node), std::move(other))));
     }
     return node;
   }
 
   // Left-associative chains of binary operators, lowest precedence first.
-  Result<Node> either() {
-    ECHO_ASSIGN(Node node, both());
-    while (word("or")) {
-      ECHO_TRY(binary("or", node, &Parser::both));
+  Result<Node> disjunction() {
+    ECHO_ASSIGN(Node node, conjunction());
+    while (is_word("or")) {
+      ECHO_TRY(binary("or", node, &Parser::conjunction));
     }
     return node;
   }
-  Result<Node> both() {
+  Result<Node> conjunction() {
     ECHO_ASSIGN(Node node, negation());
-    while (word("and")) {
+    while (is_word("and")) {
       ECHO_TRY(binary("and", node, &Parser::negation));
     }
     return node;
   }
   Result<Node> negation() {
-    if (!word("not")) return comparison();
-    const Deeper deeper(depth_);
+    if (!is_word("not")) return comparison();
+    const DepthGuard depth_guard(depth_);
     if (depth_ > kDepthMax) return bad(line(), "an expression is nested more than {} deep", kDepthMax);
-    const std::size_t at = line();
+    const std::size_t start_line = line();
     next();
     ECHO_ASSIGN(Node node, negation());
-    return make(Kind::kNot, at, "not", nodes(std::move(node)));
+    return make(Kind::kNot, start_line, "not", nodes(std::move(node)));
   }
   std::optional<std::string> comparator() const {
     for (const char* symbol : {"==", "!=", "<", ">", "<=", ">="})
-      if (is(symbol)) return symbol;
-    if (word("in")) return "in";
-    const bool absent = word("not") && tokens_[at_ + 1].kind == Token::Kind::kName && tokens_[at_ + 1].text == "in";
-    return absent ? std::optional<std::string>("not in") : std::nullopt;
+      if (is_operator(symbol)) return symbol;
+    if (is_word("in")) return "in";
+    const bool is_not_in =
+        is_word("not") && tokens_[at_ + 1].kind == Token::Kind::kName && tokens_[at_ + 1].text == "in";
+    return is_not_in ? std::optional<std::string>("not in") : std::nullopt;
   }
   Result<Node> comparison() {
     ECHO_ASSIGN(Node node, sum());
@@ -481,68 +486,68 @@ class Parser {
     return node;
   }
   Result<Node> sum() {
-    ECHO_ASSIGN(Node node, joined());
-    while (is("+") || is("-")) {
-      ECHO_TRY(binary(token().text, node, &Parser::joined));
+    ECHO_ASSIGN(Node node, concatenation());
+    while (is_operator("+") || is_operator("-")) {
+      ECHO_TRY(binary(token().text, node, &Parser::concatenation));
     }
     return node;
   }
-  Result<Node> joined() {
+  Result<Node> concatenation() {
     ECHO_ASSIGN(Node node, product());
-    while (is("~")) {
+    while (is_operator("~")) {
       ECHO_TRY(binary("~", node, &Parser::product));
     }
     return node;
   }
   Result<Node> product() {
     ECHO_ASSIGN(Node node, unary(true));
-    while (is("*") || is("/") || is("//") || is("%")) {
-      ECHO_TRY(binary(token().text, node, &Parser::filtered));
+    while (is_operator("*") || is_operator("/") || is_operator("//") || is_operator("%")) {
+      ECHO_TRY(binary(token().text, node, &Parser::filtered_operand));
     }
-    if (is("**")) return bad(line(), "the operator '**' is not implemented");
+    if (is_operator("**")) return bad(line(), "the operator '**' is not implemented");
     return node;
   }
-  Result<Node> filtered() { return unary(true); }
+  Result<Node> filtered_operand() { return unary(true); }
 
   // Replaces `node` by `node symbol <operand>`; the current token is the operator, or its last word.
   Status binary(std::string symbol, Node& node, Result<Node> (Parser::*operand)()) {
-    const std::size_t at = line();
+    const std::size_t start_line = line();
     next();
     ECHO_ASSIGN(Node right, (this->*operand)());
-    ECHO_ASSIGN(node, make(Kind::kBinary, at, std::move(symbol), nodes(std::move(node), std::move(right))));
+    ECHO_ASSIGN(node, make(Kind::kBinary, start_line, std::move(symbol), nodes(std::move(node), std::move(right))));
     return ok();
   }
 
   Result<Node> unary(bool with_filter) {
-    const Deeper deeper(depth_);
+    const DepthGuard depth_guard(depth_);
     if (depth_ > kDepthMax) return bad(line(), "an expression is nested more than {} deep", kDepthMax);
     Node node;
-    const std::size_t at = line();
+    const std::size_t start_line = line();
     if (take("-")) {
       ECHO_ASSIGN(node, unary(false));
-      ECHO_ASSIGN(node, make(Kind::kNegative, at, "-", nodes(std::move(node))));
+      ECHO_ASSIGN(node, make(Kind::kNegative, start_line, "-", nodes(std::move(node))));
     } else {
       ECHO_ASSIGN(node, primary());
     }
     ECHO_TRY(postfix(node));
     while (with_filter) {
-      const std::size_t here = line();
+      const std::size_t operator_line = line();
       if (take("|")) {
-        ECHO_ASSIGN(std::string filter, name("the name of a filter"));
+        ECHO_ASSIGN(std::string filter, take_name("the name of a filter"));
         std::vector<Node> parts = nodes(std::move(node));
         std::vector<std::string> keywords;
-        if (is("(")) ECHO_TRY(arguments(parts, keywords));
-        ECHO_ASSIGN(node, make(Kind::kFilter, here, std::move(filter), std::move(parts)));
+        if (is_operator("(")) ECHO_TRY(arguments(parts, keywords));
+        ECHO_ASSIGN(node, make(Kind::kFilter, operator_line, std::move(filter), std::move(parts)));
         node->keywords = std::move(keywords);
       } else if (take_word("is")) {
         const bool negated = take_word("not");
-        ECHO_ASSIGN(std::string test, name("the name of a test"));
+        ECHO_ASSIGN(std::string test, take_name("the name of a test"));
         std::vector<Node> parts = nodes(std::move(node));
         std::vector<std::string> keywords;
-        if (is("(")) ECHO_TRY(arguments(parts, keywords));
-        ECHO_ASSIGN(node, make(Kind::kTest, here, std::move(test), std::move(parts)));
+        if (is_operator("(")) ECHO_TRY(arguments(parts, keywords));
+        ECHO_ASSIGN(node, make(Kind::kTest, operator_line, std::move(test), std::move(parts)));
         if (negated) {
-          ECHO_ASSIGN(node, make(Kind::kNot, here, "not", nodes(std::move(node))));
+          ECHO_ASSIGN(node, make(Kind::kNot, operator_line, "not", nodes(std::move(node))));
         }
       } else {
         break;
@@ -553,17 +558,17 @@ class Parser {
 
   Status postfix(Node& node) {
     while (true) {
-      const std::size_t at = line();
+      const std::size_t start_line = line();
       if (take(".")) {
-        ECHO_ASSIGN(std::string attribute, name("an attribute"));
-        ECHO_ASSIGN(node, make(Kind::kAttribute, at, std::move(attribute), nodes(std::move(node))));
+        ECHO_ASSIGN(std::string attribute, take_name("an attribute"));
+        ECHO_ASSIGN(node, make(Kind::kAttribute, start_line, std::move(attribute), nodes(std::move(node))));
       } else if (take("[")) {
-        ECHO_TRY(subscript(node, at));
-      } else if (is("(")) {
+        ECHO_TRY(subscript(node, start_line));
+      } else if (is_operator("(")) {
         std::vector<Node> parts = nodes(std::move(node));
         std::vector<std::string> keywords;
         ECHO_TRY(arguments(parts, keywords));
-        ECHO_ASSIGN(node, make(Kind::kCall, at, "", std::move(parts)));
+        ECHO_ASSIGN(node, make(Kind::kCall, start_line, "", std::move(parts)));
         node->keywords = std::move(keywords);
       } else {
         return ok();
@@ -571,32 +576,32 @@ class Parser {
     }
   }
 
-  Status subscript(Node& node, std::size_t at) {
+  Status subscript(Node& node, std::size_t start_line) {
     std::vector<Node> parts = nodes(std::move(node));
     bool slice = false;
     for (int part = 0; part < 3; ++part) {
-      Node bound;
-      if (!is(":") && !is("]")) {
-        ECHO_ASSIGN(bound, expression());
+      Node slice_part;
+      if (!is_operator(":") && !is_operator("]")) {
+        ECHO_ASSIGN(slice_part, expression());
       }
-      parts.push_back(std::move(bound));
+      parts.push_back(std::move(slice_part));
       if (!take(":")) break;
       slice = true;
     }
     ECHO_TRY(expect("]"));
-    if (!slice && !parts[1]) return bad(at, "expected an index between [ and ]");
+    if (!slice && !parts[1]) return bad(start_line, "expected an index between [ and ]");
     if (slice) parts.resize(4);
-    ECHO_ASSIGN(node, make(slice ? Kind::kSlice : Kind::kIndex, at, "", std::move(parts)));
+    ECHO_ASSIGN(node, make(slice ? Kind::kSlice : Kind::kIndex, start_line, "", std::move(parts)));
     return ok();
   }
 
   Status arguments(std::vector<Node>& parts, std::vector<std::string>& keywords) {
     ECHO_TRY(expect("("));
     while (!take(")")) {
-      const Token& after = tokens_[std::min(at_ + 1, tokens_.size() - 1)];
-      const bool named =
-          token().kind == Token::Kind::kName && after.kind == Token::Kind::kOperator && after.text == "=";
-      if (named) {
+      const Token& next_token = tokens_[std::min(at_ + 1, tokens_.size() - 1)];
+      const bool is_keyword =
+          token().kind == Token::Kind::kName && next_token.kind == Token::Kind::kOperator && next_token.text == "=";
+      if (is_keyword) {
         keywords.push_back(token().text);
         next();
         next();
@@ -605,29 +610,29 @@ class Parser {
       }
       ECHO_ASSIGN(Node value, expression());
       parts.push_back(std::move(value));
-      if (!is(")")) ECHO_TRY(expect(","));
+      if (!is_operator(")")) ECHO_TRY(expect(","));
     }
     return ok();
   }
 
   Result<Node> literal(Value value) {
-    const std::size_t at = line();
+    const std::size_t start_line = line();
     next();
-    ECHO_ASSIGN(Node node, make(Kind::kLiteral, at, "", {}));
+    ECHO_ASSIGN(Node node, make(Kind::kLiteral, start_line, "", {}));
     node->value = std::move(value);
     return node;
   }
 
   Result<Node> primary() {
-    const Token& t = token();
-    const std::size_t at = t.line;
-    switch (t.kind) {
+    const Token& current = token();
+    const std::size_t start_line = current.line;
+    switch (current.kind) {
       case Token::Kind::kInteger:
-        return literal({static_cast<std::int64_t>(std::strtoll(t.text.c_str(), nullptr, 10))});
+        return literal({static_cast<std::int64_t>(std::strtoll(current.text.c_str(), nullptr, 10))});
       case Token::Kind::kFloat:
-        return literal({std::strtod(t.text.c_str(), nullptr)});
+        return literal({std::strtod(current.text.c_str(), nullptr)});
       case Token::Kind::kString: {
-        std::string text = t.text;
+        std::string text = current.text;
         while (tokens_[at_ + 1].kind == Token::Kind::kString) {
           next();
           text += token().text;
@@ -635,36 +640,36 @@ class Parser {
         return literal({std::move(text)});
       }
       case Token::Kind::kName: {
-        if (t.text == "true" || t.text == "True") return literal({true});
-        if (t.text == "false" || t.text == "False") return literal({false});
-        if (t.text == "none" || t.text == "None") return literal({None{}});
-        std::string text = t.text;
+        if (current.text == "true" || current.text == "True") return literal({true});
+        if (current.text == "false" || current.text == "False") return literal({false});
+        if (current.text == "none" || current.text == "None") return literal({None{}});
+        std::string text = current.text;
         next();
-        return make(Kind::kName, at, std::move(text), {});
+        return make(Kind::kName, start_line, std::move(text), {});
       }
       default:
         break;
     }
     std::vector<Node> parts;
     if (take("(")) {
-      bool tuple = is(")");
+      bool tuple = is_operator(")");
       while (!take(")")) {
         ECHO_ASSIGN(Node part, expression());
         parts.push_back(std::move(part));
-        if (is(")")) continue;
+        if (is_operator(")")) continue;
         ECHO_TRY(expect(","));
         tuple = true;
       }
       if (!tuple) return std::move(parts.front());
-      return make(Kind::kList, at, "", std::move(parts));
+      return make(Kind::kList, start_line, "", std::move(parts));
     }
     if (take("[")) {
       while (!take("]")) {
         ECHO_ASSIGN(Node part, expression());
         parts.push_back(std::move(part));
-        if (!is("]")) ECHO_TRY(expect(","));
+        if (!is_operator("]")) ECHO_TRY(expect(","));
       }
-      return make(Kind::kList, at, "", std::move(parts));
+      return make(Kind::kList, start_line, "", std::move(parts));
     }
     if (take("{")) {
       while (!take("}")) {
@@ -673,11 +678,11 @@ class Parser {
         ECHO_ASSIGN(Node value, expression());
         parts.push_back(std::move(key));
         parts.push_back(std::move(value));
-        if (!is("}")) ECHO_TRY(expect(","));
+        if (!is_operator("}")) ECHO_TRY(expect(","));
       }
-      return make(Kind::kMapping, at, "", std::move(parts));
+      return make(Kind::kMapping, start_line, "", std::move(parts));
     }
-    return bad(at, "expected an expression, found {}", shown());
+    return bad(start_line, "expected an expression, found {}", describe_token());
   }
 
   std::vector<Token> tokens_;

@@ -8,7 +8,7 @@
 namespace echoline::model::chat {
 namespace {
 
-constexpr std::string_view kWhat = "chat template";
+constexpr std::string_view kErrorSource = "chat template";
 
 std::optional<double> number(const Value& value) {
   if (const auto* b = value.as<bool>()) return *b ? 1 : 0;
@@ -93,7 +93,7 @@ Result<std::string> text(const Value& value) {
     return shown;
   }
   if (const auto* s = value.as<std::string>()) return *s;
-  return fail(Code::kInvalid, kWhat, "printing {} is not implemented; use the filter tojson", kind(value));
+  return fail(Code::kInvalid, kErrorSource, "printing {} is not implemented; use the filter tojson", kind(value));
 }
 
 bool equal(const Value& a, const Value& b) {
@@ -114,7 +114,7 @@ bool equal(const Value& a, const Value& b) {
 
 Result<std::string> to_json(const Value& value) {
   if (value.undefined())
-    return fail(Code::kInvalid, kWhat, "'{}' is undefined and has no JSON form", value.as<Undefined>()->name);
+    return fail(Code::kInvalid, kErrorSource, "'{}' is undefined and has no JSON form", value.as<Undefined>()->name);
   if (value.as<None>()) return std::string("null");
   if (const auto* b = value.as<bool>()) return std::string(*b ? "true" : "false");
   const auto quoted = [](const std::string& s) {

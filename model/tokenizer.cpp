@@ -1,3 +1,4 @@
+// Reads tokenizer.json, and encodes by splitting a text with regexes and merging bytes within each piece.
 #include "model/tokenizer.hpp"
 
 #define PCRE2_CODE_UNIT_WIDTH 8
@@ -17,7 +18,7 @@ namespace echoline::model {
 namespace {
 
 using nlohmann::json;
-constexpr std::string_view kWhat = "tokenizer.json";
+constexpr std::string_view kErrorSource = "tokenizer.json";
 constexpr Token kIdMax = 1 << 24;
 constexpr std::size_t kTextBytesMax = 1u << 30;
 constexpr std::size_t kSplitsMax = 16;
@@ -26,7 +27,7 @@ constexpr const char* kByteLevelRegex = R"('s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p
 
 template <class... Args>
 Error bad(fmt::format_string<Args...> format, Args&&... args) {
-  return fail(Code::kInvalid, kWhat, format, std::forward<Args>(args)...);
+  return fail(Code::kInvalid, kErrorSource, format, std::forward<Args>(args)...);
 }
 
 // A short dump of a JSON value for messages; never throws, even for invalid UTF-8.
@@ -44,9 +45,9 @@ bool is_type(const json& object, std::string_view type) {
   const json* t = object.is_object() ? member(object, "type") : nullptr;
   return t && t->is_string() && t->get_ref<const std::string&>() == type;
 }
-bool is_true(const json& object, const char* name, bool absent = false) {
+bool is_true(const json& object, const char* name, bool if_absent = false) {
   const json* value = member(object, name);
-  return value ? *value != false : absent;
+  return value ? *value != false : if_absent;
 }
 
 // Byte-level BPE writes every byte as one printable character: bytes that are printable in Latin-1 as themselves, the
@@ -101,7 +102,7 @@ struct StringHash : std::hash<std::string_view> {
   using is_transparent = void;
 };
 
-struct Added {
+struct AddedToken {
   std::string content;
   Token id;
   bool special;
@@ -114,13 +115,13 @@ struct Tokenizer::State {
   std::vector<std::string> bytes;  // by id; empty where there is no token
   std::vector<bool> special;       // by id
   std::unordered_map<std::string, Token, StringHash, std::equal_to<>> vocabulary;  // by bytes
-  std::array<std::optional<Token>, 256> byte_token;
+  std::array<std::optional<Token>, 256> byte_token;  // tokens of a single byte, by that byte
   struct Merge {
     std::uint32_t rank;
     Token merged;
   };
   std::unordered_map<std::uint64_t, Merge> merges;  // by pair()
-  std::array<std::vector<Added>, 256> added;        // by first byte, longest first
+  std::array<std::vector<AddedToken>, 256> added;   // by first byte, longest first
   // Applied in turn: each splits the pieces of the previous one.
   std::vector<std::unique_ptr<pcre2_code, FreeCode>> splits;
   std::vector<Token> prefix;     // tokens before every text that is a prompt by itself
@@ -143,10 +144,11 @@ struct Tokenizer::State {
   Status compile(const std::string& regex);
 
   std::optional<Token> id_of(std::string_view text) const;
-  const Added* added_at(std::string_view text) const;
+  const AddedToken* added_at(std::string_view text) const;
   Status encode_ordinary(std::string_view text, pcre2_match_data* match, std::vector<Token>& out) const;
-  // A piece made by the first `done` splits.
-  Status encode_split(std::string_view piece, std::size_t done, pcre2_match_data* match, std::vector<Token>& out) const;
+  // A piece made by the first `splits_done` splits.
+  Status encode_split(std::string_view piece, std::size_t splits_done, pcre2_match_data* match,
+                      std::vector<Token>& out) const;
   Status encode_piece(std::string_view piece, std::vector<Token>& out) const;
 };
 
@@ -200,15 +202,17 @@ Status Tokenizer::State::read_merges(const json& model) {
       left = merge[0].get<std::string>();
       right = merge[1].get<std::string>();
     }
-    const auto a = to_bytes(left), b = to_bytes(right);
-    if (!a || !b || a->empty() || b->empty()) {
+    const auto left_bytes = to_bytes(left), right_bytes = to_bytes(right);
+    if (!left_bytes || !right_bytes || left_bytes->empty() || right_bytes->empty()) {
       return bad("'model.merges' entry {} is {}, expected \"a b\" or [\"a\", \"b\"]", rank, shown(merge));
     }
-    const auto ia = vocabulary.find(*a), ib = vocabulary.find(*b), merged = vocabulary.find(*a + *b);
-    if (ia == vocabulary.end() || ib == vocabulary.end() || merged == vocabulary.end()) {
+    const auto left_token = vocabulary.find(*left_bytes), right_token = vocabulary.find(*right_bytes),
+               merged_token = vocabulary.find(*left_bytes + *right_bytes);
+    if (left_token == vocabulary.end() || right_token == vocabulary.end() || merged_token == vocabulary.end()) {
       return bad("'model.merges' entry {} is {}, whose parts and result must be in 'model.vocab'", rank, shown(merge));
     }
-    merges.emplace(pair(ia->second, ib->second), Merge{rank, merged->second});  // the first of equal pairs counts
+    merges.emplace(pair(left_token->second, right_token->second),
+                   Merge{rank, merged_token->second});  // the first of equal pairs counts
     ++rank;
   }
   return ok();
@@ -228,14 +232,14 @@ Status Tokenizer::State::read_added(const json& root) {
     for (const char* flag : {"single_word", "lstrip", "rstrip"}) {
       if (is_true(entry, flag)) return bad("added token {} sets '{}', which is not implemented", shown(*content), flag);
     }
-    Added token{content->get<std::string>(), id->get<Token>(), is_true(entry, "special")};
+    AddedToken token{content->get<std::string>(), id->get<Token>(), is_true(entry, "special")};
     ECHO_TRY(put(token.id, token.content));
     special[static_cast<std::size_t>(token.id)] = token.special;
     added[static_cast<unsigned char>(token.content.front())].push_back(std::move(token));
   }
   for (auto& bucket : added) {
     std::stable_sort(bucket.begin(), bucket.end(),
-                     [](const Added& a, const Added& b) { return a.content.size() > b.content.size(); });
+                     [](const AddedToken& a, const AddedToken& b) { return a.content.size() > b.content.size(); });
   }
   return ok();
 }
@@ -287,7 +291,7 @@ Status Tokenizer::State::read_post_processor(const json& step, bool in_sequence)
   if (is_type(step, "ByteLevel")) return ok();
   if (const json* list = is_type(step, "Sequence") && !in_sequence ? member(step, "processors") : nullptr;
       list && list->is_array()) {
-    for (const json& one : *list) ECHO_TRY(read_post_processor(one, true));
+    for (const json& processor : *list) ECHO_TRY(read_post_processor(processor, true));
     return ok();
   }
   if (!is_type(step, "TemplateProcessing"))
@@ -353,8 +357,8 @@ Status Tokenizer::State::compile(const std::string& published) {
   return ok();
 }
 
-const Added* Tokenizer::State::added_at(std::string_view text) const {
-  for (const Added& token : added[static_cast<unsigned char>(text.front())]) {
+const AddedToken* Tokenizer::State::added_at(std::string_view text) const {
+  for (const AddedToken& token : added[static_cast<unsigned char>(text.front())]) {
     if (text.starts_with(token.content)) return &token;
   }
   return nullptr;
@@ -371,30 +375,30 @@ Status Tokenizer::State::encode_ordinary(std::string_view text, pcre2_match_data
   return encode_split(text, 0, match, out);
 }
 
-Status Tokenizer::State::encode_split(std::string_view text, std::size_t done, pcre2_match_data* match,
+Status Tokenizer::State::encode_split(std::string_view text, std::size_t splits_done, pcre2_match_data* match,
                                       std::vector<Token>& out) const {
-  if (done == splits.size()) return encode_piece(text, out);
-  const pcre2_code* const split = splits[done].get();
+  if (splits_done == splits.size()) return encode_piece(text, out);
+  const pcre2_code* const split = splits[splits_done].get();
   std::size_t begin = 0;
   while (begin < text.size()) {
     const auto* subject = reinterpret_cast<PCRE2_SPTR>(text.data());
     const std::uint32_t options = PCRE2_NO_UTF_CHECK | PCRE2_NOTEMPTY;
-    int found = pcre2_match(split, subject, text.size(), begin, options, match, nullptr);
-    if (found == PCRE2_ERROR_JIT_STACKLIMIT) {
-      found = pcre2_match(split, subject, text.size(), begin, options | PCRE2_NO_JIT, match, nullptr);
+    int result = pcre2_match(split, subject, text.size(), begin, options, match, nullptr);
+    if (result == PCRE2_ERROR_JIT_STACKLIMIT) {
+      result = pcre2_match(split, subject, text.size(), begin, options | PCRE2_NO_JIT, match, nullptr);
     }
-    if (found == PCRE2_ERROR_NOMATCH) return encode_split(text.substr(begin), done + 1, match, out);
-    if (found < 0) {
+    if (result == PCRE2_ERROR_NOMATCH) return encode_split(text.substr(begin), splits_done + 1, match, out);
+    if (result < 0) {
       return fail(Code::kExhausted, "tokenize", "the split regex gives up after byte {} (PCRE2 error {})", begin,
-                  found);
+                  result);
     }
     const PCRE2_SIZE* const range = pcre2_get_ovector_pointer(match);
     const std::size_t first = range[0], end = range[1];  // copied, because encoding the pieces reuses `match`
     if (end <= begin || first < begin || end < first) {  // a regex that moves the match start
       return fail(Code::kInvalid, "tokenize", "the split regex of tokenizer.json matches backwards at byte {}", begin);
     }
-    if (first > begin) ECHO_TRY(encode_split(text.substr(begin, first - begin), done + 1, match, out));
-    ECHO_TRY(encode_split(text.substr(first, end - first), done + 1, match, out));
+    if (first > begin) ECHO_TRY(encode_split(text.substr(begin, first - begin), splits_done + 1, match, out));
+    ECHO_TRY(encode_split(text.substr(first, end - first), splits_done + 1, match, out));
     begin = end;
   }
   return ok();
@@ -433,7 +437,7 @@ Status Tokenizer::State::encode_piece(std::string_view piece, std::vector<Token>
 
   using Candidate = std::tuple<std::uint32_t, std::ptrdiff_t, Token, Token, Token>;  // rank, left, ids, merged
   std::priority_queue<Candidate, std::vector<Candidate>, std::greater<>> queue;
-  const auto offer = [&](std::ptrdiff_t left) {
+  const auto queue_merge = [&](std::ptrdiff_t left) {
     if (left < 0 || at(left).next < 0) return;
     const Token a = at(left).id, b = at(at(left).next).id;
     if (const auto it = merges.find(pair(a, b)); it != merges.end()) {
@@ -441,7 +445,7 @@ Status Tokenizer::State::encode_piece(std::string_view piece, std::vector<Token>
     }
   };
   if (!merges.empty()) {
-    for (std::ptrdiff_t i = 0; i + 1 < std::ssize(symbols); ++i) offer(i);
+    for (std::ptrdiff_t i = 0; i + 1 < std::ssize(symbols); ++i) queue_merge(i);
   }
   constexpr Token kGone = -1;
   while (!queue.empty()) {
@@ -453,8 +457,8 @@ Status Tokenizer::State::encode_piece(std::string_view piece, std::vector<Token>
     at(right).id = kGone;
     at(left).next = at(right).next;
     if (at(left).next >= 0) at(at(left).next).previous = left;
-    offer(at(left).previous);
-    offer(left);
+    queue_merge(at(left).previous);
+    queue_merge(left);
   }
   for (std::ptrdiff_t i = 0; i >= 0; i = at(i).next) out.push_back(at(i).id);
   return ok();
@@ -582,7 +586,7 @@ Result<std::vector<Token>> Tokenizer::encode(std::string_view text) const try {
   std::vector<Token> out;
   std::size_t begin = 0;
   for (std::size_t i = 0; i < text.size();) {
-    const Added* token = state_->added_at(text.substr(i));
+    const AddedToken* token = state_->added_at(text.substr(i));
     if (!token) {
       ++i;
       continue;
@@ -608,7 +612,7 @@ std::string Tokenizer::decode(std::span<const Token> tokens, bool skip_special) 
 
 std::optional<Token> Tokenizer::State::id_of(std::string_view text) const {
   if (text.empty()) return std::nullopt;
-  for (const Added& token : added[static_cast<unsigned char>(text.front())]) {
+  for (const AddedToken& token : added[static_cast<unsigned char>(text.front())]) {
     if (token.content == text) return token.id;
   }
   const auto it = vocabulary.find(text);

@@ -29,13 +29,8 @@ class Tokenizer {
   // that is missing, malformed or not implemented.
   static Result<Tokenizer> from_json(std::string text);
   static Result<Tokenizer> from_file(const std::filesystem::path& path);
-  // One token per byte of `alphabet` (distinct ASCII bytes), in order, without merges, then the added tokens <
-  // endoftext
-  // >, <
-  // im_start
-  // > and <
-  // im_end
-  // >. Every digit is one token.
+  // One token per byte of `alphabet` (distinct ASCII bytes), in order, without merges, then the added tokens
+  // kEndOfText, kChatStart and kChatEnd. Every digit is one token.
   static Result<Tokenizer> characters(std::string_view alphabet);
   // Like characters() for all 256 bytes, in order, so that it encodes any text.
   static Result<Tokenizer> bytes();
@@ -50,9 +45,8 @@ class Tokenizer {
 
   // The token for exactly `text`, added tokens first.
   std::optional<Token> id(std::string_view text) const;
-  // The tokens that the post-processor puts before a text, such as <
-  // begin_of_text
-  // >. encode() does not add them, because chat templates contain them.
+  // The tokens that the post-processor puts before a text, such as Llama 3's begin_of_text. encode() does not add them,
+  // because chat templates contain them.
   const std::vector<Token>& prompt_prefix() const;
   bool is_special(Token token) const;
   std::optional<Token> end_of_text() const { return id(kEndOfText); }

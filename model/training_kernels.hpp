@@ -28,7 +28,7 @@ struct TrainingKernels {
   void (*attend_backward)(const AttentionHead& head, const Segment* segments, std::int64_t count, const float* out,
                           const float* out_gradient, std::int64_t out_stride, const float* sums,
                           std::int64_t sums_stride, float* dq, float* dk, float* dv);
-  // dx = gradient of x / rms(x) * weight, times dy; adds its part of the weight's gradient to dw.
+  // The gradients of Kernels::rms_norm: writes that of x to dx, and adds that of `weight` to dw.
   void (*rms_norm_backward)(const float* x, const float* weight, const float* dy, std::int64_t count, float eps,
                             float* dx, float* dw);
   // The gradient of Kernels::rotate. Replaces dy by the gradient of the input x. `weight` null: no norm, dw unused.
@@ -47,9 +47,9 @@ struct TrainingKernels {
                          float gradient);
 };
 
-// For the instruction set of kernels().
+// Those for the instruction set of kernels().
 const TrainingKernels& training_kernels();
-// For the set of kernels of this name.
+// Those for the instruction set with this Kernels::name.
 const TrainingKernels& training_kernels_beside(std::string_view name);
 
 }  // namespace echoline::model

@@ -68,13 +68,13 @@ TrainingMemory training_memory(const ModelConfig& c, const TrainingShape& s) {
   m.optimizer = bytes(parameters * (4 + (s.int8_moments ? 2 * (1 + 4.0 / 256) : 8)));
   if (s.recompute) {
     m.activations = bytes(layers * between);
-    m.passing =
+    m.transient =
         bytes(std::max({head, last, of_layers + 1.25 * in_layer, look - layers * between, update - layers * between}));
   } else {
     m.activations = bytes(layers * in_layer);
-    m.passing = bytes(head);
+    m.transient = bytes(head);
     const double kept_at_last = std::max({last, of_layers + in_layer, look, update});
-    if (kept_at_last > layers * in_layer + head) m.passing = bytes(kept_at_last - layers * in_layer);
+    if (kept_at_last > layers * in_layer + head) m.transient = bytes(kept_at_last - layers * in_layer);
   }
   m.program = bytes(kProgram);
   return m;

@@ -1,5 +1,5 @@
-// Estimates the memory for training a model, from the tensors that the transformer keeps for its gradients. Without
-// libtorch.
+// Estimates the memory for training a model, from the tensors that the transformer keeps for its gradients. This header
+// does not need libtorch.
 #pragma once
 #include <cstdint>
 
@@ -10,9 +10,9 @@ namespace echoline::model {
 
 struct TrainingShape {
   bool bf16 = false;          // weights and activations; otherwise fp32
-  bool int8_moments = false;  // of AdamW
+  bool int8_moments = false;  // AdamW's moments have 8 bits
   bool reference = false;     // there is a second, frozen policy
-  bool recompute = false;     // of layers
+  bool recompute = false;     // layers are computed again for the backward pass
   std::int64_t microbatch_tokens = 8192;
   std::int64_t sequence_tokens = 1024;  // longest prompt and response together
   // Where the memory is; the sizes are the same.
@@ -24,9 +24,9 @@ struct TrainingMemory {
   Bytes gradients;    // summed over micro-batches
   Bytes optimizer;    // masters and moments
   Bytes activations;  // of one micro-batch, kept for the gradient
-  Bytes passing;      // logits, gradients in transit: the largest sum at any moment
+  Bytes transient;    // logits and gradients in computation: the largest sum at any moment
   Bytes program;      // this program with its libraries and the allocator's cache
-  Bytes tensors() const { return weights + gradients + optimizer + activations + passing; }
+  Bytes tensors() const { return weights + gradients + optimizer + activations + transient; }
   Bytes total() const { return tensors() + program; }
 };
 

@@ -1,3 +1,4 @@
+// Defines the operations with gradients of a training pass on a CPU, and chooses between them and those of device_ops.
 #include "model/training_ops.hpp"
 
 #include <torch/version.h>
@@ -27,10 +28,10 @@ constexpr std::int64_t kQueriesMax = 256;                   // tokens per block 
 constexpr std::int64_t kLogitsMax = std::int64_t{1} << 25;  // logits in memory at a time: 128 MiB
 constexpr std::int64_t kAddedMax = std::int64_t{1} << 22;   // values of a product that are added to a sum at a time
 
-bool by_kernels(const Tensor& x) { return x.is_cpu() && x.scalar_type() == torch::kFloat; }
+bool uses_cpu_kernels(const Tensor& x) { return x.is_cpu() && x.scalar_type() == torch::kFloat; }
 
 template <class F>
-void over_rows(std::int64_t rows, std::int64_t row_values, const F& f) {
+void parallel_for_rows(std::int64_t rows, std::int64_t row_values, const F& f) {
   parallel_for(rows, std::max<std::int64_t>(1, kPartValues / std::max<std::int64_t>(1, row_values)),
                [&](std::int64_t begin, std::int64_t end) {
                  for (std::int64_t row = begin; row < end; ++row) f(row);
@@ -57,7 +58,7 @@ struct RmsNorm : torch::autograd::Function<RmsNorm> {
     const std::int64_t width = x.size(-1);
     const auto *from = x.data_ptr<float>(), *w = weight.data_ptr<float>();
     auto* to = out.data_ptr<float>();
-    over_rows(x.numel() / width, width, [&](std::int64_t row) {
+    parallel_for_rows(x.numel() / width, width, [&](std::int64_t row) {
       kernels().rms_norm(from + row * width, w, width, static_cast<float>(eps), to + row * width);
     });
     context->save_for_backward({x, weight});
@@ -80,11 +81,11 @@ struct RmsNorm : torch::autograd::Function<RmsNorm> {
 };
 
 struct JointProduct : torch::autograd::Function<JointProduct> {
-  static Tensor forward(AutogradContext* context, const Tensor& x, const Tensor& whole, const Tensor& q,
+  static Tensor forward(AutogradContext* context, const Tensor& x, const Tensor& joint_weight, const Tensor& q,
                         const Tensor& k, const Tensor& v) {
-    context->save_for_backward({x, whole});
+    context->save_for_backward({x, joint_weight});
     context->saved_data["rows"] = std::vector<std::int64_t>{q.size(0), k.size(0), v.size(0)};
-    return torch::linear(x, whole);
+    return torch::linear(x, joint_weight);
   }
   static variable_list backward(AutogradContext* context, variable_list gradients) {
     const auto saved = context->get_saved_variables();
@@ -106,7 +107,7 @@ struct Rotated : torch::autograd::Function<Rotated> {
     auto* to = out.data_ptr<float>();
     const auto *c = cos.data_ptr<float>(), *s = sin.data_ptr<float>();
     const float* const norms[] = {norm_of(q_norm), norm_of(k_norm)};
-    over_rows(tokens, all * dim, [&](std::int64_t t) {
+    parallel_for_rows(tokens, all * dim, [&](std::int64_t t) {
       const std::int64_t position = t % cos.size(0) * dim;
       for (std::int64_t h = 0; h < heads + kv_heads; ++h)
         kernels().rotate(to + (t * all + h) * dim, norms[h < heads ? 0 : 1], dim, static_cast<float>(eps), c + position,
@@ -131,9 +132,9 @@ struct Rotated : torch::autograd::Function<Rotated> {
     const Tensor dw = sum_over_rows(tokens, 2 * dim, [&](std::int64_t t, float* sums) {
       const std::int64_t position = t % cos.size(0) * dim;
       for (std::int64_t h = 0; h < heads + kv_heads; ++h) {
-        const std::int64_t at = (t * all + h) * dim, of = h < heads ? 0 : 1;
-        training_kernels().rotate_backward(x + at, norms[of], dim, eps, c + position, s + position, slope + at,
-                                           sums + of * dim);
+        const std::int64_t head_offset = (t * all + h) * dim, norm_index = h < heads ? 0 : 1;
+        training_kernels().rotate_backward(x + head_offset, norms[norm_index], dim, eps, c + position, s + position,
+                                           slope + head_offset, sums + norm_index * dim);
       }
     });
     const bool normed = q_norm.numel() > 0;
@@ -176,14 +177,15 @@ struct Gated : torch::autograd::Function<Gated> {
 struct Families {
   const Segment* segments;
   std::vector<std::int64_t> first;  // first segment of each family; the last entry is the end
-  explicit Families(const Tensor& of) : segments(reinterpret_cast<const Segment*>(of.data_ptr<std::int64_t>())) {
+  explicit Families(const Tensor& tensor)
+      : segments(reinterpret_cast<const Segment*>(tensor.data_ptr<std::int64_t>())) {
     static_assert(sizeof(Segment) == 3 * sizeof(std::int64_t));
-    for (std::int64_t s = 0; s < of.size(0); ++s)
+    for (std::int64_t s = 0; s < tensor.size(0); ++s)
       if (segments[s].prefix < 0)
         first.push_back(s);
       else
         TORCH_CHECK(!first.empty() && segments[s].prefix == first.back(), "segment ", s, " does not follow its prefix");
-    first.push_back(of.size(0));
+    first.push_back(tensor.size(0));
   }
   std::int64_t count() const { return std::ssize(first) - 1; }
   std::int64_t size(std::int64_t family) const {
@@ -208,35 +210,35 @@ AttentionHead head_of(const float* qkv, HeadCounts n, std::int64_t dim, std::int
 }
 
 // The keys and values that queries [t0, t0 + count) of a segment attend to, and the mask of later ones.
-struct Seen {
+struct VisibleKeys {
   const Segment &own, *prefix;
   std::int64_t t0, count;
-  std::int64_t before() const { return prefix ? prefix->count : 0; }
-  Tensor of(const Tensor& all) const {  // [tokens, kv_heads, dim] -> [kv_heads, seen, dim]
-    const Tensor here = all.narrow(0, own.begin, t0 + count);
-    return (prefix ? torch::cat({all.narrow(0, prefix->begin, prefix->count), here}) : here).transpose(0, 1);
+  std::int64_t prefix_tokens() const { return prefix ? prefix->count : 0; }
+  Tensor gather(const Tensor& all) const {  // [tokens, kv_heads, dim] -> [kv_heads, seen, dim]
+    const Tensor own_rows = all.narrow(0, own.begin, t0 + count);
+    return (prefix ? torch::cat({all.narrow(0, prefix->begin, prefix->count), own_rows}) : own_rows).transpose(0, 1);
   }
-  void add(const Tensor& all, const Tensor& part) const {  // the inverse of of()
+  void scatter_add(const Tensor& all, const Tensor& part) const {  // the inverse of gather()
     const Tensor rows = part.transpose(0, 1);
     if (prefix) all.narrow(0, prefix->begin, prefix->count).add_(rows.narrow(0, 0, prefix->count));
-    all.narrow(0, own.begin, t0 + count).add_(rows.narrow(0, before(), t0 + count));
+    all.narrow(0, own.begin, t0 + count).add_(rows.narrow(0, prefix_tokens(), t0 + count));
   }
-  Tensor ahead(const Tensor& like, std::int64_t group) const {  // bool [group * count, seen]
-    return torch::ones({count, before() + t0 + count}, like.options().dtype(torch::kBool))
-        .triu(before() + t0 + 1)
+  Tensor future_mask(const Tensor& like, std::int64_t group) const {  // bool [group * count, seen]
+    return torch::ones({count, prefix_tokens() + t0 + count}, like.options().dtype(torch::kBool))
+        .triu(prefix_tokens() + t0 + 1)
         .repeat({group, 1});
   }
 };
 
 // Calls f(seen) for blocks of queries.
 template <class F>
-void over_blocks(const Tensor& segments, const F& f) {
+void for_each_query_block(const Tensor& segments, const F& f) {
   const Families families(segments);
   for (std::int64_t family = 0; family < families.count(); ++family)
     for (std::int64_t s = 0; s < families.size(family); ++s) {
       const Segment& own = families.at(family)[s];
       for (std::int64_t t0 = 0; t0 < own.count; t0 += kQueriesMax)
-        f(Seen{own, s > 0 ? families.at(family) : nullptr, t0, std::min(kQueriesMax, own.count - t0)});
+        f(VisibleKeys{own, s > 0 ? families.at(family) : nullptr, t0, std::min(kQueriesMax, own.count - t0)});
     }
 }
 
@@ -262,14 +264,14 @@ struct PackedAttention : torch::autograd::Function<PackedAttention> {
       const Tensor out_heads = out.view({tokens, heads, dim});
       const Tensor q = qkv.narrow(1, 0, heads), k = qkv.narrow(1, heads, kv_heads),
                    v = qkv.narrow(1, heads + kv_heads, kv_heads);
-      over_blocks(segments, [&](const Seen& seen) {
+      for_each_query_block(segments, [&](const VisibleKeys& seen) {
         const Tensor scores =
-            torch::bmm(by_kv_head(q.narrow(0, seen.own.begin + seen.t0, seen.count), n), seen.of(k).transpose(1, 2))
+            torch::bmm(by_kv_head(q.narrow(0, seen.own.begin + seen.t0, seen.count), n), seen.gather(k).transpose(1, 2))
                 .to(torch::kFloat)
-                .masked_fill_(seen.ahead(q, n.group()), -INFINITY);
+                .masked_fill_(seen.future_mask(q, n.group()), -INFINITY);
         const Tensor sum = scores.logsumexp(-1, true);
-        const Tensor mixed = torch::bmm((scores - sum).exp_().to(qkv.scalar_type()), seen.of(v));
-        out_heads.narrow(0, seen.own.begin + seen.t0, seen.count).copy_(by_token(mixed, n));
+        const Tensor attended = torch::bmm((scores - sum).exp_().to(qkv.scalar_type()), seen.gather(v));
+        out_heads.narrow(0, seen.own.begin + seen.t0, seen.count).copy_(by_token(attended, n));
         sums.narrow(0, seen.own.begin + seen.t0, seen.count).copy_(by_token(sum, n));
       });
     } else {
@@ -308,22 +310,23 @@ struct PackedAttention : torch::autograd::Function<PackedAttention> {
       const Tensor dq = d.narrow(1, 0, heads), dk = d.narrow(1, heads, kv_heads);
       const Tensor dv = d.narrow(1, heads + kv_heads, kv_heads);
       const Tensor totals = (out.to(torch::kFloat) * slope.to(torch::kFloat)).sum(-1, true);
-      over_blocks(segments, [&](const Seen& seen) {
+      for_each_query_block(segments, [&](const VisibleKeys& seen) {
         const auto rows = [&](const Tensor& t) {
           return by_kv_head(t.narrow(0, seen.own.begin + seen.t0, seen.count), n);
         };
-        const Tensor queries = rows(q), keys = seen.of(k), g = rows(slope);
+        const Tensor queries = rows(q), keys = seen.gather(k), g = rows(slope);
         const Tensor p = (torch::bmm(queries, keys.transpose(1, 2)).to(torch::kFloat) - rows(sums))
                              .exp_()
-                             .masked_fill_(seen.ahead(q, n.group()), 0);
-        const Tensor ds =
-            (torch::bmm(g, seen.of(v).transpose(1, 2)).to(torch::kFloat) - rows(totals)).mul_(p).to(qkv.scalar_type());
-        seen.add(dv, torch::bmm(p.to(qkv.scalar_type()).transpose(1, 2), g));
-        seen.add(dk, torch::bmm(ds.transpose(1, 2), queries));
+                             .masked_fill_(seen.future_mask(q, n.group()), 0);
+        const Tensor ds = (torch::bmm(g, seen.gather(v).transpose(1, 2)).to(torch::kFloat) - rows(totals))
+                              .mul_(p)
+                              .to(qkv.scalar_type());
+        seen.scatter_add(dv, torch::bmm(p.to(qkv.scalar_type()).transpose(1, 2), g));
+        seen.scatter_add(dk, torch::bmm(ds.transpose(1, 2), queries));
         dq.narrow(0, seen.own.begin + seen.t0, seen.count).copy_(by_token(torch::bmm(ds, keys), n));
       });
     } else {
-      const Tensor wide = qkv.to(torch::kFloat).contiguous(), mixed = out.to(torch::kFloat),
+      const Tensor wide = qkv.to(torch::kFloat).contiguous(), out_float = out.to(torch::kFloat),
                    dy = slope.to(torch::kFloat).contiguous();
       d = torch::empty_like(wide);
       const Families families(segments);
@@ -333,7 +336,7 @@ struct PackedAttention : torch::autograd::Function<PackedAttention> {
                              first = kv * n.group() * dim;
           float* const to = d.data_ptr<float>();
           training_kernels().attend_backward(head_of(wide.data_ptr<float>(), n, dim, kv), families.at(family),
-                                             families.size(family), mixed.data_ptr<float>() + first,
+                                             families.size(family), out_float.data_ptr<float>() + first,
                                              dy.data_ptr<float>() + first, heads * dim,
                                              sums.data_ptr<float>() + kv * n.group(), heads, to + first,
                                              to + (heads + kv) * dim, to + (heads + kv_heads + kv) * dim);
@@ -353,10 +356,11 @@ Tensor attend_fused(const Tensor& qkv, HeadCounts n, const Tensor& segments) {
   std::vector<std::int64_t> counts;
   for (std::int64_t s = 0; s < segments.size(0); ++s) counts.push_back(families.segments[s].count);
   // Splits once: the gradient of each separately extracted part would be as large as the whole tensor.
-  const auto of = [&](std::int64_t first, std::int64_t heads) {
+  const auto split_by_segment = [&](std::int64_t first, std::int64_t heads) {
     return qkv.narrow(1, first, heads).split_with_sizes(counts);
   };
-  const auto q = of(0, n.heads), k = of(n.heads, n.kv_heads), v = of(n.heads + n.kv_heads, n.kv_heads);
+  const auto q = split_by_segment(0, n.heads), k = split_by_segment(n.heads, n.kv_heads),
+             v = split_by_segment(n.heads + n.kv_heads, n.kv_heads);
   const auto by_head = [&](const Tensor& rows, std::int64_t copies) {  // -> [1, heads, tokens, dim]
     return (copies > 1 ? rows.repeat_interleave(copies, 1) : rows).transpose(0, 1).unsqueeze(0);
   };
@@ -364,18 +368,20 @@ Tensor attend_fused(const Tensor& qkv, HeadCounts n, const Tensor& segments) {
   for (std::size_t s = 0; s < q.size(); ++s) {
     const Segment& own = families.segments[s];
     const auto prefix = static_cast<std::size_t>(std::max<std::int64_t>(0, own.prefix));
-    const std::int64_t before = own.prefix < 0 ? 0 : families.segments[prefix].count;
-    const auto seen = [&](const std::vector<Tensor>& all, std::int64_t end) {
-      return by_head(before > 0 ? torch::cat({all[prefix], all[s].narrow(0, 0, end)}) : all[s], n.group());
+    const std::int64_t prefix_tokens = own.prefix < 0 ? 0 : families.segments[prefix].count;
+    const auto visible = [&](const std::vector<Tensor>& all, std::int64_t end) {
+      return by_head(prefix_tokens > 0 ? torch::cat({all[prefix], all[s].narrow(0, 0, end)}) : all[s], n.group());
     };
-    const std::int64_t step = before > 0 ? kQueriesMax : own.count;
+    const std::int64_t step = prefix_tokens > 0 ? kQueriesMax : own.count;
     for (std::int64_t t0 = 0; t0 < own.count; t0 += step) {
       const std::int64_t count = std::min(step, own.count - t0);
       std::optional<Tensor> mask;
-      if (before > 0)
-        mask = torch::ones({count, before + t0 + count}, qkv.options().dtype(torch::kBool)).tril(before + t0);
-      parts.push_back(at::scaled_dot_product_attention(by_head(q[s].narrow(0, t0, count), 1), seen(k, t0 + count),
-                                                       seen(v, t0 + count), mask, 0.0, /*is_causal=*/before == 0, 1.0)
+      if (prefix_tokens > 0)
+        mask = torch::ones({count, prefix_tokens + t0 + count}, qkv.options().dtype(torch::kBool))
+                   .tril(prefix_tokens + t0);
+      parts.push_back(at::scaled_dot_product_attention(by_head(q[s].narrow(0, t0, count), 1), visible(k, t0 + count),
+                                                       visible(v, t0 + count), mask, 0.0,
+                                                       /*is_causal=*/prefix_tokens == 0, 1.0)
                           .squeeze(0)
                           .transpose(0, 1));
     }
@@ -385,7 +391,7 @@ Tensor attend_fused(const Tensor& qkv, HeadCounts n, const Tensor& segments) {
 #endif
 
 // sum += d^T rows, a number of its rows at a time, because a bf16 product is widened for the addition.
-void add_product(const Tensor& sum, const Tensor& d, const Tensor& rows) {
+void add_product_by_parts(const Tensor& sum, const Tensor& d, const Tensor& rows) {
   const std::int64_t count_max = std::max<std::int64_t>(1, kAddedMax / sum.size(1));
   for (std::int64_t begin = 0; begin < sum.size(0); begin += count_max) {
     const std::int64_t count = std::min(count_max, sum.size(0) - begin);
@@ -406,19 +412,19 @@ struct LinearLogprob : torch::autograd::Function<LinearLogprob> {
     const std::int64_t rows = hidden.size(0), vocabulary = weight.size(0);
     const Tensor logprobs = torch::empty({rows}, hidden.options().dtype(torch::kFloat).requires_grad(false));
     const Tensor entropies = torch::empty_like(logprobs), log_sums = torch::empty_like(logprobs);
-    const bool keep = hidden.requires_grad() && hidden.is_cpu() && rows <= rows_max(weight);
+    const bool keeps_logits = hidden.requires_grad() && hidden.is_cpu() && rows <= rows_max(weight);
     for (std::int64_t begin = 0; begin < rows; begin += rows_max(weight)) {
       const std::int64_t count = std::min(rows_max(weight), rows - begin);
       Tensor logits = logits_of(hidden.narrow(0, begin, count), weight);
       if (logits.is_cpu()) {
-        const auto* of = logits.data_ptr<float>();
-        over_rows(count, vocabulary, [&](std::int64_t row) {
+        const auto* logits_data = logits.data_ptr<float>();
+        parallel_for_rows(count, vocabulary, [&](std::int64_t row) {
           const std::int64_t at = begin + row;
-          training_kernels().score(of + row * vocabulary, vocabulary, static_cast<float>(1 / temperature),
+          training_kernels().score(logits_data + row * vocabulary, vocabulary, static_cast<float>(1 / temperature),
                                    targets.data_ptr<std::int64_t>()[at], logprobs.data_ptr<float>() + at,
                                    entropies.data_ptr<float>() + at, log_sums.data_ptr<float>() + at);
         });
-        if (keep) context->saved_data["logits"] = logits;
+        if (keeps_logits) context->saved_data["logits"] = logits;
       } else {
         // At most two tensors of [rows, vocabulary] at a time.
         const Tensor log_p = logits.div_(temperature).log_softmax(-1);
@@ -439,27 +445,28 @@ struct LinearLogprob : torch::autograd::Function<LinearLogprob> {
     const Tensor &hidden = saved[0], &weight = saved[1], &targets = saved[2], &log_sums = saved[3];
     const double temperature = context->saved_data["temperature"].toDouble();
     const std::int64_t rows = hidden.size(0), vocabulary = weight.size(0);
-    Tensor kept;  // overwritten below, so a second backward pass computes logits again
+    Tensor kept_logits;  // overwritten below, so a second backward pass computes logits again
     if (const auto at = context->saved_data.find("logits"); at != context->saved_data.end()) {
-      kept = at->second.toTensor();
+      kept_logits = at->second.toTensor();
       context->saved_data.erase("logits");
     }
     const Tensor hidden_gradient = torch::empty_like(hidden);
-    const bool whole = rows > 0 && rows <= rows_max(weight);
-    Tensor weight_gradient = whole ? Tensor() : torch::zeros_like(weight, torch::kFloat);  // a sum over several parts
+    const bool is_single_part = rows > 0 && rows <= rows_max(weight);
+    Tensor weight_gradient =
+        is_single_part ? Tensor() : torch::zeros_like(weight, torch::kFloat);  // a sum over several parts
     for (std::int64_t begin = 0; begin < rows; begin += rows_max(weight)) {
       const std::int64_t count = std::min(rows_max(weight), rows - begin);
       const Tensor part = hidden.narrow(0, begin, count);
       const Tensor slopes = gradients[0].narrow(0, begin, count).contiguous();
-      Tensor d = kept.defined() ? kept : logits_of(part, weight);
-      kept = Tensor();
+      Tensor d = kept_logits.defined() ? kept_logits : logits_of(part, weight);
+      kept_logits = Tensor();
       if (d.is_cpu()) {
-        auto* const of = d.data_ptr<float>();
-        over_rows(count, vocabulary, [&](std::int64_t row) {
+        auto* const logits_data = d.data_ptr<float>();
+        parallel_for_rows(count, vocabulary, [&](std::int64_t row) {
           const std::int64_t at = begin + row;
-          training_kernels().score_backward(of + row * vocabulary, vocabulary, static_cast<float>(1 / temperature),
-                                            targets.data_ptr<std::int64_t>()[at], log_sums.data_ptr<float>()[at],
-                                            slopes.data_ptr<float>()[row]);
+          training_kernels().score_backward(logits_data + row * vocabulary, vocabulary,
+                                            static_cast<float>(1 / temperature), targets.data_ptr<std::int64_t>()[at],
+                                            log_sums.data_ptr<float>()[at], slopes.data_ptr<float>()[row]);
         });
       } else {
         // d log p[target] / d logit = (onehot - p) / temperature
@@ -469,12 +476,12 @@ struct LinearLogprob : torch::autograd::Function<LinearLogprob> {
       }
       d = d.to(weight.scalar_type());
       hidden_gradient.narrow(0, begin, count).copy_(d.mm(weight));
-      if (whole)
+      if (is_single_part)
         weight_gradient = d.t().mm(part);
       else if (d.scalar_type() == torch::kFloat)
         weight_gradient.addmm_(d.t(), part);
       else
-        add_product(weight_gradient, d, part);
+        add_product_by_parts(weight_gradient, d, part);
     }
     return {hidden_gradient, weight_gradient.to(weight.scalar_type()), Tensor(), Tensor()};
   }
@@ -484,62 +491,63 @@ struct LinearLogprob : torch::autograd::Function<LinearLogprob> {
 
 Tensor rms_norm(const Tensor& x, const Tensor& weight, double eps) {
   TORCH_CHECK(weight.numel() == x.size(-1), "a norm of ", weight.numel(), " weights for ", x.size(-1), " values");
-  if (by_kernels(x)) return RmsNorm::apply(x, weight.to(torch::kFloat), eps);
-  if (training::kernels_take(x) && weight.scalar_type() == x.scalar_type()) return rms_norm_on_device(x, weight, eps);
+  if (uses_cpu_kernels(x)) return RmsNorm::apply(x, weight.to(torch::kFloat), eps);
+  if (training::kernels_support(x) && weight.scalar_type() == x.scalar_type())
+    return rms_norm_on_device(x, weight, eps);
   const Tensor wide = x.to(torch::kFloat);
   return (wide * torch::rsqrt(wide.square().mean(-1, true) + eps)).to(x.scalar_type()) * weight;
 }
 
-Tensor joint_product(const Tensor& x, const Tensor& whole, const Tensor& q, const Tensor& k, const Tensor& v) {
-  return JointProduct::apply(x, whole, q, k, v);
+Tensor joint_product(const Tensor& x, const Tensor& joint_weight, const Tensor& q, const Tensor& k, const Tensor& v) {
+  return JointProduct::apply(x, joint_weight, q, k, v);
 }
 
 Tensor rotate(const Tensor& qkv, const Rotation& r) {
-  const std::int64_t tokens = qkv.size(0), all = r.heads + 2 * r.kv_heads, turned = r.heads + r.kv_heads,
+  const std::int64_t tokens = qkv.size(0), all = r.heads + 2 * r.kv_heads, rotated_heads = r.heads + r.kv_heads,
                      dim = qkv.size(1) / all;
   const auto wide = [](const Tensor& t) { return t.defined() ? t.to(torch::kFloat) : torch::empty({0}); };
-  if (by_kernels(qkv))
+  if (uses_cpu_kernels(qkv))
     return Rotated::apply(qkv, r.cos, r.sin, wide(r.q_norm), wide(r.k_norm), r.heads, r.kv_heads, r.eps);
-  if (rotates_on_device(qkv, r)) return rotate_on_device(qkv, r);
+  if (supports_rotate_on_device(qkv, r)) return rotate_on_device(qkv, r);
   const Tensor rows = qkv.view({tokens, all, dim});
-  Tensor qk = rows.narrow(1, 0, turned).to(torch::kFloat);
+  Tensor qk = rows.narrow(1, 0, rotated_heads).to(torch::kFloat);
   if (r.q_norm.defined()) {
     const Tensor norms = torch::cat({r.q_norm.expand({r.heads, dim}), r.k_norm.expand({r.kv_heads, dim})});
     qk = qk * torch::rsqrt(qk.square().mean(-1, true) + r.eps) * norms;
   }
-  const auto at = [&](const Tensor& turns) {
-    return (turns.size(0) == tokens ? turns : turns.repeat({tokens / turns.size(0), 1})).unsqueeze(1);
+  const auto per_token = [&](const Tensor& angles) {
+    return (angles.size(0) == tokens ? angles : angles.repeat({tokens / angles.size(0), 1})).unsqueeze(1);
   };
-  qk = torch::addcmul(qk * at(r.cos), qk.roll(dim / 2, -1), at(r.sin)).to(qkv.scalar_type());
-  return torch::cat({qk, rows.narrow(1, turned, r.kv_heads)}, 1);
+  qk = torch::addcmul(qk * per_token(r.cos), qk.roll(dim / 2, -1), per_token(r.sin)).to(qkv.scalar_type());
+  return torch::cat({qk, rows.narrow(1, rotated_heads, r.kv_heads)}, 1);
 }
 
 Tensor gated(const Tensor& gate, const Tensor& up) {
-  if (by_kernels(gate)) return Gated::apply(gate, up);
-  return training::kernels_take(gate) ? gated_on_device(gate, up) : torch::silu(gate) * up;
+  if (uses_cpu_kernels(gate)) return Gated::apply(gate, up);
+  return training::kernels_support(gate) ? gated_on_device(gate, up) : torch::silu(gate) * up;
 }
 
-AttentionWay attention_way(const torch::Device& device) {
-  if (device.is_cpu()) return AttentionWay::kKernels;
+AttentionMethod fastest_attention(const torch::Device& device) {
+  if (device.is_cpu()) return AttentionMethod::kKernels;
 #ifdef ECHOLINE_FUSED_ATTENTION
-  return AttentionWay::kFused;
+  return AttentionMethod::kFused;
 #else
-  return AttentionWay::kProducts;
+  return AttentionMethod::kProducts;
 #endif
 }
 
 Tensor attend_packed(const Tensor& qkv, std::int64_t heads, std::int64_t kv_heads, const Tensor& segments,
-                     AttentionWay way) {
+                     AttentionMethod method) {
   TORCH_CHECK(segments.is_cpu() && segments.select(1, 1).sum().item<std::int64_t>() == qkv.size(0),
               "segments do not cover the tokens");
 #ifdef ECHOLINE_FUSED_ATTENTION
-  if (way == AttentionWay::kFused) return attend_fused(qkv, {heads, kv_heads}, segments);
+  if (method == AttentionMethod::kFused) return attend_fused(qkv, {heads, kv_heads}, segments);
 #endif
-  return PackedAttention::apply(qkv, segments, heads, kv_heads, way == AttentionWay::kProducts);
+  return PackedAttention::apply(qkv, segments, heads, kv_heads, method == AttentionMethod::kProducts);
 }
 
 LinearScores linear_scores(const Tensor& hidden, const Tensor& weight, const Tensor& targets, double temperature) {
-  if (scores_on_device(hidden, weight)) return linear_scores_on_device(hidden, weight, targets, temperature);
+  if (supports_scores_on_device(hidden, weight)) return linear_scores_on_device(hidden, weight, targets, temperature);
   const auto scores = LinearLogprob::apply(hidden, weight, targets, temperature);
   return {scores[0], scores[1]};
 }

@@ -26,19 +26,20 @@ torch::Tensor rotate(const torch::Tensor& qkv, const Rotation& rotation);
 // silu(gate) * up
 torch::Tensor gated(const torch::Tensor& gate, const torch::Tensor& up);
 
-enum class AttentionWay {
+// Implementations of attention.
+enum class AttentionMethod {
   kKernels,   // model/training_kernels, on a CPU
   kFused,     // scaled_dot_product_attention() of libtorch 2.2 and newer
   kProducts,  // libtorch's products, a block of queries at a time
 };
-// The fastest available: kKernels on a CPU, elsewhere kFused if libtorch has it.
-AttentionWay attention_way(const torch::Device& device);
+// kKernels on a CPU, elsewhere kFused if libtorch has it.
+AttentionMethod fastest_attention(const torch::Device& device);
 
 // Attention over packed tokens: qkv [tokens, heads + 2 kv_heads, dim], with the scale of the scores in queries and keys
 // -> [tokens, heads * dim]. Memory is linear in tokens, also in the backward pass, because scores are computed by
 // blocks.
 torch::Tensor attend_packed(const torch::Tensor& qkv, std::int64_t heads, std::int64_t kv_heads,
-                            const torch::Tensor& segments, AttentionWay way);
+                            const torch::Tensor& segments, AttentionMethod method);
 
 // log softmax(hidden weight^T / temperature) at the targets, and the entropy, without gradient. Logits are computed for
 // a bounded number of rows at a time, also in the backward pass.

@@ -1,3 +1,4 @@
+// Builds the decoder's weights, and runs its layers on a CPU or GPU, with or without gradients.
 #include "model/transformer.hpp"
 
 #include <c10/core/CPUAllocator.h>
@@ -60,7 +61,7 @@ struct Pass {
 
 // x weight^T. A CPU computes in fp32 with bf16 weights unless a gradient needs them in one type.
 Tensor product(const Tensor& x, const Tensor& weight) {
-  if (kernels_multiply(x, weight)) return cpu_product(x, weight);
+  if (kernel_product_is_fastest(x, weight)) return cpu_product(x, weight);
   return torch::linear(x, weight.to(x.scalar_type()));
 }
 
@@ -70,7 +71,7 @@ Tensor decode(const ModelConfig& config, const Pass& pass, std::size_t index, co
   const std::int64_t heads = config.heads, kv = config.kv_heads, dim = config.head_dim;
   const auto [z0, x] = norm_and_sum(input, {}, layer.input_norm, config.rms_norm_eps);
   // Queries, keys and values are one product, by kernels if these support the weights.
-  Tensor qkv = kernels_multiply(z0, layer.qkv)
+  Tensor qkv = kernel_product_is_fastest(z0, layer.qkv)
                    ? cpu_product(z0, layer.qkv)
                    : joint_product(z0, layer.qkv.to(z0.scalar_type()), layer.q, layer.k, layer.v);
   if (layer.qkv_bias.defined()) {
@@ -80,19 +81,19 @@ Tensor decode(const ModelConfig& config, const Pass& pass, std::size_t index, co
   }
   const Rotation rotation{pass.cos,     pass.sin,        layer.q_norm,       layer.k_norm,
                           config.heads, config.kv_heads, config.rms_norm_eps};
-  Tensor mixed;
-  if (!pass.attention && attends_on_device(qkv, rotation)) {
-    mixed = attend_on_device(qkv, rotation, pass.plan);
+  Tensor attended;
+  if (!pass.attention && supports_attend_on_device(qkv, rotation)) {
+    attended = attend_on_device(qkv, rotation, pass.plan);
   } else if (const Tensor rows = rotate(qkv, rotation); pass.attention) {
     const Tensor in_batch = rows.view({pass.batch, pass.tokens, heads + 2 * kv, dim});
-    mixed = pass.attention->attend(index, in_batch.narrow(2, 0, heads), in_batch.narrow(2, heads, kv),
-                                   in_batch.narrow(2, heads + kv, kv));
+    attended = pass.attention->attend(index, in_batch.narrow(2, 0, heads), in_batch.narrow(2, heads, kv),
+                                      in_batch.narrow(2, heads + kv, kv));
   } else {
-    mixed = attend_packed(rows, heads, kv, pass.segments, attention_way(rows.device()));
+    attended = attend_packed(rows, heads, kv, pass.segments, fastest_attention(rows.device()));
   }
-  const auto [z, y] = norm_and_sum(x, product(mixed, layer.o), layer.post_norm, config.rms_norm_eps);
-  const Tensor inner = gates_jointly(z, layer.gate_up) ? joint_gated(z, layer.gate_up, layer.gate, layer.up)
-                                                       : gated(product(z, layer.gate), product(z, layer.up));
+  const auto [z, y] = norm_and_sum(x, product(attended, layer.o), layer.post_norm, config.rms_norm_eps);
+  const Tensor inner = supports_joint_gated(z, layer.gate_up) ? joint_gated(z, layer.gate_up, layer.gate, layer.up)
+                                                              : gated(product(z, layer.gate), product(z, layer.up));
   return y + product(inner, layer.down);
 }
 
@@ -146,7 +147,7 @@ Tensor attend_causally(const Tensor& q, const Tensor& k, const Tensor& v) {
   const std::int64_t kv_heads = k.size(2), group = heads / kv_heads;
   if (q.is_cpu())
     return attend_packed(torch::cat({q, k, v}, 2).flatten(0, 1), heads, kv_heads, uniform_segments(batch, tokens),
-                         AttentionWay::kKernels);
+                         AttentionMethod::kKernels);
   const Tensor keys = k.transpose(1, 2).flatten(0, 1), values = v.transpose(1, 2).flatten(0, 1);
   std::vector<Tensor> parts;
   for (std::int64_t begin = 0; begin < tokens; begin += kQueriesMax) {
@@ -160,8 +161,9 @@ Tensor attend_causally(const Tensor& q, const Tensor& k, const Tensor& v) {
     if (count == 1) {
       scores = torch::bmm(past, grouped.transpose(1, 2));
     } else {
-      const Tensor ahead = torch::full({seen, count}, -INFINITY, q.options().requires_grad(false)).tril(-begin - 1);
-      scores = torch::baddbmm(ahead.repeat({1, group}).unsqueeze(0), past, grouped.transpose(1, 2));
+      const Tensor future_mask =
+          torch::full({seen, count}, -INFINITY, q.options().requires_grad(false)).tril(-begin - 1);
+      scores = torch::baddbmm(future_mask.repeat({1, group}).unsqueeze(0), past, grouped.transpose(1, 2));
     }
     parts.push_back(torch::bmm(scores.softmax(1).transpose(1, 2), values.narrow(1, 0, seen))
                         .view({batch, kv_heads, group, count, dim})
@@ -202,10 +204,10 @@ Transformer::Transformer(const ModelConfig& config, torch::Device device, std::o
       l.k_norm = add(layer + "self_attn.k_norm.weight", weight_memory({dim}, options));
     }
     // One product on a GPU, whose code needs weights aligned to 256 bytes.
-    const bool joint = !device.is_cpu() && inner * hidden % 128 == 0;
-    if (joint) l.gate_up = weight_memory({2 * inner, hidden}, options);
+    const bool has_joint_gate_up = !device.is_cpu() && inner * hidden % 128 == 0;
+    if (has_joint_gate_up) l.gate_up = weight_memory({2 * inner, hidden}, options);
     const auto half = [&](std::int64_t begin) {
-      return joint ? l.gate_up.narrow(0, begin, inner).detach() : weight_memory({inner, hidden}, options);
+      return has_joint_gate_up ? l.gate_up.narrow(0, begin, inner).detach() : weight_memory({inner, hidden}, options);
     };
     l.gate = add(layer + "mlp.gate_proj.weight", half(0));
     l.up = add(layer + "mlp.up_proj.weight", half(inner));
@@ -233,14 +235,16 @@ void Transformer::grow_rope(std::int64_t positions) {
   const std::int64_t half = config_.head_dim / 2;
   // Angles in double; query and key each contain a factor head_dim^(-1/4), together the scale of the scores.
   const Tensor pairs = torch::arange(half, torch::kDouble) * (-2.0 * std::log(config_.rope_theta) / double(2 * half));
-  Tensor turns = pairs.exp();  // radians per position
+  Tensor radians_per_position = pairs.exp();
   if (config_.rope_scaling) {
     const RopeScaling& r = *config_.rope_scaling;
-    const Tensor in_original = turns * (double(r.original_positions) / (2 * std::acos(-1.0)));  // whole turns
-    const Tensor kept = ((in_original - r.low_freq_factor) / (r.high_freq_factor - r.low_freq_factor)).clamp(0, 1);
-    turns = turns * (kept + (1 - kept) / r.factor);
+    const Tensor in_original =
+        radians_per_position * (double(r.original_positions) / (2 * std::acos(-1.0)));  // whole turns
+    const Tensor unscaled_share =
+        ((in_original - r.low_freq_factor) / (r.high_freq_factor - r.low_freq_factor)).clamp(0, 1);
+    radians_per_position = radians_per_position * (unscaled_share + (1 - unscaled_share) / r.factor);
   }
-  const Tensor angles = torch::outer(torch::arange(rows, torch::kDouble), turns);
+  const Tensor angles = torch::outer(torch::arange(rows, torch::kDouble), radians_per_position);
   const double scale = std::pow(double(config_.head_dim), -0.25);
   const Tensor cos = angles.cos() * scale, sin = angles.sin() * scale;
   rope_cos_ = torch::cat({cos, cos}, 1).to(torch::kFloat).to(device());
@@ -248,7 +252,7 @@ void Transformer::grow_rope(std::int64_t positions) {
 }
 
 Tensor Transformer::hidden_states(const Tensor& ids, const Tensor& positions, Attention* attention) {
-  return normed(through_layers(ids, positions, attention, {}, /*wide=*/true))
+  return normed(through_layers(ids, positions, attention, {}, /*compute_fp32=*/true))
       .view({ids.size(0), ids.size(1), config_.hidden_size});
 }
 
@@ -260,7 +264,7 @@ Transformer::Parts Transformer::parts(std::int64_t positions) {
 Tensor Transformer::normed(const Tensor& x) const { return rms_norm(x, norm_, config_.rms_norm_eps); }
 
 Tensor Transformer::through_layers(const Tensor& ids, const Tensor& positions, Attention* attention,
-                                   const Tensor& segments, bool wide) {
+                                   const Tensor& segments, bool compute_fp32) {
   TORCH_CHECK(ids.dim() == 2 && ids.scalar_type() == torch::kLong, "ids is not int64 [batch, tokens]");
   Pass pass{ids.size(0), ids.size(1), {}, {}, attention, segments, {}};
   if (!attention && !segments.defined()) pass.segments = uniform_segments(pass.batch, pass.tokens);
@@ -278,7 +282,7 @@ Tensor Transformer::through_layers(const Tensor& ids, const Tensor& positions, A
     pass.sin = rope_sin_.narrow(0, 0, pass.tokens);
   }
   Tensor x = torch::embedding(embedding_, ids).flatten(0, 1);
-  const bool gradients = torch::GradMode::is_enabled(), plain = wide && x.is_cpu() && !gradients;
+  const bool gradients = torch::GradMode::is_enabled(), plain = compute_fp32 && x.is_cpu() && !gradients;
   if (plain) x = x.to(torch::kFloat).contiguous();
   if (plain) {
     cpu_pass(config_, layers_, x, pass.tokens, pass.cos, pass.sin, attention, pass.segments);
@@ -302,7 +306,7 @@ TokenScores Transformer::token_logprobs(const Tensor& ids, double temperature, c
   TORCH_CHECK(temperature > 0, "temperature ", temperature, " is not positive");
   const std::int64_t last = ids.size(1) - 1;
   const std::vector<std::int64_t> shape{ids.size(0), last};
-  const Tensor hidden = through_layers(ids.narrow(1, 0, last), {}, nullptr, {}, /*wide=*/!as_trained);
+  const Tensor hidden = through_layers(ids.narrow(1, 0, last), {}, nullptr, {}, /*compute_fp32=*/!as_trained);
   const Tensor targets = ids.narrow(1, 1, last).reshape({-1});
   if (!mask.defined()) {
     const LinearScores scores = linear_scores(normed(hidden), lm_head_, targets, temperature);
@@ -320,9 +324,9 @@ TokenScores Transformer::token_logprobs(const Tensor& ids, double temperature, c
 TokenScores Transformer::packed_logprobs(const PackedTokens& packed, double temperature, bool as_trained) {
   TORCH_CHECK(temperature > 0, "temperature ", temperature, " is not positive");
   const Tensor hidden = through_layers(packed.ids.unsqueeze(0), packed.positions.unsqueeze(0), nullptr, packed.segments,
-                                       /*wide=*/!as_trained);
+                                       /*compute_fp32=*/!as_trained);
   const LinearScores scores =
-      linear_scores(normed(chosen_rows(hidden, packed.scored)), lm_head_, packed.targets, temperature);
+      linear_scores(normed(select_rows(hidden, packed.scored)), lm_head_, packed.targets, temperature);
   return {scores.logprobs, scores.entropy};
 }
 

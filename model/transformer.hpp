@@ -1,11 +1,15 @@
 // The decoder of the Qwen3, Qwen2 and Llama families on libtorch, with Hugging Face's parameter names.
 //
-// RMSNorm, rotary positions, grouped-query attention, SwiGLU. Qwen3 has a norm on every head of queries and keys, Qwen2
-// a bias on queries, keys and values, Llama 3 slower rotations for long texts.
-// Parameters are fp32 on a CPU, with values that are exact in bf16 after a policy was loaded, and bf16 on CUDA, which
-// then computes in bf16. A CPU that only generates may keep them in bf16: without gradients it still computes in fp32,
-// with the same results, and reads half the bytes. With gradients, the parameters' type is used (but fp32 for norms,
-// rotations, the softmax over the vocabulary and sums of gradients).
+// RMSNorm, rotary positions, grouped-query attention, SwiGLU. Qwen3 normalises each head of queries and keys. Qwen2
+// adds a bias to queries, keys and values. Llama 3 slows rotary frequencies down for long contexts (RopeScaling).
+//
+//   parameters                         | computes without gradients         | computes with gradients
+//   fp32 on a CPU                      | fp32                               | fp32
+//   bf16 on a CPU that only generates  | fp32: half the bytes, same results | (bf16)
+//   bf16 on CUDA                       | bf16                               | bf16
+//
+// Norms, rotations, the softmax over the vocabulary and sums of gradients are in fp32 everywhere. After a policy was
+// loaded, fp32 parameters have values that are exact in bf16.
 #pragma once
 #include <memory>
 #include <optional>
@@ -41,7 +45,8 @@ struct TokenScores {
 // Not thread-safe. Throws c10::Error for wrong shapes, like every torch module; generate() and weights.hpp do not.
 class Transformer : public torch::nn::Module {
  public:
-  // Uninitialised weights on `device`; the type is compute_dtype(device) unless given. Do not move them afterwards.
+  // Uninitialised weights on `device`; the type is compute_dtype(device) unless given. Do not call to() afterwards:
+  // model/cuda records the addresses of the weights.
   explicit Transformer(const ModelConfig& config, torch::Device device = torch::kCPU,
                        std::optional<torch::ScalarType> dtype = std::nullopt);
   ~Transformer() override;
@@ -66,7 +71,7 @@ class Transformer : public torch::nn::Module {
   TokenScores token_logprobs(const torch::Tensor& ids, double temperature = 1.0, const torch::Tensor& mask = {},
                              bool as_trained = false);
 
-  // Scores packed sequences; both fields of the result are [scores], in the order of `packed`.
+  // Scores packed sequences. Both fields of the result are [number of scored tokens], in the order of `packed`.
   TokenScores packed_logprobs(const PackedTokens& packed, double temperature = 1.0, bool as_trained = false);
 
   const ModelConfig& config() const { return config_; }
@@ -74,13 +79,14 @@ class Transformer : public torch::nn::Module {
   torch::ScalarType dtype() const;
 
   struct Layer;
-  // The tensors of a pass, for model/cuda. The rotation tables cover this many positions, fp32 [.., head_dim], and
-  // contain the scale of the scores. Weights never move; the tables do.
+  // The tensors of a pass, for model/cuda.
   struct Parts {
     torch::Tensor embedding, norm, lm_head;
     const std::vector<Layer>* layers;
-    torch::Tensor cos, sin;
+    torch::Tensor cos, sin;  // rotations, fp32 [positions, head_dim]; they contain the scale of the scores
   };
+  // cos and sin cover at least `positions` positions. A later call for more positions may allocate them again, at
+  // another address; weights keep their addresses.
   Parts parts(std::int64_t positions);
 
  private:
@@ -91,9 +97,10 @@ class Transformer : public torch::nn::Module {
   torch::Tensor rope_cos_, rope_sin_;  // fp32 [positions, head_dim], grown on demand
   void grow_rope(std::int64_t positions);
   // Returns [batch * tokens, hidden], before the last norm. Without `attention`, tokens attend by `segments`
-  // (model/packed; undefined: to earlier ones in their row).
+  // (model/packed; undefined: to earlier ones in their row). `compute_fp32`: on a CPU without gradients, also with bf16
+  // parameters.
   torch::Tensor through_layers(const torch::Tensor& ids, const torch::Tensor& positions, Attention* attention,
-                               const torch::Tensor& segments, bool wide);
+                               const torch::Tensor& segments, bool compute_fp32);
   torch::Tensor normed(const torch::Tensor& x) const;
 };
 

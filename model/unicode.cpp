@@ -23,7 +23,7 @@ const utf8proc_uint8_t* bytes_of(std::string_view text) {
 
 // First and last of ranges with class 0 and NFC_Quick_Check Yes, ascending. U+11A7 is listed because utf8proc 2.8 takes
 // it for a part of the Hangul syllable before it.
-constexpr std::pair<char32_t, char32_t> kPlain[] = {
+constexpr std::pair<char32_t, char32_t> kRangesKeptByNfc[] = {
     {0x0000, 0x02ff}, {0x0388, 0x0482}, {0x048a, 0x0590}, {0x05d0, 0x060f},  {0x061b, 0x064a},
     {0x0671, 0x06d5}, {0x0904, 0x093b}, {0x0e01, 0x0e37}, {0x11a7, 0x11a7},  {0x1e00, 0x1f70},
     {0x2002, 0x20cf}, {0x2190, 0x2328}, {0x232b, 0x2adb}, {0x2e00, 0x3029},  {0x3030, 0x3096},
@@ -57,10 +57,10 @@ std::optional<std::size_t> utf8_error(std::string_view text) {
   return std::nullopt;
 }
 
-bool is_plain(char32_t character) {
-  const auto* range = std::upper_bound(std::begin(kPlain), std::end(kPlain), character,
+bool nfc_keeps(char32_t character) {
+  const auto* range = std::upper_bound(std::begin(kRangesKeptByNfc), std::end(kRangesKeptByNfc), character,
                                        [](char32_t c, const auto& r) { return c < r.first; });
-  return range != std::begin(kPlain) && character <= std::prev(range)->second;
+  return range != std::begin(kRangesKeptByNfc) && character <= std::prev(range)->second;
 }
 
 // Characters that are not plain are composed together with the preceding plain one, which they may join; all else is
@@ -73,7 +73,7 @@ std::string to_nfc(std::string_view text) {
   for (std::size_t i = 0; i < text.size();) {
     const auto character = first_character(text.substr(i));
     ECHO_CHECK(character.has_value(), "byte {} of a text for NFC is not UTF-8", i);
-    if (is_plain(character->code)) {
+    if (nfc_keeps(character->code)) {
       if (std::exchange(to_compose, false)) {
         append_composed(out, text.substr(begin, i - begin));
         begin = i;

@@ -20,7 +20,7 @@ std::optional<std::size_t> utf8_error(std::string_view text);
 
 // Whether to_nfc() certainly leaves the character unchanged: it neither decomposes nor moves, and joins no earlier
 // character. Covers not all such characters, but most in common texts.
-bool is_plain(char32_t character);
+bool nfc_keeps(char32_t character);
 
 // Canonical composition. The text must be UTF-8 (checked).
 std::string to_nfc(std::string_view text);

@@ -1,3 +1,4 @@
+// Copies weights between Transformer, policy states and safetensors files.
 #include "model/weights.hpp"
 
 #include <algorithm>
@@ -18,7 +19,7 @@ Tensor borrow(const std::byte* bytes, const std::vector<std::int64_t>& shape, to
 
 // Converts exceptions of libtorch to Results.
 template <class Body>
-auto guarded(std::string_view operation, Body&& body) -> decltype(body()) {
+auto catch_torch_errors(std::string_view operation, Body&& body) -> decltype(body()) {
   try {
     torch::NoGradGuard no_grad;
     return body();
@@ -42,7 +43,7 @@ std::string shape_text(const std::vector<std::int64_t>& shape) { return fmt::for
 }  // namespace
 
 Status export_policy(const Transformer& model, delta::OwnedState& into) {
-  return guarded("export policy", [&]() -> Status {
+  return catch_torch_errors("export policy", [&]() -> Status {
     const auto parameters = sorted_parameters(model);
     const delta::StateView view = into.view();
     if (view.size() != parameters.size()) {
@@ -74,7 +75,7 @@ Result<delta::OwnedState> export_policy(const Transformer& model) {
 
 Status load_policy(Transformer& model, const delta::StateView& state) {
   constexpr std::string_view kOperation = "load policy";
-  return guarded(kOperation, [&]() -> Status {
+  return catch_torch_errors(kOperation, [&]() -> Status {
     const auto parameters = sorted_parameters(model);
     std::vector<std::pair<Tensor, Tensor>> copies;  // to, from
     std::vector<const delta::TensorView*> sources(parameters.size(), nullptr);
@@ -140,7 +141,7 @@ Status load_changes(Transformer& model, const delta::StateView& state, std::span
     if (state.size() != parameters.size() || state[i].name != parameters[i].first ||
         state[i].dtype != delta::DType::kBF16 || parameters[i].second.sizes() != state[i].shape)
       return load_policy(model, state);
-  return guarded("load changes", [&]() -> Status {
+  return catch_torch_errors("load changes", [&]() -> Status {
     for (const delta::TensorWrite& write : written) {
       const Tensor& weight = parameters[write.tensor].second;
       if (weight.is_cpu() && weight.scalar_type() == torch::kBFloat16 && weight.is_contiguous()) {
@@ -167,7 +168,7 @@ Result<LoadedModel> load_model(const std::filesystem::path& folder, torch::Devic
                                std::optional<torch::ScalarType> dtype) {
   ECHO_ASSIGN(ModelFiles files, ModelFiles::read(folder));
   ECHO_ASSIGN(const auto checkpoint, delta::Checkpoint::open(folder));
-  ECHO_ASSIGN(auto transformer, guarded("load model", [&]() -> Result<std::shared_ptr<Transformer>> {
+  ECHO_ASSIGN(auto transformer, catch_torch_errors("load model", [&]() -> Result<std::shared_ptr<Transformer>> {
                 return std::make_shared<Transformer>(files.config, device, dtype);
               }));
   if (const Status loaded = load_policy(*transformer, checkpoint.view()); !loaded) {

@@ -36,7 +36,7 @@ struct Send {
 struct Close {
   ConnId conn;
 };
-// The peer is known: its decoder may accept every type of frame.
+// The peer is known: the driver's decoder of this connection accepts every type of frame from now on.
 struct Admit {
   ConnId conn;
 };
@@ -50,7 +50,7 @@ struct UseCertificate {
   std::vector<std::byte> certificate, authority;
 };
 
-// ---- the disk; a core that was told that it has none never uses these ----
+// ---- the disk; only if the node has one ----
 
 // Replaces the node's state file atomically and durably. on_saved() follows, in order.
 struct SaveState {
@@ -78,7 +78,7 @@ struct DropSpool {
 
 // ---- the application of the learner ----
 
-struct Joined {  // also after WorkerAway, when the worker has come back
+struct Joined {  // follows WorkerAway if the worker comes back
   MemberInfo member;
 };
 struct WorkerAway {  // unreachable: its work is void, its place is kept for LearnerConfig::away_max
@@ -102,7 +102,7 @@ struct MessageFrom {
   WorkerId worker;
   std::string bytes;
 };
-using overlay::HeardFrom;  // only if the application asked for heartbeats
+using overlay::HeartbeatReceived;  // only if the application asked for heartbeats
 struct BroadcastDone {
   BroadcastReport report;
 };
@@ -147,15 +147,16 @@ struct Away {
 };
 struct Disconnected {  // the last action of a core
   std::string reason;
-  bool in_order = false;  // the run has ended, or this side left
+  bool in_order = false;  // a clean exit: the run has ended, or this side left
 };
 
 }  // namespace act
 
-using Action = std::variant<act::Dial, act::Send, act::Close, act::Admit, act::SetReading, act::UseCertificate,
-                            act::SaveState, act::Spool, act::Unspool, act::DropSpool, act::Joined, act::WorkerAway,
-                            act::Lost, act::TroubleOf, act::Acked, act::MessageFrom, act::HeardFrom, act::BroadcastDone,
-                            act::TopologyChanged, act::NeedCatchUp, act::ChoseTopology, act::FoundSlowHop,
-                            act::Welcomed, act::Deliver, act::DeliverPart, act::Message, act::Away, act::Disconnected>;
+using Action =
+    std::variant<act::Dial, act::Send, act::Close, act::Admit, act::SetReading, act::UseCertificate, act::SaveState,
+                 act::Spool, act::Unspool, act::DropSpool, act::Joined, act::WorkerAway, act::Lost, act::TroubleOf,
+                 act::Acked, act::MessageFrom, act::HeartbeatReceived, act::BroadcastDone, act::TopologyChanged,
+                 act::NeedCatchUp, act::ChoseTopology, act::FoundSlowHop, act::Welcomed, act::Deliver, act::DeliverPart,
+                 act::Message, act::Away, act::Disconnected>;
 
 }  // namespace echoline::overlay

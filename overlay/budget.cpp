@@ -1,3 +1,4 @@
+// The limits of each kind of message. The learner's core and ChildBudgets count every message of a worker here.
 #include "overlay/budget.hpp"
 
 #include "base/overloaded.hpp"
@@ -45,9 +46,9 @@ MessageBudget::Verdict MessageBudget::take(Kind kind, TimePoint now, std::size_t
   return dropped_.take(now, weight) ? Verdict::kDrop : Verdict::kTooMuch;
 }
 
-MessageBudget::Verdict MessageBudget::unfounded(TimePoint now) {
+MessageBudget::Verdict MessageBudget::take_unfounded(TimePoint now) {
   ++dropped_total_;
-  for (int i = 0; i < kUnfounded; ++i)
+  for (int i = 0; i < kUnfoundedWeight; ++i)
     if (!dropped_.take(now)) return Verdict::kTooMuch;
   return Verdict::kDrop;
 }
@@ -69,7 +70,7 @@ std::optional<MessageBudget::Kind> MessageBudget::kind_of(const ControlMessage& 
                     message);
 }
 
-std::string MessageBudget::told(Kind kind) const {
+std::string MessageBudget::describe(Kind kind) const {
   const Allowance& a = allowed_[static_cast<std::size_t>(kind)];
   const std::string rate =
       a.per_s >= 1 ? fmt::format("{:.0f} a second", a.per_s) : fmt::format("{:.0f} a minute", a.per_s * 60);

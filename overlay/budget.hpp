@@ -1,6 +1,6 @@
 // Message budgets of one identity: a token bucket for every kind of message, and one for dropped messages. A sender
 // that empties the last bucket is expelled. The budgets are far above the needs of any worker, so only floods reach
-// them. Pure.
+// them. No I/O and no clock.
 #pragma once
 #include <array>
 #include <cstdint>
@@ -30,29 +30,34 @@ class MessageBudget {
   };
   static constexpr std::size_t kKinds = 13;
   // Dropped messages before the sender is expelled.
-  static constexpr Allowance kDropped{128, 2};
+  static constexpr Allowance kDroppedAllowance{128, 2};
   // A message weighs 1, plus 1 for every kBytesPerMessage bytes.
   static constexpr std::size_t kBytesPerMessage = 2048;
 
-  // `heartbeat`: the interval of regular messages.
+  // `heartbeat`: the interval of heartbeats, which also sets the limit on messages that come with them.
   explicit MessageBudget(Duration heartbeat);
 
-  enum class Verdict { kTake, kDrop, kTooMuch };
+  enum class Verdict {
+    kTake,     // within the budget
+    kDrop,     // beyond the budget of its kind: the caller ignores the message
+    kTooMuch,  // beyond the budget of dropped messages: the caller expels the sender
+  };
+  // Counts a message of `bytes` bytes.
   Verdict take(Kind kind, TimePoint now, std::size_t bytes = 0);
-  // A message without any basis in what its sender can know. It counts as kUnfounded dropped messages. Returns kDrop or
-  // kTooMuch.
-  static constexpr int kUnfounded = 12;
-  Verdict unfounded(TimePoint now);
+  // Counts an accusation of a worker that never sent anything to the accuser: as kUnfoundedWeight dropped messages.
+  // Returns kDrop or kTooMuch.
+  static constexpr int kUnfoundedWeight = 12;
+  Verdict take_unfounded(TimePoint now);
   // The budget of a message; absent for messages that neither a learner nor a parent accepts.
   static std::optional<Kind> kind_of(const ControlMessage& message);
-  // "renewals: at most 4 at once and 1 per minute"
-  std::string told(Kind kind) const;
+  // The limit as text: "renewals: at most 4 at once and 1 a minute"
+  std::string describe(Kind kind) const;
   std::uint64_t dropped() const { return dropped_total_; }
 
  private:
   std::array<Allowance, kKinds> allowed_;
   std::vector<TokenBucket> buckets_;
-  TokenBucket dropped_{kDropped};
+  TokenBucket dropped_{kDroppedAllowance};
   std::uint64_t dropped_total_ = 0;
 };
 

@@ -1,3 +1,4 @@
+// Parts of every protocol core: the download limit, and messages of the application in parts. Called by the cores.
 #include "overlay/core.hpp"
 
 #include <algorithm>
@@ -42,24 +43,24 @@ void MessageQueue::push(Slice message) {
 std::optional<OutFrame> MessageQueue::next(ConnId) {
   if (messages_.empty()) return std::nullopt;
   const Slice& message = messages_.front();
-  const std::size_t size = std::min(kPartBytes, message.size() - done_);
-  const bool more = done_ + size < message.size();
-  OutFrame frame{Slice(application_header(size, more)), message.part(done_, size)};
-  done_ += size;
+  const std::size_t size = std::min(kPartBytes, message.size() - front_bytes_sent_);
+  const bool more = front_bytes_sent_ + size < message.size();
+  OutFrame frame{Slice(application_header(size, more)), message.part(front_bytes_sent_, size)};
+  front_bytes_sent_ += size;
   bytes_ -= size;
   if (!more) {
     messages_.pop_front();
-    done_ = 0;
+    front_bytes_sent_ = 0;
   }
   return frame;
 }
 
 Result<std::optional<std::string>> MessageAssembler::add(const Frame& part, std::size_t most) {
   if (skipped_ > 0 || bytes_.size() + part.body.size() > most) {
-    const bool tell = skipped_ == 0 || skipped_ + part.body.size() > most;
+    const bool reported = skipped_ == 0 || skipped_ + part.body.size() > most;
     bytes_ = std::string();
-    skipped_ = !part.more ? 0 : tell ? 1 : skipped_ + part.body.size();
-    if (!tell) return std::optional<std::string>();
+    skipped_ = !part.more ? 0 : reported ? 1 : skipped_ + part.body.size();
+    if (!reported) return std::optional<std::string>();
     return fail(Code::kExhausted, "receive message", "it has more than {} bytes", most);
   }
   bytes_.append(reinterpret_cast<const char*>(part.body.data()), part.body.size());
@@ -67,9 +68,9 @@ Result<std::optional<std::string>> MessageAssembler::add(const Frame& part, std:
   return std::optional(std::exchange(bytes_, {}));
 }
 
-void SilenceMeter::heard(TimePoint now) {
-  const double gap_s = seconds(now - heard_);
-  heard_ = now;
+void SilenceMeter::on_beat(TimePoint now) {
+  const double gap_s = seconds(now - regular_at_);
+  regular_at_ = now;
   deviation_s_ += 0.25 * (std::abs(gap_s - mean_s_) - deviation_s_);
   mean_s_ += 0.125 * (gap_s - mean_s_);
 }
@@ -77,7 +78,7 @@ void SilenceMeter::heard(TimePoint now) {
 TimePoint SilenceMeter::deadline() const {
   if (interval_ == Duration{}) return kNever;
   const double interval_s = seconds(interval_);
-  return std::max(heard_, alive_) +
+  return std::max(regular_at_, other_at_) +
          from_seconds(std::clamp(mean_s_ + 6 * deviation_s_, 4 * interval_s, 12 * interval_s)) * (1 << backoffs_);
 }
 

@@ -1,8 +1,10 @@
 // The base of all protocol cores: the events they take, the actions they return, and their link.
 //
-// A core is pure: it never touches a socket, a clock, a disk, a thread or randomness. Its driver (uv/ on real machines,
-// sim/ under virtual time) calls an event function with the time, then performs take_actions() in order, and calls
-// on_timer() when next_deadline() has come.
+// A core and its components do no I/O and read no clock: no socket, disk, thread or randomness, so equal events give
+// equal actions. Each component's check() aborts if an invariant is broken; tests and simulator call it between events.
+//
+// The driver (uv/ on real machines, sim/ under virtual time) calls an event function with the time, then performs
+// take_actions() in order, and calls on_timer() when next_deadline() has come.
 #pragma once
 #include <deque>
 #include <string>
@@ -23,19 +25,18 @@ struct PeerInfo {
   trust::PeerIdentity identity;
 };
 
-// Places where a test may ask a core for a rare but legal course of events. In production there is no object and
-// nothing fires.
+// Named points in the cores at which a test forces a rare but legal course of events. Production code has no such
+// object.
 class FaultPoints {
  public:
   virtual ~FaultPoints() = default;
   virtual bool fire(std::string_view site) = 0;
 };
 
-// The node's wall clock for certificates and expiry: seconds since 1970 at TimePoint zero.
 struct CoreOptions {
   LinkLimits limits;
   double wire_overhead = 0;  // fraction that the network adds to every byte; counts towards the limits
-  double unix_origin_s = 0;
+  double unix_origin_s = 0;  // the wall clock at TimePoint zero [s since 1970], for certificates and expiry
   FaultPoints* faults = nullptr;
   ConnectionLimits connections = ConnectionLimits::of(65536);
 };
@@ -43,7 +44,7 @@ struct CoreOptions {
 class Core {
  public:
   static constexpr Duration kHandshakeTimeout = std::chrono::seconds(5);
-  static constexpr int kHelpBeats = 4;  // heartbeats between two requests of one worker for help
+  static constexpr int kHelpPauseHeartbeats = 4;  // heartbeats between two requests of one worker for help
 
   explicit Core(const CoreOptions& options)
       : up_(options.limits.up, options.wire_overhead),
@@ -73,7 +74,7 @@ class Core {
   virtual void on_spooled(const PublicationId&, std::uint32_t, const Status&, TimePoint) {}
   virtual void on_unspooled(const PublicationId&, std::uint32_t, Result<Slice>, TimePoint) {}
   virtual void on_undelivered(Version, const std::string&, TimePoint) {}  // the spool could not be opened
-  // The path to this peer drops large packets; `what` describes the evidence.
+  // A path is narrow if it drops large packets, as with a wrong MTU (narrow_paths.hpp). `what` describes the evidence.
   virtual void on_narrow_path(WorkerId peer, const std::string& what, TimePoint now);
 
   // Bytes were read from a connection and are not decoded yet. Enforces the download limit.
@@ -92,7 +93,7 @@ class Core {
  protected:
   void send_control(ConnId conn, const ControlMessage& message, TimePoint now) { transport_.send(conn, message, now); }
   void close(ConnId conn) { transport_.close(conn); }
-  void resume_reading(TimePoint now);  // call on timer
+  void resume_reading(TimePoint now);  // call in on_timer()
   TimePoint reading_deadline() const { return reading_ ? kNever : down_.free_at(); }
   ConnId dial(const Endpoint& to, act::Service service, WorkerId expected) {
     return transport_.dial(to, service, expected);
@@ -123,11 +124,11 @@ class MessageQueue final : public Source {
   void push(Slice message);
   std::optional<OutFrame> next(ConnId) override;
   std::size_t bytes() const { return bytes_; }
-  void clear() { messages_.clear(), done_ = bytes_ = 0; }
+  void clear() { messages_.clear(), front_bytes_sent_ = bytes_ = 0; }
 
  private:
   std::deque<Slice> messages_;
-  std::size_t done_ = 0;  // bytes of the first message that have left
+  std::size_t front_bytes_sent_ = 0;  // bytes of the first message that have left
   std::size_t bytes_ = 0;
 };
 
@@ -144,28 +145,29 @@ class MessageAssembler {
   std::size_t skipped_ = 0;  // bytes of a message that is too long, since the last error
 };
 
-// When a peer that should be heard regularly counts as silent. The time is learned from the gaps so far (mean and
-// deviation, as TCP learns its timeout), within [4, 12] intervals. It doubles after every silence, as TCP backs off:
-// messages from before the silence may still fill the link.
+// The time after which a peer that sends regular messages counts as silent. It is learned from the gaps between them
+// (mean and deviation, like TCP's retransmission timeout), within [4, 12] intervals. It doubles after every silence,
+// because messages from before the silence may still fill the link.
 class SilenceMeter {
  public:
   static constexpr int kBackoffsMax = 5;
 
+  // `silences`: how often the peer was silent before; each one doubles the time.
   void begin(Duration interval, TimePoint now, int silences = 0) {
-    interval_ = interval, heard_ = now, mean_s_ = seconds(interval), backoffs_ = std::min(silences, kBackoffsMax);
+    interval_ = interval, regular_at_ = now, mean_s_ = seconds(interval), backoffs_ = std::min(silences, kBackoffsMax);
   }
-  void heard(TimePoint now);
-  // Another message came from the peer: it is alive, but its regularity is unknown.
-  void alive(TimePoint now) { alive_ = now; }
-  // This node has not listened for `time`, until now.
-  void excuse(Duration time, TimePoint now) {
-    heard_ = std::min(heard_ + time, now), alive_ = std::min(alive_ + time, now);
+  void on_beat(TimePoint now);
+  // The peer sent a message that is not a regular one, so its gap is not counted.
+  void on_other_message(TimePoint now) { other_at_ = now; }
+  // This process was suspended for `time`, until now: the peer is not silent for that.
+  void postpone(Duration time, TimePoint now) {
+    regular_at_ = std::min(regular_at_ + time, now), other_at_ = std::min(other_at_ + time, now);
   }
   TimePoint deadline() const;  // kNever before begin()
 
  private:
   Duration interval_{};
-  TimePoint heard_{}, alive_{};
+  TimePoint regular_at_{}, other_at_{};
   double mean_s_ = 0, deviation_s_ = 0;
   int backoffs_ = 0;
 };

@@ -1,3 +1,4 @@
+// Chooses the publications and chunks to send to each child. Called by the learner's core and by a worker's Children.
 #include "overlay/edge_sender.hpp"
 
 #include <algorithm>
@@ -11,23 +12,23 @@ bool EdgeSender::open(ConnId conn, WorkerId child, PeerHello hello, TimePoint no
   edge.owner = this;
   edge.child = child;
   edge.conns.push_back(conn);
-  lines_[conn].edge = &edge;
+  connections_[conn].edge = &edge;
   uplink_.open(conn, edge);
   if (added || hello.stream == 0) {
     edge.catch_up_to = hello.catch_up_to;
     edge.full_only = hello.full_only;
-    take(edge, std::move(hello.have));
+    store_have(edge, std::move(hello.have));
   }
   send(edge, now);
   return true;
 }
 
 void EdgeSender::close(ConnId conn) {
-  const auto line = lines_.find(conn);
-  if (line == lines_.end()) return;
-  Edge& edge = *line->second.edge;
+  const auto connection = connections_.find(conn);
+  if (connection == connections_.end()) return;
+  Edge& edge = *connection->second.edge;
   uplink_.close(conn);
-  lines_.erase(line);
+  connections_.erase(connection);
   std::erase(edge.conns, conn);
   edge.lossy = true;
   if (!edge.conns.empty()) return;  // the child reports again which chunks it lacks
@@ -36,19 +37,19 @@ void EdgeSender::close(ConnId conn) {
 }
 
 std::optional<WorkerId> EdgeSender::child_of(ConnId conn) const {
-  const auto line = lines_.find(conn);
-  if (line == lines_.end()) return std::nullopt;
-  return line->second.edge->child;
+  const auto connection = connections_.find(conn);
+  if (connection == connections_.end()) return std::nullopt;
+  return connection->second.edge->child;
 }
 
 bool EdgeSender::helps(ConnId conn) const {
-  const auto line = lines_.find(conn);
-  return line != lines_.end() && line->second.edge->catch_up_to.has_value();
+  const auto connection = connections_.find(conn);
+  return connection != connections_.end() && connection->second.edge->catch_up_to.has_value();
 }
 
 std::vector<ConnId> EdgeSender::all_connections() const {
   std::vector<ConnId> all;
-  for (const auto& [conn, line] : lines_) all.push_back(conn);
+  for (const auto& [conn, connection] : connections_) all.push_back(conn);
   return all;
 }
 
@@ -78,22 +79,22 @@ std::size_t EdgeSender::known_publications() const {
 }
 
 void EdgeSender::update(ConnId conn, Have have, TimePoint now) {
-  const auto line = lines_.find(conn);
-  if (line == lines_.end()) return;
-  take(*line->second.edge, std::move(have));
-  send(*line->second.edge, now);
+  const auto connection = connections_.find(conn);
+  if (connection == connections_.end()) return;
+  store_have(*connection->second.edge, std::move(have));
+  send(*connection->second.edge, now);
 }
 
-void EdgeSender::take(Edge& edge, Have have) {
+void EdgeSender::store_have(Edge& edge, Have have) {
   edge.position = have.position;
   edge.wanted = have.wanted;
-  edge.said_behind = false;
-  // Chunks sent on live connections are still on their way, though the child could not list them yet.
+  edge.reported_behind = false;
+  // Chunks sent on live connections are still on their path, though the child could not list them yet.
   if (std::exchange(edge.lossy, false)) {
     edge.closed.clear();
     edge.known.clear();
   }
-  edge.whole.clear();
+  edge.complete_at_child.clear();
   // For publications that are not stored here, only the child's newest list counts. This bounds the memory to one list.
   std::erase_if(edge.known, [&](const auto& known) { return store_.find(known.first) == nullptr; });
   for (auto& [key, item] : have.items) {
@@ -101,17 +102,17 @@ void EdgeSender::take(Edge& edge, Have have) {
     known.version = key.version;
     known.chunks.insert_all(item.chunks);
     if (!item.complete) continue;
-    edge.whole.insert(key);
+    edge.complete_at_child.insert(key);
     edge.closed.insert(item.publication);
   }
-  plan(edge);
+  plan_path(edge);
 }
 
 void EdgeSender::send_again(ConnId conn, const ChunkRequest& request, TimePoint now) {
-  const auto line = lines_.find(conn);
+  const auto connection = connections_.find(conn);
   const StoredPublication* stored = store_.find(request.publication);
-  if (line == lines_.end() || !stored || !stored->have.contains(request.index)) return;
-  Edge& edge = *line->second.edge;
+  if (connection == connections_.end() || !stored || !stored->have.contains(request.index)) return;
+  Edge& edge = *connection->second.edge;
   Known& entry = edge.known[stored->id];
   entry.version = stored->key().version;
   ChunkSet& known = entry.chunks;
@@ -119,9 +120,9 @@ void EdgeSender::send_again(ConnId conn, const ChunkRequest& request, TimePoint 
     edge.position = stored->key().base;
     known = stored->have;
   }
-  edge.whole.erase(stored->key());
+  edge.complete_at_child.erase(stored->key());
   known.erase(request.index);
-  plan(edge);
+  plan_path(edge);
   send(edge, now);
 }
 
@@ -135,56 +136,55 @@ void EdgeSender::send_all(TimePoint now) {
   uplink_.pump(now);
 }
 
-void EdgeSender::tell_all(const ControlMessage& status, TimePoint now) {
+void EdgeSender::send_to_all(const ControlMessage& status, TimePoint now) {
   const Slice frame(encode_control(status));
   for (auto& [key, edge] : edges_) edge.status = frame;
   send_all(now);
 }
 
 void EdgeSender::on_store_changed(TimePoint now) {
-  for (auto& [key, edge] : edges_) plan(edge);
+  for (auto& [key, edge] : edges_) plan_path(edge);
   send_all(now);
 }
 
-void EdgeSender::complain(Edge& edge, CannotServe what, bool delta) {
+void EdgeSender::report_trouble(Edge& edge, CannotServe what, bool delta) {
   troubles_.push_back({edge.child, edge.position, what, delta});
-  if (!snapshots_come_) edge.complaint = Slice(encode_control(what));
+  if (!catch_ups_on_demand_) edge.trouble_message = Slice(encode_control(what));
 }
 
 // Whether the child has, or was sent, every chunk of the publication that it wants over this edge.
 bool EdgeSender::has_all(const Edge& edge, const StoredPublication& stored) const {
-  if (edge.whole.contains(stored.key())) return true;
+  if (edge.complete_at_child.contains(stored.key())) return true;
   if (!stored.complete || !edge.closed.contains(stored.id)) return false;
   const auto known = edge.known.find(stored.id);
   return known != edge.known.end() && known->second.chunks.count_of(edge.wanted) >= stored.have.count_of(edge.wanted);
 }
 
-void EdgeSender::restorable_from(std::optional<Version> oldest) {
-  restorable_ = oldest;
-  std::erase_if(not_made_, [&](Version version) { return !oldest || version < *oldest; });
+void EdgeSender::set_foldable_from(std::optional<Version> oldest) {
+  foldable_from_ = oldest;
+  std::erase_if(refused_deltas_, [&](Version version) { return !oldest || version < *oldest; });
 }
 
-void EdgeSender::no_delta_from(Version version, TimePoint now) {
-  not_made_.insert(version);
+void EdgeSender::refuse_delta_from(Version version, TimePoint now) {
+  refused_deltas_.insert(version);
   for (auto& [key, edge] : edges_) {
     if (edge.position != version) continue;
-    edge.said_behind = false;
-    plan(edge);
+    edge.reported_behind = false;
+    plan_path(edge);
   }
   send_all(now);
 }
 
 // Over an edge with some of the stripes, only publications that the child's other parents also have are of use.
-bool EdgeSender::can_start_at(const Edge& edge) const {
-  return restorable_ && edge.position && *edge.position >= *restorable_ && !not_made_.contains(*edge.position) &&
-         !edge.full_only && edge.wanted.share() == 1;
+bool EdgeSender::can_fold_for(const Edge& edge) const {
+  return foldable_from_ && edge.position && *edge.position >= *foldable_from_ &&
+         !refused_deltas_.contains(*edge.position) && !edge.full_only && edge.wanted.share() == 1;
 }
 
 // True if the path has many deltas and no folded delta exists. If one exists, the plan has already weighed it.
-bool EdgeSender::goes_by_many_deltas(const Edge& edge, const std::vector<PublicationKey>& way,
-                                     std::uint64_t bytes) const {
+bool EdgeSender::has_many_deltas(const Edge& edge, const std::vector<PublicationKey>& path, std::uint64_t bytes) const {
   const auto hint = store_.full_bytes_hint();
-  if (way.size() <= kDeltasMax || way.front().base != edge.position) return false;
+  if (path.size() <= kDeltasMax || path.front().base != edge.position) return false;
   if (!hint || static_cast<double>(bytes) < kDeltasShare * static_cast<double>(*hint)) return false;
   return std::count_if(store_.entries().begin(), store_.entries().end(),
                        [&](const auto& entry) { return entry.first.base == edge.position; }) == 1;
@@ -192,9 +192,9 @@ bool EdgeSender::goes_by_many_deltas(const Edge& edge, const std::vector<Publica
 
 // The cheapest path from the child's version to the newest, in bytes still to send: a shortest path over the stored
 // publications. A full snapshot starts at any version; a delta continues from its base.
-void EdgeSender::plan(Edge& edge) {
+void EdgeSender::plan_path(Edge& edge) {
   edge.path.clear();
-  const std::optional<Version> newest = std::max(store_.newest(), reach_);  // an absent version is the lowest
+  const std::optional<Version> newest = std::max(store_.newest(), target_min_);  // an absent version is the lowest
   if (!newest) return;
   const Version target = edge.catch_up_to ? std::min(*newest, *edge.catch_up_to) : *newest;
   if (edge.position && *edge.position >= target) return;
@@ -202,9 +202,9 @@ void EdgeSender::plan(Edge& edge) {
   const auto hint = store_.full_bytes_hint();
   struct Reach {
     std::uint64_t cost = 0;
-    std::optional<PublicationKey> via;
-    bool missing = false;       // chunks of the last publication are missing
-    bool some_missing = false;  // chunks of one on the path are missing
+    std::optional<PublicationKey> via;  // the last publication on the path
+    bool missing = false;               // chunks of the last publication are missing
+    bool some_missing = false;          // chunks of one on the path are missing
   };
   std::map<Version, Reach> best;
   if (edge.position) best[*edge.position] = {};
@@ -223,13 +223,13 @@ void EdgeSender::plan(Edge& edge) {
     if (added || cost < it->second.cost || (cost == it->second.cost && key.base))
       it->second = {cost, key, missing, some_missing};
   };
-  auto whole = edge.whole.begin();
-  const auto relax_whole_before = [&](const PublicationKey* end) {  // publications that only the child has whole
-    for (; whole != edge.whole.end() && (!end || *whole < *end); ++whole)
-      if (!std::as_const(store_).find(*whole)) relax(*whole, 0, false);
+  auto complete_key = edge.complete_at_child.begin();
+  const auto relax_complete_before = [&](const PublicationKey* end) {  // not stored here, complete at the child
+    for (; complete_key != edge.complete_at_child.end() && (!end || *complete_key < *end); ++complete_key)
+      if (!std::as_const(store_).find(*complete_key)) relax(*complete_key, 0, false);
   };
   for (const auto& [key, stored] : store_.entries()) {  // ascending versions, so a base is settled before its deltas
-    relax_whole_before(&key);
+    relax_complete_before(&key);
     const auto known = edge.known.find(stored.id);
     const std::uint64_t have = known == edge.known.end() ? 0
                                                          : std::uint64_t{known->second.chunks.count_of(edge.wanted)} *
@@ -244,71 +244,73 @@ void EdgeSender::plan(Edge& edge) {
     bytes = static_cast<std::uint64_t>(static_cast<double>(bytes) * edge.wanted.share());
     relax(key, missing ? bytes - std::min(have, bytes) : 0, missing);
   }
-  relax_whole_before(nullptr);
+  relax_complete_before(nullptr);
 
-  // Publications sent whole will arrive. From then on, only publications that start at their version are of use.
-  std::optional<Version> arrives = edge.position;
+  // A publication of which every chunk was sent will be complete at the child. From then on, only publications that
+  // start at its version are of use.
+  std::optional<Version> version_to_come = edge.position;
   for (const auto& [version, reach] : best)
-    if (!reach.some_missing) arrives = std::max(arrives, std::optional(version));
-  if (arrives != edge.position) {
-    edge.position = arrives;
-    forget(edge);
-    return plan(edge);
+    if (!reach.some_missing) version_to_come = std::max(version_to_come, std::optional(version));
+  if (version_to_come != edge.position) {
+    edge.position = version_to_come;
+    forget_unneeded(edge);
+    return plan_path(edge);
   }
 
-  const bool delta = can_start_at(edge);
+  const bool delta = can_fold_for(edge);
   auto end = best.lower_bound(target);
   for (auto it = end; it != best.end(); ++it)
     if (it->second.cost < end->second.cost) end = it;
-  const double factor = snapshots_come_ ? kSnapshotFactor : kHandOverFactor;
-  const bool dear = end != best.end() && hint &&
-                    static_cast<double>(end->second.cost) > factor * edge.wanted.share() * static_cast<double>(*hint);
+  const double factor = catch_ups_on_demand_ ? kSnapshotFactor : kHandOverFactor;
+  const bool costly = end != best.end() && hint &&
+                      static_cast<double>(end->second.cost) > factor * edge.wanted.share() * static_cast<double>(*hint);
   if (end == best.end()) {
-    complain(edge, {target, false}, delta);
+    report_trouble(edge, {target, false}, delta);
     // Another node brings the child to `target`; this node sends the later publications again.
-    if (!snapshots_come_) edge.position = target;
+    if (!catch_ups_on_demand_) edge.position = target;
     return;
   }
-  std::vector<PublicationKey> way;
+  std::vector<PublicationKey> path;
   for (std::optional<Version> at = end->first; at;) {
     const Reach& reach = best.at(*at);
     if (!reach.via) break;
-    if (reach.missing) way.push_back(*reach.via);
+    if (reach.missing) path.push_back(*reach.via);
     at = reach.via->base;
   }
-  std::reverse(way.begin(), way.end());
-  const bool many = delta && goes_by_many_deltas(edge, way, end->second.cost);
-  if (!dear && !many) edge.said_behind = false;
-  if ((dear || many) && !edge.said_behind) {
-    edge.said_behind = true;
-    complain(edge, {target, true}, delta && way.size() > 1);  // a path of one delta needs no folding
+  std::reverse(path.begin(), path.end());
+  const bool many = delta && has_many_deltas(edge, path, end->second.cost);
+  if (!costly && !many) edge.reported_behind = false;
+  if ((costly || many) && !edge.reported_behind) {
+    edge.reported_behind = true;
+    report_trouble(edge, {target, true}, delta && path.size() > 1);  // a path of one delta needs no folding
   }
-  if (many || (dear && edge.catch_up_to && snapshots_come_)) return;  // wait for the far cheaper publication
-  edge.path = std::move(way);
-  forget(edge);
+  if (many || (costly && edge.catch_up_to && catch_ups_on_demand_)) return;  // wait for the far cheaper publication
+  edge.path = std::move(path);
+  forget_unneeded(edge);
 }
 
-void EdgeSender::forget(Edge& edge) {
-  std::erase_if(edge.whole, [&](const PublicationKey& key) { return edge.position && key.version <= *edge.position; });
-  const auto gone = [&](const PublicationId& id) { return store_.find(id) == nullptr; };
-  std::erase_if(edge.closed, gone);
+void EdgeSender::forget_unneeded(Edge& edge) {
+  std::erase_if(edge.complete_at_child,
+                [&](const PublicationKey& key) { return edge.position && key.version <= *edge.position; });
+  const auto is_not_stored = [&](const PublicationId& id) { return store_.find(id) == nullptr; };
+  std::erase_if(edge.closed, is_not_stored);
   std::erase_if(edge.known, [&](const auto& item) {
-    return edge.position && item.second.version <= *edge.position && gone(item.first);
+    return edge.position && item.second.version <= *edge.position && is_not_stored(item.first);
   });
-  for (const ConnId conn : edge.conns) std::erase_if(lines_.at(conn).announced, gone);
+  for (const ConnId conn : edge.conns) std::erase_if(connections_.at(conn).announced, is_not_stored);
 }
 
 std::optional<OutFrame> EdgeSender::next_frame(Edge& edge, ConnId conn) {
   if (conn == edge.conns.front())
-    for (std::optional<Slice>* waiting : {&edge.complaint, &edge.status})
-      if (*waiting) return OutFrame{*std::exchange(*waiting, std::nullopt), {}};
+    for (std::optional<Slice>* message : {&edge.trouble_message, &edge.status})
+      if (*message) return OutFrame{*std::exchange(*message, std::nullopt), {}};
   for (auto it = edge.path.begin(); it != edge.path.end();) {
     StoredPublication* stored = store_.find(*it);
     if (!stored) {
       it = edge.path.erase(it);
       continue;
     }
-    if (lines_.at(conn).announced.insert(stored->id).second)
+    if (connections_.at(conn).announced.insert(stored->id).second)
       return OutFrame{Slice(encode_control(stored->signed_announcement)), {}};
     if (stored->manifest && edge.closed.insert(stored->id).second)
       return OutFrame{Slice(encode_control(stored->signed_manifest)), {}};

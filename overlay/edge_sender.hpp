@@ -1,5 +1,7 @@
 // The parent's side of its edges. Brings every child to the newest publication, or to the one it asked for, by the
-// cheapest path over the stored publications. The learner uses it for its seeds, workers for their children. Pure.
+// cheapest path over the stored publications: a full snapshot, deltas, or both. The learner uses it for its seeds,
+// workers for their children. A helped child is one that asks this node only for a version that its own parents cannot
+// send. No I/O and no clock.
 #pragma once
 #include <set>
 
@@ -8,10 +10,10 @@
 
 namespace echoline::overlay {
 
-// A child that this node's store cannot bring up to date. Behind: the store could, but a full snapshot is far cheaper.
+// A child that this node's store cannot bring up to date, or only at far more cost than a new full snapshot.
 struct EdgeTrouble {
   WorkerId child;
-  std::optional<Version> position;
+  std::optional<Version> position;  // the child's version
   CannotServe what;
   bool delta = false;  // one delta from `position` suffices, and can be made by folding
 };
@@ -32,44 +34,44 @@ class EdgeSender {
   // first.
   static constexpr double kHelpedWeight = 1.0 / 8;
 
-  // References must outlive the sender. `snapshots_come`: the learner answers each trouble by a publication in this
-  // store. Without it, the child is told to ask for help.
-  EdgeSender(PublicationStore& store, Uplink& uplink, bool snapshots_come)
-      : store_(store), uplink_(uplink), snapshots_come_(snapshots_come) {}
+  // References must outlive the sender. `catch_ups_on_demand`: each trouble is answered by a new publication in this
+  // store (the learner). Otherwise the child is told to ask the learner for help (workers).
+  EdgeSender(PublicationStore& store, Uplink& uplink, bool catch_ups_on_demand)
+      : store_(store), uplink_(uplink), catch_ups_on_demand_(catch_ups_on_demand) {}
 
   // Adds a connection of the edge to `child`, its first or a further stream. False: the edge has too many.
   bool open(ConnId conn, WorkerId child, PeerHello hello, TimePoint now);
   void close(ConnId conn);
-  bool contains(ConnId conn) const { return lines_.contains(conn); }
+  bool contains(ConnId conn) const { return connections_.contains(conn); }
   std::optional<WorkerId> child_of(ConnId conn) const;
-  bool helps(ConnId conn) const;  // the connection belongs to an edge that only helps
-  std::size_t connections() const { return lines_.size(); }
+  bool helps(ConnId conn) const;  // whether the connection is of a helped child
+  std::size_t connections() const { return connections_.size(); }
   std::vector<ConnId> all_connections() const;
-  std::vector<ConnId> connections_of(WorkerId child) const;  // including those of a helped child
+  std::vector<ConnId> connections_of(WorkerId child) const;  // also those as a helped child
   std::vector<ConnId> connections_of(WorkerId child, bool helped) const;
-  std::vector<WorkerId> children() const;  // without children that are only helped
+  std::vector<WorkerId> children() const;  // without helped children
 
   // The child reports again what it holds and wants.
   void update(ConnId conn, Have have, TimePoint now);
   void send_again(ConnId conn, const ChunkRequest& request, TimePoint now);
   // Sends on the first connection of every edge, ahead of chunks.
-  void tell_all(const ControlMessage& status, TimePoint now);
+  void send_to_all(const ControlMessage& status, TimePoint now);
 
   void on_store_changed(TimePoint now);  // publications announced, closed or dropped
-  // Children must reach at least `version`, even if it has left the store.
-  void reach(Version version) { reach_ = std::max(reach_.value_or(version), version); }
+  // Children must get at least to `version`, even if it has left the store.
+  void raise_target(Version version) { target_min_ = std::max(target_min_.value_or(version), version); }
   void on_chunk_arrived(TimePoint now) { send_all(now); }
-  // Stored deltas from this version on can be folded into one; absent: none can. With `snapshots_come` only.
-  void restorable_from(std::optional<Version> oldest);
-  // The requested delta from `version` will not be made: children at it get the stored publications.
-  void no_delta_from(Version version, TimePoint now);
+  // Stored deltas from this version on can be folded into one; absent: none can. With `catch_ups_on_demand` only.
+  void set_foldable_from(std::optional<Version> oldest);
+  // The requested delta from `version` will not be made, so children at `version` get the stored publications.
+  void refuse_delta_from(Version version, TimePoint now);
   // Troubles found since the last call, each reported once.
   std::vector<EdgeTrouble> take_troubles() { return std::exchange(troubles_, {}); }
   // One report for every child, from the uplink's measurements.
   std::vector<EdgeReport> reports(TimePoint now) const;
 
   std::uint64_t chunk_bytes_sent() const { return chunk_bytes_; }    // chunk bytes without headers
-  std::uint64_t helped_bytes_sent() const { return helped_bytes_; }  // the part of it for children that are only helped
+  std::uint64_t helped_bytes_sent() const { return helped_bytes_; }  // the part of it for helped children
   // The largest number of publications remembered for one child: those in the store and those in its last list.
   std::size_t known_publications() const;
 
@@ -85,42 +87,42 @@ class EdgeSender {
     std::optional<Version> catch_up_to;
     bool full_only = false;
     StripeMask wanted;
-    std::optional<Version> position;         // the child's version once it has all sent bytes.
-    std::map<PublicationId, Known> known;    // chunks it has or was sent
-    std::set<PublicationKey> whole;          // publications that the child reports as complete
-    std::set<PublicationId> closed;          // publications whose manifest the child has or was sent.
-    std::vector<PublicationKey> path;        // publications still to send, in order
-    std::optional<Slice> status, complaint;  // sent before the next chunk; only the newest of each waits
-    bool said_behind = false;
+    std::optional<Version> position;               // the child's version once it has all sent bytes.
+    std::map<PublicationId, Known> known;          // chunks it has or was sent
+    std::set<PublicationKey> complete_at_child;    // publications that the child reports as complete
+    std::set<PublicationId> closed;                // publications whose manifest the child has or was sent.
+    std::vector<PublicationKey> path;              // publications still to send, in order
+    std::optional<Slice> status, trouble_message;  // sent before the next chunk; only the newest of each waits
+    bool reported_behind = false;
     bool lossy = false;  // a connection broke: bytes sent on it may be lost
     std::optional<OutFrame> next(ConnId conn) override { return owner->next_frame(*this, conn); }
     double weight() const override { return catch_up_to ? kHelpedWeight : wanted.share(); }
   };
-  struct Line {
+  struct Connection {
     Edge* edge = nullptr;
-    std::set<PublicationId> announced;
+    std::set<PublicationId> announced;  // publications whose announcement was sent on it
   };
 
   void send(const Edge& edge, TimePoint now);
   void send_all(TimePoint now);
-  void take(Edge& edge, Have have);
-  void plan(Edge& edge);
-  bool can_start_at(const Edge& edge) const;
-  bool goes_by_many_deltas(const Edge& edge, const std::vector<PublicationKey>& way, std::uint64_t bytes) const;
-  void complain(Edge& edge, CannotServe what, bool delta);
+  void store_have(Edge& edge, Have have);
+  void plan_path(Edge& edge);
+  bool can_fold_for(const Edge& edge) const;
+  bool has_many_deltas(const Edge& edge, const std::vector<PublicationKey>& path, std::uint64_t bytes) const;
+  void report_trouble(Edge& edge, CannotServe what, bool delta);
   bool has_all(const Edge& edge, const StoredPublication& stored) const;
   std::optional<OutFrame> next_frame(Edge& edge, ConnId conn);
-  void forget(Edge& edge);
+  void forget_unneeded(Edge& edge);
 
   PublicationStore& store_;
   Uplink& uplink_;
-  bool snapshots_come_;
+  bool catch_ups_on_demand_;
   std::map<std::pair<WorkerId, bool>, Edge> edges_;  // key: the child, and whether it is helped
-  std::map<ConnId, Line> lines_;
+  std::map<ConnId, Connection> connections_;
   std::vector<EdgeTrouble> troubles_;
   std::uint64_t chunk_bytes_ = 0, helped_bytes_ = 0;
-  std::optional<Version> reach_, restorable_;
-  std::set<Version> not_made_;  // deltas from these versions will not be made
+  std::optional<Version> target_min_, foldable_from_;
+  std::set<Version> refused_deltas_;  // the versions from which no delta will be made
 };
 
 }  // namespace echoline::overlay

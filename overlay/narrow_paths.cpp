@@ -1,3 +1,4 @@
+// Remembers hosts behind paths that drop large packets. Called by the driver after each handshake or timeout.
 #include "overlay/narrow_paths.hpp"
 
 #include <fmt/format.h>
@@ -9,14 +10,14 @@ namespace echoline::overlay {
 void NarrowPaths::stalled(const std::string& host, bool small, const Stall& stall) {
   if (hosts_.size() >= kHostsMax && !hosts_.contains(host)) return;
   Host& known = hosts_[host];
-  if (known.proven) return;  // it does not answer, for another reason
+  if (known.proven) return;  // the path is known; this timeout has another reason
   known.try_small = !small;
   if (small) {  // small segments do not help: the other end may be stopped
     known.stalls = 0;
     return;
   }
   ++known.stalls;
-  known.proven = stall.proof();
+  known.proven = stall.is_proof();
   known.packet_bytes = stall.packet_bytes;
 }
 
@@ -31,7 +32,7 @@ std::optional<std::string> NarrowPaths::passed(const std::string& host, bool sma
   // Two failures with usual segments and none with small ones count as proof: chance is unlikely.
   known.proven = known.proven || known.stalls >= 2;
   known.try_small = known.proven;
-  if (!known.proven || std::exchange(known.told, true)) return std::nullopt;
+  if (!known.proven || std::exchange(known.reported, true)) return std::nullopt;
   return fmt::format(
       "the path to {} swallows packets of {} bytes without a word, those of {} arrive: it is used with these; mend the "
       "MTU of a link on the way, or let ICMP through",

@@ -1,5 +1,5 @@
 // Hosts behind paths that drop large packets without an error: connections are made, but full packets never arrive.
-// Handshakes are padded to fill a packet (uv/tls), so dialling shows such a path. Pure.
+// Handshakes are padded to fill a packet (uv/tls), so dialling shows such a path. No I/O and no clock.
 #pragma once
 #include <cstdint>
 #include <map>
@@ -21,7 +21,7 @@ class NarrowPaths {
     std::uint32_t overtaken_by = 0;     // later segments that did arrive
     std::uint32_t out_of_order = 0;     // segments that arrived here before earlier ones
     // Small segments arrive, and retransmitted large ones do not.
-    bool proof() const { return (retransmissions >= 2 && overtaken_by > 0) || out_of_order > 0; }
+    bool is_proof() const { return (retransmissions >= 2 && overtaken_by > 0) || out_of_order > 0; }
   };
 
   // Whether the next connection to this host should have small segments.
@@ -33,7 +33,7 @@ class NarrowPaths {
 
  private:
   struct Host {
-    bool try_small = false, proven = false, told = false;
+    bool try_small = false, proven = false, reported = false;
     int stalls = 0;  // with usual segments, since the last evidence that size is not the cause
     std::uint32_t packet_bytes = 0;
   };

@@ -1,4 +1,4 @@
-// A link of a fixed rate, as seen from either end. Pure: the caller passes the time.
+// A link of a fixed rate, as seen from either end. No I/O; the caller passes the time.
 #pragma once
 #include <algorithm>
 #include <optional>

@@ -1,3 +1,4 @@
+// Stores, evicts and reads back publications. Called by both cores and EdgeSender.
 #include "overlay/publication_store.hpp"
 
 #include "overlay/sizes.hpp"
@@ -5,10 +6,9 @@
 namespace echoline::overlay {
 namespace {
 
-// Chunks read from disk at a time.
-constexpr std::uint32_t kReadAhead = 16;
-constexpr std::size_t kResidentSlack = 64;  // entries of dropped publications that resident_ may always hold
-// Delay between a publication's announcement and its listing in the learner's beacons.
+constexpr std::uint32_t kReadAheadChunks = 16;  // chunks read from disk at a time
+constexpr std::size_t kResidentSlack = 64;      // entries of dropped publications that resident_ may always hold
+// The learner's beacons list a publication within this time of its announcement, unless the learner abandoned it.
 constexpr std::uint64_t kAbandonedAfterMs = 2000;
 
 }  // namespace
@@ -182,9 +182,9 @@ Result<bool> PublicationStore::finish(StoredPublication& entry) {
 // drops those that cannot be installed before it, newest first.
 Status PublicationStore::make_room(std::uint64_t bytes, const PublicationKey& for_key, Version keep_from,
                                    bool later_may_go, bool at_once) {
-  const bool memory = !limits_.disk || disk_failed_;
-  if (!memory) evict();
-  const auto memory_full = [&] { return memory && memory_ + bytes > limits_.memory_max.count; };
+  const bool limits_memory = !limits_.disk || disk_failed_;
+  if (!limits_memory) evict();
+  const auto memory_full = [&] { return limits_memory && memory_ + bytes > limits_.memory_max.count; };
   const auto full = [&] { return memory_full() || (limits_.disk && disk_ + bytes > limits_.disk_max.count); };
   for (auto it = entries_.begin(); it != entries_.end() && full();) {
     const PublicationKey key = (it++)->first;
@@ -198,10 +198,10 @@ Status PublicationStore::make_room(std::uint64_t bytes, const PublicationKey& fo
     if (key.version > for_key.version) break;
     if (key.full() && key != for_key && !stored.complete) erase(PublicationKey(key));
   }
-  const Version stays = at_once && for_key.base ? *for_key.base : for_key.version;
+  const Version kept_up_to = at_once && for_key.base ? *for_key.base : for_key.version;
   for (auto it = entries_.end(); later_may_go && full() && it != entries_.begin();) {
     const PublicationKey last = std::prev(it)->first;
-    if (last.full() || last.version <= stays) break;
+    if (last.full() || last.version <= kept_up_to) break;
     if (last == for_key)
       --it;
     else
@@ -231,7 +231,7 @@ void PublicationStore::evict() {
 
 const StoredChunk* PublicationStore::fetch(StoredPublication& entry, std::uint32_t index) {
   if (!entry.chunks[index].data.empty()) return &entry.chunks[index];
-  for (std::uint32_t i = index; i < entry.chunks.size() && i < index + kReadAhead; ++i) {
+  for (std::uint32_t i = index; i < entry.chunks.size() && i < index + kReadAheadChunks; ++i) {
     const StoredChunk& chunk = entry.chunks[i];
     if (!entry.have.contains(i) || !chunk.data.empty() || !reading_.insert({entry.id, i}).second) continue;
     actions_.push_back(act::Unspool{entry.id, i, std::uint64_t{i} * entry.announcement.chunk_bytes, chunk.length});
@@ -246,12 +246,12 @@ void PublicationStore::on_spooled(const PublicationId& id, std::uint32_t index, 
   if (writing != writing_.end() && --writing->second > 0) return;
   if (writing != writing_.end()) writing_.erase(writing);
   StoredPublication* const entry = key == keys_.end() ? nullptr : &entries_.at(key->second);
-  const bool kept = entry && entry->have.contains(index);  // false: it was dropped meanwhile
+  const bool still_stored = entry && entry->have.contains(index);
   if (!written) {
-    if (kept) unwritten_.insert({id, index});
+    if (still_stored) unwritten_.insert({id, index});
     return;
   }
-  if (kept) {
+  if (still_stored) {
     entry->chunks[index].on_disk = true;
     resident_.emplace_back(id, index);
   }
@@ -347,12 +347,12 @@ void PublicationStore::erase(const PublicationKey& key) {
 }
 
 void PublicationStore::sweep_resident() {
-  std::erase_if(resident_, [&](const auto& one) {
-    const auto key = keys_.find(one.first);
+  std::erase_if(resident_, [&](const auto& resident) {
+    const auto key = keys_.find(resident.first);
     if (key == keys_.end()) return true;
     const StoredPublication& entry = entries_.at(key->second);
-    return !entry.have.contains(one.second) || !entry.chunks[one.second].on_disk ||
-           entry.chunks[one.second].data.empty();
+    return !entry.have.contains(resident.second) || !entry.chunks[resident.second].on_disk ||
+           entry.chunks[resident.second].data.empty();
   });
   resident_dropped_ = 0;
 }

@@ -1,5 +1,6 @@
-// Recent publications of one node, complete or still arriving. Every chunk in the store is proven. Memory and disk are
-// bounded. When memory runs short, chunks that are on disk leave it and are read back on request. Pure.
+// Recent publications of one node, complete or still arriving. Every chunk in the store is proven: its hash belongs to
+// a seal that the learner signed (wire/proof.hpp). Memory and disk are bounded. When memory runs short, chunks that are
+// on disk leave it and are read back on request. No I/O and no clock.
 #pragma once
 #include <deque>
 #include <map>
@@ -117,9 +118,9 @@ class PublicationStore {
   // Chunks listed as in memory and on disk; those of dropped publications are at most half of them, and a few.
   std::size_t residents_listed() const { return resident_.size(); }
   // The disk is behind, and memory is above its limit: accept no more chunks for now.
-  bool congested() const { return limits_.disk && !disk_failed_ && memory_ > limits_.memory_max.count; }
+  bool is_congested() const { return limits_.disk && !disk_failed_ && memory_ > limits_.memory_max.count; }
   // A write has failed. Chunks stay in memory until the disk has been offered all unwritten chunks again.
-  bool disk_failed() const { return disk_failed_; }
+  bool has_disk_failed() const { return disk_failed_; }
 
  private:
   struct Seal {

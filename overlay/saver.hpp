@@ -1,5 +1,5 @@
 // Writes a node's state file, one write at a time. Changes during a write are written after it. A failed write is
-// repeated. Pure.
+// repeated. No I/O and no clock.
 #pragma once
 #include <utility>
 
@@ -16,13 +16,13 @@ class Saver {
     again_ |= saving_;
     return !std::exchange(saving_, true);
   }
-  void failed(TimePoint now) {
+  void on_failed(TimePoint now) {
     saving_ = false;
     retry_at_ = now + kRetry;
   }
   // The write in flight succeeded. Returns whether the state has changed meanwhile and the caller must call begin()
   // again.
-  bool succeeded() {
+  bool on_succeeded() {
     saving_ = false;
     return std::exchange(again_, false);
   }
@@ -34,14 +34,14 @@ class Saver {
   }
   void stop() { retry_at_ = kNever; }
 
-  bool saving() const { return saving_; }
+  bool is_saving() const { return saving_; }
   // No write is in flight, and none waits to be repeated.
-  bool settled() const { return !saving_ && retry_at_ == kNever; }
+  bool is_settled() const { return !saving_ && retry_at_ == kNever; }
   TimePoint next_deadline() const { return retry_at_; }
 
  private:
   bool saving_ = false;
-  bool again_ = false;  // the state has changed since a write began
+  bool again_ = false;  // the state has changed since the write in flight began
   TimePoint retry_at_ = kNever;
 };
 

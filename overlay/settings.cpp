@@ -1,3 +1,4 @@
+// Reads section `network` of a run file. Called by the readers of run files.
 #include "overlay/settings.hpp"
 
 #include "base/config.hpp"

@@ -9,7 +9,7 @@ namespace echoline::overlay {
 
 using SharedBytes = std::shared_ptr<const std::vector<std::byte>>;
 
-// Its memory lives as long as any slice of it.
+// The memory lives as long as any slice of it.
 class Slice {
  public:
   Slice() = default;
@@ -24,7 +24,7 @@ class Slice {
   bool empty() const { return length_ == 0; }
   const std::byte* data() const { return data_.get(); }
   std::span<const std::byte> bytes() const { return {data_.get(), length_}; }
-  // Bytes [offset, offset + length), which must lie within.
+  // Bytes [offset, offset + length), which must lie within this slice.
   Slice part(std::size_t offset, std::size_t length) const { return {{data_, data_.get() + offset}, length}; }
 
  private:

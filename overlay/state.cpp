@@ -1,3 +1,4 @@
+// Encodes and decodes state files. Called by LearnerFile, WorkerFile and the nodes at their start.
 #include "overlay/state.hpp"
 
 #include <cstring>
@@ -112,7 +113,7 @@ std::string encode(const LearnerState& s) {
     c.set_worker(id.value);
     c.set_seen_ms(kept.seen_ms);
     c.set_quarantined_until_ms(kept.quarantined_until_ms);
-    c.set_slanders(kept.slanders);
+    c.set_slanders(kept.accuses_falsely);
     c.set_role(static_cast<std::uint32_t>(kept.role));
     for (const auto& [parent, word] : kept.bad_chunks_of) {
       wire::Word& said = *c.add_bad_chunks_of();
@@ -120,8 +121,8 @@ std::string encode(const LearnerState& s) {
       said.set_count(static_cast<std::uint32_t>(word.count));
       said.set_at_ms(word.at_ms);
     }
-    c.set_broken(static_cast<std::uint32_t>(kept.broken.count));
-    c.set_broken_at_ms(kept.broken.at_ms);
+    c.set_broken(static_cast<std::uint32_t>(kept.malformed.count));
+    c.set_broken_at_ms(kept.malformed.at_ms);
   }
   w.set_issue_reserved(s.issue_reserved);
   return wrap(kLearnerMagic, w);
@@ -143,16 +144,16 @@ Result<LearnerState> decode_learner_state(std::string_view bytes) {
   s.epoch = w.epoch();
   s.port = static_cast<std::uint16_t>(w.port());
   for (const wire::Conduct& c : w.conduct()) {
-    Conduct::Kept& kept = s.conduct[WorkerId{c.worker()}];
+    Conduct::StoredConduct& kept = s.conduct[WorkerId{c.worker()}];
     if (c.role() > static_cast<std::uint32_t>(chains::Role::kRolloutOnly))
       return fail(Code::kCorrupt, kOperation, "a role numbered {}", c.role());
     kept.seen_ms = c.seen_ms();
     kept.quarantined_until_ms = c.quarantined_until_ms();
-    kept.slanders = c.slanders();
+    kept.accuses_falsely = c.slanders();
     kept.role = static_cast<chains::Role>(c.role());
     for (const wire::Word& said : c.bad_chunks_of())
       kept.bad_chunks_of[WorkerId{said.worker()}] = {static_cast<int>(said.count()), said.at_ms()};
-    kept.broken = {static_cast<int>(std::min<std::uint32_t>(c.broken(), Conduct::kBrokenMax)), c.broken_at_ms()};
+    kept.malformed = {static_cast<int>(std::min<std::uint32_t>(c.broken(), Conduct::kMalformedMax)), c.broken_at_ms()};
   }
   for (const wire::KnownWorker& k : w.known()) {
     KnownWorker& worker = s.known[WorkerId{k.worker()}];

@@ -42,8 +42,8 @@ struct LearnerState {
   std::uint64_t epoch = 0;
   std::uint16_t port = 0;  // its last port, so that its workers find it again
   std::map<WorkerId, KnownWorker> known;
-  std::uint64_t issue_reserved = 0;           // an upper bound on all issue times so far
-  std::map<WorkerId, Conduct::Kept> conduct;  // only workers with entries
+  std::uint64_t issue_reserved = 0;                    // an upper bound on all issue times so far
+  std::map<WorkerId, Conduct::StoredConduct> conduct;  // only workers with entries
   friend bool operator==(const LearnerState&, const LearnerState&) = default;
 };
 

@@ -1,4 +1,5 @@
-// A node's connections, as its core and the parts of that core use them: dial, send control messages, close. Pure.
+// A node's connections, as its core and the parts of that core use them: dial, send control messages, close. No I/O and
+// no clock.
 #pragma once
 #include "overlay/action.hpp"
 #include "overlay/pacer.hpp"

@@ -1,3 +1,4 @@
+// Text of endpoints and digests, and reading of payloads. Called throughout the overlay and by applications.
 #include "overlay/types.hpp"
 
 #include <sys/mman.h>

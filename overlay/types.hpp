@@ -153,7 +153,7 @@ struct WorkerView {
 };
 
 // A valid heartbeat of a worker.
-struct HeardFrom {
+struct HeartbeatReceived {
   WorkerId worker;
   Bytes bytes_in, bytes_forwarded, bytes_delivered;  // as in WorkerView
   std::string application;                           // the application's part

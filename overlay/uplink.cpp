@@ -1,3 +1,4 @@
+// Divides the uplink between sources, one slice at a time. Called by both cores and EdgeSender.
 #include "overlay/uplink.hpp"
 
 #include <algorithm>
@@ -12,78 +13,79 @@ constexpr double kLimitReached = 0.8;  // fraction of the limit from which the l
 }  // namespace
 
 void Uplink::open(ConnId conn, Source& source) {
-  const auto [id, added] = ids_.try_emplace(&source, next_member_);
-  if (added) members_[next_member_++].source = &source;
-  ECHO_CHECK(!lines_.contains(conn), "connection {} opened twice", conn);
-  members_.at(id->second).lines.push_back(conn);
-  lines_[conn].member = id->second;
+  const auto [id, added] = source_ids_.try_emplace(&source, next_source_id_);
+  if (added) sources_[next_source_id_++].source = &source;
+  ECHO_CHECK(!connections_.contains(conn), "connection {} opened twice", conn);
+  sources_.at(id->second).conns.push_back(conn);
+  connections_[conn].source_id = id->second;
   set_ready(id->second, true);
 }
 
 void Uplink::close(ConnId conn) {
-  const auto it = lines_.find(conn);
-  if (it == lines_.end()) return;
-  if (!it->second.urgent.empty()) emit(conn, it->second.frame->size() - it->second.done);
-  const auto member = members_.find(it->second.member);
+  const auto it = connections_.find(conn);
+  if (it == connections_.end()) return;
+  if (!it->second.urgent.empty()) emit(conn, it->second.frame->size() - it->second.frame_bytes_sent);
+  const auto state = sources_.find(it->second.source_id);
   in_flight_ -= it->second.in_flight;
-  member->second.in_flight -= it->second.in_flight;
-  std::erase(member->second.lines, conn);
-  if (member->second.lines.empty()) {
-    ids_.erase(member->second.source);
-    set_ready(member->first, false);
-    members_.erase(member);
+  state->second.in_flight -= it->second.in_flight;
+  std::erase(state->second.conns, conn);
+  if (state->second.conns.empty()) {
+    source_ids_.erase(state->second.source);
+    set_ready(state->first, false);
+    sources_.erase(state);
   }
-  lines_.erase(it);
+  connections_.erase(it);
   if (transmission_ && transmission_->conn == conn) transmission_.reset();
 }
 
 void Uplink::send_now(ConnId conn, Slice frame) {
-  const auto it = lines_.find(conn);
-  if (it != lines_.end() && it->second.frame && it->second.done > 0)
+  const auto it = connections_.find(conn);
+  if (it != connections_.end() && it->second.frame && it->second.frame_bytes_sent > 0)
     it->second.urgent.push_back(std::move(frame));
   else
     actions_.push_back(act::Send{conn, std::move(frame), {}});
 }
 
 void Uplink::wake(const Source& source) {
-  if (const auto id = ids_.find(&source); id != ids_.end()) set_ready(id->second, true);
+  if (const auto id = source_ids_.find(&source); id != source_ids_.end()) set_ready(id->second, true);
 }
 
 // Start-time fair queueing: a source that was idle gets no credit for the idle time beyond one window.
 void Uplink::set_ready(std::size_t id, bool ready) {
-  Member& member = members_.at(id);
-  if (member.ready == ready) return;
-  member.ready = ready;
+  SourceState& state = sources_.at(id);
+  if (state.ready == ready) return;
+  state.ready = ready;
   if (!ready) {
-    ready_.erase({member.turn, id});
+    ready_.erase({state.turn, id});
     return;
   }
-  member.turn = std::max(member.turn, turn_ - static_cast<double>(kWindowBytes) / member.source->weight());
-  ready_.emplace(member.turn, id);
+  state.turn = std::max(state.turn, last_turn_ - static_cast<double>(kWindowBytes) / state.source->weight());
+  ready_.emplace(state.turn, id);
 }
 
 // Picks the source whose turn it is, and its connection with the least in flight.
 std::optional<ConnId> Uplink::pick() {
   while (!ready_.empty()) {
     const std::size_t id = ready_.begin()->second;
-    Member& member = members_.at(id);
+    SourceState& state = sources_.at(id);
     std::optional<ConnId> best;
-    Line* best_line = nullptr;
-    for (const ConnId conn : member.lines) {
-      Line& line = lines_.at(conn);
-      if (line.in_flight >= kWindowBytes) continue;
+    Connection* best_connection = nullptr;
+    for (const ConnId conn : state.conns) {
+      Connection& connection = connections_.at(conn);
+      if (connection.in_flight >= kWindowBytes) continue;
       // A started frame is finished on its connection before the source's next frame is taken.
-      if (!best_line || std::pair(!line.frame, line.in_flight) < std::pair(!best_line->frame, best_line->in_flight)) {
+      if (!best_connection || std::pair(!connection.frame, connection.in_flight) <
+                                  std::pair(!best_connection->frame, best_connection->in_flight)) {
         best = conn;
-        best_line = &line;
+        best_connection = &connection;
       }
     }
-    if (best_line && !best_line->frame) {
-      best_line->frame = member.source->next(*best);
-      best_line->done = 0;
+    if (best_connection && !best_connection->frame) {
+      best_connection->frame = state.source->next(*best);
+      best_connection->frame_bytes_sent = 0;
     }
-    if (best_line && best_line->frame) {
-      turn_ = member.turn;
+    if (best_connection && best_connection->frame) {
+      last_turn_ = state.turn;
       return best;
     }
     set_ready(id, false);  // until it is woken, or the network takes some of its bytes
@@ -92,25 +94,29 @@ std::optional<ConnId> Uplink::pick() {
 }
 
 void Uplink::emit(ConnId conn, std::size_t bytes) {
-  Line& line = lines_.at(conn);
-  Member& member = members_.at(line.member);
-  const OutFrame& frame = *line.frame;
+  Connection& connection = connections_.at(conn);
+  SourceState& state = sources_.at(connection.source_id);
+  const OutFrame& frame = *connection.frame;
   act::Send send{conn, {}, {}};
-  const std::size_t from_head = line.done < frame.head.size() ? std::min(bytes, frame.head.size() - line.done) : 0;
-  if (from_head) send.head = frame.head.part(line.done, from_head);
-  if (bytes > from_head) send.tail = frame.tail.part(line.done + from_head - frame.head.size(), bytes - from_head);
-  line.done += bytes;
-  line.in_flight += bytes;
-  member.in_flight += bytes;
-  member.usage.bytes += bytes;
+  const std::size_t head_bytes = connection.frame_bytes_sent < frame.head.size()
+                                     ? std::min(bytes, frame.head.size() - connection.frame_bytes_sent)
+                                     : 0;
+  if (head_bytes) send.head = frame.head.part(connection.frame_bytes_sent, head_bytes);
+  if (bytes > head_bytes)
+    send.tail = frame.tail.part(connection.frame_bytes_sent + head_bytes - frame.head.size(), bytes - head_bytes);
+  connection.frame_bytes_sent += bytes;
+  connection.in_flight += bytes;
+  state.in_flight += bytes;
+  state.usage.bytes += bytes;
   in_flight_ += bytes;
   bytes_ += bytes;
   recent_bytes_ += static_cast<double>(bytes);
-  const bool whole = line.done == frame.size();
-  if (whole) line.frame.reset();
+  const bool is_finished = connection.frame_bytes_sent == frame.size();
+  if (is_finished) connection.frame.reset();
   actions_.push_back(std::move(send));
-  if (!whole) return;
-  for (Slice& waiting : std::exchange(line.urgent, {})) actions_.push_back(act::Send{conn, std::move(waiting), {}});
+  if (!is_finished) return;
+  for (Slice& waiting : std::exchange(connection.urgent, {}))
+    actions_.push_back(act::Send{conn, std::move(waiting), {}});
 }
 
 void Uplink::pump(TimePoint now) {
@@ -126,33 +132,34 @@ void Uplink::pump(TimePoint now) {
       busy_ = false;
       return;
     }
-    const Line& line = lines_.at(*conn);
-    const std::size_t bytes = pacer_.slice_bytes(line.frame->size() - line.done);
+    const Connection& connection = connections_.at(*conn);
+    const std::size_t bytes = pacer_.slice_bytes(connection.frame->size() - connection.frame_bytes_sent);
     transmission_ = {*conn, bytes, pacer_.occupy({bytes}, now, busy_)};
-    Member& member = members_.at(line.member);
-    set_ready(line.member, false);
-    member.turn += static_cast<double>(bytes) / member.source->weight();
-    set_ready(line.member, true);
-    member.usage.own_limit = transmission_->due > now;
-    if (!member.usage.busy) member.busy_since = now;
-    member.usage.busy = busy_ = true;
+    SourceState& state = sources_.at(connection.source_id);
+    set_ready(connection.source_id, false);
+    state.turn += static_cast<double>(bytes) / state.source->weight();
+    set_ready(connection.source_id, true);
+    state.usage.own_limit = transmission_->due > now;
+    if (!state.usage.busy) state.busy_since = now;
+    state.usage.busy = busy_ = true;
   }
 }
 
 void Uplink::on_sent(ConnId conn, std::size_t bytes, TimePoint now) {
-  const auto it = lines_.find(conn);
-  if (it == lines_.end() || it->second.in_flight == 0) return;
+  const auto it = connections_.find(conn);
+  if (it == connections_.end() || it->second.in_flight == 0) return;
   account(now);
   const std::size_t n = std::min(bytes, it->second.in_flight);
-  Member& member = members_.at(it->second.member);
+  SourceState& state = sources_.at(it->second.source_id);
   it->second.in_flight -= n;
-  member.in_flight -= n;
+  state.in_flight -= n;
   in_flight_ -= n;
-  set_ready(it->second.member, true);
+  set_ready(it->second.source_id, true);
   pump(now);
-  if (member.in_flight == 0 && !(transmission_ && lines_.at(transmission_->conn).member == it->second.member)) {
-    member.usage.busy = false;
-    member.usage.busy_seconds += seconds(now - member.busy_since);
+  if (state.in_flight == 0 &&
+      !(transmission_ && connections_.at(transmission_->conn).source_id == it->second.source_id)) {
+    state.usage.busy = false;
+    state.usage.busy_seconds += seconds(now - state.busy_since);
   }
 }
 
@@ -163,20 +170,20 @@ void Uplink::account(TimePoint now) {
 }
 
 std::size_t Uplink::in_flight(ConnId conn) const {
-  const auto it = lines_.find(conn);
-  return it == lines_.end() ? 0 : it->second.in_flight;
+  const auto it = connections_.find(conn);
+  return it == connections_.end() ? 0 : it->second.in_flight;
 }
 
 Uplink::Usage Uplink::usage(const Source& source, TimePoint now) const {
-  const auto id = ids_.find(&source);
-  if (id == ids_.end()) return {};
-  const Member& member = members_.at(id->second);
-  Usage usage = member.usage;
-  if (usage.busy) usage.busy_seconds += seconds(now - member.busy_since);
+  const auto id = source_ids_.find(&source);
+  if (id == source_ids_.end()) return {};
+  const SourceState& state = sources_.at(id->second);
+  Usage usage = state.usage;
+  if (usage.busy) usage.busy_seconds += seconds(now - state.busy_since);
   // Behind a link slower than the limit, the pacer waits at times, too. That does not make the limit the bottleneck.
   const auto rate = measured_rate(), limit = pacer_.rate();
   if (rate && limit && rate->bits_per_s < kLimitReached * limit->bits_per_s) usage.own_limit = false;
-  if (member.in_flight >= kWindowBytes * member.lines.size()) usage.own_limit = false;  // it waits for the path
+  if (state.in_flight >= kWindowBytes * state.conns.size()) usage.own_limit = false;  // it waits for the path
   return usage;
 }
 

@@ -1,5 +1,5 @@
 // Shares a node's one uplink by weight between the chunks for every child and the messages to the learner: a slice at a
-// time, at the limited rate. Pure.
+// time, at the limited rate. No I/O and no clock.
 #pragma once
 #include <map>
 #include <optional>
@@ -43,6 +43,7 @@ class Uplink {
   void send_now(ConnId conn, Slice frame);
   // The source may have frames now; pump() then asks it.
   void wake(const Source& source);
+  // Sends as many slices as the rate and the windows allow now.
   void pump(TimePoint now);
   void on_sent(ConnId conn, std::size_t bytes, TimePoint now);
   void on_timer(TimePoint now) { pump(now); }
@@ -63,19 +64,20 @@ class Uplink {
   std::optional<BitRate> measured_rate() const;
 
  private:
-  struct Line {  // one connection
-    std::size_t member = 0;
+  struct Connection {
+    std::size_t source_id = 0;
     std::optional<OutFrame> frame;
-    std::size_t done = 0, in_flight = 0;
-    std::vector<Slice> urgent;  // sent after the frame in progress
+    std::size_t frame_bytes_sent = 0;  // of `frame`
+    std::size_t in_flight = 0;         // bytes that the network has not taken yet
+    std::vector<Slice> urgent;         // sent after the frame in progress
   };
-  struct Member {  // one source
+  struct SourceState {
     Source* source = nullptr;
-    std::vector<ConnId> lines;
+    std::vector<ConnId> conns;
     Usage usage;
     std::size_t in_flight = 0;
     TimePoint busy_since{};
-    double turn = 0;  // weighted bytes taken so far: the lowest is next
+    double turn = 0;  // weighted bytes sent so far; the source with the fewest is next
     bool ready = false;
   };
   struct Transmission {
@@ -91,12 +93,12 @@ class Uplink {
 
   Pacer& pacer_;
   std::vector<Action>& actions_;
-  std::map<ConnId, Line> lines_;
-  std::map<std::size_t, Member> members_;
-  std::map<const Source*, std::size_t> ids_;        // for lookups only, never iterated
-  std::set<std::pair<double, std::size_t>> ready_;  // turns of members that may have something to send
-  std::size_t next_member_ = 0;
-  double turn_ = 0;  // of the member served last
+  std::map<ConnId, Connection> connections_;
+  std::map<std::size_t, SourceState> sources_;
+  std::map<const Source*, std::size_t> source_ids_;  // for lookups only, never iterated
+  std::set<std::pair<double, std::size_t>> ready_;   // turn and id of sources that may have something to send
+  std::size_t next_source_id_ = 0;
+  double last_turn_ = 0;  // `turn` of the source served last
   std::optional<Transmission> transmission_;
   bool busy_ = false;
   std::uint64_t bytes_ = 0;

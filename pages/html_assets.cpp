@@ -23,27 +23,30 @@ namespace {
 
 The MIT License (MIT)
 
-Permission is hereby granted, free of charge, to any person obtaining a copy of this software and associated documentation
-files (the "Software"), to deal in the Software without restriction, including without limitation the rights to use, copy,
-modify, merge, publish, distribute, sublicense, and/or sell copies of the Software, and to permit persons to whom the Software
-is furnished to do so, subject to the following conditions:
+Permission is hereby granted, free of charge, to any person obtaining a copy of this software and associated
+documentation files (the "Software"), to deal in the Software without restriction, including without limitation the
+rights to use, copy, modify, merge, publish, distribute, sublicense, and/or sell copies of the Software, and to permit
+persons to whom the Software is furnished to do so, subject to the following conditions:
 
-The above copyright notice and this permission notice shall be included in all copies or substantial portions of the Software.
+The above copyright notice and this permission notice shall be included in all copies or substantial portions of the
+Software.
 
-THE SOFTWARE IS PROVIDED "AS IS", WITHOUT WARRANTY OF ANY KIND, EXPRESS OR IMPLIED, INCLUDING BUT NOT LIMITED TO THE WARRANTIES
-OF MERCHANTABILITY, FITNESS FOR A PARTICULAR PURPOSE AND NONINFRINGEMENT. IN NO EVENT SHALL THE AUTHORS OR COPYRIGHT HOLDERS BE
-LIABLE FOR ANY CLAIM, DAMAGES OR OTHER LIABILITY, WHETHER IN AN ACTION OF CONTRACT, TORT OR OTHERWISE, ARISING FROM, OUT OF OR
-IN CONNECTION WITH THE SOFTWARE OR THE USE OR OTHER DEALINGS IN THE SOFTWARE.)";
+THE SOFTWARE IS PROVIDED "AS IS", WITHOUT WARRANTY OF ANY KIND, EXPRESS OR IMPLIED, INCLUDING BUT NOT LIMITED TO THE
+WARRANTIES OF MERCHANTABILITY, FITNESS FOR A PARTICULAR PURPOSE AND NONINFRINGEMENT. IN NO EVENT SHALL THE AUTHORS OR
+COPYRIGHT HOLDERS BE LIABLE FOR ANY CLAIM, DAMAGES OR OTHER LIABILITY, WHETHER IN AN ACTION OF CONTRACT, TORT OR
+OTHERWISE, ARISING FROM, OUT OF OR IN CONNECTION WITH THE SOFTWARE OR THE USE OR OTHER DEALINGS IN THE SOFTWARE.)";
 
 constexpr std::string_view kStyle = R"(:root {
   color-scheme: light dark;
   --back: #ffffff; --text: #1f2328; --soft: #59636e; --line: #d5dae0; --band: #f5f7f9; --link: #0a58ca;
-  --c0: #1b6ca8; --c1: #c0392b; --c2: #1e8449; --c3: #8e44ad; --c4: #b9770e; --c5: #117a65; --c6: #d81b60; --c7: #5d6d7e;
+  --c0: #1b6ca8; --c1: #c0392b; --c2: #1e8449; --c3: #8e44ad;
+  --c4: #b9770e; --c5: #117a65; --c6: #d81b60; --c7: #5d6d7e;
 }
 @media (prefers-color-scheme: dark) {
   :root {
     --back: #14181d; --text: #e3e7ec; --soft: #9aa5b1; --line: #353d47; --band: #1c2229; --link: #7ab7ff;
-    --c0: #5dade2; --c1: #ec7063; --c2: #58d68d; --c3: #bb8fce; --c4: #f5b041; --c5: #48c9b0; --c6: #ff7aa8; --c7: #aeb6bf;
+    --c0: #5dade2; --c1: #ec7063; --c2: #58d68d; --c3: #bb8fce;
+    --c4: #f5b041; --c5: #48c9b0; --c6: #ff7aa8; --c7: #aeb6bf;
   }
 }
 body { margin: 2rem auto; max-width: 84rem; padding: 0 1.2rem; background: var(--back); color: var(--text);
@@ -54,7 +57,8 @@ p, dd, td { overflow-wrap: anywhere; }
 dl { display: grid; grid-template-columns: repeat(auto-fill, minmax(16rem, 1fr)); gap: .4rem 1.5rem; }
 dl div { display: flex; justify-content: space-between; gap: 1rem; border-bottom: 1px solid var(--line); }
 dt { color: var(--soft); } dd { margin: 0; text-align: right; }
-.plots { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(26rem, 100%), 1fr)); gap: 1.2rem; margin: 1rem 0; }
+.plots { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(26rem, 100%), 1fr)); gap: 1.2rem;
+         margin: 1rem 0; }
 figure { margin: 0; padding: .8rem; border: 1px solid var(--line); border-radius: 6px; min-width: 0; }
 figcaption { font-weight: 600; margin-bottom: .4rem; overflow-wrap: anywhere; }
 .canvas { position: relative; height: 18rem; }
@@ -125,11 +129,13 @@ constexpr std::string_view kScript = R"((() => {
         animation: false, maintainAspectRatio: false, responsive: true,
         interaction: { mode: 'nearest', intersect: false },
         scales: {
-          x: axis(plot.x, plot.categories ? { type: 'category', labels: plot.categories, offset: true } : { type: 'linear', ...(many ? { bounds: 'data' } : { grace: '3%' }) }),
+          x: axis(plot.x, plot.categories ? { type: 'category', labels: plot.categories, offset: true }
+                                          : { type: 'linear', ...(many ? { bounds: 'data' } : { grace: '3%' }) }),
           y: axis(plot.y, { suggestedMin: low >= 0 && (low < high / 2 || low === high) ? 0 : low, suggestedMax: high }),
         },
         plugins: {
-          legend: { display: plot.series.length > 1, position: 'bottom', labels: { boxWidth: 14, boxHeight: 2, color: colour('--text') } },
+          legend: { display: plot.series.length > 1, position: 'bottom',
+                    labels: { boxWidth: 14, boxHeight: 2, color: colour('--text') } },
           tooltip: {
             callbacks: {
               title: items => items.map(item => (plot.x ? plot.x + ' ' : '') + short(item.raw.x)),

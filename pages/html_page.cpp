@@ -1,3 +1,4 @@
+// Builds the page of run reports and sweeps. The plots become JSON for Chart.js, or SVG without it.
 #include "pages/html_page.hpp"
 
 #include <fmt/format.h>
@@ -21,29 +22,31 @@ bool is_safe_link(std::string_view link) {
          link.find(':') == std::string_view::npos;
 }
 
-std::string text_of(std::string_view text) { return printable(text, kTextMax); }
+std::string printable_prefix(std::string_view text) { return printable(text, kTextMax); }
 
 json plot_json(const Plot& plot) {
-  json out{{"title", text_of(plot.title)},
-           {"x", text_of(plot.x_title)},
-           {"y", text_of(plot.y_title)},
+  json out{{"title", printable_prefix(plot.title)},
+           {"x", printable_prefix(plot.x_title)},
+           {"y", printable_prefix(plot.y_title)},
            {"series", json::array()}};
-  for (const std::string& category : plot.categories) out["categories"].push_back(text_of(category));
+  for (const std::string& category : plot.categories) out["categories"].push_back(printable_prefix(category));
   for (const PlotSeries& series : plot.series) {
     json points = json::array();
     for (const PlotPoint& p : series.points) {
       json point{{"x", p.x}, {"y", p.y}};
       if (p.low && p.high) point["low"] = *p.low, point["high"] = *p.high;
-      if (!p.note.empty()) point["note"] = text_of(p.note);
+      if (!p.note.empty()) point["note"] = printable_prefix(p.note);
       if (is_safe_link(p.link)) point["link"] = p.link;
       points.push_back(std::move(point));
     }
-    out["series"].push_back({{"name", text_of(series.name)}, {"joined", series.joined}, {"points", std::move(points)}});
+    out["series"].push_back(
+        {{"name", printable_prefix(series.name)}, {"joined", series.connect_points}, {"points", std::move(points)}});
   }
   return out;
 }
 
-void clean(PlotSeries& series) {
+// Removes points that are not finite. Then keeps kPlotPointsMax at equal distances, the first and the last included.
+void drop_nonfinite_and_thin(PlotSeries& series) {
   std::erase_if(series.points, [](const PlotPoint& p) { return !std::isfinite(p.x) || !std::isfinite(p.y); });
   for (PlotPoint& p : series.points)
     if (!p.low || !p.high || !std::isfinite(*p.low) || !std::isfinite(*p.high)) p.low = p.high = std::nullopt;
@@ -83,7 +86,7 @@ std::string escape_html(std::string_view text) {
 
 std::string script_json(const json& value) {
   std::string out;
-  // ASCII only, so that U+2028 cannot occur
+  // ASCII only: JSON may contain U+2028, which older JavaScript takes for the end of a line.
   for (const char c : value.dump(-1, ' ', true, json::error_handler_t::replace)) {
     if (c == '<' || c == '>' || c == '&')
       out += fmt::format("\\u{:04x}", static_cast<unsigned>(c));
@@ -93,36 +96,37 @@ std::string script_json(const json& value) {
   return out;
 }
 
-Page::Page(std::string_view title) : title_(text_of(title)) {}
+Page::Page(std::string_view title) : title_(printable_prefix(title)) {}
 
 void Page::heading(std::string_view text) {
-  parts_.push_back({fmt::format("<h2>{}</h2>\n", escape_html(text_of(text))), {}});
+  parts_.push_back({fmt::format("<h2>{}</h2>\n", escape_html(printable_prefix(text))), {}});
 }
 
 void Page::paragraph(std::string_view text) {
-  parts_.push_back({fmt::format("<p>{}</p>\n", escape_html(text_of(text))), {}});
+  parts_.push_back({fmt::format("<p>{}</p>\n", escape_html(printable_prefix(text))), {}});
 }
 
-void Page::facts(const std::vector<std::pair<std::string, std::string>>& facts) {
+void Page::definition_list(const std::vector<std::pair<std::string, std::string>>& entries) {
   std::string html = "<dl>\n";
-  for (const auto& [name, value] : facts)
-    html += fmt::format("<div><dt>{}</dt><dd>{}</dd></div>\n", escape_html(text_of(name)), escape_html(text_of(value)));
+  for (const auto& [name, value] : entries)
+    html += fmt::format("<div><dt>{}</dt><dd>{}</dd></div>\n", escape_html(printable_prefix(name)),
+                        escape_html(printable_prefix(value)));
   parts_.push_back({html + "</dl>\n", {}});
 }
 
 void Page::table(const std::vector<std::string>& titles, const std::vector<std::vector<PageCell>>& rows) {
   std::string html = "<div class='wide'><table>\n<thead><tr>";
   for (std::size_t i = 0; i < titles.size(); ++i) {
-    const bool number = !rows.empty() && i < rows.front().size() && rows.front()[i].number;
-    html += fmt::format("<th{}>{}</th>", number ? " class='n'" : "", escape_html(text_of(titles[i])));
+    const bool number = !rows.empty() && i < rows.front().size() && rows.front()[i].is_number;
+    html += fmt::format("<th{}>{}</th>", number ? " class='n'" : "", escape_html(printable_prefix(titles[i])));
   }
   html += "</tr></thead>\n<tbody>\n";
   for (const auto& row : rows) {
     html += "<tr>";
     for (const PageCell& cell : row) {
-      const std::string text = escape_html(text_of(cell.text));
+      const std::string text = escape_html(printable_prefix(cell.text));
       html += fmt::format(
-          "<td{}>{}</td>", cell.number ? " class='n'" : "",
+          "<td{}>{}</td>", cell.is_number ? " class='n'" : "",
           is_safe_link(cell.link) ? fmt::format("<a href='{}'>{}</a>", escape_html(cell.link), text) : text);
     }
     html += "</tr>\n";
@@ -132,7 +136,7 @@ void Page::table(const std::vector<std::string>& titles, const std::vector<std::
 
 void Page::plots(std::vector<Plot> plots) {
   for (Plot& plot : plots) {
-    for (PlotSeries& series : plot.series) clean(series);
+    for (PlotSeries& series : plot.series) drop_nonfinite_and_thin(series);
     std::erase_if(plot.series, [](const PlotSeries& s) { return s.points.empty(); });
   }
   std::erase_if(plots, [](const Plot& plot) { return plot.series.empty(); });
@@ -147,33 +151,34 @@ std::string Page::finish(const ChartLibrary& charts) const {
       "'unsafe-inline'\">\n"
       "<title>{0}</title>\n<style>\n{1}</style>\n</head>\n<body>\n<h1>{0}</h1>\n",
       escape_html(title_), page_style());
-  json all = json::array();
+  json plots_json = json::array();
   for (const Part& part : parts_) {
     out += part.html;
     if (part.plots.empty()) continue;
     out += "<div class='plots'>\n";
     for (const Plot& plot : part.plots) {
-      const std::string title = escape_html(text_of(plot.title));
-      if (charts.source.empty())
+      const std::string title = escape_html(printable_prefix(plot.title));
+      if (charts.source.empty()) {
         out += fmt::format("<figure><figcaption>{}</figcaption>{}</figure>\n", title, plot_svg(plot));
-      else
+      } else {
         out += fmt::format(
             "<figure><figcaption>{}</figcaption><div class='canvas'><canvas id='plot{}' role='img' "
             "aria-label='{}'></canvas></div></figure>\n",
-            title, all.size(), title);
-      all.push_back(plot_json(plot));
+            title, plots_json.size(), title);
+        plots_json.push_back(plot_json(plot));
+      }
     }
     out += "</div>\n";
   }
-  if (!charts.source.empty() && !all.empty()) {
-    out += fmt::format("<script type='application/json' id='plots'>{}</script>\n", script_json(all));
+  if (!plots_json.empty()) {
+    out += fmt::format("<script type='application/json' id='plots'>{}</script>\n", script_json(plots_json));
     out += "<script>";
     out += charts.source;
     out += "</script>\n<script>\n";
     out += page_script();
     out += "</script>\n";
     out += fmt::format(
-        "<footer><details><summary>Plots are drawn by Chart.js, which is part of this page; its "
+        "<footer><details><summary>This page contains Chart.js, which draws the plots. Show its "
         "licence</summary><pre>{}</pre></details></footer>\n",
         escape_html(charts.licence));
   }

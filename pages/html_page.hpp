@@ -9,13 +9,13 @@
 
 namespace echoline::pages {
 
-// Texts may come from anywhere, so everything is escaped.
+// Replaces < > & " ' by entities. Page escapes every text, because texts may come from untrusted workers.
 std::string escape_html(std::string_view text);
-// JSON that cannot close the <script> element around it.
+// Returns JSON that cannot close the <script> element around it.
 std::string script_json(const nlohmann::json& value);
 
 struct PlotPoint {
-  double x = 0;  // or the index of a category
+  double x = 0;  // a position; with Plot::categories, the index of a category
   double y = 0;
   std::optional<double> low, high;  // an interval around y
   std::string note;                 // further text of the tooltip
@@ -24,8 +24,8 @@ struct PlotPoint {
 
 struct PlotSeries {
   std::string name;
-  std::vector<PlotPoint> points;  // sorted by x if joined
-  bool joined = true;
+  std::vector<PlotPoint> points;
+  bool connect_points = true;  // draws a line through the points, which are sorted by x
 };
 
 struct Plot {
@@ -39,7 +39,7 @@ inline constexpr std::size_t kPlotPointsMax = 2000;
 
 struct PageCell {
   std::string text, link;
-  bool number = false;  // right-aligned
+  bool is_number = false;  // right-aligned
 };
 
 // The library that draws plots: the source of Chart.js 3 and its licence. Without it, plots are SVG.
@@ -54,9 +54,12 @@ class Page {
   explicit Page(std::string_view title);
   void heading(std::string_view text);
   void paragraph(std::string_view text);
-  void facts(const std::vector<std::pair<std::string, std::string>>& facts);
+  // Adds a list of names and values.
+  void definition_list(const std::vector<std::pair<std::string, std::string>>& entries);
   void table(const std::vector<std::string>& titles, const std::vector<std::vector<PageCell>>& rows);
-  void plots(std::vector<Plot> plots);  // omits plots without points
+  // Omits plots without points.
+  void plots(std::vector<Plot> plots);
+  // Returns the whole page as HTML.
   std::string finish(const ChartLibrary& charts) const;
 
  private:
@@ -68,7 +71,7 @@ class Page {
   std::vector<Part> parts_;
 };
 
-// A plot as SVG, in the colours of the page's style.
+// Returns the plot as SVG, in the colours of the page's style. Leaves out `y_title` and links.
 std::string plot_svg(const Plot& plot);
 
 }  // namespace echoline::pages

@@ -10,25 +10,28 @@
 namespace echoline::pages {
 namespace {
 
-constexpr double kWidth = 560, kHeight = 260, kLeft = 64, kRight = 14, kTop = 12, kAxis = 40, kLegendRow = 18;
-constexpr int kTicks = 5;
+constexpr double kWidth = 560, kHeight = 260, kLeftMargin = 64, kRightMargin = 14, kTopMargin = 12, kBottomMargin = 40,
+                 kLegendRowHeight = 18;
+constexpr int kTickCount = 5;
+constexpr std::size_t kColourCount = 8;  // --c0 to --c7 in the page's style
 
-struct Span {
+struct AxisRange {
   double low = 0, high = 1;
 };
 
-// A range slightly wider than the values; begins at 0 if that is near.
-Span span_of(double low, double high) {
+// The range of an axis, 5 % wider than the values. It starts at 0 if `low` is in [0, high / 2). If all values
+// equal v, the range is v ± |v| / 2, or -1 to 1 for 0.
+AxisRange axis_range(double low, double high) {
   if (!(low < high)) return {low - (low == 0 ? 1 : std::abs(low) / 2), high + (high == 0 ? 1 : std::abs(high) / 2)};
   if (low >= 0 && low < high / 2) return {0, high * 1.05};
   return {low - (high - low) * 0.05, high + (high - low) * 0.05};
 }
 
-// 1, 2 or 5 times a power of ten, about `span` / kTicks.
-double tick_of(double span) {
-  const double power = std::pow(10, std::floor(std::log10(span / kTicks)));
+// Returns 1, 2 or 5 times a power of ten, about `span` / kTickCount.
+double tick_distance(double span) {
+  const double power = std::pow(10, std::floor(std::log10(span / kTickCount)));
   for (const double factor : {1.0, 2.0, 5.0})
-    if (span / (factor * power) <= kTicks + 1) return factor * power;
+    if (span / (factor * power) <= kTickCount + 1) return factor * power;
   return 10 * power;
 }
 
@@ -37,7 +40,8 @@ std::string text_at(double x, double y, std::string_view anchor, std::string_vie
                      escape_html(printable(text, 200)));
 }
 
-std::string tip(const Plot& plot, const PlotSeries& series, const PlotPoint& p) {
+// The <title> element of a point: the browser shows it as a tooltip.
+std::string point_tooltip(const Plot& plot, const PlotSeries& series, const PlotPoint& p) {
   const auto category = static_cast<std::size_t>(std::max(0.0, p.x));
   std::string text = series.name.empty() ? "" : series.name + ": ";
   text += fmt::format("{} {}, {:.4g}", plot.x_title,
@@ -56,55 +60,63 @@ std::string plot_svg(const Plot& plot) {
       x_low = std::min(x_low, p.x), x_high = std::max(x_high, p.x);
       y_low = std::min({y_low, p.y, p.low.value_or(p.y)}), y_high = std::max({y_high, p.y, p.high.value_or(p.y)});
     }
+  // Without points, or with a range too large for a double, there is nothing to draw.
   if (!(x_low <= x_high) || !std::isfinite(y_high - y_low) || !std::isfinite(x_high - x_low)) return "";
-  const Span ys = span_of(y_low, y_high);
-  const Span xs = plot.categories.empty() ? (x_low < x_high ? Span{x_low, x_high} : span_of(x_low, x_high))
-                                          : Span{-0.5, static_cast<double>(plot.categories.size()) - 0.5};
-  const double bottom = kHeight - kAxis, width = kWidth - kLeft - kRight;
-  const auto px = [&](double x) { return kLeft + (x - xs.low) / (xs.high - xs.low) * width; };
-  const auto py = [&](double y) { return bottom - (y - ys.low) / (ys.high - ys.low) * (bottom - kTop); };
-  const bool named = plot.series.size() > 1;
-  const double height = kHeight + (named ? kLegendRow * static_cast<double>(plot.series.size()) : 0);
+  const AxisRange y_range = axis_range(y_low, y_high);
+  // An x axis of numbers has no margin, unless all points have the same x.
+  const AxisRange x_range = plot.categories.empty()
+                                ? (x_low < x_high ? AxisRange{x_low, x_high} : axis_range(x_low, x_high))
+                                : AxisRange{-0.5, static_cast<double>(plot.categories.size()) - 0.5};
+  const double bottom = kHeight - kBottomMargin, width = kWidth - kLeftMargin - kRightMargin;
+  const auto px = [&](double x) { return kLeftMargin + (x - x_range.low) / (x_range.high - x_range.low) * width; };
+  const auto py = [&](double y) {
+    return bottom - (y - y_range.low) / (y_range.high - y_range.low) * (bottom - kTopMargin);
+  };
+  const bool has_legend = plot.series.size() > 1;
+  const double height = kHeight + (has_legend ? kLegendRowHeight * static_cast<double>(plot.series.size()) : 0);
   std::string out = fmt::format("<svg viewBox='0 0 {} {}' role='img'>\n", kWidth, height);
-  const double y_tick = tick_of(ys.high - ys.low);
-  for (int i = 0; i <= 2 * kTicks; ++i) {
-    const double y = (std::ceil(ys.low / y_tick) + i) * y_tick;
-    if (y > ys.high) break;
-    out +=
-        fmt::format("<line class='grid' x1='{}' x2='{}' y1='{:.1f}' y2='{:.1f}'/>", kLeft, kLeft + width, py(y), py(y));
-    out += text_at(kLeft - 6, py(y) + 4, "end", fmt::format("{:.4g}", std::abs(y) < y_tick / 1e6 ? 0 : y));
+  // An axis has at most kTickCount + 2 ticks; the loops' bound ends them even if rounding fails.
+  const double y_tick = tick_distance(y_range.high - y_range.low);
+  for (int i = 0; i <= 2 * kTickCount; ++i) {
+    const double y = (std::ceil(y_range.low / y_tick) + i) * y_tick;
+    if (y > y_range.high) break;
+    out += fmt::format("<line class='grid' x1='{}' x2='{}' y1='{:.1f}' y2='{:.1f}'/>", kLeftMargin, kLeftMargin + width,
+                       py(y), py(y));
+    // Rounding may leave 1e-17 or -0 where the tick is 0.
+    out += text_at(kLeftMargin - 6, py(y) + 4, "end", fmt::format("{:.4g}", std::abs(y) < y_tick / 1e6 ? 0 : y));
   }
   if (plot.categories.empty()) {
-    const double x_tick = tick_of(xs.high - xs.low);
-    for (int i = 0; i <= 2 * kTicks; ++i) {
-      const double x = (std::ceil(xs.low / x_tick) + i) * x_tick;
-      if (x <= xs.high)
+    const double x_tick = tick_distance(x_range.high - x_range.low);
+    for (int i = 0; i <= 2 * kTickCount; ++i) {
+      const double x = (std::ceil(x_range.low / x_tick) + i) * x_tick;
+      if (x <= x_range.high)
         out += text_at(px(x), bottom + 16, "middle", fmt::format("{:.4g}", std::abs(x) < x_tick / 1e6 ? 0 : x));
     }
   } else {
     for (std::size_t i = 0; i < plot.categories.size(); ++i)
       out += text_at(px(static_cast<double>(i)), bottom + 16, "middle", plot.categories[i]);
   }
-  out += text_at(kLeft + width / 2, bottom + 34, "middle", plot.x_title);
+  out += text_at(kLeftMargin + width / 2, bottom + 34, "middle", plot.x_title);
   for (std::size_t i = 0; i < plot.series.size(); ++i) {
     const PlotSeries& series = plot.series[i];
-    const std::string colour = fmt::format("var(--c{})", i % 8);
+    const std::string colour = fmt::format("var(--c{})", i % kColourCount);
     std::string path;
     for (const PlotPoint& p : series.points)
       path += fmt::format("{}{:.1f} {:.1f}", path.empty() ? "M" : "L", px(p.x), py(p.y));
-    if (series.joined)
+    if (series.connect_points)
       out += fmt::format("<path d='{}' fill='none' stroke-width='1.6' style='stroke:{}'/>", path, colour);
     for (const PlotPoint& p : series.points) {
       if (p.low && p.high)
         out += fmt::format("<line x1='{0:.1f}' x2='{0:.1f}' y1='{1:.1f}' y2='{2:.1f}' style='stroke:{3}'/>", px(p.x),
                            py(*p.low), py(*p.high), colour);
       out += fmt::format("<circle cx='{:.1f}' cy='{:.1f}' r='{}' style='fill:{}'>{}</circle>\n", px(p.x), py(p.y),
-                         series.joined && series.points.size() > 60 ? 1.2 : 3.2, colour, tip(plot, series, p));
+                         series.connect_points && series.points.size() > 60 ? 1.2 : 3.2, colour,
+                         point_tooltip(plot, series, p));
     }
-    if (!named) continue;
-    const double y = kHeight + 12 + kLegendRow * static_cast<double>(i);
-    out += fmt::format("<rect x='{}' y='{}' width='14' height='3' style='fill:{}'/>", kLeft, y - 5, colour);
-    out += text_at(kLeft + 20, y, "start", series.name);
+    if (!has_legend) continue;
+    const double y = kHeight + 12 + kLegendRowHeight * static_cast<double>(i);
+    out += fmt::format("<rect x='{}' y='{}' width='14' height='3' style='fill:{}'/>", kLeftMargin, y - 5, colour);
+    out += text_at(kLeftMargin + 20, y, "start", series.name);
   }
   return out + "</svg>\n";
 }

@@ -1,3 +1,4 @@
+// Writes a run's HTML page from its report.json, metrics.jsonl and events.jsonl, for cli/.
 #include "pages/run_page.hpp"
 
 #include <fmt/format.h>
@@ -18,8 +19,8 @@ using nlohmann::json;
 
 constexpr std::size_t kWorkersShown = 1000;
 
-// The value at a dotted path; null if there is none.
-const json& at(const json& object, std::string_view path) {
+// Returns the value at a dotted path; null if there is none.
+const json& value_at(const json& object, std::string_view path) {
   static const json kNull;
   const json* value = &object;
   while (true) {
@@ -34,13 +35,13 @@ const json& at(const json& object, std::string_view path) {
 }
 
 std::optional<double> number(const json& object, std::string_view path) {
-  const json& value = at(object, path);
+  const json& value = value_at(object, path);
   if (!value.is_number() || !std::isfinite(value.get<double>())) return std::nullopt;
   return value.get<double>();
 }
 
 std::string text(const json& object, std::string_view path) {
-  const json& value = at(object, path);
+  const json& value = value_at(object, path);
   if (value.is_string()) return value.get<std::string>();
   if (value.is_boolean()) return value.get<bool>() ? "yes" : "no";
   if (const auto n = number(object, path)) return fmt::format("{:.6g}", *n);
@@ -53,7 +54,7 @@ std::string number_text(const json& object, std::string_view path, const char* f
 }
 
 // "0.1 to 0.9", or "-".
-std::string from_to(const json& object, std::string_view first, std::string_view last) {
+std::string range_text(const json& object, std::string_view first, std::string_view last) {
   const std::string a = number_text(object, first), b = number_text(object, last);
   return a == b ? a : fmt::format("{} to {}", a, b);
 }
@@ -63,24 +64,25 @@ std::string bytes_text(const json& object, std::string_view path) {
   return n && *n >= 0 && *n < 1e18 ? to_text(Bytes{static_cast<std::uint64_t>(*n)}) : "-";
 }
 
-void add_facts(Page& page, const json& r) {
+void add_summary(Page& page, const json& r) {
   if (!r.is_object()) {
     page.paragraph("There is no report yet: it is written when the run ends.");
     return;
   }
-  page.facts({
+  page.definition_list({
       {"ended", text(r, "ended")},
       {"learner steps",
        fmt::format("{} of {}", number_text(r, "steps", "{:.0f}"), number_text(r, "steps_planned", "{:.0f}"))},
       {"time", fmt::format("{} s", number_text(r, "wall_seconds", "{:.1f}"))},
       {"seed", number_text(r, "seed", "{:.0f}")},
-      {"reward, first to last", from_to(r, "reward.first", "reward.last")},
-      {"held-out accuracy", from_to(r, "eval.before", "eval.after")},
+      {"reward, first to last", range_text(r, "reward.first", "reward.last")},
+      {"held-out accuracy", range_text(r, "eval.before", "eval.after")},
       {"learner idle", number_text(r, "learner.idle_fraction", "{:.3f}")},
       {"median step", fmt::format("{} s", number_text(r, "learner.step_seconds_median"))},
       {"staleness, mean and 95 %", fmt::format("{} and {} of {}", number_text(r, "staleness.mean"),
                                                number_text(r, "staleness.p95"), number_text(r, "staleness.budget"))},
       {"not trained on", number_text(r, "staleness.rejected", "{:.0f}")},
+      // T_b: the time from publishing a policy until the quorum of workers has installed it.
       {"T_b, median", fmt::format("{} s", number_text(r, "broadcast.t_b_seconds_median"))},
       {"its lower bound", fmt::format("{} s", number_text(r, "broadcast.lower_bound_seconds"))},
       {"policy, full", bytes_text(r, "broadcast.full_bytes")},
@@ -98,7 +100,7 @@ void add_facts(Page& page, const json& r) {
   });
 }
 
-// Rows of one kind by their number; of a repeated step the last row counts.
+// Rows of metrics.jsonl by step or version. The last row counts if a resumed run repeated the step.
 using Rows = std::map<double, const json*>;
 
 Rows rows_of(const std::vector<json>& metrics, std::string_view kind, const char* by) {
@@ -110,8 +112,8 @@ Rows rows_of(const std::vector<json>& metrics, std::string_view kind, const char
 }
 
 template <class Value>
-PlotSeries series_of(std::string name, const Rows& rows, const Value& value, bool joined = true) {
-  PlotSeries series{std::move(name), {}, joined};
+PlotSeries series_of(std::string name, const Rows& rows, const Value& value, bool connect_points = true) {
+  PlotSeries series{std::move(name), {}, connect_points};
   for (const auto& [x, row] : rows)
     if (const std::optional<double> y = value(*row)) series.points.push_back({x, *y, {}, {}, "", ""});
   return series;
@@ -121,44 +123,47 @@ auto field(const char* name) {
   return [name](const json& row) { return number(row, name); };
 }
 
-struct Ages {
-  double mean = 0, most = 0;
+// Staleness of a step's rollouts, in learner steps.
+struct BatchStaleness {
+  double mean = 0, oldest = 0;
 };
-std::optional<Ages> ages_of(const json& row) {
-  const json& histogram = at(row, "staleness");
+std::optional<BatchStaleness> batch_staleness(const json& row) {
+  const json& histogram = value_at(row, "staleness");
   if (!histogram.is_object()) return std::nullopt;
-  double count = 0, total = 0, most = 0;
+  double count = 0, total = 0, oldest = 0;
   for (const auto& [age, n] : histogram.items()) {
     double steps = 0;
     const auto [stop, error] = std::from_chars(age.data(), age.data() + age.size(), steps);
     if (error != std::errc{} || stop != age.data() + age.size() || !n.is_number() || !(n.get<double>() > 0)) continue;
     count += n.get<double>();
     total += steps * n.get<double>();
-    most = std::max(most, steps);
+    oldest = std::max(oldest, steps);
   }
   if (!(count > 0)) return std::nullopt;
-  return Ages{total / count, most};
+  return BatchStaleness{total / count, oldest};
 }
 
 void add_plots(Page& page, const std::vector<json>& metrics) {
   const Rows steps = rows_of(metrics, "step", "step"), evaluations = rows_of(metrics, "evaluation", "step");
   Rows broadcasts = rows_of(metrics, "broadcast", "version"), publications = rows_of(metrics, "publication", "version");
   for (Rows* rows : {&broadcasts, &publications})
+    // Plots show deltas only: a snapshot is many times larger and slower.
     std::erase_if(*rows, [](const auto& row) { return text(*row.second, "snapshot") == "yes"; });
   const auto idle = [](const json& row) -> std::optional<double> {
-    const auto wait = number(row, "wait_seconds"), all = number(row, "step_seconds");
-    return wait && all && *all > 0 ? std::optional(*wait / *all) : std::nullopt;
+    const auto wait = number(row, "wait_seconds"), whole_step_s = number(row, "step_seconds");
+    return wait && whole_step_s && *whole_step_s > 0 ? std::optional(*wait / *whole_step_s) : std::nullopt;
   };
-  const auto mean_age = [](const json& row) {
-    const auto a = ages_of(row);
+  const auto mean_staleness = [](const json& row) {
+    const auto a = batch_staleness(row);
     return a ? std::optional(a->mean) : std::nullopt;
   };
-  const auto most_age = [](const json& row) {
-    const auto a = ages_of(row);
-    return a ? std::optional(a->most) : std::nullopt;
+  const auto oldest_staleness = [](const json& row) {
+    const auto a = batch_staleness(row);
+    return a ? std::optional(a->oldest) : std::nullopt;
   };
   const std::string step = "learner step", version = "version";
   page.plots({
+      // title, title of the x axis, unit of y, categories of x (none), series
       {"Reward and accuracy",
        step,
        "",
@@ -170,7 +175,7 @@ void add_plots(Page& page, const std::vector<json>& metrics) {
        step,
        "",
        {},
-       {series_of("mean", steps, mean_age), series_of("oldest", steps, most_age)}},
+       {series_of("mean", steps, mean_staleness), series_of("oldest", steps, oldest_staleness)}},
       {"Seconds of a learner step",
        step,
        "s",
@@ -214,7 +219,7 @@ void add_plots(Page& page, const std::vector<json>& metrics) {
 }
 
 void add_workers(Page& page, const json& report) {
-  const json& workers = at(report, "workers");
+  const json& workers = value_at(report, "workers");
   if (!workers.is_array() || workers.empty()) return;
   std::vector<std::vector<PageCell>> rows;
   for (const json& w : workers) {
@@ -237,25 +242,25 @@ void add_workers(Page& page, const json& report) {
 void add_events(Page& page, const RunFiles& run) {
   const std::vector<json>& events = run.events;
   if (events.empty()) return;
-  const auto first = run.first_event_unix_s ? run.first_event_unix_s : number(events.front(), "unix_s");
+  const auto first_s = run.first_event_unix_s ? run.first_event_unix_s : number(events.front(), "unix_s");
   std::vector<std::vector<PageCell>> rows;
   for (std::size_t i = events.size() - std::min(events.size(), kEventsShown); i < events.size(); ++i) {
     const json& event = events[i];
-    const auto when = number(event, "unix_s");
-    std::string rest;
+    const auto event_s = number(event, "unix_s");
+    std::string other_fields;
     if (event.is_object())
       for (const auto& [key, value] : event.items())
         if (key != "unix_s" && key != "event")
-          rest += fmt::format("{}{}: {}", rest.empty() ? "" : ", ", key,
-                              value.is_string() ? value.get<std::string>()
-                                                : value.dump(-1, ' ', false, json::error_handler_t::replace));
-    rows.push_back({{when && first ? fmt::format("{:.1f} s", *when - *first) : "-", "", true},
+          other_fields += fmt::format("{}{}: {}", other_fields.empty() ? "" : ", ", key,
+                                      value.is_string() ? value.get<std::string>()
+                                                        : value.dump(-1, ' ', false, json::error_handler_t::replace));
+    rows.push_back({{event_s && first_s ? fmt::format("{:.1f} s", *event_s - *first_s) : "-", "", true},
                     {text(event, "event"), "", false},
-                    {rest, "", false}});
+                    {other_fields, "", false}});
   }
   page.heading("Events");
-  const std::uint64_t all = run.events_left_out + events.size();
-  if (all > rows.size()) page.paragraph(fmt::format("The last {} of {}.", rows.size(), all));
+  const std::uint64_t event_count = run.events_left_out + events.size();
+  if (event_count > rows.size()) page.paragraph(fmt::format("The last {} of {}.", rows.size(), event_count));
   page.table({"after", "event", ""}, rows);
 }
 
@@ -263,9 +268,9 @@ void add_events(Page& page, const RunFiles& run) {
 
 std::string run_page(const RunFiles& run, const ChartLibrary& charts) {
   const std::string name = text(run.report, "run");
-  const bool simulated = at(run.report, "simulation").is_object();
+  const bool simulated = value_at(run.report, "simulation").is_object();
   Page page(fmt::format("{} {}", simulated ? "Simulated run" : "Run", name == "-" ? run.name : name));
-  add_facts(page, run.report);
+  add_summary(page, run.report);
   add_plots(page, run.metrics);
   add_workers(page, run.report);
   add_events(page, run);

@@ -12,15 +12,15 @@
 
 namespace echoline::pages {
 
-inline constexpr std::size_t kEventsShown = 300;  // the last ones
+inline constexpr std::size_t kEventsShown = 300;  // the page shows the last events
 
 struct RunFiles {
   std::string name;
-  nlohmann::json report;                // null while it runs
+  nlohmann::json report;                // null while the run lasts
   std::vector<nlohmann::json> metrics;  // rows of metrics.jsonl and events.jsonl
   std::vector<nlohmann::json> events;
-  std::uint64_t events_left_out = 0;         // earlier ones
-  std::optional<double> first_event_unix_s;  // of the very first event; absent: of `events`
+  std::uint64_t events_left_out = 0;         // events before `events`
+  std::optional<double> first_event_unix_s;  // time of the run's first event; absent: of `events`
 };
 
 // Ignores content of the files that differs from docs/report.md and docs/run-folder.md.

@@ -1,3 +1,4 @@
+// Searches for the cheapest set of offers; make_plan() and FleetCore call it.
 #include "provisioner/allocation.hpp"
 
 #include <algorithm>
@@ -10,69 +11,70 @@
 namespace echoline::provisioner {
 namespace {
 
-constexpr std::size_t kMembersLookedAt = 64;    // considered for exchanges of several
-constexpr std::size_t kOutsidersLookedAt = 48;  // considered for exchanges of several
+// Members and other candidates that are considered for exchanges of two.
+constexpr std::size_t kExchangeMembersMax = 64, kExchangeOutsidersMax = 48;
 constexpr int kExchangesMax = 1000;
-constexpr std::uint64_t kCoreNodes = 20'000;
+constexpr std::uint64_t kNearestNodesMax = 20'000;  // of the exact search among the nearest candidates
 
 // Tolerates rounding: a sum just below the target meets it.
 bool meets(double rollouts_per_s, double target) { return rollouts_per_s >= target * (1 - 1e-12); }
 
 using Members = std::span<const std::size_t>;
 
+// A set of candidates that keeps to the limits and to machines' GPUs.
 class Selection {
  public:
   Selection(std::span<const Candidate> pool, AllocationLimits limits)
-      : pool_(pool), limits_(limits), in_(pool.size(), false) {
+      : pool_(pool), limits_(limits), is_member_(pool.size(), false) {
     std::uint32_t machines = 0, hosts = 0;
     for (const Candidate& c : pool) {
       machines = std::max(machines, c.machine);
       hosts = std::max(hosts, c.host);
     }
-    used_.resize(machines + 1, 0);
-    of_host_.resize(hosts + 1, 0);
+    gpus_in_use_.resize(machines + 1, 0);
+    host_count_.resize(hosts + 1, 0);
     for (std::size_t i = 0; i < pool.size(); ++i)
       if (pool[i].keep) add(i);
   }
 
   void add(std::size_t i) {
-    in_[i] = true;
+    is_member_[i] = true;
     members_.push_back(i);
     const Candidate& c = pool_[i];
-    if (c.machine) used_[c.machine] |= c.gpus;
-    ++of_host_[c.host];
+    if (c.machine) gpus_in_use_[c.machine] |= c.gpus;
+    ++host_count_[c.host];
   }
   void remove(std::size_t i) {
-    in_[i] = false;
+    is_member_[i] = false;
     members_.erase(std::find(members_.begin(), members_.end(), i));
     const Candidate& c = pool_[i];
-    if (c.machine) used_[c.machine] &= ~c.gpus;
-    --of_host_[c.host];
+    if (c.machine) gpus_in_use_[c.machine] &= ~c.gpus;
+    --host_count_[c.host];
   }
-  void exchange(Members out, Members in) {
-    for (const std::size_t i : out) remove(i);
-    for (const std::size_t i : in) add(i);
+  void exchange(Members leaving, Members joining) {
+    for (const std::size_t i : leaving) remove(i);
+    for (const std::size_t i : joining) add(i);
   }
-  bool has(std::size_t i) const { return in_[i]; }
+  bool contains(std::size_t i) const { return is_member_[i]; }
   std::size_t count() const { return members_.size(); }
   const std::vector<std::size_t>& members() const { return members_; }
-  // Whether `in` may join after `out` have left.
-  bool allows(Members in, Members out = {}) const {
-    if (count() - out.size() + in.size() > limits_.workers_max) return false;
-    for (std::size_t k = 0; k < in.size(); ++k) {
-      const Candidate& c = pool_[in[k]];
+  // Whether the limits hold after `leaving` are removed and `joining` are added.
+  bool allows(Members joining, Members leaving = {}) const {
+    if (count() - leaving.size() + joining.size() > limits_.workers_max) return false;
+    for (std::size_t k = 0; k < joining.size(); ++k) {
+      const Candidate& c = pool_[joining[k]];
       if (c.machine) {
-        std::uint64_t used = used_[c.machine];
-        for (const std::size_t o : out)
+        std::uint64_t used = gpus_in_use_[c.machine];
+        for (const std::size_t o : leaving)
           if (pool_[o].machine == c.machine) used &= ~pool_[o].gpus;
         for (std::size_t l = 0; l < k; ++l)
-          if (pool_[in[l]].machine == c.machine) used |= pool_[in[l]].gpus;
+          if (pool_[joining[l]].machine == c.machine) used |= pool_[joining[l]].gpus;
         if (used & c.gpus) return false;
       }
       if (c.host) {
-        std::size_t after = of_host_[c.host];
-        for (const std::size_t o : out) after -= pool_[o].host == c.host;
-        for (const std::size_t other : in) after += pool_[other].host == c.host;
+        std::size_t after = host_count_[c.host];
+        for (const std::size_t o : leaving) after -= pool_[o].host == c.host;
+        for (const std::size_t other : joining) after += pool_[other].host == c.host;
         if (after > limits_.per_host_max) return false;
       }
     }
@@ -81,10 +83,10 @@ class Selection {
   bool allows(std::size_t i) const { return allows(Members(&i, 1)); }
   // The members that exclude candidate `i` by machine or host, cheapest eviction first if there is a choice. Absent if
   // one of them must stay.
-  std::optional<std::vector<std::size_t>> in_the_way_of(std::size_t i) const {
+  std::optional<std::vector<std::size_t>> members_excluding(std::size_t i) const {
     const Candidate& c = pool_[i];
     std::vector<std::size_t> out;
-    std::size_t of_host = c.host ? of_host_[c.host] : 0;
+    std::size_t of_host = c.host ? host_count_[c.host] : 0;
     std::optional<std::size_t> slowest;
     for (const std::size_t m : members_) {
       const Candidate& other = pool_[m];
@@ -122,42 +124,42 @@ class Selection {
   }
   std::span<const Candidate> pool_;
   AllocationLimits limits_;
-  std::vector<bool> in_;
+  std::vector<bool> is_member_;
   std::vector<std::size_t> members_;
-  std::vector<std::uint64_t> used_;  // by machine: the GPUs in use
-  std::vector<std::size_t> of_host_;
+  std::vector<std::uint64_t> gpus_in_use_;  // by machine
+  std::vector<std::size_t> host_count_;     // members by host
 };
 
 // Replaces slow members, and members in the way, by faster outsiders until the target is met. Each step has the least
 // extra cost per rollout gained.
 bool reach_by_exchange(std::span<const Candidate> pool, double target, AllocationLimits limits, Selection& set) {
   while (!meets(set.rate(), target)) {
-    std::optional<std::tuple<double, double, std::size_t>> best;  // cost per gain, -gain, in
-    std::vector<std::size_t> best_out;
-    for (std::size_t in = 0; in < pool.size(); ++in) {
-      if (set.has(in)) continue;
-      auto out = set.in_the_way_of(in);
-      if (!out) continue;
-      double gain = pool[in].rollouts_per_s, cost = pool[in].usd_per_hour;
-      for (const std::size_t o : *out) gain -= pool[o].rollouts_per_s, cost -= pool[o].usd_per_hour;
-      const auto consider = [&](double extra_gain, double extra_cost, std::optional<std::size_t> more) {
+    std::optional<std::tuple<double, double, std::size_t>> best;  // cost per gain, -gain, joining
+    std::vector<std::size_t> best_leaving;
+    for (std::size_t joining = 0; joining < pool.size(); ++joining) {
+      if (set.contains(joining)) continue;
+      auto leaving = set.members_excluding(joining);
+      if (!leaving) continue;
+      double gain = pool[joining].rollouts_per_s, cost = pool[joining].usd_per_hour;
+      for (const std::size_t leaver : *leaving) gain -= pool[leaver].rollouts_per_s, cost -= pool[leaver].usd_per_hour;
+      const auto consider = [&](double extra_gain, double extra_cost, std::optional<std::size_t> also_leaving) {
         if (extra_gain <= 0) return;
-        const std::tuple move(extra_cost / extra_gain, -extra_gain, in);
+        const std::tuple move(extra_cost / extra_gain, -extra_gain, joining);
         if (best && move >= *best) return;
         best = move;
-        best_out = *out;
-        if (more) best_out.push_back(*more);
+        best_leaving = *leaving;
+        if (also_leaving) best_leaving.push_back(*also_leaving);
       };
-      if (set.count() - out->size() + 1 <= limits.workers_max) {
+      if (set.count() - leaving->size() + 1 <= limits.workers_max) {
         consider(gain, cost, std::nullopt);
         continue;
       }
-      for (const std::size_t o : set.members())
-        if (!pool[o].keep) consider(gain - pool[o].rollouts_per_s, cost - pool[o].usd_per_hour, o);
+      for (const std::size_t leaver : set.members())
+        if (!pool[leaver].keep) consider(gain - pool[leaver].rollouts_per_s, cost - pool[leaver].usd_per_hour, leaver);
     }
     if (!best) return false;
-    const std::size_t in = std::get<2>(*best);
-    set.exchange(best_out, Members(&in, 1));
+    const std::size_t joining = std::get<2>(*best);
+    set.exchange(best_leaving, Members(&joining, 1));
   }
   return true;
 }
@@ -186,28 +188,29 @@ class Improver {
       rate_ = set_.rate();
       saving_ = 1e-12 * std::max(1.0, set_.cost());
       found_ = false;
-      singles();
-      if (!found_) pairs();
+      try_singles();
+      if (!found_) try_pairs();
       if (!found_ && (drop_first || i > 0)) return;
-      if (found_) set_.exchange(Members(out_.data(), outs_), Members(in_.data(), ins_));
+      if (found_) set_.exchange(Members(leaving_.data(), leaving_count_), Members(joining_.data(), joining_count_));
     }
   }
 
  private:
   struct Part {
-    std::array<std::size_t, 2> who{};
+    std::array<std::size_t, 2> indices{};
     std::size_t count = 0;
     double rate = 0, cost = 0;
   };
 
-  void consider(const Part& out, const Part& in) {
-    const double saving = out.cost - in.cost;
-    if (saving <= saving_ || !meets(rate_ - out.rate + in.rate, target_)) return;
-    if (!set_.allows(Members(in.who.data(), in.count), Members(out.who.data(), out.count))) return;
+  void consider(const Part& leaving, const Part& joining) {
+    const double saving = leaving.cost - joining.cost;
+    if (saving <= saving_ || !meets(rate_ - leaving.rate + joining.rate, target_)) return;
+    if (!set_.allows(Members(joining.indices.data(), joining.count), Members(leaving.indices.data(), leaving.count)))
+      return;
     saving_ = saving;
     found_ = true;
-    out_ = out.who, outs_ = out.count;
-    in_ = in.who, ins_ = in.count;
+    leaving_ = leaving.indices, leaving_count_ = leaving.count;
+    joining_ = joining.indices, joining_count_ = joining.count;
   }
   Part single(std::size_t i) const { return {{i, 0}, 1, pool_[i].rollouts_per_s, pool_[i].usd_per_hour}; }
   std::vector<Part> up_to_two(const std::vector<std::size_t>& from) const {
@@ -225,47 +228,49 @@ class Improver {
   // Dearest per rollout first: exchanging them saves most.
   std::vector<std::size_t> members() const {
     std::vector<std::size_t> out;
-    for (auto it = order_.rbegin(); it != order_.rend() && out.size() < kMembersLookedAt; ++it)
-      if (set_.has(*it) && !pool_[*it].keep) out.push_back(*it);
+    for (auto it = order_.rbegin(); it != order_.rend() && out.size() < kExchangeMembersMax; ++it)
+      if (set_.contains(*it) && !pool_[*it].keep) out.push_back(*it);
     return out;
   }
 
-  void singles() {
+  void try_singles() {
     for (const std::size_t m : members()) {
-      const Part out = single(m);
+      const Part leaving = single(m);
       for (const std::size_t i : order_)
-        if (!set_.has(i)) consider(out, single(i));
+        if (!set_.contains(i)) consider(leaving, single(i));
     }
   }
 
-  void pairs() {
+  void try_pairs() {
     std::vector<std::size_t> outsiders;
     for (const std::size_t i : order_) {
-      if (outsiders.size() == kOutsidersLookedAt) break;
-      if (!set_.has(i)) outsiders.push_back(i);
+      if (outsiders.size() == kExchangeOutsidersMax) break;
+      if (!set_.contains(i)) outsiders.push_back(i);
     }
-    std::vector<Part> in = up_to_two(outsiders);
-    std::sort(in.begin(), in.end(), [](const Part& a, const Part& b) { return a.cost < b.cost; });
-    for (const Part& out : up_to_two(members()))
-      for (const Part& part : in) {
-        if (part.cost >= out.cost - saving_) break;
-        consider(out, part);
+    std::vector<Part> joining = up_to_two(outsiders);
+    std::sort(joining.begin(), joining.end(), [](const Part& a, const Part& b) { return a.cost < b.cost; });
+    for (const Part& leaving : up_to_two(members()))
+      for (const Part& part : joining) {
+        if (part.cost >= leaving.cost - saving_) break;
+        consider(leaving, part);
       }
     // Two members for any single outsider, because it may be far back in the order.
-    for (const Part& out : up_to_two(members()))
-      if (out.count == 2)
+    for (const Part& leaving : up_to_two(members()))
+      if (leaving.count == 2)
         for (const std::size_t i : order_)
-          if (!set_.has(i)) consider(out, single(i));
+          if (!set_.contains(i)) consider(leaving, single(i));
   }
 
   std::span<const Candidate> pool_;
   std::span<const std::size_t> order_;
   double target_;
   Selection& set_;
-  double rate_ = 0, saving_ = 0;  // the best exchange so far
+  double rate_ = 0;  // of set_
+  // The best exchange so far.
+  double saving_ = 0;
   bool found_ = false;
-  std::array<std::size_t, 2> out_{}, in_{};
-  std::size_t outs_ = 0, ins_ = 0;
+  std::array<std::size_t, 2> leaving_{}, joining_{};
+  std::size_t leaving_count_ = 0, joining_count_ = 0;
 };
 
 // Depth-first search in unit-cost order. Cuts a branch whose relaxation costs at least as much as the best set.
@@ -287,7 +292,7 @@ class BranchAndBound {
     }
     const bool hosts_matter = limits.per_host_max < pool.size();
     for (const Candidate& c : pool)
-      free_.push_back((c.machine == 0 || on_machine[c.machine] == 1) && (c.host == 0 || !hosts_matter));
+      excludes_none_.push_back((c.machine == 0 || on_machine[c.machine] == 1) && (c.host == 0 || !hosts_matter));
   }
 
   ExactAllocation solve(AllocationLimits limits) {
@@ -297,14 +302,14 @@ class BranchAndBound {
     if (!best_) return result;
     Selection set(pool_, limits);
     for (const std::size_t i : *best_)
-      if (!set.has(i)) set.add(i);
+      if (!set.contains(i)) set.add(i);
     result.best = set.allocation();
     return result;
   }
 
  private:
   // Least cost of reaching the target from (depth, rate) with fractions of workers; absent if impossible.
-  std::optional<double> relaxed(std::size_t depth, double rate, double cost) const {
+  std::optional<double> relaxed_cost(std::size_t depth, double rate, double cost) const {
     for (std::size_t d = depth; d < order_.size(); ++d) {
       if (meets(rate, target_)) return cost;
       const Candidate& c = pool_[order_[d]];
@@ -317,8 +322,8 @@ class BranchAndBound {
   }
 
   // Whether a skipped candidate would do at least as well in this one's place.
-  bool dominated(const Candidate& c) const {
-    return std::any_of(passed_.begin(), passed_.end(), [&](const Candidate* p) {
+  bool is_dominated(const Candidate& c) const {
+    return std::any_of(skipped_.begin(), skipped_.end(), [&](const Candidate* p) {
       return p->rollouts_per_s >= c.rollouts_per_s && p->usd_per_hour <= c.usd_per_hour;
     });
   }
@@ -334,27 +339,27 @@ class BranchAndBound {
       return;
     }
     if (depth == order_.size()) return;
-    const std::optional<double> bound = relaxed(depth, rate, cost);
+    const std::optional<double> bound = relaxed_cost(depth, rate, cost);
     if (!bound || (best_ && *bound >= best_cost_ * (1 - 1e-12))) return;
     const std::size_t i = order_[depth];
     const Candidate& c = pool_[i];
-    if (set_.allows(i) && !dominated(c)) {
+    if (set_.allows(i) && !is_dominated(c)) {
       set_.add(i);
       visit(depth + 1, rate + c.rollouts_per_s, cost + c.usd_per_hour);
       set_.remove(i);
     }
-    if (free_[i]) passed_.push_back(&c);
+    if (excludes_none_[i]) skipped_.push_back(&c);
     visit(depth + 1, rate, cost);
-    if (free_[i]) passed_.pop_back();
+    if (excludes_none_[i]) skipped_.pop_back();
   }
 
   std::span<const Candidate> pool_;
   std::vector<std::size_t> order_;
-  std::vector<bool> free_;  // excludes no other candidate
+  std::vector<bool> excludes_none_;  // by candidate
   double target_;
   std::uint64_t nodes_left_;
   Selection set_;
-  std::vector<const Candidate*> passed_;
+  std::vector<const Candidate*> skipped_;  // on the path to the current node; only those that exclude none
   std::optional<std::vector<std::size_t>> best_;
   double best_cost_ = 0;
 };
@@ -366,7 +371,7 @@ std::optional<Selection> fill(std::span<const Candidate> pool, std::span<const s
   double rate = set.rate();
   for (const std::size_t i : order) {
     if (meets(rate, target) || set.count() >= limits.workers_max) break;
-    if (set.has(i) || !set.allows(i)) continue;
+    if (set.contains(i) || !set.allows(i)) continue;
     set.add(i);
     rate += pool[i].rollouts_per_s;
   }
@@ -412,7 +417,7 @@ std::optional<Allocation> allocate_greedy(std::span<const Candidate> pool, doubl
   const std::vector<std::size_t> order = by_unit_cost(pool);
   auto set = first_set(pool, order, target, limits);
   if (!set) return std::nullopt;
-  const std::vector<std::size_t> first = set->indices();
+  const std::vector<std::size_t> first_indices = set->indices();
   // Dropping can prevent exchanges and the reverse, so both orders are tried.
   Selection best = *set;
   for (const bool drop_first : {true, false}) {
@@ -422,25 +427,25 @@ std::optional<Allocation> allocate_greedy(std::span<const Candidate> pool, doubl
   }
   // Pairwise exchanges cannot, for example, replace all parts of a machine by the whole machine. A node-limited exact
   // search among the nearest candidates finds most such exchanges.
-  std::vector<std::size_t> core;
+  std::vector<std::size_t> nearest;
   for (const std::size_t i : order)
-    if (best.has(i) || core.size() < first.size() + kOutsidersLookedAt) core.push_back(i);
-  std::vector<Candidate> core_pool;
+    if (best.contains(i) || nearest.size() < first_indices.size() + kExchangeOutsidersMax) nearest.push_back(i);
+  std::vector<Candidate> nearest_pool;
   Allocation known{{}, {}, best.rate(), best.cost()};
-  for (std::size_t k = 0; k < core.size(); ++k) {
-    core_pool.push_back(pool[core[k]]);
-    if (best.has(core[k])) known.chosen.push_back(k);
+  for (std::size_t k = 0; k < nearest.size(); ++k) {
+    nearest_pool.push_back(pool[nearest[k]]);
+    if (best.contains(nearest[k])) known.chosen.push_back(k);
   }
-  const auto searched = BranchAndBound(core_pool, target, limits, known, kCoreNodes).solve(limits);
-  if (searched.best && searched.best->usd_per_hour < best.cost() * (1 - 1e-12)) {
+  const auto exact = BranchAndBound(nearest_pool, target, limits, known, kNearestNodesMax).solve(limits);
+  if (exact.best && exact.best->usd_per_hour < best.cost() * (1 - 1e-12)) {
     best = Selection(pool, limits);
-    for (const std::size_t k : searched.best->chosen)
-      if (!best.has(core[k])) best.add(core[k]);
+    for (const std::size_t k : exact.best->chosen)
+      if (!best.contains(nearest[k])) best.add(nearest[k]);
   }
   set = std::move(best);
   Allocation result = set->allocation();
-  for (const std::size_t i : first)
-    if (!set->has(i)) result.dropped.push_back(i);
+  for (const std::size_t i : first_indices)
+    if (!set->contains(i)) result.dropped.push_back(i);
   return result;
 }
 
@@ -471,30 +476,30 @@ std::optional<double> lp_bound(std::span<const Candidate> pool, double target) {
 
 std::vector<std::size_t> shortlist(std::span<const Candidate> pool, AllocationLimits limits) {
   const std::size_t workers = std::min(limits.workers_max, pool.size());
-  const std::size_t cheapest = 4 * workers + 256, fastest = 2 * workers + 64, small = 256;
-  std::vector<bool> in(pool.size(), pool.size() <= cheapest + fastest + small);
-  const auto take = [&](const std::vector<std::size_t>& order, std::size_t count) {
-    for (std::size_t i = 0; i < std::min(count, order.size()); ++i) in[order[i]] = true;
+  const std::size_t cheapest_count = 4 * workers + 256, fastest_count = 2 * workers + 64, low_price_count = 256;
+  std::vector<bool> is_listed(pool.size(), pool.size() <= cheapest_count + fastest_count + low_price_count);
+  const auto list_first = [&](const std::vector<std::size_t>& order, std::size_t count) {
+    for (std::size_t i = 0; i < std::min(count, order.size()); ++i) is_listed[order[i]] = true;
   };
-  if (!pool.empty() && !in[0]) {
-    take(by_unit_cost(pool), cheapest);
-    const std::vector<std::size_t> speed = by_speed(pool);
-    take(speed, fastest);
+  if (!pool.empty() && !is_listed[0]) {
+    list_first(by_unit_cost(pool), cheapest_count);
+    const std::vector<std::size_t> fastest_first = by_speed(pool);
+    list_first(fastest_first, fastest_count);
     Selection largest(pool, limits);  // the fastest that may be rented together
-    for (const std::size_t i : speed) {
+    for (const std::size_t i : fastest_first) {
       if (largest.count() >= workers) break;
-      if (!largest.has(i) && largest.allows(i)) largest.add(i);
+      if (!largest.contains(i) && largest.allows(i)) largest.add(i);
     }
-    take(largest.members(), largest.count());
-    std::vector<std::size_t> dear(pool.size());
-    std::iota(dear.begin(), dear.end(), std::size_t{0});
-    std::stable_sort(dear.begin(), dear.end(),
+    list_first(largest.members(), largest.count());
+    std::vector<std::size_t> by_price(pool.size());
+    std::iota(by_price.begin(), by_price.end(), std::size_t{0});
+    std::stable_sort(by_price.begin(), by_price.end(),
                      [&](auto a, auto b) { return pool[a].usd_per_hour < pool[b].usd_per_hour; });
-    take(dear, small);
+    list_first(by_price, low_price_count);
   }
   std::vector<std::size_t> out;
   for (std::size_t i = 0; i < pool.size(); ++i)
-    if (in[i] || pool[i].keep) out.push_back(i);
+    if (is_listed[i] || pool[i].keep) out.push_back(i);
   return out;
 }
 

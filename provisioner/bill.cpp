@@ -1,3 +1,4 @@
+// Books providers' bills; `echoline ledger` calls it.
 #include "provisioner/bill.hpp"
 
 #include <algorithm>
@@ -30,7 +31,7 @@ Status book_bills(Ledger& ledger, const ProviderOptions& options, double now_uni
         charges.push_back({row->second, c.day_unix_s, c.usd, c.usd_rent, c.usd_traffic});
     std::optional<LedgerCredit> credit;
     if (bill.credit_usd) credit = {kind->name, *bill.credit_usd, now_unix_s};
-    ECHO_TRY(ledger.charged(charges, credit, now_unix_s));
+    ECHO_TRY(ledger.record_charges(charges, credit, now_unix_s));
   }
   if (asked) return ok();
   return fail(Code::kNotFound, "ledger", "this run has rented nothing from {}, and no other provider has bills",

@@ -1,3 +1,4 @@
+// The formulas for M* and staleness; plans and FleetCore call them.
 #include "provisioner/capacity.hpp"
 
 #include <algorithm>

@@ -17,8 +17,8 @@ struct DownOptions {
   // Treat instances that the service does not know as gone, even if it knows none at all.
   bool absent_is_gone = false;
   Duration grace = std::chrono::seconds(5);
-  Duration patience = std::chrono::minutes(10);  // per provider
-  std::function<void(Duration)> pause;           // waits; absent: sleeps
+  Duration timeout = std::chrono::minutes(10);  // per provider
+  std::function<void(Duration)> pause;          // waits; absent: sleeps
 };
 
 struct DownReport {

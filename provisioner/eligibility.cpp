@@ -1,3 +1,4 @@
+// Checks and prices single offers; plans, their renewal and the fleet call it.
 #include "provisioner/eligibility.hpp"
 
 #include <algorithm>
@@ -58,7 +59,7 @@ std::vector<std::string> assumed_of(const PlanRequest& r, const Offer& o) {
   return keys;
 }
 
-std::optional<std::string> defect_of(const PlanRequest& r, const Offer& o) {
+std::optional<std::string> ineligibility_reason(const PlanRequest& r, const Offer& o) {
   if (!r.fleet.joined_by_hand() && o.provider != r.fleet.provider)
     return fmt::format("of provider {}, but this run rents from {}", o.provider, r.fleet.provider);
   if (!o.rentable) return "another customer rents it";

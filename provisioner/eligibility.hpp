@@ -8,7 +8,7 @@
 
 namespace echoline::provisioner {
 
-// $/h of an offer that receives every publication and sends `copies` of it.
+// The cost per hour of an offer that receives every publication and sends `copies` copies of it.
 OfferCost cost_of(const PlanRequest& request, const Offer& offer, double copies);
 
 // The stated or the assumed reliability; absent if there is neither.

@@ -25,10 +25,10 @@ struct FleetRules {
   Bytes payload{};            // of a publication, until it is measured; 0: keep the planned traffic costs
   Bytes snapshot{};           // received by a worker before it can submit anything; 0: nothing
   double group_size = 1;      // rollouts that a worker generates as a unit
-  // The core uses headroom, workers_max, per_host_max, join_timeout, away_max, replace_lost and the two budgets.
-  // away_max is the time in which other workers submit results and this one none. replace_lost replaces a lost machine
-  // at once; otherwise a loss counts as a shortfall. Without usd_per_hour_max the fleet may cost as much as the plan; a
-  // learner faster than planned then gets no more machines.
+  // The core uses headroom, workers_max, per_host_max, join_timeout, away_max, replace_lost and the two budgets. A
+  // worker is stalled if others submit results for away_max and it submits none. With replace_lost, a lost machine is
+  // replaced at once; otherwise a loss counts as a shortfall. Without usd_per_hour_max the fleet may cost as much as
+  // the plan; a learner faster than planned then gets no more machines.
   FleetSettings fleet;
 };
 
@@ -36,29 +36,29 @@ struct FleetRules {
 namespace rules {
 inline constexpr double kDeadband = 0.05;       // of the target; a smaller shortfall is ignored
 inline constexpr double kReleaseMargin = 0.25;  // of the target; a smaller surplus is ignored
-// Share of the learner's time; a shortfall counts if the learner waits this long.
-inline constexpr double kFeltIdle = 0.05;
-inline constexpr Duration kWindow = std::chrono::seconds(60);     // for a worker's measured throughput
-inline constexpr Duration kSustained = std::chrono::seconds(30);  // of a shortfall before a machine is rented
-inline constexpr Duration kSurplus = std::chrono::minutes(5);     // of a surplus before a machine is released
-// For the share of time that the learner waits; three steps if longer.
-inline constexpr Duration kWaitWindow = std::chrono::minutes(1);
-inline constexpr Duration kAnswer = std::chrono::seconds(60);  // for a provider's answer, before it is asked again
+// Share of its time for which the learner must wait before a shortfall counts.
+inline constexpr double kIdleShareMin = 0.05;
+inline constexpr Duration kThroughputWindow = std::chrono::seconds(60);  // for a worker's measured throughput
+inline constexpr Duration kShortfallMin = std::chrono::seconds(30);      // of a shortfall before a machine is rented
+inline constexpr Duration kSurplusMin = std::chrono::minutes(5);         // of a surplus before a machine is released
+// The window for the learner's idle share; three steps if that is longer.
+inline constexpr Duration kIdleWindow = std::chrono::minutes(1);
+inline constexpr Duration kAnswerTimeout = std::chrono::seconds(60);  // before a provider is asked again
 inline constexpr Duration kRetryMin = std::chrono::seconds(5), kRetryMax = std::chrono::minutes(1);
 inline constexpr std::size_t kRentalsPerMinute = 4;  // or a quarter of machines_max, whichever is more
-inline constexpr double kLied = 0.7;  // a worker below this share of its promise counts with its measured rate
-// Parts of a snapshot. A newcomer makes progress with each part that it receives.
-inline constexpr std::uint64_t kArrivalParts = 8;
-// For submitting unfinished work before a machine is released.
-inline constexpr Duration kDrain = std::chrono::minutes(2);
-// For a worker's measured traffic; five publication periods if longer.
+inline constexpr double kDemotionShare = 0.7;  // a worker below this share of its promise counts with its measured rate
+// A new worker makes progress with each of these parts of a snapshot that it receives.
+inline constexpr std::uint64_t kSnapshotParts = 8;
+// A worker may submit unfinished work for this time before its machine is released.
+inline constexpr Duration kDrainTimeout = std::chrono::minutes(2);
+// The window for a worker's measured traffic; five publication periods if that is longer.
 inline constexpr Duration kTrafficWindow = std::chrono::minutes(5);
-// The rent of this time is kept from the total budget, to pay until everything is returned.
-inline constexpr Duration kReserve = std::chrono::minutes(3);
+// The rent of this time is reserved in the total budget, to pay until everything is returned.
+inline constexpr Duration kReserveTime = std::chrono::minutes(3);
 // How long a run that has trained its last step keeps its machines, so that each can install the last policy.
 inline constexpr Duration kFinalInstallWait = std::chrono::seconds(30);
 // Longer gaps between two ticks do not count as time that passed: the process did not run.
-inline constexpr Duration kStepMax = std::chrono::seconds(5);
+inline constexpr Duration kTickGapMax = std::chrono::seconds(5);
 }  // namespace rules
 
 // --- events ---
@@ -90,7 +90,7 @@ struct StartFailed {
   std::string why;
   bool retryable = false, perhaps_rented = false;
 };
-// Answers Look: the instance that the provider lists under this ticket, if any.
+// Answers FindInstance: the instance that the provider lists under this ticket, if any.
 struct Found {
   Ticket ticket = 0;
   std::optional<InstanceId> instance;
@@ -125,13 +125,13 @@ struct Joined {
   std::string offer;
 };
 // A worker's heartbeat: accepted rollouts and generating seconds since its last one. Both may be 0.
-struct Beat {
+struct Heartbeat {
   WorkerId worker;
   double rollouts = 0, busy_s = 0;
   bool turned_away = false;  // it asked for work, held none, and none was available for any worker
 };
 // Bytes that the worker has received and forwarded since its process started.
-struct Moved {
+struct TrafficMeasured {
   WorkerId worker;
   Bytes received, forwarded;
 };
@@ -148,7 +148,7 @@ struct Left {  // gone for good: away too long, or expelled
   std::string why;
 };
 // The learner starts or stops waiting for a batch.
-struct Waiting {
+struct LearnerWaiting {
   bool now_waits = false;
 };
 // A step has ended. The time excludes waiting.
@@ -160,7 +160,7 @@ struct BroadcastMeasured {
   Bytes payload{};
 };
 // The run's cost by the ledger, including traffic and earlier processes.
-struct Spent {
+struct SpendingMeasured {
   double usd = 0;
 };
 // All offers that can be rented now.
@@ -171,8 +171,9 @@ struct OffersRefreshed {
 using FleetEvent =
     std::variant<fleet::Booked, fleet::BookingFailed, fleet::Recovered, fleet::Started, fleet::StartFailed,
                  fleet::Found, fleet::Stopped, fleet::StopFailed, fleet::Exited, fleet::Ending, fleet::PriceChanged,
-                 fleet::Joined, fleet::Beat, fleet::Moved, fleet::Leaving, fleet::Drained, fleet::Left, fleet::Waiting,
-                 fleet::StepMeasured, fleet::BroadcastMeasured, fleet::Spent, fleet::OffersRefreshed>;
+                 fleet::Joined, fleet::Heartbeat, fleet::TrafficMeasured, fleet::Leaving, fleet::Drained, fleet::Left,
+                 fleet::LearnerWaiting, fleet::StepMeasured, fleet::BroadcastMeasured, fleet::SpendingMeasured,
+                 fleet::OffersRefreshed>;
 
 // --- actions, carried out in order ---
 
@@ -190,7 +191,7 @@ struct Stop {
   std::string why;
 };
 // Asks the provider whether an instance of this ticket exists.
-struct Look {
+struct FindInstance {
   Ticket ticket = 0;
 };
 struct BookEnd {
@@ -219,8 +220,8 @@ struct Note {
   Ticket ticket = 0;
 };
 }  // namespace fleet
-using FleetAction = std::variant<fleet::Book, fleet::Start, fleet::Stop, fleet::Look, fleet::BookEnd, fleet::GiveUp,
-                                 fleet::Drain, fleet::Note>;
+using FleetAction = std::variant<fleet::Book, fleet::Start, fleet::Stop, fleet::FindInstance, fleet::BookEnd,
+                                 fleet::GiveUp, fleet::Drain, fleet::Note>;
 
 // Totals over the run.
 struct FleetCounts {
@@ -266,12 +267,12 @@ class FleetCore {
     kClosed,      // the run has ended
   };
   // The time in which this process ran, on its own timeline.
-  struct Lived {
-    std::optional<TimePoint> told;  // latest time that was passed in
+  struct ProcessTime {
+    std::optional<TimePoint> clock;  // latest time of the caller's clock
     TimePoint now{};
-    void pass(TimePoint told_now) {
-      if (told) now += std::clamp(told_now - *told, Duration{}, rules::kStepMax);
-      told = told_now;
+    void advance_to(TimePoint clock_now) {
+      if (clock) now += std::clamp(clock_now - *clock, Duration{}, rules::kTickGapMax);
+      clock = clock_now;
     }
   };
   // Results submitted by all workers together.
@@ -285,9 +286,9 @@ class FleetCore {
     std::optional<TimePoint> since;
     bool loss_to_replace = false;
     bool exhausted = false;         // no offer could be rented
-    TimePoint look_again{};         // when exhausted
+    TimePoint next_search{};        // when exhausted
     std::deque<TimePoint> rentals;  // in the last minute
-    std::size_t rented_lately(TimePoint now) {
+    std::size_t rentals_in_last_minute(TimePoint now) {
       while (!rentals.empty() && now - rentals.front() >= std::chrono::minutes(1)) rentals.pop_front();
       return rentals.size();
     }
@@ -314,15 +315,15 @@ class FleetCore {
   void on(const fleet::Ending& e);
   void on(const fleet::PriceChanged& e);
   void on(const fleet::Joined& e);
-  void on(const fleet::Beat& e);
-  void on(const fleet::Moved& e);
+  void on(const fleet::Heartbeat& e);
+  void on(const fleet::TrafficMeasured& e);
   void on(const fleet::Leaving& e);
   void on(const fleet::Drained& e);
   void on(const fleet::Left& e);
-  void on(const fleet::Waiting& e);
+  void on(const fleet::LearnerWaiting& e);
   void on(const fleet::StepMeasured& e);
   void on(const fleet::BroadcastMeasured& e);
-  void on(const fleet::Spent& e);
+  void on(const fleet::SpendingMeasured& e);
   void on(const fleet::OffersRefreshed& e);
 
   template <class Action>
@@ -331,32 +332,32 @@ class FleetCore {
   }
   void move(Machine& machine, MachineState to);
   void stop(Machine& machine, const std::string& why);
-  void ask_to_stop(Machine& machine);
+  void request_stop(Machine& machine);
   void drain(Machine& machine, const std::string& why);
-  void ends_soon(Machine& machine, const std::string& why, bool outbid);
+  void prepare_for_end(Machine& machine, const std::string& why, bool outbid);
   void forget(Machine& machine, const std::string& why, bool ran);
-  void lose(Machine& machine, const std::string& what, const std::string& why);
-  void doubt(Machine& machine);
-  void look(Machine& machine);
-  void progressed(Machine& machine);
-  Duration put_off(Machine& machine);
-  void blame(const Machine& machine, bool refused);
-  void demote(const Machine& machine, double share);
+  void count_as_lost(Machine& machine, const std::string& what, const std::string& why);
+  void mark_doubtful(Machine& machine);
+  void request_listing(Machine& machine);
+  void record_progress(Machine& machine);
+  Duration schedule_retry(Machine& machine);
+  void record_offer_failure(const Machine& machine, bool refused);
+  void demote_host(const Machine& machine, double share);
   void note(std::string what, std::string offer, std::string why, Ticket ticket = 0);
-  void unsay(const std::string& what) {
-    std::erase_if(out_.noted, [&](const auto& said) { return said.first == what; });
+  void allow_note_again(const std::string& what) {
+    std::erase_if(out_.noted, [&](const auto& entry) { return entry.first == what; });
   }
   void note_once(const std::string& what, const std::string& key, const std::string& why);
 
   void retarget();
-  void mind_time_limits();
-  void mind_stalled();
-  void mind_budgets();
+  void enforce_time_limits();
+  void stop_stalled();
+  void enforce_budgets();
   void rent_wanted();
-  void mind_shortfall();
-  void mind_surplus();
+  void fill_shortfall();
+  void release_surplus();
   void rent(const std::string& offer, const std::string& what, const std::string& why, bool replaces);
-  std::vector<std::string> choose(double missing);
+  std::vector<std::string> choose_offers(double missing);
   bool affordable(double usd_per_hour) const;  // total of all machines after the rental
   std::size_t rentals_allowed();
   const FleetTotals& totals() const { return machines_.totals(traffic_scale()); }
@@ -365,7 +366,7 @@ class FleetCore {
   double traffic_scale() const;                    // measured traffic cost / planned
   double price_of(const FleetOffer& offer) const;  // per hour, traffic included
   double spent() const;
-  double idle() const;
+  double idle_fraction() const;
   std::string numbers_text() const;
 
   FleetRules rules_;
@@ -373,10 +374,10 @@ class FleetCore {
   FleetMachines machines_;
   std::vector<std::string> wanted_;
   Phase phase_ = Phase::kOpen;
-  Lived time_;
+  ProcessTime time_;
   Outbox out_;
-  LateMedian<Duration> step_times_, broadcast_times_;
-  LateMedian<Bytes> payloads_;
+  MedianMeter<Duration> step_times_, broadcast_times_;
+  MedianMeter<Bytes> payloads_;
   IdleMeter waiting_;
   CapacityTarget target_;
   Spending spending_;

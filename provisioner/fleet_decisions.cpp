@@ -10,17 +10,17 @@
 namespace echoline::provisioner {
 namespace {
 
-constexpr std::size_t kPoolMax = 512;                     // cheapest offers considered for a choice
-constexpr Duration kLookAgain = std::chrono::seconds(1);  // when no offer could be rented
+constexpr std::size_t kPoolMax = 512;                       // cheapest offers considered for a choice
+constexpr Duration kSearchPause = std::chrono::seconds(1);  // after no offer could be rented
 // Groups a worker should have finished, by the others' output, before none counts as stalled.
 constexpr double kGroupsBeforeStalled = 8;
 constexpr double kStalledShare = 0.1;  // assumed for the host of a stalled worker
 
-// The rented offers, indexed by what excludes other offers. Refers to strings of the added offers, which must outlive
-// it.
-class Beside {
+// The rented offers by id, host and owner, to find the offers that they exclude. Refers to strings of the added offers,
+// which must outlive it.
+class RentedOffers {
  public:
-  explicit Beside(std::optional<std::size_t> per_host_max) : per_host_max_(per_host_max) {}
+  explicit RentedOffers(std::optional<std::size_t> per_host_max) : per_host_max_(per_host_max) {}
 
   void add(const FleetOffer& offer) {
     ids_.insert(offer.id);
@@ -56,11 +56,11 @@ class Beside {
 
 // ---- estimates and target ----
 
-Duration FleetCore::step_time() const { return step_times_.or_planned(rules_.pace.step_time); }
+Duration FleetCore::step_time() const { return step_times_.median_or(rules_.pace.step_time); }
 
-Duration FleetCore::broadcast_time() const { return broadcast_times_.or_planned(rules_.broadcast_time); }
+Duration FleetCore::broadcast_time() const { return broadcast_times_.median_or(rules_.broadcast_time); }
 
-Bytes FleetCore::payload() const { return payloads_.or_planned(rules_.payload); }
+Bytes FleetCore::payload() const { return payloads_.median_or(rules_.payload); }
 
 double FleetCore::traffic_scale() const {
   if (rules_.payload == Bytes{}) return 1;
@@ -76,9 +76,9 @@ double FleetCore::spent() const {
   return spending_.usd + totals().usd_per_hour * seconds(time_.now - spending_.at) / 3600;
 }
 
-double FleetCore::idle() const {
-  const Duration step = step_times_.of_any_or(rules_.pace.step_time);
-  return waiting_.idle(std::max<Duration>(3 * step, rules::kWaitWindow), rules::kSustained, time_.now);
+double FleetCore::idle_fraction() const {
+  const Duration step = step_times_.early_median_or(rules_.pace.step_time);
+  return waiting_.idle_fraction(std::max<Duration>(3 * step, rules::kIdleWindow), rules::kShortfallMin, time_.now);
 }
 
 std::string FleetCore::numbers_text() const {
@@ -97,7 +97,7 @@ FleetNumbers FleetCore::numbers() const {
   static_cast<FleetTotals&>(n) = totals();
   static_cast<FleetCounts&>(n) = counts_;
   n.usd = spent();
-  n.idle_fraction = idle();
+  n.idle_fraction = idle_fraction();
   n.step_time = step_time();
   n.broadcast_time = broadcast_time();
   n.payload = payload();
@@ -111,8 +111,9 @@ void FleetCore::check() const {
   ECHO_CHECK(phase_ != Phase::kClosed || wanted_.empty());
   ECHO_CHECK(out_.actions.empty(), "{} actions were not handed over", out_.actions.size());
   for (const auto& [key, machine] : machines_.all())
-    ECHO_CHECK(machine.state != MachineState::kWorking || machine.worked_then + rules_.fleet.away_max >= stalled_from_,
-               "{} may count as stalled too late", machine.offer.id);
+    ECHO_CHECK(
+        machine.state != MachineState::kWorking || machine.worked_at_progress + rules_.fleet.away_max >= stalled_from_,
+        "{} may count as stalled too late", machine.offer.id);
 }
 
 // Computes M* from measurements. Without a limit per hour set by the user, M* does not exceed the plan's. If a
@@ -123,13 +124,13 @@ void FleetCore::retarget() {
   const Duration t_b = broadcast_time();
   const Duration period = pace.publish_every * pace.step_time;
   const auto planned = capacity_target(rules_.pace, rules_.broadcast_time, rules_.fleet.headroom);
-  const auto most = capacity_target(pace, period / 2, rules_.fleet.headroom);
-  if (!planned || !most) return;
+  const auto target_max = capacity_target(pace, period / 2, rules_.fleet.headroom);
+  if (!planned || !target_max) return;
   const auto wanted = capacity_target(pace, t_b, rules_.fleet.headroom);
   double limit = planned->required_rollouts_per_s;
-  if (rules_.fleet.usd_per_hour_max) limit = std::max(limit, most->required_rollouts_per_s);
-  const bool above = !wanted || wanted->required_rollouts_per_s > limit * (1 + rules::kDeadband);
-  if (above)
+  if (rules_.fleet.usd_per_hour_max) limit = std::max(limit, target_max->required_rollouts_per_s);
+  const bool is_above_limit = !wanted || wanted->required_rollouts_per_s > limit * (1 + rules::kDeadband);
+  if (is_above_limit)
     note_once("faster", "",
               fmt::format("steps of {} with broadcasts of {} could use more than {:.4g} rollouts/s; {}",
                           to_text(pace.step_time), to_text(t_b), limit,
@@ -141,39 +142,40 @@ void FleetCore::retarget() {
 
 // ---- decisions ----
 
-void FleetCore::mind_time_limits() {
+void FleetCore::enforce_time_limits() {
   const std::vector<std::uint64_t> keys(machines_.not_working().begin(), machines_.not_working().end());
   for (const std::uint64_t key : keys) {
     Machine& machine = machines_.at(key);
-    const Duration waited = time_.now - machine.asked;
-    const bool late = waited >= std::max<Duration>(rules_.fleet.join_timeout, rules::kStepMax);
+    const Duration waited = time_.now - machine.requested_at;
+    const bool is_late = waited >= std::max<Duration>(rules_.fleet.join_timeout, rules::kTickGapMax);
     switch (machine.state) {
       case MachineState::kBooting:
-        if (!late) break;
-        lose(machine, "lost", fmt::format("its worker has not joined within {}", to_text(rules_.fleet.join_timeout)));
-        blame(machine, false);
+        if (!is_late) break;
+        count_as_lost(machine, "lost",
+                      fmt::format("its worker has not joined within {}", to_text(rules_.fleet.join_timeout)));
+        record_offer_failure(machine, false);
         stop(machine, fmt::format("its worker did not join within {}", to_text(rules_.fleet.join_timeout)));
         break;
       case MachineState::kStarting:
         // A start may be slow to answer, but an unwanted one costs money meanwhile.
-        if (waited <
-            (machine.unwanted ? rules::kAnswer : std::max<Duration>(rules_.fleet.join_timeout, rules::kAnswer)))
+        if (waited < (machine.unwanted ? rules::kAnswerTimeout
+                                       : std::max<Duration>(rules_.fleet.join_timeout, rules::kAnswerTimeout)))
           break;
         if (!machine.unwanted) {
-          lose(machine, "lost", fmt::format("the provider has not answered within {}", to_text(waited)));
-          blame(machine, false);
+          count_as_lost(machine, "lost", fmt::format("the provider has not answered within {}", to_text(waited)));
+          record_offer_failure(machine, false);
           machine.why = "the provider did not answer";
         }
-        doubt(machine);
+        mark_doubtful(machine);
         break;
       case MachineState::kDraining:
         if (time_.now >= machine.next_try) stop(machine, machine.why);
         break;
       case MachineState::kStopping:
-        if (time_.now >= machine.next_try) ask_to_stop(machine);
+        if (time_.now >= machine.next_try) request_stop(machine);
         break;
       case MachineState::kDoubtful:
-        if (time_.now >= machine.next_try) look(machine);
+        if (time_.now >= machine.next_try) request_listing(machine);
         break;
       case MachineState::kAsked:
       case MachineState::kWorking:
@@ -182,44 +184,45 @@ void FleetCore::mind_time_limits() {
   }
 }
 
-void FleetCore::mind_stalled() {
+void FleetCore::stop_stalled() {
   if (output_.worked < stalled_from_) return;
   stalled_from_ = Duration::max();
   const double working = totals().working_rollouts_per_s;
   for (auto& [key, machine] : machines_.all()) {
     if (machine.state != MachineState::kWorking) continue;
-    stalled_from_ = std::min(stalled_from_, machine.worked_then + rules_.fleet.away_max);
-    if (output_.worked - machine.worked_then < rules_.fleet.away_max) continue;
+    stalled_from_ = std::min(stalled_from_, machine.worked_at_progress + rules_.fleet.away_max);
+    if (output_.worked - machine.worked_at_progress < rules_.fleet.away_max) continue;
     const double rate = machine.rate(), others = working - rate;
     if (others <= 0) continue;
-    const double due = (output_.rollouts - machine.rollouts_then) * rate / others;
-    if (due < kGroupsBeforeStalled * rules_.group_size) continue;
+    const double expected_rollouts = (output_.rollouts - machine.rollouts_at_progress) * rate / others;
+    if (expected_rollouts < kGroupsBeforeStalled * rules_.group_size) continue;
     const std::string why = fmt::format(
         "other workers have submitted results for {}, in which its share would be {:.4g} rollouts, and it has "
         "submitted none",
-        to_text(output_.worked - machine.worked_then), due);
-    lose(machine, "lost", why);
-    demote(machine, kStalledShare);
-    blame(machine, false);
+        to_text(output_.worked - machine.worked_at_progress), expected_rollouts);
+    count_as_lost(machine, "lost", why);
+    demote_host(machine, kStalledShare);
+    record_offer_failure(machine, false);
     stop(machine, why);
   }
 }
 
-void FleetCore::mind_budgets() {
-  const double reserve = totals().usd_per_hour * seconds(rules::kReserve) / 3600;
+void FleetCore::enforce_budgets() {
+  const double reserve = totals().usd_per_hour * seconds(rules::kReserveTime) / 3600;
   if (rules_.fleet.usd_max && spent() + reserve >= *rules_.fleet.usd_max) {
     phase_ = Phase::kMoneySpent;
     note(
         "budget", "",
         fmt::format("${:.4g} of ${:.4g} are spent, and returning the fleet may take {} more: the fleet is returned now",
-                    spent(), *rules_.fleet.usd_max, to_text(rules::kReserve)));
+                    spent(), *rules_.fleet.usd_max, to_text(rules::kReserveTime)));
     for (auto& [key, machine] : machines_.all()) stop(machine, "the run's budget is spent");
     return;
   }
   while (rules_.fleet.usd_per_hour_max) {
     const double total = totals().counted_usd_per_hour;
     if (total <= *rules_.fleet.usd_per_hour_max * (1 + 1e-9)) break;
-    Machine* const dearest = machines_.dearest(traffic_scale(), [](const Machine& m) { return m.counts(); });
+    Machine* const dearest =
+        machines_.find_most_expensive(traffic_scale(), [](const Machine& m) { return m.counts_as_capacity(); });
     if (dearest == nullptr) break;
     note("released", dearest->offer.id,
          fmt::format("${:.4g} an hour are more than the ${:.4g} allowed; {}", total, *rules_.fleet.usd_per_hour_max,
@@ -232,13 +235,13 @@ void FleetCore::mind_budgets() {
 bool FleetCore::affordable(double per_hour) const {
   if (rules_.fleet.usd_per_hour_max && per_hour > *rules_.fleet.usd_per_hour_max * (1 + 1e-9)) return false;
   // Do not rent a machine that the budget could not keep until it becomes useful.
-  const Duration least = rules::kReserve + 2 * rules_.fleet.join_timeout;
-  return !rules_.fleet.usd_max || spent() + per_hour * seconds(least) / 3600 < *rules_.fleet.usd_max;
+  const Duration paid_time_min = rules::kReserveTime + 2 * rules_.fleet.join_timeout;
+  return !rules_.fleet.usd_max || spent() + per_hour * seconds(paid_time_min) / 3600 < *rules_.fleet.usd_max;
 }
 
 std::size_t FleetCore::rentals_allowed() {
-  const std::size_t most = std::max<std::size_t>(rules::kRentalsPerMinute, rules_.fleet.workers_max / 4);
-  return most - std::min(most, shortfall_.rented_lately(time_.now));
+  const std::size_t per_minute_max = std::max<std::size_t>(rules::kRentalsPerMinute, rules_.fleet.workers_max / 4);
+  return per_minute_max - std::min(per_minute_max, shortfall_.rentals_in_last_minute(time_.now));
 }
 
 void FleetCore::rent(const std::string& offer, const std::string& what, const std::string& why, bool replaces) {
@@ -254,12 +257,12 @@ void FleetCore::rent_wanted() {
   if (wanted_.empty()) return;
   const bool adopted =
       std::any_of(machines_.all().begin(), machines_.all().end(), [](const auto& m) { return m.second.adopt; });
-  std::vector<std::string> later;
+  std::vector<std::string> still_wanted;
   for (const std::string& id : std::exchange(wanted_, {})) {
-    const Machine* machine = machines_.of(id);
-    const bool looked_for_in_vain = machine != nullptr && machine->adopt && machine->unwanted;
-    if (machine != nullptr && machine->state == MachineState::kDoubtful && !looked_for_in_vain) {
-      later.push_back(id);
+    const Machine* machine = machines_.find(id);
+    const bool search_failed = machine != nullptr && machine->adopt && machine->unwanted;
+    if (machine != nullptr && machine->state == MachineState::kDoubtful && !search_failed) {
+      still_wanted.push_back(id);
       continue;
     }
     const OfferBook::Entry* const entry = book_.find(id);
@@ -280,12 +283,12 @@ void FleetCore::rent_wanted() {
          fmt::format("the plan chose it: {:.4g} rollouts/s for ${:.4g} an hour", entry->offer.rollouts_per_s, price),
          false);
   }
-  wanted_ = std::move(later);
+  wanted_ = std::move(still_wanted);
 }
 
 // The cheapest available offers that fill the gap.
-std::vector<std::string> FleetCore::choose(double missing) {
-  Beside rented(rules_.fleet.per_host_max);
+std::vector<std::string> FleetCore::choose_offers(double missing) {
+  RentedOffers rented(rules_.fleet.per_host_max);
   for (const auto& [key, machine] : machines_.all()) rented.add(machine.offer);
   const double per_hour = totals().usd_per_hour;
   struct Choice {
@@ -325,53 +328,54 @@ std::vector<std::string> FleetCore::choose(double missing) {
   } else {
     for (std::size_t i = 0; i < pool.size(); ++i) order.push_back(i);  // all offers, cheapest first
   }
-  const std::size_t most = std::min(limits.workers_max, rentals_allowed());
+  const std::size_t count_max = std::min(limits.workers_max, rentals_allowed());
   std::vector<std::string> chosen;
-  double more = 0;
+  double added_usd_per_hour = 0;
   for (const std::size_t i : order) {
     const FleetOffer& offer = *choices[i].offer;
-    if (chosen.size() == most) break;
-    if (!affordable(per_hour + (more + price_of(offer))) || !rented.fits(offer)) continue;
-    more += price_of(offer);
+    if (chosen.size() == count_max) break;
+    if (!affordable(per_hour + (added_usd_per_hour + price_of(offer))) || !rented.fits(offer)) continue;
+    added_usd_per_hour += price_of(offer);
     rented.add(offer);
     chosen.push_back(offer.id);
   }
   return chosen;
 }
 
-void FleetCore::mind_shortfall() {
-  const double target = target_.provisioned_rollouts_per_s, there = totals().expected_rollouts_per_s;
-  if (there >= target * (1 - rules::kDeadband)) {
+void FleetCore::fill_shortfall() {
+  const double target = target_.provisioned_rollouts_per_s, expected = totals().expected_rollouts_per_s;
+  if (expected >= target * (1 - rules::kDeadband)) {
     shortfall_.since.reset();
     shortfall_.loss_to_replace = shortfall_.exhausted = false;
-    unsay("short");
+    allow_note_again("short");
     return;
   }
   if (!wanted_.empty()) return;  // recovered machines may fill the gap
   const bool at_once = rules_.fleet.replace_lost && shortfall_.loss_to_replace;
-  const bool felt = shortfall_.loss_to_replace || idle() >= rules::kFeltIdle;
+  // A shortfall matters after a loss, or if the learner waits.
+  const bool is_relevant = shortfall_.loss_to_replace || idle_fraction() >= rules::kIdleShareMin;
   if (!at_once) {
-    if (!felt) shortfall_.since.reset();
-    if (felt && !shortfall_.since) shortfall_.since = time_.now;
-    if (!shortfall_.since || time_.now - *shortfall_.since < rules::kSustained) return;
+    if (!is_relevant) shortfall_.since.reset();
+    if (is_relevant && !shortfall_.since) shortfall_.since = time_.now;
+    if (!shortfall_.since || time_.now - *shortfall_.since < rules::kShortfallMin) return;
   }
-  if (rentals_allowed() == 0 || time_.now < shortfall_.look_again) return;
-  const std::vector<std::string> chosen = choose(target - there);
+  if (rentals_allowed() == 0 || time_.now < shortfall_.next_search) return;
+  const std::vector<std::string> chosen = choose_offers(target - expected);
   shortfall_.exhausted = chosen.empty();
-  if (shortfall_.exhausted) shortfall_.look_again = time_.now + kLookAgain;
+  if (shortfall_.exhausted) shortfall_.next_search = time_.now + kSearchPause;
   if (shortfall_.exhausted) return note_once("short", "", "no offer is left that may be rented; " + numbers_text());
   const std::string why = fmt::format("{}: {}", at_once ? "a machine was lost" : "below the target", numbers_text());
-  double missing = target - there;
+  double missing = target - expected;
   for (const std::string& id : chosen) {
     if (missing <= 0) break;
     shortfall_.rentals.push_back(time_.now);
     rent(id, at_once ? "replaced" : "added", why, at_once);
-    missing -= machines_.of(id)->rate();
+    missing -= machines_.find(id)->rate();
   }
   shortfall_.since.reset();
 }
 
-void FleetCore::mind_surplus() {
+void FleetCore::release_surplus() {
   const double target = target_.provisioned_rollouts_per_s;
   const double working = totals().working_rollouts_per_s;
   if (working < target * (1 + rules::kReleaseMargin)) {
@@ -379,9 +383,9 @@ void FleetCore::mind_surplus() {
     return;
   }
   if (!above_since_) above_since_ = time_.now;
-  if (time_.now - *above_since_ < rules::kSurplus) return;
+  if (time_.now - *above_since_ < rules::kSurplusMin) return;
   above_since_ = time_.now;  // one machine at a time
-  Machine* const dearest = machines_.dearest(traffic_scale(), [&](const Machine& machine) {
+  Machine* const dearest = machines_.find_most_expensive(traffic_scale(), [&](const Machine& machine) {
     return machine.state == MachineState::kWorking && working - machine.rate() >= target;
   });
   if (dearest == nullptr) return;

@@ -1,3 +1,4 @@
+// The fleet's thread: passes events of providers and workers to FleetCore, and its actions to providers and the ledger.
 #include "provisioner/fleet_driver.hpp"
 
 #include <future>
@@ -15,13 +16,15 @@ namespace {
 constexpr std::string_view kOperation = "fleet";
 constexpr std::size_t kQueueMax = 65'536;
 constexpr std::size_t kInputsAtOnce = 4096;
-constexpr Duration kGrace = std::chrono::seconds(5);  // between the request to end and a forced end
-// How often instances are booked as alive. The ledger of a killed learner is short of at most this time.
-constexpr Duration kSignsEvery = std::chrono::seconds(5);
-constexpr Duration kSpentEvery = std::chrono::seconds(1);
-constexpr Duration kCloseHere = kGrace + std::chrono::seconds(2), kCloseRemote = std::chrono::minutes(2);
+constexpr Duration kStopGrace = std::chrono::seconds(5);  // between the request to end and a forced end
+// Interval at which the ledger records that instances are alive. The ledger of a killed learner lacks at most this
+// time.
+constexpr Duration kSignsOfLifeInterval = std::chrono::seconds(5);
+constexpr Duration kSpendingInterval = std::chrono::seconds(1);
+// For the instances to end when the run does.
+constexpr Duration kCloseTimeLocal = kStopGrace + std::chrono::seconds(2), kCloseTimeRemote = std::chrono::minutes(2);
 
-void warn(const Status& status) {
+void log_error(const Status& status) {
   if (!status) log::error("{}", status.error().message());
 }
 
@@ -41,15 +44,15 @@ Result<std::unique_ptr<FleetDriver>> FleetDriver::start(FleetOptions options) {
   FleetDriver* const raw = driver.get();
   driver->thread_ = std::thread([&opened, raw] {
     Status status = raw->open_on_thread();
-    const bool good = status.has_value();
-    if (!good) raw->close_all();
+    const bool is_open = status.has_value();
+    if (!is_open) raw->close_all();
     opened.set_value(std::move(status));
-    if (good) raw->loop();
+    if (is_open) raw->loop();
   });
   ECHO_TRY(outcome.get());
   if (raw->options_.market)
     raw->watch_.emplace(raw->options_.market, raw->options_.market_every, [raw](std::vector<Offer> offers) {
-      raw->queue_.try_push(Input(Refreshed{std::move(offers)}));
+      raw->queue_.try_push(Input(RefreshedOffers{std::move(offers)}));
     });
   return driver;
 }
@@ -62,7 +65,7 @@ void FleetDriver::stop() {
   if (thread_.joinable()) thread_.join();
 }
 
-void FleetDriver::beat(const fleet::Beat& beat, Bytes received, Bytes forwarded, Bytes delivered) {
+void FleetDriver::beat(const fleet::Heartbeat& beat, Bytes received, Bytes forwarded, Bytes delivered) {
   queue_.try_push(Input(Traffic{beat.worker, received, forwarded, delivered, clock_.now()}));
   notify(beat);
 }
@@ -88,8 +91,8 @@ Status FleetDriver::open_on_thread() {
     log::info("{} offers are of provider '{}', which cannot be used here", count, provider);
   ECHO_ASSIGN(ledger_, Ledger::open(options_.ledger_file, options_.run));
   core_.emplace(rules_of(options_.plan), market, std::move(wanted));
-  ECHO_TRY(take_up());
-  tell_spent();
+  ECHO_TRY(recover_instances());
+  report_spending();
   carry_out(core_->tick(clock_.now()));
   poll_providers();
   update_summary();
@@ -97,22 +100,22 @@ Status FleetDriver::open_on_thread() {
 }
 
 // Replaces the offers by the current market, filtered by the plan's request.
-void FleetDriver::take(Refreshed refreshed) {
+void FleetDriver::replace_offers(RefreshedOffers refreshed) {
   const PlanRequest& request = options_.plan.request;
   std::vector<FleetOffer> market;
   offers_.clear();
   refreshed_ = std::move(refreshed.offers);
   for (Offer& offer : refreshed_) {
-    if (defect_of(request, offer) || !provider_of(offer.provider)) continue;
+    if (ineligibility_reason(request, offer) || !provider_of(offer.provider)) continue;
     offer.bid_usd_per_hour = bid_for(request, offer);
     market.push_back(fleet_offer(request, offer));
     offers_[offer.id] = &offer;
   }
-  hear(fleet::OffersRefreshed{std::move(market)});
+  handle(fleet::OffersRefreshed{std::move(market)});
 }
 
 // Looks for the instances that the ledger has from an earlier process, and for unknown instances with this run's label.
-Status FleetDriver::take_up() {
+Status FleetDriver::recover_instances() {
   for (const LedgerRow& row : ledger_->orphans()) {
     if (row.run != options_.run) continue;
     if (const auto provider = provider_of(row.provider); !provider)
@@ -124,10 +127,10 @@ Status FleetDriver::take_up() {
     FleetOffer offer{row.offer, row.provider, row.host, row.promised_rollouts_per_s.value_or(0), row.usd_per_hour, 0};
     offer.upload_usd_per_gb = row.upload_usd_per_gb.value_or(0);
     offer.download_usd_per_gb = row.download_usd_per_gb.value_or(0);
-    hear(fleet::Recovered{row.id, offer, {row.instance}, !is_here(row.provider)});
+    handle(fleet::Recovered{row.id, offer, {row.instance}, !is_local_provider(row.provider)});
   }
   for (const auto& [name, provider] : providers_)
-    if (!is_here(name)) provider->list(0, ledger_->label_prefix());
+    if (!is_local_provider(name)) provider->list(0, ledger_->label_prefix());
   return ok();
 }
 
@@ -136,17 +139,17 @@ void FleetDriver::loop() {
     auto input = queue_.pop(options_.tick);
     if (!input && queue_.closed()) break;
     for (std::size_t n = 0; input; ++n) {
-      if (const auto* event = std::get_if<FleetEvent>(&*input)) hear(*event);
-      if (const auto* traffic = std::get_if<Traffic>(&*input)) count(*traffic);
-      if (auto* refreshed = std::get_if<Refreshed>(&*input)) take(std::move(*refreshed));
+      if (const auto* event = std::get_if<FleetEvent>(&*input)) handle(*event);
+      if (const auto* traffic = std::get_if<Traffic>(&*input)) record_traffic(*traffic);
+      if (auto* refreshed = std::get_if<RefreshedOffers>(&*input)) replace_offers(std::move(*refreshed));
       if (n == kInputsAtOnce) break;
       input = queue_.pop(Duration{});
     }
     poll_providers();
     const TimePoint now = clock_.now();
-    if (now >= spent_due_) tell_spent();
+    if (now >= next_spending_report_) report_spending();
     carry_out(core_->tick(now));
-    if (now >= signs_due_) book_signs();
+    if (now >= next_signs_of_life_) book_signs_of_life();
     update_summary();
   }
   close_all();
@@ -155,11 +158,12 @@ void FleetDriver::loop() {
 void FleetDriver::close_all() {
   stopping_ = true;
   if (ledger_ && core_) {
-    book_signs();
+    book_signs_of_life();
     carry_out(core_->close("the run has ended", clock_.now()));
     bool remote = false;
-    for (const auto& [key, machine] : core_->machines().all()) remote = remote || !is_here(machine.offer.provider);
-    const TimePoint deadline = clock_.now() + (remote ? kCloseRemote : kCloseHere);
+    for (const auto& [key, machine] : core_->machines().all())
+      remote = remote || !is_local_provider(machine.offer.provider);
+    const TimePoint deadline = clock_.now() + (remote ? kCloseTimeRemote : kCloseTimeLocal);
     while (!core_->machines().empty() && clock_.now() < deadline) {
       poll_providers();
       carry_out(core_->tick(clock_.now()));
@@ -184,16 +188,16 @@ void FleetDriver::carry_out(const std::vector<FleetAction>& actions) {
 void FleetDriver::act(const fleet::Book& a) {
   const Offer* offer = offer_of(a.offer);
   ECHO_CHECK(offer != nullptr, "offer {}", a.offer);
-  auto row = ledger_->intend(*offer, clock_.unix_seconds(), offer->bid_usd_per_hour);
-  if (!row) return hear(fleet::BookingFailed{a.offer, row.error().message()});
+  auto row = ledger_->record_intent(*offer, clock_.unix_seconds(), offer->bid_usd_per_hour);
+  if (!row) return handle(fleet::BookingFailed{a.offer, row.error().message()});
   labels_[row->id] = row->label;
   accounts_[row->id] = {};
-  hear(fleet::Booked{a.offer, row->id});
+  handle(fleet::Booked{a.offer, row->id});
 }
 
 void FleetDriver::act(const fleet::Start& a) {
   const Offer* offer = offer_of(a.offer);
-  const auto refuse = [&](const Error& error) { hear(fleet::StartFailed{a.ticket, error.message(), false, false}); };
+  const auto refuse = [&](const Error& error) { handle(fleet::StartFailed{a.ticket, error.message(), false, false}); };
   const auto provider = provider_of(offer->provider);
   if (!provider) return refuse(provider.error());
   auto spec = options_.launch(*offer);
@@ -205,30 +209,31 @@ void FleetDriver::act(const fleet::Start& a) {
 }
 
 void FleetDriver::act(const fleet::Stop& a) {
-  const auto* machine = core_->machines().of(a.ticket);
+  const auto* machine = core_->machines().find(a.ticket);
   ECHO_CHECK(machine != nullptr);
   const auto provider = provider_of(machine->offer.provider);
-  if (!provider) return hear(fleet::StopFailed{a.ticket, provider.error().message()});
-  warn(ledger_->stop_asked(a.ticket, clock_.unix_seconds()));
-  (*provider)->stop(a.ticket, a.instance, kGrace);
+  if (!provider) return handle(fleet::StopFailed{a.ticket, provider.error().message()});
+  log_error(ledger_->record_stop_request(a.ticket, clock_.unix_seconds()));
+  (*provider)->stop(a.ticket, a.instance, kStopGrace);
 }
 
-void FleetDriver::act(const fleet::Look& a) {
-  const auto* machine = core_->machines().of(a.ticket);
+void FleetDriver::act(const fleet::FindInstance& a) {
+  const auto* machine = core_->machines().find(a.ticket);
   ECHO_CHECK(machine != nullptr);
   if (const auto provider = provider_of(machine->offer.provider)) (*provider)->list(a.ticket, labels_[a.ticket]);
 }
 
 void FleetDriver::act(const fleet::BookEnd& a) {
-  book_signs();
+  book_signs_of_life();
   if (a.rollouts_per_s)
-    warn(ledger_->measured(a.ticket, {a.rollouts_per_s, std::nullopt, std::nullopt}, clock_.unix_seconds()));
+    log_error(
+        ledger_->record_measurement(a.ticket, {a.rollouts_per_s, std::nullopt, std::nullopt}, clock_.unix_seconds()));
   const Account account = std::exchange(accounts_[a.ticket], {});
   accounts_.erase(a.ticket);
   // An instance that ended with its process is booked at its last sign of life, not now.
-  const bool with_process = account.last_known_unix_s && !account.runs;
-  ends_.push_back({a, with_process ? *account.last_known_unix_s : clock_.unix_seconds()});
-  if (with_process) options_.record("orphan", labels_[a.ticket], a.why);
+  const bool ended_with_process = account.last_known_unix_s && !account.runs;
+  ends_.push_back({a, ended_with_process ? *account.last_known_unix_s : clock_.unix_seconds()});
+  if (ended_with_process) options_.record("orphan", labels_[a.ticket], a.why);
   book_ends();
 }
 
@@ -237,7 +242,7 @@ void FleetDriver::act(const fleet::GiveUp& a) {
 }
 
 void FleetDriver::act(const fleet::Drain& a) {
-  if (!options_.drain) return hear(fleet::Drained{a.worker});
+  if (!options_.drain) return handle(fleet::Drained{a.worker});
   options_.drain(a.worker, a.why);
 }
 
@@ -258,7 +263,7 @@ void FleetDriver::act(const fleet::Note& a) {
                             {"usd", n.usd}};
   if (!a.offer.empty()) numbers["offer"] = a.offer;
   if (a.ticket != 0) numbers["row"] = a.ticket;  // of the ledger
-  warn(ledger_->decided({clock_.unix_seconds(), a.what, a.why, numbers.dump()}));
+  log_error(ledger_->record_decision({clock_.unix_seconds(), a.what, a.why, numbers.dump()}));
   options_.record(a.what, a.offer, a.why);
   if (a.what == "lost" || a.what == "failed") {
     const std::lock_guard lock(mutex_);
@@ -279,40 +284,42 @@ void FleetDriver::poll_providers() {
 }
 
 void FleetDriver::on(const std::string&, const Started& e) {
-  const auto* machine = core_->machines().of(e.ticket);
+  const auto* machine = core_->machines().find(e.ticket);
   accounts_[e.ticket].runs = true;
-  warn(ledger_->running(e.ticket, e.instance.text, clock_.unix_seconds()));
+  log_error(ledger_->record_start(e.ticket, e.instance.text, clock_.unix_seconds()));
   if (e.usd_per_hour && machine != nullptr && *e.usd_per_hour != machine->offer.usd_per_hour)
-    warn(ledger_->priced(e.ticket, *e.usd_per_hour, clock_.unix_seconds()));
+    log_error(ledger_->record_price(e.ticket, *e.usd_per_hour, clock_.unix_seconds()));
   ++started_;
   options_.record("rented", machine ? machine->offer.id : "", e.instance.text);
-  hear(fleet::Started{e.ticket, e.instance, e.usd_per_hour});
+  handle(fleet::Started{e.ticket, e.instance, e.usd_per_hour});
 }
 
 void FleetDriver::on(const std::string&, const StartFailed& e) {
-  hear(fleet::StartFailed{e.ticket, e.error.message(), e.retryable, e.perhaps_rented});
+  handle(fleet::StartFailed{e.ticket, e.error.message(), e.retryable, e.perhaps_rented});
 }
 
-void FleetDriver::on(const std::string&, const Stopped& e) { hear(fleet::Stopped{e.ticket}); }
+void FleetDriver::on(const std::string&, const Stopped& e) { handle(fleet::Stopped{e.ticket}); }
 
-void FleetDriver::on(const std::string&, const StopFailed& e) { hear(fleet::StopFailed{e.ticket, e.error.message()}); }
+void FleetDriver::on(const std::string&, const StopFailed& e) {
+  handle(fleet::StopFailed{e.ticket, e.error.message()});
+}
 
 void FleetDriver::on(const std::string&, const Exited& e) {
   auto ticket = ticket_of(e.instance);
   for (const auto& [key, machine] : core_->machines().all())
     if (!ticket && machine.instance.text.empty() && labels_[machine.ticket] == e.label) ticket = machine.ticket;
-  if (ticket) hear(fleet::Exited{*ticket, e.why, e.outbid, e.still_rented});
+  if (ticket) handle(fleet::Exited{*ticket, e.why, e.outbid, e.still_rented});
 }
 
 void FleetDriver::on(const std::string&, const Ending& e) {
-  if (const auto ticket = ticket_of(e.instance)) hear(fleet::Ending{*ticket, e.why, e.outbid});
+  if (const auto ticket = ticket_of(e.instance)) handle(fleet::Ending{*ticket, e.why, e.outbid});
 }
 
 void FleetDriver::on(const std::string&, const PriceChanged& e) {
   const auto ticket = ticket_of(e.instance);
   if (!ticket) return;
-  warn(ledger_->priced(*ticket, e.usd_per_hour, clock_.unix_seconds()));
-  hear(fleet::PriceChanged{*ticket, e.usd_per_hour});
+  log_error(ledger_->record_price(*ticket, e.usd_per_hour, clock_.unix_seconds()));
+  handle(fleet::PriceChanged{*ticket, e.usd_per_hour});
 }
 
 void FleetDriver::on(const std::string& provider, const Listed& e) {
@@ -322,89 +329,93 @@ void FleetDriver::on(const std::string& provider, const Listed& e) {
       const bool known = std::any_of(core_->machines().all().begin(), core_->machines().all().end(),
                                      [&](const auto& entry) { return labels_[entry.second.ticket] == info.label; });
       if (known) continue;  // the core already looks for it
-      const auto row =
-          ledger_->found(provider, info.instance.text, info.label, info.usd_per_hour, clock_.unix_seconds());
-      warn(row ? ok() : Status(row.error()));
+      const auto row = ledger_->record_found_instance(provider, info.instance.text, info.label, info.usd_per_hour,
+                                                      clock_.unix_seconds());
+      log_error(row ? ok() : Status(row.error()));
       if (!row) continue;
       labels_[row->id] = row->label;
       accounts_[row->id].runs = true;
       log::warn("{} has a label of this run but no row in its ledger: it is stopped", info.instance.text);
-      hear(fleet::Recovered{row->id, {row->offer, provider, row->host, 0, row->usd_per_hour, 0}, info.instance, false});
+      handle(
+          fleet::Recovered{row->id, {row->offer, provider, row->host, 0, row->usd_per_hour, 0}, info.instance, false});
     }
     return;
   }
   for (const InstanceInfo& info : e.instances) {
     if (info.label != labels_[e.ticket]) continue;
-    const auto* machine = core_->machines().of(e.ticket);
+    const auto* machine = core_->machines().find(e.ticket);
     if (machine != nullptr && !accounts_[e.ticket].runs) {
       accounts_[e.ticket].runs = true;
-      if (machine->instance.text.empty()) warn(ledger_->running(e.ticket, info.instance.text, clock_.unix_seconds()));
+      if (machine->instance.text.empty())
+        log_error(ledger_->record_start(e.ticket, info.instance.text, clock_.unix_seconds()));
     }
-    return hear(fleet::Found{e.ticket, info.instance, true});
+    return handle(fleet::Found{e.ticket, info.instance, true});
   }
-  if (e.complete) hear(fleet::Found{e.ticket, std::nullopt, is_here(provider)});
+  if (e.complete) handle(fleet::Found{e.ticket, std::nullopt, is_local_provider(provider)});
 }
 
-void FleetDriver::count(const Traffic& traffic) {
-  const FleetMachine* machine = core_->machines().of(traffic.worker);
+void FleetDriver::record_traffic(const Traffic& traffic) {
+  const FleetMachine* machine = core_->machines().find(traffic.worker);
   if (machine == nullptr) return;
   Account& account = accounts_[machine->ticket];
-  hear(fleet::Moved{traffic.worker, traffic.received, traffic.forwarded});
+  handle(fleet::TrafficMeasured{traffic.worker, traffic.received, traffic.forwarded});
   // A worker's counters restart with its process.
-  const auto since = [](Bytes now, Bytes before) { return Bytes{now.count - (now < before ? 0 : before.count)}; };
-  account.received_unbooked += since(traffic.received, account.received);
-  account.forwarded_unbooked += since(traffic.forwarded, account.forwarded);
-  account.down.heard(traffic.received, traffic.at);
-  account.up.heard(std::min(traffic.forwarded, traffic.delivered), traffic.at);  // the lesser of both ends' counts
+  const auto increase = [](Bytes now, Bytes before) { return Bytes{now.count - (now < before ? 0 : before.count)}; };
+  account.received_unbooked += increase(traffic.received, account.received);
+  account.forwarded_unbooked += increase(traffic.forwarded, account.forwarded);
+  account.down.add_reading(traffic.received, traffic.at);
+  account.up.add_reading(std::min(traffic.forwarded, traffic.delivered),
+                         traffic.at);  // the lesser of both ends' counts
   account.received = traffic.received;
   account.forwarded = traffic.forwarded;
 }
 
-void FleetDriver::book_signs() {
-  std::vector<LedgerSign> signs;
+void FleetDriver::book_signs_of_life() {
+  std::vector<LedgerSignOfLife> signs;
   for (auto& [ticket, account] : accounts_) {
     if (!account.runs) continue;
     signs.push_back(
         {ticket, std::exchange(account.forwarded_unbooked, {}), std::exchange(account.received_unbooked, {})});
-    const auto* machine = core_->machines().of(ticket);
+    const auto* machine = core_->machines().find(ticket);
     const auto measured = machine != nullptr && machine->measured ? machine->measured : account.measured;
-    if (measured == account.measured && account.up.best() == account.up_booked &&
-        account.down.best() == account.down_booked)
+    if (measured == account.measured && account.up.highest() == account.up_booked &&
+        account.down.highest() == account.down_booked)
       continue;
     account.measured = measured;
-    account.up_booked = account.up.best();
-    account.down_booked = account.down.best();
-    warn(ledger_->measured(ticket, {measured, account.up_booked, account.down_booked}, clock_.unix_seconds()));
+    account.up_booked = account.up.highest();
+    account.down_booked = account.down.highest();
+    log_error(
+        ledger_->record_measurement(ticket, {measured, account.up_booked, account.down_booked}, clock_.unix_seconds()));
   }
-  warn(ledger_->alive(signs, clock_.unix_seconds()));
-  signs_due_ = clock_.now() + kSignsEvery;
+  log_error(ledger_->record_signs_of_life(signs, clock_.unix_seconds()));
+  next_signs_of_life_ = clock_.now() + kSignsOfLifeInterval;
 }
 
 void FleetDriver::book_ends() {
   std::erase_if(ends_, [&](const End& e) {
-    const Status booked = e.end.ran ? ledger_->ended(e.end.ticket, e.end.why, e.unix_s)
-                                    : ledger_->failed(e.end.ticket, e.end.why, e.unix_s);
-    warn(booked);
+    const Status booked = e.end.ran ? ledger_->record_end(e.end.ticket, e.end.why, e.unix_s)
+                                    : ledger_->record_failure(e.end.ticket, e.end.why, e.unix_s);
+    log_error(booked);
     return booked || booked.error().code != Code::kIo;  // a full disk may have room later, so retry
   });
 }
 
-void FleetDriver::tell_spent() {
-  spent_due_ = clock_.now() + kSpentEvery;
+void FleetDriver::report_spending() {
+  next_spending_report_ = clock_.now() + kSpendingInterval;
   if (!ends_.empty()) book_ends();
   const auto totals = ledger_->totals(clock_.unix_seconds());
-  if (!totals) return warn(totals.error());
+  if (!totals) return log_error(totals.error());
   {
     const std::lock_guard lock(mutex_);
     summary_.usd = totals->usd;
     summary_.prices_known = totals->prices_known;
     if (!stopping_) summary_.usd_per_hour = totals->usd_per_hour;
   }
-  hear(fleet::Spent{totals->usd + (options_.other_usd ? options_.other_usd() : 0)});
+  handle(fleet::SpendingMeasured{totals->usd + (options_.other_usd ? options_.other_usd() : 0)});
 }
 
 void FleetDriver::update_summary() {
-  if (stopping_) tell_spent();
+  if (stopping_) report_spending();
   const FleetNumbers numbers = core_->numbers();
   const std::lock_guard lock(mutex_);
   summary_.planned = options_.plan.chosen().size();

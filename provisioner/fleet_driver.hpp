@@ -24,7 +24,7 @@ namespace echoline::provisioner {
 struct FleetOptions {
   std::string run;
   Plan plan;                                        // its choice is rented first, and only offers that it considers
-  MarketLook market;                                // may be empty: then the plan's offers are the whole market
+  MarketSearch market;                              // may be empty: then the plan's offers are the whole market
   Duration market_every = std::chrono::seconds(2);  // between two calls of `market`
   // The run's cost besides its fleet, for the total budget; may be empty. Called on the fleet's thread.
   std::function<double()> other_usd;
@@ -64,8 +64,8 @@ class FleetDriver {
   void notify(FleetEvent event) { queue_.try_push(Input(std::move(event))); }
   // `received` and `forwarded`: bytes since the worker joined, by its own count; `delivered`: the forwarded bytes that
   // its receivers confirm.
-  void beat(const fleet::Beat& beat, Bytes received, Bytes forwarded, Bytes delivered);
-  void learner_waits(bool now_waits) { notify(fleet::Waiting{now_waits}); }
+  void beat(const fleet::Heartbeat& beat, Bytes received, Bytes forwarded, Bytes delivered);
+  void learner_waits(bool now_waits) { notify(fleet::LearnerWaiting{now_waits}); }
   void step_measured(Duration step_time) { notify(fleet::StepMeasured{step_time}); }
   void broadcast_measured(Duration broadcast_time, Bytes payload) {
     notify(fleet::BroadcastMeasured{broadcast_time, payload});
@@ -80,10 +80,10 @@ class FleetDriver {
     Bytes received, forwarded, delivered;
     TimePoint at;
   };
-  struct Refreshed {
+  struct RefreshedOffers {
     std::vector<Offer> offers;
   };
-  using Input = std::variant<FleetEvent, Traffic, Refreshed>;
+  using Input = std::variant<FleetEvent, Traffic, RefreshedOffers>;
   // Per machine, besides the core's state.
   struct Account {
     Bytes received, forwarded;                    // as the worker counts them
@@ -101,15 +101,15 @@ class FleetDriver {
 
   explicit FleetDriver(FleetOptions options);
   Status open_on_thread();
-  Status take_up();
+  Status recover_instances();
   void loop();
   void close_all();
-  void hear(const FleetEvent& event) { carry_out(core_->handle(event, clock_.now())); }
+  void handle(const FleetEvent& event) { carry_out(core_->handle(event, clock_.now())); }
   void carry_out(const std::vector<FleetAction>& actions);
   void act(const fleet::Book& a);
   void act(const fleet::Start& a);
   void act(const fleet::Stop& a);
-  void act(const fleet::Look& a);
+  void act(const fleet::FindInstance& a);
   void act(const fleet::BookEnd& a);
   void act(const fleet::GiveUp& a);
   void act(const fleet::Drain& a);
@@ -123,11 +123,11 @@ class FleetDriver {
   void on(const std::string& provider, const Ending& e);
   void on(const std::string& provider, const PriceChanged& e);
   void on(const std::string& provider, const Listed& e);
-  void count(const Traffic& traffic);
-  void take(Refreshed refreshed);
-  void book_signs();
+  void record_traffic(const Traffic& traffic);
+  void replace_offers(RefreshedOffers refreshed);
+  void book_signs_of_life();
   void book_ends();
-  void tell_spent();
+  void report_spending();
   void update_summary();
   Result<Provider*> provider_of(const std::string& name);
   std::optional<Ticket> ticket_of(const InstanceId& instance) const;
@@ -150,7 +150,7 @@ class FleetDriver {
   std::map<Ticket, std::string> labels_;
   std::vector<End> ends_;  // not booked yet
   bool stopping_ = false;
-  TimePoint signs_due_{}, spent_due_{};
+  TimePoint next_signs_of_life_{}, next_spending_report_{};
   std::uint64_t started_ = 0;
 
   mutable std::mutex mutex_;

@@ -48,12 +48,12 @@ struct FleetMachine {
   Ticket ticket = 0;
   InstanceId instance;
   MachineState state = MachineState::kAsked;
-  double share = 1;             // of its promise, as its host has kept it so far
-  TimePoint since;              // when the state began
-  TimePoint asked;              // when it was requested
+  double share = 1;             // measured / promised rate of its host so far; 1 without a demotion
+  TimePoint state_since;        // when the state began
+  TimePoint requested_at;       // when it was requested
   TimePoint next_try = kNever;  // of the pending request
   int tries = 0;
-  bool answered = true;   // the provider has answered the start
+  bool answered = true;   // the provider has answered the request to start it
   bool adopt = false;     // of an earlier process: use it if it exists
   bool unwanted = false;  // stop it as soon as that is possible
   std::optional<WorkerId> worker;
@@ -67,9 +67,9 @@ struct FleetMachine {
   double unfinished_s = 0;         // time spent on work that it has not submitted yet
   // The fleet's output at this machine's last progress: a result, a part of its first policy, or a request for work
   // that could not be granted.
-  double rollouts_then = 0;
-  Duration worked_then{};
-  Bytes received_then{};  // of its first policy
+  double rollouts_at_progress = 0;
+  Duration worked_at_progress{};
+  Bytes received_at_progress{};  // of its first policy
   struct Traffic {
     TimePoint at;
     Bytes received, forwarded;
@@ -84,7 +84,9 @@ struct FleetMachine {
     return offer.usd_per_hour + traffic_usd_per_hour.value_or(offer.traffic_usd_per_hour * traffic_scale);
   }
   // Whether it works or may come to work.
-  bool counts() const { return !unwanted && state != MachineState::kStopping && state != MachineState::kDraining; }
+  bool counts_as_capacity() const {
+    return !unwanted && state != MachineState::kStopping && state != MachineState::kDraining;
+  }
 };
 
 struct FleetTotals {
@@ -106,18 +108,18 @@ class FleetMachines {
   void move(FleetMachine& machine, MachineState to, TimePoint now);
   void erase(const FleetMachine& machine);
   // Call after changing a machine's rate, price, or whether it counts.
-  void changed() { totals_.reset(); }
+  void invalidate_totals() { totals_.reset(); }
 
   // Null if there is none. If several machines have this offer, returns the oldest.
-  FleetMachine* of(Ticket ticket) { return found(by_ticket_, ticket); }
-  FleetMachine* of(WorkerId worker) { return found(by_worker_, worker); }
-  FleetMachine* of(const std::string& offer) { return const_cast<FleetMachine*>(std::as_const(*this).of(offer)); }
-  const FleetMachine* of(Ticket ticket) const { return found(by_ticket_, ticket); }
-  const FleetMachine* of(WorkerId worker) const { return found(by_worker_, worker); }
-  const FleetMachine* of(const std::string& offer) const;
+  FleetMachine* find(Ticket ticket) { return lookup(by_ticket_, ticket); }
+  FleetMachine* find(WorkerId worker) { return lookup(by_worker_, worker); }
+  FleetMachine* find(const std::string& offer) { return const_cast<FleetMachine*>(std::as_const(*this).find(offer)); }
+  const FleetMachine* find(Ticket ticket) const { return lookup(by_ticket_, ticket); }
+  const FleetMachine* find(WorkerId worker) const { return lookup(by_worker_, worker); }
+  const FleetMachine* find(const std::string& offer) const;
   FleetMachine& at(std::uint64_t key) { return machines_.at(key); }
   // The accepted machine with the highest cost per rollout; null if none.
-  FleetMachine* dearest(double traffic_scale, const std::function<bool(const FleetMachine&)>& meant);
+  FleetMachine* find_most_expensive(double traffic_scale, const std::function<bool(const FleetMachine&)>& is_candidate);
 
   const std::map<std::uint64_t, FleetMachine>& all() const { return machines_; }
   std::map<std::uint64_t, FleetMachine>& all() { return machines_; }
@@ -131,7 +133,7 @@ class FleetMachines {
 
  private:
   template <class Index, class Key>
-  static FleetMachine* found(const Index& index, Key key) {
+  static FleetMachine* lookup(const Index& index, Key key) {
     const auto it = index.find(key);
     return it == index.end() ? nullptr : it->second;
   }

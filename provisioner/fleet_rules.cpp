@@ -1,3 +1,4 @@
+// Converts a plan to the rules and offers of FleetCore.
 #include "provisioner/fleet_rules.hpp"
 
 #include "provisioner/eligibility.hpp"

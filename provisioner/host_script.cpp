@@ -1,3 +1,4 @@
+// The command of a rented host: fetches the bundle and starts the worker.
 #include "provisioner/host_script.hpp"
 
 #include <fmt/format.h>
@@ -23,7 +24,9 @@ die() {
 }
 fetch() {
   if has curl; then
-    code=$(auth header= "$ECHOLINE_TOKEN" | curl -qsSkK- --pinnedpubkey "$pin" --connect-timeout 20 -y600 -Y1 -o "$1" -w '%{http_code}' "$url") && [ "$code" = 200 ]
+    code=$(auth header= "$ECHOLINE_TOKEN" |
+    curl -qsSkK- --pinnedpubkey "$pin" --connect-timeout 20 -y600 -Y1 -o "$1" -w '%{http_code}' "$url") &&
+    [ "$code" = 200 ]
   elif has wget; then
     printf 'header=Authorization: Bearer %s\n' "$ECHOLINE_TOKEN" >"$1.rc"
     wget -nv -t1 -T600 --config="$1.rc" --no-check-certificate --pinnedpubkey="$pin" --content-on-error -O "$1" "$url"
@@ -46,7 +49,8 @@ base=${XDG_CACHE_HOME:-${HOME:-/root}/.cache}/echoline
 mkdir -p "$base" 2>/dev/null && [ -O "$base" ] || base=$(mktemp -d) || die "no folder for the bundle"
 home=$base/$sum
 if [ ! -x "$home/bin/echoline" ]; then
-  has curl || has wget || has python3 || { apt-get -qq update && apt-get -qqy --no-install-recommends install curl; } >&2 ||
+  has curl || has wget || has python3 ||
+    { apt-get -qq update && apt-get -qqy --no-install-recommends install curl; } >&2 ||
     die "this machine has none of curl, wget and python3, and curl cannot be installed"
   new=$(mktemp -d "$base/new.XXXXXX") || die "$base: not writable"
   n=1
@@ -66,13 +70,13 @@ exec "$home/bin/echoline" "$@"
 
 }  // namespace
 
-void become_worker(LaunchSpec& spec, std::string_view provider, const std::optional<HostScript>& script,
-                   std::vector<std::string> arguments) {
+void set_worker_command(LaunchSpec& spec, std::string_view provider, const std::optional<HostScript>& script,
+                        std::vector<std::string> arguments) {
   if (const ProviderKind* kind = provider_kind(provider); kind && kind->mapped_port) {
     spec.ports = {kMappedPort};
     arguments.insert(arguments.end(), {"--port", std::to_string(kMappedPort)});
   }
-  spec.found_there = script.has_value();
+  spec.program_on_instance = script.has_value();
   if (!script) arguments.insert(arguments.begin(), "echoline");
   spec.argv = script ? host_command(*script, provider, arguments) : std::move(arguments);
 }

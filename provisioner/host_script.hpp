@@ -22,8 +22,8 @@ inline constexpr std::uint16_t kMappedPort = 7070;
 
 // Sets the command and ports with which an instance of `provider` becomes a worker with these arguments. Without a
 // script, the instance's image holds the program.
-void become_worker(LaunchSpec& spec, std::string_view provider, const std::optional<HostScript>& script,
-                   std::vector<std::string> arguments);
+void set_worker_command(LaunchSpec& spec, std::string_view provider, const std::optional<HostScript>& script,
+                        std::vector<std::string> arguments);
 
 // A command that fetches the bundle, unless this user's earlier copy is there, and executes its program with
 // `arguments`. It uses curl, wget or python3, and otherwise tries to install curl; its other tools are essential

@@ -1,3 +1,4 @@
+// The ledger's tables: every change is a transaction. The fleet and `echoline ledger` call it.
 #include "provisioner/ledger.hpp"
 
 #include <algorithm>
@@ -20,12 +21,11 @@ constexpr std::size_t kFoldersMax = 1000;  // ledgers read for known_hosts()
 
 constexpr const char* kColumns =
     "id, run, offer, provider, instances.instance, state, usd_per_hour, upload_usd_per_gb, download_usd_per_gb, "
-    "uploaded_bytes, "
-    "downloaded_bytes, intended_unix_s, running_unix_s, ended_unix_s, note, alive_unix_s, price_known, label, host, "
-    "gpu, "
-    "gpu_count, promised_rollouts_per_s, measured.rollouts_per_s, measured.up_bits_per_s, measured.down_bits_per_s, "
-    "measured.unix_s, stop_asked_unix_s FROM instances LEFT JOIN measured ON measured.instance = instances.id";
-constexpr int kMeasuredAt = 25;
+    "uploaded_bytes, downloaded_bytes, intended_unix_s, running_unix_s, ended_unix_s, note, alive_unix_s, price_known, "
+    "label, host, gpu, gpu_count, promised_rollouts_per_s, measured.rollouts_per_s, measured.up_bits_per_s, "
+    "measured.down_bits_per_s, measured.unix_s, stop_asked_unix_s "
+    "FROM instances LEFT JOIN measured ON measured.instance = instances.id";
+constexpr int kMeasuredTimeColumn = 25;  // of kColumns
 
 constexpr std::array kStates{InstanceState::kIntended, InstanceState::kRunning, InstanceState::kEnded,
                              InstanceState::kFailed};
@@ -71,28 +71,29 @@ LedgerRow row_of(const Statement& s) {
 
 // `condition` may contain one question mark, bound to `text`.
 Result<std::vector<LedgerRow>> rows_where(sqlite3* db, const std::string& condition, const std::string& text = "") {
-  const auto bound = [&](Statement& s) {
+  const auto bind_text = [&](Statement& s) {
     if (condition.find('?') != std::string::npos) s.bind(text);
   };
   ECHO_ASSIGN(Statement s, Statement::prepare(db, fmt::format("SELECT {} WHERE {} ORDER BY id", kColumns, condition)));
-  bound(s);
+  bind_text(s);
   std::vector<LedgerRow> rows;
   while (true) {
-    ECHO_ASSIGN(const bool more, s.step());
-    if (!more) break;
+    ECHO_ASSIGN(const bool has_row, s.step());
+    if (!has_row) break;
     rows.push_back(row_of(s));
   }
-  ECHO_ASSIGN(Statement p,
+  ECHO_ASSIGN(Statement price_query,
               Statement::prepare(db, fmt::format("SELECT prices.instance, from_unix_s, prices.usd_per_hour FROM "
                                                  "prices JOIN instances ON instances.id = prices.instance "
                                                  "WHERE instances.{} ORDER BY prices.instance, prices.id",
                                                  condition)));
-  bound(p);
+  bind_text(price_query);
   for (auto row = rows.begin();;) {
-    ECHO_ASSIGN(const bool more, p.step());
-    if (!more) return rows;
-    while (row != rows.end() && row->id < p.integer(0)) ++row;
-    if (row != rows.end() && row->id == p.integer(0)) row->prices.push_back({p.real(1), p.real(2)});
+    ECHO_ASSIGN(const bool has_row, price_query.step());
+    if (!has_row) return rows;
+    while (row != rows.end() && row->id < price_query.integer(0)) ++row;
+    if (row != rows.end() && row->id == price_query.integer(0))
+      row->prices.push_back({price_query.real(1), price_query.real(2)});
   }
 }
 
@@ -158,8 +159,8 @@ struct Ledger::Impl {
   std::string run, label_prefix;
   std::vector<LedgerRow> orphans;
 
-  // Updates one row; explains why if nothing changed.
-  Status change(Statement& update, std::int64_t row, std::string_view step) {
+  // Executes an update of one row. The error explains why no row was changed; `step` names the change.
+  Status update_row(Statement& update, std::int64_t row, std::string_view step) {
     ECHO_TRY(update.step());
     if (sqlite3_changes(db.get()) == 1) return ok();
     ECHO_ASSIGN(Statement s, Statement::prepare(db.get(), "SELECT state FROM instances WHERE id = ?"));
@@ -168,7 +169,7 @@ struct Ledger::Impl {
     return fail(Code::kInvalid, kOperation, "row {} is {} and cannot become {}", row, s.text(0), step);
   }
 
-  Status note_state(std::int64_t row, InstanceState state, const std::string& note, double now) {
+  Status append_state(std::int64_t row, InstanceState state, const std::string& note, double now) {
     ECHO_ASSIGN(Statement s,
                 Statement::prepare(db.get(), "INSERT INTO states (instance, state, unix_s, note) VALUES (?, ?, ?, ?)"));
     s.bind(row).bind(std::string(to_string(state))).bind(now).bind(note);
@@ -176,7 +177,7 @@ struct Ledger::Impl {
     return ok();
   }
 
-  Status note_price(std::int64_t row, double usd_per_hour, double now) {
+  Status append_price(std::int64_t row, double usd_per_hour, double now) {
     ECHO_ASSIGN(
         Statement s,
         Statement::prepare(db.get(), "INSERT INTO prices (instance, from_unix_s, usd_per_hour) VALUES (?, ?, ?)"));
@@ -184,25 +185,26 @@ struct Ledger::Impl {
     return ok();
   }
 
-  Status finish(std::int64_t row, InstanceState state, const std::string& note, double now) {
+  Status close_row(std::int64_t row, InstanceState state, const std::string& note, double now) {
     return transaction(db.get(), [&]() -> Status {
       ECHO_ASSIGN(Statement s, Statement::prepare(db.get(),
                                                   "UPDATE instances SET state = ?, note = ?, ended_unix_s = ? "
                                                   "WHERE id = ? AND state IN ('intended', 'running')"));
       s.bind(std::string(to_string(state))).bind(note).bind(now).bind(row);
-      ECHO_TRY(change(s, row, to_string(state)));
-      return note_state(row, state, note, now);
+      ECHO_TRY(update_row(s, row, to_string(state)));
+      return append_state(row, state, note, now);
     });
   }
 
-  Result<LedgerRow> one(std::int64_t id) const {
+  Result<LedgerRow> read_row(std::int64_t id) const {
     ECHO_ASSIGN(std::vector<LedgerRow> rows, rows_where(db.get(), fmt::format("id = {}", id)));
     if (rows.empty()) return fail(Code::kNotFound, kOperation, "there is no row {}", id);
     return std::move(rows.front());
   }
 
-  // Reads the run's mark; creates it if the run is new to this file.
-  Status name_run() {
+  // Reads the run's mark, a random number that tells its labels from those of other runs with its name. Creates it if
+  // the run is new to this file.
+  Status read_label_prefix() {
     return transaction(db.get(), [&]() -> Status {
       ECHO_ASSIGN(Statement insert, Statement::prepare(db.get(),
                                                        "INSERT OR IGNORE INTO runs (name, mark) VALUES (?, "
@@ -226,7 +228,7 @@ Result<Ledger> Ledger::open(const std::filesystem::path& path, const std::string
   auto impl = std::make_unique<Impl>();
   impl->run = run;
   ECHO_ASSIGN(impl->db, ledger::open(path));
-  ECHO_TRY(impl->name_run());
+  ECHO_TRY(impl->read_label_prefix());
   ECHO_ASSIGN(impl->orphans, rows_where(impl->db.get(), "state IN ('intended', 'running')"));
   return Ledger(std::move(impl));
 }
@@ -235,7 +237,7 @@ const std::string& Ledger::label_prefix() const { return impl_->label_prefix; }
 
 const std::vector<LedgerRow>& Ledger::orphans() const { return impl_->orphans; }
 
-Result<LedgerRow> Ledger::intend(const Offer& offer, double now_unix_s, std::optional<double> bid_usd_per_hour) {
+Result<LedgerRow> Ledger::record_intent(const Offer& offer, double now_unix_s, std::optional<double> bid_usd_per_hour) {
   const double usd_per_hour =
       bid_usd_per_hour.value_or(offer.rent_usd_per_hour().value_or(0)) + offer.storage_usd_per_hour.value_or(0);
   std::int64_t id = 0;
@@ -255,21 +257,22 @@ Result<LedgerRow> Ledger::intend(const Offer& offer, double now_unix_s, std::opt
     id = sqlite3_last_insert_rowid(impl_->db.get());
     ECHO_ASSIGN(Statement label, Statement::prepare(impl_->db.get(), "UPDATE instances SET label = ? WHERE id = ?"));
     ECHO_TRY(label.bind(fmt::format("{}{}", impl_->label_prefix, id)).bind(id).step());
-    ECHO_TRY(impl_->note_state(id, InstanceState::kIntended, "", now_unix_s));
-    return impl_->note_price(id, usd_per_hour, now_unix_s);
+    ECHO_TRY(impl_->append_state(id, InstanceState::kIntended, "", now_unix_s));
+    return impl_->append_price(id, usd_per_hour, now_unix_s);
   }));
-  return impl_->one(id);
+  return impl_->read_row(id);
 }
 
-Result<LedgerRow> Ledger::found(const std::string& provider, const std::string& instance, const std::string& label,
-                                std::optional<double> usd_per_hour, double now_unix_s) {
+Result<LedgerRow> Ledger::record_found_instance(const std::string& provider, const std::string& instance,
+                                                const std::string& label, std::optional<double> usd_per_hour,
+                                                double now_unix_s) {
   ECHO_ASSIGN(const std::vector<LedgerRow> known, rows_where(impl_->db.get(), "label = ?", label));
   for (const LedgerRow& row : known) {
     if (row.state == InstanceState::kRunning && row.instance == instance) return row;
     if (row.state != InstanceState::kIntended) continue;
-    ECHO_TRY(running(row.id, instance, now_unix_s));
-    if (usd_per_hour) ECHO_TRY(priced(row.id, *usd_per_hour, now_unix_s));
-    return impl_->one(row.id);
+    ECHO_TRY(record_start(row.id, instance, now_unix_s));
+    if (usd_per_hour) ECHO_TRY(record_price(row.id, *usd_per_hour, now_unix_s));
+    return impl_->read_row(row.id);
   }
   // A second instance with a row's label, or one booked as failed: it existed since that row at the earliest.
   Offer offer;
@@ -278,52 +281,52 @@ Result<LedgerRow> Ledger::found(const std::string& provider, const std::string& 
   offer.host = known.empty() ? "" : known.front().host;
   offer.gpu = known.empty() ? "" : known.front().gpu;
   offer.gpu_usd_per_hour = usd_per_hour.value_or(known.empty() ? 0 : known.front().usd_per_hour);
-  ECHO_ASSIGN(const LedgerRow row, intend(offer, known.empty() ? now_unix_s : known.front().intended_unix_s));
+  ECHO_ASSIGN(const LedgerRow row, record_intent(offer, known.empty() ? now_unix_s : known.front().intended_unix_s));
   ECHO_ASSIGN(Statement s, Statement::prepare(impl_->db.get(), "UPDATE instances SET label = ? WHERE id = ?"));
   ECHO_TRY(s.bind(label).bind(row.id).step());
-  ECHO_TRY(running(row.id, instance, now_unix_s));
-  return impl_->one(row.id);
+  ECHO_TRY(record_start(row.id, instance, now_unix_s));
+  return impl_->read_row(row.id);
 }
 
-Status Ledger::running(std::int64_t row, const std::string& instance, double now_unix_s) {
+Status Ledger::record_start(std::int64_t row, const std::string& instance, double now_unix_s) {
   return transaction(impl_->db.get(), [&]() -> Status {
     ECHO_ASSIGN(Statement s,
                 Statement::prepare(impl_->db.get(),
                                    "UPDATE instances SET state = 'running', instance = ?, running_unix_s = ? "
                                    "WHERE id = ? AND state = 'intended'"));
     s.bind(instance).bind(now_unix_s).bind(row);
-    ECHO_TRY(impl_->change(s, row, "running"));
-    return impl_->note_state(row, InstanceState::kRunning, instance, now_unix_s);
+    ECHO_TRY(impl_->update_row(s, row, "running"));
+    return impl_->append_state(row, InstanceState::kRunning, instance, now_unix_s);
   });
 }
 
-Status Ledger::ended(std::int64_t row, const std::string& note, double now_unix_s) {
-  return impl_->finish(row, InstanceState::kEnded, note, now_unix_s);
+Status Ledger::record_end(std::int64_t row, const std::string& note, double now_unix_s) {
+  return impl_->close_row(row, InstanceState::kEnded, note, now_unix_s);
 }
 
-Status Ledger::failed(std::int64_t row, const std::string& note, double now_unix_s) {
-  return impl_->finish(row, InstanceState::kFailed, note, now_unix_s);
+Status Ledger::record_failure(std::int64_t row, const std::string& note, double now_unix_s) {
+  return impl_->close_row(row, InstanceState::kFailed, note, now_unix_s);
 }
 
-Status Ledger::stop_asked(std::int64_t row, double now_unix_s) {
+Status Ledger::record_stop_request(std::int64_t row, double now_unix_s) {
   ECHO_ASSIGN(Statement s, Statement::prepare(impl_->db.get(),
                                               "UPDATE instances SET stop_asked_unix_s = "
                                               "coalesce(stop_asked_unix_s, ?) WHERE id = ?"));
-  return impl_->change(s.bind(now_unix_s).bind(row), row, "stopped");
+  return impl_->update_row(s.bind(now_unix_s).bind(row), row, "stopped");
 }
 
-Status Ledger::priced(std::int64_t row, double usd_per_hour, double now_unix_s) {
+Status Ledger::record_price(std::int64_t row, double usd_per_hour, double now_unix_s) {
   return transaction(impl_->db.get(), [&]() -> Status {
     ECHO_ASSIGN(Statement s, Statement::prepare(impl_->db.get(),
                                                 "UPDATE instances SET usd_per_hour = ? WHERE id = ? AND "
                                                 "state IN ('intended', 'running')"));
     s.bind(usd_per_hour).bind(row);
-    ECHO_TRY(impl_->change(s, row, "priced"));
-    return impl_->note_price(row, usd_per_hour, now_unix_s);
+    ECHO_TRY(impl_->update_row(s, row, "priced"));
+    return impl_->append_price(row, usd_per_hour, now_unix_s);
   });
 }
 
-Status Ledger::measured(std::int64_t row, const LedgerMeasure& measure, double now_unix_s) {
+Status Ledger::record_measurement(std::int64_t row, const LedgerMeasurement& measure, double now_unix_s) {
   ECHO_ASSIGN(
       Statement s,
       Statement::prepare(impl_->db.get(),
@@ -337,26 +340,26 @@ Status Ledger::measured(std::int64_t row, const LedgerMeasure& measure, double n
     return rate ? std::optional(rate->bits_per_s) : std::nullopt;
   };
   s.bind(now_unix_s).bind(measure.rollouts_per_s).bind(bits(measure.up)).bind(bits(measure.down)).bind(row);
-  return impl_->change(s, row, "measured");
+  return impl_->update_row(s, row, "measured");
 }
 
-Status Ledger::alive(std::span<const LedgerSign> signs, double now_unix_s) {
+Status Ledger::record_signs_of_life(std::span<const LedgerSignOfLife> signs, double now_unix_s) {
   if (signs.empty()) return ok();
   return transaction(impl_->db.get(), [&]() -> Status {
-    for (const LedgerSign& sign : signs) {
+    for (const LedgerSignOfLife& sign : signs) {
       ECHO_ASSIGN(Statement s, Statement::prepare(impl_->db.get(),
                                                   "UPDATE instances SET uploaded_bytes = uploaded_bytes + ?, "
                                                   "downloaded_bytes = downloaded_bytes + ?, alive_unix_s = ? "
                                                   "WHERE id = ?"));
       s.bind(static_cast<std::int64_t>(sign.uploaded.count)).bind(static_cast<std::int64_t>(sign.downloaded.count));
       s.bind(now_unix_s).bind(sign.row);
-      ECHO_TRY(impl_->change(s, sign.row, "charged"));
+      ECHO_TRY(impl_->update_row(s, sign.row, "charged"));
     }
     return ok();
   });
 }
 
-Status Ledger::decided(const LedgerDecision& decision) {
+Status Ledger::record_decision(const LedgerDecision& decision) {
   ECHO_ASSIGN(Statement s,
               Statement::prepare(impl_->db.get(),
                                  "INSERT INTO decisions (run, unix_s, what, why, numbers) VALUES (?, ?, ?, ?, ?)"));
@@ -365,8 +368,8 @@ Status Ledger::decided(const LedgerDecision& decision) {
   return ok();
 }
 
-Status Ledger::charged(std::span<const LedgerCharge> charges, const std::optional<LedgerCredit>& credit,
-                       double now_unix_s) {
+Status Ledger::record_charges(std::span<const LedgerCharge> charges, const std::optional<LedgerCredit>& credit,
+                              double now_unix_s) {
   return transaction(impl_->db.get(), [&]() -> Status {
     for (const LedgerCharge& c : charges) {
       ECHO_ASSIGN(Statement s,
@@ -374,7 +377,7 @@ Status Ledger::charged(std::span<const LedgerCharge> charges, const std::optiona
                                      "INSERT OR REPLACE INTO charges (instance, day_unix_s, usd, usd_rent, "
                                      "usd_traffic, read_unix_s) SELECT id, ?, ?, ?, ?, ? FROM instances WHERE id = ?"));
       s.bind(c.day_unix_s).bind(c.usd).bind(c.usd_rent).bind(c.usd_traffic).bind(now_unix_s).bind(c.row);
-      ECHO_TRY(impl_->change(s, c.row, "charged"));
+      ECHO_TRY(impl_->update_row(s, c.row, "charged"));
     }
     if (!credit) return ok();
     ECHO_ASSIGN(
@@ -393,8 +396,8 @@ Result<std::vector<LedgerCharge>> Ledger::charges() const {
   s.bind(impl_->run);
   std::vector<LedgerCharge> charges;
   while (true) {
-    ECHO_ASSIGN(const bool more, s.step());
-    if (!more) return charges;
+    ECHO_ASSIGN(const bool has_row, s.step());
+    if (!has_row) return charges;
     charges.push_back({s.integer(0), s.real(1), s.real(2), s.real(3), s.real(4)});
   }
 }
@@ -404,25 +407,25 @@ Result<std::vector<LedgerCredit>> Ledger::credits() const {
               Statement::prepare(impl_->db.get(), "SELECT provider, usd, unix_s FROM credits ORDER BY provider"));
   std::vector<LedgerCredit> credits;
   while (true) {
-    ECHO_ASSIGN(const bool more, s.step());
-    if (!more) return credits;
+    ECHO_ASSIGN(const bool has_row, s.step());
+    if (!has_row) return credits;
     credits.push_back({s.text(0), s.real(1), s.real(2)});
   }
 }
 
 Result<std::vector<LedgerRow>> Ledger::rows() const { return rows_where(impl_->db.get(), "run = ?", impl_->run); }
 
-Result<std::vector<LedgerState>> Ledger::states() const {
+Result<std::vector<LedgerStateChange>> Ledger::states() const {
   ECHO_ASSIGN(Statement s,
               Statement::prepare(impl_->db.get(),
                                  "SELECT states.instance, states.state, unix_s, states.note FROM states JOIN "
                                  "instances ON instances.id = states.instance WHERE run = ? ORDER BY "
                                  "states.id"));
   s.bind(impl_->run);
-  std::vector<LedgerState> states;
+  std::vector<LedgerStateChange> states;
   while (true) {
-    ECHO_ASSIGN(const bool more, s.step());
-    if (!more) return states;
+    ECHO_ASSIGN(const bool has_row, s.step());
+    if (!has_row) return states;
     states.push_back({s.integer(0), state_of(s.text(1)), s.real(2), s.text(3)});
   }
 }
@@ -434,8 +437,8 @@ Result<std::vector<LedgerDecision>> Ledger::decisions() const {
   s.bind(impl_->run);
   std::vector<LedgerDecision> decisions;
   while (true) {
-    ECHO_ASSIGN(const bool more, s.step());
-    if (!more) return decisions;
+    ECHO_ASSIGN(const bool has_row, s.step());
+    if (!has_row) return decisions;
     decisions.push_back({s.real(0), s.text(1), s.text(2), s.text(3)});
   }
 }
@@ -446,21 +449,21 @@ Result<std::vector<LedgerHost>> Ledger::hosts() const {
                                  "SELECT run, json_extract(numbers, '$.row') FROM decisions WHERE what = 'lost'"));
   std::set<std::pair<std::string, std::int64_t>> losses;
   while (true) {
-    ECHO_ASSIGN(const bool more, lost.step());
-    if (!more) break;
+    ECHO_ASSIGN(const bool has_row, lost.step());
+    if (!has_row) break;
     losses.emplace(lost.text(0), lost.integer(1));
   }
   ECHO_ASSIGN(Statement s, Statement::prepare(impl_->db.get(),
                                               fmt::format("SELECT {} WHERE host != '' ORDER BY id DESC", kColumns)));
   std::vector<LedgerHost> hosts;
   while (true) {
-    ECHO_ASSIGN(const bool more, s.step());
-    if (!more) return hosts;
+    ECHO_ASSIGN(const bool has_row, s.step());
+    if (!has_row) return hosts;
     const LedgerRow row = row_of(s);
     const double until = row.ended_unix_s.value_or(row.last_known_unix_s());
     hosts.push_back({row.run, row.provider, row.host, row.gpu, row.gpu_count, row.promised_rollouts_per_s,
                      row.measured_rollouts_per_s, row.measured_up, row.measured_down,
-                     s.optional_real(kMeasuredAt).value_or(until),
+                     s.optional_real(kMeasuredTimeColumn).value_or(until),
                      row.running_unix_s ? std::max(0.0, until - *row.running_unix_s) / 3600 : 0,
                      row.state == InstanceState::kFailed || losses.contains({row.run, row.id})});
   }
@@ -487,7 +490,7 @@ Result<LedgerTotals> Ledger::totals(double now_unix_s) const {
         ++t.failed;
         break;
     }
-    if (row.open()) t.usd_per_hour += row.usd_per_hour;
+    if (row.is_open()) t.usd_per_hour += row.usd_per_hour;
   }
   return t;
 }

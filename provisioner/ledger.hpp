@@ -47,7 +47,7 @@ struct LedgerRow {
   std::optional<BitRate> measured_up, measured_down;
   std::string note;  // why it ended or failed
 
-  bool open() const { return state == InstanceState::kIntended || state == InstanceState::kRunning; }
+  bool is_open() const { return state == InstanceState::kIntended || state == InstanceState::kRunning; }
   // The cost so far: each price times the hours of its interval, from the intention to the end, plus traffic. A row
   // that failed before it ran costs nothing. An intended row counts, because its instance may exist.
   double usd(double now_unix_s) const { return usd_rent(now_unix_s) + usd_traffic(); }
@@ -58,13 +58,13 @@ struct LedgerRow {
 };
 
 // An instance's sign of life, with its traffic since the last one.
-struct LedgerSign {
+struct LedgerSignOfLife {
   std::int64_t row = 0;
   Bytes uploaded, downloaded;
 };
 
 // Measurements of a machine. An absent value keeps the earlier one.
-struct LedgerMeasure {
+struct LedgerMeasurement {
   std::optional<double> rollouts_per_s;
   std::optional<BitRate> up, down;
 };
@@ -89,7 +89,7 @@ struct LedgerTotals {
   std::size_t intended = 0, running = 0, ended = 0, failed = 0;
 };
 
-struct LedgerState {
+struct LedgerStateChange {
   std::int64_t row = 0;
   InstanceState state = InstanceState::kIntended;
   double unix_s = 0;
@@ -128,33 +128,35 @@ class Ledger {
   // The prefix of all labels of this run, which no other run uses: the run's name and a mark of this ledger.
   const std::string& label_prefix() const;
   // Rows of all runs that were intended or running when the file was opened, so their instances may still be rented.
-  // Settle each with ended() or failed() once the provider confirms.
+  // Call record_end() or record_failure() for each once the provider confirms.
   const std::vector<LedgerRow>& orphans() const;
 
   // Call before the provider is asked. Returns the new row. A bid replaces the offer's price.
-  Result<LedgerRow> intend(const Offer& offer, double now_unix_s,
-                           std::optional<double> bid_usd_per_hour = std::nullopt);
+  Result<LedgerRow> record_intent(const Offer& offer, double now_unix_s,
+                                  std::optional<double> bid_usd_per_hour = std::nullopt);
   // Books an instance that has this run's label but no row. Returns its new row, which is running.
-  Result<LedgerRow> found(const std::string& provider, const std::string& instance, const std::string& label,
-                          std::optional<double> usd_per_hour, double now_unix_s);
+  Result<LedgerRow> record_found_instance(const std::string& provider, const std::string& instance,
+                                          const std::string& label, std::optional<double> usd_per_hour,
+                                          double now_unix_s);
   // Errors of the following: kNotFound for an unknown row, kInvalid if the row's state does not allow the change.
-  Status running(std::int64_t row, const std::string& instance, double now_unix_s);
-  Status ended(std::int64_t row, const std::string& note, double now_unix_s);
-  Status failed(std::int64_t row, const std::string& note, double now_unix_s);
+  Status record_start(std::int64_t row, const std::string& instance, double now_unix_s);
+  Status record_end(std::int64_t row, const std::string& note, double now_unix_s);
+  Status record_failure(std::int64_t row, const std::string& note, double now_unix_s);
   // Call before the provider is asked to end it: if the instance is missing later, this request ended it.
-  Status stop_asked(std::int64_t row, double now_unix_s);
+  Status record_stop_request(std::int64_t row, double now_unix_s);
   // Sets the price from now on.
-  Status priced(std::int64_t row, double usd_per_hour, double now_unix_s);
-  Status measured(std::int64_t row, const LedgerMeasure& measure, double now_unix_s);
+  Status record_price(std::int64_t row, double usd_per_hour, double now_unix_s);
+  Status record_measurement(std::int64_t row, const LedgerMeasurement& measure, double now_unix_s);
   // Books traffic and signs of life; all or none.
-  Status alive(std::span<const LedgerSign> signs, double now_unix_s);
-  Status decided(const LedgerDecision& decision);
+  Status record_signs_of_life(std::span<const LedgerSignOfLife> signs, double now_unix_s);
+  Status record_decision(const LedgerDecision& decision);
   // Replaces the charges of the same days; all or none.
-  Status charged(std::span<const LedgerCharge> charges, const std::optional<LedgerCredit>& credit, double now_unix_s);
+  Status record_charges(std::span<const LedgerCharge> charges, const std::optional<LedgerCredit>& credit,
+                        double now_unix_s);
 
   // Rows of this run, oldest first.
   Result<std::vector<LedgerRow>> rows() const;
-  Result<std::vector<LedgerState>> states() const;
+  Result<std::vector<LedgerStateChange>> states() const;
   Result<std::vector<LedgerDecision>> decisions() const;
   Result<std::vector<LedgerCharge>> charges() const;
   Result<std::vector<LedgerCredit>> credits() const;

@@ -1,3 +1,4 @@
+// Opens the ledger's SQLite file and migrates older ones; ledger.cpp calls it.
 #include "provisioner/ledger_database.hpp"
 
 #include <array>
@@ -11,9 +12,10 @@ constexpr std::string_view kOperation = "ledger";
 constexpr int kApplicationId = 0x4563684c;  // "EchL"
 constexpr int kBusyMs = 5000;
 
-// Migration i leads from version i to i + 1; a new file applies all.
-constexpr std::array kSteps{// 0 to 1
-                            R"sql(
+// Migration i leads from version i to i + 1. All are applied to a new file.
+constexpr std::array kMigrations{
+    // 0 to 1
+    R"sql(
   CREATE TABLE instances (
     id INTEGER PRIMARY KEY AUTOINCREMENT,
     run TEXT NOT NULL,
@@ -33,16 +35,16 @@ constexpr std::array kSteps{// 0 to 1
   );
   CREATE INDEX instances_by_run ON instances (run, id);
 )sql",
-                            // 1 to 2
-                            R"sql(
+    // 1 to 2: when the instance was last known to run, and whether all prices were known
+    R"sql(
   ALTER TABLE instances ADD COLUMN alive_unix_s REAL;
   ALTER TABLE instances ADD COLUMN price_known INTEGER NOT NULL DEFAULT 1;
 )sql",
-                            // 2 to 3: known machines, the history of states, prices over time, and decisions
-                            R"sql(
+    // 2 to 3: known machines, the history of states, prices over time, and decisions
+    R"sql(
   CREATE TABLE runs (
     name TEXT PRIMARY KEY,
-    mark TEXT NOT NULL  -- in every label: runs of one name in two places do not take each other's machines
+    mark TEXT NOT NULL  -- random, part of every label: runs of the same name do not adopt each other's machines
   ) WITHOUT ROWID;
   ALTER TABLE instances ADD COLUMN label TEXT NOT NULL DEFAULT '';
   ALTER TABLE instances ADD COLUMN host TEXT NOT NULL DEFAULT '';
@@ -66,7 +68,7 @@ constexpr std::array kSteps{// 0 to 1
     WHERE running_unix_s IS NOT NULL ORDER BY id;
   INSERT INTO states (instance, state, unix_s, note) SELECT id, state, ended_unix_s, note FROM instances
     WHERE ended_unix_s IS NOT NULL ORDER BY id;
-  CREATE TABLE prices (  -- each until the next of its instance, or its end
+  CREATE TABLE prices (  -- a price holds until the instance's next price or its end
     id INTEGER PRIMARY KEY,
     instance INTEGER NOT NULL REFERENCES instances (id),
     from_unix_s REAL NOT NULL,
@@ -91,12 +93,12 @@ constexpr std::array kSteps{// 0 to 1
   );
   CREATE INDEX decisions_by_run ON decisions (run, id);
 )sql",
-                            // 3 to 4: requests to stop, so that a missing instance counts as ended by them
-                            R"sql(
+    // 3 to 4: the time of a stop request; an instance that is missing later was stopped, not lost
+    R"sql(
   ALTER TABLE instances ADD COLUMN stop_asked_unix_s REAL;
 )sql",
-                            // 4 to 5: the services' own charges
-                            R"sql(
+    // 4 to 5: what providers charge per instance and day, and the credit left at each
+    R"sql(
   CREATE TABLE charges (
     instance INTEGER NOT NULL REFERENCES instances (id),
     day_unix_s REAL NOT NULL,
@@ -123,17 +125,18 @@ Result<std::int64_t> pragma(sqlite3* db, const std::string& name) {
 Status bring_up_to_date(sqlite3* db) {
   ECHO_ASSIGN(const std::int64_t application, pragma(db, "application_id"));
   ECHO_ASSIGN(std::int64_t version, pragma(db, "user_version"));
-  ECHO_ASSIGN(const std::int64_t changes, pragma(db, "schema_version"));
-  const bool empty = application == 0 && version == 0 && changes == 0;
+  ECHO_ASSIGN(const std::int64_t schema_changes, pragma(db, "schema_version"));
+  const bool empty = application == 0 && version == 0 && schema_changes == 0;
   if (!empty && application != kApplicationId)
     return fail(Code::kCorrupt, kOperation, "an SQLite file that is not a ledger; choose another path");
-  if (version < 0 || version > static_cast<std::int64_t>(kSteps.size()) || (version == 0 && !empty))
+  if (version < 0 || version > static_cast<std::int64_t>(kMigrations.size()) || (version == 0 && !empty))
     return fail(Code::kCorrupt, kOperation, "ledger version {}, this program reads versions 1 to {}", version,
-                kSteps.size());
-  for (; version < static_cast<std::int64_t>(kSteps.size()); ++version)
-    ECHO_TRY(execute(db, kSteps[static_cast<std::size_t>(version)]));
+                kMigrations.size());
+  for (; version < static_cast<std::int64_t>(kMigrations.size()); ++version)
+    ECHO_TRY(execute(db, kMigrations[static_cast<std::size_t>(version)]));
   return execute(
-      db, fmt::format("PRAGMA application_id = {}; PRAGMA user_version = {}", kApplicationId, kSteps.size()).c_str());
+      db,
+      fmt::format("PRAGMA application_id = {}; PRAGMA user_version = {}", kApplicationId, kMigrations.size()).c_str());
 }
 
 }  // namespace
@@ -157,14 +160,14 @@ Result<Database> open(const std::filesystem::path& path) {
   if (rc != SQLITE_OK)
     return fail(Code::kIo, kOperation, "{}: {}", path.string(), db ? sqlite3_errmsg(db.get()) : "out of memory");
   sqlite3_busy_timeout(db.get(), kBusyMs);
-  const auto located = [&](Status status) -> Status {
+  const auto with_path = [&](Status status) -> Status {
     if (status) return ok();
     Error error = std::move(status).error();
     error.detail = path.string() + ": " + error.detail;
     return error;
   };
-  ECHO_TRY(located(execute(db.get(), "PRAGMA journal_mode = WAL; PRAGMA synchronous = FULL")));
-  ECHO_TRY(located(transaction(db.get(), [&] { return bring_up_to_date(db.get()); })));
+  ECHO_TRY(with_path(execute(db.get(), "PRAGMA journal_mode = WAL; PRAGMA synchronous = FULL")));
+  ECHO_TRY(with_path(transaction(db.get(), [&] { return bring_up_to_date(db.get()); })));
   return db;
 }
 
@@ -175,23 +178,23 @@ Result<Statement> Statement::prepare(sqlite3* db, const std::string& sql) {
 }
 
 Statement& Statement::bind(const std::string& text) {
-  sqlite3_bind_text(statement_, next_++, text.c_str(), static_cast<int>(text.size()), SQLITE_TRANSIENT);
+  sqlite3_bind_text(statement_, next_parameter_++, text.c_str(), static_cast<int>(text.size()), SQLITE_TRANSIENT);
   return *this;
 }
 
 Statement& Statement::bind(std::int64_t number) {
-  sqlite3_bind_int64(statement_, next_++, number);
+  sqlite3_bind_int64(statement_, next_parameter_++, number);
   return *this;
 }
 
 Statement& Statement::bind(double number) {
-  sqlite3_bind_double(statement_, next_++, number);
+  sqlite3_bind_double(statement_, next_parameter_++, number);
   return *this;
 }
 
 Statement& Statement::bind(const std::optional<double>& number) {
   if (number) return bind(*number);
-  sqlite3_bind_null(statement_, next_++);
+  sqlite3_bind_null(statement_, next_parameter_++);
   return *this;
 }
 

@@ -13,10 +13,10 @@
 
 namespace echoline::provisioner::ledger {
 
-struct Close {
+struct CloseDatabase {
   void operator()(sqlite3* db) const { sqlite3_close(db); }
 };
-using Database = std::unique_ptr<sqlite3, Close>;
+using Database = std::unique_ptr<sqlite3, CloseDatabase>;
 
 // Opens or creates the file and migrates it. kIo if it cannot be opened; kCorrupt if it is not a ledger or is newer.
 Result<Database> open(const std::filesystem::path& path);
@@ -28,10 +28,12 @@ class Statement {
  public:
   static Result<Statement> prepare(sqlite3* db, const std::string& sql);
   explicit Statement(sqlite3* db) : db_(db) {}
-  Statement(Statement&& o) noexcept : db_(o.db_), statement_(std::exchange(o.statement_, nullptr)), next_(o.next_) {}
+  Statement(Statement&& o) noexcept
+      : db_(o.db_), statement_(std::exchange(o.statement_, nullptr)), next_parameter_(o.next_parameter_) {}
   Statement& operator=(Statement&&) = delete;
   ~Statement() { sqlite3_finalize(statement_); }
 
+  // Each call binds the next parameter, from left to right.
   Statement& bind(const std::string& text);
   Statement& bind(std::int64_t number);
   Statement& bind(double number);
@@ -46,17 +48,17 @@ class Statement {
  private:
   sqlite3* db_;
   sqlite3_stmt* statement_ = nullptr;
-  int next_ = 1;
+  int next_parameter_ = 1;
 };
 
 // Commits all writes of `body`, or none if it fails.
 template <class Body>
 Status transaction(sqlite3* db, Body&& body) {
   ECHO_TRY(execute(db, "BEGIN IMMEDIATE"));
-  Status done = body();
-  if (done) done = execute(db, "COMMIT");
-  if (!done) (void)sqlite3_exec(db, "ROLLBACK", nullptr, nullptr, nullptr);
-  return done;
+  Status status = body();
+  if (status) status = execute(db, "COMMIT");
+  if (!status) (void)sqlite3_exec(db, "ROLLBACK", nullptr, nullptr, nullptr);
+  return status;
 }
 
 }  // namespace echoline::provisioner::ledger

@@ -1,3 +1,4 @@
+// Measures links from counters of bytes, and fills in offers' unknown links.
 #include "provisioner/links.hpp"
 
 #include <map>
@@ -6,15 +7,15 @@
 
 namespace echoline::provisioner {
 
-void LinkMeter::heard(Bytes total, TimePoint at) {
+void LinkMeter::add_reading(Bytes total, TimePoint at) {
   const bool flows = last_ && total > last_->total && at > last_->at && at - last_->at <= kGapMax;
   if (!flows) {
     begin_.reset();
   } else if (!begin_) {
     begin_ = Sample{total, at};  // the stretch began at an unknown time before this reading
-  } else if (at - begin_->at >= kLeast) {
+  } else if (at - begin_->at >= kStretchMin) {
     const BitRate rate{static_cast<double>(total.count - begin_->total.count) * 8 / seconds(at - begin_->at)};
-    if (!best_ || rate > *best_) best_ = rate;
+    if (!highest_ || rate > *highest_) highest_ = rate;
   }
   last_ = Sample{total, at};
 }
@@ -25,7 +26,7 @@ void fill_links(std::span<Offer> offers, std::span<const KnownLinks> known) {
     if (rate && (!to || *rate > *to)) to = rate;
   };
   for (const KnownLinks& links : known) {
-    if (is_here(links.provider) || links.host.empty()) continue;
+    if (is_local_provider(links.provider) || links.host.empty()) continue;
     KnownLinks& host = best[{links.provider, links.host}];
     raise(host.up, links.up);
     raise(host.down, links.down);

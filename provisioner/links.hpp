@@ -14,11 +14,12 @@ namespace echoline::provisioner {
 // a byte counter. It is a lower bound of the capacity, because the sender may have been limited.
 class LinkMeter {
  public:
-  static constexpr Duration kLeast = std::chrono::seconds(1);
+  static constexpr Duration kStretchMin = std::chrono::seconds(1);
   static constexpr Duration kGapMax = std::chrono::seconds(5);  // between two readings of a stretch
 
-  void heard(Bytes total, TimePoint at);
-  const std::optional<BitRate>& best() const { return best_; }
+  // `total`: the counter's value at this time.
+  void add_reading(Bytes total, TimePoint at);
+  const std::optional<BitRate>& highest() const { return highest_; }
 
  private:
   struct Sample {
@@ -26,7 +27,7 @@ class LinkMeter {
     TimePoint at;
   };
   std::optional<Sample> last_, begin_;
-  std::optional<BitRate> best_;
+  std::optional<BitRate> highest_;
 };
 
 // The measured links of a host in earlier runs.

@@ -1,3 +1,4 @@
+// The thread that searches the market again while a run goes on; FleetDriver owns it.
 #include "provisioner/market_watch.hpp"
 
 #include <utility>
@@ -6,8 +7,8 @@
 
 namespace echoline::provisioner {
 
-MarketWatch::MarketWatch(MarketLook look, Duration every, std::function<void(std::vector<Offer>)> found)
-    : look_(std::move(look)), every_(every), found_(std::move(found)), thread_([this] { loop(); }) {}
+MarketWatch::MarketWatch(MarketSearch search, Duration every, std::function<void(std::vector<Offer>)> found)
+    : search_(std::move(search)), every_(every), found_(std::move(found)), thread_([this] { loop(); }) {}
 
 MarketWatch::~MarketWatch() {
   {
@@ -20,7 +21,7 @@ MarketWatch::~MarketWatch() {
 
 void MarketWatch::loop() {
   while (!stop_) {
-    auto offers = look_(stop_);
+    auto offers = search_(stop_);
     if (!offers && !stop_) log::warn("the market could not be read again: {}", offers.error().message());
     if (offers && *offers) found_(std::move(**offers));
     std::unique_lock lock(mutex_);

@@ -14,20 +14,20 @@
 
 namespace echoline::provisioner {
 
-// The current offers with predicted throughput; nothing if it is too early to ask or nothing has changed. Returns early
-// once `stop` is true.
-using MarketLook = std::function<Result<std::optional<std::vector<Offer>>>(const std::atomic<bool>& stop)>;
+// Returns the current offers with predicted throughput; absent if it is too early to ask or if nothing has changed.
+// Returns early once `stop` is true.
+using MarketSearch = std::function<Result<std::optional<std::vector<Offer>>>(const std::atomic<bool>& stop)>;
 
 class MarketWatch {
  public:
   // `found` is called on the watch's thread and must not block. Errors are logged and the market is polled again.
-  MarketWatch(MarketLook look, Duration every, std::function<void(std::vector<Offer>)> found);
+  MarketWatch(MarketSearch search, Duration every, std::function<void(std::vector<Offer>)> found);
   ~MarketWatch();
 
  private:
   void loop();
 
-  const MarketLook look_;
+  const MarketSearch search_;
   const Duration every_;
   const std::function<void(std::vector<Offer>)> found_;
   std::atomic<bool> stop_ = false;

@@ -1,3 +1,4 @@
+// The offers that FleetCore may rent, with their failures and their hosts' measured shares.
 #include "provisioner/offer_book.hpp"
 
 #include <fmt/format.h>
@@ -33,7 +34,7 @@ std::string OfferBook::refresh(const std::vector<FleetOffer>& offers) {
                      dearer);
 }
 
-void OfferBook::blame(const std::string& offer, bool refused, TimePoint now) {
+void OfferBook::record_failure(const std::string& offer, bool refused, TimePoint now) {
   const auto it = entries_.find(offer);
   if (it == entries_.end()) return;
   it->second.refused = it->second.refused || refused;
@@ -41,7 +42,7 @@ void OfferBook::blame(const std::string& offer, bool refused, TimePoint now) {
   ++it->second.failures;
 }
 
-void OfferBook::worked(const std::string& offer) {
+void OfferBook::record_success(const std::string& offer) {
   if (const auto it = entries_.find(offer); it != entries_.end()) it->second.failures = 0;
 }
 

@@ -25,11 +25,11 @@ class OfferBook {
   // Replaces the offers. Describes the difference; "" if there is none.
   std::string refresh(const std::vector<FleetOffer>& offers);
   // Records a failure: the offer waits, twice as long each time. `refused`: until it is offered again.
-  void blame(const std::string& offer, bool refused, TimePoint now);
-  void worked(const std::string& offer);
+  void record_failure(const std::string& offer, bool refused, TimePoint now);
+  void record_success(const std::string& offer);
   // Records the share of its promise that the host keeps. Returns whether this is its first demotion.
   bool demote(const FleetOffer& offer, double share);
-  bool demoted(const FleetOffer& offer) const { return shares_.contains(host_of(offer)); }
+  bool is_demoted(const FleetOffer& offer) const { return shares_.contains(host_of(offer)); }
   double share_of(const FleetOffer& offer) const;
   const Entry* find(const std::string& offer) const;
   const std::map<std::string, Entry, std::less<>>& all() const { return entries_; }

@@ -22,7 +22,7 @@ class OfferProblems {
 };
 
 // The start of a value, on one line, for a message.
-std::string shown(std::string_view value);
+std::string excerpt(std::string_view value);
 
 inline constexpr double kMbitMax = 1e6;  // 1 Tbit/s
 inline constexpr double kUsdMax = 1e6;

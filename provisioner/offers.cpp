@@ -1,3 +1,4 @@
+// Reads files of offers in our own format, and finds the format of others.
 #include "provisioner/offers.hpp"
 
 #include <algorithm>
@@ -96,7 +97,7 @@ Result<const OfferFormat*> format_of(std::string_view text, const std::string& n
     if (kind->offers && (name == kAutoFormat ? kind->offers->recognises(head) : kind->offers->name == name))
       return &*kind->offers;
   if (name == kAutoFormat) return nullptr;
-  return fail(Code::kInvalid, "read offers", "expected {}, found '{}'", one_of(offer_format_names()), name);
+  return fail(Code::kInvalid, "read offers", "expected {}, found '{}'", join_with_or(offer_format_names()), name);
 }
 
 }  // namespace
@@ -128,7 +129,7 @@ double usual_uncertainty(RateSource source) {
   return 0.50;
 }
 
-std::string shown(std::string_view value) { return printable(value, 60); }
+std::string excerpt(std::string_view value) { return printable(value, 60); }
 
 void OfferProblems::add(std::string_view where, std::string_view what) {
   constexpr std::size_t kProblemsShown = 20;
@@ -142,12 +143,12 @@ Error OfferProblems::error() const {
   return Error{Code::kInvalid, "read offers", std::move(text)};
 }
 
-Result<OfferList> load_offers(const std::filesystem::path& path, const OfferReading& reading) {
+Result<OfferList> load_offers(const std::filesystem::path& path, const OfferReadOptions& reading) {
   ECHO_ASSIGN(const std::string text, read_file(path, kOffersBytesMax));
   return parse_offers(text, path.string(), reading);
 }
 
-Result<OfferList> parse_offers(std::string_view text, std::string_view name, const OfferReading& reading) {
+Result<OfferList> parse_offers(std::string_view text, std::string_view name, const OfferReadOptions& reading) {
   OfferList list;
   ECHO_ASSIGN(const OfferFormat* const format, format_of(text, reading.format));
   list.format = format ? format->name : kOwnFormat;

@@ -86,7 +86,7 @@ inline constexpr std::uint64_t kOffersBytesMax = 1ull << 30;
 inline constexpr const char* kAutoFormat = "auto";
 inline constexpr const char* kOwnFormat = "own";
 
-struct OfferReading {
+struct OfferReadOptions {
   std::string format = kAutoFormat;
   Bytes disk{};            // a worker's disk: some markets sell it by the GB
   std::size_t copies = 1;  // of each kind of machine in a catalogue
@@ -100,8 +100,8 @@ struct OfferList {
 // Null and absent values are unknown. A bad file gives one kInvalid error that lists the problems with their places,
 // one per line, up to a limit. Problems are wrong syntax, missing keys, wrong types, values out of range and repeated
 // ids; in our own format also unknown and repeated keys. kNotFound, kIo or kExhausted if the file cannot be read.
-Result<OfferList> load_offers(const std::filesystem::path& path, const OfferReading& reading = {});
+Result<OfferList> load_offers(const std::filesystem::path& path, const OfferReadOptions& reading = {});
 // Parses text; messages name it `name`.
-Result<OfferList> parse_offers(std::string_view text, std::string_view name, const OfferReading& reading = {});
+Result<OfferList> parse_offers(std::string_view text, std::string_view name, const OfferReadOptions& reading = {});
 
 }  // namespace echoline::provisioner

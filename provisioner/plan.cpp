@@ -1,3 +1,4 @@
+// Makes a plan: ranks the offers, chooses a set, and repeats until set and topology are consistent.
 #include "provisioner/plan.hpp"
 
 #include <algorithm>
@@ -20,6 +21,7 @@ namespace {
 
 constexpr std::string_view kOperation = "plan";
 constexpr int kRoundsMax = 64;
+
 // The result of one search for an assumed T_b, with the T_b of its set and topology.
 struct Solution {
   CapacityTarget target;
@@ -45,10 +47,10 @@ class Planner {
 
   Result<Plan> run() {
     ECHO_TRY(check_request());
-    ECHO_TRY(sort_out());
+    ECHO_TRY(split_offers());
     Duration assumed{};
-    ECHO_ASSIGN(const Solution solution, settle(assumed));
-    Plan plan = describe(solution, assumed);
+    ECHO_ASSIGN(const Solution solution, find_consistent_solution(assumed));
+    Plan plan = plan_of(solution, assumed);
     ECHO_TRY(check_limits(plan));
     return plan;
   }
@@ -74,7 +76,7 @@ class Planner {
   }
 
   // Splits the offers into eligible ones, with price and rank, and others, with the reason.
-  Status sort_out() {
+  Status split_offers() {
     std::map<std::pair<std::string_view, std::string_view>, std::uint32_t> machines, hosts;
     const auto number = [](auto& numbers, std::string_view provider, std::string_view name) {
       if (name.empty()) return std::uint32_t{0};
@@ -84,7 +86,7 @@ class Planner {
     std::size_t kept = 0;
     for (std::size_t i = 0; i < offers_.size(); ++i) {
       const Offer& o = offers_[i];
-      if (auto defect = defect_of(request_, o)) {
+      if (auto defect = ineligibility_reason(request_, o)) {
         refused_.emplace_back(i, std::move(*defect));
         continue;
       }
@@ -109,8 +111,8 @@ class Planner {
       return fail(Code::kInvalid, kOperation, "{} offers must be kept, workers_max is {}", kept,
                   request_.fleet.workers_max);
     order_ = by_unit_cost(pool_);
-    short_ = shortlist(pool_, limits_);
-    for (const std::size_t i : short_) short_pool_.push_back(pool_[i]);
+    shortlist_ = shortlist(pool_, limits_);
+    for (const std::size_t i : shortlist_) shortlist_pool_.push_back(pool_[i]);
     return ok();
   }
 
@@ -118,11 +120,11 @@ class Planner {
     Solution s;
     ECHO_ASSIGN(s.target, capacity_target(request_.pace, assumed, request_.fleet.headroom));
     const double target = s.target.provisioned_rollouts_per_s;
-    auto set = allocate_greedy(short_pool_, target, limits_);
+    auto set = allocate_greedy(shortlist_pool_, target, limits_);
     const bool greedy = set.has_value();
-    if (greedy) s.greedy_usd_per_hour = allocate_prefix(short_pool_, target, limits_)->usd_per_hour;
+    if (greedy) s.greedy_usd_per_hour = allocate_prefix(shortlist_pool_, target, limits_)->usd_per_hour;
     if (pool_.size() <= kExactPoolMax) {
-      auto exact = allocate_exact(short_pool_, target, limits_, set);
+      auto exact = allocate_exact(shortlist_pool_, target, limits_, set);
       if (exact.best && exact.proven) s.exact_usd_per_hour = exact.best->usd_per_hour;
       if (exact.best && (!set || exact.best->usd_per_hour < set->usd_per_hour * (1 - 1e-9))) {
         exact.best->dropped = set ? set->dropped : std::vector<std::size_t>{};
@@ -130,19 +132,19 @@ class Planner {
         s.method = "exact";
       }
     }
-    if (!set) return too_little(s.target, assumed);
+    if (!set) return explain_shortfall(s.target, assumed);
     if (s.method.empty()) s.method = "greedy";
     if (!greedy) s.greedy_usd_per_hour = set->usd_per_hour;
     for (std::vector<std::size_t>* indices : {&set->chosen, &set->dropped})
-      for (std::size_t& i : *indices) i = short_[i];
+      for (std::size_t& i : *indices) i = shortlist_[i];
     s.dropped = std::move(set->dropped);
     s.set = std::move(*set);
-    ECHO_TRY(connect(s));
+    ECHO_TRY(add_topology(s));
     return s;
   }
 
   // Computes topology and broadcast times of the set.
-  Status connect(Solution& s) const {
+  Status add_topology(Solution& s) const {
     for (const std::size_t i : order_)
       if (std::binary_search(s.set.chosen.begin(), s.set.chosen.end(), i)) s.members.push_back(i);
     const auto up = [&](std::size_t i) { return links_of(offer(i), request_.fleet, request_.paths).up; };
@@ -167,9 +169,9 @@ class Planner {
     const BitRate chain_rate = request_.paths.worker_rate.value_or(slowest_up);
     const chains::Regions& ways = request_.paths.regions.ways;
     if (request_.topology == chains::TopologyPolicy::kAuto) {
-      const chains::Cargo cargo{request_.delta_bytes, request_.chunk, request_.quorum};
+      const chains::BroadcastGoal goal{request_.delta_bytes, request_.chunk, request_.quorum};
       ECHO_ASSIGN(chains::Choice choice,
-                  chains::choose_topology(request_.learner_up, chain_rate, workers, s.links, cargo, {}, ways));
+                  chains::choose_topology(request_.learner_up, chain_rate, workers, s.links, goal, {}, ways));
       s.topology = std::move(choice.topology);
       s.times = std::move(choice.times);
       s.chunk = choice.chunk;
@@ -188,7 +190,7 @@ class Planner {
 
   // A set chosen for an assumed T_b has its own T_b. Iterates until the two agree. If they alternate, raises the
   // assumed T_b until its set is no slower than assumed. This ends, because every raise is to the T_b of some set.
-  Result<Solution> settle(Duration& assumed) {
+  Result<Solution> find_consistent_solution(Duration& assumed) {
     std::vector<Duration> seen;
     for (int round = 0; round < kRoundsMax; ++round) {
       ECHO_ASSIGN(Solution s, solve(assumed));
@@ -198,7 +200,7 @@ class Planner {
       assumed = s.broadcast_time;
       if (repeats) break;
     }
-    settled_ = false;
+    has_converged_ = false;
     for (const Duration d : seen) assumed = std::max(assumed, d);
     for (int round = 0; round < kRoundsMax; ++round) {
       ECHO_ASSIGN(Solution s, solve(assumed));
@@ -212,7 +214,7 @@ class Planner {
   }
 
   // Explains why the target is out of reach, with remedies that work for the largest possible fleet.
-  Error too_little(const CapacityTarget& target, Duration assumed) const {
+  Error explain_shortfall(const CapacityTarget& target, Duration assumed) const {
     std::vector<std::size_t> fastest(pool_.size());
     std::iota(fastest.begin(), fastest.end(), std::size_t{0});
     std::stable_sort(fastest.begin(), fastest.end(),
@@ -231,7 +233,7 @@ class Planner {
       Solution largest;
       largest.set.chosen.assign(fastest.begin(), fastest.begin() + static_cast<std::ptrdiff_t>(usable));
       std::sort(largest.set.chosen.begin(), largest.set.chosen.end());
-      if (const Status status = connect(largest); !status) return status.error();
+      if (const Status status = add_topology(largest); !status) return status.error();
       t_b = std::max(t_b, largest.broadcast_time);
     }
 
@@ -276,7 +278,7 @@ class Planner {
     return text + (most.size() > kShown ? "; and others" : "");
   }
 
-  Plan describe(const Solution& s, Duration assumed) const {
+  Plan plan_of(const Solution& s, Duration assumed) const {
     Plan plan;
     plan.request = request_;
     plan.target = s.target;
@@ -284,12 +286,12 @@ class Planner {
     plan.broadcast_time_last = s.times.last();
     plan.broadcast_lower_bound = chains::lower_bound(request_.delta_bytes, request_.learner_up, s.links,
                                                      request_.quorum, request_.paths.regions.ways);
-    plan.settled = settled_;
+    plan.converged = has_converged_;
     plan.topology = s.topology;
     plan.chunk = s.chunk;
     plan.rollouts_per_s = s.set.rollouts_per_s;
     plan.method = s.method;
-    plan.set_usd_per_hour = s.set.usd_per_hour;
+    plan.chosen_usd_per_hour = s.set.usd_per_hour;
     plan.greedy_usd_per_hour = s.greedy_usd_per_hour;
     plan.exact_usd_per_hour = s.exact_usd_per_hour;
     plan.lp_bound_usd_per_hour = lp_bound(pool_, s.target.provisioned_rollouts_per_s).value_or(0);
@@ -320,12 +322,12 @@ class Planner {
       return row;
     };
     std::map<std::uint32_t, std::vector<std::size_t>> of_machine, of_host;
-    const auto take = [&](std::size_t i) {
+    const auto occupy = [&](std::size_t i) {
       if (pool_[i].machine) of_machine[pool_[i].machine].push_back(i);
       if (pool_[i].host) of_host[pool_[i].host].push_back(i);
     };
     // The limits with the chosen offers in place.
-    const auto excluded = [&](std::size_t i) -> std::optional<std::string> {
+    const auto exclusion_of = [&](std::size_t i) -> std::optional<std::string> {
       const Candidate& c = pool_[i];
       if (c.machine)
         for (const std::size_t other : of_machine[c.machine])
@@ -334,8 +336,8 @@ class Planner {
         return fmt::format("{} offers of this host are the limit (fleet.per_host_max)", limits_.per_host_max);
       return std::nullopt;
     };
-    for (const std::size_t i : s.members) take(i);
-    std::vector<PlanRow> beside;  // rows that could replace a chosen one
+    for (const std::size_t i : s.members) occupy(i);
+    std::vector<PlanRow> excluded_rows;  // of offers that share a machine or host with a chosen one
     for (std::size_t m = 0; m < s.members.size(); ++m) {
       PlanRow row = row_of(offer(s.members[m]));
       row.rank = rank_of[s.members[m]];
@@ -356,17 +358,17 @@ class Planner {
       PlanRow row = row_of(offer(i));
       row.rank = rank_of[i];
       row.cost = cost_of(request_, row.offer, 1);
-      if (auto reason = excluded(i)) {
+      if (auto reason = exclusion_of(i)) {
         row.reason = std::move(*reason);
-        beside.push_back(std::move(row));
+        excluded_rows.push_back(std::move(row));
         continue;
       }
-      take(i);
+      occupy(i);
       row.reason = reason_against(i, s, last);
       plan.standby.push_back(row.offer.id);
       plan.rows.push_back(std::move(row));
     }
-    for (PlanRow& row : beside) plan.rows.push_back(std::move(row));
+    for (PlanRow& row : excluded_rows) plan.rows.push_back(std::move(row));
     for (const auto& [i, reason] : refused_) {
       PlanRow row = row_of(offers_[i]);
       row.cost = cost_of(request_, row.offer, 1);
@@ -396,11 +398,11 @@ class Planner {
       plan.usd_per_hour.high += dearest / (1 - wrong);
       plan.usd_joining += usd_to_join(request_, row->offer);
     }
-    plan.replacing = expected_replacing(request_, plan.rows);
+    plan.replacing = expected_replacement_cost(request_, plan.rows);
   }
 
   void add_notes(const Solution& s, Plan& plan) const {
-    if (!plan.settled)
+    if (!plan.converged)
       plan.notes.push_back(
           fmt::format("the set and its broadcast time did not converge: planned for T_b = {}, the fleet has {}",
                       to_text(plan.broadcast_time), to_text(s.broadcast_time)));
@@ -475,10 +477,10 @@ class Planner {
   std::vector<std::size_t> eligible_;                         // indices into offers_
   std::vector<Candidate> pool_;                               // of the eligible offers
   std::vector<std::size_t> order_;                            // eligible offers by unit cost
-  std::vector<std::size_t> short_;                            // eligible offers that the search considers
-  std::vector<Candidate> short_pool_;                         // of short_
+  std::vector<std::size_t> shortlist_;                        // eligible offers that the search considers
+  std::vector<Candidate> shortlist_pool_;                     // of shortlist_
   std::vector<std::pair<std::size_t, std::string>> refused_;  // index into offers_, reason
-  bool settled_ = true;
+  bool has_converged_ = true;
 };
 
 }  // namespace

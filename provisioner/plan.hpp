@@ -46,7 +46,7 @@ struct PlanRequest {
   std::vector<std::string> keep;        // offers of an earlier plan that are rented at any cost
 };
 
-// $/h of one offer under the plan. A part is absent if its price is neither stated nor assumed.
+// The cost of one offer under the plan, per hour. A part is absent if its price is neither stated nor assumed.
 struct OfferCost {
   std::optional<double> gpu, storage, bandwidth;
   std::optional<double> usd_per_hour() const {
@@ -77,7 +77,7 @@ struct Spend {
 
 // The cost over the run of losing and replacing machines. Each replacement boots, is paid for and does nothing
 // meanwhile.
-struct Replacing {
+struct ReplacementCost {
   double losses = 0;  // expected
   Spend usd;
 };
@@ -96,7 +96,7 @@ struct Plan {
   Duration broadcast_time{};       // with which the target was computed
   Duration broadcast_time_last{};  // until every worker holds the payload
   Duration broadcast_lower_bound{};
-  bool settled = true;               // set, topology and T_b are consistent
+  bool converged = true;             // set, topology and T_b are consistent
   std::vector<PlanRow> rows;         // all offers: chosen ones by rank, others by rank, ineligible ones
   std::uint64_t rows_left_out = 0;   // rows omitted from a plan file that was read
   std::vector<std::string> standby;  // offers to rent next, best first
@@ -105,11 +105,11 @@ struct Plan {
   double rollouts_per_s = 0;         // of the chosen
   Spend usd_per_hour;                // of the fleet
   double usd_joining = 0;            // cost of the snapshots that all chosen workers receive once
-  Replacing replacing;               // over the run; empty without a run time
+  ReplacementCost replacing;         // over the run; empty without a run time
   std::string method;                // the search that found the set: "greedy" or "exact"
   // Costs that the search compared, with every worker forwarding each publication once: the chosen set, the cheapest
   // prefix by price per rollout, the fractional lower bound and the optimum.
-  double set_usd_per_hour = 0;
+  double chosen_usd_per_hour = 0;
   double greedy_usd_per_hour = 0;
   double lp_bound_usd_per_hour = 0;
   std::optional<double> exact_usd_per_hour;  // if at most kExactPoolMax offers are eligible
@@ -144,11 +144,11 @@ inline constexpr std::size_t kRowsWritten = 2000;
 Result<Plan> load_plan(const std::filesystem::path& path, nlohmann::json* document = nullptr);
 
 // Why an offer cannot be rented under a request, whatever else is rented; absent if it can.
-std::optional<std::string> defect_of(const PlanRequest& request, const Offer& offer);
+std::optional<std::string> ineligibility_reason(const PlanRequest& request, const Offer& offer);
 
 // Iterates set -> topology -> T_b -> M* -> set to a fixed point. If that does not converge, keeps the smallest T_b that
-// its own set meets, adds a note and clears `settled`. kInvalid for a request out of range; kInfeasible, with remedies,
-// if no T_b, pool, budget, worker limit or staleness budget allows a plan.
+// its own set meets, adds a note and clears `converged`. kInvalid for a request out of range; kInfeasible, with
+// remedies, if no T_b, pool, budget, worker limit or staleness budget allows a plan.
 Result<Plan> make_plan(const PlanRequest& request, std::span<const Offer> offers);
 
 }  // namespace echoline::provisioner

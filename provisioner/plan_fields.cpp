@@ -1,3 +1,4 @@
+// Reads the fields of a plan's JSON and describes the first wrong one.
 #include "provisioner/plan_fields.hpp"
 
 #include "provisioner/offer_formats.hpp"
@@ -110,7 +111,7 @@ void PlanReader::wrong(const char* key, const std::string& expected, const json&
   if (!problem_.empty()) return;
   const std::string text =
       found.is_structured() ? found.type_name() : found.dump(-1, ' ', true, json::error_handler_t::replace);
-  problem_ = fmt::format("{}: expected {}, found {}", place(key), expected, shown(text));
+  problem_ = fmt::format("{}: expected {}, found {}", place(key), expected, excerpt(text));
 }
 
 const json* PlanReader::find(const char* key) const {

@@ -16,8 +16,8 @@
 
 namespace echoline::provisioner {
 
-// Rounds to the digits that a reader gets back unchanged.
-inline double tidy(double x) { return std::stod(fmt::format("{:.12g}", x)); }
+// Rounds to 12 digits, which a reader gets back unchanged.
+inline double rounded(double x) { return std::stod(fmt::format("{:.12g}", x)); }
 
 template <class T>
 nlohmann::json or_null(const std::optional<T>& value) {
@@ -34,7 +34,7 @@ class PlanWriter {
     object_[key] = value;
   }
   template <class T>
-  void positive(const char* key, const T& value, double, double) {
+  void number_or_null(const char* key, const T& value, double, double) {
     object_[key] = value > 0 ? nlohmann::json(value) : nlohmann::json();
   }
   template <class T>
@@ -45,14 +45,14 @@ class PlanWriter {
     object_[key] = id ? nlohmann::json(id->value) : nlohmann::json();
   }
   void rate(const char* key, const std::optional<BitRate>& value) {
-    object_[key] = value ? nlohmann::json(tidy(value->mbit_per_s())) : nlohmann::json();
+    object_[key] = value ? nlohmann::json(rounded(value->mbit_per_s())) : nlohmann::json();
   }
   void rate(const char* key, const BitRate& value) { rate(key, std::optional(value)); }
   void duration(const char* key, const std::optional<Duration>& value) {
     object_[key] = value ? nlohmann::json(seconds(*value)) : nlohmann::json();
   }
   void days(const char* key, const std::optional<Duration>& value) {
-    object_[key] = value ? nlohmann::json(tidy(seconds(*value) / 86400)) : nlohmann::json();
+    object_[key] = value ? nlohmann::json(rounded(seconds(*value) / 86400)) : nlohmann::json();
   }
   void bytes(const char* key, const Bytes& value) { object_[key] = value.count; }
   void bytes(const char* key, const std::optional<Bytes>& value) {
@@ -82,9 +82,9 @@ class PlanReader {
     const nlohmann::json* j = found(key, least, most, std::is_integral_v<T>);
     if (j) value = j->get<T>();
   }
-  // Accepts null for 0.
+  // null stands for 0.
   template <class T>
-  void positive(const char* key, T& value, double least, double most) const {
+  void number_or_null(const char* key, T& value, double least, double most) const {
     if (!absent(key)) number(key, value, least, most);
   }
   template <class T>

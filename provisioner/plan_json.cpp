@@ -14,13 +14,13 @@ using nlohmann::json;
 
 constexpr int kSchemaVersion = 4;
 constexpr std::uint64_t kPlanBytesMax = 64 << 20;
-constexpr double kMuch = 1e12;
+constexpr double kNumberMax = 1e12;  // of amounts and rates
 
 // ---- both directions: F is PlanWriter or PlanReader; the other parameter is const for PlanWriter ----
 
 template <class F, class Request>
 void request_fields(F&& f, Request& q) {
-  f.number("rollouts_per_step", q.pace.rollouts_per_step, 1e-9, kMuch);
+  f.number("rollouts_per_step", q.pace.rollouts_per_step, 1e-9, kNumberMax);
   f.number("publish_every", q.pace.publish_every, 1, 1e9);
   f.duration("step_seconds", q.pace.step_time);
   f.number("staleness_budget", q.staleness_budget, 0, 1e9);
@@ -33,7 +33,7 @@ void request_fields(F&& f, Request& q) {
   f.bytes("full_bytes", q.full_bytes);
   f.rate("learner_up_mbit_per_s", q.learner_up);
   f.rate("worker_cap_mbit_per_s", q.paths.worker_rate);
-  f.positive("chunk_bytes", q.chunk.count, 0, 1e15);
+  f.number_or_null("chunk_bytes", q.chunk.count, 0, 1e15);
   f.duration("delay_seconds", q.paths.delay_expected);
   f.duration("install_seconds", q.fleet.install_time_expected);
   f.duration("boot_seconds_max", q.fleet.join_timeout);
@@ -51,7 +51,7 @@ void request_fields(F&& f, Request& q) {
   f.optional("reliability_min", q.fleet.reliability_min, 0, 1);
   f.days("duration_days_min", q.fleet.duration_min);
   f.rate("up_mbit_per_s_min", q.fleet.up_min);
-  f.texts("keep", q.keep);
+  f.texts("keep", q.keep);  // offers that stay rented at any price
   auto&& a = f.section("assume");
   auto& assume = q.fleet.assume;
   a.optional("storage_usd_per_hour", assume.storage_usd_per_hour);
@@ -67,7 +67,7 @@ void request_fields(F&& f, Request& q) {
 template <class F, class Row>
 void row_fields(F&& f, Row& row) {
   auto& o = row.offer;
-  f.positive("rank", row.rank, 1, 1e9);
+  f.number_or_null("rank", row.rank, 1, 1e9);
   f.boolean("chosen", row.chosen);
   f.text("reason", row.reason);
   f.texts("assumed", row.assumed);
@@ -86,14 +86,14 @@ void row_fields(F&& f, Row& row) {
   f.optional("reliability", o.reliability, 0, 1);
   f.days("duration_days_max", o.duration_max);
   f.boolean("rentable", o.rentable);
-  f.positive("rollouts_per_s", o.rollouts_per_s, 1e-12, kMuch);
+  f.number_or_null("rollouts_per_s", o.rollouts_per_s, 1e-12, kNumberMax);
   f.choice("rollouts_source", o.rollouts_source,
            {RateSource::kUnknown, RateSource::kMeasured, RateSource::kProfile, RateSource::kDlperf});
   f.optional("rollouts_uncertainty", o.rollouts_uncertainty, 0, 0.95);
   f.text("rollouts_from", o.rollouts_from);
   f.optional("losses_per_hour", row.losses_per_hour);
   f.optional("dlperf", o.dlperf);
-  f.optional("on_demand_usd_per_hour", o.gpu_usd_per_hour);
+  f.optional("on_demand_usd_per_hour", o.gpu_usd_per_hour);  // listed by the provider; row.cost.gpu may be a bid
   f.optional("bid_usd_per_hour", o.bid_usd_per_hour);
   f.optional("bid_usd_per_hour_min", o.bid_usd_per_hour_min);
   f.optional("disk_usd_per_hour", o.storage_usd_per_hour);
@@ -116,25 +116,25 @@ void plan_fields(F&& f, P& plan) {
   header.duration("t_b_seconds", plan.broadcast_time);
   header.duration("t_b_last_seconds", plan.broadcast_time_last);
   header.duration("lower_bound_seconds", plan.broadcast_lower_bound);
-  header.positive("t_b_chunk_bytes", plan.chunk.count, 0, 1e15);
-  header.number("required_rollouts_per_s", plan.target.required_rollouts_per_s, 0, kMuch);
-  header.number("target_rollouts_per_s", plan.target.provisioned_rollouts_per_s, 0, kMuch);
-  header.boolean("settled", plan.settled);
+  header.number_or_null("t_b_chunk_bytes", plan.chunk.count, 0, 1e15);
+  header.number("required_rollouts_per_s", plan.target.required_rollouts_per_s, 0, kNumberMax);
+  header.number("target_rollouts_per_s", plan.target.provisioned_rollouts_per_s, 0, kNumberMax);
+  header.boolean("settled", plan.converged);
   auto&& totals = f.section("totals");
-  totals.number("rollouts_per_s", plan.rollouts_per_s, 1e-12, kMuch);
-  totals.number("usd_per_hour_low", plan.usd_per_hour.low, 0, kMuch);
-  totals.number("usd_per_hour", plan.usd_per_hour.expected, 0, kMuch);
-  totals.number("usd_per_hour_high", plan.usd_per_hour.high, 0, kMuch);
-  totals.number("usd_joining", plan.usd_joining, 0, kMuch);
-  totals.number("losses", plan.replacing.losses, 0, kMuch);
-  totals.number("usd_replacing_low", plan.replacing.usd.low, 0, kMuch);
-  totals.number("usd_replacing", plan.replacing.usd.expected, 0, kMuch);
-  totals.number("usd_replacing_high", plan.replacing.usd.high, 0, kMuch);
+  totals.number("rollouts_per_s", plan.rollouts_per_s, 1e-12, kNumberMax);
+  totals.number("usd_per_hour_low", plan.usd_per_hour.low, 0, kNumberMax);
+  totals.number("usd_per_hour", plan.usd_per_hour.expected, 0, kNumberMax);
+  totals.number("usd_per_hour_high", plan.usd_per_hour.high, 0, kNumberMax);
+  totals.number("usd_joining", plan.usd_joining, 0, kNumberMax);
+  totals.number("losses", plan.replacing.losses, 0, kNumberMax);
+  totals.number("usd_replacing_low", plan.replacing.usd.low, 0, kNumberMax);
+  totals.number("usd_replacing", plan.replacing.usd.expected, 0, kNumberMax);
+  totals.number("usd_replacing_high", plan.replacing.usd.high, 0, kNumberMax);
   auto&& search = f.section("search");
   search.text("method", plan.method);
-  search.number("set_usd_per_hour", plan.set_usd_per_hour, 0, kMuch);
-  search.number("greedy_usd_per_hour", plan.greedy_usd_per_hour, 0, kMuch);
-  search.number("lp_bound_usd_per_hour", plan.lp_bound_usd_per_hour, 0, kMuch);
+  search.number("set_usd_per_hour", plan.chosen_usd_per_hour, 0, kNumberMax);
+  search.number("greedy_usd_per_hour", plan.greedy_usd_per_hour, 0, kNumberMax);
+  search.number("lp_bound_usd_per_hour", plan.lp_bound_usd_per_hour, 0, kNumberMax);
   search.optional("exact_usd_per_hour", plan.exact_usd_per_hour);
   auto&& staleness = f.section("staleness");
   staleness.number("worst", plan.staleness_worst, 0, 2e9);
@@ -163,7 +163,7 @@ void write_spend(json& out, const std::string& name, const std::optional<Spend>&
 
 void read_row(const PlanReader& r, PlanRow& row) {
   row_fields(r, row);
-  if (row.chosen) r.number("cumulative_rollouts_per_s", row.cumulative_rollouts_per_s, 0, kMuch);
+  if (row.chosen) r.number("cumulative_rollouts_per_s", row.cumulative_rollouts_per_s, 0, kNumberMax);
 }
 
 // Checks the consistency between the parts.
@@ -194,7 +194,7 @@ nlohmann::json Plan::to_json() const {
 
   const PlanRequest& q = request;
   json& header = out["header"];
-  header["provider"] = q.fleet.joined_by_hand() ? "" : q.fleet.provider;
+  header["provider"] = q.fleet.joined_by_hand() ? "" : q.fleet.provider;  // "" stands for "none"
   header["gpu_gb_min"] = q.gpu_memory_min ? json(static_cast<double>(q.gpu_memory_min->count) / 1e9) : json();
   write_regions(header, q.paths.regions);
 
@@ -212,7 +212,8 @@ nlohmann::json Plan::to_json() const {
   json& offers = out["offers"] = json::array();
   json& next = out["standby"] = json::array();
   for (std::size_t i = 0; i < written; ++i) offers.push_back(row_json(rows[i]));
-  // Other offers follow the rented ones by rank, like those on standby.
+  // After the rented offers, `rows` and `standby` have the same order. Writes only standby offers whose rows are
+  // written.
   for (std::size_t i = 0; i < standby.size() && i < written - topology.size(); ++i) next.push_back(standby[i]);
   out["offers_left_out"] = rows_left_out + rows.size() - written;
   out["topology"] = topology_json(topology);

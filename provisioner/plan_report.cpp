@@ -47,9 +47,9 @@ std::string number_text(const std::optional<double>& value, const char* spec) {
 // "$0.5100 ($0.4080 to $0.6800)"
 std::string range(const Spend& spend, int decimals) {
   const auto usd = [&](double x) {
-    const double least = std::pow(10.0, -decimals);
-    return x > 0 && x < least / 2 ? fmt::format("under ${:.{}f}", least, decimals)
-                                  : fmt::format("${:.{}f}", x, decimals);
+    const double smallest_amount = std::pow(10.0, -decimals);
+    return x > 0 && x < smallest_amount / 2 ? fmt::format("under ${:.{}f}", smallest_amount, decimals)
+                                            : fmt::format("${:.{}f}", x, decimals);
   };
   if (spend.high - spend.low < std::pow(10.0, -decimals) / 2) return usd(spend.expected);
   return fmt::format("{} ({} to {})", usd(spend.expected), usd(spend.low), usd(spend.high));
@@ -109,24 +109,24 @@ std::string prices_table(const Plan& plan, std::size_t columns) {
 
 std::string others_table(const Plan& plan, std::size_t columns) {
   Table table({{"rank", true}, {"offer"}, {"roll/s", true, 2}, {"$/h", true}, {"$/1k", true, 1}, {"why not"}});
-  std::size_t shown = 0, left = 0;
+  std::size_t shown = 0, hidden = 0;
   for (const PlanRow& row : plan.rows) {
     if (row.chosen) continue;
     if (++shown > kOthersShown) {
-      ++left;
+      ++hidden;
       continue;
     }
     table.add({row.rank == 0 ? "-" : fmt::format("{}", row.rank), cut(row.offer.id, 10), rate_text(row.offer),
                money(row.cost.usd_per_hour()), per_1k(row), cut(row.reason, std::max<std::size_t>(20, columns - 38))});
   }
-  return table.text(columns) + (left > 0 ? fmt::format("and {} more: --explain OFFER says more\n", left) : "");
+  return table.text(columns) + (hidden > 0 ? fmt::format("and {} more: --explain OFFER says more\n", hidden) : "");
 }
 
 }  // namespace
 
 std::string Plan::to_table(std::optional<double> now_unix_s, std::optional<std::size_t> columns) const {
-  const std::size_t most = std::clamp<std::size_t>(columns.value_or(80), 40, 80);
-  const auto above = [&](double base) { return base > 0 ? 100 * (set_usd_per_hour / base - 1) : 0; };
+  const std::size_t width = std::clamp<std::size_t>(columns.value_or(80), 40, 80);
+  const auto percent_above = [&](double base) { return base > 0 ? 100 * (chosen_usd_per_hour / base - 1) : 0; };
   std::string out;
   const auto line = [&](const std::string& text) { out += folded(text, columns) + '\n'; };
   line(fmt::format("R {:.6g} rollouts/step   kappa {}   S {}   T {}", request.pace.rollouts_per_step,
@@ -157,8 +157,9 @@ std::string Plan::to_table(std::optional<double> now_unix_s, std::optional<std::
   if (const auto spend = usd_run())
     line(fmt::format("run: {}, {}{}", echoline::to_text(*request.run_time), range(*spend, 2),
                      request.learner_usd_per_hour ? "" : " and the learner"));
-  line(fmt::format("search: {}, {:.1f} % above the fractional bound{}", method, above(lp_bound_usd_per_hour),
-                   exact_usd_per_hour ? fmt::format(", {:.1f} % above the optimum", above(*exact_usd_per_hour)) : ""));
+  line(fmt::format(
+      "search: {}, {:.1f} % above the fractional bound{}", method, percent_above(lp_bound_usd_per_hour),
+      exact_usd_per_hour ? fmt::format(", {:.1f} % above the optimum", percent_above(*exact_usd_per_hour)) : ""));
   line(fmt::format("staleness: at worst {} steps; {} bounds it (S {}, lookahead {})", staleness_worst,
                    staleness_bound_by(*this) == "budget" ? "S" : "the lookahead", request.staleness_budget,
                    request.lookahead));
@@ -166,13 +167,13 @@ std::string Plan::to_table(std::optional<double> now_unix_s, std::optional<std::
                    chains::to_string(topology.policy), topology.to_short_text()));
   for (const std::string& note : notes) line("note: " + note);
   line("");
-  out += machines_table(*this, most);
+  out += machines_table(*this, width);
   line("");
-  out += prices_table(*this, most);
+  out += prices_table(*this, width);
   if (rows.size() > topology.size()) {
     line("");
     line("not rented");
-    out += others_table(*this, most);
+    out += others_table(*this, width);
   }
   return out;
 }

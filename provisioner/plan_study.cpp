@@ -1,3 +1,4 @@
+// Explains plans and varies their settings; `echoline plan` calls it.
 #include "provisioner/plan_study.hpp"
 
 #include <algorithm>
@@ -107,16 +108,16 @@ Result<Explanation> explain_offer(const Plan& plan, std::span<const Offer> offer
   Explanation e;
   e.row = *row;
   const Offer& o = row->offer;
-  const auto known = [](const auto& value, const std::string& text) { return value ? text : std::string("?"); };
+  const auto or_unknown = [](const auto& value, const std::string& text) { return value ? text : std::string("?"); };
   auto& lines = e.lines;
   lines.push_back(fmt::format("{} of {}: {} x{}, {} GB each, {}", o.id, o.provider, printable(o.gpu, 60), o.gpu_count,
-                              known(o.vram_gb, fmt::format("{:.4g}", o.vram_gb.value_or(0))),
+                              or_unknown(o.vram_gb, fmt::format("{:.4g}", o.vram_gb.value_or(0))),
                               o.place.empty() ? "place not stated" : printable(o.place, 60)));
-  lines.push_back(
-      fmt::format("host {}, owner {}, up {}, down {}, reliability {}, for {} days", o.host.empty() ? "?" : o.host,
-                  o.owner.empty() ? "?" : o.owner, o.up ? to_text(*o.up) : "?", o.down ? to_text(*o.down) : "?",
-                  known(o.reliability, fmt::format("{:.4f}", o.reliability.value_or(0))),
-                  known(o.duration_max, fmt::format("{:.3g}", seconds(o.duration_max.value_or(Duration{})) / 86400))));
+  lines.push_back(fmt::format(
+      "host {}, owner {}, up {}, down {}, reliability {}, for {} days", o.host.empty() ? "?" : o.host,
+      o.owner.empty() ? "?" : o.owner, o.up ? to_text(*o.up) : "?", o.down ? to_text(*o.down) : "?",
+      or_unknown(o.reliability, fmt::format("{:.4f}", o.reliability.value_or(0))),
+      or_unknown(o.duration_max, fmt::format("{:.3g}", seconds(o.duration_max.value_or(Duration{})) / 86400))));
   lines.push_back(o.rollouts_per_s > 0
                       ? fmt::format("{:.4g} rollouts/s by {}, perhaps {:.0f} % more or less", o.rollouts_per_s,
                                     to_string(o.rollouts_source), 100 * o.uncertainty())
@@ -147,66 +148,67 @@ std::vector<Variation> vary_plan(const PlanRequest& base, std::span<const Offer>
   std::vector<Variation> out;
   const auto add = [&](std::string change, const PlanRequest& request, std::span<const Offer> pool) {
     Variation v{std::move(change), {}, ""};
-    PlanRequest asked = request;
-    asked.staleness_worst = nullptr;  // it depends on the run's S and kappa
-    if (auto plan = make_plan(asked, pool))
+    PlanRequest varied = request;
+    varied.staleness_worst = nullptr;  // it depends on the run's S and kappa
+    if (auto plan = make_plan(varied, pool))
       v.plan = std::move(*plan);
     else
       v.why_not = plan.error().detail;
     out.push_back(std::move(v));
   };
-  const auto with = [&](std::string change, auto edit) {
+  const auto vary = [&](std::string change, auto edit) {
     PlanRequest request = base;
     edit(request);
     add(std::move(change), request, offers);
   };
   const int s = base.staleness_budget, kappa = base.pace.publish_every;
   add("as it is", base, offers);
-  if (s > kappa - 1) with(fmt::format("S {}", s - 1), [&](auto& r) { r.staleness_budget = s - 1; });
-  with(fmt::format("S {}", s + 1), [&](auto& r) { r.staleness_budget = s + 1; });
+  if (s > kappa - 1) vary(fmt::format("S {}", s - 1), [&](auto& r) { r.staleness_budget = s - 1; });
+  vary(fmt::format("S {}", s + 1), [&](auto& r) { r.staleness_budget = s + 1; });
   for (const int k : std::set<int>{kappa / 2, kappa + 1, 2 * kappa, 4 * kappa})
     if (k > 0 && k != kappa)
-      with(fmt::format("kappa {}, S {}", k, std::max(s, k + 1)), [&](auto& r) {
+      vary(fmt::format("kappa {}, S {}", k, std::max(s, k + 1)), [&](auto& r) {
         r.pace.publish_every = k;
         r.staleness_budget = std::max(s, k + 1);
       });
   for (const double factor : {0.5, 2.0, 4.0})
-    with(fmt::format("uplink {}", to_text(BitRate{base.learner_up.bits_per_s * factor})),
+    vary(fmt::format("uplink {}", to_text(BitRate{base.learner_up.bits_per_s * factor})),
          [&](auto& r) { r.learner_up.bits_per_s *= factor; });
-  with("headroom 0", [&](auto& r) { r.fleet.headroom = 0; });
-  with(fmt::format("workers_max {}", 2 * base.fleet.workers_max),
+  vary("headroom 0", [&](auto& r) { r.fleet.headroom = 0; });
+  vary(fmt::format("workers_max {}", 2 * base.fleet.workers_max),
        [&](auto& r) { r.fleet.workers_max = std::min<std::size_t>(2 * base.fleet.workers_max, 4096); });
   if (base.fleet.pricing == Pricing::kOnDemand &&
       std::any_of(offers.begin(), offers.end(), [](const Offer& o) { return o.bid_usd_per_hour_min.has_value(); }))
-    with("bids", [&](auto& r) { r.fleet.pricing = Pricing::kBid; });
+    vary("bids", [&](auto& r) { r.fleet.pricing = Pricing::kBid; });
   if (base.fleet.usd_per_hour_max || base.fleet.usd_max)
-    with("no budget", [&](auto& r) {
+    vary("no budget", [&](auto& r) {
       r.fleet.usd_per_hour_max.reset();
       r.fleet.usd_max.reset();
     });
-  std::vector<Offer> other(offers.begin(), offers.end());
-  for (Offer& o : other) {
+  std::vector<Offer> changed_offers(offers.begin(), offers.end());
+  for (Offer& o : changed_offers) {
     if (o.gpu_usd_per_hour) *o.gpu_usd_per_hour *= 0.75;
     if (o.bid_usd_per_hour_min) *o.bid_usd_per_hour_min *= 0.75;
   }
-  add("rents 25 % lower", base, other);
-  other.assign(offers.begin(), offers.end());
-  for (Offer& o : other) o.upload_usd_per_gb = o.download_usd_per_gb = 0;
-  add("traffic for nothing", base, other);
+  add("rents 25 % lower", base, changed_offers);
+  changed_offers.assign(offers.begin(), offers.end());
+  for (Offer& o : changed_offers) o.upload_usd_per_gb = o.download_usd_per_gb = 0;
+  add("traffic for nothing", base, changed_offers);
   return out;
 }
 
 json variations_json(const std::vector<Variation>& variations) {
   json rows = json::array();
   for (const Variation& v : variations) {
-    const auto of = [&](auto get) { return v.plan ? json(get(*v.plan)) : json(nullptr); };
-    rows.push_back({{"change", v.change},
-                    {"feasible", v.plan.has_value()},
-                    {"why_not", v.plan ? json(nullptr) : json(v.why_not)},
-                    {"t_b_seconds", of([](const Plan& p) { return seconds(p.broadcast_time); })},
-                    {"target_rollouts_per_s", of([](const Plan& p) { return p.target.provisioned_rollouts_per_s; })},
-                    {"workers", of([](const Plan& p) { return p.topology.size(); })},
-                    {"usd_per_hour", of([](const Plan& p) { return p.usd_per_hour.expected; })}});
+    const auto if_feasible = [&](auto get) { return v.plan ? json(get(*v.plan)) : json(nullptr); };
+    rows.push_back(
+        {{"change", v.change},
+         {"feasible", v.plan.has_value()},
+         {"why_not", v.plan ? json(nullptr) : json(v.why_not)},
+         {"t_b_seconds", if_feasible([](const Plan& p) { return seconds(p.broadcast_time); })},
+         {"target_rollouts_per_s", if_feasible([](const Plan& p) { return p.target.provisioned_rollouts_per_s; })},
+         {"workers", if_feasible([](const Plan& p) { return p.topology.size(); })},
+         {"usd_per_hour", if_feasible([](const Plan& p) { return p.usd_per_hour.expected; })}});
   }
   return rows;
 }
@@ -214,13 +216,14 @@ json variations_json(const std::vector<Variation>& variations) {
 std::string variations_table(const std::vector<Variation>& variations, std::optional<std::size_t> columns) {
   Table table(
       {{"with"}, {"T_b", true, 2}, {"target/s", true, 3}, {"workers", true, 1}, {"$/h", true}, {"change", true}});
-  const std::size_t most = std::clamp<std::size_t>(columns.value_or(80), 40, 80);
-  std::string none;
+  const std::size_t width = std::clamp<std::size_t>(columns.value_or(80), 40, 80);
+  std::string infeasible_lines;
   const std::optional<Plan>* base = variations.empty() ? nullptr : &variations.front().plan;
   for (const Variation& v : variations) {
     if (!v.plan) {
-      const std::string head = v.change + ": no plan: ";
-      none += head + printable(v.why_not, std::max<std::size_t>(20, most - std::min(most, head.size() + 3))) + '\n';
+      const std::string prefix = v.change + ": no plan: ";
+      infeasible_lines +=
+          prefix + printable(v.why_not, std::max<std::size_t>(20, width - std::min(width, prefix.size() + 3))) + '\n';
       continue;
     }
     const double usd_now = v.plan->usd_per_hour.expected;
@@ -231,7 +234,7 @@ std::string variations_table(const std::vector<Variation>& variations, std::opti
                fmt::format("{:.4g}", v.plan->target.provisioned_rollouts_per_s),
                fmt::format("{}", v.plan->topology.size()), fmt::format("{:.4f}", usd_now), change});
   }
-  return table.text(most) + none;
+  return table.text(width) + infeasible_lines;
 }
 
 }  // namespace echoline::provisioner

@@ -28,15 +28,15 @@ json regions_json(const RegionMap& map) {
 // One object for each pair of regions with known properties.
 json ways_json(const RegionMap& map) {
   json all = json::array();
-  for (std::size_t a = 0; a < map.ways.ways.size(); ++a)
-    for (std::size_t b = 0; b < map.ways.ways.size(); ++b) {
-      const chains::RegionWay& way = map.ways.ways[a][b];
-      const bool limited = std::isfinite(way.rate.bits_per_s);
-      if (!limited && !way.delay) continue;
+  for (std::size_t a = 0; a < map.ways.links.size(); ++a)
+    for (std::size_t b = 0; b < map.ways.links.size(); ++b) {
+      const chains::RegionLink& region_link = map.ways.links[a][b];
+      const bool limited = std::isfinite(region_link.rate.bits_per_s);
+      if (!limited && !region_link.delay) continue;
       all.push_back({{"from", map.regions[a].name},
                      {"to", map.regions[b].name},
-                     {"mbit_per_s", limited ? json(tidy(way.rate.mbit_per_s())) : json()},
-                     {"delay_seconds", way.delay ? json(seconds(*way.delay)) : json()}});
+                     {"mbit_per_s", limited ? json(rounded(region_link.rate.mbit_per_s())) : json()},
+                     {"delay_seconds", region_link.delay ? json(seconds(*region_link.delay)) : json()}});
     }
   return all;
 }
@@ -60,12 +60,13 @@ bool read_chains(const json& j, std::size_t workers, chains::Chains& out) {
 
 }  // namespace
 
+// `grafts`, by stripe: pairs of the first worker of a chain and its parent in another chain.
 json topology_json(const chains::Topology& t) {
   json further = json::array(), grafts = json::array(), leaves = json::array();
-  for (const chains::Chains& stripe : t.further) further.push_back(chains_json(stripe));
+  for (const chains::Chains& stripe : t.further_stripes) further.push_back(chains_json(stripe));
   for (const auto& stripe : t.grafts) {
     json pairs = json::array();
-    for (const auto& [first, root] : stripe) pairs.push_back({first.value, root.value});
+    for (const auto& [first, parent] : stripe) pairs.push_back({first.value, parent.value});
     grafts.push_back(std::move(pairs));
   }
   for (const WorkerId id : t.leaves_only) leaves.push_back(id.value);
@@ -80,6 +81,7 @@ json topology_json(const chains::Topology& t) {
 }
 
 void write_regions(json& header, const RegionMap& map) {
+  // "region" is the learner's.
   header["region"] = map.regions.empty() ? json() : json(map.regions[map.ways.learner].name);
   header["regions"] = regions_json(map);
   header["ways"] = ways_json(map);
@@ -94,7 +96,7 @@ void read_regions(const PlanReader& r, RegionMap& map) {
   const auto text = [](const json& j, const char* key) {
     return j.is_object() && j.contains(key) && j.at(key).is_string() ? j.at(key).get<std::string>() : std::string();
   };
-  const auto number = [&](const std::string& name) {
+  const auto region_index = [&](const std::string& name) {
     return static_cast<std::size_t>(std::find_if(map.regions.begin(), map.regions.end(),
                                                  [&](const Region& region) { return region.name == name; }) -
                                     map.regions.begin());
@@ -109,21 +111,21 @@ void read_regions(const PlanReader& r, RegionMap& map) {
   std::string learner;
   r.text("region", learner);
   const std::size_t n = map.regions.size();
-  if (number(learner) == n) return r.wrong("region", "one of the regions", json(learner));
-  map.ways.learner = static_cast<std::uint32_t>(number(learner));
-  map.ways.ways.assign(n, std::vector<chains::RegionWay>(n));
+  if (region_index(learner) == n) return r.wrong("region", "one of the regions", json(learner));
+  map.ways.learner = static_cast<std::uint32_t>(region_index(learner));
+  map.ways.links.assign(n, std::vector<chains::RegionLink>(n));
   for (const json& j : *ways) {
-    const std::size_t from = number(text(j, "from")), to = number(text(j, "to"));
+    const std::size_t from = region_index(text(j, "from")), to = region_index(text(j, "to"));
     if (from == n || to == n) return r.wrong("ways", "from and to of the regions", j);
-    chains::RegionWay& way = map.ways.ways[from][to];
+    chains::RegionLink& region_link = map.ways.links[from][to];
     if (const auto rate = j.find("mbit_per_s"); rate != j.end() && !rate->is_null()) {
       if (!rate->is_number() || !(rate->get<double>() > 0)) return r.wrong("ways", "a rate above 0", *rate);
-      way.rate = BitRate::from_mbit_per_s(rate->get<double>());
+      region_link.rate = BitRate::from_mbit_per_s(rate->get<double>());
     }
     if (const auto delay = j.find("delay_seconds"); delay != j.end() && !delay->is_null()) {
       if (!delay->is_number() || !(delay->get<double>() >= 0) || delay->get<double>() > 3600)
         return r.wrong("ways", "a delay of up to an hour", *delay);
-      way.delay = from_seconds(delay->get<double>());
+      region_link.delay = from_seconds(delay->get<double>());
     }
   }
 }
@@ -142,19 +144,21 @@ void read_topology(const PlanReader& r, std::size_t workers, chains::Topology& t
     const json* j = r.list(key);
     return j ? *j : none;
   };
-  const auto bad = [&](const char* key) { r.wrong(key, "the numbers of its workers", json(key)); };
+  const auto bad = [&](const char* key) {
+    r.wrong(key, fmt::format("numbers of workers, 1 to {}", workers), json(key));
+  };
   if (!read_chains(list("chains"), workers, t.chains)) bad("chains");
   for (const json& stripe : list("further"))
-    if (!read_chains(stripe, workers, t.further.emplace_back())) return bad("further");
+    if (!read_chains(stripe, workers, t.further_stripes.emplace_back())) return bad("further");
   for (const json& stripe : list("grafts")) {
-    auto& roots = t.grafts.emplace_back();
+    auto& parents = t.grafts.emplace_back();
     if (!stripe.is_array()) return bad("grafts");
     for (const json& pair : stripe) {
-      WorkerId first, root;
+      WorkerId first, parent;
       if (!pair.is_array() || pair.size() != 2 || !read_worker(pair[0], workers, first) ||
-          !read_worker(pair[1], workers, root))
+          !read_worker(pair[1], workers, parent))
         return bad("grafts");
-      roots.emplace(first, root);
+      parents.emplace(first, parent);
     }
   }
   for (const json& id : list("leaves_only"))

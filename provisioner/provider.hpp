@@ -41,9 +41,9 @@ using Ticket = std::int64_t;
 
 struct LaunchSpec {
   Offer offer;
-  std::string label;              // LedgerRow::label, by which the provider knows the instance
-  std::vector<std::string> argv;  // the command of the instance
-  bool found_there = false;       // argv[0] is a program on the instance and need not be copied there
+  std::string label;                 // LedgerRow::label, by which the provider knows the instance
+  std::vector<std::string> argv;     // the command of the instance
+  bool program_on_instance = false;  // argv[0] is a program on the instance and need not be copied there
   std::vector<std::pair<std::string, std::string>> env;  // added to the provider's environment
   std::string image;                                     // container image, if the provider uses those
   std::vector<std::uint16_t> ports;                      // must be reachable from outside
@@ -154,7 +154,8 @@ struct OfferFormat {
   // Whether a text that begins with `head` is in this format.
   std::function<bool(std::string_view head)> recognises;
   // Messages name the text `name`. Errors as those of parse_offers().
-  std::function<Result<std::vector<Offer>>(std::string_view text, std::string_view name, const OfferReading& reading)>
+  std::function<Result<std::vector<Offer>>(std::string_view text, std::string_view name,
+                                           const OfferReadOptions& reading)>
       read;
 };
 
@@ -202,7 +203,7 @@ struct ProviderKind {
   std::function<Result<std::unique_ptr<Provider>>(const ProviderOptions&)> make;
 
   // Instances are processes of this machine, and end with the process that rented them.
-  bool here = false;
+  bool is_local = false;
   // Credentials: names of environment variables. Workers on this machine do not inherit them.
   std::vector<std::string> secrets = {};
   // Reads section fleet.NAME of the run file, which settings_meaning describes; both texts live as long as the program.

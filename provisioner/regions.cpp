@@ -1,3 +1,4 @@
+// Finds the region of a place by its words.
 #include "provisioner/regions.hpp"
 
 #include <algorithm>

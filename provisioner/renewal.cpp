@@ -1,3 +1,4 @@
+// Plans again with the kept offers of an earlier plan; `echoline apply` calls it.
 #include "provisioner/renewal.hpp"
 
 #include <algorithm>
@@ -24,7 +25,7 @@ Result<RenewedPlan> renew_plan(const Plan& planned, std::span<const Offer> offer
       continue;
     }
     const Offer& now = *it->second;
-    if (const auto defect = defect_of(request, now)) {
+    if (const auto defect = ineligibility_reason(request, now)) {
       gone("cannot be rented any more: " + *defect);
       continue;
     }

@@ -1,3 +1,4 @@
+// Estimates losses and their costs, for plans.
 #include "provisioner/replacement.hpp"
 
 #include <algorithm>
@@ -25,8 +26,8 @@ double usd_to_join(const PlanRequest& request, const Offer& offer) {
          (stated ? *stated : request.fleet.assume.download_usd_per_gb.value_or(0));
 }
 
-Replacing expected_replacing(const PlanRequest& request, std::span<const PlanRow> rows) {
-  Replacing out;
+ReplacementCost expected_replacement_cost(const PlanRequest& request, std::span<const PlanRow> rows) {
+  ReplacementCost out;
   if (!request.run_time) return out;
   const double hours = seconds(*request.run_time) / 3600, boot_hours = seconds(request.fleet.join_timeout) / 3600;
   double joining = 0, booting = 0;  // over all losses; booting with boot_max each
@@ -45,13 +46,13 @@ Replacing expected_replacing(const PlanRequest& request, std::span<const PlanRow
   return out;
 }
 
-void note_seen(std::span<Offer> offers, std::span<const SeenMachine> seen) {
+void set_loss_history(std::span<Offer> offers, std::span<const PastRental> seen) {
   struct Record {
     double hours = 0, losses = 0;
   };
   std::map<std::pair<std::string_view, std::string_view>, Record> of;  // host "": the provider
-  for (const SeenMachine& machine : seen) {
-    if (is_here(machine.provider)) continue;
+  for (const PastRental& machine : seen) {
+    if (is_local_provider(machine.provider)) continue;
     for (const std::string_view host : {std::string_view(machine.host), std::string_view()}) {
       Record& record = of[{machine.provider, host}];
       record.hours += machine.hours;

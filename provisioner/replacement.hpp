@@ -11,22 +11,22 @@ inline constexpr double kPriorHours = 24;  // weight of a stated reliability, in
 inline constexpr double kOutageHours = 1;  // length of an outage: a machine with 99 % uptime fails once in 99 of these
 inline constexpr double kOutbidPerHour = 1.0 / 24;  // until ledgers have data
 
-// From the offer's stated or assumed reliability, and from ledgers. Absent if there is neither.
+// Expected losses, from the offer's stated or assumed reliability and from ledgers. Absent if there is neither.
 std::optional<double> losses_per_hour(const PlanRequest& request, const Offer& offer);
 
 // The cost of the snapshot that a worker receives when it joins.
 double usd_to_join(const PlanRequest& request, const Offer& offer);
 
-// For the chosen rows; unknown losses count as none.
-Replacing expected_replacing(const PlanRequest& request, std::span<const PlanRow> rows);
+// The expected cost of losing and replacing the chosen rows' machines; unknown losses count as none.
+ReplacementCost expected_replacement_cost(const PlanRequest& request, std::span<const PlanRow> rows);
 
-struct SeenMachine {
+struct PastRental {
   std::string provider, host;
   double hours = 0;  // rented
   bool lost = false;
 };
-// Sets the history of every offer's host or, if the host was never rented, of its provider. Local processes are not
-// used.
-void note_seen(std::span<Offer> offers, std::span<const SeenMachine> seen);
+// Sets seen_hours and seen_losses of every offer: those of its host or, if the host was never rented, of its provider.
+// Local processes are not counted.
+void set_loss_history(std::span<Offer> offers, std::span<const PastRental> seen);
 
 }  // namespace echoline::provisioner

@@ -11,9 +11,9 @@
 
 namespace echoline::provisioner {
 
-// The median of the last kSamplesMax measurements, available from kSamplesMin on.
+// The median of the last kSamplesMax measurements.
 template <class T>
-class LateMedian {
+class MedianMeter {
  public:
   static constexpr std::size_t kSamplesMax = 15, kSamplesMin = 5;
 
@@ -26,8 +26,10 @@ class LateMedian {
     std::nth_element(sorted.begin(), middle, sorted.end());
     median_ = *middle;
   }
-  T or_planned(T planned) const { return samples_.size() >= kSamplesMin ? *median_ : planned; }
-  T of_any_or(T planned) const { return median_.value_or(planned); }
+  // The planned value until there are kSamplesMin measurements.
+  T median_or(T planned) const { return samples_.size() >= kSamplesMin ? *median_ : planned; }
+  // The planned value only until the first measurement.
+  T early_median_or(T planned) const { return median_.value_or(planned); }
 
  private:
   std::deque<T> samples_;
@@ -37,7 +39,7 @@ class LateMedian {
 // Measures the share of time that the learner waits for batches.
 class IdleMeter {
  public:
-  void waits(bool now_waits, TimePoint now) {
+  void set_waiting(bool now_waits, TimePoint now) {
     if (!stretches_.empty()) {
       if (stretches_.back().waiting == now_waits) return;
       stretches_.back().to = now;
@@ -46,8 +48,8 @@ class IdleMeter {
     while (stretches_.size() > 1 && now - stretches_.front().to > kWindowMax) stretches_.pop_front();
     if (stretches_.size() > kStretchesMax) stretches_.pop_front();
   }
-  // Within the last `window`. A shorter history counts as `seen_min` long.
-  double idle(Duration window, Duration seen_min, TimePoint now) const {
+  // The share within the last `window`. A shorter history counts as at least `seen_min` long.
+  double idle_fraction(Duration window, Duration seen_min, TimePoint now) const {
     if (stretches_.empty()) return 0;
     window = std::min<Duration>(window, kWindowMax);
     const TimePoint begin = now - window;

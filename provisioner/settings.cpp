@@ -1,3 +1,4 @@
+// Reads the sections `fleet` and `network` of the run file.
 #include "provisioner/settings.hpp"
 
 #include "base/config.hpp"
@@ -43,8 +44,8 @@ std::string format_meanings() {
 
 // Reads regions by name and the links between them, each valid in both directions.
 void read_regions(ConfigSection& s, RegionMap& map) {
-  const auto named = [&](ConfigSection& section, const char* key,
-                         const std::string& name) -> std::optional<std::uint32_t> {
+  const auto region_index = [&](ConfigSection& section, const char* key,
+                                const std::string& name) -> std::optional<std::uint32_t> {
     std::vector<std::string> names;
     for (const Region& region : map.regions) names.push_back(region.name);
     const auto it = std::find(names.begin(), names.end(), name);
@@ -73,8 +74,8 @@ void read_regions(ConfigSection& s, RegionMap& map) {
   std::string learner;
   s.read("region", learner, {"the learner's region, of network.regions", "the first of them"});
   const std::size_t n = map.regions.size();
-  if (n > 0) map.ways.ways.assign(n, std::vector<chains::RegionWay>(n));
-  if (const auto region = named(s, "region", learner)) map.ways.learner = *region;
+  if (n > 0) map.ways.links.assign(n, std::vector<chains::RegionLink>(n));
+  if (const auto region = region_index(s, "region", learner)) map.ways.learner = *region;
   for (ConfigSection way :
        s.sections("ways", "properties of the links between two regions, in both directions; other links are unknown")) {
     std::string from, to;
@@ -86,19 +87,19 @@ void read_regions(ConfigSection& s, RegionMap& map) {
              {"one way: half of a ping's round-trip time", "network.delay_expected, or the measured delay"});
     way.read("rate", rate, {.min = BitRate{1000}, .max = BitRate{1e15}},
              {"of all traffic between the regions together, each direction", "unlimited"});
-    const auto a = named(way, "from", from), b = named(way, "to", to);
+    const auto a = region_index(way, "from", from), b = region_index(way, "to", to);
     if (!a || !b) continue;
     if (*a == *b && rate) way.error("rate", "within a region only the machines' own links count");
-    for (chains::RegionWay* one : {&map.ways.ways[*a][*b], &map.ways.ways[*b][*a]}) {
-      if (rate) one->rate = *rate;
-      if (delay) one->delay = *delay;
+    for (chains::RegionLink* region_link : {&map.ways.links[*a][*b], &map.ways.links[*b][*a]}) {
+      if (rate) region_link->rate = *rate;
+      if (delay) region_link->delay = *delay;
     }
   }
 }
 
 }  // namespace
 
-bool FleetSettings::local() const { return is_here(provider); }
+bool FleetSettings::is_local() const { return is_local_provider(provider); }
 
 void read(ConfigSection s, PathSettings& c) {
   s.read("worker_rate", c.worker_rate, {.min = BitRate{1000}, .max = BitRate{1e12}},

@@ -25,9 +25,9 @@ struct FleetSettings {
   std::optional<std::filesystem::path> profile;           // throughput by GPU
   std::optional<std::uint32_t> response_tokens_expected;  // per rollout; absent: rollout.response_tokens_max
   std::string provider = "local";                         // a provider's name, or "none": workers join by hand
-  OfferReading reading() const { return {offers_format, disk, catalogue_copies}; }
+  OfferReadOptions reading() const { return {offers_format, disk, catalogue_copies}; }
   bool joined_by_hand() const { return provider == "none"; }
-  bool local() const;  // ProviderKind::here: workers are processes of this machine
+  bool is_local() const;  // ProviderKind::is_local: workers are processes of this machine
   std::optional<std::filesystem::path> provider_file;
   std::string image;                            // container image of rented hosts
   std::optional<std::filesystem::path> bundle;  // from which rented hosts get the program

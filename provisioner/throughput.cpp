@@ -1,3 +1,4 @@
+// Reads throughput profiles and predicts the throughput of offers, for plans.
 #include "provisioner/throughput.hpp"
 
 #include <algorithm>
@@ -74,13 +75,13 @@ Result<ThroughputProfile> ThroughputProfile::parse(std::string_view text, std::s
       if (!profile.sources_.contains(point.source)) figure.error("source", "expected one of `sources`");
       point.parameters = billions * 1e9;
     }
-    const auto falls = [](const Point& a, const Point& b) { return a.parameters >= b.parameters; };
-    if (points.empty() || std::adjacent_find(points.begin(), points.end(), falls) != points.end())
+    const auto does_not_rise = [](const Point& a, const Point& b) { return a.parameters >= b.parameters; };
+    if (points.empty() || std::adjacent_find(points.begin(), points.end(), does_not_rise) != points.end())
       gpu.error("measured", "expected figures for rising sizes");
     if (names.empty()) gpu.error("names", "expected at least one name");
-    for (const std::string& each : names)
-      if (!profile.curves_.emplace(gpu_key(each), points).second)
-        gpu.error("names", fmt::format("'{}' is already described", each));
+    for (const std::string& gpu_name : names)
+      if (!profile.curves_.emplace(gpu_key(gpu_name), points).second)
+        gpu.error("names", fmt::format("'{}' is already described", gpu_name));
   }
   ConfigSection dlperf = root.section("dlperf");
   dlperf.read("gpu", profile.dlperf_gpu_);
@@ -103,19 +104,19 @@ std::optional<TokenRate> ThroughputProfile::of_gpu(std::string_view gpu, double 
     return TokenRate{tokens_per_s, uncertainty, sources_.at(point.source)};
   };
   constexpr double kAsMeasured = 1.25;  // a model size within this factor of a measured one counts as measured
-  const auto& [least, most] = std::pair(c.front(), c.back());
-  if (parameters <= least.parameters)
-    return rate(least.tokens_per_s, parameters * kAsMeasured < least.parameters ? uncertainty_beyond_ : uncertainty_,
-                least);
-  if (parameters >= most.parameters)
-    return rate(most.tokens_per_s * most.parameters / parameters,
-                parameters > most.parameters * kAsMeasured ? uncertainty_beyond_ : uncertainty_, most);
+  const auto& [smallest, largest] = std::pair(c.front(), c.back());
+  if (parameters <= smallest.parameters)
+    return rate(smallest.tokens_per_s,
+                parameters * kAsMeasured < smallest.parameters ? uncertainty_beyond_ : uncertainty_, smallest);
+  if (parameters >= largest.parameters)
+    return rate(largest.tokens_per_s * largest.parameters / parameters,
+                parameters > largest.parameters * kAsMeasured ? uncertainty_beyond_ : uncertainty_, largest);
   const auto above = std::upper_bound(c.begin(), c.end(), parameters,
                                       [](double p, const Point& point) { return p < point.parameters; });
-  const Point& small = *(above - 1);
-  const double share = std::log(parameters / small.parameters) / std::log(above->parameters / small.parameters);
-  return rate(std::exp((1 - share) * std::log(small.tokens_per_s) + share * std::log(above->tokens_per_s)),
-              uncertainty_, share < 0.5 ? small : *above);
+  const Point& below = *(above - 1);
+  const double share = std::log(parameters / below.parameters) / std::log(above->parameters / below.parameters);
+  return rate(std::exp((1 - share) * std::log(below.tokens_per_s) + share * std::log(above->tokens_per_s)),
+              uncertainty_, share < 0.5 ? below : *above);
 }
 
 std::optional<TokenRate> ThroughputProfile::of_dlperf(double dlperf, double parameters) const {
@@ -131,38 +132,38 @@ std::optional<TokenRate> ThroughputProfile::of_dlperf(double dlperf, double para
 void predict_throughput(std::span<Offer> offers, const Workload& workload, const ThroughputProfile* profile,
                         std::span<const MeasuredRate> measured) {
   using Machine = std::tuple<std::string_view, std::string_view, std::string>;  // provider, host, GPU
-  struct Seen {
+  struct HostRatio {
     double ratio = 1;
     std::string_view run;
   };
-  std::map<Machine, Seen> of_host;
-  std::map<std::string, std::vector<double>> of_gpu;
+  std::map<Machine, HostRatio> ratio_by_host;
+  std::map<std::string, std::vector<double>> ratios_by_gpu;
   for (const MeasuredRate& m : measured) {
-    if (is_here(m.provider) || !(m.promised_rollouts_per_s > 0) || !(m.measured_rollouts_per_s > 0)) continue;
+    if (is_local_provider(m.provider) || !(m.promised_rollouts_per_s > 0) || !(m.measured_rollouts_per_s > 0)) continue;
     const double ratio = m.measured_rollouts_per_s / m.promised_rollouts_per_s;
     if (ratio < kRatioMin || ratio > kRatioMax) continue;
     const std::string gpu = gpu_key(m.gpu);
-    if (m.host.empty() || of_host.emplace(Machine(m.provider, m.host, gpu), Seen{ratio, m.run}).second)
-      of_gpu[gpu].push_back(ratio);
+    if (m.host.empty() || ratio_by_host.emplace(Machine(m.provider, m.host, gpu), HostRatio{ratio, m.run}).second)
+      ratios_by_gpu[gpu].push_back(ratio);
   }
-  std::map<std::string, TokenRate> by_gpu;  // tokens_per_s: the ratio
-  for (const auto& [gpu, ratios] : of_gpu) {
+  std::map<std::string, TokenRate> correction_by_gpu;  // tokens_per_s: the ratio
+  for (const auto& [gpu, ratios] : ratios_by_gpu) {
     if (ratios.size() < kHostsForGpu) continue;
-    const double middle = median(ratios);
-    std::vector<double> apart;
-    for (const double ratio : ratios) apart.push_back(std::abs(ratio / middle - 1));
+    const double median_ratio = median(ratios);
+    std::vector<double> distances;
+    for (const double ratio : ratios) distances.push_back(std::abs(ratio / median_ratio - 1));
     // The spread of one more host: half of the known ones are within the median distance, nearly all within three
     // times.
-    by_gpu[gpu] = {middle, std::clamp(3 * median(apart), kOwnUncertainty, kUncertaintyMax),
-                   fmt::format("the results of {} hosts with this GPU in earlier runs", ratios.size())};
+    correction_by_gpu[gpu] = {median_ratio, std::clamp(3 * median(distances), kOwnUncertainty, kUncertaintyMax),
+                              fmt::format("the results of {} hosts with this GPU in earlier runs", ratios.size())};
   }
 
   // Cached, because many offers have the same GPU.
-  std::map<std::string, std::optional<TokenRate>, std::less<>> tokens_of;
+  std::map<std::string, std::optional<TokenRate>, std::less<>> rate_by_gpu;
   for (Offer& o : offers) {
     if (!(o.rollouts_per_s > 0) && profile && workload.tokens_per_rollout > 0) {
-      auto it = tokens_of.find(o.gpu);
-      if (it == tokens_of.end()) it = tokens_of.emplace(o.gpu, profile->of_gpu(o.gpu, workload.parameters)).first;
+      auto it = rate_by_gpu.find(o.gpu);
+      if (it == rate_by_gpu.end()) it = rate_by_gpu.emplace(o.gpu, profile->of_gpu(o.gpu, workload.parameters)).first;
       std::optional<TokenRate> rate = it->second;
       if (rate) {
         rate->tokens_per_s *= o.gpu_count;
@@ -177,15 +178,16 @@ void predict_throughput(std::span<Offer> offers, const Workload& workload, const
         o.rollouts_from = std::move(rate->from);
       }
     }
-    if (is_here(o.provider) || !(o.rollouts_per_s > 0) || o.rollouts_source == RateSource::kMeasured) continue;
+    if (is_local_provider(o.provider) || !(o.rollouts_per_s > 0) || o.rollouts_source == RateSource::kMeasured)
+      continue;
     const std::string gpu = gpu_key(o.gpu);
-    const auto host = of_host.find(Machine(o.provider, o.host, gpu));
-    const auto others = by_gpu.find(gpu);
-    if (!o.host.empty() && host != of_host.end()) {
+    const auto host = ratio_by_host.find(Machine(o.provider, o.host, gpu));
+    const auto others = correction_by_gpu.find(gpu);
+    if (!o.host.empty() && host != ratio_by_host.end()) {
       o.rollouts_per_s *= host->second.ratio;
       o.rollouts_uncertainty = kOwnUncertainty;
       o.rollouts_from = fmt::format("the result of this host in the run {}", host->second.run);
-    } else if (others != by_gpu.end()) {
+    } else if (others != correction_by_gpu.end()) {
       o.rollouts_per_s *= others->second.tokens_per_s;
       o.rollouts_uncertainty = others->second.uncertainty;
       o.rollouts_from = others->second.from;

@@ -32,10 +32,10 @@ class ThroughputProfile {
   // kInvalid with all problems; kNotFound or kIo.
   static Result<ThroughputProfile> load(const std::filesystem::path& path);
   static Result<ThroughputProfile> parse(std::string_view text, std::string_view name);
-  // For one GPU. Interpolates linearly in logarithms between two sizes; scales with the size above the largest;
-  // constant below the smallest. Absent for an unknown GPU.
+  // The rate of one GPU of this name; absent if the name is unknown. Interpolates linearly in logarithms between two
+  // model sizes. Above the largest size, the rate falls with the size; below the smallest, it is constant.
   std::optional<TokenRate> of_gpu(std::string_view gpu, double parameters) const;
-  // From the market's benchmark of a GPU, in proportion to the profile's reference GPU.
+  // The rate of a GPU with this value of the market's benchmark, in proportion to the profile's reference GPU.
   std::optional<TokenRate> of_dlperf(double dlperf, double parameters) const;
 
  private:

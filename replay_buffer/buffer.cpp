@@ -1,3 +1,4 @@
+// The replay buffer's operations as SQL transactions on the Store. The rollout desk calls it.
 #include "replay_buffer/buffer.hpp"
 
 #include <algorithm>
@@ -29,17 +30,20 @@ Result<AddOutcome> ReplayBuffer::add(std::span<const Trajectory> trajectories) {
   store_->check_thread();
   for (const Trajectory& trajectory : trajectories) ECHO_TRY(data_plane::check(trajectory, store_->options.limits));
   AddOutcome outcome;
-  const Store::Totals before = store_->totals;
+  const Store::Totals totals_before = store_->totals;
   const auto insert_all = [&]() -> Status {
     ECHO_ASSIGN(Transaction transaction, Transaction::begin(*store_->database));
     for (const Trajectory& trajectory : trajectories) {
-      ECHO_ASSIGN(const bool stored, store_->insert(trajectory));
-      ++(stored ? outcome.stored : outcome.duplicates);
+      ECHO_ASSIGN(const bool is_new, store_->insert(trajectory));
+      if (is_new)
+        ++outcome.stored;
+      else
+        ++outcome.duplicates;
     }
     return transaction.commit();
   };
   if (Status status = insert_all(); !status) {
-    store_->totals = before;
+    store_->totals = totals_before;
     return std::move(status).error();
   }
   std::set<GroupId> groups;
@@ -52,7 +56,7 @@ Result<std::optional<Batch>> ReplayBuffer::sample(std::uint64_t step, std::uint3
   store_->check_thread();
   if (groups == 0) return fail(Code::kInvalid, "sample", "0 groups asked for, expected 1 or more");
   for (;;) {
-    const auto chosen = store_->waiting.batch(Version{store_->version_min(step)}, groups);
+    const auto chosen = store_->waiting.next_batch(Version{store_->version_min(step)}, groups);
     if (!chosen) return std::optional<Batch>();
     Batch batch{step, {}};
     for (const GroupId group : *chosen) batch.groups.push_back({group, store_->waiting.find(group)->version, {}});
@@ -65,16 +69,16 @@ Result<std::optional<Batch>> ReplayBuffer::sample(std::uint64_t step, std::uint3
 // Reads the trajectories. Returns the first group that cannot be read.
 Result<std::optional<GroupId>> ReplayBuffer::read_groups(Batch& batch) {
   for (Group& group : batch.groups) {
-    bool sound = true;
+    bool readable = true;
     ECHO_TRY(store_->database->each(
         "SELECT body FROM trajectory WHERE group_id = ?1 ORDER BY member",
         [&](const Row& row) {
           auto trajectory = data_plane::parse_trajectory(row.bytes(0), store_->options.limits);
-          sound = sound && trajectory && trajectory->group() == group.id.value;
+          readable = readable && trajectory && trajectory->group() == group.id.value;
           if (trajectory) group.trajectories.push_back(std::move(*trajectory));
         },
         group.id.value));
-    if (!sound || group.trajectories.size() != store_->options.group_size) return std::optional(group.id);
+    if (!readable || group.trajectories.size() != store_->options.group_size) return std::optional(group.id);
   }
   return std::optional<GroupId>();
 }
@@ -83,12 +87,14 @@ Status ReplayBuffer::discard(GroupId group, std::string_view reason) {
   store_->check_thread();
   Database& db = *store_->database;
   ECHO_ASSIGN(Transaction transaction, Transaction::begin(db));
-  ECHO_ASSIGN(const auto bytes, db.one("SELECT sum(length(body)) FROM trajectory WHERE group_id = ?1", group.value));
+  ECHO_ASSIGN(const auto bytes,
+              db.first_integer("SELECT sum(length(body)) FROM trajectory WHERE group_id = ?1", group.value));
   ECHO_TRY(db.run("DELETE FROM trajectory WHERE group_id = ?1", group.value));
   const std::uint64_t deleted = db.changes();
   ECHO_TRY(db.run("DELETE FROM groups WHERE group_id = ?1", group.value));
   ECHO_TRY(store_->count_rejected(reason, deleted));
-  // A group added without the ledger does not go to the pool, because no worker may generate it.
+  // Only groups that the ledger numbered go to the pool; others were added without a lease, so no worker may generate
+  // them.
   ECHO_TRY(
       db.run("INSERT OR IGNORE INTO pool SELECT ?1 WHERE EXISTS (SELECT 1 FROM meta WHERE key = 'next_group' AND "
              "value > ?1)",
@@ -101,7 +107,7 @@ Status ReplayBuffer::discard(GroupId group, std::string_view reason) {
   return ok();
 }
 
-Result<std::vector<Group>> ReplayBuffer::unscored(std::size_t most, const std::set<GroupId>& known) {
+Result<std::vector<Group>> ReplayBuffer::unscored_groups(std::size_t groups_max, const std::set<GroupId>& known) {
   store_->check_thread();
   Batch batch;
   ECHO_TRY(store_->database->each(
@@ -109,10 +115,10 @@ Result<std::vector<Group>> ReplayBuffer::unscored(std::size_t most, const std::s
       " AND members = ?1 ORDER BY version, group_id LIMIT ?2",
       [&](const Row& row) {
         const GroupId id{row.integer(0)};
-        if (!known.contains(id) && batch.groups.size() < most)
+        if (!known.contains(id) && batch.groups.size() < groups_max)
           batch.groups.push_back({id, Version{row.integer(1)}, {}});
       },
-      store_->options.group_size, most + known.size()));
+      store_->options.group_size, groups_max + known.size()));
   for (;;) {
     for (Group& group : batch.groups) group.trajectories.clear();
     ECHO_ASSIGN(const std::optional<GroupId> unreadable, read_groups(batch));
@@ -125,39 +131,40 @@ Result<std::vector<Group>> ReplayBuffer::unscored(std::size_t most, const std::s
 Result<bool> ReplayBuffer::awaits_scores(const Group& group) {
   store_->check_thread();
   Database& db = *store_->database;
-  ECHO_ASSIGN(const auto waits,
-              db.one("SELECT 1 FROM groups WHERE group_id = ?1 AND unscored = 1 AND " ECHO_WAITING, group.id.value));
-  if (!waits) return false;
+  ECHO_ASSIGN(
+      const auto waiting,
+      db.first_integer("SELECT 1 FROM groups WHERE group_id = ?1 AND unscored = 1 AND " ECHO_WAITING, group.id.value));
+  if (!waiting) return false;
   for (const Trajectory& t : group.trajectories) {
     ECHO_ASSIGN(const auto stored,
-                db.one("SELECT 1 FROM trajectory WHERE id = ?1 AND group_id = ?2", t.id(), group.id.value));
+                db.first_integer("SELECT 1 FROM trajectory WHERE id = ?1 AND group_id = ?2", t.id(), group.id.value));
     if (!stored) return false;  // the group was generated again
   }
   return true;
 }
 
-Result<bool> ReplayBuffer::scored(const Group& group) {
+Result<bool> ReplayBuffer::store_scores(const Group& group) {
   store_->check_thread();
   Database& db = *store_->database;
   for (const Trajectory& t : group.trajectories) ECHO_TRY(data_plane::check(t, store_->options.limits));
   ECHO_ASSIGN(Transaction transaction, Transaction::begin(db));
-  ECHO_ASSIGN(const bool wanted, awaits_scores(group));
-  if (!wanted) return false;
-  constexpr const char* kBytes = "SELECT sum(length(body)) FROM trajectory WHERE group_id = ?1";
-  ECHO_ASSIGN(const auto before, db.one(kBytes, group.id.value));
+  ECHO_ASSIGN(const bool awaited, awaits_scores(group));
+  if (!awaited) return false;
+  constexpr const char* kBodyBytes = "SELECT sum(length(body)) FROM trajectory WHERE group_id = ?1";
+  ECHO_ASSIGN(const auto bytes_before, db.first_integer(kBodyBytes, group.id.value));
   for (const Trajectory& t : group.trajectories)
     ECHO_TRY(db.run("UPDATE trajectory SET body = ?2 WHERE id = ?1", t.id(), Blob{t.SerializeAsString()}));
-  ECHO_ASSIGN(const auto after, db.one(kBytes, group.id.value));
+  ECHO_ASSIGN(const auto bytes_after, db.first_integer(kBodyBytes, group.id.value));
   ECHO_TRY(db.run("UPDATE groups SET unscored = 0 WHERE group_id = ?1", group.id.value));
   ECHO_TRY(db.run("DELETE FROM failure WHERE group_id = ?1", group.id.value));
   ECHO_TRY(transaction.commit());
-  store_->totals.bytes += after.value_or(0) - before.value_or(0);
+  store_->totals.bytes += bytes_after.value_or(0) - bytes_before.value_or(0);
   ECHO_TRY(store_->load_waiting(group.id));
   return true;
 }
 
-Result<std::uint64_t> ReplayBuffer::discard_of(WorkerId worker, std::string_view reason,
-                                               std::span<const GroupId> kept) {
+Result<std::uint64_t> ReplayBuffer::discard_groups_of(WorkerId worker, std::string_view reason,
+                                                      std::span<const GroupId> kept) {
   store_->check_thread();
   std::vector<GroupId> groups;
   ECHO_TRY(store_->database->each(
@@ -180,22 +187,22 @@ Status ReplayBuffer::consume(std::uint64_t step, std::span<const GroupId> groups
                "dropped_step IS NULL AND (consumed_step IS NULL OR consumed_step = ?1)",
                step, group.value, store_->options.group_size, store_->version_min(step)));
     if (db.changes() == 1) continue;
-    std::string why = "it is unknown";
+    std::string reason = "it is unknown";
     ECHO_TRY(db.each(
         "SELECT version, members, consumed_step, dropped_step FROM groups WHERE group_id = ?1",
         [&](const Row& row) {
           if (!row.is_null(2))
-            why = fmt::format("it was consumed at step {}", row.integer(2));
+            reason = fmt::format("it was consumed at step {}", row.integer(2));
           else if (!row.is_null(3))
-            why = fmt::format("it was dropped as stale at step {}", row.integer(3));
+            reason = fmt::format("it was dropped as stale at step {}", row.integer(3));
           else if (row.integer(1) != store_->options.group_size)
-            why = fmt::format("it has {} of {} members", row.integer(1), store_->options.group_size);
+            reason = fmt::format("it has {} of {} members", row.integer(1), store_->options.group_size);
           else
-            why =
+            reason =
                 fmt::format("its version {} is staler than {} steps", row.integer(0), store_->options.staleness_budget);
         },
         group.value));
-    return fail(Code::kInvalid, "consume", "group {} cannot be consumed at step {}: {}", group, step, why);
+    return fail(Code::kInvalid, "consume", "group {} cannot be consumed at step {}: {}", group, step, reason);
   }
   ECHO_TRY(transaction.commit());
   for (const GroupId group : groups) store_->waiting.remove(group);
@@ -217,10 +224,10 @@ Result<std::uint64_t> ReplayBuffer::drop_stale(std::uint64_t step) {
   Database& db = *store_->database;
   const std::uint64_t version_min = store_->version_min(step);
   ECHO_ASSIGN(const auto trajectories,
-              db.one("SELECT sum(members) FROM groups WHERE " ECHO_WAITING " AND version < ?1", version_min));
+              db.first_integer("SELECT sum(members) FROM groups WHERE " ECHO_WAITING " AND version < ?1", version_min));
   if (!trajectories) return std::uint64_t{0};
   ECHO_TRY(db.run("UPDATE groups SET dropped_step = ?1 WHERE " ECHO_WAITING " AND version < ?2", step, version_min));
-  for (const GroupId group : store_->waiting.before(Version{version_min})) store_->waiting.remove(group);
+  for (const GroupId group : store_->waiting.older_than(Version{version_min})) store_->waiting.remove(group);
   return *trajectories;
 }
 
@@ -245,12 +252,12 @@ Result<Counts> ReplayBuffer::counts(std::uint64_t step) {
       },
       store_->options.group_size, store_->version_min(step)));
   ECHO_ASSIGN(const auto consumed,
-              db.one("SELECT (SELECT value FROM meta WHERE key = 'pruned_consumed') + "
-                     "(SELECT coalesce(sum(members), 0) FROM groups WHERE consumed_step IS NOT NULL)"));
+              db.first_integer("SELECT (SELECT value FROM meta WHERE key = 'pruned_consumed') + "
+                               "(SELECT coalesce(sum(members), 0) FROM groups WHERE consumed_step IS NOT NULL)"));
   counts.consumed = consumed.value_or(0);
   ECHO_TRY(db.each("SELECT reason, trajectories FROM rejected",
                    [&](const Row& row) { counts.rejected[std::string(row.bytes(0))] = row.integer(1); }));
-  ECHO_ASSIGN(const auto dropped, db.one("SELECT sum(members) FROM groups WHERE dropped_step IS NOT NULL"));
+  ECHO_ASSIGN(const auto dropped, db.first_integer("SELECT sum(members) FROM groups WHERE dropped_step IS NOT NULL"));
   if (dropped) counts.rejected["stale"] += *dropped;
   return counts;
 }
@@ -259,10 +266,12 @@ Result<std::uint64_t> ReplayBuffer::prune(std::uint64_t before_step) {
   store_->check_thread();
   Database& db = *store_->database;
   ECHO_ASSIGN(Transaction transaction, Transaction::begin(db));
-  ECHO_ASSIGN(const auto consumed, db.one("SELECT sum(members) FROM groups WHERE consumed_step < ?1", before_step));
-  ECHO_ASSIGN(const auto dropped, db.one("SELECT sum(members) FROM groups WHERE dropped_step < ?1", before_step));
+  ECHO_ASSIGN(const auto consumed,
+              db.first_integer("SELECT sum(members) FROM groups WHERE consumed_step < ?1", before_step));
+  ECHO_ASSIGN(const auto dropped,
+              db.first_integer("SELECT sum(members) FROM groups WHERE dropped_step < ?1", before_step));
   if (!consumed && !dropped) return std::uint64_t{0};
-  // The reports' counts outlive the rows.
+  // Keeps the counts for reports, because the rows are deleted.
   ECHO_TRY(db.run("UPDATE meta SET value = value + ?1 WHERE key = 'pruned_consumed'", consumed.value_or(0)));
   if (dropped) ECHO_TRY(store_->count_rejected("stale", *dropped));
   ECHO_TRY(db.run("CREATE TEMP TABLE IF NOT EXISTS pruned(group_id INTEGER PRIMARY KEY)"));
@@ -270,8 +279,8 @@ Result<std::uint64_t> ReplayBuffer::prune(std::uint64_t before_step) {
       db.run("INSERT INTO pruned SELECT group_id FROM groups WHERE consumed_step < ?1 "
              "UNION SELECT group_id FROM groups WHERE dropped_step < ?1",
              before_step));
-  ECHO_ASSIGN(const auto bytes, db.one("SELECT sum(length(body)) FROM trajectory WHERE group_id IN "
-                                       "(SELECT group_id FROM pruned)"));
+  ECHO_ASSIGN(const auto bytes, db.first_integer("SELECT sum(length(body)) FROM trajectory WHERE group_id IN "
+                                                 "(SELECT group_id FROM pruned)"));
   ECHO_TRY(db.run("DELETE FROM trajectory WHERE group_id IN (SELECT group_id FROM pruned)"));
   const std::uint64_t deleted = db.changes();
   ECHO_TRY(db.run("DELETE FROM lease WHERE state <> 0 AND group_id IN (SELECT group_id FROM pruned)"));

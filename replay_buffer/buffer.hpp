@@ -60,9 +60,9 @@ struct Counts {
 
 // Learner steps: step t is the t-th update, counted from 0. A policy of version v has seen steps 0 .. v-1, and a
 // trajectory of version v used in step t is t - v steps stale.
-// A version newer than t, left from a run that was rolled back to an older checkpoint, counts as staleness 0. The
-// importance weights use the stored behaviour log-probabilities, so they are correct for any generating policy. Only
-// the distance between the policies matters, which is at most the steps rolled back.
+// A version newer than t, left from a run that was rolled back to an older checkpoint, counts as staleness 0. That is
+// safe: the importance weights use the stored log-probabilities of the generating policy, so they are correct for any
+// policy, and the policies differ by at most the steps rolled back.
 //
 // Durability: WAL with synchronous=FULL. The effect of a call that has returned survives kill -9 and power loss.
 // Thread: the first thread that calls after open() owns the buffer; a call from another thread ends the process.
@@ -73,12 +73,12 @@ class ReplayBuffer {
   static Result<std::unique_ptr<ReplayBuffer>> open(const std::filesystem::path& path, const BufferOptions& options);
   ~ReplayBuffer();
 
-  // Stores all trajectories in one transaction, or none on an error: kInvalid if a trajectory fails the check or has a
-  // member's place under another id, kExhausted at rows_max or bytes_max.
+  // Stores all trajectories in one transaction, or none on an error: kInvalid if a trajectory fails data_plane::check()
+  // or its place in the group is taken under another id; kExhausted at rows_max or bytes_max.
   Result<AddOutcome> add(std::span<const Trajectory> trajectories);
 
   // Returns `groups` complete admissible groups for step t, or nothing if there are fewer. Does not mark them. Discards
-  // groups that cannot be read ("unreadable") and takes others.
+  // groups that cannot be read ("unreadable") and takes other groups instead.
   Result<std::optional<Batch>> sample(std::uint64_t step, std::uint32_t groups);
 
   // Marks the groups as consumed at step t in one transaction. kInvalid if one is unknown, incomplete or was consumed
@@ -96,16 +96,16 @@ class ReplayBuffer {
   // `reason`. The group returns to the pool, because the problem may be valid.
   Status discard(GroupId group, std::string_view reason);
 
-  // Groups waiting for the learner's scores, oldest version first, without those in `known`; at most `most`.
-  Result<std::vector<Group>> unscored(std::size_t most, const std::set<GroupId>& known = {});
-  // Whether exactly these trajectories still wait for scores.
+  // Groups waiting for the learner's scores, oldest version first, without those in `known`; at most `groups_max`.
+  Result<std::vector<Group>> unscored_groups(std::size_t groups_max, const std::set<GroupId>& known = {});
+  // Whether the group still waits for scores, with exactly these trajectories.
   Result<bool> awaits_scores(const Group& group);
   // Replaces the stored bodies by scored ones in one transaction, after which the group may be sampled. False if the
   // group no longer waits for scores.
-  Result<bool> scored(const Group& group);
+  Result<bool> store_scores(const Group& group);
 
-  // Discards all waiting groups from this worker, except `kept`. Returns the number of groups.
-  Result<std::uint64_t> discard_of(WorkerId worker, std::string_view reason, std::span<const GroupId> kept = {});
+  // Discards all waiting groups that this worker generated, except `kept`. Returns the number of discarded groups.
+  Result<std::uint64_t> discard_groups_of(WorkerId worker, std::string_view reason, std::span<const GroupId> kept = {});
 
   Result<Counts> counts(std::uint64_t step);
 

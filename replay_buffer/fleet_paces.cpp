@@ -1,3 +1,4 @@
+// Statistics of workers' speed, for LeaseCore.
 #include "replay_buffer/fleet_paces.hpp"
 
 #include <cmath>
@@ -8,10 +9,10 @@
 namespace echoline::replay_buffer {
 namespace {
 
-constexpr double kUnitsPerGroup = 4294967296.0;  // 2^32
+constexpr double kUnitsPerGroup = 4294967296.0;  // 2^32; fixed-point units in one group/s
 constexpr double kRateMax = 1e9;                 // groups/s; the limit of a measured rate
 
-std::int64_t units(double rate) { return static_cast<std::int64_t>(std::fmin(rate, kRateMax) * kUnitsPerGroup); }
+std::int64_t fixed_point(double rate) { return static_cast<std::int64_t>(std::fmin(rate, kRateMax) * kUnitsPerGroup); }
 
 void erase_one(std::multiset<double>& values, std::multiset<double>::iterator at) {
   ECHO_CHECK(at != values.end(), "the value was not inserted");
@@ -37,47 +38,48 @@ void RunningMedian::erase(double value) {
 }
 
 void RunningMedian::balance() {
-  const std::size_t below = size() / 2;
-  while (lower_.size() > below) upper_.insert(lower_.extract(std::prev(lower_.end())));
-  while (lower_.size() < below) lower_.insert(upper_.extract(upper_.begin()));
+  const std::size_t lower_size = size() / 2;
+  while (lower_.size() > lower_size) upper_.insert(lower_.extract(std::prev(lower_.end())));
+  while (lower_.size() < lower_size) lower_.insert(upper_.extract(upper_.begin()));
 }
 
 std::optional<double> RunningMedian::value() const {
   return upper_.empty() ? std::nullopt : std::optional(*upper_.begin());
 }
 
-void CountedRates::insert(double rate) {
+void CappedRates::insert(double rate) {
   median_.insert(rate);
-  beyond_.insert(rate);
-  move_limit();
+  capped_.insert(rate);
+  update_cap();
 }
 
-void CountedRates::erase(double rate) {
+void CappedRates::erase(double rate) {
   median_.erase(rate);
-  if (const auto at = within_.find(rate); at != within_.end()) {
-    within_.erase(at);
-    sum_within_ -= units(rate);
+  if (const auto at = uncapped_.find(rate); at != uncapped_.end()) {
+    uncapped_.erase(at);
+    uncapped_sum_ -= fixed_point(rate);
   } else {
-    erase_one(beyond_, beyond_.find(rate));
+    erase_one(capped_, capped_.find(rate));
   }
-  move_limit();
+  update_cap();
 }
 
-void CountedRates::move_limit() {
-  const auto counts_whole = [limit = median_.value()](double rate) { return rate_that_counts(rate, limit) == rate; };
-  while (!beyond_.empty() && counts_whole(*beyond_.begin())) {
-    sum_within_ += units(*beyond_.begin());
-    within_.insert(beyond_.extract(beyond_.begin()));
+void CappedRates::update_cap() {
+  const auto is_uncapped = [limit = median_.value()](double rate) { return capped_rate(rate, limit) == rate; };
+  while (!capped_.empty() && is_uncapped(*capped_.begin())) {
+    uncapped_sum_ += fixed_point(*capped_.begin());
+    uncapped_.insert(capped_.extract(capped_.begin()));
   }
-  while (!within_.empty() && !counts_whole(*within_.rbegin())) {
-    sum_within_ -= units(*within_.rbegin());
-    beyond_.insert(within_.extract(std::prev(within_.end())));
+  while (!uncapped_.empty() && !is_uncapped(*uncapped_.rbegin())) {
+    uncapped_sum_ -= fixed_point(*uncapped_.rbegin());
+    capped_.insert(uncapped_.extract(std::prev(uncapped_.end())));
   }
 }
 
-double CountedRates::sum() const {
-  const double most = beyond_.empty() ? 0 : rate_that_counts(*beyond_.begin(), median_.value());
-  return static_cast<double>(sum_within_ + static_cast<Int128>(units(most)) * static_cast<Int128>(beyond_.size())) /
+double CappedRates::sum() const {
+  const double cap = capped_.empty() ? 0 : capped_rate(*capped_.begin(), median_.value());
+  return static_cast<double>(uncapped_sum_ +
+                             static_cast<Int128>(fixed_point(cap)) * static_cast<Int128>(capped_.size())) /
          kUnitsPerGroup;
 }
 
@@ -92,16 +94,16 @@ void FleetPaces::remove(WorkerId worker) {
   measured_.erase(it);
 }
 
-void FleetPaces::replace(Measured& of, const Measured& by) {
-  const auto move = [](auto& values, const std::optional<double>& before, const std::optional<double>& after) {
+void FleetPaces::replace(Measured& old, const Measured& now) {
+  const auto update = [](auto& values, const std::optional<double>& before, const std::optional<double>& after) {
     if (before == after) return;
     if (before) values.erase(*before);
     if (after) values.insert(*after);
   };
-  move(batches_, of.batch_s, by.batch_s);
-  move(tokens_, of.seconds_per_token, by.seconds_per_token);
-  move(rates_, of.groups_per_s, by.groups_per_s);
-  of = by;
+  update(median_batch_seconds_, old.batch_s, now.batch_s);
+  update(median_seconds_per_token_, old.seconds_per_token, now.seconds_per_token);
+  update(rates_, old.groups_per_s, now.groups_per_s);
+  old = now;
 }
 
 }  // namespace echoline::replay_buffer

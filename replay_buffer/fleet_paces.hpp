@@ -23,13 +23,13 @@ class RunningMedian {
 
  private:
   void balance();
-  std::multiset<double> lower_,
-      upper_;  // no value of `lower_` exceeds one of `upper_`; `upper_` begins with the median
+  // No value of `lower_` exceeds one of `upper_`, which begins with the median.
+  std::multiset<double> lower_, upper_;
 };
 
-// The sum of all rates, each limited by rate_that_counts() and so by the median. In fixed point, so that it depends on
-// the rates only and not on their order.
-class CountedRates {
+// The sum of all rates, each limited by capped_rate(), whose limit follows the median. The sum is in fixed point, so it
+// depends on the rates only and not on their order.
+class CappedRates {
  public:
   void insert(double rate);
   void erase(double rate);
@@ -38,10 +38,10 @@ class CountedRates {
   double sum() const;
 
  private:
-  void move_limit();
+  void update_cap();
   RunningMedian median_;
-  std::multiset<double> within_, beyond_;  // by whether the limit applies
-  Int128 sum_within_ = 0;                  // in units of 2^-32
+  std::multiset<double> uncapped_, capped_;  // rates below the limit, and those that it lowers
+  Int128 uncapped_sum_ = 0;                  // in units of 2^-32
 };
 
 // The measured paces of the present workers. A worker without results has none.
@@ -49,18 +49,18 @@ class FleetPaces {
  public:
   void set(WorkerId worker, const WorkerPace& pace);
   void remove(WorkerId worker);
-  std::optional<double> batch_seconds() const { return batches_.value(); }
-  std::optional<double> seconds_per_token() const { return tokens_.value(); }
-  const CountedRates& rates() const { return rates_; }  // groups/s
+  std::optional<double> batch_seconds() const { return median_batch_seconds_.value(); }
+  std::optional<double> seconds_per_token() const { return median_seconds_per_token_.value(); }
+  const CappedRates& rates() const { return rates_; }  // groups/s
 
  private:
   struct Measured {
     std::optional<double> batch_s, seconds_per_token, groups_per_s;
   };
-  void replace(Measured& of, const Measured& by);
+  void replace(Measured& old, const Measured& now);
   std::unordered_map<WorkerId, Measured> measured_;
-  RunningMedian batches_, tokens_;
-  CountedRates rates_;
+  RunningMedian median_batch_seconds_, median_seconds_per_token_;
+  CappedRates rates_;
 };
 
 }  // namespace echoline::replay_buffer

@@ -1,3 +1,4 @@
+// Keeps the groups that wait for another lease, for LeaseCore.
 #include "replay_buffer/group_pool.hpp"
 
 #include <utility>
@@ -5,17 +6,17 @@
 namespace echoline::replay_buffer {
 namespace {
 
-constexpr std::size_t kSuspectLosses = 2;
+constexpr std::size_t kSuspectLosses = 2;  // from so many lost workers on, the group may be the cause
 
 }  // namespace
 
-std::uint32_t GroupPool::Failures::count() const {
+std::uint32_t GroupPool::Failures::failure_count() const {
   std::uint32_t sum = 0;
-  for (const auto& [worker, times] : failures) sum += times;
+  for (const auto& [worker, count] : failures) sum += count;
   return sum;
 }
 
-bool GroupPool::is_suspect(GroupId group) const { return failures(group).lost.size() >= kSuspectLosses; }
+bool GroupPool::is_suspect(GroupId group) const { return failures(group).workers_lost.size() >= kSuspectLosses; }
 
 void GroupPool::put(GroupId group) { (is_suspect(group) ? suspects_ : ordinary_).insert(group); }
 
@@ -30,7 +31,7 @@ const GroupPool::Failures& GroupPool::failures(GroupId group) const {
   return it == failures_.end() ? kNone : it->second;
 }
 
-void GroupPool::put_failures(GroupId group, Failures failures) {
+void GroupPool::set_failures(GroupId group, Failures failures) {
   const bool pooled = contains(group);
   erase(group);
   if (failures.empty())
@@ -40,18 +41,18 @@ void GroupPool::put_failures(GroupId group, Failures failures) {
   if (pooled) put(group);
 }
 
-std::optional<GroupId> GroupPool::suspect() const {
+std::optional<GroupId> GroupPool::first_suspect() const {
   return suspects_.empty() ? std::nullopt : std::optional(*suspects_.begin());
 }
 
-std::vector<GroupId> GroupPool::others(std::size_t count, WorkerId worker, std::uint32_t failures_max) const {
-  std::vector<GroupId> found;
-  for (auto it = ordinary_.begin(); it != ordinary_.end() && found.size() < count; ++it) {
-    const auto& known = failures(*it).failures;
-    const auto own = known.find(worker);
-    if (own == known.end() || own->second <= failures_max) found.push_back(*it);
+std::vector<GroupId> GroupPool::leasable(std::size_t count, WorkerId worker, std::uint32_t failures_max) const {
+  std::vector<GroupId> groups;
+  for (auto it = ordinary_.begin(); it != ordinary_.end() && groups.size() < count; ++it) {
+    const auto& failures_by_worker = failures(*it).failures;
+    const auto of_worker = failures_by_worker.find(worker);
+    if (of_worker == failures_by_worker.end() || of_worker->second <= failures_max) groups.push_back(*it);
   }
-  return found;
+  return groups;
 }
 
 }  // namespace echoline::replay_buffer

@@ -12,12 +12,11 @@ namespace echoline::replay_buffer {
 
 class GroupPool {
  public:
-  // How often each worker failed on a group without being lost, and the workers that were lost while they had it.
   struct Failures {
-    std::map<WorkerId, std::uint32_t> failures;
-    std::set<WorkerId> lost;
-    std::uint32_t count() const;
-    bool empty() const { return failures.empty() && lost.empty(); }
+    std::map<WorkerId, std::uint32_t> failures;  // of workers that were not lost
+    std::set<WorkerId> workers_lost;             // while they had the group
+    std::uint32_t failure_count() const;         // sum of `failures`
+    bool empty() const { return failures.empty() && workers_lost.empty(); }
   };
 
   void put(GroupId group);
@@ -26,12 +25,13 @@ class GroupPool {
   std::size_t size() const { return ordinary_.size() + suspects_.size(); }
 
   const Failures& failures(GroupId group) const;  // empty if there are none
-  void put_failures(GroupId group, Failures failures);
+  void set_failures(GroupId group, Failures failures);
 
-  // The lowest group with which several workers were lost; it is leased alone.
-  std::optional<GroupId> suspect() const;
-  // Up to `count` other groups, ascending, without those on which this worker failed more than `failures_max` times.
-  std::vector<GroupId> others(std::size_t count, WorkerId worker, std::uint32_t failures_max) const;
+  // The lowest suspect: a group with which several workers were lost. It is leased alone.
+  std::optional<GroupId> first_suspect() const;
+  // Up to `count` groups other than suspects, ascending, without those on which this worker failed more than
+  // `failures_max` times.
+  std::vector<GroupId> leasable(std::size_t count, WorkerId worker, std::uint32_t failures_max) const;
 
  private:
   bool is_suspect(GroupId group) const;

@@ -1,3 +1,4 @@
+// The job ledger: LeaseCore with its journal in the replay buffer's file. The rollout desk calls it.
 #include "replay_buffer/job_ledger.hpp"
 
 #include <algorithm>
@@ -31,7 +32,7 @@ class JobLedger::Impl {
   Result<std::vector<LeaseRecord>> grant(const GrantRequest& request, std::uint64_t step, double now) {
     if (request.policy_digest.empty())
       return fail(Code::kInvalid, "grant", "worker {}: no policy digest", request.worker);
-    return decided([&] {
+    return decide_and_persist([&] {
       std::vector<LeaseRecord> records;
       for (LiveLease& lease : core_.grant(request, step, now)) records.push_back(std::move(lease.record));
       return records;
@@ -39,41 +40,48 @@ class JobLedger::Impl {
   }
 
   Result<std::vector<Verdict>> submit(std::span<const Delivery> deliveries, std::uint64_t step, double now) {
-    ECHO_CHECK(!is_together_, "submit() uses its own transaction");
-    const Store::Totals totals = store_.totals;
+    ECHO_CHECK(!in_transaction_, "submit() uses its own transaction");
+    const Store::Totals totals_before = store_.totals;
     core_.begin();
     auto verdicts = submit_all(deliveries, step, now);
-    if (verdicts) return core_.commit(), std::move(verdicts);
+    if (verdicts) {
+      core_.commit();
+      return verdicts;
+    }
     core_.rollback();
-    store_.totals = totals;
+    store_.totals = totals_before;
     return verdicts;
   }
 
   LeaseCore& core() { return core_; }
   const std::map<WorkerId, Misconduct>& misconduct() const { return misconduct_; }
 
-  // Runs a decision of the core and returns once the file has it. On an error the file and the core are unchanged, so
-  // that a failing disk does not count against a worker and the call may be repeated.
+  // Runs a decision of the core and returns once the file has it; within run_in_transaction(), the file has it later.
+  // On an error the file and the core are unchanged, so that a failing disk does not count against a worker and the
+  // call may be repeated.
   template <class Decide>
-  auto decided(Decide&& decide) -> Result<decltype(decide())> {
-    if (is_together_) return decide();
+  auto decide_and_persist(Decide&& decide) -> Result<decltype(decide())> {
+    if (in_transaction_) return decide();
     core_.begin();
     auto outcome = decide();
-    ECHO_TRY(written());
+    ECHO_TRY(write_or_roll_back());
     return outcome;
   }
 
-  Status together(const std::function<void()>& calls) {
+  Status run_in_transaction(const std::function<void()>& calls) {
     core_.begin();
-    is_together_ = true;
+    in_transaction_ = true;
     calls();
-    is_together_ = false;
-    return written();
+    in_transaction_ = false;
+    return write_or_roll_back();
   }
 
-  Status keep(WorkerId worker, const Misconduct& misconduct) {
-    const auto done = decided([&] { return kept_[worker] = misconduct, true; });
-    return done ? ok() : Status(done.error());
+  Status store_misconduct(WorkerId worker, const Misconduct& misconduct) {
+    const auto persisted = decide_and_persist([&] {
+      unwritten_misconduct_[worker] = misconduct;
+      return true;
+    });
+    return persisted ? ok() : Status(persisted.error());
   }
 
   Result<LedgerCounts> counts() {
@@ -89,110 +97,113 @@ class JobLedger::Impl {
 
  private:
   // Writes the changes since begin() to the file, or rolls them back.
-  Status written() {
-    Status written = core_.changed() || !kept_.empty() ? write() : ok();
-    if (written) {
+  Status write_or_roll_back() {
+    Status status = core_.changed() || !unwritten_misconduct_.empty() ? write() : ok();
+    if (status) {
       core_.commit();
-      for (const auto& [worker, misconduct] : kept_) {
+      for (const auto& [worker, misconduct] : unwritten_misconduct_) {
         misconduct_[worker] = misconduct;
         if (misconduct == Misconduct{}) misconduct_.erase(worker);
       }
     } else {
       core_.rollback();
     }
-    kept_.clear();
-    return written;
+    unwritten_misconduct_.clear();
+    return status;
   }
 
   Status write() {
     ECHO_ASSIGN(Transaction transaction, Transaction::begin(db_));
     ECHO_TRY(journal_.write(core_.changes()));
     ECHO_TRY(journal_.write_totals(core_));
-    for (const auto& [worker, misconduct] : kept_) ECHO_TRY(journal_.keep(worker, misconduct));
+    for (const auto& [worker, misconduct] : unwritten_misconduct_)
+      ECHO_TRY(journal_.write_misconduct(worker, misconduct));
     return transaction.commit();
   }
 
   // A live lease, or an ended one that is still in the file.
   Result<std::optional<LeaseRecord>> find(LeaseId id) {
     if (const LiveLease* live = core_.find(id)) return std::optional(live->record);
-    return journal_.ended(id);
+    return journal_.find_ended(id);
   }
 
   Result<std::vector<Verdict>> submit_all(std::span<const Delivery> deliveries, std::uint64_t step, double now) {
     std::vector<Verdict> verdicts;
-    std::size_t written = 0;
+    std::size_t changes_written = 0;
     ECHO_ASSIGN(Transaction transaction, Transaction::begin(db_));
     for (const Delivery& delivery : deliveries) {
       ECHO_CHECK(delivery.submission != nullptr);
-      const Store::Totals before = store_.totals;
-      ECHO_TRY(db_.run("SAVEPOINT delivery"));
+      const Store::Totals totals_before = store_.totals;
+      ECHO_TRY(db_.run("SAVEPOINT delivery"));  // undoes the writes of a delivery that is refused in the end
       ECHO_ASSIGN(Verdict verdict, decide(delivery, step, now));
       if (!verdict.accepted) {
         ECHO_TRY(db_.run("ROLLBACK TO delivery"));
-        store_.totals = before;
+        store_.totals = totals_before;
         ECHO_TRY(refuse(delivery, verdict, now));
       }
       ECHO_TRY(db_.run("RELEASE delivery"));
       verdicts.push_back(std::move(verdict));
-      // Written at once, because the next delivery may be for the same lease.
-      ECHO_TRY(journal_.write(std::span(core_.changes()).subspan(written)));
-      written = core_.changes().size();
+      // Writes the changes at once, because the next delivery may be for the same lease.
+      ECHO_TRY(journal_.write(std::span(core_.changes()).subspan(changes_written)));
+      changes_written = core_.changes().size();
     }
     ECHO_TRY(journal_.write_totals(core_));
     ECHO_TRY(transaction.commit());
     return verdicts;
   }
 
-  // Stores and settles the delivery, or refuses it; its writes are rolled back in that case.
+  // Stores the delivery's trajectories and settles its lease, or returns a verdict that refuses it. Then the caller
+  // rolls back the writes.
   Result<Verdict> decide(const Delivery& delivery, std::uint64_t step, double now) {
     const schema::Submission& submission = *delivery.submission;
     Verdict verdict{LeaseId{submission.lease()}, false, false, {}, {}};
-    const auto refused = [&](std::string_view reason, std::string detail = {}) {
+    const auto refused_verdict = [&](std::string_view reason, std::string detail = {}) {
       verdict.reason = reason;
       verdict.detail = std::move(detail);
       return verdict;
     };
-    if (submission.lease() > static_cast<std::uint64_t>(INT64_MAX)) return refused("unknown lease");
+    // SQLite's integers are signed, so no lease in the file has a greater number.
+    if (submission.lease() > static_cast<std::uint64_t>(INT64_MAX)) return refused_verdict("unknown lease");
     ECHO_ASSIGN(const std::optional<LeaseRecord> lease, find(verdict.lease));
     if (lease && lease->worker == delivery.worker && lease->state == LeaseState::kSettled) {
-      ECHO_ASSIGN(const bool same, all_stored(submission));
-      if (!same) return refused("lease already settled", "by other trajectories");
+      ECHO_ASSIGN(const bool is_repeated, all_stored(submission));
+      if (!is_repeated) return refused_verdict("lease already settled", "by other trajectories");
       verdict.accepted = verdict.duplicate = true;
       return verdict;
     }
-    if (!lease) return refused("unknown lease");
-    if (lease->worker == delivery.worker && lease->state == LeaseState::kLive && !delivery.refused.empty())
-      return refused(delivery.refused, delivery.detail);
-    if (submission.trajectories_size() == 0) return refused("malformed", "no trajectories");
+    if (!lease) return refused_verdict("unknown lease");
+    if (lease->worker == delivery.worker && lease->state == LeaseState::kLive && !delivery.refusal_reason.empty())
+      return refused_verdict(delivery.refusal_reason, delivery.detail);
+    if (submission.trajectories_size() == 0) return refused_verdict("malformed", "no trajectories");
     for (const Trajectory& trajectory : submission.trajectories()) {
       const Claim claim{delivery.worker, data_plane::oldest_version(trajectory), trajectory.policy_digest()};
       if (const auto reason = refusal(lease, claim, now))
-        return refused(*reason, fmt::format("version {}, trajectory '{}'", claim.version, trajectory.id()));
+        return refused_verdict(*reason, fmt::format("version {}, trajectory '{}'", claim.version, trajectory.id()));
       if (trajectory.lease() != lease->id.value || trajectory.group() != lease->group.value ||
           trajectory.worker() != lease->worker.value)
-        return refused("malformed",
-                       fmt::format("trajectory '{}' is of lease {}, group {}, worker {}; expected {}, {}, {}",
-                                   trajectory.id(), trajectory.lease(), trajectory.group(), trajectory.worker(),
-                                   lease->id, lease->group, lease->worker));
+        return refused_verdict("malformed",
+                               fmt::format("trajectory '{}' is of lease {}, group {}, worker {}; expected {}, {}, {}",
+                                           trajectory.id(), trajectory.lease(), trajectory.group(), trajectory.worker(),
+                                           lease->id, lease->group, lease->worker));
     }
     if (static_cast<std::uint32_t>(submission.trajectories_size()) != lease->rollouts)
-      return refused("malformed", fmt::format("{} trajectories, expected all {} of the group",
-                                              submission.trajectories_size(), lease->rollouts));
+      return refused_verdict("malformed", fmt::format("{} trajectories, expected all {} of the group",
+                                                      submission.trajectories_size(), lease->rollouts));
     if (!admissible(step, lease->version, store_.options.staleness_budget))
-      return refused("stale", fmt::format("version {} at learner step {}", lease->version, step));
+      return refused_verdict("stale", fmt::format("version {} at learner step {}", lease->version, step));
 
     for (const Trajectory& trajectory : submission.trajectories()) {
-      const auto stored = store_.insert(trajectory);
-      if (!stored && stored.error().code == Code::kInvalid) return refused("malformed", stored.error().detail);
-      if (!stored) return stored.error();
-      if (!*stored) return refused("malformed", fmt::format("trajectory '{}' occurs twice", trajectory.id()));
+      const Result<bool> is_new = store_.insert(trajectory);
+      if (!is_new && is_new.error().code == Code::kInvalid) return refused_verdict("malformed", is_new.error().detail);
+      if (!is_new) return is_new.error();
+      if (!*is_new) return refused_verdict("malformed", fmt::format("trajectory '{}' occurs twice", trajectory.id()));
     }
     if (delivery.unscored) ECHO_TRY(db_.run("UPDATE groups SET unscored = 1 WHERE group_id = ?1", lease->group.value));
-    StoredResult result{data_plane::oldest_version(submission.trajectories(0)), longest(submission),
+    StoredResult result{data_plane::oldest_version(submission.trajectories(0)), longest_response_tokens(submission),
                         !delivery.unscored};
     for (const Trajectory& trajectory : submission.trajectories())
       result.version = std::min(result.version, data_plane::oldest_version(trajectory));
-    verdict.held_s = core_.settle(lease->id, result, now);
+    verdict.lease_seconds = core_.settle(lease->id, result, now);
     verdict.accepted = true;
     return verdict;
   }
@@ -205,24 +216,28 @@ class JobLedger::Impl {
     ECHO_ASSIGN(const std::optional<LeaseRecord> lease, find(verdict.lease));
     if (!lease || lease->worker != delivery.worker) return ok();
     if (lease->state == LeaseState::kLive)
-      core_.refuse(lease->id, longest(*delivery.submission), now);
+      core_.refuse(lease->id, longest_response_tokens(*delivery.submission), now);
     else if (verdict.reason == "lease expired")
-      core_.came_late(lease->worker, lease->granted_unix_s, longest(*delivery.submission), now);
+      core_.record_late_result(lease->worker, lease->granted_unix_s, longest_response_tokens(*delivery.submission),
+                               now);
     return ok();
   }
 
+  // Whether exactly these trajectories are in the file. Clears the group's highest bit, because SQLite's integers are
+  // signed.
   Result<bool> all_stored(const schema::Submission& submission) {
     if (submission.trajectories_size() == 0) return false;
     for (const Trajectory& trajectory : submission.trajectories()) {
-      ECHO_ASSIGN(const auto found,
-                  db_.one("SELECT 1 FROM trajectory WHERE id = ?1 AND group_id = ?2 AND member = ?3", trajectory.id(),
-                          trajectory.group() & static_cast<std::uint64_t>(INT64_MAX), trajectory.member()));
-      if (!found) return false;
+      ECHO_ASSIGN(
+          const auto stored,
+          db_.first_integer("SELECT 1 FROM trajectory WHERE id = ?1 AND group_id = ?2 AND member = ?3", trajectory.id(),
+                            trajectory.group() & static_cast<std::uint64_t>(INT64_MAX), trajectory.member()));
+      if (!stored) return false;
     }
     return true;
   }
 
-  static std::uint64_t longest(const schema::Submission& submission) {
+  static std::uint64_t longest_response_tokens(const schema::Submission& submission) {
     int tokens = 0;
     for (const Trajectory& trajectory : submission.trajectories())
       tokens = std::max(tokens, trajectory.response_tokens_size());
@@ -233,9 +248,10 @@ class JobLedger::Impl {
   Database& db_;
   LeaseJournal journal_;
   LeaseCore core_;
-  std::map<WorkerId, Misconduct> misconduct_;  // workers with any
-  std::map<WorkerId, Misconduct> kept_;        // workers with any, not in the file yet
-  bool is_together_ = false;
+  std::map<WorkerId, Misconduct> misconduct_;  // only workers with misconduct
+  // Changes that the file does not have; an empty value clears the worker's.
+  std::map<WorkerId, Misconduct> unwritten_misconduct_;
+  bool in_transaction_ = false;
 };
 
 JobLedger::JobLedger(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
@@ -258,9 +274,9 @@ Result<std::unique_ptr<JobLedger>> JobLedger::open(ReplayBuffer& buffer, const L
   if (lease.min <= Duration(0) || lease.first < lease.min || lease.max < lease.first)
     return fail(Code::kInvalid, kOpen, "leases of {} s at first, {} .. {} s later, expected 0 < min <= first <= max",
                 seconds(lease.first), seconds(lease.min), seconds(lease.max));
-  LedgerOptions of_buffer = options;
-  of_buffer.pacing.group_size = buffer.options().group_size;
-  auto impl = std::make_unique<Impl>(buffer.store(), of_buffer);
+  LedgerOptions complete_options = options;
+  complete_options.pacing.group_size = buffer.options().group_size;
+  auto impl = std::make_unique<Impl>(buffer.store(), complete_options);
   ECHO_TRY(impl->open());
   return std::unique_ptr<JobLedger>(new JobLedger(std::move(impl)));
 }
@@ -276,44 +292,47 @@ Result<std::vector<Verdict>> JobLedger::submit(std::span<const Delivery> deliver
   return impl_->submit(deliveries, step, now_unix_s);
 }
 
-Status JobLedger::together(const std::function<void()>& calls) {
+Status JobLedger::run_in_transaction(const std::function<void()>& calls) {
   impl_->check_thread();
-  return impl_->together(calls);
+  return impl_->run_in_transaction(calls);
 }
 
-std::vector<Idler> JobLedger::newly_idle() { return impl_->core().newly_idle(); }
+std::vector<UnproductiveWorker> JobLedger::newly_unproductive() { return impl_->core().newly_unproductive(); }
 
 const std::map<WorkerId, Misconduct>& JobLedger::misconduct() const { return impl_->misconduct(); }
 
-Status JobLedger::keep(WorkerId worker, const Misconduct& misconduct) {
+Status JobLedger::store_misconduct(WorkerId worker, const Misconduct& misconduct) {
   impl_->check_thread();
-  return impl_->keep(worker, misconduct);
+  return impl_->store_misconduct(worker, misconduct);
 }
 
 Status JobLedger::unscorable(GroupId group, WorkerId worker, std::string_view reason, const std::string& detail) {
   impl_->check_thread();
-  const auto done = impl_->decided([&] { return impl_->core().unscorable(group, worker, reason, detail), true; });
-  return done ? ok() : Status(done.error());
+  const auto persisted = impl_->decide_and_persist([&] {
+    impl_->core().unscorable(group, worker, reason, detail);
+    return true;
+  });
+  return persisted ? ok() : Status(persisted.error());
 }
 
 Result<std::uint64_t> JobLedger::release_worker(WorkerId worker, double now_unix_s) {
   impl_->check_thread();
-  return impl_->decided([&] { return impl_->core().release_worker(worker, now_unix_s); });
+  return impl_->decide_and_persist([&] { return impl_->core().release_worker(worker, now_unix_s); });
 }
 
 Result<std::uint64_t> JobLedger::release_all() {
   impl_->check_thread();
-  return impl_->decided([&] { return impl_->core().release_all(); });
+  return impl_->decide_and_persist([&] { return impl_->core().release_all(); });
 }
 
 Result<std::uint64_t> JobLedger::expire(double now_unix_s) {
   impl_->check_thread();
-  return impl_->decided([&] { return impl_->core().expire(now_unix_s); });
+  return impl_->decide_and_persist([&] { return impl_->core().expire(now_unix_s); });
 }
 
-Result<std::uint64_t> JobLedger::excuse(double late_s, double now_unix_s) {
+Result<std::uint64_t> JobLedger::extend_all_leases(double late_s, double now_unix_s) {
   impl_->check_thread();
-  return impl_->decided([&] { return impl_->core().excuse(late_s, now_unix_s); });
+  return impl_->decide_and_persist([&] { return impl_->core().extend_all_leases(late_s, now_unix_s); });
 }
 
 Result<std::uint64_t> JobLedger::stranded_by_next_step(std::uint64_t step, double now_unix_s) {
@@ -326,38 +345,39 @@ Result<LedgerCounts> JobLedger::counts() {
   return impl_->counts();
 }
 
-std::uint64_t JobLedger::held(WorkerId worker) {
+std::uint64_t JobLedger::leases_held(WorkerId worker) {
   impl_->check_thread();
-  return impl_->core().held(worker);
+  return impl_->core().leases_held(worker);
 }
 
 Result<std::uint64_t> JobLedger::renew(WorkerId worker, std::span<const LeaseId> leases, std::uint64_t progress,
                                        double now_unix_s) {
   impl_->check_thread();
-  return impl_->decided([&] {
+  return impl_->decide_and_persist([&] {
     return impl_->core().renew(worker, leases, progress & static_cast<std::uint64_t>(INT64_MAX), now_unix_s);
   });
 }
 
-Result<std::uint64_t> JobLedger::give_back(WorkerId worker, std::span<const LeaseId> leases) {
+Result<std::uint64_t> JobLedger::return_leases(WorkerId worker, std::span<const LeaseId> leases) {
   impl_->check_thread();
-  return impl_->decided([&] { return impl_->core().give_back(worker, leases); });
+  return impl_->decide_and_persist([&] { return impl_->core().return_leases(worker, leases); });
 }
 
-Result<std::uint64_t> JobLedger::give_back_all(WorkerId worker) {
+Result<std::uint64_t> JobLedger::return_all_leases(WorkerId worker) {
   impl_->check_thread();
-  return impl_->decided([&] { return impl_->core().give_back_all(worker); });
+  return impl_->decide_and_persist([&] { return impl_->core().return_all_leases(worker); });
 }
 
 Result<bool> JobLedger::failed(const FailedWork& failure) {
   impl_->check_thread();
-  return impl_->decided(
+  return impl_->decide_and_persist(
       [&] { return impl_->core().failed(failure.worker, failure.lease, failure.reason, failure.detail); });
 }
 
 Status JobLedger::set_aside(LeaseId lease, std::string_view reason, std::string detail) {
   impl_->check_thread();
-  ECHO_ASSIGN(const bool was_live, impl_->decided([&] { return impl_->core().set_aside(lease, reason, detail); }));
+  ECHO_ASSIGN(const bool was_live,
+              impl_->decide_and_persist([&] { return impl_->core().set_aside(lease, reason, detail); }));
   return was_live ? ok() : fail(Code::kNotFound, "set aside", "lease {} is not live", lease);
 }
 

@@ -19,15 +19,16 @@
 
 namespace echoline::replay_buffer {
 
-using LedgerOptions = LeaseOptions;  // the group size is the buffer's
+using LedgerOptions = LeaseOptions;  // pacing.group_size is ignored: the buffer's group size counts
 
-// A worker's trajectories for one lease. The caller has checked each with data_plane::check(), or gives an error in
-// `refused`.
+// A worker's trajectories for one lease. The caller has checked each with data_plane::check(), or states a
+// `refusal_reason`.
 struct Delivery {
-  WorkerId worker;  // by the connection, not by the message
+  WorkerId worker;  // the sender by its connection, not by the message
   const schema::Submission* submission = nullptr;
-  // Why the caller refuses it: a stable text, and what was expected and found. Empty: not refused.
-  std::string_view refused = {};
+  // Why the caller refuses it: a stable text, and what was expected and found. Empty: not refused. If the worker does
+  // not hold the lease, the lease's own reason counts instead.
+  std::string_view refusal_reason = {};
   std::string detail = {};
   bool unscored = false;  // it has no score, and is not trained on before it gets one
 };
@@ -49,11 +50,11 @@ struct Misconduct {
 // The ledger's decision on a delivery.
 struct Verdict {
   LeaseId lease;
-  bool accepted = false;   // durable, counted once
-  bool duplicate = false;  // accepted earlier; this copy changed nothing
-  std::string reason;      // why it was refused: a stable text of rules.hpp, "malformed", "stale", or the caller's
-  std::string detail;      // for the log: what was expected and found
-  double held_s = 0;       // if accepted: seconds for which the worker held leases that no earlier result covers
+  bool accepted = false;     // durable, counted once
+  bool duplicate = false;    // accepted earlier; this copy changed nothing
+  std::string reason;        // why it was refused: a stable text of rules.hpp, "malformed", "stale", or the caller's
+  std::string detail;        // for the log: what was expected and found
+  double lease_seconds = 0;  // if accepted: seconds for which the worker held leases that no earlier result covers
 };
 
 struct LedgerCounts {
@@ -63,7 +64,8 @@ struct LedgerCounts {
   std::uint64_t expired = 0;
   std::uint64_t released = 0;
   std::map<std::string, std::uint64_t> set_aside = {};  // groups by reason, since the file was created
-  BoundSteps bound = {};  // reasons that kept workers from more work, since the ledger was opened
+  // Steps in which a bound kept workers from more work, since the ledger was opened.
+  LimitedStepCounter bound = {};
 };
 
 // Times are seconds since 1970, because leases outlive a process. Thread: the buffer's owner thread. The buffer must
@@ -87,34 +89,33 @@ class JobLedger {
   // should send again. `step` is the learner's; a delivery too stale for it is refused.
   Result<std::vector<Verdict>> submit(std::span<const Delivery> deliveries, std::uint64_t step, double now_unix_s);
 
-  // Writes all changes that `calls` make through this ledger, except submit(), in ONE transaction after they return. On
-  // an Error none of them has happened, whatever the calls returned, and all may be repeated.
-  Status together(const std::function<void()>& calls);
+  // Runs calls to this ledger, except submit(), and writes their changes in ONE transaction. Their results count only
+  // if this returns ok. On an Error none of them has happened, whatever they returned, and all may be repeated.
+  Status run_in_transaction(const std::function<void()>& calls);
 
   // Extends these leases of this worker by a full term from now (bounded by LeaseSettings::max) if `progress` has grown
   // since the last call. Returns how many.
   Result<std::uint64_t> renew(WorkerId worker, std::span<const LeaseId> leases, std::uint64_t progress,
                               double now_unix_s);
 
-  // A worker returns a lease that failed. The group goes to another worker, or is set aside after repeated failures
-  // (rules.hpp). False if it was not a live lease of this worker.
+  // The worker could not generate the group of its lease. The group goes to another worker, or is set aside after
+  // repeated failures (rules.hpp). False if it was not a live lease of this worker.
   Result<bool> failed(const FailedWork& failure);
   // This worker's result could not be scored and was discarded. The group counts as failed.
   Status unscorable(GroupId group, WorkerId worker, std::string_view reason, const std::string& detail);
-  // This worker returns leases without blame. Their groups return to the pool. Returns how many.
-  Result<std::uint64_t> give_back(WorkerId worker, std::span<const LeaseId> leases);
+  // This worker returns leases, which is no failure. Their groups return to the pool. Returns how many.
+  Result<std::uint64_t> return_leases(WorkerId worker, std::span<const LeaseId> leases);
   // Returns all live leases of this worker.
-  Result<std::uint64_t> give_back_all(WorkerId worker);
+  Result<std::uint64_t> return_all_leases(WorkerId worker);
   // Sets a live lease's group aside at once, because no worker can generate it.
   Status set_aside(LeaseId lease, std::string_view reason, std::string detail);
   // Groups that were set aside since the last call.
   std::vector<SetAside> newly_set_aside();
 
-  // Workers that took too many batches and returned none, since the last call; also counts across connections and
-  // restarts.
-  std::vector<Idler> newly_idle();
+  // Workers that reached kLapseWeightMax (rules.hpp) since the last call. Lapses count across connections and restarts.
+  std::vector<UnproductiveWorker> newly_unproductive();
   const std::map<WorkerId, Misconduct>& misconduct() const;
-  Status keep(WorkerId worker, const Misconduct& misconduct);
+  Status store_misconduct(WorkerId worker, const Misconduct& misconduct);
 
   // The worker is lost: its groups return to the pool, its measured speed is dropped. Returns how many.
   Result<std::uint64_t> release_worker(WorkerId worker, double now_unix_s);
@@ -126,7 +127,7 @@ class JobLedger {
   // Extends all live leases by the time in which this process did not run or could not store results. Call before the
   // next grant() or expire(). Returns how many. Writes to the file even without leases, and so shows whether it is
   // writable.
-  Result<std::uint64_t> excuse(double late_s, double now_unix_s);
+  Result<std::uint64_t> extend_all_leases(double late_s, double now_unix_s);
 
   // Trajectories of live leases that would be too stale for every later batch if the learner trained on sample(step)
   // now (rules.hpp, stranded). A learner that waits while this is above zero, at most until those leases expire, never
@@ -134,13 +135,13 @@ class JobLedger {
   Result<std::uint64_t> stranded_by_next_step(std::uint64_t step, double now_unix_s);
 
   Result<LedgerCounts> counts();
-  std::uint64_t held(WorkerId worker);  // its live leases
+  std::uint64_t leases_held(WorkerId worker);  // number of its live leases
 
   // The time from grant to result of the worker's latest batches, if the last grant() gave it nothing because it is too
   // slow; otherwise absent.
   std::optional<double> too_slow(WorkerId worker) const;
-  // Whether its last grant() gave it nothing while it held nothing, because no worker of any speed or policy could have
-  // got work. Then it is not to blame for submitting nothing.
+  // Whether the worker's last grant() gave it nothing while it held nothing, because no worker of any speed or policy
+  // could have got work. Then the worker is not to blame for submitting nothing.
   bool turned_away(WorkerId worker) const;
 
  private:

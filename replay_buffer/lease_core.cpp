@@ -1,3 +1,5 @@
+// LeaseCore grants groups to workers as leases, ends leases, and measures the workers. Used by JobLedger and the
+// simulator. Every change is recorded for the journal, with a function that undoes it.
 #include "replay_buffer/lease_core.hpp"
 
 #include <algorithm>
@@ -8,7 +10,7 @@
 namespace echoline::replay_buffer {
 namespace {
 
-constexpr std::size_t kPausesKept = 64;
+constexpr std::size_t kPausesMax = 64;        // the latest pauses, which do not count as a worker's time
 constexpr std::size_t kDetailBytesMax = 512;  // per failure, as stored
 
 }  // namespace
@@ -21,46 +23,46 @@ void LeaseCore::load(LiveLease lease) { leases_.add(std::move(lease)); }
 void LeaseCore::load_pooled(GroupId group) { pool_.put(group); }
 void LeaseCore::load_lapses(WorkerId worker, Lapses lapses) { lapses_[worker] = lapses; }
 
-void LeaseCore::load_failure(GroupId group, WorkerId worker, std::uint32_t failures, bool lost) {
+void LeaseCore::load_failure(GroupId group, WorkerId worker, std::uint32_t failures, bool worker_lost) {
   GroupPool::Failures all = pool_.failures(group);
   if (failures > 0) all.failures[worker] = failures;
-  if (lost) all.lost.insert(worker);
-  pool_.put_failures(group, std::move(all));
+  if (worker_lost) all.workers_lost.insert(worker);
+  pool_.set_failures(group, std::move(all));
 }
 
 void LeaseCore::begin() {
-  ECHO_CHECK(!notes_, "begin() was called before");
-  notes_.emplace(Notes{{}, {}, totals_, newly_set_aside_.size(), newly_idle_.size()});
+  ECHO_CHECK(!recording_, "begin() was called before");
+  recording_.emplace(Recording{{}, {}, totals_, newly_set_aside_.size(), newly_unproductive_.size()});
 }
 
-void LeaseCore::commit() { notes_.reset(); }
+void LeaseCore::commit() { recording_.reset(); }
 
 void LeaseCore::rollback() {
-  Notes notes = std::move(*notes_);
-  notes_.reset();
-  for (auto back = notes.undo.rbegin(); back != notes.undo.rend(); ++back) (*back)();
-  totals_ = notes.totals;
-  newly_set_aside_.resize(notes.set_aside);
-  newly_idle_.resize(notes.idle);
+  Recording recording = std::move(*recording_);
+  recording_.reset();
+  for (auto undo = recording.undo.rbegin(); undo != recording.undo.rend(); ++undo) (*undo)();
+  totals_ = recording.totals;
+  newly_set_aside_.resize(recording.set_aside);
+  newly_unproductive_.resize(recording.unproductive);
 }
 
-void LeaseCore::note(LeaseChange change) {
-  if (notes_) notes_->changes.push_back(std::move(change));
+void LeaseCore::record_change(LeaseChange change) {
+  if (recording_) recording_->changes.push_back(std::move(change));
 }
 
 // ---- basic changes ----
 
-void LeaseCore::lease(LiveLease lease) {
-  note(change::Leased{lease});
-  undo([this, id = lease.record.id] { leases_.remove(id); });
+void LeaseCore::add_lease(LiveLease lease) {
+  record_change(change::Leased{lease});
+  add_undo([this, id = lease.record.id] { leases_.remove(id); });
   leases_.add(std::move(lease));
 }
 
 // Ends a live lease; its group returns to the pool unless it was settled.
-LiveLease LeaseCore::end(LeaseId id, LeaseState state, std::optional<double> settled_s) {
+LiveLease LeaseCore::end_lease(LeaseId id, LeaseState state, std::optional<double> settled_s) {
   LiveLease lease = leases_.remove(id);
-  note(change::Ended{id, state, settled_s});
-  if (notes_) undo([this, lease] { leases_.add(lease); });
+  record_change(change::Ended{id, state, settled_s});
+  if (recording_) add_undo([this, lease] { leases_.add(lease); });  // checked first, because the capture copies
   switch (state) {
     case LeaseState::kSettled:
       ++totals_.settled;
@@ -72,7 +74,7 @@ LiveLease LeaseCore::end(LeaseId id, LeaseState state, std::optional<double> set
       ++totals_.released;
       break;
     case LeaseState::kLive:
-      ECHO_CHECK(false, "lease {} does not end by being live", id);
+      ECHO_CHECK(false, "lease {}: kLive is not an end state", id);
   }
   put_in_pool(lease.record.group);
   return lease;
@@ -80,101 +82,104 @@ LiveLease LeaseCore::end(LeaseId id, LeaseState state, std::optional<double> set
 
 void LeaseCore::put_in_pool(GroupId group) {
   if (pool_.contains(group)) return;
-  note(change::Pooled{group});
-  undo([this, group] { pool_.erase(group); });
+  record_change(change::Pooled{group});
+  add_undo([this, group] { pool_.erase(group); });
   pool_.put(group);
 }
 
 void LeaseCore::take_from_pool(GroupId group) {
   if (!pool_.contains(group)) return;
-  note(change::Unpooled{group});
-  undo([this, group] { pool_.put(group); });
+  record_change(change::Unpooled{group});
+  add_undo([this, group] { pool_.put(group); });
   pool_.erase(group);
 }
 
-void LeaseCore::put_failures(GroupId group, GroupPool::Failures failures) {
-  if (notes_) undo([this, group, before = pool_.failures(group)] { pool_.put_failures(group, before); });
-  pool_.put_failures(group, std::move(failures));
+void LeaseCore::set_failures(GroupId group, GroupPool::Failures failures) {
+  if (recording_) add_undo([this, group, before = pool_.failures(group)] { pool_.set_failures(group, before); });
+  pool_.set_failures(group, std::move(failures));
 }
 
-void LeaseCore::note_failure(GroupId group, WorkerId worker, bool lost) {
+void LeaseCore::record_failure(GroupId group, WorkerId worker, bool worker_lost) {
   GroupPool::Failures all = pool_.failures(group);
-  if (lost)
-    all.lost.insert(worker);
+  if (worker_lost)
+    all.workers_lost.insert(worker);
   else
     ++all.failures[worker];
   const auto failures = all.failures.find(worker);
-  note(change::Failed{group, worker, failures == all.failures.end() ? 0 : failures->second, all.lost.contains(worker)});
-  put_failures(group, std::move(all));
+  record_change(change::Failed{group, worker, failures == all.failures.end() ? 0 : failures->second,
+                               all.workers_lost.contains(worker)});
+  set_failures(group, std::move(all));
 }
 
 void LeaseCore::forget_failures(GroupId group) {
   if (pool_.failures(group).empty()) return;
-  note(change::FailuresForgotten{group});
-  put_failures(group, {});
+  record_change(change::FailuresForgotten{group});
+  set_failures(group, {});
 }
 
 // Sets a group aside if it has failed too often. The group is in the pool.
-void LeaseCore::judge(GroupId group, std::string_view reason, const std::string& detail) {
-  const GroupPool::Failures& known = pool_.failures(group);
-  if (set_aside_after(known.count(), static_cast<std::uint32_t>(known.lost.size()))) put_aside(group, reason, detail);
+void LeaseCore::set_aside_if_failed_often(GroupId group, std::string_view reason, const std::string& detail) {
+  const GroupPool::Failures& failures = pool_.failures(group);
+  if (must_set_aside(failures.failure_count(), static_cast<std::uint32_t>(failures.workers_lost.size())))
+    set_group_aside(group, reason, detail);
 }
 
-void LeaseCore::put_aside(GroupId group, std::string_view reason, const std::string& detail) {
+void LeaseCore::set_group_aside(GroupId group, std::string_view reason, const std::string& detail) {
   take_from_pool(group);
   forget_failures(group);
   newly_set_aside_.push_back({group, std::string(reason), detail.substr(0, kDetailBytesMax)});
-  note(change::PutAside{newly_set_aside_.back()});
+  record_change(change::GroupSetAside{newly_set_aside_.back()});
 }
 
-void LeaseCore::put_lapses(WorkerId worker, Lapses lapses) {
+void LeaseCore::set_lapses(WorkerId worker, Lapses lapses) {
   const auto it = lapses_.find(worker);
-  undo([this, worker, before = it == lapses_.end() ? Lapses{} : it->second] {
+  add_undo([this, worker, before = it == lapses_.end() ? Lapses{} : it->second] {
     if (before.weight == 0)
       lapses_.erase(worker);
     else
       lapses_[worker] = before;
   });
-  note(change::Lapsed{worker, lapses});
+  record_change(change::Lapsed{worker, lapses});
   if (lapses.weight == 0)
     lapses_.erase(worker);
   else
     lapses_[worker] = lapses;
 }
 
-// A batch of leases ended without any result, or its worker was lost with it.
-void LeaseCore::lapsed(WorkerId worker, LapseKind kind) {
+// Counts a batch of leases that ended without any result, or that the worker held when it was lost. Reports the worker
+// as unproductive from kLapseWeightMax on.
+void LeaseCore::record_lapse(WorkerId worker, LapseKind kind) {
   const auto it = lapses_.find(worker);
   Lapses lapses = it == lapses_.end() ? Lapses{} : it->second;
   ++lapses.batches;
   lapses.weight = lapse_weight(lapses.weight, kind);
-  put_lapses(worker, lapses);
-  if (lapses.weight >= kLapsesMax)
-    newly_idle_.push_back(
+  set_lapses(worker, lapses);
+  if (lapses.weight >= kLapseWeightMax)
+    newly_unproductive_.push_back(
         {worker, fmt::format("it took {} batches of work and returned none of them in time", lapses.batches)});
 }
 
-LeaseCore::Worker& LeaseCore::worker_of(WorkerId id) {
+LeaseCore::Worker& LeaseCore::find_or_add_worker(WorkerId id) {
   const auto [it, is_new] = workers_.try_emplace(id);
-  if (is_new) it->second.trusted = first_groups(options_.lease, options_.pacing);
+  if (is_new) it->second.group_allowance = initial_group_allowance(options_.lease, options_.pacing);
   return it->second;
 }
 
-void LeaseCore::keep_pace(WorkerId id, double granted_s, double now_s, std::uint64_t tokens) {
-  Worker& worker = worker_of(id);
-  if (notes_)
-    undo([this, id, before = worker] {
+void LeaseCore::record_pace(WorkerId id, double granted_s, double now_s, std::uint64_t tokens) {
+  Worker& worker = find_or_add_worker(id);
+  if (recording_)
+    add_undo([this, id, before = worker] {
       workers_[id] = before;
       paces_.set(id, before.pace);
     });
-  worker.pace.handed_in(granted_s, worked_until(granted_s, now_s), tokens);
+  worker.pace.record_result(granted_s, time_without_pauses(granted_s, now_s), tokens);
   paces_.set(id, worker.pace);
 }
 
-// The time at which work granted then would have been submitted without later pauses.
-double LeaseCore::worked_until(double granted_s, double now_s) const {
-  for (const auto& [ended, late_s] : pauses_)
-    if (ended > granted_s) now_s -= late_s;
+// The time at which work granted at `granted_s` would have been submitted without the pauses since then.
+double LeaseCore::time_without_pauses(double granted_s, double now_s) const {
+  for (const auto& [ended_s, pause_s] : pauses_)
+    if (ended_s > granted_s) now_s -= pause_s;
   return std::max(now_s, granted_s);
 }
 
@@ -182,117 +187,131 @@ Version LeaseCore::version_min(std::uint64_t step) const {
   return oldest_admissible(step, options_.pacing.staleness.budget);
 }
 
-// Overdue leases do not count as stock, because no step waits for them and others may generate in their place.
-std::uint64_t LeaseCore::ahead(std::uint64_t step) const {
-  return leases_.not_overdue() + waiting_.trajectories(version_min(step));
+// Overdue leases do not count, because no step waits for them and other workers may generate replacements.
+std::uint64_t LeaseCore::trajectories_in_stock(std::uint64_t step) const {
+  return leases_.trajectories_not_overdue() + waiting_.trajectories(version_min(step));
 }
 
-// A worker without measurements counts as the average of the measured ones.
-std::uint64_t LeaseCore::may_hold(const Worker& worker) const {
-  const CountedRates& rates = paces_.rates();
-  const double measured = static_cast<double>(rates.size()), sum = rates.sum();
-  const double average = measured > 0 ? sum / measured : 1;
-  const double all = sum + (static_cast<double>(workers_.size()) - measured) * average;
-  const std::uint64_t groups =
+// Groups that the worker may hold by its speed (groups_held_max). A worker without measurements counts as the average
+// of the measured ones.
+std::uint64_t LeaseCore::groups_max_by_pace(const Worker& worker) const {
+  const CappedRates& rates = paces_.rates();
+  const double workers_measured = static_cast<double>(rates.size()), measured_rate = rates.sum();
+  const double average_rate = workers_measured > 0 ? measured_rate / workers_measured : 1;
+  const double fleet_rate = measured_rate + (static_cast<double>(workers_.size()) - workers_measured) * average_rate;
+  const std::uint64_t stock_max_groups =
       (std::uint64_t{options_.pacing.staleness.lookahead_steps()} + 1) * options_.pacing.groups_per_step();
-  const double own = rate_that_counts(worker.pace.groups_per_s().value_or(average), rates.median());
-  return groups_held_max(groups, own, all);
+  const double worker_rate = capped_rate(worker.pace.groups_per_s().value_or(average_rate), rates.median());
+  return groups_held_max(stock_max_groups, worker_rate, fleet_rate);
 }
 
 std::vector<LiveLease> LeaseCore::grant(const GrantRequest& request, std::uint64_t step, double now_s) {
   expire(now_s);
   const Pacing& pacing = options_.pacing;
-  const std::uint64_t stock = ahead(step), live_of_worker = leases_.of(request.worker).size();
-  Worker& worker = worker_of(request.worker);
-  if (request.step_seconds) fresh_s_ = (pacing.staleness.budget + 1.0) * *request.step_seconds;
+  const std::uint64_t stock = trajectories_in_stock(step), groups_held = leases_held(request.worker);
+  Worker& worker = find_or_add_worker(request.worker);
+  if (request.step_seconds) version_usable_s_ = (pacing.staleness.budget + 1.0) * *request.step_seconds;
   const std::optional<double> batch_s = worker.pace.batch_seconds();
+  // Only if the stock covers the step, because otherwise the step needs even a slow worker's results.
   worker.too_slow = stock >= pacing.trajectories_per_step && request.step_seconds && batch_s &&
-                    !in_time(pacing, step, request.version, *batch_s, *request.step_seconds);
-  const std::uint64_t held_max = std::min(worker.trusted, may_hold(worker));
-  const std::uint64_t could_take =
+                    !can_finish_in_time(pacing, step, request.version, *batch_s, *request.step_seconds);
+  const std::uint64_t held_max = std::min(worker.group_allowance, groups_max_by_pace(worker));
+  const std::uint64_t groups_takeable =
       std::min({std::uint64_t{request.groups_max}, std::uint64_t{options_.leases_per_grant_max},
                 options_.leases_live_max - std::min<std::uint64_t>(leases_.size(), options_.leases_live_max),
-                held_max - std::min(live_of_worker, held_max)});
-  const std::uint64_t allowed = room(pacing, step, request.version, stock) / options_.pacing.group_size;
-  if (allowed < could_take && !worker.too_slow)
-    if (const auto which = binding(pacing, step, request.version)) bound_.note(*which, step);
-  worker.turned_away = request.groups_max > 0 && live_of_worker == 0 &&
+                held_max - std::min(groups_held, held_max)});
+  const std::uint64_t groups_allowed = room(pacing, step, request.version, stock) / options_.pacing.group_size;
+  if (groups_allowed < groups_takeable && !worker.too_slow)
+    if (const auto bound = limiting_bound(pacing, step, request.version)) limited_steps_.record(*bound, step);
+  // The worker holds nothing and would get nothing even with the newest version, so it is idle by no fault of its own.
+  worker.turned_away = request.groups_max > 0 && groups_held == 0 &&
                        room(pacing, step, request.newest.value_or(request.version), stock) < options_.pacing.group_size;
   std::vector<LiveLease> granted;
-  const std::uint64_t wanted = worker.too_slow ? 0 : std::min(could_take, allowed);
-  if (wanted == 0) return granted;
+  const std::uint64_t group_count = worker.too_slow ? 0 : std::min(groups_takeable, groups_allowed);
+  if (group_count == 0) return granted;
+  // No step waits for the result after due_s. The group returns to the pool after lease_s.
   const double lease_s = lease_seconds(options_.lease, worker.pace.seconds_per_token(), paces_.seconds_per_token());
-  const double due_s = now_s + patience_seconds(options_.lease, batch_s, paces_.batch_seconds(), fresh_s_);
-  for (const GroupId group : take_groups(wanted, request.worker, live_of_worker == 0)) {
-    granted.push_back({{LeaseId{totals_.next_lease++}, group, request.worker, request.version, request.policy_digest,
-                        options_.pacing.group_size, now_s, now_s + lease_s, LeaseState::kLive, lease_s},
-                       due_s});
-    lease(granted.back());
+  const double due_s = now_s + patience_seconds(options_.lease, batch_s, paces_.batch_seconds(), version_usable_s_);
+  for (const GroupId group : take_groups(group_count, request.worker, groups_held == 0)) {
+    LeaseRecord record{.id = LeaseId{totals_.next_lease++},
+                       .group = group,
+                       .worker = request.worker,
+                       .version = request.version,
+                       .policy_digest = request.policy_digest,
+                       .rollouts = options_.pacing.group_size,
+                       .granted_unix_s = now_s,
+                       .expires_unix_s = now_s + lease_s,
+                       .state = LeaseState::kLive,
+                       .lease_s = lease_s};
+    granted.push_back({std::move(record), due_s});
+    add_lease(granted.back());
   }
   return granted;
 }
 
-// Groups from the pool first, lowest id first, then new ones; or a single group with which workers were lost.
-std::vector<GroupId> LeaseCore::take_groups(std::uint64_t count, WorkerId worker, bool idle) {
-  if (const auto suspect = pool_.suspect(); suspect && idle) {
+// Takes groups from the pool, lowest id first, then new ones. A suspect (GroupPool) is leased alone, to a worker that
+// holds no lease, so that no other group is lost with it.
+std::vector<GroupId> LeaseCore::take_groups(std::uint64_t count, WorkerId worker, bool holds_nothing) {
+  if (const auto suspect = pool_.first_suspect(); suspect && holds_nothing) {
     take_from_pool(*suspect);
     return {*suspect};
   }
-  // If there is no other worker, a worker gets a group again on which it failed.
-  std::vector<GroupId> groups = pool_.others(count, worker, workers_.size() > 1 ? 0 : kFailuresMax);
+  // A worker does not get a group on which it failed, unless it is the only worker.
+  const std::uint32_t failures_max = workers_.size() > 1 ? 0 : kFailuresMax;
+  std::vector<GroupId> groups = pool_.leasable(count, worker, failures_max);
   for (const GroupId group : groups) take_from_pool(group);
   while (groups.size() < count) groups.push_back(GroupId{totals_.next_group++});
   return groups;
 }
 
 double LeaseCore::settle(LeaseId id, const StoredResult& result, double now_s) {
-  leases_.move_to(now_s);
-  const bool first = !paces_.batch_seconds();
-  const LiveLease lease = end(id, LeaseState::kSettled, now_s);
+  leases_.advance_to(now_s);
+  const bool is_first_measurement = !paces_.batch_seconds();
+  const LiveLease lease = end_lease(id, LeaseState::kSettled, now_s);
   const LeaseRecord& record = lease.record;
-  undo([this, group = record.group] { waiting_.remove(group); });
+  add_undo([this, group = record.group] { waiting_.remove(group); });
   waiting_.put(record.group, {result.version, record.rollouts, result.scored});
   if (result.scored) forget_failures(record.group);
-  Worker& worker = worker_of(record.worker);
+  Worker& worker = find_or_add_worker(record.worker);
   // The first result of a batch reduces its worker's lapses by one.
   if (const auto lapses = lapses_.find(record.worker);
-      lapses != lapses_.end() && worker.pace.handed_in_of(record.granted_unix_s) == 0)
-    put_lapses(record.worker, {lapses->second.weight - 1, lapses->second.batches});
-  keep_pace(record.worker, record.granted_unix_s, now_s, result.tokens_longest);
-  const double held_s = std::max(0.0, now_s - std::max(record.granted_unix_s, worker.accounted_until_s));
+      lapses != lapses_.end() && worker.pace.results_of_batch(record.granted_unix_s) == 0)
+    set_lapses(record.worker, {lapses->second.weight - 1, lapses->second.batches});
+  record_pace(record.worker, record.granted_unix_s, now_s, result.tokens_longest);
+  const double newly_held_seconds = std::max(0.0, now_s - std::max(record.granted_unix_s, worker.accounted_until_s));
   worker.accounted_until_s = now_s;
-  worker.trusted = groups_trusted(worker.trusted, 1);
-  if (first) wait_less_for_newcomers();
-  return held_s;
+  worker.group_allowance = group_allowance_after_results(worker.group_allowance, 1);
+  if (is_first_measurement) shorten_waits_for_unmeasured();
+  return newly_held_seconds;
 }
 
 // The first measurements show how long the work takes, so unmeasured workers are not awaited much longer.
-void LeaseCore::wait_less_for_newcomers() {
+void LeaseCore::shorten_waits_for_unmeasured() {
   if (!paces_.batch_seconds()) return;
-  const double patience_s = patience_seconds(options_.lease, std::nullopt, paces_.batch_seconds(), fresh_s_);
+  const double patience_s = patience_seconds(options_.lease, std::nullopt, paces_.batch_seconds(), version_usable_s_);
   for (const auto& [id, worker] : workers_) {
     if (worker.pace.batch_seconds()) continue;
-    note(change::DueSooner{id, patience_s});
-    for (const LeaseId held : leases_.of(id)) {
+    record_change(change::WaitsShortened{id, patience_s});
+    for (const LeaseId held : leases_.leases_of(id)) {
       const LiveLease& lease = *leases_.find(held);
       const double due_s = lease.record.granted_unix_s + patience_s;
       if (lease.overdue || due_s >= lease.due_s) continue;
-      undo([this, held, before = lease.due_s] { leases_.put_due(held, before); });
-      leases_.put_due(held, due_s);
+      add_undo([this, held, before = lease.due_s] { leases_.set_due(held, before); });
+      leases_.set_due(held, due_s);
     }
   }
 }
 
 void LeaseCore::refuse(LeaseId id, std::uint64_t tokens_longest, double now_s) {
-  leases_.move_to(now_s);
-  const bool late = now_s > leases_.find(id)->record.expires_unix_s;
-  const LiveLease lease = end(id, late ? LeaseState::kExpired : LeaseState::kReleased);
-  if (late) keep_pace(lease.record.worker, lease.record.granted_unix_s, now_s, tokens_longest);
+  leases_.advance_to(now_s);
+  const bool is_late = now_s > leases_.find(id)->record.expires_unix_s;
+  const LiveLease lease = end_lease(id, is_late ? LeaseState::kExpired : LeaseState::kReleased);
+  if (is_late) record_pace(lease.record.worker, lease.record.granted_unix_s, now_s, tokens_longest);
 }
 
-void LeaseCore::came_late(WorkerId worker, double granted_s, std::uint64_t tokens_longest, double now_s) {
-  leases_.move_to(now_s);
-  keep_pace(worker, granted_s, now_s, tokens_longest);
+void LeaseCore::record_late_result(WorkerId worker, double granted_s, std::uint64_t tokens_longest, double now_s) {
+  leases_.advance_to(now_s);
+  record_pace(worker, granted_s, now_s, tokens_longest);
 }
 
 std::uint64_t LeaseCore::renew(WorkerId worker, std::span<const LeaseId> ids, std::uint64_t progress, double now_s) {
@@ -304,9 +323,9 @@ std::uint64_t LeaseCore::renew(WorkerId worker, std::span<const LeaseId> ids, st
       continue;
     const LeaseRecord& record = lease->record;
     const double expires_s =
-        std::max(record.expires_unix_s, renewed(options_.lease, record.granted_unix_s, now_s, record.lease_s));
-    note(change::Renewed{id, progress, expires_s});
-    undo([this, id, before = lease->progress, expired_s = record.expires_unix_s] {
+        std::max(record.expires_unix_s, renewed_expiry(options_.lease, record.granted_unix_s, now_s, record.lease_s));
+    record_change(change::Renewed{id, progress, expires_s});
+    add_undo([this, id, before = lease->progress, expired_s = record.expires_unix_s] {
       leases_.renew(id, before, expired_s);
     });
     leases_.renew(id, progress, expires_s);
@@ -319,38 +338,38 @@ bool LeaseCore::failed(WorkerId worker, LeaseId id, std::string_view reason, con
   const LiveLease* lease = leases_.find(id);
   if (lease == nullptr || lease->record.worker != worker) return false;
   const GroupId group = lease->record.group;
-  end(id, LeaseState::kReleased);
+  end_lease(id, LeaseState::kReleased);
   unscorable(group, worker, reason, detail);
   return true;
 }
 
 void LeaseCore::unscorable(GroupId group, WorkerId worker, std::string_view reason, const std::string& detail) {
-  note_failure(group, worker, /*lost=*/false);
-  judge(group, reason, detail);
+  record_failure(group, worker, /*worker_lost=*/false);
+  set_aside_if_failed_often(group, reason, detail);
 }
 
-std::uint64_t LeaseCore::give_back(WorkerId worker, std::span<const LeaseId> ids) {
+std::uint64_t LeaseCore::return_leases(WorkerId worker, std::span<const LeaseId> ids) {
   std::uint64_t returned = 0;
   for (const LeaseId id : ids) {
     const LiveLease* lease = leases_.find(id);
     if (lease == nullptr || lease->record.worker != worker) continue;
-    end(id, LeaseState::kReleased);
+    end_lease(id, LeaseState::kReleased);
     ++returned;
   }
   return returned;
 }
 
-std::uint64_t LeaseCore::give_back_all(WorkerId worker) {
-  const std::set<LeaseId>& held = leases_.of(worker);
-  return give_back(worker, std::vector(held.begin(), held.end()));
+std::uint64_t LeaseCore::return_all_leases(WorkerId worker) {
+  const std::set<LeaseId>& held = leases_.leases_of(worker);
+  return return_leases(worker, std::vector(held.begin(), held.end()));
 }
 
 bool LeaseCore::set_aside(LeaseId id, std::string_view reason, const std::string& detail) {
   const LiveLease* lease = leases_.find(id);
   if (lease == nullptr) return false;
   const GroupId group = lease->record.group;
-  end(id, LeaseState::kReleased);
-  put_aside(group, reason, detail);
+  end_lease(id, LeaseState::kReleased);
+  set_group_aside(group, reason, detail);
   return true;
 }
 
@@ -360,23 +379,22 @@ void LeaseCore::regenerate(GroupId group) {
 }
 
 std::uint64_t LeaseCore::release_worker(WorkerId worker, double now_s) {
-  leases_.move_to(now_s);
-  const std::set<LeaseId>& held = leases_.of(worker);
+  leases_.advance_to(now_s);
+  const std::set<LeaseId>& held = leases_.leases_of(worker);
   const std::vector<LeaseId> ids(held.begin(), held.end());
   if (!ids.empty()) {
-    lapsed(worker, LapseKind::kLost);
-
+    record_lapse(worker, LapseKind::kLost);
     leases_.leave_out(worker, now_s + LeaseTable::kLeftOutFactor *
                                           std::max(0.0, now_s - leases_.find(ids.front())->record.granted_unix_s));
   }
   for (const LeaseId id : ids) {
-    const LiveLease lease = end(id, LeaseState::kReleased);
-    note_failure(lease.record.group, worker, /*lost=*/true);
-    judge(lease.record.group, "worker lost", "the connection of every worker that had it broke");
+    const LiveLease lease = end_lease(id, LeaseState::kReleased);
+    record_failure(lease.record.group, worker, /*worker_lost=*/true);
+    set_aside_if_failed_often(lease.record.group, "worker lost", "the connection of every worker that had it broke");
   }
   if (const auto it = workers_.find(worker); it != workers_.end()) {
-    if (notes_)
-      undo([this, worker, before = it->second] {
+    if (recording_)
+      add_undo([this, worker, before = it->second] {
         workers_[worker] = before;
         paces_.set(worker, before.pace);
       });
@@ -388,59 +406,61 @@ std::uint64_t LeaseCore::release_worker(WorkerId worker, double now_s) {
 
 std::uint64_t LeaseCore::release_all() {
   std::uint64_t released = 0;
-  for (; const LiveLease* lease = leases_.first_to_expire(); ++released) end(lease->record.id, LeaseState::kReleased);
+  for (; const LiveLease* lease = leases_.first_to_expire(); ++released)
+    end_lease(lease->record.id, LeaseState::kReleased);
   return released;
 }
 
 std::uint64_t LeaseCore::expire(double now_s) {
-  leases_.move_to(now_s);
+  leases_.advance_to(now_s);
   std::vector<LiveLease> ended;
   std::map<std::pair<WorkerId, double>, std::uint64_t> batches;  // worker and time of grant -> leases that end now
   for (const LiveLease* lease; (lease = leases_.first_to_expire()) != nullptr && lease->record.expires_unix_s < now_s;)
-    ended.push_back(end(lease->record.id, LeaseState::kExpired));
+    ended.push_back(end_lease(lease->record.id, LeaseState::kExpired));
   std::ranges::sort(ended, {}, [](const LiveLease& lease) { return lease.record.id; });
   for (const LiveLease& lease : ended) {
     const LeaseRecord& record = lease.record;
     ++batches[{record.worker, record.granted_unix_s}];
-    if (workers_.contains(record.worker)) keep_pace(record.worker, record.granted_unix_s, now_s, 0);
+    if (workers_.contains(record.worker)) record_pace(record.worker, record.granted_unix_s, now_s, 0);
   }
   for (const auto& [batch, count] : batches) {
     const auto& [id, granted_s] = batch;
     if (const auto worker = workers_.find(id); worker != workers_.end()) {
-      if (worker->second.pace.handed_in_of(granted_s) >= count) continue;  // most of the batch arrived
-      // keep_pace() has recorded the old value
-      worker->second.trusted = groups_trusted_after_lapse(worker->second.trusted);
+      if (worker->second.pace.results_of_batch(granted_s) >= count) continue;  // at least half of the batch arrived
+      // record_pace() has noted the old value, so an undo restores it.
+      worker->second.group_allowance = group_allowance_after_lapse(worker->second.group_allowance);
     }
-    lapsed(id, LapseKind::kExpired);
+    record_lapse(id, LapseKind::kExpired);
   }
   return ended.size();
 }
 
-std::uint64_t LeaseCore::excuse(double late_s, double now_s) {
-  note(change::Excused{late_s});
-  if (notes_)
-    undo([this, leases = leases_, workers = workers_, pauses = pauses_] {
+std::uint64_t LeaseCore::extend_all_leases(double late_s, double now_s) {
+  record_change(change::AllExtended{late_s});
+  if (recording_)
+    add_undo([this, leases = leases_, workers = workers_, pauses = pauses_] {
       leases_ = leases;
       workers_ = workers;
       pauses_ = pauses;
     });
   // Makes a journal write something, which shows whether the file is writable, even if no lease is live.
   ++totals_.next_lease;
-  leases_.shift(late_s);
+  leases_.delay_all(late_s);
   for (auto& [id, worker] : workers_) worker.accounted_until_s = now_s;  // no worker had work for that long
-  if (pauses_.size() == kPausesKept) pauses_.pop_front();
+  if (pauses_.size() == kPausesMax) pauses_.pop_front();
   pauses_.emplace_back(now_s, late_s);
   return leases_.size();
 }
 
 const LiveLease* LeaseCore::find(LeaseId lease) const { return leases_.find(lease); }
 const LiveLease* LeaseCore::first_to_expire() const { return leases_.first_to_expire(); }
-std::uint64_t LeaseCore::held(WorkerId worker) const { return leases_.of(worker).size(); }
+std::uint64_t LeaseCore::leases_held(WorkerId worker) const { return leases_.leases_of(worker).size(); }
 
 std::uint64_t LeaseCore::stranded_by_next_step(std::uint64_t step, double now_s) {
-  leases_.move_to(now_s);
+  leases_.advance_to(now_s);
   std::map<Version, VersionStock> stock;
-  for (const auto& [version, trajectories] : waiting_.whole(version_min(step))) stock[version].waiting = trajectories;
+  for (const auto& [version, trajectories] : waiting_.complete_trajectories(version_min(step)))
+    stock[version].waiting = trajectories;
   for (auto it = leases_.awaited().lower_bound(version_min(step)); it != leases_.awaited().end(); ++it)
     stock[it->first].live = it->second;
   std::vector<VersionStock> ascending;
@@ -451,9 +471,9 @@ std::uint64_t LeaseCore::stranded_by_next_step(std::uint64_t step, double now_s)
   return stranded(options_.pacing, step, ascending);
 }
 
-bool LeaseCore::closed(Version version, std::uint64_t step, double now_s) {
-  leases_.move_to(now_s);
-  return room(options_.pacing, step, version, ahead(step)) < options_.pacing.group_size;
+bool LeaseCore::has_no_room(Version version, std::uint64_t step, double now_s) {
+  leases_.advance_to(now_s);
+  return room(options_.pacing, step, version, trajectories_in_stock(step)) < options_.pacing.group_size;
 }
 
 std::optional<double> LeaseCore::too_slow(WorkerId id) const {
@@ -467,6 +487,6 @@ bool LeaseCore::turned_away(WorkerId id) const {
 }
 
 std::vector<SetAside> LeaseCore::newly_set_aside() { return std::exchange(newly_set_aside_, {}); }
-std::vector<Idler> LeaseCore::newly_idle() { return std::exchange(newly_idle_, {}); }
+std::vector<UnproductiveWorker> LeaseCore::newly_unproductive() { return std::exchange(newly_unproductive_, {}); }
 
 }  // namespace echoline::replay_buffer

@@ -38,7 +38,7 @@ struct GrantRequest {
   std::string policy_digest;
   std::uint32_t groups_max = 1;
   std::optional<double> step_seconds = std::nullopt;  // measured length of a learner step, if known
-  std::optional<Version> newest = std::nullopt;       // newest version that workers may have; absent: `version`
+  std::optional<Version> newest = std::nullopt;       // newest version that any worker may have; absent: `version`
 };
 
 // The stored group of a lease.
@@ -54,15 +54,16 @@ struct SetAside {
   std::string reason, detail;
 };
 
-// A worker that repeatedly takes work and returns none of it; it should get no more.
-struct Idler {
+// A worker that repeatedly takes work and returns none of it. The caller should give it no more.
+struct UnproductiveWorker {
   WorkerId worker;
   std::string reason;
 };
 
-// A worker's batches of leases that ended without a result (rules.hpp, lapse_weight).
+// A worker's lapses. A lapse is a batch of leases (one grant) that ended without any result.
 struct Lapses {
-  std::uint32_t weight = 0, batches = 0;
+  std::uint32_t weight = 0;   // rises with each lapse, falls with each submitted batch (rules.hpp, lapse_weight)
+  std::uint32_t batches = 0;  // number of lapses
   friend bool operator==(const Lapses&, const Lapses&) = default;
 };
 
@@ -82,12 +83,12 @@ struct Renewed {
   double expires_s;
 };
 // Every live lease of the worker is due at most this long after its grant.
-struct DueSooner {
+struct WaitsShortened {
   WorkerId worker;
   double patience_s;
 };
 // Every live lease is due and expires later by this much.
-struct Excused {
+struct AllExtended {
   double late_s;
 };
 struct Pooled {
@@ -101,12 +102,12 @@ struct Failed {
   GroupId group;
   WorkerId worker;
   std::uint32_t failures;
-  bool lost;
+  bool worker_lost;
 };
 struct FailuresForgotten {
   GroupId group;
 };
-struct PutAside {
+struct GroupSetAside {
   SetAside aside;
 };
 struct Lapsed {
@@ -114,9 +115,9 @@ struct Lapsed {
   Lapses lapses;
 };
 }  // namespace change
-using LeaseChange =
-    std::variant<change::Leased, change::Ended, change::Renewed, change::DueSooner, change::Excused, change::Pooled,
-                 change::Unpooled, change::Failed, change::FailuresForgotten, change::PutAside, change::Lapsed>;
+using LeaseChange = std::variant<change::Leased, change::Ended, change::Renewed, change::WaitsShortened,
+                                 change::AllExtended, change::Pooled, change::Unpooled, change::Failed,
+                                 change::FailuresForgotten, change::GroupSetAside, change::Lapsed>;
 
 // Counters that only grow.
 struct LeaseTotals {
@@ -136,16 +137,16 @@ class LeaseCore {
   // --- From a journal, before anything else ---------------------------------------------------------------------
   void load(LiveLease lease);
   void load_pooled(GroupId group);
-  void load_failure(GroupId group, WorkerId worker, std::uint32_t failures, bool lost);
+  void load_failure(GroupId group, WorkerId worker, std::uint32_t failures, bool worker_lost);
   void load_lapses(WorkerId worker, Lapses lapses);
   void load_totals(const LeaseTotals& totals) { totals_ = totals; }
 
   // --- To a journal ---------------------------------------------------------------------------------------------
   // From begin() on, every change is recorded until commit() or rollback(). Without begin(), recording costs nothing.
   void begin();
-  const std::vector<LeaseChange>& changes() const { return notes_->changes; }
-  const LeaseTotals& totals_before() const { return notes_->totals; }
-  bool changed() const { return !notes_->changes.empty() || totals_ != notes_->totals; }
+  const std::vector<LeaseChange>& changes() const { return recording_->changes; }
+  const LeaseTotals& totals_before() const { return recording_->totals; }
+  bool changed() const { return !recording_->changes.empty() || totals_ != recording_->totals; }
   void commit();
   void rollback();  // restores the state at begin()
 
@@ -162,31 +163,31 @@ class LeaseCore {
   double settle(LeaseId lease, const StoredResult& result, double now_s);
   // The lease's result was refused, so its group returns to the pool. `lease` must be live.
   void refuse(LeaseId lease, std::uint64_t tokens_longest, double now_s);
-  // A result came after its lease expired. It still shows how long the work takes; otherwise a slow worker's next lease
+  // A result came after its lease expired. Records how long the work took, because otherwise a slow worker's next lease
   // would be equally short.
-  void came_late(WorkerId worker, double granted_s, std::uint64_t tokens_longest, double now_s);
+  void record_late_result(WorkerId worker, double granted_s, std::uint64_t tokens_longest, double now_s);
 
   // Extends these leases by a full term from now if `progress` has grown. Returns how many.
   std::uint64_t renew(WorkerId worker, std::span<const LeaseId> leases, std::uint64_t progress, double now_s);
-  // The worker could not generate the group. It goes to another worker, or is set aside after repeated failures. False
-  // if this is not a live lease of this worker.
+  // The worker could not generate the group. The group goes to another worker, or is set aside after repeated failures.
+  // False if this is not a live lease of this worker.
   bool failed(WorkerId worker, LeaseId lease, std::string_view reason, const std::string& detail);
   // The worker's result could not be scored. The group is in the pool; this counts as the worker's failure.
   void unscorable(GroupId group, WorkerId worker, std::string_view reason, const std::string& detail);
-  // Returns leases without blame to a worker. Returns how many were live and this worker's.
-  std::uint64_t give_back(WorkerId worker, std::span<const LeaseId> leases);
-  std::uint64_t give_back_all(WorkerId worker);
+  // Ends leases of this worker without counting a failure. Returns how many of them were live and this worker's.
+  std::uint64_t return_leases(WorkerId worker, std::span<const LeaseId> leases);
+  std::uint64_t return_all_leases(WorkerId worker);
   // No worker can generate the group of this live lease. False if it is not live.
   bool set_aside(LeaseId lease, std::string_view reason, const std::string& detail);
   // A stored group was discarded, so the core leases it again.
   void regenerate(GroupId group);
-  // The worker is lost: its groups return to the pool, its measured speed is dropped. Returns how many.
+  // The worker is lost: its groups return to the pool, its measured speed is dropped. Returns the number of groups.
   std::uint64_t release_worker(WorkerId worker, double now_s);
   std::uint64_t release_all();
   // Ends overdue leases; their groups return to the pool. Returns how many.
   std::uint64_t expire(double now_s);
   // Extends all live leases by a time in which no result could be submitted. Returns how many.
-  std::uint64_t excuse(double late_s, double now_s);
+  std::uint64_t extend_all_leases(double late_s, double now_s);
 
   // --- Questions ------------------------------------------------------------------------------------------------
   const LiveLease* find(LeaseId lease) const;  // null unless live; valid until the next event
@@ -195,59 +196,59 @@ class LeaseCore {
   // Trajectories of live leases that would be too stale for every later batch if the learner trained now (rules.hpp,
   // stranded).
   std::uint64_t stranded_by_next_step(std::uint64_t step, double now_s);
-  // Whether no worker of any speed can get work for a policy of this version now.
-  bool closed(Version version, std::uint64_t step, double now_s);
-  std::uint64_t held(WorkerId worker) const;              // its live leases
+  // Whether pacing allows no more work for a policy of this version now, for a worker of any speed.
+  bool has_no_room(Version version, std::uint64_t step, double now_s);
+  std::uint64_t leases_held(WorkerId worker) const;       // number of its live leases
   std::optional<double> too_slow(WorkerId worker) const;  // JobLedger::too_slow
   bool turned_away(WorkerId worker) const;                // JobLedger::turned_away
   std::vector<SetAside> newly_set_aside();                // since the last call
-  std::vector<Idler> newly_idle();                        // since the last call
+  std::vector<UnproductiveWorker> newly_unproductive();   // since the last call
   std::size_t live() const { return leases_.size(); }
   std::size_t pooled() const { return pool_.size(); }
   const std::map<Version, std::uint64_t>& live_by_version() const { return leases_.by_version(); }
   const LeaseTotals& totals() const { return totals_; }
-  const BoundSteps& bound() const { return bound_; }  // reasons that kept workers from more work
-  Version version_min(std::uint64_t step) const;      // the oldest version that is fresh enough at the step
+  const LimitedStepCounter& bound() const { return limited_steps_; }  // steps in which a bound kept workers from work
+  Version version_min(std::uint64_t step) const;  // the oldest version that is fresh enough at the step
 
   void check() const { leases_.check(); }  // LeaseTable::check
 
  private:
   struct Worker {
     WorkerPace pace;
-    bool too_slow = false, turned_away = false;  // at its last request
-    std::uint64_t trusted = 0;                   // groups that it may hold by its earlier results
+    bool too_slow = false, turned_away = false;  // results of its last request
+    std::uint64_t group_allowance = 0;           // groups that it may hold, by its earlier results
     double accounted_until_s = 0;                // end of the time covered by its results
   };
   // The changes since begin(), and the functions that undo them.
-  struct Notes {
+  struct Recording {
     std::vector<LeaseChange> changes;
     std::vector<std::function<void()>> undo;
     LeaseTotals totals;
-    std::size_t set_aside = 0, idle = 0;
+    std::size_t set_aside = 0, unproductive = 0;  // sizes of the lists
   };
 
-  Worker& worker_of(WorkerId id);
-  std::uint64_t may_hold(const Worker& worker) const;  // groups, by the worker's speed
-  std::uint64_t ahead(std::uint64_t step) const;       // trajectories in flight or waiting
-  std::vector<GroupId> take_groups(std::uint64_t count, WorkerId worker, bool idle);
-  void lease(LiveLease lease);
-  LiveLease end(LeaseId lease, LeaseState state, std::optional<double> settled_s = std::nullopt);
+  Worker& find_or_add_worker(WorkerId id);
+  std::uint64_t groups_max_by_pace(const Worker& worker) const;
+  std::uint64_t trajectories_in_stock(std::uint64_t step) const;  // trajectories in flight or waiting
+  std::vector<GroupId> take_groups(std::uint64_t count, WorkerId worker, bool holds_nothing);
+  void add_lease(LiveLease lease);
+  LiveLease end_lease(LeaseId lease, LeaseState state, std::optional<double> settled_s = std::nullopt);
   void put_in_pool(GroupId group);
   void take_from_pool(GroupId group);
-  void note_failure(GroupId group, WorkerId worker, bool lost);
-  void put_failures(GroupId group, GroupPool::Failures failures);
+  void record_failure(GroupId group, WorkerId worker, bool worker_lost);
+  void set_failures(GroupId group, GroupPool::Failures failures);
   void forget_failures(GroupId group);
-  void judge(GroupId group, std::string_view reason, const std::string& detail);
-  void put_aside(GroupId group, std::string_view reason, const std::string& detail);
-  void lapsed(WorkerId worker, LapseKind kind);
-  void put_lapses(WorkerId worker, Lapses lapses);
-  void keep_pace(WorkerId worker, double granted_s, double now_s, std::uint64_t tokens);
-  void wait_less_for_newcomers();
-  double worked_until(double granted_s, double now_s) const;  // excluding later pauses
-  void note(LeaseChange change);
+  void set_aside_if_failed_often(GroupId group, std::string_view reason, const std::string& detail);
+  void set_group_aside(GroupId group, std::string_view reason, const std::string& detail);
+  void record_lapse(WorkerId worker, LapseKind kind);
+  void set_lapses(WorkerId worker, Lapses lapses);
+  void record_pace(WorkerId worker, double granted_s, double now_s, std::uint64_t tokens);
+  void shorten_waits_for_unmeasured();
+  double time_without_pauses(double granted_s, double now_s) const;  // now_s less the pauses since the grant
+  void record_change(LeaseChange change);
   template <class F>
-  void undo(F&& back) {
-    if (notes_) notes_->undo.emplace_back(std::forward<F>(back));
+  void add_undo(F&& undo) {
+    if (recording_) recording_->undo.emplace_back(std::forward<F>(undo));
   }
 
   LeaseOptions options_;
@@ -255,15 +256,15 @@ class LeaseCore {
   LeaseTotals totals_;
   LeaseTable leases_;
   GroupPool pool_;
-  std::map<WorkerId, Worker> workers_;  // workers that asked for work and were not lost
-  FleetPaces paces_;                    // of workers_
-  std::map<WorkerId, Lapses> lapses_;   // workers with any
-  std::optional<double> fresh_s_;       // time in which the learner does all steps that may use work granted now
-  std::deque<std::pair<double, double>> pauses_;  // of excuse(): end and length of each pause
-  BoundSteps bound_;
+  std::map<WorkerId, Worker> workers_;            // workers that asked for work and were not lost
+  FleetPaces paces_;                              // of workers_
+  std::map<WorkerId, Lapses> lapses_;             // only workers with lapses
+  std::optional<double> version_usable_s_;        // duration of all steps that may use work granted now
+  std::deque<std::pair<double, double>> pauses_;  // extend_all_leases(): end and length of each
+  LimitedStepCounter limited_steps_;
   std::vector<SetAside> newly_set_aside_;
-  std::vector<Idler> newly_idle_;
-  std::optional<Notes> notes_;
+  std::vector<UnproductiveWorker> newly_unproductive_;
+  std::optional<Recording> recording_;
 };
 
 }  // namespace echoline::replay_buffer

@@ -1,3 +1,4 @@
+// The SQL behind JobLedger: loads the core and writes each kind of change.
 #include "replay_buffer/lease_journal.hpp"
 
 #include <map>
@@ -7,16 +8,16 @@
 namespace echoline::replay_buffer {
 namespace {
 
-constexpr const char* kLeases =
+constexpr const char* kLiveLeases =
     "SELECT lease_id, group_id, worker, version, policy_digest, rollouts, granted_unix_s, expires_unix_s, state, "
     "lease_s, due_unix_s, progress "
     "FROM lease WHERE state = 0";
-constexpr const char* kEnded =
+constexpr const char* kEndedLease =
     "SELECT lease_id, group_id, worker, version, policy_digest, rollouts, granted_unix_s, expires_unix_s, state, "
     "lease_s FROM lease "
     "WHERE lease_id = ?1 AND state <> 0";
 
-LeaseRecord record_of(const Row& row) {
+LeaseRecord lease_record(const Row& row) {
   return {LeaseId{row.integer(0)},
           GroupId{row.integer(1)},
           WorkerId{row.integer(2)},
@@ -29,21 +30,23 @@ LeaseRecord record_of(const Row& row) {
           row.real(9)};
 }
 
-std::uint32_t small(const Row& row, int column) { return static_cast<std::uint32_t>(row.integer(column)); }
+std::uint32_t to_uint32(const Row& row, int column) { return static_cast<std::uint32_t>(row.integer(column)); }
 
 }  // namespace
 
 Status LeaseJournal::load(LeaseCore& core) {
   ECHO_TRY(db_.each("SELECT group_id, worker, failures, lost FROM failure", [&](const Row& row) {
-    core.load_failure(GroupId{row.integer(0)}, WorkerId{row.integer(1)}, small(row, 2), row.integer(3) > 0);
+    core.load_failure(GroupId{row.integer(0)}, WorkerId{row.integer(1)}, to_uint32(row, 2), row.integer(3) > 0);
   }));
   ECHO_TRY(db_.each("SELECT group_id FROM pool", [&](const Row& row) { core.load_pooled(GroupId{row.integer(0)}); }));
   ECHO_TRY(db_.each("SELECT worker, lapses, batches FROM worker WHERE lapses > 0", [&](const Row& row) {
-    core.load_lapses(WorkerId{row.integer(0)}, {small(row, 1), small(row, 2)});
+    core.load_lapses(WorkerId{row.integer(0)}, {to_uint32(row, 1), to_uint32(row, 2)});
   }));
-  ECHO_TRY(db_.each(kLeases, [&](const Row& row) { core.load({record_of(row), row.real(10), row.integer(11)}); }));
+  ECHO_TRY(db_.each(kLiveLeases, [&](const Row& row) {
+    core.load({lease_record(row), row.real(10), row.integer(11)});
+  }));
   LeaseTotals totals;
-  std::size_t found = 0;
+  std::size_t totals_found = 0;
   ECHO_TRY(db_.each("SELECT key, value FROM meta", [&](const Row& row) {
     const std::map<std::string_view, std::uint64_t*> keys = {{"next_lease", &totals.next_lease},
                                                              {"next_group", &totals.next_group},
@@ -53,11 +56,11 @@ Status LeaseJournal::load(LeaseCore& core) {
     const auto key = keys.find(row.bytes(0));
     if (key == keys.end()) return;
     *key->second = row.integer(1);
-    ++found;
+    ++totals_found;
   }));
-  if (found != 5)
+  if (totals_found != 5)
     return fail(Code::kCorrupt, "job ledger", "{}: expected 5 totals in table meta, found {}", db_.path().string(),
-                found);
+                totals_found);
   core.load_totals(totals);
   return ok();
 }
@@ -99,12 +102,12 @@ Status LeaseJournal::write(const change::Renewed& c) {
                  c.expires_s);
 }
 
-Status LeaseJournal::write(const change::DueSooner& c) {
+Status LeaseJournal::write(const change::WaitsShortened& c) {
   return db_.run("UPDATE lease SET due_unix_s = min(due_unix_s, granted_unix_s + ?2) WHERE state = 0 AND worker = ?1",
                  c.worker.value, c.patience_s);
 }
 
-Status LeaseJournal::write(const change::Excused& c) {
+Status LeaseJournal::write(const change::AllExtended& c) {
   return db_.run("UPDATE lease SET due_unix_s = due_unix_s + ?1, expires_unix_s = expires_unix_s + ?1 WHERE state = 0",
                  c.late_s);
 }
@@ -119,14 +122,14 @@ Status LeaseJournal::write(const change::Unpooled& c) {
 
 Status LeaseJournal::write(const change::Failed& c) {
   return db_.run("INSERT OR REPLACE INTO failure VALUES(?1, ?2, ?3, ?4)", c.group.value, c.worker.value, c.failures,
-                 c.lost ? 1 : 0);
+                 c.worker_lost ? 1 : 0);
 }
 
 Status LeaseJournal::write(const change::FailuresForgotten& c) {
   return db_.run("DELETE FROM failure WHERE group_id = ?1", c.group.value);
 }
 
-Status LeaseJournal::write(const change::PutAside& c) {
+Status LeaseJournal::write(const change::GroupSetAside& c) {
   return db_.run("INSERT INTO set_aside VALUES(?1, ?2, ?3)", c.aside.group.value, c.aside.reason, c.aside.detail);
 }
 
@@ -138,7 +141,7 @@ Status LeaseJournal::write(const change::Lapsed& c) {
   return forget_if_clean(c.worker);
 }
 
-Status LeaseJournal::keep(WorkerId worker, const Misconduct& misconduct) {
+Status LeaseJournal::write_misconduct(WorkerId worker, const Misconduct& misconduct) {
   ECHO_TRY(
       db_.run("INSERT INTO worker VALUES(?1, 0, 0, ?2, ?3) ON CONFLICT(worker) DO UPDATE SET malformed = "
               "excluded.malformed, failures = excluded.failures",
@@ -151,10 +154,10 @@ Status LeaseJournal::forget_if_clean(WorkerId worker) {
                  worker.value);
 }
 
-Result<std::optional<LeaseRecord>> LeaseJournal::ended(LeaseId id) {
+Result<std::optional<LeaseRecord>> LeaseJournal::find_ended(LeaseId id) {
   std::optional<LeaseRecord> lease;
   ECHO_TRY(db_.each(
-      kEnded, [&](const Row& row) { lease = record_of(row); }, id.value));
+      kEndedLease, [&](const Row& row) { lease = lease_record(row); }, id.value));
   return lease;
 }
 

@@ -14,26 +14,27 @@ class LeaseJournal {
  public:
   explicit LeaseJournal(Database& db) : db_(db) {}
 
-  // Loads an empty core with the leases, groups and counts of the file. The core measures the workers' speed again.
+  // Loads an empty core with the leases, groups and counts of the file. The file has no measured speeds, so the core
+  // measures the workers again.
   Status load(LeaseCore& core);
   Status write(std::span<const LeaseChange> changes);
   // Writes the totals that changed since begin().
   Status write_totals(const LeaseCore& core);
   // A lease that has ended; absent if the file has no ended lease of this number.
-  Result<std::optional<LeaseRecord>> ended(LeaseId id);
-  Status keep(WorkerId worker, const Misconduct& misconduct);
+  Result<std::optional<LeaseRecord>> find_ended(LeaseId id);
+  Status write_misconduct(WorkerId worker, const Misconduct& misconduct);
 
  private:
   Status write(const change::Leased& c);
   Status write(const change::Ended& c);
   Status write(const change::Renewed& c);
-  Status write(const change::DueSooner& c);
-  Status write(const change::Excused& c);
+  Status write(const change::WaitsShortened& c);
+  Status write(const change::AllExtended& c);
   Status write(const change::Pooled& c);
   Status write(const change::Unpooled& c);
   Status write(const change::Failed& c);
   Status write(const change::FailuresForgotten& c);
-  Status write(const change::PutAside& c);
+  Status write(const change::GroupSetAside& c);
   Status write(const change::Lapsed& c);
   Status forget_if_clean(WorkerId worker);
 

@@ -1,3 +1,4 @@
+// The indexes of live leases, for LeaseCore.
 #include "replay_buffer/lease_table.hpp"
 
 #include <algorithm>
@@ -7,10 +8,11 @@
 namespace echoline::replay_buffer {
 namespace {
 
-void move(std::map<Version, std::uint64_t>& counts, Version version, std::uint64_t by, bool in) {
-  if (in) return void(counts[version] += by);
+void add_to_count(std::map<Version, std::uint64_t>& counts, Version version, std::uint64_t trajectories,
+                  bool increase) {
+  if (increase) return void(counts[version] += trajectories);
   const auto it = counts.find(version);
-  it->second -= by;
+  it->second -= trajectories;
   if (it->second == 0) counts.erase(it);
 }
 
@@ -20,14 +22,14 @@ void LeaseTable::add(LiveLease lease) {
   const LeaseRecord& record = lease.record;
   if (lease.overdue && !left_out_.contains(record.worker)) leave_out(record.worker, 0);
   by_expiry_.emplace(record.expires_unix_s, record.id);
-  held_[record.worker].insert(record.id);
-  move(by_version_, record.version, record.rollouts, true);
+  by_worker_[record.worker].insert(record.id);
+  add_to_count(by_version_, record.version, record.rollouts, true);
   if (lease.overdue) {
     LeftOut& left_out = left_out_.at(record.worker);
-    if (left_out.overdue++ == 0) again_.erase({left_out.until_s, record.worker});
+    if (left_out.overdue++ == 0) included_again_.erase({left_out.until_s, record.worker});
   } else {
     by_due_.emplace(lease.due_s, record.id);
-    not_overdue_ += record.rollouts;
+    trajectories_not_overdue_ += record.rollouts;
     if (!left_out_.contains(record.worker)) count_awaited(lease, true);
   }
   const LeaseId id = record.id;
@@ -42,17 +44,17 @@ LiveLease LeaseTable::remove(LeaseId id) {
   leases_.erase(it);
   const LeaseRecord& record = lease.record;
   by_expiry_.erase({record.expires_unix_s, id});
-  const auto held = held_.find(record.worker);
-  held->second.erase(id);
-  if (held->second.empty()) held_.erase(held);
-  move(by_version_, record.version, record.rollouts, false);
+  const auto leases_of_worker = by_worker_.find(record.worker);
+  leases_of_worker->second.erase(id);
+  if (leases_of_worker->second.empty()) by_worker_.erase(leases_of_worker);
+  add_to_count(by_version_, record.version, record.rollouts, false);
   if (lease.overdue) {
     LeftOut& left_out = left_out_.at(record.worker);
     left_out.until_s = std::max(left_out.until_s, now_s_ + kLeftOutFactor * (lease.due_s - record.granted_unix_s));
-    if (--left_out.overdue == 0) again_.emplace(left_out.until_s, record.worker);
+    if (--left_out.overdue == 0) included_again_.emplace(left_out.until_s, record.worker);
   } else {
     by_due_.erase({lease.due_s, id});
-    not_overdue_ -= record.rollouts;
+    trajectories_not_overdue_ -= record.rollouts;
     if (!left_out_.contains(record.worker)) count_awaited(lease, false);
   }
   return lease;
@@ -67,10 +69,10 @@ const LiveLease* LeaseTable::first_to_expire() const {
   return by_expiry_.empty() ? nullptr : find(by_expiry_.begin()->second);
 }
 
-const std::set<LeaseId>& LeaseTable::of(WorkerId worker) const {
+const std::set<LeaseId>& LeaseTable::leases_of(WorkerId worker) const {
   static const std::set<LeaseId> kNone;
-  const auto it = held_.find(worker);
-  return it == held_.end() ? kNone : it->second;
+  const auto it = by_worker_.find(worker);
+  return it == by_worker_.end() ? kNone : it->second;
 }
 
 void LeaseTable::renew(LeaseId id, std::uint64_t progress, double expires_s) {
@@ -81,7 +83,7 @@ void LeaseTable::renew(LeaseId id, std::uint64_t progress, double expires_s) {
   by_expiry_.emplace(expires_s, id);
 }
 
-void LeaseTable::put_due(LeaseId id, double due_s) {
+void LeaseTable::set_due(LeaseId id, double due_s) {
   LiveLease& lease = leases_.at(id);
   ECHO_CHECK(!lease.overdue, "lease {} is overdue", id);
   by_due_.erase({lease.due_s, id});
@@ -89,7 +91,7 @@ void LeaseTable::put_due(LeaseId id, double due_s) {
   by_due_.emplace(due_s, id);
 }
 
-void LeaseTable::shift(double late_s) {
+void LeaseTable::delay_all(double late_s) {
   by_expiry_.clear();
   by_due_.clear();
   for (auto& [id, lease] : leases_) {
@@ -100,22 +102,22 @@ void LeaseTable::shift(double late_s) {
   }
 }
 
-void LeaseTable::count_awaited(const LiveLease& lease, bool in) {
-  move(awaited_, lease.record.version, lease.record.rollouts, in);
+void LeaseTable::count_awaited(const LiveLease& lease, bool increase) {
+  add_to_count(awaited_, lease.record.version, lease.record.rollouts, increase);
 }
 
 void LeaseTable::leave_out(WorkerId worker, double until_s) {
   const auto [it, is_new] = left_out_.try_emplace(worker);
   LeftOut& left_out = it->second;
   if (is_new)
-    for (const LeaseId id : of(worker)) count_awaited(leases_.at(id), false);
+    for (const LeaseId id : leases_of(worker)) count_awaited(leases_.at(id), false);
   else if (left_out.overdue == 0)
-    again_.erase({left_out.until_s, worker});
+    included_again_.erase({left_out.until_s, worker});
   left_out.until_s = std::max(left_out.until_s, until_s);
-  if (left_out.overdue == 0) again_.emplace(left_out.until_s, worker);
+  if (left_out.overdue == 0) included_again_.emplace(left_out.until_s, worker);
 }
 
-void LeaseTable::move_to(double now_s) {
+void LeaseTable::advance_to(double now_s) {
   now_s_ = std::max(now_s_, now_s);
   while (!by_due_.empty() && by_due_.begin()->first < now_s) {
     const LeaseId id = by_due_.begin()->second;
@@ -123,11 +125,11 @@ void LeaseTable::move_to(double now_s) {
     lease.overdue = true;
     add(std::move(lease));
   }
-  while (!again_.empty() && again_.begin()->first <= now_s) {
-    const WorkerId worker = again_.begin()->second;
-    again_.erase(again_.begin());
+  while (!included_again_.empty() && included_again_.begin()->first <= now_s) {
+    const WorkerId worker = included_again_.begin()->second;
+    included_again_.erase(included_again_.begin());
     left_out_.erase(worker);
-    for (const LeaseId id : of(worker)) count_awaited(leases_.at(id), true);
+    for (const LeaseId id : leases_of(worker)) count_awaited(leases_.at(id), true);
   }
 }
 
@@ -137,9 +139,10 @@ void LeaseTable::check() const {
   std::uint64_t not_overdue = 0;
   for (const auto& [id, lease] : leases_) {
     const LeaseRecord& record = lease.record;
-    ECHO_CHECK(record.id == id && of(record.worker).contains(id) && by_expiry_.contains({record.expires_unix_s, id}),
-               "lease {}", id);
-    ECHO_CHECK(by_due_.contains({lease.due_s, id}) == !lease.overdue, "lease {}", id);
+    ECHO_CHECK(
+        record.id == id && leases_of(record.worker).contains(id) && by_expiry_.contains({record.expires_unix_s, id}),
+        "an index lacks lease {}", id);
+    ECHO_CHECK(by_due_.contains({lease.due_s, id}) == !lease.overdue, "by_due_ is wrong about lease {}", id);
     by_version[record.version] += record.rollouts;
     if (lease.overdue) {
       ++overdue[record.worker];
@@ -148,15 +151,16 @@ void LeaseTable::check() const {
     not_overdue += record.rollouts;
     if (!left_out_.contains(record.worker)) awaited[record.version] += record.rollouts;
   }
-  ECHO_CHECK(by_version == by_version_ && awaited == awaited_ && not_overdue == not_overdue_, "{} leases",
-             leases_.size());
-  ECHO_CHECK(by_expiry_.size() == leases_.size(), "{} of {} leases expire", by_expiry_.size(), leases_.size());
-  std::size_t again = 0;
+  ECHO_CHECK(by_version == by_version_ && awaited == awaited_ && not_overdue == trajectories_not_overdue_,
+             "the trajectories of {} leases are counted wrongly", leases_.size());
+  ECHO_CHECK(by_expiry_.size() == leases_.size(), "{} expiries of {} leases", by_expiry_.size(), leases_.size());
+  std::size_t scheduled = 0;  // workers that will be included again
   for (const auto& [worker, left_out] : left_out_) {
-    ECHO_CHECK(left_out.overdue == overdue[worker], "worker {}", worker);
-    if (left_out.overdue == 0) again += again_.contains({left_out.until_s, worker});
+    ECHO_CHECK(left_out.overdue == overdue[worker], "the overdue leases of worker {} are counted wrongly", worker);
+    if (left_out.overdue == 0) scheduled += included_again_.contains({left_out.until_s, worker});
   }
-  ECHO_CHECK(again == again_.size(), "{} workers are waited for again", again_.size());
+  ECHO_CHECK(scheduled == included_again_.size(), "{} workers wait to be included again, expected {}",
+             included_again_.size(), scheduled);
 }
 
 }  // namespace echoline::replay_buffer

@@ -15,9 +15,9 @@ namespace echoline::replay_buffer {
 // A lease whose result may still come.
 struct LiveLease {
   LeaseRecord record;
-  double due_s = 0;  // until then a learner step waits for the result
+  double due_s = 0;  // a learner step waits for the result until this time
   std::uint64_t progress = 0;
-  bool overdue = false;
+  bool overdue = false;  // due_s has passed
 };
 
 // Updates all indexes at each change in O(log n). Times are seconds and never run backwards.
@@ -33,39 +33,40 @@ class LeaseTable {
   LiveLease remove(LeaseId id);  // must be live
   const LiveLease* find(LeaseId id) const;
   const LiveLease* first_to_expire() const;  // null if there is none
-  const std::set<LeaseId>& of(WorkerId worker) const;
+  const std::set<LeaseId>& leases_of(WorkerId worker) const;
   std::size_t size() const { return leases_.size(); }
 
   void renew(LeaseId id, std::uint64_t progress, double expires_s);
-  void put_due(LeaseId id, double due_s);  // must not be overdue
-  void shift(double late_s);               // makes all leases due and expire later by this much; O(n log n)
+  void set_due(LeaseId id, double due_s);  // the lease must not be overdue
+  void delay_all(double late_s);           // makes all leases due and expire later by this much; O(n log n)
   // Leases that were due before now become overdue; workers that were left out long enough are included again.
-  void move_to(double now_s);
-  // Leaves out this worker's leases until then.
+  void advance_to(double now_s);
+  // No step waits for this worker's leases before `until_s`.
   void leave_out(WorkerId worker, double until_s);
 
-  // Trajectories: of all leases by version; of those for which a step waits; of leases that are not overdue.
+  // Numbers of trajectories: of all leases, by version; of the leases for which a step waits, by version; of the leases
+  // that are not overdue.
   const std::map<Version, std::uint64_t>& by_version() const { return by_version_; }
   const std::map<Version, std::uint64_t>& awaited() const { return awaited_; }
-  std::uint64_t not_overdue() const { return not_overdue_; }
+  std::uint64_t trajectories_not_overdue() const { return trajectories_not_overdue_; }
 
   void check() const;  // ends the process if an index disagrees with the leases; O(n)
 
  private:
   struct LeftOut {
-    std::uint32_t overdue = 0;  // number of live leases
-    double until_s = 0;         // when there are no overdue leases
+    std::uint32_t overdue = 0;  // number of overdue live leases
+    double until_s = 0;         // applies once there are no overdue leases
   };
-  void count_awaited(const LiveLease& lease, bool in);
+  void count_awaited(const LiveLease& lease, bool increase);
 
   double now_s_ = 0;
   std::unordered_map<LeaseId, LiveLease> leases_;
   std::set<std::pair<double, LeaseId>> by_expiry_, by_due_;  // by_due_: without overdue ones
-  std::unordered_map<WorkerId, std::set<LeaseId>> held_;
+  std::unordered_map<WorkerId, std::set<LeaseId>> by_worker_;
   std::map<Version, std::uint64_t> by_version_, awaited_;
-  std::uint64_t not_overdue_ = 0;
+  std::uint64_t trajectories_not_overdue_ = 0;
   std::unordered_map<WorkerId, LeftOut> left_out_;
-  std::set<std::pair<double, WorkerId>> again_;  // when workers without overdue leases are included again
+  std::set<std::pair<double, WorkerId>> included_again_;  // when workers without overdue leases are included again
 };
 
 }  // namespace echoline::replay_buffer

@@ -1,3 +1,4 @@
+// The speed of one worker, for LeaseCore and FleetPaces.
 #include "replay_buffer/pace.hpp"
 
 #include <algorithm>
@@ -5,15 +6,15 @@
 namespace echoline::replay_buffer {
 namespace {
 
-constexpr std::size_t kBatchesKept = 8;
+constexpr std::size_t kBatchesMax = 8;  // the latest batches, which determine the pace
 
 }  // namespace
 
-void WorkerPace::handed_in(double granted_unix_s, double now_unix_s, std::uint64_t tokens) {
+void WorkerPace::record_result(double granted_unix_s, double now_unix_s, std::uint64_t tokens) {
   auto batch = std::find_if(batches_.begin(), batches_.end(),
                             [&](const Batch& b) { return b.granted_unix_s == granted_unix_s; });
   if (batch == batches_.end()) {
-    if (batches_.size() == kBatchesKept) batches_.pop_front();
+    if (batches_.size() == kBatchesMax) batches_.pop_front();
     batch = batches_.insert(batches_.end(), Batch{granted_unix_s});
   }
   batch->seconds = std::max({batch->seconds, now_unix_s - granted_unix_s, 1e-6});
@@ -28,7 +29,7 @@ std::optional<double> WorkerPace::batch_seconds() const {
   return worst;
 }
 
-std::uint64_t WorkerPace::handed_in_of(double granted_unix_s) const {
+std::uint64_t WorkerPace::results_of_batch(double granted_unix_s) const {
   for (const Batch& b : batches_)
     if (b.granted_unix_s == granted_unix_s) return b.groups;
   return 0;

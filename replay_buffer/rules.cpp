@@ -1,3 +1,4 @@
+// The rules of pacing and leases, for LeaseCore and JobLedger.
 #include "replay_buffer/rules.hpp"
 
 #include <algorithm>
@@ -14,7 +15,7 @@ struct StepsAllowed {
 
 StepsAllowed steps_allowed(const Pacing& pacing, std::uint64_t step, Version version) {
   StepsAllowed allowed{0, std::uint64_t{pacing.staleness.lookahead_steps()} + 1, UINT32_MAX};
-  if (version.value >= step)  // saturates far below overflow
+  if (version.value >= step)  // limited far below overflow
     allowed.by_budget = std::min<std::uint64_t>(version.value - step, 1u << 30) + pacing.staleness.budget + 1;
   else if (admissible(step, version, pacing.staleness.budget))
     allowed.by_budget = pacing.staleness.budget + 1 - (step - version.value);
@@ -34,36 +35,37 @@ Version oldest_admissible(std::uint64_t step, std::uint32_t staleness_budget) {
 
 std::uint64_t room(const Pacing& pacing, std::uint64_t step, Version version, std::uint64_t ahead) {
   const StepsAllowed allowed = steps_allowed(pacing, step, version);
-  const std::uint64_t bound =
+  const std::uint64_t ahead_max =
       std::min({allowed.by_budget, allowed.by_lookahead, allowed.by_run}) * pacing.trajectories_per_step;
-  return bound > ahead ? bound - ahead : 0;
+  return ahead_max > ahead ? ahead_max - ahead : 0;
 }
 
-std::optional<Bound> binding(const Pacing& pacing, std::uint64_t step, Version version) {
+std::optional<Bound> limiting_bound(const Pacing& pacing, std::uint64_t step, Version version) {
   const StepsAllowed allowed = steps_allowed(pacing, step, version);
   if (allowed.by_run < std::min(allowed.by_budget, allowed.by_lookahead)) return std::nullopt;
   return allowed.by_budget <= allowed.by_lookahead ? Bound::kBudget : Bound::kLookahead;
 }
 
-void BoundSteps::note(Bound bound, std::uint64_t step) {
+void LimitedStepCounter::record(Bound bound, std::uint64_t step) {
   Counted& counted = counted_[static_cast<std::size_t>(bound)];
   if (counted.last != step) ++counted.steps;
   counted.last = step;
 }
 
 std::uint64_t stranded(const Pacing& pacing, std::uint64_t step, std::span<const VersionStock> stock) {
-  std::uint64_t batch = pacing.trajectories_per_step;  // remaining need of the step
-  std::uint64_t remaining = 0, live = 0, lost = 0;     // of versions up to this one
+  std::uint64_t step_needs = pacing.trajectories_per_step;  // trajectories that the step still takes
+  std::uint64_t remaining = 0, live = 0;                    // after the step, of versions up to the entry's
+  std::uint64_t stranded_max = 0;
   for (const VersionStock& entry : stock) {
-    const std::uint64_t taken = std::min(batch, entry.waiting);
-    batch -= taken;
+    const std::uint64_t trained_on = std::min(step_needs, entry.waiting);
+    step_needs -= trained_on;
     live += entry.live;
-    remaining += entry.waiting - taken + entry.live;
+    remaining += entry.waiting - trained_on + entry.live;
     const std::uint64_t last_step = entry.version.value + pacing.staleness.budget;
     const std::uint64_t usable = last_step > step ? (last_step - step) * pacing.trajectories_per_step : 0;
-    if (remaining > usable) lost = std::max(lost, std::min(remaining - usable, live));
+    if (remaining > usable) stranded_max = std::max(stranded_max, std::min(remaining - usable, live));
   }
-  return lost;
+  return stranded_max;
 }
 
 std::uint32_t staleness_worst(std::uint32_t staleness_budget, std::uint32_t publish_every,
@@ -85,21 +87,22 @@ double lease_seconds(const LeaseLength& length, std::optional<double> seconds_pe
 }
 
 double patience_seconds(const LeaseLength& length, std::optional<double> batch_seconds,
-                        std::optional<double> median_batch_seconds, std::optional<double> fresh_s) {
-  constexpr double kLeast = 1;  // margin for a busy machine or network
+                        std::optional<double> median_batch_seconds, std::optional<double> usable_s) {
+  constexpr double kPatienceMin = 1;  // margin for a busy machine or network
   double patience = std::min(seconds(length.limits.first), seconds(length.limits.max));
   if (batch_seconds)
     patience = std::min(2.5 * *batch_seconds, seconds(length.limits.max));
   else if (median_batch_seconds)
     patience = std::min(4 * *median_batch_seconds, patience);
-  return std::max(std::min(kLeast, seconds(length.limits.max)), std::min(patience, fresh_s.value_or(patience)));
+  return std::max(std::min(kPatienceMin, seconds(length.limits.max)), std::min(patience, usable_s.value_or(patience)));
 }
 
-double renewed(const LeaseLength& length, double granted_unix_s, double now_unix_s, double lease_s) {
+double renewed_expiry(const LeaseLength& length, double granted_unix_s, double now_unix_s, double lease_s) {
   return std::min(granted_unix_s + seconds(length.limits.max), now_unix_s + lease_s);
 }
 
-bool in_time(const Pacing& pacing, std::uint64_t step, Version version, double batch_seconds, double step_seconds) {
+bool can_finish_in_time(const Pacing& pacing, std::uint64_t step, Version version, double batch_seconds,
+                        double step_seconds) {
   if (version.value >= step) return batch_seconds <= (pacing.staleness.budget + 1.0) * step_seconds;
   const double age = static_cast<double>(step - version.value);
   return batch_seconds <= (pacing.staleness.budget + 1.0 - age) * step_seconds;
@@ -111,18 +114,17 @@ std::uint64_t groups_held_max(std::uint64_t groups, double groups_per_s, double 
   return std::max<std::uint64_t>(1, static_cast<std::uint64_t>(std::ceil(2 * share * static_cast<double>(groups))));
 }
 
-std::uint64_t first_groups(const LeaseLength& length, const Pacing& pacing) {
-  constexpr std::uint32_t kShare = 8;
-  return length.first_groups.value_or(
-      std::max<std::uint32_t>(1, pacing.trajectories_per_step / pacing.group_size / kShare));
+std::uint64_t initial_group_allowance(const LeaseLength& length, const Pacing& pacing) {
+  constexpr std::uint32_t kStepDivisor = 8;  // an eighth of a step's groups
+  return length.initial_groups.value_or(std::max<std::uint32_t>(1, pacing.groups_per_step() / kStepDivisor));
 }
 
-std::uint64_t groups_trusted(std::uint64_t trusted, std::uint64_t handed_in) {
-  constexpr std::uint64_t kMost = 1u << 30;
-  return std::min(trusted + handed_in, kMost);
+std::uint64_t group_allowance_after_results(std::uint64_t allowance, std::uint64_t results) {
+  constexpr std::uint64_t kAllowanceMax = 1u << 30;
+  return std::min(allowance + results, kAllowanceMax);
 }
 
-std::uint64_t groups_trusted_after_lapse(std::uint64_t trusted) { return std::max<std::uint64_t>(1, trusted / 2); }
+std::uint64_t group_allowance_after_lapse(std::uint64_t allowance) { return std::max<std::uint64_t>(1, allowance / 2); }
 
 std::optional<double> median(std::vector<double> values) {
   if (values.empty()) return std::nullopt;
@@ -131,7 +133,7 @@ std::optional<double> median(std::vector<double> values) {
   return *middle;
 }
 
-double rate_that_counts(double rate, std::optional<double> median_rate) {
+double capped_rate(double rate, std::optional<double> median_rate) {
   return median_rate && *median_rate > 0 ? std::min(rate, 4 * *median_rate) : rate;
 }
 
@@ -139,7 +141,7 @@ std::uint32_t lapse_weight(std::uint32_t weight, LapseKind kind) {
   return weight + (kind == LapseKind::kExpired ? 4 : 2);
 }
 
-bool set_aside_after(std::uint32_t failures, std::uint32_t workers_lost) {
+bool must_set_aside(std::uint32_t failures, std::uint32_t workers_lost) {
   return failures >= kFailuresMax || workers_lost >= kLossesMax;
 }
 

@@ -1,3 +1,4 @@
+// Reads this folder's keys of the run file, for the learner and the simulator.
 #include "replay_buffer/settings.hpp"
 
 #include "base/config.hpp"
@@ -10,12 +11,12 @@ void read(ConfigSection s, StalenessSettings& c) {
             "S: the most learner steps by which a trajectory may be older than the step that trains on it");
   s.read("publish_every", c.publish_every, {.min = 1, .max = 1000},
          "kappa: learner steps from one publication of the policy to the next");
-  const std::uint32_t least = staleness_budget_min(c.publish_every);
-  if (c.budget < least)
+  const std::uint32_t budget_min = staleness_budget_min(c.publish_every);
+  if (c.budget < budget_min)
     s.error("budget", fmt::format("the staleness budget S = {} is below publish_every (kappa) - 1 = {}: the last step "
                                   "before a publication trains on a policy that is {} steps old. Raise budget or lower "
                                   "publish_every",
-                                  c.budget, least, least));
+                                  c.budget, budget_min, budget_min));
   s.read_or_auto("lookahead", c.lookahead, {.min = 0, .max = 1000},
                  "batches of work that may be leased ahead of the step that trains on them, at most S. `auto`: S, so "
                  "that S alone limits the age of data. A smaller number keeps data fresher; 2 keep a learner as busy "

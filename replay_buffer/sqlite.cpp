@@ -1,3 +1,4 @@
+// Opens SQLite files, prepares statements and translates errors, for the classes of this folder.
 #include "replay_buffer/sqlite.hpp"
 
 #include <fcntl.h>
@@ -10,16 +11,16 @@
 namespace echoline::replay_buffer {
 namespace {
 
-constexpr int kBusyTimeoutMs = 1000;
+constexpr int kBusyTimeoutMs = 1000;  // wait for another process that has the file open
 constexpr std::string_view kOperation = "replay buffer";
 
 // A new file survives power loss only after its folder's entry is on disk.
 Status sync_folder(const std::filesystem::path& path) {
   const auto folder = path.has_parent_path() ? path.parent_path() : std::filesystem::path(".");
   const int fd = ::open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-  const bool synced = fd >= 0 && ::fsync(fd) == 0;
+  const bool is_synced = fd >= 0 && ::fsync(fd) == 0;
   if (fd >= 0) ::close(fd);
-  if (!synced) return fail(Code::kIo, kOperation, "{}: cannot fsync the folder", folder.string());
+  if (!is_synced) return fail(Code::kIo, kOperation, "{}: cannot fsync the folder", folder.string());
   return ok();
 }
 
@@ -40,8 +41,8 @@ Result<std::unique_ptr<Database>> Database::open(const std::filesystem::path& pa
   return database;
 }
 
-Result<sqlite3_stmt*> Database::prepared(const char* sql) {
-  const auto found = statements_.find(sql);
+Result<sqlite3_stmt*> Database::prepare(const char* sql) {
+  const auto found = statements_.find(sql);  // by address, because `sql` is a literal
   if (found != statements_.end()) return found->second.get();
   sqlite3_stmt* statement = nullptr;
   const int rc = sqlite3_prepare_v3(handle_.get(), sql, -1, SQLITE_PREPARE_PERSISTENT, &statement, nullptr);
@@ -51,8 +52,8 @@ Result<sqlite3_stmt*> Database::prepared(const char* sql) {
 }
 
 Error Database::error(int rc) const {
-  const char* why = handle_ ? sqlite3_errmsg(handle_.get()) : sqlite3_errstr(rc);
-  int kind = rc & 0xff;
+  const char* message = handle_ ? sqlite3_errmsg(handle_.get()) : sqlite3_errstr(rc);
+  int kind = rc & 0xff;  // without the extended code
   // SQLite reports an exhausted quota, or a sync without space, as an I/O error.
   if (kind == SQLITE_IOERR && os_code(errno) == Code::kExhausted) kind = SQLITE_FULL;
   switch (kind) {
@@ -61,7 +62,7 @@ Error Database::error(int rc) const {
       return fail(Code::kCorrupt, kOperation,
                   "{}: not a valid SQLite file ({}); move it and its -wal file away and resume from the last "
                   "checkpoint: its rollouts are lost, the policy is not",
-                  path_.string(), why);
+                  path_.string(), message);
     case SQLITE_FULL:
       return fail(Code::kExhausted, kOperation, "{}: the disk is full", path_.string());
     case SQLITE_BUSY:
@@ -69,7 +70,7 @@ Error Database::error(int rc) const {
       return fail(Code::kUnavailable, kOperation, "{}: another process has opened it; stop that learner first",
                   path_.string());
     default:
-      return fail(Code::kIo, kOperation, "{}: {} (SQLite code {})", path_.string(), why, rc);
+      return fail(Code::kIo, kOperation, "{}: {} (SQLite code {})", path_.string(), message, rc);
   }
 }
 

@@ -1,5 +1,5 @@
-// A thin wrapper of SQLite, private to this folder: bound parameters, Result errors, transactions that roll back. Must
-// not be included in public headers.
+// A thin wrapper of SQLite, private to this folder: bound parameters, errors as Result, transactions that roll back.
+// Must not be included in public headers.
 #pragma once
 #include <sqlite3.h>
 
@@ -62,7 +62,7 @@ class Database {
   // Calls on_row for each row.
   template <class F, class... Args>
   Status each(const char* sql, F&& on_row, const Args&... args) {
-    ECHO_ASSIGN(sqlite3_stmt* const statement, prepared(sql));
+    ECHO_ASSIGN(sqlite3_stmt* const statement, prepare(sql));
     const std::unique_ptr<sqlite3_stmt, int (*)(sqlite3_stmt*)> reset_after(statement, &sqlite3_reset);
     int index = 0;
     (bind(statement, ++index, args), ...);
@@ -73,9 +73,9 @@ class Database {
     return ok();
   }
 
-  // First column of the first row as an integer; absent without a row or for NULL.
+  // The first column of the first row as an integer. Absent if there is no row or the value is NULL.
   template <class... Args>
-  Result<std::optional<std::uint64_t>> one(const char* sql, const Args&... args) {
+  Result<std::optional<std::uint64_t>> first_integer(const char* sql, const Args&... args) {
     std::optional<std::uint64_t> value;
     ECHO_TRY(each(
         sql,
@@ -96,7 +96,7 @@ class Database {
   using Handle = std::unique_ptr<sqlite3, int (*)(sqlite3*)>;
   using Statement = std::unique_ptr<sqlite3_stmt, int (*)(sqlite3_stmt*)>;
   Database(std::filesystem::path path, Handle handle) : path_(std::move(path)), handle_(std::move(handle)) {}
-  Result<sqlite3_stmt*> prepared(const char* sql);
+  Result<sqlite3_stmt*> prepare(const char* sql);  // cached by the address of `sql`
 
   template <std::integral T>
   static void bind(sqlite3_stmt* s, int i, T value) {

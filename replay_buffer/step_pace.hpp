@@ -1,5 +1,5 @@
-// Measures the length of a learner step without the time spent waiting for slow workers; it determines how long they
-// may take.
+// Measures the length of a learner step without the time spent waiting for slow workers. The length determines how long
+// workers may take.
 #pragma once
 #include <optional>
 
@@ -8,12 +8,12 @@ namespace echoline::replay_buffer {
 // Times are seconds on one clock that does not run backwards. Use from one thread.
 class StepPace {
  public:
-  // The batch of the step exists, but training on it now would strand leased work.
-  void waits(double now_s);
-  // Training would strand no work, or no longer.
-  void goes_on(double now_s);
-  void paused(double lasted_s);  // does not count as part of a step
-  void finished(double now_s);
+  // The batch of the step exists, but the learner waits, because training on it now would strand leased work.
+  void begin_wait(double now_s);
+  // Training strands no work. Ends a wait, if there is one.
+  void end_wait(double now_s);
+  void exclude_pause(double lasted_s);  // a pause of the learner is no part of a step
+  void end_step(double now_s);
   std::optional<double> seconds() const { return seconds_; }  // absent before two steps have ended
 
  private:

@@ -1,3 +1,4 @@
+// Opens the file of ReplayBuffer and JobLedger, creates its schema, and inserts trajectories.
 #include "replay_buffer/store.hpp"
 
 namespace echoline::replay_buffer {
@@ -54,9 +55,9 @@ Result<std::unique_ptr<Store>> Store::open(const std::filesystem::path& path, co
 Status Store::create_or_check() {
   Database& db = *database;
   const std::string path = db.path().string();
-  ECHO_ASSIGN(const auto tables, db.one("SELECT count(*) FROM sqlite_schema"));
-  ECHO_ASSIGN(const auto application, db.one("PRAGMA application_id"));
-  ECHO_ASSIGN(const auto version, db.one("PRAGMA user_version"));
+  ECHO_ASSIGN(const auto tables, db.first_integer("SELECT count(*) FROM sqlite_schema"));
+  ECHO_ASSIGN(const auto application, db.first_integer("PRAGMA application_id"));
+  ECHO_ASSIGN(const auto version, db.first_integer("PRAGMA user_version"));
   if (tables == 0u) {
     ECHO_ASSIGN(Transaction transaction, Transaction::begin(db));
     for (const char* sql : kSchema) ECHO_TRY(db.run(sql));
@@ -76,7 +77,7 @@ Status Store::create_or_check() {
     ECHO_TRY(db.each("PRAGMA quick_check(1)", [&](const Row& row) { verdict = row.bytes(0); }));
     if (verdict != "ok") return db.error(SQLITE_CORRUPT);
   }
-  ECHO_ASSIGN(const auto group_size, db.one("SELECT value FROM meta WHERE key = 'group_size'"));
+  ECHO_ASSIGN(const auto group_size, db.first_integer("SELECT value FROM meta WHERE key = 'group_size'"));
   if (group_size != options.group_size)
     return fail(Code::kInvalid, kOpen, "{}: holds groups of {}, the run asks for {}; a run keeps its group size", path,
                 group_size.value_or(0), options.group_size);
@@ -122,22 +123,22 @@ Result<bool> Store::insert(const Trajectory& t) {
   Database& db = *database;
   if (t.member() >= options.group_size)
     return fail(Code::kInvalid, kInsert, "'{}' is member {} of a group of {}", t.id(), t.member(), options.group_size);
-  std::optional<std::string> taken_by;
-  bool duplicate = false;
+  std::optional<std::string> collision;  // the stored trajectory with the same id, or at the same place
+  bool is_duplicate = false;
   ECHO_TRY(db.each(
       "SELECT id, group_id, member FROM trajectory WHERE id = ?1 OR (group_id = ?2 AND member = ?3)",
       [&](const Row& row) {
         const bool same = row.bytes(0) == t.id() && row.integer(1) == t.group() && row.integer(2) == t.member();
         if (same)
-          duplicate = true;
+          is_duplicate = true;
         else
-          taken_by = fmt::format("'{}' (group {}, member {})", row.bytes(0), row.integer(1), row.integer(2));
+          collision = fmt::format("'{}' (group {}, member {})", row.bytes(0), row.integer(1), row.integer(2));
       },
       t.id(), t.group(), t.member()));
-  if (taken_by)
+  if (collision)
     return fail(Code::kInvalid, kInsert, "'{}' (group {}, member {}) collides with {} stored earlier", t.id(),
-                t.group(), t.member(), *taken_by);
-  if (duplicate) return false;
+                t.group(), t.member(), *collision);
+  if (is_duplicate) return false;
 
   const std::string body = t.SerializeAsString();
   if (totals.rows + 1 > options.rows_max || totals.bytes + body.size() > options.bytes_max.count)

@@ -18,7 +18,7 @@ class Database;
 
 struct StoredTrajectory {
   data_plane::Trajectory trajectory;
-  std::optional<std::uint64_t> consumed_step;  // the step that was trained on it
+  std::optional<std::uint64_t> consumed_step;  // the learner step that trained on it
   bool stale = false;                          // rejected as too stale
 };
 
@@ -30,22 +30,23 @@ struct StoredCounts {
 };
 
 // Use from one thread.
-class Stored {
+class StoredBuffer {
  public:
-  // Copies `file` and its write-ahead log into a new folder below `scratch`, which is removed once opened. Restarts the
-  // copy if a learner writes meanwhile: kUnavailable after many tries. kNotFound without the file, kCorrupt and
-  // kInvalid as ReplayBuffer::open, kExhausted if the copy does not fit.
-  static Result<std::unique_ptr<Stored>> open(
+  // Copies `file` and its write-ahead log into a new folder below `scratch`, and removes the folder once the copy is
+  // open. Copies again if a learner wrote meanwhile: kUnavailable after many tries. kNotFound without the file,
+  // kCorrupt and kInvalid as ReplayBuffer::open, kExhausted if the copy does not fit.
+  static Result<std::unique_ptr<StoredBuffer>> open(
       const std::filesystem::path& file, const std::filesystem::path& scratch = std::filesystem::temp_directory_path());
-  ~Stored();
+  ~StoredBuffer();
 
   Result<StoredCounts> counts();
-  // Calls `each` for the newest `most` trajectories (0: all) by group and member. An error of `each` ends it. Returns
-  // the number of unreadable ones.
-  Result<std::uint64_t> each(std::uint64_t most, const std::function<Status(StoredTrajectory)>& each);
+  // Calls `visit` for the newest `newest_max` trajectories (0: all) by group and member; for fewer if some were
+  // deleted. Ends at the first error of `visit` and returns it. Otherwise returns the number of unreadable
+  // trajectories.
+  Result<std::uint64_t> each(std::uint64_t newest_max, const std::function<Status(StoredTrajectory)>& visit);
 
  private:
-  Stored() = default;
+  StoredBuffer() = default;
   std::filesystem::path folder_;  // of the copy
   std::unique_ptr<Database> database_;
 };

@@ -1,3 +1,4 @@
+// Keeps the waiting groups by version, for Store, LeaseCore and the simulator.
 #include "replay_buffer/waiting_groups.hpp"
 
 namespace echoline::replay_buffer {
@@ -5,10 +6,10 @@ namespace echoline::replay_buffer {
 void WaitingGroups::put(GroupId group, const WaitingGroup& waiting) {
   remove(group);
   groups_.emplace(group, waiting);
-  OfVersion& of = by_version_[waiting.version];
-  (is_whole(waiting) && waiting.scored ? of.ready : of.others).insert(group);
-  of.trajectories += waiting.members;
-  if (is_whole(waiting)) of.whole += waiting.members;
+  ByVersion& entry = by_version_[waiting.version];
+  (is_complete(waiting) && waiting.scored ? entry.ready : entry.not_ready).insert(group);
+  entry.trajectories += waiting.members;
+  if (is_complete(waiting)) entry.complete_trajectories += waiting.members;
 }
 
 void WaitingGroups::remove(GroupId group) {
@@ -17,12 +18,12 @@ void WaitingGroups::remove(GroupId group) {
   const WaitingGroup waiting = it->second;
   groups_.erase(it);
   const auto version = by_version_.find(waiting.version);
-  OfVersion& of = version->second;
-  of.ready.erase(group);
-  of.others.erase(group);
-  of.trajectories -= waiting.members;
-  if (is_whole(waiting)) of.whole -= waiting.members;
-  if (of.ready.empty() && of.others.empty()) by_version_.erase(version);
+  ByVersion& entry = version->second;
+  entry.ready.erase(group);
+  entry.not_ready.erase(group);
+  entry.trajectories -= waiting.members;
+  if (is_complete(waiting)) entry.complete_trajectories -= waiting.members;
+  if (entry.ready.empty() && entry.not_ready.empty()) by_version_.erase(version);
 }
 
 const WaitingGroup* WaitingGroups::find(GroupId group) const {
@@ -36,16 +37,18 @@ std::uint64_t WaitingGroups::trajectories(Version oldest) const {
   return sum;
 }
 
-std::map<Version, std::uint64_t> WaitingGroups::whole(Version oldest) const {
-  std::map<Version, std::uint64_t> found;
+std::map<Version, std::uint64_t> WaitingGroups::complete_trajectories(Version oldest) const {
+  std::map<Version, std::uint64_t> by_version;
   for (auto it = by_version_.lower_bound(oldest); it != by_version_.end(); ++it)
-    if (it->second.whole > 0) found.emplace_hint(found.end(), it->first, it->second.whole);
-  return found;
+    if (it->second.complete_trajectories > 0)
+      by_version.emplace_hint(by_version.end(), it->first, it->second.complete_trajectories);
+  return by_version;
 }
 
-std::optional<std::vector<GroupId>> WaitingGroups::batch(Version oldest, std::size_t count) const {
+std::optional<std::vector<GroupId>> WaitingGroups::next_batch(Version oldest, std::size_t count) const {
   const auto first = by_version_.lower_bound(oldest);
-  std::size_t ready = 0;  // counted first: while the learner waits, each submission asks for a batch
+  // Counts before it collects ids, because most calls find too few: each submission asks while the learner waits.
+  std::size_t ready = 0;
   for (auto it = first; it != by_version_.end() && ready < count; ++it) ready += it->second.ready.size();
   if (ready < count) return std::nullopt;
   std::vector<GroupId> chosen;
@@ -56,14 +59,14 @@ std::optional<std::vector<GroupId>> WaitingGroups::batch(Version oldest, std::si
   return chosen;
 }
 
-std::vector<GroupId> WaitingGroups::before(Version oldest) const {
-  std::vector<GroupId> found;
+std::vector<GroupId> WaitingGroups::older_than(Version oldest) const {
+  std::vector<GroupId> groups;
   for (auto it = by_version_.begin(); it != by_version_.end() && it->first < oldest; ++it) {
-    std::set<GroupId> all = it->second.ready;
-    all.insert(it->second.others.begin(), it->second.others.end());
-    found.insert(found.end(), all.begin(), all.end());
+    std::set<GroupId> of_version = it->second.ready;
+    of_version.insert(it->second.not_ready.begin(), it->second.not_ready.end());
+    groups.insert(groups.end(), of_version.begin(), of_version.end());
   }
-  return found;
+  return groups;
 }
 
 }  // namespace echoline::replay_buffer

@@ -1,5 +1,4 @@
-// The groups that wait in the replay buffer for training, and the choice of a learner step's groups. Without a
-// database.
+// The groups that wait in the replay buffer for training, and the choice of a learner step's groups. Uses no database.
 #pragma once
 #include <cstdint>
 #include <map>
@@ -15,7 +14,7 @@ namespace echoline::replay_buffer {
 
 struct WaitingGroup {
   Version version;            // oldest version of any token
-  std::uint32_t members = 0;  // present trajectories
+  std::uint32_t members = 0;  // trajectories that are present
   bool scored = true;
   friend bool operator==(const WaitingGroup&, const WaitingGroup&) = default;
 };
@@ -32,24 +31,24 @@ class WaitingGroups {
   // Trajectories of versions from `oldest` on, including those of incomplete groups.
   std::uint64_t trajectories(Version oldest) const;
   // Trajectories of complete groups by version, from `oldest` on.
-  std::map<Version, std::uint64_t> whole(Version oldest) const;
+  std::map<Version, std::uint64_t> complete_trajectories(Version oldest) const;
   // The groups of the next batch: `count` complete and scored ones, oldest version first, then by id; absent if there
   // are fewer.
-  std::optional<std::vector<GroupId>> batch(Version oldest, std::size_t count) const;
+  std::optional<std::vector<GroupId>> next_batch(Version oldest, std::size_t count) const;
   // Groups of versions before `oldest`, by version, then by id.
-  std::vector<GroupId> before(Version oldest) const;
+  std::vector<GroupId> older_than(Version oldest) const;
   std::size_t size() const { return groups_.size(); }
 
  private:
-  struct OfVersion {
-    std::set<GroupId> ready, others;  // complete and scored; the others
-    std::uint64_t trajectories = 0, whole = 0;
+  struct ByVersion {
+    std::set<GroupId> ready, not_ready;  // `ready`: complete and scored
+    std::uint64_t trajectories = 0, complete_trajectories = 0;
   };
-  bool is_whole(const WaitingGroup& group) const { return group.members == group_size_; }
+  bool is_complete(const WaitingGroup& group) const { return group.members == group_size_; }
 
   std::uint32_t group_size_;
   std::unordered_map<GroupId, WaitingGroup> groups_;
-  std::map<Version, OfVersion> by_version_;
+  std::map<Version, ByVersion> by_version_;
 };
 
 }  // namespace echoline::replay_buffer

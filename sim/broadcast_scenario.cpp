@@ -1,3 +1,4 @@
+// Runs a BroadcastScenario for `echoline sim` and the tests.
 #include "sim/broadcast_scenario.hpp"
 
 #include <algorithm>
@@ -14,12 +15,12 @@ namespace {
 
 constexpr Duration kJoinEvery = std::chrono::microseconds(500);
 constexpr Duration kJoinMax = std::chrono::seconds(60);
-constexpr Duration kLook = std::chrono::milliseconds(10);  // how often the scenario checks whether a broadcast is done
+constexpr Duration kDoneCheckInterval = std::chrono::milliseconds(10);
 
-// Runs one scenario.
-class Stage final : public FleetObserver {
+// Simulates a fleet through one BroadcastScenario and collects the result.
+class BroadcastSimulation final : public FleetObserver {
  public:
-  explicit Stage(const BroadcastScenario& s)
+  explicit BroadcastSimulation(const BroadcastScenario& s)
       : s_(s), world_({s.seed, s.delay, s.jitter, s.regions}), fleet_(world_, fleet_options(s)) {
     fleet_.set_observer(this);
   }
@@ -38,10 +39,10 @@ class Stage final : public FleetObserver {
     const auto& installed = fleet_.worker(i).installed;
     return installed && installed->version >= v;
   }
-  bool settled() const;
-  bool everybody_has(Version v) const;
+  bool all_joined() const;
+  bool live_workers_have(Version v) const;
   Status check() const;
-  void poison();
+  void choose_poisoners();
   void replace_one();
   void collect(TimePoint start);
   Status predict();
@@ -52,21 +53,22 @@ class Stage final : public FleetObserver {
   chains::Topology planned_;  // at the first publication
   std::vector<TimePoint> published_at_;
   std::map<std::size_t, Malicious*> poisoners_;  // by worker; owned by the world
-  std::string wrong_;
+  std::string error_;                            // a wrong delivery; empty: none
   BroadcastResult result_;
 };
 
-FleetOptions Stage::fleet_options(const BroadcastScenario& s) {
+FleetOptions BroadcastSimulation::fleet_options(const BroadcastScenario& s) {
   FleetOptions o;
   o.seed = s.seed;
   const LinkLimits limits{s.learner_up, {}};
-  if (s.limits_in_cores)
+  if (s.cores_limit_rate)
     o.learner.limits = limits;
   else
     o.learner.link = {limits.up, limits.down};
   o.learner.policy = s.topology;
   o.learner.chooses_policy = s.chooses_topology;
   o.learner.chain_rate = s.chain_rate;
+  // Lower bound of the measured uplink: what the whole chains that it can feed need.
   o.learner.up_least =
       BitRate{s.chain_rate.bits_per_s * std::max(1.0, std::floor(s.learner_up.bits_per_s / s.chain_rate.bits_per_s))};
   o.learner.heartbeat = s.heartbeat;
@@ -81,10 +83,10 @@ FleetOptions Stage::fleet_options(const BroadcastScenario& s) {
   return o;
 }
 
-void Stage::add_worker() {
+void BroadcastSimulation::add_worker() {
   WorkerOptions o;
   const LinkLimits limits = link_of(fleet_.workers());
-  if (s_.limits_in_cores)
+  if (s_.cores_limit_rate)
     o.limits = limits;
   else
     o.link = {limits.up, limits.down};
@@ -95,7 +97,7 @@ void Stage::add_worker() {
   fleet_.start_worker(fleet_.add_worker(o));
 }
 
-void Stage::publish(std::size_t index) {
+void BroadcastSimulation::publish(std::size_t index) {
   published_at_.push_back(world_.now());
   result_.publications.push_back({Version{index}, {}, {}});
   if (index == 0 && fleet_.learner()) planned_ = fleet_.learner()->topology();
@@ -106,27 +108,28 @@ void Stage::publish(std::size_t index) {
   fleet_.publish(spec);
 }
 
-void Stage::on_delivered(std::size_t worker, const act::Deliver& delivery) {
+void BroadcastSimulation::on_delivered(std::size_t worker, const act::Deliver& delivery) {
   const Publication& p = delivery.publication;
   result_.chunks_delivered += p.payload.pieces().size();
-  if (!fleet_.truth().holds({p.version, p.base}, p.policy_digest, p.payload.pieces()))
-    wrong_ = fmt::format("worker {} received other bytes for version {}", worker, p.version);
+  if (!fleet_.published_content().matches({p.version, p.base}, p.policy_digest, p.payload.pieces()))
+    error_ = fmt::format("worker {} received wrong bytes for version {}", worker, p.version);
 }
 
-bool Stage::settled() const {
+bool BroadcastSimulation::all_joined() const {
   for (std::size_t i = 0; i < fleet_.workers(); ++i)
     if (!fleet_.worker(i).joined) return false;
   return true;
 }
 
-bool Stage::everybody_has(Version v) const {
+bool BroadcastSimulation::live_workers_have(Version v) const {
+  // Newest workers first: they finish last, so the search ends early.
   for (std::size_t i = fleet_.workers(); i-- > 0;)
     if (live(i) && !has(i, v)) return false;
   return true;
 }
 
 // Replaces a random forwarding worker.
-void Stage::replace_one() {
+void BroadcastSimulation::replace_one() {
   if (published_at_.size() >= s_.publications) return;
   world_.at(world_.now() + *s_.replace_every, [this] { replace_one(); });
   if (!fleet_.learner()) return;
@@ -135,13 +138,14 @@ void Stage::replace_one() {
   for (const WorkerId id : topology.workers())
     if (!topology.children_of(id).empty() && live(*fleet_.worker_of(id))) forwarders.push_back(*fleet_.worker_of(id));
   if (forwarders.empty()) return;
-  fleet_.kill_worker(forwarders[world_.random().below(forwarders.size())], s_.replaced_by);
-  ++result_.replaced;
+  fleet_.kill_worker(forwarders[world_.random().below(forwarders.size())], s_.replacement_death);
+  ++result_.workers_replaced;
   add_worker();
 }
 
-// Chooses the workers with the most descendants, one chain after the other.
-void Stage::poison() {
+// Makes `poisoners` workers malicious: first the head of each chain, then the second worker of each, and so on. The
+// last worker of a chain forwards nothing, so it is left out.
+void BroadcastSimulation::choose_poisoners() {
   const chains::Topology topology = fleet_.learner()->topology();
   for (std::size_t place = 0; poisoners_.size() < s_.poisoners && place + 1 < topology.size(); ++place)
     for (const auto& chain : topology.chains) {
@@ -155,7 +159,7 @@ void Stage::poison() {
     }
 }
 
-Status Stage::check() const {
+Status BroadcastSimulation::check() const {
   constexpr std::string_view op = "simulate broadcast";
   if (s_.workers < 1) return fail(Code::kInvalid, op, "at least one worker is needed");
   if (s_.publications < 1) return fail(Code::kInvalid, op, "at least one publication is needed");
@@ -171,39 +175,44 @@ Status Stage::check() const {
   return ok();
 }
 
-Result<BroadcastResult> Stage::run() {
+Result<BroadcastResult> BroadcastSimulation::run() {
   ECHO_TRY(check());
   fleet_.start_learner();
   // The workers join at intervals and settle before the first publication.
   for (std::size_t i = 0; i < s_.workers; ++i)
     world_.at(world_.now() + kJoinEvery * static_cast<std::int64_t>(i), [this] { add_worker(); });
   world_.run(world_.now() + kJoinEvery * static_cast<std::int64_t>(s_.workers));
-  world_.run(world_.now() + kJoinMax, [&] { return settled(); });
+  world_.run(world_.now() + kJoinMax, [&] { return all_joined(); });
+  // Time for topology messages in flight: many link delays, and one second for the timers of the cores.
   world_.run(world_.now() + std::chrono::seconds(1) + 20 * (s_.delay + s_.jitter));
-  if (!settled()) return fail(Code::kInternal, "simulate broadcast", "a worker could not join: {}", fleet_.wrong());
-  poison();
+  if (!all_joined())
+    return fail(Code::kInternal, "simulate broadcast", "a worker could not join: {}", fleet_.application_error());
+  choose_poisoners();
   if (poisoners_.size() < s_.poisoners)
     return fail(Code::kInvalid, "simulate broadcast", "expected at most {} poisoners (workers that forward), found {}",
                 poisoners_.size(), s_.poisoners);
   const TimePoint start = world_.now();
-  std::size_t scripted = s_.publications + s_.late_joins.size() + s_.kills.size() + s_.corruptions.size();
+  std::size_t events_left = s_.publications + s_.late_joins.size() + s_.kills.size() + s_.corruptions.size();
+  // Schedules one of the events that must happen before the simulation may end.
   const auto script = [&](Duration after, std::function<void()> work) {
-    world_.at(start + after, [&scripted, work = std::move(work)] {
-      --scripted;
+    world_.at(start + after, [&events_left, work = std::move(work)] {
+      --events_left;
       work();
     });
   };
-  const std::function<void(std::size_t)> publish_when_done = [&](std::size_t i) {
-    if (i > 0 && (fleet_.reports().empty() || fleet_.reports().back().version.value + 1 < i))
-      return world_.at(world_.now() + kLook, [&, i] { publish_when_done(i); });
+  // Publishes version i `publish_every` after the quorum of version i - 1 was reported, then the later versions.
+  const std::function<void(std::size_t)> publish_after_previous = [&](std::size_t i) {
+    const bool previous_reported =
+        i == 0 || (!fleet_.reports().empty() && fleet_.reports().back().version.value + 1 >= i);
+    if (!previous_reported) return world_.at(world_.now() + kDoneCheckInterval, [&, i] { publish_after_previous(i); });
     world_.at(world_.now() + (i > 0 ? s_.publish_every : Duration{}), [&, i] {
-      --scripted;
+      --events_left;
       publish(i);
-      if (i + 1 < s_.publications) publish_when_done(i + 1);
+      if (i + 1 < s_.publications) publish_after_previous(i + 1);
     });
   };
   if (s_.one_at_a_time)
-    publish_when_done(0);
+    publish_after_previous(0);
   else
     for (std::size_t i = 0; i < s_.publications; ++i)
       script(s_.publish_every * static_cast<std::int64_t>(i), [this, i] { publish(i); });
@@ -216,18 +225,19 @@ Result<BroadcastResult> Stage::run() {
     });
   if (s_.replace_every) world_.at(start + *s_.replace_every, [this] { replace_one(); });
   const Version last{s_.publications - 1};
-  std::optional<TimePoint> all_at;
+  std::optional<TimePoint> all_installed_at;
   const auto done = [&] {
-    if (!wrong_.empty() || !fleet_.wrong().empty()) return true;
-    if (scripted > 0 || !everybody_has(last)) return false;
-    if (!all_at) all_at = world_.now();
-    // There is no T_b if the workers that should report it have died.
+    if (!error_.empty() || !fleet_.application_error().empty()) return true;
+    if (events_left > 0 || !live_workers_have(last)) return false;
+    if (!all_installed_at) all_installed_at = world_.now();
+    // T_b, the time until the quorum has installed, is never reported if workers of the quorum have died. So the wait
+    // for it ends after a second.
     const bool reported = !fleet_.reports().empty() && fleet_.reports().back().version >= last;
-    return reported || world_.now() > *all_at + std::chrono::seconds(1);
+    return reported || world_.now() > *all_installed_at + std::chrono::seconds(1);
   };
-  result_.finished = world_.run(start + s_.time_max, done) && wrong_.empty() && fleet_.wrong().empty();
+  result_.finished = world_.run(start + s_.time_max, done) && error_.empty() && fleet_.application_error().empty();
   if (!result_.finished) {
-    result_.unfinished = wrong_ + fleet_.wrong();
+    result_.unfinished = error_ + fleet_.application_error();
     for (std::size_t i = 0; i < fleet_.workers(); ++i) {
       if (!live(i) || has(i, last)) continue;
       const auto& installed = fleet_.worker(i).installed;
@@ -240,7 +250,7 @@ Result<BroadcastResult> Stage::run() {
   return std::move(result_);
 }
 
-void Stage::collect(TimePoint start) {
+void BroadcastSimulation::collect(TimePoint start) {
   for (const BroadcastReport& report : fleet_.reports()) result_.publications[report.version.value].t_b = report.t_b;
   for (PublicationTimes& p : result_.publications)
     for (std::size_t i = 0; i < fleet_.workers(); ++i) {
@@ -267,12 +277,12 @@ void Stage::collect(TimePoint start) {
   for (const auto& [worker, malice] : poisoners_) result_.poisoned.push_back(malice->chunks_flipped());
   result_.snapshots_asked = fleet_.snapshots_asked();
   result_.virtual_time = world_.now() - start;
-  result_.crossed = {world_.bytes_crossed()};
+  result_.bytes_crossed = {world_.bytes_crossed()};
   result_.trace_hash = world_.trace_hash();
   result_.events = world_.events();
 }
 
-Status Stage::predict() {
+Status BroadcastSimulation::predict() {
   std::vector<chains::WorkerLink> links;
   const BitRate unlimited{1e12};
   for (std::size_t i = 0; i < s_.workers; ++i) {
@@ -297,6 +307,8 @@ Duration PublicationTimes::last() const {
   return last;
 }
 
-Result<BroadcastResult> simulate_broadcast(const BroadcastScenario& scenario) { return Stage(scenario).run(); }
+Result<BroadcastResult> simulate_broadcast(const BroadcastScenario& scenario) {
+  return BroadcastSimulation(scenario).run();
+}
 
 }  // namespace echoline::sim

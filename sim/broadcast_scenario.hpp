@@ -23,9 +23,9 @@ struct BroadcastScenario {
   BitRate learner_up = BitRate::from_mbit_per_s(24);
   overlay::LinkLimits worker_link;                // for workers without an entry in worker_links
   std::vector<overlay::LinkLimits> worker_links;  // for the first workers, late ones included
-  // True: the cores enforce the limits (as in a user's emulated WAN) and the network is unlimited. False: the network
-  // does.
-  bool limits_in_cores = false;
+  // True: the protocol cores pace their sending to the limits, as in a user's emulated WAN, and the network is
+  // unlimited. False: the simulated network enforces the limits.
+  bool cores_limit_rate = false;
   Duration delay{};  // one way, between nodes whose regions do not state it
   chains::Regions regions;
   std::vector<std::uint32_t> worker_regions;  // of the first workers; 0 for all others
@@ -47,7 +47,7 @@ struct BroadcastScenario {
   std::vector<WorkerKill> kills;
   // Interval at which a forwarding worker dies and a new one joins, until the last publication.
   std::optional<Duration> replace_every;
-  Death replaced_by = Death::kCrash;
+  Death replacement_death = Death::kCrash;
   std::size_t poisoners = 0;     // forwarding workers that flip a bit ...
   double poisoned_share = 0.01;  // ... in this share of the chunks
   // Each flips a byte of the next chunk that the first worker forwards; times as for kills.
@@ -58,7 +58,8 @@ struct BroadcastScenario {
 
 struct PublicationTimes {
   Version version;
-  std::optional<Duration> t_b;  // as the learner measured it; absent if the quorum was never reached
+  // Time until the quorum had installed, as the learner measured it; absent if the quorum was never reached.
+  std::optional<Duration> t_b;
   // Per worker: the time from publication until it, or a newer version, was installed.
   std::vector<std::pair<WorkerId, Duration>> completions;
   Duration last() const;
@@ -71,10 +72,10 @@ struct BroadcastResult {
   Bytes learner_bytes_sent;            // all bytes
   Bytes learner_chunk_bytes_sent;      // chunks alone
   Bytes worker_chunk_bytes_in;         // summed over workers
-  Bytes crossed;                       // bytes sent from one region to another
+  Bytes bytes_crossed;                 // bytes sent from one region to another
   std::uint64_t chunks_delivered = 0;  // to applications, each compared with the learner's chunk
   std::uint64_t chunks_duplicate = 0, chunks_corrupt = 0, snapshots_asked = 0;
-  std::size_t replaced = 0;
+  std::size_t workers_replaced = 0;
   std::vector<std::uint64_t> poisoned;  // per poisoner, chunks with a flipped bit
   std::size_t poisoners_quarantined = 0, others_quarantined = 0;
   Duration lower_bound{};     // chains::lower_bound() of the first publication

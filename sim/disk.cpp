@@ -1,3 +1,4 @@
+// A simulated disk. The world submits and completes its operations; the fleet reads it when a process starts.
 #include "sim/disk.hpp"
 
 #include <algorithm>
@@ -81,22 +82,22 @@ Status Disk::write(act::Spool& spool, TimePoint now) {
   if (random_.uniform() < options_.write_error_share) return fail(Code::kIo, op, "input/output error");
   Spool& file = spools_[spool.publication];
   if (spool.chunk) {
-    const auto there = file.payload.find(spool.offset);
-    // it was read from this file
-    if (there != file.payload.end() && there->second.data.data() == spool.data.data()) return ok();
+    const auto stored = file.payload.find(spool.offset);
+    // The data was read from this file.
+    if (stored != file.payload.end() && stored->second.data.data() == spool.data.data()) return ok();
     if (options_.capacity_bytes && bytes_ + spool.data.size() > *options_.capacity_bytes)
       return fail(Code::kIo, op, "no space left on device");
-    if (there != file.payload.end()) bytes_ -= there->second.data.size();
+    if (stored != file.payload.end()) bytes_ -= stored->second.data.size();
     bytes_ += spool.data.size();
     file.payload[spool.offset] = {spool.data, now};
   }
   const std::size_t begin = file.log.size();
   file.log.resize(begin + kRecordHeadBytes + spool.record.size());
-  std::byte* to = bytes_of(file.log) + begin;
-  put_le<std::uint32_t>(to, static_cast<std::uint32_t>(spool.record.size()));
-  put_le<std::uint32_t>(to + 4, static_cast<std::uint32_t>(spool.data.size()));
-  put_le<std::uint64_t>(to + 8, spool.offset);
-  std::memcpy(to + kRecordHeadBytes, spool.record.data(), spool.record.size());
+  std::byte* record = bytes_of(file.log) + begin;
+  put_le<std::uint32_t>(record, static_cast<std::uint32_t>(spool.record.size()));
+  put_le<std::uint32_t>(record + 4, static_cast<std::uint32_t>(spool.data.size()));
+  put_le<std::uint64_t>(record + 8, spool.offset);
+  std::memcpy(record + kRecordHeadBytes, spool.record.data(), spool.record.size());
   file.log_writes.emplace_back(file.log.size(), now);
   return ok();
 }
@@ -130,25 +131,25 @@ void Disk::on_power_loss(TimePoint now) {
   on_crash(now);
   for (auto& [id, spool] : spools_) {
     damage(spool, now);
-    std::uint64_t known = 0, there = 0;
+    std::uint64_t readable_bytes = 0, present_bytes = 0;
     for (const Frame& frame : read_spool(id))
-      if (frame.type == FrameType::kChunk) known += frame.body.size();
-    for (const auto& [offset, piece] : spool.payload) there += piece.data.size();
-    remains_ += there - std::min(there, known);
+      if (frame.type == FrameType::kChunk) readable_bytes += frame.body.size();
+    for (const auto& [offset, piece] : spool.payload) present_bytes += piece.data.size();
+    remains_ += present_bytes - std::min(present_bytes, readable_bytes);
   }
   std::erase_if(spools_, [](const auto& s) { return s.second.log.empty() && s.second.payload.empty(); });
 }
 
 void Disk::damage(Spool& spool, TimePoint now) {
   const auto synced = [&](TimePoint written) { return written + options_.sync_delay <= now; };
-  std::size_t safe = 0;
+  std::size_t synced_bytes = 0;
   while (!spool.log_writes.empty() && !synced(spool.log_writes.back().second)) spool.log_writes.pop_back();
-  if (!spool.log_writes.empty()) safe = spool.log_writes.back().first;
-  if (safe < spool.log.size()) {
-    const std::size_t cut = safe + random_.below(spool.log.size() - safe + 1);
-    const std::size_t rest = spool.log.size() - cut;
+  if (!spool.log_writes.empty()) synced_bytes = spool.log_writes.back().first;
+  if (synced_bytes < spool.log.size()) {
+    const std::size_t cut = synced_bytes + random_.below(spool.log.size() - synced_bytes + 1);
+    const std::size_t lost_bytes = spool.log.size() - cut;
     spool.log.resize(cut);
-    if (random_.below(3) == 0) spool.log += garbage(rest);  // allocated blocks that were never written
+    if (random_.below(3) == 0) spool.log += garbage(lost_bytes);  // allocated blocks that were never written
     spool.log_writes.emplace_back(spool.log.size(), now);
   }
   for (auto it = spool.payload.begin(); it != spool.payload.end();) {
@@ -161,8 +162,8 @@ void Disk::damage(Spool& spool, TimePoint now) {
     }
     if (fate == 2) {  // torn: zeros from a random place on
       std::vector<std::byte> torn(data.bytes().begin(), data.bytes().end());
-      const std::size_t from = random_.below(torn.size());
-      std::fill(torn.begin() + static_cast<std::ptrdiff_t>(from), torn.end(), std::byte{0});
+      const std::size_t torn_from = random_.below(torn.size());
+      std::fill(torn.begin() + static_cast<std::ptrdiff_t>(torn_from), torn.end(), std::byte{0});
       data = Slice(std::move(torn));
     }
     ++it;
@@ -183,16 +184,16 @@ void Disk::wipe() {
 }
 
 std::size_t Disk::rot(std::size_t pieces) {
-  std::vector<Piece*> all;
+  std::vector<Piece*> candidates;
   for (auto& [id, spool] : spools_)
     for (auto& [offset, piece] : spool.payload)
-      if (!piece.data.empty()) all.push_back(&piece);
+      if (!piece.data.empty()) candidates.push_back(&piece);
   std::size_t done = 0;
-  for (; done < pieces && !all.empty(); ++done) {
-    Slice& data = all[random_.below(all.size())]->data;
-    std::vector<std::byte> other(data.bytes().begin(), data.bytes().end());
-    other[random_.below(other.size())] ^= std::byte{1} << static_cast<int>(random_.below(8));
-    data = Slice(std::move(other));
+  for (; done < pieces && !candidates.empty(); ++done) {
+    Slice& data = candidates[random_.below(candidates.size())]->data;
+    std::vector<std::byte> flipped(data.bytes().begin(), data.bytes().end());
+    flipped[random_.below(flipped.size())] ^= std::byte{1} << static_cast<int>(random_.below(8));
+    data = Slice(std::move(flipped));
     rotten_ = true;
   }
   return done;
@@ -203,19 +204,19 @@ std::vector<Frame> Disk::read_spool(const PublicationId& id) const {
   const auto found = spools_.find(id);
   if (found == spools_.end()) return frames;
   const Spool& file = found->second;
-  for (std::size_t at = 0; at + kRecordHeadBytes <= file.log.size();) {
-    const std::byte* from = bytes_of(file.log) + at;
-    const auto length = get_le<std::uint32_t>(from);
-    const auto data_length = get_le<std::uint32_t>(from + 4);
-    const auto offset = get_le<std::uint64_t>(from + 8);
-    at += kRecordHeadBytes;
-    if (length == 0 || length > file.log.size() - at || data_length > kChunkBytesMax) break;  // torn
+  for (std::size_t position = 0; position + kRecordHeadBytes <= file.log.size();) {
+    const std::byte* head = bytes_of(file.log) + position;
+    const auto length = get_le<std::uint32_t>(head);
+    const auto data_length = get_le<std::uint32_t>(head + 4);
+    const auto offset = get_le<std::uint64_t>(head + 8);
+    position += kRecordHeadBytes;
+    if (length == 0 || length > file.log.size() - position || data_length > kChunkBytesMax) break;  // torn
     const auto piece = file.payload.find(offset);
-    const bool there = piece != file.payload.end() && piece->second.data.size() == data_length;
-    if (data_length == 0 || there)
-      if (auto frame = frame_of({from + kRecordHeadBytes, length}, data_length ? piece->second.data : Slice()))
+    const bool has_data = piece != file.payload.end() && piece->second.data.size() == data_length;
+    if (data_length == 0 || has_data)
+      if (auto frame = frame_of({head + kRecordHeadBytes, length}, data_length ? piece->second.data : Slice()))
         frames.push_back(std::move(*frame));
-    at += length;
+    position += length;
   }
   return frames;
 }
@@ -235,21 +236,22 @@ std::vector<PublicationId> Disk::spools() const {
 }
 
 std::vector<Slice> Disk::pieces(const PublicationId& id) const {
-  std::vector<Slice> all;
+  std::vector<Slice> data;
   if (const auto found = spools_.find(id); found != spools_.end())
-    for (const auto& [offset, piece] : found->second.payload) all.push_back(piece.data);
-  return all;
+    for (const auto& [offset, piece] : found->second.payload) data.push_back(piece.data);
+  return data;
 }
 
 Result<Payload> Disk::open(const PublicationId& id, std::uint64_t bytes) const {
   const auto found = spools_.find(id);
-  std::uint64_t at = 0;
+  std::uint64_t contiguous_bytes = 0;
   if (found != spools_.end())
     for (const auto& [offset, piece] : found->second.payload) {
-      if (offset != at) break;
-      at += piece.data.size();
+      if (offset != contiguous_bytes) break;
+      contiguous_bytes += piece.data.size();
     }
-  if (at != bytes) return fail(Code::kNotFound, "open spool", "expected {} bytes without a gap, found {}", bytes, at);
+  if (contiguous_bytes != bytes)
+    return fail(Code::kNotFound, "open spool", "expected {} bytes without a gap, found {}", bytes, contiguous_bytes);
   return Payload(pieces(id));
 }
 

@@ -1,3 +1,4 @@
+// Random numbers that are equal on all machines, for simulated runs.
 #include "sim/draws.hpp"
 
 #include <algorithm>
@@ -56,11 +57,11 @@ double Draws::lognormal(const Lognormal& of) {
   return of.median * exact_exp(sigma * std::clamp(normal(), -3.0, 3.0));
 }
 
-double Draws::of(const Histogram& histogram) {
+double Draws::sample(const Histogram& histogram) {
   ECHO_CHECK(!histogram.values.empty());
-  const double at = random_.uniform() * histogram.until.back();
-  const auto it = std::upper_bound(histogram.until.begin(), histogram.until.end(), at);
-  return histogram.values[std::min<std::size_t>(static_cast<std::size_t>(it - histogram.until.begin()),
+  const double at = random_.uniform() * histogram.cumulative_weights.back();
+  const auto it = std::upper_bound(histogram.cumulative_weights.begin(), histogram.cumulative_weights.end(), at);
+  return histogram.values[std::min<std::size_t>(static_cast<std::size_t>(it - histogram.cumulative_weights.begin()),
                                                 histogram.values.size() - 1)];
 }
 

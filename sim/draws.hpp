@@ -21,10 +21,10 @@ struct Lognormal {
 // Values with their weights.
 struct Histogram {
   std::vector<double> values;
-  std::vector<double> until;  // cumulative weights; the last is their sum
+  std::vector<double> cumulative_weights;  // the last is the sum of all weights
   void add(double value, double weight) {
     values.push_back(value);
-    until.push_back((until.empty() ? 0 : until.back()) + weight);
+    cumulative_weights.push_back((cumulative_weights.empty() ? 0 : cumulative_weights.back()) + weight);
   }
 };
 
@@ -38,7 +38,7 @@ class Draws {
   double normal();
   // Limited to three standard deviations.
   double lognormal(const Lognormal& of);
-  double of(const Histogram& histogram);
+  double sample(const Histogram& histogram);
 
  private:
   Random random_;

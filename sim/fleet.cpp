@@ -17,7 +17,7 @@ constexpr Duration kSnapshotRetry = std::chrono::milliseconds(500);
 }  // namespace
 
 // A publication in progress.
-struct Fleet::Making {
+struct Fleet::PendingPublication {
   PublishSpec spec;
   std::optional<Sealer> sealer;
   Digest digest{};
@@ -31,8 +31,8 @@ Fleet::Fleet(World& world, const FleetOptions& options)
   auto authority = trust::Authority::create(kRunId, new_key());
   ECHO_CHECK(authority.has_value());
   authority_ = std::make_shared<const trust::Authority>(std::move(*authority));
-  checker_ = std::make_shared<const RememberingChecker>(kRunId, authority_->key(), truth_);
-  loot_->checker = checker_;
+  checker_ = std::make_shared<const RememberingChecker>(kRunId, authority_->key(), published_content_);
+  accomplice_state_->checker = checker_;
   world_.set_authority({kRunId, authority_->public_key()});
   learner_host_ = world_.add_host(options_.learner.link, options_.learner.clock_skew, options_.learner.regions.learner);
   learner_origin_unix_s_ = world_.unix_origin_s(learner_host_);
@@ -65,18 +65,18 @@ std::vector<std::byte> Fleet::random_bytes(std::uint64_t count) {
 
 double Fleet::learner_unix_s() const { return learner_origin_unix_s_ + seconds(world_.now().time_since_epoch()); }
 
-CoreOptions Fleet::core_options(HostId host, const LinkLimits& limits, std::size_t files) {
+CoreOptions Fleet::core_options(HostId host, const LinkLimits& limits, std::size_t open_files_max) {
   CoreOptions options;
   options.limits = limits;
-  options.connections = ConnectionLimits::of(files);
+  options.connections = ConnectionLimits::of(open_files_max);
   options.unix_origin_s = world_.unix_origin_s(host);
   if (options_.fault_points) options.faults = faults_.get();
   return options;
 }
 
-void Fleet::calm() {
-  calm_ = true;
-  faults_->calm = true;
+void Fleet::stop_random_faults() {
+  random_faults_stopped_ = true;
+  faults_->stopped = true;
 }
 
 // ---- learner process ----
@@ -87,7 +87,7 @@ LearnerCore* Fleet::learner() {
 }
 
 void Fleet::start_learner(std::uint64_t versions_lost) {
-  if (world_.alive(learner_host_) || ended_ || asleep_) return;
+  if (world_.alive(learner_host_) || ended_ || starts_blocked_) return;
   const LearnerOptions& o = options_.learner;
   learner_origin_unix_s_ = world_.unix_origin_s(learner_host_);
   LearnerConfig config;
@@ -106,7 +106,7 @@ void Fleet::start_learner(std::uint64_t versions_lost) {
     if (state)
       config.state = std::move(*state);
     else
-      wrong_ = "the learner's state file cannot be read: " + state.error().message();
+      application_error_ = "the learner's state file cannot be read: " + state.error().message();
   }
   if (!config.state) {  // ids of the initial members and of the intruder are not reused
     config.state.emplace();
@@ -125,12 +125,12 @@ void Fleet::start_learner(std::uint64_t versions_lost) {
   }
   ++learner_processes_;
   publishing_ = 0;
-  made_.clear();
+  recent_publications_.clear();
   world_.start(learner_host_, std::make_unique<LearnerProcess>(*this, std::move(config)));
   world_.call(learner_host_, [&](TimePoint now) { learner()->start(now); });
 }
 
-void Fleet::on_learner(Action&& action) {
+void Fleet::on_learner_action(Action&& action) {
   if (auto* done = std::get_if<act::BroadcastDone>(&action)) {
     reports_.push_back(std::move(done->report));
   } else if (const auto* acked = std::get_if<act::Acked>(&action)) {
@@ -138,7 +138,8 @@ void Fleet::on_learner(Action&& action) {
     const auto worker = worker_of(acked->worker);
     if (worker && !workers_[*worker]->options.malice.any() &&
         (policy == policies_.end() || policy->second != acked->policy_digest))
-      wrong_ = fmt::format("worker {} acknowledged version {} with a wrong digest", acked->worker, acked->version);
+      application_error_ =
+          fmt::format("worker {} acknowledged version {} with a wrong digest", acked->worker, acked->version);
   } else if (const auto* need = std::get_if<act::NeedCatchUp>(&action)) {
     ++(need->from ? deltas_asked_ : snapshots_asked_);
     world_.at(world_.now() + options_.learner.snapshot_encode_time,
@@ -153,14 +154,14 @@ void Fleet::on_learner(Action&& action) {
     if (observer_) observer_->on_away(away->worker, away->reason);
   } else if (const auto* lost = std::get_if<act::Lost>(&action)) {
     // Its certificate is revoked, and a new machine replaces it.
-    const auto who = worker_of(lost->worker);
-    lost_.insert(lost->worker);
-    if (who && for_what_it_says(lost->reason)) workers_[*who]->expelled = true;
+    const auto worker = worker_of(lost->worker);
+    lost_workers_.insert(lost->worker);
+    if (worker && is_expelled_for_messages(lost->reason)) workers_[*worker]->expelled = true;
     if (observer_) observer_->on_lost(lost->worker, lost->reason);
   }
 }
 
-bool Fleet::for_what_it_says(const std::string& reason) {
+bool Fleet::is_expelled_for_messages(const std::string& reason) {
   return reason.find("it says too much") != std::string::npos || reason.find("it accuses") != std::string::npos ||
          reason.find("never happens by chance") != std::string::npos;
 }
@@ -172,7 +173,7 @@ void Fleet::expel(std::size_t i) {
   world_.call(learner_host_, [&](TimePoint now) { learner()->expel(id, "expelled by the script", now); });
 }
 
-void Fleet::end() {
+void Fleet::end_run() {
   ended_ = true;
   for (const auto& worker : workers_) worker->wanted = false;
   if (learner()) world_.call(learner_host_, [&](TimePoint now) { learner()->leave(now); });
@@ -181,9 +182,9 @@ void Fleet::end() {
 
 void Fleet::publish(const PublishSpec& spec) {
   if (!learner() || publishing_ > 0) return;
-  auto making = std::make_shared<Making>();
-  making->spec = spec;
-  making->process = learner_processes_;
+  auto pending = std::make_shared<PendingPublication>();
+  pending->spec = spec;
+  pending->process = learner_processes_;
   Announcement a;
   a.run_id = kRunId;
   a.epoch = learner()->epoch();
@@ -196,66 +197,67 @@ void Fleet::publish(const PublishSpec& spec) {
   world_.call(learner_host_, [&](TimePoint now) { a.issued = learner()->issue_time(now); });
   a.expires_unix_ms = static_cast<std::uint64_t>(learner_unix_s() * 1e3) +
                       static_cast<std::uint64_t>(seconds(options_.learner.publication_lifetime) * 1e3);
-  making->digest = new_digest(a.key.version);
-  making->sealer.emplace(a, authority_->key());
-  truth_.begin(making->sealer->id(), a);
+  pending->digest = new_digest(a.key.version);
+  pending->sealer.emplace(a, authority_->key());
+  published_content_.begin(pending->sealer->id(), a);
   ++publishing_;
   world_.note(fmt::format("the learner publishes {}, {} bytes", to_text(a.key), spec.bytes));
   world_.call(learner_host_, [&](TimePoint now) {
-    if (const Status begun = learner()->begin(a, making->sealer->opening(), false, now); !begun) {
-      wrong_ = begun.error().message();
+    if (const Status begun = learner()->begin(a, pending->sealer->opening(), false, now); !begun) {
+      application_error_ = begun.error().message();
       --publishing_;
     }
   });
-  encode(making);
+  encode(pending);
 }
 
 // Adds the next piece; closes the publication after the last one.
-void Fleet::encode(const std::shared_ptr<Making>& making) {
-  Making& m = *making;
-  if (!learner() || learner_processes_ != m.process) return;
-  if (m.spec.abandon_after == m.pieces_done) {
+void Fleet::encode(const std::shared_ptr<PendingPublication>& pending) {
+  PendingPublication& publication = *pending;
+  if (!learner() || learner_processes_ != publication.process) return;
+  if (publication.spec.abandon_after == publication.pieces_done) {
     --publishing_;
-    return world_.call(learner_host_, [&](TimePoint now) { learner()->abandon(m.sealer->id(), now); });
+    return world_.call(learner_host_, [&](TimePoint now) { learner()->abandon(publication.sealer->id(), now); });
   }
-  const std::uint64_t from = m.spec.bytes * m.pieces_done / m.spec.pieces;
-  const std::uint64_t to = m.spec.bytes * (m.pieces_done + 1) / m.spec.pieces;
-  ++m.pieces_done;
-  auto sealed = m.sealer->write(random_bytes(to - from));
+  const std::uint64_t begin_byte = publication.spec.bytes * publication.pieces_done / publication.spec.pieces;
+  const std::uint64_t end_byte = publication.spec.bytes * (publication.pieces_done + 1) / publication.spec.pieces;
+  ++publication.pieces_done;
+  auto sealed = publication.sealer->write(random_bytes(end_byte - begin_byte));
   ECHO_CHECK(sealed.has_value(), "{}", sealed ? "" : sealed.error().message());
-  const PublicationId id = m.sealer->id();
-  const auto give = [&](std::vector<SealedChunk> chunks) {
-    truth_.add(id, chunks);
+  const PublicationId id = publication.sealer->id();
+  const auto add_chunks = [&](std::vector<SealedChunk> chunks) {
+    published_content_.add(id, chunks);
     if (chunks.empty()) return;
     world_.call(learner_host_, [&](TimePoint now) {
       const Status added = learner()->add(id, std::move(chunks), now);
-      const bool dropped = !added && (added.error().code == Code::kNotFound || m.catch_up);  // no room
-      if (!added && !dropped) wrong_ = added.error().message();
+      const bool dropped = !added && (added.error().code == Code::kNotFound || publication.catch_up);  // no room
+      if (!added && !dropped) application_error_ = added.error().message();
     });
   };
-  give(std::move(*sealed));
-  if (m.pieces_done < m.spec.pieces) {
-    world_.at(world_.now() + m.spec.encode_time / static_cast<std::int64_t>(m.spec.pieces),
-              [this, making] { encode(making); });
+  add_chunks(std::move(*sealed));
+  if (publication.pieces_done < publication.spec.pieces) {
+    world_.at(world_.now() + publication.spec.encode_time / static_cast<std::int64_t>(publication.spec.pieces),
+              [this, pending] { encode(pending); });
     return;
   }
-  auto finished = m.sealer->finish(m.digest);
-  give(std::move(finished.first));
+  auto finished = publication.sealer->finish(publication.digest);
+  add_chunks(std::move(finished.first));
   const SignedManifest& closing = finished.second;
   const auto manifest = checker_->open(closing);
   ECHO_CHECK(manifest.has_value());
-  truth_.close(id, m.digest);
-  const Version version = m.sealer->announcement().key.version;
-  if (!m.catch_up) {
+  published_content_.close(id, publication.digest);
+  const Version version = publication.sealer->announcement().key.version;
+  if (!publication.catch_up) {
     --publishing_;
-    policies_[version] = m.digest;
+    policies_[version] = publication.digest;
     newest_ = version;
-    made_.emplace_back(version, m.spec.bytes);
-    if (made_.size() > options_.learner.folded_max + 1) made_.pop_front();
+    recent_publications_.emplace_back(version, publication.spec.bytes);
+    if (recent_publications_.size() > options_.learner.folded_max + 1) recent_publications_.pop_front();
   }
   world_.call(learner_host_, [&](TimePoint now) {
-    const Status taken = learner()->finish(*manifest, closing, now);
-    if (!taken && taken.error().code != Code::kNotFound) wrong_ = taken.error().message();
+    const Status finish_status = learner()->finish(*manifest, closing, now);
+    if (!finish_status && finish_status.error().code != Code::kNotFound)
+      application_error_ = finish_status.error().message();
   });
 }
 
@@ -263,7 +265,7 @@ void Fleet::encode(const std::shared_ptr<Making>& making) {
 std::uint64_t Fleet::catch_up_bytes(const act::NeedCatchUp& need) const {
   if (!need.from) return options_.learner.snapshot_bytes;
   std::uint64_t sum = 0;
-  for (const auto& [version, bytes] : made_)
+  for (const auto& [version, bytes] : recent_publications_)
     if (version > *need.from && version <= need.current) sum += bytes;
   return std::max<std::uint64_t>(1, sum);
 }
@@ -271,13 +273,13 @@ std::uint64_t Fleet::catch_up_bytes(const act::NeedCatchUp& need) const {
 void Fleet::provide_catch_up(const act::NeedCatchUp& need, std::uint64_t process) {
   if (!learner() || process != learner_processes_) return;
   const auto policy = policies_.find(need.current);
-  auto making = std::make_shared<Making>();
-  making->spec.bytes = catch_up_bytes(need);
-  making->process = process;
-  making->catch_up = true;
+  auto pending = std::make_shared<PendingPublication>();
+  pending->spec.bytes = catch_up_bytes(need);
+  pending->process = process;
+  pending->catch_up = true;
   Status begun = fail(Code::kInvalid, "catch up", "version {} is not closed yet", need.current);
   if (policy != policies_.end()) {
-    making->digest = policy->second;
+    pending->digest = policy->second;
     Announcement a;
     a.run_id = kRunId;
     a.epoch = learner()->epoch();
@@ -287,14 +289,14 @@ void Fleet::provide_catch_up(const act::NeedCatchUp& need, std::uint64_t process
     world_.call(learner_host_, [&](TimePoint now) { a.issued = learner()->issue_time(now); });
     a.expires_unix_ms = static_cast<std::uint64_t>(learner_unix_s() * 1e3) +
                         static_cast<std::uint64_t>(seconds(options_.learner.publication_lifetime) * 1e3);
-    making->sealer.emplace(a, authority_->key());
+    pending->sealer.emplace(a, authority_->key());
     world_.note(fmt::format("the learner provides {} to catch up with", to_text(a.key)));
     world_.call(learner_host_,
-                [&](TimePoint now) { begun = learner()->begin(a, making->sealer->opening(), true, now); });
-    if (begun) truth_.begin(making->sealer->id(), a);
+                [&](TimePoint now) { begun = learner()->begin(a, pending->sealer->opening(), true, now); });
+    if (begun) published_content_.begin(pending->sealer->id(), a);
   }
-  if (begun) return encode(making);
-  if (begun.error().code == Code::kStale) return;  // already there
+  if (begun) return encode(pending);
+  if (begun.error().code == Code::kStale) return;  // the learner has it already
   world_.at(world_.now() + kSnapshotRetry, [this, need, process] { provide_catch_up(need, process); });
 }
 

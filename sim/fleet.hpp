@@ -12,7 +12,7 @@
 #include "overlay/member/enrol_core.hpp"
 #include "overlay/member/member_core.hpp"
 #include "sim/intruder.hpp"
-#include "sim/truth.hpp"
+#include "sim/published_content.hpp"
 #include "sim/world.hpp"
 
 namespace echoline::sim {
@@ -45,7 +45,7 @@ struct WorkerOptions {
   Duration install_time = std::chrono::milliseconds(1);
   double install_failure_share = 0;
   Duration restart_after = std::chrono::seconds(1);  // after its process has ended by itself
-  std::optional<std::size_t> files;                  // connections that its process can open
+  std::optional<std::size_t> open_files_max;         // limits the connections of its process
   std::uint32_t region = 0;
 };
 
@@ -82,20 +82,20 @@ class FleetObserver {
 class Fleet {
  public:
   static constexpr const char* kRunId = "simulation";
-  // Whether a worker was expelled for its messages.
-  static bool for_what_it_says(const std::string& reason);
+  // Whether the reason of a loss is that the worker was expelled for its messages.
+  static bool is_expelled_for_messages(const std::string& reason);
 
   Fleet(World& world, const FleetOptions& options);
   ~Fleet();
 
   // ---- learner ----
 
-  // Starts it, or restarts it from its disk; its trainer's checkpoint lacks the last `versions_lost`.
+  // Starts the learner, or restarts it from its disk. Its trainer's checkpoint lacks the last `versions_lost` versions.
   void start_learner(std::uint64_t versions_lost = 0);
   // Publishes the version after the last finished one. Nothing happens while the learner is down.
   void publish(const PublishSpec& spec);
   void expel(std::size_t worker);
-  void end();  // ends the run: the learner says goodbye and no process restarts
+  void end_run();  // the learner says goodbye, and no process restarts
   const LearnerOptions& learner_options() const { return options_.learner; }
   std::uint32_t chunk_bytes() const { return options_.learner.chunk_bytes; }
   std::uint64_t learner_processes() const { return learner_processes_; }
@@ -112,7 +112,7 @@ class Fleet {
   // ---- workers ----
 
   std::size_t add_worker(const WorkerOptions& options);
-  // Starts its process, or restarts it from its disk. It enrols if the disk is empty.
+  // Starts the worker's process, or restarts it from its disk. The worker enrols if the disk is empty.
   void start_worker(std::size_t worker);
   void kill_worker(std::size_t worker, Death death);
   void drain_worker(std::size_t worker);   // the worker leaves for good
@@ -126,15 +126,15 @@ class Fleet {
     std::optional<overlay::WorkerState> state;  // of the current process
     bool wanted = true;                         // false: it is not restarted
     bool expelled = false;                      // its identity is revoked
-    int replaced = 0;                           // number of replacements of its machine
+    int replacements = 0;                       // of its machine
     bool joined = false;                        // welcomed by the learner and not away
     std::uint64_t processes = 0, enrolments = 0;
     std::optional<overlay::Installed> installed, active;  // of the current process
-    std::optional<Version> given;                         // last delivered version
-    bool dropping = false;                                // an installation failed, so it waits for a full snapshot
+    std::optional<Version> delivered;                     // last delivered version
+    bool awaits_snapshot = false;                         // because an installation has failed
     std::map<Version, TimePoint> installed_at;            // by all its processes
     std::string last_end;
-    std::uint64_t messages = 0, answers = 0;  // sent by the current process, and the last answered
+    std::uint64_t messages_sent = 0, last_answered = 0;  // by the current process; number of the last message
     WorkerId id() const { return state ? state->worker : WorkerId{}; }
   };
   const Worker& worker(std::size_t i) const { return *workers_[i]; }
@@ -148,18 +148,18 @@ class Fleet {
   HostId intruder_host() const { return intruder_host_.value_or(HostId{~std::uint64_t{0}}); }
   const Intruder* intruder() const;
 
-  const Truth& truth() const { return truth_; }
+  const PublishedContent& published_content() const { return published_content_; }
   const overlay::Checker& checker() const { return *checker_; }
   const overlay::trust::Authority& authority() const { return *authority_; }
   void set_observer(FleetObserver* observer) { observer_ = observer; }
   // Stops the applications' messages.
-  void hush() { hushed_ = true; }
-  // While set, no process starts.
-  void set_asleep(bool on) { asleep_ = on; }
-  // Stops the random faults of applications and cores.
-  void calm();
-  // Describes a violation in an application's exchange with its core; empty: none.
-  const std::string& wrong() const { return wrong_; }
+  void stop_messages() { messages_stopped_ = true; }
+  // While on, no process starts.
+  void block_starts(bool on) { starts_blocked_ = on; }
+  // Ends the random faults of applications and cores.
+  void stop_random_faults();
+  // Describes an invalid event in an application's exchange with its core; empty: none.
+  const std::string& application_error() const { return application_error_; }
 
  private:
   class LearnerProcess;
@@ -167,24 +167,24 @@ class Fleet {
   class MemberProcess;
   class IntruderProcess;
   class FaultSites;
-  struct Making;
+  struct PendingPublication;
 
-  void on_learner(overlay::Action&& action);
-  void encode(const std::shared_ptr<Making>& making);
+  void on_learner_action(overlay::Action&& action);
+  void encode(const std::shared_ptr<PendingPublication>& pending);
   void provide_catch_up(const overlay::act::NeedCatchUp& need, std::uint64_t process);
   std::uint64_t catch_up_bytes(const overlay::act::NeedCatchUp& need) const;
   void enrol(std::size_t i);
-  void enrolled(std::size_t i, Result<overlay::WorkerState> result, TimePoint now);
+  void on_enrolled(std::size_t i, Result<overlay::WorkerState> result, TimePoint now);
   void join(std::size_t i, overlay::WorkerState state);
-  void on_member(std::size_t i, overlay::Action&& action, TimePoint now);
+  void on_member_action(std::size_t i, overlay::Action&& action, TimePoint now);
   void deliver(std::size_t i, overlay::act::Deliver deliver);
   void install(std::size_t i, std::uint64_t process, const overlay::Publication& publication, bool sound);
-  void ended(std::size_t i, const std::string& reason);
-  void chat(std::size_t i);
+  void on_process_ended(std::size_t i, const std::string& reason);
+  void send_periodic_message(std::size_t i);
   void on_message(WorkerId from, const std::string& text);
   void on_answer(std::size_t i, const std::string& text);
   double learner_unix_s() const;
-  overlay::CoreOptions core_options(HostId host, const overlay::LinkLimits& limits, std::size_t files = 65536);
+  overlay::CoreOptions core_options(HostId host, const overlay::LinkLimits& limits, std::size_t open_files_max = 65536);
   overlay::Digest new_digest(Version version);
   overlay::trust::SigningKey new_key();
   std::vector<std::byte> random_bytes(std::uint64_t count);
@@ -193,17 +193,17 @@ class Fleet {
   FleetOptions options_;
   Random random_;
   std::shared_ptr<const overlay::trust::Authority> authority_;
-  Truth truth_;
+  PublishedContent published_content_;
   std::shared_ptr<const RememberingChecker> checker_;
   std::unique_ptr<FaultSites> faults_;
   FleetObserver* observer_ = nullptr;
-  bool calm_ = false, ended_ = false, hushed_ = false, asleep_ = false;
-  std::string wrong_;
+  bool random_faults_stopped_ = false, ended_ = false, messages_stopped_ = false, starts_blocked_ = false;
+  std::string application_error_;
 
   HostId learner_host_;
   double learner_origin_unix_s_ = 0;  // of its current process
   std::optional<HostId> intruder_host_;
-  std::shared_ptr<Loot> loot_ = std::make_shared<Loot>();
+  std::shared_ptr<AccompliceState> accomplice_state_ = std::make_shared<AccompliceState>();
   std::uint64_t learner_processes_ = 0;
   std::optional<overlay::LearnerState> learner_state_;  // initial state of a learner without a disk
   std::map<Version, overlay::Digest> policies_;         // complete ones
@@ -211,9 +211,10 @@ class Fleet {
   std::size_t publishing_ = 0;
   std::vector<overlay::BroadcastReport> reports_;
   std::uint64_t snapshots_asked_ = 0, deltas_asked_ = 0;
-  std::deque<std::pair<Version, std::uint64_t>> made_;  // versions of the current process, with their bytes
-  std::set<WorkerId> lost_;                             // to any process of the learner
-  std::map<WorkerId, std::pair<std::uint64_t, std::uint64_t>> heard_;  // process and number of the last message
+  // Versions of the current process, with their bytes.
+  std::deque<std::pair<Version, std::uint64_t>> recent_publications_;
+  std::set<WorkerId> lost_workers_;                                            // to any process of the learner
+  std::map<WorkerId, std::pair<std::uint64_t, std::uint64_t>> last_messages_;  // process and number of the last message
 
   std::vector<std::unique_ptr<Worker>> workers_;
   std::uint64_t next_id_ = 1;  // for workers that do not enrol

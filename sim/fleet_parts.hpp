@@ -10,12 +10,12 @@ class Fleet::FaultSites final : public overlay::FaultPoints {
  public:
   explicit FaultSites(std::uint64_t seed) : seed_(seed), random_(seed, 4) {}
   bool fire(std::string_view site) override {
-    if (calm) return false;
+    if (stopped) return false;
     std::uint64_t h = seed_;
     for (const char c : site) h = mix64(h ^ static_cast<unsigned char>(c));
     return h % 4 == 0 && random_.below(4) == 0;
   }
-  bool calm = false;
+  bool stopped = false;
 
  private:
   std::uint64_t seed_;
@@ -26,7 +26,7 @@ class Fleet::LearnerProcess final : public Process {
  public:
   LearnerProcess(Fleet& fleet, overlay::LearnerConfig config) : fleet_(fleet), learner_(std::move(config)) {}
   overlay::LearnerCore& core() override { return learner_; }
-  void on_action(overlay::Action&& action, TimePoint) override { fleet_.on_learner(std::move(action)); }
+  void on_action(overlay::Action&& action, TimePoint) override { fleet_.on_learner_action(std::move(action)); }
 
  private:
   Fleet& fleet_;
@@ -39,7 +39,8 @@ class Fleet::EnrolProcess final : public Process {
       : fleet_(fleet), worker_(worker), enrolment_(std::move(config)) {}
   overlay::EnrolCore& core() override { return enrolment_; }
   void on_action(overlay::Action&& action, TimePoint now) override {
-    if (std::holds_alternative<overlay::act::Disconnected>(action)) fleet_.enrolled(worker_, enrolment_.result(), now);
+    if (std::holds_alternative<overlay::act::Disconnected>(action))
+      fleet_.on_enrolled(worker_, enrolment_.result(), now);
   }
 
  private:
@@ -64,7 +65,7 @@ class Fleet::MemberProcess final : public Process {
       : fleet_(fleet), worker_(worker), member_(std::move(config)) {}
   overlay::MemberCore& core() override { return member_; }
   void on_action(overlay::Action&& action, TimePoint now) override {
-    fleet_.on_member(worker_, std::move(action), now);
+    fleet_.on_member_action(worker_, std::move(action), now);
   }
 
  private:

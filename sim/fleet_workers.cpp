@@ -31,11 +31,13 @@ std::size_t Fleet::add_worker(const WorkerOptions& asked) {
   world_.set_nat(worker->host, options.nat);
   world_.disk(worker->host).configure(options.disk_options);
   if (options.malice.any())
-    world_.set_malice(worker->host, std::make_unique<Malicious>(options.malice, options_.seed, 100 + i, loot_));
-  if (options.files) world_.set_connections_max(worker->host, ConnectionLimits::of(*options.files).total);
+    world_.set_malice(worker->host,
+                      std::make_unique<Malicious>(options.malice, options_.seed, 100 + i, accomplice_state_));
+  if (options.open_files_max)
+    world_.set_connections_max(worker->host, ConnectionLimits::of(*options.open_files_max).total);
   by_host_[worker->host.value] = i;
   workers_.push_back(std::move(worker));
-  if (options_.message_every) chat(i);
+  if (options_.message_every) send_periodic_message(i);
   return i;
 }
 
@@ -50,13 +52,13 @@ std::optional<std::size_t> Fleet::worker_of(WorkerId id) const {
 }
 
 std::vector<WorkerId> Fleet::parents_of(std::size_t i) {
-  std::vector<WorkerId> found;
+  std::vector<WorkerId> parents;
   const LearnerCore* core = learner();
-  const auto all = core ? core->topology().parents() : decltype(core->topology().parents()){};
-  if (const auto mine = all.find(worker(i).id()); mine != all.end())
-    std::copy_if(mine->second.begin(), mine->second.end(), std::back_inserter(found),
+  const auto parents_by_worker = core ? core->topology().parents() : decltype(core->topology().parents()){};
+  if (const auto worker_parents = parents_by_worker.find(worker(i).id()); worker_parents != parents_by_worker.end())
+    std::copy_if(worker_parents->second.begin(), worker_parents->second.end(), std::back_inserter(parents),
                  [](WorkerId parent) { return parent != kLearnerId; });
-  return found;
+  return parents;
 }
 
 MemberCore* Fleet::member(std::size_t i) {
@@ -81,13 +83,13 @@ void Fleet::add_intruder(Duration every) {
   intruder_host_ = world_.add_host({});
   const auto now_ms = static_cast<std::uint64_t>(learner_unix_s() * 1e3);
   Grant grant{kRunId, id, now_ms - 7'200'000, now_ms - 3'600'000, 1, {}, {}, false};
-  // The intruder has two grants: one that has expired, and a valid one (`elsewhere`) with a parent that does not exist.
-  // The first names the ids of the initial workers, and ids that the learner gives to newcomers.
+  // The intruder has two grants: one that has expired, and a valid one (`grant_elsewhere`) with a parent that does not
+  // exist. The first names the ids of the initial workers, and ids that the learner gives to newcomers.
   for (std::uint64_t i = 0; i < 12; ++i)
     grant.from.push_back({WorkerId{i}, 1}), grant.from.push_back({WorkerId{1'000'000 + i}, 1});
-  Grant elsewhere = grant;
-  elsewhere.from = {{WorkerId{999'999}, 1}};
-  elsewhere.expires_unix_ms = now_ms + 360'000'000;
+  Grant grant_elsewhere = grant;
+  grant_elsewhere.from = {{WorkerId{999'999}, 1}};
+  grant_elsewhere.expires_unix_ms = now_ms + 360'000'000;
   IntruderConfig config{core_options(*intruder_host_, {}),
                         kRunId,
                         id,
@@ -96,8 +98,8 @@ void Fleet::add_intruder(Duration every) {
                         std::move(*certificate),
                         authority_->certificate(),
                         sign(grant, authority_->key()),
-                        sign(elsewhere, authority_->key()),
-                        loot_,
+                        sign(grant_elsewhere, authority_->key()),
+                        accomplice_state_,
                         every,
                         checker_,
                         [this] {
@@ -125,14 +127,15 @@ const Intruder* Fleet::intruder() const {
 
 void Fleet::start_worker(std::size_t i) {
   Worker& w = *workers_[i];
-  if (world_.alive(w.host) || asleep_) return;
+  if (world_.alive(w.host) || starts_blocked_) return;
   if (const auto& bytes = world_.disk(w.host).state(); w.options.disk && bytes) {
     auto state = decode_worker_state(*bytes);
     const auto identity =
         state ? trust::check_certificate(state->certificate, authority_->public_key(), kRunId, std::nullopt)
               : Result<trust::PeerIdentity>(state.error());
     if (identity) return join(i, std::move(*state));
-    if (!identity) wrong_ = fmt::format("worker {}: its state file cannot be read: {}", i, identity.error().message());
+    if (!identity)
+      application_error_ = fmt::format("worker {}: its state file cannot be read: {}", i, identity.error().message());
   }
   if (w.options.enrol) return enrol(i);
   // A worker that does not enrol starts with an identity that the run has made for it.
@@ -173,11 +176,11 @@ void Fleet::enrol(std::size_t i) {
   world_.call(w.host, [&](TimePoint now) { core.start(now); });
 }
 
-void Fleet::enrolled(std::size_t i, Result<WorkerState> result, TimePoint) {
+void Fleet::on_enrolled(std::size_t i, Result<WorkerState> result, TimePoint) {
   world_.post([this, i, process = workers_[i]->processes, result = std::move(result)]() mutable {
     Worker& w = *workers_[i];
     if (!world_.alive(w.host) || w.processes != process) return;
-    if (!result) return ended(i, result.error().message());
+    if (!result) return on_process_ended(i, result.error().message());
     world_.stop(w.host);
     join(i, std::move(*result));
   });
@@ -191,11 +194,11 @@ void Fleet::join(std::size_t i, WorkerState state) {
   w.state = state;
   w.installed.reset();
   w.active.reset();
-  w.given.reset();
-  w.joined = w.dropping = false;
-  w.messages = w.answers = 0;
+  w.delivered.reset();
+  w.joined = w.awaits_snapshot = false;
+  w.messages_sent = w.last_answered = 0;
   if (!known && observer_) observer_->on_identity(i, state.worker);
-  MemberConfig config{core_options(w.host, w.options.limits, w.options.files.value_or(65536)),
+  MemberConfig config{core_options(w.host, w.options.limits, w.options.open_files_max.value_or(65536)),
                       world_.endpoint_of(learner_host_),
                       world_.endpoint_of(w.host),
                       fmt::format("simulated-{}", i),
@@ -242,25 +245,26 @@ void Fleet::retire_worker(std::size_t i) {
 }
 
 // The process has ended by itself; the operator restarts it after a while.
-void Fleet::ended(std::size_t i, const std::string& reason) {
+void Fleet::on_process_ended(std::size_t i, const std::string& reason) {
   Worker& w = *workers_[i];
   w.last_end = reason;
   w.joined = false;
   world_.note(fmt::format("worker {} ends: {}", i, reason));
   world_.stop(w.host);
-  if (reason.find("has revoked") != std::string::npos && !lost_.contains(w.id()))
-    wrong_ = fmt::format("worker {} considers itself revoked, but the learner has expelled no worker of its name", i);
+  if (reason.find("has revoked") != std::string::npos && !lost_workers_.contains(w.id()))
+    application_error_ =
+        fmt::format("worker {} considers itself revoked, but the learner has expelled no worker of its name", i);
   const bool forgotten = reason.find("a join token is needed") != std::string::npos;
   if (std::exchange(w.expelled, false) || forgotten) {
     world_.disk(w.host).wipe();  // a new machine replaces it; a malicious worker is replaced only kReplacements times
-    if (++w.replaced > kReplacements && w.options.malice.any()) w.wanted = false;
+    if (++w.replacements > kReplacements && w.options.malice.any()) w.wanted = false;
   }
   world_.at(world_.now() + w.options.restart_after, [this, i, process = w.processes] {
     if (workers_[i]->wanted && workers_[i]->processes == process) start_worker(i);
   });
 }
 
-void Fleet::on_member(std::size_t i, Action&& action, TimePoint) {
+void Fleet::on_member_action(std::size_t i, Action&& action, TimePoint) {
   Worker& w = *workers_[i];
   if (std::holds_alternative<act::Welcomed>(action)) {
     w.joined = true;
@@ -272,31 +276,32 @@ void Fleet::on_member(std::size_t i, Action&& action, TimePoint) {
     deliver(i, std::move(*delivered));
   } else if (const auto* gone = std::get_if<act::Disconnected>(&action)) {
     world_.post([this, i, process = w.processes, reason = gone->reason] {
-      if (workers_[i]->processes == process && world_.alive(workers_[i]->host)) ended(i, reason);
+      if (workers_[i]->processes == process && world_.alive(workers_[i]->host)) on_process_ended(i, reason);
     });
   }
 }
 
 // Messages are numbered. Between a worker and the learner they arrive complete, once and in order, or not at all.
-void Fleet::chat(std::size_t i) {
+void Fleet::send_periodic_message(std::size_t i) {
   Worker& w = *workers_[i];
-  world_.at(world_.now() + *options_.message_every, [this, i] { chat(i); });
+  world_.at(world_.now() + *options_.message_every, [this, i] { send_periodic_message(i); });
   MemberCore* core = member(i);
-  if (!core || !w.joined || hushed_) return;
-  std::string text = fmt::format("{} {} ", w.processes, ++w.messages);
+  if (!core || !w.joined || messages_stopped_) return;
+  std::string text = fmt::format("{} {} ", w.processes, ++w.messages_sent);
   text.resize(text.size() + random_.below(random_.below(100) == 0 ? 1'000'000 : 2'000), '.');
   world_.call(w.host, [&](TimePoint now) { core->send_message(slice_of(text), now); });
 }
 
 void Fleet::on_message(WorkerId from, const std::string& text) {
   unsigned long long process = 0, number = 0;
-  const bool read = std::sscanf(text.c_str(), "%llu %llu", &process, &number) == 2;
-  auto& last = heard_[from];
-  const std::pair<std::uint64_t, std::uint64_t> now{process, number};
+  const bool parsed = std::sscanf(text.c_str(), "%llu %llu", &process, &number) == 2;
+  auto& last_number = last_messages_[from];
+  const std::pair<std::uint64_t, std::uint64_t> message_number{process, number};
   const auto worker = worker_of(from);
   if (worker && workers_[*worker]->options.malice.any()) return;
-  if (!read || now <= last) wrong_ = fmt::format("a message of worker {} arrived out of order", from);
-  last = now;
+  if (!parsed || message_number <= last_number)
+    application_error_ = fmt::format("a message of worker {} arrived out of order", from);
+  last_number = message_number;
   world_.post([this, from, text] {
     if (!learner()) return;
     world_.call(learner_host_, [&](TimePoint t) { learner()->send_message(from, slice_of(text), t); });
@@ -306,28 +311,28 @@ void Fleet::on_message(WorkerId from, const std::string& text) {
 void Fleet::on_answer(std::size_t i, const std::string& text) {
   Worker& w = *workers_[i];
   unsigned long long process = 0, number = 0;
-  const bool read = std::sscanf(text.c_str(), "%llu %llu", &process, &number) == 2;
-  if (!read || (process == w.processes && number <= w.answers) || process > w.processes)
-    wrong_ = fmt::format("an answer to worker {} arrived out of order", i);
-  if (process == w.processes) w.answers = number;
+  const bool parsed = std::sscanf(text.c_str(), "%llu %llu", &process, &number) == 2;
+  if (!parsed || (process == w.processes && number <= w.last_answered) || process > w.processes)
+    application_error_ = fmt::format("an answer to worker {} arrived out of order", i);
+  if (process == w.processes) w.last_answered = number;
 }
 
 void Fleet::deliver(std::size_t i, act::Deliver delivery) {
   Worker& w = *workers_[i];
   if (observer_) observer_->on_delivered(i, delivery);
   const Publication& p = delivery.publication;
-  if (w.dropping && p.base) return;
-  w.dropping = false;
-  if (p.base && p.base != w.given)
-    wrong_ = fmt::format("worker {} received version {} on {}, but has {}", i, p.version, *p.base,
-                         w.given ? fmt::format("version {}", *w.given) : "nothing");
-  w.given = p.version;
+  if (w.awaits_snapshot && p.base) return;
+  w.awaits_snapshot = false;
+  if (p.base && p.base != w.delivered)
+    application_error_ = fmt::format("worker {} received version {} on {}, but has {}", i, p.version, *p.base,
+                                     w.delivered ? fmt::format("version {}", *w.delivered) : "nothing");
+  w.delivered = p.version;
   Publication installed{p.id, p.version, p.base, p.policy_digest, {}, {}, p.activate};
   // If the payload was damaged on the worker's own disk, the result does not have the announced digest.
   bool sound = true;
   if (delivery.spooled && world_.disk(w.host).rotten()) {
     const std::vector<Slice> pieces = world_.disk(w.host).pieces(*delivery.spooled);
-    sound = truth_.holds({p.version, p.base}, p.policy_digest, pieces);
+    sound = published_content_.matches({p.version, p.base}, p.policy_digest, pieces);
   }
   world_.at(world_.now() + w.options.install_time,
             [this, i, process = w.processes, installed, sound] { install(i, process, installed, sound); });
@@ -336,12 +341,12 @@ void Fleet::deliver(std::size_t i, act::Deliver delivery) {
 void Fleet::install(std::size_t i, std::uint64_t process, const Publication& p, bool sound) {
   Worker& w = *workers_[i];
   MemberCore* core = member(i);
-  if (!core || w.processes != process || (w.dropping && p.base)) return;
-  if (w.dropping && w.given != p.version) return;
-  if (!sound || (!calm_ && random_.uniform() < w.options.install_failure_share)) {
+  if (!core || w.processes != process || (w.awaits_snapshot && p.base)) return;
+  if (w.awaits_snapshot && w.delivered != p.version) return;
+  if (!sound || (!random_faults_stopped_ && random_.uniform() < w.options.install_failure_share)) {
     world_.note(fmt::format("worker {} fails to install version {}", i, p.version));
-    w.dropping = true;
-    w.given.reset();
+    w.awaits_snapshot = true;
+    w.delivered.reset();
     return world_.call(w.host, [&](TimePoint now) { core->install_failed(p.version, "simulated failure", now); });
   }
   w.installed = Installed{p.version, p.policy_digest};

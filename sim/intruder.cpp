@@ -1,3 +1,4 @@
+// The intruder of a soak scenario, which Fleet starts.
 #include "sim/intruder.hpp"
 
 #include "overlay/wire/grant.hpp"
@@ -8,24 +9,24 @@ using namespace overlay;
 
 void Intruder::start(TimePoint now) {
   actions_.push_back(act::UseCertificate{config_.certificate, config_.authority});
-  next_at_ = now + config_.every;
+  next_at_ = now + config_.interval;
 }
 
 void Intruder::on_timer(TimePoint now) {
   if (now < next_at_) return;
-  next_at_ = now + config_.every;
-  for (auto it = calls_.begin(); it != calls_.end();) {
-    const auto call = it++;
-    if (call->second.until > now) continue;
-    close(call->first);
-    calls_.erase(call);
+  next_at_ = now + config_.interval;
+  for (auto it = visits_.begin(); it != visits_.end();) {
+    const auto visit = it++;
+    if (visit->second.until > now) continue;
+    close(visit->first);
+    visits_.erase(visit);
   }
-  auto [parent, hello] = next_call(now);
+  auto [parent, hello] = next_request(now);
   if (const auto endpoint = config_.endpoint(parent))
-    calls_[dial(*endpoint, act::Service::kData, parent)] = {std::move(hello), now + kStay};
+    visits_[dial(*endpoint, act::Service::kData, parent)] = {std::move(hello), now + kConnectionTime};
 }
 
-std::pair<WorkerId, PeerHello> Intruder::next_call(TimePoint now) {
+std::pair<WorkerId, PeerHello> Intruder::next_request(TimePoint now) {
   const std::vector<WorkerId> parents = config_.parents();
   PeerHello hello;
   hello.run_id = config_.run_id;
@@ -33,13 +34,13 @@ std::pair<WorkerId, PeerHello> Intruder::next_call(TimePoint now) {
   const WorkerId parent = parents[random_.below(parents.size())];
   const std::uint64_t kind = random_.below(8), ms = unix_ms(now);
   if (kind == 1) {
-    hello.grant = config_.ended;
+    hello.grant = config_.expired_grant;
   } else if (kind == 2) {
-    hello.grant = config_.elsewhere;
+    hello.grant = config_.absent_parent_grant;
   } else if (kind == 3) {
     hello.grant = sign(Grant{config_.run_id, config_.id, ms, ms + 3'600'000, 1, {{parent, 1}}, {}, false}, config_.key);
-  } else if (kind > 3 && !config_.loot->hellos.empty()) {
-    hello = config_.loot->hellos[random_.below(config_.loot->hellos.size())];
+  } else if (kind > 3 && !config_.accomplice_state->hellos.empty()) {
+    hello = config_.accomplice_state->hellos[random_.below(config_.accomplice_state->hellos.size())];
     hello.stream = 0;
     hello.have_follows = false;
     if (const auto grant = open(*config_.checker, *hello.grant); grant && !grant->from.empty())
@@ -49,10 +50,10 @@ std::pair<WorkerId, PeerHello> Intruder::next_call(TimePoint now) {
 }
 
 void Intruder::on_connected(ConnId conn, TimePoint now) {
-  const auto call = calls_.find(conn);
-  if (call == calls_.end()) return close(conn);
-  ++asked_;
-  send_control(conn, call->second.hello, now);
+  const auto visit = visits_.find(conn);
+  if (visit == visits_.end()) return close(conn);
+  ++requests_sent_;
+  send_control(conn, visit->second.hello, now);
 }
 
 }  // namespace echoline::sim

@@ -18,9 +18,9 @@ struct IntruderConfig {
   std::uint64_t seed = 1;
   overlay::trust::SigningKey key;
   std::vector<std::byte> certificate, authority;
-  overlay::SignedGrant ended, elsewhere;  // its own grants: an expired one, and one for an absent parent
-  std::shared_ptr<const Loot> loot;
-  Duration every{};
+  overlay::SignedGrant expired_grant, absent_parent_grant;  // its own grants; the second is for an absent parent
+  std::shared_ptr<const AccompliceState> accomplice_state;
+  Duration interval{};  // between its connections
   std::shared_ptr<const overlay::Checker> checker;
   std::function<std::vector<WorkerId>()> parents;  // the existing parents
   std::function<std::optional<overlay::Endpoint>(WorkerId)> endpoint;
@@ -28,34 +28,34 @@ struct IntruderConfig {
 
 class Intruder final : public overlay::Core {
  public:
-  static constexpr Duration kStay = std::chrono::seconds(3);  // per parent
+  static constexpr Duration kConnectionTime = std::chrono::seconds(3);  // per parent
   explicit Intruder(IntruderConfig config) : Core(config.core), config_(std::move(config)), random_(config_.seed, 77) {}
   void start(TimePoint now);
-  std::uint64_t asked() const { return asked_; }
-  std::uint64_t chunks() const { return chunks_; }
+  std::uint64_t requests_sent() const { return requests_sent_; }
+  std::uint64_t chunks_received() const { return chunks_received_; }
 
   void on_accepted(ConnId conn, const overlay::PeerInfo&, TimePoint) override { close(conn); }
   void on_connected(ConnId conn, TimePoint now) override;
-  void on_closed(ConnId conn, const std::string&, TimePoint) override { calls_.erase(conn); }
+  void on_closed(ConnId conn, const std::string&, TimePoint) override { visits_.erase(conn); }
   void on_frame(ConnId, overlay::Frame frame, TimePoint) override {
-    chunks_ += frame.type == overlay::FrameType::kChunk;
+    chunks_received_ += frame.type == overlay::FrameType::kChunk;
   }
   void on_sent(ConnId, std::size_t, TimePoint) override {}
   void on_timer(TimePoint now) override;
   TimePoint next_deadline() const override { return next_at_; }
 
  private:
-  struct Call {
+  struct Visit {
     overlay::PeerHello hello;
     TimePoint until;
   };
-  std::pair<WorkerId, overlay::PeerHello> next_call(TimePoint now);
+  std::pair<WorkerId, overlay::PeerHello> next_request(TimePoint now);
 
   IntruderConfig config_;
   Random random_;
-  std::map<ConnId, Call> calls_;
+  std::map<ConnId, Visit> visits_;
   TimePoint next_at_ = kNever;
-  std::uint64_t asked_ = 0, chunks_ = 0;
+  std::uint64_t requests_sent_ = 0, chunks_received_ = 0;
 };
 
 }  // namespace echoline::sim

@@ -17,19 +17,21 @@ struct Violation {
 // Register it with both the world and the fleet, which must outlive it.
 class Invariants final : public Observer, public FleetObserver {
  public:
-  static constexpr const char* kBytes = "bytes";            // no honest worker forwards or installs a wrong byte
-  static constexpr const char* kNoWayBack = "no way back";  // a worker's active version never decreases
-  static constexpr const char* kBudget = "budget";          // memory and disk stay within their limits
+  static constexpr const char* kBytes = "bytes";                   // no honest worker forwards or installs a wrong byte
+  static constexpr const char* kMonotonicVersion = "no way back";  // a worker's active version never decreases
+  static constexpr const char* kBudget = "budget";                 // memory and disk stay within their limits
   static constexpr const char* kTree = "tree";      // each worker has one parent per stripe, and there is no cycle
   static constexpr const char* kFrugal = "frugal";  // the learner sends a child no chunk that the child has
-  // No honest worker is quarantined or expelled; bad chunks separate parent and child.
+  // No honest worker is quarantined or expelled. After a few bad chunks the learner assigns the child to another
+  // parent.
   static constexpr const char* kBlame = "blame";
-  static constexpr const char* kSound = "sound";  // the messages between cores and applications are consistent
-  // a silent worker is reported away in time, and gone only after that.
+  static constexpr const char* kSound = "sound";  // each core reports its events to its application in a valid order
+  // A silent worker is reported away in time, and lost only after that.
   static constexpr const char* kPresence = "presence";
   static constexpr const char* kLiveness = "liveness";  // in the end every worker has the newest version
-  static constexpr const char* kGranted = "granted";    // no honest worker serves a peer that the learner did not send
-  // a worker that sends too much is expelled, however often it reconnects.
+  // No honest worker serves a peer that the learner did not assign to it as a child.
+  static constexpr const char* kGranted = "granted";
+  // A worker that sends too much is expelled, however often it reconnects.
   static constexpr const char* kFlood = "flood";
   static constexpr const char* kTimely = "timely";  // without faults a publication takes about the planned time
 
@@ -51,22 +53,25 @@ class Invariants final : public Observer, public FleetObserver {
   // `disk_failed`: a write has failed, so memory holds some of the disk's data.
   void check_budget(std::size_t worker, const overlay::StoreLimits& limits, std::uint64_t memory, std::uint64_t disk,
                     bool disk_failed);
-  // Called now and then, and once at the end.
+  // Checks blame, quarantine and wasted chunks by the learner's statistics. Called every kStepsPerLearnerCheck steps
+  // and once at the end.
   void check_learner();
-  // Describes a worker that is a member by its own state but has no place with the learner; empty: none.
-  std::string without_place() const;
+  // Describes a worker that has joined by its own state, but is silent or missing for the learner; empty: none.
+  std::string worker_missing_from_topology() const;
   // Without faults: every running worker that can reach the learner has the newest version.
   void check_liveness();
   // From now on nothing prevents honest messages from reaching the learner.
-  void faults_are_over() { peace_ = true; }
+  void set_faults_over() { faults_over_ = true; }
 
   void violated(const char* rule, std::string text);
   const std::vector<Violation>& violations() const { return violations_; }
 
   struct Counts {
+    // Chunk frames that arrived, policies delivered and activated, topologies; highest number of quarantined workers.
     std::uint64_t chunks = 0, deliveries = 0, activations = 0, topologies = 0, quarantined = 0;
-    std::uint64_t away = 0, back = 0, gone = 0;
-    std::uint64_t learner_chunk_bytes = 0, learner_wasted_bytes = 0;
+    std::uint64_t away = 0, back = 0, lost = 0;                       // reports by the learner about workers
+    std::uint64_t learner_chunk_bytes = 0, learner_wasted_bytes = 0;  // sent by it; those for children that had them
+    // Edges that children reported as failed, messages of the intruder, workers that flooded, and their messages.
     std::uint64_t edge_failures = 0, intrusions = 0, floods = 0, flood_messages = 0;
   };
   const Counts& counts() const { return counts_; }
@@ -75,37 +80,37 @@ class Invariants final : public Observer, public FleetObserver {
   bool honest_are_outnumbered() const;
 
   // The state of one of the learner's children, as far as the learner can know it.
-  struct Child {
-    std::uint64_t process = 0;
-    std::optional<Version> position, helped_to;
-    std::map<overlay::PublicationId, overlay::ChunkSet> has;
+  struct ChildView {
+    std::optional<Version> position, catch_up_target;  // newest version; version that a catch-up leads to
+    std::map<overlay::PublicationId, overlay::ChunkSet> held_chunks;
   };
-  bool honest(HostId host) const;
+  bool is_honest(HostId host) const;
   void on_bad_chunk(HostId from, HostId to, const overlay::Frame& frame);
-  void judge_bad_chunk(std::size_t child, const overlay::WorkerStats& stats);
+  void count_bad_chunk(std::size_t child, const overlay::WorkerStats& stats);
   void on_chunk_of_learner(std::size_t worker, const overlay::Frame& frame);
   void on_message_to_learner(std::size_t worker, WorkerId as, const overlay::ControlMessage& message);
   // A worker as the current learner process's application sees it.
   struct Presence {
-    bool there = false;
-    TimePoint away_since{}, heard{};
+    bool connected = false;
+    TimePoint away_since{}, last_heartbeat_at{};
   };
   Presence& presence(WorkerId id);
   void on_flood(WorkerId from, const overlay::ControlMessage& message);
-  void take_have(std::size_t worker, const overlay::Have& have, bool anew);
+  void record_have(std::size_t worker, const overlay::Have& have, bool starts_connection);
 
+  // A worker's number (std::size_t) is its index in the Fleet; a new identity gives it another WorkerId.
   World& world_;
   Fleet& fleet_;
   std::vector<Violation> violations_;
   Counts counts_;
   std::map<WorkerId, std::optional<std::pair<std::uint64_t, Version>>> active_;  // highest (epoch, version)
-  std::map<std::size_t, Child> children_;
+  std::map<std::size_t, ChildView> children_;
   // By sender and honest receiver, since the faults ended.
   std::map<std::pair<WorkerId, WorkerId>, std::uint64_t> bad_chunks_;
   struct Suspicion {  // a bad chunk that is being delivered
     std::size_t child;
     WorkerId parent;
-    std::uint64_t corrupt_before;
+    std::uint64_t corrupt_chunks_before;  // corrupt chunks that the child had counted
   };
   std::optional<Suspicion> suspected_;
   // Messages of a flooding worker over all its connections, counted by the learner's own rules.
@@ -114,11 +119,13 @@ class Invariants final : public Observer, public FleetObserver {
     std::uint64_t too_many = 0;
   };
   std::map<WorkerId, Flood> floods_;
-  std::size_t slanderers_ = 0;       // identities; two equal accusations convince the learner
-  std::uint64_t flood_process_ = 0;  // the learner's process
+  // Identities of workers that accuse falsely. Two equal accusations convince the learner, so with two or more of them
+  // an honest worker may be quarantined.
+  std::size_t slanderers_ = 0;
+  std::uint64_t floods_learner_process_ = 0;  // the learner process whose messages floods_ counts
   std::map<WorkerId, Presence> presence_;
-  std::uint64_t learner_process_ = 0;  // the process that presence_ describes
-  bool peace_ = false;
+  std::uint64_t presence_learner_process_ = 0;  // the learner process whose view presence_ holds
+  bool faults_over_ = false;
   std::uint64_t allowed_waste_ = 0;  // bytes in flight when an edge changed
   std::uint64_t steps_ = 0;
 };

@@ -1,3 +1,4 @@
+// Changes the outgoing messages of malicious workers. The world calls it for each message.
 #include "sim/malice.hpp"
 
 #include <algorithm>
@@ -29,14 +30,14 @@ std::string to_text(const MaliceOptions& o) {
   add(o.flip_share > 0, fmt::format("flips {} of its chunks", o.flip_share));
   add(o.replay_share > 0, fmt::format("replays {}", o.replay_share));
   add(o.garbage_share > 0, fmt::format("garbage {}", o.garbage_share));
-  add(o.freeze, "forwards nothing");
+  add(o.forward_nothing, "forwards nothing");
   add(o.withhold_share > 0, fmt::format("withholds {} of its chunks", o.withhold_share));
   add(o.forge_share > 0, fmt::format("forges {} of what the learner signs", o.forge_share));
-  add(o.lie, "lies about progress");
-  add(o.greedy, "asks for chunks again and again");
+  add(o.misreport_progress, "lies about progress");
+  add(o.repeat_requests, "asks for chunks again and again");
   add(o.slander, "slanders its parents");
   add(o.flood, "floods");
-  add(o.flood_of.has_value(), fmt::format("floods by kind {}", o.flood_of ? static_cast<int>(*o.flood_of) : 0));
+  add(o.flood_kind.has_value(), fmt::format("floods by kind {}", o.flood_kind ? static_cast<int>(*o.flood_kind) : 0));
   add(o.reconnect, "reconnects");
   add(o.leak, "leaks its grants");
   return text.empty() ? "honest" : text;
@@ -46,15 +47,15 @@ std::vector<act::Send> Malicious::outgoing(act::Send&& send, TimePoint) {
   std::vector<act::Send> out;
   const ConnId conn = send.conn;
   const bool chunk = type_of(send) == FrameType::kChunk;
-  if (chunk && (options_.freeze || random_.uniform() < options_.withhold_share)) return out;
+  if (chunk && (options_.forward_nothing || random_.uniform() < options_.withhold_share)) return out;
   const auto message = message_of(send);
   const bool memorable = chunk || (message && (std::holds_alternative<SignedAnnouncement>(*message) ||
                                                std::holds_alternative<SignedManifest>(*message)));
   if (options_.replay_share > 0 && memorable) {
-    if (remembered_.size() < kRemembered)
+    if (remembered_.size() < kRememberedFramesMax)
       remembered_.push_back(send);
     else
-      remembered_[random_.below(kRemembered)] = send;
+      remembered_[random_.below(kRememberedFramesMax)] = send;
     if (random_.uniform() < options_.replay_share) {
       act::Send again = remembered_[random_.below(remembered_.size())];
       again.conn = conn;
@@ -67,20 +68,20 @@ std::vector<act::Send> Malicious::outgoing(act::Send&& send, TimePoint) {
     send.tail = Slice(std::move(copy));
     ++flipped_;
   }
-  if (options_.lie && message) lie(send);
+  if (options_.misreport_progress && message) falsify_progress(send);
   if (message && options_.forge_share > 0 && random_.uniform() < options_.forge_share) forge(*message, send, out);
   if (message && std::holds_alternative<Hello>(*message)) upstream_.erase(conn);  // an earlier process's
   if (const auto* hello = message ? std::get_if<PeerHello>(&*message) : nullptr) {
     upstream_.insert(conn);
-    if (upstream_.size() > kEdgesRemembered) upstream_.erase(upstream_.begin());
+    if (upstream_.size() > kRememberedEdgesMax) upstream_.erase(upstream_.begin());
     if (options_.leak && accomplices_ && hello->grant) {
       accomplices_->hellos.push_back(*hello);
       accomplices_->hellos.back().have.items.clear();
       accomplices_->hellos.back().have.position.reset();
     }
   }
-  if (options_.greedy && message) ask_again(*message, out);
-  if (options_.flood_of && message && std::holds_alternative<Heartbeat>(*message)) say_one_thing(conn, out);
+  if (options_.repeat_requests && message) repeat_requests(*message, out);
+  if (options_.flood_kind && message && std::holds_alternative<Heartbeat>(*message)) flood_with_kind(conn, out);
   const bool accuse = options_.slander && message && std::holds_alternative<Heartbeat>(*message);
   out.push_back(std::move(send));
   const std::vector<WorkerId> parents = accuse && options_.parents ? options_.parents() : std::vector<WorkerId>();
@@ -102,7 +103,7 @@ std::vector<act::Send> Malicious::outgoing(act::Send&& send, TimePoint) {
   return out;
 }
 
-void Malicious::ask_again(const ControlMessage& message, std::vector<act::Send>& out) {
+void Malicious::repeat_requests(const ControlMessage& message, std::vector<act::Send>& out) {
   const auto* beat = std::get_if<Heartbeat>(&message);
   if (!beat || beat->progress.empty()) return;
   for (const ConnId parent : upstream_)
@@ -112,7 +113,7 @@ void Malicious::ask_again(const ControlMessage& message, std::vector<act::Send>&
     }
 }
 
-void Malicious::say_one_thing(ConnId conn, std::vector<act::Send>& out) {
+void Malicious::flood_with_kind(ConnId conn, std::vector<act::Send>& out) {
   using Kind = MessageBudget::Kind;
   const auto id = [&] {
     PublicationId unknown;
@@ -120,7 +121,7 @@ void Malicious::say_one_thing(ConnId conn, std::vector<act::Send>& out) {
     return unknown;
   };
   const auto one = [&]() -> ControlMessage {
-    switch (*options_.flood_of) {
+    switch (*options_.flood_kind) {
       case Kind::kRenew: {
         Renew renew;
         for (std::byte& b : renew.key.bytes) b = static_cast<std::byte>(random_.next());
@@ -141,7 +142,7 @@ void Malicious::say_one_thing(ConnId conn, std::vector<act::Send>& out) {
       }
     }
   };
-  const bool to_parents = *options_.flood_of == Kind::kHave || *options_.flood_of == Kind::kChunkRequest;
+  const bool to_parents = *options_.flood_kind == Kind::kHave || *options_.flood_kind == Kind::kChunkRequest;
   std::vector<ConnId> over(1, conn);
   if (to_parents) over.assign(upstream_.begin(), upstream_.end());
   for (const ConnId each : over)
@@ -187,7 +188,7 @@ void Malicious::forge(const ControlMessage& message, act::Send& send, std::vecto
 }
 
 // Claims to hold everything or nothing, and wrong amounts on its edges.
-void Malicious::lie(act::Send& send) {
+void Malicious::falsify_progress(act::Send& send) {
   auto message = message_of(send);
   const auto distort = [&](std::vector<Progress>& progress) {
     const bool more = random_.below(2) == 0;

@@ -1,3 +1,4 @@
+// The simulated market for `echoline sim market` and the tests: one class runs the provider, the hosts and the checks.
 #include "sim/market.hpp"
 
 #include <fmt/format.h>
@@ -22,35 +23,37 @@ using std::chrono::minutes;
 using std::chrono::seconds;
 
 constexpr Duration kStep = seconds(5);
-constexpr Duration kTrouble = minutes(25), kPeace = minutes(18), kEnd = minutes(12);
+constexpr Duration kTroubleTime = minutes(25), kRecoveryTime = minutes(18), kEndTime = minutes(12);
 constexpr Duration kBootMax = minutes(4), kAwayMax = minutes(2);
 // As docs/provisioning.md promises: a machine that never joins is detected and another boots, and both may wait for the
 // limit of rentals per minute. The time restarts with each host found slower than promised, because each can deceive
 // the fleet once.
 constexpr Duration kRestoredWithin = 2 * kBootMax + minutes(6);
 constexpr int kRestartsMax = 8;
-constexpr const char* kEnough = "the others suffice";
-constexpr double kHonest = 0.95;   // of the promised rate: a host above this share does not deceive
-constexpr double kUnknown = 1.02;  // measured rates differ from the truth by at most this factor
+constexpr const char* kSurplusReason = "the others suffice";  // of the fleet core, for a stop without hurry
+constexpr double kHonestShareMin = 0.95;  // of the promised rate: a host above this share does not deceive
+constexpr double kRateErrorMax = 1.02;    // measured rates differ from the truth by at most this factor
 
 struct Host {  // an offer and its true properties
   FleetOffer offer;
   double honesty = 1;  // true share of the promised rate
-  double refuses = 0;  // probability
+  double refusal_probability = 0;
   bool never_joins = false;
 };
 
-struct Row {  // of the ledger
+struct RentalRow {  // in the ledger
   std::string offer;
   InstanceId instance;
   double usd_per_hour = 0;
-  Duration from{};
-  std::optional<Duration> to;
+  Duration booked_at{};
+  std::optional<Duration> ended_at;
   bool ran = true;
-  double usd(Duration now) const { return ran ? usd_per_hour * echoline::seconds(to.value_or(now) - from) / 3600 : 0; }
+  double usd(Duration now) const {
+    return ran ? usd_per_hour * echoline::seconds(ended_at.value_or(now) - booked_at) / 3600 : 0;
+  }
 };
 
-struct Instance {  // at the provider
+struct Instance {  // a rented machine at the provider
   Ticket ticket = 0;
   std::size_t host = 0;
   double usd_per_hour = 0;
@@ -58,35 +61,35 @@ struct Instance {  // at the provider
   std::optional<Duration> drains_since;
   bool joined = false, dead = false, outbid = false, watched = false, stop_asked = false, left = false, drained = false;
   WorkerId worker;
-  double unsent = 0;
+  double unsent_rollouts = 0;
 };
 
 class Market {
  public:
   Market(std::uint64_t seed, const std::function<void(const std::string&)>& trace) : random_(seed, 77), trace_(trace) {
     result_.seed = seed;
-    make();
+    draw_scenario();
   }
 
   MarketResult run() {
-    begin();
-    for (; now_ < kTrouble + kPeace || unjudged(); now_ += kStep) step();
+    start_learner();
+    for (; now_ < kTroubleTime + kRecoveryTime || awaits_restoration(); now_ += kStep) step();
     end_run();
     return std::move(result_);
   }
 
  private:
   bool chance(double p) { return random_.uniform() < p; }
-  double between(double low, double high) { return low + (high - low) * random_.uniform(); }
-  Duration some(Duration low, Duration high) { return Duration(random_.between(low.count(), high.count())); }
-  bool trouble() const { return !calm_ && now_ < kTrouble; }
+  double random_between(double low, double high) { return low + (high - low) * random_.uniform(); }
+  Duration random_time(Duration low, Duration high) { return Duration(random_.between(low.count(), high.count())); }
+  bool is_trouble_phase() const { return !untroubled_ && now_ < kTroubleTime; }
 
-  void make() {
-    calm_ = random_.below(8) == 0;
+  void draw_scenario() {
+    untroubled_ = random_.below(8) == 0;
     rules_.pace = {100, static_cast<int>(random_.between(1, 3)), seconds(random_.between(2, 12) * 5)};
     rules_.broadcast_time =
-        from_seconds(between(0, 0.4) * rules_.pace.publish_every * echoline::seconds(rules_.pace.step_time));
-    rules_.fleet.headroom = chance(0.2) ? 0 : between(0.02, 0.3);
+        from_seconds(random_between(0, 0.4) * rules_.pace.publish_every * echoline::seconds(rules_.pace.step_time));
+    rules_.fleet.headroom = chance(0.2) ? 0 : random_between(0.02, 0.3);
     rules_.group_size = 4;
     rules_.fleet.join_timeout = kBootMax;
     rules_.fleet.away_max = kAwayMax;
@@ -101,211 +104,215 @@ class Market {
       host.offer = {fmt::format("o{}", i),
                     "cloud",
                     chance(0.2) && i > 0 ? fmt::format("h{}", i - 1) : fmt::format("h{}", i),
-                    between(0.6, 1.8) * target / static_cast<double>(machines),
-                    between(0.05, 1),
-                    between(0, 0.05)};
-      host.honesty = !calm_ && chance(0.2) ? between(0.05, 0.9) : between(0.99, 1.01);
-      host.refuses = calm_ ? 0 : chance(0.2) ? between(0.3, 1) : 0.05;
-      host.never_joins = !calm_ && chance(0.1);
+                    random_between(0.6, 1.8) * target / static_cast<double>(machines),
+                    random_between(0.05, 1),
+                    random_between(0, 0.05)};
+      host.honesty = !untroubled_ && chance(0.2) ? random_between(0.05, 0.9) : random_between(0.99, 1.01);
+      host.refusal_probability = untroubled_ ? 0 : chance(0.2) ? random_between(0.3, 1) : 0.05;
+      host.never_joins = !untroubled_ && chance(0.1);
       hosts_.push_back(host);
     }
-    std::map<std::string, std::size_t> one_each;
-    std::vector<std::size_t> of_pool;
+    std::map<std::string, std::size_t> first_offers;
+    std::vector<std::size_t> pool_offers;
     for (std::size_t i = 0; i < offers; ++i)
-      if (one_each.emplace(hosts_[i].offer.host, i).second) {
-        of_pool.push_back(i);
+      if (first_offers.emplace(hosts_[i].offer.host, i).second) {
+        pool_offers.push_back(i);
         pool.push_back({hosts_[i].offer.rollouts_per_s, hosts_[i].offer.all_usd_per_hour()});
       }
     const auto plan = allocate_greedy(pool, target, {.workers_max = rules_.fleet.workers_max});
     double cost = 0;
-    for (std::size_t i = 0; i < of_pool.size(); ++i)
+    for (std::size_t i = 0; i < pool_offers.size(); ++i)
       if (!plan || std::count(plan->chosen.begin(), plan->chosen.end(), i) > 0) {
-        wanted_.push_back(hosts_[of_pool[i]].offer.id);
+        wanted_.push_back(hosts_[pool_offers[i]].offer.id);
         cost += pool[i].usd_per_hour;
       }
-    if (chance(0.5)) rules_.fleet.usd_per_hour_max = cost * between(1, 3);
-    if (chance(0.3)) rules_.fleet.usd_max = cost * between(0.3, 2);
-    true_step_ =
-        calm_ ? rules_.pace.step_time : from_seconds(echoline::seconds(rules_.pace.step_time) * between(0.8, 1.5));
-    true_step_ = std::max<Duration>(kStep, true_step_ / kStep * kStep);
-    if (calm_) true_step_ = rules_.pace.step_time;
-    crash_ = calm_ ? 0 : between(0, 0.05);
+    if (chance(0.5)) rules_.fleet.usd_per_hour_max = cost * random_between(1, 3);
+    if (chance(0.3)) rules_.fleet.usd_max = cost * random_between(0.3, 2);
+    true_step_time_ = untroubled_ ? rules_.pace.step_time
+                                  : from_seconds(echoline::seconds(rules_.pace.step_time) * random_between(0.8, 1.5));
+    true_step_time_ = std::max<Duration>(kStep, true_step_time_ / kStep * kStep);
+    if (untroubled_) true_step_time_ = rules_.pace.step_time;
+    crash_probability_ = untroubled_ ? 0 : random_between(0, 0.05);
     result_.scenario = fmt::format(
         "{} offers, {} planned for {:.4g} rollouts/s, T {}, T_b {}, headroom {:.2f}, at most {} machines, ${} an hour, "
-        "${} in "
-        "all{}",
+        "${} in all{}",
         offers, wanted_.size(), target, to_text(rules_.pace.step_time), to_text(rules_.broadcast_time),
         rules_.fleet.headroom, rules_.fleet.workers_max,
         rules_.fleet.usd_per_hour_max ? fmt::format("{:.3f}", *rules_.fleet.usd_per_hour_max) : "any",
-        rules_.fleet.usd_max ? fmt::format("{:.3f}", *rules_.fleet.usd_max) : "any", calm_ ? ", no trouble" : "");
-    hash_ = 14695981039346656037ull;
-    tell(result_.scenario);
+        rules_.fleet.usd_max ? fmt::format("{:.3f}", *rules_.fleet.usd_max) : "any", untroubled_ ? ", no trouble" : "");
+    hash_ = 14695981039346656037ull;  // 64-bit FNV-1a
+    record_line(result_.scenario);
   }
 
-  void tell(const std::string& line) {
+  void record_line(const std::string& line) {
     for (const char c : line) hash_ = (hash_ ^ static_cast<unsigned char>(c)) * 1099511628211ull;
     result_.trace_hash = hash_;
     if (trace_) trace_(fmt::format("{:9.0f} s  {}", echoline::seconds(now_), line));
   }
-  void violate(const std::string& rule, std::string text) {
+  void report_violation(const std::string& rule, std::string text) {
     if (result_.violations.size() < 20) result_.violations.push_back({now_, rule, text});
-    tell("VIOLATED " + rule + ": " + text);
+    record_line("VIOLATED " + rule + ": " + text);
   }
 
   // The learner's clock, which may be set or may stop while its machine sleeps.
-  TimePoint clock() const { return TimePoint(hours(10'000) + now_ + skew_); }
+  TimePoint clock() const { return TimePoint(hours(10'000) + now_ + clock_skew_); }
 
   // ---- learner process ----
 
-  void begin() {
-    up_ = true;
+  void start_learner() {
+    learner_up_ = true;
     std::vector<FleetOffer> offers;
     for (const Host& host : hosts_) offers.push_back(host.offer);
-    offer_only(offers);
+    set_offered(offers);
     core_.emplace(rules_, offers, wanted_);
-    hear(fleet::Spent{ledger_usd()});
-    for (const auto& [ticket, row] : rows_) {
-      if (row.to || !up_) continue;
+    notify_core(fleet::SpendingMeasured{ledger_usd()});
+    for (const auto& [ticket, row] : ledger_rows_) {
+      if (row.ended_at || !learner_up_) continue;
       const Host& host = host_of(row.offer);
       FleetOffer offer = host.offer;
       offer.usd_per_hour = row.usd_per_hour - offer.traffic_usd_per_hour;
-      hear(fleet::Recovered{ticket, offer, row.instance});
+      notify_core(fleet::Recovered{ticket, offer, row.instance});
     }
-    waiting_told_.reset();
+    waiting_reported_.reset();
   }
 
-  void offer_only(const std::vector<FleetOffer>& offers) {
+  void set_offered(const std::vector<FleetOffer>& offers) {
     offered_.clear();
     for (const FleetOffer& offer : offers) offered_.insert(offer.id);
   }
 
-  void crash() {
-    tell("the learner is killed");
+  void kill_learner() {
+    record_line("the learner is killed");
     ++result_.restarts;
-    up_ = false;
+    learner_up_ = false;
     core_.reset();
     answers_.clear();
     for (auto& [id, instance] : instances_) {
       instance.watched = instance.left = instance.joined = instance.stop_asked = instance.drained = false;
       instance.drains_since.reset();
     }
-    down_until_ = now_ + some(seconds(5), seconds(40));
+    down_until_ = now_ + random_time(seconds(5), seconds(40));
   }
 
-  void hear(const FleetEvent& event) {
-    if (up_) carry_out(core_->handle(event, clock()));
+  void notify_core(const FleetEvent& event) {
+    if (learner_up_) carry_out(core_->handle(event, clock()));
   }
 
   void carry_out(const std::vector<FleetAction>& actions) {
     for (const FleetAction& action : actions) {
-      if (!up_) return;
+      if (!learner_up_) return;
       ++result_.actions;
       const std::size_t kind = action.index();
       const bool counted = kind < kMarketActions.size();
-      const bool dies = counted && now_ < kTrouble && result_.restarts < kRestartsMax && chance(crash_);
-      const bool before = dies && chance(0.5);
-      if (dies) ++result_.restarts_at[2 * kind + (before ? 0 : 1)];
-      if (before) return crash();
+      const bool dies = counted && now_ < kTroubleTime && result_.restarts < kRestartsMax && chance(crash_probability_);
+      const bool dies_before = dies && chance(0.5);
+      if (dies) ++result_.restarts_at[2 * kind + (dies_before ? 0 : 1)];
+      if (dies_before) return kill_learner();
       // A request on its way to the provider arrives whether or not its sender lives.
       if (const auto* book = std::get_if<fleet::Book>(&action)) {
         on_book(*book, dies);
       } else {
-        std::visit([&](const auto& a) { act(a); }, action);
+        std::visit([&](const auto& a) { perform(a); }, action);
       }
-      if (dies) return crash();
+      if (dies) return kill_learner();
     }
   }
 
-  void act(const fleet::Book&) {}
+  void perform(const fleet::Book&) {}  // on_book() performs it
   void on_book(const fleet::Book& book, bool dies) {
-    tell("book " + book.offer);
+    record_line("book " + book.offer);
     check_enough(book.offer);
-    if (!offered_.contains(book.offer)) violate("order", book.offer + " is requested but not offered any more");
-    if (trouble() && chance(0.01)) return hear(fleet::BookingFailed{book.offer, "disk full"});
-    const Ticket ticket = static_cast<Ticket>(rows_.size()) + 1;
-    rows_[ticket] = {book.offer, {}, host_of(book.offer).offer.all_usd_per_hour(), now_, {}, true};
+    if (!offered_.contains(book.offer))
+      report_violation("order", book.offer + " is requested but not offered any more");
+    if (is_trouble_phase() && chance(0.01)) return notify_core(fleet::BookingFailed{book.offer, "disk full"});
+    const Ticket ticket = static_cast<Ticket>(ledger_rows_.size()) + 1;
+    ledger_rows_[ticket] = {book.offer, {}, host_of(book.offer).offer.all_usd_per_hour(), now_, {}, true};
     ++result_.rentals;
-    if (!dies) hear(fleet::Booked{book.offer, ticket});
+    if (!dies) notify_core(fleet::Booked{book.offer, ticket});
   }
 
-  void act(const fleet::Start& start) {
-    tell(fmt::format("start {} as {}", start.offer, start.ticket));
-    const auto row = rows_.find(start.ticket);
-    if (row == rows_.end() || row->second.to)
-      return violate("known", fmt::format("{} is started without a row", start.ticket));
+  void perform(const fleet::Start& start) {
+    record_line(fmt::format("start {} as {}", start.offer, start.ticket));
+    const auto row = ledger_rows_.find(start.ticket);
+    if (row == ledger_rows_.end() || row->second.ended_at)
+      return report_violation("known", fmt::format("{} is started without a row", start.ticket));
     if (!started_.insert({start.ticket, true}).second)
-      return violate("order", fmt::format("{} is started twice", start.ticket));
+      return report_violation("order", fmt::format("{} is started twice", start.ticket));
     const std::size_t index = index_of(start.offer);
     const double now_per_hour = rented_usd_per_hour() + hosts_[index].offer.all_usd_per_hour();
     if (rules_.fleet.usd_per_hour_max && now_per_hour > *rules_.fleet.usd_per_hour_max * (1 + 1e-6))
-      violate("budget", fmt::format("{} raises the fleet's cost to ${:.4f} an hour", start.offer, now_per_hour));
-    const Duration answered = now_ + some(seconds(0), seconds(15));
-    const bool refuses = trouble() && chance(hosts_[index].refuses);
-    const bool errs_but_rents = trouble() && chance(0.08);
+      report_violation("budget",
+                       fmt::format("{} raises the fleet's cost to ${:.4f} an hour", start.offer, now_per_hour));
+    const Duration answered = now_ + random_time(seconds(0), seconds(15));
+    const bool refuses = is_trouble_phase() && chance(hosts_[index].refusal_probability);
+    const bool errs_but_rents = is_trouble_phase() && chance(0.08);
     if (refuses) return answer(answered, fleet::StartFailed{start.ticket, "409 taken", chance(0.5), false});
     // The instance starts between the request and its answer.
-    creates_.push_back({now_ + some(seconds(0), answered - now_), start.ticket, index});
+    creates_.push_back({now_ + random_time(seconds(0), answered - now_), start.ticket, index});
     if (errs_but_rents)
       answer(answered, fleet::StartFailed{start.ticket, "500", true, true});
-    else if (!(trouble() && chance(0.03)))  // otherwise there is never an answer
+    else if (!(is_trouble_phase() && chance(0.03)))  // otherwise there is never an answer
       answer(answered, fleet::Started{start.ticket, instance_id(start.ticket), {}});
   }
 
-  void act(const fleet::Stop& stop) {
-    tell(fmt::format("stop {} {}: {}", stop.ticket, stop.instance.text, stop.why));
+  void perform(const fleet::Stop& stop) {
+    record_line(fmt::format("stop {} {}: {}", stop.ticket, stop.instance.text, stop.why));
     if (stop.instance != instance_id(stop.ticket))
-      return violate("order", fmt::format("{} is stopped as '{}'", stop.ticket, stop.instance.text));
+      return report_violation("order", fmt::format("{} is stopped as '{}'", stop.ticket, stop.instance.text));
     stop_asked_at_.try_emplace(stop.ticket, now_);
     if (const auto it = instances_.find(stop.ticket); it != instances_.end()) {
       Instance& instance = it->second;
       instance.stop_asked = true;
       const bool hurried =
-          !instance.drained && (!instance.drains_since || now_ - *instance.drains_since < rules::kDrain);
-      if (stop.why == kEnough && hurried && !instance.left)
-        violate("order", fmt::format("{} is stopped with unfinished work although there is no hurry", stop.ticket));
+          !instance.drained && (!instance.drains_since || now_ - *instance.drains_since < rules::kDrainTimeout);
+      if (stop.why == kSurplusReason && hurried && !instance.left)
+        report_violation("order",
+                         fmt::format("{} is stopped with unfinished work although there is no hurry", stop.ticket));
     }
-    const Duration at = now_ + some(seconds(1), seconds(15));
-    if (outage() || (trouble() && chance(0.2)))
+    const Duration at = now_ + random_time(seconds(1), seconds(15));
+    if (outage() || (is_trouble_phase() && chance(0.2)))
       return answer(at, fleet::StopFailed{stop.ticket, "429 too many requests"});
     stops_.push_back({at, stop.ticket});
-    if (!(trouble() && chance(0.03))) answer(at, fleet::Stopped{stop.ticket});
+    if (!(is_trouble_phase() && chance(0.03))) answer(at, fleet::Stopped{stop.ticket});
   }
 
-  void act(const fleet::Look& look) {
-    const bool answers = !outage() && !(trouble() && chance(0.1));
-    tell(fmt::format("look for {}{}", look.ticket, answers ? "" : ", in vain"));
-    if (answers) looks_.push_back({now_ + some(seconds(1), seconds(10)), look.ticket});
+  void perform(const fleet::FindInstance& look) {
+    const bool answers = !outage() && !(is_trouble_phase() && chance(0.1));
+    record_line(fmt::format("look for {}{}", look.ticket, answers ? "" : ", in vain"));
+    if (answers) searches_.push_back({now_ + random_time(seconds(1), seconds(10)), look.ticket});
   }
 
-  void act(const fleet::BookEnd& end) {
-    tell(fmt::format("book the end of {}: {}", end.ticket, end.why));
-    const auto row = rows_.find(end.ticket);
-    if (row == rows_.end())
-      return violate("known", fmt::format("the end of {} is booked, but it has no row", end.ticket));
-    if (row->second.to) return violate("order", fmt::format("{} ends twice", end.ticket));
-    row->second.to = now_;
+  void perform(const fleet::BookEnd& end) {
+    record_line(fmt::format("book the end of {}: {}", end.ticket, end.why));
+    const auto row = ledger_rows_.find(end.ticket);
+    if (row == ledger_rows_.end())
+      return report_violation("known", fmt::format("the end of {} is booked, but it has no row", end.ticket));
+    if (row->second.ended_at) return report_violation("order", fmt::format("{} ends twice", end.ticket));
+    row->second.ended_at = now_;
     row->second.ran = end.ran;
   }
 
-  void act(const fleet::GiveUp&) {}
-  void act(const fleet::Drain& drain) {
-    tell(fmt::format("drain {}: {}", drain.worker.value, drain.why));
+  void perform(const fleet::GiveUp&) {}
+  void perform(const fleet::Drain& drain) {
+    record_line(fmt::format("drain {}: {}", drain.worker.value, drain.why));
     const auto it = instances_.find(static_cast<Ticket>(drain.worker.value));
     if (it == instances_.end()) return;
     if (!it->second.drains_since) it->second.drains_since = now_;
-    if (!(trouble() && chance(0.2))) answer(now_ + some(seconds(0), seconds(60)), fleet::Drained{drain.worker});
+    if (!(is_trouble_phase() && chance(0.2)))
+      answer(now_ + random_time(seconds(0), seconds(60)), fleet::Drained{drain.worker});
   }
-  void act(const fleet::Note& note) {
+  void perform(const fleet::Note& note) {
     if (note.what == "lost") ++result_.losses;
     const bool disappoints = note.what == "lost" || note.what == "demoted";
-    if (disappoints && host_of(note.offer).honesty < kHonest && found_out_.insert(index_of(note.offer)).second)
-      undeceived_at_ = now_;
-    tell(fmt::format("{} {}: {}", note.what, note.offer, note.why));
+    if (disappoints && host_of(note.offer).honesty < kHonestShareMin &&
+        detected_deceivers_.insert(index_of(note.offer)).second)
+      last_deceiver_detected_at_ = now_;
+    record_line(fmt::format("{} {}: {}", note.what, note.offer, note.why));
   }
 
   // ---- provider ----
 
-  struct Later {
+  struct PendingCall {  // takes effect at the provider at that time
     Duration at;
     Ticket ticket = 0;
     std::size_t host = 0;
@@ -330,25 +337,26 @@ class Market {
     return due;
   }
 
-  void provide() {
-    for (const Later& create : take_due(creates_)) {
+  void advance_provider() {
+    for (const PendingCall& create : take_due(creates_)) {
       Instance instance;
       instance.ticket = create.ticket;
       instance.host = create.host;
       const Host& host = hosts_[create.host];
       instance.usd_per_hour = host.offer.all_usd_per_hour();
-      const bool never = trouble() && (host.never_joins || chance(0.05));
-      instance.boots_at =
-          never ? Duration::max() : now_ + some(seconds(10), trouble() ? kBootMax : kBootMax - seconds(60));
+      const bool never_boots = is_trouble_phase() && (host.never_joins || chance(0.05));
+      instance.boots_at = never_boots
+                              ? Duration::max()
+                              : now_ + random_time(seconds(10), is_trouble_phase() ? kBootMax : kBootMax - seconds(60));
       instance.worker = WorkerId{static_cast<std::uint64_t>(create.ticket)};
       instances_[create.ticket] = instance;
     }
-    for (const Later& stop : take_due(stops_))
+    for (const PendingCall& stop : take_due(stops_))
       if (const auto it = instances_.find(stop.ticket); it != instances_.end()) it->second.dead = true;
     for (const Answer& answer : take_due(answers_)) {
       if (const auto* started = std::get_if<fleet::Started>(&answer.event)) {
-        if (const auto it = instances_.find(started->ticket); it != instances_.end()) it->second.watched = up_;
-        rows_[started->ticket].instance = started->instance;
+        if (const auto it = instances_.find(started->ticket); it != instances_.end()) it->second.watched = learner_up_;
+        ledger_rows_[started->ticket].instance = started->instance;
       }
       if (const auto* failed = std::get_if<fleet::StopFailed>(&answer.event))
         if (const auto it = instances_.find(failed->ticket); it != instances_.end()) it->second.stop_asked = false;
@@ -357,110 +365,111 @@ class Market {
           it->second.drained = true;
         ++result_.drained;
       }
-      hear(answer.event);
+      notify_core(answer.event);
     }
-    for (const Later& look : take_due(looks_)) {
-      const auto it = instances_.find(look.ticket);
-      const bool there = it != instances_.end() && !it->second.dead;
-      if (there) {
-        it->second.watched = up_;
-        if (up_) rows_[look.ticket].instance = instance_id(look.ticket);
+    for (const PendingCall& search : take_due(searches_)) {
+      const auto it = instances_.find(search.ticket);
+      const bool found = it != instances_.end() && !it->second.dead;
+      if (found) {
+        it->second.watched = learner_up_;
+        if (learner_up_) ledger_rows_[search.ticket].instance = instance_id(search.ticket);
       }
-      hear(fleet::Found{look.ticket, there ? std::optional(instance_id(look.ticket)) : std::nullopt});
+      notify_core(fleet::Found{search.ticket, found ? std::optional(instance_id(search.ticket)) : std::nullopt});
     }
     for (auto& [ticket, instance] : instances_) {
-      if (!instance.dead || !instance.watched || !up_) continue;
+      if (!instance.dead || !instance.watched || !learner_up_) continue;
       instance.watched = false;
       if (!instance.stop_asked)
-        hear(fleet::Exited{ticket, instance.outbid ? "outbid" : "the host is gone", instance.outbid});
+        notify_core(fleet::Exited{ticket, instance.outbid ? "outbid" : "the host is gone", instance.outbid});
     }
     std::erase_if(instances_, [](const auto& entry) { return entry.second.dead && !entry.second.watched; });
   }
 
   void make_trouble() {
-    if (!trouble()) return;
+    if (!is_trouble_phase()) return;
     for (auto& [ticket, instance] : instances_) {
-      if (chance(0.002)) instance.dead = true, tell(fmt::format("{} dies", ticket));
-      if (chance(0.002)) instance.dead = instance.outbid = true, tell(fmt::format("{} is outbid", ticket));
+      if (chance(0.002)) instance.dead = true, record_line(fmt::format("{} dies", ticket));
+      if (chance(0.002)) instance.dead = instance.outbid = true, record_line(fmt::format("{} is outbid", ticket));
       if (chance(0.002) && instance.ends_at == Duration::max() && instance.watched) {
-        instance.ends_at = now_ + some(seconds(5), minutes(2));
-        tell(fmt::format("{} will be taken back", ticket));
+        instance.ends_at = now_ + random_time(seconds(5), minutes(2));
+        record_line(fmt::format("{} will be taken back", ticket));
         if (chance(0.5))
-          hear(fleet::Ending{ticket, "outbid: it is being stopped", true});
+          notify_core(fleet::Ending{ticket, "outbid: it is being stopped", true});
         else
-          hear(fleet::Leaving{instance.worker});
+          notify_core(fleet::Leaving{instance.worker});
       }
       if (now_ >= instance.ends_at) instance.dead = true;
       if (chance(0.001) && instance.hung_since == Duration::max())
-        instance.hung_since = now_, tell(fmt::format("{} hangs", ticket));
-      if (chance(0.002) && up_ && instance.watched) {
-        const double price = hosts_[instance.host].offer.usd_per_hour * between(0.5, 2);
+        instance.hung_since = now_, record_line(fmt::format("{} hangs", ticket));
+      if (chance(0.002) && learner_up_ && instance.watched) {
+        const double price = hosts_[instance.host].offer.usd_per_hour * random_between(0.5, 2);
         instance.usd_per_hour = price + hosts_[instance.host].offer.traffic_usd_per_hour;
-        rows_[ticket].usd_per_hour = std::max(rows_[ticket].usd_per_hour, instance.usd_per_hour);
+        ledger_rows_[ticket].usd_per_hour = std::max(ledger_rows_[ticket].usd_per_hour, instance.usd_per_hour);
         price_rose_at_ = now_;
-        hear(fleet::PriceChanged{ticket, price});
+        notify_core(fleet::PriceChanged{ticket, price});
       }
     }
     if (chance(0.003)) {
-      skew_ += some(-hours(5), hours(20));
-      tell("the clock is set");
+      clock_skew_ += random_time(-hours(5), hours(20));
+      record_line("the clock is set");
     }
-    if (chance(0.005)) outage_until_ = now_ + some(seconds(10), seconds(60));
-    if (up_ && chance(0.01)) {
+    if (chance(0.005)) outage_until_ = now_ + random_time(seconds(10), seconds(60));
+    if (learner_up_ && chance(0.01)) {
       std::vector<FleetOffer> offers;
       for (const Host& host : hosts_)
         if (chance(0.8)) offers.push_back(host.offer);
-      offer_only(offers);
-      hear(fleet::OffersRefreshed{std::move(offers)});
+      set_offered(offers);
+      notify_core(fleet::OffersRefreshed{std::move(offers)});
     }
   }
 
-  // ---- workers and the learner's steps, as fluids ----
+  // ---- workers and the learner's steps: rollouts as a continuous amount ----
 
-  void work() {
-    const double room = 2.0 * rules_.pace.rollouts_per_step - stock_;
-    double made = 0;
+  void advance_workers() {
+    const double room_rollouts = 2.0 * rules_.pace.rollouts_per_step - stock_rollouts_;
+    double made_rollouts = 0;
     for (auto& [ticket, instance] : instances_) {
-      if (!up_ || instance.dead || instance.boots_at > now_) continue;
+      if (!learner_up_ || instance.dead || instance.boots_at > now_) continue;
       if (instance.drained) continue;
       if (instance.hung_since != Duration::max()) {
         if (instance.joined && !instance.left && now_ - instance.hung_since >= kAwayMax) {
           instance.left = true;
-          hear(fleet::Left{instance.worker, "away for too long"});
+          notify_core(fleet::Left{instance.worker, "away for too long"});
         }
         continue;
       }
       if (!instance.joined) {
         instance.joined = true;
-        hear(fleet::Joined{instance.worker, hosts_[instance.host].offer.id});
+        notify_core(fleet::Joined{instance.worker, hosts_[instance.host].offer.id});
         continue;
       }
-      if (room <= 0) continue;
-      instance.unsent += rate(instance) * echoline::seconds(kStep);
-      const double groups = std::floor(instance.unsent / rules_.group_size) * rules_.group_size;
-      instance.unsent -= groups;
-      made += groups;
+      if (room_rollouts <= 0) continue;
+      instance.unsent_rollouts += rate(instance) * echoline::seconds(kStep);
+      const double groups = std::floor(instance.unsent_rollouts / rules_.group_size) * rules_.group_size;
+      instance.unsent_rollouts -= groups;
+      made_rollouts += groups;
       if (groups > 0)
-        hear(fleet::Beat{instance.worker, groups, groups / rate(instance) * between(0.99, 1.01)});
+        notify_core(fleet::Heartbeat{instance.worker, groups, groups / rate(instance) * random_between(0.99, 1.01)});
       else
-        hear(fleet::Beat{instance.worker, 0, 0});
+        notify_core(fleet::Heartbeat{instance.worker, 0, 0});
     }
-    stock_ += made;
-    if (!up_) return;
+    stock_rollouts_ += made_rollouts;
+    if (!learner_up_) return;
     if (trains_until_ > now_) return;
     if (trains_until_ != Duration{}) {
       trains_until_ = Duration{};
       ++steps_;
-      hear(fleet::StepMeasured{true_step_});
+      notify_core(fleet::StepMeasured{true_step_time_});
       if (steps_ % rules_.pace.publish_every == 0)
-        hear(fleet::BroadcastMeasured{from_seconds(echoline::seconds(rules_.broadcast_time) * between(0.95, 1.05))});
+        notify_core(fleet::BroadcastMeasured{
+            from_seconds(echoline::seconds(rules_.broadcast_time) * random_between(0.95, 1.05))});
     }
-    const bool waits = stock_ < rules_.pace.rollouts_per_step;
-    if (waiting_told_ != waits) hear(fleet::Waiting{waits});
-    waiting_told_ = waits;
+    const bool waits = stock_rollouts_ < rules_.pace.rollouts_per_step;
+    if (waiting_reported_ != waits) notify_core(fleet::LearnerWaiting{waits});
+    waiting_reported_ = waits;
     if (waits) return;
-    stock_ -= rules_.pace.rollouts_per_step;
-    trains_until_ = now_ + true_step_;
+    stock_rollouts_ -= rules_.pace.rollouts_per_step;
+    trains_until_ = now_ + true_step_time_;
   }
 
   double rate(const Instance& instance) const {
@@ -471,160 +480,171 @@ class Market {
 
   double ledger_usd() const {
     double usd = 0;
-    for (const auto& [ticket, row] : rows_) usd += row.usd(now_);
+    for (const auto& [ticket, row] : ledger_rows_) usd += row.usd(now_);
     return usd;
   }
   double rented_usd_per_hour() const {
     double usd = 0;
     for (const auto& [ticket, instance] : instances_) usd += instance.dead ? 0 : instance.usd_per_hour;
-    for (const Later& create : creates_) usd += hosts_[create.host].offer.all_usd_per_hour();
+    for (const PendingCall& create : creates_) usd += hosts_[create.host].offer.all_usd_per_hour();
     return usd;
   }
-  bool counted(const Instance& instance) const {
-    const auto* machine = core_->machines().of(instance.ticket);
+  bool counts_as_capacity(const Instance& instance) const {
+    const auto* machine = core_->machines().find(instance.ticket);
     return machine != nullptr && !machine->unwanted && machine->state != MachineState::kStopping &&
            machine->state != MachineState::kDraining;
   }
 
   // Checks that nothing is rented while the healthy machines suffice.
   void check_enough(const std::string& offer) {
-    double there = 0;
+    double existing_rate = 0;
     for (const auto& [ticket, instance] : instances_)
       if (!instance.dead && !instance.stop_asked && instance.hung_since == Duration::max() &&
-          instance.boots_at != Duration::max() && counted(instance)) {
-        const auto* machine = core_->machines().of(ticket);  // a demoted host must first prove a better rate
-        const double believed = machine->measured.value_or(machine->share * machine->offer.rollouts_per_s);
-        there += machine->share < 1 ? std::min(rate(instance), believed) : rate(instance);
+          instance.boots_at != Duration::max() && counts_as_capacity(instance)) {
+        const auto* machine = core_->machines().find(ticket);  // a demoted host must first prove a better rate
+        const double expected_rate = machine->measured.value_or(machine->share * machine->offer.rollouts_per_s);
+        existing_rate += machine->share < 1 ? std::min(rate(instance), expected_rate) : rate(instance);
       }
     const double target = core_->numbers().target_rollouts_per_s;
-    if (there >= target * kUnknown)
-      violate("enough",
-              fmt::format("{} is rented although {:.4g} rollouts/s exist and {:.4g} are wanted", offer, there, target));
+    if (existing_rate >= target * kRateErrorMax)
+      report_violation("enough", fmt::format("{} is rented although {:.4g} rollouts/s exist and {:.4g} are wanted",
+                                             offer, existing_rate, target));
   }
 
   void check() {
     for (const auto& [ticket, instance] : instances_) {
-      const auto row = rows_.find(ticket);
-      if (row == rows_.end())
-        violate("known", fmt::format("{} is rented but in no ledger", ticket));
-      else if (row->second.to && !instance.dead)
-        violate("forgotten", fmt::format("{} is rented but its end is booked", ticket));
+      const auto row = ledger_rows_.find(ticket);
+      if (row == ledger_rows_.end())
+        report_violation("known", fmt::format("{} is rented but in no ledger", ticket));
+      else if (row->second.ended_at && !instance.dead)
+        report_violation("forgotten", fmt::format("{} is rented but its end is booked", ticket));
       if (instance.dead) continue;
       const double usd = instance.usd_per_hour * echoline::seconds(kStep) / 3600;
-      spent_ += usd;
-      spent_on_[ticket] += usd;
+      spent_usd_ += usd;
+      spent_usd_by_ticket_[ticket] += usd;
       // Costs of instances that the provider does not take back within the core's reserve cannot be avoided.
       const auto asked = stop_asked_at_.find(ticket);
-      if (asked != stop_asked_at_.end() && now_ - asked->second > rules::kReserve) not_taken_back_ += usd;
+      if (asked != stop_asked_at_.end() && now_ - asked->second > rules::kReserveTime) unavoidable_usd_ += usd;
     }
-    if (rules_.fleet.usd_max && spent_ - not_taken_back_ > *rules_.fleet.usd_max && !over_told_) {
-      over_told_ = true;
-      violate("budget", fmt::format("${:.4f} of ${:.4f} are spent", spent_, *rules_.fleet.usd_max));
+    if (rules_.fleet.usd_max && spent_usd_ - unavoidable_usd_ > *rules_.fleet.usd_max && !overspending_reported_) {
+      overspending_reported_ = true;
+      report_violation("budget", fmt::format("${:.4f} of ${:.4f} are spent", spent_usd_, *rules_.fleet.usd_max));
     }
-    if (!up_) return;
+    if (!learner_up_) return;
     core_->check();
-    const FleetNumbers n = core_->numbers();
-    result_.closed = n.money_spent;
+    const FleetNumbers numbers = core_->numbers();
+    result_.closed = numbers.money_spent;
     if (rules_.fleet.usd_per_hour_max && rented_usd_per_hour() > *rules_.fleet.usd_per_hour_max * (1 + 1e-6) &&
         now_ - price_rose_at_ > minutes(4))
-      violate("budget", fmt::format("${:.4f} an hour", rented_usd_per_hour()));
-    double all = 0, largest = 0;
+      report_violation("budget", fmt::format("${:.4f} an hour", rented_usd_per_hour()));
+    double rented_rate = 0, largest_rate = 0;
     for (const auto& [ticket, instance] : instances_) {
       if (instance.dead || instance.stop_asked) continue;
-      all += hosts_[instance.host].offer.rollouts_per_s;
-      largest = std::max(largest, hosts_[instance.host].offer.rollouts_per_s);
+      rented_rate += hosts_[instance.host].offer.rollouts_per_s;
+      largest_rate = std::max(largest_rate, hosts_[instance.host].offer.rollouts_per_s);
     }
-    if (calm_ && all > n.target_rollouts_per_s * 1.05 + largest)
-      violate("enough", fmt::format("{:.4g} rollouts/s are rented, {:.4g} are wanted", all, n.target_rollouts_per_s));
-    if (calm_ && result_.rentals > wanted_.size()) violate("enough", "more machines are rented than planned");
-    const bool again =
-        now_ >= kTrouble && (n.idle_fraction < rules::kFeltIdle ||
-                             true_working() >= n.target_rollouts_per_s * (1 - rules::kDeadband) / kUnknown);
-    result_.restored = result_.restored || again;
-    result_.exhausted = n.exhausted || (result_.exhausted && now_ > kTrouble + kBootMax);
-    const Duration since = std::max<Duration>(kTrouble, undeceived_at_);
-    if (now_ > since + kRestoredWithin && unjudged()) {
-      slow_told_ = true;
-      violate("restored", fmt::format("{:.4g} of {:.4g} rollouts/s work {} after the trouble and the last deception",
-                                      true_working(), n.target_rollouts_per_s, to_text(now_ - since)));
+    if (untroubled_ && rented_rate > numbers.target_rollouts_per_s * 1.05 + largest_rate)
+      report_violation("enough", fmt::format("{:.4g} rollouts/s are rented, {:.4g} are wanted", rented_rate,
+                                             numbers.target_rollouts_per_s));
+    if (untroubled_ && result_.rentals > wanted_.size())
+      report_violation("enough", "more machines are rented than planned");
+    const bool restored_now =
+        now_ >= kTroubleTime &&
+        (numbers.idle_fraction < rules::kIdleShareMin ||
+         true_working_rate() >= numbers.target_rollouts_per_s * (1 - rules::kDeadband) / kRateErrorMax);
+    result_.restored = result_.restored || restored_now;
+    result_.exhausted = numbers.exhausted || (result_.exhausted && now_ > kTroubleTime + kBootMax);
+    const Duration deadline_from = std::max<Duration>(kTroubleTime, last_deceiver_detected_at_);
+    if (now_ > deadline_from + kRestoredWithin && awaits_restoration()) {
+      slow_restoration_reported_ = true;
+      report_violation("restored",
+                       fmt::format("{:.4g} of {:.4g} rollouts/s work {} after the trouble and the last deception",
+                                   true_working_rate(), numbers.target_rollouts_per_s, to_text(now_ - deadline_from)));
     }
   }
 
-  bool unjudged() const { return !result_.restored && !result_.exhausted && !result_.closed && !slow_told_; }
+  // Whether it is still open if capacity is restored in time.
+  bool awaits_restoration() const {
+    return !result_.restored && !result_.exhausted && !result_.closed && !slow_restoration_reported_;
+  }
 
-  double true_working() const {
+  double true_working_rate() const {
     double working = 0;
     for (const auto& [ticket, instance] : instances_)
-      if (instance.joined && !instance.dead && counted(instance) && instance.hung_since == Duration::max())
+      if (instance.joined && !instance.dead && counts_as_capacity(instance) && instance.hung_since == Duration::max())
         working += rate(instance);
     return working;
   }
 
   void step() {
-    if (!up_ && now_ >= down_until_) begin();
+    if (!learner_up_ && now_ >= down_until_) start_learner();
     make_trouble();
-    provide();
-    work();
-    if (up_ && now_ >= spent_told_ + seconds(10)) {
-      spent_told_ = now_;
-      hear(fleet::Spent{ledger_usd()});
+    advance_provider();
+    advance_workers();
+    if (learner_up_ && now_ >= spent_reported_at_ + seconds(10)) {
+      spent_reported_at_ = now_;
+      notify_core(fleet::SpendingMeasured{ledger_usd()});
     }
-    if (up_) carry_out(core_->tick(clock()));
+    if (learner_up_) carry_out(core_->tick(clock()));
     check();
   }
 
   // Ends the run: returns all machines and closes the ledger.
   void end_run() {
-    if (!up_) begin();
-    tell("the run ends");
-    if (up_) carry_out(core_->close("the run has ended", clock()));
-    for (const Duration end = now_ + kEnd;
+    if (!learner_up_) start_learner();
+    record_line("the run ends");
+    if (learner_up_) carry_out(core_->close("the run has ended", clock()));
+    for (const Duration end = now_ + kEndTime;
          now_ < end && !(core_->machines().empty() && instances_.empty() && creates_.empty()); now_ += kStep) {
-      provide();
+      advance_provider();
       carry_out(core_->tick(clock()));
       check();
     }
-    if (!core_->machines().empty()) violate("returned", "machines remain in the table");
+    if (!core_->machines().empty()) report_violation("returned", "machines remain in the table");
     for (const auto& [ticket, instance] : instances_)
-      if (!instance.dead) violate("returned", fmt::format("{} is still rented", ticket));
-    for (const auto& [ticket, row] : rows_)
-      if (!row.to) violate("returned", fmt::format("{} is still open in the ledger", ticket));
+      if (!instance.dead) report_violation("returned", fmt::format("{} is still rented", ticket));
+    for (const auto& [ticket, row] : ledger_rows_)
+      if (!row.ended_at) report_violation("returned", fmt::format("{} is still open in the ledger", ticket));
     // A failed start that rented nevertheless, and ended before any listing, counts as free.
-    double unseen = 0;
-    for (const auto& [ticket, row] : rows_)
-      if (!row.ran) unseen += std::min(spent_on_[ticket], row.usd_per_hour * echoline::seconds(rules::kAnswer) / 3600);
-    if (ledger_usd() + unseen < spent_ * 0.999 - 1e-6)
-      violate("known", fmt::format("the ledger has ${:.5f}, but ${:.5f} were spent", ledger_usd(), spent_));
+    double unseen_usd = 0;
+    for (const auto& [ticket, row] : ledger_rows_)
+      if (!row.ran)
+        unseen_usd +=
+            std::min(spent_usd_by_ticket_[ticket], row.usd_per_hour * echoline::seconds(rules::kAnswerTimeout) / 3600);
+    if (ledger_usd() + unseen_usd < spent_usd_ * 0.999 - 1e-6)
+      report_violation("known",
+                       fmt::format("the ledger has ${:.5f}, but ${:.5f} were spent", ledger_usd(), spent_usd_));
   }
 
   Random random_;
   const std::function<void(const std::string&)>& trace_;
   MarketResult result_;
   std::uint64_t hash_ = 0;
-  bool calm_ = false;
+  bool untroubled_ = false;  // no faults, so that the fleet must keep to its plan exactly
   FleetRules rules_;
   std::vector<Host> hosts_;
   std::vector<std::string> wanted_;
   std::set<std::string> offered_;  // now
-  double crash_ = 0;
-  Duration true_step_{};
+  double crash_probability_ = 0;
+  Duration true_step_time_{};
 
-  Duration now_{}, skew_{}, down_until_{}, outage_until_{-hours(1)}, price_rose_at_{-hours(1)}, spent_told_{};
-  bool up_ = false, over_told_ = false, slow_told_ = false;
+  Duration now_{}, clock_skew_{}, down_until_{}, outage_until_{-hours(1)}, price_rose_at_{-hours(1)},
+      spent_reported_at_{};
+  bool learner_up_ = false, overspending_reported_ = false, slow_restoration_reported_ = false;
   std::optional<FleetCore> core_;
-  std::map<Ticket, Row> rows_;
+  std::map<Ticket, RentalRow> ledger_rows_;
   std::map<Ticket, bool> started_;
   std::map<Ticket, Instance> instances_;
-  std::vector<Later> creates_, stops_, looks_;
+  std::vector<PendingCall> creates_, stops_, searches_;
   std::vector<Answer> answers_;
-  double stock_ = 0, spent_ = 0, not_taken_back_ = 0;
-  std::map<Ticket, double> spent_on_;
+  double stock_rollouts_ = 0, spent_usd_ = 0, unavoidable_usd_ = 0;
+  std::map<Ticket, double> spent_usd_by_ticket_;
   std::map<Ticket, Duration> stop_asked_at_;  // first request
-  std::set<std::size_t> found_out_;           // deceiving hosts
-  Duration undeceived_at_{};                  // when the last of them was detected
+  std::set<std::size_t> detected_deceivers_;  // hosts found slower than promised
+  Duration last_deceiver_detected_at_{};      // when the last of them was detected
   Duration trains_until_{};
   int steps_ = 0;
-  std::optional<bool> waiting_told_;
+  std::optional<bool> waiting_reported_;
 };
 
 }  // namespace

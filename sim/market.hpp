@@ -13,7 +13,7 @@ namespace echoline::sim {
 
 struct MarketViolation {
   Duration at{};
-  std::string rule;  // known, forgotten, budget, enough, restored, returned, order
+  std::string rule;  // docs/provisioning.md: known, forgotten, budget, enough, restored, returned, order
   std::string text;
 };
 

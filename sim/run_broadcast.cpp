@@ -1,3 +1,4 @@
+// Delivery times of a simulated run's publications, computed by chains/.
 #include "sim/run_broadcast.hpp"
 
 #include <algorithm>
@@ -10,24 +11,24 @@
 namespace echoline::sim {
 namespace {
 
-constexpr double kLongest = 1e9;           // seconds; finite, so that times can be added
-constexpr std::size_t kChangedShare = 20;  // plans again when one in this many has joined or left
+constexpr double kMaxDeliverySeconds = 1e9;  // finite, so that times can be added
+constexpr std::size_t kReplanDivisor = 20;   // plans again if more than 1 in 20 workers joined or left
 
 }  // namespace
 
 void RunBroadcast::add(const Receiver& receiver) {
   members_[receiver.id] = receiver;
-  ++changed_;
+  ++members_changed_;
 }
 
-void RunBroadcast::remove(WorkerId id) { changed_ += members_.erase(id); }
+void RunBroadcast::remove(WorkerId id) { members_changed_ += members_.erase(id); }
 
-Status RunBroadcast::relink(const Receiver& receiver) {
+Status RunBroadcast::change_links(const Receiver& receiver) {
   members_[receiver.id] = receiver;
   for (chains::WorkerLink& link : links_)
     if (link.id == receiver.id) link.up = receiver.up, link.down = receiver.down;
-  ++unseen_;
-  return payload_.count > 0 ? reckon(payload_) : ok();
+  ++links_changed_;
+  return times_payload_.count > 0 ? compute_times(times_payload_) : ok();
 }
 
 Status RunBroadcast::plan() {
@@ -40,47 +41,50 @@ Status RunBroadcast::plan() {
     ups.push_back(r.up.bits_per_s);
   }
   std::nth_element(ups.begin(), ups.begin() + static_cast<std::ptrdiff_t>(ups.size() / 2), ups.end());
-  usual_up_ = {ups[ups.size() / 2]};
+  median_up_ = {ups[ups.size() / 2]};
   std::vector<chains::ChainWorker> workers;
   for (const auto& [id, r] : members_) {
-    constexpr std::uint32_t kStated = 1000;
-    const chains::PeerStats stated{r.up, request.paths.worker_rate.value_or(fastest), kStated,
-                                   static_cast<std::uint32_t>(std::lround(r.reliability * kStated)), Duration{}};
-    workers.push_back({id, r.up, r.down, chains::peer_score(stated), true, true, r.region});
+    constexpr std::uint32_t kForwardAttempts = 1000;  // a reliability of 0.995 is 995 successes
+    // Without an expected worker rate, scores are relative to the fastest worker. Chains run at the slowest one's rate.
+    const chains::PeerStats stats{r.up, request.paths.worker_rate.value_or(fastest), kForwardAttempts,
+                                  static_cast<std::uint32_t>(std::lround(r.reliability * kForwardAttempts)),
+                                  Duration{}};
+    workers.push_back({id, r.up, r.down, chains::peer_score(stats), /*may_forward=*/true, /*may_seed=*/true, r.region});
   }
   links_.clear();
   for (const auto& [id, r] : members_) links_.push_back({id, r.up, r.down, request.paths.delay_expected, r.region});
   const BitRate chain_rate = request.paths.worker_rate.value_or(slowest);
   chains::TopologyPolicy policy = request.topology;
-  // Compares topologies when the fleet's size has changed a lot; the real learner compares.
+  // Compares topologies again when the fleet has doubled or halved. The real learner compares at intervals.
   if (policy == chains::TopologyPolicy::kAuto) {
-    if (!chosen_ || members_.size() >= 2 * chosen_for_ || 2 * members_.size() <= chosen_for_) {
+    if (!chosen_policy_ || members_.size() >= 2 * chosen_for_size_ || 2 * members_.size() <= chosen_for_size_) {
       ECHO_ASSIGN(const chains::Choice choice,
                   chains::choose_topology(request.learner_up, chain_rate, workers, links_,
-                                          {request.delta_bytes, request.chunk, request.quorum}, chosen_,
+                                          {request.delta_bytes, request.chunk, request.quorum}, chosen_policy_,
                                           request.paths.regions.ways));
-      chosen_ = choice.topology.policy;
-      chosen_for_ = members_.size();
+      chosen_policy_ = choice.topology.policy;
+      chosen_for_size_ = members_.size();
     }
-    policy = *chosen_;
+    policy = *chosen_policy_;
   }
   ECHO_ASSIGN(topology_, chains::plan_chains(request.learner_up, chain_rate, workers, policy, request.quorum,
                                              request.paths.regions.ways));
-  copies_.clear();
-  const chains::Regions& ways = request.paths.regions.ways;
-  const auto region_of = [&](WorkerId id) { return id == kLearnerId ? ways.learner : members_.at(id).region; };
-  std::size_t crossing = 0;
+  copies_sent_.clear();
+  const chains::Regions& regions = request.paths.regions.ways;
+  const auto region_of = [&](WorkerId id) { return id == kLearnerId ? regions.learner : members_.at(id).region; };
+  std::size_t edges_between_regions = 0;
   for (std::size_t s = 0; s < topology_.stripes(); ++s)
     for (const chains::Edge& edge : chains::edges_of(topology_, s)) {
-      ++copies_[edge.from];
-      if (ways.several()) crossing += region_of(edge.to) != region_of(edge.from) ? 1 : 0;
+      ++copies_sent_[edge.from];
+      if (regions.several()) edges_between_regions += region_of(edge.to) != region_of(edge.from) ? 1 : 0;
     }
-  crossing_ = static_cast<double>(crossing) / topology_.stripes();
-  for (auto& [id, n] : copies_) n /= topology_.stripes();
+  // A stripe is 1 / stripes() of the payload.
+  copies_between_regions_ = static_cast<double>(edges_between_regions) / topology_.stripes();
+  for (auto& [id, n] : copies_sent_) n /= topology_.stripes();
   depth_ = topology_.depth();
-  ++planned_;
-  changed_ = unseen_ = 0;
-  payload_ = {};
+  ++topologies_planned_;
+  members_changed_ = links_changed_ = 0;
+  times_payload_ = {};
   return ok();
 }
 
@@ -89,31 +93,32 @@ Status RunBroadcast::prepare(Bytes payload) {
     topology_ = {};
     times_ = {};
     links_.clear();
-    copies_.clear();
-    crossing_ = 0;
-    first_ = half_ = quorum_ = {};
-    payload_ = {};
-    changed_ = 1;
+    copies_sent_.clear();
+    copies_between_regions_ = 0;
+    first_time_ = half_time_ = quorum_time_ = {};
+    times_payload_ = {};
+    members_changed_ = 1;
     return ok();
   }
-  if (links_.empty() || changed_ * kChangedShare > members_.size()) ECHO_TRY(plan());
-  changed_ += std::exchange(unseen_, 0);
-  return payload_ == payload ? ok() : reckon(payload);
+  if (links_.empty() || members_changed_ * kReplanDivisor > members_.size()) ECHO_TRY(plan());
+  // A changed link counts only for the next publication's decision (change_links()).
+  members_changed_ += std::exchange(links_changed_, 0);
+  return times_payload_ == payload ? ok() : compute_times(payload);
 }
 
-Status RunBroadcast::reckon(Bytes payload) {
+Status RunBroadcast::compute_times(Bytes payload) {
   const provisioner::PlanRequest& request = scenario_.request;
   const Bytes sent{static_cast<std::uint64_t>(on_the_wire(payload))};
   ECHO_ASSIGN(times_, chains::broadcast_time(topology_, sent, chunk_of(sent), request.learner_up, links_,
                                              request.paths.regions.ways));
-  payload_ = payload;
-  first_ = Duration::max();
+  times_payload_ = payload;
+  first_time_ = Duration::max();
   for (chains::Completion& c : times_.workers) {
-    c.time = std::min(c.time, from_seconds(kLongest));
-    first_ = std::min(first_, c.time);
+    c.time = std::min(c.time, from_seconds(kMaxDeliverySeconds));
+    first_time_ = std::min(first_time_, c.time);
   }
-  half_ = times_.fraction(0.5);
-  quorum_ = times_.fraction(request.quorum);
+  half_time_ = times_.fraction(0.5);
+  quorum_time_ = times_.fraction(request.quorum);
   return ok();
 }
 
@@ -134,25 +139,26 @@ Duration RunBroadcast::time_of(WorkerId id) const {
                                    [](const auto& c, auto v) { return c.id < v; });
   if (it != times_.workers.end() && it->id == id) return it->time;
   const auto member = members_.find(id);
-  if (member == members_.end()) return half_;
-  const double alone = on_the_wire(payload_) / member->second.down.bytes_per_s();
-  return std::max(half_, from_seconds(alone));
+  if (member == members_.end()) return half_time_;
+  // The worker joined after the topology was planned: the median time, but not less than its downlink needs.
+  const double download_s = on_the_wire(times_payload_) / member->second.down.bytes_per_s();
+  return std::max(half_time_, from_seconds(download_s));
 }
 
 Duration RunBroadcast::lower_bound() const {
-  return chains::lower_bound(payload_, scenario_.request.learner_up, links_, scenario_.request.quorum,
+  return chains::lower_bound(times_payload_, scenario_.request.learner_up, links_, scenario_.request.quorum,
                              scenario_.request.paths.regions.ways);
 }
 
-double RunBroadcast::copies_of(WorkerId id) const {
-  const auto it = copies_.find(id);
-  return it == copies_.end() ? 0 : it->second;
+double RunBroadcast::copies_sent_by(WorkerId id) const {
+  const auto it = copies_sent_.find(id);
+  return it == copies_sent_.end() ? 0 : it->second;
 }
 
-Duration RunBroadcast::from_a_neighbour(Bytes payload, const Receiver& receiver) const {
-  const BitRate up = usual_up_.bits_per_s > 0 ? usual_up_ : scenario_.request.learner_up;
+Duration RunBroadcast::neighbour_transfer_time(Bytes payload, const Receiver& receiver) const {
+  const BitRate up = median_up_.bits_per_s > 0 ? median_up_ : scenario_.request.learner_up;
   const double rate = std::min(up, receiver.down).bytes_per_s();
-  return from_seconds(std::min(kLongest, on_the_wire(payload) / rate)) +
+  return from_seconds(std::min(kMaxDeliverySeconds, on_the_wire(payload) / rate)) +
          scenario_.request.paths.regions.ways.delay(receiver.region, receiver.region,
                                                     scenario_.request.paths.delay_expected);
 }

@@ -26,7 +26,7 @@ class RunBroadcast {
   void add(const Receiver& receiver);
   void remove(WorkerId id);
   // Changes a receiver's links. Times change at once, the topology after the next publication.
-  Status relink(const Receiver& receiver);
+  Status change_links(const Receiver& receiver);
   std::size_t size() const { return members_.size(); }
 
   // Computes times for a payload to the current receivers. Plans the topology again if more than a twentieth of its
@@ -34,43 +34,43 @@ class RunBroadcast {
   Status prepare(Bytes payload);
   // Time from the start until this worker holds the payload prepared last.
   Duration time_of(WorkerId id) const;
-  // Until the first worker holds it. The learner's links are busy that long, so the next publication waits.
-  Duration first() const { return first_; }
-  Duration quorum() const { return quorum_; }
-  Duration lower_bound() const;
-  // Number of whole payloads that this node sends.
-  double copies_of(WorkerId id) const;
-  double learner_copies() const { return copies_of(kLearnerId); }
-  // Number of payloads sent from one region to another.
-  double crossing_copies() const { return crossing_; }
+  // Time until the first worker holds it. The learner's links are busy that long, so the next publication waits.
+  Duration first_completion() const { return first_time_; }
+  Duration quorum_time() const { return quorum_time_; }
+  Duration lower_bound() const;  // for the payload without wire overhead, as in the learner's report
+  // Numbers of whole payloads sent, by one node or from one region to another. An edge of one of n stripes counts 1/n.
+  double copies_sent_by(WorkerId id) const;
+  double copies_sent_by_learner() const { return copies_sent_by(kLearnerId); }
+  double copies_between_regions() const { return copies_between_regions_; }
   // Time for a newcomer to get the payload from a neighbour.
-  Duration from_a_neighbour(Bytes payload, const Receiver& receiver) const;
+  Duration neighbour_transfer_time(Bytes payload, const Receiver& receiver) const;
 
   const chains::Topology& topology() const { return topology_; }
   std::size_t depth() const { return depth_; }
-  std::uint64_t planned() const { return planned_; }
+  std::uint64_t topologies_planned() const { return topologies_planned_; }
 
  private:
   Status plan();
-  Status reckon(Bytes payload);
+  Status compute_times(Bytes payload);
   Bytes chunk_of(Bytes sent) const;
   double on_the_wire(Bytes payload) const;  // in bytes, including headers and encryption
 
   const RunScenario& scenario_;
   std::map<WorkerId, Receiver> members_;
-  std::size_t changed_ = 0, unseen_ = 0;          // since the last plan; changed links that no publication has used yet
-  std::optional<chains::TopologyPolicy> chosen_;  // the choice of kAuto for a fleet of this size
-  std::size_t chosen_for_ = 0;
+  std::size_t members_changed_ = 0;                      // receivers that joined, left or changed since the last plan
+  std::size_t links_changed_ = 0;                        // links changed since the last publication
+  std::optional<chains::TopologyPolicy> chosen_policy_;  // the choice of kAuto for a fleet of this size
+  std::size_t chosen_for_size_ = 0;
   chains::Topology topology_;
   std::vector<chains::WorkerLink> links_;
-  std::unordered_map<WorkerId, double> copies_;  // including the learner
-  double crossing_ = 0;
+  std::unordered_map<WorkerId, double> copies_sent_;  // including the learner's
+  double copies_between_regions_ = 0;
   std::size_t depth_ = 0;
-  std::uint64_t planned_ = 0;
-  Bytes payload_;
+  std::uint64_t topologies_planned_ = 0;
+  Bytes times_payload_;  // size for which times_ was computed; 0: compute it again
   chains::BroadcastTimes times_;
-  Duration first_{}, half_{}, quorum_{};
-  BitRate usual_up_;
+  Duration first_time_{}, half_time_{}, quorum_time_{};
+  BitRate median_up_;
 };
 
 }  // namespace echoline::sim

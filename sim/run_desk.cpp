@@ -1,3 +1,4 @@
+// The rollout desk of a simulated run. run_simulation.cpp calls it for each worker's request or result.
 #include "sim/run_desk.hpp"
 
 #include <algorithm>
@@ -11,10 +12,10 @@ constexpr std::uint32_t kAnyAge = 1u << 30;
 constexpr std::uint32_t kLeasesLiveMax = 1'000'000;
 
 LeaseOptions lease_options(const DeskOptions& options) {
-  LeaseOptions of{.pacing = options.pacing, .lease = options.lease};
-  of.leases_live_max = kLeasesLiveMax;
-  if (options.any_age) of.pacing.staleness.budget = kAnyAge;
-  return of;
+  LeaseOptions core_options{.pacing = options.pacing, .lease = options.lease};
+  core_options.leases_live_max = kLeasesLiveMax;
+  if (options.any_age) core_options.pacing.staleness.budget = kAnyAge;
+  return core_options;
 }
 
 }  // namespace
@@ -25,18 +26,18 @@ RunDesk::RunDesk(const DeskOptions& options)
 // Uses the limit for training; the core may lease older work.
 Version RunDesk::version_min() const { return oldest_admissible(step_, options_.pacing.staleness.budget); }
 
-// Whether the pool has groups for any worker.
+// Groups of this step's batch that the worker may still lease. Adds the groups in the pool: they were leased before.
 std::uint64_t RunDesk::share_left(WorkerId worker) const {
   const std::uint64_t batches =
       step_ == 0 ? options_.pacing.staleness.lookahead_steps() + 1 : 1;  // the first step also fills the stock
-  const std::uint64_t groups = batches * options_.pacing.groups_per_step(), workers = given_.size();
+  const std::uint64_t groups = batches * options_.pacing.groups_per_step(), workers = leased_since_batch_.size();
   const std::uint64_t share = (groups + workers - 1) / workers;
-  return share - std::min(share, given_.at(worker)) + core_.pooled();
+  return share - std::min(share, leased_since_batch_.at(worker)) + core_.pooled();
 }
 
 std::vector<LiveLease> RunDesk::grant(WorkerId worker, Version version, std::uint64_t groups_max, Version newest,
                                       double now_s) {
-  std::uint64_t& given = given_[worker];
+  std::uint64_t& leased_groups = leased_since_batch_[worker];
   if (options_.equal_shares) groups_max = std::min(groups_max, share_left(worker));
   auto leases = core_.grant({worker,
                              version,
@@ -45,7 +46,7 @@ std::vector<LiveLease> RunDesk::grant(WorkerId worker, Version version, std::uin
                              step_pace_.seconds(),
                              newest},
                             step_, now_s);
-  given += leases.size();
+  leased_groups += leases.size();
   return leases;
 }
 
@@ -55,7 +56,7 @@ std::optional<double> RunDesk::submit(LeaseId id, const DeskGroup& group, double
     if (lease != nullptr)
       core_.refuse(id, group.longest, now_s);
     else
-      core_.came_late(group.worker, group.granted_s, group.longest, now_s);
+      core_.record_late_result(group.worker, group.granted_s, group.longest, now_s);
     rejected_["refused: lease expired"] += options_.pacing.group_size;
     return std::nullopt;
   }
@@ -67,19 +68,19 @@ std::optional<double> RunDesk::submit(LeaseId id, const DeskGroup& group, double
     reject_stale(stored.version);
     return std::nullopt;
   }
-  const double held_s = core_.settle(id, {stored.version, group.longest, true}, now_s);
+  const double lease_seconds = core_.settle(id, {stored.version, group.longest, true}, now_s);
   groups_[stored.id] = stored;
-  return held_s;
+  return lease_seconds;
 }
 
 void RunDesk::give_back(WorkerId worker, LeaseId lease) {
-  unfinished("given back", core_.give_back(worker, std::span(&lease, 1)));
+  unfinished("given back", core_.return_leases(worker, std::span(&lease, 1)));
 }
 
 void RunDesk::release_worker(WorkerId worker, double now_s) {
   unfinished("worker lost", core_.release_worker(worker, now_s));
-  set_aside_ += core_.newly_set_aside().size();
-  given_.erase(worker);
+  groups_set_aside_ += core_.newly_set_aside().size();
+  leased_since_batch_.erase(worker);
 }
 
 void RunDesk::expire(double now_s, const std::function<bool(WorkerId)>& is_alive) {
@@ -95,11 +96,11 @@ void RunDesk::expire(double now_s, const std::function<bool(WorkerId)>& is_alive
 
 std::optional<std::vector<DeskGroup>> RunDesk::batch(std::uint64_t groups, double now_s) {
   if (core_.stranded_by_next_step(step_, now_s) > 0) {
-    step_pace_.waits(now_s);
+    step_pace_.begin_wait(now_s);
     return std::nullopt;
   }
-  step_pace_.goes_on(now_s);
-  const auto chosen = waiting_.batch(version_min(), groups);
+  step_pace_.end_wait(now_s);
+  const auto chosen = waiting_.next_batch(version_min(), groups);
   if (!chosen) return std::nullopt;
   std::vector<DeskGroup> batch;
   for (const GroupId group : *chosen) batch.push_back(groups_.at(group));
@@ -112,9 +113,9 @@ void RunDesk::consume(const std::vector<DeskGroup>& batch, double now_s) {
     groups_.erase(group.id);
   }
   ++step_;
-  step_pace_.finished(now_s);
-  for (auto& [worker, given] : given_) given = 0;
-  for (const GroupId group : waiting_.before(version_min())) {
+  step_pace_.end_step(now_s);
+  for (auto& [worker, leased_groups] : leased_since_batch_) leased_groups = 0;
+  for (const GroupId group : waiting_.older_than(version_min())) {
     reject_stale(waiting_.find(group)->version);
     waiting_.remove(group);
     groups_.erase(group);
@@ -128,7 +129,7 @@ void RunDesk::reject_stale(Version version) {
 
 std::map<std::uint64_t, std::uint64_t> RunDesk::waiting_by_age() const {
   std::map<std::uint64_t, std::uint64_t> ages;
-  for (const auto& [version, trajectories] : waiting_.whole(Version{0}))
+  for (const auto& [version, trajectories] : waiting_.complete_trajectories(Version{0}))
     ages[step_ - std::min(step_, version.value)] += trajectories;
   return ages;
 }

@@ -27,7 +27,7 @@ struct DeskGroup {
   Version version;
   double granted_s = 0;
   std::uint32_t tokens = 0, longest = 0;  // of all responses; of the longest
-  bool mixed = false;                     // a newer policy has finished it
+  bool mixed_versions = false;            // a newer policy has finished it
 };
 
 // Times are seconds of virtual time.
@@ -38,7 +38,7 @@ class RunDesk {
   std::vector<replay_buffer::LiveLease> grant(WorkerId worker, Version version, std::uint64_t groups_max,
                                               Version newest, double now_s);
   // Whether no worker can get work for a policy of this version now.
-  bool closed(Version version, double now_s) { return core_.closed(version, step_, now_s); }
+  bool closed(Version version, double now_s) { return core_.has_no_room(version, step_, now_s); }
   // Submits the group of a lease. Returns the seconds for which the worker held leases that no earlier result covers.
   // Absent if the group is refused, because its lease has ended or it is too stale.
   std::optional<double> submit(LeaseId lease, const DeskGroup& group, double now_s);
@@ -54,19 +54,18 @@ class RunDesk {
   void consume(const std::vector<DeskGroup>& batch, double now_s);
 
   std::uint64_t step() const { return step_; }
-  std::uint64_t waiting() const {
-    return waiting_.size() * options_.pacing.group_size;
-  }  // rollouts, including the batch in training
+  // Rollouts in the buffer, including the batch in training.
+  std::uint64_t waiting() const { return waiting_.size() * options_.pacing.group_size; }
   std::uint64_t in_flight() const { return core_.live() * options_.pacing.group_size; }
   // Rollouts by their age at the step.
   std::map<std::uint64_t, std::uint64_t> waiting_by_age() const, in_flight_by_age() const;
-  std::uint64_t set_aside() const { return set_aside_; }
+  std::uint64_t groups_set_aside() const { return groups_set_aside_; }
   // Rollouts by reason: generated but not trained on; of leases without a result.
   const std::map<std::string, std::uint64_t>& rejected() const { return rejected_; }
   // Rollouts that were refused as too stale, by age.
   const std::map<std::uint64_t, std::uint64_t>& stale_by_age() const { return stale_by_age_; }
   const std::map<std::string, std::uint64_t>& unfinished() const { return unfinished_; }
-  const replay_buffer::BoundSteps& bound() const { return core_.bound(); }
+  const replay_buffer::LimitedStepCounter& work_limits() const { return core_.bound(); }
 
  private:
   std::uint64_t share_left(WorkerId worker) const;
@@ -83,8 +82,8 @@ class RunDesk {
   std::uint64_t step_ = 0;
   std::unordered_map<GroupId, DeskGroup> groups_;  // waiting ones
   // Groups leased since the last batch was consumed, by worker that was not lost.
-  std::map<WorkerId, std::uint64_t> given_;
-  std::uint64_t set_aside_ = 0;
+  std::map<WorkerId, std::uint64_t> leased_since_batch_;
+  std::uint64_t groups_set_aside_ = 0;
   std::map<std::string, std::uint64_t> rejected_, unfinished_;
   std::map<std::uint64_t, std::uint64_t> stale_by_age_;
 };

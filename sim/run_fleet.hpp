@@ -14,16 +14,16 @@ namespace echoline::sim {
 class RunFleet {
  public:
   struct Hooks {
-    std::function<void(provisioner::Ticket, std::size_t offer, double joins_s)>
-        booting;                                     // joins_s absent: it never joins
-    std::function<void(provisioner::Ticket)> ended;  // the machine is gone, for any reason
-    std::function<void(WorkerId)> drain;
+    // `joins_s`: when its worker joins; kNeverS of run_fleet.cpp: never.
+    std::function<void(provisioner::Ticket, std::size_t offer, double joins_s)> on_booting;
+    std::function<void(provisioner::Ticket)> on_returned;  // the machine has ended at the fleet core's request
+    std::function<void(WorkerId)> on_drain;
   };
   RunFleet(const RunScenario& scenario, const provisioner::FleetRules& rules, const std::vector<std::size_t>& wanted,
            Hooks hooks, RunResult& result);
 
   void tick(double now);
-  void hear(const provisioner::FleetEvent& event, double now);
+  void handle(const provisioner::FleetEvent& event, double now);
   void close(const std::string& why, double now);
   provisioner::FleetNumbers numbers() const { return core_->numbers(); }
   bool empty() const { return core_->machines().empty(); }
@@ -31,10 +31,12 @@ class RunFleet {
   double usd(double now) const;
   double usd_per_hour() const { return rent_per_hour_; }
   SimMachine& machine(provisioner::Ticket ticket) { return result_.machines[static_cast<std::size_t>(ticket) - 1]; }
-  std::size_t offer_of(provisioner::Ticket ticket) const { return offers_[static_cast<std::size_t>(ticket) - 1]; }
-  // The machine was taken away or has died.
-  void taken(provisioner::Ticket ticket, bool outbid, double now);
-  void traffic(provisioner::Ticket ticket, double bytes_in, double bytes_forwarded);
+  std::size_t offer_of(provisioner::Ticket ticket) const {
+    return offer_by_ticket_[static_cast<std::size_t>(ticket) - 1];
+  }
+  // Reports that the machine was taken away or has died.
+  void lose_machine(provisioner::Ticket ticket, bool outbid, double now);
+  void record_traffic(provisioner::Ticket ticket, double bytes_in, double bytes_forwarded);
 
  private:
   struct Answer {
@@ -46,34 +48,34 @@ class RunFleet {
     }
   };
   void carry_out(const std::vector<provisioner::FleetAction>& actions);
-  void act(const provisioner::fleet::Book& book);
-  void act(const provisioner::fleet::Start& start);
-  void act(const provisioner::fleet::Stop& stop);
-  void act(const provisioner::fleet::Look& look);
-  void act(const provisioner::fleet::BookEnd& end);
-  void act(const provisioner::fleet::GiveUp&) {}
-  void act(const provisioner::fleet::Drain& drain);
-  void act(const provisioner::fleet::Note& note);
+  void perform(const provisioner::fleet::Book& book);
+  void perform(const provisioner::fleet::Start& start);
+  void perform(const provisioner::fleet::Stop& stop);
+  void perform(const provisioner::fleet::FindInstance& look);
+  void perform(const provisioner::fleet::BookEnd& end);
+  void perform(const provisioner::fleet::GiveUp&) {}
+  void perform(const provisioner::fleet::Drain& drain);
+  void perform(const provisioner::fleet::Note& note);
   void answer(double after_s, provisioner::FleetEvent event);
   void settle_rent(double now);
-  // The cheapest available offers, up to a search's limit.
-  std::vector<provisioner::FleetOffer> page() const;
+  // The cheapest available offers, as many as a search returns.
+  std::vector<provisioner::FleetOffer> search_result() const;
 
   const RunScenario& scenario_;
   Hooks hooks_;
   RunResult& result_;
   Draws draws_;
-  std::vector<provisioner::FleetOffer> lots_;  // by offer index
-  std::vector<double> rent_;                   // true $ per hour
-  std::vector<std::size_t> order_;             // offers, cheapest per rollout first
-  std::vector<double> back_s_;                 // by offer: when it is available again; kNeverS: rented
+  std::vector<provisioner::FleetOffer> listed_offers_;  // by offer index
+  std::vector<double> rent_;                            // true $ per hour
+  std::vector<std::size_t> cheapest_first_;             // offers, cheapest per rollout first
+  std::vector<double> available_from_s_;                // by offer: when it is available again; kNeverS: rented
   std::map<std::string, std::size_t, std::less<>> index_;
   std::optional<provisioner::FleetCore> core_;
-  std::vector<std::size_t> offers_;  // by ticket
-  std::vector<bool> open_, gone_;    // by ticket: it costs; its provider no longer has it
+  std::vector<std::size_t> offer_by_ticket_;      // by ticket
+  std::vector<bool> is_paid_, lost_at_provider_;  // by ticket: it costs; its provider no longer has it
   std::priority_queue<Answer, std::vector<Answer>, std::greater<>> answers_;
   std::uint64_t sequence_ = 0;
-  double now_ = 0, rent_per_hour_ = 0, settled_s_ = 0, refreshed_s_ = 0;
+  double now_ = 0, rent_per_hour_ = 0, settled_s_ = 0, searched_s_ = 0;
 };
 
 }  // namespace echoline::sim

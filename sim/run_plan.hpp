@@ -8,7 +8,7 @@ namespace echoline::sim {
 struct RunStart {
   provisioner::Plan plan;
   // Why there is no plan. Then `wanted` has everything that may be rented, and `plan` its cost.
-  std::string trouble;
+  std::string plan_error;
   std::vector<std::size_t> wanted;  // offer indices
   provisioner::FleetRules rules;
   double rules_target = 0;  // rollouts/s

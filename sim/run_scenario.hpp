@@ -18,10 +18,11 @@
 namespace echoline::sim {
 
 enum class OnNewPolicy { kContinue, kFinish, kAbort };
-enum class Activation { kCheapest, kRandom };
-enum class Shares { kBySpeed, kEqual };
-enum class Publishes { kDelta, kSnapshot };
-enum class Leases { kInTime, kAnyAge };
+enum class OfferChoice { kCheapest, kRandom };  // which offers are rented
+enum class LeaseShares { kBySpeed, kEqual };    // a worker's share of each batch
+enum class PublicationForm { kDelta, kSnapshot };
+// A group is leased only if its result will be fresh enough for training, or in any case.
+enum class LeaseRule { kInTime, kAnyAge };
 
 // An offer as the market states it, with its true properties.
 struct RunOffer {
@@ -47,11 +48,11 @@ struct RunChurn {
 
 // Machines that become slow at one time without being lost.
 struct Slowdown {
-  Duration at{};                        // after the run's start
-  double share = 1;                     // of the working machines
-  double tokens = 1, links = 1;         // remaining share of the tokens/s, and of both links
-  std::optional<Duration> lasts;        // absent: for good
-  std::optional<std::uint32_t> region;  // absent: all
+  Duration at{};                                   // after the run's start
+  double share = 1;                                // of the working machines
+  double token_rate_left = 1, link_rate_left = 1;  // remaining share of the tokens/s, and of both links
+  std::optional<Duration> lasts;                   // absent: for good
+  std::optional<std::uint32_t> region;             // absent: all
 };
 
 struct RunFaults {
@@ -63,8 +64,8 @@ struct RunFaults {
 
 struct RunScenario {
   std::uint64_t seed = 1;
-  // R, kappa, T, S, L, sizes, links, topology, prices and budgets: the planner's input. The fleet core's rules follow
-  // from it.
+  // The planner's input: rollouts per step, publishing interval, step time, staleness budget, sizes, links, topology,
+  // prices and budgets. The fleet core's rules follow from it.
   provisioner::PlanRequest request;
   std::vector<RunOffer> offers;
 
@@ -74,8 +75,9 @@ struct RunScenario {
   // Tokens of a response: from `token_histogram` if it is set, else `tokens`; at most lease.tokens_max.
   Lognormal tokens;
   std::optional<Histogram> token_histogram;
-  std::uint32_t groups_at_once = 2;             // that a worker holds: the one in progress and the next
-  Duration work_ahead{};                        // or as many more as the worker completes in this time, if that is more
+  std::uint32_t groups_at_once = 2;  // groups that a worker holds at a time, including the one in progress
+  // A worker holds the group in progress and all that it completes in this time, if they are more than groups_at_once.
+  Duration work_ahead{};
   std::optional<double> sequence_tokens_per_s;  // speed limit of a single response
 
   std::vector<double> step_seconds;      // of successive learner steps, repeated; empty: step_time
@@ -85,18 +87,18 @@ struct RunScenario {
   Duration encode_time{};       // from the end of a step until its policy can be sent; the next step runs meanwhile
   Duration acknowledge_time{};  // from a worker's installation until the learner knows of it
 
-  double wire_overhead = 0;        // added to every byte sent by headers and encryption; plans and bounds ignore it
+  double wire_overhead = 0;        // bytes of headers and encryption per payload byte; plans and bounds ignore them
   std::vector<Bytes> delta_bytes;  // of successive publications; the last value repeats
   std::optional<Bytes> snapshot_bytes;  // of a whole policy as it is sent; absent: as planned, request.full_bytes
-  Publishes publishes = Publishes::kDelta;
-  Activation activation = Activation::kCheapest;
-  Shares shares = Shares::kBySpeed;
-  Leases leases = Leases::kInTime;
+  PublicationForm publication_form = PublicationForm::kDelta;
+  OfferChoice offer_choice = OfferChoice::kCheapest;
+  LeaseShares lease_shares = LeaseShares::kBySpeed;
+  LeaseRule lease_rule = LeaseRule::kInTime;
 
   Lognormal boot_s{30, 30};  // from a machine's request until its worker connects
   Duration heartbeat_timeout = std::chrono::seconds(3);
 
-  std::vector<std::string> regions{""};
+  std::vector<std::string> regions{""};  // their names
   RunChurn churn;
   RunFaults faults;
   Duration time_max = std::chrono::hours(24 * 365);  // of virtual time; the run then ends
@@ -105,12 +107,13 @@ struct RunScenario {
 struct SimStep {
   std::uint64_t step = 0;  // from 1
   double at_s = 0, wait_s = 0, train_s = 0;
-  std::map<std::uint64_t, std::uint64_t> staleness;  // of the training data, by age
-  std::uint64_t tokens = 0, mixed = 0;
+  std::map<std::uint64_t, std::uint64_t> staleness;  // rollouts trained on, by age in learner steps
+  std::uint64_t tokens = 0, mixed_version_rollouts = 0;
   double tokens_mean = 0;
-  std::size_t working = 0, joining = 0;
-  double rollouts_per_s = 0, target_rollouts_per_s = 0;  // of working machines; wanted
-  std::uint64_t waiting = 0, in_flight = 0;              // rollouts in the buffer, and leased
+  std::size_t working = 0, joining = 0;      // machines
+  double rollouts_per_s = 0;                 // promised by the working machines
+  double target_rollouts_per_s = 0;          // that the fleet core wants
+  std::uint64_t waiting = 0, in_flight = 0;  // rollouts in the buffer, and leased
   double usd = 0, usd_per_hour = 0;
 };
 
@@ -118,9 +121,10 @@ struct SimPublication {
   std::uint64_t version = 0;
   double at_s = 0;
   bool snapshot = false;
-  Bytes bytes, learner_bytes;
+  Bytes bytes, learner_bytes;  // of the payload; sent by the learner
+  // T_b: seconds from the publication until the learner knows that the quorum has installed it.
   std::optional<double> t_b_s;
-  double lower_bound_s = 0, predicted_s = 0;  // without installing
+  double lower_bound_s = 0, predicted_s = 0;  // until the quorum has received it: physical limit; expected time
   std::size_t workers = 0, installed = 0;     // at the time of T_b
   std::size_t depth = 0;
 };
@@ -129,11 +133,11 @@ struct SimMachine {
   std::string offer;
   std::uint32_t region = 0;
   double usd_per_hour = 0;
-  double from_s = 0, to_s = 0;  // time span that was paid
-  std::uint64_t rollouts = 0;   // accepted
+  double paid_from_s = 0, paid_to_s = 0;
+  std::uint64_t rollouts = 0;  // accepted
   double bytes_in = 0, bytes_forwarded = 0, usd_traffic = 0;
-  std::uint64_t version = 0;
-  std::uint64_t worker = 0;  // 0: never joined
+  std::uint64_t version = 0;  // last version installed
+  std::uint64_t worker = 0;   // 0: never joined
   bool lost = false;
 };
 
@@ -143,29 +147,29 @@ struct SimDecision {
 };
 
 struct RunResult {
-  provisioner::Plan plan;          // if there is one
-  std::string plan_trouble;        // why no plan was possible; then everything rentable is rented
-  std::string ended;               // completed, budget, nothing left, time
-  double wall_s = 0, begun_s = 0;  // begun: first snapshot published
+  provisioner::Plan plan;                   // if there is one
+  std::string plan_error;                   // why no plan was possible; then everything rentable is rented
+  std::string ended;                        // "completed", "time", or another reason
+  double wall_s = 0, first_snapshot_s = 0;  // end of the run; publication of the first snapshot
   std::uint64_t steps = 0, version = 0;
   std::vector<SimStep> by_step;
   std::vector<SimPublication> publications;
   std::vector<SimMachine> machines;    // all machines that were paid for, in order of renting
   std::vector<SimDecision> decisions;  // the first kDecisionsKept
   std::map<std::string, std::uint64_t> decision_counts;
-  std::map<std::string, std::uint64_t> rejected,
-      unfinished;  // rollouts by reason: not trained on; of leases without a result
+  std::map<std::string, std::uint64_t> rejected;        // rollouts that were generated but not trained on, by reason
+  std::map<std::string, std::uint64_t> unfinished;      // rollouts of leases without a result, by reason
   std::map<std::uint64_t, std::uint64_t> stale_by_age;  // of `rejected`: too stale
   std::map<std::uint64_t, double> in_flight, in_queue;  // average number of rollouts per step, by age
-  std::uint64_t groups_set_aside = 0;
-  replay_buffer::BoundSteps bound;  // reasons that kept workers from more work
-  std::uint64_t planned = 0, started = 0, lost = 0, replaced = 0;
+  std::uint64_t groups_set_aside = 0;  // groups that are not leased again, because several workers were lost with them
+  replay_buffer::LimitedStepCounter work_limits;  // reasons that kept workers from more work
+  std::uint64_t machines_planned = 0, machines_started = 0, machines_lost = 0, machines_replaced = 0;
   double usd_fleet = 0, usd_rent = 0, usd_traffic = 0, usd_learner = 0, machine_hours = 0;
   double learner_bytes_sent = 0;
   double crossing_bytes_sent = 0;    // between regions
-  double busy_s = 0, present_s = 0;  // summed over workers: generating; present
+  double busy_s = 0, present_s = 0;  // summed over workers: generating; from joining until they leave
   std::vector<double> recoveries_s;  // times from too little capacity until there was enough again
-  std::size_t workers_most = 0;
+  std::size_t workers_peak = 0;
   std::string topology;
   std::uint64_t events = 0, topologies_planned = 0, publications_merged = 0;
   double tokens_generated = 0, tokens_trained = 0;

@@ -1,3 +1,4 @@
+// Parsers of a scenario's table files, for study/sim_run_config.cpp.
 #include "sim/run_tables.hpp"
 
 #include <charconv>

@@ -1,3 +1,4 @@
+// The workers of a simulated run, for the events in run_simulation.cpp.
 #include "sim/run_workers.hpp"
 
 #include <algorithm>
@@ -23,10 +24,10 @@ std::string_view to_string(WorkerState state) {
   return kNames.at(static_cast<std::size_t>(state));
 }
 
-void SimWorker::settle_busy(double now) {
-  if (!serving) return;
+void SimWorker::stop_generating(double now) {
+  if (!generating) return;
   busy_s += std::max(0.0, std::min(now, ends_s) - began_s);
-  serving = false;
+  generating = false;
 }
 
 std::size_t RunWorkers::add(SimWorker worker) {
@@ -35,37 +36,39 @@ std::size_t RunWorkers::add(SimWorker worker) {
   return workers_.size() - 1;
 }
 
-void RunWorkers::move(std::size_t w, S to) {
+void RunWorkers::set_state(std::size_t w, S to) {
   SimWorker& worker = workers_[w];
   ECHO_CHECK(follows(worker.state, to), "worker {}: from {} to {}", id_of(w), to_string(worker.state), to_string(to));
   if (to == S::kWorking) ++working_, rate_ += worker.rate();
   if (worker.is(S::kWorking)) --working_, rate_ -= worker.rate();
   worker.state = to;
   if (to != S::kDead) return;
-  ++worker.turn;
-  wait_no_longer(w);
+  ++worker.turn;  // the event at the end of its work is ignored
+  leave_idle_queue(w);
   worker.queue.clear();
   worker.queue.shrink_to_fit();
-  worker.handing_in.clear();
+  worker.awaiting_submission.clear();
 }
 
-void RunWorkers::slow(std::size_t w, double tokens) {
+void RunWorkers::set_token_rate_fraction(std::size_t w, double fraction) {
   SimWorker& worker = workers_[w];
-  if (worker.is(S::kWorking)) rate_ += worker.promised * (tokens - worker.tokens_left);
-  worker.tokens_left = tokens;
+  if (worker.is(S::kWorking)) rate_ += worker.promised_rollouts_per_s * (fraction - worker.token_rate_fraction);
+  worker.token_rate_fraction = fraction;
 }
 
-void RunWorkers::wait_for_work(std::size_t w) {
+void RunWorkers::enter_idle_queue(std::size_t w) {
   SimWorker& worker = workers_[w];
-  if (worker.idle_since == 0) idle_[worker.idle_since = ++idle_places_] = w;
+  if (worker.idle_place != 0) return;
+  worker.idle_place = ++last_idle_place_;
+  idle_[worker.idle_place] = w;
 }
 
-void RunWorkers::wait_no_longer(std::size_t w) {
+void RunWorkers::leave_idle_queue(std::size_t w) {
   SimWorker& worker = workers_[w];
-  if (worker.idle_since != 0) idle_.erase(std::exchange(worker.idle_since, 0));
+  if (worker.idle_place != 0) idle_.erase(std::exchange(worker.idle_place, 0));
 }
 
-std::optional<std::size_t> RunWorkers::of(provisioner::Ticket ticket) const {
+std::optional<std::size_t> RunWorkers::find(provisioner::Ticket ticket) const {
   const auto it = by_ticket_.find(ticket);
   return it == by_ticket_.end() ? std::nullopt : std::optional(it->second);
 }
@@ -81,18 +84,19 @@ void RunWorkers::check() const {
   for (std::size_t w = 0; w < workers_.size(); ++w) {
     const SimWorker& worker = workers_[w];
     if (worker.is(S::kWorking)) ++working, rate += worker.rate();
-    if (worker.idle_since != 0) ++idle;
-    ECHO_CHECK(worker.idle_since == 0 || (idle_.contains(worker.idle_since) && worker.is(S::kWorking)), "worker {}",
-               id_of(w));
-    ECHO_CHECK(worker.is(S::kWorking) || (!worker.serving && !worker.holds_work()), "worker {} is {} but has work",
+    if (worker.idle_place != 0) ++idle;
+    ECHO_CHECK(worker.idle_place == 0 || (idle_.contains(worker.idle_place) && worker.is(S::kWorking)),
+               "worker {} has an idle place, but is not queued or does not work", id_of(w));
+    ECHO_CHECK(worker.is(S::kWorking) || (!worker.generating && !worker.holds_work()), "worker {} is {} but has work",
                id_of(w), to_string(worker.state));
-    ECHO_CHECK(!worker.serving || !worker.queue.empty(), "worker {} generates nothing", id_of(w));
-    ECHO_CHECK(worker.drain != SimWorker::Drain::kDone || !worker.holds_work(), "worker {} is drained", id_of(w));
-    ECHO_CHECK(w >= first_alive_ || worker.dead(), "worker {} lives", id_of(w));
+    ECHO_CHECK(!worker.generating || !worker.queue.empty(), "worker {} generates nothing", id_of(w));
+    ECHO_CHECK(worker.drain != SimWorker::Drain::kDone || !worker.holds_work(), "worker {} is drained but has work",
+               id_of(w));
+    ECHO_CHECK(w >= first_alive_ || worker.dead(), "worker {} lives before first_alive_", id_of(w));
   }
-  ECHO_CHECK(working == working_ && idle == idle_.size(), "{} of {} work, {} of {} wait", working_, working,
-             idle_.size(), idle);
-  ECHO_CHECK(std::abs(rate - rate_) <= 1e-6 * std::max(1.0, rate), "{} of {} rollouts/s", rate_, rate);
+  ECHO_CHECK(working == working_ && idle == idle_.size(), "counted {} working, found {}; queued {} idle, found {}",
+             working_, working, idle_.size(), idle);
+  ECHO_CHECK(std::abs(rate - rate_) <= 1e-6 * std::max(1.0, rate), "counted {} rollouts/s, found {}", rate_, rate);
 }
 
 }  // namespace echoline::sim

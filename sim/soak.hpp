@@ -17,7 +17,7 @@ struct SoakResult {
   Duration virtual_time{};
   double cpu_seconds = 0;  // of the thread
   Invariants::Counts counts;
-  std::uint64_t timed = 0;
+  std::uint64_t timed = 0;  // publications whose time was checked in peace
 };
 
 // Runs one seed. Equal seeds give equal trace hashes on every machine. `trace` receives a line per event. Thread-safe:

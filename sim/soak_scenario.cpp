@@ -1,3 +1,4 @@
+// Generates a random soak test (fleet, network, publications and faults) from a seed, for sim/soak.cpp.
 #include "sim/soak_scenario.hpp"
 
 #include <algorithm>
@@ -11,15 +12,17 @@ using std::chrono::seconds;
 
 namespace {
 
-// Draws from one random stream, in a fixed order.
+constexpr std::uint64_t kScenarioStream = 9;  // other parts of the simulation use other streams of the seed
+
+// Random values from one stream, in a fixed order.
 class Dice {
  public:
-  explicit Dice(std::uint64_t seed) : random_(seed, 9) {}
+  explicit Dice(std::uint64_t seed) : random_(seed, kScenarioStream) {}
   std::uint64_t below(std::uint64_t n) { return random_.below(n); }
   bool chance(double p) { return random_.uniform() < p; }
   double between(double low, double high) { return low + (high - low) * random_.uniform(); }
-  // Uniform in the logarithm.
-  double spread(double low, double high) { return low * std::pow(high / low, random_.uniform()); }
+  // The logarithm is uniform.
+  double log_uniform(double low, double high) { return low * std::pow(high / low, random_.uniform()); }
   Duration time(Duration low, Duration high) {
     return low + Duration(static_cast<std::int64_t>(random_.uniform() * static_cast<double>((high - low).count())));
   }
@@ -37,15 +40,15 @@ WorldOptions make_world(std::uint64_t seed, Dice& dice) {
   o.seed = seed;
   o.delay = dice.time(Duration{}, milliseconds(80));
   if (dice.chance(0.5)) o.jitter = dice.time(Duration{}, milliseconds(20));
-  if (dice.chance(0.5)) o.stall_share = dice.spread(0.0005, 0.02);
-  if (dice.chance(0.4)) o.split_share = dice.between(0, 0.3);
+  if (dice.chance(0.5)) o.stall_share = dice.log_uniform(0.0005, 0.02);
+  if (dice.chance(0.4)) o.split_transfer_share = dice.between(0, 0.3);
   return o;
 }
 
-void make_learner(LearnerOptions& o, Dice& dice, std::uint64_t full_bytes) {
-  const BitRate up = BitRate::from_mbit_per_s(dice.spread(16, 400));
+void randomize_learner(LearnerOptions& o, Dice& dice, std::uint64_t full_bytes) {
+  const BitRate up = BitRate::from_mbit_per_s(dice.log_uniform(16, 400));
   if (dice.chance(0.3))
-    o.limits.up = up;
+    o.limits.up = up;  // the program limits its rate; otherwise the link does
   else
     o.link = {up, up};
   if (dice.chance(0.2)) o.clock_skew = dice.time(-seconds(30), seconds(30));
@@ -53,7 +56,8 @@ void make_learner(LearnerOptions& o, Dice& dice, std::uint64_t full_bytes) {
   using enum chains::TopologyPolicy;
   o.policy = dice.pick({kTrees, kTrees, kTrees, kEcho2, kEcho2, kBestChains, kStar, kStripes});
   o.chooses_policy = dice.chance(0.3);
-  o.chain_rate = BitRate::from_mbit_per_s(dice.spread(4, 40));
+  o.chain_rate = BitRate::from_mbit_per_s(dice.log_uniform(4, 40));
+  // The multiple of the chain rate that the uplink carries: one to eight chains.
   o.up_least =
       BitRate{o.chain_rate.bits_per_s * std::floor(std::clamp(up.bits_per_s / o.chain_rate.bits_per_s, 1.0, 8.0))};
   o.heartbeat = dice.time(milliseconds(100), milliseconds(500));
@@ -81,38 +85,39 @@ MaliceOptions make_malice(Dice& dice) {
       m.garbage_share = dice.between(0.001, 0.05);
       break;
     case 4:
-      m.freeze = true;
+      m.forward_nothing = true;
       break;
     case 5:
-      m.greedy = true;
+      m.repeat_requests = true;
       break;
     default:
-      m.lie = true;
+      m.misreport_progress = true;
       break;
   }
   if (dice.chance(0.1)) m.slander = true;
   if (dice.chance(0.1)) m.flood = true;
   if (dice.chance(0.1)) {
     using enum overlay::MessageBudget::Kind;
-    m.flood_of = dice.pick({kHave, kRenew, kNeedHelp, kAck, kTrouble, kChunkRequest});
+    m.flood_kind = dice.pick({kHave, kRenew, kNeedHelp, kAck, kTrouble, kChunkRequest});
   }
   if (dice.chance(0.1)) m.reconnect = true;
-  if (dice.chance(0.2)) m.lie = true;
+  if (dice.chance(0.2)) m.misreport_progress = true;
   return m;
 }
 
-WorkerOptions make_worker(Dice& dice, const LearnerOptions& learner, std::uint64_t full_bytes, double equal_mbit,
+// `common_mbit`: the rate of all workers' links; 0: every worker draws its own.
+WorkerOptions make_worker(Dice& dice, const LearnerOptions& learner, std::uint64_t full_bytes, double common_mbit,
                           bool enrol, double disk_share) {
   WorkerOptions o;
-  const BitRate up = BitRate::from_mbit_per_s(equal_mbit > 0 ? equal_mbit : dice.spread(4, 100));
-  const BitRate down = BitRate::from_mbit_per_s(equal_mbit > 0 ? equal_mbit : dice.spread(8, 200));
+  const BitRate up = BitRate::from_mbit_per_s(common_mbit > 0 ? common_mbit : dice.log_uniform(4, 100));
+  const BitRate down = BitRate::from_mbit_per_s(common_mbit > 0 ? common_mbit : dice.log_uniform(8, 200));
   if (dice.chance(0.3))
     o.limits = {up, down};
   else
     o.link = {up, down};
   if (dice.chance(0.2)) o.clock_skew = dice.time(-seconds(60), seconds(60));
   if (dice.chance(0.03)) o.clock_skew = dice.time(-hours(12), hours(12));
-  if (dice.chance(0.05)) o.files = 96 + dice.below(96);
+  if (dice.chance(0.05)) o.open_files_max = 96 + dice.below(96);
   o.nat = dice.chance(0.1);
   o.enrol = enrol;
   o.disk = dice.chance(disk_share);
@@ -133,92 +138,96 @@ WorkerOptions make_worker(Dice& dice, const LearnerOptions& learner, std::uint64
   return o;
 }
 
+// Adds publications at a fixed interval, and faults at random times, to the scenario.
 class Script {
  public:
   Script(SoakScenario& s, Dice& dice) : s_(s), dice_(dice) {}
 
-  void publications(std::size_t count, Duration every, std::uint64_t full_bytes) {
+  void add_publications(std::size_t count, Duration every, std::uint64_t full_bytes) {
     for (std::size_t i = 0; i < count; ++i) {
-      Trouble t = at(every * static_cast<std::int64_t>(i) + seconds(1));
-      t.kind = Trouble::Kind::kPublish;
-      t.delta = i > 0 && !dice_.chance(0.05);
-      t.publish.bytes = t.delta ? 1 + dice_.below(full_bytes / 2) : full_bytes;
-      t.publish.pieces = 1 + dice_.below(6);
-      if (dice_.chance(0.05)) t.publish.abandon_after = dice_.below(t.publish.pieces);
-      if (t.publish.pieces > 1) t.publish.encode_time = dice_.time(Duration{}, every);
-      add(std::move(t));
+      ScenarioEvent event = at(every * static_cast<std::int64_t>(i) + seconds(1));
+      event.kind = ScenarioEvent::Kind::kPublish;
+      event.delta = i > 0 && !dice_.chance(0.05);
+      event.publish.bytes = event.delta ? 1 + dice_.below(full_bytes / 2) : full_bytes;
+      event.publish.pieces = 1 + dice_.below(6);
+      if (dice_.chance(0.05)) event.publish.abandon_after = dice_.below(event.publish.pieces);
+      if (event.publish.pieces > 1) event.publish.encode_time = dice_.time(Duration{}, every);
+      add(std::move(event));
     }
   }
 
-  void some(double mean, const std::function<void()>& one) {
+  // Calls `one` zero to 2 × mean times.
+  void repeat_about(double mean, const std::function<void()>& one) {
     for (std::uint64_t n = dice_.below(static_cast<std::uint64_t>(2 * mean) + 1); n > 0; --n) one();
   }
 
-  void kill() {
-    Trouble t = any_time(Trouble::Kind::kKill);
-    t.death = dice_.chance(0.5) ? Death::kCrash : Death::kPowerLoss;
-    if (dice_.chance(0.7)) t.length = dice_.time(milliseconds(50), seconds(6));
-    add(std::move(t));
+  void add_kill() {
+    ScenarioEvent event = any_time(ScenarioEvent::Kind::kKill);
+    event.death = dice_.chance(0.5) ? Death::kCrash : Death::kPowerLoss;
+    if (dice_.chance(0.7)) event.length = dice_.time(milliseconds(50), seconds(6));  // otherwise it does not restart
+    add(std::move(event));
   }
-  void simple(Trouble::Kind kind) { add(any_time(kind)); }
-  void lasting(Trouble::Kind kind, Duration most) {
-    Trouble t = any_time(kind);
-    t.length = dice_.time(milliseconds(50), most);
-    add(std::move(t));
+  void add_simple(ScenarioEvent::Kind kind) { add(any_time(kind)); }
+  void add_lasting(ScenarioEvent::Kind kind, Duration length_max) {
+    ScenarioEvent event = any_time(kind);
+    event.length = dice_.time(milliseconds(50), length_max);
+    add(std::move(event));
   }
-  void clock_step(Trouble::Kind kind) {
-    Trouble t = any_time(kind);
-    t.length = dice_.time(milliseconds(50), seconds(4));
-    t.step = dice_.time(-hours(6), hours(6));
-    t.death = dice_.chance(0.5) ? Death::kCrash : Death::kPowerLoss;
-    add(std::move(t));
+  // The machine restarts with another time: it dies, and its process starts again after `length`.
+  void add_clock_step(ScenarioEvent::Kind kind) {
+    ScenarioEvent event = any_time(kind);
+    event.length = dice_.time(milliseconds(50), seconds(4));
+    event.step = dice_.time(-hours(6), hours(6));
+    event.death = dice_.chance(0.5) ? Death::kCrash : Death::kPowerLoss;
+    add(std::move(event));
   }
-  void rot() {
-    Trouble t = any_time(Trouble::Kind::kRot);
-    t.pieces = 1 + dice_.below(8);
-    add(std::move(t));
+  void add_rot() {
+    ScenarioEvent event = any_time(ScenarioEvent::Kind::kRot);
+    event.pieces = 1 + dice_.below(8);
+    add(std::move(event));
   }
-  void learner_crash() {
-    Trouble t = any_time(Trouble::Kind::kLearnerCrash);
-    t.length = dice_.time(milliseconds(50), dice_.chance(0.05) ? seconds(45) : seconds(5));
-    t.death = dice_.chance(0.5) ? Death::kCrash : Death::kPowerLoss;
-    if (dice_.chance(0.4)) t.versions_lost = 1 + dice_.below(3);
-    add(std::move(t));
+  // Rarely up to 45 s, which can be more than away_max.
+  void add_learner_crash() {
+    ScenarioEvent event = any_time(ScenarioEvent::Kind::kLearnerCrash);
+    event.length = dice_.time(milliseconds(50), dice_.chance(0.05) ? seconds(45) : seconds(5));
+    event.death = dice_.chance(0.5) ? Death::kCrash : Death::kPowerLoss;
+    if (dice_.chance(0.4)) event.versions_lost = 1 + dice_.below(3);
+    add(std::move(event));
   }
-  void partition() {
-    Trouble t = any_time(Trouble::Kind::kPartition);
-    t.length = dice_.time(milliseconds(100), dice_.chance(0.03) ? seconds(45) : seconds(8));
+  void add_partition() {  // rarely up to 45 s, as above
+    ScenarioEvent event = any_time(ScenarioEvent::Kind::kPartition);
+    event.length = dice_.time(milliseconds(100), dice_.chance(0.03) ? seconds(45) : seconds(8));
     const double share = dice_.between(0.05, 0.6);
     for (std::size_t i = 0; i < s_.workers.size(); ++i)
-      if (dice_.chance(share)) t.group.push_back(i);
-    t.with_learner = dice_.chance(0.3);
-    t.one_way = dice_.chance(0.3);
-    t.reverse = dice_.chance(0.5);
-    add(std::move(t));
+      if (dice_.chance(share)) event.group.push_back(i);
+    event.with_learner = dice_.chance(0.3);
+    event.one_way = dice_.chance(0.3);
+    event.lose_incoming = dice_.chance(0.5);
+    add(std::move(event));
   }
-  void join(std::size_t worker) {
-    Trouble t = any_time(Trouble::Kind::kJoin);
-    t.worker = worker;
-    add(std::move(t));
+  void add_join(std::size_t worker) {
+    ScenarioEvent event = any_time(ScenarioEvent::Kind::kJoin);
+    event.worker = worker;
+    add(std::move(event));
   }
   void sort() {
-    std::stable_sort(s_.troubles.begin(), s_.troubles.end(),
-                     [](const Trouble& a, const Trouble& b) { return a.at < b.at; });
+    std::stable_sort(s_.events.begin(), s_.events.end(),
+                     [](const ScenarioEvent& a, const ScenarioEvent& b) { return a.at < b.at; });
   }
 
  private:
-  static Trouble at(Duration when) {
-    Trouble t;
-    t.at = when;
-    return t;
+  static ScenarioEvent at(Duration when) {
+    ScenarioEvent event;
+    event.at = when;
+    return event;
   }
-  Trouble any_time(Trouble::Kind kind) {
-    Trouble t = at(dice_.time(Duration{}, s_.length));
-    t.kind = kind;
-    t.worker = dice_.below(s_.workers.size());
-    return t;
+  ScenarioEvent any_time(ScenarioEvent::Kind kind) {
+    ScenarioEvent event = at(dice_.time(Duration{}, s_.fault_time));
+    event.kind = kind;
+    event.worker = dice_.below(s_.workers.size());
+    return event;
   }
-  void add(Trouble t) { s_.troubles.push_back(std::move(t)); }
+  void add(ScenarioEvent event) { s_.events.push_back(std::move(event)); }
 
   SoakScenario& s_;
   Dice& dice_;
@@ -237,22 +246,24 @@ SoakScenario make_soak_scenario(std::uint64_t seed) {
   if (dice.chance(0.3)) s.fleet.message_every = dice.time(milliseconds(200), seconds(1));
   LearnerOptions& learner = s.fleet.learner;
   learner.chunk_bytes = 4096u << dice.below(5);
-  s.at_start = 2 + dice.below(std::uint64_t{1} << (1 + dice.below(6)));
-  const std::size_t late = dice.chance(0.5) ? dice.below(1 + s.at_start / 3) : 0;
+  s.workers_at_start = 2 + dice.below(std::uint64_t{1} << (1 + dice.below(6)));  // 2 to 65, more often few
+  const std::size_t late_workers = dice.chance(0.5) ? dice.below(1 + s.workers_at_start / 3) : 0;
   // Tens of kB to some MB, limited so that all chunks together take a fraction of a second of CPU.
-  const double most = std::min(4e6, 3000.0 * learner.chunk_bytes / static_cast<double>(s.at_start + late));
-  const auto full_bytes = static_cast<std::uint64_t>(dice.spread(20'000, std::max(40'000.0, most)));
-  make_learner(learner, dice, full_bytes);
+  const double full_bytes_max =
+      std::min(4e6, 3000.0 * learner.chunk_bytes / static_cast<double>(s.workers_at_start + late_workers));
+  const auto full_bytes = static_cast<std::uint64_t>(dice.log_uniform(20'000, std::max(40'000.0, full_bytes_max)));
+  randomize_learner(learner, dice, full_bytes);
   const BitRate learner_up = *(learner.limits.up ? learner.limits.up : learner.link.up);
-  const double all_bits = 8.0 * static_cast<double>(full_bytes) * static_cast<double>(s.at_start + late);
+  const double all_bits =
+      8.0 * static_cast<double>(full_bytes) * static_cast<double>(s.workers_at_start + late_workers);
   // A publication must not expire before the slowest topology has delivered it.
   if (learner.publication_lifetime < std::chrono::hours(1))
     learner.publication_lifetime += from_seconds(2 * (all_bits / learner_up.bits_per_s + full_bytes * 8 / 4e6));
   const bool enrol = dice.chance(0.3);
-  const double equal_mbit = dice.chance(0.4) ? dice.spread(8, 100) : 0, disk_share = dice.pick({0.0, 0.5, 1.0});
-  for (std::size_t i = 0; i < s.at_start + late; ++i)
-    s.workers.push_back(make_worker(dice, learner, full_bytes, equal_mbit, enrol, disk_share));
-  if (s.at_start >= 4 && dice.chance(0.5))
+  const double common_mbit = dice.chance(0.4) ? dice.log_uniform(8, 100) : 0, disk_share = dice.pick({0.0, 0.5, 1.0});
+  for (std::size_t i = 0; i < s.workers_at_start + late_workers; ++i)
+    s.workers.push_back(make_worker(dice, learner, full_bytes, common_mbit, enrol, disk_share));
+  if (s.workers_at_start >= 4 && dice.chance(0.5))
     for (std::uint64_t n = 1 + dice.below(3); n > 0; --n) {
       WorkerOptions& w = s.workers[dice.below(s.workers.size())];
       w.malice = make_malice(dice);
@@ -261,32 +272,32 @@ SoakScenario make_soak_scenario(std::uint64_t seed) {
 
   if (dice.chance(0.2))
     for (std::uint64_t n = 1 + dice.below(s.workers.size()); n > 0; --n)
-      s.fences.emplace_back(dice.below(s.workers.size()), dice.below(s.workers.size()));
+      s.blocked_dials.emplace_back(dice.below(s.workers.size()), dice.below(s.workers.size()));
 
   const std::size_t count = 1 + dice.below(8);
   const Duration every = dice.time(milliseconds(100), milliseconds(1500));
-  s.length = every * static_cast<std::int64_t>(count) + seconds(2);
+  s.fault_time = every * static_cast<std::int64_t>(count) + seconds(2);
   Script script(s, dice);
-  script.publications(count, every, full_bytes);
-  for (std::size_t i = s.at_start; i < s.workers.size(); ++i) script.join(i);
-  const double calm = dice.chance(0.15) ? 0 : 1;  // some fleets meet no trouble
-  script.some(calm * 2, [&] { script.kill(); });
-  script.some(calm * 1, [&] { script.simple(Trouble::Kind::kReset); });
-  script.some(calm * 1, [&] { script.lasting(Trouble::Kind::kClog, seconds(4)); });
-  script.some(calm * 1, [&] { script.lasting(Trouble::Kind::kPause, seconds(8)); });
-  if (calm > 0 && dice.chance(0.2)) script.lasting(Trouble::Kind::kLearnerPause, seconds(8));
-  script.some(calm * 1, [&] { script.partition(); });
-  script.some(calm * 1, [&] { script.lasting(Trouble::Kind::kDiskErrors, seconds(3)); });
-  if (calm > 0 && dice.chance(0.15)) script.lasting(Trouble::Kind::kLearnerDiskErrors, seconds(3));
-  if (calm > 0 && dice.chance(0.25)) script.simple(Trouble::Kind::kDrain);
-  if (calm > 0 && dice.chance(0.1)) script.simple(Trouble::Kind::kExpel);
-  if (calm > 0 && dice.chance(0.25)) script.learner_crash();
-  script.some(calm * 0.5, [&] { script.simple(Trouble::Kind::kMove); });
-  script.some(calm * 0.5, [&] { script.lasting(Trouble::Kind::kFiles, seconds(4)); });
-  if (calm > 0 && dice.chance(0.1)) script.lasting(Trouble::Kind::kLearnerFiles, seconds(3));
-  if (disk_share > 0) script.some(calm * 1, [&] { script.rot(); });
-  if (calm > 0 && dice.chance(0.1)) script.clock_step(Trouble::Kind::kClockStep);
-  if (calm > 0 && dice.chance(0.05)) script.clock_step(Trouble::Kind::kLearnerClockStep);
+  script.add_publications(count, every, full_bytes);
+  for (std::size_t i = s.workers_at_start; i < s.workers.size(); ++i) script.add_join(i);
+  const double fault_factor = dice.chance(0.15) ? 0 : 1;  // some fleets have no faults
+  script.repeat_about(fault_factor * 2, [&] { script.add_kill(); });
+  script.repeat_about(fault_factor * 1, [&] { script.add_simple(ScenarioEvent::Kind::kReset); });
+  script.repeat_about(fault_factor * 1, [&] { script.add_lasting(ScenarioEvent::Kind::kClog, seconds(4)); });
+  script.repeat_about(fault_factor * 1, [&] { script.add_lasting(ScenarioEvent::Kind::kPause, seconds(8)); });
+  if (fault_factor > 0 && dice.chance(0.2)) script.add_lasting(ScenarioEvent::Kind::kLearnerPause, seconds(8));
+  script.repeat_about(fault_factor * 1, [&] { script.add_partition(); });
+  script.repeat_about(fault_factor * 1, [&] { script.add_lasting(ScenarioEvent::Kind::kDiskErrors, seconds(3)); });
+  if (fault_factor > 0 && dice.chance(0.15)) script.add_lasting(ScenarioEvent::Kind::kLearnerDiskErrors, seconds(3));
+  if (fault_factor > 0 && dice.chance(0.25)) script.add_simple(ScenarioEvent::Kind::kDrain);
+  if (fault_factor > 0 && dice.chance(0.1)) script.add_simple(ScenarioEvent::Kind::kExpel);
+  if (fault_factor > 0 && dice.chance(0.25)) script.add_learner_crash();
+  script.repeat_about(fault_factor * 0.5, [&] { script.add_simple(ScenarioEvent::Kind::kMove); });
+  script.repeat_about(fault_factor * 0.5, [&] { script.add_lasting(ScenarioEvent::Kind::kFiles, seconds(4)); });
+  if (fault_factor > 0 && dice.chance(0.1)) script.add_lasting(ScenarioEvent::Kind::kLearnerFiles, seconds(3));
+  if (disk_share > 0) script.repeat_about(fault_factor * 1, [&] { script.add_rot(); });
+  if (fault_factor > 0 && dice.chance(0.1)) script.add_clock_step(ScenarioEvent::Kind::kClockStep);
+  if (fault_factor > 0 && dice.chance(0.05)) script.add_clock_step(ScenarioEvent::Kind::kLearnerClockStep);
   script.sort();
   if (dice.chance(0.1)) {
     s.intruder = dice.time(milliseconds(100), milliseconds(500));
@@ -296,36 +307,36 @@ SoakScenario make_soak_scenario(std::uint64_t seed) {
       w.limits = {};
     }
   }
-  s.last_bytes = 1 + dice.below(full_bytes / 2);
+  s.final_bytes = 1 + dice.below(full_bytes / 2);
   s.timed_bytes = std::max<std::uint64_t>(1, full_bytes / 2);
-  s.peace = seconds(180);
+  s.peace_time_max = seconds(180);
   if (dice.chance(0.06)) {
-    s.sleep = dice.time(hours(1), hours(5));
+    s.sleep_time = dice.time(hours(1), hours(5));
     s.fleet.message_every.reset();
-    s.learner_wakes = dice.chance(0.4);
-    if (s.learner_wakes) {  // sleep lasts hours, so heartbeats are less frequent
+    s.learner_stays_awake = dice.chance(0.4);
+    if (s.learner_stays_awake) {  // sleep lasts hours, so heartbeats are less frequent
       learner.heartbeat = seconds(10);
       learner.network.heartbeat_timeout = seconds(60);
       learner.away_max = dice.chance(0.5) ? hours(8) : dice.time(seconds(60), hours(1));
       s.intruder.reset();
-      s.peace = hours(1);
-      for (WorkerOptions& w : s.workers) {  // nor are endless attacks
-        w.malice.flood = w.malice.reconnect = w.malice.slander = w.malice.greedy = false;
-        w.malice.flood_of.reset();
+      s.peace_time_max = hours(1);
+      for (WorkerOptions& w : s.workers) {  // endless attacks would take too many events
+        w.malice.flood = w.malice.reconnect = w.malice.slander = w.malice.repeat_requests = false;
+        w.malice.flood_kind.reset();
       }
     }
   }
-  if (s.sleep == Duration{} && dice.chance(0.12)) {
-    s.behind_max = seconds(45);
+  if (s.sleep_time == Duration{} && dice.chance(0.12)) {
+    s.lag_max = seconds(45);
     // A star may first have to send a full policy to every worker.
     if (learner.policy == chains::TopologyPolicy::kStar)
-      s.behind_max += from_seconds(2 * all_bits / learner_up.bits_per_s);
-    s.stream = s.behind_max + seconds(30);
-    s.stream_every = dice.time(milliseconds(300), seconds(3));
+      s.lag_max += from_seconds(2 * all_bits / learner_up.bits_per_s);
+    s.stream_time = s.lag_max + seconds(30);
+    s.stream_interval = dice.time(milliseconds(300), seconds(3));
     // The bytes that a star, or a chain of the slowest workers, carries in a quarter of that time.
     const double rate = std::min(learner_up.bits_per_s / static_cast<double>(s.workers.size()), 4e6);
     s.stream_bytes = 1 + std::min({std::uint64_t{2} * learner.chunk_bytes, full_bytes / 4,
-                                   static_cast<std::uint64_t>(echoline::seconds(s.stream_every) * rate / 32)});
+                                   static_cast<std::uint64_t>(echoline::seconds(s.stream_interval) * rate / 32)});
   }
   for (WorkerOptions& w : s.workers)
     if (w.malice.any() && dice.chance(0.3)) {
@@ -347,23 +358,23 @@ std::string to_text(const SoakScenario& s) {
     if (w.malice.any()) malicious += fmt::format(", {} {}", i, to_text(w.malice));
   }
   std::size_t publications = 0;
-  for (const Trouble& t : s.troubles) publications += t.kind == Trouble::Kind::kPublish;
+  for (const ScenarioEvent& event : s.events) publications += event.kind == ScenarioEvent::Kind::kPublish;
   return fmt::format(
       "{} workers and {} later ({} with a disk, {} behind NAT{}), {}, chunks of {}, {} publications of up to {} bytes "
-      "in "
-      "{:.1f} s, {} troubles, {} fences, delay {}, stalls {:.4f}{}{}{}{}{}{}{}{}",
-      s.at_start, s.workers.size() - s.at_start, disk, nat, malicious, to_string(s.fleet.learner.policy),
-      s.fleet.learner.chunk_bytes, publications, s.fleet.learner.snapshot_bytes, echoline::seconds(s.length),
-      s.troubles.size() - publications, s.fences.size(), echoline::to_text(s.world.delay), s.world.stall_share,
-      s.workers.front().enrol ? ", enrolment" : "", s.fleet.fault_points ? ", fault points" : "",
-      s.fleet.message_every ? ", messages" : "",
+      "in {:.1f} s, {} troubles, {} fences, delay {}, stalls {:.4f}{}{}{}{}{}{}{}{}",
+      s.workers_at_start, s.workers.size() - s.workers_at_start, disk, nat, malicious,
+      to_string(s.fleet.learner.policy), s.fleet.learner.chunk_bytes, publications, s.fleet.learner.snapshot_bytes,
+      echoline::seconds(s.fault_time), s.events.size() - publications, s.blocked_dials.size(),
+      echoline::to_text(s.world.delay), s.world.stall_share, s.workers.front().enrol ? ", enrolment" : "",
+      s.fleet.fault_points ? ", fault points" : "", s.fleet.message_every ? ", messages" : "",
       s.fleet.certificate_lifetime < std::chrono::hours(1) ? ", short certificates" : "",
       s.fleet.learner.publication_lifetime < std::chrono::hours(1) ? ", publications expire" : "",
       s.intruder ? ", an intruder" : "",
-      s.stream > Duration{} ? fmt::format(", in peace one every {}", echoline::to_text(s.stream_every)) : "",
-      s.sleep == Duration{} ? ""
-                            : fmt::format(", {} sleeps for {:.1f} h", s.learner_wakes ? "the fleet" : "everybody",
-                                          echoline::seconds(s.sleep) / 3600));
+      s.stream_time > Duration{} ? fmt::format(", in peace one every {}", echoline::to_text(s.stream_interval)) : "",
+      s.sleep_time == Duration{}
+          ? ""
+          : fmt::format(", {} sleeps for {:.1f} h", s.learner_stays_awake ? "the fleet" : "everybody",
+                        echoline::seconds(s.sleep_time) / 3600));
 }
 
 }  // namespace echoline::sim

@@ -7,7 +7,8 @@ namespace echoline::sim {
 
 using namespace overlay;
 
-World::World(const WorldOptions& options) : options_(options), random_(options.seed, 1), trace_(mix64(options.seed)) {}
+World::World(const WorldOptions& options)
+    : options_(options), random_(options.seed, 1), trace_hash_(mix64(options.seed)) {}
 World::~World() = default;
 
 HostId World::add_host(const AccessLink& link, Duration clock_skew, std::uint32_t region) {
@@ -37,15 +38,15 @@ void World::start(HostId id, std::unique_ptr<Process> process) {
   host.next_accepted = 2;
   host.timer_at = kNever;
   host.reading = host.powered = true;
-  trace(1, id.value, host.incarnation);
-  say("host {} starts", id);
+  hash_event(1, id.value, host.incarnation);
+  trace_line("host {} starts", id);
 }
 
 void World::stop(HostId id) {
   Host& host = *hosts_[id.value];
   if (!host.process) return;
-  trace(2, id.value, 0);
-  say("host {} stops", id);
+  hash_event(2, id.value, 0);
+  trace_line("host {} stops", id);
   for (const auto& [conn, side] : std::map(host.connections)) close(id.value, conn);
   host.disk.finish(now_);
   host.certificate.clear();
@@ -55,35 +56,37 @@ void World::stop(HostId id) {
 void World::kill(HostId id, Death death) {
   Host& host = *hosts_[id.value];
   if (!host.process) return;
-  trace(3, id.value, static_cast<std::uint64_t>(death));
-  say("host {} {}", id, death == Death::kCrash ? "crashes" : "loses power");
+  hash_event(3, id.value, static_cast<std::uint64_t>(death));
+  trace_line("host {} {}", id, death == Death::kCrash ? "crashes" : "loses power");
   const bool crash = death == Death::kCrash;
   for (const auto& [conn, side] : host.connections) {
     End& self = end(side);
     self.state = End::State::kClosed;
     self.vanished = !crash;
     self.outbound.clear();
-    Fifo<Transfer>& out = end(other(side)).inbound;
-    while (!out.empty() && out.back().through > now_) {
-      Transfer& unsent = out.back();
+    Fifo<Transfer>& outgoing = end(other(side)).inbound;
+    // Data that has not left the uplink is lost.
+    while (!outgoing.empty() && outgoing.back().through > now_) {
+      Transfer& unsent = outgoing.back();
       // The first unsent transfer may have left in part.
-      if (out.size() == 1 || out[out.size() - 2].through <= now_) {
-        const std::size_t part = unsent.size() ? random_.below(unsent.size()) : 0;
-        const std::size_t from_head = std::min(part, unsent.head.size());
-        if (part > 0 && unsent.last == Transfer::Last::kNo) {
+      if (outgoing.size() == 1 || outgoing[outgoing.size() - 2].through <= now_) {
+        const std::size_t sent_bytes = unsent.size() ? random_.below(unsent.size()) : 0;
+        const std::size_t from_head = std::min(sent_bytes, unsent.head.size());
+        if (sent_bytes > 0 && unsent.last == Transfer::Last::kNo) {
           unsent.head = unsent.head.part(0, from_head);
-          unsent.tail = part > from_head ? unsent.tail.part(0, part - from_head) : Slice();
+          unsent.tail = sent_bytes > from_head ? unsent.tail.part(0, sent_bytes - from_head) : Slice();
           unsent.through = now_;
           break;
         }
       }
-      out.pop_back();
+      outgoing.pop_back();
     }
     End& peer = end(other(side));
     peer.scheduled = std::min(peer.scheduled, peer.inbound.size());
     peer.arrived = std::min(peer.arrived, peer.inbound.size());
-    if (crash && peer.state != End::State::kClosed) transfer(side, {{}, {}, 0, Transfer::Last::kReset, {}, {}, 0});
-    if (peer.state == End::State::kClosed || peer.state == End::State::kNone) forget(*side.connection);
+    if (crash && peer.state != End::State::kClosed)
+      queue_transfer(side, {{}, {}, 0, Transfer::Last::kReset, {}, {}, 0});
+    if (peer.state == End::State::kClosed || peer.state == End::State::kNone) free_connection(*side.connection);
   }
   host.connections.clear();
   host.certificate.clear();
@@ -100,20 +103,20 @@ void World::set_nat(HostId host, bool on) { hosts_[host.value]->nat = on; }
 void World::set_malice(HostId host, std::unique_ptr<Malice> malice) { hosts_[host.value]->malice = std::move(malice); }
 void World::corrupt_next(HostId host, std::size_t bytes_min) { hosts_[host.value]->corrupt_bytes_min = bytes_min; }
 
-void World::clog(HostId id, TimePoint until) {
+void World::stop_links(HostId id, TimePoint until) {
   Host& host = *hosts_[id.value];
-  host.clogged_until = std::max(host.clogged_until, until);
+  host.links_stopped_until = std::max(host.links_stopped_until, until);
   host.down_free = std::max(host.down_free, until);
-  trace(4, id.value, 0);
-  say("host {} is clogged until {:.3f}", id, seconds(until.time_since_epoch()));
+  hash_event(4, id.value, 0);
+  trace_line("host {} is clogged until {:.3f}", id, seconds(until.time_since_epoch()));
 }
 
 void World::pause(HostId id, TimePoint until) {
   Host& host = *hosts_[id.value];
   if (!host.process) return;
   host.paused_until = std::max(host.paused_until, until);
-  trace(8, id.value, 0);
-  say("host {} is paused until {:.3f}", id, seconds(until.time_since_epoch()));
+  hash_event(8, id.value, 0);
+  trace_line("host {} is paused until {:.3f}", id, seconds(until.time_since_epoch()));
 }
 
 bool World::paused(HostId id) const { return hosts_[id.value]->paused_until > now_; }
@@ -123,8 +126,9 @@ std::uint64_t World::cut(const std::vector<HostId>& from, const std::vector<Host
   for (const HostId h : from) cut.from[h.value] = true;
   for (const HostId h : to) cut.to[h.value] = true;
   cuts_.push_back(std::move(cut));
-  trace(5, cuts_.back().number, one_way);
-  say("partition {}{}: from {} hosts to {}", cuts_.back().number, one_way ? " (one way)" : "", from.size(), to.size());
+  hash_event(5, cuts_.back().number, one_way);
+  trace_line("partition {}{}: from {} hosts to {}", cuts_.back().number, one_way ? " (one way)" : "", from.size(),
+             to.size());
   return cuts_.back().number;
 }
 
@@ -139,19 +143,19 @@ bool World::is_cut(std::size_t from, std::size_t to) const {
 
 void World::heal(std::uint64_t number) {
   if (std::erase_if(cuts_, [&](const Cut& c) { return c.number == number; }) == 0) return;
-  trace(6, number, 0);
-  say("partition {} is healed", number);
+  hash_event(6, number, 0);
+  trace_line("partition {} is healed", number);
   for (const auto& connection : connections_)
     for (const std::size_t s : {0, 1}) {
       const Side side{connection.get(), s};
       End &self = end(side), &peer = end(other(side));
       if (!connection->used || is_cut(peer.host, self.host)) continue;
       if (self.parked == 0 && self.held_bytes == 0) continue;
-      const TimePoint again =
-          now_ + delay_and_jitter(peer.host, self.host) + Duration(random_.below(1'000'000'000));  // a retransmission
-      for (; self.parked > 0; --self.parked) push(again, kArrive, side);
+      const TimePoint retransmitted_at =
+          now_ + delay_and_jitter(peer.host, self.host) + Duration(random_.below(1'000'000'000));
+      for (; self.parked > 0; --self.parked) push(retransmitted_at, kArrive, side);
       self.unread_bytes -= std::min(self.unread_bytes, std::exchange(self.held_bytes, 0));
-      push(again, kWake, side);
+      push(retransmitted_at, kWake, side);
     }
 }
 
@@ -162,8 +166,8 @@ bool World::reset_one(HostId id) {
   std::advance(it, random_.below(host.connections.size()));
   if (end(it->second).state != End::State::kOpen) return false;
   const Side side = it->second;
-  say("host {} loses connection {}", id, it->first);
-  lost(side, "connection reset by the network");
+  trace_line("host {} loses connection {}", id, it->first);
+  break_connection(side, "connection reset by the network");
   return true;
 }
 
@@ -171,8 +175,8 @@ void World::reset_all(HostId id) {
   Host& host = *hosts_[id.value];
   for (const auto& [conn, side] : std::map(host.connections)) {
     if (!host.process || !find(id.value, conn) || end(side).state != End::State::kOpen) continue;
-    say("host {} loses connection {}", id, conn);
-    lost(side, "connection reset by the network");
+    trace_line("host {} loses connection {}", id, conn);
+    break_connection(side, "connection reset by the network");
   }
 }
 
@@ -182,13 +186,13 @@ void World::move(HostId id) {
   ++moves_;
   host.endpoint.host = fmt::format("172.{}.{}.{}", 16 + (moves_ >> 16 & 15), moves_ >> 8 & 255, moves_ & 255);
   addresses_[host.endpoint.host] = id.value;
-  trace(9, id.value, moves_);
-  say("host {} is at {} from now on", id, host.endpoint.host);
+  hash_event(9, id.value, moves_);
+  trace_line("host {} is at {} from now on", id, host.endpoint.host);
   for (const auto& [conn, side] : std::map(host.connections)) {
     if (!find(id.value, conn)) continue;  // its core has closed it meanwhile
     End &self = end(side), &peer = end(other(side));
     if (self.state != End::State::kOpen) {
-      lost(side, "the network has changed");
+      break_connection(side, "the network has changed");
       continue;
     }
     self.outbound.clear();
@@ -196,20 +200,22 @@ void World::move(HostId id) {
     peer.scheduled = std::min(peer.scheduled, peer.inbound.size());
     self.state = End::State::kClosed;
     host.connections.erase(conn);
-    say("host {} connection {} ends: the network has changed", id, conn);
-    if (peer.state == End::State::kClosed || peer.state == End::State::kNone) forget(*side.connection);
+    trace_line("host {} connection {} ends: the network has changed", id, conn);
+    if (peer.state == End::State::kClosed || peer.state == End::State::kNone) free_connection(*side.connection);
     host.process->core().on_closed(conn, "the network has changed", now_);
-    drain(id.value);
+    perform_actions(id.value);
   }
 }
 
 void World::step_clock(HostId id, Duration by) {
   hosts_[id.value]->unix_origin_s += seconds(by);
-  trace(10, id.value, static_cast<std::uint64_t>(by.count()));
-  say("the clock of host {} is set by {:.0f} s", id, seconds(by));
+  hash_event(10, id.value, static_cast<std::uint64_t>(by.count()));
+  trace_line("the clock of host {} is set by {:.0f} s", id, seconds(by));
 }
 
-void World::set_connections_max(HostId id, std::size_t most) { hosts_[id.value]->connections_max = most; }
+void World::set_connections_max(HostId id, std::size_t connections_max) {
+  hosts_[id.value]->connections_max = connections_max;
+}
 
 void World::at(TimePoint time, std::function<void()> work) {
   const std::uint64_t script = next_script_++;
@@ -240,7 +246,7 @@ bool World::run(TimePoint until, const std::function<bool()>& done) {
     const Event event = queue_.pop();
     now_ = event.at;
     ++events_;
-    trace(7 + event.kind, event.host, event.a);
+    hash_event(7 + event.kind, event.host, event.a);
     handle(event);
     if (done()) return true;
   }
@@ -291,19 +297,20 @@ void World::handle(const Event& event) {
     case kAccept:
       return on_accept(side);
     case kFailed:
-      return lost(side, side.connection->failure);
+      return break_connection(side, side.connection->failure);
     default:
       return;
   }
 }
 
-void World::trace(std::uint64_t a, std::uint64_t b, std::uint64_t c) {
-  trace_ = mix64(trace_ ^ mix64(static_cast<std::uint64_t>(now_.time_since_epoch().count()) ^ a << 56 ^ b << 36 ^ c));
+void World::hash_event(std::uint64_t kind, std::uint64_t host, std::uint64_t detail) {
+  trace_hash_ = mix64(trace_hash_ ^ mix64(static_cast<std::uint64_t>(now_.time_since_epoch().count()) ^ kind << 56 ^
+                                          host << 36 ^ detail));
 }
 
 void World::note(const std::string& text) {
-  for (const char c : text) trace_ = mix64(trace_ ^ static_cast<unsigned char>(c));
-  say("{}", text);
+  for (const char c : text) trace_hash_ = mix64(trace_hash_ ^ static_cast<unsigned char>(c));
+  trace_line("{}", text);
 }
 
 Duration World::delay(std::size_t from, std::size_t to) const {
@@ -316,24 +323,24 @@ Duration World::delay_and_jitter(std::size_t from, std::size_t to) {
 }
 
 // The time at which data that leaves the uplink at `through` has also crossed the link between the two regions.
-TimePoint World::crossed(std::size_t from, std::size_t to, std::size_t bytes, TimePoint through) {
-  const auto a = hosts_[from]->region, b = hosts_[to]->region;
-  if (a != b) crossed_ += bytes;
-  const double rate = options_.regions.rate(a, b).bytes_per_s();
+TimePoint World::region_link_passed_at(std::size_t from, std::size_t to, std::size_t bytes, TimePoint through) {
+  const auto from_region = hosts_[from]->region, to_region = hosts_[to]->region;
+  if (from_region != to_region) bytes_crossed_ += bytes;
+  const double rate = options_.regions.rate(from_region, to_region).bytes_per_s();
   if (!std::isfinite(rate)) return through;
-  TimePoint& free = ways_free_[{a, b}];
-  free = std::max(free, through) + from_seconds(static_cast<double>(bytes) / rate);
-  return free;
+  TimePoint& link_free_at = region_link_free_at_[{from_region, to_region}];
+  link_free_at = std::max(link_free_at, through) + from_seconds(static_cast<double>(bytes) / rate);
+  return link_free_at;
 }
 
-void World::drain(std::size_t h) {
+void World::perform_actions(std::size_t h) {
   Host& host = *hosts_[h];
-  if (host.draining) return;
-  host.draining = true;
+  if (host.performing) return;
+  host.performing = true;
   Core* core = &host.process->core();
   for (auto actions = core->take_actions(); !actions.empty(); actions = core->take_actions())
     for (Action& action : actions) perform(h, std::move(action));
-  host.draining = false;
+  host.performing = false;
   arm_timer(h);
   if (observer_) observer_->on_step(HostId{h});
 }
@@ -353,12 +360,12 @@ void World::on_timer(const Event& event) {
   Core& core = host.process->core();
   if (core.next_deadline() > now_) return arm_timer(event.host);
   core.on_timer(now_);
-  drain(event.host);
+  perform_actions(event.host);
 }
 
 void World::perform(std::size_t h, Action&& action) {
   Host& host = *hosts_[h];
-  trace(40, h, action.index());
+  hash_event(40, h, action.index());
   if (auto* s = std::get_if<act::Send>(&action)) return send(h, std::move(*s));
   if (const auto* d = std::get_if<act::Dial>(&action)) return dial(h, *d);
   if (const auto* c = std::get_if<act::Close>(&action)) return close(h, c->conn);
@@ -389,7 +396,7 @@ void World::on_disk(std::size_t h) {
     core.on_unspooled(unspooled->publication, unspooled->chunk, std::move(unspooled->data), now_);
   else
     return;
-  drain(h);
+  perform_actions(h);
 }
 
 }  // namespace echoline::sim

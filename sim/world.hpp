@@ -35,7 +35,7 @@ struct WorldOptions {
   // TCP hides loss: with this probability a transfer and its successors on the connection are late by one or a few
   // retransmission timeouts.
   double stall_share = 0;
-  double split_share = 0;  // of transfers: read in two pieces
+  double split_transfer_share = 0;  // of transfers that are read in two pieces
   Duration dial_timeout = std::chrono::seconds(5);
   double unix_origin_s = 1.7e9;  // wall clock of a host without skew at TimePoint zero
 };
@@ -101,12 +101,12 @@ class World {
   bool alive(HostId host) const;
   Process* process(HostId host) const;
 
-  // Calls the host's core from outside, then performs its actions. Does nothing on a dead host.
+  // Calls `work`, which may call the host's core, then performs the core's actions. Does nothing on a dead host.
   template <class Work>
   void call(HostId host, Work&& work) {
     if (!alive(host)) return;
     work(now_);
-    drain(host.value);
+    perform_actions(host.value);
   }
   // Runs `work` at a time of the script, or as soon as possible.
   void at(TimePoint time, std::function<void()> work);
@@ -115,12 +115,12 @@ class World {
   // ---- network faults ----
 
   void set_nat(HostId host, bool on);  // dials to it time out
-  // `from` can never dial `to`, as with a firewall.
-  void fence(HostId from, HostId to) { fences_.insert({from.value, to.value}); }
+  // `from` can never open a connection to `to`, as with a firewall.
+  void block_dials(HostId from, HostId to) { blocked_dials_.insert({from.value, to.value}); }
   void set_malice(HostId host, std::unique_ptr<Malice> malice);
   void set_stall_share(double share) { options_.stall_share = share; }
-  // Stops the host's links until then.
-  void clog(HostId host, TimePoint until);
+  // No data passes the host's links until then.
+  void stop_links(HostId host, TimePoint until);
   // Stops the host's process until then, as by SIGSTOP: incoming data waits, and timers fire late.
   void pause(HostId host, TimePoint until);
   bool paused(HostId host) const;
@@ -135,7 +135,7 @@ class World {
   // Sets its wall clock; a running process continues with its old clock.
   void step_clock(HostId host, Duration by);
   // Limits its connections, both opened and accepted.
-  void set_connections_max(HostId host, std::size_t most);
+  void set_connections_max(HostId host, std::size_t connections_max);
   // Flips one byte of the next transfer of at least `bytes_min` that leaves `host`.
   void corrupt_next(HostId host, std::size_t bytes_min);
 
@@ -146,13 +146,13 @@ class World {
 
   void set_observer(Observer* observer) { observer_ = observer; }
   // Receives one line per event; slow, but changes nothing.
-  void set_trace(std::function<void(const std::string&)> sink) { sink_ = std::move(sink); }
+  void set_trace(std::function<void(const std::string&)> sink) { trace_sink_ = std::move(sink); }
   void note(const std::string& text);  // adds a line of the scenario, also to the hash
 
-  std::uint64_t trace_hash() const { return trace_; }
+  std::uint64_t trace_hash() const { return trace_hash_; }
   std::uint64_t events() const { return events_; }
   std::uint64_t bytes_sent(HostId host) const;
-  std::uint64_t bytes_crossed() const { return crossed_; }  // between regions
+  std::uint64_t bytes_crossed() const { return bytes_crossed_; }  // between regions
 
  private:
   struct Transfer;
@@ -167,17 +167,17 @@ class World {
   enum Kind : std::uint32_t {
     kScript,
     kTimer,
-    kUplink,
-    kSent,
-    kFirst,
-    kArrive,
-    kWake,
-    kSyn,
-    kConnected,
-    kAccept,
-    kFailed,
-    kRead,
-    kDisk
+    kUplink,     // the host's uplink is free
+    kSent,       // a transfer has left the uplink
+    kFirst,      // a transfer's first byte reaches the downlink
+    kArrive,     // a transfer has arrived
+    kWake,       // there may be room for more data
+    kSyn,        // a dial reaches the host
+    kConnected,  // the dialling end is open
+    kAccept,     // the dialled end opens
+    kFailed,     // the dial fails
+    kRead,       // arrived data may be read
+    kDisk        // an operation of the disk is complete
   };
   // The end of a connection that an event is about.
   struct Side {
@@ -194,7 +194,7 @@ class World {
   End& end(const Side& side);
   static Side other(const Side& side) { return {side.connection, 1 - side.side}; }
 
-  void drain(std::size_t host);
+  void perform_actions(std::size_t host);
   void perform(std::size_t host, overlay::Action&& action);
   void arm_timer(std::size_t host);
   void on_timer(const Event& event);
@@ -204,32 +204,33 @@ class World {
   void on_connected(const Side& dialler);
   void on_accept(const Side& dialler);
   void fail_dial(const Side& dialler, std::string reason, TimePoint at);
-  Result<overlay::trust::PeerIdentity> prove(const std::string& certificate, std::size_t checker, bool ageless);
+  Result<overlay::trust::PeerIdentity> verify_certificate(const std::string& certificate, std::size_t checker,
+                                                          bool ageless);
 
   void send(std::size_t host, overlay::act::Send&& send);
-  void transfer(const Side& from, Transfer&& transfer);
-  void launch(const Side& from, Transfer&& transfer);
+  void queue_transfer(const Side& from, Transfer&& transfer);
+  void start_transfer(const Side& from, Transfer&& transfer);
   void serve_uplink(std::size_t host);
   void on_sent(const Side& side);
   void on_first(const Side& to);
   void on_arrive(const Side& to);
   void read(Side to);
-  bool feed(const Side& to, const overlay::Slice& slice, std::size_t begin, std::size_t end);
+  bool decode_part(const Side& to, const overlay::Slice& slice, std::size_t begin, std::size_t end);
   void close(std::size_t host, ConnId conn);
-  void lost(const Side& side, std::string reason);
+  void break_connection(const Side& side, std::string reason);
   void set_reading(std::size_t host, const overlay::act::SetReading& reading);
-  void forget(Connection& connection);
+  void free_connection(Connection& connection);
   bool is_cut(std::size_t from, std::size_t to) const;
   void on_disk(std::size_t host);
 
   Duration delay(std::size_t from, std::size_t to) const;
   Duration delay_and_jitter(std::size_t from, std::size_t to);
-  TimePoint crossed(std::size_t from, std::size_t to, std::size_t bytes, TimePoint through);
-  void trace(std::uint64_t a, std::uint64_t b, std::uint64_t c);
+  TimePoint region_link_passed_at(std::size_t from, std::size_t to, std::size_t bytes, TimePoint through);
+  void hash_event(std::uint64_t kind, std::uint64_t host, std::uint64_t detail);
   template <class... Args>
-  void say(fmt::format_string<Args...> format, Args&&... args) {
-    if (sink_)
-      sink_(
+  void trace_line(fmt::format_string<Args...> format, Args&&... args) {
+    if (trace_sink_)
+      trace_sink_(
           fmt::format("{:.6f} {}", seconds(now_.time_since_epoch()), fmt::format(format, std::forward<Args>(args)...)));
   }
 
@@ -242,20 +243,20 @@ class World {
   std::map<std::string, Proof> proofs_;  // by certificate
   Random random_;
   TimePoint now_{};
-  std::uint64_t trace_ = 0, events_ = 0, next_cut_ = 0, next_script_ = 0;
+  std::uint64_t trace_hash_ = 0, events_ = 0, next_cut_ = 0, next_script_ = 0;
   EventQueue queue_;
   std::unordered_map<std::uint64_t, std::function<void()>> scripts_;
   std::vector<std::unique_ptr<Host>> hosts_;
   std::unordered_map<std::string, std::size_t> addresses_;
-  std::map<std::pair<std::uint32_t, std::uint32_t>, TimePoint> ways_free_;  // between regions
-  std::uint64_t crossed_ = 0;
+  std::map<std::pair<std::uint32_t, std::uint32_t>, TimePoint> region_link_free_at_;  // between regions
+  std::uint64_t bytes_crossed_ = 0;
   std::vector<std::unique_ptr<Connection>> connections_;  // by slot
   std::vector<std::size_t> free_slots_;
   std::uint64_t moves_ = 0;
   std::vector<Cut> cuts_;
-  std::set<std::pair<std::uint64_t, std::uint64_t>> fences_;
+  std::set<std::pair<std::uint64_t, std::uint64_t>> blocked_dials_;
   Observer* observer_ = nullptr;
-  std::function<void(const std::string&)> sink_;
+  std::function<void(const std::string&)> trace_sink_;
 };
 
 }  // namespace echoline::sim

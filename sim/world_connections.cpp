@@ -41,7 +41,7 @@ void World::dial(std::size_t h, const act::Dial& dial) {
   const auto address = addresses_.find(dial.to.host);
   if (address == addresses_.end()) return fail_dial(side, "no route to host", now_ + options_.delay);
   end(other(side)).host = address->second;
-  say("host {} dials host {} (connection {})", h, address->second, dial.conn);
+  trace_line("host {} dials host {} (connection {})", h, address->second, dial.conn);
   push(now_ + delay_and_jitter(h, address->second), kSyn, side);
 }
 
@@ -56,13 +56,13 @@ void World::on_syn(const Side& dialler) {
   const std::size_t from = end(dialler).host, to = end(other(dialler)).host;
   Host& server = *hosts_[to];
   const TimePoint timeout = connection.dialled + options_.dial_timeout;
-  const TimePoint clogged = std::max(server.clogged_until, hosts_[from]->clogged_until);
+  const TimePoint clogged = std::max(server.links_stopped_until, hosts_[from]->links_stopped_until);
   if (is_cut(from, to) || is_cut(to, from) || clogged > now_) {
     const TimePoint again = std::max(now_ + kSynRetry, clogged);
     if (again >= timeout) return fail_dial(dialler, "connection timed out", timeout);
     return push(again, kSyn, dialler);
   }
-  if (server.nat || fences_.contains({from, to}) || (!server.process && !server.powered))
+  if (server.nat || blocked_dials_.contains({from, to}) || (!server.process && !server.powered))
     return fail_dial(dialler, "connection timed out", timeout);
   if (!server.process) return fail_dial(dialler, "connection refused", now_ + delay(from, to));
   end(other(dialler)).incarnation = server.incarnation;
@@ -75,26 +75,27 @@ void World::on_connected(const Side& dialler) {
   End &self = end(dialler), &peer = end(other(dialler));
   const Host& server = *hosts_[peer.host];
   if (!server.process || server.incarnation != peer.incarnation)
-    return lost(dialler, "connection reset during the handshake");
+    return break_connection(dialler, "connection reset during the handshake");
   if (authority_) {
-    const auto identity = prove(server.certificate, self.host, connection.expected == kLearnerId);
-    if (!identity) return lost(dialler, identity.error().message());
+    const auto identity = verify_certificate(server.certificate, self.host, connection.expected == kLearnerId);
+    if (!identity) return break_connection(dialler, identity.error().message());
     const bool learner = connection.expected == kLearnerId;
     const bool right = learner
                            ? identity->kind == PeerIdentity::Kind::kLearner
                            : identity->kind == PeerIdentity::Kind::kWorker && identity->worker == connection.expected;
     if (!right)
-      return lost(dialler, fmt::format("expected {}, found {}",
-                                       learner ? "the learner" : fmt::format("worker {}", connection.expected),
-                                       to_text(*identity)));
+      return break_connection(
+          dialler,
+          fmt::format("expected {}, found {}", learner ? "the learner" : fmt::format("worker {}", connection.expected),
+                      to_text(*identity)));
   }
   self.state = End::State::kOpen;
   peer.state = End::State::kOpening;
   peer.last_arrival = peer.first_arrival = now_ + delay(self.host, peer.host);
   push(peer.last_arrival, kAccept, dialler);
-  say("host {} connection {} is connected to host {}", self.host, self.id, peer.host);
+  trace_line("host {} connection {} is connected to host {}", self.host, self.id, peer.host);
   hosts_[self.host]->process->core().on_connected(self.id, now_);
-  drain(self.host);
+  perform_actions(self.host);
 }
 
 void World::on_accept(const Side& dialler) {
@@ -103,8 +104,8 @@ void World::on_accept(const Side& dialler) {
   Host& server = *hosts_[self.host];
   const auto refuse = [&] {
     self.state = End::State::kClosed;
-    if (client.state == End::State::kClosed) return forget(connection);
-    transfer(other(dialler), {{}, {}, 0, Transfer::Last::kReset, {}, {}, 0});
+    if (client.state == End::State::kClosed) return free_connection(connection);
+    queue_transfer(other(dialler), {{}, {}, 0, Transfer::Last::kReset, {}, {}, 0});
   };
   if (!server.process || server.incarnation != self.incarnation) {
     if (server.powered) return refuse();
@@ -114,29 +115,29 @@ void World::on_accept(const Side& dialler) {
   }
   PeerIdentity identity;
   if (authority_ && connection.service != act::Service::kEnrol) {
-    const auto proven = prove(hosts_[client.host]->certificate, self.host, false);
+    const auto proven = verify_certificate(hosts_[client.host]->certificate, self.host, false);
     if (!proven) {
-      say("host {} refuses host {}: {}", self.host, client.host, proven.error().message());
+      trace_line("host {} refuses host {}: {}", self.host, client.host, proven.error().message());
       return refuse();
     }
     identity = *proven;
   }
-  if (server.clogged_until > now_) return push(server.clogged_until, kAccept, dialler);
+  if (server.links_stopped_until > now_) return push(server.links_stopped_until, kAccept, dialler);
   if (server.connections.size() >= server.connections_max) return refuse();
   self.id = ConnId{server.next_accepted};
   server.next_accepted += 2;
   self.state = End::State::kOpen;
   self.peer = identity.kind == PeerIdentity::Kind::kWorker ? std::optional(identity.worker) : std::nullopt;
   server.connections.emplace(self.id, other(dialler));
-  say("host {} accepts connection {} of host {}, {}", self.host, self.id, client.host, to_text(identity));
+  trace_line("host {} accepts connection {} of host {}, {}", self.host, self.id, client.host, to_text(identity));
   server.process->core().on_accepted(self.id, {hosts_[client.host]->endpoint.host, identity}, now_);
-  drain(self.host);
+  perform_actions(self.host);
   if (self.arrived > 0) push(now_, kRead, other(dialler));
 }
 
 // Checks a certificate as the handshake does, at the checker's time of the run; `ageless` skips the time for the
 // learner's certificate. Each certificate is parsed once.
-Result<PeerIdentity> World::prove(const std::string& certificate, std::size_t checker, bool ageless) {
+Result<PeerIdentity> World::verify_certificate(const std::string& certificate, std::size_t checker, bool ageless) {
   if (certificate.empty()) return fail(Code::kInvalid, "handshake", "the peer has no certificate");
   const auto der = std::as_bytes(std::span(certificate));
   const double now_unix_s = hosts_[checker]->process->core().run_unix_s(now_);
@@ -162,29 +163,30 @@ void World::close(std::size_t h, ConnId conn) {
   hosts_[h]->connections.erase(conn);
   const bool opening = self.state == End::State::kOpening;
   self.state = End::State::kClosed;
-  if (opening || peer.state == End::State::kNone || peer.state == End::State::kClosed) return forget(*side.connection);
-  transfer(side, {{}, {}, 0, Transfer::Last::kEnd, {}, {}, 0});
+  if (opening || peer.state == End::State::kNone || peer.state == End::State::kClosed)
+    return free_connection(*side.connection);
+  queue_transfer(side, {{}, {}, 0, Transfer::Last::kEnd, {}, {}, 0});
 }
 
 // The connection broke: notifies this end's core; the peer will see a reset.
-void World::lost(const Side& side, std::string reason) {
+void World::break_connection(const Side& side, std::string reason) {
   End &self = end(side), &peer = end(other(side));
   const std::size_t h = self.host;
   const ConnId conn = self.id;
   hosts_[h]->connections.erase(conn);
   const bool opening = self.state == End::State::kOpening;
   self.state = End::State::kClosed;
-  say("host {} connection {} ends: {}", h, conn, reason);
+  trace_line("host {} connection {} ends: {}", h, conn, reason);
   if (!opening && (peer.state == End::State::kOpen || peer.state == End::State::kOpening))
-    transfer(side, {{}, {}, 0, Transfer::Last::kReset, {}, {}, 0});
+    queue_transfer(side, {{}, {}, 0, Transfer::Last::kReset, {}, {}, 0});
   else
-    forget(*side.connection);
+    free_connection(*side.connection);
   hosts_[h]->process->core().on_closed(conn, reason, now_);
-  drain(h);
+  perform_actions(h);
 }
 
 // Frees a connection that both ends have closed. Pending events see another generation and are ignored.
-void World::forget(Connection& connection) {
+void World::free_connection(Connection& connection) {
   if (!connection.used) return;
   connection.used = false;
   ++connection.generation;

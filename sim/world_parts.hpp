@@ -10,10 +10,10 @@ namespace echoline::sim {
 struct World::Transfer {
   enum class Last : std::uint8_t { kNo, kEnd, kReset };
   overlay::Slice head, tail;
-  std::size_t told_bytes = 0;  // reported to the sending core as taken; malice may change the real size
+  std::size_t reported_bytes = 0;  // reported to the sending core as taken; malice may change the real size
   Last last = Last::kNo;
-  TimePoint through{}, there{};  // when it has left the uplink, and its earliest arrival at the receiver
-  std::size_t read_bytes = 0;    // passed to the decoder
+  TimePoint through{}, arrives_at{};  // when it has left the uplink, and its earliest arrival at the receiver
+  std::size_t read_bytes = 0;         // passed to the decoder
   std::size_t size() const { return head.size() + tail.size(); }
 };
 
@@ -42,8 +42,8 @@ struct World::End {
   // while there is room.
   std::size_t unread_bytes = 0;  // sent by this end
   std::size_t held_bytes = 0;    // read by the peer, but the notice waits for a partition to heal
-  Fifo<std::size_t> untold;      // sent by this end, not reported as taken
-  std::size_t through = 0;       // of untold: have left the uplink
+  Fifo<std::size_t> unreported;  // sent by this end, not reported as taken
+  std::size_t through = 0;       // of unreported: have left the uplink
 };
 
 struct World::Connection {
@@ -70,11 +70,11 @@ struct World::Host {
   std::uint64_t incarnation = 0, next_accepted = 2;
   std::map<ConnId, Side> connections;
   std::string certificate;  // DER
-  TimePoint down_free{}, timer_at = kNever, clogged_until{}, paused_until{};
+  TimePoint down_free{}, timer_at = kNever, links_stopped_until{}, paused_until{};
   // Connections with data to send and their generations, in turn; those starting with little data have priority.
-  Fifo<std::pair<Side, std::uint64_t>> begun, sending;
+  Fifo<std::pair<Side, std::uint64_t>> priority_senders, senders;
   bool up_busy = false;
-  bool reading = true, draining = false, nat = false, powered = true;
+  bool reading = true, performing = false, nat = false, powered = true;
   std::uint64_t bytes_sent = 0;
   std::optional<std::size_t> corrupt_bytes_min;
   std::size_t connections_max = std::numeric_limits<std::size_t>::max();

@@ -1,3 +1,4 @@
+// Rows of a run's files for plots and pages, for cli/status.cpp.
 #include "study/run_rows.hpp"
 
 #include <array>

@@ -1,3 +1,4 @@
+// Reads a scenario file for `echoline sim run` and for sweeps.
 #include "study/sim_run_config.hpp"
 
 #include <algorithm>
@@ -11,12 +12,12 @@
 namespace echoline::study {
 namespace {
 
-constexpr double kBytesPerChange = 0.7;
+constexpr double kBytesPerChange = 0.7;  // of a delta, by default
 constexpr std::uint64_t kStepsMax = 1'000'000, kMachinesMax = 100'000;
-const Limits<BitRate> kLink{.min = BitRate{1000}, .max = BitRate{1e12}};
+const Limits<BitRate> kLinkLimits{.min = BitRate{1000}, .max = BitRate{1e12}};
 
 // Generated machines of one kind.
-struct Kind {
+struct MachineKind {
   std::string region;
   std::uint32_t count = 1;
   sim::Lognormal usd_per_hour{}, tokens_per_s{}, up{}, down{};
@@ -24,20 +25,20 @@ struct Kind {
 };
 
 // The section `simulation` as read.
-struct Read {
+struct SimulationSection {
   sim::RunScenario scenario;
   std::optional<double> parameters, snapshot_bytes, density;
   std::vector<double> densities;
   double bytes_per_change = kBytesPerChange;
   std::optional<Duration> step_time, install_time;
-  bool delta_expected = false;  // fleet.delta_ratio_expected was given
+  bool has_delta_ratio_expected = false;
   Duration step_time_per_1k_tokens{}, boot = std::chrono::seconds(30);
   std::optional<Duration> boot_p95;
   double tokens_median = 0;
   std::optional<double> tokens_p95;
   std::optional<std::filesystem::path> lengths, preemptions, slowdowns;
   double rate_error = 0;
-  std::vector<Kind> market;
+  std::vector<MachineKind> market;
 };
 
 // The 95th percentile may be at most this many times the median.
@@ -62,40 +63,40 @@ void read_spread(ConfigSection& s, const char* key, const char* key_p95, sim::Lo
 void read_link(ConfigSection& s, const char* key, const char* key_p95, sim::Lognormal& value, ConfigDoc doc) {
   BitRate rate;
   std::optional<BitRate> p95;
-  s.require(key, rate, kLink, doc);
-  s.read(key_p95, p95, kLink, {"95th percentile", "all alike"});
+  s.require(key, rate, kLinkLimits, doc);
+  s.read(key_p95, p95, kLinkLimits, {"95th percentile", "all alike"});
   value = {rate.bits_per_s, p95.value_or(rate).bits_per_s};
   check_spread(s, key_p95, value.median, value.p95);
 }
 
-void read_market(ConfigSection s, const provisioner::RegionMap& map, Read& c) {
+void read_market(ConfigSection s, const provisioner::RegionMap& map, SimulationSection& section) {
   for (ConfigSection kind :
        s.sections("market", "kinds of generated machines that can be rented; not with fleet.offers")) {
-    Kind k;
-    kind.read("region", k.region, {"region of the machines; any name", "one region for all"});
-    kind.require("count", k.count, {.min = 1, .max = 100'000}, "number of these machines");
-    read_spread(kind, "usd_per_hour", "usd_per_hour_p95", k.usd_per_hour, {.min = 0.0, .max = 1e6},
+    MachineKind machines;
+    kind.read("region", machines.region, {"region of the machines; any name", "one region for all"});
+    kind.require("count", machines.count, {.min = 1, .max = 100'000}, "number of these machines");
+    read_spread(kind, "usd_per_hour", "usd_per_hour_p95", machines.usd_per_hour, {.min = 0.0, .max = 1e6},
                 "rent of a machine, median");
-    read_spread(kind, "tokens_per_s", "tokens_per_s_p95", k.tokens_per_s, {.min = 1e-3, .max = 1e9},
+    read_spread(kind, "tokens_per_s", "tokens_per_s_p95", machines.tokens_per_s, {.min = 1e-3, .max = 1e9},
                 "tokens/s that a machine generates for all its responses together, median");
-    read_link(kind, "up", "up_p95", k.up, "uplink");
-    read_link(kind, "down", "down_p95", k.down, "downlink");
+    read_link(kind, "up", "up_p95", machines.up, "uplink");
+    read_link(kind, "down", "down_p95", machines.down, "downlink");
     const Limits<double> usd{.min = 0.0, .max = 1e6};
-    kind.read("upload_usd_per_gb", k.upload_usd_per_gb, usd, "price of sent data; 1 GB is 10^9 bytes");
-    kind.read("download_usd_per_gb", k.download_usd_per_gb, usd, "price of received data");
-    kind.read("reliability", k.reliability, {.min = 0.0, .max = 1.0},
+    kind.read("upload_usd_per_gb", machines.upload_usd_per_gb, usd, "price of sent data; 1 GB is 10^9 bytes");
+    kind.read("download_usd_per_gb", machines.download_usd_per_gb, usd, "price of received data");
+    kind.read("reliability", machines.reliability, {.min = 0.0, .max = 1.0},
               "reliability that the market states; decides the worker's place in the topology");
-    if (!map.regions.empty() && !k.region.empty() && !map.find(k.region)) {
+    if (!map.regions.empty() && !machines.region.empty() && !map.find(machines.region)) {
       std::vector<std::string> names;
       for (const provisioner::Region& r : map.regions) names.push_back(r.name);
-      kind.error("region", fmt::format("the regions of network.regions do not include the place '{}'{}", k.region,
-                                       did_you_mean(k.region, names)));
+      kind.error("region", fmt::format("the regions of network.regions do not include the place '{}'{}",
+                                       machines.region, did_you_mean(machines.region, names)));
     }
-    c.market.push_back(std::move(k));
+    section.market.push_back(std::move(machines));
   }
 }
 
-void read_misfortune(ConfigSection churn, ConfigSection faults, Read& c) {
+void read_churn_and_faults(ConfigSection churn, ConfigSection faults, SimulationSection& c) {
   sim::RunChurn& r = c.scenario.churn;
   churn.read("per_hour", r.per_hour, {.min = 0.0, .max = 3600.0},
              "how often a machine is taken away per hour; 0.2: once in five hours");
@@ -120,7 +121,7 @@ void read_misfortune(ConfigSection churn, ConfigSection faults, Read& c) {
        "none"});
 }
 
-void read_simulation(ConfigSection s, const learner::RunConfig& config, Read& c) {
+void read_simulation(ConfigSection s, const learner::RunConfig& config, SimulationSection& c) {
   sim::RunScenario& r = c.scenario;
   r.seed = config.run.seed;
   s.read("seed", r.seed, {"seed of everything random", "run.seed"});
@@ -133,14 +134,16 @@ void read_simulation(ConfigSection s, const learner::RunConfig& config, Read& c)
   s.read("densities", c.densities,
          {"the same for each publication; the last one also counts for all later ones", "`density`"});
   s.read("bytes_per_change", c.bytes_per_change, {.min = 0.01, .max = 16.0}, "bytes of a delta for each changed value");
-  s.read_choice("publish", r.publishes, {{"delta", sim::Publishes::kDelta}, {"snapshot", sim::Publishes::kSnapshot}},
+  s.read_choice("publish", r.publication_form,
+                {{"delta", sim::PublicationForm::kDelta}, {"snapshot", sim::PublicationForm::kSnapshot}},
                 "a publication is a delta or the whole policy (snapshot)");
-  s.read_choice("activation", r.activation,
-                {{"cheapest", sim::Activation::kCheapest}, {"random", sim::Activation::kRandom}},
+  s.read_choice("activation", r.offer_choice,
+                {{"cheapest", sim::OfferChoice::kCheapest}, {"random", sim::OfferChoice::kRandom}},
                 "which offers are rented: those that cost least per rollout (cheapest), or random ones");
-  s.read_choice("shares", r.shares, {{"by_speed", sim::Shares::kBySpeed}, {"equal", sim::Shares::kEqual}},
+  s.read_choice("shares", r.lease_shares,
+                {{"by_speed", sim::LeaseShares::kBySpeed}, {"equal", sim::LeaseShares::kEqual}},
                 "a worker's share of a batch: by its speed, or equal for all workers");
-  s.read_choice("leases", r.leases, {{"in_time", sim::Leases::kInTime}, {"any_age", sim::Leases::kAnyAge}},
+  s.read_choice("leases", r.lease_rule, {{"in_time", sim::LeaseRule::kInTime}, {"any_age", sim::LeaseRule::kAnyAge}},
                 "which work is handed out: only work that is fresh enough when it returns (in_time), or all, and stale "
                 "rollouts are rejected (any_age)");
   s.read("step_time", c.step_time, {.min = std::chrono::microseconds(1), .max = std::chrono::hours(1000)},
@@ -148,9 +151,9 @@ void read_simulation(ConfigSection s, const learner::RunConfig& config, Read& c)
           "fleet.step_time_expected"});
   s.read("step_seconds", r.step_seconds,
          {"the same for each step, in seconds; after the last one, the first follows again", "`step_time`"});
-  for (const double each : r.step_seconds)
-    if (!(each > 0 && each <= 3.6e6))
-      s.error("step_seconds", fmt::format("expected seconds above 0, at most 3600000, found {}", each));
+  for (const double step_s : r.step_seconds)
+    if (!(step_s > 0 && step_s <= 3.6e6))
+      s.error("step_seconds", fmt::format("expected seconds above 0, at most 3600000, found {}", step_s));
   s.read("step_time_per_1k_tokens", c.step_time_per_1k_tokens, {.min = Duration(0), .max = std::chrono::hours(1)},
          "additional step time for every 1,000 tokens trained on");
   s.read("install_time", c.install_time, {.min = Duration(0), .max = std::chrono::hours(1)},
@@ -176,19 +179,19 @@ void read_simulation(ConfigSection s, const learner::RunConfig& config, Read& c)
   s.read("time_max", r.time_max, {.min = std::chrono::seconds(1), .max = std::chrono::hours(100'000)},
          "limit of virtual time, at which the run ends");
   ConfigSection tokens = s.section("tokens", "Length of responses; limited by rollout.response_tokens_max.");
-  const bool file = tokens.has("histogram");
+  const bool has_histogram = tokens.has("histogram");
   tokens.read("histogram", c.lengths, {"file of rows `tokens,weight`", "`median`"});
-  if (file)
+  if (has_histogram)
     tokens.read("median", c.tokens_median, {.min = 1.0, .max = 1e7});
   else
     tokens.require("median", c.tokens_median, {.min = 1.0, .max = 1e7}, "median; half of the responses are shorter");
   tokens.read("p95", c.tokens_p95, {.min = 1.0, .max = 1e7},
               {"95th percentile; the lengths are lognormal", "all are alike"});
-  if (c.tokens_p95 && !file) check_spread(tokens, "p95", c.tokens_median, *c.tokens_p95);
-  if (file && (tokens.has("median") || c.tokens_p95))
+  if (c.tokens_p95 && !has_histogram) check_spread(tokens, "p95", c.tokens_median, *c.tokens_p95);
+  if (has_histogram && (tokens.has("median") || c.tokens_p95))
     tokens.error("histogram", "expected either `histogram` or `median`, found both");
-  read_misfortune(s.section("churn", "Machines that are taken away from the run."),
-                  s.section("faults", "Other faults."), c);
+  read_churn_and_faults(s.section("churn", "Machines that are taken away from the run."),
+                        s.section("faults", "Other faults."), c);
   read_market(s, config.paths.regions, c);
   for (const double d : c.densities)
     if (!(d >= 0 && d <= 1)) s.error("densities", fmt::format("expected numbers from 0 to 1, found {}", d));
@@ -196,11 +199,11 @@ void read_simulation(ConfigSection s, const learner::RunConfig& config, Read& c)
   if (config.run.steps > kStepsMax)
     s.error("", fmt::format("run.steps: a simulated run has at most {} steps, found {}", kStepsMax, config.run.steps));
   std::uint64_t machines = 0;
-  for (const Kind& kind : c.market) machines += kind.count;
+  for (const MachineKind& kind : c.market) machines += kind.count;
   if (machines > kMachinesMax)
     s.error("market", fmt::format("expected at most {} machines in all, found {}", kMachinesMax, machines));
   // Random activation ignores prices, so it cannot keep to limits on them.
-  if (r.activation == sim::Activation::kRandom && (config.fleet.usd_per_hour_max || config.fleet.usd_max))
+  if (r.offer_choice == sim::OfferChoice::kRandom && (config.fleet.usd_per_hour_max || config.fleet.usd_max))
     s.error("activation",
             "random activation ignores prices, so it cannot keep to fleet.usd_per_hour_max and usd_max; remove these "
             "limits");
@@ -213,10 +216,10 @@ std::uint32_t region_of(sim::RunScenario& s, const std::string& name) {
   return static_cast<std::uint32_t>(s.regions.size() - 1);
 }
 
-void make_market(const Read& c, double tokens_mean, sim::RunScenario& s) {
+void add_generated_offers(const SimulationSection& c, double tokens_mean, sim::RunScenario& s) {
   sim::Draws draws(s.seed, 11);
   std::size_t number = 0;
-  for (const Kind& kind : c.market) {
+  for (const MachineKind& kind : c.market) {
     const std::uint32_t region = region_of(s, kind.region);
     for (std::uint32_t i = 0; i < kind.count; ++i) {
       sim::RunOffer o;
@@ -266,7 +269,7 @@ Bytes delta_of(double parameters, double density, double bytes_per_change) {
   return Bytes{static_cast<std::uint64_t>(std::min(2 * parameters, parameters * density * bytes_per_change)) + 1};
 }
 
-Status put_together(const Read& c, SimRun& run) {
+Status build_scenario(const SimulationSection& c, SimRun& run) {
   const learner::RunConfig& config = run.config;
   sim::RunScenario& s = run.scenario;
   s.pacing = config.pacing();
@@ -290,7 +293,7 @@ Status put_together(const Read& c, SimRun& run) {
   if (c.market.empty())
     ECHO_TRY(read_offers(config, run.parameters, tokens_mean, s));
   else
-    make_market(c, tokens_mean, s);
+    add_generated_offers(c, tokens_mean, s);
   if (s.regions.empty()) s.regions.push_back("");
   sim::Draws errors(s.seed, 12);
   for (sim::RunOffer& o : s.offers) {
@@ -315,9 +318,9 @@ Status put_together(const Read& c, SimRun& run) {
   for (const double density : c.densities)
     s.delta_bytes.push_back(delta_of(run.parameters, density, c.bytes_per_change));
   if (s.delta_bytes.empty()) s.delta_bytes = {s.request.delta_bytes};
-  if (s.publishes == sim::Publishes::kSnapshot)
+  if (s.publication_form == sim::PublicationForm::kSnapshot)
     s.request.delta_bytes = s.request.full_bytes;
-  else if (!c.delta_expected)
+  else if (!c.has_delta_ratio_expected)
     s.request.delta_bytes = s.delta_bytes.front();  // otherwise the plan uses fleet.delta_ratio_expected
   s.request.pace.step_time = config.fleet.step_time_expected +
                              from_seconds(s.step_s_per_token * tokens_mean * s.request.pace.rollouts_per_step);
@@ -328,13 +331,13 @@ Status put_together(const Read& c, SimRun& run) {
 Result<SimRun> read(ConfigFile file) {
   SimRun run;
   learner::read_simulated_run(file.root(), run.config);
-  Read c;
+  SimulationSection c;
   if (!file.root().has("simulation"))
     file.root().error(
         "", "expected a section `simulation` that describes the world, found none; see configs/sim/small.yaml");
   ConfigSection simulation = file.root().section("simulation");
   read_simulation(simulation, run.config, c);
-  c.delta_expected = file.root().section("fleet").has("delta_ratio_expected");
+  c.has_delta_ratio_expected = file.root().section("fleet").has("delta_ratio_expected");
   const bool model = run.config.model.preset || run.config.model.path;
   if (!c.parameters && !model)
     simulation.error("parameters", "expected the number of the model's values, because there is no section `model`");
@@ -349,7 +352,7 @@ Result<SimRun> read(ConfigFile file) {
     ECHO_ASSIGN(const auto shape, learner::run_model_config(run.config));
     run.parameters = static_cast<double>(shape.parameters());
   }
-  ECHO_TRY(put_together(c, run));
+  ECHO_TRY(build_scenario(c, run));
   return run;
 }
 
@@ -365,7 +368,7 @@ Result<SimRun> load_sim_run(Result<ConfigFile> loaded,
 
 std::vector<ConfigKey> simulation_keys() {
   ConfigFile blank = ConfigFile::blank();
-  Read ignored;
+  SimulationSection ignored;
   read_simulation(blank.root().section("simulation"), {}, ignored);
   return blank.keys();
 }

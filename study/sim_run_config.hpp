@@ -13,8 +13,8 @@ namespace echoline::study {
 struct SimRun {
   learner::RunConfig config;
   sim::RunScenario scenario;
-  double parameters = 0;
-  bool prices_known = true;
+  double parameters = 0;     // number of the model's values
+  bool prices_known = true;  // every offer states its price
 };
 
 // `file` comes from ConfigFile::load() or parse(). kInvalid lists every problem as `file:line:col: message`.

@@ -1,3 +1,4 @@
+// `echoline sim run --like`: reads an ended run, and compares it with its simulation.
 #include "study/sim_run_like.hpp"
 
 #include <algorithm>
@@ -31,35 +32,35 @@ std::string text(const json& row, const char* key) {
 
 double median(const learner::Distribution& values) { return values.quantile(0.5).value_or(0); }
 
-class Ages {
+class StalenessShares {
  public:
-  void hear(const json& row) {
+  void add_row(const json& row) {
     if (text(row, "kind") != "step" || !row.contains("staleness") || !row.at("staleness").is_object()) return;
     for (const auto& [age, n] : row.at("staleness").items())
       if (n.is_number() && (rollouts_.size() < kAgesMax || rollouts_.contains(age)))
-        rollouts_[age] += n.get<double>(), all_ += n.get<double>();
+        rollouts_[age] += n.get<double>(), total_ += n.get<double>();
   }
   std::map<std::string, double> shares() const {
     std::map<std::string, double> shares = rollouts_;
-    for (auto& [age, n] : shares) n /= std::max(all_, 1.0);
+    for (auto& [age, n] : shares) n /= std::max(total_, 1.0);
     return shares;
   }
 
  private:
   std::map<std::string, double> rollouts_;
-  double all_ = 0;
+  double total_ = 0;
 };
 
 // Time from "rented" to "joined", by offer.
-class Boots {
+class BootTimes {
  public:
-  void hear(const json& event) {
-    const std::string what = text(event, "event"), offer = text(event, "offer");
-    if (what == "rented" && (rented_.size() < kRentedMax || rented_.contains(offer)))
+  void add_row(const json& event) {
+    const std::string event_name = text(event, "event"), offer = text(event, "offer");
+    if (event_name == "rented" && (rented_.size() < kRentedMax || rented_.contains(offer)))
       rented_[offer] = number(event, "unix_s");
-    if (const auto at = rented_.find(offer); what == "joined" && at != rented_.end()) {
-      seconds_.add(number(event, "unix_s") - at->second);
-      rented_.erase(at);
+    if (const auto rental = rented_.find(offer); event_name == "joined" && rental != rented_.end()) {
+      seconds_.add(number(event, "unix_s") - rental->second);
+      rented_.erase(rental);
     }
   }
   const learner::Distribution& seconds() const { return seconds_; }
@@ -72,8 +73,8 @@ class Boots {
 // The values that the simulation takes from the steps and publications of a run.
 class Measured {
  public:
-  void hear(const json& row) {
-    ages.hear(row);
+  void add_row(const json& row) {
+    ages.add_row(row);
     const std::string kind = text(row, "kind");
     if (kind == "publication") {
       parameters = std::max(parameters, number(row, "state_bytes") / 2);
@@ -97,7 +98,7 @@ class Measured {
         rollouts += number(row, "response_tokens") / mean, tokens += number(row, "response_tokens");
     }
   }
-  Ages ages;
+  StalenessShares ages;
   learner::Distribution step_seconds, encode_seconds, acknowledge_seconds;
   learner::ThinnedRows deltas{kDeltasMax};  // patch bytes by version
   learner::ThinnedRows steps{kDeltasMax};   // seconds by step
@@ -106,11 +107,11 @@ class Measured {
 
 }  // namespace
 
-Result<LikeRun> like_run(const std::filesystem::path& folder) {
-  LikeRun run;
+Result<MeasuredRun> read_measured_run(const std::filesystem::path& folder) {
+  MeasuredRun run;
   run.config = folder / "config.yaml";
   Measured measured;
-  ECHO_TRY(learner::each_row(folder / "metrics.jsonl", [&](const json& row) { return measured.hear(row), ok(); }));
+  ECHO_TRY(learner::each_row(folder / "metrics.jsonl", [&](const json& row) { return measured.add_row(row), ok(); }));
   run.ages = measured.ages.shares();
   auto report = learner::read_json_object(folder / "report.json");
   if (!report && report.error().code == Code::kNotFound)
@@ -118,8 +119,8 @@ Result<LikeRun> like_run(const std::filesystem::path& folder) {
                 folder.string());
   if (!report) return report.error();
   run.report = std::move(*report);
-  Boots boots;
-  ECHO_TRY(learner::each_row(folder / "events.jsonl", [&](const json& row) { return boots.hear(row), ok(); }));
+  BootTimes boot_times;
+  ECHO_TRY(learner::each_row(folder / "events.jsonl", [&](const json& row) { return boot_times.add_row(row), ok(); }));
 
   const auto& deltas = measured.deltas.rows();
   const double parameters = measured.parameters;
@@ -155,7 +156,7 @@ Result<LikeRun> like_run(const std::filesystem::path& folder) {
   set("tokens.median", fmt::format("{:.3f}", std::max(1.0, measured.tokens / measured.rollouts)));
   // A local worker is limited to the speed of its offer, and asks for this much work ahead.
   ECHO_ASSIGN(const learner::RunConfig config, learner::load_run_config(run.config));
-  if (config.fleet.local()) set("work_ahead", time(worker::kAheadSeconds));
+  if (config.fleet.is_local()) set("work_ahead", time(worker::kAheadSeconds));
   learner::Distribution installs;
   if (run.report.contains("workers") && run.report.at("workers").is_array())
     for (const json& worker : run.report.at("workers"))
@@ -163,12 +164,12 @@ Result<LikeRun> like_run(const std::filesystem::path& folder) {
           worker.at("install_seconds_mean").is_number())
         installs.add(number(worker, "install_seconds_mean"));
   if (installs.totals().count() > 0) set("install_time", time(median(installs)));
-  if (boots.seconds().totals().count() > 0) set("boot", time(median(boots.seconds())));
+  if (boot_times.seconds().totals().count() > 0) set("boot", time(median(boot_times.seconds())));
   return run;
 }
 
-json compare(const LikeRun& real, const json& report, const std::vector<json>& metrics) {
-  json both = json::object();
+json compare(const MeasuredRun& real, const json& report, const std::vector<json>& metrics) {
+  json comparison = json::object();
   for (const auto& [section, key] : {std::pair{"broadcast", "t_b_seconds_median"},
                                      {"learner", "idle_fraction"},
                                      {"learner", "step_seconds_median"},
@@ -177,20 +178,20 @@ json compare(const LikeRun& real, const json& report, const std::vector<json>& m
                                      {"fleet", "workers_started"},
                                      {"staleness", "mean"},
                                      {"staleness", "p95"}}) {
-    const auto of = [&, section = section, key = key](const json& r) {
+    const auto value_in = [&, section = section, key = key](const json& r) {
       return r.contains(section) && r.at(section).is_object() && r.at(section).contains(key) ? r.at(section).at(key)
                                                                                              : json(nullptr);
     };
-    both[std::string(section) + "." + key] = {{"real", of(real.report)}, {"simulated", of(report)}};
+    comparison[std::string(section) + "." + key] = {{"real", value_in(real.report)}, {"simulated", value_in(report)}};
   }
-  Ages simulated;
-  for (const json& row : metrics) simulated.hear(row);
+  StalenessShares simulated;
+  for (const json& row : metrics) simulated.add_row(row);
   std::map<std::string, double> difference = real.ages;
   for (const auto& [age, share] : simulated.shares()) difference[age] -= share;
   double variation = 0;
   for (const auto& [age, d] : difference) variation += std::abs(d) / 2;
-  both["staleness.total_variation"] = variation;
-  return both;
+  comparison["staleness.total_variation"] = variation;
+  return comparison;
 }
 
 std::string comparison_table(const json& comparison) {
@@ -198,11 +199,11 @@ std::string comparison_table(const json& comparison) {
     return v.is_number() ? fmt::format("{:.4g}", v.get<double>()) : std::string("-");
   };
   std::string out = fmt::format("\n{:<28}{:>14}{:>14}\n", "", "real", "simulated");
-  for (const auto& [key, both] : comparison.items()) {
-    if (both.is_object())
-      out += fmt::format("{:<28}{:>14}{:>14}\n", key, cell(both.at("real")), cell(both.at("simulated")));
+  for (const auto& [key, entry] : comparison.items()) {
+    if (entry.is_object())
+      out += fmt::format("{:<28}{:>14}{:>14}\n", key, cell(entry.at("real")), cell(entry.at("simulated")));
     else
-      out += fmt::format("{:<28}{:>28}\n", key, cell(both));
+      out += fmt::format("{:<28}{:>28}\n", key, cell(entry));
   }
   return out;
 }

@@ -11,7 +11,7 @@
 
 namespace echoline::study {
 
-struct LikeRun {
+struct MeasuredRun {
   std::filesystem::path config;  // config.yaml of the run
   // Keys of the section `simulation`: step times, delta sizes, response lengths, boot time.
   std::vector<std::pair<std::string, std::string>> world;
@@ -21,11 +21,12 @@ struct LikeRun {
 };
 
 // kNotFound: not the folder of a run that has ended. kInvalid: the run measured too little.
-Result<LikeRun> like_run(const std::filesystem::path& folder);
+Result<MeasuredRun> read_measured_run(const std::filesystem::path& folder);
 
 // The figures of both runs: {"t_b_seconds_median": {"real", "simulated"}, ..}, and the total variation distance between
 // the ages of the rollouts trained on, from 0 to 1.
-nlohmann::json compare(const LikeRun& real, const nlohmann::json& report, const std::vector<nlohmann::json>& metrics);
+nlohmann::json compare(const MeasuredRun& real, const nlohmann::json& report,
+                       const std::vector<nlohmann::json>& metrics);
 std::string comparison_table(const nlohmann::json& comparison);
 
 }  // namespace echoline::study

@@ -1,3 +1,4 @@
+// A parser and evaluator of arithmetic expressions, for study/sweep_grid.cpp.
 #include "study/sweep_expression.hpp"
 
 #include <algorithm>
@@ -22,8 +23,8 @@ class ExpressionParser {
     if (text_.size() > kExpressionBytesMax)
       return fail(Code::kInvalid, "", "expected an expression of at most {} bytes, found {}", kExpressionBytesMax,
                   text_.size());
-    ECHO_TRY(sum(0));
-    if (!at_end()) return expected("an operator or the end");
+    ECHO_TRY(parse_sum(0));
+    if (!at_end()) return expected_error("an operator or the end");
     return std::move(out_);
   }
 
@@ -37,60 +38,62 @@ class ExpressionParser {
     skip_space();
     return at_ == text_.size();
   }
-  bool take(char c) {
+  // Skips `c` if it is the next character; false: it is not.
+  bool consume(char c) {
     skip_space();
     if (at_ == text_.size() || text_[at_] != c) return false;
     ++at_;
     return true;
   }
-  Error expected(std::string_view what) {
+  Error expected_error(std::string_view what) {
     return fail(Code::kInvalid, "", "expected {} in '{}', found {}", what, printable(text_, 80),
                 at_end() ? "its end" : fmt::format("'{}'", printable(text_.substr(at_), 40)));
   }
-  void step(Kind kind, double number = 0, std::size_t count = 0) { out_.steps_.push_back({kind, number, count}); }
+  // Appends a step to the expression.
+  void emit(Kind kind, double number = 0, std::size_t count = 0) { out_.steps_.push_back({kind, number, count}); }
 
-  Status sum(int depth) {
+  Status parse_sum(int depth) {
     if (depth > kExpressionDepthMax)
       return fail(Code::kInvalid, "", "expected at most {} levels of brackets", kExpressionDepthMax);
-    ECHO_TRY(product(depth));
+    ECHO_TRY(parse_product(depth));
     for (;;) {
-      const bool add = take('+');
-      if (!add && !take('-')) return ok();
-      ECHO_TRY(product(depth));
-      step(add ? Kind::kAdd : Kind::kSubtract);
+      const bool add = consume('+');
+      if (!add && !consume('-')) return ok();
+      ECHO_TRY(parse_product(depth));
+      emit(add ? Kind::kAdd : Kind::kSubtract);
     }
   }
 
-  Status product(int depth) {
-    ECHO_TRY(factor(depth));
+  Status parse_product(int depth) {
+    ECHO_TRY(parse_factor(depth));
     for (;;) {
-      const bool multiply = take('*');
-      if (!multiply && !take('/')) return ok();
-      ECHO_TRY(factor(depth));
-      step(multiply ? Kind::kMultiply : Kind::kDivide);
+      const bool multiply = consume('*');
+      if (!multiply && !consume('/')) return ok();
+      ECHO_TRY(parse_factor(depth));
+      emit(multiply ? Kind::kMultiply : Kind::kDivide);
     }
   }
 
-  Status factor(int depth) {
+  Status parse_factor(int depth) {
     bool negative = false;
-    while (take('-')) negative = !negative;
-    ECHO_TRY(operand(depth));
-    if (negative) step(Kind::kNegate);
+    while (consume('-')) negative = !negative;
+    ECHO_TRY(parse_operand(depth));
+    if (negative) emit(Kind::kNegate);
     return ok();
   }
 
-  Status operand(int depth) {
-    if (take('(')) {
-      ECHO_TRY(sum(depth + 1));
-      return take(')') ? ok() : Status(expected("')'"));
+  Status parse_operand(int depth) {
+    if (consume('(')) {
+      ECHO_TRY(parse_sum(depth + 1));
+      return consume(')') ? ok() : Status(expected_error("')'"));
     }
-    if (at_end()) return expected("a number or a name");
-    if (is_digit(text_[at_])) return number();
-    if (is_letter(text_[at_])) return name(depth);
-    return expected("a number or a name");
+    if (at_end()) return expected_error("a number or a name");
+    if (is_digit(text_[at_])) return parse_number();
+    if (is_letter(text_[at_])) return parse_name(depth);
+    return expected_error("a number or a name");
   }
 
-  Status number() {
+  Status parse_number() {
     std::string digits;
     std::size_t end = at_;
     for (bool exponent = false; end < text_.size(); ++end) {
@@ -106,13 +109,13 @@ class ExpressionParser {
     double value = 0;
     const char* last = digits.data() + digits.size();
     const auto [stop, error] = std::from_chars(digits.data(), last, value);
-    if (error != std::errc{} || stop != last || !std::isfinite(value)) return expected("a number");
+    if (error != std::errc{} || stop != last || !std::isfinite(value)) return expected_error("a number");
     at_ = end;
-    step(Kind::kNumber, value);
+    emit(Kind::kNumber, value);
     return ok();
   }
 
-  Status name(int depth) {
+  Status parse_name(int depth) {
     const std::size_t begin = at_;
     while (at_ < text_.size()) {
       const bool inner_dot = text_[at_] == '.' && at_ + 1 < text_.size() && is_letter(text_[at_ + 1]);
@@ -120,19 +123,19 @@ class ExpressionParser {
       ++at_;
     }
     const std::string name(text_.substr(begin, at_ - begin));
-    if ((name == "min" || name == "max") && take('(')) {
+    if ((name == "min" || name == "max") && consume('(')) {
       std::size_t count = 0;
       do {
-        ECHO_TRY(sum(depth + 1));
+        ECHO_TRY(parse_sum(depth + 1));
         ++count;
-      } while (take(','));
-      if (!take(')')) return expected("',' or ')'");
-      step(name == "min" ? Kind::kMin : Kind::kMax, 0, count);
+      } while (consume(','));
+      if (!consume(')')) return expected_error("',' or ')'");
+      emit(name == "min" ? Kind::kMin : Kind::kMax, 0, count);
       return ok();
     }
     auto& names = out_.names_;
     const auto known = std::find(names.begin(), names.end(), name);
-    step(Kind::kName, 0, static_cast<std::size_t>(known - names.begin()));
+    emit(Kind::kName, 0, static_cast<std::size_t>(known - names.begin()));
     if (known == names.end()) names.push_back(name);
     return ok();
   }
@@ -144,7 +147,7 @@ class ExpressionParser {
 
 Result<Expression> Expression::parse(std::string_view text) { return ExpressionParser(text).parse(); }
 
-Result<double> Expression::value(const std::function<std::optional<double>(const std::string&)>& of) const {
+Result<double> Expression::value(const std::function<std::optional<double>(const std::string&)>& number_of) const {
   std::vector<double> stack;
   const auto pop = [&] {
     const double top = stack.back();
@@ -155,7 +158,7 @@ Result<double> Expression::value(const std::function<std::optional<double>(const
     if (s.kind == Kind::kNumber) {
       stack.push_back(s.number);
     } else if (s.kind == Kind::kName) {
-      const auto known = of(names_[s.count]);
+      const auto known = number_of(names_[s.count]);
       if (!known) return fail(Code::kInvalid, "", "'{}' has no value that is a number", names_[s.count]);
       stack.push_back(*known);
     } else if (s.kind == Kind::kNegate) {

@@ -23,7 +23,7 @@ class Expression {
   const std::vector<std::string>& names() const { return names_; }
   bool is_plain_number() const { return steps_.size() == 1 && steps_.front().kind == Kind::kNumber; }
   // kInvalid when a name has no value or the result is not finite.
-  Result<double> value(const std::function<std::optional<double>(const std::string& name)>& of) const;
+  Result<double> value(const std::function<std::optional<double>(const std::string& name)>& number_of) const;
 
  private:
   friend class ExpressionParser;

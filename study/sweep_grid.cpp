@@ -1,3 +1,6 @@
+// The grid of a sweep. parse_over() reads "--over KEY=V,V,..."; expand() evaluates the values and lists the
+// combinations. A value V is a number, a range "a..b", an expression over keys, or literal text (always if it is quoted
+// or bracketed).
 #include "study/sweep_grid.hpp"
 
 #include <algorithm>
@@ -13,8 +16,8 @@ namespace echoline::study {
 namespace {
 
 constexpr std::size_t kValuesTextMax = 64 << 10;
-constexpr std::size_t kWaysMax = 16;  // ways of writing a cell
-constexpr std::size_t kStepsMax = 100 * kSweepCellsMax;
+constexpr std::size_t kSpellingsMax = 16;  // different texts of a cell's values; further ones are not kept
+constexpr std::size_t kEnumerationCallsMax = 100 * kSweepCellsMax;  // empty ranges give calls but no cells
 constexpr std::array<std::pair<std::string_view, std::string_view>, 3> kShort{
     {{"S", "staleness.budget"}, {"kappa", "staleness.publish_every"}, {"G", "rollout.group_size"}}};
 
@@ -24,9 +27,9 @@ std::string_view trimmed(std::string_view text) {
 }
 
 Status check_key(std::string_view key) {
-  const bool plain = std::all_of(
+  const bool allowed_characters = std::all_of(
       key.begin(), key.end(), [](unsigned char c) { return std::isalnum(c) != 0 || c == '_' || c == '.' || c == '-'; });
-  if (key.empty() || key.size() > 256 || !plain)
+  if (key.empty() || key.size() > 256 || !allowed_characters)
     return fail(Code::kInvalid, "", "expected a key such as staleness.budget, found '{}'", printable(key, 80));
   return ok();
 }
@@ -37,13 +40,16 @@ struct Item {
   std::vector<Expression> numbers;  // one, or both ends of a range
 };
 
-using Numbers = std::function<std::optional<double>(const std::string&)>;
+// Returns the number of a key in the file, if it has one.
+using NumberLookup = std::function<std::optional<double>(const std::string&)>;
 
-class Reader {
+// Parses the text of one value.
+class ItemParser {
  public:
-  Reader(const std::vector<std::string>& keys, const Numbers& fixed) : keys_(keys), fixed_(fixed) {}
+  ItemParser(const std::vector<std::string>& keys, const NumberLookup& file_number)
+      : keys_(keys), file_number_(file_number) {}
 
-  Result<Item> read(std::string_view text) const {
+  Result<Item> parse(std::string_view text) const {
     text = trimmed(text);
     Item item{std::string(text), {}};
     if (text.empty()) return fail(Code::kInvalid, "", "a value is missing");
@@ -53,14 +59,20 @@ class Reader {
       ends = {text.substr(0, dots), text.substr(dots + 2)};
     for (const std::string_view end : ends) {
       auto number = Expression::parse(end);
-      if (!number) return ends.size() == 1 && names_a_key(end) ? Result<Item>(std::move(number).error()) : plain(text);
+      if (!number) {
+        if (ends.size() == 1 && names_a_key(end)) return std::move(number).error();
+        return literal(text);
+      }
       std::vector<std::string> unknown;
       for (const std::string& name : number->names())
-        if (!known(name)) unknown.push_back(name);
-      if (!unknown.empty() && (unknown.size() < number->names().size() || !item.numbers.empty()))
+        if (!is_known(name)) unknown.push_back(name);
+      if (!unknown.empty()) {
+        // Unknown names alone are text. Beside a known name, or as the second end of a range, they are a mistake.
+        const bool all_unknown = unknown.size() == number->names().size();
+        if (all_unknown && item.numbers.empty()) return literal(text);
         return fail(Code::kInvalid, "", "'{}': '{}' is neither a swept key nor a key with a number in the file{}", text,
                     unknown.front(), did_you_mean(unknown.front(), keys_));
-      if (!unknown.empty() && item.numbers.empty()) return plain(text);
+      }
       if (ends.size() == 1 && number->is_plain_number()) return item;
       item.numbers.push_back(std::move(*number));
     }
@@ -68,11 +80,11 @@ class Reader {
   }
 
  private:
-  static Item plain(std::string_view text) { return {std::string(text), {}}; }
-  bool swept(const std::string& name) const {
+  static Item literal(std::string_view text) { return {std::string(text), {}}; }
+  bool is_swept(const std::string& name) const {
     return std::find(keys_.begin(), keys_.end(), full_key(name)) != keys_.end();
   }
-  bool known(const std::string& name) const { return swept(name) || fixed_(full_key(name)).has_value(); }
+  bool is_known(const std::string& name) const { return is_swept(name) || file_number_(full_key(name)).has_value(); }
   // Whether the text contains an operator and the name of a swept key, so that it is a faulty expression.
   bool names_a_key(std::string_view text) const {
     if (text.find_first_of("+-*/()") == std::string_view::npos) return false;
@@ -82,74 +94,77 @@ class Reader {
       };
       std::size_t end = at;
       while (end < text.size() && in_word(end)) ++end;
-      if (end > at && swept(std::string(text.substr(at, end - at)))) return true;
+      if (end > at && is_swept(std::string(text.substr(at, end - at)))) return true;
       at = std::max(end, at + 1);
     }
     return false;
   }
 
   const std::vector<std::string>& keys_;
-  const Numbers& fixed_;
+  const NumberLookup& file_number_;
 };
 
 // One key of a combination, before evaluation.
 struct Assignment {
   std::string key;
   const Item* item;
-  const std::string* said;  // where the user gave its axis
+  const std::string* axis_source;  // where the user gave its axis
 };
 
+// Calls add() for each combination of the values of one set of assignments; ranges give several. Recursive: run() gives
+// a value to the first key whose expression has all its names evaluated, and calls itself for the other keys.
 class Enumeration {
  public:
-  Enumeration(const std::vector<Assignment>& assignments, const std::vector<std::string>& keys, const Numbers& fixed,
-              const std::function<Status(KeyValues values, KeyValues given)>& add, std::size_t& steps)
-      : assignments_(assignments), keys_(keys), fixed_(fixed), add_(add), steps_(steps) {}
+  Enumeration(const std::vector<Assignment>& assignments, const std::vector<std::string>& keys,
+              const NumberLookup& file_number, const std::function<Status(KeyValues values, KeyValues written)>& add,
+              std::size_t& calls)
+      : assignments_(assignments), keys_(keys), file_number_(file_number), add_(add), calls_(calls) {}
 
   Status run() {
-    if (++steps_ > kStepsMax)
+    if (++calls_ > kEnumerationCallsMax)
       return fail(Code::kInvalid, "sweep", "too many combinations; expected at most {} cells", kSweepCellsMax);
-    if (values_.size() == assignments_.size()) return add_(in_order(&Value::text), in_order(&Value::given));
+    if (values_.size() == assignments_.size()) return add_(in_order(&Value::text), in_order(&Value::written));
     const Assignment* next = nullptr;
     for (const Assignment& a : assignments_)
-      if (next == nullptr && !values_.contains(a.key) && ready(a)) next = &a;
-    if (next == nullptr) return circle();
+      if (next == nullptr && !values_.contains(a.key) && is_ready(a)) next = &a;
+    if (next == nullptr) return cycle_error();
     const Item& item = *next->item;
-    if (item.numbers.empty()) return with(*next, {item.text, item.text});
+    if (item.numbers.empty()) return enumerate_with(*next, {item.text, item.text});
     ECHO_ASSIGN(const double first, number(*next, item.numbers.front()));
-    if (item.numbers.size() == 1) return with(*next, {number_text(first), item.text});
+    if (item.numbers.size() == 1) return enumerate_with(*next, {number_text(first), item.text});
     ECHO_ASSIGN(const double last, number(*next, item.numbers.back()));
     if (first != std::floor(first) || last != std::floor(last))
-      return about(*next, fmt::format("expected whole numbers as ends of the range, found {} to {}", number_text(first),
-                                      number_text(last)));
+      return error_for(*next, fmt::format("expected whole numbers as ends of the range, found {} to {}",
+                                          number_text(first), number_text(last)));
     if (last - first >= static_cast<double>(kSweepCellsMax))
-      return about(*next, fmt::format("expected a range of at most {} numbers, found {} to {}", kSweepCellsMax,
-                                      number_text(first), number_text(last)));
+      return error_for(*next, fmt::format("expected a range of at most {} numbers, found {} to {}", kSweepCellsMax,
+                                          number_text(first), number_text(last)));
     for (double n = first; n <= last; n += 1)
-      ECHO_TRY(with(*next, {number_text(n), number_text(n)}));  // empty if last < first
+      ECHO_TRY(enumerate_with(*next, {number_text(n), number_text(n)}));  // empty if last < first
     return ok();
   }
 
  private:
   struct Value {
-    std::string text, given;
+    std::string text, written;  // evaluated; as the user wrote it, or a number of the range
   };
 
-  static Error about(const Assignment& a, std::string_view why) {
-    return fail(Code::kInvalid, "", "{}: {}: {}", *a.said, a.item->text, why);
+  static Error error_for(const Assignment& a, std::string_view why) {
+    return fail(Code::kInvalid, "", "{}: {}: {}", *a.axis_source, a.item->text, why);
   }
 
-  bool assigned(const std::string& key) const {
+  bool is_assigned_key(const std::string& key) const {
     return std::any_of(assignments_.begin(), assignments_.end(), [&](const Assignment& a) { return a.key == key; });
   }
-  bool ready(const Assignment& a) const {
+  bool is_ready(const Assignment& a) const {
     for (const Expression& e : a.item->numbers)
       for (const std::string& name : e.names())
-        if (const std::string key = full_key(name); assigned(key) && !values_.contains(key)) return false;
+        if (const std::string key = full_key(name); is_assigned_key(key) && !values_.contains(key)) return false;
     return true;
   }
-  Error circle() const {
+  Error cycle_error() const {
     for (const Assignment& a : assignments_)
-      if (!values_.contains(a.key)) return about(a, "its value depends on itself");
+      if (!values_.contains(a.key)) return error_for(a, "its value depends on itself");
     return {};
   }
 
@@ -157,17 +172,18 @@ class Enumeration {
     auto value = e.value([&](const std::string& name) -> std::optional<double> {
       const std::string key = full_key(name);
       const auto it = values_.find(key);
-      if (it == values_.end()) return fixed_(key);
-      const auto plain = Expression::parse(it->second.text);
-      if (!plain || !plain->names().empty()) return std::nullopt;
-      const auto n = plain->value([](const std::string&) { return std::nullopt; });
+      if (it == values_.end()) return file_number_(key);
+      const auto parsed = Expression::parse(it->second.text);
+      if (!parsed || !parsed->names().empty()) return std::nullopt;
+      const auto n = parsed->value([](const std::string&) { return std::nullopt; });
       return n ? std::optional(*n) : std::nullopt;
     });
-    if (!value) return about(a, value.error().detail);
+    if (!value) return error_for(a, value.error().detail);
     return value;
   }
 
-  Status with(const Assignment& a, const Value& value) {
+  // Runs with this value of the key.
+  Status enumerate_with(const Assignment& a, const Value& value) {
     values_[a.key] = value;
     const Status status = run();
     values_.erase(a.key);
@@ -183,9 +199,9 @@ class Enumeration {
 
   const std::vector<Assignment>& assignments_;
   const std::vector<std::string>& keys_;
-  const Numbers& fixed_;
-  const std::function<Status(KeyValues values, KeyValues given)>& add_;
-  std::size_t& steps_;  // counted over all combinations
+  const NumberLookup& file_number_;
+  const std::function<Status(KeyValues values, KeyValues written)>& add_;
+  std::size_t& calls_;  // counted over all combinations
   std::map<std::string, Value> values_;
 };
 
@@ -210,10 +226,9 @@ Result<std::vector<std::string>> split_values(std::string_view text) {
   std::size_t begin = 0, depth = 0;
   char quote = 0;
   for (std::size_t i = 0; i <= text.size(); ++i) {
-    const char c = i < text.size() ? text[i] : ',';
+    const char c = i < text.size() ? text[i] : ',';  // a comma ends the last value
     if (i == text.size() && (quote != 0 || depth != 0))
-      return fail(Code::kInvalid, "", "'{}' lacks its end: {}", printable(text, 80),
-                  quote != 0 ? "a quote" : "a bracket");
+      return fail(Code::kInvalid, "", "'{}': unclosed {}", printable(text, 80), quote != 0 ? "quote" : "bracket");
     if (quote != 0) {
       if (c == quote) quote = 0;
     } else if ((c == '"' || c == '\'') && trimmed(text.substr(begin, i - begin)).empty()) {
@@ -222,7 +237,7 @@ Result<std::vector<std::string>> split_values(std::string_view text) {
       ++depth;
     } else if ((c == ')' || c == ']' || c == '}') && depth > 0) {
       --depth;
-    } else if (c == ',' && (depth == 0 || i == text.size())) {
+    } else if (c == ',' && depth == 0) {
       values.emplace_back(trimmed(text.substr(begin, i - begin)));
       begin = i + 1;
     }
@@ -231,16 +246,16 @@ Result<std::vector<std::string>> split_values(std::string_view text) {
 }
 
 Result<SweepAxis> parse_over(std::string_view text) {
-  const auto said = [&](const Error& error) {
+  const auto with_option_name = [&](const Error& error) {
     return fail(Code::kInvalid, "", "--over {}: {}", printable(text, 120), error.detail);
   };
   const std::size_t equals = text.find('=');
   if (equals == std::string_view::npos)
-    return said(fail(Code::kInvalid, "", "expected KEY=VALUE,VALUE,... such as staleness.budget=1,3,6"));
+    return with_option_name(fail(Code::kInvalid, "", "expected KEY=VALUE,VALUE,... such as staleness.budget=1,3,6"));
   const std::string key = full_key(trimmed(text.substr(0, equals)));
-  if (const Status status = check_key(key); !status) return said(status.error());
+  if (const Status status = check_key(key); !status) return with_option_name(status.error());
   const auto values = split_values(text.substr(equals + 1));
-  if (!values) return said(values.error());
+  if (!values) return with_option_name(values.error());
   SweepAxis axis{fmt::format("--over {}", printable(text, 120)), {}};
   for (const std::string& value : *values) axis.points.push_back({{key, value}});
   return axis;
@@ -255,58 +270,58 @@ std::vector<std::string> swept_keys(const std::vector<SweepAxis>& axes) {
   return keys;
 }
 
-Result<std::vector<GridCell>> expand(const std::vector<SweepAxis>& axes, const Numbers& fixed) {
+Result<std::vector<GridCell>> expand(const std::vector<SweepAxis>& axes, const NumberLookup& file_number) {
   const std::vector<std::string> keys = swept_keys(axes);
   if (keys.size() > kSweptKeysMax)
     return fail(Code::kInvalid, "sweep", "expected at most {} swept keys, found {}", kSweptKeysMax, keys.size());
-  const Reader reader(keys, fixed);
+  const ItemParser item_parser(keys, file_number);
   std::vector<std::vector<std::vector<std::pair<std::string, Item>>>> items;  // by axis, point, key
   std::map<std::string, const SweepAxis*> axis_of;
   std::size_t combinations = 1;
   for (const SweepAxis& axis : axes) {
     auto& points = items.emplace_back();
-    if (axis.points.empty()) return fail(Code::kInvalid, "", "{}: expected at least one value", axis.said);
+    if (axis.points.empty()) return fail(Code::kInvalid, "", "{}: expected at least one value", axis.source);
     combinations *= axis.points.size();
     if (combinations > kSweepCellsMax)
-      return fail(Code::kInvalid, "", "{}: expected at most {} cells in all", axis.said, kSweepCellsMax);
+      return fail(Code::kInvalid, "", "{}: expected at most {} cells in all", axis.source, kSweepCellsMax);
     for (const KeyValues& point : axis.points) {
       points.emplace_back();
       for (const auto& [key, text] : point) {
         if (const Status status = check_key(key); !status)
-          return fail(Code::kInvalid, "", "{}: {}", axis.said, status.error().detail);
+          return fail(Code::kInvalid, "", "{}: {}", axis.source, status.error().detail);
         if (const auto [it, fresh] = axis_of.emplace(key, &axis); !fresh && it->second != &axis)
-          return fail(Code::kInvalid, "", "{}: '{}' is already swept by {}", axis.said, key, it->second->said);
+          return fail(Code::kInvalid, "", "{}: '{}' is already swept by {}", axis.source, key, it->second->source);
         const auto is_key = [&name = key](const auto& each) { return each.first == name; };
         if (std::any_of(points.back().begin(), points.back().end(), is_key))
-          return fail(Code::kInvalid, "", "{}: '{}' is there twice", axis.said, key);
-        auto item = reader.read(text);
-        if (!item) return fail(Code::kInvalid, "", "{}: {}", axis.said, item.error().detail);
+          return fail(Code::kInvalid, "", "{}: '{}' is there twice", axis.source, key);
+        auto item = item_parser.parse(text);
+        if (!item) return fail(Code::kInvalid, "", "{}: {}", axis.source, item.error().detail);
         points.back().emplace_back(key, std::move(*item));
       }
     }
   }
   std::vector<GridCell> cells;
   std::map<KeyValues, std::size_t> seen;
-  const std::function<Status(KeyValues, KeyValues)> add = [&](KeyValues values, KeyValues given) -> Status {
+  const std::function<Status(KeyValues, KeyValues)> add = [&](KeyValues values, KeyValues written) -> Status {
     const auto [it, fresh] = seen.emplace(values, cells.size());
     if (fresh && cells.size() == kSweepCellsMax)
       return fail(Code::kInvalid, "sweep", "expected at most {} cells", kSweepCellsMax);
     if (fresh) cells.push_back({std::move(values), {}});
-    auto& ways = cells[it->second].given;
-    if (std::find(ways.begin(), ways.end(), given) == ways.end() && ways.size() < kWaysMax)
-      ways.push_back(std::move(given));
+    auto& spellings = cells[it->second].written;
+    if (std::find(spellings.begin(), spellings.end(), written) == spellings.end() && spellings.size() < kSpellingsMax)
+      spellings.push_back(std::move(written));
     return ok();
   };
-  std::size_t steps = 0;
+  std::size_t calls = 0;
   for (std::size_t c = 0; c < combinations; ++c) {
     std::vector<Assignment> assignments;
     std::size_t rest = c, below = combinations;
     for (std::size_t a = 0; a < axes.size(); ++a) {  // the last axis changes fastest
       below /= items[a].size();
-      for (const auto& [key, item] : items[a][rest / below]) assignments.push_back({key, &item, &axes[a].said});
+      for (const auto& [key, item] : items[a][rest / below]) assignments.push_back({key, &item, &axes[a].source});
       rest %= below;
     }
-    ECHO_TRY(Enumeration(assignments, keys, fixed, add, steps).run());
+    ECHO_TRY(Enumeration(assignments, keys, file_number, add, calls).run());
   }
   if (cells.empty()) return fail(Code::kInvalid, "sweep", "the sweep has no cells: every range is empty");
   return cells;

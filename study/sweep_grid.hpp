@@ -19,7 +19,7 @@ using KeyValues = std::vector<std::pair<std::string, std::string>>;
 
 // Keys that change together: a list of values for one key, or a list of settings of several keys.
 struct SweepAxis {
-  std::string said;               // where the user gave it: "--over S=1,2", "x.yaml: sweep.cells"
+  std::string source;             // where the user gave it: "--over S=1,2", "x.yaml: sweep.cells"
   std::vector<KeyValues> points;  // values as written: "3", "24 Mbit/s", "1..5", "S-1"
 };
 
@@ -39,12 +39,12 @@ std::vector<std::string> swept_keys(const std::vector<SweepAxis>& axes);
 // One combination. It can be written in several ways: with S = 2, kappa 1 is both "1" and "S-1".
 struct GridCell {
   KeyValues values;
-  std::vector<KeyValues> given;  // values as written; a range is replaced by its numbers
+  std::vector<KeyValues> written;  // values as written; a range is replaced by its numbers
 };
 
-// All combinations in order, each once. `fixed` gives the number of a key that is not swept, if it has one. kInvalid
-// names the axis and the value that cannot be evaluated.
+// All combinations in order, each once. `file_number` gives the number of a key that is not swept, if it has one.
+// kInvalid names the axis and the value that cannot be evaluated.
 Result<std::vector<GridCell>> expand(const std::vector<SweepAxis>& axes,
-                                     const std::function<std::optional<double>(const std::string& key)>& fixed);
+                                     const std::function<std::optional<double>(const std::string& key)>& file_number);
 
 }  // namespace echoline::study

@@ -1,3 +1,4 @@
+// The HTML page of a sweep, which cli/sweep.cpp writes.
 #include "study/sweep_page.hpp"
 
 #include <algorithm>
@@ -66,9 +67,9 @@ Axis axis_of(const SweepResults& results) {
 // The names of a cell's lines: all keys but that of the axis, as written, so that "kappa=S-1" is one line.
 std::vector<std::string> lines_of(const Axis& axis, const SweepRow& row) {
   std::vector<std::string> names;
-  for (const KeyValues& given : row.cell->given) {
+  for (const KeyValues& spelling : row.cell->written) {
     std::string name;
-    for (const auto& [key, text] : given)
+    for (const auto& [key, text] : spelling)
       if (key != axis.key) name += fmt::format("{}{}={}", name.empty() ? "" : " ", short_key(key), text);
     if (std::find(names.begin(), names.end(), name) == names.end()) names.push_back(std::move(name));
   }
@@ -94,7 +95,7 @@ Plot measure_plot(const SweepResults& results, std::size_t m, const Axis& axis) 
   Plot plot{caption(results.measures[m]), axis.title, results.measures[m].title, axis.categories, {}};
   for (std::size_t r = 0; r < results.rows.size(); ++r) {
     const SweepRow& row = results.rows[r];
-    if (!row.measures[m]) continue;
+    if (!row.estimates[m]) continue;
     for (const std::string& name : lines_of(axis, row)) {
       auto it =
           std::find_if(plot.series.begin(), plot.series.end(), [&](const PlotSeries& s) { return s.name == name; });
@@ -102,7 +103,7 @@ Plot measure_plot(const SweepResults& results, std::size_t m, const Axis& axis) 
         if (plot.series.size() == kSeriesMax) continue;
         it = plot.series.insert(it, PlotSeries{name, {}, true});
       }
-      it->points.push_back(point(row, *row.measures[m], axis.x[r]));
+      it->points.push_back(point(row, *row.estimates[m], axis.x[r]));
     }
   }
   for (PlotSeries& series : plot.series)
@@ -111,7 +112,7 @@ Plot measure_plot(const SweepResults& results, std::size_t m, const Axis& axis) 
   return plot;
 }
 
-Plot front_plot(const SweepResults& results) {
+Plot pareto_plot(const SweepResults& results) {
   const auto index_of = [&](const std::string& field) {
     return static_cast<std::size_t>(std::find_if(results.measures.begin(), results.measures.end(),
                                                  [&](const Measure& m) { return m.field == field; }) -
@@ -126,9 +127,9 @@ Plot front_plot(const SweepResults& results) {
             {{"not beaten", {}, true}, {"the others", {}, false}}};
   for (std::size_t r = 0; r < results.rows.size(); ++r) {
     const SweepRow& row = results.rows[r];
-    if (!row.measures[x] || !row.measures[y]) continue;
-    const bool front = std::find(results.pareto.begin(), results.pareto.end(), r) != results.pareto.end();
-    plot.series[front ? 0 : 1].points.push_back(point(row, *row.measures[y], row.measures[x]->mean));
+    if (!row.estimates[x] || !row.estimates[y]) continue;
+    const bool unbeaten = std::find(results.pareto.begin(), results.pareto.end(), r) != results.pareto.end();
+    plot.series[unbeaten ? 0 : 1].points.push_back(point(row, *row.estimates[y], row.estimates[x]->mean));
   }
   auto& line = plot.series.front().points;
   std::stable_sort(line.begin(), line.end(), [](const PlotPoint& a, const PlotPoint& b) { return a.x < b.x; });
@@ -145,7 +146,7 @@ void add_table(Page& page, const SweepResults& results) {
     auto& cells = rows.emplace_back();
     for (const std::string& key : results.plan->keys) cells.push_back({value_of(*row.cell, key), "", true});
     cells.push_back({fmt::format("{} of {}", row.runs_done(), row.outcomes.size()), "", true});
-    for (const auto& e : row.measures) cells.push_back({e ? estimate_text(*e) : "-", "", true});
+    for (const auto& e : row.estimates) cells.push_back({e ? estimate_text(*e) : "-", "", true});
   }
   page.heading("Cells");
   page.table(titles, rows);
@@ -179,18 +180,18 @@ std::string sweep_page(const SweepResults& results, const ChartLibrary& charts) 
   for (const SweepRow& row : results.rows) done += row.runs_done(), runs += row.outcomes.size();
   std::string keys;
   for (const std::string& key : plan.keys) keys += (keys.empty() ? "" : ", ") + key;
-  page.facts({{"runs", plan.kind == SweepKind::kReal ? "real" : "simulated"},
-              {"swept", keys.empty() ? "nothing but the seed" : keys},
-              {"cells", std::to_string(plan.cells.size())},
-              {"seeds each", std::to_string(plan.seeds)},
-              {"done", fmt::format("{} of {}", done, runs)}});
+  page.definition_list({{"runs", plan.kind == SweepKind::kReal ? "real" : "simulated"},
+                        {"swept", keys.empty() ? "nothing but the seed" : keys},
+                        {"cells", std::to_string(plan.cells.size())},
+                        {"seeds each", std::to_string(plan.seeds)},
+                        {"done", fmt::format("{} of {}", done, runs)}});
   if (plan.seeds > 1)
     page.paragraph(
         "Intervals are 95 % intervals of the mean over seeds, by Student's t, limited to possible values. With two "
         "seeds they extend 12.7 standard errors to either side, with three 4.3.");
   const Axis axis = axis_of(results);
   std::vector<Plot> plots;
-  if (!results.pareto.empty()) plots.push_back(front_plot(results));
+  if (!results.pareto.empty()) plots.push_back(pareto_plot(results));
   for (std::size_t m = 0; m < results.measures.size(); ++m) plots.push_back(measure_plot(results, m, axis));
   page.plots(std::move(plots));
   add_table(page, results);

@@ -1,3 +1,4 @@
+// Plans a sweep for cli/sweep.cpp: reads the file, and resolves each cell's values into the file of each run.
 #include "study/sweep_plan.hpp"
 
 #include <algorithm>
@@ -19,8 +20,7 @@ namespace {
 using nlohmann::json;
 
 constexpr std::size_t kProblemsShown = 10;
-// The sweep sets these keys for every run.
-constexpr const char* kOwnKeys[] = {"run.name", "run.folder", "run.seed", "simulation.seed"};
+constexpr const char* kKeysSetBySweep[] = {"run.name", "run.folder", "run.seed", "simulation.seed"};
 
 struct SweepSection {
   std::vector<SweepAxis> axes;
@@ -52,7 +52,7 @@ std::string source_of(const std::filesystem::path& config) {
   return std::filesystem::absolute(config).lexically_normal().string() + "\n";
 }
 
-std::string placed(const std::string& path, const std::filesystem::path& file) {
+std::string absolute_path(const std::string& path, const std::filesystem::path& file) {
   return std::filesystem::absolute(file.parent_path() / path).lexically_normal().string();
 }
 
@@ -74,7 +74,7 @@ void read_over(ConfigSection over, const std::filesystem::path& file, std::vecto
       over.error(name, split.error().detail);
     }
     for (std::string& text : texts) {
-      if (path_keys().contains(key)) text = placed(text, file);
+      if (path_keys().contains(key)) text = absolute_path(text, file);
       axis.points.push_back({{key, std::move(text)}});
     }
     axes.push_back(std::move(axis));
@@ -91,7 +91,7 @@ void read_cells(ConfigSection sweep, const std::filesystem::path& file, std::vec
       if (!text)
         cell.error(name, text.error().detail);
       else
-        point.emplace_back(key, path_keys().contains(key) ? placed(*text, file) : *std::move(text));
+        point.emplace_back(key, path_keys().contains(key) ? absolute_path(*text, file) : *std::move(text));
     }
     axis.points.push_back(std::move(point));
   }
@@ -99,14 +99,14 @@ void read_cells(ConfigSection sweep, const std::filesystem::path& file, std::vec
 }
 
 Result<SweepSection> read_section(ConfigFile& file, const std::filesystem::path& path) {
-  ConfigFile own = file.split("sweep");
+  ConfigFile sweep_file = file.split("sweep");
   SweepSection section;
-  ConfigSection sweep = own.root().section("sweep");
+  ConfigSection sweep = sweep_file.root().section("sweep");
   read_over(sweep.section("over"), path, section.axes);
   read_cells(sweep, path, section.axes);
   sweep.read("seeds", section.seeds, {.min = 1, .max = kSweepSeedsMax});
   sweep.read("measures", section.measures);
-  ECHO_TRY(own.finish());
+  ECHO_TRY(sweep_file.finish());
   return section;
 }
 
@@ -116,8 +116,8 @@ Result<ConfigFile> load(const std::filesystem::path& path) {
   return file;
 }
 
-// The number in the file at a dotted key; absent if it has none.
-std::optional<double> look_up(ConfigFile& file, std::string_view key) {
+// Returns the number in the file at a dotted key; absent if it has none.
+std::optional<double> number_in_file(ConfigFile& file, std::string_view key) {
   ConfigSection section = file.root();
   for (std::size_t dot; (dot = key.find('.')) != std::string_view::npos; key.remove_prefix(dot + 1)) {
     if (dot == 0) return std::nullopt;
@@ -150,13 +150,13 @@ class Problems {
     }
   }
 
-  Status told(std::size_t cells) const {
+  Status to_status(std::size_t cells) const {
     if (problems_.empty()) return ok();
     std::string text;
     for (const Problem& p : problems_) {
       text += fmt::format("{}{}", text.empty() ? "" : "\n", p.line);
       if (p.cells < cells)
-        text += fmt::format(" (cell {}{})", p.first, p.cells > 1 ? fmt::format(" and {} more", p.cells - 1) : "");
+        text += fmt::format(" (cell {}{})", p.first_cell, p.cells > 1 ? fmt::format(" and {} more", p.cells - 1) : "");
     }
     if (left_out_ > 0) text += fmt::format("\nand {} more problems", left_out_);
     return Error{Code::kInvalid, "", text};
@@ -164,7 +164,7 @@ class Problems {
 
  private:
   struct Problem {
-    std::string line, first;
+    std::string line, first_cell;
     std::size_t cells;
   };
   std::vector<Problem> problems_;
@@ -180,32 +180,32 @@ std::string digest_of(SweepKind kind, const std::string& version, std::uint64_t 
 // Resolves the file with the values of a cell.
 class Resolver {
  public:
-  Resolver(const SweepArguments& a, SweepKind kind) : a_(a), kind_(kind) {}
+  Resolver(const SweepArguments& arguments, SweepKind kind) : arguments_(arguments), kind_(kind) {}
 
   Status add_runs(SweepCell& cell, std::uint32_t seeds) {
-    std::uint64_t first = 1;
+    std::uint64_t first_seed = 1;
     std::string scenario;
     if (kind_ == SweepKind::kReal) {
-      ECHO_ASSIGN(const learner::RunConfig config, learner::load_run_config(a_.config, cell.values));
-      first = config.run.seed;
+      ECHO_ASSIGN(const learner::RunConfig config, learner::load_run_config(arguments_.config, cell.values));
+      first_seed = config.run.seed;
     } else {
-      ECHO_ASSIGN(SimRun run, load_sim_run(ConfigFile::load(a_.config), cell.values));
-      first = run.scenario.seed;
+      ECHO_ASSIGN(SimRun run, load_sim_run(ConfigFile::load(arguments_.config), cell.values));
+      first_seed = run.scenario.seed;
       scenario = std::move(run.config.resolved_yaml);
     }
     for (std::uint32_t i = 0; i < seeds; ++i) {
       SweepRun run;
-      run.seed = first + i;
+      run.seed = first_seed + i;
       if (kind_ == SweepKind::kSimulated) {
         run.config = scenario;
-        run.digest = digest_of(kind_, a_.version, run.seed, run.config);
+        run.digest = digest_of(kind_, arguments_.version, run.seed, run.config);
       } else {
         // A run's name and folder contain its digest, so the digest is computed without them.
         ECHO_ASSIGN(run.config, resolve_run(cell, run.seed, "run", "/"));
-        run.digest = digest_of(kind_, a_.version, run.seed, run.config);
-        ECHO_ASSIGN(run.config, resolve_run(cell, run.seed, run.digest, a_.out / "cells"));
+        run.digest = digest_of(kind_, arguments_.version, run.seed, run.config);
+        ECHO_ASSIGN(run.config, resolve_run(cell, run.seed, run.digest, arguments_.out / "cells"));
       }
-      run.folder = a_.out / "cells" / run.digest;
+      run.folder = arguments_.out / "cells" / run.digest;
       cell.runs.push_back(std::move(run));
     }
     return ok();
@@ -218,17 +218,17 @@ class Resolver {
     values.emplace_back("run.seed", std::to_string(seed));
     values.emplace_back("run.name", name);
     values.emplace_back("run.folder", folder.string());
-    ECHO_ASSIGN(learner::RunConfig config, learner::load_run_config(a_.config, values));
+    ECHO_ASSIGN(learner::RunConfig config, learner::load_run_config(arguments_.config, values));
     return std::move(config.resolved_yaml);
   }
 
-  const SweepArguments& a_;
+  const SweepArguments& arguments_;
   const SweepKind kind_;
 };
 
 Status check(const SweepPlan& plan) {
   for (const std::string& key : plan.keys)
-    if (std::find(std::begin(kOwnKeys), std::end(kOwnKeys), key) != std::end(kOwnKeys))
+    if (std::find(std::begin(kKeysSetBySweep), std::end(kKeysSetBySweep), key) != std::end(kKeysSetBySweep))
       return fail(Code::kInvalid, "sweep",
                   "'{}' cannot be swept: the sweep sets it for every run; use --seeds N for N seeds", key);
   if (plan.cells.size() * plan.seeds > kSweepRunsMax)
@@ -258,26 +258,26 @@ std::optional<std::string> SweepCell::value(const std::string& key) const {
 }
 
 std::filesystem::path default_sweep_folder(const std::filesystem::path& config) {
-  const std::filesystem::path first = std::filesystem::absolute("sweeps") / config.stem();
-  std::filesystem::path folder = first;
+  const std::filesystem::path preferred = std::filesystem::absolute("sweeps") / config.stem();
+  std::filesystem::path folder = preferred;
   for (int n = 2;; ++n) {
     const auto source = read_file(folder / kSweepSourceFile);
     if (!source || *source == source_of(config)) return folder.lexically_normal();
-    folder = fmt::format("{}-{}", first.string(), n);
+    folder = fmt::format("{}-{}", preferred.string(), n);
   }
 }
 
-Status note_sweep_source(const SweepPlan& plan) {
+Status write_sweep_source(const SweepPlan& plan) {
   std::error_code ec;
   if (std::filesystem::exists(plan.out / kSweepSourceFile, ec)) return ok();
   return write_file_atomic(plan.out / kSweepSourceFile, source_of(plan.config));
 }
 
-Result<SweepPlan> plan_sweep(const SweepArguments& a) {
-  ECHO_ASSIGN(ConfigFile file, load(a.config));
-  ECHO_ASSIGN(SweepSection section, read_section(file, a.config));
+Result<SweepPlan> plan_sweep(const SweepArguments& arguments) {
+  ECHO_ASSIGN(ConfigFile file, load(arguments.config));
+  ECHO_ASSIGN(SweepSection section, read_section(file, arguments.config));
   std::vector<SweepAxis> axes;
-  for (const std::string& text : a.over) {
+  for (const std::string& text : arguments.over) {
     ECHO_ASSIGN(SweepAxis axis, parse_over(text));
     const auto same = [&](const SweepAxis& other) {
       return !other.points.empty() && other.points.front().size() == 1 &&
@@ -288,28 +288,28 @@ Result<SweepPlan> plan_sweep(const SweepArguments& a) {
     axes.push_back(std::move(axis));
   }
   axes.insert(axes.begin(), section.axes.begin(), section.axes.end());
-  if (axes.empty() && a.seeds == 0 && section.seeds == 1)
+  if (axes.empty() && arguments.seeds == 0 && section.seeds == 1)
     return fail(Code::kInvalid, "sweep",
                 "nothing to sweep: give --over KEY=V1,V2 or --seeds N, or add a section `sweep:` to {}",
-                a.config.string());
+                arguments.config.string());
 
   SweepPlan plan;
-  plan.config = a.config;
-  plan.out = a.out;
+  plan.config = arguments.config;
+  plan.out = arguments.out;
   plan.keys = swept_keys(axes);
-  plan.seeds = a.seeds > 0 ? a.seeds : section.seeds;
+  plan.seeds = arguments.seeds > 0 ? arguments.seeds : section.seeds;
   plan.measures = section.measures;
-  plan.measures.insert(plan.measures.end(), a.measures.begin(), a.measures.end());
-  plan.kind = a.kind.value_or(file.root().has("simulation") ? SweepKind::kSimulated : SweepKind::kReal);
-  ECHO_ASSIGN(auto cells, expand(axes, [&](const std::string& key) { return look_up(file, key); }));
-  for (GridCell& cell : cells) plan.cells.push_back({std::move(cell.values), std::move(cell.given), {}});
+  plan.measures.insert(plan.measures.end(), arguments.measures.begin(), arguments.measures.end());
+  plan.kind = arguments.kind.value_or(file.root().has("simulation") ? SweepKind::kSimulated : SweepKind::kReal);
+  ECHO_ASSIGN(auto cells, expand(axes, [&](const std::string& key) { return number_in_file(file, key); }));
+  for (GridCell& cell : cells) plan.cells.push_back({std::move(cell.values), std::move(cell.written), {}});
   ECHO_TRY(check(plan));
 
-  Resolver resolver(a, plan.kind);
+  Resolver resolver(arguments, plan.kind);
   Problems problems;
   for (SweepCell& cell : plan.cells)
     if (const Status status = resolver.add_runs(cell, plan.seeds); !status) problems.add(status.error().detail, cell);
-  ECHO_TRY(problems.told(plan.cells.size()));
+  ECHO_TRY(problems.to_status(plan.cells.size()));
   return plan;
 }
 

@@ -18,8 +18,8 @@ enum class SweepKind { kReal, kSimulated };  // `echoline up`, or `echoline sim 
 
 struct SweepArguments {
   std::filesystem::path config, out;
-  std::vector<std::string> over;      // KEY=V1,V2
-  std::vector<std::string> measures;  // more fields of the report
+  std::vector<std::string> over;      // arguments of --over: KEY=V1,V2
+  std::vector<std::string> measures;  // fields of the report to show beside the default measures
   std::uint32_t seeds = 0;            // 0: the number in the file, or 1
   std::optional<SweepKind> kind;      // absent: simulated if the file has a section `simulation`
   std::string version;                // of the program; results of other versions are not reused
@@ -34,8 +34,8 @@ struct SweepRun {
 };
 
 struct SweepCell {
-  KeyValues values;              // of the swept keys
-  std::vector<KeyValues> given;  // values as written (GridCell)
+  KeyValues values;                // of the swept keys
+  std::vector<KeyValues> written;  // as the user wrote them; several if spellings mean the same
   std::vector<SweepRun> runs;
   std::string name() const;  // "S=3 kappa=1"
   std::optional<std::string> value(const std::string& key) const;
@@ -56,14 +56,15 @@ std::filesystem::path default_sweep_folder(const std::filesystem::path& config);
 
 // A file in a sweep's folder that contains the absolute path of the run file or scenario.
 inline constexpr const char* kSweepSourceFile = "source";
-// Writes that file if it does not exist.
-Status note_sweep_source(const SweepPlan& plan);
+// Writes the file if it does not exist.
+Status write_sweep_source(const SweepPlan& plan);
 
-// Reads and resolves everything; starts and writes nothing. kInvalid lists every problem: of the file with its place,
-// of a swept value with its --over and cell.
+// Reads and resolves everything; starts and writes nothing. kInvalid lists every problem: those of the file with their
+// place, those of a swept value with its --over argument and cell.
 Result<SweepPlan> plan_sweep(const SweepArguments& arguments);
 
-// Whether the folder contains the report.json of a run that has ended. A real run that was interrupted is incomplete.
+// Whether the folder contains the report.json of a run that has ended. A real run that was interrupted has a
+// report too, but is incomplete. A simulated run would always end in the same way, so every end counts.
 bool is_complete(SweepKind kind, const std::filesystem::path& folder);
 
 }  // namespace echoline::study

@@ -1,3 +1,4 @@
+// Reads the reports of a sweep's runs and prints them, for cli/sweep.cpp.
 #include "study/sweep_results.hpp"
 
 #include <algorithm>
@@ -77,7 +78,7 @@ struct Column {
   }
 };
 
-std::string draw(const std::vector<const Column*>& columns, std::size_t rows) {
+std::string table_text(const std::vector<const Column*>& columns, std::size_t rows) {
   std::string out;
   const auto line = [&](const auto& text_of) {
     std::string text;
@@ -101,7 +102,7 @@ std::string csv_word(const std::string& text) {
   return quoted + "\"";
 }
 
-void find_front(SweepResults& results) {
+void find_pareto_front(SweepResults& results) {
   const auto index_of = [&](std::string_view field) {
     const auto it = std::find_if(results.measures.begin(), results.measures.end(),
                                  [&](const Measure& m) { return m.field == field; });
@@ -113,11 +114,11 @@ void find_front(SweepResults& results) {
     if (ix == results.measures.size() || iy == results.measures.size()) continue;
     std::vector<std::size_t> with_both;
     for (std::size_t r = 0; r < results.rows.size(); ++r)
-      if (results.rows[r].measures[ix] && results.rows[r].measures[iy]) with_both.push_back(r);
+      if (results.rows[r].estimates[ix] && results.rows[r].estimates[iy]) with_both.push_back(r);
     if (with_both.size() < 2) continue;
     const auto beats = [&](std::size_t a, std::size_t b) {
-      const double ax = results.rows[a].measures[ix]->mean, ay = results.rows[a].measures[iy]->mean;
-      const double bx = results.rows[b].measures[ix]->mean, by = results.rows[b].measures[iy]->mean;
+      const double ax = results.rows[a].estimates[ix]->mean, ay = results.rows[a].estimates[iy]->mean;
+      const double bx = results.rows[b].estimates[ix]->mean, by = results.rows[b].estimates[iy]->mean;
       return ax <= bx && ay <= by && (ax < bx || ay < by);
     };
     for (const std::size_t r : with_both)
@@ -171,7 +172,7 @@ std::optional<Estimate> estimate(const std::vector<double>& values, const Range&
   return e;
 }
 
-std::optional<double> measured(const json& report, const std::string& field) {
+std::optional<double> measure_value(const json& report, const std::string& field) {
   if (field != "steps_per_s") return number_at(report, field);
   const auto steps = number_at(report, "steps"), wall = number_at(report, "wall_seconds");
   const double seconds = wall.value_or(0) - number_at(report, "warm_start.seconds").value_or(0);
@@ -196,7 +197,7 @@ SweepResults collect(const SweepPlan& plan, const SweepOutcomes& outcomes) {
   for (const SweepCell& cell : plan.cells) {
     SweepRow& row = results.rows.emplace_back();
     row.cell = &cell;
-    row.by_run.resize(measures.size());
+    row.values.resize(measures.size());
     for (const SweepRun& run : cell.runs) {
       static const SweepOutcome kNone;
       const auto it = outcomes.find(run.digest);
@@ -207,8 +208,8 @@ SweepResults collect(const SweepPlan& plan, const SweepOutcomes& outcomes) {
         if (const auto text = read_file(run.folder / "report.json", 256 << 20))
           report = json::parse(*text, nullptr, false);
       for (std::size_t m = 0; m < measures.size(); ++m) {
-        row.by_run[m].push_back(measured(report, measures[m].field));
-        if (row.by_run[m].back()) seen[m] = true;
+        row.values[m].push_back(measure_value(report, measures[m].field));
+        if (row.values[m].back()) seen[m] = true;
       }
     }
   }
@@ -219,14 +220,14 @@ SweepResults collect(const SweepPlan& plan, const SweepOutcomes& outcomes) {
     for (std::size_t m = 0; m < measures.size(); ++m) {
       if (!seen[m]) continue;
       std::vector<double> values;
-      for (const auto& value : row.by_run[m])
+      for (const auto& value : row.values[m])
         if (value) values.push_back(*value);
-      row.measures.push_back(estimate(values, range_of(measures[m].field)));
-      kept.push_back(std::move(row.by_run[m]));
+      row.estimates.push_back(estimate(values, range_of(measures[m].field)));
+      kept.push_back(std::move(row.values[m]));
     }
-    row.by_run = std::move(kept);
+    row.values = std::move(kept);
   }
-  find_front(results);
+  find_pareto_front(results);
   return results;
 }
 
@@ -274,7 +275,7 @@ std::string to_table(const SweepResults& results, std::size_t columns) {
   for (std::size_t m = 0; m < results.measures.size(); ++m) {
     Column column{results.measures[m].title, {}, false};
     for (const SweepRow& row : results.rows)
-      column.cells.push_back(row.measures[m] ? estimate_text(*row.measures[m]) : "-");
+      column.cells.push_back(row.estimates[m] ? estimate_text(*row.estimates[m]) : "-");
     measures.push_back(std::move(column));
   }
   std::size_t key_width = 0;
@@ -289,7 +290,7 @@ std::string to_table(const SweepResults& results, std::size_t columns) {
       width += measures[next].width() + 2;
       shown.push_back(&measures[next++]);
     } while (next < measures.size() && width + measures[next].width() <= columns);
-    out += (out.empty() ? "" : "\n") + draw(shown, results.rows.size());
+    out += (out.empty() ? "" : "\n") + table_text(shown, results.rows.size());
   }
   return out;
 }
@@ -316,7 +317,7 @@ std::string to_csv(const SweepResults& results) {
     }
     add(std::to_string(row.outcomes.size()), std::exchange(first, false));
     add(std::to_string(row.runs_done()));
-    for (const auto& e : row.measures) {
+    for (const auto& e : row.estimates) {
       add(e ? fmt::format("{}", e->mean) : "");
       add(e && e->interval ? fmt::format("{}", e->interval->low) : "");
       add(e && e->interval ? fmt::format("{}", e->interval->high) : "");
@@ -355,14 +356,14 @@ nlohmann::json to_json(const SweepResults& results) {
       if (!outcome.log.empty()) entry["log"] = outcome.log.string();
       entry["measures"] = json::object();
       for (std::size_t m = 0; m < results.measures.size(); ++m)
-        if (row.by_run[m][i]) entry["measures"][results.measures[m].field] = *row.by_run[m][i];
+        if (row.values[m][i]) entry["measures"][results.measures[m].field] = *row.values[m][i];
       cell["runs"].push_back(std::move(entry));
       failed += outcome.end == SweepEnd::kFailed;
       not_run += outcome.end == SweepEnd::kNotRun;
     }
     cell["measures"] = json::object();
     for (std::size_t m = 0; m < results.measures.size(); ++m) {
-      const auto& e = row.measures[m];
+      const auto& e = row.estimates[m];
       if (!e) continue;
       cell["measures"][results.measures[m].field] = {{"mean", e->mean},
                                                      {"low", e->interval ? json(e->interval->low) : json(nullptr)},

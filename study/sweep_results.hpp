@@ -38,27 +38,28 @@ struct Estimate {
 };
 std::optional<Estimate> estimate(const std::vector<double>& values, const Range& range = {});
 
-// A number of a report, by the name of a measure; absent if it is missing, null or not finite.
-std::optional<double> measured(const nlohmann::json& report, const std::string& field);
+// Returns a measure's number in a report; absent if it is missing, null or not finite.
+std::optional<double> measure_value(const nlohmann::json& report, const std::string& field);
 
 struct SweepRow {
   const SweepCell* cell = nullptr;
   std::vector<const SweepOutcome*> outcomes;               // by run
-  std::vector<std::vector<std::optional<double>>> by_run;  // by measure, by run
-  std::vector<std::optional<Estimate>> measures;           // by measure
+  std::vector<std::vector<std::optional<double>>> values;  // [measure][run]
+  std::vector<std::optional<Estimate>> estimates;          // by measure
   std::size_t runs_done() const;
 };
 
 struct SweepResults {
   const SweepPlan* plan = nullptr;
-  std::vector<Measure> measures;  // those of at least one run
+  std::vector<Measure> measures;  // those in at least one run's report
   std::vector<SweepRow> rows;
-  // The cells that no other cell beats in both measures (less is better), and the two measures. Empty without them.
+  // Two measures of which less is better, and the indices of the rows that no other row beats in both. Empty if the
+  // results lack such measures.
   std::string pareto_x, pareto_y;
   std::vector<std::size_t> pareto;
 };
 
-// Reads the reports of all runs that are done.
+// Reads the reports of all runs that are done. The result refers to `plan` and `outcomes`, which must outlive it.
 SweepResults collect(const SweepPlan& plan, const SweepOutcomes& outcomes);
 
 // One row per cell; measures that do not fit into `columns` follow in further tables.

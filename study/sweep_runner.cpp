@@ -1,3 +1,4 @@
+// Runs the processes of a sweep for cli/sweep.cpp.
 #include "study/sweep_runner.hpp"
 
 #include <fcntl.h>
@@ -22,7 +23,7 @@ namespace echoline::study {
 namespace {
 
 constexpr std::size_t kLogBytesMax = 64u << 20;
-constexpr Duration kWait = std::chrono::milliseconds(200);
+constexpr Duration kPollInterval = std::chrono::milliseconds(200);  // for one pass over the running processes
 
 struct Close {
   void operator()(std::FILE* file) const { std::fclose(file); }
@@ -36,10 +37,10 @@ struct Active {
   std::unique_ptr<std::FILE, Close> log;
   std::filesystem::path log_path;
   TimePoint begun{};
-  std::size_t logged = 0;
-  std::string last_line;
-  std::optional<TimePoint> asked_to_end;
-  bool too_long = false, killed = false;
+  std::size_t logged_bytes = 0;
+  std::string last_line = {};
+  std::optional<TimePoint> end_requested_at = {};
+  bool timed_out = false, killed = false;
 };
 
 struct Waiting {
@@ -57,7 +58,7 @@ std::string span_text(Duration d) {
   return s < 7200 ? fmt::format("{:.0f} min", s / 60) : fmt::format("{:.1f} h", s / 3600);
 }
 
-// The lock of the folder, held until the process ends.
+// Locks the folder against another sweep, as long as the returned descriptor lives.
 Result<std::unique_ptr<Descriptor>> take_lock(const std::filesystem::path& out) {
   ECHO_TRY(make_folders(out / "cells"));
   ECHO_TRY(make_folders(out / "logs"));
@@ -77,7 +78,7 @@ class Runner {
 
   Result<SweepOutcomes> run() {
     ECHO_ASSIGN(const auto lock, take_lock(plan_.out));
-    ECHO_TRY(note_sweep_source(plan_));
+    ECHO_TRY(write_sweep_source(plan_));
     // The first seed of all cells comes first, so that an overview exists early.
     for (std::uint32_t s = 0; s < plan_.seeds; ++s)
       for (const SweepCell& cell : plan_.cells) {
@@ -90,26 +91,26 @@ class Runner {
       }
     total_ = waiting_.size();
     if (const std::size_t cached = outcomes_.size() - total_; cached > 0)
-      options_.line(fmt::format("{} of {} runs are complete from an earlier sweep", cached, outcomes_.size()));
+      options_.on_message(fmt::format("{} of {} runs are complete from an earlier sweep", cached, outcomes_.size()));
     started_ = clock_.now();
     while (!active_.empty() || (!waiting_.empty() && !stop_)) {
-      if (!stop_) ECHO_TRY(start_some());
-      pump();
-      options_.state(state());
+      if (!stop_) ECHO_TRY(start_waiting_runs());
+      poll_children();
+      options_.on_status(state());
     }
     return std::move(outcomes_);
   }
 
  private:
-  Status start_some() {
-    for (std::size_t looked = waiting_.size(); looked > 0 && active_.size() < options_.jobs; --looked) {
+  Status start_waiting_runs() {
+    for (std::size_t left = waiting_.size(); left > 0 && active_.size() < options_.jobs; --left) {
       const Waiting next = waiting_.front();
       waiting_.pop_front();
       if (learner::is_running(next.run->folder) && clock_.now() - started_ < options_.lock_wait) {
-        waiting_.push_back(next);  // its process is still ending: start others first
+        waiting_.push_back(next);  // a process of an earlier sweep still uses the folder, so other runs start first
         continue;
       }
-      ECHO_TRY(start(next));
+      ECHO_TRY(start(next));  // after lock_wait, a run whose folder is in use fails and reports why
     }
     return ok();
   }
@@ -125,8 +126,8 @@ class Runner {
     auto child = ChildProcess::start(command(run, config));
     if (!child) return std::move(child).error();
     outcomes_[run.digest].log = log_path;
-    active_.push_back(std::make_unique<Active>(
-        Active{w.cell, w.run, *std::move(child), std::move(log), log_path, clock_.now(), 0, "", {}, false, false}));
+    active_.push_back(
+        std::make_unique<Active>(Active{w.cell, w.run, *std::move(child), std::move(log), log_path, clock_.now()}));
     return ok();
   }
 
@@ -144,31 +145,31 @@ class Runner {
     return words;
   }
 
-  void pump() {
+  void poll_children() {
     if (active_.empty()) {
-      std::this_thread::sleep_for(kWait);
+      std::this_thread::sleep_for(kPollInterval);
       return;
     }
-    Duration wait = kWait / static_cast<int>(active_.size());
+    Duration wait = kPollInterval / static_cast<int>(active_.size());
     for (auto& a : active_) {
-      hold_to_limits(*a);
+      end_overdue(*a);
       const auto end = a->child.pump(wait, [&](const std::string& line) { log(*a, line); });
       if (!end) continue;
       finish(*a, *end);
       a.reset();
-      options_.some(outcomes_);
+      options_.on_run_ended(outcomes_);
     }
     std::erase(active_, nullptr);
   }
 
-  void hold_to_limits(Active& a) {
+  void end_overdue(Active& a) {
     const TimePoint now = clock_.now();
-    if (!a.asked_to_end && (stop_ || now - a.begun >= options_.limit)) {
-      a.asked_to_end = now;
-      a.too_long = !stop_;
+    if (!a.end_requested_at && (stop_ || now - a.begun >= options_.limit)) {
+      a.end_requested_at = now;
+      a.timed_out = !stop_;
       a.child.signal(SIGTERM);
     }
-    if (a.asked_to_end && !a.killed && now - *a.asked_to_end >= options_.grace) {
+    if (a.end_requested_at && !a.killed && now - *a.end_requested_at >= options_.grace) {
       a.killed = true;
       a.child.signal(SIGKILL);
     }
@@ -176,9 +177,9 @@ class Runner {
 
   void log(Active& a, const std::string& line) {
     if (!line.empty()) a.last_line = line;
-    if (a.logged > kLogBytesMax) return;
-    a.logged += line.size() + 1;
-    fmt::print(a.log.get(), "{}\n", a.logged > kLogBytesMax ? "the log is too long: the rest is left out" : line);
+    if (a.logged_bytes > kLogBytesMax) return;
+    a.logged_bytes += line.size() + 1;
+    fmt::print(a.log.get(), "{}\n", a.logged_bytes > kLogBytesMax ? "the log is too long: the rest is left out" : line);
     std::fflush(a.log.get());
   }
 
@@ -188,14 +189,14 @@ class Runner {
     if (is_complete(plan_.kind, a.run->folder)) {
       outcome.end = SweepEnd::kDone;
       ++ended_;
-      options_.line(fmt::format("[{}/{}] {}: {}", ended_, total_, name, span_text(clock_.now() - a.begun)));
+      options_.on_message(fmt::format("[{}/{}] {}: {}", ended_, total_, name, span_text(clock_.now() - a.begun)));
       return;
     }
-    if (a.asked_to_end && !a.too_long) return;  // the next call of the sweep continues it
+    if (a.end_requested_at && !a.timed_out) return;  // stopped by the user: the next sweep continues the run
     ++ended_;
     ++failed_;
     outcome.end = SweepEnd::kFailed;
-    if (a.too_long)
+    if (a.timed_out)
       outcome.why = fmt::format("not done within {}", span_text(options_.limit));
     else if (end.signal)
       outcome.why = fmt::format("ended by signal {} ({})", *end.signal, ::strsignal(*end.signal));
@@ -203,8 +204,8 @@ class Runner {
       outcome.why = "it wrote no report.json that says how it ended";
     else
       outcome.why = fmt::format("exit code {}", *end.status);
-    if (!a.last_line.empty() && !a.too_long) outcome.why += fmt::format(": {}", printable(a.last_line, 300));
-    options_.line(
+    if (!a.last_line.empty() && !a.timed_out) outcome.why += fmt::format(": {}", printable(a.last_line, 300));
+    options_.on_message(
         fmt::format("[{}/{}] {}: failed: {}\n  log: {}", ended_, total_, name, outcome.why, a.log_path.string()));
   }
 

@@ -31,9 +31,9 @@ struct SweepRunnerOptions {
   Duration grace = std::chrono::minutes(2);  // from SIGTERM to SIGKILL
   // How long to wait for a run whose process an earlier sweep left, and which is still ending.
   Duration lock_wait = std::chrono::minutes(5);
-  std::function<void(const std::string&)> line;    // a message that stays: which run has ended, and how
-  std::function<void(const std::string&)> state;   // the current state in one line
-  std::function<void(const SweepOutcomes&)> some;  // after each run that ends: all outcomes so far
+  std::function<void(const std::string&)> on_message;      // a message that stays: which run has ended, and how
+  std::function<void(const std::string&)> on_status;       // the current state in one line
+  std::function<void(const SweepOutcomes&)> on_run_ended;  // after each run that ends: all outcomes so far
 };
 
 // kUnavailable when another sweep uses the folder, kIo when the folder cannot be written to; a failed run is an

@@ -243,7 +243,7 @@ class Agent {
       engine_->arriving(part);
       bytes += part.bytes.size();
     }
-    if (bytes > 0) node_->parts_read(bytes);
+    if (bytes > 0) node_->on_parts_consumed(bytes);
   }
 
   // The run decides what happens to unfinished responses when a new policy arrives.
@@ -385,7 +385,7 @@ class Agent {
     }
     vitals.set_resident_bytes(memory_.resident.count);
     vitals.set_heap_bytes(memory_.heap.value_or(Bytes{}).count);
-    node_->set_heartbeat(vitals.SerializeAsString());
+    node_->set_heartbeat_payload(vitals.SerializeAsString());
   }
 
   // Time with work counts as time spent on rollouts.

@@ -4,6 +4,8 @@
 
 namespace echoline::worker {
 
+// A worker may ask if it has joined, was not told to wait, has no unanswered request, and the pause that the last grant
+// demanded is over.
 class Asking {
  public:
   void joined() { joined_ = true; }

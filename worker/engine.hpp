@@ -18,7 +18,7 @@ namespace echoline::worker {
 
 // A request for one response.
 struct Sequence {
-  std::uint64_t id = 0;  // chosen by the caller, unique among the sequences inside
+  std::uint64_t id = 0;  // chosen by the caller, unique among the sequences inside the engine
   std::vector<model::Token> prompt;
   std::int64_t tokens_max = 0;  // of the response, the ending token included
   std::uint64_t seed = 0;       // if the engine itself samples, equal prompt, policy and seed give equal responses
@@ -42,14 +42,14 @@ struct Response {
 struct Outcome {
   std::uint64_t id = 0;
   Result<Response> response;
-  bool of_policy = false;  // it failed because the installed policy's log-probabilities are not finite
+  bool of_policy = false;  // it failed because the policy's log-probabilities are not finite, not because of the prompt
 };
 
 // The worker's services for an engine.
 struct EngineHost {
   const std::atomic<bool>* stop = nullptr;  // ends every wait
   std::function<void()> waiting;            // called several times a second during long waits
-  const std::atomic<bool>* news = nullptr;  // a new policy has arrived: poll() returns after the current token
+  const std::atomic<bool>* news = nullptr;  // true while a new policy waits: poll() returns after the current token
 };
 
 // One thread. A failure of one sequence is its own outcome and affects no other sequence.
@@ -57,7 +57,7 @@ class Engine {
  public:
   virtual ~Engine() = default;
 
-  // Most sequences inside at once, as far as memory has allowed until now.
+  // The most sequences inside at once; the engine lowers it if they do not fit into memory.
   virtual std::size_t capacity() const = 0;
   // Sequences submitted and neither returned nor aborted.
   virtual std::size_t inside() const = 0;
@@ -82,7 +82,7 @@ class Engine {
   virtual const overlay::Digest& digest() const = 0;
   // False while the engine cannot take sequences and the end of that is unknown.
   virtual bool takes_work() const { return true; }
-  // An error: the engine is broken for good.
+  // An error if the engine is broken for good.
   virtual Status state() const { return ok(); }
 };
 

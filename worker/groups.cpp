@@ -1,10 +1,11 @@
+// Turns leases into sequences, and responses into submissions. The agent calls it.
 #include "worker/groups.hpp"
 
 #include <algorithm>
 
 #include "base/log.hpp"
 #include "base/random.hpp"
-#include "data_plane/told.hpp"
+#include "data_plane/policy_input.hpp"
 #include "data_plane/trajectory.hpp"
 
 namespace echoline::worker {
@@ -23,22 +24,22 @@ schema::WorkFailed failure(const schema::Lease& lease, schema::WorkFailure kind,
 }
 
 // The task of a group that the learner scores: one response, not scored here.
-class Unscored final : public data_plane::QuickEpisode {
+class LearnerScoredEpisode final : public data_plane::QuickEpisode {
  public:
-  Result<data_plane::Step> take(std::string_view) override { return data_plane::Step{}; }
+  Result<data_plane::Step> step_now(std::string_view) override { return data_plane::Step{}; }
 };
 
 Result<std::unique_ptr<data_plane::Episode>> episode_of(const Task& task, const schema::Lease& lease,
                                                         std::uint32_t member) {
-  if (lease.unscored()) return std::unique_ptr<data_plane::Episode>(std::make_unique<Unscored>());
+  if (lease.unscored()) return std::unique_ptr<data_plane::Episode>(std::make_unique<LearnerScoredEpisode>());
   if (!task.adapter)
     return fail(Code::kInvalid, "task", "the worker must score '{}', but the run sends workers no task",
                 lease.problem().id());
   return task.adapter->begin(lease.problem(), data_plane::episode_seed(task.spec.seed(), lease.group(), member));
 }
 
-// WORK_FAILURE_GENERATION blames the policy. Other failures of an engine may be due to the group.
-schema::WorkFailure kind_of(const Error& error) {
+// The failure that an engine's error means, unless the policy caused it (WORK_FAILURE_GENERATION).
+schema::WorkFailure failure_kind(const Error& error) {
   if (error.code == Code::kExhausted) return schema::WORK_FAILURE_MEMORY;
   return error.code == Code::kInvalid ? schema::WORK_FAILURE_PROMPT : schema::WORK_FAILURE_UNKNOWN;
 }
@@ -59,7 +60,7 @@ Result<Task> make_task(schema::RunSpec spec) {
   return task;
 }
 
-Settled within_limits(const schema::Lease& lease, schema::Submission submission, Bytes metadata_max) {
+LeaseResult within_limits(const schema::Lease& lease, schema::Submission submission, Bytes metadata_max) {
   for (const schema::Trajectory& t : submission.trajectories())
     if (const Status fits = data_plane::check_metadata_size(t, metadata_max); !fits)
       return failure(lease, schema::WORK_FAILURE_SIZE, fits.error().detail);
@@ -81,7 +82,7 @@ std::variant<std::vector<Sequence>, schema::WorkFailed> Groups::begin(schema::Le
     group.members.emplace_back().episode = *std::move(episode);
   }
   group.begun = now;
-  group.missing = lease.rollouts();
+  group.members_unfinished = lease.rollouts();
   group.prompt = std::move(*prompt);
   const std::uint64_t id = lease.id();
   group.lease = std::move(lease);
@@ -92,21 +93,21 @@ std::variant<std::vector<Sequence>, schema::WorkFailed> Groups::begin(schema::Le
   return sequences;
 }
 
-std::int64_t Groups::room(const Member& member) const {
+std::int64_t Groups::tokens_left(const Member& member) const {
   return std::int64_t{task_.spec.response_tokens_max()} - std::ssize(member.tokens);
 }
 
 Sequence Groups::next_turn(std::uint64_t lease, std::size_t which) {
   const Group& group = groups_.at(lease);
   const Member& member = group.members[which];
-  Sequence sequence{next_++, group.prompt, room(member), mix64(task_.spec.seed() ^ (mix64(lease) + which))};
-  if (member.turns + member.asides > 0) sequence.seed = mix64(sequence.seed + member.turns + member.asides);
-  if (member.aside.empty()) {
+  Sequence sequence{next_++, group.prompt, tokens_left(member), mix64(task_.spec.seed() ^ (mix64(lease) + which))};
+  if (member.turns + member.side_prompts > 0) sequence.seed = mix64(sequence.seed + member.turns + member.side_prompts);
+  if (member.side_prompt.empty()) {
     sequence.prompt.insert(sequence.prompt.end(), member.tokens.begin(), member.tokens.end());
   } else {
-    sequence.prompt = member.aside;
-    sequence.tokens_max =
-        std::min<std::int64_t>(task_.spec.response_tokens_max(), task_.model.positions_max - std::ssize(member.aside));
+    sequence.prompt = member.side_prompt;
+    sequence.tokens_max = std::min<std::int64_t>(task_.spec.response_tokens_max(),
+                                                 task_.model.positions_max - std::ssize(member.side_prompt));
   }
   if (task_.spec.turn_tokens_max() > 0)
     sequence.tokens_max = std::min<std::int64_t>(sequence.tokens_max, task_.spec.turn_tokens_max());
@@ -115,7 +116,7 @@ Sequence Groups::next_turn(std::uint64_t lease, std::size_t which) {
 }
 
 // Appends a turn drawn by the policy.
-void Groups::note(Member& member, const Response& turn) {
+void Groups::append_turn(Member& member, const Response& turn) {
   const std::size_t before = member.tokens.size();
   for (const Span& span : turn.spans) {
     if (!member.spans.empty() && member.spans.back().version == span.version) member.spans.pop_back();
@@ -123,7 +124,7 @@ void Groups::note(Member& member, const Response& turn) {
   }
   member.tokens.insert(member.tokens.end(), turn.tokens.begin(), turn.tokens.end());
   for (const float logprob : turn.logprobs) member.logprobs.push_back(std::min(logprob, 0.0f));
-  member.drawn.resize(member.tokens.size(), true);
+  member.sampled.resize(member.tokens.size(), true);
   member.ended = turn.ended;
   ++member.turns;
 }
@@ -135,24 +136,25 @@ void Groups::take(Outcome outcome) {
   Group& group = groups_.at(lease);
   if (!outcome.response) {
     sequences_.erase(place);
-    return end(lease, failure(group.lease,
-                              outcome.of_policy ? schema::WORK_FAILURE_GENERATION : kind_of(outcome.response.error()),
-                              outcome.response.error().message()));
+    return end_group(
+        lease, failure(group.lease,
+                       outcome.of_policy ? schema::WORK_FAILURE_GENERATION : failure_kind(outcome.response.error()),
+                       outcome.response.error().message()));
   }
   place->second.at_task = true;
   Member& member = group.members[place->second.member];
   Response& turn = *outcome.response;
   std::string text = task_.phrasing->answer(turn.tokens);
-  if (!member.aside.empty())
-    member.aside.clear();
+  if (!member.side_prompt.empty())
+    member.side_prompt.clear();
   else
-    note(member, turn);
+    append_turn(member, turn);
   const auto answer = [answers = answers_, id = outcome.id](Result<data_plane::Step> step) {
     bool first = false;
     {
       const std::lock_guard lock(answers->mutex);
-      first = answers->given.empty();
-      answers->given.emplace_back(id, std::move(step));
+      first = answers->steps.empty();
+      answers->steps.emplace_back(id, std::move(step));
     }
     if (first && answers->wake) answers->wake();
   };
@@ -160,30 +162,31 @@ void Groups::take(Outcome outcome) {
     member.episode->step(std::move(text), answer);
   } catch (const std::exception& error) {
     sequences_.erase(outcome.id);
-    end(lease, failure(group.lease, schema::WORK_FAILURE_SCORING, error.what()));
+    end_group(lease, failure(group.lease, schema::WORK_FAILURE_SCORING, error.what()));
   }
 }
 
 Groups::Advance Groups::advance() {
-  std::vector<std::pair<std::uint64_t, Result<data_plane::Step>>> given;
+  std::vector<std::pair<std::uint64_t, Result<data_plane::Step>>> steps;
   {
     const std::lock_guard lock(answers_->mutex);
-    given.swap(answers_->given);
+    steps.swap(answers_->steps);
   }
   Advance advance;
-  for (auto& [id, step] : given) {
+  for (auto& [id, step] : steps) {
     const auto found = sequences_.find(id);
     if (found == sequences_.end()) continue;
     const Place place = found->second;
     sequences_.erase(found);
     Group& group = groups_.at(place.lease);
-    auto goes_on = step ? go_on(group.members[place.member], *std::move(step)) : Result<bool>(std::move(step).error());
-    if (!goes_on)
-      end(place.lease, failure(group.lease, schema::WORK_FAILURE_SCORING, goes_on.error().message()));
-    else if (*goes_on)
+    auto continues =
+        step ? continue_member(group.members[place.member], *std::move(step)) : Result<bool>(std::move(step).error());
+    if (!continues)
+      end_group(place.lease, failure(group.lease, schema::WORK_FAILURE_SCORING, continues.error().message()));
+    else if (*continues)
       advance.next.push_back(next_turn(place.lease, place.member));
-    else if (--group.missing == 0)
-      end(place.lease, std::nullopt);
+    else if (--group.members_unfinished == 0)
+      end_group(place.lease, std::nullopt);
   }
   advance.ended = std::exchange(ended_, {});
   std::erase_if(advance.next, [&](const Sequence& sequence) {
@@ -195,7 +198,7 @@ Groups::Advance Groups::advance() {
   return advance;
 }
 
-Result<bool> Groups::go_on(Member& member, data_plane::Step step) const {
+Result<bool> Groups::continue_member(Member& member, data_plane::Step step) const {
   data_plane::add(member.score, step.score);
   if (step.done) return false;
   const auto cut = [&] {
@@ -203,31 +206,31 @@ Result<bool> Groups::go_on(Member& member, data_plane::Step step) const {
     member.ended = false;
     return false;
   };
-  if (step.aside) {
-    if (++member.asides >= data_plane::kTurnsMax) return cut();
-    ECHO_ASSIGN(member.aside, task_.phrasing->prompt(*step.aside));
-    if (member.aside.empty() || std::ssize(member.aside) >= task_.model.positions_max)
-      return fail(Code::kInvalid, "task", "its question aside has {} tokens, expected 1 to {}", member.aside.size(),
-                  task_.model.positions_max - 1);
+  if (step.side_prompt) {
+    if (++member.side_prompts >= data_plane::kTurnsMax) return cut();
+    ECHO_ASSIGN(member.side_prompt, task_.phrasing->prompt(*step.side_prompt));
+    if (member.side_prompt.empty() || std::ssize(member.side_prompt) >= task_.model.positions_max)
+      return fail(Code::kInvalid, "task", "its question aside has {} tokens, expected 1 to {}",
+                  member.side_prompt.size(), task_.model.positions_max - 1);
     return true;
   }
-  ECHO_ASSIGN(const auto told, task_.phrasing->follow_up(member.tokens, step.observation));
-  if (told.empty()) return fail(Code::kInvalid, "task", "an observation without tokens");
-  if (room(member) <= std::ssize(told) || member.turns >= data_plane::kTurnsMax) return cut();
-  member.tokens.insert(member.tokens.end(), told.begin(), told.end());
+  ECHO_ASSIGN(const auto observation_tokens, task_.phrasing->follow_up(member.tokens, step.observation));
+  if (observation_tokens.empty()) return fail(Code::kInvalid, "task", "an observation without tokens");
+  if (tokens_left(member) <= std::ssize(observation_tokens) || member.turns >= data_plane::kTurnsMax) return cut();
+  member.tokens.insert(member.tokens.end(), observation_tokens.begin(), observation_tokens.end());
   member.logprobs.resize(member.tokens.size(), 0.0f);
-  member.drawn.resize(member.tokens.size(), false);
+  member.sampled.resize(member.tokens.size(), false);
   member.spans.back().end = member.tokens.size();
   return true;
 }
 
-void Groups::end(std::uint64_t lease, std::optional<schema::WorkFailed> failed) {
+void Groups::end_group(std::uint64_t lease, std::optional<schema::WorkFailed> failed) {
   const Group& group = groups_.at(lease);
   Ended ended{group.begun,
-              failed ? Settled(*std::move(failed))
+              failed ? LeaseResult(*std::move(failed))
                      : within_limits(group.lease, submission(group), Bytes{task_.spec.metadata_bytes_max()}),
               {}};
-  ended.abandoned = forget(lease);
+  ended.abandoned = remove_group(lease);
   ended_.push_back(std::move(ended));
 }
 
@@ -257,7 +260,7 @@ std::vector<std::uint64_t> Groups::drop() {
   return inside;
 }
 
-std::vector<std::uint64_t> Groups::forget(std::uint64_t lease) {
+std::vector<std::uint64_t> Groups::remove_group(std::uint64_t lease) {
   std::vector<std::uint64_t> inside;
   std::erase_if(sequences_, [&](const auto& sequence) {
     if (sequence.second.lease != lease) return false;
@@ -283,7 +286,7 @@ schema::Submission Groups::submission(const Group& group) const {
     for (const model::Token token : member.tokens) t.add_response_tokens(static_cast<std::uint32_t>(token));
     for (const float logprob : member.logprobs) t.add_logprobs(logprob);
     if (member.turns > 1)
-      for (const bool drawn : member.drawn) t.add_loss_mask(drawn ? 1 : 0);
+      for (const bool sampled : member.sampled) t.add_loss_mask(sampled ? 1 : 0);
     std::size_t begin = 0;
     for (const Span& span : member.spans) {
       schema::VersionSpan& s = *t.add_spans();

@@ -70,7 +70,7 @@ def run(problems=None, evaluation=None, *, episode=None, score=None, name="", de
             result = task.answer(request)
         except Exception as error:
             traceback.print_exc()
-            answer = {"id": request.get("id"), "error": _words(error)}
+            answer = {"id": request.get("id"), "error": _error_text(error)}
         else:
             if "id" not in request:
                 continue
@@ -120,7 +120,8 @@ def trl(function):
         if "trainer_state" in wanted:
             arguments["trainer_state"] = None
         # A function returns None for a completion that it does not grade.
-        return [0.0 if value is None else _number(value) for value in _value(function(prompts=prompts, completions=completions, **arguments))]
+        return [0.0 if value is None else _number(value)
+                for value in _value(function(prompts=prompts, completions=completions, **arguments))]
 
     scored.batched = True
     return scored
@@ -131,7 +132,8 @@ def rubric(functions, weights=None):
     arguments prompt and completion (messages), answer, state, info, task, response (text) and problem. Weights are 1 by
     default; they can also be given as [(function, weight), ...]. Every function is a component with its name. `state`
     is a mapping that all functions share for one response."""
-    pairs = [f if isinstance(f, tuple) else (f, 1.0 if weights is None else weights[i]) for i, f in enumerate(functions)]
+    pairs = [f if isinstance(f, tuple) else (f, 1.0 if weights is None else weights[i])
+             for i, f in enumerate(functions)]
     wanted = []
     for function, weight in pairs:
         parameters = inspect.signature(function).parameters
@@ -148,7 +150,8 @@ def rubric(functions, weights=None):
         given = {**state, "state": state, "response": response, "problem": problem}
         total, components = 0.0, {}
         for function, weight, names in wanted:
-            value = _number(_value(function(**(given if names is None else {k: v for k, v in given.items() if k in names}))))
+            value = _number(_value(function(**(given if names is None
+                                               else {k: v for k, v in given.items() if k in names}))))
             components[function.__name__] = value
             total += weight * value
         return {"reward": total, "components": components}
@@ -176,11 +179,12 @@ def openrlhf(it):
             self.observation = first.get("observation", prompt) if isinstance(first, dict) else prompt
 
         def step(self, response):
-            said = _value(self.agent.step({"observation_text": self.observation, "action_text": response, "label": self.label}))
-            told = said.get("environment_feedback", "")
-            self.observation += response + told
-            return {"reward": _number(said["rewards"]), "done": bool(said.get("done", True)), "observation": told,
-                    "correct": _number(said.get("scores", said["rewards"])) >= 1}
+            answer = _value(self.agent.step({"observation_text": self.observation, "action_text": response,
+                                             "label": self.label}))
+            feedback = answer.get("environment_feedback", "")
+            self.observation += response + feedback
+            return {"reward": _number(answer["rewards"]), "done": bool(answer.get("done", True)),
+                    "observation": feedback, "correct": _number(answer.get("scores", answer["rewards"])) >= 1}
 
     return Episode
 
@@ -188,13 +192,14 @@ def openrlhf(it):
 def _openrlhf_function(function):
     def scored(problems, responses):
         prompts = [_text(p["prompt"]) for p in problems]
-        said = _value(function([p + r for p, r in zip(prompts, responses)], prompts, [p.get("reference", "") for p in problems]))
-        if not isinstance(said, dict):
-            said = {"rewards": said}
-        results = [{"reward": _number(reward)} for reward in said["rewards"]]
-        for result, score in zip(results, said.get("scores", ())):
+        answer = _value(function([p + r for p, r in zip(prompts, responses)], prompts,
+                                 [p.get("reference", "") for p in problems]))
+        if not isinstance(answer, dict):
+            answer = {"rewards": answer}
+        results = [{"reward": _number(reward)} for reward in answer["rewards"]]
+        for result, score in zip(results, answer.get("scores", ())):
             result["correct"] = _number(score) >= 1
-        for name, values in said.get("extra_logs", {}).items():
+        for name, values in answer.get("extra_logs", {}).items():
             if hasattr(values, "__len__") and len(values) == len(results):
                 for result, value in zip(results, values):
                     result.setdefault("components", {})[name] = _number(value)
@@ -204,12 +209,12 @@ def _openrlhf_function(function):
     return scored
 
 
-def _messages(told):
-    return told if isinstance(told, list) else [{"role": "user", "content": told}]
+def _messages(prompt):
+    return prompt if isinstance(prompt, list) else [{"role": "user", "content": prompt}]
 
 
-def _text(told):
-    return told if isinstance(told, str) else "\n\n".join(message["content"] for message in told)
+def _text(prompt):
+    return prompt if isinstance(prompt, str) else "\n\n".join(message["content"] for message in prompt)
 
 
 def _number(x):
@@ -268,8 +273,9 @@ class _Task:
         if request["protocol"] != PROTOCOL:
             raise ValueError(f"expected protocol {PROTOCOL}, found {request['protocol']}")
         settings, seed = request["settings"], request["seed"]
-        return {"protocol": PROTOCOL, "name": self.name, "turns": self.episode is not None, "deterministic": self.deterministic,
-                "problems": len(self.rows("problems")), "evaluation": len(self.rows("evaluation"))}
+        return {"protocol": PROTOCOL, "name": self.name, "turns": self.episode is not None,
+                "deterministic": self.deterministic, "problems": len(self.rows("problems")),
+                "evaluation": len(self.rows("evaluation"))}
 
     def rows(self, which):
         rows = getattr(self, which)
@@ -303,7 +309,7 @@ class _Task:
             return function(item)
         except Exception as error:
             traceback.print_exc()
-            return {"error": _words(error)}
+            return {"error": _error_text(error)}
 
 
 _json = json.JSONEncoder(separators=(",", ":"), allow_nan=False)
@@ -317,7 +323,8 @@ def _line(answer):
         items = answer.get("result", {}).get("items")
         if items is None:
             raise
-        answer["result"]["items"] = [item if "error" in item else _Task.attempt(lambda i: _json.encode(i) and i, item) for item in items]
+        answer["result"]["items"] = [item if "error" in item else _Task.attempt(lambda i: _json.encode(i) and i, item)
+                                     for item in items]
         text = _json.encode(answer)
     return text.encode() + b"\n"
 
@@ -326,7 +333,7 @@ def _result(value):
     return dict(value) if isinstance(value, dict) else {"reward": float(value)}
 
 
-def _words(error):
+def _error_text(error):
     return f"{type(error).__name__}: {error}"
 
 

@@ -1,3 +1,4 @@
+// Implements the parts of Adapter and Episode that tasks share.
 #include "data_plane/adapters/adapter.hpp"
 
 #include <condition_variable>
@@ -9,12 +10,12 @@
 namespace echoline::data_plane {
 namespace {
 
-constexpr Duration kStopEvery = std::chrono::milliseconds(100);  // how often a wait looks at `stop`
+constexpr Duration kStopCheckInterval = std::chrono::milliseconds(100);  // how often a wait checks `stop`
 
 class OneResponse final : public QuickEpisode {
  public:
   OneResponse(const Adapter& adapter, Problem problem) : adapter_(adapter), problem_(std::move(problem)) {}
-  Result<Step> take(std::string_view response) override {
+  Result<Step> step_now(std::string_view response) override {
     ECHO_ASSIGN(Score score, adapter_.score(problem_, response));
     return Step{std::move(score), true, {}};
   }
@@ -42,28 +43,28 @@ Result<std::unique_ptr<Episode>> Adapter::begin(const Problem& problem, std::uin
   return std::unique_ptr<Episode>(std::make_unique<OneResponse>(*this, problem));
 }
 
-Error cannot_ask_aside() {
+Error side_prompt_error() {
   return fail(Code::kInvalid, "task", "the policy also plays the opponent, which only the workers of a run can do");
 }
 
 Result<Step> step_and_wait(Episode& episode, std::string response, const std::atomic<bool>* stop) {
-  struct Told {
+  struct Outcome {
     std::mutex mutex;
     std::condition_variable changed;
     std::optional<Result<Step>> result;
   };
-  const auto told = std::make_shared<Told>();  // shared, because an abandoned episode may call back later
-  episode.step(std::move(response), [told](Result<Step> step) {
-    const std::lock_guard lock(told->mutex);
-    told->result = std::move(step);
-    told->changed.notify_one();
+  const auto outcome = std::make_shared<Outcome>();  // shared, because an abandoned episode may call back later
+  episode.step(std::move(response), [outcome](Result<Step> step) {
+    const std::lock_guard lock(outcome->mutex);
+    outcome->result = std::move(step);
+    outcome->changed.notify_one();
   });
-  std::unique_lock lock(told->mutex);
-  const auto there = [&] { return told->result.has_value(); };
-  if (stop == nullptr) told->changed.wait(lock, there);
-  while (!told->changed.wait_for(lock, kStopEvery, there))
+  std::unique_lock lock(outcome->mutex);
+  const auto there = [&] { return outcome->result.has_value(); };
+  if (stop == nullptr) outcome->changed.wait(lock, there);
+  while (!outcome->changed.wait_for(lock, kStopCheckInterval, there))
     if (*stop) return fail(Code::kCancelled, "task", "the wait was cancelled");
-  return *std::move(told->result);
+  return *std::move(outcome->result);
 }
 
 std::uint64_t episode_seed(std::uint64_t run_seed, std::uint64_t group, std::uint32_t member) {

@@ -10,8 +10,8 @@
 #include <string_view>
 #include <vector>
 
+#include "base/policy_input.hpp"
 #include "base/result.hpp"
-#include "base/told.hpp"
 #include "data_plane/trajectory.hpp"
 
 namespace echoline {
@@ -24,7 +24,7 @@ struct Score {
   double reward = 0;                         // finite
   std::map<std::string, double> components;  // named parts, for reports
   bool correct = false;                      // the verdict, which evaluations count
-  // The score was limited by time: more time or a faster machine may raise it, but never lower it.
+  // A time limit was reached: more time or a faster machine may raise the score, but never lower it.
   bool late = false;
 };
 
@@ -35,16 +35,16 @@ inline constexpr std::size_t kTurnsMax = 1024;  // per episode
 
 // The result of one response.
 struct Step {
-  Score score;       // of this response; an episode's score is the add() of all its steps
-  bool done = true;  // the episode is over
-  Told observation;  // if not done: the text for the policy's next turn
+  Score score;              // of this response; an episode's score is the add() of all its steps
+  bool done = true;         // the episode is over
+  PolicyInput observation;  // if not done: the text for the policy's next turn
   // A prompt for another player of the game, which has to act before the policy does. Its answer is the input of the
   // next step. It is not trained on.
-  std::optional<Told> aside = {};
+  std::optional<PolicyInput> side_prompt = {};
 };
 
-// The error of a caller that cannot put an aside to another player.
-Error cannot_ask_aside();
+// The error of a caller of step() that gets a side prompt but has no other player to answer it.
+Error side_prompt_error();
 
 // One attempt at a problem: the policy answers the problem's prompt, receives an observation, answers again, until the
 // episode is done. Use from one thread at a time. The destructor cancels pending requests.
@@ -63,11 +63,11 @@ class Episode {
   virtual Score cut() { return {}; }
 };
 
-// An episode whose steps are quick and need no other process.
+// An episode whose steps are computed at once, in the call.
 class QuickEpisode : public Episode {
  public:
-  void step(std::string response, Done done) final { done(take(response)); }
-  virtual Result<Step> take(std::string_view response) = 0;
+  void step(std::string response, Done done) final { done(step_now(response)); }
+  virtual Result<Step> step_now(std::string_view response) = 0;
 };
 
 // Runs a step and waits for it. kCancelled if `stop` became true first; the episode may then only be destroyed.
@@ -133,8 +133,8 @@ Status can_be_scored_later(const Adapter& adapter);
 // Whether a built-in adapter always has many turns, whatever its options.
 bool has_many_turns(std::string_view name);
 
-// One of several tasks in a run. Problems are drawn by weight; their ids begin with "<name>:".
-struct TaskOfSeveral {
+// One task of a run with several. Problems are drawn by weight; their ids begin with "<name>:".
+struct WeightedTask {
   std::string name, adapter, options_json = "{}";
   std::uint64_t weight = 1;
   std::string prompt = "{prompt}";  // the text around each problem's prompt
@@ -144,7 +144,7 @@ struct TaskOfSeveral {
 inline constexpr std::string_view kSeveral = "several";
 inline constexpr std::size_t kTasksMax = 64, kTaskNameBytesMax = 32;
 inline constexpr std::uint64_t kTaskWeightMax = 1000;
-std::string several_options(const std::vector<TaskOfSeveral>& tasks);
+std::string several_options(const std::vector<WeightedTask>& tasks);
 // The name of the task that a problem id belongs to; the whole id if it names none.
 std::string_view task_of(std::string_view problem_id);
 

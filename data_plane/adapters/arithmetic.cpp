@@ -21,12 +21,13 @@ std::string_view trimmed(std::string_view text) {
 }
 
 // Equal digits counted from the left, divided by the longer length: 1 only for equal texts.
-double digits_right(std::string_view response, std::string_view reference) {
+double correct_digit_share(std::string_view response, std::string_view reference) {
   const std::size_t longer = std::max(response.size(), reference.size());
   if (longer == 0) return 0;
-  std::size_t right = 0;
-  for (std::size_t i = 0; i < std::min(response.size(), reference.size()); ++i) right += response[i] == reference[i];
-  return static_cast<double>(right) / static_cast<double>(longer);
+  std::size_t correct_digits = 0;
+  for (std::size_t i = 0; i < std::min(response.size(), reference.size()); ++i)
+    correct_digits += response[i] == reference[i];
+  return static_cast<double>(correct_digits) / static_cast<double>(longer);
 }
 
 // Reads the operands of "37+58=". False for any other text.
@@ -43,8 +44,8 @@ class Arithmetic final : public Adapter {
   Arithmetic(std::string operations, std::uint64_t operand_max, std::uint64_t evaluation_problems,
              double partial_credit, double carries_forgotten, std::uint64_t seed)
       : operations_(std::move(operations)),
-        operands_(operand_max + 1),
-        space_(operations_.size() * operands_ * operands_),
+        operand_values_(operand_max + 1),
+        problem_count_(operations_.size() * operand_values_ * operand_values_),
         evaluation_problems_(evaluation_problems),
         partial_credit_(partial_credit),
         carries_forgotten_(carries_forgotten),
@@ -53,19 +54,19 @@ class Arithmetic final : public Adapter {
   std::string_view name() const override { return "arithmetic"; }
 
   Result<Problem> problem(std::uint64_t index) const override {
-    return at(evaluation_problems_ + shuffled_cycle(index, space_ - evaluation_problems_, key_ + 1));
+    return problem_at(evaluation_problems_ + shuffled_cycle(index, problem_count_ - evaluation_problems_, key_ + 1));
   }
 
   std::vector<Problem> evaluation() const override {
     std::vector<Problem> problems;
-    for (std::uint64_t i = 0; i < evaluation_problems_; ++i) problems.push_back(at(i));
+    for (std::uint64_t i = 0; i < evaluation_problems_; ++i) problems.push_back(problem_at(i));
     return problems;
   }
 
   Result<Score> score(const Problem& problem, std::string_view response) const override {
     const std::string_view answer = trimmed(response);
     const bool correct = !problem.reference().empty() && answer == problem.reference();
-    const double digits = digits_right(answer, problem.reference());
+    const double digits = correct_digit_share(answer, problem.reference());
     return Score{
         correct ? 1.0 : partial_credit_ * digits, {{"exact", correct ? 1.0 : 0.0}, {"digits", digits}}, correct};
   }
@@ -74,7 +75,7 @@ class Arithmetic final : public Adapter {
   std::optional<std::string> demonstration(const Problem& problem) const override {
     std::uint64_t a = 0, b = 0;
     if (carries_forgotten_ == 0 || !operands_of_sum(problem.prompt(), a, b)) return problem.reference();
-    Random random(key_, mix64(a * operands_ + b));
+    Random random(key_, mix64(a * operand_values_ + b));
     std::uint64_t sum = 0, carry = 0;
     for (std::uint64_t unit = 1; a > 0 || b > 0 || carry > 0; a /= 10, b /= 10, unit *= 10) {
       const std::uint64_t column = a % 10 + b % 10 + carry;
@@ -85,11 +86,12 @@ class Arithmetic final : public Adapter {
   }
 
  private:
-  Problem at(std::uint64_t place) const {
-    const std::uint64_t number = permuted(place, space_, key_);
-    const auto a = static_cast<std::int64_t>(number / operands_ % operands_);
-    const auto b = static_cast<std::int64_t>(number % operands_);
-    const char operation = operations_[number / (operands_ * operands_)];
+  // The problem at a position of the seeded permutation.
+  Problem problem_at(std::uint64_t position) const {
+    const std::uint64_t number = permuted(position, problem_count_, key_);
+    const auto a = static_cast<std::int64_t>(number / operand_values_ % operand_values_);
+    const auto b = static_cast<std::int64_t>(number % operand_values_);
+    const char operation = operations_[number / (operand_values_ * operand_values_)];
     const std::int64_t answer = operation == '+' ? a + b : operation == '-' ? a - b : a * b;
     Problem problem;
     problem.set_id(fmt::format("arithmetic/{}{}{}", a, operation, b));
@@ -99,8 +101,8 @@ class Arithmetic final : public Adapter {
   }
 
   std::string operations_;
-  std::uint64_t operands_;  // number of values of an operand: 0 .. operand_max
-  std::uint64_t space_;     // number of problems
+  std::uint64_t operand_values_;  // number of values of an operand: 0 .. operand_max
+  std::uint64_t problem_count_;
   std::uint64_t evaluation_problems_;
   double partial_credit_;
   double carries_forgotten_;

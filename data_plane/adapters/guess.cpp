@@ -46,7 +46,7 @@ class Guessing final : public QuickEpisode {
  public:
   Guessing(const Options& options, std::uint64_t wanted) : options_(options), wanted_(wanted) {}
 
-  Result<Step> take(std::string_view response) override {
+  Result<Step> step_now(std::string_view response) override {
     const auto guess = number_in(response);
     ++guesses_;
     Step step;

@@ -7,22 +7,23 @@
 #include "base/config.hpp"
 #include "base/random.hpp"
 #include "data_plane/adapters/adapter_config.hpp"
-#include "data_plane/told.hpp"
+#include "data_plane/policy_input.hpp"
 
 namespace echoline::data_plane {
 namespace {
 
 using nlohmann::json;
 
-constexpr std::string_view kPlace = "{prompt}";
+constexpr std::string_view kPromptPlace = "{prompt}";
 constexpr std::size_t kIdMax = 128, kPromptMax = 256u << 10;  // schema.proto
 
 struct Part {
   std::string name;
   std::unique_ptr<Adapter> adapter;
   std::string adapter_name, options_json;
-  std::uint64_t weight = 1, before = 0;  // slots in a round, and slots of the parts before this one
-  std::string head, tail;                // text around each problem's prompt
+  std::uint64_t weight = 1;      // number of slots in a round
+  std::uint64_t first_slot = 0;  // in a round
+  std::string head, tail;        // text around each problem's prompt
   bool scored_by_workers = true;
 };
 
@@ -33,7 +34,7 @@ class Several final : public Adapter {
     for (const Part& part : parts_) divisor = std::gcd(divisor, part.weight);
     for (Part& part : parts_) {
       part.weight /= divisor;
-      part.before = std::exchange(slots_, slots_ + part.weight);
+      part.first_slot = std::exchange(slots_, slots_ + part.weight);
     }
   }
 
@@ -44,42 +45,42 @@ class Several final : public Adapter {
   Result<Problem> problem(std::uint64_t index) const override {
     const std::uint64_t round = index / slots_, slot = shuffled_cycle(index, slots_, key_);
     const auto part =
-        std::find_if(parts_.begin(), parts_.end(), [&](const Part& p) { return slot < p.before + p.weight; });
-    ECHO_ASSIGN(Problem problem, part->adapter->problem(round * part->weight + slot - part->before));
-    return own(*part, std::move(problem));
+        std::find_if(parts_.begin(), parts_.end(), [&](const Part& p) { return slot < p.first_slot + p.weight; });
+    ECHO_ASSIGN(Problem problem, part->adapter->problem(round * part->weight + slot - part->first_slot));
+    return to_run_problem(*part, std::move(problem));
   }
 
   // Alternates between the parts, so that any first n problems are of all of them.
   std::vector<Problem> evaluation() const override {
-    std::vector<std::vector<Problem>> of;
+    std::vector<std::vector<Problem>> by_part;
     std::size_t longest = 0;
     for (const Part& part : parts_) {
-      of.push_back(part.adapter->evaluation());
-      longest = std::max(longest, of.back().size());
+      by_part.push_back(part.adapter->evaluation());
+      longest = std::max(longest, by_part.back().size());
     }
     std::vector<Problem> all;
     for (std::size_t i = 0; i < longest; ++i)
       for (std::size_t p = 0; p < parts_.size(); ++p)
-        if (i < of[p].size())
-          if (auto problem = own(parts_[p], std::move(of[p][i]))) all.push_back(*std::move(problem));
+        if (i < by_part[p].size())
+          if (auto problem = to_run_problem(parts_[p], std::move(by_part[p][i]))) all.push_back(*std::move(problem));
     return all;
   }
 
   Result<Score> score(const Problem& problem, std::string_view response) const override {
     ECHO_ASSIGN(const Part* part, part_of(problem));
-    return part->adapter->score(as_its(*part, problem), response);
+    return part->adapter->score(to_part_problem(*part, problem), response);
   }
   Result<std::unique_ptr<Episode>> begin(const Problem& problem, std::uint64_t seed) const override {
     ECHO_ASSIGN(const Part* part, part_of(problem));
-    return part->adapter->begin(as_its(*part, problem), seed);
+    return part->adapter->begin(to_part_problem(*part, problem), seed);
   }
   Repeatable repeatable(const Problem& problem) const override {
     const auto part = part_of(problem);
-    return part ? (*part)->adapter->repeatable(as_its(**part, problem)) : Repeatable::kNot;
+    return part ? (*part)->adapter->repeatable(to_part_problem(**part, problem)) : Repeatable::kNot;
   }
   std::optional<std::string> demonstration(const Problem& problem) const override {
     const auto part = part_of(problem);
-    return part ? (*part)->adapter->demonstration(as_its(**part, problem)) : std::nullopt;
+    return part ? (*part)->adapter->demonstration(to_part_problem(**part, problem)) : std::nullopt;
   }
 
   // Includes only the parts that workers score.
@@ -90,13 +91,13 @@ class Several final : public Adapter {
         tasks.push_back(
             {{"name", part.name},
              {"adapter", part.adapter_name},
-             {"prompt", part.head + std::string(kPlace) + part.tail},
+             {"prompt", part.head + std::string(kPromptPlace) + part.tail},
              {"options", json::parse(part.adapter->options_for_workers(part.options_json), nullptr, false)}});
     return json{{"tasks", std::move(tasks)}}.dump();
   }
 
  private:
-  Result<Problem> own(const Part& part, Problem problem) const {
+  Result<Problem> to_run_problem(const Part& part, Problem problem) const {
     problem.set_id(fmt::format("{}:{}", part.name, problem.id()));
     if (!part.head.empty() || !part.tail.empty())
       change_last(problem, [&](std::string& text) { text = part.head + text + part.tail; });
@@ -114,29 +115,29 @@ class Several final : public Adapter {
   }
 
   // The problem with the id that the part gave it.
-  static Problem as_its(const Part& part, const Problem& problem) {
-    Problem its = problem;
-    its.set_id(problem.id().substr(part.name.size() + 1));
-    if (part.head.empty() && part.tail.empty()) return its;
-    change_last(its, [&](std::string& text) {
+  static Problem to_part_problem(const Part& part, const Problem& problem) {
+    Problem problem_of_part = problem;
+    problem_of_part.set_id(problem.id().substr(part.name.size() + 1));
+    if (part.head.empty() && part.tail.empty()) return problem_of_part;
+    change_last(problem_of_part, [&](std::string& text) {
       if (text.size() >= part.head.size() + part.tail.size() && text.starts_with(part.head) &&
           text.ends_with(part.tail))
         text = text.substr(part.head.size(), text.size() - part.head.size() - part.tail.size());
     });
-    return its;
+    return problem_of_part;
   }
 
   // Changes the text of a prompt, or the last of its messages if a user wrote it.
   template <class Change>
   static void change_last(Problem& problem, Change change) {
-    Told told = prompt_of(problem);
-    if (told.messages.empty()) {
-      change(told.text);
-    } else if (told.messages.back().role == "user") {
-      change(told.messages.back().content);
-      told = Told(std::move(told.messages));
+    PolicyInput input = prompt_of(problem);
+    if (input.messages.empty()) {
+      change(input.text);
+    } else if (input.messages.back().role == "user") {
+      change(input.messages.back().content);
+      input = PolicyInput(std::move(input.messages));
     }
-    set_prompt(problem, std::move(told));
+    set_prompt(problem, std::move(input));
   }
 
   std::vector<Part> parts_;
@@ -148,9 +149,9 @@ class Several final : public Adapter {
 
 std::string_view task_of(std::string_view problem_id) { return problem_id.substr(0, problem_id.find(':')); }
 
-std::string several_options(const std::vector<TaskOfSeveral>& tasks) {
+std::string several_options(const std::vector<WeightedTask>& tasks) {
   json all = json::array();
-  for (const TaskOfSeveral& task : tasks)
+  for (const WeightedTask& task : tasks)
     all.push_back({{"name", task.name},
                    {"adapter", task.adapter},
                    {"weight", task.weight},
@@ -166,20 +167,20 @@ Result<std::unique_ptr<Adapter>> make_several(std::string_view options_json, std
   std::vector<Part> parts;
   for (ConfigSection s : root.sections("tasks")) {
     Part part;
-    std::string prompt(kPlace);
+    std::string prompt(kPromptPlace);
     s.require("name", part.name);
     s.require("adapter", part.adapter_name);
     s.read("weight", part.weight, {.min = 1, .max = kTaskWeightMax});
     s.read("prompt", prompt);
     s.read_choice("scored_by", part.scored_by_workers, {{"worker", true}, {"learner", false}});
     part.options_json = s.json("options");
-    const auto place = prompt.find(kPlace);
+    const auto place = prompt.find(kPromptPlace);
     if (place == std::string::npos) {
       s.error("prompt", "expected a text with {prompt} in it");
       continue;
     }
     part.head = prompt.substr(0, place);
-    part.tail = prompt.substr(place + kPlace.size());
+    part.tail = prompt.substr(place + kPromptPlace.size());
     parts.push_back(std::move(part));
   }
   ECHO_TRY(file.finish());

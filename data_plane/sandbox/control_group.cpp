@@ -1,3 +1,4 @@
+// Implements ControlGroups for the sandbox pool.
 #include "data_plane/sandbox/control_group.hpp"
 
 #include <fcntl.h>
@@ -59,18 +60,19 @@ std::optional<ControlGroups> ControlGroups::make(const std::filesystem::path& mo
 }
 
 ControlGroups::ControlGroups(ControlGroups&& other) noexcept
-    : folder_(std::exchange(other.folder_, {})), made_(other.made_) {}
+    : folder_(std::exchange(other.folder_, {})), groups_made_(other.groups_made_) {}
 
 ControlGroups::~ControlGroups() {
   if (!folder_.empty()) ::rmdir(folder_.c_str());
 }
 
-std::optional<ControlGroups::Group> ControlGroups::make(const Limits& limits) {
-  Group group{folder_ / std::to_string(made_++), {}};
+std::optional<ControlGroups::Group> ControlGroups::make_group(const Limits& limits) {
+  Group group{folder_ / std::to_string(groups_made_++), {}};
   if (::mkdir(group.folder.c_str(), 0755) != 0) return std::nullopt;
   write_value(group.folder / "memory.swap.max", "0");  // the file is missing without swap
   write_value(group.folder / "memory.oom.group", "1");
-  // The kernel's limit is higher than Watch's, which reports the amount used. Two of the processes are bubblewrap's.
+  // The kernel's limit is higher than the one checked by UsageMeter, which can report the amount used. Two of the
+  // processes are bubblewrap's.
   const bool limited =
       write_value(group.folder / "memory.max", std::to_string(limits.memory.count + limits.memory.count / 4)) &&
       write_value(group.folder / "pids.max", std::to_string(limits.processes + 2));

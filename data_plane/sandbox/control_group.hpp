@@ -4,11 +4,11 @@
 
 namespace echoline::sandbox {
 
-// With a cgroup, the kernel itself enforces the limits of memory and processes, including its own memory. Watch sees an
-// excess only 10 ms later.
+// With a cgroup, the kernel itself enforces the limits of memory and processes at once, and counts its own memory for
+// the program. Without one, only UsageMeter's measurements every 10 ms do.
 class ControlGroups {
  public:
-  // Makes a group for all sandboxes: in our own group or the nearest ancestor that delegates the memory and pids
+  // Makes a group for all sandboxes: in this process's group or the nearest ancestor that delegates the memory and pids
   // controllers and is writable. `mounted`: the cgroup mount; `own`: /proc/self/cgroup. Nothing if there is no such
   // group, as in most containers.
   static std::optional<ControlGroups> make(const std::filesystem::path& mounted = "/sys/fs/cgroup",
@@ -22,7 +22,7 @@ class ControlGroups {
     Fd procs;  // cgroup.procs, for entering
   };
   // Makes a group with these limits; nothing if the kernel refuses.
-  std::optional<Group> make(const Limits& limits);
+  std::optional<Group> make_group(const Limits& limits);
   // Whether the kernel has killed a process of the group for its memory use.
   static bool ran_out_of_memory(const Group& group);
   // Call when the group has no process any more.
@@ -33,7 +33,7 @@ class ControlGroups {
  private:
   explicit ControlGroups(std::filesystem::path folder) : folder_(std::move(folder)) {}
   std::filesystem::path folder_;
-  std::uint64_t made_ = 0;
+  std::uint64_t groups_made_ = 0;  // for the names of groups
 };
 
 }  // namespace echoline::sandbox

@@ -1,3 +1,4 @@
+// Starts bubblewrap with the arguments and descriptors for one program, for pool.cpp.
 #include "data_plane/sandbox/launch.hpp"
 
 #include <fcntl.h>
@@ -40,7 +41,7 @@ Status pipe_ends(Fd& reads, Fd& writes) {
 void set_nonblocking(const Fd& fd) { ::fcntl(fd.get(), F_SETFL, ::fcntl(fd.get(), F_GETFL) | O_NONBLOCK); }
 
 // Descriptors passed to bubblewrap, numbered from 3 on.
-class Handed {
+class InheritedDescriptors {
  public:
   std::string add(Fd fd) {
     fds_.push_back(std::move(fd));
@@ -53,7 +54,7 @@ class Handed {
 };
 
 // bubblewrap's arguments, separated by NUL as it reads them.
-class Words {
+class BubblewrapArguments {
  public:
   template <class... Texts>
   void add(const Texts&... texts) {
@@ -66,35 +67,36 @@ class Words {
 };
 
 // The system's programs and libraries. On most systems /bin and similar folders are links into /usr.
-void add_system(Words& words) {
-  words.add("--ro-bind", "/usr", "/usr");
+void add_system(BubblewrapArguments& arguments) {
+  arguments.add("--ro-bind", "/usr", "/usr");
   for (const char* name : {"/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32"}) {
     std::error_code ec;
     const std::filesystem::path path(name);
     if (std::filesystem::is_symlink(path, ec))
-      words.add("--symlink", std::filesystem::read_symlink(path, ec).string(), path.string());
+      arguments.add("--symlink", std::filesystem::read_symlink(path, ec).string(), path.string());
     else if (std::filesystem::is_directory(path, ec))
-      words.add("--ro-bind", path.string(), path.string());
+      arguments.add("--ro-bind", path.string(), path.string());
   }
-  for (const char* path : {"/etc/ld.so.cache", "/etc/alternatives"}) words.add("--ro-bind-try", path, path);
+  for (const char* path : {"/etc/ld.so.cache", "/etc/alternatives"}) arguments.add("--ro-bind-try", path, path);
 }
 
 // Harmless devices only. /dev/zero is left out: mapped, it is memory that outlives the process charged for it.
-void add_devices(Words& words) {
-  words.add("--size", "65536", "--tmpfs", "/dev");
+void add_devices(BubblewrapArguments& arguments) {
+  arguments.add("--size", "65536", "--tmpfs", "/dev");
   for (const char* name : {"null", "full", "random", "urandom"}) {
     const std::string path = std::string("/dev/") + name;
-    words.add("--dev-bind", path, path);
+    arguments.add("--dev-bind", path, path);
   }
-  words.add("--symlink", "/proc/self/fd", "/dev/fd", "--symlink", "/proc/self/fd/0", "/dev/stdin");
-  words.add("--symlink", "/proc/self/fd/1", "/dev/stdout", "--symlink", "/proc/self/fd/2", "/dev/stderr");
-  words.add("--symlink", "/tmp", "/dev/shm", "--remount-ro", "/dev");
+  arguments.add("--symlink", "/proc/self/fd", "/dev/fd", "--symlink", "/proc/self/fd/0", "/dev/stdin");
+  arguments.add("--symlink", "/proc/self/fd/1", "/dev/stdout", "--symlink", "/proc/self/fd/2", "/dev/stderr");
+  arguments.add("--symlink", "/tmp", "/dev/shm", "--remount-ro", "/dev");
 }
 
-Status add_files(Words& words, Handed& handed, const Command& command, bool binds_descriptors) {
+Status add_files(BubblewrapArguments& arguments, InheritedDescriptors& inherited, const Command& command,
+                 bool supports_ro_bind_fd) {
   const auto add = [&](const std::string& path, std::string_view content) -> Status {
     ECHO_ASSIGN(Fd file, memory_file(content));
-    words.add("--perms", "0555", "--file", handed.add(std::move(file)), path);
+    arguments.add("--perms", "0555", "--file", inherited.add(std::move(file)), path);
     return ok();
   };
   ECHO_TRY(add("/etc/passwd", kPasswd));
@@ -104,29 +106,30 @@ Status add_files(Words& words, Handed& handed, const Command& command, bool bind
     if (!source)
       return fail(Code::kInvalid, kOperation, "{}: cannot be shown to the program: {}", path.string(),
                   std::strerror(errno));
-    if (binds_descriptors)  // bubblewrap closes them before the program starts
-      words.add("--ro-bind-fd", handed.add(std::move(source)), path.string());
+    if (supports_ro_bind_fd)  // bubblewrap closes them before the program starts
+      arguments.add("--ro-bind-fd", inherited.add(std::move(source)), path.string());
     else
-      words.add("--ro-bind", path.string(), path.string());
+      arguments.add("--ro-bind", path.string(), path.string());
   }
   for (const auto& [path, content] : command.files) ECHO_TRY(add(path, content));
   return ok();
 }
 
-Result<std::string> words_of(const Settings& settings, const Command& command, Handed& handed, Fd status, Fd filter) {
-  Words words;
-  words.add("--unshare-user", "--unshare-pid", "--unshare-net", "--unshare-ipc", "--unshare-uts",
-            "--unshare-cgroup-try");
-  words.add("--uid", std::to_string(kNobody), "--gid", std::to_string(kNobody), "--hostname", "sandbox");
-  words.add("--die-with-parent", "--new-session");
-  words.add("--json-status-fd", handed.add(std::move(status)), "--seccomp", handed.add(std::move(filter)));
-  add_system(words);
-  words.add("--proc", "/proc");
-  words.add("--perms", "1777", "--size", std::to_string(command.limits.scratch.count), "--tmpfs", "/tmp");
-  ECHO_TRY(add_files(words, handed, command, settings.binds_descriptors));
-  add_devices(words);
-  words.add("--remount-ro", "/", "--chdir", "/tmp");
-  return words.text();
+Result<std::string> bubblewrap_arguments(const Settings& settings, const Command& command,
+                                         InheritedDescriptors& inherited, Fd status, Fd filter) {
+  BubblewrapArguments arguments;
+  arguments.add("--unshare-user", "--unshare-pid", "--unshare-net", "--unshare-ipc", "--unshare-uts",
+                "--unshare-cgroup-try");
+  arguments.add("--uid", std::to_string(kNobody), "--gid", std::to_string(kNobody), "--hostname", "sandbox");
+  arguments.add("--die-with-parent", "--new-session");
+  arguments.add("--json-status-fd", inherited.add(std::move(status)), "--seccomp", inherited.add(std::move(filter)));
+  add_system(arguments);
+  arguments.add("--proc", "/proc");
+  arguments.add("--perms", "1777", "--size", std::to_string(command.limits.scratch.count), "--tmpfs", "/tmp");
+  ECHO_TRY(add_files(arguments, inherited, command, settings.supports_ro_bind_fd));
+  add_devices(arguments);
+  arguments.add("--remount-ro", "/", "--chdir", "/tmp");
+  return arguments.text();
 }
 
 bool is_absolute(const std::string& path) {
@@ -134,8 +137,9 @@ bool is_absolute(const std::string& path) {
 }
 
 Status check(const Command& command) {
-  const auto wrong = [](std::string_view what) { return fail(Code::kInvalid, kOperation, "{}", what); };
-  if (command.argv.empty() || !is_absolute(command.argv[0])) return wrong("expected the program by its absolute path");
+  const auto invalid = [](std::string_view what) { return fail(Code::kInvalid, kOperation, "{}", what); };
+  if (command.argv.empty() || !is_absolute(command.argv[0]))
+    return invalid("expected the program by its absolute path");
   if (command.files.size() + command.read_only.size() > kFilesMax)
     return fail(Code::kInvalid, kOperation, "expected at most {} files and folders for the program", kFilesMax);
   std::size_t bytes = 0;
@@ -143,19 +147,19 @@ Status check(const Command& command) {
     bytes += text.size() + 1;
     return text.find('\0') == std::string::npos;
   };
-  bool sound = true;
-  for (const std::string& word : command.argv) sound = count(word) && sound;
+  bool valid = true;
+  for (const std::string& word : command.argv) valid = count(word) && valid;
   for (const auto& [name, value] : command.environment)
-    sound = count(name) && count(value) && !name.empty() && name.find('=') == std::string::npos && sound;
+    valid = count(name) && count(value) && !name.empty() && name.find('=') == std::string::npos && valid;
   for (const auto& [path, content] : command.files)
-    sound = count(path) && is_absolute(path) && content.size() <= kFileBytesMax && sound;
-  for (const auto& path : command.read_only) sound = count(path.string()) && is_absolute(path.string()) && sound;
-  if (!sound || bytes > kWordsBytesMax)
-    return wrong(
+    valid = count(path) && is_absolute(path) && content.size() <= kFileBytesMax && valid;
+  for (const auto& path : command.read_only) valid = count(path.string()) && is_absolute(path.string()) && valid;
+  if (!valid || bytes > kArgumentBytesMax)
+    return invalid(
         "expected words, names and absolute paths of files without NUL, below 1 MiB in all, and files below 64 MiB "
         "each");
   if (command.limits.scratch.count < 4096 || command.limits.processes == 0)
-    return wrong("expected a scratch folder of 4096 bytes or more, and a process or more");
+    return invalid("expected a scratch folder of 4096 bytes or more, and a process or more");
   return ok();
 }
 
@@ -166,8 +170,8 @@ struct Child {
   char** argv;
   char** environment;
   std::array<int, 3> standard;
-  const int* handed;
-  std::size_t handed_count;
+  const int* inherited;
+  std::size_t inherited_count;
   int* moved;  // scratch space for as many descriptors
   int group_procs;
   const std::optional<uid_t>* as_user;
@@ -176,49 +180,51 @@ struct Child {
   int error = 0;
 };
 
-int give_up(Child& child, const char* what) {
+int exit_with_error(Child& child, const char* what) {
   child.error = errno;
   child.failed = what;
   ::_exit(127);
 }
 
-bool become_user(uid_t user) {
+bool switch_user(uid_t user) {
   return ::syscall(SYS_setgroups, 0, nullptr) == 0 && ::syscall(SYS_setresgid, user, user, user) == 0 &&
          ::syscall(SYS_setresuid, user, user, user) == 0;
 }
 
-int become(void* argument) {
+int run_child(void* argument) {
   Child& child = *static_cast<Child*>(argument);
   ::setsid();
-  struct sigaction normal {};
-  normal.sa_handler = SIG_DFL;
+  struct sigaction default_action {};
+  default_action.sa_handler = SIG_DFL;
   for (const int s : {SIGPIPE, SIGINT, SIGTERM, SIGHUP, SIGCHLD, SIGQUIT, SIGUSR1, SIGUSR2, SIGTSTP, SIGTTIN, SIGTTOU})
-    ::sigaction(s, &normal, nullptr);
+    ::sigaction(s, &default_action, nullptr);
   // Moves the descriptors above the target range first, so that none is overwritten.
-  const int above = kFirstFd + static_cast<int>(child.handed_count);
-  for (std::size_t i = 0; i < child.handed_count; ++i)
-    if ((child.moved[i] = ::fcntl(child.handed[i], F_DUPFD, above)) < 0)
-      return give_up(child, "hand over a descriptor");
+  const int first_free_fd = kFirstFd + static_cast<int>(child.inherited_count);
+  for (std::size_t i = 0; i < child.inherited_count; ++i)
+    if ((child.moved[i] = ::fcntl(child.inherited[i], F_DUPFD, first_free_fd)) < 0)
+      return exit_with_error(child, "hand over a descriptor");
   std::array<int, 3> standard{};
   for (std::size_t i = 0; i < 3; ++i)
-    if ((standard[i] = ::fcntl(child.standard[i], F_DUPFD, above)) < 0) return give_up(child, "hand over a descriptor");
-  if (child.group_procs >= 0 && ::write(child.group_procs, "0", 1) != 1) return give_up(child, "enter the cgroup");
+    if ((standard[i] = ::fcntl(child.standard[i], F_DUPFD, first_free_fd)) < 0)
+      return exit_with_error(child, "hand over a descriptor");
+  if (child.group_procs >= 0 && ::write(child.group_procs, "0", 1) != 1)
+    return exit_with_error(child, "enter the cgroup");
   for (int i = 0; i < 3; ++i) ::dup2(standard[static_cast<std::size_t>(i)], i);
-  for (std::size_t i = 0; i < child.handed_count; ++i) ::dup2(child.moved[i], kFirstFd + static_cast<int>(i));
-  ::syscall(SYS_close_range, static_cast<unsigned>(above), ~0U, 0);
-  if (*child.as_user && !become_user(**child.as_user))
-    return give_up(child, "switch to another user, which root must do");
-  ::prctl(PR_SET_PDEATHSIG, SIGKILL);  // after become_user(), which would reset it
+  for (std::size_t i = 0; i < child.inherited_count; ++i) ::dup2(child.moved[i], kFirstFd + static_cast<int>(i));
+  ::syscall(SYS_close_range, static_cast<unsigned>(first_free_fd), ~0U, 0);
+  if (*child.as_user && !switch_user(**child.as_user))
+    return exit_with_error(child, "switch to another user, which root must do");
+  ::prctl(PR_SET_PDEATHSIG, SIGKILL);  // after switch_user(), which would reset it
   if (::getppid() != child.parent) ::_exit(127);
-  if (::chdir("/") != 0) return give_up(child, "enter /");
+  if (::chdir("/") != 0) return exit_with_error(child, "enter /");
   sigset_t none;
   sigemptyset(&none);
   ::sigprocmask(SIG_SETMASK, &none, nullptr);
   ::execve(child.program, child.argv, child.environment);
-  return give_up(child, "run bubblewrap");
+  return exit_with_error(child, "run bubblewrap");
 }
 
-std::vector<char*> pointers(std::vector<std::string>& strings) {
+std::vector<char*> null_terminated(std::vector<std::string>& strings) {
   std::vector<char*> all;
   for (std::string& s : strings) all.push_back(s.data());
   all.push_back(nullptr);
@@ -231,35 +237,35 @@ template <class Argument>
 pid_t clone_sharing(int (*what)(void*), Argument& argument, bool changes_user) {
   constexpr std::size_t kStack = 64u << 10;
   const std::unique_ptr<char[]> stack(new char[kStack]);
-  sigset_t all, before;
-  sigfillset(&all);
-  ::pthread_sigmask(SIG_SETMASK, &all, &before);
+  sigset_t all_signals, previous_mask;
+  sigfillset(&all_signals);
+  ::pthread_sigmask(SIG_SETMASK, &all_signals, &previous_mask);
   const int dumpable = ::prctl(PR_GET_DUMPABLE);
   const pid_t pid = ::clone(what, stack.get() + kStack, CLONE_VM | CLONE_VFORK | SIGCHLD, &argument);
-  const int why = errno;
+  const int clone_errno = errno;
   if (dumpable == 1 && changes_user)
     ::prctl(PR_SET_DUMPABLE, 1);  // restored, because the flag belongs to the shared memory
-  ::pthread_sigmask(SIG_SETMASK, &before, nullptr);
-  errno = why;
+  ::pthread_sigmask(SIG_SETMASK, &previous_mask, nullptr);
+  errno = clone_errno;
   return pid;
 }
 
 Result<pid_t> spawn(Child& child) {
-  const pid_t pid = clone_sharing(become, child, child.as_user->has_value());
+  const pid_t pid = clone_sharing(run_child, child, child.as_user->has_value());
   if (pid < 0) return system_error("clone");
   if (child.failed == nullptr) return pid;
   ::waitpid(pid, nullptr, 0);
   return fail(Code::kUnavailable, kOperation, "{} ({}): {}", child.failed, child.program, std::strerror(child.error));
 }
 
-struct Limiting {
+struct LimitRequest {
   pid_t pid;
   const Limits& limits;
   const std::optional<uid_t>& as_user;
   int error = 0;
 };
 
-bool set_limits(pid_t pid, const Limits& limits) {
+bool set_resource_limits(pid_t pid, const Limits& limits) {
   const auto set = [&](auto resource, std::uint64_t soft, std::uint64_t hard) {
     rlimit both{};
     if (::prlimit(pid, resource, nullptr, &both) != 0) return false;
@@ -276,8 +282,8 @@ bool set_limits(pid_t pid, const Limits& limits) {
 }
 
 int set_limits_as_user(void* argument) {
-  Limiting& limiting = *static_cast<Limiting*>(argument);
-  if (!become_user(*limiting.as_user) || !set_limits(limiting.pid, limiting.limits)) limiting.error = errno;
+  LimitRequest& request = *static_cast<LimitRequest*>(argument);
+  if (!switch_user(*request.as_user) || !set_resource_limits(request.pid, request.limits)) request.error = errno;
   ::_exit(0);
 }
 
@@ -301,7 +307,7 @@ Result<Launched> launch(const Settings& settings, const Command& command, const 
   ECHO_TRY(check(command));
   Launched launched;
   launched.as_user = settings.as_user;
-  Handed handed;
+  InheritedDescriptors inherited;
   Fd status, filter, in, out, err;
   ECHO_TRY(pipe_ends(launched.status, status));
   // bubblewrap reads its filter last. If this process dies before it has set the limits, the pipe is empty, and the
@@ -322,17 +328,18 @@ Result<Launched> launch(const Settings& settings, const Command& command, const 
   for (const Fd* fd : {&launched.status, &launched.out, &launched.err, &launched.in})
     if (*fd) set_nonblocking(*fd);
 
-  ECHO_ASSIGN(const std::string words, words_of(settings, command, handed, std::move(status), std::move(filter)));
-  ECHO_ASSIGN(Fd words_file, memory_file(words));
-  std::vector<std::string> argv{settings.bubblewrap, "--args", handed.add(std::move(words_file)), "--"};
+  ECHO_ASSIGN(const std::string arguments,
+              bubblewrap_arguments(settings, command, inherited, std::move(status), std::move(filter)));
+  ECHO_ASSIGN(Fd arguments_file, memory_file(arguments));
+  std::vector<std::string> argv{settings.bubblewrap, "--args", inherited.add(std::move(arguments_file)), "--"};
   argv.insert(argv.end(), command.argv.begin(), command.argv.end());
   std::vector<std::string> environment;
   std::map<std::string, std::string> all{{"PATH", "/usr/local/bin:/usr/bin:/bin"}, {"HOME", "/tmp"}};
   for (const auto& [name, value] : command.environment) all[name] = value;
   for (const auto& [name, value] : all) environment.push_back(name + "=" + value);
-  std::vector<char*> argv_pointers = pointers(argv), environment_pointers = pointers(environment);
+  std::vector<char*> argv_pointers = null_terminated(argv), environment_pointers = null_terminated(environment);
   std::vector<int> numbers;
-  for (const Fd& fd : handed.all()) numbers.push_back(fd.get());
+  for (const Fd& fd : inherited.all()) numbers.push_back(fd.get());
   std::vector<int> moved(numbers.size());
   Child child{settings.bubblewrap.c_str(),
               argv_pointers.data(),
@@ -354,17 +361,17 @@ Result<Launched> launch(const Settings& settings, const Command& command, const 
   return error;
 }
 
-Status limit(pid_t pid, const Limits& limits, const std::optional<uid_t>& as_user) {
+Status set_limits(pid_t pid, const Limits& limits, const std::optional<uid_t>& as_user) {
   // Without CAP_SYS_RESOURCE, as in many containers, root may not set the limits; the program's own user may.
-  Limiting limiting{pid, limits, as_user};
+  LimitRequest request{pid, limits, as_user};
   if (as_user) {
-    const pid_t child = clone_sharing(set_limits_as_user, limiting, true);
+    const pid_t child = clone_sharing(set_limits_as_user, request, true);
     if (child < 0) return system_error("clone");
     ::waitpid(child, nullptr, 0);
-  } else if (!set_limits(pid, limits)) {
-    limiting.error = errno;
+  } else if (!set_resource_limits(pid, limits)) {
+    request.error = errno;
   }
-  if (limiting.error != 0) return fail(Code::kIo, kOperation, "limit the program: {}", std::strerror(limiting.error));
+  if (request.error != 0) return fail(Code::kIo, kOperation, "limit the program: {}", std::strerror(request.error));
   return ok();
 }
 

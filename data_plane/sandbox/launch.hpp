@@ -9,7 +9,7 @@
 
 namespace echoline::sandbox {
 
-inline constexpr std::size_t kFilesMax = 64, kWordsBytesMax = 1u << 20, kFileBytesMax = 64u << 20;
+inline constexpr std::size_t kFilesMax = 64, kArgumentBytesMax = 1u << 20, kFileBytesMax = 64u << 20;
 
 // A file descriptor with a unique owner.
 class Fd {
@@ -42,8 +42,8 @@ Result<Fd> memory_file(std::string_view content);
 // Settings common to all programs of a pool.
 struct Settings {
   std::string bubblewrap;
-  bool binds_descriptors = false;  // supports --ro-bind-fd, which can show files that only root can reach
-  std::optional<uid_t> as_user;    // root switches to this user
+  bool supports_ro_bind_fd = false;  // bubblewrap has --ro-bind-fd, which can show files that only root can reach
+  std::optional<uid_t> as_user;      // root switches to this user
 };
 
 struct Launched {
@@ -63,6 +63,6 @@ Result<Launched> launch(const Settings& settings, const Command& command, const 
 
 // Sets the limits of the stopped program, given by its process id outside the sandbox and the user it runs as. Its
 // child processes inherit them.
-Status limit(pid_t pid, const Limits& limits, const std::optional<uid_t>& as_user);
+Status set_limits(pid_t pid, const Limits& limits, const std::optional<uid_t>& as_user);
 
 }  // namespace echoline::sandbox

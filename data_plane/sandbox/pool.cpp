@@ -1,4 +1,5 @@
-// Pool: one thread that starts all sandboxed programs and watches them (box.hpp), and the public calls that feed it.
+// Pool: one thread that starts all sandboxed programs and watches them (sandboxed_program.hpp), and the public calls
+// that feed it.
 #include <poll.h>
 #include <signal.h>
 #include <sys/eventfd.h>
@@ -16,8 +17,8 @@
 #include <mutex>
 #include <thread>
 
-#include "data_plane/sandbox/box.hpp"
 #include "data_plane/sandbox/filter.hpp"
+#include "data_plane/sandbox/sandboxed_program.hpp"
 
 namespace echoline::sandbox {
 namespace {
@@ -29,43 +30,44 @@ Error closing() { return fail(Code::kCancelled, kOperation, "it is being shut do
 
 // User ids for programs when this process is root: one per program, so that limits per user are limits per program.
 // These ids own nothing. If the process's user namespace lacks them, programs run as "nobody".
-uid_t user_number(std::uint64_t program) {
+uid_t user_id_for(std::uint64_t program) {
   return 0x70000000u + static_cast<uid_t>(::getpid() % 0x10000) * 0x400u + static_cast<uid_t>(program % 0x400);
 }
 
 }  // namespace
 
 struct Pool::Impl {
-  struct Waiting {
+  struct WaitingProgram {
     Command command;
     std::optional<std::string> input;  // absent: a long-lived program
     std::function<void(Result<End>)> done;
-    std::promise<Result<Process>> stays;
+    std::promise<Result<Process>> process;
   };
 
   PoolOptions options;
   Settings settings;
   std::string filter;
   std::optional<ControlGroups> groups;
-  bool numbers_of_our_own = false;  // user_number() is usable
-  std::atomic<bool> binds_descriptors = false;
+  bool has_user_per_program = false;  // programs run as user_id_for()
+  std::atomic<bool> supports_ro_bind_fd = false;
   std::shared_ptr<Fd> waker;  // an eventfd that wakes the thread; a Process uses it while it exists
 
   std::mutex mutex;
-  std::deque<Waiting> waiting;
-  std::size_t staying = 0;  // long-lived programs, queued or running
+  std::deque<WaitingProgram> waiting;
+  std::size_t long_lived = 0;  // queued or running
   bool closed = false;
 
-  std::vector<std::unique_ptr<Box>> boxes;  // this member and the following ones are used by the thread only
+  // The following members are used by the thread only.
+  std::vector<std::unique_ptr<SandboxedProgram>> programs;
   std::uint64_t started = 0;
   std::thread thread;
 
-  void poke() {
+  void wake_thread() {
     const std::uint64_t one = 1;
     [[maybe_unused]] const auto n = ::write(waker->get(), &one, sizeof one);
   }
 
-  Status submit(Waiting program) {
+  Status submit(WaitingProgram program) {
     {
       const std::lock_guard lock(mutex);
       if (closed) return closing();
@@ -74,66 +76,67 @@ struct Pool::Impl {
           return fail(Code::kExhausted, kOperation, "{} programs are waiting already", options.waiting_max);
         waiting.push_back(std::move(program));
       } else {
-        if (staying >= options.processes_max)
+        if (long_lived >= options.processes_max)
           return fail(Code::kExhausted, kOperation, "{} long-lived programs are running already",
                       options.processes_max);
-        ++staying;
+        ++long_lived;
         waiting.push_front(std::move(program));  // it does not use one of the running_max slots
       }
     }
-    poke();
+    wake_thread();
     return ok();
   }
 
-  std::optional<Waiting> next() {
-    const auto running =
-        static_cast<std::size_t>(std::count_if(boxes.begin(), boxes.end(), [](const auto& b) { return !b->stays(); }));
+  std::optional<WaitingProgram> take_startable() {
+    const auto running = static_cast<std::size_t>(
+        std::count_if(programs.begin(), programs.end(), [](const auto& b) { return !b->is_long_lived(); }));
     const std::lock_guard lock(mutex);
     if (waiting.empty() || (waiting.front().input && running >= options.running_max)) return std::nullopt;
-    Waiting program = std::move(waiting.front());
+    WaitingProgram program = std::move(waiting.front());
     waiting.pop_front();
     return program;
   }
 
-  Result<std::unique_ptr<Box>> start(Waiting& program) {
-    settings.binds_descriptors = binds_descriptors;
-    if (settings.as_user && numbers_of_our_own) settings.as_user = user_number(started);
+  Result<std::unique_ptr<SandboxedProgram>> start(WaitingProgram& program) {
+    settings.supports_ro_bind_fd = supports_ro_bind_fd;
+    if (settings.as_user && has_user_per_program) settings.as_user = user_id_for(started);
     ++started;
-    std::optional<ControlGroups::Group> group = groups ? groups->make(program.command.limits) : std::nullopt;
+    std::optional<ControlGroups::Group> group = groups ? groups->make_group(program.command.limits) : std::nullopt;
     auto launched = sandbox::launch(settings, program.command, program.input ? &*program.input : nullptr,
                                     group ? group->procs.get() : -1);
     if (!launched) {
       if (group) ControlGroups::remove(*group);
       return std::move(launched).error();
     }
-    return std::make_unique<Box>(std::move(program.command.limits), std::move(*launched), std::move(group), filter);
+    return std::make_unique<SandboxedProgram>(std::move(program.command.limits), std::move(*launched), std::move(group),
+                                              filter);
   }
 
-  void begin(Waiting program) {
-    auto box = start(program);
-    if (!box && program.input) {
-      program.done(std::move(box).error());
-    } else if (!box) {
-      forget_one_that_stayed();
-      program.stays.set_value(std::move(box).error());
+  void start_and_hand_over(WaitingProgram program) {
+    auto sandboxed = start(program);
+    if (!sandboxed && program.input) {
+      program.done(std::move(sandboxed).error());
+    } else if (!sandboxed) {
+      release_long_lived_slot();
+      program.process.set_value(std::move(sandboxed).error());
     } else if (program.input) {
-      (*box)->done = std::move(program.done);
-      boxes.push_back(std::move(*box));
+      (*sandboxed)->done = std::move(program.done);
+      programs.push_back(std::move(*sandboxed));
     } else {
       const std::weak_ptr<Fd> wakes = waker;
-      program.stays.set_value(Process(std::make_unique<Process::Impl>((*box)->share(), wakes)));
-      boxes.push_back(std::move(*box));
+      program.process.set_value(Process(std::make_unique<Process::Impl>((*sandboxed)->make_long_lived(), wakes)));
+      programs.push_back(std::move(*sandboxed));
     }
   }
 
-  void forget_one_that_stayed() {
+  void release_long_lived_slot() {
     const std::lock_guard lock(mutex);
-    --staying;
+    --long_lived;
   }
 
-  void finish(Box& box) {
-    if (box.stays()) forget_one_that_stayed();
-    box.report();
+  void finish(SandboxedProgram& sandboxed) {
+    if (sandboxed.is_long_lived()) release_long_lived_slot();
+    sandboxed.report_end();
   }
 
   bool is_closed() {
@@ -142,32 +145,32 @@ struct Pool::Impl {
   }
 
   void loop() {
-    sigset_t all;
-    sigfillset(&all);
-    ::pthread_sigmask(SIG_SETMASK, &all, nullptr);
+    sigset_t all_signals;
+    sigfillset(&all_signals);
+    ::pthread_sigmask(SIG_SETMASK, &all_signals, nullptr);
     while (!is_closed()) {
-      while (auto program = next()) begin(std::move(*program));
+      while (auto program = take_startable()) start_and_hand_over(std::move(*program));
       step_all();
     }
-    for (const auto& box : boxes) box->kill(Why::kStopped);
-    while (!boxes.empty()) step_all();
-    std::deque<Waiting> left;
+    for (const auto& sandboxed : programs) sandboxed->kill(EndReason::kStopped);
+    while (!programs.empty()) step_all();
+    std::deque<WaitingProgram> unstarted;
     {
       const std::lock_guard lock(mutex);
-      left.swap(waiting);
+      unstarted.swap(waiting);
     }
-    for (Waiting& program : left)
+    for (WaitingProgram& program : unstarted)
       if (program.input)
         program.done(closing());
       else
-        program.stays.set_value(closing());
+        program.process.set_value(closing());
   }
 
   // Waits until an event or a deadline, then steps every program.
   void step_all() {
     std::vector<pollfd> fds{{waker->get(), POLLIN, 0}};
     auto due = TimePoint::max();
-    for (const auto& box : boxes) due = std::min(due, box->add_to(fds));
+    for (const auto& sandboxed : programs) due = std::min(due, sandboxed->add_poll_descriptors(fds));
     int timeout = -1;
     if (due != TimePoint::max()) {
       const auto left = std::chrono::ceil<std::chrono::milliseconds>(due - SystemClock().now()).count();
@@ -179,9 +182,9 @@ struct Pool::Impl {
       [[maybe_unused]] const auto n = ::read(waker->get(), &count, sizeof count);
     }
     const TimePoint now = SystemClock().now();
-    for (const auto& box : boxes)
-      if (box->step(now)) finish(*box);
-    std::erase_if(boxes, [](const auto& box) { return box->ended(); });
+    for (const auto& sandboxed : programs)
+      if (sandboxed->step(now)) finish(*sandboxed);
+    std::erase_if(programs, [](const auto& sandboxed) { return sandboxed->ended(); });
   }
 };
 
@@ -192,9 +195,9 @@ Status probe(Pool& pool) {
   Command command{{"/bin/sh", "-c", "echo $$"}, {}, {}, {}, {}};
   auto end = pool.run(std::move(command));
   if (!end) return std::move(end).error();
-  if (end->why == Why::kExit && end->status == 0 && end->out == "2\n") return ok();
+  if (end->reason == EndReason::kExit && end->status == 0 && end->out == "2\n") return ok();
   return fail(Code::kUnavailable, kOperation, "a first program, /bin/sh, {} and wrote '{}' (expected '2'): {}",
-              end->words(), end->out, end->err);
+              end->description(), end->out, end->err);
 }
 
 // Whether this bubblewrap supports an option; runs its --help inside a sandbox.
@@ -213,23 +216,24 @@ Result<std::unique_ptr<Pool>> Pool::start(PoolOptions options) {
                 "{} is missing: install bubblewrap 0.8 or newer (Debian: apt-get install bubblewrap)",
                 options.bubblewrap.string());
   ECHO_ASSIGN(const std::string filter, system_call_filter());
-  const bool root = ::geteuid() == 0;
-  std::optional<Error> first;
+  const bool is_root = ::geteuid() == 0;
+  std::optional<Error> first_error;
   // Tries cgroups and separate user ids first; the last combination has neither.
-  for (const auto& [grouped, numbered] : {std::pair{true, true}, {true, false}, {false, true}, {false, false}}) {
+  for (const auto& [use_cgroups, separate_users] :
+       {std::pair{true, true}, {true, false}, {false, true}, {false, false}}) {
     std::optional<ControlGroups> groups;
-    if (numbered && !root) continue;
-    if (grouped) {
-      auto made = ControlGroups::make();
-      if (!made) continue;
-      groups.emplace(std::move(*made));
+    if (separate_users && !is_root) continue;
+    if (use_cgroups) {
+      auto made_groups = ControlGroups::make();
+      if (!made_groups) continue;
+      groups.emplace(std::move(*made_groups));
     }
     auto impl = std::make_unique<Impl>();
     impl->options = options;
     impl->settings.bubblewrap = options.bubblewrap.string();
-    if (root) impl->settings.as_user = kNobody;
+    if (is_root) impl->settings.as_user = kNobody;
     impl->filter = filter;
-    impl->numbers_of_our_own = numbered;
+    impl->has_user_per_program = separate_users;
     if (groups) impl->groups.emplace(std::move(*groups));
     impl->waker = std::make_shared<Fd>(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
     if (!*impl->waker) return fail(Code::kIo, kOperation, "eventfd: {}", std::strerror(errno));
@@ -238,10 +242,10 @@ Result<std::unique_ptr<Pool>> Pool::start(PoolOptions options) {
     std::unique_ptr<Pool> pool(new Pool(std::move(impl)));
     Status probed = probe(*pool);
     if (probed) {
-      raw->binds_descriptors = has_option(*pool, options.bubblewrap, "--ro-bind-fd");
+      raw->supports_ro_bind_fd = has_option(*pool, options.bubblewrap, "--ro-bind-fd");
       return pool;
     }
-    if (!first) first = std::move(probed).error();
+    if (!first_error) first_error = std::move(probed).error();
   }
   return fail(
       Code::kUnavailable, kOperation,
@@ -250,7 +254,7 @@ Result<std::unique_ptr<Pool>> Pool::start(PoolOptions options) {
       "user namespaces (sysctl user.max_user_namespaces and, where they exist, kernel.unprivileged_userns_clone=1 and "
       "kernel.apparmor_restrict_unprivileged_userns=0), and in a container a runtime that allows them, such as "
       "--security-opt seccomp=unconfined --security-opt systempaths=unconfined",
-      first->detail);
+      first_error->detail);
 }
 
 void Pool::stop() {
@@ -258,7 +262,7 @@ void Pool::stop() {
     const std::lock_guard lock(impl_->mutex);
     impl_->closed = true;
   }
-  impl_->poke();
+  impl_->wake_thread();
 }
 
 Pool::~Pool() {

@@ -1,3 +1,4 @@
+// Implements Process: the holder's side of a long-lived program, used from any thread.
 #include <poll.h>
 #include <sys/socket.h>
 
@@ -5,7 +6,7 @@
 #include <cerrno>
 #include <cstring>
 
-#include "data_plane/sandbox/box.hpp"
+#include "data_plane/sandbox/sandboxed_program.hpp"
 
 namespace echoline::sandbox {
 namespace {

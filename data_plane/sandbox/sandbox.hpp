@@ -20,8 +20,8 @@
 
 namespace echoline::sandbox {
 
-// Limits of a program with all its processes, unless noted otherwise. Memory and CPU time are checked every 10 ms, so a
-// program can exceed them for 10 ms.
+// Limits of a program with all its processes, unless noted otherwise. Memory and CPU time are measured every 10 ms, so
+// a program can exceed them for that long.
 struct Limits {
   std::optional<Duration> wall = std::chrono::seconds(10);
   std::optional<Duration> cpu = std::chrono::seconds(10);
@@ -44,25 +44,26 @@ struct Command {
 };
 
 // Why a program ended. In every case all its processes have ended.
-enum class Why {
+enum class EndReason {
   kExit,      // by itself, with a status
   kSignal,    // by a signal, also a status of 129 to 192, which shells use for one
-  kWallTime,  // this and the following: it reached the limit
+  kWallTime,  // kWallTime to kOutput: it reached this limit
   kCpuTime,
   kMemory,
   kOutput,
   kStopped,  // by stop() or the end of the pool
 };
-std::string_view to_string(Why why);
+std::string_view to_string(EndReason reason);
 
+// The end of a program.
 struct End {
-  Why why = Why::kExit;
+  EndReason reason = EndReason::kExit;
   int status = 0;        // for kExit: the exit status; for kSignal: the signal's number
   std::string out, err;  // at most Limits::output each; for a Process: no `out`, and the end of `err`
   Duration wall{}, cpu{};
   Bytes memory;  // the highest value seen
   // "exited with status 1", "used more memory than 512 MiB"; for logs.
-  std::string words() const;
+  std::string description() const;
 };
 
 // A long-lived program; the caller talks to it over standard input and output. One thread at a time.

@@ -1,3 +1,4 @@
+// Implements UsageMeter for sandboxed_program.cpp.
 #include "data_plane/sandbox/usage.hpp"
 
 #include <dirent.h>
@@ -42,8 +43,8 @@ std::uint64_t own_bytes(int process, std::uint64_t page) {
   return resident > shared ? (resident - shared) * page : 0;
 }
 
-// The same, with each shared page divided by the number of processes that share it.
-std::uint64_t fair_bytes(int process) {
+// The same, with each shared page divided by the number of processes that share it (proportional set size).
+std::uint64_t proportional_bytes(int process) {
   char block[4096];
   std::string_view text = read_start(process, "smaps_rollup", block, sizeof block);
   const auto at = text.find("\nPss_Anon:");
@@ -69,7 +70,7 @@ std::uint64_t ticks(int process) {
 
 }  // namespace
 
-bool Watch::open() {
+bool UsageMeter::open() {
   if (processes_) return true;
   Fd processes(::open(fmt::format("/proc/{}/root/proc", first_).c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
   Fd scratch(::open(fmt::format("/proc/{}/root/tmp", first_).c_str(), O_PATH | O_DIRECTORY | O_CLOEXEC));
@@ -82,7 +83,7 @@ bool Watch::open() {
   return true;
 }
 
-std::optional<Usage> Watch::look(Bytes enough) {
+std::optional<Usage> UsageMeter::measure(Bytes exact_above) {
   if (!open()) return std::nullopt;
   const int again = ::openat(processes_.get(), ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
   const std::unique_ptr<DIR, Close> folder(again >= 0 ? ::fdopendir(again) : nullptr);
@@ -92,7 +93,7 @@ std::optional<Usage> Watch::look(Bytes enough) {
   const auto tick = static_cast<std::uint64_t>(::sysconf(_SC_CLK_TCK));
   const std::uint64_t in_scratch =
       (scratch.f_blocks - scratch.f_bfree) * scratch.f_frsize + (scratch.f_files - scratch.f_ffree) * kInodeBytes;
-  std::uint64_t own = in_scratch, fair = in_scratch, all_ticks = 0;
+  std::uint64_t own = in_scratch, proportional = in_scratch, all_ticks = 0;
   std::vector<Fd> processes;
   while (const dirent* entry = ::readdir(folder.get())) {
     if (entry->d_name[0] < '0' || entry->d_name[0] > '9') continue;
@@ -102,9 +103,10 @@ std::optional<Usage> Watch::look(Bytes enough) {
     all_ticks += ticks(process.get());
     processes.push_back(std::move(process));
   }
-  if (own > enough.count)
-    for (const Fd& process : processes) fair += fair_bytes(process.get());
-  return Usage{{own > enough.count ? fair : own}, std::chrono::nanoseconds(std::chrono::seconds(1)) / tick * all_ticks};
+  if (own > exact_above.count)
+    for (const Fd& process : processes) proportional += proportional_bytes(process.get());
+  return Usage{{own > exact_above.count ? proportional : own},
+               std::chrono::nanoseconds(std::chrono::seconds(1)) / tick * all_ticks};
 }
 
 }  // namespace echoline::sandbox

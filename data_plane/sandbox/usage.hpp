@@ -1,4 +1,4 @@
-// Measures the resource use of a sandbox's processes, by the sandbox's own /proc. Private to this folder.
+// Measures the resource use of a sandbox's processes, in the sandbox's own /proc. Private to this folder.
 #pragma once
 #include <sys/types.h>
 
@@ -7,19 +7,19 @@
 namespace echoline::sandbox {
 
 struct Usage {
-  Bytes memory;  // of processes, each page once, and of /tmp with its inodes
+  Bytes memory;  // of processes, and of /tmp with its inodes
   Duration cpu{};
 };
 
-// Reads from outside through the processes' own view of /proc. So it cannot mistake a process of another sandbox, or a
-// later one with the same number, for one of them.
-class Watch {
+// Runs outside the sandbox but reads the sandbox's /proc, which lists only its processes. So a process of another
+// sandbox, or a later one with the same number, is never counted.
+class UsageMeter {
  public:
   // `first`: the process id, outside, of the sandbox's process 1.
-  explicit Watch(pid_t first) : first_(first) {}
-  // Nothing during the sandbox's set-up and after its end. Counts shared pages once only if the sum over the processes
-  // exceeds `enough`, because that is slower.
-  std::optional<Usage> look(Bytes enough);
+  explicit UsageMeter(pid_t first) : first_(first) {}
+  // Nothing during the sandbox's set-up and after its end. Memory is the sum over the processes, with a shared page
+  // counted for each; if that exceeds `exact_above`, it is measured again with each page counted once, which is slower.
+  std::optional<Usage> measure(Bytes exact_above);
 
  private:
   bool open();

@@ -1,12 +1,13 @@
+// The calls of device.hpp: checks of arguments, and the order of work in the device's queue.
 #include "delta/cuda/device.hpp"
 
 #include <array>
 #include <utility>
 
-#include "delta/cuda/exchange.hpp"
 #include "delta/cuda/extraction.hpp"
 #include "delta/cuda/leaf_hasher.hpp"
 #include "delta/cuda/memory.hpp"
+#include "delta/cuda/value_swap.hpp"
 
 namespace echoline::delta::cuda {
 namespace {
@@ -20,17 +21,18 @@ std::uint64_t block_bytes(const StateView& tensors) {
   return bytes;
 }
 
-// Waits for all queued work at the end of a call, whatever its result. Declare it after the memory that queued work
+// Waits for all queued work when a call returns, whatever its result. Declare it after the memory that queued work
 // uses.
-class Settled {
+class FinishOnExit {
  public:
-  explicit Settled(Machine& machine) : machine_(machine) { (void)machine.take_busy_s(); }
-  ~Settled() { (void)machine_.finish(); }
-  Settled(const Settled&) = delete;
-  Settled& operator=(const Settled&) = delete;
+  // Resets the busy time, so that the call reports only its own.
+  explicit FinishOnExit(DeviceBackend& backend) : backend_(backend) { (void)backend.take_busy_s(); }
+  ~FinishOnExit() { (void)backend_.finish(); }
+  FinishOnExit(const FinishOnExit&) = delete;
+  FinishOnExit& operator=(const FinishOnExit&) = delete;
 
  private:
-  Machine& machine_;
+  DeviceBackend& backend_;
 };
 
 Status check_same_layout(const StateView& a, const StateView& b, std::string_view operation) {
@@ -57,80 +59,81 @@ StateView DeviceState::layout() const {
 
 std::byte* DeviceState::address(std::size_t index) const { return device_bytes(tensors_.at(index)); }
 
-void DeviceState::memory_changed() {
-  for (auto& leaves : leaves_) leaves.clear();
+void DeviceState::forget_leaf_digests() {
+  for (auto& leaves : leaf_digests_) leaves.clear();
 }
 
-struct Device::Work {
-  Work(std::shared_ptr<Machine> m, const DeviceOptions& o) : machine(std::move(m)), options(o) {}
+struct Device::Impl {
+  Impl(std::shared_ptr<DeviceBackend> m, const DeviceOptions& o) : backend(std::move(m)), options(o) {}
 
-  Status check_ours(const DeviceState& state, std::string_view operation, bool torn_is_fine = false) const {
-    if (state.machine_ != machine)
+  Status check_usable(const DeviceState& state, std::string_view operation, bool allow_torn = false) const {
+    if (state.backend_ != backend)
       return fail(Code::kInvalid, operation,
-                  "the state belongs to another device object, not {}; use the one that made it", machine->name());
-    if (state.torn_ && !torn_is_fine)
+                  "the state belongs to another device object, not {}; use the one that made it", backend->name());
+    if (state.torn_ && !allow_torn)
       return fail(Code::kInvalid, operation,
                   "the device failed in the middle of a change of this state; fill it again with assign() or copy()");
     return ok();
   }
 
-  // A state with a valid description, without memory.
+  // Returns a state with the layout and the addresses of `sorted`. It owns no memory, and its digests are unknown.
   DeviceState describe(const StateView& sorted) const {
     DeviceState state;
-    state.machine_ = machine;
+    state.backend_ = backend;
     state.tensors_ = sorted;
-    state.leaves_.resize(sorted.size());
+    state.leaf_digests_.resize(sorted.size());
     for (const TensorView& tensor : sorted) state.total_bytes_ += tensor.bytes.size();
     return state;
   }
 
-  // Waits for a change of `state`. Its digests become unknown, and it is torn if the change failed.
-  Status finish_change(DeviceState& state, Status change) {
-    state.memory_changed();
-    if (change) change = machine->finish();
-    state.torn_ = !change;
-    return change;
+  // Waits for the queued change of `state`; `queued` is the status of queueing it. The state's digests become unknown,
+  // and it is torn if the change failed.
+  Status finish_change(DeviceState& state, Status queued) {
+    state.forget_leaf_digests();
+    Status finished = queued ? backend->finish() : std::move(queued);
+    state.torn_ = !finished;
+    return finished;
   }
 
   Status copy_in(const StateView& from, const DeviceState& to) {
     for (std::size_t i = 0; i < from.size(); ++i)
-      if (!from[i].bytes.empty()) ECHO_TRY(machine->copy_in(to.address(i), from[i].bytes.data(), from[i].bytes.size()));
+      if (!from[i].bytes.empty()) ECHO_TRY(backend->copy_in(to.address(i), from[i].bytes.data(), from[i].bytes.size()));
     return ok();
   }
 
-  std::shared_ptr<Machine> machine;
+  std::shared_ptr<DeviceBackend> backend;
   DeviceOptions options;
   LeafHasher hasher;
   Extraction extraction;
-  Exchange exchange;
+  ValueSwap swap;
 };
 
 Result<Device> Device::open(const DeviceOptions& options) {
-  ECHO_ASSIGN(std::shared_ptr<Machine> machine, open_machine(options.ordinal));
-  return Device(std::move(machine), options);
+  ECHO_ASSIGN(std::shared_ptr<DeviceBackend> backend, open_backend(options.ordinal));
+  return Device(std::move(backend), options);
 }
 
-Device::Device(std::shared_ptr<Machine> machine, const DeviceOptions& options)
-    : work_(std::make_unique<Work>(std::move(machine), options)) {}
+Device::Device(std::shared_ptr<DeviceBackend> backend, const DeviceOptions& options)
+    : impl_(std::make_unique<Impl>(std::move(backend), options)) {}
 Device::Device(Device&&) noexcept = default;
 Device& Device::operator=(Device&&) noexcept = default;
 Device::~Device() = default;
 
-std::string_view Device::name() const { return work_->machine->name(); }
+std::string_view Device::name() const { return impl_->backend->name(); }
 
 Result<DeviceState> Device::upload(const StateView& state) {
   ECHO_ASSIGN(const StateView sorted, canonical(state));
-  DeviceState made = work_->describe(sorted);
+  DeviceState made = impl_->describe(sorted);
   if (const std::uint64_t bytes = block_bytes(sorted); bytes != 0) {
-    ECHO_ASSIGN(made.memory_, allocate(work_->machine, Machine::Place::kDevice, bytes));
+    ECHO_ASSIGN(made.memory_, allocate(impl_->backend, DeviceBackend::Place::kDevice, bytes));
     std::uint64_t at = 0;
     for (TensorView& tensor : made.tensors_) {
       tensor.bytes = {made.memory_.get() + at, tensor.bytes.size()};
       at += round_up(tensor.bytes.size(), kTensorAlignment);
     }
   }
-  const Settled settled(*work_->machine);
-  ECHO_TRY(work_->finish_change(made, work_->copy_in(sorted, made)));
+  const FinishOnExit finish_on_exit(*impl_->backend);
+  ECHO_TRY(impl_->finish_change(made, impl_->copy_in(sorted, made)));
   return made;
 }
 
@@ -141,37 +144,37 @@ Result<DeviceState> Device::attach(const StateView& state) {
     if (reinterpret_cast<std::uintptr_t>(tensor.bytes.data()) % kVectorBytes != 0)
       return fail(Code::kInvalid, "attach to device memory", "tensor '{}' begins at {}, expected a multiple of {}",
                   tensor.name, static_cast<const void*>(tensor.bytes.data()), kVectorBytes);
-    if (const Status status = work_->machine->check_address(tensor.bytes.data(), tensor.bytes.size()); !status)
+    if (const Status status = impl_->backend->check_address(tensor.bytes.data(), tensor.bytes.size()); !status)
       return fail(status.error().code, "attach to device memory", "tensor '{}': {}", tensor.name,
                   status.error().detail);
   }
-  return work_->describe(sorted);
+  return impl_->describe(sorted);
 }
 
 Status Device::assign(DeviceState& to, const StateView& from) {
-  ECHO_TRY(work_->check_ours(to, "fill device memory", true));
+  ECHO_TRY(impl_->check_usable(to, "fill device memory", true));
   ECHO_ASSIGN(const StateView sorted, canonical(from));
   ECHO_TRY(check_same_layout(to.tensors_, sorted, "fill device memory"));
-  const Settled settled(*work_->machine);
-  return work_->finish_change(to, work_->copy_in(sorted, to));
+  const FinishOnExit finish_on_exit(*impl_->backend);
+  return impl_->finish_change(to, impl_->copy_in(sorted, to));
 }
 
 Result<double> Device::copy(const DeviceState& from, DeviceState& to) {
-  ECHO_TRY(work_->check_ours(from, "copy a state"));
-  ECHO_TRY(work_->check_ours(to, "copy a state", true));
+  ECHO_TRY(impl_->check_usable(from, "copy a state"));
+  ECHO_TRY(impl_->check_usable(to, "copy a state", true));
   ECHO_TRY(check_same_layout(from.tensors_, to.tensors_, "copy a state"));
-  const Settled settled(*work_->machine);
+  const FinishOnExit finish_on_exit(*impl_->backend);
   const auto copy_all = [&]() -> Status {
     if (from.memory_ && to.memory_)  // same offsets in both
-      return work_->machine->copy_within(to.memory_.get(), from.memory_.get(), block_bytes(from.tensors_));
+      return impl_->backend->copy_within(to.memory_.get(), from.memory_.get(), block_bytes(from.tensors_));
     for (std::size_t i = 0; i < from.size(); ++i)
       if (const auto bytes = from.tensors_[i].bytes; !bytes.empty())
-        ECHO_TRY(work_->machine->copy_within(to.address(i), bytes.data(), bytes.size()));
+        ECHO_TRY(impl_->backend->copy_within(to.address(i), bytes.data(), bytes.size()));
     return ok();
   };
-  ECHO_TRY(work_->finish_change(to, copy_all()));
-  to.leaves_ = from.leaves_;
-  return work_->machine->take_busy_s();
+  ECHO_TRY(impl_->finish_change(to, copy_all()));
+  to.leaf_digests_ = from.leaf_digests_;
+  return impl_->backend->take_busy_s();
 }
 
 Result<OwnedState> Device::download(const DeviceState& state) {
@@ -182,96 +185,98 @@ Result<OwnedState> Device::download(const DeviceState& state) {
 
 Status Device::download(const DeviceState& state, OwnedState& into) {
   constexpr std::string_view kOperation = "download a state";
-  ECHO_TRY(work_->check_ours(state, kOperation));
+  ECHO_TRY(impl_->check_usable(state, kOperation));
   ECHO_TRY(check_same_layout(state.tensors_, into.view(), kOperation));
-  const Settled settled(*work_->machine);
+  const FinishOnExit finish_on_exit(*impl_->backend);
   for (std::size_t i = 0; i < state.size(); ++i)
     if (const auto bytes = state.tensors_[i].bytes; !bytes.empty())
-      ECHO_TRY(work_->machine->copy_out(into.mutable_bytes(i).data(), bytes.data(), bytes.size()));
-  ECHO_TRY(work_->machine->finish());
-  into.seal();
+      ECHO_TRY(impl_->backend->copy_out(into.mutable_bytes(i).data(), bytes.data(), bytes.size()));
+  ECHO_TRY(impl_->backend->finish());
+  into.seal();  // the content is complete, so its digest may be cached
   return ok();
 }
 
 Result<OwnedState> Device::pinned_like(const StateView& like) {
   auto pinned = OwnedState::empty_like(
-      like, [this](std::uint64_t bytes) { return allocate(work_->machine, Machine::Place::kPinnedHost, bytes); });
+      like, [this](std::uint64_t bytes) { return allocate(impl_->backend, DeviceBackend::Place::kPinnedHost, bytes); });
+  // Ordinary memory also works, only more slowly.
   return pinned ? std::move(pinned) : OwnedState::empty_like(like);
 }
 
 Result<Digest> Device::digest(DeviceState& state) {
-  ECHO_TRY(work_->check_ours(state, "digest a state"));
-  const Settled settled(*work_->machine);
-  ECHO_TRY(
-      work_->hasher.prepare(work_->machine, state.tensors_, flagged(unknown_leaves(state.tensors_, state.leaves_))));
-  ECHO_TRY(work_->hasher.start(*work_->machine));
-  ECHO_TRY(work_->machine->finish());
-  work_->hasher.take(state.tensors_, state.leaves_);
-  return combine_leaves(state.tensors_, state.leaves_);
+  ECHO_TRY(impl_->check_usable(state, "digest a state"));
+  const FinishOnExit finish_on_exit(*impl_->backend);
+  ECHO_TRY(impl_->hasher.prepare(impl_->backend, state.tensors_,
+                                 flagged_leaves(unknown_leaves(state.tensors_, state.leaf_digests_))));
+  ECHO_TRY(impl_->hasher.start(*impl_->backend));
+  ECHO_TRY(impl_->backend->finish());
+  impl_->hasher.store_digests(state.tensors_, state.leaf_digests_);
+  return combine_leaves(state.tensors_, state.leaf_digests_);
 }
 
 Result<ExtractStats> Device::extract(const DeviceState& prev, const DeviceState& cur, const ChangeSink& sink) {
   constexpr std::string_view kOperation = "extract changes";
-  ECHO_TRY(work_->check_ours(prev, kOperation));
-  ECHO_TRY(work_->check_ours(cur, kOperation));
+  ECHO_TRY(impl_->check_usable(prev, kOperation));
+  ECHO_TRY(impl_->check_usable(cur, kOperation));
   ECHO_TRY(check_same_layout(prev.tensors_, cur.tensors_, kOperation));
-  const Settled settled(*work_->machine);
+  const FinishOnExit finish_on_exit(*impl_->backend);
   ECHO_ASSIGN(ExtractStats stats,
-              work_->extraction.run(work_->machine, work_->options, prev.tensors_, cur.tensors_, sink));
-  stats.device_s = work_->machine->take_busy_s();
+              impl_->extraction.run(impl_->backend, impl_->options, prev.tensors_, cur.tensors_, sink));
+  stats.device_s = impl_->backend->take_busy_s();
   return stats;
 }
 
 Result<ApplyStats> Device::apply(std::span<const TensorWrite> writes, const Digest& result, DeviceState& state) {
   constexpr std::string_view kOperation = "apply changes";
-  ECHO_TRY(work_->check_ours(state, kOperation));
-  Machine& machine = *work_->machine;
+  ECHO_TRY(impl_->check_usable(state, kOperation));
+  DeviceBackend& backend = *impl_->backend;
   ECHO_ASSIGN(const SortedWrites sorted, sorted_writes(writes, state.tensors_));
-  const Settled settled(machine);
-  LeafFlags to_hash = unknown_leaves(state.tensors_, state.leaves_);
-  ECHO_TRY(work_->exchange.prepare(work_->machine, work_->options, sorted, state.tensors_, to_hash));
-  ECHO_TRY(work_->hasher.prepare(work_->machine, state.tensors_, flagged(to_hash)));
-  ECHO_TRY(machine.finish());  // reports errors of the preparation before anything changes
+  const FinishOnExit finish_on_exit(backend);
+  LeafFlags to_hash = unknown_leaves(state.tensors_, state.leaf_digests_);
+  ECHO_TRY(impl_->swap.prepare(impl_->backend, impl_->options, sorted, state.tensors_, to_hash));
+  ECHO_TRY(impl_->hasher.prepare(impl_->backend, state.tensors_, flagged_leaves(to_hash)));
+  ECHO_TRY(backend.finish());  // reports errors of the preparation before anything changes
 
-  // A kernel that did not start changed nothing, unless the device is lost as well.
-  if (Status started = work_->exchange.start(machine); !started) {
-    state.torn_ = !machine.finish();
+  // If the kernel did not start, the state is unchanged. If finish() fails as well, the device is lost.
+  if (Status started = impl_->swap.start(backend); !started) {
+    state.torn_ = !backend.finish();
     return std::move(started).error();
   }
-  LeafDigests leaves = state.leaves_;
+  LeafDigests leaves = state.leaf_digests_;
   const auto verify = [&]() -> Status {
-    ECHO_TRY(work_->hasher.start(machine));
-    ECHO_TRY(machine.finish());
-    work_->hasher.take(state.tensors_, leaves);
+    ECHO_TRY(impl_->hasher.start(backend));
+    ECHO_TRY(backend.finish());
+    impl_->hasher.store_digests(state.tensors_, leaves);
     if (const Digest found = combine_leaves(state.tensors_, leaves); found != result)
-      return fail(Code::kCorrupt, kOperation,
-                  "the changes lead to digest {}, expected {}; the old values are back. They are not those that the "
-                  "changes were made for: fetch a snapshot",
-                  found.hex(), result.hex());
+      return fail(
+          Code::kCorrupt, kOperation,
+          "the changes lead to digest {}, expected {}; the old values were restored. These changes were made for "
+          "another state: fetch a snapshot",
+          found.hex(), result.hex());
     return ok();
   };
   if (Status verified = verify(); !verified) {
-    Status back = work_->exchange.start(machine);
-    if (back) back = machine.finish();
-    state.torn_ = !back;
-    if (!back)
-      return fail(back.error().code, kOperation,
+    Status restored = impl_->swap.start(backend);
+    if (restored) restored = backend.finish();
+    state.torn_ = !restored;
+    if (!restored)
+      return fail(restored.error().code, kOperation,
                   "{}; the old values could not be put back ({}), fill the state again with assign() or copy()",
-                  verified.error().detail, back.error().message());
+                  verified.error().detail, restored.error().message());
     return std::move(verified).error();
   }
-  state.leaves_ = std::move(leaves);
+  state.leaf_digests_ = std::move(leaves);
 
   ApplyStats stats;
   for (const TensorWrite* write : sorted) stats.changed += write->values.size() / write->element_bytes;
-  stats.hashed_bytes = work_->hasher.bytes();
-  stats.device_s = machine.take_busy_s();
+  stats.hashed_bytes = impl_->hasher.bytes();
+  stats.device_s = backend.take_busy_s();
   return stats;
 }
 
 Status device_available() {
-  const auto machine = open_machine(0);
-  return machine ? ok() : Status(machine.error());
+  const auto backend = open_backend(0);
+  return backend ? ok() : Status(backend.error());
 }
 
 }  // namespace echoline::delta::cuda

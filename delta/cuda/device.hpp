@@ -1,8 +1,8 @@
 // Weights in a CUDA device's memory: finds the elements that differ between two versions, and applies a delta in place.
 // Both give exactly the CPU's results (patch.hpp), and only changes are copied between host and device:
-//   learner: extract(prev, cur, sink) updates a host mirror of prev, write_delta() encodes prev and mirror, then
-//            copy(cur, prev)
-//   worker:  resolve_delta() against a host mirror gives the writes, apply() puts them on the device
+//   learner: extract(prev, cur, sink); the sink writes the changes to a host copy of prev. write_delta() encodes the
+//            difference between prev's content on the host and this copy. Then copy(cur, prev).
+//   worker:  resolve_delta() against a host copy gives the writes, apply() puts them on the device
 // Compiled in every build; without a CUDA compiler Device::open() returns an error.
 #pragma once
 #include <cstddef>
@@ -15,15 +15,14 @@
 
 namespace echoline::delta::cuda {
 
-class Machine;
+class DeviceBackend;  // a GPU's memory and queue (backend.hpp)
 
 struct DeviceOptions {
   int ordinal = 0;
-  // Extraction processes this many bytes of a state at a time. It has three buffers for changes in device memory and
-  // two in pinned host memory, each at least as large as a segment needs. If the changes do not fit, they are compared
-  // again in smaller parts.
-  std::uint64_t batch_bytes = 128u << 20;
-  std::uint64_t records_bytes = 64u << 20;
+  std::uint64_t batch_bytes = 128u << 20;  // bytes of a state that extraction compares at a time
+  // Size of each of extraction's buffers for changes: three in device memory and two in pinned host memory. If a
+  // batch's changes do not fit, the batch is compared again in smaller parts. At least as large as a segment needs.
+  std::uint64_t changes_bytes = 64u << 20;
   // Device memory for positions and values during apply().
   std::uint64_t apply_bytes_max = 16ull << 30;
   unsigned threads = 0;  // host threads for checks and copies; 0: all
@@ -41,20 +40,20 @@ class DeviceState {
   StateView layout() const;
   std::size_t size() const { return tensors_.size(); }
   std::uint64_t total_bytes() const { return total_bytes_; }
-  // The address on the device, for other kernels. After writing there, call memory_changed(), otherwise digests are
-  // wrong.
+  // The address on the device, for other kernels. Call forget_leaf_digests() after writing there, because the digests
+  // of leaves (64 KiB of a tensor each, the leaves of the state's hash tree) are kept.
   std::byte* address(std::size_t index) const;
-  void memory_changed();
+  void forget_leaf_digests();
 
  private:
   friend class Device;
   DeviceState() = default;
-  std::shared_ptr<Machine> machine_;
+  std::shared_ptr<DeviceBackend> backend_;
   std::shared_ptr<std::byte> memory_;  // null: attached memory, not owned
   StateView tensors_;                  // `bytes` are on the device
   std::uint64_t total_bytes_ = 0;
-  std::vector<std::vector<Digest>> leaves_;  // of each tensor, if known
-  bool torn_ = false;                        // the device failed during a change
+  std::vector<std::vector<Digest>> leaf_digests_;  // by tensor; empty if unknown
+  bool torn_ = false;                              // the device failed during a change
 };
 
 // The changed elements of a part of a tensor.
@@ -66,8 +65,8 @@ struct ChangedPart {
   std::span<const std::uint32_t> positions;  // elements of the part, ascending
   std::span<const std::byte> values;         // their new values
 };
-// Receives parts in ascending order, each a segment (8 MiB of a tensor) or the rest of one. The spans are valid during
-// the call.
+// Receives parts in ascending order. Each is a segment: 8 MiB of a tensor; the last of a tensor may be shorter. The
+// spans are valid during the call.
 using ChangeSink = std::function<Status(std::span<const ChangedPart>)>;
 
 struct ExtractStats {
@@ -90,7 +89,7 @@ struct ApplyStats {
 class Device {
  public:
   static Result<Device> open(const DeviceOptions& options = {});
-  Device(std::shared_ptr<Machine> machine, const DeviceOptions& options);
+  Device(std::shared_ptr<DeviceBackend> backend, const DeviceOptions& options);
   Device(Device&&) noexcept;
   Device& operator=(Device&&) noexcept;
   ~Device();
@@ -99,24 +98,24 @@ class Device {
 
   // Allocates device memory and copies the state to it.
   Result<DeviceState> upload(const StateView& state);
-  // Uses memory owned elsewhere: `bytes` are device addresses, multiples of 16. It must outlive the result.
+  // Uses memory owned elsewhere, which must outlive the result: `bytes` are device addresses, multiples of 16.
   Result<DeviceState> attach(const StateView& state);
-  // Replaces all content; the tensors must be the same.
+  // Replaces all content by that of a host state with the same tensors.
   Status assign(DeviceState& to, const StateView& from);
-  // Replaces all content from another state on the device. Returns the seconds it took there.
+  // Replaces all content by that of another state on the device. Returns the seconds that the copy took there.
   Result<double> copy(const DeviceState& from, DeviceState& to);
   Result<OwnedState> download(const DeviceState& state);
   // Copies into an existing state with the same tensors.
   Status download(const DeviceState& state, OwnedState& into);
-  // A host state in pinned memory, which is copied several times as fast, or in ordinary memory if the system grants
-  // none. It is slow to allocate, so reuse it. It may outlive this object.
+  // Returns a host state in pinned memory, which is copied several times as fast, or in ordinary memory if the system
+  // grants none. Pinned memory is slow to allocate, so reuse the state. It may outlive this object.
   Result<OwnedState> pinned_like(const StateView& like);
 
-  // The content's digest, as digest_state(). Reuses known digests of unchanged leaves.
+  // Returns the digest that digest_state() would return for the content. Reuses known digests of unchanged leaves.
   Result<Digest> digest(DeviceState& state);
 
   // Passes the parts with differing elements to `sink`, with the values of `cur`, in ascending order, several per call.
-  // An error of `sink` ends it.
+  // If `sink` fails, stops and returns its error.
   Result<ExtractStats> extract(const DeviceState& prev, const DeviceState& cur, const ChangeSink& sink);
 
   // Applies `writes`, which name no element twice, and verifies that the state then has the digest `result` (kCorrupt
@@ -124,8 +123,8 @@ class Device {
   Result<ApplyStats> apply(std::span<const TensorWrite> writes, const Digest& result, DeviceState& state);
 
  private:
-  struct Work;
-  std::unique_ptr<Work> work_;
+  struct Impl;
+  std::unique_ptr<Impl> impl_;
 };
 
 // Tells whether open() would succeed, and if not, why.

@@ -1,3 +1,4 @@
+// Finds changed elements batch by batch; Device::extract() calls it.
 #include "delta/cuda/extraction.hpp"
 
 #include <algorithm>
@@ -34,18 +35,18 @@ std::span<const Piece> next_batch(std::span<const Piece> pieces, std::uint64_t b
 
 }  // namespace
 
-Status BatchInFlight::reserve(const std::shared_ptr<Machine>& machine, std::size_t pieces_max, std::size_t tiles_max,
-                              std::uint64_t changes_bytes) {
+Status BatchInFlight::reserve(const std::shared_ptr<DeviceBackend>& backend, std::size_t pieces_max,
+                              std::size_t tiles_max, std::uint64_t changes_bytes) {
   tiles_at_ = pieces_max * sizeof(ExtractSegment);
   used_at_ = round_up(tiles_at_ + tiles_max * sizeof(std::uint32_t), 16);
   results_at_ = used_at_ + 16;
   places_at_ = results_at_ + tiles_max * sizeof(TileResult);
   changes_bytes_ = changes_bytes;
-  ECHO_TRY(tables_.reserve(machine, places_at_ + tiles_max * sizeof(GatherPlace)));
-  return changes_.reserve(machine, changes_bytes);
+  ECHO_TRY(tables_.reserve(backend, places_at_ + tiles_max * sizeof(GatherPlace)));
+  return changes_.reserve(backend, changes_bytes);
 }
 
-Status BatchInFlight::compare(Machine& machine, const StateView& prev, const StateView& cur,
+Status BatchInFlight::compare(DeviceBackend& backend, const StateView& prev, const StateView& cur,
                               std::span<const Piece> pieces, std::span<std::byte> records) {
   pieces_ = pieces;
   records_ = records;
@@ -62,8 +63,8 @@ Status BatchInFlight::compare(Machine& machine, const StateView& prev, const Sta
   }
   const std::uint64_t tiles_bytes = tiles_.size() * sizeof(std::uint32_t);
   std::memcpy(host + tiles_at_, tiles_.data(), tiles_bytes);
-  ECHO_TRY(machine.copy_in(device, host, tiles_at_ + tiles_bytes));
-  ECHO_TRY(machine.clear(device + used_at_, 16));
+  ECHO_TRY(backend.copy_in(device, host, tiles_at_ + tiles_bytes));
+  ECHO_TRY(backend.clear(device + used_at_, 16));
   ExtractJob job{};
   job.segments = reinterpret_cast<const ExtractSegment*>(device);
   job.tiles = reinterpret_cast<const std::uint32_t*>(device + tiles_at_);
@@ -72,34 +73,34 @@ Status BatchInFlight::compare(Machine& machine, const StateView& prev, const Sta
   job.records = records.data();
   job.records_capacity = records.size();
   job.records_used = reinterpret_cast<unsigned long long*>(device + used_at_);
-  ECHO_TRY(machine.run(job));
-  ECHO_TRY(machine.copy_out(host + results_at_, device + results_at_, tiles_.size() * sizeof(TileResult)));
-  return machine.set_mark(mark_);
+  ECHO_TRY(backend.run(job));
+  ECHO_TRY(backend.copy_out(host + results_at_, device + results_at_, tiles_.size() * sizeof(TileResult)));
+  return backend.set_mark(mark_);
 }
 
-Result<std::size_t> BatchInFlight::gather(Machine& machine, const StateView& tensors) {
-  ECHO_TRY(machine.wait_for(mark_));
+Result<std::size_t> BatchInFlight::gather(DeviceBackend& backend, const StateView& tensors) {
+  ECHO_TRY(backend.wait_for(mark_));
   std::byte *const host = tables_.host.data(), *const device = tables_.device.data();
   const auto* results = reinterpret_cast<const TileResult*>(host + results_at_);
   auto* places = reinterpret_cast<GatherPlace*>(host + places_at_);
   parts_.clear();
-  std::uint64_t end = 0;  // of the changes
-  std::size_t taken = 0, tiles = 0;
-  for (; taken < pieces_.size(); ++taken) {
-    const Piece& piece = pieces_[taken];
+  std::uint64_t changes_end = 0;
+  std::size_t gathered_pieces = 0, tiles = 0;
+  for (; gathered_pieces < pieces_.size(); ++gathered_pieces) {
+    const Piece& piece = pieces_[gathered_pieces];
     const std::uint64_t size = dtype_bytes(tensors[piece.tensor].dtype);
-    const std::span of_piece(results + tiles, tiles_of(piece));
+    const std::span piece_results(results + tiles, tiles_of(piece));
     std::uint64_t count = 0;
-    for (const TileResult& result : of_piece) count += result.count;
-    const std::uint64_t values_at = end + positions_bytes(count);
+    for (const TileResult& result : piece_results) count += result.count;
+    const std::uint64_t values_at = changes_end + positions_bytes(count);
     const std::uint64_t bytes = record_bytes(count, static_cast<unsigned>(size));
-    if (end + bytes > changes_bytes_ ||
-        std::ranges::any_of(of_piece, [](const TileResult& r) { return r.count != 0 && r.offset == kNoRoom; }))
+    if (changes_end + bytes > changes_bytes_ ||
+        std::ranges::any_of(piece_results, [](const TileResult& r) { return r.count != 0 && r.offset == kNoRoom; }))
       break;
-    std::uint64_t before = 0;
-    for (const TileResult& result : of_piece) {
-      places[tiles++] = {end + before * sizeof(std::uint32_t), values_at + before * size};
-      before += result.count;
+    std::uint64_t changes_before = 0;
+    for (const TileResult& result : piece_results) {
+      places[tiles++] = {changes_end + changes_before * sizeof(std::uint32_t), values_at + changes_before * size};
+      changes_before += result.count;
     }
     if (count == 0) continue;
     const std::byte* const changes = changes_.host.data();
@@ -107,12 +108,12 @@ Result<std::size_t> BatchInFlight::gather(Machine& machine, const StateView& ten
                       piece.first_byte,
                       piece.bytes,
                       size,
-                      {reinterpret_cast<const std::uint32_t*>(changes + end), count},
+                      {reinterpret_cast<const std::uint32_t*>(changes + changes_end), count},
                       {changes + values_at, count * size}});
-    end += bytes;
+    changes_end += bytes;
   }
-  if (end == 0) return taken;
-  ECHO_TRY(machine.copy_in(device + places_at_, host + places_at_, tiles * sizeof(GatherPlace)));
+  if (changes_end == 0) return gathered_pieces;
+  ECHO_TRY(backend.copy_in(device + places_at_, host + places_at_, tiles * sizeof(GatherPlace)));
   GatherJob job{};
   job.segments = reinterpret_cast<const ExtractSegment*>(device);
   job.tiles = reinterpret_cast<const std::uint32_t*>(device + tiles_at_);
@@ -121,18 +122,18 @@ Result<std::size_t> BatchInFlight::gather(Machine& machine, const StateView& ten
   job.places = reinterpret_cast<const GatherPlace*>(device + places_at_);
   job.tile_count = static_cast<std::uint32_t>(tiles);
   job.out = changes_.device.data();
-  ECHO_TRY(machine.run(job));
-  ECHO_TRY(machine.copy_out(changes_.host.data(), changes_.device.data(), end));
-  ECHO_TRY(machine.set_mark(mark_));
-  return taken;
+  ECHO_TRY(backend.run(job));
+  ECHO_TRY(backend.copy_out(changes_.host.data(), changes_.device.data(), changes_end));
+  ECHO_TRY(backend.set_mark(mark_));
+  return gathered_pieces;
 }
 
-Result<std::span<const ChangedPart>> BatchInFlight::collect(Machine& machine) {
-  if (!parts_.empty()) ECHO_TRY(machine.wait_for(mark_));
+Result<std::span<const ChangedPart>> BatchInFlight::collect(DeviceBackend& backend) {
+  if (!parts_.empty()) ECHO_TRY(backend.wait_for(mark_));
   return std::span<const ChangedPart>(parts_);
 }
 
-Result<ExtractStats> Extraction::run(const std::shared_ptr<Machine>& machine, const DeviceOptions& options,
+Result<ExtractStats> Extraction::run(const std::shared_ptr<DeviceBackend>& backend, const DeviceOptions& options,
                                      const StateView& prev, const StateView& cur, const ChangeSink& sink) {
   const std::vector<Piece> pieces = split_into_pieces(cur);
   ExtractStats stats;
@@ -147,31 +148,31 @@ Result<ExtractStats> Extraction::run(const std::shared_ptr<Machine>& machine, co
   const std::size_t tiles_max =
       std::min<std::size_t>(all_tiles, options.batch_bytes / kTileBytes + kTilesPerSegment + pieces_max);
   const std::uint64_t changes_bytes = std::min(tiles_max * kTileChangesBytesMax,
-                                               std::max(options.records_bytes, piece_tiles_max * kTileChangesBytesMax));
-  for (BatchInFlight& batch : batches_) ECHO_TRY(batch.reserve(machine, pieces_max, tiles_max, changes_bytes));
-  ECHO_TRY(records_.reserve(machine, changes_bytes));
+                                               std::max(options.changes_bytes, piece_tiles_max * kTileChangesBytesMax));
+  for (BatchInFlight& batch : batches_) ECHO_TRY(batch.reserve(backend, pieces_max, tiles_max, changes_bytes));
+  ECHO_TRY(records_.reserve(backend, changes_bytes));
 
   std::uint64_t batch_bytes = options.batch_bytes;
-  std::span<const Piece> left = pieces, batch;
+  std::span<const Piece> remaining = pieces, batch;
   const auto compare = [&](std::size_t b) {
-    batch = next_batch(left, batch_bytes);
-    return batches_[b % 2].compare(*machine, prev, cur, batch, {records_.data(), changes_bytes});
+    batch = next_batch(remaining, batch_bytes);
+    return batches_[b % 2].compare(*backend, prev, cur, batch, {records_.data(), changes_bytes});
   };
   ECHO_TRY(compare(0));
-  for (std::size_t b = 0; !left.empty(); ++b) {
-    ECHO_ASSIGN(const std::size_t taken, batches_[b % 2].gather(*machine, cur));
-    if (taken < batch.size()) {
+  for (std::size_t b = 0; !remaining.empty(); ++b) {
+    ECHO_ASSIGN(const std::size_t gathered_pieces, batches_[b % 2].gather(*backend, cur));
+    if (gathered_pieces < batch.size()) {
       ECHO_CHECK(batch.size() > 1, "no room for one piece");
       batch_bytes = 0;
       for (const Piece& piece : batch.first(batch.size() / 2)) batch_bytes += piece.bytes;
     }
-    left = left.subspan(taken);
-    if (!left.empty()) ECHO_TRY(compare(b + 1));  // while the changes are copied and the sink processes them
-    ECHO_ASSIGN(const std::span<const ChangedPart> parts, batches_[b % 2].collect(*machine));
+    remaining = remaining.subspan(gathered_pieces);
+    if (!remaining.empty()) ECHO_TRY(compare(b + 1));  // while the changes are copied and the sink processes them
+    ECHO_ASSIGN(const std::span<const ChangedPart> parts, batches_[b % 2].collect(*backend));
     for (const ChangedPart& part : parts) stats.changed += part.positions.size();
     if (!parts.empty()) ECHO_TRY(sink(parts));
   }
-  ECHO_TRY(machine->finish());
+  ECHO_TRY(backend->finish());
   return stats;
 }
 

@@ -23,16 +23,16 @@ class BatchInFlight {
   explicit BatchInFlight(unsigned mark) : mark_(mark) {}
 
   // Allocates room for pieces and tiles, and for `changes_bytes` of changes.
-  Status reserve(const std::shared_ptr<Machine>& machine, std::size_t pieces_max, std::size_t tiles_max,
+  Status reserve(const std::shared_ptr<DeviceBackend>& backend, std::size_t pieces_max, std::size_t tiles_max,
                  std::uint64_t changes_bytes);
   // Queues the comparison, which stores its results in `records`. The pieces must live until gather().
-  Status compare(Machine& machine, const StateView& prev, const StateView& cur, std::span<const Piece> pieces,
+  Status compare(DeviceBackend& backend, const StateView& prev, const StateView& cur, std::span<const Piece> pieces,
                  std::span<std::byte> records);
   // Waits for the comparison and queues the copy of the changes to the host. Returns the number of pieces, from the
   // first on, whose changes had room; the others must be compared again.
-  Result<std::size_t> gather(Machine& machine, const StateView& tensors);
+  Result<std::size_t> gather(DeviceBackend& backend, const StateView& tensors);
   // Waits for the copy. Returns the changes of these pieces, without empty ones; valid until the next gather().
-  Result<std::span<const ChangedPart>> collect(Machine& machine);
+  Result<std::span<const ChangedPart>> collect(DeviceBackend& backend);
 
  private:
   const unsigned mark_;
@@ -49,11 +49,11 @@ class BatchInFlight {
 class Extraction {
  public:
   // The caller sets device_s.
-  Result<ExtractStats> run(const std::shared_ptr<Machine>& machine, const DeviceOptions& options, const StateView& prev,
-                           const StateView& cur, const ChangeSink& sink);
+  Result<ExtractStats> run(const std::shared_ptr<DeviceBackend>& backend, const DeviceOptions& options,
+                           const StateView& prev, const StateView& cur, const ChangeSink& sink);
 
  private:
-  Buffer records_{Machine::Place::kDevice};
+  Buffer records_{DeviceBackend::Place::kDevice};
   std::array<BatchInFlight, 2> batches_{BatchInFlight(0), BatchInFlight(1)};
 };
 

@@ -183,7 +183,7 @@ ECHO_DEVICE void extract_tile(Block& block, const ExtractJob& job, std::uint32_t
                               std::uint32_t first_byte) {
   const std::byte* prev = segment.prev + first_byte;
   const std::byte* cur = segment.cur + first_byte;
-  const std::uint32_t left = segment.bytes - first_byte;
+  const std::uint32_t bytes_left = segment.bytes - first_byte;
   typename Block::template Local<ExtractLocal> locals;
   ExtractShared& shared = block.shared();
 
@@ -193,11 +193,11 @@ ECHO_DEVICE void extract_tile(Block& block, const ExtractJob& job, std::uint32_t
     ECHO_UNROLL
     for (unsigned r = 0; r < kTileRounds; ++r) {
       const unsigned at = tile_byte(thread, r);
-      if (at + kVectorBytes <= left) {
+      if (at + kVectorBytes <= bytes_left) {
         old[r] = load_vector(prev + at);
         self.cur[r] = load_vector(cur + at);
       } else {
-        const unsigned bytes = at < left ? left - at : 0;
+        const unsigned bytes = at < bytes_left ? bytes_left - at : 0;
         const unsigned low = bytes < 8 ? bytes : 8;
         old[r] = {load_bytes(prev + at, low), load_bytes(prev + at + 8, bytes - low)};
         self.cur[r] = {load_bytes(cur + at, low), load_bytes(cur + at + 8, bytes - low)};
@@ -233,9 +233,9 @@ ECHO_DEVICE void extract_tile(Block& block, const ExtractJob& job, std::uint32_t
     unsigned count = 0, before = 0;  // of the tile; of earlier warps
     ECHO_UNROLL
     for (unsigned w = 0; w < kBlockWarps; ++w) {
-      const unsigned of_warp = count_of_rounds(shared.warp_counts[w]);
-      count += of_warp;
-      before += w < warp ? of_warp : 0;
+      const unsigned warp_count = count_of_rounds(shared.warp_counts[w]);
+      count += warp_count;
+      before += w < warp ? warp_count : 0;
     }
     auto* positions = reinterpret_cast<std::uint32_t*>(job.records + shared.offset);
     using Element = typename ElementOf<kSize>::Type;
@@ -355,13 +355,13 @@ ECHO_DEVICE void swap_elements(const SwapPart& part, std::uint64_t first, unsign
   auto* target = reinterpret_cast<Element*>(part.target);
   auto* values = reinterpret_cast<Element*>(part.values);
   std::uint64_t at[kSwapRounds];
-  Element old[kSwapRounds], fresh[kSwapRounds];
+  Element old[kSwapRounds], new_values[kSwapRounds];
   ECHO_UNROLL
   for (unsigned r = 0; r < kSwapRounds; ++r) {
     const std::uint64_t i = first + r * kBlockThreads + thread;
     if (i >= part.count) continue;
     at[r] = part.positions != nullptr ? part.positions[i] : i;
-    fresh[r] = values[i];
+    new_values[r] = values[i];
   }
   ECHO_UNROLL
   for (unsigned r = 0; r < kSwapRounds; ++r)
@@ -370,7 +370,7 @@ ECHO_DEVICE void swap_elements(const SwapPart& part, std::uint64_t first, unsign
   for (unsigned r = 0; r < kSwapRounds; ++r) {
     const std::uint64_t i = first + r * kBlockThreads + thread;
     if (i >= part.count) continue;
-    target[at[r]] = fresh[r];
+    target[at[r]] = new_values[r];
     values[i] = old[r];
   }
 }

@@ -1,3 +1,4 @@
+// Hashes leaves on the device, short ones on the host; Device::digest() and apply() call it.
 #include "delta/cuda/leaf_hasher.hpp"
 
 #include <algorithm>
@@ -14,7 +15,7 @@ std::uint32_t leaf_bytes(const StateView& tensors, const LeafRef& ref) {
 
 }  // namespace
 
-Status LeafHasher::prepare(const std::shared_ptr<Machine>& machine, const StateView& tensors,
+Status LeafHasher::prepare(const std::shared_ptr<DeviceBackend>& backend, const StateView& tensors,
                            std::vector<LeafRef> leaves) {
   leaves_ = std::move(leaves);
   if (leaves_.empty()) return ok();
@@ -22,7 +23,7 @@ Status LeafHasher::prepare(const std::shared_ptr<Machine>& machine, const StateV
   const std::uint64_t shorts_at = digests_at + leaves_.size() * sizeof(Digest);
   const auto is_short = [&](const LeafRef& ref) { return leaf_bytes(tensors, ref) <= kShortLeafBytes; };
   const auto shorts = static_cast<std::uint64_t>(std::count_if(leaves_.begin(), leaves_.end(), is_short));
-  ECHO_TRY(memory_.reserve(machine, shorts_at + shorts * kShortSlotBytes));
+  ECHO_TRY(memory_.reserve(backend, shorts_at + shorts * kShortSlotBytes));
   std::byte* const device = memory_.device.data();
   table_ = {reinterpret_cast<HashLeaf*>(memory_.host.data()), leaves_.size()};
   digests_ = {memory_.host.data() + digests_at, leaves_.size() * sizeof(Digest)};
@@ -35,17 +36,17 @@ Status LeafHasher::prepare(const std::shared_ptr<Machine>& machine, const StateV
     table_[i] = {tensors[ref.tensor].bytes.data() + ref.leaf * kLeafBytes, leaf_bytes(tensors, ref), 0};
     if (is_short(ref)) table_[i].short_slot = slot++;
   }
-  return machine->copy_in(device, memory_.host.data(), digests_at);
+  return backend->copy_in(device, memory_.host.data(), digests_at);
 }
 
-Status LeafHasher::start(Machine& machine) {
+Status LeafHasher::start(DeviceBackend& backend) {
   if (leaves_.empty()) return ok();
-  ECHO_TRY(machine.run(job_));
-  return machine.copy_out(digests_.data(), reinterpret_cast<const std::byte*>(job_.digests),
+  ECHO_TRY(backend.run(job_));
+  return backend.copy_out(digests_.data(), reinterpret_cast<const std::byte*>(job_.digests),
                           digests_.size() + shorts_.size());
 }
 
-void LeafHasher::take(const StateView& tensors, LeafDigests& leaves) const {
+void LeafHasher::store_digests(const StateView& tensors, LeafDigests& leaves) const {
   for (std::size_t i = 0; i < tensors.size(); ++i) leaves[i].resize(leaf_count(tensors[i].bytes.size()));
   for (std::size_t i = 0; i < leaves_.size(); ++i) {
     Digest& to = leaves[leaves_[i].tensor][leaves_[i].leaf];

@@ -8,7 +8,7 @@
 
 namespace echoline::delta::cuda {
 
-// Digests of every tensor's leaves; empty for tensors with unknown digests.
+// Digests by tensor and leaf; empty for tensors with unknown digests.
 using LeafDigests = std::vector<std::vector<Digest>>;
 
 struct LeafRef {
@@ -16,14 +16,14 @@ struct LeafRef {
   std::size_t leaf;
 };
 
-// prepare() and start() queue the work; call take() after waiting for the queue.
+// prepare() and start() queue the work; call store_digests() after waiting for the queue.
 class LeafHasher {
  public:
   // `tensors` are on the device.
-  Status prepare(const std::shared_ptr<Machine>& machine, const StateView& tensors, std::vector<LeafRef> leaves);
-  Status start(Machine& machine);
+  Status prepare(const std::shared_ptr<DeviceBackend>& backend, const StateView& tensors, std::vector<LeafRef> leaves);
+  Status start(DeviceBackend& backend);
   // Stores the digests in `leaves`; all others must be known.
-  void take(const StateView& tensors, LeafDigests& leaves) const;
+  void store_digests(const StateView& tensors, LeafDigests& leaves) const;
 
   std::uint64_t bytes() const;
 

@@ -1,48 +1,48 @@
-// Memory of a machine that is freed automatically. Internal to this folder.
+// Memory of a backend that is freed automatically. Internal to this folder.
 #pragma once
 #include <memory>
 
-#include "delta/cuda/machine.hpp"
+#include "delta/cuda/backend.hpp"
 #include "delta/tensor.hpp"
 
 namespace echoline::delta::cuda {
 
 inline std::uint64_t round_up(std::uint64_t value, std::uint64_t to) { return (value + to - 1) / to * to; }
 
-inline Result<std::shared_ptr<std::byte>> allocate(const std::shared_ptr<Machine>& machine, Machine::Place place,
-                                                   std::uint64_t bytes) {
-  ECHO_ASSIGN(std::byte* const memory, machine->allocate(place, bytes));
-  return std::shared_ptr<std::byte>(memory, [machine, place](std::byte* p) { machine->release(place, p); });
+inline Result<std::shared_ptr<std::byte>> allocate(const std::shared_ptr<DeviceBackend>& backend,
+                                                   DeviceBackend::Place place, std::uint64_t bytes) {
+  ECHO_ASSIGN(std::byte* const memory, backend->allocate(place, bytes));
+  return std::shared_ptr<std::byte>(memory, [backend, place](std::byte* p) { backend->release(place, p); });
 }
 
 // Memory that is kept between calls. It grows by the need plus a quarter, and only while no queued work uses it.
 class Buffer {
  public:
-  explicit Buffer(Machine::Place place) : place_(place) {}
-  Status reserve(const std::shared_ptr<Machine>& machine, std::uint64_t bytes) {
+  explicit Buffer(DeviceBackend::Place place) : place_(place) {}
+  Status reserve(const std::shared_ptr<DeviceBackend>& backend, std::uint64_t bytes) {
     if (bytes <= bytes_) return ok();
     memory_.reset();
     bytes_ = 0;
     bytes += bytes / 4;
-    ECHO_ASSIGN(memory_, allocate(machine, place_, bytes));
+    ECHO_ASSIGN(memory_, allocate(backend, place_, bytes));
     bytes_ = bytes;
     return ok();
   }
   std::byte* data() const { return memory_.get(); }
 
  private:
-  Machine::Place place_;
+  DeviceBackend::Place place_;
   std::shared_ptr<std::byte> memory_;
   std::uint64_t bytes_ = 0;
 };
 
 // Memory of equal size on both sides.
 struct Mirrored {
-  Buffer device{Machine::Place::kDevice};
-  Buffer host{Machine::Place::kPinnedHost};
-  Status reserve(const std::shared_ptr<Machine>& machine, std::uint64_t bytes) {
-    ECHO_TRY(device.reserve(machine, bytes));
-    return host.reserve(machine, bytes);
+  Buffer device{DeviceBackend::Place::kDevice};
+  Buffer host{DeviceBackend::Place::kPinnedHost};
+  Status reserve(const std::shared_ptr<DeviceBackend>& backend, std::uint64_t bytes) {
+    ECHO_TRY(device.reserve(backend, bytes));
+    return host.reserve(backend, bytes);
   }
 };
 

@@ -1,3 +1,4 @@
+// Answers the trainer's HTTP calls. Each call is one or two calls of TrainerLink.
 #include "learner/external/api.hpp"
 
 #include <sys/socket.h>
@@ -26,6 +27,7 @@ using httplib::Request;
 using httplib::Response;
 using nlohmann::json;
 
+// Figures: a trainer's named numbers of a step, for the step's row of metrics.jsonl.
 constexpr std::size_t kFiguresMax = 64, kFigureNameMax = 64;
 constexpr double kWaitMax_s = 60, kLeaseDefault_s = 600, kLeaseMax_s = 86'400;
 constexpr std::size_t kCallsRemembered = 1024;
@@ -40,7 +42,7 @@ int http_status(Code code) {
     case Code::kNotFound:
       return 404;
     case Code::kStale:
-    case Code::kUnavailable:
+    case Code::kUnavailable:  // another trainer has the batch; HttpServer answers 503 when it is busy
       return 409;
     case Code::kExhausted:
       return 507;
@@ -57,13 +59,13 @@ void answer(Response& response, const Error& error) {
 }
 
 // A number of seconds from the query string.
-Result<double> seconds_in(const Request& request, const char* name, double otherwise, double most) {
-  if (!request.has_param(name)) return otherwise;
+Result<double> seconds_in(const Request& request, const char* name, double default_value, double max) {
+  if (!request.has_param(name)) return default_value;
   const std::string text = request.get_param_value(name);
   char* end = nullptr;
   const double value = std::strtod(text.c_str(), &end);
-  if (text.empty() || *end != '\0' || !std::isfinite(value) || value < 0 || value > most)
-    return fail(Code::kInvalid, name, "expected seconds from 0 to {}, found '{}'", most, printable(text));
+  if (text.empty() || *end != '\0' || !std::isfinite(value) || value < 0 || value > max)
+    return fail(Code::kInvalid, name, "expected seconds from 0 to {}, found '{}'", max, printable(text));
   return value;
 }
 
@@ -75,8 +77,8 @@ Result<std::uint64_t> whole_number(const std::string& text, const char* what) {
   return value;
 }
 
-Result<std::uint64_t> number_in(const Request& request, const char* name, std::uint64_t otherwise) {
-  return request.has_param(name) ? whole_number(request.get_param_value(name), name) : Result(otherwise);
+Result<std::uint64_t> number_in(const Request& request, const char* name, std::uint64_t default_value) {
+  return request.has_param(name) ? whole_number(request.get_param_value(name), name) : Result(default_value);
 }
 
 // Reads {"figures": {name: number}}; an empty body has no figures.
@@ -90,7 +92,8 @@ Result<json> figures_of(const std::string& body) {
   };
   if (!parsed.is_object()) return wrong("no JSON object");
   const json figures = parsed.value("figures", json::object());
-  if (!figures.is_object() || figures.size() > kFiguresMax) return wrong("other figures");
+  if (!figures.is_object()) return wrong("figures that are no JSON object");
+  if (figures.size() > kFiguresMax) return wrong(fmt::format("{} numbers", figures.size()));
   for (const auto& [name, value] : figures.items())
     if (name.empty() || name.size() > kFigureNameMax || !value.is_number() || !std::isfinite(value.get<double>()))
       return wrong("'" + printable(name.substr(0, kFigureNameMax)) + "'");
@@ -101,20 +104,22 @@ Result<json> figures_of(const std::string& body) {
 
 struct Api::State {
   ApiOptions options;
-  Exchange& exchange;
+  TrainerLink& trainer_link;
   HttpServer server;
   RecentCalls calls{kCallsRemembered};
   RowPages metrics{options.folder / "metrics.jsonl"};
   std::thread thread;
   std::atomic<bool> ended = false;
   json address;
-  overlay::trust::Secret wanted;  // the required header with the token; empty: on a socket
+  // Empty on a socket: its folder protects it.
+  overlay::trust::Secret required_authorization;
 
-  State(ApiOptions o, Exchange& e)
+  State(ApiOptions o, TrainerLink& link)
       : options(std::move(o)),
-        exchange(e),
+        trainer_link(link),
         server({.idle_max = options.idle_max,
                 .stall_max = options.stall_max,
+                // two policies of the greatest size may arrive at once
                 .receiving_max = {2 * options.body_max.count}}) {}
 
   Status listen() {
@@ -126,7 +131,8 @@ struct Api::State {
       server.listen_after_bind();
       ended = true;
     });
-    while (!server.is_running() && !ended) std::this_thread::yield();  // stop() has no effect before
+    // Before the server runs, its stop() would have no effect.
+    while (!server.is_running() && !ended) std::this_thread::yield();
     return ok();
   }
 
@@ -145,6 +151,7 @@ struct Api::State {
     if (error) return fail(Code::kIo, "learner.api", "{}: {}", folder.string(), error.message());
     std::filesystem::remove(path, error);  // left by an earlier process
     server.set_address_family(AF_UNIX);
+    // httplib ignores the port of a socket's path, but 0 would mean "any port" and fail.
     if (!server.bind_to_port(path.string().c_str(), 1))
       return fail(Code::kIo, "learner.api", "cannot listen on {}", path.string());
     address = json{{"socket", path.string()}};
@@ -153,22 +160,26 @@ struct Api::State {
 
   Status listen_on_loopback() {
     constexpr std::string_view kHost = "127.0.0.1:";
-    const auto port = options.listen.starts_with(kHost)
-                          ? whole_number(options.listen.substr(kHost.size()), "learner.api")
-                          : Result<std::uint64_t>(65'536);
+    Result<std::uint64_t> port = fail(Code::kInvalid, "learner.api", "no port of 127.0.0.1");
+    if (options.listen.starts_with(kHost)) port = whole_number(options.listen.substr(kHost.size()), "learner.api");
     if (!port || *port > 65'535)
       return fail(Code::kInvalid, "learner.api",
                   "expected `socket` or 127.0.0.1:PORT, found '{}': the API is for this machine only", options.listen);
-    const int bound = *port == 0                                                  ? server.bind_to_any_port("127.0.0.1")
-                      : server.bind_to_port("127.0.0.1", static_cast<int>(*port)) ? static_cast<int>(*port)
-                                                                                  : -1;
-    if (bound <= 0)
+    int bound_port = static_cast<int>(*port);
+    bool is_bound = false;
+    if (bound_port == 0) {
+      bound_port = server.bind_to_any_port("127.0.0.1");
+      is_bound = bound_port > 0;
+    } else {
+      is_bound = server.bind_to_port("127.0.0.1", bound_port);
+    }
+    if (!is_bound)
       return fail(Code::kInvalid, "learner.api", "cannot listen on {}: is the port in use?", options.listen);
-    std::random_device unforeseeable;
+    std::random_device random_bits;
     std::string token;
-    for (int i = 0; i < 8; ++i) token += fmt::format("{:08x}", unforeseeable());
-    wanted = overlay::trust::Secret("Bearer " + token);
-    address = json{{"url", fmt::format("http://127.0.0.1:{}", bound)}, {"token", token}};
+    for (int i = 0; i < 8; ++i) token += fmt::format("{:08x}", random_bits());
+    required_authorization = overlay::trust::Secret("Bearer " + token);
+    address = json{{"url", fmt::format("http://127.0.0.1:{}", bound_port)}, {"token", token}};
     return ok();
   }
 
@@ -184,15 +195,16 @@ struct Api::State {
     } else {
       ECHO_ASSIGN(policy, options.parse_policy(Version{version}, std::move(body)));
     }
-    ECHO_TRY(exchange.publish(Version{version}, std::move(policy)));
-    answer(response, exchange.status());
+    ECHO_TRY(trainer_link.publish(Version{version}, std::move(policy)));
+    answer(response, trainer_link.status());
     return ok();
   }
 
   void routes() {
     server.set_pre_routing_handler([this](const Request& request, Response& response) {
-      if (wanted.empty() || wanted == overlay::trust::Secret(request.get_header_value("Authorization"))) {
-        exchange.heard();
+      if (required_authorization.empty() ||
+          required_authorization == overlay::trust::Secret(request.get_header_value("Authorization"))) {
+        trainer_link.on_trainer_call();
         return httplib::Server::HandlerResponse::Unhandled;
       }
       response.status = 401;
@@ -201,17 +213,18 @@ struct Api::State {
                               {"message",
                                "expected the header 'Authorization: Bearer TOKEN' with the "
                                "token of the run's trainer-api.json"}}}});
+      // The request's body is not read, so the connection cannot carry another request.
       HttpServer::close_after_answer(response);
       return httplib::Server::HandlerResponse::Handled;
     });
     server.set_error_handler([](const Request& request, Response& response) {
       if (!response.body.empty()) return;
       HttpServer::close_after_answer(response);
-      if (const auto broken = HttpServer::broken()) {
-        response.status = broken->status;
+      if (const auto failure = HttpServer::request_failure()) {
+        response.status = failure->status;
         return answer(
             response,
-            json{{"error", {{"code", broken->status == 503 ? "busy" : "slow"}, {"message", broken->message}}}});
+            json{{"error", {{"code", failure->status == 503 ? "busy" : "slow"}, {"message", failure->message}}}});
       }
       answer(response, json{{"error",
                              {{"code", "http"},
@@ -219,6 +232,7 @@ struct Api::State {
                                                       "has the calls",
                                                       request.method, printable(request.path), response.status)}}}});
     });
+    // Calls return errors as values; only an allocation throws.
     server.set_exception_handler([](const Request&, Response& response, std::exception_ptr) {
       HttpServer::close_after_answer(response);
       answer(response, fail(Code::kExhausted, "trainer api", "a call failed for lack of memory"));
@@ -229,10 +243,13 @@ struct Api::State {
       };
     };
     // A call that changes state. When repeated with the same id, it gets the first answer again.
-    const auto once = [this, route](auto work) {
+    const auto idempotent = [this, route](auto work) {
       return route([this, work](const Request& request, Response& response) -> Status {
         ECHO_ASSIGN(RecentCalls::Turn turn, calls.begin(request.get_header_value(kRequestId), request.path));
-        if (turn.result()) return response.set_content(*turn.result(), kJson), ok();
+        if (turn.result()) {
+          response.set_content(*turn.result(), kJson);
+          return ok();
+        }
         ECHO_TRY(work(request, response));
         turn.done(response.body);
         return ok();
@@ -240,15 +257,16 @@ struct Api::State {
     };
     server.Get("/v1/status", route([this](const Request&, Response& response) -> Status {
                  json status = options.about;
-                 status.update(exchange.status());
+                 status.update(trainer_link.status());
                  answer(response, status);
                  return ok();
                }));
     server.Get("/v1/metrics", route([this](const Request& request, Response& response) -> Status {
-                 ECHO_ASSIGN(const std::uint64_t after, number_in(request, "after", 0));
-                 ECHO_ASSIGN(const std::uint64_t most, number_in(request, "limit", kPageRowsMax));
-                 ECHO_ASSIGN(const std::uint64_t last, number_in(request, "last", 0));
-                 auto page = request.has_param("last") ? metrics.last(last) : metrics.after(after, most);
+                 ECHO_ASSIGN(const std::uint64_t rows_before, number_in(request, "after", 0));
+                 ECHO_ASSIGN(const std::uint64_t rows_max, number_in(request, "limit", kPageRowsMax));
+                 ECHO_ASSIGN(const std::uint64_t newest_count, number_in(request, "last", 0));
+                 auto page =
+                     request.has_param("last") ? metrics.last(newest_count) : metrics.after(rows_before, rows_max);
                  if (!page) return std::move(page).error();
                  if (page->next) response.set_header("X-Echoline-Next", std::to_string(*page->next));
                  response.set_header("X-Echoline-More", page->more ? "1" : "0");
@@ -260,10 +278,10 @@ struct Api::State {
                   ECHO_ASSIGN(const double lease, seconds_in(request, "lease_s", kLeaseDefault_s, kLeaseMax_s));
                   const bool takeover = request.get_param_value("takeover") == "1";
                   ECHO_ASSIGN(RecentCalls::Turn turn, calls.begin(request.get_header_value(kRequestId), request.path));
-                  std::optional<TakenBatch> taken;
-                  if (turn.result()) taken = exchange.taken_as(*turn.result());
+                  std::optional<LeasedBatch> taken;
+                  if (turn.result()) taken = trainer_link.find_batch(*turn.result());
                   if (!taken) {
-                    ECHO_ASSIGN(taken, exchange.take(from_seconds(wait), from_seconds(lease), takeover));
+                    ECHO_ASSIGN(taken, trainer_link.take(from_seconds(wait), from_seconds(lease), takeover));
                   }
                   response.status = taken ? 200 : 204;
                   if (!taken) return ok();
@@ -278,71 +296,73 @@ struct Api::State {
                   return ok();
                 }));
     server.Post(R"(/v1/batch/([0-9a-f]+)/(renew|consume|return))",
-                once([this](const Request& request, Response& response) -> Status {
-                  const std::string lease = request.matches[1], what = request.matches[2];
-                  if (what == "renew") {
+                idempotent([this](const Request& request, Response& response) -> Status {
+                  const std::string lease = request.matches[1], action = request.matches[2];
+                  if (action == "renew") {
                     ECHO_ASSIGN(const double time, seconds_in(request, "lease_s", kLeaseDefault_s, kLeaseMax_s));
-                    ECHO_TRY(exchange.renew(lease, from_seconds(time)));
-                  } else if (what == "return") {
-                    ECHO_TRY(exchange.give_back(lease));
+                    ECHO_TRY(trainer_link.renew(lease, from_seconds(time)));
+                  } else if (action == "return") {
+                    ECHO_TRY(trainer_link.return_batch(lease));
                   } else {
                     ECHO_ASSIGN(json figures, figures_of(request.body));
-                    ECHO_TRY(exchange.consume(lease, std::move(figures)));
+                    ECHO_TRY(trainer_link.consume(lease, std::move(figures)));
                   }
-                  answer(response, exchange.status());
+                  answer(response, trainer_link.status());
                   return ok();
                 }));
-    server.Post(R"(/v1/batch/([0-9a-f]+)/scores)", once([this](const Request& request, Response& response) -> Status {
+    server.Post(R"(/v1/batch/([0-9a-f]+)/scores)",
+                idempotent([this](const Request& request, Response& response) -> Status {
                   const std::string lease = request.matches[1];
-                  ECHO_ASSIGN(const std::size_t tokens, exchange.tokens(lease));
+                  ECHO_ASSIGN(const std::size_t tokens, trainer_link.response_tokens(lease));
                   ECHO_ASSIGN(TokenScores scores, parse_scores(request.body, tokens));
-                  ECHO_TRY(exchange.score(lease, std::move(scores)));
-                  answer(response, exchange.status());
+                  ECHO_TRY(trainer_link.submit_scores(lease, std::move(scores)));
+                  answer(response, trainer_link.status());
                   return ok();
                 }));
     server.Get("/v1/evaluation", route([this](const Request&, Response& response) -> Status {
-                 exchange.evaluates();
+                 trainer_link.on_evaluation_request();
                  answer(response, options.held_out());
                  return ok();
                }));
-    server.Post(R"(/v1/evaluation/([0-9]+))", once([this](const Request& request, Response& response) -> Status {
+    server.Post(R"(/v1/evaluation/([0-9]+))", idempotent([this](const Request& request, Response& response) -> Status {
                   ECHO_ASSIGN(const std::uint64_t version, whole_number(request.matches[1], "version"));
                   ECHO_ASSIGN(PolicyEvaluation evaluation, options.grade(json::parse(request.body, nullptr, false)));
                   evaluation.version = Version{version};
-                  ECHO_TRY(exchange.evaluated(evaluation));
-                  json status = exchange.status();
+                  ECHO_TRY(trainer_link.submit_evaluation(evaluation));
+                  json status = trainer_link.status();
                   status["accuracy"] = evaluation.accuracy;
                   answer(response, status);
                   return ok();
                 }));
     // The one large body: its memory is allocated once, and released as soon as the policy is read.
-    server.Post(R"(/v1/policy/([0-9]+))", [this, once](const Request& request, Response& response,
-                                                       const httplib::ContentReader& read) {
+    server.Post(R"(/v1/policy/([0-9]+))", [this, idempotent](const Request& request, Response& response,
+                                                             const httplib::ContentReader& read) {
       std::string body;
       body.reserve(std::min(request.get_header_value<std::uint64_t>("Content-Length"), options.body_max.count));
-      const bool whole = read([&](const char* bytes, std::size_t size) {
+      const bool is_complete = read([&](const char* bytes, std::size_t size) {
         body.append(bytes, size);
         return true;
       });
-      if (!whole) {  // the error handler gives the reason
+      if (!is_complete) {  // the error handler gives the reason
         if (response.status < 400) response.status = 400;
         return;
       }
-      once([&](const Request&, Response&) { return publish(request, response, std::move(body)); })(request, response);
+      idempotent([&](const Request&, Response&) { return publish(request, response, std::move(body)); })(request,
+                                                                                                         response);
     });
   }
 };
 
 Api::Api(std::unique_ptr<State> state) : state_(std::move(state)) {}
 
-Result<std::unique_ptr<Api>> Api::start(ApiOptions options, Exchange& exchange) {
-  auto state = std::make_unique<State>(std::move(options), exchange);
+Result<std::unique_ptr<Api>> Api::start(ApiOptions options, TrainerLink& trainer_link) {
+  auto state = std::make_unique<State>(std::move(options), trainer_link);
   ECHO_TRY(state->listen());
   return std::unique_ptr<Api>(new Api(std::move(state)));
 }
 
 Api::~Api() {
-  state_->exchange.stop();
+  state_->trainer_link.stop();
   state_->server.end_connections();
   state_->server.stop();
   if (state_->thread.joinable()) state_->thread.join();

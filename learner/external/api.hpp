@@ -8,7 +8,7 @@
 
 #include "base/result.hpp"
 #include "base/units.hpp"
-#include "learner/external/exchange.hpp"
+#include "learner/external/trainer_link.hpp"
 
 namespace echoline::learner {
 
@@ -37,7 +37,7 @@ struct ApiOptions {
 class Api {
  public:
   // kInvalid for an address that is malformed, not of this machine, or taken; kIo.
-  static Result<std::unique_ptr<Api>> start(ApiOptions options, Exchange& exchange);
+  static Result<std::unique_ptr<Api>> start(ApiOptions options, TrainerLink& trainer_link);
   ~Api();
   Api(const Api&) = delete;
   Api& operator=(const Api&) = delete;

@@ -1,3 +1,4 @@
+// Packs a batch for an external trainer. The external policy source calls it at every step.
 #include "learner/external/batch_file.hpp"
 
 #include <nlohmann/json.hpp>

@@ -1,3 +1,4 @@
+// The connections of the trainer API. Api uses it as an httplib server.
 #include "learner/external/http_server.hpp"
 
 #include <fmt/format.h>
@@ -18,13 +19,13 @@
 namespace echoline::learner {
 namespace {
 
-constexpr std::uint64_t kFreeBytes = 1 << 20;  // of each request; not counted towards receiving_max
+constexpr std::uint64_t kUncountedBytes = 1 << 20;  // of each request; not counted towards receiving_max
 constexpr std::size_t kBufferBytes = 64 << 10;
-constexpr Duration kSlice =
-    std::chrono::milliseconds(200);  // after which a thread that sends looks whether the server ends
-constexpr Duration kLastAnswer = std::chrono::seconds(1);
-// Time for which a connection that ends early still reads. A reset would destroy the answer to a client that is still
-// sending.
+// A sending thread checks this often whether the server ends.
+constexpr Duration kEndPollInterval = std::chrono::milliseconds(200);
+constexpr Duration kLastAnswerTimeout = std::chrono::seconds(1);
+// Time for which a connection that ends early still reads, because a reset would destroy the answer to a client that is
+// still sending.
 constexpr Duration kLinger = std::chrono::seconds(2);
 
 // One thread per connection. HttpServer bounds their number.
@@ -63,12 +64,12 @@ class ThreadPerConnection final : public httplib::TaskQueue {
 class HttpServer::Connection final : public httplib::Stream {
  public:
   Connection(HttpServer& server, socket_t socket) : server_(server), socket_(socket) {}
-  ~Connection() override { received_ = 0, count(); }
+  ~Connection() override { received_ = 0, update_counted_bytes(); }
 
   // False: the client closed the connection or was idle for too long, or the server ends.
   bool wait_for_request() {
-    received_ = 0, count();
-    if (begin_ == end_ && !ready(POLLIN, server_.clock_.now() + server_.limits_.idle_max)) return false;
+    received_ = 0, update_counted_bytes();
+    if (begin_ == end_ && !wait_ready(POLLIN, server_.clock_.now() + server_.limits_.idle_max)) return false;
     writing_ = false;
     begun_ = server_.clock_.now();
     return server_.end_by_.load() == kNever;
@@ -77,9 +78,9 @@ class HttpServer::Connection final : public httplib::Stream {
   ssize_t read(char* to, std::size_t size) override {
     if (begin_ == end_) {
       const TimePoint by = deadline(received_);
-      if (!ready(POLLIN, by)) {
+      if (!wait_ready(POLLIN, by)) {
         if (server_.clock_.now() >= by)
-          broken_ = {
+          request_failure_ = {
               408,
               fmt::format(
                   "the request was not complete after {}: it has {} and a second for every {:.0f} bytes; send it again",
@@ -87,44 +88,44 @@ class HttpServer::Connection final : public httplib::Stream {
                   server_.limits_.bytes_per_s_min)};
         return -1;
       }
-      const ssize_t got = ::recv(socket_, buffer_->data(), buffer_->size(), MSG_DONTWAIT);
-      if (got <= 0) {
-        broken_ = {408, "the connection ended before the request was complete; send it again"};
-        return got;
+      const ssize_t bytes_received = ::recv(socket_, buffer_->data(), buffer_->size(), MSG_DONTWAIT);
+      if (bytes_received <= 0) {
+        request_failure_ = {408, "the connection ended before the request was complete; send it again"};
+        return bytes_received;
       }
-      begin_ = 0, end_ = static_cast<std::size_t>(got);
+      begin_ = 0, end_ = static_cast<std::size_t>(bytes_received);
       received_ += end_;
-      if (count() > server_.limits_.receiving_max.count) {
-        broken_ = {503, fmt::format("requests of more than {} are arriving at once; send it again later",
-                                    to_text(server_.limits_.receiving_max))};
+      if (update_counted_bytes() > server_.limits_.receiving_max.count) {
+        request_failure_ = {503, fmt::format("requests of more than {} are arriving at once; send it again later",
+                                             to_text(server_.limits_.receiving_max))};
         return -1;
       }
     }
-    const std::size_t some = std::min(size, end_ - begin_);
-    std::memcpy(to, buffer_->data() + begin_, some);
-    begin_ += some;
-    return static_cast<ssize_t>(some);
+    const std::size_t bytes_copied = std::min(size, end_ - begin_);
+    std::memcpy(to, buffer_->data() + begin_, bytes_copied);
+    begin_ += bytes_copied;
+    return static_cast<ssize_t>(bytes_copied);
   }
 
   // Writes all bytes; -1 on failure.
   ssize_t write(const char* from, std::size_t size) override {
     if (!std::exchange(writing_, true)) begun_ = server_.clock_.now(), sent_ = 0;
-    for (std::size_t done = 0; done < size;) {
+    for (std::size_t bytes_done = 0; bytes_done < size;) {
       if (!is_writable()) return -1;
-      const ssize_t some = ::send(socket_, from + done, size - done, MSG_DONTWAIT | MSG_NOSIGNAL);
-      if (some < 0 && (errno == EAGAIN || errno == EINTR)) continue;
-      if (some <= 0) return -1;
-      done += static_cast<std::size_t>(some);
-      sent_ += static_cast<std::uint64_t>(some);
+      const ssize_t bytes_sent = ::send(socket_, from + bytes_done, size - bytes_done, MSG_DONTWAIT | MSG_NOSIGNAL);
+      if (bytes_sent < 0 && (errno == EAGAIN || errno == EINTR)) continue;
+      if (bytes_sent <= 0) return -1;
+      bytes_done += static_cast<std::size_t>(bytes_sent);
+      sent_ += static_cast<std::uint64_t>(bytes_sent);
     }
     return static_cast<ssize_t>(size);
   }
 
-  bool is_readable() const override { return begin_ < end_ || ready(POLLIN, server_.clock_.now()); }
+  bool is_readable() const override { return begin_ < end_ || wait_ready(POLLIN, server_.clock_.now()); }
   bool is_writable() const override {
     for (;;) {
       const TimePoint by = std::min(deadline(sent_), server_.end_by_.load());
-      if (ready(POLLOUT, std::min(by, server_.clock_.now() + kSlice))) return true;
+      if (wait_ready(POLLOUT, std::min(by, server_.clock_.now() + kEndPollInterval))) return true;
       if (server_.clock_.now() >= by) return false;
     }
   }
@@ -132,37 +133,37 @@ class HttpServer::Connection final : public httplib::Stream {
   void get_local_ip_and_port(std::string&, int&) const override {}
   socket_t socket() const override { return socket_; }
 
-  const std::optional<Broken>& broken() const { return broken_; }
-  bool closes() const { return closes_ || broken_; }
+  const std::optional<RequestFailure>& request_failure() const { return request_failure_; }
+  bool closes() const { return closes_ || request_failure_; }
   void close_after_answer() { closes_ = true; }
 
   // Reads and discards further bytes for a moment, so that the client receives the answer.
   void linger() {
     ::shutdown(socket_, SHUT_WR);
     const TimePoint by = server_.clock_.now() + kLinger;
-    while (ready(POLLIN, by) && ::recv(socket_, buffer_->data(), buffer_->size(), MSG_DONTWAIT) > 0) {
+    while (wait_ready(POLLIN, by) && ::recv(socket_, buffer_->data(), buffer_->size(), MSG_DONTWAIT) > 0) {
     }
   }
 
  private:
-  TimePoint deadline(std::uint64_t moved) const {
+  TimePoint deadline(std::uint64_t bytes_moved) const {
     return begun_ + server_.limits_.stall_max +
-           from_seconds(static_cast<double>(moved) / server_.limits_.bytes_per_s_min);
+           from_seconds(static_cast<double>(bytes_moved) / server_.limits_.bytes_per_s_min);
   }
-  bool ready(short events, TimePoint by) const {
+  bool wait_ready(short events, TimePoint by) const {
     for (;;) {
-      const Duration left = std::max(Duration{}, by - server_.clock_.now());
-      const auto ms = std::chrono::ceil<std::chrono::milliseconds>(left).count();
-      pollfd what{socket_, events, 0};
-      const int found = ::poll(&what, 1, static_cast<int>(std::min<std::int64_t>(ms, 1'000'000)));
-      if (found > 0) return true;
-      if (found < 0 && errno != EINTR) return false;
+      const Duration time_left = std::max(Duration{}, by - server_.clock_.now());
+      const auto ms = std::chrono::ceil<std::chrono::milliseconds>(time_left).count();
+      pollfd poll_entry{socket_, events, 0};
+      const int ready_count = ::poll(&poll_entry, 1, static_cast<int>(std::min<std::int64_t>(ms, 1'000'000)));
+      if (ready_count > 0) return true;
+      if (ready_count < 0 && errno != EINTR) return false;
       if (server_.clock_.now() >= by) return false;
     }
   }
   // Updates and returns the counted bytes of all arriving requests.
-  std::uint64_t count() {
-    const std::uint64_t now = received_ > kFreeBytes ? received_ - kFreeBytes : 0;
+  std::uint64_t update_counted_bytes() {
+    const std::uint64_t now = received_ > kUncountedBytes ? received_ - kUncountedBytes : 0;
     const std::uint64_t before = std::exchange(counted_, now);
     return server_.receiving_ += now - before;  // modulo 2^64
   }
@@ -174,10 +175,10 @@ class HttpServer::Connection final : public httplib::Stream {
   TimePoint begun_{};                // start of the request, or of its answer
   bool writing_ = false, closes_ = false;
   std::uint64_t received_ = 0, sent_ = 0, counted_ = 0;
-  std::optional<Broken> broken_;
+  std::optional<RequestFailure> request_failure_;
 };
 
-thread_local HttpServer::Connection* HttpServer::here_ = nullptr;
+thread_local HttpServer::Connection* HttpServer::thread_connection_ = nullptr;
 
 HttpServer::HttpServer(const HttpLimits& limits) : limits_(limits) {
   new_task_queue = [] { return new ThreadPerConnection(); };
@@ -188,11 +189,13 @@ HttpServer::HttpServer(const HttpLimits& limits) : limits_(limits) {
 
 void HttpServer::widen_backlog() { ::listen(svr_sock_, static_cast<int>(limits_.connections_max)); }
 
-std::optional<HttpServer::Broken> HttpServer::broken() { return here_ ? here_->broken() : std::nullopt; }
+std::optional<HttpServer::RequestFailure> HttpServer::request_failure() {
+  return thread_connection_ ? thread_connection_->request_failure() : std::nullopt;
+}
 
 void HttpServer::close_after_answer(httplib::Response& response) {
   response.set_header("Connection", "close");
-  if (here_) here_->close_after_answer();
+  if (thread_connection_) thread_connection_->close_after_answer();
 }
 
 bool HttpServer::process_and_close_socket(socket_t socket) {
@@ -204,12 +207,13 @@ bool HttpServer::process_and_close_socket(socket_t socket) {
   }
   {
     Connection connection(*this, socket);
-    here_ = &connection;
+    thread_connection_ = &connection;
     if (!admitted && end_by_.load() == kNever) {
-      const std::string body = fmt::format(
-          R"({{"error":{{"code":"busy","message":"{} connections are open, which is the limit: close those not in use, and come back later"}}}})"
-          "\n",
-          limits_.connections_max);
+      const std::string body =
+          fmt::format(R"({{"error":{{"code":"busy","message":"{} connections are open, which is the limit: )"
+                      R"(close those not in use, and come back later"}}}})"
+                      "\n",
+                      limits_.connections_max);
       const std::string answer = fmt::format(
           "HTTP/1.1 503 Service Unavailable\r\nConnection: close\r\nContent-Type: application/json\r\nContent-Length: "
           "{}\r\n\r\n{}",
@@ -223,7 +227,7 @@ bool HttpServer::process_and_close_socket(socket_t socket) {
       connection.linger();
       break;
     }
-    here_ = nullptr;
+    thread_connection_ = nullptr;
   }
   const std::lock_guard lock(mutex_);
   open_.erase(socket);
@@ -232,7 +236,7 @@ bool HttpServer::process_and_close_socket(socket_t socket) {
 
 void HttpServer::end_connections() {
   const std::lock_guard lock(mutex_);
-  end_by_ = clock_.now() + kLastAnswer;
+  end_by_ = clock_.now() + kLastAnswerTimeout;
   for (const socket_t socket : open_) ::shutdown(socket, SHUT_RD);
 }
 

@@ -31,11 +31,11 @@ class HttpServer final : public httplib::Server {
 
   // The status and text for this thread's request, if it broke a limit before it was complete. The connection ends
   // after the answer.
-  struct Broken {
+  struct RequestFailure {
     int status;
     std::string message;
   };
-  static std::optional<Broken> broken();
+  static std::optional<RequestFailure> request_failure();
   // Ends the connection after the answer; the rest of this thread's request is not read.
   static void close_after_answer(httplib::Response& response);
 
@@ -54,8 +54,8 @@ class HttpServer final : public httplib::Server {
   std::atomic<TimePoint> end_by_ = kNever;    // deadline of answers; kNever: the server goes on
   std::atomic<std::uint64_t> receiving_ = 0;  // bytes, as receiving_max counts them
   std::mutex mutex_;
-  std::set<socket_t> open_;               // guarded by mutex_
-  static thread_local Connection* here_;  // the connection of this thread
+  std::set<socket_t> open_;                            // guarded by mutex_
+  static thread_local Connection* thread_connection_;  // the connection of this thread
 };
 
 }  // namespace echoline::learner

@@ -1,3 +1,4 @@
+// Remembers the results of API calls, so that Api can answer a repeated call.
 #include "learner/external/recent_calls.hpp"
 
 #include <utility>
@@ -29,7 +30,7 @@ void RecentCalls::Turn::done(std::string result) {
   if (call == calls_->calls_.end()) return;  // dropped while its earlier result was in use
   if (!call->second.result) calls_->order_.push_back(id_);
   call->second.result = std::move(result);
-  for (; calls_->order_.size() > calls_->most_; calls_->order_.pop_front())
+  for (; calls_->order_.size() > calls_->results_max_; calls_->order_.pop_front())
     calls_->calls_.erase(calls_->order_.front());
   calls_->ended_.notify_all();
 }

@@ -17,7 +17,7 @@ namespace echoline::learner {
 class RecentCalls {
  public:
   static constexpr std::size_t kIdBytesMax = 64;
-  explicit RecentCalls(std::size_t most) : most_(most) {}
+  explicit RecentCalls(std::size_t results_max) : results_max_(results_max) {}
 
   // One call in progress. If it ends without done(), it has changed nothing, and a repetition is executed.
   class Turn {
@@ -47,7 +47,7 @@ class RecentCalls {
     std::string call;
     std::optional<std::string> result = {};
   };
-  const std::size_t most_;
+  const std::size_t results_max_;
   std::mutex mutex_;
   std::condition_variable ended_;
   std::map<std::string, Call> calls_;  // by id; guarded by mutex_

@@ -1,3 +1,4 @@
+// Pages of metrics.jsonl for the API call /v1/metrics.
 #include "learner/external/row_pages.hpp"
 
 #include <algorithm>
@@ -10,42 +11,43 @@ constexpr std::uint64_t kMarkEvery = 4096;  // rows
 
 }  // namespace
 
-RowPlace RowPages::near(std::uint64_t rows) const {
+RowPlace RowPages::mark_before(std::uint64_t rows) const {
   const std::lock_guard lock(mutex_);
-  const auto after = std::upper_bound(marks_.begin(), marks_.end(), rows,
-                                      [](std::uint64_t n, const RowPlace& mark) { return n < *mark.row; });
-  return after == marks_.begin() ? RowPlace{} : *std::prev(after);
+  const auto next_mark = std::upper_bound(marks_.begin(), marks_.end(), rows,
+                                          [](std::uint64_t n, const RowPlace& mark) { return n < *mark.row; });
+  return next_mark == marks_.begin() ? RowPlace{} : *std::prev(next_mark);
 }
 
-void RowPages::note(const RowPlace& place) {
+void RowPages::add_mark(const RowPlace& place) {
   const std::lock_guard lock(mutex_);
   if (marks_.empty() || *marks_.back().row < *place.row) marks_.push_back(place);
 }
 
-Result<RowPage> RowPages::after(std::uint64_t rows, std::uint64_t most) {
-  ECHO_ASSIGN(RowFile file, RowFile::open(path_, near(rows)));
+Result<RowPage> RowPages::after(std::uint64_t rows, std::uint64_t rows_max) {
+  ECHO_ASSIGN(RowFile file, RowFile::open(path_, mark_before(rows)));
   while (*file.place().row < rows) {
     ECHO_ASSIGN(const auto skipped, file.next());
     if (!skipped) break;
-    if (*file.place().row % kMarkEvery == 0) note(file.place());
+    if (*file.place().row % kMarkEvery == 0) add_mark(file.place());
   }
   RowPage page{"[", {}, false};
   // Rows are parsed only to report a damaged file. The page contains them unchanged.
-  for (std::uint64_t taken = 0; taken < std::min(most, kPageRowsMax) && page.rows.size() < kPageBytesMax; ++taken) {
+  for (std::uint64_t row_count = 0; row_count < std::min(rows_max, kPageRowsMax) && page.rows.size() < kPageBytesMax;
+       ++row_count) {
     ECHO_ASSIGN(const auto text, file.next_checked());
     if (!text) break;
-    if (taken > 0) page.rows += ',';
+    if (row_count > 0) page.rows += ',';
     page.rows += *text;
   }
   page.rows += ']';
   page.next = file.place().row;
-  const auto further = file.next();
-  page.more = !further || further->has_value();  // an error shows in the next page
+  const auto next_row = file.next();
+  page.more = !next_row || next_row->has_value();  // an error shows in the next page
   return page;
 }
 
-Result<RowPage> RowPages::last(std::uint64_t most) {
-  ECHO_ASSIGN(const RowPlace begin, last_rows(path_, std::min(most, kPageRowsMax)));
+Result<RowPage> RowPages::last(std::uint64_t rows_max) {
+  ECHO_ASSIGN(const RowPlace begin, last_rows(path_, std::min(rows_max, kPageRowsMax)));
   ECHO_ASSIGN(RowFile file, RowFile::open(path_, begin));
   std::deque<std::string> rows;
   std::size_t bytes = 0;
@@ -54,10 +56,10 @@ Result<RowPage> RowPages::last(std::uint64_t most) {
     if (!text) break;
     rows.emplace_back(*text);
     bytes += text->size() + 1;
-    for (; rows.size() > 1 && (bytes > kPageBytesMax || rows.size() > most); rows.pop_front())
+    for (; rows.size() > 1 && (bytes > kPageBytesMax || rows.size() > rows_max); rows.pop_front())
       bytes -= rows.front().size() + 1;
   }
-  if (most == 0) rows.clear();
+  if (rows_max == 0) rows.clear();
   RowPage page{"[", {}, false};
   for (const std::string& row : rows) page.rows += (page.rows.size() > 1 ? "," : "") + row;
   page.rows += ']';

@@ -26,14 +26,14 @@ class RowPages {
  public:
   explicit RowPages(std::filesystem::path path) : path_(std::move(path)) {}
 
-  // Rows from number `rows` on, at most `most` and kPageRowsMax. kCorrupt, kIo, kNotFound: learner/row_file.hpp.
-  Result<RowPage> after(std::uint64_t rows, std::uint64_t most);
-  // The last `most` rows: at most kPageRowsMax, and at most one page, counted from the end.
-  Result<RowPage> last(std::uint64_t most);
+  // Rows from number `rows` on, at most `rows_max` and kPageRowsMax. kCorrupt, kIo, kNotFound: learner/row_file.hpp.
+  Result<RowPage> after(std::uint64_t rows, std::uint64_t rows_max);
+  // The last `rows_max` rows: at most kPageRowsMax, and at most one page, counted from the end.
+  Result<RowPage> last(std::uint64_t rows_max);
 
  private:
-  RowPlace near(std::uint64_t rows) const;  // the last known place at or before row `rows`
-  void note(const RowPlace& place);
+  RowPlace mark_before(std::uint64_t rows) const;  // the last known place at or before row `rows`
+  void add_mark(const RowPlace& place);
 
   std::filesystem::path path_;
   mutable std::mutex mutex_;

@@ -1,3 +1,4 @@
+// Parses an external trainer's log-probabilities and compares them with the workers'.
 #include "learner/external/scores.hpp"
 
 #include <algorithm>
@@ -45,43 +46,43 @@ Result<TokenScores> parse_scores(const std::string& bytes, std::size_t tokens) {
   return scores;
 }
 
-Scored scored(const std::vector<schema::Trajectory>& batch, const TokenScores& scores) {
-  Scored found;
+ScoreComparison compare_scores(const std::vector<schema::Trajectory>& batch, const TokenScores& scores) {
+  ScoreComparison comparison;
   double entropy = 0, behaviour_kl = 0;
   std::uint64_t all_tokens = 0, responses = 0;
   const bool with_entropy = !scores.entropies.empty();
-  std::size_t first = 0;  // first token of the response
+  std::size_t next_begin = 0;  // first token of the next response
   for (const schema::Trajectory& t : batch) {
-    const std::size_t begin = first;
-    first += static_cast<std::size_t>(t.response_tokens_size());
-    double surprise = 0, dispute = 0, spread = 0, drift_kl = 0;
+    const std::size_t begin = next_begin;
+    next_begin += static_cast<std::size_t>(t.response_tokens_size());
+    double surprise = 0, dispute = 0, entropy_sum = 0, kl_sum = 0;
     std::uint64_t tokens = 0;
-    bool whole = true;
-    for (int i = 0; i < t.response_tokens_size() && whole; ++i) {
+    bool is_complete = true;
+    for (int i = 0; i < t.response_tokens_size() && is_complete; ++i) {
       if (t.loss_mask_size() != 0 && t.loss_mask(i) == 0) continue;
       const double logprob = std::max<double>(scores.logprobs[begin + static_cast<std::size_t>(i)], kLogprobMin);
       const double h = with_entropy ? scores.entropies[begin + static_cast<std::size_t>(i)] : 0;
-      whole = !std::isnan(scores.logprobs[begin + static_cast<std::size_t>(i)]) && !std::isnan(h);
-      const double drift = std::clamp(logprob - t.logprobs(i), -kLogRatioMax, kLogRatioMax);
+      is_complete = !std::isnan(scores.logprobs[begin + static_cast<std::size_t>(i)]) && !std::isnan(h);
+      const double log_ratio = std::clamp(logprob - t.logprobs(i), -kLogRatioMax, kLogRatioMax);
       ++tokens;
       surprise += with_entropy ? -logprob - h : 0;
       dispute += std::abs(logprob - t.logprobs(i));
-      spread += h;
-      drift_kl += std::expm1(drift) - drift;
+      entropy_sum += h;
+      kl_sum += std::expm1(log_ratio) - log_ratio;
     }
-    if (!whole || tokens == 0) continue;
-    Scrutiny& s = found.scrutiny[WorkerId{t.worker()}];
+    if (!is_complete || tokens == 0) continue;
+    Scrutiny& s = comparison.scrutiny[WorkerId{t.worker()}];
     ++s.responses;
     s.surprise += surprise / static_cast<double>(tokens);
     s.dispute += dispute / static_cast<double>(tokens);
-    entropy += spread, behaviour_kl += drift_kl;
+    entropy += entropy_sum, behaviour_kl += kl_sum;
     all_tokens += tokens, ++responses;
   }
-  found.figures = {{"scored_responses", responses}};
-  if (all_tokens == 0) return found;
-  found.figures["behaviour_kl"] = behaviour_kl / static_cast<double>(all_tokens);
-  if (with_entropy) found.figures["entropy"] = entropy / static_cast<double>(all_tokens);
-  return found;
+  comparison.figures = {{"scored_responses", responses}};
+  if (all_tokens == 0) return comparison;
+  comparison.figures["behaviour_kl"] = behaviour_kl / static_cast<double>(all_tokens);
+  if (with_entropy) comparison.figures["entropy"] = entropy / static_cast<double>(all_tokens);
+  return comparison;
 }
 
 }  // namespace echoline::learner

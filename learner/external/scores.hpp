@@ -22,13 +22,13 @@ struct TokenScores {
 // Parses a safetensors file with `logprobs` and optionally `entropies`, F32 [tokens]. kInvalid with the reason.
 Result<TokenScores> parse_scores(const std::string& bytes, std::size_t tokens);
 
-struct Scored {
+struct ScoreComparison {
   std::map<WorkerId, Scrutiny> scrutiny;  // counts responses whose trained tokens all have scores
   // entropy, behaviour_kl and scored_responses, over the tokens of these responses, as in the built-in trainer.
   nlohmann::json figures;
 };
 
 // `scores` must belong to `batch`.
-Scored scored(const std::vector<schema::Trajectory>& batch, const TokenScores& scores);
+ScoreComparison compare_scores(const std::vector<schema::Trajectory>& batch, const TokenScores& scores);
 
 }  // namespace echoline::learner

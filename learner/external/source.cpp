@@ -1,3 +1,4 @@
+// The policy source of a run with an external trainer. The service calls it; the trainer answers through the API.
 #include "learner/external/source.hpp"
 
 #include <sys/stat.h>
@@ -9,14 +10,14 @@
 #include "base/clock.hpp"
 #include "base/files.hpp"
 #include "base/log.hpp"
-#include "data_plane/told.hpp"
+#include "data_plane/policy_input.hpp"
 #include "delta/checkpoint.hpp"
 #include "delta/digest.hpp"
 #include "learner/checkpoint_folder.hpp"
 #include "learner/external/api.hpp"
 #include "learner/external/batch_file.hpp"
-#include "learner/external/exchange.hpp"
 #include "learner/external/scores.hpp"
+#include "learner/external/trainer_link.hpp"
 #include "learner/held_out.hpp"
 #include "model/policy.hpp"
 
@@ -27,11 +28,11 @@ constexpr Duration kPoll = std::chrono::milliseconds(200);
 // Wait for a trainer that evaluates and has not reported: it may be evaluating, or gone.
 constexpr Duration kEvaluationPatience = std::chrono::minutes(10);
 
-class External final : public PolicySource {
+class ExternalSource final : public PolicySource {
  public:
-  explicit External(const SourceHost& host) : host_(host) {}
+  explicit ExternalSource(const SourceHost& host) : host_(host) {}
 
-  ~External() override {
+  ~ExternalSource() override {
     api_.reset();
     std::error_code error;
     std::filesystem::remove(address_file(), error);
@@ -46,7 +47,7 @@ class External final : public PolicySource {
       if (!resumed)
         return fail(resumed.error().code, resumed.error().operation, "{}{}", resumed.error().detail,
                     earlier_hint(host_.record.folder()));
-      for (const Resumed::Damaged& damaged : resumed->damaged) {
+      for (const ResumeReport::Damaged& damaged : resumed->damaged) {
         log::warn("checkpoint {} is damaged and was left aside as damaged-{}: {}", damaged.name, damaged.name,
                   damaged.reason);
         host_.record.event("checkpoint_damaged", {{"checkpoint", damaged.name}, {"reason", damaged.reason}});
@@ -62,10 +63,10 @@ class External final : public PolicySource {
       ECHO_ASSIGN(delta::OwnedState policy, model::init_policy(host_.task.files.config, host_.config.run.seed));
       policy_ = delta::share(std::move(policy));
     }
-    exchange_.emplace(
-        ExchangeOptions{host_.config.staleness.publish_every, host_.config.run.steps, host_.config.evaluation.every},
+    trainer_link_.emplace(
+        TrainerLinkOptions{host_.config.staleness.publish_every, host_.config.run.steps, host_.config.evaluation.every},
         clock_, steps_, resumed_digest_);
-    return resume ? serve() : ok();
+    return resume ? start_api() : ok();
   }
 
   std::uint64_t steps() const override { return steps_; }
@@ -73,60 +74,61 @@ class External final : public PolicySource {
   Status begin() override {
     host_.record.event("started", {{"step", steps_}});
     ECHO_TRY(checkpoint());
-    return serve();
+    return start_api();
   }
 
   Result<std::optional<TrainedStep>> step(const std::vector<schema::Trajectory>& batch) override {
     ECHO_ASSIGN(std::string bytes, pack_batch(batch));
     std::size_t tokens = 0;
     for (const schema::Trajectory& t : batch) tokens += static_cast<std::size_t>(t.response_tokens_size());
-    exchange_->offer(steps_ + 1, std::make_shared<const std::string>(std::move(bytes)), tokens);
+    trainer_link_->offer(steps_ + 1, std::make_shared<const std::string>(std::move(bytes)), tokens);
     for (;;) {
-      auto consumed = exchange_->wait_consumed(kPoll);
-      note_evaluations({});
+      auto consumed = trainer_link_->wait_consumed(kPoll);
+      record_evaluations({});
       if (consumed) {
         ++steps_;
-        TrainedStep done{std::move(consumed->figures), {}};
+        TrainedStep trained{std::move(consumed->figures), {}};
         if (consumed->scores) {
-          Scored seen = scored(batch, *consumed->scores);
-          done.scrutiny = std::move(seen.scrutiny);
-          seen.figures.update(done.figures);  // the trainer's own figures take precedence
-          done.figures = std::move(seen.figures);
+          ScoreComparison comparison = compare_scores(batch, *consumed->scores);
+          trained.scrutiny = std::move(comparison.scrutiny);
+          comparison.figures.update(trained.figures);  // the trainer's own figures take precedence
+          trained.figures = std::move(comparison.figures);
         }
-        return std::optional(std::move(done));
+        return std::optional(std::move(trained));
       }
       if (host_.stop) return std::optional<TrainedStep>();
-      ECHO_TRY(wait_on(fmt::format("step {}: the batch {} trainer", steps_ + 1,
-                                   exchange_->status()["batch"] == "taken" ? "is with the" : "waits for a")));
+      ECHO_TRY(
+          report_waiting(fmt::format("step {}: the batch {} trainer", steps_ + 1,
+                                     trainer_link_->status()["batch"] == "taken" ? "is with the" : "waits for a")));
     }
   }
 
   Result<delta::SharedState> policy(Version version) override {
     while (policy_version_ != version) {  // the initial policy exists already
-      if (auto published = exchange_->wait_policy(version, kPoll)) {
+      if (auto published = trainer_link_->wait_policy(version, kPoll)) {
         policy_ = delta::share(std::move(*published));
         policy_version_ = version;
         continue;
       }
       if (host_.stop) return delta::SharedState();
-      ECHO_TRY(wait_on(fmt::format("waiting for the trainer to publish version {}", version.value)));
+      ECHO_TRY(report_waiting(fmt::format("waiting for the trainer to publish version {}", version.value)));
     }
     return policy_;
   }
 
   Status step_done() override {
-    note_evaluations({});
+    record_evaluations({});
     return ok();
   }
 
   // A trainer evaluates at its own times. The run waits for it only at its end.
   Status evaluate(const char*) override {
-    note_evaluations({});
-    while (!host_.stop && exchange_->evaluation_comes(kEvaluationPatience)) {
-      ECHO_TRY(wait_on(fmt::format("waiting for the trainer's evaluation of version {}", steps_)));
-      note_evaluations(kPoll);
+    record_evaluations({});
+    while (!host_.stop && trainer_link_->evaluation_comes(kEvaluationPatience)) {
+      ECHO_TRY(report_waiting(fmt::format("waiting for the trainer's evaluation of version {}", steps_)));
+      record_evaluations(kPoll);
     }
-    note_evaluations({});
+    record_evaluations({});
     return ok();
   }
   const std::map<std::string, double>& accuracy() const override { return accuracy_; }
@@ -135,9 +137,10 @@ class External final : public PolicySource {
   Status checkpoint() override {
     if (!policy_) return ok();
     if (saved_ != policy_version_) ECHO_TRY(save());
-    if (unplaced_.empty()) return ok();
-    ECHO_TRY(model::place_directory(unplaced_ / kCheckpointModel, host_.record.folder() / "model", /*link=*/true));
-    unplaced_.clear();
+    if (checkpoint_to_place_.empty()) return ok();
+    ECHO_TRY(model::place_directory(checkpoint_to_place_ / kCheckpointModel, host_.record.folder() / "model",
+                                    /*link=*/true));
+    checkpoint_to_place_.clear();
     return ok();
   }
 
@@ -152,14 +155,14 @@ class External final : public PolicySource {
                                     {"policy_digest", digest.hex()}};
       return write_file_atomic(folder / kCheckpointState, json_text(state, 2) + "\n");
     };
-    ECHO_ASSIGN(unplaced_, add_checkpoint(checkpoints(), static_cast<std::int64_t>(policy_version_.value),
-                                          host_.config.learner.checkpoints_kept, write));
+    ECHO_ASSIGN(checkpoint_to_place_, add_checkpoint(checkpoints(), static_cast<std::int64_t>(policy_version_.value),
+                                                     host_.config.learner.checkpoints_kept, write));
     saved_ = policy_version_;
     return ok();
   }
 
   // Call once the run's folder holds the trainer's initial policy.
-  Status serve() {
+  Status start_api() {
     ApiOptions api;
     api.listen = host_.config.learner.api;
     api.folder = host_.record.folder();
@@ -167,14 +170,14 @@ class External final : public PolicySource {
                     (1 << 20)};  // fp32 size, and some more
     api.about = about();
     api.parse_policy = [this](Version version, std::string bytes) {
-      return admitted(version, parse_policy(std::move(bytes)));
+      return admit(version, parse_policy(std::move(bytes)));
     };
     api.held_out = [this] { return held_out(); };
     api.grade = [this](const nlohmann::json& body) { return grade(body); };
     api.read_policy = [this](Version version, const std::filesystem::path& path) {
-      return admitted(version, read_policy(path));
+      return admit(version, read_policy(path));
     };
-    ECHO_ASSIGN(api_, Api::start(std::move(api), *exchange_));
+    ECHO_ASSIGN(api_, Api::start(std::move(api), *trainer_link_));
     // The file contains a secret token.
     const mode_t mask = ::umask(0177);
     const Status written = write_file_atomic(address_file(), json_text(api_->address(), 2) + "\n");
@@ -184,8 +187,8 @@ class External final : public PolicySource {
     return ok();
   }
 
-  void note_evaluations(Duration wait) {
-    for (const PolicyEvaluation& e : exchange_->wait_evaluations(wait)) {
+  void record_evaluations(Duration wait) {
+    for (const PolicyEvaluation& e : trainer_link_->wait_evaluations(wait)) {
       const std::uint64_t step = e.version.value;
       const char* when = step == 0 ? "before" : step >= host_.config.run.steps ? "after" : "during";
       nlohmann::json row = {{"when", when}, {"step", step}, {"accuracy", e.accuracy}, {"problems", e.problems}};
@@ -217,17 +220,17 @@ class External final : public PolicySource {
     if (!body.is_object())
       return fail(Code::kInvalid, "evaluate",
                   "expected {{\"responses\": {{problem: tokens or text}}}} or {{\"accuracy\", \"problems\"}}");
-    return body.contains("responses") ? graded(body["responses"]) : reported(body);
+    return body.contains("responses") ? evaluation_from_responses(body["responses"]) : evaluation_from_figures(body);
   }
 
   // A problem without a response counts as wrong.
-  Result<PolicyEvaluation> graded(const nlohmann::json& responses) const {
+  Result<PolicyEvaluation> evaluation_from_responses(const nlohmann::json& responses) const {
     const std::vector<schema::Problem>& problems = host_.task.evaluation;
     if (!responses.is_object() || responses.size() > problems.size())
       return fail(Code::kInvalid, "evaluate", "expected responses by problem, at most {}", problems.size());
     double correct = 0, reward = 0;
     const bool several = host_.task.adapter->name() == data_plane::kSeveral;
-    ByTask by_task;
+    TaskFigures by_task;
     std::size_t found = 0;
     for (const schema::Problem& problem : problems) {
       std::string text;
@@ -238,7 +241,7 @@ class External final : public PolicySource {
       ECHO_ASSIGN(const data_plane::Score score, host_.task.adapter->score(problem, text));
       correct += score.correct ? 1 : 0;
       reward += score.reward;
-      if (several) by_task.note(problem.id(), score.correct, score.reward);
+      if (several) by_task.add(problem.id(), score.correct, score.reward);
     }
     if (found != responses.size())
       return fail(Code::kInvalid, "evaluate",
@@ -254,18 +257,18 @@ class External final : public PolicySource {
       return std::string(up_to_stop(text, host_.task.phrasing.stop()).first);
     }
     std::vector<model::Token> tokens;
-    bool sound = response.is_array() && response.size() <= host_.config.rollout.response_tokens_max;
-    for (std::size_t i = 0; sound && i < response.size(); ++i) {
-      sound = response[i].is_number_integer() && response[i] >= 0 && response[i] < host_.task.files.config.vocab_size;
-      if (sound) tokens.push_back(response[i].get<model::Token>());
+    bool valid = response.is_array() && response.size() <= host_.config.rollout.response_tokens_max;
+    for (std::size_t i = 0; valid && i < response.size(); ++i) {
+      valid = response[i].is_number_integer() && response[i] >= 0 && response[i] < host_.task.files.config.vocab_size;
+      if (valid) tokens.push_back(response[i].get<model::Token>());
     }
-    if (!sound)
+    if (!valid)
       return fail(Code::kInvalid, "evaluate", "{}: expected a text, or at most {} tokens of the vocabulary", problem,
                   host_.config.rollout.response_tokens_max);
     return host_.task.phrasing.answer(tokens);
   }
 
-  static Result<PolicyEvaluation> reported(const nlohmann::json& body) {
+  static Result<PolicyEvaluation> evaluation_from_figures(const nlohmann::json& body) {
     const auto number = [&](const char* name) -> std::optional<double> {
       const auto it = body.find(name);
       return it != body.end() && it->is_number() && std::isfinite(it->get<double>()) ? std::optional(it->get<double>())
@@ -280,7 +283,7 @@ class External final : public PolicySource {
 
   // Reports the phase and lets the service work while the source waits for the trainer. An error ends the run, which
   // can be resumed.
-  Status wait_on(const std::string& phase) {
+  Status report_waiting(const std::string& phase) {
     host_.phase(phase);
     Status going_on = host_.waiting();
     if (!going_on) ECHO_TRY(checkpoint());
@@ -305,16 +308,16 @@ class External final : public PolicySource {
 
   // Returns the trainer's policy, or the reason for refusing it. After a refusal, the run keeps the version before and
   // waits for another policy.
-  Result<delta::OwnedState> admitted(Version version, Result<delta::OwnedState> policy) {
-    const std::lock_guard lock(door_);  // one probe at a time
-    Status sound = policy ? probe(*policy) : Status(policy.error());
-    if (sound) return policy;
-    if (std::string reason = sound.error().message();
+  Result<delta::OwnedState> admit(Version version, Result<delta::OwnedState> policy) {
+    const std::lock_guard lock(probe_mutex_);  // one probe at a time
+    Status accepted = policy ? probe(*policy) : Status(policy.error());
+    if (accepted) return policy;
+    if (std::string reason = accepted.error().message();
         std::exchange(refused_, std::pair(version, reason)) != std::pair(version, reason)) {
       log::warn("the trainer's policy of version {} is refused: {}", version.value, reason);
       host_.record.event("policy_refused", {{"version", version.value}, {"reason", std::move(reason)}});
     }
-    return std::move(sound).error();
+    return std::move(accepted).error();
   }
 
   // The bytes are released before it returns.
@@ -359,11 +362,11 @@ class External final : public PolicySource {
   delta::SharedState policy_;  // the newest published one, or the initial one
   Version policy_version_;
   std::optional<Version> saved_;
-  std::filesystem::path unplaced_;  // the newest checkpoint, until the run's folder `model` holds its policy
+  std::filesystem::path checkpoint_to_place_;  // the newest checkpoint, until the run's folder `model` holds its policy
   std::optional<delta::Digest> resumed_digest_;  // digest of the policy from which the run resumes
-  std::mutex door_;
-  std::pair<Version, std::string> refused_;  // the last refused policy and the reason; guarded by door_
-  std::optional<Exchange> exchange_;
+  std::mutex probe_mutex_;
+  std::pair<Version, std::string> refused_;  // the last refused policy and the reason; guarded by probe_mutex_
+  std::optional<TrainerLink> trainer_link_;
   std::unique_ptr<Api> api_;
   std::map<std::string, double> accuracy_;  // by time of evaluation
 };
@@ -371,7 +374,7 @@ class External final : public PolicySource {
 }  // namespace
 
 Result<std::unique_ptr<PolicySource>> load_external(const SourceHost& host, bool resume) {
-  auto source = std::make_unique<External>(host);
+  auto source = std::make_unique<ExternalSource>(host);
   ECHO_TRY(source->start(resume));
   return std::unique_ptr<PolicySource>(std::move(source));
 }

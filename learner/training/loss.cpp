@@ -1,3 +1,4 @@
+// The policy loss. Trainer calls it for every micro-batch.
 #include "learner/training/loss.hpp"
 
 #include <cmath>
@@ -11,17 +12,19 @@ constexpr double kLogRatioMax = 20;  // larger log-ratios only mean "very large"
 torch::Tensor k3(const torch::Tensor& difference) { return difference.exp() - difference - 1.0; }
 
 // Tokens that the second-moment region leaves out. In each response, these are the tokens with the largest squared
-// log-ratio, until the mean of the rest is at most `bound`. Only tokens that the update would move further away are
-// left out.
+// log-ratio, until the mean of the rest is at most `second_moment_max`. Only tokens that the update would move further
+// away are left out.
 torch::Tensor outside_second_moment(const torch::Tensor& log_ratio, const torch::Tensor& advantages,
-                                    const torch::Tensor& mask, double bound) {
-  const torch::Tensor square = log_ratio.square() * mask;
+                                    const torch::Tensor& mask, double second_moment_max) {
+  const torch::Tensor squared_log_ratio = log_ratio.square() * mask;
   const torch::Tensor widens = (log_ratio * advantages > 0) & (mask > 0);
-  const auto [largest, order] = torch::where(widens, square, -torch::ones_like(square)).sort(1, /*descending=*/true);
-  const torch::Tensor gone = largest.clamp_min(0).cumsum(1) - largest.clamp_min(0);  // removed before this one
-  const torch::Tensor left = mask.sum(1, true) - torch::arange(mask.size(1), mask.options());
-  const torch::Tensor goes = (largest >= 0) & (square.sum(1, true) - gone > bound * left.clamp_min(1.0));
-  return torch::zeros_like(mask).scatter(1, order, goes.to(mask.dtype()).cumprod(1)) > 0;
+  const auto [largest, order] =
+      torch::where(widens, squared_log_ratio, -torch::ones_like(squared_log_ratio)).sort(1, /*descending=*/true);
+  const torch::Tensor sum_removed_before = largest.clamp_min(0).cumsum(1) - largest.clamp_min(0);
+  const torch::Tensor tokens_left = mask.sum(1, true) - torch::arange(mask.size(1), mask.options());
+  const torch::Tensor is_removed = (largest >= 0) & (squared_log_ratio.sum(1, true) - sum_removed_before >
+                                                     second_moment_max * tokens_left.clamp_min(1.0));
+  return torch::zeros_like(mask).scatter(1, order, is_removed.to(mask.dtype()).cumprod(1)) > 0;
 }
 
 }  // namespace
@@ -55,8 +58,9 @@ Result<std::vector<double>> group_advantages(const std::vector<double>& rewards,
         config.advantage_scale == AdvantageScale::kStd ? std::sqrt(variance) + config.advantage_epsilon : 1.0;
     const double baseline = by_length && tokens > 0 ? weighted / tokens : mean;
     // R_i minus the mean of the others is G/(G-1) times R_i minus the mean of all.
-    const double stretch = config.baseline == Baseline::kLeaveOneOut ? size / (size - 1) : 1.0;
-    for (std::size_t i = first; i < first + group_size; ++i) advantages[i] = stretch * (rewards[i] - baseline) / scale;
+    const double leave_one_out_factor = config.baseline == Baseline::kLeaveOneOut ? size / (size - 1) : 1.0;
+    for (std::size_t i = first; i < first + group_size; ++i)
+      advantages[i] = leave_one_out_factor * (rewards[i] - baseline) / scale;
   }
   return advantages;
 }
@@ -104,29 +108,29 @@ LossResult policy_loss(const LossInputs& inputs, MinibatchSize minibatch, const 
     if (config.kl_form == KlForm::kK2) penalty = difference.square() / 2;
     if (config.kl_form == KlForm::kK3) penalty = reference_kl;
   }
-  const torch::Tensor bounded = ratio.clamp(1.0 - config.clip_low, 1.0 + config.clip_high);
-  torch::Tensor objective, cut;
+  const torch::Tensor clipped_ratio = ratio.clamp(1.0 - config.clip_low, 1.0 + config.clip_high);
+  torch::Tensor objective, outside_region;
   {
     torch::NoGradGuard no_gradient;
     if (config.trust_region == TrustRegion::kClip)
-      cut =
+      outside_region =
           ((advantages > 0) & (ratio > 1.0 + config.clip_high)) | ((advantages < 0) & (ratio < 1.0 - config.clip_low));
     else if (config.trust_region == TrustRegion::kDetachedClip)
-      cut = ratio != bounded;
+      outside_region = ratio != clipped_ratio;
     else if (config.trust_region == TrustRegion::kSecondMoment)
-      cut = outside_second_moment(detached - behaviour, advantages, mask, config.second_moment_max);
+      outside_region = outside_second_moment(detached - behaviour, advantages, mask, config.second_moment_max);
     else
-      cut = torch::zeros_like(counted);
+      outside_region = torch::zeros_like(counted);
   }
   switch (config.trust_region) {
     case TrustRegion::kClip:
-      objective = weight * torch::minimum(ratio * advantages, bounded * advantages);
+      objective = weight * torch::minimum(ratio * advantages, clipped_ratio * advantages);
       break;
     case TrustRegion::kDetachedClip:
-      objective = weight * bounded.detach() * advantages * current;
+      objective = weight * clipped_ratio.detach() * advantages * current;
       break;
     case TrustRegion::kSecondMoment:
-      objective = weight * cut.logical_not().to(mask.dtype()) * advantages * current;
+      objective = weight * outside_region.logical_not().to(mask.dtype()) * advantages * current;
       break;
     case TrustRegion::kNone:
       objective = weight * advantages * current;
@@ -154,12 +158,13 @@ LossResult policy_loss(const LossInputs& inputs, MinibatchSize minibatch, const 
   result.loss = -(objective * scale).sum();
 
   torch::NoGradGuard no_gradient;
-  const torch::Tensor drift = (detached - behaviour).clamp(-kLogRatioMax, kLogRatioMax);
-  const torch::Tensor none = torch::zeros({}, mask.options());
-  result.sums = torch::stack({mask.sum(), (cut.to(mask.dtype()) * mask).sum(),
+  const torch::Tensor behaviour_log_ratio = (detached - behaviour).clamp(-kLogRatioMax, kLogRatioMax);
+  const torch::Tensor zero = torch::zeros({}, mask.options());
+  result.sums = torch::stack({mask.sum(), (outside_region.to(mask.dtype()) * mask).sum(),
                               ((importance > config.importance_cap).to(mask.dtype()) * mask).sum(),
-                              (drift.exp() * mask).sum(), ((2 * drift).exp() * mask).sum(), (k3(drift) * mask).sum(),
-                              reference_kl.defined() ? (reference_kl.detach() * mask).sum() : none});
+                              (behaviour_log_ratio.exp() * mask).sum(), ((2 * behaviour_log_ratio).exp() * mask).sum(),
+                              (k3(behaviour_log_ratio) * mask).sum(),
+                              reference_kl.defined() ? (reference_kl.detach() * mask).sum() : zero});
   return result;
 }
 
@@ -176,8 +181,8 @@ LossStatistics statistics_of(const double* sums) {
 }
 
 LossStatistics LossResult::statistics() const {
-  const torch::Tensor here = sums.to(torch::kCPU, torch::kDouble);
-  return statistics_of(here.data_ptr<double>());
+  const torch::Tensor cpu_sums = sums.to(torch::kCPU, torch::kDouble);
+  return statistics_of(cpu_sums.data_ptr<double>());
 }
 
 }  // namespace echoline::learner

@@ -1,24 +1,28 @@
-// Policy losses on token level, composed of parts. docs/losses.md has the formulas of the named losses. Pure tensor
+// Token-level policy losses, built from four parts. docs/losses.md has the formulas of the named losses. Pure tensor
 // functions.
 //
 // A batch holds whole groups; group g has G responses to one prompt with rewards R_1..R_G. The tokens t of response i
 // have log-probabilities under three policies: the current θ (differentiated), the proximal "old" (θ at the start of
-// the learner step), and the behaviour policy μ. Policy μ generated the token, possibly several versions ago. Settings
-// choose each of four parts; [x] is held constant:
+// the learner step), and the behaviour policy μ. Policy μ generated the token, possibly several versions ago. In the
+// formulas, r is the probability ratio, w an importance weight, C its cap, and [x] is held constant. Settings choose
+// each of the four parts:
 //
 //   advantage    A_i = (R_i − b_i) / s         b: mean of the group, of the others in it, or weighted by length;
 //                                              s: std R + ε, or 1. Zero for a group of equal rewards
 //
-//   trust        clip           J = [w]·min(r·A, clip(r, 1−clip_low, 1+clip_high)·A)
-//   region       detached clip  J = [w·clip(r, 1−clip_low, 1+clip_high)]·A·log π_θ
+//   level        r = π_θ/π_old; w = min(π_old/π_μ, C) with either clip, and min(π_θ/π_μ, C) otherwise. C bounds the
+//                variance of w. Each is per token or per response: then r is the geometric mean over the response's
+//                tokens, and w the product
+//
+//   trust region:
+//                clip           J = [w]·min(r·A, clip(r, 1−clip_low, 1+clip_high)·A)
+//                detached clip  J = [w·clip(r, 1−clip_low, 1+clip_high)]·A·log π_θ
 //                second moment  J = [w·k]·A·log π_θ
 //                none           J = [w]·A·log π_θ
 //
-//                k is 0 for the tokens that carry a response's mean of (log π_θ/π_μ)² above the bound, largest first,
-//                if A would widen it, and 1 otherwise.
-//
-//   level        r = π_θ/π_old, and w = min(π_old/π_μ, C), without clip min(π_θ/π_μ, C): truncated to bound variance.
-//                Either per token, or per response: then r is the geometric mean over its tokens, and w the product
+//                If a response's mean of (log π_θ/π_μ)² exceeds the bound, its tokens with the largest terms get k = 0
+//                until the mean of the others is within the bound. Only tokens whose term A would increase are chosen.
+//                All other tokens have k = 1.
 //
 //   aggregation  loss = −Σ m·a·J   a: 1/(tokens of the minibatch), 1/(sequences · tokens of i), 1/sequences,
 //                1/(sequences · fixed length); m is the loss mask
@@ -54,22 +58,22 @@ struct LossInputs {
 struct LossStatistics {
   double tokens = 0;
   double clipped = 0;           // tokens whose gradient the trust region removes or bounds
-  double capped = 0;            // tokens whose importance weight was truncated.
+  double capped = 0;            // tokens whose importance weight was truncated
   double ratio_sum = 0;         // Σ π_θ/π_μ; log-ratios are clamped to ±20 here and below
   double ratio_square_sum = 0;  // Σ (π_θ/π_μ)²
   double behaviour_kl_sum = 0;  // Σ k3 estimate of KL(π_μ ‖ π_θ)
-  double reference_kl_sum = 0;  // Σ k3 of the reference policy.
+  double reference_kl_sum = 0;  // Σ k3 estimate of KL(π_θ ‖ π_ref)
   double entropy_sum = 0;       // Σ entropy of π_θ at the token, filled in by the caller
   LossStatistics& operator+=(const LossStatistics& other);
 };
 
 struct LossResult {
   torch::Tensor loss;  // scalar, differentiable
-  torch::Tensor sums;  // [kLossSums], on the inputs' device; input of statistics()
+  torch::Tensor sums;  // [kLossSums], on the inputs' device; statistics() reads them
   // If the inputs are on a device, waits for it.
   LossStatistics statistics() const;
 };
-constexpr std::int64_t kLossSums = 7;
+constexpr std::int64_t kLossSums = 7;  // the fields of LossStatistics in order, without entropy_sum
 // Statistics from LossResult::sums in fp64 on the CPU.
 LossStatistics statistics_of(const double* sums);
 

@@ -1,3 +1,4 @@
+// AdamW for Trainer and the warm start.
 #include "learner/training/optimizer.hpp"
 
 #include <algorithm>
@@ -13,7 +14,7 @@ constexpr std::int64_t kBlock = 256;  // values that share a scale
 // Values per part of an update; bounds memory. On a CPU, they fit into caches. On a GPU, each part costs a dozen
 // launches.
 std::int64_t chunk_of(const torch::Tensor& t) { return t.is_cpu() ? std::int64_t{1} << 20 : std::int64_t{1} << 26; }
-constexpr double kSteps1 = 127, kSteps2 = 255;
+constexpr double kMoment1Steps = 127, kMoment2Steps = 255;
 
 std::int64_t blocks(std::int64_t values) { return (values + kBlock - 1) / kBlock; }
 
@@ -26,37 +27,38 @@ torch::Tensor in_blocks(const torch::Tensor& flat) {
 // The fraction between two codes from which a value is rounded up. Over successive updates, each place of a block
 // passes evenly through [0, 1).
 torch::Tensor thresholds(std::int64_t updates, const torch::Device& device) {
-  const torch::Tensor at = torch::arange(kBlock, torch::TensorOptions().dtype(torch::kFloat64).device(device));
-  return (at * 0.7548776662466927 + static_cast<double>(updates) * 0.5698402909980532).frac().to(torch::kFloat32);
+  const torch::Tensor place = torch::arange(kBlock, torch::TensorOptions().dtype(torch::kFloat64).device(device));
+  return (place * 0.7548776662466927 + static_cast<double>(updates) * 0.5698402909980532).frac().to(torch::kFloat32);
 }
 
-torch::Tensor decode1(const torch::Tensor& codes, const torch::Tensor& scales) {
-  const torch::Tensor root = in_blocks(codes.to(torch::kFloat32)).div_(kSteps1);
+torch::Tensor decode_moment1(const torch::Tensor& codes, const torch::Tensor& scales) {
+  const torch::Tensor root = in_blocks(codes.to(torch::kFloat32)).div_(kMoment1Steps);
   return root.mul(root.abs()).mul_(scales.unsqueeze(1)).view({-1}).narrow(0, 0, codes.numel());
 }
 
-torch::Tensor decode2(const torch::Tensor& codes, const torch::Tensor& scales) {
-  const torch::Tensor root = in_blocks(codes.to(torch::kFloat32)).div_(kSteps2);
+torch::Tensor decode_moment2(const torch::Tensor& codes, const torch::Tensor& scales) {
+  const torch::Tensor root = in_blocks(codes.to(torch::kFloat32)).div_(kMoment2Steps);
   return root.square().square_().mul_(scales.unsqueeze(1)).view({-1}).narrow(0, 0, codes.numel());
 }
 
-void encode1(const torch::Tensor& values, const torch::Tensor& codes, const torch::Tensor& scales,
-             const torch::Tensor& threshold) {
+void encode_moment1(const torch::Tensor& values, const torch::Tensor& codes, const torch::Tensor& scales,
+                    const torch::Tensor& threshold) {
   const torch::Tensor rows = in_blocks(values);
   scales.copy_(rows.abs().amax(1));
   const torch::Tensor share = rows / scales.clamp_min(1e-30f).unsqueeze(1);
-  const torch::Tensor steps = share.sign().mul_(share.abs().sqrt_()).mul_(kSteps1).add_(threshold).floor_();
-  codes.copy_(steps.clamp_(-kSteps1, kSteps1).view({-1}).narrow(0, 0, codes.numel()));
+  const torch::Tensor steps = share.sign().mul_(share.abs().sqrt_()).mul_(kMoment1Steps).add_(threshold).floor_();
+  codes.copy_(steps.clamp_(-kMoment1Steps, kMoment1Steps).view({-1}).narrow(0, 0, codes.numel()));
 }
 
 // Never encodes a positive value as zero, because updates divide by it.
-void encode2(const torch::Tensor& values, const torch::Tensor& codes, const torch::Tensor& scales,
-             const torch::Tensor& threshold) {
+void encode_moment2(const torch::Tensor& values, const torch::Tensor& codes, const torch::Tensor& scales,
+                    const torch::Tensor& threshold) {
   const torch::Tensor rows = in_blocks(values);
   scales.copy_(rows.amax(1));
   const torch::Tensor share = rows / scales.clamp_min(1e-30f).unsqueeze(1);
-  const torch::Tensor steps = share.sqrt().sqrt_().mul_(kSteps2).add_(threshold).floor_();
-  codes.copy_(steps.clamp_(0, kSteps2).maximum((share > 0).to(torch::kFloat32)).view({-1}).narrow(0, 0, codes.numel()));
+  const torch::Tensor steps = share.sqrt().sqrt_().mul_(kMoment2Steps).add_(threshold).floor_();
+  codes.copy_(
+      steps.clamp_(0, kMoment2Steps).maximum((share > 0).to(torch::kFloat32)).view({-1}).narrow(0, 0, codes.numel()));
 }
 
 }  // namespace
@@ -95,32 +97,32 @@ void AdamW::publish() {
   for (Slot& slot : slots_) slot.parameter.copy_(slot.master.to(torch::kBFloat16));
 }
 
-bool AdamW::fused() const {
+bool AdamW::is_fused() const {
   return !slots_.empty() && slots_[0].master.is_cuda() && model::training::have_kernels() &&
-         model::training::kernels_take(slots_[0].master.view({-1}).narrow(0, 0, slots_[0].master.numel() / 8 * 8));
+         model::training::kernels_support(slots_[0].master.view({-1}).narrow(0, 0, slots_[0].master.numel() / 8 * 8));
 }
 
 void AdamW::gather_gradients() {
   torch::NoGradGuard no_gradient;
-  const bool at_once = fused();
+  const bool fused = is_fused();
   std::vector<model::training::Updated> added;
   for (Slot& slot : slots_) {
-    const torch::Tensor fresh = slot.parameter.grad();
-    if (!fresh.defined() || fresh.scalar_type() == torch::kFloat32) continue;
+    const torch::Tensor new_gradient = slot.parameter.grad();
+    if (!new_gradient.defined() || new_gradient.scalar_type() == torch::kFloat32) continue;
     slot.parameter.mutable_grad().reset();
     const bool first = !std::exchange(slot.gathered, true);
-    if (at_once && fresh.scalar_type() == torch::kBFloat16) {
-      model::training::Updated& each = added.emplace_back();
-      each.gradient = slot.gradient;
-      each.fresh = fresh.contiguous();
-      each.replaces = first;
+    if (fused && new_gradient.scalar_type() == torch::kBFloat16) {
+      model::training::Updated& addition = added.emplace_back();
+      addition.gradient = slot.gradient;
+      addition.fresh = new_gradient.contiguous();
+      addition.replaces = first;
       continue;
     }
     if (first) {
-      slot.gradient.copy_(fresh);
+      slot.gradient.copy_(new_gradient);
       continue;
     }
-    const torch::Tensor sum = slot.gradient.view({-1}), addend = fresh.reshape({-1});
+    const torch::Tensor sum = slot.gradient.view({-1}), addend = new_gradient.reshape({-1});
     const std::int64_t chunk = chunk_of(sum);
     for (std::int64_t begin = 0; begin < sum.numel(); begin += chunk) {  // addends are widened first
       const std::int64_t count = std::min(chunk, sum.numel() - begin);
@@ -142,10 +144,11 @@ double AdamW::rate() const {
   if (updates_ < c.warmup_updates)
     return c.learning_rate * static_cast<double>(updates_ + 1) / static_cast<double>(c.warmup_updates);
   if (c.schedule == Schedule::kConstant) return c.learning_rate;
-  const double done = std::min(1.0, static_cast<double>(updates_ - c.warmup_updates) /
-                                        static_cast<double>(c.updates_expected - c.warmup_updates));
-  const double left = c.schedule == Schedule::kLinear ? 1 - done : (1 + std::cos(done * std::acos(-1.0))) / 2;
-  return c.learning_rate * (c.final_share + (1 - c.final_share) * left);
+  const double progress = std::min(1.0, static_cast<double>(updates_ - c.warmup_updates) /
+                                            static_cast<double>(c.updates_expected - c.warmup_updates));
+  const double share_left =
+      c.schedule == Schedule::kLinear ? 1 - progress : (1 + std::cos(progress * std::acos(-1.0))) / 2;
+  return c.learning_rate * (c.final_share + (1 - c.final_share) * share_left);
 }
 
 void AdamW::update(Slot& slot, const torch::Tensor& gradient, double scale, double rate) {
@@ -162,8 +165,8 @@ void AdamW::update(Slot& slot, const torch::Tensor& gradient, double scale, doub
     const auto scales = [&](const torch::Tensor& t) { return t.narrow(0, begin / kBlock, blocks(count)); };
     torch::Tensor g = gradients.narrow(0, begin, count).to(device);
     if (scale < 1.0) g = g * scale;
-    const torch::Tensor m = coded ? decode1(part(slot.moment1), scales(slot.scale1)) : part(slot.moment1);
-    const torch::Tensor v = coded ? decode2(part(slot.moment2), scales(slot.scale2)) : part(slot.moment2);
+    const torch::Tensor m = coded ? decode_moment1(part(slot.moment1), scales(slot.scale1)) : part(slot.moment1);
+    const torch::Tensor v = coded ? decode_moment2(part(slot.moment2), scales(slot.scale2)) : part(slot.moment2);
     const torch::Tensor master = part(slot.master);
     m.mul_(config_.beta1).add_(g, 1.0 - config_.beta1);
     v.mul_(config_.beta2).addcmul_(g, g, 1.0 - config_.beta2);
@@ -171,33 +174,33 @@ void AdamW::update(Slot& slot, const torch::Tensor& gradient, double scale, doub
     if (decays) master.mul_(1.0 - rate * config_.weight_decay);
     master.addcdiv_(m, denominator, -rate / correction1);
     if (coded) {
-      encode1(m, part(slot.moment1), scales(slot.scale1), threshold);
-      encode2(v, part(slot.moment2), scales(slot.scale2), threshold);
+      encode_moment1(m, part(slot.moment1), scales(slot.scale1), threshold);
+      encode_moment2(v, part(slot.moment2), scales(slot.scale2), threshold);
     }
     parameters.narrow(0, begin, count).copy_(master.to(torch::kBFloat16));
   }
 }
 
 // One entry per slot, with its gradient from the same index of `gradients`; undefined: none.
-std::vector<model::training::Updated> AdamW::all_at_once(const std::vector<torch::Tensor>& gradients) const {
-  std::vector<model::training::Updated> all;
+std::vector<model::training::Updated> AdamW::fused_updates(const std::vector<torch::Tensor>& gradients) const {
+  std::vector<model::training::Updated> entries;
   for (std::size_t i = 0; i < slots_.size(); ++i) {
     const Slot& s = slots_[i];
-    model::training::Updated& each = all.emplace_back();
-    each.parameter = s.parameter.detach();
-    each.master = s.master;
-    each.moment1 = s.moment1, each.moment2 = s.moment2;
-    each.scale1 = s.scale1, each.scale2 = s.scale2;
-    if (gradients[i].defined()) each.gradient = gradients[i].contiguous();
-    each.decays = s.master.dim() >= 2 && config_.weight_decay > 0;
+    model::training::Updated& entry = entries.emplace_back();
+    entry.parameter = s.parameter.detach();
+    entry.master = s.master;
+    entry.moment1 = s.moment1, entry.moment2 = s.moment2;
+    entry.scale1 = s.scale1, entry.scale2 = s.scale2;
+    if (gradients[i].defined()) entry.gradient = gradients[i].contiguous();
+    entry.decays = s.master.dim() >= 2 && config_.weight_decay > 0;
   }
-  return all;
+  return entries;
 }
 
 double AdamW::gradient_norm(const std::vector<torch::Tensor>& gradients) const {
   double squared_norm = 0;
-  if (fused()) {
-    squared_norm = model::training::sum_of_squares(all_at_once(gradients)).item<double>();
+  if (is_fused()) {
+    squared_norm = model::training::sum_of_squares(fused_updates(gradients)).item<double>();
   } else if (gradients.size() > 0 && slots_[0].parameter.is_cuda()) {
     std::vector<torch::Tensor> norms;  // read together, because each read waits for the device
     for (const torch::Tensor& gradient : gradients)
@@ -216,7 +219,7 @@ double AdamW::gradient_norm(const std::vector<torch::Tensor>& gradients) const {
 void AdamW::update_fused(const std::vector<torch::Tensor>& gradients, double scale, double rate) {
   const auto n = static_cast<double>(updates_);
   const torch::Device device = slots_[0].master.device();
-  model::training::update(all_at_once(gradients),
+  model::training::update(fused_updates(gradients),
                           {scale, config_.beta1, config_.beta2, 1.0 - std::pow(config_.beta1, n),
                            1.0 - std::pow(config_.beta2, n), config_.epsilon, rate, config_.weight_decay},
                           config_.moments == Moments::kInt8 ? thresholds(updates_, device) : torch::Tensor());
@@ -232,7 +235,7 @@ UpdateReport AdamW::step() {
   if (report.applied) {
     ++updates_;
     const double scale = std::min(1.0, config_.gradient_norm_max / std::max(report.gradient_norm, 1e-300));
-    if (fused()) {
+    if (is_fused()) {
       update_fused(gradients, scale, report.learning_rate);
     } else {
       for (std::size_t i = 0; i < slots_.size(); ++i) {

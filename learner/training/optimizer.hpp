@@ -80,8 +80,8 @@ class AdamW {
   double rate() const;
   // Whether an update is one kernel (model/cuda/training_device): masters are on a GPU, and this program has the
   // kernel.
-  bool fused() const;
-  std::vector<model::training::Updated> all_at_once(const std::vector<torch::Tensor>& gradients) const;
+  bool is_fused() const;
+  std::vector<model::training::Updated> fused_updates(const std::vector<torch::Tensor>& gradients) const;
   double gradient_norm(const std::vector<torch::Tensor>& gradients) const;
   void update(Slot& slot, const torch::Tensor& gradient, double scale, double rate);
   void update_fused(const std::vector<torch::Tensor>& gradients, double scale, double rate);

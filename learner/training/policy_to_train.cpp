@@ -1,3 +1,4 @@
+// The policy source of a run with the built-in trainer. The service calls it.
 #include "learner/training/policy_to_train.hpp"
 
 #include <xxhash.h>
@@ -66,7 +67,7 @@ Status PolicyToTrain::load_model() {
     ECHO_ASSIGN(model_, model::init(host_.task.files.config, host_.config.run.seed, device, type));
   }
   model_->recompute_layers(learner.recompute);
-  checkpoint_of_.config_digest = config_digest(host_.config, host_.task.files.config);
+  checkpoint_digests_.config_digest = config_digest(host_.config, host_.task.files.config);
   return ok();
 }
 
@@ -75,8 +76,8 @@ Status PolicyToTrain::create_trainer(bool resumed) {
   static_cast<TrainingSettings&>(trainer) = host_.config.learner;
   trainer.temperature = host_.config.rollout.temperature;
   trainer.seed = host_.config.run.seed;
-  std::random_device unforeseeable;
-  trainer.scrutiny_seed = std::uint64_t{unforeseeable()} << 32 | unforeseeable();
+  std::random_device random_bits;
+  trainer.scrutiny_seed = std::uint64_t{random_bits()} << 32 | random_bits();
   std::shared_ptr<model::Transformer> reference;
   if (host_.config.learner.loss.kl_coefficient > 0) {
     // Frozen once, at the start of training, and kept with the run: after a resume, the model has changed.
@@ -85,7 +86,7 @@ Status PolicyToTrain::create_trainer(bool resumed) {
       ECHO_TRY(freeze_reference(checkpoints(host_.record), policy));
     }
     reference = std::make_shared<model::Transformer>(host_.task.files.config, model_->device(), model_->dtype());
-    ECHO_ASSIGN(checkpoint_of_.reference_digest, load_reference(checkpoints(host_.record), *reference));
+    ECHO_ASSIGN(checkpoint_digests_.reference_digest, load_reference(checkpoints(host_.record), *reference));
   }
   ECHO_ASSIGN(trainer_, Trainer::create(model_, trainer, reference));
   on_device_ = model::DeviceWeights::of(model_);
@@ -93,15 +94,15 @@ Status PolicyToTrain::create_trainer(bool resumed) {
 }
 
 Status PolicyToTrain::resume() {
-  const auto nothing = [&](const Error& error) {
+  const auto with_hint = [&](const Error& error) {
     return fail(error.code, error.operation, "{}{}", error.detail, earlier_hint(host_.record.folder()));
   };
   if (const auto found = find_policy(checkpoints(host_.record), {}); !found && found.error().code == Code::kNotFound)
-    return nothing(found.error());
+    return with_hint(found.error());
   ECHO_TRY(create_trainer(/*resumed=*/true));
-  const auto loaded = load_checkpoint(checkpoints(host_.record), *trainer_, checkpoint_of_);
-  if (!loaded) return nothing(loaded.error());
-  for (const Resumed::Damaged& damaged : loaded->damaged) {
+  const auto loaded = load_checkpoint(checkpoints(host_.record), *trainer_, checkpoint_digests_);
+  if (!loaded) return with_hint(loaded.error());
+  for (const ResumeReport::Damaged& damaged : loaded->damaged) {
     log::warn("checkpoint {} is damaged and was left aside as damaged-{}: {}", damaged.name, damaged.name,
               damaged.reason);
     host_.record.event("checkpoint_damaged", {{"checkpoint", damaged.name}, {"reason", damaged.reason}});
@@ -176,24 +177,24 @@ Status PolicyToTrain::evaluate(const char* when) {
 
 Result<std::optional<TrainedStep>> PolicyToTrain::step(const std::vector<schema::Trajectory>& batch) {
   ECHO_ASSIGN(StepReport report, trainer_->step(batch));
-  TrainedStep done;
-  done.figures = {{"loss", report.loss},
-                  {"gradient_norm", report.gradient_norm},
-                  {"entropy", report.entropy},
-                  {"ratio_mean", report.ratio_mean},
-                  {"clip_fraction", report.clip_fraction},
-                  {"capped_fraction", report.capped_fraction},
-                  {"behaviour_kl", report.behaviour_kl},
-                  {"reference_kl", report.reference_kl},
-                  {"effective_sample_fraction", report.effective_sample_fraction},
-                  {"learning_rate", report.learning_rate},
-                  {"updates_skipped", report.updates_skipped},
-                  {"informative_groups", report.informative_groups},  // after penalties
-                  {"zero_advantage_fraction",
-                   1 - static_cast<double>(report.informative_groups) / static_cast<double>(report.groups)},
-                  {"response_tokens", report.response_tokens}};  // without masked ones
-  done.scrutiny = std::move(report.scrutiny);
-  return std::optional(std::move(done));
+  TrainedStep trained;
+  trained.figures = {{"loss", report.loss},
+                     {"gradient_norm", report.gradient_norm},
+                     {"entropy", report.entropy},
+                     {"ratio_mean", report.ratio_mean},
+                     {"clip_fraction", report.clip_fraction},
+                     {"capped_fraction", report.capped_fraction},
+                     {"behaviour_kl", report.behaviour_kl},
+                     {"reference_kl", report.reference_kl},
+                     {"effective_sample_fraction", report.effective_sample_fraction},
+                     {"learning_rate", report.learning_rate},
+                     {"updates_skipped", report.updates_skipped},
+                     {"informative_groups", report.informative_groups},  // after penalties
+                     {"zero_advantage_fraction",
+                      1 - static_cast<double>(report.informative_groups) / static_cast<double>(report.groups)},
+                     {"response_tokens", report.response_tokens}};  // without masked ones
+  trained.scrutiny = std::move(report.scrutiny);
+  return std::optional(std::move(trained));
 }
 
 Result<delta::SharedState> PolicyToTrain::policy(Version version) {
@@ -216,20 +217,21 @@ Result<delta::SharedState> PolicyToTrain::make_policy() {
 }
 
 Status PolicyToTrain::step_done() {
-  const bool due = host_.config.evaluation.every > 0 && steps() % host_.config.evaluation.every == 0;
-  return due && steps() < host_.config.run.steps ? evaluate("during") : ok();
+  const bool is_due = host_.config.evaluation.every > 0 && steps() % host_.config.evaluation.every == 0;
+  return is_due && steps() < host_.config.run.steps ? evaluate("during") : ok();
 }
 
 Status PolicyToTrain::checkpoint() {
   if (!trainer_) return ok();
   if (saved_step_ != trainer_->steps()) {
-    ECHO_ASSIGN(unplaced_, save_checkpoint(checkpoints(host_.record), *trainer_, host_.task.files, checkpoint_of_,
-                                           host_.config.learner.checkpoints_kept));
+    ECHO_ASSIGN(checkpoint_to_place_, save_checkpoint(checkpoints(host_.record), *trainer_, host_.task.files,
+                                                      checkpoint_digests_, host_.config.learner.checkpoints_kept));
     saved_step_ = trainer_->steps();
   }
-  if (unplaced_.empty()) return ok();
-  ECHO_TRY(model::place_directory(unplaced_ / kCheckpointModel, host_.record.folder() / "model", /*link=*/true));
-  unplaced_.clear();
+  if (checkpoint_to_place_.empty()) return ok();
+  ECHO_TRY(
+      model::place_directory(checkpoint_to_place_ / kCheckpointModel, host_.record.folder() / "model", /*link=*/true));
+  checkpoint_to_place_.clear();
   return ok();
 }
 

@@ -40,9 +40,9 @@ class PolicyToTrain final : public PolicySource {
   std::shared_ptr<model::Transformer> model_;
   std::unique_ptr<Trainer> trainer_;
   std::optional<model::DeviceWeights> on_device_;  // the model's weights, if it is on a GPU
-  CheckpointOf checkpoint_of_;
-  std::optional<std::int64_t> saved_step_;  // of the newest checkpoint
-  std::filesystem::path unplaced_;          // the newest checkpoint, until the run's folder `model` holds its policy
+  CheckpointDigests checkpoint_digests_;
+  std::optional<std::int64_t> saved_step_;     // of the newest checkpoint
+  std::filesystem::path checkpoint_to_place_;  // the newest checkpoint, until the run's folder `model` holds its policy
   std::map<std::string, double> accuracy_;
 };
 

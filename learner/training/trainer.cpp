@@ -1,3 +1,4 @@
+// Learner steps and evaluations of the built-in trainer. PolicyToTrain calls it.
 #include "learner/training/trainer.hpp"
 
 #include <algorithm>
@@ -11,7 +12,7 @@
 #include <utility>
 
 #include "base/random.hpp"
-#include "data_plane/told.hpp"
+#include "data_plane/policy_input.hpp"
 #include "learner/batch.hpp"
 #include "model/generate.hpp"
 #include "model/weights.hpp"
@@ -21,12 +22,13 @@ namespace echoline::learner {
 struct TrainingRow {
   std::vector<std::int64_t> tokens;  // prompt and response
   std::size_t prompt = 0;            // tokens of the prompt
-  std::vector<float> behaviour;      // per response token, like the next two
-  std::vector<float> proximal;       // empty until recorded
+  // Per response token: log-probabilities under the behaviour and the proximal policy (loss.hpp), and the loss mask.
+  std::vector<float> behaviour;
+  std::vector<float> proximal;  // empty until recorded
   std::vector<float> mask;
   double advantage = 0;
   WorkerId worker;
-  bool scrutinised = false;  // chosen for scrutiny
+  bool scrutinised = false;  // chosen to test its worker's log-probabilities (credibility.hpp)
 };
 
 namespace {
@@ -35,9 +37,9 @@ using Groups = std::vector<std::vector<TrainingRow>>;
 
 // The number of responses that a step scrutinises: few enough to cost about a hundredth of its time, but enough to
 // judge each worker of a small fleet.
-constexpr std::size_t kScrutinisedPart = 32, kScrutinisedMin = 16;
+constexpr std::size_t kScrutinisedDivisor = 32, kScrutinisedMin = 16;
 
-constexpr std::size_t kAttendedMax = 1 << 24;  // pairs of prompt tokens in all rows of an evaluation batch
+constexpr std::size_t kAttentionPairsMax = 1 << 24;  // pairs of prompt tokens in all rows of an evaluation batch
 
 model::ScoredSequence sequence_of(const TrainingRow& row) { return {row.tokens, row.prompt, row.mask}; }
 
@@ -46,13 +48,13 @@ model::ScoredSequence sequence_of(const TrainingRow& row) { return {row.tokens, 
 struct PackedRows {
   model::PackedTokens tokens;
   std::int64_t width = 0;
-  torch::Tensor place;  // int64 [scores]: the index in [rows, width] of each score of `tokens`
+  torch::Tensor score_index;  // int64 [scores]: the index in [rows, width] of each score of `tokens`
   torch::Tensor behaviour, proximal, mask;
   torch::Tensor advantages;  // [rows]
 
-  torch::Tensor spread(const torch::Tensor& scores) const {
+  torch::Tensor scatter(const torch::Tensor& scores) const {
     return torch::zeros({mask.numel()}, scores.options().requires_grad(false))
-        .index_copy(0, place, scores)
+        .index_copy(0, score_index, scores)
         .view(mask.sizes());
   }
 };
@@ -70,7 +72,7 @@ PackedRows pack(const std::vector<TrainingRow*>& rows, const torch::Device& devi
   packed.proximal = torch::zeros({count, packed.width});
   packed.mask = torch::zeros({count, packed.width});
   packed.advantages = torch::zeros({count});
-  std::vector<std::int64_t> place;
+  std::vector<std::int64_t> score_index;
   for (std::int64_t i = 0; i < count; ++i) {
     const TrainingRow& row = *rows[static_cast<std::size_t>(i)];
     const std::int64_t first = i * packed.width;
@@ -82,10 +84,10 @@ PackedRows pack(const std::vector<TrainingRow*>& rows, const torch::Device& devi
     put(row.mask, packed.mask);
     packed.advantages.data_ptr<float>()[i] = static_cast<float>(row.advantage);
     for (std::int64_t t = 0; t < std::ssize(row.mask); ++t)
-      if (row.mask[static_cast<std::size_t>(t)] > 0) place.push_back(first + t);
+      if (row.mask[static_cast<std::size_t>(t)] > 0) score_index.push_back(first + t);
   }
-  packed.place = torch::tensor(place, torch::kLong);
-  for (torch::Tensor* t : {&packed.place, &packed.behaviour, &packed.proximal, &packed.mask, &packed.advantages})
+  packed.score_index = torch::tensor(score_index, torch::kLong);
+  for (torch::Tensor* t : {&packed.score_index, &packed.behaviour, &packed.proximal, &packed.mask, &packed.advantages})
     *t = model::upload(*t, device);
   if (rows.front()->proximal.empty()) packed.proximal = torch::Tensor();
   return packed;
@@ -95,16 +97,17 @@ PackedRows pack(const std::vector<TrainingRow*>& rows, const torch::Device& devi
 // prompt.
 std::vector<std::vector<TrainingRow*>> microbatches(const std::vector<TrainingRow*>& rows, std::int64_t tokens_max) {
   std::vector<std::vector<TrainingRow*>> parts;
-  std::int64_t tokens = 0;  // of the last part
+  std::int64_t part_tokens = 0;  // of the last part
   for (TrainingRow* row : rows) {
     const model::PackedSize size = model::packed_size(sequence_of(*row));
-    const bool shares = !parts.empty() && model::same_prompt(sequence_of(*parts.back().back()), sequence_of(*row));
-    const std::int64_t more = shares ? size.behind : size.alone;
-    if (parts.empty() || tokens + more > tokens_max) {
+    const bool shares_prompt =
+        !parts.empty() && model::same_prompt(sequence_of(*parts.back().back()), sequence_of(*row));
+    const std::int64_t added_tokens = shares_prompt ? size.without_prompt : size.with_prompt;
+    if (parts.empty() || part_tokens + added_tokens > tokens_max) {
       parts.emplace_back();
-      tokens = size.alone;
+      part_tokens = size.with_prompt;
     } else {
-      tokens += more;
+      part_tokens += added_tokens;
     }
     parts.back().push_back(row);
   }
@@ -164,33 +167,34 @@ Result<Groups> lay_out(const std::vector<schema::Trajectory>& batch, const model
   return groups;
 }
 
-bool informative(const TrainingRow& row) { return row.advantage != 0; }
+bool is_informative(const TrainingRow& row) { return row.advantage != 0; }
 
 // Scrutiny figures of some rows, left on their device so that the CPU need not wait.
-struct Look {
+struct ScrutinyFigures {
   std::vector<TrainingRow*> rows;
   torch::Tensor figures;  // [2, rows]: surprise and dispute, means over a row's tokens
 };
 
-Look look_closely(const std::vector<TrainingRow*>& part, const PackedRows& packed, const model::TokenScores& scores) {
+ScrutinyFigures compute_scrutiny(const std::vector<TrainingRow*>& part, const PackedRows& packed,
+                                 const model::TokenScores& scores) {
   torch::NoGradGuard no_gradient;
   const torch::Tensor counted = (packed.mask > 0).to(torch::kFloat), tokens = counted.sum(1);
-  const torch::Tensor logprobs = packed.spread(scores.logprobs), entropy = packed.spread(scores.entropy);
+  const torch::Tensor logprobs = packed.scatter(scores.logprobs), entropy = packed.scatter(scores.entropy);
   const auto mean = [&](const torch::Tensor& values) { return (values * counted).sum(1) / tokens; };
   return {part, torch::stack({mean(-logprobs - entropy), mean((logprobs - packed.behaviour).abs())})};
 }
 
 // Adds the figures of scrutinised rows to those of their workers.
-void add_up(const std::vector<Look>& looks, std::map<WorkerId, Scrutiny>& found) {
-  for (const Look& look : looks) {
-    const torch::Tensor figures = look.figures.to(torch::kCPU, torch::kDouble).contiguous();
+void add_scrutiny(const std::vector<ScrutinyFigures>& scrutinies, std::map<WorkerId, Scrutiny>& by_worker) {
+  for (const ScrutinyFigures& part_scrutiny : scrutinies) {
+    const torch::Tensor figures = part_scrutiny.figures.to(torch::kCPU, torch::kDouble).contiguous();
     const auto* const surprise = figures.data_ptr<double>();
-    for (std::size_t i = 0; i < look.rows.size(); ++i) {
-      if (!look.rows[i]->scrutinised) continue;
-      Scrutiny& s = found[look.rows[i]->worker];
+    for (std::size_t i = 0; i < part_scrutiny.rows.size(); ++i) {
+      if (!part_scrutiny.rows[i]->scrutinised) continue;
+      Scrutiny& s = by_worker[part_scrutiny.rows[i]->worker];
       ++s.responses;
       s.surprise += surprise[i];
-      s.dispute += surprise[look.rows.size() + i];
+      s.dispute += surprise[part_scrutiny.rows.size() + i];
     }
   }
 }
@@ -245,33 +249,34 @@ Result<delta::OwnedState> Trainer::policy() const { return model::export_policy(
 // them. Rows in `trained` are skipped: the first update scores them anyway, with the same arithmetic.
 std::map<WorkerId, Scrutiny> Trainer::scrutinise(Groups& groups, std::int64_t step,
                                                  const std::vector<TrainingRow*>& trained) {
-  std::map<WorkerId, std::vector<TrainingRow*>> of;
-  std::size_t count = 0;
+  std::map<WorkerId, std::vector<TrainingRow*>> rows_by_worker;
+  std::size_t row_count = 0;
   for (auto& group : groups)
     for (TrainingRow& row : group)
-      if (counted_tokens(row) > 0) of[row.worker].push_back(&row), ++count;
+      if (counted_tokens(row) > 0) rows_by_worker[row.worker].push_back(&row), ++row_count;
   Random random(config_.scrutiny_seed, static_cast<std::uint64_t>(step));
-  for (auto& [worker, rows] : of) {
-    const std::size_t each = std::max(kScrutinisedMin, count / kScrutinisedPart) / of.size();
-    for (std::size_t k = 0; k < std::min(rows.size(), std::max<std::size_t>(1, each)); ++k) {
+  for (auto& [worker, rows] : rows_by_worker) {
+    const std::size_t rows_per_worker =
+        std::max(kScrutinisedMin, row_count / kScrutinisedDivisor) / rows_by_worker.size();
+    for (std::size_t k = 0; k < std::min(rows.size(), std::max<std::size_t>(1, rows_per_worker)); ++k) {
       std::swap(rows[k], rows[k + random.below(rows.size() - k)]);
       rows[k]->scrutinised = true;
     }
   }
-  const std::set<const TrainingRow*> later(trained.begin(), trained.end());
-  std::vector<TrainingRow*> now;
+  const std::set<const TrainingRow*> scored_by_update(trained.begin(), trained.end());
+  std::vector<TrainingRow*> rows_to_score;
   for (auto& group : groups)
     for (TrainingRow& row : group)
-      if (row.scrutinised && !later.contains(&row)) now.push_back(&row);
+      if (row.scrutinised && !scored_by_update.contains(&row)) rows_to_score.push_back(&row);
   torch::NoGradGuard no_gradient;
-  std::vector<Look> looks;
-  for (const auto& part : microbatches(now, config_.microbatch_tokens)) {
+  std::vector<ScrutinyFigures> scrutinies;
+  for (const auto& part : microbatches(rows_to_score, config_.microbatch_tokens)) {
     const PackedRows packed = pack(part, model_->device());
-    looks.push_back(look_closely(part, packed, model_->packed_logprobs(packed.tokens, config_.temperature)));
+    scrutinies.push_back(compute_scrutiny(part, packed, model_->packed_logprobs(packed.tokens, config_.temperature)));
   }
-  std::map<WorkerId, Scrutiny> found;
-  add_up(looks, found);
-  return found;
+  std::map<WorkerId, Scrutiny> by_worker;
+  add_scrutiny(scrutinies, by_worker);
+  return by_worker;
 }
 
 void Trainer::record_proximal(const std::vector<TrainingRow*>& rows) {
@@ -279,7 +284,7 @@ void Trainer::record_proximal(const std::vector<TrainingRow*>& rows) {
   for (const auto& part : microbatches(rows, config_.microbatch_tokens)) {
     const PackedRows packed = pack(part, model_->device());
     const torch::Tensor scores =
-        packed.spread(model_->packed_logprobs(packed.tokens, config_.temperature, /*as_trained=*/true).logprobs)
+        packed.scatter(model_->packed_logprobs(packed.tokens, config_.temperature, /*as_trained=*/true).logprobs)
             .to(torch::kCPU)
             .contiguous();
     for (std::size_t i = 0; i < part.size(); ++i) {
@@ -293,18 +298,18 @@ void Trainer::record_proximal(const std::vector<TrainingRow*>& rows) {
 UpdateReport Trainer::update(const std::vector<TrainingRow*>& rows, MinibatchSize minibatch, LossStatistics& statistics,
                              double& loss, std::map<WorkerId, Scrutiny>* scrutiny) {
   // Figures are read after the whole update is queued: a read waits for the device.
-  std::vector<Look> looks;
+  std::vector<ScrutinyFigures> scrutinies;
   std::vector<torch::Tensor> figures;
   for (const auto& part : microbatches(rows, config_.microbatch_tokens)) {
     const PackedRows packed = pack(part, model_->device());
     const model::TokenScores scores = model_->packed_logprobs(packed.tokens, config_.temperature);
-    if (scrutiny != nullptr) looks.push_back(look_closely(part, packed, scores));
+    if (scrutiny != nullptr) scrutinies.push_back(compute_scrutiny(part, packed, scores));
     LossInputs inputs{
-        packed.spread(scores.logprobs), packed.proximal, packed.behaviour, {}, packed.advantages, packed.mask};
+        packed.scatter(scores.logprobs), packed.proximal, packed.behaviour, {}, packed.advantages, packed.mask};
     if (reference_ != nullptr) {
       torch::NoGradGuard no_gradient;
       inputs.reference_log_probs =
-          packed.spread(reference_->packed_logprobs(packed.tokens, config_.temperature, /*as_trained=*/true).logprobs);
+          packed.scatter(reference_->packed_logprobs(packed.tokens, config_.temperature, /*as_trained=*/true).logprobs);
     }
     const LossResult result = policy_loss(inputs, minibatch, config_.loss);
     result.loss.backward();
@@ -312,15 +317,15 @@ UpdateReport Trainer::update(const std::vector<TrainingRow*>& rows, MinibatchSiz
     figures.push_back(torch::cat({result.sums, torch::stack({scores.entropy.sum(), result.loss.detach()})}));
   }
   const UpdateReport report = optimizer_.step();
-  for (const torch::Tensor& each : figures) {
-    const torch::Tensor here = each.to(torch::kCPU, torch::kDouble);
-    const auto* const sums = here.data_ptr<double>();
+  for (const torch::Tensor& part_figures : figures) {
+    const torch::Tensor on_cpu = part_figures.to(torch::kCPU, torch::kDouble);
+    const auto* const sums = on_cpu.data_ptr<double>();
     LossStatistics part = statistics_of(sums);
     part.entropy_sum = sums[kLossSums];
     statistics += part;
     loss += sums[kLossSums + 1];
   }
-  if (scrutiny != nullptr) add_up(looks, *scrutiny);
+  if (scrutiny != nullptr) add_scrutiny(scrutinies, *scrutiny);
   return report;
 }
 
@@ -333,15 +338,15 @@ Result<StepReport> Trainer::step(const std::vector<schema::Trajectory>& batch) t
   // the loss, but is not computed.
   std::vector<TrainingRow*> trained;
   for (auto& group : groups) {
-    report.informative_groups += std::any_of(group.begin(), group.end(), informative) ? 1 : 0;
+    report.informative_groups += std::any_of(group.begin(), group.end(), is_informative) ? 1 : 0;
     for (TrainingRow& row : group) {
       report.response_tokens += counted_tokens(row);
-      if (counted_tokens(row) > 0 && (informative(row) || reference_ != nullptr)) trained.push_back(&row);
+      if (counted_tokens(row) > 0 && (is_informative(row) || reference_ != nullptr)) trained.push_back(&row);
     }
   }
   const bool same_arithmetic = model_->dtype() == torch::kFloat || !model_->device().is_cpu();
-  const bool scored_anyway = config_.minibatches == 1 && same_arithmetic;
-  report.scrutiny = scrutinise(groups, report.step, scored_anyway ? trained : std::vector<TrainingRow*>());
+  const bool update_scores_rows = config_.minibatches == 1 && same_arithmetic;
+  report.scrutiny = scrutinise(groups, report.step, update_scores_rows ? trained : std::vector<TrainingRow*>());
   const bool several_updates = config_.minibatches > 1 || config_.passes > 1;
   if (several_updates && needs_proximal(config_.loss) && !trained.empty()) record_proximal(trained);
 
@@ -359,13 +364,13 @@ Result<StepReport> Trainer::step(const std::vector<schema::Trajectory>& batch) t
         for (TrainingRow& row : groups[order[k]]) {
           ++size.sequences;
           size.tokens += counted_tokens(row);
-          if (counted_tokens(row) > 0 && (informative(row) || reference_ != nullptr)) rows.push_back(&row);
+          if (counted_tokens(row) > 0 && (is_informative(row) || reference_ != nullptr)) rows.push_back(&row);
         }
       }
       if (rows.empty()) continue;
-      const bool first = scored_anyway && pass == 0;
+      const bool scores_rows = update_scores_rows && pass == 0;
       const UpdateReport update_report =
-          update(rows, size, statistics, report.loss, first ? &report.scrutiny : nullptr);
+          update(rows, size, statistics, report.loss, scores_rows ? &report.scrutiny : nullptr);
       ++(update_report.applied ? report.updates : report.updates_skipped);
       report.gradient_norm += update_report.gradient_norm;
       report.learning_rate = update_report.learning_rate;
@@ -393,28 +398,28 @@ Result<StepReport> Trainer::step(const std::vector<schema::Trajectory>& batch) t
 
 namespace {
 
-// A problem during evaluation.
+// The response to a problem of an evaluation, so far.
 struct Attempt {
   std::unique_ptr<data_plane::Episode> episode;
-  std::vector<model::Token> tokens;  // prompt, turns, and the task's texts between them
-  std::size_t prompt = 0, turns = 0, problem = 0;
+  std::vector<model::Token> tokens;                // prompt, turns, and the task's texts between them
+  std::size_t prompt = 0, turns = 0, problem = 0;  // tokens of the prompt, turns so far, index of the problem
   data_plane::Score score;
 };
 
 // Lets the tasks of several attempts answer their turns at once.
 std::vector<Result<data_plane::Step>> step_all(std::span<Attempt* const> attempts, std::vector<std::string> texts) {
   std::mutex mutex;
-  std::condition_variable told;
+  std::condition_variable done_signal;
   std::vector<std::optional<Result<data_plane::Step>>> steps(attempts.size());
-  std::size_t missing = attempts.size();
+  std::size_t unanswered = attempts.size();
   for (std::size_t i = 0; i < attempts.size(); ++i)
     attempts[i]->episode->step(std::move(texts[i]), [&, i](Result<data_plane::Step> step) {
       const std::lock_guard lock(mutex);
       steps[i] = std::move(step);
-      if (--missing == 0) told.notify_one();
+      if (--unanswered == 0) done_signal.notify_one();
     });
   std::unique_lock lock(mutex);
-  told.wait(lock, [&] { return missing == 0; });
+  done_signal.wait(lock, [&] { return unanswered == 0; });
   std::vector<Result<data_plane::Step>> all;
   for (auto& step : steps) all.push_back(*std::move(step));
   return all;
@@ -430,12 +435,12 @@ Result<Evaluation> evaluate(model::Transformer& model, const model::Phrasing& ph
     return fail(Code::kInvalid, "evaluate", "batch_rows must be at least 1, found {}", options.batch_rows);
   Evaluation evaluation;
   std::deque<Attempt> attempts;  // a problem without an attempt counts as wrong
-  const std::int64_t room = model.config().positions_max - options.response_tokens_max;
-  const bool several = adapter.name() == data_plane::kSeveral;
+  const std::int64_t prompt_tokens_max = model.config().positions_max - options.response_tokens_max;
+  const bool has_several_tasks = adapter.name() == data_plane::kSeveral;
   for (std::size_t i = 0; i < problems.size(); ++i) {
     auto prompt = phrasing.prompt(data_plane::prompt_of(problems[i]));
-    if (!prompt || prompt->empty() || std::ssize(*prompt) > room) {
-      if (several) evaluation.by_task.note(problems[i].id(), false, 0);
+    if (!prompt || prompt->empty() || std::ssize(*prompt) > prompt_tokens_max) {
+      if (has_several_tasks) evaluation.by_task.add(problems[i].id(), false, 0);
       continue;
     }
     ECHO_ASSIGN(auto episode, adapter.begin(problems[i], data_plane::episode_seed(options.seed, i, 0)));
@@ -449,51 +454,51 @@ Result<Evaluation> evaluate(model::Transformer& model, const model::Phrasing& ph
   evaluation.problems = std::ssize(problems);
   std::deque<Attempt*> waiting;  // wait for the model
   for (Attempt& attempt : attempts) waiting.push_back(&attempt);
-  for (std::uint64_t drawn = 0; !waiting.empty();) {
+  for (std::uint64_t turns_generated = 0; !waiting.empty();) {
     std::vector<Attempt*> batch;
     std::vector<std::vector<model::Token>> prompts;
     std::size_t longest = 0;
-    std::int64_t least_room = options.response_tokens_max;
-    const auto room_of = [&](const Attempt& attempt) {
-      const std::int64_t left =
+    std::int64_t batch_tokens_max = options.response_tokens_max;
+    const auto tokens_left_for = [&](const Attempt& attempt) {
+      const std::int64_t tokens_left =
           options.response_tokens_max - std::ssize(attempt.tokens) + static_cast<std::int64_t>(attempt.prompt);
-      return options.turn_tokens_max > 0 ? std::min(left, options.turn_tokens_max) : left;
+      return options.turn_tokens_max > 0 ? std::min(tokens_left, options.turn_tokens_max) : tokens_left;
     };
     while (!waiting.empty()) {
       Attempt* attempt = waiting.front();
       longest = std::max(longest, attempt->tokens.size());
       const std::size_t rows = prompts.size() + 1;
-      if (rows > 1 && (rows > static_cast<std::size_t>(options.batch_rows) || rows * longest * longest > kAttendedMax ||
-                       room_of(*attempt) != least_room))
+      if (rows > 1 && (rows > static_cast<std::size_t>(options.batch_rows) ||
+                       rows * longest * longest > kAttentionPairsMax || tokens_left_for(*attempt) != batch_tokens_max))
         break;
-      least_room = room_of(*attempt);
+      batch_tokens_max = tokens_left_for(*attempt);
       waiting.pop_front();
       batch.push_back(attempt);
       prompts.push_back(attempt->tokens);
     }
     model::Sampling sampling;
     sampling.temperature = options.temperature;
-    sampling.tokens_max = least_room;
+    sampling.tokens_max = batch_tokens_max;
     sampling.eos = phrasing.eos();
-    sampling.seed = mix64(options.seed) + drawn;
+    sampling.seed = mix64(options.seed) + turns_generated;
     ECHO_ASSIGN(const auto generations, model::generate(model, prompts, sampling, options.interrupted));
     if (options.interrupted && options.interrupted())
-      return fail(Code::kCancelled, "evaluate", "stopped after {} of {} turns", drawn,
-                  drawn + waiting.size() + batch.size());
-    drawn += batch.size();
+      return fail(Code::kCancelled, "evaluate", "stopped after {} of {} turns", turns_generated,
+                  turns_generated + waiting.size() + batch.size());
+    turns_generated += batch.size();
     std::vector<std::string> texts;
     for (const model::Generation& generation : generations) texts.push_back(phrasing.answer(generation.tokens));
     auto steps = step_all(batch, std::move(texts));
     for (std::size_t i = 0; i < batch.size(); ++i) {
       if (!steps[i]) return std::move(steps[i]).error();
-      if (steps[i]->aside) return data_plane::cannot_ask_aside();
+      if (steps[i]->side_prompt) return data_plane::side_prompt_error();
       Attempt& attempt = *batch[i];
       attempt.tokens.insert(attempt.tokens.end(), generations[i].tokens.begin(), generations[i].tokens.end());
       data_plane::add(attempt.score, steps[i]->score);
       if (!steps[i]->done) {
-        ECHO_ASSIGN(const auto told, phrasing.follow_up(attempt.tokens, steps[i]->observation));
-        attempt.tokens.insert(attempt.tokens.end(), told.begin(), told.end());
-        if (room_of(attempt) > 0 && ++attempt.turns < data_plane::kTurnsMax) {
+        ECHO_ASSIGN(const auto observation_tokens, phrasing.follow_up(attempt.tokens, steps[i]->observation));
+        attempt.tokens.insert(attempt.tokens.end(), observation_tokens.begin(), observation_tokens.end());
+        if (tokens_left_for(attempt) > 0 && ++attempt.turns < data_plane::kTurnsMax) {
           waiting.push_back(&attempt);
           continue;
         }
@@ -502,12 +507,13 @@ Result<Evaluation> evaluate(model::Transformer& model, const model::Phrasing& ph
       evaluation.correct += attempt.score.correct ? 1 : 0;
       evaluation.reward_mean += attempt.score.reward;
       for (const auto& [name, value] : attempt.score.components) evaluation.components[name] += value;
-      if (several) evaluation.by_task.note(problems[attempt.problem].id(), attempt.score.correct, attempt.score.reward);
+      if (has_several_tasks)
+        evaluation.by_task.add(problems[attempt.problem].id(), attempt.score.correct, attempt.score.reward);
     }
   }
-  const auto all = static_cast<double>(evaluation.problems);
-  evaluation.reward_mean /= all;
-  for (auto& [name, value] : evaluation.components) value /= all;
+  const auto problem_count = static_cast<double>(evaluation.problems);
+  evaluation.reward_mean /= problem_count;
+  for (auto& [name, value] : evaluation.components) value /= problem_count;
   return evaluation;
 }
 

@@ -10,8 +10,8 @@
 #include "data_plane/adapters/adapter.hpp"
 #include "data_plane/trajectory.hpp"
 #include "delta/tensor.hpp"
-#include "learner/by_task.hpp"
 #include "learner/credibility.hpp"
+#include "learner/task_figures.hpp"
 #include "learner/training/loss.hpp"
 #include "learner/training/optimizer.hpp"
 #include "model/phrasing.hpp"
@@ -102,7 +102,7 @@ struct Evaluation {
   std::int64_t correct = 0;
   double reward_mean = 0;
   std::map<std::string, double> components;  // means of the reward's components
-  ByTask by_task;                            // empty for a single task
+  TaskFigures by_task;                       // empty for a single task
   double accuracy() const { return problems == 0 ? 0.0 : static_cast<double>(correct) / static_cast<double>(problems); }
 };
 

@@ -1,3 +1,4 @@
+// Writes and reads the built-in trainer's state. PolicyToTrain calls it.
 #include "learner/training/trainer_checkpoint.hpp"
 
 #include <ATen/CPUGeneratorImpl.h>
@@ -68,36 +69,36 @@ struct StoredState {
   std::string tensors_digest;
 };
 
-Result<StoredState> read_state(const fs::path& path, const Trainer& trainer, const CheckpointOf& of) {
+Result<StoredState> read_state(const fs::path& path, const Trainer& trainer, const CheckpointDigests& digests) {
   constexpr auto kOperation = "load checkpoint";
   ECHO_ASSIGN(const nlohmann::json json, read_checkpoint_state(path));
-  const auto integer = [&](const char* key) { return json.contains(key) && json[key].is_number_integer(); };
-  const auto string = [&](const char* key) { return json.contains(key) && json[key].is_string(); };
-  if (!integer("updates") || !integer("seed") || !string("config_digest") || !string("tensors_digest") ||
-      (json["format"] != 1 && !string("reference_digest")))
+  const auto has_integer = [&](const char* key) { return json.contains(key) && json[key].is_number_integer(); };
+  const auto has_string = [&](const char* key) { return json.contains(key) && json[key].is_string(); };
+  if (!has_integer("updates") || !has_integer("seed") || !has_string("config_digest") ||
+      !has_string("tensors_digest") || (json["format"] != 1 && !has_string("reference_digest")))
     return fail(Code::kCorrupt, kOperation,
                 "{}: expected updates, seed, config_digest, tensors_digest and reference_digest",
                 (path / kCheckpointState).string());
-  if (json["config_digest"] != of.config_digest || json["seed"] != trainer.config().seed)
+  if (json["config_digest"] != digests.config_digest || json["seed"] != trainer.config().seed)
     return fail(Code::kInvalid, kOperation,
                 "{} belongs to a run with settings {} and seed {}, this run has {} and {}: resume with the settings it "
                 "was made with, or start in another folder",
-                path.string(), json["config_digest"].get<std::string>(), json["seed"].dump(), of.config_digest,
+                path.string(), json["config_digest"].get<std::string>(), json["seed"].dump(), digests.config_digest,
                 trainer.config().seed);
-  const std::string reference = json.value("reference_digest", of.reference_digest);
-  if (!of.reference_digest.empty() && reference != of.reference_digest)
+  const std::string reference = json.value("reference_digest", digests.reference_digest);
+  if (!digests.reference_digest.empty() && reference != digests.reference_digest)
     return fail(Code::kInvalid, kOperation,
                 "{} was trained against the reference policy {}, {} is {}: it belongs to another run", path.string(),
-                reference.empty() ? "none" : reference, kReference, of.reference_digest);
+                reference.empty() ? "none" : reference, kReference, digests.reference_digest);
   return StoredState{json["steps"], json["updates"], json["tensors_digest"]};
 }
 
 // The bytes of the stored tensor `name`; kInvalid unless type and shape match.
-Result<std::span<const std::byte>> stored(const delta::StateView& state, const std::string& name,
-                                          const torch::Tensor& like, delta::DType dtype, const fs::path& path) {
+Result<std::span<const std::byte>> stored_bytes(const delta::StateView& state, const std::string& name,
+                                                const torch::Tensor& target, delta::DType dtype, const fs::path& path) {
   const auto it = std::lower_bound(state.begin(), state.end(), name,
                                    [](const delta::TensorView& view, const std::string& n) { return view.name < n; });
-  if (it == state.end() || it->name != name || it->dtype != dtype || it->shape != like.sizes().vec())
+  if (it == state.end() || it->name != name || it->dtype != dtype || it->shape != target.sizes().vec())
     return fail(Code::kInvalid, "load checkpoint",
                 "{} has no tensor {} of type {} and the model's shape: was it made "
                 "with another model, or other learner.moments?",
@@ -108,7 +109,7 @@ Result<std::span<const std::byte>> stored(const delta::StateView& state, const s
 }  // namespace
 
 Result<fs::path> save_checkpoint(const fs::path& folder, const Trainer& trainer, const model::ModelFiles& files,
-                                 const CheckpointOf& of, std::int64_t keep_last) {
+                                 const CheckpointDigests& digests, std::int64_t keep_last) {
   return add_checkpoint(folder, trainer.steps(), keep_last, [&](const fs::path& into) -> Status {
     ECHO_ASSIGN(delta::OwnedState policy, trainer.policy());
     if (const Status finite = model::check_finite(policy.view()); !finite)
@@ -122,10 +123,10 @@ Result<fs::path> save_checkpoint(const fs::path& folder, const Trainer& trainer,
                                   {"steps", trainer.steps()},
                                   {"updates", trainer.optimizer().updates()},
                                   {"seed", trainer.config().seed},
-                                  {"config_digest", of.config_digest},
+                                  {"config_digest", digests.config_digest},
                                   {"tensors_digest", digest.hex()},
                                   {"policy_digest", policy.digest().hex()},
-                                  {"reference_digest", of.reference_digest}};
+                                  {"reference_digest", digests.reference_digest}};
     return write_file_atomic(into / kCheckpointState, state.dump(2) + "\n");
   });
 }
@@ -133,9 +134,9 @@ Result<fs::path> save_checkpoint(const fs::path& folder, const Trainer& trainer,
 namespace {
 
 // Restores one checkpoint; all or nothing.
-Result<std::int64_t> restore(const fs::path& folder, Trainer& trainer, const CheckpointOf& of) {
+Result<std::int64_t> restore(const fs::path& folder, Trainer& trainer, const CheckpointDigests& digests) {
   constexpr auto kOperation = "load checkpoint";
-  ECHO_ASSIGN(const StoredState state, read_state(folder, trainer, of));
+  ECHO_ASSIGN(const StoredState state, read_state(folder, trainer, digests));
   const fs::path path = folder / kTensors;
   auto file = delta::SafetensorsFile::open(path);
   if (!file) {
@@ -148,13 +149,13 @@ Result<std::int64_t> restore(const fs::path& folder, Trainer& trainer, const Che
                 state.tensors_digest);
   std::vector<std::pair<torch::Tensor, std::span<const std::byte>>> copies;
   for (const auto& [name, tensor] : stored_tensors(trainer.optimizer())) {
-    ECHO_ASSIGN(const auto bytes, stored(file->view(), name, tensor, stored_type(tensor), path));
+    ECHO_ASSIGN(const auto bytes, stored_bytes(file->view(), name, tensor, stored_type(tensor), path));
     copies.emplace_back(tensor, bytes);
   }
   auto generator = at::detail::getDefaultCPUGenerator();
   const torch::Tensor generator_state = generator.get_state().clone();
   ECHO_ASSIGN(const auto generator_bytes,
-              stored(file->view(), std::string(kGenerator), generator_state, delta::DType::kU8, path));
+              stored_bytes(file->view(), std::string(kGenerator), generator_state, delta::DType::kU8, path));
   if (file->view().size() != copies.size() + 1)
     return fail(Code::kInvalid, kOperation, "{} has {} tensors, this model needs {}: was it made with another model?",
                 path.string(), file->view().size(), copies.size() + 1);
@@ -164,9 +165,9 @@ Result<std::int64_t> restore(const fs::path& folder, Trainer& trainer, const Che
       std::memcpy(tensor.data_ptr(), bytes.data(), bytes.size());
       continue;
     }
-    const torch::Tensor host = torch::empty(tensor.sizes(), torch::TensorOptions().dtype(tensor.scalar_type()));
-    std::memcpy(host.data_ptr(), bytes.data(), bytes.size());
-    torch::Tensor(tensor).copy_(host);
+    const torch::Tensor cpu_copy = torch::empty(tensor.sizes(), torch::TensorOptions().dtype(tensor.scalar_type()));
+    std::memcpy(cpu_copy.data_ptr(), bytes.data(), bytes.size());
+    torch::Tensor(tensor).copy_(cpu_copy);
   }
   std::memcpy(generator_state.data_ptr(), generator_bytes.data(), generator_bytes.size());
   generator.set_state(generator_state);
@@ -178,8 +179,9 @@ Result<std::int64_t> restore(const fs::path& folder, Trainer& trainer, const Che
 
 }  // namespace
 
-Result<Resumed> load_checkpoint(const fs::path& folder, Trainer& trainer, const CheckpointOf& of) {
-  return read_newest_checkpoint(folder, [&](const fs::path& checkpoint) { return restore(checkpoint, trainer, of); });
+Result<ResumeReport> load_checkpoint(const fs::path& folder, Trainer& trainer, const CheckpointDigests& digests) {
+  return read_newest_checkpoint(folder,
+                                [&](const fs::path& checkpoint) { return restore(checkpoint, trainer, digests); });
 }
 
 Result<std::string> freeze_reference(const fs::path& folder, const delta::OwnedState& policy) {

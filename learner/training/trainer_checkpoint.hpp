@@ -20,7 +20,7 @@
 namespace echoline::learner {
 
 // Digests that must match those in a checkpoint.
-struct CheckpointOf {
+struct CheckpointDigests {
   std::string config_digest;     // of the run's settings
   std::string reference_digest;  // of the reference policy; empty without one
 };
@@ -28,13 +28,14 @@ struct CheckpointOf {
 // Writes a checkpoint of `trainer` below `folder` (created if absent), then removes all but the newest `keep_last` (at
 // least 1). Returns the checkpoint's folder. kIo, kExhausted.
 Result<std::filesystem::path> save_checkpoint(const std::filesystem::path& folder, const Trainer& trainer,
-                                              const model::ModelFiles& files, const CheckpointOf& of,
+                                              const model::ModelFiles& files, const CheckpointDigests& digests,
                                               std::int64_t keep_last = 2);
 
 // Restores the checkpoint that LATEST names, or the newest undamaged one, into a trainer of the same model and
 // settings. Also restores this process's torch CPU generator. Nothing changes on error. kNotFound: no checkpoint.
 // kInvalid: of another run configuration or model. kCorrupt: every checkpoint is damaged.
-Result<Resumed> load_checkpoint(const std::filesystem::path& folder, Trainer& trainer, const CheckpointOf& of);
+Result<ResumeReport> load_checkpoint(const std::filesystem::path& folder, Trainer& trainer,
+                                     const CheckpointDigests& digests);
 
 // Keeps `policy` as the reference of a KL term; returns its digest.
 Result<std::string> freeze_reference(const std::filesystem::path& folder, const delta::OwnedState& policy);

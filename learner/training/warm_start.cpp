@@ -1,24 +1,25 @@
+// Supervised training before the first step. PolicyToTrain calls it.
 #include "learner/training/warm_start.hpp"
 
 #include <algorithm>
 #include <exception>
 #include <span>
 
-#include "data_plane/told.hpp"
+#include "data_plane/policy_input.hpp"
 #include "learner/training/trainer.hpp"
 
 namespace echoline::learner {
 namespace {
 
-struct Row {
-  std::vector<std::int64_t> tokens;
-  std::size_t prompt = 0;
+struct Demonstration {
+  std::vector<std::int64_t> tokens;  // prompt and response
+  std::size_t prompt = 0;            // tokens of the prompt
 };
 
 // Problems first .. first + count - 1 with their demonstrated responses.
-Result<std::vector<Row>> demonstrations(const data_plane::Adapter& adapter, const model::Phrasing& phrasing,
-                                        std::uint64_t first, std::int64_t count) {
-  std::vector<Row> rows;
+Result<std::vector<Demonstration>> demonstrations(const data_plane::Adapter& adapter, const model::Phrasing& phrasing,
+                                                  std::uint64_t first, std::int64_t count) {
+  std::vector<Demonstration> rows;
   for (std::int64_t i = 0; i < count; ++i) {
     ECHO_ASSIGN(const auto problem, adapter.problem(first + static_cast<std::uint64_t>(i)));
     const auto response = adapter.demonstration(problem);
@@ -27,7 +28,7 @@ Result<std::vector<Row>> demonstrations(const data_plane::Adapter& adapter, cons
           Code::kInvalid, "warm start",
           "adapter {} has no demonstration for problem {}: choose another adapter or start from a trained model",
           adapter.name(), problem.id());
-    Row row;
+    Demonstration row;
     auto prompt = phrasing.prompt(data_plane::prompt_of(problem));
     const auto answer = phrasing.tokenizer().encode(*response);
     if (!prompt || prompt->empty() || !answer) continue;  // not in this model's tokens: training also sets it aside
@@ -44,24 +45,25 @@ Result<std::vector<Row>> demonstrations(const data_plane::Adapter& adapter, cons
 
 // Computes the gradient of the mean cross-entropy of all response tokens, in passes that fit into memory. Returns the
 // mean.
-double backward(model::Transformer& model, const std::vector<Row>& rows, AdamW& optimizer, std::size_t tokens_max) {
+double backward(model::Transformer& model, const std::vector<Demonstration>& rows, AdamW& optimizer,
+                std::size_t tokens_max) {
   std::size_t tokens = 0;
-  for (const Row& row : rows) tokens += row.tokens.size() - row.prompt;
+  for (const Demonstration& row : rows) tokens += row.tokens.size() - row.prompt;
   double total = 0;
   for (std::size_t first = 0; first < rows.size();) {
     std::vector<model::ScoredSequence> part;
-    std::size_t last = first, taken = 0;
-    while (last < rows.size() && (last == first || taken + rows[last].tokens.size() <= tokens_max)) {
-      taken += rows[last].tokens.size();
-      part.push_back({rows[last].tokens, rows[last].prompt, {}});
-      ++last;
+    std::size_t end = first, part_tokens = 0;
+    while (end < rows.size() && (end == first || part_tokens + rows[end].tokens.size() <= tokens_max)) {
+      part_tokens += rows[end].tokens.size();
+      part.push_back({rows[end].tokens, rows[end].prompt, {}});
+      ++end;
     }
     const torch::Tensor loss =
         -model.packed_logprobs(model::pack(part, model.device())).logprobs.sum() / static_cast<double>(tokens);
     loss.backward();
     optimizer.gather_gradients();
     total += loss.item<double>();
-    first = last;
+    first = end;
   }
   return total;
 }
@@ -70,16 +72,16 @@ double backward(model::Transformer& model, const std::vector<Row>& rows, AdamW& 
 
 Status validate(const WarmStartConfig& config) {
   ECHO_TRY(validate(config.optimizer));
-  const auto positive = [](const char* name, std::int64_t found) -> Status {
+  const auto at_least_one = [](const char* name, std::int64_t found) -> Status {
     if (found >= 1) return ok();
     return fail(Code::kInvalid, "warm start settings", "{} must be at least 1, found {}", name, found);
   };
-  ECHO_TRY(positive("steps_max", config.steps_max));
-  ECHO_TRY(positive("batch_problems", config.batch_problems));
-  ECHO_TRY(positive("probe_every", config.probe_every));
-  ECHO_TRY(positive("probe_problems", config.probe_problems));
-  ECHO_TRY(positive("microbatch_tokens", config.microbatch_tokens));
-  ECHO_TRY(positive("response_tokens_max", config.response_tokens_max));
+  ECHO_TRY(at_least_one("steps_max", config.steps_max));
+  ECHO_TRY(at_least_one("batch_problems", config.batch_problems));
+  ECHO_TRY(at_least_one("probe_every", config.probe_every));
+  ECHO_TRY(at_least_one("probe_problems", config.probe_problems));
+  ECHO_TRY(at_least_one("microbatch_tokens", config.microbatch_tokens));
+  ECHO_TRY(at_least_one("response_tokens_max", config.response_tokens_max));
   if (!(config.target_accuracy > 0 && config.target_accuracy <= 1))
     return fail(Code::kInvalid, "warm start settings", "target_accuracy must be in (0, 1], found {}",
                 config.target_accuracy);
@@ -99,10 +101,10 @@ Result<WarmStartReport> warm_start(model::Transformer& model, const model::Phras
   greedy.response_tokens_max = config.response_tokens_max;
   AdamW optimizer(named_parameters(model), config.optimizer);
   WarmStartReport report;
-  auto next = static_cast<std::uint64_t>(config.probe_problems);
+  auto next_problem = static_cast<std::uint64_t>(config.probe_problems);
   while (report.steps < config.steps_max && !report.reached) {
-    ECHO_ASSIGN(const auto rows, demonstrations(adapter, phrasing, next, config.batch_problems));
-    next += static_cast<std::uint64_t>(config.batch_problems);
+    ECHO_ASSIGN(const auto rows, demonstrations(adapter, phrasing, next_problem, config.batch_problems));
+    next_problem += static_cast<std::uint64_t>(config.batch_problems);
     const double loss = backward(model, rows, optimizer, static_cast<std::size_t>(config.microbatch_tokens));
     optimizer.step();
     ++report.steps;

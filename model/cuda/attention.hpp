@@ -27,7 +27,7 @@ struct HeadPairs {
     });
   }
   // Applies the norm, unless null, and the rotation [kDim] of a position. `squares` must be the whole head's.
-  ECHO_DEVICE void turn(unsigned lane, const Bf16* norm, float eps, const float* cos, const float* sin) {
+  ECHO_DEVICE void rotate(unsigned lane, const Bf16* norm, float eps, const float* cos, const float* sin) {
     const float scale = reciprocal_root(squares / static_cast<float>(kDim) + eps);
     each(lane, [&](unsigned i, unsigned at) {
       float a = first[i], b = second[i];
@@ -39,13 +39,13 @@ struct HeadPairs {
 };
 
 // Normalises and rotates queries and keys of many tokens in place; also writes keys and values to the cache.
-struct TurnJob {
+struct RotateJob {
   Bf16* qkv;                        // [tokens, (heads + 2 kv_heads) * dim]
   const Bf16* q_norm;               // [dim], or null
   const Bf16* k_norm;               // [dim], or null
   const float* cos;                 // [positions, dim]
   const float* sin;                 // [positions, dim], with the sign of the rotation
-  const std::int32_t* places;       // [tokens]: page * kPageTokens + token within; negative: padding, not stored
+  const std::int32_t* slots;        // [tokens]: page * kPageTokens + token within; negative: padding, not stored
   Bf16* keys;                       // [pages, kv_heads, kPageTokens, dim]
   Bf16* values;                     // [pages, kv_heads, kPageTokens, dim]
   std::uint32_t tokens, positions;  // token t has position t % positions
@@ -55,17 +55,17 @@ struct TurnJob {
 
 // One block per token.
 template <unsigned kDim, class Block>
-ECHO_DEVICE void turn_block(Block& block, const TurnJob& job, unsigned token) {
+ECHO_DEVICE void rotate_block(Block& block, const RotateJob& job, unsigned token) {
   constexpr unsigned kWarps = Block::kThreads / kWarpThreads;
   using Pairs = HeadPairs<kDim>;
   typename Block::template Local<Pairs> locals;
   Bf16* const row = job.qkv + static_cast<std::size_t>(token) * (job.heads + 2 * job.kv_heads) * kDim;
-  const std::int32_t place = job.places[token];
-  const std::size_t turns = static_cast<std::size_t>(token % job.positions) * kDim;
-  const auto kept_at = [&](unsigned kv) {
-    const auto page = static_cast<std::size_t>(place) / kPageTokens,
-               within = static_cast<std::size_t>(place) % kPageTokens;
-    return ((page * job.kv_heads + kv) * kPageTokens + within) * kDim;
+  const std::int32_t slot = job.slots[token];
+  const std::size_t angle_offset = static_cast<std::size_t>(token % job.positions) * kDim;
+  const auto cache_offset = [&](unsigned kv) {
+    const auto page = static_cast<std::size_t>(slot) / kPageTokens,
+               token_in_page = static_cast<std::size_t>(slot) % kPageTokens;
+    return ((page * job.kv_heads + kv) * kPageTokens + token_in_page) * kDim;
   };
   const unsigned heads = job.heads + job.kv_heads;
   for (unsigned first = 0; first < heads; first += kWarps) {
@@ -80,20 +80,20 @@ ECHO_DEVICE void turn_block(Block& block, const TurnJob& job, unsigned token) {
       if (head >= heads) return;
       Pairs& self = locals[thread];
       const bool is_query = head < job.heads;
-      self.turn(lane, is_query ? job.q_norm : job.k_norm, job.eps, job.cos + turns, job.sin + turns);
-      const bool kept = !is_query && place >= 0;
-      Bf16* const cached = job.keys + (kept ? kept_at(head - job.heads) : 0);
+      self.rotate(lane, is_query ? job.q_norm : job.k_norm, job.eps, job.cos + angle_offset, job.sin + angle_offset);
+      const bool is_cached = !is_query && slot >= 0;
+      Bf16* const cached = job.keys + (is_cached ? cache_offset(head - job.heads) : 0);
       Pairs::each(lane, [&](unsigned i, unsigned at) {
         const Bf16 a = narrow(self.first[i]), b = narrow(self.second[i]);
         row[head * kDim + at] = a, row[head * kDim + at + kDim / 2] = b;
-        if (kept) cached[at] = a, cached[at + kDim / 2] = b;
+        if (is_cached) cached[at] = a, cached[at + kDim / 2] = b;
       });
     });
   }
-  if (place < 0) return;
+  if (slot < 0) return;
   block.own([&](unsigned thread) {
     for (unsigned at = thread * kVectorCount; at < job.kv_heads * kDim; at += Block::kThreads * kVectorCount)
-      store_vector(job.values + kept_at(at / kDim) + at % kDim, load_vector(row + heads * kDim + at));
+      store_vector(job.values + cache_offset(at / kDim) + at % kDim, load_vector(row + heads * kDim + at));
   });
 }
 
@@ -124,7 +124,7 @@ struct AttendJob {
 };
 
 // Whether heads of `dim` values with `group` query heads per key-value head are supported.
-inline bool attend_knows(unsigned dim, unsigned group) {
+inline bool attend_supports(unsigned dim, unsigned group) {
   return (dim == 16 || dim == 32 || dim == 64 || dim == 128) && group <= 8;
 }
 // kHeads for such a group.
@@ -142,10 +142,12 @@ inline unsigned attend_splits(unsigned processors, unsigned rows, unsigned kv_he
 inline unsigned attend_tokens_min(unsigned processors, unsigned rows, unsigned kv_heads) {
   return 64 * most(1u, least(4 * rows * kv_heads / processors, 16u));
 }
-ECHO_EITHER unsigned attend_row(unsigned dim) { return dim + dim / kWarpThreads; }  // padded, in shared memory
+// Values of a padded row in shared memory. The padding prevents bank conflicts.
+ECHO_EITHER unsigned attend_padded_dim(unsigned dim) { return dim + dim / kWarpThreads; }
 template <unsigned kDim, unsigned kHeads>
 ECHO_EITHER std::size_t attend_shared_bytes(unsigned threads) {
-  return sizeof(float) * (kHeads * kDim + kDim + threads / (kDim / 8) * kHeads * (attend_row(kDim) + std::size_t{3}));
+  return sizeof(float) *
+         (kHeads * kDim + kDim + threads / (kDim / 8) * kHeads * (attend_padded_dim(kDim) + std::size_t{3}));
 }
 
 // The block of split `split` for a row and a key-value head with at most kHeads query heads.
@@ -158,43 +160,44 @@ ECHO_DEVICE void attend_block(Block& block, const AttendJob& job, unsigned row, 
   constexpr unsigned kThreads = Block::kThreads, kWarps = kThreads / kWarpThreads;
   constexpr unsigned kLanes = kDim / kVectorCount;  // threads per team
   constexpr unsigned kTeams = kThreads / kLanes;
-  constexpr unsigned kAhead = kHeads > 4 ? 2 : 4;  // tokens per team and round, all of one page
-  constexpr unsigned kRound = kTeams * kAhead, kHalf = kDim / 2, kRow = attend_row(kDim);
-  static_assert(kLanes >= 2 && kLanes <= kWarpThreads && kPageTokens % kAhead == 0, "a team is a part of a warp");
+  constexpr unsigned kTeamTokens = kHeads > 4 ? 2 : 4;  // tokens per team and round, all of one page
+  constexpr unsigned kRoundTokens = kTeams * kTeamTokens, kHalf = kDim / 2, kPaddedDim = attend_padded_dim(kDim);
+  static_assert(kLanes >= 2 && kLanes <= kWarpThreads && kPageTokens % kTeamTokens == 0, "a team is a part of a warp");
   struct Own {
     HeadPairs<kDim> pairs;
-    float q[kHeads][kVectorCount], mixed[kHeads][kVectorCount];
-    float top[kHeads], sum[kHeads], scores[kAhead][kHeads];
-    Vector keys[kAhead], values[kAhead];
+    float q[kHeads][kVectorCount], value_sums[kHeads][kVectorCount];
+    float top[kHeads], sum[kHeads], scores[kTeamTokens][kHeads];
+    Vector keys[kTeamTokens], values[kTeamTokens];
     std::int32_t page;  // of the tokens of the round after the loaded one
   };
   if (job.positions[row] < 0) return;
   const unsigned group = job.heads / job.kv_heads, width = (job.heads + 2 * job.kv_heads) * kDim;
   const unsigned position = static_cast<unsigned>(job.positions[row]), seen = position + 1;
-  const unsigned share = most((seen + job.splits - 1) / job.splits, job.tokens_min);
-  const unsigned chunk = (share + kRound - 1) / kRound * kRound;
-  const unsigned active = (seen + chunk - 1) / chunk, begin = split * chunk, end = least(seen, begin + chunk);
+  const unsigned split_tokens = most((seen + job.splits - 1) / job.splits, job.tokens_min);
+  const unsigned tokens_per_split = (split_tokens + kRoundTokens - 1) / kRoundTokens * kRoundTokens;
+  const unsigned splits_used = (seen + tokens_per_split - 1) / tokens_per_split, begin = split * tokens_per_split,
+                 end = least(seen, begin + tokens_per_split);
   if (begin >= seen) return;
   typename Block::template Local<Own> locals;
   const std::int32_t* const pages = job.pages + job.pages_begin[row];
-  const auto place = [&](std::int32_t page, unsigned token) {
+  const auto cache_offset = [&](std::int32_t page, unsigned token) {
     return ((static_cast<std::size_t>(page) * job.kv_heads + kv) * kPageTokens + token % kPageTokens) * kDim;
   };
-  float* const queries = block.template shared<float>();  // [kHeads][kDim]
-  float* const fresh = queries + kHeads * kDim;           // key and value of the new token, bf16 [2][kDim]
-  float* const mixed = fresh + kDim;                      // [kTeams][kHeads][kRow]
-  float* const tops = mixed + kTeams * kHeads * kRow;     // [kTeams][kHeads], and the next two
+  float* const queries = block.template shared<float>();          // [kHeads][kDim]
+  float* const new_key_value = queries + kHeads * kDim;           // key and value of the new token, bf16 [2][kDim]
+  float* const value_sums = new_key_value + kDim;                 // [kTeams][kHeads][kPaddedDim]
+  float* const tops = value_sums + kTeams * kHeads * kPaddedDim;  // [kTeams][kHeads], and the next two
   float* const sums = tops + kTeams * kHeads;
-  float* const shares = sums + kTeams * kHeads;
-  Bf16* const fresh_key = reinterpret_cast<Bf16*>(fresh);
-  Bf16* const fresh_value = fresh_key + kDim;
-  const auto token_of = [&](unsigned thread, unsigned round) { return round + thread / kLanes * kAhead; };
+  float* const team_weights = sums + kTeams * kHeads;
+  Bf16* const new_key = reinterpret_cast<Bf16*>(new_key_value);
+  Bf16* const new_value = new_key + kDim;
+  const auto token_of = [&](unsigned thread, unsigned round) { return round + thread / kLanes * kTeamTokens; };
   // The new token's key and value are not in the cache yet; they come from shared memory.
   const auto load = [&](unsigned thread, unsigned round, const Bf16* from, std::int32_t page, Vector* to) {
     const unsigned t = token_of(thread, round);
-    const std::size_t at = place(page, t) + thread % kLanes * kVectorCount;
+    const std::size_t at = cache_offset(page, t) + thread % kLanes * kVectorCount;
     ECHO_UNROLL
-    for (unsigned i = 0; i < kAhead; ++i)
+    for (unsigned i = 0; i < kTeamTokens; ++i)
       to[i] = t + i < end && t + i != position ? load_vector(from + at + i * kDim) : Vector{};
   };
   const auto page_of = [&](unsigned thread, unsigned round) {
@@ -206,7 +209,7 @@ ECHO_DEVICE void attend_block(Block& block, const AttendJob& job, unsigned row, 
     self.page = page_of(thread, begin);
     load(thread, begin, job.keys, self.page, self.keys);
     load(thread, begin, job.values, self.page, self.values);
-    self.page = page_of(thread, begin + kRound);
+    self.page = page_of(thread, begin + kRoundTokens);
   });
   block.wait_for_inputs();
   // Loads the queries and, if the new token is in this split, its key and value.
@@ -225,8 +228,9 @@ ECHO_DEVICE void attend_block(Block& block, const AttendJob& job, unsigned row, 
       HeadPairs<kDim>& pairs = locals[thread].pairs;
       const unsigned unit = unit_of(thread), lane = thread % kWarpThreads;
       if (unit >= units) return;
-      const std::size_t turns = static_cast<std::size_t>(position) * kDim;
-      pairs.turn(lane, unit < group ? job.q_norm : job.k_norm, job.eps, job.cos + turns, job.sin + turns);
+      const std::size_t angle_offset = static_cast<std::size_t>(position) * kDim;
+      pairs.rotate(lane, unit < group ? job.q_norm : job.k_norm, job.eps, job.cos + angle_offset,
+                   job.sin + angle_offset);
       if (unit < group) {
         pairs.each(lane, [&](unsigned i, unsigned at) {
           queries[unit * kDim + at] = rounded(pairs.first[i]);
@@ -234,13 +238,13 @@ ECHO_DEVICE void attend_block(Block& block, const AttendJob& job, unsigned row, 
         });
         return;
       }
-      const std::size_t to = place(pages[position / kPageTokens], position);
+      const std::size_t to = cache_offset(pages[position / kPageTokens], position);
       const Bf16* const value = token + (job.heads + job.kv_heads + kv) * kDim;
       pairs.each(lane, [&](unsigned i, unsigned at) {
-        job.keys[to + at] = fresh_key[at] = narrow(pairs.first[i]);
-        job.keys[to + at + kHalf] = fresh_key[at + kHalf] = narrow(pairs.second[i]);
-        job.values[to + at] = fresh_value[at] = value[at];
-        job.values[to + at + kHalf] = fresh_value[at + kHalf] = value[at + kHalf];
+        job.keys[to + at] = new_key[at] = narrow(pairs.first[i]);
+        job.keys[to + at + kHalf] = new_key[at + kHalf] = narrow(pairs.second[i]);
+        job.values[to + at] = new_value[at] = value[at];
+        job.values[to + at + kHalf] = new_value[at + kHalf] = value[at + kHalf];
       });
     });
   }
@@ -253,19 +257,19 @@ ECHO_DEVICE void attend_block(Block& block, const AttendJob& job, unsigned row, 
       ECHO_UNROLL
       for (unsigned d = 0; d < kVectorCount; ++d) {
         self.q[h][d] = h < group ? queries[h * kDim + thread % kLanes * kVectorCount + d] : 0;
-        self.mixed[h][d] = 0;
+        self.value_sums[h][d] = 0;
       }
     }
   });
-  for (unsigned round = begin; round < end; round += kRound) {
+  for (unsigned round = begin; round < end; round += kRoundTokens) {
     block.own([&](unsigned thread) {
       Own& self = locals[thread];
       const unsigned t = token_of(thread, round);
       ECHO_UNROLL
-      for (unsigned i = 0; i < kAhead; ++i) {
+      for (unsigned i = 0; i < kTeamTokens; ++i) {
         if (t + i == position) {
-          self.keys[i] = load_vector(fresh_key + thread % kLanes * kVectorCount);
-          self.values[i] = load_vector(fresh_value + thread % kLanes * kVectorCount);
+          self.keys[i] = load_vector(new_key + thread % kLanes * kVectorCount);
+          self.values[i] = load_vector(new_value + thread % kLanes * kVectorCount);
         }
         ECHO_UNROLL
         for (unsigned h = 0; h < kHeads; ++h) {
@@ -277,10 +281,10 @@ ECHO_DEVICE void attend_block(Block& block, const AttendJob& job, unsigned row, 
           self.scores[i][h] = score;
         }
       }
-      load(thread, round + kRound, job.keys, self.page, self.keys);
+      load(thread, round + kRoundTokens, job.keys, self.page, self.keys);
     });
     ECHO_UNROLL
-    for (unsigned i = 0; i < kAhead; ++i) {
+    for (unsigned i = 0; i < kTeamTokens; ++i) {
       ECHO_UNROLL
       for (unsigned h = 0; h < kHeads; ++h)
         block.template sum<kLanes>([&](unsigned thread) -> float& { return locals[thread].scores[i][h]; });
@@ -292,26 +296,26 @@ ECHO_DEVICE void attend_block(Block& block, const AttendJob& job, unsigned row, 
       for (unsigned h = 0; h < kHeads; ++h) {
         float top = self.top[h];
         ECHO_UNROLL
-        for (unsigned i = 0; i < kAhead; ++i)
+        for (unsigned i = 0; i < kTeamTokens; ++i)
           if (t + i < end) top = larger(self.scores[i][h], top);
-        const float base = top == -INFINITY ? 0 : top, kept = fast_exp(self.top[h] - base);
+        const float base = top == -INFINITY ? 0 : top, rescale = fast_exp(self.top[h] - base);
         self.top[h] = top;
-        self.sum[h] *= kept;
+        self.sum[h] *= rescale;
         ECHO_UNROLL
-        for (unsigned d = 0; d < kVectorCount; ++d) self.mixed[h][d] *= kept;
+        for (unsigned d = 0; d < kVectorCount; ++d) self.value_sums[h][d] *= rescale;
         ECHO_UNROLL
-        for (unsigned i = 0; i < kAhead; ++i) {
+        for (unsigned i = 0; i < kTeamTokens; ++i) {
           const float p = t + i < end ? fast_exp(self.scores[i][h] - base) : 0;
           self.sum[h] += p;
           ECHO_UNROLL
           for (unsigned w = 0; w < 4; ++w) {
-            self.mixed[h][2 * w] += p * first_of(self.values[i].words[w]);
-            self.mixed[h][2 * w + 1] += p * second_of(self.values[i].words[w]);
+            self.value_sums[h][2 * w] += p * first_of(self.values[i].words[w]);
+            self.value_sums[h][2 * w + 1] += p * second_of(self.values[i].words[w]);
           }
         }
       }
-      load(thread, round + kRound, job.values, self.page, self.values);
-      self.page = page_of(thread, round + 2 * kRound);
+      load(thread, round + kRoundTokens, job.values, self.page, self.values);
+      self.page = page_of(thread, round + 2 * kRoundTokens);
     });
   }
   const auto padded = [](unsigned d) { return d + d / kWarpThreads; };
@@ -322,7 +326,7 @@ ECHO_DEVICE void attend_block(Block& block, const AttendJob& job, unsigned row, 
     for (unsigned h = 0; h < kHeads; ++h) {
       ECHO_UNROLL
       for (unsigned d = 0; d < kVectorCount; ++d)
-        mixed[(team * kHeads + h) * kRow + padded(lane * kVectorCount + d)] = self.mixed[h][d];
+        value_sums[(team * kHeads + h) * kPaddedDim + padded(lane * kVectorCount + d)] = self.value_sums[h][d];
       if (lane == 0) tops[team * kHeads + h] = self.top[h], sums[team * kHeads + h] = self.sum[h];
     }
   });
@@ -333,7 +337,8 @@ ECHO_DEVICE void attend_block(Block& block, const AttendJob& job, unsigned row, 
     return top;
   };
   block.each([&](unsigned thread) {
-    for (unsigned e = thread; e < kTeams * kHeads; e += kThreads) shares[e] = fast_exp(tops[e] - top_of(e % kHeads));
+    for (unsigned e = thread; e < kTeams * kHeads; e += kThreads)
+      team_weights[e] = fast_exp(tops[e] - top_of(e % kHeads));
   });
   Bf16* const out = job.out + static_cast<std::size_t>(row) * job.heads * kDim + kv * group * kDim;
   float* const partial =
@@ -344,11 +349,11 @@ ECHO_DEVICE void attend_block(Block& block, const AttendJob& job, unsigned row, 
       float sum = 0, value = 0;
       ECHO_UNROLL
       for (unsigned team = 0; team < kTeams; ++team) {
-        const float kept = shares[team * kHeads + h];
-        sum += sums[team * kHeads + h] * kept;
-        value += mixed[(team * kHeads + h) * kRow + padded(d)] * kept;
+        const float weight = team_weights[team * kHeads + h];
+        sum += sums[team * kHeads + h] * weight;
+        value += value_sums[(team * kHeads + h) * kPaddedDim + padded(d)] * weight;
       }
-      if (active == 1) {
+      if (splits_used == 1) {
         out[e] = narrow(value / sum);
         continue;
       }
@@ -357,33 +362,33 @@ ECHO_DEVICE void attend_block(Block& block, const AttendJob& job, unsigned row, 
       if (d == 0) to[kDim] = top_of(h), to[kDim + 1] = sum;
     }
   });
-  if (active == 1 || !block.arrive(job.arrived + row * job.kv_heads + kv, active)) return;
+  if (splits_used == 1 || !block.arrive(job.arrived + row * job.kv_heads + kv, splits_used)) return;
   block.own([&](unsigned thread) {
     for (unsigned e = thread; e < group * kDim; e += kThreads) {
       const unsigned h = e / kDim, d = e % kDim;
       const auto part = [&](unsigned s, unsigned at) {
         return load_shared_result(partial + (s * kHeads + h) * (kDim + 2) + at);
       };
-      constexpr unsigned kTogether = 4;
+      constexpr unsigned kBatch = 4;
       float top = -INFINITY, sum = 0, value = 0;
-      for (unsigned first = 0; first < active; first += kTogether) {
-        float its_top[kTogether], its_sum[kTogether], its_value[kTogether];
+      for (unsigned first = 0; first < splits_used; first += kBatch) {
+        float split_tops[kBatch], split_sums[kBatch], split_values[kBatch];
         ECHO_UNROLL
-        for (unsigned i = 0; i < kTogether; ++i) {
-          const bool there = first + i < active;
-          its_top[i] = there ? part(first + i, kDim) : -INFINITY;
-          its_sum[i] = there ? part(first + i, kDim + 1) : 0;
-          its_value[i] = there ? part(first + i, d) : 0;
+        for (unsigned i = 0; i < kBatch; ++i) {
+          const bool is_used = first + i < splits_used;
+          split_tops[i] = is_used ? part(first + i, kDim) : -INFINITY;
+          split_sums[i] = is_used ? part(first + i, kDim + 1) : 0;
+          split_values[i] = is_used ? part(first + i, d) : 0;
         }
-        float next = top;
+        float new_top = top;
         ECHO_UNROLL
-        for (unsigned i = 0; i < kTogether; ++i) next = larger(its_top[i], next);
-        const float before = fast_exp(top - next);
-        sum *= before, value *= before, top = next;
+        for (unsigned i = 0; i < kBatch; ++i) new_top = larger(split_tops[i], new_top);
+        const float rescale = fast_exp(top - new_top);
+        sum *= rescale, value *= rescale, top = new_top;
         ECHO_UNROLL
-        for (unsigned i = 0; i < kTogether; ++i) {
-          const float kept = fast_exp(its_top[i] - next);
-          sum += its_sum[i] * kept, value += its_value[i] * kept;
+        for (unsigned i = 0; i < kBatch; ++i) {
+          const float weight = fast_exp(split_tops[i] - new_top);
+          sum += split_sums[i] * weight, value += split_values[i] * weight;
         }
       }
       out[e] = narrow(value / sum);

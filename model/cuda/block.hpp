@@ -159,13 +159,13 @@ ECHO_EITHER T most(T a, T b) {
 
 inline constexpr unsigned kRowThreads = 128;
 
-struct alignas(16) SentHeader {
+struct alignas(16) InputHeader {
   std::uint32_t vectors;  // number of 16-byte vectors, including this one
   std::uint32_t unused[3];
 };
 
 struct ReceiveJob {
-  const Vector* from;  // host memory; it begins with a SentHeader
+  const Vector* from;  // host memory; it begins with a InputHeader
   Vector* to;
   std::uint32_t blocks;
 };

@@ -1,8 +1,9 @@
-// Decoding on a GPU: one more token for many rows. All kernels of a step are recorded once and then replayed. Only
-// token ids, pages and uniform numbers are copied to the device, tokens and log-probabilities back. Private to model/.
+// Decodes on a GPU: samples one more token for many rows in a step. All kernels of a step are recorded once (a CUDA
+// graph) and then replayed, because launching each costs more than its work. A step copies only token ids, page numbers
+// and uniform numbers to the device, and tokens and log-probabilities back. Private to model/.
 //
-// A recording is for one number of rows (there are few such numbers; surplus rows do nothing) and for the addresses of
-// weights and cache. It is made again after these have moved.
+// A recording is for one number of rows and for the addresses of weights and cache. Numbers of rows are rounded up, so
+// that there are few recordings; surplus rows do nothing. If an address changes, all recordings are made again.
 #pragma once
 #include <map>
 #include <memory>
@@ -10,7 +11,7 @@
 #include <span>
 #include <string_view>
 
-#include "model/cuda/machine.hpp"
+#include "model/cuda/backend.hpp"
 #include "model/paged_cache.hpp"
 #include "model/sampler.hpp"
 
@@ -18,8 +19,8 @@ namespace echoline::model::cuda {
 
 struct DecodeRow {
   Token id;           // the last token; its keys and values are not in the pages yet
-  const Pages* text;  // has a place of its own for them
-  Draw draw;
+  const Pages* text;  // has a slot for them, in a page that no other row shares
+  SampleRequest request;
 };
 
 // Use from the model's thread.
@@ -27,46 +28,47 @@ class Decoder {
  public:
   // Null for a model on a CPU, of another type than bf16, or of an unsupported shape, and if the machine cannot be
   // opened. Except on a CPU, the reason is logged.
-  static std::unique_ptr<Decoder> of(Transformer& model, PagedCache& cache);
+  static std::unique_ptr<Decoder> open_if_supported(Transformer& model, PagedCache& cache);
   // Both must outlive it. Requires that check() succeeds.
-  Decoder(Transformer& model, PagedCache& cache, std::unique_ptr<Machine> machine);
+  Decoder(Transformer& model, PagedCache& cache, std::unique_ptr<DeviceBackend> backend);
   ~Decoder();
 
   // kInvalid: why the kernels do not support the model.
   static Status check(const Transformer& model);
 
-  // As draw(). Nothing after a failure, which is logged; the caller may use another way, or try again later.
-  std::optional<Drawn> step(std::span<const DecodeRow> rows);
+  // Runs a pass over each row's last token and samples the next ones, like sample_tokens(). nullopt after a failure,
+  // which is logged, and for the next 511 steps: the caller then uses libtorch's operations.
+  std::optional<SampledTokens> step(std::span<const DecodeRow> rows);
 
-  // Reads the texts of right-padded rows ids (int64 [rows, tokens], on the CPU), the first lengths[r] tokens of row r,
-  // and stores their keys and values in texts[r]. Returns the last tokens' normalised hidden states [rows, hidden].
-  // Nothing: as in step(). Throws c10::Error if memory does not suffice.
-  std::optional<torch::Tensor> read(const torch::Tensor& ids, const std::vector<std::int64_t>& lengths,
-                                    const std::vector<const Pages*>& texts);
+  // Runs a pass over right-padded rows ids (int64 [rows, tokens], on the CPU) and stores the keys and values of the
+  // first lengths[r] tokens of row r in page_lists[r]. Returns the last tokens' normalised hidden states [rows,
+  // hidden]; nullopt as in step(). Throws c10::Error if memory does not suffice.
+  std::optional<torch::Tensor> prefill(const torch::Tensor& ids, const std::vector<std::int64_t>& lengths,
+                                       const std::vector<const Pages*>& page_lists);
 
   std::size_t recordings() const { return recordings_.size(); }
   std::size_t kernels() const { return kernels_; }  // of the last step
 
  private:
   struct Buffers;
-  Drawn attempt(std::span<const DecodeRow> rows);
-  torch::Tensor attempt_to_read(const torch::Tensor& ids, const std::vector<std::int64_t>& lengths,
-                                const std::vector<const Pages*>& texts);
+  SampledTokens attempt(std::span<const DecodeRow> rows);
+  torch::Tensor attempt_prefill(const torch::Tensor& ids, const std::vector<std::int64_t>& lengths,
+                                const std::vector<const Pages*>& page_lists);
   void pause(std::string_view what, std::size_t rows, std::string_view why);
-  void provide(std::int64_t rows, std::int64_t pages);
+  void allocate_buffers(std::int64_t rows, std::int64_t pages);
   std::vector<const void*> addresses(std::int64_t positions);
-  void queue(std::int64_t rows);
+  void queue_step(std::int64_t rows);
   void multiply_gate_up(const Transformer::Layer& layer, const torch::Tensor& x, const torch::Tensor& out);
   void project(std::int64_t rows, const torch::Tensor& from, const torch::Tensor& norm, const torch::Tensor& weight,
                const torch::Tensor& bias, const torch::Tensor& to, bool adding);
 
   Transformer& model_;
   PagedCache& cache_;
-  std::unique_ptr<Machine> machine_;
+  std::unique_ptr<DeviceBackend> backend_;
   std::unique_ptr<Buffers> buffers_;
-  std::vector<const void*> addresses_;                                      // used in the recordings
-  std::map<std::int64_t, std::unique_ptr<Machine::Recording>> recordings_;  // by number of rows
-  std::int64_t pause_ = 0;                                                  // steps until the next attempt
+  std::vector<const void*> addresses_;                                            // used in the recordings
+  std::map<std::int64_t, std::unique_ptr<DeviceBackend::Recording>> recordings_;  // by number of rows
+  std::int64_t steps_until_retry_ = 0;                                            // 0: no failure
   std::size_t kernels_ = 0;
 };
 

@@ -110,10 +110,10 @@ __global__ __launch_bounds__(kRowThreads) void gate_kernel(GateJob job) {
 }
 
 template <unsigned kDim>
-__global__ __launch_bounds__(kRowThreads) void turn_kernel(TurnJob job) {
+__global__ __launch_bounds__(kRowThreads) void rotate_kernel(RotateJob job) {
   ThreadBlock<kRowThreads> block;
   block.wait_for_inputs();
-  turn_block<kDim>(block, job, blockIdx.x);
+  rotate_block<kDim>(block, job, blockIdx.x);
 }
 
 template <unsigned kDim, unsigned kHeads, unsigned kThreads>
@@ -244,11 +244,11 @@ cudaError_t launch(const Launcher& launcher, const GateJob& job) {
                kRowThreads, 0);
 }
 
-cudaError_t launch(const Launcher& launcher, const TurnJob& job, unsigned dim) {
-  const auto kernel = dim == 16   ? turn_kernel<16>
-                      : dim == 32 ? turn_kernel<32>
-                      : dim == 64 ? turn_kernel<64>
-                                  : turn_kernel<128>;
+cudaError_t launch(const Launcher& launcher, const RotateJob& job, unsigned dim) {
+  const auto kernel = dim == 16   ? rotate_kernel<16>
+                      : dim == 32 ? rotate_kernel<32>
+                      : dim == 64 ? rotate_kernel<64>
+                                  : rotate_kernel<128>;
   return start(launcher, kernel, job, dim3(job.tokens), kRowThreads, 0);
 }
 

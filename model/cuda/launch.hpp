@@ -22,7 +22,7 @@ cudaError_t launch(const Launcher& launcher, const EmbedJob& job);
 cudaError_t launch(const Launcher& launcher, const NormJob& job);
 cudaError_t launch(const Launcher& launcher, const ProductJob& job);
 cudaError_t launch(const Launcher& launcher, const GateJob& job);
-cudaError_t launch(const Launcher& launcher, const TurnJob& job, unsigned dim);
+cudaError_t launch(const Launcher& launcher, const RotateJob& job, unsigned dim);
 cudaError_t launch(const Launcher& launcher, const AttendJob& job, unsigned dim);
 cudaError_t launch(const Launcher& launcher, const SampleJob& job);
 

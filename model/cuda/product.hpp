@@ -55,14 +55,15 @@ inline bool product_norms(unsigned rows, unsigned in, bool gated) {
 
 // Block `index` of `blocks`. Requires kGroups * 8 >= rows.
 //
-// In a warp, thread 4 g + t loads 8 inputs of output g at once, and the same inputs of rows g and g + 8: inputs 8 t to
-// 8 t + 7 of the 32 of a step. The tensor cores number inputs differently, but both sides use the same order.
+// In a warp, thread 4 g + t loads 8 inputs of output g at once: inputs 8 t to 8 t + 7 of the 32 of a step. It also
+// loads these inputs of rows g and g + 8. The tensor cores number inputs differently, but both sides use the same
+// order.
 template <unsigned kGroups, bool kGated, class Block>
 ECHO_DEVICE void product_block(Block& block, const ProductJob& job, unsigned index, unsigned blocks) {
-  constexpr unsigned kWeights = kGated ? 2 : 1, kAhead = kGated ? 4 : 8, kRows = kGroups * 8;
+  constexpr unsigned kWeights = kGated ? 2 : 1, kStepsAhead = kGated ? 4 : 8, kRows = kGroups * 8;
   constexpr unsigned kTiles = (kGroups + 1) / 2;  // of 16 rows
   struct Own {
-    Vector ahead[kWeights][kAhead];
+    Vector ahead[kWeights][kStepsAhead];
     Vector low, high;
     float sums[kTiles][kWeights][4];
     float squares;
@@ -72,25 +73,26 @@ ECHO_DEVICE void product_block(Block& block, const ProductJob& job, unsigned ind
   Bf16* const stage = reinterpret_cast<Bf16*>(shared_sums + product_sums_bytes<kGroups, kGated>() / sizeof(float));
   const unsigned stage_stride = job.in + kStagePadding;
   const unsigned steps = job.in / kStepInputs, tiles = (job.outputs + kTileOutputs - 1) / kTileOutputs;
-  const unsigned per_round = kProductWarps / job.parts;
-  const unsigned chunks = ((steps + job.parts - 1) / job.parts + kAhead - 1) / kAhead;
+  const unsigned tiles_per_round = kProductWarps / job.parts;
+  const unsigned step_groups = ((steps + job.parts - 1) / job.parts + kStepsAhead - 1) / kStepsAhead;
 
-  const auto load = [&](unsigned thread, unsigned first_tile, unsigned chunk) {
+  // Loads the weights for kStepsAhead steps of the warp's tile.
+  const auto load = [&](unsigned thread, unsigned first_tile, unsigned step_group) {
     Own& self = locals[thread];
     const unsigned warp = thread / kWarpThreads, lane = thread % kWarpThreads, part = warp % job.parts;
     const unsigned tile = first_tile + warp / job.parts;
     const unsigned output = least(tile * kTileOutputs + lane / 4, job.outputs - 1);
-    const unsigned begin = part * steps / job.parts + chunk * kAhead, end = (part + 1) * steps / job.parts;
+    const unsigned begin = part * steps / job.parts + step_group * kStepsAhead, end = (part + 1) * steps / job.parts;
     const std::size_t at = static_cast<std::size_t>(output) * job.in + begin * kStepInputs + lane % 4 * kVectorCount;
     ECHO_UNROLL
-    for (unsigned i = 0; i < kAhead; ++i) {
-      const bool there = begin + i < end && tile < tiles;
-      self.ahead[0][i] = there ? load_once(job.weight + at + i * kStepInputs) : Vector{};
-      if constexpr (kGated) self.ahead[1][i] = there ? load_once(job.second + at + i * kStepInputs) : Vector{};
+    for (unsigned i = 0; i < kStepsAhead; ++i) {
+      const bool has_input = begin + i < end && tile < tiles;
+      self.ahead[0][i] = has_input ? load_once(job.weight + at + i * kStepInputs) : Vector{};
+      if constexpr (kGated) self.ahead[1][i] = has_input ? load_once(job.second + at + i * kStepInputs) : Vector{};
     }
   };
 
-  block.own([&](unsigned thread) { load(thread, index * per_round, 0); });
+  block.own([&](unsigned thread) { load(thread, index * tiles_per_round, 0); });
   block.wait_for_inputs();
 
   if (job.norm != nullptr) {
@@ -100,15 +102,15 @@ ECHO_DEVICE void product_block(Block& block, const ProductJob& job, unsigned ind
       static_assert(kProductWarps == 8, "a warp norms one row of each group");
       const auto row_of = [&](unsigned thread) { return group * 8 + thread / kWarpThreads; };
       const auto each_vector = [&](unsigned thread, const auto& use) {  // of the row, several at a time
-        constexpr unsigned kStep = kWarpThreads * kVectorCount, kTogether = 4;
+        constexpr unsigned kStep = kWarpThreads * kVectorCount, kBatch = 4;
         const Bf16* const from = job.x + static_cast<std::size_t>(row_of(thread)) * job.in;
-        for (unsigned first = thread % kWarpThreads * kVectorCount; first < job.in; first += kTogether * kStep) {
-          Vector v[kTogether];
+        for (unsigned first = thread % kWarpThreads * kVectorCount; first < job.in; first += kBatch * kStep) {
+          Vector v[kBatch];
           ECHO_UNROLL
-          for (unsigned i = 0; i < kTogether; ++i)
+          for (unsigned i = 0; i < kBatch; ++i)
             v[i] = first + i * kStep < job.in ? load_vector(from + first + i * kStep) : Vector{};
           ECHO_UNROLL
-          for (unsigned i = 0; i < kTogether; ++i)
+          for (unsigned i = 0; i < kBatch; ++i)
             if (first + i * kStep < job.in) use(first + i * kStep, v[i]);
         }
       };
@@ -132,29 +134,29 @@ ECHO_DEVICE void product_block(Block& block, const ProductJob& job, unsigned ind
   const Bf16* const x = job.norm != nullptr ? stage : job.x;
   const unsigned x_stride = job.norm != nullptr ? stage_stride : job.in;
 
-  for (unsigned first_tile = index * per_round; first_tile < tiles; first_tile += blocks * per_round) {
+  for (unsigned first_tile = index * tiles_per_round; first_tile < tiles; first_tile += blocks * tiles_per_round) {
     block.own([&](unsigned thread) {
       ECHO_UNROLL
       for (unsigned m = 0; m < kTiles; ++m) ECHO_UNROLL
       for (unsigned w = 0; w < kWeights; ++w) ECHO_UNROLL
       for (unsigned i = 0; i < 4; ++i) locals[thread].sums[m][w][i] = 0;
     });
-    for (unsigned chunk = 0; chunk < chunks; ++chunk) {
+    for (unsigned step_group = 0; step_group < step_groups; ++step_group) {
       ECHO_UNROLL
-      for (unsigned i = 0; i < kAhead; ++i) {
+      for (unsigned i = 0; i < kStepsAhead; ++i) {
         ECHO_UNROLL
         for (unsigned m = 0; m < kTiles; ++m) {
           block.own([&](unsigned thread) {
             Own& self = locals[thread];
             const unsigned lane = thread % kWarpThreads, part = thread / kWarpThreads % job.parts;
-            const unsigned step = part * steps / job.parts + chunk * kAhead + i;
-            const bool there = step < (part + 1) * steps / job.parts;
+            const unsigned step = part * steps / job.parts + step_group * kStepsAhead + i;
+            const bool has_input = step < (part + 1) * steps / job.parts;
             const unsigned row = m * 16 + lane / 4;
             const Bf16* const from =
                 x + static_cast<std::size_t>(row) * x_stride + step * kStepInputs + lane % 4 * kVectorCount;
-            self.low = there && row < job.rows ? load_vector(from) : Vector{};
-            self.high =
-                kGroups > 1 && there && row + 8 < job.rows ? load_vector(from + std::size_t{8} * x_stride) : Vector{};
+            self.low = has_input && row < job.rows ? load_vector(from) : Vector{};
+            self.high = kGroups > 1 && has_input && row + 8 < job.rows ? load_vector(from + std::size_t{8} * x_stride)
+                                                                       : Vector{};
           });
           ECHO_UNROLL
           for (unsigned w = 0; w < kWeights; ++w)
@@ -164,11 +166,11 @@ ECHO_DEVICE void product_block(Block& block, const ProductJob& job, unsigned ind
                            [&](unsigned thread) -> const Vector& { return locals[thread].ahead[w][i]; });
         }
       }
-      block.own([&](unsigned thread) {  // the next chunk, or the first of the next tile
-        if (chunk + 1 < chunks) {
-          load(thread, first_tile, chunk + 1);
-        } else if (first_tile + blocks * per_round < tiles) {
-          load(thread, first_tile + blocks * per_round, 0);
+      block.own([&](unsigned thread) {  // the next group of steps, or the first of the next tile
+        if (step_group + 1 < step_groups) {
+          load(thread, first_tile, step_group + 1);
+        } else if (first_tile + blocks * tiles_per_round < tiles) {
+          load(thread, first_tile + blocks * tiles_per_round, 0);
         }
       });
     }
@@ -188,7 +190,7 @@ ECHO_DEVICE void product_block(Block& block, const ProductJob& job, unsigned ind
       }
     });
     block.each([&](unsigned thread) {
-      for (unsigned e = thread; e < per_round * kRows * kTileOutputs; e += Block::kThreads) {
+      for (unsigned e = thread; e < tiles_per_round * kRows * kTileOutputs; e += Block::kThreads) {
         const unsigned row = e / kTileOutputs % kRows, slot = e / kTileOutputs / kRows;
         const unsigned output = (first_tile + slot) * kTileOutputs + e % kTileOutputs;
         if (row >= job.rows || output >= job.outputs) continue;

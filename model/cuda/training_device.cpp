@@ -1,3 +1,4 @@
+// Checks and launches the kernels of a training pass on a GPU, for device_ops.
 #include "model/cuda/training_device.hpp"
 
 #include <c10/cuda/CUDAGuard.h>
@@ -16,25 +17,25 @@ using torch::Tensor;
 
 namespace {
 
-std::atomic<bool> in_use = true;
+std::atomic<bool> kernels_enabled = true;
 
 // Whether the device meets the requirements of the kernels and of libtorch's flash attention.
-bool new_enough(const torch::Device& device) {
+bool is_supported(const torch::Device& device) {
   static std::mutex mutex;
   static std::map<int, bool> known;
   const std::lock_guard lock(mutex);
   const int index = device.index() < 0 ? 0 : device.index();
   if (const auto at = known.find(index); at != known.end()) return at->second;
   int major = 0;
-  const bool good =
+  const bool supported =
       cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, index) == cudaSuccess && major >= 8;
-  return known[index] = good;
+  return known[index] = supported;
 }
 
 template <class Job>
-void start(const Job& job, const Tensor& on) {
-  const c10::cuda::CUDAGuard guard(on.device());
-  const cudaError_t error = launch(job, c10::cuda::getCurrentCUDAStream(on.device().index()).stream());
+void start(const Job& job, const Tensor& tensor) {
+  const c10::cuda::CUDAGuard guard(tensor.device());
+  const cudaError_t error = launch(job, c10::cuda::getCurrentCUDAStream(tensor.device().index()).stream());
   TORCH_CHECK(error == cudaSuccess, "a training kernel cannot be started: ", cudaGetErrorString(error));
 }
 
@@ -70,7 +71,7 @@ Tensor column_sums_of(const Tensor& sums, const Tensor& like) {
   return out;
 }
 
-std::int64_t parts(std::int64_t count, std::int64_t each) { return (count + each - 1) / each; }
+std::int64_t parts(std::int64_t count, std::int64_t part_size) { return (count + part_size - 1) / part_size; }
 
 Tensor fp32_like(const Tensor& x, std::int64_t rows, std::int64_t width) {
   return torch::empty({rows, width}, x.options().dtype(torch::kFloat).requires_grad(false));
@@ -142,12 +143,12 @@ Table table_of(const std::vector<Updated>& tensors) {
 }  // namespace
 
 bool have_kernels() { return true; }
-void use_kernels(bool on) { in_use = on; }
+void use_kernels(bool on) { kernels_enabled = on; }
 
-bool kernels_take(const Tensor& x) {
+bool kernels_support(const Tensor& x) {
   const auto type = x.scalar_type();
-  return in_use && x.is_cuda() && (type == torch::kBFloat16 || type == torch::kFloat) && x.dim() > 0 &&
-         x.size(-1) % 8 == 0 && x.numel() > 0 && new_enough(x.device());
+  return kernels_enabled && x.is_cuda() && (type == torch::kBFloat16 || type == torch::kFloat) && x.dim() > 0 &&
+         x.size(-1) % 8 == 0 && x.numel() > 0 && is_supported(x.device());
 }
 
 std::optional<std::uint64_t> memory_of(int index) {
@@ -156,12 +157,12 @@ std::optional<std::uint64_t> memory_of(int index) {
   return properties.totalGlobalMem;
 }
 
-std::pair<Tensor, Tensor> norm(const Tensor& input, const Tensor& more, const Tensor& weight, double eps) {
+std::pair<Tensor, Tensor> norm(const Tensor& input, const Tensor& optional_addend, const Tensor& weight, double eps) {
   const Tensor x = input.contiguous(), w = weight.contiguous(), out = torch::empty_like(x);
-  const Tensor addend = more.defined() ? more.contiguous() : Tensor();
-  const Tensor sum = more.defined() ? torch::empty_like(x) : Tensor();
+  const Tensor addend = optional_addend.defined() ? optional_addend.contiguous() : Tensor();
+  const Tensor sum = optional_addend.defined() ? torch::empty_like(x) : Tensor();
   check_like(x, w);
-  if (more.defined()) {
+  if (optional_addend.defined()) {
     check_like(x, addend);
     TORCH_CHECK(x.sizes() == addend.sizes(), "an addend of other sizes");
   }
@@ -172,7 +173,7 @@ std::pair<Tensor, Tensor> norm(const Tensor& input, const Tensor& more, const Te
                      static_cast<float>(eps)},
           x);
   });
-  return {out, more.defined() ? sum : input};
+  return {out, optional_addend.defined() ? sum : input};
 }
 
 std::pair<Tensor, Tensor> norm_backward(const Tensor& input, const Tensor& weight, const Tensor& slope,
@@ -193,10 +194,10 @@ std::pair<Tensor, Tensor> norm_backward(const Tensor& input, const Tensor& weigh
   return {dx, column_sums_of(sums, w)};
 }
 
-bool rotates(const Tensor& qkv, const Heads& h) {
+bool supports_rotate(const Tensor& qkv, const Heads& h) {
   const std::int64_t dim = qkv.size(1) / (h.heads + 2 * h.kv_heads);
   const auto fits = [&](const Tensor& norm) { return !norm.defined() || norm.scalar_type() == qkv.scalar_type(); };
-  return kernels_take(qkv) && dim % 4 == 0 && dim <= kDimMax && fits(h.q_norm) && fits(h.k_norm) &&
+  return kernels_support(qkv) && dim % 4 == 0 && dim <= kDimMax && fits(h.q_norm) && fits(h.k_norm) &&
          h.q_norm.defined() == h.k_norm.defined();
 }
 
@@ -308,7 +309,7 @@ ScoreJob<T> score_job(const Tensor& logits, const Tensor& targets, double temper
   job.rows = logits.size(0);
   job.width = logits.size(1);
   job.scale = static_cast<float>(1 / temperature);
-  job.packed = job.width % kPack<T> == 0 && reinterpret_cast<std::uintptr_t>(job.logits) % 16 == 0;
+  job.packed = job.width % kValuesPerPack<T> == 0 && reinterpret_cast<std::uintptr_t>(job.logits) % 16 == 0;
   return job;
 }
 }  // namespace

@@ -19,7 +19,7 @@ bool have_kernels();
 void use_kernels(bool on);
 // Whether the kernels support tensors like x: on a GPU of compute capability 8.0 or newer, in bf16 or fp32, with a last
 // dimension that is a multiple of 8.
-bool kernels_take(const torch::Tensor& x);
+bool kernels_support(const torch::Tensor& x);
 
 // The memory of a device in bytes; nothing if it is unknown.
 std::optional<std::uint64_t> memory_of(int index);
@@ -41,8 +41,7 @@ struct Heads {
   std::int64_t heads, kv_heads;
   double eps;
 };
-// Whether rotate() supports these.
-bool rotates(const torch::Tensor& qkv, const Heads& heads);
+bool supports_rotate(const torch::Tensor& qkv, const Heads& heads);
 torch::Tensor rotate(const torch::Tensor& qkv, const Heads& heads);
 // The gradients of qkv and of the norms. Slopes: [rows, heads of a kind, dim], dense in the last two dimensions. Keys
 // and values of token t come from all rows copies[copies_first[t]] to copies[copies_first[t + 1]] (int32); undefined:
@@ -72,20 +71,21 @@ void score(const torch::Tensor& logits, const torch::Tensor& targets, double tem
 void score_backward(const torch::Tensor& logits, const torch::Tensor& targets, double temperature,
                     const torch::Tensor& log_sums, const torch::Tensor& slopes);
 
-// The tensors of an optimizer entry, all dense on the same device.
+// A parameter with its optimizer state and gradient, all dense on the same device.
 struct Updated {
   torch::Tensor parameter;         // bf16 or fp32
   torch::Tensor master;            // fp32
   torch::Tensor moment1, moment2;  // fp32; or int8 and uint8
   torch::Tensor scale1, scale2;    // fp32, per block of 256; or undefined
   torch::Tensor gradient;          // fp32; undefined: zeros
-  torch::Tensor fresh;             // bf16, for add_gradients()
+  torch::Tensor fresh;             // bf16, for add_gradients(): a new gradient to add to `gradient`
   bool decays = false, replaces = false;
 };
-// sum += fresh, or sum = fresh if `replaces`: one kernel.
+// gradient += fresh, or gradient = fresh if `replaces`: one kernel for all tensors.
 void add_gradients(const std::vector<Updated>& tensors);
 // The sum of squares of all gradients: an fp64 tensor of one element. Squares of 8 values are added in fp32.
 torch::Tensor sum_of_squares(const std::vector<Updated>& tensors);
+// Factors of the update; learner/training/optimizer computes them.
 struct UpdateNumbers {
   double clip, beta1, beta2, correction1, correction2, epsilon, rate, weight_decay;
 };

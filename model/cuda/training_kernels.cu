@@ -149,7 +149,7 @@ cudaError_t launch(const GatherJob<T>& job, cudaStream_t stream) {
 }
 template <class T>
 cudaError_t launch(const GateJob<T>& job, cudaStream_t stream) {
-  const unsigned parts = blocks(job.rows * job.width, std::int64_t{kGateThreads} * kPack<T>);
+  const unsigned parts = blocks(job.rows * job.width, std::int64_t{kGateThreads} * kValuesPerPack<T>);
   if (job.slope)
     gate_backward_kernel<<<parts, kGateThreads, 0, stream>>>(job);
   else

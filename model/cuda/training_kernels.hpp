@@ -24,7 +24,7 @@ constexpr unsigned kNormRows = kNormThreads / kWarpSize;  // per block, one per 
 
 template <class T, class Block>
 ECHO_TRAINING_DEVICE void norm_rows(Block& block, const NormJob<T>& job, std::int64_t index) {
-  constexpr unsigned kValues = kPack<T>;
+  constexpr unsigned kValues = kValuesPerPack<T>;
   typename Block::template Local<float> squares;
   const auto row_of = [&](unsigned thread) { return index * kNormRows + thread / kWarpSize; };
   const std::int64_t packs = job.width / kValues;
@@ -35,13 +35,14 @@ ECHO_TRAINING_DEVICE void norm_rows(Block& block, const NormJob<T>& job, std::in
         const std::int64_t at = row * job.width + p * kValues;
         auto x = load<T, kValues>(job.x + at);
         if (job.addend) {
-          const auto more = load<T, kValues>(job.addend + at);
+          const auto addend_values = load<T, kValues>(job.addend + at);
           ECHO_TRAINING_UNROLL
-          for (unsigned i = 0; i < kValues; ++i) x.at[i] = narrowed<T>(widen(x.at[i]) + widen(more.at[i]));
+          for (unsigned i = 0; i < kValues; ++i)
+            x.values[i] = narrowed<T>(widen(x.values[i]) + widen(addend_values.values[i]));
           store(job.sum + at, x);
         }
         ECHO_TRAINING_UNROLL
-        for (unsigned i = 0; i < kValues; ++i) sum += widen(x.at[i]) * widen(x.at[i]);
+        for (unsigned i = 0; i < kValues; ++i) sum += widen(x.values[i]) * widen(x.values[i]);
       }
     squares[thread] = sum;
   });
@@ -54,7 +55,8 @@ ECHO_TRAINING_DEVICE void norm_rows(Block& block, const NormJob<T>& job, std::in
       auto x = load<T, kValues>((job.addend ? job.sum : job.x) + row * job.width + p * kValues);
       const auto w = load<T, kValues>(job.weight + p * kValues);
       ECHO_TRAINING_UNROLL
-      for (unsigned i = 0; i < kValues; ++i) x.at[i] = narrowed<T>(rounded<T>(widen(x.at[i]) * scale) * widen(w.at[i]));
+      for (unsigned i = 0; i < kValues; ++i)
+        x.values[i] = narrowed<T>(rounded<T>(widen(x.values[i]) * scale) * widen(w.values[i]));
       store(job.out + row * job.width + p * kValues, x);
     }
   });
@@ -76,15 +78,15 @@ constexpr unsigned kNormBackwardRows = 8;  // per block
 
 template <class T, class Block>
 ECHO_TRAINING_DEVICE void norm_backward_rows(Block& block, const NormBackwardJob<T>& job, std::int64_t index) {
-  constexpr unsigned kValues = kPack<T>, kWarps = kNormThreads / kWarpSize;
+  constexpr unsigned kValues = kValuesPerPack<T>, kWarps = kNormThreads / kWarpSize;
   const std::int64_t first = index * kNormBackwardRows, packs = job.width / kValues;
   const std::int64_t rows = job.rows - first < kNormBackwardRows ? job.rows - first : kNormBackwardRows;
-  float* const of_row = block.shared();  // 1 / rms, and the factor of x
+  float* const row_factors = block.shared();  // 1 / rms, and the factor of x
   for (unsigned r0 = 0; r0 < kNormBackwardRows; r0 += kWarps) {
-    typename Block::template Local<float> squares, mixed;
+    typename Block::template Local<float> squares, slope_products;
     block.each([&](unsigned thread) {
       const std::int64_t r = r0 + thread / kWarpSize;
-      float sum = 0, with = 0;
+      float sum = 0, slope_product = 0;
       if (r < rows)
         for (std::int64_t p = thread % kWarpSize; p < packs; p += kWarpSize) {
           const std::int64_t at = (first + r) * job.width + p * kValues;
@@ -92,21 +94,21 @@ ECHO_TRAINING_DEVICE void norm_backward_rows(Block& block, const NormBackwardJob
           const auto w = load<T, kValues>(job.weight + p * kValues);
           ECHO_TRAINING_UNROLL
           for (unsigned i = 0; i < kValues; ++i) {
-            sum += widen(x.at[i]) * widen(x.at[i]);
-            with += widen(x.at[i]) * (widen(dy.at[i]) * widen(w.at[i]));
+            sum += widen(x.values[i]) * widen(x.values[i]);
+            slope_product += widen(x.values[i]) * (widen(dy.values[i]) * widen(w.values[i]));
           }
         }
       squares[thread] = sum;
-      mixed[thread] = with;
+      slope_products[thread] = slope_product;
     });
     block.warp_sum(squares);
-    block.warp_sum(mixed);
+    block.warp_sum(slope_products);
     block.each([&](unsigned thread) {
       const std::int64_t r = r0 + thread / kWarpSize;
       if (r >= rows || thread % kWarpSize != 0) return;
       const float width = static_cast<float>(job.width), scale = inverse_root(squares[thread] / width + job.eps);
-      of_row[2 * r] = scale;
-      of_row[2 * r + 1] = scale * scale * scale * mixed[thread] / width;
+      row_factors[2 * r] = scale;
+      row_factors[2 * r + 1] = scale * scale * scale * slope_products[thread] / width;
     });
   }
   block.barrier();
@@ -117,19 +119,19 @@ ECHO_TRAINING_DEVICE void norm_backward_rows(Block& block, const NormBackwardJob
       for (std::int64_t r = 0; r < rows; ++r) {
         const std::int64_t at = (first + r) * job.width + p * kValues;
         const auto x = load<T, kValues>(job.x + at), dy = load<T, kValues>(job.slope + at);
-        const float scale = of_row[2 * r], back = of_row[2 * r + 1];
-        float more[kValues] = {};
+        const float scale = row_factors[2 * r], x_factor = row_factors[2 * r + 1];
+        float other_slope[kValues] = {};
         if (job.beside) {
           const auto beside = load<T, kValues>(job.beside + at);
           ECHO_TRAINING_UNROLL
-          for (unsigned i = 0; i < kValues; ++i) more[i] = widen(beside.at[i]);
+          for (unsigned i = 0; i < kValues; ++i) other_slope[i] = widen(beside.values[i]);
         }
         Pack<T, kValues> dx;
         ECHO_TRAINING_UNROLL
         for (unsigned i = 0; i < kValues; ++i) {
-          const float value = widen(x.at[i]), slope = widen(dy.at[i]);
+          const float value = widen(x.values[i]), slope = widen(dy.values[i]);
           sums[i] += slope * rounded<T>(value * scale);
-          dx.at[i] = narrowed<T>(scale * (slope * widen(w.at[i])) - back * value + more[i]);
+          dx.values[i] = narrowed<T>(scale * (slope * widen(w.values[i])) - x_factor * value + other_slope[i]);
         }
         store(job.x_slope + at, dx);
       }
@@ -212,7 +214,7 @@ ECHO_TRAINING_DEVICE void over_pairs(unsigned lane, int dim, const F& f) {
 
 template <unsigned kPairs, class T, class Block>
 ECHO_TRAINING_DEVICE void rotate_token(Block& block, const RotateJob<T>& job, std::int64_t token) {
-  const int all = job.heads + 2 * job.kv_heads, turned = job.heads + job.kv_heads, half = job.dim / 2;
+  const int all = job.heads + 2 * job.kv_heads, rotated_heads = job.heads + job.kv_heads, half = job.dim / 2;
   const float* const cos = job.cos + token % job.positions * job.dim;
   const float* const sin = job.sin + token % job.positions * job.dim;
   for (int h0 = 0; h0 < all; h0 += kRotateWarps * kHeadsAtOnce) {
@@ -233,7 +235,7 @@ ECHO_TRAINING_DEVICE void rotate_token(Block& block, const RotateJob<T>& job, st
             const auto high = values[n][thread].high[k] = load<T, 2>(x + half + i);
             ECHO_TRAINING_UNROLL
             for (unsigned j = 0; j < 2; ++j)
-              sum += widen(low.at[j]) * widen(low.at[j]) + widen(high.at[j]) * widen(high.at[j]);
+              sum += widen(low.values[j]) * widen(low.values[j]) + widen(high.values[j]) * widen(high.values[j]);
           });
         }
         squares[n][thread] = sum;
@@ -251,18 +253,18 @@ ECHO_TRAINING_DEVICE void rotate_token(Block& block, const RotateJob<T>& job, st
         const float scale = inverse_root(squares[n][thread] / static_cast<float>(job.dim) + job.eps);
         over_pairs<kPairs>(thread % kWarpSize, job.dim, [&](unsigned k, int i) {
           auto low = values[n][thread].low[k], high = values[n][thread].high[k];
-          if (head < turned) {
+          if (head < rotated_heads) {
             const auto cos_low = load<float, 2>(cos + i), cos_high = load<float, 2>(cos + half + i);
             const auto sin_low = load<float, 2>(sin + i), sin_high = load<float, 2>(sin + half + i);
             ECHO_TRAINING_UNROLL
             for (unsigned j = 0; j < 2; ++j) {
-              float a = widen(low.at[j]), b = widen(high.at[j]);
+              float a = widen(low.values[j]), b = widen(high.values[j]);
               if (norm) {
                 a = a * scale * widen(norm[i + j]);
                 b = b * scale * widen(norm[half + i + j]);
               }
-              low.at[j] = narrowed<T>(joined(b, sin_low.at[j], times(a, cos_low.at[j])));
-              high.at[j] = narrowed<T>(joined(a, sin_high.at[j], times(b, cos_high.at[j])));
+              low.values[j] = narrowed<T>(multiply_add(b, sin_low.values[j], times(a, cos_low.values[j])));
+              high.values[j] = narrowed<T>(multiply_add(a, sin_high.values[j], times(b, cos_high.values[j])));
             }
           }
           store(out + i, low);
@@ -291,7 +293,7 @@ constexpr unsigned kRotateBackwardTokens = 4;  // per block
 template <unsigned kPairs, class T, class Block>
 ECHO_TRAINING_DEVICE void rotate_backward_tokens(Block& block, const RotateBackwardJob<T>& job, std::int64_t index) {
   const RotateJob<T>& f = job.forward;
-  const int all = f.heads + 2 * f.kv_heads, turned = f.heads + f.kv_heads, half = f.dim / 2;
+  const int all = f.heads + 2 * f.kv_heads, rotated_heads = f.heads + f.kv_heads, half = f.dim / 2;
   typename Block::template Local<HeadValues<kPairs>> q_sums, k_sums;
   block.each([&](unsigned thread) { q_sums[thread] = k_sums[thread] = HeadValues<kPairs>{}; });
   for (unsigned t = 0; t < kRotateBackwardTokens; ++t) {
@@ -304,7 +306,7 @@ ECHO_TRAINING_DEVICE void rotate_backward_tokens(Block& block, const RotateBackw
     for (int h0 = 0; h0 < all; h0 += kRotateWarps * kHeadsAtOnce) {
       typename Block::template Local<HeadPacks<T, kPairs>> values[kHeadsAtOnce];
       typename Block::template Local<HeadValues<kPairs>> slopes[kHeadsAtOnce];
-      typename Block::template Local<float> squares[kHeadsAtOnce], mixed[kHeadsAtOnce];
+      typename Block::template Local<float> squares[kHeadsAtOnce], slope_products[kHeadsAtOnce];
       const auto head_of = [&](unsigned thread, unsigned n) {
         return h0 + static_cast<int>(n * kRotateWarps + thread / kWarpSize);
       };
@@ -313,23 +315,23 @@ ECHO_TRAINING_DEVICE void rotate_backward_tokens(Block& block, const RotateBackw
         for (unsigned n = 0; n < kHeadsAtOnce; ++n) {
           const int head = head_of(thread, n);
           if (head >= all) continue;
-          const bool query = head < f.heads, value = head >= turned;
+          const bool is_query = head < f.heads, is_value = head >= rotated_heads;
           const T* const x = f.x + (token * all + head) * f.dim;
-          const int repeats = query ? 1 : job.repeats;
-          const int own = query ? head : (value ? head - turned : head - f.heads) * repeats;
-          const T* const from = (query ? job.q_slope : value ? job.v_slope : job.k_slope) + own * f.dim;
-          const std::int64_t stride = query ? job.q_stride : value ? job.v_stride : job.k_stride;
-          const int begin = query ? 0 : copies_begin, end = query ? 1 : copies_end;
+          const int repeats = is_query ? 1 : job.repeats;
+          const int own_head = is_query ? head : (is_value ? head - rotated_heads : head - f.heads) * repeats;
+          const T* const from = (is_query ? job.q_slope : is_value ? job.v_slope : job.k_slope) + own_head * f.dim;
+          const std::int64_t stride = is_query ? job.q_stride : is_value ? job.v_stride : job.k_stride;
+          const int begin = is_query ? 0 : copies_begin, end = is_query ? 1 : copies_end;
           over_pairs<kPairs>(thread % kWarpSize, f.dim, [&](unsigned k, int i) {
             values[n][thread].low[k] = load<T, 2>(x + i);
             values[n][thread].high[k] = load<T, 2>(x + half + i);
             float low[2] = {}, high[2] = {};
             for (int c = begin; c < end; ++c) {
-              const T* const row = from + (query || !job.copies ? token : job.copies[c]) * stride + i;
+              const T* const row = from + (is_query || !job.copies ? token : job.copies[c]) * stride + i;
               for (int repeat = 0; repeat < repeats; ++repeat) {
                 const auto a = load<T, 2>(row + repeat * f.dim), b = load<T, 2>(row + repeat * f.dim + half);
                 ECHO_TRAINING_UNROLL
-                for (unsigned j = 0; j < 2; ++j) low[j] += widen(a.at[j]), high[j] += widen(b.at[j]);
+                for (unsigned j = 0; j < 2; ++j) low[j] += widen(a.values[j]), high[j] += widen(b.values[j]);
               }
             }
             ECHO_TRAINING_UNROLL
@@ -345,62 +347,64 @@ ECHO_TRAINING_DEVICE void rotate_backward_tokens(Block& block, const RotateBackw
         for (unsigned n = 0; n < kHeadsAtOnce; ++n) {
           const int head = head_of(thread, n);
           const T* const norm = head < f.heads ? f.q_norm : f.k_norm;
-          float sum = 0, with = 0;
-          if (head < turned)
+          float sum = 0, slope_product = 0;
+          if (head < rotated_heads)
             over_pairs<kPairs>(thread % kWarpSize, f.dim, [&](unsigned k, int i) {
               const auto cos_low = load<float, 2>(cos + i), cos_high = load<float, 2>(cos + half + i);
               const auto sin_low = load<float, 2>(sin + i), sin_high = load<float, 2>(sin + half + i);
               ECHO_TRAINING_UNROLL
               for (unsigned j = 0; j < 2; ++j) {
                 float &da = slopes[n][thread].low[k][j], &db = slopes[n][thread].high[k][j];
-                const float back = da * cos_low.at[j] + db * sin_high.at[j];
-                db = db * cos_high.at[j] + da * sin_low.at[j];
-                da = back;
+                const float rotated_back = da * cos_low.values[j] + db * sin_high.values[j];
+                db = db * cos_high.values[j] + da * sin_low.values[j];
+                da = rotated_back;
                 if (norm) {
-                  const float a = widen(values[n][thread].low[k].at[j]), b = widen(values[n][thread].high[k].at[j]);
+                  const float a = widen(values[n][thread].low[k].values[j]),
+                              b = widen(values[n][thread].high[k].values[j]);
                   sum += a * a + b * b;
-                  with += a * (da * widen(norm[i + j])) + b * (db * widen(norm[half + i + j]));
+                  slope_product += a * (da * widen(norm[i + j])) + b * (db * widen(norm[half + i + j]));
                 }
               }
             });
           squares[n][thread] = sum;
-          mixed[n][thread] = with;
+          slope_products[n][thread] = slope_product;
         }
       });
       ECHO_TRAINING_UNROLL
       for (unsigned n = 0; n < kHeadsAtOnce; ++n) {
         block.warp_sum(squares[n]);
-        block.warp_sum(mixed[n]);
+        block.warp_sum(slope_products[n]);
       }
       block.each([&](unsigned thread) {
         ECHO_TRAINING_UNROLL
         for (unsigned n = 0; n < kHeadsAtOnce; ++n) {
           const int head = head_of(thread, n);
           if (head >= all) continue;
-          const bool query = head < f.heads;
-          const T* const norm = head >= turned ? nullptr : query ? f.q_norm : f.k_norm;
+          const bool is_query = head < f.heads;
+          const T* const norm = head >= rotated_heads ? nullptr : is_query ? f.q_norm : f.k_norm;
           T* const to = job.x_slope + (token * all + head) * f.dim;
           const float dim = static_cast<float>(f.dim), scale = inverse_root(squares[n][thread] / dim + f.eps);
-          const float back = scale * scale * scale * mixed[n][thread] / dim;
+          const float x_factor = scale * scale * scale * slope_products[n][thread] / dim;
           over_pairs<kPairs>(thread % kWarpSize, f.dim, [&](unsigned k, int i) {
             Pack<T, 2> low, high;
             ECHO_TRAINING_UNROLL
             for (unsigned j = 0; j < 2; ++j) {
               float da = slopes[n][thread].low[k][j], db = slopes[n][thread].high[k][j];
               if (norm) {
-                const float a = widen(values[n][thread].low[k].at[j]), b = widen(values[n][thread].high[k].at[j]);
-                if (query) {  // no reference, which would move the sums out of registers
+                const float a = widen(values[n][thread].low[k].values[j]),
+                            b = widen(values[n][thread].high[k].values[j]);
+                if (is_query) {  // no reference, which would move the sums out of registers
                   q_sums[thread].low[k][j] += da * (a * scale);
                   q_sums[thread].high[k][j] += db * (b * scale);
                 } else {
                   k_sums[thread].low[k][j] += da * (a * scale);
                   k_sums[thread].high[k][j] += db * (b * scale);
                 }
-                da = scale * (da * widen(norm[i + j])) - back * a;
-                db = scale * (db * widen(norm[half + i + j])) - back * b;
+                da = scale * (da * widen(norm[i + j])) - x_factor * a;
+                db = scale * (db * widen(norm[half + i + j])) - x_factor * b;
               }
-              low.at[j] = narrowed<T>(da);
-              high.at[j] = narrowed<T>(db);
+              low.values[j] = narrowed<T>(da);
+              high.values[j] = narrowed<T>(db);
             }
             store(to + i, low);
             store(to + half + i, high);
@@ -453,12 +457,12 @@ constexpr unsigned kGatherThreads = 256;
 
 template <class T, class Block>
 ECHO_TRAINING_DEVICE void gather_row(Block& block, const GatherJob<T>& job, std::int64_t index) {
-  constexpr int kValues = kPack<T>, kStep = kGatherThreads * kPack<T>;
+  constexpr int kValues = kValuesPerPack<T>, kStep = kGatherThreads * kValuesPerPack<T>;
   block.each([&](unsigned thread) {
     const T* const from = job.from + job.rows[index] * job.stride;
     T* const to = job.to + index * job.width * job.repeats;
     for (int i = static_cast<int>(thread) * kValues; i < job.width; i += kStep) {
-      const auto values = load<T, kPack<T>>(from + i);
+      const auto values = load<T, kValuesPerPack<T>>(from + i);
       const int part = i / job.dim;
       for (int r = 0; r < job.repeats; ++r)
         store(to + (part * job.repeats + r) * job.dim + (i - part * job.dim), values);
@@ -481,10 +485,10 @@ struct GateJob {
 
 constexpr unsigned kGateThreads = 256;
 
-// Calls f(dense, apart) with the offsets of the thread's values.
+// Calls f(dense, strided) with the offsets of the thread's values.
 template <class T, class F>
 ECHO_TRAINING_DEVICE void over_gates(const GateJob<T>& job, std::int64_t index, unsigned thread, const F& f) {
-  const std::int64_t at = (index * kGateThreads + thread) * kPack<T>;
+  const std::int64_t at = (index * kGateThreads + thread) * kValuesPerPack<T>;
   if (at >= job.rows * job.width) return;
   const std::int64_t row = at / job.width;
   f(at, row * job.stride + at - row * job.width);
@@ -493,15 +497,15 @@ ECHO_TRAINING_DEVICE void over_gates(const GateJob<T>& job, std::int64_t index, 
 // out = narrowed(gate * sigmoid(gate)) * up
 template <class T, class Block>
 ECHO_TRAINING_DEVICE void gate_part(Block& block, const GateJob<T>& job, std::int64_t index) {
-  constexpr unsigned kValues = kPack<T>;
+  constexpr unsigned kValues = kValuesPerPack<T>;
   block.each([&](unsigned thread) {
-    over_gates(job, index, thread, [&](std::int64_t dense, std::int64_t apart) {
-      auto g = load<T, kValues>(job.gate + apart);
-      const auto u = load<T, kValues>(job.up + apart);
+    over_gates(job, index, thread, [&](std::int64_t dense, std::int64_t strided) {
+      auto g = load<T, kValues>(job.gate + strided);
+      const auto u = load<T, kValues>(job.up + strided);
       ECHO_TRAINING_UNROLL
       for (unsigned i = 0; i < kValues; ++i) {
-        const float x = widen(g.at[i]);
-        g.at[i] = narrowed<T>(rounded<T>(x / (1 + exponential<T>(-x))) * widen(u.at[i]));
+        const float x = widen(g.values[i]);
+        g.values[i] = narrowed<T>(rounded<T>(x / (1 + exponential<T>(-x))) * widen(u.values[i]));
       }
       store(job.out + dense, g);
     });
@@ -510,19 +514,19 @@ ECHO_TRAINING_DEVICE void gate_part(Block& block, const GateJob<T>& job, std::in
 
 template <class T, class Block>
 ECHO_TRAINING_DEVICE void gate_backward_part(Block& block, const GateJob<T>& job, std::int64_t index) {
-  constexpr unsigned kValues = kPack<T>;
+  constexpr unsigned kValues = kValuesPerPack<T>;
   block.each([&](unsigned thread) {
-    over_gates(job, index, thread, [&](std::int64_t dense, std::int64_t apart) {
-      auto g = load<T, kValues>(job.gate + apart), u = load<T, kValues>(job.up + apart);
+    over_gates(job, index, thread, [&](std::int64_t dense, std::int64_t strided) {
+      auto g = load<T, kValues>(job.gate + strided), u = load<T, kValues>(job.up + strided);
       const auto d = load<T, kValues>(job.slope + dense);
       ECHO_TRAINING_UNROLL
       for (unsigned i = 0; i < kValues; ++i) {
-        const float x = widen(g.at[i]), slope = widen(d.at[i]), share = 1 / (1 + exponential<T>(-x));
-        g.at[i] = narrowed<T>(slope * widen(u.at[i]) * share * (1 + x * (1 - share)));
-        u.at[i] = narrowed<T>(slope * rounded<T>(x * share));
+        const float x = widen(g.values[i]), slope = widen(d.values[i]), sigmoid = 1 / (1 + exponential<T>(-x));
+        g.values[i] = narrowed<T>(slope * widen(u.values[i]) * sigmoid * (1 + x * (1 - sigmoid)));
+        u.values[i] = narrowed<T>(slope * rounded<T>(x * sigmoid));
       }
-      store(job.gate_slope + apart, g);
-      store(job.up_slope + apart, u);
+      store(job.gate_slope + strided, g);
+      store(job.up_slope + strided, u);
     });
   });
 }
@@ -547,7 +551,7 @@ constexpr unsigned kScoreThreads = 512;
 // Calls f(value, i) for the thread's values of the row; loads several at a time if `packed`.
 template <class T, class F>
 ECHO_TRAINING_DEVICE void over_row(const T* row, std::int64_t width, bool packed, unsigned thread, const F& f) {
-  constexpr unsigned kValues = kPack<T>;
+  constexpr unsigned kValues = kValuesPerPack<T>;
   if (packed)
     for (std::int64_t at = thread * kValues; at < width; at += kScoreThreads * kValues)
       f(load<T, kValues>(row + at), at);
@@ -557,22 +561,22 @@ ECHO_TRAINING_DEVICE void over_row(const T* row, std::int64_t width, bool packed
 
 template <class T, class Block>
 ECHO_TRAINING_DEVICE void score_row(Block& block, const ScoreJob<T>& job, std::int64_t row) {
-  typename Block::template Local<float> tops, own_tops, sums, weighted;
+  typename Block::template Local<float> tops, own_tops, sums, weighted_sums;
   const T* const logits = job.logits + row * job.width;
   block.each([&](unsigned thread) {
-    float top = -INFINITY, sum = 0, with = 0;  // sums of exp(x - top) and of x exp(x - top)
-    const auto take = [&](const auto& pack, std::int64_t) {
+    float top = -INFINITY, sum = 0, weighted_sum = 0;  // sums of exp(x - top) and of x exp(x - top)
+    const auto add_values = [&](const auto& pack, std::int64_t) {
       constexpr unsigned kCount = sizeof(pack) / sizeof(T);
       float x[kCount], highest = -INFINITY;
       ECHO_TRAINING_UNROLL
       for (unsigned i = 0; i < kCount; ++i) {
-        x[i] = widen(pack.at[i]) * job.scale;
+        x[i] = widen(pack.values[i]) * job.scale;
         highest = x[i] > highest ? x[i] : highest;
       }
       if (highest > top) {
-        const float less = exponential<T>(top - highest);
-        sum *= less;
-        with *= less;
+        const float rescale = exponential<T>(top - highest);
+        sum *= rescale;
+        weighted_sum *= rescale;
         top = highest;
       }
       if (top == -INFINITY) return;
@@ -580,28 +584,29 @@ ECHO_TRAINING_DEVICE void score_row(Block& block, const ScoreJob<T>& job, std::i
       for (unsigned i = 0; i < kCount; ++i) {
         const float e = exponential<T>(x[i] - top);
         sum += e;
-        with += x[i] == -INFINITY ? 0.0f : x[i] * e;
+        weighted_sum += x[i] == -INFINITY ? 0.0f : x[i] * e;
       }
     };
-    over_row(logits, job.width, job.packed, thread, take);
+    over_row(logits, job.width, job.packed, thread, add_values);
     tops[thread] = own_tops[thread] = top;
     sums[thread] = sum;
-    weighted[thread] = with;
+    weighted_sums[thread] = weighted_sum;
   });
   block.block_max(tops);
   block.each([&](unsigned thread) {
-    const float less = own_tops[thread] == -INFINITY ? 0.0f : exponential<T>(own_tops[thread] - tops[thread]);
-    sums[thread] = own_tops[thread] == -INFINITY && sums[thread] == 0 ? 0.0f : sums[thread] * less;
-    weighted[thread] = own_tops[thread] == -INFINITY && weighted[thread] == 0 ? 0.0f : weighted[thread] * less;
+    const float rescale = own_tops[thread] == -INFINITY ? 0.0f : exponential<T>(own_tops[thread] - tops[thread]);
+    sums[thread] = own_tops[thread] == -INFINITY && sums[thread] == 0 ? 0.0f : sums[thread] * rescale;
+    weighted_sums[thread] =
+        own_tops[thread] == -INFINITY && weighted_sums[thread] == 0 ? 0.0f : weighted_sums[thread] * rescale;
   });
   block.block_sum(sums);
-  block.block_sum(weighted);
+  block.block_sum(weighted_sums);
   block.each([&](unsigned thread) {
     if (thread != 0) return;
     const float log_sum = tops[thread] + logf(sums[thread]);
     job.log_sums[row] = log_sum;
     job.logprobs[row] = widen(logits[job.targets[row]]) * job.scale - log_sum;
-    job.entropies[row] = log_sum - weighted[thread] / sums[thread];
+    job.entropies[row] = log_sum - weighted_sums[thread] / sums[thread];
   });
 }
 
@@ -615,8 +620,8 @@ ECHO_TRAINING_DEVICE void score_backward_row(Block& block, const ScoreJob<T>& jo
       constexpr unsigned kCount = sizeof(pack) / sizeof(T);
       ECHO_TRAINING_UNROLL
       for (unsigned i = 0; i < kCount; ++i) {
-        const float p = exponential<T>(widen(pack.at[i]) * job.scale - log_sum);
-        pack.at[i] = narrowed<T>(slope * ((at + i == target ? 1.0f : 0.0f) - p));
+        const float p = exponential<T>(widen(pack.values[i]) * job.scale - log_sum);
+        pack.values[i] = narrowed<T>(slope * ((at + i == target ? 1.0f : 0.0f) - p));
       }
       store(logits + at, pack);
     });

@@ -12,9 +12,9 @@ using torch::Tensor;
 
 bool have_kernels() { return false; }
 void use_kernels(bool) {}
-bool kernels_take(const Tensor&) { return false; }
+bool kernels_support(const Tensor&) { return false; }
 std::optional<std::uint64_t> memory_of(int) { return std::nullopt; }
-bool rotates(const Tensor&, const Heads&) { return false; }
+bool supports_rotate(const Tensor&, const Heads&) { return false; }
 std::pair<Tensor, Tensor> norm(const Tensor&, const Tensor&, const Tensor&, double) { none(); }
 std::pair<Tensor, Tensor> norm_backward(const Tensor&, const Tensor&, const Tensor&, const Tensor&, double) { none(); }
 Tensor rotate(const Tensor&, const Heads&) { none(); }

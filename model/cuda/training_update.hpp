@@ -42,8 +42,9 @@ ECHO_TRAINING_DEVICE const UpdateEntry& entry_of(const UpdateEntry* entries, std
   return entries[low];
 }
 
-// A lane of a warp that processes [begin, begin + kUpdateBlock) has kLaneValues of them, in groups of four.
-ECHO_TRAINING_DEVICE std::int64_t place_of(unsigned lane, unsigned i, std::int64_t begin) {
+// Index of the lane's value `i`. A warp processes [begin, begin + kUpdateBlock); each lane has kLaneValues of them, in
+// groups of four.
+ECHO_TRAINING_DEVICE std::int64_t index_of(unsigned lane, unsigned i, std::int64_t begin) {
   return begin + (i / 4 * kWarpSize + lane) * 4 + i % 4;
 }
 // Calls f(i) for the lane's values before `end`.
@@ -51,7 +52,7 @@ template <class F>
 ECHO_TRAINING_DEVICE void over_lane(unsigned lane, std::int64_t begin, std::int64_t end, const F& f) {
   ECHO_TRAINING_UNROLL
   for (unsigned i = 0; i < kLaneValues; ++i)
-    if (place_of(lane, i, begin) < end) f(i);
+    if (index_of(lane, i, begin) < end) f(i);
 }
 // The lane's values as floats, padded with zeros. `packed`: all exist, at addresses that are multiples of 16 bytes.
 template <class T>
@@ -66,15 +67,15 @@ ECHO_TRAINING_DEVICE void load_lane(const T* from, unsigned lane, std::int64_t b
   if (packed) {
     ECHO_TRAINING_UNROLL
     for (unsigned i = 0; i < kLaneValues; i += 4) {
-      const auto four = load<T, 4>(from + place_of(lane, i, begin));
+      const auto four = load<T, 4>(from + index_of(lane, i, begin));
       ECHO_TRAINING_UNROLL
-      for (unsigned j = 0; j < 4; ++j) to[i + j] = as_float(four.at[j]);
+      for (unsigned j = 0; j < 4; ++j) to[i + j] = as_float(four.values[j]);
     }
     return;
   }
   ECHO_TRAINING_UNROLL
   for (unsigned i = 0; i < kLaneValues; ++i) {
-    const std::int64_t at = place_of(lane, i, begin);
+    const std::int64_t at = index_of(lane, i, begin);
     to[i] = at < end ? as_float(from[at]) : 0.0f;
   }
 }
@@ -87,15 +88,17 @@ ECHO_TRAINING_DEVICE void store_lane(T* to, unsigned lane, std::int64_t begin, s
     for (unsigned i = 0; i < kLaneValues; i += 4) {
       Pack<T, 4> four;
       ECHO_TRAINING_UNROLL
-      for (unsigned j = 0; j < 4; ++j) four.at[j] = f(from[i + j]);
-      store(to + place_of(lane, i, begin), four);
+      for (unsigned j = 0; j < 4; ++j) four.values[j] = f(from[i + j]);
+      store(to + index_of(lane, i, begin), four);
     }
     return;
   }
-  over_lane(lane, begin, end, [&](unsigned i) { to[place_of(lane, i, begin)] = f(from[i]); });
+  over_lane(lane, begin, end, [&](unsigned i) { to[index_of(lane, i, begin)] = f(from[i]); });
 }
 
-constexpr float kCodes1 = 127, kCodes2 = 255;
+// Largest codes of the moments in 8 bits. The code of moment 1 grows with its square root, that of moment 2 with its
+// fourth root, so that small values keep their precision.
+constexpr float kCode1Max = 127, kCode2Max = 255;
 
 struct LaneValues {
   float m[kLaneValues], v[kLaneValues];
@@ -106,7 +109,7 @@ template <class Block>
 ECHO_TRAINING_DEVICE void update_part(Block& block, const UpdateJob& job, std::int64_t part) {
   const UpdateEntry& entry = entry_of(job.entries, job.entry_count, part);
   const std::int64_t first = (part - entry.first_part) * kUpdatePart, end = entry.count;
-  const auto same = [](float x) { return x; };
+  const auto identity = [](float x) { return x; };
   for (std::int64_t k = 0; k < kUpdateBlocks; ++k) {
     typename Block::template Local<LaneValues> values;
     typename Block::template Local<float> top1, top2;
@@ -131,7 +134,7 @@ ECHO_TRAINING_DEVICE void update_part(Block& block, const UpdateJob& job, std::i
         const float s1 = entry.scale1[begin / kUpdateBlock], s2 = entry.scale2[begin / kUpdateBlock];
         ECHO_TRAINING_UNROLL
         for (unsigned i = 0; i < kLaneValues; ++i) {
-          const float a = times(m[i], 1.0f / kCodes1), b = times(v[i], 1.0f / kCodes2), square = times(b, b);
+          const float a = times(m[i], 1.0f / kCode1Max), b = times(v[i], 1.0f / kCode2Max), square = times(b, b);
           m[i] = times(times(a, fabsf(a)), s1);
           v[i] = times(times(square, square), s2);
         }
@@ -139,19 +142,19 @@ ECHO_TRAINING_DEVICE void update_part(Block& block, const UpdateJob& job, std::i
         load_lane(static_cast<const float*>(entry.moment1), lane, begin, end, packed, m);
         load_lane(static_cast<const float*>(entry.moment2), lane, begin, end, packed, v);
       }
-      float most1 = 0, most2 = 0;
+      float max1 = 0, max2 = 0;
       ECHO_TRAINING_UNROLL
       for (unsigned i = 0; i < kLaneValues; ++i) {
         if (job.clip < 1) g[i] = times(g[i], job.clip);
-        m[i] = joined(job.rest1, g[i], times(m[i], job.beta1));
-        v[i] = joined(job.rest2, times(g[i], g[i]), times(v[i], job.beta2));
-        const float under = plus(root(times(v[i], job.inverse_correction2)), job.epsilon);
+        m[i] = multiply_add(job.rest1, g[i], times(m[i], job.beta1));
+        v[i] = multiply_add(job.rest2, times(g[i], g[i]), times(v[i], job.beta2));
+        const float denominator = plus(root(times(v[i], job.inverse_correction2)), job.epsilon);
         if (entry.decays) master[i] = times(master[i], job.keep);
-        master[i] = joined(job.step, over(m[i], under), master[i]);
-        most1 = fabsf(m[i]) > most1 ? fabsf(m[i]) : most1;
-        most2 = v[i] > most2 ? v[i] : most2;
+        master[i] = multiply_add(job.step, over(m[i], denominator), master[i]);
+        max1 = fabsf(m[i]) > max1 ? fabsf(m[i]) : max1;
+        max2 = v[i] > max2 ? v[i] : max2;
       }
-      store_lane(entry.master, lane, begin, end, packed, master, same);
+      store_lane(entry.master, lane, begin, end, packed, master, identity);
       if (entry.wide)
         store_lane(static_cast<float*>(entry.parameter), lane, begin, end, packed, master,
                    [](float x) { return rounded<Bf16>(x); });
@@ -159,11 +162,11 @@ ECHO_TRAINING_DEVICE void update_part(Block& block, const UpdateJob& job, std::i
         store_lane(static_cast<Bf16*>(entry.parameter), lane, begin, end, packed, master,
                    [](float x) { return narrowed<Bf16>(x); });
       if (!entry.scale1) {
-        store_lane(static_cast<float*>(entry.moment1), lane, begin, end, packed, m, same);
-        store_lane(static_cast<float*>(entry.moment2), lane, begin, end, packed, v, same);
+        store_lane(static_cast<float*>(entry.moment1), lane, begin, end, packed, m, identity);
+        store_lane(static_cast<float*>(entry.moment2), lane, begin, end, packed, v, identity);
       }
-      top1[thread] = most1;
-      top2[thread] = most2;
+      top1[thread] = max1;
+      top2[thread] = max2;
     });
     if (!entry.scale1) continue;
     block.warp_max(top1);
@@ -182,12 +185,12 @@ ECHO_TRAINING_DEVICE void update_part(Block& block, const UpdateJob& job, std::i
       ECHO_TRAINING_UNROLL
       for (unsigned i = 0; i < kLaneValues; ++i) {
         const float share1 = over(m[i], s1 > 1e-30f ? s1 : 1e-30f), share2 = over(v[i], s2 > 1e-30f ? s2 : 1e-30f);
-        const float threshold = job.thresholds[place_of(lane, i, 0)];
+        const float threshold = job.thresholds[index_of(lane, i, 0)];
         const float sign = share1 > 0 ? 1.0f : share1 < 0 ? -1.0f : 0.0f;
-        const float code1 = floorf(plus(times(times(sign, root(fabsf(share1))), kCodes1), threshold));
-        float code2 = floorf(plus(times(root(root(share2)), kCodes2), threshold));
-        m[i] = code1 < -kCodes1 ? -kCodes1 : code1 > kCodes1 ? kCodes1 : code1;
-        code2 = code2 < 0 ? 0.0f : code2 > kCodes2 ? kCodes2 : code2;
+        const float code1 = floorf(plus(times(times(sign, root(fabsf(share1))), kCode1Max), threshold));
+        float code2 = floorf(plus(times(root(root(share2)), kCode2Max), threshold));
+        m[i] = code1 < -kCode1Max ? -kCode1Max : code1 > kCode1Max ? kCode1Max : code1;
+        code2 = code2 < 0 ? 0.0f : code2 > kCode2Max ? kCode2Max : code2;
         v[i] = share2 > 0 && code2 < 1 ? 1.0f : code2;
       }
       store_lane(static_cast<std::int8_t*>(entry.moment1), lane, begin, end, packed_at(begin), m,

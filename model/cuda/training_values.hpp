@@ -3,7 +3,7 @@
 // libtorch. Internal to model/.
 //
 // A policy `Block` of kThreads threads has
-//   Block::Local<T>     a T of each thread, indexed by thread; registers on a device
+//   Block::Local<T>     one T per thread, indexed by thread; in registers on a device
 //   each(f)             f(thread) on every thread
 //   barrier()           what threads wrote to shared and global memory is seen by all threads of the block
 //   warp_sum(local)     replaces each thread's value by the sum over its warp; warp_max() likewise
@@ -74,18 +74,19 @@ ECHO_TRAINING_DEVICE float rounded(float x) {
   return widen(narrowed<T>(x));
 }
 
-// Operations that the compiler must not fuse or replace.
+// On a device, these intrinsics keep the compiler from fusing or replacing the operations. multiply_add: a * b + c,
+// rounded once.
 #if defined(__CUDA_ARCH__)
 ECHO_TRAINING_DEVICE float times(float a, float b) { return __fmul_rn(a, b); }
 ECHO_TRAINING_DEVICE float plus(float a, float b) { return __fadd_rn(a, b); }
-ECHO_TRAINING_DEVICE float joined(float a, float b, float c) { return __fmaf_rn(a, b, c); }
+ECHO_TRAINING_DEVICE float multiply_add(float a, float b, float c) { return __fmaf_rn(a, b, c); }
 ECHO_TRAINING_DEVICE float over(float a, float b) { return __fdiv_rn(a, b); }
 ECHO_TRAINING_DEVICE float root(float a) { return __fsqrt_rn(a); }
 ECHO_TRAINING_DEVICE float inverse_root(float a) { return rsqrtf(a); }
 #else
 inline float times(float a, float b) { return a * b; }
 inline float plus(float a, float b) { return a + b; }
-inline float joined(float a, float b, float c) { return std::fma(a, b, c); }
+inline float multiply_add(float a, float b, float c) { return std::fma(a, b, c); }
 inline float over(float a, float b) { return a / b; }
 inline float root(float a) { return std::sqrt(a); }
 inline float inverse_root(float a) { return 1.0f / std::sqrt(a); }
@@ -102,10 +103,11 @@ ECHO_TRAINING_DEVICE float exponential(float a) {
 // Values that a thread loads and stores at once.
 template <class T, unsigned kCount>
 struct alignas(sizeof(T) * kCount) Pack {
-  T at[kCount];
+  T values[kCount];
 };
+// Values in one load or store of 16 bytes.
 template <class T>
-constexpr unsigned kPack = 16 / sizeof(T);
+constexpr unsigned kValuesPerPack = 16 / sizeof(T);
 
 template <class T, unsigned kCount>
 ECHO_TRAINING_DEVICE Pack<T, kCount> load(const T* from) {

@@ -1,5 +1,5 @@
-// Broadcasts that are under way, and how long each takes: the broadcast time T_b ends when a quorum of the workers that
-// were active at its publication has installed it. Pure.
+// Broadcasts that are under way, and how long each takes. The broadcast time T_b ends when a quorum of the workers that
+// were active at the publication has installed it. No I/O and no clock.
 #pragma once
 #include <functional>
 #include <set>
@@ -13,11 +13,11 @@ namespace echoline::overlay {
 
 class BroadcastTimes {
  public:
-  // Stragglers are given up after this many times what the quorum took, and kStragglerPatience.
+  // Stragglers are given up after kStragglerFactor × the time the quorum took, plus kStragglerPatience.
   static constexpr int kStragglerFactor = 4;
   static constexpr Duration kStragglerPatience = std::chrono::seconds(5);
-  // As late as all others together, times this, before one alone is left out of T_b.
-  static constexpr double kAloneFactor = 1.5;
+  // The last worker is left out of T_b if it took more than kOutlierFactor × the time of all others.
+  static constexpr double kOutlierFactor = 1.5;
   // Broadcasts whose T_b is still open; older ones are given up.
   static constexpr std::size_t kBroadcastsMax = 64;
 
@@ -26,20 +26,21 @@ class BroadcastTimes {
     std::optional<Version> base;
     PublicationId id{};
     TimePoint published;
-    TimePoint encoded{}, closed{};  // the last byte was made; the manifest may leave
-    Duration sealing{};
+    TimePoint encoded{};  // the last byte of the publication was made
+    TimePoint closed{};   // the publication was complete, so its manifest could be sent
+    Duration sealing{};   // hashing and signing of its chunks before `encoded`
     struct Ack {
       TimePoint at{};
       Duration verify{}, install{}, acknowledge{};
-    } last, before;  // the last two of `active`
-    WorkerId acked_last{};
-    // Those that were there when it was published, but for those that let an earlier one wait in vain.
-    std::set<WorkerId> active, waiting;
-    std::set<WorkerId> stragglers;  // they were there, too
-    std::uint64_t wire_bytes_before = 0;
+    } last, second_last;            // the last two acknowledgements of workers in `active`
+    WorkerId acked_last{};          // the sender of `last`
+    std::set<WorkerId> active;      // workers that were connected at the publication, without stragglers
+    std::set<WorkerId> waiting;     // those of `active` that have not acknowledged it
+    std::set<WorkerId> stragglers;  // connected, but far behind, or an earlier broadcast was given up because of them
+    std::uint64_t chunk_bytes_sent_before = 0;  // by the learner, until this broadcast began
     chains::Topology topology;
   };
-  // A broadcast whose T_b is known: it ended at `until`, when so many had acknowledged.
+  // A broadcast whose T_b is known: it ended at `until`, when `acknowledged` workers had installed the version.
   struct Done {
     Broadcast broadcast;
     TimePoint until;
@@ -50,26 +51,28 @@ class BroadcastTimes {
 
   void begin(Broadcast broadcast);
   void abandon(const PublicationId& id);
-  void encoded(const PublicationId& id, Duration sealing, TimePoint now);
-  void closed(const PublicationId& id, TimePoint now);
-  // A worker has installed this version, and so all older ones. `delay`: of its acknowledgement on the way.
-  void acknowledged(WorkerId worker, const Installed& ack, Duration delay, TimePoint now);
-  // The worker has lost its place: no broadcast waits for it.
+  void on_encoded(const PublicationId& id, Duration sealing, TimePoint now);
+  void on_closed(const PublicationId& id, TimePoint now);
+  // A worker has installed this version, and so all older ones. `delay`: the acknowledgement's transit time.
+  void on_acknowledged(WorkerId worker, const Installed& ack, Duration delay, TimePoint now);
+  // The worker has lost its position in the topology, so no broadcast waits for it.
   void remove(WorkerId worker);
-  // How much later than all others the last one was expected, by its place and link: 1 or more.
+  // Expected install time of the worker that acknowledged last, divided by that of the slowest other worker; at
+  // least 1. It follows from the topology and the links.
   using Lateness = std::function<double(const Broadcast&)>;
-  // Broadcasts that ceil(q * n) of their active workers have, in the order of their publication.
+  // Removes and returns the broadcasts that ceil(q * n) of their n active workers have acknowledged, oldest first.
   std::vector<Done> take_done(const Lateness& expected, TimePoint now);
-  // Broadcasts that most have, and some let wait for too long: those are still in `waiting`.
+  // Removes and returns the broadcasts that most workers have acknowledged and some delay for too long. The latter are
+  // still in `waiting`.
   std::vector<Done> take_given_up(TimePoint now);
-  // The parts of T_b. The worker reports its durations, so they count up to the time that there was.
+  // The parts of T_b. Durations that the worker reports are cut so that all parts add up to T_b.
   static BroadcastParts parts_of(const Broadcast& broadcast, TimePoint until);
 
   const std::vector<Broadcast>& open() const { return broadcasts_; }
   void check() const;
 
  private:
-  bool last_is_alone(const Broadcast& broadcast, const Lateness& expected) const;
+  bool last_is_outlier(const Broadcast& broadcast, const Lateness& expected) const;
 
   double quorum_;
   std::vector<Broadcast> broadcasts_;

@@ -1,3 +1,4 @@
+// Answers HTTP requests for the worker's bundle. Called by the driver (uv/driver_bundle.cpp).
 #include "overlay/learner/bundle_gate.hpp"
 
 #include <algorithm>
@@ -69,12 +70,12 @@ BundleGate::Answer BundleGate::asked(ConnId conn, std::string_view request, doub
     return refusal("503 Service Unavailable", "too many machines fetch the bundle just now: try again");
   Used& used = used_[token->nonce];
   used.until_unix_s = static_cast<double>(token->expires_unix_s);
-  if (used.times >= kTimesPerToken)
+  if (used.times >= kDownloadsPerToken)
     return refusal("429 Too Many Requests",
                    fmt::format("the join token for '{}' has fetched the bundle {} times: issue another one",
-                               token->instance, kTimesPerToken));
+                               token->instance, kDownloadsPerToken));
   ++used.times;
-  if (served_.size() < kAtOnce) {
+  if (served_.size() < kServedMax) {
     served_.insert(conn);
     next_.push_back(conn);
   } else {

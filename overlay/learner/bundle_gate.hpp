@@ -1,6 +1,6 @@
-// Gives the worker's bundle to machines that show a join token, in an HTTP request on the port on which workers join:
-// even a bare machine has an HTTP client. A few machines are served at a time, the others wait, and a token is good for
-// a few times. A machine without a token is refused at once. Pure.
+// Serves the worker's bundle over HTTP to machines that show a join token, on the port on which workers join, because
+// even a bare machine has an HTTP client. A few machines are served at a time and the others wait; a token is good for
+// a few downloads. A request without a token is refused at once. No I/O and no clock.
 #pragma once
 #include <deque>
 #include <map>
@@ -19,26 +19,26 @@ class BundleGate {
  public:
   static constexpr std::string_view kPath = "/bundle";
   static constexpr std::size_t kRequestBytesMax = 4096;
-  static constexpr std::size_t kAtOnce = 4, kWaitingMax = 64, kTimesPerToken = 3;
-  static constexpr double kUplinkShare = 0.5;  // of the learner's, for all of them together
+  static constexpr std::size_t kServedMax = 4, kWaitingMax = 64, kDownloadsPerToken = 3;
+  static constexpr double kUplinkShare = 0.5;  // fraction of the learner's uplink for all downloads together
 
   // `up`: the learner's uplink; absent: no limit.
   BundleGate(std::shared_ptr<const trust::Authority> authority, Bytes size, std::optional<BitRate> up);
 
-  // Whether what a stranger says first is a request, and no frame.
+  // Whether a connection that begins with this byte is an HTTP request. Otherwise it carries frames.
   static bool is_request(std::byte first) { return first == std::byte{'G'}; }
 
   struct Answer {
-    std::string text;    // the whole answer where it is a refusal; what goes before the bundle where it is not
-    bool serve = false;  // the bundle follows, once next() names the connection
+    std::string text;    // HTTP headers; for a refusal, the whole answer
+    bool serve = false;  // the bundle follows, once take_next() returns the connection
   };
-  // `request`: all that came; a head that is not whole is refused.
+  // `request`: all bytes received so far; an incomplete head is refused.
   Answer asked(ConnId conn, std::string_view request, double now_unix_s);
-  // Connections whose turn has come since the last call.
+  // Connections to which the bundle may be sent from now on; each is returned once.
   std::vector<ConnId> take_next();
-  // It was sent, or is lost.
+  // The connection got the whole bundle, or is lost: the next one in the queue gets its place.
   void over(ConnId conn);
-  // So many bytes of it are about to leave; more may follow then.
+  // Counts bytes of the bundle that leave now. Returns the time at which more may follow.
   TimePoint sent(std::size_t bytes, TimePoint now) { return pacer_.occupy(Bytes{bytes}, now, true); }
 
  private:

@@ -1,9 +1,10 @@
+// Chooses the next publication to make for late workers. Called by LearnerCore.
 #include "overlay/learner/catch_ups.hpp"
 
 namespace echoline::overlay {
 
-std::optional<std::uint64_t> cheapest_way(const std::map<PublicationKey, std::uint64_t>& bytes_of,
-                                          std::optional<Version> position, Version target, bool full_only) {
+std::optional<std::uint64_t> cheapest_path_bytes(const std::map<PublicationKey, std::uint64_t>& bytes_of,
+                                                 std::optional<Version> position, Version target, bool full_only) {
   std::map<Version, std::uint64_t> best;
   if (position && !full_only) best[*position] = 0;
   for (const auto& [key, bytes] : bytes_of) {  // ascending versions, so a base is settled before its deltas
@@ -30,7 +31,7 @@ bool CatchUps::want(std::optional<Version> from) {
 }
 
 void CatchUps::begun(const PublicationId& id) {
-  if (phase_ == Phase::kIdle) return;  // the application made it unasked
+  if (phase_ == Phase::kIdle) return;  // the application made it without a request
   phase_ = Phase::kBegun;
   id_ = id;
 }
@@ -47,7 +48,7 @@ std::optional<PublicationKey> CatchUps::next(std::optional<Version> newest, cons
   for (const std::optional<Version>& from : std::set(wanted_)) {
     const PublicationKey key{*newest, from};
     const bool stored = store.find(key) != nullptr;
-    // The snapshot is on its way, or does not lead far enough: then the one of the next version will be asked for.
+    // A snapshot of this version is on its way. If it is too old for a worker, that of the next version is requested.
     if (stored && key.full()) continue;
     wanted_.erase(from);
     if (from && (stored || *from >= *newest)) {

@@ -1,5 +1,5 @@
-// How many workers the learner helps at a time: its one uplink serves all of them, and the sooner one has the whole,
-// the sooner it can help others. Pure.
+// Limits the workers that the learner helps at a time. They share its one uplink, and a worker that is complete sooner
+// can help others sooner. No I/O and no clock.
 #pragma once
 #include <algorithm>
 #include <cstdint>
@@ -11,13 +11,14 @@ namespace echoline::overlay {
 class HelpBudget {
  public:
   struct Request {
-    double bytes = 0, most = 0;    // for one more worker; the most that one may take
+    double bytes = 0;              // to send to this worker
+    double most = 0;               // to send to any one worker, such as a full snapshot
     double rate = 0;               // the learner's uplink [bytes per second]
-    Duration wait{};               // the learner begins no more than it can send within this, and twice `most`
-    std::uint64_t sent_total = 0;  // to all helped workers so far
+    Duration wait{};               // the learner begins at most the bytes it can send within this, plus twice `most`
+    std::uint64_t sent_total = 0;  // bytes sent to all helped workers so far
   };
-  // Whether the learner may begin to help one more worker, which then counts. Sent bytes leave the budget,
-  // at least at `rate`: a worker that reads nothing delays no other one.
+  // Whether the learner may begin to help one more worker, whose bytes then count as pending. The pending bytes fall
+  // with each byte sent, and at least at `rate`, so a worker that reads nothing delays no other one.
   bool begin(const Request& r, TimePoint now) {
     const double done = std::max(static_cast<double>(r.sent_total - sent_), seconds(now - at_) * r.rate);
     pending_ = std::max(0.0, pending_ - done);
@@ -29,8 +30,8 @@ class HelpBudget {
   }
 
  private:
-  double pending_ = 0;      // bytes begun, and neither sent since nor given the time for it
-  std::uint64_t sent_ = 0;  // to helped workers, until at_
+  double pending_ = 0;      // bytes of workers whose help has begun, still to be sent
+  std::uint64_t sent_ = 0;  // sent_total at at_
   TimePoint at_{};
 };
 

@@ -1,3 +1,4 @@
+// Chooses a helper for a late worker. Called by LearnerCore (learner_publications.cpp).
 #include "overlay/learner/helpers.hpp"
 
 #include <tuple>

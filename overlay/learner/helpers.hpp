@@ -1,4 +1,5 @@
-// Which worker helps which late one, and how many the learner helps itself. Pure.
+// Assigns helpers. A helper is a worker, or the learner, that sends publications to a late worker whose parents no
+// longer have them. No I/O and no clock.
 #pragma once
 #include <set>
 #include <span>
@@ -14,25 +15,25 @@ class Helpers {
 
   struct Candidate {
     WorkerId id;
-    std::uint64_t bytes = 0;   // of the cheapest way over what it holds
+    std::uint64_t bytes = 0;   // to send, by the cheapest path over the publications it holds
     std::size_t children = 0;  // in the topology
-    bool failed = false;       // it may not forward, and can win that back by helping where no other worker can
+    bool failed = false;       // it lost the right to forward; helping regains it, but other candidates come first
   };
   struct Choice {
     std::optional<WorkerId> helper;
-    bool busy = false;  // a candidate helps kHelpedMax workers: time will bring a helper
+    bool busy = false;  // a candidate helps kHelpedMax workers now, so a later call may find a helper
   };
 
-  // By cost, which grows with the workers that a candidate helps already. No candidate that costs more than `cost_max`,
-  // or that `worker` was sent to before.
+  // Returns the candidate of least cost: its bytes × (1 + the workers it already helps). Excludes those that cost more
+  // than `cost_max` and those that have already been tried for `worker`.
   Choice choose(WorkerId worker, std::span<const Candidate> candidates, double cost_max) const;
-  // The helper may be the learner; then all others can be tried again.
+  // If the helper is the learner, all workers can be tried again afterwards.
   void begin(WorkerId worker, WorkerId helper);
   void end(WorkerId worker);
   void exclude(WorkerId worker, WorkerId helper) { workers_[worker].tried.insert(helper); }
   void on_installed(WorkerId worker);
-  // Whether the learner may help one more, by HelpBudget::begin(). A worker counts once for a version, so repeated
-  // calls for help do not delay others.
+  // Whether the learner may help one more worker, by HelpBudget::begin(). A worker counts once per version, so repeated
+  // calls for help do not delay other workers.
   bool take_budget(WorkerId worker, Version target, const HelpBudget::Request& request, TimePoint now);
   void forget(WorkerId worker);
 

@@ -1,3 +1,4 @@
+// Enrolment, certificates and revocation at the learner. Called by LearnerCore.
 #include "overlay/learner/identities.hpp"
 
 #include <algorithm>
@@ -26,31 +27,33 @@ void Identities::start(std::uint64_t now_unix_ms) {
   ahead_ = std::max(state_.issue_reserved, now_unix_ms) - now_unix_ms;
 }
 
-Identities::Refusal Identities::enrol(ConnId conn, const Enrol& wish, double now_unix_s) {
-  const auto token = trust::check_token(trust::Secret(std::string(wish.token)), *authority_, now_unix_s, wish.instance);
+Identities::Refusal Identities::enrol(ConnId conn, const Enrol& request, double now_unix_s) {
+  const auto token =
+      trust::check_token(trust::Secret(std::string(request.token)), *authority_, now_unix_s, request.instance);
   if (!token) return token.error().message();
-  if (!trust::verify(wish.key, "enrol 2", std::as_bytes(std::span(wish.token)), wish.proof))
+  if (!trust::verify(request.key, "enrol 2", std::as_bytes(std::span(request.token)), request.proof))
     return "it does not hold the key it shows";
-  if (ids_.contains(wish.key)) return certify(conn, wish.key, now_unix_s);  // the token has been used, or need not be
+  if (ids_.contains(request.key))
+    return certify(conn, request.key, now_unix_s);  // the token has been used, or need not be
   std::erase_if(state_.used_tokens, [&](const auto& t) { return static_cast<double>(t.second) < now_unix_s - 60; });
   if (state_.used_tokens.size() >= kUsedTokensMax) return "too many tokens were used just now";
   if (!state_.used_tokens.emplace(token->nonce, token->expires_unix_s).second)
     return fmt::format("the join token for '{}' was used before: issue another one", token->instance);
   const WorkerId id{state_.next_worker++};
-  state_.known[id] = {wish.instance, wish.key, 0, token->host};
-  ids_[wish.key] = id;
-  return certify(conn, wish.key, now_unix_s);
+  state_.known[id] = {request.instance, request.key, 0, token->host};
+  ids_[request.key] = id;
+  return certify(conn, request.key, now_unix_s);
 }
 
-Identities::Refusal Identities::come_back(ConnId conn, const Return& wish, double now_unix_s) {
-  if (!trust::verify(wish.key, "return 4", authority_->fingerprint(), wish.proof))
+Identities::Refusal Identities::reissue(ConnId conn, const Return& request, double now_unix_s) {
+  if (!trust::verify(request.key, "return 4", authority_->fingerprint(), request.proof))
     return "it does not hold the key it shows";
-  if (!ids_.contains(wish.key))
+  if (!ids_.contains(request.key))
     return "it has not enrolled in this run, or has been away for too long: a join token is needed";
-  return certify(conn, wish.key, now_unix_s);
+  return certify(conn, request.key, now_unix_s);
 }
 
-// An answer to a machine that is known. One that was just given is given again: it may have been lost on its way.
+// Queues the answer to a known machine. A recent answer is sent again, because it may have been lost on its way.
 Identities::Refusal Identities::certify(ConnId conn, const trust::PublicKey& key, double now_unix_s) {
   const WorkerId id = ids_.at(key);
   if (state_.revoked.contains(id)) return "the certificate of this worker was revoked";
@@ -133,7 +136,7 @@ void Identities::forget(WorkerId id) {
   state_.known.erase(known);
 }
 
-void Identities::forget_ended(const std::function<bool(WorkerId)>& present, TimePoint now, double now_unix_s) {
+void Identities::forget_expired(const std::function<bool(WorkerId)>& present, TimePoint now, double now_unix_s) {
   if (now < forget_at_) return;
   forget_at_ = now + kForgetPause;
   std::vector<WorkerId> ended;
@@ -156,8 +159,8 @@ void Identities::forget_ended(const std::function<bool(WorkerId)>& present, Time
   }
 }
 
-// Later times are reserved on disk long before they are used.
-bool Identities::next_issue(std::uint64_t now_unix_ms) {
+// Issue times are reserved on disk long before they are used, so a restart never repeats one.
+bool Identities::advance_issue_time(std::uint64_t now_unix_ms) {
   issued_ = std::max(issued_ + 1, now_unix_ms + ahead_);
   if (issued_ + kIssueReserved / 2 < state_.issue_reserved) return false;
   state_.issue_reserved = issued_ + kIssueReserved;

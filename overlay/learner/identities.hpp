@@ -1,6 +1,6 @@
 // The machines that may be workers of this run: enrolment with a join token, certificates and their renewal after a
-// long absence, revocation; and the times at which the learner issues things. All of it is part of the learner's state,
-// which the caller saves before an answer leaves. Pure.
+// long absence, revocation. Also the learner's issue times, which order its signed messages and never go back. All of
+// it is part of the learner's state, which the caller saves before an answer leaves. No I/O and no clock.
 #pragma once
 #include <functional>
 
@@ -17,18 +17,18 @@ class Identities {
     ConnId conn;
     Enrolled answer;
   };
-  using Refusal = std::optional<std::string>;  // why a machine is refused; absent: it is not, and pending
+  using Refusal = std::optional<std::string>;  // why a machine is refused; absent: an answer is pending
 
-  // `state` must outlive it; it changes what belongs to identities there.
+  // `state` must outlive this object, which changes its own parts of it.
   Identities(LearnerState& state, std::shared_ptr<const trust::Authority> authority);
-  // Times of issue continue behind those of earlier processes, also where the clock went back.
+  // Issue times continue after those of earlier processes, even if the clock has gone back.
   void start(std::uint64_t now_unix_ms);
 
   // A machine shows a join token. The token's nonce and the new id are on disk before the certificate leaves, so no
   // token is ever used twice.
-  Refusal enrol(ConnId conn, const Enrol& wish, double now_unix_s);
+  Refusal enrol(ConnId conn, const Enrol& request, double now_unix_s);
   // A machine that has enrolled asks for another certificate: its own has ended during a long absence.
-  Refusal come_back(ConnId conn, const Return& wish, double now_unix_s);
+  Refusal reissue(ConnId conn, const Return& request, double now_unix_s);
   // The connection of a machine is over: no answer is sent there.
   void drop(ConnId conn);
   std::vector<Pending> take_pending() { return std::exchange(pending_, {}); }
@@ -37,20 +37,21 @@ class Identities {
   Result<std::vector<std::byte>> issue(WorkerId id, const trust::PublicKey& key, double now_unix_s);
   // A worker that shows a certificate of this run is known from then on, also to a learner that has lost its state.
   void remember(const trust::PeerIdentity& identity, const std::string& name);
-  // Where other workers dial a worker: at the port it names, on the host of its join token or else the host it comes
-  // from. A worker cannot make others dial a host of its choice.
+  // The endpoint at which other workers dial a worker: the port it names, on the host of its join token or else its
+  // source address. So a worker cannot make others dial a host of its choice.
   Endpoint endpoint_of(WorkerId id, const Endpoint& named, const std::string& comes_from) const;
-  // Its certificates count no more, for as long as one of them may be valid.
+  // Revokes all certificates of the worker, until the last of them has expired.
   void revoke(WorkerId id, double now_unix_s);
-  bool revoked(WorkerId id) const { return state_.revoked.contains(id); }
-  // At most kRevokedMax ranges; `live` are the workers that they must not cover beyond those revoked.
+  bool is_revoked(WorkerId id) const { return state_.revoked.contains(id); }
+  // The revoked workers in at most kRevokedMax ranges. To need fewer ranges, they may cover other ids, but none of
+  // `live`.
   WorkerSet revoked_workers(const std::function<std::vector<WorkerId>()>& live) const;
-  // Forgets machines that no certificate stands behind any more; those that are `present` stay. Once a minute.
-  void forget_ended(const std::function<bool(WorkerId)>& present, TimePoint now, double now_unix_s);
+  // Forgets machines whose last certificate has long expired, except those that are `present`. Runs once a minute.
+  void forget_expired(const std::function<bool(WorkerId)>& present, TimePoint now, double now_unix_s);
 
-  // The next time of issue. Returns whether it reserved further ones, so that the state has to be saved.
-  bool next_issue(std::uint64_t now_unix_ms);
-  std::uint64_t issued() const { return issued_; }  // the last one
+  // Moves to the next issue time. Returns whether further times were reserved, so that the state must be saved.
+  bool advance_issue_time(std::uint64_t now_unix_ms);
+  std::uint64_t issued() const { return issued_; }  // the last issue time [ms]
   void check() const;
 
  private:

@@ -6,11 +6,12 @@
 
 namespace echoline::overlay {
 
-// ---- how much ----
+// ---- message budgets ----
 
-// Whether the message may be taken. A worker that goes on beyond its budget is expelled, and its Worker destroyed.
+// Whether the message is within the sender's budget. A sender with too many messages beyond it is expelled, which
+// destroys its Worker.
 bool LearnerCore::within_budget(WorkerId id, MessageBudget::Kind kind, TimePoint now, std::size_t bytes) {
-  MessageBudget& budget = conduct_.of(id, unix_ms(now)).budget;
+  MessageBudget& budget = conduct_.record_of(id, unix_ms(now)).budget;
   switch (budget.take(kind, now, bytes)) {
     case MessageBudget::Verdict::kTake:
       return true;
@@ -19,24 +20,24 @@ bool LearnerCore::within_budget(WorkerId id, MessageBudget::Kind kind, TimePoint
     case MessageBudget::Verdict::kTooMuch:
       break;
   }
-  if (!workers_.knows(id)) return false;
+  if (!workers_.is_known(id)) return false;
   conduct_.count_flood();
-  expel(id, "it says too much: of " + budget.told(kind), now);
+  expel(id, "it says too much: of " + budget.describe(kind), now);
   return false;
 }
 
 // The message is dropped and counted. A broken driver may be the cause.
 void LearnerCore::on_malformed(WorkerId id, const std::string& what, TimePoint now) {
-  if (!workers_.knows(id)) return;
+  if (!workers_.is_known(id)) return;
   log::warn("worker {}: {}", id, what);
   if (conduct_.count_malformed(id, unix_ms(now))) return expel(id, what + ", as often as never happens by chance", now);
   save(now);
 }
 
-// The worker accuses another one that never sent it anything.
+// The worker accuses another worker that never sent it anything.
 void LearnerCore::on_unfounded_accusation(Worker& accuser, WorkerId of, TimePoint now) {
   const WorkerId id = accuser.view.info.id;
-  if (conduct_.of(id, unix_ms(now)).budget.unfounded(now) == MessageBudget::Verdict::kTooMuch)
+  if (conduct_.record_of(id, unix_ms(now)).budget.take_unfounded(now) == MessageBudget::Verdict::kTooMuch)
     expel(id, fmt::format("it accuses workers that never sent it anything, the last one worker {}", of), now);
 }
 
@@ -52,7 +53,7 @@ void LearnerCore::on_edge_failed(Worker& child, const EdgeFailed& failed, TimePo
   if (!child.place.may_accuse(failed.parent, now)) return on_unfounded_accusation(child, failed.parent, now);
   if (!parent || !edge) return;  // settled meanwhile
   log::warn("worker {} lost the connection to its parent {}: {}", id, failed.parent, failed.reason);
-  if (failed.kind == EdgeTroubleKind::kSilent && now > parent->presence.heard_at() + 2 * config_.heartbeat) {
+  if (failed.kind == EdgeTroubleKind::kSilent && now > parent->presence.last_frame_at() + 2 * config_.heartbeat) {
     parent->presence.on_complaint(now);
     if (parent->presence.is_silent_to_child(config_, now))
       mark_silent(failed.parent, "it is silent to its child and to the learner", now);
@@ -67,7 +68,7 @@ void LearnerCore::on_edge_failed(Worker& child, const EdgeFailed& failed, TimePo
     const auto planned = planned_rate(*edge, child, topology().copies_sent_by(failed.parent));
     if (several && planned) return on_slow_hop({{failed.parent, id}, BitRate{0}, *planned}, now);
   }
-  const Conduct::Ruling ruling = conduct_.edge_failed(id, failed.parent, now, unix_ms(now));
+  const Conduct::Ruling ruling = conduct_.on_edge_failed(id, failed.parent, now, unix_ms(now));
   const bool dials = ruling == Conduct::Ruling::kNothing && reach_.parent_dials(failed.parent, id);
   if (dials && failed.kind != EdgeTroubleKind::kUnreachable && reach_.take_dial(child.view.info.data, now))
     send_control(parent->control, DialChild{id, child.view.info.data}, now);  // opens the connection again
@@ -91,8 +92,8 @@ void LearnerCore::on_failed_edge(WorkerId child, WorkerId parent, Conduct::Rulin
   switch (ruling) {
     case Conduct::Ruling::kNothing:
       return;
-    case Conduct::Ruling::kPart:
-      return put_apart(child, parent, now);
+    case Conduct::Ruling::kSeparate:
+      return separate(child, parent, now);
     case Conduct::Ruling::kParent:
       log::warn("worker {} is moved behind the others: it failed to forward", parent);
       return move_back(parent, now);
@@ -102,7 +103,7 @@ void LearnerCore::on_failed_edge(WorkerId child, WorkerId parent, Conduct::Rulin
   }
 }
 
-// ---- nothing comes ----
+// ---- stalls ----
 
 // Whether a parent reports chunks that this child lacks and should get over their edge.
 bool LearnerCore::is_ahead_of(const Parent& parent, const Worker& child) const {
@@ -119,12 +120,12 @@ bool LearnerCore::is_ahead_of(const Parent& parent, const Worker& child) const {
     const StoredPublication* stored = store_.find(has.first);
     if (!stored || stored->key().version <= child.view.installed) return false;
     if (has.second.size() != topology().stripes()) return false;
-    const auto said = sender->reported.progress.find(has.first);
+    const auto progress = sender->reported.progress.find(has.first);
     const bool whole = sender->view.installed >= stored->key().version;
-    if (!whole && said == sender->reported.progress.end()) return false;
-    const auto at_parent = whole ? chunks_by_stripe(*stored) : said->second;
+    if (!whole && progress == sender->reported.progress.end()) return false;
+    const auto at_parent = whole ? chunks_by_stripe(*stored) : progress->second;
     for (std::uint32_t s = 0; s < std::min(has.second.size(), at_parent.size()); ++s)
-      if ((parent.stripes >> s & 1) && at_parent[s] > has.second[s]) return true;
+      if ((parent.stripe_mask >> s & 1) && at_parent[s] > has.second[s]) return true;
     return false;
   });
 }
@@ -144,7 +145,7 @@ void LearnerCore::on_stalled(Worker& child, TimePoint now) {
   for (const WorkerId parent : idle) {
     log::warn("worker {} waits in vain for what its {} {} holds", id, helper ? "helper" : "parent", parent);
     helpers_.exclude(id, parent);
-    on_failed_edge(id, parent, conduct_.edge_failed(id, parent, now, unix_ms(now), Conduct::kStallWeighs), now);
+    on_failed_edge(id, parent, conduct_.on_edge_failed(id, parent, now, unix_ms(now), Conduct::kStallWeight), now);
   }
 }
 
@@ -157,11 +158,11 @@ void LearnerCore::on_poisoned(Worker& child, const Poisoned& poisoned, TimePoint
   if (poisoned.parent == kLearnerId) return;
   log::warn("worker {} -> {}: bad chunk {}", poisoned.parent, accuser, poisoned.index);
   const auto here = [this](WorkerId id) { return workers_.contains(id); };
-  switch (conduct_.bad_chunk(accuser, poisoned.parent, unix_ms(now), here)) {
+  switch (conduct_.on_bad_chunk(accuser, poisoned.parent, unix_ms(now), here)) {
     case Conduct::Ruling::kNothing:
       return;
-    case Conduct::Ruling::kPart:
-      return put_apart(accuser, poisoned.parent, now);
+    case Conduct::Ruling::kSeparate:
+      return separate(accuser, poisoned.parent, now);
     case Conduct::Ruling::kParent:
       return on_quarantined(poisoned.parent, "several workers got bad chunks from it", now);
     case Conduct::Ruling::kChild:
@@ -169,8 +170,8 @@ void LearnerCore::on_poisoned(Worker& child, const Poisoned& poisoned, TimePoint
   }
 }
 
-// Either of the two may be at fault: neither is judged, and they are no longer parent and child.
-void LearnerCore::put_apart(WorkerId child, WorkerId parent, TimePoint now) {
+// Either of the two may be at fault, so neither is judged. They are no longer parent and child.
+void LearnerCore::separate(WorkerId child, WorkerId parent, TimePoint now) {
   log::warn("workers {} and {} are put apart: what one says of the other is not proven", parent, child);
   set_topology(topology(), now);
   save(now);
@@ -182,7 +183,7 @@ void LearnerCore::on_quarantined(WorkerId id, const std::string& why, TimePoint 
   if (workers_.contains(id)) move_back(id, now);
 }
 
-// ---- with time ----
+// ---- periodic checks ----
 
 void LearnerCore::check_conduct(TimePoint now) {
   std::vector<WorkerId> try_again;
@@ -194,7 +195,7 @@ void LearnerCore::check_conduct(TimePoint now) {
   conduct_.prune({present.begin(), present.end()}, unix_ms(now));
 }
 
-// A worker wins back a role by deliveries to others.
+// A worker regains a role by deliveries to other workers.
 void LearnerCore::credit_delivery(WorkerId sender, WorkerId receiver, TimePoint now) {
   if (sender == kLearnerId || !conduct_.on_delivery(sender, receiver, unix_ms(now))) return;
   const auto& leaves = topology().leaves_only;

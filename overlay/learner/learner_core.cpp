@@ -1,3 +1,4 @@
+// Connections, messages, state file and time of the learner. Called by the driver; the other parts are beside it.
 #include "overlay/learner/learner_core.hpp"
 
 #include <algorithm>
@@ -15,18 +16,19 @@ LearnerCore::LearnerCore(LearnerConfig config)
       store_({config_.store_bytes_max, {}, false}, *config_.checker, actions_),
       edges_(store_, uplink_, config_.catch_ups_on_demand),
       plan_(config_),
-      strangers_(config_.core.connections),
+      pending_peers_(config_.core.connections),
       publications_(file_.state(), config_.network.quorum),
       grants_(*config_.checker, kLearnerId) {
   LearnerState& state = file_.state();
   state.run_id = config_.authority->run_id();
   state.port = config_.self.port;
   auto& published = state.published;
+  // Versions published after the one resumed from are void, so a new epoch begins.
   if (config_.resumed_at && !published.empty() && published.rbegin()->first > *config_.resumed_at) {
     ++state.epoch;
     published.erase(published.upper_bound(*config_.resumed_at), published.end());
   }
-  if (!published.empty()) edges_.reach(published.rbegin()->first);
+  if (!published.empty()) edges_.raise_target(published.rbegin()->first);
 }
 
 // No other machine can use the learner's own certificate, so its lifetime covers the longest runs.
@@ -42,7 +44,7 @@ void LearnerCore::start(TimePoint now) {
   actions_.push_back(act::UseCertificate{std::move(*certificate), config_.authority->certificate()});
   beat_at_ = now + config_.heartbeat;
   identities_.start(unix_ms(now));
-  issue_time(now);  // reserves those that follow, and so saves
+  issue_time(now);  // reserves the next issue times, and so saves the state
 }
 
 // ---- the application ----
@@ -59,7 +61,7 @@ void LearnerCore::send_message(WorkerId id, Slice bytes, TimePoint now) {
 }
 
 void LearnerCore::expel(WorkerId id, const std::string& reason, TimePoint now) {
-  if (!workers_.knows(id)) return;
+  if (!workers_.is_known(id)) return;
   identities_.revoke(id, unix_s(now));
   save(now);
   remove_worker(id, reason, true, now);
@@ -79,7 +81,7 @@ void LearnerCore::leave(TimePoint now) {
     close(worker.control);
   }
   close_edges(edges_.all_connections());
-  for (const ConnId conn : strangers_.take_all()) close(conn);
+  for (const ConnId conn : pending_peers_.take_all()) close(conn);
   for (const ConnId conn : reach_.end_all_dials()) close(conn);
   workers_.forget_connections();
   beat_at_ = kNever;
@@ -101,8 +103,8 @@ LearnerStats LearnerCore::stats() const {
   s.chunk_bytes_sent = {edges_.chunk_bytes_sent()};
   s.bytes_sent = bytes_sent();
   s.bytes_received = bytes_received();
-  s.joined = workers_.joined();
-  s.lost = workers_.lost();
+  s.joined = workers_.joined_count();
+  s.lost = workers_.lost_count();
   s.quarantined = conduct_.quarantines();
   s.floods = conduct_.floods();
   s.slow_hops = slow_hops_.recent();
@@ -129,20 +131,20 @@ void LearnerCore::check() const {
 // ---- connections ----
 
 void LearnerCore::on_accepted(ConnId conn, const PeerInfo& peer, TimePoint now) {
-  excuse_pause(now);
-  if (!file_.was_saved()) return close(conn);  // it comes again
-  for (const ConnId other : strangers_.add(conn, peer, now + kHandshakeTimeout)) close(other);
+  postpone_after_pause(now);
+  if (!file_.was_saved()) return close(conn);  // the peer will try again
+  for (const ConnId other : pending_peers_.add(conn, peer, now + kHandshakeTimeout)) close(other);
 }
 
 void LearnerCore::on_connected(ConnId conn, TimePoint now) {
-  excuse_pause(now);
+  postpone_after_pause(now);
   close(conn);
   if (const auto dial = reach_.end_dial(conn, true, now)) on_dialled_back(*dial, "", now);
 }
 
 void LearnerCore::on_closed(ConnId conn, const std::string& reason, TimePoint now) {
-  excuse_pause(now);
-  strangers_.erase(conn);
+  postpone_after_pause(now);
+  pending_peers_.erase(conn);
   identities_.drop(conn);
   edges_.close(conn);
   if (const auto dial = reach_.end_dial(conn, false, now)) return on_dialled_back(*dial, reason, now);
@@ -151,7 +153,7 @@ void LearnerCore::on_closed(ConnId conn, const std::string& reason, TimePoint no
 }
 
 void LearnerCore::on_corrupt(ConnId conn, const std::string& reason, TimePoint now) {
-  excuse_pause(now);
+  postpone_after_pause(now);
   const Worker* worker = workers_.find_by(conn);
   const auto sender = worker ? std::optional(worker->view.info.id) : edges_.child_of(conn);
   on_closed(conn, reason, now);
@@ -159,7 +161,7 @@ void LearnerCore::on_corrupt(ConnId conn, const std::string& reason, TimePoint n
 }
 
 void LearnerCore::on_frame(ConnId conn, Frame frame, TimePoint now) {
-  excuse_pause(now);
+  postpone_after_pause(now);
   if (Worker* worker = workers_.find_by(conn)) {
     const WorkerId id = worker->view.info.id;
     if (worker->presence.on_frame(config_, now)) {
@@ -174,25 +176,25 @@ void LearnerCore::on_frame(ConnId conn, Frame frame, TimePoint now) {
     return on_worker(*worker, *message, now);
   }
   if (edges_.contains(conn)) return on_edge(conn, frame, now);
-  if (const Stranger* stranger = strangers_.find(conn)) on_stranger(conn, Stranger(*stranger), frame, now);
+  if (const PendingPeer* pending = pending_peers_.find(conn)) on_pending_peer(conn, PendingPeer(*pending), frame, now);
 }
 
-// Whole messages count against the budget, and parts that are smaller than those of our own workers. A message beyond
-// the budget is dropped whole.
+// Against the budget count whole messages, and parts that are smaller than an honest worker sends. A message beyond the
+// budget is dropped as a whole.
 void LearnerCore::on_message_part(WorkerId id, const Frame& frame, TimePoint now) {
   constexpr std::size_t kSmallPart = 4096;
-  const bool counts = !frame.more || frame.body.size() < kSmallPart;
-  const bool taken = !counts || within_budget(id, MessageBudget::Kind::kApplication, now);
+  const bool counts_as_message = !frame.more || frame.body.size() < kSmallPart;
+  const bool is_within_budget = !counts_as_message || within_budget(id, MessageBudget::Kind::kApplication, now);
   if (!workers_.contains(id)) return;  // it was expelled
   auto message = workers_.add_part(id, frame, config_.message_bytes_max);
   if (!message) return on_malformed(id, message.error().message(), now);
   if (*message) {
-    if (taken) actions_.push_back(act::MessageFrom{id, std::move(**message)});
+    if (is_within_budget) actions_.push_back(act::MessageFrom{id, std::move(**message)});
   } else if (workers_.incomplete_bytes() > config_.assembling_bytes_max) {
-    const Worker& most = workers_.most_incomplete();
-    set_away(most.view.info.id,
+    const Worker& sender = workers_.most_incomplete();
+    set_away(sender.view.info.id,
              fmt::format("{} bytes of its messages are not whole, and {} of all together, at most {} may be",
-                         most.incoming.bytes(), workers_.incomplete_bytes(), config_.assembling_bytes_max),
+                         sender.incoming.bytes(), workers_.incomplete_bytes(), config_.assembling_bytes_max),
              now);
   }
 }
@@ -207,7 +209,7 @@ void LearnerCore::close_edges(const std::vector<ConnId>& conns) {
 }
 
 void LearnerCore::refuse(ConnId conn, const std::string& reason, TimePoint now) {
-  strangers_.erase(conn);
+  pending_peers_.erase(conn);
   log::warn("refusing a connection: {}", reason);
   send_control(conn, Goodbye{reason}, now);
   close(conn);
@@ -215,61 +217,64 @@ void LearnerCore::refuse(ConnId conn, const std::string& reason, TimePoint now) 
 
 // ---- newcomers ----
 
-void LearnerCore::on_stranger(ConnId conn, const Stranger& stranger, const Frame& frame, TimePoint now) {
+void LearnerCore::on_pending_peer(ConnId conn, const PendingPeer& pending, const Frame& frame, TimePoint now) {
   using Kind = trust::PeerIdentity::Kind;
   if (frame.type != FrameType::kControl) return refuse(conn, "it did not introduce itself", now);
   auto message = decode_control(frame.body.bytes());
   if (!message) return refuse(conn, message.error().message(), now);
-  if (stranger.peer.identity.kind == Kind::kNobody) {
-    const auto* back = std::get_if<Return>(&*message);
-    const auto* wish = std::get_if<Enrol>(&*message);
-    if (!wish && !back) return refuse(conn, "a machine without a certificate may only enrol, with a join token", now);
-    const auto why =
-        back ? identities_.come_back(conn, *back, unix_s(now)) : identities_.enrol(conn, *wish, unix_s(now));
-    return why ? refuse(conn, *why, now) : save(now);
+  if (pending.peer.identity.kind == Kind::kNobody) {
+    const auto* return_request = std::get_if<Return>(&*message);
+    const auto* enrol_request = std::get_if<Enrol>(&*message);
+    if (!enrol_request && !return_request)
+      return refuse(conn, "a machine without a certificate may only enrol, with a join token", now);
+    const auto refusal = return_request ? identities_.reissue(conn, *return_request, unix_s(now))
+                                        : identities_.enrol(conn, *enrol_request, unix_s(now));
+    return refusal ? refuse(conn, *refusal, now) : save(now);
   }
-  if (stranger.peer.identity.kind != Kind::kWorker) return refuse(conn, "it has the learner's certificate", now);
-  if (identities_.revoked(stranger.peer.identity.worker))
+  if (pending.peer.identity.kind != Kind::kWorker) return refuse(conn, "it has the learner's certificate", now);
+  if (identities_.is_revoked(pending.peer.identity.worker))
     return refuse(conn, "the certificate of this worker was revoked", now);
-  if (auto* have = std::get_if<Have>(&*message); have && stranger.hello) {
-    const WorkerId who = stranger.peer.identity.worker;
-    PeerHello hello = *stranger.hello;
+  if (auto* have = std::get_if<Have>(&*message); have && pending.hello) {
+    const WorkerId worker = pending.peer.identity.worker;
+    PeerHello hello = *pending.hello;
     hello.have = std::move(*have);
-    if (!within_budget(who, MessageBudget::Kind::kHave, now, frame.body.size()))
-      return refuse(conn, fmt::format("worker {} says too much", who), now);
-    return open_edge(conn, who, std::move(hello), now);
+    if (!within_budget(worker, MessageBudget::Kind::kHave, now, frame.body.size()))
+      return refuse(conn, fmt::format("worker {} says too much", worker), now);
+    return open_edge(conn, worker, std::move(hello), now);
   }
-  if (stranger.hello) return refuse(conn, "it did not say what it holds", now);
-  if (auto* hello = std::get_if<Hello>(&*message)) return admit_worker(conn, stranger, std::move(*hello), now);
+  if (pending.hello) return refuse(conn, "it did not say what it holds", now);
+  if (auto* hello = std::get_if<Hello>(&*message)) return admit_worker(conn, pending, std::move(*hello), now);
   if (auto* hello = std::get_if<PeerHello>(&*message))
-    return admit_edge(conn, stranger.peer.identity.worker, std::move(*hello), now);
+    return admit_edge(conn, pending.peer.identity.worker, std::move(*hello), now);
   refuse(conn, "it did not introduce itself", now);
 }
 
-void LearnerCore::renew(Worker& worker, const Renew& wish, TimePoint now) {
-  if (wish.key != worker.key)
+void LearnerCore::renew(Worker& worker, const Renew& request, TimePoint now) {
+  if (request.key != worker.key)
     return log::warn("worker {} asks for a certificate for another key than its own: refused", worker.view.info.id);
   const WorkerId id = worker.view.info.id;
-  auto certificate = identities_.issue(id, wish.key, unix_s(now));
+  auto certificate = identities_.issue(id, request.key, unix_s(now));
   if (!certificate) return log::error("renewal of worker {}: {}", id, certificate.error().message());
   send_control(worker.control, Renewed{std::move(*certificate)}, now);
 }
 
-void LearnerCore::admit_worker(ConnId conn, const Stranger& stranger, Hello hello, TimePoint now) {
-  const WorkerId id = stranger.peer.identity.worker;
-  const std::size_t most = std::min(chains::kChainWorkersMax, config_.core.connections.members);
-  if (workers_.size() >= most && !workers_.contains(id))
+void LearnerCore::admit_worker(ConnId conn, const PendingPeer& pending, Hello hello, TimePoint now) {
+  const WorkerId id = pending.peer.identity.worker;
+  const std::size_t workers_max = std::min(chains::kChainWorkersMax, config_.core.connections.members);
+  if (workers_.size() >= workers_max && !workers_.contains(id))
     return refuse(conn,
                   fmt::format("the run has {} workers, as many as its learner can serve with {} files open (ulimit -n)",
                               workers_.size(), config_.core.connections.files),
                   now);
-  if (!within_budget(id, MessageBudget::Kind::kJoin, now)) {  // not told to leave: its path may be bad
-    strangers_.erase(conn);
+  if (!within_budget(id, MessageBudget::Kind::kJoin, now)) {  // without a goodbye: a bad path may be the cause
+    pending_peers_.erase(conn);
     return close(conn);
   }
-  if (workers_.contains(id)) set_away(id, "it joined again", now);  // its old connection is dead, it knows best
-  identities_.remember(stranger.peer.identity, hello.name);
-  const Endpoint named = std::exchange(hello.data, identities_.endpoint_of(id, hello.data, stranger.peer.host));
+  if (workers_.contains(id))
+    set_away(id, "it joined again", now);  // the worker knows best that its old connection is dead
+  identities_.remember(pending.peer.identity, hello.name);
+  const Endpoint stated_endpoint =
+      std::exchange(hello.data, identities_.endpoint_of(id, hello.data, pending.peer.host));
   hello.name = state().known.at(id).name;
   const MemberInfo info{id, hello.name, hello.data, hello.up, hello.down, std::move(hello.place)};
   const std::string application = config_.welcome ? config_.welcome(info) : std::string();
@@ -280,12 +285,12 @@ void LearnerCore::admit_worker(ConnId conn, const Stranger& stranger, Hello hell
         id, application.size(), kWelcomeBytesMax);
     return refuse(conn, "the learner's application has no welcome for it", now);
   }
-  strangers_.erase(conn);
+  pending_peers_.erase(conn);
   actions_.push_back(act::Admit{conn});
   Worker& worker = workers_.join(id, conn, config_, now);
   worker.view.info = info;
   worker.region = config_.region_of ? config_.region_of(info) : config_.regions.learner;
-  ECHO_CHECK(!config_.regions.several() || worker.region < config_.regions.ways.size());
+  ECHO_CHECK(!config_.regions.several() || worker.region < config_.regions.links.size());
   worker.view.installed.reset();
   reach_.add(id);
   worker.draining = false;
@@ -294,7 +299,7 @@ void LearnerCore::admit_worker(ConnId conn, const Stranger& stranger, Hello hell
     worker.view.installed = hello.installed->version;
     worker.view.installed_digest = hello.installed->policy_digest;
   }
-  worker.key = stranger.peer.identity.key;
+  worker.key = pending.peer.identity.key;
   uplink_.open(conn, worker.messages);
   send_control(conn,
                Welcome{id, config_.heartbeat, config_.network.heartbeat_timeout * kLearnerPatience, unix_ms(now),
@@ -303,13 +308,14 @@ void LearnerCore::admit_worker(ConnId conn, const Stranger& stranger, Hello hell
   if (!beacon_) make_beacon(now);
   send_control(conn, *beacon_, now);
   actions_.push_back(act::Joined{worker.view.info});
-  // The host of a socket that listens everywhere or only here says nothing.
-  static const std::set<std::string> kNowhere{"", "0.0.0.0", "::", "127.0.0.1", "::1"};
-  if (!kNowhere.contains(named.host) && named.host != info.data.host)
+  // A worker that listens on all addresses, or on loopback, names one of these hosts. They say nothing about its
+  // address.
+  static const std::set<std::string> kUnspecificHosts{"", "0.0.0.0", "::", "127.0.0.1", "::1"};
+  if (!kUnspecificHosts.contains(stated_endpoint.host) && stated_endpoint.host != info.data.host)
     send_control(conn,
                  Notice{fmt::format("others are told to dial {}, where this worker comes from, and not {}: its token "
                                     "does not name that host (`echoline token --reach`)",
-                                    to_text(info.data), to_text(named))},
+                                    to_text(info.data), to_text(stated_endpoint))},
                  now);
   dial_back(worker, now);
   plan_soon(now);
@@ -322,27 +328,27 @@ void LearnerCore::admit_edge(ConnId conn, WorkerId id, PeerHello hello, TimePoin
     return refuse(conn, fmt::format("worker {} has not joined this run", id), now);
   if (!within_budget(id, MessageBudget::Kind::kHave, now))
     return refuse(conn, fmt::format("worker {} says too much", id), now);
-  if (const Status granted = grants_.show(id, hello, unix_ms(now)); !granted)
+  if (const Status granted = grants_.accept(id, hello, unix_ms(now)); !granted)
     return refuse(conn, fmt::format("worker {}: {}", id, granted.error().message()), now);
   if (!hello.catch_up_to && !worker->place.edge_from(kLearnerId))
     return refuse(conn, fmt::format("worker {} was assigned another parent", id), now);
   if (hello.catch_up_to > publications_.newest())
     return refuse(conn, fmt::format("worker {} asks for version {}, which is not published", id, *hello.catch_up_to),
                   now);
-  actions_.push_back(act::Admit{conn});  // what it says of its chunks may be long
-  if (hello.have_follows) return strangers_.await_have(conn, std::move(hello), now + kHandshakeTimeout);
+  actions_.push_back(act::Admit{conn});  // the list of its chunks may be long
+  if (hello.have_follows) return pending_peers_.await_have(conn, std::move(hello), now + kHandshakeTimeout);
   open_edge(conn, id, std::move(hello), now);
 }
 
 void LearnerCore::open_edge(ConnId conn, WorkerId id, PeerHello hello, TimePoint now) {
-  const bool further = hello.catch_up_to || (hello.stream != 0 && !edges_.connections_of(id, false).empty());
-  if (const Status granted = further ? ok() : grants_.check_wanted(id, hello.have.wanted); !granted)
+  const bool wanted_was_checked = hello.catch_up_to || (hello.stream != 0 && !edges_.connections_of(id, false).empty());
+  if (const Status granted = wanted_was_checked ? ok() : grants_.check_wanted(id, hello.have.wanted); !granted)
     return refuse(conn, fmt::format("worker {}: {}", id, granted.error().message()), now);
-  strangers_.erase(conn);
+  pending_peers_.erase(conn);
   if (hello.stream == 0)  // the first of a new edge: its old connections are dead
     close_edges(edges_.connections_of(id, hello.catch_up_to.has_value()));
   if (!edges_.open(conn, id, std::move(hello), now)) return close(conn);
-  ask_for_catch_up(now);
+  request_catch_up(now);
 }
 
 void LearnerCore::on_edge(ConnId conn, const Frame& frame, TimePoint now) {
@@ -365,13 +371,13 @@ void LearnerCore::on_edge(ConnId conn, const Frame& frame, TimePoint now) {
     if (!granted) return drop(fmt::format("worker {}: {}", child, granted.error().message()));
     edges_.update(conn, std::move(*have), now);
   } else if (const auto* grant = std::get_if<SignedGrant>(&*message)) {
-    if (const Status granted = grants_.show_anew(child, *grant, unix_ms(now)); !granted)
+    if (const Status granted = grants_.renew(child, *grant, unix_ms(now)); !granted)
       return drop(fmt::format("worker {}: {}", child, granted.error().message()));
   } else if (const auto* request = std::get_if<ChunkRequest>(&*message))
     edges_.send_again(conn, *request, now);
   else
     return malformed("a child sent a message that is not for a parent");
-  ask_for_catch_up(now);
+  request_catch_up(now);
 }
 
 // ---- workers ----
@@ -389,7 +395,8 @@ void LearnerCore::on_worker(Worker& worker, const ControlMessage& message, TimeP
     return move_back(id, now);
   }
   if (const auto* trouble = std::get_if<Trouble>(&message)) {
-    if (++conduct_.of(id, unix_ms(now)).troubles <= kTroublesMax) actions_.push_back(act::TroubleOf{id, trouble->text});
+    if (++conduct_.record_of(id, unix_ms(now)).troubles <= kTroublesMax)
+      actions_.push_back(act::TroubleOf{id, trouble->text});
     return;
   }
   if (const auto* goodbye = std::get_if<Goodbye>(&message))
@@ -409,24 +416,24 @@ void LearnerCore::on_saved(const Status& status, TimePoint now) {
   if (!status) {
     log::error("the overlay's state cannot be saved, so nothing is enrolled or published: {}",
                status.error().message());
-    return file_.failed(now);
+    return file_.on_failed(now);
   }
-  if (file_.succeeded()) return save(now);
+  if (file_.on_succeeded()) return save(now);
   after_saved(now);
 }
 
 void LearnerCore::after_saved(TimePoint now) {
-  for (Identities::Pending& e : identities_.take_pending()) {
-    strangers_.erase(e.conn);
-    e.answer.unix_ms = unix_ms(now);
-    send_control(e.conn, e.answer, now);
-    close(e.conn);
+  for (Identities::Pending& pending : identities_.take_pending()) {
+    pending_peers_.erase(pending.conn);
+    pending.answer.unix_ms = unix_ms(now);
+    send_control(pending.conn, pending.answer, now);
+    close(pending.conn);
   }
   close_finished(now);
 }
 
 std::uint64_t LearnerCore::issue_time(TimePoint now) {
-  if (identities_.next_issue(unix_ms(now))) save(now);
+  if (identities_.advance_issue_time(unix_ms(now))) save(now);
   return identities_.issued();
 }
 
@@ -445,8 +452,8 @@ void LearnerCore::make_beacon(TimePoint now) {
 void LearnerCore::on_beat(TimePoint now) {
   beat_at_ = now + config_.heartbeat;
   if (store_.erase_expired(unix_ms(now), Version{~std::uint64_t{0}})) edges_.on_store_changed(now);
-  ask_for_catch_up(now);
-  identities_.forget_ended([this](WorkerId id) { return workers_.knows(id); }, now, unix_s(now));
+  request_catch_up(now);
+  identities_.forget_expired([this](WorkerId id) { return workers_.is_known(id); }, now, unix_s(now));
   make_beacon(now);
   for (auto& [id, worker] : workers_) send_control(worker.control, *beacon_, now);
   renew_grants(now);
@@ -454,7 +461,7 @@ void LearnerCore::on_beat(TimePoint now) {
   for (const Broadcast& b : publications_.broadcasts().open())
     if (const StoredPublication* stored = store_.find(b.id); stored && status.progress.size() < 4)
       status.progress.push_back({b.id, chunks_by_stripe(*stored)});
-  edges_.tell_all(status, now);
+  edges_.send_to_all(status, now);
   check_presence(now);
   check_conduct(now);
   give_up_stragglers(now);
@@ -463,19 +470,19 @@ void LearnerCore::on_beat(TimePoint now) {
 }
 
 void LearnerCore::on_timer(TimePoint now) {
-  excuse_pause(now);
+  postpone_after_pause(now);
   resume_reading(now);
   if (now >= plan_.next_deadline()) plan_now(now);
   if (now >= beat_at_) on_beat(now);
   for (const WorkerId id : reach_.take_planned(now)) dial_back(workers_.at(id), now);
   if (file_.take_retry(now)) save(now);
-  for (const ConnId conn : strangers_.take_late(now)) close(conn);
+  for (const ConnId conn : pending_peers_.take_late(now)) close(conn);
   uplink_.on_timer(now);
 }
 
 TimePoint LearnerCore::next_deadline() const {
   return std::min({uplink_.next_deadline(), reading_deadline(), beat_at_, plan_.next_deadline(), file_.next_deadline(),
-                   strangers_.next_deadline(), reach_.next_deadline()});
+                   pending_peers_.next_deadline(), reach_.next_deadline()});
 }
 
 }  // namespace echoline::overlay

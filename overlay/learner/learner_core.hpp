@@ -1,5 +1,5 @@
 // The learner's protocol: enrols and admits workers, is the source of every publication, and sends each worker its
-// parents. Decisions belong to the parts below; this class carries them out. Pure.
+// parents. The components below decide; this class carries the decisions out. No I/O and no clock.
 //
 // A worker that is not heard becomes silent, after a time learned from its heartbeats: other workers take its place in
 // the topology. After heartbeat_timeout, or when its connection breaks, it is away: its connections and leases end. It
@@ -10,7 +10,7 @@
 #include <memory>
 #include <set>
 
-#include "chains/apart.hpp"
+#include "chains/separation.hpp"
 #include "overlay/edge_sender.hpp"
 #include "overlay/learner/catch_ups.hpp"
 #include "overlay/learner/conduct.hpp"
@@ -22,8 +22,8 @@
 #include "overlay/learner/roster.hpp"
 #include "overlay/learner/slow_hops.hpp"
 #include "overlay/learner/topology_plan.hpp"
+#include "overlay/pending_peers.hpp"
 #include "overlay/settings.hpp"
-#include "overlay/strangers.hpp"
 #include "overlay/wire/grant.hpp"
 #include "overlay/wire/sealer.hpp"
 
@@ -37,20 +37,20 @@ struct LearnerConfig : LearnerRules {
   std::optional<LearnerState> state;       // of an earlier process of this run
   // The application's version after a restart. Later versions become void, and a new epoch begins.
   std::optional<Version> resumed_at;
-  bool durable = false;                                       // act::SaveState is carried out
-  std::function<std::uint32_t(const MemberInfo&)> region_of;  // empty: the learner's region; pure
+  bool durable = false;                                       // the driver has a disk and performs act::SaveState
+  std::function<std::uint32_t(const MemberInfo&)> region_of;  // empty: the learner's region; has no side effects
   Bytes store_bytes_max{1ull << 30};
   Bytes policy_bytes{};                              // size of the policy; zero: not known
   std::size_t message_bytes_max = kMessageBytesMax;  // longer messages of workers are dropped
   // All workers' messages that have not arrived whole. Beyond that the worker with most of them is disconnected.
   std::size_t assembling_bytes_max = 16 * kMessageBytesMax;
-  // Whether the application's bytes on a heartbeat are sound. May be empty; pure.
+  // Whether the application's bytes on a heartbeat are valid. May be empty; has no side effects.
   std::function<Status(std::string_view)> check_heartbeat;
-  bool reports_heartbeats = false;  // act::HeardFrom follows each heartbeat
+  bool reports_heartbeats = false;  // act::HeartbeatReceived follows each heartbeat
   bool catch_ups_on_demand = true;  // the application answers act::NeedCatchUp
   // Stored deltas that act::NeedCatchUp may ask to fold into one, if they have at most 1/kFoldShare of policy_bytes.
   std::size_t folded_max = 64;
-  std::function<std::string(const MemberInfo&)> welcome;  // may be empty; pure; at most kWelcomeBytesMax
+  std::function<std::string(const MemberInfo&)> welcome;  // may be empty; no side effects; at most kWelcomeBytesMax
 };
 
 class LearnerCore final : public Core {
@@ -59,22 +59,22 @@ class LearnerCore final : public Core {
   // Unsent application bytes to one worker, before it is disconnected.
   static constexpr std::size_t kUnsentBytesMax = 4 * kMessageBytesMax;
   static constexpr Duration kBeaconLifetime = std::chrono::minutes(2);
-  // Heartbeat timeouts before a worker gives up its connection to a learner that it does not hear. A learner may stand
-  // still for a while, and a worker whose address has changed should be back soon.
+  // Heartbeat timeouts before a worker gives up its connection to a learner that it does not hear. The
+  // learner's process may be suspended for a while, but a worker whose address has changed should reconnect soon.
   static constexpr int kLearnerPatience = 5;
   static constexpr int kTroublesMax = 64;  // reported to the application for one worker
 
   explicit LearnerCore(LearnerConfig config);
   void start(TimePoint now);
 
-  // A publication opens, grows and closes. kInvalid: its version is not newer than the last, or its base was never
+  // Opens, extends and closes a publication. kInvalid: its version is not newer than the last, or its base was never
   // published. `catch_up`: it brings late workers to a version already published.
   Status begin(const Announcement& announcement, const SignedAnnouncement& as_signed, bool catch_up, TimePoint now);
   Status add(const PublicationId& id, std::vector<SealedChunk> chunks, TimePoint now);
-  // It counts as published once its digest is on disk. kInvalid: published before with another digest. `sealing`: the
-  // time that hashing and signing took since begin(), for BroadcastParts.
+  // The version counts as published once its digest is on disk. kInvalid: published before with another digest.
+  // `sealing`: the time that hashing and signing took since begin(), for BroadcastParts.
   Status finish(const Manifest& manifest, const SignedManifest& as_signed, TimePoint now, Duration sealing = {});
-  // Takes back a publication that was not closed.
+  // Withdraws a publication that was not closed.
   void abandon(const PublicationId& id, TimePoint now);
   // The stored deltas that lead from version `from` to the newest. kNotFound: some are no longer stored, or too many.
   Result<StoredDeltas> deltas_from(Version from) const;
@@ -88,15 +88,15 @@ class LearnerCore final : public Core {
   void give_up(WorkerId worker, const std::string& reason, TimePoint now);
   void leave(TimePoint now);  // ends the run for all workers
   LearnerStats stats() const;
-  void check() const;  // invariants between two events
+  void check() const;  // aborts if an invariant is broken
   const chains::Topology& topology() const { return plan_.topology(); }
   // The chunk size with which a publication as large as the last of its kind arrives soonest over the present topology
   // (chains::best_chunk()). At least as large as a snapshot of the policy needs.
-  Bytes chunk_for(const PublicationKey& key, TimePoint now) const;
+  Bytes chunk_size_for(const PublicationKey& key, TimePoint now) const;
   const LearnerState& state() const { return file_.state(); }
   std::uint64_t epoch() const { return state().epoch; }
-  // Milliseconds since 1970, but strictly later than all times that this run has issued, also if the clock goes back
-  // between two of its processes.
+  // Returns the next issue time: milliseconds since 1970, but strictly later than all issue times of this run, even if
+  // the clock goes back between two of its processes. Issue times order the learner's signed messages.
   std::uint64_t issue_time(TimePoint now);
 
   void on_accepted(ConnId conn, const PeerInfo& peer, TimePoint now) override;
@@ -116,9 +116,9 @@ class LearnerCore final : public Core {
   using Broadcast = BroadcastTimes::Broadcast;
 
   // Membership (learner_core.cpp).
-  void on_stranger(ConnId conn, const Stranger& stranger, const Frame& frame, TimePoint now);
+  void on_pending_peer(ConnId conn, const PendingPeer& pending, const Frame& frame, TimePoint now);
   void renew(Worker& worker, const Renew& renew, TimePoint now);
-  void admit_worker(ConnId conn, const Stranger& stranger, Hello hello, TimePoint now);
+  void admit_worker(ConnId conn, const PendingPeer& pending, Hello hello, TimePoint now);
   void admit_edge(ConnId conn, WorkerId id, PeerHello hello, TimePoint now);
   void open_edge(ConnId conn, WorkerId id, PeerHello hello, TimePoint now);
   void on_message_part(WorkerId id, const Frame& frame, TimePoint now);
@@ -138,12 +138,12 @@ class LearnerCore final : public Core {
   void on_dialled_back(const Reachability::Outcome& dial, const std::string& reason, TimePoint now);
   void mark_silent(WorkerId id, const std::string& reason, TimePoint now);
   void set_away(WorkerId id, const std::string& reason, TimePoint now);
-  void remove_worker(WorkerId id, const std::string& reason, bool say_goodbye, TimePoint now);
+  void remove_worker(WorkerId id, const std::string& reason, bool send_goodbye, TimePoint now);
   void forget_away(WorkerId id, const std::string& reason);
   void forget_records(WorkerId id);
   Roster::Workers::node_type disconnect(WorkerId id, const std::string* goodbye, TimePoint now);
   void lose_place(Worker& worker, TimePoint now);
-  void excuse_pause(TimePoint now);
+  void postpone_after_pause(TimePoint now);
   void check_presence(TimePoint now);
 
   // Publications (learner_publications.cpp).
@@ -156,7 +156,7 @@ class LearnerCore final : public Core {
   void report(const BroadcastTimes::Done& done);
   void close_finished(TimePoint now);
   std::vector<const StoredPublication*> deltas_back_to(Version from) const;
-  void ask_for_catch_up(TimePoint now);
+  void request_catch_up(TimePoint now);
   void on_need_help(Worker& worker, const NeedHelp& need, TimePoint now);
   std::vector<Helpers::Candidate> possible_helpers(const Worker& worker, const NeedHelp& need, Version target,
                                                    TimePoint now) const;
@@ -170,15 +170,15 @@ class LearnerCore final : public Core {
   void remove_from_topology(WorkerId id, TimePoint now);
   void set_topology(chains::Topology topology, TimePoint now);
   void grant(Worker& worker, Assign& assign, TimePoint now);
-  SignedGrant sign_grant(WorkerId child, Grant what, TimePoint now);
+  SignedGrant sign_grant(WorkerId child, Grant unsigned_grant, TimePoint now);
   void renew_grants(TimePoint now);
   chains::ChainWorker chain_worker(const Worker& worker, TimePoint now) const;
   TopologyPlan::Fleet fleet(TimePoint now) const;
   bool is_late(const Worker& worker) const;
   std::set<WorkerId> late_workers() const;
   BitRate learner_up() const;
-  void count_delivered(const Worker& child, const PublicationId& id, const std::vector<std::uint32_t>& before,
-                       const std::vector<std::uint32_t>& now_there);
+  void count_delivered(const Worker& child, const PublicationId& id, const std::vector<std::uint32_t>& chunks_before,
+                       const std::vector<std::uint32_t>& chunks_now);
   void on_heartbeat(Worker& worker, const Heartbeat& beat, TimePoint now);
   void measure_hops(TimePoint now);
   std::optional<BitRate> planned_rate(const Parent& parent, const Worker& child, double copies) const;
@@ -194,7 +194,7 @@ class LearnerCore final : public Core {
   bool is_ahead_of(const Parent& parent, const Worker& child) const;
   void on_failed_edge(WorkerId child, WorkerId parent, Conduct::Ruling ruling, TimePoint now);
   void on_poisoned(Worker& child, const Poisoned& poisoned, TimePoint now);
-  void put_apart(WorkerId child, WorkerId parent, TimePoint now);
+  void separate(WorkerId child, WorkerId parent, TimePoint now);
   void on_quarantined(WorkerId id, const std::string& why, TimePoint now);
   void check_conduct(TimePoint now);
   void credit_delivery(WorkerId sender, WorkerId receiver, TimePoint now);
@@ -207,7 +207,7 @@ class LearnerCore final : public Core {
   EdgeSender edges_;
   TopologyPlan plan_;
   SlowHops slow_hops_;
-  Strangers strangers_;
+  PendingPeers pending_peers_;
   Roster workers_;
   Reachability reach_;
   Publications publications_;

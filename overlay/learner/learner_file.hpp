@@ -1,4 +1,4 @@
-// The learner's state file. Pure.
+// The learner's state and the requests to save it in its state file. No I/O and no clock.
 #pragma once
 #include "overlay/action.hpp"
 #include "overlay/saver.hpp"
@@ -13,10 +13,10 @@ class LearnerFile {
       : state_(std::move(state)), durable_(durable), actions_(actions) {}
 
   const LearnerState& state() const { return state_; }
-  LearnerState& state() { return state_; }  // save() follows
-  // Whether the epoch and the times of issue that come next are on disk. Until then the learner talks to no machine.
+  LearnerState& state() { return state_; }  // the caller calls save() after a change
+  // Whether the epoch and the next issue times are on disk. Until then the learner accepts no connection.
   bool was_saved() const { return saved_; }
-  bool settled() const { return saver_.settled(); }
+  bool is_settled() const { return saver_.is_settled(); }
 
   // Returns whether the state counts as saved at once. Otherwise a write begins, or follows the one in flight.
   bool save() {
@@ -24,10 +24,10 @@ class LearnerFile {
     if (durable_ && saver_.begin()) actions_.push_back(act::SaveState{encode(state_)});
     return !durable_;
   }
-  void failed(TimePoint now) { saver_.failed(now); }
+  void on_failed(TimePoint now) { saver_.on_failed(now); }
   // Returns whether the state has changed meanwhile: the caller then calls save() again.
-  bool succeeded() {
-    const bool again = saver_.succeeded();
+  bool on_succeeded() {
+    const bool again = saver_.on_succeeded();
     saved_ |= !again;
     return again;
   }

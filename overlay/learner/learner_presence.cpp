@@ -1,4 +1,4 @@
-// The learner's workers while they are there, silent, away and gone.
+// The presence of the learner's workers: connected, silent, away, gone. Called by the other parts of LearnerCore.
 #include <algorithm>
 
 #include "base/log.hpp"
@@ -15,7 +15,7 @@ void LearnerCore::dial_back(const Worker& worker, TimePoint now) {
 
 void LearnerCore::on_dialled_back(const Reachability::Outcome& dial, const std::string& reason, TimePoint now) {
   Worker& worker = workers_.at(dial.worker);
-  if (dial.reachable) {  // after a segment there and one back, and the same for TLS
+  if (dial.reachable) {  // TCP and TLS take one round trip each
     const Duration one_way = dial.took / 4;
     worker.view.delay = std::min(worker.view.delay.value_or(one_way), one_way);
   }
@@ -30,7 +30,7 @@ void LearnerCore::on_dialled_back(const Reachability::Outcome& dial, const std::
   move_back(dial.worker, now);
 }
 
-// Nothing is expected of the worker or sent to it until it is heard again. It keeps its leases.
+// The worker loses its place in the topology until it is heard again. It keeps its leases.
 void LearnerCore::mark_silent(WorkerId id, const std::string& reason, TimePoint now) {
   Worker& worker = workers_.at(id);
   if (worker.presence.is_silent()) return;
@@ -81,9 +81,9 @@ void LearnerCore::set_away(WorkerId id, const std::string& reason, TimePoint now
   actions_.push_back(act::WorkerAway{id, reason});
 }
 
-// The worker left, or is told to.
-void LearnerCore::remove_worker(WorkerId id, const std::string& reason, bool say_goodbye, TimePoint now) {
-  auto node = disconnect(id, say_goodbye ? &reason : nullptr, now);
+// The worker has left, or must leave.
+void LearnerCore::remove_worker(WorkerId id, const std::string& reason, bool send_goodbye, TimePoint now) {
+  auto node = disconnect(id, send_goodbye ? &reason : nullptr, now);
   if (!node) return;
   workers_.drop(std::move(node));
   forget_records(id);
@@ -101,15 +101,15 @@ void LearnerCore::forget_records(WorkerId id) {
   slow_hops_.forget(id);
 }
 
-// If this process did not run for a while, messages of that time are still unread. To be called before anything else,
-// because each event may begin times of its own.
-void LearnerCore::excuse_pause(TimePoint now) {
+// If this process was suspended for a while, messages of that time are still unread, so all deadlines move back. Every
+// event calls this first, because it may set new deadlines.
+void LearnerCore::postpone_after_pause(TimePoint now) {
   if (now - beat_at_ <= config_.heartbeat) return;
   const Duration late = now - std::exchange(beat_at_, now);
   if (late >= config_.network.heartbeat_timeout)
     log::info("this process was held up for {}: no worker is judged for that time", echoline::to_text(late));
-  workers_.excuse(late, now);
-  strangers_.excuse(late);
+  workers_.postpone(late, now);
+  pending_peers_.postpone(late);
   slow_hops_.monitor() = {};
 }
 
@@ -120,7 +120,7 @@ void LearnerCore::check_presence(TimePoint now) {
     if (due != Presence::State::kHere) (due == Presence::State::kSilent ? silent : away).push_back(id);
   }
   const auto reason = [&](WorkerId id) {
-    return fmt::format("no heartbeat for {}", echoline::to_text(now - workers_.at(id).presence.heard_at()));
+    return fmt::format("no heartbeat for {}", echoline::to_text(now - workers_.at(id).presence.last_frame_at()));
   };
   for (const WorkerId id : silent) mark_silent(id, reason(id), now);
   for (const WorkerId id : away) set_away(id, reason(id), now);

@@ -1,4 +1,5 @@
-// The learner's publications: opened, grown, closed; acknowledged; and help for workers that missed some.
+// The learner's publications: opening, chunks, closing, acknowledgements, and help for late workers. Called by the
+// application through the driver, and by the other parts of LearnerCore.
 #include <algorithm>
 
 #include "base/log.hpp"
@@ -8,7 +9,7 @@
 
 namespace echoline::overlay {
 
-// Absent where the newest publication has no base.
+// Absent if the newest publication has no base.
 std::optional<Version> LearnerCore::base_of_newest() const {
   const auto& entries = std::as_const(store_).entries();
   for (auto entry = entries.rbegin(); entry != entries.rend(); ++entry)
@@ -37,18 +38,19 @@ Status LearnerCore::begin(const Announcement& announcement, const SignedAnnounce
     b.base = key.base;
     b.id = id_of(as_signed);
     b.published = now;
-    const std::set<WorkerId> behind = late_workers();  // nothing can be generated there yet
+    const std::set<WorkerId> behind = late_workers();  // they cannot use this version soon
     for (const auto& [id, worker] : workers_)
-      if (!worker.presence.is_silent()) (worker.straggles || behind.contains(id) ? b.stragglers : b.active).insert(id);
+      if (!worker.presence.is_silent())
+        (worker.is_straggler || behind.contains(id) ? b.stragglers : b.active).insert(id);
     if (b.active.empty()) b.active = std::exchange(b.stragglers, {});
     for (const WorkerId id : b.active)
       if (workers_.at(id).view.installed < key.version) b.waiting.insert(id);
-    b.wire_bytes_before = edges_.chunk_bytes_sent();
+    b.chunk_bytes_sent_before = edges_.chunk_bytes_sent();
     b.topology = topology();
     publications_.broadcasts().begin(std::move(b));
   }
   edges_.on_store_changed(now);
-  ask_for_catch_up(now);
+  request_catch_up(now);
   return ok();
 }
 
@@ -91,10 +93,10 @@ Status LearnerCore::finish(const Manifest& manifest, const SignedManifest& as_si
     edges_.on_store_changed(now);
     return added.error();
   }
-  publications_.broadcasts().encoded(manifest.publication, sealing, now);
+  publications_.broadcasts().on_encoded(manifest.publication, sealing, now);
   if (*added)
     save(now);
-  else if (file_.settled())
+  else if (file_.is_settled())
     close_finished(now);
   return ok();
 }
@@ -111,13 +113,13 @@ void LearnerCore::close_finished(TimePoint now) {
   for (const Publications::Closing& c : publications_.take_closing()) {
     const auto closed = store_.close(c.manifest, c.as_signed);
     if (!closed) log::error("version {}: {}", c.version, closed.error().message());
-    edges_.reach(c.version);  // also where it has expired meanwhile: it is published, and something has to lead there
-    publications_.broadcasts().closed(c.manifest.publication, now);
+    edges_.raise_target(c.version);  // even if it has expired: it is published, so children must get there
+    publications_.broadcasts().on_closed(c.manifest.publication, now);
   }
   const auto deltas = deltas_back_to({});
-  edges_.restorable_from(deltas.empty() ? std::nullopt : deltas.back()->key().base);
+  edges_.set_foldable_from(deltas.empty() ? std::nullopt : deltas.back()->key().base);
   edges_.on_store_changed(now);
-  ask_for_catch_up(now);
+  request_catch_up(now);
 }
 
 // The stored deltas that follow one another to the newest version, newest first: back to `from`, or as far as one fold
@@ -126,19 +128,19 @@ std::vector<const StoredPublication*> LearnerCore::deltas_back_to(Version from) 
   std::vector<const StoredPublication*> deltas;
   const auto newest = publications_.newest_published();
   if (!newest) return deltas;
-  Version at = *newest;
+  Version oldest_reached = *newest;
   const std::uint64_t policy = config_.policy_bytes.count;
   std::uint64_t bytes = 0;
   // Among the publications of one version the published delta comes first here, because its base is the latest.
   const auto& entries = store_.entries();
   for (auto entry = entries.rbegin(); entry != entries.rend(); ++entry) {
     const auto& [key, stored] = *entry;
-    if (at <= from || deltas.size() >= config_.folded_max) break;
-    if (key.version > at) continue;
-    if (key.version < at || !key.base || !stored.complete) break;
+    if (oldest_reached <= from || deltas.size() >= config_.folded_max) break;
+    if (key.version > oldest_reached) continue;
+    if (key.version < oldest_reached || !key.base || !stored.complete) break;
     if (policy > 0 && (bytes += stored.bytes) > policy / kFoldShare) break;
     deltas.push_back(&stored);
-    at = *key.base;
+    oldest_reached = *key.base;
   }
   return deltas;
 }
@@ -183,8 +185,8 @@ void LearnerCore::on_ack(Worker& worker, const Installed& ack, TimePoint now) {
     return remove_worker(id, fmt::format("it acknowledged version {}, which is not published", ack.version), true, now);
   if (!publications_.is_published(ack)) return on_malformed(id, never_published(ack), now);
   if (worker.view.installed && ack.version < *worker.view.installed) return;
-  const bool newer = worker.view.installed != ack.version;
-  for (auto& [id_of_it, chunks] : worker.reported.progress) {  // what was on its way has come
+  const bool is_new = worker.view.installed != ack.version;
+  for (auto& [id_of_it, chunks] : worker.reported.progress) {  // the chunks that were on their way have arrived
     const StoredPublication* stored = store_.find(id_of_it);
     if (!stored || stored->key().version > ack.version || chunks.size() != topology().stripes()) continue;
     const auto all = chunks_by_stripe(*stored);
@@ -199,18 +201,19 @@ void LearnerCore::on_ack(Worker& worker, const Installed& ack, TimePoint now) {
   else
     for (const Parent& p : worker.place.parents()) senders.push_back(p.worker);
   helpers_.on_installed(id);
-  if (newer)
+  if (is_new)
     for (const WorkerId sender : senders) credit_delivery(sender, id, now);
-  if (newer) worker.straggles = false;
+  if (is_new) worker.is_straggler = false;
   if (!worker.place.assigned && plan_.is_trees()) plan_soon(now);
   actions_.push_back(act::Acked{id, ack.version, ack.policy_digest});
-  publications_.broadcasts().acknowledged(id, ack, worker.view.delay.value_or(Duration{}), now);
+  publications_.broadcasts().on_acknowledged(id, ack, worker.view.delay.value_or(Duration{}), now);
   report_finished(now);
 }
 
-Bytes LearnerCore::chunk_for(const PublicationKey& key, TimePoint now) const {
-  constexpr std::uint64_t kDeltaUnknown = 8;  // part of the policy that the first delta is taken to have
-  constexpr std::uint64_t kDeltaLeast = 256;  // and any: after a step that changed nothing comes one that does
+Bytes LearnerCore::chunk_size_for(const PublicationKey& key, TimePoint now) const {
+  constexpr std::uint64_t kDeltaUnknown = 8;  // the first delta is assumed to have 1/8 of the policy's bytes
+  // No delta is assumed to have less than 1/256: one without changes may be followed by one with many.
+  constexpr std::uint64_t kDeltaLeast = 256;
   const std::uint64_t policy = config_.policy_bytes.count;
   Bytes payload{0};
   for (const auto& [known, stored] : store_.entries())
@@ -219,14 +222,14 @@ Bytes LearnerCore::chunk_for(const PublicationKey& key, TimePoint now) const {
     payload = {key.full() ? policy : policy / kDeltaUnknown};
   else if (!key.full())
     payload = std::max(payload, Bytes{policy / kDeltaLeast});
-  if (payload.count == 0) return {64 * 1024};  // nothing is known of it
+  if (payload.count == 0) return {64 * 1024};  // its size is unknown
   std::vector<chains::WorkerLink> links;
   for (const chains::ChainWorker& w : fleet(now).workers) links.push_back({w.id, w.up, w.down, Duration{}, w.region});
   const Duration bound = chains::lower_bound(payload, learner_up(), links, config_.network.quorum, config_.regions);
   return std::max(chains::best_chunk(payload, topology(), bound), chunk_bytes_min(config_.policy_bytes));
 }
 
-// How much later than all others the last worker was expected, by its place and link.
+// See BroadcastTimes::Lateness.
 double LearnerCore::expected_lateness(const Broadcast& b, TimePoint now) const {
   double expected = 1;
   std::vector<chains::WorkerLink> links;
@@ -255,7 +258,7 @@ void LearnerCore::report_finished(TimePoint now) {
 void LearnerCore::give_up_stragglers(TimePoint now) {
   for (const BroadcastTimes::Done& done : publications_.broadcasts().take_given_up(now)) {
     for (const WorkerId id : done.broadcast.waiting)
-      if (Worker* worker = workers_.find(id); worker && !std::exchange(worker->straggles, true))
+      if (Worker* worker = workers_.find(id); worker && !std::exchange(worker->is_straggler, true))
         log::warn("worker {} has not acknowledged version {} {} after the others: broadcasts do not wait for it", id,
                   done.broadcast.version, echoline::to_text(now - done.until));
     report(done);
@@ -273,7 +276,7 @@ void LearnerCore::report(const BroadcastTimes::Done& done) {
   report.parts = BroadcastTimes::parts_of(b, done.until);
   report.workers = b.active.size() + b.stragglers.size();
   report.acknowledged = done.acknowledged;
-  report.learner_bytes_sent = {edges_.chunk_bytes_sent() - b.wire_bytes_before};
+  report.learner_bytes_sent = {edges_.chunk_bytes_sent() - b.chunk_bytes_sent_before};
   report.depth = b.topology.depth();
   report.topology = b.topology;
   actions_.push_back(act::BroadcastDone{std::move(report)});
@@ -281,19 +284,19 @@ void LearnerCore::report(const BroadcastTimes::Done& done) {
 
 // ---- late workers ----
 
-void LearnerCore::ask_for_catch_up(TimePoint now) {
+void LearnerCore::request_catch_up(TimePoint now) {
   for (const EdgeTrouble& t : edges_.take_troubles()) {
     if (!config_.catch_ups_on_demand) {
-      if (!t.what.behind)
+      if (!t.what.snapshot_is_cheaper)
         log::error("worker {} cannot be brought to version {}: the application provides no full snapshot", t.child,
                    t.what.target);
     } else if (!catch_ups_.want(t.delta ? t.position : std::nullopt)) {
-      edges_.no_delta_from(*t.position, now);
+      edges_.refuse_delta_from(*t.position, now);
     }
   }
   std::vector<Version> given_up;
   const auto next = catch_ups_.next(publications_.newest_published(), store_, given_up);
-  for (const Version from : given_up) edges_.no_delta_from(from, now);
+  for (const Version from : given_up) edges_.refuse_delta_from(from, now);
   if (next) actions_.push_back(act::NeedCatchUp{next->version, next->base});
 }
 
@@ -303,11 +306,11 @@ bool LearnerCore::may_help(const Worker& worker, const NeedHelp& need, Version t
   for (const auto& [key, stored] : store_.entries())
     if (stored.complete) whole[key] = stored.bytes;
   const std::uint64_t snapshot = store_.full_bytes_hint().value_or(0);
-  std::uint64_t bytes = cheapest_way(whole, need.position, target, need.full_only).value_or(snapshot);
+  std::uint64_t bytes = cheapest_path_bytes(whole, need.position, target, need.full_only).value_or(snapshot);
   if (config_.catch_ups_on_demand && snapshot > 0) bytes = std::min(bytes, snapshot);
   const HelpBudget::Request request{static_cast<double>(bytes), static_cast<double>(std::max(bytes, snapshot)),
-                                    up_.rate().value_or(config_.up_least).bytes_per_s(), kHelpBeats * config_.heartbeat,
-                                    edges_.helped_bytes_sent()};
+                                    up_.rate().value_or(config_.up_least).bytes_per_s(),
+                                    kHelpPauseHeartbeats * config_.heartbeat, edges_.helped_bytes_sent()};
   return helpers_.take_budget(worker.view.info.id, target, request, now);
 }
 
@@ -317,8 +320,8 @@ std::vector<Helpers::Candidate> LearnerCore::possible_helpers(const Worker& work
   std::vector<Helpers::Candidate> candidates;
   for (const auto& [id, other] : workers_) {
     if (id == self || other.presence.is_silent() || !reach_.is_reachable(id) || other.draining) continue;
-    if (conduct_.is_quarantined(id, unix_ms(now)) || conduct_.are_apart(id, self, unix_ms(now))) continue;
-    const auto bytes = cheapest_way(other.reported.holdings, need.position, target, need.full_only);
+    if (conduct_.is_quarantined(id, unix_ms(now)) || conduct_.are_separated(id, self, unix_ms(now))) continue;
+    const auto bytes = cheapest_path_bytes(other.reported.holdings, need.position, target, need.full_only);
     if (!bytes) continue;
     const Conduct::Record* record = conduct_.find(id);
     const bool failed = record && record->ladder.role() == chains::Role::kRolloutOnly;
@@ -347,7 +350,7 @@ void LearnerCore::on_need_help(Worker& worker, const NeedHelp& need, TimePoint n
   const Helpers::Choice choice = helpers_.choose(id, possible_helpers(worker, need, target, now), cost_max);
   if (!choice.helper && (choice.busy || !may_help(worker, need, target, now))) return;  // the worker calls again
   Help help{{}, target, need.full_only};
-  help.from.stripes = 1;
+  help.from.stripe_mask = 1;
   help.from.worker = choice.helper.value_or(kLearnerId);
   help.from.endpoint = choice.helper ? workers_.at(*choice.helper).view.info.data : config_.self;
   helpers_.begin(id, help.from.worker);

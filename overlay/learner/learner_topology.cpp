@@ -1,4 +1,5 @@
-// The learner's topology, carried out: workers told of their parents, and slow hops measured.
+// Carries the learner's topology out: sends workers their parents, and measures hops. Called by the other parts of
+// LearnerCore.
 #include <algorithm>
 
 #include "base/log.hpp"
@@ -22,7 +23,7 @@ chains::ChainWorker LearnerCore::chain_worker(const Worker& worker, TimePoint no
   stats.attempts = record ? record->attempts : 0;
   stats.successes = record ? record->successes : 0;
   // Between two heartbeats all workers are equally fresh.
-  stats.age = std::max(Duration{}, now - worker.presence.heard_at() - 2 * config_.heartbeat);
+  stats.age = std::max(Duration{}, now - worker.presence.last_frame_at() - 2 * config_.heartbeat);
   chains::ChainWorker w;
   w.id = info.id;
   w.down = info.down.value_or(kUnlimited);
@@ -45,19 +46,19 @@ bool LearnerCore::is_late(const Worker& worker) const {
   const auto newest = publications_.newest();
   const auto needed = newest ? publications_.newest_published(newest) : std::nullopt;
   if (!needed || worker.view.installed >= needed) return false;
-  return !cheapest_way(worker.reported.holdings, worker.view.installed, *needed, false);
+  return !cheapest_path_bytes(worker.reported.holdings, worker.view.installed, *needed, false);
 }
 
 // None if nearly all are catching up: then they have to help each other.
 std::set<WorkerId> LearnerCore::late_workers() const {
   std::set<WorkerId> behind;
-  std::size_t heard = 0;
+  std::size_t present_count = 0;
   for (const auto& [id, worker] : workers_) {
     if (worker.presence.is_silent()) continue;
-    ++heard;
+    ++present_count;
     if (is_late(worker)) behind.insert(id);
   }
-  if (4 * behind.size() >= 3 * heard) behind.clear();
+  if (4 * behind.size() >= 3 * present_count) behind.clear();
   return behind;
 }
 
@@ -87,26 +88,28 @@ void LearnerCore::plan_now(TimePoint now) {
 
 void LearnerCore::choose_policy(TimePoint now) {
   if (!plan_.take_choice(workers_.size(), !publications_.broadcasts().open().empty(), now)) return;
-  const StoredPublication* carried = nullptr;  // a delta, if there is one
+  const StoredPublication* newest_complete = nullptr;  // a delta, if there is one
   const auto& entries = std::as_const(store_).entries();
   for (auto entry = entries.rbegin(); entry != entries.rend(); ++entry)
-    if (entry->second.complete && (!carried || (entry->first.base && carried->key().full()))) carried = &entry->second;
+    if (entry->second.complete && (!newest_complete || (entry->first.base && newest_complete->key().full())))
+      newest_complete = &entry->second;
   TopologyPlan::Fleet fleet = this->fleet(now);
-  if (!carried || fleet.workers.empty()) return;
+  if (!newest_complete || fleet.workers.empty()) return;
   std::vector<Duration> delays;
   for (const auto& [id, worker] : workers_)
     if (worker.view.delay) delays.push_back(*worker.view.delay);
   const auto middle = delays.begin() + static_cast<std::ptrdiff_t>(delays.size() / 2);
   if (!delays.empty()) std::nth_element(delays.begin(), middle, delays.end());
-  const Duration usual = delays.empty() ? Duration{} : *middle;  // of workers that could not be dialled
+  const Duration median_delay =
+      delays.empty() ? Duration{} : *middle;  // stands for that of workers that could not be dialled
   std::vector<chains::WorkerLink> links;
   for (chains::ChainWorker& w : fleet.workers) {
     const WorkerView& view = workers_.at(w.id).view;
     if (!view.info.up) w.up = std::min({w.up, fleet.learner_up, w.down});
-    links.push_back({w.id, w.up, w.down, view.delay.value_or(usual), w.region});
+    links.push_back({w.id, w.up, w.down, view.delay.value_or(median_delay), w.region});
   }
-  auto change =
-      plan_.choose(fleet, links, {{carried->bytes}, {carried->announcement.chunk_bytes}, config_.network.quorum});
+  auto change = plan_.choose(
+      fleet, links, {{newest_complete->bytes}, {newest_complete->announcement.chunk_bytes}, config_.network.quorum});
   if (!change) return;
   log::info("{}", change->text);
   actions_.push_back(act::ChoseTopology{std::move(change->text)});
@@ -122,9 +125,9 @@ void LearnerCore::remove_from_topology(WorkerId id, TimePoint now) {
   if (topology().contains(id)) set_topology(plan_.without(id, fleet(now), now), now);
 }
 
-// Every worker whose parents changed is told, and no other.
+// Sends an assignment to every worker whose parents have changed.
 void LearnerCore::set_topology(chains::Topology topology, TimePoint now) {
-  topology = chains::keep_apart(std::move(topology), conduct_.pairs_apart(unix_ms(now)));
+  topology = chains::separate_pairs(std::move(topology), conduct_.separated_pairs(unix_ms(now)));
   if (!plan_.set(std::move(topology))) return;
   const std::uint32_t stripes = this->topology().stripes();
   for (const auto& [id, parents] : this->topology().parents()) {
@@ -132,7 +135,7 @@ void LearnerCore::set_topology(chains::Topology topology, TimePoint now) {
     std::map<WorkerId, std::uint64_t> masks;
     for (std::uint32_t s = 0; s < stripes; ++s) masks[parents[s]] |= std::uint64_t{1} << s;
     Assign assign;
-    assign.stripes = stripes;
+    assign.stripe_count = stripes;
     for (const auto& [parent, mask] : masks) {
       const bool dials = reach_.parent_dials(parent, id);
       const Endpoint& endpoint = parent == kLearnerId ? config_.self : workers_.at(parent).view.info.data;
@@ -152,31 +155,31 @@ void LearnerCore::set_topology(chains::Topology topology, TimePoint now) {
 }
 
 void LearnerCore::grant(Worker& worker, Assign& assign, TimePoint now) {
-  Grant what;
-  what.stripes = assign.stripes;
-  for (const Parent& p : assign.parents) what.from.push_back({p.worker, p.stripes});
-  assign.grant = sign_grant(worker.view.info.id, std::move(what), now);
+  Grant unsigned_grant;
+  unsigned_grant.stripe_count = assign.stripe_count;
+  for (const Parent& p : assign.parents) unsigned_grant.from.push_back({p.worker, p.stripe_mask});
+  assign.grant = sign_grant(worker.view.info.id, std::move(unsigned_grant), now);
   worker.place.grant_at = now + grant_lifetime(config_.away_max) / 2;
 }
 
-// Run, child and times are filled in here.
-SignedGrant LearnerCore::sign_grant(WorkerId child, Grant what, TimePoint now) {
-  what.run_id = state().run_id;
-  what.child = child;
-  what.issued = issue_time(now);
-  what.expires_unix_ms = unix_ms(now) + grant_lifetime_ms(config_.away_max);
-  return sign(what, config_.authority->key());
+// Fills in run, child and times, and signs the grant.
+SignedGrant LearnerCore::sign_grant(WorkerId child, Grant unsigned_grant, TimePoint now) {
+  unsigned_grant.run_id = state().run_id;
+  unsigned_grant.child = child;
+  unsigned_grant.issued = issue_time(now);
+  unsigned_grant.expires_unix_ms = unix_ms(now) + grant_lifetime_ms(config_.away_max);
+  return sign(unsigned_grant, config_.authority->key());
 }
 
 // Grants that have half their life behind them are issued again, for a few workers at a time. Children of the learner
 // whose grants have ended are disconnected.
 void LearnerCore::renew_grants(TimePoint now) {
-  std::size_t left = 16 + workers_.size() / 16;
+  std::size_t grants_left = 16 + workers_.size() / 16;
   for (auto& [id, worker] : workers_) {
     if (!worker.place.assigned || now < worker.place.grant_at) continue;
     grant(worker, *worker.place.assigned, now);
     send_control(worker.control, *worker.place.assigned, now);
-    if (--left == 0) break;
+    if (--grants_left == 0) break;
   }
   for (const auto& [child, helped] : grants_.take_ended(unix_ms(now)))
     close_edges(edges_.connections_of(child, helped));
@@ -184,22 +187,23 @@ void LearnerCore::renew_grants(TimePoint now) {
 
 // ---- what workers report ----
 
-// The other end of what a parent says that it forwards. Helpers are not counted: what they send is not what they can.
+// Counts the bytes that a child reports to have received from each parent, to compare with the parent's own report.
+// Help is not counted, because its rate does not show what a helper can do.
 void LearnerCore::count_delivered(const Worker& child, const PublicationId& id,
-                                  const std::vector<std::uint32_t>& before,
-                                  const std::vector<std::uint32_t>& now_there) {
+                                  const std::vector<std::uint32_t>& chunks_before,
+                                  const std::vector<std::uint32_t>& chunks_now) {
   const StoredPublication* stored = store_.find(id);
   const auto& assigned = child.place.assigned;
-  if (!stored || !assigned || helpers_.helper_of(child.view.info.id) || before.size() != now_there.size() ||
-      now_there.size() != assigned->stripes)
+  if (!stored || !assigned || helpers_.helper_of(child.view.info.id) || chunks_before.size() != chunks_now.size() ||
+      chunks_now.size() != assigned->stripe_count)
     return;
   for (const Parent& p : assigned->parents) {
     Worker* parent = workers_.find(p.worker);
     if (!parent) continue;
-    for (std::uint32_t s = 0; s < now_there.size(); ++s)
-      if ((p.stripes >> s & 1) && now_there[s] > before[s])
+    for (std::uint32_t s = 0; s < chunks_now.size(); ++s)
+      if ((p.stripe_mask >> s & 1) && chunks_now[s] > chunks_before[s])
         parent->view.bytes_delivered +=
-            Bytes{std::uint64_t{now_there[s] - before[s]} * stored->announcement.chunk_bytes};
+            Bytes{std::uint64_t{chunks_now[s] - chunks_before[s]} * stored->announcement.chunk_bytes};
   }
 }
 
@@ -210,11 +214,11 @@ void LearnerCore::on_heartbeat(Worker& worker, const Heartbeat& beat, TimePoint 
   worker.view.chunks_duplicate = beat.chunks_duplicate;
   worker.view.chunks_corrupt = beat.chunks_corrupt;
   worker.view.forwarding_rate = beat.forwarding_rate;
-  const Status sound = config_.check_heartbeat ? config_.check_heartbeat(beat.application) : ok();
-  if (sound) worker.view.app_bytes = beat.application;
-  if (sound && config_.reports_heartbeats)
-    actions_.push_back(act::HeardFrom{worker.view.info.id, worker.view.bytes_in, worker.view.bytes_forwarded,
-                                      worker.view.bytes_delivered, beat.application});
+  const Status application_status = config_.check_heartbeat ? config_.check_heartbeat(beat.application) : ok();
+  if (application_status) worker.view.app_bytes = beat.application;
+  if (application_status && config_.reports_heartbeats)
+    actions_.push_back(act::HeartbeatReceived{worker.view.info.id, worker.view.bytes_in, worker.view.bytes_forwarded,
+                                              worker.view.bytes_delivered, beat.application});
   Reported& reported = worker.reported;
   const auto before = std::exchange(reported.progress, {});
   for (const Progress& p : beat.progress) {
@@ -229,7 +233,8 @@ void LearnerCore::on_heartbeat(Worker& worker, const Heartbeat& beat, TimePoint 
   for (const Holding& holding : beat.holdings) reported.holdings[holding.key] = holding.payload_bytes;
   const bool helped = helpers_.helper_of(worker.view.info.id) && is_late(worker);
   if (!worker.place.assigned && plan_.is_trees() && !helped) plan_soon(now);
-  if (!sound) on_malformed(worker.view.info.id, "its heartbeat: " + sound.error().message(), now);
+  if (!application_status)
+    on_malformed(worker.view.info.id, "its heartbeat: " + application_status.error().message(), now);
 }
 
 // ---- slow hops ----
@@ -243,7 +248,7 @@ void LearnerCore::measure_hops(TimePoint now) {
     for (const Parent& p : worker.place.parents()) {
       const Worker* sender = workers_.find(p.worker);
       if (p.worker != kLearnerId && !sender) continue;
-      // The hop carries something older, or only part of what its sender sends.
+      // Not measured: the hop carries older publications, or its sender shares its uplink with workers it helps.
       if (is_late(worker) || helpers_.helped_by(p.worker) > 0) {
         slow_hops_.monitor().observe({p.worker, id}, 0, 0, std::nullopt, now);
         continue;
@@ -252,20 +257,20 @@ void LearnerCore::measure_hops(TimePoint now) {
       for (const Broadcast& b : publications_.broadcasts().open()) {
         const StoredPublication* stored = store_.find(b.id);
         if (!stored) continue;
-        const std::uint64_t all = stored->have.count_of({stripes, p.stripes});
+        const std::uint64_t all = stored->have.count_of({stripes, p.stripe_mask});
         const auto chunks_at = [&](const Worker& w) {
           if (w.view.installed >= b.version) return all;
           const auto it = w.reported.progress.find(b.id);
           std::uint64_t n = 0;
           if (it != w.reported.progress.end() && it->second.size() == stripes)
             for (std::uint32_t s = 0; s < stripes; ++s)
-              if (p.stripes >> s & 1) n += it->second[s];
+              if (p.stripe_mask >> s & 1) n += it->second[s];
           return n;
         };
         const std::uint64_t sent = sender ? chunks_at(*sender) : all;
         at_sender += sent * stored->announcement.chunk_bytes;
-        const bool done = worker.view.installed >= b.version;
-        at_receiver += (done ? sent : chunks_at(worker)) * stored->announcement.chunk_bytes;
+        const bool is_installed = worker.view.installed >= b.version;
+        at_receiver += (is_installed ? sent : chunks_at(worker)) * stored->announcement.chunk_bytes;
       }
       const double copies = static_cast<double>(children[p.worker]) / static_cast<double>(stripes);
       slow_hops_.monitor().observe({p.worker, id}, at_sender, at_receiver, planned_rate(p, worker, copies), now);
@@ -280,10 +285,10 @@ std::optional<BitRate> LearnerCore::planned_rate(const Parent& parent, const Wor
   const auto up = parent.worker == kLearnerId ? up_.rate() : sender ? sender->view.info.up : std::nullopt;
   if (!up) return std::nullopt;
   // At most these stripes' part of what the learner sends.
-  const double part = static_cast<double>(std::popcount(parent.stripes)) / topology().stripes();
+  const double part = static_cast<double>(std::popcount(parent.stripe_mask)) / topology().stripes();
   BitRate rate =
       std::min(BitRate{up->bits_per_s * part / std::max(part, copies)}, BitRate{learner_up().bits_per_s * part});
-  // A child that has much to make up for is sent to by all its parents at once.
+  // A child that is far behind receives from all its parents at once.
   if (const auto down = child.view.info.down) rate = std::min(rate, BitRate{down->bits_per_s * part});
   return rate;
 }
@@ -295,7 +300,7 @@ void LearnerCore::on_slow_hop(const HopMonitor::Finding& finding, TimePoint now)
   if (sender)
     if (const auto report = sender->reported.edges.find(finding.hop.to); report != sender->reported.edges.end())
       limit = report->second.limit;
-  const auto fault = slow_hops_.judge(finding, limit, sender ? sender->view.info.up : std::nullopt, now);
+  const auto fault = slow_hops_.find_cause(finding, limit, sender ? sender->view.info.up : std::nullopt, now);
   if (!fault) return;
   log::warn("{}", fault->hop.text);
   actions_.push_back(act::FoundSlowHop{fault->hop});

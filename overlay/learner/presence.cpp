@@ -1,3 +1,4 @@
+// The states of one worker: here, silent, away. Called by LearnerCore through Roster.
 #include "overlay/learner/presence.hpp"
 
 #include <algorithm>
@@ -14,13 +15,13 @@ void Presence::move(State next) {
 
 void Presence::join(const LearnerRules& rules, TimePoint now) {
   move(State::kHere);
-  heard_ = now;
+  last_frame_at_ = now;
   meter_.begin(rules.heartbeat, now, std::min(silences_, kSilencesMax));
 }
 
 bool Presence::on_frame(const LearnerRules& rules, TimePoint now) {
-  heard_ = now;
-  meter_.alive(now);
+  last_frame_at_ = now;
+  meter_.on_other_message(now);
   if (!is_silent()) return false;
   join(rules, now);
   return true;
@@ -39,20 +40,20 @@ void Presence::leave(const std::string& reason, TimePoint now) {
 
 bool Presence::is_silent_to_child(const LearnerRules& rules, TimePoint now) const {
   return complaint_ && now < *complaint_ + kComplaintTime &&
-         now >= std::max(heard_ + kMissedBeats * rules.heartbeat, earliest_silence(rules));
+         now >= std::max(last_frame_at_ + kMissedBeats * rules.heartbeat, earliest_silence(rules));
 }
 
 // The learned time may cost a worker its place before the agreed time, but never its leases.
 Presence::State Presence::due(const LearnerRules& rules, TimePoint now) const {
   const TimePoint learned = is_silent_to_child(rules, now) ? now : std::max(meter_.deadline(), earliest_silence(rules));
-  const TimePoint agreed = heard_ + rules.network.heartbeat_timeout;
+  const TimePoint agreed = last_frame_at_ + rules.network.heartbeat_timeout;
   if (now >= std::max(learned, agreed)) return State::kAway;
   return now >= std::min(learned, agreed) ? State::kSilent : State::kHere;
 }
 
-void Presence::excuse(Duration late, TimePoint now) {
-  heard_ = std::min(heard_ + late, now);  // the worker may have been heard since
-  meter_.excuse(late, now);
+void Presence::postpone(Duration late, TimePoint now) {
+  last_frame_at_ = std::min(last_frame_at_ + late, now);  // the worker may have been heard since
+  meter_.postpone(late, now);
   away_since_ += late;
 }
 

@@ -1,4 +1,4 @@
-// Whether one worker is heard: here, silent after a time learned from its heartbeats, or away. Pure.
+// The presence of one worker: here, silent (after a time learned from its heartbeats) or away. No I/O and no clock.
 #pragma once
 #include <optional>
 #include <string>
@@ -10,8 +10,8 @@ namespace echoline::overlay {
 
 class Presence {
  public:
-  static constexpr int kSilencesMax = 2;  // silences in a row that lengthen the learned patience
-  // A child's complaint counts for so long, and only if the learner has missed so many heartbeats itself.
+  static constexpr int kSilencesMax = 2;  // silences in a row that lengthen the learned time
+  // A child's complaint counts for kComplaintTime, and only if the learner itself has missed kMissedBeats heartbeats.
   static constexpr Duration kComplaintTime = std::chrono::seconds(10);
   static constexpr int kMissedBeats = 4;
 
@@ -23,14 +23,14 @@ class Presence {
 
   State state() const { return state_; }
   bool is_silent() const { return state_ == State::kSilent; }
-  TimePoint heard_at() const { return heard_; }
+  TimePoint last_frame_at() const { return last_frame_at_; }
   TimePoint away_since() const { return away_since_; }
   const std::string& away_reason() const { return away_reason_; }
 
   void join(const LearnerRules& rules, TimePoint now);
   // Any frame came. Returns whether the worker was silent.
   bool on_frame(const LearnerRules& rules, TimePoint now);
-  void on_heartbeat(TimePoint now) { meter_.heard(now); }
+  void on_heartbeat(TimePoint now) { meter_.on_beat(now); }
   void on_installed() { silences_ = 0; }
   void fall_silent();
   void leave(const std::string& reason, TimePoint now);
@@ -40,18 +40,18 @@ class Presence {
   bool is_silent_to_child(const LearnerRules& rules, TimePoint now) const;
   // The state that a connected worker should have.
   State due(const LearnerRules& rules, TimePoint now) const;
-  // The learner's process did not run for `late`, until now.
-  void excuse(Duration late, TimePoint now);
+  // The learner's process was suspended for `late`, until now.
+  void postpone(Duration late, TimePoint now);
 
  private:
   void move(State next);
   TimePoint earliest_silence(const LearnerRules& rules) const {
-    return heard_ + std::min(rules.network.silence_min, rules.network.heartbeat_timeout);
+    return last_frame_at_ + std::min(rules.network.silence_min, rules.network.heartbeat_timeout);
   }
 
   State state_ = State::kAway;
   SilenceMeter meter_;
-  TimePoint heard_{}, away_since_{};
+  TimePoint last_frame_at_{}, away_since_{};
   std::string away_reason_;
   int silences_ = 0;  // since the worker last installed a version
   std::optional<TimePoint> complaint_;

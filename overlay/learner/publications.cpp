@@ -1,3 +1,4 @@
+// The published versions and their digests. Called by LearnerCore (learner_publications.cpp).
 #include "overlay/learner/publications.hpp"
 
 namespace echoline::overlay {

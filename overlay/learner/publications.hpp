@@ -1,4 +1,5 @@
-// The versions of this run: announced, closing until their digests are on disk, and published. Pure.
+// The versions of this run. A version is announced, then closing until its digest is on disk, then published. No I/O
+// and no clock.
 #pragma once
 #include "overlay/learner/broadcast_times.hpp"
 #include "overlay/state.hpp"
@@ -16,7 +17,7 @@ class Publications {
     SignedManifest as_signed;
   };
 
-  // `state` must outlive it; it changes the published versions there. `quorum`: of BroadcastTimes.
+  // `state` must outlive this object, which changes the published versions there. `quorum`: see BroadcastTimes.
   Publications(LearnerState& state, double quorum) : published_(state.published), broadcasts_(quorum) {}
 
   bool has_announced() const { return announced_.has_value(); }  // this process
@@ -33,8 +34,8 @@ class Publications {
   Status check_next(const PublicationKey& key) const;
   void announce(Version version) { announced_ = version; }
   void abandon(const PublicationId& id);
-  // Returns whether the version is new, so that its digest has to be saved. kInvalid: published before with another
-  // one.
+  // Returns whether the version is new, so that its digest must be saved. kInvalid: published before with another
+  // digest.
   Result<bool> close(const PublicationKey& key, const Manifest& manifest, const SignedManifest& as_signed);
   std::vector<Closing> take_closing() { return std::exchange(closing_, {}); }  // once the state is on disk
 

@@ -1,3 +1,4 @@
+// Plans the learner's dials to its workers. Called by LearnerCore.
 #include "overlay/learner/reachability.hpp"
 
 #include <algorithm>
@@ -6,9 +7,10 @@
 namespace echoline::overlay {
 
 void Reachability::move(WorkerId id, Phase next, TimePoint at) {
-  constexpr std::array<std::uint8_t, 3> follow{0b111, 0b111, 0b011};  // bits of the phases after kIdle, ...
+  // By phase: bits of the phases that may follow.
+  constexpr std::array<std::uint8_t, 3> allowed_next{0b111, 0b111, 0b011};
   Worker& worker = workers_.at(id);
-  ECHO_CHECK((follow[static_cast<std::size_t>(worker.phase)] >> static_cast<int>(next) & 1) != 0,
+  ECHO_CHECK((allowed_next[static_cast<std::size_t>(worker.phase)] >> static_cast<int>(next) & 1) != 0,
              "worker {} is dialled twice at a time", id);
   if (worker.phase == Phase::kPlanned) planned_.erase({worker.at, id});
   if (next == Phase::kPlanned) planned_.insert({at, id});

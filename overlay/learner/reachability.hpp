@@ -1,4 +1,5 @@
-// Whether the learner can dial its workers, when it tries, and which end of an edge dials the other. Pure.
+// Tests by dialling whether workers can be reached, and decides which end of an edge dials the other. No I/O and no
+// clock.
 #pragma once
 #include <map>
 #include <optional>
@@ -23,7 +24,7 @@ class Reachability {
   struct Turn {
     bool parent_dials = false;
     bool changed = false;
-    bool first = false;  // neither end has dialled twice
+    bool first = false;  // the edge has not failed to open before
   };
 
   // A connected worker counts as reachable until a dial fails.

@@ -1,3 +1,4 @@
+// The learner's lists of connected and absent workers. Called by LearnerCore.
 #include "overlay/learner/roster.hpp"
 
 #include <algorithm>
@@ -44,7 +45,7 @@ std::vector<WorkerId> Roster::all() const {
 }
 
 Worker& Roster::join(WorkerId id, ConnId control, const LearnerRules& rules, TimePoint now) {
-  if (auto back = away_.extract(id)) connected_.insert(std::move(back));
+  if (auto returning = away_.extract(id)) connected_.insert(std::move(returning));
   Worker& worker = connected_[id];
   worker.presence.join(rules, now);
   worker.control = control;
@@ -64,14 +65,16 @@ Roster::Workers::node_type Roster::disconnect(WorkerId id) {
 Result<std::optional<std::string>> Roster::add_part(WorkerId id, const Frame& part, std::size_t message_bytes_max) {
   MessageAssembler& incoming = at(id).incoming;
   incomplete_bytes_ -= incoming.bytes();
-  auto whole = incoming.add(part, message_bytes_max);
+  auto message = incoming.add(part, message_bytes_max);
   incomplete_bytes_ += incoming.bytes();
-  return whole;
+  return message;
 }
 
 const Worker& Roster::most_incomplete() const {
-  const auto less = [](const auto& a, const auto& b) { return a.second.incoming.bytes() < b.second.incoming.bytes(); };
-  return std::max_element(begin(), end(), less)->second;
+  const auto has_fewer_bytes = [](const auto& a, const auto& b) {
+    return a.second.incoming.bytes() < b.second.incoming.bytes();
+  };
+  return std::max_element(begin(), end(), has_fewer_bytes)->second;
 }
 
 void Roster::set_away(Workers::node_type worker, const std::string& reason, TimePoint now) {
@@ -80,14 +83,14 @@ void Roster::set_away(Workers::node_type worker, const std::string& reason, Time
 }
 
 bool Roster::forget_away(WorkerId id) {
-  const bool known = away_.erase(id) > 0;
-  lost_ += known;
-  return known;
+  const bool was_away = away_.erase(id) > 0;
+  lost_ += was_away;
+  return was_away;
 }
 
-void Roster::excuse(Duration late, TimePoint now) {
+void Roster::postpone(Duration late, TimePoint now) {
   for (auto* workers : {&connected_, &away_})
-    for (auto& [id, worker] : *workers) worker.presence.excuse(late, now);
+    for (auto& [id, worker] : *workers) worker.presence.postpone(late, now);
   for (auto& [id, worker] : connected_)
     for (auto& [sender, until] : worker.place.senders) until += late;
 }

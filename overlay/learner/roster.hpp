@@ -15,7 +15,7 @@ struct Place {
 
   std::optional<Assign> assigned;
   TimePoint grant_at = kNever;            // of the next grant of the same assignment
-  std::map<WorkerId, TimePoint> senders;  // former parents and helpers, until the worker may accuse them no more
+  std::map<WorkerId, TimePoint> senders;  // former parents and helpers, and until when the worker may accuse them
 
   std::span<const Parent> parents() const {
     return assigned ? std::span<const Parent>(assigned->parents) : std::span<const Parent>();
@@ -45,7 +45,7 @@ struct Worker {
   Place place;
   Reported reported;
   bool draining = false;
-  bool straggles = false;  // it delayed a broadcast, and has installed nothing since
+  bool is_straggler = false;  // it delayed a broadcast, and has installed nothing since
 };
 
 class Roster {
@@ -67,10 +67,10 @@ class Roster {
   bool empty() const { return connected_.empty(); }
 
   const Workers& away() const { return away_; }
-  bool knows(WorkerId id) const { return contains(id) || away_.contains(id); }
+  bool is_known(WorkerId id) const { return contains(id) || away_.contains(id); }
   std::vector<WorkerId> all() const;  // connected and away
-  std::uint64_t joined() const { return joined_; }
-  std::uint64_t lost() const { return lost_; }
+  std::uint64_t joined_count() const { return joined_; }
+  std::uint64_t lost_count() const { return lost_; }
 
   // A worker connects, for the first time or again.
   Worker& join(WorkerId id, ConnId control, const LearnerRules& rules, TimePoint now);
@@ -85,8 +85,8 @@ class Roster {
   Result<std::optional<std::string>> add_part(WorkerId id, const Frame& part, std::size_t message_bytes_max);
   std::size_t incomplete_bytes() const { return incomplete_bytes_; }  // of messages of connected workers
   const Worker& most_incomplete() const;                              // at least one is connected
-  // The learner's process did not run for `late`, until now.
-  void excuse(Duration late, TimePoint now);
+  // The learner's process was suspended for `late`, until now.
+  void postpone(Duration late, TimePoint now);
   void check() const;
 
  private:

@@ -1,3 +1,4 @@
+// Decides which end of a slow hop is at fault. Called by LearnerCore (learner_topology.cpp).
 #include "overlay/learner/slow_hops.hpp"
 
 #include <algorithm>
@@ -27,16 +28,15 @@ bool SlowHops::is_silent_to_several(WorkerId parent, WorkerId child, TimePoint n
   return silent_to.size() >= 2;
 }
 
-// The sender is taken to be the cause, and the receiver put in its place. If the receiver is slow there again, it was
-// the receiver all along. The same holds if the sender brings others what they lack: its uplink is there for all of
-// them.
-std::optional<SlowHops::Fault> SlowHops::judge(const HopMonitor::Finding& finding, std::optional<EdgeLimit> limit,
-                                               std::optional<BitRate> sender_up, TimePoint now) {
+// The sender counts as the cause at first, and the receiver gets its place. If the receiver is slow there again, the
+// receiver is the cause. It also is if the sender's other receivers keep up, because they share the sender's uplink.
+std::optional<SlowHops::Fault> SlowHops::find_cause(const HopMonitor::Finding& finding, std::optional<EdgeLimit> limit,
+                                                    std::optional<BitRate> sender_up, TimePoint now) {
   const auto [from, to] = finding.hop;
   if (is_slow(to, now)) return std::nullopt;  // it forwards to no other worker
   const auto suspect = suspected_.find(to);
   const bool receiver_again = suspect != suspected_.end() && now < suspect->second;
-  const bool blame_receiver = from == kLearnerId || receiver_again || finding.alone;
+  const bool blame_receiver = from == kLearnerId || receiver_again || finding.others_keep_up;
   const std::string cause = limit == EdgeLimit::kOwnLimit   ? "the sender's own rate limit"
                             : limit == EdgeLimit::kReceiver ? "the receiver, which does not read fast enough"
                             : blame_receiver                ? "the receiver's link"

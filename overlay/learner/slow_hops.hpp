@@ -1,4 +1,5 @@
-// Hops that hold a broadcast back: which end is at fault, and what the learner remembers of it. Pure.
+// Decides which end of a slow hop is at fault, and remembers it for a while. A hop is one edge of the topology. No I/O
+// and no clock.
 #pragma once
 #include <set>
 #include <string>
@@ -27,10 +28,10 @@ class SlowHops {
   std::vector<HopMonitor::Finding> find(TimePoint now);
   // Whether this child and another one have heard nothing from the parent lately.
   bool is_silent_to_several(WorkerId parent, WorkerId child, TimePoint now);
-  // The worker at fault, which is slow from now on. Absent: the receiver is known to be slow. `limit`: what the sender
-  // says limits it; `sender_up`: its uplink, if it is known.
-  std::optional<Fault> judge(const HopMonitor::Finding& finding, std::optional<EdgeLimit> limit,
-                             std::optional<BitRate> sender_up, TimePoint now);
+  // The worker at fault, which counts as slow from now on. Absent: the receiver is already known to be slow. `limit`:
+  // the bottleneck that the sender reports; `sender_up`: its uplink, if known.
+  std::optional<Fault> find_cause(const HopMonitor::Finding& finding, std::optional<EdgeLimit> limit,
+                                  std::optional<BitRate> sender_up, TimePoint now);
 
   bool is_slow(WorkerId worker, TimePoint now) const;
   std::optional<BitRate> uplink_of(WorkerId worker) const;  // as it was found to be
@@ -42,7 +43,7 @@ class SlowHops {
   struct Slow {
     TimePoint until{};
     std::optional<BitRate> up;
-    std::map<WorkerId, TimePoint> silent_to;  // children, and when they said so
+    std::map<WorkerId, TimePoint> silent_to;  // children that hear nothing, and the time of their reports
   };
 
   HopMonitor monitor_;

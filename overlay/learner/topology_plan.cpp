@@ -1,3 +1,4 @@
+// Plans, mends and changes the topology with the planners of chains/. Called by LearnerCore.
 #include "overlay/learner/topology_plan.hpp"
 
 #include <algorithm>
@@ -23,45 +24,45 @@ void TopologyPlan::plan_soon(std::size_t workers, TimePoint now) {
 // worker, so it follows only where mended trees are slow, and while trouble goes on after longer and longer pauses.
 chains::Topology TopologyPlan::next(const Fleet& fleet, bool under_way, TimePoint now) {
   plan_at_ = kNever;
-  if (!under_way || topology_.policy == kBestChains || topology_.policy == kStripes) return whole(fleet);
+  if (!under_way || topology_.policy == kBestChains || topology_.policy == kStripes) return plan_whole(fleet);
   if (!is_trees()) {
     chains::Topology next = topology_;
     for (const chains::ChainWorker& worker : fleet.workers)
       if (!topology_.contains(worker.id)) next = chains::append(next, worker);
     return next;
   }
-  chains::MendedTrees trees = mend(std::nullopt, fleet);
-  const bool worth_it = std::exchange(stripes_lag_, false) || trees.slow();
-  if (now < trees_not_before_ || !worth_it) return keep(std::move(trees), now);
+  chains::RepairedTrees trees = repair(std::nullopt, fleet);
+  const bool is_worthwhile = std::exchange(stripes_lag_, false) || trees.worth_replanning();
+  if (now < trees_not_before_ || !is_worthwhile) return accept_repaired(std::move(trees), now);
   const bool quiet = now >= trees_not_before_ + 8 * trees_pause_;
   const Duration beat = rules_.heartbeat;
   trees_pause_ = quiet ? kPauseBeats * beat : std::min(2 * trees_pause_, kPauseBeatsMax * beat);
   trees_not_before_ = now + trees_pause_;
-  return whole(fleet);
+  return plan_whole(fleet);
 }
 
-chains::Topology TopologyPlan::whole(const Fleet& fleet) const {
+chains::Topology TopologyPlan::plan_whole(const Fleet& fleet) const {
   auto planned = chains::plan_chains(fleet.learner_up, rules_.chain_rate, fleet.workers, topology_.policy,
                                      rules_.network.quorum, rules_.regions);
   ECHO_CHECK(planned.has_value(), "{}", planned ? "" : planned.error().message());  // the inputs were checked at hello
   return std::move(*planned);
 }
 
-chains::MendedTrees TopologyPlan::mend(std::optional<WorkerId> moved, const Fleet& fleet) const {
-  return chains::mend_trees(topology_, fleet.learner_up, fleet.workers, rules_.network.quorum, moved, rules_.regions);
+chains::RepairedTrees TopologyPlan::repair(std::optional<WorkerId> moved, const Fleet& fleet) const {
+  return chains::repair_trees(topology_, fleet.learner_up, fleet.workers, rules_.network.quorum, moved, rules_.regions);
 }
 
-chains::Topology TopologyPlan::keep(chains::MendedTrees trees, TimePoint now) {
-  if (trees.slow()) plan_at_ = std::min(plan_at_, std::max(now + kDelay, trees_not_before_));
+chains::Topology TopologyPlan::accept_repaired(chains::RepairedTrees trees, TimePoint now) {
+  if (trees.worth_replanning()) plan_at_ = std::min(plan_at_, std::max(now + kDelay, trees_not_before_));
   return std::move(trees.topology);
 }
 
 chains::Topology TopologyPlan::without(WorkerId id, const Fleet& fleet, TimePoint now) {
-  return is_trees() ? keep(mend(std::nullopt, fleet), now) : chains::detach(topology_, id);
+  return is_trees() ? accept_repaired(repair(std::nullopt, fleet), now) : chains::detach(topology_, id);
 }
 
 chains::Topology TopologyPlan::moved_back(WorkerId id, const Fleet& fleet, TimePoint now) {
-  if (is_trees()) return keep(mend(id, fleet), now);
+  if (is_trees()) return accept_repaired(repair(id, fleet), now);
   if (topology_.policy == kStripes) return next(fleet, true, now);  // its uplink counts differently now
   const auto worker =
       std::find_if(fleet.workers.begin(), fleet.workers.end(), [&](const auto& w) { return w.id == id; });
@@ -80,26 +81,27 @@ bool TopologyPlan::take_choice(std::size_t workers, bool broadcasting, TimePoint
 }
 
 std::optional<TopologyPlan::Change> TopologyPlan::choose(const Fleet& fleet, std::span<const chains::WorkerLink> links,
-                                                         const chains::Cargo& cargo) {
+                                                         const chains::BroadcastGoal& cargo) {
   auto choice = chains::choose_topology(fleet.learner_up, rules_.chain_rate, fleet.workers, links, cargo,
                                         topology_.policy, rules_.regions);
-  const bool sooner = choice && choice->topology.policy != topology_.policy;
-  sooner_ = sooner ? sooner_ + 1 : 0;
-  if (sooner_ < kSoonerInARow) return std::nullopt;
-  sooner_ = 0;
-  const auto present = std::find_if(choice->candidates.begin(), choice->candidates.end(),
+  const bool is_faster = choice && choice->topology.policy != topology_.policy;
+  faster_in_a_row_ = is_faster ? faster_in_a_row_ + 1 : 0;
+  if (faster_in_a_row_ < kFasterInARow) return std::nullopt;
+  faster_in_a_row_ = 0;
+  const auto current = std::find_if(choice->candidates.begin(), choice->candidates.end(),
                                     [&](const chains::Candidate& c) { return c.policy == topology_.policy; });
   std::string text = fmt::format(
       "topology {} instead of {}: it is expected to bring {} to {} workers in {} instead of {}, and nothing could in "
       "less than {}",
       to_string(choice->topology.policy), to_string(topology_.policy), echoline::to_text(cargo.payload),
-      fleet.workers.size(), echoline::to_text(choice->predicted), echoline::to_text(present->predicted),
+      fleet.workers.size(), echoline::to_text(choice->predicted), echoline::to_text(current->predicted),
       echoline::to_text(choice->lower_bound));
   return Change{std::move(choice->topology), std::move(text)};
 }
 
 void TopologyPlan::check() const {
-  ECHO_CHECK(sooner_ >= 0 && sooner_ < kSoonerInARow && trees_pause_ <= kPauseBeatsMax * rules_.heartbeat);
+  ECHO_CHECK(faster_in_a_row_ >= 0 && faster_in_a_row_ < kFasterInARow &&
+             trees_pause_ <= kPauseBeatsMax * rules_.heartbeat);
   ECHO_CHECK(rules_.chooses_policy || topology_.policy == rules_.policy, "the kind of topology has changed");
 }
 

@@ -1,4 +1,5 @@
-// The learner's topology, and when it is planned as a whole, mended, or exchanged for another kind. Pure.
+// The learner's topology. Decides when it is planned as a whole, mended, or replaced by another kind. No I/O and no
+// clock.
 #pragma once
 #include <optional>
 #include <string>
@@ -20,7 +21,7 @@ class TopologyPlan {
   static constexpr int kPauseBeats = 2, kPauseBeatsMax = 128;
   // Time between two comparisons of topologies, in heartbeats or by the fleet's size; comparisons in a row that another
   // one must win before the fleet is moved.
-  static constexpr int kChooseBeats = 60, kSoonerInARow = 3;
+  static constexpr int kChooseBeats = 60, kFasterInARow = 3;
   static constexpr Duration kChoosePerWorker = std::chrono::milliseconds(10);
 
   struct Fleet {
@@ -47,23 +48,23 @@ class TopologyPlan {
   void on_slow_hop() { stripes_lag_ = true; }
   // The topology to be set, now that a plan is due. `under_way`: something was published to this topology.
   chains::Topology next(const Fleet& fleet, bool under_way, TimePoint now);
-  // Without a worker that is gone: its children get other parents.
+  // The topology without a worker that is gone: its children get other parents.
   chains::Topology without(WorkerId id, const Fleet& fleet, TimePoint now);
-  // With the worker behind all others, where fewest wait for it.
+  // The topology with the worker behind all others, where it delays the fewest.
   chains::Topology moved_back(WorkerId id, const Fleet& fleet, TimePoint now);
 
   // Whether to compare topologies now: between broadcasts if possible, so that no worker is moved during one.
   bool take_choice(std::size_t workers, bool broadcasting, TimePoint now);
-  // Another kind of topology, if the model has expected it to be sooner kSoonerInARow times. `links`: of the same
+  // Another kind of topology, if the model has expected it to be sooner kFasterInARow times. `links`: of the same
   // workers.
   std::optional<Change> choose(const Fleet& fleet, std::span<const chains::WorkerLink> links,
-                               const chains::Cargo& cargo);
+                               const chains::BroadcastGoal& cargo);
   void check() const;
 
  private:
-  chains::Topology whole(const Fleet& fleet) const;
-  chains::MendedTrees mend(std::optional<WorkerId> moved, const Fleet& fleet) const;
-  chains::Topology keep(chains::MendedTrees trees, TimePoint now);
+  chains::Topology plan_whole(const Fleet& fleet) const;
+  chains::RepairedTrees repair(std::optional<WorkerId> moved, const Fleet& fleet) const;
+  chains::Topology accept_repaired(chains::RepairedTrees trees, TimePoint now);
 
   const LearnerRules& rules_;
   chains::Topology topology_;
@@ -72,7 +73,7 @@ class TopologyPlan {
   Duration trees_pause_{};
   bool stripes_lag_ = false;
   TimePoint choose_at_ = kNever;
-  int sooner_ = 0;  // comparisons in a row that another topology won
+  int faster_in_a_row_ = 0;  // comparisons in a row that another topology won
 };
 
 }  // namespace echoline::overlay

@@ -1,5 +1,5 @@
-// A limit on the messages of each child of a worker, by identity: a new connection does not refill it. A child that
-// goes far beyond it is barred for a while. Pure.
+// Message budgets of a worker's children, by identity, so a new connection does not refill one. A child that far
+// exceeds its budget is barred for a while. No I/O and no clock.
 #pragma once
 #include <functional>
 #include <map>
@@ -10,11 +10,11 @@ namespace echoline::overlay {
 
 class ChildBudgets {
  public:
-  static constexpr Duration kBarred = std::chrono::minutes(1);
+  static constexpr Duration kBarredTime = std::chrono::minutes(1);
   static constexpr std::size_t kChildrenMax = 1024;
 
   // Counts a message of this child. kTooMuch: the child is barred from now on. `connected`: whether a child has
-  // connections; the others are forgotten at kChildrenMax. `heartbeat`: of the run.
+  // connections; beyond kChildrenMax, children without any are forgotten. `heartbeat`: the run's heartbeat interval.
   MessageBudget::Verdict take(WorkerId child, MessageBudget::Kind kind, std::size_t bytes, Duration heartbeat,
                               const std::function<bool(WorkerId)>& connected, TimePoint now) {
     if (children_.size() >= kChildrenMax && !children_.contains(child))
@@ -22,7 +22,7 @@ class ChildBudgets {
                     [&](const auto& other) { return other.second.barred_until < now && !connected(other.first); });
     Child& from = children_.try_emplace(child, Child{MessageBudget(heartbeat), {}}).first->second;
     const auto verdict = from.budget.take(kind, now, bytes);
-    if (verdict == MessageBudget::Verdict::kTooMuch) from.barred_until = now + kBarred;
+    if (verdict == MessageBudget::Verdict::kTooMuch) from.barred_until = now + kBarredTime;
     return verdict;
   }
   bool is_barred(WorkerId child, TimePoint now) const {
@@ -30,7 +30,7 @@ class ChildBudgets {
     return known != children_.end() && now < known->second.barred_until;
   }
   std::string limit_text(WorkerId child, MessageBudget::Kind kind) const {
-    return children_.at(child).budget.told(kind);
+    return children_.at(child).budget.describe(kind);
   }
 
  private:

@@ -1,3 +1,4 @@
+// A worker's children: admits, serves and closes them. Called by MemberCore.
 #include "overlay/member/children.hpp"
 
 #include <algorithm>
@@ -14,7 +15,7 @@ Children::Children(const MemberConfig& config, const Identity& identity, const L
       parents_(parents),
       transport_(transport),
       edges_(store, uplink, false),
-      strangers_(config.core.connections),
+      pending_peers_(config.core.connections),
       grants_(*config.checker, config.state.worker) {}
 
 // ---- from the learner ----
@@ -31,7 +32,7 @@ void Children::release(const Release& release, TimePoint now) {
 }
 
 void Children::on_beacon(const Beacon& beacon) {
-  grants_.heard(beacon.sequence, grant_lifetime_ms(learner_.membership().away_max()));
+  grants_.on_beacon(beacon.sequence, grant_lifetime_ms(learner_.membership().away_max()));
 }
 
 void Children::revoke(const WorkerSet& revoked) {
@@ -50,7 +51,7 @@ void Children::close_ungranted(TimePoint now) {
 
 void Children::close_all() {
   for (const ConnId conn : edges_.all_connections()) close(conn);
-  for (const ConnId conn : strangers_.take_all()) close(conn);
+  for (const ConnId conn : pending_peers_.take_all()) close(conn);
 }
 
 // ---- connections ----
@@ -61,7 +62,7 @@ void Children::close(ConnId conn) {
 }
 
 void Children::on_closed(ConnId conn) {
-  strangers_.erase(conn);
+  pending_peers_.erase(conn);
   dialled_.erase(conn);
   edges_.close(conn);
 }
@@ -76,71 +77,73 @@ void Children::on_accepted(ConnId conn, const PeerInfo& peer, TimePoint now) {
   if (peer.identity.kind == trust::PeerIdentity::Kind::kNobody || revoked_.contains(worker) ||
       budgets_.is_barred(worker, now))
     return transport_.close(conn);
-  add_stranger(conn, peer, now);
+  add_pending_peer(conn, peer, now);
 }
 
 bool Children::on_connected(ConnId conn, TimePoint now) {
   const auto child = dialled_.find(conn);
   if (child == dialled_.end()) return false;
-  add_stranger(conn, {child->second.endpoint.host, {trust::PeerIdentity::Kind::kWorker, child->second.worker}}, now);
-  transport_.send(conn, EdgeStatus{{}, parents_.progress()}, now);  // no more than a stranger may say
+  add_pending_peer(conn, {child->second.endpoint.host, {trust::PeerIdentity::Kind::kWorker, child->second.worker}},
+                   now);
+  transport_.send(conn, EdgeStatus{{}, parents_.progress()}, now);  // small enough for a peer that is not admitted
   return true;
 }
 
-void Children::add_stranger(ConnId conn, PeerInfo peer, TimePoint now) {
-  for (const ConnId other : strangers_.add(conn, std::move(peer), now + Core::kHandshakeTimeout)) close(other);
+void Children::add_pending_peer(ConnId conn, PeerInfo peer, TimePoint now) {
+  for (const ConnId other : pending_peers_.add(conn, std::move(peer), now + Core::kHandshakeTimeout)) close(other);
 }
 
 void Children::on_timer(TimePoint now) {
-  for (const ConnId conn : strangers_.take_late(now)) close(conn);
+  for (const ConnId conn : pending_peers_.take_late(now)) close(conn);
 }
 
 void Children::on_frame(ConnId conn, const Frame& frame, TimePoint now) {
-  if (const Stranger* stranger = strangers_.find(conn)) return on_stranger(conn, *stranger, frame, now);
+  if (const PendingPeer* pending = pending_peers_.find(conn)) return on_pending_peer(conn, *pending, frame, now);
   if (const auto child = edges_.child_of(conn)) return on_child(conn, *child, frame, now);
   transport_.close(conn);
 }
 
-void Children::on_stranger(ConnId conn, Stranger stranger, const Frame& frame, TimePoint now) {
-  const WorkerId worker = stranger.peer.identity.worker;
+void Children::on_pending_peer(ConnId conn, PendingPeer pending, const Frame& frame, TimePoint now) {
+  const WorkerId worker = pending.peer.identity.worker;
   if (revoked_.contains(worker)) return refuse(conn, worker, "its certificate is revoked");
   auto message = decode_control(frame.body.bytes());
   if (!message) return refuse(conn, worker, message.error().message());
   if (auto* hello = std::get_if<PeerHello>(&*message)) {
     if (hello->run_id != config_.state.run_id)
       return refuse(conn, worker, fmt::format("it belongs to run '{}'", hello->run_id));
-    if (stranger.hello || worker == kLearnerId || worker == config_.state.worker)
+    if (pending.hello || worker == kLearnerId || worker == config_.state.worker)
       return refuse(conn, worker, "it cannot be a child");
     if (budgets_.is_barred(worker, now) || !within_budget(worker, MessageBudget::Kind::kHave, frame.body.size(), now))
       return refuse(conn, worker, "it says too much");
-    if (const Status granted = grants_.show(worker, *hello, identity_.learner_unix_ms(now)); !granted)
+    if (const Status granted = grants_.accept(worker, *hello, identity_.learner_unix_ms(now)); !granted)
       return refuse(conn, worker, granted.error().message());
     transport_.admit(conn);  // the list of its chunks may be long
-    if (hello->have_follows) return strangers_.await_have(conn, std::move(*hello), now + Core::kHandshakeTimeout);
+    if (hello->have_follows) return pending_peers_.await_have(conn, std::move(*hello), now + Core::kHandshakeTimeout);
     return open(conn, worker, std::move(*hello), now);
   }
-  if (auto* have = std::get_if<Have>(&*message); have && stranger.hello) {
+  if (auto* have = std::get_if<Have>(&*message); have && pending.hello) {
     if (!within_budget(worker, MessageBudget::Kind::kHave, frame.body.size(), now))
       return refuse(conn, worker, "it says too much");
-    stranger.hello->have = std::move(*have);
-    return open(conn, worker, std::move(*stranger.hello), now);
+    pending.hello->have = std::move(*have);
+    return open(conn, worker, std::move(*pending.hello), now);
   }
   // A parent that was asked to dial introduces itself by its status.
   if (!std::holds_alternative<EdgeStatus>(*message) || !parents_.on_dialled_by(worker, conn, now))
     return refuse(conn, worker, "it did not introduce itself");
-  strangers_.erase(conn);
+  pending_peers_.erase(conn);
 }
 
 void Children::open(ConnId conn, WorkerId child, PeerHello hello, TimePoint now) {
-  strangers_.erase(conn);
+  pending_peers_.erase(conn);
   const bool helped = hello.catch_up_to.has_value();
-  const bool further = helped || (hello.stream != 0 && !edges_.connections_of(child, false).empty());
-  if (const Status granted = further ? ok() : grants_.check_wanted(child, hello.have.wanted); !granted)
+  const bool wanted_was_checked = helped || (hello.stream != 0 && !edges_.connections_of(child, false).empty());
+  if (const Status granted = wanted_was_checked ? ok() : grants_.check_wanted(child, hello.have.wanted); !granted)
     return refuse(conn, child, granted.error().message());
-  if (hello.stream == 0)  // the edge begins again: older connections are dead
+  if (hello.stream == 0)  // a new edge replaces the old one, whose connections are dead
     for (const ConnId old : edges_.connections_of(child, helped)) close(old);
-  const bool faster = hello.stream != 0 && !edges_.connections_of(child, helped).empty();
-  if ((faster && !parents_.has_room_for_streams(connections())) || !edges_.open(conn, child, std::move(hello), now))
+  const bool adds_stream = hello.stream != 0 && !edges_.connections_of(child, helped).empty();
+  if ((adds_stream && !parents_.has_room_for_streams(connections())) ||
+      !edges_.open(conn, child, std::move(hello), now))
     close(conn);
 }
 
@@ -157,7 +160,7 @@ void Children::on_child(ConnId conn, WorkerId child, const Frame& frame, TimePoi
     return edges_.update(conn, std::move(*have), now);
   }
   if (const auto* grant = std::get_if<SignedGrant>(&*message)) {
-    const Status granted = grants_.show_anew(child, *grant, identity_.learner_unix_ms(now));
+    const Status granted = grants_.renew(child, *grant, identity_.learner_unix_ms(now));
     if (!granted) refuse(conn, child, granted.error().message());
     return;
   }
@@ -170,10 +173,10 @@ void Children::dial_more(WorkerId child, std::size_t streams) {
   const auto known = std::find_if(dialled_.begin(), dialled_.end(),
                                   [&](const auto& dialled) { return dialled.second.worker == child; });
   if (known == dialled_.end()) return;
-  const DialChild again = known->second;
+  const DialChild target = known->second;
   for (std::size_t n = edges_.connections_of(child).size();
        n < std::min<std::size_t>(streams, StreamProbe::kStreamsMax); ++n)
-    dialled_.insert_or_assign(transport_.dial(again.endpoint, act::Service::kData, again.worker), again);
+    dialled_.insert_or_assign(transport_.dial(target.endpoint, act::Service::kData, target.worker), target);
 }
 
 // Whether the message counts. Messages share the downlink with publications, so long ones count for more. A child that
@@ -183,7 +186,7 @@ bool Children::within_budget(WorkerId child, MessageBudget::Kind kind, std::size
   const auto verdict = budgets_.take(child, kind, bytes, learner_.heartbeat(), connected, now);
   if (verdict != MessageBudget::Verdict::kTooMuch) return verdict == MessageBudget::Verdict::kTake;
   log::warn("worker {}: worker {} is no child for {}: it says too much: of {}", config_.state.worker, child,
-            echoline::to_text(ChildBudgets::kBarred), budgets_.limit_text(child, kind));
+            echoline::to_text(ChildBudgets::kBarredTime), budgets_.limit_text(child, kind));
   for (const ConnId conn : edges_.connections_of(child)) close(conn);
   return false;
 }
@@ -197,7 +200,7 @@ void Children::on_store_changed(TimePoint now) {
 
 void Children::check() const {
   for (const ConnId conn : edges_.all_connections()) {
-    ECHO_CHECK(!strangers_.find(conn), "connection {} is of a child and of a stranger", conn);
+    ECHO_CHECK(!pending_peers_.find(conn), "connection {} is of a child and of a stranger", conn);
     ECHO_CHECK(!revoked_.contains(*edges_.child_of(conn)), "a revoked worker is a child");
   }
 }

@@ -1,10 +1,10 @@
-// The nodes to which a worker sends: connections that have not said yet what they want, and the edges to its children,
-// which show a grant of the learner. Pure.
+// The nodes to which a worker sends: its children, each with a grant of the learner, and connections whose peer has not
+// sent its request yet. No I/O and no clock.
 #pragma once
 #include "overlay/edge_sender.hpp"
 #include "overlay/member/child_budgets.hpp"
 #include "overlay/member/parents.hpp"
-#include "overlay/strangers.hpp"
+#include "overlay/pending_peers.hpp"
 #include "overlay/wire/grant.hpp"
 
 namespace echoline::overlay {
@@ -15,37 +15,39 @@ class Children {
   Children(const MemberConfig& config, const Identity& identity, const LearnerLink& learner, Parents& parents,
            PublicationStore& store, Transport& transport, Uplink& uplink);
 
-  // From the learner. dial(): this child cannot reach this worker.
-  void dial(const DialChild& child);
+  // Messages of the learner.
+  void dial(const DialChild& child);  // the child cannot reach this worker, so this worker dials the child
+  // The child has other parents now: ends its grant and closes its edge.
   void release(const Release& release, TimePoint now);
+  // A beacon is the learner's signed, periodic sign of life. Ends grants that were issued too long before it.
   void on_beacon(const Beacon& beacon);
-  void revoke(const WorkerSet& revoked);
+  void revoke(const WorkerSet& revoked);  // closes the edges of these workers and refuses them from now on
   void close_all();
 
   void on_accepted(ConnId conn, const PeerInfo& peer, TimePoint now);
-  // Returns whether dial() has dialled it.
+  // Returns whether dial() has opened this connection.
   bool on_connected(ConnId conn, TimePoint now);
   void on_closed(ConnId conn);
   void on_frame(ConnId conn, const Frame& frame, TimePoint now);
 
   void on_store_changed(TimePoint now);
   void on_chunk_arrived(TimePoint now) { edges_.on_chunk_arrived(now); }
-  void send_status(const EdgeStatus& status, TimePoint now) { edges_.tell_all(status, now); }
+  void send_status(const EdgeStatus& status, TimePoint now) { edges_.send_to_all(status, now); }
   // Closes the edges of children whose grants have ended.
   void close_ungranted(TimePoint now);
   void on_timer(TimePoint now);
-  TimePoint next_deadline() const { return strangers_.next_deadline(); }
-  // This node stood still for this time.
-  void postpone(Duration late) { strangers_.excuse(late); }
+  TimePoint next_deadline() const { return pending_peers_.next_deadline(); }
+  // This process was suspended for `pause`: moves all deadlines back by as much.
+  void postpone(Duration pause) { pending_peers_.postpone(pause); }
 
   const EdgeSender& edges() const { return edges_; }
-  // Connections of this worker to other nodes than its parents.
+  // Open connections other than those to parents: the one to the learner, and those of children.
   std::size_t connections() const { return 1 + edges_.connections(); }
-  void check() const;
+  void check() const;  // aborts if an invariant is broken
 
  private:
-  void add_stranger(ConnId conn, PeerInfo peer, TimePoint now);
-  void on_stranger(ConnId conn, Stranger stranger, const Frame& frame, TimePoint now);
+  void add_pending_peer(ConnId conn, PeerInfo peer, TimePoint now);
+  void on_pending_peer(ConnId conn, PendingPeer pending, const Frame& frame, TimePoint now);
   void open(ConnId conn, WorkerId child, PeerHello hello, TimePoint now);
   void on_child(ConnId conn, WorkerId child, const Frame& frame, TimePoint now);
   void dial_more(WorkerId child, std::size_t streams);
@@ -59,9 +61,9 @@ class Children {
   Parents& parents_;
   Transport& transport_;
   EdgeSender edges_;
-  Strangers strangers_;
-  std::map<ConnId, DialChild> dialled_;  // by this worker
-  GrantBook grants_;                     // that children have shown
+  PendingPeers pending_peers_;
+  std::map<ConnId, DialChild> dialled_;  // connections that dial() has opened
+  GrantBook grants_;                     // of the children
   ChildBudgets budgets_;
   WorkerSet revoked_;
 };

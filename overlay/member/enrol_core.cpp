@@ -1,3 +1,4 @@
+// Enrols a machine. The driver runs this core before MemberCore if the machine has no valid certificate.
 #include "overlay/member/enrol_core.hpp"
 
 #include "overlay/member/identity.hpp"
@@ -28,7 +29,7 @@ void EnrolCore::on_connected(ConnId conn, TimePoint now) {
   trust::wipe(enrol.token);
 }
 
-// The learner may not be up yet. A refusal has come as a message before.
+// The learner may not be up yet, so this is no refusal: a refusal comes as a message.
 void EnrolCore::on_closed(ConnId, const std::string& reason, TimePoint now) {
   if (deadline_ == kNever) return;
   result_ = fail(Code::kUnavailable, kOperation, "the learner at {}: {}", to_text(config_.learner), reason);

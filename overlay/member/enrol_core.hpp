@@ -1,5 +1,5 @@
 // How a rented machine becomes a worker: it shows its single-use token over an anonymous connection to the run's
-// learner, proves that it holds its key, and is given a certificate. Pure.
+// learner, proves that it holds its key, and is given a certificate. No I/O and no clock.
 #pragma once
 #include "overlay/core.hpp"
 #include "overlay/state.hpp"
@@ -11,11 +11,11 @@ struct EnrolConfig {
   CoreOptions core;
   Endpoint learner;
   trust::SigningKey key;
-  trust::Secret token;   // may be empty where it has enrolled before
-  std::string instance;  // what the token was issued for
+  trust::Secret token;   // may be empty if this machine has enrolled before
+  std::string instance;  // the instance name that the token was issued for
   Duration timeout = std::chrono::seconds(10);
-  // It has enrolled before with this key: the certificate of the run's authority [DER]. The token is not used then,
-  // unless the learner has forgotten this machine.
+  // If this machine has enrolled before with `key`: the certificate of the run's authority [DER]. The token is then
+  // used only if the learner has forgotten this machine.
   std::vector<std::byte> authority{};
 };
 
@@ -25,7 +25,7 @@ class EnrolCore final : public Core {
       : Core(config.core), config_(std::move(config)), returning_(!config_.authority.empty()) {}
 
   void start(TimePoint now);
-  // Once act::Disconnected came: the identity, or why there is none.
+  // After act::Disconnected: the identity, or the reason why there is none.
   const Result<WorkerState>& result() const { return result_; }
 
   void on_accepted(ConnId conn, const PeerInfo&, TimePoint) override { close(conn); }

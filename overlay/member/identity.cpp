@@ -1,3 +1,4 @@
+// Renews a worker's certificate and follows the learner's clock. Called by MemberCore and LearnerLink.
 #include "overlay/member/identity.hpp"
 
 #include "base/log.hpp"
@@ -5,7 +6,7 @@
 namespace echoline::overlay {
 
 void Identity::accept(std::vector<std::byte> certificate, TimePoint now) {
-  const auto identity = read(certificate, std::nullopt);
+  const auto identity = read_certificate(certificate, std::nullopt);
   if (!identity || identity->worker != config_.state.worker || identity->key != config_.key.public_key())
     return log::warn("worker {}: the renewed certificate is not for it", config_.state.worker);
   file_.state().certificate = std::move(certificate);
@@ -15,7 +16,7 @@ void Identity::accept(std::vector<std::byte> certificate, TimePoint now) {
 }
 
 bool Identity::has_expired(TimePoint now) const {
-  const auto identity = read(file_.state().certificate, static_cast<double>(learner_unix_ms(now)) / 1e3);
+  const auto identity = read_certificate(file_.state().certificate, static_cast<double>(learner_unix_ms(now)) / 1e3);
   return !identity && identity.error().code == Code::kStale;
 }
 
@@ -26,14 +27,14 @@ bool Identity::take_renewal(TimePoint now) {
 }
 
 void Identity::plan_renewal(TimePoint now) {
-  const auto identity = read(file_.state().certificate, std::nullopt);
+  const auto identity = read_certificate(file_.state().certificate, std::nullopt);
   if (!identity) return;
   const double left_s = identity->expires_unix_s - static_cast<double>(learner_unix_ms(now)) / 1e3;
   renew_at_ = now + from_seconds(std::max(0.0, left_s / 2));
 }
 
 void Identity::set_clock(std::uint64_t unix_ms, TimePoint now) {
-  clock_offset_ms_ = static_cast<std::int64_t>(unix_ms) - own_ms(now);
+  clock_offset_ms_ = static_cast<std::int64_t>(unix_ms) - own_unix_ms(now);
   plan_renewal(now);
 }
 

@@ -1,18 +1,19 @@
-// A worker's certificate, and the learner's clock, by which certificates, grants and announcements expire. Pure.
+// A worker's certificate, and the learner's clock, by which certificates, grants and announcements expire. No I/O and
+// no clock.
 #pragma once
 #include "overlay/member/member_config.hpp"
 #include "overlay/member/worker_file.hpp"
 
 namespace echoline::overlay {
 
-// Asks the learner for another certificate: the key is enough, without one.
+// The request for another certificate, for a machine whose certificate has expired: it proves possession of the key.
 inline Return prove_key(const trust::SigningKey& key, const trust::PublicKey& run_key) {
   return {key.public_key(), key.sign("return 4", trust::fingerprint(run_key))};
 }
 
 class Identity {
  public:
-  static constexpr Duration kRenewRetry = std::chrono::minutes(1);  // without an answer
+  static constexpr Duration kRenewRetry = std::chrono::minutes(1);  // after a request without an answer
 
   // All three must outlive the identity.
   Identity(const MemberConfig& config, WorkerFile& file, std::vector<Action>& actions)
@@ -24,25 +25,26 @@ class Identity {
   // Uses and saves the certificate, if it is for this worker.
   void accept(std::vector<std::byte> certificate, TimePoint now);
   bool has_expired(TimePoint now) const;
-  // Once, at half of the certificate's life; again after kRenewRetry.
+  // Returns whether a renewal is due: once at half of the certificate's life, and again after kRenewRetry.
   bool take_renewal(TimePoint now);
   TimePoint renew_at() const { return renew_at_; }
 
   std::uint64_t learner_unix_ms(TimePoint now) const {
-    return static_cast<std::uint64_t>(own_ms(now) + clock_offset_ms_);
+    return static_cast<std::uint64_t>(own_unix_ms(now) + clock_offset_ms_);
   }
   // The learner's clock shows `unix_ms` now.
   void set_clock(std::uint64_t unix_ms, TimePoint now);
-  // Saves the clock where it differs by more than a second from the saved one.
+  // Saves the clock offset if it differs by more than a second from the saved one.
   void save_clock();
   Duration clock_offset() const { return std::chrono::milliseconds(clock_offset_ms_); }
 
  private:
   void plan_renewal(TimePoint now);
-  std::int64_t own_ms(TimePoint now) const {
+  std::int64_t own_unix_ms(TimePoint now) const {
     return static_cast<std::int64_t>((config_.core.unix_origin_s + seconds(now.time_since_epoch())) * 1e3);
   }
-  Result<trust::PeerIdentity> read(const std::vector<std::byte>& certificate, std::optional<double> unix_s) const {
+  Result<trust::PeerIdentity> read_certificate(const std::vector<std::byte>& certificate,
+                                               std::optional<double> unix_s) const {
     return trust::check_certificate(certificate, config_.checker->run_key(), config_.state.run_id, unix_s);
   }
 

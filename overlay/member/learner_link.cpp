@@ -1,3 +1,4 @@
+// A worker's connection to its learner. Called by MemberCore.
 #include "overlay/member/learner_link.hpp"
 
 #include <cstring>
@@ -30,9 +31,9 @@ void LearnerLink::start(TimePoint now) {
 }
 
 void LearnerLink::dial(TimePoint now) {
-  const bool asks = membership_.asks_next(identity_.has_expired(now));
-  const auto service = asks ? act::Service::kEnrol : act::Service::kControl;
-  membership_.dialled(transport_.dial(config_.learner, service, kLearnerId), asks);
+  const bool is_enrolment = membership_.next_asks(identity_.has_expired(now));
+  const auto service = is_enrolment ? act::Service::kEnrol : act::Service::kControl;
+  membership_.on_dialled(transport_.dial(config_.learner, service, kLearnerId), is_enrolment);
 }
 
 void LearnerLink::drain(TimePoint now) {
@@ -48,11 +49,11 @@ void LearnerLink::end() {
 }
 
 void LearnerLink::send(const ControlMessage& message, TimePoint now) {
-  if (membership_.greeted()) transport_.send(membership_.conn(), message, now);
+  if (membership_.is_greeted()) transport_.send(membership_.conn(), message, now);
 }
 
 void LearnerLink::send_application(Slice bytes, TimePoint now) {
-  if (!membership_.joined()) return;
+  if (!membership_.is_joined()) return;
   unsent_.push(std::move(bytes));
   if (unsent_.bytes() > kUnsentBytesMax)
     return break_off(fmt::format("it does not take its messages: {} bytes are waiting", unsent_.bytes()), now);
@@ -78,16 +79,16 @@ void LearnerLink::lost(const std::string& reason, TimePoint now) {
   uplink_.close(membership_.conn());
   unsent_.clear();
   incoming_ = {};
-  if (membership_.lost(now)) actions_.push_back(act::Away{reason});
-  if (!membership_.away()) return;
+  if (membership_.on_lost(now)) actions_.push_back(act::Away{reason});
+  if (!membership_.is_away()) return;
   log::warn("worker {}: the learner is out of reach: {}; attempt {} to come back in {}, {} left", config_.state.worker,
             reason, membership_.redials(), echoline::to_text(membership_.redial_at() - now),
             echoline::to_text(membership_.away_until() - now));
 }
 
 bool LearnerLink::on_connected(TimePoint now) {
-  membership_.connected(now);
-  if (membership_.asking()) {
+  membership_.on_connected(now);
+  if (membership_.is_asking()) {
     transport_.send(membership_.conn(), prove_key(config_.key, config_.checker->run_key()), now);
     return false;
   }
@@ -98,15 +99,15 @@ bool LearnerLink::on_connected(TimePoint now) {
 void LearnerLink::on_closed(const std::string& reason, TimePoint now) {
   if (membership_.state() == Membership::State::kJoining && now < membership_.join_deadline())
     log::debug("joining {}: {}", to_text(config_.learner), reason);
-  membership_.broken();
+  membership_.on_disconnected();
   lost(reason, now);
 }
 
 LearnerLink::Event LearnerLink::on_frame(const Frame& frame, TimePoint now) {
-  membership_.answered();
+  membership_.on_answered();
   pulse_.on_frame(now);
-  const bool asking = membership_.asking();
-  if (!asking && frame.type == FrameType::kApplication && membership_.joined()) {
+  const bool asking = membership_.is_asking();
+  if (!asking && frame.type == FrameType::kApplication && membership_.is_joined()) {
     auto message = incoming_.add(frame);
     if (!message) return Ended{"of the learner: " + message.error().message()};
     if (*message) actions_.push_back(act::Message{std::move(**message)});
@@ -121,7 +122,7 @@ LearnerLink::Event LearnerLink::on_frame(const Frame& frame, TimePoint now) {
 // The learner gives this machine another certificate, or refuses to.
 LearnerLink::Event LearnerLink::on_answer(const ControlMessage& message, TimePoint now) {
   if (const auto* goodbye = std::get_if<Goodbye>(&message)) {
-    if (membership_.refused())
+    if (membership_.on_refused())
       return Ended{"this machine's certificate has ended and the learner gives it no other: " + goodbye->reason};
     break_off(goodbye->reason, now);
     return {};
@@ -132,7 +133,7 @@ LearnerLink::Event LearnerLink::on_answer(const ControlMessage& message, TimePoi
   identity_.set_clock(enrolled->unix_ms, now);
   identity_.accept(enrolled->certificate, now);
   log::info("worker {}: its certificate had ended, the learner has given it another", config_.state.worker);
-  membership_.certified();
+  membership_.on_certified();
   dial(now);
   return {};
 }
@@ -141,7 +142,7 @@ LearnerLink::Event LearnerLink::on_message(ControlMessage message, TimePoint now
   if (const auto* goodbye = std::get_if<Goodbye>(&message)) return Ended{goodbye->reason, goodbye->run_ended};
   if (const auto* welcome = std::get_if<Welcome>(&message)) {
     if (auto ended = on_welcome(*welcome, now)) return *ended;
-  } else if (!membership_.joined()) {
+  } else if (!membership_.is_joined()) {
     return Ended{"the learner sent something before its welcome"};
   }
   if (const auto* renewed = std::get_if<Renewed>(&message)) {
@@ -153,15 +154,15 @@ LearnerLink::Event LearnerLink::on_message(ControlMessage message, TimePoint now
     return {};
   }
   if (std::holds_alternative<SignedBeacon>(message)) pulse_.on_beacon(now);
-  if (std::holds_alternative<Assign>(message)) membership_.assigned();
+  if (std::holds_alternative<Assign>(message)) membership_.on_assigned();
   return message;
 }
 
 std::optional<LearnerLink::Ended> LearnerLink::on_welcome(const Welcome& welcome, TimePoint now) {
-  if (membership_.joined()) return Ended{"the learner sent a second welcome"};
+  if (membership_.is_joined()) return Ended{"the learner sent a second welcome"};
   if (welcome.worker != config_.state.worker)
     return Ended{fmt::format("the learner takes this worker for worker {}", welcome.worker)};
-  membership_.welcomed(config_.away_max.value_or(welcome.away_max));
+  membership_.on_welcomed(config_.away_max.value_or(welcome.away_max));
   pulse_.begin(welcome.heartbeat, welcome.patience, now);
   identity_.set_clock(welcome.unix_ms, now);
   identity_.save_clock();
@@ -185,12 +186,12 @@ std::optional<std::string> LearnerLink::check_deadlines(TimePoint now) {
     return fmt::format("the learner at {} was out of reach for {}", to_text(config_.learner),
                        echoline::to_text(membership_.away_max()));
   if (membership_.take_redial(now)) dial(now);
-  if (membership_.unanswered(now)) break_off("it does not answer", now);
+  if (membership_.is_unanswered(now)) break_off("it does not answer", now);
   return std::nullopt;
 }
 
 void LearnerLink::check_pulse(TimePoint now) {
-  if (!membership_.joined()) return;
+  if (!membership_.is_joined()) return;
   if (now >= pulse_.deadline())
     break_off(fmt::format("nothing heard for {}", echoline::to_text(pulse_.silent_for(now))), now);
   else if (identity_.take_renewal(now))
@@ -204,14 +205,14 @@ std::optional<Duration> LearnerLink::take_pause(TimePoint now) {
 }
 
 TimePoint LearnerLink::next_deadline() const {
-  const TimePoint at = std::min(membership_.next_deadline(), pulse_.beat_at());
-  return membership_.joined() ? std::min({at, pulse_.deadline(), identity_.renew_at()}) : at;
+  const TimePoint earliest = std::min(membership_.next_deadline(), pulse_.beat_at());
+  return membership_.is_joined() ? std::min({earliest, pulse_.deadline(), identity_.renew_at()}) : earliest;
 }
 
 void LearnerLink::check() const {
   membership_.check();
   pulse_.check();
-  ECHO_CHECK(membership_.joined() || unsent_.bytes() == 0, "{} bytes unsent by no member", unsent_.bytes());
+  ECHO_CHECK(membership_.is_joined() || unsent_.bytes() == 0, "{} bytes unsent by no member", unsent_.bytes());
   ECHO_CHECK(unsent_.bytes() <= kUnsentBytesMax && troubles_.size() <= kTroublesMax);
 }
 

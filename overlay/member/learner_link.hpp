@@ -1,5 +1,5 @@
-// A worker's connection to its learner: joins, comes back after a loss, and knows when to give up. It renews the
-// certificate and carries the messages of the application. Pure.
+// A worker's connection to its learner: joins, reconnects after a loss, and decides when to give up. It renews the
+// certificate and carries the messages of the application. No I/O and no clock.
 #pragma once
 #include <map>
 #include <variant>
@@ -14,12 +14,12 @@ class LearnerLink {
  public:
   static constexpr std::size_t kUnsentBytesMax = 4 * kMessageBytesMax;  // messages the learner has not taken yet
   static constexpr Duration kTroublePause = std::chrono::minutes(1);    // before the same trouble is reported again
-  static constexpr std::size_t kTroublesMax = 16;                       // remembered for that
+  static constexpr std::size_t kTroublesMax = 16;                       // reported troubles that are remembered
   static constexpr Duration kClockTolerance = std::chrono::minutes(1);  // a larger clock offset is reported
 
-  struct Ended {  // the worker has to end
+  struct Ended {  // the worker must end
     std::string reason;
-    bool in_order = false;
+    bool in_order = false;  // a clean exit: the run has ended
   };
   using Event = std::variant<std::monostate, ControlMessage, Ended>;
 
@@ -29,7 +29,7 @@ class LearnerLink {
 
   void start(TimePoint now);
   void drain(TimePoint now);
-  void end();  // closes it for good
+  void end();  // closes the connection for good
 
   // Dropped while the worker has not said hello on this connection.
   void send(const ControlMessage& message, TimePoint now);
@@ -38,16 +38,16 @@ class LearnerLink {
   // Logs it and reports it to the learner, once in kTroublePause.
   void report_trouble(const std::string& what, TimePoint now);
 
-  // Returns whether the worker has to say hello.
+  // Returns whether the caller must send Hello now.
   bool on_connected(TimePoint now);
   void on_closed(const std::string& reason, TimePoint now);
-  // Returns a message that concerns other parts, or that the worker has to end.
+  // Returns a message that concerns other components, or the reason why the worker must end.
   Event on_frame(const Frame& frame, TimePoint now);
-  // Dials again. Returns a reason when the worker has to give up.
+  // Dials again if that is due. Returns a reason if the worker must give up.
   std::optional<std::string> check_deadlines(TimePoint now);
-  // While joined: breaks off when the learner is silent, and renews the certificate.
+  // While joined: closes the connection if the learner is silent, and renews the certificate.
   void check_pulse(TimePoint now);
-  // LearnerPulse::take_pause(), also for the membership.
+  // LearnerPulse::take_pause(). Also moves the deadlines of the membership.
   std::optional<Duration> take_pause(TimePoint now);
   bool take_beat(TimePoint now) { return pulse_.take_beat(now); }
   TimePoint next_deadline() const;

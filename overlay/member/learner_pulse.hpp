@@ -1,5 +1,5 @@
 // The heartbeats between a worker and its learner: when the worker's next one leaves, and when the learner counts as
-// silent: after its patience and after the time learned from its beacons, whichever is later. Pure.
+// silent: after its patience and after the time learned from its beacons, whichever is later. No I/O and no clock.
 #pragma once
 #include "overlay/core.hpp"
 
@@ -13,19 +13,20 @@ class LearnerPulse {
     silence_.begin(heartbeat, now);
   }
   void on_frame(TimePoint now) { last_frame_ = now; }
-  void on_beacon(TimePoint now) { silence_.heard(now); }
+  void on_beacon(TimePoint now) { silence_.on_beat(now); }
   // Returns whether a heartbeat is due, once.
   bool take_beat(TimePoint now) {
     if (now < beat_at_) return false;
     beat_at_ = now + heartbeat_;
     return true;
   }
-  // Returns how long this node stood still until now, once, if longer than a heartbeat. Moves the deadlines.
+  // Returns, once, for how long this process was suspended until now, if longer than a heartbeat. Moves the deadlines
+  // back by it.
   std::optional<Duration> take_pause(TimePoint now) {
     if (beat_at_ == kNever || now - beat_at_ <= heartbeat_) return std::nullopt;
     const Duration late = now - std::exchange(beat_at_, now);
     last_frame_ = std::min(last_frame_ + late, now);
-    silence_.excuse(late, now);
+    silence_.postpone(late, now);
     return late;
   }
   TimePoint beat_at() const { return beat_at_; }  // kNever before the first welcome

@@ -15,14 +15,14 @@ struct MemberConfig {
   Endpoint data;  // where other workers reach this one
   std::string name;
   trust::SigningKey key;
-  WorkerState state;  // identity and floor, from EnrolCore or the state file, at the start
+  WorkerState state;  // at the start: identity and floor, from EnrolCore or the state file
   std::shared_ptr<const Checker> checker;
   StoreLimits store;
-  bool durable = false;  // act::SaveState is carried out; otherwise nothing survives a restart
+  bool durable = false;  // the driver has a disk and performs act::SaveState; otherwise nothing survives a restart
   Duration join_timeout = kJoinTimeout;
   std::optional<Duration> away_max;  // without the learner, before the worker gives up; absent: the learner's value
   Bytes parts_unread_max{0};         // of act::DeliverPart, while a publication arrives; 0: no parts are delivered
-  std::string place{};               // where it stands, for the learner's regions; "": not known
+  std::string place{};               // this machine's location, for the learner's regions; "": not known
 };
 
 }  // namespace echoline::overlay

@@ -1,3 +1,4 @@
+// Passes events to a worker's components. Called by the driver; member_publications.cpp has the publications.
 #include "overlay/member/member_core.hpp"
 
 #include <algorithm>
@@ -9,12 +10,12 @@ namespace echoline::overlay {
 MemberCore::MemberCore(MemberConfig config)
     : Core(config.core),
       config_(std::move(config)),
-      standing_(config_.state.floor ? config_.state.floor->epoch : 0),
-      file_(config_.state, config_.durable, standing_, actions_),
+      install_state_(config_.state.floor ? config_.state.floor->epoch : 0),
+      file_(config_.state, config_.durable, install_state_, actions_),
       identity_(config_, file_, actions_),
       learner_(config_, identity_, transport_, uplink_, actions_),
       store_(config_.store, *config_.checker, actions_),
-      parents_(config_, standing_, store_, stall_, learner_, transport_),
+      parents_(config_, install_state_, store_, stall_, learner_, transport_),
       children_(config_, identity_, learner_, parents_, store_, transport_, uplink_),
       parts_(config_.parts_unread_max) {}
 
@@ -30,27 +31,27 @@ void MemberCore::start(TimePoint now) {
 
 void MemberCore::installed(Version version, const Digest& policy_digest, TimePoint now) {
   if (has_ended()) return;
-  if (const auto report = standing_.installed(version, policy_digest, now)) learner_.send(*report, now);
+  if (const auto report = install_state_.on_installed(version, policy_digest, now)) learner_.send(*report, now);
 }
 
 void MemberCore::install_failed(Version version, const std::string& why, TimePoint now) {
   if (has_ended()) return;
-  const Standing::Failure failure = standing_.install_failed(version);
-  if (failure == Standing::Failure::kVoid) return;
+  const InstallState::Failure failure = install_state_.on_install_failed(version);
+  if (failure == InstallState::Failure::kVoid) return;
   log::warn("worker {}: version {} could not be installed: {}", self(), version, why);
-  if (failure == Standing::Failure::kGiveUp) {
+  if (failure == InstallState::Failure::kGiveUp) {
     const std::string reason = fmt::format("version {} could not be installed after {} attempts: {}", version,
-                                           standing_.install_failures(), why);
+                                           install_state_.install_failures(), why);
     learner_.send(Goodbye{reason}, now);
     return end(reason);
   }
-  stall_.begin_anew(now);
+  stall_.on_position_void(now);
   deliver(now);  // a full snapshot may already be here
-  if (!standing_.position()) parents_.ask_for_help(*standing_.repair(), now);
+  if (!install_state_.position()) parents_.request_help(*install_state_.repair_version_min(), now);
 }
 
 void MemberCore::drain(TimePoint now) {
-  if (!has_ended() && !learner_.membership().draining()) learner_.drain(now);
+  if (!has_ended() && !learner_.membership().is_draining()) learner_.drain(now);
 }
 
 void MemberCore::leave(const std::string& reason, TimePoint now) {
@@ -71,7 +72,7 @@ WorkerStats MemberCore::stats() const {
   WorkerStats s;
   s.id = self();
   s.parents = parents_.ids();
-  if (standing_.installed()) s.installed = standing_.installed()->version;
+  if (install_state_.installed()) s.installed = install_state_.installed()->version;
   s.chunk_bytes_in = {counters_.chunk_bytes_in};
   s.chunk_bytes_forwarded = {children_.edges().chunk_bytes_sent()};
   s.bytes_in = bytes_received();
@@ -88,7 +89,7 @@ void MemberCore::check() const {
   learner_.check();
   file_.check();
   stall_.check();
-  standing_.check();
+  install_state_.check();
   parents_.check();
   children_.check();
   ECHO_CHECK(!has_ended() || (parents_.ids().empty() && children_.edges().connections() == 0), "ended with edges");
@@ -114,14 +115,14 @@ void MemberCore::on_learner_message(const ControlMessage& message, TimePoint now
 
 void MemberCore::on_welcome(const Welcome& welcome, TimePoint now) {
   stall_.set_heartbeat(welcome.heartbeat);
-  stall_.help_came();
+  stall_.on_help();
   store_.fit(welcome.policy);
   if (const Status fits = store_.check_fits(welcome.policy); !fits)
     learner_.report_trouble(fits.error().message(), now);
-  if (learner_.membership().draining()) learner_.send(Draining{}, now);
+  if (learner_.membership().is_draining()) learner_.send(Draining{}, now);
 }
 
-// `first_hand`: from the learner, not passed on by a parent. Its signature makes it valid either way.
+// `first_hand`: from the learner itself, not forwarded by a parent. Its signature makes it valid either way.
 void MemberCore::on_beacon(const Signed& as_signed, TimePoint now, bool first_hand) {
   if (beacon_ == as_signed) return;
   const auto beacon = config_.checker->open(as_signed);
@@ -129,7 +130,7 @@ void MemberCore::on_beacon(const Signed& as_signed, TimePoint now, bool first_ha
   if (beacon->sequence <= file_.state().beacon_sequence) return;  // a replay
   if (beacon->expires_unix_ms < identity_.learner_unix_ms(now))
     return log::warn("worker {}: ignores a beacon that has expired", self());
-  if (beacon->epoch < standing_.epoch()) return;
+  if (beacon->epoch < install_state_.epoch()) return;
   // The welcome may have waited here for hours. A beacon of the learner itself does not come from its future.
   if (first_hand && beacon->issued_unix_ms > identity_.learner_unix_ms(now))
     identity_.set_clock(beacon->issued_unix_ms, now);
@@ -138,21 +139,21 @@ void MemberCore::on_beacon(const Signed& as_signed, TimePoint now, bool first_ha
   children_.on_beacon(*beacon);
   begin_epoch(beacon->epoch, now);
   if (store_.erase_abandoned(beacon->newest, beacon->sequence)) children_.on_store_changed(now);
-  standing_.published(std::max(beacon->newest, store_.newest()));  // an absent one is the least
-  if (standing_.behind())
-    stall_.wait(now);
+  install_state_.on_published(std::max(beacon->newest, store_.newest()));  // an absent version is the lowest
+  if (install_state_.is_behind())
+    stall_.begin_wait(now);
   else
-    stall_.arrived();
+    stall_.on_newest_arrived();
   if (beacon->revoked.contains(self())) return end("the learner has revoked this worker's certificate");
   children_.revoke(beacon->revoked);
   parents_.revoke(beacon->revoked);
 }
 
 void MemberCore::send_heartbeat(TimePoint now) {
-  const Version needed = standing_.keep_from({~std::uint64_t{0}});
+  const Version needed = install_state_.oldest_needed({~std::uint64_t{0}});
   if (store_.erase_expired(identity_.learner_unix_ms(now), needed)) children_.on_store_changed(now);
   Heartbeat beat;
-  beat.installed = standing_.installed();
+  beat.installed = install_state_.installed();
   beat.chunk_bytes_in = counters_.chunk_bytes_in;
   beat.chunk_bytes_forwarded = children_.edges().chunk_bytes_sent();
   beat.chunks_duplicate = counters_.chunks_duplicate;
@@ -162,7 +163,7 @@ void MemberCore::send_heartbeat(TimePoint now) {
   beat.edges = children_.edges().reports(now);
   for (auto it = store_.entries().rbegin(); it != store_.entries().rend() && beat.holdings.size() < 64; ++it)
     if (it->second.complete) beat.holdings.push_back({it->first, it->second.bytes});
-  beat.application = application_;
+  beat.application = heartbeat_payload_;
   learner_.send(beat, now);
   children_.close_ungranted(now);
   children_.send_status(EdgeStatus{beacon_, std::move(beat.progress)}, now);
@@ -180,10 +181,10 @@ void MemberCore::on_connected(ConnId conn, TimePoint now) {
   postpone_after_pause(now);
   if (has_ended() || children_.on_connected(conn, now)) return;
   transport_.admit(conn);  // this side has chosen the peer
-  if (learner_.membership().is(conn)) {
+  if (learner_.membership().is_connection(conn)) {
     if (learner_.on_connected(now))
       learner_.send(Hello{config_.state.run_id, config_.name, config_.data, up_.rate(), config_.core.limits.down,
-                          standing_.installed(), config_.place},
+                          install_state_.installed(), config_.place},
                     now);
     return;
   }
@@ -193,7 +194,7 @@ void MemberCore::on_connected(ConnId conn, TimePoint now) {
 void MemberCore::on_closed(ConnId conn, const std::string& reason, TimePoint now) {
   postpone_after_pause(now);
   if (has_ended()) return;
-  if (learner_.membership().is(conn)) return learner_.on_closed(reason, now);
+  if (learner_.membership().is_connection(conn)) return learner_.on_closed(reason, now);
   children_.on_closed(conn);
   if (Upstream* up = parents_.find(conn)) parents_.on_closed(*up, conn, reason, now);
 }
@@ -201,15 +202,15 @@ void MemberCore::on_closed(ConnId conn, const std::string& reason, TimePoint now
 void MemberCore::on_frame(ConnId conn, Frame frame, TimePoint now) {
   postpone_after_pause(now);
   if (has_ended()) return;
-  if (learner_.membership().is(conn)) return on_learner_frame(frame, now);
+  if (learner_.membership().is_connection(conn)) return on_learner_frame(frame, now);
   if (Upstream* up = parents_.find(conn)) return on_upstream_frame(*up, conn, frame, now);
   children_.on_frame(conn, frame, now);
 }
 
 // ---- time ----
 
-// This node did not run: messages from that time are still to be read. Deadlines move before anything else happens,
-// so that new ones begin now.
+// If this process was suspended, messages from that time are still unread, so all deadlines move back. Every event
+// calls this first, because it may set new deadlines.
 void MemberCore::postpone_after_pause(TimePoint now) {
   const auto late = learner_.take_pause(now);
   if (!late) return;
@@ -224,13 +225,13 @@ void MemberCore::on_timer(TimePoint now) {
   resume_reading(now);
   if (const auto reason = learner_.check_deadlines(now)) return end(*reason);
   file_.retry_if_due(now);
-  if (learner_.membership().joined()) {
+  if (learner_.membership().is_joined()) {
     learner_.check_pulse(now);
-    if (standing_.newest() && stall_.take_stall(now) && standing_.behind()) on_stall(now);
+    if (install_state_.newest() && stall_.take_stall(now) && install_state_.is_behind()) on_stall(now);
   }
   if (learner_.take_beat(now)) send_heartbeat(now);
   parents_.on_timer(children_.connections(), now);
-  if (learner_.membership().drained(children_.edges().connections() > 0, learner_.heartbeat(), now))
+  if (learner_.membership().may_leave(children_.edges().connections() > 0, learner_.heartbeat(), now))
     return leave("drained", now);
   children_.on_timer(now);
   uplink_.on_timer(now);
@@ -239,14 +240,14 @@ void MemberCore::on_timer(TimePoint now) {
 void MemberCore::on_stall(TimePoint now) {
   parents_.on_stall(now);
   if (store_.erase_contested()) children_.on_store_changed(now);
-  parents_.ask_for_help(*standing_.newest(), now, !stall_.is_lost_here());
+  parents_.request_help(*install_state_.newest(), now, !stall_.has_lost_chunks());
 }
 
 TimePoint MemberCore::next_deadline() const {
   if (has_ended()) return kNever;
   return std::min({uplink_.next_deadline(), reading_deadline(), learner_.next_deadline(), file_.next_deadline(),
                    parents_.next_deadline(), children_.next_deadline(),
-                   learner_.membership().joined() && standing_.newest() ? stall_.deadline() : kNever});
+                   learner_.membership().is_joined() && install_state_.newest() ? stall_.deadline() : kNever});
 }
 
 }  // namespace echoline::overlay

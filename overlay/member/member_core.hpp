@@ -1,6 +1,7 @@
 // A worker's protocol. It joins the learner and comes back to it, receives publications from its parents, and forwards
 // every proven chunk to its children at once. The application gets complete publications in an order that it can
-// install, never going back. The parts keep the state; the core takes each event to them, in one order. Pure.
+// install, never going back. The components (LearnerLink, Parents, Children, ...) hold the state; this class passes
+// each event to them in a fixed order. No I/O and no clock.
 #pragma once
 #include "overlay/member/children.hpp"
 #include "overlay/member/parts_feed.hpp"
@@ -11,8 +12,8 @@ class MemberCore final : public Core {
  public:
   explicit MemberCore(MemberConfig config);
 
-  // A frame of a publication that the disk kept, before start(): every frame of a spool, in order. Proves it again.
-  // False when it is of no use.
+  // Restores a frame from the disk's spool and verifies it again. Call it before start(), for every frame of a spool in
+  // order. Returns false if the frame is not needed.
   bool recover(Frame frame, TimePoint now);
   void start(TimePoint now);
 
@@ -20,17 +21,18 @@ class MemberCore final : public Core {
   // application drops what it was already given, without a report, until a full snapshot is delivered.
   void installed(Version version, const Digest& policy_digest, TimePoint now);
   void install_failed(Version version, const std::string& why, TimePoint now);
-  // Bytes of act::DeliverPart: as many may follow.
-  void parts_read(std::uint64_t bytes) { parts_.read(bytes, standing_, store_, actions_); }
+  // The application has read this many bytes of act::DeliverPart, so as many may be delivered next (back-pressure).
+  void on_parts_consumed(std::uint64_t bytes) { parts_.on_consumed(bytes, install_state_, store_, actions_); }
   // At most kMessageBytesMax (checked); dropped while the learner is away.
   void send_message(Slice bytes, TimePoint now) { learner_.send_application(std::move(bytes), now); }
-  // Sends it with every heartbeat.
-  void set_heartbeat(std::string application) { application_ = std::move(application); }
-  // Hands its children over and leaves when they are gone, after Membership::kDrainMax at the latest.
+  // Opaque bytes of the application, sent with every heartbeat from now on.
+  void set_heartbeat_payload(std::string payload) { heartbeat_payload_ = std::move(payload); }
+  // Hands this worker's children over to other parents, then leaves; after Membership::kDrainMax at the latest.
   void drain(TimePoint now);
-  void leave(const std::string& reason, TimePoint now);  // in order
+  // A clean exit: sends a goodbye to the learner and closes all connections.
+  void leave(const std::string& reason, TimePoint now);
   WorkerStats stats() const;
-  void check() const;  // the invariants between two events
+  void check() const;  // aborts if an invariant is broken
 
   void on_accepted(ConnId conn, const PeerInfo& peer, TimePoint now) override;
   void on_connected(ConnId conn, TimePoint now) override;
@@ -55,7 +57,7 @@ class MemberCore final : public Core {
 
   WorkerId self() const { return config_.state.worker; }
   bool is_idle() const { return learner_.membership().state() == Membership::State::kIdle; }
-  bool has_ended() const { return learner_.membership().ended(); }
+  bool has_ended() const { return learner_.membership().has_ended(); }
   void end(const std::string& reason, bool in_order = false);
   void postpone_after_pause(TimePoint now);
   void on_learner_frame(const Frame& frame, TimePoint now);
@@ -65,7 +67,7 @@ class MemberCore final : public Core {
   void on_stall(TimePoint now);
   void send_heartbeat(TimePoint now);
 
-  // Publications (member_publications.cpp). `up`: the edge; absent: from this worker's disk.
+  // Publications (member_publications.cpp). `up`: the edge that a frame came over; null: this worker's disk.
   void on_upstream_frame(Upstream& up, ConnId conn, const Frame& frame, TimePoint now);
   void on_announcement(Upstream* up, const SignedAnnouncement& as_signed, TimePoint now);
   void on_manifest(Upstream* up, const SignedManifest& as_signed, TimePoint now);
@@ -73,11 +75,11 @@ class MemberCore final : public Core {
   void on_forgery(Upstream* up, const PublicationId& id, std::uint32_t index, const std::string& what, TimePoint now);
   void begin_epoch(std::uint64_t epoch, TimePoint now);
   void deliver(TimePoint now);
-  void raise_floor(const PublicationId& id);
-  void activate(TimePoint now);
+  void save_next_floor(const PublicationId& id);
+  void activate_staged(TimePoint now);
 
   const MemberConfig config_;
-  Standing standing_;
+  InstallState install_state_;
   WorkerFile file_;
   Identity identity_;
   LearnerLink learner_;
@@ -86,8 +88,8 @@ class MemberCore final : public Core {
   Parents parents_;
   Children children_;
   PartsFeed parts_;
-  std::optional<Signed> beacon_;  // the newest one, passed on to children
-  std::string application_;
+  std::optional<Signed> beacon_;  // the learner's newest signed sign of life, forwarded to children
+  std::string heartbeat_payload_;
   Counters counters_;
 };
 

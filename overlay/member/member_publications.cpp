@@ -1,4 +1,5 @@
-// A worker's publications: what it accepts, keeps, forwards and delivers. It never goes back below its floor.
+// A worker's publications: which ones it accepts, keeps, forwards and delivers, never below its floor. Called by the
+// other part of MemberCore and by the driver.
 #include <algorithm>
 
 #include "base/log.hpp"
@@ -44,11 +45,11 @@ void MemberCore::on_forgery(Upstream* up, const PublicationId& id, std::uint32_t
   if (up) parents_.on_forgery(*up, id, index, what, now);
 }
 
-// The learner went back to before something it had published. All of the older epoch is void.
+// The learner has resumed from an older version. All publications of the older epoch are void.
 void MemberCore::begin_epoch(std::uint64_t epoch, TimePoint now) {
-  if (epoch <= standing_.epoch()) return;
+  if (epoch <= install_state_.epoch()) return;
   log::warn("worker {}: the learner has begun epoch {}: what it published before is void", self(), epoch);
-  standing_.begin_epoch(epoch);
+  install_state_.begin_epoch(epoch);
   while (!store_.entries().empty()) store_.erase(PublicationKey(store_.entries().begin()->first));
   stall_.begin_epoch();
   parents_.end_help(now);
@@ -61,17 +62,17 @@ void MemberCore::on_announcement(Upstream* up, const SignedAnnouncement& as_sign
   const auto announcement = config_.checker->open(as_signed);
   if (!announcement) return on_forgery(up, {}, 0, announcement.error().message(), now);
   const PublicationKey& key = announcement->key;
-  if (announcement->epoch > standing_.epoch()) begin_epoch(announcement->epoch, now);
-  if (standing_.has(key.version)) return;
-  // A publication below the floor is taken: it may lead back there. No version below the floor is activated.
+  if (announcement->epoch > install_state_.epoch()) begin_epoch(announcement->epoch, now);
+  if (install_state_.has_reached(key.version)) return;
+  // A publication below the floor is accepted, because deltas on it may lead to the floor. It is never activated.
   const bool expired = up && announcement->expires_unix_ms < identity_.learner_unix_ms(now);
-  if (announcement->epoch < standing_.epoch() || expired)
+  if (announcement->epoch < install_state_.epoch() || expired)
     return log::warn("worker {}: {} is refused: it is {}", self(), to_text(key),
                      expired ? "expired" : "of an epoch that is over");
-  const Version keep_from = standing_.keep_from(standing_.next_version());
+  const Version keep_from = install_state_.oldest_needed(install_state_.next_version());
   if (const Status begun = store_.begin(*announcement, as_signed, keep_from); !begun)
     return log::debug("worker {}: {}", self(), begun.error().message());
-  if (standing_.announced(key.version)) stall_.wait(now);
+  if (install_state_.on_announced(key.version)) stall_.begin_wait(now);
   children_.on_store_changed(now);
 }
 
@@ -88,7 +89,7 @@ void MemberCore::on_manifest(Upstream* up, const SignedManifest& as_signed, Time
   if (*closed)
     deliver(now);
   else
-    raise_floor(manifest->publication);
+    save_next_floor(manifest->publication);
 }
 
 void MemberCore::on_chunk(Upstream* up, ConnId conn, const Frame& frame, TimePoint now) {
@@ -98,13 +99,13 @@ void MemberCore::on_chunk(Upstream* up, ConnId conn, const Frame& frame, TimePoi
     up->on_chunk(bytes);
   }
   const StoredPublication* stored = store_.find(frame.chunk.publication);
-  const auto begins = stored ? standing_.leads_on_from(stored->key(), store_) : std::nullopt;
-  const bool leads_on = begins.has_value();
+  const auto needed = stored ? install_state_.oldest_needed_for(stored->key(), store_) : std::nullopt;
+  const bool can_be_installed = needed.has_value();
   // The staged publications, which wait for the disk, are still needed.
-  const Version keep_from = standing_.keep_from(stored && stored->key().full() ? stored->key().version
-                                                : begins                       ? *begins
-                                                                               : standing_.next_version());
-  const auto put = store_.put(frame, keep_from, leads_on && !standing_.staged());
+  const Version keep_from = install_state_.oldest_needed(stored && stored->key().full() ? stored->key().version
+                                                         : needed                       ? *needed
+                                                                  : install_state_.next_version());
+  const auto put = store_.put(frame, keep_from, can_be_installed && !install_state_.staged());
   if (!put) {
     switch (put.error().code) {
       case Code::kCorrupt:
@@ -113,16 +114,16 @@ void MemberCore::on_chunk(Upstream* up, ConnId conn, const Frame& frame, TimePoi
         if (parents_.find(conn)) transport_.send(conn, ChunkRequest{frame.chunk.publication, frame.chunk.index}, now);
         return;
       case Code::kExhausted:
-        if (!up) {  // from a time with more room
+        if (!up) {  // stored when the limit was higher
           if (stored) store_.erase(PublicationKey(stored->key()));
           return;
         }
-        if (leads_on) {
-          stall_.store_refused();
+        if (can_be_installed) {
+          stall_.on_store_refused();
           learner_.report_trouble(put.error().message() + "; left out for now", now);
         }
         if (stored) store_.erase(PublicationKey(stored->key()));
-        stall_.wait(now);
+        stall_.begin_wait(now);
         return children_.on_store_changed(now);
       default:
         ++counters_.chunks_duplicate;  // dropped here meanwhile, or overtaken by a full snapshot
@@ -134,100 +135,101 @@ void MemberCore::on_chunk(Upstream* up, ConnId conn, const Frame& frame, TimePoi
     ++counters_.chunks_duplicate;
     return;
   }
-  // Progress is what can be installed in the end. Parents that take lost chunks for sent end no publication.
-  const bool can_end = !stall_.is_lost_here() || (up && up->helps());
-  if (leads_on) stall_.progressed(stored->key(), stored->have.count(), can_end, now);
+  // Only chunks of a publication that can be completed are progress. Parents count lost chunks as sent, so they
+  // complete none.
+  const bool can_end = !stall_.has_lost_chunks() || (up && up->helps());
+  if (can_be_installed) stall_.record_progress(stored->key(), stored->have.count(), can_end, now);
   children_.on_chunk_arrived(now);
-  parts_.deliver(stored->id, standing_, store_, actions_);
+  parts_.deliver(stored->id, install_state_, store_, actions_);
   if (*put == PublicationStore::Put::kCompleted) {
     children_.on_store_changed(now);
     deliver(now);
   }
-  parents_.hold_reading(store_.congested());
+  parents_.pause_reading(store_.is_congested());
 }
 
 // ---- to the application ----
 
 // A delta on the present position is closed, so its digest is known. It becomes the floor while its last chunks arrive:
 // the worker need not wait for the disk later.
-void MemberCore::raise_floor(const PublicationId& id) {
+void MemberCore::save_next_floor(const PublicationId& id) {
   const StoredPublication* stored = store_.find(id);
-  if (!file_.durable() || standing_.staged() || is_idle() || !stored) return;
-  if (!stored->key().base || !standing_.comes_next(*stored)) return;
-  const Installed next{stored->key().version, stored->manifest->policy_digest, standing_.epoch()};
+  if (!file_.durable() || install_state_.staged() || is_idle() || !stored) return;
+  if (!stored->key().base || !install_state_.is_next(*stored)) return;
+  const Installed next{stored->key().version, stored->manifest->policy_digest, install_state_.epoch()};
   auto& floor = file_.state().floor;
-  if (floor && floor->epoch == standing_.epoch() && floor->version >= next.version) return;
+  if (floor && floor->epoch == install_state_.epoch() && floor->version >= next.version) return;
   floor = next;
   file_.save();
 }
 
-// Verify, persist, activate: the staged version is the floor on disk before it goes to the application.
+// Verify, persist, activate: a staged version goes to the application once it is the floor on disk.
 void MemberCore::deliver(TimePoint now) {
-  if (standing_.staged() || is_idle()) return;
-  PublicationKey foreign;
-  switch (standing_.stage(store_, file_.state().floor, now, foreign)) {
-    case Standing::Stage::kNothing:
+  if (install_state_.staged() || is_idle()) return;
+  PublicationKey mismatched;
+  switch (install_state_.stage(store_, file_.state().floor, now, mismatched)) {
+    case InstallState::Stage::kNothing:
       return;
-    case Standing::Stage::kForeign:
-      log::warn("worker {}: {} is refused: it is for another version {} than the one here", self(), to_text(foreign),
-                *foreign.base);
-      store_.erase(foreign);
-      parents_.ask_for_help(*standing_.repair(), now);
+    case InstallState::Stage::kBaseMismatch:
+      log::warn("worker {}: {} is refused: it is for another version {} than the one here", self(), to_text(mismatched),
+                *mismatched.base);
+      store_.erase(mismatched);
+      parents_.request_help(*install_state_.repair_version_min(), now);
       return children_.on_store_changed(now);
-    case Standing::Stage::kOtherThanFloor:
+    case InstallState::Stage::kFloorMismatch:
       log::error("worker {}: version {} has another digest than before the restart; it is not activated", self(),
-                 foreign.version);
+                 mismatched.version);
       return;
-    case Standing::Stage::kStaged:
+    case InstallState::Stage::kStaged:
       break;
   }
-  const Installed& floor = standing_.staged()->last;
+  const Installed& floor = install_state_.staged()->last;
   if (file_.protects(floor))
-    activate(now);
+    activate_staged(now);
   else if (!file_.is_saving(floor))
     file_.save();
 }
 
-void MemberCore::activate(TimePoint now) {
-  const Standing::Staged& staged = *standing_.staged();
+void MemberCore::activate_staged(TimePoint now) {
+  const InstallState::Staged& staged = *install_state_.staged();
   if (std::any_of(staged.deliveries.begin(), staged.deliveries.end(),
                   [&](const act::Deliver& d) { return d.spooled && !store_.find(*d.spooled); })) {
-    standing_.unstage();  // the disk lost it while the floor was being saved
-    stall_.lost_here();
-    stall_.begin_anew(now);
-    deliver(now);  // what came meanwhile, if that goes without it
-    if (!standing_.staged()) parents_.ask_for_help(*standing_.newest(), now);
+    install_state_.unstage();  // the disk lost it while the floor was being saved
+    stall_.on_chunks_lost();
+    stall_.on_position_void(now);
+    deliver(now);  // publications that came meanwhile and do not need the lost one
+    if (!install_state_.staged()) parents_.request_help(*install_state_.newest(), now);
     return;
   }
   file_.state().floor = staged.last;
-  for (act::Deliver& delivery : standing_.take_staged(now)) actions_.push_back(std::move(delivery));
-  stall_.activated(!standing_.behind(), now);
-  store_.erase_partial_up_to(*standing_.version());
+  for (act::Deliver& delivery : install_state_.take_staged(now)) actions_.push_back(std::move(delivery));
+  stall_.on_activated(!install_state_.is_behind(), now);
+  store_.erase_partial_up_to(*install_state_.version());
   children_.on_store_changed(now);
   parents_.end_help_if_done(now);
-  deliver(now);  // what came meanwhile
+  deliver(now);  // publications that came meanwhile
 }
 
 // ---- disk ----
 
 void MemberCore::on_spooled(const PublicationId& id, std::uint32_t chunk, const Status& status, TimePoint now) {
-  if (!status && !store_.disk_failed())
+  if (!status && !store_.has_disk_failed())
     learner_.report_trouble(
         fmt::format("chunks stay in memory, the disk does not take them: {}", status.error().message()), now);
   store_.on_spooled(id, chunk, status.has_value());
-  parents_.hold_reading(store_.congested());
+  parents_.pause_reading(store_.is_congested());
 }
 
 void MemberCore::on_unspooled(const PublicationId& id, std::uint32_t chunk, Result<Slice> data, TimePoint now) {
   if (has_ended()) return;
   if (!store_.on_unspooled(id, chunk, data ? *std::move(data) : Slice())) {
     log::error("worker {}: the disk gave back other bytes than it was given; the publication is dropped", self());
-    stall_.lost_here();
+    stall_.on_chunks_lost();
     parents_.send_have(now);
     children_.on_store_changed(now);
   }
   children_.on_chunk_arrived(now);
-  if (parts_.feeds(id)) parts_.deliver(id, standing_, store_, actions_);
+  if (parts_.feeds(id)) parts_.deliver(id, install_state_, store_, actions_);
   deliver(now);
 }
 
@@ -236,10 +238,10 @@ void MemberCore::on_saved(const Status& status, TimePoint now) {
   if (!status) {
     log::error("worker {}: its state cannot be saved, so nothing newer is activated: {}", self(),
                status.error().message());
-    return file_.failed(now);
+    return file_.on_failed(now);
   }
-  const bool again = file_.succeeded();
-  if (standing_.staged() && file_.protects(standing_.staged()->last)) activate(now);
+  const bool again = file_.on_succeeded();
+  if (install_state_.staged() && file_.protects(install_state_.staged()->last)) activate_staged(now);
   if (again) file_.save();
 }
 

@@ -1,3 +1,4 @@
+// The state machines of a membership and of its connection. Called by LearnerLink.
 #include "overlay/member/membership.hpp"
 
 #include <algorithm>
@@ -23,14 +24,14 @@ void Membership::move_to(State next) {
   change_state(state_, next, kTable, "a worker");
 }
 
-void Membership::move_to(Line next) {
-  using enum Line;
+void Membership::move_to(Connection next) {
+  using enum Connection;
   static constexpr StateRow kTable[] = {
       {"none", states(kDialling, kDiallingToAsk)}, {"dialling", states(kGreeted, kNone)},
       {"dialling to ask", states(kAsking, kNone)}, {"asking", states(kNone)},
       {"greeted", states(kAnswered, kNone)},       {"answered", states(kNone)},
   };
-  change_state(line_, next, kTable, "a connection");
+  change_state(connection_, next, kTable, "a connection");
 }
 
 void Membership::start(TimePoint now, Duration join_timeout) {
@@ -38,55 +39,55 @@ void Membership::start(TimePoint now, Duration join_timeout) {
   join_deadline_ = now + join_timeout;
 }
 
-bool Membership::asks_next(bool certificate_expired) {
-  const NextLine next = std::exchange(next_, NextLine::kByExpiry);
-  return next == NextLine::kAsks || (next == NextLine::kByExpiry && certificate_expired);
+bool Membership::next_asks(bool certificate_expired) {
+  const NextConnection next = std::exchange(next_, NextConnection::kByExpiry);
+  return next == NextConnection::kAsks || (next == NextConnection::kByExpiry && certificate_expired);
 }
 
-void Membership::dialled(ConnId conn, bool asks) {
-  move_to(asks ? Line::kDiallingToAsk : Line::kDialling);
+void Membership::on_dialled(ConnId conn, bool asks) {
+  move_to(asks ? Connection::kDiallingToAsk : Connection::kDialling);
   conn_ = conn;
 }
 
-void Membership::connected(TimePoint now) {
-  move_to(line_ == Line::kDiallingToAsk ? Line::kAsking : Line::kGreeted);
+void Membership::on_connected(TimePoint now) {
+  move_to(connection_ == Connection::kDiallingToAsk ? Connection::kAsking : Connection::kGreeted);
   answer_by_ = now + Core::kHandshakeTimeout;
 }
 
-void Membership::answered() {
-  if (line_ == Line::kGreeted) move_to(Line::kAnswered);
+void Membership::on_answered() {
+  if (connection_ == Connection::kGreeted) move_to(Connection::kAnswered);
 }
 
-void Membership::broken() {
-  if (line_ == Line::kGreeted) next_ = NextLine::kAsks;
+void Membership::on_disconnected() {
+  if (connection_ == Connection::kGreeted) next_ = NextConnection::kAsks;
 }
 
-void Membership::certified() {
-  move_to(Line::kNone);
+void Membership::on_certified() {
+  move_to(Connection::kNone);
   answer_by_ = kNever;
 }
 
-bool Membership::refused() {
+bool Membership::on_refused() {
   if (++refusals_ >= kReturnsRefusedMax) return true;
-  next_ = NextLine::kJoins;
+  next_ = NextConnection::kJoins;
   return false;
 }
 
-void Membership::welcomed(Duration away_max) {
+void Membership::on_welcomed(Duration away_max) {
   move_to(State::kJoined);
   away_max_ = away_max;
   join_deadline_ = away_until_ = answer_by_ = kNever;
   refusals_ = 0;
 }
 
-void Membership::assigned() {
+void Membership::on_assigned() {
   if (!is_assigned()) move_to(State::kAssigned);
 }
 
-bool Membership::lost(TimePoint now) {
-  move_to(Line::kNone);
+bool Membership::on_lost(TimePoint now) {
+  move_to(Connection::kNone);
   answer_by_ = kNever;
-  const bool first = joined();
+  const bool first = is_joined();
   if (first) {
     move_to(State::kAway);
     away_until_ = now + away_max_;
@@ -99,13 +100,13 @@ bool Membership::lost(TimePoint now) {
 
 void Membership::end() {
   move_to(State::kEnded);
-  if (line_ != Line::kNone) move_to(Line::kNone);
+  if (connection_ != Connection::kNone) move_to(Connection::kNone);
   join_deadline_ = away_until_ = redial_at_ = answer_by_ = drain_until_ = kNever;
 }
 
-void Membership::postpone(Duration late) {
+void Membership::postpone(Duration pause) {
   for (TimePoint* at : {&away_until_, &answer_by_})
-    if (*at != kNever) *at += late;
+    if (*at != kNever) *at += pause;
 }
 
 bool Membership::take_redial(TimePoint now) {
@@ -114,20 +115,20 @@ bool Membership::take_redial(TimePoint now) {
   return true;
 }
 
-bool Membership::drained(bool has_children, Duration heartbeat, TimePoint now) const {
-  if (!draining()) return false;
+bool Membership::may_leave(bool has_children, Duration heartbeat, TimePoint now) const {
+  if (!is_draining()) return false;
   const bool handed_over = !has_children && now >= drain_until_ - kDrainMax + heartbeat;
   return handed_over || now >= drain_until_;
 }
 
 void Membership::check() const {
-  const bool open = line_ == Line::kAsking || greeted();
-  const bool trying = state_ == State::kJoining || away();
-  ECHO_CHECK(joined() ? greeted() : trying || line_ == Line::kNone);
+  const bool open = connection_ == Connection::kAsking || is_greeted();
+  const bool trying = state_ == State::kJoining || is_away();
+  ECHO_CHECK(is_joined() ? is_greeted() : trying || connection_ == Connection::kNone);
   ECHO_CHECK((join_deadline_ != kNever) == (state_ == State::kJoining));
-  ECHO_CHECK((away_until_ != kNever) == away());
-  ECHO_CHECK((redial_at_ != kNever) == (trying && line_ == Line::kNone));
-  ECHO_CHECK((answer_by_ != kNever) == (open && !joined()));
+  ECHO_CHECK((away_until_ != kNever) == is_away());
+  ECHO_CHECK((redial_at_ != kNever) == (trying && connection_ == Connection::kNone));
+  ECHO_CHECK((answer_by_ != kNever) == (open && !is_joined()));
 }
 
 }  // namespace echoline::overlay

@@ -1,5 +1,6 @@
 // A worker's place in the run: whether it is a member, the purpose of its connection to the learner, the next attempt,
-// and the time to give up. Two state machines, of the membership and of the connection; neither knows a message. Pure.
+// and the time to give up. Two state machines, of the membership and of the connection; neither knows a message. No I/O
+// and no clock.
 #pragma once
 #include <cstdint>
 
@@ -12,18 +13,20 @@ namespace echoline::overlay {
 class Membership {
  public:
   static constexpr Duration kDrainMax = std::chrono::seconds(10);
-  static constexpr int kReturnsRefusedMax = 2;  // the certificate may have been good, and the connection bad
+  // Refusals of another certificate before the worker gives up. After the first one it tries the present certificate
+  // again, because it may be good.
+  static constexpr int kReturnsRefusedMax = 2;
 
   enum class State : std::uint8_t {
     kIdle,      // not started
     kJoining,   // on the way to its first welcome, within the join timeout
     kJoined,    // welcomed
     kAssigned,  // the learner has named its parents since.
-    kAway,      // it tries to come back within away_max
+    kAway,      // the connection was lost; the worker tries to rejoin within away_max
     kEnded,     // for good
   };
   // The one connection to the learner.
-  enum class Line : std::uint8_t {
+  enum class Connection : std::uint8_t {
     kNone,           // while joining or away: the next attempt is at redial_at_
     kDialling,       // to say hello
     kDiallingToAsk,  // without a certificate, because the present one has expired or is refused.
@@ -36,39 +39,39 @@ class Membership {
   explicit Membership(std::uint64_t seed) : jitter_(seed, 7) {}
 
   void start(TimePoint now, Duration join_timeout);
-  // Returns whether the next connection has to ask for a certificate; call it once before every attempt. The learner
-  // takes no connection with an expired certificate.
-  bool asks_next(bool certificate_expired);
-  void dialled(ConnId conn, bool asks);
-  void connected(TimePoint now);
-  void answered();  // a frame has come
+  // Returns whether the next connection must ask for a certificate, because the learner accepts no connection with an
+  // expired one. Call it once before every attempt.
+  bool next_asks(bool certificate_expired);
+  void on_dialled(ConnId conn, bool asks);
+  void on_connected(TimePoint now);
+  void on_answered();  // a frame has come
   // The learner has given another certificate; the caller closes the connection and dials again.
-  void certified();
-  // The learner gives no other certificate. Returns whether it is time to give up; otherwise lost() follows.
-  bool refused();
-  void welcomed(Duration away_max);
-  void assigned();
+  void on_certified();
+  // The learner gives no other certificate. Returns whether it is time to give up; otherwise on_lost() follows.
+  bool on_refused();
+  void on_welcomed(Duration away_max);
+  void on_assigned();
   // The connection is over: plans the next attempt. Returns whether the worker was a member until now.
-  bool lost(TimePoint now);
-  // The peer or the network ended the connection; lost() follows.
-  void broken();
-  // The learner gives its children other parents; it leaves after kDrainMax at the latest.
+  bool on_lost(TimePoint now);
+  // The peer or the network closed the connection; on_lost() follows.
+  void on_disconnected();
+  // The learner gives this worker's children other parents; the worker leaves after kDrainMax at the latest.
   void drain(TimePoint now) { drain_until_ = now + kDrainMax; }
   void end();
-  // This node stood still for this time.
-  void postpone(Duration late);
+  // This process was suspended for `pause`.
+  void postpone(Duration pause);
 
   State state() const { return state_; }
-  bool joined() const { return state_ == State::kJoined || is_assigned(); }
+  bool is_joined() const { return state_ == State::kJoined || is_assigned(); }
   bool is_assigned() const { return state_ == State::kAssigned; }
-  bool away() const { return state_ == State::kAway; }
-  bool ended() const { return state_ == State::kEnded; }
-  bool draining() const { return drain_until_ != kNever; }
-  bool is(ConnId conn) const { return conn == conn_; }
+  bool is_away() const { return state_ == State::kAway; }
+  bool has_ended() const { return state_ == State::kEnded; }
+  bool is_draining() const { return drain_until_ != kNever; }
+  bool is_connection(ConnId conn) const { return conn == conn_; }
   ConnId conn() const { return conn_; }
-  bool asking() const { return line_ == Line::kDiallingToAsk || line_ == Line::kAsking; }
-  bool greeted() const { return line_ == Line::kGreeted || line_ == Line::kAnswered; }
-  // Without the learner, before the worker gives up; zero before the first welcome.
+  bool is_asking() const { return connection_ == Connection::kDiallingToAsk || connection_ == Connection::kAsking; }
+  bool is_greeted() const { return connection_ == Connection::kGreeted || connection_ == Connection::kAnswered; }
+  // The time without the learner after which the worker gives up; zero before the first welcome.
   Duration away_max() const { return away_max_; }
   int redials() const { return redials_; }  // attempts since it was last a member
   TimePoint redial_at() const { return redial_at_; }
@@ -77,27 +80,28 @@ class Membership {
 
   // Returns whether the next attempt is due, once.
   bool take_redial(TimePoint now);
-  bool unanswered(TimePoint now) const { return now >= answer_by_; }
-  // Whether its children are gone and the learner has had time to assign none, or kDrainMax is over.
-  bool drained(bool has_children, Duration heartbeat, TimePoint now) const;
+  bool is_unanswered(TimePoint now) const { return now >= answer_by_; }
+  // Whether a draining worker may leave: its children are gone and the learner has had time to assign it no others, or
+  // kDrainMax is over.
+  bool may_leave(bool has_children, Duration heartbeat, TimePoint now) const;
   TimePoint next_deadline() const {
     return std::min({join_deadline_, away_until_, redial_at_, answer_by_, drain_until_});
   }
   void check() const;
 
  private:
-  enum class NextLine : std::uint8_t {
+  enum class NextConnection : std::uint8_t {
     kByExpiry,  // asks for a certificate if the present one has expired
     kAsks,      // the learner may not have taken the certificate
     kJoins,     // the learner has just refused another one: this machine's clock may be wrong, not the certificate
   };
   void move_to(State next);
-  void move_to(Line next);
+  void move_to(Connection next);
 
   State state_ = State::kIdle;
-  Line line_ = Line::kNone;
+  Connection connection_ = Connection::kNone;
   ConnId conn_{};
-  NextLine next_ = NextLine::kByExpiry;
+  NextConnection next_ = NextConnection::kByExpiry;
   int refusals_ = 0;  // since it was last welcomed
   int redials_ = 0;
   Random jitter_;

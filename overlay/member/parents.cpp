@@ -1,3 +1,4 @@
+// A worker's edges from its parents and its helper. Called by MemberCore.
 #include "overlay/member/parents.hpp"
 
 #include <algorithm>
@@ -18,26 +19,26 @@ constexpr std::size_t kProgressMax = 4;  // publications reported at a time, new
 // ---- from the learner ----
 
 void Parents::assign(const Assign& assign, TimePoint now) {
-  const bool count_changed = std::exchange(stripes_, assign.stripes) != assign.stripes;
-  bool served_otherwise = count_changed;
-  std::set<WorkerId> named;
+  const bool count_changed = std::exchange(stripes_, assign.stripe_count) != assign.stripe_count;
+  bool sources_changed = count_changed;
+  std::set<WorkerId> assigned_ids;
   for (const Parent& parent : assign.parents) {
-    named.insert(parent.worker);
+    assigned_ids.insert(parent.worker);
     EdgeTerms terms{parent, assign.grant, std::nullopt, false};
     const auto it = parents_.find(parent.worker);
     if (it == parents_.end() || it->second.terms.parent.endpoint != parent.endpoint ||
         it->second.terms.parent.dials != parent.dials) {
-      served_otherwise = true;
+      sources_changed = true;
       if (it != parents_.end()) close(it->second);
       open(parents_.insert_or_assign(parent.worker, Upstream(std::move(terms))).first->second, now);
       continue;
     }
     Upstream& up = it->second;
-    const bool changed = count_changed || up.terms.parent.stripes != parent.stripes;
-    served_otherwise |= changed;
+    const bool changed = count_changed || up.terms.parent.stripe_mask != parent.stripe_mask;
+    sources_changed |= changed;
     up.terms = std::move(terms);
     up.forgive_corrupt();
-    // Ahead of what this child says it wants from now on.
+    // The grant must arrive before the new list of wanted stripes, which it permits.
     if (const auto conn = up.open_conn(); conn && up.terms.grant) transport_.send(*conn, *up.terms.grant, now);
     if (changed) send_have(up, now);
     if (up.streams().empty() && !parent.dials) {
@@ -46,30 +47,30 @@ void Parents::assign(const Assign& assign, TimePoint now) {
     }
   }
   for (auto it = parents_.begin(); it != parents_.end();) {
-    if (named.contains(it->first)) {
+    if (assigned_ids.contains(it->first)) {
       ++it;
       continue;
     }
-    served_otherwise = true;
+    sources_changed = true;
     close(it->second);
     it = parents_.erase(it);
   }
-  if (served_otherwise) stall_.restart_for_parents(now);  // a grant alone brings nothing
+  if (sources_changed) stall_.restart_for_parents(now);  // a new grant alone brings no chunks
 }
 
 void Parents::on_help(const Help& help, TimePoint now) {
-  stall_.help_came();
-  if (helper_ || standing_.has(help.target)) return;
-  // The parent of everything can help. It takes all for sent, so the edge begins again. A parent from before this
-  // worker came back may not be its parent any more.
+  stall_.on_help();
+  if (helper_ || install_state_.has_reached(help.target)) return;
+  // A parent that sends all stripes can help by itself. It counts all chunks as sent, so its edge is opened again.
+  // Before the first assignment after an absence, a parent may no longer be one.
   const auto parent = parents_.find(help.from.worker);
   if (learner_.membership().is_assigned() && parent != parents_.end() && parents_.size() == 1 && !help.full_only &&
       parent->second.is_open()) {
-    stall_.parents_begin_anew();
+    stall_.on_parents_restarted();
     close(parent->second);
     return open(parent->second, now);
   }
-  stall_.restart(now);  // whatever came in the time it took to find a helper
+  stall_.restart_for_helper(now);  // even if chunks came while the learner sought a helper
   helper_.emplace(EdgeTerms{help.from, help.grant, help.target, help.full_only}, std::exchange(helper_silences_, 0));
   send_have(now);  // the parents need not send it as well
   open(*helper_, now);
@@ -81,7 +82,7 @@ void Parents::revoke(const WorkerSet& revoked) {
 }
 
 void Parents::close_all() {
-  each(*this, [&](Upstream& up) { close(up); });
+  for_each_edge(*this, [&](Upstream& up) { close(up); });
   parents_.clear();
   helper_.reset();
 }
@@ -117,13 +118,13 @@ void Parents::on_connected(Upstream& up, ConnId conn, TimePoint now) {
   hello.catch_up_to = up.terms.catch_up_to;
   hello.full_only = up.terms.full_only;
   hello.grant = up.terms.grant;
-  if (hello.stream == 0) hello.have = have(up);
+  if (hello.stream == 0) hello.have = make_have(up);
   // A parent admits a child by a short message.
-  hello.have_follows = encode_control(hello).size() > kFrameHeaderBytes + kStrangerBytesMax;
-  const Have following = hello.have_follows ? std::exchange(hello.have, {}) : Have{};
+  hello.have_follows = encode_control(hello).size() > kFrameHeaderBytes + kPendingPeerBytesMax;
+  const Have have_message = hello.have_follows ? std::exchange(hello.have, {}) : Have{};
   transport_.send(conn, hello, now);
-  if (hello.have_follows) transport_.send(conn, following, now);
-  if (reading_held_) transport_.set_reading(conn, false);
+  if (hello.have_follows) transport_.send(conn, have_message, now);
+  if (reading_paused_) transport_.set_reading(conn, false);
 }
 
 bool Parents::on_dialled_by(WorkerId worker, ConnId conn, TimePoint now) {
@@ -146,9 +147,9 @@ void Parents::on_closed(Upstream& up, ConnId conn, const std::string& reason, Ti
 
 void Parents::on_message(Upstream& up, const ControlMessage& message, TimePoint now) {
   if (const auto* cannot = std::get_if<CannotServe>(&message)) {
-    if (standing_.has(cannot->target)) return;
+    if (install_state_.has_reached(cannot->target)) return;
     if (up.helps()) end_help(now);
-    return ask_for_help(cannot->target, now);
+    return request_help(cannot->target, now);
   }
   const auto* goodbye = std::get_if<Goodbye>(&message);
   fail(up, EdgeTroubleKind::kRefused, goodbye ? goodbye->reason : "the parent sent a message that is not for a child",
@@ -164,7 +165,7 @@ void Parents::on_forgery(Upstream& up, const PublicationId& id, std::uint32_t in
   if (!up.helps()) return fail(up, EdgeTroubleKind::kRefused, what, now);
   const Version target = *up.terms.catch_up_to;  // another helper may bring it
   end_help(now);
-  ask_for_help(target, now);
+  request_help(target, now);
 }
 
 void Parents::fail(Upstream& up, EdgeTroubleKind kind, const std::string& reason, TimePoint now) {
@@ -175,7 +176,7 @@ void Parents::fail(Upstream& up, EdgeTroubleKind kind, const std::string& reason
     const Version target = *up.terms.catch_up_to;
     helper_silences_ = up.silences();
     end_help(now);
-    return ask_for_help(target, now);
+    return request_help(target, now);
   }
   up.pause(now + std::min<Duration>(kRedialMax, kRedialFirst * (1 << std::min(failures, 10))));
   // The learner may not know the parents from before this worker came back.
@@ -184,17 +185,17 @@ void Parents::fail(Upstream& up, EdgeTroubleKind kind, const std::string& reason
     learner_.send(EdgeFailed{parent, kind, reason}, now);
 }
 
-void Parents::hold_reading(bool hold) {
-  if (hold == std::exchange(reading_held_, hold)) return;
-  each(*this, [&](const Upstream& up) {
-    for (const Upstream::Stream& stream : up.streams()) transport_.set_reading(stream.conn, !hold);
+void Parents::pause_reading(bool pause) {
+  if (pause == std::exchange(reading_paused_, pause)) return;
+  for_each_edge(*this, [&](const Upstream& up) {
+    for (const Upstream::Stream& stream : up.streams()) transport_.set_reading(stream.conn, !pause);
   });
 }
 
 // ---- time ----
 
 void Parents::on_timer(std::size_t other_connections, TimePoint now) {
-  each(*this, [&](Upstream& up) {
+  for_each_edge(*this, [&](Upstream& up) {
     if (up.attempt_is_due(now)) open(up, now);
     if (up.parent_is_late(now))
       return fail(up, EdgeTroubleKind::kUnreachable, "the parent did not open the connection", now);
@@ -213,27 +214,27 @@ void Parents::add_streams(Upstream& up, std::size_t other_connections, TimePoint
 
 TimePoint Parents::next_deadline() const {
   TimePoint at = kNever;
-  each(*this, [&](const Upstream& up) { at = std::min(at, up.next_deadline()); });
+  for_each_edge(*this, [&](const Upstream& up) { at = std::min(at, up.next_deadline()); });
   return at;
 }
 
 void Parents::postpone(Duration late, TimePoint now) {
-  each(*this, [&](Upstream& up) { up.postpone(late, now); });
+  for_each_edge(*this, [&](Upstream& up) { up.postpone(late, now); });
 }
 
 bool Parents::has_room_for_streams(std::size_t other_connections) const {
-  each(*this, [&](const Upstream& up) { other_connections += up.streams().size(); });
+  for_each_edge(*this, [&](const Upstream& up) { other_connections += up.streams().size(); });
   return other_connections < config_.core.connections.total / 2;
 }
 
 // ---- help ----
 
-void Parents::ask_for_help(Version target, TimePoint now, bool stalled) {
-  const Duration pause = Core::kHelpBeats * learner_.heartbeat();
-  if (helper_ || !learner_.membership().joined() || !stall_.may_ask(pause, now)) return;
-  const bool full_only = standing_.repair() && !standing_.position();
+void Parents::request_help(Version target, TimePoint now, bool stalled) {
+  const Duration pause = Core::kHelpPauseHeartbeats * learner_.heartbeat();
+  if (helper_ || !learner_.membership().is_joined() || !stall_.may_ask(pause, now)) return;
+  const bool full_only = install_state_.repair_version_min() && !install_state_.position();
   log::info("worker {}: asking for help to reach version {}", config_.state.worker, target);
-  learner_.send(NeedHelp{target, full_only, standing_.version(), stalled}, now);
+  learner_.send(NeedHelp{target, full_only, install_state_.version(), stalled}, now);
 }
 
 void Parents::end_help(TimePoint now) {
@@ -244,14 +245,15 @@ void Parents::end_help(TimePoint now) {
 }
 
 void Parents::end_help_if_done(TimePoint now) {
-  if (helper_ && standing_.has(*helper_->terms.catch_up_to)) end_help(now);
+  if (helper_ && install_state_.has_reached(*helper_->terms.catch_up_to)) end_help(now);
 }
 
 void Parents::on_stall(TimePoint now) {
-  // The path may be that long: a new connection comes behind all that is on it.
-  if (helper_ ? helper_->never_heard()
-              : std::any_of(parents_.begin(), parents_.end(), [](const auto& up) { return up.second.never_heard(); }))
-    stall_.nothing_heard();
+  // The path may be that slow: the bytes of a new connection queue behind all that is on it.
+  if (helper_ ? helper_->has_received_nothing() : std::any_of(parents_.begin(), parents_.end(), [](const auto& up) {
+        return up.second.has_received_nothing();
+      }))
+    stall_.count_unanswered_call();
   if (!helper_) return;
   helper_silences_ = helper_->silences();
   end_help(now);
@@ -261,18 +263,18 @@ void Parents::on_stall(TimePoint now) {
 
 // The parents do not send what a helper brings.
 std::optional<Version> Parents::position_for(const Upstream& up) const {
-  const auto position = standing_.version();
+  const auto position = install_state_.version();
   return helper_ && !up.helps() ? std::max(position, helper_->terms.catch_up_to) : position;
 }
 
-Have Parents::have(const Upstream& up) const {
+Have Parents::make_have(const Upstream& up) const {
   Have have;
   have.position = position_for(up);
-  if (!up.helps()) have.wanted = {stripes_, up.terms.parent.stripes};
+  if (!up.helps()) have.wanted = {stripes_, up.terms.parent.stripe_mask};
   std::uint64_t bits = 0;
   for (auto it = store_.entries().rbegin(); it != store_.entries().rend() && have.items.size() < kHaveItemsMax; ++it) {
     const StoredPublication& stored = it->second;
-    if (have.position && it->first.version <= *have.position) break;  // the position says it all
+    if (have.position && it->first.version <= *have.position) break;  // covered by the position
     bits += stored.have.end();
     if (bits > kChunksMax) break;
     have.items[it->first] = {stored.id, stored.have, stored.complete};
@@ -282,7 +284,7 @@ Have Parents::have(const Upstream& up) const {
 
 void Parents::send_have(const Upstream& up, TimePoint now) {
   if (config_.core.faults && config_.core.faults->fire("keep quiet about what is here")) return;
-  if (const auto conn = up.open_conn()) transport_.send(*conn, have(up), now);
+  if (const auto conn = up.open_conn()) transport_.send(*conn, make_have(up), now);
 }
 
 void Parents::send_have(TimePoint now) {
@@ -296,8 +298,9 @@ bool Parents::holds_missing_chunks(const Upstream& up) const {
     if (!stored || (position && stored->key().version <= *position)) continue;  // not announced, or not wanted any more
     const auto stripes = static_cast<std::uint32_t>(chunks.size());
     for (std::uint32_t s = 0; s < stripes; ++s) {
-      const bool ours = up.helps() || (stripes == stripes_ && up.terms.parent.stripes >> s & 1);
-      if (ours && std::has_single_bit(stripes) && chunks[s] > stored->have.count_of({stripes, std::uint64_t{1} << s}))
+      const bool is_wanted = up.helps() || (stripes == stripes_ && up.terms.parent.stripe_mask >> s & 1);
+      if (is_wanted && std::has_single_bit(stripes) &&
+          chunks[s] > stored->have.count_of({stripes, std::uint64_t{1} << s}))
         return true;
     }
   }
@@ -322,7 +325,7 @@ std::vector<WorkerId> Parents::ids() const {
 }
 
 void Parents::check() const {
-  each(*this, [&](const Upstream& up) {
+  for_each_edge(*this, [&](const Upstream& up) {
     up.check();
     ECHO_CHECK(up.helps() == (helper_ && &up == &*helper_), "worker {} is parent or helper", up.terms.parent.worker);
     for (const Upstream::Stream& stream : up.streams())

@@ -1,5 +1,6 @@
-// The nodes from which a worker receives: its parents, which the learner assigns, and a helper beside them, which
-// brings it to one version that its parents cannot give it. Dials them, says what is here, and asks for help. Pure.
+// The nodes from which a worker receives: its parents, which the learner assigns, and at times a helper, which sends
+// the publications that its parents cannot. Dials them, reports the chunks that are here, and asks for help. No I/O and
+// no clock.
 #pragma once
 #include "base/token_bucket.hpp"
 #include "overlay/member/learner_link.hpp"
@@ -10,14 +11,19 @@ namespace echoline::overlay {
 
 class Parents {
  public:
-  static constexpr int kCorruptChunksMax = 2;  // from one parent, before the edge is given up
+  static constexpr int kCorruptChunksMax = 2;  // of one parent; then the edge is given up
 
   // All references must outlive the parents.
-  Parents(const MemberConfig& config, const Standing& standing, const PublicationStore& store, StallWatch& stall,
-          LearnerLink& learner, Transport& transport)
-      : config_(config), standing_(standing), store_(store), stall_(stall), learner_(learner), transport_(transport) {}
+  Parents(const MemberConfig& config, const InstallState& install_state, const PublicationStore& store,
+          StallWatch& stall, LearnerLink& learner, Transport& transport)
+      : config_(config),
+        install_state_(install_state),
+        store_(store),
+        stall_(stall),
+        learner_(learner),
+        transport_(transport) {}
 
-  // From the learner. Parents that stay keep their connections.
+  // Messages of the learner. Parents that stay keep their connections.
   void assign(const Assign& assign, TimePoint now);
   void on_help(const Help& help, TimePoint now);
   void revoke(const WorkerSet& revoked);
@@ -27,42 +33,43 @@ class Parents {
   Upstream* find(ConnId conn) { return const_cast<Upstream*>(std::as_const(*this).find(conn)); }
   const Upstream* find(ConnId conn) const;
   void on_connected(Upstream& up, ConnId conn, TimePoint now);
-  // This worker has dialled: it is taken if the learner has said that it would. Returns whether it is.
+  // `worker` has dialled this one. Returns whether it is accepted: it is a parent that shall dial.
   bool on_dialled_by(WorkerId worker, ConnId conn, TimePoint now);
   void on_closed(Upstream& up, ConnId conn, const std::string& reason, TimePoint now);
   // A message that is not about a publication or a status.
   void on_message(Upstream& up, const ControlMessage& message, TimePoint now);
-  // The learner cannot have sent this: the edge is to blame, for the parent had to check it. Reports it, and gives the
-  // edge up after kCorruptChunksMax. `up` may be gone afterwards.
+  // A proof failed. The parent should have checked it, so it is at fault. Reports it to the learner, and gives the edge
+  // up after kCorruptChunksMax. `up` may be gone afterwards.
   void on_forgery(Upstream& up, const PublicationId& id, std::uint32_t index, const std::string& what, TimePoint now);
   // Gives the edge up and plans the next attempt. `up` may be gone afterwards.
   void fail(Upstream& up, EdgeTroubleKind kind, const std::string& reason, TimePoint now);
 
-  // Says to every parent what is here.
+  // Reports to every parent the version and the chunks that are here.
   void send_have(TimePoint now);
-  // The parents cannot bring this worker to `target`: the learner names a helper.
-  void ask_for_help(Version target, TimePoint now, bool stalled = false);
+  // The parents cannot bring this worker to `target`, so the learner shall name a helper.
+  void request_help(Version target, TimePoint now, bool stalled = false);
   void end_help(TimePoint now);
-  // The helper has brought this worker to its version.
+  // Ends the help if the helper has brought this worker to its version.
   void end_help_if_done(TimePoint now);
-  // Nothing has come nearer to the newest version for too long.
+  // There was no progress towards the newest version for too long (StallWatch).
   void on_stall(TimePoint now);
-  void hold_reading(bool hold);
+  // Stops or resumes reading from parents and helper.
+  void pause_reading(bool pause);
 
-  // `other_connections`: of this worker.
+  // `other_connections`: this worker's connections other than those to parents.
   void on_timer(std::size_t other_connections, TimePoint now);
   TimePoint next_deadline() const;
   void postpone(Duration late, TimePoint now);
-  // Whether an edge may have another stream: streams leave room for edges, and for helpers.
+  // Whether an edge may have another stream. Half of all connections stay free for further edges and helpers.
   bool has_room_for_streams(std::size_t other_connections) const;
   std::vector<WorkerId> ids() const;
-  // Chunks here, by stripe, of the newest few publications.
+  // Numbers of chunks here, by stripe, for the newest few publications.
   std::vector<Progress> progress() const;
   void check() const;
 
  private:
   template <class Self, class Use>
-  static void each(Self& self, Use use) {
+  static void for_each_edge(Self& self, Use use) {
     for (auto& [id, up] : self.parents_) use(up);
     if (self.helper_) use(*self.helper_);
   }
@@ -71,12 +78,12 @@ class Parents {
   void close(Upstream& up);
   void add_streams(Upstream& up, std::size_t other_connections, TimePoint now);
   void send_have(const Upstream& up, TimePoint now);
-  Have have(const Upstream& up) const;
+  Have make_have(const Upstream& up) const;
   std::optional<Version> position_for(const Upstream& up) const;
   bool holds_missing_chunks(const Upstream& up) const;
 
   const MemberConfig& config_;
-  const Standing& standing_;
+  const InstallState& install_state_;
   const PublicationStore& store_;
   StallWatch& stall_;
   LearnerLink& learner_;
@@ -85,7 +92,7 @@ class Parents {
   std::optional<Upstream> helper_;
   int helper_silences_ = 0;  // of the last helper
   std::uint32_t stripes_ = 1;
-  bool reading_held_ = false;
+  bool reading_paused_ = false;
   TokenBucket failures_reported_{{128, 8}};  // half of what the learner takes: many parents may fail at once
 };
 

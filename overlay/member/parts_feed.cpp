@@ -1,20 +1,21 @@
+// Delivers parts of publications that still arrive. Called by MemberCore for every chunk.
 #include "overlay/member/parts_feed.hpp"
 
 #include <algorithm>
 
 namespace echoline::overlay {
 
-// Deltas may go on while a snapshot arrives beside them; where several of either do, of the first.
-void PartsFeed::deliver(const PublicationId& id, const Standing& standing, PublicationStore& store,
+// At a time, parts of one delta and of one snapshot are delivered: of each kind, the one that began first.
+void PartsFeed::deliver(const PublicationId& id, const InstallState& install_state, PublicationStore& store,
                         std::vector<Action>& actions) {
-  if (unread_max_ == 0 || standing.staged()) return;
+  if (unread_max_ == 0 || install_state.staged()) return;
   const StoredPublication* named = store.find(id);
-  if (!named || !standing.comes_next(*named)) return;
+  if (!named || !install_state.is_next(*named)) return;
   const PublicationKey key = named->key();
   Parts& parts = key.full() ? snapshot_ : delta_;
   if (parts.id != id) {
     const StoredPublication* first = store.find(parts.id);
-    if (first && !first->complete && standing.comes_next(*first)) return;
+    if (first && !first->complete && install_state.is_next(*first)) return;
     parts = {id, 0};
   }
   StoredPublication& stored = *store.find(key);
@@ -27,10 +28,10 @@ void PartsFeed::deliver(const PublicationId& id, const Standing& standing, Publi
   }
 }
 
-void PartsFeed::read(std::uint64_t bytes, const Standing& standing, PublicationStore& store,
-                     std::vector<Action>& actions) {
+void PartsFeed::on_consumed(std::uint64_t bytes, const InstallState& install_state, PublicationStore& store,
+                            std::vector<Action>& actions) {
   unread_ -= std::min(unread_, bytes);
-  for (const PublicationId id : {delta_.id, snapshot_.id}) deliver(id, standing, store, actions);
+  for (const PublicationId id : {delta_.id, snapshot_.id}) deliver(id, install_state, store, actions);
 }
 
 }  // namespace echoline::overlay

@@ -1,7 +1,7 @@
-// Parts of publications that still arrive, for an application that begins before they are whole: without gaps, and no
-// more than it can follow. Pure.
+// Delivers parts of publications that still arrive, so that the application can begin before they are complete. Parts
+// come without gaps, and never more than `unread_max` bytes ahead of the application. No I/O and no clock.
 #pragma once
-#include "overlay/member/standing.hpp"
+#include "overlay/member/install_state.hpp"
 
 namespace echoline::overlay {
 
@@ -10,15 +10,16 @@ class PartsFeed {
   // `unread_max`: bytes that the application has not read yet; 0: no parts are delivered.
   explicit PartsFeed(Bytes unread_max) : unread_max_(unread_max.count) {}
 
-  // Appends act::DeliverPart for what has come of this publication.
-  void deliver(const PublicationId& id, const Standing& standing, PublicationStore& store,
+  // Appends act::DeliverPart for the chunks of this publication that are here and not delivered yet.
+  void deliver(const PublicationId& id, const InstallState& install_state, PublicationStore& store,
                std::vector<Action>& actions);
-  // The application has read so many bytes: as many may follow.
-  void read(std::uint64_t bytes, const Standing& standing, PublicationStore& store, std::vector<Action>& actions);
+  // The application has read `bytes` bytes, so as many may follow.
+  void on_consumed(std::uint64_t bytes, const InstallState& install_state, PublicationStore& store,
+                   std::vector<Action>& actions);
   bool feeds(const PublicationId& id) const { return id == delta_.id || id == snapshot_.id; }
 
  private:
-  struct Parts {  // delivered of what arrives
+  struct Parts {  // the delivered chunks of one publication
     PublicationId id{};
     std::uint32_t chunks = 0;
   };

@@ -1,3 +1,4 @@
+// Decides when a worker has waited too long. Called by MemberCore and Parents.
 #include "overlay/member/stall_watch.hpp"
 
 #include "base/result.hpp"
@@ -5,33 +6,33 @@
 namespace echoline::overlay {
 
 // Counts the first kBegunMax publications.
-bool StallWatch::farther(const PublicationKey& key, std::uint32_t chunks) {
-  if (most_.size() >= kBegunMax && !most_.contains(key)) return false;
-  std::uint32_t& most = most_[key];
+bool StallWatch::is_new_maximum(const PublicationKey& key, std::uint32_t chunks) {
+  if (chunks_max_.size() >= kBegunMax && !chunks_max_.contains(key)) return false;
+  std::uint32_t& most = chunks_max_[key];
   if (chunks <= most) return false;
   most = chunks;
   return true;
 }
 
-void StallWatch::progressed(const PublicationKey& key, std::uint32_t chunks, bool can_end, TimePoint now) {
-  if (!waits() || !farther(key, chunks) || !can_end) return;
+void StallWatch::record_progress(const PublicationKey& key, std::uint32_t chunks, bool can_end, TimePoint now) {
+  if (!is_waiting() || !is_new_maximum(key, chunks) || !can_end) return;
   since_ = now;
   parents_got_time_ = false;
   calls_ = 0;
 }
 
-void StallWatch::activated(bool newest_is_here, TimePoint now) {
+void StallWatch::on_activated(bool newest_is_here, TimePoint now) {
   refusals_ = calls_ = 0;
-  lost_here_ = false;
-  most_.clear();
+  chunks_lost_ = false;
+  chunks_max_.clear();
   since_ = newest_is_here ? kNever : now;
 }
 
 bool StallWatch::take_stall(TimePoint now) {
-  if (!waits() || now - since_ < patience()) return false;
+  if (!is_waiting() || now - since_ < patience()) return false;
   since_ = now;
   parents_got_time_ = false;
-  most_.clear();
+  chunks_max_.clear();
   return true;
 }
 
@@ -44,14 +45,14 @@ bool StallWatch::may_ask(Duration pause, TimePoint now) {
   return true;
 }
 
-void StallWatch::postpone(Duration late) {
+void StallWatch::postpone(Duration pause) {
   for (TimePoint* at : {&since_, &asked_at_})
-    if (*at != kNever) *at += late;
+    if (*at != kNever) *at += pause;
 }
 
 void StallWatch::check() const {
-  ECHO_CHECK(most_.size() <= kBegunMax && refusals_ >= 0 && calls_ >= 0);
-  ECHO_CHECK(!waits() || patience() >= kStallHeartbeats * heartbeat_);
+  ECHO_CHECK(chunks_max_.size() <= kBegunMax && refusals_ >= 0 && calls_ >= 0);
+  ECHO_CHECK(!is_waiting() || patience() >= kStallHeartbeats * heartbeat_);
 }
 
 }  // namespace echoline::overlay

@@ -1,3 +1,4 @@
+// The connections of one edge from a parent or helper. Called by Parents.
 #include "overlay/member/upstream.hpp"
 
 #include <algorithm>
@@ -18,7 +19,7 @@ std::uint32_t StreamProbe::observe(std::uint64_t bytes, bool busy, TimePoint now
     phase_ = Phase::kMeasuring;
     return streams_;
   }
-  if (rate < rate_before_ * kWorthIt || streams_ >= kStreamsMax) {
+  if (rate < rate_before_ * kRateGrowthMin || streams_ >= kStreamsMax) {
     phase_ = Phase::kSettled;
     return streams_;
   }
@@ -80,12 +81,12 @@ void Upstream::close() {
 }
 
 void Upstream::postpone(Duration late, TimePoint now) {
-  silence_.excuse(late, now);
+  silence_.postpone(late, now);
   if (state_ == State::kAwaited) due_ += late;
 }
 
 void Upstream::on_status(const std::vector<Progress>& progress, TimePoint now) {
-  silence_.heard(now);
+  silence_.on_beat(now);
   progress_.clear();
   for (const Progress& p : progress) progress_[p.publication] = p.chunks;
 }

@@ -1,4 +1,5 @@
-// The child's side of one edge: its parallel connections to a parent or a helper, and what that node has sent. Pure.
+// The child's side of one edge: its parallel connections to a parent or a helper, and what that node has sent. No I/O
+// and no clock.
 #pragma once
 #include <algorithm>
 #include <map>
@@ -15,7 +16,7 @@ class StreamProbe {
  public:
   static constexpr std::uint32_t kStreamsMax = 8;
   static constexpr Duration kWindow = std::chrono::milliseconds(1500);
-  static constexpr double kWorthIt = 1.2;  // factor by which the rate must grow
+  static constexpr double kRateGrowthMin = 1.2;  // the factor by which twice the connections must raise the rate
 
   // `bytes`: received over this edge so far. `busy`: the parent holds chunks that the child lacks.
   // Returns the number of connections to have.
@@ -64,7 +65,7 @@ class Upstream {
 
   EdgeTerms terms;
 
-  // `silences`: of the helper before this one.
+  // `silences`: those of the helper before this one.
   explicit Upstream(EdgeTerms t, int silences = 0) : terms(std::move(t)), silences_(silences) {}
 
   bool helps() const { return terms.catch_up_to.has_value(); }
@@ -77,13 +78,13 @@ class Upstream {
 
   void await_parent(TimePoint until) { move_to(State::kAwaited, until); }
   void add_dialled(ConnId conn);
-  // A parent dials once it is awaited, also early, and further streams later.
+  // An awaited parent may dial early, and dials further streams later.
   bool may_be_dialled() const { return state_ != State::kClosed && streams_.size() < StreamProbe::kStreamsMax; }
   // The parent has dialled; open_stream() follows.
   void add_accepted(ConnId conn) { streams_.push_back({conn, next_stream_++}); }
   // Returns the stream's number, 0 for the first one of an edge.
   std::uint32_t open_stream(ConnId conn, Duration heartbeat, TimePoint now);
-  // Returns whether it was open. When no other stream is, close() follows.
+  // Returns whether the stream was open. If no other one is, the caller calls close().
   bool remove_stream(ConnId conn);
   // Forgets the connections, which the caller has closed.
   void close();
@@ -91,10 +92,10 @@ class Upstream {
   bool attempt_is_due(TimePoint now) const { return state_ == State::kPausing && now >= due_; }
   bool parent_is_late(TimePoint now) const { return state_ == State::kAwaited && now >= due_; }
   TimePoint next_deadline() const { return is_open() ? silence_.deadline() : due_; }
-  // This node stood still for this time, until now.
+  // This process was suspended for `late`, until now.
   void postpone(Duration late, TimePoint now);
 
-  void on_frame(TimePoint now) { silence_.alive(now), heard_ = true; }
+  void on_frame(TimePoint now) { silence_.on_other_message(now), heard_ = true; }
   void on_status(const std::vector<Progress>& progress, TimePoint now);
   void on_chunk(std::size_t bytes) { chunk_bytes_ += bytes; }
   void on_proven_chunk() { failures_ = silences_ = 0; }
@@ -104,7 +105,7 @@ class Upstream {
   void forgive_failures() { failures_ = 0; }
 
   bool is_silent(TimePoint now) const { return is_open() && now >= silence_.deadline(); }
-  bool never_heard() const { return is_open() && !heard_; }  // since it was opened
+  bool has_received_nothing() const { return is_open() && !heard_; }  // since it was opened
   int silences() const { return silences_; }
   // Chunks of recent publications that the parent holds, by stripe.
   const std::map<PublicationId, std::vector<std::uint32_t>>& progress() const { return progress_; }

@@ -1,3 +1,4 @@
+// Makes X.509 certificates. Called by learners: for their own certificate and those of their workers.
 #include "overlay/trust/authority.hpp"
 
 #include <openssl/x509v3.h>

@@ -1,4 +1,4 @@
-// The authority of a run as files: run.key and run.crt.
+// The authority of a run as files, run.key and run.crt: Authority::open() and open_or_create(), for learners.
 #include <fcntl.h>
 #include <openssl/crypto.h>
 #include <openssl/err.h>
@@ -38,8 +38,8 @@ std::string certificate_pem(const Authority& authority) {
   return content(*bio);
 }
 
-// Key and certificate. The memory of the BIO is overwritten when it is freed.
-Secret key_pem(const Authority& authority) {
+// OpenSSL overwrites the memory of the BIO when it is freed.
+Secret key_and_certificate_pem(const Authority& authority) {
   const BioPtr bio = memory_bio();
   EVP_PKEY* key = authority.key().parsed().key.get();
   ECHO_CHECK(PEM_write_bio_PrivateKey(bio.get(), key, nullptr, nullptr, 0, nullptr, nullptr) == 1, "{}",
@@ -56,11 +56,13 @@ Status write_private_once(const fs::path& path, std::string_view text) {
   std::string temporary = (path.parent_path() / ("." + path.filename().string() + ".XXXXXX")).string();
   const Descriptor fd(::mkostemp(temporary.data(), O_CLOEXEC));  // mode 0600
   if (fd.get() < 0) return os_error(op, path);
-  const bool written = ::write(fd.get(), text.data(), text.size()) == static_cast<ssize_t>(text.size()) &&
-                       ::fsync(fd.get()) == 0 && (::link(temporary.c_str(), path.c_str()) == 0 || errno == EEXIST);
-  const Error error = os_error(op, path);
+  const bool written =
+      ::write(fd.get(), text.data(), text.size()) == static_cast<ssize_t>(text.size()) && ::fsync(fd.get()) == 0;
+  // Unlike rename(), link() never replaces a file.
+  const bool exists = written && (::link(temporary.c_str(), path.c_str()) == 0 || errno == EEXIST);
+  const Error error = os_error(op, path);  // before unlink() changes errno
   ::unlink(temporary.c_str());
-  if (!written) return error;
+  if (!exists) return error;
   const Descriptor folder(::open(path.parent_path().c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
   if (folder.get() < 0 || ::fsync(folder.get()) != 0) return os_error(op, path.parent_path());
   return ok();
@@ -105,6 +107,7 @@ Result<Authority> read_key(const fs::path& path, const std::string& run_id) {
   if (stored->run_id != run_id)
     return fail(Code::kInvalid, kOp, "{}: expected the key of run '{}', found that of run '{}'", path.string(), run_id,
                 stored->run_id);
+  // The certificate follows from run id and key, so it can be made again and compared.
   ECHO_ASSIGN(Authority authority, Authority::create(run_id, *signing));
   if (to_der(*certificate) != authority.certificate())
     return fail(Code::kCorrupt, kOp, "{}: the certificate does not belong to the key", path.string());
@@ -112,7 +115,7 @@ Result<Authority> read_key(const fs::path& path, const std::string& run_id) {
 }
 
 // Writes run.crt if it is missing. A different one means that files of different runs were mixed.
-Status settle_certificate(const fs::path& path, const Authority& authority) {
+Status write_or_check_certificate(const fs::path& path, const Authority& authority) {
   const std::string expected = certificate_pem(authority);
   const auto found = read_file(path, 64 * 1024);
   if (!found && found.error().code == Code::kNotFound) return write_file_atomic(path, expected);
@@ -137,11 +140,11 @@ Result<Authority> Authority::open_or_create(const fs::path& folder, std::string 
   Result<Authority> authority = read_key(key_path, run_id);
   if (!authority && authority.error().code == Code::kNotFound) {
     ECHO_ASSIGN(const Authority fresh, create(run_id, SigningKey::generate()));
-    ECHO_TRY(write_private_once(key_path, key_pem(fresh).reveal()));
-    authority = read_key(key_path, run_id);
+    ECHO_TRY(write_private_once(key_path, key_and_certificate_pem(fresh).reveal()));
+    authority = read_key(key_path, run_id);  // another process may have written the file first: its key counts
   }
   if (!authority) return authority;
-  ECHO_TRY(settle_certificate(folder / "run.crt", *authority));
+  ECHO_TRY(write_or_check_certificate(folder / "run.crt", *authority));
   return authority;
 }
 

@@ -156,7 +156,7 @@ Result<Facts> read_facts(X509& x, const PublicKey& run_key, std::string_view run
   return Facts{identity, *from};
 }
 
-Result<PeerIdentity> judge(const Facts& facts, std::optional<double> now_unix_s) {
+Result<PeerIdentity> check_facts(const Facts& facts, std::optional<double> now_unix_s) {
   const PeerIdentity& identity = facts.identity;
   if (now_unix_s && !(*now_unix_s <= identity.expires_unix_s))
     return fail(Code::kStale, kOp,
@@ -178,19 +178,19 @@ Result<PeerIdentity> check_certificate(std::span<const std::byte> certificate, c
   thread_local std::map<std::string, Facts> known;
   std::string question(reinterpret_cast<const char*>(run_key.bytes.data()), run_key.bytes.size());
   question.append(run_id).append(1, '\0').append(reinterpret_cast<const char*>(certificate.data()), certificate.size());
-  if (const auto it = known.find(question); it != known.end()) return judge(it->second, now_unix_s);
+  if (const auto it = known.find(question); it != known.end()) return check_facts(it->second, now_unix_s);
   const CertificatePtr x = parse_certificate(certificate);
   if (!x) return unreadable();
   ECHO_ASSIGN(const Facts facts, read_facts(*x, run_key, run_id));
   if (known.size() >= kRemembered) known.clear();
   known.emplace(std::move(question), facts);
-  return judge(facts, now_unix_s);
+  return check_facts(facts, now_unix_s);
 }
 
 Result<PeerIdentity> check_certificate(X509& x, const PublicKey& run_key, std::string_view run_id,
                                        std::optional<double> now_unix_s) {
   ECHO_ASSIGN(const Facts facts, read_facts(x, run_key, run_id));
-  return judge(facts, now_unix_s);
+  return check_facts(facts, now_unix_s);
 }
 
 }  // namespace echoline::overlay::trust

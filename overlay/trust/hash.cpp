@@ -1,3 +1,4 @@
+// BLAKE3 by its C library. Called for chunks, state files and fingerprints.
 #include "overlay/trust/hash.hpp"
 
 #include <blake3.h>

@@ -1,3 +1,4 @@
+// Overwrites secret text. Called by the holders of tokens and keys.
 #include "overlay/trust/secret.hpp"
 
 #include <openssl/crypto.h>

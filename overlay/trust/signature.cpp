@@ -1,3 +1,4 @@
+// Ed25519 by OpenSSL. Called by authority, tokens, proofs and grants.
 #include "overlay/trust/signature.hpp"
 
 #include <openssl/crypto.h>

@@ -1,3 +1,4 @@
+// Encodes and checks join tokens. Called by learners, and by workers before they enrol.
 #include "overlay/trust/token.hpp"
 
 #include <openssl/rand.h>

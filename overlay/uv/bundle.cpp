@@ -1,3 +1,4 @@
+// Opens the bundle that a learner serves. Called by LearnerNode::start() and the CLI.
 #include "overlay/uv/bundle.hpp"
 
 #include <fcntl.h>

@@ -1,3 +1,4 @@
+// The disk's thread: state file and spools. Called by the driver and, before it starts, by WorkerNode.
 #include "overlay/uv/disk.hpp"
 
 #include <fcntl.h>
@@ -75,15 +76,15 @@ fs::path Disk::path_of(const PublicationId& id, std::string_view ending) const {
 Result<std::string> Disk::read_state() const { return read_file(folder_ / "state", 16 << 20); }
 
 void Disk::recover(const std::function<bool(Frame)>& use) {
-  std::vector<fs::path> logs, alone;
+  std::vector<fs::path> logs, payloads_without_log;
   std::error_code error;
   for (const auto& entry : fs::directory_iterator(folder_ / "spool", error)) {
     if (entry.path().extension() == ".log")
       logs.push_back(entry.path());
     else if (!fs::exists(fs::path(entry.path()).replace_extension(".log"), error))
-      alone.push_back(entry.path());  // a payload without its log
+      payloads_without_log.push_back(entry.path());
   }
-  for (const fs::path& path : alone) fs::remove(path, error);
+  for (const fs::path& path : payloads_without_log) fs::remove(path, error);
   std::sort(logs.begin(), logs.end());
   for (const fs::path& path : logs) {
     const Descriptor file(::open(path.c_str(), O_RDWR | O_CLOEXEC));
@@ -128,7 +129,7 @@ void Disk::recover(const std::function<bool(Frame)>& use) {
 
 void Disk::start(Events events) {
   events_ = std::move(events);
-  thread_ = std::thread([this] { work(); });
+  thread_ = std::thread([this] { run_jobs(); });
 }
 
 void Disk::push(std::function<void()> job) {
@@ -139,7 +140,7 @@ void Disk::push(std::function<void()> job) {
   wake_.notify_one();
 }
 
-void Disk::work() {
+void Disk::run_jobs() {
   take_short_turns();
   std::unique_lock lock(mutex_);
   for (;;) {
@@ -182,7 +183,7 @@ void Disk::drop(const act::DropSpool& drop) {
 
 Result<Disk::Files> Disk::files_of(const PublicationId& id) {
   if (const auto it = open_.find(id); it != open_.end()) return it->second;
-  if (open_.size() >= kOpenMax) {
+  if (open_.size() >= kOpenSpoolsMax) {
     ::close(open_.begin()->second.log);
     ::close(open_.begin()->second.payload);
     open_.erase(open_.begin());

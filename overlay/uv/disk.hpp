@@ -26,18 +26,18 @@ class Disk {
     std::function<void(PublicationId, std::uint32_t chunk, Result<Slice>)> unspooled;
   };
 
-  // Creates what is missing. kIo.
+  // Creates the folders that are missing. Fails with kIo.
   static Result<std::unique_ptr<Disk>> open(const std::filesystem::path& folder);
   ~Disk();  // finishes all requests
 
-  // Before start().
-  Result<std::string> read_state() const;  // kNotFound: no state file.
-  // Passes every readable frame of every spool to `use`, chunks with their bytes, without proving them. A spool is cut
-  // at its first unreadable frame. It is deleted if `use` wanted none of its frames.
+  // Call read_state() and recover() before start(). kNotFound: there is no state file.
+  Result<std::string> read_state() const;
+  // Passes every readable frame of every spool to `use`, chunks with their bytes. Does not verify hashes or signatures:
+  // `use` does. A spool is cut at its first unreadable frame, and deleted if `use` returns false for all its frames.
   void recover(const std::function<bool(Frame)>& use);
   void start(Events events);
 
-  // Any thread; they return at once.
+  // Requests; thread-safe, and they return at once. The event of the same name reports the result.
   void save(act::SaveState save);
   void spool(act::Spool spool);
   void unspool(const act::Unspool& unspool);
@@ -46,12 +46,12 @@ class Disk {
   Result<std::shared_ptr<const int>> payload(const PublicationId& id) const;
 
  private:
-  static constexpr std::size_t kOpenMax = 16;  // spools whose files stay open
+  static constexpr std::size_t kOpenSpoolsMax = 16;  // their files stay open between requests
   struct Files {
     int log = -1, payload = -1;
   };
   explicit Disk(std::filesystem::path folder) : folder_(std::move(folder)) {}
-  void work();
+  void run_jobs();
   void push(std::function<void()> job);
   Result<Files> files_of(const PublicationId& id);
   Status write(const act::Spool& spool);

@@ -62,7 +62,7 @@ class UnprovenConnections {
     if (from->second.empty()) by_network_.erase(from);
   }
   std::size_t size() const { return size_; }
-  // The oldest connection of the network with the most.
+  // The connection to close first: the oldest one of the network with the most connections.
   std::optional<ConnId> least() const {
     const auto most = std::max_element(by_network_.begin(), by_network_.end(), [](const auto& a, const auto& b) {
       return a.second.size() != b.second.size() ? a.second.size() < b.second.size()

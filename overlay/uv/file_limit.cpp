@@ -1,3 +1,4 @@
+// Raises the limit on open files. Called at the start of a node.
 #include "overlay/uv/file_limit.hpp"
 
 #include <sys/resource.h>

@@ -1,3 +1,4 @@
+// Names and addresses of machines, by the system's resolver and interface list. Called by nodes, learners and the CLI.
 #include "overlay/uv/hosts.hpp"
 
 #include <ifaddrs.h>
@@ -61,16 +62,16 @@ std::string network_of(const std::string& host) {
   return text_of(reinterpret_cast<const sockaddr*>(&v6));
 }
 
-Listening listens_at(const std::string& told, bool advertised, const std::string& learner) {
-  const std::string host = !told.empty() ? told : advertised ? "::" : "127.0.0.1";
+Listening listening_for(const std::string& bind_host, bool advertised, const std::string& learner) {
+  const std::string host = !bind_host.empty() ? bind_host : advertised ? "::" : "127.0.0.1";
   return {host, is_loopback(host) && !is_loopback(learner)};
 }
 
-Endpoint reached_from_here(const Endpoint& bound) {
+Endpoint local_endpoint_of(const Endpoint& bound) {
   return {means_all(bound.host) ? "127.0.0.1" : bound.host, bound.port};
 }
 
-std::vector<Endpoint> reached_from_elsewhere(const Endpoint& bound) {
+std::vector<Endpoint> remote_endpoints_of(const Endpoint& bound) {
   if (!means_all(bound.host)) return {bound};
   std::vector<Endpoint> all;
   char name[256] = "";

@@ -21,18 +21,18 @@ std::string network_of(const std::string& host);
 
 // The endpoint at which processes of this machine reach a node bound to `bound`: loopback if it listens on all
 // addresses.
-Endpoint reached_from_here(const Endpoint& bound);
+Endpoint local_endpoint_of(const Endpoint& bound);
 
 // Endpoints at which other machines may reach a node bound to `bound` on this machine. If it listens on all addresses:
 // the machine's name, unless that resolves to loopback, and the addresses of its interfaces. Otherwise `bound` itself.
-std::vector<Endpoint> reached_from_elsewhere(const Endpoint& bound);
+std::vector<Endpoint> remote_endpoints_of(const Endpoint& bound);
 
-// The listening host of a worker that joins `learner`: `told` if given; all addresses if the worker advertises one;
-// otherwise loopback.
+// The listening host of a worker that joins `learner`: `bind_host` if given; all addresses if the worker advertises
+// one; otherwise loopback.
 struct Listening {
   std::string host;
   bool leaf = false;  // the learner's other workers cannot reach it
 };
-Listening listens_at(const std::string& told, bool advertised, const std::string& learner);
+Listening listening_for(const std::string& bind_host, bool advertised, const std::string& learner);
 
 }  // namespace echoline::overlay

@@ -1,3 +1,4 @@
+// Joins core, driver and disk into the nodes that applications use (learner/, worker/).
 #include "overlay/uv/node.hpp"
 
 #include <fcntl.h>
@@ -39,9 +40,9 @@ Status post_message(Driver& driver, std::shared_ptr<const std::string> bytes, Se
   if (bytes->size() > kMessageBytesMax)
     return fail(Code::kExhausted, "send message", "it has {} bytes, at most {} may be", bytes->size(),
                 kMessageBytesMax);
-  const bool runs = driver.post(
+  const bool is_posted = driver.post(
       [send = std::move(send), message = slice_of(std::move(bytes))](TimePoint now) { send(message, now); });
-  if (!runs) return fail(Code::kCancelled, "send message", "the node has stopped");
+  if (!is_posted) return fail(Code::kCancelled, "send message", "the node has stopped");
   return ok();
 }
 
@@ -107,11 +108,12 @@ Result<trust::SigningKey> open_key(const fs::path& folder) {
 }
 
 // Runs an EnrolCore until it has an answer.
-Result<WorkerState> enrol(const WorkerOptions& options, const trust::SigningKey& key, const WorkerState* before) {
+Result<WorkerState> enrol(const WorkerOptions& options, const trust::SigningKey& key,
+                          const WorkerState* earlier_state) {
   std::variant<trust::Hash, std::vector<std::byte>> authority;
   EnrolConfig config{{}, options.learner, key, options.token, options.name, options.join_timeout, {}};
-  if (before) {
-    authority = config.authority = before->authority;
+  if (earlier_state) {
+    authority = config.authority = earlier_state->authority;
   } else if (options.token.empty()) {
     return fail(Code::kInvalid, "enrol",
                 "a join token is needed: `echoline token --instance {}` on the learner's machine issues one",
@@ -154,7 +156,7 @@ struct LearnerNode::Impl {
                    [&](const act::WorkerAway& a) { call(events.away, a.worker, a.reason); },
                    [&](const act::Lost& a) { call(events.lost, a.worker, a.reason); },
                    [&](const act::TroubleOf& a) { call(events.trouble, a.worker, a.text); },
-                   [&](const act::HeardFrom& a) { call(events.heartbeat, a); },
+                   [&](const act::HeartbeatReceived& a) { call(events.heartbeat, a); },
                    [&](const act::Acked& a) { call(events.acked, a.worker, a.version, a.policy_digest); },
                    [&](const act::MessageFrom& a) { call(events.message, a.worker, a.bytes); },
                    [&](const act::BroadcastDone& a) { call(events.broadcast_done, a.report); },
@@ -187,13 +189,13 @@ struct PublicationWriter::Impl {
   Status post(std::vector<SealedChunk> chunks) {
     ECHO_TRY(refused());
     if (chunks.empty()) return ok();
-    const bool runs = node->driver->post([core = node->core.get(), id = sealer.id(), refusal = refusal,
-                                          chunks = std::move(chunks)](TimePoint now) mutable {
+    const bool is_posted = node->driver->post([core = node->core.get(), id = sealer.id(), refusal = refusal,
+                                               chunks = std::move(chunks)](TimePoint now) mutable {
       const Status added = core->add(id, std::move(chunks), now);
       const std::lock_guard lock(refusal->mutex);
       if (!added && !refusal->error) refusal->error = added.error();
     });
-    if (!runs) return fail(Code::kCancelled, "publish", "the node has stopped");
+    if (!is_posted) return fail(Code::kCancelled, "publish", "the node has stopped");
     return ok();
   }
 };
@@ -208,9 +210,9 @@ PublicationWriter::~PublicationWriter() {
 
 Status PublicationWriter::write(std::span<const std::byte> bytes) {
   const SystemClock clock;
-  const TimePoint begun = clock.now();
+  const TimePoint sealing_began = clock.now();
   ECHO_ASSIGN(auto chunks, impl_->sealer.write(bytes));
-  impl_->sealing += clock.now() - begun;
+  impl_->sealing += clock.now() - sealing_began;
   return impl_->post(std::move(chunks));
 }
 
@@ -323,17 +325,17 @@ Result<std::unique_ptr<PublicationWriter>> LearnerNode::begin(const PublicationH
   if (head.base && *head.base >= head.version)
     return fail(Code::kInvalid, "publish", "{}: the base must be older", to_text(announcement.key));
   std::unique_ptr<PublicationWriter::Impl> writer;
-  Status begun = fail(Code::kCancelled, "publish", "the node has stopped");
+  Status begin_status = fail(Code::kCancelled, "publish", "the node has stopped");
   impl_->driver->post_and_wait([&](TimePoint now) {
     announcement.issued = impl_->core->issue_time(now);
     const std::optional<Bytes>& chunk = impl_->options.network.chunk;
     announcement.chunk_bytes =
-        static_cast<std::uint32_t>((chunk ? *chunk : impl_->core->chunk_for(announcement.key, now)).count);
+        static_cast<std::uint32_t>((chunk ? *chunk : impl_->core->chunk_size_for(announcement.key, now)).count);
     writer = std::make_unique<PublicationWriter::Impl>(
         PublicationWriter::Impl{impl_.get(), Sealer(announcement, impl_->authority->key())});
-    begun = impl_->core->begin(announcement, writer->sealer.opening(), head.catch_up, now);
+    begin_status = impl_->core->begin(announcement, writer->sealer.opening(), head.catch_up, now);
   });
-  if (!begun) return begun.error();
+  if (!begin_status) return begin_status.error();
   return std::unique_ptr<PublicationWriter>(new PublicationWriter(std::move(writer)));
 }
 
@@ -420,19 +422,20 @@ Result<std::unique_ptr<WorkerNode>> WorkerNode::start(WorkerOptions options, Wor
   std::optional<trust::AuthorityInfo> authority;
   // The folder may hold the identity of another run: the token names the run to join now.
   if (const auto token = trust::read_token(options.token); state && token) {
-    ECHO_ASSIGN(const trust::AuthorityInfo before, trust::read_authority(state->authority));
-    if (trust::fingerprint(before.key) != token->authority) state.reset();
+    ECHO_ASSIGN(const trust::AuthorityInfo earlier_authority, trust::read_authority(state->authority));
+    if (trust::fingerprint(earlier_authority.key) != token->authority) state.reset();
   }
   if (state) {
     ECHO_ASSIGN(authority, trust::read_authority(state->authority));
     const double learner_unix_s = SystemClock().unix_seconds() + static_cast<double>(state->clock_offset_ms) / 1e3;
     const auto identity = trust::check_certificate(state->certificate, authority->key, state->run_id, std::nullopt);
-    const bool its_own = identity && identity->key == key.public_key();
-    if (!its_own || identity->expires_unix_s <= learner_unix_s) {  // enrol again, with the known facts of the run
-      ECHO_ASSIGN(WorkerState fresh, enrol(options, key, its_own ? &*state : nullptr));
-      if (fresh.authority == state->authority)
-        fresh.floor = state->floor, fresh.beacon_sequence = state->beacon_sequence;
-      state = std::move(fresh);
+    const bool is_own_certificate = identity && identity->key == key.public_key();
+    if (!is_own_certificate ||
+        identity->expires_unix_s <= learner_unix_s) {  // enrol again, with the known facts of the run
+      ECHO_ASSIGN(WorkerState enrolled, enrol(options, key, is_own_certificate ? &*state : nullptr));
+      if (enrolled.authority == state->authority)
+        enrolled.floor = state->floor, enrolled.beacon_sequence = state->beacon_sequence;
+      state = std::move(enrolled);
     }
   } else {
     ECHO_ASSIGN(state, enrol(options, key, nullptr));
@@ -488,15 +491,15 @@ Status WorkerNode::send(std::string bytes) {
       *impl_->driver, std::make_shared<const std::string>(std::move(bytes)),
       [core = impl_->core.get()](const Slice& message, TimePoint now) { core->send_message(message, now); });
 }
-void WorkerNode::parts_read(std::uint64_t bytes) {
-  impl_->driver->post([core = impl_->core.get(), bytes](TimePoint) { core->parts_read(bytes); });
+void WorkerNode::on_parts_consumed(std::uint64_t bytes) {
+  impl_->driver->post([core = impl_->core.get(), bytes](TimePoint) { core->on_parts_consumed(bytes); });
 }
-void WorkerNode::set_heartbeat(std::string app_bytes) {
+void WorkerNode::set_heartbeat_payload(std::string app_bytes) {
   if (app_bytes.size() > kHeartbeatApplicationBytesMax)
     return log::error("a heartbeat of {} bytes is not sent: the limit is {}", app_bytes.size(),
                       kHeartbeatApplicationBytesMax);
   impl_->driver->post(
-      [core = impl_->core.get(), bytes = std::move(app_bytes)](TimePoint) { core->set_heartbeat(bytes); });
+      [core = impl_->core.get(), bytes = std::move(app_bytes)](TimePoint) { core->set_heartbeat_payload(bytes); });
 }
 void WorkerNode::drain() {
   impl_->driver->post([core = impl_->core.get()](TimePoint now) { core->drain(now); });

@@ -39,7 +39,7 @@ struct LearnerEvents {  // each may be empty
   std::function<std::uint32_t(const MemberInfo&)> region_of;
   // Checks the application's part of a heartbeat. The fifth invalid one ends the worker's membership.
   std::function<Status(std::string_view)> check_heartbeat;
-  std::function<void(const HeardFrom&)> heartbeat;
+  std::function<void(const HeartbeatReceived&)> heartbeat;
   std::function<void(const MemberInfo&)> joined;  // also after away(), when the worker has come back
   // The worker is unreachable and its work is void. Its place is kept for away_max; then lost() follows.
   std::function<void(WorkerId, const std::string& reason)> away;
@@ -145,8 +145,8 @@ struct WorkerEvents {  // each may be empty
   std::function<void(WorkerId, const std::string& welcome_bytes)> joined;
   // A complete, verified publication. Publications come in an installable order: a delta right after its base.
   std::function<void(const Publication&)> publication;
-  // Bytes of a publication that is still arriving. At most kPartsUnreadMax are outstanding; parts_read() reports bytes
-  // as used.
+  // Bytes of a publication that is still arriving. At most kPartsUnreadMax are outstanding; on_parts_consumed() reports
+  // bytes as used.
   std::function<void(const PublicationPart&)> part;
   std::function<void(std::string bytes)> message;
   // The learner is unreachable: messages sent to it are lost until joined() is called again.
@@ -167,10 +167,10 @@ class WorkerNode {
   // The delivered publication could not be installed: a full snapshot will follow. Until then, the application drops
   // deltas that were already delivered, without a report. After three failures in a row, the worker is disconnected.
   void install_failed(Version version, std::string why);
-  void parts_read(std::uint64_t bytes);
+  void on_parts_consumed(std::uint64_t bytes);
   // Sends a message to the learner. kExhausted above kMessageBytesMax, kCancelled once the node has stopped.
   Status send(std::string bytes);
-  void set_heartbeat(std::string app_bytes);  // part of every heartbeat from now on; at most 64 KiB
+  void set_heartbeat_payload(std::string app_bytes);  // part of every heartbeat from now on; at most 64 KiB
   // Hands the children over to other parents; disconnected() follows within ten seconds.
   void drain();
   WorkerStats stats() const;

@@ -1,3 +1,4 @@
+// Reads TCP_INFO of a stalled connection. Called by the driver after a handshake timeout.
 #include "overlay/uv/stall.hpp"
 
 #include <linux/tcp.h>  // has more fields than netinet/tcp.h, and excludes it

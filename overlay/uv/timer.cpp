@@ -1,3 +1,4 @@
+// A timerfd in a libuv loop. Used by the driver.
 #include "overlay/uv/timer.hpp"
 
 #include <sys/timerfd.h>

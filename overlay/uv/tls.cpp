@@ -1,3 +1,4 @@
+// TLS sessions by OpenSSL over memory buffers. Called by the driver.
 #include "overlay/uv/tls.hpp"
 
 #include <openssl/err.h>
@@ -224,17 +225,17 @@ int TlsSession::Impl::verify(X509_STORE_CTX* store, void*) {
     self.peer = *identity;
     return 1;
   }
-  int why = X509_V_ERR_HOSTNAME_MISMATCH;  // selects the alert for the peer
+  int verify_error = X509_V_ERR_HOSTNAME_MISMATCH;  // selects the alert for the peer
   if (identity) {
     self.refusal = fail(Code::kInvalid, kOp, "expected {}, found {}",
                         *self.expected == kLearnerId ? "the learner" : fmt::format("worker {}", *self.expected),
                         to_text(*identity));
   } else {
     self.refusal = identity.error();
-    if (self.refusal->code == Code::kStale) why = X509_V_ERR_CERT_HAS_EXPIRED;
-    if (self.refusal->code == Code::kInvalid) why = X509_V_ERR_UNABLE_TO_GET_ISSUER_CERT;
+    if (self.refusal->code == Code::kStale) verify_error = X509_V_ERR_CERT_HAS_EXPIRED;
+    if (self.refusal->code == Code::kInvalid) verify_error = X509_V_ERR_UNABLE_TO_GET_ISSUER_CERT;
   }
-  X509_STORE_CTX_set_error(store, why);
+  X509_STORE_CTX_set_error(store, verify_error);
   return 0;
 }
 

@@ -19,12 +19,13 @@ T get_le(const std::byte* from) {
   return value;
 }
 
+// The array's bytes as a string.
 template <class Array>
 std::string raw(const Array& a) {
   return std::string(reinterpret_cast<const char*>(a.data()), a.size());
 }
 
-// False when the sizes differ.
+// Copies the string's bytes into the array. Returns false if the sizes differ.
 template <class Array>
 bool copy(const std::string& from, Array& to) {
   if (from.size() != to.size()) return false;

@@ -1,3 +1,4 @@
+// Keeps released chunk memory for reuse. Called by FrameDecoder and Sealer for every chunk.
 #include "overlay/wire/chunk_memory.hpp"
 
 #include <sys/mman.h>

@@ -1,3 +1,4 @@
+// Converts control messages to and from protobuf, and checks them. Called by cores and driver.
 #include "overlay/wire/control.hpp"
 
 #include <cmath>
@@ -130,7 +131,7 @@ Result<Installed> read(const wire::Installed& w) {
 void write(const Parent& m, wire::Parent& w) {
   w.set_worker(m.worker.value);
   write(m.endpoint, *w.mutable_endpoint());
-  w.set_stripes(m.stripes);
+  w.set_stripes(m.stripe_mask);
   w.set_dials(m.dials);
 }
 Result<Parent> read(const wire::Parent& w) {
@@ -319,23 +320,25 @@ Result<Welcome> read(const wire::Welcome& w) {
 
 void write_to(wire::ControlMessage& out, const Assign& m) {
   auto& w = *out.mutable_assign();
-  w.set_stripes(m.stripes);
+  w.set_stripes(m.stripe_count);
   for (const Parent& parent : m.parents) write(parent, *w.add_parents());
   if (m.grant) write(*m.grant, *w.mutable_grant());
 }
 Result<Assign> read(const wire::Assign& w) {
   Assign m;
-  m.stripes = w.stripes();
+  m.stripe_count = w.stripes();
   std::uint64_t seen = 0;
   for (const wire::Parent& p : w.parents()) {
     ECHO_ASSIGN(Parent parent, read(p));
-    if (!StripeMask::valid(m.stripes, parent.stripes) || parent.stripes == 0 || (seen & parent.stripes))
-      return bad("the stripes {:#x} of parent {} do not fit {} stripes", parent.stripes, parent.worker, m.stripes);
-    seen |= parent.stripes;
+    if (!StripeMask::valid(m.stripe_count, parent.stripe_mask) || parent.stripe_mask == 0 ||
+        (seen & parent.stripe_mask))
+      return bad("the stripes {:#x} of parent {} do not fit {} stripes", parent.stripe_mask, parent.worker,
+                 m.stripe_count);
+    seen |= parent.stripe_mask;
     m.parents.push_back(std::move(parent));
   }
-  if (!StripeMask::valid(m.stripes, seen) || static_cast<unsigned>(std::popcount(seen)) != m.stripes)
-    return bad("expected a parent for each of {} stripes, found the mask {:#x}", m.stripes, seen);
+  if (!StripeMask::valid(m.stripe_count, seen) || static_cast<unsigned>(std::popcount(seen)) != m.stripe_count)
+    return bad("expected a parent for each of {} stripes, found the mask {:#x}", m.stripe_count, seen);
   ECHO_ASSIGN(m.grant, read_grant(w));
   return m;
 }
@@ -430,7 +433,7 @@ Result<ChunkRequest> read(const wire::ChunkRequest& w) {
 void write_to(wire::ControlMessage& out, const CannotServe& m) {
   auto& w = *out.mutable_cannot_serve();
   w.set_target(m.target.value);
-  w.set_behind(m.behind);
+  w.set_behind(m.snapshot_is_cheaper);
 }
 Result<CannotServe> read(const wire::CannotServe& w) { return CannotServe{Version{w.target()}, w.behind()}; }
 

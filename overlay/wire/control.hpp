@@ -89,16 +89,18 @@ struct Welcome {
 struct Parent {
   WorkerId worker;
   Endpoint endpoint;
-  std::uint64_t stripes = 1;  // bit j: receives stripe j from this parent
-  bool dials = false;         // the parent opens the connections
+  std::uint64_t stripe_mask = 1;  // bit j: the child receives stripe j from this parent
+  bool dials = false;             // the parent opens the connections
   friend bool operator==(const Parent&, const Parent&) = default;
 };
 // Every stripe has exactly one parent.
 struct Assign {
-  std::uint32_t stripes = 1;
+  std::uint32_t stripe_count = 1;
   std::vector<Parent> parents;
   std::optional<SignedGrant> grant{};  // the worker shows it to the parents
-  friend bool operator==(const Assign& a, const Assign& b) { return a.stripes == b.stripes && a.parents == b.parents; }
+  friend bool operator==(const Assign& a, const Assign& b) {
+    return a.stripe_count == b.stripe_count && a.parents == b.parents;
+  }
 };
 // Learner -> parent: grants to this child issued up to `issued` have ended.
 struct Release {
@@ -143,7 +145,7 @@ struct PeerHello {
   bool full_only = false;              // wants one full snapshot: it cannot install deltas
   Have have;
   std::optional<SignedGrant> grant{};
-  // the list is in the next message, because a stranger's frame holds at most kStrangerBytesMax
+  // The list is in the next message, because a frame of a peer that is not admitted holds at most kPendingPeerBytesMax.
   bool have_follows = false;
 };
 struct MoreStreams {
@@ -153,11 +155,11 @@ struct ChunkRequest {
   PublicationId publication{};
   std::uint32_t index = 0;
 };
-// Parent -> child: the parent's store cannot bring it to `target`. Behind: it could, but a full snapshot is far
-// cheaper.
+// Parent -> child: the parent's store cannot bring the child to `target`, or only at far more cost than a full
+// snapshot.
 struct CannotServe {
   Version target;
-  bool behind = false;
+  bool snapshot_is_cheaper = false;
 };
 // Numbers of chunks that a node holds, by stripe.
 struct Progress {

@@ -1,3 +1,4 @@
+// Encodes frames and decodes the byte stream of a connection. Called by cores, driver and disk.
 #include "overlay/wire/frame.hpp"
 
 #include <algorithm>
@@ -141,7 +142,7 @@ Status FrameDecoder::read_header() {
                 type);
   if (!admitted_ && type_ != FrameType::kControl)
     return fail(Code::kCorrupt, kOperation, "frame type {} from a peer that is not admitted", type);
-  const std::size_t most = admitted_ ? body_bytes_max(type_) : kStrangerBytesMax;
+  const std::size_t most = admitted_ ? body_bytes_max(type_) : kPendingPeerBytesMax;
   if (length > most)
     return fail(Code::kCorrupt, kOperation, "a frame of type {} may have {} bytes{}, found {}", type, most,
                 admitted_ ? "" : " before its sender is admitted", length);

@@ -24,7 +24,7 @@ enum class FrameType : std::uint8_t {
 
 inline constexpr std::size_t kFrameHeaderBytes = 8;
 inline constexpr std::size_t kControlBytesMax = 256 * 1024;
-inline constexpr std::size_t kStrangerBytesMax = 4 * 1024;      // one frame of a peer that is not admitted yet
+inline constexpr std::size_t kPendingPeerBytesMax = 4 * 1024;   // one frame of a peer that is not admitted yet
 inline constexpr std::size_t kApplicationBytesMax = 64 * 1024;  // one frame: a message, or a part of one
 inline constexpr std::size_t kChunkBytesMax = 1024 * 1024;
 inline constexpr std::size_t kChunkBytesMin = 1024;
@@ -77,7 +77,7 @@ struct Frame {
 // A length is checked against its limit before it is used. After an error, the stream is unusable.
 class FrameDecoder {
  public:
-  // A stranger may send only small control messages. admit() lifts this limit once the peer is known.
+  // At first the peer may send only small control messages. admit() lifts this limit once the peer is known.
   void admit() { admitted_ = true; }
   // Where the next bytes go. Empty only while a complete frame waits in take().
   std::span<std::byte> room();

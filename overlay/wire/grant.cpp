@@ -1,3 +1,4 @@
+// Signs, opens and keeps grants. Called by LearnerCore and Children.
 #include "overlay/wire/grant.hpp"
 
 #include <algorithm>
@@ -20,11 +21,11 @@ SignedGrant sign(const Grant& g, const trust::SigningKey& key) {
   w.set_child(g.child.value);
   w.set_issued(g.issued);
   w.set_expires_unix_ms(g.expires_unix_ms);
-  w.set_stripes(g.stripes);
+  w.set_stripes(g.stripe_count);
   for (const Grant::From& from : g.from) {
     wire::GrantFrom& f = *w.add_from();
     f.set_parent(from.parent.value);
-    f.set_stripes(from.stripes);
+    f.set_stripes(from.stripe_mask);
   }
   if (g.catch_up_to) w.set_catch_up_to(g.catch_up_to->value);
   w.set_full_only(g.full_only);
@@ -42,8 +43,8 @@ Result<Grant> open(const Checker& checker, const SignedGrant& message) {
     return bad(fmt::format("expected one of run '{}', found one of run '{}'", checker.run_id(), w.run_id()));
   Grant g{w.run_id(), WorkerId{w.child()}, w.issued(), w.expires_unix_ms(), w.stripes(), {}, {}, w.full_only()};
   for (const wire::GrantFrom& from : w.from()) {
-    if (!StripeMask::valid(g.stripes, from.stripes()))
-      return bad(fmt::format("the stripes {:#x} are none of {}", from.stripes(), g.stripes));
+    if (!StripeMask::valid(g.stripe_count, from.stripes()))
+      return bad(fmt::format("the stripes {:#x} are none of {}", from.stripes(), g.stripe_count));
     g.from.push_back({WorkerId{from.parent()}, from.stripes()});
   }
   if (w.has_catch_up_to()) g.catch_up_to = Version{w.catch_up_to()};
@@ -66,10 +67,10 @@ Status GrantBook::check(const Grant& g, WorkerId child, std::uint64_t now_unix_m
   return ok();
 }
 
-Status GrantBook::show(WorkerId child, const PeerHello& hello, std::uint64_t now_unix_ms) {
+Status GrantBook::accept(WorkerId child, const PeerHello& hello, std::uint64_t now_unix_ms) {
   if (!hello.grant) return fail(Code::kInvalid, kOperation, "it shows none: the learner has not sent it here");
-  const auto it = shown_.find({child, hello.catch_up_to.has_value()});
-  const bool same = it != shown_.end() && it->second.as_signed == *hello.grant;
+  const auto it = accepted_.find({child, hello.catch_up_to.has_value()});
+  const bool same = it != accepted_.end() && it->second.as_signed == *hello.grant;
   Grant grant;
   if (same) {
     grant = it->second.grant;
@@ -79,15 +80,15 @@ Status GrantBook::show(WorkerId child, const PeerHello& hello, std::uint64_t now
   ECHO_TRY(check(grant, child, now_unix_ms));
   if (grant.catch_up_to != hello.catch_up_to || (hello.full_only && !grant.full_only))
     return fail(Code::kInvalid, kOperation, "it does not cover the request");
-  if (!same) shown_[{child, hello.catch_up_to.has_value()}] = {*hello.grant, std::move(grant)};
+  if (!same) accepted_[{child, hello.catch_up_to.has_value()}] = {*hello.grant, std::move(grant)};
   return ok();
 }
 
-Status GrantBook::show_anew(WorkerId child, const SignedGrant& as_signed, std::uint64_t now_unix_ms) {
+Status GrantBook::renew(WorkerId child, const SignedGrant& as_signed, std::uint64_t now_unix_ms) {
   ECHO_ASSIGN(Grant grant, open(checker_, as_signed));
   ECHO_TRY(check(grant, child, now_unix_ms));
-  const auto it = shown_.find({child, false});
-  if (it == shown_.end() || grant.catch_up_to)
+  const auto it = accepted_.find({child, false});
+  if (it == accepted_.end() || grant.catch_up_to)
     return fail(Code::kInvalid, kOperation,
                 "it does not continue a shown "
                 "grant");
@@ -96,12 +97,12 @@ Status GrantBook::show_anew(WorkerId child, const SignedGrant& as_signed, std::u
 }
 
 Status GrantBook::check_wanted(WorkerId child, const StripeMask& wanted) const {
-  const auto it = shown_.find({child, false});
-  if (it == shown_.end()) return fail(Code::kInvalid, kOperation, "none was shown");
+  const auto it = accepted_.find({child, false});
+  if (it == accepted_.end()) return fail(Code::kInvalid, kOperation, "none was shown");
   const Grant& g = it->second.grant;
   for (const Grant::From& f : g.from)
-    if (f.parent == self_ && wanted.stripes == g.stripes && (wanted.wanted & ~f.stripes) == 0) return ok();
-  return fail(Code::kInvalid, kOperation, "expected its granted ones of {} stripes, found {:#x} of {}", g.stripes,
+    if (f.parent == self_ && wanted.stripes == g.stripe_count && (wanted.wanted & ~f.stripe_mask) == 0) return ok();
+  return fail(Code::kInvalid, kOperation, "expected its granted ones of {} stripes, found {:#x} of {}", g.stripe_count,
               wanted.wanted, wanted.stripes);
 }
 
@@ -113,9 +114,9 @@ void GrantBook::release(WorkerId child, std::uint64_t issued, std::uint64_t forg
 std::vector<std::pair<WorkerId, bool>> GrantBook::take_ended(std::uint64_t now_unix_ms) {
   std::erase_if(released_, [&](const auto& r) { return r.second.second <= now_unix_ms; });
   std::vector<std::pair<WorkerId, bool>> ended;
-  for (const auto& [key, shown] : shown_)
+  for (const auto& [key, shown] : accepted_)
     if (!check(shown.grant, key.first, now_unix_ms)) ended.push_back(key);
-  for (const auto& key : ended) shown_.erase(key);
+  for (const auto& key : ended) accepted_.erase(key);
   return ended;
 }
 

@@ -1,3 +1,4 @@
+// Signs and checks announcements, seals, manifests and beacons. Called by Sealer, the cores and their stores.
 #include "overlay/wire/proof.hpp"
 
 #include <algorithm>
@@ -69,13 +70,13 @@ void WorkerSet::widen(std::size_t ranges_max, const std::vector<WorkerId>& live)
   std::vector<std::pair<std::uint64_t, std::size_t>> gaps;  // width, and the range after it
   for (std::size_t i = 1; i < ranges_.size(); ++i) {
     const std::uint64_t first = ranges_[i - 1].last + 1, last = ranges_[i].first - 1;
-    const auto in = std::lower_bound(live.begin(), live.end(), WorkerId{first});
-    if (in == live.end() || in->value > last) gaps.emplace_back(last - first + 1, i);
+    const auto live_in_gap = std::lower_bound(live.begin(), live.end(), WorkerId{first});
+    if (live_in_gap == live.end() || live_in_gap->value > last) gaps.emplace_back(last - first + 1, i);
   }
-  const std::size_t fill = std::min(gaps.size(), ranges_.size() - ranges_max);
-  std::partial_sort(gaps.begin(), gaps.begin() + static_cast<std::ptrdiff_t>(fill), gaps.end());
+  const std::size_t fill_count = std::min(gaps.size(), ranges_.size() - ranges_max);
+  std::partial_sort(gaps.begin(), gaps.begin() + static_cast<std::ptrdiff_t>(fill_count), gaps.end());
   std::set<std::size_t> filled;
-  for (std::size_t i = 0; i < fill; ++i) filled.insert(gaps[i].second);
+  for (std::size_t i = 0; i < fill_count; ++i) filled.insert(gaps[i].second);
   std::vector<Range> fewer;
   for (std::size_t i = 0; i < ranges_.size(); ++i)
     if (filled.contains(i))
@@ -231,7 +232,7 @@ Result<Beacon> Checker::open(const Signed& message) const {
                kRevokedMax);
   std::uint64_t end = 0;
   for (int i = 0; i < w.revoked_size(); i += 2) {
-    const std::uint64_t gap = w.revoked(i), more = w.revoked(i + 1), first = end + gap, last = first + more;
+    const std::uint64_t gap = w.revoked(i), length = w.revoked(i + 1), first = end + gap, last = first + length;
     if (gap == 0 || first < end || last < first) return bad("revoked workers that are not in order");
     b.revoked.append(first, last);
     end = last;

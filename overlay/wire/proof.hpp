@@ -19,7 +19,7 @@ struct Announcement {
   PublicationKey key;
   Digest base_digest{};  // of the policy it must be installed on; zeros for a full snapshot
   std::uint32_t chunk_bytes = 0;
-  std::uint64_t issued = 0;           // LearnerCore::issue_time
+  std::uint64_t issued = 0;           // the learner's issue time [ms] (LearnerCore::issue_time)
   std::uint64_t expires_unix_ms = 0;  // by the learner's clock
   friend bool operator==(const Announcement&, const Announcement&) = default;
 };
@@ -62,7 +62,7 @@ class WorkerSet {
 struct Beacon {
   std::string run_id;
   std::uint64_t epoch = 0;
-  std::uint64_t sequence = 0;  // LearnerCore::issue_time
+  std::uint64_t sequence = 0;  // the learner's issue time [ms] (LearnerCore::issue_time); orders beacons
   std::uint64_t issued_unix_ms = 0, expires_unix_ms = 0;
   std::optional<Version> newest;
   WorkerSet revoked;
@@ -81,8 +81,8 @@ std::vector<ChunkHead> seal(const PublicationId& publication, std::uint32_t firs
                             std::span<const std::span<const std::byte>> pieces, const trust::SigningKey& key,
                             std::vector<trust::Hash>& hashes);
 
-// Checks signatures against the run's public key. Pure. The two virtual functions let a simulation of ten thousand
-// workers hash each chunk once.
+// Checks signatures against the run's public key. No I/O and no clock. The two virtual functions let a simulation of
+// ten thousand workers hash each chunk once.
 class Checker {
  public:
   Checker(std::string run_id, const trust::PublicKey& run_key) : run_id_(std::move(run_id)), verifier_(run_key) {}

@@ -1,3 +1,4 @@
+// Cuts and seals chunks on the thread that encodes a publication. Called by PublicationWriter.
 #include "overlay/wire/sealer.hpp"
 
 #include <algorithm>

@@ -1,3 +1,4 @@
+// Starts the programs of the providers "exec" and "ssh" and collects their output.
 #include "provisioner/providers/command.hpp"
 
 #include <fcntl.h>
@@ -18,11 +19,13 @@ namespace echoline::provisioner {
 namespace {
 
 constexpr std::size_t kOutputMax = 4u << 20;
+constexpr std::size_t kLineMax = 300;
 constexpr std::size_t kRunNameMax = 40;
 
 int memory_file() { return ::memfd_create("echoline", MFD_CLOEXEC); }
 
-std::string content(int fd) {
+// Returns the first kOutputMax bytes of the file; the rest is dropped.
+std::string read_output(int fd) {
   std::string text;
   char block[65536];
   ::lseek(fd, 0, SEEK_SET);
@@ -34,7 +37,7 @@ std::string content(int fd) {
   return text;
 }
 
-bool write_all(int fd, std::string_view text) {
+bool write_and_rewind(int fd, std::string_view text) {
   while (!text.empty()) {
     const ssize_t n = ::write(fd, text.data(), text.size());
     if (n <= 0) return false;
@@ -45,45 +48,45 @@ bool write_all(int fd, std::string_view text) {
 
 }  // namespace
 
-std::string CommandEnd::words() const {
+std::string CommandResult::summary() const {
   const std::string& said = err.empty() ? out : err;
   const std::size_t end = said.find_last_not_of(" \r\n\t");
   std::string line;
   if (end != std::string::npos) {
-    const std::size_t begin = said.find_last_of('\n', end);
-    line = said.substr(begin == std::string::npos ? 0 : begin + 1,
-                       std::min<std::size_t>(end - (begin == std::string::npos ? std::size_t(-1) : begin), 300));
+    const std::size_t newline = said.find_last_of('\n', end);
+    const std::size_t begin = newline == std::string::npos ? 0 : newline + 1;
+    line = said.substr(begin, std::min(end + 1 - begin, kLineMax));
   }
   return fmt::format("status {}{}{}", status, line.empty() ? "" : ": ", line);
 }
 
-Commands::~Commands() {
+CommandRunner::~CommandRunner() {
   for (const Running& r : running_) {
     ::close(r.out);
     ::close(r.err);
   }
 }
 
-void Commands::run(const std::vector<std::string>& argv, std::string_view input, Duration limit, Done done) {
+void CommandRunner::run(const std::vector<std::string>& argv, std::string_view input, Duration limit, Done done) {
   const Descriptor in(memory_file());
-  if (in.get() < 0 || !write_all(in.get(), input)) {
-    failed_.emplace_back(CommandEnd{-1, "", std::strerror(errno)}, std::move(done));
+  if (in.get() < 0 || !write_and_rewind(in.get(), input)) {
+    failed_.emplace_back(CommandResult{-1, "", std::strerror(errno)}, std::move(done));
     return;
   }
   spawn(argv, in.get(), limit, std::move(done));
 }
 
-void Commands::run_file(const std::vector<std::string>& argv, const std::string& input_file, Duration limit,
-                        Done done) {
+void CommandRunner::run_file(const std::vector<std::string>& argv, const std::string& input_file, Duration limit,
+                             Done done) {
   const Descriptor in(::open(input_file.c_str(), O_RDONLY | O_CLOEXEC));
   if (in.get() < 0) {
-    failed_.emplace_back(CommandEnd{-1, "", input_file + ": " + std::strerror(errno)}, std::move(done));
+    failed_.emplace_back(CommandResult{-1, "", input_file + ": " + std::strerror(errno)}, std::move(done));
     return;
   }
   spawn(argv, in.get(), limit, std::move(done));
 }
 
-void Commands::spawn(const std::vector<std::string>& argv, int input, Duration limit, Done done) {
+void CommandRunner::spawn(const std::vector<std::string>& argv, int input, Duration limit, Done done) {
   Running r;
   r.out = memory_file();
   r.err = memory_file();
@@ -100,6 +103,8 @@ void Commands::spawn(const std::vector<std::string>& argv, int input, Duration l
   posix_spawn_file_actions_addclosefrom_np(&actions, 3);
   posix_spawnattr_t attributes;
   posix_spawnattr_init(&attributes);
+  // A process group, so that the signal at the time limit also reaches the program's children. Default signals, because
+  // this process blocks or ignores some.
   posix_spawnattr_setflags(&attributes, POSIX_SPAWN_SETPGROUP | POSIX_SPAWN_SETSIGMASK | POSIX_SPAWN_SETSIGDEF);
   sigset_t none, defaults;
   sigemptyset(&none);
@@ -115,7 +120,7 @@ void Commands::spawn(const std::vector<std::string>& argv, int input, Duration l
   if (error != 0) {
     ::close(r.out);
     ::close(r.err);
-    failed_.emplace_back(CommandEnd{-1, "", (words.empty() ? "" : words[0]) + ": " + std::strerror(error)},
+    failed_.emplace_back(CommandResult{-1, "", (words.empty() ? "" : words[0]) + ": " + std::strerror(error)},
                          std::move(done));
     return;
   }
@@ -124,23 +129,25 @@ void Commands::spawn(const std::vector<std::string>& argv, int input, Duration l
   running_.push_back(std::move(r));
 }
 
-void Commands::poll(TimePoint now) {
+void CommandRunner::poll(TimePoint now) {
   auto ended = std::exchange(failed_, {});
   for (std::size_t i = 0; i < running_.size();) {
     Running& r = running_[i];
     int status = 0;
     const pid_t got = ::waitpid(r.pid, &status, WNOHANG);
     if (got == 0 || (got < 0 && errno == EINTR)) {
+      // run() has no clock, so the limit is counted from the first poll().
       if (!r.kill_at) r.kill_at = now + r.limit;
       if (now >= *r.kill_at) ::kill(-r.pid, SIGKILL);
       ++i;
       continue;
     }
-    CommandEnd end{got < 0             ? -1
-                   : WIFEXITED(status) ? WEXITSTATUS(status)
-                                       : 128 + WTERMSIG(status),
-                   content(r.out), content(r.err)};
-    if (r.kill_at && now >= *r.kill_at) end.err += "\nit exceeded the time limit and was killed";
+    CommandResult end{got < 0             ? -1
+                      : WIFEXITED(status) ? WEXITSTATUS(status)
+                                          : 128 + WTERMSIG(status),
+                      read_output(r.out), read_output(r.err)};
+    if (r.kill_at && now >= *r.kill_at)
+      end.err += fmt::format("\nthe command exceeded its time limit of {} and was killed", to_text(r.limit));
     ::close(r.out);
     ::close(r.err);
     ended.emplace_back(std::move(end), std::move(r.done));
@@ -155,7 +162,7 @@ void read_times(ConfigSection& section, CommandTimes& times) {
                "interval between listings of the instances");
 }
 
-Result<std::unique_ptr<Provider>> made_of_file(
+Result<std::unique_ptr<Provider>> make_from_file(
     std::string_view provider, const std::filesystem::path& file,
     Result<std::unique_ptr<Provider>> (*make)(const std::filesystem::path& file)) {
   if (file.empty())
@@ -163,10 +170,11 @@ Result<std::unique_ptr<Provider>> made_of_file(
   return make(file);
 }
 
-std::string exec_name(std::string_view label) {
-  const std::size_t mark = label.rfind('.');
-  std::string out(label.substr(0, std::min(mark, kRunNameMax)));
-  if (mark != std::string_view::npos) out += label.substr(mark);
+// A label is "<run>.<mark>/<row>". The mark and the row identify the instance, so only the run's name is shortened.
+std::string instance_name_of_label(std::string_view label) {
+  const std::size_t dot = label.rfind('.');
+  std::string out(label.substr(0, std::min(dot, kRunNameMax)));
+  if (dot != std::string_view::npos) out += label.substr(dot);
   for (char& c : out)
     c = std::isalnum(static_cast<unsigned char>(c)) ? static_cast<char>(std::tolower(static_cast<unsigned char>(c)))
                                                     : '-';
@@ -174,7 +182,7 @@ std::string exec_name(std::string_view label) {
   return out;
 }
 
-std::string name_after(std::string_view prefix, const InstanceId& instance) {
+std::string without_prefix(std::string_view prefix, const InstanceId& instance) {
   return instance.text.starts_with(prefix) ? instance.text.substr(prefix.size()) : "";
 }
 

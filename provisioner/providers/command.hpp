@@ -17,21 +17,23 @@
 
 namespace echoline::provisioner {
 
-struct CommandEnd {
+// How a program ended, with the first 4 MiB of each output.
+struct CommandResult {
   int status = 0;  // exit status; 128 + signal; -1: could not be run
   std::string out, err;
   bool good() const { return status == 0; }
-  // The status and the last output line, for messages.
-  std::string words() const;
+  // The status and the last line of `err`, or of `out` if `err` is empty; for messages.
+  std::string summary() const;
 };
 
-class Commands {
+// Use from one thread.
+class CommandRunner {
  public:
-  using Done = std::function<void(const CommandEnd&)>;
-  Commands() = default;
-  ~Commands();  // running programs continue
-  Commands(const Commands&) = delete;
-  Commands& operator=(const Commands&) = delete;
+  using Done = std::function<void(const CommandResult&)>;
+  CommandRunner() = default;
+  ~CommandRunner();  // running programs continue; their output is lost
+  CommandRunner(const CommandRunner&) = delete;
+  CommandRunner& operator=(const CommandRunner&) = delete;
 
   // argv[0] is looked up in PATH. `input` is its stdin; secrets belong there, because all users can see argv. The
   // program is killed after `limit`, counted from the next poll(). poll() calls `done`.
@@ -44,10 +46,10 @@ class Commands {
   struct Running;
   void spawn(const std::vector<std::string>& argv, int input, Duration limit, Done done);
   std::vector<Running> running_;
-  std::vector<std::pair<CommandEnd, Done>> failed_;
+  std::vector<std::pair<CommandResult, Done>> failed_;  // could not be started; poll() reports them
 };
 
-struct Commands::Running {
+struct CommandRunner::Running {
   int pid = -1, out = -1, err = -1;
   Duration limit{};
   std::optional<TimePoint> kill_at;
@@ -60,16 +62,17 @@ struct CommandTimes {
 };
 void read_times(ConfigSection& section, CommandTimes& times);
 
-// Calls `make` with fleet.provider_file; kInvalid if none is set.
-Result<std::unique_ptr<Provider>> made_of_file(
+// Makes a provider from `file`, the setting fleet.provider_file. kInvalid if it is empty.
+Result<std::unique_ptr<Provider>> make_from_file(
     std::string_view provider, const std::filesystem::path& file,
     Result<std::unique_ptr<Provider>> (*make)(const std::filesystem::path& file));
 
-// The name of an instance in commands; for a label prefix, the prefix of such names.
-std::string exec_name(std::string_view label);
+// The name of the instance with this label in commands: lower case, letters, digits and '-'. A label's prefix gives the
+// prefix of such names.
+std::string instance_name_of_label(std::string_view label);
 
-// The part of an instance id after the provider's prefix; "" for any other id.
-std::string name_after(std::string_view prefix, const InstanceId& instance);
+// The instance's id without the provider's prefix; "" if it has another prefix.
+std::string without_prefix(std::string_view prefix, const InstanceId& instance);
 
 std::string shell_quoted(std::string_view word);
 

@@ -104,7 +104,7 @@ std::optional<double> memory_of(std::string_view gpu_info) {
 
 class Reader {
  public:
-  Reader(std::string_view text, std::string_view name, const OfferReading& reading)
+  Reader(std::string_view text, std::string_view name, const OfferReadOptions& reading)
       : csv_(text), name_(name), problems_(name), reading_(reading) {}
 
   Result<std::vector<Offer>> run() {
@@ -151,7 +151,7 @@ class Reader {
       if (parse_number(value, x) && x >= least && x <= most) return x;
       good = false;
       problems_.add(where,
-                    fmt::format("{}: expected a number of {} to {}, found '{}'", column, least, most, shown(value)));
+                    fmt::format("{}: expected a number of {} to {}, found '{}'", column, least, most, excerpt(value)));
       return std::nullopt;
     };
     const auto count = number("acceleratorcount", 0, kGpusMax);
@@ -186,7 +186,7 @@ class Reader {
   Csv csv_;
   std::string_view name_;
   OfferProblems problems_;
-  const OfferReading& reading_;
+  const OfferReadOptions& reading_;
   std::map<std::string, std::size_t> column_;
   std::map<std::string, std::size_t> copies_;
   std::vector<Offer> offers_;
@@ -198,7 +198,8 @@ bool is_catalogue(std::string_view head) {
   return has("InstanceType") && has(",") && line.find_first_of("{[") == std::string_view::npos;
 }
 
-Result<std::vector<Offer>> read_catalogue(std::string_view text, std::string_view name, const OfferReading& reading) {
+Result<std::vector<Offer>> read_catalogue(std::string_view text, std::string_view name,
+                                          const OfferReadOptions& reading) {
   return Reader(text, name, reading).run();
 }
 

@@ -119,7 +119,7 @@ struct Launch {
   pid_t parent = 0;
 };
 
-[[noreturn]] void become(const Launch& launch) {
+[[noreturn]] void exec_child(const Launch& launch) {
   setpgid(0, 0);
   if (prctl(PR_SET_PDEATHSIG, SIGKILL) == 0 && getppid() == launch.parent) {  // otherwise the parent died meanwhile
     sigset_t none;
@@ -131,8 +131,8 @@ struct Launch {
       execve(launch.argv[0], launch.argv.data(), launch.envp.data());
     }
   }
-  const int why = errno;
-  [[maybe_unused]] const auto written = write(launch.error_fd, &why, sizeof(why));
+  const int exec_errno = errno;
+  [[maybe_unused]] const auto written = write(launch.error_fd, &exec_errno, sizeof(exec_errno));
   _exit(127);
 }
 
@@ -181,9 +181,9 @@ Status check(const LaunchSpec& request) {
   if (request.argv.empty() || request.argv.front().find('/') == std::string::npos)
     return fail(Code::kInvalid, kOperation, "argv[0] must be the path of a program, found '{}'",
                 request.argv.empty() ? "" : request.argv.front());
-  const auto odd = [](unsigned char c) { return !std::isalnum(c) && !std::strchr("._-/", c); };
+  const auto is_forbidden = [](unsigned char c) { return !std::isalnum(c) && !std::strchr("._-/", c); };
   if (request.label.empty() || request.label.size() > 200 || request.label.front() == '.' ||
-      std::any_of(request.label.begin(), request.label.end(), odd))
+      std::any_of(request.label.begin(), request.label.end(), is_forbidden))
     return fail(Code::kInvalid, kOperation, "a label is 1 to 200 letters, digits, '.', '_', '-' and '/', found '{}'",
                 request.label);
   for (const auto& [name, value] : request.env)
@@ -281,13 +281,13 @@ struct LocalProvider final : Provider {
   // argv[0] is a path, not looked up in PATH. The process inherits this environment, overridden by spec.env. kInvalid
   // for a bad argv or label; kIo with the system's reason if the program cannot be started.
   void start(Ticket ticket, const LaunchSpec& spec) override {
-    if (auto id = begin(spec))
+    if (auto id = launch_process(spec))
       events.push_back(Started{ticket, *id, std::nullopt});
     else
       events.push_back(StartFailed{ticket, std::move(id).error(), false, false});
   }
 
-  Result<InstanceId> begin(const LaunchSpec& request) {
+  Result<InstanceId> launch_process(const LaunchSpec& request) {
     ECHO_TRY(check(request));
     ECHO_TRY(make_folders(log_dir));
     std::string name = request.label + ".log";
@@ -310,7 +310,7 @@ struct LocalProvider final : Provider {
     int fork_errno = 0;
     spawner.run([&] {
       pid = fork();
-      if (pid == 0) become(launch);
+      if (pid == 0) exec_child(launch);
       fork_errno = errno;
     });
     if (pid < 0) return fail(Code::kIo, kOperation, "start {}: {}", request.label, std::strerror(fork_errno));
@@ -333,12 +333,12 @@ struct LocalProvider final : Provider {
   }
 
   std::vector<ProviderEvent> poll(TimePoint now) override {
-    std::vector<ProviderEvent> told = std::exchange(events, {});
+    std::vector<ProviderEvent> reported = std::exchange(events, {});
     for (auto it = processes.begin(); it != processes.end();) {
       Process& process = it->second;
       if (const auto how = reap(process)) {
-        for (const Ticket ticket : process.stops) told.push_back(Stopped{ticket, it->first, *how});
-        if (process.stops.empty()) told.push_back(Exited{it->first, process.label, *how, false, false});
+        for (const Ticket ticket : process.stops) reported.push_back(Stopped{ticket, it->first, *how});
+        if (process.stops.empty()) reported.push_back(Exited{it->first, process.label, *how, false, false});
         it = processes.erase(it);
         continue;
       }
@@ -349,7 +349,7 @@ struct LocalProvider final : Provider {
       }
       ++it;
     }
-    return told;
+    return reported;
   }
 
   // Also accepts ids of earlier program runs (the ledger's orphans).
@@ -405,7 +405,7 @@ const ProviderKind& local_kind() {
           [](const ProviderOptions& options) {
             return Result<std::unique_ptr<Provider>>(std::make_unique<LocalProvider>(options.log_folder));
           },
-      .here = true};
+      .is_local = true};
   return kind;
 }
 

@@ -1,3 +1,4 @@
+// The list of providers, and the calls that ask all of them.
 #include "provisioner/providers/registry.hpp"
 
 #include <algorithm>
@@ -34,12 +35,12 @@ AddedProvider::~AddedProvider() { std::erase(kinds(), &kind_); }
 
 Result<std::unique_ptr<Provider>> make_provider(const std::string& name, const ProviderOptions& options) {
   if (const ProviderKind* kind = provider_kind(name)) return kind->make(options);
-  return fail(Code::kInvalid, "make provider", "expected {}, found '{}'", one_of(provider_names()), name);
+  return fail(Code::kInvalid, "make provider", "expected {}, found '{}'", join_with_or(provider_names()), name);
 }
 
-bool is_here(std::string_view provider) {
+bool is_local_provider(std::string_view provider) {
   const ProviderKind* kind = provider_kind(provider);
-  return kind && kind->here;
+  return kind && kind->is_local;
 }
 
 std::vector<std::string> offer_format_names() {
@@ -49,7 +50,7 @@ std::vector<std::string> offer_format_names() {
   return names;
 }
 
-std::string one_of(const std::vector<std::string>& names) {
+std::string join_with_or(const std::vector<std::string>& names) {
   return fmt::format("{} or {}", fmt::join(names.begin(), names.end() - 1, ", "), names.back());
 }
 

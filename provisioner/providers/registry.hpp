@@ -38,13 +38,13 @@ class AddedProvider {
 // kInvalid for an unknown name, or if the provider lacks something, such as a key.
 Result<std::unique_ptr<Provider>> make_provider(const std::string& name, const ProviderOptions& options);
 
-// ProviderKind::here; false for an unknown name.
-bool is_here(std::string_view provider);
+// ProviderKind::is_local; false for an unknown name.
+bool is_local_provider(std::string_view provider);
 
 // "auto", "own" and the formats of all providers.
 std::vector<std::string> offer_format_names();
 // "a, b or c", for messages.
-std::string one_of(const std::vector<std::string>& names);
+std::string join_with_or(const std::vector<std::string>& names);
 
 // Searches the market of `provider`, or of the first provider that has one if it has none. Blocks. Errors as those of
 // ProviderKind::search and of parse_offers().

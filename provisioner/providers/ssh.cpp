@@ -29,7 +29,7 @@ struct Host {
   std::optional<std::uint32_t> port;
 };
 
-bool plain(std::string_view text) {
+bool is_plain_path(std::string_view text) {
   return !text.empty() && text.front() != '-' && text.front() != '.' && text.find("..") == std::string_view::npos &&
          std::all_of(text.begin(), text.end(),
                      [](unsigned char c) { return std::isalnum(c) || c == '.' || c == '_' || c == '-' || c == '/'; });
@@ -45,17 +45,17 @@ std::string label_of(std::string file) {
   return file;
 }
 
-// Whether ssh itself failed, not the command: the connection.
-bool no_connection(const CommandEnd& end) { return end.status == 255; }
+// Whether ssh itself failed, not the command on the host.
+bool is_connection_failure(const CommandResult& result) { return result.status == 255; }
 
 // Whether ssh needs a person to fix keys, so that retries are useless.
-bool is_refused(const CommandEnd& end) {
-  return no_connection(end) && (end.err.find("Permission denied") != std::string::npos ||
-                                end.err.find("Host key verification failed") != std::string::npos);
+bool is_refused(const CommandResult& result) {
+  return is_connection_failure(result) && (result.err.find("Permission denied") != std::string::npos ||
+                                           result.err.find("Host key verification failed") != std::string::npos);
 }
 
 // Functions for every script: `alive PID TICKS` tells whether the process with that start time still runs.
-constexpr const char* kTools = R"sh(
+constexpr const char* kShellFunctions = R"sh(
 ticks() { sed 's/.*) //' "/proc/$1/stat" 2>/dev/null | awk '$1 != "Z" { print $20 }'; }
 alive() { [ -n "$2" ] && [ "$(ticks "$1")" = "$2" ]; }
 )sh";
@@ -74,12 +74,12 @@ struct SshProvider final : Provider {
   std::vector<Host> hosts;
   std::vector<std::string> options;
   CommandTimes times{std::chrono::minutes(10), std::chrono::seconds(15)};
-  Commands commands;
+  CommandRunner commands;
   std::map<std::string, Rented> rented;  // by id without prefix
   std::vector<ProviderEvent> events;
   TimePoint now{}, watch_due{};
   std::size_t watching = 0;
-  std::vector<std::pair<TimePoint, std::function<void()>>> later;
+  std::vector<std::pair<TimePoint, std::function<void()>>> delayed;
 
   const Host* host_of(std::string_view name) const {
     const auto it = std::find_if(hosts.begin(), hosts.end(), [&](const Host& h) { return h.name == name; });
@@ -96,32 +96,33 @@ struct SshProvider final : Provider {
     return argv;
   }
 
-  // Repeats a command whose connection failed or broke; the command must tolerate that.
-  void ask(const std::function<void(Commands::Done)>& run, const Commands::Done& done, int tries = 1) {
-    run([=, this](const CommandEnd& end) {
-      if (!no_connection(end) || is_refused(end) || tries == kTriesMax) return done(end);
-      again(tries, [=, this] { ask(run, done, tries + 1); });
+  // Repeats a command whose connection failed. The command may have run before, so it must be idempotent.
+  void run_with_retries(const std::function<void(CommandRunner::Done)>& run, const CommandRunner::Done& done,
+                        int tries = 1) {
+    run([=, this](const CommandResult& result) {
+      if (!is_connection_failure(result) || is_refused(result) || tries == kTriesMax) return done(result);
+      retry_later(tries, [=, this] { run_with_retries(run, done, tries + 1); });
     });
   }
 
-  void again(int tries, std::function<void()> work) {
-    later.emplace_back(now + kPauseFirst * (1 << (tries - 1)), std::move(work));
+  void retry_later(int tries, std::function<void()> work) {
+    delayed.emplace_back(now + kPauseFirst * (1 << (tries - 1)), std::move(work));
   }
 
   // Passes the script by stdin, so that process lists do not show it.
-  void on_host(const Host& host, const std::string& script, Commands::Done done) {
+  void run_on_host(const Host& host, const std::string& script, CommandRunner::Done done) {
     commands.run(ssh(host, "sh -s"),
-                 fmt::format("{}\nmkdir -p {}/run && cd {} || exit 1\n{}", kTools, shell_quoted(host.folder),
+                 fmt::format("{}\nmkdir -p {}/run && cd {} || exit 1\n{}", kShellFunctions, shell_quoted(host.folder),
                              shell_quoted(host.folder), script),
                  times.limit, std::move(done));
   }
 
-  Error error_of(const Host& host, const std::string& what, const CommandEnd& end) const {
-    if (is_refused(end))
+  Error error_of(const Host& host, const std::string& what, const CommandResult& result) const {
+    if (is_refused(result))
       return fail(Code::kInvalid, kOperation, "{}: {}: {}; `ssh {}{}{} true` must work without a prompt first",
-                  host.name, what, end.words(), host.port ? fmt::format("-p {} ", *host.port) : "",
+                  host.name, what, result.summary(), host.port ? fmt::format("-p {} ", *host.port) : "",
                   host.identity.empty() ? "" : fmt::format("-i {} ", host.identity), host.address);
-    return fail(Code::kUnavailable, kOperation, "{}: {}: {}", host.name, what, end.words());
+    return fail(Code::kUnavailable, kOperation, "{}: {}: {}", host.name, what, result.summary());
   }
 
   void start(Ticket ticket, const LaunchSpec& spec) override {
@@ -130,8 +131,9 @@ struct SshProvider final : Provider {
     if (!host)
       return refuse(fail(Code::kInvalid, kOperation, "offer '{}' is of host '{}', which is not in the file of hosts",
                          spec.offer.id, spec.offer.host));
-    if (!plain(spec.label)) return refuse(fail(Code::kInvalid, kOperation, "'{}' cannot be a label", spec.label));
-    if (spec.found_there) return run(ticket, *host, spec, spec.argv.at(0));
+    if (!is_plain_path(spec.label))
+      return refuse(fail(Code::kInvalid, kOperation, "'{}' cannot be a label", spec.label));
+    if (spec.program_on_instance) return run(ticket, *host, spec, spec.argv.at(0));
     // A bare name means this program itself.
     const std::string source = spec.argv.empty() || spec.argv[0].find('/') != std::string::npos
                                    ? (spec.argv.empty() ? "" : spec.argv[0])
@@ -143,67 +145,71 @@ struct SshProvider final : Provider {
     // Size and time identify a build.
     const std::string program =
         fmt::format("program-{}-{}.{}", info.st_size, info.st_mtim.tv_sec, info.st_mtim.tv_nsec);
-    const auto look_for_it = [=, this](Commands::Done then) {
-      on_host(*host, fmt::format("[ -x {0} ] && echo have || echo need\n", program), std::move(then));
+    const auto look_for_program = [=, this](CommandRunner::Done then) {
+      run_on_host(*host, fmt::format("[ -x {0} ] && echo have || echo need\n", program), std::move(then));
     };
-    ask(look_for_it, [=, this](const CommandEnd& end) {
-      if (!end.good()) {
-        events.push_back(StartFailed{ticket, error_of(*host, "look for the program", end), !is_refused(end), false});
-      } else if (end.out.find("have") != std::string::npos) {
+    run_with_retries(look_for_program, [=, this](const CommandResult& result) {
+      if (!result.good()) {
+        events.push_back(
+            StartFailed{ticket, error_of(*host, "look for the program", result), !is_refused(result), false});
+      } else if (result.out.find("have") != std::string::npos) {
         run(ticket, *host, spec, program);
       } else {
         // Copies the program last: a host that has it then also has its module.
         std::vector<std::pair<std::string, std::string>> files;
         std::error_code ec;
-        const std::filesystem::path own = std::filesystem::read_symlink(source, ec);
-        if (const auto module = find_module(ec ? std::filesystem::path(source) : own, kTorchModule))
+        const std::filesystem::path own_path = std::filesystem::read_symlink(source, ec);
+        if (const auto module = find_module(ec ? std::filesystem::path(source) : own_path, kTorchModule))
           files.emplace_back(module->string(), module_places(program, kTorchModule).front().string());
         files.emplace_back(source, program);
-        bring(ticket, *host, spec, program, std::move(files));
+        copy_and_run(ticket, *host, spec, program, std::move(files));
       }
     });
   }
 
   // Copies `files` (local path, remote name) one after the other, then runs the program.
-  void bring(Ticket ticket, const Host& host, const LaunchSpec& spec, const std::string& program,
-             std::vector<std::pair<std::string, std::string>> files) {
+  void copy_and_run(Ticket ticket, const Host& host, const LaunchSpec& spec, const std::string& program,
+                    std::vector<std::pair<std::string, std::string>> files) {
     if (files.empty()) return run(ticket, host, spec, program);
-    const std::string source = files.front().first, in = shell_quoted(host.folder + "/" + files.front().second);
+    const std::string source = files.front().first,
+                      remote_path = shell_quoted(host.folder + "/" + files.front().second);
     files.erase(files.begin());
-    const auto copy = [=, this, &host](Commands::Done then) {
-      commands.run_file(ssh(host, fmt::format("cat > {0}.$$ && chmod 700 {0}.$$ && mv {0}.$$ {0}", in)), source,
-                        times.limit, std::move(then));
+    const auto copy = [=, this, &host](CommandRunner::Done then) {
+      commands.run_file(ssh(host, fmt::format("cat > {0}.$$ && chmod 700 {0}.$$ && mv {0}.$$ {0}", remote_path)),
+                        source, times.limit, std::move(then));
     };
-    ask(copy, [=, this, &host](const CommandEnd& brought) {
-      if (brought.good()) return bring(ticket, host, spec, program, files);
-      events.push_back(StartFailed{ticket, error_of(host, "bring the program", brought), true, false});
+    run_with_retries(copy, [=, this, &host](const CommandResult& copied) {
+      if (copied.good()) return copy_and_run(ticket, host, spec, program, files);
+      events.push_back(StartFailed{ticket, error_of(host, "bring the program", copied), true, false});
     });
   }
 
   // The script records the instance before it becomes the program, so there is no gap between the two.
   void run(Ticket ticket, const Host& host, const LaunchSpec& spec, const std::string& program, int tries = 1) {
     std::vector<std::string> argv = spec.argv;
-    argv[0] = spec.found_there ? program : "./" + program;
+    argv[0] = spec.program_on_instance ? program : "./" + program;
     const std::string file = file_of(spec.label);
-    std::string become =
-        fmt::format("{0}\necho \"$$ $(ticks $$)\" > noted-{1} && mv noted-{1} run/{1} || exit 1\n", kTools, file);
-    become += shell_script(argv, spec.env);
-    on_host(host,
-            fmt::format("umask 077\ncat > start-{0} <<'echoline-end'\n{1}echoline-end\n"
-                        "setsid sh start-{0} < /dev/null > {0}.log 2>&1 &\n"
-                        "i=0; while [ ! -s run/{0} ] && [ $i -lt 100 ]; do sleep 0.02; i=$((i+1)); done\n"
-                        "rm -f start-{0}\ncat run/{0}\n",
-                        file, become),
-            [=, this, &host](const CommandEnd& end) {
-              std::istringstream words(end.out);
-              std::uint64_t pid = 0, ticks = 0;
-              if (end.good() && words >> pid >> ticks) return started(ticket, host, spec.label, pid, ticks);
-              const bool again_if_none = no_connection(end) && !is_refused(end) && tries < kTriesMax;
-              settle(ticket, host, spec.label, error_of(host, "start", end), !is_refused(end), [=, this, &host] {
-                if (again_if_none) again(tries, [=, this, &host] { run(ticket, host, spec, program, tries + 1); });
-                return again_if_none;
-              });
-            });
+    std::string launch_script = fmt::format(
+        "{0}\necho \"$$ $(ticks $$)\" > noted-{1} && mv noted-{1} run/{1} || exit 1\n", kShellFunctions, file);
+    launch_script += shell_script(argv, spec.env);
+    run_on_host(host,
+                fmt::format("umask 077\ncat > start-{0} <<'echoline-end'\n{1}echoline-end\n"
+                            "setsid sh start-{0} < /dev/null > {0}.log 2>&1 &\n"
+                            "i=0; while [ ! -s run/{0} ] && [ $i -lt 100 ]; do sleep 0.02; i=$((i+1)); done\n"
+                            "rm -f start-{0}\ncat run/{0}\n",
+                            file, launch_script),
+                [=, this, &host](const CommandResult& result) {
+                  std::istringstream words(result.out);
+                  std::uint64_t pid = 0, ticks = 0;
+                  if (result.good() && words >> pid >> ticks) return started(ticket, host, spec.label, pid, ticks);
+                  const bool retry_if_none = is_connection_failure(result) && !is_refused(result) && tries < kTriesMax;
+                  search_started(
+                      ticket, host, spec.label, error_of(host, "start", result), !is_refused(result), [=, this, &host] {
+                        if (retry_if_none)
+                          retry_later(tries, [=, this, &host] { run(ticket, host, spec, program, tries + 1); });
+                        return retry_if_none;
+                      });
+                });
   }
 
   void started(Ticket ticket, const Host& host, const std::string& label, std::uint64_t pid, std::uint64_t ticks) {
@@ -212,43 +218,47 @@ struct SshProvider final : Provider {
     events.push_back(Started{ticket, {std::string(kIdPrefix) + id}, std::nullopt});
   }
 
-  // After a broken connection the instance may run. If it certainly does not, `again_if_none` may start it again.
-  void settle(Ticket ticket, const Host& host, const std::string& label, const Error& error, bool retryable,
-              std::function<bool()> again_if_none) {
-    look(host, true, [=, this, &host](const Seen& seen, const std::optional<Error>& unknown) {
+  // Looks for an instance that may run although its start failed. If it certainly does not run, `retry_if_none` may
+  // start it again.
+  void search_started(Ticket ticket, const Host& host, const std::string& label, const Error& error, bool retryable,
+                      std::function<bool()> retry_if_none) {
+    list_host(host, true, [=, this, &host](const Seen& seen, const std::optional<Error>& unknown) {
       for (const auto& [id, name] : seen) {
         if (name != label) continue;
         rented[id] = {label, &host, false};
         events.push_back(Started{ticket, {std::string(kIdPrefix) + id}, std::nullopt});
         return;
       }
-      if (unknown || !again_if_none()) events.push_back(StartFailed{ticket, error, retryable, unknown.has_value()});
+      if (unknown || !retry_if_none()) events.push_back(StartFailed{ticket, error, retryable, unknown.has_value()});
     });
   }
 
   // The instances on a host: labels by id.
   using Seen = std::map<std::string, std::string>;
-  void look(const Host& host, bool patient, const std::function<void(const Seen&, const std::optional<Error>&)>& done) {
-    const auto list = [this, &host](Commands::Done then) {
-      on_host(host,
-              "for f in run/*; do [ -f \"$f\" ] || continue; read -r pid ticks < \"$f\"\n"
-              "if alive \"$pid\" \"$ticks\"; then echo \"${f#run/} $pid $ticks\"; else rm -f \"$f\"; fi; done; echo "
-              "complete\n",
-              std::move(then));
+  void list_host(const Host& host, bool patient,
+                 const std::function<void(const Seen&, const std::optional<Error>&)>& done) {
+    const auto list = [this, &host](CommandRunner::Done then) {
+      run_on_host(
+          host,
+          "for f in run/*; do [ -f \"$f\" ] || continue; read -r pid ticks < \"$f\"\n"
+          "if alive \"$pid\" \"$ticks\"; then echo \"${f#run/} $pid $ticks\"; else rm -f \"$f\"; fi; done; echo "
+          "complete\n",
+          std::move(then));
     };
-    const auto read = [this, &host, done](const CommandEnd& end) {
-      if (!end.good() || end.out.find("complete") == std::string::npos) return done({}, error_of(host, "list", end));
+    const auto read = [this, &host, done](const CommandResult& result) {
+      if (!result.good() || result.out.find("complete") == std::string::npos)
+        return done({}, error_of(host, "list", result));
       Seen seen;
-      std::istringstream lines(end.out);
+      std::istringstream lines(result.out);
       for (std::string file, pid, ticks; lines >> file >> pid >> ticks;)
         seen[host.name + ":" + pid + ":" + ticks] = label_of(file);
       done(seen, std::nullopt);
     };
-    patient ? ask(list, read) : list(read);
+    patient ? run_with_retries(list, read) : list(read);
   }
 
   void stop(Ticket ticket, const InstanceId& instance, Duration grace) override {
-    const std::string id = name_after(kIdPrefix, instance);
+    const std::string id = without_prefix(kIdPrefix, instance);
     const std::size_t second = id.rfind(':'), first = second == std::string::npos || second == 0
                                                           ? std::string::npos
                                                           : id.rfind(':', second - 1);
@@ -265,19 +275,19 @@ struct SshProvider final : Provider {
     }
     rented.erase(id);
     const auto twentieths = std::chrono::duration_cast<std::chrono::milliseconds>(grace).count() / 50;
-    on_host(*host,
-            fmt::format("p={} t={}\nif alive $p $t; then kill -TERM -$p; i=0\n"
-                        "while alive $p $t && [ $i -lt {} ]; do sleep 0.05; i=$((i+1)); done\n"
-                        "alive $p $t && kill -KILL -$p; i=0\n"
-                        "while alive $p $t && [ $i -lt 50 ]; do sleep 0.1; i=$((i+1)); done; fi\n"
-                        "if alive $p $t; then exit 1; fi; echo stopped\n",
-                        id.substr(first + 1, second - first - 1), id.substr(second + 1), twentieths),
-            [this, ticket, instance, host](const CommandEnd& end) {
-              if (end.good() && end.out.find("stopped") != std::string::npos)
-                events.push_back(Stopped{ticket, instance, "stopped"});
-              else
-                events.push_back(StopFailed{ticket, instance, error_of(*host, "stop", end)});
-            });
+    run_on_host(*host,
+                fmt::format("p={} t={}\nif alive $p $t; then kill -TERM -$p; i=0\n"
+                            "while alive $p $t && [ $i -lt {} ]; do sleep 0.05; i=$((i+1)); done\n"
+                            "alive $p $t && kill -KILL -$p; i=0\n"
+                            "while alive $p $t && [ $i -lt 50 ]; do sleep 0.1; i=$((i+1)); done; fi\n"
+                            "if alive $p $t; then exit 1; fi; echo stopped\n",
+                            id.substr(first + 1, second - first - 1), id.substr(second + 1), twentieths),
+                [this, ticket, instance, host](const CommandResult& result) {
+                  if (result.good() && result.out.find("stopped") != std::string::npos)
+                    events.push_back(Stopped{ticket, instance, "stopped"});
+                  else
+                    events.push_back(StopFailed{ticket, instance, error_of(*host, "stop", result)});
+                });
   }
 
   void list(Ticket ticket, const std::string& prefix) override {
@@ -286,7 +296,7 @@ struct SshProvider final : Provider {
     listed->complete = true;
     auto left = std::make_shared<std::size_t>(hosts.size());
     for (const Host& host : hosts)
-      look(host, false, [=, this](const Seen& seen, const std::optional<Error>& unknown) {
+      list_host(host, false, [=, this](const Seen& seen, const std::optional<Error>& unknown) {
         if (unknown) {
           listed->complete = false;
           listed->error = unknown;
@@ -307,7 +317,7 @@ struct SshProvider final : Provider {
     std::set<std::string> before;  // instances started meanwhile are not in the answer
     for (const auto& [id, known] : rented) before.insert(id);
     for (const Host* host : used)
-      look(*host, false, [this, host, before](const Seen& seen, const std::optional<Error>& unknown) {
+      list_host(*host, false, [this, host, before](const Seen& seen, const std::optional<Error>& unknown) {
         --watching;
         if (unknown) return;
         for (auto& [id, known] : rented) {
@@ -321,13 +331,13 @@ struct SshProvider final : Provider {
   std::vector<ProviderEvent> poll(TimePoint time) override {
     now = time;
     commands.poll(now);
-    for (std::size_t i = 0; i < later.size();) {
-      if (later[i].first > now) {
+    for (std::size_t i = 0; i < delayed.size();) {
+      if (delayed[i].first > now) {
         ++i;
         continue;
       }
-      const auto work = std::move(later[i].second);
-      later.erase(later.begin() + static_cast<std::ptrdiff_t>(i));
+      const auto work = std::move(delayed[i].second);
+      delayed.erase(delayed.begin() + static_cast<std::ptrdiff_t>(i));
       work();
     }
     watch();
@@ -368,7 +378,7 @@ Result<std::unique_ptr<Provider>> make(const std::filesystem::path& file) {
 const ProviderKind& ssh_kind() {
   static const ProviderKind kind{
       .name = "ssh", .meaning = "your own hosts", .make = [](const ProviderOptions& options) {
-        return made_of_file("ssh", options.file, make);
+        return make_from_file("ssh", options.file, make);
       }};
   return kind;
 }

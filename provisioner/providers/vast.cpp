@@ -1,3 +1,4 @@
+// VastProvider: rents and watches instances by vast.ai's REST interface.
 #include "provisioner/providers/vast.hpp"
 
 #include <array>
@@ -26,10 +27,10 @@ constexpr std::string_view kIdPrefix = "vast:";
 constexpr std::size_t kLabelMax = 256, kCommandMax = 4096, kTextMax = 200, kPagesMax = 2000;
 constexpr int kTriesMax = 7;
 constexpr Duration kBackoffFirst = std::chrono::seconds(2), kBackoffMax = std::chrono::minutes(1);
-constexpr Duration kEndPatience = std::chrono::minutes(5);
+constexpr Duration kDestroyTimeMax = std::chrono::minutes(5);
 constexpr double kUsdPerHourMax = 1e6;
 constexpr double kDiskGbMin = 10;
-constexpr double kBidOver = 1.05;  // margin over the least bid, so that a small rise does not outbid it
+constexpr double kBidFactor = 1.05;  // margin over the least bid, so that a small rise does not outbid it
 constexpr Duration kResumeMax = std::chrono::minutes(2);  // from a raised bid until the instance runs again
 
 enum Endpoint { kCreate, kDestroy, kShow, kList, kBid, kEndpoints };
@@ -37,8 +38,8 @@ enum Endpoint { kCreate, kDestroy, kShow, kList, kBid, kEndpoints };
 constexpr std::array<Duration, kEndpoints> kIntervals{milliseconds(4500), milliseconds(3000), milliseconds(2000),
                                                       milliseconds(1000), milliseconds(5500)};
 // Delays before listings that look for a create with an unclear result; new instances appear late.
-constexpr std::array<Duration, 3> kLookAfter{std::chrono::seconds(2), std::chrono::seconds(5),
-                                             std::chrono::seconds(15)};
+constexpr std::array<Duration, 3> kSearchDelays{std::chrono::seconds(2), std::chrono::seconds(5),
+                                                std::chrono::seconds(15)};
 
 InstanceId id_of(std::int64_t contract) { return {fmt::format("{}{}", kIdPrefix, contract)}; }
 
@@ -111,7 +112,7 @@ Instance instance_of(std::int64_t contract, const json& object) {
   return i;
 }
 
-Result<json> body_of(const LaunchSpec& spec) {
+Result<json> create_body(const LaunchSpec& spec) {
   if (spec.image.empty()) return fail(Code::kInvalid, kOperation, "a container image is needed: set fleet.image");
   if (spec.label.empty() || spec.label.size() > kLabelMax)
     return fail(Code::kInvalid, kOperation, "a label has 1 to {} characters, this one {}", kLabelMax,
@@ -159,9 +160,10 @@ struct VastProvider::Impl {
     TimePoint not_before{};
     int tries = 0;
   };
-  struct Line {
+  // The requests to one endpoint, which keep its interval.
+  struct RequestQueue {
     std::deque<Call> waiting;
-    std::optional<std::pair<std::uint64_t, Call>> under_way;
+    std::optional<std::pair<std::uint64_t, Call>> in_flight;
     TimePoint due{};
   };
   struct Listing {
@@ -182,15 +184,15 @@ struct VastProvider::Impl {
 
   VastOptions options;
   HttpClient http;
-  std::array<Line, kEndpoints> lines;
+  std::array<RequestQueue, kEndpoints> queues;
   std::map<std::int64_t, Rented> rented;  // known and not being destroyed
   std::map<std::string, double> bids;     // of pending creates, by label
   std::map<std::int64_t, std::vector<Destroyed>> destroying;
-  std::vector<std::pair<TimePoint, std::function<void()>>> later;
+  std::vector<std::pair<TimePoint, std::function<void()>>> delayed;
   std::vector<ProviderEvent> events;
   TimePoint now{}, watch_due{};
   bool watching = false;
-  bool troubled = false;  // the last request failed, and that was logged
+  bool failure_logged = false;  // until a request succeeds
 
   explicit Impl(VastOptions o) : options(std::move(o)), http(options.key, options.timeout) {
     options.url = service_url(options.url);
@@ -198,11 +200,11 @@ struct VastProvider::Impl {
 
   void call(Endpoint endpoint, const std::string& method, const std::string& path, const std::string& body,
             bool repeatable, Done done) {
-    lines[endpoint].waiting.push_back({{method, options.url + path, body}, repeatable, std::move(done), {}, 0});
+    queues[endpoint].waiting.push_back({{method, options.url + path, body}, repeatable, std::move(done), {}, 0});
   }
 
   // The service's error message, short and without the key.
-  std::string words_of(const HttpAnswer& answer) const {
+  std::string message_of(const HttpAnswer& answer) const {
     if (answer.status == 0) return fmt::format("{}: {}", options.url, answer.trouble);
     const json object = json::parse(answer.body, nullptr, false);
     std::string words = text_field(object, "error");
@@ -223,35 +225,35 @@ struct VastProvider::Impl {
   Error error_of(const HttpAnswer& answer, const std::string& what) const {
     if (answer.status != 0 && refuses_key(answer))
       return fail(Code::kInvalid, kOperation, "{}: the key was refused ({}); check VAST_API_KEY", what,
-                  words_of(answer));
+                  message_of(answer));
     const bool gone = answer.status == 404 || answer.status == 410 || answer.status == 409;
-    return fail(gone ? Code::kNotFound : Code::kUnavailable, kOperation, "{}: {}", what, words_of(answer));
+    return fail(gone ? Code::kNotFound : Code::kUnavailable, kOperation, "{}: {}", what, message_of(answer));
   }
 
   void create(Ticket ticket, const LaunchSpec& spec) {
     const auto refuse = [&](Error error) { events.push_back(StartFailed{ticket, std::move(error), false, false}); };
-    std::string_view ask = spec.offer.id;
+    std::string_view ask = spec.offer.id;  // vast.ai's word for an offer
     for (const std::string_view prefix : {"vast:", "vast-"})
       if (ask.starts_with(prefix)) ask.remove_prefix(prefix.size());
     if (!number_of(ask))
       return refuse(fail(Code::kInvalid, kOperation, "expected the number of an ask as the offer's id, found '{}'",
                          spec.offer.id));
-    LaunchSpec whole = spec;
-    if (options.url != kVastUrl) whole.env.emplace_back(kVastUrlVariable, options.url);  // for ending itself
-    auto body = body_of(whole);
+    LaunchSpec full_spec = spec;
+    if (options.url != kVastUrl) full_spec.env.emplace_back(kVastUrlVariable, options.url);  // for ending itself
+    auto body = create_body(full_spec);
     if (!body) return refuse(std::move(body).error());
     if (spec.bid_usd_per_hour) bids[spec.label] = *spec.bid_usd_per_hour;
     call(kCreate, "PUT", fmt::format("/api/v0/asks/{}/", ask),
          body->dump(-1, ' ', false, json::error_handler_t::replace), false,
-         [this, ticket, label = spec.label](const HttpAnswer& answer) { created(ticket, label, answer); });
+         [this, ticket, label = spec.label](const HttpAnswer& answer) { on_create_answer(ticket, label, answer); });
   }
 
-  void created(Ticket ticket, const std::string& label, const HttpAnswer& answer) {
+  void on_create_answer(Ticket ticket, const std::string& label, const HttpAnswer& answer) {
     const json object = json::parse(answer.body, nullptr, false);
     const auto contract = number_field(object, "new_contract");
-    const bool good =
+    const bool succeeded =
         answer.status == 200 && field(object, "success") != json(false) && field(object, "error").is_null();
-    if (contract && good) return started(ticket, *contract, label, std::nullopt);
+    if (contract && succeeded) return started(ticket, *contract, label, std::nullopt);
     if (contract) {  // for example after a bid that is too low: it exists, stopped, and its disk costs
       destroy(*contract, [this, ticket, error = error_of(answer, "create")](const Status& destroyed, bool) {
         events.push_back(StartFailed{ticket, error, false, !destroyed});
@@ -259,14 +261,14 @@ struct VastProvider::Impl {
       return;
     }
     // 429 after all tries, and requests that were never sent, rented nothing.
-    const bool said_no = answer.status == 200 && field(object, "success") == json(false);
-    const bool refused = said_no || (answer.status >= 400 && answer.status < 500 && answer.status != 408);
+    const bool refused_by_service = answer.status == 200 && field(object, "success") == json(false);
+    const bool refused = refused_by_service || (answer.status >= 400 && answer.status < 500 && answer.status != 408);
     if (refused || (answer.status == 0 && !answer.sent)) {
       const bool retryable = answer.status == 0 || answer.status == 429;
       events.push_back(StartFailed{ticket, error_of(answer, "create"), retryable, false});
       return;
     }
-    look_for(ticket, label, error_of(answer, "create"), 0);
+    search_created(ticket, label, error_of(answer, "create"), 0);
   }
 
   void started(Ticket ticket, std::int64_t contract, const std::string& label, std::optional<double> usd_per_hour) {
@@ -276,12 +278,12 @@ struct VastProvider::Impl {
     events.push_back(Started{ticket, id_of(contract), usd_per_hour});
   }
 
-  void look_for(Ticket ticket, const std::string& label, const Error& error, std::size_t attempt) {
-    if (attempt == kLookAfter.size()) {
+  void search_created(Ticket ticket, const std::string& label, const Error& error, std::size_t attempt) {
+    if (attempt == kSearchDelays.size()) {
       events.push_back(StartFailed{ticket, error, true, true});
       return;
     }
-    later.emplace_back(now + kLookAfter[attempt], [=, this] {
+    delayed.emplace_back(now + kSearchDelays[attempt], [=, this] {
       begin_listing([=, this](Listing& listing) {
         bool found = false;
         for (const Instance& instance : listing.instances) {
@@ -291,7 +293,7 @@ struct VastProvider::Impl {
           else
             destroy(instance.contract, [](const Status&, bool) {});
         }
-        if (!found) look_for(ticket, label, error, attempt + 1);
+        if (!found) search_created(ticket, label, error, attempt + 1);
       });
     });
   }
@@ -305,10 +307,11 @@ struct VastProvider::Impl {
          [this, contract](const HttpAnswer& answer) {
            const json object = json::parse(answer.body, nullptr, false);
            const bool absent = answer.body.find("no_such_instance") != std::string::npos && !refuses_key(answer);
-           const bool gone = answer.status == 200 && object.is_object() && field(object, "success") != json(false) &&
-                             field(object, "error").is_null();
-           const Status status = absent || gone ? ok() : Status(error_of(answer, fmt::format("destroy {}", contract)));
-           for (const Destroyed& tell : std::exchange(destroying[contract], {})) tell(status, absent);
+           const bool is_destroyed = answer.status == 200 && object.is_object() &&
+                                     field(object, "success") != json(false) && field(object, "error").is_null();
+           const Status status =
+               absent || is_destroyed ? ok() : Status(error_of(answer, fmt::format("destroy {}", contract)));
+           for (const Destroyed& callback : std::exchange(destroying[contract], {})) callback(status, absent);
            destroying.erase(contract);
          });
   }
@@ -322,11 +325,11 @@ struct VastProvider::Impl {
   void next_page(const std::shared_ptr<Listing>& listing, const std::string& token) {
     std::string path = "/api/v1/instances/?limit=25";
     if (!token.empty()) path += "&after_token=" + url_escaped(token);
-    call(kList, "GET", path, "", true, [this, listing](const HttpAnswer& answer) { page(listing, answer); });
+    call(kList, "GET", path, "", true, [this, listing](const HttpAnswer& answer) { on_page(listing, answer); });
   }
 
-  void page(const std::shared_ptr<Listing>& listing, const HttpAnswer& answer) {
-    const auto end = [&](std::optional<Error> error) {
+  void on_page(const std::shared_ptr<Listing>& listing, const HttpAnswer& answer) {
+    const auto finish_listing = [&](std::optional<Error> error) {
       listing->found.complete = !error;
       listing->found.error = std::move(error);
       listing->done(*listing);
@@ -334,17 +337,17 @@ struct VastProvider::Impl {
     const json object = json::parse(answer.body, nullptr, false);
     const json& page = field(object, "instances");
     if (answer.status != 200 || !page.is_array() || field(object, "success") == json(false))
-      return end(error_of(answer, "list"));
+      return finish_listing(error_of(answer, "list"));
     for (const json& item : page) {
       const auto contract = number_field(item, "id");
-      if (!contract) return end(fail(Code::kCorrupt, kOperation, "list: an instance without an id"));
+      if (!contract) return finish_listing(fail(Code::kCorrupt, kOperation, "list: an instance without an id"));
       if (listing->seen.insert(*contract).second) listing->instances.push_back(instance_of(*contract, item));
     }
     const json& token = field(object, "next_token");
-    if (token.is_null() || token == json("")) return end(std::nullopt);
+    if (token.is_null() || token == json("")) return finish_listing(std::nullopt);
     const std::string text = token.is_string() ? token.get<std::string>() : token.dump();
     if (!listing->tokens.insert(text).second || listing->tokens.size() > kPagesMax)
-      return end(fail(Code::kCorrupt, kOperation, "list: the pages do not end"));
+      return finish_listing(fail(Code::kCorrupt, kOperation, "list: the pages do not end"));
     next_page(listing, text);
   }
 
@@ -354,14 +357,15 @@ struct VastProvider::Impl {
     begin_listing([this](Listing& listing) {
       watching = false;
       watch_due = now + options.watch_every;
-      for (const Instance& instance : listing.instances) look_at(instance);
+      for (const Instance& instance : listing.instances) compare_with_known(instance);
       if (!listing.found.complete) return;  // a missing instance may be on the failed page
       for (const auto& [contract, known] : rented)
-        if (listing.seen.count(contract) == 0) ask_for(contract);
+        if (listing.seen.count(contract) == 0) query(contract);
     });
   }
 
-  void look_at(const Instance& instance) {
+  // Reports what has changed since the last listing.
+  void compare_with_known(const Instance& instance) {
     const auto it = rented.find(instance.contract);
     if (it == rented.end() || it->second.ended) return;
     const auto& price = instance.info.usd_per_hour;
@@ -382,12 +386,12 @@ struct VastProvider::Impl {
     events.push_back(Exited{instance.info.instance, it->second.label, why, instance.outbid, true});
   }
 
-  // Other bids are higher, or about to win: raises ours up to its limit.
+  // Raises our bid up to its limit if other bids are higher or about to win.
   void raise_bid(const Instance& instance, Rented& known) {
     if (!instance.is_bid || !instance.min_bid || known.bid <= 0 || now < known.resumes_until) return;
-    const bool topped = instance.outbid || instance.ending || *instance.min_bid > known.bid;
-    const double bid = std::min(known.bid_max, *instance.min_bid * kBidOver);
-    if (!topped || bid < *instance.min_bid || bid <= known.bid) return;
+    const bool must_raise = instance.outbid || instance.ending || *instance.min_bid > known.bid;
+    const double bid = std::min(known.bid_max, *instance.min_bid * kBidFactor);
+    if (!must_raise || bid < *instance.min_bid || bid <= known.bid) return;
     known.resumes_until = now + kResumeMax;
     const std::string path = fmt::format("/api/v0/instances/bid_price/{}/", instance.contract);
     call(kBid, "PUT", path, json{{"client_id", "me"}, {"price", bid}}.dump(), true,
@@ -412,7 +416,7 @@ struct VastProvider::Impl {
   }
 
   // Queries an instance that a listing lacks; only a definite answer counts.
-  void ask_for(std::int64_t contract) {
+  void query(std::int64_t contract) {
     call(kShow, "GET", fmt::format("/api/v0/instances/{}/", contract), "", true,
          [this, contract](const HttpAnswer& answer) {
            const auto it = rented.find(contract);
@@ -428,48 +432,50 @@ struct VastProvider::Impl {
          });
   }
 
-  // Whether to repeat a call; if so, delays it.
-  bool again(Call& call, const HttpAnswer& answer) {
-    const bool hasty = answer.status == 429, unsent = answer.status == 0 && !answer.sent;
+  // Returns whether to repeat a call, and sets its delay if so.
+  bool schedule_retry(Call& call, const HttpAnswer& answer) {
+    const bool too_frequent = answer.status == 429, unsent = answer.status == 0 && !answer.sent;
     const bool broken = call.repeatable && (answer.status == 0 || answer.status >= 500);
-    if (!(hasty || unsent || broken) || ++call.tries >= kTriesMax) return false;
-    if (!hasty && !std::exchange(troubled, true)) log::warn("{}: {}; retrying", kOperation, words_of(answer));
+    if (!(too_frequent || unsent || broken) || ++call.tries >= kTriesMax) return false;
+    if (!too_frequent && !std::exchange(failure_logged, true))
+      log::warn("{}: {}; retrying", kOperation, message_of(answer));
     Duration wait = kBackoffFirst;
     for (int i = 1; i < call.tries; ++i) wait *= 2;
     call.not_before = now + std::min(wait, kBackoffMax);
     return true;
   }
 
-  void pump() {
+  void advance() {
     for (const HttpAnswer& answer : http.poll())
-      for (Line& line : lines) {
-        if (!line.under_way || line.under_way->first != answer.request) continue;
-        Call call = std::move(line.under_way->second);
-        line.under_way.reset();
-        if (answer.status == 200) troubled = false;
-        if (again(call, answer))
-          line.waiting.push_front(std::move(call));
+      for (RequestQueue& queue : queues) {
+        if (!queue.in_flight || queue.in_flight->first != answer.request) continue;
+        Call call = std::move(queue.in_flight->second);
+        queue.in_flight.reset();
+        if (answer.status == 200) failure_logged = false;
+        if (schedule_retry(call, answer))
+          queue.waiting.push_front(std::move(call));
         else
           call.done(answer);
       }
-    for (std::size_t i = 0; i < later.size();) {
-      if (later[i].first > now) {
+    for (std::size_t i = 0; i < delayed.size();) {
+      if (delayed[i].first > now) {
         ++i;
         continue;
       }
-      const auto task = std::move(later[i].second);
-      later.erase(later.begin() + static_cast<std::ptrdiff_t>(i));
+      const auto task = std::move(delayed[i].second);
+      delayed.erase(delayed.begin() + static_cast<std::ptrdiff_t>(i));
       task();
     }
     watch();
     for (std::size_t endpoint = 0; endpoint < kEndpoints; ++endpoint) {
-      Line& line = lines[endpoint];
-      if (line.under_way || line.waiting.empty() || now < line.due || now < line.waiting.front().not_before) continue;
-      Call call = std::move(line.waiting.front());
-      line.waiting.pop_front();
-      line.due = now + kIntervals[endpoint];
+      RequestQueue& queue = queues[endpoint];
+      if (queue.in_flight || queue.waiting.empty() || now < queue.due || now < queue.waiting.front().not_before)
+        continue;
+      Call call = std::move(queue.waiting.front());
+      queue.waiting.pop_front();
+      queue.due = now + kIntervals[endpoint];
       const std::uint64_t id = http.send(call.request);
-      line.under_way.emplace(id, std::move(call));
+      queue.in_flight.emplace(id, std::move(call));
     }
   }
 };
@@ -481,7 +487,7 @@ Status end_own_vast_instance(const std::string& url, const std::string& key, con
   VastProvider provider(std::move(options));
   provider.stop(0, {std::string(kIdPrefix) + id}, {});
   const SystemClock clock;
-  const TimePoint deadline = clock.now() + kEndPatience;
+  const TimePoint deadline = clock.now() + kDestroyTimeMax;
   while (clock.now() < deadline) {
     for (const ProviderEvent& event : provider.poll(clock.now())) {
       if (std::get_if<Stopped>(&event)) return ok();
@@ -489,7 +495,7 @@ Status end_own_vast_instance(const std::string& url, const std::string& key, con
     }
     std::this_thread::sleep_for(milliseconds(20));
   }
-  return fail(Code::kUnavailable, kOperation, "destroy {}: no answer within {}", id, to_text(kEndPatience));
+  return fail(Code::kUnavailable, kOperation, "destroy {}: no answer within {}", id, to_text(kDestroyTimeMax));
 }
 
 VastProvider::VastProvider(VastOptions options) : impl_(std::make_unique<Impl>(std::move(options))) {}
@@ -522,7 +528,7 @@ void VastProvider::list(Ticket ticket, const std::string& label_prefix) {
 
 std::vector<ProviderEvent> VastProvider::poll(TimePoint now) {
   impl_->now = now;
-  impl_->pump();
+  impl_->advance();
   return std::exchange(impl_->events, {});
 }
 

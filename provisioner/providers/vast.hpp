@@ -23,7 +23,8 @@ struct VastOptions {
   double bid_raise_max = 0;                         // as in ServiceSettings
 };
 
-// From VAST_API_KEY, or the first line of a file that only its owner can read. kInvalid says which is wrong.
+// Reads the key from VAST_API_KEY, or from the first line of a file that only its owner can read. kInvalid says what is
+// wrong.
 Result<std::string> read_vast_key(const std::filesystem::path& file);
 
 // Called inside an instance: destroys it, with the key that can do only that. `url` "": the default service. Blocks.
@@ -31,7 +32,7 @@ Status end_own_vast_instance(const std::string& url, const std::string& key, con
 
 // A reply to a search, or its list of offers.
 bool is_vast_reply(std::string_view head);
-Result<std::vector<Offer>> read_vast(std::string_view text, std::string_view name, const OfferReading& reading);
+Result<std::vector<Offer>> read_vast(std::string_view text, std::string_view name, const OfferReadOptions& reading);
 
 // Requests of each kind keep the interval that the service allows. Rate-limited and repeatable requests are retried
 // with growing pauses. A create with an unclear result (answer lost, broken or a server error) is settled by a listing:

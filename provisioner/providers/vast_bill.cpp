@@ -1,3 +1,4 @@
+// Reads the pages of vast.ai's bill.
 #include "provisioner/providers/vast_bill.hpp"
 
 #include <cmath>
@@ -15,7 +16,7 @@ namespace {
 using nlohmann::json;
 
 constexpr std::string_view kOperation = "bill of vast.ai";
-constexpr double kDay_s = 86'400, kUsdMax = 1e9;
+constexpr double kDaySeconds = 86'400, kUsdMax = 1e9;
 constexpr std::size_t kPagesMax = 1000;
 constexpr std::string_view kSource = "instance-";
 
@@ -31,8 +32,9 @@ Result<json> get(HttpClient& client, const VastBillQuestion& q, const std::strin
     why = answer.status == 0 ? answer.trouble : fmt::format("HTTP {}: {}", answer.status, printable(answer.body, 200));
     for (auto at = why.find(q.key); !q.key.empty() && at != std::string::npos; at = why.find(q.key))
       why.replace(at, q.key.size(), "...");
-    const bool later = answer.status == 0 || answer.status == 200 || answer.status == 429 || answer.status >= 500;
-    if (!later) break;
+    const bool is_temporary =
+        answer.status == 0 || answer.status == 200 || answer.status == 429 || answer.status >= 500;
+    if (!is_temporary) break;
   }
   return fail(Code::kUnavailable, kOperation, "{}: {}", url.substr(0, url.find('?')), why);
 }
@@ -75,7 +77,7 @@ Result<std::string> read_vast_charges(const std::string& body, std::vector<Charg
     if (*end != '\0' || contract <= 0 || !amount || !start.is_number())
       return wrong("number, 'amount' and 'start' of " + name);
     charge.instance = {fmt::format("{}:{}", kVastName, contract)};
-    charge.day_unix_s = std::floor(start.get<double>() / kDay_s) * kDay_s;
+    charge.day_unix_s = std::floor(start.get<double>() / kDaySeconds) * kDaySeconds;
     charge.usd = *amount;
     const json items = row.value("items", json());
     for (const json& item : items.is_array() ? items : json::array()) {
@@ -94,10 +96,11 @@ Result<std::string> read_vast_charges(const std::string& body, std::vector<Charg
 Result<Bill> ask_vast_bill(const VastBillQuestion& q) {
   HttpClient client(q.key, q.timeout);
   Bill bill;
-  const json filters = {{"day",
-                         {{"gte", static_cast<std::int64_t>(std::floor(q.from_unix_s / kDay_s) * kDay_s)},
-                          {"lte", static_cast<std::int64_t>((std::floor(q.to_unix_s / kDay_s) + 1) * kDay_s) - 1}}},
-                        {"type", {{"in", {"instance"}}}}};
+  const json filters = {
+      {"day",
+       {{"gte", static_cast<std::int64_t>(std::floor(q.from_unix_s / kDaySeconds) * kDaySeconds)},
+        {"lte", static_cast<std::int64_t>((std::floor(q.to_unix_s / kDaySeconds) + 1) * kDaySeconds) - 1}}},
+      {"type", {{"in", {"instance"}}}}};
   const std::string path =
       "/api/v0/charges/?format=table&latest_first=false&limit=500&select_filters=" + url_escaped(filters.dump());
   std::set<std::string> tokens;

@@ -47,7 +47,7 @@ Result<MarketAnswer> search(const ProviderOptions& options, const MarketQuestion
   search.disk = question.request.fleet.disk;
   search.stop = question.stop;
   ECHO_ASSIGN(const std::string reply, search_vast(search, question.request));
-  OfferReading reading;
+  OfferReadOptions reading;
   reading.disk = question.request.fleet.disk;
   ECHO_ASSIGN(std::vector<Offer> offers, read_vast(reply, search.url, reading));
   return MarketAnswer{search.url, kVastName, std::move(offers)};
@@ -62,7 +62,7 @@ Result<Bill> bill(const ProviderOptions& options, double from_unix_s, double to_
   return ask_vast_bill(question);
 }
 
-std::optional<MappedPort> mapped(std::uint16_t port, const Environment& environment) {
+std::optional<MappedPort> read_mapped_port(std::uint16_t port, const Environment& environment) {
   const char* host = environment("PUBLIC_IPADDR");
   const char* mapped = environment(fmt::format("VAST_TCP_PORT_{}", port).c_str());
   if (!host || !mapped) return std::nullopt;
@@ -75,7 +75,7 @@ std::optional<MappedPort> mapped(std::uint16_t port, const Environment& environm
   return MappedPort{host, number};
 }
 
-std::optional<OwnInstance> own() {
+std::optional<OwnInstance> read_own_instance() {
   const auto variable = [](const char* name) {
     const char* value = std::getenv(name);
     return std::string(value ? value : "");
@@ -100,8 +100,8 @@ const ProviderKind& vast_kind() {
       .search = search,
       .title = "vast.ai",
       .bill = bill,
-      .mapped_port = mapped,
-      .own_instance = own,
+      .mapped_port = read_mapped_port,
+      .own_instance = read_own_instance,
       .end_own_instance = R"sh(  [ -z "${CONTAINER_API_KEY-}" ] || ! has curl || auth header= "$CONTAINER_API_KEY" |
     curl -qsSK- -X DELETE "${ECHOLINE_VAST_URL:-https://console.vast.ai}/api/v0/instances/$CONTAINER_ID/" >&2
 )sh"};

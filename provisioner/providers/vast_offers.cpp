@@ -63,7 +63,7 @@ struct Raw {
   const std::optional<double>& operator[](Field f) const { return numbers[static_cast<std::size_t>(f)]; }
 };
 
-Offer offer_of(const Raw& raw, const OfferReading& reading) {
+Offer offer_of(const Raw& raw, const OfferReadOptions& reading) {
   Offer o;
   o.id = raw.id;
   o.provider = kVastName;
@@ -98,7 +98,7 @@ Offer offer_of(const Raw& raw, const OfferReading& reading) {
 // Nesting depths: 1 is the root. The offers are its elements, or those of its "offers", which are one level deeper.
 class Handler : public nlohmann::json_sax<nlohmann::json> {
  public:
-  Handler(std::string_view name, const OfferReading& reading) : problems_(name), reading_(reading) {}
+  Handler(std::string_view name, const OfferReadOptions& reading) : problems_(name), reading_(reading) {}
 
   bool null() override { return true; }
   bool boolean(bool value) override {
@@ -118,7 +118,7 @@ class Handler : public nlohmann::json_sax<nlohmann::json> {
   bool number_unsigned(number_unsigned_t value) override { return number(static_cast<double>(value), value); }
   bool number_float(number_float_t value, const string_t&) override { return number(value, value); }
   bool string(string_t& value) override {
-    if (depth_ == 1 && (key_ == "error" || key_ == "msg")) said_ += (said_.empty() ? "" : ": ") + shown(value);
+    if (depth_ == 1 && (key_ == "error" || key_ == "msg")) said_ += (said_.empty() ? "" : ": ") + excerpt(value);
     if (!at_field()) return true;
     std::string* text = key_ == "gpu_name"      ? &raw_.gpu
                         : key_ == "geolocation" ? &raw_.place
@@ -127,7 +127,7 @@ class Handler : public nlohmann::json_sax<nlohmann::json> {
                         : key_ == "host_id"     ? &raw_.owner
                                                 : nullptr;
     if (!text) {
-      wrong_type(shown(value));
+      wrong_type(excerpt(value));
     } else if (value.size() > kOfferTextMax) {
       problem(fmt::format("{}: expected a text of at most {} bytes, found {}", key_, kOfferTextMax, value.size()));
     } else {
@@ -226,7 +226,7 @@ class Handler : public nlohmann::json_sax<nlohmann::json> {
 
   void problem(const std::string& what) {
     ++problem_count_;
-    problems_.add(fmt::format("offers[{}]{}", index_, raw_.id.empty() ? "" : fmt::format(" (id {})", shown(raw_.id))),
+    problems_.add(fmt::format("offers[{}]{}", index_, raw_.id.empty() ? "" : fmt::format(" (id {})", excerpt(raw_.id))),
                   what);
   }
 
@@ -246,7 +246,7 @@ class Handler : public nlohmann::json_sax<nlohmann::json> {
   }
 
   OfferProblems problems_;
-  const OfferReading& reading_;
+  const OfferReadOptions& reading_;
   std::vector<Offer> offers_;
   std::set<std::string, std::less<>> ids_;
   Raw raw_;
@@ -266,7 +266,7 @@ bool is_vast_reply(std::string_view head) {
          has("\"success\"");
 }
 
-Result<std::vector<Offer>> read_vast(std::string_view text, std::string_view name, const OfferReading& reading) {
+Result<std::vector<Offer>> read_vast(std::string_view text, std::string_view name, const OfferReadOptions& reading) {
   Handler handler(name, reading);
   nlohmann::json::sax_parse(text, &handler);
   return handler.result(name);

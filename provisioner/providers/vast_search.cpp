@@ -1,3 +1,4 @@
+// Searches vast.ai's market; the provider's kind (vast_kind.cpp) calls it.
 #include "provisioner/providers/vast_search.hpp"
 
 #include <nlohmann/json.hpp>
@@ -12,12 +13,12 @@ namespace {
 constexpr std::string_view kOperation = "search vast.ai";
 constexpr auto kLook = std::chrono::milliseconds(5);
 
-bool nobody_waits(const VastSearch& search) { return search.stop != nullptr && *search.stop; }
+bool is_cancelled(const VastSearch& search) { return search.stop != nullptr && *search.stop; }
 
-HttpAnswer asked_once(const std::string& url, const std::string& body, const VastSearch& search) {
+HttpAnswer search_once(const std::string& url, const std::string& body, const VastSearch& search) {
   HttpClient client("", search.timeout);
   client.send({"POST", url, body});
-  while (!nobody_waits(search)) {  // the client's time-out ends the loop
+  while (!is_cancelled(search)) {  // the client's time-out ends the loop
     std::vector<HttpAnswer> answers = client.poll();
     if (!answers.empty()) return std::move(answers.front());
     std::this_thread::sleep_for(kLook);
@@ -52,13 +53,13 @@ Result<std::string> search_vast(const VastSearch& search, const PlanRequest& req
   const std::string body = vast_search_body(search, request);
   std::string why;
   for (int i = 0; i < search.tries; ++i) {
-    for (Duration waited{}; i > 0 && waited < search.pause && !nobody_waits(search); waited += kLook)
+    for (Duration waited{}; i > 0 && waited < search.pause && !is_cancelled(search); waited += kLook)
       std::this_thread::sleep_for(kLook);
-    HttpAnswer answer = asked_once(url, body, search);
+    HttpAnswer answer = search_once(url, body, search);
     if (answer.status == 200) return std::move(answer.body);
     why = answer.status == 0 ? answer.trouble : fmt::format("HTTP {}: {}", answer.status, printable(answer.body, 200));
-    const bool later = answer.status == 0 ? answer.sent : answer.status == 429 || answer.status >= 500;
-    if (!later) break;
+    const bool is_temporary = answer.status == 0 ? answer.sent : answer.status == 429 || answer.status >= 500;
+    if (!is_temporary) break;
   }
   return fail(Code::kUnavailable, kOperation, "{}: {}; try again later, or plan from a recorded reply (fleet.offers)",
               url, why);

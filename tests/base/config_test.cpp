@@ -258,7 +258,7 @@ TEST(Config, ANumberMayBeAuto) {
   std::optional<std::uint32_t> ignored;
   blank.root().read_or_auto("ahead", ignored, {.max = 10}, "batches");
   EXPECT_EQ(blank.keys().at(0).type, "whole number or auto");
-  EXPECT_EQ(blank.keys().at(0).fallback, "auto");
+  EXPECT_EQ(blank.keys().at(0).default_text, "auto");
   EXPECT_EQ(blank.keys().at(0).range, "0 to 10");
 }
 

@@ -29,9 +29,9 @@ class TextServerTest : public ::testing::Test {
     options_.retry_first = milliseconds(1);
     options_.retry_max = milliseconds(20);
   }
-  TextServer client() { return *TextServer::make(options_, clock_); }
+  TextServerClient client() { return *TextServerClient::make(options_, clock_); }
   Result<TextAnswer> ask(const std::string& text, std::int64_t tokens_max = 64) {
-    TextServer client = this->client();
+    TextServerClient client = this->client();
     return client.ask(question(7, text, tokens_max));
   }
   TextQuestion question(std::uint64_t id, const std::string& text, std::int64_t tokens_max = 64) const {
@@ -116,14 +116,14 @@ TEST_F(TextServerTest, AnErrorOfTheServerEndsAllQuestions) {
   start({.key = "secret"});
   options_.key = "wrong";
   options_.at_once = 2;
-  TextServer client = this->client();
+  TextServerClient client = this->client();
   for (std::uint64_t id = 0; id < 100; ++id) ASSERT_TRUE(client.submit(question(id, "abc")));
   std::size_t ended = 0;
-  while (client.inside() > 0)
-    for (const TextServer::Ended& one : client.poll(milliseconds(50))) {
+  while (client.in_flight() > 0)
+    for (const TextServerClient::Outcome& one : client.poll(milliseconds(50))) {
       ++ended;
       EXPECT_EQ(one.answer.error().code, Code::kInvalid);
-      EXPECT_FALSE(one.single);
+      EXPECT_FALSE(one.concerns_only_this_question);
       EXPECT_THAT(one.answer.error().message(), HasSubstr("refuses the key: Incorrect API key"));
       EXPECT_THAT(one.answer.error().message(), testing::Not(HasSubstr("wrong")));
     }
@@ -149,24 +149,24 @@ TEST_F(TextServerTest, AnErrorOfTheServerEndsAllQuestions) {
 
 TEST_F(TextServerTest, AnErrorOfOneQuestionEndsThatQuestionAlone) {
   start({.context_max = 10});
-  TextServer client = this->client();
+  TextServerClient client = this->client();
   ASSERT_TRUE(client.submit(question(1, "far too long for it")));
   ASSERT_TRUE(client.submit(question(2, "abc")));
-  std::map<std::uint64_t, TextServer::Ended> ended;
-  while (client.inside() > 0)
-    for (TextServer::Ended& one : client.poll(milliseconds(50))) ended.emplace(one.id, std::move(one));
-  EXPECT_TRUE(ended.at(1).single);
+  std::map<std::uint64_t, TextServerClient::Outcome> ended;
+  while (client.in_flight() > 0)
+    for (TextServerClient::Outcome& one : client.poll(milliseconds(50))) ended.emplace(one.id, std::move(one));
+  EXPECT_TRUE(ended.at(1).concerns_only_this_question);
   EXPECT_THAT(ended.at(1).answer.error().message(), HasSubstr("maximum context length is 10"));
   EXPECT_EQ(ended.at(2).answer->text, "cba");
 }
 
 TEST_F(TextServerTest, FindsOutHowTheLimitIsCalled) {
   start({.wants_completion_tokens = true});
-  TextServer client = this->client();
+  TextServerClient client = this->client();
   for (std::uint64_t id = 0; id < 20; ++id) ASSERT_TRUE(client.submit(question(id, "abcdef", 4)));
   std::size_t right = 0;
-  while (client.inside() > 0)
-    for (const TextServer::Ended& one : client.poll(milliseconds(50)))
+  while (client.in_flight() > 0)
+    for (const TextServerClient::Outcome& one : client.poll(milliseconds(50)))
       right += one.answer && one.answer->text == "fedc";
   EXPECT_EQ(right, 20u);
 }
@@ -174,13 +174,13 @@ TEST_F(TextServerTest, FindsOutHowTheLimitIsCalled) {
 TEST_F(TextServerTest, LimitsQuestionsInFlightAndDropsCancelledOnes) {
   start();
   options_.at_once = 3;
-  TextServer client = this->client();
+  TextServerClient client = this->client();
   server_->fault({.what = "hang", .times = 3, .hangs = milliseconds(20)});
   for (std::uint64_t id = 0; id < 40; ++id) ASSERT_TRUE(client.submit(question(id, fmt::format("{}", 100 + id))));
   client.cancel(39);
   std::map<std::uint64_t, std::string> texts;
-  while (client.inside() > 0)
-    for (TextServer::Ended& one : client.poll(milliseconds(50))) texts[one.id] = one.answer->text;
+  while (client.in_flight() > 0)
+    for (TextServerClient::Outcome& one : client.poll(milliseconds(50))) texts[one.id] = one.answer->text;
   EXPECT_EQ(texts.size(), 39u);
   for (const auto& [id, text] : texts) EXPECT_EQ(text, reversed(fmt::format("{}", 100 + id), {}));
   EXPECT_LE(server_->at_once_most(), 3);
@@ -200,15 +200,16 @@ TEST_F(TextServerTest, InvalidOptionsAreRefused) {
   for (const char* url : {"", "127.0.0.1:8000", "ftp://x"}) {
     TextServerOptions options = options_;
     options.url = url;
-    EXPECT_EQ(TextServer::make(options, clock_).error().code, Code::kInvalid) << url;
+    EXPECT_EQ(TextServerClient::make(options, clock_).error().code, Code::kInvalid) << url;
   }
   options_.model = "";
-  EXPECT_THAT(TextServer::make(options_, clock_).error().message(), HasSubstr("/v1/models lists them"));
+  EXPECT_THAT(TextServerClient::make(options_, clock_).error().message(), HasSubstr("/v1/models lists them"));
 }
 
 TEST(TextServerParser, SurvivesAnyBytes) {
   const std::string answers[] = {
-      R"({"choices":[{"index":0,"message":{"role":"assistant","content":"abc"},"text":"abc","finish_reason":"stop"}],"usage":{"completion_tokens":3}})",
+      std::string(R"({"choices":[{"index":0,"message":{"role":"assistant","content":"abc"},)") +
+          R"("text":"abc","finish_reason":"stop"}],"usage":{"completion_tokens":3}})",
       R"({"error":{"message":"no","type":"t","param":"max_tokens","code":"insufficient_quota"}})"};
   Random random(1);
   for (const std::string& answer : answers) {

@@ -142,7 +142,7 @@ int run(const Settings& settings) {
       if (const Status done = device.assign(target, pinned.view()); !done) give_up(done.error());
       return 0.0;
     });
-    target.memory_changed();
+    target.forget_leaf_digests();
     measure(to(digests), [&] {
       if (must(device.digest(target)) != old_digest)
         give_up(fail(Code::kCorrupt, "digest", "the device has another one than the CPU"));

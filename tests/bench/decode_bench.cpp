@@ -163,8 +163,8 @@ struct Load {
 };
 
 Speed ours(const std::shared_ptr<Transformer>& model, const Load& load, bool recorded = true) {
-  model::RunningBatch batch(model,
-                            {.rows_max = load.rows, .cache_max = {std::uint64_t{40} << 30}, .recorded = recorded});
+  model::RunningBatch batch(
+      model, {.rows_max = load.rows, .cache_max = {std::uint64_t{40} << 30}, .use_cuda_decoder = recorded});
   for (std::int64_t row = 0; row < load.rows; ++row) {
     model::Sequence s{.id = static_cast<std::uint64_t>(row), .prompt = {}, .sampling = {}};
     for (std::int64_t t = 0; t < load.prompt; ++t)  // no two alike: those would be read once

@@ -1,9 +1,10 @@
 #!/usr/bin/python3
 """The same learner step in plain eager PyTorch, as the baseline of train_bench, which starts this program.
 
-Reads FOLDER/model.json, FOLDER/model.safetensors and FOLDER/batch.json; then for every line on standard input makes a step and
-answers with a line of JSON: seconds, loss, gradient norm, and the most memory of the process so far. Every sequence is a row,
-padded on the right to the longest of its micro-batch; rows of like length go together, and logits are made of scored tokens only.
+Reads FOLDER/model.json, FOLDER/model.safetensors and FOLDER/batch.json. Then for every line on standard input it makes
+a step and answers with a line of JSON: seconds, loss, gradient norm, and the most memory of the process so far. Every
+sequence is a row, padded on the right to the longest of its micro-batch. Rows of like length go together, and logits
+are made of scored tokens only.
 """
 import json
 import os
@@ -60,7 +61,8 @@ class Model:
         for i in range(c["num_hidden_layers"]):
             at = f"model.layers.{i}."
             z = self.norm(x, at + "input_layernorm.weight")
-            q, k, v = (F.linear(z, p[at + f"self_attn.{which}_proj.weight"]).view(batch, tokens, -1, dim) for which in "qkv")
+            q, k, v = (F.linear(z, p[at + f"self_attn.{which}_proj.weight"]).view(batch, tokens, -1, dim)
+                       for which in "qkv")
             q = rotate(self.norm(q, at + "self_attn.q_norm.weight").transpose(1, 2))
             k = rotate(self.norm(k, at + "self_attn.k_norm.weight").transpose(1, 2))
             v = v.transpose(1, 2)
@@ -122,7 +124,8 @@ def memory(key):
 def main():
     folder, threads, tokens_max = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
     torch.set_num_threads(threads)
-    model = Model(json.load(open(os.path.join(folder, "model.json"))), read_safetensors(os.path.join(folder, "model.safetensors")))
+    model = Model(json.load(open(os.path.join(folder, "model.json"))),
+                  read_safetensors(os.path.join(folder, "model.safetensors")))
     optimizer = torch.optim.AdamW(list(model.p.values()), lr=1e-6, betas=(0.9, 0.95), weight_decay=0.0)
     print(json.dumps({"torch": torch.__version__}), flush=True)
     for _ in sys.stdin:
@@ -133,7 +136,8 @@ def main():
         start = time.perf_counter()
         loss, norm = step(model, optimizer, rows, tokens_max)
         seconds = time.perf_counter() - start
-        print(json.dumps({"seconds": seconds, "loss": loss, "gradient_norm": norm, "bytes": memory("VmHWM") - before}), flush=True)
+        print(json.dumps({"seconds": seconds, "loss": loss, "gradient_norm": norm, "bytes": memory("VmHWM") - before}),
+              flush=True)
 
 
 main()

@@ -1,8 +1,10 @@
 #!/usr/bin/python3
-"""What a run's learner takes of memory at most, beside what `echoline doctor` says of the run: a real run with one worker and two learner
-steps. With --trainer external this script trains: it changes about 3 % of the values of every tensor by one bit.
+"""Compares the most memory that a run's learner takes with the estimate of `echoline doctor`, in a real run with one
+worker and two learner steps. With --trainer external this script trains: it changes about 3 % of the values of every
+tensor by one bit.
 
-    tests/bench/learner_memory.py --program build/release/echoline --preset qwen3-0.6b --trainer external [--fp32] [--set KEY=VALUE ...]
+    tests/bench/learner_memory.py --program build/release/echoline --preset qwen3-0.6b --trainer external \
+        [--fp32] [--set KEY=VALUE ...]
 """
 import argparse
 import json
@@ -19,9 +21,11 @@ ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
 sys.path.insert(0, str(ROOT / "clients" / "python"))
 
 OFFERS = {"schema_version": 1, "offers": [
-    {"id": "a", "provider": "local", "host": "h", "gpu": "RTX 4090", "gpu_count": 1, "vram_gb": 80, "place": "DE", "up_mbit_per_s": 1000,
-     "down_mbit_per_s": 1000, "reliability": 0.999, "duration_days_max": 90, "rollouts_per_s": 50, "rollouts_source": "profile",
-     "gpu_usd_per_hour": 0.1, "storage_usd_per_hour": 0.001, "upload_usd_per_gb": 0.001, "download_usd_per_gb": 0.001}]}
+    {"id": "a", "provider": "local", "host": "h", "gpu": "RTX 4090", "gpu_count": 1, "vram_gb": 80, "place": "DE",
+     "up_mbit_per_s": 1000,
+     "down_mbit_per_s": 1000, "reliability": 0.999, "duration_days_max": 90, "rollouts_per_s": 50,
+     "rollouts_source": "profile", "gpu_usd_per_hour": 0.1, "storage_usd_per_hour": 0.001, "upload_usd_per_gb": 0.001,
+     "download_usd_per_gb": 0.001}]}
 
 
 def train(run):
@@ -39,7 +43,8 @@ def train(run):
             for tensor in tensors.values():
                 bits = tensor.view(torch.int16)
                 bits ^= (torch.rand(bits.shape) < 0.03).to(torch.int16)
-            client.publish(status.steps, {name: echoline.safetensors.Tensor("F32", tuple(t.shape), memoryview(t.float().numpy()).cast("B"))
+            client.publish(status.steps, {name: echoline.safetensors.Tensor(
+                                              "F32", tuple(t.shape), memoryview(t.float().numpy()).cast("B"))
                                           for name, t in tensors.items()} if a.fp32 else tensors)
         if status.steps >= status.steps_total:
             return
@@ -66,16 +71,20 @@ rollout: {{prompts_per_step: 2, group_size: 4, response_tokens_max: 16}}
 staleness: {{budget: 3}}
 learner: {{trainer: {a.trainer}, microbatch_tokens: 512}}
 network: {{uplink: 1 Gbit/s}}
-fleet: {{offers: {folder}/offers.json, provider: local, headroom: 0, join_timeout: 5 min, step_time_expected: 30 s, delta_ratio_expected: 10, install_time_expected: 1 s}}
+fleet: {{offers: {folder}/offers.json, provider: local, headroom: 0, join_timeout: 5 min,
+        step_time_expected: 30 s, delta_ratio_expected: 10, install_time_expected: 1 s}}
 """)
     settings = [word for setting in a.set for word in ("--set", setting)]
-    info = json.loads(subprocess.run([a.program, "model", "info", "--preset", a.preset, "--json"], check=True, capture_output=True, text=True).stdout)
-    doctor = subprocess.run([a.program, "doctor", folder + "/run.yaml", "--json", *settings], capture_output=True, text=True)
+    info = json.loads(subprocess.run([a.program, "model", "info", "--preset", a.preset, "--json"], check=True,
+                                     capture_output=True, text=True).stdout)
+    doctor = subprocess.run([a.program, "doctor", folder + "/run.yaml", "--json", *settings], capture_output=True,
+                            text=True)
     checks = json.loads(doctor.stdout)["checks"]
     said = next((c["detail"] for c in checks if c["check"] == "memory"), None)
     if said is None:
         sys.exit("\n".join(f"{c['check']}: {c['detail']}" for c in checks if c["verdict"] == "FAILED"))
-    learner = subprocess.Popen([a.program, "learner", folder + "/run.yaml", *settings], stderr=subprocess.PIPE, text=True)
+    learner = subprocess.Popen([a.program, "learner", folder + "/run.yaml", *settings], stderr=subprocess.PIPE,
+                               text=True)
     words = []
     reading = threading.Thread(target=lambda: words.extend(learner.stderr))
     reading.start()
@@ -84,7 +93,8 @@ fleet: {{offers: {folder}/offers.json, provider: local, headroom: 0, join_timeou
     most = 0
     while learner.poll() is None:
         try:
-            most = max(most, int(re.search(r"VmHWM:\s+(\d+)", pathlib.Path(f"/proc/{learner.pid}/status").read_text())[1]) * 1024)
+            most = max(most, int(re.search(r"VmHWM:\s+(\d+)",
+                                           pathlib.Path(f"/proc/{learner.pid}/status").read_text())[1]) * 1024)
         except (OSError, TypeError):
             pass
         time.sleep(0.1)
@@ -92,5 +102,5 @@ fleet: {{offers: {folder}/offers.json, provider: local, headroom: 0, join_timeou
     if learner.returncode != 0:
         sys.exit("".join(words[-20:]))
     policy = 2 * info["parameters"]
-    print(f"{a.preset}, {a.trainer}{', sent as fp32' if a.fp32 else ''}: policy {policy / 1e9:.2f} GB; the learner took {most / 1e9:.2f} GB, "
-          f"{most / policy:.2f} x the policy; `echoline doctor`: {said}")
+    print(f"{a.preset}, {a.trainer}{', sent as fp32' if a.fp32 else ''}: policy {policy / 1e9:.2f} GB; "
+          f"the learner took {most / 1e9:.2f} GB, {most / policy:.2f} x the policy; `echoline doctor`: {said}")

@@ -149,7 +149,7 @@ int learner(const LearnerArgs& args) {
     for (std::uint32_t s = 0; s < topology.stripes(); ++s)
       for (const auto& chain : topology.stripe(s)) {
         chains.emplace_back(nlohmann::json::array());
-        if (const WorkerId root = topology.root_of(s, chain.front()); root != kLearnerId)
+        if (const WorkerId root = topology.parent_of_chain(s, chain.front()); root != kLearnerId)
           chains.back().push_back(members[root.value]);
         for (const WorkerId id : chain) chains.back().push_back(members[id.value]);
       }

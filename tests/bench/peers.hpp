@@ -27,8 +27,7 @@ struct Peer {
 // - PULSE v3.1 (grail): one frame of zstd level 1 over, per tensor, row deltas, column deltas (from the start of a row
 //   where the row changes) and new values, in the narrowest of u8/u16/i32 and u16/i32; a JSON header with the layout.
 // - slime, mode `overwrite`: per tensor a frame of zstd level 1 over u32 count, u32 positions of changed *bytes* and
-// the
-//   new bytes.
+//   the new bytes.
 // - zstd --patch-from --single-thread: level 3 with the old weights as prefix, a window over all of them and
 //   long-distance matching. The copies into one piece of memory are part of its time. (Without --single-thread the
 //   program compresses in jobs of which only the first sees all of the prefix, and the result is many times larger.)

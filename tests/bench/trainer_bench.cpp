@@ -19,7 +19,7 @@
 #include "base/clock.hpp"
 #include "base/files.hpp"
 #include "learner/external/api.hpp"
-#include "learner/external/exchange.hpp"
+#include "learner/external/trainer_link.hpp"
 #include "model/finite.hpp"
 #include "model/policy.hpp"
 #include "model/probe.hpp"
@@ -59,10 +59,10 @@ void clients_that_stall(int count) {
   const std::filesystem::path folder =
       std::filesystem::temp_directory_path() / fmt::format("trainer_bench_{}", ::getpid());
   const SystemClock clock;
-  learner::Exchange exchange({1, 10, 0}, clock, 0);
+  learner::TrainerLink trainer_link({1, 10, 0}, clock, 0);
   learner::ApiOptions options;
   options.folder = folder;
-  const auto api = must(learner::Api::start(std::move(options), exchange));
+  const auto api = must(learner::Api::start(std::move(options), trainer_link));
   const std::string socket = api->address()["socket"];
   calls(socket, 4, count / 10 + 1);
   std::vector<double> alone, beside;

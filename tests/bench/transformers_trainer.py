@@ -6,8 +6,9 @@ transformers_trainer.py CONFIG ROWS PROMPT RESPONSE MICROBATCH_TOKENS STEPS
     kernel without fp32 masters. Prints a line of JSON: seconds of every step, most bytes allocated, and versions.
 
 transformers_trainer.py --gradients FOLDER
-    Reads FOLDER/config.json, FOLDER/model.safetensors and FOLDER/rows.json (rows of tokens of one length); prints a line
-    of JSON: relative errors of FOLDER/gradients-*.safetensors against this model in fp32, and of this model in bf16.
+    Reads FOLDER/config.json, FOLDER/model.safetensors and FOLDER/rows.json (rows of tokens of one length). Prints a
+    line of JSON: relative errors of FOLDER/gradients-*.safetensors against this model in fp32, and of this model in
+    bf16.
 """
 import json
 import pathlib

@@ -87,14 +87,14 @@ TEST(LowerBound, ForAFraction) {
 
 // A slow child leaves the rest of its parent's uplink to the others.
 TEST(BroadcastTime, ASlowChildTakesNoMoreThanItCan) {
-  Topology t;
-  t.policy = TopologyPolicy::kTrees;
-  t.chains = {{WorkerId{1}, WorkerId{2}}, {WorkerId{3}}};
-  t.grafts = {{{WorkerId{3}, WorkerId{1}}}};
+  Topology topology;
+  topology.policy = TopologyPolicy::kTrees;
+  topology.chains = {{WorkerId{1}, WorkerId{2}}, {WorkerId{3}}};
+  topology.grafts = {{{WorkerId{3}, WorkerId{1}}}};
   const std::vector<WorkerLink> links{{WorkerId{1}, mbyte(10), mbyte(50), {}},
                                       {WorkerId{2}, mbyte(10), mbyte(50), {}},
                                       {WorkerId{3}, mbyte(10), mbyte(1), {}}};
-  const auto times = broadcast_time(t, {90'000'000}, {1000}, mbyte(50), links);
+  const auto times = broadcast_time(topology, {90'000'000}, {1000}, mbyte(50), links);
   ASSERT_TRUE(times);
   EXPECT_NEAR(seconds(times->of(WorkerId{2})), 10, 0.01);
   EXPECT_NEAR(seconds(times->of(WorkerId{3})), 90, 0.01);

@@ -10,18 +10,17 @@ namespace {
 
 const BitRate kChainRate = BitRate::from_mbit_per_s(50);
 
-Choice choice_of(const RandomFleet& fleet, const Cargo& cargo, std::optional<TopologyPolicy> present = {}) {
-  auto choice =
-      choose_topology(fleet.learner_up, kChainRate, fleet.workers, fleet.links, cargo, present, fleet.regions);
+Choice choice_of(const RandomFleet& fleet, const BroadcastGoal& goal, std::optional<TopologyPolicy> present = {}) {
+  auto choice = choose_topology(fleet.learner_up, kChainRate, fleet.workers, fleet.links, goal, present, fleet.regions);
   EXPECT_TRUE(choice) << choice.error().message();
   return std::move(choice).value();
 }
 
-Duration time_of(const RandomFleet& fleet, TopologyPolicy policy, const Cargo& cargo) {
+Duration time_of(const RandomFleet& fleet, TopologyPolicy policy, const BroadcastGoal& goal) {
   const auto topology =
-      plan_chains(fleet.learner_up, kChainRate, fleet.workers, policy, cargo.quorum, fleet.regions).value();
-  return broadcast_time(topology, cargo.payload, cargo.chunk, fleet.learner_up, fleet.links, fleet.regions)
-      ->fraction(cargo.quorum);
+      plan_chains(fleet.learner_up, kChainRate, fleet.workers, policy, goal.quorum, fleet.regions).value();
+  return broadcast_time(topology, goal.payload, goal.chunk, fleet.learner_up, fleet.links, fleet.regions)
+      ->fraction(goal.quorum);
 }
 
 // Workers with equal links, and a delay to each.
@@ -40,14 +39,14 @@ TEST(Choice, IsWithinTwoPercentOfTheBestInRandomFleets) {
   std::vector<double> over_bound;
   for (int i = 0; i < 500; ++i) {
     const RandomFleet fleet = random_regions(random, i % 4 == 1, i % 2 == 0);
-    const Cargo cargo{Bytes{1'000 + random.below(200'000'000)}, Bytes{16'384u << (2 * random.below(4))}, 0.9};
-    const Choice choice = choice_of(fleet, cargo);
+    const BroadcastGoal goal{Bytes{1'000 + random.below(200'000'000)}, Bytes{16'384u << (2 * random.below(4))}, 0.9};
+    const Choice choice = choice_of(fleet, goal);
     Duration best = choice.predicted;
     for (const TopologyPolicy policy :
          {TopologyPolicy::kTrees, TopologyPolicy::kStripes, TopologyPolicy::kBestChains, TopologyPolicy::kStar})
       if (policy != TopologyPolicy::kStar || fleet.workers.size() <= kStarMax)
-        best = std::min(best, time_of(fleet, policy, cargo));
-    ASSERT_LE(seconds(choice.predicted), seconds(best) / kSoonerToLeaveTrees + 1e-9) << "fleet " << i;
+        best = std::min(best, time_of(fleet, policy, goal));
+    ASSERT_LE(seconds(choice.predicted), seconds(best) / kLeaveTreesTimeShare + 1e-9) << "fleet " << i;
     ASSERT_EQ(choice.predicted, choice.times.fraction(0.9));
     ASSERT_GE(seconds(choice.predicted), 0.999 * seconds(choice.lower_bound));
     ASSERT_TRUE(std::is_sorted(choice.candidates.begin(), choice.candidates.end(),
@@ -70,16 +69,16 @@ TEST(Choice, TheTopologyStaysUntilAnotherIsAFifthFaster) {
   int moved = 0, stayed = 0;
   for (int i = 0; i < 200; ++i) {
     const RandomFleet fleet = random_fleet(random, false, i % 2 == 0);
-    const Cargo cargo{Bytes{1'000 + random.below(5'000'000)}, Bytes{65'536}, 0.9};
-    const Choice best = choice_of(fleet, cargo);
+    const BroadcastGoal goal{Bytes{1'000 + random.below(5'000'000)}, Bytes{65'536}, 0.9};
+    const Choice best = choice_of(fleet, goal);
     for (const TopologyPolicy present : {TopologyPolicy::kTrees, TopologyPolicy::kBestChains, TopologyPolicy::kEcho2}) {
-      const Choice now = choice_of(fleet, cargo, present);
-      const double has = seconds(time_of(fleet, present, cargo)), soonest = seconds(now.candidates.front().predicted);
+      const Choice now = choice_of(fleet, goal, present);
+      const double has = seconds(time_of(fleet, present, goal)), soonest = seconds(now.candidates.front().predicted);
       if (now.topology.policy == present) {
-        ASSERT_LE(kSoonerToMove * has, soonest + 1e-9);
+        ASSERT_LE(kSwitchTimeShare * has, soonest + 1e-9);
         ++stayed;
       } else {
-        ASSERT_LE(seconds(now.predicted), kSoonerToMove * has + 1e-9);
+        ASSERT_LE(seconds(now.predicted), kSwitchTimeShare * has + 1e-9);
         ++moved;
       }
     }

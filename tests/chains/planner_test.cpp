@@ -39,19 +39,19 @@ Status check(const Topology& topology, const std::vector<ChainWorker>& workers) 
 }
 
 TEST(Echo2, SeedsByScoreThenRoundRobinToTheTails) {
-  const Topology t = plan(
+  const Topology topology = plan(
       {worker(1, 0.1), worker(2, 0.9), worker(3, 0.5), worker(4, 0.8), worker(5, 0.7), worker(6, 0.6), worker(7, 0.2)});
-  EXPECT_EQ(t.chains_wanted, 3u);
-  EXPECT_EQ(t.chains, (Chains{ids({2, 6, 1}), ids({4, 3}), ids({5, 7})}));
-  EXPECT_EQ(t.parent_of(id(2)), kLearnerId);
-  EXPECT_EQ(t.parent_of(id(1)), id(6));
-  EXPECT_EQ(t.parent_of(id(99)), std::nullopt);
-  EXPECT_EQ(t.parent_of(kLearnerId), std::nullopt);
-  EXPECT_EQ(t.children_of(kLearnerId), ids({2, 4, 5}));
-  EXPECT_EQ(t.children_of(id(6)), ids({1}));
-  EXPECT_TRUE(t.children_of(id(1)).empty());
-  EXPECT_EQ(t.depth(), 3u);
-  EXPECT_EQ(t.to_text(), "learner -> 2 -> 6 -> 1 | learner -> 4 -> 3 | learner -> 5 -> 7");
+  EXPECT_EQ(topology.chains_wanted, 3u);
+  EXPECT_EQ(topology.chains, (Chains{ids({2, 6, 1}), ids({4, 3}), ids({5, 7})}));
+  EXPECT_EQ(topology.parent_of(id(2)), kLearnerId);
+  EXPECT_EQ(topology.parent_of(id(1)), id(6));
+  EXPECT_EQ(topology.parent_of(id(99)), std::nullopt);
+  EXPECT_EQ(topology.parent_of(kLearnerId), std::nullopt);
+  EXPECT_EQ(topology.children_of(kLearnerId), ids({2, 4, 5}));
+  EXPECT_EQ(topology.children_of(id(6)), ids({1}));
+  EXPECT_TRUE(topology.children_of(id(1)).empty());
+  EXPECT_EQ(topology.depth(), 3u);
+  EXPECT_EQ(topology.to_text(), "learner -> 2 -> 6 -> 1 | learner -> 4 -> 3 | learner -> 5 -> 7");
 }
 
 TEST(Echo2, ChainCountIsTheFloorAndAtLeastOne) {
@@ -61,9 +61,9 @@ TEST(Echo2, ChainCountIsTheFloorAndAtLeastOne) {
   EXPECT_EQ(plan(many, TopologyPolicy::kEcho2, 2).chains.size(), 1u);
   EXPECT_EQ(plan(many, TopologyPolicy::kEcho2, 800).chains.size(), 9u);
   // 0.3 / 0.1 is 2.9999999999999996 in doubles.
-  const auto t = plan_chains(BitRate{0.3}, BitRate{0.1}, many, TopologyPolicy::kEcho2);
-  ASSERT_TRUE(t);
-  EXPECT_EQ(t->chains_wanted, 3u);
+  const auto topology = plan_chains(BitRate{0.3}, BitRate{0.1}, many, TopologyPolicy::kEcho2);
+  ASSERT_TRUE(topology);
+  EXPECT_EQ(topology->chains_wanted, 3u);
 }
 
 TEST(Echo2, EqualScoresAreOrderedById) {
@@ -71,17 +71,17 @@ TEST(Echo2, EqualScoresAreOrderedById) {
 }
 
 TEST(Echo2, WorkersThatMayNotForwardStandAtTailsOfTheirOwn) {
-  const Topology t = plan(
+  const Topology topology = plan(
       {worker(1, 0.9, false), worker(2, 0.8, false), worker(3, 0.5), worker(4, 0.4), worker(5, 0.3), worker(6, 0.2)});
-  EXPECT_EQ(t.chains, (Chains{ids({3, 6}), ids({4, 1}), ids({5, 2})}));
-  EXPECT_EQ(t.leaves_only, ids({1, 2}));
+  EXPECT_EQ(topology.chains, (Chains{ids({3, 6}), ids({4, 1}), ids({5, 2})}));
+  EXPECT_EQ(topology.leaves_only, ids({1, 2}));
 }
 
 TEST(Echo2, MoreLeavesThanChainsGetChainsOfTheirOwn) {
-  const Topology t = plan({worker(1, 0.9, false), worker(2, 0.8, false), worker(3, 0.5), worker(4, 0.4, false)},
-                          TopologyPolicy::kEcho2, 8);
-  EXPECT_EQ(t.chains_wanted, 1u);
-  EXPECT_EQ(t.chains, (Chains{ids({3, 4}), ids({1}), ids({2})}));
+  const Topology topology = plan({worker(1, 0.9, false), worker(2, 0.8, false), worker(3, 0.5), worker(4, 0.4, false)},
+                                 TopologyPolicy::kEcho2, 8);
+  EXPECT_EQ(topology.chains_wanted, 1u);
+  EXPECT_EQ(topology.chains, (Chains{ids({3, 4}), ids({1}), ids({2})}));
 }
 
 TEST(Echo2, WorkersThatMayNotSeedStandBehindThoseThatMay) {
@@ -97,11 +97,11 @@ TEST(BestChains, SlowUplinksStandAtTheTails) {
   const std::vector<ChainWorker> workers{worker(1, 0.5, true, 1), worker(2, 0.5, true, 2), worker(3, 0.5, true, 8),
                                          worker(4, 0.5, true, 8), worker(5, 0.9, true, 20)};
   EXPECT_EQ(best_chain_count(mbit(24), workers), 3u);
-  const Topology t = plan(workers, TopologyPolicy::kBestChains);
-  ASSERT_EQ(t.chains.size(), 3u);
+  const Topology topology = plan(workers, TopologyPolicy::kBestChains);
+  ASSERT_EQ(topology.chains.size(), 3u);
   std::set<std::uint64_t> with_child;
   for (const ChainWorker& w : workers)
-    if (!t.children_of(w.id).empty()) with_child.insert(w.id.value);
+    if (!topology.children_of(w.id).empty()) with_child.insert(w.id.value);
   EXPECT_EQ(with_child, (std::set<std::uint64_t>{3, 5}));
 }
 
@@ -112,9 +112,9 @@ TEST(BestChains, HomogeneousTiesGoToTheShorterChains) {
 }
 
 TEST(Star, TheLearnerServesEveryWorker) {
-  const Topology t = plan({worker(1), worker(2, 0.9), worker(3, 0.1, false)}, TopologyPolicy::kStar);
-  EXPECT_EQ(t.chains, (Chains{ids({2}), ids({1}), ids({3})}));
-  EXPECT_EQ(append(t, worker(4)).depth(), 1u);
+  const Topology topology = plan({worker(1), worker(2, 0.9), worker(3, 0.1, false)}, TopologyPolicy::kStar);
+  EXPECT_EQ(topology.chains, (Chains{ids({2}), ids({1}), ids({3})}));
+  EXPECT_EQ(append(topology, worker(4)).depth(), 1u);
 }
 
 TEST(PlanChains, NoWorkersNoChains) {
@@ -123,10 +123,10 @@ TEST(PlanChains, NoWorkersNoChains) {
 
 TEST(PlanChains, BadInputNamesTheWorker) {
   const auto error = [](BitRate up, BitRate b, const std::vector<ChainWorker>& w) {
-    const auto t = plan_chains(up, b, w, TopologyPolicy::kEcho2);
-    EXPECT_FALSE(t);
-    EXPECT_EQ(t.error().code, Code::kInvalid);
-    return t.error().detail;
+    const auto topology = plan_chains(up, b, w, TopologyPolicy::kEcho2);
+    EXPECT_FALSE(topology);
+    EXPECT_EQ(topology.error().code, Code::kInvalid);
+    return topology.error().detail;
   };
   using testing::HasSubstr;
   EXPECT_THAT(error(mbit(0), mbit(8), {worker(1)}), HasSubstr("uplink"));
@@ -139,22 +139,22 @@ TEST(PlanChains, BadInputNamesTheWorker) {
 }
 
 TEST(Detach, TheChildGoesToTheParentAndNothingElseMoves) {
-  const Topology t = plan(
+  const Topology topology = plan(
       {worker(1, 0.9), worker(2, 0.8), worker(3, 0.7), worker(4, 0.6), worker(5, 0.5), worker(6, 0.4), worker(7, 0.3)});
-  const Topology middle = detach(t, id(4));
+  const Topology middle = detach(topology, id(4));
   EXPECT_EQ(middle.parent_of(id(7)), id(1));
-  EXPECT_EQ(middle.chains[1], t.chains[1]);
-  EXPECT_EQ(middle.chains[2], t.chains[2]);
-  EXPECT_EQ(detach(t, id(1)).parent_of(id(4)), kLearnerId);
-  EXPECT_EQ(detach(t, id(7)).chains[0], ids({1, 4}));
-  EXPECT_EQ(detach(t, id(99)), t);
+  EXPECT_EQ(middle.chains[1], topology.chains[1]);
+  EXPECT_EQ(middle.chains[2], topology.chains[2]);
+  EXPECT_EQ(detach(topology, id(1)).parent_of(id(4)), kLearnerId);
+  EXPECT_EQ(detach(topology, id(7)).chains[0], ids({1, 4}));
+  EXPECT_EQ(detach(topology, id(99)), topology);
   Topology last = plan({worker(1)});
   EXPECT_TRUE(detach(last, id(1)).chains.empty());
 }
 
 TEST(Append, JoinsTheShortestChainWithAForwardingTail) {
-  const Topology t = plan({worker(1, 0.9), worker(2, 0.8), worker(3, 0.7), worker(4, 0.6)});
-  EXPECT_EQ(append(t, worker(9)).parent_of(id(9)), id(2));
+  const Topology topology = plan({worker(1, 0.9), worker(2, 0.8), worker(3, 0.7), worker(4, 0.6)});
+  EXPECT_EQ(append(topology, worker(9)).parent_of(id(9)), id(2));
   // The tails of the two shorter chains may not forward.
   const Topology closed =
       plan({worker(1, 0.9), worker(4, 0.8), worker(2, 0.7, false), worker(3, 0.6, false)}, TopologyPolicy::kEcho2, 16);
@@ -166,15 +166,15 @@ TEST(Append, JoinsTheShortestChainWithAForwardingTail) {
 }
 
 TEST(Append, RefillsAChainThatDiedOut) {
-  const Topology t = detach(plan({worker(1, 0.9), worker(2, 0.8), worker(3, 0.7), worker(4, 0.6)}), id(2));
-  ASSERT_EQ(t.chains.size(), 2u);
-  EXPECT_EQ(append(t, worker(5)).parent_of(id(5)), kLearnerId);
+  const Topology topology = detach(plan({worker(1, 0.9), worker(2, 0.8), worker(3, 0.7), worker(4, 0.6)}), id(2));
+  ASSERT_EQ(topology.chains.size(), 2u);
+  EXPECT_EQ(append(topology, worker(5)).parent_of(id(5)), kLearnerId);
   EXPECT_EQ(append(Topology{}, worker(5)).chains, (Chains{ids({5})}));
 }
 
 TEST(Append, TwiceTheSameWorkerIsABug) {
-  const Topology t = plan({worker(1)});
-  EXPECT_DEATH((void)append(t, worker(1)), "worker 1");
+  const Topology topology = plan({worker(1)});
+  EXPECT_DEATH((void)append(topology, worker(1)), "worker 1");
 }
 
 std::vector<ChainWorker> random_fleet(Random& random) {
@@ -194,8 +194,8 @@ TEST(PlanChains, EveryWorkerOfRandomFleetsReceivesOnce) {
   for (int round = 0; round < 500; ++round) {
     auto workers = random_fleet(random);
     for (const auto policy : kPolicies) {
-      const Topology t = plan(workers, policy, static_cast<double>(random.between(1, 100)));
-      const Status status = check(t, workers);
+      const Topology topology = plan(workers, policy, static_cast<double>(random.between(1, 100)));
+      const Status status = check(topology, workers);
       ASSERT_TRUE(status) << "round " << round << ": " << status.error().message();
     }
   }
@@ -237,20 +237,20 @@ TEST(PlanChains, BestChainsIsNeverSlowerThanAnyOtherCount) {
 TEST(Repair, LongSequencesOfLossesAndJoinsStayATree) {
   Random random(8);
   for (const auto policy : kPolicies) {
-    if (policy == TopologyPolicy::kTrees) continue;  // mended otherwise
+    if (policy == TopologyPolicy::kTrees) continue;  // repaired otherwise
     std::vector<ChainWorker> workers = random_fleet(random);
-    Topology t = plan(workers, policy);
+    Topology topology = plan(workers, policy);
     std::uint64_t next = 100;
     for (int step = 0; step < 300; ++step) {
       if (!workers.empty() && random.below(2) == 0) {
         const auto gone = random.below(workers.size());
-        t = detach(t, workers[gone].id);
+        topology = detach(topology, workers[gone].id);
         workers.erase(workers.begin() + static_cast<std::ptrdiff_t>(gone));
       } else {
         workers.push_back(worker(next++, 0.5, random.below(3) != 0));
-        t = append(t, workers.back());
+        topology = append(topology, workers.back());
       }
-      const Status status = check(t, workers);
+      const Status status = check(topology, workers);
       ASSERT_TRUE(status) << status.error().message();
     }
   }

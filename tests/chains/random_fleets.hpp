@@ -39,11 +39,11 @@ inline RandomFleet random_regions(Random& random, bool straggler, bool scarce) {
   RandomFleet fleet = random_fleet(random, straggler, scarce);
   const std::size_t n = 1 + random.below(4);
   if (n == 1) return fleet;
-  fleet.regions.ways.assign(n, std::vector<RegionWay>(n));
+  fleet.regions.links.assign(n, std::vector<RegionLink>(n));
   for (std::size_t a = 0; a < n; ++a)
     for (std::size_t b = 0; b < n; ++b) {
-      if (a != b) fleet.regions.ways[a][b].rate = BitRate::from_mbit_per_s(50 * std::pow(40, random.uniform()));
-      fleet.regions.ways[a][b].delay = std::chrono::milliseconds(a == b ? 2 : 20 + random.below(100));
+      if (a != b) fleet.regions.links[a][b].rate = BitRate::from_mbit_per_s(50 * std::pow(40, random.uniform()));
+      fleet.regions.links[a][b].delay = std::chrono::milliseconds(a == b ? 2 : 20 + random.below(100));
     }
   for (std::size_t i = 0; i < fleet.workers.size(); ++i)
     fleet.workers[i].region = fleet.links[i].region = static_cast<std::uint32_t>(random.below(n));

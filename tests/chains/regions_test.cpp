@@ -23,7 +23,7 @@ BitRate mbit(double rate) { return BitRate::from_mbit_per_s(rate); }
 Regions regions_of(const std::vector<std::vector<double>>& rates) {
   Regions regions;
   for (std::size_t a = 0; a < rates.size(); ++a) {
-    auto& ways = regions.ways.emplace_back(rates.size());
+    auto& ways = regions.links.emplace_back(rates.size());
     for (std::size_t b = 0; b < rates.size(); ++b)
       if (a != b) ways[b].rate = mbit(rates[a][b]);
   }
@@ -101,10 +101,11 @@ TEST(Regions, AHelpedRegionMayHelpAThird) {
   const std::vector<std::vector<double>> taken = {{0, 0, 0}, {0, 0, 45e6}, {0, 0, 0}};
   const std::vector<double> spare = {20e6, 0, -30e6};
   const Lending free = lend(regions, spare, std::vector<double>{0, 12e6, 0}, std::vector(3, std::vector<double>(3, 0)));
-  EXPECT_NEAR(free.all, 12e6, 10);
-  EXPECT_NEAR(free.over[0][1], 12e6, 10);
-  EXPECT_NEAR(free.over[1][2], 12e6, 10);
-  EXPECT_NEAR(lend(regions, spare, std::vector<double>{0, 12e6, 0}, taken).all, 5e6, 10);  // the way is in use already
+  EXPECT_NEAR(free.total, 12e6, 10);
+  EXPECT_NEAR(free.by_link[0][1], 12e6, 10);
+  EXPECT_NEAR(free.by_link[1][2], 12e6, 10);
+  EXPECT_NEAR(lend(regions, spare, std::vector<double>{0, 12e6, 0}, taken).total, 5e6,
+              10);  // the way is in use already
 }
 
 // Each of two regions could receive 150, but both together 200, beside the 300 that their six workers send.
@@ -120,7 +121,7 @@ TEST(Regions, AWayIsSharedByAllThatCrossesIt) {
   RandomFleet fleet = fleet_of({1, 3}, 100);
   fleet.learner_up = mbit(1000);
   fleet.regions = regions_of({{0, 30}, {30, 0}});
-  fleet.regions.ways[0][1].delay = milliseconds(100);
+  fleet.regions.links[0][1].delay = milliseconds(100);
   const Topology star = plan_chains(fleet.learner_up, mbit(10), fleet.workers, TopologyPolicy::kStar).value();
   const auto times =
       broadcast_time(star, Bytes{1'250'000}, Bytes{1'250'000}, fleet.learner_up, fleet.links, fleet.regions).value();
@@ -185,11 +186,11 @@ TEST(Relays, ARegionWithoutForwardersIsServedFromOutside) {
 
 TEST(Relays, OneRegionHasNoRelays) {
   RandomFleet fleet = fleet_of({3, 3}, 100);
-  EXPECT_FALSE(spread_out(fleet.workers, {}));
+  EXPECT_FALSE(spans_regions(fleet.workers, {}));
   fleet.regions = regions_of({{0, 10}, {10, 0}});
-  EXPECT_TRUE(spread_out(fleet.workers, fleet.regions));
+  EXPECT_TRUE(spans_regions(fleet.workers, fleet.regions));
   for (ChainWorker& w : fleet.workers) w.region = 0;
-  EXPECT_FALSE(spread_out(fleet.workers, fleet.regions));
+  EXPECT_FALSE(spans_regions(fleet.workers, fleet.regions));
   EXPECT_EQ(trees(fleet).to_text(),
             plan_chains(fleet.learner_up, mbit(10), fleet.workers, TopologyPolicy::kTrees).value().to_text());
 }
@@ -203,15 +204,15 @@ TEST(Relays, RegionsThatAreNotThereAreNamed) {
   };
   fleet.regions = regions_of({{0, 0}, {10, 0}});
   EXPECT_THAT(error(), testing::HasSubstr("needs a capacity, found 0 bit/s"));
-  fleet.regions.ways[0][1].rate = mbit(10);
+  fleet.regions.links[0][1].rate = mbit(10);
   fleet.workers[1].region = 2;
-  EXPECT_THAT(error(), testing::HasSubstr("worker 2 is in region 2 of 2"));
+  EXPECT_THAT(error(), testing::HasSubstr("worker 2: its region is 2, expected 0 to 1"));
   fleet.workers[1].region = 1;
   EXPECT_EQ(error(), "");
-  fleet.regions.ways[1].pop_back();
+  fleet.regions.links[1].pop_back();
   EXPECT_THAT(error(), testing::HasSubstr("links to 1 of 2 regions"));
   fleet.regions.learner = 7;
-  EXPECT_THAT(error(), testing::HasSubstr("the learner is in region 7 of 2"));
+  EXPECT_THAT(error(), testing::HasSubstr("the learner's region is 7, expected 0 to 1"));
 }
 
 TEST(Relays, AreWithinReachOfTheBoundInRandomFleets) {
@@ -257,21 +258,21 @@ TEST(Relays, OddFleetsAreReachedAsWell) {
       if (random.uniform() < 0.1) w.up = w.down = BitRate{1000};
     }
     if (fleet.regions.several())
-      fleet.regions.learner = static_cast<std::uint32_t>(random.below(fleet.regions.ways.size()));
-    for (auto& row : fleet.regions.ways)
-      for (RegionWay& way : row)
+      fleet.regions.learner = static_cast<std::uint32_t>(random.below(fleet.regions.links.size()));
+    for (auto& row : fleet.regions.links)
+      for (RegionLink& way : row)
         if (i % 5 == 0 && random.uniform() < 0.3) way.rate = BitRate{1000};
     if (i % 11 == 0) fleet.learner_up = BitRate{1000};
     const Topology topology = trees(fleet, 0.9);
     const auto rest = std::span(fleet.workers).subspan(1);
-    const MendedTrees mended = mend_trees(topology, fleet.learner_up, rest, 0.9, {}, fleet.regions);
+    const RepairedTrees repaired = repair_trees(topology, fleet.learner_up, rest, 0.9, {}, fleet.regions);
     std::vector<WorkerId> ids;
     for (const ChainWorker& w : rest) ids.push_back(w.id);
-    ASSERT_TRUE(validate(mended.topology, ids)) << "fleet " << i;
+    ASSERT_TRUE(validate(repaired.topology, ids)) << "fleet " << i;
   }
 }
 
-// Workers come and go for a while. The mended trees always reach every worker, within its region if possible.
+// Workers come and go for a while. The repaired trees always reach every worker, within its region if possible.
 TEST(Relays, AreMendedInTheirRegion) {
   Random random(11);
   RandomFleet fleet = fleet_of({8, 8, 8}, 200);
@@ -287,11 +288,11 @@ TEST(Relays, AreMendedInTheirRegion) {
           WorkerId{next++}, mbit(200), mbit(1000), 1, true, true, static_cast<std::uint32_t>(random.below(3))};
       fleet.workers.push_back(joiner);
     }
-    const MendedTrees mended = mend_trees(topology, fleet.learner_up, fleet.workers, 1, {}, fleet.regions);
+    const RepairedTrees repaired = repair_trees(topology, fleet.learner_up, fleet.workers, 1, {}, fleet.regions);
     std::vector<WorkerId> ids;
     for (const ChainWorker& w : fleet.workers) ids.push_back(w.id);
-    ASSERT_TRUE(validate(mended.topology, ids)) << "step " << step;
-    topology = mended.slow() ? trees(fleet) : mended.topology;
+    ASSERT_TRUE(validate(repaired.topology, ids)) << "step " << step;
+    topology = repaired.worth_replanning() ? trees(fleet) : repaired.topology;
     const auto crossed = crossings(topology, fleet);
     for (const std::uint32_t region : {1, 2})
       ASSERT_LE(into(crossed, region), 1.5) << "step " << step << ": " << topology.to_text();
@@ -309,9 +310,9 @@ TEST(Relays, ARelayThatGoesIsFollowedByAnotherOfItsRegion) {
       if (id.value > 3 && parent.value <= 3) relays.insert(id);
   ASSERT_FALSE(relays.empty());
   std::erase_if(fleet.workers, [&](const ChainWorker& w) { return w.id == *relays.begin(); });
-  const MendedTrees mended = mend_trees(topology, fleet.learner_up, fleet.workers, 1, {}, fleet.regions);
-  EXPECT_NEAR(into(crossings(mended.topology, fleet), 1), 1, 1e-9) << mended.topology.to_text();
-  EXPECT_FALSE(mended.slow());
+  const RepairedTrees repaired = repair_trees(topology, fleet.learner_up, fleet.workers, 1, {}, fleet.regions);
+  EXPECT_NEAR(into(crossings(repaired.topology, fleet), 1), 1, 1e-9) << repaired.topology.to_text();
+  EXPECT_FALSE(repaired.worth_replanning());
 }
 
 }  // namespace

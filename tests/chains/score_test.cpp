@@ -48,36 +48,36 @@ TEST(PeerScore, FreshnessFallsByEAfterFiveMinutes) {
 TEST(RoleLadder, ClimbsByDeliveriesToOthersAlone) {
   const TimePoint now{};
   RoleLadder ladder;
-  for (int i = 0; i < 100; ++i) EXPECT_FALSE(ladder.delivered());  // nothing to win
-  EXPECT_TRUE(ladder.demoted(now));
+  for (int i = 0; i < 100; ++i) EXPECT_FALSE(ladder.record_delivery());  // nothing to win
+  EXPECT_TRUE(ladder.demote(now));
   EXPECT_EQ(ladder.role(), Role::kTail);
-  for (int i = 0; i < RoleLadder::kDeliveriesPerStep - 1; ++i) EXPECT_FALSE(ladder.delivered());
-  EXPECT_TRUE(ladder.delivered());
+  for (int i = 0; i < RoleLadder::kDeliveriesPerStep - 1; ++i) EXPECT_FALSE(ladder.record_delivery());
+  EXPECT_TRUE(ladder.record_delivery());
   EXPECT_EQ(ladder.role(), Role::kSeed);
   // A demotion resets the count.
-  ladder.demoted(now);
-  for (int i = 0; i < RoleLadder::kDeliveriesPerStep - 1; ++i) EXPECT_FALSE(ladder.delivered());
-  EXPECT_TRUE(ladder.demoted(now));
-  EXPECT_FALSE(ladder.demoted(now));
+  ladder.demote(now);
+  for (int i = 0; i < RoleLadder::kDeliveriesPerStep - 1; ++i) EXPECT_FALSE(ladder.record_delivery());
+  EXPECT_TRUE(ladder.demote(now));
+  EXPECT_FALSE(ladder.demote(now));
   ASSERT_EQ(ladder.role(), Role::kRolloutOnly);
-  for (int i = 0; i < RoleLadder::kDeliveriesPerStep - 1; ++i) EXPECT_FALSE(ladder.delivered());  // as a helper
-  EXPECT_TRUE(ladder.delivered());
+  for (int i = 0; i < RoleLadder::kDeliveriesPerStep - 1; ++i) EXPECT_FALSE(ladder.record_delivery());  // as a helper
+  EXPECT_TRUE(ladder.record_delivery());
   EXPECT_EQ(ladder.role(), Role::kTail);
 }
 
 TEST(RoleLadder, ARolloutOnlyWorkerRetriesAfterARestThatGrows) {
   TimePoint now{};
   RoleLadder ladder;
-  EXPECT_FALSE(ladder.tries_again(now + std::chrono::hours(9)));  // it may forward
-  ladder.demoted(now);
-  ladder.demoted(now);
-  EXPECT_FALSE(ladder.tries_again(now + RoleLadder::kRest - std::chrono::milliseconds(1)));
-  now += RoleLadder::kRest;
-  EXPECT_TRUE(ladder.tries_again(now));
+  EXPECT_FALSE(ladder.retry_if_rested(now + std::chrono::hours(9)));  // it may forward
+  ladder.demote(now);
+  ladder.demote(now);
+  EXPECT_FALSE(ladder.retry_if_rested(now + RoleLadder::kPause - std::chrono::milliseconds(1)));
+  now += RoleLadder::kPause;
+  EXPECT_TRUE(ladder.retry_if_rested(now));
   EXPECT_EQ(ladder.role(), Role::kTail);
-  ladder.demoted(now);
-  EXPECT_FALSE(ladder.tries_again(now + RoleLadder::kRest));
-  EXPECT_TRUE(ladder.tries_again(now + 2 * RoleLadder::kRest));
+  ladder.demote(now);
+  EXPECT_FALSE(ladder.retry_if_rested(now + RoleLadder::kPause));
+  EXPECT_TRUE(ladder.retry_if_rested(now + 2 * RoleLadder::kPause));
 }
 
 }  // namespace

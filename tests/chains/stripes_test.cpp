@@ -25,87 +25,88 @@ ChainWorker worker(std::uint64_t v, double up_mbit, bool may_forward = true, dou
 }
 
 Topology two_stripes() {
-  Topology t;
-  t.policy = TopologyPolicy::kStripes;
-  t.chains = {{id(1), id(2), id(3)}};
-  t.further = {{{id(3), id(1)}, {id(2)}}};
-  return t;
+  Topology topology;
+  topology.policy = TopologyPolicy::kStripes;
+  topology.chains = {{id(1), id(2), id(3)}};
+  topology.further_stripes = {{{id(3), id(1)}, {id(2)}}};
+  return topology;
 }
 
 TEST(Topology, TwoStripesHaveTheirOwnParents) {
-  const Topology t = two_stripes();
-  EXPECT_EQ(t.stripes(), 2u);
-  EXPECT_EQ(t.size(), 3u);
-  EXPECT_EQ(t.depth(), 3u);
-  EXPECT_EQ(t.to_text(), "learner -> 1 -> 2 -> 3 || learner -> 3 -> 1 | learner -> 2");
-  EXPECT_EQ(t.to_short_text(), "2 stripes, at most 3 hops; the first: learner -> 1 -> 2 -> 3");
-  EXPECT_THAT(t.workers(), ElementsAre(id(1), id(2), id(3)));
-  const auto parents = t.parents();
+  const Topology topology = two_stripes();
+  EXPECT_EQ(topology.stripes(), 2u);
+  EXPECT_EQ(topology.size(), 3u);
+  EXPECT_EQ(topology.depth(), 3u);
+  EXPECT_EQ(topology.to_text(), "learner -> 1 -> 2 -> 3 || learner -> 3 -> 1 | learner -> 2");
+  EXPECT_EQ(topology.to_short_text(), "2 stripes, at most 3 hops; the first: learner -> 1 -> 2 -> 3");
+  EXPECT_THAT(topology.workers(), ElementsAre(id(1), id(2), id(3)));
+  const auto parents = topology.parents();
   EXPECT_THAT(parents.at(id(1)), ElementsAre(kLearnerId, id(3)));
   EXPECT_THAT(parents.at(id(2)), ElementsAre(id(1), kLearnerId));
   EXPECT_THAT(parents.at(id(3)), ElementsAre(id(2), kLearnerId));
-  EXPECT_THAT(t.children_of(kLearnerId), ElementsAre(id(1), id(2), id(3)));  // once, in however many stripes
-  EXPECT_THAT(t.children_of(id(3)), ElementsAre(id(1)));
-  EXPECT_EQ(t.parent_of(id(3)), id(2));
+  EXPECT_THAT(topology.children_of(kLearnerId), ElementsAre(id(1), id(2), id(3)));  // once, in however many stripes
+  EXPECT_THAT(topology.children_of(id(3)), ElementsAre(id(1)));
+  EXPECT_EQ(topology.parent_of(id(3)), id(2));
 }
 
 TEST(Topology, EveryStripeMustReachEveryWorker) {
   const std::vector<WorkerId> all{id(1), id(2), id(3)};
   EXPECT_TRUE(validate(two_stripes(), all));
-  Topology t = two_stripes();
-  t.further[0][1].clear();
-  EXPECT_THAT(validate(t, all).error().detail, HasSubstr("empty"));
-  t = two_stripes();
-  t.further[0].pop_back();
-  EXPECT_THAT(validate(t, all).error().detail, HasSubstr("worker 2 has no parent"));
-  t = two_stripes();
-  t.leaves_only = {id(3)};  // the last in one stripe, but not in the other
-  EXPECT_THAT(validate(t, all).error().detail, HasSubstr("may not forward"));
+  Topology topology = two_stripes();
+  topology.further_stripes[0][1].clear();
+  EXPECT_THAT(validate(topology, all).error().detail, HasSubstr("empty"));
+  topology = two_stripes();
+  topology.further_stripes[0].pop_back();
+  EXPECT_THAT(validate(topology, all).error().detail, HasSubstr("worker 2 has no parent"));
+  topology = two_stripes();
+  topology.leaves_only = {id(3)};  // the last in one stripe, but not in the other
+  EXPECT_THAT(validate(topology, all).error().detail, HasSubstr("may not forward"));
 }
 
 TEST(Topology, RepairsEveryStripe) {
   const Topology without = detach(two_stripes(), id(3));
   EXPECT_EQ(without.to_text(), "learner -> 1 -> 2 || learner -> 1 | learner -> 2");
-  Topology t = two_stripes();
-  t.chains_wanted = 1;
-  EXPECT_EQ(append(t, worker(4, 8)).to_text(), "learner -> 1 -> 2 -> 3 -> 4 || learner -> 3 -> 1 | learner -> 2 -> 4");
+  Topology topology = two_stripes();
+  topology.chains_wanted = 1;
+  EXPECT_EQ(append(topology, worker(4, 8)).to_text(),
+            "learner -> 1 -> 2 -> 3 -> 4 || learner -> 3 -> 1 | learner -> 2 -> 4");
 }
 
 // learner -> 1 -> 2 -> 3, and 4 hangs on 1, 5 on 4, 6 on 2.
 Topology tree() {
-  Topology t;
-  t.policy = TopologyPolicy::kTrees;
-  t.chains = {{id(1), id(2), id(3)}, {id(4), id(5)}, {id(6)}};
-  t.grafts = {{{id(4), id(1)}, {id(6), id(2)}}};
-  return t;
+  Topology topology;
+  topology.policy = TopologyPolicy::kTrees;
+  topology.chains = {{id(1), id(2), id(3)}, {id(4), id(5)}, {id(6)}};
+  topology.grafts = {{{id(4), id(1)}, {id(6), id(2)}}};
+  return topology;
 }
 
 TEST(Topology, ATreeKnowsItsParentsAndChildren) {
-  const Topology t = tree();
-  EXPECT_EQ(t.to_text(), "learner -> 1 -> 2 -> 3 | 1 -> 4 -> 5 | 2 -> 6");
-  EXPECT_EQ(t.to_short_text(), t.to_text());
-  EXPECT_TRUE(validate(t, t.workers()));
-  EXPECT_EQ(t.depth(), 3u);
-  EXPECT_EQ(t.parent_of(id(4)), id(1));
-  EXPECT_EQ(t.parent_of(id(1)), kLearnerId);
-  EXPECT_THAT(t.children_of(id(1)), ElementsAre(id(2), id(4)));
-  EXPECT_THAT(t.children_of(kLearnerId), ElementsAre(id(1)));
-  EXPECT_EQ(t.copies_sent_by(id(1)), 2);
+  const Topology topology = tree();
+  EXPECT_EQ(topology.to_text(), "learner -> 1 -> 2 -> 3 | 1 -> 4 -> 5 | 2 -> 6");
+  EXPECT_EQ(topology.to_short_text(), topology.to_text());
+  EXPECT_TRUE(validate(topology, topology.workers()));
+  EXPECT_EQ(topology.depth(), 3u);
+  EXPECT_EQ(topology.parent_of(id(4)), id(1));
+  EXPECT_EQ(topology.parent_of(id(1)), kLearnerId);
+  EXPECT_THAT(topology.children_of(id(1)), ElementsAre(id(2), id(4)));
+  EXPECT_THAT(topology.children_of(kLearnerId), ElementsAre(id(1)));
+  EXPECT_EQ(topology.copies_sent_by(id(1)), 2);
   EXPECT_EQ(two_stripes().copies_sent_by(id(1)), 0.5);
-  EXPECT_THAT(t.parents().at(id(6)), ElementsAre(id(2)));
+  EXPECT_THAT(topology.parents().at(id(6)), ElementsAre(id(2)));
 }
 
 TEST(Topology, ATreeIsCheckedAsOne) {
-  Topology t = tree();
-  std::swap(t.chains[0], t.chains[1]);
-  EXPECT_THAT(validate(t, t.workers()).error().detail,
+  Topology topology = tree();
+  std::swap(topology.chains[0], topology.chains[1]);
+  EXPECT_THAT(validate(topology, topology.workers()).error().detail,
               HasSubstr("worker 4 is attached to worker 1, which does not come before"));
-  t = tree();
-  t.policy = TopologyPolicy::kStripes;
-  EXPECT_THAT(validate(t, t.workers()).error().detail, HasSubstr("worker 1 has two children"));
-  t = tree();
-  t.grafts[0][id(4)] = id(9);
-  EXPECT_THAT(validate(t, t.workers()).error().detail, HasSubstr("is attached to worker 9"));
+  topology = tree();
+  topology.policy = TopologyPolicy::kStripes;
+  EXPECT_THAT(validate(topology, topology.workers()).error().detail, HasSubstr("worker 1 has two children"));
+  topology = tree();
+  topology.grafts[0][id(4)] = id(9);
+  EXPECT_THAT(validate(topology, topology.workers()).error().detail, HasSubstr("is attached to worker 9"));
 }
 
 // All uplinks of a tree are shared evenly: 1 sends to two at 20 Mbit/s, 4 to one.
@@ -122,19 +123,20 @@ TEST(Topology, TimeOfATree) {
 }
 
 // No sender exceeds its uplink; `q` is the rate of one stripe.
-void expect_affordable(const Topology& t, const std::vector<ChainWorker>& workers, BitRate learner_up, double q) {
+void expect_affordable(const Topology& topology, const std::vector<ChainWorker>& workers, BitRate learner_up,
+                       double q) {
   std::map<WorkerId, std::size_t> children;
-  for (std::size_t s = 0; s < t.stripes(); ++s)
-    for (const Edge& edge : edges_of(t, s)) ++children[edge.from];
-  EXPECT_LE(static_cast<double>(children[kLearnerId]) * q, learner_up.bits_per_s * (1 + 1e-6)) << t.to_text();
+  for (std::size_t s = 0; s < topology.stripes(); ++s)
+    for (const Edge& edge : edges_of(topology, s)) ++children[edge.from];
+  EXPECT_LE(static_cast<double>(children[kLearnerId]) * q, learner_up.bits_per_s * (1 + 1e-6)) << topology.to_text();
   for (const ChainWorker& w : workers)
     EXPECT_LE(static_cast<double>(children[w.id]) * q, (w.may_forward ? w.up.bits_per_s : 0) * (1 + 1e-6));
 }
 
 Topology planned(const std::vector<ChainWorker>& workers, BitRate learner_up, TopologyPolicy policy) {
-  auto t = plan_chains(learner_up, mbit(8), workers, policy);
-  EXPECT_TRUE(t) << t.error().message();
-  return *t;
+  auto topology = plan_chains(learner_up, mbit(8), workers, policy);
+  EXPECT_TRUE(topology) << topology.error().message();
+  return *topology;
 }
 
 TEST(Stripes, EqualUplinksNeedNoMoreThanOneChain) {
@@ -152,8 +154,8 @@ TEST(Stripes, UnequalUplinksAllCarryTheirPart) {
   EXPECT_GT(plan.stripes, 1u);
   EXPECT_GT(plan.rate.mbit_per_s(), 14);
   EXPECT_LE(plan.rate.mbit_per_s(), 15.01);
-  const Topology t = planned(workers, mbit(20), TopologyPolicy::kStripes);
-  expect_affordable(t, workers, mbit(20), plan.rate.bits_per_s / static_cast<double>(plan.stripes));
+  const Topology topology = planned(workers, mbit(20), TopologyPolicy::kStripes);
+  expect_affordable(topology, workers, mbit(20), plan.rate.bits_per_s / static_cast<double>(plan.stripes));
 }
 
 TEST(Stripes, WithoutForwardersTheLearnerServesEveryWorker) {
@@ -170,9 +172,9 @@ TEST(Trees, UseEveryUplink) {
   const StripePlan plan = plan_stripes(mbit(100), workers, {.children_max = kTreeChildrenMax});
   EXPECT_GT(plan.rate.mbit_per_s(), 58);
   EXPECT_LE(plan.rate.mbit_per_s(), 62.5);
-  const Topology t = planned(workers, mbit(100), TopologyPolicy::kTrees);
-  expect_affordable(t, workers, mbit(100), plan.rate.bits_per_s / static_cast<double>(plan.stripes));
-  EXPECT_LE(t.depth(), 4u);
+  const Topology topology = planned(workers, mbit(100), TopologyPolicy::kTrees);
+  expect_affordable(topology, workers, mbit(100), plan.rate.bits_per_s / static_cast<double>(plan.stripes));
+  EXPECT_LE(topology.depth(), 4u);
 }
 
 // Formula 4.6, worked cases: 16 GB to 32 workers, ratio to the lower bound. The planner stops at 3 % from the best.
@@ -218,13 +220,13 @@ TEST(Trees, AreAffordableAndNearTheBound) {
     }
     const BitRate learner_up = mbit(static_cast<double>(random.between(5, 200)));
     const StripePlan plan = plan_stripes(learner_up, workers, {.children_max = kTreeChildrenMax});
-    const Topology t = planned(workers, learner_up, TopologyPolicy::kTrees);
+    const Topology topology = planned(workers, learner_up, TopologyPolicy::kTrees);
     const double q = plan.rate.bits_per_s / static_cast<double>(plan.stripes);
     ASSERT_GT(q, 0);
-    expect_affordable(t, workers, learner_up, q);
-    for (std::size_t s = 0; s < t.stripes(); ++s) {
+    expect_affordable(topology, workers, learner_up, q);
+    for (std::size_t s = 0; s < topology.stripes(); ++s) {
       std::map<WorkerId, std::size_t> children;
-      for (const Edge& edge : edges_of(t, s)) ++children[edge.from];
+      for (const Edge& edge : edges_of(topology, s)) ++children[edge.from];
       for (const auto& [parent, count] : children)
         if (parent != kLearnerId) {
           EXPECT_LE(count, kTreeChildrenMax);
@@ -233,7 +235,7 @@ TEST(Trees, AreAffordableAndNearTheBound) {
     std::vector<WorkerLink> links;
     for (const ChainWorker& w : workers) links.push_back({w.id, w.may_forward ? w.up : BitRate{0}, w.down, {}});
     const Bytes payload{1'000'000'000}, chunk{1'000};
-    const auto times = broadcast_time(t, payload, chunk, learner_up, links);
+    const auto times = broadcast_time(topology, payload, chunk, learner_up, links);
     ASSERT_TRUE(times);
     EXPECT_GE(seconds(times->last()), seconds(lower_bound(payload, learner_up, links)) * (1 - 1e-9));
     const double rounding = (1 + 1 / static_cast<double>(n)) / kPlannedStripesMax;  // formula 4.6
@@ -255,13 +257,13 @@ TEST(Stripes, AreAffordableAndNotSlowerThanChains) {
     const StripePlan plan = plan_stripes(learner_up, workers);
     ASSERT_TRUE(std::has_single_bit(plan.stripes));
     ASSERT_LE(plan.stripes, kPlannedStripesMax);
-    const Topology t = planned(workers, learner_up, TopologyPolicy::kStripes);
+    const Topology topology = planned(workers, learner_up, TopologyPolicy::kStripes);
     if (plan.rate.bits_per_s > 0)
-      expect_affordable(t, workers, learner_up, plan.rate.bits_per_s / static_cast<double>(plan.stripes));
+      expect_affordable(topology, workers, learner_up, plan.rate.bits_per_s / static_cast<double>(plan.stripes));
     std::vector<WorkerLink> links;
     for (const ChainWorker& w : workers) links.push_back({w.id, w.up, w.down, {}});
     const Bytes payload{1'000'000'000}, chunk{1'000};
-    const auto stripes = broadcast_time(t, payload, chunk, learner_up, links);
+    const auto stripes = broadcast_time(topology, payload, chunk, learner_up, links);
     const auto chains =
         broadcast_time(planned(workers, learner_up, TopologyPolicy::kBestChains), payload, chunk, learner_up, links);
     ASSERT_TRUE(stripes && chains);

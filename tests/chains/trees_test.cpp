@@ -28,14 +28,14 @@ std::vector<ChainWorker> equal_workers(std::uint64_t n) {
   return workers;
 }
 Topology planned(const std::vector<ChainWorker>& workers, double learner_mbit) {
-  auto t = plan_chains(mbit(learner_mbit), mbit(8), workers, TopologyPolicy::kTrees);
-  EXPECT_TRUE(t) << t.error().message();
-  return *t;
+  auto topology = plan_chains(mbit(learner_mbit), mbit(8), workers, TopologyPolicy::kTrees);
+  EXPECT_TRUE(topology) << topology.error().message();
+  return *topology;
 }
-void expect_valid(const Topology& t, const std::vector<ChainWorker>& workers) {
+void expect_valid(const Topology& topology, const std::vector<ChainWorker>& workers) {
   std::vector<WorkerId> all;
   for (const ChainWorker& w : workers) all.push_back(w.id);
-  const Status status = validate(t, all);
+  const Status status = validate(topology, all);
   EXPECT_TRUE(status) << status.error().message();
 }
 // Number of (worker, stripe) pairs with another parent than before. Newcomers do not count.
@@ -48,47 +48,47 @@ std::size_t moved(const Topology& before, const Topology& after) {
   return edges;
 }
 
-TEST(MendedTrees, NothingBrokenNothingMoves) {
+TEST(RepairedTrees, NothingBrokenNothingMoves) {
   const auto workers = equal_workers(16);
-  const Topology t = planned(workers, 100);
-  const MendedTrees mended = mend_trees(t, mbit(100), workers, 1);
-  EXPECT_EQ(moved(t, mended.topology), 0u);
-  EXPECT_NEAR(mended.best.mbit_per_s(), 50, 0.1);
-  EXPECT_NEAR(mended.rate.mbit_per_s(), 50, 0.1);
+  const Topology topology = planned(workers, 100);
+  const RepairedTrees repaired = repair_trees(topology, mbit(100), workers, 1);
+  EXPECT_EQ(moved(topology, repaired.topology), 0u);
+  EXPECT_NEAR(repaired.replanned_rate.mbit_per_s(), 50, 0.1);
+  EXPECT_NEAR(repaired.rate.mbit_per_s(), 50, 0.1);
 }
 
-TEST(MendedTrees, OnlyChildrenOfADeadWorkerMove) {
+TEST(RepairedTrees, OnlyChildrenOfADeadWorkerMove) {
   auto workers = equal_workers(16);
-  const Topology t = planned(workers, 100);
+  const Topology topology = planned(workers, 100);
   for (std::size_t dead = 0; dead < workers.size(); ++dead) {
     auto left = workers;
     left.erase(left.begin() + static_cast<std::ptrdiff_t>(dead));
-    const MendedTrees mended = mend_trees(t, mbit(100), left, 1);
-    expect_valid(mended.topology, left);
+    const RepairedTrees repaired = repair_trees(topology, mbit(100), left, 1);
+    expect_valid(repaired.topology, left);
     std::size_t fed = 0;
-    for (const auto& [worker, parents] : t.parents())
+    for (const auto& [worker, parents] : topology.parents())
       fed += static_cast<std::size_t>(std::count(parents.begin(), parents.end(), workers[dead].id));
-    EXPECT_EQ(moved(t, mended.topology), fed);
-    EXPECT_NEAR(mended.rate.mbit_per_s(), 50, 0.1) << mended.topology.to_text();
+    EXPECT_EQ(moved(topology, repaired.topology), fed);
+    EXPECT_NEAR(repaired.rate.mbit_per_s(), 50, 0.1) << repaired.topology.to_text();
   }
 }
 
-TEST(MendedTrees, AMovedWorkerKeepsNoChildren) {
+TEST(RepairedTrees, AMovedWorkerKeepsNoChildren) {
   const auto workers = equal_workers(16);
-  const Topology t = planned(workers, 100);
-  const WorkerId busy = t.chains.front().front();
+  const Topology topology = planned(workers, 100);
+  const WorkerId busy = topology.chains.front().front();
   auto slower = workers;
   for (ChainWorker& w : slower)
     if (w.id == busy) w.may_forward = false;
-  const MendedTrees mended = mend_trees(t, mbit(100), slower, 1, busy);
-  expect_valid(mended.topology, slower);
-  EXPECT_TRUE(mended.topology.children_of(busy).empty());
-  EXPECT_THAT(mended.topology.leaves_only, ElementsAre(busy));
+  const RepairedTrees repaired = repair_trees(topology, mbit(100), slower, 1, busy);
+  expect_valid(repaired.topology, slower);
+  EXPECT_TRUE(repaired.topology.children_of(busy).empty());
+  EXPECT_THAT(repaired.topology.leaves_only, ElementsAre(busy));
 }
 
 // Random fleets lose, gain and demote workers. The topology stays a set of trees, with every uplink close to its limit
 // at most.
-TEST(MendedTrees, StayTreesAndFastOverManyChanges) {
+TEST(RepairedTrees, StayTreesAndFastOverManyChanges) {
   Random random(11);
   std::vector<double> parts;
   for (int round = 0; round < 40; ++round) {
@@ -101,7 +101,7 @@ TEST(MendedTrees, StayTreesAndFastOverManyChanges) {
       workers.back().may_seed = random.below(4) != 0;
     };
     for (auto n = random.between(2, 40); n > 0; --n) join();
-    Topology t = planned(workers, learner_mbit);
+    Topology topology = planned(workers, learner_mbit);
     for (int step = 0; step < 100; ++step) {
       std::optional<WorkerId> back;
       const auto any = random.below(workers.size());
@@ -116,10 +116,10 @@ TEST(MendedTrees, StayTreesAndFastOverManyChanges) {
         default:
           if (workers.size() < 60) join();
       }
-      MendedTrees mended = mend_trees(t, mbit(learner_mbit), workers, 1, back);
-      expect_valid(mended.topology, workers);
-      parts.push_back(mended.rate.bits_per_s / mended.best.bits_per_s);
-      t = std::move(mended.topology);
+      RepairedTrees repaired = repair_trees(topology, mbit(learner_mbit), workers, 1, back);
+      expect_valid(repaired.topology, workers);
+      parts.push_back(repaired.rate.bits_per_s / repaired.replanned_rate.bits_per_s);
+      topology = std::move(repaired.topology);
     }
   }
   std::sort(parts.begin(), parts.end());
@@ -133,13 +133,13 @@ TEST(MendedTrees, StayTreesAndFastOverManyChanges) {
 TEST(LateWorkers, ASlowDownlinkDelaysNoOtherWorker) {
   auto workers = equal_workers(9);
   workers.push_back(worker(10, 50, 5));
-  const Topology t = planned(workers, 100);
-  expect_valid(t, workers);
-  EXPECT_TRUE(t.children_of(id(10)).empty());
-  EXPECT_THAT(t.leaves_only, ElementsAre(id(10)));
+  const Topology topology = planned(workers, 100);
+  expect_valid(topology, workers);
+  EXPECT_TRUE(topology.children_of(id(10)).empty());
+  EXPECT_THAT(topology.leaves_only, ElementsAre(id(10)));
   std::vector<WorkerLink> links;
   for (const ChainWorker& w : workers) links.push_back({w.id, w.up, w.down, {}});
-  const auto times = broadcast_time(t, {100'000'000}, {16 * 1024}, mbit(100), links);
+  const auto times = broadcast_time(topology, {100'000'000}, {16 * 1024}, mbit(100), links);
   ASSERT_TRUE(times);
   EXPECT_NEAR(seconds(times->fraction(0.9)), 16, 0.2);  // 100 MB at 50 Mbit/s
   EXPECT_NEAR(seconds(times->of(id(10))), 160, 1);      // as fast as it can take it
@@ -156,26 +156,26 @@ TEST(LateWorkers, EqualWorkersAreNotLate) {
 
 TEST(LateWorkers, AJoiningStragglerBecomesALeafAndMovesNoWorker) {
   auto workers = equal_workers(16);
-  const Topology t = planned(workers, 100);
+  const Topology topology = planned(workers, 100);
   workers.push_back(worker(17, 50, 5));
-  const MendedTrees mended = mend_trees(t, mbit(100), workers, 0.9);
-  expect_valid(mended.topology, workers);
-  EXPECT_EQ(moved(t, mended.topology), 0u);
-  EXPECT_FALSE(mended.slow());
-  EXPECT_NEAR(mended.rate.mbit_per_s(), 50, 0.1);
-  EXPECT_TRUE(mended.topology.children_of(id(17)).empty());
+  const RepairedTrees repaired = repair_trees(topology, mbit(100), workers, 0.9);
+  expect_valid(repaired.topology, workers);
+  EXPECT_EQ(moved(topology, repaired.topology), 0u);
+  EXPECT_FALSE(repaired.worth_replanning());
+  EXPECT_NEAR(repaired.rate.mbit_per_s(), 50, 0.1);
+  EXPECT_TRUE(repaired.topology.children_of(id(17)).empty());
 }
 
 TEST(LateWorkers, AWorkerThatBecomesLateLosesItsChildren) {
   auto workers = equal_workers(16);
-  const Topology t = planned(workers, 100);
-  const WorkerId busy = t.chains.front().front();
+  const Topology topology = planned(workers, 100);
+  const WorkerId busy = topology.chains.front().front();
   for (ChainWorker& w : workers)
     if (w.id == busy) w.down = mbit(5);
-  const MendedTrees mended = mend_trees(t, mbit(100), workers, 0.9);
-  expect_valid(mended.topology, workers);
-  EXPECT_TRUE(mended.topology.children_of(busy).empty());
-  EXPECT_NEAR(mended.rate.mbit_per_s(), 50, 0.1);
+  const RepairedTrees repaired = repair_trees(topology, mbit(100), workers, 0.9);
+  expect_valid(repaired.topology, workers);
+  EXPECT_TRUE(repaired.topology.children_of(busy).empty());
+  EXPECT_NEAR(repaired.rate.mbit_per_s(), 50, 0.1);
 }
 
 // The experiment of docs/overlay.md: T_b at q = 0.9 over the bound for it.

@@ -30,7 +30,8 @@ PROBLEMS = [{"prompt": f"{a}+{b}=", "reference": str(a + b)} for a in range(10) 
 
 @task.score
 def score(problem, response):
-    return {"reward": float(response.strip() == problem["reference"]), "components": {"digits": float(response.isdigit())}}
+    return {"reward": float(response.strip() == problem["reference"]),
+            "components": {"digits": float(response.isdigit())}}
 
 task.run(problems=PROBLEMS[20:], evaluation=PROBLEMS[:20], name="sums")
 )";

@@ -367,8 +367,10 @@ TEST(Report, DrawsARunAndRefusesAnAbsentOne) {
 TEST(Status, ShowsTheStateOfARun) {
   TemporaryFolder folder;
   std::ofstream(folder.path() / "status.json")
-      << R"({"run":"mine","step":3,"steps":8,"phase":"training","reward":0.5,"accuracy":{"before":0.387,"after":0.984},)"
-      << R"("workers":[{"id":1,"offer":"q01","rollouts":16,"version":3,"bytes_in":1000,"bytes_forwarded":0,"lost":false},)"
+      << R"({"run":"mine","step":3,"steps":8,"phase":"training","reward":0.5,)"
+      << R"("accuracy":{"before":0.387,"after":0.984},)"
+      << R"("workers":[{"id":1,"offer":"q01","rollouts":16,"version":3,"bytes_in":1000,)"
+      << R"("bytes_forwarded":0,"lost":false},)"
       << R"({"id":2,"offer":"q02","rollouts":8,"version":null,"bytes_in":0,"bytes_forwarded":0,"lost":true}],)"
       << R"("topology":"learner -> 1"})";
   const Outcome begun = run_program({"status", folder.path().string()});

@@ -252,7 +252,7 @@ TEST_F(DeltaTest, VerbsCompleteAnInterruptedApply) {
 TEST_F(DeltaTest, TwoProcessesAtOnce) {
   const std::string p = patch(old_, new_, "p");
   {
-    const auto reading = delta::SettledCheckpoint::open(old_.folder());
+    const auto reading = delta::LockedCheckpoint::open(old_.folder());
     ASSERT_TRUE(reading);
     expect_refused({"apply", old_.folder(), p, "--in-place"}, 1, {"another process", "try again"});
     EXPECT_EQ(run({"verify", old_.folder(), p}).status, 0);

@@ -193,7 +193,8 @@ while True:
     status = client.status()
     if status.version_wanted == status.steps:
         name = "model.norm.weight"
-        refused(status.steps, bad(name, nan), f"tensor '{name}' holds 1 values that are NaN, infinite or too large for bf16, the first at index 5 of")
+        refused(status.steps, bad(name, nan), f"tensor '{name}' holds 1 values that are NaN, infinite or too large for "
+                                              "bf16, the first at index 5 of")
         refused(status.steps, bad("model.layers.0.mlp.up_proj.weight", huge), "log-probabilities are not finite")
         assert client.status().version_wanted == status.steps
         client.publish(status.steps, good)

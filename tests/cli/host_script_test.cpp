@@ -261,13 +261,16 @@ TEST(HostScript, AMachineThatARunRentsFetchesTheProgramAndWorks) {
   fs::permissions(in / "echoline-worker/bin/echoline", fs::perms::owner_all);
   ASSERT_EQ(std::system(fmt::format("tar czf {0}/bundle.tar.gz -C {0} echoline-worker", in.string()).c_str()), 0);
   std::ofstream(in / "offers.json") << R"({"schema_version": 1, "offers": [
-    {"id": "host-script-test", "provider": "exec", "host": "h1", "gpu": "none", "gpu_count": 1, "vram_gb": 8, "up_mbit_per_s": 100,
-     "down_mbit_per_s": 100, "reliability": 0.99, "duration_days_max": 9, "rollouts_per_s": 9000, "rollouts_source": "profile",
+    {"id": "host-script-test", "provider": "exec", "host": "h1", "gpu": "none", "gpu_count": 1, "vram_gb": 8,
+     "up_mbit_per_s": 100, "down_mbit_per_s": 100, "reliability": 0.99, "duration_days_max": 9,
+     "rollouts_per_s": 9000, "rollouts_source": "profile",
      "gpu_usd_per_hour": 0.1, "storage_usd_per_hour": 0, "upload_usd_per_gb": 0, "download_usd_per_gb": 0}]})";
   std::ofstream(in / "provider.yaml") << fmt::format(R"(
-start: [sh, -c, 'cd {0} && cat > "$0.sh" && (HOME={0} setsid sh "$0.sh" > "$0.log" 2>&1 < /dev/null & echo "$! $0" > "$0.job"; echo "$!")', "{{name}}"]
+start: [sh, -c, 'cd {0} && cat > "$0.sh" && (HOME={0} setsid sh "$0.sh" > "$0.log" 2>&1 < /dev/null &
+  echo "$! $0" > "$0.job"; echo "$!")', "{{name}}"]
 stop: [sh, -c, 'kill -TERM "$0" 2>/dev/null; true', "{{instance}}"]
-list: [sh, -c, 'cd {0} && for f in *.job; do read -r p n < "$f" && kill -0 "$p" 2>/dev/null && echo "$p $n up"; done; true']
+list: [sh, -c, 'cd {0} && for f in *.job; do
+  read -r p n < "$f" && kill -0 "$p" 2>/dev/null && echo "$p $n up"; done; true']
 )",
                                                      in.string());
   std::ofstream(in / "run.yaml") << R"(

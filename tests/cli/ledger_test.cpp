@@ -51,17 +51,17 @@ TEST(LedgerVerbs, ShowRentedMachinesAndDownReleasesThem) {
     offer.gpu_usd_per_hour = 0.36;
     offer.storage_usd_per_hour = 0;
     offer.rollouts_per_s = 2;
-    const auto a = ledger->intend(offer, 1'700'000'000);
-    ASSERT_TRUE(ledger->priced(a->id, 0.72, 1'700'001'000));  // 1000 s at 36 cents, 2000 s at 72
-    ASSERT_TRUE(ledger->measured(a->id, {1.5, std::nullopt, std::nullopt}, 1'700'002'000));
-    ASSERT_TRUE(ledger->failed(a->id, "never rented", 1'700'002'000));
-    const auto b = ledger->intend(offer, 1'700'000'000);
-    ASSERT_TRUE(ledger->running(b->id, "local:1:1", 1'700'000'000));
-    ASSERT_TRUE(ledger->priced(b->id, 0.72, 1'700'001'000));
-    ASSERT_TRUE(ledger->ended(b->id, "stopped", 1'700'003'000));
-    const auto c = ledger->intend(offer, SystemClock().unix_seconds());
-    ASSERT_TRUE(ledger->running(c->id, fmt::format("local:{}:{}", worker, started), SystemClock().unix_seconds()));
-    ASSERT_TRUE(ledger->decided({1'700'000'000, "book", "12.3 of 14.0 rollouts/s", R"({"required":14})"}));
+    const auto a = ledger->record_intent(offer, 1'700'000'000);
+    ASSERT_TRUE(ledger->record_price(a->id, 0.72, 1'700'001'000));  // 1000 s at 36 cents, 2000 s at 72
+    ASSERT_TRUE(ledger->record_measurement(a->id, {1.5, std::nullopt, std::nullopt}, 1'700'002'000));
+    ASSERT_TRUE(ledger->record_failure(a->id, "never rented", 1'700'002'000));
+    const auto b = ledger->record_intent(offer, 1'700'000'000);
+    ASSERT_TRUE(ledger->record_start(b->id, "local:1:1", 1'700'000'000));
+    ASSERT_TRUE(ledger->record_price(b->id, 0.72, 1'700'001'000));
+    ASSERT_TRUE(ledger->record_end(b->id, "stopped", 1'700'003'000));
+    const auto c = ledger->record_intent(offer, SystemClock().unix_seconds());
+    ASSERT_TRUE(ledger->record_start(c->id, fmt::format("local:{}:{}", worker, started), SystemClock().unix_seconds()));
+    ASSERT_TRUE(ledger->record_decision({1'700'000'000, "book", "12.3 of 14.0 rollouts/s", R"({"required":14})"}));
   }
   const json costs = json::parse(run_program({"ledger", "costs", run.string(), "--json"}).out);
   EXPECT_NEAR(costs["instances"][1]["usd"].get<double>(), 0.50, 1e-9);
@@ -118,7 +118,7 @@ struct HurriedClock final : Clock {
 // Its ledger has every rented machine, and `down` leaves none.
 TEST(LedgerVerbs, DownReleasesTheMachinesOfAKilledLearner) {
   if (!kWithTorch) GTEST_SKIP() << "the program was built without libtorch";
-  if (overlay::reached_from_elsewhere({"::", 1}).empty())
+  if (overlay::remote_endpoints_of({"::", 1}).empty())
     GTEST_SKIP() << "rented hosts need an address that is not loopback";
   setenv("VAST_API_KEY", provisioner::VastServer::kKey, 1);
   for (const int point : {1, 5}) {
@@ -166,7 +166,7 @@ TEST(LedgerVerbs, DownReleasesTheMachinesOfAKilledLearner) {
       const auto ledger = Ledger::open(run / "ledger.sqlite", "quickstart");
       std::set<std::string> known;
       for (const auto& row : *ledger->rows())
-        if (row.open()) known.insert(row.label);
+        if (row.is_open()) known.insert(row.label);
       EXPECT_FALSE(server.rented().empty());
       for (const auto& [id, instance] : server.rented()) EXPECT_TRUE(known.contains(instance.label)) << id;
     }
@@ -207,7 +207,7 @@ TEST(EarlierRun, ItsMachinesAreReleasedBeforeANewRunRents) {
     provisioner::Offer offer;
     offer.id = "7";
     offer.provider = "vast";
-    const auto row = ledger->intend(offer, SystemClock().unix_seconds() - 3600);
+    const auto row = ledger->record_intent(offer, SystemClock().unix_seconds() - 3600);
     provisioner::VastInstance instance;
     instance.label = row->label;
     server.put(instance);
@@ -268,9 +268,9 @@ TEST(LedgerVerbs, CostsAreShownBesideTheCharges) {
     offer.provider = "vast";
     offer.id = "77";
     offer.gpu_usd_per_hour = 0.36;
-    const auto row = ledger->intend(offer, now - 7200);
-    ASSERT_TRUE(ledger->running(row->id, "vast:1001", now - 7200));
-    ASSERT_TRUE(ledger->ended(row->id, "stopped", now - 3600));
+    const auto row = ledger->record_intent(offer, now - 7200);
+    ASSERT_TRUE(ledger->record_start(row->id, "vast:1001", now - 7200));
+    ASSERT_TRUE(ledger->record_end(row->id, "stopped", now - 3600));
   }
   server.charge({1001, now - 7200, 0.35, 0.01, 0.02, 0});
   server.charge({4711, now - 7200, 100, 0, 0, 0});  // of another run

@@ -47,7 +47,8 @@ double growth(const Samples& samples, double from, double to) {
 
 constexpr const char* kOffer =
     R"({{"id": "{}", "provider": "local", "host": "{}", "gpu": "RTX 4090", "gpu_count": 1, "vram_gb": 24, "place": "DE",
-  "up_mbit_per_s": 1000, "down_mbit_per_s": 1000, "reliability": 0.999, "duration_days_max": 90, "rollouts_per_s": 250, "rollouts_source": "profile",
+  "up_mbit_per_s": 1000, "down_mbit_per_s": 1000, "reliability": 0.999, "duration_days_max": 90,
+  "rollouts_per_s": 250, "rollouts_source": "profile",
   "gpu_usd_per_hour": 0.1, "storage_usd_per_hour": 0.001, "upload_usd_per_gb": 0.001, "download_usd_per_gb": 0.001}})";
 
 constexpr const char* kRun = R"(
@@ -58,7 +59,8 @@ evaluation: {{problems: 8}}
 rollout: {{prompts_per_step: 2, group_size: 2, response_tokens_max: 4}}
 staleness: {{budget: 3}}
 learner: {{checkpoint_every: 50, learning_rate: 1e-5}}
-fleet: {{offers: {0}/offers.json, provider: local, headroom: 0.5, join_timeout: 2 min, step_time_expected: 20 ms, delta_ratio_expected: 10, install_time_expected: 1 ms}}
+fleet: {{offers: {0}/offers.json, provider: local, headroom: 0.5, join_timeout: 2 min,
+        step_time_expected: 20 ms, delta_ratio_expected: 10, install_time_expected: 1 ms}}
 )";
 
 TEST(Soak, NeitherLearnerNorWorkersGrowWithTheSteps) {

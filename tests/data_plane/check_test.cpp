@@ -94,7 +94,7 @@ struct Task final : Adapter {
 
   struct Turns final : QuickEpisode {
     explicit Turns(const Task& task) : task(task) {}
-    Result<Step> take(std::string_view response) override {
+    Result<Step> step_now(std::string_view response) override {
       ++turns;
       Step step;
       step.score.reward = static_cast<double>(response.size() % 7);

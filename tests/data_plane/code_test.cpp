@@ -71,7 +71,7 @@ class Grading : public testing::Test {
  protected:
   static void SetUpTestSuite() {
     auto grader = Grader::start(
-        {.test_time = seconds(20), .time = seconds(60), .memory = {256u << 20}, .parallel = 2, .remember = true});
+        {.test_time = seconds(20), .time = seconds(60), .memory = {256u << 20}, .parallel = 2, .cache_grades = true});
     if (grader)
       grader_ = std::move(*grader);
     else
@@ -106,7 +106,7 @@ TEST_F(Grading, CountsTestsOneByOne) {
   EXPECT_EQ(shown(grade(task, "def f(x): return x + 1")), "3/3");
   Grade some = grade(task, "def f(x):\n  if x == 2: raise ValueError()\n  return x + 1");
   EXPECT_EQ(shown(some), "2/3");
-  EXPECT_EQ(some.trouble, "test 2: failed");
+  EXPECT_EQ(some.first_failure, "test 2: failed");
   EXPECT_TRUE(some.compiles);
   some = grade(task, "def f(x): return");
   EXPECT_EQ(shown(some), "0/3");
@@ -116,7 +116,7 @@ TEST_F(Grading, CountsTestsOneByOne) {
     const Grade grade_of = grade(task, useless);
     EXPECT_TRUE(grade_of.compiles) << useless;
     EXPECT_EQ(grade_of.passed, 0u);
-    EXPECT_NE(grade_of.trouble.find("before the first test"), std::string::npos) << grade_of.trouble;
+    EXPECT_NE(grade_of.first_failure.find("before the first test"), std::string::npos) << grade_of.first_failure;
   }
   EXPECT_EQ(shown(grade(task, "")), "0/3");
   EXPECT_EQ(shown(grade(task, "if __name__ == '__main__':\n  input()\ndef f(x): return x + 1")), "3/3");
@@ -154,7 +154,7 @@ TEST_F(Grading, DataGoesThereAndBack) {
   }
   tests.push_back("assert f(float('nan')) != f(float('nan'))");
   const Grade all = grade(listed(tests), "def f(x): return x");
-  EXPECT_EQ(all.passed, tests.size()) << all.trouble << ": " << tests[std::min(all.passed, tests.size() - 1)];
+  EXPECT_EQ(all.passed, tests.size()) << all.first_failure << ": " << tests[std::min(all.passed, tests.size() - 1)];
   // A program's own types arrive as their base types, and its changes to a list are visible.
   EXPECT_EQ(shown(grade(listed({"assert f() == {'a': 2}", "assert g() == (1, 2)", "assert h() == 3",
                                 "assert dict(f()) == {'a': 2}"}),
@@ -256,14 +256,14 @@ TEST_F(Grading, AProgramOrTestBeyondItsLimitsFailsAlone) {
        {"while True: pass", "import os; os._exit(1)", "import os, signal; os.kill(os.getpid(), signal.SIGSEGV)",
         "x = [0] * (1 << 27)\n    while True: x = x + [1] * (1 << 20)", "import time; time.sleep(1000)"}) {
     const Grade some = graded(std::string("def f(x):\n  if x == 1:\n    ") + first + "\n  return x");
-    EXPECT_EQ(shown(some), "2/3") << first << ": " << some.trouble;
-    EXPECT_TRUE(some.trouble.starts_with("test 1: ")) << some.trouble;
+    EXPECT_EQ(shown(some), "2/3") << first << ": " << some.first_failure;
+    EXPECT_TRUE(some.first_failure.starts_with("test 1: ")) << some.first_failure;
     const std::string_view what(first);
     if (what.find("1 <<") == what.npos) {
       EXPECT_EQ(some.late, what == "while True: pass" || what.ends_with("sleep(1000)")) << first;
     }
   }
-  EXPECT_TRUE(graded("while True: pass").trouble.starts_with("before the first test: "));
+  EXPECT_TRUE(graded("while True: pass").first_failure.starts_with("before the first test: "));
   const Grade slow = graded("import time\ndef f(x): time.sleep(1000)");
   EXPECT_EQ(shown(slow), "0/3");
   EXPECT_TRUE(slow.late);
@@ -276,7 +276,7 @@ TEST_F(Grading, AProgramOrTestBeyondItsLimitsFailsAlone) {
   const auto choked = (*grader)->grade(
       loop.dump(), "def f():\n  while True: yield 1\ndef g(): return 1\ndef h(): return range(10 ** 15)");
   ASSERT_TRUE(choked) << choked.error().message();
-  EXPECT_EQ(shown(*choked), "2/4") << choked->trouble;
+  EXPECT_EQ(shown(*choked), "2/4") << choked->first_failure;
 }
 
 TEST_F(Grading, InvalidProblemsAreErrors) {

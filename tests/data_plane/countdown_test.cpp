@@ -11,8 +11,8 @@ namespace echoline::data_plane {
 namespace {
 
 using maths::evaluate;
-using maths::Game;
-using maths::Reached;
+using maths::ExpressionResult;
+using maths::ExpressionRules;
 
 std::unique_ptr<Adapter> made(std::string_view options, std::uint64_t seed = 1,
                               AdapterUse use = AdapterUse::kProblems) {
@@ -23,67 +23,67 @@ std::unique_ptr<Adapter> made(std::string_view options, std::uint64_t seed = 1,
 
 TEST(Expression, ReachesTheTargetWithAllowedNumbersOnly) {
   const std::vector<std::uint32_t> numbers{3, 7, 25, 50, 3};
-  const Game any{numbers, "+-*/", false};
-  const std::vector<std::tuple<const char*, std::uint64_t, Reached>> cases = {
-      {"25", 25, Reached::kTarget},
-      {" ( 7 + 3 ) * 3 ", 30, Reached::kTarget},
-      {"7+3*3", 16, Reached::kTarget},
-      {"50-25-7", 18, Reached::kTarget},
-      {"50-(25-7)", 32, Reached::kTarget},
-      {"50/25/(3-7+3+25)", 1, Reached::kForbidden},  // 25 twice
-      {"50/25*3", 6, Reached::kTarget},
-      {"3/7*7", 3, Reached::kForbidden},
-      {"3/7*(25+3)", 12, Reached::kTarget},  // by way of a fraction
-      {"25/(3-7/3)", 0, Reached::kElsewhere},
-      {"-3+7", 4, Reached::kTarget},
-      {"7--3", 10, Reached::kTarget},
-      {"-(3-7)", 4, Reached::kTarget},
+  const ExpressionRules any{numbers, "+-*/", false};
+  const std::vector<std::tuple<const char*, std::uint64_t, ExpressionResult>> cases = {
+      {"25", 25, ExpressionResult::kTarget},
+      {" ( 7 + 3 ) * 3 ", 30, ExpressionResult::kTarget},
+      {"7+3*3", 16, ExpressionResult::kTarget},
+      {"50-25-7", 18, ExpressionResult::kTarget},
+      {"50-(25-7)", 32, ExpressionResult::kTarget},
+      {"50/25/(3-7+3+25)", 1, ExpressionResult::kForbidden},  // 25 twice
+      {"50/25*3", 6, ExpressionResult::kTarget},
+      {"3/7*7", 3, ExpressionResult::kForbidden},
+      {"3/7*(25+3)", 12, ExpressionResult::kTarget},  // by way of a fraction
+      {"25/(3-7/3)", 0, ExpressionResult::kOtherValue},
+      {"-3+7", 4, ExpressionResult::kTarget},
+      {"7--3", 10, ExpressionResult::kTarget},
+      {"-(3-7)", 4, ExpressionResult::kTarget},
       {"7\xe2\x88\x92"
        "3",
-       4, Reached::kTarget},
+       4, ExpressionResult::kTarget},
       {"7\xc3\x97"
        "3",
-       21, Reached::kTarget},
+       21, ExpressionResult::kTarget},
       {"50\xc3\xb7"
        "25",
-       2, Reached::kTarget},
-      {"((((7))))", 7, Reached::kTarget},
-      {"3+3", 6, Reached::kTarget},  // there are two
-      {"3+3+3", 9, Reached::kForbidden},
-      {"8", 8, Reached::kForbidden},
-      {"37", 37, Reached::kForbidden},
-      {"07", 7, Reached::kTarget},
-      {"7", 8, Reached::kElsewhere},
-      {"3/7", 0, Reached::kElsewhere},
-      {"3-7", 4, Reached::kElsewhere},
-      {"7/(3-3)", 1, Reached::kElsewhere},
-      {"(3-3)/(25/(50-50))", 0, Reached::kForbidden},
-      {"7/(3-3)*25", 0, Reached::kElsewhere},
-      {"18446744073709551619", 3, Reached::kForbidden},
-      {"", 0, Reached::kNothing},
-      {"()", 0, Reached::kNothing},
-      {"7+", 7, Reached::kNothing},
-      {"+7", 7, Reached::kNothing},
-      {"7 3", 7, Reached::kNothing},
-      {"7=7", 7, Reached::kNothing},
-      {"7*3=21", 21, Reached::kNothing},
-      {"7**3", 343, Reached::kNothing},
-      {"7//3", 2, Reached::kNothing},
-      {"7.0", 7, Reached::kNothing},
-      {"7)", 7, Reached::kNothing},
-      {"(7", 7, Reached::kNothing},
-      {"7^3", 343, Reached::kNothing},
-      {"seven", 7, Reached::kNothing},
-      {"7\xe2\x88", 7, Reached::kNothing},
-      {"7(3)", 21, Reached::kNothing},
+       2, ExpressionResult::kTarget},
+      {"((((7))))", 7, ExpressionResult::kTarget},
+      {"3+3", 6, ExpressionResult::kTarget},  // there are two
+      {"3+3+3", 9, ExpressionResult::kForbidden},
+      {"8", 8, ExpressionResult::kForbidden},
+      {"37", 37, ExpressionResult::kForbidden},
+      {"07", 7, ExpressionResult::kTarget},
+      {"7", 8, ExpressionResult::kOtherValue},
+      {"3/7", 0, ExpressionResult::kOtherValue},
+      {"3-7", 4, ExpressionResult::kOtherValue},
+      {"7/(3-3)", 1, ExpressionResult::kOtherValue},
+      {"(3-3)/(25/(50-50))", 0, ExpressionResult::kForbidden},
+      {"7/(3-3)*25", 0, ExpressionResult::kOtherValue},
+      {"18446744073709551619", 3, ExpressionResult::kForbidden},
+      {"", 0, ExpressionResult::kNoExpression},
+      {"()", 0, ExpressionResult::kNoExpression},
+      {"7+", 7, ExpressionResult::kNoExpression},
+      {"+7", 7, ExpressionResult::kNoExpression},
+      {"7 3", 7, ExpressionResult::kNoExpression},
+      {"7=7", 7, ExpressionResult::kNoExpression},
+      {"7*3=21", 21, ExpressionResult::kNoExpression},
+      {"7**3", 343, ExpressionResult::kNoExpression},
+      {"7//3", 2, ExpressionResult::kNoExpression},
+      {"7.0", 7, ExpressionResult::kNoExpression},
+      {"7)", 7, ExpressionResult::kNoExpression},
+      {"(7", 7, ExpressionResult::kNoExpression},
+      {"7^3", 343, ExpressionResult::kNoExpression},
+      {"seven", 7, ExpressionResult::kNoExpression},
+      {"7\xe2\x88", 7, ExpressionResult::kNoExpression},
+      {"7(3)", 21, ExpressionResult::kNoExpression},
   };
   for (const auto& [text, target, expected] : cases) EXPECT_EQ(evaluate(text, any, target), expected) << text;
 
   const std::vector<std::uint32_t> three{2, 3, 4};
-  EXPECT_EQ(evaluate("2*3+4", {three}, 10), Reached::kTarget);
-  EXPECT_EQ(evaluate("2*3", {three}, 6), Reached::kForbidden);  // 4 is left
-  EXPECT_EQ(evaluate("2*3+4", {three, "+-"}, 10), Reached::kForbidden);
-  EXPECT_EQ(evaluate("2+3-4", {three, "+-"}, 1), Reached::kTarget);
+  EXPECT_EQ(evaluate("2*3+4", {three}, 10), ExpressionResult::kTarget);
+  EXPECT_EQ(evaluate("2*3", {three}, 6), ExpressionResult::kForbidden);  // 4 is left
+  EXPECT_EQ(evaluate("2*3+4", {three, "+-"}, 10), ExpressionResult::kForbidden);
+  EXPECT_EQ(evaluate("2+3-4", {three, "+-"}, 1), ExpressionResult::kTarget);
 }
 
 TEST(Expression, HasLimits) {
@@ -98,18 +98,18 @@ TEST(Expression, HasLimits) {
     text.append(count, by).append("7");
     return text;
   };
-  EXPECT_EQ(evaluate(nested(64), {numbers}, 7), Reached::kTarget);
-  EXPECT_EQ(evaluate(nested(65), {numbers}, 7), Reached::kNothing);
-  EXPECT_EQ(evaluate(led(64, '-'), {numbers}, 7), Reached::kTarget);
-  EXPECT_EQ(evaluate(led(65, '-'), {numbers}, 7), Reached::kNothing);
-  EXPECT_EQ(evaluate(led(1023, ' '), {numbers}, 7), Reached::kTarget);
-  EXPECT_EQ(evaluate(led(1024, ' '), {numbers}, 7), Reached::kNothing);
-  EXPECT_EQ(evaluate(std::string(1u << 20, '('), {numbers}, 7), Reached::kNothing);
+  EXPECT_EQ(evaluate(nested(64), {numbers}, 7), ExpressionResult::kTarget);
+  EXPECT_EQ(evaluate(nested(65), {numbers}, 7), ExpressionResult::kNoExpression);
+  EXPECT_EQ(evaluate(led(64, '-'), {numbers}, 7), ExpressionResult::kTarget);
+  EXPECT_EQ(evaluate(led(65, '-'), {numbers}, 7), ExpressionResult::kNoExpression);
+  EXPECT_EQ(evaluate(led(1023, ' '), {numbers}, 7), ExpressionResult::kTarget);
+  EXPECT_EQ(evaluate(led(1024, ' '), {numbers}, 7), ExpressionResult::kNoExpression);
+  EXPECT_EQ(evaluate(std::string(1u << 20, '('), {numbers}, 7), ExpressionResult::kNoExpression);
   // The largest possible values, on both sides of a quotient.
   const std::vector<std::uint32_t> large(8, 10'000);
-  EXPECT_EQ(evaluate("10000*10000*10000*10000/10000/10000/10000/10000", {large}, 1), Reached::kTarget);
-  EXPECT_EQ(evaluate("(10000/10000+10000/10000)*(10000/10000+10000/10000)", {large}, 4), Reached::kTarget);
-  EXPECT_EQ(evaluate("10000*10000*10000*10000*10000*10000*10000*10000", {large}, 1), Reached::kElsewhere);
+  EXPECT_EQ(evaluate("10000*10000*10000*10000/10000/10000/10000/10000", {large}, 1), ExpressionResult::kTarget);
+  EXPECT_EQ(evaluate("(10000/10000+10000/10000)*(10000/10000+10000/10000)", {large}, 4), ExpressionResult::kTarget);
+  EXPECT_EQ(evaluate("10000*10000*10000*10000*10000*10000*10000*10000", {large}, 1), ExpressionResult::kOtherValue);
 }
 
 // A random expression with its value, computed independently of the parser.
@@ -150,15 +150,15 @@ TEST(Expression, AgreesWithAnotherEvaluation) {
     const bool whole = tree.defined && std::abs(tree.value - static_cast<long double>(nearest)) < 1e-9L;
     fractions += tree.defined && !whole;
     const std::uint64_t target = whole && nearest >= 0 ? static_cast<std::uint64_t>(nearest) : 5;
-    const Reached expected = whole && nearest >= 0 ? Reached::kTarget : Reached::kElsewhere;
+    const ExpressionResult expected = whole && nearest >= 0 ? ExpressionResult::kTarget : ExpressionResult::kOtherValue;
     ASSERT_EQ(evaluate(tree.text, {numbers}, target), expected) << tree.text;
     ASSERT_EQ(evaluate(tree.text, {numbers}, target + 1),
-              tree.defined && whole && nearest == static_cast<std::int64_t>(target) + 1 ? Reached::kTarget
-                                                                                        : Reached::kElsewhere)
+              tree.defined && whole && nearest == static_cast<std::int64_t>(target) + 1 ? ExpressionResult::kTarget
+                                                                                        : ExpressionResult::kOtherValue)
         << tree.text;
-    reached += expected == Reached::kTarget;
+    reached += expected == ExpressionResult::kTarget;
     numbers.back() += 100;
-    ASSERT_EQ(evaluate(tree.text, {numbers}, target), Reached::kForbidden) << tree.text;
+    ASSERT_EQ(evaluate(tree.text, {numbers}, target), ExpressionResult::kForbidden) << tree.text;
   }
   EXPECT_GT(reached, 5'000);
   EXPECT_GT(fractions, 3'000);

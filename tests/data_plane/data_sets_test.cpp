@@ -12,7 +12,7 @@
 #include "base/random.hpp"
 #include "data_plane/adapters/adapter.hpp"
 #include "data_plane/adapters/maths/data_set.hpp"
-#include "data_plane/told.hpp"
+#include "data_plane/policy_input.hpp"
 
 namespace echoline::data_plane {
 namespace {
@@ -225,8 +225,8 @@ TEST_F(DataSets, ABadRowIsNamedByFileAndLine) {
       {good + R"({"prompt":")" + std::string(262'145, '1') + R"(","answer":"1"})", "expected 256 KiB at most"},
       {good + R"({"prompt":")" + std::string(4u << 20, '1') + "\"}\n", ":2: longer than 4 MiB"},
       {good + std::string(100, '['), ":2: expected brackets nested at most 64 deep"},
-      {"", "no problems in it"},
-      {"\n\n", "no problems in it"},
+      {"", "the file has no rows"},
+      {"\n\n", "the file has no rows"},
   };
   for (const auto& [content, expected] : cases) {
     const std::string path = write("bad.jsonl", content);
@@ -353,7 +353,7 @@ TEST_F(DataSets, RewardsAreSumsOfNamedParts) {
 // Reading any line gives a row within its limits or an error.
 TEST(Rows, SurviveSpoiledBytes) {
   const maths::RowReader reader = [](const json& row) -> Result<maths::Row> {
-    ECHO_ASSIGN(Told prompt, maths::prompt_at(row, "prompt"));
+    ECHO_ASSIGN(PolicyInput prompt, maths::prompt_at(row, "prompt"));
     ECHO_ASSIGN(std::string answer, maths::text_or_number_at(row, "reward_model.ground_truth"));
     return maths::Row{std::move(prompt), std::move(answer)};
   };

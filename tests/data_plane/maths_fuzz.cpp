@@ -38,11 +38,11 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
   if (const auto boxed = boxed_answer(response)) ECHO_CHECK(response.find(*boxed) != response.npos);
 
   static constexpr std::uint32_t kNumbers[] = {1, 2, 3, 7, 10'000};
-  const Game game{kNumbers, "+-*/", split % 2 == 0};
-  const Reached reached = evaluate(response, game, 7);
-  if (response.size() + 2 <= kExpressionBytesMax && reached != Reached::kNothing) {
+  const ExpressionRules game{kNumbers, "+-*/", split % 2 == 0};
+  const ExpressionResult reached = evaluate(response, game, 7);
+  if (response.size() + 2 <= kExpressionBytesMax && reached != ExpressionResult::kNoExpression) {
     ECHO_CHECK(evaluate(std::string(response) + " ", game, 7) == reached);
-    ECHO_CHECK(evaluate(std::string(response) + "+", game, 7) == Reached::kNothing);
+    ECHO_CHECK(evaluate(std::string(response) + "+", game, 7) == ExpressionResult::kNoExpression);
   }
   return 0;
 }

@@ -245,9 +245,9 @@ TEST_F(NemoGymTest, InvalidOptionsAreRefusedWithTheReason) {
   };
   EXPECT_THAT(why("ftp://x"), HasSubstr("expected a URL such as"));
   EXPECT_THAT(why(""), HasSubstr("url"));
-  std::ofstream(folder_ / "bad.jsonl")
-      << R"({"responses_create_params": {"input": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]}})"
-      << "\n";
+  std::ofstream(folder_ / "bad.jsonl") << R"({"responses_create_params": {"input": [{"role": "user", "content": "a"}, )"
+                                       << R"({"role": "assistant", "content": "b"}]}})"
+                                       << "\n";
   EXPECT_THAT(why("http://x", {{"train", (folder_ / "bad.jsonl").string()}}),
               HasSubstr("bad.jsonl:1: 'responses_create_params.input': the last message has the role 'assistant'"));
   const auto adapter = made("http://127.0.0.1:9");
@@ -260,7 +260,8 @@ TEST_F(NemoGymTest, InvalidOptionsAreRefusedWithTheReason) {
 TEST(NemoGymMessages, SpoiltOnesAreRefusedOrRead) {
   const std::string seeds[] = {
       R"({"reward":0.5,"reward_components":{"a":1},"mask_sample":false,"failure_reason":null})",
-      R"({"responses_create_params":{"input":[{"role":"user","content":[{"type":"input_text","text":"t"}]}]},"expected_answer":"4"})"};
+      (R"({"responses_create_params":{"input":[{"role":"user","content":[{"type":"input_text","text":"t"}]}]},)"
+       R"("expected_answer":"4"})")};
   feed_spoilt(seeds, 13);
 }
 

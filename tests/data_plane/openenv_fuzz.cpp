@@ -10,7 +10,7 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
   for (const char* key : {"", "a", "a.b"})
     if (const auto observed = openenv::read_message(text, key))
       ECHO_CHECK(observed->reward - observed->reward == 0, "{}", observed->reward);
-  if (const auto to = openenv::endpoint(text))
+  if (const auto to = openenv::parse_endpoint(text))
     ECHO_CHECK(to->target.ends_with("/ws") && !to->host.empty(), "{}", to->url());
   (void)openenv::step_message("", text);
   (void)openenv::reset_message(text, 1);

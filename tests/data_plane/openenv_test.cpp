@@ -166,7 +166,7 @@ TEST(OpenEnv, AnotherServerIsRefusedWithTheReason) {
 
 TEST(OpenEnvMessages, Endpoints) {
   const auto url = [](std::string_view text) {
-    const auto to = openenv::endpoint(text);
+    const auto to = openenv::parse_endpoint(text);
     return to ? to->url() : "none";
   };
   EXPECT_EQ(url("http://a:8000"), "ws://a:8000/ws");

@@ -80,7 +80,7 @@ template <class Meddle>
 void run(AcpcDealer& dealer, std::array<AcpcClient*, 2> clients, Meddle meddle) {
   std::deque<AcpcDealer::Line> to_clients;
   const auto to_dealer = [&](int seat, const std::string& line) {
-    const auto lines = dealer.take(seat, line);
+    const auto lines = dealer.on_line(seat, line);
     ASSERT_TRUE(lines) << lines.error().message();
     to_clients.insert(to_clients.end(), lines->begin(), lines->end());
   };
@@ -88,7 +88,7 @@ void run(AcpcDealer& dealer, std::array<AcpcClient*, 2> clients, Meddle meddle) 
   while (!to_clients.empty() && !testing::Test::HasFatalFailure()) {
     const AcpcDealer::Line line = to_clients.front();
     to_clients.pop_front();
-    const auto answer = clients[static_cast<std::size_t>(line.seat)]->take(line.text);
+    const auto answer = clients[static_cast<std::size_t>(line.seat)]->on_line(line.text);
     ASSERT_TRUE(answer) << answer.error().message();
     if (!answer->empty()) to_dealer(line.seat, meddle(line.seat, *answer));
   }
@@ -101,10 +101,10 @@ TEST(Acpc, AMatchRepeatsForASeedAndAllSidesCountAlike) {
     auto dealer = *AcpcDealer::make({.hands = 300, .seed = 5, .names = {"tight", "random"}});
     const auto tight = *make_player("tight"), random = *make_player("random");
     AcpcClient one(*tight, {}, 1), two(*random, {}, 2);
-    EXPECT_FALSE(dealer.waits_for());
+    EXPECT_FALSE(dealer.seat_to_act());
     run(dealer, {&one, &two}, kFaithfully);
     EXPECT_TRUE(dealer.done());
-    EXPECT_FALSE(dealer.waits_for());
+    EXPECT_FALSE(dealer.seat_to_act());
     EXPECT_EQ(one.hands(), 300u);
     EXPECT_EQ(one.won(), dealer.won()[0]);
     EXPECT_EQ(two.won(), dealer.won()[1]);
@@ -117,36 +117,37 @@ TEST(Acpc, AMatchRepeatsForASeedAndAllSidesCountAlike) {
 
 TEST(Acpc, IllegalAnswersAreFaultsAndOldOnesAreIgnored) {
   auto dealer = *AcpcDealer::make({.hands = 1, .seed = 5});
-  EXPECT_TRUE(dealer.take(0, "# hello\r\n")->empty());
-  EXPECT_TRUE(dealer.take(0, "VERSION:2.0.0\r\n")->empty());
-  const auto begin = *dealer.take(1, "VERSION:2.0.0");
+  EXPECT_TRUE(dealer.on_line(0, "# hello\r\n")->empty());
+  EXPECT_TRUE(dealer.on_line(0, "VERSION:2.0.0\r\n")->empty());
+  const auto begin = *dealer.on_line(1, "VERSION:2.0.0");
   ASSERT_EQ(begin.size(), 2u);
-  EXPECT_EQ(dealer.waits_for(), 1);  // in hand 0 seat 1 has the small blind
+  EXPECT_EQ(dealer.seat_to_act(), 1);  // in hand 0 seat 1 has the small blind
   const std::string state = begin[1].text.substr(0, begin[1].text.size() - 2);
-  EXPECT_TRUE(dealer.take(0, begin[0].text)->empty());  // not its turn
-  EXPECT_FALSE(dealer.take(1, "hello"));                // no protocol at all
-  const auto next = *dealer.take(1, state + ":c\r\n");
+  EXPECT_TRUE(dealer.on_line(0, begin[0].text)->empty());  // not its turn
+  EXPECT_FALSE(dealer.on_line(1, "hello"));                // no protocol at all
+  const auto next = *dealer.on_line(1, state + ":c\r\n");
   ASSERT_EQ(next.size(), 2u);
-  EXPECT_TRUE(dealer.take(1, state + ":c")->empty());  // said already
+  EXPECT_TRUE(dealer.on_line(1, state + ":c")->empty());  // said already
   const std::string option = next[0].text.substr(0, next[0].text.size() - 2);
-  const auto flop = *dealer.take(0, option + ":f");  // nothing owed: a check instead
+  const auto flop = *dealer.on_line(0, option + ":f");  // nothing owed: a check instead
   EXPECT_EQ(dealer.faults(), (std::array<std::uint64_t, 2>{1, 0}));
   ASSERT_EQ(flop.size(), 2u);
   EXPECT_NE(flop[0].text.find(":cc/:"), std::string::npos);
   const std::string on_flop = flop[0].text.substr(0, flop[0].text.size() - 2);
-  EXPECT_TRUE(dealer.take(0, state + ":c").has_value());  // an earlier state, though another's
-  const auto bet = *dealer.take(0, on_flop + ":r500");
-  const auto end = *dealer.take(1, bet[1].text.substr(0, bet[1].text.size() - 2) + ":x");  // something owed: a fold
+  EXPECT_TRUE(dealer.on_line(0, state + ":c").has_value());  // an earlier state, though another's
+  const auto bet = *dealer.on_line(0, on_flop + ":r500");
+  const auto end = *dealer.on_line(1, bet[1].text.substr(0, bet[1].text.size() - 2) + ":x");  // something owed: a fold
   EXPECT_EQ(dealer.faults(), (std::array<std::uint64_t, 2>{1, 1}));
   EXPECT_NE(end[0].text.find(":cc/r500f:"), std::string::npos);
   EXPECT_TRUE(dealer.done());
   EXPECT_EQ(dealer.score_line(), "SCORE:100|-100:one|two");
-  EXPECT_TRUE(dealer.take(1, "anything")->empty());
+  EXPECT_TRUE(dealer.on_line(1, "anything")->empty());
 }
 
 TEST(Acpc, AVersionComesFirst) {
   auto dealer = *AcpcDealer::make({.hands = 1});
-  EXPECT_NE(dealer.take(0, "VERSION:1.0.0").error().detail.find("expected 'VERSION:2.0.0' first"), std::string::npos);
+  EXPECT_NE(dealer.on_line(0, "VERSION:1.0.0").error().detail.find("expected 'VERSION:2.0.0' first"),
+            std::string::npos);
   EXPECT_FALSE(AcpcDealer::make({.hands = 0}));
   EXPECT_FALSE(AcpcDealer::make({.names = {"a", "b|c"}}));
   EXPECT_FALSE(AcpcDealer::make({.rules = {1, 1, 1}}));
@@ -156,14 +157,14 @@ TEST(Acpc, AClientCountsAnEndOnceAndRefusesOtherRules) {
   const auto caller = *make_player("caller");
   AcpcClient client(*caller, {}, 1);
   EXPECT_EQ(client.greeting(), "VERSION:2.0.0\r\n");
-  const auto answer = [&](std::string_view line) { return client.take(line).value(); };
+  const auto answer = [&](std::string_view line) { return client.on_line(line).value(); };
   EXPECT_EQ(answer("; a comment\r\n"), "");
   EXPECT_EQ(answer("MATCHSTATE:1:0::|JdTc\r\n"), std::string("MATCHSTATE:1:0::|JdTc:c\r\n"));
   EXPECT_EQ(answer("MATCHSTATE:0:1::9s8h|\r\n"), "");  // the other's turn
   for (int i = 0; i < 2; ++i) EXPECT_EQ(answer("MATCHSTATE:0:0:f:9s8h|\r\n"), "");
   EXPECT_EQ(client.won(), 50);
   EXPECT_EQ(client.hands(), 1u);
-  EXPECT_FALSE(client.take("MATCHSTATE:0:1:r30000:9s8h|\r\n"));
+  EXPECT_FALSE(client.on_line("MATCHSTATE:0:1:r30000:9s8h|\r\n"));
 }
 
 }  // namespace

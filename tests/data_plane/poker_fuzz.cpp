@@ -21,19 +21,19 @@ void read_as_state(std::string_view line, const Rules& rules) {
   ECHO_CHECK(goes_on.act(Action::call()).has_value());
 }
 
-void say_to_a_client(std::string_view line) {
+void send_to_client(std::string_view line) {
   const auto player = *make_player("random");
   AcpcClient client(*player, {}, 1);
-  const auto answer = client.take(line);
+  const auto answer = client.on_line(line);
   if (answer && !answer->empty()) ECHO_CHECK(answer->starts_with("MATCHSTATE:") && answer->ends_with("\r\n"));
 }
 
 // Sends lines of the seat that has to act. "!" stands for the state that the seat received, and ':'.
-void say_to_a_dealer(std::string_view bytes) {
+void send_to_dealer(std::string_view bytes) {
   auto dealer = *AcpcDealer::make({.hands = 3});
   std::array<std::string, 2> states;
   const auto say = [&](int seat, std::string_view line) {
-    const auto lines = dealer.take(seat, line);
+    const auto lines = dealer.on_line(seat, line);
     if (!lines) return false;
     for (const auto& said : *lines) {
       ECHO_CHECK(said.text.size() <= kAcpcLineBytesMax && said.text.ends_with("\r\n"));
@@ -48,7 +48,7 @@ void say_to_a_dealer(std::string_view bytes) {
     const auto end = std::min(bytes.find('\n'), bytes.size() - 1);
     std::string line(bytes.substr(0, end + 1));
     bytes.remove_prefix(end + 1);
-    const int seat = dealer.waits_for().value();
+    const int seat = dealer.seat_to_act().value();
     if (line.starts_with('!')) line = states[static_cast<std::size_t>(seat)] + ":" + line.substr(1);
     if (!say(seat, line)) return;
   }
@@ -80,8 +80,8 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
   read_as_state(bytes, {});
   read_as_state(bytes, {7, 1, 2});
   if (const auto action = parse_action(bytes)) ECHO_CHECK(to_string(*action) == bytes);
-  say_to_a_client(bytes);
-  say_to_a_dealer(bytes);
+  send_to_client(bytes);
+  send_to_dealer(bytes);
   answer_with(bytes);
   return 0;
 }

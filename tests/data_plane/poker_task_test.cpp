@@ -208,7 +208,8 @@ constexpr auto kCalls = [](std::string_view told) {
 
 // Plays both players by the same function, and returns the opponent's prompts as well.
 template <class Policy>
-Played play_both(const Adapter& adapter, const Problem& problem, std::vector<std::string>& asides, Policy policy) {
+Played play_both(const Adapter& adapter, const Problem& problem, std::vector<std::string>& side_prompts,
+                 Policy policy) {
   Played played;
   const auto episode = adapter.begin(problem, 0);
   std::string asked = problem.prompt();
@@ -218,8 +219,8 @@ Played play_both(const Adapter& adapter, const Problem& problem, std::vector<std
     EXPECT_TRUE(step) << step.error().message();
     add(played.score, step->score);
     done = step->done;
-    if (step->aside)
-      asides.push_back(asked = step->aside->text);
+    if (step->side_prompt)
+      side_prompts.push_back(asked = step->side_prompt->text);
     else if (!done)
       played.told.push_back(asked = step->observation.text);
   }
@@ -238,16 +239,16 @@ TEST(PokerTask, ThePolicySitsOppositeItself) {
     EXPECT_EQ(problem.prompt(), caller->problem(index)->prompt());
     EXPECT_EQ(itself->repeatable(problem), Repeatable::kNot);
     // A policy that always calls equals the caller, in either position.
-    std::vector<std::string> asides;
-    Played both = play_both(*itself, problem, asides, kCalls);
+    std::vector<std::string> side_prompts;
+    Played both = play_both(*itself, problem, side_prompts, kCalls);
     EXPECT_EQ(both.score.components.at("opponent_faults"), 0);
     both.score.components.erase("opponent_faults");
     EXPECT_EQ(both, play(*caller, problem, kCalls));
-    ASSERT_FALSE(asides.empty());
-    for (const std::string& aside : asides) {
-      EXPECT_THAT(aside, ::testing::StartsWith("You play heads-up")) << "the prompt is complete by itself";
+    ASSERT_FALSE(side_prompts.empty());
+    for (const std::string& side_prompt : side_prompts) {
+      EXPECT_THAT(side_prompt, ::testing::StartsWith("You play heads-up")) << "the prompt is complete by itself";
       const auto cards = [](const std::string& told) { return told.substr(told.rfind("Your cards: "), 17); };
-      EXPECT_NE(cards(aside), cards(problem.prompt()));
+      EXPECT_NE(cards(side_prompt), cards(problem.prompt()));
     }
     // With random answers, one player wins what the other loses, and each fault counts for the right player.
     Random random(index), again(index);

@@ -18,7 +18,7 @@ TEST(PokerTcp, AMatchAcrossSocketsIsTheOneWithoutThem) {
     auto dealer = *AcpcDealer::make({.hands = 200, .seed = 3});
     const auto tight = *make_player("tight"), random = *make_player("random");
     if (!over_sockets) {
-      const auto one = seat_of(*random, {}, 11), two = seat_of(*tight, {}, 12);
+      const auto one = make_seat(*random, {}, 11), two = make_seat(*tight, {}, 12);
       EXPECT_TRUE(run_match(dealer, {one.get(), two.get()}, kPatience));
       return dealer.score_line();
     }
@@ -27,11 +27,11 @@ TEST(PokerTcp, AMatchAcrossSocketsIsTheOneWithoutThem) {
     std::thread elsewhere([&] {
       const auto socket = LineSocket::connect(fmt::format("localhost:{}", listener->port()), kPatience);
       ASSERT_TRUE(socket) << socket.error().message();
-      const auto played = play_at(**socket, client, kPatience);
+      const auto played = play_against(**socket, client, kPatience);
       EXPECT_TRUE(played) << played.error().message();
     });
     {
-      const auto one = seat_of(*listener->accept(kClock.now() + kPatience)), two = seat_of(*tight, {}, 12);
+      const auto one = make_seat(*listener->accept(kClock.now() + kPatience)), two = make_seat(*tight, {}, 12);
       const auto played = run_match(dealer, {one.get(), two.get()}, kPatience);
       EXPECT_TRUE(played) << played.error().message();
     }
@@ -53,7 +53,7 @@ Error with_guest(Guest guest, Duration patience) {
       [&] { guest(**LineSocket::connect(fmt::format("127.0.0.1:{}", listener->port()), kPatience)); });
   Status played;
   {
-    const auto one = seat_of(*listener->accept(kClock.now() + kPatience)), two = seat_of(*caller, {}, 1);
+    const auto one = make_seat(*listener->accept(kClock.now() + kPatience)), two = make_seat(*caller, {}, 1);
     played = run_match(dealer, {one.get(), two.get()}, patience);
   }
   elsewhere.join();

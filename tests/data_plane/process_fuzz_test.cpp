@@ -10,10 +10,14 @@ namespace {
 TEST(ProcessAnswers, SpoiltAnswersAreRefusedOrRead) {
   const std::string seeds[] = {
       R"({"id":7,"result":{"protocol":1,"name":"x","turns":true,"deterministic":false,"problems":3,"evaluation":2}})",
-      R"({"id":7,"result":{"items":[{"reward":1e3,"components":{"a":-0.5},"correct":false,"done":false,"observation":"o","cut":{"reward":-1}}]}})",
-      R"({"id":7,"result":{"items":[{"prompt":"p","id":"i","reference":"r","demonstration":"d","metadata":{"a":[1]}},{"error":"why"}]}})",
-      R"({"id":7,"result":{"items":[{"reward":0,"done":false,"observation":[{"role":"tool","content":[{"type":"text","text":"3"}]},{"role":"user","content":"?"}]}]}})",
-      R"({"id":7,"result":{"items":[{"prompt":[{"role":"system","content":"s"},{"role":"user","content":"u"}],"reference":"r"}]}})",
+      (R"({"id":7,"result":{"items":[{"reward":1e3,"components":{"a":-0.5},"correct":false,"done":false,)"
+       R"("observation":"o","cut":{"reward":-1}}]}})"),
+      (R"({"id":7,"result":{"items":[{"prompt":"p","id":"i","reference":"r","demonstration":"d",)"
+       R"("metadata":{"a":[1]}},{"error":"why"}]}})"),
+      (R"({"id":7,"result":{"items":[{"reward":0,"done":false,"observation":[{"role":"tool",)"
+       R"("content":[{"type":"text","text":"3"}]},{"role":"user","content":"?"}]}]}})"),
+      (R"({"id":7,"result":{"items":[{"prompt":[{"role":"system","content":"s"},)"
+       R"({"role":"user","content":"u"}],"reference":"r"}]}})"),
       R"({"id":7,"error":{"message":"no"}})"};
   Random random(5, 0);
   for (int round = 0; round < 20'000; ++round) {

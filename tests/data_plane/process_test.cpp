@@ -6,8 +6,8 @@
 #include <future>
 
 #include "data_plane/adapters/adapter.hpp"
+#include "data_plane/policy_input.hpp"
 #include "data_plane/sandbox/sandbox.hpp"
-#include "data_plane/told.hpp"
 
 namespace echoline::data_plane {
 namespace {
@@ -17,7 +17,8 @@ using ::testing::HasSubstr;
 
 constexpr std::string_view kSum = R"(
 import echoline_task as task
-PROBLEMS = [{"prompt": f"{a}+{b}=", "reference": str(a + b), "demonstration": f"{a + b}"} for a in range(10) for b in range(10)]
+PROBLEMS = [{"prompt": f"{a}+{b}=", "reference": str(a + b), "demonstration": f"{a + b}"}
+            for a in range(10) for b in range(10)]
 
 @task.score
 def score(problem, response):
@@ -140,7 +141,8 @@ class Guess:
         if response == "die":
             import os; os._exit(1)
         found = response == str(self.wanted)
-        return {"reward": float(found), "done": found or self.left == 0, "observation": "+" if int(response) < self.wanted else "-",
+        return {"reward": float(found), "done": found or self.left == 0,
+                "observation": "+" if int(response) < self.wanted else "-",
                 "cut": {"reward": -float(self.left), "components": {"unused": self.left}}}
 
 task.run(episode=Guess, problems=[{"prompt": "?", "reference": "5"}], deterministic=False)
@@ -182,9 +184,11 @@ class Search:
     def step(self, response):
         if response != "search":
             return {"reward": float(response == self.prompt[1]["content"])}
-        return {"reward": 0.0, "done": False, "observation": [{"role": "tool", "content": "3 pages"}, {"role": "user", "content": "Well?"}]}
+        return {"reward": 0.0, "done": False,
+                "observation": [{"role": "tool", "content": "3 pages"}, {"role": "user", "content": "Well?"}]}
 
-task.run(episode=Search, problems=[{"prompt": [{"role": "system", "content": "Search."}, {"role": "user", "content": "Who?"}]}])
+task.run(episode=Search,
+         problems=[{"prompt": [{"role": "system", "content": "Search."}, {"role": "user", "content": "Who?"}]}])
 )");
   ASSERT_TRUE(adapter);
   const Problem problem = *adapter->problem(0);
@@ -207,7 +211,8 @@ TEST_F(ProcessTest, FunctionsOfOtherTrainersNeedNoChange) {
   const std::string verl = R"(
 def compute_score(data_source, solution_str, ground_truth, extra_info=None):
     assert data_source == "sums"
-    return {"score": 1.0 if ground_truth in solution_str else 0.0, "acc": ground_truth in solution_str, "format": 0.5})";
+    return {"score": 1.0 if ground_truth in solution_str else 0.0, "acc": ground_truth in solution_str,
+            "format": 0.5})";
   EXPECT_EQ(scored(verl, "score=task.verl(compute_score)", "it is 4"), "1 correct");
   EXPECT_EQ(scored(verl, "score=task.verl(compute_score)", "it is 3"), "0");
   const std::string trl = R"(
@@ -235,7 +240,8 @@ class AgentInstance:
         self.turns += 1
         right = states["action_text"] == states["label"]
         assert states["observation_text"].startswith("2+2=")
-        return {"rewards": 1.0 if right else 0.0, "scores": 1.0 if right else 0.0, "environment_feedback": "again", "done": right or self.turns == 2})";
+        return {"rewards": 1.0 if right else 0.0, "scores": 1.0 if right else 0.0,
+                "environment_feedback": "again", "done": right or self.turns == 2})";
   EXPECT_EQ(scored(agent, "episode=task.openrlhf(AgentInstance)", "3"), "0 again");
   EXPECT_EQ(scored(agent, "episode=task.openrlhf(AgentInstance)", "4"), "1 correct");
 }
@@ -253,7 +259,8 @@ for line in sys.stdin:
         say({"id": id, "result": {"protocol": 1, "problems": 1}})
         continue
     if request["method"] == "problems":
-        say({"id": id, "result": {"items": [{"problems": [{"prompt": "?"}] * len(i["rows"])} for i in request["items"]]}})
+        items = [{"problems": [{"prompt": "?"}] * len(i["rows"])} for i in request["items"]]
+        say({"id": id, "result": {"items": items}})
         continue
     n = len(request["items"])
 )";
@@ -317,7 +324,8 @@ def tried(what):
     except OSError: return 0.0
 def score(problem, response):
     return {"reward": 0, "components": {"secrets": tried(lambda: open("/etc/shadow").read()),
-            "network": tried(lambda: socket.create_connection(("127.0.0.1", 22), 0.2)), "write": tried(lambda: open("/usr/x", "w")),
+            "network": tried(lambda: socket.create_connection(("127.0.0.1", 22), 0.2)),
+            "write": tried(lambda: open("/usr/x", "w")),
             "environment": float("HOME_OF_TEST" in os.environ)}}
 task.run(score=score, problems=[{"prompt": "?"}]))");
   ASSERT_TRUE(adapter);

@@ -88,7 +88,7 @@ class Sandbox : public testing::Test {
     const std::string name = words[0];
     const End end = run(attempt(std::move(words)));
     EXPECT_TRUE(end.out.ends_with("stopped\n")) << name << ": " << end.out << end.err;
-    EXPECT_EQ(end.words(), "exited with status 0") << name;
+    EXPECT_EQ(end.description(), "exited with status 0") << name;
   }
 
   static inline std::unique_ptr<Pool> pool_;
@@ -100,15 +100,15 @@ TEST_F(Sandbox, RunsToTheEnd) {
   command.environment = {{"WORD", "a b"}};
   command.files = {{"/given/file", "content"}};
   const End end = run(std::move(command), std::string(300'000, 'i'));
-  EXPECT_EQ(end.words(), "exited with status 3");
+  EXPECT_EQ(end.description(), "exited with status 3");
   EXPECT_EQ(end.out, std::string(300'000, 'i') + "content");
   EXPECT_EQ(end.err, "a b /tmp /tmp\n");
   EXPECT_GT(end.wall.count(), 0);
 }
 
 TEST_F(Sandbox, EndsAreDistinguished) {
-  EXPECT_EQ(run(shell("kill -SEGV $$")).words(), "was killed by signal 11");
-  EXPECT_EQ(run(shell("exit 255")).words(), "exited with status 255");
+  EXPECT_EQ(run(shell("kill -SEGV $$")).description(), "was killed by signal 11");
+  EXPECT_EQ(run(shell("exit 255")).description(), "exited with status 255");
   const auto missing = pool_->run({{"/usr/bin/no-such-program"}, {}, {}, {}, {}});
   ASSERT_FALSE(missing);
   EXPECT_NE(missing.error().message().find("no-such-program"), std::string::npos) << missing.error().message();
@@ -130,7 +130,7 @@ TEST_F(Sandbox, AForkBombIsBoundedAndNothingIsLeft) {
   auto done = std::async(std::launch::async, [&] { return run(command); });
   int most = 0;
   while (done.wait_for(milliseconds(20)) != std::future_status::ready) most = std::max(most, processes_with(token));
-  EXPECT_EQ(done.get().why, Why::kWallTime);
+  EXPECT_EQ(done.get().reason, EndReason::kWallTime);
   EXPECT_GT(most, 3);
   EXPECT_LE(most, 34);  // its 32, and bubblewrap inside and out
   EXPECT_EQ(processes_with(token), 0);
@@ -183,24 +183,24 @@ TEST_F(Sandbox, ThereIsNoNetwork) {
 TEST_F(Sandbox, TooMuchOutput) {
   for (const char* where : {"", " >&2"}) {
     const End end = run(shell(std::string("head -c 3000000 /dev/full") + where));
-    EXPECT_EQ(end.why, Why::kOutput);
+    EXPECT_EQ(end.reason, EndReason::kOutput);
     EXPECT_EQ(end.out.size() + end.err.size(), 1u << 20);
   }
-  EXPECT_EQ(run(attempt({"much_output"})).why, Why::kOutput);
-  EXPECT_EQ(run(shell("head -c 1048576 /dev/full")).why, Why::kExit);
+  EXPECT_EQ(run(attempt({"much_output"})).reason, EndReason::kOutput);
+  EXPECT_EQ(run(shell("head -c 1048576 /dev/full")).reason, EndReason::kExit);
 }
 
 TEST_F(Sandbox, TooMuchMemory) {
   Command command = attempt({"much_memory"});
   command.limits.memory = {64u << 20};
   const End end = run(command);
-  EXPECT_EQ(end.why, Why::kMemory) << end.words();
+  EXPECT_EQ(end.reason, EndReason::kMemory) << end.description();
   EXPECT_LT(end.memory.count, 1u << 30);
   // Many processes, each below the limit. (The ":" keeps a subshell from becoming its last command and dropping its
   // memory.)
   command = shell("for i in 1 2 3 4 5 6; do (x=$(head -c 15000000 /dev/urandom | base64); sleep 5; :) & done; wait");
   command.limits.memory = {64u << 20};
-  EXPECT_EQ(run(command).why, Why::kMemory);
+  EXPECT_EQ(run(command).reason, EndReason::kMemory);
   command = attempt({"memory_at_once"});
   command.limits.cpu = seconds(5);
   EXPECT_EQ(run(command).out, "stopped\n");
@@ -208,7 +208,7 @@ TEST_F(Sandbox, TooMuchMemory) {
   // A forked process shares its memory with its children, which does not count twice.
   command = shell("x=$(head -c 20000000 /dev/urandom | base64 -w0); for i in 1 2 3 4; do (sleep 0.3; :) & done; wait");
   command.limits.memory = {160u << 20};
-  EXPECT_EQ(run(command).words(), "exited with status 0");
+  EXPECT_EQ(run(command).description(), "exited with status 0");
 }
 
 TEST_F(Sandbox, TooLargeAFileAndTooMany) {
@@ -221,36 +221,36 @@ TEST_F(Sandbox, TooLargeAFileAndTooMany) {
   command = attempt({"many_files"});
   command.limits.memory = {16u << 20};  // a file that holds nothing takes some
   const End end = run(command);
-  EXPECT_EQ(end.why, Why::kMemory) << end.words() << end.out;
+  EXPECT_EQ(end.reason, EndReason::kMemory) << end.description() << end.out;
 }
 
 TEST_F(Sandbox, TooLong) {
   Command command = attempt({"spin"});
   command.limits.cpu = milliseconds(300);
   command.limits.wall = seconds(200);
-  EXPECT_EQ(run(command).why, Why::kCpuTime);
+  EXPECT_EQ(run(command).reason, EndReason::kCpuTime);
   command.argv[1] = "spin_in_turn";
   const End in_turn = run(command);
-  EXPECT_EQ(in_turn.why, Why::kCpuTime);
+  EXPECT_EQ(in_turn.reason, EndReason::kCpuTime);
   EXPECT_LT(in_turn.cpu, seconds(2));
   command = attempt({"wait"});
   command.limits.wall = milliseconds(100);
   const End end = run(command);
-  EXPECT_EQ(end.why, Why::kWallTime);
+  EXPECT_EQ(end.reason, EndReason::kWallTime);
   EXPECT_GE(end.wall, milliseconds(100));
   EXPECT_LT(end.cpu, milliseconds(100));
 }
 
 TEST_F(Sandbox, AProgramCannotKillItsSandbox) {
   const End end = run(attempt({"kill_all"}));
-  EXPECT_EQ(end.words(), "exited with status 5");
+  EXPECT_EQ(end.description(), "exited with status 5");
   EXPECT_EQ(end.out, "alive\n");
 }
 
 TEST_F(Sandbox, NoProcessSurvives) {
   const std::string token = fmt::format("survivor-{}", ::getpid());
   const End end = run(attempt({"survive", token}));
-  EXPECT_EQ(end.words(), "exited with status 0");
+  EXPECT_EQ(end.description(), "exited with status 0");
   EXPECT_EQ(end.out, "gone\n");
   EXPECT_EQ(processes_with(token), 0);  // as soon as it has ended, not later
   Command command = attempt({"wait", token});
@@ -261,7 +261,7 @@ TEST_F(Sandbox, NoProcessSurvives) {
 
 TEST_F(Sandbox, DescriptorsAreItsOwnAndFew) {
   EXPECT_EQ(run(attempt({"descriptors"})).out, "0 1 2 ");
-  EXPECT_EQ(run(attempt({"close_output"})).words(), "exited with status 7");
+  EXPECT_EQ(run(attempt({"close_output"})).description(), "exited with status 7");
   EXPECT_EQ(run(attempt({"many_descriptors"})).out, "125: Too many open files\nstopped\n");
 }
 
@@ -269,8 +269,8 @@ TEST_F(Sandbox, SystemCallsOfNoUseAreRefused) {
   expect_stopped({"system_calls"});
   expect_stopped({"terminal"});
 #ifdef __x86_64__
-  EXPECT_EQ(run(attempt({"other_architecture"})).words(), fmt::format("was killed by signal {}", SIGSYS));
-  EXPECT_EQ(run(attempt({"x32"})).words(), fmt::format("was killed by signal {}", SIGSYS));
+  EXPECT_EQ(run(attempt({"other_architecture"})).description(), fmt::format("was killed by signal {}", SIGSYS));
+  EXPECT_EQ(run(attempt({"x32"})).description(), fmt::format("was killed by signal {}", SIGSYS));
 #endif
 }
 
@@ -306,7 +306,7 @@ TEST_F(Sandbox, TheQueueIsBoundedAndEveryCommandEnds) {
     if (!end)
       cancelled += end.error().code == Code::kCancelled;
     else
-      stopped += end->why == Why::kStopped;
+      stopped += end->reason == EndReason::kStopped;
   };
   Command slow = shell("sleep 60");
   auto first = (*pool)->launch(slow);  // a launched program occupies no place in the queue
@@ -318,7 +318,7 @@ TEST_F(Sandbox, TheQueueIsBoundedAndEveryCommandEnds) {
   }
   EXPECT_GE(refused.load(), 5);  // one runs, or will soon; two wait
   pool->reset();
-  EXPECT_EQ(first->wait().why, Why::kStopped);
+  EXPECT_EQ(first->wait().reason, EndReason::kStopped);
   EXPECT_EQ(stopped + cancelled + refused, 8);
   EXPECT_LE(stopped.load(), 1);
 }
@@ -335,7 +335,7 @@ TEST_F(Sandbox, AProgramThatStaysIsSpokenTo) {
   EXPECT_EQ(process->read_line(100, seconds(10)).error().code, Code::kExhausted);
   EXPECT_FALSE(process->ended());
   const End end = process->wait();
-  EXPECT_EQ(end.why, Why::kStopped);
+  EXPECT_EQ(end.reason, EndReason::kStopped);
   EXPECT_EQ(end.err.substr(0, 8), "log\nlog\n");
 }
 
@@ -346,7 +346,7 @@ TEST_F(Sandbox, AProgramThatStaysMayEndItself) {
   EXPECT_EQ(process->read_line(100, seconds(10)).value(), "last");
   EXPECT_EQ(process->read_line(100, seconds(10)).error().code, Code::kUnavailable);
   while (!process->ended()) std::this_thread::yield();
-  EXPECT_EQ(process->ended()->words(), "exited with status 4");
+  EXPECT_EQ(process->ended()->description(), "exited with status 4");
   Status written = ok();
   while (written) written = process->write("more\n", milliseconds(100));
   EXPECT_EQ(written.error().code, Code::kUnavailable);
@@ -363,7 +363,7 @@ TEST_F(Sandbox, LimitsHoldForLaunchedPrograms) {
   auto process = pool_->launch(command);
   ASSERT_TRUE(process);
   while (!process->ended()) std::this_thread::yield();
-  EXPECT_EQ(process->ended()->why, Why::kCpuTime);
+  EXPECT_EQ(process->ended()->reason, EndReason::kCpuTime);
   EXPECT_LE(process->ended()->err.size(), 1u << 20);
 }
 

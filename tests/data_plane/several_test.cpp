@@ -14,11 +14,11 @@ namespace {
 using nlohmann::json;
 using ::testing::HasSubstr;
 
-const TaskOfSeveral kSums{"sums", "arithmetic", R"({"operations": ["+"]})", 3, "Sum: {prompt}!", true};
-const TaskOfSeveral kGames{"games", "guess", "{}", 1, "{prompt}", true};
-const TaskOfSeveral kSecret{"secret", "arithmetic", R"({"operations": ["*"]})", 2, "{prompt}", false};
+const WeightedTask kSums{"sums", "arithmetic", R"({"operations": ["+"]})", 3, "Sum: {prompt}!", true};
+const WeightedTask kGames{"games", "guess", "{}", 1, "{prompt}", true};
+const WeightedTask kSecret{"secret", "arithmetic", R"({"operations": ["*"]})", 2, "{prompt}", false};
 
-std::unique_ptr<Adapter> made(const std::vector<TaskOfSeveral>& tasks, std::uint64_t seed = 1,
+std::unique_ptr<Adapter> made(const std::vector<WeightedTask>& tasks, std::uint64_t seed = 1,
                               AdapterUse use = AdapterUse::kProblems) {
   auto adapter = make_adapter(kSeveral, several_options(tasks), seed, use);
   EXPECT_TRUE(adapter) << adapter.error().message();
@@ -54,9 +54,9 @@ TEST(Several, ProblemsAreDrawnByWeightAndFollowFromSeedAndIndexAlone) {
 // Every problem of a task comes once before any comes again.
 TEST(Several, EveryTaskGoesThroughItsProblems) {
   const auto alone = *make_adapter("arithmetic", R"({"operations": ["+"], "operand_max": 30})", 7);
-  TaskOfSeveral few = kSums;
+  WeightedTask few = kSums;
   few.options_json = R"({"operations": ["+"], "operand_max": 30})", few.weight = 400, few.prompt = "{prompt}";
-  TaskOfSeveral half = kGames;
+  WeightedTask half = kGames;
   half.weight = 600;  // 2 to 3, once the common divisor is out
   const auto adapter = made({few, half}, 7);
   std::multiset<std::string> expected, found;
@@ -105,7 +105,7 @@ TEST(Several, TheFirstHeldOutProblemsAreOfAllTasks) {
 }
 
 TEST(Several, WorkersGetOnlyTheTasksTheyScore) {
-  TaskOfSeveral secret = kSecret;
+  WeightedTask secret = kSecret;
   secret.options_json = R"({"operations": ["*"], "operand_max": 54321})";
   const auto learner = made({kSums, secret});
   const std::string told = learner->options_for_workers("");
@@ -135,10 +135,10 @@ TEST(Several, FaultsAreNamed) {
               HasSubstr("task 'a': unknown adapter 'arithmetik'"));
   EXPECT_THAT(error(R"({"tasks": [{"name": "a", "adapter": "arithmetic", "weight": 0}]})"), HasSubstr("weight"));
   EXPECT_THAT(error(R"({"tasks": [{"name": "a", "adapter": "arithmetic", "prompt": "x"}]})"), HasSubstr("{prompt}"));
-  TaskOfSeveral game = kGames;
+  WeightedTask game = kGames;
   game.scored_by_workers = false;
   EXPECT_THAT(error(several_options({game})), HasSubstr("many turns"));
-  EXPECT_THAT(error(several_options(std::vector<TaskOfSeveral>(65, kSums))), HasSubstr("at most 64"));
+  EXPECT_THAT(error(several_options(std::vector<WeightedTask>(65, kSums))), HasSubstr("at most 64"));
   EXPECT_TRUE(has_many_turns("guess") && has_many_turns("poker"));
   EXPECT_FALSE(has_many_turns("arithmetic") || has_many_turns("nothing"));
 }

@@ -142,14 +142,14 @@ TEST_F(Transcripts, TheConnectionFollowsTheTranscriptOfManyTurns) {
   const auto hello = connection->hello();
   ASSERT_TRUE(hello) << hello.error().message();
   EXPECT_TRUE(hello->turns);
-  std::uint64_t life = 0;
+  std::uint64_t start_number = 0;
   const auto answers = ask_then(*connection, Method::kProblems, R"({"rows":[0]})", [&](const json& answer) {
     const auto problems = problems_in(answer, {"guess/problems/0"});
     std::vector<Connection::Call> calls(2);
     for (std::uint64_t i = 0; i < 2; ++i) {
       calls[i].method = Method::kStep;
       calls[i].item = step_item(i + 1, i == 0 ? "5" : "five", &problems[0], 40 + i);
-      calls[i].told_life = [&](std::uint64_t now) { life = now; };
+      calls[i].on_start_number = [&](std::uint64_t now) { start_number = now; };
     }
     return calls;
   });
@@ -160,7 +160,7 @@ TEST_F(Transcripts, TheConnectionFollowsTheTranscriptOfManyTurns) {
   EXPECT_EQ(step->score.reward, -0.25);
   EXPECT_EQ(read_cut(*answers[0])->reward, -1);
   EXPECT_EQ(answers[1].error().code, Code::kUnavailable);
-  connection->close(2, life);
+  connection->close(2, start_number);
   const auto last = connection->ask_and_wait(Method::kStep, step_item(1, "6", nullptr, 0));
   ASSERT_TRUE(last) << last.error().message();
   EXPECT_TRUE(read_step(*last)->done);

@@ -6,9 +6,9 @@
 
 namespace echoline::delta::cuda::test {
 
-EmulatedMachine::~EmulatedMachine() { ECHO_CHECK(blocks_.empty(), "{} blocks of memory leak", blocks_.size()); }
+EmulatedBackend::~EmulatedBackend() { ECHO_CHECK(blocks_.empty(), "{} blocks of memory leak", blocks_.size()); }
 
-Result<std::byte*> EmulatedMachine::allocate(Place place, std::uint64_t bytes) {
+Result<std::byte*> EmulatedBackend::allocate(Place place, std::uint64_t bytes) {
   ECHO_CHECK(bytes > 0);
   if (bytes > bytes_left_)
     return fail(Code::kExhausted, "allocate memory", "{} bytes are needed, {} are left", bytes, bytes_left_);
@@ -20,7 +20,7 @@ Result<std::byte*> EmulatedMachine::allocate(Place place, std::uint64_t bytes) {
   return static_cast<std::byte*>(memory);
 }
 
-void EmulatedMachine::release(Place place, std::byte* memory) {
+void EmulatedBackend::release(Place place, std::byte* memory) {
   const auto block = blocks_.find(memory);
   ECHO_CHECK(block != blocks_.end() && block->second.first == place);
   do_until(now());  // as CUDA does
@@ -29,7 +29,7 @@ void EmulatedMachine::release(Place place, std::byte* memory) {
   std::free(memory);
 }
 
-bool EmulatedMachine::is_device(const std::byte* memory, std::uint64_t bytes) const {
+bool EmulatedBackend::is_device(const std::byte* memory, std::uint64_t bytes) const {
   if (auto adopted = adopted_.upper_bound(memory); adopted != adopted_.begin()) {
     --adopted;
     if (memory + bytes <= adopted->first + adopted->second) return true;
@@ -40,12 +40,12 @@ bool EmulatedMachine::is_device(const std::byte* memory, std::uint64_t bytes) co
   return block->second.first == Place::kDevice && memory + bytes <= block->first + block->second.second;
 }
 
-Status EmulatedMachine::check_address(const std::byte* memory, std::uint64_t bytes) const {
+Status EmulatedBackend::check_address(const std::byte* memory, std::uint64_t bytes) const {
   if (is_device(memory, bytes)) return ok();
   return fail(Code::kInvalid, "check device address", "{} is not device memory", static_cast<const void*>(memory));
 }
 
-Status EmulatedMachine::proceed() {
+Status EmulatedBackend::proceed() {
   if (calls_until_failure_ == kNever) return ok();
   if (calls_until_failure_ > 0) {
     --calls_until_failure_;
@@ -56,20 +56,20 @@ Status EmulatedMachine::proceed() {
   return fail(Code::kUnavailable, "emulated device", "this call was to fail");
 }
 
-Status EmulatedMachine::enqueue(std::function<void()> work) {
+Status EmulatedBackend::enqueue(std::function<void()> work) {
   ECHO_TRY(proceed());
   queue_.push_back(std::move(work));
   return ok();
 }
 
-void EmulatedMachine::work_until(std::uint64_t end) {
+void EmulatedBackend::work_until(std::uint64_t end) {
   for (; done_ < end; ++done_) {
     queue_.front()();
     queue_.pop_front();
   }
 }
 
-void EmulatedMachine::do_until(const Point& point) {
+void EmulatedBackend::do_until(const Point& point) {
   work_until(point.work);
   if (!queue_.empty()) work_until(done_ + random_.below(queue_.size() + 1));
   for (; copied_out_ < point.copies_out; ++copied_out_) {
@@ -79,36 +79,36 @@ void EmulatedMachine::do_until(const Point& point) {
   }
 }
 
-Status EmulatedMachine::copy_in(std::byte* device, const std::byte* host, std::uint64_t bytes) {
+Status EmulatedBackend::copy_in(std::byte* device, const std::byte* host, std::uint64_t bytes) {
   ECHO_CHECK(is_device(device, bytes));
   return enqueue([=] { std::memcpy(device, host, bytes); });
 }
 
-Status EmulatedMachine::copy_out(std::byte* host, const std::byte* device, std::uint64_t bytes) {
+Status EmulatedBackend::copy_out(std::byte* host, const std::byte* device, std::uint64_t bytes) {
   ECHO_CHECK(is_device(device, bytes));
   ECHO_TRY(proceed());
   copies_out_.push_back({now().work, [=] { std::memcpy(host, device, bytes); }});
   return ok();
 }
 
-Status EmulatedMachine::copy_within(std::byte* to, const std::byte* from, std::uint64_t bytes) {
+Status EmulatedBackend::copy_within(std::byte* to, const std::byte* from, std::uint64_t bytes) {
   ECHO_CHECK(is_device(to, bytes) && is_device(from, bytes));
   return enqueue([=] { std::memcpy(to, from, bytes); });
 }
 
-Status EmulatedMachine::clear(std::byte* device, std::uint64_t bytes) {
+Status EmulatedBackend::clear(std::byte* device, std::uint64_t bytes) {
   ECHO_CHECK(is_device(device, bytes));
   return enqueue([=] { std::memset(device, 0, bytes); });
 }
 
-std::vector<std::uint32_t> EmulatedMachine::any_order(std::uint32_t count) {
+std::vector<std::uint32_t> EmulatedBackend::any_order(std::uint32_t count) {
   std::vector<std::uint32_t> order(count);
   std::iota(order.begin(), order.end(), 0u);
   for (std::uint32_t i = count; i > 1; --i) std::swap(order[i - 1], order[random_.below(i)]);
   return order;
 }
 
-Status EmulatedMachine::run(const ExtractJob& job) {
+Status EmulatedBackend::run(const ExtractJob& job) {
   ECHO_CHECK(job.tile_count > 0);
   return enqueue([this, job] {
     ++kernels_run_;
@@ -117,7 +117,7 @@ Status EmulatedMachine::run(const ExtractJob& job) {
   });
 }
 
-Status EmulatedMachine::run(const GatherJob& job) {
+Status EmulatedBackend::run(const GatherJob& job) {
   ECHO_CHECK(job.tile_count > 0);
   return enqueue([this, job] {
     ++kernels_run_;
@@ -126,7 +126,7 @@ Status EmulatedMachine::run(const GatherJob& job) {
   });
 }
 
-Status EmulatedMachine::run(const SwapJob& job) {
+Status EmulatedBackend::run(const SwapJob& job) {
   ECHO_CHECK(job.chunk_count > 0);
   return enqueue([this, job] {
     ++kernels_run_;
@@ -135,7 +135,7 @@ Status EmulatedMachine::run(const SwapJob& job) {
   });
 }
 
-Status EmulatedMachine::run(const HashJob& job) {
+Status EmulatedBackend::run(const HashJob& job) {
   ECHO_CHECK(job.leaf_count > 0);
   return enqueue([this, job] {
     ++kernels_run_;
@@ -144,19 +144,19 @@ Status EmulatedMachine::run(const HashJob& job) {
   });
 }
 
-Status EmulatedMachine::set_mark(unsigned mark) {
+Status EmulatedBackend::set_mark(unsigned mark) {
   ECHO_TRY(proceed());
   marks_.at(mark) = now();
   return ok();
 }
 
-Status EmulatedMachine::wait_for(unsigned mark) {
+Status EmulatedBackend::wait_for(unsigned mark) {
   ECHO_TRY(proceed());
   do_until(marks_.at(mark));
   return ok();
 }
 
-Status EmulatedMachine::finish() {
+Status EmulatedBackend::finish() {
   ECHO_TRY(proceed());
   do_until(now());
   return ok();

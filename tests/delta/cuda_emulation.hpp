@@ -13,8 +13,8 @@
 #include <vector>
 
 #include "base/random.hpp"
+#include "delta/cuda/backend.hpp"
 #include "delta/cuda/kernels.hpp"
-#include "delta/cuda/machine.hpp"
 
 namespace echoline::delta::cuda::test {
 
@@ -67,12 +67,12 @@ class LoopWarp {
 
 // Queued work is done only when it is waited for, and the blocks of a kernel run in random order. Copies to the host
 // are done at random as late as on a device, or early, before work that was queued ahead of them.
-class EmulatedMachine final : public Machine {
+class EmulatedBackend final : public DeviceBackend {
  public:
   static constexpr std::uint64_t kNever = std::numeric_limits<std::uint64_t>::max();
 
-  explicit EmulatedMachine(std::uint64_t seed) : random_(seed) {}
-  ~EmulatedMachine() override;
+  explicit EmulatedBackend(std::uint64_t seed) : random_(seed) {}
+  ~EmulatedBackend() override;
 
   std::string_view name() const override { return "emulated device"; }
   Result<std::byte*> allocate(Place place, std::uint64_t bytes) override;

@@ -18,7 +18,7 @@ namespace echoline::delta::cuda {
 namespace {
 
 using namespace echoline::delta::test;
-using cuda::test::EmulatedMachine;
+using cuda::test::EmulatedBackend;
 
 static_assert(std::uint64_t{kTilesPerSegment} * kTileBytes == kSegmentBytes);
 
@@ -131,7 +131,7 @@ class OnDevice : public testing::TestWithParam<Backend> {
 const auto kBackends =
     testing::Values(Backend{"emulated",
                             [](const DeviceOptions& options) -> Result<Device> {
-                              return Device(std::make_shared<EmulatedMachine>(7), options);
+                              return Device(std::make_shared<EmulatedBackend>(7), options);
                             }},
                     Backend{"cuda", [](const DeviceOptions& options) { return Device::open(options); }});
 INSTANTIATE_TEST_SUITE_P(Cuda, OnDevice, kBackends, [](const auto& test) { return test.param.name; });
@@ -223,7 +223,7 @@ TEST_P(OnDevice, SmallBuffersTakeMorePasses) {
     SCOPED_TRACE(batch_bytes);
     DeviceOptions options;
     options.batch_bytes = batch_bytes;  // from every piece on its own to more than there is room for
-    options.records_bytes = 1;          // room for one piece
+    options.changes_bytes = 1;          // room for one piece
     Device device = open(options);
     const DeviceState prev = must(device.upload(v.prev.view())), cur = must(device.upload(v.cur.view()));
     expect_same(extracted(device, prev, cur), differences(v.prev.view(), v.cur.view()));
@@ -294,7 +294,7 @@ TEST_P(OnDevice, HashesOnlyChangedLeaves) {
   const auto writes = differences(v.prev.view(), v.cur.view());
   EXPECT_EQ(must(device.apply(writes, v.cur.digest(), state)).hashed_bytes, kLeafBytes + 10);
   const auto back = differences(v.cur.view(), v.prev.view());
-  state.memory_changed();
+  state.forget_leaf_digests();
   EXPECT_EQ(must(device.apply(back, v.prev.digest(), state)).hashed_bytes, state.total_bytes());
 }
 
@@ -516,8 +516,8 @@ TEST_P(OnDevice, ChangesBeyondTheLimitAreRefused) {
 // ---- failures, on the emulated device only ----
 
 struct Emulated {
-  std::shared_ptr<EmulatedMachine> machine = std::make_shared<EmulatedMachine>(18);
-  Device device{machine, {}};
+  std::shared_ptr<EmulatedBackend> backend = std::make_shared<EmulatedBackend>(18);
+  Device device{backend, {}};
 };
 
 // If any call fails, and any number of calls after it, the content is unchanged or the state reports that it is torn.
@@ -527,14 +527,14 @@ TEST(CudaFailures, ApplicationIsAllOrNothing) {
   const auto writes = differences(v.prev.view(), v.cur.view());
   const Digest before = v.prev.digest(), after = v.cur.digest();
   std::set<std::string> outcomes;
-  for (const std::uint64_t failures : {std::uint64_t{1}, std::uint64_t{2}, std::uint64_t{3}, EmulatedMachine::kNever}) {
+  for (const std::uint64_t failures : {std::uint64_t{1}, std::uint64_t{2}, std::uint64_t{3}, EmulatedBackend::kNever}) {
     for (std::uint64_t calls = 0;; ++calls) {
       SCOPED_TRACE(fmt::format("{} failures after {} calls", failures, calls));
       Emulated e;
       DeviceState state = must(e.device.upload(v.prev.view()));
-      e.machine->fail_after(calls, failures);
+      e.backend->fail_after(calls, failures);
       const bool applied = e.device.apply(writes, after, state).has_value();
-      e.machine->stop_failing();
+      e.backend->stop_failing();
       const auto now = e.device.download(state);
       if (!now) {
         ASSERT_FALSE(applied);
@@ -559,20 +559,20 @@ TEST(CudaFailures, AFailedExtractionIsAnError) {
   Random random(20);
   const Versions v = versions({spec("a", DType::kU8, {200'000}), spec("b", DType::kBF16, {100'000})}, 0.9, random);
   for (std::uint64_t calls = 0;; ++calls) {
-    auto machine = std::make_shared<EmulatedMachine>(21);
+    auto backend = std::make_shared<EmulatedBackend>(21);
     DeviceOptions options;
     options.batch_bytes = 1;
-    options.records_bytes = 1;
-    Device device(machine, options);
+    options.changes_bytes = 1;
+    Device device(backend, options);
     const DeviceState prev = must(device.upload(v.prev.view())), cur = must(device.upload(v.cur.view()));
     std::vector<TensorWrite> writes;
-    machine->fail_after(calls, 1);
+    backend->fail_after(calls, 1);
     const auto result = device.extract(prev, cur, kept_in(writes));
-    machine->stop_failing();
+    backend->stop_failing();
     expect_same(extracted(device, prev, cur), differences(v.prev.view(), v.cur.view()));  // the device is fit for more
     if (!result) continue;
     expect_same(writes, differences(v.prev.view(), v.cur.view()));
-    EXPECT_GE(machine->kernels_run(), 8u);
+    EXPECT_GE(backend->kernels_run(), 8u);
     break;
   }
 }
@@ -585,10 +585,10 @@ TEST(CudaFailures, FillingLeavesNoHalfStateBehind) {
   for (const bool on_device : {false, true}) {
     for (std::uint64_t calls = 0;; ++calls) {
       DeviceState state = must(e.device.upload(v.prev.view()));
-      e.machine->fail_after(calls, 1);
+      e.backend->fail_after(calls, 1);
       const bool filled =
           on_device ? e.device.copy(source, state).has_value() : e.device.assign(state, v.cur.view()).has_value();
-      e.machine->stop_failing();
+      e.backend->stop_failing();
       EXPECT_EQ(e.device.download(state).has_value(), filled);
       if (filled) break;
       EXPECT_EQ(e.device.extract(source, state, [](std::span<const ChangedPart>) { return ok(); }).error().code,
@@ -606,9 +606,9 @@ TEST(CudaFailures, TooLittleMemoryChangesNothing) {
   for (std::uint64_t bytes = 0;; bytes = bytes * 2 + 1000) {
     Emulated e;
     DeviceState state = must(e.device.upload(v.prev.view()));
-    e.machine->limit_memory(bytes);
+    e.backend->limit_memory(bytes);
     const auto applied = e.device.apply(writes, v.cur.digest(), state);
-    e.machine->limit_memory(EmulatedMachine::kNever);
+    e.backend->limit_memory(EmulatedBackend::kNever);
     ASSERT_TRUE(same_bytes(must(e.device.download(state)).view(), applied ? v.cur.view() : v.prev.view()));
     if (applied) break;
     EXPECT_EQ(applied.error().code, Code::kExhausted);
@@ -619,20 +619,20 @@ TEST(CudaMemory, BuffersAreKeptAndFreed) {
   Random random(24);
   Versions v = versions(mixed_layout(), 0.01, random);
   const auto writes = differences(v.prev.view(), v.cur.view()), back = differences(v.cur.view(), v.prev.view());
-  auto machine = std::make_shared<EmulatedMachine>(25);
+  auto backend = std::make_shared<EmulatedBackend>(25);
   {
-    Device device(machine, {});
+    Device device(backend, {});
     DeviceState prev = must(device.upload(v.prev.view())), cur = must(device.upload(v.cur.view()));
     std::size_t blocks = 0;
     for (int round = 0; round < 3; ++round) {
       (void)extracted(device, prev, cur);
       must(device.apply(writes, v.cur.digest(), prev));
       must(device.apply(back, v.prev.digest(), prev));
-      EXPECT_TRUE(round == 0 || machine->blocks_allocated() == blocks);
-      blocks = machine->blocks_allocated();
+      EXPECT_TRUE(round == 0 || backend->blocks_allocated() == blocks);
+      blocks = backend->blocks_allocated();
     }
   }
-  EXPECT_EQ(machine->blocks_allocated(), 0u);
+  EXPECT_EQ(backend->blocks_allocated(), 0u);
 }
 
 TEST(CudaAvailability, NamesTheReason) {

@@ -39,7 +39,7 @@ inline EntropyCounter count_tensor(const TensorView& prev, const TensorView& cur
       counters[part].add(cur.dtype, from, to, count, changed);
     }
   });
-  for (std::size_t part = 1; part < parts; ++part) counters[0].join(std::move(counters[part]));
+  for (std::size_t part = 1; part < parts; ++part) counters[0].merge(std::move(counters[part]));
   return std::move(counters[0]);
 }
 
@@ -52,7 +52,7 @@ inline Result<StateEntropy> entropy_bound(const StateView& prev, const StateView
   for (std::size_t i = 0; i < to.size(); ++i) {
     EntropyCounter counter = count_tensor(from[i], to[i], threads);
     result.tensors.push_back({to[i].name, to[i].dtype, counter.bound()});
-    pool.join(std::move(counter));
+    pool.merge(std::move(counter));
   }
   result.total = pool.bound();
   return result;

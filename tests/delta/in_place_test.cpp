@@ -129,16 +129,16 @@ TEST_F(InPlaceTest, RefusesFilesWithAnotherName) {
 
 TEST_F(InPlaceTest, OneProcessAtATime) {
   {
-    const auto first = SettledCheckpoint::open(disk_.folder());
+    const auto first = LockedCheckpoint::open(disk_.folder());
     ASSERT_TRUE(first) << first.error().message();
-    EXPECT_TRUE(SettledCheckpoint::open(disk_.folder()));  // many may read
+    EXPECT_TRUE(LockedCheckpoint::open(disk_.folder()));  // many may read
     EXPECT_THAT(refusal(disk_.folder(), patch_, Code::kUnavailable), HasSubstr("another process"));
-    EXPECT_TRUE(SettledCheckpoint::open(disk_.folder() / "model-00001-of-00005.safetensors"));
+    EXPECT_TRUE(LockedCheckpoint::open(disk_.folder() / "model-00001-of-00005.safetensors"));
   }
   ApplyOptions options;
   int refused = 0;
   options.observer = [&](ApplyStage) {
-    const auto reading = SettledCheckpoint::open(disk_.folder());
+    const auto reading = LockedCheckpoint::open(disk_.folder());
     const auto applying = apply_in_place(disk_.folder(), patch_);
     refused += !reading && reading.error().code == Code::kUnavailable && !applying &&
                applying.error().code == Code::kUnavailable;
@@ -146,7 +146,7 @@ TEST_F(InPlaceTest, OneProcessAtATime) {
   };
   ASSERT_TRUE(apply_in_place(disk_.folder(), patch_, options));
   EXPECT_GT(refused, 10);
-  EXPECT_TRUE(SettledCheckpoint::open(disk_.folder()));
+  EXPECT_TRUE(LockedCheckpoint::open(disk_.folder()));
 }
 
 TEST_F(InPlaceTest, ADiskThatRefusesTheJournal) {
@@ -194,7 +194,7 @@ TEST_F(InPlaceTest, EveryDoorRecovers) {
   };
   crash();
   {
-    const auto opened = SettledCheckpoint::open(disk_.folder());
+    const auto opened = LockedCheckpoint::open(disk_.folder());
     ASSERT_TRUE(opened) << opened.error().message();
     EXPECT_TRUE(same_bytes((*opened)->view(), next_.view()));
   }
@@ -234,7 +234,7 @@ TEST_F(InPlaceTest, DamagedJournalsChangeNothing) {
       ASSERT_EQ(recovered.error().code, Code::kCorrupt) << what << ": " << recovered.error().message();
       ASSERT_THAT(recovered.error().message(), AllOf(HasSubstr(journal(path).string()), HasSubstr("Restore")));
       ASSERT_EQ(content_of(path), damaged) << what;
-      ASSERT_FALSE(SettledCheckpoint::open(path)) << what;
+      ASSERT_FALSE(LockedCheckpoint::open(path)) << what;
       ASSERT_FALSE(apply_in_place(path, patch_)) << what;
     };
     for (std::size_t at = 0; at < whole.size(); at += at < 300 ? 1 : 211) {
@@ -281,7 +281,7 @@ class NewCheckpointTest : public InPlaceTest {
  protected:
   fs::path target(const fs::path& from) { return disk_.root() / (from == disk_.file() ? "new.safetensors" : "new"); }
   Result<PatchInfo> apply(const fs::path& from, const Blob& patch, const fs::path& to) {
-    ECHO_ASSIGN(const SettledCheckpoint prev, SettledCheckpoint::open(from));
+    ECHO_ASSIGN(const LockedCheckpoint prev, LockedCheckpoint::open(from));
     return apply_to_new(*prev, patch, to, {.threads = 2});
   }
 };

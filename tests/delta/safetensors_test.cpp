@@ -118,7 +118,8 @@ TEST(Safetensors, RefusesEveryKindOfBadHeader) {
       {R"({"a":{"dtype":"BF16","shape":[2],"data_offsets":[0,2]}})", "xy", "takes 4 bytes"},
       {R"({"a":{"dtype":"U8","shape":[9223372036854775807,3],"data_offsets":[0,1]}})", "x", "2^63"},
       {R"({"a":{"dtype":"U8","shape":[18446744073709551615],"data_offsets":[0,1]}})", "x", "'shape' cannot be"},
-      {R"({"a":{"dtype":"U8","shape":[1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1],"data_offsets":[0,1]}})",
+      {R"({"a":{"dtype":"U8","shape":[1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1],)"
+       R"("data_offsets":[0,1]}})",
        "x", "too long"},
       {R"({"a":{"dtype":"U8","shape":[1],"data_offsets":[1,2]}})", "xy", "gap"},
       {R"({"a":{"dtype":"U8","shape":[1],"data_offsets":[0,1]},"b":{"dtype":"U8","shape":[1],"data_offsets":[2,3]}})",

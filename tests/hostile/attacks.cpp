@@ -518,7 +518,7 @@ class Insider {
     return found;
   }
 
-  // A submission that the door accepts, made without a model.
+  // A submission that SubmissionChecker accepts, made without a model.
   Result<schema::Submission> made_up(const schema::Lease& lease) {
     if (!phrasing_) {
       ECHO_ASSIGN(model::Tokenizer tokenizer, model::Tokenizer::from_json(spec_.tokenizer_json()));
@@ -558,7 +558,7 @@ class Insider {
     return submission;
   }
 
-  void set_heartbeat(std::string bytes) { node_->set_heartbeat(std::move(bytes)); }
+  void set_heartbeat(std::string bytes) { node_->set_heartbeat_payload(std::move(bytes)); }
 
   Outcome outcome;
 

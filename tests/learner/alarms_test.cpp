@@ -22,12 +22,12 @@ json healthy(int step) {
 }
 
 // Feeds ten healthy steps, then some with these fields, and returns the alarms.
-std::vector<Alarm> told(Alarms& alarms, const json& changed, int first = 11, int last = 25) {
+std::vector<Alarm> alarms_of(Alarms& alarms, const json& changed, int first = 11, int last = 25) {
   std::vector<Alarm> all;
   for (int step = first == 11 ? 1 : first; step <= last; ++step) {
     json row = healthy(step);
     if (step > 10) row.update(changed);
-    for (Alarm& alarm : alarms.hear(row)) all.push_back(std::move(alarm));
+    for (Alarm& alarm : alarms.add_row(row)) all.push_back(std::move(alarm));
   }
   return all;
 }
@@ -50,18 +50,18 @@ TEST(Alarms, EachRuleHasItsRunAndAHealthyOneHasNone) {
   };
   for (const auto& [kind, changed] : broken) {
     Alarms alarms;
-    const auto found = told(alarms, changed);
+    const auto found = alarms_of(alarms, changed);
     ASSERT_EQ(found.size(), *kind ? 1u : 0u) << changed.dump();
     if (!*kind) continue;
     EXPECT_EQ(found[0].kind, kind);
     EXPECT_FALSE(found[0].detail.empty() || found[0].advice.empty());
     EXPECT_GE(found[0].step, found[0].kind == "updates_skipped" ? 13u : 20u);
-    EXPECT_EQ(alarms.active(), std::vector<std::string>{kind});
+    EXPECT_EQ(alarms.active_kinds(), std::vector<std::string>{kind});
     // An alarm is raised once, ends with its cause, and is raised again if the cause returns.
-    EXPECT_TRUE(told(alarms, changed, 26, 40).empty());
-    EXPECT_TRUE(told(alarms, json::object(), 41, 60).empty());
-    EXPECT_TRUE(alarms.active().empty());
-    EXPECT_EQ(told(alarms, changed, 61, 80).size(), 1u);
+    EXPECT_TRUE(alarms_of(alarms, changed, 26, 40).empty());
+    EXPECT_TRUE(alarms_of(alarms, json::object(), 41, 60).empty());
+    EXPECT_TRUE(alarms.active_kinds().empty());
+    EXPECT_EQ(alarms_of(alarms, changed, 61, 80).size(), 1u);
   }
 }
 
@@ -69,8 +69,8 @@ TEST(Alarms, HeldOutAccuracyThatStaysWhileTheRewardRises) {
   const json better{{"reward_mean", 0.8}, {"accuracy", 0.8}};
   for (const double after : {0.3, 0.7}) {
     Alarms alarms;
-    for (const double accuracy : {0.3, after}) alarms.hear({{"kind", "evaluation"}, {"accuracy", accuracy}});
-    EXPECT_EQ(told(alarms, better).size(), after == 0.3 ? 1u : 0u);
+    for (const double accuracy : {0.3, after}) alarms.add_row({{"kind", "evaluation"}, {"accuracy", accuracy}});
+    EXPECT_EQ(alarms_of(alarms, better).size(), after == 0.3 ? 1u : 0u);
   }
 }
 
@@ -78,9 +78,9 @@ TEST(Alarms, HeldOutAccuracyThatStaysWhileTheRewardRises) {
 TEST(Alarms, MissingMeasurementsRaiseNoAlarm) {
   Alarms alarms;
   for (int step = 1; step <= 40; ++step) {
-    EXPECT_TRUE(alarms.hear({{"kind", "step"}, {"step", step}, {"reward_mean", 0.5}}).empty());
-    EXPECT_TRUE(alarms.hear({{"kind", "step"}, {"step", step}, {"updates_skipped", 1}}).empty());
-    EXPECT_TRUE(alarms.hear({{"kind", "publication"}}).empty());
+    EXPECT_TRUE(alarms.add_row({{"kind", "step"}, {"step", step}, {"reward_mean", 0.5}}).empty());
+    EXPECT_TRUE(alarms.add_row({{"kind", "step"}, {"step", step}, {"updates_skipped", 1}}).empty());
+    EXPECT_TRUE(alarms.add_row({{"kind", "publication"}}).empty());
   }
 }
 

@@ -23,15 +23,15 @@ class DeskTest : public ::testing::Test {
     folder_ = ::mkdtemp(name.data());
     options_.file = folder_ / "replay.sqlite";
     options_.pacing = {{2, 1, 1}, 4, 4, 2};
-    options_.lease.first_groups = 64;
+    options_.lease.initial_groups = 64;
     adapter_ = *data_plane::make_adapter("arithmetic", "{}", 1);
     digest_[0] = std::byte{7};
     shape_.vocab_size = tokenizer_.size();
     shape_.positions_max = 32;
-    door_.vocab_size = shape_.vocab_size;
-    door_.positions_max = shape_.positions_max;
-    door_.response_tokens_max = 8;
-    door_.trainable = [this](const schema::Trajectory& t) { return check_trainable(t, shape_); };
+    checker_options_.vocab_size = shape_.vocab_size;
+    checker_options_.positions_max = shape_.positions_max;
+    checker_options_.response_tokens_max = 8;
+    checker_options_.trainable = [this](const schema::Trajectory& t) { return check_trainable(t, shape_); };
   }
   ~DeskTest() override {
     desk_.reset();
@@ -80,10 +80,11 @@ class DeskTest : public ::testing::Test {
       const std::lock_guard lock(mutex_);
       unusable_.push_back(policy);
     };
-    auto desk = RolloutDesk::open(options_, Door(door_, *adapter_, phrasing_), step, std::move(events));
+    auto desk =
+        RolloutDesk::open(options_, SubmissionChecker(checker_options_, *adapter_, phrasing_), step, std::move(events));
     ASSERT_TRUE(desk) << desk.error().message();
     desk_ = std::move(*desk);
-    desk_->published(Version{step}, digest_);
+    desk_->finish_publishing(Version{step}, digest_);
   }
 
   schema::LearnerMessage next_message() {
@@ -166,7 +167,7 @@ class DeskTest : public ::testing::Test {
   const model::Phrasing phrasing_ =
       *model::Phrasing::from_parts(tokenizer_, {*tokenizer_.end_of_text()}, R"({"text": "{prompt}"})");
   model::ModelConfig shape_;
-  DoorOptions door_;
+  SubmissionCheckerOptions checker_options_;
   std::vector<GroupSetAside> set_aside_;
   std::vector<PolicyUnusable> unusable_;
   std::filesystem::path folder_;

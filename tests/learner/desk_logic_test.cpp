@@ -30,11 +30,11 @@ class DeskLogicTest : public DeskTest {
             leases_,
             database_,
             inbox_,
-            hand_over_,
+            batch_request_,
             wanted_,
             [] {},
             [this](WorkerId worker, const std::string&) { expelled_.push_back(worker); },
-            Door(door_, *adapter_, phrasing_)};
+            SubmissionChecker(checker_options_, *adapter_, phrasing_)};
   }
   // A fixture with its own storage, for one part.
   DeskContext stored_context() {
@@ -50,12 +50,12 @@ class DeskLogicTest : public DeskTest {
     auto logic = DeskLogic::open(context(), 0);
     ASSERT_TRUE(logic) << logic.error().message();
     logic_ = std::move(*logic);
-    logic_->policies().published(Version{0}, digest_bytes());
+    logic_->policies().finish_publishing(Version{0}, digest_bytes());
   }
   // Handles the message now, and returns the answer.
   schema::LearnerMessage send(WorkerId worker, const schema::WorkerMessage& message) {
     const std::string bytes = message.SerializeAsString();
-    EXPECT_TRUE(inbox_.admit(worker, bytes.size(), false).taken);
+    EXPECT_TRUE(inbox_.admit(worker, bytes.size(), false).accepted);
     logic_->defer(Incoming{worker, bytes});
     logic_->run_due();
     logic_->check();
@@ -77,7 +77,7 @@ class DeskLogicTest : public DeskTest {
   LeaseClock leases_{&manual_};
   DatabaseEdge database_{leases_, std::chrono::seconds(1), std::chrono::minutes(1), {}};
   DeskInbox inbox_{Bytes{1000}};
-  BatchHandOver hand_over_;
+  BatchRequest batch_request_;
   std::atomic<bool> wanted_ = true;
   DeskEvents events_;
   std::vector<schema::LearnerMessage> sent_;
@@ -90,12 +90,12 @@ TEST_F(DeskLogicTest, APauseEndsNoLease) {
   const schema::WorkGrant grant = request(kAda, 1);
   ASSERT_EQ(grant.leases_size(), 1);
   manual_.advance(std::chrono::hours(2));
-  logic_->excuse_pauses();
+  logic_->extend_leases_after_pause();
   logic_->run_due();
   EXPECT_EQ(logic_->counts()->leases.live, 1u);
   for (int i = 0; i < 40'000; ++i) {  // as many seconds of ticks
     manual_.advance(std::chrono::seconds(1));
-    logic_->excuse_pauses();
+    logic_->extend_leases_after_pause();
     logic_->run_due();
     if (logic_->counts()->leases.live == 0) break;
   }
@@ -111,7 +111,7 @@ TEST_F(DeskLogicTest, ARetiredWorkerFinishesItsGroupsAndGetsNoMore) {
   EXPECT_TRUE(submit(kAda, grant.leases(0)));
   EXPECT_EQ(request(kAda, 1).leases_size(), 0);
   EXPECT_THAT(drained_, ElementsAre(1));
-  EXPECT_TRUE(logic_->leases().follow({PresenceChange::Kind::kBack, kAda}));
+  EXPECT_TRUE(logic_->leases().on_presence_change({PresenceChange::Kind::kBack, kAda}));
   EXPECT_EQ(request(kAda, 1).leases_size(), 1);
 }
 
@@ -120,14 +120,14 @@ TEST_F(DeskLogicTest, TheStepsBatchIsHandedOverOnceItIsWholeAndWanted) {
   const schema::WorkGrant grant = request(kAda, 2);
   ASSERT_EQ(grant.leases_size(), 2);
   EXPECT_TRUE(submit(kAda, grant.leases(0)));
-  hand_over_.ask(0);
+  batch_request_.request(0);
   logic_->run_due();
-  EXPECT_EQ(hand_over_.wanted(), 0u) << "one group of two";
+  EXPECT_EQ(batch_request_.requested_step(), 0u) << "one group of two";
   EXPECT_TRUE(submit(kAda, grant.leases(1)));
-  const auto batch = hand_over_.wait({});
+  const auto batch = batch_request_.wait({});
   ASSERT_TRUE(batch && *batch);
   logic_->check();
-  EXPECT_TRUE(logic_->batches().disown(kAda)) << "groups in training stay";
+  EXPECT_TRUE(logic_->batches().discard_groups_of(kAda)) << "groups in training stay";
   EXPECT_TRUE(logic_->consume(0, **batch));
   EXPECT_EQ(logic_->batches().step(), 1u);
   EXPECT_EQ(logic_->counts()->buffer.consumed, 4u);
@@ -148,8 +148,8 @@ TEST_F(DeskLogicTest, OffencesAreStoredAndForgedMessagesExpelAtOnce) {
   Discipline of_the_next_process(desk);
   of_the_next_process.count_malformed(kAda, "it is cut short");
   EXPECT_THAT(expelled_, ElementsAre(kBob, kAda));
-  for (int i = 0; i < 2000; ++i) ASSERT_TRUE(of_the_next_process.may_talk(kBob));
-  EXPECT_FALSE(of_the_next_process.may_talk(kBob));
+  for (int i = 0; i < 2000; ++i) ASSERT_TRUE(of_the_next_process.count_idle_message(kBob));
+  EXPECT_FALSE(of_the_next_process.count_idle_message(kBob));
 }
 
 TEST_F(DeskLogicTest, ManyGroupsSetAsideInARowEndTheRunUnlessOneSucceeds) {
@@ -158,7 +158,7 @@ TEST_F(DeskLogicTest, ManyGroupsSetAsideInARowEndTheRunUnlessOneSucceeds) {
   DeskContext desk = stored_context();
   SetAsideGroups groups(desk);
   const auto set_aside = [&](std::uint32_t n) {
-    ASSERT_TRUE(desk.ledger->together([&] {
+    ASSERT_TRUE(desk.ledger->run_in_transaction([&] {
       for (std::uint32_t i = 0; i < n; ++i) {
         const auto leases = desk.ledger->grant({kAda, Version{0}, digest_bytes(), 1, {}, Version{0}}, 0, 1e9);
         ASSERT_TRUE(leases && leases->size() == 1);
@@ -192,15 +192,16 @@ class PresenceTest : public DeskLogicTest {
     core_.emplace(rules, std::vector<provisioner::FleetOffer>{{"a", "local", "", 100, 1, 0}},
                   std::vector<std::string>{"a"});
     carry_out(core_->tick(manual_.now()));
-    attendance_->add([this](const PresenceChange& change) { roster_->follow(change, manual_.now()); });
-    attendance_->add([this](const PresenceChange& change) {
-      to_desk_.push_back(Write{[this, change] { return logic_->leases().follow(change); }});
+    attendance_->add_listener(
+        [this](const PresenceChange& change) { roster_->on_presence_change(change, manual_.now()); });
+    attendance_->add_listener([this](const PresenceChange& change) {
+      to_desk_.push_back(DatabaseWrite{[this, change] { return logic_->leases().on_presence_change(change); }});
     });
-    attendance_->add([this](const PresenceChange& change) {
+    attendance_->add_listener([this](const PresenceChange& change) {
       if (auto event = fleet_event(change)) to_fleet_.push_back(*std::move(event));
     });
-    events_.leaving = [this](WorkerId w) { return attendance_->leaving(w); };
-    events_.drained = [this](WorkerId w) { attendance_->drained(w); };
+    events_.leaving = [this](WorkerId w) { return attendance_->on_leaving(w); };
+    events_.drained = [this](WorkerId w) { attendance_->on_drained(w); };
   }
   void carry_out(const std::vector<provisioner::FleetAction>& actions) {
     using namespace provisioner::fleet;
@@ -208,23 +209,23 @@ class PresenceTest : public DeskLogicTest {
       if (const auto* book = std::get_if<Book>(&action)) to_fleet_.push_back(Booked{book->offer, ++ticket_});
       if (const auto* start = std::get_if<Start>(&action)) to_fleet_.push_back(Started{start->ticket, {"i"}, {}});
       if (const auto* stop = std::get_if<Stop>(&action)) to_fleet_.push_back(Stopped{stop->ticket});
-      if (const auto* drain = std::get_if<Drain>(&action)) attendance_->retired(drain->worker);
+      if (const auto* drain = std::get_if<Drain>(&action)) attendance_->on_retired(drain->worker);
     }
   }
   void send(schema::WorkerMessage message) {
     const std::string bytes = message.SerializeAsString();
-    ASSERT_TRUE(inbox_.admit(worker_, bytes.size(), false).taken);
+    ASSERT_TRUE(inbox_.admit(worker_, bytes.size(), false).accepted);
     to_desk_.push_back(Incoming{worker_, bytes});
   }
   void take(Step step) {
     schema::WorkerMessage message;
     switch (step) {
       case kJoin:
-        return attendance_->joined(worker_, "a", 0);
+        return attendance_->on_joined(worker_, "a", 0);
       case kAway:
-        return attendance_->away(worker_, "silent");
+        return attendance_->on_away(worker_, "silent");
       case kLost:
-        return attendance_->lost(worker_, "silent for long");
+        return attendance_->on_lost(worker_, "silent for long");
       case kLeaving:
         message.mutable_leaving();
         return send(message);
@@ -239,7 +240,7 @@ class PresenceTest : public DeskLogicTest {
   void settle() {
     while (!to_desk_.empty() || !to_fleet_.empty()) {
       for (Deferred& work : std::exchange(to_desk_, {})) logic_->defer(std::move(work));
-      logic_->work_off();
+      logic_->process_deferred();
       for (const provisioner::FleetEvent& event : std::exchange(to_fleet_, {}))
         carry_out(core_->handle(event, manual_.now()));
     }
@@ -251,10 +252,10 @@ class PresenceTest : public DeskLogicTest {
     roster_->check();
     const auto entries = roster_->entries();
     const Presence presence = entries.empty() ? Presence::kLost : entries.front().presence;
-    EXPECT_EQ(attendance_->alive(), presence == Presence::kLost ? 0u : 1u);
+    EXPECT_EQ(attendance_->alive_count(), presence == Presence::kLost ? 0u : 1u);
     const bool retired = logic_->leases().is_retired(worker_);
     EXPECT_FALSE(retired && presence == Presence::kLost && !entries.empty());
-    const provisioner::FleetMachine* machine = core_->machines().of(worker_);
+    const provisioner::FleetMachine* machine = core_->machines().find(worker_);
     if (machine == nullptr) return;
     EXPECT_NE(presence, Presence::kLost) << "the fleet counts with a worker that is lost";
     EXPECT_FALSE(retired && machine->state == MachineState::kWorking) << "the desk gives it no work";

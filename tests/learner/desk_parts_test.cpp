@@ -6,7 +6,7 @@
 
 #include "base/random.hpp"
 #include "learner/attendance.hpp"
-#include "learner/batch_hand_over.hpp"
+#include "learner/batch_request.hpp"
 #include "learner/database_edge.hpp"
 #include "learner/desk_inbox.hpp"
 #include "learner/offered_policies.hpp"
@@ -23,28 +23,28 @@ constexpr WorkerId kAda{1}, kBob{2}, kEve{3};
 
 TEST(DeskInbox, AWorkerWithTooManyUnreadBytesIsExpelled) {
   DeskInbox inbox(Bytes{100});  // so 16 MiB may wait of each
-  EXPECT_TRUE(inbox.admit(kAda, 16u << 20, false).taken);
+  EXPECT_TRUE(inbox.admit(kAda, 16u << 20, false).accepted);
   const auto refused = inbox.admit(kAda, 1, false);
-  EXPECT_FALSE(refused.taken);
+  EXPECT_FALSE(refused.accepted);
   EXPECT_THAT(refused.expel, HasSubstr("2 messages of it, 16777217 bytes, wait to be read"));
-  EXPECT_TRUE(inbox.admit(kBob, 1, false).taken) << "another worker's flood";
-  inbox.read(kAda, 16u << 20);
-  EXPECT_TRUE(inbox.admit(kAda, 1, false).taken);
+  EXPECT_TRUE(inbox.admit(kBob, 1, false).accepted) << "another worker's flood";
+  inbox.release(kAda, 16u << 20);
+  EXPECT_TRUE(inbox.admit(kAda, 1, false).accepted);
   inbox.check();
 }
 
 TEST(DeskInbox, ManySmallMessagesAreTooMuchAsWell) {
   DeskInbox inbox(Bytes{100});
-  for (std::size_t i = 0; i < DeskInbox::kMessagesMax; ++i) ASSERT_TRUE(inbox.admit(kAda, 1, false).taken);
-  EXPECT_FALSE(inbox.admit(kAda, 1, false).taken);
+  for (std::size_t i = 0; i < DeskInbox::kMessagesMax; ++i) ASSERT_TRUE(inbox.admit(kAda, 1, false).accepted);
+  EXPECT_FALSE(inbox.admit(kAda, 1, false).accepted);
   inbox.check();
 }
 
 TEST(DeskInbox, WhileTheDeskIsHeldUpNoWorkerIsToBlame) {
   DeskInbox inbox(Bytes{100});
-  EXPECT_TRUE(inbox.admit(kAda, 16u << 20, true).taken);
+  EXPECT_TRUE(inbox.admit(kAda, 16u << 20, true).accepted);
   const auto left_out = inbox.admit(kAda, 1, true);
-  EXPECT_FALSE(left_out.taken);
+  EXPECT_FALSE(left_out.accepted);
   EXPECT_THAT(left_out.expel, IsEmpty());
   EXPECT_EQ(inbox.take_overflowed(), std::set{kAda});
   EXPECT_TRUE(inbox.take_overflowed().empty()) << "each is named once";
@@ -52,12 +52,12 @@ TEST(DeskInbox, WhileTheDeskIsHeldUpNoWorkerIsToBlame) {
 
 TEST(DeskInbox, ABarredWorkerIsReadNoMore) {
   DeskInbox inbox(Bytes{100});
-  inbox.bar(kEve, "it lies");
-  inbox.bar(kEve, "again");
-  EXPECT_TRUE(inbox.is_barred(kEve));
-  EXPECT_FALSE(inbox.is_barred(kAda));
+  inbox.block(kEve, "it lies");
+  inbox.block(kEve, "again");
+  EXPECT_TRUE(inbox.is_blocked(kEve));
+  EXPECT_FALSE(inbox.is_blocked(kAda));
   const auto refused = inbox.admit(kEve, 1, true);
-  EXPECT_FALSE(refused.taken);
+  EXPECT_FALSE(refused.accepted);
   EXPECT_EQ(refused.expel, "it lies");
 }
 
@@ -69,11 +69,11 @@ struct Told {
 TEST(OfferedPolicies, LeasesNamePublishedVersionsThatAreFreshEnough) {
   Told t;
   EXPECT_FALSE(t.policies.newest());
-  t.policies.publishing(Version{0});
+  t.policies.begin_publishing(Version{0});
   EXPECT_EQ(t.policies.newest(), Version{0});
   EXPECT_EQ(t.policies.digest_of(Version{0}), nullptr) << "its last byte has not left";
   for (std::uint64_t v = 0; v < 6; ++v) {
-    t.policies.published(Version{v}, "digest " + std::to_string(v));
+    t.policies.finish_publishing(Version{v}, "digest " + std::to_string(v));
     t.policies.check();
   }
   EXPECT_EQ(t.policies.newest_published(), Version{5});
@@ -84,58 +84,58 @@ TEST(OfferedPolicies, LeasesNamePublishedVersionsThatAreFreshEnough) {
 
 TEST(OfferedPolicies, TwoWorkersMakeAVersionUnusableAndOneOnlyForItself) {
   Told t;
-  t.policies.published(Version{0}, "d");
-  EXPECT_FALSE(t.policies.blame(kAda, "NaN")) << "it has not asked";
-  for (const WorkerId w : {kAda, kBob, kEve}) t.policies.asked(w, Version{0});
-  const auto first = t.policies.blame(kAda, "NaN");
+  t.policies.finish_publishing(Version{0}, "d");
+  EXPECT_FALSE(t.policies.report_unusable(kAda, "NaN")) << "it has not asked";
+  for (const WorkerId w : {kAda, kBob, kEve}) t.policies.record_request(w, Version{0});
+  const auto first = t.policies.report_unusable(kAda, "NaN");
   ASSERT_TRUE(first);
   EXPECT_TRUE(first->first);
   EXPECT_FALSE(t.policies.is_unusable(Version{0}));
-  EXPECT_TRUE(t.policies.is_kept_from(kAda, Version{0}));
-  EXPECT_FALSE(t.policies.is_kept_from(kBob, Version{0}));
-  EXPECT_FALSE(t.policies.blame(kAda, "NaN again")->first);
+  EXPECT_TRUE(t.policies.is_unusable_for(kAda, Version{0}));
+  EXPECT_FALSE(t.policies.is_unusable_for(kBob, Version{0}));
+  EXPECT_FALSE(t.policies.report_unusable(kAda, "NaN again")->first);
   EXPECT_FALSE(t.policies.is_unusable(Version{0})) << "one worker that repeats itself";
-  EXPECT_TRUE(t.policies.blame(kBob, "Inf")->first);
+  EXPECT_TRUE(t.policies.report_unusable(kBob, "Inf")->first);
   EXPECT_TRUE(t.policies.is_unusable(Version{0}));
   EXPECT_TRUE(t.policies.is_unusable(Version{0}));
   ASSERT_EQ(t.unusable.size(), 1u) << "told once";
   EXPECT_EQ(t.unusable[0].workers, (std::vector{kAda, kBob}));
   EXPECT_EQ(t.unusable[0].detail, "Inf");
-  EXPECT_TRUE(t.policies.is_kept_from(kEve, Version{0}));
+  EXPECT_TRUE(t.policies.is_unusable_for(kEve, Version{0}));
   t.policies.check();
 }
 
 TEST(OfferedPolicies, TheOnlyWorkerIsEnough) {
   Told t;
-  t.policies.published(Version{0}, "d");
-  t.policies.asked(kAda, Version{0});
-  t.policies.asked(kBob, Version{0});
-  t.policies.blame(kAda, "NaN");
+  t.policies.finish_publishing(Version{0}, "d");
+  t.policies.record_request(kAda, Version{0});
+  t.policies.record_request(kBob, Version{0});
+  t.policies.report_unusable(kAda, "NaN");
   EXPECT_FALSE(t.policies.is_unusable(Version{0}));
-  t.policies.left(kBob);
+  t.policies.forget_worker(kBob);
   EXPECT_TRUE(t.policies.is_unusable(Version{0}));
 }
 
-TEST(BatchHandOver, OnlyTheStepThatIsWaitedForIsAnswered) {
-  BatchHandOver hand_over;
-  EXPECT_FALSE(hand_over.wanted());
-  EXPECT_FALSE(hand_over.answer(3, std::optional<replay_buffer::Batch>())) << "no step was requested";
-  hand_over.ask(4);
-  EXPECT_EQ(hand_over.wanted(), 4u);
-  EXPECT_FALSE(hand_over.answer(3, std::optional<replay_buffer::Batch>()));
-  std::thread desk([&] { EXPECT_TRUE(hand_over.answer(4, std::optional(replay_buffer::Batch{}))); });
-  const auto answer = hand_over.wait(std::chrono::seconds(60));
+TEST(BatchRequest, OnlyTheStepThatIsWaitedForIsAnswered) {
+  BatchRequest batch_request;
+  EXPECT_FALSE(batch_request.requested_step());
+  EXPECT_FALSE(batch_request.answer(3, std::optional<replay_buffer::Batch>())) << "no step was requested";
+  batch_request.request(4);
+  EXPECT_EQ(batch_request.requested_step(), 4u);
+  EXPECT_FALSE(batch_request.answer(3, std::optional<replay_buffer::Batch>()));
+  std::thread desk([&] { EXPECT_TRUE(batch_request.answer(4, std::optional(replay_buffer::Batch{}))); });
+  const auto answer = batch_request.wait(std::chrono::seconds(60));
   desk.join();
   ASSERT_TRUE(answer);
   EXPECT_TRUE(answer->has_value());
-  EXPECT_FALSE(hand_over.wanted());
+  EXPECT_FALSE(batch_request.requested_step());
 }
 
-TEST(BatchHandOver, StopEndsTheWaiting) {
-  BatchHandOver hand_over;
-  hand_over.ask(0);
-  hand_over.stop();
-  const auto answer = hand_over.wait(std::chrono::seconds(60));
+TEST(BatchRequest, StopEndsTheWaiting) {
+  BatchRequest batch_request;
+  batch_request.request(0);
+  batch_request.stop();
+  const auto answer = batch_request.wait(std::chrono::seconds(60));
   ASSERT_TRUE(answer);
   EXPECT_FALSE(answer->has_value());
 }
@@ -169,25 +169,25 @@ struct Edge {
 
 TEST(DatabaseEdge, WaitingItemsAreHandledInOrderOnceTheDatabaseStores) {
   Edge e;
-  EXPECT_FALSE(e.edge.held_up_by(e.error(Code::kInvalid))) << "an error of another kind";
+  EXPECT_FALSE(e.edge.stall_if_database_error(e.error(Code::kInvalid))) << "an error of another kind";
   bool disk_is_full = true;
   std::vector<std::string> handled;
   e.edge.push_back(Incoming{kAda, "a"});
-  e.edge.push_back(Write{[&]() -> Status {
+  e.edge.push_back(DatabaseWrite{[&]() -> Status {
     if (disk_is_full) return e.error(Code::kExhausted);
     handled.push_back("write");
     return ok();
   }});
   e.edge.push_back(Incoming{kAda, "b"});
   const auto work_off = [&] {
-    e.edge.work_off(8, [&](std::vector<Incoming> messages) {
+    e.edge.process_backlog(8, [&](std::vector<Incoming> messages) {
       for (const Incoming& m : messages) handled.push_back(m.bytes);
     });
     e.edge.check();
   };
   work_off();
   EXPECT_THAT(handled, testing::ElementsAre("a"));
-  EXPECT_EQ(e.edge.state(), DatabaseEdge::State::kHeldUp);
+  EXPECT_EQ(e.edge.state(), DatabaseEdge::State::kStalled);
   e.edge.push_back(Incoming{kAda, "c"});
   work_off();
   EXPECT_EQ(e.edge.backlog(), 3u);
@@ -215,11 +215,11 @@ TEST(DatabaseEdge, EveryOrderOfFailuresAndRetriesKeepsItsStatesApart) {
       const State before = e.edge.state();
       switch (rest % 4) {
         case 0:
-          (void)e.edge.checked(e.error(Code::kExhausted));
-          EXPECT_EQ(e.edge.state(), before == State::kGivenUp ? before : State::kHeldUp);
+          (void)e.edge.stall_on_error(e.error(Code::kExhausted));
+          EXPECT_EQ(e.edge.state(), before == State::kGivenUp ? before : State::kStalled);
           break;
         case 1:
-          (void)e.edge.checked(e.error(Code::kIo));
+          (void)e.edge.stall_on_error(e.error(Code::kIo));
           e.clock.advance(std::chrono::minutes(1));
           break;
         case 2:
@@ -245,29 +245,29 @@ TEST(Attendance, EveryListenerGetsEveryChangeInTheSameOrder) {
     return [&heard, number](const PresenceChange& change) { heard.emplace_back(number, change.kind); };
   };
   const auto take = [&] { return std::exchange(heard, {}); };
-  attendance.add(listener(1));
-  attendance.joined(kAda, "a", 0);
-  attendance.joined(kBob, "b", 0);
-  attendance.away(kBob, "silent");
+  attendance.add_listener(listener(1));
+  attendance.on_joined(kAda, "a", 0);
+  attendance.on_joined(kBob, "b", 0);
+  attendance.on_away(kBob, "silent");
   (void)take();
-  attendance.add(listener(2));
+  attendance.add_listener(listener(2));
   EXPECT_THAT(take(), testing::ElementsAre(std::pair(2, Kind::kJoined))) << "Ada alone is present";
-  attendance.joined(kBob, "b", 0);
+  attendance.on_joined(kBob, "b", 0);
   EXPECT_THAT(take(), testing::ElementsAre(std::pair(1, Kind::kBack), std::pair(2, Kind::kBack)));
-  attendance.drained(kAda);
+  attendance.on_drained(kAda);
   EXPECT_THAT(take(), IsEmpty()) << "it was not told to drain";
-  attendance.leaving(kAda);
-  attendance.drained(kAda);
-  attendance.lost(kAda, "gone");
+  attendance.on_leaving(kAda);
+  attendance.on_drained(kAda);
+  attendance.on_lost(kAda, "gone");
   EXPECT_EQ(take().size(), 6u);
-  attendance.leaving(kAda);
-  attendance.drained(kAda);
-  attendance.away(kAda, "gone");
+  attendance.on_leaving(kAda);
+  attendance.on_drained(kAda);
+  attendance.on_away(kAda, "gone");
   EXPECT_THAT(take(), IsEmpty()) << "it is lost";
-  EXPECT_EQ(attendance.alive(), 1u);
+  EXPECT_EQ(attendance.alive_count(), 1u);
   attendance.close();
-  attendance.lost(kBob, "the run has ended");
-  EXPECT_EQ(attendance.alive(), 1u) << "the end of the run makes workers leave";
+  attendance.on_lost(kBob, "the run has ended");
+  EXPECT_EQ(attendance.alive_count(), 1u) << "the end of the run makes workers leave";
   attendance.check();
 }
 
@@ -285,7 +285,7 @@ struct Entered {
   }();
   Roster roster{config, plan};
   void joined(WorkerId worker, const std::string& offer) {
-    roster.follow({PresenceChange::Kind::kJoined, worker, offer}, TimePoint{});
+    roster.on_presence_change({PresenceChange::Kind::kJoined, worker, offer}, TimePoint{});
   }
 };
 
@@ -318,9 +318,9 @@ TEST(Roster, AWorkersPriceIsThatOfItsOffer) {
 TEST(Roster, AVersionIsEverywhereOnceAllThatArePresentHaveIt) {
   Entered e;
   for (const WorkerId w : {kAda, kBob}) e.joined(w, "");
-  e.roster.acknowledged(kAda, Version{3}, {});
+  e.roster.record_acknowledgement(kAda, Version{3}, {});
   EXPECT_FALSE(e.roster.all_present_have(Version{3}));
-  e.roster.follow({PresenceChange::Kind::kAway, kBob}, TimePoint{});
+  e.roster.on_presence_change({PresenceChange::Kind::kAway, kBob}, TimePoint{});
   EXPECT_TRUE(e.roster.all_present_have(Version{3}));
 }
 
@@ -331,7 +331,7 @@ TEST(Roster, LinksAreThoseOfTheOfferThatWasRented) {
   EXPECT_EQ(e.roster.links_of(workers)[0].up, BitRate::from_mbit_per_s(40));
   provisioner::Offer now = e.plan.rows[0].offer;
   now.up = BitRate::from_mbit_per_s(10);
-  e.roster.rented(now);
+  e.roster.add_rented_offer(now);
   EXPECT_EQ(e.roster.links_of(workers)[0].up, BitRate::from_mbit_per_s(10));
 }
 
@@ -345,25 +345,25 @@ TEST(Roster, ItsPartsAgreeAfterRandomEvents) {
     now += std::chrono::milliseconds(random.below(500));
     switch (random.below(7)) {
       case 0:
-        e.roster.follow({PresenceChange::Kind::kBack, w, "planned"}, now);
+        e.roster.on_presence_change({PresenceChange::Kind::kBack, w, "planned"}, now);
         break;
       case 1:
-        e.roster.follow({PresenceChange::Kind::kAway, w}, now);
+        e.roster.on_presence_change({PresenceChange::Kind::kAway, w}, now);
         break;
       case 2:
-        e.roster.follow({PresenceChange::Kind::kLost, w}, now);
+        e.roster.on_presence_change({PresenceChange::Kind::kLost, w}, now);
         break;
       case 3:
-        e.roster.accepted(w, random.below(10), 0.5);
+        e.roster.record_accepted(w, random.below(10), 0.5);
         break;
       case 4:
-        e.roster.heard(w, schema::Vitals(), now);
+        e.roster.take_heartbeat(w, schema::Vitals(), now);
         break;
       case 5:
-        e.roster.turned_away(w);
+        e.roster.record_turned_away(w);
         break;
       default:
-        e.roster.acknowledged(w, Version{random.below(9)}, {});
+        e.roster.record_acknowledgement(w, Version{random.below(9)}, {});
     }
     e.roster.check();
   }

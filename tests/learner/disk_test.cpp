@@ -62,7 +62,7 @@ TEST_F(DiskDeskTest, AFullDiskHoldsTheDeskUpAndNoWorkerIsBlamed) {
   disk_.be_full();
   submit(grant.leases(0));
   wait_refused(3);
-  EXPECT_TRUE(desk_->held_up());
+  EXPECT_TRUE(desk_->is_database_stalled());
   EXPECT_EQ(messages(), 0u) << "an unstored submission is not acknowledged";
   // A worker that asks meanwhile waits. No worker is blamed for the time that the disk is full, even beyond a lease.
   schema::WorkerMessage request;
@@ -79,7 +79,7 @@ TEST_F(DiskDeskTest, AFullDiskHoldsTheDeskUpAndNoWorkerIsBlamed) {
   disk_.accept();
   EXPECT_TRUE(next_message().ack().accepted());
   EXPECT_EQ(next_message().grant().leases_size(), 1);
-  EXPECT_FALSE(desk_->held_up());
+  EXPECT_FALSE(desk_->is_database_stalled());
   EXPECT_TRUE(hand_in(grant.leases(1)).accepted()) << "its lease has not ended";
   EXPECT_EQ(misbehaved(), "");
   EXPECT_EQ(desk_->counts()->leases.expired, 0u);
@@ -195,10 +195,10 @@ TEST_F(DiskTest, RowsWaitForRoomAndNoneIsLostOrTorn) {
   {
     const RoomFor half_a_row(size + size / 2);
     for (int step = 2; step <= 4; ++step) (*record)->metric("step", {{"step", step}});
-    EXPECT_EQ((*record)->written().error().code, Code::kExhausted);
-    (*record)->status({{"step", 4}});  // a warning and no more
+    EXPECT_EQ((*record)->write_pending_rows().error().code, Code::kExhausted);
+    (*record)->write_status({{"step", 4}});  // a warning and no more
   }
-  EXPECT_TRUE((*record)->written());
+  EXPECT_TRUE((*record)->write_pending_rows());
   const auto rows = read_json_lines(run / "metrics.jsonl");
   ASSERT_TRUE(rows) << rows.error().message();
   ASSERT_EQ(rows->size(), 4u);
@@ -211,10 +211,10 @@ TEST_F(DiskTest, ADiskThatRefusesIsAnAlarmThatEnds) {
   ASSERT_TRUE(record);
   const Error full = fail(Code::kExhausted, "replay buffer", "/runs/a/replay.sqlite: the disk is full"),
               failing = fail(Code::kIo, "sync", "/runs/a");
-  for (int i = 0; i < 3; ++i) (*record)->disk("replay buffer", 7, &full);
-  (*record)->disk("checkpoints", 7, &failing);
+  for (int i = 0; i < 3; ++i) (*record)->set_disk_alarm("replay buffer", 7, &full);
+  (*record)->set_disk_alarm("checkpoints", 7, &failing);
   EXPECT_THAT((*record)->alarms(), testing::UnorderedElementsAre("disk_full", "disk_failing"));
-  for (int i = 0; i < 3; ++i) (*record)->disk("replay buffer", 8, nullptr);
+  for (int i = 0; i < 3; ++i) (*record)->set_disk_alarm("replay buffer", 8, nullptr);
   EXPECT_THAT((*record)->alarms(), ElementsAre("disk_failing"));
   const auto rows = read_json_lines(run / "events.jsonl");
   ASSERT_EQ(rows->size(), 3u);
@@ -251,15 +251,15 @@ TEST_F(DiskTest, AFailingDiskIsWaitedForAWhileAndAFullOneWithoutEnd) {
   const auto at = [](int s) { return TimePoint(std::chrono::seconds(s)); };
   const auto error = [](Code code) { return fail(code, "write", "x"); };
   DiskPatience patience(std::chrono::seconds(60));
-  EXPECT_EQ(patience.after(error(Code::kInvalid), at(0)), Verdict::kNotOfTheDisk);
-  EXPECT_EQ(patience.after(error(Code::kCorrupt), at(0)), Verdict::kGiveUp);
-  EXPECT_EQ(patience.after(error(Code::kIo), at(0)), Verdict::kWait);
-  EXPECT_EQ(patience.after(error(Code::kIo), at(59)), Verdict::kWait);
-  EXPECT_EQ(patience.after(error(Code::kExhausted), at(60)), Verdict::kWait);
-  EXPECT_EQ(patience.after(error(Code::kIo), at(100'000)), Verdict::kWait) << "it was full in between";
-  EXPECT_EQ(patience.after(error(Code::kIo), at(100'060)), Verdict::kGiveUp);
-  patience.recovered();
-  EXPECT_EQ(patience.after(error(Code::kUnavailable), at(100'061)), Verdict::kWait);
+  EXPECT_EQ(patience.verdict_after(error(Code::kInvalid), at(0)), Verdict::kNotADiskError);
+  EXPECT_EQ(patience.verdict_after(error(Code::kCorrupt), at(0)), Verdict::kGiveUp);
+  EXPECT_EQ(patience.verdict_after(error(Code::kIo), at(0)), Verdict::kWait);
+  EXPECT_EQ(patience.verdict_after(error(Code::kIo), at(59)), Verdict::kWait);
+  EXPECT_EQ(patience.verdict_after(error(Code::kExhausted), at(60)), Verdict::kWait);
+  EXPECT_EQ(patience.verdict_after(error(Code::kIo), at(100'000)), Verdict::kWait) << "it was full in between";
+  EXPECT_EQ(patience.verdict_after(error(Code::kIo), at(100'060)), Verdict::kGiveUp);
+  patience.on_success();
+  EXPECT_EQ(patience.verdict_after(error(Code::kUnavailable), at(100'061)), Verdict::kWait);
 }
 
 }  // namespace

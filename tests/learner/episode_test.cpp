@@ -1,10 +1,10 @@
-// An episode of many turns from end to end: a worker's groups make it, and the learner's door recomputes its score and
+// An episode of many turns from end to end: a worker's groups make it, and the learner recomputes its score and
 // its observations.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include "data_plane/adapters/adapter.hpp"
-#include "learner/door.hpp"
+#include "learner/submission_checker.hpp"
 #include "worker/groups.hpp"
 
 namespace echoline {
@@ -31,13 +31,13 @@ class EpisodeTest : public ::testing::Test {
     spec.set_turn_tokens_max(kTurnMax);
     task_ = *worker::make_task(std::move(spec));
     adapter_ = *data_plane::make_adapter("guess", kOptions, kSeed);
-    learner::DoorOptions door;
-    door.vocab_size = tokenizer_.size();
-    door.positions_max = 128;
-    door.response_tokens_max = kResponseMax;
-    door.turn_tokens_max = kTurnMax;
-    door.seed = kSeed;
-    door_.emplace(std::move(door), *adapter_, *task_.phrasing);
+    learner::SubmissionCheckerOptions checker_options;
+    checker_options.vocab_size = tokenizer_.size();
+    checker_options.positions_max = 128;
+    checker_options.response_tokens_max = kResponseMax;
+    checker_options.turn_tokens_max = kTurnMax;
+    checker_options.seed = kSeed;
+    checker_.emplace(std::move(checker_options), *adapter_, *task_.phrasing);
   }
 
   // A submission of a worker whose policy answers `guess`, given the turn. A guess that ends with "!" has no token that
@@ -72,7 +72,7 @@ class EpisodeTest : public ::testing::Test {
     }
   }
   std::string verdict(const schema::Submission& submission) {
-    const auto refused = door_->refusal(submission);
+    const auto refused = checker_->refusal(submission);
     return refused ? fmt::format("{}: {}", refused->reason, refused->detail) : "taken";
   }
   std::uint64_t wanted() const { return std::stoull((*adapter_->problem(9)).reference()); }
@@ -80,7 +80,7 @@ class EpisodeTest : public ::testing::Test {
   model::Tokenizer tokenizer_ = *model::Tokenizer::characters(model::kCharacterAlphabet);
   worker::Task task_;
   std::unique_ptr<data_plane::Adapter> adapter_;
-  std::optional<learner::Door> door_;
+  std::optional<learner::SubmissionChecker> checker_;
 };
 
 TEST_F(EpisodeTest, TheDoorAcceptsHonestEpisodes) {

@@ -19,9 +19,9 @@
 #include "delta/safetensors.hpp"
 #include "learner/external/api.hpp"
 #include "learner/external/batch_file.hpp"
-#include "learner/external/exchange.hpp"
 #include "learner/external/http_server.hpp"
 #include "learner/external/recent_calls.hpp"
+#include "learner/external/trainer_link.hpp"
 #include "model/finite.hpp"
 #include "model/policy.hpp"
 
@@ -98,60 +98,60 @@ TEST(BatchFile, IsASafetensorsFileOfTheTrajectoriesInTheirOrder) {
   EXPECT_FALSE(pack_batch({}).has_value());
 }
 
-TEST(Exchange, ABatchIsOneTrainersUntilItsLeaseEnds) {
+TEST(TrainerLink, ABatchIsOneTrainersUntilItsLeaseEnds) {
   TestClock clock;
-  Exchange exchange({1, 10}, clock, 0);
-  EXPECT_FALSE(exchange.take({}, seconds(10), false)->has_value()) << "there is none yet";
-  exchange.offer(1, bytes("one"), 2);
-  const auto first = *exchange.take({}, seconds(10), false);
+  TrainerLink trainer_link({1, 10}, clock, 0);
+  EXPECT_FALSE(trainer_link.take({}, seconds(10), false)->has_value()) << "there is none yet";
+  trainer_link.offer(1, bytes("one"), 2);
+  const auto first = *trainer_link.take({}, seconds(10), false);
   ASSERT_TRUE(first.has_value());
   EXPECT_EQ(*first->bytes, "one");
-  EXPECT_EQ(exchange.take({}, seconds(10), false).error().code, Code::kUnavailable);
+  EXPECT_EQ(trainer_link.take({}, seconds(10), false).error().code, Code::kUnavailable);
   clock.at += seconds(8);
-  ASSERT_TRUE(exchange.renew(first->lease, seconds(10)).has_value());
+  ASSERT_TRUE(trainer_link.renew(first->lease, seconds(10)).has_value());
   clock.at += seconds(8);
-  EXPECT_EQ(exchange.take({}, seconds(10), false).error().code, Code::kUnavailable);
+  EXPECT_EQ(trainer_link.take({}, seconds(10), false).error().code, Code::kUnavailable);
   clock.at += seconds(3);
-  const auto second = *exchange.take({}, seconds(10), false);
+  const auto second = *trainer_link.take({}, seconds(10), false);
   ASSERT_TRUE(second.has_value());
-  EXPECT_EQ(exchange.consume(first->lease, {}).error().code, Code::kStale);
-  const auto third = *exchange.take({}, seconds(10), true);
+  EXPECT_EQ(trainer_link.consume(first->lease, {}).error().code, Code::kStale);
+  const auto third = *trainer_link.take({}, seconds(10), true);
   ASSERT_TRUE(third.has_value()) << "taken over";
-  EXPECT_EQ(exchange.give_back(second->lease).error().code, Code::kStale);
-  ASSERT_TRUE(exchange.give_back(third->lease).has_value());
-  const auto fourth = *exchange.take({}, seconds(10), false);
+  EXPECT_EQ(trainer_link.return_batch(second->lease).error().code, Code::kStale);
+  ASSERT_TRUE(trainer_link.return_batch(third->lease).has_value());
+  const auto fourth = *trainer_link.take({}, seconds(10), false);
   ASSERT_TRUE(fourth.has_value());
-  EXPECT_FALSE(exchange.wait_consumed({}).has_value());
-  EXPECT_EQ(*exchange.consume(fourth->lease, {{"loss", 0.5}}), 1u);
-  EXPECT_EQ(exchange.consume(fourth->lease, {}).error().code, Code::kStale) << "once";
-  EXPECT_EQ(exchange.wait_consumed({})->figures, (json{{"loss", 0.5}}));
+  EXPECT_FALSE(trainer_link.wait_consumed({}).has_value());
+  EXPECT_EQ(*trainer_link.consume(fourth->lease, {{"loss", 0.5}}), 1u);
+  EXPECT_EQ(trainer_link.consume(fourth->lease, {}).error().code, Code::kStale) << "once";
+  EXPECT_EQ(trainer_link.wait_consumed({})->figures, (json{{"loss", 0.5}}));
 }
 
-TEST(Exchange, TakesThePolicyOfTheStepDoneOrUnderWay) {
+TEST(TrainerLink, TakesThePolicyOfTheStepDoneOrUnderWay) {
   TestClock clock;
-  Exchange exchange({2, 5}, clock, 0);
-  EXPECT_EQ(exchange.publish(Version{0}, tiny_policy()).error().code, Code::kStale) << "known from the start";
-  EXPECT_THAT(exchange.publish(Version{2}, tiny_policy()).error().message(), HasSubstr("consume a batch"));
+  TrainerLink trainer_link({2, 5}, clock, 0);
+  EXPECT_EQ(trainer_link.publish(Version{0}, tiny_policy()).error().code, Code::kStale) << "known from the start";
+  EXPECT_THAT(trainer_link.publish(Version{2}, tiny_policy()).error().message(), HasSubstr("consume a batch"));
   const auto train = [&](std::uint64_t step) {
-    exchange.offer(step, bytes("b"), 0);
-    EXPECT_TRUE(exchange.consume((*exchange.take({}, seconds(10), false))->lease, {}).has_value());
-    EXPECT_TRUE(exchange.wait_consumed({}).has_value());
+    trainer_link.offer(step, bytes("b"), 0);
+    EXPECT_TRUE(trainer_link.consume((*trainer_link.take({}, seconds(10), false))->lease, {}).has_value());
+    EXPECT_TRUE(trainer_link.wait_consumed({}).has_value());
   };
   train(1);
-  EXPECT_THAT(exchange.publish(Version{1}, tiny_policy()).error().message(), HasSubstr("publish_every"));
-  exchange.offer(2, bytes("b"), 0);
-  ASSERT_TRUE(exchange.publish(Version{2}, tiny_policy()).has_value()) << "before the batch is consumed";
-  EXPECT_FALSE(exchange.wait_policy(Version{4}, {}).has_value());
-  EXPECT_TRUE(exchange.wait_policy(Version{2}, {}).has_value());
-  EXPECT_TRUE(exchange.publish(Version{2}, tiny_policy()).has_value()) << "the same bytes again";
-  EXPECT_FALSE(exchange.wait_policy(Version{2}, {}).has_value()) << "once";
-  EXPECT_TRUE(exchange.consume((*exchange.take({}, seconds(10), false))->lease, {}).has_value());
-  EXPECT_TRUE(exchange.wait_consumed({}).has_value());
+  EXPECT_THAT(trainer_link.publish(Version{1}, tiny_policy()).error().message(), HasSubstr("publish_every"));
+  trainer_link.offer(2, bytes("b"), 0);
+  ASSERT_TRUE(trainer_link.publish(Version{2}, tiny_policy()).has_value()) << "before the batch is consumed";
+  EXPECT_FALSE(trainer_link.wait_policy(Version{4}, {}).has_value());
+  EXPECT_TRUE(trainer_link.wait_policy(Version{2}, {}).has_value());
+  EXPECT_TRUE(trainer_link.publish(Version{2}, tiny_policy()).has_value()) << "the same bytes again";
+  EXPECT_FALSE(trainer_link.wait_policy(Version{2}, {}).has_value()) << "once";
+  EXPECT_TRUE(trainer_link.consume((*trainer_link.take({}, seconds(10), false))->lease, {}).has_value());
+  EXPECT_TRUE(trainer_link.wait_consumed({}).has_value());
   train(3);
   train(4);
-  EXPECT_EQ(exchange.status()["version_wanted"], 4);
+  EXPECT_EQ(trainer_link.status()["version_wanted"], 4);
   train(5);
-  EXPECT_TRUE(exchange.publish(Version{5}, tiny_policy()).has_value()) << "the last one always is";
+  EXPECT_TRUE(trainer_link.publish(Version{5}, tiny_policy()).has_value()) << "the last one always is";
 }
 
 class ApiTest : public testing::Test {
@@ -178,7 +178,7 @@ class ApiTest : public testing::Test {
       if (!body.is_object()) return fail(Code::kInvalid, "evaluate", "no object");
       return PolicyEvaluation{{}, body.value("accuracy", 0.0), {}, 10};
     };
-    auto api = Api::start(std::move(options), exchange_);
+    auto api = Api::start(std::move(options), trainer_link_);
     ASSERT_TRUE(api.has_value()) << api.error().message();
     api_ = *std::move(api);
   }
@@ -222,7 +222,7 @@ class ApiTest : public testing::Test {
 
   Duration idle_max_ = seconds(600), stall_max_ = seconds(60);
   TestClock clock_;
-  Exchange exchange_{{1, 10, 4}, clock_, 0};
+  TrainerLink trainer_link_{{1, 10, 4}, clock_, 0};
   std::unique_ptr<Api> api_;
 };
 
@@ -234,7 +234,7 @@ TEST_F(ApiTest, ACallThatIsSentAgainWithItsIdIsDoneOnce) {
     EXPECT_TRUE(result) << httplib::to_string(result.error());
     return result;
   };
-  exchange_.offer(1, bytes("bytes of a batch"), 2);
+  trainer_link_.offer(1, bytes("bytes of a batch"), 2);
   const auto taken = post("/v1/batch", "a"), again = post("/v1/batch", "a");
   ASSERT_EQ(taken->status, 200);
   ASSERT_EQ(again->status, 200) << again->body;
@@ -247,7 +247,7 @@ TEST_F(ApiTest, ACallThatIsSentAgainWithItsIdIsDoneOnce) {
   EXPECT_EQ(post(consume, "c", "[]")->status, 400);
   const auto done = post(consume, "c", R"({"figures": {"loss": 0.5}})");
   ASSERT_EQ(done->status, 200) << "a refused call has no effect: " << done->body;
-  exchange_.wait_consumed({});
+  trainer_link_.wait_consumed({});
   const auto done_again = post(consume, "c", R"({"figures": {"loss": 0.5}})");
   EXPECT_EQ(done_again->status, 200);
   EXPECT_EQ(done_again->body, done->body);
@@ -265,7 +265,7 @@ TEST_F(ApiTest, ACallThatIsSentAgainWhileItIsBeingDoneWaitsForItsResult) {
   std::string leases[2];
   std::thread first([&] { leases[0] = take()->get_header_value("X-Echoline-Lease"); });
   std::thread second([&] { leases[1] = take()->get_header_value("X-Echoline-Lease"); });
-  exchange_.offer(1, bytes("b"), 0);
+  trainer_link_.offer(1, bytes("b"), 0);
   first.join();
   second.join();
   EXPECT_FALSE(leases[0].empty());
@@ -283,7 +283,7 @@ TEST(RecentCalls, TheOldestAreForgotten) {
 
 TEST_F(ApiTest, AVersionIsAcceptedOnceAndNeverWithOtherBytes) {
   start("socket");
-  exchange_.offer(1, bytes("b"), 0);
+  trainer_link_.offer(1, bytes("b"), 0);
   httplib::Client client = this->client();
   const auto publish = [&](int value) {
     const std::vector<std::byte> two(2, std::byte(value));
@@ -293,10 +293,10 @@ TEST_F(ApiTest, AVersionIsAcceptedOnceAndNeverWithOtherBytes) {
   EXPECT_EQ(publish(1), 200);
   EXPECT_EQ(publish(1), 200);
   EXPECT_EQ(publish(2), 409) << "while the learner has not fetched it";
-  EXPECT_EQ(exchange_.wait_policy(Version{1}, {})->bytes(0)[0], std::byte{1});
+  EXPECT_EQ(trainer_link_.wait_policy(Version{1}, {})->bytes(0)[0], std::byte{1});
   EXPECT_EQ(publish(1), 200);
   EXPECT_EQ(publish(2), 409);
-  EXPECT_FALSE(exchange_.wait_policy(Version{1}, {})) << "once";
+  EXPECT_FALSE(trainer_link_.wait_policy(Version{1}, {})) << "once";
 }
 
 TEST_F(ApiTest, SlowClientsDelayNoOtherClient) {
@@ -307,7 +307,7 @@ TEST_F(ApiTest, SlowClientsDelayNoOtherClient) {
     slow.push_back(std::make_unique<Raw>(socket_path()));
     ASSERT_TRUE(slow.back()->send(i % 2 == 0 ? kHalfABody : "POST /v1/batch HTT"));
   }
-  exchange_.offer(1, bytes("b"), 0);
+  trainer_link_.offer(1, bytes("b"), 0);
   const auto taken = client().Post("/v1/batch?wait_s=1");
   ASSERT_TRUE(taken) << httplib::to_string(taken.error());
   EXPECT_EQ(taken->status, 200);
@@ -346,7 +346,7 @@ TEST(HttpServer, NamesTheReachedLimit) {
   const std::string path = (std::filesystem::temp_directory_path() / fmt::format("http_{}.sock", ::getpid())).string();
   HttpServer server({.connections_max = 2, .receiving_max = {2 << 20}});
   server.set_error_handler([](const httplib::Request&, httplib::Response& response) {
-    if (const auto broken = HttpServer::broken())
+    if (const auto broken = HttpServer::request_failure())
       response.status = broken->status, response.set_content(broken->message, "text/plain");
   });
   server.Post("/", [](const httplib::Request& request, httplib::Response& response) {
@@ -387,7 +387,7 @@ TEST_F(ApiTest, ASocketIsForItsOwnerAndCarriesBatchesAndPolicies) {
   httplib::Client client(path, 1);
   client.set_address_family(AF_UNIX);
   EXPECT_EQ(client.Post("/v1/batch")->status, 204);
-  exchange_.offer(1, bytes("bytes of a batch"), 2);
+  trainer_link_.offer(1, bytes("bytes of a batch"), 2);
   const auto taken = client.Post("/v1/batch?wait_s=5&lease_s=30");
   ASSERT_EQ(taken->status, 200);
   EXPECT_EQ(taken->body, "bytes of a batch");
@@ -407,7 +407,7 @@ TEST_F(ApiTest, ASocketIsForItsOwnerAndCarriesBatchesAndPolicies) {
   const auto again = client.Post(consume, "", "application/json");
   EXPECT_EQ(again->status, 409);
   EXPECT_EQ(json::parse(again->body)["error"]["code"], "stale");
-  const auto consumed = exchange_.wait_consumed({});
+  const auto consumed = trainer_link_.wait_consumed({});
   EXPECT_EQ(consumed->figures, (json{{"loss", 0.5}}));
   EXPECT_THAT(consumed->scores->logprobs, ElementsAre(-0.5f, -1.5f));
 
@@ -417,7 +417,7 @@ TEST_F(ApiTest, ASocketIsForItsOwnerAndCarriesBatchesAndPolicies) {
   EXPECT_EQ(client.Post("/v1/policy/1", R"({"path": "/nowhere"})", "application/json")->status, 404);
   EXPECT_EQ(client.Post("/v1/policy/2", file, "application/octet-stream")->status, 400) << "not that far";
   EXPECT_EQ(client.Post("/v1/policy/1", file, "application/octet-stream")->status, 200);
-  EXPECT_TRUE(exchange_.wait_policy(Version{1}, {}).has_value());
+  EXPECT_TRUE(trainer_link_.wait_policy(Version{1}, {}).has_value());
 
   EXPECT_EQ(json::parse(client.Get("/v1/status")->body)["run"], "x");
   EXPECT_EQ(json::parse(client.Get("/v1/metrics?after=1")->body), (json::array({{{"a", 2}}})));
@@ -440,27 +440,27 @@ TEST_F(ApiTest, EvaluationsAreWantedBeforeTheFirstStepAndAtTheRunsInterval) {
   client.set_address_family(AF_UNIX);
   const auto status = [&] { return json::parse(client.Get("/v1/status")->body); };
   EXPECT_EQ(status()["evaluation_wanted"], 0);
-  EXPECT_FALSE(exchange_.evaluation_comes(seconds(60))) << "the trainer has not announced an evaluation";
+  EXPECT_FALSE(trainer_link_.evaluation_comes(seconds(60))) << "the trainer has not announced an evaluation";
   EXPECT_EQ(client.Get("/v1/evaluation")->status, 200);
-  EXPECT_TRUE(exchange_.evaluation_comes(seconds(60)));
+  EXPECT_TRUE(trainer_link_.evaluation_comes(seconds(60)));
   clock_.at += seconds(61);
-  EXPECT_FALSE(exchange_.evaluation_comes(seconds(60))) << "it is gone";
+  EXPECT_FALSE(trainer_link_.evaluation_comes(seconds(60))) << "it is gone";
   EXPECT_EQ(client.Post("/v1/evaluation/0", "[]", "application/json")->status, 400);
   EXPECT_EQ(client.Post("/v1/evaluation/1", R"({"accuracy": 0.5})", "application/json")->status, 400)
       << "no such policy yet";
   const auto done = client.Post("/v1/evaluation/0", R"({"accuracy": 0.5})", "application/json");
   EXPECT_EQ(json::parse(done->body)["accuracy"], 0.5);
-  EXPECT_FALSE(exchange_.evaluation_comes(seconds(60)));
+  EXPECT_FALSE(trainer_link_.evaluation_comes(seconds(60)));
   EXPECT_TRUE(status()["evaluation_wanted"].is_null());
-  const auto heard = exchange_.wait_evaluations({});
+  const auto heard = trainer_link_.wait_evaluations({});
   ASSERT_EQ(heard.size(), 1u);
   EXPECT_EQ(heard[0].version, Version{0});
   EXPECT_EQ(heard[0].accuracy, 0.5);
-  EXPECT_TRUE(exchange_.wait_evaluations({}).empty());
+  EXPECT_TRUE(trainer_link_.wait_evaluations({}).empty());
   for (std::uint64_t step = 1; step <= 10; ++step) {
-    exchange_.offer(step, bytes("b"), 0);
-    ASSERT_TRUE(exchange_.consume((*exchange_.take({}, seconds(10), false))->lease, {}).has_value());
-    ASSERT_TRUE(exchange_.wait_consumed({}).has_value());
+    trainer_link_.offer(step, bytes("b"), 0);
+    ASSERT_TRUE(trainer_link_.consume((*trainer_link_.take({}, seconds(10), false))->lease, {}).has_value());
+    ASSERT_TRUE(trainer_link_.wait_consumed({}).has_value());
     EXPECT_EQ(status()["evaluation_wanted"], step % 4 == 0 || step == 10 ? json(step) : json(nullptr)) << step;
   }
 }
@@ -504,7 +504,7 @@ TEST(Scores, RevealTheWorkerWithForeignResponses) {
   batch.push_back(trajectory(2, {1}, {5}));
   batch.back().set_worker(9);
   scores.logprobs.push_back(NAN), scores.entropies.push_back(NAN);
-  const Scored found = scored(batch, scores);
+  const ScoreComparison found = compare_scores(batch, scores);
   EXPECT_EQ(found.figures["scored_responses"], 32);
   EXPECT_NEAR(found.figures["entropy"].get<double>(), 0.5, 1e-6);
   EXPECT_FALSE(found.scrutiny.contains(WorkerId{9})) << "its response has no scores";
@@ -542,7 +542,7 @@ TEST_F(ApiTest, ListensAtOneAddressOnly) {
                                  .read_policy = {},
                                  .held_out = {},
                                  .grade = {}},
-                                exchange_);
+                                trainer_link_);
     ASSERT_FALSE(api.has_value()) << listen;
     EXPECT_THAT(api.error().message(), HasSubstr("127.0.0.1:PORT")) << listen;
   }
@@ -557,7 +557,7 @@ TEST_F(ApiTest, EndsWhileATrainerWaits) {
     client.set_read_timeout(60);
     client.Post("/v1/batch?wait_s=60");
   });
-  while (exchange_.status()["batch"] != "none") std::this_thread::yield();
+  while (trainer_link_.status()["batch"] != "none") std::this_thread::yield();
   api_.reset();
   waiting.join();
   EXPECT_FALSE(std::filesystem::exists(path));

@@ -44,8 +44,8 @@ class HeldOutTest : public ::testing::Test {
   }
   void answer(HeldOut& held_out, std::size_t problem, bool right) { answer(held_out, problem, 0, 1, right); }
   void answer(HeldOut& held_out, std::size_t problem, int sample, int samples, bool right) {
-    const auto told = held_out.answered(problem * samples + sample, right ? problems_[problem].reference() : "wrong",
-                                        true, right ? 2 : 6);
+    const auto told = held_out.submit_turn(problem * samples + sample, right ? problems_[problem].reference() : "wrong",
+                                           true, right ? 2 : 6);
     ASSERT_TRUE(told) << told.error().message();
     EXPECT_EQ(*told, std::nullopt);
   }
@@ -57,8 +57,8 @@ TEST_F(HeldOutTest, CountsAnswersLengthsAndRefusals) {
   problems_.resize(10);
   HeldOut held_out(*adapter_, problems_, 1, 0);
   for (std::size_t i = 0; i < 8; ++i) answer(held_out, i, i < 4);
-  ASSERT_TRUE(held_out.answered(8, "12345", false, std::nullopt));
-  held_out.refused(9, "too long\nfor it");
+  ASSERT_TRUE(held_out.submit_turn(8, "12345", false, std::nullopt));
+  held_out.record_refusal(9, "too long\nfor it");
   const auto r = held_out.result();
   EXPECT_EQ(r["accuracy"], 0.4);
   EXPECT_EQ(r["reward_mean"], 0.4);
@@ -105,11 +105,11 @@ TEST(HeldOut, AnAnswerHasAsManyTurnsAsItsTask) {
   ASSERT_TRUE(adapter) << adapter.error().message();
   const std::vector<schema::Problem> problems = (*adapter)->evaluation();
   HeldOut held_out(**adapter, problems, 1, 7);
-  const auto told = held_out.answered(0, "hm", true, 1);
+  const auto told = held_out.submit_turn(0, "hm", true, 1);
   ASSERT_TRUE(told) << told.error().message();
   ASSERT_TRUE(told->has_value());
   EXPECT_EQ(held_out.answers(), 0u);
-  held_out.cut(0);
+  held_out.end_early(0);
   EXPECT_EQ(held_out.answers(), 1u);
   const auto r = held_out.result();
   EXPECT_EQ(r["response_tokens"]["max"], 1);

@@ -83,7 +83,7 @@ class NimbusProvider final : public Provider {
 };
 
 // "nimbus", and a line for each offer: its id and rollouts a second.
-Result<std::vector<Offer>> read_nimbus(std::string_view text, std::string_view, const OfferReading&) {
+Result<std::vector<Offer>> read_nimbus(std::string_view text, std::string_view, const OfferReadOptions&) {
   std::istringstream lines{std::string(text)};
   std::string title;
   lines >> title;
@@ -178,7 +178,7 @@ class NewCloud : public testing::Test {
     o.providers = learner::provider_options(run);
     o.launch = [](const Offer& offer) -> Result<LaunchSpec> {
       LaunchSpec spec;
-      become_worker(spec, offer.provider, HostScript{"192.0.2.1:7000", "sum", "pin", "ca"}, {"worker"});
+      set_worker_command(spec, offer.provider, HostScript{"192.0.2.1:7000", "sum", "pin", "ca"}, {"worker"});
       return spec;
     };
     o.record = [](std::string_view, const std::string&, const std::string&) {};
@@ -241,9 +241,9 @@ TEST_F(NewCloud, MachinesOfAKilledLearnerAreFoundAndReleased) {
       offer.id = "a";
       offer.provider = kNimbus;
       LaunchSpec spec;
-      const auto running = left.intend(offer, then), asked = left.intend(offer, then);
+      const auto running = left.record_intent(offer, then), asked = left.record_intent(offer, then);
       spec.label = running->label;
-      ASSERT_TRUE(left.running(running->id, id_of(service.rent(spec)).text, then));
+      ASSERT_TRUE(left.record_start(running->id, id_of(service.rent(spec)).text, then));
       spec.label = asked->label;
       service.rent(spec);
       spec.label = left.label_prefix() + "lost";
@@ -263,7 +263,7 @@ TEST_F(NewCloud, MachinesOfAKilledLearnerAreFoundAndReleased) {
       EXPECT_EQ(report->released.size(), 3u);
     }
     EXPECT_THAT(service.numbers(), testing::IsEmpty());
-    for (const LedgerRow& row : *ledger().rows()) EXPECT_FALSE(row.open()) << row.label;
+    for (const LedgerRow& row : *ledger().rows()) EXPECT_FALSE(row.is_open()) << row.label;
   }
 }
 
@@ -332,8 +332,8 @@ TEST_F(NewCloud, ItsFilesAreRecognisedAndItsKeyStaysHere) {
 
 TEST(Providers, OneThatIsNotThereIsNamedWithThoseThatAre) {
   EXPECT_EQ(make_provider(kNimbus, {}).error().detail, "expected local, vast, ssh or exec, found 'nimbus'");
-  EXPECT_FALSE(is_here(kNimbus));
-  EXPECT_TRUE(is_here("local"));
+  EXPECT_FALSE(is_local_provider(kNimbus));
+  EXPECT_TRUE(is_local_provider("local"));
 }
 
 }  // namespace

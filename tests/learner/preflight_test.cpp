@@ -132,24 +132,24 @@ TEST(Preflight, TheMarketOfARunFollowsItsFile) {
   const provisioner::Plan& plan = first.plan->plan;
   MarketSource source(config, *run_model_config(config), plan.request, plan.market);
   const std::atomic<bool> stop = false;
-  EXPECT_FALSE(source.look(0, stop).value());
+  EXPECT_FALSE(source.read_changed_offers(0, stop).value());
   auto document = nlohmann::json::parse(written);
   document.at("offers").erase(document.at("offers").begin());
   ASSERT_TRUE(write_file_atomic(file, document.dump()));
-  const auto now = source.look(0, stop).value();
+  const auto now = source.read_changed_offers(0, stop).value();
   ASSERT_TRUE(now);
   EXPECT_EQ(now->size(), first.plan->offers.size() - 1);
-  EXPECT_FALSE(source.look(0, stop).value());
+  EXPECT_FALSE(source.read_changed_offers(0, stop).value());
   ASSERT_TRUE(write_file_atomic(file, "{"));
-  EXPECT_THAT(source.look(0, stop).error().message(), HasSubstr("offers.json"));
-  EXPECT_FALSE(source.look(0, stop).value()) << "the file is unchanged since it could not be read";
+  EXPECT_THAT(source.read_changed_offers(0, stop).error().message(), HasSubstr("offers.json"));
+  EXPECT_FALSE(source.read_changed_offers(0, stop).value()) << "the file is unchanged since it could not be read";
   std::filesystem::remove(file);
-  EXPECT_FALSE(source.look(0, stop).value());
+  EXPECT_FALSE(source.read_changed_offers(0, stop).value());
   // A run that goes on by an old plan looks at once.
   ASSERT_TRUE(write_file_atomic(file, written));
   provisioner::Market old = plan.market;
   *old.recorded_unix_s -= 1000;
-  EXPECT_TRUE(MarketSource(config, *run_model_config(config), plan.request, old).look(0, stop).value());
+  EXPECT_TRUE(MarketSource(config, *run_model_config(config), plan.request, old).read_changed_offers(0, stop).value());
 }
 
 // A search is repeated after a while, even if it has failed.
@@ -159,11 +159,11 @@ TEST(Preflight, TheMarketOfARunIsSearchedAgainAfterAWhile) {
   config.fleet.services["vast"].url = "http://127.0.0.1:1";
   const std::atomic<bool> stop = false;
   MarketSource source(config, *run_model_config(config), {}, {"", "vast", 1000.0});
-  EXPECT_FALSE(source.look(1299, stop).value());
-  EXPECT_EQ(source.look(1300, stop).error().code, Code::kUnavailable);
-  EXPECT_FALSE(source.look(1599, stop).value());
-  EXPECT_FALSE(source.look(1600, stop));
-  EXPECT_FALSE(source.look(7, stop)) << "the clock was set back";
+  EXPECT_FALSE(source.read_changed_offers(1299, stop).value());
+  EXPECT_EQ(source.read_changed_offers(1300, stop).error().code, Code::kUnavailable);
+  EXPECT_FALSE(source.read_changed_offers(1599, stop).value());
+  EXPECT_FALSE(source.read_changed_offers(1600, stop));
+  EXPECT_FALSE(source.read_changed_offers(7, stop)) << "the clock was set back";
 }
 
 TEST(Preflight, EverythingThatIsWrongAtOnce) {
@@ -280,7 +280,7 @@ TEST(Preflight, AnExternalTrainersMemoryIsNotTheLearners) {
   EXPECT_THAT(run_of("built_in"), HasSubstr("training"));
 }
 
-PreflightFor with_gpu(std::optional<Bytes> memory) {
+PreflightOptions with_gpu(std::optional<Bytes> memory) {
   BuiltIn built_in;
   built_in.load = [](const SourceHost&, bool) -> Result<std::unique_ptr<PolicySource>> {
     return fail(Code::kInternal, "test", "not to be loaded");

@@ -13,7 +13,7 @@
 #include <map>
 
 #include "base/random.hpp"
-#include "data_plane/told.hpp"
+#include "data_plane/policy_input.hpp"
 #include "learner/training/trainer.hpp"
 #include "learner/training/warm_start.hpp"
 #include "model/generate.hpp"

@@ -21,11 +21,11 @@ TEST(Regrading, LooksAtEverythingWhileThatTakesATwentiethOfAStep) {
   EXPECT_EQ(regrading.share(), 1);
   regrading.step_measured(10, 100);
   EXPECT_EQ(regrading.share(), 1) << "its grading time is unknown";
-  regrading.judge(WorkerId{1}, took(0.005));
+  regrading.record_result(WorkerId{1}, took(0.005));
   EXPECT_EQ(regrading.share(), 1) << "0.5 s of 10 s";
   regrading.step_measured(10, 1000);
   EXPECT_NEAR(regrading.share(), 0.1, 1e-9) << "5 s of 10 s";
-  for (int i = 0; i < 300; ++i) regrading.judge(WorkerId{1}, took(0.05));
+  for (int i = 0; i < 300; ++i) regrading.record_result(WorkerId{1}, took(0.05));
   EXPECT_NEAR(regrading.share(), 0.01, 1e-3);
   regrading.step_measured(100, 1000);
   EXPECT_NEAR(regrading.share(), 0.1, 1e-2);
@@ -35,30 +35,31 @@ TEST(Regrading, AWorkerWithSlowResponsesDoesNotHideOthers) {
   Regrading regrading(1);
   regrading.step_measured(10, 100);
   const WorkerId slow{1}, quick{2};
-  for (std::uint64_t i = 0; i < Regrading::kFirst; ++i) {
-    EXPECT_TRUE(regrading.wanted(slow) && regrading.wanted(quick));
-    regrading.judge(slow, took(30)), regrading.judge(quick, took(0.001));
+  for (std::uint64_t i = 0; i < Regrading::kFirstResponses; ++i) {
+    EXPECT_TRUE(regrading.should_grade(slow) && regrading.should_grade(quick));
+    regrading.record_result(slow, took(30)), regrading.record_result(quick, took(0.001));
   }
   EXPECT_EQ(regrading.share(quick), 1);
   EXPECT_LT(regrading.share(slow), 0.001);
   EXPECT_LT(regrading.share(WorkerId{3}), 0.01) << "of an unknown worker, after its first responses";
-  for (int i = 0; i < 100; ++i) EXPECT_TRUE(regrading.wanted(quick));
+  for (int i = 0; i < 100; ++i) EXPECT_TRUE(regrading.should_grade(quick));
 }
 
 TEST(Regrading, ChoosesAnUnpredictableShare) {
   const auto chosen = [](std::uint64_t secret) {
     Regrading regrading(secret);
     regrading.step_measured(10, 1000);
-    regrading.judge(WorkerId{9}, took(0.005));
+    regrading.record_result(WorkerId{9}, took(0.005));
     std::set<int> numbers;
     for (int i = 0; i < 10'000; ++i)
-      if (regrading.wanted(WorkerId{1})) numbers.insert(i);
+      if (regrading.should_grade(WorkerId{1})) numbers.insert(i);
     EXPECT_EQ(regrading.counts().chosen, numbers.size());
     return numbers;
   };
   const std::set<int> one = chosen(1), other = chosen(2);
   EXPECT_NEAR(static_cast<double>(one.size()), 1000, 150);
-  for (int i = 0; i < static_cast<int>(Regrading::kFirst); ++i) EXPECT_TRUE(one.contains(i)) << "the first ones always";
+  for (int i = 0; i < static_cast<int>(Regrading::kFirstResponses); ++i)
+    EXPECT_TRUE(one.contains(i)) << "the first ones always";
   std::size_t both = 0;
   for (const int number : one) both += other.contains(number);
   EXPECT_LT(both, 200u) << "a tenth of a tenth, and the first ones";
@@ -67,19 +68,20 @@ TEST(Regrading, ChoosesAnUnpredictableShare) {
 TEST(Regrading, ThreeDifferencesExpelAWorkerAfterCloserChecks) {
   Regrading regrading(1);
   regrading.step_measured(1, 1000);
-  regrading.judge(WorkerId{9}, took(10));  // a share of nearly nothing
+  regrading.record_result(WorkerId{9}, took(10));  // a share of nearly nothing
   const WorkerId liar{1}, other{2};
-  for (std::uint64_t i = 0; i < Regrading::kFirst; ++i) EXPECT_TRUE(regrading.wanted(liar) && regrading.wanted(other));
-  EXPECT_FALSE(regrading.judge(liar, took(1, Verdict::kDifferent)));
-  for (int i = 0; i < 50; ++i) EXPECT_TRUE(regrading.wanted(liar));
-  EXPECT_FALSE(regrading.wanted(other));
-  EXPECT_FALSE(regrading.judge(liar, took(1, Verdict::kDifferent)));
-  const auto reason = regrading.judge(liar, took(1, Verdict::kDifferent));
+  for (std::uint64_t i = 0; i < Regrading::kFirstResponses; ++i)
+    EXPECT_TRUE(regrading.should_grade(liar) && regrading.should_grade(other));
+  EXPECT_FALSE(regrading.record_result(liar, took(1, Verdict::kDifferent)));
+  for (int i = 0; i < 50; ++i) EXPECT_TRUE(regrading.should_grade(liar));
+  EXPECT_FALSE(regrading.should_grade(other));
+  EXPECT_FALSE(regrading.record_result(liar, took(1, Verdict::kDifferent)));
+  const auto reason = regrading.record_result(liar, took(1, Verdict::kDifferent));
   ASSERT_TRUE(reason);
   EXPECT_THAT(*reason, HasSubstr("wrong score: 3 of its responses"));
   EXPECT_THAT(*reason, HasSubstr("reward 1, expected 0"));
-  EXPECT_FALSE(regrading.judge(liar, took(1, Verdict::kDifferent))) << "once";
-  EXPECT_FALSE(regrading.wanted(liar));
+  EXPECT_FALSE(regrading.record_result(liar, took(1, Verdict::kDifferent))) << "once";
+  EXPECT_FALSE(regrading.should_grade(liar));
   ASSERT_EQ(regrading.counts().expelled.size(), 1u);
   EXPECT_EQ(regrading.counts().expelled[0].worker, liar);
 }
@@ -89,15 +91,15 @@ TEST(Regrading, AmbiguousVerdictsConvictNoWorker) {
   const WorkerId slow{1}, unlucky{2};
   for (int i = 0; i < 1000; ++i)
     for (const Verdict verdict : {Verdict::kLate, Verdict::kUnsettled, Verdict::kImpossible})
-      EXPECT_FALSE(regrading.judge(slow, took(1, verdict)));
-  EXPECT_EQ(regrading.counts().late, 1000u);
-  EXPECT_EQ(regrading.counts().unsettled, 1000u);
-  EXPECT_EQ(regrading.counts().impossible, 1000u);
+      EXPECT_FALSE(regrading.record_result(slow, took(1, verdict)));
+  EXPECT_EQ(regrading.counts().explained_by_timeout, 1000u);
+  EXPECT_EQ(regrading.counts().undecided, 1000u);
+  EXPECT_EQ(regrading.counts().task_failures, 1000u);
   // One difference in more than a hundred responses may be chance.
   for (int i = 0; i < 20; ++i) {
-    EXPECT_FALSE(regrading.judge(unlucky, took(1, Verdict::kDifferent)));
+    EXPECT_FALSE(regrading.record_result(unlucky, took(1, Verdict::kDifferent)));
     for (std::uint64_t right = 0; right < Regrading::kForgivenAfter; ++right)
-      EXPECT_FALSE(regrading.judge(unlucky, took(1)));
+      EXPECT_FALSE(regrading.record_result(unlucky, took(1)));
   }
 }
 
@@ -173,7 +175,7 @@ TEST_F(RegradingDesk, AWorkerThatClaimsMoreIsExpelledAndNothingOfItIsTrainedOn) 
   until_graded(10);
   EXPECT_THAT(blamed(), HasSubstr("expected 0 (wrong)"));
   const DeskCounts counts = *desk_->counts();
-  EXPECT_EQ(counts.regrading.counts.different, 3u) << "the second response of each group is wrong";
+  EXPECT_EQ(counts.regrading.counts.differences, 3u) << "the second response of each group is wrong";
   EXPECT_EQ(counts.regrading.counts.responses, 10u);
   EXPECT_EQ(counts.regrading.share, 1);
   EXPECT_EQ(counts.buffer.rejected.at("wrong score"), 6u);
@@ -200,8 +202,8 @@ TEST_F(RegradingDesk, ASlowWorkerIsNotExpelled) {
   until_graded(12);
   EXPECT_EQ(misbehaved(), "");
   const RegradingCounts counts = desk_->counts()->regrading.counts;
-  EXPECT_EQ(counts.late, 6u);
-  EXPECT_EQ(counts.different, 0u);
+  EXPECT_EQ(counts.explained_by_timeout, 6u);
+  EXPECT_EQ(counts.differences, 0u);
   EXPECT_EQ(desk_->counts()->buffer.stored, 12u);
 }
 
@@ -217,7 +219,7 @@ TEST_F(RegradingDesk, AFasterWorkerThanTheLearnerIsNotExpelled) {
   for (const schema::Submission& submission : submissions) EXPECT_TRUE(hand_in(submission).accepted());
   until_graded(12);
   EXPECT_EQ(misbehaved(), "");
-  EXPECT_EQ(desk_->counts()->regrading.counts.late, 6u);
+  EXPECT_EQ(desk_->counts()->regrading.counts.explained_by_timeout, 6u);
 }
 
 TEST_F(RegradingDesk, AClaimedTimeoutExcusesNoWrongScore) {
@@ -243,7 +245,7 @@ TEST_F(RegradingDesk, ANondeterministicGraderConvictsNoWorker) {
   for (const schema::Submission& submission : submissions) EXPECT_TRUE(hand_in(submission).accepted());
   until_graded(12);
   EXPECT_EQ(misbehaved(), "");
-  EXPECT_EQ(desk_->counts()->regrading.counts.unsettled, 12u);
+  EXPECT_EQ(desk_->counts()->regrading.counts.undecided, 12u);
 }
 
 TEST_F(RegradingDesk, WithoutAWorkingGraderWorkersScoresStand) {
@@ -258,7 +260,7 @@ TEST_F(RegradingDesk, WithoutAWorkingGraderWorkersScoresStand) {
   for (const schema::Submission& submission : submissions) EXPECT_TRUE(hand_in(submission).accepted());
   until_graded(4);
   EXPECT_EQ(misbehaved(), "");
-  EXPECT_EQ(desk_->counts()->regrading.counts.impossible, 4u);
+  EXPECT_EQ(desk_->counts()->regrading.counts.task_failures, 4u);
 }
 
 // Neither acknowledgements nor steps wait for a grader that hangs, and its queue is bounded.
@@ -284,8 +286,8 @@ TEST_F(RegradingDesk, AHangingGraderDelaysNoWorker) {
   const Regrader::State state = desk_->counts()->regrading;
   EXPECT_EQ(state.counts.graded, 0u);
   EXPECT_LE(state.waiting, Regrader::kWaitingOfWorkerMax);
-  EXPECT_GE(state.counts.left_out + state.waiting + 1, 32 * submissions.size()) << "one is being graded";
-  EXPECT_GT(state.counts.left_out, 0u);
+  EXPECT_GE(state.counts.queue_overflows + state.waiting + 1, 32 * submissions.size()) << "one is being graded";
+  EXPECT_GT(state.counts.queue_overflows, 0u);
   {
     const std::lock_guard lock(mutex);
     go_on = true;

@@ -48,7 +48,7 @@ TEST_F(DeskTest, AReleasedWorkerSubmitsItsRemainingLeases) {
   open(0);
   const schema::WorkGrant grant = ask(0, 1);
   ASSERT_EQ(grant.leases_size(), 1);
-  desk_->follow({PresenceChange::Kind::kRetired, WorkerId{1}});
+  desk_->on_presence_change({PresenceChange::Kind::kRetired, WorkerId{1}});
   EXPECT_EQ(ask(0, 1).leases_size(), 0);
   (void)desk_->counts();
   EXPECT_TRUE(drained_.empty()) << "it asks while it still holds leases";
@@ -58,7 +58,7 @@ TEST_F(DeskTest, AReleasedWorkerSubmitsItsRemainingLeases) {
   (void)desk_->counts();
   EXPECT_EQ(drained_, std::vector<std::uint64_t>{1});
   EXPECT_EQ(ask(0, 1, WorkerId{2}).leases_size(), 1);
-  desk_->follow({PresenceChange::Kind::kBack, WorkerId{1}});
+  desk_->on_presence_change({PresenceChange::Kind::kBack, WorkerId{1}});
   EXPECT_EQ(ask(0, 1).leases_size(), 1);
 }
 
@@ -70,7 +70,7 @@ TEST_F(DeskTest, ALeavingWorkerIsStoppedOnceTheRunHasEnded) {
   desk_->receive(WorkerId{1}, message.SerializeAsString());
   EXPECT_EQ(ask(0, 1).leases_size(), 0);
   EXPECT_EQ(leaving_, std::vector<std::uint64_t>{1});
-  desk_->wants_no_more();
+  desk_->end_result_requests();
   desk_->receive(WorkerId{1}, message.SerializeAsString());
   EXPECT_TRUE(next_message().has_stop());
   EXPECT_EQ(leaving_.size(), 1u);  // the run has ended, and every worker is stopped
@@ -86,7 +86,7 @@ TEST_F(DeskTest, TokensOfAPolicyThatIsBeingPublishedAreTaken) {
     return hand_in(submission);
   };
   EXPECT_EQ(newer(0).reason(), "malformed");
-  desk_->publishing(Version{1});
+  desk_->begin_publishing(Version{1});
   EXPECT_TRUE(newer(1).accepted());
   EXPECT_EQ(misbehaved(), "");
 }
@@ -118,14 +118,14 @@ TEST_F(DeskTest, RefusesAnUnknownVersionAndAForeignDigest) {
 TEST_F(DeskTest, ConductOutlivesConnectionsAndTheLearner) {
   open(0);
   for (int i = 0; i < 2; ++i) desk_->receive(WorkerId{1}, "\xff\xff\xff");
-  desk_->follow({PresenceChange::Kind::kLost, WorkerId{1}});
+  desk_->on_presence_change({PresenceChange::Kind::kLost, WorkerId{1}});
   desk_->receive(WorkerId{1}, "\xff\xff\xff");
   EXPECT_EQ(misbehaved(), "");
   open(0);
   desk_->receive(WorkerId{1}, "\xff\xff\xff");
   desk_->receive(WorkerId{2}, "\xff\xff\xff");
   EXPECT_EQ(misbehaved(), "");
-  desk_->follow({PresenceChange::Kind::kLost, WorkerId{1}});
+  desk_->on_presence_change({PresenceChange::Kind::kLost, WorkerId{1}});
   desk_->receive(WorkerId{1}, "\xff\xff\xff");
   EXPECT_NE(misbehaved(), "");
 }
@@ -136,9 +136,9 @@ TEST_F(DeskTest, DiscardedGroupsAreNotTrainedOn) {
   const schema::WorkGrant grant = ask(0, 1);
   ASSERT_EQ(grant.leases_size(), 1);
   ASSERT_TRUE(hand_in(made(grant.leases(0), WorkerId{1}), WorkerId{1}).accepted());
-  ASSERT_TRUE(desk_->disown(WorkerId{2}));
+  ASSERT_TRUE(desk_->discard_groups_of(WorkerId{2}));
   EXPECT_EQ(desk_->counts()->buffer.admissible_groups, 1u);
-  ASSERT_TRUE(desk_->disown(WorkerId{1}));
+  ASSERT_TRUE(desk_->discard_groups_of(WorkerId{1}));
   const auto counts = desk_->counts();
   EXPECT_EQ(counts->buffer.admissible_groups, 0u);
   EXPECT_EQ(counts->buffer.rejected.at("not of the policy"), grant.leases(0).rollouts());
@@ -243,7 +243,7 @@ TEST_F(DeskTest, ABrokenDriverIsNoAttackUntilItGoesOn) {
 TEST_F(DeskTest, AStopStringEndsAResponse) {
   const auto stopping =
       *model::Phrasing::from_parts(tokenizer_, {*tokenizer_.end_of_text()}, R"({"text": "{prompt}", "stop": ["!?"]})");
-  Door door(door_, *adapter_, stopping);
+  SubmissionChecker checker(checker_options_, *adapter_, stopping);
   const auto taken = [&](const std::string& text, bool finished) {
     schema::Lease lease;
     lease.set_id(1);
@@ -267,7 +267,7 @@ TEST_F(DeskTest, AStopStringEndsAResponse) {
     t.set_correct(score.correct);
     t.clear_components();
     for (const auto& [name, value] : score.components) (*t.mutable_components())[name] = value;
-    const auto refused = door.refusal(submission);
+    const auto refused = checker.refusal(submission);
     return refused ? refused->detail : std::string("taken");
   };
   EXPECT_EQ(taken("12!?", true), "taken");
@@ -280,7 +280,7 @@ TEST_F(DeskTest, AStopStringEndsAResponse) {
 // The fifth malformed message expels, as for other forms. None of it is stored.
 TEST_F(DeskTest, MetadataBeyondTheRunsLimitIsRefusedWithTheReason) {
   options_.pacing.staleness.lookahead = 2;
-  door_.metadata_max = Bytes{1000};
+  checker_options_.metadata_max = Bytes{1000};
   open(1);
   const auto with = [&](std::size_t bytes) {
     schema::Submission submission = made(ask(1, 1).leases(0));
@@ -366,11 +366,11 @@ TEST_F(DeskTest, TheDoorRefusesUntrainableSubmissions) {
   EXPECT_TRUE(hand_in(honest.leases(0)).accepted());
 }
 
-// A resumed run has groups that an older door accepted.
+// A resumed run has groups that an older version accepted.
 TEST_F(DeskTest, StoredUntrainableGroupsAreDroppedOneByOne) {
-  const auto sound = door_.vocab_size;
-  door_.trainable = {};
-  door_.vocab_size = 1'000'000;
+  const auto sound = checker_options_.vocab_size;
+  checker_options_.trainable = {};
+  checker_options_.vocab_size = 1'000'000;
   open(0);
   const schema::WorkGrant grant = ask(0, 2);
   ASSERT_EQ(grant.leases_size(), 2);
@@ -379,8 +379,8 @@ TEST_F(DeskTest, StoredUntrainableGroupsAreDroppedOneByOne) {
   bad.mutable_trajectories(1)->set_text("");
   EXPECT_TRUE(hand_in(bad).accepted());
   EXPECT_TRUE(hand_in(grant.leases(1)).accepted());
-  door_.vocab_size = sound;
-  door_.trainable = [this](const schema::Trajectory& t) { return check_trainable(t, shape_); };
+  checker_options_.vocab_size = sound;
+  checker_options_.trainable = [this](const schema::Trajectory& t) { return check_trainable(t, shape_); };
   open(0);
   EXPECT_FALSE((*desk_->wait_batch(0, std::chrono::milliseconds(100))).has_value());
   EXPECT_EQ(desk_->counts()->buffer.rejected.at("not trainable"), 2u);
@@ -436,7 +436,7 @@ TEST_F(DeskTest, NoProblemIsSetAsideBecauseOfAPolicy) {
   EXPECT_EQ(unusable_[0].workers, (std::vector{ada, bob}));
   EXPECT_TRUE(set_aside_.empty());
   // The next version gets the same problems.
-  desk_->published(Version{1}, digest_);
+  desk_->finish_publishing(Version{1}, digest_);
   const schema::WorkGrant later = ask(1, 2, ada);
   ASSERT_EQ(later.leases_size(), 2);
   EXPECT_EQ(later.leases(0).group(), of_ada.leases(0).group());
@@ -457,7 +457,7 @@ TEST_F(DeskTest, ARunThatNoWorkerCanGenerateForEndsWithTheReason) {
 }
 
 TEST_F(DeskTest, PromptsThatNoWorkerCouldTakeAreNotHandedOut) {
-  shape_.positions_max = door_.positions_max = 8 + 5;  // "12+34=" has six tokens, "1+34=" five
+  shape_.positions_max = checker_options_.positions_max = 8 + 5;  // "12+34=" has six tokens, "1+34=" five
   adapter_ = *data_plane::make_adapter("arithmetic", R"({"operations":["+"]})", 1);
   open(0);
   const schema::WorkGrant grant = ask(0, 4);
@@ -470,7 +470,7 @@ TEST_F(DeskTest, PromptsThatNoWorkerCouldTakeAreNotHandedOut) {
 }
 
 TEST_F(DeskTest, ARunWhoseGroupsAllFailEndsWithTheReason) {
-  shape_.positions_max = door_.positions_max = 9;
+  shape_.positions_max = checker_options_.positions_max = 9;
   open(0);
   for (int i = 0; i < 100; ++i) EXPECT_EQ(ask(0, 4).leases_size(), 0);
   const auto batch = desk_->wait_batch(0, kWait);
@@ -480,18 +480,18 @@ TEST_F(DeskTest, ARunWhoseGroupsAllFailEndsWithTheReason) {
 }
 
 TEST(ConductTest, AWorkerIsToBlameOnlyWhereOthersGetOn) {
-  Conduct conduct;
+  MisconductTracker misconduct;
   const WorkerId ada{1}, bob{2};
-  for (int i = 0; i < 20; ++i) EXPECT_FALSE(conduct.failed(ada));  // the task may be at fault
-  conduct.accepted(bob);
-  EXPECT_TRUE(conduct.failed(ada));
-  conduct.accepted(ada);
-  for (int i = 0; i < 7; ++i) EXPECT_FALSE(conduct.failed(ada));
-  for (int i = 0; i < 4; ++i) EXPECT_FALSE(conduct.malformed(bob));
-  for (int i = 0; i < 40; ++i) conduct.accepted(bob);  // two are forgiven
-  EXPECT_FALSE(conduct.malformed(bob));
-  EXPECT_FALSE(conduct.malformed(bob));
-  EXPECT_TRUE(conduct.malformed(bob));
+  for (int i = 0; i < 20; ++i) EXPECT_FALSE(misconduct.record_failure(ada));  // the task may be at fault
+  misconduct.record_accepted(bob);
+  EXPECT_TRUE(misconduct.record_failure(ada));
+  misconduct.record_accepted(ada);
+  for (int i = 0; i < 7; ++i) EXPECT_FALSE(misconduct.record_failure(ada));
+  for (int i = 0; i < 4; ++i) EXPECT_FALSE(misconduct.record_malformed(bob));
+  for (int i = 0; i < 40; ++i) misconduct.record_accepted(bob);  // two are forgiven
+  EXPECT_FALSE(misconduct.record_malformed(bob));
+  EXPECT_FALSE(misconduct.record_malformed(bob));
+  EXPECT_TRUE(misconduct.record_malformed(bob));
 }
 
 TEST(WorkerMeterTest, AWorkersSpeedIsMeasuredFromItsSubmissions) {
@@ -501,29 +501,29 @@ TEST(WorkerMeterTest, AWorkersSpeedIsMeasuredFromItsSubmissions) {
     schema::Vitals vitals;
     vitals.set_busy_s(busy_s);
     vitals.set_rollouts(rollouts);
-    return meter.heard(vitals, clock.now());
+    return meter.take_heartbeat(vitals, clock.now());
   };
   WorkerMeter honest, liar, mute, slow;
   for (WorkerMeter* meter : {&honest, &liar, &mute, &slow}) EXPECT_EQ(heard(*meter, 0).rollouts, 0);
   clock.advance(seconds(20));
-  honest.accepted(100, 12);
+  honest.record_accepted(100, 12);
   EXPECT_EQ(heard(honest, 0).rollouts, 0) << "the next heartbeat reports its time";
   const auto one = heard(honest, 10);
   EXPECT_EQ(one.rollouts, 100);
   EXPECT_EQ(one.busy_s, 10);
   EXPECT_EQ(heard(honest, 10).rollouts, 0);
-  liar.accepted(100, 12);
+  liar.record_accepted(100, 12);
   EXPECT_EQ(heard(liar, 1e-9, 1'000'000'000).busy_s, 6) << "half of its time with work";
   EXPECT_EQ(liar.total().rollouts, 100);
-  slow.accepted(100, 12);
+  slow.record_accepted(100, 12);
   EXPECT_EQ(heard(slow, 1e9).busy_s, 20) << "no more than the elapsed time";
-  mute.accepted(100, 12);
+  mute.record_accepted(100, 12);
   EXPECT_EQ(heard(mute, 0).rollouts, 0);
   clock.advance(seconds(10));
   EXPECT_EQ(heard(mute, 0).busy_s, 12);
-  honest.accepted(10, 3);
+  honest.record_accepted(10, 3);
   EXPECT_EQ(heard(honest, 2).busy_s, 2) << "a new process counts from zero";
-  honest.turned_away();
+  honest.record_turned_away();
   EXPECT_TRUE(heard(honest, 2).turned_away);
   EXPECT_FALSE(heard(honest, 2).turned_away) << "told once";
 }
@@ -536,25 +536,25 @@ TEST(WorkerMeterTest, TimeAwayDoesNotCountForAWorkersSpeed) {
   const auto heard = [&](double busy_s) {
     schema::Vitals vitals;
     vitals.set_busy_s(busy_s);
-    return meter.heard(vitals, clock.now());
+    return meter.take_heartbeat(vitals, clock.now());
   };
   heard(0);
   clock.advance(seconds(2));
-  meter.accepted(10, 1);
+  meter.record_accepted(10, 1);
   EXPECT_EQ(heard(1).busy_s, 1);
-  meter.accepted(10, 1);  // the heartbeat that would tell of it never came
+  meter.record_accepted(10, 1);  // the heartbeat that would tell of it never came
   clock.advance(seconds(60));
-  meter.returned(clock.now());
+  meter.record_return(clock.now());
   EXPECT_EQ(heard(1).rollouts, 0);
   clock.advance(seconds(30));
   EXPECT_EQ(heard(92).rollouts, 0) << "30 s more for a stale batch";
   clock.advance(seconds(1));
-  meter.accepted(10, 1.0);
+  meter.record_accepted(10, 1.0);
   const auto back = heard(93);
   EXPECT_EQ(back.rollouts, 10);
   EXPECT_EQ(back.busy_s, 1) << "while it had leases";
   clock.advance(seconds(3));
-  meter.accepted(10, 1);
+  meter.record_accepted(10, 1);
   EXPECT_EQ(heard(95).busy_s, 2) << "its own time, as before";
 }
 
@@ -562,7 +562,7 @@ TEST_F(DeskTest, ALostWorkersGroupsAreLeasedAgain) {
   open(0);
   const schema::WorkGrant first = ask(0, 4);
   ASSERT_EQ(first.leases_size(), 4);
-  desk_->follow({PresenceChange::Kind::kLost, WorkerId{1}});
+  desk_->on_presence_change({PresenceChange::Kind::kLost, WorkerId{1}});
   const schema::WorkGrant second = ask(0, 4);
   ASSERT_EQ(second.leases_size(), 4);
   EXPECT_EQ(second.leases(0).group(), first.leases(0).group());

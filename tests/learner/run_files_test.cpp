@@ -138,10 +138,10 @@ TEST_F(RunFilesTest, SeveralTasksAreReadInPlace) {
       "  - {adapter: arithmetic, name: secret, scored_by: learner, prompt: \"({prompt})\", options: {digits: 3}}\n");
   ASSERT_TRUE(config) << config.error().message();
   EXPECT_EQ(config->task.adapter, data_plane::kSeveral);
-  ASSERT_EQ(config->task.several.size(), 3u);
-  EXPECT_EQ(config->task.several[0].name, "arithmetic");
-  EXPECT_EQ(config->task.several[0].weight, 3u);
-  EXPECT_EQ(config->task.several[2].prompt, "({prompt})");
+  ASSERT_EQ(config->task.listed_tasks.size(), 3u);
+  EXPECT_EQ(config->task.listed_tasks[0].name, "arithmetic");
+  EXPECT_EQ(config->task.listed_tasks[0].weight, 3u);
+  EXPECT_EQ(config->task.listed_tasks[2].prompt, "({prompt})");
   EXPECT_TRUE(config->task.scored_by_learner("secret:arithmetic/1+1"));
   EXPECT_FALSE(config->task.scored_by_learner("games:guess/1"));
   EXPECT_FALSE(config->task.scored_by_learner("nothing"));
@@ -363,8 +363,8 @@ TEST_F(RunFilesTest, TextsThatAreNotUtf8AreStillWritten) {
   ASSERT_TRUE(record);
   (*record)->event("left", said);
   (*record)->metric("step", said);
-  (*record)->status(said);
-  ASSERT_TRUE((*record)->report(said));
+  (*record)->write_status(said);
+  ASSERT_TRUE((*record)->write_report(said));
   const auto rows = read_json_lines(run / "events.jsonl");
   ASSERT_TRUE(rows) << rows.error().message();
   EXPECT_EQ(rows->at(0).at("worker"), 3);
@@ -379,9 +379,9 @@ TEST_F(RunFilesTest, AFullDiskIsReported) {
   const auto record = RunRecord::open(run, false);
   ASSERT_TRUE(record);
   (*record)->metric("step", {{"step", 1}});
-  EXPECT_TRUE((*record)->written());
+  EXPECT_TRUE((*record)->write_pending_rows());
   (*record)->event("joined");
-  const Status written = (*record)->written();
+  const Status written = (*record)->write_pending_rows();
   ASSERT_FALSE(written);
   EXPECT_EQ(written.error().code, Code::kExhausted);
   EXPECT_THAT(written.error().detail, HasSubstr((run / "events.jsonl").string() + ": No space left"));

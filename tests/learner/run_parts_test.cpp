@@ -67,8 +67,8 @@ TEST_F(RunPartsTest, TheJournalWaitsForADiskThatRefuses) {
   };
   EXPECT_TRUE(journal_->persist("checkpoints", work));
   EXPECT_EQ(attempts, 3);
-  EXPECT_EQ(journal_->take_stood_still(), std::chrono::seconds(2));
-  EXPECT_EQ(journal_->take_stood_still(), Duration{});
+  EXPECT_EQ(journal_->take_waited(), std::chrono::seconds(2));
+  EXPECT_EQ(journal_->take_waited(), Duration{});
   EXPECT_THAT(reasons_, ElementsAre(HasSubstr("the disk is full"), HasSubstr("the disk is full")));
   EXPECT_THAT(events(), ElementsAre("alarm", "disk_recovered"));
 }
@@ -91,12 +91,12 @@ TEST_F(RunPartsTest, WorkersAreEnteredAndRecordedOnce) {
   overlay::MemberInfo ada;
   ada.id = WorkerId{1};
   ada.name = "ada\n";
-  workers.joined(ada);
-  workers.away(ada.id, "silent");
-  workers.joined(ada);
-  workers.had_trouble(ada.id, "a bad chunk");
-  workers.lost(ada.id, "gone");
-  workers.lost(ada.id, "gone");
+  workers.on_joined(ada);
+  workers.on_away(ada.id, "silent");
+  workers.on_joined(ada);
+  workers.on_trouble(ada.id, "a bad chunk");
+  workers.on_lost(ada.id, "gone");
+  workers.on_lost(ada.id, "gone");
   EXPECT_THAT(events(), ElementsAre("joined", "away", "back", "trouble", "left"));
   ASSERT_EQ(workers.roster().entries().size(), 1u);
   EXPECT_EQ(workers.roster().entries()[0].offer, "ada\\n") << "a name from another machine is made printable";
@@ -108,7 +108,7 @@ TEST_F(RunPartsTest, WorkersAreEnteredAndRecordedOnce) {
 TEST_F(RunPartsTest, WithoutAFleetOneWorkerIsWaitedFor) {
   const RunFleet fleet(run_, plan_, *journal_);
   EXPECT_EQ(fleet.driver(), nullptr);
-  EXPECT_TRUE(fleet.money());
+  EXPECT_TRUE(fleet.check_budget());
   Attendance attendance;
   std::string phase;
   const auto tick = [&](const std::string& now) { phase = now; };
@@ -116,7 +116,7 @@ TEST_F(RunPartsTest, WithoutAFleetOneWorkerIsWaitedFor) {
   const Status nobody_came = fleet.wait_for_workers(attendance, tick);
   EXPECT_EQ(nobody_came.error().code, Code::kUnavailable);
   EXPECT_THAT(nobody_came.error().detail, HasSubstr("no worker joined within"));
-  attendance.joined(WorkerId{1}, "ada", 0);
+  attendance.on_joined(WorkerId{1}, "ada", 0);
   EXPECT_TRUE(fleet.wait_for_workers(attendance, tick));
   EXPECT_EQ(phase, "1 workers joined, waiting for 0");
 }

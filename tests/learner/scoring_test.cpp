@@ -52,7 +52,7 @@ class ScoringDesk : public DeskTest {
     auto task = std::make_unique<SecretTask>();
     task_ = task.get();
     adapter_ = std::move(task);
-    door_.unscored = [](const schema::Problem&) { return true; };
+    checker_options_.unscored = [](const schema::Problem&) { return true; };
   }
   ~ScoringDesk() override {
     task_->set(true);

@@ -132,7 +132,7 @@ provisioner::ProviderKind threads_kind(Threads& threads) {
           .make = [&](const provisioner::ProviderOptions&) -> Result<std::unique_ptr<provisioner::Provider>> {
             return std::unique_ptr<provisioner::Provider>(std::make_unique<ThreadsProvider>(threads));
           },
-          .here = true};
+          .is_local = true};
 }
 
 // ---- the trainer: every step flips bits ----

@@ -25,8 +25,8 @@
 #include "delta/safetensors.hpp"
 #include "learner/external/api.hpp"
 #include "learner/external/batch_file.hpp"
-#include "learner/external/exchange.hpp"
 #include "learner/external/source.hpp"
+#include "learner/external/trainer_link.hpp"
 
 extern char** environ;
 
@@ -188,13 +188,13 @@ class TrainerClients : public ::testing::Test {
       for (std::uint64_t i = 0; i < tokens; ++i)
         t.add_response_tokens(static_cast<std::uint32_t>(i)), t.add_logprobs(-0.5f);
       t.add_spans()->set_end(static_cast<std::uint32_t>(tokens));
-      exchange_->offer(step, std::make_shared<const std::string>(*pack_batch({t})), tokens);
-      const auto consumed = exchange_->wait_consumed(kPatience);
+      trainer_link_->offer(step, std::make_shared<const std::string>(*pack_batch({t})), tokens);
+      const auto consumed = trainer_link_->wait_consumed(kPatience);
       ASSERT_TRUE(consumed) << "step " << step;
       EXPECT_EQ(consumed->figures, (json{{"step", static_cast<double>(step)}}));
       ASSERT_TRUE(consumed->scores);
       EXPECT_EQ(consumed->scores->logprobs.size(), tokens);
-      const auto policy = exchange_->wait_policy(Version{step}, kPatience);
+      const auto policy = trainer_link_->wait_policy(Version{step}, kPatience);
       ASSERT_TRUE(policy) << "version " << step;
       EXPECT_EQ(policy->bytes(0).size(), 1000u);
       std::uint16_t value = 0;
@@ -204,7 +204,7 @@ class TrainerClients : public ::testing::Test {
   }
 
   void start(std::uint64_t steps, Duration idle_max = std::chrono::minutes(10)) {
-    exchange_.emplace(ExchangeOptions{1, steps, 0}, clock_, 0);
+    trainer_link_.emplace(TrainerLinkOptions{1, steps, 0}, clock_, 0);
     ApiOptions options;
     options.folder = folder_;
     options.body_max = {1 << 20};
@@ -215,7 +215,7 @@ class TrainerClients : public ::testing::Test {
       return delta::copy_of(content.tensors);
     };
     std::ofstream(folder_ / "metrics.jsonl") << "{\"a\":1}\n";
-    auto api = Api::start(std::move(options), *exchange_);
+    auto api = Api::start(std::move(options), *trainer_link_);
     ASSERT_TRUE(api.has_value()) << api.error().message();
     api_ = *std::move(api);
     std::ofstream(folder_ / kTrainerAddressFile) << api_->address();
@@ -225,7 +225,7 @@ class TrainerClients : public ::testing::Test {
   static constexpr Duration kPatience = seconds(120);
   const SystemClock clock_;
   fs::path folder_;
-  std::optional<Exchange> exchange_;
+  std::optional<TrainerLink> trainer_link_;
   std::unique_ptr<Api> api_;
 };
 

@@ -79,7 +79,7 @@ TEST(TrainingMemory, IsPredictedWithinATenth) {
         << (c.bf16 ? " bf16" : "") << (c.int8 ? " int8" : "") << (c.recompute ? " recompute" : "") << ": predicted "
         << to_text(predicted.tensors()) << " (weights " << to_text(predicted.weights) << ", gradients "
         << to_text(predicted.gradients) << ", optimizer " << to_text(predicted.optimizer) << ", activations "
-        << to_text(predicted.activations) << ", passing " << to_text(predicted.passing) << "), measured "
+        << to_text(predicted.activations) << ", passing " << to_text(predicted.transient) << "), measured "
         << counter->most() / 1e6 << " MB";
   }
 }

@@ -35,7 +35,8 @@ constexpr const char* kThinking = R"({%- if tools %}
 {%- set ns = namespace(searching=true, last=messages|length - 1) %}
 {%- for message in messages[::-1] %}
     {%- set index = (messages|length - 1) - loop.index0 %}
-    {%- if ns.searching and message.role == "user" and not(message.content.startswith('<tool>') and message.content.endswith('</tool>')) %}
+    {%- if ns.searching and message.role == "user" and not(message.content.startswith('<tool>') and
+                                                           message.content.endswith('</tool>')) %}
         {%- set ns.searching = false %}
         {%- set ns.last = index %}
     {%- endif %}
@@ -243,12 +244,13 @@ TEST(Phrasing, AResponseEndsWithATokenOrAStopString) {
                                          {"7</a><|endoftext|>", "7</a>", 5},
                                          {"7<|endoftext|></a>", "7", 2},
                                          {"", "", std::nullopt}}) {
-    EXPECT_EQ(phrasing.end(tokens(c.text)), c.end) << c.text;
+    EXPECT_EQ(phrasing.response_end(tokens(c.text)), c.end) << c.text;
     EXPECT_EQ(phrasing.answer(tokens(c.text)), c.answer) << c.text;
     // Token by token, as an engine calls it.
     const auto all = tokens(c.text);
     std::optional<std::size_t> first;
-    for (std::size_t n = 1; n <= all.size() && !first; ++n) first = phrasing.end(std::span(all).first(n), n - 1);
+    for (std::size_t n = 1; n <= all.size() && !first; ++n)
+      first = phrasing.response_end(std::span(all).first(n), n - 1);
     EXPECT_EQ(first, c.end) << c.text;
   }
   for (const char* stop :
@@ -312,8 +314,8 @@ TEST(Phrasing, ObservationsContinueThePresentTokens) {
 }
 
 TEST(Phrasing, MessagesKeepTheirRoles) {
-  const Told question(std::vector<ChatMessage>{{"user", "Hi"}, {"assistant", "Yes?"}, {"user", "2+2"}});
-  const Told result(std::vector<ChatMessage>{{"tool", "four"}, {"user", "Sure?"}});
+  const PolicyInput question(std::vector<ChatMessage>{{"user", "Hi"}, {"assistant", "Yes?"}, {"user", "2+2"}});
+  const PolicyInput result(std::vector<ChatMessage>{{"tool", "four"}, {"user", "Sure?"}});
   PromptStyle style;
   style.text = "Q: {prompt}";
   const Phrasing plain = Phrasing::make(files(), style).value();
@@ -324,7 +326,7 @@ TEST(Phrasing, MessagesKeepTheirRoles) {
   const Phrasing chat =
       Phrasing::make(files("{% for m in messages %}{{ m.role }}>{{ m.content }}|{% endfor %}"), style).value();
   EXPECT_EQ(chat.prompt_text(question).value(), "system>Count.|user>Hi|assistant>Yes?|user>Q: 2+2|");
-  const Told own(std::vector<ChatMessage>{{"system", "Think."}, {"user", "2+2"}, {"tool", "four"}});
+  const PolicyInput own(std::vector<ChatMessage>{{"system", "Think."}, {"user", "2+2"}, {"tool", "four"}});
   EXPECT_EQ(chat.prompt_text(own).value(), "system>Think.|user>2+2|tool>four|")
       << "its own system message, and no question around a result";
   EXPECT_EQ(chat.tokenizer().decode(*chat.follow_up({}, result)), "|tool>four|user>Sure?|");

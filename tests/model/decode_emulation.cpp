@@ -42,7 +42,7 @@ void run_attend(const AttendJob& job, unsigned row, unsigned kv, unsigned split)
 
 }  // namespace
 
-struct EmulatedMachine::Works : Recording {
+struct EmulatedBackend::Works : Recording {
   std::vector<std::function<void()>> works;
   void replay() override {
     for (const auto& work : works) work();
@@ -50,7 +50,7 @@ struct EmulatedMachine::Works : Recording {
   std::size_t kernels() const override { return works.size(); }
 };
 
-void EmulatedMachine::queue(std::function<void()> work) {
+void EmulatedBackend::queue(std::function<void()> work) {
   if (recording_ != nullptr) {
     recording_->push_back(std::move(work));
   } else {
@@ -58,7 +58,7 @@ void EmulatedMachine::queue(std::function<void()> work) {
   }
 }
 
-std::vector<unsigned> EmulatedMachine::any_order(unsigned count) {
+std::vector<unsigned> EmulatedBackend::any_order(unsigned count) {
   std::vector<unsigned> order(count);
   std::iota(order.begin(), order.end(), 0u);
   Random random(order_++);
@@ -66,7 +66,7 @@ std::vector<unsigned> EmulatedMachine::any_order(unsigned count) {
   return order;
 }
 
-std::unique_ptr<Machine::Recording> EmulatedMachine::record(const std::function<void()>& work) {
+std::unique_ptr<DeviceBackend::Recording> EmulatedBackend::record(const std::function<void()>& work) {
   TORCH_CHECK(failures_-- <= 0, "out of memory");
   failures_ = std::max(failures_, 0);
   ++recorded_;
@@ -78,7 +78,7 @@ std::unique_ptr<Machine::Recording> EmulatedMachine::record(const std::function<
   return out;
 }
 
-void EmulatedMachine::run(const ReceiveJob& job) {
+void EmulatedBackend::run(const ReceiveJob& job) {
   queue([this, job] {
     for (const unsigned index : any_order(job.blocks)) {
       LoopBlock<kRowThreads> block(0);
@@ -87,7 +87,7 @@ void EmulatedMachine::run(const ReceiveJob& job) {
   });
 }
 
-void EmulatedMachine::run(const EmbedJob& job) {
+void EmulatedBackend::run(const EmbedJob& job) {
   queue([this, job] {
     for (const unsigned row : any_order(job.rows)) {
       LoopBlock<kRowThreads> block(0);
@@ -96,7 +96,7 @@ void EmulatedMachine::run(const EmbedJob& job) {
   });
 }
 
-void EmulatedMachine::run(const NormJob& job) {
+void EmulatedBackend::run(const NormJob& job) {
   queue([this, job] {
     for (const unsigned row : any_order(job.rows)) {
       LoopBlock<kRowThreads> block(sizeof(float) * kRowThreads / kWarpThreads);
@@ -105,7 +105,7 @@ void EmulatedMachine::run(const NormJob& job) {
   });
 }
 
-void EmulatedMachine::run(const ProductJob& job) {
+void EmulatedBackend::run(const ProductJob& job) {
   queue([this, job] {
     const unsigned blocks = 3;
     for (const unsigned index : any_order(blocks)) {
@@ -119,40 +119,40 @@ void EmulatedMachine::run(const ProductJob& job) {
   });
 }
 
-void EmulatedMachine::run(const GateJob& job) {
+void EmulatedBackend::run(const GateJob& job) {
   queue([job] {
     for (std::size_t vector = 0; vector < std::size_t{job.rows} * job.width / kVectorCount; ++vector)
       gate_thread(job, vector);
   });
 }
 
-void EmulatedMachine::run(const TurnJob& job, unsigned dim) {
+void EmulatedBackend::run(const RotateJob& job, unsigned dim) {
   queue([this, job, dim] {
     for (const unsigned token : any_order(job.tokens)) {
       LoopBlock<kRowThreads> block(0);
       switch (dim) {
         case 16:
-          turn_block<16>(block, job, token);
+          rotate_block<16>(block, job, token);
           break;
         case 32:
-          turn_block<32>(block, job, token);
+          rotate_block<32>(block, job, token);
           break;
         case 64:
-          turn_block<64>(block, job, token);
+          rotate_block<64>(block, job, token);
           break;
         default:
-          turn_block<128>(block, job, token);
+          rotate_block<128>(block, job, token);
       }
     }
   });
 }
 
-torch::Tensor EmulatedMachine::attend(const torch::Tensor& q, const torch::Tensor& k, const torch::Tensor& v) {
+torch::Tensor EmulatedBackend::attend(const torch::Tensor& q, const torch::Tensor& k, const torch::Tensor& v) {
   const auto wide = [](const torch::Tensor& t) { return t.to(torch::kFloat); };
   return attend_causally(wide(q), wide(k), wide(v)).to(torch::kBFloat16);
 }
 
-void EmulatedMachine::run(const AttendJob& job, unsigned dim) {
+void EmulatedBackend::run(const AttendJob& job, unsigned dim) {
   queue([this, job, dim] {
     for (const unsigned index : any_order(job.rows * job.kv_heads * job.splits)) {
       const unsigned split = index % job.splits, kv = index / job.splits % job.kv_heads;
@@ -174,7 +174,7 @@ void EmulatedMachine::run(const AttendJob& job, unsigned dim) {
   });
 }
 
-void EmulatedMachine::run(const SampleJob& job) {
+void EmulatedBackend::run(const SampleJob& job) {
   queue([this, job] {
     const unsigned blocks = sample_blocks(job.vocab);
     for (const unsigned index : any_order(job.rows * blocks)) {
@@ -184,7 +184,7 @@ void EmulatedMachine::run(const SampleJob& job) {
   });
 }
 
-void EmulatedMachine::multiply(const torch::Tensor& x, const torch::Tensor& weight, const torch::Tensor& bias,
+void EmulatedBackend::multiply(const torch::Tensor& x, const torch::Tensor& weight, const torch::Tensor& bias,
                                const torch::Tensor& out) {
   queue([x, weight, bias, out] {
     const torch::Tensor product = torch::linear(x.to(torch::kFloat), weight.to(torch::kFloat));

@@ -7,7 +7,7 @@
 #include <memory>
 #include <vector>
 
-#include "model/cuda/machine.hpp"
+#include "model/cuda/backend.hpp"
 
 namespace echoline::model::cuda::test {
 
@@ -90,9 +90,9 @@ class LoopBlock {
 };
 
 // Work runs at once, or, while it is recorded, at its replay. The order of blocks changes.
-class EmulatedMachine final : public Machine {
+class EmulatedBackend final : public DeviceBackend {
  public:
-  explicit EmulatedMachine(unsigned processors) : processors_(processors) {}
+  explicit EmulatedBackend(unsigned processors) : processors_(processors) {}
 
   unsigned processors() const override { return processors_; }
   void run(const ReceiveJob& job) override;
@@ -100,7 +100,7 @@ class EmulatedMachine final : public Machine {
   void run(const NormJob& job) override;
   void run(const ProductJob& job) override;
   void run(const GateJob& job) override;
-  void run(const TurnJob& job, unsigned dim) override;
+  void run(const RotateJob& job, unsigned dim) override;
   void run(const AttendJob& job, unsigned dim) override;
   void run(const SampleJob& job) override;
   void multiply(const torch::Tensor& x, const torch::Tensor& weight, const torch::Tensor& bias,

@@ -15,7 +15,7 @@
 namespace echoline::model::cuda {
 namespace {
 
-using test::EmulatedMachine;
+using test::EmulatedBackend;
 using test::LoopBlock;
 using torch::Tensor;
 
@@ -57,7 +57,7 @@ TEST(DecodeKernels, NormGateAndProductRoundAsTheTrainingPassDoes) {
   torch::NoGradGuard no_grad;
   torch::manual_seed(3);
   for (const std::int64_t rows : {1, 5, 16}) {
-    EmulatedMachine machine(4);
+    EmulatedBackend backend(4);
     const std::int64_t in = 96, out = 43, stride = 48;
     const Tensor x = random_halves({rows, in}), more = random_halves({rows, in}), norm = random_halves({in});
     const Tensor weight = random_halves({out, in}, 0.2), other = random_halves({out, in}, 0.2);
@@ -68,25 +68,25 @@ TEST(DecodeKernels, NormGateAndProductRoundAsTheTrainingPassDoes) {
     const auto r = static_cast<std::uint32_t>(rows);
 
     const Tensor added = x.clone(), normed = torch::zeros_like(x);
-    machine.run(NormJob{into(added), of(more), of(norm), into(normed), r, 96, 1e-6f});
+    backend.run(NormJob{into(added), of(more), of(norm), into(normed), r, 96, 1e-6f});
     EXPECT_TRUE(added.equal(x + more));
     EXPECT_LE(apart(normed, rms_norm(x + more, norm, 1e-6)), 1.01);
 
     for (const std::uint32_t parts : {1u, 2u}) {
       Tensor got = torch::full({rows, stride}, NAN, torch::kBFloat16);
-      machine.run(ProductJob{of(x), of(norm), of(weight), nullptr, of(bias), of(residual), into(got), r, 96, 43, 48,
+      backend.run(ProductJob{of(x), of(norm), of(weight), nullptr, of(bias), of(residual), into(got), r, 96, 43, 48,
                              parts, 1e-6f});
       const Tensor want = residual.narrow(1, 0, out) + (product(rms_norm(x, norm, 1e-6), weight) + bias);
       EXPECT_LE(apart(got.narrow(1, 0, out), want), 8) << rows;
       EXPECT_TRUE(got.narrow(1, out, stride - out).isnan().all().item<bool>());
 
-      machine.run(
+      backend.run(
           ProductJob{of(x), nullptr, of(weight), of(other), nullptr, nullptr, into(got), r, 96, 43, 48, parts, 1e-6f});
       EXPECT_LE(apart(got.narrow(1, 0, out), model::gated(product(x, weight), product(x, other))), 3) << rows;
     }
 
     const Tensor gate = random_halves({rows, 2 * in}), act = torch::zeros({rows, in}, torch::kBFloat16);
-    machine.run(GateJob{of(gate), of(gate) + in, into(act), r, 96, 192});
+    backend.run(GateJob{of(gate), of(gate) + in, into(act), r, 96, 192});
     EXPECT_LE(apart(act, model::gated(gate.narrow(1, 0, in), gate.narrow(1, in, in))), 3);  // libtorch 1.13's silu
   }
 }
@@ -104,23 +104,23 @@ TEST(DecodeKernels, DrawsTheSameTokensAsTheCpu) {
     logits[5][0] = NAN;
     logits[6].narrow(0, 0, vocab - 1).fill_(-INFINITY);
     std::vector<Sampling> sampling(static_cast<std::size_t>(rows));
-    std::vector<Draw> draws;
+    std::vector<SampleRequest> requests;
     std::vector<float> temperatures;
     std::vector<double> uniforms;
     for (std::size_t i = 0; i < sampling.size(); ++i) {
       sampling[i].temperature = std::vector<double>{1, 0, 0.7, 1.5}[i % 4];
       uniforms.push_back(i == 8 ? 0 : i == 10 ? std::nextafter(1.0, 0.0) : random.uniform());
       temperatures.push_back(static_cast<float>(sampling[i].temperature));
-      draws.push_back({&sampling[i], uniforms.back()});
+      requests.push_back({&sampling[i], uniforms.back()});
     }
     const std::size_t shares = 24 * kSampleWarps * sample_blocks(static_cast<unsigned>(vocab));
     std::vector<float> tops(shares), sums(shares), logprobs(24);
     std::vector<unsigned> arrived(24, 0);
     std::vector<std::int32_t> tokens(24, -1);
-    EmulatedMachine(4).run(SampleJob{of(logits), temperatures.data(), uniforms.data(), tops.data(), sums.data(),
+    EmulatedBackend(4).run(SampleJob{of(logits), temperatures.data(), uniforms.data(), tops.data(), sums.data(),
                                      arrived.data(), tokens.data(), logprobs.data(), 24,
                                      static_cast<std::uint32_t>(vocab), static_cast<std::uint32_t>(stride)});
-    const Drawn want = draw(logits.narrow(1, 0, vocab).to(torch::kFloat).contiguous(), draws);
+    const SampledTokens want = sample_tokens(logits.narrow(1, 0, vocab).to(torch::kFloat).contiguous(), requests);
     for (std::size_t i = 0; i < 24; ++i) {
       ASSERT_EQ(arrived[i], 0u);
       ASSERT_EQ(std::isfinite(logprobs[i]), std::isfinite(want.logprobs[i])) << vocab << " " << i;
@@ -153,17 +153,17 @@ struct Texts {
   }
 
   // Decodes one step of the first `rows` rows, and appends the drawn tokens.
-  std::optional<Drawn> step(Decoder& decoder, std::size_t rows, std::uint64_t seed) {
+  std::optional<SampledTokens> step(Decoder& decoder, std::size_t rows, std::uint64_t seed) {
     std::vector<DecodeRow> all;
     for (std::size_t i = 0; i < rows; ++i) {
-      if (PagedCache::pages_of(pages[i].tokens + 1) > std::ssize(pages[i].list)) {
+      if (PagedCache::pages_for(pages[i].tokens + 1) > std::ssize(pages[i].list)) {
         EXPECT_TRUE(cache.reserve(1));
-        pages[i].list.push_back(cache.take());
+        pages[i].list.push_back(cache.take_reserved());
       }
       const double uniform = Random(seed + i, static_cast<std::uint64_t>(pages[i].tokens)).uniform();
       all.push_back({tokens[i].back(), &pages[i], {&sampling, uniform}});
     }
-    std::optional<Drawn> drawn = decoder.step(all);
+    std::optional<SampledTokens> drawn = decoder.step(all);
     for (std::size_t i = 0; drawn && i < rows; ++i) {
       tokens[i].push_back(drawn->tokens[i]);
       ++pages[i].tokens;
@@ -179,7 +179,7 @@ TEST(Decoder, GivesTheLogProbabilitiesOfAPassOverTheWholeText) {
     for (const std::size_t rows : {3, 11, 19}) {  // few rows, and more than the products for few are for
       const auto model = half_model(decoded_config(family), 11);
       Texts texts(*model, rows);
-      Decoder decoder(*model, texts.cache, std::make_unique<EmulatedMachine>(4));
+      Decoder decoder(*model, texts.cache, std::make_unique<EmulatedBackend>(4));
       std::vector<std::vector<float>> logprobs(rows);
       for (int step = 0; step < 20; ++step) {
         const auto drawn = texts.step(decoder, rows, 70);
@@ -206,7 +206,7 @@ TEST(Decoder, ReadsTextsAndContinuesThem) {
     const auto model = half_model(decoded_config(family, 32), 16);
     const std::vector<std::int64_t> lengths = {1, 16, 17, 40};
     Texts texts(*model, lengths.size());
-    Decoder decoder(*model, texts.cache, std::make_unique<EmulatedMachine>(4));
+    Decoder decoder(*model, texts.cache, std::make_unique<EmulatedBackend>(4));
     Tensor ids = torch::zeros({4, 40}, torch::kLong);
     std::vector<const Pages*> pages;
     ASSERT_TRUE(texts.cache.reserve(20));
@@ -217,12 +217,12 @@ TEST(Decoder, ReadsTextsAndContinuesThem) {
         texts.tokens[r].push_back(static_cast<Token>(random.below(43)));
         ids[std::int64_t(r)][t] = texts.tokens[r].back();
       }
-      for (std::int64_t n = 0; n < PagedCache::pages_of(lengths[r] + 1); ++n)
-        texts.pages[r].list.push_back(texts.cache.take());
+      for (std::int64_t n = 0; n < PagedCache::pages_for(lengths[r] + 1); ++n)
+        texts.pages[r].list.push_back(texts.cache.take_reserved());
       texts.pages[r].tokens = lengths[r];
       pages.push_back(&texts.pages[r]);
     }
-    const std::optional<Tensor> hidden = decoder.read(ids, lengths, pages);
+    const std::optional<Tensor> hidden = decoder.prefill(ids, lengths, pages);
     ASSERT_TRUE(hidden);
     for (std::size_t r = 0; r < 4; ++r) {
       const Tensor want = model->hidden_states(ids_of({texts.tokens[r]}))[0][lengths[r] - 1];
@@ -251,7 +251,7 @@ TEST(Decoder, LongTextsAreSharedAmongBlocks) {
     if (dim == 128) config.heads = 6, config.kv_heads = 1;
     const auto model = half_model(config, 12);
     Texts texts(*model, 2);
-    Decoder decoder(*model, texts.cache, std::make_unique<EmulatedMachine>(3));
+    Decoder decoder(*model, texts.cache, std::make_unique<EmulatedBackend>(3));
     std::vector<float> last;
     for (int step = 0; step < kSteps; ++step) {
       const auto drawn = texts.step(decoder, step < 20 ? 2 : 1, 3);
@@ -273,7 +273,7 @@ TEST(Decoder, CompanyAndRepetitionChangeNothing) {
   std::vector<std::vector<Token>> got[2];
   for (auto& tokens : got) {
     Texts texts(*model, 9);
-    Decoder decoder(*model, texts.cache, std::make_unique<EmulatedMachine>(4));
+    Decoder decoder(*model, texts.cache, std::make_unique<EmulatedBackend>(4));
     for (int step = 0; step < 12; ++step) ASSERT_TRUE(texts.step(decoder, step % 3 == 0 ? 9 : 5, 40));
     tokens = texts.tokens;
   }
@@ -284,18 +284,18 @@ TEST(Decoder, RecordsAgainAfterTheCacheHasMoved) {
   torch::NoGradGuard no_grad;
   const auto model = half_model(decoded_config(Family::kQwen3), 14);
   Texts texts(*model, 6);
-  auto owned = std::make_unique<EmulatedMachine>(4);
-  EmulatedMachine& machine = *owned;
+  auto owned = std::make_unique<EmulatedBackend>(4);
+  EmulatedBackend& backend = *owned;
   Decoder decoder(*model, texts.cache, std::move(owned));
   for (int step = 0; step < 4; ++step) ASSERT_TRUE(texts.step(decoder, 6, 1));
-  EXPECT_EQ(machine.recorded(), 1);
+  EXPECT_EQ(backend.recorded(), 1);
   EXPECT_EQ(decoder.kernels(), 2u * 5 + 4);
   ASSERT_TRUE(texts.step(decoder, 2, 1));
-  EXPECT_EQ(machine.recorded(), 2);
+  EXPECT_EQ(backend.recorded(), 2);
   ASSERT_TRUE(texts.cache.reserve(100));  // more than the first 64 pages
   const auto moved = texts.step(decoder, 6, 1);
   ASSERT_TRUE(moved);
-  EXPECT_EQ(machine.recorded(), 3);
+  EXPECT_EQ(backend.recorded(), 3);
   const Tensor want = model->token_logprobs(ids_of({texts.tokens[0]})).logprobs[0];
   EXPECT_NEAR(moved->logprobs[0], want[want.size(0) - 1].item<double>(), 0.1);
 }
@@ -304,10 +304,10 @@ TEST(Decoder, AFailureLeavesTheStepToOthersForAWhile) {
   torch::NoGradGuard no_grad;
   const auto model = half_model(decoded_config(Family::kQwen3), 15);
   Texts texts(*model, 2);
-  auto owned = std::make_unique<EmulatedMachine>(4);
-  EmulatedMachine& machine = *owned;
+  auto owned = std::make_unique<EmulatedBackend>(4);
+  EmulatedBackend& backend = *owned;
   Decoder decoder(*model, texts.cache, std::move(owned));
-  machine.fail_recordings(1);
+  backend.fail_recordings(1);
   int steps = 0;
   while (!texts.step(decoder, 2, 1) && steps < 2000) ++steps;
   EXPECT_GT(steps, 100);
@@ -323,7 +323,8 @@ TEST(Decoder, NamesUnsupportedModels) {
   EXPECT_EQ(message(config), "");
   EXPECT_THAT(message(config, torch::kFloat), testing::HasSubstr("not in bf16"));
   config.head_dim = 24;
-  EXPECT_THAT(message(config), testing::HasSubstr("heads have 24 values and 2 query heads"));
+  EXPECT_THAT(message(config),
+              testing::HasSubstr("heads have 24 values (expected 16, 32, 64 or 128), and 2 query heads"));
   config = decoded_config(Family::kQwen3);
   config.intermediate_size = 100;
   EXPECT_THAT(message(config), testing::HasSubstr("100 inputs, expected a multiple of 32"));
@@ -368,7 +369,7 @@ TEST_F(OnGpu, GivesTheLogProbabilitiesOfATrainingPass) {
     for (const std::int64_t rows : {1, 7, 16, 40}) {
       const auto model = half_model(decoded_config(family, 64), 21, torch::kCUDA);
       PagedCache cache(model->config(), model->device(), torch::kBFloat16, Bytes{1 << 20});
-      ASSERT_NE(Decoder::of(*model, cache), nullptr);
+      ASSERT_NE(Decoder::open_if_supported(*model, cache), nullptr);
       const auto first = generated(model, rows, 60), again = generated(model, rows, 60);
       Random random(4);
       double sum = 0, worst = 0, count = 0;

@@ -80,7 +80,7 @@ TEST_F(DeviceWeightsTest, ChangesAreAppliedAndProven) {
   train(0.02);
   const auto next = *export_policy(*model_);
   ASSERT_TRUE(load_policy(*model_, old.view()));
-  ASSERT_TRUE(weights.loaded());
+  ASSERT_TRUE(weights.on_weights_replaced());
   std::vector<delta::TensorWrite> written;
   std::vector<std::byte> patch;
   ASSERT_TRUE(delta::write_delta(old.view(), next.view(), [&](std::span<const std::byte> bytes) {

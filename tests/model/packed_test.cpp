@@ -31,7 +31,9 @@ TEST(Pack, NeighboursShareTheirPromptAndNothingIsPadded) {
   EXPECT_EQ(list(packed.segments), (Ids{0, 2, -1, 2, 2, 0, 4, 3, 0, 7, 2, -1}));
   EXPECT_EQ(list(packed.scored), (Ids{2, 3, 4, 6, 8}));
   EXPECT_EQ(list(packed.targets), (Ids{10, 11, 20, 22, 30}));
-  EXPECT_EQ(packed_size({a, 3, {}}).alone + packed_size({b, 3, mask_b}).behind + packed_size({c, 2, {}}).alone, 9);
+  EXPECT_EQ(packed_size({a, 3, {}}).with_prompt + packed_size({b, 3, mask_b}).without_prompt +
+                packed_size({c, 2, {}}).with_prompt,
+            9);
 }
 
 TEST(Pack, TokensBehindTheLastScoredOneAreLeftOut) {
@@ -49,9 +51,9 @@ TEST(Pack, PromptsOfOneTokenHaveNoPrefix) {
 }
 
 // Every implementation of attention with this libtorch.
-std::vector<AttentionWay> ways() {
-  std::vector<AttentionWay> all{AttentionWay::kKernels, AttentionWay::kProducts};
-  if (attention_way(torch::kCUDA) == AttentionWay::kFused) all.push_back(AttentionWay::kFused);
+std::vector<AttentionMethod> ways() {
+  std::vector<AttentionMethod> all{AttentionMethod::kKernels, AttentionMethod::kProducts};
+  if (fastest_attention(torch::kCUDA) == AttentionMethod::kFused) all.push_back(AttentionMethod::kFused);
   return all;
 }
 
@@ -95,7 +97,7 @@ TEST(PackedAttention, EveryWayMatchesAPlainFormula) {
     const Tensor exact = x.clone().requires_grad_(true);
     const Tensor want = plain_attention(exact, n);
     want.backward(slope);
-    for (const AttentionWay way : ways()) {
+    for (const AttentionMethod way : ways()) {
       const Tensor fp32 = x.to(torch::kFloat).requires_grad_(true);
       const Tensor got = attend_packed(fp32, n.heads, n.kv_heads, families(), way);
       got.backward(slope.to(torch::kFloat));
@@ -128,7 +130,7 @@ TEST(PackedAttention, TakesBf16) {
   const Tensor exact = x.to(torch::kDouble).requires_grad_(true);
   const Tensor want = plain_attention(exact, n), slope = torch::randn_like(want);
   want.backward(slope);
-  for (const AttentionWay way : ways()) {
+  for (const AttentionMethod way : ways()) {
     const Tensor half = x.clone().requires_grad_(true);
     const Tensor got = attend_packed(half, n.heads, n.kv_heads, families(), way);
     got.backward(slope.to(torch::kBFloat16));
@@ -143,7 +145,7 @@ TEST(PackedAttention, NanReachesItsReadersOnly) {
   Tensor x = torch::randn({kFamilyTokens, 4, 8});
   x[80][2][3] = NAN;  // a key in the third segment
   const Tensor leaf = x.clone().requires_grad_(true);
-  const Tensor y = attend_packed(leaf, 2, 1, families(), AttentionWay::kKernels);
+  const Tensor y = attend_packed(leaf, 2, 1, families(), AttentionMethod::kKernels);
   const Tensor bad = y.isnan().any(1);
   for (std::int64_t t = 0; t < kFamilyTokens; ++t) EXPECT_EQ(bad[t].item<bool>(), t >= 80 && t < 205) << t;
 }

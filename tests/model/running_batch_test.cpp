@@ -89,10 +89,10 @@ TEST(PagedCache, BothWaysToAttendAgreeWithAForwardPass) {
     for (std::size_t r = 0; r < texts.size(); ++r) {
       for (std::int64_t t = 0; t < lengths[r]; ++t) ids[std::int64_t(r)][t] = texts[r][std::size_t(t)];
       while (std::ssize(pages[r].list) * PagedCache::kPageTokens < lengths[r] + 20)
-        pages[r].list.push_back(cache.take());
+        pages[r].list.push_back(cache.take_reserved());
       views.push_back(&pages[r]);
     }
-    model->hidden_states(ids, {}, cache.reading(views, lengths).get());
+    model->hidden_states(ids, {}, cache.prefill_attention(views, lengths).get());
     for (std::size_t r = 0; r < texts.size(); ++r) pages[r].tokens = lengths[r];
     for (std::int64_t step = 0; step < 20; ++step) {
       Tensor next = torch::zeros({5, 1}, torch::kLong), positions = torch::zeros({5, 1}, torch::kLong);
@@ -100,7 +100,8 @@ TEST(PagedCache, BothWaysToAttendAgreeWithAForwardPass) {
         next[std::int64_t(r)][0] = texts[r][std::size_t(pages[r].tokens)];
         positions[std::int64_t(r)][0] = pages[r].tokens;
       }
-      const Tensor got = model->logits(model->hidden_states(next, positions, cache.continuing(views, gathered).get()));
+      const Tensor got =
+          model->logits(model->hidden_states(next, positions, cache.decode_attention(views, gathered).get()));
       for (std::size_t r = 0; r < texts.size(); ++r) {
         ++pages[r].tokens;
         const std::vector<Token> whole(texts[r].begin(), texts[r].begin() + pages[r].tokens);
@@ -231,7 +232,7 @@ TEST(RunningBatch, AGroupSharesThePagesOfItsPrompt) {
   EXPECT_EQ(pages(), 3u + 4);
   ASSERT_TRUE(batch.abort(0));
   EXPECT_EQ(pages(), 3u + 3);
-  batch.weights_are(2);  // no sequence has read the prompt under these weights
+  batch.set_weights_version(2);  // no sequence has read the prompt under these weights
   ASSERT_TRUE(batch.add({.id = 10, .prompt = prompt, .sampling = {.tokens_max = 30, .seed = 10}}));
   batch.step();
   EXPECT_EQ(pages(), 2u + 3 + 1 + 3);  // the old third page is free
@@ -243,7 +244,7 @@ TEST(RunningBatch, AGroupSharesThePagesOfItsPrompt) {
 TEST(RunningBatch, SpansNameTheVersions) {
   const auto model = test_model(), other = test_model(32);
   RunningBatch batch(model, {});
-  batch.weights_are(7);
+  batch.set_weights_version(7);
   const std::vector<Token> prompt = {1, 2, 3};
   ASSERT_TRUE(batch.add({.id = 1, .prompt = prompt, .sampling = {.temperature = 0, .tokens_max = 9}}));
   for (int i = 0; i < 4; ++i) EXPECT_TRUE(batch.step().empty());
@@ -251,8 +252,8 @@ TEST(RunningBatch, SpansNameTheVersions) {
     torch::NoGradGuard no_grad;
     for (auto& item : model->named_parameters()) item.value().copy_(other->named_parameters()[item.key()]);
   }
-  batch.weights_are(9);
-  batch.weights_are(9);
+  batch.set_weights_version(9);
+  batch.set_weights_version(9);
   ASSERT_TRUE(batch.add({.id = 2, .prompt = prompt, .sampling = {.temperature = 0, .tokens_max = 5}}));
   const auto got = finish(batch);
   EXPECT_EQ(got.at(1).spans, (std::vector<Span>{{7, 4}, {9, 9}}));
@@ -431,10 +432,11 @@ TEST(Sampler, DrawsFromTheKeptTokens) {
   for (const Sampling& s : rules) {
     const auto want = kept_distribution(logits, s);
     const Tensor full = (logits / s.temperature).log_softmax(-1);
-    std::vector<Draw> draws;
-    for (int i = 0; i < kDraws; ++i) draws.push_back({&s, (i + 0.5) / kDraws});  // evenly: counts differ by 1 at most
+    std::vector<SampleRequest> requests;
+    for (int i = 0; i < kDraws; ++i)
+      requests.push_back({&s, (i + 0.5) / kDraws});  // evenly: counts differ by 1 at most
     for (const bool batched : {false, true}) {
-      const Drawn got = draw(logits.expand({kDraws, 200}).contiguous(), draws, batched);
+      const SampledTokens got = sample_tokens(logits.expand({kDraws, 200}).contiguous(), requests, batched);
       std::vector<int> counts(200);
       for (int i = 0; i < kDraws; ++i) {
         ++counts[std::size_t(got.tokens[std::size_t(i)])];
@@ -457,13 +459,13 @@ TEST(Sampler, RowsDoNotSeeEachOther) {
   const Tensor logits = torch::randn({24, 3000}) * 3;
   const std::vector<Sampling> rules = {{}, {.temperature = 0}, {.top_p = 0.9}, {.temperature = 0.5, .top_k = 100}};
   Random random(5);
-  std::vector<Draw> draws;
-  for (std::size_t i = 0; i < 24; ++i) draws.push_back({&rules[i % 4], random.uniform()});
-  const Drawn rows = draw(logits, draws), batched = draw(logits, draws, true);
+  std::vector<SampleRequest> requests;
+  for (std::size_t i = 0; i < 24; ++i) requests.push_back({&rules[i % 4], random.uniform()});
+  const SampledTokens rows = sample_tokens(logits, requests), batched = sample_tokens(logits, requests, true);
   EXPECT_EQ(rows.tokens, batched.tokens);
   for (std::size_t i = 0; i < 24; ++i) {
     EXPECT_NEAR(rows.logprobs[i], batched.logprobs[i], 1e-5) << i;
-    const Drawn one = draw(logits.narrow(0, std::int64_t(i), 1), std::span(draws).subspan(i, 1));
+    const SampledTokens one = sample_tokens(logits.narrow(0, std::int64_t(i), 1), std::span(requests).subspan(i, 1));
     EXPECT_EQ(one.tokens[0], rows.tokens[i]);
     EXPECT_EQ(one.logprobs[0], rows.logprobs[i]);
     if (i % 4 == 1) {
@@ -476,9 +478,9 @@ TEST(Sampler, EqualTokensAreTakenInTheirOrder) {
   const Tensor logits = torch::zeros({1, 1000});
   const Sampling greedy{.temperature = 0}, few{.top_k = 4};
   for (const bool batched : {false, true}) {
-    const std::vector<Draw> one = {{&greedy, 0.9}}, four = {{&few, 0.99}};
-    EXPECT_EQ(draw(logits, one, batched).tokens[0], 0);
-    EXPECT_EQ(draw(logits, four, batched).tokens[0], 3);
+    const std::vector<SampleRequest> one = {{&greedy, 0.9}}, four = {{&few, 0.99}};
+    EXPECT_EQ(sample_tokens(logits, one, batched).tokens[0], 0);
+    EXPECT_EQ(sample_tokens(logits, four, batched).tokens[0], 3);
   }
 }
 

@@ -174,7 +174,7 @@ TYPED_TEST(DeviceCode, GatesAndTheirGradients) {
   GateJob<T> back{data<T>(both),   data<T>(both) + 80,   data<T>(d), nullptr,
                   data<T>(slopes), data<T>(slopes) + 80, rows,       width,
                   stride};
-  const std::int64_t blocks = parts(rows * width, kGateThreads * kPack<T>);
+  const std::int64_t blocks = parts(rows * width, kGateThreads * kValuesPerPack<T>);
   run_blocks<kGateThreads>(blocks, [&](auto& block, std::int64_t i) { gate_part(block, job, i); });
   run_blocks<kGateThreads>(blocks, [&](auto& block, std::int64_t i) { gate_backward_part(block, back, i); });
   const Tensor g = half(both, 0), u = half(both, 1), g64 = exact(g), u64 = exact(u), want = torch::silu(g64) * u64;
@@ -476,7 +476,7 @@ TEST_F(OnGpuTraining, AttentionWithSharedPrefixesIsThatOfFp64) {
         Rotation own = r;
         if (normed) own.q_norm = in[1], own.k_norm = in[2];
         if (in[0].scalar_type() != torch::kDouble) {
-          if (!attends_on_device(in[0], own)) ADD_FAILURE() << "there is no flash attention";
+          if (!supports_attend_on_device(in[0], own)) ADD_FAILURE() << "there is no flash attention";
           return attend_on_device(in[0], own, attention_plan(segments, heads > kv, torch::kCUDA));
         }
         const Tensor rows = in[0].view({tokens, heads + 2 * kv, dim});

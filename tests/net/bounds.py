@@ -7,7 +7,8 @@ TCP_SHARE = 1448 / 1514
 
 
 def lower_bound_s(payload_bytes, learner, workers):
-    """max{F/B, F/d_min, N*F/(B + sum u)}: seconds until every worker has the payload (Kumar-Ross), headers not counted."""
+    """max{F/B, F/d_min, N*F/(B + sum u)}: seconds until every worker has the payload (Kumar-Ross), without
+    headers."""
     megabits = payload_bytes * 8 / 1e6
     return max(megabits / learner.up, megabits / min(link.down for link in workers),
                len(workers) * megabits / (learner.up + sum(link.up for link in workers)))

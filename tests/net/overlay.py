@@ -21,8 +21,8 @@ def broadcast(net, program, folder, payload_bytes, topology, publications=1, lea
 
     Returns {"publications": [{worker: seconds}], "sent_bytes": {node: bytes}, "reports": {node: its JSON}}; a worker
     that did not acknowledge is missing. With declare_links every node is told the caps of its link, as an operator
-    would. on_start(net, forwarders) is called when the first publication begins to flow, with the nodes that forward most
-    first.
+    would. on_start(net, forwarders) is called when the first publication begins to flow, with the nodes that forward
+    most first.
     """
     os.makedirs(folder)
     tokens = os.path.join(folder, "tokens")

@@ -18,7 +18,7 @@ std::vector<T> all_of(const std::vector<Action>& actions) {
 
 // The control messages of one kind that were sent over a connection.
 template <class T>
-std::vector<T> said_over(const std::vector<Action>& actions, ConnId conn) {
+std::vector<T> sent_over(const std::vector<Action>& actions, ConnId conn) {
   std::vector<T> found;
   for (const Action& a : actions) {
     const auto* s = std::get_if<act::Send>(&a);

@@ -24,7 +24,7 @@ TEST(Learner, SaysWhereTheTimeOfABroadcastWent) {
     identity.key = made_key("worker " + std::to_string(id)).public_key();
     const std::string host = "10.0.0." + std::to_string(id);
     const ConnId conn = desk.control[WorkerId{id}] = desk.comes(identity, host);
-    desk.tell(conn, Hello{"run", "w", {host, 9}, kMegabytePerS, kMegabytePerS, {}});
+    desk.deliver_control(conn, Hello{"run", "w", {host, 9}, kMegabytePerS, kMegabytePerS, {}});
     desk.now += milliseconds(8);
     desk.core.on_connected(desk.all<act::Dial>().back().conn, desk.now);
     desk.take();
@@ -39,9 +39,9 @@ TEST(Learner, SaysWhereTheTimeOfABroadcastWent) {
   desk.now += milliseconds(5);
   desk.core.on_saved(ok(), desk.now);
   desk.now += milliseconds(40);
-  desk.tell(1, Installed{Version{0}, digest_of(0), 0, milliseconds(1), milliseconds(2)});
+  desk.deliver_control(1, Installed{Version{0}, digest_of(0), 0, milliseconds(1), milliseconds(2)});
   desk.now += milliseconds(25);
-  desk.tell(2, Installed{Version{0}, digest_of(0), 0, milliseconds(7), milliseconds(11)});
+  desk.deliver_control(2, Installed{Version{0}, digest_of(0), 0, milliseconds(7), milliseconds(11)});
   ASSERT_THAT(desk.all<act::BroadcastDone>(), SizeIs(1));
   const BroadcastReport report = desk.all<act::BroadcastDone>()[0].report;
   EXPECT_EQ(report.t_b, milliseconds(100));
@@ -57,7 +57,7 @@ TEST(Learner, SaysWhereTheTimeOfABroadcastWent) {
   desk.core.on_saved(ok(), desk.now);
   for (std::uint64_t id : {1, 2}) {
     desk.now += milliseconds(10);
-    desk.tell(id, Installed{Version{1}, digest_of(1), 0, std::chrono::hours(1), milliseconds(15)});
+    desk.deliver_control(id, Installed{Version{1}, digest_of(1), 0, std::chrono::hours(1), milliseconds(15)});
   }
   const BroadcastParts parts = desk.all<act::BroadcastDone>().at(1).report.parts;
   EXPECT_EQ(parts.install, milliseconds(15));
@@ -104,24 +104,24 @@ TEST(Member, SavesItsFloorWhileTheLastChunksArrive) {
     }
     return found;
   };
-  const auto tell = [&](ConnId conn, const ControlMessage& m) {
+  const auto deliver_control = [&](ConnId conn, const ControlMessage& m) {
     const Slice frame(encode_control(m));
     core.on_frame(conn, {FrameType::kControl, frame.part(8, frame.size() - 8), {}, {}}, now);
   };
   core.on_saved(ok(), now);
   core.on_connected(kControl, now);
-  tell(kControl, Welcome{kSelf, kBeat, seconds(9), static_cast<std::uint64_t>(kMadeUnix_s * 1e3), ""});
-  tell(kControl, Assign{1, {{kLearnerId, {"10.0.0.0", 1}, 1, false}}});
+  deliver_control(kControl, Welcome{kSelf, kBeat, seconds(9), static_cast<std::uint64_t>(kMadeUnix_s * 1e3), ""});
+  deliver_control(kControl, Assign{1, {{kLearnerId, {"10.0.0.0", 1}, 1, false}}});
   core.on_connected(ConnId{3}, now);
   const Made first = make(full(0), 500), next = make(delta(1, 0), 3000), snapshot = make(full(2), 3000);
-  tell(ConnId{3}, first.opening);
+  deliver_control(ConnId{3}, first.opening);
   core.on_frame(ConnId{3}, first.chunk(0), now);
-  tell(ConnId{3}, first.closing);
+  deliver_control(ConnId{3}, first.closing);
   core.on_saved(ok(), now);
   EXPECT_EQ(take().second.size(), 1u);
 
-  tell(ConnId{3}, next.opening);
-  tell(ConnId{3}, next.closing);
+  deliver_control(ConnId{3}, next.opening);
+  deliver_control(ConnId{3}, next.closing);
   const auto [saved, none] = take();
   ASSERT_EQ(saved.size(), 1u);
   EXPECT_EQ(saved[0].floor, (Installed{Version{1}, digest_of(1), 0}));
@@ -136,13 +136,13 @@ TEST(Member, SavesItsFloorWhileTheLastChunksArrive) {
   EXPECT_EQ(delivered[0].publication.version, Version{1});
 
   // A snapshot ahead does not raise the floor early, because deltas that come meanwhile have to pass.
-  tell(ConnId{3}, snapshot.opening);
-  tell(ConnId{3}, snapshot.closing);
+  deliver_control(ConnId{3}, snapshot.opening);
+  deliver_control(ConnId{3}, snapshot.closing);
   EXPECT_TRUE(take().first.empty());
   // A delta that is whole before the save ends waits for that save, and needs no other.
   const Made last = make(delta(2, 1), 500);
-  tell(ConnId{3}, last.opening);
-  tell(ConnId{3}, last.closing);
+  deliver_control(ConnId{3}, last.opening);
+  deliver_control(ConnId{3}, last.closing);
   core.on_frame(ConnId{3}, last.chunk(0), now);
   const auto [once, early] = take();
   EXPECT_EQ(once.size(), 1u);
@@ -162,17 +162,17 @@ TEST(Member, SaysHowLongItTookFromTheLastByteToTheActivePolicy) {
   m.core.installed(Version{0}, digest_of(0), m.now);
   m.take();
   const Made made = make(full(1), 500);
-  m.tell(m.parent, made.opening);
+  m.deliver_control(m.parent, made.opening);
   m.saves = false;
   m.frame(m.parent, made.chunk(0));
-  m.tell(m.parent, made.closing);
+  m.deliver_control(m.parent, made.closing);
   m.now += milliseconds(3);
   m.core.on_saved(ok(), m.now);
   m.take();
   m.now += milliseconds(5);
   m.core.installed(Version{1}, digest_of(1), m.now);
   m.take();
-  EXPECT_EQ(m.said<Installed>(kControl).back(),
+  EXPECT_EQ(m.sent<Installed>(kControl).back(),
             (Installed{Version{1}, digest_of(1), 0, milliseconds(3), milliseconds(5)}));
 }
 

@@ -60,7 +60,7 @@ TEST(BundleGate, OnlyHoldersOfThisRunsTokensAreServed) {
 
 TEST(BundleGate, ATokenIsGoodForAFewTimes) {
   BundleGate g = gate();
-  for (std::uint64_t i = 0; i < BundleGate::kTimesPerToken; ++i) {
+  for (std::uint64_t i = 0; i < BundleGate::kDownloadsPerToken; ++i) {
     EXPECT_TRUE(g.asked(ConnId{2 * i}, request(token(1)), kNow).serve);
     g.over(ConnId{2 * i});
   }
@@ -70,13 +70,13 @@ TEST(BundleGate, ATokenIsGoodForAFewTimes) {
 
 TEST(BundleGate, AFewAtATimeAndTheOthersInTheirOrder) {
   BundleGate g = gate();
-  const std::size_t all = BundleGate::kAtOnce + BundleGate::kWaitingMax;
+  const std::size_t all = BundleGate::kServedMax + BundleGate::kWaitingMax;
   for (std::uint64_t i = 0; i < all; ++i)
     ASSERT_TRUE(g.asked(ConnId{i}, request(token(static_cast<std::uint8_t>(i))), kNow).serve);
   const auto late = g.asked(ConnId{999}, request(token(200)), kNow);
   EXPECT_THAT(late.text, StartsWith("HTTP/1.1 503"));
   EXPECT_THAT(late.text, HasSubstr("later: "));
-  EXPECT_EQ(g.take_next().size(), BundleGate::kAtOnce);
+  EXPECT_EQ(g.take_next().size(), BundleGate::kServedMax);
   EXPECT_THAT(g.take_next(), IsEmpty());
   g.over(ConnId{5});  // one that waited
   EXPECT_THAT(g.take_next(), IsEmpty());

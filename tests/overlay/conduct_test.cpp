@@ -28,35 +28,35 @@ WorkerId id(std::uint64_t v) { return WorkerId{v}; }
 
 TEST(Conduct, OneWordParts) {
   Conduct c(kBeat);
-  EXPECT_EQ(c.bad_chunk(id(2), id(1), kThen), Ruling::kNothing);  // once may be memory
-  EXPECT_FALSE(c.are_apart(id(1), id(2), kThen));
-  EXPECT_EQ(c.bad_chunk(id(2), id(1), kThen), Ruling::kPart);
-  for (int i = 0; i < 100; ++i) EXPECT_EQ(c.bad_chunk(id(2), id(1), kThen), Ruling::kNothing) << "said before";
+  EXPECT_EQ(c.on_bad_chunk(id(2), id(1), kThen), Ruling::kNothing);  // once may be memory
+  EXPECT_FALSE(c.are_separated(id(1), id(2), kThen));
+  EXPECT_EQ(c.on_bad_chunk(id(2), id(1), kThen), Ruling::kSeparate);
+  for (int i = 0; i < 100; ++i) EXPECT_EQ(c.on_bad_chunk(id(2), id(1), kThen), Ruling::kNothing) << "said before";
   EXPECT_FALSE(c.is_quarantined(id(1), kThen));
-  EXPECT_TRUE(c.are_apart(id(1), id(2), kThen));
-  EXPECT_TRUE(c.are_apart(id(2), id(1), kThen));
-  EXPECT_FALSE(c.are_apart(id(1), id(3), kThen));
-  EXPECT_THAT(c.pairs_apart(kThen), ElementsAre(std::pair(id(1), id(2))));
+  EXPECT_TRUE(c.are_separated(id(1), id(2), kThen));
+  EXPECT_TRUE(c.are_separated(id(2), id(1), kThen));
+  EXPECT_FALSE(c.are_separated(id(1), id(3), kThen));
+  EXPECT_THAT(c.separated_pairs(kThen), ElementsAre(std::pair(id(1), id(2))));
   EXPECT_TRUE(c.accuses(id(2), kThen));
   EXPECT_FALSE(c.accuses(id(1), kThen));
-  EXPECT_TRUE(c.pairs_apart(kThen + Conduct::kWordMemoryMs).empty());
+  EXPECT_TRUE(c.separated_pairs(kThen + Conduct::kAccusationMemoryMs).empty());
 }
 
 TEST(Conduct, SeveralIndependentWordsCondemn) {
   Conduct c(kBeat);
-  for (const std::uint64_t child : {2, 2, 3}) EXPECT_NE(c.bad_chunk(id(child), id(1), kThen), Ruling::kParent);
-  EXPECT_EQ(c.bad_chunk(id(3), id(1), kThen), Ruling::kParent);
+  for (const std::uint64_t child : {2, 2, 3}) EXPECT_NE(c.on_bad_chunk(id(child), id(1), kThen), Ruling::kParent);
+  EXPECT_EQ(c.on_bad_chunk(id(3), id(1), kThen), Ruling::kParent);
   EXPECT_TRUE(c.is_quarantined(id(1), kThen));
   EXPECT_FALSE(c.accuses(id(2), kThen)) << "its accusation was confirmed";
-  EXPECT_FALSE(c.is_quarantined(id(1), kThen + Conduct::kWordMemoryMs));
+  EXPECT_FALSE(c.is_quarantined(id(1), kThen + Conduct::kAccusationMemoryMs));
 }
 
 // Each further accusation of one worker weighs less, so that k liars cannot demote any number of workers.
 TEST(Conduct, AWorkerThatAccusesManyWeighsLittle) {
   Conduct c(kBeat);
   const auto accuse = [&](std::uint64_t child, std::uint64_t parent) {
-    c.bad_chunk(id(child), id(parent), kThen);
-    return c.bad_chunk(id(child), id(parent), kThen);
+    c.on_bad_chunk(id(child), id(parent), kThen);
+    return c.on_bad_chunk(id(child), id(parent), kThen);
   };
   std::size_t down = 0;
   for (std::uint64_t victim = 1; victim <= 20; ++victim)
@@ -67,17 +67,17 @@ TEST(Conduct, AWorkerThatAccusesManyWeighsLittle) {
 TEST(Conduct, AWorkerThatAloneAccusesManyLies) {
   Conduct c(kBeat);
   const auto accuse = [&](std::uint64_t child, std::uint64_t parent) {
-    c.bad_chunk(id(child), id(parent), kThen);
-    return c.bad_chunk(id(child), id(parent), kThen);
+    c.on_bad_chunk(id(child), id(parent), kThen);
+    return c.on_bad_chunk(id(child), id(parent), kThen);
   };
-  EXPECT_EQ(accuse(9, 1), Ruling::kPart);
-  EXPECT_EQ(accuse(9, 2), Ruling::kPart);
+  EXPECT_EQ(accuse(9, 1), Ruling::kSeparate);
+  EXPECT_EQ(accuse(9, 2), Ruling::kSeparate);
   EXPECT_EQ(accuse(9, 3), Ruling::kChild);
   EXPECT_TRUE(c.is_quarantined(id(9), kThen));
   for (const std::uint64_t victim : {1, 2, 3}) EXPECT_FALSE(c.is_quarantined(id(victim), kThen));
-  EXPECT_TRUE(c.pairs_apart(kThen).empty()) << "its accusations no longer count";
+  EXPECT_TRUE(c.separated_pairs(kThen).empty()) << "its accusations no longer count";
   EXPECT_EQ(accuse(9, 4), Ruling::kNothing);
-  EXPECT_EQ(accuse(8, 1), Ruling::kPart) << "nor do they support another worker's";
+  EXPECT_EQ(accuse(8, 1), Ruling::kSeparate) << "nor do they support another worker's";
 }
 
 // Two machines return under new identities again and again, and one child accuses each of them truthfully.
@@ -85,11 +85,11 @@ TEST(Conduct, AccusationsOfGoneWorkersMakeNoLiar) {
   Conduct c(kBeat);
   const auto accuse = [&](std::uint64_t child, std::uint64_t parent, std::uint64_t gone) {
     const auto here = [&](WorkerId each) { return each.value > gone; };
-    c.bad_chunk(id(child), id(parent), kThen, here);
-    return c.bad_chunk(id(child), id(parent), kThen, here);
+    c.on_bad_chunk(id(child), id(parent), kThen, here);
+    return c.on_bad_chunk(id(child), id(parent), kThen, here);
   };
   for (std::uint64_t parent = 1; parent <= 20; ++parent)
-    EXPECT_EQ(accuse(90, parent, parent - std::min<std::uint64_t>(parent, 2)), Ruling::kPart) << parent;
+    EXPECT_EQ(accuse(90, parent, parent - std::min<std::uint64_t>(parent, 2)), Ruling::kSeparate) << parent;
   EXPECT_EQ(accuse(90, 21, 18), Ruling::kChild)
       << "three of the accused are present: another worker should have noticed";
 }
@@ -97,48 +97,48 @@ TEST(Conduct, AccusationsOfGoneWorkersMakeNoLiar) {
 TEST(Conduct, AQuarantinedWorkerIsStillPartedFromTheWorkersItAccuses) {
   Conduct conduct(kBeat);
   for (const std::uint64_t child : {2, 3})
-    for (int i = 0; i < 2; ++i) conduct.bad_chunk(WorkerId{child}, WorkerId{1}, kThen);
+    for (int i = 0; i < 2; ++i) conduct.on_bad_chunk(WorkerId{child}, WorkerId{1}, kThen);
   ASSERT_TRUE(conduct.is_quarantined(WorkerId{1}, kThen + 1));
-  EXPECT_EQ(conduct.bad_chunk(WorkerId{1}, WorkerId{4}, kThen + 1), Ruling::kNothing);
-  EXPECT_EQ(conduct.bad_chunk(WorkerId{1}, WorkerId{4}, kThen + 1), Ruling::kPart);
-  EXPECT_TRUE(conduct.are_apart(WorkerId{1}, WorkerId{4}, kThen + 1));
+  EXPECT_EQ(conduct.on_bad_chunk(WorkerId{1}, WorkerId{4}, kThen + 1), Ruling::kNothing);
+  EXPECT_EQ(conduct.on_bad_chunk(WorkerId{1}, WorkerId{4}, kThen + 1), Ruling::kSeparate);
+  EXPECT_TRUE(conduct.are_separated(WorkerId{1}, WorkerId{4}, kThen + 1));
   // The quarantined worker's accusation weighs nothing: the next one counts as the first.
-  conduct.bad_chunk(WorkerId{5}, WorkerId{4}, kThen + 2);
-  EXPECT_EQ(conduct.bad_chunk(WorkerId{5}, WorkerId{4}, kThen + 2), Ruling::kPart);
+  conduct.on_bad_chunk(WorkerId{5}, WorkerId{4}, kThen + 2);
+  EXPECT_EQ(conduct.on_bad_chunk(WorkerId{5}, WorkerId{4}, kThen + 2), Ruling::kSeparate);
   // It may not go on for ever: a worker that alone accuses many lies.
   for (const std::uint64_t parent : {6, 7})
-    for (int i = 0; i < 2; ++i) conduct.bad_chunk(WorkerId{1}, WorkerId{parent}, kThen + 3);
-  conduct.bad_chunk(WorkerId{1}, WorkerId{8}, kThen + 4);
-  EXPECT_EQ(conduct.bad_chunk(WorkerId{1}, WorkerId{8}, kThen + 4), Ruling::kChild);
-  EXPECT_FALSE(conduct.are_apart(WorkerId{1}, WorkerId{6}, kThen + 4));
+    for (int i = 0; i < 2; ++i) conduct.on_bad_chunk(WorkerId{1}, WorkerId{parent}, kThen + 3);
+  conduct.on_bad_chunk(WorkerId{1}, WorkerId{8}, kThen + 4);
+  EXPECT_EQ(conduct.on_bad_chunk(WorkerId{1}, WorkerId{8}, kThen + 4), Ruling::kChild);
+  EXPECT_FALSE(conduct.are_separated(WorkerId{1}, WorkerId{6}, kThen + 4));
 }
 
 // Two accusers do not quarantine a parent that serves many others. They are parted from it, no more.
 TEST(Conduct, AWorkerThatServesMoreThanAccuseItIsNotQuarantined) {
   Conduct c(kBeat);
   const auto accuse = [&](std::uint64_t child, std::uint64_t parent, std::uint64_t at) {
-    c.bad_chunk(id(child), id(parent), at);
-    return c.bad_chunk(id(child), id(parent), at);
+    c.on_bad_chunk(id(child), id(parent), at);
+    return c.on_bad_chunk(id(child), id(parent), at);
   };
   for (std::uint64_t child = 2; child <= 7; ++child) c.on_delivery(id(1), id(child), kThen);
-  EXPECT_EQ(accuse(2, 1, kThen), Ruling::kPart);
-  EXPECT_EQ(accuse(3, 1, kThen), Ruling::kPart) << "four other children do not accuse it";
+  EXPECT_EQ(accuse(2, 1, kThen), Ruling::kSeparate);
+  EXPECT_EQ(accuse(3, 1, kThen), Ruling::kSeparate) << "four other children do not accuse it";
   EXPECT_FALSE(c.is_quarantined(id(1), kThen));
-  EXPECT_TRUE(c.are_apart(id(1), id(2), kThen) && c.are_apart(id(1), id(3), kThen));
+  EXPECT_TRUE(c.are_separated(id(1), id(2), kThen) && c.are_separated(id(1), id(3), kThen));
   EXPECT_EQ(accuse(4, 1, kThen), Ruling::kParent) << "three of six accuse: the accusers are not at fault";
   // Old deliveries do not count.
   const std::uint64_t later = kThen + 2 * Conduct::kEdgeMemoryMs;
   for (std::uint64_t child = 12; child <= 17; ++child) c.on_delivery(id(11), id(child), kThen);
-  EXPECT_EQ(accuse(12, 11, later), Ruling::kPart);
+  EXPECT_EQ(accuse(12, 11, later), Ruling::kSeparate);
   EXPECT_EQ(accuse(13, 11, later), Ruling::kParent);
 }
 
 TEST(Conduct, ABrokenDriverIsNoAttackUntilItGoesOn) {
   Conduct c(kBeat);
-  for (int i = 1; i < Conduct::kBrokenMax; ++i) EXPECT_FALSE(c.count_malformed(id(1), kThen));
+  for (int i = 1; i < Conduct::kMalformedMax; ++i) EXPECT_FALSE(c.count_malformed(id(1), kThen));
   EXPECT_FALSE(c.count_malformed(id(2), kThen)) << "each worker has its own count";
   EXPECT_TRUE(Conduct(kBeat, c.kept()).count_malformed(id(1), kThen + kMinute)) << "the count survives a new learner";
-  EXPECT_FALSE(c.count_malformed(id(1), kThen + Conduct::kWordMemoryMs)) << "the count restarts after a day";
+  EXPECT_FALSE(c.count_malformed(id(1), kThen + Conduct::kAccusationMemoryMs)) << "the count restarts after a day";
 }
 
 // ---- edges ----
@@ -149,23 +149,23 @@ TEST(Conduct, AnEdgeThatFailsAgainAndAgainPartsItsEnds) {
   std::uint64_t ms = kThen;
   const auto fails = [&](std::uint64_t child, std::uint64_t parent) {
     now += seconds(1), ms += 1000;
-    return c.edge_failed(id(child), id(parent), now, ms);
+    return c.on_edge_failed(id(child), id(parent), now, ms);
   };
   EXPECT_EQ(fails(2, 1), Ruling::kNothing);
   for (int i = 0; i < 100; ++i)
-    EXPECT_EQ(c.edge_failed(id(2), id(1), now, ms + 10), Ruling::kNothing) << "the same failure";
+    EXPECT_EQ(c.on_edge_failed(id(2), id(1), now, ms + 10), Ruling::kNothing) << "the same failure";
   EXPECT_EQ(fails(2, 1), Ruling::kNothing);
   c.on_delivery(id(1), id(2), ms);  // the row is broken
   EXPECT_EQ(fails(2, 1), Ruling::kNothing);
   EXPECT_EQ(fails(2, 1), Ruling::kNothing);
-  EXPECT_EQ(fails(2, 1), Ruling::kPart);
-  EXPECT_TRUE(c.are_apart(id(1), id(2), ms));
+  EXPECT_EQ(fails(2, 1), Ruling::kSeparate);
+  EXPECT_TRUE(c.are_separated(id(1), id(2), ms));
   EXPECT_EQ(c.find(id(1))->ladder.role(), chains::Role::kSeed) << "a single accuser demotes no worker";
   EXPECT_EQ(fails(3, 1), Ruling::kNothing);
   EXPECT_EQ(fails(3, 1), Ruling::kNothing);
   EXPECT_EQ(fails(3, 1), Ruling::kParent) << "two children accuse it";
   EXPECT_EQ(c.find(id(1))->ladder.role(), chains::Role::kTail);
-  EXPECT_TRUE(c.pairs_apart(ms + Conduct::kEdgeMemoryMs).empty());
+  EXPECT_TRUE(c.separated_pairs(ms + Conduct::kEdgeMemoryMs).empty());
 }
 
 TEST(Conduct, AWorkerWhoseEdgesAllFailIsTheCause) {
@@ -176,7 +176,7 @@ TEST(Conduct, AWorkerWhoseEdgesAllFailIsTheCause) {
   for (std::uint64_t parent = 1; parent <= 3; ++parent)
     for (int i = 0; i < 3; ++i) {
       now += seconds(1), ms += 1000;
-      rulings.push_back(c.edge_failed(id(9), id(parent), now, ms));
+      rulings.push_back(c.on_edge_failed(id(9), id(parent), now, ms));
     }
   EXPECT_EQ(rulings.back(), Ruling::kChild);
   EXPECT_EQ(c.find(id(9))->ladder.role(), chains::Role::kTail);
@@ -191,7 +191,7 @@ TEST(Conduct, AFloodOfFailuresMovesFew) {
   std::size_t moves = 0;
   for (int i = 0; i < 2000; ++i) {  // 20 s, of 50 parents
     now += milliseconds(10), ms += 10;
-    moves += c.edge_failed(id(99), id(1 + static_cast<std::uint64_t>(i) % 50), now, ms) != Ruling::kNothing;
+    moves += c.on_edge_failed(id(99), id(1 + static_cast<std::uint64_t>(i) % 50), now, ms) != Ruling::kNothing;
   }
   EXPECT_LE(moves, 6u);
 }
@@ -202,11 +202,11 @@ TEST(Conduct, OutlivesTheProcessAndIsForgottenInTheEnd) {
   LearnerState state;
   {
     Conduct c(kBeat);
-    for (const std::uint64_t child : {2, 2, 3, 3}) c.bad_chunk(id(child), id(1), kThen);
-    for (int i = 0; i < 2; ++i) c.bad_chunk(id(2), id(8), kThen);
-    for (const std::uint64_t parent : {4, 4, 5, 5, 6, 6}) c.bad_chunk(id(9), id(parent), kThen);
+    for (const std::uint64_t child : {2, 2, 3, 3}) c.on_bad_chunk(id(child), id(1), kThen);
+    for (int i = 0; i < 2; ++i) c.on_bad_chunk(id(2), id(8), kThen);
+    for (const std::uint64_t parent : {4, 4, 5, 5, 6, 6}) c.on_bad_chunk(id(9), id(parent), kThen);
     c.count_malformed(id(3), kThen);
-    c.of(id(7), kThen);  // nothing to remember
+    c.record_of(id(7), kThen);  // nothing to remember
     state.conduct = c.kept();
   }
   EXPECT_FALSE(state.conduct.contains(id(7)));
@@ -216,8 +216,8 @@ TEST(Conduct, OutlivesTheProcessAndIsForgottenInTheEnd) {
   Conduct c(kBeat, read->conduct);
   EXPECT_TRUE(c.is_quarantined(id(1), kThen + kMinute));
   EXPECT_TRUE(c.is_quarantined(id(9), kThen + kMinute));
-  EXPECT_TRUE(c.are_apart(id(2), id(8), kThen + kMinute));
-  EXPECT_EQ(c.bad_chunk(id(9), id(3), kThen + kMinute), Ruling::kNothing) << "still no witness";
+  EXPECT_TRUE(c.are_separated(id(2), id(8), kThen + kMinute));
+  EXPECT_EQ(c.on_bad_chunk(id(9), id(3), kThen + kMinute), Ruling::kNothing) << "still no witness";
   c.prune({}, kThen + kMinute);
   EXPECT_TRUE(c.is_quarantined(id(1), kThen + kMinute));
   c.prune({}, kThen + Conduct::kRecordMemoryMs + kMinute);
@@ -227,11 +227,11 @@ TEST(Conduct, OutlivesTheProcessAndIsForgottenInTheEnd) {
 TEST(Conduct, RemembersBoundedlyMany) {
   Conduct c(kBeat);
   for (std::uint64_t i = 0; i < Conduct::kRecordsMax + 500; ++i) {
-    c.of(id(10 + i), kThen + i);
-    if (i % 2) c.bad_chunk(id(10 + i), id(1), kThen + i), c.bad_chunk(id(10 + i), id(1), kThen + i);
+    c.record_of(id(10 + i), kThen + i);
+    if (i % 2) c.on_bad_chunk(id(10 + i), id(1), kThen + i), c.on_bad_chunk(id(10 + i), id(1), kThen + i);
   }
-  for (std::uint64_t parent = 1; parent < 500; ++parent) c.bad_chunk(id(5), id(10'000 + parent), kThen + parent);
-  EXPECT_LE(c.find(id(5))->kept.bad_chunks_of.size(), Conduct::kWordsMax);
+  for (std::uint64_t parent = 1; parent < 500; ++parent) c.on_bad_chunk(id(5), id(10'000 + parent), kThen + parent);
+  EXPECT_LE(c.find(id(5))->kept.bad_chunks_of.size(), Conduct::kAccusationsMax);
   c.prune({id(10)}, kThen + 5000);
   EXPECT_LE(c.size(), Conduct::kRecordsMax);
   EXPECT_TRUE(c.is_quarantined(id(1), kThen + 5000)) << "workers without accusations are forgotten first";
@@ -241,7 +241,7 @@ TEST(Conduct, RemembersBoundedlyMany) {
 // ---- the learner ----
 
 void bad(Desk& desk, std::uint64_t child, std::uint64_t parent) {
-  for (int i = 0; i < Conduct::kBadChunksMax; ++i) desk.tell(child, Poisoned{id(parent), {}, 5});
+  for (int i = 0; i < Conduct::kBadChunksMax; ++i) desk.deliver_control(child, Poisoned{id(parent), {}, 5});
 }
 std::vector<std::uint64_t> quarantined(const Desk& desk) {
   std::vector<std::uint64_t> ids;
@@ -253,9 +253,9 @@ std::vector<std::uint64_t> quarantined(const Desk& desk) {
 TEST(LearnerConduct, BadChunksPartAnEdgeAndSeveralAccusersEndForwarding) {
   Desk desk(8);
   desk.join_all(4);
-  desk.tell(2, Poisoned{id(1), {}, 5});
+  desk.deliver_control(2, Poisoned{id(1), {}, 5});
   EXPECT_THAT(desk.chain(), ElementsAre(1, 2, 3, 4));
-  desk.tell(2, Poisoned{id(1), {}, 6});
+  desk.deliver_control(2, Poisoned{id(1), {}, 6});
   EXPECT_THAT(desk.chain(), ElementsAre(1, 3, 2, 4)) << "the accuser stands no nearer than before";
   EXPECT_THAT(quarantined(desk), IsEmpty());
   bad(desk, 2, 1);  // again: it is no edge of this worker any more, but was one a moment ago
@@ -287,7 +287,7 @@ TEST(LearnerConduct, ComingBackWipesNothing) {
   for (int round = 0; round < 4; ++round) {
     const WorkerId parent = desk.core.topology().parents().at(id(4)).at(0);
     if (parent != kLearnerId) bad(desk, 4, parent.value);
-    desk.tell(4, Goodbye{"see you"});
+    desk.deliver_control(4, Goodbye{"see you"});
     desk.join(4);
     desk.pass(milliseconds(100));
   }
@@ -325,7 +325,7 @@ TEST(LearnerConduct, TwentySevenFailuresInTwoSecondsTearNothingApart) {
   auto nearest = depth(4);
   for (int i = 0; i < 27; ++i) {
     const WorkerId parent = desk.core.topology().parents().at(id(4)).at(0);
-    desk.tell(4, EdgeFailed{parent, EdgeTroubleKind::kLost, "says who"});
+    desk.deliver_control(4, EdgeFailed{parent, EdgeTroubleKind::kLost, "says who"});
     nearest = std::min(nearest, depth(4));
     desk.pass(milliseconds(75));
   }
@@ -338,7 +338,7 @@ TEST(LearnerConduct, AccusersDoNotBecomeSeeds) {
   Desk desk(8);
   desk.join_all(2);  // no other worker can feed it
   for (int i = 0; i < 3; ++i, desk.pass(milliseconds(500)))
-    desk.tell(2, EdgeFailed{id(1), EdgeTroubleKind::kLost, "reset"});
+    desk.deliver_control(2, EdgeFailed{id(1), EdgeTroubleKind::kLost, "reset"});
   EXPECT_THAT(desk.chains(), ElementsAre(ElementsAre(id(1)), ElementsAre(id(2)))) << "it is served and has no children";
   for (std::uint64_t i = 3; i <= 5; ++i) desk.join(i);
   desk.pass(seconds(1));
@@ -351,15 +351,15 @@ TEST(LearnerConduct, BothEndsOfAnEdgeTryInTurns) {
   desk.join_all(2);
   const auto fails = [&] {
     desk.pass(seconds(5));
-    desk.tell(2, EdgeFailed{WorkerId{1}, EdgeTroubleKind::kUnreachable, "no route"});
-    const Parent parent = desk.said<Assign>(std::uint64_t{2}).back().parents.at(0);
+    desk.deliver_control(2, EdgeFailed{WorkerId{1}, EdgeTroubleKind::kUnreachable, "no route"});
+    const Parent parent = desk.sent<Assign>(std::uint64_t{2}).back().parents.at(0);
     EXPECT_EQ(parent.worker, WorkerId{1});
     return parent.dials;
   };
   EXPECT_TRUE(fails());
   EXPECT_FALSE(fails());
   EXPECT_TRUE(fails());
-  EXPECT_THAT(desk.said<DialChild>(std::uint64_t{1}), SizeIs(2));
+  EXPECT_THAT(desk.sent<DialChild>(std::uint64_t{1}), SizeIs(2));
 }
 
 TEST(LearnerConduct, AnUnreachableWorkerDialsItself) {
@@ -368,9 +368,9 @@ TEST(LearnerConduct, AnUnreachableWorkerDialsItself) {
   desk.join(2, false);
   desk.pass(2 * TopologyPlan::kDelay);
   for (int i = 0; i < 2; ++i, desk.pass(seconds(5)))
-    desk.tell(2, EdgeFailed{WorkerId{1}, EdgeTroubleKind::kUnreachable, "no route"});
-  EXPECT_THAT(desk.said<DialChild>(std::uint64_t{1}), SizeIs(0));
-  EXPECT_FALSE(desk.said<Assign>(std::uint64_t{2}).back().parents.at(0).dials);
+    desk.deliver_control(2, EdgeFailed{WorkerId{1}, EdgeTroubleKind::kUnreachable, "no route"});
+  EXPECT_THAT(desk.sent<DialChild>(std::uint64_t{1}), SizeIs(0));
+  EXPECT_FALSE(desk.sent<Assign>(std::uint64_t{2}).back().parents.at(0).dials);
 }
 
 // A parent sends no chunk of small publications, too little for a hop's rate to show. Its child gets help each time.
@@ -387,10 +387,10 @@ TEST(LearnerConduct, AParentThatWithholdsChunksIsPartedFromItsChild) {
       Heartbeat lacks, has;
       lacks.progress = {{made.id, {0}}};
       has.progress = {{made.id, {3}}};
-      desk.tell(1, holds ? has : lacks);
-      desk.tell(2, lacks);
-      desk.tell(2, NeedHelp{Version{version}, false, {}, true});
-      desk.tell(2, Installed{Version{version}, digest_of(version), 0});  // helped by the learner
+      desk.deliver_control(1, holds ? has : lacks);
+      desk.deliver_control(2, lacks);
+      desk.deliver_control(2, NeedHelp{Version{version}, false, {}, true});
+      desk.deliver_control(2, Installed{Version{version}, digest_of(version), 0});  // helped by the learner
       desk.pass(seconds(1));
     }
   }
@@ -402,18 +402,19 @@ TEST(LearnerConduct, AParentThatWithholdsAnnouncementsIsPartedToo) {
     Desk desk(8);
     desk.join_all(3);
     ASSERT_TRUE(desk.publish(make(full(0), 3000)).has_value());
-    for (std::uint64_t worker = 1; worker <= 3; ++worker) desk.tell(worker, Installed{Version{0}, digest_of(0), 0});
+    for (std::uint64_t worker = 1; worker <= 3; ++worker)
+      desk.deliver_control(worker, Installed{Version{0}, digest_of(0), 0});
     for (std::uint64_t version = 1; version < 4; ++version) {
       EXPECT_THAT(desk.chain(), holds && version == 3 ? ElementsAre(1, 3, 2) : ElementsAre(1, 2, 3)) << version;
       if (holds && version == 3) break;
       ASSERT_TRUE(desk.publish(make(delta(version, version - 1), 3000)).has_value());
       Heartbeat has;
       has.holdings = {{delta(version, version - 1), 3000}};
-      desk.tell(1, holds ? has : Heartbeat{});
-      desk.tell(3, has);  // helps
-      desk.tell(2, Heartbeat{});
-      desk.tell(2, NeedHelp{Version{version}, false, Version{version - 1}, true});
-      desk.tell(2, Installed{Version{version}, digest_of(version), 0});
+      desk.deliver_control(1, holds ? has : Heartbeat{});
+      desk.deliver_control(3, has);  // helps
+      desk.deliver_control(2, Heartbeat{});
+      desk.deliver_control(2, NeedHelp{Version{version}, false, Version{version - 1}, true});
+      desk.deliver_control(2, Installed{Version{version}, digest_of(version), 0});
       desk.pass(seconds(1));
     }
   }
@@ -427,12 +428,12 @@ TEST(LearnerConduct, AHelperThatBringsNothingIsNotSentAgain) {
     ASSERT_TRUE(desk.publish(make(full(version), 3000)).has_value());
     Heartbeat beat;
     beat.holdings = {{full(version), 3000}};
-    desk.tell(3, beat);
-    desk.tell(2, NeedHelp{Version{version}, false, {}});
-    helpers.push_back(desk.said<Help>(std::uint64_t{2}).back().from.worker);
+    desk.deliver_control(3, beat);
+    desk.deliver_control(2, NeedHelp{Version{version}, false, {}});
+    helpers.push_back(desk.sent<Help>(std::uint64_t{2}).back().from.worker);
     desk.pass(seconds(1));
-    desk.tell(2, NeedHelp{Version{version}, false, {}, true});
-    desk.tell(2, Installed{Version{version}, digest_of(version), 0});
+    desk.deliver_control(2, NeedHelp{Version{version}, false, {}, true});
+    desk.deliver_control(2, Installed{Version{version}, digest_of(version), 0});
     desk.pass(seconds(1));
   }
   EXPECT_THAT(helpers, ElementsAre(id(3), id(3), kLearnerId, kLearnerId));
@@ -450,7 +451,7 @@ TEST(LearnerConduct, AWorkerThatFailedHelpsAfterTheOthers) {
   for (int round = 0; round < 8 && std::find(leaves.begin(), leaves.end(), failed) == leaves.end(); ++round)
     for (const WorkerId child : desk.core.topology().children_of(failed))
       for (int i = 0; i < 3; ++i, desk.pass(milliseconds(300)))
-        desk.tell(child.value, EdgeFailed{failed, EdgeTroubleKind::kLost, "reset"});
+        desk.deliver_control(child.value, EdgeFailed{failed, EdgeTroubleKind::kLost, "reset"});
   ASSERT_NE(std::find(leaves.begin(), leaves.end(), failed), leaves.end());
   const auto other = [&](int n) {  // the n-th that has not failed
     for (std::uint64_t i = 1;; ++i)
@@ -460,10 +461,10 @@ TEST(LearnerConduct, AWorkerThatFailedHelpsAfterTheOthers) {
   Heartbeat cheap, dear;
   cheap.holdings = {{full(0), 10}};
   dear.holdings = {{full(0), 15}};
-  desk.tell(failed.value, cheap);
-  desk.tell(other(1), dear);
-  desk.tell(other(0), NeedHelp{Version{0}, false, {}});
-  EXPECT_EQ(desk.said<Help>(other(0)).back().from.worker, id(other(1)));
+  desk.deliver_control(failed.value, cheap);
+  desk.deliver_control(other(1), dear);
+  desk.deliver_control(other(0), NeedHelp{Version{0}, false, {}});
+  EXPECT_EQ(desk.sent<Help>(other(0)).back().from.worker, id(other(1)));
 }
 
 TEST(LearnerConduct, AWorkerThatFailedClimbsByDeliveriesAndIsRetried) {
@@ -480,12 +481,12 @@ TEST(LearnerConduct, AWorkerThatFailedClimbsByDeliveriesAndIsRetried) {
   for (int round = 0; round < 8 && may_forward(parent); ++round)
     for (const WorkerId child : desk.core.topology().children_of(parent))
       for (int i = 0; i < 3; ++i, desk.pass(milliseconds(300)))
-        desk.tell(child.value, EdgeFailed{parent, EdgeTroubleKind::kLost, "reset"});
+        desk.deliver_control(child.value, EdgeFailed{parent, EdgeTroubleKind::kLost, "reset"});
   ASSERT_FALSE(may_forward(parent));
   ASSERT_TRUE(desk.publish(make(full(0), 10)).has_value());
   for (std::uint64_t version = 1; version <= 30; ++version) {
     ASSERT_TRUE(desk.publish(make(delta(version, version - 1), 10)).has_value());
-    desk.tell(parent.value, Installed{Version{version}, digest_of(version), 0});
+    desk.deliver_control(parent.value, Installed{Version{version}, digest_of(version), 0});
   }
   EXPECT_FALSE(may_forward(parent)) << "its own installations do not count";
   // A worker that it helped has installed the version.
@@ -495,11 +496,11 @@ TEST(LearnerConduct, AWorkerThatFailedClimbsByDeliveriesAndIsRetried) {
   for (std::uint64_t version = 31; version < 31 + chains::RoleLadder::kDeliveriesPerStep; ++version) {
     ASSERT_TRUE(desk.publish(make(delta(version, version - 1), 10)).has_value());
     beat.holdings = {{full(version), 10}};
-    desk.tell(parent.value, beat);
-    desk.tell(other, NeedHelp{Version{version}, true, {}});
-    ASSERT_EQ(desk.said<Help>(other).back().from.worker, parent);
+    desk.deliver_control(parent.value, beat);
+    desk.deliver_control(other, NeedHelp{Version{version}, true, {}});
+    ASSERT_EQ(desk.sent<Help>(other).back().from.worker, parent);
     EXPECT_FALSE(may_forward(parent));
-    desk.tell(other, Installed{Version{version}, digest_of(version), 0});
+    desk.deliver_control(other, Installed{Version{version}, digest_of(version), 0});
   }
   EXPECT_TRUE(may_forward(parent));
 }
@@ -513,9 +514,9 @@ TEST(LearnerConduct, AWorkerThatAccusesStrangersIsExpelled) {
     for (; said < 1000 && desk.has(id(2)); ++said) {
       const WorkerId victim = id(3 + static_cast<std::uint64_t>(said) % 4);
       if (poisoned)
-        desk.tell(2, Poisoned{victim, {}, 5});
+        desk.deliver_control(2, Poisoned{victim, {}, 5});
       else
-        desk.tell(2, EdgeFailed{victim, EdgeTroubleKind::kSilent, "silent"});
+        desk.deliver_control(2, EdgeFailed{victim, EdgeTroubleKind::kSilent, "silent"});
     }
     EXPECT_LE(said, 12);
     EXPECT_THAT(desk.lost(2), HasSubstr("it accuses workers that never sent it anything"));
@@ -527,20 +528,21 @@ TEST(LearnerConduct, AWorkerThatAccusesStrangersIsExpelled) {
 TEST(LearnerConduct, ALateAccusationIsNoLie) {
   Desk desk(8);
   desk.join_all(3);
-  desk.tell(1, Draining{});  // 2 had everything from it
+  desk.deliver_control(1, Draining{});  // 2 had everything from it
   for (int i = 0; i < 100; ++i, desk.pass(milliseconds(200)))
-    desk.tell(2, EdgeFailed{id(1), EdgeTroubleKind::kLost, "closed by the peer"});
+    desk.deliver_control(2, EdgeFailed{id(1), EdgeTroubleKind::kLost, "closed by the peer"});
   EXPECT_TRUE(desk.has(id(2)));
 }
 
 TEST(LearnerConduct, AnAccusationDelayedByALearnersPauseIsNoLie) {
   Desk desk(8);
   desk.join_all(3);
-  desk.tell(1, Draining{});
+  desk.deliver_control(1, Draining{});
   desk.now += std::chrono::hours(4);
   desk.core.on_timer(desk.now);
   desk.take();
-  for (int i = 0; i < 100; ++i) desk.tell(2, EdgeFailed{id(1), EdgeTroubleKind::kLost, "closed by the peer"});
+  for (int i = 0; i < 100; ++i)
+    desk.deliver_control(2, EdgeFailed{id(1), EdgeTroubleKind::kLost, "closed by the peer"});
   EXPECT_TRUE(desk.has(id(2)));
 }
 
@@ -558,16 +560,16 @@ TEST(LearnerConduct, AnUnpublishedVersionCountsAsInstalledByNoWorker) {
   ASSERT_TRUE(desk.publish(make(full(1), 10)).has_value());
   ASSERT_TRUE(desk.publish(make(delta(3, 1), 10)).has_value());
   const auto installed = [&] { return desk.core.stats().workers[0].installed; };
-  desk.tell(1, Installed{Version{3}, digest_of(1), 0});
-  desk.tell(1, Installed{Version{2}, digest_of(2), 0});
+  desk.deliver_control(1, Installed{Version{3}, digest_of(1), 0});
+  desk.deliver_control(1, Installed{Version{2}, digest_of(2), 0});
   EXPECT_EQ(installed(), std::nullopt);
   EXPECT_THAT(desk.all<act::Acked>(), IsEmpty());
-  desk.tell(1, Installed{Version{1}, digest_of(1), 0});
+  desk.deliver_control(1, Installed{Version{1}, digest_of(1), 0});
   EXPECT_EQ(installed(), Version{1});
   desk.join(1, true, kMegabytePerS, Installed{Version{3}, digest_of(7), 0});
   EXPECT_EQ(installed(), std::nullopt) << "a reconnection does not make the claim true";
   EXPECT_TRUE(desk.has(id(1)));
-  for (int i = 0; i < 2; ++i) desk.tell(1, Installed{Version{3}, digest_of(1), 0});
+  for (int i = 0; i < 2; ++i) desk.deliver_control(1, Installed{Version{3}, digest_of(1), 0});
   EXPECT_FALSE(desk.has(id(1)));
   EXPECT_THAT(desk.lost(1), HasSubstr("which was never published, as often as never happens by chance"));
   EXPECT_TRUE(desk.has(id(2)));
@@ -583,7 +585,7 @@ TEST(LearnerConduct, MalformedMessagesAreCountedBeforeTheyExpel) {
   const auto beat = [&](std::string application) {
     Heartbeat heartbeat;
     heartbeat.application = std::move(application);
-    desk.tell(1, heartbeat);
+    desk.deliver_control(1, heartbeat);
   };
   beat("good");
   beat("bad");
@@ -645,7 +647,7 @@ TEST(Budget, IsFarAboveAWorkersNeedsAndEndsFloods) {
   EXPECT_EQ(verdict, MessageBudget::Verdict::kTooMuch);
   EXPECT_LE(taken, 4);
   EXPECT_LE(dropped, 300);
-  EXPECT_EQ(budget.told(MessageBudget::Kind::kRenew), "renewals: at most 4 at once and 1 a minute");
+  EXPECT_EQ(budget.describe(MessageBudget::Kind::kRenew), "renewals: at most 4 at once and 1 a minute");
 }
 
 TEST(Budget, LongMessagesCountByTheirLength) {
@@ -668,12 +670,12 @@ TEST(LearnerConduct, AFloodEndsInAnExpulsionWithAReason) {
   const auto flood = [](const ControlMessage& message) {
     Desk desk(8);
     desk.join_all(3);
-    for (int i = 0; i < 20'000 && desk.has(id(2)); ++i) desk.tell(2, message);
+    for (int i = 0; i < 20'000 && desk.has(id(2)); ++i) desk.deliver_control(2, message);
     EXPECT_FALSE(desk.has(id(2)));
     EXPECT_EQ(desk.core.stats().floods, 1u);
     EXPECT_TRUE(desk.core.state().revoked.contains(id(2)));
     EXPECT_TRUE(desk.has(id(1)) && desk.has(id(3)));
-    EXPECT_LE(desk.said<Renewed>(std::uint64_t{2}).size(), 4u);
+    EXPECT_LE(desk.sent<Renewed>(std::uint64_t{2}).size(), 4u);
     return desk.lost(2);
   };
   const trust::PublicKey key = made_key("worker 2").public_key();
@@ -718,9 +720,9 @@ TEST(LearnerConduct, AFloodOverADataConnectionCostsTheMembership) {
   Desk desk(8);
   desk.join_all(2);
   const ConnId edge = desk.comes({trust::PeerIdentity::Kind::kWorker, id(1)});
-  desk.tell(edge, PeerHello{"run", 0, {}, false, {}, made_grant(1, 0)});
+  desk.deliver_control(edge, PeerHello{"run", 0, {}, false, {}, made_grant(1, 0)});
   ASSERT_FALSE(desk.closed(edge));
-  for (int i = 0; i < 20'000 && desk.has(id(1)); ++i) desk.tell(edge, ChunkRequest{{}, 1});
+  for (int i = 0; i < 20'000 && desk.has(id(1)); ++i) desk.deliver_control(edge, ChunkRequest{{}, 1});
   EXPECT_THAT(desk.lost(1), HasSubstr("requests for a chunk"));
   EXPECT_TRUE(desk.closed(edge));
   EXPECT_TRUE(desk.has(id(2)));
@@ -754,8 +756,8 @@ TEST(LearnerConduct, ComingBackFillsNoBudget) {
   std::size_t renewed = 0;
   for (int i = 0; i < 10; ++i) {
     const ConnId conn = desk.control.at(id(1));
-    for (int k = 0; k < 3; ++k) desk.tell(conn, Renew{key});
-    renewed += desk.said<Renewed>(conn).size();
+    for (int k = 0; k < 3; ++k) desk.deliver_control(conn, Renew{key});
+    renewed += desk.sent<Renewed>(conn).size();
     desk.join(1);
   }
   EXPECT_LE(renewed, 4u);
@@ -774,7 +776,7 @@ TEST(LearnerConduct, AWorkerThatNeverAcknowledgesHidesNoBroadcastTime) {
       ASSERT_TRUE(desk.publish(make(version ? delta(version, version - 1) : full(0), 1000)).has_value());
       for (std::uint64_t worker = 1; worker < n; ++worker) {
         desk.now += milliseconds(10);
-        desk.tell(worker, Installed{Version{version}, digest_of(version), 0});
+        desk.deliver_control(worker, Installed{Version{version}, digest_of(version), 0});
       }
       if (version == 0) {
         EXPECT_THAT(desk.all<act::BroadcastDone>(), IsEmpty()) << n << " workers: the quorum is the whole fleet";
@@ -787,11 +789,12 @@ TEST(LearnerConduct, AWorkerThatNeverAcknowledgesHidesNoBroadcastTime) {
       EXPECT_EQ(done.back().report.acknowledged, n - 1);
     }
     // The quorum waits for the worker again once it has installed a version.
-    desk.tell(n, Installed{Version{2}, digest_of(2), 0});
+    desk.deliver_control(n, Installed{Version{2}, digest_of(2), 0});
     ASSERT_TRUE(desk.publish(make(delta(3, 2), 1000)).has_value());
-    for (std::uint64_t worker = 1; worker < n; ++worker) desk.tell(worker, Installed{Version{3}, digest_of(3), 0});
+    for (std::uint64_t worker = 1; worker < n; ++worker)
+      desk.deliver_control(worker, Installed{Version{3}, digest_of(3), 0});
     EXPECT_THAT(desk.all<act::BroadcastDone>(), SizeIs(3));
-    desk.tell(n, Installed{Version{3}, digest_of(3), 0});
+    desk.deliver_control(n, Installed{Version{3}, digest_of(3), 0});
     ASSERT_THAT(desk.all<act::BroadcastDone>(), SizeIs(4));
     EXPECT_EQ(desk.all<act::BroadcastDone>().back().report.acknowledged, n);
   }
@@ -827,7 +830,7 @@ TEST(LearnerConduct, ASingleLateWorkerDoesNotCountForABroadcastsTime) {
       ASSERT_TRUE(desk.publish(make(version ? delta(version, version - 1) : full(0), 1000)).has_value());
       for (std::uint64_t worker = 1; worker <= c.workers; ++worker) {
         desk.now += std::ranges::count(c.late, worker) ? milliseconds(500) : milliseconds(10);
-        desk.tell(worker, Installed{Version{version}, digest_of(version), 0});
+        desk.deliver_control(worker, Installed{Version{version}, digest_of(version), 0});
       }
       const auto done = desk.all<act::BroadcastDone>();
       ASSERT_THAT(done, SizeIs(version + 1));
@@ -844,10 +847,10 @@ TEST(LearnerConduct, AWorkerThatLeavesABroadcastDoesNotCountForItsTime) {
   ASSERT_TRUE(desk.publish(make(full(0), 1000)).has_value());
   for (const std::uint64_t worker : {1, 2, 3}) {
     desk.now += milliseconds(10);
-    desk.tell(worker, Installed{Version{0}, digest_of(0), 0});
+    desk.deliver_control(worker, Installed{Version{0}, digest_of(0), 0});
   }
   desk.now += milliseconds(700);
-  desk.tell(4, Goodbye{"done"});
+  desk.deliver_control(4, Goodbye{"done"});
   const auto done = desk.all<act::BroadcastDone>();
   ASSERT_THAT(done, SizeIs(1));
   EXPECT_EQ(done.back().report.t_b, milliseconds(30));

@@ -151,7 +151,7 @@ TEST(Control, EdgesSurviveTheWire) {
   EXPECT_EQ(round_trip(MoreStreams{4}).streams, 4u);
   EXPECT_EQ(round_trip(ChunkRequest{id(1), 5}).index, 5u);
   EXPECT_EQ(round_trip(ChunkRequest{id(1), 5}).publication, id(1));
-  EXPECT_TRUE(round_trip(CannotServe{Version{1}, true}).behind);
+  EXPECT_TRUE(round_trip(CannotServe{Version{1}, true}).snapshot_is_cheaper);
   const EdgeStatus status = round_trip(EdgeStatus{Signed{"body", signature(1)}, {{id(1), {1, 2, 3, 4}}, {id(2), {0}}}});
   EXPECT_EQ(status.beacon, (Signed{"body", signature(1)}));
   ASSERT_EQ(status.progress.size(), 2u);

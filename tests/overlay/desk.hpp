@@ -37,12 +37,14 @@ struct Desk {
   void take() {
     for (Action& a : core.take_actions()) actions.push_back(std::move(a));
   }
-  void tell(ConnId conn, const ControlMessage& m) {
+  void deliver_control(ConnId conn, const ControlMessage& m) {
     const Slice frame(encode_control(m));
     core.on_frame(conn, {FrameType::kControl, frame.part(8, frame.size() - 8), {}, {}}, now);
     take();
   }
-  void tell(std::uint64_t worker, const ControlMessage& m) { tell(control.at(WorkerId{worker}), m); }
+  void deliver_control(std::uint64_t worker, const ControlMessage& m) {
+    deliver_control(control.at(WorkerId{worker}), m);
+  }
   ConnId comes(const trust::PeerIdentity& identity, const std::string& host = "10.9.9.9") {
     const ConnId conn{next_conn};
     next_conn += 2;
@@ -58,7 +60,7 @@ struct Desk {
     const std::string host = "10.0.0." + std::to_string(id);
     const ConnId conn = comes(identity, host);
     control[WorkerId{id}] = conn;
-    tell(conn, Hello{"run", "w", {host, 9}, kMegabytePerS, down, installed});
+    deliver_control(conn, Hello{"run", "w", {host, 9}, kMegabytePerS, down, installed});
     const ConnId back = all<act::Dial>().back().conn;
     if (reachable)
       core.on_connected(back, now);
@@ -76,7 +78,7 @@ struct Desk {
     for (const TimePoint end = now + time; now < end;) {
       now = std::min(end, now + std::chrono::milliseconds(500));
       for (const auto& [id, conn] : control)
-        if (!silent.contains(id.value) && has(id)) tell(conn, Heartbeat{});
+        if (!silent.contains(id.value) && has(id)) deliver_control(conn, Heartbeat{});
       core.on_timer(now);
       take();
     }
@@ -98,15 +100,15 @@ struct Desk {
     return all_of<T>(actions);
   }
   template <class T>
-  std::vector<T> said(ConnId conn) const {
-    return said_over<T>(actions, conn);
+  std::vector<T> sent(ConnId conn) const {
+    return sent_over<T>(actions, conn);
   }
   template <class T>
-  std::vector<T> said(std::uint64_t worker) const {
-    return said<T>(control.at(WorkerId{worker}));
+  std::vector<T> sent(std::uint64_t worker) const {
+    return sent<T>(control.at(WorkerId{worker}));
   }
   std::string goodbye(ConnId conn) const {
-    const auto found = said<Goodbye>(conn);
+    const auto found = sent<Goodbye>(conn);
     return found.empty() ? "" : found.back().reason;
   }
   std::string away(std::uint64_t worker) const {

@@ -255,7 +255,7 @@ TEST(EdgeSender, ReportsAnUnservableVersionOnceAndGoesOnFromThere) {
   EXPECT_THAT(sent.chunks, IsEmpty());
   ASSERT_EQ(sent.complaints.size(), 1u);
   EXPECT_EQ(sent.complaints[0].target, Version{5});
-  EXPECT_FALSE(sent.complaints[0].behind);
+  EXPECT_FALSE(sent.complaints[0].snapshot_is_cheaper);
   const auto troubles = parent.sender.take_troubles();
   ASSERT_EQ(troubles.size(), 1u);
   EXPECT_EQ(troubles[0].child, kChild);
@@ -274,7 +274,7 @@ TEST(EdgeSender, ALearnerAsksForASnapshotWhenDeltasCostMore) {
   EXPECT_THAT(parent.take().keys(), IsEmpty());  // waits: 3000 > 1.25 * 2000
   const auto troubles = parent.sender.take_troubles();
   ASSERT_EQ(troubles.size(), 1u);
-  EXPECT_TRUE(troubles[0].what.behind);
+  EXPECT_TRUE(troubles[0].what.snapshot_is_cheaper);
   parent.add(full(3), 2000);
   EXPECT_THAT(parent.take().keys(), ElementsAre(full(3)));
 }
@@ -284,13 +284,13 @@ TEST(EdgeSender, ALearnerAsksForOneDeltaInPlaceOfMany) {
     Parent parent(true);
     parent.add(full(0), 20'000);
     for (std::uint64_t v = 1; v <= versions; ++v) parent.add(delta(v, v - 1), 1000);
-    parent.sender.restorable_from(restorable);
+    parent.sender.set_foldable_from(restorable);
     parent.open({Version{0}, wanted, {}});
     const auto troubles = parent.sender.take_troubles();
     EXPECT_EQ(parent.take().keys().size(), troubles.empty() ? versions : 0);  // it waits
     if (troubles.empty()) return false;
     EXPECT_TRUE(troubles.size() == 1 && troubles[0].delta && troubles[0].position == Version{0});
-    parent.sender.no_delta_from(Version{0}, kNow);
+    parent.sender.refuse_delta_from(Version{0}, kNow);
     EXPECT_EQ(parent.take().keys().size(), versions);
     EXPECT_TRUE(parent.sender.take_troubles().empty());
     return true;
@@ -306,7 +306,7 @@ TEST(EdgeSender, OneDeltaInPlaceOfManyIsTakenAndNotAskedForAgain) {
   Parent parent(true);
   parent.add(full(0), 100'000);
   for (std::uint64_t v = 1; v <= 5; ++v) parent.add(delta(v, v - 1), 10'000);
-  parent.sender.restorable_from(Version{0});
+  parent.sender.set_foldable_from(Version{0});
   parent.add(delta(5, 0), 12'000);
   for (std::uint64_t v = 6; v <= 8; ++v) parent.add(delta(v, v - 1), 10'000);
   parent.open({Version{0}, {}, {}});
@@ -326,7 +326,7 @@ TEST(EdgeSender, ALearnerAsksForASnapshotWhereOneDeltaCostsMore) {
   Parent parent(true);
   parent.add(full(0), 2000);
   parent.add(delta(1, 0), 9000);
-  parent.sender.restorable_from(Version{0});
+  parent.sender.set_foldable_from(Version{0});
   parent.open({Version{0}, {}, {}}, kConn, 0, Version{1});
   const auto troubles = parent.sender.take_troubles();
   ASSERT_EQ(troubles.size(), 1u);
@@ -450,7 +450,7 @@ TEST(EdgeSender, BoundsTheQueueOfAChildThatDoesNotRead) {
   parent.add(full(0), 1 << 20);
   ASSERT_TRUE(parent.open({}));  // its window is full, and it never reads
   const std::uint64_t before = parent.uplink.bytes_sent();
-  for (std::uint32_t i = 0; i < 1000; ++i) parent.sender.tell_all(EdgeStatus{{}, {{PublicationId{}, {i}}}}, kNow);
+  for (std::uint32_t i = 0; i < 1000; ++i) parent.sender.send_to_all(EdgeStatus{{}, {{PublicationId{}, {i}}}}, kNow);
   EXPECT_EQ(parent.uplink.bytes_sent(), before);
   const Sent sent = parent.take();
   EXPECT_LE(sent.statuses.size(), 100u);
@@ -471,7 +471,7 @@ TEST(EdgeSender, KeepsItsLimitsAndReports) {
   EXPECT_EQ(reports[0].child, kChild);
   EXPECT_EQ(reports[0].streams, EdgeSender::kStreamsMax);
   EXPECT_EQ(reports[0].limit, EdgeLimit::kNothingToSend);
-  parent.sender.tell_all(EdgeStatus{{}, {{PublicationId{}, {7}}}}, kNow);
+  parent.sender.send_to_all(EdgeStatus{{}, {{PublicationId{}, {7}}}}, kNow);
   EXPECT_THAT(parent.take(ConnId{2}).statuses, ElementsAre(7u));  // once, on the first connection
   for (const ConnId conn : parent.sender.all_connections()) parent.sender.close(conn);
   EXPECT_EQ(parent.sender.connections(), 0u);

@@ -164,8 +164,8 @@ TEST(Frame, LimitsAreCheckedBeforeABodyIsAwaited) {
 }
 
 TEST(Frame, AStrangerMayOnlyIntroduceItself) {
-  EXPECT_EQ(refusal(encode_frame(FrameType::kControl, random_bytes(1, kStrangerBytesMax)), false), "accepted");
-  EXPECT_THAT(refusal(encode_frame(FrameType::kControl, random_bytes(1, kStrangerBytesMax + 1)), false),
+  EXPECT_EQ(refusal(encode_frame(FrameType::kControl, random_bytes(1, kPendingPeerBytesMax)), false), "accepted");
+  EXPECT_THAT(refusal(encode_frame(FrameType::kControl, random_bytes(1, kPendingPeerBytesMax + 1)), false),
               HasSubstr("4096 bytes before its sender is admitted, found 4097"));
   EXPECT_THAT(refusal(encode_frame(FrameType::kApplication, random_bytes(1, 10)), false), HasSubstr("not admitted"));
   EXPECT_THAT(refusal(make(full(0), 10).chunk(0).head.bytes(), false), HasSubstr("not admitted"));

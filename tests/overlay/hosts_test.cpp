@@ -8,7 +8,7 @@ namespace {
 
 TEST(Hosts, AWorkerListensAtAReachableAddressAndReportsIfItHasNone) {
   const auto at = [](const std::string& told, bool advertised, const std::string& learner) {
-    const Listening l = listens_at(told, advertised, learner);
+    const Listening l = listening_for(told, advertised, learner);
     return l.host + (l.leaf ? ", a leaf" : "");
   };
   EXPECT_EQ(at("", false, "127.0.0.1"), "127.0.0.1") << "the learner's other workers are here, too";
@@ -31,8 +31,8 @@ TEST(Hosts, NamesAndAddressesOfBothKinds) {
   EXPECT_TRUE(*here == "127.0.0.1" || *here == "::1") << *here;
   EXPECT_EQ(network_of("2001:db8::7"), "2001:db8::");
   EXPECT_EQ(network_of("192.0.2.7"), "192.0.2.7");
-  EXPECT_EQ(reached_from_here({"::", 7}), (Endpoint{"127.0.0.1", 7}));
-  EXPECT_EQ(reached_from_elsewhere({"192.0.2.7", 7}), (std::vector{Endpoint{"192.0.2.7", 7}}));
+  EXPECT_EQ(local_endpoint_of({"::", 7}), (Endpoint{"127.0.0.1", 7}));
+  EXPECT_EQ(remote_endpoints_of({"192.0.2.7", 7}), (std::vector{Endpoint{"192.0.2.7", 7}}));
   EXPECT_EQ(to_text(Endpoint{"2001:db8::7", 7}), "[2001:db8::7]:7");
 }
 

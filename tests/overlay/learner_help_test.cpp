@@ -12,7 +12,7 @@ using testing::SizeIs;
 
 // A worker with the whole publication helps few at a time. The learner sends the next ones elsewhere, or lets them ask
 // again.
-TEST(Learner, SpreadsThoseWhoNeedHelp) {
+TEST(Learner, SpreadsWorkersThatNeedHelp) {
   Desk desk(8);
   desk.join_all(20);
   const Made made = make(full(0), 10);
@@ -20,18 +20,18 @@ TEST(Learner, SpreadsThoseWhoNeedHelp) {
   for (const std::uint64_t holder : {1, 2}) {
     Heartbeat beat;
     beat.holdings = {{{Version{0}, {}}, 10}};
-    desk.tell(holder, beat);
+    desk.deliver_control(holder, beat);
   }
   std::map<WorkerId, std::size_t> helps;
   for (std::uint64_t id = 3; id <= 20; ++id) {
-    desk.tell(id, NeedHelp{Version{0}, false, {}});
-    ++helps[desk.said<Help>(id).back().from.worker];
+    desk.deliver_control(id, NeedHelp{Version{0}, false, {}});
+    ++helps[desk.sent<Help>(id).back().from.worker];
   }
   // The learner's uplink counts twice.
   EXPECT_EQ(helps, (std::map<WorkerId, std::size_t>{{kLearnerId, 3}, {WorkerId{1}, 8}, {WorkerId{2}, 7}}));
-  desk.tell(3, Installed{Version{0}, digest_of(0), 0});
-  desk.tell(20, NeedHelp{Version{0}, false, {}});
-  EXPECT_THAT(desk.said<Help>(20), SizeIs(2));
+  desk.deliver_control(3, Installed{Version{0}, digest_of(0), 0});
+  desk.deliver_control(20, NeedHelp{Version{0}, false, {}});
+  EXPECT_THAT(desk.sent<Help>(20), SizeIs(2));
 }
 
 // A worker that asks without end finds all helpers busy, and waits.
@@ -44,11 +44,11 @@ TEST(Learner, AWorkerHelpsOnlySoManyAtATime) {
   ASSERT_TRUE(desk.publish(made).has_value());
   Heartbeat beat;
   beat.holdings = {{{Version{0}, {}}, 10}};
-  desk.tell(1, beat);
+  desk.deliver_control(1, beat);
   std::size_t waiting = 0;
   for (std::uint64_t id = 2; id <= 12; ++id) {
-    desk.tell(id, NeedHelp{Version{0}, false, {}});
-    waiting += desk.said<Help>(id).empty();
+    desk.deliver_control(id, NeedHelp{Version{0}, false, {}});
+    waiting += desk.sent<Help>(id).empty();
   }
   EXPECT_EQ(waiting, 11 - Helpers::kHelpedMax);
 }
@@ -65,9 +65,9 @@ TEST(Learner, ItselfHelpsOnlyAsManyAsItCanSendTo) {
   const auto helped_of = [&](std::uint64_t first, std::uint64_t last) {
     std::size_t helped = 0;
     for (std::uint64_t id = first; id <= last; ++id) {
-      const std::size_t before = desk.said<Help>(id).size();
-      desk.tell(id, NeedHelp{Version{0}, false, {}});
-      helped += desk.said<Help>(id).size() - before;
+      const std::size_t before = desk.sent<Help>(id).size();
+      desk.deliver_control(id, NeedHelp{Version{0}, false, {}});
+      helped += desk.sent<Help>(id).size() - before;
     }
     return helped;
   };
@@ -78,7 +78,7 @@ TEST(Learner, ItselfHelpsOnlyAsManyAsItCanSendTo) {
   EXPECT_EQ(helped_of(21, 40), 2u);
   Heartbeat beat;  // a worker with the whole publication helps others at once
   beat.holdings = {{{Version{0}, {}}, 1'000'000}};
-  desk.tell(1, beat);
+  desk.deliver_control(1, beat);
   EXPECT_EQ(helped_of(31, 40), Helpers::kHelpedMax);
 }
 
@@ -92,12 +92,12 @@ TEST(Learner, HelpsAsFastAsItSends) {
   desk.join_all(12);
   ASSERT_TRUE(desk.publish(make(full(0), 1'000'000, {.chunk_bytes = 65536})).has_value());
   for (std::uint64_t id = 1; id <= 12; ++id) {
-    desk.tell(id, NeedHelp{Version{0}, false, {}});
-    ASSERT_THAT(desk.said<Help>(id), SizeIs(1)) << "earlier helped workers have received everything";
+    desk.deliver_control(id, NeedHelp{Version{0}, false, {}});
+    ASSERT_THAT(desk.sent<Help>(id), SizeIs(1)) << "earlier helped workers have received everything";
     trust::PeerIdentity identity{trust::PeerIdentity::Kind::kWorker, WorkerId{id}};
     identity.key = made_key("worker " + std::to_string(id)).public_key();
     const ConnId edge = desk.comes(identity, "10.0.0." + std::to_string(id));
-    desk.tell(edge, PeerHello{"run", 0, Version{0}, false, {}, desk.said<Help>(id).back().grant});
+    desk.deliver_control(edge, PeerHello{"run", 0, Version{0}, false, {}, desk.sent<Help>(id).back().grant});
     for (int i = 0; i < 20; ++i) desk.core.on_sent(edge, Uplink::kWindowBytes, desk.now);
     desk.take();
   }

@@ -33,11 +33,11 @@ double as_all(const BroadcastTimes::Broadcast&) { return 1; }
 TEST(BroadcastTimes, EndsWithTheQuorum) {
   BroadcastTimes times(0.5);
   times.begin(broadcast(1, {WorkerId{1}, WorkerId{2}, WorkerId{3}, WorkerId{4}}));
-  times.acknowledged(WorkerId{2}, ack(1), {}, kStart + kSecond);
+  times.on_acknowledged(WorkerId{2}, ack(1), {}, kStart + kSecond);
   EXPECT_TRUE(times.take_done(as_all, kStart + kSecond).empty());
-  times.acknowledged(WorkerId{2}, ack(1), {}, kStart + 2 * kSecond);  // again
+  times.on_acknowledged(WorkerId{2}, ack(1), {}, kStart + 2 * kSecond);  // again
   EXPECT_TRUE(times.take_done(as_all, kStart + 2 * kSecond).empty());
-  times.acknowledged(WorkerId{3}, ack(2), {}, kStart + 3 * kSecond);  // a newer version contains it
+  times.on_acknowledged(WorkerId{3}, ack(2), {}, kStart + 3 * kSecond);  // a newer version contains it
   times.check();
   const auto done = times.take_done(as_all, kStart + 4 * kSecond);
   ASSERT_EQ(done.size(), 1u);
@@ -50,9 +50,9 @@ TEST(BroadcastTimes, LeavesOutOneWorkerThatIsAloneInBeingLate) {
   for (const double expected : {1.0, 5.0}) {
     BroadcastTimes times(0.9);
     times.begin(broadcast(1, {WorkerId{1}, WorkerId{2}, WorkerId{3}}));
-    times.acknowledged(WorkerId{1}, ack(1), {}, kStart + kSecond);
-    times.acknowledged(WorkerId{2}, ack(1), {}, kStart + 2 * kSecond);
-    times.acknowledged(WorkerId{3}, ack(1), {}, kStart + 8 * kSecond);
+    times.on_acknowledged(WorkerId{1}, ack(1), {}, kStart + kSecond);
+    times.on_acknowledged(WorkerId{2}, ack(1), {}, kStart + 2 * kSecond);
+    times.on_acknowledged(WorkerId{3}, ack(1), {}, kStart + 8 * kSecond);
     const auto done = times.take_done([&](const auto&) { return expected; }, kStart + 8 * kSecond);
     ASSERT_EQ(done.size(), 1u);
     EXPECT_EQ(done[0].until, kStart + (expected > 1 ? 8 : 2) * kSecond);  // its link explains it, or does not
@@ -63,7 +63,7 @@ TEST(BroadcastTimes, LeavesOutOneWorkerThatIsAloneInBeingLate) {
 TEST(BroadcastTimes, DoesNotWaitForAWorkerThatLostItsPlace) {
   BroadcastTimes times(1);
   times.begin(broadcast(1, {WorkerId{1}, WorkerId{2}}));
-  times.acknowledged(WorkerId{1}, ack(1), {}, kStart + kSecond);
+  times.on_acknowledged(WorkerId{1}, ack(1), {}, kStart + kSecond);
   times.remove(WorkerId{2});
   times.check();
   const auto done = times.take_done(as_all, kStart + 5 * kSecond);
@@ -74,8 +74,8 @@ TEST(BroadcastTimes, DoesNotWaitForAWorkerThatLostItsPlace) {
 TEST(BroadcastTimes, GivesUpAStraggler) {
   BroadcastTimes times(1);
   times.begin(broadcast(1, {WorkerId{1}, WorkerId{2}, WorkerId{3}}));
-  times.acknowledged(WorkerId{1}, ack(1), {}, kStart + kSecond);
-  times.acknowledged(WorkerId{2}, ack(1), {}, kStart + 2 * kSecond);
+  times.on_acknowledged(WorkerId{1}, ack(1), {}, kStart + kSecond);
+  times.on_acknowledged(WorkerId{2}, ack(1), {}, kStart + 2 * kSecond);
   const TimePoint late =
       kStart + 2 * kSecond + BroadcastTimes::kStragglerFactor * 2 * kSecond + BroadcastTimes::kStragglerPatience;
   EXPECT_TRUE(times.take_given_up(late - Duration{1}).empty());
@@ -122,7 +122,7 @@ TEST(Presence, FallsSilentByWhatWasLearnedAndGoesAwayByWhatWasAgreed) {
   EXPECT_FALSE(presence.on_frame(rules(), kStart + 5 * kSecond));
   // Twice as patient as before.
   EXPECT_EQ(presence.due(rules(), kStart + 13 * kSecond - Duration{1}), Presence::State::kHere);
-  presence.excuse(kSecond, kStart + 13 * kSecond);
+  presence.postpone(kSecond, kStart + 13 * kSecond);
   EXPECT_EQ(presence.due(rules(), kStart + 13 * kSecond), Presence::State::kHere);
   EXPECT_EQ(presence.due(rules(), kStart + 14 * kSecond), Presence::State::kSilent);
 }
@@ -152,19 +152,19 @@ TEST(Place, FormerParentsMayBeAccusedForAWhile) {
 
 TEST(Roster, AWorkerKeepsItsRecordWhileItIsAway) {
   Roster roster;
-  roster.join(WorkerId{1}, ConnId{2}, rules(), kStart).straggles = true;
+  roster.join(WorkerId{1}, ConnId{2}, rules(), kStart).is_straggler = true;
   roster.check();
   ASSERT_TRUE(roster.find_by(ConnId{2}));
   roster.set_away(roster.disconnect(WorkerId{1}), "lost", kStart + kSecond);
   roster.check();
-  EXPECT_TRUE(roster.empty() && roster.knows(WorkerId{1}) && !roster.find_by(ConnId{2}));
+  EXPECT_TRUE(roster.empty() && roster.is_known(WorkerId{1}) && !roster.find_by(ConnId{2}));
   EXPECT_EQ(roster.away().at(WorkerId{1}).presence.away_reason(), "lost");
-  EXPECT_TRUE(roster.join(WorkerId{1}, ConnId{4}, rules(), kStart + 2 * kSecond).straggles);
+  EXPECT_TRUE(roster.join(WorkerId{1}, ConnId{4}, rules(), kStart + 2 * kSecond).is_straggler);
   roster.drop(roster.disconnect(WorkerId{1}));
   roster.check();
-  EXPECT_FALSE(roster.disconnect(WorkerId{1}) || roster.forget_away(WorkerId{1}) || roster.knows(WorkerId{1}));
-  EXPECT_EQ(roster.joined(), 2u);
-  EXPECT_EQ(roster.lost(), 1u);
+  EXPECT_FALSE(roster.disconnect(WorkerId{1}) || roster.forget_away(WorkerId{1}) || roster.is_known(WorkerId{1}));
+  EXPECT_EQ(roster.joined_count(), 2u);
+  EXPECT_EQ(roster.lost_count(), 1u);
 }
 
 TEST(Roster, CountsMessagesThatAreNotWhole) {
@@ -216,10 +216,10 @@ TEST(LearnerFile, IsSavedOnceNoChangeIsLeft) {
   LearnerFile file({}, true, actions);
   EXPECT_FALSE(file.save() || file.save() || file.was_saved());
   EXPECT_EQ(actions.size(), 1u) << "one write at a time";
-  EXPECT_TRUE(file.succeeded());
+  EXPECT_TRUE(file.on_succeeded());
   EXPECT_FALSE(file.was_saved()) << "the second change is not on disk";
-  EXPECT_FALSE(file.save() || file.succeeded());
-  EXPECT_TRUE(file.was_saved() && file.settled());
+  EXPECT_FALSE(file.save() || file.on_succeeded());
+  EXPECT_TRUE(file.was_saved() && file.is_settled());
   LearnerFile volatile_file({}, false, actions);
   EXPECT_TRUE(volatile_file.save() && volatile_file.was_saved());
   EXPECT_EQ(actions.size(), 2u);
@@ -273,21 +273,22 @@ TEST(CatchUps, AsksForOneAtATime) {
 TEST(SlowHops, BlamesTheSenderOnceAndThenItsReceiver) {
   SlowHops slow;
   const HopMonitor::Finding finding{{WorkerId{1}, WorkerId{2}}, BitRate{1e6}, BitRate{4e6}, false};
-  const auto first = slow.judge(finding, std::nullopt, BitRate{8e6}, kStart);
+  const auto first = slow.find_cause(finding, std::nullopt, BitRate{8e6}, kStart);
   ASSERT_TRUE(first);
   EXPECT_EQ(first->worker, WorkerId{1});
   EXPECT_EQ(slow.uplink_of(WorkerId{1}), BitRate{2e6}) << "a quarter of it, as of the hop";
   EXPECT_TRUE(slow.is_slow(WorkerId{1}, kStart) && !slow.is_slow(WorkerId{1}, kStart + SlowHops::kSlowTime));
   HopMonitor::Finding again = finding;
   again.hop.from = WorkerId{3};
-  const auto second = slow.judge(again, EdgeLimit::kOwnLimit, std::nullopt, kStart + kSecond);
+  const auto second = slow.find_cause(again, EdgeLimit::kOwnLimit, std::nullopt, kStart + kSecond);
   ASSERT_TRUE(second);
   EXPECT_EQ(second->worker, WorkerId{2});
   EXPECT_EQ(second->hop.text.substr(0, 37), "worker 3 -> 2 limited by the sender's");
-  EXPECT_FALSE(slow.judge(again, std::nullopt, std::nullopt, kStart + 2 * kSecond)) << "it is known to be slow";
+  EXPECT_FALSE(slow.find_cause(again, std::nullopt, std::nullopt, kStart + 2 * kSecond)) << "it is known to be slow";
   EXPECT_EQ(slow.recent().size(), 2u);
   const HopMonitor::Finding alone{{WorkerId{7}, WorkerId{8}}, BitRate{1e6}, BitRate{4e6}, true};
-  EXPECT_EQ(slow.judge(alone, std::nullopt, BitRate{8e6}, kStart)->worker, WorkerId{8}) << "the sender serves others";
+  EXPECT_EQ(slow.find_cause(alone, std::nullopt, BitRate{8e6}, kStart)->worker, WorkerId{8})
+      << "the sender serves others";
   EXPECT_FALSE(slow.is_silent_to_several(WorkerId{4}, WorkerId{5}, kStart));
   EXPECT_FALSE(slow.is_silent_to_several(WorkerId{4}, WorkerId{6}, kStart + SlowHops::kSilentTogether + kSecond));
   EXPECT_TRUE(slow.is_silent_to_several(WorkerId{4}, WorkerId{5}, kStart + SlowHops::kSilentTogether + kSecond));

@@ -22,18 +22,18 @@ TEST(Learner, AdmitsAWorkerByItsCertificate) {
   c.state.emplace().known[WorkerId{3}].name = "vast-3";
   Desk desk(std::move(c));
   const ConnId conn = desk.comes({Kind::kWorker, WorkerId{3}});
-  desk.tell(conn, Hello{"run", "pretender", {"0.0.0.0", 9}, kMegabytePerS, {}, {}});
+  desk.deliver_control(conn, Hello{"run", "pretender", {"0.0.0.0", 9}, kMegabytePerS, {}, {}});
   const auto joined = desk.all<act::Joined>();
   ASSERT_EQ(joined.size(), 1u);
   EXPECT_EQ(joined[0].member.id, WorkerId{3});
   EXPECT_EQ(joined[0].member.name, "vast-3");         // what its token was issued for, not what it says
   EXPECT_EQ(joined[0].member.data.host, "10.9.9.9");  // where it was seen to come from
-  const auto welcome = desk.said<Welcome>(conn);
+  const auto welcome = desk.sent<Welcome>(conn);
   ASSERT_EQ(welcome.size(), 1u);
   EXPECT_EQ(welcome[0].worker, WorkerId{3});
   EXPECT_EQ(welcome[0].application, "hello vast-3");
   EXPECT_EQ(welcome[0].unix_ms, static_cast<std::uint64_t>((kMadeUnix_s + 1) * 1e3));
-  EXPECT_EQ(desk.said<SignedBeacon>(conn).size(), 1u);
+  EXPECT_EQ(desk.sent<SignedBeacon>(conn).size(), 1u);
   EXPECT_THAT(desk.all<act::Admit>(), SizeIs(1));
   ASSERT_EQ(desk.all<act::Dial>().size(), 1u);  // whether it can be reached
   EXPECT_EQ(desk.all<act::Dial>()[0].expected, WorkerId{3});
@@ -47,7 +47,7 @@ TEST(Learner, RefusesStrangersAndSaysWhy) {
   Desk desk;
   const auto refused = [&](const trust::PeerIdentity& identity, const ControlMessage& says) {
     const ConnId conn = desk.comes(identity);
-    desk.tell(conn, says);
+    desk.deliver_control(conn, says);
     EXPECT_TRUE(desk.closed(conn));
     return desk.goodbye(conn);
   };
@@ -73,7 +73,7 @@ TEST(Learner, AWelcomeThatFitsNoMessageTurnsAwayTheWorker) {
   EXPECT_EQ(desk.all<act::Joined>().size(), 1u);
   ++bytes;
   const ConnId conn = desk.comes({Kind::kWorker, WorkerId{2}});
-  desk.tell(conn, Hello{"run", "w", {"10.0.0.2", 9}, {}, {}, {}});
+  desk.deliver_control(conn, Hello{"run", "w", {"10.0.0.2", 9}, {}, {}, {}});
   EXPECT_TRUE(desk.closed(conn));
   EXPECT_THAT(desk.goodbye(conn), HasSubstr("no welcome"));
   EXPECT_EQ(desk.all<act::Joined>().size(), 1u);
@@ -86,7 +86,7 @@ TEST(Learner, ClosesStrangersThatSayNothing) {
   EXPECT_FALSE(desk.closed(silent));
   desk.pass(milliseconds(1));
   EXPECT_TRUE(desk.closed(silent));
-  const std::size_t most = ConnectionLimits::of(65536).strangers;
+  const std::size_t most = ConnectionLimits::of(65536).pending_peers;
   std::vector<ConnId> all;
   for (std::size_t i = 0; i < most; ++i) all.push_back(desk.comes({}));
   EXPECT_FALSE(desk.closed(all.front()));
@@ -104,14 +104,14 @@ TEST(Learner, EnrolsWithATokenOnce) {
                          const trust::SigningKey& prover) {
     Enrol e{std::string(text), instance, key.public_key(), prover.sign("enrol 2", std::as_bytes(std::span(text)))};
     const ConnId conn = desk.comes({});
-    desk.tell(conn, e);
+    desk.deliver_control(conn, e);
     EXPECT_TRUE(desk.closed(conn));
     return conn;
   };
   const trust::SigningKey key = made_key("seven"), other = made_key("eight");
   EXPECT_THAT(desk.goodbye(enrol(key, token.reveal(), "vast-7", other)), HasSubstr("does not hold the key"));
   EXPECT_THAT(desk.goodbye(enrol(key, token.reveal(), "vast-8", key)), HasSubstr("another instance"));
-  const auto enrolled = desk.said<Enrolled>(enrol(key, token.reveal(), "vast-7", key));
+  const auto enrolled = desk.sent<Enrolled>(enrol(key, token.reveal(), "vast-7", key));
   ASSERT_EQ(enrolled.size(), 1u);
   EXPECT_EQ(enrolled[0].worker, WorkerId{1});
   EXPECT_EQ(enrolled[0].authority, authority.certificate());
@@ -122,7 +122,7 @@ TEST(Learner, EnrolsWithATokenOnce) {
   EXPECT_EQ(identity->key, key.public_key());
   EXPECT_EQ(desk.core.state().known.at(WorkerId{1}).name, "vast-7");
   // The answer may have been lost: the same machine gets it again, and no other machine does.
-  EXPECT_EQ(desk.said<Enrolled>(enrol(key, token.reveal(), "vast-7", key)).at(0).certificate, enrolled[0].certificate);
+  EXPECT_EQ(desk.sent<Enrolled>(enrol(key, token.reveal(), "vast-7", key)).at(0).certificate, enrolled[0].certificate);
   EXPECT_THAT(desk.goodbye(enrol(other, token.reveal(), "vast-7", other)), HasSubstr("used before"));
   const trust::Secret old = *trust::issue_token(authority, "vast-7", trust::Nonce{std::byte{1}}, kMadeUnix_s - 1000);
   EXPECT_THAT(desk.goodbye(enrol(other, old.reveal(), "vast-7", other)), HasSubstr("expired"));
@@ -135,10 +135,10 @@ TEST(Learner, RenewsAndRevokes) {
   Desk desk;
   const ConnId conn = desk.join(1);
   const trust::PublicKey key = made_key("worker 1").public_key();
-  desk.tell(conn, Renew{made_key("another").public_key()});
-  EXPECT_TRUE(desk.said<Renewed>(conn).empty()) << "one key per identity";
-  desk.tell(conn, Renew{key});
-  const auto renewed = desk.said<Renewed>(conn);
+  desk.deliver_control(conn, Renew{made_key("another").public_key()});
+  EXPECT_TRUE(desk.sent<Renewed>(conn).empty()) << "one key per identity";
+  desk.deliver_control(conn, Renew{key});
+  const auto renewed = desk.sent<Renewed>(conn);
   ASSERT_EQ(renewed.size(), 1u);
   const auto identity =
       trust::check_certificate(renewed[0].certificate, made_authority().public_key(), "run", kMadeUnix_s + 1);
@@ -152,11 +152,11 @@ TEST(Learner, RenewsAndRevokes) {
   EXPECT_EQ(desk.lost(1), "its rollouts were wrong");
   desk.pass(seconds(1));
   const Checker checker("run", made_authority().public_key());
-  const auto beacon = checker.open(desk.said<SignedBeacon>(2).back());
+  const auto beacon = checker.open(desk.sent<SignedBeacon>(2).back());
   ASSERT_TRUE(beacon.has_value());
   EXPECT_EQ(beacon->revoked, WorkerSet{WorkerId{1}});
   const ConnId again = desk.comes({Kind::kWorker, WorkerId{1}});
-  desk.tell(again, Hello{"run", "w", {"10.0.0.1", 9}, {}, {}, {}});
+  desk.deliver_control(again, Hello{"run", "w", {"10.0.0.1", 9}, {}, {}, {}});
   EXPECT_TRUE(desk.closed(again));
   EXPECT_FALSE(desk.has(WorkerId{1}));
 }
@@ -169,12 +169,12 @@ TEST(Learner, RevokesHoweverManyAndForgetsThemWhenTheirCertificatesHaveEnded) {
   constexpr std::uint64_t kLast = 5001;
   for (std::uint64_t id = 2; id <= kLast; ++id) {
     const ConnId conn = desk.comes({Kind::kWorker, WorkerId{id}}, "10.0.9.9");
-    desk.tell(conn, Hello{"run", "w", {"10.0.9.9", static_cast<std::uint16_t>(id)}, {}, {}, {}});
+    desk.deliver_control(conn, Hello{"run", "w", {"10.0.9.9", static_cast<std::uint16_t>(id)}, {}, {}, {}});
     desk.core.expel(WorkerId{id}, "it lies", desk.now);
   }
   desk.pass(seconds(1));
   const Checker checker("run", made_authority().public_key());
-  const auto revoked = [&] { return checker.open(desk.said<SignedBeacon>(1).back())->revoked; };
+  const auto revoked = [&] { return checker.open(desk.sent<SignedBeacon>(1).back())->revoked; };
   for (std::uint64_t id = 2; id <= kLast; ++id) ASSERT_TRUE(revoked().contains(WorkerId{id})) << id;
   EXPECT_FALSE(revoked().contains(WorkerId{1}));
   desk.pass(trust::kWorkerLifetimeMax);
@@ -187,13 +187,13 @@ TEST(Learner, RevokesHoweverManyAndForgetsThemWhenTheirCertificatesHaveEnded) {
 }
 
 // A machine that slept for hours has its key, but no valid certificate.
-TEST(Learner, WhoHasEnrolledComesBackWithItsKey) {
+TEST(Learner, AnEnrolledWorkerComesBackWithItsKey) {
   Desk desk;
   const trust::Authority authority = made_authority();
   const trust::SigningKey key = made_key("seven");
   const auto answer = [&](const ControlMessage& says) {
     const ConnId conn = desk.comes({});
-    desk.tell(conn, says);
+    desk.deliver_control(conn, says);
     EXPECT_TRUE(desk.closed(conn));
     return conn;
   };
@@ -204,24 +204,24 @@ TEST(Learner, WhoHasEnrolledComesBackWithItsKey) {
   const trust::Secret token = *trust::issue_token(authority, "vast-7", trust::Nonce{}, kMadeUnix_s);
   const std::string text(token.reveal());
   const Enrol enrol{text, "vast-7", key.public_key(), key.sign("enrol 2", std::as_bytes(std::span(text)))};
-  const auto first = desk.said<Enrolled>(answer(enrol)).at(0);
+  const auto first = desk.sent<Enrolled>(answer(enrol)).at(0);
   desk.pass(std::chrono::hours(2));
   const auto valid = [&](const Enrolled& e) {
     const double now_unix_s = kMadeUnix_s + echoline::seconds(desk.now.time_since_epoch());
     return trust::check_certificate(e.certificate, authority.public_key(), "run", now_unix_s).has_value();
   };
   EXPECT_FALSE(valid(first));
-  const auto second = desk.said<Enrolled>(back(key, key)).at(0);
+  const auto second = desk.sent<Enrolled>(back(key, key)).at(0);
   EXPECT_EQ(second.worker, first.worker);
   EXPECT_TRUE(valid(second));
   EXPECT_THAT(desk.goodbye(back(key, made_key("eight"))), HasSubstr("does not hold the key"));
-  EXPECT_EQ(desk.said<Enrolled>(back(key, key)).at(0).certificate, second.certificate) << "asked again, signed once";
+  EXPECT_EQ(desk.sent<Enrolled>(back(key, key)).at(0).certificate, second.certificate) << "asked again, signed once";
   // Its token serves as well, although it was used long ago or has expired. No second token is used up.
   const trust::Secret other = *trust::issue_token(authority, "vast-7", trust::Nonce{std::byte{1}},
                                                   kMadeUnix_s + echoline::seconds(desk.now.time_since_epoch()));
   const std::string more(other.reveal());
   const auto used = desk.core.state().used_tokens.size();
-  EXPECT_EQ(desk.said<Enrolled>(answer(Enrol{more, "vast-7", key.public_key(),
+  EXPECT_EQ(desk.sent<Enrolled>(answer(Enrol{more, "vast-7", key.public_key(),
                                              key.sign("enrol 2", std::as_bytes(std::span(more)))}))
                 .at(0)
                 .worker,
@@ -233,13 +233,13 @@ TEST(Learner, WhoHasEnrolledComesBackWithItsKey) {
   c.core.unix_origin_s = kMadeUnix_s + 7200;
   Desk again(std::move(c));
   const ConnId conn = again.comes({});
-  again.tell(conn, Return{key.public_key(), key.sign("return 4", authority.fingerprint())});
-  EXPECT_EQ(again.said<Enrolled>(conn).at(0).worker, first.worker);
+  again.deliver_control(conn, Return{key.public_key(), key.sign("return 4", authority.fingerprint())});
+  EXPECT_EQ(again.sent<Enrolled>(conn).at(0).worker, first.worker);
   const ConnId control = again.comes({Kind::kWorker, first.worker, 0, 0, key.public_key()});
-  again.tell(control, Hello{"run", "w", {"10.0.0.1", 9}, {}, {}, {}});
+  again.deliver_control(control, Hello{"run", "w", {"10.0.0.1", 9}, {}, {}, {}});
   again.core.expel(first.worker, "it lies", again.now);
   const ConnId refused = again.comes({});
-  again.tell(refused, Return{key.public_key(), key.sign("return 4", authority.fingerprint())});
+  again.deliver_control(refused, Return{key.public_key(), key.sign("return 4", authority.fingerprint())});
   EXPECT_THAT(again.goodbye(refused), HasSubstr("revoked"));
 }
 
@@ -252,7 +252,7 @@ TEST(Learner, DialsWorkersWhereTheyComeFrom) {
   const auto join = [&](std::uint64_t id, const Endpoint& named) {
     const std::size_t before = desk.all<act::Dial>().size();
     const ConnId conn = desk.comes({Kind::kWorker, WorkerId{id}}, "203.0.113.7");
-    desk.tell(conn, Hello{"run", "w", named, {}, {}, {}});
+    desk.deliver_control(conn, Hello{"run", "w", named, {}, {}, {}});
     const auto dials = desk.all<act::Dial>();
     return std::pair(conn, dials.size() > before ? dials.back().to : Endpoint{});
   };
@@ -260,8 +260,8 @@ TEST(Learner, DialsWorkersWhereTheyComeFrom) {
   EXPECT_EQ(victim.second, (Endpoint{"203.0.113.7", 22}));
   const auto other = join(2, {"db.internal", 5432});
   EXPECT_EQ(other.second, (Endpoint{"203.0.113.7", 5432}));
-  ASSERT_EQ(desk.said<Notice>(other.first).size(), 1u);
-  EXPECT_THAT(desk.said<Notice>(other.first)[0].text, HasSubstr("not db.internal:5432"));
+  ASSERT_EQ(desk.sent<Notice>(other.first).size(), 1u);
+  EXPECT_THAT(desk.sent<Notice>(other.first)[0].text, HasSubstr("not db.internal:5432"));
   EXPECT_EQ(join(4, {"", 7070}).second, (Endpoint{"gpu.example", 7070}));
   // Repeated attempts come once a second.
   std::size_t dials = 0;
@@ -282,15 +282,15 @@ TEST(Learner, TriesAgainWhetherAWorkerCanBeReached) {
   const auto reachable = [&](std::size_t i) { return desk.core.stats().workers.at(i).reachable; };
   desk.pass(seconds(2));
   const std::size_t before = desk.all<act::Dial>().size();
-  desk.tell(2, EdgeFailed{WorkerId{1}, EdgeTroubleKind::kUnreachable, "refused"});
+  desk.deliver_control(2, EdgeFailed{WorkerId{1}, EdgeTroubleKind::kUnreachable, "refused"});
   ASSERT_EQ(desk.all<act::Dial>().size(), before + 1);
   EXPECT_EQ(desk.all<act::Dial>().back().expected, WorkerId{1});
   desk.core.on_closed(desk.all<act::Dial>().back().conn, "refused", desk.now);
   desk.take();
   EXPECT_FALSE(reachable(0));
   EXPECT_THAT(desk.chain(), ElementsAre(2, 1));
-  ASSERT_EQ(desk.said<Notice>(1).size(), 1u);
-  EXPECT_THAT(desk.said<Notice>(1)[0].text, HasSubstr("cannot be reached at 10.0.0.1:9: refused"));
+  ASSERT_EQ(desk.sent<Notice>(1).size(), 1u);
+  EXPECT_THAT(desk.sent<Notice>(1)[0].text, HasSubstr("cannot be reached at 10.0.0.1:9: refused"));
   desk.pass(std::chrono::minutes(2));  // a port is opened
   ASSERT_EQ(desk.all<act::Dial>().size(), before + 2);
   desk.core.on_connected(desk.all<act::Dial>().back().conn, desk.now);
@@ -298,31 +298,31 @@ TEST(Learner, TriesAgainWhetherAWorkerCanBeReached) {
   EXPECT_TRUE(reachable(0));
 }
 
-TEST(Learner, GrantsAnewBeforeAGrantEnds) {
+TEST(Learner, RenewsAGrantBeforeItEnds) {
   Desk desk(8);
   desk.join_all(2);
   const Checker checker("run", made_authority().public_key());
-  const auto ends = [&] { return open(checker, *desk.said<Assign>(2).back().grant)->expires_unix_ms; };
+  const auto ends = [&] { return open(checker, *desk.sent<Assign>(2).back().grant)->expires_unix_ms; };
   const auto now_ms = [&] {
     return static_cast<std::uint64_t>((kMadeUnix_s + echoline::seconds(desk.now.time_since_epoch())) * 1e3);
   };
-  const auto first = open(checker, *desk.said<Assign>(2).back().grant);
+  const auto first = open(checker, *desk.sent<Assign>(2).back().grant);
   EXPECT_EQ(first->child, WorkerId{2});
   EXPECT_EQ(first->from, (std::vector<Grant::From>{{WorkerId{1}, 1}}));
   for (int minutes = 0; minutes < 30; ++minutes) {
     EXPECT_GE(ends(), now_ms() + 300'000) << "as long as a worker waits for its learner";
     desk.pass(std::chrono::minutes(1));
   }
-  EXPECT_LE(desk.said<Assign>(2).size(), 10u);
+  EXPECT_LE(desk.sent<Assign>(2).size(), 10u);
   // A child with a new parent is no longer served by the old one.
-  EXPECT_TRUE(desk.said<Release>(1).empty());
-  desk.tell(1, Draining{});
+  EXPECT_TRUE(desk.sent<Release>(1).empty());
+  desk.deliver_control(1, Draining{});
   ASSERT_THAT(desk.chain(), ElementsAre(2, 1));
-  ASSERT_EQ(desk.said<Release>(1).size(), 1u);
-  EXPECT_EQ(desk.said<Release>(1)[0].child, WorkerId{2});
+  ASSERT_EQ(desk.sent<Release>(1).size(), 1u);
+  EXPECT_EQ(desk.sent<Release>(1)[0].child, WorkerId{2});
 }
 
-TEST(Learner, WhatItIssuesIsLaterThoughTheClockGoesBack) {
+TEST(Learner, BeaconsKeepTheirOrderThoughTheClockGoesBack) {
   const Checker checker("run", made_authority().public_key());
   Desk before;
   const ConnId conn = before.join(1);
@@ -331,8 +331,8 @@ TEST(Learner, WhatItIssuesIsLaterThoughTheClockGoesBack) {
   c.state = before.core.state();
   c.core.unix_origin_s = kMadeUnix_s - 3 * 3600;
   Desk after(std::move(c));
-  EXPECT_GT(checker.open(after.said<SignedBeacon>(after.join(1)).at(0))->sequence,
-            checker.open(before.said<SignedBeacon>(conn).back())->sequence);
+  EXPECT_GT(checker.open(after.sent<SignedBeacon>(after.join(1)).at(0))->sequence,
+            checker.open(before.sent<SignedBeacon>(conn).back())->sequence);
   const std::uint64_t last = after.core.issue_time(after.now);
   EXPECT_GT(last, before.core.issue_time(before.now));
   EXPECT_GT(after.core.issue_time(after.now), last);
@@ -341,7 +341,7 @@ TEST(Learner, WhatItIssuesIsLaterThoughTheClockGoesBack) {
 }
 
 // The learner began an epoch, told a worker, could not save it, and after its death began the epoch before again.
-TEST(Learner, SpeaksToNobodyBeforeItsStateIsOnDisk) {
+TEST(Learner, AnswersNoWorkerBeforeItsStateIsOnDisk) {
   LearnerConfig c = Desk::config(16);
   c.durable = true;
   Desk desk(std::move(c));
@@ -356,7 +356,7 @@ TEST(Learner, SpeaksToNobodyBeforeItsStateIsOnDisk) {
   desk.pass(seconds(2));
   desk.core.on_saved(ok(), desk.now);
   EXPECT_FALSE(refused());
-  EXPECT_THAT(desk.said<SignedBeacon>(desk.join(1)), SizeIs(1));
+  EXPECT_THAT(desk.sent<SignedBeacon>(desk.join(1)), SizeIs(1));
 }
 
 TEST(Learner, BeaconsGrowAcrossRestarts) {
@@ -365,7 +365,7 @@ TEST(Learner, BeaconsGrowAcrossRestarts) {
     LearnerConfig c = Desk::config(16);
     c.core.unix_origin_s = origin;
     Desk desk(std::move(c));
-    return checker.open(desk.said<SignedBeacon>(desk.join(1)).at(0))->sequence;
+    return checker.open(desk.sent<SignedBeacon>(desk.join(1)).at(0))->sequence;
   };
   EXPECT_LT(first_beacon(kMadeUnix_s), first_beacon(kMadeUnix_s + 1));
 }
@@ -376,7 +376,7 @@ TEST(Learner, ServesItsOwnChildrenOnly) {
   ASSERT_THAT(desk.chain(), ElementsAre(1, 2));
   const auto edge = [&](std::uint64_t id, const PeerHello& hello) {
     const ConnId conn = desk.comes({Kind::kWorker, WorkerId{id}});
-    desk.tell(conn, hello);
+    desk.deliver_control(conn, hello);
     return conn;
   };
   const SignedGrant one = made_grant(1, 0), two = made_grant(2, 0),
@@ -392,7 +392,7 @@ TEST(Learner, ServesItsOwnChildrenOnly) {
   const ConnId helped = edge(2, {"run", 0, Version{0}, false, {}, help});
   EXPECT_FALSE(desk.closed(helped));
   desk.pass(milliseconds(100));
-  EXPECT_EQ(desk.said<SignedManifest>(helped).size(), 1u);
+  EXPECT_EQ(desk.sent<SignedManifest>(helped).size(), 1u);
   // An edge with a new introduction replaces the child's open edge. A further stream does not.
   const ConnId first = edge(1, {"run", 0, {}, false, {}, one}), more = edge(1, {"run", 1, {}, false, {}, one});
   EXPECT_FALSE(desk.closed(first));
@@ -400,7 +400,7 @@ TEST(Learner, ServesItsOwnChildrenOnly) {
   EXPECT_TRUE(desk.closed(first));
   EXPECT_TRUE(desk.closed(more));
   EXPECT_FALSE(desk.closed(helped));
-  desk.tell(anew, Draining{});
+  desk.deliver_control(anew, Draining{});
   EXPECT_TRUE(desk.closed(anew));
   EXPECT_TRUE(desk.has(WorkerId{1}));
 }
@@ -426,19 +426,19 @@ TEST(Learner, RefusesBadPublications) {
   EXPECT_TRUE(desk.publish(make(delta(5, 4), 20)).has_value());
 }
 
-TEST(Learner, MeasuresTheQuorumOfThoseWhoWereThere) {
+TEST(Learner, MeasuresTheQuorumOfTheWorkersPresentAtTheStart) {
   Desk desk;
   desk.join_all(11);
   ASSERT_TRUE(desk.publish(make(full(0), 1000)).has_value());
   desk.join(12);  // too late to count
   for (std::uint64_t id = 1; id <= 8; ++id) {
     desk.now += milliseconds(10);
-    desk.tell(id, Installed{Version{0}, digest_of(0), 0});
+    desk.deliver_control(id, Installed{Version{0}, digest_of(0), 0});
   }
   EXPECT_THAT(desk.all<act::BroadcastDone>(), IsEmpty());                 // 8 of 11; ceil(9.9) = 10 needed
   desk.core.on_closed(desk.control.at(WorkerId{11}), "reset", desk.now);  // 8 of 10; 9 needed
   desk.now += milliseconds(10);
-  desk.tell(9, Installed{Version{0}, digest_of(0), 0});
+  desk.deliver_control(9, Installed{Version{0}, digest_of(0), 0});
   ASSERT_THAT(desk.all<act::BroadcastDone>(), SizeIs(1));
   const BroadcastReport report = desk.all<act::BroadcastDone>()[0].report;
   EXPECT_EQ(report.t_b, milliseconds(90));
@@ -450,12 +450,12 @@ TEST(Learner, TrustsOnlyAcknowledgementsThatCanBeTrue) {
   Desk desk;
   desk.join_all(2);
   ASSERT_TRUE(desk.publish(make(full(3), 10)).has_value());
-  desk.tell(1, Installed{Version{3}, digest_of(3), 0});
-  desk.tell(1, Installed{Version{2}, digest_of(2), 0});  // older: ignored
-  desk.tell(1, Installed{Version{9}, digest_of(9), 7});  // of another epoch: ignored
+  desk.deliver_control(1, Installed{Version{3}, digest_of(3), 0});
+  desk.deliver_control(1, Installed{Version{2}, digest_of(2), 0});  // older: ignored
+  desk.deliver_control(1, Installed{Version{9}, digest_of(9), 7});  // of another epoch: ignored
   EXPECT_EQ(desk.core.stats().workers[0].installed, Version{3});
   EXPECT_THAT(desk.all<act::Acked>(), SizeIs(1));
-  desk.tell(2, Installed{Version{4}, digest_of(4), 0});
+  desk.deliver_control(2, Installed{Version{4}, digest_of(4), 0});
   EXPECT_THAT(desk.lost(2), HasSubstr("not published"));
   EXPECT_TRUE(desk.has(WorkerId{1}));
 }
@@ -468,7 +468,7 @@ TEST(Learner, ARestartedOneTrustsAcknowledgementsOfWhatItPublishedBefore) {
   Desk desk(std::move(c));
   EXPECT_EQ(desk.core.epoch(), 0u);
   desk.join(1);
-  desk.tell(1, Installed{Version{4}, digest_of(4), 0});
+  desk.deliver_control(1, Installed{Version{4}, digest_of(4), 0});
   EXPECT_TRUE(desk.has(WorkerId{1}));
   EXPECT_EQ(desk.publish(make(full(3), 10)).error().code, Code::kInvalid);  // before the restart it was 4
   EXPECT_TRUE(desk.publish(make(delta(5, 4), 10)).has_value());
@@ -483,7 +483,7 @@ TEST(Learner, OneThatResumesFromBeforeBeginsAnEpoch) {
   EXPECT_EQ(desk.core.epoch(), 1u);
   EXPECT_THAT(desk.core.state().published, SizeIs(1));
   const ConnId conn = desk.join(1);
-  EXPECT_EQ(Checker("run", made_authority().public_key()).open(desk.said<SignedBeacon>(conn).at(0))->epoch, 1u);
+  EXPECT_EQ(Checker("run", made_authority().public_key()).open(desk.sent<SignedBeacon>(conn).at(0))->epoch, 1u);
   EXPECT_TRUE(desk.publish(make(delta(4, 3), 10, {.epoch = 1, .policy_digest = digest_of(44)})).has_value());
 }
 
@@ -495,7 +495,7 @@ TEST(Learner, GivesUpAWorkerThatDoesNotRead) {
   for (int i = 0; i < 2000; ++i) {  // it reads them all
     desk.now += milliseconds(100);
     desk.core.on_timer(desk.now);
-    desk.tell(conn, Heartbeat{});
+    desk.deliver_control(conn, Heartbeat{});
     desk.core.on_sent(conn, Uplink::kWindowBytes, desk.now);
     desk.take();
   }
@@ -518,23 +518,23 @@ TEST(Learner, PlansChainsAndReattachesTheTailOfTheDead) {
   desk.take();
   EXPECT_EQ(desk.core.topology().parents().at(tail), std::vector<WorkerId>{kLearnerId});
   EXPECT_THAT(desk.away(seed.value), HasSubstr("reset"));
-  const auto assign = desk.said<Assign>(tail.value);
+  const auto assign = desk.sent<Assign>(tail.value);
   EXPECT_EQ(assign.back().parents.at(0).worker, kLearnerId);
   EXPECT_EQ(assign.back().parents.at(0).endpoint, (Endpoint{"10.0.0.0", 1}));
 }
 
-TEST(Learner, LeavesTheOthersWhereTheyAreWhenSomebodyComesLater) {
+TEST(Learner, ALaterWorkerMovesNoOther) {
   Desk desk(8);
   desk.join_all(3);
   ASSERT_TRUE(desk.publish(make(full(0), 10)).has_value());
-  const auto before = desk.said<Assign>(std::uint64_t{2}).size();
+  const auto before = desk.sent<Assign>(std::uint64_t{2}).size();
   desk.join(4);
   desk.pass(2 * TopologyPlan::kDelay);
   EXPECT_THAT(desk.chain(), ElementsAre(1, 2, 3, 4));
-  EXPECT_EQ(desk.said<Assign>(std::uint64_t{2}).size(), before);  // nothing changed for it
+  EXPECT_EQ(desk.sent<Assign>(std::uint64_t{2}).size(), before);  // nothing changed for it
 }
 
-TEST(Learner, WhoCannotBeReachedForwardsToNobody) {
+TEST(Learner, AnUnreachableWorkerForwardsToNoOther) {
   Desk desk(8);
   desk.join(1, false);
   desk.join(2);
@@ -565,25 +565,25 @@ TEST(Learner, ASilentWorkerLosesItsPlaceAndNothingElseUntilItIsHeardAgain) {
   EXPECT_EQ(desk.lost(1), "");
   EXPECT_FALSE(desk.closed(desk.control.at(WorkerId{1})));
   EXPECT_EQ(desk.goodbye(desk.control.at(WorkerId{1})), "");
-  const std::size_t assigned = desk.said<Assign>(std::uint64_t{1}).size();
+  const std::size_t assigned = desk.sent<Assign>(std::uint64_t{1}).size();
   desk.pass(seconds(2));
   EXPECT_THAT(desk.chain(), ElementsAre(2, 3, 1)) << "a heard worker gets a place";
-  EXPECT_GT(desk.said<Assign>(std::uint64_t{1}).size(), assigned);
+  EXPECT_GT(desk.sent<Assign>(std::uint64_t{1}).size(), assigned);
   EXPECT_THAT(desk.all<act::Joined>(), SizeIs(3)) << "the worker had not left";
 }
 
 // The operator's minimum holds for any measured heartbeat interval and any complaint of a child.
-TEST(Learner, NobodyLosesItsPlaceBeforeTheOperatorAllowsIt) {
+TEST(Learner, NoWorkerLosesItsPlaceBeforeTheOperatorAllowsIt) {
   for (const bool child_complains : {false, true}) {
     LearnerConfig config = patient(seconds(20));
     config.network.silence_min = seconds(10);
     Desk desk(config);
     desk.join_all(3);
     desk.pass(seconds(60));
-    EXPECT_EQ(desk.said<Welcome>(std::uint64_t{1}).at(0).patience, seconds(100)) << "workers have more patience";
+    EXPECT_EQ(desk.sent<Welcome>(std::uint64_t{1}).at(0).patience, seconds(100)) << "workers have more patience";
     for (int s = 1; s < 10; ++s) {
       desk.pass(seconds(1), {1});
-      if (child_complains) desk.tell(2, EdgeFailed{WorkerId{1}, EdgeTroubleKind::kSilent, "nothing heard"});
+      if (child_complains) desk.deliver_control(2, EdgeFailed{WorkerId{1}, EdgeTroubleKind::kSilent, "nothing heard"});
       ASSERT_THAT(desk.chain(), testing::Contains(1)) << s << " s of 10";
     }
     desk.pass(seconds(2), {1});
@@ -604,7 +604,7 @@ TEST(Learner, AWorkerThatIsAwayComesBackToWhatItWas) {
   Desk desk(patient(seconds(5)));
   desk.join_all(3);
   ASSERT_TRUE(desk.publish(make(full(0), 10)).has_value());
-  for (const std::uint64_t child : {2, 2, 3, 3}) desk.tell(child, Poisoned{WorkerId{1}, {}, 0});
+  for (const std::uint64_t child : {2, 2, 3, 3}) desk.deliver_control(child, Poisoned{WorkerId{1}, {}, 0});
   ASSERT_EQ(desk.core.stats().quarantined, 1u);
   const ConnId before = desk.control.at(WorkerId{1});
   desk.pass(seconds(9), {1});
@@ -625,7 +625,7 @@ TEST(Learner, AWorkerThatIsAwayComesBackToWhatItWas) {
   EXPECT_EQ(desk.core.stats().lost, 0u);
 }
 
-TEST(Learner, WhoIsAwayIsGoneAfterItsTimeAndNotBefore) {
+TEST(Learner, AnAbsentWorkerIsLostAfterItsTimeAndNotBefore) {
   Desk desk(patient(seconds(5), seconds(60)));
   desk.join_all(3);
   desk.core.on_closed(desk.control.at(WorkerId{1}), "reset", desk.now);
@@ -651,7 +651,7 @@ TEST(Learner, WhoIsAwayIsGoneAfterItsTimeAndNotBefore) {
 }
 
 // Messages that arrived while this process was stopped are still in its sockets, because timers run first.
-TEST(Learner, JudgesNobodyForTheTimeInWhichItDidNotRun) {
+TEST(Learner, JudgesNoWorkerForTheTimeInWhichItDidNotRun) {
   Desk desk(patient(seconds(3), seconds(10)));
   desk.join_all(3);
   desk.core.on_closed(desk.control.at(WorkerId{3}), "reset", desk.now);
@@ -668,7 +668,7 @@ TEST(Learner, JudgesNobodyForTheTimeInWhichItDidNotRun) {
   EXPECT_EQ(desk.away(2), "");
 }
 
-TEST(Learner, WhatBeginsAfterAPauseIsNotPutOffByIt) {
+TEST(Learner, AnAbsenceAfterAPauseIsNotPutOffByIt) {
   Desk desk(patient(seconds(3), seconds(10)));
   desk.join_all(2);
   desk.now += std::chrono::hours(3);
@@ -683,7 +683,7 @@ TEST(Learner, WhatBeginsAfterAPauseIsNotPutOffByIt) {
 TEST(Learner, PassesOnWhatWorkersComplainOf) {
   Desk desk;
   desk.join_all(1);
-  for (int i = 0; i < 2 * LearnerCore::kTroublesMax; ++i) desk.tell(1, Trouble{"the disk is full"});
+  for (int i = 0; i < 2 * LearnerCore::kTroublesMax; ++i) desk.deliver_control(1, Trouble{"the disk is full"});
   ASSERT_THAT(desk.all<act::TroubleOf>(), SizeIs(LearnerCore::kTroublesMax));
   EXPECT_EQ(desk.all<act::TroubleOf>()[0].worker, WorkerId{1});
   EXPECT_EQ(desk.all<act::TroubleOf>()[0].text, "the disk is full");
@@ -695,7 +695,7 @@ TEST(Learner, ASilentWorkerIsNotAskedToHelp) {
   ASSERT_TRUE(desk.publish(make(full(0), 10)).has_value());
   Heartbeat beat;
   beat.holdings = {{full(0), 10}};
-  desk.tell(3, beat);
+  desk.deliver_control(3, beat);
   const auto silent = [&] {
     for (const WorkerView& view : desk.core.stats().workers)
       if (view.info.id == WorkerId{3}) return view.silent;
@@ -703,28 +703,28 @@ TEST(Learner, ASilentWorkerIsNotAskedToHelp) {
   };
   for (int i = 0; i < 30 && !silent(); ++i) desk.pass(milliseconds(250), {3});
   ASSERT_TRUE(silent()) << "it is a member, but silent";
-  desk.tell(2, NeedHelp{Version{0}, false, {}});
-  ASSERT_THAT(desk.said<Help>(std::uint64_t{2}), SizeIs(1));
-  EXPECT_EQ(desk.said<Help>(std::uint64_t{2})[0].from.worker, kLearnerId);
+  desk.deliver_control(2, NeedHelp{Version{0}, false, {}});
+  ASSERT_THAT(desk.sent<Help>(std::uint64_t{2}), SizeIs(1));
+  EXPECT_EQ(desk.sent<Help>(std::uint64_t{2})[0].from.worker, kLearnerId);
 }
 
-TEST(Learner, WhoIsHelpedWasNotServedByItsParent) {
+TEST(Learner, AHelpedWorkerCountsAgainstItsParent) {
   Desk desk(8);
   desk.join_all(3);
   ASSERT_THAT(desk.chain(), ElementsAre(1, 2, 3));
   const auto fail = [&] {
-    desk.tell(2, EdgeFailed{WorkerId{1}, EdgeTroubleKind::kLost, "reset"});
+    desk.deliver_control(2, EdgeFailed{WorkerId{1}, EdgeTroubleKind::kLost, "reset"});
     desk.pass(milliseconds(300));
   };
   ASSERT_TRUE(desk.publish(make(full(0), 10)).has_value());
   Heartbeat beat;
   beat.holdings = {{full(0), 10}};
-  desk.tell(3, beat);
+  desk.deliver_control(3, beat);
   fail();
   fail();
-  desk.tell(2, NeedHelp{Version{0}, false, {}});
-  ASSERT_THAT(desk.said<Help>(std::uint64_t{2}), SizeIs(1));
-  desk.tell(2, Installed{Version{0}, digest_of(0), 0});
+  desk.deliver_control(2, NeedHelp{Version{0}, false, {}});
+  ASSERT_THAT(desk.sent<Help>(std::uint64_t{2}), SizeIs(1));
+  desk.deliver_control(2, Installed{Version{0}, digest_of(0), 0});
   ASSERT_THAT(desk.chain(), ElementsAre(1, 2, 3));
   fail();
   EXPECT_THAT(desk.chain(), ElementsAre(1, 3, 2)) << "three times in a row, regardless of helpers";
@@ -744,32 +744,32 @@ TEST(Learner, LetsTheParentDialWhereTheChildCannotAndDemotesIfThatFailsToo) {
   Desk desk(8);
   desk.join_all(3);
   ASSERT_THAT(desk.chain(), ElementsAre(1, 2, 3));
-  desk.tell(2, EdgeFailed{WorkerId{1}, EdgeTroubleKind::kUnreachable, "no route"});
-  ASSERT_THAT(desk.said<DialChild>(std::uint64_t{1}), SizeIs(1));
-  EXPECT_EQ(desk.said<DialChild>(std::uint64_t{1})[0].worker, WorkerId{2});
-  EXPECT_TRUE(desk.said<Assign>(std::uint64_t{2}).back().parents.at(0).dials);
+  desk.deliver_control(2, EdgeFailed{WorkerId{1}, EdgeTroubleKind::kUnreachable, "no route"});
+  ASSERT_THAT(desk.sent<DialChild>(std::uint64_t{1}), SizeIs(1));
+  EXPECT_EQ(desk.sent<DialChild>(std::uint64_t{1})[0].worker, WorkerId{2});
+  EXPECT_TRUE(desk.sent<Assign>(std::uint64_t{2}).back().parents.at(0).dials);
   EXPECT_THAT(desk.chain(), ElementsAre(1, 2, 3));
   const auto fails = [&](std::uint64_t child) {
     for (int i = 0; i < 3; ++i, desk.pass(milliseconds(300)))
-      desk.tell(child, EdgeFailed{WorkerId{1}, EdgeTroubleKind::kUnreachable, "no route"});
+      desk.deliver_control(child, EdgeFailed{WorkerId{1}, EdgeTroubleKind::kUnreachable, "no route"});
   };
   fails(2);
   EXPECT_THAT(desk.chain(), ElementsAre(1, 3, 2)) << "they are parted, and the child moves no nearer";
-  desk.tell(3, EdgeFailed{WorkerId{1}, EdgeTroubleKind::kUnreachable, "no route"});
-  ASSERT_THAT(desk.said<DialChild>(std::uint64_t{1}), SizeIs(testing::Gt(1u)));
+  desk.deliver_control(3, EdgeFailed{WorkerId{1}, EdgeTroubleKind::kUnreachable, "no route"});
+  ASSERT_THAT(desk.sent<DialChild>(std::uint64_t{1}), SizeIs(testing::Gt(1u)));
   fails(3);
   EXPECT_THAT(desk.chain(), ElementsAre(3, 2, 1)) << "two children complain: the parent is at fault";
-  desk.tell(2, EdgeFailed{WorkerId{1}, EdgeTroubleKind::kLost, "settled meanwhile"});
+  desk.deliver_control(2, EdgeFailed{WorkerId{1}, EdgeTroubleKind::kLost, "settled meanwhile"});
   EXPECT_THAT(desk.chain(), ElementsAre(3, 2, 1));
 }
 
 TEST(Learner, AParentThatIsSilentToChildAndLearnerLosesItsPlace) {
   Desk desk(8);
   desk.join_all(2);
-  desk.tell(2, EdgeFailed{WorkerId{1}, EdgeTroubleKind::kSilent, "nothing heard"});
+  desk.deliver_control(2, EdgeFailed{WorkerId{1}, EdgeTroubleKind::kSilent, "nothing heard"});
   EXPECT_EQ(desk.lost(1), "");  // the learner hears it well
   desk.pass(milliseconds(1500), {1});
-  desk.tell(2, EdgeFailed{WorkerId{1}, EdgeTroubleKind::kSilent, "nothing heard"});
+  desk.deliver_control(2, EdgeFailed{WorkerId{1}, EdgeTroubleKind::kSilent, "nothing heard"});
   EXPECT_THAT(desk.chain(), ElementsAre(1, 2)) << "it may only be late";
   desk.pass(milliseconds(500), {1});
   EXPECT_THAT(desk.chain(), ElementsAre(2));
@@ -782,7 +782,7 @@ LearnerConfig trees(double up_mbit) {
   return config;
 }
 
-TEST(Learner, PlansTreesAnewWhenSomebodyIsLost) {
+TEST(Learner, PlansTreesAgainWhenAWorkerIsLost) {
   Desk desk(trees(8));
   desk.join_all(6);
   EXPECT_EQ(desk.core.topology().stripes(), 4u);
@@ -805,7 +805,7 @@ TEST(Learner, AParentThatIsSilentToSeveralChildrenIsASlowHop) {
   const std::vector<WorkerId> children = desk.core.topology().children_of(parent);
   ASSERT_GE(children.size(), 2u);
   const auto silent = [&](WorkerId child) {
-    desk.tell(child.value, EdgeFailed{parent, EdgeTroubleKind::kSilent, "nothing heard"});
+    desk.deliver_control(child.value, EdgeFailed{parent, EdgeTroubleKind::kSilent, "nothing heard"});
   };
   silent(children[0]);
   desk.pass(std::chrono::seconds(4));  // too long ago to belong together
@@ -823,9 +823,9 @@ TEST(Learner, AParentThatIsSilentToSeveralChildrenIsASlowHop) {
 TEST(Learner, DrainsByMovingAWorkerBehindTheOthers) {
   Desk desk(8);
   desk.join_all(3);
-  desk.tell(1, Draining{});
+  desk.deliver_control(1, Draining{});
   EXPECT_THAT(desk.chain(), ElementsAre(2, 3, 1));
-  desk.tell(1, Goodbye{"drained"});
+  desk.deliver_control(1, Goodbye{"drained"});
   EXPECT_THAT(desk.lost(1), HasSubstr("it left: drained"));
   EXPECT_THAT(desk.chain(), ElementsAre(2, 3));
 }
@@ -846,7 +846,7 @@ TEST(Learner, FindsASlowHopAndRoutesAroundIt) {
     const auto beats = [&](std::uint64_t worker, std::uint32_t n) {
       Heartbeat h;
       h.progress = {{made.id, {n}}};
-      desk.tell(worker, h);
+      desk.deliver_control(worker, h);
     };
     beats(1, chunks(1e6));
     beats(2, chunks(1e5));
@@ -865,7 +865,7 @@ TEST(Learner, FindsASlowHopAndRoutesAroundIt) {
 
 // One of a parent's two children is slow, or claims to be. Both share the parent's uplink, so the learner makes the
 // slow child a leaf and leaves the parent. The complaint of an only child is trusted, once.
-TEST(Learner, WhoIsSlowAloneIsMovedItself) {
+TEST(Learner, AWorkerThatIsSlowAloneIsMovedItself) {
   for (const bool both : {false, true}) {
     Desk desk(trees(8));
     desk.join_all(6);
@@ -884,7 +884,7 @@ TEST(Learner, WhoIsSlowAloneIsMovedItself) {
         const bool slow = both ? child : WorkerId{id} == children[0];
         Heartbeat h;
         h.progress = {{made.id, std::vector(stripes, slow ? beat : std::min(all, 40 * beat))}};
-        desk.tell(id, h);
+        desk.deliver_control(id, h);
       }
       desk.core.on_timer(desk.now);
       desk.take();
@@ -914,7 +914,7 @@ TEST(Learner, AChildOfSeveralParentsIsNotExpectedToReceiveAllOfItFromEach) {
       Heartbeat h;
       const std::uint32_t received = beat * 100'000 / 16384 / stripes;  // of a stripe, at 0.2 MB/s
       h.progress = {{made.id, std::vector(stripes, id == 6 ? std::min(all, received) : all)}};
-      desk.tell(id, h);
+      desk.deliver_control(id, h);
     }
     desk.core.on_timer(desk.now);
     desk.take();

@@ -49,11 +49,12 @@ struct Member {
     take();
   }
   void welcome(ConnId control, double learner_unix_s = kMadeUnix_s) {
-    tell(control, Welcome{kSelf, kBeat, std::chrono::seconds(9), static_cast<std::uint64_t>(learner_unix_s * 1e3),
-                          "welcome", std::chrono::seconds(90), policy});
+    deliver_control(control,
+                    Welcome{kSelf, kBeat, std::chrono::seconds(9), static_cast<std::uint64_t>(learner_unix_s * 1e3),
+                            "welcome", std::chrono::seconds(90), policy});
   }
   void assign(std::vector<Parent> parents, std::uint32_t stripes = 1) {
-    tell(kControl, Assign{stripes, std::move(parents)});
+    deliver_control(kControl, Assign{stripes, std::move(parents)});
   }
   void take() {
     core.check();
@@ -66,7 +67,7 @@ struct Member {
         actions.push_back(std::move(a));
       }
   }
-  void tell(ConnId conn, const ControlMessage& m) {
+  void deliver_control(ConnId conn, const ControlMessage& m) {
     const Slice frame(encode_control(m));
     core.on_frame(conn, {FrameType::kControl, frame.part(8, frame.size() - 8), {}, {}}, now);
     take();
@@ -77,16 +78,16 @@ struct Member {
   }
   void whole(const Made& made) { whole(parent, made); }
   void whole(ConnId conn, const Made& made) {
-    tell(conn, made.opening);
+    deliver_control(conn, made.opening);
     for (std::size_t i = 0; i < made.chunks.size(); ++i) frame(conn, made.chunk(i));
-    tell(conn, made.closing);
+    deliver_control(conn, made.closing);
   }
   // Lets the parent send meanwhile, and the learner unless it is silent.
   void pass(Duration time, bool learner = true) {
     for (const TimePoint end = now + time; now < end;) {
       now = std::min(end, now + kBeat);
-      if (learner) tell(kControl, SignedBeacon{beacon_now()});
-      if (!closed(parent)) tell(parent, EdgeStatus{});
+      if (learner) deliver_control(kControl, SignedBeacon{beacon_now()});
+      if (!closed(parent)) deliver_control(parent, EdgeStatus{});
       core.on_timer(now);
       take();
     }
@@ -109,8 +110,8 @@ struct Member {
     return keys;
   }
   template <class T>
-  std::vector<T> said(ConnId conn) const {  // control messages of one kind
-    return said_over<T>(actions, conn);
+  std::vector<T> sent(ConnId conn) const {  // control messages of one kind
+    return sent_over<T>(actions, conn);
   }
   template <class T>
   std::vector<T> all() const {

@@ -17,7 +17,7 @@ using testing::SizeIs;
 TEST(Member, GivesUpAfterThreeFailedInstallations) {
   Member m;
   m.whole(make(full(1), 100));
-  for (int i = 0; i < Standing::kInstallFailuresMax; ++i) m.core.install_failed(Version{1}, "digest", m.now);
+  for (int i = 0; i < InstallState::kInstallFailuresMax; ++i) m.core.install_failed(Version{1}, "digest", m.now);
   m.take();
   EXPECT_EQ(m.delivered().size(), 3u);  // the verified snapshot again, twice
   EXPECT_THAT(m.end(), HasSubstr("could not be installed after 3 attempts: digest"));
@@ -33,73 +33,73 @@ TEST(Member, AFailedInstallationIsRepairedByASnapshotOfThatVersionAndNotByTheWay
   m.core.install_failed(Version{2}, "digest", m.now);
   m.take();
   EXPECT_THAT(m.delivered(), ElementsAre(full(1), delta(2, 1))) << "not the same publication again";
-  const auto asked = m.said<NeedHelp>(kControl);
+  const auto asked = m.sent<NeedHelp>(kControl);
   ASSERT_EQ(asked.size(), 1u);
   EXPECT_EQ(asked[0].target, Version{2});
   EXPECT_TRUE(asked[0].full_only);
 }
 
 // A chunk of version 1 is lost for good, and all later versions keep coming.
-TEST(Member, WhatComesLaterDoesNotHideThatSomethingIsMissing) {
+TEST(Member, LaterVersionsDoNotHideALostChunk) {
   Member m;
   m.whole(make(full(0), 100));
-  m.tell(m.parent, make(delta(1, 0), 3000).opening);
-  for (std::uint64_t v = 2; v <= 120 && m.said<NeedHelp>(kControl).empty(); ++v) {
+  m.deliver_control(m.parent, make(delta(1, 0), 3000).opening);
+  for (std::uint64_t v = 2; v <= 120 && m.sent<NeedHelp>(kControl).empty(); ++v) {
     m.newest = Version{v};
     m.whole(make(delta(v, v - 1), 100));
     m.pass(kBeat);
   }
-  EXPECT_THAT(m.said<NeedHelp>(kControl), SizeIs(1));
+  EXPECT_THAT(m.sent<NeedHelp>(kControl), SizeIs(1));
   EXPECT_THAT(m.delivered(), ElementsAre(full(0)));
 }
 
 // The worker has no base to install them on, because a chunk of its first snapshot is lost.
-TEST(Member, WhatComesLaterDoesNotHideThatThereIsNothingToStartFrom) {
+TEST(Member, LaterVersionsDoNotHideAMissingBase) {
   Member m;
-  m.tell(m.parent, make(full(0), 3000).opening);
-  for (std::uint64_t v = 1; v <= 120 && m.said<NeedHelp>(kControl).empty(); ++v) {
+  m.deliver_control(m.parent, make(full(0), 3000).opening);
+  for (std::uint64_t v = 1; v <= 120 && m.sent<NeedHelp>(kControl).empty(); ++v) {
     m.newest = Version{v};
     m.whole(make(delta(v, v - 1), 100));
     m.pass(kBeat);
   }
-  EXPECT_THAT(m.said<NeedHelp>(kControl), SizeIs(1));
+  EXPECT_THAT(m.sent<NeedHelp>(kControl), SizeIs(1));
 }
 
 // The worker has the snapshot below a version that it could not install, and waits for another snapshot.
-TEST(Member, WhatComesLaterDoesNotHideThatARepairIsMissing) {
+TEST(Member, LaterVersionsDoNotHideAMissingRepair) {
   Member m;
   m.whole(make(full(0), 100));
   m.core.installed(Version{0}, digest_of(0), m.now);
   m.whole(make(delta(1, 0), 100));
   m.core.install_failed(Version{1}, "digest", m.now);
   m.take();
-  ASSERT_THAT(m.said<NeedHelp>(kControl), SizeIs(1));  // no answer
-  for (std::uint64_t v = 2; v <= 120 && m.said<NeedHelp>(kControl).size() < 2; ++v) {
+  ASSERT_THAT(m.sent<NeedHelp>(kControl), SizeIs(1));  // no answer
+  for (std::uint64_t v = 2; v <= 120 && m.sent<NeedHelp>(kControl).size() < 2; ++v) {
     m.newest = Version{v};
     m.whole(make(delta(v, v - 1), 100));
     m.pass(kBeat);
   }
-  EXPECT_THAT(m.said<NeedHelp>(kControl), SizeIs(2));
+  EXPECT_THAT(m.sent<NeedHelp>(kControl), SizeIs(2));
 }
 
 TEST(Member, ParentsThatComeAndGoDoNotKeepItFromAskingForHelp) {
   Member m;
   m.newest = Version{3};
-  for (std::uint64_t i = 0; i < 120 && m.said<NeedHelp>(kControl).empty(); ++i) {
+  for (std::uint64_t i = 0; i < 120 && m.sent<NeedHelp>(kControl).empty(); ++i) {
     m.assign({{WorkerId{100 + i % 2}, {"10.0.0.4", 1}, 1, false}});
     m.pass(kBeat);
   }
-  EXPECT_THAT(m.said<NeedHelp>(kControl), SizeIs(1));
+  EXPECT_THAT(m.sent<NeedHelp>(kControl), SizeIs(1));
 }
 
 TEST(Member, AGrantThatIsRenewedDoesNotHideThatSomethingIsMissing) {
   Member m;
   m.newest = Version{3};
-  for (int i = 0; i < 120 && m.said<NeedHelp>(kControl).empty(); ++i) {
+  for (int i = 0; i < 120 && m.sent<NeedHelp>(kControl).empty(); ++i) {
     m.assign({{kParent, {"10.0.0.4", 1}, 1, false}});
     m.pass(kBeat);
   }
-  EXPECT_THAT(m.said<NeedHelp>(kControl), SizeIs(1));
+  EXPECT_THAT(m.sent<NeedHelp>(kControl), SizeIs(1));
 }
 
 TEST(Member, AsksForHelpAgainWhenItMay) {
@@ -107,13 +107,13 @@ TEST(Member, AsksForHelpAgainWhenItMay) {
   m.whole(make(full(0), 100));
   m.newest = Version{9};
   m.pass(kBeat);
-  m.tell(m.parent, CannotServe{Version{5}});
+  m.deliver_control(m.parent, CannotServe{Version{5}});
   m.pass(kBeat);
-  m.tell(m.parent, CannotServe{Version{9}});  // so soon after the first
-  EXPECT_THAT(m.said<NeedHelp>(kControl), SizeIs(1));
+  m.deliver_control(m.parent, CannotServe{Version{9}});  // so soon after the first
+  EXPECT_THAT(m.sent<NeedHelp>(kControl), SizeIs(1));
   m.pass(4 * kBeat);
-  EXPECT_THAT(m.said<NeedHelp>(kControl), SizeIs(2));
-  EXPECT_EQ(m.said<NeedHelp>(kControl).back().target, Version{9});
+  EXPECT_THAT(m.sent<NeedHelp>(kControl), SizeIs(2));
+  EXPECT_EQ(m.sent<NeedHelp>(kControl).back().target, Version{9});
 }
 
 TEST(Member, TellsTheLearnerWhatItHasNoRoomForAndStays) {
@@ -122,8 +122,8 @@ TEST(Member, TellsTheLearnerWhatItHasNoRoomForAndStays) {
   Member m(c);
   m.whole(make(full(0), 6000));
   EXPECT_EQ(m.end(), "");
-  ASSERT_THAT(m.said<Trouble>(kControl), SizeIs(1));
-  EXPECT_THAT(m.said<Trouble>(kControl)[0].text, HasSubstr("raise the memory budget"));
+  ASSERT_THAT(m.sent<Trouble>(kControl), SizeIs(1));
+  EXPECT_THAT(m.sent<Trouble>(kControl)[0].text, HasSubstr("raise the memory budget"));
   m.whole(make(full(1), 4000));  // and takes what it has room for
   EXPECT_THAT(m.delivered(), ElementsAre(full(1)));
 }
@@ -133,15 +133,15 @@ TEST(Member, AsksForHelpThoughSomethingNewBeginsAgainAndAgain) {
   Member m;
   m.whole(make(full(0), 100));
   std::uint64_t version = 1;
-  for (; version < 3 * StallWatch::kBegunMax && m.said<NeedHelp>(kControl).empty(); ++version) {
+  for (; version < 3 * StallWatch::kBegunMax && m.sent<NeedHelp>(kControl).empty(); ++version) {
     m.newest = Version{version};
     const Made made = make(full(version), 6000);
-    m.tell(m.parent, made.opening);
+    m.deliver_control(m.parent, made.opening);
     m.frame(m.parent, made.chunk(0));
     m.pass(kBeat * (StallWatch::kStallHeartbeats - 1));
   }
-  ASSERT_THAT(m.said<NeedHelp>(kControl), SizeIs(1));
-  EXPECT_TRUE(m.said<NeedHelp>(kControl)[0].stalled);
+  ASSERT_THAT(m.sent<NeedHelp>(kControl), SizeIs(1));
+  EXPECT_TRUE(m.sent<NeedHelp>(kControl)[0].stalled);
   EXPECT_LE(version, StallWatch::kBegunMax + 3);
 }
 
@@ -153,24 +153,24 @@ TEST(Member, AsksForWhatItLostThoughAParentGoesOnBringingALittle) {
   Member m(c);
   m.newest = Version{0};
   const Made made = make(full(0), 6000);
-  m.tell(m.parent, made.opening);
+  m.deliver_control(m.parent, made.opening);
   for (std::size_t i = 0; i < made.chunks.size(); ++i) m.frame(m.parent, made.chunk(i));
   EXPECT_EQ(m.core.stats().memory.count, 0u) << "the publication was dropped";
-  for (std::size_t i = 0; i < 4 && m.said<NeedHelp>(kControl).empty(); ++i) {
+  for (std::size_t i = 0; i < 4 && m.sent<NeedHelp>(kControl).empty(); ++i) {
     m.pass(kBeat * (StallWatch::kStallHeartbeats - 1));
-    m.tell(m.parent, made.opening);
+    m.deliver_control(m.parent, made.opening);
     m.frame(m.parent, made.chunk(i));
   }
-  ASSERT_THAT(m.said<NeedHelp>(kControl), SizeIs(1));
-  EXPECT_FALSE(m.said<NeedHelp>(kControl)[0].stalled) << "its parents are not to blame";
-  m.tell(kControl, Help{{WorkerId{6}, {"10.0.0.6", 1}, 1, false}, Version{0}, false});
+  ASSERT_THAT(m.sent<NeedHelp>(kControl), SizeIs(1));
+  EXPECT_FALSE(m.sent<NeedHelp>(kControl)[0].stalled) << "its parents are not to blame";
+  m.deliver_control(kControl, Help{{WorkerId{6}, {"10.0.0.6", 1}, 1, false}, Version{0}, false});
   const ConnId helper = m.last<act::Dial>()->conn;
   m.core.on_connected(helper, m.now);
-  m.tell(helper, made.opening);
+  m.deliver_control(helper, made.opening);
   for (const std::size_t i : {3, 4}) {  // a slow one gets its time
     for (int beat = 0; beat < StallWatch::kStallHeartbeats; ++beat) {
       m.pass(kBeat);
-      m.tell(helper, EdgeStatus{});
+      m.deliver_control(helper, EdgeStatus{});
     }
     m.frame(helper, made.chunk(i));
   }
@@ -201,18 +201,18 @@ TEST(Member, WaitsForASlowSnapshotThoughWhatFollowsHasNoRoom) {
   Member m(c);
   m.newest = Version{2};
   const Made slow = make(full(0), 4000), later = make(delta(2, 1), 4000);
-  m.tell(m.parent, slow.opening);
+  m.deliver_control(m.parent, slow.opening);
   m.frame(m.parent, slow.chunk(0));
   m.frame(m.parent, slow.chunk(1));
-  m.tell(m.parent, later.opening);
+  m.deliver_control(m.parent, later.opening);
   for (std::size_t i = 0; i < later.chunks.size(); ++i) m.frame(m.parent, later.chunk(i));
   EXPECT_EQ(m.core.stats().memory.count, 2048u) << "the publication was dropped";
   for (const std::size_t i : {2, 3}) {
     m.pass(kBeat * (StallWatch::kStallHeartbeats - 1));
     m.frame(m.parent, slow.chunk(i));
   }
-  EXPECT_THAT(m.said<NeedHelp>(kControl), IsEmpty());
-  m.tell(m.parent, slow.closing);
+  EXPECT_THAT(m.sent<NeedHelp>(kControl), IsEmpty());
+  m.deliver_control(m.parent, slow.closing);
   EXPECT_THAT(m.delivered(), ElementsAre(full(0)));
 }
 
@@ -225,8 +225,8 @@ TEST(Member, ItsStoreFollowsThePolicysSizeUnlessTheUserSaysOtherwise) {
   EXPECT_THAT(grows.delivered(), ElementsAre(full(0)));
   c.store.memory_is_fixed = true;
   Member fixed(c, kMadeUnix_s, true, Bytes{large});
-  ASSERT_THAT(fixed.said<Trouble>(kControl), SizeIs(1)) << "when it joins, not when the policy comes";
-  EXPECT_THAT(fixed.said<Trouble>(kControl)[0].text, HasSubstr("--memory-max"));
+  ASSERT_THAT(fixed.sent<Trouble>(kControl), SizeIs(1)) << "when it joins, not when the policy comes";
+  EXPECT_THAT(fixed.sent<Trouble>(kControl)[0].text, HasSubstr("--memory-max"));
   EXPECT_EQ(fixed.end(), "");
 }
 
@@ -235,7 +235,7 @@ TEST(Member, DoesNotReadFasterThanItsDiskWrites) {
   c.store = {Bytes{5000}, Bytes{1 << 20}, true};
   Member m(c);
   const Made made = make(full(0), 20'000);
-  m.tell(m.parent, made.opening);
+  m.deliver_control(m.parent, made.opening);
   std::size_t i = 0;
   while (m.all<act::SetReading>().empty()) m.frame(m.parent, made.chunk(i++));
   EXPECT_LE(i, 6u);
@@ -263,16 +263,16 @@ TEST(Member, ComesBackToItsFloorThoughItsDiskLostTheWayThere) {
   m.whole(make(full(1), 500));
   ASSERT_THAT(m.delivered(), ElementsAre(full(1)));
   m.saves = false;
-  m.tell(m.parent, second.opening);
+  m.deliver_control(m.parent, second.opening);
   m.frame(m.parent, second.chunk(0));
-  m.tell(m.parent, second.closing);
-  m.tell(m.parent, first.opening);
+  m.deliver_control(m.parent, second.closing);
+  m.deliver_control(m.parent, first.opening);
   for (std::size_t i = 0; i < first.chunks.size(); ++i) {
     written();
     m.frame(m.parent, first.chunk(i));
   }
   written();
-  m.tell(m.parent, first.closing);
+  m.deliver_control(m.parent, first.closing);
   ASSERT_TRUE(std::holds_alternative<act::SaveState>(m.actions.back())) << "versions 2 and 3 are staged";
   m.core.on_unspooled(first.id, 0, Slice(std::vector<std::byte>(3)), m.now);
   m.core.on_saved(ok(), m.now);
@@ -292,14 +292,14 @@ TEST(Member, InstallsWhatCameWhileTheDiskLostWhatWasStaged) {
   const Made first = make(full(1), 10'000);
   m.core.on_saved(ok(), m.now);
   m.saves = false;
-  m.tell(m.parent, first.opening);
+  m.deliver_control(m.parent, first.opening);
   for (std::size_t i = 0; i < first.chunks.size(); ++i) {
     m.frame(m.parent, first.chunk(i));
     for (const auto& s : m.all<act::Spool>())
       if (s.chunk) m.core.on_spooled(s.publication, *s.chunk, ok(), m.now);
     m.take();
   }
-  m.tell(m.parent, first.closing);
+  m.deliver_control(m.parent, first.closing);
   ASSERT_TRUE(std::holds_alternative<act::SaveState>(m.actions.back())) << "version 1 is staged";
   m.core.on_unspooled(first.id, 0, Slice(std::vector<std::byte>(3)), m.now);
   m.whole(make(full(4), 500));
@@ -310,7 +310,7 @@ TEST(Member, InstallsWhatCameWhileTheDiskLostWhatWasStaged) {
   EXPECT_THAT(m.delivered(), ElementsAre(full(4)));
 }
 
-TEST(Member, DialsAnewWhenItsMessagesAreNotTaken) {
+TEST(Member, DialsAgainWhenItsMessagesAreNotTaken) {
   Member m;
   const Slice message{std::vector<std::byte>(kMessageBytesMax / 4)};
   for (int i = 0; i < 15; ++i) m.core.send_message(message, m.now);
@@ -350,7 +350,7 @@ TEST(Member, HoldsItsDownloadLimit) {
 }
 
 // A pause that ends late costs no throughput, whatever is read first. Time without data to read is lost.
-TEST(Member, WhatWaitedForTheEndOfAPauseComesAtTheRateOfTheLink) {
+TEST(Member, DataThatWaitedForTheEndOfAPauseComesAtTheRateOfTheLink) {
   MemberConfig c = config();
   c.core.limits.down = BitRate::from_mbit_per_s(8);
   MemberCore core(c);
@@ -389,7 +389,7 @@ TEST(Member, ABeaconOfAnOlderEpochIsNotBelieved) {
     Beacon b = m.beacon(sequence);
     b.epoch = epoch;
     b.revoked = std::move(revoked);
-    m.tell(kControl, sign(b, made_key("authority")));
+    m.deliver_control(kControl, sign(b, made_key("authority")));
   };
   beacon(2, 10, {});
   beacon(1, 11, {kSelf});
@@ -407,17 +407,17 @@ TEST(Member, AChildThatAsksForTooMuchIsNoChildForAWhile) {
   };
   accept(child, WorkerId{9});
   accept(other, WorkerId{8});
-  m.tell(child, PeerHello{"run", 0, {}, false, {}, made_grant(9, 7)});
-  m.tell(other, PeerHello{"run", 0, {}, false, {}, made_grant(8, 7)});
-  for (int i = 0; i < 20'000 && !m.closed(child); ++i) m.tell(child, Have{});
+  m.deliver_control(child, PeerHello{"run", 0, {}, false, {}, made_grant(9, 7)});
+  m.deliver_control(other, PeerHello{"run", 0, {}, false, {}, made_grant(8, 7)});
+  for (int i = 0; i < 20'000 && !m.closed(child); ++i) m.deliver_control(child, Have{});
   EXPECT_TRUE(m.closed(child));
   EXPECT_FALSE(m.closed(other));
   m.core.on_accepted(ConnId{104}, {"10.0.0.9", {trust::PeerIdentity::Kind::kWorker, WorkerId{9}}}, m.now);
   m.take();
   EXPECT_TRUE(m.closed(ConnId{104})) << "before its first message";
-  m.pass(ChildBudgets::kBarred);
+  m.pass(ChildBudgets::kBarredTime);
   accept(ConnId{106}, WorkerId{9});
-  m.tell(ConnId{106}, PeerHello{"run", 0, {}, false, {}, made_grant(9, 7)});
+  m.deliver_control(ConnId{106}, PeerHello{"run", 0, {}, false, {}, made_grant(9, 7)});
   EXPECT_FALSE(m.closed(ConnId{106}));
 }
 
@@ -443,9 +443,9 @@ TEST(Member, LongListsCountByTheirLength) {
         if (m.closed(conn)) break;
         PeerHello hello{"run", 0, {}, false, {}, made_grant(9, 7)};
         hello.have_follows = true;
-        m.tell(conn, hello);
+        m.deliver_control(conn, hello);
       }
-      m.tell(conn, longest);
+      m.deliver_control(conn, longest);
       if (!reconnects && m.closed(conn)) break;
     }
     return lists;
@@ -473,7 +473,7 @@ TEST(Member, SaysNoMoreOfFailedEdgesThanTheLearnerTakes) {
       ++failed;
     }
     m.take();
-    for (std::size_t n = m.said<EdgeFailed>(kControl).size(); n > 0; --n, ++told)
+    for (std::size_t n = m.sent<EdgeFailed>(kControl).size(); n > 0; --n, ++told)
       EXPECT_EQ(learners.take(MessageBudget::Kind::kEdgeFailed, m.now), MessageBudget::Verdict::kTake);
   }
   EXPECT_GT(failed, 600u);
@@ -483,25 +483,25 @@ TEST(Member, SaysNoMoreOfFailedEdgesThanTheLearnerTakes) {
 TEST(Member, RenewsItsCertificateAtHalfOfItsLife) {
   Member m;
   m.pass(std::chrono::minutes(29));
-  EXPECT_THAT(m.said<Renew>(kControl), IsEmpty());
+  EXPECT_THAT(m.sent<Renew>(kControl), IsEmpty());
   m.pass(std::chrono::minutes(2));
-  ASSERT_FALSE(m.said<Renew>(kControl).empty());
-  EXPECT_EQ(m.said<Renew>(kControl)[0].key, made_key("worker 7").public_key());
+  ASSERT_FALSE(m.sent<Renew>(kControl).empty());
+  EXPECT_EQ(m.sent<Renew>(kControl)[0].key, made_key("worker 7").public_key());
   const trust::Authority authority = made_authority();
   const auto issue = [&](const trust::SigningKey& key, WorkerId worker) {
     return *authority.issue({key.public_key(), trust::PeerIdentity::Kind::kWorker, worker, 2, kMadeUnix_s + 1860,
                              trust::kWorkerLifetimeMax});
   };
-  m.tell(kControl, Renewed{issue(made_key("worker 8"), kSelf)});
-  m.tell(kControl, Renewed{issue(made_key("worker 7"), WorkerId{8})});
-  m.tell(kControl, Renewed{random_bytes(1, 100)});
+  m.deliver_control(kControl, Renewed{issue(made_key("worker 8"), kSelf)});
+  m.deliver_control(kControl, Renewed{issue(made_key("worker 7"), WorkerId{8})});
+  m.deliver_control(kControl, Renewed{random_bytes(1, 100)});
   EXPECT_EQ(m.all<act::UseCertificate>().size(), 1u);  // none of them is for it
-  m.tell(kControl, Renewed{issue(made_key("worker 7"), kSelf)});
+  m.deliver_control(kControl, Renewed{issue(made_key("worker 7"), kSelf)});
   ASSERT_EQ(m.all<act::UseCertificate>().size(), 2u);
   EXPECT_EQ(m.last<act::UseCertificate>()->certificate, issue(made_key("worker 7"), kSelf));
-  const std::size_t asked = m.said<Renew>(kControl).size();
+  const std::size_t asked = m.sent<Renew>(kControl).size();
   m.pass(std::chrono::minutes(20));
-  EXPECT_EQ(m.said<Renew>(kControl).size(), asked) << "it has a new one";
+  EXPECT_EQ(m.sent<Renew>(kControl).size(), asked) << "it has a new one";
 }
 
 }  // namespace

@@ -20,11 +20,11 @@ MemberConfig with_parts(Bytes unread_max = {1 << 20}) {
 TEST(MemberParts, DeliversWhatHasComeOfTheFirstSnapshot) {
   Member m(with_parts());
   const Made early = make(delta(1, 0), 3500), first = make(full(1), 3500), other = make(full(2), 3500);
-  m.tell(m.parent, early.opening);
+  m.deliver_control(m.parent, early.opening);
   m.frame(m.parent, early.chunk(0));
   EXPECT_THAT(m.all<act::DeliverPart>(), IsEmpty()) << "its base is missing";
-  m.tell(m.parent, first.opening);
-  m.tell(m.parent, other.opening);
+  m.deliver_control(m.parent, first.opening);
+  m.deliver_control(m.parent, other.opening);
   for (std::size_t i = 0; i < 3; ++i) {
     m.frame(m.parent, first.chunk(i));
     m.frame(m.parent, other.chunk(i));
@@ -38,7 +38,7 @@ TEST(MemberParts, DeliversWhatHasComeOfTheFirstSnapshot) {
   }
   EXPECT_EQ(come.size(), 3072u);
   m.frame(m.parent, first.chunk(3));
-  m.tell(m.parent, first.closing);
+  m.deliver_control(m.parent, first.closing);
   EXPECT_THAT(m.delivered(), ElementsAre(full(1)));
 }
 
@@ -56,20 +56,20 @@ TEST(MemberParts, DeliversWhatHasComeOfASnapshotAhead) {
     return versions;
   };
   const Made old = make(full(2), 3500), ahead = make(full(7), 3500), next = make(delta(4, 3), 3500);
-  m.tell(m.parent, old.opening);
+  m.deliver_control(m.parent, old.opening);
   m.frame(m.parent, old.chunk(0));
   EXPECT_THAT(come(), IsEmpty()) << "it has a later version";
-  m.tell(m.parent, ahead.opening);
+  m.deliver_control(m.parent, ahead.opening);
   m.frame(m.parent, ahead.chunk(0));
-  m.tell(m.parent, next.opening);
+  m.deliver_control(m.parent, next.opening);
   for (std::size_t i = 0; i < 4; ++i) m.frame(m.parent, next.chunk(i));
   m.frame(m.parent, ahead.chunk(1));
   EXPECT_THAT(come(), ElementsAre(7, 4, 4, 4, 4, 7)) << "beside each other";
-  m.tell(m.parent, next.closing);
+  m.deliver_control(m.parent, next.closing);
   m.frame(m.parent, ahead.chunk(2));
   m.frame(m.parent, ahead.chunk(3));
   EXPECT_THAT(come(), ElementsAre(7, 4, 4, 4, 4, 7, 7, 7)) << "the delta does not restart it";
-  m.tell(m.parent, ahead.closing);
+  m.deliver_control(m.parent, ahead.closing);
   EXPECT_THAT(m.delivered(), ElementsAre(delta(4, 3), full(7)));
 }
 
@@ -77,22 +77,22 @@ TEST(MemberParts, DeliversNoMorePartsThanTheApplicationReads) {
   Member m(with_parts(Bytes{2048}));
   const Made first = make(full(1), 7500);
   const auto come = [&] { return m.all<act::DeliverPart>().size(); };
-  m.tell(m.parent, first.opening);
+  m.deliver_control(m.parent, first.opening);
   for (std::size_t i = 0; i < 5; ++i) m.frame(m.parent, first.chunk(i));
   EXPECT_EQ(come(), 2u);
-  m.core.parts_read(1024);
+  m.core.on_parts_consumed(1024);
   m.take();
   EXPECT_EQ(come(), 3u);
-  m.core.parts_read(std::uint64_t{1} << 40);
+  m.core.on_parts_consumed(std::uint64_t{1} << 40);
   m.take();
   EXPECT_EQ(come(), 5u) << "the received part";
   for (std::size_t i = 5; i < 8; ++i) m.frame(m.parent, first.chunk(i));
-  m.core.parts_read(1024);
+  m.core.on_parts_consumed(1024);
   m.take();
   EXPECT_EQ(come(), 6u);
-  m.tell(m.parent, first.closing);
+  m.deliver_control(m.parent, first.closing);
   EXPECT_THAT(m.delivered(), ElementsAre(full(1)));
-  m.core.parts_read(2048);
+  m.core.on_parts_consumed(2048);
   m.take();
   EXPECT_EQ(come(), 6u) << "it has the whole publication";
 }
@@ -104,7 +104,7 @@ TEST(MemberParts, DeliversWhatIsOnDiskFromThere) {
   Member m(c);
   const Made first = make(full(1), 7500);
   const auto come = [&] { return m.all<act::DeliverPart>().size(); };
-  m.tell(m.parent, first.opening);
+  m.deliver_control(m.parent, first.opening);
   for (std::size_t i = 0; i < 5; ++i) {
     m.frame(m.parent, first.chunk(i));
     m.core.on_spooled(first.id, static_cast<std::uint32_t>(i), ok(), m.now);
@@ -117,7 +117,7 @@ TEST(MemberParts, DeliversWhatIsOnDiskFromThere) {
     for (const auto& p : m.all<act::DeliverPart>()) {
       EXPECT_EQ(p.part.offset, all.size());
       all.insert(all.end(), p.part.bytes.bytes().begin(), p.part.bytes.bytes().end());
-      m.core.parts_read(p.part.bytes.size());
+      m.core.on_parts_consumed(p.part.bytes.size());
     }
     const auto asked = m.all<act::Unspool>();
     m.actions.clear();
@@ -140,10 +140,10 @@ TEST(MemberParts, DeliversNothingOfSnapshotsThatDoNotRepair) {
   m.take();
   m.actions.clear();
   const Made before = make(full(3), 3500), repairs = make(full(4), 3500);
-  m.tell(m.parent, before.opening);
+  m.deliver_control(m.parent, before.opening);
   m.frame(m.parent, before.chunk(0));
   EXPECT_THAT(m.all<act::DeliverPart>(), IsEmpty());
-  m.tell(m.parent, repairs.opening);
+  m.deliver_control(m.parent, repairs.opening);
   m.frame(m.parent, repairs.chunk(0));
   EXPECT_THAT(m.all<act::DeliverPart>(), SizeIs(1));
 }
@@ -162,13 +162,13 @@ TEST(MemberParts, DeliversWhatHasComeOfTheNextDelta) {
     return bytes;
   };
   const Made first = make(delta(1, 0), 3500), second = make(delta(2, 1), 3500);
-  m.tell(m.parent, first.opening);
+  m.deliver_control(m.parent, first.opening);
   m.frame(m.parent, first.chunk(0));  // on what is not there
   m.whole(make(full(0), 3000));
   EXPECT_THAT(come(), IsEmpty());
   m.frame(m.parent, first.chunk(2));
   EXPECT_EQ(come().at(1).size(), 1024u) << "up to the gap";
-  m.tell(m.parent, second.opening);
+  m.deliver_control(m.parent, second.opening);
   m.frame(m.parent, second.chunk(0));
   EXPECT_FALSE(come().contains(2));
   m.frame(m.parent, first.chunk(1));
@@ -177,15 +177,15 @@ TEST(MemberParts, DeliversWhatHasComeOfTheNextDelta) {
   m.frame(m.parent, first.chunk(3));
   EXPECT_EQ(come().at(1), first.payload);
   EXPECT_THAT(m.delivered(), ElementsAre(full(0))) << "the publication is not closed";
-  m.tell(m.parent, first.closing);
+  m.deliver_control(m.parent, first.closing);
   EXPECT_THAT(m.delivered(), ElementsAre(full(0), delta(1, 0)));
   EXPECT_EQ(m.all<act::Deliver>().back().publication.id, first.id);
   for (std::size_t i = 1; i < second.chunks.size(); ++i) m.frame(m.parent, second.chunk(i));
   EXPECT_EQ(come().at(2), second.payload);
   // A delta on another version 2 is useless here.
-  m.tell(m.parent, second.closing);
+  m.deliver_control(m.parent, second.closing);
   const Made other = make(delta(3, 2), 3500, {.base_digest = digest_of(99)});
-  m.tell(m.parent, other.opening);
+  m.deliver_control(m.parent, other.opening);
   m.frame(m.parent, other.chunk(0));
   EXPECT_FALSE(come().contains(3));
 

@@ -32,13 +32,13 @@ struct Desk {
   Pacer pacer;
   Uplink uplink{pacer, actions};
   Transport transport{pacer, uplink, actions};
-  Standing standing{0};
-  WorkerFile file{c.state, c.durable, standing, actions};
+  InstallState install_state{0};
+  WorkerFile file{c.state, c.durable, install_state, actions};
   Identity identity{c, file, actions};
   LearnerLink learner{c, identity, transport, uplink, actions};
   PublicationStore store{c.store, *c.checker, actions};
   StallWatch stall;
-  Parents parents{c, standing, store, stall, learner, transport};
+  Parents parents{c, install_state, store, stall, learner, transport};
   Children children{c, identity, learner, parents, store, transport, uplink};
   TimePoint now = kStart;
 
@@ -82,8 +82,8 @@ struct Desk {
     return all_of<T>(actions);
   }
   template <class T>
-  std::vector<T> said(ConnId conn) const {
-    return said_over<T>(actions, conn);
+  std::vector<T> sent(ConnId conn) const {
+    return sent_over<T>(actions, conn);
   }
   bool closed(ConnId conn) const {
     const auto closes = all<act::Close>();
@@ -135,14 +135,14 @@ TEST(WorkerFile, MakesTheStagedVersionItsFloorAndProtectsItOnceItIsOnDisk) {
   Desk d(c);
   d.put(make(full(3), 500), 1);
   PublicationKey foreign;
-  ASSERT_EQ(d.standing.stage(d.store, {}, d.now, foreign), Standing::Stage::kStaged);
-  const Installed floor = d.standing.staged()->last;
+  ASSERT_EQ(d.install_state.stage(d.store, {}, d.now, foreign), InstallState::Stage::kStaged);
+  const Installed floor = d.install_state.staged()->last;
   EXPECT_FALSE(d.file.protects(floor));
   d.file.save();
   EXPECT_TRUE(d.file.is_saving(floor) && !d.file.protects(floor));
   ASSERT_THAT(d.all<act::SaveState>(), SizeIs(1));
   EXPECT_EQ(decode_worker_state(d.all<act::SaveState>()[0].bytes)->floor, floor);
-  EXPECT_FALSE(d.file.succeeded());
+  EXPECT_FALSE(d.file.on_succeeded());
   EXPECT_TRUE(d.file.protects(floor) && !d.file.is_saving(floor));
   d.file.check();
 }
@@ -155,9 +155,9 @@ TEST(WorkerFile, WritesAgainWhatHasChangedAndWhatFailed) {
   d.file.state().beacon_sequence = 7;
   d.file.save();  // after the write in flight
   EXPECT_THAT(d.all<act::SaveState>(), SizeIs(1));
-  EXPECT_TRUE(d.file.succeeded());
+  EXPECT_TRUE(d.file.on_succeeded());
   d.file.save();
-  d.file.failed(d.now);
+  d.file.on_failed(d.now);
   d.file.retry_if_due(d.now);
   EXPECT_THAT(d.all<act::SaveState>(), SizeIs(2));
   d.file.retry_if_due(d.file.next_deadline());
@@ -185,11 +185,11 @@ TEST(PartsFeed, GivesTheFirstBytesInOrderAndNoMoreThanAreRead) {
     for (const auto& p : d.all<act::DeliverPart>()) all.emplace_back(p.part.version.value, p.part.offset);
     return all;
   };
-  parts.deliver(first.id, d.standing, d.store, d.actions);
-  parts.deliver(other.id, d.standing, d.store, d.actions);
+  parts.deliver(first.id, d.install_state, d.store, d.actions);
+  parts.deliver(other.id, d.install_state, d.store, d.actions);
   EXPECT_THAT(come(), ElementsAre(std::pair(1, 0), std::pair(1, 1024)));
   EXPECT_TRUE(parts.feeds(first.id) && !parts.feeds(other.id));
-  parts.read(1024, d.standing, d.store, d.actions);
+  parts.on_consumed(1024, d.install_state, d.store, d.actions);
   EXPECT_THAT(come(), ElementsAre(std::pair(1, 0), std::pair(1, 1024), std::pair(1, 2048)));
 }
 
@@ -198,7 +198,7 @@ TEST(PartsFeed, GivesNothingWhereNoPartsAreWanted) {
   PartsFeed parts(Bytes{0});
   const Made made = make(full(1), 5000);
   d.put(made, 2);
-  parts.deliver(made.id, d.standing, d.store, d.actions);
+  parts.deliver(made.id, d.install_state, d.store, d.actions);
   EXPECT_THAT(d.actions, IsEmpty());
 }
 
@@ -283,7 +283,7 @@ TEST(LearnerLink, ComesBackAfterASilenceAndGivesUpInTheEnd) {
     d.check();
     d.now = d.learner.next_deadline();
   }
-  EXPECT_TRUE(d.learner.membership().away());
+  EXPECT_TRUE(d.learner.membership().is_away());
   EXPECT_THAT(d.all<act::Close>(), SizeIs(1));
   d.learner.send_application(Slice(std::vector<std::byte>(10)), d.now);
   d.check();
@@ -299,9 +299,9 @@ TEST(LearnerLink, ReportsATroubleOnceInAWhile) {
   d.learner.report_trouble("the disk is full", d.now);
   d.learner.report_trouble("the disk is full", d.now + seconds(59));
   d.learner.report_trouble("the clock is wrong", d.now);
-  EXPECT_THAT(d.said<Trouble>(conn), SizeIs(2));
+  EXPECT_THAT(d.sent<Trouble>(conn), SizeIs(2));
   d.learner.report_trouble("the disk is full", d.now + LearnerLink::kTroublePause);
-  EXPECT_THAT(d.said<Trouble>(conn), SizeIs(3));
+  EXPECT_THAT(d.sent<Trouble>(conn), SizeIs(3));
   for (int i = 0; i < 100; ++i) d.learner.report_trouble(std::to_string(i), d.now);
   d.check();
 }
@@ -315,9 +315,9 @@ TEST(Upstream, OpensStreamsFailsAndOpensAgain) {
   EXPECT_FALSE(up.is_open());
   EXPECT_EQ(up.next_deadline(), kNever);
   EXPECT_EQ(up.open_stream(ConnId{1}, kBeat, kStart), 0u);
-  EXPECT_TRUE(up.never_heard());
+  EXPECT_TRUE(up.has_received_nothing());
   up.on_frame(kStart);
-  EXPECT_FALSE(up.never_heard());
+  EXPECT_FALSE(up.has_received_nothing());
   up.add_dialled(ConnId{3});
   EXPECT_EQ(up.open_stream(ConnId{3}, kBeat, kStart), 1u);
   up.check();
@@ -371,9 +371,9 @@ TEST(Parents, KeepAConnectionUnderNewTerms) {
   d.actions.clear();
   const SignedGrant grant = made_grant(7, 4);
   d.parents.assign(Assign{2, {{kParent, {"10.0.0.4", 1}, 0b10, false}}, grant}, d.now);
-  EXPECT_THAT(d.said<SignedGrant>(conn), ElementsAre(grant));
-  ASSERT_THAT(d.said<Have>(conn), SizeIs(1));
-  EXPECT_EQ(d.said<Have>(conn)[0].wanted, (StripeMask{2, 0b10}));
+  EXPECT_THAT(d.sent<SignedGrant>(conn), ElementsAre(grant));
+  ASSERT_THAT(d.sent<Have>(conn), SizeIs(1));
+  EXPECT_EQ(d.sent<Have>(conn)[0].wanted, (StripeMask{2, 0b10}));
   d.parents.assign(Assign{2, {}}, d.now);
   EXPECT_TRUE(d.closed(conn));
   EXPECT_THAT(d.parents.ids(), IsEmpty());
@@ -385,7 +385,7 @@ TEST(Parents, GiveUpAHelperAfterThreeFailures) {
   d.join();
   const ConnId parent = d.assign(kDialled);
   d.parents.on_help(Help{{WorkerId{6}, {"10.0.0.6", 1}, 1, false}, Version{3}, false}, d.now);
-  EXPECT_EQ(d.said<Have>(parent).back().position, Version{3}) << "the parent need not send it";
+  EXPECT_EQ(d.sent<Have>(parent).back().position, Version{3}) << "the parent need not send it";
   for (int i = 0; i < 3; ++i) {
     const ConnId helper = d.all<act::Dial>().back().conn;
     ASSERT_TRUE(d.parents.find(helper)) << i;
@@ -395,9 +395,9 @@ TEST(Parents, GiveUpAHelperAfterThreeFailures) {
     d.parents.find(parent)->on_status({}, d.now);
     d.parents.on_timer(1, d.now);
   }
-  EXPECT_EQ(d.said<Have>(parent).back().position, std::nullopt) << "the parent has to send it again";
-  EXPECT_THAT(d.said<NeedHelp>(d.learner.membership().conn()), SizeIs(1));
-  EXPECT_THAT(d.said<EdgeFailed>(d.learner.membership().conn()), IsEmpty()) << "a helper is no parent";
+  EXPECT_EQ(d.sent<Have>(parent).back().position, std::nullopt) << "the parent has to send it again";
+  EXPECT_THAT(d.sent<NeedHelp>(d.learner.membership().conn()), SizeIs(1));
+  EXPECT_THAT(d.sent<EdgeFailed>(d.learner.membership().conn()), IsEmpty()) << "a helper is no parent";
 }
 
 // The edge broke, and the parent dials before this worker would wait for it again.
@@ -408,14 +408,14 @@ TEST(Parents, TakeAParentThatDialsEarly) {
   ASSERT_TRUE(d.parents.on_dialled_by(kParent, ConnId{2}, d.now));
   d.parents.on_closed(*d.parents.find(ConnId{2}), ConnId{2}, "reset", d.now);
   ASSERT_TRUE(d.parents.on_dialled_by(kParent, ConnId{4}, d.now));
-  const std::size_t failed = d.said<EdgeFailed>(d.learner.membership().conn()).size();
+  const std::size_t failed = d.sent<EdgeFailed>(d.learner.membership().conn()).size();
   for (const TimePoint end = d.now + 2 * Core::kHandshakeTimeout; d.now < end; d.now += milliseconds(50)) {
     d.parents.find(ConnId{4})->on_status({}, d.now);
     d.parents.on_timer(1, d.now);
     d.check();
     ASSERT_TRUE(d.parents.find(ConnId{4})) << "it is not late";
   }
-  EXPECT_THAT(d.said<EdgeFailed>(d.learner.membership().conn()), SizeIs(failed));
+  EXPECT_THAT(d.sent<EdgeFailed>(d.learner.membership().conn()), SizeIs(failed));
   EXPECT_FALSE(d.parents.on_dialled_by(WorkerId{5}, ConnId{6}, d.now)) << "no parent";
 }
 
@@ -473,7 +473,7 @@ TEST(Children, AreDialledOnlyWhileAConnectionThatWasDialledIsOpen) {
   d.children.dial({WorkerId{9}, {"10.0.0.9", 1}});
   const ConnId dialled = d.all<act::Dial>().at(0).conn;
   EXPECT_TRUE(d.children.on_connected(dialled, d.now));
-  EXPECT_THAT(d.said<EdgeStatus>(dialled), SizeIs(1));
+  EXPECT_THAT(d.sent<EdgeStatus>(dialled), SizeIs(1));
   d.children.on_frame(dialled, frame_of(PeerHello{"run", 0, {}, false, {}, made_grant(9, 7)}), d.now);
   d.children.on_frame(dialled, frame_of(MoreStreams{2}), d.now);
   EXPECT_THAT(d.all<act::Dial>(), SizeIs(2));

@@ -22,9 +22,9 @@ TEST(Member, JoinsAndSaysWhatItHas) {
   EXPECT_EQ(dial[0].expected, kLearnerId);
   EXPECT_EQ(dial[1].service, act::Service::kData);
   EXPECT_EQ(dial[1].expected, kParent);
-  EXPECT_EQ(m.said<Hello>(kControl).at(0).name, "offer");
+  EXPECT_EQ(m.sent<Hello>(kControl).at(0).name, "offer");
   EXPECT_EQ(m.last<act::Welcomed>()->welcome, "welcome");
-  EXPECT_EQ(m.said<PeerHello>(m.parent).size(), 1u);
+  EXPECT_EQ(m.sent<PeerHello>(m.parent).size(), 1u);
   EXPECT_EQ(m.all<act::UseCertificate>().size(), 1u);
 }
 
@@ -47,7 +47,7 @@ TEST(Member, DeliversInAnOrderThatCanBeInstalled) {
   m.core.installed(Version{2}, digest_of(2), m.now);  // never backwards
   m.core.installed(Version{9}, digest_of(9), m.now);  // never delivered
   m.take();
-  EXPECT_THAT(m.said<Installed>(kControl), ElementsAre(Installed{Version{5}, digest_of(5), 0}));
+  EXPECT_THAT(m.sent<Installed>(kControl), ElementsAre(Installed{Version{5}, digest_of(5), 0}));
 }
 
 // ---- lies ----
@@ -55,17 +55,17 @@ TEST(Member, DeliversInAnOrderThatCanBeInstalled) {
 TEST(Member, ABadChunkIsRefusedAskedForAgainAndReported) {
   Member m;
   const Made made = make(full(0), 3000);
-  m.tell(m.parent, made.opening);
+  m.deliver_control(m.parent, made.opening);
   m.frame(m.parent, made.chunk(0));
   m.frame(m.parent, with_flipped_bit(made.chunk(1), 3));
   m.frame(m.parent, made.chunk(2));
-  m.tell(m.parent, made.closing);
+  m.deliver_control(m.parent, made.closing);
   EXPECT_THAT(m.delivered(), IsEmpty());
-  const auto requests = m.said<ChunkRequest>(m.parent);
+  const auto requests = m.sent<ChunkRequest>(m.parent);
   ASSERT_EQ(requests.size(), 1u);
   EXPECT_EQ(requests[0].publication, made.id);
   EXPECT_EQ(requests[0].index, 1u);
-  const auto poisoned = m.said<Poisoned>(kControl);
+  const auto poisoned = m.sent<Poisoned>(kControl);
   ASSERT_EQ(poisoned.size(), 1u);
   EXPECT_EQ(poisoned[0].parent, kParent);
   EXPECT_EQ(poisoned[0].publication, made.id);
@@ -79,11 +79,11 @@ TEST(Member, ABadChunkIsRefusedAskedForAgainAndReported) {
 TEST(Member, GivesUpAnEdgeAfterTheSecondBadChunk) {
   Member m;
   const Made made = make(full(0), 3000);
-  m.tell(m.parent, made.opening);
+  m.deliver_control(m.parent, made.opening);
   m.frame(m.parent, with_flipped_bit(made.chunk(1), 3));
   m.frame(m.parent, with_flipped_bit(made.chunk(0), 3));
-  EXPECT_EQ(m.said<Poisoned>(kControl).size(), 2u);
-  const auto failed = m.said<EdgeFailed>(kControl);
+  EXPECT_EQ(m.sent<Poisoned>(kControl).size(), 2u);
+  const auto failed = m.sent<EdgeFailed>(kControl);
   ASSERT_EQ(failed.size(), 1u);
   EXPECT_EQ(failed[0].parent, kParent);
   EXPECT_EQ(failed[0].kind, EdgeTroubleKind::kRefused);
@@ -94,20 +94,20 @@ TEST(Member, LetsGoOfAHelperAfterTheSecondBadChunk) {
   Member m;
   m.newest = Version{3};
   m.pass(kBeat * (StallWatch::kStallHeartbeats + 2));
-  const std::size_t asked = m.said<NeedHelp>(kControl).size();
+  const std::size_t asked = m.sent<NeedHelp>(kControl).size();
   ASSERT_GE(asked, 1u);
-  m.tell(kControl, Help{{WorkerId{6}, {"10.0.0.6", 1}, 1, false}, Version{3}, false});
+  m.deliver_control(kControl, Help{{WorkerId{6}, {"10.0.0.6", 1}, 1, false}, Version{3}, false});
   const ConnId helper = m.last<act::Dial>()->conn;
   m.core.on_connected(helper, m.now);
   const Made made = make(full(3), 3000);
-  m.tell(helper, made.opening);
+  m.deliver_control(helper, made.opening);
   m.frame(helper, with_flipped_bit(made.chunk(1), 3));
   m.frame(helper, made.chunk(0));  // what is good in between excuses nothing
   EXPECT_FALSE(m.closed(helper));
   m.frame(helper, with_flipped_bit(made.chunk(2), 3));
   EXPECT_TRUE(m.closed(helper));
   EXPECT_EQ(m.last<act::Dial>()->conn, helper) << "it is not dialled again";
-  EXPECT_EQ(m.said<NeedHelp>(kControl).size(), asked + 1) << "it asks for another helper";
+  EXPECT_EQ(m.sent<NeedHelp>(kControl).size(), asked + 1) << "it asks for another helper";
 }
 
 // If seconds of earlier data wait in the network, a newly dialled helper queues behind them. A helper that is heard but
@@ -121,15 +121,15 @@ TEST(Member, GivesEachHelperMoreTimeWhileNothingIsHeardOfIt) {
     ConnId helper{};
     const auto pass = [&](int beats) {
       for (const TimePoint end = m.now + kBeat * beats; m.now < end;) {
-        const std::size_t calls = m.said<NeedHelp>(kControl).size(), dials = m.all<act::Dial>().size();
+        const std::size_t calls = m.sent<NeedHelp>(kControl).size(), dials = m.all<act::Dial>().size();
         m.pass(kBeat);
-        if (m.said<NeedHelp>(kControl).size() > calls) {
+        if (m.sent<NeedHelp>(kControl).size() > calls) {
           asked.push_back(m.now);
-          m.tell(kControl, Help{{WorkerId{6}, {"10.0.0.6", 1}, 1, false}, Version{3}, false});
+          m.deliver_control(kControl, Help{{WorkerId{6}, {"10.0.0.6", 1}, 1, false}, Version{3}, false});
         }
         if (m.all<act::Dial>().size() > dials) m.core.on_connected(helper = m.last<act::Dial>()->conn, m.now);
         m.take();
-        if (heard && helper != ConnId{}) m.tell(helper, EdgeStatus{});
+        if (heard && helper != ConnId{}) m.deliver_control(helper, EdgeStatus{});
       }
     };
     pass(heard ? 5 * kPatience : 17 * kPatience);
@@ -142,7 +142,7 @@ TEST(Member, GivesEachHelperMoreTimeWhileNothingIsHeardOfIt) {
         EXPECT_GE(gap, kBeat * kPatience * std::min(1 << (i - 1), 4)) << i;
     }
     const Made made = make(full(3), 3000);
-    m.tell(m.parent, made.opening);
+    m.deliver_control(m.parent, made.opening);
     m.frame(m.parent, made.chunk(0));
     const TimePoint came = m.now;
     const std::size_t before = asked.size();
@@ -157,7 +157,7 @@ TEST(Member, RefusesWhatIsNotOfThisRunsLearner) {
     Member m;
     m.whole(make(full(0), 500, options));
     EXPECT_THAT(m.delivered(), IsEmpty());
-    return m.said<Poisoned>(kControl).size();
+    return m.sent<Poisoned>(kControl).size();
   };
   EXPECT_GE(poisoned({.key = "mallory"}), 1u);
   EXPECT_GE(poisoned({.run_id = "another run"}), 1u);  // even by the same key
@@ -168,7 +168,7 @@ TEST(Member, RefusesWhatHasExpiredByTheLearnersClock) {
   Member m;
   m.whole(make(full(0), 500, old));
   EXPECT_THAT(m.delivered(), IsEmpty());
-  EXPECT_THAT(m.said<Poisoned>(kControl), IsEmpty());  // genuine, only old
+  EXPECT_THAT(m.sent<Poisoned>(kControl), IsEmpty());  // genuine, only old
   m.whole(make(full(0), 500));
   EXPECT_THAT(m.delivered(), ElementsAre(full(0)));
   // A worker whose clock is two days late still refuses old publications, and one whose clock is early accepts new
@@ -186,7 +186,7 @@ TEST(Member, RefusesADeltaOnAnotherBaseAndAsksForAWholeOne) {
   m.whole(make(full(0), 500));
   m.whole(make(delta(1, 0), 500, {.base_digest = digest_of(99)}));
   EXPECT_THAT(m.delivered(), ElementsAre(full(0)));
-  const auto help = m.said<NeedHelp>(kControl);
+  const auto help = m.sent<NeedHelp>(kControl);
   ASSERT_EQ(help.size(), 1u);
   EXPECT_EQ(help[0].target, Version{1});
   EXPECT_TRUE(help[0].full_only);
@@ -227,11 +227,11 @@ TEST(Member, ANewEpochVoidsWhatWasBeforeIt) {
   m.core.installed(Version{0}, digest_of(0), m.now);  // the application has not come to the new one yet
   m.core.installed(Version{1}, digest_of(1), m.now);
   m.take();
-  EXPECT_TRUE(m.said<Installed>(kControl).empty());
+  EXPECT_TRUE(m.sent<Installed>(kControl).empty());
   m.core.installed(Version{0}, digest_of(0), m.now);
   m.take();
-  ASSERT_FALSE(m.said<Installed>(kControl).empty());
-  EXPECT_EQ(m.said<Installed>(kControl).back(), (Installed{Version{0}, digest_of(0), 1}));
+  ASSERT_FALSE(m.sent<Installed>(kControl).empty());
+  EXPECT_EQ(m.sent<Installed>(kControl).back(), (Installed{Version{0}, digest_of(0), 1}));
   m.whole(make(delta(2, 1), 500));  // of the old one
   m.whole(make(full(9), 500));
   EXPECT_EQ(m.delivered().size(), 3u);
@@ -249,16 +249,16 @@ TEST(Member, SavesBeforeItActivates) {
   core.on_saved(ok(), now);
   const Made made = make(full(0), 500);
   core.on_connected(kControl, now);
-  const auto tell = [&](ConnId conn, const ControlMessage& m) {
+  const auto deliver_control = [&](ConnId conn, const ControlMessage& m) {
     const Slice frame(encode_control(m));
     core.on_frame(conn, {FrameType::kControl, frame.part(8, frame.size() - 8), {}, {}}, now);
   };
-  tell(kControl, Welcome{kSelf, kBeat, seconds(9), static_cast<std::uint64_t>(kMadeUnix_s * 1e3), ""});
-  tell(kControl, Assign{1, {{kLearnerId, {"10.0.0.0", 1}, 1, false}}});
+  deliver_control(kControl, Welcome{kSelf, kBeat, seconds(9), static_cast<std::uint64_t>(kMadeUnix_s * 1e3), ""});
+  deliver_control(kControl, Assign{1, {{kLearnerId, {"10.0.0.0", 1}, 1, false}}});
   core.on_connected(ConnId{3}, now);
-  tell(ConnId{3}, made.opening);
+  deliver_control(ConnId{3}, made.opening);
   core.on_frame(ConnId{3}, made.chunk(0), now);
-  tell(ConnId{3}, made.closing);
+  deliver_control(ConnId{3}, made.closing);
   std::optional<act::SaveState> save;
   for (Action& a : core.take_actions()) {
     EXPECT_FALSE(std::holds_alternative<act::Deliver>(a));
@@ -280,7 +280,7 @@ TEST(Member, BelievesBeaconsForTheirSignatureOnly) {
     Beacon b = m.beacon(10);
     b.revoked = {kSelf};
     change(b);
-    m.tell(m.parent, EdgeStatus{sign(b, made_key(key)), {}});  // passed on by the parent
+    m.deliver_control(m.parent, EdgeStatus{sign(b, made_key(key)), {}});  // passed on by the parent
     return m.end();
   };
   EXPECT_THAT(after([](Beacon&) {}), HasSubstr("revoked"));
@@ -290,43 +290,43 @@ TEST(Member, BelievesBeaconsForTheirSignatureOnly) {
   EXPECT_EQ(after([](Beacon& b) { b.revoked = {WorkerId{8}}; }), "");
   Member m;  // replayed: older than one that was heard
   Beacon b = m.beacon(10);
-  m.tell(kControl, sign(b, made_key("authority")));
+  m.deliver_control(kControl, sign(b, made_key("authority")));
   b = m.beacon(9);
   b.revoked = {kSelf};
-  m.tell(kControl, sign(b, made_key("authority")));
+  m.deliver_control(kControl, sign(b, made_key("authority")));
   EXPECT_EQ(m.end(), "");
 }
 
 // A welcome that waited in a socket while the machine was suspended has a time of hours ago.
-TEST(Member, WhatTheLearnerSaysDoesNotComeFromItsFuture) {
+TEST(Member, ABeaconIsNotFromTheLearnersFuture) {
   Member m;
   Beacon b = m.beacon(10);
   const std::uint64_t later_ms = 3 * 3'600'000;
   b.issued_unix_ms += later_ms;
   b.expires_unix_ms += later_ms;
   const double before = m.core.run_unix_s(m.now);
-  m.tell(m.parent, EdgeStatus{sign(b, made_key("authority")), {}});
+  m.deliver_control(m.parent, EdgeStatus{sign(b, made_key("authority")), {}});
   EXPECT_NEAR(m.core.run_unix_s(m.now), before, 1) << "a beacon from another worker does not set the clock";
   b = m.beacon(11);
   b.issued_unix_ms += later_ms;
   b.expires_unix_ms += later_ms;
-  m.tell(kControl, sign(b, made_key("authority")));
+  m.deliver_control(kControl, sign(b, made_key("authority")));
   EXPECT_NEAR(m.core.run_unix_s(m.now), before + 3 * 3600, 5);
   m.pass(seconds(1));
-  EXPECT_FALSE(m.said<Renew>(kControl).empty()) << "its certificate has expired by that time";
+  EXPECT_FALSE(m.sent<Renew>(kControl).empty()) << "its certificate has expired by that time";
   b = m.beacon(12);  // one that took its time
-  m.tell(kControl, sign(b, made_key("authority")));
+  m.deliver_control(kControl, sign(b, made_key("authority")));
   EXPECT_NEAR(m.core.run_unix_s(m.now), before + 3 * 3600, 5);
 }
 
-TEST(Member, TurnsAwayWhoWasRevoked) {
+TEST(Member, TurnsAwayARevokedWorker) {
   Member m;
   m.core.on_accepted(ConnId{2}, {"10.0.0.9", {trust::PeerIdentity::Kind::kWorker, WorkerId{9}}}, m.now);
-  m.tell(ConnId{2}, PeerHello{"run", 0, {}, false, {}, made_grant(9, 7)});
+  m.deliver_control(ConnId{2}, PeerHello{"run", 0, {}, false, {}, made_grant(9, 7)});
   EXPECT_FALSE(m.closed(ConnId{2}));
   Beacon b = m.beacon(10);
   b.revoked = {kParent, WorkerId{9}};
-  m.tell(kControl, sign(b, made_key("authority")));
+  m.deliver_control(kControl, sign(b, made_key("authority")));
   EXPECT_TRUE(m.closed(ConnId{2}));
   EXPECT_TRUE(m.closed(m.parent));
   m.core.on_accepted(ConnId{4}, {"10.0.0.9", {trust::PeerIdentity::Kind::kWorker, WorkerId{9}}}, m.now);
@@ -334,77 +334,77 @@ TEST(Member, TurnsAwayWhoWasRevoked) {
   EXPECT_TRUE(m.closed(ConnId{4}));
 }
 
-TEST(Member, AsksForHelpWhenItHearsOfAVersionThatNobodySends) {
+TEST(Member, AsksForHelpWhenItHearsOfAVersionThatNoParentSends) {
   Member m;
   m.newest = Version{3};
   m.pass(kBeat * (StallWatch::kStallHeartbeats - 2));
-  EXPECT_THAT(m.said<NeedHelp>(kControl), IsEmpty());
+  EXPECT_THAT(m.sent<NeedHelp>(kControl), IsEmpty());
   m.pass(kBeat * 4);
-  ASSERT_EQ(m.said<NeedHelp>(kControl).size(), 1u);
-  EXPECT_EQ(m.said<NeedHelp>(kControl)[0].target, Version{3});
-  EXPECT_TRUE(m.said<NeedHelp>(kControl)[0].stalled);
+  ASSERT_EQ(m.sent<NeedHelp>(kControl).size(), 1u);
+  EXPECT_EQ(m.sent<NeedHelp>(kControl)[0].target, Version{3});
+  EXPECT_TRUE(m.sent<NeedHelp>(kControl)[0].stalled);
 }
 
 TEST(Member, ForgetsWhatTheLearnerTookBack) {
   Member m;
   const Made taken_back = make(full(3), 3000);
-  m.tell(m.parent, taken_back.opening);
+  m.deliver_control(m.parent, taken_back.opening);
   m.frame(m.parent, taken_back.chunk(0));
   m.pass(kBeat);  // it may not have counted it yet
   EXPECT_GT(m.core.stats().memory.count, 0u);
   m.pass(seconds(2));
   EXPECT_EQ(m.core.stats().memory.count, 0u);
   m.pass(kBeat * (StallWatch::kStallHeartbeats + 2));
-  EXPECT_THAT(m.said<NeedHelp>(kControl), IsEmpty());
+  EXPECT_THAT(m.sent<NeedHelp>(kControl), IsEmpty());
 }
 
 // The beacon's sequence number grows even if the learner's clock goes back.
 TEST(Member, ForgetsWhatTheLearnerTookBackThoughItsClockWentBack) {
   Member m;
   const Made taken_back = make(full(3), 3000);
-  m.tell(m.parent, taken_back.opening);
+  m.deliver_control(m.parent, taken_back.opening);
   m.frame(m.parent, taken_back.chunk(0));
   Beacon beacon = m.beacon(taken_back.announcement.issued + 10'000);
   beacon.issued_unix_ms -= 3 * 3'600'000;
-  m.tell(kControl, sign(beacon, made_key("authority")));
+  m.deliver_control(kControl, sign(beacon, made_key("authority")));
   EXPECT_EQ(m.core.stats().memory.count, 0u);
 }
 
 // Each announcement ends before the publication is whole, and the same chunks come again. This is no progress.
-TEST(Member, AsksForHelpThoughItsPublicationBeginsAnewAgainAndAgain) {
+TEST(Member, AsksForHelpThoughItsPublicationRestartsAgainAndAgain) {
   Member m;
   m.newest = Version{3};
   for (int i = 0; i < 6; ++i) {
     MadeOptions again;
     again.issued_unix_s += i;
     const Made made = make(full(3), 3000, again);
-    m.tell(m.parent, made.opening);
+    m.deliver_control(m.parent, made.opening);
     m.frame(m.parent, made.chunk(0));
     EXPECT_EQ(m.core.stats().memory.count, made.chunk(0).body.size());
     m.pass(kBeat * StallWatch::kStallHeartbeats / 4);
   }
-  EXPECT_THAT(m.said<NeedHelp>(kControl), SizeIs(1));
+  EXPECT_THAT(m.sent<NeedHelp>(kControl), SizeIs(1));
 }
 
 // The learner signed the version again after a restart. This worker alone has some of the new copy, and all others have
 // the old one whole.
-TEST(Member, LetsGoOfANewerCopyThatNobodyFinishes) {
+TEST(Member, DropsANewerCopyThatNoParentFinishes) {
   Member m;
   MadeOptions before, after;
   before.seed = 1;
   after.issued_unix_s = before.issued_unix_s + 1;
   const Made older = make(full(3), 3000, before), newer = make(full(3), 3000, after);
   m.newest = Version{3};
-  m.tell(m.parent, newer.opening);
+  m.deliver_control(m.parent, newer.opening);
   m.frame(m.parent, newer.chunk(0));
   m.whole(older);  // the parent with the older copy may be behind itself, so the copy is refused for now
   EXPECT_THAT(m.delivered(), IsEmpty());
   m.pass(kBeat * (StallWatch::kStallHeartbeats - 2));
   EXPECT_GT(m.core.stats().memory.count, 0u);
   m.pass(kBeat * 4);
-  ASSERT_EQ(m.said<NeedHelp>(kControl).size(), 1u);
+  ASSERT_EQ(m.sent<NeedHelp>(kControl).size(), 1u);
   EXPECT_EQ(m.core.stats().memory.count, 0u);
-  m.tell(kControl, Help{{WorkerId{6}, {"10.0.0.6", 1}, 1, false}, Version{3}, false});
+  m.deliver_control(kControl, Help{{WorkerId{6}, {"10.0.0.6", 1}, 1, false}, Version{3}, false});
   const ConnId helper = m.last<act::Dial>()->conn;
   m.core.on_connected(helper, m.now);
   m.whole(helper, older);
@@ -417,8 +417,8 @@ TEST(Member, ForwardsEachProvenChunkAsItComes) {
   Member m;
   const Made made = make(full(0), 3000);
   m.core.on_accepted(ConnId{2}, {"10.0.0.9", {trust::PeerIdentity::Kind::kWorker, WorkerId{9}}}, m.now);
-  m.tell(ConnId{2}, PeerHello{"run", 0, {}, false, {}, made_grant(9, 7)});
-  m.tell(m.parent, made.opening);
+  m.deliver_control(ConnId{2}, PeerHello{"run", 0, {}, false, {}, made_grant(9, 7)});
+  m.deliver_control(m.parent, made.opening);
   m.frame(m.parent, made.chunk(2));
   EXPECT_EQ(m.core.stats().chunk_bytes_forwarded.count, made.chunks[2].data.size());
   m.frame(m.parent, with_flipped_bit(made.chunk(0), 3));  // never a bad one
@@ -439,7 +439,7 @@ TEST(Member, RefusesChildrenItShouldNotHave) {
     next += 2;
     m.core.on_accepted(conn, {"10.0.0.9", identity}, m.now);
     m.take();
-    if (says) m.tell(conn, *says);
+    if (says) m.deliver_control(conn, *says);
     return m.closed(conn);
   };
   const PeerHello hello{"run", 0, {}, false, {}, made_grant(9, 7)};
@@ -457,7 +457,7 @@ TEST(Member, RefusesChildrenItShouldNotHave) {
   EXPECT_TRUE(m.closed(silent));
 }
 
-TEST(Member, NobodyIsKeptOutByTheConnectionsOfOneCertificate) {
+TEST(Member, TheConnectionsOfOneCertificateKeepNoWorkerOut) {
   using Kind = trust::PeerIdentity::Kind;
   MemberConfig c = config();
   c.core.connections = ConnectionLimits::of(1024);
@@ -479,8 +479,8 @@ TEST(Member, NobodyIsKeptOutByTheConnectionsOfOneCertificate) {
   for (const auto& admitted : m.all<act::Admit>())  // no more than a little memory for any of them
     EXPECT_EQ(std::count(flood.begin(), flood.end(), admitted.conn), 0);
   const ConnId child = comes(WorkerId{10});
-  m.tell(child, PeerHello{"run", 0, {}, false, {}, made_grant(10, 7)});
-  m.tell(patient, PeerHello{"run", 0, {}, false, {}, made_grant(8, 7)});
+  m.deliver_control(child, PeerHello{"run", 0, {}, false, {}, made_grant(10, 7)});
+  m.deliver_control(patient, PeerHello{"run", 0, {}, false, {}, made_grant(8, 7)});
   EXPECT_FALSE(m.closed(child));
   EXPECT_FALSE(m.closed(patient));
   m.whole(make(full(0), 500));
@@ -493,7 +493,7 @@ TEST(Member, SaysWhatItHasInPiecesThatAStrangerMaySend) {
   Member m;
   for (std::uint64_t v = 1; v <= 200; ++v) {
     const Made made = make(full(v), 9000);
-    m.tell(m.parent, made.opening);
+    m.deliver_control(m.parent, made.opening);
     m.frame(m.parent, made.chunk(v % 9));
   }
   m.assign({{WorkerId{5}, {"10.0.0.5", 1}, 1, false}});
@@ -501,11 +501,11 @@ TEST(Member, SaysWhatItHasInPiecesThatAStrangerMaySend) {
   m.core.on_connected(conn, m.now);
   m.take();
   std::size_t largest = 0;
-  const auto hello = m.said<PeerHello>(conn);
+  const auto hello = m.sent<PeerHello>(conn);
   ASSERT_EQ(hello.size(), 1u);
-  EXPECT_LE(encode_control(hello[0]).size(), kFrameHeaderBytes + kStrangerBytesMax);
+  EXPECT_LE(encode_control(hello[0]).size(), kFrameHeaderBytes + kPendingPeerBytesMax);
   EXPECT_TRUE(hello[0].have_follows);
-  const auto have = m.said<Have>(conn);
+  const auto have = m.sent<Have>(conn);
   ASSERT_EQ(have.size(), 1u);
   for (const auto& [key, item] : have[0].items) largest = std::max<std::size_t>(largest, item.chunks.count());
   EXPECT_GT(have[0].items.size(), 50u);
@@ -517,21 +517,21 @@ TEST(Member, SaysWhatItHasInPiecesThatAStrangerMaySend) {
   parent.whole(made);
   PeerHello granted = hello[0];
   granted.grant = made_grant(9, 7);
-  parent.tell(ConnId{2}, granted);
+  parent.deliver_control(ConnId{2}, granted);
   EXPECT_EQ(parent.core.stats().chunk_bytes_forwarded.count, 0u);
-  parent.tell(ConnId{2}, have[0]);
+  parent.deliver_control(ConnId{2}, have[0]);
   EXPECT_EQ(parent.core.stats().chunk_bytes_forwarded.count, 500u);
 }
 
 // A certificate alone does not make a child. The child needs a recent grant of the learner for this parent and these
 // stripes.
-TEST(Member, ServesWhomTheLearnerHasSent) {
+TEST(Member, ServesOnlyChildrenThatTheLearnerHasSent) {
   Member m;
   std::uint64_t next = 2;
   const auto comes = [&](const PeerHello& hello, std::uint64_t who = 9) {
     const ConnId conn{std::exchange(next, next + 2)};
     m.core.on_accepted(conn, {"10.0.0.9", {trust::PeerIdentity::Kind::kWorker, WorkerId{who}}}, m.now);
-    m.tell(conn, hello);
+    m.deliver_control(conn, hello);
     return conn;
   };
   const auto served = [&](const PeerHello& hello) { return !m.closed(comes(hello)); };
@@ -558,10 +558,10 @@ TEST(Member, ServesWhomTheLearnerHasSent) {
   // The grant of an open edge may change. Its other properties may not.
   Have both;
   both.wanted = {2, 0b11};
-  m.tell(child, made_grant(9, 7, {.stripes = 2, .mask = 0b11}));
-  m.tell(child, both);
+  m.deliver_control(child, made_grant(9, 7, {.stripes = 2, .mask = 0b11}));
+  m.deliver_control(child, both);
   EXPECT_FALSE(m.closed(child));
-  m.tell(child, Have{});
+  m.deliver_control(child, Have{});
   EXPECT_TRUE(m.closed(child));
 }
 
@@ -569,26 +569,27 @@ TEST(Member, ServesAChildAsLongAsTheLearnerWantsItTo) {
   Member m;
   const auto comes = [&](std::uint64_t conn, std::uint64_t who, double lifetime_s) {
     m.core.on_accepted(ConnId{conn}, {"10.0.0.9", {trust::PeerIdentity::Kind::kWorker, WorkerId{who}}}, m.now);
-    m.tell(ConnId{conn}, PeerHello{"run", 0, {}, false, {}, made_grant(who, 7, {.lifetime_s = lifetime_s})});
+    m.deliver_control(ConnId{conn}, PeerHello{"run", 0, {}, false, {}, made_grant(who, 7, {.lifetime_s = lifetime_s})});
   };
   comes(2, 9, 20);
   comes(4, 10, 20);
   m.pass(seconds(18), false);  // also while the learner is out of reach
   EXPECT_FALSE(m.closed(ConnId{2}));
-  m.tell(ConnId{4}, made_grant(10, 7, {.issued_unix_s = kMadeUnix_s + 18}));
+  m.deliver_control(ConnId{4}, made_grant(10, 7, {.issued_unix_s = kMadeUnix_s + 18}));
   m.pass(seconds(8), false);
   EXPECT_TRUE(m.closed(ConnId{2}));
   EXPECT_FALSE(m.closed(ConnId{4}));
   Member n;  // released, because the learner has given it another parent
   n.core.on_accepted(ConnId{2}, {"10.0.0.9", {trust::PeerIdentity::Kind::kWorker, WorkerId{9}}}, n.now);
-  n.tell(ConnId{2}, PeerHello{"run", 0, {}, false, {}, made_grant(9, 7)});
-  n.tell(kControl, Release{WorkerId{9}, static_cast<std::uint64_t>(kMadeUnix_s * 1e3) + 1});
+  n.deliver_control(ConnId{2}, PeerHello{"run", 0, {}, false, {}, made_grant(9, 7)});
+  n.deliver_control(kControl, Release{WorkerId{9}, static_cast<std::uint64_t>(kMadeUnix_s * 1e3) + 1});
   EXPECT_TRUE(n.closed(ConnId{2}));
   n.core.on_accepted(ConnId{4}, {"10.0.0.9", {trust::PeerIdentity::Kind::kWorker, WorkerId{9}}}, n.now);
-  n.tell(ConnId{4}, PeerHello{"run", 0, {}, false, {}, made_grant(9, 7)});
+  n.deliver_control(ConnId{4}, PeerHello{"run", 0, {}, false, {}, made_grant(9, 7)});
   EXPECT_TRUE(n.closed(ConnId{4}));
   n.core.on_accepted(ConnId{6}, {"10.0.0.9", {trust::PeerIdentity::Kind::kWorker, WorkerId{9}}}, n.now);
-  n.tell(ConnId{6}, PeerHello{"run", 0, {}, false, {}, made_grant(9, 7, {.issued_unix_s = kMadeUnix_s + 1})});
+  n.deliver_control(ConnId{6},
+                    PeerHello{"run", 0, {}, false, {}, made_grant(9, 7, {.issued_unix_s = kMadeUnix_s + 1})});
   EXPECT_FALSE(n.closed(ConnId{6})) << "and back again";
 }
 
@@ -597,11 +598,11 @@ TEST(Member, AGrantThatHasEndedStaysEndedWhenTheLearnersClockGoesBack) {
   const auto served = [&](ConnId conn, double issued_unix_s) {
     m.core.on_accepted(conn, {"10.0.0.9", {trust::PeerIdentity::Kind::kWorker, WorkerId{9}}}, m.now);
     const auto grant = made_grant(9, 7, {.issued_unix_s = issued_unix_s, .lifetime_s = 36'000});
-    m.tell(conn, PeerHello{"run", 0, {}, false, {}, grant});
+    m.deliver_control(conn, PeerHello{"run", 0, {}, false, {}, grant});
     return !m.closed(conn);
   };
   EXPECT_TRUE(served(ConnId{2}, kMadeUnix_s - 7'200)) << "by the clock, it has not expired";
-  m.tell(kControl, SignedBeacon{m.beacon_now()});
+  m.deliver_control(kControl, SignedBeacon{m.beacon_now()});
   EXPECT_FALSE(served(ConnId{4}, kMadeUnix_s - 7'200)) << "the learner has issued grants later by more than a lifetime";
   EXPECT_TRUE(served(ConnId{6}, kMadeUnix_s));
 }
@@ -609,14 +610,14 @@ TEST(Member, AGrantThatHasEndedStaysEndedWhenTheLearnersClockGoesBack) {
 TEST(Member, ShowsItsGrantAndTheOneThatFollows) {
   Member m;
   const SignedGrant first = made_grant(7, 4), second = made_grant(7, 4, {.issued_unix_s = kMadeUnix_s + 60});
-  m.tell(kControl, Assign{1, {{WorkerId{5}, {"10.0.0.5", 1}, 1, false}}, first});
+  m.deliver_control(kControl, Assign{1, {{WorkerId{5}, {"10.0.0.5", 1}, 1, false}}, first});
   const ConnId conn = m.last<act::Dial>()->conn;
   m.core.on_connected(conn, m.now);
   m.take();
-  EXPECT_EQ(m.said<PeerHello>(conn).at(0).grant, first);
-  m.tell(kControl, Assign{1, {{WorkerId{5}, {"10.0.0.5", 1}, 1, false}}, second});
-  EXPECT_THAT(m.said<SignedGrant>(conn), ElementsAre(second));
-  EXPECT_TRUE(m.said<Have>(conn).empty()) << "nothing else has changed";
+  EXPECT_EQ(m.sent<PeerHello>(conn).at(0).grant, first);
+  m.deliver_control(kControl, Assign{1, {{WorkerId{5}, {"10.0.0.5", 1}, 1, false}}, second});
+  EXPECT_THAT(m.sent<SignedGrant>(conn), ElementsAre(second));
+  EXPECT_TRUE(m.sent<Have>(conn).empty()) << "nothing else has changed";
 }
 
 // The certificate expired while the machine slept or the learner was unreachable. The worker's key gets it another one.
@@ -638,12 +639,12 @@ TEST(Member, ComesBackThoughItsCertificateHasEnded) {
   EXPECT_EQ(late.all<act::Dial>()[0].service, act::Service::kEnrol);
   late.core.on_connected(kControl, late.now);
   late.take();
-  const auto wish = late.said<Return>(kControl);
+  const auto wish = late.sent<Return>(kControl);
   ASSERT_EQ(wish.size(), 1u);
   EXPECT_TRUE(
       trust::verify(made_key("worker 7").public_key(), "return 4", made_authority().fingerprint(), wish[0].proof));
-  late.tell(kControl, Enrolled{kSelf, certificate(kMadeUnix_s + 2 * 3600), made_authority().certificate(),
-                               static_cast<std::uint64_t>((kMadeUnix_s + 2 * 3600) * 1e3)});
+  late.deliver_control(kControl, Enrolled{kSelf, certificate(kMadeUnix_s + 2 * 3600), made_authority().certificate(),
+                                          static_cast<std::uint64_t>((kMadeUnix_s + 2 * 3600) * 1e3)});
   ASSERT_EQ(late.all<act::Dial>().size(), 2u);
   EXPECT_EQ(late.all<act::Dial>()[1].service, act::Service::kControl);
   EXPECT_EQ(late.all<act::UseCertificate>().size(), 2u);
@@ -658,7 +659,7 @@ TEST(Member, ComesBackThoughItsCertificateHasEnded) {
   m2.pass(seconds(1), false);
   EXPECT_EQ(m2.last<act::Dial>()->service, act::Service::kEnrol);
   m2.core.on_connected(m2.last<act::Dial>()->conn, m2.now);
-  m2.tell(m2.last<act::Dial>()->conn, Goodbye{"not known here"});
+  m2.deliver_control(m2.last<act::Dial>()->conn, Goodbye{"not known here"});
   EXPECT_EQ(m2.end(), "") << "as far as it knows, its certificate is valid";
   m2.pass(seconds(1), false);
   EXPECT_EQ(m2.last<act::Dial>()->service, act::Service::kControl);
@@ -672,39 +673,39 @@ TEST(Member, WorksWithAWrongClockAndSaysSo) {
     c.state.clock_offset_ms = static_cast<std::int64_t>(-off_s * 1e3);  // as it was when it had joined before
     Member m(std::move(c));
     EXPECT_NEAR(m.core.run_unix_s(m.now), kMadeUnix_s, 1);
-    const auto told = m.said<Trouble>(kControl);
+    const auto told = m.sent<Trouble>(kControl);
     ASSERT_EQ(told.size(), 1u);
     EXPECT_THAT(told[0].text, HasSubstr(off_s < 0 ? "is 3 h behind the learner's" : "is 3 h ahead of the learner's"));
     m.core.on_accepted(ConnId{2}, {"10.0.0.9", {trust::PeerIdentity::Kind::kWorker, WorkerId{9}}}, m.now);
-    m.tell(ConnId{2}, PeerHello{"run", 0, {}, false, {}, made_grant(9, 7)});
+    m.deliver_control(ConnId{2}, PeerHello{"run", 0, {}, false, {}, made_grant(9, 7)});
     EXPECT_FALSE(m.closed(ConnId{2}));
     m.whole(make(full(0), 500));
     EXPECT_THAT(m.delivered(), ElementsAre(full(0)));
   }
-  EXPECT_TRUE(Member().said<Trouble>(kControl).empty());
+  EXPECT_TRUE(Member().sent<Trouble>(kControl).empty());
 }
 
 TEST(Member, TellsTheLearnerOfAPathThatSwallowsLargePackets) {
   Member m;
   m.core.on_narrow_path(WorkerId{5}, "the path to 10.0.0.5 swallows packets of 1500 bytes", m.now);
   m.take();
-  ASSERT_EQ(m.said<Trouble>(kControl).size(), 1u);
-  EXPECT_THAT(m.said<Trouble>(kControl)[0].text, HasSubstr("swallows packets"));
+  ASSERT_EQ(m.sent<Trouble>(kControl).size(), 1u);
+  EXPECT_THAT(m.sent<Trouble>(kControl)[0].text, HasSubstr("swallows packets"));
 }
 
 TEST(Member, KeepsTheParentsThatStay) {
   Member m;
   const Made made = make(full(0), 3000);
-  m.tell(m.parent, made.opening);
+  m.deliver_control(m.parent, made.opening);
   m.frame(m.parent, made.chunk(1));
   m.assign({{kParent, {"10.0.0.4", 1}, 0b01, false}, {WorkerId{5}, {"10.0.0.5", 1}, 0b10, false}}, 2);
   EXPECT_FALSE(m.closed(m.parent));
-  ASSERT_FALSE(m.said<Have>(m.parent).empty());
-  EXPECT_EQ(m.said<Have>(m.parent).back().wanted, (StripeMask{2, 0b01}));
+  ASSERT_FALSE(m.sent<Have>(m.parent).empty());
+  EXPECT_EQ(m.sent<Have>(m.parent).back().wanted, (StripeMask{2, 0b01}));
   const ConnId second = m.last<act::Dial>()->conn;
   m.core.on_connected(second, m.now);
   m.take();
-  const auto hello = m.said<PeerHello>(second);
+  const auto hello = m.sent<PeerHello>(second);
   ASSERT_EQ(hello.size(), 1u);
   EXPECT_EQ(hello[0].have.wanted, (StripeMask{2, 0b10}));
   EXPECT_TRUE(hello[0].have.items.at(full(0)).chunks.contains(1));
@@ -726,9 +727,9 @@ TEST(Member, ReportsABrokenEdgeAndDialsAgainEverLater) {
     waits.push_back(m.now - broke);
     conn = m.last<act::Dial>()->conn;
   }
-  EXPECT_EQ(m.said<EdgeFailed>(kControl).size(), 8u);
-  EXPECT_EQ(m.said<EdgeFailed>(kControl)[0].kind, EdgeTroubleKind::kLost);
-  EXPECT_EQ(m.said<EdgeFailed>(kControl)[1].kind, EdgeTroubleKind::kUnreachable);
+  EXPECT_EQ(m.sent<EdgeFailed>(kControl).size(), 8u);
+  EXPECT_EQ(m.sent<EdgeFailed>(kControl)[0].kind, EdgeTroubleKind::kLost);
+  EXPECT_EQ(m.sent<EdgeFailed>(kControl)[1].kind, EdgeTroubleKind::kUnreachable);
   EXPECT_LE(waits.front(), milliseconds(100));
   EXPECT_GE(waits.back(), milliseconds(1500));
   EXPECT_LE(waits.back(), milliseconds(2100));
@@ -739,89 +740,89 @@ TEST(Member, LetsItsParentDialWhereItCannot) {
   m.assign({{WorkerId{5}, {"10.0.0.5", 1}, 1, true}});
   EXPECT_EQ(m.all<act::Dial>().size(), 2u);  // none to the new parent
   m.core.on_accepted(ConnId{2}, {"10.0.0.5", {trust::PeerIdentity::Kind::kWorker, WorkerId{5}}}, m.now);
-  m.tell(ConnId{2}, EdgeStatus{});
-  EXPECT_EQ(m.said<PeerHello>(ConnId{2}).size(), 1u);
+  m.deliver_control(ConnId{2}, EdgeStatus{});
+  EXPECT_EQ(m.sent<PeerHello>(ConnId{2}).size(), 1u);
   m.whole(ConnId{2}, make(full(0), 500));
   EXPECT_THAT(m.delivered(), ElementsAre(full(0)));
   // The worker reports a parent that does not dial.
   m.assign({{WorkerId{6}, {"10.0.0.6", 1}, 1, true}});
   m.pass(Core::kHandshakeTimeout + milliseconds(10));
-  ASSERT_EQ(m.said<EdgeFailed>(kControl).size(), 1u);
-  EXPECT_EQ(m.said<EdgeFailed>(kControl)[0].kind, EdgeTroubleKind::kUnreachable);
+  ASSERT_EQ(m.sent<EdgeFailed>(kControl).size(), 1u);
+  EXPECT_EQ(m.sent<EdgeFailed>(kControl)[0].kind, EdgeTroubleKind::kUnreachable);
 }
 
 TEST(Member, DialsAChildThatCannotReachIt) {
   Member m;
   m.whole(make(full(0), 500));
-  m.tell(kControl, DialChild{WorkerId{9}, {"10.0.0.9", 1}});
+  m.deliver_control(kControl, DialChild{WorkerId{9}, {"10.0.0.9", 1}});
   const act::Dial dial = *m.last<act::Dial>();
   EXPECT_EQ(dial.expected, WorkerId{9});
   m.core.on_connected(dial.conn, m.now);
   m.take();
-  EXPECT_EQ(m.said<EdgeStatus>(dial.conn).size(), 1u);
-  m.tell(dial.conn, PeerHello{"run", 0, {}, false, {}, made_grant(9, 7)});
+  EXPECT_EQ(m.sent<EdgeStatus>(dial.conn).size(), 1u);
+  m.deliver_control(dial.conn, PeerHello{"run", 0, {}, false, {}, made_grant(9, 7)});
   EXPECT_EQ(m.core.stats().chunk_bytes_forwarded.count, 500u);
-  m.tell(dial.conn, MoreStreams{4});
+  m.deliver_control(dial.conn, MoreStreams{4});
   EXPECT_EQ(m.all<act::Dial>().size(), 2u + 1 + 3);
-  m.tell(kControl, DialChild{kSelf, {"10.0.0.9", 1}});  // nonsense
+  m.deliver_control(kControl, DialChild{kSelf, {"10.0.0.9", 1}});  // nonsense
   EXPECT_EQ(m.all<act::Dial>().size(), 2u + 1 + 3);
 }
 
 // On a long path, the parent repeats its refusal before the helper has sent anything.
-TEST(Member, AHelperGetsItsTimeWhateverAParentSaysMeanwhile) {
+TEST(Member, AHelperGetsItsTimeThoughAParentRefusesMeanwhile) {
   Member m;
   m.newest = Version{5};
   m.pass(kBeat);
-  m.tell(m.parent, CannotServe{Version{5}, false});
-  ASSERT_THAT(m.said<NeedHelp>(kControl), SizeIs(1));
+  m.deliver_control(m.parent, CannotServe{Version{5}, false});
+  ASSERT_THAT(m.sent<NeedHelp>(kControl), SizeIs(1));
   m.pass(kBeat);
-  m.tell(m.parent, CannotServe{Version{5}, false});
-  m.tell(kControl, Help{{WorkerId{6}, {"10.0.0.6", 1}, 1, false}, Version{5}, false});
+  m.deliver_control(m.parent, CannotServe{Version{5}, false});
+  m.deliver_control(kControl, Help{{WorkerId{6}, {"10.0.0.6", 1}, 1, false}, Version{5}, false});
   const ConnId helper = m.last<act::Dial>()->conn;
   m.core.on_connected(helper, m.now);
   m.take();
   for (int beat = 0; beat < 8; ++beat) {  // longer than from one call for help to the next
     m.pass(kBeat);
-    if (!m.closed(helper)) m.tell(helper, EdgeStatus{});
+    if (!m.closed(helper)) m.deliver_control(helper, EdgeStatus{});
   }
   EXPECT_FALSE(m.closed(helper));
-  EXPECT_THAT(m.said<NeedHelp>(kControl), SizeIs(1));
+  EXPECT_THAT(m.sent<NeedHelp>(kControl), SizeIs(1));
 }
 
 TEST(Member, AsksTheLearnerWhenItsParentCannotServe) {
   Member m;
-  m.tell(m.parent, CannotServe{Version{5}, false});
-  ASSERT_EQ(m.said<NeedHelp>(kControl).size(), 1u);
-  m.tell(m.parent, CannotServe{Version{5}, false});  // said again: asked once
-  EXPECT_EQ(m.said<NeedHelp>(kControl).size(), 1u);
-  EXPECT_FALSE(m.said<NeedHelp>(kControl)[0].stalled) << "its parent reports it";
-  m.tell(kControl, Help{{WorkerId{6}, {"10.0.0.6", 1}, 1, false}, Version{5}, false});
+  m.deliver_control(m.parent, CannotServe{Version{5}, false});
+  ASSERT_EQ(m.sent<NeedHelp>(kControl).size(), 1u);
+  m.deliver_control(m.parent, CannotServe{Version{5}, false});  // said again: asked once
+  EXPECT_EQ(m.sent<NeedHelp>(kControl).size(), 1u);
+  EXPECT_FALSE(m.sent<NeedHelp>(kControl)[0].stalled) << "its parent reports it";
+  m.deliver_control(kControl, Help{{WorkerId{6}, {"10.0.0.6", 1}, 1, false}, Version{5}, false});
   const act::Dial dial = *m.last<act::Dial>();
   EXPECT_EQ(dial.to, (Endpoint{"10.0.0.6", 1}));
   m.core.on_connected(dial.conn, m.now);
   m.take();
-  EXPECT_EQ(m.said<PeerHello>(dial.conn).at(0).catch_up_to, Version{5});
-  EXPECT_EQ(m.said<PeerHello>(dial.conn).at(0).have.position, std::nullopt);
-  EXPECT_EQ(m.said<Have>(m.parent).back().position, Version{5});  // the parent need not send it as well
+  EXPECT_EQ(m.sent<PeerHello>(dial.conn).at(0).catch_up_to, Version{5});
+  EXPECT_EQ(m.sent<PeerHello>(dial.conn).at(0).have.position, std::nullopt);
+  EXPECT_EQ(m.sent<Have>(m.parent).back().position, Version{5});  // the parent need not send it as well
   m.whole(dial.conn, make(full(5), 100));
   EXPECT_THAT(m.delivered(), ElementsAre(full(5)));
   EXPECT_TRUE(m.closed(dial.conn));
-  EXPECT_EQ(m.said<Have>(m.parent).back().position, Version{5});
+  EXPECT_EQ(m.sent<Have>(m.parent).back().position, Version{5});
 }
 
-TEST(Member, AsksAnewWhenTheHelperFails) {
+TEST(Member, AsksAgainWhenTheHelperFails) {
   Member m;
-  m.tell(m.parent, CannotServe{Version{5}, false});
-  m.tell(kControl, Help{{WorkerId{6}, {"10.0.0.6", 1}, 1, false}, Version{5}, false});
+  m.deliver_control(m.parent, CannotServe{Version{5}, false});
+  m.deliver_control(kControl, Help{{WorkerId{6}, {"10.0.0.6", 1}, 1, false}, Version{5}, false});
   for (int i = 0; i < 3; ++i) {
     const ConnId conn = m.last<act::Dial>()->conn;
     m.core.on_closed(conn, "refused", m.now);
     m.take();
     m.pass(kBeat * 4);
   }
-  EXPECT_GE(m.said<NeedHelp>(kControl).size(), 2u);
-  EXPECT_THAT(m.said<EdgeFailed>(kControl), IsEmpty());  // a helper is no parent
-  EXPECT_EQ(m.said<Have>(m.parent).back().position, std::nullopt);
+  EXPECT_GE(m.sent<NeedHelp>(kControl).size(), 2u);
+  EXPECT_THAT(m.sent<EdgeFailed>(kControl), IsEmpty());  // a helper is no parent
+  EXPECT_EQ(m.sent<Have>(m.parent).back().position, std::nullopt);
 }
 
 // ---- the learner ----
@@ -839,10 +840,10 @@ TEST(Member, GoesOnWithoutTheLearnerForAWhileAndComesBack) {
   m.core.installed(Version{0}, digest_of(0), m.now);
   m.core.on_connected(again, m.now);
   m.take();
-  EXPECT_EQ(m.said<Hello>(again).at(0).installed, (Installed{Version{0}, digest_of(0), 0}));
+  EXPECT_EQ(m.sent<Hello>(again).at(0).installed, (Installed{Version{0}, digest_of(0), 0}));
   m.core.on_closed(m.parent, "reset", m.now);  // before the learner has said a word
   m.take();
-  EXPECT_THAT(m.said<EdgeFailed>(again), IsEmpty());
+  EXPECT_THAT(m.sent<EdgeFailed>(again), IsEmpty());
   m.pass(seconds(1), false);
   m.parent = m.last<act::Dial>()->conn;
   m.core.on_connected(m.parent, m.now);
@@ -853,11 +854,11 @@ TEST(Member, GoesOnWithoutTheLearnerForAWhileAndComesBack) {
   // The new learner may not know these parents, so the worker reports no failure before it has assigned some.
   m.core.on_closed(m.parent, "reset", m.now);
   m.take();
-  EXPECT_THAT(m.said<EdgeFailed>(again), IsEmpty());
-  m.tell(again, Assign{1, {{WorkerId{5}, {"10.0.0.5", 1}, 1, false}}});
+  EXPECT_THAT(m.sent<EdgeFailed>(again), IsEmpty());
+  m.deliver_control(again, Assign{1, {{WorkerId{5}, {"10.0.0.5", 1}, 1, false}}});
   m.core.on_closed(m.last<act::Dial>()->conn, "refused", m.now);
   m.take();
-  EXPECT_THAT(m.said<EdgeFailed>(again), SizeIs(1));
+  EXPECT_THAT(m.sent<EdgeFailed>(again), SizeIs(1));
 }
 
 // An old edge may be refused for ever. Help from the same node uses an edge of its own.
@@ -871,11 +872,11 @@ TEST(Member, DoesNotTakeAParentFromBeforeItCameBackForItsHelper) {
   m.take();
   m.welcome(again);
   ASSERT_FALSE(m.closed(m.parent));
-  m.tell(again, Help{{kParent, {"10.0.0.4", 1}, 1, false}, Version{3}, false});
+  m.deliver_control(again, Help{{kParent, {"10.0.0.4", 1}, 1, false}, Version{3}, false});
   const ConnId helper = m.last<act::Dial>()->conn;
   m.core.on_connected(helper, m.now);
   m.take();
-  EXPECT_EQ(m.said<PeerHello>(helper).at(0).catch_up_to, Version{3});
+  EXPECT_EQ(m.sent<PeerHello>(helper).at(0).catch_up_to, Version{3});
   EXPECT_FALSE(m.closed(m.parent));
 }
 
@@ -911,20 +912,20 @@ TEST(Member, TriesToComeBackForAsLongAsTheLearnerKeepsItsPlace) {
   EXPECT_NE(pauses[0], pauses[1]);
 }
 
-TEST(Member, BlamesNobodyForTheTimeInWhichItDidNotRun) {
+TEST(Member, BlamesNoNodeForTheTimeInWhichItDidNotRun) {
   Member m;
   m.pass(seconds(5));
   m.now += seconds(60);
   m.core.on_timer(m.now);  // before anything is read
   m.take();
-  EXPECT_THAT(m.said<EdgeFailed>(kControl), IsEmpty());
+  EXPECT_THAT(m.sent<EdgeFailed>(kControl), IsEmpty());
   EXPECT_THAT(m.all<act::Away>(), IsEmpty());
   EXPECT_FALSE(m.closed(m.parent));
   m.pass(seconds(30));
   EXPECT_EQ(m.end(), "");
 }
 
-TEST(Member, WhatBeginsAfterAPauseIsNotPutOffByIt) {
+TEST(Member, AnAbsenceAfterAPauseIsNotPutOffByIt) {
   Member m;
   m.pass(seconds(5));
   m.now += std::chrono::hours(3);
@@ -937,10 +938,10 @@ TEST(Member, WhatBeginsAfterAPauseIsNotPutOffByIt) {
 
 TEST(Member, SaysWhetherItEndsInOrder) {
   Member ended;
-  ended.tell(kControl, Goodbye{"the run has ended", true});
+  ended.deliver_control(kControl, Goodbye{"the run has ended", true});
   EXPECT_TRUE(ended.last<act::Disconnected>()->in_order);
   Member expelled;
-  expelled.tell(kControl, Goodbye{"its rollouts were wrong", false});
+  expelled.deliver_control(kControl, Goodbye{"its rollouts were wrong", false});
   EXPECT_FALSE(expelled.last<act::Disconnected>()->in_order);
   Member stopped;
   stopped.core.leave("it was stopped", stopped.now);
@@ -962,17 +963,17 @@ TEST(Member, EndsWhenTheLearnerIsAbsentOrWrong) {
   EXPECT_THAT(absent.end(), HasSubstr("did not answer within 10 s"));
 
   Member confused;
-  confused.tell(kControl, Installed{});
+  confused.deliver_control(kControl, Installed{});
   EXPECT_THAT(confused.end(), HasSubstr("not for a worker"));
   Member chunked;
   chunked.frame(kControl, make(full(0), 10).chunk(0));
   EXPECT_THAT(chunked.end(), HasSubstr("chunk on the control connection"));
   Member expelled;
-  expelled.tell(kControl, Goodbye{"its rollouts were wrong"});
+  expelled.deliver_control(kControl, Goodbye{"its rollouts were wrong"});
   EXPECT_EQ(expelled.end(), "its rollouts were wrong");
   Member other(config(), kMadeUnix_s, false);
   other.core.on_connected(kControl, other.now);
-  other.tell(kControl, Welcome{WorkerId{8}, kBeat, seconds(9), 0, ""});
+  other.deliver_control(kControl, Welcome{WorkerId{8}, kBeat, seconds(9), 0, ""});
   EXPECT_THAT(other.end(), HasSubstr("takes this worker for worker 8"));
 }
 

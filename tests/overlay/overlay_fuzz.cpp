@@ -67,7 +67,7 @@ void as_stream(std::byte options, Bytes_ bytes) {
       ECHO_CHECK(std::equal(head.begin(), head.end(), frame.head.bytes().begin(), frame.head.bytes().end()));
       ECHO_CHECK(frame.body.size() == frame.chunk.length);
     }
-    ECHO_CHECK(admitted || (frame.type == FrameType::kControl && frame.body.size() <= kStrangerBytesMax));
+    ECHO_CHECK(admitted || (frame.type == FrameType::kControl && frame.body.size() <= kPendingPeerBytesMax));
   });
 }
 
@@ -100,7 +100,8 @@ void as_signed(std::byte of_what, Bytes_ bytes) {
       break;
     case 3:
       if (const auto opened = open(gullible, SignedGrant{message}))
-        for (const Grant::From& from : opened->from) ECHO_CHECK(StripeMask::valid(opened->stripes, from.stripes));
+        for (const Grant::From& from : opened->from)
+          ECHO_CHECK(StripeMask::valid(opened->stripe_count, from.stripe_mask));
       break;
   }
 }
@@ -199,7 +200,7 @@ void look(Core& core) {
     }
 }
 
-void tell(Core& core, ConnId conn, const ControlMessage& message) {
+void deliver_control(Core& core, ConnId conn, const ControlMessage& message) {
   const Slice frame(encode_control(message));
   core.on_frame(conn, {FrameType::kControl, frame.part(kFrameHeaderBytes, frame.size() - kFrameHeaderBytes), {}, {}},
                 kNow);
@@ -218,14 +219,15 @@ void as_member(std::byte from, Bytes_ bytes) {
   MemberCore core(member_config());
   core.start(kNow);
   core.on_connected(ConnId{1}, kNow);
-  tell(core, ConnId{1},
-       Welcome{WorkerId{7}, std::chrono::milliseconds(500), std::chrono::seconds(9),
-               static_cast<std::uint64_t>(kMadeUnix_s * 1e3), ""});
-  tell(core, ConnId{1}, Assign{2, {{WorkerId{4}, {"10.0.0.4", 1}, 1, false}, {WorkerId{5}, {"10.0.0.5", 1}, 2, true}}});
+  deliver_control(core, ConnId{1},
+                  Welcome{WorkerId{7}, std::chrono::milliseconds(500), std::chrono::seconds(9),
+                          static_cast<std::uint64_t>(kMadeUnix_s * 1e3), ""});
+  deliver_control(core, ConnId{1},
+                  Assign{2, {{WorkerId{4}, {"10.0.0.4", 1}, 1, false}, {WorkerId{5}, {"10.0.0.5", 1}, 2, true}}});
   core.on_connected(ConnId{3}, kNow);
   const PeerInfo child{"10.0.0.9", {trust::PeerIdentity::Kind::kWorker, WorkerId{9}}};
   core.on_accepted(ConnId{2}, child, kNow);
-  tell(core, ConnId{2}, PeerHello{"run", 0, {}, false, {}, made_grant(9, 7)});
+  deliver_control(core, ConnId{2}, PeerHello{"run", 0, {}, false, {}, made_grant(9, 7)});
   core.on_accepted(ConnId{4}, child, kNow);
   look(core);
   const ConnId conn{std::array<std::uint64_t, 4>{1, 3, 2, 4}[static_cast<std::size_t>(from) % 4]};
@@ -253,11 +255,11 @@ void as_learner(std::byte from, Bytes_ bytes) {
   };
   for (const std::uint64_t id : {1, 2}) {
     core.on_accepted(ConnId{2 * id}, worker(id), kNow);
-    tell(core, ConnId{2 * id}, Hello{"run", "w", {"10.0.0.1", 1}, {}, {}, {}});
+    deliver_control(core, ConnId{2 * id}, Hello{"run", "w", {"10.0.0.1", 1}, {}, {}, {}});
   }
   core.on_timer(kNow + 2 * TopologyPlan::kDelay);
   core.on_accepted(ConnId{6}, worker(1), kNow);
-  tell(core, ConnId{6}, PeerHello{"run", 0, {}, false, {}, made_grant(1, 0)});
+  deliver_control(core, ConnId{6}, PeerHello{"run", 0, {}, false, {}, made_grant(1, 0)});
   core.on_accepted(ConnId{8}, worker(3), kNow);
   core.on_accepted(ConnId{10}, {"10.0.0.9", {}}, kNow);
   for (const Made& made : fuzz_publications()) {

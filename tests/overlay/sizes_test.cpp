@@ -74,16 +74,16 @@ TEST(Sizes, ALearnerThatHasNoRoomForItsPolicyDoesNotStart) {
 
 TEST(Hosts, ALearnerOnAllAddressesIsNotCalledByThem) {
   for (const char* all : {"0.0.0.0", "::"}) {
-    EXPECT_EQ(reached_from_here({all, 7}), (Endpoint{"127.0.0.1", 7}));
-    for (const Endpoint& endpoint : reached_from_elsewhere({all, 7})) {
+    EXPECT_EQ(local_endpoint_of({all, 7}), (Endpoint{"127.0.0.1", 7}));
+    for (const Endpoint& endpoint : remote_endpoints_of({all, 7})) {
       EXPECT_NE(endpoint.host, all);
       EXPECT_FALSE(endpoint.host.starts_with("127.")) << endpoint.host;
       EXPECT_NE(endpoint.host, "::1");
       EXPECT_EQ(endpoint.port, 7);
     }
   }
-  EXPECT_EQ(reached_from_here({"10.0.0.3", 7}), (Endpoint{"10.0.0.3", 7}));
-  EXPECT_EQ(reached_from_elsewhere({"10.0.0.3", 7}), std::vector<Endpoint>{Endpoint({"10.0.0.3", 7})});
+  EXPECT_EQ(local_endpoint_of({"10.0.0.3", 7}), (Endpoint{"10.0.0.3", 7}));
+  EXPECT_EQ(remote_endpoints_of({"10.0.0.3", 7}), std::vector<Endpoint>{Endpoint({"10.0.0.3", 7})});
 }
 
 TEST(Hosts, NamesAreLookedUp) {

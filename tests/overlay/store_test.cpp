@@ -249,7 +249,7 @@ TEST(PublicationStore, ChunksOnDiskLeaveMemoryAndComeBack) {
   for (std::size_t i = 0; i < made.chunks.size(); ++i) {
     ASSERT_TRUE(kept.put(made.chunk(i)).has_value());
     kept.written();
-    EXPECT_FALSE(kept.store.congested());
+    EXPECT_FALSE(kept.store.is_congested());
   }
   ASSERT_TRUE(*kept.close(made));
   EXPECT_LE(kept.store.memory().count, 10'000u);
@@ -318,14 +318,14 @@ TEST(PublicationStore, IsCongestedWhileTheDiskIsBehind) {
   const Made made = make(full(3), 40'000);
   ASSERT_TRUE(kept.begin(made).has_value());
   for (std::size_t i = 0; i < 10; ++i) ASSERT_TRUE(kept.put(made.chunk(i)).has_value());
-  EXPECT_TRUE(kept.store.congested());
+  EXPECT_TRUE(kept.store.is_congested());
   kept.written();
-  EXPECT_FALSE(kept.store.congested());
+  EXPECT_FALSE(kept.store.is_congested());
   // After a failed write, the store works as without a disk.
   ASSERT_TRUE(kept.put(made.chunk(10)).has_value());
   kept.store.on_spooled(made.id, 10, false);
-  EXPECT_TRUE(kept.store.disk_failed());
-  EXPECT_FALSE(kept.store.congested());
+  EXPECT_TRUE(kept.store.has_disk_failed());
+  EXPECT_FALSE(kept.store.is_congested());
 }
 
 TEST(PublicationStore, ChunksTheDiskRefusedAreWrittenOnARetry) {
@@ -338,7 +338,7 @@ TEST(PublicationStore, ChunksTheDiskRefusedAreWrittenOnARetry) {
   kept.store.on_spooled(made.id, 0, false);
   const Made next = make(full(4), 1000);
   ASSERT_TRUE(kept.begin(next).has_value());
-  EXPECT_TRUE(kept.store.disk_failed());
+  EXPECT_TRUE(kept.store.has_disk_failed());
   ASSERT_TRUE(kept.put(next.chunk(0)).has_value());
   kept.take<act::Spool>();
   kept.store.on_spooled(next.id, 0, true);
@@ -346,7 +346,7 @@ TEST(PublicationStore, ChunksTheDiskRefusedAreWrittenOnARetry) {
   ASSERT_EQ(again.size(), 1u);
   EXPECT_TRUE(again[0].publication == made.id && again[0].chunk == 0u);
   kept.store.on_spooled(made.id, 0, true);
-  EXPECT_FALSE(kept.store.disk_failed());
+  EXPECT_FALSE(kept.store.has_disk_failed());
   EXPECT_TRUE(kept.entry(full(3)).chunks[0].on_disk);
 }
 
@@ -363,9 +363,9 @@ TEST(PublicationStore, ADiskWorksAgainAlthoughItsPublicationWasDropped) {
     if (const auto put = kept.put(made.chunk(i)); !put) room = put.error();
   EXPECT_EQ(room.error().code, Code::kExhausted);
   kept.store.erase(full(3));
-  EXPECT_TRUE(kept.store.disk_failed());
+  EXPECT_TRUE(kept.store.has_disk_failed());
   kept.store.on_spooled(made.id, 1, true);
-  EXPECT_FALSE(kept.store.disk_failed());
+  EXPECT_FALSE(kept.store.has_disk_failed());
   kept.take<act::Spool>();
   EXPECT_NO_FATAL_FAILURE(kept.spool(made, made.chunks.size()));
 }
@@ -469,7 +469,7 @@ TEST(PublicationStore, KeepsToItsBudgetOfDiskWhileThatFailsNowAndThen) {
   ASSERT_TRUE(kept.put(made.chunk(0)).has_value());
   kept.take<act::Spool>();
   kept.store.on_spooled(made.id, 0, false);
-  EXPECT_TRUE(kept.store.disk_failed());
+  EXPECT_TRUE(kept.store.has_disk_failed());
   EXPECT_THAT(kept.put(made.chunk(1)).error().detail, HasSubstr("raise the disk budget"));
   ASSERT_TRUE(kept.put(made.chunk(1), 1).has_value());
   EXPECT_EQ(kept.store.find(full(0)), nullptr);

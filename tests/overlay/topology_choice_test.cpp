@@ -26,7 +26,8 @@ struct Choosing : Desk {
   }
   Duration pause() const { return TopologyPlan::kChooseBeats * LearnerConfig{}.heartbeat; }
   void everybody_has(std::uint64_t version) {
-    for (const auto& [id, conn] : control) tell(id.value, Installed{Version{version}, digest_of(version), 0});
+    for (const auto& [id, conn] : control)
+      deliver_control(id.value, Installed{Version{version}, digest_of(version), 0});
   }
   TopologyPolicy policy() const { return core.topology().policy; }
   std::vector<act::ChoseTopology> chosen() const { return all<act::ChoseTopology>(); }
@@ -39,7 +40,7 @@ TEST(TopologyChoice, AnotherKindIsTakenWhenItWasSoonerThreeTimes) {
   EXPECT_THAT(desk.chosen(), IsEmpty()) << "the payload's size is not known yet";
   ASSERT_TRUE(desk.publish(make(full(0), 300'000)).has_value());
   desk.everybody_has(0);
-  desk.pass((TopologyPlan::kSoonerInARow - 2) * desk.pause());
+  desk.pass((TopologyPlan::kFasterInARow - 2) * desk.pause());
   EXPECT_EQ(desk.policy(), TopologyPolicy::kStar);
   desk.pass(3 * desk.pause());
   EXPECT_NE(desk.policy(), TopologyPolicy::kStar);
@@ -48,15 +49,15 @@ TEST(TopologyChoice, AnotherKindIsTakenWhenItWasSoonerThreeTimes) {
   desk.pass(20 * desk.pause());
   EXPECT_THAT(desk.chosen(), SizeIs(1)) << "the topology stays";
   for (const auto& [id, conn] : desk.control)
-    EXPECT_THAT(desk.said<Assign>(conn).back().parents, ::testing::Not(IsEmpty()));
+    EXPECT_THAT(desk.sent<Assign>(conn).back().parents, ::testing::Not(IsEmpty()));
 }
 
 // Three workers are near and three far away. The place that each states decides its parents.
 TEST(TopologyChoice, AFarRegionIsFedOnce) {
   LearnerConfig c = Desk::config(64);
   c.policy = TopologyPolicy::kTrees;
-  c.regions.ways.assign(2, std::vector<chains::RegionWay>(2));
-  c.regions.ways[0][1].rate = c.regions.ways[1][0].rate = BitRate::from_mbit_per_s(4);
+  c.regions.links.assign(2, std::vector<chains::RegionLink>(2));
+  c.regions.links[0][1].rate = c.regions.links[1][0].rate = BitRate::from_mbit_per_s(4);
   c.region_of = [](const MemberInfo& info) { return info.place == "far" ? 1u : 0u; };
   Desk desk(std::move(c));
   const auto comes = [&](std::uint64_t id) {
@@ -64,7 +65,7 @@ TEST(TopologyChoice, AFarRegionIsFedOnce) {
     identity.key = made_key("worker " + std::to_string(id)).public_key();
     const std::string host = "10.0.0." + std::to_string(id);
     const ConnId conn = desk.control[WorkerId{id}] = desk.comes(identity, host);
-    desk.tell(conn, Hello{"run", "w", {host, 9}, kMegabytePerS, kMegabytePerS, {}, id > 3 ? "far" : ""});
+    desk.deliver_control(conn, Hello{"run", "w", {host, 9}, kMegabytePerS, kMegabytePerS, {}, id > 3 ? "far" : ""});
     desk.core.on_connected(desk.all<act::Dial>().back().conn, desk.now);
     desk.take();
   };
@@ -100,7 +101,7 @@ TEST(TopologyChoice, TheChunkFollowsThePayload) {
   c.policy_bytes = {2'000'000'000};
   Desk desk(std::move(c));
   desk.join_all(6);
-  const auto chunk = [&](const PublicationKey& key) { return desk.core.chunk_for(key, desk.now).count; };
+  const auto chunk = [&](const PublicationKey& key) { return desk.core.chunk_size_for(key, desk.now).count; };
   const std::uint64_t snapshot = chunk(full(0)), first_delta = chunk(delta(1, 0));
   EXPECT_GT(snapshot, first_delta);
   EXPECT_GE(first_delta, 32u * 1024);
@@ -121,10 +122,10 @@ TEST(TopologyChoice, TheChunkFollowsTheLargestOfLate) {
   desk.join_all(6);
   ASSERT_TRUE(desk.publish(make(full(0), 400'000)).has_value());
   ASSERT_TRUE(desk.publish(make(delta(1, 0), 300'000)).has_value());
-  const auto chunk = desk.core.chunk_for(delta(2, 1), desk.now);
+  const auto chunk = desk.core.chunk_size_for(delta(2, 1), desk.now);
   EXPECT_GT(chunk, Bytes{1024});
   ASSERT_TRUE(desk.publish(make(delta(2, 1), 900)).has_value());
-  EXPECT_EQ(desk.core.chunk_for(delta(3, 2), desk.now), chunk);
+  EXPECT_EQ(desk.core.chunk_size_for(delta(3, 2), desk.now), chunk);
 }
 
 TEST(TopologyChoice, ASmallGainMovesNoWorker) {
@@ -170,7 +171,7 @@ TEST(TopologyChoice, OnlyWhereItWasAskedFor) {
   Desk desk(std::move(c));
   desk.join_all(8);
   ASSERT_TRUE(desk.publish(make(full(0), 300'000)).has_value());
-  for (std::uint64_t id = 1; id <= 8; ++id) desk.tell(id, Installed{Version{0}, digest_of(0), 0});
+  for (std::uint64_t id = 1; id <= 8; ++id) desk.deliver_control(id, Installed{Version{0}, digest_of(0), 0});
   desk.pass(seconds(600));
   EXPECT_EQ(desk.core.topology().policy, TopologyPolicy::kStar);
 }
@@ -189,7 +190,7 @@ TEST(LearnerRates, ChildrenReportTheirParentsDeliveries) {
     Heartbeat heartbeat;
     heartbeat.chunk_bytes_forwarded = 1'000'000'000;
     heartbeat.progress = {{made.id, {chunks}}};
-    desk.tell(worker, heartbeat);
+    desk.deliver_control(worker, heartbeat);
   };
   beat(1, 50);
   EXPECT_EQ(delivered(), 0u) << "the learner sent its own chunks";
@@ -198,12 +199,12 @@ TEST(LearnerRates, ChildrenReportTheirParentsDeliveries) {
   EXPECT_EQ(delivered(), 20 * 1024u);
   beat(2, 30);
   EXPECT_EQ(delivered(), 30 * 1024u);
-  desk.tell(2, Installed{Version{0}, digest_of(0), 0});
+  desk.deliver_control(2, Installed{Version{0}, digest_of(0), 0});
   EXPECT_EQ(delivered(), made.chunks.size() * 1024u) << "the rest has arrived since";
   beat(2, static_cast<std::uint32_t>(made.chunks.size()));
   EXPECT_EQ(delivered(), made.chunks.size() * 1024u);
   beat(1, 50);
-  EXPECT_EQ(desk.all<act::HeardFrom>().back().bytes_delivered.count, delivered());
+  EXPECT_EQ(desk.all<act::HeartbeatReceived>().back().bytes_delivered.count, delivered());
 }
 
 }  // namespace

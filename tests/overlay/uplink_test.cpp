@@ -285,13 +285,13 @@ TEST(SilenceMeter, LearnsTheIntervalsOfAPeer) {
   meter.begin(milliseconds(100), at(1));
   EXPECT_EQ(meter.deadline(), at(1.4));
   TimePoint now = at(1);
-  for (int i = 0; i < 100; ++i) meter.heard(now += milliseconds(100));
+  for (int i = 0; i < 100; ++i) meter.on_beat(now += milliseconds(100));
   EXPECT_EQ(meter.deadline() - now, milliseconds(400));  // never less than four intervals
   Random random(1);
-  for (int i = 0; i < 100; ++i) meter.heard(now += milliseconds(random.between(10, 400)));
+  for (int i = 0; i < 100; ++i) meter.on_beat(now += milliseconds(random.between(10, 400)));
   EXPECT_GT(meter.deadline() - now, milliseconds(600));  // irregular: more patience
   EXPECT_LE(meter.deadline() - now, milliseconds(1200));
-  for (int i = 0; i < 20; ++i) meter.heard(now += std::chrono::seconds(3));
+  for (int i = 0; i < 20; ++i) meter.on_beat(now += std::chrono::seconds(3));
   EXPECT_EQ(meter.deadline() - now, milliseconds(1200));  // never more than twelve
 }
 
@@ -413,7 +413,7 @@ TEST(HopMonitor, FindsAHopThatBecomesSlowWithinTwiceItsPatience) {
     }
     ASSERT_EQ(found.size(), 1u);
     EXPECT_GT(now, slow_from);
-    EXPECT_LT(now, slow_from + 2 * HopMonitor::kPatience);
+    EXPECT_LT(now, slow_from + 2 * HopMonitor::kGapTimeMin);
   }
 }
 
@@ -461,7 +461,7 @@ TEST(CatchUp, FindsTheCheapestWay) {
       {delta(3, 0), 150}, {full(2), 900},     {delta(5, 4), 10},  {delta(6, 3), 70},
   };
   const auto way = [&](std::optional<std::uint64_t> from, std::uint64_t to, bool full_only = false) {
-    return cheapest_way(held, from ? std::optional(Version{*from}) : std::nullopt, Version{to}, full_only);
+    return cheapest_path_bytes(held, from ? std::optional(Version{*from}) : std::nullopt, Version{to}, full_only);
   };
   EXPECT_EQ(way({}, 0), 900u);  // the newer snapshot is the cheaper one
   EXPECT_EQ(way({}, 3), 1000u);
@@ -476,7 +476,7 @@ TEST(CatchUp, FindsTheCheapestWay) {
   EXPECT_EQ(way(4, 6), 1070u);  // from a snapshot, for nothing continues from 4 to 6
   EXPECT_EQ(way(0, 2, true), 900u);
   EXPECT_EQ(way(0, 3, true), std::nullopt);
-  EXPECT_EQ(cheapest_way({}, Version{1}, Version{2}, false), std::nullopt);
+  EXPECT_EQ(cheapest_path_bytes({}, Version{1}, Version{2}, false), std::nullopt);
 }
 
 }  // namespace

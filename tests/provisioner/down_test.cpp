@@ -67,18 +67,18 @@ class DownTest : public testing::Test {
   }
   // Adds a row in the state running, and its instance.
   LedgerRow running(Ledger& ledger, const std::string& id) {
-    const LedgerRow row = *ledger.intend(offer(id), clock.unix_seconds());
+    const LedgerRow row = *ledger.record_intent(offer(id), clock.unix_seconds());
     VastInstance instance;
     instance.id = std::stoll(id);
     instance.label = row.label;
     server.put(instance);
-    EXPECT_TRUE(ledger.running(row.id, "vast:" + id, clock.unix_seconds()));
+    EXPECT_TRUE(ledger.record_start(row.id, "vast:" + id, clock.unix_seconds()));
     return row;
   }
   static std::size_t open_rows(const Ledger& ledger) {
     const auto rows = *ledger.rows();
     return static_cast<std::size_t>(
-        std::count_if(rows.begin(), rows.end(), [](const auto& row) { return row.open(); }));
+        std::count_if(rows.begin(), rows.end(), [](const auto& row) { return row.is_open(); }));
   }
 
   VastServer server;
@@ -89,14 +89,14 @@ class DownTest : public testing::Test {
 TEST_F(DownTest, ReleasesExactlyTheMachinesOfTheRun) {
   Ledger ledger = open();
   running(ledger, "1");
-  const LedgerRow asked = *ledger.intend(offer("2"), clock.unix_seconds());  // rented, and the answer was lost
+  const LedgerRow asked = *ledger.record_intent(offer("2"), clock.unix_seconds());  // rented, and the answer was lost
   VastInstance lost;
   lost.id = 2;
   lost.label = asked.label;
   server.put(lost);
-  const LedgerRow never = *ledger.intend(offer("3"), clock.unix_seconds());  // not rented
-  const LedgerRow failed = *ledger.intend(offer("4"), clock.unix_seconds());
-  ASSERT_TRUE(ledger.failed(failed.id, "status 500", clock.unix_seconds()));  // it was all the same
+  const LedgerRow never = *ledger.record_intent(offer("3"), clock.unix_seconds());  // not rented
+  const LedgerRow failed = *ledger.record_intent(offer("4"), clock.unix_seconds());
+  ASSERT_TRUE(ledger.record_failure(failed.id, "status 500", clock.unix_seconds()));  // it was all the same
   VastInstance orphan;
   orphan.id = 4;
   orphan.label = failed.label;
@@ -153,7 +153,7 @@ TEST_F(DownTest, AnAccountWithoutAnyRentalMayBeTheWrongOne) {
 TEST_F(DownTest, AKeyThatIsRefusedLeavesTheLedgerAsItIs) {
   Ledger ledger = open();
   running(ledger, "1");
-  ASSERT_TRUE(ledger.intend(offer("2"), clock.unix_seconds()));
+  ASSERT_TRUE(ledger.record_intent(offer("2"), clock.unix_seconds()));
   server.expire_key();
   EXPECT_FALSE(down(ledger).problems.empty());
   EXPECT_EQ(open_rows(ledger), 2u);
@@ -271,7 +271,7 @@ TEST_F(DownTest, AKillAtAnyOfFiftyPointsForgetsNothing) {
     Ledger ledger = open();
     std::set<std::string> known;
     for (const LedgerRow& row : *ledger.rows())
-      if (row.open()) known.insert(row.label);
+      if (row.is_open()) known.insert(row.label);
     for (const auto& [id, instance] : server.rented()) EXPECT_EQ(known.count(instance.label), 1u) << id;
     if (point % 5 == 4) {  // now and then the run goes on: what is there is used, and given back in the end
       setenv("VAST_API_KEY", VastServer::kKey, 1);
@@ -282,7 +282,7 @@ TEST_F(DownTest, AKillAtAnyOfFiftyPointsForgetsNothing) {
       unsetenv("VAST_API_KEY");
       EXPECT_EQ(server.rented().size(), 0u);
       for (const LedgerRow& row : *ledger.rows())  // what was asked for a moment ago may still come to be
-        EXPECT_TRUE(!row.open() || row.instance.empty()) << row.label;
+        EXPECT_TRUE(!row.is_open() || row.instance.empty()) << row.label;
     }
     clock.advance(std::chrono::hours(24 * 400));  // the driver had a clock of its own
     const DownReport report = down(ledger);

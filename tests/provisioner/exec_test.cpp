@@ -93,10 +93,10 @@ class ExecTest : public testing::Test {
 };
 
 TEST_F(ExecTest, NamesAreValidForSchedulers) {
-  EXPECT_EQ(exec_name("Run_A.1234abcd/7"), "run-a-1234abcd-7");
-  EXPECT_EQ(exec_name("Run_A.1234abcd/"), "run-a-1234abcd-");
-  EXPECT_EQ(exec_name("1.run.1234abcd/7"), "x-run-1234abcd-7");
-  EXPECT_LE(exec_name(std::string(200, 'r') + ".1234abcd/1234567").size(), 63u);
+  EXPECT_EQ(instance_name_of_label("Run_A.1234abcd/7"), "run-a-1234abcd-7");
+  EXPECT_EQ(instance_name_of_label("Run_A.1234abcd/"), "run-a-1234abcd-");
+  EXPECT_EQ(instance_name_of_label("1.run.1234abcd/7"), "x-run-1234abcd-7");
+  EXPECT_LE(instance_name_of_label(std::string(200, 'r') + ".1234abcd/1234567").size(), 63u);
 }
 
 TEST_F(ExecTest, TheExampleOfSlurmWorks) {
@@ -111,7 +111,8 @@ for a; do case $a in --job-name=*) echo "${a#--job-name=} RUNNING" > jobs/$id;; 
 TEST_F(ExecTest, TheExampleOfKubernetesWorks) {
   program("kubectl", R"sh(echo "$@" >> args; mkdir -p pods
 case $1 in
-  create) cat > input; name=$(sed -n 's/.*"metadata": {"name": "\([^"]*\)".*/\1/p' input); : > pods/$name; printf %s $name;;
+  create) cat > input; name=$(sed -n 's/.*"metadata": {"name": "\([^"]*\)".*/\1/p' input)
+    : > pods/$name; printf %s $name;;
   get) for f in pods/*; do [ -f "$f" ] && echo "${f#pods/} ${f#pods/} Running"; done;;
   delete) rm -f pods/$3;;
 esac; exit 0)sh");
@@ -126,8 +127,11 @@ esac; exit 0)sh");
 TEST_F(ExecTest, TheExampleOfSkyPilotWorks) {
   program("sky", R"sh(mkdir -p clusters
 case $1 in
-  launch) echo "$@" >> args; for a; do last=$a; case $before in --cluster) : > clusters/$a;; esac; before=$a; done; cat $last >> input; echo launched;;
-  status) echo "Clusters"; echo "NAME  INFRA  STATUS"; for f in clusters/*; do [ -f "$f" ] && echo "${f#clusters/}  aws  UP"; done;;
+  launch) echo "$@" >> args
+    for a; do last=$a; case $before in --cluster) : > clusters/$a;; esac; before=$a; done
+    cat $last >> input; echo launched;;
+  status) echo "Clusters"; echo "NAME  INFRA  STATUS"
+    for f in clusters/*; do [ -f "$f" ] && echo "${f#clusters/}  aws  UP"; done;;
   down) [ -f clusters/$3 ] && rm clusters/$3;;
 esac)sh");
   expect_works("skypilot.yaml");

@@ -51,7 +51,7 @@ class Fleet : public testing::Test {
       } else if (const auto* drain = std::get_if<fleet::Drain>(&action)) {
         told_to_drain.push_back(drain->worker.value);
         if (drains) tell(fleet::Drained{drain->worker});
-      } else if (const auto* look = std::get_if<fleet::Look>(&action)) {
+      } else if (const auto* look = std::get_if<fleet::FindInstance>(&action)) {
         looks.push_back(look->ticket);
       } else if (const auto* end = std::get_if<fleet::BookEnd>(&action)) {
         ended.push_back(end->ticket);
@@ -64,7 +64,7 @@ class Fleet : public testing::Test {
   WorkerId worker(const std::string& offer) { return WorkerId{static_cast<std::uint64_t>(tickets.at(offer))}; }
   void join(const std::string& offer) { tell(fleet::Joined{worker(offer), offer}); }
   void beat(const std::string& offer, double rollouts, double busy_s) {
-    if (tickets.contains(offer)) tell(fleet::Beat{worker(offer), rollouts, busy_s});
+    if (tickets.contains(offer)) tell(fleet::Heartbeat{worker(offer), rollouts, busy_s});
   }
   // Second by second.
   void pass(Duration time, const std::function<void(int)>& each = {}) {
@@ -74,14 +74,14 @@ class Fleet : public testing::Test {
       carry_out(core->tick(clock.now()));
     }
   }
-  void learner_waits(bool now_waits) { tell(fleet::Waiting{now_waits}); }
+  void learner_waits(bool now_waits) { tell(fleet::LearnerWaiting{now_waits}); }
   Names noted(const std::string& what) const {
     Names offers;
     for (const fleet::Note& note : notes)
       if (note.what == what) offers.push_back(note.offer);
     return offers;
   }
-  MachineState state(const std::string& offer) const { return core->machines().of(offer)->state; }
+  MachineState state(const std::string& offer) const { return core->machines().find(offer)->state; }
 
   ManualClock clock;
   FleetRules rules;
@@ -110,7 +110,7 @@ TEST_F(Fleet, PlannedOffersAreRentedOnceAndKept) {
 TEST_F(Fleet, APromiseDoesNotFlatterForEver) {
   rules.group_size = 8;
   make({offer("a", 1, 0.1), offer("b", 200, 0.1)}, {"a", "b"});
-  const auto measured = [&] { return core->machines().of("a")->measured.value(); };
+  const auto measured = [&] { return core->machines().find("a")->measured.value(); };
   pass(seconds(10));
   beat("a", 8, 10);
   EXPECT_GT(measured(), 0.85);
@@ -162,7 +162,7 @@ TEST_F(Fleet, SlowWorkersThatWorkAreNotRentedAgain) {
   });
   EXPECT_THAT(rented, ElementsAre("o0", "o1"));
   EXPECT_THAT(asked_to_stop, IsEmpty());
-  EXPECT_NEAR(core->machines().of("o0")->measured.value(), 0.05, 0.02);
+  EXPECT_NEAR(core->machines().find("o0")->measured.value(), 0.05, 0.02);
 }
 
 // "3690 of 3692": six of the quickstart's machines do a little less than they promise.
@@ -265,7 +265,7 @@ TEST_F(Fleet, AnEndingMachineIsReplacedAtOnceAndDrained) {
   beat("a", 4, 1);
   tell(fleet::Drained{worker("a")});
   EXPECT_THAT(asked_to_stop, ElementsAre(tickets["a"]));
-  EXPECT_EQ(core->machines().of("a"), nullptr);
+  EXPECT_EQ(core->machines().find("a"), nullptr);
   EXPECT_EQ(core->numbers().lost, 1u);
   // A worker whose operator stops it reports that it leaves, and goes.
   tell(fleet::Leaving{worker("b")});
@@ -287,11 +287,11 @@ TEST_F(Fleet, DrainingEndsAfterAWhileOrWithTheMachine) {
   tell(fleet::Ending{tickets["b"], "preempted"});
   pass(seconds(10));
   tell(fleet::Exited{tickets["a"], "it is gone"});
-  EXPECT_EQ(core->machines().of("a"), nullptr);
+  EXPECT_EQ(core->machines().find("a"), nullptr);
   EXPECT_THAT(ended, ElementsAre(tickets["a"]));
   tell(fleet::Joined{worker("b"), "b"});  // it was away, and is drained again
   EXPECT_EQ(told_to_drain.size(), 3u);
-  pass(rules::kDrain - seconds(11));
+  pass(rules::kDrainTimeout - seconds(11));
   EXPECT_THAT(asked_to_stop, IsEmpty());
   pass(seconds(1));
   EXPECT_THAT(asked_to_stop, ElementsAre(tickets["b"]));
@@ -309,20 +309,20 @@ TEST_F(Fleet, MeasuredBytesMoveThePriceOfTraffic) {
   make(offers, {"a"});
   pass(seconds(1));
   EXPECT_NEAR(core->numbers().usd_per_hour, 0.11, 1e-9);
-  for (std::size_t i = 0; i < LateMedian<Duration>::kSamplesMin; ++i) {
+  for (std::size_t i = 0; i < MedianMeter<Duration>::kSamplesMin; ++i) {
     EXPECT_NEAR(core->numbers().usd_per_hour, 0.11, 1e-9);
     tell(fleet::BroadcastMeasured{seconds(1), Bytes{4'000'000}});
   }
   EXPECT_NEAR(core->numbers().usd_per_hour, 0.1 + 4 * 0.01, 1e-9);
   EXPECT_EQ(core->numbers().payload.count, 4'000'000u);
-  for (std::size_t i = 0; i < LateMedian<Duration>::kSamplesMin; ++i) tell(fleet::StepMeasured{seconds(20)});
+  for (std::size_t i = 0; i < MedianMeter<Duration>::kSamplesMin; ++i) tell(fleet::StepMeasured{seconds(20)});
   EXPECT_NEAR(core->numbers().usd_per_hour, 0.1 + 2 * 0.01, 1e-9);  // half as many publications an hour
-  for (std::size_t i = 0; i < LateMedian<Duration>::kSamplesMax; ++i) tell(fleet::StepMeasured{seconds(10)});
+  for (std::size_t i = 0; i < MedianMeter<Duration>::kSamplesMax; ++i) tell(fleet::StepMeasured{seconds(10)});
   // A working machine's traffic counts as measured: 1 MB received and 2 MB forwarded per second.
   std::uint64_t mb = 1000;  // what it took to join is none of it
   pass(minutes(3), [&](int) {
     beat("a", 120, 1);
-    tell(fleet::Moved{worker("a"), Bytes{mb * 1'000'000}, Bytes{2 * mb * 1'000'000}});
+    tell(fleet::TrafficMeasured{worker("a"), Bytes{mb * 1'000'000}, Bytes{2 * mb * 1'000'000}});
     ++mb;
   });
   EXPECT_NEAR(core->numbers().usd_per_hour, 0.1 + 3600 * (0.001 * 0.01 + 0.002 * 0.02), 1e-3);
@@ -388,7 +388,7 @@ TEST_F(Fleet, ThreeOfEightLieOneDiesOneIsOutbidAndTheLearnerSoonWaitsNoMore) {
     for (const auto& [key, machine] : core->machines().all()) usd += machine.offer.usd_per_hour / 3600;
     usd_most = std::max(usd_most, core->numbers().usd_per_hour);
     for (const std::string& name : rented) {
-      const auto* machine = core->machines().of(name);
+      const auto* machine = core->machines().find(name);
       if (machine == nullptr || machine->instance.text.empty()) continue;
       if (s - booted.try_emplace(name, s).first->second == 40) join(name);  // 40 s to boot
       if (machine->state != MachineState::kWorking || stock > 2000) continue;
@@ -599,7 +599,7 @@ TEST_F(Fleet, AWorkerThatFindsNoWorkIsNotStalled) {
   make({offer("a", 60, 0.1), offer("b", 60, 0.2), offer("c", 60, 0.3)}, {"a", "b"});
   pass(minutes(20), [&](int s) {
     beat("a", 60, 1);
-    if (tickets.contains("b")) tell(fleet::Beat{worker("b"), 0, 0, s % 120 == 0});
+    if (tickets.contains("b")) tell(fleet::Heartbeat{worker("b"), 0, 0, s % 120 == 0});
   });
   EXPECT_THAT(asked_to_stop, IsEmpty());
   EXPECT_THAT(rented, ElementsAre("a", "b"));
@@ -613,7 +613,7 @@ TEST_F(Fleet, ANewcomerIsNotStalledWhileItReceivesItsFirstPolicy) {
   make({offer("a", 60, 0.1), offer("b", 60, 0.2), offer("c", 60, 0.3)}, {"a", "b"});
   const auto receives = [&](int s, std::uint64_t per_s) {
     beat("a", 60, 1);
-    if (tickets.contains("b")) tell(fleet::Moved{worker("b"), Bytes{s * per_s}, Bytes{}});
+    if (tickets.contains("b")) tell(fleet::TrafficMeasured{worker("b"), Bytes{s * per_s}, Bytes{}});
   };
   pass(minutes(32), [&](int s) { receives(s, 4'167); });  // whole after 32 minutes
   EXPECT_THAT(asked_to_stop, IsEmpty());
@@ -628,7 +628,7 @@ TEST_F(Fleet, ANewcomerThatHardlyReceivesAnythingIsReplaced) {
   make({offer("a", 60, 0.1), offer("b", 60, 0.2), offer("c", 60, 0.3)}, {"a", "b"});
   pass(minutes(5) + seconds(5), [&](int s) {
     beat("a", 60, 1);
-    if (tickets.contains("b")) tell(fleet::Moved{worker("b"), Bytes{s * 3'000ull}, Bytes{}});
+    if (tickets.contains("b")) tell(fleet::TrafficMeasured{worker("b"), Bytes{s * 3'000ull}, Bytes{}});
   });
   EXPECT_THAT(asked_to_stop, ElementsAre(tickets["b"]));
 }
@@ -668,7 +668,7 @@ TEST_F(Fleet, TheTotalBudgetIsNeverPassedAndEverythingIsGivenBack) {
 TEST_F(Fleet, TheLedgersSumCountsAsSpent) {
   rules.fleet.usd_max = 1;
   make({offer("a", 120, 1)}, {"a"});
-  tell(fleet::Spent{0.99});
+  tell(fleet::SpendingMeasured{0.99});
   pass(minutes(5));
   EXPECT_THAT(rented, IsEmpty());
   EXPECT_THAT(noted("budget"), testing::SizeIs(1));
@@ -710,7 +710,7 @@ TEST_F(Fleet, NothingIsRentedThatCouldNotBeBooked) {
   books = false;
   pass(seconds(1));
   tell(fleet::BookingFailed{"a", "disk full"});
-  EXPECT_EQ(core->machines().of("a"), nullptr);
+  EXPECT_EQ(core->machines().find("a"), nullptr);
   pass(seconds(1));
   EXPECT_THAT(rented, ElementsAre("a", "b"));
   carry_out(core->close("the run has ended", clock.now()));

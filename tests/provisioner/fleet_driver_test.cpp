@@ -160,7 +160,7 @@ TEST_F(DriverOfFleet, RecordsMeasuredLinks) {
   (*fleet)->notify(fleet::Joined{WorkerId{1}, "a"});
   const SystemClock clock;
   const TimePoint begin = clock.now();
-  while (clock.now() - begin < LinkMeter::kLeast + std::chrono::milliseconds(300)) {
+  while (clock.now() - begin < LinkMeter::kStretchMin + std::chrono::milliseconds(300)) {
     const auto bytes = static_cast<std::uint64_t>(echoline::seconds(clock.now() - begin) * 1e6);
     (*fleet)->beat({WorkerId{1}, 0, 0}, {2 * bytes}, {3 * bytes}, {bytes});
     std::this_thread::sleep_for(std::chrono::milliseconds(20));
@@ -245,12 +245,12 @@ TEST_F(DriverOfFleet, MachinesOfAKilledProcessAreBookedUntilLastSeenAndReplaced)
     auto ledger = Ledger::open(ledger_file(), "r");
     ASSERT_TRUE(ledger);
     const double then = SystemClock().unix_seconds() - 3600;
-    const auto row = ledger->intend(offer("a"), then);
-    ASSERT_TRUE(row && ledger->running(row->id, "local:999999:1", then + 1));
+    const auto row = ledger->record_intent(offer("a"), then);
+    ASSERT_TRUE(row && ledger->record_start(row->id, "local:999999:1", then + 1));
     last_seen = then + 100;
-    const LedgerSign sign{row->id, {}, {}};
-    ASSERT_TRUE(ledger->alive(std::span(&sign, 1), last_seen));
-    ASSERT_TRUE(ledger->intend(offer("b"), then + 50));
+    const LedgerSignOfLife sign{row->id, {}, {}};
+    ASSERT_TRUE(ledger->record_signs_of_life(std::span(&sign, 1), last_seen));
+    ASSERT_TRUE(ledger->record_intent(offer("b"), then + 50));
   }
   {
     auto fleet = FleetDriver::start(options({offer("a"), offer("b")}));
@@ -265,7 +265,7 @@ TEST_F(DriverOfFleet, MachinesOfAKilledProcessAreBookedUntilLastSeenAndReplaced)
   EXPECT_NEAR(rows[0].ended_unix_s.value_or(0), last_seen, 1e-3);
   EXPECT_NEAR(rows[1].ended_unix_s.value_or(0), last_seen - 50,
               1e-3);  // the ledger knows only that the rental was intended
-  for (const LedgerRow& row : rows) EXPECT_FALSE(row.open()) << row.label;
+  for (const LedgerRow& row : rows) EXPECT_FALSE(row.is_open()) << row.label;
 }
 
 }  // namespace

@@ -17,18 +17,21 @@ using testing::ElementsAre;
 using testing::HasSubstr;
 
 constexpr std::string_view kReply = R"({"success": true, "offers": [
-  {"id": 4711, "ask_contract_id": 4711, "machine_id": 12, "host_id": 99, "gpu_name": "RTX 4090", "num_gpus": 2, "gpu_ids": [0, 3],
+  {"id": 4711, "ask_contract_id": 4711, "machine_id": 12, "host_id": 99, "gpu_name": "RTX 4090", "num_gpus": 2,
+   "gpu_ids": [0, 3],
    "gpu_ram": 24564, "gpu_total_ram": 49128, "dlperf": 190.5, "dph_base": 0.50, "dph_total": 0.502074, "min_bid": 0.31,
    "storage_cost": 0.149333, "inet_up": 812.4, "inet_down": 1020, "inet_up_cost": 0.003, "inet_down_cost": null,
-   "internet_down_cost_per_tb": 2.0, "reliability2": 0.9987, "reliability": 0.9, "duration": 864000, "geolocation": "Sweden, SE",
-   "rentable": true, "rented": false, "webpage": null, "hostname": {"a": [1, {"gpu_name": 3}]}, "verification": "verified"},
-  {"id": "x1", "gpu_name": "H100 SXM", "num_gpus": 1, "machine_id": null, "dph_base": null, "inet_up": 0, "rented": true}
+   "internet_down_cost_per_tb": 2.0, "reliability2": 0.9987, "reliability": 0.9, "duration": 864000,
+   "geolocation": "Sweden, SE", "rentable": true, "rented": false, "webpage": null,
+   "hostname": {"a": [1, {"gpu_name": 3}]}, "verification": "verified"},
+  {"id": "x1", "gpu_name": "H100 SXM", "num_gpus": 1, "machine_id": null, "dph_base": null, "inet_up": 0,
+   "rented": true}
 ]})";
 
-Result<OfferList> parsed(std::string_view text, OfferReading reading = {}) {
+Result<OfferList> parsed(std::string_view text, OfferReadOptions reading = {}) {
   return parse_offers(text, "market", reading);
 }
-std::string problems(std::string_view text, OfferReading reading = {}) {
+std::string problems(std::string_view text, OfferReadOptions reading = {}) {
   const auto list = parsed(text, reading);
   if (list) return "";
   EXPECT_EQ(list.error().code, Code::kInvalid);
@@ -83,8 +86,9 @@ TEST(VastReply, AListAloneIsOneAsWell) {
 TEST(VastReply, EveryFaultyOfferIsNamed) {
   const std::string all = problems(R"({"offers": [
     {"id": 1, "gpu_name": "L4", "dph_base": -0.2}, {"id": 2, "gpu_name": "L4", "dph_base": "cheap"},
-    {"id": 3, "gpu_name": "L4", "inet_up": 1e12, "machine_id": 1}, {"id": 3, "gpu_name": "L4"}, {"id": 3, "gpu_name": "L4"},
-    {"gpu_name": "L4"}, {"id": 7}, {"id": 8, "gpu_name": "L4", "gpu_ids": [-1]}, {"id": 9, "gpu_name": "L4", "num_gpus": 1.5},
+    {"id": 3, "gpu_name": "L4", "inet_up": 1e12, "machine_id": 1}, {"id": 3, "gpu_name": "L4"},
+    {"id": 3, "gpu_name": "L4"}, {"gpu_name": "L4"}, {"id": 7}, {"id": 8, "gpu_name": "L4", "gpu_ids": [-1]},
+    {"id": 9, "gpu_name": "L4", "num_gpus": 1.5},
     {"id": 10, "gpu_name": 7, "rentable": "yes"}]})");
   for (const char* text :
        {"offers[0] (id 1): dph_base: expected 0 to", "found -0.2",

@@ -44,18 +44,18 @@ class LedgerTest : public testing::Test {
 
 TEST_F(LedgerTest, ARowGoesFromIntendedToRunningToEnded) {
   Ledger ledger = open();
-  const auto row = ledger.intend(offer(), 1000);
+  const auto row = ledger.record_intent(offer(), 1000);
   ASSERT_TRUE(row) << row.error().message();
   EXPECT_THAT(row->label, testing::MatchesRegex("run-a\\.[0-9a-f]{8}/1"));
   EXPECT_EQ(row->label, ledger.label_prefix() + "1");
   EXPECT_EQ(row->state, InstanceState::kIntended);
   EXPECT_DOUBLE_EQ(row->usd_per_hour, 0.6);
   EXPECT_FALSE(row->download_usd_per_gb);
-  ASSERT_TRUE(ledger.running(row->id, "local:12:34", 1010));
-  const std::vector<LedgerSign> signs{{row->id, {500'000'000}, {5'000'000'000}}};
-  ASSERT_TRUE(ledger.alive(signs, 1500));
-  ASSERT_TRUE(ledger.alive(std::vector<LedgerSign>{{row->id, {1'500'000'000}, {0}}}, 2000));
-  ASSERT_TRUE(ledger.ended(row->id, "stopped", 4600));
+  ASSERT_TRUE(ledger.record_start(row->id, "local:12:34", 1010));
+  const std::vector<LedgerSignOfLife> signs{{row->id, {500'000'000}, {5'000'000'000}}};
+  ASSERT_TRUE(ledger.record_signs_of_life(signs, 1500));
+  ASSERT_TRUE(ledger.record_signs_of_life(std::vector<LedgerSignOfLife>{{row->id, {1'500'000'000}, {0}}}, 2000));
+  ASSERT_TRUE(ledger.record_end(row->id, "stopped", 4600));
   const auto rows = ledger.rows();
   ASSERT_TRUE(rows);
   ASSERT_EQ(rows->size(), 1u);
@@ -74,12 +74,12 @@ TEST_F(LedgerTest, ARowGoesFromIntendedToRunningToEnded) {
 
 TEST_F(LedgerTest, CostAccruesFromTheIntentionByTheSecond) {
   Ledger ledger = open();
-  const auto a = ledger.intend(offer("a"), 1000);
-  const auto b = ledger.intend(offer("b"), 1000);
-  const auto c = ledger.intend(offer("c"), 1000);
+  const auto a = ledger.record_intent(offer("a"), 1000);
+  const auto b = ledger.record_intent(offer("b"), 1000);
+  const auto c = ledger.record_intent(offer("c"), 1000);
   ASSERT_TRUE(a && b && c);
-  ASSERT_TRUE(ledger.running(a->id, "x", 1001));
-  ASSERT_TRUE(ledger.failed(b->id, "no such offer", 1900));
+  ASSERT_TRUE(ledger.record_start(a->id, "x", 1001));
+  ASSERT_TRUE(ledger.record_failure(b->id, "no such offer", 1900));
   auto totals = ledger.totals(2800);
   ASSERT_TRUE(totals);
   EXPECT_DOUBLE_EQ(totals->usd, 0.3 + 0.3);  // a and c half an hour each; b never ran
@@ -87,7 +87,7 @@ TEST_F(LedgerTest, CostAccruesFromTheIntentionByTheSecond) {
   EXPECT_EQ(totals->intended, 1u);
   EXPECT_EQ(totals->running, 1u);
   EXPECT_EQ(totals->failed, 1u);
-  ASSERT_TRUE(ledger.failed(a->id, "crashed", 2800));
+  ASSERT_TRUE(ledger.record_failure(a->id, "crashed", 2800));
   totals = ledger.totals(1e9);
   EXPECT_EQ(totals->failed, 2u);
   EXPECT_DOUBLE_EQ((*ledger.rows())[0].usd(1e9), 0.3);  // it ran, so it is paid for
@@ -96,36 +96,36 @@ TEST_F(LedgerTest, CostAccruesFromTheIntentionByTheSecond) {
 
 TEST_F(LedgerTest, ImpossibleStepsAreRefused) {
   Ledger ledger = open();
-  const auto row = ledger.intend(offer(), 1);
+  const auto row = ledger.record_intent(offer(), 1);
   ASSERT_TRUE(row);
-  EXPECT_EQ(ledger.running(99, "x", 2).error().code, Code::kNotFound);
-  const std::vector<LedgerSign> signs{{row->id, {1}, {1}}, {99, {1}, {1}}};
-  EXPECT_EQ(ledger.alive(signs, 2).error().code, Code::kNotFound);
+  EXPECT_EQ(ledger.record_start(99, "x", 2).error().code, Code::kNotFound);
+  const std::vector<LedgerSignOfLife> signs{{row->id, {1}, {1}}, {99, {1}, {1}}};
+  EXPECT_EQ(ledger.record_signs_of_life(signs, 2).error().code, Code::kNotFound);
   EXPECT_EQ((*ledger.rows())[0].uploaded, Bytes{});  // all or none
-  ASSERT_TRUE(ledger.running(row->id, "x", 2));
-  EXPECT_EQ(ledger.running(row->id, "y", 3).error().code, Code::kInvalid);
-  ASSERT_TRUE(ledger.ended(row->id, "", 4));
-  const Status again = ledger.ended(row->id, "", 5);
+  ASSERT_TRUE(ledger.record_start(row->id, "x", 2));
+  EXPECT_EQ(ledger.record_start(row->id, "y", 3).error().code, Code::kInvalid);
+  ASSERT_TRUE(ledger.record_end(row->id, "", 4));
+  const Status again = ledger.record_end(row->id, "", 5);
   ASSERT_FALSE(again);
   EXPECT_THAT(again.error().detail, HasSubstr("is ended and cannot become ended"));
-  EXPECT_EQ(ledger.failed(row->id, "", 5).error().code, Code::kInvalid);
-  EXPECT_EQ(ledger.running(row->id, "z", 5).error().code, Code::kInvalid);
+  EXPECT_EQ(ledger.record_failure(row->id, "", 5).error().code, Code::kInvalid);
+  EXPECT_EQ(ledger.record_start(row->id, "z", 5).error().code, Code::kInvalid);
   EXPECT_EQ((*ledger.rows())[0].instance, "x");
 }
 
 TEST_F(LedgerTest, MachinesOfAKilledProcessCountUntilLastSeen) {
   {
     Ledger ledger = open();
-    const auto seen = ledger.intend(offer("o1"), 1000), started = ledger.intend(offer("o2"), 1000),
-               asked = ledger.intend(offer("o3"), 1000);
-    ASSERT_TRUE(ledger.running(seen->id, "x", 1010));
-    ASSERT_TRUE(ledger.running(started->id, "y", 1020));
-    ASSERT_TRUE(ledger.alive(std::vector<LedgerSign>{{seen->id, {}, {}}}, 4600));
+    const auto seen = ledger.record_intent(offer("o1"), 1000), started = ledger.record_intent(offer("o2"), 1000),
+               asked = ledger.record_intent(offer("o3"), 1000);
+    ASSERT_TRUE(ledger.record_start(seen->id, "x", 1010));
+    ASSERT_TRUE(ledger.record_start(started->id, "y", 1020));
+    ASSERT_TRUE(ledger.record_signs_of_life(std::vector<LedgerSignOfLife>{{seen->id, {}, {}}}, 4600));
     ASSERT_TRUE(asked);
   }
   Ledger ledger = open();
   for (const LedgerRow& orphan : ledger.orphans())
-    ASSERT_TRUE(ledger.ended(orphan.id, "left behind", orphan.last_known_unix_s()));
+    ASSERT_TRUE(ledger.record_end(orphan.id, "left behind", orphan.last_known_unix_s()));
   const auto rows = ledger.rows();
   ASSERT_EQ(rows->size(), 3u);
   EXPECT_DOUBLE_EQ((*rows)[0].usd(1e9), 0.6);
@@ -153,47 +153,47 @@ TEST_F(LedgerTest, AFileOfVersionOneIsUpgraded) {
   Ledger ledger = open();
   ASSERT_EQ(ledger.orphans().size(), 1u);
   EXPECT_EQ(ledger.orphans()[0].last_known_unix_s(), 1010);
-  ASSERT_TRUE(ledger.alive(std::vector<LedgerSign>{{ledger.orphans()[0].id, {1}, {2}}}, 2000));
+  ASSERT_TRUE(ledger.record_signs_of_life(std::vector<LedgerSignOfLife>{{ledger.orphans()[0].id, {1}, {2}}}, 2000));
   const LedgerRow row = (*ledger.rows())[0];
   EXPECT_EQ(row.alive_unix_s, 2000);
   EXPECT_EQ(row.label, "run-a/1");              // what its provider was told
   EXPECT_DOUBLE_EQ(row.usd(1000 + 3600), 0.6);  // its price has become an interval
   ASSERT_EQ(ledger.states()->size(), 2u);       // and its dates a history
   EXPECT_EQ((*ledger.states())[1].unix_s, 1010);
-  EXPECT_TRUE(ledger.priced(row.id, 1.2, 1000 + 3600));
+  EXPECT_TRUE(ledger.record_price(row.id, 1.2, 1000 + 3600));
   EXPECT_DOUBLE_EQ((*ledger.rows())[0].usd(1000 + 7200), 1.8);
 }
 
 TEST_F(LedgerTest, CostIsTheSumOfIntervalsTimesTheirPrices) {
   Ledger ledger = open();
-  const auto a = ledger.intend(offer("a"), 0, 0.33);  // a bid, and 0.10 for the disk
-  ASSERT_TRUE(ledger.running(a->id, "vast:1", 60));
-  ASSERT_TRUE(ledger.priced(a->id, 0.61, 1234));
-  ASSERT_TRUE(ledger.priced(a->id, 0.47, 5000));
+  const auto a = ledger.record_intent(offer("a"), 0, 0.33);  // a bid, and 0.10 for the disk
+  ASSERT_TRUE(ledger.record_start(a->id, "vast:1", 60));
+  ASSERT_TRUE(ledger.record_price(a->id, 0.61, 1234));
+  ASSERT_TRUE(ledger.record_price(a->id, 0.47, 5000));
   EXPECT_DOUBLE_EQ(ledger.totals(5000)->usd_per_hour, 0.47);
-  ASSERT_TRUE(ledger.ended(a->id, "outbid", 9000));
-  EXPECT_FALSE(ledger.priced(a->id, 9.99, 9001));  // it is over
+  ASSERT_TRUE(ledger.record_end(a->id, "outbid", 9000));
+  EXPECT_FALSE(ledger.record_price(a->id, 9.99, 9001));  // it is over
   const double usd = 1234 / 3600. * 0.43 + (5000 - 1234) / 3600. * 0.61 + 4000 / 3600. * 0.47;
   EXPECT_NEAR((*ledger.rows())[0].usd(1e9), usd, 1e-12);
   // The wall clock goes back: no interval has a negative cost, and no price is forgotten.
-  const auto b = ledger.intend(offer("b"), 10'000);
-  ASSERT_TRUE(ledger.priced(b->id, 1, 9000));
+  const auto b = ledger.record_intent(offer("b"), 10'000);
+  ASSERT_TRUE(ledger.record_price(b->id, 1, 9000));
   EXPECT_DOUBLE_EQ((*ledger.rows())[1].usd(9000 + 3600), 1);
   EXPECT_GE((*ledger.rows())[1].usd(0), 0);
   // A price after the end does not count.
-  const auto c = ledger.intend(offer("c"), 0);
-  ASSERT_TRUE(ledger.priced(c->id, 100, 7200));
-  ASSERT_TRUE(ledger.ended(c->id, "", 3600));
+  const auto c = ledger.record_intent(offer("c"), 0);
+  ASSERT_TRUE(ledger.record_price(c->id, 100, 7200));
+  ASSERT_TRUE(ledger.record_end(c->id, "", 3600));
   EXPECT_DOUBLE_EQ((*ledger.rows())[2].usd(1e9), 0.6);
 }
 
 TEST_F(LedgerTest, TheHistoryAndTheReasonsCanBeRead) {
   Ledger ledger = open();
-  ASSERT_TRUE(ledger.decided({100, "book", "12.3 of 14.0 rollouts/s for 30 s", R"({"required":14})"}));
-  const auto a = ledger.intend(offer("a"), 100);
-  ASSERT_TRUE(ledger.running(a->id, "x", 101));
-  EXPECT_FALSE(ledger.running(a->id, "x", 102));
-  ASSERT_TRUE(ledger.failed(a->id, "killed by signal 9", 103));
+  ASSERT_TRUE(ledger.record_decision({100, "book", "12.3 of 14.0 rollouts/s for 30 s", R"({"required":14})"}));
+  const auto a = ledger.record_intent(offer("a"), 100);
+  ASSERT_TRUE(ledger.record_start(a->id, "x", 101));
+  EXPECT_FALSE(ledger.record_start(a->id, "x", 102));
+  ASSERT_TRUE(ledger.record_failure(a->id, "killed by signal 9", 103));
   const auto states = *ledger.states();
   ASSERT_EQ(states.size(), 3u);  // what was refused left no trace
   EXPECT_EQ(states[0].state, InstanceState::kIntended);
@@ -210,22 +210,22 @@ TEST_F(LedgerTest, TheHistoryAndTheReasonsCanBeRead) {
 TEST_F(LedgerTest, LaterRunsKnowAMachinesMeasurements) {
   {
     auto ledger = Ledger::open(folder / "first" / "ledger.sqlite", "first");
-    const auto a = ledger->intend(offer("a"), 100);
-    ASSERT_TRUE(ledger->measured(a->id, {1.2, BitRate{5e6}, std::nullopt}, 200));
-    ASSERT_TRUE(ledger->measured(a->id, {std::nullopt, std::nullopt, BitRate{9e6}}, 300));
-    EXPECT_EQ(ledger->measured(99, {}, 300).error().code, Code::kNotFound);
+    const auto a = ledger->record_intent(offer("a"), 100);
+    ASSERT_TRUE(ledger->record_measurement(a->id, {1.2, BitRate{5e6}, std::nullopt}, 200));
+    ASSERT_TRUE(ledger->record_measurement(a->id, {std::nullopt, std::nullopt, BitRate{9e6}}, 300));
+    EXPECT_EQ(ledger->record_measurement(99, {}, 300).error().code, Code::kNotFound);
     EXPECT_EQ((*ledger->rows())[0].measured_rollouts_per_s, 1.2);
-    const auto b = ledger->intend(offer("b"), 150);
-    ASSERT_TRUE(ledger->failed(b->id, "never started", 160));
+    const auto b = ledger->record_intent(offer("b"), 150);
+    ASSERT_TRUE(ledger->record_failure(b->id, "never started", 160));
   }
   {  // It ran for two hours, and then was no more.
     auto ledger = Ledger::open(folder / "second" / "ledger.sqlite", "second");
     for (const char* id : {"a", "b"}) {
-      const auto row = ledger->intend(offer(id), 0);
-      ASSERT_TRUE(ledger->running(row->id, id, 100));
+      const auto row = ledger->record_intent(offer(id), 0);
+      ASSERT_TRUE(ledger->record_start(row->id, id, 100));
       const LedgerDecision lost{7200, "lost", "outbid", fmt::format(R"({{"row":{}}})", row->id)};
-      EXPECT_TRUE(id[0] == 'a' || ledger->decided(lost));
-      ASSERT_TRUE(ledger->ended(row->id, "", 7300));
+      EXPECT_TRUE(id[0] == 'a' || ledger->record_decision(lost));
+      ASSERT_TRUE(ledger->record_end(row->id, "", 7300));
     }
     const auto hosts = *ledger->hosts();  // the newest first
     ASSERT_EQ(hosts.size(), 2u);
@@ -252,13 +252,13 @@ TEST_F(LedgerTest, LaterRunsKnowAMachinesMeasurements) {
 
 TEST_F(LedgerTest, ChargesOfADayReplaceEarlierOnes) {
   Ledger ledger = open();
-  const auto a = ledger.intend(offer("a"), 100), b = ledger.intend(offer("b"), 100);
+  const auto a = ledger.record_intent(offer("a"), 100), b = ledger.record_intent(offer("b"), 100);
   const std::vector<LedgerCharge> first{{a->id, 0, 1.5, 1, 0.5}, {a->id, 86400, 0.25, 0.25, 0}, {b->id, 0, 2, 2, 0}};
-  ASSERT_TRUE(ledger.charged(first, LedgerCredit{"vast", 30, 200}, 200));
+  ASSERT_TRUE(ledger.record_charges(first, LedgerCredit{"vast", 30, 200}, 200));
   const std::vector<LedgerCharge> later{{a->id, 86400, 0.75, 0.5, 0.25}};
-  ASSERT_TRUE(ledger.charged(later, LedgerCredit{"vast", 29, 300}, 300));
+  ASSERT_TRUE(ledger.record_charges(later, LedgerCredit{"vast", 29, 300}, 300));
   const std::vector<LedgerCharge> strange{{b->id, 86400, 9, 9, 0}, {999, 0, 1, 1, 0}};
-  EXPECT_EQ(ledger.charged(strange, std::nullopt, 400).error().code, Code::kNotFound);  // none of them
+  EXPECT_EQ(ledger.record_charges(strange, std::nullopt, 400).error().code, Code::kNotFound);  // none of them
   const auto charges = *ledger.charges();
   ASSERT_EQ(charges.size(), 3u);
   EXPECT_EQ(charges[0].usd, 1.5);
@@ -271,16 +271,16 @@ TEST_F(LedgerTest, ChargesOfADayReplaceEarlierOnes) {
 
 TEST_F(LedgerTest, AnInstanceThatNoRowKnowsGetsOne) {
   Ledger ledger = open();
-  const auto asked = ledger.intend(offer("a"), 100);
+  const auto asked = ledger.record_intent(offer("a"), 100);
   // The answer to the request was lost, and the ledger finds the instance by its label.
-  const auto same = ledger.found("vast", "vast:1", asked->label, 0.7, 200);
+  const auto same = ledger.record_found_instance("vast", "vast:1", asked->label, 0.7, 200);
   ASSERT_TRUE(same);
   EXPECT_EQ(same->id, asked->id);
   EXPECT_EQ(same->state, InstanceState::kRunning);
   EXPECT_EQ(same->usd_per_hour, 0.7);
-  EXPECT_EQ(ledger.found("vast", "vast:1", asked->label, 0.7, 210)->id, asked->id);
+  EXPECT_EQ(ledger.record_found_instance("vast", "vast:1", asked->label, 0.7, 210)->id, asked->id);
   // A second instance under the same label has cost at most as long as the first.
-  const auto second = ledger.found("vast", "vast:2", asked->label, 0.9, 300);
+  const auto second = ledger.record_found_instance("vast", "vast:2", asked->label, 0.9, 300);
   ASSERT_TRUE(second);
   EXPECT_NE(second->id, asked->id);
   EXPECT_EQ(second->label, asked->label);
@@ -300,11 +300,11 @@ TEST_F(LedgerTest, OrphansOfEveryRunAreListedAtOpenAndCanBeSettled) {
   {
     Ledger ledger = open("run-a");
     EXPECT_TRUE(ledger.orphans().empty());
-    intended = ledger.intend(offer("a"), 1)->id;
-    running = ledger.intend(offer("b"), 2)->id;
-    const auto ended = ledger.intend(offer("c"), 3)->id;
-    ASSERT_TRUE(ledger.running(running, "local:9:9", 4));
-    ASSERT_TRUE(ledger.ended(ended, "", 5));
+    intended = ledger.record_intent(offer("a"), 1)->id;
+    running = ledger.record_intent(offer("b"), 2)->id;
+    const auto ended = ledger.record_intent(offer("c"), 3)->id;
+    ASSERT_TRUE(ledger.record_start(running, "local:9:9", 4));
+    ASSERT_TRUE(ledger.record_end(ended, "", 5));
     EXPECT_TRUE(ledger.orphans().empty());
   }
   Ledger next = open("run-b");
@@ -312,8 +312,8 @@ TEST_F(LedgerTest, OrphansOfEveryRunAreListedAtOpenAndCanBeSettled) {
   EXPECT_EQ(next.orphans()[0].id, intended);
   EXPECT_EQ(next.orphans()[1].instance, "local:9:9");
   EXPECT_EQ(next.orphans()[1].run, "run-a");
-  EXPECT_TRUE(next.ended(running, "found at start, stopped", 10));
-  EXPECT_TRUE(next.failed(intended, "never started", 10));
+  EXPECT_TRUE(next.record_end(running, "found at start, stopped", 10));
+  EXPECT_TRUE(next.record_failure(intended, "never started", 10));
   EXPECT_TRUE(next.rows()->empty());  // the rows of this run only
   EXPECT_EQ(next.totals(10)->usd, 0);
   EXPECT_TRUE(open("run-c").orphans().empty());
@@ -326,9 +326,9 @@ TEST_F(LedgerTest, IntendedRentalsSurviveTheKillOfTheWriter) {
   if (child == 0) {
     auto ledger = Ledger::open(path, "killed");
     if (!ledger) _exit(1);
-    const auto first = ledger->intend(offer("asked"), 100);
-    const auto second = ledger->intend(offer("started"), 101);
-    if (!first || !second || !ledger->running(second->id, "local:5:5", 102)) _exit(2);
+    const auto first = ledger->record_intent(offer("asked"), 100);
+    const auto second = ledger->record_intent(offer("started"), 101);
+    if (!first || !second || !ledger->record_start(second->id, "local:5:5", 102)) _exit(2);
     if (write(ready[1], "x", 1) != 1) _exit(3);
     while (true) pause();
   }
@@ -377,7 +377,7 @@ TEST_F(LedgerTest, ForeignFilesAreRefusedAndLeftAlone) {
 
 TEST_F(LedgerTest, IsWrittenAheadAndSynchronously) {
   Ledger ledger = open();
-  ASSERT_TRUE(ledger.intend(offer(), 1));
+  ASSERT_TRUE(ledger.record_intent(offer(), 1));
   EXPECT_TRUE(std::filesystem::exists(path.string() + "-wal"));
 }
 

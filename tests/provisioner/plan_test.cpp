@@ -106,7 +106,7 @@ TEST(MakePlan, RentsTheCheapestThatMeetTheTargetOfTheirOwnBroadcast) {
   std::vector<Offer> offers;
   for (int i = 0; i < 12; ++i) offers.push_back(offer("o" + std::to_string(i), 70, 0.10 + 0.01 * i));
   const Plan plan = planned(request(), offers);
-  EXPECT_TRUE(plan.settled);
+  EXPECT_TRUE(plan.converged);
   // T_b belongs to this topology, and the target to this T_b.
   const auto times = replayed(plan);
   ASSERT_TRUE(times);
@@ -263,12 +263,12 @@ TEST(MakePlan, TheSpendHasARangeByHowSureTheThroughputIs) {
   EXPECT_NEAR(plan.rollouts_range().high, plan.rollouts_per_s * 1.50, 1e-9);
   for (Offer& o : offers) {
     o.rollouts_uncertainty = 0.25;
-    o.rollouts_from = "somebody who has tried";
+    o.rollouts_from = "an operator who has tried";
   }
   plan = planned(r, offers);
   EXPECT_NEAR(plan.usd_per_hour.high, usd / 0.75, 1e-9);
   EXPECT_THAT(plan.notes,
-              testing::Contains("throughput of RTX 3090, perhaps 25 % more or less: somebody who has tried"));
+              testing::Contains("throughput of RTX 3090, perhaps 25 % more or less: an operator who has tried"));
   EXPECT_THAT(plan.to_table(),
               HasSubstr(fmt::format("rented: {:.4g} rollouts/s ({:.4g} to {:.4g}) from", plan.rollouts_per_s,
                                     plan.rollouts_per_s * 0.75, plan.rollouts_per_s * 1.25)));
@@ -306,13 +306,13 @@ TEST(MakePlan, MachinesThatAreLostArePaidForWhileOthersBoot) {
   EXPECT_NEAR(plan.usd_fleet()->low, 240 * plan.usd_per_hour.low + machines * join + plan.replacing.usd.low, 1e-9);
   EXPECT_THAT(plan.to_table(), HasSubstr(fmt::format("{:.2g} machines lost and replaced: $", losses)));
   // Machines in ledgers count by their hours, a host's own before its provider's.
-  const std::vector<SeenMachine> seen{
+  const std::vector<PastRental> seen{
       {"local", "h0", 100, true}, {"cloud", "h1", 60, true}, {"cloud", "h1", 12, true}, {"cloud", "h2", 400, false}};
   for (std::size_t i = 0; i < offers.size(); ++i) {
     offers[i].provider = i == 0 ? "local" : "cloud";
     offers[i].host = fmt::format("h{}", i);
   }
-  note_seen(offers, seen);
+  set_loss_history(offers, seen);
   EXPECT_NEAR(*losses_per_hour(r, offers[0]), 0.04 / 0.96, 1e-12);
   EXPECT_NEAR(*losses_per_hour(r, offers[1]), (24 * 0.04 / 0.96 + 2) / (24 + 72), 1e-12);
   EXPECT_NEAR(*losses_per_hour(r, offers[2]), (24 * 0.04 / 0.96 + 0) / (24 + 400), 1e-12);
@@ -507,7 +507,7 @@ TEST(MakePlan, TakesTheOptimumWhereTheGreedySetIsDearer) {
   const Plan plan = planned(r, {offer("best", 90, 0.9), offer("middle", 61, 0.66), offer("small", 40, 0.46)});
   EXPECT_THAT(chosen_ids(plan), ElementsAre("middle", "small"));
   EXPECT_GT(plan.greedy_usd_per_hour, *plan.exact_usd_per_hour);
-  EXPECT_DOUBLE_EQ(plan.set_usd_per_hour, *plan.exact_usd_per_hour);
+  EXPECT_DOUBLE_EQ(plan.chosen_usd_per_hour, *plan.exact_usd_per_hour);
   EXPECT_FALSE(row(plan, "best").chosen);
 }
 
@@ -517,7 +517,7 @@ TEST(MakePlan, LargePoolsGoWithoutTheOptimum) {
   const Plan plan = planned(request(), offers);
   EXPECT_EQ(plan.method, "greedy");
   EXPECT_FALSE(plan.exact_usd_per_hour);
-  EXPECT_GE(plan.set_usd_per_hour, plan.lp_bound_usd_per_hour);
+  EXPECT_GE(plan.chosen_usd_per_hour, plan.lp_bound_usd_per_hour);
 }
 
 TEST(MakePlan, InfeasiblePoolsNameTheSettingToChange) {
@@ -652,15 +652,15 @@ TEST(MakePlan, SetsThatAlternateAreReportedAndStillMeetTheirTarget) {
       continue;
     }
     ++given;
-    unsettled += !plan->settled;
+    unsettled += !plan->converged;
     EXPECT_GE(plan->rollouts_per_s, plan->target.provisioned_rollouts_per_s * (1 - 1e-9));
     const auto target = capacity_target(r.pace, plan->broadcast_time, r.fleet.headroom);
     ASSERT_TRUE(target);
     EXPECT_DOUBLE_EQ(target->provisioned_rollouts_per_s, plan->target.provisioned_rollouts_per_s);
     EXPECT_LE(plan->staleness_worst, r.staleness_budget);
     EXPECT_LE(*plan->exact_usd_per_hour, plan->greedy_usd_per_hour + 1e-9);
-    EXPECT_GE(plan->set_usd_per_hour, plan->lp_bound_usd_per_hour - 1e-9);
-    EXPECT_EQ(plan->settled, std::none_of(plan->notes.begin(), plan->notes.end(), [](const auto& n) {
+    EXPECT_GE(plan->chosen_usd_per_hour, plan->lp_bound_usd_per_hour - 1e-9);
+    EXPECT_EQ(plan->converged, std::none_of(plan->notes.begin(), plan->notes.end(), [](const auto& n) {
                 return n.find("did not converge") != std::string::npos;
               }));
   }
@@ -683,7 +683,7 @@ TEST(Quickstart, RentsSixToEightForDifferentReasonsAndScales) {
   const Plan plan = planned(quickstart(), *offers);
   EXPECT_GE(plan.topology.size(), 6u);
   EXPECT_LE(plan.topology.size(), 8u);
-  EXPECT_TRUE(plan.settled);
+  EXPECT_TRUE(plan.converged);
   EXPECT_GT(plan.target.provisioned_rollouts_per_s, 4000);
   EXPECT_LT(plan.target.provisioned_rollouts_per_s, 4600);
   std::set<std::string> kinds;
@@ -759,7 +759,7 @@ TEST(Output, TheTableFitsANarrowTerminal) {
   auto offers = quickstart_offers();
   ASSERT_TRUE(offers);
   for (Offer& o : *offers)
-    o.rollouts_from = "somebody whose name is long and who has published it in a paper about many things";
+    o.rollouts_from = "an author whose name is long and who has published it in a paper about many things";
   const Plan plan = planned(quickstart(), *offers);
   for (const std::size_t columns : {40u, 60u, 80u, 200u}) {
     std::istringstream lines(plan.to_table({}, columns));
@@ -795,9 +795,9 @@ TEST(Output, APlanReadsBackToTheSame) {
     r.fleet.assume.upload_usd_per_gb = 0.1;
     r.fleet.places = {"SE", "US", "CA", "PL", "DE", "NL", "FR", "IS", "ES", "CZ", "FI"};
     r.paths.regions.regions = {{"here", {"US"}}, {"far", {"SE", "DE"}}};
-    r.paths.regions.ways.ways.assign(2, std::vector<chains::RegionWay>(2));
-    r.paths.regions.ways.ways[0][1].rate = BitRate::from_mbit_per_s(100);
-    r.paths.regions.ways.ways[1][1].delay = milliseconds(3);
+    r.paths.regions.ways.links.assign(2, std::vector<chains::RegionLink>(2));
+    r.paths.regions.ways.links[0][1].rate = BitRate::from_mbit_per_s(100);
+    r.paths.regions.ways.links[1][1].delay = milliseconds(3);
     Plan plan = planned(r, *offers);
     plan.market = {"market.json", "own", 1.7e9};
     const std::string text = plan.to_json().dump();

@@ -34,9 +34,9 @@ TEST(Regions, APlaceContainsWholeWords) {
 RegionMap two_regions() {
   RegionMap map;
   map.regions = {{"america", {"US", "CA"}}, {"europe", {"SE", "eu-west"}}};
-  map.ways.ways.assign(2, std::vector<chains::RegionWay>(2));
-  map.ways.ways[0][1] = {BitRate::from_mbit_per_s(20), std::chrono::milliseconds(45)};
-  map.ways.ways[1][0] = {BitRate::from_mbit_per_s(10), std::chrono::milliseconds(45)};
+  map.ways.links.assign(2, std::vector<chains::RegionLink>(2));
+  map.ways.links[0][1] = {BitRate::from_mbit_per_s(20), std::chrono::milliseconds(45)};
+  map.ways.links[1][0] = {BitRate::from_mbit_per_s(10), std::chrono::milliseconds(45)};
   return map;
 }
 

@@ -164,7 +164,7 @@ TEST_F(SshTest, AnInstalledProgramIsNotCopied) {
   ProviderDriver driver(*provider);
   LaunchSpec there = spec();
   there.argv = {"sh", "-c", "echo \"$TOKEN\" \"$@\"\nwhile :; do sleep 0.02; done\n", "echoline", "it's"};
-  there.found_there = true;
+  there.program_on_instance = true;
   provider->start(1, there);
   const auto started = driver.next<Started>();
   ASSERT_TRUE(started);

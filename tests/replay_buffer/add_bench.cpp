@@ -137,7 +137,7 @@ double grant_s(std::uint64_t workers, bool durable) {
       };
       took += timed_s([&] {
         if (durable)
-          must(ledger->together([&] {
+          must(ledger->run_in_transaction([&] {
             ask([&](const GrantRequest& r) { leases.push_back(must(ledger->grant(r, round, now)).at(0)); });
           }));
         else
@@ -152,8 +152,8 @@ double grant_s(std::uint64_t workers, bool durable) {
       waiting.remove(leases[i].group);
     }
     if (durable)
-      must(ledger->together([&] {
-        for (const LeaseRecord& lease : leases) must(ledger->give_back(lease.worker, {&lease.id, 1}));
+      must(ledger->run_in_transaction([&] {
+        for (const LeaseRecord& lease : leases) must(ledger->return_leases(lease.worker, {&lease.id, 1}));
       }));
   }
   return took / static_cast<double>(kRounds * workers);

@@ -14,15 +14,15 @@
 
 namespace echoline::replay_buffer {
 
-// A folder of this process that is gone after the test; in memory where the system has such a place and the test is
-// not about durability.
+// A folder of this process that is removed after the test. kMemory: in /dev/shm if that exists, for tests that are not
+// about durability.
 class TemporaryFolder {
  public:
   enum class On { kDisk, kMemory };
   explicit TemporaryFolder(On on = On::kDisk) {
     static int next = 0;
-    const bool memory = on == On::kMemory && std::filesystem::exists("/dev/shm");
-    path_ = (memory ? std::filesystem::path("/dev/shm") : std::filesystem::temp_directory_path()) /
+    const bool in_memory = on == On::kMemory && std::filesystem::exists("/dev/shm");
+    path_ = (in_memory ? std::filesystem::path("/dev/shm") : std::filesystem::temp_directory_path()) /
             fmt::format("echoline_replay_{}_{}", ::getpid(), next++);
     std::filesystem::create_directories(path_);
   }

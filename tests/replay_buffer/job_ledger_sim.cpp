@@ -34,21 +34,22 @@ constexpr double kLeaseMax = 40;
 
 struct Outcome {
   std::uint64_t steps = 0, accepted = 0, too_stale = 0, dropped = 0, expired = 0, duplicates = 0;
-  std::uint64_t starved = 0;                    // leases that ended while their worker was at work
+  std::uint64_t expired_at_work = 0;            // leases that expired while their worker made progress
   std::map<std::uint64_t, std::uint64_t> ages;  // trained groups by staleness
   double idle_s = 0, finished_s = 0;
-  std::optional<double> expelled_s;                     // when the hoarder was
-  std::uint64_t honest_expelled = 0, held_at_most = 0;  // groups by the hoarder
+  std::optional<double> hoarder_expelled_s;  // absent: it was not expelled
+  std::uint64_t honest_expelled = 0;         // workers that are no hoarders and were expelled
+  std::uint64_t hoarder_groups_max = 0;      // most groups that the hoarder held at once
 };
 
 struct SimWorker {
   WorkerId id;
   double seconds_per_group = 1, broadcast_s = 0;
   std::uint64_t version = 0;
-  std::vector<LeaseRecord> leases;  // in hand, generated one after the other
+  std::vector<LeaseRecord> leases;  // its leases, whose groups it generates one after the other
   double next_done_s = 0, away_until_s = 0;
   std::uint64_t progress = 0;
-  double report_s = 0;    // when it says next that it makes progress
+  double report_s = 0;    // time of its next report of progress
   bool was_away = false;  // since it took its leases
   bool hoards = false, expelled = false;
   std::uint64_t batches = 0;
@@ -90,18 +91,18 @@ class Simulation {
 
   Outcome run() {
     while (outcome_.steps < scenario_.steps && now_s_ < 5'000) {
-      learner();
+      run_learner();
       for (SimWorker& worker : workers_)
         if (worker.hoards)
-          hoard(worker);
+          run_hoarder(worker);
         else
-          act(worker);
-      for (const Idler& idler : ledger_->newly_idle())
+          run_honest(worker);
+      for (const UnproductiveWorker& idler : ledger_->newly_unproductive())
         for (SimWorker& worker : workers_) {
           if (worker.id != idler.worker || worker.expelled) continue;
           worker.expelled = worker.hoards;
           if (worker.hoards) must(ledger_->release_worker(worker.id, unix_s()));
-          if (worker.hoards) outcome_.expelled_s = now_s_;
+          if (worker.hoards) outcome_.hoarder_expelled_s = now_s_;
           outcome_.honest_expelled += worker.hoards ? 0 : 1;
         }
       now_s_ += 0.05;
@@ -114,12 +115,12 @@ class Simulation {
   static constexpr double kStepSeconds = 0.65;
   double unix_s() const { return 1e9 + now_s_; }
 
-  void learner() {
+  void run_learner() {
     const std::uint64_t step = outcome_.steps;
     if (!batch_) {
       outcome_.idle_s += 0.05;
       if (scenario_.waits_for_stranded && must(ledger_->stranded_by_next_step(step, unix_s())) > 0) {
-        began_s_ += 0.05;  // that time says nothing of how long steps take
+        step_began_s_ += 0.05;  // waiting does not count as time of the step
         return;
       }
       batch_ = must(buffer_->sample(step, scenario_.groups_per_step));
@@ -136,14 +137,15 @@ class Simulation {
     must(buffer_->consume(step, batch_->ids()));
     batch_.reset();
     ++outcome_.steps;
-    step_s_ = outcome_.steps == 1 ? now_s_ - began_s_ : 0.7 * step_s_ + 0.3 * (now_s_ - began_s_);
-    began_s_ = now_s_;
+    const double step_s = now_s_ - step_began_s_;
+    mean_step_s_ = outcome_.steps == 1 ? step_s : 0.7 * mean_step_s_ + 0.3 * step_s;
+    step_began_s_ = now_s_;
     outcome_.dropped += must(buffer_->drop_stale(outcome_.steps));
     if (outcome_.steps % scenario_.publish_every == 0) published_.emplace_back(now_s_, outcome_.steps);
     if (outcome_.steps % 8 == 0) must(buffer_->prune(outcome_.steps - 4));
   }
 
-  void act(SimWorker& worker) {
+  void run_honest(SimWorker& worker) {
     if (now_s_ < worker.away_until_s) return;
     if (worker.leases.empty()) {
       for (const auto& [at_s, version] : published_)  // flips between batches only
@@ -173,16 +175,16 @@ class Simulation {
     worker.next_done_s = now_s_ + worker.seconds_per_group * (0.5 + random_.uniform());
     const LeaseRecord lease = worker.leases.front();
     worker.leases.erase(worker.leases.begin());
-    hand_in(worker, lease);
-    if (random_.below(20) == 0) hand_in(worker, lease);  // the acknowledgement was lost
+    submit(worker, lease);
+    if (random_.below(20) == 0) submit(worker, lease);  // again, as if the acknowledgement was lost
   }
 
   std::optional<double> step_time() const {
-    const bool measured = scenario_.as_shipped && outcome_.steps > 0;
-    return measured ? std::optional(step_s_) : std::nullopt;
+    const bool is_measured = scenario_.as_shipped && outcome_.steps > 0;
+    return is_measured ? std::optional(mean_step_s_) : std::nullopt;
   }
 
-  void hoard(SimWorker& worker) {
+  void run_hoarder(SimWorker& worker) {
     if (worker.expelled) return;
     const bool sprints = scenario_.hoarder == Hoarder::kSprints && worker.batches % 40 != 39;
     const bool dawdles = scenario_.hoarder == Hoarder::kDawdles;
@@ -195,7 +197,7 @@ class Simulation {
       const double held_s = unix_s() - worker.leases.front().granted_unix_s;
       if (sprints || (dawdles && held_s >= worker.seconds_per_group)) {
         worker.seconds_per_group = std::min(2.3 * worker.seconds_per_group, 20.0);
-        for (const LeaseRecord& lease : std::exchange(worker.leases, {})) hand_in(worker, lease);
+        for (const LeaseRecord& lease : std::exchange(worker.leases, {})) submit(worker, lease);
         ++worker.batches;
       } else if (scenario_.hoarder == Hoarder::kReconnects && held_s > 1.5) {
         must(ledger_->release_worker(worker.id, unix_s()));
@@ -211,10 +213,10 @@ class Simulation {
     for (LeaseRecord& lease : must(ledger_->grant(
              {worker.id, Version{worker.version}, "digest", 1'000'000, step_time()}, outcome_.steps, unix_s())))
       worker.leases.push_back(std::move(lease));
-    outcome_.held_at_most = std::max<std::uint64_t>(outcome_.held_at_most, worker.leases.size());
+    outcome_.hoarder_groups_max = std::max<std::uint64_t>(outcome_.hoarder_groups_max, worker.leases.size());
   }
 
-  void hand_in(const SimWorker& worker, const LeaseRecord& lease) {
+  void submit(const SimWorker& worker, const LeaseRecord& lease) {
     const schema::Submission submission = submission_for(lease);
     const Delivery delivery{worker.id, &submission};
     const Verdict verdict = must(ledger_->submit({&delivery, 1}, outcome_.steps, unix_s()))[0];
@@ -226,8 +228,8 @@ class Simulation {
       ++outcome_.too_stale;
     } else if (verdict.reason == "lease expired" || verdict.reason == "lease released") {
       ++outcome_.expired;
-      const bool outworn = unix_s() > lease.granted_unix_s + kLeaseMax;
-      outcome_.starved += worker.was_away || outworn || verdict.reason != "lease expired" ? 0 : 1;
+      const bool is_past_max = unix_s() > lease.granted_unix_s + kLeaseMax;
+      if (!worker.was_away && !is_past_max && verdict.reason == "lease expired") ++outcome_.expired_at_work;
     } else if (verdict.reason != "unknown lease") {
       ADD_FAILURE() << verdict.reason << ": " << verdict.detail;
     }
@@ -242,7 +244,7 @@ class Simulation {
   std::vector<std::pair<double, std::uint64_t>> published_;
   std::optional<Batch> batch_;
   std::set<std::uint64_t> consumed_;
-  double now_s_ = 0, step_done_s_ = 0, began_s_ = 0, step_s_ = 0;
+  double now_s_ = 0, step_done_s_ = 0, step_began_s_ = 0, mean_step_s_ = 0;
   Outcome outcome_;
 };
 
@@ -314,7 +316,7 @@ TEST(LedgerSim, AWorkerThatMakesProgressKeepsItsLeases) {
     SCOPED_TRACE(described(scenario, seed));
     const Outcome outcome = Simulation(scenario, seed).run();
     EXPECT_EQ(outcome.steps, scenario.steps) << "stuck at " << outcome.finished_s << " s";
-    EXPECT_EQ(outcome.starved, 0u);
+    EXPECT_EQ(outcome.expired_at_work, 0u);
     all.accepted += outcome.accepted;
     all.dropped += outcome.dropped + outcome.too_stale;
   }
@@ -334,26 +336,28 @@ TEST(LedgerSim, AHoarderDoesNotStarveTheLearner) {
       all.finished_s += outcome.finished_s;
       all.idle_s += outcome.idle_s;
       all.honest_expelled += outcome.honest_expelled;
-      all.held_at_most = std::max(all.held_at_most, outcome.held_at_most);
+      all.hoarder_groups_max = std::max(all.hoarder_groups_max, outcome.hoarder_groups_max);
       all.dropped += outcome.dropped + outcome.too_stale;
       const bool returns_nothing = hoarder == Hoarder::kSilent || hoarder == Hoarder::kReconnects;
-      EXPECT_TRUE(outcome.expelled_s || !returns_nothing) << "seed " << seed;
-      if (outcome.expelled_s) all.expelled_s = std::max(all.expelled_s.value_or(0), *outcome.expelled_s);
+      EXPECT_TRUE(outcome.hoarder_expelled_s || !returns_nothing) << "seed " << seed;
+      if (outcome.hoarder_expelled_s)
+        all.hoarder_expelled_s = std::max(all.hoarder_expelled_s.value_or(0), *outcome.hoarder_expelled_s);
     }
     return all;
   };
-  const Outcome alone = run(Hoarder::kNone);
+  const Outcome without_hoarder = run(Hoarder::kNone);
   const std::pair<Hoarder, const char*> hoarders[] = {{Hoarder::kSilent, "silent"},
                                                       {Hoarder::kPretends, "pretends"},
                                                       {Hoarder::kReconnects, "reconnects"},
                                                       {Hoarder::kSprints, "sprints"},
                                                       {Hoarder::kDawdles, "dawdles"}};
   for (const auto& [hoarder, name] : hoarders) {
-    const Outcome with = run(hoarder);
-    fmt::print("{:<10} steps/s x {:.3f}, held {} of 48 groups, dropped {}, expelled after {:.0f} s\n", name,
-               alone.finished_s / with.finished_s, with.held_at_most, with.dropped, with.expelled_s.value_or(0));
-    EXPECT_GE(alone.finished_s / with.finished_s, 0.9) << name;
-    EXPECT_EQ(with.honest_expelled, 0u) << name;
+    const Outcome outcome = run(hoarder);
+    const double speed = without_hoarder.finished_s / outcome.finished_s;  // 1: as without a hoarder
+    fmt::print("{:<10} steps/s x {:.3f}, held {} of 48 groups, dropped {}, expelled after {:.0f} s\n", name, speed,
+               outcome.hoarder_groups_max, outcome.dropped, outcome.hoarder_expelled_s.value_or(0));
+    EXPECT_GE(speed, 0.9) << name;
+    EXPECT_EQ(outcome.honest_expelled, 0u) << name;
   }
 }
 

@@ -56,18 +56,18 @@ TEST_F(Ledger, GrantsInOrderUpToThePacing) {
 }
 
 TEST_F(Ledger, StepsInWhichWorkersCouldHaveTakenMoreAreCountedByTheBound) {
-  const auto bound = [&](Bound which) { return must(ledger_->counts()).bound.of(which); };
+  const auto limited_steps = [&](Bound bound) { return must(ledger_->counts()).bound.count(bound); };
   grant(kAda, 2);
-  EXPECT_EQ(bound(Bound::kBudget) + bound(Bound::kLookahead), 0u) << "it got all requested leases";
+  EXPECT_EQ(limited_steps(Bound::kBudget) + limited_steps(Bound::kLookahead), 0u) << "it got all requested leases";
   grant(kBob, 100);
   grant(kBob, 100);
-  EXPECT_EQ(bound(Bound::kBudget), 1u) << "S and the lookahead allow the same";
+  EXPECT_EQ(limited_steps(Bound::kBudget), 1u) << "S and the lookahead allow the same";
   options_.pacing.staleness.lookahead = 1;
   reopen();
   grant(kAda, 100, 2, 1000, 2);
   grant(kBob, 100, 2, 1000, 2);
-  EXPECT_EQ(bound(Bound::kLookahead), 1u);
-  EXPECT_EQ(bound(Bound::kBudget), 0u) << "since the ledger was opened";
+  EXPECT_EQ(limited_steps(Bound::kLookahead), 1u);
+  EXPECT_EQ(limited_steps(Bound::kBudget), 0u) << "since the ledger was opened";
 }
 
 // All grants of one turn fail together on a disk that refuses writes.
@@ -81,18 +81,18 @@ TEST(LedgerOnAFullDisk, CallsThatAreMadeTogetherHappenTogetherOrNotAtAll) {
   auto ledger = must(JobLedger::open(*buffer, options));
   std::vector<LeaseRecord> granted;
   const auto turn = [&] {
-    return ledger->together([&] {
+    return ledger->run_in_transaction([&] {
       granted.clear();
       for (const WorkerId worker : {kAda, kBob})
         for (const LeaseRecord& lease : must(ledger->grant({worker, Version{0}, "digest", 1}, 0, 1000)))
           granted.push_back(lease);
       must(ledger->set_aside(granted.at(0).id, "prompt cannot be used", "too long"));
-      must(ledger->keep(kBob, {.malformed = 1}));
+      must(ledger->store_misconduct(kBob, {.malformed = 1}));
     });
   };
   disk.be_full();
   for (int i = 0; i < 3; ++i) EXPECT_EQ(turn().error().code, Code::kExhausted);
-  EXPECT_EQ(ledger->held(kBob), 0u);
+  EXPECT_EQ(ledger->leases_held(kBob), 0u);
   EXPECT_TRUE(ledger->newly_set_aside().empty());
   EXPECT_TRUE(ledger->misconduct().empty());
   disk.accept();
@@ -102,8 +102,8 @@ TEST(LedgerOnAFullDisk, CallsThatAreMadeTogetherHappenTogetherOrNotAtAll) {
   ledger.reset(), buffer.reset();
   buffer = must(ReplayBuffer::open(folder.file(), options_for(kGroup, 2)));
   ledger = must(JobLedger::open(*buffer, options));
-  EXPECT_EQ(ledger->held(kAda), 0u);
-  EXPECT_EQ(ledger->held(kBob), 1u);
+  EXPECT_EQ(ledger->leases_held(kAda), 0u);
+  EXPECT_EQ(ledger->leases_held(kBob), 1u);
   EXPECT_EQ(ledger->misconduct().at(kBob), (Misconduct{.malformed = 1}));
   EXPECT_EQ(must(ledger->counts()).set_aside.at("prompt cannot be used"), 1u);
 }
@@ -134,38 +134,38 @@ TEST(LedgerOnAFullDisk, NothingHappensUntilThereIsRoom) {
     fails(ledger->release_worker(kAda, 2000));
     fails(ledger->failed({kAda, leases[1].id, "prompt", ""}));
     fails(ledger->grant({kAda, Version{0}, "digest", 1}, 0, 2000));
-    fails(ledger->excuse(1000, 2000));
+    fails(ledger->extend_all_leases(1000, 2000));
   }
-  EXPECT_TRUE(ledger->newly_idle().empty());
+  EXPECT_TRUE(ledger->newly_unproductive().empty());
   EXPECT_TRUE(ledger->newly_set_aside().empty());
-  EXPECT_EQ(ledger->held(kAda), 2u);
+  EXPECT_EQ(ledger->leases_held(kAda), 2u);
   disk.accept();
   disk.fail_syncs(ENOSPC);
-  fails(ledger->excuse(1000, 2000));
+  fails(ledger->extend_all_leases(1000, 2000));
   disk.accept();
-  EXPECT_EQ(must(ledger->excuse(1000, 2000)), 2u);
+  EXPECT_EQ(must(ledger->extend_all_leases(1000, 2000)), 2u);
   EXPECT_TRUE(must(ledger->submit({&delivery, 1}, 0, 2001))[0].accepted);
   EXPECT_EQ(must(ledger->expire(2200)), 1u);
   EXPECT_EQ(must(ledger->counts()).expired, 1u);
   disk.fail_writes();
-  const auto without_lease = ledger->excuse(1, 2300);
+  const auto without_lease = ledger->extend_all_leases(1, 2300);
   ASSERT_FALSE(without_lease);
   EXPECT_EQ(without_lease.error().code, Code::kIo);
 }
 
 TEST_F(Ledger, APauseOfTheLearnerMakesNoWorkerSlow) {
   const auto lease = grant(kAda, 1)[0];
-  ASSERT_EQ(must(ledger_->excuse(500, 1501)), 1u);
+  ASSERT_EQ(must(ledger_->extend_all_leases(500, 1501)), 1u);
   ASSERT_TRUE(submit(kAda, submission_for(lease), 1502).accepted);
   EXPECT_LT(grant(kAda, 1, 0, 1502)[0].lease_s, 100) << "it took 2 s, not 502";
 }
 
 TEST_F(Ledger, EveryLeaseOfAWorkerCanBeGivenBack) {
   grant(kAda, 2), grant(kBob, 1);
-  EXPECT_EQ(must(ledger_->give_back_all(kAda)), 2u);
-  EXPECT_EQ(ledger_->held(kAda), 0u);
-  EXPECT_EQ(ledger_->held(kBob), 1u);
-  EXPECT_TRUE(ledger_->newly_idle().empty());
+  EXPECT_EQ(must(ledger_->return_all_leases(kAda)), 2u);
+  EXPECT_EQ(ledger_->leases_held(kAda), 0u);
+  EXPECT_EQ(ledger_->leases_held(kBob), 1u);
+  EXPECT_TRUE(ledger_->newly_unproductive().empty());
 }
 
 TEST_F(Ledger, AGroupWithoutScoresIsKeptAndNotTrainedOnBeforeItHasThem) {
@@ -183,13 +183,13 @@ TEST_F(Ledger, AGroupWithoutScoresIsKeptAndNotTrainedOnBeforeItHasThem) {
   EXPECT_FALSE(must(buffer_->sample(0, 1)));
   EXPECT_EQ(must(buffer_->counts(0)).unscored_groups, 3u);
   EXPECT_EQ(must(buffer_->counts(0)).admissible_groups, 0u);
-  auto waiting = must(buffer_->unscored(2));
+  auto waiting = must(buffer_->unscored_groups(2));
   ASSERT_EQ(waiting.size(), 2u);
-  EXPECT_EQ(must(buffer_->unscored(9, {waiting[0].id, waiting[1].id})).size(), 1u);
+  EXPECT_EQ(must(buffer_->unscored_groups(9, {waiting[0].id, waiting[1].id})).size(), 1u);
   ASSERT_EQ(waiting[0].trajectories.size(), kGroup);
   for (Trajectory& t : waiting[0].trajectories) t.set_reward(0.5), (*t.mutable_components())["tests"] = 0.5;
-  EXPECT_TRUE(must(buffer_->scored(waiting[0])));
-  EXPECT_FALSE(must(buffer_->scored(waiting[0]))) << "once";
+  EXPECT_TRUE(must(buffer_->store_scores(waiting[0])));
+  EXPECT_FALSE(must(buffer_->store_scores(waiting[0]))) << "once";
   const auto batch = must(buffer_->sample(0, 1));
   ASSERT_TRUE(batch);
   EXPECT_EQ(batch->groups[0].trajectories[1].reward(), 0.5);
@@ -197,19 +197,19 @@ TEST_F(Ledger, AGroupWithoutScoresIsKeptAndNotTrainedOnBeforeItHasThem) {
   // A group is discarded and generated again: scores of the first try do not count.
   must(buffer_->discard(waiting[1].id, "wrong score"));
   EXPECT_FALSE(must(buffer_->awaits_scores(waiting[1])));
-  const LeaseRecord again = grant(kBob, 1)[0];
-  EXPECT_EQ(again.group, waiting[1].id);
-  const schema::Submission anew = submission_for(again);
-  const Delivery delivery{kBob, &anew, {}, {}, true};
+  const LeaseRecord second_lease = grant(kBob, 1)[0];
+  EXPECT_EQ(second_lease.group, waiting[1].id);
+  const schema::Submission second_submission = submission_for(second_lease);
+  const Delivery delivery{kBob, &second_submission, {}, {}, true};
   EXPECT_TRUE(must(ledger_->submit({&delivery, 1}, 0, 1002))[0].accepted);
-  EXPECT_FALSE(must(buffer_->scored(waiting[1])));
+  EXPECT_FALSE(must(buffer_->store_scores(waiting[1])));
   EXPECT_EQ(must(buffer_->counts(0)).unscored_groups, 2u);
   reopen();
   EXPECT_EQ(must(buffer_->counts(0)).stored, 3 * kGroup) << "sizes still add up";
 }
 
 TEST_F(Ledger, AGroupThatTwiceFailsScoringIsSetAside) {
-  const auto tried = [&](WorkerId worker) {
+  const auto submit_unscorable = [&](WorkerId worker) {
     const LeaseRecord lease = grant(worker, 1)[0];
     const schema::Submission submission = submission_for(lease);
     const Delivery delivery{worker, &submission, {}, {}, true};
@@ -218,9 +218,9 @@ TEST_F(Ledger, AGroupThatTwiceFailsScoringIsSetAside) {
     must(ledger_->unscorable(lease.group, worker, "scoring failed", "no sandbox"));
     return lease.group;
   };
-  const GroupId group = tried(kAda);
+  const GroupId group = submit_unscorable(kAda);
   EXPECT_TRUE(ledger_->newly_set_aside().empty());
-  EXPECT_EQ(tried(kBob), group) << "another worker tries";
+  EXPECT_EQ(submit_unscorable(kBob), group) << "another worker tries";
   const auto aside = ledger_->newly_set_aside();
   ASSERT_EQ(aside.size(), 1u);
   EXPECT_EQ(aside[0].group, group);
@@ -293,7 +293,7 @@ TEST_F(Ledger, RestartNeitherLosesNorDoublesAGroup) {
   const auto before = grant(kAda, 2);
   reopen();
   EXPECT_EQ(groups_of(grant(kBob, 2)), (Set{2, 3}));
-  EXPECT_EQ(must(ledger_->excuse(90, 1090)), 4u);  // the learner was away: no worker could submit meanwhile
+  EXPECT_EQ(must(ledger_->extend_all_leases(90, 1090)), 4u);  // the learner was away: no worker could submit meanwhile
   EXPECT_EQ(must(ledger_->expire(1150)), 0u);
   EXPECT_TRUE(submit(kAda, submission_for(before[1]), 1150).accepted);
   EXPECT_EQ(must(ledger_->expire(1191)), 3u);
@@ -302,9 +302,9 @@ TEST_F(Ledger, RestartNeitherLosesNorDoublesAGroup) {
 TEST_F(Ledger, ReturnedLeasesGoToOthersAtOnceWithoutBlame) {
   const auto leases = grant(kAda, 3);
   const std::vector<LeaseId> ids{leases[0].id, leases[2].id, LeaseId{99}};
-  EXPECT_EQ(must(ledger_->give_back(kBob, ids)), 0u) << "the leases are another worker's";
-  EXPECT_EQ(must(ledger_->give_back(kAda, ids)), 2u);
-  EXPECT_EQ(must(ledger_->give_back(kAda, ids)), 0u);
+  EXPECT_EQ(must(ledger_->return_leases(kBob, ids)), 0u) << "the leases are another worker's";
+  EXPECT_EQ(must(ledger_->return_leases(kAda, ids)), 2u);
+  EXPECT_EQ(must(ledger_->return_leases(kAda, ids)), 0u);
   EXPECT_EQ(submit(kAda, submission_for(leases[0])).reason, "lease released");
   EXPECT_EQ(groups_of(grant(kAda, 1)), Set{0}) << "the same worker may try again";
   EXPECT_EQ(groups_of(grant(kBob, 1)), Set{2});
@@ -493,7 +493,7 @@ TEST_F(Ledger, TurnedAwayMeansThatNoWorkerCouldGetALease) {
 // The leases that a worker may hold grow with its submissions, and shrink with every batch that lapses.
 TEST_F(Ledger, ANewcomerGetsLittleAndEarnsMore) {
   options_.pacing = {{2, 1, 2}, 32};  // 48 groups in stock, 16 a step
-  options_.lease.first_groups.reset();
+  options_.lease.initial_groups.reset();
   reopen();
   const auto first = grant(kAda, 1000);
   ASSERT_EQ(first.size(), 2u);  // although it is alone
@@ -517,14 +517,14 @@ TEST_F(Ledger, AWorkerThatReturnsNothingIsNamed) {
   for (int i = 0; i < 2; ++i) lapse(kAda);
   must(ledger_->release_worker(kAda, now));
   for (int i = 0; i < 2; ++i) lapse(kAda);
-  EXPECT_TRUE(ledger_->newly_idle().empty());
+  EXPECT_TRUE(ledger_->newly_unproductive().empty());
   reopen();
   lapse(kAda);
-  const auto idle = ledger_->newly_idle();
+  const auto idle = ledger_->newly_unproductive();
   ASSERT_EQ(idle.size(), 1u);
   EXPECT_EQ(idle[0].worker, kAda);
   EXPECT_EQ(idle[0].reason, "it took 5 batches of work and returned none of them in time");
-  EXPECT_TRUE(ledger_->newly_idle().empty());
+  EXPECT_TRUE(ledger_->newly_unproductive().empty());
   for (int i = 0; i < 6; ++i) {  // one of five comes to nothing
     lapse(kBob);
     for (int k = 0; k < 4; ++k) {
@@ -535,32 +535,32 @@ TEST_F(Ledger, AWorkerThatReturnsNothingIsNamed) {
       now += 2;
     }
   }
-  EXPECT_TRUE(ledger_->newly_idle().empty());
+  EXPECT_TRUE(ledger_->newly_unproductive().empty());
   // The worker is lost with its work again and again, as a hoarder that never lets a lease expire would be.
   for (int i = 0; i < 10; ++i) {
     EXPECT_EQ(grant(WorkerId{3}, 1, 0, now).size(), 1u);
     must(ledger_->release_worker(WorkerId{3}, now + 1));
   }
-  EXPECT_EQ(ledger_->newly_idle().size(), 1u);
+  EXPECT_EQ(ledger_->newly_unproductive().size(), 1u);
 }
 
 // A verdict contains the time for which the worker had work, by the ledger's own clock.
 TEST_F(Ledger, TheTimeWithWorkIsCountedOnce) {
   const auto first = grant(kAda, 2, 0, 1000);
   const schema::Submission a = submission_for(first[0]), b = submission_for(first[1]);
-  EXPECT_DOUBLE_EQ(submit(kAda, a, 1010).held_s, 10);
-  EXPECT_DOUBLE_EQ(submit(kAda, b, 1012).held_s, 2);
+  EXPECT_DOUBLE_EQ(submit(kAda, a, 1010).lease_seconds, 10);
+  EXPECT_DOUBLE_EQ(submit(kAda, b, 1012).lease_seconds, 2);
   const auto second = grant(kAda, 1, 0, 1020);
-  EXPECT_DOUBLE_EQ(submit(kAda, submission_for(second[0]), 1021).held_s, 1);
+  EXPECT_DOUBLE_EQ(submit(kAda, submission_for(second[0]), 1021).lease_seconds, 1);
   const auto third = grant(kAda, 1, 0, 1030);
-  must(ledger_->excuse(90, 1120));  // submitted long ago, but read only now
-  EXPECT_DOUBLE_EQ(submit(kAda, submission_for(third[0]), 1121).held_s, 1);
+  must(ledger_->extend_all_leases(90, 1120));  // submitted long ago, but read only now
+  EXPECT_DOUBLE_EQ(submit(kAda, submission_for(third[0]), 1121).lease_seconds, 1);
 }
 
 TEST_F(Ledger, MisconductIsPersisted) {
-  must(ledger_->keep(kAda, {3, 1}));
-  must(ledger_->keep(kBob, {1, 0}));
-  must(ledger_->keep(kBob, {}));
+  must(ledger_->store_misconduct(kAda, {3, 1}));
+  must(ledger_->store_misconduct(kBob, {1, 0}));
+  must(ledger_->store_misconduct(kBob, {}));
   must(ledger_->release_worker(kAda, 1001));
   reopen();
   EXPECT_EQ(ledger_->misconduct(), (std::map<WorkerId, Misconduct>{{kAda, {3, 1}}}));

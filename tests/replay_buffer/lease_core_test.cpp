@@ -19,7 +19,7 @@ class Random {
   explicit Random(std::uint64_t seed) : engine_(seed) {}
   std::uint64_t below(std::uint64_t n) { return engine_() % n; }
   bool chance(double p) { return static_cast<double>(engine_() >> 11) * 0x1p-53 < p; }
-  double up_to(double most) { return static_cast<double>(engine_() >> 11) * 0x1p-53 * most; }
+  double up_to(double max) { return static_cast<double>(engine_() >> 11) * 0x1p-53 * max; }
 
  private:
   std::mt19937_64 engine_;
@@ -29,7 +29,7 @@ TEST(FleetPaces, AgreeWithAFullComputation) {
   Random random(1);
   std::vector<double> values;
   RunningMedian running;
-  CountedRates rates;
+  CappedRates rates;
   for (int i = 0; i < 4000; ++i) {
     if (values.empty() || random.chance(0.6)) {
       // Rates far apart and often equal: their counted values change with the median.
@@ -46,7 +46,7 @@ TEST(FleetPaces, AgreeWithAFullComputation) {
     ASSERT_EQ(running.value(), middle);
     ASSERT_EQ(rates.size(), values.size());
     double sum = 0;
-    for (const double value : values) sum += rate_that_counts(value, middle);
+    for (const double value : values) sum += capped_rate(value, middle);
     ASSERT_NEAR(rates.sum(), sum, 1e-6 * (1 + sum));
   }
 }
@@ -59,15 +59,16 @@ TEST(WaitingGroups, GiveTheOldestThatAreWholeAndScored) {
   groups.put(GroupId{6}, {Version{1}, 2, false});
   EXPECT_EQ(groups.trajectories(Version{1}), 7u);
   EXPECT_EQ(groups.trajectories(Version{2}), 2u);
-  EXPECT_EQ(groups.whole(Version{0}), (std::map<Version, std::uint64_t>{{Version{1}, 4}, {Version{2}, 2}}));
-  EXPECT_EQ(groups.batch(Version{0}, 3), std::nullopt);
-  EXPECT_EQ(groups.batch(Version{0}, 2), (std::vector{GroupId{7}, GroupId{3}}));
+  EXPECT_EQ(groups.complete_trajectories(Version{0}),
+            (std::map<Version, std::uint64_t>{{Version{1}, 4}, {Version{2}, 2}}));
+  EXPECT_EQ(groups.next_batch(Version{0}, 3), std::nullopt);
+  EXPECT_EQ(groups.next_batch(Version{0}, 2), (std::vector{GroupId{7}, GroupId{3}}));
   groups.put(GroupId{6}, {Version{1}, 2, true});
   groups.put(GroupId{5}, {Version{0}, 2, true});  // a member of an older version came
-  EXPECT_EQ(groups.batch(Version{0}, 3), (std::vector{GroupId{5}, GroupId{6}, GroupId{7}}));
-  EXPECT_EQ(groups.before(Version{2}), (std::vector{GroupId{5}, GroupId{6}, GroupId{7}}));
+  EXPECT_EQ(groups.next_batch(Version{0}, 3), (std::vector{GroupId{5}, GroupId{6}, GroupId{7}}));
+  EXPECT_EQ(groups.older_than(Version{2}), (std::vector{GroupId{5}, GroupId{6}, GroupId{7}}));
   groups.remove(GroupId{6});
-  EXPECT_EQ(groups.batch(Version{1}, 2), (std::vector{GroupId{7}, GroupId{3}}));
+  EXPECT_EQ(groups.next_batch(Version{1}, 2), (std::vector{GroupId{7}, GroupId{3}}));
   EXPECT_EQ(groups.find(GroupId{6}), nullptr);
 }
 
@@ -93,10 +94,10 @@ class Twins {
         buffer_(must(ReplayBuffer::open(folder_.file(), options_for(kGroup, 2)))),
         ledger_(must(JobLedger::open(*buffer_, small_options()))) {}
 
-  void live(int events) {
+  void run_events(int events) {
     for (int i = 0; i < events && !testing::Test::HasFailure(); ++i) {
       now_ += random_.up_to(random_.chance(0.05) ? 200 : 3);
-      one();
+      run_random_event();
       core_.check();
       ASSERT_EQ(must(ledger_->stranded_by_next_step(step_, now_)), core_.stranded_by_next_step(step_, now_))
           << "event " << i;
@@ -132,41 +133,41 @@ class Twins {
     return it->second;
   }
 
-  void one() {
+  void run_random_event() {
     const std::uint64_t kind = held_.empty() ? 0 : random_.below(12);
     kinds_.insert(kind);
     switch (kind) {
       default:
-        return ask();
+        return grant();
       case 3:
       case 4:
       case 5:
       case 6:
-        return hand_in();
+        return submit();
       case 7:
         return renew();
       case 8:
-        return fail_one();
+        return fail_or_return();
       case 9:
-        return lose();
+        return lose_worker();
       case 10:
-        return steps();
+        return train_step();
       case 11:
-        return rest();
+        return expire();
     }
   }
-  void ask() {
+  void grant() {
     const std::uint64_t version = step_ - random_.below(std::min<std::uint64_t>(step_, 2) + 1);
     GrantRequest request{some_worker(), Version{version}, "digest", static_cast<std::uint32_t>(1 + random_.below(5))};
     if (random_.chance(0.7)) request.step_seconds = 5 + random_.up_to(20);
     const auto leases = persistently([&] { return ledger_->grant(request, step_, now_); });
-    const auto twins = core_.grant(request, step_, now_);
-    std::string a, b;
-    for (const LeaseRecord& lease : *leases) a += text_of(lease), held_[lease.id] = lease;
-    for (const LiveLease& lease : twins) b += text_of(lease.record);
-    EXPECT_EQ(a, b);
+    const auto core_leases = core_.grant(request, step_, now_);
+    std::string of_ledger, of_core;
+    for (const LeaseRecord& lease : *leases) of_ledger += text_of(lease), held_[lease.id] = lease;
+    for (const LiveLease& lease : core_leases) of_core += text_of(lease.record);
+    EXPECT_EQ(of_ledger, of_core);
   }
-  void hand_in() {
+  void submit() {
     const LeaseRecord lease = some_lease();
     held_.erase(lease.id);
     const schema::Submission submission = submission_for(lease);
@@ -178,13 +179,13 @@ class Twins {
     const auto tokens = static_cast<std::uint64_t>(submission.trajectories(0).response_tokens_size());
     if (live == nullptr) {
       EXPECT_FALSE(verdict.accepted);
-      if (verdict.reason == "lease expired") core_.came_late(lease.worker, lease.granted_unix_s, tokens, now_);
+      if (verdict.reason == "lease expired") core_.record_late_result(lease.worker, lease.granted_unix_s, tokens, now_);
     } else if (refused || now_ > live->record.expires_unix_s || !admissible(step_, lease.version, 2)) {
       EXPECT_FALSE(verdict.accepted);
       core_.refuse(lease.id, tokens, now_);
     } else {
       EXPECT_TRUE(verdict.accepted) << verdict.reason << " " << verdict.detail;
-      EXPECT_EQ(verdict.held_s, core_.settle(lease.id, {lease.version, tokens, !unscored}, now_));
+      EXPECT_EQ(verdict.lease_seconds, core_.settle(lease.id, {lease.version, tokens, !unscored}, now_));
     }
   }
   void renew() {
@@ -193,41 +194,43 @@ class Twins {
     const auto renewed = persistently([&] { return ledger_->renew(lease.worker, {&lease.id, 1}, progress, now_); });
     EXPECT_EQ(*renewed, core_.renew(lease.worker, {&lease.id, 1}, progress, now_));
   }
-  void fail_one() {
+  void fail_or_return() {
     const LeaseRecord lease = some_lease();
     held_.erase(lease.id);
     if (random_.chance(0.5)) {
-      const auto known = persistently([&] { return ledger_->failed({lease.worker, lease.id, "memory", "none left"}); });
-      EXPECT_EQ(*known, core_.failed(lease.worker, lease.id, "memory", "none left"));
+      const auto was_live = persistently([&] {
+        return ledger_->failed({lease.worker, lease.id, "memory", "none left"});
+      });
+      EXPECT_EQ(*was_live, core_.failed(lease.worker, lease.id, "memory", "none left"));
     } else {
-      const auto returned = persistently([&] { return ledger_->give_back(lease.worker, {&lease.id, 1}); });
-      EXPECT_EQ(*returned, core_.give_back(lease.worker, {&lease.id, 1}));
+      const auto returned = persistently([&] { return ledger_->return_leases(lease.worker, {&lease.id, 1}); });
+      EXPECT_EQ(*returned, core_.return_leases(lease.worker, {&lease.id, 1}));
     }
   }
-  void lose() {
+  void lose_worker() {
     const WorkerId worker = some_worker();
     const auto released = persistently([&] { return ledger_->release_worker(worker, now_); });
     EXPECT_EQ(*released, core_.release_worker(worker, now_));
     if (!random_.chance(0.2)) return;
     const double late_s = 1 + random_.up_to(30);
     now_ += late_s;
-    const auto excused = persistently([&] { return ledger_->excuse(late_s, now_); });
-    EXPECT_EQ(*excused, core_.excuse(late_s, now_));
+    const auto extended = persistently([&] { return ledger_->extend_all_leases(late_s, now_); });
+    EXPECT_EQ(*extended, core_.extend_all_leases(late_s, now_));
   }
-  // A learner step, if there is a batch for it.
-  void steps() {
+  // Runs a learner step, if there is a batch for it.
+  void train_step() {
     if (core_.stranded_by_next_step(step_, now_) > 0) return;
     const auto batch = must(buffer_->sample(step_, 6));
-    const auto twin = waiting_.batch(core_.version_min(step_), 6);
-    ASSERT_EQ(batch.has_value(), twin.has_value());
+    const auto core_batch = waiting_.next_batch(core_.version_min(step_), 6);
+    ASSERT_EQ(batch.has_value(), core_batch.has_value());
     if (!batch) return;
-    EXPECT_EQ(batch->ids(), *twin);
+    EXPECT_EQ(batch->ids(), *core_batch);
     must(buffer_->consume(step_, batch->ids()));
-    for (const GroupId group : *twin) waiting_.remove(group);
+    for (const GroupId group : *core_batch) waiting_.remove(group);
     must(buffer_->drop_stale(++step_));
-    for (const GroupId group : waiting_.before(core_.version_min(step_))) waiting_.remove(group);
+    for (const GroupId group : waiting_.older_than(core_.version_min(step_))) waiting_.remove(group);
   }
-  void rest() {
+  void expire() {
     const auto expired = persistently([&] { return ledger_->expire(now_); });
     EXPECT_EQ(*expired, core_.expire(now_));
   }
@@ -238,12 +241,14 @@ class Twins {
     EXPECT_EQ(counts.pooled, core_.pooled());
     EXPECT_EQ((std::tuple(counts.settled, counts.expired, counts.released)),
               (std::tuple(core_.totals().settled, core_.totals().expired, core_.totals().released)));
-    std::string a, b;
-    for (const SetAside& s : ledger_->newly_set_aside()) a += fmt::format("{} {} ", s.group, s.reason);
-    for (const SetAside& s : core_.newly_set_aside()) b += fmt::format("{} {} ", s.group, s.reason);
-    for (const Idler& i : ledger_->newly_idle()) a += fmt::format("{} {}", i.worker, i.reason);
-    for (const Idler& i : core_.newly_idle()) b += fmt::format("{} {}", i.worker, i.reason);
-    EXPECT_EQ(a, b);
+    // The new groups set aside and the new unproductive workers, by the ledger or the core.
+    const auto new_results = [](auto& owner) {
+      std::string text;
+      for (const SetAside& s : owner.newly_set_aside()) text += fmt::format("{} {} ", s.group, s.reason);
+      for (const UnproductiveWorker& w : owner.newly_unproductive()) text += fmt::format("{} {}", w.worker, w.reason);
+      return text;
+    };
+    EXPECT_EQ(new_results(*ledger_), new_results(core_));
   }
 
   Random random_;
@@ -264,7 +269,7 @@ TEST(LeaseCore, DecidesTheSameWithoutAFile) {
   for (std::uint64_t seed = 1; seed <= 12 && !HasFailure(); ++seed) {
     SCOPED_TRACE(fmt::format("seed {}", seed));
     Twins twins(seed);
-    twins.live(400);
+    twins.run_events(400);
     refused += twins.refused();
     EXPECT_EQ(twins.kinds_seen(), 12u);
   }
@@ -295,7 +300,7 @@ TEST(LeaseCore, IsTheSameWhenItsJournalIsReadAgain) {
     }
     const LedgerCounts before = must(ledger->counts());
     std::vector<std::uint64_t> held;
-    for (std::uint64_t worker = 1; worker <= 5; ++worker) held.push_back(ledger->held(WorkerId{worker}));
+    for (std::uint64_t worker = 1; worker <= 5; ++worker) held.push_back(ledger->leases_held(WorkerId{worker}));
     ledger.reset(), buffer.reset();
     buffer = must(ReplayBuffer::open(folder.file(), options_for(kGroup, 2)));
     ledger = must(JobLedger::open(*buffer, small_options()));
@@ -303,29 +308,30 @@ TEST(LeaseCore, IsTheSameWhenItsJournalIsReadAgain) {
     EXPECT_EQ((std::tuple(after.live, after.pooled, after.settled, after.expired, after.released)),
               (std::tuple(before.live, before.pooled, before.settled, before.expired, before.released)));
     EXPECT_EQ(after.set_aside, before.set_aside);
-    for (std::uint64_t worker = 1; worker <= 5; ++worker) EXPECT_EQ(ledger->held(WorkerId{worker}), held[worker - 1]);
+    for (std::uint64_t worker = 1; worker <= 5; ++worker)
+      EXPECT_EQ(ledger->leases_held(WorkerId{worker}), held[worker - 1]);
     // Every group is in one place: leased, in the pool or set aside.
-    std::uint64_t aside = 0;
-    for (const auto& [reason, groups] : after.set_aside) aside += groups;
+    std::uint64_t groups_set_aside = 0;
+    for (const auto& [reason, groups] : after.set_aside) groups_set_aside += groups;
     const auto next = must(ledger->grant({WorkerId{9}, Version{0}, "digest", 1}, 0, now));
     if (!next.empty() && before.pooled == 0) {
-      EXPECT_EQ(next[0].group.value, after.live + aside);
+      EXPECT_EQ(next[0].group.value, after.live + groups_set_aside);
     }
   }
 }
 
 TEST(StepPace, LeavesOutTheWaitingForSlowWorkersAndPauses) {
   StepPace pace;
-  pace.goes_on(1);
-  pace.finished(10);
+  pace.end_wait(1);
+  pace.end_step(10);
   EXPECT_EQ(pace.seconds(), std::nullopt) << "the first step began at an unknown time";
-  pace.waits(12), pace.waits(13), pace.goes_on(17), pace.goes_on(18);
-  pace.paused(3);
-  pace.finished(30);
+  pace.begin_wait(12), pace.begin_wait(13), pace.end_wait(17), pace.end_wait(18);
+  pace.exclude_pause(3);
+  pace.end_step(30);
   EXPECT_DOUBLE_EQ(pace.seconds().value(), 20 - 5 - 3);
-  pace.finished(52);
+  pace.end_step(52);
   EXPECT_DOUBLE_EQ(pace.seconds().value(), 0.7 * 12 + 0.3 * 22);
-  pace.finished(52);
+  pace.end_step(52);
   EXPECT_DOUBLE_EQ(pace.seconds().value(), 0.7 * 12 + 0.3 * 22) << "the same moment";
 }
 
@@ -340,17 +346,17 @@ TEST(LeaseTable, AWorkerThatLetALeaseBecomeOverdueIsLeftOutForAWhile) {
   table.add(lease(2, 1, 0, 50));
   table.add(lease(3, 2, 0, 50));
   EXPECT_EQ(table.awaited().at(Version{0}), 24u);
-  table.move_to(11);
+  table.advance_to(11);
   EXPECT_EQ(table.awaited().at(Version{0}), 8u) << "no step waits for the other lease of worker 1 either";
-  EXPECT_EQ(table.not_overdue(), 16u);
+  EXPECT_EQ(table.trajectories_not_overdue(), 16u);
   table.check();
   table.remove(LeaseId{1});
-  table.move_to(11 + LeaseTable::kLeftOutFactor * 10 - 1);
+  table.advance_to(11 + LeaseTable::kLeftOutFactor * 10 - 1);
   table.check();
   table.add(lease(4, 1, 210, 300));
   EXPECT_EQ(table.awaited().count(Version{0}), 0u) << "lease 2 was due meanwhile";
   table.remove(LeaseId{2}), table.remove(LeaseId{3});
-  table.move_to(210 + LeaseTable::kLeftOutFactor * 50);
+  table.advance_to(210 + LeaseTable::kLeftOutFactor * 50);
   table.check();
 }
 

@@ -17,8 +17,9 @@ struct Fleet {
   std::uint32_t budget, lookahead, publish_every, groups_per_step;
 };
 
-// The oldest group trained on. Groups have one rollout, and the learner takes the oldest, like the buffer.
-std::uint64_t oldest_trained(const Fleet& f, std::uint64_t steps) {
+// The age in steps of the oldest group trained on. Groups have one rollout, and the learner takes the oldest, like the
+// buffer.
+std::uint64_t simulated_age_max(const Fleet& f, std::uint64_t steps) {
   struct Group {
     std::uint64_t version, number;
     std::int64_t done_at;
@@ -28,7 +29,8 @@ std::uint64_t oldest_trained(const Fleet& f, std::uint64_t steps) {
   std::vector<Group> stock;  // under way, waiting, or in the batch that is trained on
   std::vector<std::int64_t> free_at(f.group_time.size(), 0);
   std::vector<std::pair<std::int64_t, std::uint64_t>> published{{-f.arrival, 0}};
-  std::uint64_t step = 0, number = 0, oldest = 0, batch = 0;  // groups in training stand first in `stock`
+  std::uint64_t step = 0, next_number = 0, age_max = 0;
+  std::uint64_t batch = 0;  // number of groups in training, which stand first in `stock`
   std::int64_t trained_at = 0;
   for (std::int64_t now = 0; step < steps; ++now) {
     if (batch > 0 && now >= trained_at) {
@@ -43,7 +45,7 @@ std::uint64_t oldest_trained(const Fleet& f, std::uint64_t steps) {
         std::sort(stock.begin(), waiting, [](const Group& a, const Group& b) { return a.key() < b.key(); });
         batch = f.groups_per_step;
         trained_at = now + f.step_time;
-        oldest = std::max(oldest, step - stock.front().version);
+        age_max = std::max(age_max, step - stock.front().version);
       }
     }
     for (std::size_t w = 0; w < free_at.size(); ++w) {
@@ -53,16 +55,16 @@ std::uint64_t oldest_trained(const Fleet& f, std::uint64_t steps) {
         if (at + f.arrival <= now) version = v;
       if (room(pacing, step, Version{version}, stock.size()) == 0) continue;
       free_at[w] = now + f.group_time[w];
-      stock.push_back({version, number++, free_at[w]});
+      stock.push_back({version, next_number++, free_at[w]});
     }
   }
-  return oldest;
+  return age_max;
 }
 
-std::uint64_t planned(const Fleet& f, bool all_equal) {
-  const auto [least, most] = std::minmax_element(f.group_time.begin(), f.group_time.end());
+std::uint64_t planned_age_max(const Fleet& f, bool all_equal) {
+  const auto [fastest, slowest] = std::minmax_element(f.group_time.begin(), f.group_time.end());
   const int lag = provisioner::staleness_lag(std::chrono::seconds(f.step_time), std::chrono::seconds(f.arrival),
-                                             std::chrono::seconds(all_equal ? 0 : *most - *least));
+                                             std::chrono::seconds(all_equal ? 0 : *slowest - *fastest));
   return staleness_worst(f.budget, f.publish_every, f.lookahead, static_cast<std::uint32_t>(lag));
 }
 
@@ -81,13 +83,13 @@ TEST(PlannedStaleness, IsNeverExceededAndAFleetOfEqualsReachesIt) {
     // Fast enough to keep the stock full.
     f.group_time.assign(2 * f.groups_per_step, random.between(1, std::max<std::int64_t>(1, f.step_time / 2)));
     if (!equal) f.group_time.push_back(f.group_time.front() + random.between(1, 8 * f.step_time));
-    const std::uint64_t oldest = oldest_trained(f, 120), bound = planned(f, false);
-    EXPECT_LE(oldest, bound) << "T " << f.step_time << " T_b " << f.arrival << " L " << f.lookahead << " kappa "
-                             << f.publish_every << " R " << f.groups_per_step << " g " << f.group_time.front() << " to "
-                             << f.group_time.back();
+    const std::uint64_t age_max = simulated_age_max(f, 120), planned_max = planned_age_max(f, false);
+    EXPECT_LE(age_max, planned_max) << "T " << f.step_time << " T_b " << f.arrival << " L " << f.lookahead << " kappa "
+                                    << f.publish_every << " R " << f.groups_per_step << " g " << f.group_time.front()
+                                    << " to " << f.group_time.back();
     equals += equal;
-    reached += equal && oldest == bound;
-    overtaken += oldest > planned(f, true);
+    reached += equal && age_max == planned_max;
+    overtaken += age_max > planned_age_max(f, true);
   }
   EXPECT_GT(reached, equals / 2);
   EXPECT_GT(overtaken, 0);  // what a slow worker adds is real

@@ -21,7 +21,7 @@ struct MemoryFile {
     std::size_t offset;
     std::string bytes;
   };
-  std::string live, synced;
+  std::string live, synced;    // the content as written, and as of the last sync
   std::vector<Write> pending;  // since the last sync
 
   static void apply(std::string& content, const Write& write) {
@@ -52,11 +52,11 @@ MemoryFile& file_of(sqlite3_file* handle) { return *reinterpret_cast<Handle*>(ha
 int file_close(sqlite3_file*) { return SQLITE_OK; }
 int file_read(sqlite3_file* handle, void* out, int amount, sqlite3_int64 offset) {
   const std::string& live = file_of(handle).live;
-  const auto wanted = static_cast<std::size_t>(amount), at = static_cast<std::size_t>(offset);
-  const std::size_t there = at < live.size() ? std::min(wanted, live.size() - at) : 0;
-  std::memcpy(out, live.data() + std::min(at, live.size()), there);
-  std::memset(static_cast<char*>(out) + there, 0, wanted - there);
-  return there == wanted ? SQLITE_OK : SQLITE_IOERR_SHORT_READ;
+  const auto bytes = static_cast<std::size_t>(amount), begin = static_cast<std::size_t>(offset);
+  const std::size_t available = begin < live.size() ? std::min(bytes, live.size() - begin) : 0;
+  std::memcpy(out, live.data() + std::min(begin, live.size()), available);
+  std::memset(static_cast<char*>(out) + available, 0, bytes - available);
+  return available == bytes ? SQLITE_OK : SQLITE_IOERR_SHORT_READ;
 }
 int file_write(sqlite3_file* handle, const void* bytes, int amount, sqlite3_int64 offset) {
   if (disk->before_write) disk->before_write();
@@ -132,8 +132,8 @@ TEST(PowerLoss, AcknowledgedSubmissionsSurvive) {
   Disk the_disk;
   disk = &the_disk;
   install();
-  const TemporaryFolder folder(TemporaryFolder::On::kMemory),
-      crashed(TemporaryFolder::On::kMemory);  // the names; the content is in memory
+  // Only their names are used; the content is in `the_disk`.
+  const TemporaryFolder folder(TemporaryFolder::On::kMemory), crashed(TemporaryFolder::On::kMemory);
   const std::string path = folder.file().string();
 
   struct Snapshot {
@@ -168,7 +168,7 @@ TEST(PowerLoss, AcknowledgedSubmissionsSurvive) {
   ASSERT_GT(snapshots.size(), 100u);
 
   const std::string copy = crashed.file().string();
-  std::size_t torn = 0;
+  std::size_t stored_unacknowledged = 0;  // snapshots
   for (const Snapshot& s : snapshots) {
     SCOPED_TRACE(fmt::format("power fails after {} groups were acknowledged and {} consumed", s.groups_acknowledged,
                              s.groups_consumed));
@@ -183,14 +183,15 @@ TEST(PowerLoss, AcknowledgedSubmissionsSurvive) {
     EXPECT_GE(counts.consumed, s.groups_consumed * kGroup);
     EXPECT_LE(counts.consumed, (s.groups_consumed + 1) * kGroup);
     EXPECT_EQ(counts.incomplete_groups, 0u);
-    torn += counts.stored > s.groups_acknowledged * kGroup;
+    stored_unacknowledged += counts.stored > s.groups_acknowledged * kGroup;
     if (counts.admissible_groups == 0) continue;
     const auto batch =
         must(buffer->sample(500, static_cast<std::uint32_t>(std::min<std::uint64_t>(counts.admissible_groups, 60))));
     std::uint64_t expected = counts.consumed / kGroup;
     for (const Group& group : batch->groups) EXPECT_EQ(group.id, GroupId{expected++});
   }
-  fmt::print("{} snapshots, {} of them with a group stored but not yet acknowledged\n", snapshots.size(), torn);
+  fmt::print("{} snapshots, {} of them with a group stored but not yet acknowledged\n", snapshots.size(),
+             stored_unacknowledged);
 }
 
 }  // namespace

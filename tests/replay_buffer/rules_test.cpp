@@ -104,23 +104,23 @@ TEST(Pacing, TheWorstStalenessMatchesBruteForce) {
 
 TEST(Pacing, ItIsKnownWhichOfTheTwoBinds) {
   const Pacing pacing{{6, 1, 2}, 64, 100};
-  EXPECT_EQ(binding(pacing, 10, Version{10}), Bound::kLookahead);  // 3 batches, where S allows 7
-  EXPECT_EQ(binding(pacing, 10, Version{7}), Bound::kLookahead);   // where S allows 4
-  EXPECT_EQ(binding(pacing, 10, Version{6}), Bound::kBudget);      // both allow 3
-  EXPECT_EQ(binding(pacing, 10, Version{3}), Bound::kBudget);      // nothing that could be fresh enough
-  EXPECT_EQ(binding(pacing, 98, Version{98}), std::nullopt);       // the run needs two more batches
+  EXPECT_EQ(limiting_bound(pacing, 10, Version{10}), Bound::kLookahead);  // 3 batches, where S allows 7
+  EXPECT_EQ(limiting_bound(pacing, 10, Version{7}), Bound::kLookahead);   // where S allows 4
+  EXPECT_EQ(limiting_bound(pacing, 10, Version{6}), Bound::kBudget);      // both allow 3
+  EXPECT_EQ(limiting_bound(pacing, 10, Version{3}), Bound::kBudget);      // nothing that could be fresh enough
+  EXPECT_EQ(limiting_bound(pacing, 98, Version{98}), std::nullopt);       // the run needs two more batches
   for (std::uint64_t age = 0; age <= 8; ++age)
-    EXPECT_EQ(binding({{6, 1, 6}, 64}, 10, Version{10 - age}), Bound::kBudget) << "a lookahead of S never binds";
+    EXPECT_EQ(limiting_bound({{6, 1, 6}, 64}, 10, Version{10 - age}), Bound::kBudget) << "a lookahead of S never binds";
 }
 
 TEST(Pacing, AStepCountsOnceForEachBound) {
-  BoundSteps steps;
-  steps.note(Bound::kBudget, 0);
-  steps.note(Bound::kBudget, 0);
-  steps.note(Bound::kLookahead, 0);
-  steps.note(Bound::kBudget, 4);
-  EXPECT_EQ(steps.of(Bound::kBudget), 2u);
-  EXPECT_EQ(steps.of(Bound::kLookahead), 1u);
+  LimitedStepCounter steps;
+  steps.record(Bound::kBudget, 0);
+  steps.record(Bound::kBudget, 0);
+  steps.record(Bound::kLookahead, 0);
+  steps.record(Bound::kBudget, 4);
+  EXPECT_EQ(steps.count(Bound::kBudget), 2u);
+  EXPECT_EQ(steps.count(Bound::kLookahead), 1u);
 }
 
 TEST(Lease, FollowsTheWorkersOwnTimePerToken) {
@@ -133,8 +133,8 @@ TEST(Lease, FollowsTheWorkersOwnTimePerToken) {
   EXPECT_EQ(patience_seconds(length, 40.0), 100);
   EXPECT_EQ(patience_seconds(length, 1.0), 2.5);
   EXPECT_EQ(patience_seconds(length, 0.01), 1);
-  EXPECT_EQ(renewed(length, 1000, 1050, 60), 1110);
-  EXPECT_EQ(renewed(length, 1000, 8190, 60), 8200);  // but not for ever
+  EXPECT_EQ(renewed_expiry(length, 1000, 1050, 60), 1110);
+  EXPECT_EQ(renewed_expiry(length, 1000, 8190, 60), 8200);  // but not for ever
 }
 
 // A worker without a measured rate gets few leases, for a short time, and the learner hardly waits for it.
@@ -152,38 +152,38 @@ TEST(Lease, ANewcomerIsMeasuredByTheOthers) {
   EXPECT_EQ(patience_seconds(length, std::nullopt, {}, 7.0), 7);
   EXPECT_EQ(patience_seconds(length, 40.0, {}, 0.1), 1);
 
-  EXPECT_EQ(first_groups(length, {{6, 1, 2}, 2048, {}, 8}), 32u);
-  EXPECT_EQ(first_groups(length, {{2, 1, 1}, 4, {}, 2}), 1u);
-  EXPECT_EQ(groups_trusted(32, 1), 33u);
-  EXPECT_EQ(groups_trusted_after_lapse(33), 16u);
-  EXPECT_EQ(groups_trusted_after_lapse(1), 1u);
+  EXPECT_EQ(initial_group_allowance(length, {{6, 1, 2}, 2048, {}, 8}), 32u);
+  EXPECT_EQ(initial_group_allowance(length, {{2, 1, 1}, 4, {}, 2}), 1u);
+  EXPECT_EQ(group_allowance_after_results(32, 1), 33u);
+  EXPECT_EQ(group_allowance_after_lapse(33), 16u);
+  EXPECT_EQ(group_allowance_after_lapse(1), 1u);
 }
 
 TEST(Lease, AFewLapsesDoNotExpel) {
   std::uint32_t weight = 0;
   for (int i = 0; i < 4; ++i) weight = lapse_weight(weight, LapseKind::kExpired);
-  EXPECT_LT(weight, kLapsesMax);
-  EXPECT_GE(lapse_weight(weight, LapseKind::kExpired), kLapsesMax);
-  EXPECT_LT(lapse_weight(weight, LapseKind::kLost), kLapsesMax);
+  EXPECT_LT(weight, kLapseWeightMax);
+  EXPECT_GE(lapse_weight(weight, LapseKind::kExpired), kLapseWeightMax);
+  EXPECT_LT(lapse_weight(weight, LapseKind::kLost), kLapseWeightMax);
 }
 
 TEST(Lease, OneRateDoesNotTakeEverything) {
   EXPECT_EQ(median({}), std::nullopt);
   EXPECT_EQ(median({3, 1, 1000}), 3);
   EXPECT_EQ(median({3, 1}), 3);
-  EXPECT_EQ(rate_that_counts(1000, 3.0), 12);
-  EXPECT_EQ(rate_that_counts(2, 3.0), 2);
-  EXPECT_EQ(rate_that_counts(1000, std::nullopt), 1000);
+  EXPECT_EQ(capped_rate(1000, 3.0), 12);
+  EXPECT_EQ(capped_rate(2, 3.0), 2);
+  EXPECT_EQ(capped_rate(1000, std::nullopt), 1000);
 }
 
 TEST(Lease, LateWorkIsNotAskedFor) {
   const Pacing pacing{{2, 1, 2}, 8};
-  EXPECT_TRUE(in_time(pacing, 5, Version{5}, 30, 10));  // steps 5, 6 and 7 may use it
-  EXPECT_FALSE(in_time(pacing, 5, Version{5}, 31, 10));
-  EXPECT_TRUE(in_time(pacing, 5, Version{4}, 20, 10));
-  EXPECT_FALSE(in_time(pacing, 5, Version{3}, 20, 10));
-  EXPECT_FALSE(in_time(pacing, 9, Version{3}, 0.1, 10));
-  EXPECT_TRUE(in_time(pacing, 3, Version{5}, 30, 10));
+  EXPECT_TRUE(can_finish_in_time(pacing, 5, Version{5}, 30, 10));  // steps 5, 6 and 7 may use it
+  EXPECT_FALSE(can_finish_in_time(pacing, 5, Version{5}, 31, 10));
+  EXPECT_TRUE(can_finish_in_time(pacing, 5, Version{4}, 20, 10));
+  EXPECT_FALSE(can_finish_in_time(pacing, 5, Version{3}, 20, 10));
+  EXPECT_FALSE(can_finish_in_time(pacing, 9, Version{3}, 0.1, 10));
+  EXPECT_TRUE(can_finish_in_time(pacing, 3, Version{5}, 30, 10));
 }
 
 TEST(Lease, AWorkerHoldsLittleMoreThanItsShare) {
@@ -195,9 +195,9 @@ TEST(Lease, AWorkerHoldsLittleMoreThanItsShare) {
 }
 
 TEST(Failure, TwoTriesOrFourLostWorkers) {
-  EXPECT_FALSE(set_aside_after(1, 3));
-  EXPECT_TRUE(set_aside_after(2, 0));
-  EXPECT_TRUE(set_aside_after(0, 4));
+  EXPECT_FALSE(must_set_aside(1, 3));
+  EXPECT_TRUE(must_set_aside(2, 0));
+  EXPECT_TRUE(must_set_aside(0, 4));
 }
 
 TEST(Acceptance, EveryReason) {

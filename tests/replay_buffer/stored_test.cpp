@@ -16,7 +16,7 @@ namespace {
 
 constexpr std::uint32_t kGroup = 3;
 
-std::vector<StoredTrajectory> all_of(Stored& stored, std::uint64_t most = 0) {
+std::vector<StoredTrajectory> all_of(StoredBuffer& stored, std::uint64_t most = 0) {
   std::vector<StoredTrajectory> all;
   EXPECT_EQ(must(stored.each(most, [&](StoredTrajectory t) -> Status { return all.push_back(std::move(t)), ok(); })),
             0u);
@@ -29,7 +29,7 @@ TEST(Stored, HasAddedGroupsAndTheirFate) {
   for (std::uint64_t group : {7, 3, 5}) must(buffer->add(group_of(group, 1, kGroup)));
   must(buffer->consume(1, std::vector{GroupId{3}}));
   const auto before = std::filesystem::file_size(folder.file());
-  auto stored = must(Stored::open(folder.file()));
+  auto stored = must(StoredBuffer::open(folder.file()));
   const auto all = all_of(*stored);
   ASSERT_EQ(all.size(), 9u) << "of a learner that still has it open";
   EXPECT_EQ(all[0].trajectory.group(), 3u);
@@ -39,7 +39,7 @@ TEST(Stored, HasAddedGroupsAndTheirFate) {
   EXPECT_FALSE(all[3].consumed_step);
   EXPECT_EQ(all_of(*stored, 3).front().trajectory.group(), 5u) << "the newest";
   must(buffer->prune(5));
-  const StoredCounts counts = must(must(Stored::open(folder.file()))->counts());
+  const StoredCounts counts = must(must(StoredBuffer::open(folder.file()))->counts());
   EXPECT_EQ(counts.trajectories, 6u);
   EXPECT_EQ(counts.pruned, 3u);
   EXPECT_EQ(counts.group_size, kGroup);
@@ -59,7 +59,7 @@ TEST(Stored, LeavesNothingBehindAndChangesNothing) {
   };
   const std::string before = text();
   {
-    const auto stored = must(Stored::open(folder.file(), scratch));
+    const auto stored = must(StoredBuffer::open(folder.file(), scratch));
     EXPECT_TRUE(std::filesystem::is_empty(scratch)) << "however the reader ends";
     EXPECT_EQ(all_of(*stored).size(), 3u);
   }
@@ -69,9 +69,9 @@ TEST(Stored, LeavesNothingBehindAndChangesNothing) {
 
 TEST(Stored, RefusesOtherFiles) {
   const TemporaryFolder folder;
-  EXPECT_EQ(Stored::open(folder.file()).error().code, Code::kNotFound);
+  EXPECT_EQ(StoredBuffer::open(folder.file()).error().code, Code::kNotFound);
   std::ofstream(folder.file()) << std::string(10'000, 'x');
-  EXPECT_EQ(Stored::open(folder.file()).error().code, Code::kCorrupt);
+  EXPECT_EQ(StoredBuffer::open(folder.file()).error().code, Code::kCorrupt);
 }
 
 // The writer's log restarts many times. Each copy holds whole groups, more than the copy before. The test ends with the
@@ -94,7 +94,7 @@ TEST(Stored, HoldsWholeTransactionsWhileALearnerWrites) {
     std::array<char, 32> header{};
     std::ifstream(folder.file().string() + "-wal", std::ios::binary).read(header.data(), header.size());
     logs.emplace(header.data(), header.size());
-    auto stored = Stored::open(folder.file());
+    auto stored = StoredBuffer::open(folder.file());
     if (!stored) {
       EXPECT_EQ(stored.error().code, Code::kUnavailable) << stored.error().message();
       continue;
@@ -111,7 +111,7 @@ TEST(Stored, HoldsWholeTransactionsWhileALearnerWrites) {
   int status = 0;
   ::waitpid(writer, &status, 0);
   EXPECT_TRUE(WIFSIGNALED(status));
-  EXPECT_GE(all_of(*must(Stored::open(folder.file()))).size(), last);
+  EXPECT_GE(all_of(*must(StoredBuffer::open(folder.file()))).size(), last);
 }
 
 }  // namespace

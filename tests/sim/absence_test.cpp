@@ -65,7 +65,7 @@ TEST(Absence, ClocksThatAreHoursOffHinderNoWorker) {
   run.publish(1);
   EXPECT_TRUE(run.all_have(Version{1}));
   EXPECT_EQ(run.fleet.learner()->stats().joined, 4u);
-  EXPECT_EQ(run.fleet.wrong(), "");
+  EXPECT_EQ(run.fleet.application_error(), "");
   // Workers forwarded to each other: the learner has sent each version about once.
   EXPECT_LE(run.fleet.learner()->stats().chunk_bytes_sent.count, 8 * 100'000u);
 }
@@ -93,7 +93,7 @@ TEST(Absence, AMachineThatSleptForHoursKeepsItsIdentity) {
   run.publish(2);
   EXPECT_TRUE(run.all_have(Version{2}));
   EXPECT_EQ(run.fleet.worker(2).enrolments, 1u);
-  EXPECT_EQ(run.fleet.wrong(), "");
+  EXPECT_EQ(run.fleet.application_error(), "");
 }
 
 }  // namespace

@@ -39,7 +39,7 @@ TEST(BroadcastSim, ChainsTakeTheTimeOfTheFormula) {
   for (const bool in_cores : {false, true})
     for (const std::size_t workers : {3u, 6u, 16u}) {
       BroadcastScenario s = homogeneous(workers, 24, 8);
-      s.limits_in_cores = in_cores;
+      s.cores_limit_rate = in_cores;
       s.chunk = {16 * 1024};
       s.delay = milliseconds(20);
       const BroadcastResult r = run(s);
@@ -53,7 +53,7 @@ TEST(BroadcastSim, ChainsTakeTheTimeOfTheFormula) {
 TEST(BroadcastSim, AStarSharesTheUplink) {
   for (const bool in_cores : {false, true}) {
     BroadcastScenario s = homogeneous(16, 24, 8);
-    s.limits_in_cores = in_cores;
+    s.cores_limit_rate = in_cores;
     s.chunk = {16 * 1024};
     s.topology = chains::TopologyPolicy::kStar;
     const BroadcastResult r = run(s);
@@ -177,7 +177,7 @@ TEST(BroadcastSim, StripesUseTheUplinksThatChainsLeaveIdle) {
   BroadcastScenario s = homogeneous(8, 24, 8);
   s.chunk = {16 * 1024};
   s.payload = {2'000'000};
-  s.limits_in_cores = true;  // the planner knows the links
+  s.cores_limit_rate = true;  // the planner knows the links
   for (std::size_t i = 0; i < 8; ++i)
     s.worker_links.push_back({BitRate::from_mbit_per_s(i % 2 ? 16 : 4), BitRate::from_mbit_per_s(40)});
   const BroadcastResult chains = run(s);
@@ -193,7 +193,7 @@ TEST(BroadcastSim, AStragglerDelaysNoOtherWorkerInTrees) {
   for (const bool declared : {true, false}) {
     BroadcastScenario s = homogeneous(12, 100, 50);
     s.topology = chains::TopologyPolicy::kTrees;
-    s.limits_in_cores = declared;
+    s.cores_limit_rate = declared;
     s.payload = s.delta = {5'000'000};
     s.chunk = {32 * 1024};
     s.delay = milliseconds(10);
@@ -227,7 +227,7 @@ TEST(BroadcastSim, TheTopologyFollowsTheFleet) {
   far.chunk = {16 * 1024};
   far.delay = milliseconds(150);
   for (BroadcastScenario s : {narrow, far}) {
-    s.limits_in_cores = true;
+    s.cores_limit_rate = true;
     s.heartbeat = milliseconds(100);
     s.publications = 16;
     s.publish_every = std::chrono::seconds(3);
@@ -248,16 +248,16 @@ TEST(BroadcastSim, TheTopologyFollowsTheFleet) {
 TEST(BroadcastSim, OverRegionsAPayloadGoesByRelays) {
   BroadcastScenario s = homogeneous(18, 200, 60);
   s.topology = chains::TopologyPolicy::kTrees;
-  s.limits_in_cores = true;
+  s.cores_limit_rate = true;
   s.payload = s.delta = {6'000'000};
   s.chunk = {32 * 1024};
   s.publications = 3;
   s.one_at_a_time = true;
   s.delay = milliseconds(2);
-  s.regions.ways.assign(3, std::vector<chains::RegionWay>(3));
+  s.regions.links.assign(3, std::vector<chains::RegionLink>(3));
   for (std::uint32_t a = 0; a < 3; ++a)
     for (std::uint32_t b = 0; b < 3; ++b)
-      if (a != b) s.regions.ways[a][b] = {BitRate::from_mbit_per_s(30), milliseconds(40)};
+      if (a != b) s.regions.links[a][b] = {BitRate::from_mbit_per_s(30), milliseconds(40)};
   for (std::size_t i = 0; i < s.workers; ++i) s.worker_regions.push_back(static_cast<std::uint32_t>(i % 3));
   const BroadcastResult knows = run(s);
   s.regions_known = false;
@@ -266,10 +266,11 @@ TEST(BroadcastSim, OverRegionsAPayloadGoesByRelays) {
   const auto last = [](const BroadcastResult& r) { return seconds(r.publications.back().t_b.value()); };
   std::printf("T_b %.2f s, predicted %.2f, bound %.2f; crossed %.2f times; without: %.2f s, %.2f times\n", last(knows),
               seconds(knows.predicted), seconds(knows.lower_bound),
-              static_cast<double>(knows.crossed.count) / published, last(knows_not),
-              static_cast<double>(knows_not.crossed.count) / published);
-  EXPECT_LT(static_cast<double>(knows.crossed.count) / published, 2.2);  // to two regions, and what is said besides
-  EXPECT_GT(static_cast<double>(knows_not.crossed.count) / published, 6);
+              static_cast<double>(knows.bytes_crossed.count) / published, last(knows_not),
+              static_cast<double>(knows_not.bytes_crossed.count) / published);
+  EXPECT_LT(static_cast<double>(knows.bytes_crossed.count) / published,
+            2.2);  // to two regions, and what is said besides
+  EXPECT_GT(static_cast<double>(knows_not.bytes_crossed.count) / published, 6);
   EXPECT_LT(last(knows), 1.25 * seconds(knows.predicted));
   EXPECT_LT(last(knows), 0.5 * last(knows_not));
   EXPECT_EQ(knows.chunks_duplicate, 0u);
@@ -280,7 +281,7 @@ TEST(BroadcastSim, UnderConstantDeathsTreesAreMendedInTime) {
     BroadcastScenario s = homogeneous(16, 100, 50);
     s.seed = seed;
     s.topology = chains::TopologyPolicy::kTrees;
-    s.limits_in_cores = true;
+    s.cores_limit_rate = true;
     s.payload = {12'000'000};
     s.delta = {0};  // full snapshots
     s.chunk = {64 * 1024};
@@ -291,7 +292,7 @@ TEST(BroadcastSim, UnderConstantDeathsTreesAreMendedInTime) {
     const BroadcastResult calm = run(s);
     s.replace_every = std::chrono::seconds(2);
     const BroadcastResult r = run(s);
-    EXPECT_GE(r.replaced, 4u);
+    EXPECT_GE(r.workers_replaced, 4u);
     double most = 0;
     for (std::size_t i = 0; i < s.publications; ++i) {
       ASSERT_TRUE(r.publications[i].t_b && calm.publications[i].t_b);
@@ -306,7 +307,7 @@ TEST(BroadcastSim, UnderConstantDeathsTreesAreMendedInTime) {
 TEST(BroadcastSim, UnderConstantDeathsNewcomersCatchUpAsFastAsTheyCome) {
   BroadcastScenario s = homogeneous(16, 10, 5);
   s.topology = chains::TopologyPolicy::kTrees;
-  s.limits_in_cores = true;
+  s.cores_limit_rate = true;
   s.chunk = {16 * 1024};
   s.payload = {4'000'000};
   s.delta = {1'000'000};
@@ -318,7 +319,7 @@ TEST(BroadcastSim, UnderConstantDeathsNewcomersCatchUpAsFastAsTheyCome) {
   for (const std::uint64_t seed : {1, 2}) {
     s.seed = seed;
     const BroadcastResult r = run(s);
-    EXPECT_GE(r.replaced, 28u);
+    EXPECT_GE(r.workers_replaced, 28u);
     double most = 0;
     for (std::size_t i = 2; i < r.publications.size(); ++i) {
       ASSERT_TRUE(r.publications[i].t_b) << seed << ", " << i;
@@ -361,7 +362,7 @@ TEST(BroadcastSim, ManySeedsWithDeathsJoinsAndJitterConverge) {
     BroadcastScenario s =
         homogeneous(static_cast<std::size_t>(2 + random.below(12)), static_cast<double>(8 + 8 * random.below(4)), 8);
     s.seed = seed;
-    s.limits_in_cores = random.below(2);
+    s.cores_limit_rate = random.below(2);
     s.chunk = {16 * 1024};
     s.payload = {200'000};
     s.delta = {1 + random.below(100'000)};

@@ -63,13 +63,13 @@ class Watched : public testing::Test {
     ADD_FAILURE() << "no worker forwards";
     return 0;
   }
-  const Truth::Publication& published(Version version, PublicationId& id) const {
-    for (const auto& [key, p] : fleet_.truth().all())
+  const PublishedContent::Publication& published(Version version, PublicationId& id) const {
+    for (const auto& [key, p] : fleet_.published_content().all())
       if (p.key.version == version) {
         id = key;
         return p;
       }
-    return fleet_.truth().all().begin()->second;
+    return fleet_.published_content().all().begin()->second;
   }
 
   World world_;
@@ -103,7 +103,7 @@ TEST_F(Watched, BytesThatReachTheApplication) {
   run(seconds(2));
   ASSERT_THAT(broken(), testing::IsEmpty());
   PublicationId id{};
-  const Truth::Publication& p = published(Version{0}, id);
+  const PublishedContent::Publication& p = published(Version{0}, id);
   act::Deliver delivery;
   delivery.publication.version = Version{0};
   delivery.publication.policy_digest = *p.policy_digest;
@@ -124,7 +124,7 @@ TEST_F(Watched, AWrongDigestReachesTheApplication) {
   publish();
   run(seconds(2));
   PublicationId id{};
-  const Truth::Publication& p = published(Version{0}, id);
+  const PublishedContent::Publication& p = published(Version{0}, id);
   act::Deliver delivery;
   std::vector<Slice> pieces;
   for (const SealedChunk& chunk : p.chunks) pieces.push_back(chunk.data);
@@ -143,7 +143,7 @@ TEST_F(Watched, AWayBack) {
   ASSERT_THAT(broken(), testing::IsEmpty());
   PublicationId id{};
   invariants_.on_activated(0, {Version{0}, *published(Version{0}, id).policy_digest, 0});
-  EXPECT_EQ(broken(), std::set<std::string>{Invariants::kNoWayBack});
+  EXPECT_EQ(broken(), std::set<std::string>{Invariants::kMonotonicVersion});
 }
 
 TEST_F(Watched, MoreMemoryThanAllowed) {
@@ -186,7 +186,7 @@ TEST_F(Watched, ALearnerThatSendsEverythingTwice) {
   run(seconds(10));
   ASSERT_THAT(broken(), testing::IsEmpty());
   PublicationId id{};
-  const Truth::Publication& p = published(Version{0}, id);
+  const PublishedContent::Publication& p = published(Version{0}, id);
   const std::size_t seed = inner_worker();
   for (const SealedChunk& chunk : p.chunks)
     invariants_.on_frame(fleet_.learner_host(), fleet_.worker(seed).host, {},
@@ -220,7 +220,7 @@ TEST_F(Watched, AWorkerThatForwardsBadChunksStays) {
   corrupt(poisoner, malice);
   for (std::size_t i = 0; i < fleet_.workers(); ++i)
     if (i != poisoner) world_.set_malice(fleet_.worker(i).host, std::make_unique<Mute>());
-  invariants_.faults_are_over();
+  invariants_.set_faults_over();
   for (int i = 0; i < 6; ++i) {
     publish();
     run(seconds(30));
@@ -234,7 +234,7 @@ TEST_F(Watched, EventsDuringALearnersPauseAreNotItsFault) {
   MaliceOptions malice;
   malice.flip_share = 1;
   corrupt(poisoner, malice);
-  invariants_.faults_are_over();
+  invariants_.set_faults_over();
   publish();
   run(milliseconds(50));  // seeds have something to forward
   world_.pause(fleet_.learner_host(), world_.now() + seconds(30));
@@ -260,7 +260,7 @@ TEST_F(Watched, AnIntruderAsksEveryNodeAndGetsNothing) {
     publish();
     run(seconds(2));
   }
-  EXPECT_GT(fleet_.intruder()->asked(), 200u);
+  EXPECT_GT(fleet_.intruder()->requests_sent(), 200u);
   EXPECT_GT(invariants_.counts().intrusions, 200u);
   EXPECT_EQ(fleet_.intruder()->chunks(), 0u);
   ASSERT_THAT(broken(), testing::IsEmpty());
@@ -279,7 +279,7 @@ TEST_F(Watched, AFlooderIsExpelledAlthoughItReconnects) {
   o.link = {BitRate::from_mbit_per_s(50), BitRate::from_mbit_per_s(50)};
   std::vector<std::size_t> flooders;
   for (const auto kind : {kRenew, kNeedHelp, kAck, kTrouble}) {
-    o.malice.flood_of = kind;
+    o.malice.flood_kind = kind;
     flooders.push_back(fleet_.add_worker(o));
     fleet_.start_worker(flooders.back());
   }
@@ -307,8 +307,8 @@ TEST_F(Watched, AMovedWorkerIsFoundWhereItIs) {
   publish();
   run(seconds(5));
   EXPECT_EQ(fleet_.worker(mover).processes, 1u);
-  EXPECT_EQ(invariants_.counts().gone, 0u);
-  invariants_.faults_are_over();
+  EXPECT_EQ(invariants_.counts().lost, 0u);
+  invariants_.set_faults_over();
   invariants_.check_liveness();
   EXPECT_THAT(broken(), testing::IsEmpty());
 }
@@ -354,8 +354,8 @@ TEST_F(Watched, APauseCostsAPlaceOrLeasesButNoWorker) {
   EXPECT_EQ(fleet_.worker(sleeper).processes, 1u) << "the same process";
   world_.pause(fleet_.learner_host(), world_.now() + seconds(30));
   run(seconds(60));
-  EXPECT_EQ(invariants_.counts().gone, 0u);
-  invariants_.faults_are_over();
+  EXPECT_EQ(invariants_.counts().lost, 0u);
+  invariants_.set_faults_over();
   invariants_.check_learner();
   invariants_.check_liveness();
   EXPECT_THAT(broken(), testing::IsEmpty());
@@ -377,7 +377,7 @@ TEST_F(Watched, AWorkerIsLostTooEarly) {
 }
 
 TEST_F(Watched, AMemberWithoutAPlace) {
-  invariants_.faults_are_over();
+  invariants_.set_faults_over();
   invariants_.check_liveness();
   EXPECT_THAT(broken(), testing::IsEmpty());
   world_.call(fleet_.learner_host(),

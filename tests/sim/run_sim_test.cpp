@@ -75,7 +75,7 @@ TEST(RunSim, PlanAndRunTakeTheSameLinks) {
   s.request.paths.worker_rate = BitRate::from_mbit_per_s(30);
   s.pacing.steps_total = 4;
   const RunResult r = simulated(s);
-  ASSERT_EQ(r.plan_trouble, "");
+  ASSERT_EQ(r.plan_error, "");
   ASSERT_GE(r.publications.size(), 2u);
   EXPECT_NEAR(r.publications[1].predicted_s + echoline::seconds(s.request.fleet.install_time_expected),
               echoline::seconds(r.plan.broadcast_time), 0.01 * echoline::seconds(r.plan.broadcast_time));
@@ -107,7 +107,7 @@ std::string fingerprint(const RunResult& r) {
   for (const SimPublication& p : r.publications)
     text += fmt::format("{} {} {}\n", p.version, p.at_s, p.t_b_s.value_or(-1));
   for (const SimMachine& m : r.machines)
-    text += fmt::format("{} {} {} {} {}\n", m.offer, m.from_s, m.to_s, m.rollouts, m.bytes_in);
+    text += fmt::format("{} {} {} {} {}\n", m.offer, m.paid_from_s, m.paid_to_s, m.rollouts, m.bytes_in);
   for (const SimDecision& d : r.decisions) text += fmt::format("{} {} {} {}\n", d.at_s, d.what, d.offer, d.why);
   return text;
 }
@@ -157,7 +157,7 @@ TEST(RunSim, DoesEveryStepAndTrainsOnTheRightNumberOfRollouts) {
   const RunScenario s = scenario();
   const RunResult r = simulated(s);
   EXPECT_EQ(r.ended, "completed");
-  EXPECT_EQ(r.plan_trouble, "");
+  EXPECT_EQ(r.plan_error, "");
   ASSERT_EQ(r.by_step.size(), s.pacing.steps_total);
   std::uint64_t generated = 0, trained = 0;
   for (const SimStep& step : r.by_step) {
@@ -236,14 +236,14 @@ TEST(RunSim, WorkOfAnyAgeIsLeasedAndTooStaleWorkIsRejected) {
   s.pacing.staleness.budget = 5;
   s.request.staleness_budget = 5;
   s.request.pace.publish_every = 4;
-  s.publishes = Publishes::kSnapshot;
+  s.publication_form = PublicationForm::kSnapshot;
   s.request.topology = chains::TopologyPolicy::kStar;
   for (std::size_t i = 0; i < s.offers.size(); i += 2)
     s.offers[i].offer.down = BitRate::from_mbit_per_s(16);  // 100 s: five steps
   const RunResult in_time = simulated(s);
   EXPECT_FALSE(in_time.rejected.contains("stale"));
   EXPECT_TRUE(in_time.stale_by_age.empty());
-  s.leases = Leases::kAnyAge;
+  s.lease_rule = LeaseRule::kAnyAge;
   const RunResult any_age = simulated(s);
   EXPECT_EQ(any_age.ended, "completed");
   EXPECT_LE(oldest(any_age), 5u) << "the rules of the buffer are the same";
@@ -256,14 +256,14 @@ TEST(RunSim, WorkOfAnyAgeIsLeasedAndTooStaleWorkIsRejected) {
 
 TEST(RunSim, ASlowdownIsMeasuredAndCompensated) {
   RunScenario s = scenario();
-  const std::size_t before = simulated(s).workers_most;
+  const std::size_t before = simulated(s).workers_peak;
   s.faults.slowdowns = {{minutes(5), 0.5, 0.2, 1, std::nullopt, std::nullopt}};
   const RunResult r = simulated(s);
   EXPECT_EQ(r.ended, "completed");
-  EXPECT_EQ(r.lost, 0u);
+  EXPECT_EQ(r.machines_lost, 0u);
   EXPECT_GT(r.decision_counts.at("demoted"), 0u) << "a machine below 70 % of its promised rate";
   EXPECT_GT(r.decision_counts.at("added"), 0u);
-  EXPECT_GT(r.workers_most, before);
+  EXPECT_GT(r.workers_peak, before);
   EXPECT_FALSE(r.recoveries_s.empty());
   EXPECT_LT(idle(r, 30), 0.05);
   // With nothing else to rent, the learner waits until the machines are fast again.
@@ -279,7 +279,7 @@ TEST(RunSim, ASlowdownIsMeasuredAndCompensated) {
 
 TEST(RunSim, ASlowdownDelaysTheRestOfATransfer) {
   RunScenario s = scenario(1);
-  s.publishes = Publishes::kSnapshot;  // 16 s
+  s.publication_form = PublicationForm::kSnapshot;  // 16 s
   s.request.topology = chains::TopologyPolicy::kStar;
   const RunResult plain = simulated(s);
   const SimPublication& p = plain.publications.at(5);
@@ -304,10 +304,10 @@ TEST(RunSim, DollarsAreHoursTimesPriceAndBytesTimesPrice) {
   const RunResult r = simulated(s);
   double rent = 0, traffic = 0, hours = 0;
   for (const SimMachine& m : r.machines) {
-    EXPECT_GE(m.to_s, m.from_s) << m.offer;
-    EXPECT_GT(m.to_s, 0) << m.offer << " was never released";
-    hours += (m.to_s - m.from_s) / 3600;
-    rent += m.usd_per_hour * (m.to_s - m.from_s) / 3600;
+    EXPECT_GE(m.paid_to_s, m.paid_from_s) << m.offer;
+    EXPECT_GT(m.paid_to_s, 0) << m.offer << " was never released";
+    hours += (m.paid_to_s - m.paid_from_s) / 3600;
+    rent += m.usd_per_hour * (m.paid_to_s - m.paid_from_s) / 3600;
     traffic += (m.bytes_in * 0.005 + m.bytes_forwarded * 0.01) / 1e9;
   }
   EXPECT_GT(rent, 0);
@@ -336,9 +336,9 @@ TEST(RunSim, LostMachinesAreReplacedAndCapacityComesBack) {
   s.churn.per_hour = 6;
   const RunResult r = simulated(s);
   EXPECT_EQ(r.ended, "completed");
-  EXPECT_GT(r.lost, 5u);
+  EXPECT_GT(r.machines_lost, 5u);
   // A loss within the deadband is not replaced, and a replacement may be faster than the lost machine.
-  EXPECT_GE(r.replaced, r.lost / 2);
+  EXPECT_GE(r.machines_replaced, r.machines_lost / 2);
   ASSERT_FALSE(r.recoveries_s.empty());
   for (const double took : r.recoveries_s)
     EXPECT_LT(took, 400);  // noticed, booted and sent the policy, some of them twice
@@ -347,8 +347,8 @@ TEST(RunSim, LostMachinesAreReplacedAndCapacityComesBack) {
   s.churn.per_hour = 0;
   s.churn.preemptions = {{minutes(10), 0.5, std::nullopt}};
   const RunResult p = simulated(s);
-  EXPECT_GE(p.lost, 1u);
-  EXPECT_EQ(p.replaced, p.lost);
+  EXPECT_GE(p.machines_lost, 1u);
+  EXPECT_EQ(p.machines_replaced, p.machines_lost);
 }
 
 TEST(RunSim, LossesThatAreAnnouncedCostLessWork) {
@@ -377,7 +377,7 @@ TEST(RunSim, AStarAndWholePoliciesTakeLonger) {
   s.request.topology = chains::TopologyPolicy::kStar;
   EXPECT_GT(t_b(), trees);
   s.request.topology = chains::TopologyPolicy::kTrees;
-  s.publishes = Publishes::kSnapshot;
+  s.publication_form = PublicationForm::kSnapshot;
   s.request.delta_bytes = s.request.full_bytes;
   EXPECT_GT(t_b(), 10 * trees);
 }
@@ -387,14 +387,14 @@ TEST(RunSim, RandomActivationCostsMore) {
   for (std::size_t i = 0; i < s.offers.size(); ++i)
     s.offers[i].offer.gpu_usd_per_hour = 0.1 + 0.01 * static_cast<double>(i);
   const RunResult cheapest = simulated(s);
-  s.activation = Activation::kRandom;
+  s.offer_choice = OfferChoice::kRandom;
   const RunResult random = simulated(s);
   EXPECT_GT(random.usd_rent, 1.5 * cheapest.usd_rent);
   EXPECT_NEAR(
       random.usd_rent,
       [&] {
         double usd = 0;
-        for (const SimMachine& m : random.machines) usd += m.usd_per_hour * (m.to_s - m.from_s) / 3600;
+        for (const SimMachine& m : random.machines) usd += m.usd_per_hour * (m.paid_to_s - m.paid_from_s) / 3600;
         return usd;
       }(),
       1e-6);
@@ -426,7 +426,7 @@ TEST(RunSim, HungWorkersAreGivenUpAndReplaced) {
   s.request.fleet.away_max = minutes(2);
   const RunResult r = simulated(s);
   EXPECT_EQ(r.ended, "completed");
-  EXPECT_GT(r.lost, 3u);
+  EXPECT_GT(r.machines_lost, 3u);
   EXPECT_LT(idle(r), 0.3);
 }
 
@@ -444,7 +444,7 @@ TEST(RunSim, AnIdleMachineIsNotStalled) {
   }
   const RunResult r = simulated(s);
   EXPECT_EQ(r.ended, "completed");
-  EXPECT_EQ(r.lost, 0u);
+  EXPECT_EQ(r.machines_lost, 0u);
   ASSERT_GT(r.machines.size(), 2 * s.pacing.groups_per_step()) << "otherwise the test shows nothing";
   for (const auto& machine : r.machines)
     EXPECT_LT(machine.rollouts, s.pacing.group_size * *s.pacing.steps_total / 2) << "otherwise the test shows nothing";
@@ -459,7 +459,7 @@ TEST(RunSim, EveryPolicyForNewPoliciesFinishes) {
     EXPECT_EQ(r.ended, "completed") << static_cast<int>(policy);
     EXPECT_EQ(r.unfinished.contains("given back"), policy == OnNewPolicy::kAbort);
     std::uint64_t mixed = 0;
-    for (const SimStep& step : r.by_step) mixed += step.mixed;
+    for (const SimStep& step : r.by_step) mixed += step.mixed_version_rollouts;
     EXPECT_EQ(mixed > 0, policy == OnNewPolicy::kContinue);
   }
 }
@@ -475,7 +475,7 @@ TEST(RunSim, WithEqualSharesAllWaitForTheSlowest) {
     return static_cast<double>(most) / static_cast<double>(least);
   };
   const RunResult by_speed = simulated(s);
-  s.shares = Shares::kEqual;
+  s.lease_shares = LeaseShares::kEqual;
   const RunResult equal = simulated(s);
   EXPECT_EQ(equal.ended, "completed");
   EXPECT_GT(took(equal), 1.2 * took(by_speed));
@@ -486,10 +486,10 @@ TEST(RunSim, WithEqualSharesAllWaitForTheSlowest) {
 TEST(RunSim, FarRegionsMakeTheBroadcastLonger) {
   RunScenario s = scenario();
   s.request.paths.regions.regions = {{"near", {"near"}}, {"far", {"far"}}};
-  s.request.paths.regions.ways.ways.assign(2, std::vector<chains::RegionWay>(2));
+  s.request.paths.regions.ways.links.assign(2, std::vector<chains::RegionLink>(2));
   for (std::size_t i = 0; i < s.offers.size(); ++i) s.offers[i].offer.place = i % 2 ? "far" : "near";
   const auto run = [&](Duration far, BitRate rate) {
-    for (auto& way : {&s.request.paths.regions.ways.ways[0][1], &s.request.paths.regions.ways.ways[1][0]})
+    for (auto& way : {&s.request.paths.regions.ways.links[0][1], &s.request.paths.regions.ways.links[1][0]})
       *way = {rate, far};
     return simulated(s);
   };
@@ -537,7 +537,7 @@ TEST(RunSim, BroadcastTimesAreThoseOfTheProtocol) {
       const double factor = 0.7 + 0.6 * static_cast<double>(w % 4) / 3;
       real.worker_links.push_back({BitRate::from_mbit_per_s(f.up * factor), BitRate::from_mbit_per_s(f.down * factor)});
     }
-    real.limits_in_cores = true;  // workers say what their links carry
+    real.cores_limit_rate = true;  // workers say what their links carry
     real.delay = milliseconds(10);
     real.chain_rate = BitRate::from_mbit_per_s(f.up * 0.7);
     real.payload = Bytes{40'000'000};

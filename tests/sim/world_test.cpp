@@ -117,7 +117,7 @@ TEST(World, AConnectionKeepsItsOrderUnderAllFaults) {
   o.delay = milliseconds(20);
   o.jitter = milliseconds(30);
   o.stall_share = 0.2;
-  o.split_share = 0.7;
+  o.split_transfer_share = 0.7;
   Pair p(o, {BitRate::from_mbit_per_s(50), {}}, {{}, BitRate::from_mbit_per_s(40)});
   const ConnId conn = p.connect();
   std::vector<Slice> sent;
@@ -274,7 +274,7 @@ TEST(World, AOneWayPartitionLetsTheOtherWayThrough) {
 TEST(World, AClogDelaysAndLosesNothing) {
   Pair p;
   const ConnId conn = p.connect();
-  p.world.clog(p.host_b, p.world.now() + seconds(3));
+  p.world.stop_links(p.host_b, p.world.now() + seconds(3));
   const TimePoint begin = p.world.now();
   p.tell(p.host_a, [&](Talker& t) {
     for (int i = 0; i < 10; ++i) t.say(conn, 1000);

@@ -19,7 +19,7 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
   if (run) {
     const sim::RunScenario& s = run->scenario;
     expect(!s.offers.empty() && s.offers.size() <= 1'000'000, "offers");
-    expect(s.request.paths.regions.ways.ways.size() == s.request.paths.regions.regions.size(), "ways");
+    expect(s.request.paths.regions.ways.links.size() == s.request.paths.regions.regions.size(), "ways");
     for (const sim::RunOffer& o : s.offers)
       expect(o.region < s.regions.size() && o.rate_share > 0, "a region", o.offer.id);
     expect(!s.delta_bytes.empty() && s.request.delta_bytes.count > 0 && s.request.full_bytes.count > 0, "bytes");
@@ -38,7 +38,8 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
     return error.code == Code::kInvalid && error.detail.starts_with("fuzz:");
   };
   if (const auto lengths = sim::parse_lengths(text, "fuzz")) {
-    expect(!lengths->values.empty() && lengths->values.size() == lengths->until.size() && lengths->until.back() > 0,
+    expect(!lengths->values.empty() && lengths->values.size() == lengths->cumulative_weights.size() &&
+               lengths->cumulative_weights.back() > 0,
            "weights");
   } else {
     expect(placed(lengths.error()), "a place", lengths.error().detail);
@@ -52,7 +53,8 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
     expect(placed(trace.error()), "a place", trace.error().detail);
   }
   if (const auto slow = sim::parse_slowdowns(text, "fuzz", regions)) {
-    for (const sim::Slowdown& s : *slow) expect(s.share >= 0 && s.share <= 1 && s.tokens > 0 && s.links > 0, "shares");
+    for (const sim::Slowdown& s : *slow)
+      expect(s.share >= 0 && s.share <= 1 && s.token_rate_left > 0 && s.link_rate_left > 0, "shares");
   } else {
     expect(placed(slow.error()), "a place", slow.error().detail);
   }

@@ -15,7 +15,8 @@ namespace {
 constexpr const char* kScenario = R"(run: {name: t, steps: 20}
 rollout: {prompts_per_step: 8, group_size: 4, response_tokens_max: 1000}
 staleness: {budget: 3}
-network: {uplink: 200 Mbit/s, delay_expected: 5 ms, regions: [{name: here}, {name: far, places: [there, elsewhere]}], ways: [{from: far, to: here, delay: 80 ms, rate: 20 Mbit/s}]}
+network: {uplink: 200 Mbit/s, delay_expected: 5 ms, regions: [{name: here}, {name: far, places: [there, elsewhere]}],
+          ways: [{from: far, to: here, delay: 80 ms, rate: 20 Mbit/s}]}
 fleet: {step_time_expected: 20 s, headroom: 0.2}
 simulation:
   parameters: 1e8
@@ -23,7 +24,8 @@ simulation:
   tokens: {median: 100, p95: 400}
   market:
     - {region: here, count: 3, usd_per_hour: 0.2, tokens_per_s: 200, up: 50 Mbit/s, down: 50 Mbit/s}
-    - {region: there, count: 5, usd_per_hour: 0.1, usd_per_hour_p95: 0.3, tokens_per_s: 100, up: 50 Mbit/s, up_p95: 90 Mbit/s, down: 50 Mbit/s}
+    - {region: there, count: 5, usd_per_hour: 0.1, usd_per_hour_p95: 0.3, tokens_per_s: 100, up: 50 Mbit/s,
+       up_p95: 90 Mbit/s, down: 50 Mbit/s}
   churn: {per_hour: 0.5}
 )";
 
@@ -50,9 +52,9 @@ TEST(SimRunConfig, ReadsAScenario) {
   const provisioner::RegionMap& regions = s.request.paths.regions;
   EXPECT_EQ(regions.of("there"), 1u);
   EXPECT_EQ(regions.of("nowhere"), 0u);
-  EXPECT_EQ(regions.ways.ways[0][1].delay, std::chrono::milliseconds(80));
+  EXPECT_EQ(regions.ways.links[0][1].delay, std::chrono::milliseconds(80));
   EXPECT_EQ(regions.ways.rate(0, 1), BitRate::from_mbit_per_s(20));
-  EXPECT_FALSE(regions.ways.ways[0][0].delay);
+  EXPECT_FALSE(regions.ways.links[0][0].delay);
   EXPECT_EQ(s.request.full_bytes.count, 200'000'000u);
   EXPECT_EQ(s.delta_bytes, (std::vector<Bytes>{Bytes{3'500'001}}));  // 1e8 x 0.05 x 0.7
   EXPECT_EQ(s.request.delta_bytes, s.delta_bytes.front());
@@ -122,7 +124,7 @@ TEST(SimRunTables, ReadsLengthsPreemptionsAndSlowdowns) {
   const auto lengths = sim::parse_lengths("tokens,weight\n# a remark\n100, 3\n\n200,1 # and another\r\n", "l.csv");
   ASSERT_TRUE(lengths.has_value()) << lengths.error().message();
   EXPECT_EQ(lengths->values, (std::vector<double>{100, 200}));
-  EXPECT_EQ(lengths->until, (std::vector<double>{3, 4}));
+  EXPECT_EQ(lengths->cumulative_weights, (std::vector<double>{3, 4}));
   const std::vector<std::string> regions{"here", "there"};
   const auto trace = sim::parse_preemptions("60,0.5\n90,1,there\n", "p.csv", regions);
   ASSERT_TRUE(trace.has_value());
@@ -131,9 +133,9 @@ TEST(SimRunTables, ReadsLengthsPreemptionsAndSlowdowns) {
   const auto slow = sim::parse_slowdowns(
       "seconds,share,tokens,links,lasts,region\n60,0.5,0.25,1,30\n90,1,1,0.1,0,there\n", "s.csv", regions);
   ASSERT_TRUE(slow.has_value()) << slow.error().message();
-  EXPECT_EQ(slow->at(0).tokens, 0.25);
+  EXPECT_EQ(slow->at(0).token_rate_left, 0.25);
   EXPECT_EQ(slow->at(0).lasts, std::chrono::seconds(30));
-  EXPECT_EQ(slow->at(1).links, 0.1);
+  EXPECT_EQ(slow->at(1).link_rate_left, 0.1);
   EXPECT_FALSE(slow->at(1).lasts.has_value());
   EXPECT_EQ(slow->at(1).region, 1u);
 }

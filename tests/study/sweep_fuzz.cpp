@@ -48,7 +48,7 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
   }
   expect(!cells->empty() && cells->size() <= kSweepCellsMax, "a bounded number of cells");
   for (const GridCell& cell : *cells)
-    expect(cell.values.size() <= swept_keys(axes).size() && !cell.given.empty(),
+    expect(cell.values.size() <= swept_keys(axes).size() && !cell.written.empty(),
            "keys of the axes alone, and how they were given");
   return 0;
 }

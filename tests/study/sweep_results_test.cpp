@@ -70,14 +70,14 @@ TEST(Reports, AreReadWithSuspicion) {
   const json report =
       json::parse(R"({"steps": 10, "wall_seconds": 30, "warm_start": {"seconds": 10}, "learner": {"idle_fraction": 0.5},
                                       "eval": {"after": null}, "reward": "high", "cost": {"usd_total": true}})");
-  EXPECT_EQ(measured(report, "steps_per_s"), 0.5);
-  EXPECT_EQ(measured(report, "learner.idle_fraction"), 0.5);
+  EXPECT_EQ(measure_value(report, "steps_per_s"), 0.5);
+  EXPECT_EQ(measure_value(report, "learner.idle_fraction"), 0.5);
   for (const char* field :
        {"eval.after", "reward.last", "cost.usd_total", "none", "learner", "learner.idle_fraction.x", ""})
-    EXPECT_FALSE(measured(report, field)) << field;
+    EXPECT_FALSE(measure_value(report, field)) << field;
   for (const char* text : {"null", "[]", "3", "{\"steps\": 1}", "{\"steps\": 1, \"wall_seconds\": 0}",
                            "{\"steps\": 1, \"wall_seconds\": -5}"})
-    EXPECT_FALSE(measured(json::parse(text), "steps_per_s")) << text;
+    EXPECT_FALSE(measure_value(json::parse(text), "steps_per_s")) << text;
 }
 
 // A plan of four cells with two seeds whose reports the test writes.
@@ -134,8 +134,8 @@ TEST_F(Results, OneRowPerCell) {
   ASSERT_EQ(r.rows.size(), 4u);
   ASSERT_EQ(r.measures.size(), 3u);  // those that were measured
   EXPECT_EQ(r.measures[0].field, "steps_per_s");
-  EXPECT_NEAR(r.rows[0].measures[1]->mean, 11, 1e-12);
-  EXPECT_FALSE(r.rows[3].measures[0]);
+  EXPECT_NEAR(r.rows[0].estimates[1]->mean, 11, 1e-12);
+  EXPECT_FALSE(r.rows[3].estimates[0]);
   EXPECT_THAT(r.pareto, ElementsAre(0, 1));
   const std::string table = to_table(r, 200);
   EXPECT_THAT(table, HasSubstr("S"));
@@ -260,7 +260,8 @@ TEST(RunPages, ShowARun) {
   run.name = "mine";
   run.report = json::parse(
       R"({"run": "mine", "ended": "completed", "steps": 2, "steps_planned": 2, "reward": {"first": 0.1, "last": 0.9},
-      "workers": [{"id": 1, "offer": "<script>alert(1)</script>", "price_usd_per_hour": 0.1, "rollouts": 5, "bytes_in": 1000, "lost": true}]})");
+      "workers": [{"id": 1, "offer": "<script>alert(1)</script>", "price_usd_per_hour": 0.1,
+       "rollouts": 5, "bytes_in": 1000, "lost": true}]})");
   for (int step = 1; step <= 2; ++step)
     run.metrics.push_back({{"kind", "step"},
                            {"step", step},

@@ -103,9 +103,9 @@ TEST(Grid, RemembersHowACellWasWritten) {
   const auto cells = expand(axes, [](const std::string&) { return std::nullopt; });
   ASSERT_TRUE(cells);
   ASSERT_EQ(cells->size(), 3u);
-  ASSERT_EQ(cells->at(0).given.size(), 2u);
-  EXPECT_EQ(cells->at(0).given[1].back().second, "S-1");
-  EXPECT_EQ(cells->at(2).given[0].back().second, "S-1");
+  ASSERT_EQ(cells->at(0).written.size(), 2u);
+  EXPECT_EQ(cells->at(0).written[1].back().second, "S-1");
+  EXPECT_EQ(cells->at(2).written[0].back().second, "S-1");
 }
 
 TEST(Grid, TakesTextsLiterally) {
@@ -124,7 +124,7 @@ TEST(Grid, ErrorsNameTheReason) {
   EXPECT_THAT(cells_of({"S"}), HasSubstr("KEY=VALUE"));
   EXPECT_THAT(cells_of({"=1"}), HasSubstr("expected a key"));
   EXPECT_THAT(cells_of({"S=1,,2"}), HasSubstr("a value is missing"));
-  EXPECT_THAT(cells_of({"S=[1"}), HasSubstr("lacks its end"));
+  EXPECT_THAT(cells_of({"S=[1"}), HasSubstr("unclosed bracket"));
   EXPECT_THAT(cells_of({"S=1", "staleness.budget=2"}), HasSubstr("already swept by --over S=1"));
   EXPECT_THAT(cells_of({"S=3", "kappa=S-"}), HasSubstr("expected a number or a name"));
   EXPECT_THAT(cells_of({"S=3", "staleness.publish_every=S-staleness.publish_evry"}),
@@ -219,7 +219,7 @@ TEST_F(Plans, FilesOfOneNameHaveFoldersOfTheirOwn) {
   const auto taken = [](SweepPlan& plan) {
     plan.out = default_sweep_folder(plan.config);
     std::filesystem::create_directories(plan.out);
-    EXPECT_TRUE(note_sweep_source(plan));
+    EXPECT_TRUE(write_sweep_source(plan));
     return plan.out;
   };
   const auto sweeps = std::filesystem::current_path() / "sweeps";

@@ -107,7 +107,7 @@ std::vector<overlay::PublicationPart> parts_of(const overlay::Publication& of, s
   return parts;
 }
 
-TEST_F(InstallerTest, WhatHasComeOfADeltaIsUsed) {
+TEST_F(InstallerTest, ArrivedPartsOfADeltaAreUsed) {
   delta_.id = {std::byte{4}};
   const auto parts = parts_of(delta_, 100);
   ASSERT_GT(parts.size(), 3u);
@@ -137,7 +137,7 @@ TEST_F(InstallerTest, WhatHasComeOfADeltaIsUsed) {
   EXPECT_TRUE(installer_.install(begun));
 }
 
-TEST_F(InstallerTest, WhatHasComeOfSomethingElseDoesNotMatter) {
+TEST_F(InstallerTest, ArrivedPartsOfAnotherPublicationDoNotMatter) {
   delta_.id = {std::byte{4}};
   const auto parts = parts_of(delta_, 100);
   ASSERT_TRUE(installer_.install(snapshot_));
@@ -159,7 +159,7 @@ TEST_F(InstallerTest, WhatHasComeOfSomethingElseDoesNotMatter) {
   ASSERT_TRUE(installer_.install(delta_));
 }
 
-TEST_F(InstallerTest, WhatHasComeOfASnapshotIsUsed) {
+TEST_F(InstallerTest, ArrivedPartsOfASnapshotAreUsed) {
   snapshot_.id = {std::byte{3}};
   const auto parts = parts_of(snapshot_, 1000);
   ASSERT_GT(parts.size(), 3u);

@@ -65,7 +65,7 @@ TEST_F(BuiltinTest, MoreThanFitAtOnceAreAllAnswered) {
   }
 }
 
-TEST_F(BuiltinTest, WhatIsUnderWayGoesOnUnderTheNewPolicy) {
+TEST_F(BuiltinTest, SequencesUnderWayGoOnUnderTheNewPolicy) {
   engine_->submit({7, {1, 2, 3}, 40, 1});
   while (engine_->progress() < 5) engine_->poll(Duration{});
   install(4, 2);
@@ -143,7 +143,7 @@ TEST_F(BuiltinTest, APolicyThatDivergedIsSaidToBeTheReason) {
   EXPECT_EQ(of_policy, (std::map<std::uint64_t, bool>{{1, true}, {2, false}}));
 }
 
-TEST_F(BuiltinTest, WhatCannotBeAnsweredSaysWhyAndHurtsNobody) {
+TEST_F(BuiltinTest, AnInvalidRequestSaysWhyAndHurtsNoOther) {
   engine_->submit({1, {}, 5, 1});
   engine_->submit({2, {1, 2}, 5, 1});
   engine_->submit({3, {static_cast<model::Token>(config_.vocab_size)}, 5, 1});

@@ -48,7 +48,7 @@ class Policy final : public ServedModel {
   }
   std::map<std::uint64_t, ServedResponse> step() override { return responses(batch_->step()); }
   std::map<std::uint64_t, ServedResponse> interrupt() override { return responses(batch_->interrupt()); }
-  void begin_span(std::uint64_t number) override { batch_->weights_are(number); }
+  void begin_span(std::uint64_t number) override { batch_->set_weights_version(number); }
   std::vector<double> score(const std::vector<std::int32_t>& text) override {
     const auto scores = must(model::score(*model_, {text.front()}, {text.begin() + 1, text.end()}));
     return {scores.begin(), scores.end()};

@@ -107,13 +107,16 @@ TEST(EngineMaker, OptionsThatDoNotGoTogetherAreRefused) {
 
 // Examples from the documentation of both servers.
 constexpr const char* kSglang =
-    R"({"text":"ab","output_ids":[7,8],"meta_info":{"id":"1","finish_reason":{"type":"stop","matched":8},"prompt_tokens":2,
-        "weight_version":"42","output_token_logprobs":[[-0.5,7,null],[-1.25,8,null]],"input_token_logprobs":[[null,1,null],[-3.5,2,null]],
+    R"({"text":"ab","output_ids":[7,8],"meta_info":{"id":"1","finish_reason":{"type":"stop","matched":8},
+        "prompt_tokens":2,"weight_version":"42","output_token_logprobs":[[-0.5,7,null],[-1.25,8,null]],
+        "input_token_logprobs":[[null,1,null],[-3.5,2,null]],
         "output_top_logprobs":[[[-0.5,7,null],[-1,3,null],[-2,4,null],[-3,5,null],[-4.5,6,null]]]}})";
 constexpr const char* kVllm =
-    R"({"id":"cmpl-1","object":"text_completion","choices":[{"index":0,"text":"ab","finish_reason":"stop","stop_reason":8,
-        "token_ids":[7,8],"prompt_token_ids":[1,2],"logprobs":{"tokens":["a","b"],"token_logprobs":[-0.5,-1.25],
-        "top_logprobs":[{"token_id:7":-0.5,"token_id:3":-1,"token_id:4":-2,"token_id:5":-3,"token_id:6":-4.5,"token_id:9":-8}]},
+    R"({"id":"cmpl-1","object":"text_completion","choices":[{"index":0,"text":"ab","finish_reason":"stop",
+        "stop_reason":8,"token_ids":[7,8],"prompt_token_ids":[1,2],
+        "logprobs":{"tokens":["a","b"],"token_logprobs":[-0.5,-1.25],
+        "top_logprobs":[{"token_id:7":-0.5,"token_id:3":-1,"token_id:4":-2,"token_id:5":-3,
+        "token_id:6":-4.5,"token_id:9":-8}]},
         "prompt_logprobs":[null,{"2":{"logprob":-3.5,"rank":9,"decoded_token":"b"}}]}]})";
 
 // Answers of vLLM 0.32.
@@ -166,16 +169,20 @@ TEST(EngineAnswers, AreReadAsDocumented) {
 // Recorded from vLLM 0.32.0 with SmolLM2-135M (fields that are null left out): a response that was under way while the
 // weights were exchanged, and the answer of a server that was started without --enable-scale-out.
 constexpr const char* kVllmTokens =
-    R"({"request_id":"generate-tokens-99a7d7a66751dedd","model":"/dev/shm/t1","created":1795716815,"usage":{"prompt_tokens":4,
-        "total_tokens":8,"completion_tokens":4},"prompt_token_ids":[1,4093,198,1780],"output_mode":"tokens","choices":[{"index":0,
-        "finish_reason":"length","stop_reason":null,"token_ids":[314,260,3049,2376],"routed_experts":null,"sampling_mask":null,
+    R"({"request_id":"generate-tokens-99a7d7a66751dedd","model":"/dev/shm/t1","created":1795716815,
+        "usage":{"prompt_tokens":4,"total_tokens":8,"completion_tokens":4},"prompt_token_ids":[1,4093,198,1780],
+        "output_mode":"tokens","choices":[{"index":0,"finish_reason":"length","stop_reason":null,
+        "token_ids":[314,260,3049,2376],"routed_experts":null,"sampling_mask":null,
         "weight_versions":[{"version":"7","start":0,"end":3},{"version":"8","start":3,"end":4}],"logprobs":{"content":[
-        {"token_id":314,"logprob":-0.2867429852485657,"rank":1,"top_logprobs":[{"token_id":314,"logprob":-0.2867429852485657,"rank":1}]},
-        {"token_id":260,"logprob":-0.22507697343826294,"rank":1,"top_logprobs":[{"token_id":260,"logprob":-0.22507697343826294,"rank":1}]},
-        {"token_id":3049,"logprob":-5.639614105224609,"rank":32,"top_logprobs":[{"token_id":3049,"logprob":-5.639614105224609,"rank":32}]},
+        {"token_id":314,"logprob":-0.2867429852485657,"rank":1,
+         "top_logprobs":[{"token_id":314,"logprob":-0.2867429852485657,"rank":1}]},
+        {"token_id":260,"logprob":-0.22507697343826294,"rank":1,
+         "top_logprobs":[{"token_id":260,"logprob":-0.22507697343826294,"rank":1}]},
+        {"token_id":3049,"logprob":-5.639614105224609,"rank":32,
+         "top_logprobs":[{"token_id":3049,"logprob":-5.639614105224609,"rank":32}]},
         {"token_id":2376,"logprob":-6.636347770690918,"rank":56,"top_logprobs":[]}]}}]})";
-constexpr const char* kVllmNoScaleOut =
-    R"({"error":{"message":"Scale-out endpoints are disabled. Restart vllm serve with --enable-scale-out to enable them.",
+constexpr const char* kVllmNoScaleOut = R"({"error":{"message":"Scale-out endpoints are disabled. )"
+                                        R"(Restart vllm serve with --enable-scale-out to enable them.",
         "type":"PermissionDeniedError","param":null,"code":403}})";
 
 TEST(EngineAnswers, OfVllmSayUnderWhichWeightsEachTokenWasDrawn) {

@@ -259,9 +259,9 @@ class Opposite final : public data_plane::Adapter {
  public:
   class Game final : public data_plane::QuickEpisode {
    public:
-    Result<data_plane::Step> take(std::string_view response) override {
+    Result<data_plane::Step> step_now(std::string_view response) override {
       said_.emplace_back(response);
-      if (said_.size() == 1) return data_plane::Step{{}, false, {}, Told("9?")};
+      if (said_.size() == 1) return data_plane::Step{{}, false, {}, PolicyInput("9?")};
       if (said_.size() == 2) return data_plane::Step{{0.5, {}, false}, false, said_[1], {}};
       return data_plane::Step{{said_[2] == "6" ? 1.0 : 0.0, {}, true}, true, {}, {}};
     }
@@ -278,15 +278,15 @@ class Opposite final : public data_plane::Adapter {
   std::optional<std::string> demonstration(const schema::Problem&) const override { return std::nullopt; }
 };
 
-TEST_F(GroupsTest, WhatIsAskedAsideIsNotTrainedOn) {
+TEST_F(GroupsTest, SidePromptsAreNotTrainedOn) {
   task_.adapter = std::make_unique<Opposite>();
   task_.spec.set_response_tokens_max(10);
   task_.spec.set_turn_tokens_max(4);
   const auto text = [&](const Sequence& s) { return task_.phrasing->tokenizer().decode(s.prompt); };
   for (const Sequence& s : begin(lease(1, "3+4="))) groups_->take(answered(s.id, "7"));
-  const auto aside = groups_->advance().next;
-  ASSERT_EQ(aside.size(), kGroup);
-  for (const Sequence& s : aside) {
+  const auto side_prompt = groups_->advance().next;
+  ASSERT_EQ(side_prompt.size(), kGroup);
+  for (const Sequence& s : side_prompt) {
     EXPECT_EQ(text(s), "9?") << "a prompt of its own";
     EXPECT_EQ(s.tokens_max, 4);
     groups_->take(answered(s.id, "5"));
@@ -309,7 +309,7 @@ TEST_F(GroupsTest, WhatIsAskedAsideIsNotTrainedOn) {
   }
 }
 
-TEST_F(GroupsTest, WhoseGroupIsForgottenMayStillBeAnswered) {
+TEST_F(GroupsTest, AnAnswerForAForgottenGroupDoesNoHarm) {
   std::vector<TwoQuestions::Thought> thoughts;
   task_.adapter = std::make_unique<TwoQuestions>(thoughts);
   const auto sequences = begin(lease(1, "3+4="));
@@ -320,7 +320,7 @@ TEST_F(GroupsTest, WhoseGroupIsForgottenMayStillBeAnswered) {
   EXPECT_THAT(groups_->advance().ended, IsEmpty());
 }
 
-TEST_F(GroupsTest, WhatIsDroppedIsForgotten) {
+TEST_F(GroupsTest, DroppedGroupsAreForgotten) {
   const auto first = begin(lease(1, "1")), second = begin(lease(2, "2"));
   EXPECT_FALSE(take(answered(first[0].id)));
   EXPECT_EQ(groups_->drop().size(), 2 * kGroup - 1);
@@ -342,7 +342,7 @@ TEST(Submissions, WithMoreMetadataThanTheRunAllowsAreNotSent) {
   t.set_metadata_json('"' + std::string(98, 'x') + '"');
   EXPECT_TRUE(std::holds_alternative<schema::Submission>(within_limits(lease, submission, Bytes{100})));
   t.set_metadata_json('"' + std::string(99, 'x') + '"');
-  const Settled settled = within_limits(lease, submission, Bytes{100});
+  const LeaseResult settled = within_limits(lease, submission, Bytes{100});
   const auto& failed = std::get<schema::WorkFailed>(settled);
   EXPECT_EQ(failed.lease(), 5u);
   EXPECT_EQ(failed.failure(), schema::WORK_FAILURE_SIZE);

@@ -255,7 +255,7 @@ TEST_P(RemoteTest, LongResponsesAreAskedForInPieces) {
   EXPECT_EQ(server_->count(draw_path()), before + 2);
 }
 
-TEST_P(RemoteTest, WhatIsUnderWayGoesOnUnderTheNewPolicy) {
+TEST_P(RemoteTest, SequencesUnderWayGoOnUnderTheNewPolicy) {
   attach();
   install(policies_.snapshot(1));
   no_end();
@@ -286,7 +286,7 @@ TEST_P(RemoteTest, WhatIsUnderWayGoesOnUnderTheNewPolicy) {
   EXPECT_EQ(*delta::digest_state(there->view()), policies_.digest(2));
 }
 
-TEST_P(RemoteTest, WhatIsOnlyOnTheWayIsNotLoaded) {
+TEST_P(RemoteTest, VersionsOnlyOnTheWayAreNotLoaded) {
   attach();
   install(policies_.snapshot(1));
   const int before = server_->count(load_path());
@@ -797,7 +797,7 @@ TEST(Child, EndsWithAllThatItStarted) {
 }
 
 // A server below the shell has time to clean up, although the shell ends at once.
-TEST(Child, WhatTheShellStartedEndsInItsOwnTime) {
+TEST(Child, AProgramOfTheShellEndsInItsOwnTime) {
   TemporaryFolder folder;
   const std::string server = fmt::format(
       "(trap 'sleep 0.3; echo done > {0}/done; exit' TERM; echo $$ > {0}/pid; while :; do sleep 0.01; done)",

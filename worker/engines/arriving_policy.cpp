@@ -1,3 +1,4 @@
+// Decodes arriving publications for Installer and PolicyFolder.
 #include "worker/engines/arriving_policy.hpp"
 
 #include <algorithm>
@@ -23,10 +24,10 @@ void add_part(std::optional<Incoming>& incoming, const overlay::PublicationPart&
 template <class Patch>
 Result<Patch> whole(auto incoming, const overlay::Publication& publication, const auto& begin) {
   Patch patch = incoming && incoming->id == publication.id ? std::move(incoming->patch) : begin();
-  std::uint64_t here = patch.bytes();  // bytes decoded so far: the rest follows
+  std::uint64_t decoded = patch.bytes();  // of the bytes from here on; the rest is decoded now
   ECHO_TRY(publication.payload.visit([&](std::span<const std::byte> piece) -> Status {
-    const std::size_t known = std::min<std::uint64_t>(here, piece.size());
-    here -= known;
+    const std::size_t known = std::min<std::uint64_t>(decoded, piece.size());
+    decoded -= known;
     return known == piece.size() ? ok() : patch.add(piece.subspan(known));
   }));
   if (const auto result = patch.result(); result && result->bytes != publication.policy_digest)

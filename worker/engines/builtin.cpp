@@ -1,3 +1,4 @@
+// The built-in engine: a batch of sequences in the thread that calls poll().
 #include "worker/engines/builtin.hpp"
 
 #include "model/running_batch.hpp"
@@ -49,7 +50,7 @@ class Builtin final : public Engine {
   void arriving(const overlay::PublicationPart& part) override { installer_.arriving(part); }
   Status install(const overlay::Publication& publication) override {
     ECHO_TRY(installer_.install(publication));
-    batch_.weights_are(publication.version.value);
+    batch_.set_weights_version(publication.version.value);
     return ok();
   }
   std::optional<Version> version() const override { return installer_.version(); }

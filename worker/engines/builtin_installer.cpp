@@ -1,3 +1,4 @@
+// Decodes publications and loads them into the built-in engine's model.
 #include "worker/engines/builtin_installer.hpp"
 
 #include <utility>
@@ -13,7 +14,7 @@ Status Installer::install(const overlay::Publication& publication) {
     ECHO_ASSIGN(delta::OwnedState fresh, arriving_.snapshot(publication));
     ECHO_TRY(model::load_policy(*model_, fresh.view()));
     version_.reset();  // absent until the device has the policy, too
-    if (on_device_) ECHO_TRY(on_device_->loaded());
+    if (on_device_) ECHO_TRY(on_device_->on_weights_replaced());
     state_ = std::move(fresh);
   } else {
     ECHO_ASSIGN(const auto written, arriving_.apply_delta(publication, version_));

@@ -1,3 +1,4 @@
+// Starts an inference server behind a guard process; the remote engine calls it.
 #include "worker/engines/child.hpp"
 
 #include <fcntl.h>
@@ -18,10 +19,10 @@ extern char** environ;
 namespace echoline::worker {
 namespace {
 
-constexpr int kAliveFd = 3, kLookMs = 50, kGraceMs = 5000;
+constexpr int kAliveFd = 3, kPollMs = 50, kGraceMs = 5000;
 constexpr int kSignalled = 128;  // exit status of the guard, plus the signal
 
-// All data needed after the fork, where only async-signal-safe calls are allowed.
+// Prepared before the fork, because only async-signal-safe calls are allowed after it.
 struct Launch {
   std::vector<char*> argv, envp, remove;
   int alive = -1, null = -1;
@@ -66,8 +67,8 @@ struct Launch {
     if (!running && left < 0) left = kGraceMs, ::kill(-engine, SIGTERM);
     if (left == 0) ::kill(-engine, SIGKILL);
     pollfd alive{left < 0 ? kAliveFd : -1, POLLIN, 0};
-    const int ready = ::poll(&alive, 1, kLookMs);
-    if (left > 0) left = left > kLookMs ? left - kLookMs : 0;
+    const int ready = ::poll(&alive, 1, kPollMs);
+    if (left > 0) left = left > kPollMs ? left - kPollMs : 0;
     if (ready <= 0) continue;
     char byte = 0;
     if (::read(kAliveFd, &byte, 1) > 0) {

@@ -1,3 +1,4 @@
+// Checks the options of engines and makes the chosen one.
 #include "worker/engines/make.hpp"
 
 #include "base/parallel.hpp"
@@ -17,7 +18,7 @@ Result<std::unique_ptr<Engine>> builtin(const EngineOptions& options, const Task
   b.sampling.eos = task.phrasing->eos();
   if (!task.phrasing->stop().empty())
     b.ends = [phrasing = *task.phrasing](std::span<const model::Token> response) {
-      return phrasing.end(response, response.size() - 1).has_value();
+      return phrasing.response_end(response, response.size() - 1).has_value();
     };
   b.device = options.device;
   b.threads = static_cast<int>(threads_of(options));

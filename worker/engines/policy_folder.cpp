@@ -19,7 +19,7 @@ namespace fs = std::filesystem;
 constexpr std::string_view kOperation = "policy folder";
 constexpr const char *kLock = ".echoline-worker", *kMaking = "echoline-making-", *kPrefix = "echoline-engine-";
 constexpr int kFoldersMax = 1000;
-constexpr std::uint64_t kBesides = 16 << 20;  // bytes for headers and other files
+constexpr std::uint64_t kOtherBytes = 16 << 20;  // for headers and other files
 
 // An exclusive lock, held by this process while the descriptor is open.
 std::unique_ptr<Descriptor> take_lock(const fs::path& folder, bool create) {
@@ -37,7 +37,7 @@ void empty(const fs::path& folder) {
   }
 }
 
-// Removes the folders of killed workers.
+// Removes the folders of killed workers, which nothing locks any more.
 void sweep(const fs::path& memory) {
   std::error_code ec;
   for (fs::directory_iterator it(memory, ec), end; !ec && it != end; it.increment(ec)) {
@@ -67,7 +67,8 @@ Result<std::unique_ptr<PolicyFolder>> PolicyFolder::make(const std::map<std::str
       return fail(Code::kIo, kOperation, "{}: a folder cannot be made there", memory.string());
     }
     // The lowest free number: a restarted worker then gives its server the same path, and vLLM finds its compiled code
-    // by the path. Only folders with such a name can be taken for leftovers by other workers.
+    // by the path. The folder is locked before it gets its name, because other workers remove unlocked folders of such
+    // names. The rename fails if that name exists, because that folder contains at least its lock.
     for (int number = 1;; ++number) {
       made->path_ = memory / fmt::format("{}{}", kPrefix, number);
       fs::rename(making, made->path_, ec);
@@ -82,7 +83,7 @@ Result<std::unique_ptr<PolicyFolder>> PolicyFolder::make(const std::map<std::str
     made->path_ = fs::absolute(where);
     ECHO_TRY(make_folders(made->path_));
     if (!fs::is_empty(made->path_, ec) && !fs::exists(made->path_ / kLock, ec)) {
-      const fs::path taken = std::exchange(made->path_, {});
+      const fs::path taken = std::exchange(made->path_, {});  // the destructor must not empty the folder
       return fail(Code::kInvalid, kOperation,
                   "{}: expected an empty folder, found files that no worker has put there; choose another",
                   taken.string());
@@ -146,7 +147,7 @@ Status PolicyFolder::install_snapshot(const overlay::Publication& publication) {
   return ok();
 }
 
-// The policy with the tensor that the files repeat.
+// The policy as the files contain it: with a copy of the tied tensor, if the server needs one.
 delta::StateView PolicyFolder::as_stored(const delta::StateView& policy) const {
   delta::StateView stored = policy;
   if (!repeated_) return stored;
@@ -159,14 +160,14 @@ delta::StateView PolicyFolder::as_stored(const delta::StateView& policy) const {
 }
 
 Status PolicyFolder::map_files() {
-  ECHO_ASSIGN(const delta::Checkpoint there, delta::Checkpoint::open(path_));
-  for (std::size_t i = 0; i < there.file_count(); ++i) {
-    ECHO_ASSIGN(delta::MappedFile file, delta::MappedFile::open_to_write(there.file_path(i), "install policy"));
+  ECHO_ASSIGN(const delta::Checkpoint checkpoint, delta::Checkpoint::open(path_));
+  for (std::size_t i = 0; i < checkpoint.file_count(); ++i) {
+    ECHO_ASSIGN(delta::MappedFile file, delta::MappedFile::open_to_write(checkpoint.file_path(i), "install policy"));
     files_.push_back(std::move(file));
   }
-  for (std::size_t i = 0; i < there.view().size(); ++i) {
-    delta::TensorView tensor = there.view()[i];
-    const auto [file, first_byte] = there.place(i);
+  for (std::size_t i = 0; i < checkpoint.view().size(); ++i) {
+    delta::TensorView tensor = checkpoint.view()[i];
+    const auto [file, first_byte] = checkpoint.place(i);
     const std::span<std::byte> memory = files_[file].mutable_bytes().subspan(first_byte, tensor.bytes.size());
     if (repeated_ && tensor.name == repeated_->name) {
       repetition_ = memory;
@@ -200,12 +201,12 @@ void PolicyFolder::write(const delta::TensorWrite& write) {
 Status PolicyFolder::check_room(std::uint64_t bytes) const {
   struct statvfs room {};
   if (::statvfs(path_.c_str(), &room) != 0) return os_error(kOperation, path_);
-  const std::uint64_t there = static_cast<std::uint64_t>(room.f_bavail) * room.f_frsize;
-  if (there >= bytes + kBesides) return ok();
+  const std::uint64_t free_bytes = static_cast<std::uint64_t>(room.f_bavail) * room.f_frsize;
+  if (free_bytes >= bytes + kOtherBytes) return ok();
   return fail(Code::kExhausted, "install policy",
               "the policy has {} and {} has room for {}: give it more (`--shm-size` of a container, `mount -o "
               "remount,size=...`), or name a folder elsewhere with --engine-folder",
-              to_text(Bytes{bytes}), path_.string(), to_text(Bytes{there}));
+              to_text(Bytes{bytes}), path_.string(), to_text(Bytes{free_bytes}));
 }
 
 }  // namespace echoline::worker

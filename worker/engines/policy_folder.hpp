@@ -20,7 +20,7 @@ namespace echoline::worker {
 // Folders are made here if the user has not chosen one.
 inline constexpr const char* kMemoryFolder = "/dev/shm";
 
-// A tensor of the policy that the files contain a second time, under `name`.
+// The files contain the policy's tensor `of` a second time, under `name`.
 struct RepeatedTensor {
   std::string name, of;
 };
@@ -30,9 +30,9 @@ struct RepeatedTensor {
 // changed value for a delta.
 class PolicyFolder {
  public:
-  // `files`: configuration and tokenizer, by name. `where`: a folder that is absent, empty, or made by this class;
-  // empty: a new one in `memory`. `threads`: for decoding. kInvalid: it holds other files. kUnavailable: another worker
-  // uses it.
+  // `files`: configuration and tokenizer, by name. `where`: a folder that is absent, empty, or made by this class; if
+  // the path is empty, a new folder is made in `memory`. `threads`: for decoding. kInvalid: the folder holds other
+  // files. kUnavailable: another worker uses it.
   static Result<std::unique_ptr<PolicyFolder>> make(const std::map<std::string, std::string>& files,
                                                     const std::filesystem::path& where = {},
                                                     const std::filesystem::path& memory = kMemoryFolder,

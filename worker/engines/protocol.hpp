@@ -18,7 +18,7 @@ struct Call {
   std::string method, path, body;
 };
 
-// Asks for the next tokens of a sequence. Every token of the vocabulary may be drawn: no top_p or the like.
+// A request for the next tokens of a sequence. Every token of the vocabulary may be drawn: no top_p or the like.
 struct Draw {
   std::vector<model::Token> context;  // the prompt and the tokens drawn so far
   std::int64_t tokens_max = 0;
@@ -29,6 +29,7 @@ struct Draw {
   std::vector<std::string> stop;   // the first of these strings in its text ends it, too
 };
 
+// The answer to a Draw. If `aborted`, the server returned it before the end, for example at a pause.
 struct Piece {
   // Tokens drawn under the version that the server calls `weights`: from the end of the previous span up to `end`.
   struct WeightSpan {
@@ -41,16 +42,17 @@ struct Piece {
   std::vector<WeightSpan> spans;  // covers all tokens, if the server reports spans
 };
 
+// The log-probabilities of a given text.
 struct Probed {
   std::vector<double> logprobs;  // of all tokens except the first
   std::optional<std::string> weights;
 };
 
-// One call of a change of weights. `accepts` decides whether an answer with status 200 means success.
+// One of the calls that change the server's weights. `accepts` decides whether an answer with status 200 means success.
 struct Step {
   Call call;
   bool optional = false;   // skipped if the server does not know the call
-  bool long_work = false;  // it loads weights
+  bool long_work = false;  // it loads weights, so it gets the longer timeout
   Status (*accepts)(std::string_view body) = nullptr;
 };
 
@@ -67,11 +69,13 @@ class Protocol {
  public:
   virtual ~Protocol() = default;
   virtual std::string_view name() const = 0;
-  virtual std::vector<std::pair<std::string, std::string>> environment() const { return {}; }  // of a child
+  // Environment variables for a server that the worker starts.
+  virtual std::vector<std::pair<std::string, std::string>> environment() const { return {}; }
   virtual Call health() const = 0;  // 200: the server takes requests
 
   virtual Call draw(const Draw& draw) const = 0;
-  // Checks only the form: one log-probability per token, and the right context if the server repeats it.
+  // Parses the answer to draw(). Checks only the form: one log-probability per token, and the right context if the
+  // server repeats it.
   virtual Result<Piece> drawn(const Draw& draw, std::string_view body) const = 0;
 
   // The folder with which the server was started; empty: the answer does not contain it.
@@ -88,11 +92,12 @@ class Protocol {
   // Whether a tied model's weights must contain the output head as a separate tensor.
   virtual bool wants_own_head() const { return false; }
 
-  // Asks for the log-probabilities of a text.
+  // Asks for the log-probabilities of a text; probed() parses the answer.
   virtual Call probe(const std::vector<model::Token>& text) const = 0;
   virtual Result<Probed> probed(const std::vector<model::Token>& text, std::string_view body) const = 0;
 
-  // Draws one token. spread_of(): the difference between the highest and the fifth reported log-probability. [nats]
+  // Draws one token at a temperature. spread_of() returns the difference between the highest and the fifth reported
+  // log-probability, in nats. Its change with the temperature shows whether log-probabilities follow that.
   virtual Call spread(const std::vector<model::Token>& text, double temperature) const = 0;
   virtual Result<double> spread_of(std::string_view body) const = 0;
   virtual std::string_view temper_how() const = 0;  // advice if log-probabilities ignore the temperature
@@ -107,8 +112,8 @@ class Protocol {
   virtual std::vector<Step> hand_over(const Handover&) const { return {}; }
   virtual std::vector<Step> give_up_handing_over() const { return {}; }
   virtual Step resume() const = 0;
-  // Names the server's current weights `version`: after it has started on the folder, or if two versions have equal
-  // weights. Empty: the server cannot be told.
+  // Calls that tell the server which version its current weights are. Needed after it has started on the folder, and if
+  // a version has the weights of the one before. Empty: the server has no such call.
   virtual std::vector<Step> name_weights(Version version) const = 0;
 };
 

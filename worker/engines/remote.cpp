@@ -863,7 +863,7 @@ class Remote final : public Engine {
     live.response.tokens.insert(live.response.tokens.end(), piece.tokens.begin(), piece.tokens.end());
     for (const double logprob : piece.logprobs)
       live.response.logprobs.push_back(static_cast<float>(std::min(logprob, 0.0)));
-    if (const auto end = task_.phrasing->end(live.response.tokens, before)) {
+    if (const auto end = task_.phrasing->response_end(live.response.tokens, before)) {
       live.response.ended = true;
       live.response.tokens.resize(*end);  // servers may notice a stop string some tokens late
       live.response.logprobs.resize(*end);

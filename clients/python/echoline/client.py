@@ -16,7 +16,7 @@ from .batch import Batch
 
 ADDRESS_FILE = "trainer-api.json"
 LONGEST_WAIT_S = 60.0  # the longest wait within one call
-_PAUSES_S = (0.05, 0.2, 0.5, 1.0)  # before each repetition of a call; the last one repeats
+_RETRY_DELAYS_S = (0.05, 0.2, 0.5, 1.0)  # the last delay is used for all further retries
 
 
 class Error(Exception):
@@ -33,9 +33,11 @@ class Stale(Error):
 
 @dataclass(frozen=True)
 class Status:
+    """The state of the run, as the learner reports it."""
+
     steps: int  # learner steps done
     steps_total: int
-    batch: str  # none, waiting, taken
+    batch: str  # "none", "waiting" (for a trainer) or "taken"
     version_wanted: Optional[int]  # the learner waits for this version
     version_published: int
     evaluation_wanted: Optional[int]  # the run asks for this version's answers to the held-out problems
@@ -56,12 +58,12 @@ class _UnixConnection(http.client.HTTPConnection):
 class Client:
     """One trainer of a run, for use by one thread. `run` is the run's folder.
 
-    If the connection breaks or the learner is too busy, the call is sent again on a new connection for up to
+    If the connection breaks or the learner is too busy, the client retries the call on a new connection for up to
     `patience` seconds. Every call that changes something has an id, and the learner executes it only once."""
 
     def __init__(self, run: Union[str, os.PathLike], timeout: float = 600.0, patience: float = 60.0):
-        """`timeout`: seconds to wait for bytes of an answer. `patience`: seconds to wait for the learner, here and in
-        every call."""
+        """`timeout`: seconds to wait for bytes of one answer. `patience`: seconds for which a call is retried, here
+        too."""
         self._run, self._timeout, self._patience = run, timeout, patience
         self._connection: Optional[http.client.HTTPConnection] = None
         self._headers: Dict[str, str] = {}
@@ -90,13 +92,15 @@ class Client:
         deadline = time.monotonic() + wait
         while True:
             left = max(0.0, min(LONGEST_WAIT_S, deadline - time.monotonic()))
-            response, body = self._call("POST", f"/v1/batch?wait_s={left:.3f}&lease_s={lease:.3f}&takeover={int(takeover)}")
+            query = f"wait_s={left:.3f}&lease_s={lease:.3f}&takeover={int(takeover)}"
+            response, body = self._call("POST", f"/v1/batch?{query}")
             if response.status == 200:
                 return Batch(response.headers["X-Echoline-Lease"], int(response.headers["X-Echoline-Step"]), body)
             if time.monotonic() >= deadline:
                 return None
 
     def renew(self, batch: Batch, lease: float = 600.0) -> None:
+        """Extends the lease of the batch to `lease` seconds from now. Raises Stale if it has ended."""
         self._json("POST", f"/v1/batch/{batch.lease}/renew?lease_s={lease:.3f}")
 
     def score(self, batch: Batch, logprobs: Any, entropies: Any = None) -> None:
@@ -111,17 +115,18 @@ class Client:
 
     def consume(self, batch: Batch, figures: Optional[Mapping[str, float]] = None) -> Status:
         """Ends the learner step: the trainer has trained on the batch, which is not handed out again. `figures` are
-        added to the step's row in metrics.jsonl."""
+        the trainer's own metrics, which are added to the step's row in metrics.jsonl."""
         body = json.dumps({"figures": {name: float(value) for name, value in (figures or {}).items()}}, allow_nan=False)
         self._json("POST", f"/v1/batch/{batch.lease}/consume", body.encode())
         return self.status()
 
     def give_back(self, batch: Batch) -> None:
+        """Returns the batch untrained, so that it is handed out again. Raises Stale if the lease has ended."""
         self._json("POST", f"/v1/batch/{batch.lease}/return")
 
     def publish(self, version: int, policy: Union[str, os.PathLike, Mapping[str, Any]]) -> None:
-        """Publishes the policy after `version` learner steps. `policy` is a folder or file of safetensors, or a mapping
-        from Hugging Face names to torch tensors or `Tensor`s."""
+        """Publishes `policy` as version `version`: the weights after that many learner steps. `policy` is a folder or
+        file of safetensors, or a mapping from Hugging Face names to torch tensors or `Tensor`s."""
         if isinstance(policy, (str, os.PathLike)):
             body = json.dumps({"path": os.path.abspath(policy)}).encode()
             self._json("POST", f"/v1/policy/{version}", body, "application/json")
@@ -131,8 +136,9 @@ class Client:
         self._json("POST", f"/v1/policy/{version}", safetensors.pack(tensors), "application/octet-stream")
 
     def held_out(self) -> Dict[str, Any]:
-        """The held-out problems: `problems` with `id`, `prompt`, `prompt_tokens`; `response_tokens_max`, `eos`, `stop`.
-        After this call, the learner waits for evaluated() at the end of the run."""
+        """Begins an evaluation by this trainer: returns the held-out problems, as `problems` with `id`, `prompt` and
+        `prompt_tokens`, and `response_tokens_max`, `eos` and `stop`. From then on, the learner waits for evaluated() at
+        the end of the run."""
         return self._json("GET", "/v1/evaluation")
 
     def evaluated(self, version: int, responses: Optional[Mapping[str, Any]] = None, **figures: float) -> float:
@@ -155,8 +161,8 @@ class Client:
         return http.client.HTTPConnection(address["url"].split("//")[1], timeout=self._timeout)
 
     def _once(self, method: str, path: str, body: Optional[bytes], headers: Mapping[str, str]):
-        """The response and its body. OSError, ValueError or http.client.HTTPException: they did not arrive
-        completely."""
+        """Returns the response and its body. Raises OSError, ValueError or http.client.HTTPException if they did not
+        arrive completely."""
         if self._connection is None:
             self._connection = self._connect()
         try:
@@ -180,21 +186,22 @@ class Client:
         for attempt in itertools.count():
             try:
                 response, data = self._once(method, path, body, headers)
-                problem = None
+                error_fields = None
                 if response.status >= 400:
-                    problem = json.loads(data)["error"]
-                    problem = {"code": str(problem["code"]), "message": str(problem["message"])}
+                    returned = json.loads(data)["error"]
+                    error_fields = {"code": str(returned["code"]), "message": str(returned["message"])}
                 if response.status not in (408, 503):
                     break
-                trouble: Exception = Error(**problem)
+                failure: Exception = Error(**error_fields)
             except (OSError, http.client.HTTPException, ValueError, KeyError, TypeError) as error:
-                trouble = error
+                failure = error
             if self._connection is not None:
                 self._connection.close()
                 self._connection = None
             if time.monotonic() >= deadline:
-                raise Error("unavailable", f"no learner with `learner.trainer: external` answers in {self._run}: {trouble}") from trouble
-            time.sleep(_PAUSES_S[min(attempt, len(_PAUSES_S) - 1)])
-        if problem is not None:
-            raise (Stale if problem["code"] == "stale" else Error)(**problem)
+                raise Error("unavailable", "no learner with `learner.trainer: external` answers in "
+                            f"{self._run}: {failure}") from failure
+            time.sleep(_RETRY_DELAYS_S[min(attempt, len(_RETRY_DELAYS_S) - 1)])
+        if error_fields is not None:
+            raise (Stale if error_fields["code"] == "stale" else Error)(**error_fields)
         return response, data

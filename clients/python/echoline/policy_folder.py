@@ -21,7 +21,8 @@ class PolicyFolder:
         self.refresh()
 
     def refresh(self) -> Layout:
-        """Maps files that are new or have been replaced. ValueError: they are no policy."""
+        """Maps files that are new or have been replaced, and returns the layout of all. Raises ValueError if they are
+        not a policy."""
         names = sorted(name for name in os.listdir(self.path) if name.endswith(".safetensors"))
         if not names:
             raise ValueError(f"{self.path}: expected safetensors files, found none")
@@ -43,7 +44,7 @@ class PolicyFolder:
         return {name: (tensor.dtype, tensor.shape) for name, tensor in tensors.items()}
 
     def torch(self, names: Iterable[str]) -> Iterable[Tuple[str, Any]]:
-        """Tensors that share the files' memory and must not be written to."""
+        """Yields names and tensors, which share the files' memory and must not be written to."""
         import warnings
 
         import torch
@@ -68,6 +69,7 @@ def whole_layers(changed: Set[str], all_names: Iterable[str]) -> Dict[str, List[
 
 
 def layer_of(name: str) -> str:
+    """The prefix of whole_layers() for a tensor's name."""
     parts = name.split(".")
     for i, part in enumerate(parts):
         if part.isdigit():

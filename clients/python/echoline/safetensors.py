@@ -6,10 +6,12 @@ import math
 import struct
 from typing import Any, Mapping, NamedTuple, Tuple
 
-SIZES = {"BOOL": 1, "U8": 1, "I8": 1, "F8_E4M3": 1, "F8_E5M2": 1, "I16": 2, "U16": 2, "F16": 2, "BF16": 2, "I32": 4, "U32": 4,
-         "F32": 4, "I64": 8, "U64": 8, "F64": 8}
-_FORMATS = {"U8": "B", "BOOL": "B", "I8": "b", "I16": "h", "U16": "H", "I32": "i", "U32": "I", "F32": "f", "I64": "q", "U64": "Q",
-            "F64": "d"}
+# Bytes per element.
+SIZES = {"BOOL": 1, "U8": 1, "I8": 1, "F8_E4M3": 1, "F8_E5M2": 1, "I16": 2, "U16": 2, "F16": 2, "BF16": 2,
+         "I32": 4, "U32": 4, "F32": 4, "I64": 8, "U64": 8, "F64": 8}
+# Codes of the struct module.
+_FORMATS = {"U8": "B", "BOOL": "B", "I8": "b", "I16": "h", "U16": "H", "I32": "i", "U32": "I", "F32": "f",
+            "I64": "q", "U64": "Q", "F64": "d"}
 
 
 class Tensor(NamedTuple):
@@ -18,19 +20,19 @@ class Tensor(NamedTuple):
     data: memoryview  # row-major, little endian
 
     def values(self) -> memoryview:
-        """The elements in a row, as Python numbers. BF16, F16 and F8 are not supported."""
+        """A flat view of the elements as Python numbers, in row-major order. BF16, F16 and F8 are not supported."""
         return self.data.cast("B").cast(_FORMATS[self.dtype])
 
     def numpy(self) -> Any:
-        """As a numpy array that shares the memory."""
+        """As a numpy array that shares the memory. KeyError for BF16 and F8."""
         import numpy
 
-        names = {"BOOL": "?", "U8": "u1", "I8": "i1", "I16": "<i2", "U16": "<u2", "F16": "<f2", "I32": "<i4", "U32": "<u4",
-                 "F32": "<f4", "I64": "<i8", "U64": "<u8", "F64": "<f8"}
+        names = {"BOOL": "?", "U8": "u1", "I8": "i1", "I16": "<i2", "U16": "<u2", "F16": "<f2", "I32": "<i4",
+                 "U32": "<u4", "F32": "<f4", "I64": "<i8", "U64": "<u8", "F64": "<f8"}
         return numpy.frombuffer(self.data, dtype=names[self.dtype]).reshape(self.shape)
 
     def torch(self) -> Any:
-        """As a torch tensor with its own memory."""
+        """As a torch tensor with its own memory. KeyError for F8."""
         import torch
 
         if self.dtype == "BF16":
@@ -51,22 +53,27 @@ def of_torch(value: Any) -> Tensor:
 
 
 def of_floats(values: Any) -> Tensor:
-    """Converts a sequence, numpy array or torch tensor of numbers to F32."""
+    """Converts a sequence, numpy array or torch tensor of numbers to a one-dimensional F32 tensor."""
     if hasattr(values, "detach"):
         values = values.detach().to("cpu").numpy()
-    data = memoryview(values.astype("<f4").tobytes() if hasattr(values, "astype") else struct.pack(f"<{len(values)}f", *values))
-    return Tensor("F32", (data.nbytes // 4,), data)
+    if hasattr(values, "astype"):
+        data = values.astype("<f4").tobytes()
+    else:
+        data = struct.pack(f"<{len(values)}f", *values)
+    return Tensor("F32", (len(data) // 4,), memoryview(data))
 
 
 def pack(tensors: Mapping[str, Tensor]) -> bytes:
-    header, at, parts = {}, 0, []
-    for name in sorted(tensors, key=lambda n: (-SIZES[tensors[n].dtype], n)):  # largest elements first, so that every tensor is aligned
+    """The bytes of a safetensors file. ValueError if a tensor's data does not have the size of its shape."""
+    header, offset, parts = {}, 0, []
+    # The largest elements come first, so that every tensor is aligned.
+    for name in sorted(tensors, key=lambda n: (-SIZES[tensors[n].dtype], n)):
         tensor = tensors[name]
         size = SIZES[tensor.dtype] * math.prod(tensor.shape)
         if tensor.data.nbytes != size:
             raise ValueError(f"{name}: {tensor.data.nbytes} bytes, expected {size}")
-        header[name] = {"dtype": tensor.dtype, "shape": list(tensor.shape), "data_offsets": [at, at + size]}
-        at += size
+        header[name] = {"dtype": tensor.dtype, "shape": list(tensor.shape), "data_offsets": [offset, offset + size]}
+        offset += size
         parts.append(tensor.data)
     text = json.dumps(header).encode()
     text += b" " * (-len(text) % 8)
@@ -87,6 +94,7 @@ def unpack(data: bytes) -> Tuple[Mapping[str, Tensor], Mapping[str, str]]:
     for name, entry in header.items():
         begin, end = entry["data_offsets"]
         if not 0 <= begin <= end <= len(body) or end - begin != SIZES[entry["dtype"]] * math.prod(entry["shape"]):
-            raise ValueError(f"tensor {name}: bytes {begin} to {end} of {len(body)} do not fit its shape {entry['shape']}")
+            raise ValueError(f"tensor {name}: bytes {begin} to {end} of {len(body)} do not fit its shape "
+                             f"{entry['shape']}")
         tensors[name] = Tensor(entry["dtype"], tuple(entry["shape"]), body[begin:end])
     return tensors, metadata

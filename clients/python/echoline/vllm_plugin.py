@@ -6,7 +6,7 @@ BACKEND = "echoline"
 
 
 def register() -> None:
-    """Called by vLLM in each of its processes, perhaps several times. Does nothing in a vLLM without weight transfer."""
+    """vLLM calls this in each of its processes, perhaps several times. Does nothing without weight transfer."""
     try:
         from vllm.distributed.weight_transfer import WeightTransferEngineFactory
     except ImportError:

@@ -57,8 +57,8 @@ class Receiver(WeightTransferEngine[InitInfo, UpdateInfo]):
 
     def init_transfer_engine(self, init_info: InitInfo) -> None:
         if init_info.interface != INTERFACE:
-            raise ValueError(f"expected interface {INTERFACE}, found {init_info.interface}: install the echoline package "
-                             "of the worker's version beside vLLM")
+            raise ValueError(f"expected interface {INTERFACE}, found {init_info.interface}: install the echoline "
+                             "package of the worker's version beside vLLM")
         folder, model = PolicyFolder(init_info.folder), PolicyFolder(self.model_config.model)
         if folder.path != model.path:
             raise ValueError(f"expected the folder that this vLLM serves, {model.path}, found {folder.path}")
@@ -89,8 +89,8 @@ class Receiver(WeightTransferEngine[InitInfo, UpdateInfo]):
         else:
             with contextlib.ExitStack() as stack:
                 if self.device.type == "cpu":
-                    stack.enter_context(_kept_memory())
-                    stack.enter_context(_fewer_threads())
+                    stack.enter_context(_keep_freed_memory())
+                    stack.enter_context(_halve_threads())
                 names = self._load_layers(changed)
         self._version = update_info.version
         logger.info("echoline: version %s, %d of %d tensors in %.3f s", update_info.version, len(names),
@@ -143,14 +143,14 @@ class Receiver(WeightTransferEngine[InitInfo, UpdateInfo]):
                 finalize_layerwise_reload(root, self.model_config)
         except BaseException:
             for root in roots:
-                _give_up(root)
+                _restore_memory(root)
             raise
         return names
 
 
 @contextlib.contextmanager
-def _kept_memory() -> Iterator[None]:
-    """Within it, glibc takes large blocks from its heap, and it keeps what is freed. Otherwise each layer's new blocks
+def _keep_freed_memory() -> Iterator[None]:
+    """In this context, glibc takes large blocks from its heap and keeps freed memory. Otherwise each layer's new blocks
     come from the kernel, page by page, which takes more than half of a load's time. Other allocators ignore it."""
     trim_threshold, top_pad, mmap_max, mmap_max_default = -1, -2, -4, 65536  # of malloc.h
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
@@ -167,9 +167,9 @@ def _kept_memory() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _fewer_threads() -> Iterator[None]:
-    """Within it, torch uses half of its threads. Memory bounds a load, and the learner or other servers may use the
-    cores: threads that wait for each other after every tensor then cost more than they save."""
+def _halve_threads() -> Iterator[None]:
+    """In this context, torch uses half of its threads. Memory bounds a load, and the learner or other servers may use
+    the cores: threads that wait for each other after every tensor then cost more than they save."""
     before = torch.get_num_threads()
     torch._C.set_num_threads(max(1, before // 2))  # vLLM disables torch.set_num_threads on a CPU
     try:
@@ -179,7 +179,7 @@ def _fewer_threads() -> Iterator[None]:
 
 
 def _expect_all_loaded(root: torch.nn.Module) -> None:
-    """A layer without values would keep those of an earlier policy."""
+    """Raises RuntimeError if a layer got no values, because it would keep those of an earlier policy."""
     for name, layer in root.named_modules():
         info = layerwise.get_layerwise_info(layer)
         if (info.can_load() and info.load_numel == 0 and not layerwise.is_deferred_attention_layer(layer)
@@ -187,8 +187,9 @@ def _expect_all_loaded(root: torch.nn.Module) -> None:
             raise RuntimeError(f"{type(layer).__name__} {name} got no values")
 
 
-def _give_up(root: torch.nn.Module) -> None:
-    """Puts the memory of before back into the layers, some of which have new values. vLLM can load all again."""
+def _restore_memory(root: torch.nn.Module) -> None:
+    """Gives the layers their memory back after a failed load, so that vLLM can load all tensors again. Some layers have
+    new values."""
     for layer in root.modules():
         info = layerwise.get_layerwise_info(layer)
         if info.can_load():

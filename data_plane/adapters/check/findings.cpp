@@ -1,3 +1,4 @@
+// Implements Findings for the checks of this folder.
 #include "data_plane/adapters/check/findings.hpp"
 
 #include <algorithm>
@@ -9,35 +10,37 @@ namespace {
 
 using nlohmann::json;
 
-constexpr std::size_t kShown = 96, kWordsMax = 600, kOfAKind = 3;
+constexpr std::size_t kResponseShownBytes = 96, kFindingTextBytesMax = 600, kFindingsPerKind = 3;
 
 }  // namespace
 
-bool utf8(const std::string& text) {
+bool is_utf8(const std::string& text) {
   return json(text).dump(-1, ' ', false, json::error_handler_t::ignore) ==
          json(text).dump(-1, ' ', false, json::error_handler_t::replace);
 }
 
-void Findings::wrong(const char* check, const std::string& what, const std::string& problem,
-                     const std::string& response) {
-  add({check, true, printable(what, kWordsMax), printable(problem, kIdBytes), shown(response)});
+void Findings::add_error(const char* check, const std::string& what, const std::string& problem,
+                         const std::string& response) {
+  add({check, true, printable(what, kFindingTextBytesMax), printable(problem, kIdBytes), printable_response(response)});
 }
 
-void Findings::note(const char* check, const std::string& what, const std::string& problem,
-                    const std::string& response) {
-  add({check, false, printable(what, kWordsMax), printable(problem, kIdBytes), shown(response)});
+void Findings::add_note(const char* check, const std::string& what, const std::string& problem,
+                        const std::string& response) {
+  add({check, false, printable(what, kFindingTextBytesMax), printable(problem, kIdBytes),
+       printable_response(response)});
 }
 
 void Findings::add(Finding finding) {
-  if (++by_kind_[finding.check + (finding.wrong ? "!" : "")] > kOfAKind)
+  if (++by_kind_[finding.check + (finding.wrong ? "!" : "")] > kFindingsPerKind)
     ++report.further[finding.check];
   else
     report.findings.push_back(std::move(finding));
 }
 
-std::string Findings::shown(const std::string& response) {
-  return response.size() > kShown ? fmt::format("{} ({} bytes)", printable(response, kShown), response.size())
-                                  : printable(response, kShown);
+std::string Findings::printable_response(const std::string& response) {
+  return response.size() > kResponseShownBytes
+             ? fmt::format("{} ({} bytes)", printable(response, kResponseShownBytes), response.size())
+             : printable(response, kResponseShownBytes);
 }
 
 bool CheckReport::sound() const {

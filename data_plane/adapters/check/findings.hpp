@@ -12,23 +12,23 @@ namespace echoline::data_plane {
 inline constexpr std::size_t kIdBytes = 128, kPromptBytes = 256u << 10,
                              kOtherBytes = 64u << 10;  // schema.proto, Problem
 
-bool utf8(const std::string& text);
+bool is_utf8(const std::string& text);
 
 class Findings {
  public:
   explicit Findings(std::function<void(std::string_view, std::string_view, std::string_view)> doing)
       : doing_(std::move(doing)) {}
 
-  void wrong(const char* check, const std::string& what, const std::string& problem = {},
-             const std::string& response = {});
-  void note(const char* check, const std::string& what, const std::string& problem = {},
-            const std::string& response = {});
+  void add_error(const char* check, const std::string& what, const std::string& problem = {},
+                 const std::string& response = {});
+  void add_note(const char* check, const std::string& what, const std::string& problem = {},
+                const std::string& response = {});
   void add(Finding finding);
   // Reports a call that may never return, before it is made.
   void doing(std::string_view what, std::string_view problem = {}, std::string_view response = {}) const {
     if (doing_) doing_(what, problem, response);
   }
-  static std::string shown(const std::string& response);  // printable, shortened
+  static std::string printable_response(const std::string& response);  // printable, shortened
 
   CheckReport report;
 

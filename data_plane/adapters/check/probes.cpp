@@ -1,3 +1,4 @@
+// Makes the responses that check_adapter() tries.
 #include "data_plane/adapters/check/probes.hpp"
 
 #include <set>

@@ -1,3 +1,4 @@
+// Implements the checks of problems and held-out problems for check_adapter().
 #include "data_plane/adapters/check/problems.hpp"
 
 #include <set>
@@ -14,7 +15,7 @@ constexpr std::string_view kSecondTime = "asked a second time",
                            kSecondStart = "after a second start with the same seed";
 
 void well_formed(Findings& found, const Problem& p, const char* check) {
-  const auto bad = [&](const std::string& what) { found.wrong(check, what, p.id()); };
+  const auto bad = [&](const std::string& what) { found.add_error(check, what, p.id()); };
   const auto too_large = [&](const char* what, const std::string& text, std::size_t most) {
     if (text.size() > most) bad(fmt::format("its {} has {} bytes, at most {} are allowed", what, text.size(), most));
   };
@@ -26,7 +27,7 @@ void well_formed(Findings& found, const Problem& p, const char* check) {
   too_large("metadata", p.metadata_json(), kOtherBytes);
   if (!p.metadata_json().empty() && json::parse(p.metadata_json(), nullptr, false).is_discarded())
     bad("its metadata is no JSON");
-  if (!utf8(p.prompt()) || !utf8(p.id()) || !utf8(p.reference())) bad("it is no UTF-8");
+  if (!is_utf8(p.prompt()) || !is_utf8(p.id()) || !is_utf8(p.reference())) bad("it is no UTF-8");
 }
 
 void asked_again(Findings& found, const Adapter& adapter, std::uint64_t index, const Problem& first,
@@ -34,21 +35,22 @@ void asked_again(Findings& found, const Adapter& adapter, std::uint64_t index, c
   found.doing(fmt::format("requesting problem {} {}", index, when));
   const auto again = adapter.problem(index);
   if (!again) {
-    found.wrong("problems", fmt::format("problem {} {}: {}", index, when, again.error().message()), first.id());
+    found.add_error("problems", fmt::format("problem {} {}: {}", index, when, again.error().message()), first.id());
   } else if (again->id() != first.id()) {
-    found.wrong("problems", fmt::format("problem {} is '{}' {}", index, printable(again->id(), 60), when), first.id());
+    found.add_error("problems", fmt::format("problem {} is '{}' {}", index, printable(again->id(), 60), when),
+                    first.id());
   } else if (again->SerializeAsString() != first.SerializeAsString()) {
-    found.wrong("problems", fmt::format("problem {} has other content {}", index, when), first.id());
+    found.add_error("problems", fmt::format("problem {} has other content {}", index, when), first.id());
   }
 }
 
 void as_before(Findings& found, const Adapter& adapter, const std::vector<Problem>& first, std::string_view when) {
   const std::vector<Problem> again = adapter.evaluation();
   if (again.size() != first.size())
-    return found.wrong("held out", fmt::format("{} problems {}, {} before", again.size(), when, first.size()));
+    return found.add_error("held out", fmt::format("{} problems {}, {} before", again.size(), when, first.size()));
   for (std::size_t i = 0; i < first.size(); ++i)
     if (again[i].SerializeAsString() != first[i].SerializeAsString())
-      return found.wrong("held out", fmt::format("problem {} is a different one {}", i, when), first[i].id());
+      return found.add_error("held out", fmt::format("problem {} is a different one {}", i, when), first[i].id());
 }
 
 }  // namespace
@@ -65,13 +67,13 @@ std::vector<Problem> check_problems(Findings& found, const CheckOptions& options
     found.doing(fmt::format("requesting problem {}", index));
     auto problem = adapter.problem(index);
     if (!problem) {
-      found.wrong("problems", fmt::format("problem {} failed: {}", index, problem.error().message()));
+      found.add_error("problems", fmt::format("problem {} failed: {}", index, problem.error().message()));
       continue;
     }
     well_formed(found, *problem, "problems");
     const auto [known, fresh] = by_id.emplace(problem->id(), problem->SerializeAsString());
     if (!fresh && known->second != problem->SerializeAsString())
-      found.wrong("problems", "two different problems have this id", problem->id());
+      found.add_error("problems", "two different problems have this id", problem->id());
     problems.emplace_back(index, *std::move(problem));
   }
   found.report.facts["problems"] = indices.size();
@@ -91,14 +93,14 @@ void check_held_out(Findings& found, const CheckOptions& options, const Clock& c
   found.doing("requesting the held-out problems");
   const std::vector<Problem> first = adapter.evaluation();
   found.report.facts["held_out"] = first.size();
-  if (first.empty()) return found.note("held out", "there are no held-out problems: nothing can be evaluated");
+  if (first.empty()) return found.add_note("held out", "there are no held-out problems: nothing can be evaluated");
   as_before(found, adapter, first, kSecondTime);
   if (again) as_before(found, *again, first, kSecondStart);
   std::set<std::string> ids, texts;
   const auto text = [](const Problem& p) { return p.prompt() + '\0' + p.reference() + '\0' + p.metadata_json(); };
   for (const Problem& p : first) {
     well_formed(found, p, "held out");
-    if (!ids.insert(p.id()).second) found.wrong("held out", "its id occurs twice", p.id());
+    if (!ids.insert(p.id()).second) found.add_error("held out", "its id occurs twice", p.id());
     texts.insert(text(p));
   }
   std::uint64_t compared = 0;
@@ -108,9 +110,10 @@ void check_held_out(Findings& found, const CheckOptions& options, const Clock& c
     const auto p = adapter.problem(compared);
     if (!p) break;
     if (ids.contains(p->id()))
-      found.wrong("held out", fmt::format("it is both held out and training problem {}", compared), p->id());
+      found.add_error("held out", fmt::format("it is both held out and training problem {}", compared), p->id());
     else if (texts.contains(text(*p)))
-      found.wrong("held out", fmt::format("training problem {} is a held-out one under another id", compared), p->id());
+      found.add_error("held out", fmt::format("training problem {} is a held-out one under another id", compared),
+                      p->id());
   }
   found.report.facts["compared_with_held_out"] = compared;
 }

@@ -1,3 +1,4 @@
+// Measures how fast a task scores, for check_adapter().
 #include "data_plane/adapters/check/speed.hpp"
 
 #include <algorithm>
@@ -16,7 +17,7 @@ std::uint64_t ask_together(const Adapter& adapter, const std::vector<Question>& 
   std::condition_variable changed;
   std::size_t left = batch;
   std::uint64_t failed = 0;
-  const auto heard = [&](bool good) {
+  const auto on_done = [&](bool good) {
     const std::lock_guard lock(mutex);
     failed += good ? 0 : 1;
     if (--left == 0) changed.notify_one();
@@ -26,11 +27,11 @@ std::uint64_t ask_together(const Adapter& adapter, const std::vector<Question>& 
     const Question& q = questions[(from + i) % questions.size()];
     auto episode = adapter.begin(q.problem, 0);
     if (!episode) {
-      heard(false);
+      on_done(false);
       continue;
     }
     episodes.push_back(*std::move(episode));
-    episodes.back()->step(q.response, [&heard](Result<Step> step) { heard(step.has_value()); });
+    episodes.back()->step(q.response, [&on_done](Result<Step> step) { on_done(step.has_value()); });
   }
   std::unique_lock lock(mutex);
   changed.wait(lock, [&] { return left == 0; });

@@ -78,24 +78,24 @@ struct Row {
   std::string task, tests;  // as shown in the prompt
   std::string reference;    // JSON for Grader
   std::string solution;
-  bool function = false;  // HumanEval
+  bool is_humaneval = false;
 };
 
-class Reader {
+class RowParser {
  public:
-  Reader(const json& row, std::string_view where) : row_(row), where_(where) {}
+  RowParser(const json& row, std::string_view where) : row_(row), where_(where) {}
 
   Result<Row> read() const {
-    if (!row_.is_object()) return wrong("expected a JSON object in the form of MBPP or HumanEval");
-    return row_.contains("entry_point") ? function() : listed();
+    if (!row_.is_object()) return row_error("expected a JSON object in the form of MBPP or HumanEval");
+    return row_.contains("entry_point") ? parse_humaneval() : parse_mbpp();
   }
 
  private:
-  Error wrong(std::string_view why) const { return fail(Code::kInvalid, "read code", "{}: {}", where_, why); }
+  Error row_error(std::string_view why) const { return fail(Code::kInvalid, "read code", "{}: {}", where_, why); }
 
   Result<std::string> text(const char* key) const {
     const auto it = row_.find(key);
-    if (it == row_.end() || !it->is_string()) return wrong(fmt::format("expected a string '{}'", key));
+    if (it == row_.end() || !it->is_string()) return row_error(fmt::format("expected a string '{}'", key));
     return it->get<std::string>();
   }
 
@@ -106,22 +106,22 @@ class Reader {
       for (const json& each : *it)
         if (each.is_string()) all.push_back(each.get<std::string>());
     if (it == row_.end() || !it->is_array() || all.size() != it->size())
-      return wrong(fmt::format("expected a list of strings '{}'", key));
+      return row_error(fmt::format("expected a list of strings '{}'", key));
     return all;
   }
 
-  Result<Row> function() const {
+  Result<Row> parse_humaneval() const {
     ECHO_ASSIGN(const std::string prompt, text("prompt"));
     ECHO_ASSIGN(const std::string test, text("test"));
     ECHO_ASSIGN(const std::string entry_point, text("entry_point"));
     ECHO_ASSIGN(const std::string solution, text("canonical_solution"));
     if (!defines(prompt, entry_point))
-      return wrong(fmt::format("the prompt does not contain the head of function '{}'", entry_point.substr(0, 64)));
+      return row_error(fmt::format("the prompt does not contain the head of function '{}'", entry_point.substr(0, 64)));
     return Row{prompt, test, text_of({{"prompt", prompt}, {"test", test}, {"entry_point", entry_point}}),
                prompt + solution, true};
   }
 
-  Result<Row> listed() const {
+  Result<Row> parse_mbpp() const {
     ECHO_ASSIGN(const std::string task, text(row_.contains("text") ? "text" : "prompt"));
     ECHO_ASSIGN(const std::string code, text("code"));
     ECHO_ASSIGN(const std::vector<std::string> tests, texts("test_list"));
@@ -133,7 +133,7 @@ class Reader {
     if (row_.contains("test_setup_code")) {
       ECHO_ASSIGN(setup, text("test_setup_code"));
     }
-    if (tests.empty()) return wrong("'test_list' is empty");
+    if (tests.empty()) return row_error("'test_list' is empty");
     return Row{task, fmt::format("{}", fmt::join(tests, "\n")),
                text_of({{"tests", tests}, {"imports", imports}, {"setup", setup}, {"code", code}}), code, false};
   }
@@ -164,13 +164,13 @@ Result<std::vector<Row>> read_rows(const std::filesystem::path& path) {
     if (line.find_first_not_of(" \t\r") == std::string_view::npos) continue;
     const std::string where = fmt::format("{}:{}", path.string(), line_number);
     ECHO_ASSIGN(Row row,
-                Reader(json::parse(line.begin(), line.end(), nullptr, /*allow_exceptions=*/false), where).read());
+                RowParser(json::parse(line.begin(), line.end(), nullptr, /*allow_exceptions=*/false), where).read());
     if (row.reference.size() > kReferenceMax)
       return fail(Code::kInvalid, "read code", "{}: the tests with their setup have {} bytes, at most {}", where,
                   row.reference.size(), kReferenceMax);
     rows.push_back(std::move(row));
   }
-  if (rows.empty()) return fail(Code::kInvalid, "read code", "{}: no problems in it", path.string());
+  if (rows.empty()) return fail(Code::kInvalid, "read code", "{}: the file has no rows", path.string());
   return rows;
 }
 
@@ -194,11 +194,11 @@ class CodeTask final : public Adapter {
         return fail(Code::kInvalid, "", "every problem of '{}' is held out in '{}'", options_.train.string(),
                     options_.held_out->string());
     } else {
-      ECHO_TRY(hold_out());
+      ECHO_TRY(split_held_out());
     }
     for (std::size_t i = 0; i < train_.size() + held_out_.size(); ++i) {
-      const Problem p = i < train_.size() ? made("train", i, train_[i])
-                                          : made("test", i - train_.size(), held_out_[i - train_.size()]);
+      const Problem p = i < train_.size() ? to_problem("train", i, train_[i])
+                                          : to_problem("test", i - train_.size(), held_out_[i - train_.size()]);
       if (p.prompt().size() > kPromptMax)
         return fail(Code::kInvalid, "", "problem '{}' has a prompt of {} bytes, at most {}", p.id(), p.prompt().size(),
                     kPromptMax);
@@ -215,35 +215,37 @@ class CodeTask final : public Adapter {
     if (train_.empty())
       return fail(Code::kUnavailable, kOperation, "this adapter was made for scoring, so it has no problems");
     const std::uint64_t row = shuffled_cycle(index, train_.size(), key_);
-    return made("train", row, train_[row]);
+    return to_problem("train", row, train_[row]);
   }
 
   std::vector<Problem> evaluation() const override {
     std::vector<Problem> problems;
-    for (std::size_t i = 0; i < held_out_.size(); ++i) problems.push_back(made("test", i, held_out_[i]));
+    for (std::size_t i = 0; i < held_out_.size(); ++i) problems.push_back(to_problem("test", i, held_out_[i]));
     return problems;
   }
 
   Result<Score> score(const Problem& problem, std::string_view response) const override {
-    const Extracted found = extract_code(response);
+    const Extracted extracted = extract_code(response);
     Grade grade;
-    if (!found.code.empty()) {
-      ECHO_ASSIGN(const std::string program, program_of(problem, found.code));
+    if (!extracted.code.empty()) {
+      ECHO_ASSIGN(const std::string program, program_of(problem, extracted.code));
       ECHO_ASSIGN(Grader* const grader, this->grader());
       ECHO_ASSIGN(grade, grader->grade(problem.reference(), program));
     }
-    const double tests = grade.tests == 0 ? 0 : static_cast<double>(grade.passed) / static_cast<double>(grade.tests);
-    const double syntax = grade.compiles, format = found.fenced, thinking = found.thinking;
-    const double pulse = kTests * tests + kSyntax * syntax + kFormat * format + kThinking * thinking;
-    return Score{options_.reward == Reward::kPulse ? pulse : tests,
-                 {{"tests", tests}, {"syntax", syntax}, {"format", format}, {"thinking", thinking}},
+    const double passed_fraction =
+        grade.tests == 0 ? 0 : static_cast<double>(grade.passed) / static_cast<double>(grade.tests);
+    const double syntax = grade.compiles, format = extracted.fenced, thinking = extracted.thinking;
+    const double pulse = kTests * passed_fraction + kSyntax * syntax + kFormat * format + kThinking * thinking;
+    return Score{options_.reward == Reward::kPulse ? pulse : passed_fraction,
+                 {{"tests", passed_fraction}, {"syntax", syntax}, {"format", format}, {"thinking", thinking}},
                  grade.tests > 0 && grade.passed == grade.tests,
                  grade.late};
   }
 
   // Grades on separate threads, so that the caller is not blocked.
   Result<std::unique_ptr<Episode>> begin(const Problem& problem, std::uint64_t) const override {
-    return graded_beside(threads_, [this, problem](const std::string& response) { return score(problem, response); });
+    return make_graded_episode(threads_,
+                               [this, problem](const std::string& response) { return score(problem, response); });
   }
 
   std::optional<std::string> demonstration(const Problem& problem) const override {
@@ -268,7 +270,7 @@ class CodeTask final : public Adapter {
 
  private:
   // Holds out a share of the rows, chosen by the seed.
-  Status hold_out() {
+  Status split_held_out() {
     const auto count = static_cast<std::size_t>(static_cast<double>(train_.size()) * options_.held_out_fraction);
     if (count == 0 || count == train_.size())
       return fail(
@@ -290,9 +292,9 @@ class CodeTask final : public Adapter {
     return fail(Code::kInvalid, "", "{}: every problem is also held out; use different files", options_.train.string());
   }
 
-  Problem made(std::string_view split, std::uint64_t number, const Row& row) const {
+  Problem to_problem(std::string_view split, std::uint64_t number, const Row& row) const {
     std::string prompt =
-        options_.prompt ? *options_.prompt : std::string(row.function ? kFunctionPrompt : kListedPrompt);
+        options_.prompt ? *options_.prompt : std::string(row.is_humaneval ? kFunctionPrompt : kListedPrompt);
     // Replaces {tests} first, so that braces in the task's text stay unchanged.
     replace_all(prompt, "{tests}", row.tests);
     if (const auto at = prompt.find("{task}"); at != std::string::npos) prompt.replace(at, 6, row.task);
@@ -327,13 +329,13 @@ class CodeTask final : public Adapter {
   std::vector<Row> train_, held_out_;
   mutable std::mutex mutex_;
   mutable std::unique_ptr<Grader> grader_;
-  mutable Threads threads_;  // last, so that its threads end before the members they use
+  mutable ThreadPool threads_;  // last, so that its threads end before the members they use
 };
 
 Result<std::unique_ptr<Adapter>> make(std::string_view options_json, std::uint64_t seed, AdapterUse use) {
   ECHO_ASSIGN(Options options, options_from_json<Options>("code", options_json, use));
   // The learner does not remember grades: its second grading must be a new run.
-  options.grader.remember = use == AdapterUse::kScoring;
+  options.grader.cache_grades = use == AdapterUse::kScoring;
   auto task = std::make_unique<CodeTask>(std::move(options), seed);
   if (use == AdapterUse::kProblems)
     ECHO_TRY(task->open());

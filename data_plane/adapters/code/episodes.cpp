@@ -4,29 +4,29 @@ namespace echoline::data_plane {
 namespace {
 
 // Shared by an episode and its scoring job, which may outlive the episode.
-struct Asked {
+struct JobState {
   std::recursive_mutex mutex;  // recursive, because the callback may destroy the episode
-  bool gone = false;
+  bool cancelled = false;
 };
 
-class GradedBeside final : public Episode {
+class GradedEpisode final : public Episode {
  public:
-  GradedBeside(Threads& threads, std::function<Result<Score>(const std::string&)> score)
+  GradedEpisode(ThreadPool& threads, std::function<Result<Score>(const std::string&)> score)
       : threads_(threads), score_(std::move(score)) {}
-  ~GradedBeside() override {
-    const std::lock_guard lock(asked_->mutex);  // waits for a running callback
-    asked_->gone = true;
+  ~GradedEpisode() override {
+    const std::lock_guard lock(state_->mutex);  // waits for a running callback
+    state_->cancelled = true;
   }
 
   void step(std::string response, Done done) override {
-    threads_.post([asked = asked_, score = score_, response = std::move(response), done = std::move(done)] {
+    threads_.post([state = state_, score = score_, response = std::move(response), done = std::move(done)] {
       {
-        const std::lock_guard lock(asked->mutex);
-        if (asked->gone) return;
+        const std::lock_guard lock(state->mutex);
+        if (state->cancelled) return;
       }
       auto scored = score(response);
-      const std::lock_guard lock(asked->mutex);
-      if (asked->gone) return;
+      const std::lock_guard lock(state->mutex);
+      if (state->cancelled) return;
       if (scored)
         done(Step{std::move(*scored), true, {}});
       else
@@ -35,14 +35,14 @@ class GradedBeside final : public Episode {
   }
 
  private:
-  Threads& threads_;
+  ThreadPool& threads_;
   const std::function<Result<Score>(const std::string&)> score_;
-  const std::shared_ptr<Asked> asked_ = std::make_shared<Asked>();
+  const std::shared_ptr<JobState> state_ = std::make_shared<JobState>();
 };
 
 }  // namespace
 
-Threads::~Threads() {
+ThreadPool::~ThreadPool() {
   {
     const std::lock_guard lock(mutex_);
     closed_ = true;
@@ -52,7 +52,7 @@ Threads::~Threads() {
   for (std::thread& thread : threads_) thread.join();
 }
 
-void Threads::post(std::function<void()> work) {
+void ThreadPool::post(std::function<void()> work) {
   {
     const std::lock_guard lock(mutex_);
     if (closed_) return;
@@ -62,7 +62,7 @@ void Threads::post(std::function<void()> work) {
   changed_.notify_one();
 }
 
-void Threads::loop() {
+void ThreadPool::loop() {
   for (;;) {
     std::unique_lock lock(mutex_);
     changed_.wait(lock, [&] { return closed_ || !waiting_.empty(); });
@@ -74,8 +74,9 @@ void Threads::loop() {
   }
 }
 
-std::unique_ptr<Episode> graded_beside(Threads& threads, std::function<Result<Score>(const std::string&)> score) {
-  return std::make_unique<GradedBeside>(threads, std::move(score));
+std::unique_ptr<Episode> make_graded_episode(ThreadPool& threads,
+                                             std::function<Result<Score>(const std::string&)> score) {
+  return std::make_unique<GradedEpisode>(threads, std::move(score));
 }
 
 }  // namespace echoline::data_plane

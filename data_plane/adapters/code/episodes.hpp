@@ -12,12 +12,12 @@
 namespace echoline::data_plane {
 
 // A small thread pool with a queue. The threads start with the first job.
-class Threads {
+class ThreadPool {
  public:
-  explicit Threads(std::size_t count) : count_(count) {}
-  ~Threads();  // waits for running jobs, drops queued ones
-  Threads(const Threads&) = delete;
-  Threads& operator=(const Threads&) = delete;
+  explicit ThreadPool(std::size_t count) : count_(count) {}
+  ~ThreadPool();  // waits for running jobs, drops queued ones
+  ThreadPool(const ThreadPool&) = delete;
+  ThreadPool& operator=(const ThreadPool&) = delete;
 
   void post(std::function<void()> work);
 
@@ -32,8 +32,8 @@ class Threads {
   bool closed_ = false;
 };
 
-// Both arguments must outlive the jobs.
-std::unique_ptr<Episode> graded_beside(Threads& threads,
-                                       std::function<Result<Score>(const std::string& response)> score);
+// Returns an episode of one response, which a job on `threads` scores. Both arguments must outlive the jobs.
+std::unique_ptr<Episode> make_graded_episode(ThreadPool& threads,
+                                             std::function<Result<Score>(const std::string& response)> score);
 
 }  // namespace echoline::data_plane

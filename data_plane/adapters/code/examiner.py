@@ -20,8 +20,8 @@ class Raised(Exception):
 
 
 class Thing:
-    """A reference to an object in the program's process. Its contents can be read. Comparing it for equality is refused,
-    because the program would decide the result."""
+    """A reference to an object in the program's process. Its contents can be read. Comparing it for equality is
+    refused, because the program would decide the result."""
 
     def __init__(self, reference):
         object.__setattr__(self, "_reference", reference)
@@ -131,7 +131,8 @@ def names_bound(tree):
         elif isinstance(statement, (ast.Import, ast.ImportFrom)):
             imported.update((each.asname or each.name).split(".")[0] for each in statement.names)
         else:
-            defined.update(n.id for n in ast.walk(statement) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store))
+            names = (n for n in ast.walk(statement) if isinstance(n, ast.Name))
+            defined.update(n.id for n in names if isinstance(n.ctx, ast.Store))
     return defined, imported
 
 

@@ -1,3 +1,5 @@
+// Implements Grader: passes lines between a candidate (candidate.py, which runs the response's program) and an examiner
+// (examiner.py, which runs the tests), each in a sandbox.
 #include "data_plane/adapters/code/grader.hpp"
 
 #include <algorithm>
@@ -17,8 +19,8 @@ namespace {
 
 constexpr std::string_view kOperation = "grade code";
 constexpr std::size_t kLineMax = 4u << 20, kTestsMax = 10'000;
-constexpr std::size_t kRememberedBytes = 32u << 20;
-constexpr auto kStart = std::chrono::seconds(60);  // for an interpreter to start on a busy machine
+constexpr std::size_t kGradeCacheBytes = 32u << 20;
+constexpr auto kStartTimeout = std::chrono::seconds(60);  // of an interpreter, on a busy machine
 
 using sandbox::Process;
 
@@ -35,32 +37,32 @@ std::string json_text(std::string_view text) {
 }
 
 // A cache of grades in two generations: it keeps at least the newer half of the grades that fit. One thread at a time.
-class Memory {
+class GradeCache {
  public:
   std::optional<Grade> find(const std::string& key) const {
-    for (const auto* half : {&young_, &old_})
+    for (const auto* half : {&newer_, &older_})
       if (const auto it = half->find(key); it != half->end()) return it->second;
     return std::nullopt;
   }
-  void keep(std::string key, const Grade& grade) {
-    const std::size_t bytes = key.size() + grade.trouble.size() + sizeof(Grade) + 64;
-    if (bytes_ + bytes > kRememberedBytes / 2) {
-      old_ = std::exchange(young_, {});
+  void insert(std::string key, const Grade& grade) {
+    const std::size_t bytes = key.size() + grade.first_failure.size() + sizeof(Grade) + 64;
+    if (bytes_ + bytes > kGradeCacheBytes / 2) {
+      older_ = std::exchange(newer_, {});
       bytes_ = 0;
     }
-    if (bytes <= kRememberedBytes / 2 && young_.emplace(std::move(key), grade).second) bytes_ += bytes;
+    if (bytes <= kGradeCacheBytes / 2 && newer_.emplace(std::move(key), grade).second) bytes_ += bytes;
   }
 
  private:
-  std::unordered_map<std::string, Grade> young_, old_;
-  std::size_t bytes_ = 0;  // of young_
+  std::unordered_map<std::string, Grade> newer_, older_;
+  std::size_t bytes_ = 0;  // of newer_
 };
 
 }  // namespace
 
 struct Grader::Impl {
   GraderOptions options;
-  Memory memory;
+  GradeCache cache;
   std::unique_ptr<sandbox::Pool> pool;
 
   std::mutex mutex;
@@ -91,7 +93,7 @@ struct Grader::Impl {
     return c;
   }
 
-  Result<Process> begin_candidate() {
+  Result<Process> launch_candidate() {
     sandbox::Command c = command(kCandidateScript);
     // This process enforces the time limits; the sandbox's limit applies if it cannot.
     c.limits.cpu = options.time + std::chrono::seconds(10);
@@ -99,8 +101,8 @@ struct Grader::Impl {
   }
 
   // Waits for the interpreter to start. A failure is an error, not a grade: no program has run yet.
-  Status greet(Process& process) {
-    const auto line = process.read_line(kLineMax, kStart);
+  Status await_hello(Process& process) {
+    const auto line = process.read_line(kLineMax, kStartTimeout);
     if (line && *line == "hello") return ok();
     return fail(Code::kUnavailable, kOperation, "{} did not start in its sandbox: {}: {}", options.python.string(),
                 line ? "it said " + printable(*line, 100) : line.error().detail, printable(process.wait().err));
@@ -117,14 +119,14 @@ struct Grader::Impl {
       }
     }
     if (!ready) {
-      ECHO_ASSIGN(Process process, begin_candidate());
+      ECHO_ASSIGN(Process process, launch_candidate());
       ready = std::move(process);
     }
-    if (auto next = begin_candidate()) {
+    if (auto next = launch_candidate()) {
       const std::lock_guard lock(mutex);
       if (candidates.size() < options.parallel && !stopping) candidates.push_back(std::move(*next));
     }
-    ECHO_TRY(greet(*ready));
+    ECHO_TRY(await_hello(*ready));
     return std::move(*ready);
   }
 
@@ -138,23 +140,23 @@ struct Grader::Impl {
       }
     }
     ECHO_ASSIGN(Process process, pool->launch(command(kExaminerScript)));
-    ECHO_TRY(greet(process));
+    ECHO_TRY(await_hello(process));
     return process;
   }
 
-  void give_back(Process examiner) {
+  void return_examiner(Process examiner) {
     const std::lock_guard lock(mutex);
     if (!stopping) examiners.push_back(std::move(examiner));
   }
 
-  bool take_turn() {
+  bool acquire_slot() {
     std::unique_lock lock(mutex);
     changed.wait(lock, [&] { return stopping || grading < options.parallel; });
     if (stopping) return false;
     ++grading;
     return true;
   }
-  void end_turn() {
+  void release_slot() {
     {
       const std::lock_guard lock(mutex);
       --grading;
@@ -174,10 +176,10 @@ class Grading {
         program_(json_text(program)),
         take_candidate_([&impl] { return impl.take_candidate(); }),
         take_examiner_([&impl] { return impl.take_examiner(); }),
-        give_back_([&impl](Process process) { impl.give_back(std::move(process)); }) {}
+        return_examiner_([&impl](Process process) { impl.return_examiner(std::move(process)); }) {}
 
   Result<Grade> run(std::string_view task) {
-    end_ = now() + options_.time;
+    all_tests_deadline_ = now() + options_.time;
     ECHO_ASSIGN(const bool loaded, load());
     if (!loaded) return grade_;
     std::size_t first = 0;
@@ -192,27 +194,27 @@ class Grading {
   Result<bool> load() {
     ECHO_ASSIGN(Process process, take_candidate_());
     candidate_ = std::move(process);
-    deadline_ = now() + options_.test_time;
+    test_deadline_ = now() + options_.test_time;
     const auto compiled = ask(program_);
     grade_.compiles = compiled && *compiled == "compiled";
-    if (!grade_.compiles) return trouble("syntax error", !compiled);
+    if (!grade_.compiles) return stop_candidate("syntax error", !compiled);
     const auto loaded = ask("run");
     if (loaded && *loaded == "loaded") return true;
-    return trouble(
+    return stop_candidate(
         loaded ? "the program fails before the first test" : "before the first test: " + loaded.error().detail,
         !loaded);
   }
 
-  bool trouble(std::string what, bool again = false) {
-    grade_.again |= again;
-    if (grade_.trouble.empty()) grade_.trouble = printable(what, 200);
+  bool stop_candidate(std::string what, bool may_change = false) {
+    grade_.may_change |= may_change;
+    if (grade_.first_failure.empty()) grade_.first_failure = printable(what, 200);
     candidate_.reset();
     return false;
   }
 
   // Asks the program, within the deadlines of this test and of all tests.
   Result<std::string> ask(std::string_view line) {
-    const auto left = [&] { return std::max(Duration::zero(), std::min(deadline_, end_) - now()); };
+    const auto left = [&] { return std::max(Duration::zero(), std::min(test_deadline_, all_tests_deadline_) - now()); };
     Status sent = candidate_->write(std::string(line) + "\n", left());
     auto answer = sent ? candidate_->read_line(kLineMax, left()) : Result<std::string>(std::move(sent).error());
     if (!answer && answer.error().code == Code::kStale) grade_.late = true;
@@ -226,71 +228,73 @@ class Grading {
     auto request = nlohmann::json::parse(task.begin(), task.end(), nullptr, /*allow_exceptions=*/false);
     if (!request.is_object()) return fail(Code::kInvalid, kOperation, "the task is not a JSON object");
     request["first"] = first;
-    ECHO_TRY(examiner.write(request.dump() + "\n", kStart));
-    std::optional<std::size_t> current;  // current test
+    ECHO_TRY(examiner.write(request.dump() + "\n", kStartTimeout));
+    std::optional<std::size_t> current_test;
     for (;;) {
       const auto line = examiner.read_line(
-          kLineMax, current ? std::max(Duration::zero(), deadline_ - now()) + options_.test_time : Duration(kStart));
-      if (!line && current) {
+          kLineMax, current_test ? std::max(Duration::zero(), test_deadline_ - now()) + options_.test_time
+                                 : Duration(kStartTimeout));
+      if (!line && current_test) {
         grade_.late = grade_.late || line.error().code == Code::kStale;
-        trouble_at(*current, "the test ended or hung on the program's answers");
-        return *current + 1;
+        stop_candidate_at(*current_test, "the test ended or hung on the program's answers");
+        return *current_test + 1;
       }
       if (!line)
         return fail(Code::kUnavailable, kOperation, "the examiner ended: {}; {}", line.error().detail,
                     printable(examiner.wait().err));
-      Status taken = ok();
+      Status sent = ok();
+      // The messages of examiner.py.
       switch (line->empty() ? '\0' : line->front()) {
-        case 'N':
+        case 'N':  // number of tests
           grade_.tests = number_after_letter(*line);
           if (grade_.tests == 0 || grade_.tests > kTestsMax)
             return fail(Code::kInvalid, kOperation, "expected 1 to {} tests, found {}", kTestsMax, grade_.tests);
           break;
-        case 'B': {
-          current = number_after_letter(*line);
-          Status ready = prepare(*current);
+        case 'B': {  // a test begins
+          current_test = number_after_letter(*line);
+          Status ready = prepare_candidate();
           if (!ready) return std::move(ready).error();
-          taken = examiner.write("go\n", kStart);
+          sent = examiner.write("go\n", kStartTimeout);
           break;
         }
-        case 'C': {
+        case 'C': {  // a question to the program, such as a call
           const std::optional<std::string> answer =
-              current ? answer_to(*current, std::string_view(*line).substr(1)) : std::nullopt;
-          taken = examiner.write(answer ? "R" + *answer + "\n" : "gone\n", options_.test_time);
+              current_test ? answer_to(*current_test, std::string_view(*line).substr(1)) : std::nullopt;
+          sent = examiner.write(answer ? "R" + *answer + "\n" : "gone\n", options_.test_time);
           break;
         }
-        case 'V':
+        case 'V':  // verdict of the test
           if (*line == "V1")
             ++grade_.passed;
-          else if (current)
-            note_at(*current, "failed");
+          else if (current_test)
+            note_failure_at(*current_test, "failed");
           break;
-        case 'E':
+        case 'E':  // end of the tests
           break;
-        case 'd':
-          give_back_(std::move(examiner));
+        case 'd':  // done, ready for another task
+          return_examiner_(std::move(examiner));
           return grade_.tests;
-        case 'X':
+        case 'X':  // the tests cannot be read
           return fail(Code::kInvalid, kOperation, "the problem's tests are not Python: {}", printable(*line, 200));
         default:
           return fail(Code::kCorrupt, kOperation, "the examiner said '{}'", printable(*line, 100));
       }
-      if (!taken && current) {  // the examiner hangs on the program's answer
-        grade_.late = grade_.late || taken.error().code == Code::kStale;
-        trouble_at(*current, "the test ended or hung on the program's answers");
-        return *current + 1;
+      if (!sent && current_test) {  // the examiner hangs on the program's answer
+        grade_.late = grade_.late || sent.error().code == Code::kStale;
+        stop_candidate_at(*current_test, "the test ended or hung on the program's answers");
+        return *current_test + 1;
       }
     }
   }
 
   // Provides a program for the next test, reloaded if the last test killed it.
-  Status prepare(std::size_t) {
-    if (now() >= end_) grade_.late = true;
-    if (!candidate_ && !given_up_ && now() < end_) {
+  Status prepare_candidate() {
+    if (now() >= all_tests_deadline_) grade_.late = true;
+    if (!candidate_ && !load_failed_ && now() < all_tests_deadline_) {
       ECHO_ASSIGN(const bool loaded, load());
-      given_up_ = !loaded;
+      load_failed_ = !loaded;
     }
-    deadline_ = now() + options_.test_time;
+    test_deadline_ = now() + options_.test_time;
     return ok();
   }
 
@@ -299,27 +303,28 @@ class Grading {
     auto answer = ask(question);
     if (answer) return std::move(*answer);
     const bool late = answer.error().code == Code::kStale;
-    trouble_at(test,
-               late ? fmt::format("took longer than {}", to_text(now() < end_ ? options_.test_time : options_.time))
-                    : answer.error().detail);
+    stop_candidate_at(test, late
+                                ? fmt::format("took longer than {}",
+                                              to_text(now() < all_tests_deadline_ ? options_.test_time : options_.time))
+                                : answer.error().detail);
     return std::nullopt;
   }
 
-  void note_at(std::size_t test, std::string_view what) {
-    if (grade_.trouble.empty()) grade_.trouble = fmt::format("test {}: {}", test + 1, what);
+  void note_failure_at(std::size_t test, std::string_view what) {
+    if (grade_.first_failure.empty()) grade_.first_failure = fmt::format("test {}: {}", test + 1, what);
   }
-  // Such a grade is not remembered: the program may not be killed or late next time.
-  void trouble_at(std::size_t test, const std::string& what) {
-    trouble(fmt::format("test {}: {}", test + 1, what), true);
+  // Such a grade is not cached: the program may not be killed or late next time.
+  void stop_candidate_at(std::size_t test, const std::string& what) {
+    stop_candidate(fmt::format("test {}: {}", test + 1, what), true);
   }
 
   const GraderOptions& options_;
   const std::string program_;
   std::function<Result<Process>()> take_candidate_, take_examiner_;
-  std::function<void(Process)> give_back_;
+  std::function<void(Process)> return_examiner_;
   std::optional<Process> candidate_;
-  TimePoint end_{}, deadline_{};
-  bool given_up_ = false;
+  TimePoint all_tests_deadline_{}, test_deadline_{};
+  bool load_failed_ = false;
   Grade grade_;
 };
 
@@ -332,7 +337,7 @@ Result<std::unique_ptr<Grader>> Grader::start(GraderOptions options) {
   impl->options = options;
   ECHO_ASSIGN(impl->pool, sandbox::Pool::start({.processes_max = 4 * options.parallel + 4}));
   ECHO_ASSIGN(Process examiner, impl->take_examiner());
-  impl->give_back(std::move(examiner));
+  impl->return_examiner(std::move(examiner));
   return std::unique_ptr<Grader>(new Grader(std::move(impl)));
 }
 
@@ -351,14 +356,14 @@ Result<Grade> Grader::grade(std::string_view task, std::string_view program) {
   std::string key = fmt::format("{}:{}{}", task.size(), task, program);
   {
     const std::lock_guard lock(impl_->mutex);
-    if (auto grade = impl_->memory.find(key)) return *std::move(grade);
+    if (auto grade = impl_->cache.find(key)) return *std::move(grade);
   }
-  if (!impl_->take_turn()) return fail(Code::kCancelled, kOperation, "the grader is being shut down");
+  if (!impl_->acquire_slot()) return fail(Code::kCancelled, kOperation, "the grader is being shut down");
   auto grade = Grading(*impl_, impl_->options, program).run(task);
-  impl_->end_turn();
-  if (impl_->options.remember && grade && !grade->late && !grade->again) {
+  impl_->release_slot();
+  if (impl_->options.cache_grades && grade && !grade->late && !grade->may_change) {
     const std::lock_guard lock(impl_->mutex);
-    impl_->memory.keep(std::move(key), *grade);
+    impl_->cache.insert(std::move(key), *grade);
   }
   return grade;
 }

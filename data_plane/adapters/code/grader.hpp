@@ -20,15 +20,15 @@ struct GraderOptions {
   Duration time = std::chrono::seconds(30);      // for all tests
   Bytes memory{512u << 20};                      // per program
   std::size_t parallel = 4;                      // programs graded at the same time; others wait
-  bool remember = false;                         // reuse the grade of the same program and task
+  bool cache_grades = false;                     // reuse the grade of the same program and task
 };
 
 struct Grade {
   bool compiles = false;
   std::size_t passed = 0, tests = 0;  // tests: 0 if the program did not load
   bool late = false;                  // a time limit was reached: a faster machine might pass more tests
-  bool again = false;                 // the program was killed or late: the grade may differ next time
-  std::string trouble;                // the first failure, for users: "syntax error", "test 3: took longer than 5 s"
+  bool may_change = false;            // the program was killed or late: the grade may differ next time
+  std::string first_failure;          // the first failure, for users: "syntax error", "test 3: took longer than 5 s"
 };
 
 // Thread-safe.
@@ -40,8 +40,8 @@ class Grader {
 
   // `task`: a JSON object of {prompt, test, entry_point} or {tests, imports, setup, code}. A program that fails or is
   // killed gets a grade too; an error means that it could not be graded. kInvalid for malformed tests, kCancelled after
-  // stop(). With `remember`, the same program for the same task is not run again while its grade is cached (32 MiB of
-  // grades), unless it was killed or late.
+  // stop(). With `cache_grades`, the same program for the same task is not run again while its grade is cached (32 MiB
+  // of grades), unless it was killed or late.
   Result<Grade> grade(std::string_view task, std::string_view program);
   // Ends all grading: calls in progress and later ones return kCancelled or kUnavailable soon.
   void stop();

@@ -4,7 +4,8 @@ import json
 import os
 import sys
 
-TYPES = {t.__name__: t for t in (bool, bytes, complex, dict, float, frozenset, int, list, object, range, set, str, tuple)}
+TYPES = {t.__name__: t
+         for t in (bool, bytes, complex, dict, float, frozenset, int, list, object, range, set, str, tuple)}
 EXACT = 1 << 53  # integers up to here are written as JSON
 
 

@@ -22,40 +22,41 @@ using nlohmann::json;
 
 constexpr std::size_t kPromptBytesMax = 256u << 10, kTextBytesMax = 64u << 10, kNameBytesMax = 128, kComponentsMax = 64;
 
-struct Bad : std::runtime_error {
+struct LibraryError : std::runtime_error {
   using std::runtime_error::runtime_error;
 };
 
-std::string replaced(const std::string& text) {
+std::string with_valid_utf8(const std::string& text) {
   return json::parse(json(text).dump(-1, ' ', false, json::error_handler_t::replace)).get<std::string>();
 }
 
-std::string taken(const echoline_text& text, const char* what, std::size_t bytes_max) {
+std::string checked_text(const echoline_text& text, const char* what, std::size_t bytes_max) {
   if (text.size == 0) return {};
   if (text.data == nullptr)
-    throw Bad(std::string("'") + what + "' is NULL with a size of " + std::to_string(text.size));
+    throw LibraryError(std::string("'") + what + "' is NULL with a size of " + std::to_string(text.size));
   if (text.size > bytes_max)
-    throw Bad(std::string("'") + what + "' has " + std::to_string(text.size) + " bytes, at most " +
-              std::to_string(bytes_max) + " are allowed");
-  std::string taken(text.data, text.size);
+    throw LibraryError(std::string("'") + what + "' has " + std::to_string(text.size) + " bytes, at most " +
+                       std::to_string(bytes_max) + " are allowed");
+  std::string copy(text.data, text.size);
   try {
-    (void)json(taken).dump();
+    (void)json(copy).dump();
   } catch (const json::exception&) {
-    throw Bad(std::string("'") + what + "' is no UTF-8");
+    throw LibraryError(std::string("'") + what + "' is no UTF-8");
   }
-  return taken;
+  return copy;
 }
 
 // Buffer for a library function's error message.
-class Why {
+class ErrorBuffer {
  public:
   char* data() { return text_; }
   void expect(int result, const char* function) {
     if (result == 0) return;
     text_[ECHOLINE_WHY_BYTES - 1] = '\0';
-    const std::string words = replaced(text_);
-    throw Bad(words.empty() ? std::string(function) + "() returned " + std::to_string(result) + " and does not say why"
-                            : words);
+    const std::string message = with_valid_utf8(text_);
+    throw LibraryError(message.empty()
+                           ? std::string(function) + "() returned " + std::to_string(result) + " and does not say why"
+                           : message);
   }
 
  private:
@@ -66,33 +67,33 @@ class Library {
  public:
   explicit Library(const char* path) {
     void* const handle = ::dlopen(path, RTLD_NOW | RTLD_LOCAL);
-    if (handle == nullptr) throw Bad(replaced(::dlerror()));
+    if (handle == nullptr) throw LibraryError(with_valid_utf8(::dlerror()));
     void* const symbol = ::dlsym(handle, "echoline_task");
-    if (symbol == nullptr) throw Bad("it exports no function 'echoline_task' (clients/c/echoline_task.h)");
+    if (symbol == nullptr) throw LibraryError("it exports no function 'echoline_task' (clients/c/echoline_task.h)");
     table_ = reinterpret_cast<const echoline_task_table* (*)(std::uint32_t)>(symbol)(ECHOLINE_TASK_ABI);
     const std::string version = std::to_string(ECHOLINE_TASK_ABI);
-    if (table_ == nullptr) throw Bad("it has no ABI " + version + ": echoline_task() returned NULL");
+    if (table_ == nullptr) throw LibraryError("it has no ABI " + version + ": echoline_task() returned NULL");
     if (table_->abi != ECHOLINE_TASK_ABI)
-      throw Bad("expected ABI " + version + ", found " + std::to_string(table_->abi));
+      throw LibraryError("expected ABI " + version + ", found " + std::to_string(table_->abi));
     if (table_->size < sizeof *table_)
-      throw Bad("its table has " + std::to_string(table_->size) + " bytes, expected " + std::to_string(sizeof *table_) +
-                " or more");
+      throw LibraryError("its table has " + std::to_string(table_->size) + " bytes, expected " +
+                         std::to_string(sizeof *table_) + " or more");
     if (!table_->open || !table_->close || !table_->problem_count || !table_->problem)
-      throw Bad("its table lacks one of open, close, problem_count and problem");
+      throw LibraryError("its table lacks one of open, close, problem_count and problem");
     const bool turns = table_->begin || table_->step || table_->destroy;
     if (turns && (!table_->begin || !table_->step || !table_->destroy))
-      throw Bad("its table has not all of begin, step and destroy");
+      throw LibraryError("its table has not all of begin, step and destroy");
     if (turns == (table_->score != nullptr))
-      throw Bad("its table has either score or begin, step and destroy, and not both");
+      throw LibraryError("its table has either score or begin, step and destroy, and not both");
     if (table_->name != nullptr)
-      name_ = taken({table_->name, ::strnlen(table_->name, kNameBytesMax + 1)}, "name", kNameBytesMax);
+      name_ = checked_text({table_->name, ::strnlen(table_->name, kNameBytesMax + 1)}, "name", kNameBytesMax);
   }
 
   json hello(const json& request) {
     const std::string settings = request.at("settings").dump();
-    Why why;
-    why.expect(
-        table_->open({settings.data(), settings.size()}, request.at("seed").get<std::uint64_t>(), &task_, why.data()),
+    ErrorBuffer error;
+    error.expect(
+        table_->open({settings.data(), settings.size()}, request.at("seed").get<std::uint64_t>(), &task_, error.data()),
         "open");
     return {{"protocol", 1},
             {"name", name_},
@@ -107,59 +108,61 @@ class Library {
     for (const json& row : item.at("rows")) {
       echoline_problem problem{};
       problem.size = sizeof problem;
-      Why why;
-      why.expect(table_->problem(task_, evaluation ? 1 : 0, row.get<std::uint64_t>(), &problem, why.data()), "problem");
-      json one{{"prompt", taken(problem.prompt, "prompt", kPromptBytesMax)},
-               {"reference", taken(problem.reference, "reference", kTextBytesMax)}};
-      if (problem.id.size > 0) one["id"] = taken(problem.id, "id", kNameBytesMax);
+      ErrorBuffer error;
+      error.expect(table_->problem(task_, evaluation ? 1 : 0, row.get<std::uint64_t>(), &problem, error.data()),
+                   "problem");
+      json entry{{"prompt", checked_text(problem.prompt, "prompt", kPromptBytesMax)},
+                 {"reference", checked_text(problem.reference, "reference", kTextBytesMax)}};
+      if (problem.id.size > 0) entry["id"] = checked_text(problem.id, "id", kNameBytesMax);
       if (problem.demonstration.size > 0)
-        one["demonstration"] = taken(problem.demonstration, "demonstration", kTextBytesMax);
+        entry["demonstration"] = checked_text(problem.demonstration, "demonstration", kTextBytesMax);
       if (problem.metadata.size > 0) {
-        one["metadata"] = json::parse(taken(problem.metadata, "metadata", kTextBytesMax), nullptr, false);
-        if (one["metadata"].is_discarded()) throw Bad("'metadata' is no JSON");
+        entry["metadata"] = json::parse(checked_text(problem.metadata, "metadata", kTextBytesMax), nullptr, false);
+        if (entry["metadata"].is_discarded()) throw LibraryError("'metadata' is no JSON");
       }
-      problems.push_back(std::move(one));
+      problems.push_back(std::move(entry));
     }
     return {{"problems", std::move(problems)}};
   }
 
   json score(const json& item) {
     const Problem problem(item.at("problem"));
-    echoline_score score = empty();
-    Why why;
-    why.expect(table_->score(task_, &problem.as_given, text(item.at("response")), &score, why.data()), "score");
-    return said(score);
+    echoline_score score = new_score();
+    ErrorBuffer error;
+    error.expect(table_->score(task_, &problem.as_given, text(item.at("response")), &score, error.data()), "score");
+    return to_json(score);
   }
 
   json step(const json& item) {
     const auto number = item.at("episode").get<std::uint64_t>();
-    Why why;
+    ErrorBuffer error;
     if (item.contains("problem")) {
       const Problem problem(item.at("problem"));
       void* episode = nullptr;
-      why.expect(table_->begin(task_, &problem.as_given, item.at("seed").get<std::uint64_t>(), &episode, why.data()),
-                 "begin");
-      forget(number);
+      error.expect(
+          table_->begin(task_, &problem.as_given, item.at("seed").get<std::uint64_t>(), &episode, error.data()),
+          "begin");
+      destroy_episode(number);
       episodes_[number] = episode;
     }
     const auto known = episodes_.find(number);
-    if (known == episodes_.end()) throw Bad("no episode " + std::to_string(number));
-    echoline_score score = empty();
-    why.expect(table_->step(known->second, text(item.at("response")), &score, why.data()), "step");
-    json step = said(score);
+    if (known == episodes_.end()) throw LibraryError("no episode " + std::to_string(number));
+    echoline_score score = new_score();
+    error.expect(table_->step(known->second, text(item.at("response")), &score, error.data()), "step");
+    json step = to_json(score);
     step["done"] = score.more == 0;
-    step["observation"] = taken(score.observation, "observation", kPromptBytesMax);
+    step["observation"] = checked_text(score.observation, "observation", kPromptBytesMax);
     if (score.more == 0) {
-      forget(number);
+      destroy_episode(number);
     } else if (table_->cut) {
-      echoline_score cut = empty();
-      why.expect(table_->cut(known->second, &cut, why.data()), "cut");
-      step["cut"] = said(cut);
+      echoline_score cut = new_score();
+      error.expect(table_->cut(known->second, &cut, error.data()), "cut");
+      step["cut"] = to_json(cut);
     }
     return step;
   }
 
-  void forget(std::uint64_t number) {
+  void destroy_episode(std::uint64_t number) {
     const auto known = episodes_.find(number);
     if (known == episodes_.end()) return;
     void* const episode = known->second;
@@ -168,7 +171,7 @@ class Library {
   }
 
  private:
-  static echoline_score empty() {
+  static echoline_score new_score() {
     echoline_score score{};
     score.size = sizeof score;
     return score;
@@ -192,21 +195,21 @@ class Library {
     echoline_problem as_given{};
   };
 
-  static json said(const echoline_score& score) {
+  static json to_json(const echoline_score& score) {
     if (!std::isfinite(score.reward))
-      throw Bad("the reward is " + std::to_string(score.reward) + ", expected a finite number");
+      throw LibraryError("the reward is " + std::to_string(score.reward) + ", expected a finite number");
     json result{{"reward", score.reward}};
     if (score.verdict < ECHOLINE_CORRECT_BY_REWARD || score.verdict > ECHOLINE_WRONG)
-      throw Bad("the verdict is " + std::to_string(score.verdict) + ", expected 0, 1 or 2");
+      throw LibraryError("the verdict is " + std::to_string(score.verdict) + ", expected 0, 1 or 2");
     if (score.verdict != ECHOLINE_CORRECT_BY_REWARD) result["correct"] = score.verdict == ECHOLINE_CORRECT;
     if (score.component_count > kComponentsMax || (score.component_count > 0 && score.components == nullptr))
-      throw Bad(std::to_string(score.component_count) + " components" +
-                (score.components == nullptr ? " at NULL" : ", at most 64 are allowed"));
+      throw LibraryError(std::to_string(score.component_count) + " components" +
+                         (score.components == nullptr ? " at NULL" : ", at most 64 are allowed"));
     for (std::size_t i = 0; i < score.component_count; ++i) {
-      const std::string name = taken(score.components[i].name, "component's name", kNameBytesMax);
+      const std::string name = checked_text(score.components[i].name, "component's name", kNameBytesMax);
       if (name.empty() || !std::isfinite(score.components[i].value))
-        throw Bad("component '" + name + "' is " + std::to_string(score.components[i].value) +
-                  ", expected a name and a finite number");
+        throw LibraryError("component '" + name + "' is " + std::to_string(score.components[i].value) +
+                           ", expected a name and a finite number");
       result["components"][name] = score.components[i].value;
     }
     return result;
@@ -225,9 +228,9 @@ json answer(std::unique_ptr<Library>& library, const char* path, const json& req
     return library->hello(request);
   }
   if (method == "ping" || method == "cancel") return json::object();
-  if (!library) throw Bad("expected hello first");
+  if (!library) throw LibraryError("expected hello first");
   if (method == "close") {
-    for (const json& number : request.at("episodes")) library->forget(number);
+    for (const json& number : request.at("episodes")) library->destroy_episode(number);
     return json::object();
   }
   json items = json::array();
@@ -240,8 +243,8 @@ json answer(std::unique_ptr<Library>& library, const char* path, const json& req
       else if (method == "problems" || method == "evaluation")
         items.push_back(library->problems(item, method == "evaluation"));
       else
-        throw Bad("unknown method '" + method + "'");
-    } catch (const Bad& error) {
+        throw LibraryError("unknown method '" + method + "'");
+    } catch (const LibraryError& error) {
       items.push_back({{"error", error.what()}});
     }
   }
@@ -255,23 +258,24 @@ int main(int argc, char** argv) {
   // Moves the protocol to other descriptors, so that the library's own input and output cannot disturb it.
   std::FILE* const requests = ::fdopen(::dup(0), "r");
   const int answers = ::dup(1);
-  const int nothing = ::open("/dev/null", O_RDONLY);
-  if (requests == nullptr || answers < 0 || ::dup2(2, 1) < 0 || (nothing >= 0 && ::dup2(nothing, 0) < 0)) return 2;
+  const int null_input = ::open("/dev/null", O_RDONLY);
+  if (requests == nullptr || answers < 0 || ::dup2(2, 1) < 0 || (null_input >= 0 && ::dup2(null_input, 0) < 0))
+    return 2;
   ::setvbuf(requests, nullptr, _IOFBF, 1u << 20);
   std::unique_ptr<Library> library;
   char* line = nullptr;
   std::size_t room = 0;
   for (ssize_t size = 0; (size = ::getline(&line, &room, requests)) > 0;) {
-    json said, id;
+    json reply, id;
     try {
       const json request = json::parse(line, line + size);
       if (request.contains("id")) id = request["id"];
-      said = {{"id", id}, {"result", answer(library, argv[1], request)}};
+      reply = {{"id", id}, {"result", answer(library, argv[1], request)}};
     } catch (const std::exception& error) {
-      said = {{"id", id}, {"error", error.what()}};
+      reply = {{"id", id}, {"error", error.what()}};
     }
     if (id.is_null()) continue;
-    const std::string text = said.dump(-1, ' ', false, json::error_handler_t::replace) + "\n";
+    const std::string text = reply.dump(-1, ' ', false, json::error_handler_t::replace) + "\n";
     for (std::size_t written = 0; written < text.size();) {
       const ssize_t n = ::write(answers, text.data() + written, text.size() - written);
       if (n <= 0) return 1;

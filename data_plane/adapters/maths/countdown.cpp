@@ -14,13 +14,13 @@
 namespace echoline::data_plane {
 namespace {
 
+using maths::ExpressionResult;
 using maths::kCountdownNumberMax;
 using maths::kCountdownNumbersMax;
-using maths::Reached;
 using maths::Verdict;
 
-constexpr std::uint64_t kHeldOutOf = 8;      // one problem in 8 is held out
-constexpr std::uint64_t kDrawsMax = 10'000;  // per problem
+constexpr std::uint64_t kHeldOutDivisor = 8;  // one problem in 8 is held out
+constexpr std::uint64_t kDrawsMax = 10'000;   // per problem
 constexpr std::uint64_t kTargetMax = 1'000'000;
 // Intermediate results may exceed the target by this factor; products fit in 64 bits.
 constexpr std::uint64_t kHeadroom = 10;
@@ -79,13 +79,13 @@ std::string default_prompt(const Options& o) {
 }
 
 // The data for grading a response. Problem::reference holds it as "target number number ...".
-struct Round {
+struct Puzzle {
   std::uint64_t target = 0;
   std::vector<std::uint32_t> numbers;
 
   std::string reference() const { return fmt::format("{} {}", target, fmt::join(numbers, " ")); }
 
-  static std::optional<Round> parse(std::string_view text) {
+  static std::optional<Puzzle> parse(std::string_view text) {
     std::vector<std::uint64_t> values;
     const char* at = text.data();
     const char* const end = at + text.size();
@@ -98,30 +98,31 @@ struct Round {
       if (*stop != ' ') return std::nullopt;
       at = stop + 1;
     }
-    Round round{values[0], {}};
-    if (values.size() < 2 || values.size() > kCountdownNumbersMax + 1 || round.target > kTargetMax) return std::nullopt;
+    Puzzle puzzle{values[0], {}};
+    if (values.size() < 2 || values.size() > kCountdownNumbersMax + 1 || puzzle.target > kTargetMax)
+      return std::nullopt;
     for (std::size_t i = 1; i < values.size(); ++i) {
       if (values[i] > kCountdownNumberMax) return std::nullopt;
-      round.numbers.push_back(static_cast<std::uint32_t>(values[i]));
+      puzzle.numbers.push_back(static_cast<std::uint32_t>(values[i]));
     }
-    return round;
+    return puzzle;
   }
 };
 
-struct Drawn {
-  Round round;
+struct SolvedPuzzle {
+  Puzzle puzzle;
   std::string expression;
 };
 
 // A node of the expression under construction: a number, or the result of joining two earlier parts.
-struct Part {
+struct ExpressionNode {
   std::uint64_t value = 0;
   char operation = 0;  // 0: a number
   std::size_t left = 0, right = 0;
 };
 
-std::string text_of(const std::vector<Part>& parts, std::size_t at) {
-  const Part& part = parts[at];
+std::string expression_text(const std::vector<ExpressionNode>& parts, std::size_t at) {
+  const ExpressionNode& part = parts[at];
   if (part.operation == 0) return std::to_string(part.value);
   const bool product = part.operation == '*' || part.operation == '/';
   const auto operand = [&](std::size_t which, bool right) {
@@ -129,7 +130,7 @@ std::string text_of(const std::vector<Part>& parts, std::size_t at) {
     const bool sum = inner == '+' || inner == '-';
     const bool bracket =
         product ? sum || (right && part.operation == '/' && inner != 0) : sum && right && part.operation == '-';
-    const std::string text = text_of(parts, which);
+    const std::string text = expression_text(parts, which);
     return bracket ? "(" + text + ")" : text;
   };
   return operand(part.left, false) + part.operation + operand(part.right, true);
@@ -137,27 +138,27 @@ std::string text_of(const std::vector<Part>& parts, std::size_t at) {
 
 class Countdown final : public Adapter {
  public:
-  Countdown(Options options, std::uint64_t seed) : o_(std::move(options)), key_(mix64(seed)) {
-    for (const std::string& operation : o_.operations) operations_ += operation;
-    prompt_ = o_.prompt.value_or(default_prompt(o_));
+  Countdown(Options options, std::uint64_t seed) : options_(std::move(options)), key_(mix64(seed)) {
+    for (const std::string& operation : options_.operations) operations_ += operation;
+    prompt_ = options_.prompt.value_or(default_prompt(options_));
   }
 
   // Draws the held-out problems, and enough others to know that training problems exist.
-  Status prepare() {
+  Status draw_held_out() {
     Random random(key_, 1);
     std::set<std::pair<std::vector<std::uint32_t>, std::uint64_t>> seen;
-    for (std::uint64_t tries = 0; held_out_.size() < o_.evaluation_problems; ++tries) {
-      const auto drawn = tries < kDrawsMax + 100 * o_.evaluation_problems ? draw(random, true) : std::nullopt;
+    for (std::uint64_t tries = 0; held_out_.size() < options_.evaluation_problems; ++tries) {
+      const auto drawn = tries < kDrawsMax + 100 * options_.evaluation_problems ? draw(random, true) : std::nullopt;
       if (!drawn)
         return fail(Code::kInvalid, "countdown",
                     "found only {} different problems to hold out, expected evaluation_problems = {}; raise numbers, "
                     "number_max or "
                     "target_max, or lower evaluation_problems",
-                    held_out_.size(), o_.evaluation_problems);
-      std::vector<std::uint32_t> sorted = drawn->round.numbers;
+                    held_out_.size(), options_.evaluation_problems);
+      std::vector<std::uint32_t> sorted = drawn->puzzle.numbers;
       std::sort(sorted.begin(), sorted.end());
-      if (seen.emplace(std::move(sorted), drawn->round.target).second)
-        held_out_.push_back(made(fmt::format("countdown/test/{}", held_out_.size()), drawn->round));
+      if (seen.emplace(std::move(sorted), drawn->puzzle.target).second)
+        held_out_.push_back(to_problem(fmt::format("countdown/test/{}", held_out_.size()), drawn->puzzle));
     }
     return problem(0) ? ok() : Status(problem(0).error());
   }
@@ -168,32 +169,34 @@ class Countdown final : public Adapter {
     if (held_out_.empty())
       return fail(Code::kUnavailable, "countdown problem",
                   "this adapter was made for scoring, so it has no held-out problems");
-    const auto drawn = training(index);
+    const auto drawn = training_puzzle(index);
     if (!drawn)
       return fail(Code::kInvalid, "countdown",
-                  "no problem in {} draws reaches a target of at most {}; raise target_max", kDrawsMax, o_.target_max);
-    return made(fmt::format("countdown/train/{}", index), drawn->round);
+                  "no problem in {} draws reaches a target of at most {}; raise target_max", kDrawsMax,
+                  options_.target_max);
+    return to_problem(fmt::format("countdown/train/{}", index), drawn->puzzle);
   }
 
   std::vector<Problem> evaluation() const override { return held_out_; }
 
   Result<Score> score(const Problem& problem, std::string_view response) const override {
     Verdict verdict;
-    Reached reached = Reached::kNothing;
-    const auto round = Round::parse(problem.reference());
-    const auto place = expression(response);
-    if (round && place) {
+    ExpressionResult reached = ExpressionResult::kNoExpression;
+    const auto puzzle = Puzzle::parse(problem.reference());
+    const auto place = expression_range(response);
+    if (puzzle && place) {
       reached = maths::evaluate(response.substr(place->first, place->second - place->first),
-                                {round->numbers, operations_, o_.use == Use::kAll}, round->target);
-      verdict.correct = reached == Reached::kTarget;
-      if (reached != Reached::kNothing) verdict.answer = response.substr(place->first, place->second - place->first);
-      if (o_.form == Form::kTagged)
+                                {puzzle->numbers, operations_, options_.use == Use::kAll}, puzzle->target);
+      verdict.correct = reached == ExpressionResult::kTarget;
+      if (reached != ExpressionResult::kNoExpression)
+        verdict.answer = response.substr(place->first, place->second - place->first);
+      if (options_.form == Form::kTagged)
         verdict.trailing = maths::count_characters(response.substr(place->second + kClose.size()));
     }
-    Score score = o_.reward.score(verdict, response);
-    const bool allowed = reached == Reached::kTarget || reached == Reached::kElsewhere;
+    Score score = options_.reward.score(verdict, response);
+    const bool allowed = reached == ExpressionResult::kTarget || reached == ExpressionResult::kOtherValue;
     score.components["allowed"] = allowed ? 1 : 0;
-    if (allowed) score.reward += o_.allowed;
+    if (allowed) score.reward += options_.allowed;
     return score;
   }
 
@@ -204,34 +207,34 @@ class Countdown final : public Adapter {
     std::uint64_t index = 0;
     const auto [stop, error] = std::from_chars(problem.id().data() + kPrefix.size(), end, index);
     if (error != std::errc{} || stop != end) return std::nullopt;
-    const auto drawn = training(index);
-    if (!drawn || drawn->round.reference() != problem.reference()) return std::nullopt;
-    return o_.form == Form::kBare ? drawn->expression : fmt::format("{}{}{}", kOpen, drawn->expression, kClose);
+    const auto drawn = training_puzzle(index);
+    if (!drawn || drawn->puzzle.reference() != problem.reference()) return std::nullopt;
+    return options_.form == Form::kBare ? drawn->expression : fmt::format("{}{}{}", kOpen, drawn->expression, kClose);
   }
 
  private:
-  std::optional<Drawn> training(std::uint64_t index) const {
+  std::optional<SolvedPuzzle> training_puzzle(std::uint64_t index) const {
     Random random(key_ + 1, index);
     return draw(random, false);
   }
 
-  std::optional<Drawn> draw(Random& random, bool held_out) const {
+  std::optional<SolvedPuzzle> draw(Random& random, bool held_out) const {
     for (std::uint64_t tries = 0; tries < kDrawsMax; ++tries) {
-      std::optional<Drawn> drawn = draw_once(random);
-      if (drawn && is_held_out(drawn->round) == held_out) return drawn;
+      std::optional<SolvedPuzzle> drawn = draw_once(random);
+      if (drawn && is_held_out(drawn->puzzle) == held_out) return drawn;
     }
     return std::nullopt;
   }
 
   // Joins two random parts at a time until one is left. Intermediate results are positive whole numbers not much above
   // the target's limit, so that few draws fail.
-  std::optional<Drawn> draw_once(Random& random) const {
-    Drawn drawn;
-    std::vector<Part> parts;
+  std::optional<SolvedPuzzle> draw_once(Random& random) const {
+    SolvedPuzzle drawn;
+    std::vector<ExpressionNode> parts;
     std::vector<std::size_t> open;  // parts not yet joined
-    for (std::uint64_t i = 0; i < o_.numbers; ++i) {
-      const std::uint64_t number = 1 + random.below(o_.number_max);
-      drawn.round.numbers.push_back(static_cast<std::uint32_t>(number));
+    for (std::uint64_t i = 0; i < options_.numbers; ++i) {
+      const std::uint64_t number = 1 + random.below(options_.number_max);
+      drawn.puzzle.numbers.push_back(static_cast<std::uint32_t>(number));
       open.push_back(parts.size());
       parts.push_back({number});
     }
@@ -243,24 +246,25 @@ class Countdown final : public Adapter {
         return part;
       };
       const std::size_t a = take(), b = take();
-      const std::uint64_t limit = open.empty() ? o_.target_max : kHeadroom * std::max(o_.target_max, o_.number_max);
+      const std::uint64_t limit =
+          open.empty() ? options_.target_max : kHeadroom * std::max(options_.target_max, options_.number_max);
       const auto joined = join(random, parts, a, b, limit);
       if (!joined) return std::nullopt;
       open.push_back(parts.size());
       parts.push_back(*joined);
     }
-    drawn.round.target = parts.back().value;
-    if (drawn.round.target > o_.target_max) return std::nullopt;
-    drawn.expression = text_of(parts, parts.size() - 1);
+    drawn.puzzle.target = parts.back().value;
+    if (drawn.puzzle.target > options_.target_max) return std::nullopt;
+    drawn.expression = expression_text(parts, parts.size() - 1);
     return drawn;
   }
 
   // Joins with a random operation that gives a positive whole number up to `limit`. Absent if no operation does.
-  std::optional<Part> join(Random& random, const std::vector<Part>& parts, std::size_t a, std::size_t b,
-                           std::uint64_t limit) const {
+  std::optional<ExpressionNode> join(Random& random, const std::vector<ExpressionNode>& parts, std::size_t a,
+                                     std::size_t b, std::uint64_t limit) const {
     if (parts[a].value < parts[b].value) std::swap(a, b);
     const std::uint64_t large = parts[a].value, small = parts[b].value;
-    Part possible[4]{};
+    ExpressionNode possible[4]{};
     std::size_t count = 0;
     for (const char operation : operations_) {
       if ((operation == '-' && large == small) || (operation == '/' && large % small != 0)) continue;
@@ -269,45 +273,45 @@ class Countdown final : public Adapter {
                                   : operation == '*' ? large * small
                                                      : large / small;
       if (value > limit) continue;
-      const bool turned = (operation == '+' || operation == '*') && random.below(2) == 0;
-      possible[count++] = {value, operation, turned ? b : a, turned ? a : b};
+      const bool swapped = (operation == '+' || operation == '*') && random.below(2) == 0;
+      possible[count++] = {value, operation, swapped ? b : a, swapped ? a : b};
     }
     if (count == 0) return std::nullopt;
     return possible[random.below(count)];
   }
 
-  bool is_held_out(const Round& round) const {
-    std::vector<std::uint32_t> sorted = round.numbers;
+  bool is_held_out(const Puzzle& puzzle) const {
+    std::vector<std::uint32_t> sorted = puzzle.numbers;
     std::sort(sorted.begin(), sorted.end());
-    std::uint64_t hash = mix64(key_ ^ round.target);
+    std::uint64_t hash = mix64(key_ ^ puzzle.target);
     for (const std::uint32_t number : sorted) hash = mix64(hash ^ number);
-    return hash % kHeldOutOf == 0;
+    return hash % kHeldOutDivisor == 0;
   }
 
-  std::optional<std::pair<std::size_t, std::size_t>> expression(std::string_view response) const {
-    if (o_.form == Form::kBare) return std::pair{std::size_t{0}, response.size()};
+  std::optional<std::pair<std::size_t, std::size_t>> expression_range(std::string_view response) const {
+    if (options_.form == Form::kBare) return std::pair{std::size_t{0}, response.size()};
     const std::size_t close = response.rfind(kClose);
     const std::size_t open = close == std::string_view::npos ? close : response.substr(0, close).rfind(kOpen);
     if (open == std::string_view::npos) return std::nullopt;
     return std::pair{open + kOpen.size(), close};
   }
 
-  Problem made(std::string id, const Round& round) const {
+  Problem to_problem(std::string id, const Puzzle& puzzle) const {
     std::string text = prompt_;
     const auto fill = [&](std::string_view place, const std::string& with) {
       for (std::size_t at = text.find(place); at != std::string::npos; at = text.find(place, at + with.size()))
         text.replace(at, place.size(), with);
     };
-    fill(kNumbersPlace, fmt::format("{}", fmt::join(round.numbers, ", ")));
-    fill(kTargetPlace, std::to_string(round.target));
+    fill(kNumbersPlace, fmt::format("{}", fmt::join(puzzle.numbers, ", ")));
+    fill(kTargetPlace, std::to_string(puzzle.target));
     Problem problem;
     problem.set_id(std::move(id));
     problem.set_prompt(std::move(text));
-    problem.set_reference(round.reference());
+    problem.set_reference(puzzle.reference());
     return problem;
   }
 
-  Options o_;
+  Options options_;
   std::string operations_, prompt_;
   std::uint64_t key_;
   std::vector<Problem> held_out_;
@@ -316,7 +320,7 @@ class Countdown final : public Adapter {
 Result<std::unique_ptr<Adapter>> make(std::string_view json, std::uint64_t seed, AdapterUse use) {
   ECHO_ASSIGN(Options o, options_from_json<Options>("countdown", json, use));
   auto countdown = std::make_unique<Countdown>(std::move(o), seed);
-  if (use == AdapterUse::kProblems) ECHO_TRY(countdown->prepare());
+  if (use == AdapterUse::kProblems) ECHO_TRY(countdown->draw_held_out());
   return std::unique_ptr<Adapter>(std::move(countdown));
 }
 

@@ -1,3 +1,4 @@
+// Implements the adapter that the data sets of data_sets.cpp share.
 #include "data_plane/adapters/maths/data_set.hpp"
 
 #include <charconv>
@@ -5,7 +6,7 @@
 #include <unordered_set>
 
 #include "base/random.hpp"
-#include "data_plane/told.hpp"
+#include "data_plane/policy_input.hpp"
 
 namespace echoline::data_plane::maths {
 namespace {
@@ -19,10 +20,10 @@ class DataSet final : public Adapter {
     ECHO_ASSIGN(train_, RowFile::open(options.train, reader));
     if (options.held_out) {
       ECHO_ASSIGN(const RowFile held_out, RowFile::open(*options.held_out, reader));
-      ECHO_TRY(hold_out(held_out));
+      ECHO_TRY(read_held_out(held_out));
       std::unordered_set<std::uint64_t> prompts;
-      for (std::size_t i = 0; i < held_out.size(); ++i) prompts.insert(held_out.prompt(i));
-      (void)train_->split([&](std::uint64_t prompt) { return prompts.contains(prompt); });
+      for (std::size_t i = 0; i < held_out.size(); ++i) prompts.insert(held_out.prompt_hash(i));
+      (void)train_->move_out([&](std::uint64_t hash) { return prompts.contains(hash); });
       if (train_->size() == 0)
         return fail(Code::kInvalid, "", "every problem of '{}' is held out in '{}'", options.train.string(),
                     options.held_out->string());
@@ -30,7 +31,7 @@ class DataSet final : public Adapter {
     }
     // Splits by the prompt's hash, so that all rows of a prompt are on the same side.
     const double share = options.held_out_fraction;
-    ECHO_TRY(hold_out(train_->split(
+    ECHO_TRY(read_held_out(train_->move_out(
         [&](std::uint64_t prompt) { return static_cast<double>(mix64(prompt ^ key_) >> 11) * 0x1.0p-53 < share; })));
     if (train_->size() == 0 || held_out_.empty())
       return fail(Code::kInvalid, "",
@@ -46,8 +47,8 @@ class DataSet final : public Adapter {
     if (!train_)
       return fail(Code::kUnavailable, name_ + " problem", "this adapter was made for scoring, so it has no problems");
     const std::size_t row = shuffled_cycle(index, train_->size(), key_);
-    ECHO_ASSIGN(Row read, train_->row(row));
-    return made("train", train_->line(row), std::move(read));
+    ECHO_ASSIGN(Row content, train_->row(row));
+    return to_problem("train", train_->line(row), std::move(content));
   }
 
   std::vector<Problem> evaluation() const override { return held_out_; }
@@ -65,18 +66,18 @@ class DataSet final : public Adapter {
     std::uint32_t line = 0;
     const auto [stop, error] = std::from_chars(problem.id().data() + prefix.size(), end, line);
     if (error != std::errc{} || stop != end) return std::nullopt;
-    const auto index = train_->at_line(line);
+    const auto index = train_->index_of_line(line);
     if (!index) return std::nullopt;
     auto row = train_->row(*index);
     if (!row) return std::nullopt;
-    std::string worked = std::move(row->demonstration);
-    if (grade(rule_, worked, row->reference).correct) return worked;
-    if (!worked.empty()) worked += '\n';
-    return worked + stated(rule_, row->reference);
+    std::string response = std::move(row->demonstration);
+    if (grade(rule_, response, row->reference).correct) return response;
+    if (!response.empty()) response += '\n';
+    return response + shortest_response(rule_, row->reference);
   }
 
  private:
-  Status hold_out(const RowFile& rows) {
+  Status read_held_out(const RowFile& rows) {
     if (rows.size() > kHeldOutMax)
       return fail(Code::kInvalid, "", "{}: {} evaluation problems, at most {}; hold out fewer", rows.path().string(),
                   rows.size(), kHeldOutMax);
@@ -87,12 +88,12 @@ class DataSet final : public Adapter {
       if (bytes > kHeldOutBytesMax)
         return fail(Code::kInvalid, "", "{}: more than {} MiB of evaluation problems; hold out fewer",
                     rows.path().string(), kHeldOutBytesMax >> 20);
-      held_out_.push_back(made("test", rows.line(i), std::move(row)));
+      held_out_.push_back(to_problem("test", rows.line(i), std::move(row)));
     }
     return ok();
   }
 
-  Problem made(std::string_view split, std::uint32_t line, Row row) const {
+  Problem to_problem(std::string_view split, std::uint32_t line, Row row) const {
     Problem problem;
     problem.set_id(fmt::format("{}/{}/{}", name_, split, line));
     set_prompt(problem, std::move(row.prompt));
@@ -110,7 +111,7 @@ class DataSet final : public Adapter {
 
 }  // namespace
 
-std::string stated(Rule rule, std::string_view answer) {
+std::string shortest_response(Rule rule, std::string_view answer) {
   switch (rule) {
     case Rule::kGsm8kStrict:
       return fmt::format("#### {}", answer);
@@ -163,9 +164,9 @@ Result<std::unique_ptr<Adapter>> make_data_set(std::string name, const DataSetOp
   if (use == AdapterUse::kProblems)
     ECHO_TRY(set->open(options, [reader, rule = options.rule](const nlohmann::json& json) -> Result<Row> {
       ECHO_ASSIGN(Row row, reader(json));
-      if (!grade(rule, stated(rule, row.reference), row.reference).correct)
+      if (!grade(rule, shortest_response(rule, row.reference), row.reference).correct)
         return fail(Code::kInvalid, "", "no response can be right: by this rule even '{}' is not the answer '{}'",
-                    stated(rule, row.reference).substr(0, 80), row.reference.substr(0, 80));
+                    shortest_response(rule, row.reference).substr(0, 80), row.reference.substr(0, 80));
       return row;
     }));
   return std::unique_ptr<Adapter>(std::move(set));

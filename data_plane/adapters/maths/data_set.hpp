@@ -36,7 +36,7 @@ struct DataSetOptions {
 Result<std::unique_ptr<Adapter>> make_data_set(std::string name, const DataSetOptions& options, const RowReader& reader,
                                                std::uint64_t seed, AdapterUse use);
 
-// The shortest response that states `answer` in the rule's form.
-std::string stated(Rule rule, std::string_view answer);
+// The shortest response that gives `answer` in the rule's form.
+std::string shortest_response(Rule rule, std::string_view answer);
 
 }  // namespace echoline::data_plane::maths

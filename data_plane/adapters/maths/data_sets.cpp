@@ -75,7 +75,7 @@ struct DapoOptions : DataSetOptions {
 };
 
 Result<Row> dapo_row(const nlohmann::json& json) {
-  ECHO_ASSIGN(Told prompt, maths::prompt_at(json, "prompt"));
+  ECHO_ASSIGN(PolicyInput prompt, maths::prompt_at(json, "prompt"));
   ECHO_ASSIGN(std::string answer, maths::text_or_number_at(json, "reward_model.ground_truth"));
   return Row{std::move(prompt), std::move(answer)};
 }
@@ -141,14 +141,14 @@ maths::RowReader jsonl_reader(const JsonlOptions& o) {
   std::optional<Template> filled;
   if (o.prompt_template) filled = Template::parse(*o.prompt_template);
   return [filled, prompt = o.prompt, answer = o.answer](const nlohmann::json& json) -> Result<Row> {
-    Told told;
+    PolicyInput input;
     if (filled) {
-      ECHO_ASSIGN(told, filled->filled(json));
+      ECHO_ASSIGN(input, filled->filled(json));
     } else {
-      ECHO_ASSIGN(told, maths::prompt_at(json, prompt));
+      ECHO_ASSIGN(input, maths::prompt_at(json, prompt));
     }
     ECHO_ASSIGN(std::string reference, maths::text_or_number_at(json, answer));
-    return Row{std::move(told), std::move(reference)};
+    return Row{std::move(input), std::move(reference)};
   };
 }
 

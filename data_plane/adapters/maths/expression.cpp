@@ -1,3 +1,4 @@
+// Parses and evaluates an expression in one pass, for the task "countdown".
 #include "data_plane/adapters/maths/expression.hpp"
 
 #include <algorithm>
@@ -12,23 +13,24 @@ namespace {
 __extension__ using Wide = __int128;
 
 struct Fraction {
-  Wide over = 0, under = 1;
+  Wide numerator = 0, denominator = 1;
 };
 
 // A recursive-descent parser; deeper than kExpressionDepthMax is not an expression. After a forbidden number or
 // operation, or a division by zero, it stops computing values, so that nothing can overflow.
 class Parser {
  public:
-  Parser(std::string_view text, const Game& game) : text_(text), game_(game) {}
+  Parser(std::string_view text, const ExpressionRules& rules) : text_(text), rules_(rules) {}
 
-  Reached run(std::uint64_t target) {
+  ExpressionResult run(std::uint64_t target) {
     const Fraction value = sum(0);
-    if (peek() != 0) broken_ = true;
-    if (broken_) return Reached::kNothing;
+    if (peek() != 0) malformed_ = true;
+    if (malformed_) return ExpressionResult::kNoExpression;
     const auto used = static_cast<std::size_t>(std::count(used_.begin(), used_.end(), true));
-    if (forbidden_ || (game_.all && used != game_.numbers.size())) return Reached::kForbidden;
-    const bool whole = !undefined_ && value.over % value.under == 0;
-    return whole && value.over / value.under == static_cast<Wide>(target) ? Reached::kTarget : Reached::kElsewhere;
+    if (forbidden_ || (rules_.use_all && used != rules_.numbers.size())) return ExpressionResult::kForbidden;
+    const bool whole = !undefined_ && value.numerator % value.denominator == 0;
+    return whole && value.numerator / value.denominator == static_cast<Wide>(target) ? ExpressionResult::kTarget
+                                                                                     : ExpressionResult::kOtherValue;
   }
 
  private:
@@ -44,7 +46,7 @@ class Parser {
     return std::string_view("0123456789()+-*/").find(text_[0]) == std::string_view::npos ? kOther : text_[0];
   }
 
-  void pass() {
+  void skip_token() {
     std::size_t bytes = 1;
     for (const auto& [sign, meaning] : kSigns)
       if (text_.starts_with(sign)) bytes = sign.size();
@@ -54,9 +56,9 @@ class Parser {
   // Consumes one of two operators if it comes next.
   std::optional<char> operation(char a, char b) {
     const char next = peek();
-    if (broken_ || (next != a && next != b)) return std::nullopt;
-    pass();
-    if (game_.operations.find(next) == std::string_view::npos) forbidden_ = true;
+    if (malformed_ || (next != a && next != b)) return std::nullopt;
+    skip_token();
+    if (rules_.operations.find(next) == std::string_view::npos) forbidden_ = true;
     return next;
   }
 
@@ -64,9 +66,9 @@ class Parser {
     Fraction value = product(depth);
     while (const auto sign = operation('+', '-')) {
       const Fraction next = product(depth);
-      if (idle()) continue;
-      const Wide left = value.over * next.under, right = next.over * value.under;
-      value = {*sign == '+' ? left + right : left - right, value.under * next.under};
+      if (stopped()) continue;
+      const Wide left = value.numerator * next.denominator, right = next.numerator * value.denominator;
+      value = {*sign == '+' ? left + right : left - right, value.denominator * next.denominator};
     }
     return value;
   }
@@ -75,33 +77,33 @@ class Parser {
     Fraction value = factor(depth);
     while (const auto sign = operation('*', '/')) {
       Fraction next = factor(depth);
-      if (*sign == '/') std::swap(next.over, next.under);
-      if (next.under == 0) undefined_ = true;
-      if (idle()) continue;
-      value = {value.over * next.over, value.under * next.under};
+      if (*sign == '/') std::swap(next.numerator, next.denominator);
+      if (next.denominator == 0) undefined_ = true;
+      if (stopped()) continue;
+      value = {value.numerator * next.numerator, value.denominator * next.denominator};
     }
     return value;
   }
 
   Fraction factor(std::size_t depth) {
     const char next = peek();
-    if (depth > kExpressionDepthMax) broken_ = true;
-    if (broken_) return {};
+    if (depth > kExpressionDepthMax) malformed_ = true;
+    if (malformed_) return {};
     if (next >= '0' && next <= '9') return number();
     if (next != '-' && next != '(') {
-      broken_ = true;
+      malformed_ = true;
       return {};
     }
-    pass();
+    skip_token();
     if (next == '-') {
       const Fraction value = factor(depth + 1);
-      return {-value.over, value.under};
+      return {-value.numerator, value.denominator};
     }
     const Fraction value = sum(depth + 1);
     if (peek() != ')')
-      broken_ = true;
+      malformed_ = true;
     else
-      pass();
+      skip_token();
     return value;
   }
 
@@ -111,8 +113,8 @@ class Parser {
       value = std::min<std::uint64_t>(value * 10 + static_cast<std::uint64_t>(text_[0] - '0'), kCountdownNumberMax + 1);
       text_.remove_prefix(1);
     }
-    for (std::size_t i = 0; i < game_.numbers.size(); ++i) {
-      if (used_[i] || game_.numbers[i] != value) continue;
+    for (std::size_t i = 0; i < rules_.numbers.size(); ++i) {
+      if (used_[i] || rules_.numbers[i] != value) continue;
       used_[i] = true;
       return {static_cast<Wide>(value), 1};
     }
@@ -120,22 +122,22 @@ class Parser {
     return {};
   }
 
-  bool idle() const { return broken_ || forbidden_ || undefined_; }
+  bool stopped() const { return malformed_ || forbidden_ || undefined_; }
 
   static constexpr std::pair<std::string_view, char> kSigns[] = {
       {"\xe2\x88\x92", '-'}, {"\xc3\x97", '*'}, {"\xc3\xb7", '/'}};  // U+2212, U+00D7, U+00F7
   std::string_view text_;
-  const Game& game_;
+  const ExpressionRules& rules_;
   std::array<bool, kCountdownNumbersMax> used_{};
-  bool broken_ = false, forbidden_ = false, undefined_ = false;
+  bool malformed_ = false, forbidden_ = false, undefined_ = false;
 };
 
 }  // namespace
 
-Reached evaluate(std::string_view text, const Game& game, std::uint64_t target) {
-  ECHO_CHECK(game.numbers.size() <= kCountdownNumbersMax, "{} numbers", game.numbers.size());
-  if (text.size() > kExpressionBytesMax) return Reached::kNothing;
-  return Parser(text, game).run(target);
+ExpressionResult evaluate(std::string_view text, const ExpressionRules& rules, std::uint64_t target) {
+  ECHO_CHECK(rules.numbers.size() <= kCountdownNumbersMax, "{} numbers", rules.numbers.size());
+  if (text.size() > kExpressionBytesMax) return ExpressionResult::kNoExpression;
+  return Parser(text, rules).run(target);
 }
 
 }  // namespace echoline::data_plane::maths

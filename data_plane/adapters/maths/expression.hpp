@@ -13,23 +13,23 @@ inline constexpr std::uint32_t kCountdownNumberMax = 10'000;
 inline constexpr std::size_t kExpressionBytesMax = 1024, kExpressionDepthMax = 64;
 
 // Which numbers and operations an expression may use.
-struct Game {
+struct ExpressionRules {
   std::span<const std::uint32_t> numbers;  // at most kCountdownNumbersMax of at most kCountdownNumberMax each
   std::string_view operations = "+-*/";
-  bool all = true;  // each number exactly once; false: at most once
+  bool use_all = true;  // each number exactly once; false: at most once
 };
 
-enum class Reached {
+enum class ExpressionResult {
   kTarget,
-  kElsewhere,  // another value, a fraction, or division by zero
-  kForbidden,  // an expression that uses other numbers or operations
-  kNothing,    // not an expression
+  kOtherValue,    // another value, a fraction, or division by zero
+  kForbidden,     // an expression that uses other numbers or operations
+  kNoExpression,  // not an expression
 };
 
 // Compares `text` with the target. An expression consists of sums, differences, products, quotients, brackets and a '-'
 // in front, with white space between; U+2212, U+00D7 and U+00F7 count as '-', '*' and '/'. Any bytes are accepted. An
 // expression has at most kExpressionBytesMax bytes, and brackets and signs nested at most kExpressionDepthMax deep.
 // Linear time.
-Reached evaluate(std::string_view text, const Game& game, std::uint64_t target);
+ExpressionResult evaluate(std::string_view text, const ExpressionRules& rules, std::uint64_t target);
 
 }  // namespace echoline::data_plane::maths

@@ -14,7 +14,7 @@ constexpr std::size_t kIntegerDigitsMax = 4300;  // Python 3.11 and later refuse
 
 struct Box {
   std::string_view content;
-  std::string_view behind;
+  std::string_view text_after;
 };
 
 // Matches braces from the last "\boxed", or if there is none the last "\fbox". Text may come before the first brace,
@@ -23,10 +23,10 @@ std::optional<Box> last_box(std::string_view text) {
   constexpr std::string_view kCommand = "\\boxed{";
   std::size_t at = text.rfind("\\boxed");
   if (at == std::string_view::npos) at = text.rfind("\\fbox");
-  std::int64_t open = 0;
+  std::int64_t open_braces = 0;
   for (std::size_t i = at; at != std::string_view::npos && i < text.size(); ++i) {
-    if (text[i] == '{') ++open;
-    if (text[i] != '}' || --open != 0) continue;
+    if (text[i] == '{') ++open_braces;
+    if (text[i] != '}' || --open_braces != 0) continue;
     const std::string_view box = text.substr(at, i + 1 - at);
     if (!box.starts_with(kCommand)) return std::nullopt;
     return Box{box.substr(kCommand.size(), box.size() - 1 - kCommand.size()), text.substr(i + 1)};
@@ -39,9 +39,9 @@ std::optional<Box> last_box_or_bare(std::string_view text) {
   constexpr std::string_view kBare = "\\boxed ";
   const std::size_t at = text.rfind(kBare);
   if (at == std::string_view::npos) return last_box(text);
-  const std::string_view behind = text.substr(at + kBare.size());
-  const std::size_t end = std::min(behind.find('$'), behind.size());
-  return Box{behind.substr(0, end), behind.substr(end)};
+  const std::string_view text_after = text.substr(at + kBare.size());
+  const std::size_t end = std::min(text_after.find('$'), text_after.size());
+  return Box{text_after.substr(0, end), text_after.substr(end)};
 }
 
 struct Replacement {
@@ -81,11 +81,11 @@ std::optional<Characters> braced_roots(CharacterView text) {
 std::optional<Characters> braced_fractions(CharacterView text) {
   constexpr CharacterView kCommand = U"\\frac";
   Characters result;
-  CharacterView rest = text;
-  for (std::size_t at = rest.find(kCommand); at != CharacterView::npos; at = rest.find(kCommand)) {
-    result += rest.substr(0, at + kCommand.size());
-    rest.remove_prefix(at + kCommand.size());
-    const CharacterView part = rest.substr(0, rest.find(kCommand));
+  CharacterView remaining = text;
+  for (std::size_t at = remaining.find(kCommand); at != CharacterView::npos; at = remaining.find(kCommand)) {
+    result += remaining.substr(0, at + kCommand.size());
+    remaining.remove_prefix(at + kCommand.size());
+    const CharacterView part = remaining.substr(0, remaining.find(kCommand));
     if (part.empty()) return std::nullopt;
     if (part[0] == U'{') continue;
     if (part.size() < 2) {
@@ -95,14 +95,14 @@ std::optional<Characters> braced_fractions(CharacterView text) {
     result += U'{';
     result += part[0];
     result += U'}';
-    rest.remove_prefix(1);
+    remaining.remove_prefix(1);
     if (part[1] == U'{') continue;
     result += U'{';
     result += part[1];
     result += U'}';
-    rest.remove_prefix(1);
+    remaining.remove_prefix(1);
   }
-  result += rest;
+  result += remaining;
   return result;
 }
 
@@ -118,12 +118,13 @@ bool is_plain_integer(CharacterView text) {
 Characters quotient_as_fraction(Characters text) {
   const std::size_t slash = text.find(U'/');
   if (slash == Characters::npos) return text;
-  const CharacterView over = CharacterView(text).substr(0, slash), under = CharacterView(text).substr(slash + 1);
-  if (!is_plain_integer(over) || !is_plain_integer(under)) return text;
+  const CharacterView numerator = CharacterView(text).substr(0, slash),
+                      denominator = CharacterView(text).substr(slash + 1);
+  if (!is_plain_integer(numerator) || !is_plain_integer(denominator)) return text;
   Characters fraction = U"\\frac{";
-  fraction += over;
+  fraction += numerator;
   fraction += U"}{";
-  fraction += under;
+  fraction += denominator;
   fraction += U'}';
   return fraction;
 }
@@ -151,11 +152,11 @@ std::optional<Characters> normalised(Characters text, Variant variant) {
 
 Verdict compared(const std::optional<Box>& box, std::string_view reference, Variant variant) {
   if (!box) return {};
-  const Characters answer = decode(box->content), wanted = decode(reference);
+  const Characters answer = decode(box->content), expected = decode(reference);
   const auto a = normalised(answer, variant);
-  const auto b = a ? normalised(wanted, variant) : std::nullopt;
+  const auto b = a ? normalised(expected, variant) : std::nullopt;
   const bool defined = a && b;
-  return {defined ? *a == *b : answer == wanted, encode(defined ? *a : answer), count_characters(box->behind)};
+  return {defined ? *a == *b : answer == expected, encode(defined ? *a : answer), count_characters(box->text_after)};
 }
 
 }  // namespace

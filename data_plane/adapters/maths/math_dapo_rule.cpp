@@ -179,7 +179,7 @@ Characters normalised(CharacterView answer) {
   return Characters(trimmed(text));
 }
 
-bool same_letter(char32_t c, char lower) {
+bool is_letter_ignoring_case(char32_t c, char lower) {
   const auto small = static_cast<char32_t>(lower);
   return c == small || c == small - (U'a' - U'A') || (lower == 's' && c == 0x17f);  // the long s folds to s
 }
@@ -191,16 +191,16 @@ struct Place {
 // The answer that follows an "Answer:" at `at`.
 std::optional<Place> answer_at(CharacterView text, std::size_t at) {
   for (const char letter : std::string_view("answer")) {
-    if (at == text.size() || !same_letter(text[at], letter)) return std::nullopt;
+    if (at == text.size() || !is_letter_ignoring_case(text[at], letter)) return std::nullopt;
     ++at;
   }
   while (at < text.size() && is_space(text[at])) ++at;
   if (at == text.size() || text[at] != U':') return std::nullopt;
-  const std::size_t behind = ++at;
+  const std::size_t after_colon = ++at;
   while (at < text.size() && is_space(text[at])) ++at;
   if (at == text.size()) {  // only white space: the last space that does not end a line, and the text after it
-    while (at > behind && text[at - 1] == U'\n') --at;
-    if (at == behind) return std::nullopt;
+    while (at > after_colon && text[at - 1] == U'\n') --at;
+    if (at == after_colon) return std::nullopt;
     --at;
   }
   const std::size_t end = std::min(text.find(U'\n', at), text.size());
@@ -235,10 +235,10 @@ Verdict math_dapo(std::string_view response, std::string_view reference) {
 Verdict math_dapo_boxed(std::string_view response, std::string_view reference) {
   const std::string_view text = last_characters(last_characters(response, kGradedCharacters), kBoxCharacters);
   const std::size_t at = text.rfind(kBox);
-  std::uint64_t open = 0;
+  std::uint64_t open_braces = 0;
   for (std::size_t i = at; at != std::string_view::npos && i < text.size(); ++i) {
-    if (text[i] == '{') ++open;
-    if (text[i] != '}' || --open > 0) continue;
+    if (text[i] == '{') ++open_braces;
+    if (text[i] != '}' || --open_braces > 0) continue;
     std::string answer = encode(decode(text.substr(at + kBox.size(), i - at - kBox.size())));
     const bool correct = answer == encode(decode(reference));
     return {correct, std::move(answer), count_characters(text.substr(i + 1))};

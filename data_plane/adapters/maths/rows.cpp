@@ -1,3 +1,4 @@
+// Implements RowFile for the data sets of this folder.
 #include "data_plane/adapters/maths/rows.hpp"
 
 #include <fcntl.h>
@@ -10,17 +11,19 @@
 #include <unordered_set>
 
 #include "base/random.hpp"
-#include "data_plane/told.hpp"
+#include "data_plane/policy_input.hpp"
 
 namespace echoline::data_plane::maths {
 namespace {
 
-constexpr std::size_t kPromptBytesMax = 256u << 10, kReferenceBytesMax = 64u << 10;  // schema.proto
-constexpr std::size_t kBlock = 1u << 20;
+// The limits of these fields in schema.proto; change both together.
+constexpr std::size_t kPromptBytesMax = 256u << 10, kReferenceBytesMax = 64u << 10;
+constexpr std::size_t kReadBytes = 1u << 20;
 constexpr std::size_t kDepthMax = 64;
 
 std::uint64_t hash_of(std::string_view text) { return XXH3_64bits(text.data(), text.size()); }
 
+// Identifies a row by its prompt and reference. 128 bits, so that no two of kRowsMax rows collide by chance.
 struct Digest {
   std::uint64_t low, high;
   bool operator==(const Digest&) const = default;
@@ -32,6 +35,7 @@ struct DigestHash {
 Digest digest_of(const Row& row) {
   const XXH128_hash_t prompt = XXH3_128bits(row.prompt.text.data(), row.prompt.text.size());
   const XXH128_hash_t reference = XXH3_128bits(row.reference.data(), row.reference.size());
+  // Mixing only the prompt makes the order matter: (a, b) differs from (b, a).
   return {mix64(prompt.low64) + reference.low64, mix64(prompt.high64) + reference.high64};
 }
 
@@ -49,6 +53,8 @@ bool too_deep(std::string_view line) {
   return depth > kDepthMax;
 }
 
+// The value of `key`: the field of that name, or else the nested field to which its dots lead. nullptr if there is
+// neither.
 const nlohmann::json* value_at(const nlohmann::json& row, std::string_view key) {
   const nlohmann::json* value = &row;
   if (const auto whole = row.find(std::string(key)); whole != row.end()) return &*whole;
@@ -63,12 +69,12 @@ const nlohmann::json* value_at(const nlohmann::json& row, std::string_view key) 
   }
 }
 
-// Calls `each` with every line, its offset and its number. Stops when `each` returns false.
+// Calls `each` with every line, its offset and its number. Returns the first error of `each`.
 template <class Each>
-Status lines(const std::filesystem::path& path, int fd, Each each) {
+Status for_each_line(const std::filesystem::path& path, int fd, Each each) {
   std::string pending;  // bytes read that do not yet form a line
   std::uint64_t offset = 0, number = 0;
-  std::vector<char> block(kBlock);
+  std::vector<char> block(kReadBytes);
   for (bool more = true; more;) {
     const ssize_t n = ::read(fd, block.data(), block.size());
     if (n < 0 && errno == EINTR) continue;
@@ -109,17 +115,17 @@ Result<std::string> text_or_number_at(const nlohmann::json& row, std::string_vie
   return text_at(row, key);
 }
 
-Result<Told> prompt_at(const nlohmann::json& row, std::string_view key) {
+Result<PolicyInput> prompt_at(const nlohmann::json& row, std::string_view key) {
   const nlohmann::json* value = value_at(row, key);
   if (value == nullptr || !value->is_array()) {
     ECHO_ASSIGN(std::string text, text_at(row, key));
-    return Told(std::move(text));
+    return PolicyInput(std::move(text));
   }
-  auto told = read_told(*value, kPromptBytesMax);
-  if (!told) return fail(Code::kInvalid, "", "'{}': {}", key, told.error().detail);
-  if (told->messages.size() == 1 && told->messages.front().role == "user")
-    return Told(told->text);  // the same prompt, written shorter
-  return told;
+  auto input = read_policy_input(*value, kPromptBytesMax);
+  if (!input) return fail(Code::kInvalid, "", "'{}': {}", key, input.error().detail);
+  if (input->messages.size() == 1 && input->messages.front().role == "user")
+    return PolicyInput(input->text);  // the short form of the same prompt
+  return input;
 }
 
 Result<Row> read_row(std::string_view line, const RowReader& reader) {
@@ -144,21 +150,22 @@ Result<RowFile> RowFile::open(const std::filesystem::path& path, RowReader reade
   if (!S_ISREG(info.st_mode)) return fail(Code::kIo, "read rows", "{}: expected a JSON Lines file", path.string());
   RowFile rows(path, file, std::move(reader));
   std::unordered_set<Digest, DigestHash> seen;
-  ECHO_TRY(lines(path, file->get(), [&](std::string_view line, std::uint64_t offset, std::uint32_t number) -> Status {
-    if (line.find_first_not_of(" \t\r") == std::string_view::npos) return ok();
-    const auto row = read_row(line, rows.reader_);
-    if (!row) return fail(Code::kInvalid, "read rows", "{}:{}: {}", path.string(), number, row.error().detail);
-    if (!seen.insert(digest_of(*row)).second) {
-      ++rows.repeated_;
-      return ok();
-    }
-    if (rows.places_.size() == kRowsMax)
-      return fail(Code::kExhausted, "read rows", "{}:{}: more than {} different rows; split the file", path.string(),
-                  number, kRowsMax);
-    rows.places_.push_back({offset, hash_of(row->prompt.text), static_cast<std::uint32_t>(line.size()), number});
-    return ok();
-  }));
-  if (rows.places_.empty()) return fail(Code::kInvalid, "read rows", "{}: no problems in it", path.string());
+  ECHO_TRY(for_each_line(
+      path, file->get(), [&](std::string_view line, std::uint64_t offset, std::uint32_t number) -> Status {
+        if (line.find_first_not_of(" \t\r") == std::string_view::npos) return ok();
+        const auto row = read_row(line, rows.reader_);
+        if (!row) return fail(Code::kInvalid, "read rows", "{}:{}: {}", path.string(), number, row.error().detail);
+        if (!seen.insert(digest_of(*row)).second) {
+          ++rows.repeated_;
+          return ok();
+        }
+        if (rows.places_.size() == kRowsMax)
+          return fail(Code::kExhausted, "read rows", "{}:{}: more than {} different rows; split the file",
+                      path.string(), number, kRowsMax);
+        rows.places_.push_back({offset, hash_of(row->prompt.text), static_cast<std::uint32_t>(line.size()), number});
+        return ok();
+      }));
+  if (rows.places_.empty()) return fail(Code::kInvalid, "read rows", "{}: the file has no rows", path.string());
   rows.places_.shrink_to_fit();
   return rows;
 }
@@ -175,25 +182,25 @@ Result<Row> RowFile::row(std::size_t index) const {
     done += static_cast<std::size_t>(n);
   }
   auto row = read_row(line, reader_);
-  if (!row || hash_of(row->prompt.text) != place.prompt)
+  if (!row || hash_of(row->prompt.text) != place.prompt_hash)
     return fail(Code::kCorrupt, "read rows",
                 "{}:{}: the file has changed since it was opened; do not change it during a run, and start again",
                 path_.string(), place.line);
   return row;
 }
 
-std::optional<std::size_t> RowFile::at_line(std::uint32_t line) const {
+std::optional<std::size_t> RowFile::index_of_line(std::uint32_t line) const {
   const auto place = std::lower_bound(places_.begin(), places_.end(), line,
                                       [](const Place& p, std::uint32_t wanted) { return p.line < wanted; });
   if (place == places_.end() || place->line != line) return std::nullopt;
   return static_cast<std::size_t>(place - places_.begin());
 }
 
-RowFile RowFile::split(const std::function<bool(std::uint64_t prompt)>& chosen) {
+RowFile RowFile::move_out(const std::function<bool(std::uint64_t prompt_hash)>& chosen) {
   RowFile other(path_, file_, reader_);
   for (const Place& place : places_)
-    if (chosen(place.prompt)) other.places_.push_back(place);
-  std::erase_if(places_, [&](const Place& place) { return chosen(place.prompt); });
+    if (chosen(place.prompt_hash)) other.places_.push_back(place);
+  std::erase_if(places_, [&](const Place& place) { return chosen(place.prompt_hash); });
   return other;
 }
 

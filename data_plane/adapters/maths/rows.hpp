@@ -11,19 +11,19 @@
 #include <vector>
 
 #include "base/files.hpp"
+#include "base/policy_input.hpp"
 #include "base/result.hpp"
-#include "base/told.hpp"
 
 namespace echoline::data_plane::maths {
 
 inline constexpr std::size_t kRowBytesMax = 4u << 20;  // per line
 inline constexpr std::size_t kRowsMax = 20'000'000;    // different rows per file
 
-// A problem in a data set.
+// One row as a problem.
 struct Row {
-  Told prompt;
+  PolicyInput prompt;
   std::string reference;
-  std::string demonstration = {};  // a worked solution; empty if the set has none
+  std::string demonstration = {};  // a worked solution; empty if the data set has none
 };
 
 // Turns a JSON object into a row; kInvalid with what was expected. May be called from several threads at once.
@@ -37,8 +37,9 @@ Result<std::string> text_at(const nlohmann::json& row, std::string_view key);
 // Like text_at(), but also accepts a whole number and returns its digits.
 Result<std::string> text_or_number_at(const nlohmann::json& row, std::string_view key);
 // Like text_at(), but for a prompt: a string or a list of messages.
-Result<Told> prompt_at(const nlohmann::json& row, std::string_view key);
+Result<PolicyInput> prompt_at(const nlohmann::json& row, std::string_view key);
 
+// Immutable, except for move_out().
 class RowFile {
  public:
   // Leaves out rows that repeat an earlier row's prompt and reference. kNotFound and kIo about the file; kInvalid as
@@ -51,17 +52,16 @@ class RowFile {
 
   // Reads row `index` < size(). kCorrupt if the file has changed. May be called from several threads at once.
   Result<Row> row(std::size_t index) const;
-  std::uint32_t line(std::size_t index) const { return places_[index].line; }      // from 1
-  std::uint64_t prompt(std::size_t index) const { return places_[index].prompt; }  // hash of the prompt
-  // The index of the row at this line, if any.
-  std::optional<std::size_t> at_line(std::uint32_t line) const;
+  std::uint32_t line(std::size_t index) const { return places_[index].line; }  // from 1
+  std::uint64_t prompt_hash(std::size_t index) const { return places_[index].prompt_hash; }
+  std::optional<std::size_t> index_of_line(std::uint32_t line) const;
 
-  // Moves the rows whose prompt hash `chosen` accepts to a new RowFile of the same file.
-  RowFile split(const std::function<bool(std::uint64_t prompt)>& chosen);
+  // Moves the rows whose prompt hash `chosen` accepts to a new RowFile of the same file, and returns that.
+  RowFile move_out(const std::function<bool(std::uint64_t prompt_hash)>& chosen);
 
  private:
   struct Place {
-    std::uint64_t offset, prompt;
+    std::uint64_t offset, prompt_hash;
     std::uint32_t bytes, line;
   };
   RowFile(std::filesystem::path path, std::shared_ptr<const Descriptor> file, RowReader reader)

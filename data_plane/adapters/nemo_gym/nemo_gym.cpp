@@ -34,8 +34,8 @@ class Verified final : public Episode {
   Verified(nemo_gym::Verifier& verifier, Problem problem, double correct_at)
       : verifier_(verifier), problem_(std::move(problem)), correct_at_(correct_at) {}
   ~Verified() override {
-    const std::lock_guard lock(asked_->mutex);
-    asked_->wanted = false;
+    const std::lock_guard lock(state_->mutex);
+    state_->wanted = false;
   }
 
   void step(std::string response, Done done) override {
@@ -43,9 +43,9 @@ class Verified final : public Episode {
     if (!body) return done(std::move(body).error());
     verifier_.ask(
         problem_.reference(), *std::move(body),
-        [asked = asked_, correct_at = correct_at_, done = std::move(done)](const Result<std::string>& answer) {
-          const std::lock_guard lock(asked->mutex);
-          if (!asked->wanted) return;
+        [state = state_, correct_at = correct_at_, done = std::move(done)](const Result<std::string>& answer) {
+          const std::lock_guard lock(state->mutex);
+          if (!state->wanted) return;
           if (!answer) return done(answer.error());
           auto score = nemo_gym::read_verdict(*answer, correct_at);
           if (!score) return done(std::move(score).error());
@@ -54,14 +54,14 @@ class Verified final : public Episode {
   }
 
  private:
-  struct Asked {
+  struct RequestState {
     std::mutex mutex;
     bool wanted = true;
   };
   nemo_gym::Verifier& verifier_;
   const Problem problem_;
   const double correct_at_;
-  const std::shared_ptr<Asked> asked_ = std::make_shared<Asked>();
+  const std::shared_ptr<RequestState> state_ = std::make_shared<RequestState>();
 };
 
 class NemoGym final : public Adapter {

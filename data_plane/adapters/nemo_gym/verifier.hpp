@@ -28,10 +28,10 @@ struct VerifierOptions {
 // growing pauses and not before the server's Retry-After.
 class Verifier {
  public:
-  static constexpr std::size_t kInsideMax = 65'536;
+  static constexpr std::size_t kInFlightMax = 65'536;
 
   // The answer of /verify. kUnavailable: all tries failed; kInvalid: the server refuses the request, with its words;
-  // kExhausted: kInsideMax requests are in flight; kCancelled: the verifier is being destroyed.
+  // kExhausted: kInFlightMax requests are in flight; kCancelled: the verifier is being destroyed.
   using Done = std::function<void(Result<std::string>)>;
 
   explicit Verifier(VerifierOptions options);
@@ -42,30 +42,30 @@ class Verifier {
   void ask(std::string seed_body, std::string verify_body, Done done);
 
  private:
-  struct Asked {
+  struct PendingRequest {
     std::string seed_body, verify_body, cookies;
     Done done;
     bool seeded = false;
     std::uint32_t tries = 0;
     TimePoint not_before{};
   };
-  void work();
-  void send(Asked asked);
-  void hear(HttpAnswer answer);
-  void again(Asked asked, std::string why, Duration at_least);
+  void run_thread();
+  void send(PendingRequest pending);
+  void on_answer(HttpAnswer answer);
+  void retry_or_fail(PendingRequest pending, std::string why, Duration at_least);
 
   const VerifierOptions options_;
   const SystemClock clock_;
   std::mutex mutex_;
   std::condition_variable changed_;
-  std::deque<Asked> new_;   // guarded by mutex_
-  std::size_t inside_ = 0;  // guarded by mutex_
-  bool stopping_ = false;   // guarded by mutex_
+  std::deque<PendingRequest> added_;  // guarded by mutex_
+  std::size_t in_flight_ = 0;         // guarded by mutex_
+  bool stopping_ = false;             // guarded by mutex_
 
   // Used by the thread only.
   HttpClient http_;
-  std::deque<Asked> waiting_;
-  std::map<std::uint64_t, Asked> sent_;  // by request id
+  std::deque<PendingRequest> waiting_;
+  std::map<std::uint64_t, PendingRequest> sent_;  // by request id
   std::thread thread_;
 };
 

@@ -1,3 +1,4 @@
+// Implements Client with Boost.Beast: one thread runs an io_context, and each Session is a WebSocket on it.
 #include "data_plane/adapters/openenv/client.hpp"
 
 #include <openssl/ssl.h>
@@ -32,19 +33,19 @@ class Session : public std::enable_shared_from_this<Session> {
 
 namespace {
 
-constexpr Duration kPatience = std::chrono::seconds(2);  // for a server to close a session
+constexpr Duration kCloseTimeout = std::chrono::seconds(2);  // for a server to close a session
 
-using Moved = std::function<void(error_code, std::size_t)>;  // bytes
+using IoHandler = std::function<void(error_code, std::size_t)>;  // bytes
 
 // The connection below a WebSocket, with or without TLS. A single stream type and handler type is used for both,
 // because Boost.Beast instantiates its templates for each; that was a twentieth of the whole program's compile time.
-class Line {
+class Stream {
  public:
   using executor_type = asio::io_context::executor_type;
   using Socket = asio::basic_stream_socket<tcp, executor_type>;
 
   // `tls`: null without TLS.
-  Line(asio::io_context& io, asio::ssl::context* tls) : socket_(io) {
+  Stream(asio::io_context& io, asio::ssl::context* tls) : socket_(io) {
     if (tls != nullptr) tls_.emplace(socket_, *tls);
   }
 
@@ -58,24 +59,24 @@ class Line {
     for (auto it = asio::buffer_sequence_begin(buffers); it != asio::buffer_sequence_end(buffers) && into.size() == 0;
          ++it)
       into = *it;
-    read(into, shared(std::forward<Handler>(handler)));
+    read(into, copyable(std::forward<Handler>(handler)));
   }
   template <class Buffers, class Handler>
   void async_write_some(const Buffers& buffers, Handler&& handler) {
     write({asio::buffer_sequence_begin(buffers), asio::buffer_sequence_end(buffers)},
-          shared(std::forward<Handler>(handler)));
+          copyable(std::forward<Handler>(handler)));
   }
 
  private:
   template <class Handler>
-  static Moved shared(Handler&& handler) {
+  static IoHandler copyable(Handler&& handler) {
     return [h = std::make_shared<std::decay_t<Handler>>(std::forward<Handler>(handler))](
                error_code error, std::size_t bytes) { (*h)(error, bytes); };
   }
-  void read(asio::mutable_buffer into, Moved done) {
+  void read(asio::mutable_buffer into, IoHandler done) {
     tls_ ? tls_->async_read_some(into, std::move(done)) : socket_.async_read_some(into, std::move(done));
   }
-  void write(const std::vector<asio::const_buffer>& from, Moved done) {
+  void write(const std::vector<asio::const_buffer>& from, IoHandler done) {
     tls_ ? tls_->async_write_some(from, std::move(done)) : socket_.async_write_some(from, std::move(done));
   }
 
@@ -84,22 +85,22 @@ class Line {
 };
 
 // Boost.Beast finds these three functions by name when it closes a WebSocket.
-void beast_close_socket(Line& line) {
+void beast_close_socket(Stream& stream) {
   error_code ignored;
-  line.socket().close(ignored);
+  stream.socket().close(ignored);
 }
-void teardown(beast::role_type, Line& line, error_code& error) { line.socket().close(error); }
+void teardown(beast::role_type, Stream& stream, error_code& error) { stream.socket().close(error); }
 template <class Handler>
-void async_teardown(beast::role_type role, Line& line, Handler&& handler) {
+void async_teardown(beast::role_type role, Stream& stream, Handler&& handler) {
   error_code error;
-  teardown(role, line, error);
-  asio::post(line.get_executor(),
+  teardown(role, stream, error);
+  asio::post(stream.get_executor(),
              [h = std::make_shared<std::decay_t<Handler>>(std::forward<Handler>(handler)), error] { (*h)(error); });
 }
 
-class Connected final : public Session {
+class WebSocketSession final : public Session {
  public:
-  Connected(asio::io_context& io, const ClientOptions& options, asio::ssl::context* tls)
+  WebSocketSession(asio::io_context& io, const ClientOptions& options, asio::ssl::context* tls)
       : options_(options), resolver_(io), timer_(io), stream_(io, tls) {}
 
   void ask(std::string message, Client::Done done) override {
@@ -111,17 +112,17 @@ class Connected final : public Session {
         self->finish(fail(Code::kStale, "environment", "no answer within {} from {}", to_text(self->options_.deadline),
                           self->options_.endpoint.url()));
     });
-    if (over_) return finish(fail(Code::kUnavailable, "environment", "its session has ended"));
-    busy_ = true;
+    if (ended_) return finish(fail(Code::kUnavailable, "environment", "its session has ended"));
+    request_pending_ = true;
     if (open_) return write();
     const Endpoint& to = options_.endpoint;
     resolver_.async_resolve(to.host, to.port,
                             [self = self()](error_code error, const tcp::resolver::results_type& places) {
-                              if (error) return self->no("find the host", error);
+                              if (error) return self->fail_with("find the host", error);
                               asio::async_connect(self->stream_.next_layer().socket(), places,
                                                   [self](error_code refused, const tcp::endpoint&) {
-                                                    if (refused) return self->no("connect", refused);
-                                                    self->secure();
+                                                    if (refused) return self->fail_with("connect", refused);
+                                                    self->start_tls();
                                                   });
                             });
   }
@@ -129,53 +130,53 @@ class Connected final : public Session {
   void end(std::function<void()> then) override {
     done_ = {};
     timer_.cancel();
-    if (!open_ || over_ || busy_) {
+    if (!open_ || ended_ || request_pending_) {
       close();
       return then();
     }
-    over_ = true;
-    then_ = std::move(then);
+    ended_ = true;
+    on_end_ = std::move(then);
     message_ = close_message();
-    timer_.expires_after(kPatience);
+    timer_.expires_after(kCloseTimeout);
     timer_.async_wait([self = self()](error_code error) {
-      if (!error) self->gone();
+      if (!error) self->finish_end();
     });
     send([self = self()](error_code error, std::size_t) {
-      if (error) return self->gone();
+      if (error) return self->finish_end();
       // waits for the server's close
-      self->stream_.async_read(self->buffer_, Moved([self](error_code, std::size_t) { self->gone(); }));
+      self->stream_.async_read(self->buffer_, IoHandler([self](error_code, std::size_t) { self->finish_end(); }));
     });
   }
 
  private:
-  std::shared_ptr<Connected> self() { return std::static_pointer_cast<Connected>(shared_from_this()); }
+  std::shared_ptr<WebSocketSession> self() { return std::static_pointer_cast<WebSocketSession>(shared_from_this()); }
 
-  void secure() {
+  void start_tls() {
     auto* const tls = stream_.next_layer().tls();
-    if (tls == nullptr) return shake_hands();
+    if (tls == nullptr) return open_websocket();
     SSL_set_tlsext_host_name(tls->native_handle(), options_.endpoint.host.c_str());
     tls->set_verify_callback(asio::ssl::host_name_verification(options_.endpoint.host));
     tls->async_handshake(asio::ssl::stream_base::client, [self = self()](error_code error) {
-      if (error) return self->no("agree on TLS", error);
-      self->shake_hands();
+      if (error) return self->fail_with("agree on TLS", error);
+      self->open_websocket();
     });
   }
 
-  void shake_hands() {
+  void open_websocket() {
     const Endpoint& to = options_.endpoint;
     stream_.set_option(websocket::stream_base::decorator(
         [](websocket::request_type& request) { request.set(beast::http::field::user_agent, "echoline"); }));
     stream_.read_message_max(options_.answer_max);
     const std::string host = (to.host.find(':') == std::string::npos ? to.host : "[" + to.host + "]") + ":" + to.port;
-    stream_.async_handshake(said_, host, to.target, [self = self()](error_code error) {
+    stream_.async_handshake(handshake_response_, host, to.target, [self = self()](error_code error) {
       if (error == websocket::error::upgrade_declined) {
-        const int status = self->said_.result_int();
+        const int status = self->handshake_response_.result_int();
         const bool busy = status == 429 || status >= 500;
         return self->finish(fail(busy ? Code::kUnavailable : Code::kNotFound, "environment",
                                  "expected the sessions of an OpenEnv server at {}, found HTTP {}",
                                  self->options_.endpoint.url(), status));
       }
-      if (error) return self->no("open a WebSocket", error);
+      if (error) return self->fail_with("open a WebSocket", error);
       self->open_ = true;
       self->write();
     });
@@ -184,9 +185,9 @@ class Connected final : public Session {
   void write() {
     stream_.text(true);
     send([self = self()](error_code error, std::size_t) {
-      if (error) return self->no("write", error);
-      self->stream_.async_read(self->buffer_, Moved([self](error_code ended, std::size_t) {
-                                 if (ended) return self->no("read", ended);
+      if (error) return self->fail_with("write", error);
+      self->stream_.async_read(self->buffer_, IoHandler([self](error_code ended, std::size_t) {
+                                 if (ended) return self->fail_with("read", ended);
                                  std::string answer = beast::buffers_to_string(self->buffer_.data());
                                  self->buffer_.consume(self->buffer_.size());
                                  self->finish(std::move(answer));
@@ -194,9 +195,9 @@ class Connected final : public Session {
     });
   }
 
-  void send(Moved then) { stream_.async_write(asio::buffer(message_), std::move(then)); }
+  void send(IoHandler then) { stream_.async_write(asio::buffer(message_), std::move(then)); }
 
-  void no(const char* what, error_code error) {
+  void fail_with(const char* what, error_code error) {
     if (error == websocket::error::message_too_big || error == websocket::error::buffer_overflow)
       return finish(fail(Code::kCorrupt, "environment", "its answer is longer than {} bytes", options_.answer_max));
     finish(
@@ -205,19 +206,19 @@ class Connected final : public Session {
 
   void finish(Result<std::string> answer) {
     timer_.cancel();
-    busy_ = false;
+    request_pending_ = false;
     if (!answer) close();
     if (auto done = std::exchange(done_, {})) done(std::move(answer));
   }
 
-  void gone() {
+  void finish_end() {
     timer_.cancel();
     close();
-    if (const auto then = std::exchange(then_, {})) then();
+    if (const auto then = std::exchange(on_end_, {})) then();
   }
 
   void close() {
-    over_ = true;
+    ended_ = true;
     resolver_.cancel();
     error_code ignored;
     stream_.next_layer().socket().close(ignored);
@@ -226,13 +227,13 @@ class Connected final : public Session {
   const ClientOptions& options_;
   tcp::resolver resolver_;
   asio::steady_timer timer_;
-  websocket::stream<Line, false> stream_;  // compression is never negotiated
-  websocket::response_type said_;
+  websocket::stream<Stream, false> stream_;  // compression is never negotiated
+  websocket::response_type handshake_response_;
   beast::flat_buffer buffer_;
   std::string message_;
   Client::Done done_;
-  std::function<void()> then_;
-  bool open_ = false, over_ = false, busy_ = false;
+  std::function<void()> on_end_;
+  bool open_ = false, ended_ = false, request_pending_ = false;
 };
 
 }  // namespace
@@ -259,7 +260,8 @@ Client::Client(ClientOptions options) : impl_(std::make_unique<Impl>(std::move(o
 Client::~Client() = default;
 
 std::shared_ptr<Session> Client::session() {
-  return std::make_shared<Connected>(impl_->io, impl_->options, impl_->options.endpoint.tls ? &impl_->tls : nullptr);
+  return std::make_shared<WebSocketSession>(impl_->io, impl_->options,
+                                            impl_->options.endpoint.tls ? &impl_->tls : nullptr);
 }
 
 void Client::ask(const std::shared_ptr<Session>& session, std::string message, Done done) {

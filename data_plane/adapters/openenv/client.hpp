@@ -1,4 +1,4 @@
-// WebSocket sessions, many at a time, on one thread. Private to data_plane/.
+// A WebSocket client for OpenEnv servers: many sessions at a time, on one thread. Private to data_plane/.
 #pragma once
 #include <functional>
 #include <memory>
@@ -29,15 +29,16 @@ class Client {
   Client(const Client&) = delete;
   Client& operator=(const Client&) = delete;
 
-  // Returns a session that is not connected yet; ask() connects it. ask() sends one message and passes the next message
-  // of the server to `done`; one request per session at a time. kStale: no answer by the deadline; kUnavailable: not
-  // connected, or the connection ended; kCorrupt: the answer is too long; kNotFound: the server has no such path. Any
-  // error ends the session.
+  // Returns a session that is not connected yet; its first ask() connects it.
   std::shared_ptr<Session> session();
+  // Sends one message and passes the next message of the server to `done`. One request per session at a time. kStale:
+  // no answer by the deadline; kUnavailable: not connected, or the connection ended; kCorrupt: the answer is too long;
+  // kNotFound: the server has no such path. Any error ends the session.
   void ask(const std::shared_ptr<Session>& session, std::string message, Done done);
   // Closes the session. A pending ask() gets no answer. `then` is called when the server has closed it too, or takes
   // too long.
   void end(const std::shared_ptr<Session>& session, std::function<void()> then);
+  // Runs `what` on the client's thread.
   void run_after(Duration delay, std::function<void()> what);
 
  private:

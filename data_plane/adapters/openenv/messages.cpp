@@ -7,7 +7,7 @@
 #include <nlohmann/json.hpp>
 
 #include "data_plane/adapters/json_depth.hpp"
-#include "data_plane/told.hpp"
+#include "data_plane/policy_input.hpp"
 
 namespace echoline::data_plane::openenv {
 namespace {
@@ -25,7 +25,7 @@ std::string written(const json& value) { return value.dump(-1, ' ', false, json:
 std::string shown(const json& value) { return written(value).substr(0, 120); }
 
 // A list of messages is passed on as messages; any other value that is not text, as JSON.
-Result<Told> told_of(const json& observation, std::string_view key) {
+Result<PolicyInput> policy_input_of(const json& observation, std::string_view key) {
   const json* part = &observation;
   for (std::string_view left = key; !left.empty();) {
     const auto dot = std::min(left.find('.'), left.size());
@@ -37,16 +37,16 @@ Result<Told> told_of(const json& observation, std::string_view key) {
   }
   const bool messages =
       part->is_array() && !part->empty() && part->front().is_object() && part->front().contains("role");
-  auto told = read_told(part->is_string() || messages ? *part : json(written(*part)), kTextBytesMax);
-  if (!told) return bad("an observation: {}", told.error().detail);
-  return told;
+  auto input = read_policy_input(part->is_string() || messages ? *part : json(written(*part)), kTextBytesMax);
+  if (!input) return bad("an observation: {}", input.error().detail);
+  return input;
 }
 
 }  // namespace
 
 std::string Endpoint::url() const { return fmt::format("{}://{}:{}{}", tls ? "wss" : "ws", host, port, target); }
 
-Result<Endpoint> endpoint(std::string_view url) {
+Result<Endpoint> parse_endpoint(std::string_view url) {
   const auto wrong = [&] {
     return fail(Code::kInvalid, "environment", "expected a URL such as http://host:8000, found '{}'",
                 url.substr(0, 200));
@@ -101,7 +101,7 @@ Result<std::string> step_message(std::string_view key, std::string_view response
 
 std::string close_message() { return R"({"type":"close"})"; }
 
-Result<Observed> read_message(std::string_view message, std::string_view key) {
+Result<Observation> read_message(std::string_view message, std::string_view key) {
   if (nests_too_deep(message)) return bad("nested deeper than {}", kJsonDepthMax);
   const json said = json::parse(message, nullptr, false);
   if (!said.is_object()) return bad("expected a JSON object, found '{}'", shown(json(message.substr(0, 120))));
@@ -117,8 +117,8 @@ Result<Observed> read_message(std::string_view message, std::string_view key) {
   if (*type != "observation") return bad("expected an 'observation', found '{}'", shown(*type));
   const auto observation = data->find("observation"), reward = data->find("reward"), done = data->find("done");
   if (observation == data->end()) return bad("expected an 'observation' in its data, found {}", shown(*data));
-  Observed observed;
-  ECHO_ASSIGN(observed.told, told_of(*observation, key));
+  Observation observed;
+  ECHO_ASSIGN(observed.input, policy_input_of(*observation, key));
   if (reward != data->end() && reward->is_boolean()) {
     observed.reward = reward->get<bool>() ? 1 : 0;
   } else if (reward != data->end() && !reward->is_null()) {

@@ -6,8 +6,8 @@
 #include <string>
 #include <string_view>
 
+#include "base/policy_input.hpp"
 #include "base/result.hpp"
-#include "base/told.hpp"
 
 namespace echoline::data_plane::openenv {
 
@@ -18,10 +18,10 @@ struct Endpoint {
   std::string url() const;         // "ws://host:8000/path/ws"
 };
 // Accepts http, https, ws and wss; kInvalid otherwise.
-Result<Endpoint> endpoint(std::string_view url);
+Result<Endpoint> parse_endpoint(std::string_view url);
 
-struct Observed {
-  Told told;
+struct Observation {
+  PolicyInput input;
   double reward = 0;
   bool done = false;
 };
@@ -36,6 +36,6 @@ std::string close_message();
 // `key`: the part of the observation to use as text, a path with dots; empty: all of it, as JSON. kUnavailable: the
 // server's error, in its words; kExhausted: the server has no room for another session now; kCorrupt: not such a
 // message, or it lacks that part.
-Result<Observed> read_message(std::string_view message, std::string_view key);
+Result<Observation> read_message(std::string_view message, std::string_view key);
 
 }  // namespace echoline::data_plane::openenv

@@ -9,13 +9,13 @@
 #include "base/random.hpp"
 #include "data_plane/adapters/adapter_config.hpp"
 #include "data_plane/adapters/openenv/client.hpp"
-#include "data_plane/told.hpp"
+#include "data_plane/policy_input.hpp"
 
 namespace echoline::data_plane {
 namespace {
 
-constexpr std::size_t kRemembered = 4096, kWaitingMax = 65'536;
-constexpr Duration kPauseFirst = std::chrono::milliseconds(500), kPauseMax = std::chrono::seconds(30);
+constexpr std::size_t kCachedProblemsMax = 4096, kWaitingMax = 65'536;
+constexpr Duration kResetDelayFirst = std::chrono::milliseconds(500), kResetDelayMax = std::chrono::seconds(30);
 
 struct Options {
   std::string url, action = "message", observation, reset_json = "{}";
@@ -42,14 +42,14 @@ struct Options {
     s.read("deadline", deadline, {.min = std::chrono::milliseconds(10), .max = std::chrono::hours(1)}, "for an answer");
     s.read("correct_at", correct_at, "the least sum of an episode's rewards that counts as correct");
     if (!url.empty())
-      if (const auto to = openenv::endpoint(url); !to) s.error("url", to.error().detail);
+      if (const auto to = openenv::parse_endpoint(url); !to) s.error("url", to.error().detail);
   }
 };
 
-// The open sessions, and a queue of callers waiting for one.
-class Environment {
+// Limits the sessions that are open at the server; callers wait in a queue for a slot.
+class SessionPool {
  public:
-  Environment(const Options& o, openenv::Endpoint to)
+  SessionPool(const Options& o, openenv::Endpoint to)
       : options(o), client({.endpoint = std::move(to), .deadline = o.deadline}) {}
 
   // False if too many callers wait.
@@ -91,121 +91,120 @@ class Environment {
   openenv::Client client;  // last, so that its thread ends first
 };
 
-// A session, from its reset on. Each request is answered once, unless leave() was called.
-class Talk : public std::enable_shared_from_this<Talk> {
+// An environment in a session of its own, from its reset on. Each request is answered once, unless close() was called.
+class EnvironmentSession : public std::enable_shared_from_this<EnvironmentSession> {
  public:
-  using Done = std::function<void(Result<openenv::Observed>)>;
+  using Done = std::function<void(Result<openenv::Observation>)>;
 
-  Talk(Environment& environment, std::uint64_t seed) : environment_(environment), seed_(seed) {}
+  EnvironmentSession(SessionPool& pool, std::uint64_t seed) : pool_(pool), seed_(seed) {}
 
   void begin(Done done) {
     {
       const std::lock_guard lock(mutex_);
       done_ = std::move(done);
     }
-    if (!environment_.acquire([self = shared_from_this()] { self->come_in(); }))
+    if (!pool_.acquire([self = shared_from_this()] { self->on_slot(); }))
       answer(fail(Code::kExhausted, "environment", "{} episodes are waiting for a session already", kWaitingMax));
   }
   void step(std::string message, Done done) {
     const std::lock_guard lock(mutex_);
     done_ = std::move(done);
-    environment_.client.ask(session_, std::move(message), [self = shared_from_this()](Result<std::string> said) {
-      self->answer(self->read(std::move(said)));
+    pool_.client.ask(session_, std::move(message), [self = shared_from_this()](Result<std::string> reply) {
+      self->answer(self->read(std::move(reply)));
     });
   }
-  void leave() {
+  void close() {
     std::shared_ptr<openenv::Session> session;
     {
       const std::lock_guard lock(mutex_);
       done_ = {};
-      left_ = true;
+      closed_ = true;
       session = std::move(session_);
-      if (!std::exchange(inside_, false)) return;
+      if (!std::exchange(holds_slot_, false)) return;
     }
-    if (!session) return environment_.release();
+    if (!session) return pool_.release();
     // The server counts the session until it is closed, and has no room for the next one before that.
-    environment_.client.end(session, [&environment = environment_] { environment.release(); });
+    pool_.client.end(session, [&pool = pool_] { pool.release(); });
   }
 
  private:
-  Result<openenv::Observed> read(Result<std::string> said) const {
-    if (!said) return std::move(said).error();
-    return openenv::read_message(*said, environment_.options.observation);
+  Result<openenv::Observation> read(Result<std::string> reply) const {
+    if (!reply) return std::move(reply).error();
+    return openenv::read_message(*reply, pool_.options.observation);
   }
-  void come_in() {
-    bool wanted = false;
+  void on_slot() {
+    bool needs_session = false;
     {
       const std::lock_guard lock(mutex_);
-      wanted = inside_ = !left_;
+      needs_session = holds_slot_ = !closed_;
     }
-    if (wanted)
-      reset(1, kPauseFirst);
+    if (needs_session)
+      reset(1, kResetDelayFirst);
     else
-      environment_.release();
+      pool_.release();
   }
-  void reset(std::uint32_t attempt, Duration pause) {
+  void reset(std::uint32_t attempt, Duration delay) {
     const std::lock_guard lock(mutex_);
-    if (left_) return;
-    session_ = environment_.client.session();
-    environment_.client.ask(session_, openenv::reset_message(environment_.options.reset_json, seed_),
-                            [self = shared_from_this(), attempt, pause](Result<std::string> said) {
-                              auto observed = self->read(std::move(said));
-                              const bool again = !observed && (observed.error().code == Code::kUnavailable ||
-                                                               observed.error().code == Code::kExhausted ||
-                                                               observed.error().code == Code::kStale);
-                              if (!again || attempt >= self->environment_.options.tries)
-                                return self->answer(std::move(observed));
-                              self->environment_.client.run_after(pause, [self, attempt, pause] {
-                                self->reset(attempt + 1, std::min(pause * 2, kPauseMax));
-                              });
-                            });
+    if (closed_) return;
+    session_ = pool_.client.session();
+    pool_.client.ask(session_, openenv::reset_message(pool_.options.reset_json, seed_),
+                     [self = shared_from_this(), attempt, delay](Result<std::string> reply) {
+                       auto observation = self->read(std::move(reply));
+                       const bool may_retry = !observation && (observation.error().code == Code::kUnavailable ||
+                                                               observation.error().code == Code::kExhausted ||
+                                                               observation.error().code == Code::kStale);
+                       if (!may_retry || attempt >= self->pool_.options.tries)
+                         return self->answer(std::move(observation));
+                       self->pool_.client.run_after(delay, [self, attempt, delay] {
+                         self->reset(attempt + 1, std::min(delay * 2, kResetDelayMax));
+                       });
+                     });
   }
-  // Runs the callback under the lock, so that leave() waits for it and none runs afterwards.
-  void answer(Result<openenv::Observed> observed) {
+  // Runs the callback under the lock, so that close() waits for it and none runs afterwards.
+  void answer(Result<openenv::Observation> observation) {
     const std::lock_guard lock(mutex_);
-    if (auto done = std::exchange(done_, {})) done(std::move(observed));
+    if (auto done = std::exchange(done_, {})) done(std::move(observation));
   }
 
-  Environment& environment_;
+  SessionPool& pool_;
   const std::uint64_t seed_;
   std::recursive_mutex mutex_;
   std::shared_ptr<openenv::Session> session_;  // guarded by mutex_
   Done done_;                                  // guarded by mutex_
-  bool inside_ = false, left_ = false;         // guarded by mutex_
+  bool holds_slot_ = false, closed_ = false;   // guarded by mutex_
 };
 
 class EnvironmentEpisode final : public Episode {
  public:
-  EnvironmentEpisode(Environment& environment, const Problem& problem, std::uint64_t seed)
-      : environment_(environment), prompt_(prompt_of(problem)), talk_(std::make_shared<Talk>(environment, seed)) {}
-  ~EnvironmentEpisode() override { talk_->leave(); }
+  EnvironmentEpisode(SessionPool& pool, const Problem& problem, std::uint64_t seed)
+      : pool_(pool), prompt_(prompt_of(problem)), session_(std::make_shared<EnvironmentSession>(pool, seed)) {}
+  ~EnvironmentEpisode() override { session_->close(); }
 
   void step(std::string response, Done done) override {
-    auto message = openenv::step_message(environment_.options.action, response);
+    auto message = openenv::step_message(pool_.options.action, response);
     if (!message) return done(Step{{0, {{"no action", 1.0}}, false}, true, {}});
-    const auto said = [this, done](Result<openenv::Observed> observed) {
+    const auto on_observation = [this, done](Result<openenv::Observation> observed) {
       if (!observed) return done(std::move(observed).error());
       reward_ += observed->reward;
-      if (observed->done) talk_->leave();  // frees the session for the next episode
-      done(Step{{observed->reward, {}, reward_ >= environment_.options.correct_at},
-                observed->done,
-                std::move(observed->told)});
+      if (observed->done) session_->close();  // frees the session for the next episode
+      done(Step{
+          {observed->reward, {}, reward_ >= pool_.options.correct_at}, observed->done, std::move(observed->input)});
     };
-    if (std::exchange(begun_, true)) return talk_->step(*std::move(message), said);
-    talk_->begin([this, said, done, message = *std::move(message)](Result<openenv::Observed> first) {
-      if (first && first->told != prompt_)
+    if (std::exchange(begun_, true)) return session_->step(*std::move(message), on_observation);
+    session_->begin([this, on_observation, done, message = *std::move(message)](Result<openenv::Observation> first) {
+      if (first && first->input != prompt_)
         first =
             fail(Code::kUnavailable, "environment", "it begins with '{}' although the same seed began with '{}' before",
-                 first->told.text.substr(0, 120), prompt_.text.substr(0, 120));
+                 first->input.text.substr(0, 120), prompt_.text.substr(0, 120));
       if (!first) return done(std::move(first).error());
-      talk_->step(message, said);
+      session_->step(message, on_observation);
     });
   }
 
  private:
-  Environment& environment_;
-  const Told prompt_;
-  const std::shared_ptr<Talk> talk_;
+  SessionPool& pool_;
+  const PolicyInput prompt_;
+  const std::shared_ptr<EnvironmentSession> session_;
   bool begun_ = false;
   double reward_ = 0;
 };
@@ -213,29 +212,29 @@ class EnvironmentEpisode final : public Episode {
 class OpenEnv final : public Adapter {
  public:
   OpenEnv(const Options& options, openenv::Endpoint to, std::uint64_t seed)
-      : environment_(std::make_unique<Environment>(options, std::move(to))), key_(mix64(seed)) {}
+      : pool_(std::make_unique<SessionPool>(options, std::move(to))), key_(mix64(seed)) {}
 
   std::string_view name() const override { return "openenv"; }
 
   Result<Problem> problem(std::uint64_t index) const override {
-    const Options& o = environment_->options;
+    const Options& o = pool_->options;
     const std::lock_guard lock(mutex_);
     if (const auto known = problems_.find(index); known != problems_.end()) return known->second;
-    if (problems_.size() >= kRemembered) problems_.clear();
+    if (problems_.size() >= kCachedProblemsMax) problems_.clear();
     std::vector<std::uint64_t> seeds;  // the following indices are requested next, so prefetch them
     for (std::uint64_t i = 0; i < o.sessions; ++i)
       seeds.push_back(o.evaluation_problems + shuffled_cycle(index + i, o.problems, key_));
-    ECHO_ASSIGN(auto begun, begin_all(seeds));
+    ECHO_ASSIGN(auto begun, reset_all(seeds));
     for (std::size_t i = 0; i < begun.size(); ++i) problems_[index + i] = std::move(begun[i]);
     return problems_.at(index);
   }
   std::vector<Problem> evaluation() const override { return evaluation_; }
   Status read_evaluation() {
-    for (std::uint64_t first = 0; first < environment_->options.evaluation_problems;) {
+    for (std::uint64_t first = 0; first < pool_->options.evaluation_problems;) {
       std::vector<std::uint64_t> seeds;
-      while (first < environment_->options.evaluation_problems && seeds.size() < environment_->options.sessions)
+      while (first < pool_->options.evaluation_problems && seeds.size() < pool_->options.sessions)
         seeds.push_back(first++);
-      ECHO_ASSIGN(auto begun, begin_all(seeds));
+      ECHO_ASSIGN(auto begun, reset_all(seeds));
       std::move(begun.begin(), begun.end(), std::back_inserter(evaluation_));
     }
     return ok();
@@ -245,39 +244,41 @@ class OpenEnv final : public Adapter {
     const std::string& seed = problem.reference();
     if (seed.empty() || seed.size() > 18 || seed.find_first_not_of("0123456789") != std::string::npos)
       return fail(Code::kInvalid, "openenv", "'{}': expected a seed, found '{}'", problem.id(), seed.substr(0, 80));
-    return std::unique_ptr<Episode>(std::make_unique<EnvironmentEpisode>(*environment_, problem, std::stoull(seed)));
+    return std::unique_ptr<Episode>(std::make_unique<EnvironmentEpisode>(*pool_, problem, std::stoull(seed)));
   }
   Repeatable repeatable(const Problem&) const override { return Repeatable::kNot; }
   bool one_response() const override { return false; }
   std::optional<std::string> demonstration(const Problem&) const override { return std::nullopt; }
 
  private:
-  Result<std::vector<Problem>> begin_all(const std::vector<std::uint64_t>& seeds) const {
-    std::vector<std::shared_ptr<Talk>> talks;
-    std::vector<std::future<Result<openenv::Observed>>> all;
+  Result<std::vector<Problem>> reset_all(const std::vector<std::uint64_t>& seeds) const {
+    std::vector<std::shared_ptr<EnvironmentSession>> sessions;
+    std::vector<std::future<Result<openenv::Observation>>> first_observations;
     for (const std::uint64_t seed : seeds) {
-      auto promise = std::make_shared<std::promise<Result<openenv::Observed>>>();
-      all.push_back(promise->get_future());
-      talks.push_back(std::make_shared<Talk>(*environment_, seed));
-      talks.back()->begin([promise](Result<openenv::Observed> first) { promise->set_value(std::move(first)); });
+      auto promise = std::make_shared<std::promise<Result<openenv::Observation>>>();
+      first_observations.push_back(promise->get_future());
+      sessions.push_back(std::make_shared<EnvironmentSession>(*pool_, seed));
+      sessions.back()->begin(
+          [promise](Result<openenv::Observation> observation) { promise->set_value(std::move(observation)); });
     }
     std::vector<Problem> problems;
     std::optional<Error> error;
     for (std::size_t i = 0; i < seeds.size(); ++i) {
-      auto first = all[i].get();
-      talks[i]->leave();
-      if (first && first->done)
-        first = fail(Code::kInvalid, "openenv", "seed {}: the environment is done before the first action", seeds[i]);
-      if (first && first->told.text.empty())
-        first = fail(Code::kInvalid, "openenv",
-                     "seed {}: an empty observation; task.options.observation names its text", seeds[i]);
-      if (!first) {
-        error = std::move(first).error();
+      auto observation = first_observations[i].get();
+      sessions[i]->close();
+      if (observation && observation->done)
+        observation =
+            fail(Code::kInvalid, "openenv", "seed {}: the environment is done before the first action", seeds[i]);
+      if (observation && observation->input.text.empty())
+        observation = fail(Code::kInvalid, "openenv",
+                           "seed {}: an empty observation; task.options.observation names its text", seeds[i]);
+      if (!observation) {
+        error = std::move(observation).error();
         continue;
       }
       Problem problem;
       problem.set_id(fmt::format("openenv/{}", seeds[i]));
-      set_prompt(problem, std::move(first->told));
+      set_prompt(problem, std::move(observation->input));
       problem.set_reference(std::to_string(seeds[i]));
       problems.push_back(std::move(problem));
     }
@@ -285,7 +286,7 @@ class OpenEnv final : public Adapter {
     return problems;
   }
 
-  const std::unique_ptr<Environment> environment_;
+  const std::unique_ptr<SessionPool> pool_;
   const std::uint64_t key_;
   std::vector<Problem> evaluation_;
   mutable std::mutex mutex_;
@@ -294,7 +295,7 @@ class OpenEnv final : public Adapter {
 
 Result<std::unique_ptr<Adapter>> make(std::string_view options_json, std::uint64_t seed, AdapterUse use) {
   ECHO_ASSIGN(const Options o, options_from_json<Options>("openenv", options_json, use));
-  ECHO_ASSIGN(auto to, openenv::endpoint(o.url));
+  ECHO_ASSIGN(auto to, openenv::parse_endpoint(o.url));
   auto adapter = std::make_unique<OpenEnv>(o, std::move(to), seed);
   if (use == AdapterUse::kProblems) {
     ECHO_TRY(adapter->read_evaluation());

@@ -1,3 +1,5 @@
+// AcpcClient answers a dealer's lines; AcpcDealer sends them to two clients and keeps the score. acpc_tcp.cpp connects
+// both to sockets.
 #include "data_plane/adapters/poker/acpc.hpp"
 
 #include <algorithm>
@@ -15,7 +17,9 @@ std::string_view without_line_end(std::string_view line) {
   return line;
 }
 
-bool says_nothing(std::string_view line) { return line.empty() || line.starts_with('#') || line.starts_with(';'); }
+bool is_comment_or_empty(std::string_view line) {
+  return line.empty() || line.starts_with('#') || line.starts_with(';');
+}
 
 bool is_name(std::string_view name) {
   const auto allowed = [](char c) {
@@ -25,26 +29,26 @@ bool is_name(std::string_view name) {
   return !name.empty() && name.size() <= 64 && std::all_of(name.begin(), name.end(), allowed);
 }
 
-// The chips that the viewer wins in a finished hand.
-Chips won_by_viewer(const MatchState& state) {
+// The chips that the receiver of the state wins in a finished hand.
+Chips won_by_receiver(const MatchState& state) {
   Deal deal;
   const auto own = static_cast<std::size_t>(state.position);
   deal.holes[own] = state.own;
   if (state.other) deal.holes[1 - own] = *state.other;
   std::copy(state.board.begin(), state.board.end(), deal.board.begin());
-  const Chips first = won_by_first(state.betting, deal);
-  return state.position == 0 ? first : -first;
+  const Chips won_by_position_0 = won_by_first(state.betting, deal);
+  return state.position == 0 ? won_by_position_0 : -won_by_position_0;
 }
 
 }  // namespace
 
 std::string AcpcClient::greeting() const { return fmt::format("{}{}", kAcpcVersion, kLineEnd); }
 
-Result<std::string> AcpcClient::take(std::string_view line) {
+Result<std::string> AcpcClient::on_line(std::string_view line) {
   line = without_line_end(line);
-  if (says_nothing(line)) return std::string{};
+  if (is_comment_or_empty(line)) return std::string{};
   ECHO_ASSIGN(const MatchState state, parse_match_state(line, rules_));
-  if (state.betting.over()) settle(state);
+  if (state.betting.over()) count_hand(state);
   if (state.betting.over() || state.betting.to_act() != state.position) return std::string{};
   // Each decision has its own random stream, so a repeated question gets the same answer.
   Random random(seed_, mix64(state.hand) + state.betting.steps().size());
@@ -52,11 +56,11 @@ Result<std::string> AcpcClient::take(std::string_view line) {
   return fmt::format("{}:{}{}", line, to_string(action), kLineEnd);
 }
 
-void AcpcClient::settle(const MatchState& state) {
-  if (settled_ == state.hand) return;
-  settled_ = state.hand;
+void AcpcClient::count_hand(const MatchState& state) {
+  if (last_counted_hand_ == state.hand) return;
+  last_counted_hand_ = state.hand;
   ++hands_;
-  won_ += won_by_viewer(state);
+  won_ += won_by_receiver(state);
 }
 
 Result<AcpcDealer> AcpcDealer::make(Options options) {
@@ -74,11 +78,11 @@ AcpcDealer::AcpcDealer(Options options) : options_(std::move(options)), betting_
 
 void AcpcDealer::deal() {
   betting_.restart();
-  HandRandom luck(options_.seed, hand_);
-  deal_ = Deal::draw(luck.deal);
+  HandRandom random(options_.seed, hand_);
+  deal_ = Deal::draw(random.deal);
 }
 
-std::optional<int> AcpcDealer::waits_for() const {
+std::optional<int> AcpcDealer::seat_to_act() const {
   if (!greeted_[0] || !greeted_[1] || done()) return std::nullopt;
   return position_of(0) == betting_.to_act() ? 0 : 1;
 }
@@ -87,11 +91,11 @@ std::string AcpcDealer::state_line(int seat) const {
   return match_state_line(view_of(betting_, deal_, position_of(seat)), hand_);
 }
 
-void AcpcDealer::show(std::vector<Line>& lines) const {
+void AcpcDealer::add_state_lines(std::vector<Line>& lines) const {
   for (int seat = 0; seat < 2; ++seat) lines.push_back({seat, fmt::format("{}{}", state_line(seat), kLineEnd)});
 }
 
-Status AcpcDealer::greet(int seat, std::string_view line) {
+Status AcpcDealer::accept_greeting(int seat, std::string_view line) {
   if (line != kAcpcVersion)
     return fail(Code::kInvalid, "poker dealer", "seat {}: expected '{}' first, found '{}'", seat, kAcpcVersion,
                 printable(line, 64));
@@ -99,34 +103,35 @@ Status AcpcDealer::greet(int seat, std::string_view line) {
   return ok();
 }
 
-Result<std::vector<AcpcDealer::Line>> AcpcDealer::take(int seat, std::string_view line) {
+Result<std::vector<AcpcDealer::Line>> AcpcDealer::on_line(int seat, std::string_view line) {
   line = without_line_end(line);
   std::vector<Line> lines;
-  if (says_nothing(line) || done()) return lines;
+  if (is_comment_or_empty(line) || done()) return lines;
   if (!greeted_[static_cast<std::size_t>(seat)]) {
-    ECHO_TRY(greet(seat, line));
-    if (greeted_[0] && greeted_[1]) show(lines);
+    ECHO_TRY(accept_greeting(seat, line));
+    if (greeted_[0] && greeted_[1]) add_state_lines(lines);
     return lines;
   }
-  if (waits_for() != seat) return lines;
-  const std::string present = state_line(seat);
-  if (!line.starts_with(present) || !line.substr(present.size()).starts_with(':')) {
+  if (seat_to_act() != seat) return lines;
+  const std::string current_state = state_line(seat);
+  if (!line.starts_with(current_state) || !line.substr(current_state.size()).starts_with(':')) {
     // An answer to an earlier state is ignored; anything else is an error.
     ECHO_TRY(parse_match_state(line.substr(0, line.rfind(':')), options_.rules));
     return lines;
   }
-  const auto action = parse_action(line.substr(present.size() + 1));
-  if (!action || !betting_.act(*action)) {
+  const auto action = parse_action(line.substr(current_state.size() + 1));
+  if (!action || !betting_.act(*action)) {  // illegal: becomes a fold, or a check if there is no bet to call
     ++faults_[static_cast<std::size_t>(seat)];
     ECHO_TRY(betting_.act(betting_.legal().owed > 0 ? Action::fold() : Action::call()));
   }
-  show(lines);
+  add_state_lines(lines);
   if (!betting_.over()) return lines;
-  const Chips first = won_by_first(betting_, deal_);
-  won_by_seat_0_ += position_of(0) == 0 ? first : -first;
-  if (++hand_; !done()) {
+  const Chips won_by_position_0 = won_by_first(betting_, deal_);
+  won_by_seat_0_ += position_of(0) == 0 ? won_by_position_0 : -won_by_position_0;
+  ++hand_;
+  if (!done()) {
     deal();
-    show(lines);
+    add_state_lines(lines);
   }
   return lines;
 }

@@ -1,4 +1,4 @@
-// The text protocol of the Annual Computer Poker Competition, version 2.0.0: player's and dealer's side, without
+// The text protocol of the Annual Computer Poker Competition (ACPC), version 2.0.0: player's and dealer's side, without
 // sockets.
 //
 //   player: VERSION:2.0.0
@@ -6,11 +6,9 @@
 //   player: MATCHSTATE:<position>:<hand>:<betting>:<cards>:<action>     when it is its turn
 //
 // Betting is "f", "c" and "r<chips put in over the whole hand>", with rounds separated by '/'. Cards are the hands of
-// position 0 and 1, separated by '
-// ' (as far as the receiver may see them), then the board, each round after a '/'. Lines end in "\r\n"; lines that
-// begin with '#' or ';' are comments. The dealer's last line is "SCORE:<chips>
-// <chips>:<name>
-// <name>".
+// position 0 and 1, as far as the receiver may see them, separated by a vertical bar; then the board, each round after
+// a '/'. Lines end in "\r\n"; lines that begin with '#' or ';' are comments. AcpcDealer::score_line() is the dealer's
+// last line.
 #pragma once
 #include <array>
 #include <cstdint>
@@ -58,24 +56,25 @@ class AcpcClient {
 
   // The first line to send.
   std::string greeting() const;
-  // Takes a line of the dealer and returns the answer ("" for none). Fails if the line is not a state of these rules,
-  // or if the player fails.
-  Result<std::string> take(std::string_view line);
+  // Returns the answer to a line of the dealer ("" for none). Fails if the line is not a state of these rules, or if
+  // the player fails.
+  Result<std::string> on_line(std::string_view line);
 
   std::uint64_t hands() const { return hands_; }  // completed hands
   Chips won() const { return won_; }
 
  private:
-  void settle(const MatchState& state);
+  void count_hand(const MatchState& state);
 
   Player& player_;
   Rules rules_;
   std::uint64_t seed_, hands_ = 0;
-  std::optional<std::uint64_t> settled_;  // the last hand counted; the dealer reports its end once or twice
+  std::optional<std::uint64_t> last_counted_hand_;  // the dealer reports the end of a hand once or twice
   Chips won_ = 0;
 };
 
-// The dealer's side, for two seats. The seats alternate positions: seat s is in position (s + hand) mod 2.
+// The dealer's side, for two seats. Position 0 is the big blind. The seats alternate positions: seat s is in position
+// (s + hand) mod 2.
 class AcpcDealer {
  public:
   struct Options {
@@ -91,15 +90,15 @@ class AcpcDealer {
   // kInvalid for invalid rules, hands (1 to kAcpcHandsMax) or names (1 to 64 letters, digits, '_', '-' and '.').
   static Result<AcpcDealer> make(Options options);
 
-  // Takes a line of a seat and returns the lines to send. The match begins when both seats have sent their version.
+  // Returns the lines to send after a line of a seat. The match begins when both seats have sent their version.
   // Comments, and answers to an earlier state, are ignored. An illegal action counts as a fault and becomes a check, or
   // a fold if the seat owes chips. Fails if the seat violates the protocol.
-  Result<std::vector<Line>> take(int seat, std::string_view line);
+  Result<std::vector<Line>> on_line(int seat, std::string_view line);
 
   bool done() const { return hand_ == options_.hands; }
   bool greeted(int seat) const { return greeted_[static_cast<std::size_t>(seat)]; }
-  // The seat that has to act; nothing before and after the match.
-  std::optional<int> waits_for() const;
+  // Absent before and after the match.
+  std::optional<int> seat_to_act() const;
   std::uint64_t hand() const { return hand_; }
   std::array<std::uint64_t, 2> faults() const { return faults_; }
   std::array<Chips, 2> won() const { return {won_by_seat_0_, -won_by_seat_0_}; }
@@ -110,8 +109,8 @@ class AcpcDealer {
   explicit AcpcDealer(Options options);
   int position_of(int seat) const { return static_cast<int>((static_cast<std::uint64_t>(seat) + hand_) % 2); }
   std::string state_line(int seat) const;
-  void show(std::vector<Line>& lines) const;
-  Status greet(int seat, std::string_view line);
+  void add_state_lines(std::vector<Line>& lines) const;
+  Status accept_greeting(int seat, std::string_view line);
   void deal();
 
   Options options_;

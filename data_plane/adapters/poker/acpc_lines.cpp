@@ -43,7 +43,7 @@ class Reader {
     const auto to = number<Chips>();
     return to ? std::optional(Action::raise(*to)) : std::nullopt;
   }
-  Error wrong(std::string_view expected) const {
+  Error error_expecting(std::string_view expected) const {
     return fail(Code::kInvalid, "poker state", "character {}: expected {}, found '{}', in '{}'",
                 line_.size() - rest_.size() + 1, expected, printable(rest_, 16), printable(line_, 256));
   }
@@ -72,44 +72,44 @@ std::string cards_text(const View& view) {
   return text;
 }
 
-Status read_betting(Reader& in, Betting& betting) {
-  while (!in.at(':')) {
-    const auto action = in.action();
-    if (!action) return in.wrong("an action (f, c or r<chips>) or ':'");
+Status read_betting(Reader& reader, Betting& betting) {
+  while (!reader.at(':')) {
+    const auto action = reader.action();
+    if (!action) return reader.error_expecting("an action (f, c or r<chips>) or ':'");
     const int round = betting.round();
     if (const auto done = betting.act(*action); !done)
-      return in.wrong(fmt::format("something else before this ({})", done.error().detail));
+      return reader.error_expecting(fmt::format("something else before this ({})", done.error().detail));
     for (int i = round; i < betting.round(); ++i)
-      if (!in.take("/")) return in.wrong("'/', since a round has ended");
+      if (!reader.take("/")) return reader.error_expecting("'/', since a round has ended");
   }
   return ok();
 }
 
-Status read_cards(Reader& in, std::span<Card> cards, CardSet& seen) {
+Status read_cards(Reader& reader, std::span<Card> cards, CardSet& seen) {
   for (Card& card : cards) {
-    const auto read = in.card();
+    const auto read = reader.card();
     if (!read || seen.contains(*read))
-      return in.wrong(read ? "another card: this one occurs twice" : "a card such as Td");
+      return reader.error_expecting(read ? "another card: this one occurs twice" : "a card such as Td");
     seen.add(card = *read);
   }
   return ok();
 }
 
-Status read_cards(Reader& in, MatchState& state) {
+Status read_cards(Reader& reader, MatchState& state) {
   CardSet seen;
   for (int position = 0; position < 2; ++position) {
-    if (position == 1 && !in.take("|")) return in.wrong("'|'");
+    if (position == 1 && !reader.take("|")) return reader.error_expecting("'|'");
     if (position == state.position) {
-      ECHO_TRY(read_cards(in, state.own, seen));
+      ECHO_TRY(read_cards(reader, state.own, seen));
     } else if (state.betting.showdown()) {
-      ECHO_TRY(read_cards(in, state.other.emplace(), seen));
+      ECHO_TRY(read_cards(reader, state.other.emplace(), seen));
     }
   }
   for (int round = 1; round <= state.betting.round(); ++round) {
-    if (!in.take("/")) return in.wrong("'/' and the cards of a round");
+    if (!reader.take("/")) return reader.error_expecting("'/' and the cards of a round");
     const std::size_t before = state.board.size();
     state.board.resize(board_size(round));
-    ECHO_TRY(read_cards(in, std::span(state.board).subspan(before), seen));
+    ECHO_TRY(read_cards(reader, std::span(state.board).subspan(before), seen));
   }
   return ok();
 }
@@ -126,27 +126,27 @@ Result<MatchState> parse_match_state(std::string_view line, const Rules& rules) 
     return fail(Code::kInvalid, "poker state", "{} bytes: expected at most {}", line.size(), kAcpcLineBytesMax);
   if (line.ends_with('\n')) line.remove_suffix(1);
   if (line.ends_with('\r')) line.remove_suffix(1);
-  Reader in(line);
+  Reader reader(line);
   MatchState state{.betting = Betting(rules), .own = {}, .other = {}, .board = {}};
-  if (!in.take(kPrefix)) return in.wrong(kPrefix);
-  const auto position = in.number<int>();
-  if (!position || *position > 1) return in.wrong("a position, 0 or 1");
+  if (!reader.take(kPrefix)) return reader.error_expecting(kPrefix);
+  const auto position = reader.number<int>();
+  if (!position || *position > 1) return reader.error_expecting("a position, 0 or 1");
   state.position = *position;
-  const auto hand = in.take(":") ? in.number<std::uint64_t>() : std::nullopt;
-  if (!hand) return in.wrong("':' and the number of a hand");
+  const auto hand = reader.take(":") ? reader.number<std::uint64_t>() : std::nullopt;
+  if (!hand) return reader.error_expecting("':' and the number of a hand");
   state.hand = *hand;
-  if (!in.take(":")) return in.wrong("':'");
-  ECHO_TRY(read_betting(in, state.betting));
-  if (!in.take(":")) return in.wrong("':'");
-  ECHO_TRY(read_cards(in, state));
-  if (!in.at_end()) return in.wrong("the end of the line");
+  if (!reader.take(":")) return reader.error_expecting("':'");
+  ECHO_TRY(read_betting(reader, state.betting));
+  if (!reader.take(":")) return reader.error_expecting("':'");
+  ECHO_TRY(read_cards(reader, state));
+  if (!reader.at_end()) return reader.error_expecting("the end of the line");
   return state;
 }
 
 Result<Action> parse_action(std::string_view text) {
-  Reader in(text.substr(0, 64));
-  const auto action = in.action();
-  if (!action || !in.at_end()) return in.wrong("an action: f, c or r<chips>");
+  Reader reader(text.substr(0, 64));
+  const auto action = reader.action();
+  if (!action || !reader.at_end()) return reader.error_expecting("an action: f, c or r<chips>");
   return *action;
 }
 

@@ -1,3 +1,4 @@
+// Implements the sockets and the match loops of `echoline adapter poker` for the ACPC protocol.
 #include "data_plane/adapters/poker/acpc_tcp.hpp"
 
 #include <fcntl.h>
@@ -31,7 +32,8 @@ Error socket_error(std::string_view what) {
 Status wait_for(int fd, short events, TimePoint deadline, std::string_view what) {
   while (true) {
     const auto left = std::chrono::ceil<std::chrono::milliseconds>(deadline - kClock.now()).count();
-    if (left <= 0) return fail(Code::kUnavailable, kOperation, "{}: no data within the deadline", what);
+    if (left <= 0)
+      return fail(Code::kUnavailable, kOperation, "{}: the other end was not ready within the deadline", what);
     pollfd one{fd, events, 0};
     const int ready = ::poll(&one, 1, static_cast<int>(std::min<std::int64_t>(left, 60'000)));
     if (ready > 0) return ok();
@@ -50,8 +52,9 @@ Status look_up(const std::string& host, const std::string& port, int flags, Addr
   addrinfo hints{};
   hints.ai_socktype = SOCK_STREAM;
   hints.ai_flags = flags | AI_NUMERICSERV;
-  if (const int wrong = ::getaddrinfo(host.c_str(), port.c_str(), &hints, &found.list); wrong != 0)
-    return fail(Code::kUnavailable, kOperation, "{} port {}: {}", printable(host, 256), port, ::gai_strerror(wrong));
+  if (const int error_number = ::getaddrinfo(host.c_str(), port.c_str(), &hints, &found.list); error_number != 0)
+    return fail(Code::kUnavailable, kOperation, "{} port {}: {}", printable(host, 256), port,
+                ::gai_strerror(error_number));
   return ok();
 }
 
@@ -59,8 +62,8 @@ int open_socket(const addrinfo& at) {
   return ::socket(at.ai_family, at.ai_socktype | SOCK_CLOEXEC | SOCK_NONBLOCK, at.ai_protocol);
 }
 
-// Disables Nagle's delay: lines are short, and each waits for the answer to the last.
-void send_at_once(int fd) {
+// Lines are short, and each waits for the answer to the last, so a delay would add up.
+void disable_nagle(int fd) {
   const int yes = 1;
   (void)::setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &yes, sizeof yes);
 }
@@ -80,22 +83,22 @@ Result<Endpoint> parse_endpoint(std::string_view text) {
   return Endpoint{std::string(host), std::string(port)};
 }
 
-Status finish_connecting(int fd, const addrinfo& at, TimePoint deadline) {
+Status connect_socket(int fd, const addrinfo& at, TimePoint deadline) {
   if (::connect(fd, at.ai_addr, at.ai_addrlen) == 0) return ok();
   if (errno != EINPROGRESS) return socket_error("connect");
   ECHO_TRY(wait_for(fd, POLLOUT, deadline, "connect"));
-  int wrong = 0;
-  socklen_t size = sizeof wrong;
-  if (::getsockopt(fd, SOL_SOCKET, SO_ERROR, &wrong, &size) != 0) return socket_error("connect");
-  errno = wrong;
-  return wrong == 0 ? ok() : Status(socket_error("connect"));
+  int error_number = 0;
+  socklen_t size = sizeof error_number;
+  if (::getsockopt(fd, SOL_SOCKET, SO_ERROR, &error_number, &size) != 0) return socket_error("connect");
+  errno = error_number;
+  return error_number == 0 ? ok() : Status(socket_error("connect"));
 }
 
 class RemoteSeat final : public Seat {
  public:
   explicit RemoteSeat(std::unique_ptr<LineSocket> socket) : socket_(std::move(socket)) {}
-  Status tell(const std::string& line, TimePoint deadline) override { return socket_->send(line, deadline); }
-  Result<std::string> hear(TimePoint deadline) override {
+  Status send_line(const std::string& line, TimePoint deadline) override { return socket_->send(line, deadline); }
+  Result<std::string> receive_line(TimePoint deadline) override {
     ECHO_ASSIGN(auto line, socket_->receive(deadline));
     if (!line) return fail(Code::kUnavailable, kOperation, "{}", kGone);
     return *std::move(line);
@@ -105,20 +108,20 @@ class RemoteSeat final : public Seat {
   std::unique_ptr<LineSocket> socket_;
 };
 
-class OwnSeat final : public Seat {
+class LocalSeat final : public Seat {
  public:
-  OwnSeat(Player& player, const Rules& rules, std::uint64_t seed)
-      : client_(player, rules, seed), says_{client_.greeting()} {}
-  Status tell(const std::string& line, TimePoint) override {
-    ECHO_ASSIGN(says_, client_.take(line));
+  LocalSeat(Player& player, const Rules& rules, std::uint64_t seed)
+      : client_(player, rules, seed), latest_answer_{client_.greeting()} {}
+  Status send_line(const std::string& line, TimePoint) override {
+    ECHO_ASSIGN(latest_answer_, client_.on_line(line));
     return ok();
   }
-  // hear() follows every state that needs an answer, so the latest answer is the right one.
-  Result<std::string> hear(TimePoint) override { return says_; }
+  // run_match() calls it only after a state that needs an answer, and then latest_answer_ is that answer.
+  Result<std::string> receive_line(TimePoint) override { return latest_answer_; }
 
  private:
   AcpcClient client_;
-  std::string says_;
+  std::string latest_answer_;
 };
 
 Error at_seat(int seat, const Error& error) {
@@ -127,9 +130,9 @@ Error at_seat(int seat, const Error& error) {
 
 }  // namespace
 
-Result<std::unique_ptr<LineSocket>> LineSocket::connect(std::string_view endpoint, Duration patience) {
+Result<std::unique_ptr<LineSocket>> LineSocket::connect(std::string_view endpoint, Duration timeout) {
   ECHO_ASSIGN(const Endpoint at, parse_endpoint(endpoint));
-  const TimePoint deadline = kClock.now() + patience;
+  const TimePoint deadline = kClock.now() + timeout;
   Addresses found;
   ECHO_TRY(look_up(at.host, at.port, 0, found));
   Status last = fail(Code::kUnavailable, kOperation, "no address");
@@ -137,8 +140,8 @@ Result<std::unique_ptr<LineSocket>> LineSocket::connect(std::string_view endpoin
     const int fd = open_socket(*one);
     if (fd < 0) continue;
     auto socket = std::make_unique<LineSocket>(fd);
-    send_at_once(fd);
-    last = finish_connecting(fd, *one, deadline);
+    disable_nagle(fd);
+    last = connect_socket(fd, *one, deadline);
     if (last) return socket;
   }
   return fail(Code::kUnavailable, kOperation, "{}: {}; is a dealer running there?", printable(endpoint, 256),
@@ -169,7 +172,7 @@ Result<std::optional<std::string>> LineSocket::receive(TimePoint deadline) {
       return fail(Code::kExhausted, kOperation, "a line of more than {} bytes", kAcpcLineBytesMax);
     std::array<char, 4096> bytes;
     const ssize_t got = ::recv(socket_.get(), bytes.data(), bytes.size(), 0);
-    if (got == 0) return std::optional<std::string>{};
+    if (got == 0) return std::optional<std::string>{};  // closed
     if (got > 0)
       received_.append(bytes.data(), static_cast<std::size_t>(got));
     else if (errno == EAGAIN)
@@ -201,7 +204,7 @@ Result<std::unique_ptr<LineSocket>> Listener::accept(TimePoint deadline) {
   while (true) {
     const int fd = ::accept4(socket_.get(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK);
     if (fd >= 0) {
-      send_at_once(fd);
+      disable_nagle(fd);
       return std::make_unique<LineSocket>(fd);
     }
     if (errno == EAGAIN)
@@ -211,45 +214,51 @@ Result<std::unique_ptr<LineSocket>> Listener::accept(TimePoint deadline) {
   }
 }
 
-std::unique_ptr<Seat> seat_of(Player& player, const Rules& rules, std::uint64_t seed) {
-  return std::make_unique<OwnSeat>(player, rules, seed);
+std::unique_ptr<Seat> make_seat(Player& player, const Rules& rules, std::uint64_t seed) {
+  return std::make_unique<LocalSeat>(player, rules, seed);
 }
-std::unique_ptr<Seat> seat_of(std::unique_ptr<LineSocket> socket) {
+std::unique_ptr<Seat> make_seat(std::unique_ptr<LineSocket> socket) {
   return std::make_unique<RemoteSeat>(std::move(socket));
 }
 
-Status run_match(AcpcDealer& dealer, const std::array<Seat*, 2>& seats, Duration patience) {
-  // Passes one line of a seat to the dealer, and the dealer's lines to the seats.
-  const auto turn = [&](int seat, TimePoint deadline) -> Result<bool> {
+Status run_match(AcpcDealer& dealer, const std::array<Seat*, 2>& seats, Duration timeout) {
+  // Passes one line of a seat to the dealer, and the dealer's lines to the seats. Returns whether the dealer has sent
+  // any: it ignores comments and late answers, and a greeting may not need an answer.
+  const auto forward_line = [&](int seat, TimePoint deadline) -> Result<bool> {
     if (kClock.now() > deadline)
       return at_seat(seat, fail(Code::kUnavailable, "", "sent lines but no action within the deadline"));
-    const auto line = seats[static_cast<std::size_t>(seat)]->hear(deadline);
+    const auto line = seats[static_cast<std::size_t>(seat)]->receive_line(deadline);
     if (!line) return at_seat(seat, line.error());
-    const auto lines = dealer.take(seat, *line);
+    const auto lines = dealer.on_line(seat, *line);
     if (!lines) return at_seat(seat, lines.error());
     for (const auto& [to, text] : *lines)
-      if (const auto told = seats[static_cast<std::size_t>(to)]->tell(text, kClock.now() + patience); !told)
+      if (const auto told = seats[static_cast<std::size_t>(to)]->send_line(text, kClock.now() + timeout); !told)
         return at_seat(to, told.error());
     return !lines->empty();
   };
-  for (int seat = 0; seat < 2; ++seat)
-    for (const TimePoint deadline = kClock.now() + patience; !dealer.greeted(seat);) ECHO_TRY(turn(seat, deadline));
-  while (const auto seat = dealer.waits_for()) {
-    const TimePoint deadline = kClock.now() + patience;
-    for (bool moved = false; !moved;) {
-      ECHO_ASSIGN(moved, turn(*seat, deadline));
+  for (int seat = 0; seat < 2; ++seat) {
+    const TimePoint deadline = kClock.now() + timeout;
+    while (!dealer.greeted(seat)) {
+      ECHO_TRY(forward_line(seat, deadline));
+    }
+  }
+  while (const auto seat = dealer.seat_to_act()) {
+    const TimePoint deadline = kClock.now() + timeout;
+    bool acted = false;
+    while (!acted) {
+      ECHO_ASSIGN(acted, forward_line(*seat, deadline));
     }
   }
   return ok();
 }
 
-Status play_at(LineSocket& dealer, AcpcClient& client, Duration patience) {
-  ECHO_TRY(dealer.send(client.greeting(), kClock.now() + patience));
+Status play_against(LineSocket& dealer, AcpcClient& client, Duration timeout) {
+  ECHO_TRY(dealer.send(client.greeting(), kClock.now() + timeout));
   while (true) {
-    ECHO_ASSIGN(const auto line, dealer.receive(kClock.now() + patience));
+    ECHO_ASSIGN(const auto line, dealer.receive(kClock.now() + timeout));
     if (!line) return ok();
-    ECHO_ASSIGN(const std::string answer, client.take(*line));
-    ECHO_TRY(dealer.send(answer, kClock.now() + patience));
+    ECHO_ASSIGN(const std::string answer, client.on_line(*line));
+    ECHO_TRY(dealer.send(answer, kClock.now() + timeout));
   }
 }
 

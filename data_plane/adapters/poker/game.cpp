@@ -1,3 +1,4 @@
+// The rules of the game: legal actions, the rounds of betting, and the outcome of a hand.
 #include "data_plane/adapters/poker/game.hpp"
 
 #include <algorithm>
@@ -55,18 +56,18 @@ void Betting::restart() {
 
 Legal Betting::legal() const {
   ECHO_CHECK(!over_);
-  const Chips most = std::max(put_in_[0], put_in_[1]);
-  Legal legal{most - put_in(to_act_), {}};
-  if (most < rules_.stack) legal.raise = {std::min(raise_least_, rules_.stack), rules_.stack};
+  const Chips highest_bet = std::max(put_in_[0], put_in_[1]);
+  Legal legal{highest_bet - put_in(to_act_), {}};
+  if (highest_bet < rules_.stack) legal.raise = {std::min(raise_least_, rules_.stack), rules_.stack};
   return legal;
 }
 
 Status Betting::act(Action action) {
   if (over_) return fail(Code::kInvalid, "", "'{}' after the hand was over", to_string(action));
-  if (const Legal may = legal(); !may.allows(action))
-    return fail(Code::kInvalid, "", "'{}' is not legal here, which is {}", to_string(action), to_string(may));
-  const Chips most = std::max(put_in_[0], put_in_[1]);
-  Chips& own = put_in_[static_cast<std::size_t>(to_act_)];
+  if (const Legal allowed = legal(); !allowed.allows(action))
+    return fail(Code::kInvalid, "", "'{}' is not legal here, which is {}", to_string(action), to_string(allowed));
+  const Chips highest_bet = std::max(put_in_[0], put_in_[1]);
+  Chips& own_bet = put_in_[static_cast<std::size_t>(to_act_)];
   steps_.push_back({round_, to_act_, action});
   ++acted_;
   if (action.kind == Action::Kind::kFold) {
@@ -75,10 +76,10 @@ Status Betting::act(Action action) {
     return ok();
   }
   if (action.kind == Action::Kind::kRaise) {  // an all-in below a full raise does not change the smallest raise
-    raise_least_ = std::max(raise_least_, 2 * action.to - most);
-    own = action.to;
+    raise_least_ = std::max(raise_least_, 2 * action.to - highest_bet);
+    own_bet = action.to;
   } else {
-    own = most;
+    own_bet = highest_bet;
     if (acted_ >= 2) {
       next_round();
       return ok();

@@ -1,3 +1,4 @@
+// Plays single hands for the task "poker", and duplicate matches between two players.
 #include "data_plane/adapters/poker/match.hpp"
 
 #include <cmath>
@@ -9,20 +10,20 @@ namespace {
 class Moments {
  public:
   void add(double x) {
-    const double off = x - mean_;
-    mean_ += off / static_cast<double>(++count_);
-    squares_ += off * (x - mean_);
+    const double deviation = x - mean_;
+    mean_ += deviation / static_cast<double>(++count_);
+    squared_deviations_ += deviation * (x - mean_);
   }
   double mean() const { return mean_; }
   double standard_error() const {
     if (count_ < 2) return 0;
     const auto n = static_cast<double>(count_);
-    return std::sqrt(squares_ / (n - 1) / n);
+    return std::sqrt(squared_deviations_ / (n - 1) / n);
   }
 
  private:
   std::uint64_t count_ = 0;
-  double mean_ = 0, squares_ = 0;
+  double mean_ = 0, squared_deviations_ = 0;
 };
 
 }  // namespace
@@ -48,14 +49,16 @@ Result<MatchResult> duplicate_match(Player& first, Player& second, const Rules& 
   if (pairs == 0) return fail(Code::kInvalid, "", "a match needs at least one pair of hands");
   Betting betting(rules);
   Moments pair_mean, as_big_blind, as_small_blind;
-  const double unit = static_cast<double>(rules.big_blind) / 100;  // converts chips to big blinds per hundred hands
+  const double chips_per_unit =
+      static_cast<double>(rules.big_blind) / 100;  // converts chips to big blinds per hundred hands
   for (std::uint64_t pair = 0; pair < pairs; ++pair) {
-    HandRandom luck(seed, pair);
-    const Deal deal = Deal::draw(luck.deal);
-    auto draws = luck.position, draws_again = luck.position;
-    ECHO_ASSIGN(const Chips one_way, play_hand(betting, deal, {&first, &second}, draws));
-    ECHO_ASSIGN(const Chips other_way, play_hand(betting, deal, {&second, &first}, draws_again));
-    const double big = static_cast<double>(one_way) / unit, small = static_cast<double>(-other_way) / unit;
+    HandRandom hand_random(seed, pair);
+    const Deal deal = Deal::draw(hand_random.deal);
+    auto draws = hand_random.position, draws_again = hand_random.position;
+    ECHO_ASSIGN(const Chips won_as_big_blind, play_hand(betting, deal, {&first, &second}, draws));
+    ECHO_ASSIGN(const Chips lost_as_small_blind, play_hand(betting, deal, {&second, &first}, draws_again));
+    const double big = static_cast<double>(won_as_big_blind) / chips_per_unit,
+                 small = static_cast<double>(-lost_as_small_blind) / chips_per_unit;
     as_big_blind.add(big);
     as_small_blind.add(small);
     pair_mean.add((big + small) / 2);

@@ -1,3 +1,4 @@
+// Implements the built-in players, which are opponents and baselines of the task "poker" and of matches.
 #include "data_plane/adapters/poker/players.hpp"
 
 #include <algorithm>
@@ -81,20 +82,21 @@ class TightPlayer final : public Player {
 };
 
 template <class T>
-std::unique_ptr<Player> made() {
+std::unique_ptr<Player> make_instance() {
   return std::make_unique<T>();
 }
-struct Known {
+struct PlayerKind {
   std::string_view name;
   std::unique_ptr<Player> (*make)();
 };
-constexpr std::array<Known, 3> kKnown = {
-    {{"caller", made<Caller>}, {"random", made<RandomPlayer>}, {"tight", made<TightPlayer>}}};
+constexpr std::array<PlayerKind, 3> kPlayerKinds = {{{"caller", make_instance<Caller>},
+                                                     {"random", make_instance<RandomPlayer>},
+                                                     {"tight", make_instance<TightPlayer>}}};
 
 }  // namespace
 
 Result<std::unique_ptr<Player>> make_player(std::string_view name) {
-  for (const Known& known : kKnown)
+  for (const PlayerKind& known : kPlayerKinds)
     if (known.name == name) return known.make();
   name = name.substr(0, 64);
   return fail(Code::kInvalid, "", "unknown player '{}'{}; known: {}", name, did_you_mean(name, player_names()),
@@ -103,7 +105,7 @@ Result<std::unique_ptr<Player>> make_player(std::string_view name) {
 
 std::vector<std::string> player_names() {
   std::vector<std::string> names;
-  for (const Known& known : kKnown) names.emplace_back(known.name);
+  for (const PlayerKind& known : kPlayerKinds) names.emplace_back(known.name);
   return names;
 }
 

@@ -1,3 +1,4 @@
+// Writes and parses the texts of the task "poker".
 #include "data_plane/adapters/poker/wording.hpp"
 
 #include <algorithm>
@@ -17,7 +18,7 @@ constexpr std::array<std::string_view, kRounds> kRoundNames = {"before the flop"
 bool is_space(char c) { return c == ' ' || c == '\n' || c == '\t' || c == '\r'; }
 
 // Trims white space and converts to lower case.
-std::string plain(std::string_view text) {
+std::string trimmed_lower_case(std::string_view text) {
   while (!text.empty() && is_space(text.front())) text.remove_prefix(1);
   while (!text.empty() && is_space(text.back())) text.remove_suffix(1);
   std::string lower(text);
@@ -26,7 +27,7 @@ std::string plain(std::string_view text) {
   return lower;
 }
 
-std::optional<Chips> number(std::string_view digits) {
+std::optional<Chips> parse_chips(std::string_view digits) {
   Chips value = 0;
   const char* const end = digits.data() + digits.size();
   if (digits.empty() || digits[0] == '-') return std::nullopt;
@@ -46,21 +47,23 @@ std::optional<std::string_view> last_action(std::string_view response) {
 std::string betting_so_far(const View& view) {
   std::string text;
   int round = -1;
-  std::array<Chips, 2> in = {view.betting.rules().big_blind, view.betting.rules().small_blind};
+  std::array<Chips, 2> put_in = {view.betting.rules().big_blind, view.betting.rules().small_blind};
   for (const auto& [at, position, action] : view.betting.steps()) {
     text += at == round ? ", " : text.empty() ? "" : "; ";
     if (at != round) text += fmt::format("{}: ", kRoundNames[static_cast<std::size_t>(at)]);
     round = at;
-    const bool own = position == view.position;
+    const bool policy_acts = position == view.position;
     const auto verb = [&](std::string_view word) {
-      return fmt::format("{} {}{}", own ? "you" : "your opponent", word, own ? "" : "s");
+      return fmt::format("{} {}{}", policy_acts ? "you" : "your opponent", word, policy_acts ? "" : "s");
     };
-    Chips& mine = in[static_cast<std::size_t>(position)];
-    const Chips other = in[static_cast<std::size_t>(1 - position)];
+    Chips& own_bet = put_in[static_cast<std::size_t>(position)];
+    const Chips other_bet = put_in[static_cast<std::size_t>(1 - position)];
     if (action.kind == Action::Kind::kFold) text += verb("fold");
-    if (action.kind == Action::Kind::kCall) text += verb(other > mine ? "call" : "check");
+    if (action.kind == Action::Kind::kCall) text += verb(other_bet > own_bet ? "call" : "check");
     if (action.kind == Action::Kind::kRaise) text += fmt::format("{} to {}", verb("raise"), action.to);
-    mine = action.kind == Action::Kind::kRaise ? action.to : action.kind == Action::Kind::kCall ? other : mine;
+    own_bet = action.kind == Action::Kind::kRaise  ? action.to
+              : action.kind == Action::Kind::kCall ? other_bet
+                                                   : own_bet;
   }
   return text.empty() ? "none" : text;
 }
@@ -134,11 +137,11 @@ std::string describe_end(const View& view, Chips won) {
 std::optional<Action> parse_answer(std::string_view response, const Legal& legal) {
   const auto written = last_action(response);
   if (!written) return std::nullopt;
-  const std::string text = plain(*written);
+  const std::string text = trimmed_lower_case(*written);
   if (text == "fold" && legal.owed > 0) return Action::fold();
   if (text == (legal.owed > 0 ? "call" : "check")) return Action::call();
   if (!text.starts_with(kRaise)) return std::nullopt;
-  const auto to = number(std::string_view(text).substr(kRaise.size()));
+  const auto to = parse_chips(std::string_view(text).substr(kRaise.size()));
   return to && legal.allows(Action::raise(*to)) ? std::optional(Action::raise(*to)) : std::nullopt;
 }
 
@@ -182,8 +185,8 @@ std::optional<Action> parse_letter(std::string_view response, const View& view) 
 std::string letter(Action action, const View& view) {
   if (action.kind != Action::Kind::kRaise) return to_string(action);
   const auto raises = lettered_raises(view, view.betting.legal());
-  const auto away = [&](const auto& raise) { return std::abs(raise.second.to - action.to); };
-  return std::string(1, std::ranges::min_element(raises, {}, away)->first);
+  const auto distance = [&](const auto& raise) { return std::abs(raise.second.to - action.to); };
+  return std::string(1, std::ranges::min_element(raises, {}, distance)->first);
 }
 
 }  // namespace echoline::data_plane::poker

@@ -1,3 +1,4 @@
+// Implements Connection: the thread that starts a task's program, sends it batches of calls and handles its failures.
 #include "data_plane/adapters/process/connection.hpp"
 
 #include <algorithm>
@@ -8,16 +9,17 @@
 namespace echoline::data_plane::process {
 namespace {
 
-constexpr Duration kFirstPause = std::chrono::milliseconds(100), kPauseMax = std::chrono::seconds(30);
-constexpr Duration kSlice = std::chrono::milliseconds(100);  // how often a wait checks `stopping_`
-// Consecutive failed starts after which calls fail instead of waiting for the next start.
-constexpr std::uint32_t kPatience = 4;
-constexpr std::size_t kClosedMax = 65'536;
+// From a failure to the next start of the program; doubled with each failure in a row.
+constexpr Duration kRestartDelayMin = std::chrono::milliseconds(100), kRestartDelayMax = std::chrono::seconds(30);
+constexpr Duration kStopCheckInterval = std::chrono::milliseconds(100);  // how often a wait checks `stopping_`
+// After more consecutive failures than this, calls fail instead of waiting for the next start.
+constexpr std::uint32_t kFailuresMax = 4;
+constexpr std::size_t kClosedEpisodesMax = 65'536;  // kept for the next close notice
 
 }  // namespace
 
 Connection::Connection(sandbox::Pool& pool, ConnectionOptions options)
-    : pool_(pool), options_(std::move(options)), thread_([this] { work(); }) {}
+    : pool_(pool), options_(std::move(options)), thread_([this] { run_thread(); }) {}
 
 Connection::~Connection() {
   {
@@ -32,7 +34,7 @@ Result<Hello> Connection::hello() {
   auto promise = std::make_shared<std::promise<Result<Hello>>>();
   {
     const std::lock_guard lock(mutex_);
-    asked_for_hello_.push_back([promise](Result<Hello> hello) { promise->set_value(std::move(hello)); });
+    hello_callbacks_.push_back([promise](Result<Hello> hello) { promise->set_value(std::move(hello)); });
   }
   changed_.notify_all();
   return promise->get_future().get();
@@ -60,58 +62,58 @@ Result<nlohmann::json> Connection::ask_and_wait(Method method, std::string item)
   return promise->get_future().get();
 }
 
-void Connection::close(std::uint64_t episode, std::uint64_t life) {
+void Connection::close(std::uint64_t episode, std::uint64_t start_number) {
   const std::lock_guard lock(mutex_);
-  if (closed_.size() < kClosedMax) closed_.emplace_back(episode, life);
+  if (closed_episodes_.size() < kClosedEpisodesMax) closed_episodes_.emplace_back(episode, start_number);
 }
 
-void Connection::work() {
+void Connection::run_thread() {
   std::unique_lock lock(mutex_);
   for (;;) {
-    changed_.wait(lock, [this] { return stopping_ || !waiting_.empty() || !asked_for_hello_.empty(); });
+    changed_.wait(lock, [this] { return stopping_ || !waiting_.empty() || !hello_callbacks_.empty(); });
     if (stopping_) break;
-    if (!asked_for_hello_.empty()) {
-      auto asked = std::exchange(asked_for_hello_, {});
+    if (!hello_callbacks_.empty()) {
+      auto callbacks = std::exchange(hello_callbacks_, {});
       lock.unlock();
       const Status started = start();
-      for (auto& tell : asked) tell(started ? Result<Hello>(hello_) : Result<Hello>(started.error()));
+      for (auto& callback : callbacks) callback(started ? Result<Hello>(hello_) : Result<Hello>(started.error()));
       lock.lock();
       continue;
     }
     std::vector<Call> batch;
     const Method method = waiting_.front().method;
-    const bool alone = waiting_.front().alone;
-    while (!waiting_.empty() && waiting_.front().method == method && waiting_.front().alone == alone &&
-           batch.size() < (alone ? 1 : std::min(options_.batch_max, kItemsMax))) {
+    const bool send_alone = waiting_.front().send_alone;
+    while (!waiting_.empty() && waiting_.front().method == method && waiting_.front().send_alone == send_alone &&
+           batch.size() < (send_alone ? 1 : std::min(options_.batch_max, kItemsMax))) {
       batch.push_back(std::move(waiting_.front()));
       waiting_.pop_front();
     }
     lock.unlock();
-    serve(std::move(batch));
+    send_batch(std::move(batch));
     lock.lock();
   }
-  auto left = std::exchange(waiting_, {});
-  auto asked = std::exchange(asked_for_hello_, {});
+  auto unsent = std::exchange(waiting_, {});
+  auto callbacks = std::exchange(hello_callbacks_, {});
   lock.unlock();
-  for (Call& call : left) call.done(fail(Code::kCancelled, "task", "the run ends"));
-  for (auto& tell : asked) tell(fail(Code::kCancelled, "task", "the run ends"));
+  for (Call& call : unsent) call.done(fail(Code::kCancelled, "task", "the run is ending"));
+  for (auto& callback : callbacks) callback(fail(Code::kCancelled, "task", "the run is ending"));
   process_.reset();
 }
 
-// Starts the program unless it runs. After repeated failures the pauses grow and calls fail.
+// Starts the program unless it runs. After a failure, waits for the restart delay first, or fails if there were many.
 Status Connection::start() {
   if (process_) {
     const auto ended = process_->ended();
     if (!ended) return ok();
-    end(fmt::format("it {}", ended->words()));
+    on_program_failure(fmt::format("it {}", ended->description()));
   }
-  if (failures_ > kPatience && clock_.now() < not_before_) return last_error_;
+  if (failures_ > kFailuresMax && clock_.now() < not_before_) return last_error_;
   {
     std::unique_lock lock(mutex_);
     while (!stopping_ && clock_.now() < not_before_) changed_.wait_for(lock, not_before_ - clock_.now());
-    if (stopping_) return fail(Code::kCancelled, "task", "the run ends");
+    if (stopping_) return fail(Code::kCancelled, "task", "the run is ending");
   }
-  const auto begin = [&]() -> Status {
+  const auto launch_and_greet = [&]() -> Status {
     ECHO_ASSIGN(process_, pool_.launch(options_.command));
     const std::uint64_t id = next_id_++;
     ECHO_ASSIGN(const std::string line,
@@ -120,30 +122,32 @@ Status Connection::start() {
     ECHO_ASSIGN(hello_, read_hello(answer));
     return ok();
   };
-  const Status begun = begin();
-  if (begun) {
-    ++life_;
+  const Status started = launch_and_greet();
+  if (started) {
+    ++start_number_;
     return ok();
   }
-  last_error_ = begun.error();
-  end(last_error_.message());
+  last_error_ = started.error();
+  on_program_failure(last_error_.message());
   return last_error_;
 }
 
-void Connection::end(const std::string& why) {
+// Stops the program if it runs, keeps the error for later calls, and sets the time of the next start.
+void Connection::on_program_failure(const std::string& reason) {
   if (process_) {
-    const sandbox::End end = process_->wait();
-    log::warn("the task's program is ended: {}{}{}", why, end.err.empty() ? "" : "; it wrote: ",
+    const sandbox::End end = process_->wait();  // stops the program first
+    log::warn("the task's program failed: {}{}{}", reason, end.err.empty() ? "" : "; it wrote: ",
               end.err.substr(end.err.size() - std::min<std::size_t>(end.err.size(), 1000)));
+    // The program's own words tell more than an error that start() has kept.
     if (last_error_.detail.empty() || !end.err.empty())
-      last_error_ = fail(Code::kUnavailable, "task", "{}{}{}", why, end.err.empty() ? "" : "; it wrote: ",
+      last_error_ = fail(Code::kUnavailable, "task", "{}{}{}", reason, end.err.empty() ? "" : "; it wrote: ",
                          end.err.substr(end.err.size() - std::min<std::size_t>(end.err.size(), 300)));
     process_.reset();
   }
-  Duration pause = kFirstPause;
-  for (std::uint32_t i = 0; i < failures_ && pause < kPauseMax; ++i) pause *= 2;
+  Duration delay = kRestartDelayMin;
+  for (std::uint32_t i = 0; i < failures_ && delay < kRestartDelayMax; ++i) delay *= 2;
   ++failures_;
-  not_before_ = clock_.now() + std::min(pause, kPauseMax);
+  not_before_ = clock_.now() + std::min(delay, kRestartDelayMax);
 }
 
 // Sends a line and reads the answering line.
@@ -153,65 +157,67 @@ Result<std::string> Connection::exchange(const std::string& line, Duration deadl
   for (;;) {
     const Duration left = due - clock_.now();
     if (left <= Duration(0)) return fail(Code::kStale, "task", "no answer within {}", to_text(deadline));
-    auto answer = process_->read_line(kLineBytesMax, std::min(left, kSlice));
+    auto answer = process_->read_line(kLineBytesMax, std::min(left, kStopCheckInterval));
     if (answer || answer.error().code != Code::kStale) return answer;
     const std::lock_guard lock(mutex_);
-    if (stopping_) return fail(Code::kCancelled, "task", "the run ends");
+    if (stopping_) return fail(Code::kCancelled, "task", "the run is ending");
   }
 }
 
-void Connection::tell_closed() {
+void Connection::send_close_notice() {
   std::vector<std::uint64_t> episodes;
   {
     const std::lock_guard lock(mutex_);
-    for (const auto& [episode, life] : closed_)
-      if (life == life_) episodes.push_back(episode);
-    closed_.clear();
+    for (const auto& [episode, start_number] : closed_episodes_)
+      if (start_number == start_number_) episodes.push_back(episode);
+    closed_episodes_.clear();
   }
   if (!episodes.empty()) (void)process_->write(close_notice(episodes), options_.deadline);
 }
 
-void Connection::serve(std::vector<Call> batch) {
-  if (const Status started = start(); !started) return give_up(std::move(batch), started.error(), true);
-  std::vector<Call> known;
+void Connection::send_batch(std::vector<Call> batch) {
+  if (const Status started = start(); !started) return retry_or_fail(std::move(batch), started.error(), true);
+  std::vector<Call> sendable;
   for (Call& call : batch) {
-    if (call.life && *call.life != life_)
+    if (call.start_number && *call.start_number != start_number_)
       call.done(fail(Code::kUnavailable, "task", "the program was restarted and no longer has this episode"));
     else
-      known.push_back(std::move(call));
+      sendable.push_back(std::move(call));
   }
-  if (known.empty()) return;
-  tell_closed();
+  if (sendable.empty()) return;
+  send_close_notice();
   std::vector<std::string_view> items;
-  for (const Call& call : known) items.push_back(call.item);
+  for (const Call& call : sendable) items.push_back(call.item);
   const std::uint64_t id = next_id_++;
-  const auto line = exchange(request(id, known.front().method, options_.deadline, items), options_.deadline);
+  const auto line = exchange(request(id, sendable.front().method, options_.deadline, items), options_.deadline);
   auto answer = line ? read_answer(*line, id) : Result<nlohmann::json>(line.error());
-  auto all = answer ? read_items(*std::move(answer), known.size())
-                    : Result<std::vector<Result<nlohmann::json>>>(answer.error());
-  if (!all) {
-    // An error that the program reports is an answer. After any other failure the program is in an unknown state.
-    const bool in_words = line && !answer && answer.error().code == Code::kUnavailable;
-    if (!in_words) end(all.error().message());
-    return give_up(std::move(known), all.error(), known.size() == 1);
+  auto results = answer ? read_items(*std::move(answer), sendable.size())
+                        : Result<std::vector<Result<nlohmann::json>>>(answer.error());
+  if (!results) {
+    // An error that the program reports is a valid answer, for which read_answer() returns kUnavailable. After any
+    // other failure the program is in an unknown state.
+    const bool reported_by_program = line && !answer && answer.error().code == Code::kUnavailable;
+    if (!reported_by_program) on_program_failure(results.error().message());
+    return retry_or_fail(std::move(sendable), results.error(), sendable.size() == 1);
   }
   failures_ = 0;
   not_before_ = {};
   last_error_ = {};
-  for (std::size_t i = 0; i < known.size(); ++i) {
-    if (known[i].told_life) known[i].told_life(life_);
-    known[i].done(std::move((*all)[i]));
+  for (std::size_t i = 0; i < sendable.size(); ++i) {
+    if (sendable[i].on_start_number) sendable[i].on_start_number(start_number_);
+    sendable[i].done(std::move((*results)[i]));
   }
 }
 
-// Retries each call of a failed batch alone, so that one bad call does not fail the others.
-void Connection::give_up(std::vector<Call> batch, const Error& error, bool all_to_blame) {
+// Retries each call of a failed batch alone, so that one bad call does not fail the others. `fail_all`: fails them
+// instead.
+void Connection::retry_or_fail(std::vector<Call> batch, const Error& error, bool fail_all) {
   for (Call& call : batch) {
-    if (all_to_blame || call.alone || !call.repeatable) {
+    if (fail_all || call.send_alone || !call.repeatable) {
       call.done(error);
       continue;
     }
-    call.alone = true;
+    call.send_alone = true;
     const std::lock_guard lock(mutex_);
     waiting_.push_back(std::move(call));
   }

@@ -43,48 +43,50 @@ class Connection {
   Result<Hello> hello();
 
   // `done` is called once, with an item of the answer or an error. kExhausted: too many calls wait; kStale: no answer
-  // by the deadline; kUnavailable: the program ended or reported an error; kCorrupt: the answer is invalid. A
-  // repeatable call is retried once, alone, if its batch failed. `life`: the call is valid only for this start of the
-  // program (the number passed to `told_life`), because a restarted program has no memory of earlier ones.
+  // by the deadline; kUnavailable: the program ended or reported an error; kCorrupt: the answer is invalid.
   struct Call {
     Method method = Method::kScore;
     std::string item;  // JSON
     Done done;
-    bool repeatable = true;
-    std::optional<std::uint64_t> life;
-    std::function<void(std::uint64_t)> told_life = {};  // before `done`
-    bool alone = false;
+    bool repeatable = true;  // if its batch fails, it is retried once, as a batch of its own
+    // If set, the call fails if the program was started again since, because it has then lost its episodes. The first
+    // start has number 1.
+    std::optional<std::uint64_t> start_number;
+    std::function<void(std::uint64_t)> on_start_number = {};  // called before `done` with the program's start number
+    bool send_alone = false;                                  // as a batch of its own
   };
   void ask(Call call);
   Result<nlohmann::json> ask_and_wait(Method method, std::string item);
-  // Lets the program of that life forget an episode.
-  void close(std::uint64_t episode, std::uint64_t life);
+  // Tells the program before its next batch that the episode is over, if it still has this start number. Drops the
+  // notice if too many are kept; the program then holds the episode until it ends.
+  void close(std::uint64_t episode, std::uint64_t start_number);
 
  private:
-  void work();
-  void serve(std::vector<Call> batch);
+  void run_thread();
+  void send_batch(std::vector<Call> batch);
   Status start();
-  void give_up(std::vector<Call> batch, const Error& error, bool all_to_blame);
-  void tell_closed();
+  void retry_or_fail(std::vector<Call> batch, const Error& error, bool fail_all);
+  void send_close_notice();
   Result<std::string> exchange(const std::string& line, Duration deadline);
-  void end(const std::string& why);
+  void on_program_failure(const std::string& reason);
 
   sandbox::Pool& pool_;
   const ConnectionOptions options_;
   const SystemClock clock_;
   std::mutex mutex_;
   std::condition_variable changed_;
-  std::deque<Call> waiting_;                                         // guarded by mutex_
-  std::vector<std::pair<std::uint64_t, std::uint64_t>> closed_;      // episode and life; guarded by mutex_
-  std::vector<std::function<void(Result<Hello>)>> asked_for_hello_;  // guarded by mutex_
-  bool stopping_ = false;                                            // guarded by mutex_
+  std::deque<Call> waiting_;                                              // guarded by mutex_
+  std::vector<std::pair<std::uint64_t, std::uint64_t>> closed_episodes_;  // with start number; guarded by mutex_
+  std::vector<std::function<void(Result<Hello>)>> hello_callbacks_;       // guarded by mutex_
+  bool stopping_ = false;                                                 // guarded by mutex_
 
   // Used by the thread only.
   std::optional<sandbox::Process> process_;
   Hello hello_;
-  std::uint64_t life_ = 0, next_id_ = 1;
-  std::uint32_t failures_ = 0;  // consecutive failed starts
-  TimePoint not_before_{};
+  std::uint64_t start_number_ = 0;  // how often the program was started
+  std::uint64_t next_id_ = 1;       // of requests
+  std::uint32_t failures_ = 0;      // consecutive failed starts or batches
+  TimePoint not_before_{};          // the next start
   Error last_error_;
   std::thread thread_;
 };

@@ -1,3 +1,5 @@
+// Writes requests and parses answers for Connection. Every field of an answer is checked, because a task is a user's
+// program.
 #include "data_plane/adapters/process/protocol.hpp"
 
 #include <fmt/ranges.h>
@@ -6,26 +8,26 @@
 #include <cstring>
 
 #include "data_plane/adapters/json_depth.hpp"
-#include "data_plane/told.hpp"
+#include "data_plane/policy_input.hpp"
 
 namespace echoline::data_plane::process {
 namespace {
 
 using nlohmann::json;
 
-constexpr std::size_t kComponentsMax = 64, kNameBytesMax = 128, kWordsMax = 1024;
+constexpr std::size_t kComponentsMax = 64, kNameBytesMax = 128, kErrorBytesMax = 1024;
 constexpr std::size_t kPromptBytesMax = 256u << 10, kReferenceBytesMax = 64u << 10;
 
 template <class... Args>
-Error bad(fmt::format_string<Args...> format, Args&&... args) {
+Error answer_error(fmt::format_string<Args...> format, Args&&... args) {
   return fail(Code::kCorrupt, "task's answer", format, std::forward<Args>(args)...);
 }
 
 std::string written(const json& value) { return value.dump(-1, ' ', false, json::error_handler_t::replace); }
-std::string shown(const json& value) { return written(value).substr(0, 80); }
+std::string excerpt(const json& value) { return written(value).substr(0, 80); }
 
 // Whether eight bytes need no escaping: printable ASCII except '"' and '\\'.
-bool plain(const char* at) {
+bool needs_no_escape(const char* at) {
   constexpr std::uint64_t kOnes = 0x0101010101010101, kTops = 0x8080808080808080;
   std::uint64_t word = 0;
   std::memcpy(&word, at, sizeof word);
@@ -41,7 +43,7 @@ void quote(std::string& out, std::string_view text) {
   std::size_t from = 0;
   while (from < text.size()) {
     std::size_t to = from;
-    while (to + 8 <= text.size() && plain(text.data() + to)) to += 8;
+    while (to + 8 <= text.size() && needs_no_escape(text.data() + to)) to += 8;
     const auto is_plain = [&] {
       return text[to] >= 0x20 && static_cast<unsigned char>(text[to]) < 0x80 && text[to] != '"' && text[to] != '\\';
     };
@@ -75,39 +77,40 @@ void append(std::string& out, const Problem& problem) {
   out += '}';
 }
 
-Result<double> finite(const json& item, const char* key) {
+Result<double> read_finite(const json& item, const char* key) {
   const auto found = item.find(key);
   if (found == item.end() || !found->is_number() || !std::isfinite(found->get<double>()))
-    return bad("expected a finite number '{}', found {}", key, shown(item));
+    return answer_error("expected a finite number '{}', found {}", key, excerpt(item));
   return found->get<double>();
 }
 
-Result<bool> flag(const json& item, const char* key, bool fallback) {
+Result<bool> read_flag(const json& item, const char* key, bool fallback) {
   const auto found = item.find(key);
   if (found == item.end()) return fallback;
-  if (!found->is_boolean()) return bad("'{}' is {}, expected true or false", key, shown(*found));
+  if (!found->is_boolean()) return answer_error("'{}' is {}, expected true or false", key, excerpt(*found));
   return found->get<bool>();
 }
 
-Result<std::string> text(const json& item, const char* key, std::size_t bytes_max) {
+Result<std::string> read_text(const json& item, const char* key, std::size_t bytes_max) {
   const auto found = item.find(key);
   if (found == item.end()) return std::string();
-  if (!found->is_string()) return bad("expected a text '{}', found {}", key, shown(item));
+  if (!found->is_string()) return answer_error("expected a text '{}', found {}", key, excerpt(item));
   const auto& value = found->get_ref<const std::string&>();
-  if (value.size() > bytes_max) return bad("'{}' has {} bytes, at most {} are allowed", key, value.size(), bytes_max);
+  if (value.size() > bytes_max)
+    return answer_error("'{}' has {} bytes, at most {} are allowed", key, value.size(), bytes_max);
   return value;
 }
 
-Result<Told> told(const json& value, const char* key) {
-  auto read = read_told(value, kPromptBytesMax);
-  if (!read) return bad("'{}': {}", key, read.error().detail);
+Result<PolicyInput> read_input(const json& value, const char* key) {
+  auto read = read_policy_input(value, kPromptBytesMax);
+  if (!read) return answer_error("'{}': {}", key, read.error().detail);
   return read;
 }
 
-Result<std::uint64_t> count(const json& item, const char* key) {
+Result<std::uint64_t> read_count(const json& item, const char* key) {
   const auto found = item.find(key);
   if (found == item.end()) return std::uint64_t{0};
-  if (!found->is_number_unsigned()) return bad("'{}' is {}, expected a whole number", key, shown(*found));
+  if (!found->is_number_unsigned()) return answer_error("'{}' is {}, expected a whole number", key, excerpt(*found));
   return found->get<std::uint64_t>();
 }
 
@@ -181,49 +184,51 @@ std::string step_item(std::uint64_t episode, std::string_view response, const Pr
 }
 
 Result<json> read_answer(std::string_view line, std::uint64_t id) {
-  if (nests_too_deep(line)) return bad("nested deeper than {}", kJsonDepthMax);
+  if (nests_too_deep(line)) return answer_error("nested deeper than {}", kJsonDepthMax);
   json answer = json::parse(line.begin(), line.end(), nullptr, /*allow_exceptions=*/false);
   if (!answer.is_object())
-    return bad("expected a JSON object on a line of its own, found '{}'",
-               json(line.substr(0, 80)).dump(-1, ' ', true, json::error_handler_t::replace));
-  const auto of = answer.find("id");
-  if (of == answer.end() || !of->is_number_unsigned() || of->get<std::uint64_t>() != id)
-    return bad("expected the answer to request {}, found {}", id, shown(answer));
+    return answer_error("expected a JSON object on a line of its own, found '{}'",
+                        json(line.substr(0, 80)).dump(-1, ' ', true, json::error_handler_t::replace));
+  const auto answered_id = answer.find("id");
+  if (answered_id == answer.end() || !answered_id->is_number_unsigned() || answered_id->get<std::uint64_t>() != id)
+    return answer_error("expected the answer to request {}, found {}", id, excerpt(answer));
   if (const auto error = answer.find("error"); error != answer.end())
     return fail(Code::kUnavailable, "task", "{}",
-                (error->is_string() ? error->get<std::string>() : written(*error)).substr(0, kWordsMax));
+                (error->is_string() ? error->get<std::string>() : written(*error)).substr(0, kErrorBytesMax));
   const auto result = answer.find("result");
   if (result == answer.end() || !result->is_object())
-    return bad("expected an object 'result' or an 'error', found {}", shown(answer));
+    return answer_error("expected an object 'result' or an 'error', found {}", excerpt(answer));
   return std::move(*result);
 }
 
 Result<Hello> read_hello(const json& result) {
   const auto protocol = result.find("protocol");
   if (protocol == result.end() || *protocol != kProtocol)
-    return bad("expected protocol {}, found {}", kProtocol, protocol == result.end() ? "none" : shown(*protocol));
+    return answer_error("expected protocol {}, found {}", kProtocol,
+                        protocol == result.end() ? "none" : excerpt(*protocol));
   Hello hello;
-  ECHO_ASSIGN(hello.name, text(result, "name", kNameBytesMax));
-  ECHO_ASSIGN(hello.turns, flag(result, "turns", false));
-  ECHO_ASSIGN(hello.deterministic, flag(result, "deterministic", false));
-  ECHO_ASSIGN(hello.problems, count(result, "problems"));
-  ECHO_ASSIGN(hello.evaluation, count(result, "evaluation"));
+  ECHO_ASSIGN(hello.name, read_text(result, "name", kNameBytesMax));
+  ECHO_ASSIGN(hello.turns, read_flag(result, "turns", false));
+  ECHO_ASSIGN(hello.deterministic, read_flag(result, "deterministic", false));
+  ECHO_ASSIGN(hello.problems, read_count(result, "problems"));
+  ECHO_ASSIGN(hello.evaluation, read_count(result, "evaluation"));
   return hello;
 }
 
 Result<std::vector<Result<json>>> read_items(json result, std::size_t expected) {
   const auto items = result.find("items");
   if (items == result.end() || !items->is_array() || items->size() != expected)
-    return bad("expected {} 'items', found {}", expected,
-               items != result.end() && items->is_array() ? std::to_string(items->size()) : shown(result));
+    return answer_error("expected {} 'items', found {}", expected,
+                        items != result.end() && items->is_array() ? std::to_string(items->size()) : excerpt(result));
   std::vector<Result<json>> all;
   all.reserve(expected);
   for (json& item : *items) {
     if (!item.is_object()) {
-      all.emplace_back(bad("expected an object, found {}", shown(item)));
+      all.emplace_back(answer_error("expected an object, found {}", excerpt(item)));
     } else if (const auto error = item.find("error"); error != item.end()) {
-      all.emplace_back(fail(Code::kUnavailable, "task", "{}",
-                            (error->is_string() ? error->get<std::string>() : written(*error)).substr(0, kWordsMax)));
+      all.emplace_back(
+          fail(Code::kUnavailable, "task", "{}",
+               (error->is_string() ? error->get<std::string>() : written(*error)).substr(0, kErrorBytesMax)));
     } else {
       all.emplace_back(std::move(item));
     }
@@ -233,16 +238,16 @@ Result<std::vector<Result<json>>> read_items(json result, std::size_t expected) 
 
 Result<Score> read_score(const json& item) {
   Score score;
-  ECHO_ASSIGN(score.reward, finite(item, "reward"));
-  ECHO_ASSIGN(score.correct, flag(item, "correct", score.reward >= 1));
+  ECHO_ASSIGN(score.reward, read_finite(item, "reward"));
+  ECHO_ASSIGN(score.correct, read_flag(item, "correct", score.reward >= 1));
   const auto components = item.find("components");
   if (components == item.end()) return score;
   if (!components->is_object() || components->size() > kComponentsMax)
-    return bad("'components' is {}, expected at most {} named numbers", shown(*components), kComponentsMax);
+    return answer_error("'components' is {}, expected at most {} named numbers", excerpt(*components), kComponentsMax);
   for (const auto& [name, value] : components->items()) {
     if (name.empty() || name.size() > kNameBytesMax || !value.is_number() || !std::isfinite(value.get<double>()))
-      return bad("component '{}' is {}, expected a name of 1 to {} bytes and a finite number", name.substr(0, 80),
-                 shown(value), kNameBytesMax);
+      return answer_error("component '{}' is {}, expected a name of 1 to {} bytes and a finite number",
+                          name.substr(0, 80), excerpt(value), kNameBytesMax);
     score.components[name] = value.get<double>();
   }
   return score;
@@ -251,9 +256,9 @@ Result<Score> read_score(const json& item) {
 Result<Step> read_step(const json& item) {
   Step step;
   ECHO_ASSIGN(step.score, read_score(item));
-  ECHO_ASSIGN(step.done, flag(item, "done", true));
+  ECHO_ASSIGN(step.done, read_flag(item, "done", true));
   if (const auto observation = item.find("observation"); observation != item.end()) {
-    ECHO_ASSIGN(step.observation, told(*observation, "observation"));
+    ECHO_ASSIGN(step.observation, read_input(*observation, "observation"));
   }
   return step;
 }
@@ -261,30 +266,31 @@ Result<Step> read_step(const json& item) {
 Result<Score> read_cut(const json& item) {
   const auto cut = item.find("cut");
   if (cut == item.end()) return Score{};
-  if (!cut->is_object()) return bad("'cut' is {}, expected an object", shown(*cut));
+  if (!cut->is_object()) return answer_error("'cut' is {}, expected an object", excerpt(*cut));
   return read_score(*cut);
 }
 
-Result<OwnProblem> read_problem(const json& item, std::string_view fallback_id) {
-  OwnProblem own;
-  Problem& problem = own.problem;
-  ECHO_ASSIGN(std::string id, text(item, "id", kNameBytesMax));
+Result<ProblemWithDemonstration> read_problem(const json& item, std::string_view fallback_id) {
+  ProblemWithDemonstration read;
+  Problem& problem = read.problem;
+  ECHO_ASSIGN(std::string id, read_text(item, "id", kNameBytesMax));
   const auto prompt = item.find("prompt");
-  if (prompt == item.end()) return bad("expected a 'prompt', found {}", shown(item));
-  ECHO_ASSIGN(Told said, told(*prompt, "prompt"));
-  ECHO_ASSIGN(std::string reference, text(item, "reference", kReferenceBytesMax));
+  if (prompt == item.end()) return answer_error("expected a 'prompt', found {}", excerpt(item));
+  ECHO_ASSIGN(PolicyInput input, read_input(*prompt, "prompt"));
+  ECHO_ASSIGN(std::string reference, read_text(item, "reference", kReferenceBytesMax));
   problem.set_id(id.empty() ? std::string(fallback_id) : std::move(id));
-  set_prompt(problem, std::move(said));
+  set_prompt(problem, std::move(input));
   problem.set_reference(std::move(reference));
   if (const auto metadata = item.find("metadata"); metadata != item.end()) {
     problem.set_metadata_json(written(*metadata));
     if (problem.metadata_json().size() > kReferenceBytesMax)
-      return bad("'metadata' has {} bytes, at most {} are allowed", problem.metadata_json().size(), kReferenceBytesMax);
+      return answer_error("'metadata' has {} bytes, at most {} are allowed", problem.metadata_json().size(),
+                          kReferenceBytesMax);
   }
   if (item.contains("demonstration")) {
-    ECHO_ASSIGN(own.demonstration, text(item, "demonstration", kReferenceBytesMax));
+    ECHO_ASSIGN(read.demonstration, read_text(item, "demonstration", kReferenceBytesMax));
   }
-  return own;
+  return read;
 }
 
 }  // namespace echoline::data_plane::process

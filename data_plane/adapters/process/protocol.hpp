@@ -30,8 +30,8 @@ struct Hello {
   std::uint64_t problems = 0, evaluation = 0;
 };
 
-// A problem with the task's demonstration, which workers do not need.
-struct OwnProblem {
+// A problem as the program sends it. Workers do not need the demonstration.
+struct ProblemWithDemonstration {
   Problem problem;
   std::optional<std::string> demonstration;
 };
@@ -60,6 +60,6 @@ Result<Step> read_step(const nlohmann::json& item);
 // The score to add if the token limit ends the episode after this step.
 Result<Score> read_cut(const nlohmann::json& item);
 // `fallback_id` is used if the problem has no id.
-Result<OwnProblem> read_problem(const nlohmann::json& item, std::string_view fallback_id);
+Result<ProblemWithDemonstration> read_problem(const nlohmann::json& item, std::string_view fallback_id);
 
 }  // namespace echoline::data_plane::process

@@ -1,3 +1,4 @@
+// Implements the adapter for tasks that run as programs; process.cpp and library.cpp make it.
 #include "data_plane/adapters/process/task.hpp"
 
 #include <algorithm>
@@ -13,7 +14,7 @@ namespace {
 
 using nlohmann::json;
 
-constexpr std::size_t kRemembered = 4096, kAhead = 64;
+constexpr std::size_t kCachedProblemsMax = 4096, kPrefetchedRows = 64;
 constexpr std::uint64_t kEvaluationMax = 100'000;
 
 // The running programs of a task, and the choice of one for each call.
@@ -21,23 +22,23 @@ class Programs {
  public:
   Programs(std::unique_ptr<sandbox::Pool> pool, const ConnectionOptions& options, std::uint32_t count)
       : pool_(std::move(pool)) {
-    for (std::uint32_t i = 0; i < count; ++i) all_.push_back(std::make_unique<Connection>(*pool_, options));
+    for (std::uint32_t i = 0; i < count; ++i) connections_.push_back(std::make_unique<Connection>(*pool_, options));
   }
-  Connection& next() { return *all_[turn_++ % all_.size()]; }
-  Connection& first() { return *all_.front(); }
+  Connection& next() { return *connections_[next_connection_++ % connections_.size()]; }
+  Connection& first() { return *connections_.front(); }
   std::uint64_t new_episode() { return ++episodes_; }
 
  private:
   std::unique_ptr<sandbox::Pool> pool_;
-  std::vector<std::unique_ptr<Connection>> all_;
-  std::atomic<std::uint64_t> turn_ = 0, episodes_ = 0;
+  std::vector<std::unique_ptr<Connection>> connections_;
+  std::atomic<std::uint64_t> next_connection_ = 0, episodes_ = 0;
 };
 
 // Shared by an episode and its pending call, which may outlive the episode.
-struct Asked {
+struct CallState {
   std::mutex mutex;
-  bool wanted = true;
-  std::optional<std::uint64_t> life;
+  bool episode_exists = true;  // false: the answer is dropped
+  std::optional<std::uint64_t> start_number;
   Score cut;  // due if the episode is cut off now
 };
 
@@ -50,40 +51,40 @@ class TaskEpisode final : public Episode {
         seed_(seed),
         turns_(turns) {}
   ~TaskEpisode() override {
-    const std::lock_guard lock(asked_->mutex);
-    asked_->wanted = false;
-    if (turns_ && asked_->life && !done_) connection_.close(id_, *asked_->life);
+    const std::lock_guard lock(state_->mutex);
+    state_->episode_exists = false;
+    if (turns_ && state_->start_number && !done_) connection_.close(id_, *state_->start_number);
   }
 
   void step(std::string response, Done done) override {
     Connection::Call call;
     call.method = turns_ ? Method::kStep : Method::kScore;
     call.repeatable = !turns_;
-    call.done = [asked = asked_, turns = turns_, over = &done_, done = std::move(done)](Result<json> item) {
-      const std::lock_guard lock(asked->mutex);
-      if (!asked->wanted) return;
-      auto step = read(std::move(item), turns, asked->cut);
-      if (step && step->done) *over = true;
+    call.done = [state = state_, turns = turns_, episode_done = &done_, done = std::move(done)](Result<json> item) {
+      const std::lock_guard lock(state->mutex);
+      if (!state->episode_exists) return;
+      auto step = read(std::move(item), turns, state->cut);
+      if (step && step->done) *episode_done = true;
       done(std::move(step));
     };
     {
-      const std::lock_guard lock(asked_->mutex);
-      const bool first = !asked_->life;
+      const std::lock_guard lock(state_->mutex);
+      const bool first = !state_->start_number;
       call.item =
           turns_ ? step_item(id_, response, first ? &problem_ : nullptr, seed_) : score_item(problem_, response);
       if (turns_) {
-        call.life = asked_->life;
-        call.told_life = [asked = asked_](std::uint64_t life) {
-          const std::lock_guard inner(asked->mutex);
-          asked->life = life;
+        call.start_number = state_->start_number;
+        call.on_start_number = [state = state_](std::uint64_t start_number) {
+          const std::lock_guard inner(state->mutex);
+          state->start_number = start_number;
         };
       }
     }
     connection_.ask(std::move(call));
   }
   Score cut() override {
-    const std::lock_guard lock(asked_->mutex);
-    return asked_->cut;
+    const std::lock_guard lock(state_->mutex);
+    return state_->cut;
   }
 
  private:
@@ -103,8 +104,8 @@ class TaskEpisode final : public Episode {
   const std::uint64_t seed_;
   const bool turns_;
   const std::uint64_t id_ = programs_->new_episode();
-  const std::shared_ptr<Asked> asked_ = std::make_shared<Asked>();
-  bool done_ = false;  // guarded by asked_->mutex
+  const std::shared_ptr<CallState> state_ = std::make_shared<CallState>();
+  bool done_ = false;  // guarded by state_->mutex
 };
 
 class Task final : public Adapter {
@@ -124,14 +125,15 @@ class Task final : public Adapter {
     if (hello_.problems == 0) return fail(Code::kUnavailable, "problem", "the task '{}' has none", hello_.name);
     const std::lock_guard lock(mutex_);
     if (const auto known = problems_.find(index); known != problems_.end()) return known->second;
-    if (problems_.size() >= kRemembered) problems_.clear(), demonstrations_.clear();
+    if (problems_.size() >= kCachedProblemsMax) problems_.clear(), demonstrations_.clear();
     // The following indices are requested next, so prefetch them.
     std::vector<std::uint64_t> rows;
-    for (std::uint64_t i = 0; i < kAhead; ++i) rows.push_back(shuffled_cycle(index + i, hello_.problems, key_));
-    ECHO_ASSIGN(auto made, ask_for(*programs_, Method::kProblems, rows, name_of(hello_)));
-    for (std::uint64_t i = 0; i < kAhead; ++i) {
-      if (made[i].demonstration) demonstrations_[made[i].problem.id()] = *std::move(made[i].demonstration);
-      problems_[index + i] = std::move(made[i].problem);
+    for (std::uint64_t i = 0; i < kPrefetchedRows; ++i)
+      rows.push_back(shuffled_cycle(index + i, hello_.problems, key_));
+    ECHO_ASSIGN(auto received, request_problems(*programs_, Method::kProblems, rows, name_of(hello_)));
+    for (std::uint64_t i = 0; i < kPrefetchedRows; ++i) {
+      if (received[i].demonstration) demonstrations_[received[i].problem.id()] = *std::move(received[i].demonstration);
+      problems_[index + i] = std::move(received[i].problem);
     }
     return problems_.at(index);
   }
@@ -154,9 +156,10 @@ class Task final : public Adapter {
 
   static std::string name_of(const Hello& hello) { return hello.name.empty() ? "task" : hello.name; }
 
-  static Result<std::vector<OwnProblem>> ask_for(Programs& programs, Method method, std::span<const std::uint64_t> rows,
-                                                 const std::string& name) {
-    std::vector<OwnProblem> problems;
+  static Result<std::vector<ProblemWithDemonstration>> request_problems(Programs& programs, Method method,
+                                                                        std::span<const std::uint64_t> rows,
+                                                                        const std::string& name) {
+    std::vector<ProblemWithDemonstration> problems;
     ECHO_ASSIGN(const json answer, programs.first().ask_and_wait(method, rows_item(rows)));
     const auto items = answer.find("problems");
     if (items == answer.end() || !items->is_array() || items->size() != rows.size())
@@ -227,9 +230,9 @@ Result<std::unique_ptr<Adapter>> make_task(std::string_view name, sandbox::Comma
                   kEvaluationMax);
     for (std::uint64_t row = 0; row < hello.evaluation;) {
       std::vector<std::uint64_t> rows;
-      for (; row < hello.evaluation && rows.size() < kAhead; ++row) rows.push_back(row);
-      ECHO_ASSIGN(auto some, Task::ask_for(*programs, Method::kEvaluation, rows, Task::name_of(hello)));
-      for (OwnProblem& own : some) evaluation.push_back(std::move(own.problem));
+      for (; row < hello.evaluation && rows.size() < kPrefetchedRows; ++row) rows.push_back(row);
+      ECHO_ASSIGN(auto received, Task::request_problems(*programs, Method::kEvaluation, rows, Task::name_of(hello)));
+      for (ProblemWithDemonstration& each : received) evaluation.push_back(std::move(each.problem));
     }
   }
   return std::unique_ptr<Adapter>(

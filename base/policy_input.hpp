@@ -1,0 +1,30 @@
+// The input of the policy from a task: a text, or the messages of a conversation.
+#pragma once
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+namespace echoline {
+
+struct ChatMessage {
+  std::string role;  // system, user, assistant or tool
+  std::string content;
+  friend bool operator==(const ChatMessage&, const ChatMessage&) = default;
+};
+
+struct PolicyInput {
+  std::string text;                   // with messages: their contents, joined by empty lines
+  std::vector<ChatMessage> messages;  // empty: `text` is all; a chat model gets it as a user's message
+
+  PolicyInput() = default;
+  PolicyInput(std::string what) : text(std::move(what)) {}  // NOLINT: most tasks use plain texts
+  PolicyInput(std::string_view what) : text(what) {}        // NOLINT
+  PolicyInput(const char* what) : text(what) {}             // NOLINT
+  explicit PolicyInput(std::vector<ChatMessage> what) : messages(std::move(what)) {
+    for (const ChatMessage& message : messages) text += (text.empty() ? "" : "\n\n") + message.content;
+  }
+  friend bool operator==(const PolicyInput&, const PolicyInput&) = default;
+};
+
+}  // namespace echoline

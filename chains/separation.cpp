@@ -1,0 +1,126 @@
+// Moves workers of a finished topology so that given pairs are not neighbours. Called by the learner.
+#include "chains/separation.hpp"
+
+#include <algorithm>
+#include <map>
+#include <optional>
+#include <tuple>
+
+namespace echoline::chains {
+namespace {
+
+using Pairs = std::set<std::pair<WorkerId, WorkerId>>;
+
+// The edges of one stripe, by worker.
+struct Stripe {
+  std::map<WorkerId, WorkerId> parent;
+  std::map<WorkerId, std::vector<WorkerId>> children;
+  std::map<WorkerId, std::size_t> depth;
+
+  Stripe(const Topology& topology, std::size_t s) {
+    for (const auto& chain : topology.stripe(s))
+      for (std::size_t i = 0; i < chain.size(); ++i)
+        parent[chain[i]] = i == 0 ? topology.parent_of_chain(s, chain[0]) : chain[i - 1];
+    for (const auto& [id, parent_id] : parent) children[parent_id].push_back(id);
+    std::vector<WorkerId> reached{kLearnerId};
+    for (std::size_t k = 0; k < reached.size(); ++k)
+      if (const auto entry = children.find(reached[k]); entry != children.end())
+        for (const WorkerId id : entry->second) {
+          depth[id] = depth[reached[k]] + 1;
+          reached.push_back(id);
+        }
+  }
+  std::size_t child_count(WorkerId id) const {
+    const auto it = children.find(id);
+    return it == children.end() ? 0 : it->second.size();
+  }
+};
+
+bool must_be_apart(const Pairs& apart, WorkerId a, WorkerId b) { return apart.contains(std::minmax(a, b)); }
+
+// Exchanges the places of two workers in a stripe.
+void swap_places(Topology& topology, std::size_t s, WorkerId a, WorkerId b) {
+  const auto swapped = [&](WorkerId id) { return id == a ? b : id == b ? a : id; };
+  for (auto& chain : topology.stripe(s))
+    for (WorkerId& id : chain) id = swapped(id);
+  if (s >= topology.grafts.size()) return;
+  std::map<WorkerId, WorkerId> grafts;
+  for (const auto& [first, root] : topology.grafts[s]) grafts[swapped(first)] = swapped(root);
+  topology.grafts[s] = std::move(grafts);
+}
+
+// Whether `id`, after an exchange with `replaced`, has no neighbour that it must be kept apart from.
+bool may_replace(const Stripe& stripe, const Pairs& apart, WorkerId id, WorkerId replaced) {
+  const auto after_exchange = [&](WorkerId neighbour) { return neighbour == id ? replaced : neighbour; };
+  if (must_be_apart(apart, id, after_exchange(stripe.parent.at(replaced)))) return false;
+  const auto children = stripe.children.find(replaced);
+  return children == stripe.children.end() ||
+         std::none_of(children->second.begin(), children->second.end(),
+                      [&](WorkerId child) { return must_be_apart(apart, id, after_exchange(child)); });
+}
+
+// Takes the worker out of its place and attaches it to the learner, without children.
+void attach_to_learner(Topology& topology, std::size_t s, WorkerId id, WorkerId parent) {
+  Chains& chains = topology.stripe(s);
+  std::map<WorkerId, WorkerId> no_grafts;
+  auto& grafts = s < topology.grafts.size() ? topology.grafts[s] : no_grafts;
+  const auto chain = std::find_if(chains.begin(), chains.end(),
+                                  [&](const auto& c) { return std::find(c.begin(), c.end(), id) != c.end(); });
+  if (chain->front() == id) {  // the first of its chain: the next worker takes its graft
+    grafts.erase(id);
+    if (chain->size() > 1) grafts[(*chain)[1]] = parent;
+  }
+  std::erase(*chain, id);
+  if (chain->empty()) chains.erase(chain);
+  for (auto& [first, root] : grafts)
+    if (root == id) root = parent;
+  chains.push_back({id});
+}
+
+// Separates the pairs of one stripe. Returns the number of moves.
+std::size_t separate_stripe(Topology& topology, std::size_t s, const Pairs& apart) {
+  const auto may_forward = [&](WorkerId id) {
+    return !std::binary_search(topology.leaves_only.begin(), topology.leaves_only.end(), id);
+  };
+  std::size_t moves = 0;
+  Stripe stripe(topology, s);
+  for (const auto& [a, b] : apart) {
+    WorkerId child = a, parent = b;
+    if (!stripe.parent.contains(a) || !stripe.parent.contains(b)) continue;
+    if (stripe.parent.at(child) != parent) std::swap(child, parent);
+    if (stripe.parent.at(child) != parent) continue;
+    const std::size_t child_count = stripe.child_count(child);
+    // The worker to exchange places with: its difference in the number of children, its depth, its id.
+    std::optional<std::tuple<std::size_t, std::size_t, WorkerId>> best;
+    for (const auto& [id, depth] : stripe.depth) {
+      if (id == child || id == parent || depth < stripe.depth.at(child)) continue;
+      const std::size_t other_count = stripe.child_count(id);
+      if ((other_count > 0 && !may_forward(child)) || (child_count > 0 && !may_forward(id))) continue;
+      if (!may_replace(stripe, apart, child, id) || !may_replace(stripe, apart, id, child)) continue;
+      const std::size_t difference = std::max(other_count, child_count) - std::min(other_count, child_count);
+      const std::tuple candidate{difference, depth, id};
+      if (!best || candidate < *best) best = candidate;
+    }
+    if (best)
+      swap_places(topology, s, child, std::get<WorkerId>(*best));
+    else
+      attach_to_learner(topology, s, child, parent);
+    stripe = Stripe(topology, s);
+    ++moves;
+  }
+  return moves;
+}
+
+}  // namespace
+
+Topology separate_pairs(Topology topology, const Pairs& apart) {
+  if (apart.empty()) return topology;
+  // Children that move to another parent may have to be kept apart from that parent too, so repeat.
+  const std::size_t rounds = 1 + apart.size();
+  std::size_t changes = 1;
+  for (std::size_t round = 0; round < rounds && std::exchange(changes, 0) > 0; ++round)
+    for (std::size_t s = 0; s < topology.stripes(); ++s) changes += separate_stripe(topology, s, apart);
+  return topology;
+}
+
+}  // namespace echoline::chains

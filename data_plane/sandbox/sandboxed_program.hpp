@@ -1,0 +1,80 @@
+// One sandboxed program as the pool's thread sees it, and the state it shares with a Process. Private to this folder.
+#pragma once
+#include <poll.h>
+
+#include <condition_variable>
+#include <mutex>
+
+#include "base/clock.hpp"
+#include "data_plane/sandbox/control_group.hpp"
+#include "data_plane/sandbox/usage.hpp"
+
+namespace echoline::sandbox {
+
+// The state that the pool's thread shares with the holder of a Process.
+struct Shared {
+  Fd in, out;  // used by the holder only
+  Limits limits;
+
+  std::mutex mutex;
+  std::condition_variable changed;
+  bool stop = false;
+  std::optional<End> end;
+};
+
+struct Process::Impl {
+  Impl(std::shared_ptr<Shared> with, std::weak_ptr<Fd> wakes) : shared(std::move(with)), waker(std::move(wakes)) {}
+  void ask_to_stop();
+
+  std::shared_ptr<Shared> shared;
+  std::weak_ptr<Fd> waker;
+  std::string unread;  // output that does not yet form a line
+};
+
+// A program from its launch to its end. The pool's thread calls step() when a descriptor or deadline is due.
+class SandboxedProgram {
+ public:
+  // `filter` must outlive it.
+  SandboxedProgram(Limits limits, Launched launched, std::optional<ControlGroups::Group> group,
+                   const std::string& filter);
+
+  // Makes the program long-lived and returns the state for its Process.
+  std::shared_ptr<Shared> make_long_lived();
+  bool is_long_lived() const { return shared_ != nullptr; }
+
+  // Adds the descriptors to poll. Returns the time at which step() is due at the latest.
+  TimePoint add_poll_descriptors(std::vector<pollfd>& fds) const;
+  // Reads output, checks limits and kills the program if it exceeds one. Returns true once: in the call that finds that
+  // all its processes have ended.
+  bool step(TimePoint now);
+  void kill(EndReason reason);
+  bool ended() const { return ended_; }
+  // Reports the end to waiting callers, after step() returned true.
+  void report_end();
+
+  std::function<void(Result<End>)> done;  // for a program that runs to its end
+
+ private:
+  void read_status(TimePoint now);
+  void start_program(pid_t first_pid, TimePoint now);
+  void read_output(Fd& fd, std::string& text, bool keep_end);
+  void check_usage(TimePoint now);
+  void collect_end();
+
+  const Limits limits_;
+  const std::string& filter_;
+  Launched launched_;
+  std::optional<ControlGroups::Group> group_;
+  std::shared_ptr<Shared> shared_;
+  std::optional<UsageMeter> usage_meter_;
+  Fd first_process_;  // pidfd of the sandbox's process 1
+  std::string status_;
+  TimePoint begun_, deadline_, next_usage_check_;
+  Duration usage_interval_;
+  bool program_started_ = false, ended_ = false;
+  std::optional<EndReason> killed_;
+  std::optional<Error> error_;
+  End end_;
+};
+
+}  // namespace echoline::sandbox

@@ -1,0 +1,117 @@
+// Runs a task again on a trajectory, for SubmissionChecker, Regrader and Scorer.
+#include "learner/score_verifier.hpp"
+
+#include <algorithm>
+#include <cmath>
+
+namespace echoline::learner {
+namespace {
+
+constexpr double kScoreTolerance = 1e-9;  // relative: sums may be added up in another order
+
+bool same(double a, double b) { return std::abs(a - b) <= kScoreTolerance * std::max({1.0, std::abs(a), std::abs(b)}); }
+
+const char* verdict(bool correct) { return correct ? "correct" : "wrong"; }
+
+}  // namespace
+
+std::vector<model::Token> response_of(const schema::Trajectory& t) {
+  std::vector<model::Token> response;
+  response.reserve(static_cast<std::size_t>(t.response_tokens_size()));
+  for (const std::uint32_t token : t.response_tokens()) response.push_back(static_cast<model::Token>(token));
+  return response;
+}
+
+std::vector<std::span<const model::Token>> turns_of(const schema::Trajectory& t,
+                                                    std::span<const model::Token> response) {
+  if (t.loss_mask_size() == 0) return {response};
+  std::vector<std::span<const model::Token>> turns;
+  const auto is_of_policy = [&](std::size_t i) { return t.loss_mask(static_cast<int>(i)) != 0; };
+  if (response.empty() || !is_of_policy(0) || !is_of_policy(response.size() - 1)) return {};
+  for (std::size_t begin = 0, end = 0; begin < response.size(); begin = end) {
+    while (end < response.size() && is_of_policy(end) == is_of_policy(begin)) ++end;
+    if (is_of_policy(begin)) turns.push_back(response.subspan(begin, end - begin));
+  }
+  return turns;
+}
+
+bool same_verdict(const schema::Trajectory& t, const data_plane::Score& score) {
+  return same(t.reward(), score.reward) && t.correct() == score.correct;
+}
+
+bool same_parts(const schema::Trajectory& t, const data_plane::Score& score) {
+  if (static_cast<std::size_t>(t.components_size()) != score.components.size()) return false;
+  return std::ranges::all_of(score.components, [&](const auto& part) {
+    const auto found = t.components().find(part.first);
+    return found != t.components().end() && same(found->second, part.second);
+  });
+}
+
+Result<ScoreVerifier::Found> ScoreVerifier::compute_score(const schema::Trajectory& t, const schema::Problem& problem,
+                                                          const std::atomic<bool>* stop) const {
+  try {
+    return run_turns(t, problem, stop);
+  } catch (const std::exception& error) {
+    return fail(Code::kUnavailable, "task", "{}", error.what());
+  }
+}
+
+Result<ScoreVerifier::Found> ScoreVerifier::run_turns(const schema::Trajectory& t, const schema::Problem& problem,
+                                                      const std::atomic<bool>* stop) const {
+  const std::vector<model::Token> response = response_of(t);
+  const auto turns = turns_of(t, response);
+  const auto refuse = [](Refusal refusal) { return Found{{}, std::move(refusal)}; };
+  ECHO_ASSIGN(const auto episode, adapter_.begin(problem, data_plane::episode_seed(run_seed_, t.group(), t.member())));
+  Found computed;
+  bool finished = false;
+  for (std::size_t i = 0; i < turns.size(); ++i) {
+    const auto turn = turns[i];
+    const bool is_last_turn = i + 1 == turns.size();
+    ECHO_ASSIGN(const data_plane::Step step, data_plane::step_and_wait(*episode, phrasing_.answer(turn), stop));
+    if (step.side_prompt) return data_plane::side_prompt_error();
+    data_plane::add(computed.score, step.score);
+    if (step.done) {
+      if (!is_last_turn) return refuse(make_refusal("wrong score", true, "it goes on after its task was done"));
+      finished = phrasing_.response_end(turn).has_value();
+      break;
+    }
+    ECHO_ASSIGN(const auto observation_tokens, phrasing_.follow_up(turn, step.observation));
+    const auto begin = static_cast<std::size_t>(turn.data() + turn.size() - response.data());
+    const std::int64_t tokens_left =
+        response_tokens_max_ - static_cast<std::int64_t>(begin) - std::ssize(observation_tokens);
+    if (is_last_turn && tokens_left > 0 && turns.size() < data_plane::kTurnsMax)
+      return refuse(make_refusal("malformed", false,
+                                 "it stops after {} turns with room for {} tokens, its task goes on", turns.size(),
+                                 tokens_left));
+    if (is_last_turn) {
+      data_plane::add(computed.score, episode->cut());
+      break;
+    }
+    const std::size_t observed_tokens = static_cast<std::size_t>(turns[i + 1].data() - response.data()) - begin;
+    if (!std::ranges::equal(std::span(response).subspan(begin, observed_tokens), observation_tokens))
+      return refuse(make_refusal("wrong score", true,
+                                 "its {} tokens of observation after turn {} are not the {} of its task",
+                                 observed_tokens, i + 1, observation_tokens.size()));
+  }
+  if (t.finished() != finished)
+    return refuse(make_refusal("malformed", false, "finished is {}, its last token says {}", t.finished(), finished));
+  return computed;
+}
+
+std::optional<Refusal> ScoreVerifier::difference(const schema::Trajectory& t, const data_plane::Score& score) {
+  if (!same_verdict(t, score))
+    return make_refusal("wrong score", true, "reward {} ({}), expected {} ({})", t.reward(), verdict(t.correct()),
+                        score.reward, verdict(score.correct));
+  if (!same_parts(t, score))
+    return make_refusal("wrong score", true, "the parts of its reward are not those of this task");
+  return std::nullopt;
+}
+
+bool ScoreVerifier::same(const data_plane::Score& a, const data_plane::Score& b) {
+  return learner::same(a.reward, b.reward) && a.correct == b.correct &&
+         std::ranges::equal(a.components, b.components, [](const auto& x, const auto& y) {
+           return x.first == y.first && learner::same(x.second, y.second);
+         });
+}
+
+}  // namespace echoline::learner

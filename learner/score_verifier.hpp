@@ -1,0 +1,80 @@
+// Computes the learner's own score of a trajectory by running its task again, turn by turn. Private to learner/.
+#pragma once
+#include <atomic>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "base/result.hpp"
+#include "data_plane/adapters/adapter.hpp"
+#include "model/phrasing.hpp"
+
+namespace echoline::learner {
+
+// The reason for refusing a submission. Reports count by `reason`, so these texts are stable: "malformed": it violates
+// the form of trajectories, or the run's vocabulary, positions or length. "wrong prompt", "wrong score": its prompt,
+// text or score differs from the learner's own, which an intact worker of this release cannot cause.
+struct Refusal {
+  std::string_view reason;
+  std::string detail;
+  bool forged = false;  // cannot be an accident
+};
+
+template <class... Args>
+Refusal make_refusal(std::string_view reason, bool forged, fmt::format_string<Args...> format, Args&&... args) {
+  return {reason, fmt::format(format, std::forward<Args>(args)...), forged};
+}
+
+// The tokens of a response, and the policy's turns in it by the loss mask. No turns unless it begins and ends with one.
+std::vector<model::Token> response_of(const schema::Trajectory& trajectory);
+std::vector<std::span<const model::Token>> turns_of(const schema::Trajectory& trajectory,
+                                                    std::span<const model::Token> response);
+
+// Whether the trajectory has this score: reward and verdict, or its named components.
+bool same_verdict(const schema::Trajectory& trajectory, const data_plane::Score& score);
+bool same_parts(const schema::Trajectory& trajectory, const data_plane::Score& score);
+
+// Immutable; any thread. The adapter must outlive it.
+class ScoreVerifier {
+ public:
+  ScoreVerifier(const data_plane::Adapter& adapter, model::Phrasing phrasing, std::uint64_t run_seed,
+                std::int64_t response_tokens_max)
+      : adapter_(adapter),
+        phrasing_(std::move(phrasing)),
+        run_seed_(run_seed),
+        response_tokens_max_(response_tokens_max) {}
+
+  struct Found {
+    data_plane::Score score;
+    std::optional<Refusal> refusal;  // set if the task would not have given an observation or the end
+  };
+  // Runs the task on the trajectory's turns. Requires a trajectory that passed data_plane::check and has turns. An
+  // error means that the task failed, not the worker. kCancelled if `stop` turns true first.
+  Result<Found> compute_score(const schema::Trajectory& trajectory, const schema::Problem& problem,
+                              const std::atomic<bool>* stop = nullptr) const;
+
+  // The relevant difference between the trajectory's score and `score`; absent if there is none.
+  static std::optional<Refusal> difference(const schema::Trajectory& trajectory, const data_plane::Score& score);
+  // Whether two scores are equal.
+  static bool same(const data_plane::Score& a, const data_plane::Score& b);
+
+  const data_plane::Adapter& adapter() const { return adapter_; }
+  const model::Phrasing& phrasing() const { return phrasing_; }
+  // The response's text: as it is graded or, with several turns, as it is shown.
+  std::string text(std::span<const model::Token> response, std::size_t turns) const {
+    return turns > 1 ? phrasing_.tokenizer().decode(response) : phrasing_.answer(response);
+  }
+
+ private:
+  Result<Found> run_turns(const schema::Trajectory& trajectory, const schema::Problem& problem,
+                          const std::atomic<bool>* stop) const;
+
+  const data_plane::Adapter& adapter_;
+  const model::Phrasing phrasing_;
+  const std::uint64_t run_seed_;
+  const std::int64_t response_tokens_max_;
+};
+
+}  // namespace echoline::learner

@@ -1,0 +1,155 @@
+// Checks submissions. DeskSubmissions calls it for every one.
+#include "learner/submission_checker.hpp"
+
+#include <algorithm>
+
+#include "data_plane/policy_input.hpp"
+#include "data_plane/trajectory.hpp"
+
+namespace echoline::learner {
+namespace {
+
+constexpr std::size_t kQuestionsMax = 65'536;  // remembered at once
+
+bool same_tokens(const google::protobuf::RepeatedField<std::uint32_t>& found, std::span<const model::Token> expected) {
+  return std::equal(found.begin(), found.end(), expected.begin(), expected.end(),
+                    [](std::uint32_t a, model::Token b) { return static_cast<std::int64_t>(a) == b; });
+}
+
+}  // namespace
+
+SubmissionChecker::SubmissionChecker(SubmissionCheckerOptions options, const data_plane::Adapter& adapter,
+                                     model::Phrasing phrasing)
+    : options_(std::move(options)),
+      verifier_(
+          std::make_shared<ScoreVerifier>(adapter, std::move(phrasing), options_.seed, options_.response_tokens_max)) {}
+
+Result<const Question*> SubmissionChecker::question(GroupId group) {
+  constexpr std::string_view kOperation = "problem";
+  if (const auto known = questions_.find(group); known != questions_.end()) return known->second.get();
+  Question question;
+  ECHO_ASSIGN(question.problem, problem(group));
+  auto prompt = verifier_->phrasing().prompt(data_plane::prompt_of(question.problem));
+  if (!prompt)
+    return fail(Code::kInvalid, kOperation, "'{}': its prompt has no tokens: {}", question.problem.id(),
+                prompt.error().detail);
+  question.prompt = std::move(*prompt);
+  const std::int64_t prompt_tokens_max = options_.positions_max - options_.response_tokens_max;
+  if (question.prompt.empty() || std::ssize(question.prompt) > prompt_tokens_max)
+    return fail(Code::kInvalid, kOperation,
+                "'{}': its prompt has {} tokens, expected 1 to {}: the model's {} positions less "
+                "rollout.response_tokens_max {}",
+                question.problem.id(), question.prompt.size(), prompt_tokens_max, options_.positions_max,
+                options_.response_tokens_max);
+  if (questions_.size() >= kQuestionsMax) questions_.clear();  // dropped questions are made again on demand
+  return questions_.emplace(group, std::make_unique<Question>(std::move(question))).first->second.get();
+}
+
+Bytes worker_message_max(std::int64_t positions_max, std::int64_t response_tokens_max, std::uint32_t group_size,
+                         Bytes metadata_max) {
+  constexpr std::uint64_t kNames = 64 * 1024;  // bytes of names, and of the reward's components
+  constexpr std::uint64_t kPerToken = 16, kTextPerToken = 256;
+  const auto positions = static_cast<std::uint64_t>(positions_max);
+  const auto response = static_cast<std::uint64_t>(response_tokens_max);
+  const std::uint64_t trajectory_bytes =
+      kNames + metadata_max.count + kPerToken * positions + (kPerToken + kTextPerToken) * response;
+  return Bytes{std::min(data_plane::TrajectoryLimits{}.message_max.count, group_size * trajectory_bytes)};
+}
+
+schema::Problem SubmissionChecker::worker_view(const schema::Problem& problem) const {
+  if (!is_scored_by_learner(problem)) return problem;
+  schema::Problem visible;
+  visible.set_id(problem.id());
+  visible.set_prompt(problem.prompt());
+  *visible.mutable_messages() = problem.messages();
+  return visible;
+}
+
+std::optional<Refusal> SubmissionChecker::refusal(const schema::Submission& submission) {
+  data_plane::TrajectoryLimits limits;
+  limits.metadata_max = options_.metadata_max;
+  for (const schema::Trajectory& t : submission.trajectories()) {
+    if (const Status well_formed = data_plane::check(t, limits); !well_formed)
+      return make_refusal("malformed", false, "{}", well_formed.error().detail);
+    const auto asked = question(GroupId{t.group()});
+    if (!asked) return make_refusal("malformed", false, "{}", asked.error().detail);
+    if (auto refused = refusal(t, **asked)) return refused;
+  }
+  return std::nullopt;
+}
+
+// Requires that the trajectory has passed data_plane::check.
+std::optional<Refusal> SubmissionChecker::refusal(const schema::Trajectory& t, const Question& question) const {
+  const std::string expected_id = fmt::format("{}/{}", t.lease(), t.member());
+  if (t.id() != expected_id) return make_refusal("malformed", false, "id '{}', expected '{}'", t.id(), expected_id);
+  if (t.problem_id() != question.problem.id())
+    return make_refusal("wrong prompt", true, "problem '{}', expected '{}'", t.problem_id(), question.problem.id());
+  if (!same_tokens(t.prompt_tokens(), question.prompt))
+    return make_refusal("wrong prompt", true, "its {} prompt tokens are not the {} of problem '{}'",
+                        t.prompt_tokens_size(), question.prompt.size(), question.problem.id());
+  if (t.response_tokens_size() > options_.response_tokens_max)
+    return make_refusal("malformed", false, "{} response tokens, at most {} were asked for", t.response_tokens_size(),
+                        options_.response_tokens_max);
+  for (const std::uint32_t token : t.response_tokens())
+    if (token >= static_cast<std::uint64_t>(options_.vocab_size))
+      return make_refusal("malformed", false, "token {}, the vocabulary ends at {}", token, options_.vocab_size - 1);
+  if (options_.trainable)
+    if (const Status status = options_.trainable(t); !status)
+      return make_refusal("malformed", false, "{}", status.error().detail);
+
+  const std::vector<model::Token> response = response_of(t);
+  const auto turns = turns_of(t, response);
+  if (turns.empty() || turns.size() > data_plane::kTurnsMax)
+    return make_refusal("malformed", false,
+                        "its loss mask does not begin and end with the policy's tokens, in 1 to {} turns",
+                        data_plane::kTurnsMax);
+  if (auto refused = check_end(t, turns)) return refused;
+  if (is_scored_by_learner(question.problem)) {
+    if (turns.size() != 1) return make_refusal("malformed", false, "{} turns, its task has one", turns.size());
+    if (t.finished() != verifier_->phrasing().response_end(response).has_value())
+      return make_refusal("malformed", false, "finished is {}, its last token says {}", t.finished(), !t.finished());
+    if (t.reward() != 0 || t.correct() || t.late() || !t.components().empty())
+      return make_refusal("malformed", false, "it has a score, although the learner scores this problem");
+    if (t.text() != verifier_->text(response, 1))
+      return make_refusal("wrong score", true, "its text differs from the text of its tokens");
+    return std::nullopt;
+  }
+  std::optional<data_plane::Score> expected;
+  if (verifier_->adapter().repeatable(question.problem) == data_plane::Repeatable::kCheaply) {
+    auto computed = verifier_->compute_score(t, question.problem);
+    if (!computed) return make_refusal("malformed", false, "its task cannot be asked: {}", computed.error().message());
+    if (computed->refusal) return std::move(computed->refusal);
+    expected = std::move(computed->score);
+  }
+  if (t.text() != verifier_->text(response, turns.size()))
+    return make_refusal("wrong score", true, "its text differs from the text of its tokens");
+  return expected ? ScoreVerifier::difference(t, *expected) : std::nullopt;
+}
+
+// Whether every turn ends validly: by itself, or at its length limit.
+std::optional<Refusal> SubmissionChecker::check_end(const schema::Trajectory& t,
+                                                    std::span<const std::span<const model::Token>> turns) const {
+  for (std::size_t i = 0; i < turns.size(); ++i) {
+    const auto turn = turns[i];
+    const bool is_last_turn = i + 1 == turns.size();
+    const auto end = verifier_->phrasing().response_end(turn);
+    if (end && *end != turn.size())
+      return make_refusal("malformed", false, "it goes on after token {}, which ends a response", turn[*end - 1]);
+    const bool is_at_limit = (is_last_turn && t.response_tokens_size() == options_.response_tokens_max) ||
+                             (options_.turn_tokens_max > 0 && std::ssize(turn) == options_.turn_tokens_max);
+    if (!end && !is_at_limit)
+      return make_refusal("malformed", false, "it is cut after {} tokens, expected an end or {} tokens", turn.size(),
+                          is_last_turn ? options_.response_tokens_max : options_.turn_tokens_max);
+    if (is_last_turn && t.finished() && !end)
+      return make_refusal("malformed", false, "finished is true, its last token says false");
+  }
+  return std::nullopt;
+}
+
+Status SubmissionChecker::trainable(std::span<const schema::Trajectory> group) const {
+  if (options_.trainable)
+    for (const schema::Trajectory& t : group) ECHO_TRY(options_.trainable(t));
+  return ok();
+}
+
+}  // namespace echoline::learner

@@ -1,0 +1,101 @@
+// The progress of a worker's installations: the version staged or delivered to the application last (the
+// position), the version installed, the publications to deliver next, and a repair (a full snapshot after a failure).
+// The position never goes back within an epoch. The floor is the version on disk below which the worker does not go
+// after a restart; it is stored before the publication goes to the application. No I/O and no clock.
+#pragma once
+#include <map>
+#include <optional>
+#include <set>
+#include <vector>
+
+#include "overlay/publication_store.hpp"
+
+namespace echoline::overlay {
+
+class InstallState {
+ public:
+  static constexpr int kInstallFailuresMax = 3;  // in a row, before the worker gives up
+
+  // Publications that go to the application once the floor is the version of the last one.
+  struct Staged {
+    std::vector<act::Deliver> deliveries;
+    Installed last;
+    std::optional<Installed> position_before;
+    TimePoint staged_at;
+    Version first() const { return deliveries.front().publication.version; }
+  };
+
+  explicit InstallState(std::uint64_t epoch) : epoch_(epoch) {}
+
+  // Starts again without a version: publications of older epochs are void.
+  void begin_epoch(std::uint64_t epoch);
+  // A publication was announced. Returns whether no newer version is known.
+  bool on_announced(Version version);
+  // The learner reports the newest published version; absent: none.
+  void on_published(std::optional<Version> newest);
+
+  // Answers of the application, in order. on_installed() returns what to acknowledge, if anything.
+  std::optional<Installed> on_installed(Version version, const Digest& policy_digest, TimePoint now);
+  enum class Failure : std::uint8_t {
+    kVoid,    // the version was withdrawn meanwhile
+    kRepair,  // a snapshot of at least repair_version_min() is needed
+    kGiveUp,  // kInstallFailuresMax in a row
+  };
+  Failure on_install_failed(Version version);
+
+  // Stages all publications that can be installed now: the newest full snapshot beyond the position, then deltas on it.
+  // `mismatched` receives a key for kBaseMismatch and kFloorMismatch.
+  enum class Stage : std::uint8_t {
+    kNothing,  // nothing can be installed yet: chunks must first be read from disk, or the version would be below the
+               // floor
+    kStaged,
+    kBaseMismatch,   // the delta's base has another digest than the version here: a repair is needed
+    kFloorMismatch,  // the version equals the floor's, but its digest differs
+  };
+  Stage stage(PublicationStore& store, const std::optional<Installed>& floor, TimePoint now,
+              PublicationKey& mismatched);
+  // The staged publications cannot be activated after all.
+  void unstage();
+  // Returns the staged publications, which the caller delivers to the application now.
+  std::vector<act::Deliver> take_staged(TimePoint now);
+
+  // Whether this publication can be installed next: a delta on the position, or a newer full snapshot.
+  bool is_next(const StoredPublication& stored) const;
+  // Returns the oldest version whose publication is needed to install this one. Absent if it starts neither at the
+  // worker's version nor at one that stored publications can restore.
+  std::optional<Version> oldest_needed_for(const PublicationKey& key, const PublicationStore& store) const;
+  // The oldest version still needed if `from` is needed. Staged publications always are.
+  Version oldest_needed(Version from) const { return staged_ ? std::min(from, staged_->first()) : from; }
+  Version next_version() const { return {position_ ? position_->version.value + 1 : 0}; }
+
+  std::uint64_t epoch() const { return epoch_; }
+  const std::optional<Version>& newest() const { return newest_; }        // published
+  const std::optional<Installed>& position() const { return position_; }  // the version staged last
+  // The version that the application installed last.
+  const std::optional<Installed>& installed() const { return installed_; }
+  const std::optional<Version>& repair_version_min() const { return repair_; }  // absent: no repair is needed
+  const std::optional<Staged>& staged() const { return staged_; }
+  int install_failures() const { return failures_; }
+  bool has_reached(Version version) const { return position_ && position_->version >= version; }
+  std::optional<Version> version() const { return position_ ? std::optional(position_->version) : std::nullopt; }
+  bool is_behind() const { return newest_ && !has_reached(*newest_); }
+  void check() const;
+
+ private:
+  bool can_start_with(const PublicationKey& key) const { return key.full() && (!repair_ || key.version >= *repair_); }
+  void require_repair(Version least);
+
+  struct Delivered {
+    TimePoint at;
+    Duration verify;  // from its last byte until `at`
+  };
+  std::uint64_t epoch_;  // of the learner
+  std::optional<Version> newest_, repair_;
+  std::optional<Installed> position_, installed_;
+  std::optional<Staged> staged_;
+  std::map<Version, Delivered> delivered_;  // to the application and not yet installed, of this epoch
+  std::set<Version> void_deliveries_;       // likewise, of earlier epochs
+  int failures_ = 0;                        // of installations in a row
+};
+
+}  // namespace echoline::overlay
