@@ -102,7 +102,7 @@ TEST_F(DeviceWeightsTest, ChangesAreAppliedAndProven) {
 
 TEST_F(DeviceWeightsTest, WithoutPinnedMemoryAPolicyTakesOther) {
   DeviceWeights weights = device_.attach();
-  device_.machine().limit_memory(1000);
+  device_.backend().limit_memory(1000);
   EXPECT_EQ(*delta::digest_state(weights.policy().value()->view()), digest());
 }
 
@@ -111,9 +111,9 @@ TEST_F(DeviceWeightsTest, AfterAFailureOfTheDeviceAPolicyIsExportedAgain) {
   ASSERT_TRUE(weights.policy());
   train(0.05);
   for (std::uint64_t calls = 0; calls < 6; ++calls) {
-    device_.machine().fail_after(calls, 1);
+    device_.backend().fail_after(calls, 1);
     const auto failed = weights.policy();
-    device_.machine().stop_failing();
+    device_.backend().stop_failing();
     ASSERT_FALSE(failed);
     EXPECT_EQ(failed.error().code, Code::kUnavailable);
     EXPECT_EQ(*delta::digest_state(weights.policy().value()->view()), digest()) << calls;

@@ -186,7 +186,7 @@ TEST(InstallState, KnowsTheNewestVersionOfItsEpoch) {
   s.begin_epoch(1);
   s.check();
   EXPECT_FALSE(s.newest());
-  EXPECT_EQ(s.installed(Version{2}, {}, kStart), std::nullopt);  // it was given nothing
+  EXPECT_EQ(s.on_installed(Version{2}, {}, kStart), std::nullopt);  // it was given nothing
   EXPECT_EQ(s.on_install_failed(Version{2}), InstallState::Failure::kVoid);
 }
 
