@@ -262,7 +262,7 @@ TEST_F(Watched, AnIntruderAsksEveryNodeAndGetsNothing) {
   }
   EXPECT_GT(fleet_.intruder()->requests_sent(), 200u);
   EXPECT_GT(invariants_.counts().intrusions, 200u);
-  EXPECT_EQ(fleet_.intruder()->chunks(), 0u);
+  EXPECT_EQ(fleet_.intruder()->chunks_received(), 0u);
   ASSERT_THAT(broken(), testing::IsEmpty());
   PublicationId id{};
   const SealedChunk& chunk = published(Version{0}, id).chunks[0];

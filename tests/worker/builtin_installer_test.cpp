@@ -56,14 +56,14 @@ TEST_F(InstallerTest, OnADeviceItIsTheSame) {
   model::test::OnDevice device(model);
   Installer installer(model, 1, device.attach());
   ASSERT_TRUE(installer.install(snapshot_));
-  const unsigned kernels = device.machine().kernels_run();
+  const unsigned kernels = device.backend().kernels_run();
   ASSERT_TRUE(installer.install(delta_));
-  EXPECT_GT(device.machine().kernels_run(), kernels);
+  EXPECT_GT(device.backend().kernels_run(), kernels);
   EXPECT_EQ(model::export_policy(*model)->digest(), second_.digest());
 
   // A failed installation leaves no state that could pass for a policy. The next snapshot repairs it.
   ASSERT_TRUE(installer.install(snapshot_));
-  device.machine().fail_after(0, 1);
+  device.backend().fail_after(0, 1);
   EXPECT_EQ(installer.install(delta_).error().code, Code::kUnavailable);
   EXPECT_FALSE(installer.version());
   ASSERT_TRUE(installer.install(snapshot_));
