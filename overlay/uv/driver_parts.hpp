@@ -13,7 +13,7 @@
 
 #include "base/clock.hpp"
 #include "base/result.hpp"
-#include "overlay/types.hpp"
+#include "overlay/action.hpp"
 
 namespace echoline::overlay {
 
@@ -51,6 +51,23 @@ class PostedWork {
   bool open_ = false;
 };
 
+// Recognises a timer that comes so late that the process or machine was stopped.
+class PauseDetector {
+ public:
+  static constexpr Duration kLate = std::chrono::seconds(1);
+
+  void arm(TimePoint at, TimePoint now) { armed_for_ = at == kNever ? kNever : std::max(at, now); }
+  // The timer has fired. A pause is returned once; the next call, after other events were handled, returns none.
+  std::optional<Duration> take(TimePoint now) {
+    taken_ = now - armed_for_ > kLate && !taken_;
+    return taken_ ? std::optional(now - armed_for_) : std::nullopt;
+  }
+
+ private:
+  TimePoint armed_for_ = kNever;
+  bool taken_ = false;
+};
+
 // Accepted connections whose handshake is not done, by the network they come from.
 class UnprovenConnections {
  public:
@@ -69,6 +86,11 @@ class UnprovenConnections {
                                                 : a.second.front() > b.second.front();
     });
     return most == by_network_.end() ? std::nullopt : std::optional(most->second.front());
+  }
+  void check() const {
+    std::size_t size = 0;
+    for (const auto& [network, connections] : by_network_) size += connections.size();
+    ECHO_CHECK(size == size_, "{} unproven connections are counted as {}", size, size_);
   }
 
  private:

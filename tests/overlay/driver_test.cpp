@@ -54,47 +54,6 @@ TEST(Timer, KeepsToMicrosecondsAndIsNeverEarly) {
   EXPECT_EQ(uv_loop_close(&loop), 0);
 }
 
-TEST(DriverParts, PostedWorkIsTakenInOrderAndClosesOnlyEmpty) {
-  PostedWork posted;
-  int woken = 0, sum = 0;
-  const auto add = [&](int n) { return posted.add([&, n](TimePoint) { sum = 10 * sum + n; }, [&] { ++woken; }); };
-  EXPECT_FALSE(add(1)) << "the loop does not run";
-  posted.open([&](TimePoint) { sum = 1; });
-  EXPECT_TRUE(add(2) && add(3));
-  EXPECT_FALSE(posted.close()) << "work waits";
-  for (const auto& work : posted.take()) work(TimePoint{});
-  EXPECT_EQ(sum, 123);
-  EXPECT_EQ(woken, 2);
-  EXPECT_TRUE(posted.close());
-  EXPECT_FALSE(add(4));
-}
-
-TEST(DriverParts, TheOldestOfTheFullestNetworkIsWorthLeast) {
-  UnprovenConnections unproven;
-  EXPECT_FALSE(unproven.least());
-  unproven.add(ConnId{2}, "a");
-  unproven.add(ConnId{4}, "b");
-  EXPECT_EQ(unproven.least(), ConnId{2}) << "among equal deadlines, the oldest comes first";
-  unproven.add(ConnId{6}, "b");
-  EXPECT_EQ(unproven.least(), ConnId{4});
-  unproven.remove(ConnId{4}, "b");
-  unproven.remove(ConnId{4}, "b");
-  unproven.remove(ConnId{2}, "none");
-  EXPECT_EQ(unproven.size(), 2u);
-}
-
-TEST(DriverParts, ADeadlineMovesWithItsConnection) {
-  Deadlines deadlines;
-  TimePoint a = kNever, b = kNever;
-  deadlines.move(ConnId{1}, a, TimePoint(std::chrono::seconds(3)));
-  deadlines.move(ConnId{2}, b, TimePoint(std::chrono::seconds(2)));
-  EXPECT_EQ(deadlines.first(), b);
-  deadlines.move(ConnId{2}, b, kNever);
-  EXPECT_EQ(deadlines.first(), a);
-  deadlines.move(ConnId{1}, a, kNever);
-  EXPECT_EQ(deadlines.first(), kNever);
-}
-
 // A core with a certificate and at most one dialled connection. A test overrides the callbacks that it needs.
 class Idle : public Core {
  public:
@@ -229,6 +188,8 @@ struct Pair {
     speaker->run(speaking, ignore, [&, to = listener->endpoint()](TimePoint) { speaking.call(to, kListener); });
   }
   void stop() {
+    for (Driver* driver : {speaker.get(), listener.get()})
+      EXPECT_TRUE(driver->post_and_wait([driver](TimePoint) { driver->check(); }));
     speaker->stop([](TimePoint) {});
     listener->stop([](TimePoint) {});
   }
@@ -245,7 +206,7 @@ TEST(Driver, EndsWithAPeerThatNeverReads) {
   pair.run(listening, speaking);
   EXPECT_THAT(closed.get(), HasSubstr("the peer does not read"));
   pair.stop();
-  EXPECT_GE(speaking.sent(), Driver::kUnreadBytesMax);
+  EXPECT_GE(speaking.sent(), Socket::kUnreadBytesMax);
 }
 
 // Incoming data without a pause must not delay outgoing data.

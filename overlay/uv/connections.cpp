@@ -1,0 +1,72 @@
+#include "overlay/uv/connections.hpp"
+
+namespace echoline::overlay {
+
+Connection& Connections::add(uv_loop_t& loop, SocketEvents& events, ConnId id) {
+  return *(all_[id] = std::make_unique<Connection>(loop, events, id));
+}
+
+Connection& Connections::add_accepted(uv_loop_t& loop, SocketEvents& events) {
+  return add(loop, events, ConnId{std::exchange(next_accepted_, next_accepted_ + 2)});
+}
+
+Connection* Connections::find(ConnId id) const {
+  const auto it = all_.find(id);
+  return it == all_.end() || it->second->leaving() ? nullptr : it->second.get();
+}
+
+bool Connections::release(Connection& c) {
+  const auto it = all_.find(c.id);
+  if (it == all_.end() || it->second.get() != &c) return false;
+  set_proven(c);
+  set_deadline(c, kNever);
+  (void)it->second.release();
+  all_.erase(it);
+  return true;
+}
+
+void Connections::postpone_deadlines(Duration by) {
+  for (const auto& [id, c] : all_)
+    if (c->deadline != kNever) set_deadline(*c, c->deadline + by);
+}
+
+void Connections::set_unproven(Connection& c, std::string network) {
+  c.unproven_from = std::move(network);
+  unproven_.add(c.id, c.unproven_from);
+}
+
+void Connections::set_proven(Connection& c) { unproven_.remove(c.id, std::exchange(c.unproven_from, {})); }
+
+Connection* Connections::least_valuable() const {
+  for (const auto& [at, id] : deadlines_.all())
+    if (Connection& c = *all_.at(id); c.leaving()) return &c;
+  const auto least = unproven_.least();
+  return least ? all_.at(*least).get() : nullptr;
+}
+
+void Connections::mark_dirty(Connection& c) {
+  if (!std::exchange(c.dirty, true)) dirty_.push_back(c.id);
+}
+
+bool Connections::any_leaving() const {
+  return std::any_of(all_.begin(), all_.end(), [](const auto& entry) { return entry.second->leaving(); });
+}
+
+void Connections::check() const {
+  unproven_.check();
+  std::size_t unproven = 0, deadlines = 0, dirty = 0;
+  for (const auto& [id, c] : all_) {
+    c->check();
+    unproven += !c->unproven_from.empty();
+    deadlines += c->deadline != kNever;
+    dirty += c->dirty;
+    ECHO_CHECK(c->deadline == kNever || deadlines_.all().contains({c->deadline, id}), "{}: its deadline is not kept",
+               id);
+  }
+  ECHO_CHECK(unproven == unproven_.size(), "{} connections are unproven, {} are counted", unproven, unproven_.size());
+  ECHO_CHECK(deadlines == deadlines_.all().size(), "a deadline of a connection that is gone");
+  const auto listed = std::count_if(dirty_.begin(), dirty_.end(), [&](ConnId id) { return all_.contains(id); });
+  ECHO_CHECK(dirty == static_cast<std::size_t>(listed), "{} connections are dirty, {} are listed", dirty, listed);
+}
+
+}  // namespace echoline::overlay

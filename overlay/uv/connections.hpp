@@ -1,0 +1,70 @@
+// All connections of a driver, with what is kept about them beside each: deadlines, those whose handshake is not done,
+// those with bytes to flush. Internal to overlay/uv; loop thread only.
+#pragma once
+#include <map>
+#include <memory>
+
+#include "overlay/connection_limits.hpp"
+#include "overlay/uv/connection.hpp"
+#include "overlay/uv/driver_parts.hpp"
+
+namespace echoline::overlay {
+
+class Connections {
+ public:
+  explicit Connections(const ConnectionLimits& limits) : limits_(limits) {}
+
+  Connection& add(uv_loop_t& loop, SocketEvents& events, ConnId id);
+  // Under the next id of accepted connections.
+  Connection& add_accepted(uv_loop_t& loop, SocketEvents& events);
+  // Nothing if the connection is gone or leaving.
+  Connection* find(ConnId id) const;
+  // The table forgets the connection, which its socket's close() deletes. False if it has done so before.
+  bool release(Connection& c);
+
+  void set_deadline(Connection& c, TimePoint at) { deadlines_.move(c.id, c.deadline, at); }
+  TimePoint first_deadline() const { return deadlines_.first(); }
+  Connection& first_due() const { return *all_.at(deadlines_.all().begin()->second); }
+  void postpone_deadlines(Duration by);
+
+  void set_unproven(Connection& c, std::string network);
+  // The handshake is done, or the connection leaves.
+  void set_proven(Connection& c);
+  bool is_full() const { return all_.size() >= limits_.total; }
+  bool has_too_many_unproven() const { return unproven_.size() > limits_.unproven; }
+  // A connection that is closing anyway, or the oldest unproven one of the network with the most; nothing: none.
+  Connection* least_valuable() const;
+
+  void mark_dirty(Connection& c);
+  // Calls `flush` for each connection marked since the last call.
+  template <class Flush>
+  void flush_dirty(Flush flush) {
+    for (const ConnId id : std::exchange(dirty_, {}))
+      if (const auto it = all_.find(id); it != all_.end()) it->second->dirty = false, flush(*it->second);
+  }
+
+  // Each once, those after the one that was read last first: otherwise the first connection could use up the read limit
+  // every time.
+  template <class Use>
+  void for_each_in_turn(Use use) const {
+    const auto next = all_.upper_bound(last_read_);
+    for (auto it = next; it != all_.end(); ++it) use(*it->second);
+    for (auto it = all_.begin(); it != next; ++it) use(*it->second);
+  }
+  void set_last_read(const Connection& c) { last_read_ = c.id; }
+
+  Connection* any() const { return all_.empty() ? nullptr : all_.begin()->second.get(); }
+  bool any_leaving() const;
+  void check() const;
+
+ private:
+  const ConnectionLimits limits_;
+  std::map<ConnId, std::unique_ptr<Connection>> all_;
+  Deadlines deadlines_;
+  UnprovenConnections unproven_;
+  std::vector<ConnId> dirty_;
+  ConnId last_read_{};
+  std::uint64_t next_accepted_ = 2;
+};
+
+}  // namespace echoline::overlay

@@ -1,0 +1,68 @@
+#include "overlay/uv/dialler.hpp"
+
+#include <netinet/in.h>
+
+#include <cstring>
+#include <memory>
+
+#include "overlay/uv/address.hpp"
+
+namespace echoline::overlay {
+
+std::size_t AddressTurns::of(const std::string& name) {
+  if (turns_.size() >= kNamesMax) turns_.clear();
+  return turns_[name];
+}
+
+void AddressTurns::failed(const std::string& name, std::size_t turn) {
+  if (const auto it = turns_.find(name); it != turns_.end() && it->second == turn) ++it->second;
+}
+
+struct Dialler::Lookup {
+  uv_getaddrinfo_t request{};
+  Dialler* dialler = nullptr;
+  Endpoint to;
+  Use use;
+};
+
+void Dialler::find(const Endpoint& to, Use use) {
+  FoundAddress numeric;
+  if (to_address(to.host, to.port, numeric.address)) return use(numeric);
+  auto lookup = std::make_unique<Lookup>();
+  lookup->dialler = this;
+  lookup->to = to;
+  lookup->use = std::move(use);
+  lookup->request.data = lookup.get();
+  addrinfo hints{};
+  hints.ai_socktype = SOCK_STREAM;
+  const int e = uv_getaddrinfo(
+      &loop_, &lookup->request,
+      [](uv_getaddrinfo_t* request, int status, addrinfo* found) {
+        const std::unique_ptr<Lookup> l(static_cast<Lookup*>(request->data));
+        l->use(l->dialler->choose(l->to, status, found));
+        uv_freeaddrinfo(found);
+      },
+      to.host.c_str(), nullptr, &hints);
+  if (e == 0)
+    (void)lookup.release();
+  else
+    lookup->use(choose(to, e, nullptr));
+}
+
+FoundAddress Dialler::choose(const Endpoint& to, int status, const addrinfo* found) {
+  std::vector<sockaddr_storage> addresses;
+  for (const addrinfo* a = found; a && addresses.size() < kAddressesMax; a = a->ai_next) {
+    if (a->ai_family != AF_INET && a->ai_family != AF_INET6) continue;
+    sockaddr_storage address{};
+    std::memcpy(&address, a->ai_addr, a->ai_addrlen);
+    (a->ai_family == AF_INET6 ? reinterpret_cast<sockaddr_in6*>(&address)->sin6_port
+                              : reinterpret_cast<sockaddr_in*>(&address)->sin_port) = htons(to.port);
+    addresses.push_back(address);
+  }
+  if (addresses.empty())
+    return {fmt::format("{}: {}", to.host, status != 0 ? uv_strerror(status) : "it has no address"), {}, 0};
+  const std::size_t turn = turns_.of(to.host);
+  return {{}, addresses[turn % addresses.size()], turn};
+}
+
+}  // namespace echoline::overlay

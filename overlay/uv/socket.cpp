@@ -1,0 +1,171 @@
+#include "overlay/uv/socket.hpp"
+
+#include <netinet/tcp.h>
+#include <unistd.h>
+
+#include <cerrno>
+
+#include "overlay/narrow_paths.hpp"
+#include "overlay/uv/address.hpp"
+#include "overlay/uv/connection.hpp"
+
+namespace echoline::overlay {
+namespace {
+
+uv_stream_t* stream(uv_tcp_t& tcp) { return reinterpret_cast<uv_stream_t*>(&tcp); }
+Connection& connection_of(void* data) { return *static_cast<Connection*>(data); }
+
+// Most bytes that the system buffers for a connection beyond those in flight. Small, so that a chunk does not wait on
+// one stream while another has room, nor a message behind chunks.
+constexpr int kUnsentBytes = 128 * 1024;
+
+bool use_congestion_control(int fd, std::string_view name) {
+  return ::setsockopt(fd, IPPROTO_TCP, TCP_CONGESTION, name.data(), static_cast<socklen_t>(name.size())) == 0;
+}
+
+// On long paths, BBR is best for bulk data, if the system allows it. On short paths its model starves: twice rate times
+// minimum delay is less than the queue of any traffic shaper.
+constexpr std::uint32_t kLongPathMicroseconds = 1000;
+
+}  // namespace
+
+void begin_unpaced(int fd) { (void)(use_congestion_control(fd, "cubic") || use_congestion_control(fd, "reno")); }
+
+// Encrypted bytes that the system did not take at once; held until it has.
+struct Socket::Write {
+  uv_write_t request{};
+  std::vector<std::byte> block;
+  std::size_t plain = 0;
+};
+
+Socket::Socket(uv_loop_t& loop, SocketEvents& events, Connection& connection) : events_(events) {
+  uv_tcp_init(&loop, &tcp_);
+  tcp_.data = connect_.data = &connection;
+}
+
+void Socket::move(Stage to) {
+  constexpr StateRow kNext[] = {
+      {"unconnected", states(Stage::kConnected)}, {"connected", states(Stage::kEnded)}, {"ended", 0}};
+  change_state(stage_, to, kNext, "a socket");
+}
+
+int Socket::accept(uv_stream_t* listener, sockaddr_storage& peer) {
+  int length = sizeof peer;
+  int e = uv_accept(listener, stream(tcp_));
+  if (e == 0) e = uv_tcp_getpeername(&tcp_, reinterpret_cast<sockaddr*>(&peer), &length);
+  if (e == 0) move(Stage::kConnected);
+  return e;
+}
+
+int Socket::connect(const sockaddr_storage& address, bool small_segments) {
+  const int fd = ::socket(address.ss_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
+  if (fd < 0) return uv_translate_sys_error(errno);
+  if (const int e = uv_tcp_open(&tcp_, fd); e != 0) {
+    ::close(fd);
+    return e;
+  }
+  begin_unpaced(fd);
+  constexpr int kSegment = NarrowPaths::kSegmentBytes;
+  if (small_segments) (void)::setsockopt(fd, IPPROTO_TCP, TCP_MAXSEG, &kSegment, sizeof kSegment);
+  return uv_tcp_connect(&connect_, &tcp_, reinterpret_cast<const sockaddr*>(&address),
+                        [](uv_connect_t* request, int status) {
+                          Connection& c = connection_of(request->data);
+                          if (status == UV_ECANCELED) return;  // being closed
+                          if (status == 0) c.socket.move(Stage::kConnected);
+                          c.socket.events_.on_connected(c, status);
+                        });
+}
+
+void Socket::tune(bool bulk) {
+  uv_tcp_nodelay(&tcp_, 1);
+  const int descriptor = fd();
+  if (descriptor < 0) return;
+  tcp_info info{};
+  socklen_t size = sizeof info;
+  const bool known = ::getsockopt(descriptor, IPPROTO_TCP, TCP_INFO, &info, &size) == 0;
+  if (bulk && known && info.tcpi_rtt >= kLongPathMicroseconds) (void)use_congestion_control(descriptor, "bbr");
+  (void)::setsockopt(descriptor, IPPROTO_TCP, TCP_NOTSENT_LOWAT, &kUnsentBytes, sizeof kUnsentBytes);
+}
+
+int Socket::fd() const {
+  uv_os_fd_t fd = -1;
+  return uv_fileno(reinterpret_cast<const uv_handle_t*>(&tcp_), &fd) == 0 ? fd : -1;
+}
+
+void Socket::stop_reading() {
+  if (is_connected()) uv_read_stop(stream(tcp_));
+}
+
+// libuv fills one buffer after another while more data waits. The socket takes one per turn, so that received data does
+// not delay outgoing data.
+void Socket::start_reading() {
+  if (!is_connected()) return;
+  uv_read_start(  // idempotent
+      stream(tcp_),
+      [](uv_handle_t* h, std::size_t, uv_buf_t* buffer) {
+        Socket& socket = connection_of(h->data).socket;
+        *buffer = std::exchange(socket.had_its_turn_, false) ? uv_buf_init(nullptr, 0) : socket.events_.read_buffer();
+      },
+      [](uv_stream_t* s, ssize_t n, const uv_buf_t* buffer) {
+        if (n == 0 || n == UV_ENOBUFS) return;  // no data, or another connection's turn
+        Connection& c = connection_of(s->data);
+        if (n < 0) c.socket.move(Stage::kEnded);
+        c.socket.had_its_turn_ = n > 0 && static_cast<std::size_t>(n) == buffer->len;
+        c.socket.events_.on_read(c, n, buffer->base);
+      });
+}
+
+Socket::Flushed Socket::flush() {
+  if (block_.empty()) return {};
+  std::size_t done = 0;
+  uv_buf_t buffer = uv_buf_init(reinterpret_cast<char*>(block_.data()), static_cast<unsigned>(block_.size()));
+  if (writing_ == 0)
+    if (const int n = uv_try_write(stream(tcp_), &buffer, 1); n > 0) done = static_cast<std::size_t>(n);
+  const std::size_t plain = std::exchange(plain_, 0);
+  if (done == block_.size()) {
+    block_.clear();
+    return {true, plain, {}};
+  }
+  if (const std::size_t waiting = tcp_.write_queue_size + block_.size() - done; waiting > kUnreadBytesMax) {
+    block_ = {};
+    return {false, 0, fmt::format("the peer does not read: {} bytes wait for it", waiting)};
+  }
+  auto write = std::make_unique<Write>();
+  write->plain = plain;
+  write->block = std::exchange(block_, {});
+  write->request.data = write.get();
+  buffer = uv_buf_init(reinterpret_cast<char*>(write->block.data() + done),
+                       static_cast<unsigned>(write->block.size() - done));
+  const int e = uv_write(&write->request, stream(tcp_), &buffer, 1, [](uv_write_t* request, int status) {
+    const std::unique_ptr<Write> w(static_cast<Write*>(request->data));
+    Connection& c = connection_of(request->handle->data);
+    Socket& socket = c.socket;
+    --socket.writing_;
+    if (socket.block_.capacity() == 0) {  // its memory is used again
+      w->block.clear();
+      socket.block_ = std::move(w->block);
+    }
+    if (status == 0) socket.events_.on_written(c, w->plain);  // otherwise, the read side reports the loss
+  });
+  if (e != 0) return {false, 0, uv_strerror(e)};
+  ++writing_;
+  (void)write.release();
+  return {};
+}
+
+bool Socket::shut_down() {
+  return is_connected() && uv_shutdown(&shutdown_, stream(tcp_), [](uv_shutdown_t*, int) {}) == 0;
+}
+
+void Socket::close() {
+  uv_close(reinterpret_cast<uv_handle_t*>(&tcp_), [](uv_handle_t* h) { delete &connection_of(h->data); });
+}
+
+void Socket::check() const {
+  ECHO_CHECK(plain_ <= block_.size(), "{} bytes of frames in a block of {}", plain_, block_.size());
+  ECHO_CHECK(tcp_.write_queue_size == 0 || writing_ > 0, "bytes wait for the peer without a request");
+  ECHO_CHECK(tcp_.write_queue_size <= kUnreadBytesMax, "{} bytes wait for the peer", tcp_.write_queue_size);
+  ECHO_CHECK(stage_ != Stage::kUnconnected || writing_ == 0, "a write on no connection");
+}
+
+}  // namespace echoline::overlay

@@ -1,0 +1,87 @@
+// The TCP socket of one connection on libuv's loop. Internal to overlay/uv; loop thread only.
+#pragma once
+#include <sys/socket.h>
+#include <uv.h>
+
+#include <string>
+#include <vector>
+
+#include "base/state_table.hpp"
+
+namespace echoline::overlay {
+
+struct Connection;
+
+// What a socket reports to the owner of its connection.
+class SocketEvents {
+ public:
+  virtual ~SocketEvents() = default;
+  virtual void on_connected(Connection& c, int status) = 0;
+  // Memory for the next bytes. One buffer serves all sockets: on_read() uses it at once.
+  virtual uv_buf_t read_buffer() = 0;
+  virtual void on_read(Connection& c, ssize_t n, const char* bytes) = 0;  // n < 0: the last event; libuv's error
+  virtual void on_written(Connection& c, std::size_t plain) = 0;          // Flushed::plain, when it comes later
+};
+
+class Socket {
+ public:
+  // Limit on bytes that wait for the peer to read them.
+  static constexpr std::size_t kUnreadBytesMax = 16 * 1024 * 1024;
+
+  struct Flushed {
+    bool all = false;       // the system took the whole block, and there was one
+    std::size_t plain = 0;  // bytes of frames in it
+    std::string failure;    // not empty: the connection is lost
+  };
+
+  // `connection` holds this socket; close() deletes it.
+  Socket(uv_loop_t& loop, SocketEvents& events, Connection& connection);
+  Socket(const Socket&) = delete;
+  Socket& operator=(const Socket&) = delete;
+
+  // Return libuv's error, or 0.
+  int accept(uv_stream_t* listener, sockaddr_storage& peer);
+  int connect(const sockaddr_storage& address, bool small_segments);
+  // `bulk`: it carries much data, to this peer or from it.
+  void tune(bool bulk);
+
+  void start_reading();  // no effect unless connected
+  void stop_reading();
+
+  // The encrypted bytes that leave with the next flush. The caller appends to it, and counts the frames' bytes.
+  std::vector<std::byte>& block() { return block_; }
+  void count(std::size_t plain) { plain_ += plain; }
+  // Passes the block to the system. A write error shows again when reading.
+  Flushed flush();
+  bool is_writing() const { return writing_ > 0; }
+
+  // Ends the output. False: there is no output to end.
+  bool shut_down();
+  // Closes the socket, and then deletes the connection.
+  void close();
+
+  bool is_connected() const { return stage_ == Stage::kConnected; }
+  int fd() const;  // -1: none
+  void check() const;
+
+ private:
+  enum class Stage : std::uint8_t { kUnconnected, kConnected, kEnded };  // kEnded: the peer has ended it
+  struct Write;
+  void move(Stage to);
+
+  SocketEvents& events_;
+  uv_tcp_t tcp_{};
+  uv_connect_t connect_{};
+  uv_shutdown_t shutdown_{};
+  Stage stage_ = Stage::kUnconnected;
+  bool had_its_turn_ = false;  // its last read filled the buffer
+  std::vector<std::byte> block_;
+  std::size_t plain_ = 0;    // bytes of frames in the block
+  std::size_t writing_ = 0;  // uv_write requests in flight
+};
+
+// Call before connecting, or on a listener before accepting. If the system's default is BBR, a timer paces the
+// connection for its whole life. On a short path, this costs more than copying the bytes.
+void begin_unpaced(int fd);
+
+}  // namespace echoline::overlay
