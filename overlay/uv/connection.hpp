@@ -14,7 +14,7 @@ struct Connection {
     kFetching,  // it fetches the bundle; for the core, it is closed
     kLeaving,   // the core is done with it: flush, then close
   };
-  // Of a connection that this node dials.
+  // The properties of a connection that this node dials.
   struct Dialled {
     act::Service service = act::Service::kControl;
     WorkerId expected;

@@ -12,7 +12,7 @@ namespace echoline::overlay {
 
 struct Connection;
 
-// What a socket reports to the owner of its connection.
+// The events of a socket, for the owner of its connection.
 class SocketEvents {
  public:
   virtual ~SocketEvents() = default;

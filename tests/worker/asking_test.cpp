@@ -15,9 +15,11 @@ TEST(Asking, WaitsForAnAnswerAndForAsLongAsItSays) {
   EXPECT_EQ(asking.not_before(), kNever) << "there is no learner to ask";
   asking.joined();
   EXPECT_LE(asking.not_before(), kNow);
-  asking.asked();
+  asking.asked(kNow);
   EXPECT_TRUE(asking.awaits_grant());
   EXPECT_EQ(asking.not_before(), kNever);
+  asking.granted(kNow);
+  EXPECT_EQ(asking.not_before(), kNow + Asking::kAskEvery);
   asking.granted(kLater);
   EXPECT_EQ(asking.not_before(), kLater);
 }
@@ -26,11 +28,13 @@ TEST(Asking, WaitsForAnAnswerAndForAsLongAsItSays) {
 TEST(Asking, AsksNothingOfALearnerThatTellsItToWait) {
   Asking asking;
   asking.joined();
-  asking.asked();
+  asking.asked(kNow - Asking::kAskEvery);
   asking.away();
   EXPECT_FALSE(asking.is_joined());
   asking.joined();
+  asking.asked(kNow - Asking::kAskEvery);
   asking.told_to_wait();
+  asking.check();
   EXPECT_TRUE(asking.is_joined());
   EXPECT_FALSE(asking.awaits_grant()) << "policies may be installed meanwhile";
   EXPECT_EQ(asking.not_before(), kNever);

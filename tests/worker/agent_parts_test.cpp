@@ -1,0 +1,198 @@
+// The parts of the agent: each alone, with its invariants and its changes of state.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "worker/ending.hpp"
+#include "worker/inbox.hpp"
+#include "worker/vitals.hpp"
+#include "worker/work.hpp"
+
+namespace echoline::worker {
+namespace {
+
+using std::chrono::milliseconds;
+using std::chrono::seconds;
+using testing::ElementsAre;
+using testing::HasSubstr;
+using testing::IsEmpty;
+
+const TimePoint kNow = TimePoint(seconds(100));
+
+schema::Submission submission(std::uint64_t lease, int rollouts) {
+  schema::Submission made;
+  made.set_lease(lease);
+  for (int i = 0; i < rollouts; ++i) made.add_trajectories();
+  return made;
+}
+schema::WorkGrant grant(std::initializer_list<std::uint32_t> rollouts) {
+  schema::WorkGrant made;
+  for (const std::uint32_t n : rollouts) {
+    schema::Lease& lease = *made.add_leases();
+    lease.set_id(n);
+    lease.set_rollouts(n);
+  }
+  return made;
+}
+
+TEST(Work, CountsTheRolloutsOfLeasesAndResults) {
+  Work work(std::nullopt);
+  EXPECT_EQ(work.next_due(), kNever);
+  schema::WorkGrant granted = grant({3, 4});
+  work.granted(granted);
+  work.check();
+  EXPECT_TRUE(work.has_leases());
+  EXPECT_EQ(work.rollouts(), 7u);
+  const auto leases = work.take_leases();
+  ASSERT_EQ(leases.size(), 2u);
+  EXPECT_EQ(leases.front().id(), 3u);
+  EXPECT_EQ(work.rollouts(), 0u) << "they are in the groups now";
+  work.finished(kNow, submission(3, 3), kNow);
+  work.finished(kNow, submission(4, 4), kNow + milliseconds(1));
+  work.check();
+  EXPECT_THAT(work.result_leases(), ElementsAre(3, 4));
+  const auto first = work.take_due(kNow);
+  ASSERT_TRUE(first);
+  EXPECT_EQ(first->submission.lease(), 3u);
+  EXPECT_EQ(first->rollouts, 3u);
+  EXPECT_FALSE(work.take_due(kNow));
+  EXPECT_EQ(work.rollouts(), 4u);
+  granted = grant({5});
+  work.granted(granted);
+  work.clear();
+  work.check();
+  EXPECT_EQ(work.rollouts(), 0u);
+  EXPECT_FALSE(work.has_leases() || work.has_results());
+}
+
+TEST(Work, HoldsResultsToTheSpeed) {
+  Work work(2);
+  work.finished(kNow, submission(1, 2), kNow);
+  work.finished(kNow, submission(2, 2), kNow);
+  work.check();
+  EXPECT_EQ(work.next_due(), kNow + seconds(1));
+  EXPECT_FALSE(work.take_due(kNow + milliseconds(999)));
+  EXPECT_TRUE(work.take_due(kNow + seconds(1)));
+  EXPECT_EQ(work.next_due(), kNow + seconds(2));
+}
+
+TEST(Policies, OnlyTheNewestIsActivated) {
+  Policies policies;
+  EXPECT_DEATH(policies.begin(kNow), "0 policies wait");
+  for (std::uint64_t v = 1; v <= 3; ++v) {
+    overlay::Publication publication;
+    publication.version = Version{v};
+    policies.add(publication, kNow);
+  }
+  EXPECT_FALSE(policies.begin(kNow + seconds(1)).activate);
+  EXPECT_DEATH(policies.begin(kNow), "2 policies wait") << "one is being installed";
+  policies.installed(kNow + seconds(3));
+  policies.check();
+  EXPECT_FALSE(policies.begin(kNow + seconds(3)).activate);
+  policies.failed();
+  const auto last = policies.begin(kNow + seconds(4));
+  EXPECT_EQ(last.version, Version{3});
+  EXPECT_TRUE(last.activate);
+  policies.installed(kNow + seconds(5));
+  policies.check();
+  EXPECT_TRUE(policies.empty());
+  EXPECT_EQ(policies.counts().installed, 2u) << "a failed installation does not count";
+  EXPECT_EQ(policies.counts().waits, seconds(5));
+  EXPECT_EQ(policies.counts().times, seconds(3));
+}
+
+TEST(Vitals, CountTimeWithWork) {
+  static int readings;
+  readings = 0;
+  const auto read = [] {
+    ++readings;
+    return ProcessMemory{Bytes{7}, Bytes{8}, std::nullopt};
+  };
+  Vitals vitals;
+  vitals.note(kNow, true);
+  vitals.note(kNow + seconds(2), false);
+  vitals.note(kNow + seconds(5), true);
+  vitals.note(kNow + seconds(6), true);
+  vitals.generated(4);
+  vitals.check();
+  const schema::Vitals report = vitals.report({2, seconds(1), seconds(3)}, kNow, read);
+  EXPECT_EQ(report.busy_s(), 3);
+  EXPECT_EQ(report.rollouts(), 4u);
+  EXPECT_EQ(report.policies(), 2u);
+  EXPECT_EQ(report.install_s(), 4);
+  EXPECT_EQ(report.resident_bytes(), 7u);
+  EXPECT_EQ(report.heap_bytes(), 0u);
+  vitals.report({}, kNow + Vitals::kMemoryEvery - milliseconds(1), read);
+  EXPECT_EQ(readings, 1);
+  vitals.report({}, kNow + Vitals::kMemoryEvery, read);
+  EXPECT_EQ(readings, 2);
+}
+
+TEST(Progress, GrowsAlsoWhileResultsWait) {
+  Progress progress;
+  EXPECT_TRUE(progress.is_due(kNow));
+  progress.told(kNow);
+  EXPECT_FALSE(progress.is_due(kNow + seconds(3) - milliseconds(1)));
+  progress.set_interval(seconds(1));
+  progress.set_interval(seconds(0));
+  progress.told(kNow);
+  EXPECT_TRUE(progress.is_due(kNow + seconds(1)));
+  EXPECT_EQ(progress.count(10, false), 10u);
+  EXPECT_EQ(progress.count(10, true), 11u);
+  EXPECT_EQ(progress.count(10, true), 12u);
+  EXPECT_EQ(progress.count(11, false), 13u);
+}
+
+TEST(Ending, AStopRequestLeavesTimeForLeasedWork) {
+  Ending ending;
+  EXPECT_FALSE(ending.is_late(kNow));
+  EXPECT_TRUE(ending.requested(kNow));
+  EXPECT_FALSE(ending.requested(kNow + seconds(1))) << "the learner knows";
+  ending.check();
+  EXPECT_FALSE(ending.is_late(kNow + Ending::kFinishMax - milliseconds(1)));
+  EXPECT_TRUE(ending.is_late(kNow + Ending::kFinishMax));
+  EXPECT_FALSE(ending.has_ended());
+  EXPECT_EQ(ending.reason(), "");
+}
+
+TEST(Ending, TheLearnersReasonCounts) {
+  for (const bool lost_first : {false, true}) {
+    Ending ending;
+    if (lost_first) ending.disconnected("no answer", false);
+    ending.run_ended("the run is complete");
+    EXPECT_TRUE(ending.has_ended());
+    EXPECT_FALSE(ending.requested(kNow));
+    if (!lost_first) ending.disconnected("closed by the peer", true);
+    ending.check();
+    EXPECT_EQ(ending.reason(), "the run is complete");
+    EXPECT_EQ(ending.in_order(), !lost_first);
+  }
+}
+
+TEST(Inbox, TellsOfNewsUntilItIsTaken) {
+  Inbox inbox;
+  const overlay::WorkerEvents node = inbox.node_events();
+  node.joined(WorkerId{7}, "");
+  node.publication({});
+  EXPECT_TRUE(inbox.news());
+  ASSERT_TRUE(std::holds_alternative<event::Joined>(*inbox.pop(Duration(0))));
+  EXPECT_TRUE(inbox.news());
+  ASSERT_TRUE(std::holds_alternative<event::Arrived>(*inbox.pop(Duration(0))));
+  EXPECT_FALSE(inbox.news());
+  for (int i = 0; i < 3; ++i) node.part({});
+  ASSERT_TRUE(std::holds_alternative<event::PartsArrived>(*inbox.pop(Duration(0))));
+  EXPECT_FALSE(inbox.pop(Duration(0))) << "one event for all parts";
+  EXPECT_EQ(inbox.take_parts().size(), 3u);
+  EXPECT_THAT(inbox.take_parts(), IsEmpty());
+}
+
+TEST(Inbox, SaysThatEventsAreLost) {
+  Inbox inbox;
+  for (std::size_t i = 0; i < Inbox::kEventsMax; ++i) inbox.post(event::Message{});
+  inbox.wake();
+  EXPECT_TRUE(inbox.overflow()) << "a wake-up may be lost: the inbox is not empty";
+  inbox.post(event::Message{});
+  EXPECT_THAT(inbox.overflow().error().message(), HasSubstr("more than 4096 events wait"));
+}
+
+}  // namespace
+}  // namespace echoline::worker

@@ -1,0 +1,41 @@
+#include "worker/inbox.hpp"
+
+namespace echoline::worker {
+
+overlay::WorkerEvents Inbox::node_events() {
+  overlay::WorkerEvents events;
+  events.joined = [this](WorkerId id, const std::string&) { post(event::Joined{id}); };
+  events.publication = [this](const overlay::Publication& p) {
+    news_ = true;  // before the event: the agent may take that at once
+    post(event::Arrived{p, clock_.now()});
+  };
+  events.part = [this](const overlay::PublicationPart& part) {
+    const std::lock_guard lock(mutex_);
+    parts_.push_back(part);
+    if (parts_.size() == 1) post(event::PartsArrived{});
+  };
+  events.message = [this](std::string bytes) { post(event::Message{std::move(bytes)}); };
+  events.away = [this](const std::string& reason) { post(event::Away{reason}); };
+  events.disconnected = [this](const std::string& reason, bool in_order) {
+    post(event::Disconnected{reason, in_order});
+  };
+  return events;
+}
+
+std::optional<Event> Inbox::pop(Duration wait) {
+  auto event = events_.pop(wait);
+  if (event && std::holds_alternative<event::Arrived>(*event)) news_ = false;
+  return event;
+}
+
+std::vector<overlay::PublicationPart> Inbox::take_parts() {
+  const std::lock_guard lock(mutex_);
+  return std::exchange(parts_, {});
+}
+
+Status Inbox::overflow() const {
+  if (overflowed_) return fail(Code::kExhausted, "worker", "more than {} events wait for generation", kEventsMax);
+  return ok();
+}
+
+}  // namespace echoline::worker
