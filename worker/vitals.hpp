@@ -1,4 +1,4 @@
-// What a worker reports about itself: vitals with its heartbeats, and signs of progress on its leases. Pure. Private to
+// The state that a worker reports: vitals with its heartbeats, and signs of progress on its leases. Pure. Private to
 // worker/.
 #pragma once
 #include "base/process_memory.hpp"

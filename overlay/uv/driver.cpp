@@ -29,7 +29,10 @@ Result<std::unique_ptr<Driver>> Driver::open(DriverOptions options) {
   return driver;
 }
 
-Driver::~Driver() { disk_.reset(); }  // before the members that its thread posts to
+Driver::~Driver() {
+  ECHO_CHECK(!loop_.is_running(), "destroyed while running");
+  disk_.reset();  // before the members that its thread posts to
+}
 
 void Driver::run(Core& core, std::function<void(const Action&)> to_application, std::function<void(TimePoint)> start) {
   core_ = &core;

@@ -1,4 +1,5 @@
-// Runs one protocol core over libuv: one loop, one thread, TLS over TCP, a folder on disk. Internal to overlay/uv.
+// Runs one protocol core over libuv: one loop, one thread, TLS over TCP, a folder on disk. The driver itself only
+// carries events to the core and performs the core's actions; its parts hold the state. Internal to overlay/uv.
 #pragma once
 #include <functional>
 #include <memory>

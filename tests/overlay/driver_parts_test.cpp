@@ -2,10 +2,13 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include "overlay/uv/address.hpp"
 #include "overlay/uv/connections.hpp"
 #include "overlay/uv/dialler.hpp"
 #include "overlay/uv/downloads.hpp"
 #include "overlay/uv/listener.hpp"
+#include "overlay/uv/loop_thread.hpp"
+#include "overlay/uv/sessions.hpp"
 #include "tests/overlay/made.hpp"
 
 namespace echoline::overlay {
@@ -18,6 +21,7 @@ using testing::IsEmpty;
 using Stage = Connection::Stage;
 
 const TimePoint kNow = TimePoint(std::chrono::seconds(100));
+constexpr double kUnix = 1.7e9;
 
 TEST(DriverParts, PostedWorkIsTakenInOrderAndClosesOnlyEmpty) {
   PostedWork posted;
@@ -72,6 +76,51 @@ TEST(DriverParts, APauseIsReportedOnceAndOnlyForALateTimer) {
   EXPECT_FALSE(pauses.take(late + milliseconds(1)));
 }
 
+// The loop runs posted work in order, tells its owner after each piece, and ends only when no work waits.
+TEST(LoopThread, RunsWorkAndItsTimerUntilItIsClosed) {
+  std::string log;
+  LoopThread* raw = nullptr;
+  bool ending = false;
+  LoopThread thread({[&](TimePoint) {
+                       log += 't';
+                       ending = true;
+                       EXPECT_TRUE(raw->post([&](TimePoint) { log += 'l'; }));
+                       EXPECT_FALSE(raw->close()) << "work waits";
+                     },
+                     [&](Duration) { FAIL() << "a pause"; }, [&] { log += '.'; },
+                     [&] { EXPECT_EQ(ending && raw->close(), ending); }});
+  raw = &thread;
+  EXPECT_FALSE(thread.post([](TimePoint) {})) << "it does not run";
+  thread.start([&](TimePoint) { log += 's'; });
+  EXPECT_TRUE(thread.is_running());
+  EXPECT_TRUE(thread.post([&](TimePoint) { EXPECT_TRUE(thread.post_and_wait([&](TimePoint) { log += 'n'; })); }));
+  EXPECT_TRUE(thread.post_and_wait([&](TimePoint now) {
+    log += 'w';
+    thread.arm(now);
+  }));
+  thread.join();
+  EXPECT_EQ(log, "s.n.w.tl.");
+  EXPECT_FALSE(thread.post([](TimePoint) {})) << "it has ended";
+}
+
+TEST(Sessions, ANodeWithoutACertificateOnlyEnrols) {
+  const trust::SigningKey key = made_key("worker 1");
+  const trust::Authority authority = made_authority();
+  auto sessions = *Sessions::create(key, authority.certificate(), "run", false);
+  EXPECT_FALSE(sessions.has_certificate());
+  EXPECT_TRUE(sessions.client(act::Service::kEnrol, kLearnerId, kUnix));
+  EXPECT_EQ(sessions.client(act::Service::kData, WorkerId{2}, kUnix).error().code, Code::kUnavailable);
+  const auto kind = trust::PeerIdentity::Kind::kWorker;
+  const act::UseCertificate use{
+      *authority.issue({key.public_key(), kind, WorkerId{1}, 1, kUnix, trust::kWorkerLifetimeMax}),
+      authority.certificate()};
+  ASSERT_TRUE(sessions.use(use));
+  EXPECT_TRUE(sessions.client(act::Service::kData, WorkerId{2}, kUnix));
+  EXPECT_TRUE(sessions.server(kUnix));
+  EXPECT_FALSE(sessions.use({{}, authority.certificate()}));
+  EXPECT_TRUE(sessions.has_certificate()) << "the last good one is kept";
+}
+
 TEST(AddressTurns, AnAddressIsKeptUntilItFails) {
   AddressTurns turns;
   EXPECT_EQ(turns.of("a"), 0u);
@@ -83,7 +132,6 @@ TEST(AddressTurns, AnAddressIsKeptUntilItFails) {
   for (std::size_t i = 0; i <= AddressTurns::kNamesMax; ++i) turns.of(std::to_string(i)), turns.check();
 }
 
-constexpr double kUnix = 1.7e9;
 const auto kAuthority = std::make_shared<const trust::Authority>(made_authority());
 
 // Downloads of a file of two and a half blocks.
@@ -299,6 +347,25 @@ TEST_F(OnALoop, AListenerPausesAndListensAgain) {
     listener.check();
     EXPECT_DEATH(listener.pause(kNow), "a listener that is stopped cannot become paused");
   }
+}
+
+TEST_F(OnALoop, ADialledNameKeepsItsTurn) {
+  Dialler dialler(loop);
+  const auto find = [&](const std::string& host) {
+    FoundAddress found;
+    bool done = false;
+    dialler.find({host, 7}, [&](const FoundAddress& f) { found = f, done = true; });
+    run_until([&] { return done; });
+    dialler.check();
+    return found;
+  };
+  const FoundAddress first = find("localhost");
+  ASSERT_EQ(first.failure, "");
+  EXPECT_EQ(to_endpoint(first.address).port, 7);
+  dialler.turns().failed("localhost", first.turn);
+  EXPECT_EQ(find("localhost").turn, first.turn + 1);
+  EXPECT_EQ(to_endpoint(find("10.0.0.1").address).host, "10.0.0.1");
+  EXPECT_THAT(find(std::string(300, 'x')).failure, HasSubstr("xxx: "));
 }
 
 TEST_F(OnALoop, ASocketHoldsWhatTheSystemDoesNotTake) {
