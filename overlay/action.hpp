@@ -65,8 +65,8 @@ struct Spool {
   std::uint64_t offset = 0;            // of `data` in the payload
   Slice data;
 };
-// Reads a chunk back; on_unspooled() follows.
-struct Unspool {
+// Reads a chunk back; on_chunk_read() follows.
+struct ReadChunk {
   PublicationId publication{};
   std::uint32_t chunk = 0;
   std::uint64_t offset = 0;
@@ -154,7 +154,7 @@ struct Disconnected {  // the last action of a core
 
 using Action =
     std::variant<act::Dial, act::Send, act::Close, act::Admit, act::SetReading, act::UseCertificate, act::SaveState,
-                 act::Spool, act::Unspool, act::DropSpool, act::Joined, act::WorkerAway, act::Lost, act::TroubleOf,
+                 act::Spool, act::ReadChunk, act::DropSpool, act::Joined, act::WorkerAway, act::Lost, act::TroubleOf,
                  act::Acked, act::MessageFrom, act::HeartbeatReceived, act::BroadcastDone, act::TopologyChanged,
                  act::NeedCatchUp, act::ChoseTopology, act::FoundSlowHop, act::Welcomed, act::Deliver, act::DeliverPart,
                  act::Message, act::Away, act::Disconnected>;

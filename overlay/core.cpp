@@ -32,7 +32,7 @@ void Core::resume_reading(TimePoint now) {
   actions_.push_back(act::SetReading{{}, true});
 }
 
-void Core::on_narrow_path(WorkerId, const std::string& what, TimePoint) { log::warn("{}", what); }
+void Core::on_large_packets_dropped(WorkerId, const std::string& what, TimePoint) { log::warn("{}", what); }
 
 void MessageQueue::push(Slice message) {
   ECHO_CHECK(message.size() <= kMessageBytesMax, "a message of {} bytes", message.size());

@@ -69,13 +69,13 @@ class Core {
   virtual void on_sent(ConnId conn, std::size_t bytes, TimePoint now) = 0;
   virtual void on_timer(TimePoint now) = 0;
   virtual TimePoint next_deadline() const = 0;
-  // Answers to act::SaveState, act::Spool and act::Unspool.
+  // Answers to act::SaveState, act::Spool and act::ReadChunk.
   virtual void on_saved(const Status&, TimePoint) {}
   virtual void on_spooled(const PublicationId&, std::uint32_t, const Status&, TimePoint) {}
-  virtual void on_unspooled(const PublicationId&, std::uint32_t, Result<Slice>, TimePoint) {}
+  virtual void on_chunk_read(const PublicationId&, std::uint32_t, Result<Slice>, TimePoint) {}
   virtual void on_undelivered(Version, const std::string&, TimePoint) {}  // the spool could not be opened
   // A path is narrow if it drops large packets, as with a wrong MTU (narrow_paths.hpp). `what` describes the evidence.
-  virtual void on_narrow_path(WorkerId peer, const std::string& what, TimePoint now);
+  virtual void on_large_packets_dropped(WorkerId peer, const std::string& what, TimePoint now);
 
   // Bytes were read from a connection and are not decoded yet. Enforces the download limit.
   void on_received(std::size_t bytes, TimePoint now);

@@ -234,7 +234,7 @@ const StoredChunk* PublicationStore::fetch(StoredPublication& entry, std::uint32
   for (std::uint32_t i = index; i < entry.chunks.size() && i < index + kReadAheadChunks; ++i) {
     const StoredChunk& chunk = entry.chunks[i];
     if (!entry.have.contains(i) || !chunk.data.empty() || !reading_.insert({entry.id, i}).second) continue;
-    actions_.push_back(act::Unspool{entry.id, i, std::uint64_t{i} * entry.announcement.chunk_bytes, chunk.length});
+    actions_.push_back(act::ReadChunk{entry.id, i, std::uint64_t{i} * entry.announcement.chunk_bytes, chunk.length});
   }
   return nullptr;
 }
@@ -259,7 +259,7 @@ void PublicationStore::on_spooled(const PublicationId& id, std::uint32_t index, 
   evict();
 }
 
-bool PublicationStore::on_unspooled(const PublicationId& id, std::uint32_t index, Slice data) {
+bool PublicationStore::on_chunk_read(const PublicationId& id, std::uint32_t index, Slice data) {
   reading_.erase({id, index});
   const auto key = keys_.find(id);
   if (key == keys_.end()) return true;

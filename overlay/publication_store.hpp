@@ -83,11 +83,11 @@ class PublicationStore {
                  Version keep_from);
 
   // Returns the chunk if its bytes are in memory. Otherwise null: the bytes are read back, together with the next
-  // chunks, and the caller asks again after on_unspooled().
+  // chunks, and the caller asks again after on_chunk_read().
   const StoredChunk* fetch(StoredPublication& publication, std::uint32_t index);
   void on_spooled(const PublicationId& id, std::uint32_t index, bool written);
   // False: the disk returned other bytes or none, and the publication has been dropped.
-  bool on_unspooled(const PublicationId& id, std::uint32_t index, Slice data);
+  bool on_chunk_read(const PublicationId& id, std::uint32_t index, Slice data);
 
   const StoredPublication* find(const PublicationKey& key) const;
   const StoredPublication* find(const PublicationId& id) const;
@@ -100,7 +100,7 @@ class PublicationStore {
   // Drops incomplete publications up to `version`: no node will complete them.
   void erase_partial_up_to(Version version);
   // A complete publication for the application: its bytes in memory, or its spool. Absent if only some bytes are on
-  // disk and only others in memory: the rest is then read back, and the caller asks again after on_unspooled().
+  // disk and only others in memory: the rest is then read back, and the caller asks again after on_chunk_read().
   std::optional<act::Deliver> delivery(StoredPublication& publication);
 
   // Drops expired publications below `keep_from`. Returns whether any was dropped.

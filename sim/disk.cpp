@@ -40,7 +40,7 @@ TimePoint Disk::submit(Action&& action, TimePoint now) {
   Duration delay{};
   if (std::holds_alternative<act::SaveState>(action))
     delay = options_.save_delay;
-  else if (std::holds_alternative<act::Unspool>(action))
+  else if (std::holds_alternative<act::ReadChunk>(action))
     delay = options_.read_delay;
   else
     delay = options_.write_delay;
@@ -68,8 +68,8 @@ Disk::Answer Disk::perform(Action& action, TimePoint now) {
     if (!spool->chunk) return std::monostate{};
     return Spooled{spool->publication, *spool->chunk, std::move(status)};
   }
-  if (const auto* unspool = std::get_if<act::Unspool>(&action))
-    return Unspooled{unspool->publication, unspool->chunk, read(*unspool)};
+  if (const auto* read_chunk = std::get_if<act::ReadChunk>(&action))
+    return Unspooled{read_chunk->publication, read_chunk->chunk, read(*read_chunk)};
   if (const auto found = spools_.find(std::get<act::DropSpool>(action).publication); found != spools_.end()) {
     for (const auto& [offset, piece] : found->second.payload) bytes_ -= piece.data.size();
     spools_.erase(found);
@@ -102,15 +102,15 @@ Status Disk::write(act::Spool& spool, TimePoint now) {
   return ok();
 }
 
-Result<Slice> Disk::read(const act::Unspool& unspool) {
+Result<Slice> Disk::read(const act::ReadChunk& read_chunk) {
   constexpr std::string_view op = "read spool";
   if (random_.uniform() < options_.read_error_share) return fail(Code::kIo, op, "input/output error");
-  const auto file = spools_.find(unspool.publication);
+  const auto file = spools_.find(read_chunk.publication);
   if (file == spools_.end()) return fail(Code::kNotFound, op, "there is no such spool");
-  const auto piece = file->second.payload.find(unspool.offset);
-  if (piece == file->second.payload.end() || piece->second.data.size() < unspool.length)
-    return fail(Code::kIo, op, "expected {} bytes at {}, found fewer", unspool.length, unspool.offset);
-  return piece->second.data.part(0, unspool.length);
+  const auto piece = file->second.payload.find(read_chunk.offset);
+  if (piece == file->second.payload.end() || piece->second.data.size() < read_chunk.length)
+    return fail(Code::kIo, op, "expected {} bytes at {}, found fewer", read_chunk.length, read_chunk.offset);
+  return piece->second.data.part(0, read_chunk.length);
 }
 
 void Disk::finish(TimePoint now) {

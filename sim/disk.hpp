@@ -45,7 +45,7 @@ class Disk {
   };
   using Answer = std::variant<std::monostate, Saved, Spooled, Unspooled>;
 
-  // Takes act::SaveState, act::Spool, act::Unspool or act::DropSpool. Returns when to call complete() for it.
+  // Takes act::SaveState, act::Spool, act::ReadChunk or act::DropSpool. Returns when to call complete() for it.
   TimePoint submit(overlay::Action&& action, TimePoint now);
   // Completes the oldest operation.
   Answer complete(TimePoint now);
@@ -93,7 +93,7 @@ class Disk {
   };
   Answer perform(overlay::Action& action, TimePoint now);
   Status write(overlay::act::Spool& spool, TimePoint now);
-  Result<overlay::Slice> read(const overlay::act::Unspool& unspool);
+  Result<overlay::Slice> read(const overlay::act::ReadChunk& read_chunk);
   void damage(Spool& spool, TimePoint now);
   std::string garbage(std::size_t bytes);
 

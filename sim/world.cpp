@@ -379,7 +379,7 @@ void World::perform(std::size_t h, Action&& action) {
     return;
   }
   if (std::holds_alternative<act::SaveState>(action) || std::holds_alternative<act::Spool>(action) ||
-      std::holds_alternative<act::Unspool>(action) || std::holds_alternative<act::DropSpool>(action))
+      std::holds_alternative<act::ReadChunk>(action) || std::holds_alternative<act::DropSpool>(action))
     return push(host.disk.submit(std::move(action), now_), kDisk, h, host.incarnation);
   host.process->on_action(std::move(action), now_);
 }
@@ -392,8 +392,8 @@ void World::on_disk(std::size_t h) {
     core.on_saved(saved->status, now_);
   else if (const auto* spooled = std::get_if<Disk::Spooled>(&answer))
     core.on_spooled(spooled->publication, spooled->chunk, spooled->status, now_);
-  else if (auto* unspooled = std::get_if<Disk::Unspooled>(&answer))
-    core.on_unspooled(unspooled->publication, unspooled->chunk, std::move(unspooled->data), now_);
+  else if (auto* chunk_read = std::get_if<Disk::Unspooled>(&answer))
+    core.on_chunk_read(chunk_read->publication, chunk_read->chunk, std::move(chunk_read->data), now_);
   else
     return;
   perform_actions(h);

@@ -52,7 +52,7 @@ std::string_view token_in(std::string_view lines) {
 BundleGate::BundleGate(std::shared_ptr<const trust::Authority> authority, Bytes size, std::optional<BitRate> up)
     : authority_(std::move(authority)), size_(size), pacer_(share_of(up)) {}
 
-BundleGate::Answer BundleGate::asked(ConnId conn, std::string_view request, double now_unix_s) {
+BundleGate::Answer BundleGate::on_request(ConnId conn, std::string_view request, double now_unix_s) {
   const std::size_t end = request.find("\r\n\r\n");
   if (request.size() > kRequestBytesMax || end == request.npos)
     return refusal("400 Bad Request", fmt::format("expected a request of at most {} bytes", kRequestBytesMax));
@@ -87,9 +87,9 @@ BundleGate::Answer BundleGate::asked(ConnId conn, std::string_view request, doub
           true};
 }
 
-std::vector<ConnId> BundleGate::take_next() { return std::exchange(next_, {}); }
+std::vector<ConnId> BundleGate::take_admitted() { return std::exchange(next_, {}); }
 
-void BundleGate::over(ConnId conn) {
+void BundleGate::on_done(ConnId conn) {
   std::erase(waiting_, conn);
   std::erase(next_, conn);
   if (served_.erase(conn) == 0 || waiting_.empty()) return;

@@ -30,16 +30,16 @@ class BundleGate {
 
   struct Answer {
     std::string text;    // HTTP headers; for a refusal, the whole answer
-    bool serve = false;  // the bundle follows, once take_next() returns the connection
+    bool serve = false;  // the bundle follows, once take_admitted() returns the connection
   };
   // `request`: all bytes received so far; an incomplete head is refused.
-  Answer asked(ConnId conn, std::string_view request, double now_unix_s);
+  Answer on_request(ConnId conn, std::string_view request, double now_unix_s);
   // Connections to which the bundle may be sent from now on; each is returned once.
-  std::vector<ConnId> take_next();
+  std::vector<ConnId> take_admitted();
   // The connection got the whole bundle, or is lost: the next one in the queue gets its place.
-  void over(ConnId conn);
+  void on_done(ConnId conn);
   // Counts bytes of the bundle that leave now. Returns the time at which more may follow.
-  TimePoint sent(std::size_t bytes, TimePoint now) { return pacer_.occupy(Bytes{bytes}, now, true); }
+  TimePoint pace(std::size_t bytes, TimePoint now) { return pacer_.occupy(Bytes{bytes}, now, true); }
 
  private:
   struct Used {

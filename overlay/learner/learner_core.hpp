@@ -106,7 +106,7 @@ class LearnerCore final : public Core {
   void on_frame(ConnId conn, Frame frame, TimePoint now) override;
   void on_sent(ConnId conn, std::size_t bytes, TimePoint now) override;
   void on_saved(const Status& status, TimePoint now) override;
-  void on_narrow_path(WorkerId peer, const std::string& what, TimePoint) override {
+  void on_large_packets_dropped(WorkerId peer, const std::string& what, TimePoint) override {
     actions_.push_back(act::TroubleOf{peer, what});
   }
   void on_timer(TimePoint now) override;

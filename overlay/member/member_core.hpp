@@ -41,11 +41,13 @@ class MemberCore final : public Core {
   void on_sent(ConnId conn, std::size_t bytes, TimePoint now) override { uplink_.on_sent(conn, bytes, now); }
   void on_saved(const Status& status, TimePoint now) override;
   void on_spooled(const PublicationId& id, std::uint32_t chunk, const Status& status, TimePoint now) override;
-  void on_unspooled(const PublicationId& id, std::uint32_t chunk, Result<Slice> data, TimePoint now) override;
+  void on_chunk_read(const PublicationId& id, std::uint32_t chunk, Result<Slice> data, TimePoint now) override;
   void on_undelivered(Version version, const std::string& why, TimePoint now) override {
     install_failed(version, why, now);
   }
-  void on_narrow_path(WorkerId, const std::string& what, TimePoint now) override { learner_.report_trouble(what, now); }
+  void on_large_packets_dropped(WorkerId, const std::string& what, TimePoint now) override {
+    learner_.report_trouble(what, now);
+  }
   void on_timer(TimePoint now) override;
   TimePoint next_deadline() const override;
   double run_unix_s(TimePoint now) const override { return static_cast<double>(identity_.learner_unix_ms(now)) / 1e3; }

@@ -220,9 +220,9 @@ void MemberCore::on_spooled(const PublicationId& id, std::uint32_t chunk, const 
   parents_.pause_reading(store_.is_congested());
 }
 
-void MemberCore::on_unspooled(const PublicationId& id, std::uint32_t chunk, Result<Slice> data, TimePoint now) {
+void MemberCore::on_chunk_read(const PublicationId& id, std::uint32_t chunk, Result<Slice> data, TimePoint now) {
   if (has_ended()) return;
-  if (!store_.on_unspooled(id, chunk, data ? *std::move(data) : Slice())) {
+  if (!store_.on_chunk_read(id, chunk, data ? *std::move(data) : Slice())) {
     log::error("worker {}: the disk gave back other bytes than it was given; the publication is dropped", self());
     stall_.on_chunks_lost();
     parents_.send_have(now);

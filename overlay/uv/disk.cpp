@@ -165,8 +165,8 @@ void Disk::spool(act::Spool spool) {
   });
 }
 
-void Disk::unspool(const act::Unspool& unspool) {
-  push([this, unspool] { events_.unspooled(unspool.publication, unspool.chunk, read(unspool)); });
+void Disk::read_chunk(const act::ReadChunk& read_chunk) {
+  push([this, read_chunk] { events_.chunk_read(read_chunk.publication, read_chunk.chunk, read(read_chunk)); });
 }
 
 void Disk::drop(const act::DropSpool& drop) {
@@ -207,10 +207,11 @@ Status Disk::write(const act::Spool& spool) {
   return write_at(files.log, spool.record.bytes(), std::nullopt);
 }
 
-Result<Slice> Disk::read(const act::Unspool& unspool) {
-  ECHO_ASSIGN(const Files files, files_of(unspool.publication));
-  auto bytes = read_at(files.payload, unspool.offset, unspool.length);
-  if (!bytes) return fail(Code::kIo, "read spool", "{} bytes at {} are not there", unspool.length, unspool.offset);
+Result<Slice> Disk::read(const act::ReadChunk& read_chunk) {
+  ECHO_ASSIGN(const Files files, files_of(read_chunk.publication));
+  auto bytes = read_at(files.payload, read_chunk.offset, read_chunk.length);
+  if (!bytes)
+    return fail(Code::kIo, "read spool", "{} bytes at {} are not there", read_chunk.length, read_chunk.offset);
   return Slice(std::move(*bytes));
 }
 

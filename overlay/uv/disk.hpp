@@ -23,7 +23,7 @@ class Disk {
   struct Events {
     std::function<void(Status)> saved;
     std::function<void(PublicationId, std::uint32_t chunk, Status)> spooled;
-    std::function<void(PublicationId, std::uint32_t chunk, Result<Slice>)> unspooled;
+    std::function<void(PublicationId, std::uint32_t chunk, Result<Slice>)> chunk_read;
   };
 
   // Creates the folders that are missing. Fails with kIo.
@@ -40,7 +40,7 @@ class Disk {
   // Requests; thread-safe, and they return at once. The event of the same name reports the result.
   void save(act::SaveState save);
   void spool(act::Spool spool);
-  void unspool(const act::Unspool& unspool);
+  void read_chunk(const act::ReadChunk& read_chunk);
   void drop(const act::DropSpool& drop);
   // An open descriptor of a payload, which stays readable after drop(). Any thread.
   Result<std::shared_ptr<const int>> payload(const PublicationId& id) const;
@@ -55,7 +55,7 @@ class Disk {
   void push(std::function<void()> job);
   Result<Files> files_of(const PublicationId& id);
   Status write(const act::Spool& spool);
-  Result<Slice> read(const act::Unspool& unspool);
+  Result<Slice> read(const act::ReadChunk& read_chunk);
   std::filesystem::path path_of(const PublicationId& id, std::string_view ending) const;
 
   std::filesystem::path folder_;

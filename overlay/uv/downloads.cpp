@@ -13,13 +13,13 @@ void Downloads::Download::move(Stage to) {
 }
 
 BundleGate::Answer Downloads::begin(ConnId conn, std::string_view request, double now_unix_s) {
-  BundleGate::Answer answer = gate_.asked(conn, request, now_unix_s);
+  BundleGate::Answer answer = gate_.on_request(conn, request, now_unix_s);
   if (answer.serve) all_.emplace(conn, Download{});
   return answer;
 }
 
 std::vector<ConnId> Downloads::take_turns() {
-  std::vector<ConnId> next = gate_.take_next();
+  std::vector<ConnId> next = gate_.take_admitted();
   for (const ConnId conn : next) all_.at(conn).move(Stage::kReady);
   return next;
 }
@@ -42,12 +42,12 @@ void Downloads::on_read(ConnId conn, std::size_t bytes, TimePoint now) {
   Download& d = all_.at(conn);
   d.move(Stage::kReady);
   d.at += bytes;
-  if (bytes > 0) d.not_before = gate_.sent(bytes, now);
+  if (bytes > 0) d.not_before = gate_.pace(bytes, now);
 }
 
 bool Downloads::remove(ConnId conn) {
   if (all_.erase(conn) == 0) return false;
-  gate_.over(conn);
+  gate_.on_done(conn);
   due_ = first_waiting();
   return true;
 }
@@ -79,7 +79,7 @@ void Downloads::check() const {
     ECHO_CHECK(d.at <= size_.count, "connection {} has {} bytes of {}", conn, d.at, size_.count);
     ECHO_CHECK(d.stage != Stage::kQueued || d.at == 0, "connection {} has bytes before its turn", conn);
   }
-  ECHO_CHECK(served <= BundleGate::kAtOnce, "{} downloads at once", served);
+  ECHO_CHECK(served <= BundleGate::kServedMax, "{} downloads at once", served);
 }
 
 }  // namespace echoline::overlay

@@ -45,8 +45,8 @@ void Driver::run(Core& core, std::function<void(const Action&)> to_application, 
   events.spooled = [this](PublicationId id, std::uint32_t chunk, Status s) {
     post([this, id, chunk, s = std::move(s)](TimePoint t) { core_->on_spooled(id, chunk, s, t); });
   };
-  events.unspooled = [this](PublicationId id, std::uint32_t chunk, Result<Slice> data) {
-    post([this, id, chunk, data = std::move(data)](TimePoint t) { core_->on_unspooled(id, chunk, data, t); });
+  events.chunk_read = [this](PublicationId id, std::uint32_t chunk, Result<Slice> data) {
+    post([this, id, chunk, data = std::move(data)](TimePoint t) { core_->on_chunk_read(id, chunk, data, t); });
   };
   disk_->start(std::move(events));
 }
@@ -75,7 +75,7 @@ void Driver::on_timer(TimePoint t) {
   while (connections_.first_deadline() <= t) {
     Connection& c = connections_.first_due();
     if (c.leaving() || !c.dialled) {
-      destroy(c);  // a stranger without a handshake in time, or a flush that takes too long
+      destroy(c);  // accepted without a handshake in time, or a flush that takes too long
       continue;
     }
     if (const int fd = c.socket.fd(); c.tls && fd >= 0)
@@ -220,7 +220,7 @@ void Driver::on_handshake_done(Connection& c) {
     const WorkerId peer = c.dialled->expected;
     const auto found = dialler_.narrow().passed(c.dialled->address, c.dialled->small_segments);
     core_->on_connected(c.id, now());
-    if (found) core_->on_narrow_path(peer, *found, now());
+    if (found) core_->on_large_packets_dropped(peer, *found, now());
   } else {
     core_->on_accepted(c.id, {c.host, c.tls->identity()}, now());
   }
@@ -291,7 +291,7 @@ void Driver::perform(Action&& action) {
   }
   if (auto* save = std::get_if<act::SaveState>(&action)) return disk_->save(std::move(*save));
   if (auto* spool = std::get_if<act::Spool>(&action)) return disk_->spool(std::move(*spool));
-  if (const auto* unspool = std::get_if<act::Unspool>(&action)) return disk_->unspool(*unspool);
+  if (const auto* read_chunk = std::get_if<act::ReadChunk>(&action)) return disk_->read_chunk(*read_chunk);
   if (const auto* drop = std::get_if<act::DropSpool>(&action)) return disk_->drop(*drop);
   if (auto* deliver = std::get_if<act::Deliver>(&action); deliver && deliver->spooled) {
     auto file = disk_->payload(*deliver->spooled);

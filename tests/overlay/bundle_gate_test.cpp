@@ -29,12 +29,12 @@ std::string request(const std::string& token, const std::string& name = "Authori
 
 TEST(BundleGate, OnlyHoldersOfThisRunsTokensAreServed) {
   BundleGate g = gate();
-  const auto good = g.asked(ConnId{2}, request(token(1)), kNow);
+  const auto good = g.on_request(ConnId{2}, request(token(1)), kNow);
   EXPECT_TRUE(good.serve);
   EXPECT_THAT(good.text, StartsWith("HTTP/1.1 200 OK\r\n"));
   EXPECT_THAT(good.text, HasSubstr("Content-Length: 1000\r\n"));
-  EXPECT_THAT(g.take_next(), ElementsAre(ConnId{2}));
-  EXPECT_TRUE(g.asked(ConnId{4}, request(token(2), "authorization"), kNow).serve);  // as some write it
+  EXPECT_THAT(g.take_admitted(), ElementsAre(ConnId{2}));
+  EXPECT_TRUE(g.on_request(ConnId{4}, request(token(2), "authorization"), kNow).serve);  // as some write it
   const trust::Authority other = made_authority("run", "another key");
   const std::string whole = request(token(3));
   for (const auto& [bad, status] : {std::pair<std::string, const char*>{"GET /bundle HTTP/1.1\r\n\r\n", "403"},
@@ -49,50 +49,50 @@ TEST(BundleGate, OnlyHoldersOfThisRunsTokensAreServed) {
                                     {whole.substr(0, whole.size() - 1), "400"},
                                     {"GET /bundle HTTP/1.1\r\nX: " + std::string(5000, 'x') + "\r\n\r\n", "400"},
                                     {"", "400"}}) {
-    const auto answer = g.asked(ConnId{6}, bad, kNow);
+    const auto answer = g.on_request(ConnId{6}, bad, kNow);
     EXPECT_FALSE(answer.serve) << bad;
     EXPECT_THAT(answer.text, StartsWith(std::string("HTTP/1.1 ") + status)) << bad;
     EXPECT_THAT(answer.text, HasSubstr("\r\n\r\nrefused: "));
   }
-  EXPECT_THAT(g.asked(ConnId{6}, request(token(3)), kNow + 3600).text, HasSubstr("expired"));
-  EXPECT_THAT(g.take_next(), ElementsAre(ConnId{4}));
+  EXPECT_THAT(g.on_request(ConnId{6}, request(token(3)), kNow + 3600).text, HasSubstr("expired"));
+  EXPECT_THAT(g.take_admitted(), ElementsAre(ConnId{4}));
 }
 
 TEST(BundleGate, ATokenIsGoodForAFewTimes) {
   BundleGate g = gate();
   for (std::uint64_t i = 0; i < BundleGate::kDownloadsPerToken; ++i) {
-    EXPECT_TRUE(g.asked(ConnId{2 * i}, request(token(1)), kNow).serve);
-    g.over(ConnId{2 * i});
+    EXPECT_TRUE(g.on_request(ConnId{2 * i}, request(token(1)), kNow).serve);
+    g.on_done(ConnId{2 * i});
   }
-  EXPECT_THAT(g.asked(ConnId{20}, request(token(1)), kNow).text, StartsWith("HTTP/1.1 429"));
-  EXPECT_TRUE(g.asked(ConnId{20}, request(token(2)), kNow).serve);
+  EXPECT_THAT(g.on_request(ConnId{20}, request(token(1)), kNow).text, StartsWith("HTTP/1.1 429"));
+  EXPECT_TRUE(g.on_request(ConnId{20}, request(token(2)), kNow).serve);
 }
 
 TEST(BundleGate, AFewAtATimeAndTheOthersInTheirOrder) {
   BundleGate g = gate();
   const std::size_t all = BundleGate::kServedMax + BundleGate::kWaitingMax;
   for (std::uint64_t i = 0; i < all; ++i)
-    ASSERT_TRUE(g.asked(ConnId{i}, request(token(static_cast<std::uint8_t>(i))), kNow).serve);
-  const auto late = g.asked(ConnId{999}, request(token(200)), kNow);
+    ASSERT_TRUE(g.on_request(ConnId{i}, request(token(static_cast<std::uint8_t>(i))), kNow).serve);
+  const auto late = g.on_request(ConnId{999}, request(token(200)), kNow);
   EXPECT_THAT(late.text, StartsWith("HTTP/1.1 503"));
   EXPECT_THAT(late.text, HasSubstr("later: "));
-  EXPECT_EQ(g.take_next().size(), BundleGate::kServedMax);
-  EXPECT_THAT(g.take_next(), IsEmpty());
-  g.over(ConnId{5});  // one that waited
-  EXPECT_THAT(g.take_next(), IsEmpty());
-  g.over(ConnId{1});
-  g.over(ConnId{1});
-  EXPECT_THAT(g.take_next(), ElementsAre(ConnId{4}));
-  g.over(ConnId{4});
-  EXPECT_THAT(g.take_next(), ElementsAre(ConnId{6}));
+  EXPECT_EQ(g.take_admitted().size(), BundleGate::kServedMax);
+  EXPECT_THAT(g.take_admitted(), IsEmpty());
+  g.on_done(ConnId{5});  // one that waited
+  EXPECT_THAT(g.take_admitted(), IsEmpty());
+  g.on_done(ConnId{1});
+  g.on_done(ConnId{1});
+  EXPECT_THAT(g.take_admitted(), ElementsAre(ConnId{4}));
+  g.on_done(ConnId{4});
+  EXPECT_THAT(g.take_admitted(), ElementsAre(ConnId{6}));
 }
 
 TEST(BundleGate, HalfOfTheUplinkIsForPolicies) {
   BundleGate limited = gate(BitRate::from_mbit_per_s(8)), open = gate();
   const TimePoint t{std::chrono::hours(1)};
-  limited.sent(0, t);
-  EXPECT_NEAR(seconds(limited.sent(1'000'000, t) - t), 2, 0.1);
-  EXPECT_EQ(open.sent(1'000'000, t), t);
+  limited.pace(0, t);
+  EXPECT_NEAR(seconds(limited.pace(1'000'000, t) - t), 2, 0.1);
+  EXPECT_EQ(open.pace(1'000'000, t), t);
 }
 
 }  // namespace

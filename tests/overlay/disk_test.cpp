@@ -21,7 +21,7 @@ namespace fs = std::filesystem;
 struct Answers {
   std::vector<Status> saved;
   std::vector<std::pair<std::uint32_t, bool>> spooled;
-  std::vector<std::pair<std::uint32_t, Result<Slice>>> unspooled;
+  std::vector<std::pair<std::uint32_t, Result<Slice>>> chunk_read;
 };
 
 class DiskTest : public testing::Test {
@@ -31,7 +31,7 @@ class DiskTest : public testing::Test {
     disk->start(
         {[this](Status s) { answers.saved.push_back(std::move(s)); },
          [this](PublicationId, std::uint32_t chunk, Status s) { answers.spooled.emplace_back(chunk, s.has_value()); },
-         [this](PublicationId, std::uint32_t chunk, Result<Slice> s) { answers.unspooled.emplace_back(chunk, s); }});
+         [this](PublicationId, std::uint32_t chunk, Result<Slice> s) { answers.chunk_read.emplace_back(chunk, s); }});
   }
   void spool_opening(const Made& made) {
     disk->spool({made.id, Slice(encode_control(made.opening)), std::nullopt, 0, {}});
@@ -89,17 +89,17 @@ TEST_F(DiskTest, ReturnsStoredChunks) {
   start();
   spool(made);
   spool(other);
-  disk->unspool({made.id, 2, 2048, 3000 - 2048});
-  disk->unspool({made.id, 9, 9 * 1024, 1024});  // was never written
+  disk->read_chunk({made.id, 2, 2048, 3000 - 2048});
+  disk->read_chunk({made.id, 9, 9 * 1024, 1024});  // was never written
   end();
   EXPECT_THAT(answers.spooled, ElementsAre(std::pair(0u, true), std::pair(1u, true), std::pair(2u, true),
                                            std::pair(0u, true), std::pair(1u, true)));
-  ASSERT_THAT(answers.unspooled, SizeIs(2));
+  ASSERT_THAT(answers.chunk_read, SizeIs(2));
   const auto same = [](const Slice& a, const Slice& b) {
     return std::equal(a.bytes().begin(), a.bytes().end(), b.bytes().begin(), b.bytes().end());
   };
-  EXPECT_TRUE(same(*answers.unspooled[0].second, made.chunks[2].data));
-  EXPECT_EQ(answers.unspooled[1].second.error().code, Code::kIo);
+  EXPECT_TRUE(same(*answers.chunk_read[0].second, made.chunks[2].data));
+  EXPECT_EQ(answers.chunk_read[1].second.error().code, Code::kIo);
   auto found = recovered();
   std::sort(found.begin(), found.end());
   EXPECT_THAT(found, ElementsAre(-1, -1, -1, -1, 0, 0, 1, 1, 2));

@@ -184,11 +184,11 @@ TEST(Downloads, OneBlockAfterAnotherUntilTheEnd) {
 
 TEST(Downloads, TheNextMachinesTurnComesWhenAnotherIsGone) {
   Bundle bundle;
-  for (std::uint64_t i = 0; i <= BundleGate::kAtOnce; ++i) ASSERT_TRUE(bundle.begin(ConnId{2 + 2 * i}));
-  EXPECT_EQ(bundle.downloads.take_turns().size(), BundleGate::kAtOnce);
+  for (std::uint64_t i = 0; i <= BundleGate::kServedMax; ++i) ASSERT_TRUE(bundle.begin(ConnId{2 + 2 * i}));
+  EXPECT_EQ(bundle.downloads.take_turns().size(), BundleGate::kServedMax);
   EXPECT_TRUE(bundle.downloads.remove(ConnId{4}));
   EXPECT_FALSE(bundle.downloads.remove(ConnId{4}));
-  EXPECT_THAT(bundle.downloads.take_turns(), ElementsAre(ConnId{2 + 2 * BundleGate::kAtOnce}));
+  EXPECT_THAT(bundle.downloads.take_turns(), ElementsAre(ConnId{2 + 2 * BundleGate::kServedMax}));
   bundle.downloads.check();
 }
 

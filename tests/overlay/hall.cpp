@@ -272,12 +272,12 @@ void Hall::perform(HallNode& node, Action action) {
     node.spools[s->publication].records.push_back(std::move(*s));
     return;
   }
-  if (const auto* u = std::get_if<act::Unspool>(&action)) {
+  if (const auto* u = std::get_if<act::ReadChunk>(&action)) {
     Result<Slice> found = fail(Code::kIo, "read spool", "not there");
     for (const act::Spool& record : node.spools[u->publication].records)
       if (record.chunk == u->chunk) found = record.data;
-    return soon(node, [this, unspool = *u, found](Core& core) {
-      core.on_unspooled(unspool.publication, unspool.chunk, found, now_);
+    return soon(node, [this, read_chunk = *u, found](Core& core) {
+      core.on_chunk_read(read_chunk.publication, read_chunk.chunk, found, now_);
     });
   }
   if (const auto* d = std::get_if<act::DropSpool>(&action)) {

@@ -733,7 +733,7 @@ TEST(Learner, AHelpedWorkerCountsAgainstItsParent) {
 TEST(Learner, SaysWhichPathSwallowsLargePackets) {
   Desk desk;
   desk.join_all(1);
-  desk.core.on_narrow_path(WorkerId{1}, "the path to 10.0.0.1 swallows packets of 1500 bytes", desk.now);
+  desk.core.on_large_packets_dropped(WorkerId{1}, "the path to 10.0.0.1 swallows packets of 1500 bytes", desk.now);
   desk.take();
   ASSERT_THAT(desk.all<act::TroubleOf>(), SizeIs(1));
   EXPECT_EQ(desk.all<act::TroubleOf>()[0].worker, WorkerId{1});

@@ -274,7 +274,7 @@ TEST(Member, ComesBackToItsFloorThoughItsDiskLostTheWayThere) {
   written();
   m.deliver_control(m.parent, first.closing);
   ASSERT_TRUE(std::holds_alternative<act::SaveState>(m.actions.back())) << "versions 2 and 3 are staged";
-  m.core.on_unspooled(first.id, 0, Slice(std::vector<std::byte>(3)), m.now);
+  m.core.on_chunk_read(first.id, 0, Slice(std::vector<std::byte>(3)), m.now);
   m.core.on_saved(ok(), m.now);
   m.saves = true;
   m.take();
@@ -301,7 +301,7 @@ TEST(Member, InstallsWhatCameWhileTheDiskLostWhatWasStaged) {
   }
   m.deliver_control(m.parent, first.closing);
   ASSERT_TRUE(std::holds_alternative<act::SaveState>(m.actions.back())) << "version 1 is staged";
-  m.core.on_unspooled(first.id, 0, Slice(std::vector<std::byte>(3)), m.now);
+  m.core.on_chunk_read(first.id, 0, Slice(std::vector<std::byte>(3)), m.now);
   m.whole(make(full(4), 500));
   EXPECT_THAT(m.delivered(), IsEmpty());
   m.saves = true;

@@ -110,7 +110,7 @@ TEST(MemberParts, DeliversWhatIsOnDiskFromThere) {
     m.core.on_spooled(first.id, static_cast<std::uint32_t>(i), ok(), m.now);
   }
   EXPECT_EQ(come(), 1u);
-  EXPECT_THAT(m.all<act::Unspool>(), IsEmpty()) << "the application has not asked yet";
+  EXPECT_THAT(m.all<act::ReadChunk>(), IsEmpty()) << "the application has not asked yet";
   std::vector<std::byte> all;
   const Slice payload(first.payload);
   for (int i = 0; i < 20; ++i) {
@@ -119,10 +119,10 @@ TEST(MemberParts, DeliversWhatIsOnDiskFromThere) {
       all.insert(all.end(), p.part.bytes.bytes().begin(), p.part.bytes.bytes().end());
       m.core.on_parts_consumed(p.part.bytes.size());
     }
-    const auto asked = m.all<act::Unspool>();
+    const auto asked = m.all<act::ReadChunk>();
     m.actions.clear();
-    for (const act::Unspool& u : asked)
-      m.core.on_unspooled(u.publication, u.chunk, payload.part(u.offset, u.length), m.now);
+    for (const act::ReadChunk& u : asked)
+      m.core.on_chunk_read(u.publication, u.chunk, payload.part(u.offset, u.length), m.now);
     m.take();
   }
   EXPECT_THAT(all, SizeIs(5 * 1024));

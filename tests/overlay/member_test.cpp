@@ -687,7 +687,7 @@ TEST(Member, WorksWithAWrongClockAndSaysSo) {
 
 TEST(Member, TellsTheLearnerOfAPathThatSwallowsLargePackets) {
   Member m;
-  m.core.on_narrow_path(WorkerId{5}, "the path to 10.0.0.5 swallows packets of 1500 bytes", m.now);
+  m.core.on_large_packets_dropped(WorkerId{5}, "the path to 10.0.0.5 swallows packets of 1500 bytes", m.now);
   m.take();
   ASSERT_EQ(m.sent<Trouble>(kControl).size(), 1u);
   EXPECT_THAT(m.sent<Trouble>(kControl)[0].text, HasSubstr("swallows packets"));

@@ -262,14 +262,14 @@ TEST(PublicationStore, ChunksOnDiskLeaveMemoryAndComeBack) {
   EXPECT_EQ(delivery->bytes, 40'000u);
   kept.actions.clear();
   EXPECT_EQ(kept.store.fetch(entry, 0), nullptr);
-  const auto asked = kept.take<act::Unspool>();  // and what follows
+  const auto asked = kept.take<act::ReadChunk>();  // and what follows
   ASSERT_GT(asked.size(), 1u);
   EXPECT_EQ(kept.store.fetch(entry, 0), nullptr);
-  EXPECT_TRUE(kept.take<act::Unspool>().empty());  // not asked for twice
-  for (const act::Unspool& u : asked) {
+  EXPECT_TRUE(kept.take<act::ReadChunk>().empty());  // not asked for twice
+  for (const act::ReadChunk& u : asked) {
     EXPECT_EQ(u.offset, u.chunk * 1024u);
     EXPECT_EQ(u.length, made.chunks[u.chunk].data.size());
-    EXPECT_TRUE(kept.store.on_unspooled(made.id, u.chunk, made.chunks[u.chunk].data));
+    EXPECT_TRUE(kept.store.on_chunk_read(made.id, u.chunk, made.chunks[u.chunk].data));
   }
   ASSERT_NE(kept.store.fetch(entry, asked.back().chunk), nullptr);
   EXPECT_EQ(kept.store.fetch(entry, asked.back().chunk)->data.size(), 1024u);
@@ -280,10 +280,10 @@ TEST(PublicationStore, ADiskThatReturnsOtherBytesLosesThePublication) {
   const Made made = make(full(3), 40'000);
   kept.spool(made, made.chunks.size());
   EXPECT_EQ(kept.store.fetch(kept.entry(full(3)), 0), nullptr);
-  EXPECT_FALSE(kept.store.on_unspooled(made.id, 0, with_flipped_bit(made.chunk(0), 1).body));
+  EXPECT_FALSE(kept.store.on_chunk_read(made.id, 0, with_flipped_bit(made.chunk(0), 1).body));
   EXPECT_EQ(kept.store.find(made.id), nullptr);
   EXPECT_EQ(kept.store.memory().count, 0u);
-  EXPECT_TRUE(kept.store.on_unspooled(made.id, 1, made.chunks[1].data));  // an answer that comes too late
+  EXPECT_TRUE(kept.store.on_chunk_read(made.id, 1, made.chunks[1].data));  // an answer that comes too late
 }
 
 // A publication is dropped while some of its chunks are in memory and others are being read, and is announced again.
@@ -294,7 +294,7 @@ TEST(PublicationStore, ARestartedPublicationForgetsItsEarlierChunks) {
   EXPECT_EQ(kept.store.fetch(kept.entry(full(3)), 0), nullptr);
   kept.store.erase(full(3));
   ASSERT_TRUE(kept.begin(made).has_value());
-  EXPECT_TRUE(kept.store.on_unspooled(made.id, 9, made.chunks[9].data));
+  EXPECT_TRUE(kept.store.on_chunk_read(made.id, 9, made.chunks[9].data));
   kept.spool(made, 20);
   EXPECT_EQ(kept.entry(full(3)).have.count(), 20u);
   EXPECT_LE(kept.store.memory().count, 10'000u);

@@ -86,12 +86,12 @@ TEST_F(Disks, ACrashKeepsTheOldStateOrTheNew) {
 TEST_F(Disks, SpoolsAreReadBack) {
   const Material m = make_material(10);
   spool(m);
-  act(act::Unspool{m.id, 4, 4 * 4096, 4096});
+  act(act::ReadChunk{m.id, 4, 4 * 4096, 4096});
   run(seconds(2));
   EXPECT_EQ(talker_->spooled.size(), 10u);
-  ASSERT_EQ(talker_->unspooled.size(), 1u);
-  ASSERT_TRUE(talker_->unspooled[0].has_value());
-  EXPECT_TRUE(std::ranges::equal(talker_->unspooled[0]->bytes(), m.chunks[4].data.bytes()));
+  ASSERT_EQ(talker_->chunk_read.size(), 1u);
+  ASSERT_TRUE(talker_->chunk_read[0].has_value());
+  EXPECT_TRUE(std::ranges::equal(talker_->chunk_read[0]->bytes(), m.chunks[4].data.bytes()));
   const auto frames = disk().read_spool(m.id);
   ASSERT_EQ(frames.size(), 12u);
   for (std::size_t i = 0; i < 10; ++i) {
@@ -121,10 +121,10 @@ TEST_F(Disks, AFullDiskAndABrokenOneSaySo) {
   o.write_error_share = o.read_error_share = 1;
   disk().configure(o);
   act(act::SaveState{"x"});
-  act(act::Unspool{m.id, 0, 0, 4096});
+  act(act::ReadChunk{m.id, 0, 0, 4096});
   run(seconds(1));
   EXPECT_FALSE(talker_->saved.at(0).has_value());
-  EXPECT_FALSE(talker_->unspooled.at(0).has_value());
+  EXPECT_FALSE(talker_->chunk_read.at(0).has_value());
   EXPECT_FALSE(disk().state());
 }
 

@@ -29,7 +29,7 @@ class Talker final : public overlay::Core {
   std::vector<Event> events;  // "accepted worker 3", "connected", why it closed
   std::map<ConnId, std::size_t> sent_bytes;
   std::vector<Status> saved, spooled;
-  std::vector<Result<overlay::Slice>> unspooled;
+  std::vector<Result<overlay::Slice>> chunk_read;
 
   ConnId call(const overlay::Endpoint& to, WorkerId expected = {},
               overlay::act::Service service = overlay::act::Service::kControl) {
@@ -62,8 +62,8 @@ class Talker final : public overlay::Core {
   void on_spooled(const overlay::PublicationId&, std::uint32_t, const Status& status, TimePoint) override {
     spooled.push_back(status);
   }
-  void on_unspooled(const overlay::PublicationId&, std::uint32_t, Result<overlay::Slice> data, TimePoint) override {
-    unspooled.push_back(std::move(data));
+  void on_chunk_read(const overlay::PublicationId&, std::uint32_t, Result<overlay::Slice> data, TimePoint) override {
+    chunk_read.push_back(std::move(data));
   }
   void on_timer(TimePoint) override {}
   TimePoint next_deadline() const override { return kNever; }
