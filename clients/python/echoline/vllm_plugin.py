@@ -6,7 +6,7 @@ BACKEND = "echoline"
 
 
 def register() -> None:
-    """vLLM calls this in each of its processes, perhaps several times. Does nothing without weight transfer."""
+    """Called by vLLM in each of its processes, perhaps several times. Ignores a vLLM without weight transfer."""
     try:
         from vllm.distributed.weight_transfer import WeightTransferEngineFactory
     except ImportError:
