@@ -269,7 +269,7 @@ TEST_F(InPlaceTest, JournalsOfOtherFilesChangeNothing) {
   recovered = recover(path);
   ASSERT_FALSE(recovered);
   EXPECT_EQ(recovered.error().code, Code::kCorrupt);
-  EXPECT_THAT(recovered.error().message(), HasSubstr(fmt::format("written for {}", torn.size())));
+  EXPECT_THAT(recovered.error().message(), HasSubstr(fmt::format("written for a file of {}", torn.size())));
   EXPECT_EQ(content_of(path), longer);
   // The file itself, back again.
   write_raw(path, torn);

@@ -95,8 +95,8 @@ TEST(SimRunConfig, ErrorsNameTheirPlaceAndReason) {
     EXPECT_NE(found.find(what), std::string::npos) << "expected: " << what << "\nfound: " << found;
   };
   says(with(kScenario, "density: 0.05", "desnity: 0.05"),
-       "s.yaml:8:3: unknown key 'simulation.desnity'; did you mean 'density'?");
-  says(with(kScenario, "density: 0.05", "density: 2"), "s.yaml:8:12:");
+       "s.yaml:9:3: unknown key 'simulation.desnity'; did you mean 'density'?");
+  says(with(kScenario, "density: 0.05", "density: 2"), "s.yaml:9:12:");
   says(with(kScenario, "  parameters: 1e8\n", ""), "expected the number of the model's values");
   says(with(kScenario, "budget: 3", "budget: -1"), "s.yaml:3:21:");
   says(with(kScenario, "count: 3, ", ""), "count");
