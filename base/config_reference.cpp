@@ -56,7 +56,7 @@ std::string reference_markdown(std::span<const ConfigKey> keys) {
                          key.when.empty() ? "" : " with `" + key.when + "`");
       std::string meaning = key.meaning;
       if (!meaning.empty() && meaning.back() != '.') meaning += ".";
-      out += meaning + "\n";
+      out += wrapped("", meaning);
       in_table = false;
       continue;
     }

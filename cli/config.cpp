@@ -24,9 +24,9 @@ constexpr const char* kPage =
     "number.\n"
     "- A relative path refers to the folder of the file that names it.\n"
     "- `--set key=value` of `up`, `plan`, `doctor` and `learner` overrides one key: `--set run.steps=50`. The value is "
-    "taken as it\n  stands, lists and mappings are in brackets: `--set 'model={path: my-model}'`. A relative path in "
+    "taken\n  as it stands, lists and mappings are in brackets: `--set 'model={path: my-model}'`. A relative path in "
     "it "
-    "refers to the working\n  directory.\n"
+    "refers to\n  the working directory.\n"
     "- `config.yaml` in a run's folder is the resolved run file, with defaults and absolute paths. It is itself a "
     "run file.\n";
 
