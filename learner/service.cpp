@@ -246,7 +246,8 @@ class Service {
     input.workers = workers_->roster().entries();
     std::tie(input.version, input.digest) = journal.status().newest();
     fleet_->stop();  // before the last evaluation, which needs no machine
-    if (how == "completed") ECHO_TRY(policy_->evaluate("after"));
+    const bool completed = how == "completed";
+    if (completed) ECHO_TRY(policy_->evaluate("after"));
     std::error_code error;
     std::filesystem::remove_all(fleet_->worker_folders(), error);  // their machines are returned
     ECHO_TRY(journal.persist("usage", [&] { return journal.run_clock().save(); }));
@@ -261,7 +262,7 @@ class Service {
     input.ended = how;
     ServiceOutcome outcome;
     outcome.report = make_report(input);
-    outcome.completed = how == "completed";
+    outcome.completed = completed;
     ECHO_TRY(journal.persist("report", [&] { return journal.record().write_report(outcome.report); }));
     journal.record().event("ended", {{"how", how}, {"step", journal.step()}});
     shut_down();

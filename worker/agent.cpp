@@ -89,7 +89,7 @@ class Agent {
   // told at once and gives this worker no further leases.
   bool nothing_to_finish() {
     const TimePoint now = clock_.now();
-    if (ending_.requested(now) && asking_.is_joined()) {
+    if (ending_.begin_finishing(now) && asking_.is_joined()) {
       schema::WorkerMessage message;
       message.mutable_leaving();
       say(message);
@@ -133,7 +133,7 @@ class Agent {
       abandon();
       work_.clear();
     } else if (auto* gone = std::get_if<event::Disconnected>(&event)) {
-      ending_.disconnected(gone->reason, gone->in_order);
+      ending_.on_disconnected(gone->reason, gone->in_order);
       if (!run_) return fail(Code::kUnavailable, "join", "{}", gone->reason);
     }
     return ok();
@@ -170,7 +170,7 @@ class Agent {
         asking_.told_to_wait();
         break;
       case schema::LearnerMessage::kStop:
-        ending_.run_ended(message.stop().reason());
+        ending_.on_run_ended(message.stop().reason());
         break;
       case schema::LearnerMessage::BODY_NOT_SET:
         break;
@@ -287,7 +287,7 @@ class Agent {
     if (!finished) return;
     vitals_.note(clock_.now(), true);
     for (; finished; finished = work_.take_due(clock_.now())) {
-      vitals_.generated(finished->rollouts);
+      vitals_.add_generated(finished->rollouts);
       const std::uint64_t lease = finished->submission.lease();
       schema::WorkerMessage message;
       *message.mutable_submission() = std::move(finished->submission);
@@ -306,7 +306,7 @@ class Agent {
     const TimePoint now = clock_.now();
     vitals_.note(now, !run_->groups.empty() || work_.has_results());
     if (!progress_.is_due(now) || !asking_.is_joined()) return;
-    progress_.told(now);
+    progress_.on_reported(now);
     schema::WorkerMessage message;
     schema::WorkProgress& progress = *message.mutable_progress();
     for (const std::uint64_t lease : run_->groups.leases()) progress.add_leases(lease);

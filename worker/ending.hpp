@@ -12,7 +12,7 @@ class Ending {
   static constexpr Duration kFinishMax = std::chrono::seconds(8);  // for leased work after a stop request
 
   // A stop request. True the first time: the learner has to be told.
-  bool requested(TimePoint now) {
+  bool begin_finishing(TimePoint now) {
     if (stage_ != Stage::kWorking) return false;
     move(Stage::kFinishing);
     finish_by_ = now + kFinishMax;
@@ -21,12 +21,12 @@ class Ending {
   // Whether the time for leased work after the request is over.
   bool is_late(TimePoint now) const { return now >= finish_by_; }
   // The run has ended. The learner's reason replaces any other.
-  void run_ended(std::string reason) {
+  void on_run_ended(std::string reason) {
     move(Stage::kEnded);
     reason_ = std::move(reason);
   }
   // The node has left. `in_order`: it did not lose its learner.
-  void disconnected(const std::string& reason, bool in_order) {
+  void on_disconnected(const std::string& reason, bool in_order) {
     move(Stage::kEnded);
     in_order_ = in_order;
     if (reason_.empty()) reason_ = reason;

@@ -17,7 +17,7 @@ class Vitals {
     noted_at_ = now;
     works_ = works;
   }
-  void generated(std::uint64_t rollouts) { generated_ += rollouts; }
+  void add_generated(std::uint64_t rollouts) { generated_ += rollouts; }
   // `read`: process_memory(), called once in kMemoryEvery.
   schema::Vitals report(const Policies::Counts& policies, TimePoint now, ProcessMemory (*read)() = process_memory) {
     if (now >= memory_due_) {
@@ -52,7 +52,7 @@ class Progress {
     if (every > Duration(0)) every_ = every;
   }
   bool is_due(TimePoint now) const { return now >= due_; }
-  void told(TimePoint now) { due_ = now + every_; }
+  void on_reported(TimePoint now) { due_ = now + every_; }
   // A number that grows. `engine`: its progress. `waits`: results or tasks wait, which is progress as well.
   std::uint64_t count(std::uint64_t engine, bool waits) { return engine + (waits ? ++waits_ : waits_); }
 

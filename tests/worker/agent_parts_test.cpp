@@ -112,7 +112,7 @@ TEST(Vitals, CountTimeWithWork) {
   vitals.note(kNow + seconds(2), false);
   vitals.note(kNow + seconds(5), true);
   vitals.note(kNow + seconds(6), true);
-  vitals.generated(4);
+  vitals.add_generated(4);
   vitals.check();
   const schema::Vitals report = vitals.report({2, seconds(1), seconds(3)}, kNow, read);
   EXPECT_EQ(report.busy_s(), 3);
@@ -130,11 +130,11 @@ TEST(Vitals, CountTimeWithWork) {
 TEST(Progress, GrowsAlsoWhileResultsWait) {
   Progress progress;
   EXPECT_TRUE(progress.is_due(kNow));
-  progress.told(kNow);
+  progress.on_reported(kNow);
   EXPECT_FALSE(progress.is_due(kNow + seconds(3) - milliseconds(1)));
   progress.set_interval(seconds(1));
   progress.set_interval(seconds(0));
-  progress.told(kNow);
+  progress.on_reported(kNow);
   EXPECT_TRUE(progress.is_due(kNow + seconds(1)));
   EXPECT_EQ(progress.count(10, false), 10u);
   EXPECT_EQ(progress.count(10, true), 11u);
@@ -145,8 +145,8 @@ TEST(Progress, GrowsAlsoWhileResultsWait) {
 TEST(Ending, AStopRequestLeavesTimeForLeasedWork) {
   Ending ending;
   EXPECT_FALSE(ending.is_late(kNow));
-  EXPECT_TRUE(ending.requested(kNow));
-  EXPECT_FALSE(ending.requested(kNow + seconds(1))) << "the learner knows";
+  EXPECT_TRUE(ending.begin_finishing(kNow));
+  EXPECT_FALSE(ending.begin_finishing(kNow + seconds(1))) << "the learner knows";
   ending.check();
   EXPECT_FALSE(ending.is_late(kNow + Ending::kFinishMax - milliseconds(1)));
   EXPECT_TRUE(ending.is_late(kNow + Ending::kFinishMax));
@@ -157,11 +157,11 @@ TEST(Ending, AStopRequestLeavesTimeForLeasedWork) {
 TEST(Ending, TheLearnersReasonCounts) {
   for (const bool lost_first : {false, true}) {
     Ending ending;
-    if (lost_first) ending.disconnected("no answer", false);
-    ending.run_ended("the run is complete");
+    if (lost_first) ending.on_disconnected("no answer", false);
+    ending.on_run_ended("the run is complete");
     EXPECT_TRUE(ending.has_ended());
-    EXPECT_FALSE(ending.requested(kNow));
-    if (!lost_first) ending.disconnected("closed by the peer", true);
+    EXPECT_FALSE(ending.begin_finishing(kNow));
+    if (!lost_first) ending.on_disconnected("closed by the peer", true);
     ending.check();
     EXPECT_EQ(ending.reason(), "the run is complete");
     EXPECT_EQ(ending.in_order(), !lost_first);
