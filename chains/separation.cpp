@@ -5,6 +5,7 @@
 #include <map>
 #include <optional>
 #include <tuple>
+#include <unordered_map>
 
 namespace echoline::chains {
 namespace {
@@ -44,7 +45,7 @@ void swap_places(Topology& topology, std::size_t s, WorkerId a, WorkerId b) {
   for (auto& chain : topology.stripe(s))
     for (WorkerId& id : chain) id = swapped(id);
   if (s >= topology.grafts.size()) return;
-  std::map<WorkerId, WorkerId> grafts;
+  std::unordered_map<WorkerId, WorkerId> grafts;
   for (const auto& [first, root] : topology.grafts[s]) grafts[swapped(first)] = swapped(root);
   topology.grafts[s] = std::move(grafts);
 }
@@ -62,7 +63,7 @@ bool may_replace(const Stripe& stripe, const Pairs& apart, WorkerId id, WorkerId
 // Takes the worker out of its place and attaches it to the learner, without children.
 void attach_to_learner(Topology& topology, std::size_t s, WorkerId id, WorkerId parent) {
   Chains& chains = topology.stripe(s);
-  std::map<WorkerId, WorkerId> no_grafts;
+  std::unordered_map<WorkerId, WorkerId> no_grafts;
   auto& grafts = s < topology.grafts.size() ? topology.grafts[s] : no_grafts;
   const auto chain = std::find_if(chains.begin(), chains.end(),
                                   [&](const auto& c) { return std::find(c.begin(), c.end(), id) != c.end(); });

@@ -5,6 +5,7 @@
 #include <map>
 #include <optional>
 #include <string>
+#include <unordered_map>
 #include <vector>
 
 #include "base/ids.hpp"
@@ -49,7 +50,7 @@ struct Topology {
   std::vector<WorkerId> leaves_only;    // workers that must not have children; ascending
   // Grafts: chains attached to a worker of another chain. By stripe: the chain's first worker -> its parent. Chains
   // without an entry start at the learner.
-  std::vector<std::map<WorkerId, WorkerId>> grafts;
+  std::vector<std::unordered_map<WorkerId, WorkerId>> grafts;
 
   std::size_t size() const;
   bool contains(WorkerId id) const;

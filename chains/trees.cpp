@@ -9,6 +9,7 @@
 #include <numeric>
 #include <set>
 #include <tuple>
+#include <unordered_map>
 
 #include "chains/broadcast_model.hpp"
 #include "chains/relays.hpp"
@@ -455,7 +456,7 @@ void build(const StripePlan& plan, std::span<const ChainWorker> workers, Topolog
     });
     constexpr std::size_t kLearner = std::numeric_limits<std::size_t>::max();
     std::deque<std::size_t> free_edges(learner_edges, kLearner);  // the parent of each
-    std::map<std::size_t, std::size_t> tails;                     // worker -> chain whose tail it is
+    std::unordered_map<std::size_t, std::size_t> tails;           // worker -> chain whose tail it is
     Chains& chains = topology.stripe(j);
     for (const std::size_t i : order) {
       const std::size_t parent = free_edges.front();

@@ -1,5 +1,6 @@
 // The topology and the regions of a plan's JSON.
 #include <algorithm>
+#include <map>
 
 #include "chains/fleet_graph.hpp"
 #include "provisioner/plan_fields.hpp"
@@ -66,7 +67,8 @@ json topology_json(const chains::Topology& t) {
   for (const chains::Chains& stripe : t.further_stripes) further.push_back(chains_json(stripe));
   for (const auto& stripe : t.grafts) {
     json pairs = json::array();
-    for (const auto& [first, parent] : stripe) pairs.push_back({first.value, parent.value});
+    for (const auto& [first, parent] : std::map<WorkerId, WorkerId>(stripe.begin(), stripe.end()))
+      pairs.push_back({first.value, parent.value});
     grafts.push_back(std::move(pairs));
   }
   for (const WorkerId id : t.leaves_only) leaves.push_back(id.value);

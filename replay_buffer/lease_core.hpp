@@ -10,6 +10,7 @@
 #include <span>
 #include <string>
 #include <string_view>
+#include <unordered_map>
 #include <variant>
 #include <vector>
 
@@ -256,7 +257,7 @@ class LeaseCore {
   LeaseTotals totals_;
   LeaseTable leases_;
   GroupPool pool_;
-  std::map<WorkerId, Worker> workers_;            // workers that asked for work and were not lost
+  std::unordered_map<WorkerId, Worker> workers_;  // workers that asked for work and were not lost
   FleetPaces paces_;                              // of workers_
   std::map<WorkerId, Lapses> lapses_;             // only workers with lapses
   std::optional<double> version_usable_s_;        // duration of all steps that may use work granted now

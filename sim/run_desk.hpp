@@ -82,7 +82,7 @@ class RunDesk {
   std::uint64_t step_ = 0;
   std::unordered_map<GroupId, DeskGroup> groups_;  // waiting ones
   // Groups leased since the last batch was consumed, by worker that was not lost.
-  std::map<WorkerId, std::uint64_t> leased_since_batch_;
+  std::unordered_map<WorkerId, std::uint64_t> leased_since_batch_;
   std::uint64_t groups_set_aside_ = 0;
   std::map<std::string, std::uint64_t> rejected_, unfinished_;
   std::map<std::uint64_t, std::uint64_t> stale_by_age_;

@@ -651,6 +651,7 @@ class Simulation {
 
   // Serves the worker that has waited longest first.
   void request_work_for_idle() {
+    if (workers_.idle().empty() || desk_.closed(Version{outbox_.newest_sent}, now_)) return;
     std::vector<std::size_t> order;
     for (const auto& [since, w] : workers_.idle()) order.push_back(w);
     for (const std::size_t w : order) {
