@@ -93,7 +93,7 @@ int info(const InfoArguments& a) {
     config = *preset;
   } else {
     if (a.train) {  // train_info() needs only the shape
-      const auto shape = model::ModelConfig::from_file(std::filesystem::path(a.folder) / "config.json");
+      const auto shape = model::ModelConfig::from_folder(a.folder);
       return shape ? train_info(a, *shape) : report_error("model info", shape.error());
     }
     const auto files = model::ModelFiles::read(a.folder);

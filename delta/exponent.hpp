@@ -14,8 +14,10 @@ struct ExponentField {
 inline ExponentField exponent_field(DType dtype) {
   switch (dtype) {
     case DType::kF8E4M3:
+    case DType::kF8E4M3Fnuz:
       return {3, 0xf};
     case DType::kF8E5M2:
+    case DType::kF8E5M2Fnuz:
       return {2, 0x1f};
     case DType::kF16:
       return {10, 0x1f};

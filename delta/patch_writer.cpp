@@ -166,27 +166,6 @@ void count_state(const StateView& state, PatchStats& stats) {
   }
 }
 
-Status check_same_tensors(const StateView& prev, const StateView& cur) {
-  const auto error_of = [](const TensorView& t, std::string_view why) {
-    return fail(Code::kInvalid, "encode delta",
-                "tensor '{}' {}; a delta needs the same tensors on both sides, publish a "
-                "snapshot instead",
-                t.name, why);
-  };
-  for (std::size_t i = 0; i < prev.size() || i < cur.size(); ++i) {
-    if (i == cur.size() || (i < prev.size() && prev[i].name < cur[i].name))
-      return error_of(prev[i], "is only in the previous state");
-    if (i == prev.size() || cur[i].name < prev[i].name) return error_of(cur[i], "is only in the new state");
-    if (prev[i].dtype != cur[i].dtype)
-      return error_of(
-          cur[i], fmt::format("changes its type from {} to {}", dtype_name(prev[i].dtype), dtype_name(cur[i].dtype)));
-    if (prev[i].shape != cur[i].shape)
-      return error_of(cur[i], fmt::format("changes its shape from [{}] to [{}]", fmt::join(prev[i].shape, ", "),
-                                          fmt::join(cur[i].shape, ", ")));
-  }
-  return ok();
-}
-
 // The state of each thread of encode_canonical_delta().
 struct DeltaWorker {
   explicit DeltaWorker(int table_zstd_level) : encoder(table_zstd_level) {}
@@ -467,7 +446,9 @@ Result<PatchStats> write_delta(const StateView& prev, const StateView& cur, cons
   return catch_out_of_memory("encode delta", [&]() -> Result<PatchStats> {
     ECHO_ASSIGN(const StateView before, canonical(prev));
     ECHO_ASSIGN(const StateView after, canonical(cur));
-    ECHO_TRY(check_same_tensors(before, after));
+    if (const Status same = check_same_tensors(before, after); !same)
+      return fail(Code::kInvalid, "encode delta",
+                  "{}; a delta needs the same tensors on both sides, publish a snapshot instead", same.error().detail);
     return encode_canonical_delta(before, after, sink, options, base_leaves);
   });
 }

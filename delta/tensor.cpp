@@ -13,25 +13,15 @@ namespace {
 
 struct DTypeInfo {
   std::string_view name;
-  std::size_t bytes;
+  std::size_t bits;
 };
 
 // Indexed by DType.
-constexpr std::array<DTypeInfo, kAllDTypes.size()> kInfo{{{"BOOL", 1},
-                                                          {"U8", 1},
-                                                          {"I8", 1},
-                                                          {"F8_E4M3", 1},
-                                                          {"F8_E5M2", 1},
-                                                          {"I16", 2},
-                                                          {"U16", 2},
-                                                          {"F16", 2},
-                                                          {"BF16", 2},
-                                                          {"I32", 4},
-                                                          {"U32", 4},
-                                                          {"F32", 4},
-                                                          {"I64", 8},
-                                                          {"U64", 8},
-                                                          {"F64", 8}}};
+constexpr std::array<DTypeInfo, kAllDTypes.size()> kInfo{
+    {{"BOOL", 8}, {"U8", 8},   {"I8", 8},      {"F8_E4M3", 8}, {"F8_E5M2", 8},     {"I16", 16},
+     {"U16", 16}, {"F16", 16}, {"BF16", 16},   {"I32", 32},    {"U32", 32},        {"F32", 32},
+     {"I64", 64}, {"U64", 64}, {"F64", 64},    {"F8_E8M0", 8}, {"F8_E4M3FNUZ", 8}, {"F8_E5M2FNUZ", 8},
+     {"C64", 64}, {"F4", 4},   {"F6_E2M3", 6}, {"F6_E3M2", 6}}};
 
 const DTypeInfo& info(DType dtype) { return kInfo.at(static_cast<std::size_t>(dtype)); }
 
@@ -68,7 +58,8 @@ int hex_value(char c) {
 
 }  // namespace
 
-std::size_t dtype_bytes(DType dtype) { return info(dtype).bytes; }
+std::size_t dtype_bits(DType dtype) { return info(dtype).bits; }
+std::size_t dtype_bytes(DType dtype) { return std::max<std::size_t>(info(dtype).bits / 8, 1); }
 std::string_view dtype_name(DType dtype) { return info(dtype).name; }
 
 Result<DType> parse_dtype(std::string_view name) {
@@ -95,8 +86,16 @@ Result<std::int64_t> element_count(std::span<const std::int64_t> shape) {
 
 Result<std::uint64_t> tensor_bytes(DType dtype, std::span<const std::int64_t> shape) {
   ECHO_ASSIGN(const std::int64_t count, element_count(shape));
+  const std::size_t bits = dtype_bits(dtype);
+  if (bits < 8) {
+    const std::uint64_t last_bits = static_cast<std::uint64_t>(count) % 8 * bits % 8;
+    if (last_bits != 0)
+      return fail(Code::kInvalid, "", "shape {} of {}, packed elements of {} bits, does not fill its last byte",
+                  shape_text(shape), dtype_name(dtype), bits);
+    return static_cast<std::uint64_t>(count) / 8 * bits + static_cast<std::uint64_t>(count) % 8 * bits / 8;
+  }
   std::uint64_t bytes = 0;
-  if (__builtin_mul_overflow(static_cast<std::uint64_t>(count), dtype_bytes(dtype), &bytes))
+  if (__builtin_mul_overflow(static_cast<std::uint64_t>(count), bits / 8, &bytes))
     return fail(Code::kInvalid, "", "shape {} of {} has more than 2^64 - 1 bytes", shape_text(shape),
                 dtype_name(dtype));
   return bytes;
@@ -111,6 +110,37 @@ Result<StateView> canonical(StateView state) {
   }
   ECHO_TRY(sort_by_name(state));
   return state;
+}
+
+Status check_same_tensors(const StateView& before, const StateView& after) {
+  struct Differences {
+    std::size_t count = 0;
+    std::string first;
+    void add(const std::string& name) {
+      if (count++ == 0) first = name;
+    }
+    std::string text(std::string_view what) const {
+      return count == 0 ? "" : fmt::format("{} {} ('{}'{})", count, what, first, count > 1 ? ", ..." : "");
+    }
+  };
+  Differences gone, added, changed;
+  auto b = before.begin(), a = after.begin();
+  while (b != before.end() || a != after.end()) {
+    if (a == after.end() || (b != before.end() && b->name < a->name)) {
+      gone.add((b++)->name);
+    } else if (b == before.end() || a->name < b->name) {
+      added.add((a++)->name);
+    } else {
+      if (b->dtype != a->dtype || b->shape != a->shape)
+        changed.add(fmt::format("{}: {} {} before, {} {} now", a->name, dtype_name(b->dtype), shape_text(b->shape),
+                                dtype_name(a->dtype), shape_text(a->shape)));
+      ++b, ++a;
+    }
+  }
+  if (gone.count + added.count + changed.count == 0) return ok();
+  std::vector<std::string> texts{added.text("new"), gone.text("gone"), changed.text("of another type or shape")};
+  std::erase(texts, "");
+  return fail(Code::kInvalid, "compare states", "tensors: {}", fmt::join(texts, ", "));
 }
 
 std::string Digest::hex() const {

@@ -34,11 +34,22 @@ enum class DType : std::uint8_t {
   kI64 = 12,
   kU64 = 13,
   kF64 = 14,
+  kF8E8M0 = 15,      // scales of microscaling formats
+  kF8E4M3Fnuz = 16,  // without negative zero and infinity
+  kF8E5M2Fnuz = 17,
+  kC64 = 18,     // two F32
+  kF4 = 19,      // packed: two elements per byte
+  kF6E2M3 = 20,  // packed: four elements in three bytes
+  kF6E3M2 = 21,  // packed
 };
-inline constexpr std::array kAllDTypes = {DType::kBool, DType::kU8,  DType::kI8,  DType::kF8E4M3, DType::kF8E5M2,
-                                          DType::kI16,  DType::kU16, DType::kF16, DType::kBF16,   DType::kI32,
-                                          DType::kU32,  DType::kF32, DType::kI64, DType::kU64,    DType::kF64};
+inline constexpr std::array kAllDTypes = {
+    DType::kBool, DType::kU8,  DType::kI8,     DType::kF8E4M3, DType::kF8E5M2,     DType::kI16,
+    DType::kU16,  DType::kF16, DType::kBF16,   DType::kI32,    DType::kU32,        DType::kF32,
+    DType::kI64,  DType::kU64, DType::kF64,    DType::kF8E8M0, DType::kF8E4M3Fnuz, DType::kF8E5M2Fnuz,
+    DType::kC64,  DType::kF4,  DType::kF6E2M3, DType::kF6E3M2};
 
+std::size_t dtype_bits(DType dtype);
+// Bytes of a unit of storage, in which patches count and encode: an element, or a byte of packed elements.
 std::size_t dtype_bytes(DType dtype);
 // The name safetensors uses: "BF16", "F32", "BOOL", ...
 std::string_view dtype_name(DType dtype);
@@ -51,7 +62,7 @@ inline constexpr std::size_t kNameBytesMax = 4096;
 
 // Product of `shape` (1 for a scalar); kInvalid if a dimension is negative or the product exceeds int64.
 Result<std::int64_t> element_count(std::span<const std::int64_t> shape);
-// element_count() times the element size, checked for overflow.
+// element_count() times the element size, checked for overflow; kInvalid if packed elements do not fill the last byte.
 Result<std::uint64_t> tensor_bytes(DType dtype, std::span<const std::int64_t> shape);
 
 // A tensor in memory owned elsewhere: row-major, little endian, without guaranteed alignment.
@@ -68,6 +79,10 @@ using StateView = std::vector<TensorView>;
 // Sorts by name and checks the state: unique names of at most kNameBytesMax bytes, at most kRankMax dimensions, and
 // byte sizes that match type and shape. kInvalid names the invalid tensor.
 Result<StateView> canonical(StateView state);
+
+// Whether two canonical states have the same tensors, whatever their values. kInvalid counts the tensors that are new,
+// gone, or of another type or shape, and names the first of each.
+Status check_same_tensors(const StateView& before, const StateView& after);
 
 // 128 bits that identify a tensor or a state; digest.hpp computes them.
 struct Digest {

@@ -20,7 +20,7 @@ constexpr BitRate kLearnerUploadDefault{1e9};
 
 Result<model::ModelConfig> run_model_config(const RunConfig& config) {
   if (config.model.preset) return model::preset(*config.model.preset);
-  auto model = model::ModelConfig::from_file(*config.model.path / "config.json");
+  auto model = model::ModelConfig::from_folder(*config.model.path, model_use(config));
   if (!model) return as_mistake(std::move(model).error());
   return model;
 }
@@ -45,13 +45,13 @@ provisioner::ProviderOptions provider_options(const RunConfig& config) {
 
 provisioner::PlanRequest plan_request(const RunConfig& config, const model::ModelConfig& model,
                                       std::uint64_t prompt_tokens) {
-  provisioner::PlanRequest request = plan_request(config, static_cast<double>(model.parameters()));
+  provisioner::PlanRequest request = plan_request(config, model::memory_estimate(model).policy_bf16);
   request.gpu_memory_min = gpu_memory_needed(config, model, prompt_tokens);
   return request;
 }
 
-provisioner::PlanRequest plan_request(const RunConfig& config, double parameters) {
-  const double full_bytes = parameters * 2;  // bf16
+provisioner::PlanRequest plan_request(const RunConfig& config, Bytes policy) {
+  const auto full_bytes = static_cast<double>(policy.count);
   provisioner::PlanRequest request;
   request.pace.rollouts_per_step = static_cast<double>(config.rollout.trajectories_per_step());
   request.pace.publish_every = static_cast<int>(config.staleness.publish_every);

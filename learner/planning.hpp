@@ -17,6 +17,11 @@ struct RunPlan {
   provisioner::Plan plan;
 };
 
+// With an external trainer, a run may have a model that this program only carries.
+inline model::ModelUse model_use(const RunConfig& config) {
+  return config.learner.trainer == TrainerKind::kExternal ? model::ModelUse::kCarry : model::ModelUse::kCompute;
+}
+
 // The shape of the run's model, from its preset or from the config.json in its folder.
 Result<model::ModelConfig> run_model_config(const RunConfig& config);
 
@@ -24,8 +29,8 @@ Result<model::ModelConfig> run_model_config(const RunConfig& config);
 provisioner::PlanRequest plan_request(const RunConfig& config, const model::ModelConfig& model,
                                       std::uint64_t prompt_tokens);
 
-// The same if only the model's size is known: any GPU memory suffices.
-provisioner::PlanRequest plan_request(const RunConfig& config, double parameters);
+// The same if only the size of a snapshot is known: any GPU memory suffices.
+provisioner::PlanRequest plan_request(const RunConfig& config, Bytes policy);
 
 // Plans for a model of this shape and prompts of at most `prompt_tokens`. kInvalid for a bad offers file. kInfeasible
 // with remedies if no fleet meets the target.

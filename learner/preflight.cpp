@@ -102,9 +102,13 @@ class PreflightRun {
 
   Status read_model() {
     const std::optional<std::filesystem::path>& folder = config_.model.path;
-    ECHO_ASSIGN(const model::ModelFiles files,
-                folder ? model::ModelFiles::read(*folder) : model::ModelFiles::of_preset(*config_.model.preset));
+    ECHO_ASSIGN(const model::ModelFiles files, folder ? model::ModelFiles::read(*folder, model_use(config_))
+                                                      : model::ModelFiles::of_preset(*config_.model.preset));
     if (folder) ECHO_TRY(model::check_weights(*folder, files.config));
+    if (config_.worker.engine == "builtin")
+      if (const Status computable = files.config.check_computable(); !computable)
+        return fail(Code::kInvalid, "worker.engine", "the built-in engine cannot generate with this model: {}",
+                    computable.error().detail);
     model_ = files.config;
     ECHO_ASSIGN(phrasing_, model::Phrasing::make(files, config_.prompts));
     return ok();
@@ -114,8 +118,8 @@ class PreflightRun {
     Status read = read_model();
     if (!read) read = as_mistake(std::move(read).error());
     add_result("model", read,
-               model_ ? fmt::format("{} parameters, vocabulary of {}, {} positions", model_->parameters(),
-                                    model_->vocab_size, model_->positions_max)
+               model_ ? fmt::format("{}, vocabulary of {}, {} positions", model_->summary(), model_->vocab_size,
+                                    model_->positions_max)
                       : "");
   }
 

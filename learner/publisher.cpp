@@ -86,6 +86,12 @@ Result<PublishReport> Publisher::encode(Policy& next) {
   if (events_.begins) events_.begins(next.version);
   PublishReport report;
   report.version = next.version;
+  if (newest_)
+    if (const Status same = delta::check_same_tensors(newest_->state->view(), next.state->view()); !same) {
+      log::warn("version {} has other tensors than version {}: {}. All workers get a whole snapshot", next.version,
+                newest_->version, same.error().detail);
+      newest_.reset();
+    }
   report.snapshot = !newest_;
   delta::EncodeOptions options = options_;
   overlay::PublicationHead head;

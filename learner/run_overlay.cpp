@@ -31,7 +31,7 @@ Result<overlay::LearnerOptions> overlay_options(const RunConfig& config, const p
   options.heartbeat = std::min<Duration>(options.heartbeat, options.network.heartbeat_timeout / 4);
   options.away_max = config.fleet.away_max;
   ECHO_ASSIGN(const model::ModelConfig model, run_model_config(config));
-  options.policy_bytes = {2 * model.parameters()};  // bf16
+  options.policy_bytes = model::memory_estimate(model).policy_bf16;
   options.regions = config.paths.regions.ways;
   options.run_id = config.run.name;
   options.folder = run_folder / "overlay";

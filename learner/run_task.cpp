@@ -13,8 +13,9 @@ Result<std::unique_ptr<data_plane::Adapter>> run_adapter(const RunConfig& config
 }
 
 Result<RunTask> RunTask::read(const RunConfig& config) {
-  ECHO_ASSIGN(model::ModelFiles files, config.model.path ? model::ModelFiles::read(*config.model.path)
-                                                         : model::ModelFiles::of_preset(*config.model.preset));
+  ECHO_ASSIGN(model::ModelFiles files, config.model.path
+                                           ? model::ModelFiles::read(*config.model.path, model_use(config))
+                                           : model::ModelFiles::of_preset(*config.model.preset));
   ECHO_ASSIGN(model::Phrasing phrasing, model::Phrasing::make(files, config.prompts));
   ECHO_ASSIGN(auto adapter, run_adapter(config));
   std::vector<schema::Problem> evaluation = adapter->evaluation();
@@ -44,6 +45,8 @@ void RunTask::describe(const RunConfig& config, schema::RunSpec& spec) const {
   spec.set_tokenizer_json(phrasing.tokenizer().to_json());
   for (const model::Token token : phrasing.eos()) spec.add_eos(static_cast<std::uint32_t>(token));
   spec.set_prompt_json(phrasing.prompt_json());
+  if (files.config.family == model::Family::kCarried)
+    for (const auto& [name, text] : files.side_files()) (*spec.mutable_model_files())[name] = text;
   // The task's options may contain secrets, so they stay here unless workers need them for scoring.
   if (!config.task.any_scored_by_workers()) return;
   spec.set_adapter_name(config.task.adapter);

@@ -286,7 +286,7 @@ class Service {
   std::string note_for_servers(const delta::StateView& policy) const {
     const PolicyProbe& probe = run_.options.built_in.probe;
     const bool may_have_servers = run_.config.worker.engine != "builtin" || run_.config.fleet.joined_by_hand();
-    if (!may_have_servers || !probe) return {};
+    if (!may_have_servers || !probe || !task_->files.config.check_computable()) return {};
     const auto logprobs = probe(policy, task_->files.config, run_.config.rollout.temperature,
                                 static_cast<int>(run_.config.learner.threads));
     if (!logprobs) {

@@ -7,6 +7,7 @@
 #include <nlohmann/json.hpp>
 
 #include "base/files.hpp"
+#include "delta/checkpoint.hpp"
 #include "model/tokenizer.hpp"
 
 namespace echoline::model {
@@ -88,6 +89,9 @@ Status read_family_and_check_features(Fields& fields, ModelConfig& c) {
   if (const json* act = fields.get("hidden_act"); act && *act != "silu") {
     return bad("'hidden_act' is {}, expected \"silu\"", act->dump());
   }
+  if (const json* quantization = fields.get("quantization_config"))
+    return bad("'quantization_config' is {}, expected none: quantised weights are not implemented",
+               quantization->is_object() ? quantization->value("quant_method", json("an object")).dump() : "set");
   bool bias = false, sliding = false, mlp_bias = false;
   fields.boolean("mlp_bias", mlp_bias);
   if (c.family != Family::kQwen2) fields.boolean("attention_bias", bias);
@@ -126,23 +130,21 @@ Result<std::optional<RopeScaling>> scaling_of(const char* name, const json& obje
   return std::optional(scaling);
 }
 
-}  // namespace
-
-const char* family_name(Family family) {
-  switch (family) {
-    case Family::kQwen2:
-      return "qwen2";
-    case Family::kLlama:
-      return "llama";
-    default:
-      return "qwen3";
+// Reads the token ids of eos_token_id and bos_token_id.
+Status read_special_tokens(const Fields& fields, ModelConfig& c) {
+  if (const json* eos = fields.get("eos_token_id")) {
+    for (const json& id : eos->is_array() ? *eos : json::array({*eos})) {
+      ECHO_ASSIGN(const Token token, token_of("eos_token_id", id));
+      c.eos.push_back(token);
+    }
   }
+  if (const json* bos = fields.get("bos_token_id")) {
+    ECHO_ASSIGN(c.bos, token_of("bos_token_id", *bos));
+  }
+  return ok();
 }
 
-Result<ModelConfig> ModelConfig::from_json(std::string_view text) {
-  const json root = json::parse(text, nullptr, /*allow_exceptions=*/false);
-  if (!root.is_object())
-    return bad("expected a JSON object, found {}", root.is_discarded() ? "malformed JSON" : root.type_name());
+Result<ModelConfig> read_computable(const json& root) {
   Fields fields(root);
   ModelConfig c;
   ECHO_TRY(read_family_and_check_features(fields, c));
@@ -173,32 +175,97 @@ Result<ModelConfig> ModelConfig::from_json(std::string_view text) {
     ECHO_ASSIGN(c.rope_scaling, scaling_of("rope_scaling", *scaling));
   }
   ECHO_TRY(fields.status());
-  if (const json* eos = fields.get("eos_token_id")) {
-    if (eos->is_array()) {
-      for (const json& id : *eos) {
-        ECHO_ASSIGN(const Token token, token_of("eos_token_id", id));
-        c.eos.push_back(token);
-      }
-    } else {
-      ECHO_ASSIGN(const Token token, token_of("eos_token_id", *eos));
-      c.eos.push_back(token);
-    }
-  }
-  if (const json* bos = fields.get("bos_token_id")) {
-    ECHO_ASSIGN(c.bos, token_of("bos_token_id", *bos));
-  }
+  ECHO_TRY(read_special_tokens(fields, c));
   ECHO_TRY(c.validate());
   return c;
 }
 
-Result<ModelConfig> ModelConfig::from_file(const std::filesystem::path& path) {
+// Reads what a run needs of a model that this program only carries. Sizes that decide about memory may be absent: a
+// server that generates with the model knows them.
+Result<ModelConfig> read_carried(const json& root, std::string_view text, std::string reason) {
+  Fields outer(root);
+  // Models for text and images keep the decoder's shape in an object of its own.
+  const json* decoder = outer.get("text_config");
+  Fields fields(decoder && decoder->is_object() ? *decoder : root);
+  ModelConfig c;
+  c.family = Family::kCarried;
+  c.source_json = text;
+  c.reason_not_computable = std::move(reason);
+  const auto read = [&](const char* name, std::int64_t& out, bool required) {
+    (fields.get(name) || !outer.get(name) ? fields : outer).integer(name, out, required);
+  };
+  read("vocab_size", c.vocab_size, true);
+  read("max_position_embeddings", c.positions_max, true);
+  read("hidden_size", c.hidden_size, false);
+  read("num_hidden_layers", c.layers, false);
+  read("num_attention_heads", c.heads, false);
+  c.kv_heads = c.heads;
+  read("num_key_value_heads", c.kv_heads, false);
+  if (c.heads > 0) c.head_dim = c.hidden_size / c.heads;
+  read("head_dim", c.head_dim, false);
+  outer.boolean("tie_word_embeddings", c.tie_embeddings);
+  ECHO_TRY(outer.status());
+  ECHO_TRY(fields.status());
+  ECHO_TRY(read_special_tokens(outer.get("eos_token_id") || outer.get("bos_token_id") ? outer : fields, c));
+  ECHO_TRY(c.validate());
+  return c;
+}
+
+}  // namespace
+
+const char* family_name(Family family) {
+  switch (family) {
+    case Family::kQwen2:
+      return "qwen2";
+    case Family::kLlama:
+      return "llama";
+    case Family::kCarried:
+      return "carried";
+    default:
+      return "qwen3";
+  }
+}
+
+Result<ModelConfig> ModelConfig::from_json(std::string_view text, ModelUse use) {
+  const json root = json::parse(text, nullptr, /*allow_exceptions=*/false);
+  if (!root.is_object())
+    return bad("expected a JSON object, found {}", root.is_discarded() ? "malformed JSON" : root.type_name());
+  auto computable = read_computable(root);
+  if (computable || use == ModelUse::kCompute) return computable;
+  return read_carried(root, text, computable.error().detail);
+}
+
+Result<ModelConfig> ModelConfig::from_folder(const std::filesystem::path& folder, ModelUse use) {
+  const std::filesystem::path path = folder / "config.json";
   ECHO_ASSIGN(const std::string text, read_file(path, 16 << 20));
-  auto config = from_json(text);
+  auto config = from_json(text, use);
   if (!config) return fail(config.error().code, path.string(), "{}", config.error().detail);
+  if (config->family != Family::kCarried) return config;
+  ECHO_ASSIGN(const delta::Checkpoint weights, delta::Checkpoint::open(folder));
+  for (const delta::TensorView& tensor : weights.view()) {
+    ECHO_ASSIGN(const std::int64_t elements, delta::element_count(tensor.shape));
+    config->carried_elements += static_cast<std::uint64_t>(elements);
+    config->carried_bytes.count += tensor.bytes.size();
+  }
   return config;
 }
 
+std::string ModelConfig::summary() const {
+  if (family != Family::kCarried) return fmt::format("{} of {} parameters", family_name(family), parameters());
+  const json root = json::parse(source_json, nullptr, /*allow_exceptions=*/false);
+  return fmt::format("{}, carried only{}",
+                     root.is_object() ? root.value("model_type", json("unknown")).dump() : "unknown",
+                     carried_elements > 0 ? fmt::format(", of {} values", carried_elements) : "");
+}
+
+Status ModelConfig::check_computable() const {
+  if (family != Family::kCarried) return ok();
+  return bad("{}. This program can only carry such a policy: use learner.trainer: external and an inference server",
+             reason_not_computable);
+}
+
 std::string ModelConfig::to_json() const {
+  if (family == Family::kCarried) return source_json;
   nlohmann::ordered_json j = {
       {"architectures",
        {std::find_if(std::begin(kFamilies), std::end(kFamilies),
@@ -254,10 +321,11 @@ Status ModelConfig::validate() const {
       return bad("'{}' is {}, expected 1 to {}", size.name, size.value, size.maximum);
     }
   }
-  if (heads % kv_heads != 0) {
+  if (family != Family::kCarried && heads % kv_heads != 0) {
     return bad("'num_attention_heads' is {}, expected a multiple of 'num_key_value_heads' {}", heads, kv_heads);
   }
-  if (head_dim % 2 != 0) return bad("'head_dim' is {}, expected an even number", head_dim);
+  if (family != Family::kCarried && head_dim % 2 != 0)
+    return bad("'head_dim' is {}, expected an even number", head_dim);
   const auto positive = [](double x) { return std::isfinite(x) && x > 0; };
   if (!positive(rms_norm_eps)) return bad("'rms_norm_eps' is {}, expected a positive number", rms_norm_eps);
   if (!positive(rope_theta)) return bad("'rope_theta' is {}, expected a positive number", rope_theta);
@@ -282,6 +350,7 @@ Status ModelConfig::validate() const {
 }
 
 std::uint64_t ModelConfig::parameters() const {
+  if (family == Family::kCarried) return carried_elements;
   const std::int64_t attention = hidden_size * head_dim * 2 * (heads + kv_heads) + (qk_norm() ? 2 * head_dim : 0) +
                                  (qkv_bias() ? (heads + 2 * kv_heads) * head_dim : 0);
   const std::int64_t layer = attention + 3 * hidden_size * intermediate_size + 2 * hidden_size;
@@ -291,8 +360,9 @@ std::uint64_t ModelConfig::parameters() const {
 
 MemoryEstimate memory_estimate(const ModelConfig& config) {
   const std::uint64_t n = config.parameters();
+  const Bytes policy = config.family == Family::kCarried ? config.carried_bytes : Bytes{2 * n};
   // 2 policy + 2 gradient + 4 master + 8 moments, bytes per parameter
-  return {{2 * n}, {16 * n}, {static_cast<std::uint64_t>(2 * 2 * config.layers * config.kv_heads * config.head_dim)}};
+  return {policy, {16 * n}, {static_cast<std::uint64_t>(2 * 2 * config.layers * config.kv_heads * config.head_dim)}};
 }
 
 namespace {

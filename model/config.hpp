@@ -1,5 +1,5 @@
-// The shape and sizes of a decoder of the Qwen3, Qwen2 (including 2.5) or Llama (including 3) family, with the names of
-// Hugging Face's config.json.
+// The shape and sizes of a decoder, with the names of Hugging Face's config.json. This program can compute the Qwen3,
+// Qwen2 (including 2.5) and Llama (including 3) families. It can carry the policies of all others.
 #pragma once
 #include <cstdint>
 #include <filesystem>
@@ -16,8 +16,13 @@ namespace echoline::model {
 // Index into the vocabulary.
 using Token = std::int32_t;
 
-enum class Family { kQwen3, kQwen2, kLlama };
-const char* family_name(Family family);  // config.json's model_type
+// kCarried: another family, or one of these with a feature that is not implemented. Its policies are tensors of any
+// names and types, which an external trainer makes and an inference server uses.
+enum class Family { kQwen3, kQwen2, kLlama, kCarried };
+const char* family_name(Family family);  // config.json's model_type, if the family is implemented
+
+// What a model is read for: to compute it, or also only to carry its policies.
+enum class ModelUse { kCompute, kCarry };
 
 // Extends rotary positions beyond those trained first, as Llama 3 does: divides slow rotations by `factor`, keeps fast
 // ones, and interpolates between.
@@ -46,25 +51,37 @@ struct ModelConfig {
   std::vector<Token> eos;           // eos_token_id, one or several
   std::optional<Token> bos;         // bos_token_id
 
+  // Only of Family::kCarried:
+  std::string source_json;            // config.json, unchanged
+  std::string reason_not_computable;  // names the field, what it is, and what would be accepted
+  std::uint64_t carried_elements = 0;  // of all tensors; 0: not known, because no weights were read
+  Bytes carried_bytes{};
+
   friend bool operator==(const ModelConfig&, const ModelConfig&) = default;
 
   // Parses and validates config.json. kInvalid names the field: an unknown model_type, a rope_scaling or a bias that is
-  // not implemented, a missing or invalid number.
-  static Result<ModelConfig> from_json(std::string_view text);
-  static Result<ModelConfig> from_file(const std::filesystem::path& path);
-  // A config.json with which transformers loads the family's ForCausalLM in bfloat16.
+  // not implemented, a missing or invalid number. With kCarry, a model that is not implemented becomes
+  // Family::kCarried. Then only its vocabulary and positions must be there, in the object or in its 'text_config'.
+  static Result<ModelConfig> from_json(std::string_view text, ModelUse use = ModelUse::kCompute);
+  // The config.json of a directory. For Family::kCarried also sums up the sizes of its weights, whose headers it reads.
+  static Result<ModelConfig> from_folder(const std::filesystem::path& folder, ModelUse use = ModelUse::kCompute);
+  // Such as "qwen3 of 596049920 parameters".
+  std::string summary() const;
+  // kInvalid, with the reason, for Family::kCarried.
+  Status check_computable() const;
+  // A config.json with which transformers loads the family's ForCausalLM in bfloat16; source_json for kCarried.
   std::string to_json() const;
   // kInvalid if no model can have this shape.
   Status validate() const;
 
-  std::uint64_t parameters() const;
+  std::uint64_t parameters() const;  // 0 if a carried model's weights were not read
   bool qk_norm() const { return family == Family::kQwen3; }   // each head of queries and keys is normalised
   bool qkv_bias() const { return family == Family::kQwen2; }  // queries, keys and values have a bias
 };
 
 // The memory of a model of this shape, without activations.
 struct MemoryEstimate {
-  Bytes policy_bf16;         // the weights as broadcast and as a worker holds them on a GPU
+  Bytes policy_bf16;         // the weights as broadcast and as a worker holds them on a GPU; carried ones as they are
   Bytes training;            // policy and gradient in bf16; fp32 master, first and second moment of AdamW
   Bytes kv_cache_per_token;  // keys and values of all layers in bf16
 };

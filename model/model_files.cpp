@@ -81,11 +81,13 @@ Status read_chat(ModelFiles& files) {
   return ok();
 }
 
-// Corrects the files for this program: bf16 weights, and every token that ends a text.
+// Corrects the files for this program: bf16 weights (carried ones stay as they are), and every token that ends a text.
 Status complete(ModelFiles& files) {
   ECHO_ASSIGN(ordered_json config, object_in(files.content, kConfig));
-  config[config.contains("dtype") ? "dtype" : "torch_dtype"] = "bfloat16";
-  files.content[kConfig] = config.dump(2) + "\n";
+  if (files.config.family != Family::kCarried) {
+    config[config.contains("dtype") ? "dtype" : "torch_dtype"] = "bfloat16";
+    files.content[kConfig] = config.dump(2) + "\n";
+  }
   ECHO_ASSIGN(ordered_json generation, object_in(files.content, kGeneration));
   if (generation.empty()) generation["do_sample"] = true;
   if (files.eos.size() == 1) generation["eos_token_id"] = files.eos.front();
@@ -105,8 +107,8 @@ std::string tokenizer_config(const ModelConfig& config, const Tokenizer& tokeniz
 
 }  // namespace
 
-Result<ModelFiles> ModelFiles::read(const fs::path& folder) {
-  ECHO_ASSIGN(ModelConfig config, ModelConfig::from_file(folder / kConfig));
+Result<ModelFiles> ModelFiles::read(const fs::path& folder, ModelUse use) {
+  ECHO_ASSIGN(ModelConfig config, ModelConfig::from_folder(folder, use));
   ECHO_ASSIGN(Tokenizer tokenizer, Tokenizer::from_file(folder / kTokenizer));
   if (tokenizer.size() > config.vocab_size)
     return fail(Code::kInvalid, folder.string(), "tokenizer.json has ids up to {}, but config.json's vocab_size is {}",
@@ -199,6 +201,13 @@ Status place_directory(const fs::path& from, const fs::path& target, bool link) 
   }
   fs::remove_all(temporary, ec);
   return sync(fs::absolute(to).parent_path());
+}
+
+std::map<std::string, std::string> ModelFiles::side_files() const {
+  std::map<std::string, std::string> files = content;
+  files.erase(kConfig);
+  files.erase(kTokenizer);
+  return files;
 }
 
 Status ModelFiles::write(const fs::path& folder) const {

@@ -23,11 +23,14 @@ struct ModelFiles {
   std::map<std::string, std::string> content;  // all files by name, as written by write()
 
   // Reads an existing directory. kNotFound or kInvalid name the file and the field.
-  static Result<ModelFiles> read(const std::filesystem::path& folder);
+  static Result<ModelFiles> read(const std::filesystem::path& folder, ModelUse use = ModelUse::kCompute);
   // Makes the files of a new model in the form that transformers and vLLM load.
   static Result<ModelFiles> make(const ModelConfig& config, const Tokenizer& tokenizer);
   // The preset of that name with its tokenizer.
   static Result<ModelFiles> of_preset(std::string_view name);
+
+  // All files but config.json and tokenizer.json.
+  std::map<std::string, std::string> side_files() const;
 
   // Writes config.json last: a directory that has it is complete.
   Status write(const std::filesystem::path& folder) const;

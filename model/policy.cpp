@@ -56,6 +56,7 @@ std::uint16_t to_bf16(float value) {
 }  // namespace
 
 Result<delta::StateView> policy_layout(const ModelConfig& config) {
+  ECHO_TRY(config.check_computable());
   ECHO_ASSIGN(delta::StateView state, tensors_of(config));
   std::sort(state.begin(), state.end(), [](const auto& a, const auto& b) { return a.name < b.name; });
   return state;
@@ -123,11 +124,17 @@ Status check_state(const delta::StateView& stored, const delta::StateView& layou
 
 Status check_weights(const std::filesystem::path& folder, const ModelConfig& config) {
   ECHO_ASSIGN(const delta::Checkpoint checkpoint, delta::Checkpoint::open(folder));
+  if (config.family == Family::kCarried) return ok();
   ECHO_ASSIGN(const delta::StateView layout, policy_layout(config));
   return check_state(checkpoint.view(), layout, config, folder.string());
 }
 
 Result<delta::OwnedState> policy_of(const delta::StateView& state, const ModelConfig& config) {
+  if (config.family == Family::kCarried) {
+    if (state.empty()) return fail(Code::kInvalid, "read policy", "expected tensors, found none");
+    ECHO_TRY(check_finite(state));
+    return delta::copy_of(state);
+  }
   ECHO_ASSIGN(const delta::StateView layout, policy_layout(config));
   ECHO_TRY(check_state(state, layout, config, "read policy"));
   ECHO_TRY(check_finite(state));

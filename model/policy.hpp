@@ -9,7 +9,8 @@
 
 namespace echoline::model {
 
-// Names, types (bf16) and shapes of the policy of `config`, canonical; the views have no bytes.
+// Names, types (bf16) and shapes of the policy of `config`, canonical; the views have no bytes. kInvalid for a model
+// that this program only carries: its policies may have any tensors.
 Result<delta::StateView> policy_layout(const ModelConfig& config);
 
 // An initial policy: every matrix normal(0, initializer_range), every norm 1, every bias 0, rounded to bf16. Equal
@@ -17,11 +18,12 @@ Result<delta::StateView> policy_layout(const ModelConfig& config);
 Result<delta::OwnedState> init_policy(const ModelConfig& config, std::uint64_t seed);
 
 // Checks that the folder has weights (bf16 or fp32) of this shape: names, shapes and types of every shard, without
-// reading the values. kNotFound or kInvalid name the file or tensor.
+// reading the values. Carried weights only need to be complete files. kNotFound or kInvalid name the file or tensor.
 Status check_weights(const std::filesystem::path& folder, const ModelConfig& config);
 
 // Converts a state of this shape, bf16 or fp32, to a policy in bf16 (rounded to nearest, ties to even). Leaves out a
-// lm_head.weight that repeats a tied embedding. kInvalid as check_weights(); kExhausted if memory does not suffice.
+// lm_head.weight that repeats a tied embedding. Copies a carried state as it is. kInvalid as check_weights(), or if a
+// value is not finite; kExhausted if memory does not suffice.
 Result<delta::OwnedState> policy_of(const delta::StateView& state, const ModelConfig& config);
 
 // Writes a directory for load_model(), transformers and vLLM: the policy in bf16, in shards of at most

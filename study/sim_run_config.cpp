@@ -311,7 +311,7 @@ Status build_scenario(const SimulationSection& c, SimRun& run) {
     ECHO_ASSIGN(s.faults.slowdowns, sim::parse_slowdowns(*text, c.slowdowns->string(), s.regions));
   }
 
-  s.request = learner::plan_request(config, run.parameters);
+  s.request = learner::plan_request(config, Bytes{static_cast<std::uint64_t>(2 * run.parameters)});  // bf16
   s.request.fleet.provider = "none";  // generated offers have any provider
   if (c.snapshot_bytes) s.snapshot_bytes = Bytes{static_cast<std::uint64_t>(*c.snapshot_bytes)};
   if (c.densities.empty() && c.density) s.delta_bytes = {delta_of(run.parameters, *c.density, c.bytes_per_change)};

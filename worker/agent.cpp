@@ -149,7 +149,7 @@ class Agent {
         ECHO_ASSIGN(Task task, make_task(std::move(spec)));
         run_ = std::make_unique<Run>(std::move(task), id_, [this] { inbox_.wake(); });
         ECHO_ASSIGN(run_->engine, options_.engine(run_->task, {&stop_, [this] { tell_progress(); }, &inbox_.news()}));
-        log::info("task '{}', model of {} parameters", run_->task.spec.adapter_name(), run_->task.model.parameters());
+        log::info("task '{}', model {}", run_->task.spec.adapter_name(), run_->task.model.summary());
         break;
       }
       case schema::LearnerMessage::kGrant:

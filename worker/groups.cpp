@@ -48,7 +48,7 @@ schema::WorkFailure failure_kind(const Error& error) {
 
 Result<Task> make_task(schema::RunSpec spec) {
   Task task;
-  ECHO_ASSIGN(task.model, model::ModelConfig::from_json(spec.model_config_json()));
+  ECHO_ASSIGN(task.model, model::ModelConfig::from_json(spec.model_config_json(), model::ModelUse::kCarry));
   ECHO_ASSIGN(model::Tokenizer tokenizer, model::Tokenizer::from_json(spec.tokenizer_json()));
   ECHO_ASSIGN(task.phrasing, model::Phrasing::from_parts(std::move(tokenizer), {spec.eos().begin(), spec.eos().end()},
                                                          spec.prompt_json()));

@@ -298,9 +298,9 @@ class ExternalSource final : public PolicySource {
     return model::policy_of(checkpoint.view(), host_.task.files.config);
   }
 
-  // Whether workers could generate with the policy.
+  // Whether workers could generate with the policy. This program cannot tell for a model that it only carries.
   Status probe(const delta::OwnedState& policy) const {
-    if (!host_.probe) return ok();
+    if (!host_.probe || !host_.task.files.config.check_computable()) return ok();
     ECHO_TRY(host_.probe(policy.view(), host_.task.files.config, host_.config.rollout.temperature,
                          static_cast<int>(host_.config.learner.threads)));
     return ok();

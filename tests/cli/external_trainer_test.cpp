@@ -9,8 +9,10 @@
 #include <unistd.h>
 
 #include <csignal>
+#include <fstream>
 #include <map>
 
+#include "delta/checkpoint.hpp"
 #include "tests/cli/program.hpp"
 
 extern char** environ;
@@ -236,6 +238,106 @@ TEST(Publish, WatchesAFolderThatAnotherTrainerSavesInto) {
   const Outcome watched = watch.wait(seconds(60));
   EXPECT_EQ(watched.status, 0);
   EXPECT_THAT(watched.err, HasSubstr("version 1 is published from"));
+}
+
+// Publishes a policy of a family that the program does not know, with tensors of many types. In version 2 a tensor
+// comes, one goes and one grows.
+constexpr const char* kCarryingTrainer = R"(
+import os, random, sys
+sys.path.insert(0, "clients/python")
+import echoline
+from echoline.safetensors import Tensor
+client = echoline.Client(sys.argv[1], patience=120)
+with open(os.path.join(client.status().raw["model"], "model.safetensors"), "rb") as file:
+    policy = dict(echoline.unpack(file.read())[0])
+draws = random.Random(1)
+while True:
+    status = client.status()
+    if status.version_wanted == status.steps:
+        for name, tensor in policy.items():
+            data = bytearray(tensor.data)
+            if tensor.dtype not in ("BF16", "F32"):
+                data[draws.randrange(len(data))] ^= 1
+            policy[name] = tensor._replace(data=memoryview(bytes(data)))
+        if status.steps == 2:
+            del policy["scales"]
+            policy["experts.9.down"] = Tensor("F4", (4, 6), memoryview(bytes(range(12))))
+            policy["packed"] = Tensor("I32", (3, 5), memoryview(bytes(60)))
+        client.publish(status.steps, policy)
+    if status.steps >= status.steps_total:
+        break
+    batch = client.take(wait=1)
+    if batch is not None:
+        client.consume(batch)
+)";
+
+// The folder of a model that no part of the program can compute, with the tokenizer of another.
+void make_unknown_model(const fs::path& folder) {
+  ASSERT_EQ(run_program({"model", "init", "--preset", "bytes-64", "-o", folder.string()}).status, 0);
+  json config = json_file(folder / "config.json");
+  config["model_type"] = "mixture_of_tomorrow";
+  config["architectures"] = {"TomorrowForCausalLM"};
+  std::ofstream(folder / "config.json") << config;
+  std::ofstream(folder / "chat_template.jinja") << "{{ messages[0]['content'] }}";
+  const std::vector<std::byte> bytes(96, std::byte{0x21});
+  const auto tensor = [&](const char* name, delta::DType type, std::vector<std::int64_t> shape) {
+    const auto size = static_cast<std::size_t>(*delta::tensor_bytes(type, shape));
+    return delta::TensorView{name, type, std::move(shape), std::span(bytes).first(size)};
+  };
+  const Status written = delta::write_safetensors(
+      folder / "model.safetensors",
+      *delta::canonical({tensor("embed", delta::DType::kBF16, {8, 4}),
+                         tensor("experts.0.up", delta::DType::kF8E4M3, {6, 4}),
+                         tensor("packed", delta::DType::kI32, {3, 4}), tensor("scales", delta::DType::kF8E8M0, {6}),
+                         tensor("mask", delta::DType::kBool, {5}), tensor("norm", delta::DType::kF32, {7})}));
+  ASSERT_TRUE(written) << written.error().message();
+}
+
+TEST(CarriedPolicy, AnUnknownFamilyIsTrainedElsewhereAndGeneratesOnServers) {
+  const TemporaryFolder folder;
+  const fs::path run = folder.path() / "quickstart", model = folder.path() / "tomorrow";
+  make_unknown_model(model);
+  const Python trainer({"-c", kCarryingTrainer, run.string()});
+  const std::string engine = std::string(ECHOLINE_ENGINE_PROGRAM) + " vllm {model} {port} --hash";
+  Program program(
+      up(folder.path(), {"--set", "run.steps=4", "--set", "model.path=" + model.string(), "--set", "model.preset=null",
+                         "--set", "worker.engine=vllm", "--set", "worker.engine_command=" + engine, "--set",
+                         "rollout.prompts_per_step=8", "--set", "fleet.workers_max=2"}));
+  const Outcome outcome = program.wait(seconds(180));
+  ASSERT_EQ(outcome.status, 0) << outcome.err;
+  const json report = json_file(run / "report.json");
+  EXPECT_EQ(report.at("weights").at("version"), 4);
+  EXPECT_TRUE(report.at("weights").at("all_workers_identical").get<bool>());
+  EXPECT_THAT(outcome.err,
+              HasSubstr("version 2 has other tensors than version 1: tensors: 1 new ('experts.9.down'), "
+                        "1 gone ('scales'), 1 of another type or shape ('packed: I32 [3, 4] before, I32 [3, 5] now')"));
+  // The export is what the trainer published, with the model's own configuration.
+  EXPECT_EQ(json_file(run / "model" / "config.json").at("model_type"), "mixture_of_tomorrow");
+  const auto saved = delta::Checkpoint::open(run / "model");
+  ASSERT_TRUE(saved) << saved.error().message();
+  std::vector<std::string> tensors;
+  for (const delta::TensorView& t : saved->view())
+    tensors.push_back(fmt::format("{} {} [{}]", t.name, delta::dtype_name(t.dtype), fmt::join(t.shape, ", ")));
+  EXPECT_EQ(tensors,
+            (std::vector<std::string>{"embed BF16 [8, 4]", "experts.0.up F8_E4M3 [6, 4]", "experts.9.down F4 [4, 6]",
+                                      "mask BOOL [5]", "norm F32 [7]", "packed I32 [3, 5]"}));
+}
+
+TEST(CarriedPolicy, IsRefusedWhereItWouldHaveToBeComputed) {
+  const TemporaryFolder folder;
+  const fs::path model = folder.path() / "tomorrow";
+  make_unknown_model(model);
+  const std::vector<std::string> arguments =
+      up(folder.path(), {"--set", "model.path=" + model.string(), "--set", "model.preset=null"});
+  const Outcome on_workers = run_program(arguments);
+  EXPECT_EQ(on_workers.status, 2);
+  EXPECT_THAT(on_workers.err, HasSubstr("worker.engine: the built-in engine cannot generate with this model: "
+                                        "'model_type' is \"mixture_of_tomorrow\", expected"));
+  std::vector<std::string> built_in = arguments;
+  built_in.insert(built_in.end(), {"--set", "learner.trainer=built_in"});
+  const Outcome in_trainer = run_program(built_in);
+  EXPECT_EQ(in_trainer.status, 2);
+  EXPECT_THAT(in_trainer.err, HasSubstr("'model_type' is \"mixture_of_tomorrow\", expected"));
 }
 
 TEST(Publish, MissingArgumentsAreNamed) {

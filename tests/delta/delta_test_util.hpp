@@ -131,8 +131,10 @@ inline StateView random_layout(Random& random, std::size_t tensors_max, std::int
   for (std::size_t i = 0; i < count; ++i) {
     std::vector<std::int64_t> shape(random.below(4));
     for (std::int64_t& dim : shape) dim = random.between(0, dim_max);
-    layout.push_back(spec("t" + std::to_string(random.below(1000)) + "." + std::to_string(i),
-                          kAllDTypes[random.below(kAllDTypes.size())], shape));
+    const std::string name = "t" + std::to_string(random.below(1000)) + "." + std::to_string(i);
+    const DType dtype = kAllDTypes[random.below(kAllDTypes.size())];
+    if (dtype_bits(dtype) < 8) shape.push_back(4);  // packed elements fill their bytes
+    layout.push_back(spec(name, dtype, shape));
   }
   return layout;
 }

@@ -174,7 +174,7 @@ TEST(Format, EveryInstructionSetGivesTheSameBytes) {
   for (int round = 0; round < 40; ++round) {
     SCOPED_TRACE(round);
     const DType dtype = kAllDTypes[static_cast<std::size_t>(round) % kAllDTypes.size()];
-    OwnedState prev = zeros({spec("w", dtype, {static_cast<std::int64_t>(random.between(1, 300)), 333})});
+    OwnedState prev = zeros({spec("w", dtype, {static_cast<std::int64_t>(random.between(1, 300)), 336})});
     fill_random(prev, random);
     OwnedState cur = copy(prev.view());
     flip_elements(cur, std::pow(random.uniform(), 3), random);

@@ -55,10 +55,10 @@ struct TypeInfo {
   std::uint64_t exponent_mask;
 };
 TypeInfo type_info(int dtype) {
-  constexpr std::array<int, 15> kBytes = {1, 1, 1, 1, 1, 2, 2, 2, 2, 4, 4, 4, 8, 8, 8};
+  constexpr std::array<int, 22> kBytes = {1, 1, 1, 1, 1, 2, 2, 2, 2, 4, 4, 4, 8, 8, 8, 1, 1, 1, 8, 1, 1, 1};
   TypeInfo info{kBytes.at(static_cast<std::size_t>(dtype)), 0, 0};
-  if (dtype == 3) info = {1, 3, 15};
-  if (dtype == 4) info = {1, 2, 31};
+  if (dtype == 3 || dtype == 16) info = {1, 3, 15};
+  if (dtype == 4 || dtype == 17) info = {1, 2, 31};
   if (dtype == 7) info = {2, 10, 31};
   if (dtype == 8) info = {2, 7, 255};
   if (dtype == 11) info = {4, 23, 255};
@@ -398,6 +398,8 @@ State decode(std::span<const std::byte> patch, State state) {
         tensor.shape.resize(entries.number(1));
         std::uint64_t size = static_cast<unsigned>(type_info(tensor.dtype).bytes);
         for (auto& dim : tensor.shape) size *= dim = entries.varint();
+        if (tensor.dtype == 19) size /= 2;                                  // packed elements of 4 bits
+        if (tensor.dtype == 20 || tensor.dtype == 21) size = size * 3 / 4;  // of 6 bits
         if (snapshot) {
           tensor.data.resize(size);
           state.push_back(tensor);

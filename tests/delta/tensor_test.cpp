@@ -20,10 +20,10 @@ TEST(DType, NamesRoundTripAndSizesMatchTheNames) {
     const std::string name(dtype_name(dtype));
     std::size_t bytes = 1;
     for (const auto& [digits, n] : {std::pair{"16", 2}, {"32", 4}, {"64", 8}})
-      if (name.ends_with(digits)) bytes = static_cast<std::size_t>(n);
+      if (name.ends_with(digits) && name.find("_E") == name.npos) bytes = static_cast<std::size_t>(n);
     EXPECT_EQ(dtype_bytes(dtype), bytes) << name;
   }
-  const auto unknown = parse_dtype("F4");
+  const auto unknown = parse_dtype("F3");
   ASSERT_FALSE(unknown);
   EXPECT_EQ(unknown.error().code, Code::kInvalid);
   EXPECT_THAT(unknown.error().detail, HasSubstr("BF16"));
@@ -40,6 +40,25 @@ TEST(Shape, CountsAndOverflows) {
   EXPECT_FALSE(element_count(std::vector<std::int64_t>{1ll << 40, 1ll << 40, 0}));
   EXPECT_EQ(*tensor_bytes(DType::kU16, std::vector<std::int64_t>{1ll << 62}), 1ull << 63);
   EXPECT_FALSE(tensor_bytes(DType::kU64, std::vector<std::int64_t>{1ll << 62}));
+}
+
+TEST(Shape, PackedElementsFillTheirBytes) {
+  EXPECT_EQ(*tensor_bytes(DType::kF4, std::vector<std::int64_t>{3, 2}), 3u);
+  EXPECT_EQ(*tensor_bytes(DType::kF6E2M3, std::vector<std::int64_t>{4, 3}), 9u);
+  EXPECT_EQ(*tensor_bytes(DType::kF6E3M2, std::vector<std::int64_t>{0}), 0u);
+  EXPECT_THAT(tensor_bytes(DType::kF4, std::vector<std::int64_t>{3}).error().detail, HasSubstr("last byte"));
+  EXPECT_FALSE(tensor_bytes(DType::kF6E2M3, std::vector<std::int64_t>{2}));
+  EXPECT_EQ(dtype_bytes(DType::kF4), 1u);
+}
+
+TEST(SameTensors, DifferencesAreCountedAndNamed) {
+  const StateView before{spec("a", DType::kBF16, {2}), spec("b", DType::kBF16, {2}), spec("c", DType::kBF16, {2})};
+  EXPECT_TRUE(check_same_tensors(before, before));
+  const StateView after{spec("b", DType::kF16, {2}), spec("c", DType::kBF16, {3}), spec("d", DType::kU8, {1}),
+                        spec("e", DType::kU8, {1})};
+  EXPECT_EQ(
+      check_same_tensors(before, after).error().detail,
+      "tensors: 2 new ('d', ...), 1 gone ('a'), 2 of another type or shape ('b: BF16 [2] before, F16 [2] now', ...)");
 }
 
 TEST(Canonical, SortsTensorsAndNamesInvalidOnes) {

@@ -9,6 +9,9 @@ namespace echoline::worker {
 namespace {
 
 Result<std::unique_ptr<Engine>> builtin(const EngineOptions& options, const Task& task, const EngineHost& host) {
+  if (const Status computable = task.model.check_computable(); !computable)
+    return fail(Code::kInvalid, "engine", "the built-in engine cannot generate with this model: {}",
+                computable.error().detail);
   BuiltinOptions b;
   b.model = task.model;
   b.sampling.temperature = task.spec.temperature();

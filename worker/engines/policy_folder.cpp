@@ -123,11 +123,16 @@ Status PolicyFolder::install(const overlay::Publication& publication) {
   return ok();
 }
 
-// Overwrites the existing tensors if names, types and shapes are the same. Nothing is written before the digest of the
-// whole policy is proven. A crash in between leaves a folder that the next worker removes.
+// Overwrites the existing tensors if names, types and shapes are the same, and otherwise writes new files. Nothing is
+// written before the digest of the whole policy is proven. A crash in between leaves a folder that the next worker
+// removes.
 Status PolicyFolder::install_snapshot(const overlay::Publication& publication) {
   ECHO_ASSIGN(const delta::OwnedState state, arriving_.snapshot(publication));
   const delta::StateView tensors = state.view();
+  if (!policy_.empty() && !delta::check_same_tensors(policy_, tensors)) {
+    version_.reset();
+    remove_weights();
+  }
   if (policy_.empty()) {
     const delta::StateView stored = as_stored(tensors);
     std::uint64_t bytes = 0;
@@ -136,15 +141,24 @@ Status PolicyFolder::install_snapshot(const overlay::Publication& publication) {
     ECHO_TRY(delta::write_checkpoint(path_, stored));
     return map_files();
   }
-  const auto same = [](const delta::TensorView& a, const delta::TensorView& b) {
-    return a.name == b.name && a.dtype == b.dtype && a.shape == b.shape;
-  };
-  if (!std::equal(tensors.begin(), tensors.end(), policy_.begin(), policy_.end(), same))
-    return fail(Code::kInvalid, "install policy", "its tensors are not those of the policy before");
   version_.reset();
   for (std::size_t i = 0; i < tensors.size(); ++i)
     write({i, 0, tensors[i].bytes.size(), 1, true, {}, tensors[i].bytes, {}});
   return ok();
+}
+
+void PolicyFolder::remove_weights() {
+  policy_.clear();
+  memory_.clear();
+  repeated_of_.reset();
+  repetition_ = {};
+  files_.clear();
+  std::error_code ec;
+  for (fs::directory_iterator it(path_, ec), end; !ec && it != end; it.increment(ec)) {
+    std::error_code ignored;
+    if (it->path().extension() == ".safetensors") fs::remove(it->path(), ignored);
+  }
+  fs::remove(path_ / delta::kCheckpointIndexName, ec);
 }
 
 // The policy as the files contain it: with a copy of the tied tensor, if the server needs one.

@@ -61,6 +61,7 @@ class PolicyFolder {
   Status install_snapshot(const overlay::Publication& publication);
   delta::StateView as_stored(const delta::StateView& policy) const;
   Status map_files();
+  void remove_weights();
   void write(const delta::TensorWrite& write);
   Status check_room(std::uint64_t bytes) const;
 

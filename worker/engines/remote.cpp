@@ -917,7 +917,8 @@ Result<std::unique_ptr<Engine>> make_remote_engine(const EngineOptions& options,
                 "under these: set rollout.top_p: 1, rollout.top_k: 0 and rollout.min_p: 0, or generate with the "
                 "built-in engine",
                 spec.top_p(), spec.top_k(), spec.min_p(), protocol->name());
-  const bool own_head = task.model.tie_embeddings && protocol->wants_own_head();
+  const bool carried = task.model.family == model::Family::kCarried;
+  const bool own_head = !carried && task.model.tie_embeddings && protocol->wants_own_head();
   ECHO_ASSIGN(model::ModelFiles files, model::ModelFiles::make(
                                            [&] {
                                              model::ModelConfig config = task.model;
@@ -926,6 +927,7 @@ Result<std::unique_ptr<Engine>> make_remote_engine(const EngineOptions& options,
                                              return config;
                                            }(),
                                            task.phrasing->tokenizer()));
+  for (const auto& [name, text] : spec.model_files()) files.content[name] = text;
   ECHO_ASSIGN(auto folder, PolicyFolder::make(files.content, options.folder, kMemoryFolder, threads_of(options),
                                               own_head ? std::optional(kOwnHead) : std::nullopt));
   return std::unique_ptr<Engine>(std::make_unique<Remote>(options, task, host, std::move(protocol), std::move(folder)));

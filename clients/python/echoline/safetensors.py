@@ -6,16 +6,17 @@ import math
 import struct
 from typing import Any, Mapping, NamedTuple, Tuple
 
-# Bytes per element.
-SIZES = {"BOOL": 1, "U8": 1, "I8": 1, "F8_E4M3": 1, "F8_E5M2": 1, "I16": 2, "U16": 2, "F16": 2, "BF16": 2,
-         "I32": 4, "U32": 4, "F32": 4, "I64": 8, "U64": 8, "F64": 8}
+# Bits per element. F4 and F6 are packed.
+BITS = {"BOOL": 8, "U8": 8, "I8": 8, "F8_E4M3": 8, "F8_E5M2": 8, "F8_E8M0": 8, "F8_E4M3FNUZ": 8, "F8_E5M2FNUZ": 8,
+        "I16": 16, "U16": 16, "F16": 16, "BF16": 16, "I32": 32, "U32": 32, "F32": 32, "I64": 64, "U64": 64, "F64": 64,
+        "C64": 64, "F4": 4, "F6_E2M3": 6, "F6_E3M2": 6}
 # Codes of the struct module.
 _FORMATS = {"U8": "B", "BOOL": "B", "I8": "b", "I16": "h", "U16": "H", "I32": "i", "U32": "I", "F32": "f",
             "I64": "q", "U64": "Q", "F64": "d"}
 
 
 class Tensor(NamedTuple):
-    dtype: str  # a name of SIZES
+    dtype: str  # a name of BITS
     shape: Tuple[int, ...]
     data: memoryview  # row-major, little endian
 
@@ -67,9 +68,9 @@ def pack(tensors: Mapping[str, Tensor]) -> bytes:
     """The bytes of a safetensors file. ValueError if a tensor's data does not have the size of its shape."""
     header, offset, parts = {}, 0, []
     # The largest elements come first, so that every tensor is aligned.
-    for name in sorted(tensors, key=lambda n: (-SIZES[tensors[n].dtype], n)):
+    for name in sorted(tensors, key=lambda n: (-BITS[tensors[n].dtype], n)):
         tensor = tensors[name]
-        size = SIZES[tensor.dtype] * math.prod(tensor.shape)
+        size = BITS[tensor.dtype] * math.prod(tensor.shape) // 8
         if tensor.data.nbytes != size:
             raise ValueError(f"{name}: {tensor.data.nbytes} bytes, expected {size}")
         header[name] = {"dtype": tensor.dtype, "shape": list(tensor.shape), "data_offsets": [offset, offset + size]}
@@ -93,7 +94,7 @@ def unpack(data: bytes) -> Tuple[Mapping[str, Tensor], Mapping[str, str]]:
     body, tensors = view[8 + length:], {}
     for name, entry in header.items():
         begin, end = entry["data_offsets"]
-        if not 0 <= begin <= end <= len(body) or end - begin != SIZES[entry["dtype"]] * math.prod(entry["shape"]):
+        if not 0 <= begin <= end <= len(body) or 8 * (end - begin) != BITS[entry["dtype"]] * math.prod(entry["shape"]):
             raise ValueError(f"tensor {name}: bytes {begin} to {end} of {len(body)} do not fit its shape "
                              f"{entry['shape']}")
         tensors[name] = Tensor(entry["dtype"], tuple(entry["shape"]), body[begin:end])
