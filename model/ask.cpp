@@ -25,7 +25,11 @@ Status ask_all(const std::filesystem::path& folder, const Questions& questions) 
       std::optional<Question> question = questions.next();
       if (!question) break;
       const std::uint64_t id = question->id;
-      if (Status added = batch.add({id, std::move(question->prompt), question->sampling, questions.ends}); !added)
+      Sequence sequence{.id = id,
+                        .prompt = std::move(question->prompt),
+                        .sampling = std::move(question->sampling),
+                        .ends = questions.ends};
+      if (Status added = batch.add(std::move(sequence)); !added)
         ECHO_TRY(questions.on_answer(id, std::move(added).error()));
     }
     if (batch.running() + batch.waiting() == 0) break;

@@ -96,7 +96,7 @@ class Renderer {
             bool holds = true;
             if (branch.condition) {
               ECHO_ASSIGN(const Value condition, eval(*branch.condition));
-              holds = chat::truthy(condition);
+              holds = chat::is_truthy(condition);
             }
             if (!holds) continue;
             ECHO_ASSIGN(const Flow flow, run(branch.body));
@@ -119,18 +119,18 @@ class Renderer {
     line_ = s.line;
     ECHO_TRY(check_nesting(value, 0, !s.attribute.empty()));
     if (s.attribute.empty()) {
-      chat::put(scopes_.back(), s.targets.front(), std::move(value));
+      chat::set_entry(scopes_.back(), s.targets.front(), std::move(value));
       return ok();
     }
     const Value* target = lookup(s.targets.front());
     Dict* space = target ? target->dict() : nullptr;
     if (!space || !namespaces_.contains(space))
       return bad("cannot set '{0}.{1}': '{0}' is not a namespace", s.targets.front(), s.attribute);
-    chat::put(*space, s.attribute, std::move(value));
+    chat::set_entry(*space, s.attribute, std::move(value));
     return ok();
   }
 
-  // A namespace inside a namespace could contain itself.
+  // Refuses a namespace inside a namespace, because it could contain itself, and values that are nested too deep.
   Status check_nesting(const Value& value, std::size_t depth, bool inside_namespace) {
     ECHO_TRY(charge_bytes(sizeof(Value)));
     if (depth > kNestingMax) return bad("lists and mappings are nested more than {} deep", kNestingMax);
@@ -146,13 +146,13 @@ class Renderer {
 
   Status bind_targets(const Statement& s, const Value& item) {
     if (s.targets.size() == 1) {
-      chat::put(scopes_.back(), s.targets.front(), item);
+      chat::set_entry(scopes_.back(), s.targets.front(), item);
       return ok();
     }
     const List* parts = item.list();
     if (!parts || parts->size() != s.targets.size())
       return bad("cannot take {} loop variables from {}", s.targets.size(), chat::kind(item));
-    for (std::size_t i = 0; i < parts->size(); ++i) chat::put(scopes_.back(), s.targets[i], (*parts)[i]);
+    for (std::size_t i = 0; i < parts->size(); ++i) chat::set_entry(scopes_.back(), s.targets[i], (*parts)[i]);
     return ok();
   }
 
@@ -174,7 +174,7 @@ class Renderer {
         const Scope scope(scopes_);
         ECHO_TRY(bind_targets(s, item));
         ECHO_ASSIGN(const Value condition, eval(*s.condition));
-        if (chat::truthy(condition)) matching.push_back(std::move(item));
+        if (chat::is_truthy(condition)) matching.push_back(std::move(item));
       }
       items = std::move(matching);
     }
@@ -186,15 +186,15 @@ class Renderer {
     for (Integer i = 0; i < length; ++i) {
       ECHO_TRY(charge_step(s.line));
       const Scope scope(scopes_);
-      const auto at = static_cast<std::size_t>(i);
+      const auto index = static_cast<std::size_t>(i);
       Dict loop_variables{{"index", {i + 1}},         {"index0", {i}},
                           {"revindex", {length - i}}, {"revindex0", {length - i - 1}},
                           {"first", {i == 0}},        {"last", {i + 1 == length}},
                           {"length", {length}}};
-      if (i > 0) loop_variables.emplace_back("previtem", items[at - 1]);
-      if (i + 1 < length) loop_variables.emplace_back("nextitem", items[at + 1]);
-      chat::put(scopes_.back(), "loop", chat::make_dict(std::move(loop_variables)));
-      ECHO_TRY(bind_targets(s, items[at]));
+      if (i > 0) loop_variables.emplace_back("previtem", items[index - 1]);
+      if (i + 1 < length) loop_variables.emplace_back("nextitem", items[index + 1]);
+      chat::set_entry(scopes_.back(), "loop", chat::make_dict(std::move(loop_variables)));
+      ECHO_TRY(bind_targets(s, items[index]));
       ECHO_ASSIGN(const Flow flow, run(s.branches[0].body));
       if (flow == Flow::kBreak) break;
     }
@@ -214,7 +214,7 @@ class Renderer {
   }
 
   Result<List> items_of(const Value& value) {
-    if (value.undefined()) return List();
+    if (value.is_undefined()) return List();
     if (const List* list = value.list()) {
       ECHO_TRY(charge_bytes(list->size() * sizeof(Value)));
       return *list;
@@ -251,7 +251,7 @@ class Renderer {
         for (std::size_t i = 0; i + 1 < items.size(); i += 2) {
           const auto* key = items[i].as<std::string>();
           if (!key) return bad("the key of a mapping is {}, expected a string", chat::kind(items[i]));
-          chat::put(dict, *key, items[i + 1]);
+          chat::set_entry(dict, *key, items[i + 1]);
         }
         return chat::make_dict(std::move(dict));
       }
@@ -274,7 +274,7 @@ class Renderer {
         return test(e);
       case Kind::kNot: {
         ECHO_ASSIGN(const Value value, eval(*e.parts[0]));
-        return Value{!chat::truthy(value)};
+        return Value{!chat::is_truthy(value)};
       }
       case Kind::kNegative: {
         ECHO_ASSIGN(const Value value, eval(*e.parts[0]));
@@ -286,7 +286,7 @@ class Renderer {
         return binary(e);
       case Kind::kConditional: {
         ECHO_ASSIGN(const Value condition, eval(*e.parts[0]));
-        if (chat::truthy(condition)) return eval(*e.parts[1]);
+        if (chat::is_truthy(condition)) return eval(*e.parts[1]);
         return e.parts[2] ? eval(*e.parts[2]) : Value{Undefined{"the missing else"}};
       }
     }
@@ -303,7 +303,7 @@ class Renderer {
   }
 
   Result<Value> attribute(const Value& object, const std::string& name) const {
-    if (object.undefined()) return bad("cannot take '.{}' of {}", name, chat::kind(object));
+    if (object.is_undefined()) return bad("cannot take '.{}' of {}", name, chat::kind(object));
     if (const Dict* dict = object.dict())
       if (const Value* value = chat::find(*dict, name)) return *value;
     return Value{Undefined{name}};
@@ -315,11 +315,12 @@ class Renderer {
     const List* list = object.list();
     const auto* text = object.as<std::string>();
     if (!i || (!list && !text)) return bad("cannot index {} with {}", chat::kind(object), chat::kind(index));
-    const auto all = text ? chat::characters(*text) : std::vector<std::string_view>();
-    const auto size = static_cast<Integer>(list ? list->size() : all.size());
-    const Integer at = *i < 0 ? *i + size : *i;
-    if (at < 0 || at >= size) return Value{Undefined{fmt::format("element {}", *i)}};
-    return list ? (*list)[static_cast<std::size_t>(at)] : Value{std::string(all[static_cast<std::size_t>(at)])};
+    const auto text_characters = text ? chat::characters(*text) : std::vector<std::string_view>();
+    const auto size = static_cast<Integer>(list ? list->size() : text_characters.size());
+    const Integer position = *i < 0 ? *i + size : *i;
+    if (position < 0 || position >= size) return Value{Undefined{fmt::format("element {}", *i)}};
+    return list ? (*list)[static_cast<std::size_t>(position)]
+                : Value{std::string(text_characters[static_cast<std::size_t>(position)])};
   }
 
   Result<Value> slice(const Expression& e) {
@@ -334,8 +335,8 @@ class Renderer {
     }
     const auto* text = object.as<std::string>();
     if (!text && !object.list()) return bad("cannot slice {}", chat::kind(object));
-    ECHO_ASSIGN(const List all, items_of(object));
-    const auto size = static_cast<Integer>(all.size());
+    ECHO_ASSIGN(const List items, items_of(object));
+    const auto size = static_cast<Integer>(items.size());
     const Integer stride = bounds[2].value_or(1);
     if (stride == 0) return bad("the step of a slice is 0");
     const Integer lowest = stride > 0 ? 0 : -1, highest = stride > 0 ? size : size - 1;
@@ -347,9 +348,9 @@ class Renderer {
     const Integer begin = resolve(bounds[0], stride > 0 ? 0 : size - 1),
                   end = resolve(bounds[1], stride > 0 ? size : -1);
     List selected;
-    const Integer bounded = std::clamp(stride, -size - 1, size + 1);  // prevents overflow
-    for (Integer i = begin; stride > 0 ? i < end : i > end; i += bounded)
-      selected.push_back(all[static_cast<std::size_t>(i)]);
+    const Integer clamped_stride = std::clamp(stride, -size - 1, size + 1);  // prevents overflow
+    for (Integer i = begin; stride > 0 ? i < end : i > end; i += clamped_stride)
+      selected.push_back(items[static_cast<std::size_t>(i)]);
     if (!text) return chat::make_list(std::move(selected));
     std::string out;
     for (const Value& c : selected) out += *c.as<std::string>();
@@ -358,8 +359,8 @@ class Renderer {
 
   Result<Value> binary(const Expression& e) {
     ECHO_ASSIGN(const Value a, eval(*e.parts[0]));
-    if (e.name == "and" && !chat::truthy(a)) return a;
-    if (e.name == "or" && chat::truthy(a)) return a;
+    if (e.name == "and" && !chat::is_truthy(a)) return a;
+    if (e.name == "or" && chat::is_truthy(a)) return a;
     ECHO_ASSIGN(const Value b, eval(*e.parts[1]));
     line_ = e.line;
     if (e.name == "and" || e.name == "or") return b;
@@ -421,54 +422,55 @@ class Renderer {
     return comparison == "<=" ? a <= b : a >= b;
   }
 
-  Result<bool> contains(const Value& whole, const Value& part) const {
-    if (const auto* text = whole.as<std::string>()) {
-      if (const auto* piece = part.as<std::string>()) return text->find(*piece) != std::string::npos;
-      return bad("cannot look for {} in a string", chat::kind(part));
+  Result<bool> contains(const Value& container, const Value& item) const {
+    if (const auto* text = container.as<std::string>()) {
+      if (const auto* piece = item.as<std::string>()) return text->find(*piece) != std::string::npos;
+      return bad("cannot look for {} in a string", chat::kind(item));
     }
-    if (const List* list = whole.list())
-      return std::any_of(list->begin(), list->end(), [&](const Value& item) { return chat::equal(item, part); });
-    if (const Dict* dict = whole.dict())
-      return part.as<std::string>() && chat::find(*dict, *part.as<std::string>()) != nullptr;
-    if (whole.undefined()) return false;
-    return bad("cannot look into {}", chat::kind(whole));
+    if (const List* list = container.list())
+      return std::any_of(list->begin(), list->end(), [&](const Value& element) { return chat::equal(element, item); });
+    if (const Dict* dict = container.dict())
+      return item.as<std::string>() && chat::find(*dict, *item.as<std::string>()) != nullptr;
+    if (container.is_undefined()) return false;
+    return bad("cannot look into {}", chat::kind(container));
   }
 
   Result<Value> test(const Expression& e) {
-    ECHO_ASSIGN(const Value v, eval(*e.parts[0]));
+    ECHO_ASSIGN(const Value value, eval(*e.parts[0]));
     line_ = e.line;
     if (e.parts.size() == 1) {
-      if (e.name == "defined") return Value{!v.undefined()};
-      if (e.name == "undefined") return Value{v.undefined()};
-      if (e.name == "none") return Value{v.as<None>() != nullptr};
-      if (e.name == "string") return Value{v.as<std::string>() != nullptr};
-      if (e.name == "mapping") return Value{v.dict() != nullptr};
+      if (e.name == "defined") return Value{!value.is_undefined()};
+      if (e.name == "undefined") return Value{value.is_undefined()};
+      if (e.name == "none") return Value{value.as<None>() != nullptr};
+      if (e.name == "string") return Value{value.as<std::string>() != nullptr};
+      if (e.name == "mapping") return Value{value.dict() != nullptr};
       if (e.name == "iterable" || e.name == "sequence")
-        return Value{v.list() != nullptr || v.dict() != nullptr || v.as<std::string>() != nullptr ||
-                     (v.undefined() && e.name == "iterable")};
-      if (e.name == "boolean") return Value{v.as<bool>() != nullptr};
-      if (e.name == "true") return Value{v.as<bool>() && *v.as<bool>()};
-      if (e.name == "false") return Value{v.as<bool>() && !*v.as<bool>()};
-      if (e.name == "integer") return Value{v.as<Integer>() != nullptr};
-      if (e.name == "number") return Value{v.as<Integer>() || v.as<double>() || v.as<bool>()};
+        return Value{value.list() != nullptr || value.dict() != nullptr || value.as<std::string>() != nullptr ||
+                     (value.is_undefined() && e.name == "iterable")};
+      if (e.name == "boolean") return Value{value.as<bool>() != nullptr};
+      if (e.name == "true") return Value{value.as<bool>() && *value.as<bool>()};
+      if (e.name == "false") return Value{value.as<bool>() && !*value.as<bool>()};
+      if (e.name == "integer") return Value{value.as<Integer>() != nullptr};
+      if (e.name == "number") return Value{value.as<Integer>() || value.as<double>() || value.as<bool>()};
     }
     return bad("the test 'is {}'{} is not implemented", e.name.substr(0, 40),
                e.parts.size() > 1 ? " with arguments" : "");
   }
 
   Result<Value> filter(const Expression& e) {
-    ECHO_ASSIGN(const Value v, eval(*e.parts[0]));
+    ECHO_ASSIGN(const Value value, eval(*e.parts[0]));
     ECHO_ASSIGN(const Arguments arguments, evaluate_parts(e, 1));
     line_ = e.line;
     const std::size_t count = arguments.size();
     if (e.keywords.empty()) {
       if (e.name == "default" && (count == 1 || count == 2)) {
-        const bool replaced = v.undefined() || (count == 2 && chat::truthy(arguments[1]) && !chat::truthy(v));
-        return replaced ? arguments[0] : v;
+        const bool uses_default =
+            value.is_undefined() || (count == 2 && chat::is_truthy(arguments[1]) && !chat::is_truthy(value));
+        return uses_default ? arguments[0] : value;
       }
       if (e.name == "join" && count <= 1) {
         std::string out;
-        ECHO_ASSIGN(const List items, items_of(v));
+        ECHO_ASSIGN(const List items, items_of(value));
         ECHO_ASSIGN(const std::string separator, text_of(count == 1 ? arguments[0] : Value{std::string()}));
         for (std::size_t i = 0; i < items.size(); ++i) {
           ECHO_ASSIGN(const std::string text, text_of(items[i]));
@@ -480,33 +482,34 @@ class Renderer {
     }
     if (count == 0) {
       if (e.name == "tojson") {
-        auto json = chat::to_json(v);
+        auto json = chat::to_json(value);
         if (!json) return with_line(json.error());
         return make_text(*std::move(json));
       }
       if (e.name == "length" || e.name == "count") {
-        if (const auto* text = v.as<std::string>()) return Value{static_cast<Integer>(chat::characters(*text).size())};
-        ECHO_ASSIGN(const List items, items_of(v));
+        if (const auto* text = value.as<std::string>())
+          return Value{static_cast<Integer>(chat::characters(*text).size())};
+        ECHO_ASSIGN(const List items, items_of(value));
         return Value{static_cast<Integer>(items.size())};
       }
       if (e.name == "list") {
-        ECHO_ASSIGN(List items, items_of(v));
+        ECHO_ASSIGN(List items, items_of(value));
         return chat::make_list(std::move(items));
       }
       if (e.name == "first" || e.name == "last") {
-        ECHO_ASSIGN(const List items, items_of(v));
+        ECHO_ASSIGN(const List items, items_of(value));
         if (items.empty()) return Value{Undefined{e.name}};
         return e.name == "first" ? items.front() : items.back();
       }
-      if (e.name == "items" && (v.dict() || v.undefined())) return entries(v.dict());
+      if (e.name == "items" && (value.dict() || value.is_undefined())) return entries(value.dict());
       if (e.name == "trim" || e.name == "upper" || e.name == "lower" || e.name == "string" || e.name == "safe") {
-        ECHO_ASSIGN(std::string text, text_of(v));
+        ECHO_ASSIGN(std::string text, text_of(value));
         if (e.name == "string" || e.name == "safe") return make_text(std::move(text));
         return method(text, e.name == "trim" ? "strip" : e.name, {});
       }
     }
     return bad("the filter '{}'{} is not implemented for {}", e.name.substr(0, 40),
-               count > 0 ? " with these arguments" : "", chat::kind(v));
+               count > 0 ? " with these arguments" : "", chat::kind(value));
   }
 
   static Value entries(const Dict* dict) {
@@ -531,7 +534,7 @@ class Renderer {
     const std::string name = callee.kind == Kind::kName ? callee.name : "";
     if (name == "namespace" && arguments.size() == e.keywords.size()) {
       Dict dict;
-      for (std::size_t i = 0; i < arguments.size(); ++i) chat::put(dict, e.keywords[i], arguments[i]);
+      for (std::size_t i = 0; i < arguments.size(); ++i) chat::set_entry(dict, e.keywords[i], arguments[i]);
       Value space = chat::make_dict(std::move(dict));
       ECHO_TRY(check_nesting(space, 0, true));
       namespaces_.insert(space.dict());
@@ -539,8 +542,8 @@ class Renderer {
       return space;
     }
     if (name == "raise_exception" && arguments.size() == 1) {
-      ECHO_ASSIGN(const std::string why, text_of(arguments[0]));
-      return bad("the template refuses these messages: {}", why.substr(0, 1000));
+      ECHO_ASSIGN(const std::string message, text_of(arguments[0]));
+      return bad("the template refuses these messages: {}", message.substr(0, 1000));
     }
     return bad("the function '{}' is not implemented; known: namespace, raise_exception", name.substr(0, 40));
   }
@@ -567,9 +570,10 @@ class Renderer {
       if (name == "replace" && count == 2 && !texts[0].empty()) {
         std::string out;
         std::size_t begin = 0;
-        for (std::size_t at; (at = text.find(texts[0], begin)) != std::string::npos; begin = at + texts[0].size()) {
-          ECHO_TRY(charge_bytes(at - begin + texts[1].size()));
-          out += text.substr(begin, at - begin) + texts[1];
+        for (std::size_t match; (match = text.find(texts[0], begin)) != std::string::npos;
+             begin = match + texts[0].size()) {
+          ECHO_TRY(charge_bytes(match - begin + texts[1].size()));
+          out += text.substr(begin, match - begin) + texts[1];
         }
         return make_text(out + text.substr(begin));
       }
@@ -584,8 +588,9 @@ class Renderer {
     if (separator) {
       if (separator->empty()) return bad("split() by an empty string");
       std::size_t begin = 0;
-      for (std::size_t at; (at = text.find(*separator, begin)) != std::string::npos; begin = at + separator->size())
-        parts.push_back({text.substr(begin, at - begin)});
+      for (std::size_t match; (match = text.find(*separator, begin)) != std::string::npos;
+           begin = match + separator->size())
+        parts.push_back({text.substr(begin, match - begin)});
       parts.push_back({text.substr(begin)});
       return chat::make_list(std::move(parts));
     }
@@ -643,11 +648,11 @@ Result<std::string> ChatTemplate::render(const std::vector<ChatMessage>& message
                   variables_json.substr(0, 80));
     for (const auto& [name, value] : json.items()) variables.emplace_back(name, chat::from_json(value));
   }
-  List list;
+  List message_list;
   for (const ChatMessage& message : messages)
-    list.push_back(chat::make_dict({{"role", {message.role}}, {"content", {message.content}}}));
-  chat::put(variables, "messages", chat::make_list(std::move(list)));
-  chat::put(variables, "add_generation_prompt", {add_generation_prompt});
+    message_list.push_back(chat::make_dict({{"role", {message.role}}, {"content", {message.content}}}));
+  chat::set_entry(variables, "messages", chat::make_list(std::move(message_list)));
+  chat::set_entry(variables, "add_generation_prompt", {add_generation_prompt});
   for (const char* absent : {"tools", "documents"})  // Hugging Face defines these names even if there are none
     if (!chat::find(variables, absent)) variables.emplace_back(absent, Value{None{}});
   return Renderer(std::move(variables)).render(tree_->body);

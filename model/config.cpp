@@ -15,13 +15,14 @@ namespace {
 
 using nlohmann::json;
 constexpr std::string_view kErrorSource = "config.json";
+constexpr std::uint64_t kModelConfigBytesMax = 16 << 20;
 
 template <class... Args>
-Error bad(fmt::format_string<Args...> format, Args&&... args) {
+Error config_error(fmt::format_string<Args...> format, Args&&... args) {
   return fail(Code::kInvalid, kErrorSource, format, std::forward<Args>(args)...);
 }
 
-// Reads fields of one JSON object and keeps the first error.
+// Reads fields of one JSON object and keeps the first error. A missing optional field leaves `out` unchanged.
 class Fields {
  public:
   explicit Fields(const json& object) : object_(object) {}
@@ -29,34 +30,34 @@ class Fields {
     const auto it = object_.find(name);
     return it == object_.end() || it->is_null() ? nullptr : &*it;
   }
-  void integer(const char* name, std::int64_t& out, bool required = true) {
+  void read_integer(const char* name, std::int64_t& out, bool required = true) {
     const json* value = get(name);
     if (!value) {
-      if (required) note(bad("'{}' is missing, expected an integer", name));
+      if (required) record_error(config_error("'{}' is missing, expected an integer", name));
     } else if (!value->is_number_integer() ||  // the limit keeps unsigned values within std::int64_t
                (value->is_number_unsigned() && value->get<std::uint64_t>() > std::uint64_t{1} << 62)) {
-      note(bad("'{}' is {}, expected an integer", name, value->dump()));
+      record_error(config_error("'{}' is {}, expected an integer", name, value->dump()));
     } else {
       out = value->get<std::int64_t>();
     }
   }
-  void number(const char* name, double& out) {
+  void read_number(const char* name, double& out) {
     const json* value = get(name);
     if (!value) return;
     if (value->is_number())
       out = value->get<double>();
     else
-      note(bad("'{}' is {}, expected a number", name, value->dump()));
+      record_error(config_error("'{}' is {}, expected a number", name, value->dump()));
   }
-  void boolean(const char* name, bool& out) {
+  void read_boolean(const char* name, bool& out) {
     const json* value = get(name);
     if (!value) return;
     if (value->is_boolean())
       out = value->get<bool>();
     else
-      note(bad("'{}' is {}, expected true or false", name, value->dump()));
+      record_error(config_error("'{}' is {}, expected true or false", name, value->dump()));
   }
-  void note(Error error) {
+  void record_error(Error error) {
     if (!error_) error_ = std::move(error);
   }
   Status status() const { return error_ ? Status(*error_) : ok(); }
@@ -68,64 +69,99 @@ class Fields {
 
 Result<Token> token_of(const char* name, const json& value) {
   if (!value.is_number_integer() || value < 0 || value > std::numeric_limits<Token>::max()) {
-    return bad("'{}' is {}, expected a token id", name, value.dump());
+    return config_error("'{}' is {}, expected a token id", name, value.dump());
   }
   return value.get<Token>();
 }
 
-constexpr std::pair<Family, const char*> kFamilies[] = {
-    {Family::kQwen3, "Qwen3ForCausalLM"}, {Family::kQwen2, "Qwen2ForCausalLM"}, {Family::kLlama, "LlamaForCausalLM"}};
+constexpr std::pair<Family, const char*> kFamilies[] = {{Family::kQwen3, "Qwen3ForCausalLM"},
+                                                        {Family::kQwen2, "Qwen2ForCausalLM"},
+                                                        {Family::kLlama, "LlamaForCausalLM"},
+                                                        {Family::kMistral, "MistralForCausalLM"}};
+
+// Fields of other families that change the arithmetic, with the value that changes nothing. A family derived from one
+// of these may keep its model_type and add them.
+constexpr std::pair<const char*, double> kNeutralFactors[] = {
+    {"partial_rotary_factor", 1}, {"logits_scaling", 1},       {"logit_scale", 1},
+    {"residual_multiplier", 1},   {"embedding_multiplier", 1}, {"attention_multiplier", 1}};
+constexpr const char* kAbsentFields[] = {"final_logit_softcapping", "attn_logit_softcapping",
+                                         "query_pre_attn_scalar",   "clip_qkv",
+                                         "no_rope_layers",          "num_experts",
+                                         "num_local_experts",       "n_routed_experts"};
+
+// Refuses arithmetic that is not implemented.
+Status check_arithmetic(const Fields& fields) {
+  for (const auto& [name, neutral] : kNeutralFactors)
+    if (const json* value = fields.get(name); value && *value != neutral)
+      return config_error("'{}' is {}, expected {}: such a factor is not implemented", name, value->dump(), neutral);
+  for (const char* name : kAbsentFields)
+    if (const json* value = fields.get(name))
+      return config_error("'{}' is {}, expected none: it is not implemented", name, value->dump());
+  if (const json* layers = fields.get("layer_types"); layers && layers->is_array())
+    for (const json& layer : *layers)
+      if (layer != "full_attention")
+        return config_error("'layer_types' has {}, expected only \"full_attention\": others are not implemented",
+                            layer.dump());
+  return ok();
+}
 
 // Sets c.family. Fails if the file turns on a feature that is not implemented.
 Status read_family_and_check_features(Fields& fields, ModelConfig& c) {
   const json* type = fields.get("model_type");
-  bool known = false;
+  bool is_known = false;
   for (const auto& [family, architecture] : kFamilies)
-    if (type && *type == family_name(family)) c.family = family, known = true;
-  if (!known) {
-    return bad("'model_type' is {}, expected \"qwen3\", \"qwen2\" or \"llama\", the families implemented",
-               type ? type->dump() : "missing");
+    if (type && *type == family_name(family)) {
+      c.family = family;
+      is_known = true;
+    }
+  if (!is_known) {
+    return config_error(
+        "'model_type' is {}, expected \"qwen3\", \"qwen2\", \"llama\" or \"mistral\", the families implemented",
+        type ? type->dump() : "missing");
   }
-  if (const json* act = fields.get("hidden_act"); act && *act != "silu") {
-    return bad("'hidden_act' is {}, expected \"silu\"", act->dump());
+  if (const json* activation = fields.get("hidden_act"); activation && *activation != "silu") {
+    return config_error("'hidden_act' is {}, expected \"silu\"", activation->dump());
   }
   if (const json* quantization = fields.get("quantization_config"))
-    return bad("'quantization_config' is {}, expected none: quantised weights are not implemented",
-               quantization->is_object() ? quantization->value("quant_method", json("an object")).dump() : "set");
-  bool bias = false, sliding = false, mlp_bias = false;
-  fields.boolean("mlp_bias", mlp_bias);
-  if (c.family != Family::kQwen2) fields.boolean("attention_bias", bias);
-  fields.boolean("use_sliding_window", sliding);
+    return config_error(
+        "'quantization_config' is {}, expected none: quantised weights are not implemented",
+        quantization->is_object() ? quantization->value("quant_method", json("an object")).dump() : "set");
+  ECHO_TRY(check_arithmetic(fields));
+  bool bias = false, uses_sliding_window = false, mlp_bias = false;
+  fields.read_boolean("mlp_bias", mlp_bias);
+  if (c.family != Family::kQwen2) fields.read_boolean("attention_bias", bias);
+  fields.read_boolean("use_sliding_window", uses_sliding_window);
   ECHO_TRY(fields.status());
-  if (bias) return bad("'attention_bias' is true, expected false: biases of this family are not implemented");
-  if (mlp_bias) return bad("'mlp_bias' is true, expected false: biases of the MLP are not implemented");
-  if (sliding) return bad("'use_sliding_window' is true, expected false: sliding windows are not implemented");
+  if (bias) return config_error("'attention_bias' is true, expected false: biases of this family are not implemented");
+  if (mlp_bias) return config_error("'mlp_bias' is true, expected false: biases of the MLP are not implemented");
+  if (uses_sliding_window)
+    return config_error("'use_sliding_window' is true, expected false: sliding windows are not implemented");
   for (const char* name : {"torch_dtype", "dtype"}) {
     const json* dtype = fields.get(name);
     if (dtype && *dtype != "bfloat16" && *dtype != "float32") {
-      return bad("'{}' is {}, expected \"bfloat16\" or \"float32\"", name, dtype->dump());
+      return config_error("'{}' is {}, expected \"bfloat16\" or \"float32\"", name, dtype->dump());
     }
   }
   return ok();
 }
 
 // Reads 'rope_scaling', or 'rope_parameters' of newer exports.
-Result<std::optional<RopeScaling>> scaling_of(const char* name, const json& object) {
-  if (!object.is_object()) return bad("'{}' is {}, expected an object", name, object.dump());
+Result<std::optional<RopeScaling>> read_rope_scaling(const char* name, const json& object) {
+  if (!object.is_object()) return config_error("'{}' is {}, expected an object", name, object.dump());
   Fields fields(object);
   const json* type = fields.get("rope_type");
   if (!type) type = fields.get("type");  // older exports
   if (!type || *type == "default") return std::optional<RopeScaling>();
   if (*type != "llama3")
-    return bad("'{}.rope_type' is {}, expected \"default\" or \"llama3\": other scalings are not implemented", name,
-               type->dump());
+    return config_error("'{}.rope_type' is {}, expected \"default\" or \"llama3\": other scalings are not implemented",
+                        name, type->dump());
   RopeScaling scaling;
   for (const char* required : {"factor", "low_freq_factor", "high_freq_factor"})
-    if (!fields.get(required)) return bad("'{}.{}' is missing, expected a number", name, required);
-  fields.number("factor", scaling.factor);
-  fields.number("low_freq_factor", scaling.low_freq_factor);
-  fields.number("high_freq_factor", scaling.high_freq_factor);
-  fields.integer("original_max_position_embeddings", scaling.original_positions);
+    if (!fields.get(required)) return config_error("'{}.{}' is missing, expected a number", name, required);
+  fields.read_number("factor", scaling.factor);
+  fields.read_number("low_freq_factor", scaling.low_freq_factor);
+  fields.read_number("high_freq_factor", scaling.high_freq_factor);
+  fields.read_integer("original_max_position_embeddings", scaling.original_positions);
   ECHO_TRY(fields.status());
   return std::optional(scaling);
 }
@@ -148,31 +184,38 @@ Result<ModelConfig> read_computable(const json& root) {
   Fields fields(root);
   ModelConfig c;
   ECHO_TRY(read_family_and_check_features(fields, c));
-  fields.integer("vocab_size", c.vocab_size);
-  fields.integer("hidden_size", c.hidden_size);
-  fields.integer("intermediate_size", c.intermediate_size);
-  fields.integer("num_hidden_layers", c.layers);
-  fields.integer("num_attention_heads", c.heads);
+  fields.read_integer("vocab_size", c.vocab_size);
+  fields.read_integer("hidden_size", c.hidden_size);
+  fields.read_integer("intermediate_size", c.intermediate_size);
+  fields.read_integer("num_hidden_layers", c.layers);
+  fields.read_integer("num_attention_heads", c.heads);
   // Hugging Face's defaults: Llama and Qwen2 derive kv_heads and head_dim. Qwen3 has a fixed head_dim (ModelConfig).
   c.kv_heads = c.heads;
-  fields.integer("num_key_value_heads", c.kv_heads, /*required=*/c.family == Family::kQwen3);
+  fields.read_integer("num_key_value_heads", c.kv_heads, /*required=*/c.family == Family::kQwen3);
   if (c.family != Family::kQwen3 && c.heads > 0) c.head_dim = c.hidden_size / c.heads;
-  fields.integer("head_dim", c.head_dim, /*required=*/false);
-  fields.integer("max_position_embeddings", c.positions_max, /*required=*/false);
-  fields.number("rms_norm_eps", c.rms_norm_eps);
-  fields.number("rope_theta", c.rope_theta);
-  fields.number("initializer_range", c.initializer_range);
-  fields.boolean("tie_word_embeddings", c.tie_embeddings);
+  fields.read_integer("head_dim", c.head_dim, /*required=*/false);
+  fields.read_integer("max_position_embeddings", c.positions_max, /*required=*/false);
+  std::int64_t window = c.positions_max;  // Qwen2 has 'use_sliding_window' for it
+  if (c.family == Family::kMistral) fields.read_integer("sliding_window", window, /*required=*/false);
+  if (window < c.positions_max)
+    return config_error(
+        "'sliding_window' is {}, expected none or at least 'max_position_embeddings' {}: sliding windows "
+        "are not implemented",
+        window, c.positions_max);
+  fields.read_number("rms_norm_eps", c.rms_norm_eps);
+  fields.read_number("rope_theta", c.rope_theta);
+  fields.read_number("initializer_range", c.initializer_range);
+  fields.read_boolean("tie_word_embeddings", c.tie_embeddings);
   // Newer exports nest the rotary settings.
   if (const json* rope = fields.get("rope_parameters")) {
-    if (!rope->is_object()) return bad("'rope_parameters' is {}, expected an object", rope->dump());
+    if (!rope->is_object()) return config_error("'rope_parameters' is {}, expected an object", rope->dump());
     Fields nested(*rope);
-    ECHO_ASSIGN(c.rope_scaling, scaling_of("rope_parameters", *rope));
-    nested.number("rope_theta", c.rope_theta);
+    ECHO_ASSIGN(c.rope_scaling, read_rope_scaling("rope_parameters", *rope));
+    nested.read_number("rope_theta", c.rope_theta);
     ECHO_TRY(nested.status());
   }
   if (const json* scaling = fields.get("rope_scaling")) {
-    ECHO_ASSIGN(c.rope_scaling, scaling_of("rope_scaling", *scaling));
+    ECHO_ASSIGN(c.rope_scaling, read_rope_scaling("rope_scaling", *scaling));
   }
   ECHO_TRY(fields.status());
   ECHO_TRY(read_special_tokens(fields, c));
@@ -192,18 +235,20 @@ Result<ModelConfig> read_carried(const json& root, std::string_view text, std::s
   c.source_json = text;
   c.reason_not_computable = std::move(reason);
   const auto read = [&](const char* name, std::int64_t& out, bool required) {
-    (fields.get(name) || !outer.get(name) ? fields : outer).integer(name, out, required);
+    const bool is_only_outer = !fields.get(name) && outer.get(name);
+    (is_only_outer ? outer : fields).read_integer(name, out, required);
   };
-  read("vocab_size", c.vocab_size, true);
-  read("max_position_embeddings", c.positions_max, true);
-  read("hidden_size", c.hidden_size, false);
-  read("num_hidden_layers", c.layers, false);
-  read("num_attention_heads", c.heads, false);
+  constexpr bool kRequired = true, kOptional = false;
+  read("vocab_size", c.vocab_size, kRequired);
+  read("max_position_embeddings", c.positions_max, kRequired);
+  read("hidden_size", c.hidden_size, kOptional);
+  read("num_hidden_layers", c.layers, kOptional);
+  read("num_attention_heads", c.heads, kOptional);
   c.kv_heads = c.heads;
-  read("num_key_value_heads", c.kv_heads, false);
+  read("num_key_value_heads", c.kv_heads, kOptional);
   if (c.heads > 0) c.head_dim = c.hidden_size / c.heads;
-  read("head_dim", c.head_dim, false);
-  outer.boolean("tie_word_embeddings", c.tie_embeddings);
+  read("head_dim", c.head_dim, kOptional);
+  outer.read_boolean("tie_word_embeddings", c.tie_embeddings);
   ECHO_TRY(outer.status());
   ECHO_TRY(fields.status());
   ECHO_TRY(read_special_tokens(outer.get("eos_token_id") || outer.get("bos_token_id") ? outer : fields, c));
@@ -217,6 +262,8 @@ const char* family_name(Family family) {
   switch (family) {
     case Family::kQwen2:
       return "qwen2";
+    case Family::kMistral:
+      return "mistral";
     case Family::kLlama:
       return "llama";
     case Family::kCarried:
@@ -229,7 +276,7 @@ const char* family_name(Family family) {
 Result<ModelConfig> ModelConfig::from_json(std::string_view text, ModelUse use) {
   const json root = json::parse(text, nullptr, /*allow_exceptions=*/false);
   if (!root.is_object())
-    return bad("expected a JSON object, found {}", root.is_discarded() ? "malformed JSON" : root.type_name());
+    return config_error("expected a JSON object, found {}", root.is_discarded() ? "malformed JSON" : root.type_name());
   auto computable = read_computable(root);
   if (computable || use == ModelUse::kCompute) return computable;
   return read_carried(root, text, computable.error().detail);
@@ -237,7 +284,7 @@ Result<ModelConfig> ModelConfig::from_json(std::string_view text, ModelUse use) 
 
 Result<ModelConfig> ModelConfig::from_folder(const std::filesystem::path& folder, ModelUse use) {
   const std::filesystem::path path = folder / "config.json";
-  ECHO_ASSIGN(const std::string text, read_file(path, 16 << 20));
+  ECHO_ASSIGN(const std::string text, read_file(path, kModelConfigBytesMax));
   auto config = from_json(text, use);
   if (!config) return fail(config.error().code, path.string(), "{}", config.error().detail);
   if (config->family != Family::kCarried) return config;
@@ -260,8 +307,9 @@ std::string ModelConfig::summary() const {
 
 Status ModelConfig::check_computable() const {
   if (family != Family::kCarried) return ok();
-  return bad("{}. This program can only carry such a policy: use learner.trainer: external and an inference server",
-             reason_not_computable);
+  return config_error(
+      "{}. This program can only carry such a policy: use learner.trainer: external and an inference server",
+      reason_not_computable);
 }
 
 std::string ModelConfig::to_json() const {
@@ -269,7 +317,7 @@ std::string ModelConfig::to_json() const {
   nlohmann::ordered_json j = {
       {"architectures",
        {std::find_if(std::begin(kFamilies), std::end(kFamilies),
-                     [&](const auto& known) { return known.first == family; })
+                     [&](const auto& entry) { return entry.first == family; })
             ->second}},
       {"model_type", family_name(family)},
       {"vocab_size", vocab_size},
@@ -292,6 +340,7 @@ std::string ModelConfig::to_json() const {
       {"torch_dtype", "bfloat16"},
       {"use_cache", true},
   };
+  if (family == Family::kMistral) j["sliding_window"] = nullptr;  // transformers' default is a window
   if (rope_scaling)
     j["rope_scaling"] = {{"rope_type", "llama3"},
                          {"factor", rope_scaling->factor},
@@ -318,32 +367,33 @@ Status ModelConfig::validate() const {
                {"max_position_embeddings", positions_max, 1 << 26}};
   for (const auto& size : sizes) {
     if (size.value < 1 || size.value > size.maximum) {
-      return bad("'{}' is {}, expected 1 to {}", size.name, size.value, size.maximum);
+      return config_error("'{}' is {}, expected 1 to {}", size.name, size.value, size.maximum);
     }
   }
   if (family != Family::kCarried && heads % kv_heads != 0) {
-    return bad("'num_attention_heads' is {}, expected a multiple of 'num_key_value_heads' {}", heads, kv_heads);
+    return config_error("'num_attention_heads' is {}, expected a multiple of 'num_key_value_heads' {}", heads,
+                        kv_heads);
   }
   if (family != Family::kCarried && head_dim % 2 != 0)
-    return bad("'head_dim' is {}, expected an even number", head_dim);
-  const auto positive = [](double x) { return std::isfinite(x) && x > 0; };
-  if (!positive(rms_norm_eps)) return bad("'rms_norm_eps' is {}, expected a positive number", rms_norm_eps);
-  if (!positive(rope_theta)) return bad("'rope_theta' is {}, expected a positive number", rope_theta);
+    return config_error("'head_dim' is {}, expected an even number", head_dim);
+  const auto is_positive = [](double x) { return std::isfinite(x) && x > 0; };
+  if (!is_positive(rms_norm_eps)) return config_error("'rms_norm_eps' is {}, expected a positive number", rms_norm_eps);
+  if (!is_positive(rope_theta)) return config_error("'rope_theta' is {}, expected a positive number", rope_theta);
   if (rope_scaling) {
     const RopeScaling& r = *rope_scaling;
-    const bool is_valid = positive(r.factor) && positive(r.low_freq_factor) && positive(r.high_freq_factor) &&
+    const bool is_valid = is_positive(r.factor) && is_positive(r.low_freq_factor) && is_positive(r.high_freq_factor) &&
                           r.low_freq_factor < r.high_freq_factor && r.original_positions >= 1;
     if (!is_valid)
-      return bad(
+      return config_error(
           "'rope_scaling' has factor {}, low_freq_factor {}, high_freq_factor {} and "
           "original_max_position_embeddings {}, expected positive numbers, the low factor below the high one",
           r.factor, r.low_freq_factor, r.high_freq_factor, r.original_positions);
   }
-  if (!positive(initializer_range))
-    return bad("'initializer_range' is {}, expected a positive number", initializer_range);
+  if (!is_positive(initializer_range))
+    return config_error("'initializer_range' is {}, expected a positive number", initializer_range);
   for (const Token token : eos) {
     if (token < 0 || token >= vocab_size) {
-      return bad("'eos_token_id' is {}, expected an id below 'vocab_size' {}", token, vocab_size);
+      return config_error("'eos_token_id' is {}, expected an id below 'vocab_size' {}", token, vocab_size);
     }
   }
   return ok();
@@ -359,26 +409,31 @@ std::uint64_t ModelConfig::parameters() const {
 }
 
 MemoryEstimate memory_estimate(const ModelConfig& config) {
-  const std::uint64_t n = config.parameters();
-  const Bytes policy = config.family == Family::kCarried ? config.carried_bytes : Bytes{2 * n};
-  // 2 policy + 2 gradient + 4 master + 8 moments, bytes per parameter
-  return {policy, {16 * n}, {static_cast<std::uint64_t>(2 * 2 * config.layers * config.kv_heads * config.head_dim)}};
+  constexpr std::uint64_t kPolicyBytes = 2, kTrainingBytes = 2 + 2 + 4 + 8;  // policy, gradient, master and moments
+  const std::uint64_t parameters = config.parameters();
+  const std::int64_t values_per_token = 2 * config.layers * config.kv_heads * config.head_dim;
+  return {.policy_bf16 = config.family == Family::kCarried ? config.carried_bytes : Bytes{kPolicyBytes * parameters},
+          .training = {kTrainingBytes * parameters},
+          .kv_cache_per_token = {static_cast<std::uint64_t>(2 * values_per_token)}};
 }
 
 namespace {
 
-ModelConfig shape(std::int64_t hidden, std::int64_t inner, std::int64_t layers, std::int64_t heads, std::int64_t kv) {
+constexpr std::int64_t kAddedTokens = 3;  // <|endoftext|> and the two marks of a chat
+
+ModelConfig shape(std::int64_t hidden, std::int64_t intermediate, std::int64_t layers, std::int64_t heads,
+                  std::int64_t kv_heads) {
   ModelConfig c;
   c.hidden_size = hidden;
-  c.intermediate_size = inner;
+  c.intermediate_size = intermediate;
   c.layers = layers;
   c.heads = heads;
-  c.kv_heads = kv;
+  c.kv_heads = kv_heads;
   return c;
 }
 
 ModelConfig tiny(ModelConfig c) {
-  c.vocab_size = static_cast<std::int64_t>(kCharacterAlphabet.size()) + 3;
+  c.vocab_size = static_cast<std::int64_t>(kCharacterAlphabet.size()) + kAddedTokens;
   c.eos = {static_cast<Token>(kCharacterAlphabet.size())};  // <|endoftext|>
   c.head_dim = 32;
   c.positions_max = 1024;
@@ -396,7 +451,7 @@ ModelConfig tiny_64() {
 
 // One token per byte, and room for a word problem with its solution.
 ModelConfig bytes(ModelConfig c) {
-  c.vocab_size = 256 + 3;
+  c.vocab_size = 256 + kAddedTokens;
   c.eos = {256};  // <|endoftext|>
   c.positions_max = 4096;
   return c;
@@ -414,7 +469,7 @@ ModelConfig qwen3(ModelConfig c, bool tied) {
 }
 
 ModelConfig qwen2_5_half_b() {
-  ModelConfig c = qwen3(shape(896, 4864, 24, 14, 2), true);
+  ModelConfig c = qwen3(shape(896, 4864, 24, 14, 2), /*tied=*/true);
   c.family = Family::kQwen2;
   c.head_dim = 64;
   c.positions_max = 32768;
@@ -431,7 +486,7 @@ ModelConfig llama_3_2_1b() {
   c.positions_max = 131072;
   c.rms_norm_eps = 1e-5;
   c.rope_theta = 5e5;
-  c.rope_scaling = RopeScaling{32, 1, 4, 8192};
+  c.rope_scaling = RopeScaling{.factor = 32, .low_freq_factor = 1, .high_freq_factor = 4, .original_positions = 8192};
   c.tie_embeddings = true;
   return c;
 }
@@ -443,10 +498,10 @@ const std::vector<std::pair<std::string, ModelConfig>>& presets() {
       {"tiny-256", tiny(shape(256, 768, 3, 8, 4))},
       {"bytes-64", bytes(tiny_64())},
       {"bytes-256", bytes(tiny(shape(256, 768, 3, 8, 4)))},
-      {"qwen3-0.6b", qwen3(shape(1024, 3072, 28, 16, 8), true)},
-      {"qwen3-1.7b", qwen3(shape(2048, 6144, 28, 16, 8), true)},
-      {"qwen3-4b", qwen3(shape(2560, 9728, 36, 32, 8), true)},
-      {"qwen3-8b", qwen3(shape(4096, 12288, 36, 32, 8), false)},
+      {"qwen3-0.6b", qwen3(shape(1024, 3072, 28, 16, 8), /*tied=*/true)},
+      {"qwen3-1.7b", qwen3(shape(2048, 6144, 28, 16, 8), /*tied=*/true)},
+      {"qwen3-4b", qwen3(shape(2560, 9728, 36, 32, 8), /*tied=*/true)},
+      {"qwen3-8b", qwen3(shape(4096, 12288, 36, 32, 8), /*tied=*/false)},
       {"qwen2.5-0.5b", qwen2_5_half_b()},
       {"llama-3.2-1b", llama_3_2_1b()},
   };
@@ -462,8 +517,8 @@ std::vector<std::string> preset_names() {
 }
 
 Result<ModelConfig> preset(std::string_view name) {
-  for (const auto& [known, config] : presets()) {
-    if (known == name) return config;
+  for (const auto& [preset_name, config] : presets()) {
+    if (preset_name == name) return config;
   }
   return fail(Code::kInvalid, "model preset", "no preset is called '{}', expected one of {}", name,
               fmt::join(preset_names(), ", "));

@@ -1,5 +1,5 @@
 // The shape and sizes of a decoder, with the names of Hugging Face's config.json. This program can compute the Qwen3,
-// Qwen2 (including 2.5) and Llama (including 3) families. It can carry the policies of all others.
+// Qwen2 (including 2.5), Llama (including 3) and Mistral families. It can carry the policies of all others.
 #pragma once
 #include <cstdint>
 #include <filesystem>
@@ -18,10 +18,10 @@ using Token = std::int32_t;
 
 // kCarried: another family, or one of these with a feature that is not implemented. Its policies are tensors of any
 // names and types, which an external trainer makes and an inference server uses.
-enum class Family { kQwen3, kQwen2, kLlama, kCarried };
+enum class Family { kQwen3, kQwen2, kLlama, kMistral, kCarried };
 const char* family_name(Family family);  // config.json's model_type, if the family is implemented
 
-// What a model is read for: to compute it, or also only to carry its policies.
+// The purpose of reading a model: to compute it, or also only to carry its policies.
 enum class ModelUse { kCompute, kCarry };
 
 // Extends rotary positions beyond those trained first, as Llama 3 does: divides slow rotations by `factor`, keeps fast
@@ -48,12 +48,12 @@ struct ModelConfig {
   std::optional<RopeScaling> rope_scaling;
   double initializer_range = 0.02;  // standard deviation of fresh weights
   bool tie_embeddings = false;      // tie_word_embeddings: lm_head is embed_tokens
-  std::vector<Token> eos;           // eos_token_id, one or several
-  std::optional<Token> bos;         // bos_token_id
+  std::vector<Token> eos;           // eos_token_id, one or several: tokens that end a text
+  std::optional<Token> bos;         // bos_token_id: the token that begins a text
 
   // Only of Family::kCarried:
-  std::string source_json;            // config.json, unchanged
-  std::string reason_not_computable;  // names the field, what it is, and what would be accepted
+  std::string source_json;             // config.json, unchanged
+  std::string reason_not_computable;   // names the field, what it is, and what would be accepted
   std::uint64_t carried_elements = 0;  // of all tensors; 0: not known, because no weights were read
   Bytes carried_bytes{};
 
@@ -74,14 +74,14 @@ struct ModelConfig {
   // kInvalid if no model can have this shape.
   Status validate() const;
 
-  std::uint64_t parameters() const;  // 0 if a carried model's weights were not read
+  std::uint64_t parameters() const;                           // 0 if a carried model's weights were not read
   bool qk_norm() const { return family == Family::kQwen3; }   // each head of queries and keys is normalised
   bool qkv_bias() const { return family == Family::kQwen2; }  // queries, keys and values have a bias
 };
 
 // The memory of a model of this shape, without activations.
 struct MemoryEstimate {
-  Bytes policy_bf16;         // the weights as broadcast and as a worker holds them on a GPU; carried ones as they are
+  Bytes policy_bf16;         // the weights as broadcast and as a worker holds them on a GPU; carried ones unchanged
   Bytes training;            // policy and gradient in bf16; fp32 master, first and second moment of AdamW
   Bytes kv_cache_per_token;  // keys and values of all layers in bf16
 };

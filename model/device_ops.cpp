@@ -60,10 +60,11 @@ struct GatedOnDevice : torch::autograd::Function<GatedOnDevice> {
   }
 };
 
+// A slope is a gradient. `both`: [rows, 2 width], gate and up side by side.
 struct JointGated : torch::autograd::Function<JointGated> {
-  static Tensor half(const Tensor& both, std::int64_t which) {
+  static Tensor half(const Tensor& both, std::int64_t index) {
     const std::int64_t width = both.size(1) / 2;
-    return both.narrow(1, which * width, width);
+    return both.narrow(1, index * width, width);
   }
   static Tensor forward(AutogradContext* context, const Tensor& x, const Tensor& joint_weight, const Tensor&,
                         const Tensor&) {
@@ -73,10 +74,10 @@ struct JointGated : torch::autograd::Function<JointGated> {
   }
   static variable_list backward(AutogradContext* context, variable_list gradients) {
     const auto saved = context->get_saved_variables();
-    const Tensor &x = saved[0], &joint_weight = saved[1], &both = saved[2], d = torch::empty_like(both);
-    training::gate_backward(half(both, 0), half(both, 1), gradients[0], half(d, 0), half(d, 1));
-    const auto weights = d.t().mm(x).split(joint_weight.size(0) / 2);
-    return {d.mm(joint_weight), Tensor(), weights[0], weights[1]};
+    const Tensor &x = saved[0], &joint_weight = saved[1], &both = saved[2], both_slope = torch::empty_like(both);
+    training::gate_backward(half(both, 0), half(both, 1), gradients[0], half(both_slope, 0), half(both_slope, 1));
+    const auto weight_slopes = both_slope.t().mm(x).split(joint_weight.size(0) / 2);
+    return {both_slope.mm(joint_weight), Tensor(), weight_slopes[0], weight_slopes[1]};
   }
 };
 
@@ -88,13 +89,21 @@ struct SelectedRows : torch::autograd::Function<SelectedRows> {
   }
   static variable_list backward(AutogradContext* context, variable_list gradients) {
     const Tensor rows = context->get_saved_variables()[0];
-    const Tensor all =
+    const Tensor x_gradient =
         torch::zeros({context->saved_data["count"].toInt(), gradients[0].size(1)}, gradients[0].options());
-    return {all.index_copy_(0, rows, gradients[0]), Tensor()};
+    return {x_gradient.index_copy_(0, rows, gradients[0]), Tensor()};
   }
 };
 
-training::Heads heads_of(const Rotation& r) { return {r.cos, r.sin, r.q_norm, r.k_norm, r.heads, r.kv_heads, r.eps}; }
+training::Heads heads_of(const Rotation& r) {
+  return {.cos = r.cos,
+          .sin = r.sin,
+          .q_norm = r.q_norm,
+          .k_norm = r.k_norm,
+          .heads = r.heads,
+          .kv_heads = r.kv_heads,
+          .eps = r.eps};
+}
 
 // An empty tensor for an undefined norm, because a Function takes no undefined tensors.
 Tensor or_empty(const Tensor& norm) { return norm.defined() ? norm : torch::empty({0}); }
@@ -107,13 +116,13 @@ void save_heads(AutogradContext* context, const Rotation& r) {
 training::Heads saved_heads(AutogradContext* context, const Tensor& cos, const Tensor& sin, const Tensor& q_norm,
                             const Tensor& k_norm) {
   const auto norm = [](const Tensor& t) { return t.numel() > 0 ? t : Tensor(); };
-  return {cos,
-          sin,
-          norm(q_norm),
-          norm(k_norm),
-          context->saved_data["heads"].toInt(),
-          context->saved_data["kv_heads"].toInt(),
-          context->saved_data["eps"].toDouble()};
+  return {.cos = cos,
+          .sin = sin,
+          .q_norm = norm(q_norm),
+          .k_norm = norm(k_norm),
+          .heads = context->saved_data["heads"].toInt(),
+          .kv_heads = context->saved_data["kv_heads"].toInt(),
+          .eps = context->saved_data["eps"].toDouble()};
 }
 
 struct RotatedOnDevice : torch::autograd::Function<RotatedOnDevice> {
@@ -126,10 +135,10 @@ struct RotatedOnDevice : torch::autograd::Function<RotatedOnDevice> {
   static variable_list backward(AutogradContext* context, variable_list gradients) {
     const auto saved = context->get_saved_variables();
     const training::Heads h = saved_heads(context, saved[3], saved[4], saved[1], saved[2]);
-    const Tensor d = gradients[0].contiguous();
+    const Tensor slope = gradients[0].contiguous();
     const auto slopes =
-        training::rotate_backward(saved[0], h, d.narrow(1, 0, h.heads), d.narrow(1, h.heads, h.kv_heads),
-                                  d.narrow(1, h.heads + h.kv_heads, h.kv_heads), {}, {});
+        training::rotate_backward(saved[0], h, slope.narrow(1, 0, h.heads), slope.narrow(1, h.heads, h.kv_heads),
+                                  slope.narrow(1, h.heads + h.kv_heads, h.kv_heads), {}, {});
     return {slopes.qkv, slopes.q_norm, slopes.k_norm, Tensor()};
   }
 };
@@ -141,14 +150,32 @@ struct AttendedOnDevice : torch::autograd::Function<AttendedOnDevice> {
   struct Operands {
     Tensor q, k, v;
   };
+  // Places of the saved tensors.
+  enum Saved : std::size_t {
+    kQkv,
+    kQNorm,
+    kKNorm,
+    kCos,
+    kSin,
+    kOut,
+    kLogSums,
+    kSeed,
+    kOffset,
+    kQueriesFirst,
+    kKeysFirst,
+    kRows,
+    kCopiesFirst,
+    kCopies
+  };
   // For the gradients, keys and values are repeated for every query head. libtorch would otherwise create gradients of
   // that size and sum them in bf16.
   static Operands operands(const Tensor& qkv, const training::Heads& h, const Tensor& rows, bool repeated) {
     const Tensor rotated = training::rotate(qkv, h);
-    Tensor seen = rotated.narrow(1, h.heads, 2 * h.kv_heads);
-    if (rows.defined() && rows.numel() > 0) seen = training::gather(seen, rows, repeated ? h.heads / h.kv_heads : 1);
-    const std::int64_t heads = seen.size(1) / 2;
-    return {rotated.narrow(1, 0, h.heads), seen.narrow(1, 0, heads), seen.narrow(1, heads, heads)};
+    Tensor keys_values = rotated.narrow(1, h.heads, 2 * h.kv_heads);
+    if (rows.defined() && rows.numel() > 0)
+      keys_values = training::gather(keys_values, rows, repeated ? h.heads / h.kv_heads : 1);
+    const std::int64_t heads = keys_values.size(1) / 2;
+    return {rotated.narrow(1, 0, h.heads), keys_values.narrow(1, 0, heads), keys_values.narrow(1, heads, heads)};
   }
 
   static Tensor forward(AutogradContext* context, const Tensor& qkv, const Tensor& q_norm, const Tensor& k_norm,
@@ -158,7 +185,8 @@ struct AttendedOnDevice : torch::autograd::Function<AttendedOnDevice> {
     // Queries and keys already contain the scale of the scores.
     const auto [out, log_sums, seed, offset, unused] =
         at::_flash_attention_forward(o.q, o.k, o.v, plan.queries_first, plan.keys_first, plan.queries_max,
-                                     plan.keys_max, 0.0, /*is_causal=*/true, false, 1.0);
+                                     plan.keys_max, /*dropout_p=*/0.0, /*is_causal=*/true, /*return_debug_mask=*/false,
+                                     /*scale=*/1.0);
     context->save_for_backward({qkv, q_norm, k_norm, r.cos, r.sin, out, log_sums, seed, offset, plan.queries_first,
                                 plan.keys_first, or_empty(plan.rows), or_empty(plan.copies_first),
                                 or_empty(plan.copies)});
@@ -170,16 +198,17 @@ struct AttendedOnDevice : torch::autograd::Function<AttendedOnDevice> {
 
   static variable_list backward(AutogradContext* context, variable_list gradients) {
     const auto saved = context->get_saved_variables();
-    const training::Heads h = saved_heads(context, saved[3], saved[4], saved[1], saved[2]);
-    const Tensor &rows = saved[11], &out = saved[5];
-    const Operands o = operands(saved[0], h, rows, /*repeated=*/true);
+    const training::Heads h = saved_heads(context, saved[kCos], saved[kSin], saved[kQNorm], saved[kKNorm]);
+    const Tensor &rows = saved[kRows], &out = saved[kOut];
+    const Operands o = operands(saved[kQkv], h, rows, /*repeated=*/true);
     const auto [dq, dk, dv] = at::_flash_attention_backward(
-        gradients[0].view_as(out), o.q, o.k, o.v, out, saved[6], saved[9], saved[10],
-        context->saved_data["queries_max"].toInt(), context->saved_data["keys_max"].toInt(), 0.0, /*is_causal=*/true,
-        saved[7], saved[8], 1.0);
+        gradients[0].view_as(out), o.q, o.k, o.v, out, saved[kLogSums], saved[kQueriesFirst], saved[kKeysFirst],
+        context->saved_data["queries_max"].toInt(), context->saved_data["keys_max"].toInt(), /*dropout_p=*/0.0,
+        /*is_causal=*/true, saved[kSeed], saved[kOffset], /*scale=*/1.0);
     const bool gathered = rows.numel() > 0;
-    const auto slopes = training::rotate_backward(saved[0], h, dq.contiguous(), dk.contiguous(), dv.contiguous(),
-                                                  gathered ? saved[12] : Tensor(), gathered ? saved[13] : Tensor());
+    const auto slopes =
+        training::rotate_backward(saved[kQkv], h, dq.contiguous(), dk.contiguous(), dv.contiguous(),
+                                  gathered ? saved[kCopiesFirst] : Tensor(), gathered ? saved[kCopies] : Tensor());
     return {slopes.qkv, slopes.q_norm, slopes.k_norm, Tensor(), Tensor()};
   }
 };
@@ -193,8 +222,9 @@ struct ScoresOnDevice : torch::autograd::Function<ScoresOnDevice> {
   template <class F>
   static void over_parts(const Tensor& hidden, const Tensor& weight, const F& f) {
     const std::int64_t rows = hidden.size(0), parts = (rows + rows_max(hidden, weight) - 1) / rows_max(hidden, weight);
-    const std::int64_t each = parts == 0 ? 1 : ((rows + parts - 1) / parts + kLogitRows - 1) / kLogitRows * kLogitRows;
-    for (std::int64_t begin = 0; begin < rows; begin += each) f(begin, std::min(each, rows - begin));
+    const std::int64_t part_rows =
+        parts == 0 ? 1 : ((rows + parts - 1) / parts + kLogitRows - 1) / kLogitRows * kLogitRows;
+    for (std::int64_t begin = 0; begin < rows; begin += part_rows) f(begin, std::min(part_rows, rows - begin));
   }
 
   static variable_list forward(AutogradContext* context, const Tensor& hidden, const Tensor& weight,
@@ -220,18 +250,19 @@ struct ScoresOnDevice : torch::autograd::Function<ScoresOnDevice> {
     Tensor weight_slope;  // an fp32 sum if there are several parts
     over_parts(hidden, weight, [&](std::int64_t begin, std::int64_t count) {
       const auto part = [&](const Tensor& t) { return t.narrow(0, begin, count); };
-      const Tensor rows = part(hidden), d = torch::linear(rows, weight);
-      training::score_backward(d, part(targets), temperature, part(log_sums), part(slopes));
-      Tensor to = part(hidden_slope);
-      torch::mm_out(to, d, weight);
+      const Tensor rows = part(hidden), logits = torch::linear(rows, weight);
+      training::score_backward(logits, part(targets), temperature, part(log_sums), part(slopes));
+      const Tensor& logits_slope = logits;  // score_backward() has replaced the logits
+      Tensor part_slope = part(hidden_slope);
+      torch::mm_out(part_slope, logits_slope, weight);
       if (count == hidden.size(0))
-        weight_slope = d.t().mm(rows);
+        weight_slope = logits_slope.t().mm(rows);
       else if (hidden.scalar_type() == torch::kFloat)
-        weight_slope = weight_slope.defined() ? weight_slope.addmm_(d.t(), rows) : d.t().mm(rows);
+        weight_slope = weight_slope.defined() ? weight_slope.addmm_(logits_slope.t(), rows) : logits_slope.t().mm(rows);
       else if (!weight_slope.defined())
-        weight_slope = at::mm(d.t(), rows, torch::kFloat);
+        weight_slope = at::mm(logits_slope.t(), rows, torch::kFloat);
       else
-        at::addmm_out(weight_slope, weight_slope, d.t(), rows, torch::kFloat);
+        at::addmm_out(weight_slope, weight_slope, logits_slope.t(), rows, torch::kFloat);
     });
     if (!weight_slope.defined()) weight_slope = torch::zeros_like(weight);
     return {hidden_slope, weight_slope.to(weight.scalar_type()), Tensor(), Tensor()};
@@ -254,13 +285,13 @@ std::pair<Tensor, Tensor> norm_and_sum(const Tensor& x, const Tensor& addend, co
   return {rms_norm(sum, weight, eps), sum};
 }
 
-bool supports_joint_gated(const Tensor& x, const Tensor& whole) {
-  return whole.defined() && training::kernels_support(x) && whole.scalar_type() == x.scalar_type() &&
-         whole.size(0) % 16 == 0;
+bool supports_joint_gated(const Tensor& x, const Tensor& joint_weight) {
+  return joint_weight.defined() && training::kernels_support(x) && joint_weight.scalar_type() == x.scalar_type() &&
+         joint_weight.size(0) % 16 == 0;
 }
 
-Tensor joint_gated(const Tensor& x, const Tensor& whole, const Tensor& gate, const Tensor& up) {
-  return JointGated::apply(x, whole, gate, up);
+Tensor joint_gated(const Tensor& x, const Tensor& joint_weight, const Tensor& gate, const Tensor& up) {
+  return JointGated::apply(x, joint_weight, gate, up);
 }
 
 Tensor gated_on_device(const Tensor& gate, const Tensor& up) { return GatedOnDevice::apply(gate, up); }
@@ -279,40 +310,42 @@ Tensor select_rows(const Tensor& x, const Tensor& rows) {
 
 AttentionPlan attention_plan(const Tensor& segments, bool gathers, const torch::Device& device) {
   const std::int64_t count = segments.size(0);
-  const auto* const of = reinterpret_cast<const Segment*>(segments.data_ptr<std::int64_t>());
+  const auto* const segment = reinterpret_cast<const Segment*>(segments.data_ptr<std::int64_t>());
   const auto ints = [](std::int64_t n) { return torch::empty({n}, torch::kInt); };
   const Tensor queries_first = ints(count + 1), keys_first = ints(count + 1);
-  auto *q = queries_first.data_ptr<std::int32_t>(), *k = keys_first.data_ptr<std::int32_t>();
+  auto *first_query = queries_first.data_ptr<std::int32_t>(), *first_key = keys_first.data_ptr<std::int32_t>();
   AttentionPlan plan;
-  q[0] = k[0] = 0;
-  bool shared = gathers;
+  first_query[0] = first_key[0] = 0;
+  bool needs_rows = gathers;
   for (std::int64_t s = 0; s < count; ++s) {
-    TORCH_CHECK(of[s].begin == q[s] && of[s].count > 0 && of[s].prefix < s, "segments are not consecutive");
-    const std::int64_t seen = of[s].count + (of[s].prefix < 0 ? 0 : of[of[s].prefix].count);
-    shared |= of[s].prefix >= 0;
-    q[s + 1] = q[s] + static_cast<std::int32_t>(of[s].count);
-    k[s + 1] = k[s] + static_cast<std::int32_t>(seen);
-    plan.queries_max = std::max(plan.queries_max, of[s].count);
-    plan.keys_max = std::max(plan.keys_max, seen);
+    TORCH_CHECK(segment[s].begin == first_query[s] && segment[s].count > 0 && segment[s].prefix < s,
+                "segments are not consecutive");
+    const std::int64_t segment_keys = segment[s].count + (segment[s].prefix < 0 ? 0 : segment[segment[s].prefix].count);
+    needs_rows |= segment[s].prefix >= 0;
+    first_query[s + 1] = first_query[s] + static_cast<std::int32_t>(segment[s].count);
+    first_key[s + 1] = first_key[s] + static_cast<std::int32_t>(segment_keys);
+    plan.queries_max = std::max(plan.queries_max, segment[s].count);
+    plan.keys_max = std::max(plan.keys_max, segment_keys);
   }
-  if (shared) {
-    const std::int64_t tokens = q[count], keys = k[count];
+  if (needs_rows) {
+    const std::int64_t tokens = first_query[count], keys = first_key[count];
     const Tensor rows = ints(keys), copies_first = ints(tokens + 1), copies = ints(keys);
     auto* const row = rows.data_ptr<std::int32_t>();
-    for (std::int64_t s = 0, at = 0; s < count; ++s) {
-      const auto add = [&](const Segment& of_keys) {
-        for (std::int64_t t = 0; t < of_keys.count; ++t) row[at++] = static_cast<std::int32_t>(of_keys.begin + t);
+    for (std::int64_t s = 0, key = 0; s < count; ++s) {
+      const auto add = [&](const Segment& source) {
+        for (std::int64_t t = 0; t < source.count; ++t) row[key++] = static_cast<std::int32_t>(source.begin + t);
       };
-      if (of[s].prefix >= 0) add(of[of[s].prefix]);
-      add(of[s]);
+      if (segment[s].prefix >= 0) add(segment[segment[s].prefix]);
+      add(segment[s]);
     }
-    auto* const first = copies_first.data_ptr<std::int32_t>();
-    std::fill(first, first + tokens + 1, 0);
-    for (std::int64_t i = 0; i < keys; ++i) ++first[row[i] + 1];
-    for (std::int64_t t = 0; t < tokens; ++t) first[t + 1] += first[t];
-    std::vector<std::int32_t> next(first, first + tokens);
+    // A counting sort of the keys by their tokens.
+    auto* const first_copy = copies_first.data_ptr<std::int32_t>();
+    std::fill(first_copy, first_copy + tokens + 1, 0);
+    for (std::int64_t i = 0; i < keys; ++i) ++first_copy[row[i] + 1];
+    for (std::int64_t t = 0; t < tokens; ++t) first_copy[t + 1] += first_copy[t];
+    std::vector<std::int32_t> next_copy(first_copy, first_copy + tokens);
     for (std::int64_t i = 0; i < keys; ++i)
-      copies.data_ptr<std::int32_t>()[next[static_cast<std::size_t>(row[i])]++] = static_cast<std::int32_t>(i);
+      copies.data_ptr<std::int32_t>()[next_copy[static_cast<std::size_t>(row[i])]++] = static_cast<std::int32_t>(i);
     plan.rows = upload(rows, device);
     plan.copies_first = upload(copies_first, device);
     plan.copies = upload(copies, device);

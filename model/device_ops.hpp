@@ -10,14 +10,14 @@ namespace echoline::model {
 torch::Tensor rms_norm_on_device(const torch::Tensor& x, const torch::Tensor& weight, double eps);
 torch::Tensor gated_on_device(const torch::Tensor& gate, const torch::Tensor& up);
 
-// Returns the norm of x, or of x + addend if that is defined, and the normalised value itself. One kernel, and one for
-// the summed gradients. On other devices than a GPU: rms_norm() of model/training_ops and an addition.
+// Returns the norm of the sum x + addend (of x if `addend` is undefined), and the sum itself. On a GPU, that is one
+// kernel, and one for the gradients; elsewhere rms_norm() of model/training_ops and an addition.
 std::pair<torch::Tensor, torch::Tensor> norm_and_sum(const torch::Tensor& x, const torch::Tensor& addend,
                                                      const torch::Tensor& weight, double eps);
-// silu(x gate^T) * x up^T. `whole` holds the rows of both weights, which are the parameters that receive the gradient.
-torch::Tensor joint_gated(const torch::Tensor& x, const torch::Tensor& whole, const torch::Tensor& gate,
+// silu(x gate^T) * x up^T. `gate` and `up` are views of `joint_weight` and the parameters that receive the gradient.
+torch::Tensor joint_gated(const torch::Tensor& x, const torch::Tensor& joint_weight, const torch::Tensor& gate,
                           const torch::Tensor& up);
-bool supports_joint_gated(const torch::Tensor& x, const torch::Tensor& whole);
+bool supports_joint_gated(const torch::Tensor& x, const torch::Tensor& joint_weight);
 
 bool supports_rotate_on_device(const torch::Tensor& qkv, const Rotation& rotation);
 torch::Tensor rotate_on_device(const torch::Tensor& qkv, const Rotation& rotation);
@@ -28,12 +28,12 @@ torch::Tensor select_rows(const torch::Tensor& x, const torch::Tensor& rows);
 // The keys that each segment sees, for attention over all segments in one call. A segment's keys are those of its
 // prefix followed by its own. Its last query sees all of them, the query before it all but the last, and so on.
 struct AttentionPlan {
-  torch::Tensor queries_first, keys_first;  // int32 [segments + 1]
+  torch::Tensor queries_first, keys_first;  // int32 [segments + 1]: each segment's first query and key; then the end
   std::int64_t queries_max = 0, keys_max = 0;
-  torch::Tensor rows;                  // int32 [keys]: the token of each key; undefined where keys are the tokens
-  torch::Tensor copies_first, copies;  // int32 [tokens + 1], [keys]: the keys of each token; undefined as `rows`
+  torch::Tensor rows;                  // int32 [keys]: the token of each key; undefined if the keys are the tokens
+  torch::Tensor copies_first, copies;  // int32 [tokens + 1], [keys]: the keys of each token; undefined like `rows`
 };
-// `gathers`: `rows` is defined even if every segment's keys are its own tokens.
+// With `gathers`, `rows` is defined even if every segment's keys are its own tokens.
 AttentionPlan attention_plan(const torch::Tensor& segments, bool gathers, const torch::Device& device);
 
 // Requires bf16, and a libtorch with flash attention.

@@ -1,3 +1,4 @@
+// Implements DeviceWeights over delta::cuda::Device.
 #include "model/device_weights.hpp"
 
 #include <torch/cuda.h>
@@ -38,11 +39,11 @@ std::optional<DeviceWeights> DeviceWeights::of(std::shared_ptr<Transformer> mode
   delta::cuda::DeviceOptions options;
   options.ordinal = model->device().index();
   options.threads = threads;
-  const auto made = [&]() -> Result<DeviceWeights> {
+  const auto open_and_attach = [&]() -> Result<DeviceWeights> {
     ECHO_ASSIGN(delta::cuda::Device device, delta::cuda::Device::open(options));
     return attach(std::move(model), std::move(device));
   };
-  Result<DeviceWeights> weights = made();
+  Result<DeviceWeights> weights = open_and_attach();
   if (weights) return std::move(*weights);
   log::info("weights are copied between the GPU and the host as a whole: {}", weights.error().message());
   return std::nullopt;
@@ -63,24 +64,25 @@ Status DeviceWeights::on_weights_replaced() {
 
 Result<delta::SharedState> DeviceWeights::policy() {
   wait_for(*model_);
-  std::optional<delta::OwnedState> next;
+  std::optional<delta::OwnedState> memory;
   {
-    const std::lock_guard lock(unused_->mutex);
-    if (!unused_->policies.empty()) {
-      next = std::move(unused_->policies.back());
-      unused_->policies.pop_back();
+    const std::lock_guard lock(released_->mutex);
+    if (!released_->policies.empty()) {
+      memory = std::move(released_->policies.back());
+      released_->policies.pop_back();
     }
   }
-  if (!next) {
-    ECHO_ASSIGN(next, device_.pinned_like(weights_.layout()));
+  if (!memory) {
+    ECHO_ASSIGN(memory, device_.pinned_like(weights_.layout()));
   }
-  ECHO_TRY(device_.download(weights_, *next));
-  const auto keep_or_free = [unused = unused_](delta::OwnedState* policy) {
+  ECHO_TRY(device_.download(weights_, *memory));
+  const auto keep_or_free = [released = released_](delta::OwnedState* policy) {
     const std::unique_ptr<delta::OwnedState> owner(policy);
-    const std::lock_guard lock(unused->mutex);
-    if (unused->policies.size() < Unused::kPoliciesMax) unused->policies.push_back(std::move(*policy));
+    const std::lock_guard lock(released->mutex);
+    if (released->policies.size() < ReleasedPolicies::kPoliciesMax) released->policies.push_back(std::move(*policy));
   };
-  return delta::SharedState(std::shared_ptr<delta::OwnedState>(new delta::OwnedState(*std::move(next)), keep_or_free));
+  return delta::SharedState(
+      std::shared_ptr<delta::OwnedState>(new delta::OwnedState(*std::move(memory)), keep_or_free));
 }
 
 bool DeviceWeights::all_finite() const {
@@ -88,9 +90,9 @@ bool DeviceWeights::all_finite() const {
   return torch::stack(torch::_foreach_norm(model_->parameters())).isfinite().all().item<bool>();
 }
 
-Status DeviceWeights::apply(std::span<const delta::TensorWrite> written, const delta::Digest& result) {
+Status DeviceWeights::apply(std::span<const delta::TensorWrite> written, const delta::Digest& expected_digest) {
   wait_for(*model_);
-  ECHO_TRY(device_.apply(written, result, weights_));
+  ECHO_TRY(device_.apply(written, expected_digest, weights_));
   return ok();
 }
 

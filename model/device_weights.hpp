@@ -16,8 +16,9 @@ namespace echoline::model {
 // Use from the model's thread. Errors as those of delta::cuda::Device: kUnavailable if the device fails.
 class DeviceWeights {
  public:
-  // For a model on a CUDA device with bf16 weights, in a build with the kernels; nothing otherwise, and libtorch then
-  // copies weights. `threads` of the host check and copy changes; 0: all.
+  // Attaches to a model on a CUDA device with bf16 weights, in a build with the kernels. Otherwise returns nothing, and
+  // libtorch must copy the weights. `threads`: number of host threads that check and copy changes; 0: one per
+  // processor.
   static std::optional<DeviceWeights> of(std::shared_ptr<Transformer> model, unsigned threads = 0);
   // `model` has bf16 weights in the memory of `device`.
   static Result<DeviceWeights> attach(std::shared_ptr<Transformer> model, delta::cuda::Device device);
@@ -29,14 +30,14 @@ class DeviceWeights {
   bool all_finite() const;
 
   // For generators: writes `written` (from delta::IncomingDelta) to the weights and verifies that they then have the
-  // digest `result`. On failure they are unchanged, or the device has failed.
-  Status apply(std::span<const delta::TensorWrite> written, const delta::Digest& result);
+  // expected digest. On failure the weights are unchanged, or the device has failed.
+  Status apply(std::span<const delta::TensorWrite> written, const delta::Digest& expected_digest);
   // Call after other code has written all weights. This also repairs an incomplete change.
   Status on_weights_replaced();
 
  private:
   // Memory of released policies, for the next ones. Any thread may release a policy.
-  struct Unused {
+  struct ReleasedPolicies {
     static constexpr std::size_t kPoliciesMax = 2;  // one is published while another is made
     std::mutex mutex;
     std::vector<delta::OwnedState> policies;
@@ -48,7 +49,7 @@ class DeviceWeights {
   std::shared_ptr<Transformer> model_;
   delta::cuda::Device device_;
   delta::cuda::DeviceState weights_;  // refers to the model's memory
-  std::shared_ptr<Unused> unused_ = std::make_shared<Unused>();
+  std::shared_ptr<ReleasedPolicies> released_ = std::make_shared<ReleasedPolicies>();
 };
 
 }  // namespace echoline::model

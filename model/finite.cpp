@@ -1,8 +1,8 @@
+// Implements check_finite(): counts values by their bits, in parts of tensors on several threads.
 #include "model/finite.hpp"
 
 #include <algorithm>
 #include <cstring>
-#include <utility>
 #include <vector>
 
 #include "base/parallel.hpp"
@@ -10,39 +10,47 @@
 namespace echoline::model {
 namespace {
 
-// The number of values whose magnitude, as bits, is at least `least`, and the index of the first. Whole blocks are
-// counted without a branch, so that the compiler vectorises them.
+// Values of a tensor, or of a part of one, that are not finite in bf16.
+struct LargeValues {
+  std::uint64_t count = 0;
+  std::uint64_t first_index = 0;  // only if count > 0
+};
+
+// Finds the values whose magnitude, as bits, is at least `threshold`. Whole blocks are counted without a branch, so
+// that the compiler vectorises them.
 template <class Bits>
-std::pair<std::uint64_t, std::uint64_t> count_from(std::span<const std::byte> bytes, Bits least) {
+LargeValues find_large(std::span<const std::byte> bytes, Bits threshold) {
   constexpr Bits kMagnitude = static_cast<Bits>(~Bits{0}) >> 1;
-  constexpr std::uint64_t kBlock = 16'384;
-  const auto large = [&](std::uint64_t i) {
+  constexpr std::uint64_t kBlockValues = 16'384;
+  const auto is_large = [&](std::uint64_t i) {
     Bits value;
     std::memcpy(&value, bytes.data() + i * sizeof value, sizeof value);
-    return static_cast<Bits>((value & kMagnitude) >= least);
+    return static_cast<Bits>((value & kMagnitude) >= threshold);
   };
   std::uint64_t count = 0, first = 0;
-  for (std::uint64_t begin = 0, end = bytes.size() / sizeof(Bits); begin < end; begin += kBlock) {
-    const std::uint64_t block_end = std::min(end, begin + kBlock);
-    Bits found = 0;
-    for (std::uint64_t i = begin; i < block_end; ++i) found = static_cast<Bits>(found + large(i));
-    if (found > 0 && count == 0)
-      for (first = begin; !large(first);) ++first;
-    count += found;
+  for (std::uint64_t begin = 0, end = bytes.size() / sizeof(Bits); begin < end; begin += kBlockValues) {
+    const std::uint64_t block_end = std::min(end, begin + kBlockValues);
+    Bits in_block = 0;  // cannot overflow: a block has fewer values than 16 bits can count
+    for (std::uint64_t i = begin; i < block_end; ++i) in_block = static_cast<Bits>(in_block + is_large(i));
+    if (in_block > 0 && count == 0)
+      for (first = begin; !is_large(first);) ++first;
+    count += in_block;
   }
-  return {count, first};
+  return {.count = count, .first_index = first};
 }
 
-std::pair<std::uint64_t, std::uint64_t> count_large(delta::DType type, std::span<const std::byte> bytes) {
+// Finds NaN, infinite values, and values that become infinite in bf16.
+LargeValues find_not_finite(delta::DType type, std::span<const std::byte> bytes) {
   switch (type) {
     case delta::DType::kBF16:
-      return count_from<std::uint16_t>(bytes, 0x7f80);
+      return find_large<std::uint16_t>(bytes, 0x7f80);  // bits of infinity
     case delta::DType::kF16:
-      return count_from<std::uint16_t>(bytes, 0x7c00);
+      return find_large<std::uint16_t>(bytes, 0x7c00);  // bits of infinity
     case delta::DType::kF32:
-      return count_from<std::uint32_t>(bytes, 0x7f7f8000);  // halfway from bf16's largest value to the next
+      return find_large<std::uint32_t>(bytes,
+                                       0x7f7f8000);  // halfway from bf16's largest value to the next power of two
     case delta::DType::kF64:
-      return count_from<std::uint64_t>(bytes, 0x47eff00000000000);
+      return find_large<std::uint64_t>(bytes, 0x47eff00000000000);  // the same value
     default:
       return {};
   }
@@ -51,34 +59,35 @@ std::pair<std::uint64_t, std::uint64_t> count_large(delta::DType type, std::span
 }  // namespace
 
 Status check_finite(const delta::StateView& state, unsigned threads) {
-  constexpr std::uint64_t kPartBytes = 4u << 20;
+  constexpr std::uint64_t kPartBytes = 4u << 20;  // unit of work of a thread
   struct Part {
     std::size_t tensor;
     std::uint64_t first_byte;
-    std::pair<std::uint64_t, std::uint64_t> found;  // count, index within the part
+    LargeValues large_values;  // indices within the part
   };
   std::vector<Part> parts;
   for (std::size_t t = 0; t < state.size(); ++t)
-    for (std::uint64_t at = 0; at < state[t].bytes.size(); at += kPartBytes) parts.push_back({t, at, {}});
+    for (std::uint64_t first_byte = 0; first_byte < state[t].bytes.size(); first_byte += kPartBytes)
+      parts.push_back({.tensor = t, .first_byte = first_byte, .large_values = {}});
   for_each_parallel(parts.size(), threads, [&](unsigned, std::size_t i) {
     Part& part = parts[i];
     const delta::TensorView& tensor = state[part.tensor];
     const auto bytes = tensor.bytes.subspan(part.first_byte);
-    part.found = count_large(tensor.dtype, bytes.first(std::min<std::size_t>(bytes.size(), kPartBytes)));
+    part.large_values = find_not_finite(tensor.dtype, bytes.first(std::min<std::size_t>(bytes.size(), kPartBytes)));
   });
-  std::size_t tensors = 0, first_index = 0, last = 0;
-  std::uint64_t count = 0;  // in the first such tensor
+  std::size_t affected_tensors = 0, first_index = 0, last_affected = 0;
+  std::uint64_t count = 0;  // in the first affected tensor
   const delta::TensorView* first = nullptr;
   for (const Part& part : parts) {
-    if (part.found.first == 0) continue;
+    if (part.large_values.count == 0) continue;
     const delta::TensorView& tensor = state[part.tensor];
-    if (tensors == 0 || last != part.tensor) ++tensors;
-    last = part.tensor;
+    if (affected_tensors == 0 || last_affected != part.tensor) ++affected_tensors;
+    last_affected = part.tensor;
     if (first == nullptr) {
       first = &tensor;
-      first_index = part.first_byte / delta::dtype_bytes(tensor.dtype) + part.found.second;
+      first_index = part.first_byte / delta::dtype_bytes(tensor.dtype) + part.large_values.first_index;
     }
-    if (first == &tensor) count += part.found.first;
+    if (first == &tensor) count += part.large_values.count;
   }
   if (first == nullptr) return ok();
   return fail(
@@ -86,7 +95,7 @@ Status check_finite(const delta::StateView& state, unsigned threads) {
       "tensor '{}' holds {} values that are NaN, infinite or too large for bf16, the first at index {} of {}{}; "
       "the values of a policy are finite: has training diverged?",
       first->name, count, first_index, first->bytes.size() / delta::dtype_bytes(first->dtype),
-      tensors > 1 ? fmt::format(", and {} more tensors have such values", tensors - 1) : "");
+      affected_tensors > 1 ? fmt::format(", and {} more tensors have such values", affected_tensors - 1) : "");
 }
 
 }  // namespace echoline::model

@@ -7,8 +7,8 @@
 
 namespace echoline::model {
 
-// How to sample the tokens of one sequence. top_k, top_p and min_p leave out tokens in this order, but never the most
-// likely one; top_p counts the probability that top_k has left.
+// How to sample the tokens of one sequence. top_k, top_p and min_p leave out tokens, in this order, but never the most
+// likely one. For top_p, the tokens that top_k has kept have the total probability 1.
 struct Sampling {
   double temperature = 1.0;      // 0: greedy
   double top_p = 1.0;            // (0, 1]: keep the fewest most likely tokens with this total probability
@@ -20,13 +20,12 @@ struct Sampling {
   // logits, which may depend on the number of rows in a product).
   std::uint64_t seed = 0;
 };
-using SamplingOptions = Sampling;
 
 enum class Finish {
-  kEos,          // with an ending token
-  kLength,       // tokens_max reached
-  kStopped,      // at the caller's request
-  kInterrupted,  // all sequences were stopped
+  kEos,          // the last token is an ending token
+  kLength,       // the sequence has tokens_max tokens
+  kStopped,      // the caller ended the sequence
+  kInterrupted,  // the caller ended all sequences
 };
 
 struct Generation {

@@ -1,3 +1,4 @@
+// Chooses the kernels for this processor.
 #include "model/kernels.hpp"
 
 #include <cstdlib>
@@ -16,12 +17,13 @@ extern const Kernels kAmxKernels, kAvx512Kernels, kAvx2Kernels;
 
 namespace {
 
-// Whether the processor has AMX for bf16 and the operating system permits it, which a process must request once.
-bool amx_permitted() {
+// Requests AMX, which a process must do once. Returns whether the processor has AMX for bf16 and the operating system
+// permits it.
+bool request_amx() {
   constexpr unsigned kBf16 = 1u << 22, kTiles = 1u << 24;      // of cpuid 7.0, edx
   constexpr long kRequestPermission = 0x1023, kTileData = 18;  // ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA
-  unsigned a = 0, b = 0, c = 0, d = 0;
-  if (__get_cpuid_count(7, 0, &a, &b, &c, &d) == 0 || (d & kBf16) == 0 || (d & kTiles) == 0) return false;
+  unsigned eax = 0, ebx = 0, ecx = 0, edx = 0;
+  if (__get_cpuid_count(7, 0, &eax, &ebx, &ecx, &edx) == 0 || (edx & kBf16) == 0 || (edx & kTiles) == 0) return false;
   return ::syscall(SYS_arch_prctl, kRequestPermission, kTileData) == 0;
 }
 
@@ -35,22 +37,22 @@ KernelSets available_kernels() {
   const bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
   const bool avx512 = avx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
                       __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq");
-  static const bool amx = avx512 && amx_permitted();
-  if (amx) sets.of[sets.count++] = &kAmxKernels;
-  if (avx512) sets.of[sets.count++] = &kAvx512Kernels;
-  if (avx2) sets.of[sets.count++] = &kAvx2Kernels;
+  static const bool amx = avx512 && request_amx();
+  if (amx) sets.best_first[sets.count++] = &kAmxKernels;
+  if (avx512) sets.best_first[sets.count++] = &kAvx512Kernels;
+  if (avx2) sets.best_first[sets.count++] = &kAvx2Kernels;
 #endif
-  sets.of[sets.count++] = &kPortableKernels;
+  sets.best_first[sets.count++] = &kPortableKernels;
   return sets;
 }
 
 const Kernels& kernels() {
   static const Kernels* const chosen = [] {
     const KernelSets sets = available_kernels();
-    if (const char* wanted = std::getenv("ECHOLINE_KERNELS"))
+    if (const char* name = std::getenv("ECHOLINE_KERNELS"))
       for (int i = 0; i < sets.count; ++i)
-        if (std::string_view(wanted) == sets.of[i]->name) return sets.of[i];
-    return sets.of[0];
+        if (std::string_view(name) == sets.best_first[i]->name) return sets.best_first[i];
+    return sets.best_first[0];
   }();
   return *chosen;
 }

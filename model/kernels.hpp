@@ -10,8 +10,9 @@ using Bf16 = std::uint16_t;
 
 struct Kernels {
   const char* name;
-  // y[r * y_stride + o] = x[r * in] . w[o * in], added to y if `add`; for o in [begin, end). Sums are fp32 and do not
-  // depend on begin and end.
+  // The product x w^T for the rows [begin, end) of w. y[r * y_stride + o] becomes the dot product of row r of x with
+  // row o of w, both of `in` values. If `add`, it is added to y instead. Sums are fp32 and do not depend on begin and
+  // end.
   void (*product_fp32)(const float* x, std::int64_t rows, std::int64_t in, const float* w, std::int64_t begin,
                        std::int64_t end, float* y, std::int64_t y_stride, bool add);
   // As product_fp32() with bf16 weights and packed x, and as exact as with fp32 weights of the same values.
@@ -31,17 +32,19 @@ struct Kernels {
   void (*log_softmax)(const float* x, std::int64_t count, float* out);
   // Adds in fp64.
   double (*sum)(const float* x, std::int64_t count);
-  // Attention of `heads` queries [heads, dim] over the first `seen` tokens of a text, in pages of 16 tokens: keys [dim,
-  // 16], values [16, dim], page p at pages[p] * stride. `scratch`: heads * (seen rounded up to 16) floats.
-  void (*attend)(const float* q, std::int64_t heads, std::int64_t dim, std::int64_t seen, const std::int64_t* pages,
-                 const float* keys, const float* values, std::int64_t stride, float* scratch, float* out);
+  // Attention of `heads` queries [heads, dim] over the first `token_count` tokens of a text, in pages of 16 tokens:
+  // keys [dim, 16], values [16, dim], page p at pages[p] * stride. `scratch`: heads * (token_count rounded up to 16)
+  // floats.
+  void (*attend)(const float* q, std::int64_t heads, std::int64_t dim, std::int64_t token_count,
+                 const std::int64_t* pages, const float* keys, const float* values, std::int64_t stride, float* scratch,
+                 float* out);
 };
 
 // The set for this processor; the environment variable ECHOLINE_KERNELS selects another (amx, avx512, avx2, portable).
 const Kernels& kernels();
-// All sets that run here, the best first.
+// All sets that run here.
 struct KernelSets {
-  const Kernels* of[4];
+  const Kernels* best_first[4];
   int count;
 };
 KernelSets available_kernels();

@@ -21,16 +21,16 @@ inline Vector load(const T* from) {
 }
 
 template <std::size_t... I>
-inline Floats pairs(Floats a, Floats b, std::index_sequence<I...>) {
+inline Floats pair_sums(Floats a, Floats b, std::index_sequence<I...>) {
   return __builtin_shufflevector(a, b, (2 * I)...) + __builtin_shufflevector(a, b, (2 * I + 1)...);
 }
 // Lane i of the result is the sum of sums[i]'s lanes. `Count` is a power of two.
 template <int Count>
 inline Floats lane_sums(Floats (&sums)[Count]) {
-  constexpr auto kEach = std::make_index_sequence<kLanes>();
+  constexpr auto kLaneIndices = std::make_index_sequence<kLanes>();
   for (int count = Count; count > 1; count /= 2)
-    for (int i = 0; i < count / 2; ++i) sums[i] = pairs(sums[2 * i], sums[2 * i + 1], kEach);
-  for (int lanes = kLanes / Count; lanes > 1; lanes /= 2) sums[0] = pairs(sums[0], sums[0], kEach);
+    for (int i = 0; i < count / 2; ++i) sums[i] = pair_sums(sums[2 * i], sums[2 * i + 1], kLaneIndices);
+  for (int lanes = kLanes / Count; lanes > 1; lanes /= 2) sums[0] = pair_sums(sums[0], sums[0], kLaneIndices);
   return sums[0];
 }
 
@@ -47,9 +47,9 @@ inline void tile(const float* x, std::int64_t in, const Weight* w, const Weight*
     if constexpr (sizeof(Weight) == 2) {
       Floats even[C], odd[C];
       for (int c = 0; c < C; ++c) {
-        const Words two = load<Words>(w + c * in + k);
-        even[c] = reinterpret_cast<Floats>(two << 16);
-        odd[c] = reinterpret_cast<Floats>(two & 0xffff0000u);
+        const Words bf16_pairs = load<Words>(w + c * in + k);
+        even[c] = reinterpret_cast<Floats>(bf16_pairs << 16);
+        odd[c] = reinterpret_cast<Floats>(bf16_pairs & 0xffff0000u);
       }
       for (int r = 0; r < R; ++r) {
         const Floats a = load<Floats>(x + r * in + k), b = load<Floats>(x + r * in + k + kLanes);
@@ -66,8 +66,8 @@ inline void tile(const float* x, std::int64_t in, const Weight* w, const Weight*
     }
   }
   float out[kLanes];
-  const Floats whole = lane_sums(sums);
-  std::memcpy(out, &whole, sizeof out);
+  const Floats dot_products = lane_sums(sums);
+  std::memcpy(out, &dot_products, sizeof out);
   for (int r = 0; r < R; ++r) {
     for (int c = 0; c < C; ++c) {
       float sum = out[r * C + c];
@@ -80,17 +80,18 @@ inline void tile(const float* x, std::int64_t in, const Weight* w, const Weight*
         }
         sum += x[r * in + i] * weight;
       }
-      float& to = y[r * y_stride + c];
-      to = add ? to + sum : sum;
+      float& result = y[r * y_stride + c];
+      result = add ? result + sum : sum;
     }
   }
 }
 
 constexpr int kColumns = 4;
 
+// Multiplies all rows of x by C rows of weights. The tiles together prefetch the next C rows of weights.
 template <int C, class Weight>
-inline void columns(const float* x, std::int64_t rows, std::int64_t in, const Weight* w, float* y,
-                    std::int64_t y_stride, bool add) {
+inline void multiply_columns(const float* x, std::int64_t rows, std::int64_t in, const Weight* w, float* y,
+                             std::int64_t y_stride, bool add) {
   constexpr int kRows = kLanes / kColumns;
   std::int64_t r = 0;
   const Weight* ahead = w + C * in;  // a prefetch beyond the end does nothing
@@ -114,8 +115,8 @@ template <class Weight>
 void product(const float* x, std::int64_t rows, std::int64_t in, const Weight* w, std::int64_t begin, std::int64_t end,
              float* y, std::int64_t y_stride, bool add) {
   std::int64_t o = begin;
-  for (; o + kColumns <= end; o += kColumns) columns<kColumns>(x, rows, in, w + o * in, y + o, y_stride, add);
-  for (; o < end; ++o) columns<1>(x, rows, in, w + o * in, y + o, y_stride, add);
+  for (; o + kColumns <= end; o += kColumns) multiply_columns<kColumns>(x, rows, in, w + o * in, y + o, y_stride, add);
+  for (; o < end; ++o) multiply_columns<1>(x, rows, in, w + o * in, y + o, y_stride, add);
 }
 
 // Reorders x for products with bf16 weights: from every two registers, first the even, then the odd elements. So a
@@ -187,50 +188,50 @@ void gate(float* gate, const float* up, std::int64_t count) {
 }
 
 double sum(const float* x, std::int64_t count) {
-  using Some = float __attribute__((vector_size(kLanes * 2)));
+  using HalfFloats = float __attribute__((vector_size(kLanes * 2)));
   using Doubles = double __attribute__((vector_size(kLanes * 4)));
   Doubles lanes[4] = {};
   std::int64_t i = 0;
   for (; i + 2 * kLanes <= count; i += 2 * kLanes)
-    for (int j = 0; j < 4; ++j) lanes[j] += __builtin_convertvector(load<Some>(x + i + j * kLanes / 2), Doubles);
-  const Doubles whole = (lanes[0] + lanes[1]) + (lanes[2] + lanes[3]);
+    for (int j = 0; j < 4; ++j) lanes[j] += __builtin_convertvector(load<HalfFloats>(x + i + j * kLanes / 2), Doubles);
+  const Doubles total = (lanes[0] + lanes[1]) + (lanes[2] + lanes[3]);
   double sum = 0;
-  for (int j = 0; j < kLanes / 2; ++j) sum += whole[j];
+  for (int j = 0; j < kLanes / 2; ++j) sum += total[j];
   for (; i < count; ++i) sum += static_cast<double>(x[i]);
   return sum;
 }
 
 void log_softmax(const float* x, std::int64_t count, float* out) {
-  Floats tops;
-  for (int j = 0; j < kLanes; ++j) tops[j] = x[0];
+  Floats lane_max;
+  for (int j = 0; j < kLanes; ++j) lane_max[j] = x[0];
   std::int64_t i = 0;
   for (; i + kLanes <= count; i += kLanes) {
     const Floats v = load<Floats>(x + i);
-    tops = v > tops ? v : tops;
+    lane_max = v > lane_max ? v : lane_max;
   }
-  float top = tops[0];
-  for (int j = 1; j < kLanes; ++j) top = tops[j] > top ? tops[j] : top;
-  for (; i < count; ++i) top = x[i] > top ? x[i] : top;
+  float max_value = lane_max[0];
+  for (int j = 1; j < kLanes; ++j) max_value = lane_max[j] > max_value ? lane_max[j] : max_value;
+  for (; i < count; ++i) max_value = x[i] > max_value ? x[i] : max_value;
   constexpr std::int64_t kBlock = 512;
   float powers[kBlock];
   double total = 0;
   for (std::int64_t begin = 0; begin < count; begin += kBlock) {
-    const std::int64_t some = std::min(kBlock, count - begin);
-    for (std::int64_t k = 0; k < some; ++k) powers[k] = exponential(x[begin + k] - top);
-    total += sum(powers, some);
+    const std::int64_t block_values = std::min(kBlock, count - begin);
+    for (std::int64_t k = 0; k < block_values; ++k) powers[k] = exponential(x[begin + k] - max_value);
+    total += sum(powers, block_values);
   }
   const auto log_total = static_cast<float>(std::log(total));
-  for (std::int64_t k = 0; k < count; ++k) out[k] = (x[k] - top) - log_total;
+  for (std::int64_t k = 0; k < count; ++k) out[k] = (x[k] - max_value) - log_total;
 }
 
 constexpr int kPageTokens = 16, kParts = kPageTokens / kLanes;
 
 // Attention of H heads at a time, so that each key is read once for all of them.
 template <int H>
-void attend_heads(const float* q, std::int64_t dim, std::int64_t seen, const std::int64_t* pages, const float* keys,
-                  const float* values, std::int64_t stride, float* scratch, float* out) {
-  const std::int64_t rounded = (seen + kPageTokens - 1) / kPageTokens * kPageTokens;
-  for (std::int64_t first = 0; first < seen; first += kPageTokens) {
+void attend_heads(const float* q, std::int64_t dim, std::int64_t token_count, const std::int64_t* pages,
+                  const float* keys, const float* values, std::int64_t stride, float* scratch, float* out) {
+  const std::int64_t padded_count = (token_count + kPageTokens - 1) / kPageTokens * kPageTokens;
+  for (std::int64_t first = 0; first < token_count; first += kPageTokens) {
     const float* const key = keys + pages[first / kPageTokens] * stride;
     Floats scores[H][kParts] = {};
     for (std::int64_t d = 0; d < dim; ++d)
@@ -238,28 +239,28 @@ void attend_heads(const float* q, std::int64_t dim, std::int64_t seen, const std
         const Floats k = load<Floats>(key + d * kPageTokens + part * kLanes);
         for (int h = 0; h < H; ++h) scores[h][part] += k * q[h * dim + d];
       }
-    for (int h = 0; h < H; ++h) std::memcpy(scratch + h * rounded + first, scores[h], sizeof scores[h]);
+    for (int h = 0; h < H; ++h) std::memcpy(scratch + h * padded_count + first, scores[h], sizeof scores[h]);
   }
   float scale[H];
   for (int h = 0; h < H; ++h) {
-    float* const p = scratch + h * rounded;
-    float top = p[0], sum = 0;
-    for (std::int64_t s = 1; s < seen; ++s) top = p[s] > top ? p[s] : top;
-    for (std::int64_t s = 0; s < seen; ++s) p[s] = exponential(p[s] - top);
-    for (std::int64_t s = 0; s < seen; ++s) sum += p[s];
+    float* const p = scratch + h * padded_count;
+    float max_score = p[0], sum = 0;
+    for (std::int64_t s = 1; s < token_count; ++s) max_score = p[s] > max_score ? p[s] : max_score;
+    for (std::int64_t s = 0; s < token_count; ++s) p[s] = exponential(p[s] - max_score);
+    for (std::int64_t s = 0; s < token_count; ++s) sum += p[s];
     scale[h] = 1 / sum;
-    if (!(top - top == 0)) scale[h] = NAN;  // keeps NaN and infinity
+    if (!(max_score - max_score == 0)) scale[h] = NAN;  // keeps NaN and infinity
   }
   std::int64_t d = 0;
   const auto mix = [&]<int N>(std::integral_constant<int, N>) {  // N registers of every head's output
     Floats mixed[H][N] = {};
-    for (std::int64_t first = 0; first < seen; first += kPageTokens) {
+    for (std::int64_t first = 0; first < token_count; first += kPageTokens) {
       const float* value = values + pages[first / kPageTokens] * stride + d;
-      const std::int64_t end = std::min<std::int64_t>(first + kPageTokens, seen);
+      const std::int64_t end = std::min<std::int64_t>(first + kPageTokens, token_count);
       for (std::int64_t s = first; s < end; ++s, value += dim)
         for (int n = 0; n < N; ++n) {
           const Floats v = load<Floats>(value + n * kLanes);
-          for (int h = 0; h < H; ++h) mixed[h][n] += v * scratch[h * rounded + s];
+          for (int h = 0; h < H; ++h) mixed[h][n] += v * scratch[h * padded_count + s];
         }
     }
     for (int h = 0; h < H; ++h)
@@ -274,20 +275,21 @@ void attend_heads(const float* q, std::int64_t dim, std::int64_t seen, const std
   for (; d < dim; ++d)
     for (int h = 0; h < H; ++h) {
       float sum = 0;
-      for (std::int64_t s = 0; s < seen; ++s)
-        sum += scratch[h * rounded + s] * values[pages[s / kPageTokens] * stride + s % kPageTokens * dim + d];
+      for (std::int64_t s = 0; s < token_count; ++s)
+        sum += scratch[h * padded_count + s] * values[pages[s / kPageTokens] * stride + s % kPageTokens * dim + d];
       out[h * dim + d] = sum * scale[h];
     }
 }
 
-void attend(const float* q, std::int64_t heads, std::int64_t dim, std::int64_t seen, const std::int64_t* pages,
+void attend(const float* q, std::int64_t heads, std::int64_t dim, std::int64_t token_count, const std::int64_t* pages,
             const float* keys, const float* values, std::int64_t stride, float* scratch, float* out) {
   std::int64_t h = 0;
   for (; h + 4 <= heads; h += 4)
-    attend_heads<4>(q + h * dim, dim, seen, pages, keys, values, stride, scratch, out + h * dim);
+    attend_heads<4>(q + h * dim, dim, token_count, pages, keys, values, stride, scratch, out + h * dim);
   for (; h + 2 <= heads; h += 2)
-    attend_heads<2>(q + h * dim, dim, seen, pages, keys, values, stride, scratch, out + h * dim);
-  for (; h < heads; ++h) attend_heads<1>(q + h * dim, dim, seen, pages, keys, values, stride, scratch, out + h * dim);
+    attend_heads<2>(q + h * dim, dim, token_count, pages, keys, values, stride, scratch, out + h * dim);
+  for (; h < heads; ++h)
+    attend_heads<1>(q + h * dim, dim, token_count, pages, keys, values, stride, scratch, out + h * dim);
 }
 
 }  // namespace

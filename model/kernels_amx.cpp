@@ -17,12 +17,12 @@ constexpr int kLanes = 16;
 namespace echoline::model {
 namespace {
 
-constexpr std::int64_t kTile = 16;                         // rows of a tile; also its columns, of fp32 or of bf16 pairs
-constexpr std::int64_t kStep = 2 * kTile;                  // elements of a row per tile
-constexpr std::int64_t kTerms = 3;                         // bf16 numbers per activation
-constexpr std::int64_t kTileSize = kTile * kStep;          // bf16 numbers
-constexpr std::int64_t kPanelMax = std::int64_t{1} << 19;  // bytes of weights that fit in the second-level cache
-constexpr std::int64_t kPackedMax = std::int64_t{1} << 20;  // bytes of activations that fit beside them
+constexpr std::int64_t kTile = 16;                 // rows of a tile; also its columns, of fp32 or of bf16 pairs
+constexpr std::int64_t kStep = 2 * kTile;          // elements of a row per tile
+constexpr std::int64_t kTerms = 3;                 // bf16 numbers per activation
+constexpr std::int64_t kTileSize = kTile * kStep;  // bf16 numbers
+constexpr std::int64_t kPanelBytesMax = std::int64_t{1} << 19;   // bytes of weights that fit in the second-level cache
+constexpr std::int64_t kPackedBytesMax = std::int64_t{1} << 20;  // bytes of activations that fit beside them
 
 // Up to this, AVX-512 is as fast: reading the weights takes longer than the arithmetic.
 constexpr std::int64_t kFewRows = 4;
@@ -35,6 +35,8 @@ struct alignas(64) TileConfig {
   std::uint8_t rows[16] = {16, 16, 16, 16, 16, 16, 16, 16};
 };
 
+// Transposes a matrix of 16 by 16 words. The masks 0x88 and 0xdd choose the even and the odd 128-bit parts of both
+// operands.
 void transpose(__m512i (&m)[kTile]) {
   __m512i t[kTile];
   for (int i = 0; i < 16; i += 2) {
@@ -74,14 +76,14 @@ void pack(const float* x, std::int64_t rows, std::int64_t in, std::int64_t begin
   for (std::int64_t first = begin; first < end; first += kTile) {
     auto* out = reinterpret_cast<Bf16*>(packed) + first / kTile * steps * kTerms * kTileSize;
     for (std::int64_t k = 0; k < in; k += kStep) {
-      const auto mask = [&](std::int64_t at) {
-        return static_cast<__mmask16>((1u << std::clamp<std::int64_t>(in - at, 0, kTile)) - 1);
+      const auto mask = [&](std::int64_t first_element) {  // of the elements that exist
+        return static_cast<__mmask16>((1u << std::clamp<std::int64_t>(in - first_element, 0, kTile)) - 1);
       };
       const __mmask16 low = mask(k), high = mask(k + kTile);
       __m512i terms[kTerms][kTile] = {};
       for (std::int64_t r = 0; r < std::min(kTile, rows - first); ++r) {
-        const float* const from = x + (first + r) * in + k;
-        __m512 a = _mm512_maskz_loadu_ps(low, from), b = _mm512_maskz_loadu_ps(high, from + kTile);
+        const float* const values = x + (first + r) * in + k;
+        __m512 a = _mm512_maskz_loadu_ps(low, values), b = _mm512_maskz_loadu_ps(high, values + kTile);
         for (int t = 0; t < kTerms; ++t) {
           const __m512i a_bits = _mm512_castps_si512(a), b_bits = _mm512_castps_si512(b);
           terms[t][r] = _mm512_permutex2var_epi16(a_bits, halves, b_bits);
@@ -109,53 +111,55 @@ struct Product {
   bool add;
   std::int64_t steps = div_up(in, kStep);
 
-  struct Edge {
+  struct EdgeTile {
     alignas(64) Bf16 tile[kTileSize];
   };
   struct TileSource {
     const Bf16* tile;
     std::int64_t stride;  // bytes
   };
-  // Rows [o, o + 16) of the weights, elements [k, k + 32): in place, or a zero-padded copy if they cross the end.
-  TileSource weights(std::int64_t o, std::int64_t k, Edge& edge) const {
-    if (o + kTile <= end && k + kStep <= in) return {w + o * in + k, in * 2};
+  // Rows [first_output, first_output + 16) of the weights, elements [k, k + 32): in place, or a zero-padded copy if
+  // they cross the end.
+  TileSource weights(std::int64_t first_output, std::int64_t k, EdgeTile& edge) const {
+    if (first_output + kTile <= end && k + kStep <= in) return {w + first_output * in + k, in * 2};
     std::memset(edge.tile, 0, sizeof edge.tile);
     const std::int64_t count = std::min(kStep, in - k);
-    for (std::int64_t i = 0; i < std::min(kTile, end - o); ++i)
-      std::memcpy(edge.tile + i * kStep, w + (o + i) * in + k, static_cast<std::size_t>(count) * 2);
+    for (std::int64_t i = 0; i < std::min(kTile, end - first_output); ++i)
+      std::memcpy(edge.tile + i * kStep, w + (first_output + i) * in + k, static_cast<std::size_t>(count) * 2);
     return {edge.tile, kStep * 2};
   }
   const Bf16* activations(std::int64_t first) const {
     return reinterpret_cast<const Bf16*>(packed) + first / kTile * steps * kTerms * kTileSize;
   }
 
-  // Stores the sums of rows [first, first + 16) of x and [o, o + 16) of w; sums[16 i] is the first for row o + i.
-  void put(const float* sums, std::int64_t first, std::int64_t o) const {
+  // Stores the sums of rows [first, first + 16) of x and [first_output, first_output + 16) of w; sums[16 i] is the
+  // first for row first_output + i.
+  void store_sums(const float* sums, std::int64_t first, std::int64_t first_output) const {
     __m512i lines[kTile];
     for (int i = 0; i < kTile; ++i) lines[i] = _mm512_load_si512(sums + i * kTile);
     transpose(lines);
-    const auto mask = static_cast<__mmask16>((1u << std::min(kTile, end - o)) - 1);
+    const auto mask = static_cast<__mmask16>((1u << std::min(kTile, end - first_output)) - 1);
     for (std::int64_t r = 0; r < std::min(kTile, rows - first); ++r) {
-      float* const to = y + (first + r) * y_stride + o;
+      float* const out = y + (first + r) * y_stride + first_output;
       __m512 sum = _mm512_castsi512_ps(lines[r]);
-      if (add) sum = _mm512_add_ps(_mm512_maskz_loadu_ps(mask, to), sum);
-      _mm512_mask_storeu_ps(to, mask, sum);
+      if (add) sum = _mm512_add_ps(_mm512_maskz_loadu_ps(mask, out), sum);
+      _mm512_mask_storeu_ps(out, mask, sum);
     }
   }
 
-  // 16 rows of x times M times 16 of w.
+  // 16 rows of x times M times 16 of w. Tile registers 0 to 3 hold sums, 4 and 5 weights, 6 and 7 activations.
   template <int M>
-  void by_one(std::int64_t first, std::int64_t o) const {
+  void multiply_16_rows(std::int64_t first, std::int64_t first_output) const {
     const Bf16* x = activations(first);
-    Edge edge;
+    EdgeTile edge;
     _tile_zero(0);
     if constexpr (M == 2) _tile_zero(1);
     for (std::int64_t s = 0; s < steps; ++s) {
-      TileSource from = weights(o, s * kStep, edge);
-      _tile_loadd(4, from.tile, from.stride);
+      TileSource source = weights(first_output, s * kStep, edge);
+      _tile_loadd(4, source.tile, source.stride);
       if constexpr (M == 2) {
-        from = weights(o + kTile, s * kStep, edge);
-        _tile_loadd(5, from.tile, from.stride);
+        source = weights(first_output + kTile, s * kStep, edge);
+        _tile_loadd(5, source.tile, source.stride);
       }
       for (int t = 0; t < kTerms; ++t, x += kTileSize) {
         _tile_loadd(6, x, 64);
@@ -166,20 +170,21 @@ struct Product {
     alignas(64) float sums[M][kTile * kTile];
     _tile_stored(0, sums[0], 64);
     if constexpr (M == 2) _tile_stored(1, sums[1], 64);
-    for (int m = 0; m < M; ++m) put(sums[m], first, o + m * kTile);
+    for (int m = 0; m < M; ++m) store_sums(sums[m], first, first_output + m * kTile);
   }
 
   // 32 rows of x times 32 of w.
-  void by_two(std::int64_t first, std::int64_t o) const {
+  void multiply_32_rows(std::int64_t first, std::int64_t first_output) const {
     const Bf16 *x = activations(first), *x_next = activations(first + kTile);
-    Edge edge, edge_next;
+    EdgeTile edge, edge_next;
     _tile_zero(0);
     _tile_zero(1);
     _tile_zero(2);
     _tile_zero(3);
     for (std::int64_t s = 0; s < steps; ++s) {
-      const TileSource from = weights(o, s * kStep, edge), next_source = weights(o + kTile, s * kStep, edge_next);
-      _tile_loadd(4, from.tile, from.stride);
+      const TileSource source = weights(first_output, s * kStep, edge),
+                       next_source = weights(first_output + kTile, s * kStep, edge_next);
+      _tile_loadd(4, source.tile, source.stride);
       _tile_loadd(5, next_source.tile, next_source.stride);
       for (int t = 0; t < kTerms; ++t, x += kTileSize, x_next += kTileSize) {
         _tile_loadd(6, x, 64);
@@ -195,19 +200,19 @@ struct Product {
     _tile_stored(1, sums[1], 64);
     _tile_stored(2, sums[2], 64);
     _tile_stored(3, sums[3], 64);
-    for (int i = 0; i < 4; ++i) put(sums[i], first + i % 2 * kTile, o + i / 2 * kTile);
+    for (int i = 0; i < 4; ++i) store_sums(sums[i], first + i % 2 * kTile, first_output + i / 2 * kTile);
   }
 
-  // Rows [first, last) of x times rows [o, o_end) of w.
-  void panel(std::int64_t first, std::int64_t last, std::int64_t o, std::int64_t o_end) const {
+  // Rows [first, last) of x times rows [first_output, output_end) of w.
+  void multiply_panel(std::int64_t first, std::int64_t last, std::int64_t first_output, std::int64_t output_end) const {
     for (; first < last; first += 2 * kTile)
-      for (std::int64_t at = o; at < o_end; at += 2 * kTile) {
-        const bool has_two = at + kTile < o_end;
+      for (std::int64_t output = first_output; output < output_end; output += 2 * kTile) {
+        const bool has_two = output + kTile < output_end;
         if (has_two && first + kTile < last) {
-          by_two(first, at);
+          multiply_32_rows(first, output);
         } else {
           for (std::int64_t row = first; row < std::min(last, first + 2 * kTile); row += kTile)
-            has_two ? by_one<2>(row, at) : by_one<1>(row, at);
+            has_two ? multiply_16_rows<2>(row, output) : multiply_16_rows<1>(row, output);
         }
       }
   }
@@ -217,14 +222,15 @@ void product_tiles(const float* packed, std::int64_t rows, std::int64_t in, cons
                    std::int64_t end, float* y, std::int64_t y_stride, bool add) {
   if (rows <= kFewRows) return product<Bf16>(packed, rows, in, w, begin, end, y, y_stride, add);
   const Product part{packed, rows, in, w, end, y, y_stride, add};
-  const std::int64_t outputs_per_panel = std::clamp<std::int64_t>(kPanelMax / (2 * kTile * in), 1, 4) * kTile;
+  const std::int64_t outputs_per_panel = std::clamp<std::int64_t>(kPanelBytesMax / (2 * kTile * in), 1, 4) * kTile;
   const std::int64_t rows_together =
-      std::max<std::int64_t>(1, kPackedMax / (4 * packed_floats(2 * kTile, in))) * 2 * kTile;
+      std::max<std::int64_t>(1, kPackedBytesMax / (4 * packed_floats(2 * kTile, in))) * 2 * kTile;
   const TileConfig config;
   _tile_loadconfig(&config);
   for (std::int64_t first = 0; first < rows; first += rows_together)
-    for (std::int64_t o = begin; o < end; o += outputs_per_panel)
-      part.panel(first, std::min(rows, first + rows_together), o, std::min(end, o + outputs_per_panel));
+    for (std::int64_t first_output = begin; first_output < end; first_output += outputs_per_panel)
+      part.multiply_panel(first, std::min(rows, first + rows_together), first_output,
+                          std::min(end, first_output + outputs_per_panel));
   _tile_release();
 }
 

@@ -1,3 +1,4 @@
+// Reads, completes and writes the files of a model directory, and puts directories in place atomically.
 #include "model/model_files.hpp"
 
 #include <fcntl.h>
@@ -20,16 +21,17 @@ namespace fs = std::filesystem;
 constexpr const char *kConfig = "config.json", *kGeneration = "generation_config.json", *kTokenizer = "tokenizer.json",
                      *kTokenizerConfig = "tokenizer_config.json", *kChatTemplate = "chat_template.jinja";
 // Tokenizer files that are copied unchanged.
-constexpr const char* kCarried[] = {kTokenizerConfig, kChatTemplate, "special_tokens_map.json", "added_tokens.json"};
+constexpr const char* kCopiedFiles[] = {kTokenizerConfig, kChatTemplate, "special_tokens_map.json",
+                                        "added_tokens.json"};
 constexpr std::uint64_t kFileBytesMax = 16 << 20;
 
-// The Qwen family's convention, for models without a template.
-constexpr const char* kChatMl =
+// ChatML, the Qwen family's convention, for models without a template.
+constexpr const char* kChatMlTemplate =
     "{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\\n' + message['content'] + '<|im_end|>\\n' }}"
     "{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}";
 
 // A JSON object in `content`; empty if the file is absent.
-Result<ordered_json> object_in(const std::map<std::string, std::string>& content, const char* name) {
+Result<ordered_json> parse_object(const std::map<std::string, std::string>& content, const char* name) {
   const auto it = content.find(name);
   if (it == content.end()) return ordered_json::object();
   ordered_json root = ordered_json::parse(it->second, nullptr, false);
@@ -37,8 +39,8 @@ Result<ordered_json> object_in(const std::map<std::string, std::string>& content
   return root;
 }
 
-// Adds the ids of eos_token_id, an integer or a list, that `into` lacks.
-Status add_eos(const ordered_json& root, const char* file, const ModelConfig& config, std::vector<Token>& into) {
+// Adds the ids of eos_token_id (an integer or a list) to `eos`, each once.
+Status add_eos(const ordered_json& root, const char* file, const ModelConfig& config, std::vector<Token>& eos) {
   const auto it = root.find("eos_token_id");
   if (it == root.end() || it->is_null()) return ok();
   for (const auto& value : it->is_array() ? *it : ordered_json::array({*it})) {
@@ -46,23 +48,24 @@ Status add_eos(const ordered_json& root, const char* file, const ModelConfig& co
       return fail(Code::kInvalid, file, "'eos_token_id' contains {}, expected token ids below 'vocab_size' {}",
                   value.dump(), config.vocab_size);
     const auto token = value.get<Token>();
-    if (std::find(into.begin(), into.end(), token) == into.end()) into.push_back(token);
+    if (std::find(eos.begin(), eos.end(), token) == eos.end()) eos.push_back(token);
   }
   return ok();
 }
 
 // Reads the chat settings of tokenizer_config.json and chat_template.jinja.
 Status read_chat(ModelFiles& files) {
-  ECHO_ASSIGN(const ordered_json root, object_in(files.content, kTokenizerConfig));
-  ordered_json special = ordered_json::object();
+  ECHO_ASSIGN(const ordered_json root, parse_object(files.content, kTokenizerConfig));
+  ordered_json special_tokens = ordered_json::object();
   for (const char* name :
        {"bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token"}) {
     const auto it = root.find(name);
     if (it == root.end()) continue;
-    if (it->is_string()) special[name] = *it;
-    if (it->is_object() && it->contains("content") && it->at("content").is_string()) special[name] = it->at("content");
+    if (it->is_string()) special_tokens[name] = *it;
+    if (it->is_object() && it->contains("content") && it->at("content").is_string())
+      special_tokens[name] = it->at("content");
   }
-  files.special_tokens_json = special.dump(-1, ' ', false, ordered_json::error_handler_t::replace);
+  files.special_tokens_json = special_tokens.dump(-1, ' ', false, ordered_json::error_handler_t::replace);
   if (const auto file = files.content.find(kChatTemplate); file != files.content.end()) {
     files.chat_template = file->second;
     return ok();
@@ -82,13 +85,13 @@ Status read_chat(ModelFiles& files) {
 }
 
 // Corrects the files for this program: bf16 weights (carried ones stay as they are), and every token that ends a text.
-Status complete(ModelFiles& files) {
-  ECHO_ASSIGN(ordered_json config, object_in(files.content, kConfig));
+Status complete_files(ModelFiles& files) {
   if (files.config.family != Family::kCarried) {
+    ECHO_ASSIGN(ordered_json config, parse_object(files.content, kConfig));
     config[config.contains("dtype") ? "dtype" : "torch_dtype"] = "bfloat16";
     files.content[kConfig] = config.dump(2) + "\n";
   }
-  ECHO_ASSIGN(ordered_json generation, object_in(files.content, kGeneration));
+  ECHO_ASSIGN(ordered_json generation, parse_object(files.content, kGeneration));
   if (generation.empty()) generation["do_sample"] = true;
   if (files.eos.size() == 1) generation["eos_token_id"] = files.eos.front();
   if (files.eos.size() > 1) generation["eos_token_id"] = files.eos;
@@ -101,7 +104,7 @@ std::string tokenizer_config(const ModelConfig& config, const Tokenizer& tokeniz
                        {"model_max_length", config.positions_max},
                        {"clean_up_tokenization_spaces", false}};
   if (tokenizer.end_of_text()) root["eos_token"] = root["pad_token"] = kEndOfText;
-  if (tokenizer.id(kChatStart) && tokenizer.id(kChatEnd)) root["chat_template"] = kChatMl;
+  if (tokenizer.id(kChatStart) && tokenizer.id(kChatEnd)) root["chat_template"] = kChatMlTemplate;
   return root.dump(2) + "\n";
 }
 
@@ -113,10 +116,15 @@ Result<ModelFiles> ModelFiles::read(const fs::path& folder, ModelUse use) {
   if (tokenizer.size() > config.vocab_size)
     return fail(Code::kInvalid, folder.string(), "tokenizer.json has ids up to {}, but config.json's vocab_size is {}",
                 tokenizer.size() - 1, config.vocab_size);
-  ModelFiles files{std::move(config), std::move(tokenizer), {}, {}, "{}", {}};
+  ModelFiles files{.config = std::move(config),
+                   .tokenizer = std::move(tokenizer),
+                   .eos = {},
+                   .chat_template = {},
+                   .special_tokens_json = "{}",
+                   .content = {}};
   files.content[kTokenizer] = files.tokenizer.to_json();
   ECHO_ASSIGN(files.content[kConfig], read_file(folder / kConfig, kFileBytesMax));
-  std::vector<const char*> optional(std::begin(kCarried), std::end(kCarried));
+  std::vector<const char*> optional(std::begin(kCopiedFiles), std::end(kCopiedFiles));
   optional.push_back(kGeneration);
   for (const char* name : optional) {
     if (!fs::exists(folder / name)) continue;
@@ -126,40 +134,46 @@ Result<ModelFiles> ModelFiles::read(const fs::path& folder, ModelUse use) {
     return fail(error.code, (folder / error.operation).string(), "{}", error.detail);
   };
   for (const char* name : {kGeneration, kConfig}) {
-    const auto root = object_in(files.content, name);
+    const auto root = parse_object(files.content, name);
     if (!root) return in_folder(root.error());
     if (const Status added = add_eos(*root, name, files.config, files.eos); !added) return in_folder(added.error());
   }
   if (files.eos.empty() && files.tokenizer.end_of_text()) files.eos = {*files.tokenizer.end_of_text()};
   if (const Status chat = read_chat(files); !chat) return in_folder(chat.error());
-  ECHO_TRY(complete(files));
+  ECHO_TRY(complete_files(files));
   if (!files.content.contains(kTokenizerConfig))
     files.content[kTokenizerConfig] = tokenizer_config(files.config, files.tokenizer);
   return files;
 }
 
 Result<ModelFiles> ModelFiles::make(const ModelConfig& config, const Tokenizer& tokenizer) {
-  ModelFiles files{config, tokenizer, config.eos, {}, "{}", {}};
+  ModelFiles files{.config = config,
+                   .tokenizer = tokenizer,
+                   .eos = config.eos,
+                   .chat_template = {},
+                   .special_tokens_json = "{}",
+                   .content = {}};
   if (files.eos.empty() && tokenizer.end_of_text()) files.eos = {*tokenizer.end_of_text()};
   files.content[kConfig] = config.to_json();
   files.content[kTokenizer] = tokenizer.to_json();
   files.content[kTokenizerConfig] = tokenizer_config(config, tokenizer);
   ECHO_TRY(read_chat(files));
-  ECHO_TRY(complete(files));
+  ECHO_TRY(complete_files(files));
   return files;
 }
 
 Result<ModelFiles> ModelFiles::of_preset(std::string_view name) {
   ECHO_ASSIGN(ModelConfig config, preset(name));
-  const bool bytes = !name.starts_with("tiny-");
-  ECHO_ASSIGN(const Tokenizer tokenizer, bytes ? Tokenizer::bytes() : Tokenizer::characters(kCharacterAlphabet));
+  const bool has_byte_tokens = !name.starts_with("tiny-");
+  ECHO_ASSIGN(const Tokenizer tokenizer,
+              has_byte_tokens ? Tokenizer::bytes() : Tokenizer::characters(kCharacterAlphabet));
   config.eos = {*tokenizer.end_of_text()};  // a preset of a published shape has the ids of another tokenizer
   return make(config, tokenizer);
 }
 
 namespace {
 
-Status sync(const fs::path& path) {
+Status sync_to_disk(const fs::path& path) {
   const Descriptor file(::open(path.c_str(), O_RDONLY | O_CLOEXEC));
   if (file.get() < 0 || ::fsync(file.get()) != 0) return os_error("sync", path);
   return ok();
@@ -184,23 +198,23 @@ Status place_directory(const fs::path& from, const fs::path& target, bool link) 
       if (!ec) continue;
     }
     if (!fs::copy_file(it->path(), file, ec)) break;
-    ECHO_TRY(sync(file));
+    ECHO_TRY(sync_to_disk(file));
   }
   if (ec) {
-    const std::error_code why = ec;
+    const std::error_code copy_error = ec;
     fs::remove_all(temporary, ec);
-    return fail(os_code(why.value()), kOperation, "{} from {}: {}", to.string(), from.string(), why.message());
+    return fail(os_code(copy_error.value()), kOperation, "{} from {}: {}", to.string(), from.string(),
+                copy_error.message());
   }
-  ECHO_TRY(sync(temporary));
-  const bool exchanged =
-      ::renameat2(AT_FDCWD, temporary.c_str(), AT_FDCWD, to.c_str(), RENAME_EXCHANGE) == 0;  // `to` existed
-  if (!exchanged) {
-    if (link) fs::remove_all(to, ec);  // the file system cannot exchange
+  ECHO_TRY(sync_to_disk(temporary));
+  const bool is_exchanged = ::renameat2(AT_FDCWD, temporary.c_str(), AT_FDCWD, to.c_str(), RENAME_EXCHANGE) == 0;
+  if (!is_exchanged) {  // `to` does not exist, or the file system cannot exchange directories
+    if (link) fs::remove_all(to, ec);
     fs::rename(temporary, to, ec);
     if (ec) return fail(Code::kIo, kOperation, "{}: {}", to.string(), ec.message());
   }
   fs::remove_all(temporary, ec);
-  return sync(fs::absolute(to).parent_path());
+  return sync_to_disk(fs::absolute(to).parent_path());
 }
 
 std::map<std::string, std::string> ModelFiles::side_files() const {

@@ -36,8 +36,8 @@ struct ModelFiles {
   Status write(const std::filesystem::path& folder) const;
 };
 
-// Makes `to` a directory with the files of `from`, atomically: as hard links if `link` and the file system allow it,
-// otherwise as copies. With `link`, replaces an existing `to`; without, an existing `to` is kInvalid.
+// Makes `to` a directory with the files of `from`, atomically. The files are hard links if `link` is set and the file
+// system allows it, otherwise copies. With `link`, replaces an existing `to`; without, an existing `to` is kInvalid.
 Status place_directory(const std::filesystem::path& from, const std::filesystem::path& to, bool link);
 
 }  // namespace echoline::model

@@ -1,3 +1,4 @@
+// Implements the packing of sequences, and copies of tensors to a device.
 #include "model/packed.hpp"
 
 #include <algorithm>
@@ -20,9 +21,9 @@ torch::Tensor upload(const torch::Tensor& t, const torch::Device& device) {
 }
 
 PackedSize packed_size(const ScoredSequence& sequence) {
-  const auto used = static_cast<std::int64_t>(tokens_used(sequence)),
-             prompt = static_cast<std::int64_t>(sequence.prompt);
-  return {used - 1, used - prompt};
+  const auto all_tokens = static_cast<std::int64_t>(tokens_used(sequence)),
+             prompt_tokens = static_cast<std::int64_t>(sequence.prompt);
+  return {.with_prompt = all_tokens - 1, .without_prompt = all_tokens - prompt_tokens};
 }
 
 bool same_prompt(const ScoredSequence& a, const ScoredSequence& b) {
@@ -30,49 +31,55 @@ bool same_prompt(const ScoredSequence& a, const ScoredSequence& b) {
          std::equal(a.tokens.begin(), a.tokens.begin() + static_cast<std::ptrdiff_t>(a.prompt), b.tokens.begin());
 }
 
-// The last token of a shared prompt is not in the prefix, but the first of every response's segment. So every score has
-// its own token, and gradients are summed in the same order on every device.
+// The last token of a shared prompt is not in the prefix segment. It begins every response's segment instead, so that
+// every score has its own token, and gradients are summed in the same order on every device.
 PackedTokens pack(const std::vector<ScoredSequence>& sequences, const torch::Device& device) {
   std::vector<std::int64_t> ids, positions, segments, scored, targets;
   std::int64_t segment_count = 0;
-  const auto add = [&](const ScoredSequence& s, std::size_t begin, std::size_t end, std::int64_t prefix) {
-    const std::int64_t at = std::ssize(ids);
+  const auto add_segment = [&](const ScoredSequence& s, std::size_t begin, std::size_t end, std::int64_t prefix) {
+    const std::int64_t first_token = std::ssize(ids);
     ids.insert(ids.end(), s.tokens.begin() + static_cast<std::ptrdiff_t>(begin),
                s.tokens.begin() + static_cast<std::ptrdiff_t>(end));
     for (std::size_t t = begin; t < end; ++t) positions.push_back(static_cast<std::int64_t>(t));
-    segments.insert(segments.end(), {at, static_cast<std::int64_t>(end - begin), prefix});
+    segments.insert(segments.end(), {first_token, static_cast<std::int64_t>(end - begin), prefix});
     for (std::size_t t = std::max(begin + 1, s.prompt); t <= end && t < s.tokens.size(); ++t) {
       if (!s.mask.empty() && !(s.mask[t - s.prompt] > 0)) continue;
-      scored.push_back(at + static_cast<std::int64_t>(t - begin) - 1);
+      scored.push_back(first_token + static_cast<std::int64_t>(t - begin) - 1);
       targets.push_back(s.tokens[t]);
     }
     return segment_count++;
   };
   for (std::size_t i = 0; i < sequences.size();) {
-    std::size_t last = i + 1;
-    while (last < sequences.size() && same_prompt(sequences[i], sequences[last])) ++last;
+    std::size_t group_end = i + 1;
+    while (group_end < sequences.size() && same_prompt(sequences[i], sequences[group_end])) ++group_end;
     const std::size_t prompt = sequences[i].prompt;
     TORCH_CHECK(prompt >= 1, "a sequence to score has no prompt");
-    const bool shared = last > i + 1 && prompt > 1;
+    const bool shares_prefix = group_end > i + 1 && prompt > 1;
     std::int64_t prefix = -1;
-    if (shared) prefix = add({sequences[i].tokens.first(prompt), prompt, {}}, 0, prompt - 1, -1);
-    for (; i < last; ++i) {
+    if (shares_prefix)
+      prefix =
+          add_segment({.tokens = sequences[i].tokens.first(prompt), .prompt = prompt, .mask = {}}, 0, prompt - 1, -1);
+    for (; i < group_end; ++i) {
       const std::size_t used = tokens_used(sequences[i]);
-      if (used > prompt) add(sequences[i], shared ? prompt - 1 : 0, used - 1, prefix);
+      if (used > prompt) add_segment(sequences[i], shares_prefix ? prompt - 1 : 0, used - 1, prefix);
     }
   }
   const auto tensor = [](const std::vector<std::int64_t>& values) { return torch::tensor(values, torch::kLong); };
-  const auto there = [&](const std::vector<std::int64_t>& values) { return upload(tensor(values), device); };
-  return {there(ids), tensor(positions), tensor(segments).view({-1, 3}), there(scored), there(targets)};
+  const auto on_device = [&](const std::vector<std::int64_t>& values) { return upload(tensor(values), device); };
+  return {.ids = on_device(ids),
+          .positions = tensor(positions),
+          .segments = tensor(segments).view({-1, 3}),
+          .scored = on_device(scored),
+          .targets = on_device(targets)};
 }
 
 torch::Tensor uniform_segments(std::int64_t batch, std::int64_t tokens) {
   const torch::Tensor segments = torch::empty({batch, 3}, torch::kLong);
-  auto* at = segments.data_ptr<std::int64_t>();
+  auto* field = segments.data_ptr<std::int64_t>();
   for (std::int64_t row = 0; row < batch; ++row) {
-    *at++ = row * tokens;
-    *at++ = tokens;
-    *at++ = -1;
+    *field++ = row * tokens;  // begin
+    *field++ = tokens;        // count
+    *field++ = -1;            // no prefix
   }
   return segments;
 }

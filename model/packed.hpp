@@ -10,6 +10,7 @@
 
 namespace echoline::model {
 
+// A sequence whose response tokens are scored: their log-probabilities are computed for training.
 struct ScoredSequence {
   std::span<const std::int64_t> tokens;  // prompt and response
   std::size_t prompt = 0;                // tokens of the prompt, at least 1
@@ -24,8 +25,8 @@ struct PackedTokens {
   torch::Tensor targets;    // int64 [scores], on the model's device: the successors
 };
 
-// Packs `sequences` in order; scores are ordered by sequence, then by token. Neighbours with equal prompts share the
-// prompt. Leaves out the tokens after a sequence's last scored one.
+// Packs `sequences` in order; scores are ordered by sequence, then by token. Adjacent sequences with equal prompts
+// share the prompt's tokens. The tokens after a sequence's last scored one are left out.
 PackedTokens pack(const std::vector<ScoredSequence>& sequences, const torch::Device& device);
 
 // The number of tokens that pack() uses for a sequence.

@@ -24,8 +24,8 @@ PagedCache::PagedCache(const ModelConfig& config, const torch::Device& device, t
     : config_(config),
       options_(torch::TensorOptions().device(device).dtype(dtype)),
       by_token_(by_token || !device.is_cpu()) {
-  const std::int64_t page = config.layers * 2 * config.kv_heads * kPageTokens * config.head_dim;
-  page_bytes_ = {static_cast<std::uint64_t>(page) * torch::elementSize(dtype)};
+  const std::int64_t page_values = config.layers * 2 * config.kv_heads * kPageTokens * config.head_dim;
+  page_bytes_ = {static_cast<std::uint64_t>(page_values) * torch::elementSize(dtype)};
   pages_limit_ = pages_max_ = static_cast<std::int64_t>(
       std::min<std::uint64_t>(bytes_max.count / page_bytes_.count, std::numeric_limits<std::int32_t>::max()));
   keys_.resize(static_cast<std::size_t>(config.layers));
@@ -33,47 +33,48 @@ PagedCache::PagedCache(const ModelConfig& config, const torch::Device& device, t
 }
 
 bool PagedCache::reserve(std::int64_t pages) {
-  const std::int64_t needed = used_ + pages;
+  const std::int64_t needed = used_pages_ + pages;
   ECHO_CHECK(needed <= pages_max_, "{} pages beyond {}", needed, pages_max_);
-  if (needed <= pages_) return true;
-  const std::int64_t new_capacity = std::min(pages_max_, std::max({needed, 2 * pages_, kInitialPages}));
+  if (needed <= allocated_pages_) return true;
+  const std::int64_t new_capacity = std::min(pages_max_, std::max({needed, 2 * allocated_pages_, kInitialPages}));
   try {
     for (auto* tensors : {&keys_, &values_}) {
+      // A page of a head is a matrix of kPageTokens by head_dim, or the other way round for keys on a CPU.
       const std::int64_t rows = tensors == &keys_ && !by_token_ ? config_.head_dim : kPageTokens;
       for (Tensor& tensor : *tensors) {
         if (tensor.defined() && tensor.size(0) == new_capacity) continue;  // done by an attempt that failed halfway
         Tensor larger =
             torch::empty({new_capacity, config_.kv_heads, rows, config_.head_dim * kPageTokens / rows}, options_);
-        if (pages_ > 0) larger.narrow(0, 0, pages_).copy_(tensor.narrow(0, 0, pages_));
+        if (allocated_pages_ > 0) larger.narrow(0, 0, allocated_pages_).copy_(tensor.narrow(0, 0, allocated_pages_));
         tensor = std::move(larger);
       }
     }
     // The type of allocation errors differs between releases; nothing else can fail here.
   } catch (const std::exception&) {
-    pages_max_ = pages_;
+    pages_max_ = allocated_pages_;
     return false;
   }
-  references_.resize(static_cast<std::size_t>(new_capacity), 0);
-  for (Page page = new_capacity; page-- > pages_;) unused_.push_back(page);
-  pages_ = new_capacity;
+  owner_counts_.resize(static_cast<std::size_t>(new_capacity), 0);
+  for (Page page = new_capacity; page-- > allocated_pages_;) reserved_pages_.push_back(page);
+  allocated_pages_ = new_capacity;
   return true;
 }
 
 Page PagedCache::take_reserved() {
-  ECHO_CHECK(!unused_.empty(), "no page was reserved");
-  const Page page = unused_.back();
-  unused_.pop_back();
-  references_[static_cast<std::size_t>(page)] = 1;
-  ++used_;
+  ECHO_CHECK(!reserved_pages_.empty(), "no page was reserved");
+  const Page page = reserved_pages_.back();
+  reserved_pages_.pop_back();
+  owner_counts_[static_cast<std::size_t>(page)] = 1;
+  ++used_pages_;
   return page;
 }
 
-void PagedCache::add_owner(Page page) { ++references_[static_cast<std::size_t>(page)]; }
+void PagedCache::add_owner(Page page) { ++owner_counts_[static_cast<std::size_t>(page)]; }
 
 void PagedCache::release(Page page) {
-  if (--references_[static_cast<std::size_t>(page)] > 0) return;
-  unused_.push_back(page);
-  --used_;
+  if (--owner_counts_[static_cast<std::size_t>(page)] > 0) return;
+  reserved_pages_.push_back(page);
+  --used_pages_;
 }
 
 void PagedCache::release(Pages& pages) {
@@ -131,11 +132,11 @@ struct PagedCache::DecodeAttention : Attention {
   const std::int64_t rows;
   std::vector<const Pages*> texts;
   Tensor page, slot;  // int64 [rows]: of the new tokens
-  Tensor table;       // int64 [rows * pages of the longest text], padded with any page
-  Tensor seen;        // bool [rows, 1, keys, 1]
+  Tensor page_table;  // int64 [rows * pages of the longest text], padded with page 0
+  Tensor is_used;     // bool [rows, 1, keys, 1]: the key's slot belongs to the text
 
-  DecodeAttention(PagedCache& c, std::vector<const Pages*> t, bool by_gathering)
-      : cache(c), gathered(by_gathering), rows(std::ssize(t)), texts(std::move(t)) {
+  DecodeAttention(PagedCache& c, std::vector<const Pages*> page_lists, bool by_gathering)
+      : cache(c), gathered(by_gathering), rows(std::ssize(page_lists)), texts(std::move(page_lists)) {
     if (!gathered) return;
     std::vector<std::int64_t> page_numbers, slot_numbers;
     std::int64_t longest = 0;
@@ -154,41 +155,41 @@ struct PagedCache::DecodeAttention : Attention {
     const torch::Device device = cache.options_.device();
     page = torch::tensor(page_numbers, torch::kLong).to(device),
     slot = torch::tensor(slot_numbers, torch::kLong).to(device);
-    table = pages.flatten().to(device);
-    seen = (torch::arange(longest * kPageTokens) <= tokens).view({rows, 1, -1, 1}).to(device);
+    page_table = pages.flatten().to(device);
+    is_used = (torch::arange(longest * kPageTokens) <= tokens).view({rows, 1, -1, 1}).to(device);
   }
 
   Tensor attend(std::size_t layer, const Tensor& q, const Tensor& k, const Tensor& v) override {
-    return gathered ? by_products(layer, q, k, v) : over_pages(layer, q, k, v);
+    return gathered ? attend_by_products(layer, q, k, v) : attend_over_pages(layer, q, k, v);
   }
 
-  Tensor by_products(std::size_t layer, const Tensor& q, const Tensor& k, const Tensor& v) {
+  Tensor attend_by_products(std::size_t layer, const Tensor& q, const Tensor& k, const Tensor& v) {
     using torch::indexing::Slice;
     const std::int64_t kv_heads = k.size(2), heads = q.size(2), dim = q.size(3), group = heads / kv_heads;
     cache.put_keys(layer, page, slot, k.select(1, 0));
     cache.values_[layer].index_put_({page, Slice(), slot}, v.select(1, 0));
     const auto gather = [&](const Tensor& pool, bool transposed) {  // [rows * kv_heads, keys, dim]
-      const Tensor pages = pool.index_select(0, table);
+      const Tensor pages = pool.index_select(0, page_table);
       return (transposed ? pages.transpose(2, 3) : pages)
           .unflatten(0, {rows, -1})
           .transpose(1, 2)
           .reshape({rows * kv_heads, -1, dim});
     };
     // An unused slot may hold NaN, and zero times NaN is NaN.
-    const Tensor values = gather(cache.values_[layer], false)
+    const Tensor values = gather(cache.values_[layer], /*transposed=*/false)
                               .view({rows, kv_heads, -1, dim})
-                              .masked_fill(seen.logical_not(), 0)
+                              .masked_fill(is_used.logical_not(), 0)
                               .view({rows * kv_heads, -1, dim});
     const Tensor grouped = q.reshape({rows * kv_heads, group, dim}).transpose(1, 2);
     const Tensor scores = torch::bmm(gather(cache.keys_[layer], !cache.by_token_), grouped)
                               .view({rows, kv_heads, -1, group})
-                              .masked_fill(seen.logical_not(), -INFINITY);
+                              .masked_fill(is_used.logical_not(), -INFINITY);
     return torch::bmm(scores.softmax(2).view({rows * kv_heads, -1, group}).transpose(1, 2), values)
         .reshape({rows, heads * dim});
   }
 
   // Avoids batched products, which for such small matrices cost several times their arithmetic.
-  Tensor over_pages(std::size_t layer, const Tensor& q, const Tensor& k, const Tensor& v) {
+  Tensor attend_over_pages(std::size_t layer, const Tensor& q, const Tensor& k, const Tensor& v) {
     const std::int64_t kv_heads = k.size(2), heads = q.size(2), dim = q.size(3), group = heads / kv_heads;
     const Tensor out = torch::empty({rows, heads * dim}, q.options());
     const std::int64_t head_size = kPageTokens * dim, page_size = kv_heads * head_size;
@@ -202,14 +203,14 @@ struct PagedCache::DecodeAttention : Attention {
     const std::int64_t grain = std::max<std::int64_t>(1, kWorkMin * rows / (tokens * group * dim));
     parallel_for(rows * kv_heads, grain, [&](std::int64_t begin, std::int64_t end) {
       std::vector<float> scratch;
-      for (std::int64_t n = begin; n < end; ++n) {
-        const std::int64_t row = n / kv_heads, kv = n % kv_heads;
+      for (std::int64_t head_index = begin; head_index < end; ++head_index) {
+        const std::int64_t row = head_index / kv_heads, kv = head_index % kv_heads;
         const Pages& text = *texts[static_cast<std::size_t>(row)];
-        const Page page = text.list[static_cast<std::size_t>(text.tokens / kPageTokens)];
-        const std::int64_t slot = text.tokens % kPageTokens, head = kv * head_size;
+        const Page new_page = text.list[static_cast<std::size_t>(text.tokens / kPageTokens)];
+        const std::int64_t new_slot = text.tokens % kPageTokens, head = kv * head_size;
         const float* const key = head_values(k, row, kv);
-        for (std::int64_t d = 0; d < dim; ++d) keys[page * page_size + head + d * kPageTokens + slot] = key[d];
-        std::copy_n(head_values(v, row, kv), dim, values + page * page_size + head + slot * dim);
+        for (std::int64_t d = 0; d < dim; ++d) keys[new_page * page_size + head + d * kPageTokens + new_slot] = key[d];
+        std::copy_n(head_values(v, row, kv), dim, values + new_page * page_size + head + new_slot * dim);
         scratch.resize(static_cast<std::size_t>(group * pages_for(text.tokens + 1) * kPageTokens));
         kernels().attend(head_values(q, row, kv * group), group, dim, text.tokens + 1, text.list.data(), keys + head,
                          values + head, page_size, scratch.data(),

@@ -22,13 +22,13 @@ class PagedCache {
   static constexpr std::int64_t kPageTokens = 16;
   static std::int64_t pages_for(std::int64_t tokens) { return (tokens + kPageTokens - 1) / kPageTokens; }
 
-  // `by_token`: the values of a key are adjacent, as on devices other than a CPU.
+  // With `by_token`, the values of a key are adjacent in memory, as they always are on devices other than a CPU.
   PagedCache(const ModelConfig& config, const torch::Device& device, torch::ScalarType dtype, Bytes bytes_max,
              bool by_token = false);
 
   std::int64_t pages_max() const { return pages_max_; }
-  std::int64_t used_pages() const { return used_; }
-  std::int64_t free_pages() const { return pages_max_ - used_; }
+  std::int64_t used_pages() const { return used_pages_; }
+  std::int64_t free_pages() const { return pages_max_ - used_pages_; }
   Bytes page_bytes() const { return page_bytes_; }
 
   // Allocates memory for this many more pages, at most free_pages(). False if the allocation fails; pages_max() is then
@@ -36,13 +36,13 @@ class PagedCache {
   bool reserve(std::int64_t pages);
   // Resets pages_max() to its initial limit.
   void reset_pages_max() { pages_max_ = pages_limit_; }
-  // Takes one of the reserved pages. It has one owner; release() removes an owner, and the last one's frees the page.
+  // Takes one of the reserved pages for one owner. release() removes an owner; a page without owners is free again.
   Page take_reserved();
   void add_owner(Page page);
   void release(Page page);
   void release(Pages& pages);
-  bool is_shared(Page page) const { return references_[static_cast<std::size_t>(page)] > 1; }
-  // Copies contents of pages, pairwise.
+  bool is_shared(Page page) const { return owner_counts_[static_cast<std::size_t>(page)] > 1; }
+  // Copies the content of each page from[i] to to[i].
   void copy(const std::vector<Page>& from, const std::vector<Page>& to);
 
   // Per layer, all pages: keys [pages, kv_heads, head_dim, kPageTokens], or with by_token like the values [pages,
@@ -50,13 +50,13 @@ class PagedCache {
   const std::vector<torch::Tensor>& keys() const { return keys_; }
   const std::vector<torch::Tensor>& values() const { return values_; }
 
-  // Attention for a prefill: among the tokens of right-padded rows. Stores the keys and values of the first lengths[r]
-  // tokens of row r in texts[r].
+  // Attention for a prefill, a first pass over whole texts: among the tokens of right-padded rows. Stores the keys and
+  // values of the first lengths[r] tokens of row r in texts[r].
   std::unique_ptr<Attention> prefill_attention(std::vector<const Pages*> texts,
                                                const std::vector<std::int64_t>& lengths);
-  // Attention of one new token per row to the stored tokens of texts[r] and itself. Stores its keys and values too; the
-  // text's pages must have a slot for them. `gathered`: by libtorch's products over copies of the pages, as on devices
-  // other than a CPU.
+  // Attention for decoding: of one new token per row to the stored tokens of texts[r] and itself. Stores its keys and
+  // values too, for which the text's pages must have a slot. With `gathered`, libtorch multiplies copies of the pages,
+  // as it always does on devices other than a CPU.
   std::unique_ptr<Attention> decode_attention(std::vector<const Pages*> texts, bool gathered = false);
 
  private:
@@ -68,10 +68,10 @@ class PagedCache {
   torch::TensorOptions options_;
   bool by_token_;
   Bytes page_bytes_;
-  std::int64_t pages_limit_ = 0, pages_max_ = 0, pages_ = 0, used_ = 0;
+  std::int64_t pages_limit_ = 0, pages_max_ = 0, allocated_pages_ = 0, used_pages_ = 0;
   std::vector<torch::Tensor> keys_, values_;
-  std::vector<std::int32_t> references_;  // by page
-  std::vector<Page> unused_;
+  std::vector<std::int32_t> owner_counts_;  // by page
+  std::vector<Page> reserved_pages_;
 };
 
 }  // namespace echoline::model

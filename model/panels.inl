@@ -9,7 +9,8 @@
 namespace echoline::model {
 namespace {
 
-// Registers of a tile: its sums, a line of the panel and an element of x use 28 of 32 or 16 of 16.
+// Chosen so that a tile's sums, a line of the panel and an element of x fit into registers: they use 28 of the 32 of
+// AVX-512, or all 16 of AVX2.
 constexpr int kPanelRows = kLanes == 16 ? 8 : 4, kPanelVectors = 3;
 constexpr std::int64_t kPanelDepth = 256;                          // elements of a row of weights in a panel
 constexpr std::int64_t kRowsWithoutPanels = kLanes == 16 ? 8 : 5;  // building panels would take longer than it saves
@@ -46,10 +47,10 @@ void fill_panel(const Bf16* w, std::int64_t in, std::int64_t count, std::int64_t
       for (int i = 0; i < kLanes; ++i) pairs[i] = load<Words>(row(i) + k);
       transpose_words(pairs);
       for (int i = 0; i < kLanes; ++i) {
-        float* const to = panel + (k + 2 * i) * kWidth + first;
+        float* const line = panel + (k + 2 * i) * kWidth + first;
         const Words even = pairs[i] << 16, odd = pairs[i] & 0xffff0000u;
-        std::memcpy(to, &even, sizeof even);
-        std::memcpy(to + kWidth, &odd, sizeof odd);
+        std::memcpy(line, &even, sizeof even);
+        std::memcpy(line + kWidth, &odd, sizeof odd);
       }
     }
     for (; k < depth; ++k)
@@ -59,19 +60,20 @@ void fill_panel(const Bf16* w, std::int64_t in, std::int64_t count, std::int64_t
 }
 
 // Rows of the next block of weights, for prefetching into the second-level cache.
-struct Ahead {
+struct NextBlock {
   const Bf16* w;
   std::int64_t in, rows;
 };
 
 // y [M, count] (+)= x [depth, M] times the first `count` columns of the panel [depth, V * kLanes].
 template <int M, int V>
-inline void panel_tile(const float* x, const float* panel, std::int64_t depth, Ahead ahead, float* y,
+inline void panel_tile(const float* x, const float* panel, std::int64_t depth, NextBlock next_block, float* y,
                        std::int64_t y_stride, std::int64_t count, bool add) {
   Floats sums[M][V] = {};
   for (std::int64_t k = 0; k < depth;) {
-    for (std::int64_t a = 0; a < ahead.rows; ++a) __builtin_prefetch(ahead.w + a * ahead.in + k, 0, 2);
-    for (const std::int64_t until = std::min(depth, k + kCacheLine); k < until; ++k, x += M, panel += V * kLanes) {
+    for (std::int64_t a = 0; a < next_block.rows; ++a) __builtin_prefetch(next_block.w + a * next_block.in + k, 0, 2);
+    for (const std::int64_t line_end = std::min(depth, k + kCacheLine); k < line_end;
+         ++k, x += M, panel += V * kLanes) {
       Floats line[V];
       for (int v = 0; v < V; ++v) line[v] = load<Floats>(panel + v * kLanes);
       for (int m = 0; m < M; ++m)
@@ -93,11 +95,11 @@ inline void panel_tile(const float* x, const float* panel, std::int64_t depth, A
 
 // The same with x [depth, rows], for rows <= M.
 template <int M, int V>
-inline void panel_tile_of(std::int64_t rows, const float* x, const float* panel, std::int64_t depth, Ahead ahead,
-                          float* y, std::int64_t y_stride, std::int64_t count, bool add) {
+inline void panel_tile_of(std::int64_t rows, const float* x, const float* panel, std::int64_t depth,
+                          NextBlock next_block, float* y, std::int64_t y_stride, std::int64_t count, bool add) {
   if constexpr (M > 1)
-    if (rows < M) return panel_tile_of<M - 1, V>(rows, x, panel, depth, ahead, y, y_stride, count, add);
-  panel_tile<M, V>(x, panel, depth, ahead, y, y_stride, count, add);
+    if (rows < M) return panel_tile_of<M - 1, V>(rows, x, panel, depth, next_block, y, y_stride, count, add);
+  panel_tile<M, V>(x, panel, depth, next_block, y, y_stride, count, add);
 }
 
 // y [rows, count] (+)= x w^T for `count` <= V * kLanes rows of w. `panel`: kPanelDepth * V * kLanes floats.
@@ -105,16 +107,17 @@ template <int V>
 void product_columns(const float* x, std::int64_t rows, std::int64_t in, const Bf16* w, std::int64_t count, float* y,
                      std::int64_t y_stride, bool add, float* panel) {
   const std::int64_t tiles = (rows + kPanelRows - 1) / kPanelRows;
-  const std::int64_t share = (V * kLanes + tiles - 1) / tiles;  // rows of the next block that a tile prefetches
+  const std::int64_t prefetch_rows = (V * kLanes + tiles - 1) / tiles;  // rows of the next block that a tile prefetches
   for (std::int64_t k = 0; k < in; k += kPanelDepth) {
     const std::int64_t depth = std::min(kPanelDepth, in - k);
     fill_panel<V>(w + k, in, count, depth, panel);
     const Bf16* const next = k + depth < in ? w + k + depth : w + count * in;  // a prefetch beyond the end does nothing
     for (std::int64_t t = 0; t < tiles; ++t) {
-      const std::int64_t first = t * kPanelRows, some = std::min<std::int64_t>(kPanelRows, rows - first);
-      const std::int64_t from = std::min<std::int64_t>(t * share, V * kLanes),
-                         to = std::min<std::int64_t>(from + share, V * kLanes);
-      panel_tile_of<kPanelRows, V>(some, x + first * in + k * some, panel, depth, {next + from * in, in, to - from},
+      const std::int64_t first = t * kPanelRows, tile_rows = std::min<std::int64_t>(kPanelRows, rows - first);
+      const std::int64_t prefetch_begin = std::min<std::int64_t>(t * prefetch_rows, V * kLanes),
+                         prefetch_end = std::min<std::int64_t>(prefetch_begin + prefetch_rows, V * kLanes);
+      panel_tile_of<kPanelRows, V>(tile_rows, x + first * in + k * tile_rows, panel, depth,
+                                   {.w = next + prefetch_begin * in, .in = in, .rows = prefetch_end - prefetch_begin},
                                    y + first * y_stride, y_stride, count, add || k > 0);
     }
   }
@@ -128,11 +131,11 @@ void pack_tiles(const float* x, std::int64_t rows, std::int64_t in, std::int64_t
     const std::int64_t count = std::min<std::int64_t>(kPanelRows, rows - first);
     float* out = packed + first * in;
     for (std::int64_t k = 0; k < in; ++k, out += count) {
-      const float* const from = x + first * in + k;
+      const float* const column = x + first * in + k;
       if (count == kPanelRows) {
-        for (int r = 0; r < kPanelRows; ++r) out[r] = from[r * in];
+        for (int r = 0; r < kPanelRows; ++r) out[r] = column[r * in];
       } else {
-        for (std::int64_t r = 0; r < count; ++r) out[r] = from[r * in];
+        for (std::int64_t r = 0; r < count; ++r) out[r] = column[r * in];
       }
     }
   }
@@ -146,8 +149,10 @@ void product_panels(const float* packed, std::int64_t rows, std::int64_t in, con
     count = std::min<std::int64_t>(kPanelVectors * kLanes, end - o);
     // Two and two registers are faster than three and one.
     if (end - o > 3 * kLanes && end - o <= 4 * kLanes) count = 2 * kLanes;
-    const auto of = count > 2 * kLanes ? product_columns<3> : count > kLanes ? product_columns<2> : product_columns<1>;
-    of(packed, rows, in, w + o * in, count, y + o, y_stride, add, panel);
+    const auto product_of = count > 2 * kLanes ? product_columns<3>
+                            : count > kLanes   ? product_columns<2>
+                                               : product_columns<1>;
+    product_of(packed, rows, in, w + o * in, count, y + o, y_stride, add, panel);
   }
 }
 

@@ -1,3 +1,4 @@
+// Implements parallel_for() with OpenMP.
 #include "model/parallel.hpp"
 
 #include <ATen/Parallel.h>
@@ -21,11 +22,11 @@ class Loop {
  public:
   Loop(std::int64_t count, std::int64_t parts_max, const Work& work)
       : count_(count), parts_max_(parts_max), work_(work) {
-    order_.store(1, std::memory_order_release);
+    ordering_.store(1, std::memory_order_release);
   }
 
   void run_part(int thread, int threads) {
-    order_.load(std::memory_order_acquire);
+    ordering_.load(std::memory_order_acquire);
     const std::int64_t parts = std::min<std::int64_t>(parts_max_, threads);
     const std::int64_t size = (count_ + parts - 1) / parts, begin = thread * size;
     if (begin < count_) {
@@ -35,11 +36,11 @@ class Loop {
         if (!failed_.test_and_set()) error_ = std::current_exception();
       }
     }
-    order_.fetch_add(1, std::memory_order_release);
+    ordering_.fetch_add(1, std::memory_order_release);
   }
 
   void finish() {
-    order_.load(std::memory_order_acquire);
+    ordering_.load(std::memory_order_acquire);
     if (error_) std::rethrow_exception(error_);
   }
 
@@ -50,12 +51,12 @@ class Loop {
   std::atomic_flag failed_ = ATOMIC_FLAG_INIT;
   // Orders the threads' writes before, in and after the loop. libgomp does so too, but the thread sanitizer cannot see
   // that.
-  std::atomic<int> order_{0};
+  std::atomic<int> ordering_{0};
 };
 
 // The team always has all threads, because libgomp ends and starts threads when its size changes. Excluded from the
 // thread sanitizer, which would report libgomp's transfer of `loop`'s address as a data race.
-__attribute__((no_sanitize("thread"))) void run(Loop& loop, int threads) {
+__attribute__((no_sanitize("thread"))) void run_on_threads(Loop& loop, int threads) {
 #pragma omp parallel num_threads(threads)
   loop.run_part(omp_get_thread_num(), omp_get_num_threads());
 }
@@ -70,7 +71,7 @@ void parallel_for(std::int64_t count, std::int64_t grain, const std::function<vo
   const int threads = at::get_num_threads();  // also sets this thread's limit, which OpenMP stores per thread
   if (parts_max > 1 && threads > 1 && omp_in_parallel() == 0) {
     Loop loop(count, parts_max, work);
-    run(loop, threads);
+    run_on_threads(loop, threads);
     return loop.finish();
   }
 #endif

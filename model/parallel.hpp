@@ -8,9 +8,9 @@
 
 namespace echoline::model {
 
-// Calls work(begin, end) for consecutive parts of [0, count): at most one part per thread (see use_threads()), and at
-// least `grain` in all but the last of several. Returns when all have returned; rethrows one exception of `work`. The
-// parts depend on the number of threads, so an index's result must not depend on its part.
+// Calls work(begin, end) for consecutive parts of [0, count): at most one part per thread (see use_threads()), with at
+// least `grain` indices in each part except the last. Returns when all calls have returned, and rethrows one exception
+// of `work`. The parts depend on the number of threads, so an index's result must not depend on its part.
 void parallel_for(std::int64_t count, std::int64_t grain, const std::function<void(std::int64_t, std::int64_t)>& work);
 
 }  // namespace echoline::model

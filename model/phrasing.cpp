@@ -11,17 +11,19 @@ using nlohmann::ordered_json;
 
 // Placeholder for a response, to find the text that a template puts after one.
 constexpr std::string_view kAnyResponse = "(any response)";
+constexpr std::size_t kSettingBytesShown = 200;
 
 std::string replace_all(std::string_view text, std::string_view placeholder, std::string_view replacement) {
   std::string out;
   std::size_t begin = 0;
-  for (std::size_t at; (at = text.find(placeholder, begin)) != std::string::npos; begin = at + placeholder.size())
-    out.append(text.substr(begin, at - begin)).append(replacement);
+  for (std::size_t match; (match = text.find(placeholder, begin)) != std::string::npos;
+       begin = match + placeholder.size())
+    out.append(text.substr(begin, match - begin)).append(replacement);
   return out.append(text.substr(begin));
 }
 
 template <class... Args>
-Error bad(fmt::format_string<Args...> format, Args&&... args) {
+Error prompt_error(fmt::format_string<Args...> format, Args&&... args) {
   return fail(Code::kInvalid, "prompt", format, std::forward<Args>(args)...);
 }
 
@@ -29,14 +31,15 @@ Error bad(fmt::format_string<Args...> format, Args&&... args) {
 
 Result<Phrasing> Phrasing::make(const ModelFiles& files, const PromptStyle& style) {
   if (style.chat && !files.chat_template)
-    return bad(
+    return prompt_error(
         "task.chat is set, but the model has no chat template: neither chat_template.jinja nor 'chat_template' in "
         "tokenizer_config.json");
-  if (!style.system.empty() && !style.chat) return bad("task.system needs task.chat: only a chat has a system message");
+  if (!style.system.empty() && !style.chat)
+    return prompt_error("task.system needs task.chat: only a chat has a system message");
   ordered_json variables = ordered_json::parse(files.special_tokens_json, nullptr, false);
   const ordered_json options = ordered_json::parse(style.chat_options_json, nullptr, false);
-  if (!options.is_object()) return bad("task.chat_options is {}, expected names and values", options.dump());
-  if (!options.empty() && !style.chat) return bad("task.chat_options needs task.chat");
+  if (!options.is_object()) return prompt_error("task.chat_options is {}, expected names and values", options.dump());
+  if (!options.empty() && !style.chat) return prompt_error("task.chat_options needs task.chat");
   variables.update(options);
   ordered_json parts = {{"text", style.text}, {"turn", style.turn}};
   if (!style.stop.empty()) parts["stop"] = style.stop;
@@ -53,33 +56,37 @@ Result<Phrasing> Phrasing::make(const ModelFiles& files, const PromptStyle& styl
 
 Result<Phrasing> Phrasing::from_parts(Tokenizer tokenizer, std::vector<Token> eos, std::string_view prompt_json) {
   if (eos.empty())
-    return bad("no token ends a text: neither config.json, generation_config.json nor the tokenizer names one");
+    return prompt_error(
+        "no token ends a text: neither config.json, generation_config.json nor the tokenizer names one");
   Phrasing phrasing(std::move(tokenizer), std::move(eos));
   const ordered_json parts = ordered_json::parse(prompt_json, nullptr, false);
-  const auto text = [&](const char* key, std::string& into) {
-    const bool found = parts.is_object() && parts.contains(key) && parts[key].is_string();
-    if (found) into = parts[key].get<std::string>();
-    return found;
+  const auto read_text = [&](const char* key, std::string& value) {
+    const bool is_present = parts.is_object() && parts.contains(key) && parts[key].is_string();
+    if (is_present) value = parts[key].get<std::string>();
+    return is_present;
   };
-  if (!text("text", phrasing.text_)) return bad("expected an object with 'text', found {}", prompt_json.substr(0, 80));
+  if (!read_text("text", phrasing.text_))
+    return prompt_error("expected an object with 'text', found {}", prompt_json.substr(0, 80));
   if (phrasing.text_.find(kPromptPlace) == std::string::npos)
-    return bad("task.prompt is '{}', expected a text with {} where the problem goes", phrasing.text_.substr(0, 200),
-               kPromptPlace);
-  text("turn", phrasing.turn_);
+    return prompt_error("task.prompt is '{}', expected a text with {} where the problem goes",
+                        phrasing.text_.substr(0, kSettingBytesShown), kPromptPlace);
+  read_text("turn", phrasing.turn_);
   if (phrasing.turn_.find(kObservationPlace) == std::string::npos)
-    return bad("task.turn is '{}', expected a text with {} where the observation goes", phrasing.turn_.substr(0, 200),
-               kObservationPlace);
+    return prompt_error("task.turn is '{}', expected a text with {} where the observation goes",
+                        phrasing.turn_.substr(0, kSettingBytesShown), kObservationPlace);
   const ordered_json stops = parts.contains("stop") ? parts["stop"] : ordered_json::array();
   if (!stops.is_array() || stops.size() > kStopsMax)
-    return bad("expected at most {} stop strings, found {}", kStopsMax, stops.dump().substr(0, 200));
+    return prompt_error("expected at most {} stop strings, found {}", kStopsMax,
+                        stops.dump().substr(0, kSettingBytesShown));
   for (const ordered_json& stop : stops) {
     if (!stop.is_string() || stop.get_ref<const std::string&>().empty() ||
         stop.get_ref<const std::string&>().size() > kStopBytesMax)
-      return bad("rollout.stop: expected texts of 1 to {} bytes, found {}", kStopBytesMax, stop.dump().substr(0, 200));
+      return prompt_error("rollout.stop: expected texts of 1 to {} bytes, found {}", kStopBytesMax,
+                          stop.dump().substr(0, kSettingBytesShown));
     phrasing.stop_.push_back(stop.get<std::string>());
   }
-  if (!text("chat_template", phrasing.template_text_)) return phrasing;
-  text("system", phrasing.system_);
+  if (!read_text("chat_template", phrasing.template_text_)) return phrasing;
+  read_text("system", phrasing.system_);
   if (parts.contains("variables") && parts["variables"].is_object())
     phrasing.variables_json_ = parts["variables"].dump(-1, ' ', false, ordered_json::error_handler_t::replace);
   ECHO_ASSIGN(phrasing.template_, ChatTemplate::parse(phrasing.template_text_));
@@ -99,11 +106,11 @@ std::string Phrasing::prompt_json() const {
 
 std::vector<ChatMessage> conversation(const PolicyInput& prompt, std::string_view text, std::string_view system) {
   std::vector<ChatMessage> messages = prompt.messages;
-  if (messages.empty()) messages.push_back({"user", prompt.text});
-  if (ChatMessage& last = messages.back(); last.role == "user")
-    last.content = replace_all(text, kPromptPlace, last.content);
+  if (messages.empty()) messages.push_back({.role = "user", .content = prompt.text});
+  if (ChatMessage& last_message = messages.back(); last_message.role == "user")
+    last_message.content = replace_all(text, kPromptPlace, last_message.content);
   if (!system.empty() && messages.front().role != "system")
-    messages.insert(messages.begin(), {"system", std::string(system)});
+    messages.insert(messages.begin(), ChatMessage{.role = "system", .content = std::string(system)});
   return messages;
 }
 
@@ -120,30 +127,33 @@ Result<std::vector<Token>> Phrasing::prompt(const PolicyInput& problem) const {
 }
 
 Result<std::vector<Token>> Phrasing::follow_up(std::span<const Token> response, const PolicyInput& observation) const {
-  if (!template_) return tokenizer_.encode(replace_all(turn_, kObservationPlace, observation.text));
+  const std::optional<Token> previous = response.empty() ? std::nullopt : std::optional(response.back());
+  if (!template_) return tokenizer_.encode(replace_all(turn_, kObservationPlace, observation.text), previous);
   std::vector<ChatMessage> messages = conversation(observation, kPromptPlace, {});
   messages.insert(messages.begin(), {{"user", "?"}, {"assistant", std::string(kAnyResponse)}});
-  ECHO_ASSIGN(const std::string all, template_->render(messages, /*add_generation_prompt=*/true, variables_json_));
-  const std::size_t at = all.find(kAnyResponse);
-  if (at == std::string::npos) return bad("the chat template leaves out the assistant's earlier answers");
-  std::string_view after = std::string_view(all).substr(at + kAnyResponse.size());
+  ECHO_ASSIGN(const std::string chat_text,
+              template_->render(messages, /*add_generation_prompt=*/true, variables_json_));
+  const std::size_t response_begin = chat_text.find(kAnyResponse);
+  if (response_begin == std::string::npos)
+    return prompt_error("the chat template leaves out the assistant's earlier answers");
+  std::string_view text_after = std::string_view(chat_text).substr(response_begin + kAnyResponse.size());
   if (!response.empty() && std::find(eos_.begin(), eos_.end(), response.back()) != eos_.end()) {
-    const std::string end = tokenizer_.decode(response.last(1));  // already in the response
-    if (!end.empty() && after.starts_with(end)) after.remove_prefix(end.size());
+    const std::string ending = tokenizer_.decode(response.last(1));  // the response has it already
+    if (!ending.empty() && text_after.starts_with(ending)) text_after.remove_prefix(ending.size());
   }
-  return tokenizer_.encode(after);
+  return tokenizer_.encode(text_after, previous);
 }
 
 std::optional<std::size_t> Phrasing::response_end(std::span<const Token> response, std::size_t known) const {
-  std::size_t longest = 0;
-  for (const std::string& stop : stop_) longest = std::max(longest, stop.size());
+  std::size_t longest_stop_bytes = 0;
+  for (const std::string& stop : stop_) longest_stop_bytes = std::max(longest_stop_bytes, stop.size());
   std::string text;  // the text in which a stop string may begin, and the text after it
-  for (std::size_t i = std::min(known, response.size()); i > 0 && text.size() + 1 < longest; --i)
+  for (std::size_t i = std::min(known, response.size()); i > 0 && text.size() + 1 < longest_stop_bytes; --i)
     text = tokenizer_.decode(response.subspan(i - 1, 1)) + text;
   for (std::size_t i = known; i < response.size(); ++i) {
     if (std::find(eos_.begin(), eos_.end(), response[i]) != eos_.end()) return i + 1;
-    if (longest == 0) continue;
-    if (text.size() >= longest) text.erase(0, text.size() - (longest - 1));
+    if (longest_stop_bytes == 0) continue;
+    if (text.size() >= longest_stop_bytes) text.erase(0, text.size() - (longest_stop_bytes - 1));
     text += tokenizer_.decode(response.subspan(i, 1));
     for (const std::string& stop : stop_)
       if (text.find(stop) != std::string::npos) return i + 1;
@@ -156,9 +166,10 @@ std::string Phrasing::answer(std::span<const Token> response) const {
   if (end) response = response.first(*end);
   const bool ends_by_token = end && std::find(eos_.begin(), eos_.end(), response.back()) != eos_.end();
   std::string text = tokenizer_.decode(ends_by_token ? response.first(response.size() - 1) : response);
-  std::size_t length = text.size();  // the last token may extend beyond its stop string
+  std::size_t length = text.size();  // in bytes; the last token may extend beyond its stop string
   for (const std::string& stop : stop_)
-    if (const std::size_t at = text.find(stop); at != std::string::npos) length = std::min(length, at + stop.size());
+    if (const std::size_t stop_begin = text.find(stop); stop_begin != std::string::npos)
+      length = std::min(length, stop_begin + stop.size());
   text.resize(length);
   return text;
 }

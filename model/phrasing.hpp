@@ -20,7 +20,7 @@ inline constexpr std::string_view kObservationPlace = "{observation}";
 struct PromptStyle {
   std::string text{kPromptPlace};        // the problem's prompt replaces {prompt}
   bool chat = false;                     // use the model's chat template, with the prompt as a user's message
-  std::string system;                    // a message before it; requires `chat`
+  std::string system;                    // system message before the prompt; requires `chat`
   std::string chat_options_json = "{}";  // further names for the template, such as enable_thinking
   std::vector<std::string> stop = {};    // a response ends when its text contains one of these
   // Without `chat`: the text between two responses, around the observation.
@@ -46,13 +46,14 @@ class Phrasing {
   // The text and the tokens that the model continues. kInvalid if the template or the tokenizer refuses the prompt.
   Result<std::string> prompt_text(const PolicyInput& problem) const;
   Result<std::vector<Token>> prompt(const PolicyInput& problem) const;
-  // The tokens between a response and the next one: an observation; in a chat its messages, or a user's message with
-  // its text. The earlier tokens do not change. `response`: the previous one, with its ending token. kInvalid as above.
+  // The tokens between a response and the next one. They contain the observation; in a chat, its messages or a user's
+  // message with its text. The earlier tokens do not change. `response`: the previous one, with its ending token.
+  // kInvalid as above.
   Result<std::vector<Token>> follow_up(std::span<const Token> response, const PolicyInput& observation) const;
   // The number of tokens of a response up to its end: an ending token, or the token that completes a stop string.
-  // Absent if there is neither. The first `known` tokens are known not to end it.
+  // Absent if there is neither. The caller knows that the first `known` tokens do not end the response.
   std::optional<std::size_t> response_end(std::span<const Token> response, std::size_t known = 0) const;
-  // The text of a response that is graded: up to its end, without the ending token, with the stop string.
+  // The part of a response that is graded, as text: up to its end, without the ending token, with the stop string.
   std::string answer(std::span<const Token> response) const;
 
   const Tokenizer& tokenizer() const { return tokenizer_; }

@@ -1,3 +1,4 @@
+// Implements the layout, initial values, checks and files of policies.
 #include "model/policy.hpp"
 
 #include <algorithm>
@@ -13,34 +14,34 @@
 namespace echoline::model {
 namespace {
 
-// In the order in which initial values are drawn.
+// The tensors of a policy. init_policy() draws their values in this order, which must therefore never change.
 Result<delta::StateView> tensors_of(const ModelConfig& c) {
   ECHO_TRY(c.validate());
   delta::StateView state;
   const auto add = [&](std::string name, std::vector<std::int64_t> shape) {
-    state.push_back({std::move(name), delta::DType::kBF16, std::move(shape), {}});
+    state.push_back({.name = std::move(name), .dtype = delta::DType::kBF16, .shape = std::move(shape), .bytes = {}});
   };
   add("model.embed_tokens.weight", {c.vocab_size, c.hidden_size});
   for (std::int64_t i = 0; i < c.layers; ++i) {
-    const std::string layer = fmt::format("model.layers.{}.", i);
-    add(layer + "self_attn.q_proj.weight", {c.heads * c.head_dim, c.hidden_size});
-    add(layer + "self_attn.k_proj.weight", {c.kv_heads * c.head_dim, c.hidden_size});
-    add(layer + "self_attn.v_proj.weight", {c.kv_heads * c.head_dim, c.hidden_size});
-    add(layer + "self_attn.o_proj.weight", {c.hidden_size, c.heads * c.head_dim});
+    const std::string prefix = fmt::format("model.layers.{}.", i);
+    add(prefix + "self_attn.q_proj.weight", {c.heads * c.head_dim, c.hidden_size});
+    add(prefix + "self_attn.k_proj.weight", {c.kv_heads * c.head_dim, c.hidden_size});
+    add(prefix + "self_attn.v_proj.weight", {c.kv_heads * c.head_dim, c.hidden_size});
+    add(prefix + "self_attn.o_proj.weight", {c.hidden_size, c.heads * c.head_dim});
     if (c.qkv_bias()) {
-      add(layer + "self_attn.q_proj.bias", {c.heads * c.head_dim});
-      add(layer + "self_attn.k_proj.bias", {c.kv_heads * c.head_dim});
-      add(layer + "self_attn.v_proj.bias", {c.kv_heads * c.head_dim});
+      add(prefix + "self_attn.q_proj.bias", {c.heads * c.head_dim});
+      add(prefix + "self_attn.k_proj.bias", {c.kv_heads * c.head_dim});
+      add(prefix + "self_attn.v_proj.bias", {c.kv_heads * c.head_dim});
     }
     if (c.qk_norm()) {
-      add(layer + "self_attn.q_norm.weight", {c.head_dim});
-      add(layer + "self_attn.k_norm.weight", {c.head_dim});
+      add(prefix + "self_attn.q_norm.weight", {c.head_dim});
+      add(prefix + "self_attn.k_norm.weight", {c.head_dim});
     }
-    add(layer + "mlp.gate_proj.weight", {c.intermediate_size, c.hidden_size});
-    add(layer + "mlp.up_proj.weight", {c.intermediate_size, c.hidden_size});
-    add(layer + "mlp.down_proj.weight", {c.hidden_size, c.intermediate_size});
-    add(layer + "input_layernorm.weight", {c.hidden_size});
-    add(layer + "post_attention_layernorm.weight", {c.hidden_size});
+    add(prefix + "mlp.gate_proj.weight", {c.intermediate_size, c.hidden_size});
+    add(prefix + "mlp.up_proj.weight", {c.intermediate_size, c.hidden_size});
+    add(prefix + "mlp.down_proj.weight", {c.hidden_size, c.intermediate_size});
+    add(prefix + "input_layernorm.weight", {c.hidden_size});
+    add(prefix + "post_attention_layernorm.weight", {c.hidden_size});
   }
   add("model.norm.weight", {c.hidden_size});
   if (!c.tie_embeddings) add("lm_head.weight", {c.vocab_size, c.hidden_size});
@@ -63,18 +64,18 @@ Result<delta::StateView> policy_layout(const ModelConfig& config) {
 }
 
 Result<delta::OwnedState> init_policy(const ModelConfig& config, std::uint64_t seed) try {
-  ECHO_ASSIGN(const delta::StateView drawn, tensors_of(config));
+  ECHO_ASSIGN(const delta::StateView drawing_order, tensors_of(config));
   ECHO_ASSIGN(const delta::StateView layout, policy_layout(config));
   ECHO_ASSIGN(delta::OwnedState state, delta::OwnedState::empty_like(layout));
   // The sum of 4 x 16 uniform bits, centred and scaled to the standard deviation: normal enough for weights, and in
   // integer arithmetic that does not depend on a mathematics library.
   const double unit = config.initializer_range / std::sqrt(4.0 * (65536.0 * 65536.0 - 1) / 12.0);
   std::uint64_t stream = 0;
-  for (const delta::TensorView& tensor : drawn) {
+  for (const delta::TensorView& tensor : drawing_order) {
     Random random(seed, stream++);
-    const auto at = std::lower_bound(layout.begin(), layout.end(), tensor.name,
-                                     [](const auto& t, const std::string& name) { return t.name < name; });
-    const std::span<std::byte> bytes = state.mutable_bytes(static_cast<std::size_t>(at - layout.begin()));
+    const auto position = std::lower_bound(layout.begin(), layout.end(), tensor.name,
+                                           [](const auto& t, const std::string& name) { return t.name < name; });
+    const std::span<std::byte> bytes = state.mutable_bytes(static_cast<std::size_t>(position - layout.begin()));
     for (std::size_t i = 0; i < bytes.size(); i += 2) {
       std::uint16_t value = to_bf16(tensor.name.ends_with(".bias") ? 0.0f : 1.0f);
       if (tensor.shape.size() > 1) {
@@ -100,17 +101,29 @@ const delta::TensorView* find_tensor(const delta::StateView& state, std::string_
   return it == state.end() ? nullptr : &*it;
 }
 
+// If the state has the tensor under a longer name: what to do.
+std::string rename_hint(const delta::StateView& stored, const std::string& wanted) {
+  for (const delta::TensorView& tensor : stored)
+    if (tensor.name.ends_with("." + wanted)) {
+      const std::string prefix = tensor.name.substr(0, tensor.name.size() - wanted.size());
+      return fmt::format(", but there is '{}': if all names begin so, publish with --strip-prefix {}", tensor.name,
+                         prefix);
+    }
+  return "";
+}
+
 Status check_state(const delta::StateView& stored, const delta::StateView& layout, const ModelConfig& config,
                    const std::string& where) {
-  for (const delta::TensorView& wanted : layout) {
-    const delta::TensorView* it = find_tensor(stored, wanted.name);
-    if (!it) return fail(Code::kInvalid, where, "tensor '{}' is missing", wanted.name);
-    if (it->shape != wanted.shape)
-      return fail(Code::kInvalid, where, "tensor '{}' has shape [{}], expected [{}]", wanted.name,
-                  fmt::join(it->shape, ", "), fmt::join(wanted.shape, ", "));
-    if (it->dtype != delta::DType::kBF16 && it->dtype != delta::DType::kF32)
-      return fail(Code::kInvalid, where, "tensor '{}' has type {}, expected BF16 or F32", wanted.name,
-                  delta::dtype_name(it->dtype));
+  for (const delta::TensorView& expected : layout) {
+    const delta::TensorView* tensor = find_tensor(stored, expected.name);
+    if (!tensor)
+      return fail(Code::kInvalid, where, "tensor '{}' is missing{}", expected.name, rename_hint(stored, expected.name));
+    if (tensor->shape != expected.shape)
+      return fail(Code::kInvalid, where, "tensor '{}' has shape [{}], expected [{}]", expected.name,
+                  fmt::join(tensor->shape, ", "), fmt::join(expected.shape, ", "));
+    if (tensor->dtype != delta::DType::kBF16 && tensor->dtype != delta::DType::kF32)
+      return fail(Code::kInvalid, where, "tensor '{}' has type {}, expected BF16 or F32", expected.name,
+                  delta::dtype_name(tensor->dtype));
   }
   for (const delta::TensorView& tensor : stored) {
     if (!find_tensor(layout, tensor.name) && !(config.tie_embeddings && tensor.name == "lm_head.weight"))
@@ -140,17 +153,17 @@ Result<delta::OwnedState> policy_of(const delta::StateView& state, const ModelCo
   ECHO_TRY(check_finite(state));
   ECHO_ASSIGN(delta::OwnedState policy, delta::OwnedState::empty_like(layout));
   for (std::size_t i = 0; i < layout.size(); ++i) {
-    const delta::TensorView& from = *find_tensor(state, layout[i].name);
-    const std::span<std::byte> to = policy.mutable_bytes(i);
-    if (from.dtype == delta::DType::kBF16) {
-      std::memcpy(to.data(), from.bytes.data(), to.size());
+    const delta::TensorView& source = *find_tensor(state, layout[i].name);
+    const std::span<std::byte> target = policy.mutable_bytes(i);
+    if (source.dtype == delta::DType::kBF16) {
+      std::memcpy(target.data(), source.bytes.data(), target.size());
       continue;
     }
-    for (std::size_t at = 0; at < to.size(); at += 2) {
+    for (std::size_t byte = 0; byte < target.size(); byte += 2) {
       float value = 0;
-      std::memcpy(&value, from.bytes.data() + 2 * at, sizeof value);
+      std::memcpy(&value, source.bytes.data() + 2 * byte, sizeof value);
       const std::uint16_t rounded = to_bf16(value);
-      std::memcpy(to.data() + at, &rounded, sizeof rounded);
+      std::memcpy(target.data() + byte, &rounded, sizeof rounded);
     }
   }
   policy.seal();

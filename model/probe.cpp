@@ -1,3 +1,4 @@
+// Implements probe_policy() with a Transformer whose weights are the policy's own memory.
 #include "model/probe.hpp"
 
 #include <algorithm>
@@ -24,13 +25,12 @@ Result<std::vector<double>> probe_policy(const delta::StateView& policy, const M
     const auto tensor =
         std::find_if(policy.begin(), policy.end(), [&](const auto& t) { return t.name == parameter.key(); });
     if (tensor == policy.end()) return fail(Code::kInvalid, kOperation, "tensor '{}' is missing", parameter.key());
-    const torch::Tensor given =
+    const torch::Tensor policy_weights =
         torch::from_blob(const_cast<std::byte*>(tensor->bytes.data()), tensor->shape, torch::kBFloat16);
     if (parameter.value().storage().nbytes() > parameter.value().nbytes())
-      parameter.value().copy_(
-          given);  // a part of a larger block, which passes read as a whole: queries, keys and values
+      parameter.value().copy_(policy_weights);  // queries, keys and values: passes read them as one block
     else
-      parameter.value().set_data(given);
+      parameter.value().set_data(policy_weights);
   }
   const std::vector<Token> text = probe_text(config);
   const auto count = static_cast<std::int64_t>(text.size());
@@ -40,12 +40,13 @@ Result<std::vector<double>> probe_policy(const delta::StateView& policy, const M
   std::vector<double> logprobs;
   for (std::int64_t i = 0; i < count; ++i) {
     const torch::Tensor logits = model->logits(hidden.narrow(0, i, 1)).flatten();
-    const auto likeliest = (logits / (temperature > 0 ? temperature : 1.0)).log_softmax(-1).amax().item<float>();
-    if (!std::isfinite(likeliest))
+    const auto likeliest_logprob =
+        (logits / (temperature > 0 ? temperature : 1.0)).log_softmax(-1).amax().item<float>();
+    if (!std::isfinite(likeliest_logprob))
       return fail(Code::kInvalid, kOperation,
                   "its log-probabilities are not finite: after {} tokens of a probe the likeliest next token has {}. "
                   "Nothing can be generated with it; has training diverged?",
-                  i + 1, likeliest);
+                  i + 1, likeliest_logprob);
     if (i + 1 < count) logprobs.push_back(logits.log_softmax(-1)[text[static_cast<std::size_t>(i) + 1]].item<double>());
   }
   return logprobs;

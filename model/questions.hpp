@@ -17,12 +17,13 @@ struct Question {
   Sampling sampling;
 };
 struct Questions {
-  // The next question; nothing: none now. ask_all() ends if it returns nothing while no question is in progress.
+  // Returns the next question, or nothing if there is none now. ask_all() ends if that happens while no question is in
+  // progress.
   std::function<std::optional<Question>()> next;
   // Optional; called after every token. Returns true to end the response, as for a stop string.
   std::function<bool(std::span<const Token> response)> ends;
-  // Called once per question, in the order in which they end; a question that failed has an error. If it returns an
-  // error, ask_all() ends with that.
+  // Called once per question, in the order in which the questions end; a question that failed has an error. If
+  // on_answer() returns an error, ask_all() ends with that error.
   std::function<Status(std::uint64_t id, Result<Generation>)> on_answer;
   std::string device = "cpu";
   int threads = 1;

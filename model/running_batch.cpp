@@ -35,6 +35,7 @@ struct Prompt {
 };
 using Prompts = std::map<std::vector<Token>, Prompt>;
 
+// A sequence of the batch, running or waiting.
 struct Row {
   Sequence sequence;
   Prompts::iterator prompt;
@@ -49,8 +50,8 @@ struct Row {
 
 // A text to prefill, or one whose pages are cached, and the rows that share it.
 struct PrefillText {
-  std::vector<Row*> rows;  // several rows share a prompt
-  bool cached = false;
+  std::vector<Row*> rows;  // several only if the text is their common prompt
+  bool is_cached = false;
   Pages pages = {};  // where its keys and values go
 };
 
@@ -62,23 +63,24 @@ struct Admission {
 
 // Converts an exception of libtorch. Its allocators report a lack of memory in words ("can't allocate memory", "CUDA
 // out of memory"); the types of their exceptions differ between releases.
-Error failed(std::size_t rows, std::string_view what) {
-  const bool memory = what.find("memory") != std::string_view::npos;
-  return fail(memory ? Code::kExhausted : Code::kInternal, "generate", "{} row{}: {}", rows, rows == 1 ? "" : "s",
-              what);
+Error libtorch_error(std::size_t rows, std::string_view what) {
+  const bool is_out_of_memory = what.find("memory") != std::string_view::npos;
+  return fail(is_out_of_memory ? Code::kExhausted : Code::kInternal, "generate", "{} row{}: {}", rows,
+              rows == 1 ? "" : "s", what);
 }
 
+// Runs a pass over `rows` rows, and converts its exceptions.
 template <class Pass>
-Status attempt(std::size_t rows, const Pass& pass) {
+Status run_catching_errors(std::size_t rows, const Pass& pass) {
   try {
     pass();
     return ok();
   } catch (const c10::Error& e) {
-    return failed(rows, e.what_without_backtrace());
+    return libtorch_error(rows, e.what_without_backtrace());
   } catch (const std::bad_alloc&) {
-    return failed(rows, "out of memory");
+    return libtorch_error(rows, "out of memory");
   } catch (const std::exception& e) {
-    return failed(rows, e.what());
+    return libtorch_error(rows, e.what());
   }
 }
 
@@ -100,13 +102,14 @@ struct RunningBatch::State {
   std::int64_t passes = 0;                    // since the last shortage of memory
   bool admit_only_when_empty = false;         // after a shortage of memory for one prefill
 
-  State(std::shared_ptr<Transformer> m, BatchLimits l)
-      : model(std::move(m)),
-        limits(l),
-        cache(model->config(), model->device(), model->device().is_cpu() ? torch::kFloat : model->dtype(), l.cache_max),
-        decoder(l.use_cuda_decoder ? cuda::Decoder::open_if_supported(*model, cache) : nullptr),
-        rows_max(std::max<std::int64_t>(1, l.rows_max)),
-        prefill_tokens_max(l.prefill_tokens_max) {}
+  State(std::shared_ptr<Transformer> shared_model, BatchLimits batch_limits)
+      : model(std::move(shared_model)),
+        limits(batch_limits),
+        cache(model->config(), model->device(), model->device().is_cpu() ? torch::kFloat : model->dtype(),
+              limits.cache_max),
+        decoder(limits.use_cuda_decoder ? cuda::Decoder::open_if_supported(*model, cache) : nullptr),
+        rows_max(std::max<std::int64_t>(1, limits.rows_max)),
+        prefill_tokens_max(limits.prefill_tokens_max) {}
 
   void release_pages(Row& row) {
     cache.release(row.pages);
@@ -126,9 +129,9 @@ struct RunningBatch::State {
   void end(Row& row, std::optional<Error> error = {}) {
     unregister_row(row);
     if (error) {
-      ended.push_back({row.sequence.id, *std::move(error), std::move(row.spans)});
+      ended.push_back({.id = row.sequence.id, .generation = *std::move(error), .spans = std::move(row.spans)});
     } else {
-      ended.push_back({row.sequence.id, std::move(row.generation), std::move(row.spans)});
+      ended.push_back({.id = row.sequence.id, .generation = std::move(row.generation), .spans = std::move(row.spans)});
     }
   }
   // Returns the youngest running row to the queue.
@@ -152,7 +155,7 @@ struct RunningBatch::State {
 // The uniform number depends only on the seed and the token's index, so that batching and preemption do not change it.
 SampleRequest sample_request(const Row& row) {
   const Sampling& sampling = row.sequence.sampling;
-  return {&sampling, Random(sampling.seed, row.generation.tokens.size()).uniform()};
+  return {.sampling = &sampling, .uniform = Random(sampling.seed, row.generation.tokens.size()).uniform()};
 }
 
 // Samples the next token of each row, from its last token's hidden state (`hidden`: [rows, hidden]).
@@ -175,9 +178,10 @@ SampledTokens RunningBatch::State::sample_next(const std::vector<Row*>& rows, co
 // a decoder, or if the decoder has failed.
 std::optional<SampledTokens> RunningBatch::State::decode(const std::vector<Row*>& rows) {
   if (!decoder) return std::nullopt;
-  std::vector<cuda::DecodeRow> all;
-  for (const Row* row : rows) all.push_back({row->generation.tokens.back(), &row->pages, sample_request(*row)});
-  return decoder->step(all);
+  std::vector<cuda::DecodeRow> decode_rows;
+  for (const Row* row : rows)
+    decode_rows.push_back({.id = row->generation.tokens.back(), .text = &row->pages, .request = sample_request(*row)});
+  return decoder->step(decode_rows);
 }
 
 // Appends a token to each of these running rows, and ends rows that are complete.
@@ -194,7 +198,7 @@ void RunningBatch::State::append_tokens(const std::vector<Row*>& rows, const Sam
     } else {
       row.generation.tokens.push_back(sampled.tokens[i]);
       row.generation.logprobs.push_back(sampled.logprobs[i]);
-      if (row.spans.empty() || row.spans.back().version != version) row.spans.push_back({version, 0});
+      if (row.spans.empty() || row.spans.back().version != version) row.spans.push_back({.version = version, .end = 0});
       row.spans.back().end = row.generation.tokens.size();
       if (std::find(sampling.eos.begin(), sampling.eos.end(), sampled.tokens[i]) != sampling.eos.end()) {
         finish = Finish::kEos;
@@ -234,28 +238,28 @@ bool RunningBatch::State::make_room() {
     preempt_youngest();
   }
   // Copy on write: a row that shares its last page gets a copy of that page.
-  std::vector<Row*> copying;
-  std::vector<Page> from, to;
+  std::vector<Row*> copying_rows;
+  std::vector<Page> shared_pages, copied_pages;
   for (const auto& row : running) {
     if (has_slot(row)) continue;
     if (next_page_index(*row) == row->pages.list.size()) {
       row->pages.list.push_back(cache.take_reserved());
     } else {
-      copying.push_back(row.get());
-      from.push_back(row->pages.list[next_page_index(*row)]);
-      to.push_back(cache.take_reserved());
+      copying_rows.push_back(row.get());
+      shared_pages.push_back(row->pages.list[next_page_index(*row)]);
+      copied_pages.push_back(cache.take_reserved());
     }
   }
-  if (copying.empty()) return true;
+  if (copying_rows.empty()) return true;
   try {
-    cache.copy(from, to);
+    cache.copy(shared_pages, copied_pages);
   } catch (...) {
-    for (const Page page : to) cache.release(page);
+    for (const Page page : copied_pages) cache.release(page);
     throw;
   }
-  for (std::size_t i = 0; i < copying.size(); ++i) {
-    copying[i]->pages.list[next_page_index(*copying[i])] = to[i];
-    cache.release(from[i]);
+  for (std::size_t i = 0; i < copying_rows.size(); ++i) {
+    copying_rows[i]->pages.list[next_page_index(*copying_rows[i])] = copied_pages[i];
+    cache.release(shared_pages[i]);
   }
   return true;
 }
@@ -266,7 +270,7 @@ void RunningBatch::State::run_decode_pass() {
     bool has_room = true;
     std::vector<Row*> rows;
     SampledTokens sampled;
-    const Status passed = attempt(running.size(), [&] {
+    const Status passed = run_catching_errors(running.size(), [&] {
       has_room = make_room();
       if (!has_room) return;
       for (const auto& row : running) rows.push_back(row.get());
@@ -291,7 +295,7 @@ void RunningBatch::State::run_decode_pass() {
       return raise_limits_if_due();
     }
     passes = 0;
-    const bool is_memory_short = passed ? true : passed.error().code == Code::kExhausted;
+    const bool is_memory_short = !has_room || (!passed && passed.error().code == Code::kExhausted);
     if (is_memory_short && running.size() > 1) {
       rows_max = std::ssize(running) / 2;
       while (std::ssize(running) > rows_max) preempt_youngest();
@@ -317,55 +321,58 @@ void RunningBatch::State::raise_limits_if_due() {
 
 // Returns the first waiting rows that fit into the cache, after one more page for every running row.
 Admission RunningBatch::State::admissible() {
-  Admission out;
-  while (out.rows < std::ssize(waiting) && std::ssize(running) + out.rows < (admit_only_when_empty ? 1 : rows_max)) {
-    Row& row = *waiting[static_cast<std::size_t>(out.rows)];
+  Admission admission;
+  while (admission.rows < std::ssize(waiting) &&
+         std::ssize(running) + admission.rows < (admit_only_when_empty ? 1 : rows_max)) {
+    Row& row = *waiting[static_cast<std::size_t>(admission.rows)];
     const Prompt& prompt = row.prompt->second;
     const bool is_new = row.generation.tokens.empty();
-    const auto shared_text = std::find_if(out.texts.begin(), out.texts.end(), [&](const PrefillText& text) {
+    const auto shared_text = std::find_if(admission.texts.begin(), admission.texts.end(), [&](const PrefillText& text) {
       return is_new && text.rows[0]->prompt == row.prompt && text.rows[0]->generation.tokens.empty();
     });
-    const bool joins = shared_text != out.texts.end();
-    const bool cached = is_new && !prompt.pages.list.empty() && prompt.weights_version == weights_version;
-    const std::int64_t tokens = row.text_tokens(), longest = std::max(out.longest_text_tokens, tokens);
-    if (!joins && !cached && out.texts_to_prefill > 0 && longest * (out.texts_to_prefill + 1) > prefill_tokens_max)
+    const bool shares_text = shared_text != admission.texts.end();
+    const bool is_cached = is_new && !prompt.pages.list.empty() && prompt.weights_version == weights_version;
+    const std::int64_t tokens = row.text_tokens(), longest = std::max(admission.longest_text_tokens, tokens);
+    if (!shares_text && !is_cached && admission.texts_to_prefill > 0 &&
+        longest * (admission.texts_to_prefill + 1) > prefill_tokens_max)
       break;
-    const std::int64_t pages = joins || cached ? 0 : PagedCache::pages_for(tokens);
-    if (out.pages + pages + std::ssize(running) + out.rows + 1 > cache.free_pages()) break;
-    out.pages += pages;
-    ++out.rows;
-    if (joins) {
+    const std::int64_t pages = shares_text || is_cached ? 0 : PagedCache::pages_for(tokens);
+    const std::int64_t next_token_pages = std::ssize(running) + admission.rows + 1;
+    if (admission.pages + pages + next_token_pages > cache.free_pages()) break;
+    admission.pages += pages;
+    ++admission.rows;
+    if (shares_text) {
       shared_text->rows.push_back(&row);
       continue;
     }
-    out.texts.push_back({{&row}, cached});
-    if (cached) continue;
-    ++out.texts_to_prefill;
-    out.longest_text_tokens = longest;
+    admission.texts.push_back({.rows = {&row}, .is_cached = is_cached});
+    if (is_cached) continue;
+    ++admission.texts_to_prefill;
+    admission.longest_text_tokens = longest;
   }
-  return out;
+  return admission;
 }
 
 // Prefills the texts that are not cached, and samples the next token of every admitted row.
 Status RunningBatch::State::prefill(Admission& admission) {
   std::vector<Row*> rows;
-  Tensor hidden;  // [texts read, hidden], of their last tokens
+  Tensor hidden;  // [texts to prefill, hidden], of their last tokens
   SampledTokens sampled;
   for (std::int64_t i = 0; i < admission.rows; ++i) rows.push_back(waiting[static_cast<std::size_t>(i)].get());
-  const auto passed = attempt(rows.size(), [&] {
+  const auto passed = run_catching_errors(rows.size(), [&] {
     const Tensor ids = torch::zeros({admission.texts_to_prefill, admission.longest_text_tokens}, torch::kLong);
     std::vector<const Pages*> pages;
-    std::vector<std::int64_t> lengths, last;
+    std::vector<std::int64_t> lengths, last_tokens;
     for (PrefillText& text : admission.texts) {
-      if (text.cached) continue;
+      if (text.is_cached) continue;
       const Row& row = *text.rows[0];
-      auto* to = ids.data_ptr<std::int64_t>() + std::ssize(pages) * admission.longest_text_tokens;
-      to = std::copy(row.sequence.prompt.begin(), row.sequence.prompt.end(), to);
-      std::copy(row.generation.tokens.begin(), row.generation.tokens.end(), to);
+      auto* next_id = ids.data_ptr<std::int64_t>() + std::ssize(pages) * admission.longest_text_tokens;
+      next_id = std::copy(row.sequence.prompt.begin(), row.sequence.prompt.end(), next_id);
+      std::copy(row.generation.tokens.begin(), row.generation.tokens.end(), next_id);
       text.pages.tokens = row.text_tokens();
       while (std::ssize(text.pages.list) < PagedCache::pages_for(text.pages.tokens))
         text.pages.list.push_back(cache.take_reserved());
-      last.push_back(std::ssize(pages) * admission.longest_text_tokens + text.pages.tokens - 1);
+      last_tokens.push_back(std::ssize(pages) * admission.longest_text_tokens + text.pages.tokens - 1);
       lengths.push_back(text.pages.tokens);
       pages.push_back(&text.pages);
     }
@@ -377,18 +384,18 @@ Status RunningBatch::State::prefill(Admission& admission) {
         const auto attention = cache.prefill_attention(std::move(pages), lengths);
         hidden = model->hidden_states(ids.to(model->device()), {}, attention.get())
                      .flatten(0, 1)
-                     .index_select(0, torch::tensor(last, torch::kLong).to(model->device()));
+                     .index_select(0, torch::tensor(last_tokens, torch::kLong).to(model->device()));
       }
     }
-    std::map<const Row*, Tensor> of;
+    std::map<const Row*, Tensor> hidden_of_row;
     std::int64_t index = 0;
     for (const PrefillText& text : admission.texts) {
-      const Tensor one = text.cached ? text.rows[0]->prompt->second.hidden : hidden[index++];
-      for (const Row* row : text.rows) of[row] = one;
+      const Tensor text_hidden = text.is_cached ? text.rows[0]->prompt->second.hidden : hidden[index++];
+      for (const Row* row : text.rows) hidden_of_row[row] = text_hidden;
     }
-    std::vector<Tensor> each;
-    for (const Row* row : rows) each.push_back(of.at(row));
-    sampled = sample_next(rows, torch::stack(each));
+    std::vector<Tensor> row_hidden;
+    for (const Row* row : rows) row_hidden.push_back(hidden_of_row.at(row));
+    sampled = sample_next(rows, torch::stack(row_hidden));
   });
   if (!passed) {
     for (PrefillText& text : admission.texts) cache.release(text.pages);
@@ -397,16 +404,16 @@ Status RunningBatch::State::prefill(Admission& admission) {
   std::int64_t index = 0;
   for (PrefillText& text : admission.texts) {
     Prompt& prompt = text.rows[0]->prompt->second;
-    const bool fresh = text.rows[0]->generation.tokens.empty();
-    const Tensor last = text.cached ? Tensor() : hidden[index++];
-    if (!fresh || (!text.cached && prompt.members == 1)) {  // no other row shares it
+    const bool is_new = text.rows[0]->generation.tokens.empty();
+    const Tensor text_hidden = text.is_cached ? Tensor() : hidden[index++];
+    if (!is_new || (!text.is_cached && prompt.members == 1)) {  // no other row shares it
       text.rows[0]->pages = std::move(text.pages);
       continue;
     }
-    if (!text.cached) {
+    if (!text.is_cached) {
       release_prompt(prompt);
       prompt.pages = std::move(text.pages);
-      prompt.hidden = last.clone();
+      prompt.hidden = text_hidden.clone();
       prompt.weights_version = weights_version;
     }
     for (Row* row : text.rows) {
@@ -485,14 +492,14 @@ std::vector<Ended> RunningBatch::step() {
 
 bool RunningBatch::abort(std::uint64_t id) {
   if (!state_->ids.contains(id)) return false;
-  const auto drop = [&](auto& list) {
+  const auto remove_from = [&](auto& list) {
     const auto row = std::find_if(list.begin(), list.end(), [&](const auto& r) { return r->sequence.id == id; });
     if (row == list.end()) return;
     state_->unregister_row(**row);
     list.erase(row);
   };
-  drop(state_->running);
-  drop(state_->waiting);
+  remove_from(state_->running);
+  remove_from(state_->waiting);
   return true;
 }
 

@@ -1,5 +1,6 @@
 // A running batch: sequences join and leave it between passes, and each pass samples one token per running sequence
-// (row). Keys and values are in a paged cache. This header does not need libtorch.
+// (row). Keys and values are in a paged cache. A sequence that joins is prefilled: one pass stores those of all its
+// tokens. This header does not need libtorch.
 #pragma once
 #include <functional>
 #include <memory>
@@ -29,6 +30,7 @@ struct Span {
   friend bool operator==(const Span&, const Span&) = default;
 };
 
+// A sequence that has left the batch.
 struct Ended {
   std::uint64_t id = 0;
   Result<Generation> generation;
@@ -56,7 +58,7 @@ class RunningBatch {
   RunningBatch& operator=(RunningBatch&&) noexcept;
   ~RunningBatch();
 
-  // Appends the sequence to the queue. kInvalid: as check_request(), or an id that is in the batch.
+  // Appends the sequence to the queue. kInvalid: see check_request(), or the id is already in the batch.
   Status add(Sequence sequence);
   // Samples one token for every running row, admits waiting ones within rows_max and memory, and samples their first
   // tokens. Returns the sequences that have ended.
@@ -73,7 +75,7 @@ class RunningBatch {
   std::size_t waiting() const;
   std::size_t rows_max() const;  // current limit due to memory
   Bytes cache_used() const;      // by keys and values of the running rows
-  std::size_t kernels() const;   // run by the CUDA decoder in the last pass, without prefill; otherwise 0
+  std::size_t kernels() const;   // kernels of the CUDA decoder's last pass, without prefill; 0 without a CUDA decoder
 
  private:
   struct State;

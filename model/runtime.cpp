@@ -1,3 +1,4 @@
+// Implements the properties of libtorch on this machine.
 #include "model/runtime.hpp"
 
 #include <malloc.h>
@@ -12,26 +13,27 @@
 namespace echoline::model {
 
 Runtime runtime() {
-  Runtime r;
-  r.torch_version = TORCH_VERSION;
-  r.kernels = kernels().name;
-  r.threads = at::get_num_threads();
-  r.cuda_devices = static_cast<int>(torch::cuda::device_count());
-  return r;
+  Runtime result;
+  result.torch_version = TORCH_VERSION;
+  result.kernels = kernels().name;
+  result.threads = at::get_num_threads();
+  result.cuda_devices = static_cast<int>(torch::cuda::device_count());
+  return result;
 }
 
 std::optional<Bytes> device_memory(const std::string& device) {
-  const auto named = device_named(device);
-  if (!named || !named->is_cuda()) return std::nullopt;
-  const std::optional<std::uint64_t> bytes = training::memory_of(named->index());
+  const auto torch_device = device_named(device);
+  if (!torch_device || !torch_device->is_cuda()) return std::nullopt;
+  const std::optional<std::uint64_t> bytes = training::memory_of(torch_device->index());
   return bytes ? std::optional(Bytes{*bytes}) : std::nullopt;
 }
 
 void keep_freed_memory() {
-  // Larger blocks (the size of an embedding, a few per step) would leave holes that smaller ones fill before the next
-  // large one. So each has its own mapping, which is unmapped.
-  ::mallopt(M_MMAP_THRESHOLD, 200 << 20);
-  ::mallopt(M_TRIM_THRESHOLD, 1 << 30);
+  // A step allocates a few large blocks, of the size of an embedding. In the heap, they would leave holes that smaller
+  // blocks fill before the next large one. So each large block has its own mapping, which is unmapped when it is freed.
+  constexpr int kLargeBlockBytes = 200 << 20, kFreeHeapBytesMax = 1 << 30;
+  ::mallopt(M_MMAP_THRESHOLD, kLargeBlockBytes);
+  ::mallopt(M_TRIM_THRESHOLD, kFreeHeapBytesMax);
 }
 
 }  // namespace echoline::model

@@ -16,12 +16,12 @@ struct Runtime {
 
 Runtime runtime();
 
-// The total memory of the device "cuda" or "cuda:N". Nothing for the CPU, for an unknown device, and in a build without
-// CUDA kernels.
+// Returns the total memory of the device "cuda" or "cuda:N", or nothing for the CPU, for an unknown device, and in a
+// build without CUDA kernels.
 std::optional<Bytes> device_memory(const std::string& device);
 
-// For long-running processes that compute in tensors: freed memory stays in the process, except for the largest blocks
-// (200 MiB). Call once, at the start.
+// Makes malloc() keep freed memory in the process, except for blocks of 200 MiB and more, because returning it costs
+// time. For long-running processes that compute in tensors. Call once, at the start.
 void keep_freed_memory();
 
 }  // namespace echoline::model

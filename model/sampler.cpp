@@ -12,27 +12,30 @@ namespace {
 
 using torch::Tensor;
 
-constexpr std::int64_t kSumBlock = 512;
+constexpr std::int64_t kSumBlock = 512;              // probabilities that are summed together
 constexpr std::int64_t kProbabilitiesMin = 1 << 14;  // probabilities that justify another thread
 
-bool restricted(const Sampling& s) { return s.temperature > 0 && (s.top_p < 1 || s.top_k > 0 || s.min_p > 0); }
+// Whether top_p, top_k or min_p can leave out tokens.
+bool excludes_tokens(const Sampling& s) { return s.temperature > 0 && (s.top_p < 1 || s.top_k > 0 || s.min_p > 0); }
 
 // The index at which the cumulative sum of p exceeds `share` of its total.
 std::int64_t index_at_share(const float* p, std::int64_t count, double share) {
   std::vector<double> sums(static_cast<std::size_t>((count + kSumBlock - 1) / kSumBlock));
   double total = 0;
-  for (std::size_t b = 0; b < sums.size(); ++b) {
-    const std::int64_t begin = static_cast<std::int64_t>(b) * kSumBlock;
-    total += sums[b] = kernels().sum(p + begin, std::min(kSumBlock, count - begin));
+  for (std::size_t i = 0; i < sums.size(); ++i) {
+    const std::int64_t begin = static_cast<std::int64_t>(i) * kSumBlock;
+    sums[i] = kernels().sum(p + begin, std::min(kSumBlock, count - begin));
+    total += sums[i];
   }
-  double left = share * total;
-  std::size_t b = 0;
-  while (b + 1 < sums.size() && left >= sums[b]) left -= sums[b++];
-  std::int64_t last_positive = static_cast<std::int64_t>(b) * kSumBlock;
+  double probability_left = share * total;
+  std::size_t block = 0;
+  while (block + 1 < sums.size() && probability_left >= sums[block]) probability_left -= sums[block++];
+  std::int64_t last_positive = static_cast<std::int64_t>(block) * kSumBlock;
   for (std::int64_t i = last_positive, end = std::min(count, i + kSumBlock); i < end; ++i) {
     if (!(p[i] > 0)) continue;
-    last_positive = i;  // rounding may let no index exceed it
-    if ((left -= double(p[i])) < 0) break;
+    last_positive = i;  // the result if, by rounding, the sum never exceeds the share
+    probability_left -= double(p[i]);
+    if (probability_left < 0) break;
   }
   return last_positive;
 }
@@ -40,6 +43,7 @@ std::int64_t index_at_share(const float* p, std::int64_t count, double share) {
 // The tokens that top_k, top_p and min_p keep, most likely first, with their probabilities.
 void keep_likely_tokens(const float* log_p, std::int64_t vocab, const Sampling& sampling,
                         std::vector<std::int32_t>& order, std::vector<float>& p) {
+  // Minus infinity if min_p is 0.
   const float log_p_min = *std::max_element(log_p, log_p + vocab) + static_cast<float>(std::log(sampling.min_p));
   const auto is_likelier = [&](std::int32_t a, std::int32_t b) {
     return log_p[a] != log_p[b] ? log_p[a] > log_p[b] : a < b;
@@ -57,40 +61,42 @@ void keep_likely_tokens(const float* log_p, std::int64_t vocab, const Sampling& 
     for (const std::int32_t token : order) total += double(std::exp(log_p[token]));
   }
   // A few tokens have most of the probability, so only as many as needed are sorted.
-  for (std::size_t sorted = 0, next = 64; sorted < order.size(); sorted = next, next *= 8) {
-    next = std::min(next, order.size());
+  constexpr std::size_t kFirstSorted = 64, kGrowth = 8;
+  for (std::size_t sorted = 0, sort_end = kFirstSorted; sorted < order.size(); sorted = sort_end, sort_end *= kGrowth) {
+    sort_end = std::min(sort_end, order.size());
     const auto begin = order.begin() + static_cast<std::ptrdiff_t>(sorted);
-    const auto end = order.begin() + static_cast<std::ptrdiff_t>(next);
-    if (next < order.size()) std::nth_element(begin, end, order.end(), is_likelier);
+    const auto end = order.begin() + static_cast<std::ptrdiff_t>(sort_end);
+    if (sort_end < order.size()) std::nth_element(begin, end, order.end(), is_likelier);
     std::sort(begin, end, is_likelier);
-    for (std::size_t i = sorted; i < next; ++i) {
-      const bool enough = i > 0 && sampling.top_p < 1 && kept_probability >= sampling.top_p * total;
-      if (enough || log_p[order[i]] < log_p_min) return order.resize(i);
+    for (std::size_t i = sorted; i < sort_end; ++i) {
+      const bool reached_top_p = i > 0 && sampling.top_p < 1 && kept_probability >= sampling.top_p * total;
+      if (reached_top_p || log_p[order[i]] < log_p_min) return order.resize(i);
       p.push_back(std::exp(log_p[order[i]]));
       kept_probability += double(p.back());
     }
   }
 }
 
-// As the row-wise code, on any device for all rows at once. Greedy rows keep one token.
-Tensor sample_batched(const Tensor& log_p, std::span<const SampleRequest> requests, bool sorting) {
-  const auto column = [&](auto&& value_of) {
+// Like the row-wise code of sample_tokens(), but on any device for all rows at once. `by_sorting` is needed for rows
+// that leave out tokens, and for greedy ones (temperature 0), which keep only the most likely token.
+Tensor sample_batched(const Tensor& log_p, std::span<const SampleRequest> requests, bool by_sorting) {
+  const auto column = [&](auto&& value_of) {  // [rows, 1]
     std::vector<double> values;
-    for (const SampleRequest& d : requests) values.push_back(value_of(d));
+    for (const SampleRequest& request : requests) values.push_back(value_of(request));
     return torch::tensor(values, torch::kDouble).unsqueeze(1).to(log_p.device());
   };
-  const Tensor uniform = column([](const SampleRequest& d) { return d.uniform; });
-  if (!sorting) {
+  const Tensor uniform = column([](const SampleRequest& request) { return request.uniform; });
+  if (!by_sorting) {
     const Tensor cumulative = log_p.exp().cumsum(-1, torch::kDouble);
     return (cumulative <= uniform * cumulative.narrow(1, log_p.size(1) - 1, 1)).sum(-1).clamp_max(log_p.size(1) - 1);
   }
-  const Tensor top_k = column([&](const SampleRequest& d) {
-    return d.sampling->temperature == 0 ? 1.0
-           : d.sampling->top_k > 0      ? double(d.sampling->top_k)
-                                        : double(log_p.size(1));
+  const Tensor top_k = column([&](const SampleRequest& request) {
+    return request.sampling->temperature == 0 ? 1.0
+           : request.sampling->top_k > 0      ? double(request.sampling->top_k)
+                                              : double(log_p.size(1));
   });
-  const Tensor top_p = column([](const SampleRequest& d) { return d.sampling->top_p; });
-  const Tensor min_p = column([](const SampleRequest& d) { return std::log(d.sampling->min_p); });
+  const Tensor top_p = column([](const SampleRequest& request) { return request.sampling->top_p; });
+  const Tensor min_p = column([](const SampleRequest& request) { return std::log(request.sampling->min_p); });
   const auto [sorted, order] = log_p.sort(/*stable=*/true, -1, /*descending=*/true);
   const Tensor rank = torch::arange(log_p.size(1), log_p.options().dtype(torch::kLong)).unsqueeze(0);
   Tensor p = sorted.to(torch::kDouble).exp().masked_fill(rank >= top_k, 0);
@@ -99,7 +105,7 @@ Tensor sample_batched(const Tensor& log_p, std::span<const SampleRequest> reques
   p = p.masked_fill(((cumulative - p) >= top_p * total()).logical_and(rank > 0).logical_and(top_p < 1), 0);
   p = p.masked_fill(sorted < sorted.narrow(1, 0, 1) + min_p, 0);
   cumulative = p.cumsum(-1);
-  const Tensor chosen_rank = (cumulative <= uniform * total()).sum(-1, true).clamp_max(log_p.size(1) - 1);
+  const Tensor chosen_rank = (cumulative <= uniform * total()).sum(-1, /*keepdim=*/true).clamp_max(log_p.size(1) - 1);
   return order.gather(1, chosen_rank).squeeze(1);
 }
 
@@ -107,14 +113,15 @@ Tensor sample_batched(const Tensor& log_p, std::span<const SampleRequest> reques
 
 SampledTokens sample_tokens(const Tensor& logits, std::span<const SampleRequest> requests, bool batched) {
   const std::int64_t vocab = logits.size(1);
-  const auto any = [&](auto&& matches) {
-    return std::any_of(requests.begin(), requests.end(), [&](const SampleRequest& d) { return matches(*d.sampling); });
+  const auto any_row = [&](auto&& matches) {
+    return std::any_of(requests.begin(), requests.end(),
+                       [&](const SampleRequest& request) { return matches(*request.sampling); });
   };
   Tensor scaled = logits.contiguous();
-  if (any([](const Sampling& s) { return s.temperature != 0 && s.temperature != 1; })) {
+  if (any_row([](const Sampling& s) { return s.temperature != 0 && s.temperature != 1; })) {
     std::vector<float> temperatures;
-    for (const SampleRequest& d : requests)
-      temperatures.push_back(d.sampling->temperature == 0 ? 1 : float(d.sampling->temperature));
+    for (const SampleRequest& request : requests)
+      temperatures.push_back(request.sampling->temperature == 0 ? 1 : float(request.sampling->temperature));
     scaled = logits / torch::tensor(temperatures, torch::kFloat).unsqueeze(1).to(logits.device());
   }
   SampledTokens out;
@@ -123,16 +130,16 @@ SampledTokens sample_tokens(const Tensor& logits, std::span<const SampleRequest>
     std::vector<std::int64_t> rows_by_sorting[2];  // rows that need no sorting, and the others
     for (std::size_t row = 0; row < requests.size(); ++row) {
       const Sampling& s = *requests[row].sampling;
-      rows_by_sorting[restricted(s) || s.temperature == 0].push_back(static_cast<std::int64_t>(row));
+      rows_by_sorting[excludes_tokens(s) || s.temperature == 0].push_back(static_cast<std::int64_t>(row));
     }
     Tensor tokens = torch::empty({std::ssize(requests)}, log_p.options().dtype(torch::kLong));
-    for (const bool sorting : {false, true}) {
-      if (rows_by_sorting[sorting].empty()) continue;
+    for (const bool by_sorting : {false, true}) {
+      if (rows_by_sorting[by_sorting].empty()) continue;
       std::vector<SampleRequest> row_requests;
-      for (const std::int64_t row : rows_by_sorting[sorting])
+      for (const std::int64_t row : rows_by_sorting[by_sorting])
         row_requests.push_back(requests[static_cast<std::size_t>(row)]);
-      const Tensor rows = torch::tensor(rows_by_sorting[sorting], torch::kLong).to(log_p.device());
-      tokens.index_copy_(0, rows, sample_batched(log_p.index_select(0, rows), row_requests, sorting));
+      const Tensor rows = torch::tensor(rows_by_sorting[by_sorting], torch::kLong).to(log_p.device());
+      tokens.index_copy_(0, rows, sample_batched(log_p.index_select(0, rows), row_requests, by_sorting));
     }
     const Tensor logprobs = log_p.gather(1, tokens.unsqueeze(1)).squeeze(1).cpu();
     tokens = tokens.cpu();
@@ -149,27 +156,27 @@ SampledTokens sample_tokens(const Tensor& logits, std::span<const SampleRequest>
     for (std::int64_t row = begin; row < end; ++row)
       kernels().log_softmax(scaled.data_ptr<float>() + row * vocab, vocab, log_p.data_ptr<float>() + row * vocab);
   });
-  const bool any_unrestricted = any([](const Sampling& s) { return s.temperature > 0 && !restricted(s); });
-  const Tensor p = any_unrestricted ? log_p.exp() : Tensor();
+  const bool any_from_all_tokens = any_row([](const Sampling& s) { return s.temperature > 0 && !excludes_tokens(s); });
+  const Tensor p = any_from_all_tokens ? log_p.exp() : Tensor();
   out.tokens.resize(requests.size());
   out.logprobs.resize(requests.size());
   parallel_for(std::ssize(requests), grain, [&](std::int64_t begin, std::int64_t end) {
     std::vector<std::int32_t> order;
-    std::vector<float> kept;
+    std::vector<float> kept_p;
     for (std::int64_t row = begin; row < end; ++row) {
-      const SampleRequest& draw = requests[static_cast<std::size_t>(row)];
-      const Sampling& sampling = *draw.sampling;
+      const SampleRequest& request = requests[static_cast<std::size_t>(row)];
+      const Sampling& sampling = *request.sampling;
       const float* const row_log_p = log_p.data_ptr<float>() + row * vocab;
       std::int64_t token = 0;
       if (!std::isfinite(*std::max_element(row_log_p, row_log_p + vocab))) {
         // Keeps the first token; its log-probability is not finite.
       } else if (sampling.temperature == 0) {
         token = std::max_element(row_log_p, row_log_p + vocab) - row_log_p;
-      } else if (restricted(sampling)) {
-        keep_likely_tokens(row_log_p, vocab, sampling, order, kept);
-        token = order[static_cast<std::size_t>(index_at_share(kept.data(), std::ssize(kept), draw.uniform))];
+      } else if (excludes_tokens(sampling)) {
+        keep_likely_tokens(row_log_p, vocab, sampling, order, kept_p);
+        token = order[static_cast<std::size_t>(index_at_share(kept_p.data(), std::ssize(kept_p), request.uniform))];
       } else {
-        token = index_at_share(p.data_ptr<float>() + row * vocab, vocab, draw.uniform);
+        token = index_at_share(p.data_ptr<float>() + row * vocab, vocab, request.uniform);
       }
       out.tokens[static_cast<std::size_t>(row)] = static_cast<Token>(token);
       out.logprobs[static_cast<std::size_t>(row)] = row_log_p[token];

@@ -11,7 +11,7 @@ namespace {
 constexpr std::size_t kDepthMax = 200;  // of expressions and of blocks; evaluation recurses to the same depth
 
 template <class... Args>
-Error bad(std::size_t line, fmt::format_string<Args...> format, Args&&... args) {
+Error syntax_error(std::size_t line, fmt::format_string<Args...> format, Args&&... args) {
   return fail(Code::kInvalid, "chat template", "line {}: {}", line, fmt::format(format, std::forward<Args>(args)...));
 }
 
@@ -61,35 +61,35 @@ class Lexer {
  public:
   explicit Lexer(std::string_view source) {
     for (std::size_t i = 0; i < source.size(); ++i) {
-      const bool carriage = source[i] == '\r';
-      if (carriage && i + 1 < source.size() && source[i + 1] == '\n') ++i;
-      text_ += carriage ? '\n' : source[i];
+      const bool is_carriage_return = source[i] == '\r';
+      if (is_carriage_return && i + 1 < source.size() && source[i + 1] == '\n') ++i;
+      text_ += is_carriage_return ? '\n' : source[i];
     }
     if (text_.ends_with('\n')) text_.pop_back();
   }
 
   Result<std::vector<Token>> tokens() {
-    while (at_ < text_.size()) {
-      std::size_t open = at_;
+    while (position_ < text_.size()) {
+      std::size_t open = position_;
       while (open < text_.size() && !(text_[open] == '{' && open + 1 < text_.size() &&
                                       (text_[open + 1] == '{' || text_[open + 1] == '%' || text_[open + 1] == '#')))
         ++open;
       if (open == text_.size()) {
-        add_text(text_.substr(at_));
+        add_text(text_.substr(position_));
         break;
       }
       const char type = text_[open + 1];
-      const char sign = open + 2 < text_.size() ? text_[open + 2] : ' ';
-      std::string before = text_.substr(at_, open - at_);
+      const char sign = open + 2 < text_.size() ? text_[open + 2] : ' ';  // '-' or '+' changes the white space before
+      std::string text_before = text_.substr(position_, open - position_);
       if (sign == '-') {
-        while (!before.empty() && is_blank(before.back())) before.pop_back();
+        while (!text_before.empty() && is_blank(text_before.back())) text_before.pop_back();
       } else if (type != '{' && sign != '+') {  // lstrip_blocks
-        const std::size_t newline = before.rfind('\n');
+        const std::size_t newline = text_before.rfind('\n');
         const std::size_t start = newline == std::string::npos ? 0 : newline + 1;
-        if ((start > 0 || at_line_start_) && before.find_first_not_of(" \t", start) == std::string::npos)
-          before.resize(start);
+        if ((start > 0 || at_line_start_) && text_before.find_first_not_of(" \t", start) == std::string::npos)
+          text_before.resize(start);
       }
-      add_text(before);
+      add_text(text_before);
       advance_to(open);
       advance_to(open + 2 + (sign == '-' || sign == '+' ? 1 : 0));
       if (type == '#') {
@@ -104,34 +104,36 @@ class Lexer {
   }
 
  private:
-  void add(Token::Kind kind, std::string text) { tokens_.push_back({kind, line_, std::move(text)}); }
+  void add(Token::Kind kind, std::string text) {
+    tokens_.push_back({.kind = kind, .line = line_, .text = std::move(text)});
+  }
   void add_text(const std::string& text) {
     if (!text.empty()) add(Token::Kind::kText, text);
   }
   void advance_to(std::size_t position) {
-    for (; at_ < position; ++at_) line_ += text_[at_] == '\n' ? 1 : 0;
+    for (; position_ < position; ++position_) line_ += text_[position_] == '\n' ? 1 : 0;
   }
-  char peek(std::size_t ahead = 0) const { return at_ + ahead < text_.size() ? text_[at_ + ahead] : '\0'; }
+  char peek(std::size_t ahead = 0) const { return position_ + ahead < text_.size() ? text_[position_ + ahead] : '\0'; }
 
   // After the end of a tag: `-` removes all white space; a block or comment removes one newline (trim_blocks) unless
   // `+`.
-  void trim_after_tag(char sign, bool block) {
-    const std::size_t start = at_;
-    std::size_t end = at_;
+  void trim_after_tag(char sign, bool is_block) {
+    const std::size_t start = position_;
+    std::size_t end = position_;
     if (sign == '-')
       while (end < text_.size() && is_blank(text_[end])) ++end;
-    else if (block && sign != '+' && peek() == '\n')
+    else if (is_block && sign != '+' && peek() == '\n')
       ++end;
     advance_to(end);
     at_line_start_ = end > start && text_[end - 1] == '\n';
   }
 
   Status skip_comment() {
-    const std::size_t end = text_.find("#}", at_);
-    if (end == std::string::npos) return bad(line_, "a comment is not closed with #}}");
-    const char sign = end > at_ ? text_[end - 1] : ' ';
+    const std::size_t end = text_.find("#}", position_);
+    if (end == std::string::npos) return syntax_error(line_, "a comment is not closed with #}}");
+    const char sign = end > position_ ? text_[end - 1] : ' ';
     advance_to(end + 2);
-    trim_after_tag(sign, true);
+    trim_after_tag(sign, /*is_block=*/true);
     return ok();
   }
 
@@ -139,20 +141,20 @@ class Lexer {
   Status lex_tag(char type) {
     const char closing = type == '{' ? '}' : '%';
     const std::size_t first_line = line_;
-    std::string closers;  // of the brackets that are open
+    std::string closers;  // the closing brackets that are expected, innermost last
     while (true) {
-      while (is_blank(peek())) advance_to(at_ + 1);
-      if (at_ >= text_.size()) return bad(first_line, "{{{} is not closed", type);
+      while (is_blank(peek())) advance_to(position_ + 1);
+      if (position_ >= text_.size()) return syntax_error(first_line, "{{{} is not closed", type);
       const char c = peek();
       const std::size_t signs = c == '-' || c == '+' ? 1 : 0;
       if (closers.empty() && peek(signs) == closing && peek(signs + 1) == '}') {
         add(type == '{' ? Token::Kind::kOutputEnd : Token::Kind::kTagEnd, "");
-        advance_to(at_ + signs + 2);
+        advance_to(position_ + signs + 2);
         trim_after_tag(signs == 1 ? c : ' ', type == '%');
         return ok();
       }
       if (is_letter(c)) {
-        add(Token::Kind::kName, take_while([](char x) { return is_letter(x) || is_digit(x); }));
+        add(Token::Kind::kName, consume_while([](char x) { return is_letter(x) || is_digit(x); }));
       } else if (is_digit(c)) {
         ECHO_TRY(lex_number());
       } else if (c == '\'' || c == '"') {
@@ -164,24 +166,26 @@ class Lexer {
   }
 
   template <class Belongs>
-  std::string take_while(Belongs belongs) {
-    std::size_t end = at_;
+  std::string consume_while(Belongs belongs) {
+    std::size_t end = position_;
     while (end < text_.size() && belongs(text_[end])) ++end;
-    std::string out = text_.substr(at_, end - at_);
+    std::string out = text_.substr(position_, end - position_);
     advance_to(end);
     return out;
   }
 
   Status lex_number() {
-    std::string digits = take_while(is_digit);
-    const bool fraction = peek() == '.' && is_digit(peek(1));
-    if (fraction) {
-      advance_to(at_ + 1);
-      digits += "." + take_while(is_digit);
+    std::string digits = consume_while(is_digit);
+    const bool has_fraction = peek() == '.' && is_digit(peek(1));
+    if (has_fraction) {
+      advance_to(position_ + 1);
+      digits += "." + consume_while(is_digit);
     }
-    if (is_letter(peek())) return bad(line_, "malformed number '{}{}'", digits.substr(0, 32), peek());
-    if (digits.size() > 18) return bad(line_, "the number '{}...' is too long", digits.substr(0, 18));
-    add(fraction ? Token::Kind::kFloat : Token::Kind::kInteger, digits);
+    if (is_letter(peek())) return syntax_error(line_, "malformed number '{}{}'", digits.substr(0, 32), peek());
+    constexpr std::size_t kDigitsMax = 18;  // fit in a signed 64-bit integer
+    if (digits.size() > kDigitsMax)
+      return syntax_error(line_, "the number '{}...' is too long", digits.substr(0, kDigitsMax));
+    add(has_fraction ? Token::Kind::kFloat : Token::Kind::kInteger, digits);
     return ok();
   }
 
@@ -189,62 +193,63 @@ class Lexer {
     const char quote = peek();
     const std::size_t first_line = line_;
     std::string out;
-    advance_to(at_ + 1);
-    while (peek() != quote || at_ >= text_.size()) {
-      if (at_ >= text_.size()) return bad(first_line, "a string is not closed with {}", quote);
+    advance_to(position_ + 1);
+    while (peek() != quote || position_ >= text_.size()) {
+      if (position_ >= text_.size()) return syntax_error(first_line, "a string is not closed with {}", quote);
       if (peek() != '\\') {
         out += peek();
-        advance_to(at_ + 1);
+        advance_to(position_ + 1);
         continue;
       }
       const char escaped = peek(1);
-      advance_to(std::min(at_ + 2, text_.size()));
-      static constexpr std::string_view kNames = "nrtbfva\\'\"\n", kMeanings = "\n\r\t\b\f\v\a\\'\"";
-      const std::size_t name_index = kNames.find(escaped);
+      advance_to(std::min(position_ + 2, text_.size()));
+      static constexpr std::string_view kEscapes = "nrtbfva\\'\"\n", kEscaped = "\n\r\t\b\f\v\a\\'\"";
+      const std::size_t name_index = kEscapes.find(escaped);
       const std::size_t digits = escaped == 'x' ? 2 : escaped == 'u' ? 4 : escaped == 'U' ? 8 : 0;
       if (name_index != std::string_view::npos) {
-        if (name_index < kMeanings.size()) out += kMeanings[name_index];
+        if (name_index < kEscaped.size()) out += kEscaped[name_index];
       } else if (digits > 0) {
-        const std::string hex = text_.substr(at_, digits);
+        const std::string hex = text_.substr(position_, digits);
         const bool is_valid =
             hex.size() == digits && hex.find_first_not_of("0123456789abcdefABCDEF") == std::string::npos;
-        const unsigned long code = is_valid ? std::strtoul(hex.c_str(), nullptr, 16) : 0x110000;
-        if (code > 0x10ffff || (code >= 0xd800 && code < 0xe000))
-          return bad(line_, "malformed escape \\{}{}", escaped, hex);
+        const unsigned long code = is_valid ? std::strtoul(hex.c_str(), nullptr, 16) : 0;
+        const bool is_surrogate = code >= 0xd800 && code < 0xe000;
+        if (!is_valid || code > 0x10ffff || is_surrogate)
+          return syntax_error(line_, "malformed escape \\{}{}", escaped, hex);
         append_utf8(out, static_cast<std::uint32_t>(code));
-        advance_to(at_ + digits);
+        advance_to(position_ + digits);
       } else {
         out += '\\';
         out += escaped;
       }
     }
-    advance_to(at_ + 1);
+    advance_to(position_ + 1);
     add(Token::Kind::kString, out);
     return ok();
   }
 
   Status lex_symbol(std::string& closers) {
-    for (const std::string_view two : {"==", "!=", "<=", ">=", "//", "**"}) {
-      if (text_.compare(at_, 2, two) != 0) continue;
-      add(Token::Kind::kOperator, std::string(two));
-      advance_to(at_ + 2);
+    for (const std::string_view symbol : {"==", "!=", "<=", ">=", "//", "**"}) {
+      if (text_.compare(position_, 2, symbol) != 0) continue;
+      add(Token::Kind::kOperator, std::string(symbol));
+      advance_to(position_ + 2);
       return ok();
     }
     const char c = peek();
     if (std::string_view("+-*/%~<>=|.,:()[]{}").find(c) == std::string_view::npos)
-      return bad(line_, "unexpected character 0x{:02x}", static_cast<unsigned char>(c));
+      return syntax_error(line_, "unexpected character 0x{:02x}", static_cast<unsigned char>(c));
     if (c == '(' || c == '[' || c == '{') closers += c == '(' ? ')' : c == '[' ? ']' : '}';
     if (c == ')' || c == ']' || c == '}') {
-      if (closers.empty() || closers.back() != c) return bad(line_, "unexpected '{}'", c);
+      if (closers.empty() || closers.back() != c) return syntax_error(line_, "unexpected '{}'", c);
       closers.pop_back();
     }
     add(Token::Kind::kOperator, std::string(1, c));
-    advance_to(at_ + 1);
+    advance_to(position_ + 1);
     return ok();
   }
 
   std::string text_;
-  std::size_t at_ = 0, line_ = 1;
+  std::size_t position_ = 0, line_ = 1;
   bool at_line_start_ = true;
   std::vector<Token> tokens_;
 };
@@ -262,7 +267,7 @@ class Parser {
   }
 
  private:
-  // Increments the depth of recursion during its life.
+  // Counts one more level of recursion while it exists.
   struct DepthGuard {
     explicit DepthGuard(std::size_t& depth) : depth_(depth) { ++depth_; }
     ~DepthGuard() { --depth_; }
@@ -271,21 +276,21 @@ class Parser {
     std::size_t& depth_;
   };
 
-  const Token& token() const { return tokens_[at_]; }
+  const Token& token() const { return tokens_[position_]; }
   std::size_t line() const { return token().line; }
   bool is_operator(std::string_view symbol) const {
     return token().kind == Token::Kind::kOperator && token().text == symbol;
   }
   bool is_word(std::string_view name) const { return token().kind == Token::Kind::kName && token().text == name; }
-  void next() { at_ += at_ + 1 < tokens_.size() ? 1 : 0; }
-  bool take(std::string_view symbol) {
+  void advance() { position_ += position_ + 1 < tokens_.size() ? 1 : 0; }
+  bool consume(std::string_view symbol) {
     if (!is_operator(symbol)) return false;
-    next();
+    advance();
     return true;
   }
-  bool take_word(std::string_view name) {
+  bool consume_word(std::string_view name) {
     if (!is_word(name)) return false;
-    next();
+    advance();
     return true;
   }
   std::string describe_token() const {
@@ -301,25 +306,26 @@ class Parser {
     }
   }
   Status expect(std::string_view symbol) {
-    if (take(symbol)) return ok();
-    return bad(line(), "expected '{}', found {}", symbol, describe_token());
+    if (consume(symbol)) return ok();
+    return syntax_error(line(), "expected '{}', found {}", symbol, describe_token());
   }
-  Result<std::string> take_name(const char* what) {
-    if (token().kind != Token::Kind::kName) return bad(line(), "expected {}, found {}", what, describe_token());
-    std::string found = token().text;
-    next();
-    return found;
+  Result<std::string> expect_name(const char* what) {
+    if (token().kind != Token::Kind::kName)
+      return syntax_error(line(), "expected {}, found {}", what, describe_token());
+    std::string name = token().text;
+    advance();
+    return name;
   }
   Status end_of_tag() {
-    if (token().kind != Token::Kind::kTagEnd) return bad(line(), "expected %}}, found {}", describe_token());
-    next();
+    if (token().kind != Token::Kind::kTagEnd) return syntax_error(line(), "expected %}}, found {}", describe_token());
+    advance();
     return ok();
   }
 
   // Parses statements up to a tag named in `until` (without any, up to the end), and consumes that name.
   Result<std::vector<Statement>> statements(const std::vector<std::string_view>& until, std::string& ended_by) {
     const DepthGuard depth_guard(depth_);
-    if (depth_ > kDepthMax) return bad(line(), "blocks are nested more than {} deep", kDepthMax);
+    if (depth_ > kDepthMax) return syntax_error(line(), "blocks are nested more than {} deep", kDepthMax);
     std::vector<Statement> body;
     while (true) {
       const Token& first = token();
@@ -328,16 +334,17 @@ class Parser {
       if (first.kind == Token::Kind::kText) {
         statement.kind = Statement::Kind::kText;
         statement.text = first.text;
-        next();
+        advance();
       } else if (first.kind == Token::Kind::kOutputBegin) {
-        next();
+        advance();
         statement.kind = Statement::Kind::kOutput;
         ECHO_ASSIGN(statement.expression, expression());
-        if (token().kind != Token::Kind::kOutputEnd) return bad(line(), "expected }}}}, found {}", describe_token());
-        next();
+        if (token().kind != Token::Kind::kOutputEnd)
+          return syntax_error(line(), "expected }}}}, found {}", describe_token());
+        advance();
       } else if (first.kind == Token::Kind::kTagBegin) {
-        next();
-        ECHO_ASSIGN(const std::string tag, take_name("the name of a tag"));
+        advance();
+        ECHO_ASSIGN(const std::string tag, expect_name("the name of a tag"));
         if (std::find(until.begin(), until.end(), tag) != until.end()) {
           ended_by = tag;
           return body;
@@ -346,7 +353,7 @@ class Parser {
       } else if (until.empty()) {
         return body;
       } else {
-        return bad(first.line, "the template ends before {{% {} %}}", until.back());
+        return syntax_error(first.line, "the template ends before {{% {} %}}", until.back());
       }
       body.push_back(std::move(statement));
     }
@@ -373,12 +380,12 @@ class Parser {
     } else if (tag == "for") {
       s.kind = Statement::Kind::kFor;
       do {
-        ECHO_ASSIGN(std::string target, take_name("a loop variable"));
+        ECHO_ASSIGN(std::string target, expect_name("a loop variable"));
         s.targets.push_back(std::move(target));
-      } while (take(","));
-      if (!take_word("in")) return bad(line(), "expected 'in', found {}", describe_token());
+      } while (consume(","));
+      if (!consume_word("in")) return syntax_error(line(), "expected 'in', found {}", describe_token());
       ECHO_ASSIGN(s.expression, disjunction());
-      if (take_word("if")) {
+      if (consume_word("if")) {
         ECHO_ASSIGN(s.condition, expression());
       }
       ECHO_TRY(end_of_tag());
@@ -392,18 +399,20 @@ class Parser {
       }
     } else if (tag == "set") {
       s.kind = Statement::Kind::kSet;
-      ECHO_ASSIGN(std::string target, take_name("a variable"));
+      ECHO_ASSIGN(std::string target, expect_name("a variable"));
       s.targets.push_back(std::move(target));
-      if (take(".")) {
-        ECHO_ASSIGN(s.attribute, take_name("an attribute"));
+      if (consume(".")) {
+        ECHO_ASSIGN(s.attribute, expect_name("an attribute"));
       }
-      if (!take("="))
-        return bad(line(), "only {{% set NAME = VALUE %}} is implemented, found {} after the name", describe_token());
+      if (!consume("="))
+        return syntax_error(line(), "only {{% set NAME = VALUE %}} is implemented, found {} after the name",
+                            describe_token());
       ECHO_ASSIGN(s.expression, expression());
     } else if ((tag == "break" || tag == "continue") && loops_ > 0) {
       s.kind = tag == "break" ? Statement::Kind::kBreak : Statement::Kind::kContinue;
     } else {
-      return bad(s.line, "the tag '{}' is not implemented; known: if, for, set, break, continue", tag.substr(0, 40));
+      return syntax_error(s.line, "the tag '{}' is not implemented; known: if, for, set, break, continue",
+                          tag.substr(0, 40));
     }
     return end_of_tag();
   }
@@ -415,31 +424,31 @@ class Parser {
     node->name = std::move(name);
     for (const Node& part : parts)
       if (part) node->depth = std::max(node->depth, part->depth + 1);
-    if (node->depth > kDepthMax) return bad(line, "an expression is nested more than {} deep", kDepthMax);
+    if (node->depth > kDepthMax) return syntax_error(line, "an expression is nested more than {} deep", kDepthMax);
     node->parts = std::move(parts);
     return node;
   }
   template <class... Nodes>
   static std::vector<Node> nodes(Nodes... parts) {
-    std::vector<Node> all;
-    (all.push_back(std::move(parts)), ...);
-    return all;
+    std::vector<Node> result;
+    (result.push_back(std::move(parts)), ...);
+    return result;
   }
 
   Result<Node> expression() {
     const DepthGuard depth_guard(depth_);
-    if (depth_ > kDepthMax) return bad(line(), "an expression is nested more than {} deep", kDepthMax);
+    if (depth_ > kDepthMax) return syntax_error(line(), "an expression is nested more than {} deep", kDepthMax);
     ECHO_ASSIGN(Node node, disjunction());
     while (is_word("if")) {
       const std::size_t start_line = line();
-      next();
+      advance();
       ECHO_ASSIGN(Node condition, disjunction());
-      Node other;
-      if (take_word("else")) {
-        ECHO_ASSIGN(other, expression());
+      Node alternative;
+      if (consume_word("else")) {
+        ECHO_ASSIGN(alternative, expression());
       }
       ECHO_ASSIGN(node, make(Kind::kConditional, start_line, "if",
-                             nodes(std::move(condition), std::move(node), std::move(other))));
+                             nodes(std::move(condition), std::move(node), std::move(alternative))));
     }
     return node;
   }
@@ -462,9 +471,9 @@ class Parser {
   Result<Node> negation() {
     if (!is_word("not")) return comparison();
     const DepthGuard depth_guard(depth_);
-    if (depth_ > kDepthMax) return bad(line(), "an expression is nested more than {} deep", kDepthMax);
+    if (depth_ > kDepthMax) return syntax_error(line(), "an expression is nested more than {} deep", kDepthMax);
     const std::size_t start_line = line();
-    next();
+    advance();
     ECHO_ASSIGN(Node node, negation());
     return make(Kind::kNot, start_line, "not", nodes(std::move(node)));
   }
@@ -473,16 +482,16 @@ class Parser {
       if (is_operator(symbol)) return symbol;
     if (is_word("in")) return "in";
     const bool is_not_in =
-        is_word("not") && tokens_[at_ + 1].kind == Token::Kind::kName && tokens_[at_ + 1].text == "in";
+        is_word("not") && tokens_[position_ + 1].kind == Token::Kind::kName && tokens_[position_ + 1].text == "in";
     return is_not_in ? std::optional<std::string>("not in") : std::nullopt;
   }
   Result<Node> comparison() {
     ECHO_ASSIGN(Node node, sum());
     const auto symbol = comparator();
     if (!symbol) return node;
-    if (*symbol == "not in") next();
+    if (*symbol == "not in") advance();
     ECHO_TRY(binary(*symbol, node, &Parser::sum));
-    if (comparator()) return bad(line(), "comparisons in a row are not implemented; join them with 'and'");
+    if (comparator()) return syntax_error(line(), "comparisons in a row are not implemented; join them with 'and'");
     return node;
   }
   Result<Node> sum() {
@@ -500,19 +509,19 @@ class Parser {
     return node;
   }
   Result<Node> product() {
-    ECHO_ASSIGN(Node node, unary(true));
+    ECHO_ASSIGN(Node node, filtered_operand());
     while (is_operator("*") || is_operator("/") || is_operator("//") || is_operator("%")) {
       ECHO_TRY(binary(token().text, node, &Parser::filtered_operand));
     }
-    if (is_operator("**")) return bad(line(), "the operator '**' is not implemented");
+    if (is_operator("**")) return syntax_error(line(), "the operator '**' is not implemented");
     return node;
   }
-  Result<Node> filtered_operand() { return unary(true); }
+  Result<Node> filtered_operand() { return unary(/*with_filter=*/true); }
 
   // Replaces `node` by `node symbol <operand>`; the current token is the operator, or its last word.
   Status binary(std::string symbol, Node& node, Result<Node> (Parser::*operand)()) {
     const std::size_t start_line = line();
-    next();
+    advance();
     ECHO_ASSIGN(Node right, (this->*operand)());
     ECHO_ASSIGN(node, make(Kind::kBinary, start_line, std::move(symbol), nodes(std::move(node), std::move(right))));
     return ok();
@@ -520,11 +529,11 @@ class Parser {
 
   Result<Node> unary(bool with_filter) {
     const DepthGuard depth_guard(depth_);
-    if (depth_ > kDepthMax) return bad(line(), "an expression is nested more than {} deep", kDepthMax);
+    if (depth_ > kDepthMax) return syntax_error(line(), "an expression is nested more than {} deep", kDepthMax);
     Node node;
     const std::size_t start_line = line();
-    if (take("-")) {
-      ECHO_ASSIGN(node, unary(false));
+    if (consume("-")) {
+      ECHO_ASSIGN(node, unary(/*with_filter=*/false));
       ECHO_ASSIGN(node, make(Kind::kNegative, start_line, "-", nodes(std::move(node))));
     } else {
       ECHO_ASSIGN(node, primary());
@@ -532,21 +541,21 @@ class Parser {
     ECHO_TRY(postfix(node));
     while (with_filter) {
       const std::size_t operator_line = line();
-      if (take("|")) {
-        ECHO_ASSIGN(std::string filter, take_name("the name of a filter"));
+      if (consume("|")) {
+        ECHO_ASSIGN(std::string filter, expect_name("the name of a filter"));
         std::vector<Node> parts = nodes(std::move(node));
         std::vector<std::string> keywords;
         if (is_operator("(")) ECHO_TRY(arguments(parts, keywords));
         ECHO_ASSIGN(node, make(Kind::kFilter, operator_line, std::move(filter), std::move(parts)));
         node->keywords = std::move(keywords);
-      } else if (take_word("is")) {
-        const bool negated = take_word("not");
-        ECHO_ASSIGN(std::string test, take_name("the name of a test"));
+      } else if (consume_word("is")) {
+        const bool is_negated = consume_word("not");
+        ECHO_ASSIGN(std::string test, expect_name("the name of a test"));
         std::vector<Node> parts = nodes(std::move(node));
         std::vector<std::string> keywords;
         if (is_operator("(")) ECHO_TRY(arguments(parts, keywords));
         ECHO_ASSIGN(node, make(Kind::kTest, operator_line, std::move(test), std::move(parts)));
-        if (negated) {
+        if (is_negated) {
           ECHO_ASSIGN(node, make(Kind::kNot, operator_line, "not", nodes(std::move(node))));
         }
       } else {
@@ -559,10 +568,10 @@ class Parser {
   Status postfix(Node& node) {
     while (true) {
       const std::size_t start_line = line();
-      if (take(".")) {
-        ECHO_ASSIGN(std::string attribute, take_name("an attribute"));
+      if (consume(".")) {
+        ECHO_ASSIGN(std::string attribute, expect_name("an attribute"));
         ECHO_ASSIGN(node, make(Kind::kAttribute, start_line, std::move(attribute), nodes(std::move(node))));
-      } else if (take("[")) {
+      } else if (consume("[")) {
         ECHO_TRY(subscript(node, start_line));
       } else if (is_operator("(")) {
         std::vector<Node> parts = nodes(std::move(node));
@@ -578,35 +587,35 @@ class Parser {
 
   Status subscript(Node& node, std::size_t start_line) {
     std::vector<Node> parts = nodes(std::move(node));
-    bool slice = false;
+    bool is_slice = false;
     for (int part = 0; part < 3; ++part) {
       Node slice_part;
       if (!is_operator(":") && !is_operator("]")) {
         ECHO_ASSIGN(slice_part, expression());
       }
       parts.push_back(std::move(slice_part));
-      if (!take(":")) break;
-      slice = true;
+      if (!consume(":")) break;
+      is_slice = true;
     }
     ECHO_TRY(expect("]"));
-    if (!slice && !parts[1]) return bad(start_line, "expected an index between [ and ]");
-    if (slice) parts.resize(4);
-    ECHO_ASSIGN(node, make(slice ? Kind::kSlice : Kind::kIndex, start_line, "", std::move(parts)));
+    if (!is_slice && !parts[1]) return syntax_error(start_line, "expected an index between [ and ]");
+    if (is_slice) parts.resize(4);
+    ECHO_ASSIGN(node, make(is_slice ? Kind::kSlice : Kind::kIndex, start_line, "", std::move(parts)));
     return ok();
   }
 
   Status arguments(std::vector<Node>& parts, std::vector<std::string>& keywords) {
     ECHO_TRY(expect("("));
-    while (!take(")")) {
-      const Token& next_token = tokens_[std::min(at_ + 1, tokens_.size() - 1)];
+    while (!consume(")")) {
+      const Token& next_token = tokens_[std::min(position_ + 1, tokens_.size() - 1)];
       const bool is_keyword =
           token().kind == Token::Kind::kName && next_token.kind == Token::Kind::kOperator && next_token.text == "=";
       if (is_keyword) {
         keywords.push_back(token().text);
-        next();
-        next();
+        advance();
+        advance();
       } else if (!keywords.empty()) {
-        return bad(line(), "an argument without name follows one with a name");
+        return syntax_error(line(), "an argument without name follows one with a name");
       }
       ECHO_ASSIGN(Node value, expression());
       parts.push_back(std::move(value));
@@ -617,7 +626,7 @@ class Parser {
 
   Result<Node> literal(Value value) {
     const std::size_t start_line = line();
-    next();
+    advance();
     ECHO_ASSIGN(Node node, make(Kind::kLiteral, start_line, "", {}));
     node->value = std::move(value);
     return node;
@@ -633,8 +642,8 @@ class Parser {
         return literal({std::strtod(current.text.c_str(), nullptr)});
       case Token::Kind::kString: {
         std::string text = current.text;
-        while (tokens_[at_ + 1].kind == Token::Kind::kString) {
-          next();
+        while (tokens_[position_ + 1].kind == Token::Kind::kString) {
+          advance();
           text += token().text;
         }
         return literal({std::move(text)});
@@ -644,35 +653,35 @@ class Parser {
         if (current.text == "false" || current.text == "False") return literal({false});
         if (current.text == "none" || current.text == "None") return literal({None{}});
         std::string text = current.text;
-        next();
+        advance();
         return make(Kind::kName, start_line, std::move(text), {});
       }
       default:
         break;
     }
     std::vector<Node> parts;
-    if (take("(")) {
-      bool tuple = is_operator(")");
-      while (!take(")")) {
+    if (consume("(")) {
+      bool is_tuple = is_operator(")");
+      while (!consume(")")) {
         ECHO_ASSIGN(Node part, expression());
         parts.push_back(std::move(part));
         if (is_operator(")")) continue;
         ECHO_TRY(expect(","));
-        tuple = true;
+        is_tuple = true;
       }
-      if (!tuple) return std::move(parts.front());
+      if (!is_tuple) return std::move(parts.front());
       return make(Kind::kList, start_line, "", std::move(parts));
     }
-    if (take("[")) {
-      while (!take("]")) {
+    if (consume("[")) {
+      while (!consume("]")) {
         ECHO_ASSIGN(Node part, expression());
         parts.push_back(std::move(part));
         if (!is_operator("]")) ECHO_TRY(expect(","));
       }
       return make(Kind::kList, start_line, "", std::move(parts));
     }
-    if (take("{")) {
-      while (!take("}")) {
+    if (consume("{")) {
+      while (!consume("}")) {
         ECHO_ASSIGN(Node key, expression());
         ECHO_TRY(expect(":"));
         ECHO_ASSIGN(Node value, expression());
@@ -682,11 +691,11 @@ class Parser {
       }
       return make(Kind::kMapping, start_line, "", std::move(parts));
     }
-    return bad(start_line, "expected an expression, found {}", describe_token());
+    return syntax_error(start_line, "expected an expression, found {}", describe_token());
   }
 
   std::vector<Token> tokens_;
-  std::size_t at_ = 0, depth_ = 0, loops_ = 0;
+  std::size_t position_ = 0, depth_ = 0, loops_ = 0;
 };
 
 }  // namespace

@@ -32,8 +32,8 @@ struct Expression {
   std::string name;
   Value value;
   std::vector<std::unique_ptr<Expression>> parts;
-  std::vector<std::string> keywords;
-  std::size_t depth = 1;
+  std::vector<std::string> keywords;  // names of the last arguments
+  std::size_t depth = 1;              // levels of the tree; bounded, because evaluation recurses
 };
 
 struct Statement {
@@ -61,8 +61,8 @@ struct Statement {
 
 inline constexpr std::size_t kTemplateBytesMax = 1 << 20;
 
-// White space as with Hugging Face: trim_blocks and lstrip_blocks are on, a last newline is dropped. kInvalid names the
-// line, and the construct that is malformed or not implemented.
+// Treats white space like Hugging Face: trim_blocks and lstrip_blocks are on, and a last newline is dropped. kInvalid
+// names the line, and the construct that is malformed or not implemented.
 Result<std::vector<Statement>> parse_template(std::string_view text);
 
 }  // namespace echoline::model::chat

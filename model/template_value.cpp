@@ -1,3 +1,4 @@
+// Implements the values of chat templates, with Python's and Jinja's rules.
 #include "model/template_value.hpp"
 
 #include <algorithm>
@@ -58,10 +59,10 @@ const Value* find(const Dict& dict, std::string_view key) {
   return nullptr;
 }
 
-void put(Dict& dict, std::string_view key, Value value) {
-  for (auto& [name, old] : dict) {
+void set_entry(Dict& dict, std::string_view key, Value value) {
+  for (auto& [name, old_value] : dict) {
     if (name != key) continue;
-    old = std::move(value);
+    old_value = std::move(value);
     return;
   }
   dict.emplace_back(key, std::move(value));
@@ -69,12 +70,13 @@ void put(Dict& dict, std::string_view key, Value value) {
 
 std::string kind(const Value& value) {
   if (const auto* undefined = value.as<Undefined>()) return fmt::format("'{}', which is undefined", undefined->name);
+  // In the order of Value::Held.
   static constexpr std::string_view kNames[] = {"",        "none",     "a boolean", "an integer",
                                                 "a float", "a string", "a list",    "a mapping"};
   return std::string(kNames[value.held.index()]);
 }
 
-bool truthy(const Value& value) {
+bool is_truthy(const Value& value) {
   if (const auto n = number(value)) return *n != 0;
   if (const auto* s = value.as<std::string>()) return !s->empty();
   if (const List* list = value.list()) return !list->empty();
@@ -83,7 +85,7 @@ bool truthy(const Value& value) {
 }
 
 Result<std::string> text(const Value& value) {
-  if (value.undefined()) return std::string();
+  if (value.is_undefined()) return std::string();
   if (value.as<None>()) return std::string("None");
   if (const auto* b = value.as<bool>()) return std::string(*b ? "True" : "False");
   if (const auto* i = value.as<std::int64_t>()) return std::to_string(*i);
@@ -113,7 +115,7 @@ bool equal(const Value& a, const Value& b) {
 }
 
 Result<std::string> to_json(const Value& value) {
-  if (value.undefined())
+  if (value.is_undefined())
     return fail(Code::kInvalid, kErrorSource, "'{}' is undefined and has no JSON form", value.as<Undefined>()->name);
   if (value.as<None>()) return std::string("null");
   if (const auto* b = value.as<bool>()) return std::string(*b ? "true" : "false");
@@ -124,15 +126,15 @@ Result<std::string> to_json(const Value& value) {
   std::string out;
   if (const List* list = value.list()) {
     for (const Value& item : *list) {
-      ECHO_ASSIGN(const std::string one, to_json(item));
-      out += (out.empty() ? "" : ", ") + one;
+      ECHO_ASSIGN(const std::string item_json, to_json(item));
+      out += (out.empty() ? "" : ", ") + item_json;
     }
     return "[" + out + "]";
   }
   if (const Dict* dict = value.dict()) {
     for (const auto& [key, item] : *dict) {
-      ECHO_ASSIGN(const std::string one, to_json(item));
-      out += (out.empty() ? "" : ", ") + quoted(key) + ": " + one;
+      ECHO_ASSIGN(const std::string item_json, to_json(item));
+      out += (out.empty() ? "" : ", ") + quoted(key) + ": " + item_json;
     }
     return "{" + out + "}";
   }
@@ -143,11 +145,12 @@ std::vector<std::string_view> characters(std::string_view text) {
   std::vector<std::string_view> out;
   for (std::size_t i = 0; i < text.size();) {
     const auto first = static_cast<unsigned char>(text[i]);
-    const std::size_t wanted = first < 0xc0 ? 1 : first < 0xe0 ? 2 : first < 0xf0 ? 3 : 4;
+    const std::size_t expected_bytes = first < 0xc0 ? 1 : first < 0xe0 ? 2 : first < 0xf0 ? 3 : 4;
     std::size_t length = 1;
-    while (length < wanted && i + length < text.size() && (static_cast<unsigned char>(text[i + length]) & 0xc0) == 0x80)
+    while (length < expected_bytes && i + length < text.size() &&
+           (static_cast<unsigned char>(text[i + length]) & 0xc0) == 0x80)
       ++length;
-    if (length != wanted) length = 1;
+    if (length != expected_bytes) length = 1;
     out.push_back(text.substr(i, length));
     i += length;
   }
@@ -155,17 +158,17 @@ std::vector<std::string_view> characters(std::string_view text) {
 }
 
 std::string strip(std::string_view text, bool left, bool right, const std::string* set) {
-  const auto all = characters(text);
-  const auto taken = set ? characters(*set) : std::vector<std::string_view>();
-  const auto goes = [&](std::string_view c) {
-    return set ? std::find(taken.begin(), taken.end(), c) != taken.end() : is_space(c);
+  const auto text_characters = characters(text);
+  const auto removed = set ? characters(*set) : std::vector<std::string_view>();
+  const auto is_removed = [&](std::string_view c) {
+    return set ? std::find(removed.begin(), removed.end(), c) != removed.end() : is_space(c);
   };
-  std::size_t begin = 0, end = all.size();
-  while (left && begin < end && goes(all[begin])) ++begin;
-  while (right && end > begin && goes(all[end - 1])) --end;
+  std::size_t begin = 0, end = text_characters.size();
+  while (left && begin < end && is_removed(text_characters[begin])) ++begin;
+  while (right && end > begin && is_removed(text_characters[end - 1])) --end;
   if (begin == end) return {};
-  const char* first = all[begin].data();
-  const char* last = all[end - 1].data() + all[end - 1].size();
+  const char* first = text_characters[begin].data();
+  const char* last = text_characters[end - 1].data() + text_characters[end - 1].size();
   return std::string(first, last);
 }
 

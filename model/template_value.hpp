@@ -15,7 +15,8 @@ namespace echoline::model::chat {
 
 struct Value;
 using List = std::vector<Value>;
-// In order of insertion; keys are strings. Shared, because a namespace can be changed through each of its names.
+// In order of insertion; keys are strings. A Value shares it, because a namespace can be changed through each of its
+// names.
 using Dict = std::vector<std::pair<std::string, Value>>;
 
 struct Undefined {
@@ -36,7 +37,7 @@ struct Value {
     return as<std::shared_ptr<const List>>() ? as<std::shared_ptr<const List>>()->get() : nullptr;
   }
   Dict* dict() const { return as<std::shared_ptr<Dict>>() ? as<std::shared_ptr<Dict>>()->get() : nullptr; }
-  bool undefined() const { return as<Undefined>() != nullptr; }
+  bool is_undefined() const { return as<Undefined>() != nullptr; }
 };
 
 Value make_list(List items);
@@ -44,11 +45,11 @@ Value make_dict(Dict entries);
 Value from_json(const nlohmann::ordered_json& json);
 
 const Value* find(const Dict& dict, std::string_view key);
-void put(Dict& dict, std::string_view key, Value value);
+void set_entry(Dict& dict, std::string_view key, Value value);
 
 // "a string", "a list", "undefined", ... for messages.
 std::string kind(const Value& value);
-bool truthy(const Value& value);
+bool is_truthy(const Value& value);
 // The text that {{ }} prints. kInvalid for lists and mappings.
 Result<std::string> text(const Value& value);
 bool equal(const Value& a, const Value& b);
@@ -57,7 +58,7 @@ Result<std::string> to_json(const Value& value);
 
 // Code points of a UTF-8 text; invalid bytes stand for themselves.
 std::vector<std::string_view> characters(std::string_view text);
-// str.strip() by sides; `set`: the code points to remove; null: white space.
+// Python's str.strip(), lstrip() and rstrip(). `set`: the code points to remove; null: white space.
 std::string strip(std::string_view text, bool left, bool right, const std::string* set = nullptr);
 
 }  // namespace echoline::model::chat

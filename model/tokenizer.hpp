@@ -1,4 +1,5 @@
-// Byte-level BPE from a Hugging Face tokenizer.json (Qwen, Llama 3, SmolLM), without Python.
+// Byte pair encoding from a Hugging Face tokenizer.json (Qwen, Llama, SmolLM, Mistral, Gemma, Phi, DeepSeek, GPT-OSS,
+// GLM), without Python.
 #pragma once
 #include <filesystem>
 #include <memory>
@@ -24,9 +25,9 @@ inline constexpr std::string_view kChatEnd = "<|im_end|>";
 // Immutable and cheap to copy. Thread-safe.
 class Tokenizer {
  public:
-  // Parses tokenizer.json: model BPE; normalizer NFC or none; pre-tokenizer ByteLevel, optionally after Split by
-  // regexes and Digits; post-processor ByteLevel or TemplateProcessing; decoder ByteLevel. kInvalid names the field
-  // that is missing, malformed or not implemented.
+  // Parses tokenizer.json with a model of type BPE, byte-level or with characters and byte_fallback. The steps that it
+  // may have: model/normalizer.hpp, pre_tokenizer.hpp and token_decoder.hpp; as post-processor ByteLevel or
+  // TemplateProcessing. kInvalid names the field that is missing, malformed or not implemented.
   static Result<Tokenizer> from_json(std::string text);
   static Result<Tokenizer> from_file(const std::filesystem::path& path);
   // One token per byte of `alphabet` (distinct ASCII bytes), in order, without merges, then the added tokens
@@ -35,15 +36,21 @@ class Tokenizer {
   // Like characters() for all 256 bytes, in order, so that it encodes any text.
   static Result<Tokenizer> bytes();
 
-  // Recognises added tokens inside `text`. A byte without a token becomes the unknown token, or is left out if there is
-  // none, as in Hugging Face's tokenizers. A vocabulary without merges is an alphabet and refuses such a byte
+  // Recognises added tokens inside `text`. A byte or character without a token becomes the unknown token, or is left
+  // out if there is none, as in Hugging Face's tokenizers. A vocabulary without merges is an alphabet and refuses it
   // (kInvalid). Also kInvalid if `text` is not UTF-8.
-  Result<std::vector<Token>> encode(std::string_view text) const;
-  // The bytes of the tokens; special tokens are written out unless `skip_special`. Ids outside the vocabulary (padding
-  // rows of the embedding) give nothing.
+  // `previous`: the token before `text`, if `text` continues others. Then no space is put before it, unless the
+  // tokenizer puts one after every added token and `previous` is one.
+  Result<std::vector<Token>> encode(std::string_view text, std::optional<Token> previous = std::nullopt) const;
+  // The bytes of the tokens where they stand in the middle of a text, so that the results for parts of a response can
+  // be joined. Special tokens are written out unless `skip_special`. Ids outside the vocabulary (padding rows of the
+  // embedding) give nothing.
   std::string decode(std::span<const Token> tokens, bool skip_special = false) const;
+  // The same for a whole text, as Hugging Face's decode() returns it: without the space that encode() puts before a
+  // text for some models, and with U+FFFD for what is not UTF-8.
+  std::string decode_text(std::span<const Token> tokens, bool skip_special = false) const;
 
-  // The token for exactly `text`, added tokens first.
+  // The token for exactly `text`, added tokens first. Without ByteLevel, as the file writes it (U+2581 for a space).
   std::optional<Token> id(std::string_view text) const;
   // The tokens that the post-processor puts before a text, such as Llama 3's begin_of_text. encode() does not add them,
   // because chat templates contain them.

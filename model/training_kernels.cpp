@@ -1,3 +1,4 @@
+// Chooses the training kernels for an instruction set.
 #include "model/training_kernels.hpp"
 
 #include "model/kernels.hpp"
@@ -9,7 +10,7 @@ extern const TrainingKernels kAvx512TrainingKernels, kAvx2TrainingKernels;
 #endif
 extern const TrainingKernels kPortableTrainingKernels;
 
-const TrainingKernels& training_kernels_beside(std::string_view name) {
+const TrainingKernels& training_kernels_named(std::string_view name) {
 #if defined(__x86_64__)
   if (name == kAvx2TrainingKernels.name) return kAvx2TrainingKernels;
   if (name != kPortableTrainingKernels.name)
@@ -21,7 +22,7 @@ const TrainingKernels& training_kernels_beside(std::string_view name) {
 }
 
 const TrainingKernels& training_kernels() {
-  static const TrainingKernels& chosen = training_kernels_beside(kernels().name);
+  static const TrainingKernels& chosen = training_kernels_named(kernels().name);
   return chosen;
 }
 

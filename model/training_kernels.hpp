@@ -9,8 +9,8 @@
 
 namespace echoline::model {
 
-// One key and value head of packed tokens, and its `group` query heads. Token t's queries are at q + t * stride
-// (`group` * dim floats), its key at k + t * stride, its value at v + t * stride.
+// One key and value head of packed tokens (model/segment.hpp), and its `group` query heads. Token t's queries are at
+// q + t * stride (`group` * dim floats), its key at k + t * stride, its value at v + t * stride.
 struct AttentionHead {
   const float *q, *k, *v;
   std::int64_t stride, group, dim;
@@ -47,9 +47,9 @@ struct TrainingKernels {
                          float gradient);
 };
 
-// Those for the instruction set of kernels().
+// The kernels for the instruction set of kernels().
 const TrainingKernels& training_kernels();
-// Those for the instruction set with this Kernels::name.
-const TrainingKernels& training_kernels_beside(std::string_view name);
+// The kernels for the instruction set with this Kernels::name.
+const TrainingKernels& training_kernels_named(std::string_view name);
 
 }  // namespace echoline::model

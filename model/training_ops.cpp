@@ -52,14 +52,15 @@ Tensor sum_over_rows(std::int64_t rows, std::int64_t width, const F& f) {
   return sums.sum(0);
 }
 
+// In the backward functions, dx is the gradient of x, and a slope is the gradient of a result.
 struct RmsNorm : torch::autograd::Function<RmsNorm> {
   static Tensor forward(AutogradContext* context, const Tensor& input, const Tensor& weight, double eps) {
     const Tensor x = input.contiguous(), out = torch::empty_like(x);
     const std::int64_t width = x.size(-1);
-    const auto *from = x.data_ptr<float>(), *w = weight.data_ptr<float>();
-    auto* to = out.data_ptr<float>();
+    const auto *x_data = x.data_ptr<float>(), *weight_data = weight.data_ptr<float>();
+    auto* out_data = out.data_ptr<float>();
     parallel_for_rows(x.numel() / width, width, [&](std::int64_t row) {
-      kernels().rms_norm(from + row * width, w, width, static_cast<float>(eps), to + row * width);
+      kernels().rms_norm(x_data + row * width, weight_data, width, static_cast<float>(eps), out_data + row * width);
     });
     context->save_for_backward({x, weight});
     context->saved_data["eps"] = eps;
@@ -70,11 +71,12 @@ struct RmsNorm : torch::autograd::Function<RmsNorm> {
     const Tensor &x = saved[0], dy = gradients[0].contiguous(), dx = torch::empty_like(x);
     const auto eps = static_cast<float>(context->saved_data["eps"].toDouble());
     const std::int64_t width = x.size(-1);
-    const auto *from = x.data_ptr<float>(), *w = saved[1].data_ptr<float>(), *slope = dy.data_ptr<float>();
-    auto* to = dx.data_ptr<float>();
+    const auto *x_data = x.data_ptr<float>(), *weight_data = saved[1].data_ptr<float>(),
+               *dy_data = dy.data_ptr<float>();
+    auto* dx_data = dx.data_ptr<float>();
     const Tensor dw = sum_over_rows(x.numel() / width, width, [&](std::int64_t row, float* sum) {
-      training_kernels().rms_norm_backward(from + row * width, w, slope + row * width, width, eps, to + row * width,
-                                           sum);
+      training_kernels().rms_norm_backward(x_data + row * width, weight_data, dy_data + row * width, width, eps,
+                                           dx_data + row * width, sum);
     });
     return {dx, dw, Tensor()};
   }
@@ -102,16 +104,16 @@ struct Rotated : torch::autograd::Function<Rotated> {
                         const Tensor& q_norm, const Tensor& k_norm, std::int64_t heads, std::int64_t kv_heads,
                         double eps) {
     const Tensor qkv = input.contiguous();
-    const std::int64_t tokens = qkv.size(0), all = heads + 2 * kv_heads, dim = qkv.size(1) / all;
-    const Tensor out = qkv.view({tokens, all, dim}).clone();
-    auto* to = out.data_ptr<float>();
-    const auto *c = cos.data_ptr<float>(), *s = sin.data_ptr<float>();
+    const std::int64_t tokens = qkv.size(0), all_heads = heads + 2 * kv_heads, dim = qkv.size(1) / all_heads;
+    const Tensor out = qkv.view({tokens, all_heads, dim}).clone();
+    auto* out_data = out.data_ptr<float>();
+    const auto *cos_data = cos.data_ptr<float>(), *sin_data = sin.data_ptr<float>();
     const float* const norms[] = {norm_of(q_norm), norm_of(k_norm)};
-    parallel_for_rows(tokens, all * dim, [&](std::int64_t t) {
+    parallel_for_rows(tokens, all_heads * dim, [&](std::int64_t t) {
       const std::int64_t position = t % cos.size(0) * dim;
       for (std::int64_t h = 0; h < heads + kv_heads; ++h)
-        kernels().rotate(to + (t * all + h) * dim, norms[h < heads ? 0 : 1], dim, static_cast<float>(eps), c + position,
-                         s + position);
+        kernels().rotate(out_data + (t * all_heads + h) * dim, norms[h < heads ? 0 : 1], dim, static_cast<float>(eps),
+                         cos_data + position, sin_data + position);
     });
     context->save_for_backward({qkv, cos, sin, q_norm, k_norm});
     context->saved_data["heads"] = heads;
@@ -124,25 +126,26 @@ struct Rotated : torch::autograd::Function<Rotated> {
     const Tensor &qkv = saved[0], &cos = saved[1], &q_norm = saved[3], &k_norm = saved[4];
     const std::int64_t heads = context->saved_data["heads"].toInt(), kv_heads = context->saved_data["kv_heads"].toInt();
     const auto eps = static_cast<float>(context->saved_data["eps"].toDouble());
-    const std::int64_t tokens = qkv.size(0), all = heads + 2 * kv_heads, dim = qkv.size(1) / all;
-    const Tensor d = gradients[0].reshape({tokens, all * dim}).clone(torch::MemoryFormat::Contiguous);
-    const auto *x = qkv.data_ptr<float>(), *c = cos.data_ptr<float>(), *s = saved[2].data_ptr<float>();
-    auto* const slope = d.data_ptr<float>();
+    const std::int64_t tokens = qkv.size(0), all_heads = heads + 2 * kv_heads, dim = qkv.size(1) / all_heads;
+    const Tensor d = gradients[0].reshape({tokens, all_heads * dim}).clone(torch::MemoryFormat::Contiguous);
+    const auto *x_data = qkv.data_ptr<float>(), *cos_data = cos.data_ptr<float>(),
+               *sin_data = saved[2].data_ptr<float>();
+    auto* const d_data = d.data_ptr<float>();
     const float* const norms[] = {norm_of(q_norm), norm_of(k_norm)};
     const Tensor dw = sum_over_rows(tokens, 2 * dim, [&](std::int64_t t, float* sums) {
       const std::int64_t position = t % cos.size(0) * dim;
       for (std::int64_t h = 0; h < heads + kv_heads; ++h) {
-        const std::int64_t head_offset = (t * all + h) * dim, norm_index = h < heads ? 0 : 1;
-        training_kernels().rotate_backward(x + head_offset, norms[norm_index], dim, eps, c + position, s + position,
-                                           slope + head_offset, sums + norm_index * dim);
+        const std::int64_t head_offset = (t * all_heads + h) * dim, norm_index = h < heads ? 0 : 1;
+        training_kernels().rotate_backward(x_data + head_offset, norms[norm_index], dim, eps, cos_data + position,
+                                           sin_data + position, d_data + head_offset, sums + norm_index * dim);
       }
     });
-    const bool normed = q_norm.numel() > 0;
+    const bool has_norms = q_norm.numel() > 0;
     return {d,
             Tensor(),
             Tensor(),
-            normed ? dw.narrow(0, 0, dim) : Tensor(),
-            normed ? dw.narrow(0, dim, dim) : Tensor(),
+            has_norms ? dw.narrow(0, 0, dim) : Tensor(),
+            has_norms ? dw.narrow(0, dim, dim) : Tensor(),
             Tensor(),
             Tensor(),
             Tensor()};
@@ -152,10 +155,10 @@ struct Rotated : torch::autograd::Function<Rotated> {
 struct Gated : torch::autograd::Function<Gated> {
   static Tensor forward(AutogradContext* context, const Tensor& gate_input, const Tensor& up_input) {
     const Tensor gate = gate_input.contiguous(), up = up_input.contiguous(), out = torch::empty_like(gate);
-    const auto *g = gate.data_ptr<float>(), *u = up.data_ptr<float>();
-    auto* to = out.data_ptr<float>();
+    const auto *gate_data = gate.data_ptr<float>(), *up_data = up.data_ptr<float>();
+    auto* out_data = out.data_ptr<float>();
     parallel_for(gate.numel(), kPartValues, [&](std::int64_t begin, std::int64_t end) {
-      training_kernels().gate(g + begin, u + begin, end - begin, to + begin);
+      training_kernels().gate(gate_data + begin, up_data + begin, end - begin, out_data + begin);
     });
     context->save_for_backward({gate, up});
     return out;
@@ -163,11 +166,12 @@ struct Gated : torch::autograd::Function<Gated> {
   static variable_list backward(AutogradContext* context, variable_list gradients) {
     const auto saved = context->get_saved_variables();
     const Tensor dy = gradients[0].contiguous(), d_gate = torch::empty_like(dy), d_up = torch::empty_like(dy);
-    const auto *g = saved[0].data_ptr<float>(), *u = saved[1].data_ptr<float>(), *slope = dy.data_ptr<float>();
-    auto *to_gate = d_gate.data_ptr<float>(), *to_up = d_up.data_ptr<float>();
+    const auto *gate_data = saved[0].data_ptr<float>(), *up_data = saved[1].data_ptr<float>(),
+               *dy_data = dy.data_ptr<float>();
+    auto *d_gate_data = d_gate.data_ptr<float>(), *d_up_data = d_up.data_ptr<float>();
     parallel_for(dy.numel(), kPartValues, [&](std::int64_t begin, std::int64_t end) {
-      training_kernels().gate_backward(g + begin, u + begin, slope + begin, end - begin, to_gate + begin,
-                                       to_up + begin);
+      training_kernels().gate_backward(gate_data + begin, up_data + begin, dy_data + begin, end - begin,
+                                       d_gate_data + begin, d_up_data + begin);
     });
     return {d_gate, d_up};
   }
@@ -176,22 +180,25 @@ struct Gated : torch::autograd::Function<Gated> {
 // Groups of consecutive segments: a prefix and the segments that share it.
 struct Families {
   const Segment* segments;
-  std::vector<std::int64_t> first;  // first segment of each family; the last entry is the end
+  std::vector<std::int64_t> first_segment;  // first segment of each family; the last entry is the end
   explicit Families(const Tensor& tensor)
       : segments(reinterpret_cast<const Segment*>(tensor.data_ptr<std::int64_t>())) {
     static_assert(sizeof(Segment) == 3 * sizeof(std::int64_t));
     for (std::int64_t s = 0; s < tensor.size(0); ++s)
       if (segments[s].prefix < 0)
-        first.push_back(s);
+        first_segment.push_back(s);
       else
-        TORCH_CHECK(!first.empty() && segments[s].prefix == first.back(), "segment ", s, " does not follow its prefix");
-    first.push_back(tensor.size(0));
+        TORCH_CHECK(!first_segment.empty() && segments[s].prefix == first_segment.back(), "segment ", s,
+                    " does not follow its prefix");
+    first_segment.push_back(tensor.size(0));
   }
-  std::int64_t count() const { return std::ssize(first) - 1; }
+  std::int64_t count() const { return std::ssize(first_segment) - 1; }
   std::int64_t size(std::int64_t family) const {
-    return first[static_cast<std::size_t>(family) + 1] - first[static_cast<std::size_t>(family)];
+    return first_segment[static_cast<std::size_t>(family) + 1] - first_segment[static_cast<std::size_t>(family)];
   }
-  const Segment* at(std::int64_t family) const { return segments + first[static_cast<std::size_t>(family)]; }
+  const Segment* segments_of(std::int64_t family) const {
+    return segments + first_segment[static_cast<std::size_t>(family)];
+  }
 };
 
 struct HeadCounts {
@@ -200,62 +207,67 @@ struct HeadCounts {
   std::int64_t group() const { return heads / kv_heads; }
 };
 
-AttentionHead head_of(const float* qkv, HeadCounts n, std::int64_t dim, std::int64_t kv) {
-  return {qkv + kv * n.group() * dim,
-          qkv + (n.heads + kv) * dim,
-          qkv + (n.heads + n.kv_heads + kv) * dim,
-          n.all() * dim,
-          n.group(),
-          dim};
+AttentionHead head_of(const float* qkv, HeadCounts head_counts, std::int64_t dim, std::int64_t kv) {
+  return {.q = qkv + kv * head_counts.group() * dim,
+          .k = qkv + (head_counts.heads + kv) * dim,
+          .v = qkv + (head_counts.heads + head_counts.kv_heads + kv) * dim,
+          .stride = head_counts.all() * dim,
+          .group = head_counts.group(),
+          .dim = dim};
 }
 
-// The keys and values that queries [t0, t0 + count) of a segment attend to, and the mask of later ones.
+// The keys and values that queries [first_query, first_query + count) of a segment attend to: those of its prefix and
+// its own up to them.
 struct VisibleKeys {
   const Segment &own, *prefix;
-  std::int64_t t0, count;
+  std::int64_t first_query, count;
   std::int64_t prefix_tokens() const { return prefix ? prefix->count : 0; }
-  Tensor gather(const Tensor& all) const {  // [tokens, kv_heads, dim] -> [kv_heads, seen, dim]
-    const Tensor own_rows = all.narrow(0, own.begin, t0 + count);
+  Tensor gather(const Tensor& all) const {  // [tokens, kv_heads, dim] -> [kv_heads, visible keys, dim]
+    const Tensor own_rows = all.narrow(0, own.begin, first_query + count);
     return (prefix ? torch::cat({all.narrow(0, prefix->begin, prefix->count), own_rows}) : own_rows).transpose(0, 1);
   }
   void scatter_add(const Tensor& all, const Tensor& part) const {  // the inverse of gather()
     const Tensor rows = part.transpose(0, 1);
     if (prefix) all.narrow(0, prefix->begin, prefix->count).add_(rows.narrow(0, 0, prefix->count));
-    all.narrow(0, own.begin, t0 + count).add_(rows.narrow(0, prefix_tokens(), t0 + count));
+    all.narrow(0, own.begin, first_query + count).add_(rows.narrow(0, prefix_tokens(), first_query + count));
   }
-  Tensor future_mask(const Tensor& like, std::int64_t group) const {  // bool [group * count, seen]
-    return torch::ones({count, prefix_tokens() + t0 + count}, like.options().dtype(torch::kBool))
-        .triu(prefix_tokens() + t0 + 1)
+  // bool [group * count, visible keys]: true for a key after the query.
+  Tensor future_mask(const Tensor& like, std::int64_t group) const {
+    return torch::ones({count, prefix_tokens() + first_query + count}, like.options().dtype(torch::kBool))
+        .triu(prefix_tokens() + first_query + 1)
         .repeat({group, 1});
   }
 };
 
-// Calls f(seen) for blocks of queries.
+// Calls f(visible_keys) for blocks of queries.
 template <class F>
 void for_each_query_block(const Tensor& segments, const F& f) {
   const Families families(segments);
   for (std::int64_t family = 0; family < families.count(); ++family)
     for (std::int64_t s = 0; s < families.size(family); ++s) {
-      const Segment& own = families.at(family)[s];
-      for (std::int64_t t0 = 0; t0 < own.count; t0 += kQueriesMax)
-        f(VisibleKeys{own, s > 0 ? families.at(family) : nullptr, t0, std::min(kQueriesMax, own.count - t0)});
+      const Segment& own = families.segments_of(family)[s];
+      for (std::int64_t first_query = 0; first_query < own.count; first_query += kQueriesMax)
+        f(VisibleKeys{.own = own,
+                      .prefix = s > 0 ? families.segments_of(family) : nullptr,
+                      .first_query = first_query,
+                      .count = std::min(kQueriesMax, own.count - first_query)});
     }
 }
 
 // [count, heads, ...] of a block of tokens -> [kv_heads, group * count, ...], and the inverse.
-Tensor by_kv_head(const Tensor& rows, HeadCounts n) {
-  return rows.unflatten(1, {n.kv_heads, n.group()})
+Tensor by_kv_head(const Tensor& rows, HeadCounts head_counts) {
+  return rows.unflatten(1, {head_counts.kv_heads, head_counts.group()})
       .permute({1, 2, 0, 3})
-      .reshape({n.kv_heads, n.group() * rows.size(0), rows.size(2)});
+      .reshape({head_counts.kv_heads, head_counts.group() * rows.size(0), rows.size(2)});
 }
-Tensor by_token(const Tensor& rows, HeadCounts n) {
-  return rows.unflatten(1, {n.group(), -1}).permute({2, 0, 1, 3}).flatten(1, 2);
+Tensor by_token(const Tensor& rows, HeadCounts head_counts) {
+  return rows.unflatten(1, {head_counts.group(), -1}).permute({2, 0, 1, 3}).flatten(1, 2);
 }
 
 struct PackedAttention : torch::autograd::Function<PackedAttention> {
   static Tensor forward(AutogradContext* context, const Tensor& qkv, const Tensor& segments, std::int64_t heads,
                         std::int64_t kv_heads, bool by_products) {
-    const HeadCounts n{heads, kv_heads};
+    const HeadCounts head_counts{heads, kv_heads};
     const std::int64_t tokens = qkv.size(0), dim = qkv.size(2);
     Tensor out, sums;
     if (by_products) {
@@ -264,27 +276,30 @@ struct PackedAttention : torch::autograd::Function<PackedAttention> {
       const Tensor out_heads = out.view({tokens, heads, dim});
       const Tensor q = qkv.narrow(1, 0, heads), k = qkv.narrow(1, heads, kv_heads),
                    v = qkv.narrow(1, heads + kv_heads, kv_heads);
-      for_each_query_block(segments, [&](const VisibleKeys& seen) {
+      for_each_query_block(segments, [&](const VisibleKeys& visible) {
         const Tensor scores =
-            torch::bmm(by_kv_head(q.narrow(0, seen.own.begin + seen.t0, seen.count), n), seen.gather(k).transpose(1, 2))
+            torch::bmm(by_kv_head(q.narrow(0, visible.own.begin + visible.first_query, visible.count), head_counts),
+                       visible.gather(k).transpose(1, 2))
                 .to(torch::kFloat)
-                .masked_fill_(seen.future_mask(q, n.group()), -INFINITY);
-        const Tensor sum = scores.logsumexp(-1, true);
-        const Tensor attended = torch::bmm((scores - sum).exp_().to(qkv.scalar_type()), seen.gather(v));
-        out_heads.narrow(0, seen.own.begin + seen.t0, seen.count).copy_(by_token(attended, n));
-        sums.narrow(0, seen.own.begin + seen.t0, seen.count).copy_(by_token(sum, n));
+                .masked_fill_(visible.future_mask(q, head_counts.group()), -INFINITY);
+        const Tensor sum = scores.logsumexp(-1, /*keepdim=*/true);
+        const Tensor attended = torch::bmm((scores - sum).exp_().to(qkv.scalar_type()), visible.gather(v));
+        out_heads.narrow(0, visible.own.begin + visible.first_query, visible.count)
+            .copy_(by_token(attended, head_counts));
+        sums.narrow(0, visible.own.begin + visible.first_query, visible.count).copy_(by_token(sum, head_counts));
       });
     } else {
-      const Tensor wide = qkv.to(torch::kFloat).contiguous();
-      out = torch::empty({tokens, heads * dim}, wide.options());
-      sums = torch::empty({tokens, heads, 1}, wide.options());
+      const Tensor qkv_fp32 = qkv.to(torch::kFloat).contiguous();
+      out = torch::empty({tokens, heads * dim}, qkv_fp32.options());
+      sums = torch::empty({tokens, heads, 1}, qkv_fp32.options());
       const Families families(segments);
       parallel_for(families.count() * kv_heads, 1, [&](std::int64_t begin, std::int64_t end) {
         for (std::int64_t task = begin; task < end; ++task) {
           const std::int64_t kv = task / families.count(), family = task % families.count();
-          training_kernels().attend(head_of(wide.data_ptr<float>(), n, dim, kv), families.at(family),
-                                    families.size(family), out.data_ptr<float>() + kv * n.group() * dim, heads * dim,
-                                    sums.data_ptr<float>() + kv * n.group(), heads);
+          training_kernels().attend(head_of(qkv_fp32.data_ptr<float>(), head_counts, dim, kv),
+                                    families.segments_of(family), families.size(family),
+                                    out.data_ptr<float>() + kv * head_counts.group() * dim, heads * dim,
+                                    sums.data_ptr<float>() + kv * head_counts.group(), heads);
         }
       });
       out = out.to(qkv.scalar_type());
@@ -300,7 +315,7 @@ struct PackedAttention : torch::autograd::Function<PackedAttention> {
     const Tensor &qkv = saved[0], &segments = saved[1], &sums = saved[3];
     const std::int64_t kv_heads = context->saved_data["kv_heads"].toInt(), dim = qkv.size(2);
     const std::int64_t heads = qkv.size(1) - 2 * kv_heads;
-    const HeadCounts n{heads, kv_heads};
+    const HeadCounts head_counts{heads, kv_heads};
     const Tensor out = saved[2].view({-1, heads, dim}), slope = gradients[0].reshape(out.sizes());
     Tensor d;
     if (context->saved_data["by_products"].toBool()) {
@@ -309,37 +324,38 @@ struct PackedAttention : torch::autograd::Function<PackedAttention> {
       const Tensor v = qkv.narrow(1, heads + kv_heads, kv_heads);
       const Tensor dq = d.narrow(1, 0, heads), dk = d.narrow(1, heads, kv_heads);
       const Tensor dv = d.narrow(1, heads + kv_heads, kv_heads);
-      const Tensor totals = (out.to(torch::kFloat) * slope.to(torch::kFloat)).sum(-1, true);
-      for_each_query_block(segments, [&](const VisibleKeys& seen) {
+      const Tensor totals = (out.to(torch::kFloat) * slope.to(torch::kFloat)).sum(-1, /*keepdim=*/true);
+      for_each_query_block(segments, [&](const VisibleKeys& visible) {
         const auto rows = [&](const Tensor& t) {
-          return by_kv_head(t.narrow(0, seen.own.begin + seen.t0, seen.count), n);
+          return by_kv_head(t.narrow(0, visible.own.begin + visible.first_query, visible.count), head_counts);
         };
-        const Tensor queries = rows(q), keys = seen.gather(k), g = rows(slope);
+        const Tensor queries = rows(q), keys = visible.gather(k), g = rows(slope);
         const Tensor p = (torch::bmm(queries, keys.transpose(1, 2)).to(torch::kFloat) - rows(sums))
                              .exp_()
-                             .masked_fill_(seen.future_mask(q, n.group()), 0);
-        const Tensor ds = (torch::bmm(g, seen.gather(v).transpose(1, 2)).to(torch::kFloat) - rows(totals))
+                             .masked_fill_(visible.future_mask(q, head_counts.group()), 0);
+        const Tensor ds = (torch::bmm(g, visible.gather(v).transpose(1, 2)).to(torch::kFloat) - rows(totals))
                               .mul_(p)
                               .to(qkv.scalar_type());
-        seen.scatter_add(dv, torch::bmm(p.to(qkv.scalar_type()).transpose(1, 2), g));
-        seen.scatter_add(dk, torch::bmm(ds.transpose(1, 2), queries));
-        dq.narrow(0, seen.own.begin + seen.t0, seen.count).copy_(by_token(torch::bmm(ds, keys), n));
+        visible.scatter_add(dv, torch::bmm(p.to(qkv.scalar_type()).transpose(1, 2), g));
+        visible.scatter_add(dk, torch::bmm(ds.transpose(1, 2), queries));
+        dq.narrow(0, visible.own.begin + visible.first_query, visible.count)
+            .copy_(by_token(torch::bmm(ds, keys), head_counts));
       });
     } else {
-      const Tensor wide = qkv.to(torch::kFloat).contiguous(), out_float = out.to(torch::kFloat),
+      const Tensor qkv_fp32 = qkv.to(torch::kFloat).contiguous(), out_float = out.to(torch::kFloat),
                    dy = slope.to(torch::kFloat).contiguous();
-      d = torch::empty_like(wide);
+      d = torch::empty_like(qkv_fp32);
       const Families families(segments);
       parallel_for(families.count() * kv_heads, 1, [&](std::int64_t begin, std::int64_t end) {
         for (std::int64_t task = begin; task < end; ++task) {
           const std::int64_t kv = task / families.count(), family = task % families.count(),
-                             first = kv * n.group() * dim;
-          float* const to = d.data_ptr<float>();
-          training_kernels().attend_backward(head_of(wide.data_ptr<float>(), n, dim, kv), families.at(family),
-                                             families.size(family), out_float.data_ptr<float>() + first,
-                                             dy.data_ptr<float>() + first, heads * dim,
-                                             sums.data_ptr<float>() + kv * n.group(), heads, to + first,
-                                             to + (heads + kv) * dim, to + (heads + kv_heads + kv) * dim);
+                             head_offset = kv * head_counts.group() * dim;
+          float* const d_data = d.data_ptr<float>();
+          training_kernels().attend_backward(
+              head_of(qkv_fp32.data_ptr<float>(), head_counts, dim, kv), families.segments_of(family),
+              families.size(family), out_float.data_ptr<float>() + head_offset, dy.data_ptr<float>() + head_offset,
+              heads * dim, sums.data_ptr<float>() + kv * head_counts.group(), heads, d_data + head_offset,
+              d_data + (heads + kv) * dim, d_data + (heads + kv_heads + kv) * dim);
         }
       });
     }
@@ -350,7 +366,7 @@ struct PackedAttention : torch::autograd::Function<PackedAttention> {
 #if TORCH_VERSION_MAJOR > 2 || (TORCH_VERSION_MAJOR == 2 && TORCH_VERSION_MINOR >= 2)
 #define ECHOLINE_FUSED_ATTENTION 1
 // One call for a single sequence; after a prefix one call per block of queries, with a mask [queries, keys].
-Tensor attend_fused(const Tensor& qkv, HeadCounts n, const Tensor& segments) {
+Tensor attend_fused(const Tensor& qkv, HeadCounts head_counts, const Tensor& segments) {
   const std::int64_t dim = qkv.size(2);
   const Families families(segments);
   std::vector<std::int64_t> counts;
@@ -359,8 +375,8 @@ Tensor attend_fused(const Tensor& qkv, HeadCounts n, const Tensor& segments) {
   const auto split_by_segment = [&](std::int64_t first, std::int64_t heads) {
     return qkv.narrow(1, first, heads).split_with_sizes(counts);
   };
-  const auto q = split_by_segment(0, n.heads), k = split_by_segment(n.heads, n.kv_heads),
-             v = split_by_segment(n.heads + n.kv_heads, n.kv_heads);
+  const auto q = split_by_segment(0, head_counts.heads), k = split_by_segment(head_counts.heads, head_counts.kv_heads),
+             v = split_by_segment(head_counts.heads + head_counts.kv_heads, head_counts.kv_heads);
   const auto by_head = [&](const Tensor& rows, std::int64_t copies) {  // -> [1, heads, tokens, dim]
     return (copies > 1 ? rows.repeat_interleave(copies, 1) : rows).transpose(0, 1).unsqueeze(0);
   };
@@ -370,23 +386,25 @@ Tensor attend_fused(const Tensor& qkv, HeadCounts n, const Tensor& segments) {
     const auto prefix = static_cast<std::size_t>(std::max<std::int64_t>(0, own.prefix));
     const std::int64_t prefix_tokens = own.prefix < 0 ? 0 : families.segments[prefix].count;
     const auto visible = [&](const std::vector<Tensor>& all, std::int64_t end) {
-      return by_head(prefix_tokens > 0 ? torch::cat({all[prefix], all[s].narrow(0, 0, end)}) : all[s], n.group());
+      return by_head(prefix_tokens > 0 ? torch::cat({all[prefix], all[s].narrow(0, 0, end)}) : all[s],
+                     head_counts.group());
     };
     const std::int64_t step = prefix_tokens > 0 ? kQueriesMax : own.count;
-    for (std::int64_t t0 = 0; t0 < own.count; t0 += step) {
-      const std::int64_t count = std::min(step, own.count - t0);
+    for (std::int64_t first_query = 0; first_query < own.count; first_query += step) {
+      const std::int64_t count = std::min(step, own.count - first_query);
       std::optional<Tensor> mask;
       if (prefix_tokens > 0)
-        mask = torch::ones({count, prefix_tokens + t0 + count}, qkv.options().dtype(torch::kBool))
-                   .tril(prefix_tokens + t0);
-      parts.push_back(at::scaled_dot_product_attention(by_head(q[s].narrow(0, t0, count), 1), visible(k, t0 + count),
-                                                       visible(v, t0 + count), mask, 0.0,
-                                                       /*is_causal=*/prefix_tokens == 0, 1.0)
+        mask = torch::ones({count, prefix_tokens + first_query + count}, qkv.options().dtype(torch::kBool))
+                   .tril(prefix_tokens + first_query);
+      parts.push_back(at::scaled_dot_product_attention(by_head(q[s].narrow(0, first_query, count), 1),
+                                                       visible(k, first_query + count), visible(v, first_query + count),
+                                                       mask, /*dropout_p=*/0.0,
+                                                       /*is_causal=*/prefix_tokens == 0, /*scale=*/1.0)
                           .squeeze(0)
                           .transpose(0, 1));
     }
   }
-  return torch::cat(parts).reshape({qkv.size(0), n.heads * dim});
+  return torch::cat(parts).reshape({qkv.size(0), head_counts.heads * dim});
 }
 #endif
 
@@ -419,10 +437,10 @@ struct LinearLogprob : torch::autograd::Function<LinearLogprob> {
       if (logits.is_cpu()) {
         const auto* logits_data = logits.data_ptr<float>();
         parallel_for_rows(count, vocabulary, [&](std::int64_t row) {
-          const std::int64_t at = begin + row;
+          const std::int64_t index = begin + row;
           training_kernels().score(logits_data + row * vocabulary, vocabulary, static_cast<float>(1 / temperature),
-                                   targets.data_ptr<std::int64_t>()[at], logprobs.data_ptr<float>() + at,
-                                   entropies.data_ptr<float>() + at, log_sums.data_ptr<float>() + at);
+                                   targets.data_ptr<std::int64_t>()[index], logprobs.data_ptr<float>() + index,
+                                   entropies.data_ptr<float>() + index, log_sums.data_ptr<float>() + index);
         });
         if (keeps_logits) context->saved_data["logits"] = logits;
       } else {
@@ -446,8 +464,8 @@ struct LinearLogprob : torch::autograd::Function<LinearLogprob> {
     const double temperature = context->saved_data["temperature"].toDouble();
     const std::int64_t rows = hidden.size(0), vocabulary = weight.size(0);
     Tensor kept_logits;  // overwritten below, so a second backward pass computes logits again
-    if (const auto at = context->saved_data.find("logits"); at != context->saved_data.end()) {
-      kept_logits = at->second.toTensor();
+    if (const auto saved_logits = context->saved_data.find("logits"); saved_logits != context->saved_data.end()) {
+      kept_logits = saved_logits->second.toTensor();
       context->saved_data.erase("logits");
     }
     const Tensor hidden_gradient = torch::empty_like(hidden);
@@ -458,15 +476,16 @@ struct LinearLogprob : torch::autograd::Function<LinearLogprob> {
       const std::int64_t count = std::min(rows_max(weight), rows - begin);
       const Tensor part = hidden.narrow(0, begin, count);
       const Tensor slopes = gradients[0].narrow(0, begin, count).contiguous();
-      Tensor d = kept_logits.defined() ? kept_logits : logits_of(part, weight);
+      Tensor d = kept_logits.defined() ? kept_logits : logits_of(part, weight);  // replaced by its gradient below
       kept_logits = Tensor();
       if (d.is_cpu()) {
         auto* const logits_data = d.data_ptr<float>();
         parallel_for_rows(count, vocabulary, [&](std::int64_t row) {
-          const std::int64_t at = begin + row;
+          const std::int64_t index = begin + row;
           training_kernels().score_backward(logits_data + row * vocabulary, vocabulary,
-                                            static_cast<float>(1 / temperature), targets.data_ptr<std::int64_t>()[at],
-                                            log_sums.data_ptr<float>()[at], slopes.data_ptr<float>()[row]);
+                                            static_cast<float>(1 / temperature),
+                                            targets.data_ptr<std::int64_t>()[index], log_sums.data_ptr<float>()[index],
+                                            slopes.data_ptr<float>()[row]);
         });
       } else {
         // d log p[target] / d logit = (onehot - p) / temperature
@@ -494,8 +513,8 @@ Tensor rms_norm(const Tensor& x, const Tensor& weight, double eps) {
   if (uses_cpu_kernels(x)) return RmsNorm::apply(x, weight.to(torch::kFloat), eps);
   if (training::kernels_support(x) && weight.scalar_type() == x.scalar_type())
     return rms_norm_on_device(x, weight, eps);
-  const Tensor wide = x.to(torch::kFloat);
-  return (wide * torch::rsqrt(wide.square().mean(-1, true) + eps)).to(x.scalar_type()) * weight;
+  const Tensor x_fp32 = x.to(torch::kFloat);
+  return (x_fp32 * torch::rsqrt(x_fp32.square().mean(-1, /*keepdim=*/true) + eps)).to(x.scalar_type()) * weight;
 }
 
 Tensor joint_product(const Tensor& x, const Tensor& joint_weight, const Tensor& q, const Tensor& k, const Tensor& v) {
@@ -503,17 +522,18 @@ Tensor joint_product(const Tensor& x, const Tensor& joint_weight, const Tensor& 
 }
 
 Tensor rotate(const Tensor& qkv, const Rotation& r) {
-  const std::int64_t tokens = qkv.size(0), all = r.heads + 2 * r.kv_heads, rotated_heads = r.heads + r.kv_heads,
-                     dim = qkv.size(1) / all;
-  const auto wide = [](const Tensor& t) { return t.defined() ? t.to(torch::kFloat) : torch::empty({0}); };
+  const std::int64_t tokens = qkv.size(0), all_heads = r.heads + 2 * r.kv_heads, rotated_heads = r.heads + r.kv_heads,
+                     dim = qkv.size(1) / all_heads;
+  const auto fp32_or_empty = [](const Tensor& t) { return t.defined() ? t.to(torch::kFloat) : torch::empty({0}); };
   if (uses_cpu_kernels(qkv))
-    return Rotated::apply(qkv, r.cos, r.sin, wide(r.q_norm), wide(r.k_norm), r.heads, r.kv_heads, r.eps);
+    return Rotated::apply(qkv, r.cos, r.sin, fp32_or_empty(r.q_norm), fp32_or_empty(r.k_norm), r.heads, r.kv_heads,
+                          r.eps);
   if (supports_rotate_on_device(qkv, r)) return rotate_on_device(qkv, r);
-  const Tensor rows = qkv.view({tokens, all, dim});
+  const Tensor rows = qkv.view({tokens, all_heads, dim});
   Tensor qk = rows.narrow(1, 0, rotated_heads).to(torch::kFloat);
   if (r.q_norm.defined()) {
     const Tensor norms = torch::cat({r.q_norm.expand({r.heads, dim}), r.k_norm.expand({r.kv_heads, dim})});
-    qk = qk * torch::rsqrt(qk.square().mean(-1, true) + r.eps) * norms;
+    qk = qk * torch::rsqrt(qk.square().mean(-1, /*keepdim=*/true) + r.eps) * norms;
   }
   const auto per_token = [&](const Tensor& angles) {
     return (angles.size(0) == tokens ? angles : angles.repeat({tokens / angles.size(0), 1})).unsqueeze(1);

@@ -8,13 +8,13 @@ namespace echoline::model {
 // x / rms(x) * weight over the last dimension, computed in fp32.
 torch::Tensor rms_norm(const torch::Tensor& x, const torch::Tensor& weight, double eps);
 
-// x weight^T for the joint weight of queries, keys and values: `whole` holds the values; its rows q, k and v are the
+// x joint_weight^T. q, k and v, the weights of queries, keys and values, are the rows of `joint_weight` and the
 // parameters that receive the gradient.
-torch::Tensor joint_product(const torch::Tensor& x, const torch::Tensor& whole, const torch::Tensor& q,
+torch::Tensor joint_product(const torch::Tensor& x, const torch::Tensor& joint_weight, const torch::Tensor& q,
                             const torch::Tensor& k, const torch::Tensor& v);
 
 struct Rotation {
-  torch::Tensor cos, sin;  // fp32 [positions, dim]; sin with the sign of the rotation. Row t has position t % positions
+  torch::Tensor cos, sin;  // fp32 [positions, dim]; row t has position t % positions. The first half of sin is negated
   torch::Tensor q_norm, k_norm;  // [dim], or undefined
   std::int64_t heads, kv_heads;
   double eps;

@@ -41,19 +41,18 @@ void register_path(torch::nn::Module& root, const std::string& path, const Tenso
 Tensor weight_memory(const std::vector<std::int64_t>& shape, const torch::TensorOptions& options) {
   std::size_t bytes = torch::elementSize(torch::typeMetaToScalarType(options.dtype()));
   for (const std::int64_t size : shape) bytes *= static_cast<std::size_t>(size);
-  constexpr std::size_t kHugePage = 2u << 20;
-  if (!options.device().is_cpu() || bytes < kHugePage) return torch::empty(shape, options);
+  constexpr std::size_t kHugePageBytes = 2u << 20;
+  if (!options.device().is_cpu() || bytes < kHugePageBytes) return torch::empty(shape, options);
   const auto memory = std::make_shared<delta::RawVector<std::byte>>(bytes);
   c10::profiledCPUMemoryReporter().New(memory->data(), bytes);  // libtorch counts it as its own
   return torch::from_blob(
-      memory->data(), shape, [memory](void* at) { c10::profiledCPUMemoryReporter().Delete(at); }, options);
+      memory->data(), shape, [memory](void* address) { c10::profiledCPUMemoryReporter().Delete(address); }, options);
 }
 
 // Shared by all layers of a pass.
 struct Pass {
   std::int64_t batch, tokens;
-  Tensor cos,
-      sin;  // [positions, head_dim]: of all tokens, or of the tokens of each row; sin with the sign of the rotation
+  Tensor cos, sin;       // [positions, head_dim], for Rotation: of all tokens, or of the tokens of each row
   Attention* attention;  // null: uses the next two members
   Tensor segments;       // of model/packed
   AttentionPlan plan;    // of the segments, on a GPU
@@ -66,21 +65,26 @@ Tensor product(const Tensor& x, const Tensor& weight) {
 }
 
 // One decoder layer on x [batch * tokens, hidden].
-Tensor decode(const ModelConfig& config, const Pass& pass, std::size_t index, const Transformer::Layer& layer,
-              const Tensor& input) {
+Tensor run_layer(const ModelConfig& config, const Pass& pass, std::size_t index, const Transformer::Layer& layer,
+                 const Tensor& input) {
   const std::int64_t heads = config.heads, kv = config.kv_heads, dim = config.head_dim;
-  const auto [z0, x] = norm_and_sum(input, {}, layer.input_norm, config.rms_norm_eps);
+  const auto [normed_input, residual] = norm_and_sum(input, {}, layer.input_norm, config.rms_norm_eps);
   // Queries, keys and values are one product, by kernels if these support the weights.
-  Tensor qkv = kernel_product_is_fastest(z0, layer.qkv)
-                   ? cpu_product(z0, layer.qkv)
-                   : joint_product(z0, layer.qkv.to(z0.scalar_type()), layer.q, layer.k, layer.v);
+  Tensor qkv = kernel_product_is_fastest(normed_input, layer.qkv)
+                   ? cpu_product(normed_input, layer.qkv)
+                   : joint_product(normed_input, layer.qkv.to(normed_input.scalar_type()), layer.q, layer.k, layer.v);
   if (layer.qkv_bias.defined()) {
     const Tensor bias =
         torch::GradMode::is_enabled() ? torch::cat({layer.q_bias, layer.k_bias, layer.v_bias}) : layer.qkv_bias;
     qkv = qkv + bias.to(qkv.scalar_type());
   }
-  const Rotation rotation{pass.cos,     pass.sin,        layer.q_norm,       layer.k_norm,
-                          config.heads, config.kv_heads, config.rms_norm_eps};
+  const Rotation rotation{.cos = pass.cos,
+                          .sin = pass.sin,
+                          .q_norm = layer.q_norm,
+                          .k_norm = layer.k_norm,
+                          .heads = heads,
+                          .kv_heads = kv,
+                          .eps = config.rms_norm_eps};
   Tensor attended;
   if (!pass.attention && supports_attend_on_device(qkv, rotation)) {
     attended = attend_on_device(qkv, rotation, pass.plan);
@@ -91,15 +95,19 @@ Tensor decode(const ModelConfig& config, const Pass& pass, std::size_t index, co
   } else {
     attended = attend_packed(rows, heads, kv, pass.segments, fastest_attention(rows.device()));
   }
-  const auto [z, y] = norm_and_sum(x, product(attended, layer.o), layer.post_norm, config.rms_norm_eps);
-  const Tensor inner = supports_joint_gated(z, layer.gate_up) ? joint_gated(z, layer.gate_up, layer.gate, layer.up)
-                                                              : gated(product(z, layer.gate), product(z, layer.up));
-  return y + product(inner, layer.down);
+  const auto [normed_sum, sum] =
+      norm_and_sum(residual, product(attended, layer.o), layer.post_norm, config.rms_norm_eps);
+  const Tensor inner = supports_joint_gated(normed_sum, layer.gate_up)
+                           ? joint_gated(normed_sum, layer.gate_up, layer.gate, layer.up)
+                           : gated(product(normed_sum, layer.gate), product(normed_sum, layer.up));
+  return sum + product(inner, layer.down);
 }
 
 // A layer of which only the input is kept. The backward pass runs it again and adds the weights' gradients. The model
 // outlives the pass.
 struct Recomputed : torch::autograd::Function<Recomputed> {
+  // Places of the saved tensors.
+  enum Saved : std::size_t { kInput, kCos, kSin, kSegments, kQueriesFirst, kKeysFirst, kRows, kCopiesFirst, kCopies };
   static Tensor forward(torch::autograd::AutogradContext* context, const Tensor& x, const ModelConfig* config,
                         const Transformer::Layer* layer, const Pass* pass) {
     const AttentionPlan& plan = pass->plan;
@@ -111,20 +119,31 @@ struct Recomputed : torch::autograd::Function<Recomputed> {
     context->saved_data["layer"] = reinterpret_cast<std::int64_t>(layer);
     context->saved_data["batch"] = pass->batch;
     context->saved_data["tokens"] = pass->tokens;
-    return decode(*config, *pass, 0, *layer, x);
+    return run_layer(*config, *pass, 0, *layer, x);
   }
 
   static torch::autograd::variable_list backward(torch::autograd::AutogradContext* context,
                                                  torch::autograd::variable_list gradients) {
     const auto saved = context->get_saved_variables();
     const auto integer = [&](const char* name) { return context->saved_data[name].toInt(); };
-    const AttentionPlan plan{saved[4], saved[5], integer("queries_max"), integer("keys_max"), saved[6],
-                             saved[7], saved[8]};
-    const Pass pass{integer("batch"), integer("tokens"), saved[1], saved[2], nullptr, saved[3], plan};
-    const Tensor x = saved[0].detach().requires_grad_(true);
+    const AttentionPlan plan{.queries_first = saved[kQueriesFirst],
+                             .keys_first = saved[kKeysFirst],
+                             .queries_max = integer("queries_max"),
+                             .keys_max = integer("keys_max"),
+                             .rows = saved[kRows],
+                             .copies_first = saved[kCopiesFirst],
+                             .copies = saved[kCopies]};
+    const Pass pass{.batch = integer("batch"),
+                    .tokens = integer("tokens"),
+                    .cos = saved[kCos],
+                    .sin = saved[kSin],
+                    .attention = nullptr,
+                    .segments = saved[kSegments],
+                    .plan = plan};
+    const Tensor x = saved[kInput].detach().requires_grad_(true);
     torch::AutoGradMode with_gradients(true);
-    const Tensor y = decode(*reinterpret_cast<const ModelConfig*>(integer("config")), pass, 0,
-                            *reinterpret_cast<const Transformer::Layer*>(integer("layer")), x);
+    const Tensor y = run_layer(*reinterpret_cast<const ModelConfig*>(integer("config")), pass, 0,
+                               *reinterpret_cast<const Transformer::Layer*>(integer("layer")), x);
     torch::autograd::backward({y}, {gradients[0]});
     return {x.grad(), Tensor(), Tensor(), Tensor()};
   }
@@ -151,21 +170,21 @@ Tensor attend_causally(const Tensor& q, const Tensor& k, const Tensor& v) {
   const Tensor keys = k.transpose(1, 2).flatten(0, 1), values = v.transpose(1, 2).flatten(0, 1);
   std::vector<Tensor> parts;
   for (std::int64_t begin = 0; begin < tokens; begin += kQueriesMax) {
-    const std::int64_t count = std::min(kQueriesMax, tokens - begin), seen = begin + count;
+    const std::int64_t count = std::min(kQueriesMax, tokens - begin), visible_count = begin + count;
     const Tensor grouped = q.narrow(1, begin, count)
                                .reshape({batch, count, kv_heads, group, dim})
                                .permute({0, 2, 3, 1, 4})
                                .reshape({batch * kv_heads, group * count, dim});
-    const Tensor past = keys.narrow(1, 0, seen);
+    const Tensor visible_keys = keys.narrow(1, 0, visible_count);
     Tensor scores;
     if (count == 1) {
-      scores = torch::bmm(past, grouped.transpose(1, 2));
+      scores = torch::bmm(visible_keys, grouped.transpose(1, 2));
     } else {
       const Tensor future_mask =
-          torch::full({seen, count}, -INFINITY, q.options().requires_grad(false)).tril(-begin - 1);
-      scores = torch::baddbmm(future_mask.repeat({1, group}).unsqueeze(0), past, grouped.transpose(1, 2));
+          torch::full({visible_count, count}, -INFINITY, q.options().requires_grad(false)).tril(-begin - 1);
+      scores = torch::baddbmm(future_mask.repeat({1, group}).unsqueeze(0), visible_keys, grouped.transpose(1, 2));
     }
-    parts.push_back(torch::bmm(scores.softmax(1).transpose(1, 2), values.narrow(1, 0, seen))
+    parts.push_back(torch::bmm(scores.softmax(1).transpose(1, 2), values.narrow(1, 0, visible_count))
                         .view({batch, kv_heads, group, count, dim})
                         .permute({0, 3, 1, 2, 4}));
   }
@@ -184,37 +203,40 @@ Transformer::Transformer(const ModelConfig& config, torch::Device device, std::o
   const std::int64_t hidden = config.hidden_size, inner = config.intermediate_size, dim = config.head_dim;
   embedding_ = add("model.embed_tokens.weight", weight_memory({config.vocab_size, hidden}, options));
   for (std::int64_t i = 0; i < config.layers; ++i) {
-    const std::string layer = "model.layers." + std::to_string(i) + ".";
+    const std::string prefix = "model.layers." + std::to_string(i) + ".";
     const std::int64_t q_rows = config.heads * dim, kv_rows = config.kv_heads * dim;
     const Tensor qkv = weight_memory({q_rows + 2 * kv_rows, hidden}, options);
-    Layer l;
-    l.qkv = qkv;
-    l.q = add(layer + "self_attn.q_proj.weight", qkv.narrow(0, 0, q_rows).detach());
-    l.k = add(layer + "self_attn.k_proj.weight", qkv.narrow(0, q_rows, kv_rows).detach());
-    l.v = add(layer + "self_attn.v_proj.weight", qkv.narrow(0, q_rows + kv_rows, kv_rows).detach());
-    l.o = add(layer + "self_attn.o_proj.weight", weight_memory({hidden, q_rows}, options));
+    Layer layer;
+    layer.qkv = qkv;
+    layer.q = add(prefix + "self_attn.q_proj.weight", qkv.narrow(0, 0, q_rows).detach());
+    layer.k = add(prefix + "self_attn.k_proj.weight", qkv.narrow(0, q_rows, kv_rows).detach());
+    layer.v = add(prefix + "self_attn.v_proj.weight", qkv.narrow(0, q_rows + kv_rows, kv_rows).detach());
+    layer.o = add(prefix + "self_attn.o_proj.weight", weight_memory({hidden, q_rows}, options));
     if (config.qkv_bias()) {
-      l.qkv_bias = weight_memory({q_rows + 2 * kv_rows}, options);
-      l.q_bias = add(layer + "self_attn.q_proj.bias", l.qkv_bias.narrow(0, 0, q_rows).detach());
-      l.k_bias = add(layer + "self_attn.k_proj.bias", l.qkv_bias.narrow(0, q_rows, kv_rows).detach());
-      l.v_bias = add(layer + "self_attn.v_proj.bias", l.qkv_bias.narrow(0, q_rows + kv_rows, kv_rows).detach());
+      layer.qkv_bias = weight_memory({q_rows + 2 * kv_rows}, options);
+      layer.q_bias = add(prefix + "self_attn.q_proj.bias", layer.qkv_bias.narrow(0, 0, q_rows).detach());
+      layer.k_bias = add(prefix + "self_attn.k_proj.bias", layer.qkv_bias.narrow(0, q_rows, kv_rows).detach());
+      layer.v_bias =
+          add(prefix + "self_attn.v_proj.bias", layer.qkv_bias.narrow(0, q_rows + kv_rows, kv_rows).detach());
     }
     if (config.qk_norm()) {
-      l.q_norm = add(layer + "self_attn.q_norm.weight", weight_memory({dim}, options));
-      l.k_norm = add(layer + "self_attn.k_norm.weight", weight_memory({dim}, options));
+      layer.q_norm = add(prefix + "self_attn.q_norm.weight", weight_memory({dim}, options));
+      layer.k_norm = add(prefix + "self_attn.k_norm.weight", weight_memory({dim}, options));
     }
     // One product on a GPU, whose code needs weights aligned to 256 bytes.
-    const bool has_joint_gate_up = !device.is_cpu() && inner * hidden % 128 == 0;
-    if (has_joint_gate_up) l.gate_up = weight_memory({2 * inner, hidden}, options);
+    constexpr std::int64_t kAlignedValues = 128;  // of 2 bytes
+    const bool has_joint_gate_up = !device.is_cpu() && inner * hidden % kAlignedValues == 0;
+    if (has_joint_gate_up) layer.gate_up = weight_memory({2 * inner, hidden}, options);
     const auto half = [&](std::int64_t begin) {
-      return has_joint_gate_up ? l.gate_up.narrow(0, begin, inner).detach() : weight_memory({inner, hidden}, options);
+      return has_joint_gate_up ? layer.gate_up.narrow(0, begin, inner).detach()
+                               : weight_memory({inner, hidden}, options);
     };
-    l.gate = add(layer + "mlp.gate_proj.weight", half(0));
-    l.up = add(layer + "mlp.up_proj.weight", half(inner));
-    l.down = add(layer + "mlp.down_proj.weight", weight_memory({hidden, inner}, options));
-    l.input_norm = add(layer + "input_layernorm.weight", weight_memory({hidden}, options));
-    l.post_norm = add(layer + "post_attention_layernorm.weight", weight_memory({hidden}, options));
-    layers_.push_back(std::move(l));
+    layer.gate = add(prefix + "mlp.gate_proj.weight", half(0));
+    layer.up = add(prefix + "mlp.up_proj.weight", half(inner));
+    layer.down = add(prefix + "mlp.down_proj.weight", weight_memory({hidden, inner}, options));
+    layer.input_norm = add(prefix + "input_layernorm.weight", weight_memory({hidden}, options));
+    layer.post_norm = add(prefix + "post_attention_layernorm.weight", weight_memory({hidden}, options));
+    layers_.push_back(std::move(layer));
   }
   norm_ = add("model.norm.weight", weight_memory({hidden}, options));
   lm_head_ =
@@ -226,22 +248,24 @@ Transformer::~Transformer() = default;
 torch::Device Transformer::device() const { return embedding_.device(); }
 torch::ScalarType Transformer::dtype() const { return embedding_.scalar_type(); }
 
-void Transformer::grow_rope(std::int64_t positions) {
+void Transformer::ensure_rope_covers(std::int64_t positions) {
   if (rope_cos_.defined() && rope_cos_.size(0) >= positions) return;
   TORCH_CHECK(positions <= config_.positions_max, "position ", positions, " is beyond positions_max ",
               config_.positions_max);
   torch::NoGradGuard no_grad;
-  const std::int64_t rows = std::min(config_.positions_max, std::max<std::int64_t>(256, 2 * positions));
+  constexpr std::int64_t kRowsMin = 256;
+  const std::int64_t rows = std::min(config_.positions_max, std::max(kRowsMin, 2 * positions));
   const std::int64_t half = config_.head_dim / 2;
   // Angles in double; query and key each contain a factor head_dim^(-1/4), together the scale of the scores.
-  const Tensor pairs = torch::arange(half, torch::kDouble) * (-2.0 * std::log(config_.rope_theta) / double(2 * half));
-  Tensor radians_per_position = pairs.exp();
+  const Tensor log_frequencies =
+      torch::arange(half, torch::kDouble) * (-2.0 * std::log(config_.rope_theta) / double(2 * half));
+  Tensor radians_per_position = log_frequencies.exp();
   if (config_.rope_scaling) {
     const RopeScaling& r = *config_.rope_scaling;
-    const Tensor in_original =
-        radians_per_position * (double(r.original_positions) / (2 * std::acos(-1.0)));  // whole turns
+    const Tensor original_turns =
+        radians_per_position * (double(r.original_positions) / (2 * std::acos(-1.0)));  // within the original positions
     const Tensor unscaled_share =
-        ((in_original - r.low_freq_factor) / (r.high_freq_factor - r.low_freq_factor)).clamp(0, 1);
+        ((original_turns - r.low_freq_factor) / (r.high_freq_factor - r.low_freq_factor)).clamp(0, 1);
     radians_per_position = radians_per_position * (unscaled_share + (1 - unscaled_share) / r.factor);
   }
   const Tensor angles = torch::outer(torch::arange(rows, torch::kDouble), radians_per_position);
@@ -252,44 +276,56 @@ void Transformer::grow_rope(std::int64_t positions) {
 }
 
 Tensor Transformer::hidden_states(const Tensor& ids, const Tensor& positions, Attention* attention) {
-  return normed(through_layers(ids, positions, attention, {}, /*compute_fp32=*/true))
+  return apply_last_norm(run_layers(ids, positions, attention, {}, /*compute_fp32=*/true))
       .view({ids.size(0), ids.size(1), config_.hidden_size});
 }
 
 Transformer::Parts Transformer::parts(std::int64_t positions) {
-  grow_rope(positions);
-  return {embedding_, norm_, lm_head_, &layers_, rope_cos_, rope_sin_};
+  ensure_rope_covers(positions);
+  return {.embedding = embedding_,
+          .norm = norm_,
+          .lm_head = lm_head_,
+          .layers = &layers_,
+          .cos = rope_cos_,
+          .sin = rope_sin_};
 }
 
-Tensor Transformer::normed(const Tensor& x) const { return rms_norm(x, norm_, config_.rms_norm_eps); }
+Tensor Transformer::apply_last_norm(const Tensor& x) const { return rms_norm(x, norm_, config_.rms_norm_eps); }
 
-Tensor Transformer::through_layers(const Tensor& ids, const Tensor& positions, Attention* attention,
-                                   const Tensor& segments, bool compute_fp32) {
+Tensor Transformer::run_layers(const Tensor& ids, const Tensor& positions, Attention* attention, const Tensor& segments,
+                               bool compute_fp32) {
   TORCH_CHECK(ids.dim() == 2 && ids.scalar_type() == torch::kLong, "ids is not int64 [batch, tokens]");
-  Pass pass{ids.size(0), ids.size(1), {}, {}, attention, segments, {}};
+  Pass pass{.batch = ids.size(0),
+            .tokens = ids.size(1),
+            .cos = {},
+            .sin = {},
+            .attention = attention,
+            .segments = segments,
+            .plan = {}};
   if (!attention && !segments.defined()) pass.segments = uniform_segments(pass.batch, pass.tokens);
   if (!attention && device().is_cuda())
     pass.plan = attention_plan(pass.segments, config_.heads > config_.kv_heads, device());
   if (positions.defined()) {
     TORCH_CHECK(positions.sizes() == ids.sizes(), "positions is not [batch, tokens]");
-    grow_rope(positions.max().item<std::int64_t>() + 1);
+    ensure_rope_covers(positions.max().item<std::int64_t>() + 1);
     const Tensor flat = upload(positions.reshape({-1}), device());
     pass.cos = rope_cos_.index_select(0, flat);
     pass.sin = rope_sin_.index_select(0, flat);
   } else {
-    grow_rope(pass.tokens);
+    ensure_rope_covers(pass.tokens);
     pass.cos = rope_cos_.narrow(0, 0, pass.tokens);
     pass.sin = rope_sin_.narrow(0, 0, pass.tokens);
   }
   Tensor x = torch::embedding(embedding_, ids).flatten(0, 1);
-  const bool gradients = torch::GradMode::is_enabled(), plain = compute_fp32 && x.is_cpu() && !gradients;
-  if (plain) x = x.to(torch::kFloat).contiguous();
-  if (plain) {
+  const bool has_gradients = torch::GradMode::is_enabled(),
+             uses_cpu_pass = compute_fp32 && x.is_cpu() && !has_gradients;
+  if (uses_cpu_pass) {
+    x = x.to(torch::kFloat).contiguous();
     cpu_pass(config_, layers_, x, pass.tokens, pass.cos, pass.sin, attention, pass.segments);
   } else {
     for (std::size_t i = 0; i < layers_.size(); ++i)
-      x = recompute_ && gradients && !attention ? Recomputed::apply(x, &config_, &layers_[i], &pass)
-                                                : decode(config_, pass, i, layers_[i], x);
+      x = recompute_ && has_gradients && !attention ? Recomputed::apply(x, &config_, &layers_[i], &pass)
+                                                    : run_layer(config_, pass, i, layers_[i], x);
   }
   return x;
 }
@@ -304,40 +340,43 @@ Tensor Transformer::forward(const Tensor& ids) { return logits(hidden_states(ids
 TokenScores Transformer::token_logprobs(const Tensor& ids, double temperature, const Tensor& mask, bool as_trained) {
   TORCH_CHECK(ids.dim() == 2 && ids.size(1) >= 2, "ids is not [batch, at least 2 tokens]");
   TORCH_CHECK(temperature > 0, "temperature ", temperature, " is not positive");
-  const std::int64_t last = ids.size(1) - 1;
-  const std::vector<std::int64_t> shape{ids.size(0), last};
-  const Tensor hidden = through_layers(ids.narrow(1, 0, last), {}, nullptr, {}, /*compute_fp32=*/!as_trained);
-  const Tensor targets = ids.narrow(1, 1, last).reshape({-1});
+  const std::int64_t score_count = ids.size(1) - 1;  // per row
+  const std::vector<std::int64_t> shape{ids.size(0), score_count};
+  const Tensor hidden = run_layers(ids.narrow(1, 0, score_count), {}, nullptr, {}, /*compute_fp32=*/!as_trained);
+  const Tensor targets = ids.narrow(1, 1, score_count).reshape({-1});
   if (!mask.defined()) {
-    const LinearScores scores = linear_scores(normed(hidden), lm_head_, targets, temperature);
+    const LinearScores scores = linear_scores(apply_last_norm(hidden), lm_head_, targets, temperature);
     return {scores.logprobs.view(shape), scores.entropy.view(shape)};
   }
   TORCH_CHECK(mask.sizes() == torch::IntArrayRef(shape), "mask is not [batch, tokens - 1]");
-  const Tensor chosen = mask.reshape({-1}).nonzero().squeeze(1);
-  const LinearScores scores =
-      linear_scores(normed(hidden.index_select(0, chosen)), lm_head_, targets.index_select(0, chosen), temperature);
-  const Tensor zeros = torch::zeros({shape[0] * last}, scores.logprobs.options().requires_grad(false));
-  return {zeros.index_copy(0, chosen, scores.logprobs).view(shape),
-          zeros.index_copy(0, chosen, scores.entropy).view(shape)};
+  const Tensor masked_indices = mask.reshape({-1}).nonzero().squeeze(1);
+  const LinearScores scores = linear_scores(apply_last_norm(hidden.index_select(0, masked_indices)), lm_head_,
+                                            targets.index_select(0, masked_indices), temperature);
+  const Tensor zeros = torch::zeros({shape[0] * score_count}, scores.logprobs.options().requires_grad(false));
+  return {zeros.index_copy(0, masked_indices, scores.logprobs).view(shape),
+          zeros.index_copy(0, masked_indices, scores.entropy).view(shape)};
 }
 
 TokenScores Transformer::packed_logprobs(const PackedTokens& packed, double temperature, bool as_trained) {
   TORCH_CHECK(temperature > 0, "temperature ", temperature, " is not positive");
-  const Tensor hidden = through_layers(packed.ids.unsqueeze(0), packed.positions.unsqueeze(0), nullptr, packed.segments,
-                                       /*compute_fp32=*/!as_trained);
+  const Tensor hidden = run_layers(packed.ids.unsqueeze(0), packed.positions.unsqueeze(0), nullptr, packed.segments,
+                                   /*compute_fp32=*/!as_trained);
   const LinearScores scores =
-      linear_scores(normed(select_rows(hidden, packed.scored)), lm_head_, packed.targets, temperature);
+      linear_scores(apply_last_norm(select_rows(hidden, packed.scored)), lm_head_, packed.targets, temperature);
   return {scores.logprobs, scores.entropy};
 }
 
 Result<torch::Device> device_named(const std::string& name) {
   constexpr auto kOperation = "choose device";
   if (name == "cpu") return torch::Device(torch::kCPU);
-  const bool numbered = name.starts_with("cuda:") && name.size() > 5 && name.size() <= 7 &&
-                        std::all_of(name.begin() + 5, name.end(), [](char c) { return c >= '0' && c <= '9'; });
-  if (name != "cuda" && !numbered)
+  constexpr std::string_view kNumberedPrefix = "cuda:";
+  const bool is_numbered = name.starts_with(kNumberedPrefix);
+  const std::string digits = is_numbered ? name.substr(kNumberedPrefix.size()) : "";
+  const bool has_number = !digits.empty() && digits.size() <= 2 &&
+                          std::all_of(digits.begin(), digits.end(), [](char c) { return c >= '0' && c <= '9'; });
+  if (name != "cuda" && !has_number)
     return fail(Code::kInvalid, kOperation, "expected cpu, cuda or cuda:N, found '{}'", name);
-  const int index = numbered ? std::stoi(name.substr(5)) : 0, devices = static_cast<int>(torch::cuda::device_count());
+  const int index = has_number ? std::stoi(digits) : 0, devices = static_cast<int>(torch::cuda::device_count());
   if (index >= devices)
     return fail(Code::kUnavailable, kOperation, "{} does not exist: libtorch {} sees {} CUDA devices", name,
                 TORCH_VERSION, devices);

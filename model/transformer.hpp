@@ -85,8 +85,8 @@ class Transformer : public torch::nn::Module {
     const std::vector<Layer>* layers;
     torch::Tensor cos, sin;  // rotations, fp32 [positions, head_dim]; they contain the scale of the scores
   };
-  // cos and sin cover at least `positions` positions. A later call for more positions may allocate them again, at
-  // another address; weights keep their addresses.
+  // cos and sin cover at least `positions` positions. A later call for more positions may allocate cos and sin again,
+  // at other addresses. Weights keep their addresses.
   Parts parts(std::int64_t positions);
 
  private:
@@ -95,13 +95,14 @@ class Transformer : public torch::nn::Module {
   std::vector<Layer> layers_;
   bool recompute_ = false;
   torch::Tensor rope_cos_, rope_sin_;  // fp32 [positions, head_dim], grown on demand
-  void grow_rope(std::int64_t positions);
+  // Computes rope_cos_ and rope_sin_ again if they have fewer rows than `positions`.
+  void ensure_rope_covers(std::int64_t positions);
   // Returns [batch * tokens, hidden], before the last norm. Without `attention`, tokens attend by `segments`
   // (model/packed; undefined: to earlier ones in their row). `compute_fp32`: on a CPU without gradients, also with bf16
   // parameters.
-  torch::Tensor through_layers(const torch::Tensor& ids, const torch::Tensor& positions, Attention* attention,
-                               const torch::Tensor& segments, bool compute_fp32);
-  torch::Tensor normed(const torch::Tensor& x) const;
+  torch::Tensor run_layers(const torch::Tensor& ids, const torch::Tensor& positions, Attention* attention,
+                           const torch::Tensor& segments, bool compute_fp32);
+  torch::Tensor apply_last_norm(const torch::Tensor& x) const;
 };
 
 // Sets the threads per operation, in libtorch and its BLAS, for the whole process. Use 1 if several processes share a

@@ -12,7 +12,7 @@ using torch::Tensor;
 constexpr std::string_view kEmbedding = "model.embed_tokens.weight";
 constexpr std::string_view kHead = "lm_head.weight";
 
-// A bf16 tensor over memory owned elsewhere; only the owner may write through it.
+// A tensor over memory owned elsewhere; only the owner may write through it.
 Tensor borrow(const std::byte* bytes, const std::vector<std::int64_t>& shape, torch::ScalarType type) {
   return torch::from_blob(const_cast<std::byte*>(bytes), shape, type);
 }
@@ -42,10 +42,10 @@ std::string shape_text(const std::vector<std::int64_t>& shape) { return fmt::for
 
 }  // namespace
 
-Status export_policy(const Transformer& model, delta::OwnedState& into) {
+Status export_policy(const Transformer& model, delta::OwnedState& target) {
   return catch_torch_errors("export policy", [&]() -> Status {
     const auto parameters = sorted_parameters(model);
-    const delta::StateView view = into.view();
+    const delta::StateView view = target.view();
     if (view.size() != parameters.size()) {
       return fail(Code::kInvalid, "export policy", "the state has {} tensors, expected {}", view.size(),
                   parameters.size());
@@ -59,9 +59,9 @@ Status export_policy(const Transformer& model, delta::OwnedState& into) {
       }
     }
     for (std::size_t i = 0; i < view.size(); ++i) {
-      borrow(into.mutable_bytes(i).data(), view[i].shape, torch::kBFloat16).copy_(parameters[i].second);
+      borrow(target.mutable_bytes(i).data(), view[i].shape, torch::kBFloat16).copy_(parameters[i].second);
     }
-    into.seal();
+    target.seal();
     return ok();
   });
 }
@@ -77,7 +77,6 @@ Status load_policy(Transformer& model, const delta::StateView& state) {
   constexpr std::string_view kOperation = "load policy";
   return catch_torch_errors(kOperation, [&]() -> Status {
     const auto parameters = sorted_parameters(model);
-    std::vector<std::pair<Tensor, Tensor>> copies;  // to, from
     std::vector<const delta::TensorView*> sources(parameters.size(), nullptr);
     for (const delta::TensorView& tensor : state) {
       std::string_view name = tensor.name;
@@ -120,12 +119,12 @@ Status load_policy(Transformer& model, const delta::StateView& state) {
     for (std::size_t i = 0; i < parameters.size(); ++i) {
       const auto type = sources[i]->dtype == delta::DType::kBF16 ? torch::kBFloat16 : torch::kFloat;
       // Views guarantee no alignment, so an unaligned one is copied first.
-      const std::size_t size = type == torch::kFloat ? 4 : 2;
-      std::vector<std::byte> aligned;
+      const std::size_t value_bytes = type == torch::kFloat ? 4 : 2;
+      std::vector<std::byte> aligned_copy;
       const std::byte* bytes = sources[i]->bytes.data();
-      if (reinterpret_cast<std::uintptr_t>(bytes) % size != 0) {
-        aligned.assign(bytes, bytes + sources[i]->bytes.size());
-        bytes = aligned.data();
+      if (reinterpret_cast<std::uintptr_t>(bytes) % value_bytes != 0) {
+        aligned_copy.assign(bytes, bytes + sources[i]->bytes.size());
+        bytes = aligned_copy.data();
       }
       Tensor weight = parameters[i].second;
       weight.copy_(borrow(bytes, sources[i]->shape, type));
@@ -136,7 +135,7 @@ Status load_policy(Transformer& model, const delta::StateView& state) {
 
 Status load_changes(Transformer& model, const delta::StateView& state, std::span<const delta::TensorWrite> written) {
   const auto parameters = sorted_parameters(model);
-  // The general way: for a repeated tied head, or fp32.
+  // A state with a repeated tied head, or in fp32, has other tensors than the model. It is loaded as a whole.
   for (std::size_t i = 0; i < state.size(); ++i)
     if (state.size() != parameters.size() || state[i].name != parameters[i].first ||
         state[i].dtype != delta::DType::kBF16 || parameters[i].second.sizes() != state[i].shape)
@@ -174,7 +173,7 @@ Result<LoadedModel> load_model(const std::filesystem::path& folder, torch::Devic
   if (const Status loaded = load_policy(*transformer, checkpoint.view()); !loaded) {
     return fail(loaded.error().code, folder.string(), "{}", loaded.error().detail);
   }
-  return LoadedModel{std::move(transformer), std::move(files)};
+  return LoadedModel{.transformer = std::move(transformer), .files = std::move(files)};
 }
 
 Result<std::shared_ptr<Transformer>> init(const ModelConfig& config, std::uint64_t seed, torch::Device device,

@@ -11,10 +11,10 @@
 
 namespace echoline::model {
 
-// The weights rounded to bf16 (nearest, ties to even), canonical and sealed.
+// The weights rounded to bf16 (nearest, ties to even), in canonical order and sealed (delta::OwnedState).
 Result<delta::OwnedState> export_policy(const Transformer& model);
 // As above, into an existing state of policy_layout(), whose tensors are sealed again afterwards.
-Status export_policy(const Transformer& model, delta::OwnedState& into);
+Status export_policy(const Transformer& model, delta::OwnedState& target);
 
 // Copies a state (bf16 or fp32) into the weights in place, all or nothing: kInvalid names a tensor that is missing,
 // unknown, or of another shape or type, and the model is then unchanged. fp32 weights hold bf16 values exactly. A tied

@@ -1,5 +1,5 @@
-// Norm and rotation of queries and keys, and attention over pages: device code as in block.hpp. Internal to this
-// folder.
+// Norm and rotary position embedding (RoPE) of queries and keys, and attention over pages of keys and values: device
+// code as in block.hpp. Internal to this folder.
 #pragma once
 #include "model/cuda/block.hpp"
 
@@ -11,44 +11,45 @@ namespace echoline::model::cuda {
 template <unsigned kDim>
 struct HeadPairs {
   static constexpr unsigned kHalf = kDim / 2, kCount = (kHalf + kWarpThreads - 1) / kWarpThreads;
-  float first[kCount], second[kCount], squares;
-  // Calls f(i, at) for each pair of values `at` and at + kHalf.
+  float first[kCount], second[kCount];
+  float square_sum;  // of this thread's values; rotate() needs the sum over the whole head
+  // Calls f(i, offset) for each pair i, the values `offset` and offset + kHalf of the head.
   template <class F>
-  ECHO_DEVICE static void each(unsigned lane, F&& f) {
+  ECHO_DEVICE static void for_each(unsigned lane, F&& f) {
     ECHO_UNROLL
     for (unsigned i = 0; i < kCount; ++i)
       if (lane + i * kWarpThreads < kHalf) f(i, lane + i * kWarpThreads);
   }
   ECHO_DEVICE void load(const Bf16* head, unsigned lane) {
-    squares = 0;
-    each(lane, [&](unsigned i, unsigned at) {
-      first[i] = wide(head[at]), second[i] = wide(head[at + kHalf]);
-      squares += first[i] * first[i] + second[i] * second[i];
+    square_sum = 0;
+    for_each(lane, [&](unsigned i, unsigned offset) {
+      first[i] = to_float(head[offset]), second[i] = to_float(head[offset + kHalf]);
+      square_sum += first[i] * first[i] + second[i] * second[i];
     });
   }
-  // Applies the norm, unless null, and the rotation [kDim] of a position. `squares` must be the whole head's.
+  // Applies the norm, unless null, and the rotation [kDim] of a position. With a norm, `square_sum` must be the head's.
   ECHO_DEVICE void rotate(unsigned lane, const Bf16* norm, float eps, const float* cos, const float* sin) {
-    const float scale = reciprocal_root(squares / static_cast<float>(kDim) + eps);
-    each(lane, [&](unsigned i, unsigned at) {
+    const float scale = reciprocal_root(square_sum / static_cast<float>(kDim) + eps);
+    for_each(lane, [&](unsigned i, unsigned offset) {
       float a = first[i], b = second[i];
-      if (norm != nullptr) a = a * scale * wide(norm[at]), b = b * scale * wide(norm[at + kHalf]);
-      first[i] = a * cos[at] + b * sin[at];
-      second[i] = b * cos[at + kHalf] + a * sin[at + kHalf];
+      if (norm != nullptr) a = a * scale * to_float(norm[offset]), b = b * scale * to_float(norm[offset + kHalf]);
+      first[i] = a * cos[offset] + b * sin[offset];
+      second[i] = b * cos[offset + kHalf] + a * sin[offset + kHalf];
     });
   }
 };
 
 // Normalises and rotates queries and keys of many tokens in place; also writes keys and values to the cache.
 struct RotateJob {
-  Bf16* qkv;                        // [tokens, (heads + 2 kv_heads) * dim]
-  const Bf16* q_norm;               // [dim], or null
-  const Bf16* k_norm;               // [dim], or null
-  const float* cos;                 // [positions, dim]
-  const float* sin;                 // [positions, dim], with the sign of the rotation
+  Bf16* qkv;           // [tokens, (heads + 2 kv_heads) * dim]
+  const Bf16* q_norm;  // [dim], or null
+  const Bf16* k_norm;  // [dim]; null if q_norm is
+  const float* cos;    // [positions, dim]
+  const float* sin;    // [positions, dim]; the first half is negated, so that both halves are x * cos + other * sin
   const std::int32_t* slots;        // [tokens]: page * kPageTokens + token within; negative: padding, not stored
   Bf16* keys;                       // [pages, kv_heads, kPageTokens, dim]
   Bf16* values;                     // [pages, kv_heads, kPageTokens, dim]
-  std::uint32_t tokens, positions;  // token t has position t % positions
+  std::uint32_t tokens, positions;  // sequences of `positions` tokens, one after another
   std::uint32_t heads, kv_heads;
   float eps;
 };
@@ -67,15 +68,15 @@ ECHO_DEVICE void rotate_block(Block& block, const RotateJob& job, unsigned token
                token_in_page = static_cast<std::size_t>(slot) % kPageTokens;
     return ((page * job.kv_heads + kv) * kPageTokens + token_in_page) * kDim;
   };
-  const unsigned heads = job.heads + job.kv_heads;
-  for (unsigned first = 0; first < heads; first += kWarps) {
-    const auto head_of = [&](unsigned thread) { return first + thread / kWarpThreads; };
-    block.own([&](unsigned thread) {
+  const unsigned heads = job.heads + job.kv_heads;  // of queries and keys; values are not rotated
+  for (unsigned first_head = 0; first_head < heads; first_head += kWarps) {
+    const auto head_of = [&](unsigned thread) { return first_head + thread / kWarpThreads; };
+    block.on_each_thread([&](unsigned thread) {
       if (head_of(thread) < heads) locals[thread].load(row + head_of(thread) * kDim, thread % kWarpThreads);
     });
     if (job.q_norm != nullptr)
-      block.template sum<kWarpThreads>([&](unsigned thread) -> float& { return locals[thread].squares; });
-    block.own([&](unsigned thread) {
+      block.template sum<kWarpThreads>([&](unsigned thread) -> float& { return locals[thread].square_sum; });
+    block.on_each_thread([&](unsigned thread) {
       const unsigned head = head_of(thread), lane = thread % kWarpThreads;
       if (head >= heads) return;
       Pairs& self = locals[thread];
@@ -83,41 +84,41 @@ ECHO_DEVICE void rotate_block(Block& block, const RotateJob& job, unsigned token
       self.rotate(lane, is_query ? job.q_norm : job.k_norm, job.eps, job.cos + angle_offset, job.sin + angle_offset);
       const bool is_cached = !is_query && slot >= 0;
       Bf16* const cached = job.keys + (is_cached ? cache_offset(head - job.heads) : 0);
-      Pairs::each(lane, [&](unsigned i, unsigned at) {
-        const Bf16 a = narrow(self.first[i]), b = narrow(self.second[i]);
-        row[head * kDim + at] = a, row[head * kDim + at + kDim / 2] = b;
-        if (is_cached) cached[at] = a, cached[at + kDim / 2] = b;
+      Pairs::for_each(lane, [&](unsigned i, unsigned offset) {
+        const Bf16 a = to_bf16(self.first[i]), b = to_bf16(self.second[i]);
+        row[head * kDim + offset] = a, row[head * kDim + offset + kDim / 2] = b;
+        if (is_cached) cached[offset] = a, cached[offset + kDim / 2] = b;
       });
     });
   }
   if (slot < 0) return;
-  block.own([&](unsigned thread) {
-    for (unsigned at = thread * kVectorCount; at < job.kv_heads * kDim; at += Block::kThreads * kVectorCount)
-      store_vector(job.values + cache_offset(at / kDim) + at % kDim, load_vector(row + heads * kDim + at));
+  block.on_each_thread([&](unsigned thread) {
+    for (unsigned i = thread * kVectorCount; i < job.kv_heads * kDim; i += Block::kThreads * kVectorCount)
+      store_vector(job.values + cache_offset(i / kDim) + i % kDim, load_vector(row + heads * kDim + i));
   });
 }
 
 // ---- attention of one new token per row over its pages ----
 
-// Threads per block, for kHeads query heads. More threads are faster for few rows but need more memory.
-inline constexpr unsigned kAttendThreads = 128, kAttendThreadsMany = 256;
+// Threads per block. With few rows, more threads are faster but need more memory.
+inline constexpr unsigned kAttendThreads = 128, kAttendThreadsFewRows = 256;
 
-// Normalises and rotates queries and keys, writes the new key and value to their place, and attends with the query
-// heads of a key-value head to all tokens of its text.
+// Normalises and rotates queries and keys, stores the new key and value, and attends to all tokens of each row. A block
+// handles the query heads of one key-value head of a row, for one split of the row's tokens.
 struct AttendJob {
-  const Bf16* qkv;                  // [rows, (heads + 2 kv_heads) * dim]
-  const Bf16* q_norm;               // [dim], or null
-  const Bf16* k_norm;               // [dim], or null
-  const float* cos;                 // [positions, dim]
-  const float* sin;                 // [positions, dim], with the sign of the rotation
-  const std::int32_t* positions;    // [rows]: of the new token; negative: no row
-  const std::int32_t* pages;        // of all rows
+  const Bf16* qkv;     // [rows, (heads + 2 kv_heads) * dim]
+  const Bf16* q_norm;  // [dim], or null
+  const Bf16* k_norm;  // [dim]; null if q_norm is
+  const float* cos;    // [positions, dim]
+  const float* sin;    // [positions, dim]; the first half is negated, so that both halves are x * cos + other * sin
+  const std::int32_t* positions;    // [rows]: position of the new token; negative: the row is unused
+  const std::int32_t* pages;        // page numbers of all rows, one row after another
   const std::int32_t* pages_begin;  // [rows]: start of a row's pages
   Bf16* keys;                       // [pages, kv_heads, kPageTokens, dim]
   Bf16* values;                     // [pages, kv_heads, kPageTokens, dim]
   Bf16* out;                        // [rows, heads * dim]
-  float* partial;                   // [rows, kv_heads, splits, kHeads, dim + 2]
-  unsigned* arrived;                // [rows * kv_heads], 0
+  float* partial;                   // [rows, kv_heads, splits, kHeads, dim + 2]: value sums, maximum score, weight sum
+  unsigned* arrived;                // [rows * kv_heads]: finished splits; 0 before and after a launch
   std::uint32_t rows, heads, kv_heads, splits;
   std::uint32_t tokens_min;  // of a split
   float eps;
@@ -127,30 +128,32 @@ struct AttendJob {
 inline bool attend_supports(unsigned dim, unsigned group) {
   return (dim == 16 || dim == 32 || dim == 64 || dim == 128) && group <= 8;
 }
-// kHeads for such a group.
+// kHeads for such a group: the group, rounded up to 1, 2, 4 or 8.
 inline unsigned attend_heads(unsigned group) { return group <= 2 ? group : group <= 4 ? 4 : 8; }
 // Threads per block for such a group.
 inline unsigned attend_threads(unsigned rows, unsigned group) {
-  return attend_heads(group) <= 4 && rows <= 32 ? kAttendThreadsMany : kAttendThreads;
+  return attend_heads(group) <= 4 && rows <= 32 ? kAttendThreadsFewRows : kAttendThreads;
 }
-// For AttendJob::splits and tokens_min. Blocks share a text if processors would otherwise be idle, and always share a
-// long one; combining the shares costs as much as some hundred tokens.
+// AttendJob::splits: enough for kBlocksPerProcessor blocks per processor, which otherwise would be idle.
+inline constexpr unsigned kBlocksPerProcessor = 4, kSplitsMax = 32;
 inline unsigned attend_splits(unsigned processors, unsigned rows, unsigned kv_heads) {
-  const unsigned pairs = rows * kv_heads, wanted = (4 * processors + pairs - 1) / pairs;
-  return most(1u, least(wanted, 32u));
+  const unsigned pairs = rows * kv_heads, useful_splits = (kBlocksPerProcessor * processors + pairs - 1) / pairs;
+  return max_of(1u, min_of(useful_splits, kSplitsMax));
 }
+// AttendJob::tokens_min: 64 to 1024, more if there are many rows, because combining splits costs as much as some
+// hundred tokens.
 inline unsigned attend_tokens_min(unsigned processors, unsigned rows, unsigned kv_heads) {
-  return 64 * most(1u, least(4 * rows * kv_heads / processors, 16u));
+  return 64 * max_of(1u, min_of(kBlocksPerProcessor * rows * kv_heads / processors, 16u));
 }
 // Values of a padded row in shared memory. The padding prevents bank conflicts.
 ECHO_EITHER unsigned attend_padded_dim(unsigned dim) { return dim + dim / kWarpThreads; }
 template <unsigned kDim, unsigned kHeads>
 ECHO_EITHER std::size_t attend_shared_bytes(unsigned threads) {
-  return sizeof(float) *
-         (kHeads * kDim + kDim + threads / (kDim / 8) * kHeads * (attend_padded_dim(kDim) + std::size_t{3}));
+  constexpr std::size_t kScalars = 3;  // per team and head: maximum, weight sum and weight
+  return sizeof(float) * (kHeads * kDim + kDim + threads / (kDim / 8) * kHeads * (attend_padded_dim(kDim) + kScalars));
 }
 
-// The block of split `split` for a row and a key-value head with at most kHeads query heads.
+// Computes split `split` of a row for one key-value head, which has at most kHeads query heads.
 //
 // A team of threads processes a token, each thread 8 of its values. Teams have separate sums, which are added at the
 // end. Keys and values of a round of tokens are loaded during the previous round, and the first ones while the
@@ -163,68 +166,71 @@ ECHO_DEVICE void attend_block(Block& block, const AttendJob& job, unsigned row, 
   constexpr unsigned kTeamTokens = kHeads > 4 ? 2 : 4;  // tokens per team and round, all of one page
   constexpr unsigned kRoundTokens = kTeams * kTeamTokens, kHalf = kDim / 2, kPaddedDim = attend_padded_dim(kDim);
   static_assert(kLanes >= 2 && kLanes <= kWarpThreads && kPageTokens % kTeamTokens == 0, "a team is a part of a warp");
-  struct Own {
+  struct ThreadValues {
     HeadPairs<kDim> pairs;
     float q[kHeads][kVectorCount], value_sums[kHeads][kVectorCount];
-    float top[kHeads], sum[kHeads], scores[kTeamTokens][kHeads];
+    float max_score[kHeads], sum[kHeads], scores[kTeamTokens][kHeads];
     Vector keys[kTeamTokens], values[kTeamTokens];
-    std::int32_t page;  // of the tokens of the round after the loaded one
+    std::int32_t page;  // page of the tokens of the next round
   };
   if (job.positions[row] < 0) return;
   const unsigned group = job.heads / job.kv_heads, width = (job.heads + 2 * job.kv_heads) * kDim;
-  const unsigned position = static_cast<unsigned>(job.positions[row]), seen = position + 1;
-  const unsigned split_tokens = most((seen + job.splits - 1) / job.splits, job.tokens_min);
+  const unsigned position = static_cast<unsigned>(job.positions[row]), token_count = position + 1;
+  const unsigned split_tokens = max_of((token_count + job.splits - 1) / job.splits, job.tokens_min);
   const unsigned tokens_per_split = (split_tokens + kRoundTokens - 1) / kRoundTokens * kRoundTokens;
-  const unsigned splits_used = (seen + tokens_per_split - 1) / tokens_per_split, begin = split * tokens_per_split,
-                 end = least(seen, begin + tokens_per_split);
-  if (begin >= seen) return;
-  typename Block::template Local<Own> locals;
+  const unsigned splits_used = (token_count + tokens_per_split - 1) / tokens_per_split,
+                 begin = split * tokens_per_split, end = min_of(token_count, begin + tokens_per_split);
+  if (begin >= token_count) return;
+  typename Block::template Local<ThreadValues> locals;
   const std::int32_t* const pages = job.pages + job.pages_begin[row];
   const auto cache_offset = [&](std::int32_t page, unsigned token) {
     return ((static_cast<std::size_t>(page) * job.kv_heads + kv) * kPageTokens + token % kPageTokens) * kDim;
   };
-  float* const queries = block.template shared<float>();          // [kHeads][kDim]
-  float* const new_key_value = queries + kHeads * kDim;           // key and value of the new token, bf16 [2][kDim]
-  float* const value_sums = new_key_value + kDim;                 // [kTeams][kHeads][kPaddedDim]
-  float* const tops = value_sums + kTeams * kHeads * kPaddedDim;  // [kTeams][kHeads], and the next two
-  float* const sums = tops + kTeams * kHeads;
-  float* const team_weights = sums + kTeams * kHeads;
+  float* const queries = block.template shared<float>();  // [kHeads][kDim]
+  float* const new_key_value = queries + kHeads * kDim;   // key and value of the new token, bf16 [2][kDim]
+  float* const value_sums = new_key_value + kDim;         // [kTeams][kHeads][kPaddedDim]
+  float* const team_max_scores = value_sums + kTeams * kHeads * kPaddedDim;  // [kTeams][kHeads], and the next two
+  float* const team_sums = team_max_scores + kTeams * kHeads;
+  float* const team_weights = team_sums + kTeams * kHeads;
   Bf16* const new_key = reinterpret_cast<Bf16*>(new_key_value);
   Bf16* const new_value = new_key + kDim;
-  const auto token_of = [&](unsigned thread, unsigned round) { return round + thread / kLanes * kTeamTokens; };
+  const auto token_of = [&](unsigned thread, unsigned round_begin) {
+    return round_begin + thread / kLanes * kTeamTokens;
+  };
   // The new token's key and value are not in the cache yet; they come from shared memory.
-  const auto load = [&](unsigned thread, unsigned round, const Bf16* from, std::int32_t page, Vector* to) {
-    const unsigned t = token_of(thread, round);
-    const std::size_t at = cache_offset(page, t) + thread % kLanes * kVectorCount;
+  const auto load = [&](unsigned thread, unsigned round_begin, const Bf16* cache, std::int32_t page, Vector* out) {
+    const unsigned first_token = token_of(thread, round_begin);
+    const std::size_t offset = cache_offset(page, first_token) + thread % kLanes * kVectorCount;
     ECHO_UNROLL
     for (unsigned i = 0; i < kTeamTokens; ++i)
-      to[i] = t + i < end && t + i != position ? load_vector(from + at + i * kDim) : Vector{};
+      out[i] = first_token + i < end && first_token + i != position ? load_vector(cache + offset + i * kDim) : Vector{};
   };
-  const auto page_of = [&](unsigned thread, unsigned round) {
-    const unsigned t = token_of(thread, round);
-    return t < end ? pages[t / kPageTokens] : 0;
+  const auto page_of = [&](unsigned thread, unsigned round_begin) {
+    const unsigned first_token = token_of(thread, round_begin);
+    return first_token < end ? pages[first_token / kPageTokens] : 0;
   };
-  block.own([&](unsigned thread) {
-    Own& self = locals[thread];
+  block.on_each_thread([&](unsigned thread) {
+    ThreadValues& self = locals[thread];
     self.page = page_of(thread, begin);
     load(thread, begin, job.keys, self.page, self.keys);
     load(thread, begin, job.values, self.page, self.values);
     self.page = page_of(thread, begin + kRoundTokens);
   });
   block.wait_for_inputs();
-  // Loads the queries and, if the new token is in this split, its key and value.
+  // Loads the queries and, if the new token is in this split, its key and value. A unit is the work of one warp: one
+  // query head, or the new key and value.
   const Bf16* const token = job.qkv + static_cast<std::size_t>(row) * width;
-  const unsigned units = group + (end == seen ? 1 : 0);
+  const unsigned units = group + (end == token_count ? 1 : 0);
   for (unsigned first_unit = 0; first_unit < units; first_unit += kWarps) {
     const auto unit_of = [&](unsigned thread) { return first_unit + thread / kWarpThreads; };
-    block.own([&](unsigned thread) {
+    block.on_each_thread([&](unsigned thread) {
       const unsigned unit = unit_of(thread);
       const Bf16* const head = token + (unit < group ? kv * group + unit : job.heads + kv) * kDim;
       if (unit < units) locals[thread].pairs.load(head, thread % kWarpThreads);
     });
     if (job.q_norm != nullptr)
-      block.template sum<kWarpThreads>([&](unsigned thread) -> float& { return locals[thread].pairs.squares; });
-    block.own([&](unsigned thread) {
+      block.template sum<kWarpThreads>([&](unsigned thread) -> float& { return locals[thread].pairs.square_sum; });
+    block.on_each_thread([&](unsigned thread) {
       HeadPairs<kDim>& pairs = locals[thread].pairs;
       const unsigned unit = unit_of(thread), lane = thread % kWarpThreads;
       if (unit >= units) return;
@@ -232,28 +238,28 @@ ECHO_DEVICE void attend_block(Block& block, const AttendJob& job, unsigned row, 
       pairs.rotate(lane, unit < group ? job.q_norm : job.k_norm, job.eps, job.cos + angle_offset,
                    job.sin + angle_offset);
       if (unit < group) {
-        pairs.each(lane, [&](unsigned i, unsigned at) {
-          queries[unit * kDim + at] = rounded(pairs.first[i]);
-          queries[unit * kDim + at + kHalf] = rounded(pairs.second[i]);
+        pairs.for_each(lane, [&](unsigned i, unsigned offset) {
+          queries[unit * kDim + offset] = rounded(pairs.first[i]);
+          queries[unit * kDim + offset + kHalf] = rounded(pairs.second[i]);
         });
         return;
       }
-      const std::size_t to = cache_offset(pages[position / kPageTokens], position);
+      const std::size_t cache_start = cache_offset(pages[position / kPageTokens], position);
       const Bf16* const value = token + (job.heads + job.kv_heads + kv) * kDim;
-      pairs.each(lane, [&](unsigned i, unsigned at) {
-        job.keys[to + at] = new_key[at] = narrow(pairs.first[i]);
-        job.keys[to + at + kHalf] = new_key[at + kHalf] = narrow(pairs.second[i]);
-        job.values[to + at] = new_value[at] = value[at];
-        job.values[to + at + kHalf] = new_value[at + kHalf] = value[at + kHalf];
+      pairs.for_each(lane, [&](unsigned i, unsigned offset) {
+        job.keys[cache_start + offset] = new_key[offset] = to_bf16(pairs.first[i]);
+        job.keys[cache_start + offset + kHalf] = new_key[offset + kHalf] = to_bf16(pairs.second[i]);
+        job.values[cache_start + offset] = new_value[offset] = value[offset];
+        job.values[cache_start + offset + kHalf] = new_value[offset + kHalf] = value[offset + kHalf];
       });
     });
   }
-  block.each([](unsigned) {});
-  block.own([&](unsigned thread) {
-    Own& self = locals[thread];
+  block.on_each_thread_and_wait([](unsigned) {});
+  block.on_each_thread([&](unsigned thread) {
+    ThreadValues& self = locals[thread];
     ECHO_UNROLL
     for (unsigned h = 0; h < kHeads; ++h) {
-      self.top[h] = -INFINITY, self.sum[h] = 0;
+      self.max_score[h] = -INFINITY, self.sum[h] = 0;
       ECHO_UNROLL
       for (unsigned d = 0; d < kVectorCount; ++d) {
         self.q[h][d] = h < group ? queries[h * kDim + thread % kLanes * kVectorCount + d] : 0;
@@ -261,13 +267,13 @@ ECHO_DEVICE void attend_block(Block& block, const AttendJob& job, unsigned row, 
       }
     }
   });
-  for (unsigned round = begin; round < end; round += kRoundTokens) {
-    block.own([&](unsigned thread) {
-      Own& self = locals[thread];
-      const unsigned t = token_of(thread, round);
+  for (unsigned round_begin = begin; round_begin < end; round_begin += kRoundTokens) {
+    block.on_each_thread([&](unsigned thread) {
+      ThreadValues& self = locals[thread];
+      const unsigned first_token = token_of(thread, round_begin);
       ECHO_UNROLL
       for (unsigned i = 0; i < kTeamTokens; ++i) {
-        if (t + i == position) {
+        if (first_token + i == position) {
           self.keys[i] = load_vector(new_key + thread % kLanes * kVectorCount);
           self.values[i] = load_vector(new_value + thread % kLanes * kVectorCount);
         }
@@ -281,7 +287,7 @@ ECHO_DEVICE void attend_block(Block& block, const AttendJob& job, unsigned row, 
           self.scores[i][h] = score;
         }
       }
-      load(thread, round + kRoundTokens, job.keys, self.page, self.keys);
+      load(thread, round_begin + kRoundTokens, job.keys, self.page, self.keys);
     });
     ECHO_UNROLL
     for (unsigned i = 0; i < kTeamTokens; ++i) {
@@ -289,23 +295,24 @@ ECHO_DEVICE void attend_block(Block& block, const AttendJob& job, unsigned row, 
       for (unsigned h = 0; h < kHeads; ++h)
         block.template sum<kLanes>([&](unsigned thread) -> float& { return locals[thread].scores[i][h]; });
     }
-    block.own([&](unsigned thread) {
-      Own& self = locals[thread];
-      const unsigned t = token_of(thread, round);
+    block.on_each_thread([&](unsigned thread) {
+      ThreadValues& self = locals[thread];
+      const unsigned first_token = token_of(thread, round_begin);
       ECHO_UNROLL
       for (unsigned h = 0; h < kHeads; ++h) {
-        float top = self.top[h];
+        float max_score = self.max_score[h];
         ECHO_UNROLL
         for (unsigned i = 0; i < kTeamTokens; ++i)
-          if (t + i < end) top = larger(self.scores[i][h], top);
-        const float base = top == -INFINITY ? 0 : top, rescale = fast_exp(self.top[h] - base);
-        self.top[h] = top;
+          if (first_token + i < end) max_score = larger(self.scores[i][h], max_score);
+        // Without tokens so far, 0 avoids -INFINITY - -INFINITY, which is NaN.
+        const float base = max_score == -INFINITY ? 0 : max_score, rescale = fast_exp(self.max_score[h] - base);
+        self.max_score[h] = max_score;
         self.sum[h] *= rescale;
         ECHO_UNROLL
         for (unsigned d = 0; d < kVectorCount; ++d) self.value_sums[h][d] *= rescale;
         ECHO_UNROLL
         for (unsigned i = 0; i < kTeamTokens; ++i) {
-          const float p = t + i < end ? fast_exp(self.scores[i][h] - base) : 0;
+          const float p = first_token + i < end ? fast_exp(self.scores[i][h] - base) : 0;
           self.sum[h] += p;
           ECHO_UNROLL
           for (unsigned w = 0; w < 4; ++w) {
@@ -314,84 +321,84 @@ ECHO_DEVICE void attend_block(Block& block, const AttendJob& job, unsigned row, 
           }
         }
       }
-      load(thread, round + kRoundTokens, job.values, self.page, self.values);
-      self.page = page_of(thread, round + 2 * kRoundTokens);
+      load(thread, round_begin + kRoundTokens, job.values, self.page, self.values);
+      self.page = page_of(thread, round_begin + 2 * kRoundTokens);
     });
   }
-  const auto padded = [](unsigned d) { return d + d / kWarpThreads; };
-  block.each([&](unsigned thread) {
-    const Own& self = locals[thread];
+  block.on_each_thread_and_wait([&](unsigned thread) {
+    const ThreadValues& self = locals[thread];
     const unsigned team = thread / kLanes, lane = thread % kLanes;
     ECHO_UNROLL
     for (unsigned h = 0; h < kHeads; ++h) {
       ECHO_UNROLL
       for (unsigned d = 0; d < kVectorCount; ++d)
-        value_sums[(team * kHeads + h) * kPaddedDim + padded(lane * kVectorCount + d)] = self.value_sums[h][d];
-      if (lane == 0) tops[team * kHeads + h] = self.top[h], sums[team * kHeads + h] = self.sum[h];
+        value_sums[(team * kHeads + h) * kPaddedDim + attend_padded_dim(lane * kVectorCount + d)] =
+            self.value_sums[h][d];
+      if (lane == 0) team_max_scores[team * kHeads + h] = self.max_score[h], team_sums[team * kHeads + h] = self.sum[h];
     }
   });
-  const auto top_of = [&](unsigned h) {
-    float top = -INFINITY;
+  const auto max_score_of = [&](unsigned h) {
+    float max_score = -INFINITY;
     ECHO_UNROLL
-    for (unsigned team = 0; team < kTeams; ++team) top = larger(tops[team * kHeads + h], top);
-    return top;
+    for (unsigned team = 0; team < kTeams; ++team) max_score = larger(team_max_scores[team * kHeads + h], max_score);
+    return max_score;
   };
-  block.each([&](unsigned thread) {
-    for (unsigned e = thread; e < kTeams * kHeads; e += kThreads)
-      team_weights[e] = fast_exp(tops[e] - top_of(e % kHeads));
+  block.on_each_thread_and_wait([&](unsigned thread) {
+    for (unsigned element = thread; element < kTeams * kHeads; element += kThreads)
+      team_weights[element] = fast_exp(team_max_scores[element] - max_score_of(element % kHeads));
   });
   Bf16* const out = job.out + static_cast<std::size_t>(row) * job.heads * kDim + kv * group * kDim;
   float* const partial =
       job.partial + (static_cast<std::size_t>(row) * job.kv_heads + kv) * job.splits * kHeads * (kDim + 2);
-  block.own([&](unsigned thread) {
-    for (unsigned e = thread; e < group * kDim; e += kThreads) {
-      const unsigned h = e / kDim, d = e % kDim;
+  block.on_each_thread([&](unsigned thread) {
+    for (unsigned element = thread; element < group * kDim; element += kThreads) {
+      const unsigned h = element / kDim, d = element % kDim;
       float sum = 0, value = 0;
       ECHO_UNROLL
       for (unsigned team = 0; team < kTeams; ++team) {
         const float weight = team_weights[team * kHeads + h];
-        sum += sums[team * kHeads + h] * weight;
-        value += value_sums[(team * kHeads + h) * kPaddedDim + padded(d)] * weight;
+        sum += team_sums[team * kHeads + h] * weight;
+        value += value_sums[(team * kHeads + h) * kPaddedDim + attend_padded_dim(d)] * weight;
       }
       if (splits_used == 1) {
-        out[e] = narrow(value / sum);
+        out[element] = to_bf16(value / sum);
         continue;
       }
-      float* const to = partial + (split * kHeads + h) * (kDim + 2);
-      to[d] = value;
-      if (d == 0) to[kDim] = top_of(h), to[kDim + 1] = sum;
+      float* const split_result = partial + (split * kHeads + h) * (kDim + 2);
+      split_result[d] = value;
+      if (d == 0) split_result[kDim] = max_score_of(h), split_result[kDim + 1] = sum;
     }
   });
-  if (splits_used == 1 || !block.arrive(job.arrived + row * job.kv_heads + kv, splits_used)) return;
-  block.own([&](unsigned thread) {
-    for (unsigned e = thread; e < group * kDim; e += kThreads) {
-      const unsigned h = e / kDim, d = e % kDim;
-      const auto part = [&](unsigned s, unsigned at) {
-        return load_shared_result(partial + (s * kHeads + h) * (kDim + 2) + at);
+  if (splits_used == 1 || !block.is_last_to_arrive(job.arrived + row * job.kv_heads + kv, splits_used)) return;
+  block.on_each_thread([&](unsigned thread) {
+    for (unsigned element = thread; element < group * kDim; element += kThreads) {
+      const unsigned h = element / kDim, d = element % kDim;
+      const auto part = [&](unsigned s, unsigned i) {
+        return load_shared_result(partial + (s * kHeads + h) * (kDim + 2) + i);
       };
       constexpr unsigned kBatch = 4;
-      float top = -INFINITY, sum = 0, value = 0;
+      float max_score = -INFINITY, sum = 0, value = 0;
       for (unsigned first = 0; first < splits_used; first += kBatch) {
-        float split_tops[kBatch], split_sums[kBatch], split_values[kBatch];
+        float split_max_scores[kBatch], split_sums[kBatch], split_values[kBatch];
         ECHO_UNROLL
         for (unsigned i = 0; i < kBatch; ++i) {
           const bool is_used = first + i < splits_used;
-          split_tops[i] = is_used ? part(first + i, kDim) : -INFINITY;
+          split_max_scores[i] = is_used ? part(first + i, kDim) : -INFINITY;
           split_sums[i] = is_used ? part(first + i, kDim + 1) : 0;
           split_values[i] = is_used ? part(first + i, d) : 0;
         }
-        float new_top = top;
+        float new_max_score = max_score;
         ECHO_UNROLL
-        for (unsigned i = 0; i < kBatch; ++i) new_top = larger(split_tops[i], new_top);
-        const float rescale = fast_exp(top - new_top);
-        sum *= rescale, value *= rescale, top = new_top;
+        for (unsigned i = 0; i < kBatch; ++i) new_max_score = larger(split_max_scores[i], new_max_score);
+        const float rescale = fast_exp(max_score - new_max_score);
+        sum *= rescale, value *= rescale, max_score = new_max_score;
         ECHO_UNROLL
         for (unsigned i = 0; i < kBatch; ++i) {
-          const float weight = fast_exp(split_tops[i] - new_top);
+          const float weight = fast_exp(split_max_scores[i] - new_max_score);
           sum += split_sums[i] * weight, value += split_values[i] * weight;
         }
       }
-      out[e] = narrow(value / sum);
+      out[element] = to_bf16(value / sum);
     }
   });
 }

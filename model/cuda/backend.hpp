@@ -36,7 +36,8 @@ class DeviceBackend {
     virtual void replay() = 0;
     virtual std::size_t kernels() const = 0;  // a product by libtorch counts as one
   };
-  // Records the work that `work` queues, for replay by a single call. The first call of a kind may also run it once.
+  // Records the kernels that `work` queues, for replay by a single call. Also runs `work` once without recording,
+  // because libraries may have to allocate memory and load kernels first.
   virtual std::unique_ptr<Recording> record(const std::function<void()>& work) = 0;
   // Waits for all queued work.
   virtual void wait() = 0;

@@ -1,22 +1,24 @@
-// The device code of a decoding step: the work of one block, written over a policy that represents it. kernels.cu uses
-// a policy of real threads; the tests run the same functions with one that loops over the threads on the CPU. C++17,
+// The device code of a decoding step: the work of one block of threads, as templates over a class that represents it.
+// kernels.cu uses a class of real threads; the tests use one that loops over the threads on the CPU. C++17,
 // because CUDA compilers lag behind. This file has the shared parts and the smaller kernels. Internal to this folder.
 //
 // Values between two kernels are bf16, arithmetic is fp32. Roundings are in the same places as in libtorch's operations
 // (model/training_ops), so that log-probabilities equal those of a training pass.
 //
-// A policy `Block` of Block::kThreads threads has
+// A class `Block` of Block::kThreads threads has
 //   Local<T>            a T of each thread, indexed by thread; registers on a device
-//   own(f)              f(thread) on every thread; what f writes is read by the same thread alone
-//   each(f)             the same, and all are done when it returns
-//   sum<kWidth>(f)      replaces f(thread), a float&, by the sum over the kWidth neighbouring threads that it is among
-//   largest<kWidth>(f)  the same with the largest instead of the sum
+//   on_each_thread(f)   f(thread) on every thread; only the same thread may read what f writes
+//   on_each_thread_and_wait(f)
+//                       the same; all threads have finished f when it returns
+//   sum<kWidth>(f)      replaces f(thread), a float&, by the sum over its aligned group of kWidth threads
+//   largest<kWidth>(f)  the same with the largest value instead of the sum
 //   multiply(sums, low, high, weights)
-//                       one product of 16 rows, 32 inputs and 8 outputs by each warp, see multiply_step()
-//   arrive(counter, n)  for n blocks that share a counter of 0: true in the last of them, which then sees what the
-//                       others have written; the counter is 0 again
-//   wait_for_inputs()   returns when the kernel before has ended. Until then a block may read what the kernels before
-//                       that one have written, and nothing that it or a later one overwrites.
+//                       one product of 16 rows, 32 inputs and 8 outputs by each warp, see product_block()
+//   is_last_to_arrive(counter, n)
+//                       for n blocks that share a counter, initially 0: true in the last of them, which then sees what
+//                       the others have written; the counter is 0 again
+//   wait_for_inputs()   returns when the previous kernel has ended. Before that, a block may read only what kernels
+//                       before the previous one have written and no later kernel overwrites.
 //   shared<T>()         memory of the block
 #pragma once
 #include <cmath>
@@ -59,12 +61,12 @@ ECHO_DEVICE float as_float(std::uint32_t bits) {
 #endif
 }
 
-ECHO_DEVICE float wide(Bf16 value) { return as_float(static_cast<std::uint32_t>(value) << 16); }
+ECHO_DEVICE float to_float(Bf16 value) { return as_float(static_cast<std::uint32_t>(value) << 16); }
 ECHO_DEVICE float first_of(std::uint32_t pair) { return as_float(pair << 16); }
 ECHO_DEVICE float second_of(std::uint32_t pair) { return as_float(pair & 0xffff0000u); }
 
 // Rounds to nearest, ties to even.
-ECHO_DEVICE Bf16 narrow(float value) {
+ECHO_DEVICE Bf16 to_bf16(float value) {
 #if defined(__CUDA_ARCH__)
   Bf16 out;
   asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(out) : "f"(value));
@@ -76,55 +78,55 @@ ECHO_DEVICE Bf16 narrow(float value) {
   return static_cast<Bf16>((bits + 0x7fffu + (bits >> 16 & 1)) >> 16);
 #endif
 }
-ECHO_DEVICE float rounded(float value) { return wide(narrow(value)); }
+ECHO_DEVICE float rounded(float value) { return to_float(to_bf16(value)); }
 ECHO_DEVICE std::uint32_t pair_of(float first, float second) {
-  return static_cast<std::uint32_t>(narrow(second)) << 16 | narrow(first);
+  return static_cast<std::uint32_t>(to_bf16(second)) << 16 | to_bf16(first);
 }
 
 // From an address that is a multiple of 16.
-ECHO_DEVICE Vector load_vector(const Bf16* from) {
+ECHO_DEVICE Vector load_vector(const Bf16* source) {
 #if defined(__CUDA_ARCH__)
-  const uint4 v = *reinterpret_cast<const uint4*>(from);
+  const uint4 v = *reinterpret_cast<const uint4*>(source);
   return {{v.x, v.y, v.z, v.w}};
 #else
   Vector v;
-  std::memcpy(&v, from, sizeof v);
+  std::memcpy(&v, source, sizeof v);
   return v;
 #endif
 }
 // For data that nothing writes meanwhile and that is not read again soon.
-ECHO_DEVICE Vector load_once(const Bf16* from) {
+ECHO_DEVICE Vector load_once(const Bf16* source) {
 #if defined(__CUDA_ARCH__)
   Vector v;
   asm volatile("ld.global.nc.L1::no_allocate.L2::256B.v4.u32 {%0, %1, %2, %3}, [%4];"
                : "=r"(v.words[0]), "=r"(v.words[1]), "=r"(v.words[2]), "=r"(v.words[3])
-               : "l"(from));
+               : "l"(source));
   return v;
 #else
-  return load_vector(from);
+  return load_vector(source);
 #endif
 }
 // For host memory that the host has just written.
-ECHO_DEVICE Vector load_from_host(const Vector* from) {
+ECHO_DEVICE Vector load_from_host(const Vector* source) {
 #if defined(__CUDA_ARCH__)
   Vector v;
   asm volatile("ld.volatile.global.v4.u32 {%0, %1, %2, %3}, [%4];"
                : "=r"(v.words[0]), "=r"(v.words[1]), "=r"(v.words[2]), "=r"(v.words[3])
-               : "l"(from));
+               : "l"(source));
   return v;
 #else
-  return *from;
+  return *source;
 #endif
 }
-ECHO_DEVICE void store_vector(Bf16* to, const Vector& v) { *reinterpret_cast<Vector*>(to) = v; }
+ECHO_DEVICE void store_vector(Bf16* target, const Vector& v) { *reinterpret_cast<Vector*>(target) = v; }
 
 // For results of other blocks of the same kernel.
 template <class T>
-ECHO_DEVICE T load_shared_result(const T* from) {
+ECHO_DEVICE T load_shared_result(const T* source) {
 #if defined(__CUDA_ARCH__)
-  return __ldcg(from);
+  return __ldcg(source);
 #else
-  return *from;
+  return *source;
 #endif
 }
 
@@ -147,11 +149,11 @@ ECHO_DEVICE float fast_exp(float x) {
 
 ECHO_DEVICE float larger(float a, float b) { return a > b ? a : b; }  // b if a is NaN
 template <class T>
-ECHO_EITHER T least(T a, T b) {
+ECHO_EITHER T min_of(T a, T b) {
   return a < b ? a : b;
 }
 template <class T>
-ECHO_EITHER T most(T a, T b) {
+ECHO_EITHER T max_of(T a, T b) {
   return a > b ? a : b;
 }
 
@@ -165,18 +167,18 @@ struct alignas(16) InputHeader {
 };
 
 struct ReceiveJob {
-  const Vector* from;  // host memory; it begins with a InputHeader
-  Vector* to;
+  const Vector* source;  // host memory; it begins with an InputHeader
+  Vector* destination;
   std::uint32_t blocks;
 };
 
 template <class Block>
 ECHO_DEVICE void receive_block(Block& block, const ReceiveJob& job, unsigned index) {
   block.wait_for_inputs();
-  block.own([&](unsigned thread) {
-    const unsigned vectors = load_from_host(job.from).words[0];
-    for (unsigned at = index * Block::kThreads + thread; at < vectors; at += job.blocks * Block::kThreads)
-      job.to[at] = load_from_host(job.from + at);
+  block.on_each_thread([&](unsigned thread) {
+    const unsigned vectors = load_from_host(job.source).words[0];
+    for (unsigned i = index * Block::kThreads + thread; i < vectors; i += job.blocks * Block::kThreads)
+      job.destination[i] = load_from_host(job.source + i);
   });
 }
 
@@ -192,18 +194,17 @@ struct EmbedJob {
 template <class Block>
 ECHO_DEVICE void embed_block(Block& block, const EmbedJob& job, unsigned row) {
   block.wait_for_inputs();
-  const Bf16* const from = job.embedding + static_cast<std::size_t>(job.ids[row]) * job.width;
-  Bf16* const to = job.out + static_cast<std::size_t>(row) * job.width;
-  block.own([&](unsigned thread) {
-    for (unsigned at = thread * kVectorCount; at < job.width; at += Block::kThreads * kVectorCount)
-      store_vector(to + at, load_vector(from + at));
+  const Bf16* const source = job.embedding + static_cast<std::size_t>(job.ids[row]) * job.width;
+  Bf16* const target = job.out + static_cast<std::size_t>(row) * job.width;
+  block.on_each_thread([&](unsigned thread) {
+    for (unsigned offset = thread * kVectorCount; offset < job.width; offset += Block::kThreads * kVectorCount)
+      store_vector(target + offset, load_vector(source + offset));
   });
 }
 
 // ---- norm ----
 
-// The sum of squares of 8 values.
-ECHO_DEVICE float squares(const Vector& v) {
+ECHO_DEVICE float square_sum(const Vector& v) {
   float sum = 0;
   ECHO_UNROLL
   for (unsigned w = 0; w < 4; ++w) {
@@ -238,62 +239,63 @@ ECHO_DEVICE void norm_block(Block& block, const NormJob& job, unsigned row) {
   constexpr unsigned kWarps = Block::kThreads / kWarpThreads, kStep = Block::kThreads * kVectorCount;
   Bf16* const x = job.x + static_cast<std::size_t>(row) * job.width;
   typename Block::template Local<float> sums;
-  float* const by_warp = block.template shared<float>();
+  float* const warp_sums = block.template shared<float>();
   block.wait_for_inputs();
-  block.own([&](unsigned thread) {
+  block.on_each_thread([&](unsigned thread) {
     float sum = 0;
-    for (unsigned at = thread * kVectorCount; at < job.width; at += kStep) {
-      Vector v = load_vector(x + at);
+    for (unsigned offset = thread * kVectorCount; offset < job.width; offset += kStep) {
+      Vector v = load_vector(x + offset);
       if (job.added != nullptr) {
-        const Vector more = load_vector(job.added + static_cast<std::size_t>(row) * job.width + at);
+        const Vector addend = load_vector(job.added + static_cast<std::size_t>(row) * job.width + offset);
         ECHO_UNROLL
         for (unsigned w = 0; w < 4; ++w)
-          v.words[w] =
-              pair_of(first_of(v.words[w]) + first_of(more.words[w]), second_of(v.words[w]) + second_of(more.words[w]));
-        store_vector(x + at, v);
+          v.words[w] = pair_of(first_of(v.words[w]) + first_of(addend.words[w]),
+                               second_of(v.words[w]) + second_of(addend.words[w]));
+        store_vector(x + offset, v);
       }
-      sum += squares(v);
+      sum += square_sum(v);
     }
     sums[thread] = sum;
   });
   block.template sum<kWarpThreads>([&](unsigned thread) -> float& { return sums[thread]; });
-  block.each([&](unsigned thread) {
-    if (thread % kWarpThreads == 0) by_warp[thread / kWarpThreads] = sums[thread];
+  block.on_each_thread_and_wait([&](unsigned thread) {
+    if (thread % kWarpThreads == 0) warp_sums[thread / kWarpThreads] = sums[thread];
   });
-  block.own([&](unsigned thread) {
+  block.on_each_thread([&](unsigned thread) {
     float sum = 0;
     ECHO_UNROLL
-    for (unsigned warp = 0; warp < kWarps; ++warp) sum += by_warp[warp];
+    for (unsigned warp = 0; warp < kWarps; ++warp) sum += warp_sums[warp];
     const float scale = reciprocal_root(sum / static_cast<float>(job.width) + job.eps);
-    for (unsigned at = thread * kVectorCount; at < job.width; at += kStep)
-      store_vector(job.out + static_cast<std::size_t>(row) * job.width + at,
-                   normed(load_vector(x + at), load_vector(job.weight + at), scale));
+    for (unsigned offset = thread * kVectorCount; offset < job.width; offset += kStep)
+      store_vector(job.out + static_cast<std::size_t>(row) * job.width + offset,
+                   normed(load_vector(x + offset), load_vector(job.weight + offset), scale));
   });
 }
 
 // ---- silu(gate) * up ----
 
 // silu(gate) * up, rounded as in libtorch.
-ECHO_DEVICE float gated(float gate, float up) { return rounded(gate / (1 + fast_exp(-gate))) * up; }
+ECHO_DEVICE float gated_value(float gate, float up) { return rounded(gate / (1 + fast_exp(-gate))) * up; }
 
 struct GateJob {
-  const Bf16* gate;  // [rows, stride], the first `width` of each
+  const Bf16* gate;  // [rows, stride]; only the first `width` values of a row are used
   const Bf16* up;
   Bf16* out;  // [rows, width]
   std::uint32_t rows, width, stride;
 };
 
 ECHO_DEVICE void gate_thread(const GateJob& job, std::size_t vector) {
-  const unsigned per_row = job.width / kVectorCount;
-  const std::size_t row = vector / per_row, at = vector % per_row * kVectorCount;
+  const unsigned vectors_per_row = job.width / kVectorCount;
+  const std::size_t row = vector / vectors_per_row, offset = vector % vectors_per_row * kVectorCount;
   if (row >= job.rows) return;
-  const Vector gate = load_vector(job.gate + row * job.stride + at), up = load_vector(job.up + row * job.stride + at);
+  const Vector gate = load_vector(job.gate + row * job.stride + offset),
+               up = load_vector(job.up + row * job.stride + offset);
   Vector out;
   ECHO_UNROLL
   for (unsigned w = 0; w < 4; ++w)
-    out.words[w] = pair_of(gated(first_of(gate.words[w]), first_of(up.words[w])),
-                           gated(second_of(gate.words[w]), second_of(up.words[w])));
-  store_vector(job.out + row * job.width + at, out);
+    out.words[w] = pair_of(gated_value(first_of(gate.words[w]), first_of(up.words[w])),
+                           gated_value(second_of(gate.words[w]), second_of(up.words[w])));
+  store_vector(job.out + row * job.width + offset, out);
 }
 
 }  // namespace echoline::model::cuda

@@ -29,33 +29,35 @@ class Graph final : public DeviceBackend::Recording {
 class CudaBackend final : public DeviceBackend {
  public:
   CudaBackend(const torch::Device& device, const Launcher& launcher)
-      : device_(device), launcher_(launcher), stream_(at::cuda::getStreamFromPool(false, device.index())) {}
+      : device_(device),
+        launcher_(launcher),
+        stream_(at::cuda::getStreamFromPool(/*isHighPriority=*/false, device.index())) {}
 
   unsigned processors() const override { return launcher_.processors; }
-  void run(const ReceiveJob& job) override { check(launch(next(), job)); }
-  void run(const EmbedJob& job) override { check(launch(next(), job)); }
-  void run(const NormJob& job) override { check(launch(next(), job)); }
-  void run(const ProductJob& job) override { check(launch(next(), job)); }
-  void run(const GateJob& job) override { check(launch(next(), job)); }
-  void run(const RotateJob& job, unsigned dim) override { check(launch(next(), job, dim)); }
-  void run(const AttendJob& job, unsigned dim) override { check(launch(next(), job, dim)); }
-  void run(const SampleJob& job) override { check(launch(next(), job)); }
+  void run(const ReceiveJob& job) override { check(launch(next_launcher(), job)); }
+  void run(const EmbedJob& job) override { check(launch(next_launcher(), job)); }
+  void run(const NormJob& job) override { check(launch(next_launcher(), job)); }
+  void run(const ProductJob& job) override { check(launch(next_launcher(), job)); }
+  void run(const GateJob& job) override { check(launch(next_launcher(), job)); }
+  void run(const RotateJob& job, unsigned dim) override { check(launch(next_launcher(), job, dim)); }
+  void run(const AttendJob& job, unsigned dim) override { check(launch(next_launcher(), job, dim)); }
+  void run(const SampleJob& job) override { check(launch(next_launcher(), job)); }
   void multiply(const torch::Tensor& x, const torch::Tensor& weight, const torch::Tensor& bias,
                 const torch::Tensor& out) override {
     ++launches_;
-    torch::Tensor to = out;
+    torch::Tensor target = out;
     if (bias.defined()) {
-      at::addmm_out(to, bias, x, weight.t());
+      at::addmm_out(target, bias, x, weight.t());
     } else {
-      at::mm_out(to, x, weight.t());
+      at::mm_out(target, x, weight.t());
     }
   }
 
   torch::Tensor attend(const torch::Tensor& q, const torch::Tensor& k, const torch::Tensor& v) override {
 #if TORCH_VERSION_MAJOR > 2 || (TORCH_VERSION_MAJOR == 2 && TORCH_VERSION_MINOR >= 5)
     const auto by_head = [](const torch::Tensor& t) { return t.transpose(1, 2); };
-    return at::scaled_dot_product_attention(by_head(q), by_head(k), by_head(v), {}, 0.0, /*is_causal=*/true, 1.0,
-                                            /*enable_gqa=*/true)
+    return at::scaled_dot_product_attention(by_head(q), by_head(k), by_head(v), /*attn_mask=*/{}, /*dropout_p=*/0.0,
+                                            /*is_causal=*/true, /*scale=*/1.0, /*enable_gqa=*/true)
         .transpose(1, 2)
         .reshape({q.size(0) * q.size(1), q.size(2) * q.size(3)});
 #else
@@ -90,7 +92,7 @@ class CudaBackend final : public DeviceBackend {
   void wait() override { at::cuda::getCurrentCUDAStream(device_.index()).synchronize(); }
 
  private:
-  Launcher next() {
+  Launcher next_launcher() {
     ++launches_;
     Launcher launcher = launcher_;
     launcher.stream = at::cuda::getCurrentCUDAStream(device_.index());

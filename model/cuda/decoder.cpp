@@ -13,8 +13,8 @@ using torch::Tensor;
 
 namespace {
 
-constexpr std::int64_t kStepsBeforeRetry = 512;  // after a failure
-constexpr std::int64_t kInitialPageCapacity = 1 << 14;
+constexpr std::int64_t kStepsBeforeRetry = 512;         // after a failure
+constexpr std::int64_t kInitialPageCapacity = 1 << 14;  // page numbers in the input of a step
 
 // Rounds a number of rows up: to 1, 2, 4 or a multiple of 8; above 64, to a multiple of an eighth of the next power of
 // two. So there are few recordings, and none has many surplus rows.
@@ -25,12 +25,15 @@ std::int64_t recorded_rows(std::int64_t rows) {
   return (rows + step - 1) / step * step;
 }
 
-bool restricted(const Sampling& s) { return s.temperature > 0 && (s.top_p < 1 || s.top_k > 0 || s.min_p > 0); }
+// Whether top_p, top_k or min_p can leave out tokens, which the sampling kernel does not implement.
+bool excludes_tokens(const Sampling& s) { return s.temperature > 0 && (s.top_p < 1 || s.top_k > 0 || s.min_p > 0); }
 
 const Bf16* bf16(const Tensor& tensor) {
   return tensor.defined() ? static_cast<const Bf16*>(tensor.data_ptr()) : nullptr;
 }
 Bf16* bf16_out(const Tensor& tensor) { return static_cast<Bf16*>(tensor.data_ptr()); }
+
+constexpr std::int64_t kVectorBytes = sizeof(Vector);
 
 std::uint32_t u32(std::int64_t value) { return static_cast<std::uint32_t>(value); }
 
@@ -43,67 +46,74 @@ struct Decoder::Buffers {
   Tensor x, residual_update, normed, qkv, attention_out, gate_up, inner, logits;  // bf16 [rows, ...]
   // Results of split attention and of split sampling. The counters *_arrived tell the last block of a row to merge
   // them.
-  Tensor partial, attend_arrived, tops, sums, sample_arrived;
+  Tensor partial, attend_arrived, max_logits, sums, sample_arrived;
   Tensor input, input_host, result_host;  // bytes
 
-  Buffers(const ModelConfig& c, const torch::Device& device, unsigned processors, std::int64_t r, std::int64_t p)
-      : rows(r), pages(p) {
+  Buffers(const ModelConfig& config, const torch::Device& device, unsigned processors, std::int64_t rows_max,
+          std::int64_t pages_max)
+      : rows(rows_max), pages(pages_max) {
     const auto on_device = torch::TensorOptions().device(device);
     const auto values = [&](std::int64_t width) {
       return torch::zeros({rows, width}, on_device.dtype(torch::kBFloat16));
     };
     const auto floats = [&](std::int64_t count) { return torch::zeros({count}, on_device.dtype(torch::kFloat)); };
     const auto words = [&](std::int64_t count) { return torch::zeros({count}, on_device.dtype(torch::kInt)); };
-    x = values(c.hidden_size), residual_update = values(c.hidden_size), normed = values(c.hidden_size),
-    attention_out = values(c.heads * c.head_dim);
-    qkv = values((c.heads + 2 * c.kv_heads) * c.head_dim);
-    gate_up = values(2 * c.intermediate_size), inner = values(c.intermediate_size);
-    logits = values((c.vocab_size + 7) / 8 * 8);
-    std::int64_t parts = 0;  // the greatest number of attention splits, summed over rows, for up to `rows` rows
-    for (std::int64_t n = 1; n <= rows; ++n)
-      parts = std::max<std::int64_t>(parts, n * attend_splits(processors, u32(n), u32(c.kv_heads)));
-    partial = floats(parts * c.kv_heads * attend_heads(u32(c.heads / c.kv_heads)) * (c.head_dim + 2));
-    attend_arrived = words(rows * c.kv_heads), sample_arrived = words(rows);
-    tops = floats(rows * kSampleWarps * sample_blocks(u32(c.vocab_size))), sums = torch::zeros_like(tops);
+    x = values(config.hidden_size), residual_update = values(config.hidden_size), normed = values(config.hidden_size),
+    attention_out = values(config.heads * config.head_dim);
+    qkv = values((config.heads + 2 * config.kv_heads) * config.head_dim);
+    gate_up = values(2 * config.intermediate_size), inner = values(config.intermediate_size);
+    logits = values((config.vocab_size + kVectorCount - 1) / kVectorCount * kVectorCount);
+    std::int64_t splits_max = 0;  // attention splits of all rows together, at most
+    for (std::int64_t rows_used = 1; rows_used <= rows; ++rows_used)
+      splits_max = std::max<std::int64_t>(splits_max,
+                                          rows_used * attend_splits(processors, u32(rows_used), u32(config.kv_heads)));
+    partial = floats(splits_max * config.kv_heads * attend_heads(u32(config.heads / config.kv_heads)) *
+                     (config.head_dim + 2));
+    attend_arrived = words(rows * config.kv_heads), sample_arrived = words(rows);
+    max_logits = floats(rows * kSampleWarps * sample_blocks(u32(config.vocab_size))),
+    sums = torch::zeros_like(max_logits);
     const auto bytes = torch::TensorOptions().dtype(torch::kByte);
     const auto on_host = bytes.pinned_memory(device.is_cuda());
-    input = torch::zeros({input_vectors(pages) * 16}, bytes.device(device));
+    input = torch::zeros({input_vectors(pages) * kVectorBytes}, bytes.device(device));
     input_host = torch::zeros({input.numel()}, on_host);
-    result_host = torch::zeros({rows * 8}, on_host);
+    constexpr std::int64_t kResultBytes = sizeof(std::int32_t) + sizeof(float);  // token and log-probability of a row
+    result_host = torch::zeros({rows * kResultBytes}, on_host);
   }
 
   // The header and the arrays below, in vectors of 16 bytes.
   std::int64_t input_vectors(std::int64_t pages_used) const {
     constexpr std::int64_t kRowBytes = sizeof(double) + sizeof(float) + 3 * sizeof(std::int32_t);
-    return 1 + (rows * kRowBytes + pages_used * 4 + 15) / 16;
+    constexpr std::int64_t kPageBytes = sizeof(std::int32_t);  // a page's number
+    return 1 + (rows * kRowBytes + pages_used * kPageBytes + kVectorBytes - 1) / kVectorBytes;
   }
-  // The header in `input` or `input_host`.
-  static InputHeader* header(const Tensor& of) { return static_cast<InputHeader*>(of.data_ptr()); }
-  double* uniform(const Tensor& of) const { return reinterpret_cast<double*>(header(of) + 1); }
-  float* temperature(const Tensor& of) const { return reinterpret_cast<float*>(uniform(of) + rows); }
-  std::int32_t* ids(const Tensor& of) const { return reinterpret_cast<std::int32_t*>(temperature(of) + rows); }
-  std::int32_t* positions(const Tensor& of) const { return ids(of) + rows; }
-  std::int32_t* pages_begin(const Tensor& of) const { return positions(of) + rows; }
-  std::int32_t* page_list(const Tensor& of) const { return pages_begin(of) + rows; }
+  // The header and the arrays of a step's input, in `input` or `input_host`.
+  static InputHeader* header(const Tensor& buffer) { return static_cast<InputHeader*>(buffer.data_ptr()); }
+  double* uniform(const Tensor& buffer) const { return reinterpret_cast<double*>(header(buffer) + 1); }
+  float* temperature(const Tensor& buffer) const { return reinterpret_cast<float*>(uniform(buffer) + rows); }
+  std::int32_t* ids(const Tensor& buffer) const { return reinterpret_cast<std::int32_t*>(temperature(buffer) + rows); }
+  std::int32_t* positions(const Tensor& buffer) const { return ids(buffer) + rows; }
+  std::int32_t* pages_begin(const Tensor& buffer) const { return positions(buffer) + rows; }
+  std::int32_t* page_list(const Tensor& buffer) const { return pages_begin(buffer) + rows; }
   std::int32_t* tokens() const { return static_cast<std::int32_t*>(result_host.data_ptr()); }
   float* logprobs() const { return reinterpret_cast<float*>(tokens() + rows); }
 };
 
 Status Decoder::check(const Transformer& model) {
-  const ModelConfig& c = model.config();
-  const auto bad = []<class... Args>(fmt::format_string<Args...> format, Args&&... args) -> Status {
+  const ModelConfig& config = model.config();
+  const auto invalid = []<class... Args>(fmt::format_string<Args...> format, Args&&... args) -> Status {
     return fail(Code::kInvalid, "open decoder", format, std::forward<Args>(args)...);
   };
-  if (model.dtype() != torch::kBFloat16) return bad("the weights are not in bf16");
-  if (!attend_supports(u32(c.head_dim), u32(c.heads / c.kv_heads)))
-    return bad("heads have {} values (expected 16, 32, 64 or 128), and {} query heads share a key (expected at most 8)",
-               c.head_dim, c.heads / c.kv_heads);
-  for (const std::int64_t inputs : {c.hidden_size, c.heads * c.head_dim, c.intermediate_size})
+  if (model.dtype() != torch::kBFloat16) return invalid("the weights are not in bf16");
+  if (!attend_supports(u32(config.head_dim), u32(config.heads / config.kv_heads)))
+    return invalid(
+        "heads have {} values (expected 16, 32, 64 or 128), and {} query heads share a key (expected at most 8)",
+        config.head_dim, config.heads / config.kv_heads);
+  for (const std::int64_t inputs : {config.hidden_size, config.heads * config.head_dim, config.intermediate_size})
     if (inputs % kStepInputs != 0)
-      return bad("a product has {} inputs, expected a multiple of {}", inputs, kStepInputs);
-  if (kSampleWarps * sample_blocks(u32(c.vocab_size)) > kSampleWarpsMax)
-    return bad("the vocabulary has {} tokens, expected at most {}", c.vocab_size,
-               kSampleWarpsMax * kTokensPerSampleWarp);
+      return invalid("a product has {} inputs, expected a multiple of {}", inputs, kStepInputs);
+  if (kSampleWarps * sample_blocks(u32(config.vocab_size)) > kSampleWarpsMax)
+    return invalid("the vocabulary has {} tokens, expected at most {}", config.vocab_size,
+                   kSampleWarpsMax * kTokensPerSampleWarp);
   return ok();
 }
 
@@ -128,16 +138,16 @@ Decoder::~Decoder() = default;
 std::optional<SampledTokens> Decoder::step(std::span<const DecodeRow> rows) {
   if (steps_until_retry_ > 0 && --steps_until_retry_ > 0) return std::nullopt;
   try {
-    return attempt(rows);
+    return attempt_step(rows);
   } catch (const c10::Error& e) {
-    pause("decoding", rows.size(), e.what_without_backtrace());
+    switch_to_libtorch("decoding", rows.size(), e.what_without_backtrace());
   } catch (const std::exception& e) {
-    pause("decoding", rows.size(), e.what());
+    switch_to_libtorch("decoding", rows.size(), e.what());
   }
   return std::nullopt;
 }
 
-void Decoder::pause(std::string_view what, std::size_t rows, std::string_view why) {
+void Decoder::switch_to_libtorch(std::string_view what, std::size_t rows, std::string_view why) {
   log::warn("{} {} rows failed, and libtorch's operations are used for {} steps: {}", what, rows, kStepsBeforeRetry,
             why);
   recordings_.clear();
@@ -153,7 +163,7 @@ std::optional<Tensor> Decoder::prefill(const Tensor& ids, const std::vector<std:
   } catch (const c10::Error& e) {
     const std::string why = e.what_without_backtrace();
     if (why.find("memory") != std::string::npos) throw;  // the caller retries with fewer rows
-    pause("reading", page_lists.size(), why);
+    switch_to_libtorch("reading", page_lists.size(), why);
     return std::nullopt;
   }
 }
@@ -161,11 +171,12 @@ std::optional<Tensor> Decoder::prefill(const Tensor& ids, const std::vector<std:
 // Like a step with a row per token, but not recorded, because no two calls have the same shape.
 Tensor Decoder::attempt_prefill(const Tensor& ids, const std::vector<std::int64_t>& lengths,
                                 const std::vector<const Pages*>& page_lists) {
-  const ModelConfig& c = model_.config();
+  const ModelConfig& config = model_.config();
   const std::int64_t rows = ids.size(0), longest = ids.size(1), tokens = rows * longest;
-  const std::int64_t heads = c.heads, kv = c.kv_heads, dim = c.head_dim, width = c.intermediate_size;
+  const std::int64_t heads = config.heads, kv = config.kv_heads, dim = config.head_dim,
+                     width = config.intermediate_size;
   const Transformer::Parts parts = model_.parts(longest);
-  const auto eps = static_cast<float>(c.rms_norm_eps);
+  const auto eps = static_cast<float>(config.rms_norm_eps);
   const Tensor cache_slots = torch::full({rows, longest}, -1, torch::kInt);  // by token; -1: padding
   std::vector<std::int64_t> last_tokens;
   for (std::int64_t row = 0; row < rows; ++row) {
@@ -179,31 +190,55 @@ Tensor Decoder::attempt_prefill(const Tensor& ids, const std::vector<std::int64_
   }
   const Tensor input = torch::stack({ids.to(torch::kInt), cache_slots}).to(model_.device());
   const auto values = [&](std::int64_t count) { return torch::empty({tokens, count}, parts.embedding.options()); };
-  const Tensor x = values(c.hidden_size), residual_update = values(c.hidden_size), normed = values(c.hidden_size);
+  const Tensor x = values(config.hidden_size), residual_update = values(config.hidden_size),
+               normed = values(config.hidden_size);
   const Tensor qkv = values((heads + 2 * kv) * dim), gate_up = values(2 * width), inner = values(width);
-  const auto norm = [&](const Tensor& to, const Tensor& added, const Tensor& weight, const Tensor& out) {
-    backend_->run(
-        NormJob{bf16_out(to), bf16(added), bf16(weight), bf16_out(out), u32(to.size(0)), u32(c.hidden_size), eps});
+  const auto norm = [&](const Tensor& sum, const Tensor& added, const Tensor& weight, const Tensor& out) {
+    backend_->run(NormJob{.x = bf16_out(sum),
+                          .added = bf16(added),
+                          .weight = bf16(weight),
+                          .out = bf16_out(out),
+                          .rows = u32(sum.size(0)),
+                          .width = u32(config.hidden_size),
+                          .eps = eps});
   };
   const auto *const token_ids = input.data_ptr<std::int32_t>(), *const token_slots = token_ids + tokens;
-  backend_->run(EmbedJob{bf16(parts.embedding), token_ids, bf16_out(x), u32(tokens), u32(c.hidden_size)});
+  backend_->run(EmbedJob{.embedding = bf16(parts.embedding),
+                         .ids = token_ids,
+                         .out = bf16_out(x),
+                         .rows = u32(tokens),
+                         .width = u32(config.hidden_size)});
   for (std::size_t i = 0; i < parts.layers->size(); ++i) {
-    const Transformer::Layer& l = (*parts.layers)[i];
-    norm(x, i == 0 ? Tensor() : residual_update, l.input_norm, normed);
-    backend_->multiply(normed, l.qkv, l.qkv_bias, qkv);
-    backend_->run(RotateJob{bf16_out(qkv), bf16(l.q_norm), bf16(l.k_norm), parts.cos.data_ptr<float>(),
-                            parts.sin.data_ptr<float>(), token_slots, bf16_out(cache_.keys()[i]),
-                            bf16_out(cache_.values()[i]), u32(tokens), u32(longest), u32(heads), u32(kv), eps},
+    const Transformer::Layer& layer = (*parts.layers)[i];
+    norm(x, i == 0 ? Tensor() : residual_update, layer.input_norm, normed);
+    backend_->multiply(normed, layer.qkv, layer.qkv_bias, qkv);
+    backend_->run(RotateJob{.qkv = bf16_out(qkv),
+                            .q_norm = bf16(layer.q_norm),
+                            .k_norm = bf16(layer.k_norm),
+                            .cos = parts.cos.data_ptr<float>(),
+                            .sin = parts.sin.data_ptr<float>(),
+                            .slots = token_slots,
+                            .keys = bf16_out(cache_.keys()[i]),
+                            .values = bf16_out(cache_.values()[i]),
+                            .tokens = u32(tokens),
+                            .positions = u32(longest),
+                            .heads = u32(heads),
+                            .kv_heads = u32(kv),
+                            .eps = eps},
                   u32(dim));
     const Tensor by_head = qkv.view({rows, longest, heads + 2 * kv, dim});
     const Tensor attention_out =
         backend_->attend(by_head.narrow(2, 0, heads), by_head.narrow(2, heads, kv), by_head.narrow(2, heads + kv, kv));
-    backend_->multiply(attention_out, l.o, {}, residual_update);
-    norm(x, residual_update, l.post_norm, normed);
-    multiply_gate_up(l, normed, gate_up);
-    backend_->run(
-        GateJob{bf16(gate_up), bf16(gate_up) + width, bf16_out(inner), u32(tokens), u32(width), u32(2 * width)});
-    backend_->multiply(inner, l.down, {}, residual_update);
+    backend_->multiply(attention_out, layer.o, {}, residual_update);
+    norm(x, residual_update, layer.post_norm, normed);
+    multiply_gate_up(layer, normed, gate_up);
+    backend_->run(GateJob{.gate = bf16(gate_up),
+                          .up = bf16(gate_up) + width,
+                          .out = bf16_out(inner),
+                          .rows = u32(tokens),
+                          .width = u32(width),
+                          .stride = u32(2 * width)});
+    backend_->multiply(inner, layer.down, {}, residual_update);
   }
   const Tensor last_index = torch::tensor(last_tokens, torch::kLong).to(model_.device());
   const Tensor last_hidden = x.index_select(0, last_index), out = torch::empty_like(last_hidden);
@@ -227,16 +262,16 @@ std::vector<const void*> Decoder::addresses(std::int64_t positions) {
   std::vector<const void*> out;
   const auto add = [&](const Tensor& tensor) { out.push_back(tensor.defined() ? tensor.data_ptr() : nullptr); };
   for (const Tensor* tensor : {&parts.embedding, &parts.norm, &parts.lm_head, &parts.cos, &parts.sin}) add(*tensor);
-  for (const Transformer::Layer& l : *parts.layers)
-    for (const Tensor* tensor :
-         {&l.qkv, &l.qkv_bias, &l.q_norm, &l.k_norm, &l.o, &l.input_norm, &l.post_norm, &l.gate, &l.up, &l.down})
+  for (const Transformer::Layer& layer : *parts.layers)
+    for (const Tensor* tensor : {&layer.qkv, &layer.qkv_bias, &layer.q_norm, &layer.k_norm, &layer.o, &layer.input_norm,
+                                 &layer.post_norm, &layer.gate, &layer.up, &layer.down})
       add(*tensor);
   for (const Tensor& keys : cache_.keys()) add(keys);
   for (const Tensor& values : cache_.values()) add(values);
   return out;
 }
 
-SampledTokens Decoder::attempt(std::span<const DecodeRow> rows) {
+SampledTokens Decoder::attempt_step(std::span<const DecodeRow> rows) {
   const std::int64_t recorded = recorded_rows(std::ssize(rows));
   std::int64_t pages = 0, positions = 0;
   for (const DecodeRow& row : rows) {
@@ -248,42 +283,44 @@ SampledTokens Decoder::attempt(std::span<const DecodeRow> rows) {
     recordings_.clear();
     addresses_ = std::move(addresses_now);
   }
-  const Buffers& b = *buffers_;
+  const Buffers& buffers = *buffers_;
   std::int64_t pages_written = 0;
-  bool any_restricted = false;
+  bool any_excludes_tokens = false;
   for (std::int64_t i = 0; i < recorded; ++i) {
     const bool is_request = i < std::ssize(rows);
     const DecodeRow* const row = is_request ? &rows[static_cast<std::size_t>(i)] : nullptr;
-    b.uniform(b.input_host)[i] = is_request ? row->request.uniform : 0;
-    b.temperature(b.input_host)[i] = is_request ? static_cast<float>(row->request.sampling->temperature) : 1;
-    b.ids(b.input_host)[i] = is_request ? row->id : 0;
-    b.positions(b.input_host)[i] = is_request ? static_cast<std::int32_t>(row->text->tokens) : -1;
-    b.pages_begin(b.input_host)[i] = static_cast<std::int32_t>(pages_written);
+    buffers.uniform(buffers.input_host)[i] = is_request ? row->request.uniform : 0;
+    buffers.temperature(buffers.input_host)[i] =
+        is_request ? static_cast<float>(row->request.sampling->temperature) : 1;
+    buffers.ids(buffers.input_host)[i] = is_request ? row->id : 0;
+    buffers.positions(buffers.input_host)[i] = is_request ? static_cast<std::int32_t>(row->text->tokens) : -1;
+    buffers.pages_begin(buffers.input_host)[i] = static_cast<std::int32_t>(pages_written);
     if (!is_request) continue;
     const std::int64_t count = PagedCache::pages_for(row->text->tokens + 1);
-    std::transform(row->text->list.begin(), row->text->list.begin() + count, b.page_list(b.input_host) + pages_written,
+    std::transform(row->text->list.begin(), row->text->list.begin() + count,
+                   buffers.page_list(buffers.input_host) + pages_written,
                    [](Page page) { return static_cast<std::int32_t>(page); });
     pages_written += count;
-    any_restricted |= restricted(*row->request.sampling);
+    any_excludes_tokens |= excludes_tokens(*row->request.sampling);
   }
-  b.header(b.input_host)->vectors = u32(b.input_vectors(pages));
+  buffers.header(buffers.input_host)->vectors = u32(buffers.input_vectors(pages));
   auto& recording = recordings_[recorded];
   if (!recording) recording = backend_->record([&] { queue_step(recorded); });
   kernels_ = recording->kernels();
   recording->replay();
   backend_->wait();
   SampledTokens out;
-  out.tokens.assign(b.tokens(), b.tokens() + rows.size());
-  out.logprobs.assign(b.logprobs(), b.logprobs() + rows.size());
-  if (!any_restricted) return out;
+  out.tokens.assign(buffers.tokens(), buffers.tokens() + rows.size());
+  out.logprobs.assign(buffers.logprobs(), buffers.logprobs() + rows.size());
+  if (!any_excludes_tokens) return out;
   std::vector<SampleRequest> requests;
   std::vector<std::int64_t> resampled_rows;
   for (std::size_t i = 0; i < rows.size(); ++i) {
-    if (!restricted(*rows[i].request.sampling)) continue;
+    if (!excludes_tokens(*rows[i].request.sampling)) continue;
     requests.push_back(rows[i].request);
     resampled_rows.push_back(static_cast<std::int64_t>(i));
   }
-  const Tensor logits = b.logits.index_select(0, torch::tensor(resampled_rows, torch::kLong).to(model_.device()))
+  const Tensor logits = buffers.logits.index_select(0, torch::tensor(resampled_rows, torch::kLong).to(model_.device()))
                             .narrow(1, 0, model_.config().vocab_size)
                             .to(torch::kFloat);
   const SampledTokens resampled = sample_tokens(logits, requests, /*batched=*/true);
@@ -294,20 +331,36 @@ SampledTokens Decoder::attempt(std::span<const DecodeRow> rows) {
   return out;
 }
 
-// to = norm(from) weight^T + bias (+ to); an undefined `norm` leaves `from` unchanged.
-void Decoder::project(std::int64_t rows, const Tensor& from, const Tensor& norm, const Tensor& weight,
-                      const Tensor& bias, const Tensor& to, bool adding) {
+// output = norm(input) weight^T + bias, or output += with `adding`. An undefined `norm` leaves `input` unchanged.
+void Decoder::project(std::int64_t rows, const Tensor& input, const Tensor& norm, const Tensor& weight,
+                      const Tensor& bias, const Tensor& output, bool adding) {
   const auto eps = static_cast<float>(model_.config().rms_norm_eps);
   const std::uint32_t in = u32(weight.size(1)), outputs = u32(weight.size(0));
-  const bool norms = norm.defined() && product_norms(u32(rows), in, false);
-  const Bf16* x = bf16(from);
-  if (norm.defined() && !norms) {
-    backend_->run(NormJob{bf16_out(from), nullptr, bf16(norm), bf16_out(buffers_->normed), u32(rows), in, eps});
+  const bool fuses_norm = norm.defined() && product_norms(u32(rows), in, /*gated=*/false);
+  const Bf16* x = bf16(input);
+  if (norm.defined() && !fuses_norm) {
+    backend_->run(NormJob{.x = bf16_out(input),
+                          .added = nullptr,
+                          .weight = bf16(norm),
+                          .out = bf16_out(buffers_->normed),
+                          .rows = u32(rows),
+                          .width = in,
+                          .eps = eps});
     x = bf16(buffers_->normed);
   }
-  backend_->run(ProductJob{x, norms ? bf16(norm) : nullptr, bf16(weight), nullptr, bf16(bias),
-                           adding ? bf16(to) : nullptr, bf16_out(to), u32(rows), in, outputs, u32(to.size(1)),
-                           product_parts(backend_->processors(), in, outputs, false), eps});
+  backend_->run(ProductJob{.x = x,
+                           .norm = fuses_norm ? bf16(norm) : nullptr,
+                           .weight = bf16(weight),
+                           .second = nullptr,
+                           .bias = bf16(bias),
+                           .residual = adding ? bf16(output) : nullptr,
+                           .out = bf16_out(output),
+                           .rows = u32(rows),
+                           .in = in,
+                           .outputs = outputs,
+                           .out_stride = u32(output.size(1)),
+                           .parts = product_parts(backend_->processors(), in, outputs, /*gated=*/false),
+                           .eps = eps});
 }
 
 void Decoder::multiply_gate_up(const Transformer::Layer& layer, const Tensor& x, const Tensor& out) {
@@ -322,63 +375,110 @@ void Decoder::multiply_gate_up(const Transformer::Layer& layer, const Tensor& x,
 
 // Queues the kernels of a step.
 void Decoder::queue_step(std::int64_t rows) {
-  const ModelConfig& c = model_.config();
+  const ModelConfig& config = model_.config();
   const Transformer::Parts parts = model_.parts(0);
   const std::vector<Transformer::Layer>& layers = *parts.layers;
-  const Buffers& b = *buffers_;
-  const auto eps = static_cast<float>(c.rms_norm_eps);
-  const std::uint32_t r = u32(rows), hidden = u32(c.hidden_size), width = u32(c.intermediate_size);
-  const unsigned splits = attend_splits(backend_->processors(), r, u32(c.kv_heads));
-  const unsigned tokens_min = attend_tokens_min(backend_->processors(), r, u32(c.kv_heads));
-  const bool few = rows <= kProductRowsMax;
-  const auto first = [&](const Tensor& tensor) { return tensor.narrow(0, 0, rows); };
+  const Buffers& buffers = *buffers_;
+  const auto eps = static_cast<float>(config.rms_norm_eps);
+  const std::uint32_t row_count = u32(rows), hidden = u32(config.hidden_size), width = u32(config.intermediate_size);
+  const unsigned splits = attend_splits(backend_->processors(), row_count, u32(config.kv_heads));
+  const unsigned tokens_min = attend_tokens_min(backend_->processors(), row_count, u32(config.kv_heads));
+  const bool uses_own_products = rows <= kProductRowsMax;
+  const auto first_rows = [&](const Tensor& tensor) { return tensor.narrow(0, 0, rows); };
   const auto norm = [&](const Tensor& added, const Tensor& weight) {
-    backend_->run(NormJob{bf16_out(b.x), bf16(added), bf16(weight), bf16_out(b.normed), r, hidden, eps});
+    backend_->run(NormJob{.x = bf16_out(buffers.x),
+                          .added = bf16(added),
+                          .weight = bf16(weight),
+                          .out = bf16_out(buffers.normed),
+                          .rows = row_count,
+                          .width = hidden,
+                          .eps = eps});
   };
-  backend_->run(ReceiveJob{static_cast<const Vector*>(b.input_host.data_ptr()),
-                           static_cast<Vector*>(b.input.data_ptr()), few ? 1u : 8u});
-  backend_->run(EmbedJob{bf16(parts.embedding), b.ids(b.input), bf16_out(b.x), r, hidden});
+  backend_->run(ReceiveJob{.source = static_cast<const Vector*>(buffers.input_host.data_ptr()),
+                           .destination = static_cast<Vector*>(buffers.input.data_ptr()),
+                           .blocks = uses_own_products ? 1u : 8u});  // with many rows, the input is larger
+  backend_->run(EmbedJob{.embedding = bf16(parts.embedding),
+                         .ids = buffers.ids(buffers.input),
+                         .out = bf16_out(buffers.x),
+                         .rows = row_count,
+                         .width = hidden});
   for (std::size_t i = 0; i < layers.size(); ++i) {
-    const Transformer::Layer& l = layers[i];
-    if (few) {
-      project(rows, b.x, l.input_norm, l.qkv, l.qkv_bias, b.qkv, false);
+    const Transformer::Layer& layer = layers[i];
+    if (uses_own_products) {
+      project(rows, buffers.x, layer.input_norm, layer.qkv, layer.qkv_bias, buffers.qkv, /*adding=*/false);
     } else {
-      norm(i == 0 ? Tensor() : b.residual_update, l.input_norm);
-      backend_->multiply(first(b.normed), l.qkv, l.qkv_bias, first(b.qkv));
+      norm(i == 0 ? Tensor() : buffers.residual_update, layer.input_norm);
+      backend_->multiply(first_rows(buffers.normed), layer.qkv, layer.qkv_bias, first_rows(buffers.qkv));
     }
-    backend_->run(
-        AttendJob{bf16(b.qkv), bf16(l.q_norm), bf16(l.k_norm), parts.cos.data_ptr<float>(), parts.sin.data_ptr<float>(),
-                  b.positions(b.input), b.page_list(b.input), b.pages_begin(b.input), bf16_out(cache_.keys()[i]),
-                  bf16_out(cache_.values()[i]), bf16_out(b.attention_out), b.partial.data_ptr<float>(),
-                  reinterpret_cast<unsigned*>(b.attend_arrived.data_ptr<std::int32_t>()), r, u32(c.heads),
-                  u32(c.kv_heads), splits, tokens_min, eps},
-        u32(c.head_dim));
-    if (few) {
-      project(rows, b.attention_out, {}, l.o, {}, b.x, true);
-      const bool norms = product_norms(r, hidden, true);
-      if (!norms) norm({}, l.post_norm);
-      backend_->run(ProductJob{norms ? bf16(b.x) : bf16(b.normed), norms ? bf16(l.post_norm) : nullptr, bf16(l.gate),
-                               bf16(l.up), nullptr, nullptr, bf16_out(b.inner), r, hidden, width, width,
-                               product_parts(backend_->processors(), hidden, width, true), eps});
-      project(rows, b.inner, {}, l.down, {}, b.x, true);
+    backend_->run(AttendJob{.qkv = bf16(buffers.qkv),
+                            .q_norm = bf16(layer.q_norm),
+                            .k_norm = bf16(layer.k_norm),
+                            .cos = parts.cos.data_ptr<float>(),
+                            .sin = parts.sin.data_ptr<float>(),
+                            .positions = buffers.positions(buffers.input),
+                            .pages = buffers.page_list(buffers.input),
+                            .pages_begin = buffers.pages_begin(buffers.input),
+                            .keys = bf16_out(cache_.keys()[i]),
+                            .values = bf16_out(cache_.values()[i]),
+                            .out = bf16_out(buffers.attention_out),
+                            .partial = buffers.partial.data_ptr<float>(),
+                            .arrived = reinterpret_cast<unsigned*>(buffers.attend_arrived.data_ptr<std::int32_t>()),
+                            .rows = row_count,
+                            .heads = u32(config.heads),
+                            .kv_heads = u32(config.kv_heads),
+                            .splits = splits,
+                            .tokens_min = tokens_min,
+                            .eps = eps},
+                  u32(config.head_dim));
+    if (uses_own_products) {
+      project(rows, buffers.attention_out, {}, layer.o, {}, buffers.x, /*adding=*/true);
+      const bool fuses_norm = product_norms(row_count, hidden, /*gated=*/true);
+      if (!fuses_norm) norm({}, layer.post_norm);
+      backend_->run(ProductJob{.x = fuses_norm ? bf16(buffers.x) : bf16(buffers.normed),
+                               .norm = fuses_norm ? bf16(layer.post_norm) : nullptr,
+                               .weight = bf16(layer.gate),
+                               .second = bf16(layer.up),
+                               .bias = nullptr,
+                               .residual = nullptr,
+                               .out = bf16_out(buffers.inner),
+                               .rows = row_count,
+                               .in = hidden,
+                               .outputs = width,
+                               .out_stride = width,
+                               .parts = product_parts(backend_->processors(), hidden, width, /*gated=*/true),
+                               .eps = eps});
+      project(rows, buffers.inner, {}, layer.down, {}, buffers.x, /*adding=*/true);
     } else {
-      backend_->multiply(first(b.attention_out), l.o, {}, first(b.residual_update));
-      norm(b.residual_update, l.post_norm);
-      multiply_gate_up(l, first(b.normed), first(b.gate_up));
-      backend_->run(GateJob{bf16(b.gate_up), bf16(b.gate_up) + width, bf16_out(b.inner), r, width, 2 * width});
-      backend_->multiply(first(b.inner), l.down, {}, first(b.residual_update));
+      backend_->multiply(first_rows(buffers.attention_out), layer.o, {}, first_rows(buffers.residual_update));
+      norm(buffers.residual_update, layer.post_norm);
+      multiply_gate_up(layer, first_rows(buffers.normed), first_rows(buffers.gate_up));
+      backend_->run(GateJob{.gate = bf16(buffers.gate_up),
+                            .up = bf16(buffers.gate_up) + width,
+                            .out = bf16_out(buffers.inner),
+                            .rows = row_count,
+                            .width = width,
+                            .stride = 2 * width});
+      backend_->multiply(first_rows(buffers.inner), layer.down, {}, first_rows(buffers.residual_update));
     }
   }
-  if (few) {
-    project(rows, b.x, parts.norm, parts.lm_head, {}, b.logits, false);
+  if (uses_own_products) {
+    project(rows, buffers.x, parts.norm, parts.lm_head, {}, buffers.logits, /*adding=*/false);
   } else {
-    norm(b.residual_update, parts.norm);
-    backend_->multiply(first(b.normed), parts.lm_head, {}, first(b.logits).narrow(1, 0, c.vocab_size));
+    norm(buffers.residual_update, parts.norm);
+    backend_->multiply(first_rows(buffers.normed), parts.lm_head, {},
+                       first_rows(buffers.logits).narrow(1, 0, config.vocab_size));
   }
-  backend_->run(SampleJob{bf16(b.logits), b.temperature(b.input), b.uniform(b.input), b.tops.data_ptr<float>(),
-                          b.sums.data_ptr<float>(),
-                          reinterpret_cast<unsigned*>(b.sample_arrived.data_ptr<std::int32_t>()), b.tokens(),
-                          b.logprobs(), r, u32(c.vocab_size), u32(b.logits.size(1))});
+  backend_->run(SampleJob{.logits = bf16(buffers.logits),
+                          .temperature = buffers.temperature(buffers.input),
+                          .uniform = buffers.uniform(buffers.input),
+                          .max_logits = buffers.max_logits.data_ptr<float>(),
+                          .sums = buffers.sums.data_ptr<float>(),
+                          .arrived = reinterpret_cast<unsigned*>(buffers.sample_arrived.data_ptr<std::int32_t>()),
+                          .tokens = buffers.tokens(),
+                          .logprobs = buffers.logprobs(),
+                          .rows = row_count,
+                          .vocab = u32(config.vocab_size),
+                          .stride = u32(buffers.logits.size(1))});
 }
 
 }  // namespace echoline::model::cuda

@@ -19,17 +19,17 @@ namespace echoline::model::cuda {
 
 struct DecodeRow {
   Token id;           // the last token; its keys and values are not in the pages yet
-  const Pages* text;  // has a slot for them, in a page that no other row shares
+  const Pages* text;  // has a slot for these keys and values, in a page that no other row shares
   SampleRequest request;
 };
 
 // Use from the model's thread.
 class Decoder {
  public:
-  // Null for a model on a CPU, of another type than bf16, or of an unsupported shape, and if the machine cannot be
+  // Null for a model on a CPU, of another type than bf16, or of an unsupported shape, and if the device cannot be
   // opened. Except on a CPU, the reason is logged.
   static std::unique_ptr<Decoder> open_if_supported(Transformer& model, PagedCache& cache);
-  // Both must outlive it. Requires that check() succeeds.
+  // The model and the cache must outlive the decoder. Requires that check() succeeds.
   Decoder(Transformer& model, PagedCache& cache, std::unique_ptr<DeviceBackend> backend);
   ~Decoder();
 
@@ -51,16 +51,16 @@ class Decoder {
 
  private:
   struct Buffers;
-  SampledTokens attempt(std::span<const DecodeRow> rows);
+  SampledTokens attempt_step(std::span<const DecodeRow> rows);
   torch::Tensor attempt_prefill(const torch::Tensor& ids, const std::vector<std::int64_t>& lengths,
                                 const std::vector<const Pages*>& page_lists);
-  void pause(std::string_view what, std::size_t rows, std::string_view why);
+  void switch_to_libtorch(std::string_view what, std::size_t rows, std::string_view why);
   void allocate_buffers(std::int64_t rows, std::int64_t pages);
   std::vector<const void*> addresses(std::int64_t positions);
   void queue_step(std::int64_t rows);
   void multiply_gate_up(const Transformer::Layer& layer, const torch::Tensor& x, const torch::Tensor& out);
-  void project(std::int64_t rows, const torch::Tensor& from, const torch::Tensor& norm, const torch::Tensor& weight,
-               const torch::Tensor& bias, const torch::Tensor& to, bool adding);
+  void project(std::int64_t rows, const torch::Tensor& input, const torch::Tensor& norm, const torch::Tensor& weight,
+               const torch::Tensor& bias, const torch::Tensor& output, bool adding);
 
   Transformer& model_;
   PagedCache& cache_;

@@ -25,27 +25,27 @@ class ThreadBlock {
     return reinterpret_cast<T*>(block_memory);
   }
   template <class F>
-  __device__ __forceinline__ void own(F&& f) {
+  __device__ __forceinline__ void on_each_thread(F&& f) {
     f(threadIdx.x);
   }
   template <class F>
-  __device__ __forceinline__ void each(F&& f) {
+  __device__ __forceinline__ void on_each_thread_and_wait(F&& f) {
     f(threadIdx.x);
     __syncthreads();
   }
   template <unsigned kWidth, class F>
   __device__ __forceinline__ void sum(F&& value) {
-    float& own = value(threadIdx.x);
+    float& sum_so_far = value(threadIdx.x);
     ECHO_UNROLL
     for (unsigned distance = kWidth / 2; distance > 0; distance /= 2)
-      own += __shfl_xor_sync(kAllThreads, own, distance);
+      sum_so_far += __shfl_xor_sync(kAllThreads, sum_so_far, distance);
   }
   template <unsigned kWidth, class F>
   __device__ __forceinline__ void largest(F&& value) {
-    float& own = value(threadIdx.x);
+    float& largest_so_far = value(threadIdx.x);
     ECHO_UNROLL
     for (unsigned distance = kWidth / 2; distance > 0; distance /= 2)
-      own = larger(__shfl_xor_sync(kAllThreads, own, distance), own);
+      largest_so_far = larger(__shfl_xor_sync(kAllThreads, largest_so_far, distance), largest_so_far);
   }
   template <class Sums, class Low, class High, class Weights>
   __device__ __forceinline__ void multiply(Sums&& sums, Low&& low, High&& high, Weights&& weights) {
@@ -60,14 +60,14 @@ class ThreadBlock {
           : "r"(a.words[k]), "r"(b.words[k]), "r"(a.words[k + 1]), "r"(b.words[k + 1]), "r"(w.words[k]),
             "r"(w.words[k + 1]));
   }
-  __device__ __forceinline__ bool arrive(unsigned* counter, unsigned blocks) {
-    __shared__ bool last;
+  __device__ __forceinline__ bool is_last_to_arrive(unsigned* counter, unsigned blocks) {
+    __shared__ bool is_last;
     __threadfence();
     __syncthreads();
-    if (threadIdx.x == 0) last = atomicInc(counter, blocks - 1) == blocks - 1;
+    if (threadIdx.x == 0) is_last = atomicInc(counter, blocks - 1) == blocks - 1;
     __syncthreads();
     __threadfence();
-    return last;
+    return is_last;
   }
   // The assembler moves loads of constants behind the wait, although they should come before it, but not beyond the end
   // of a basic block. The branch below ends a basic block.
@@ -127,25 +127,25 @@ __global__ __launch_bounds__(kSampleThreads, 4) void sample_kernel(SampleJob job
   sample_block(block, job, blockIdx.y, blockIdx.x);
 }
 
-constexpr std::size_t kSharedDefault = 48 << 10;  // more must be requested
+constexpr std::size_t kSharedBytesDefault = 48 << 10;  // more must be requested
 
 template <class Kernel>
-cudaError_t allow(Kernel kernel, std::size_t shared) {
-  if (shared <= kSharedDefault) return cudaSuccess;
-  return cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(shared));
+cudaError_t allow_shared_memory(Kernel kernel, std::size_t shared_bytes) {
+  if (shared_bytes <= kSharedBytesDefault) return cudaSuccess;
+  return cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(shared_bytes));
 }
 
 template <class Job>
 cudaError_t start(const Launcher& launcher, void (*kernel)(Job), const Job& job, dim3 grid, unsigned threads,
-                  std::size_t shared) {
-  if (const cudaError_t error = allow(kernel, shared); error != cudaSuccess) return error;
+                  std::size_t shared_bytes) {
+  if (const cudaError_t error = allow_shared_memory(kernel, shared_bytes); error != cudaSuccess) return error;
   cudaLaunchAttribute overlap{};
   overlap.id = cudaLaunchAttributeProgrammaticStreamSerialization;
   overlap.val.programmaticStreamSerializationAllowed = 1;
   cudaLaunchConfig_t config{};
   config.gridDim = grid;
   config.blockDim = dim3(threads);
-  config.dynamicSmemBytes = shared;
+  config.dynamicSmemBytes = shared_bytes;
   config.stream = launcher.stream;
   config.attrs = &overlap;
   config.numAttrs = launcher.overlapped ? 1 : 0;
@@ -155,18 +155,19 @@ cudaError_t start(const Launcher& launcher, void (*kernel)(Job), const Job& job,
 template <unsigned kGroups, bool kGated>
 cudaError_t launch_product(const Launcher& launcher, const ProductJob& job) {
   const auto kernel = product_kernel<kGroups, kGated>;
-  const std::size_t shared =
+  const std::size_t shared_bytes =
       product_sums_bytes<kGroups, kGated>() + (job.norm != nullptr ? product_stage_bytes(job.rows, job.in) : 0);
-  if (const cudaError_t error = allow(kernel, shared); error != cudaSuccess) return error;
-  int resident = 1;
+  if (const cudaError_t error = allow_shared_memory(kernel, shared_bytes); error != cudaSuccess) return error;
+  int blocks_per_processor = 1;
   if (const cudaError_t error =
-          cudaOccupancyMaxActiveBlocksPerMultiprocessor(&resident, kernel, kProductThreads, shared);
+          cudaOccupancyMaxActiveBlocksPerMultiprocessor(&blocks_per_processor, kernel, kProductThreads, shared_bytes);
       error != cudaSuccess)
     return error;
-  const unsigned tiles = (job.outputs + kTileOutputs - 1) / kTileOutputs, per_round = kProductWarps / job.parts;
-  const unsigned wanted = (tiles + per_round - 1) / per_round;
-  const unsigned blocks = std::min(wanted, launcher.processors * static_cast<unsigned>(resident < 1 ? 1 : resident));
-  return start(launcher, kernel, job, dim3(blocks), kProductThreads, shared);
+  const unsigned tiles = (job.outputs + kTileOutputs - 1) / kTileOutputs, tiles_per_round = kProductWarps / job.parts;
+  const unsigned useful_blocks = (tiles + tiles_per_round - 1) / tiles_per_round;
+  const unsigned blocks = std::min(
+      useful_blocks, launcher.processors * static_cast<unsigned>(blocks_per_processor < 1 ? 1 : blocks_per_processor));
+  return start(launcher, kernel, job, dim3(blocks), kProductThreads, shared_bytes);
 }
 
 template <unsigned kDim, unsigned kHeads, unsigned kThreads>
@@ -178,8 +179,8 @@ cudaError_t launch_attend(const Launcher& launcher, const AttendJob& job) {
 template <unsigned kDim, unsigned kHeads>
 cudaError_t launch_attend(const Launcher& launcher, const AttendJob& job) {
   if constexpr (kHeads <= 4)
-    if (attend_threads(job.rows, job.heads / job.kv_heads) == kAttendThreadsMany)
-      return launch_attend<kDim, kHeads, kAttendThreadsMany>(launcher, job);
+    if (attend_threads(job.rows, job.heads / job.kv_heads) == kAttendThreadsFewRows)
+      return launch_attend<kDim, kHeads, kAttendThreadsFewRows>(launcher, job);
   return launch_attend<kDim, kHeads, kAttendThreads>(launcher, job);
 }
 

@@ -11,7 +11,7 @@ namespace echoline::model::cuda {
 struct Launcher {
   cudaStream_t stream = nullptr;
   unsigned processors = 1;  // of the device
-  bool overlapped = false;  // a kernel may start before the one before it has ended (compute capability 9.0)
+  bool overlapped = false;  // a kernel may start before the previous one has ended (compute capability 9.0)
 };
 
 // Fills in the device's properties.

@@ -6,9 +6,9 @@ namespace echoline::model::cuda {
 
 inline constexpr unsigned kProductThreads = 256;
 inline constexpr unsigned kProductWarps = kProductThreads / kWarpThreads;
-inline constexpr unsigned kTileOutputs = 8;  // per warp
-inline constexpr unsigned kStepInputs = 32;  // per multiply()
-inline constexpr unsigned kStagePadding = 32;
+inline constexpr unsigned kTileOutputs = 8;    // outputs that a warp computes together
+inline constexpr unsigned kStepInputs = 32;    // inputs of one multiply()
+inline constexpr unsigned kStagePadding = 32;  // values after a row in shared memory, against bank conflicts
 
 // out = x weight^T: rounded, then plus `bias`, then plus `residual`; or silu(x weight^T) * (x second^T).
 struct ProductJob {
@@ -33,42 +33,43 @@ inline std::size_t product_stage_bytes(unsigned rows, unsigned in) {
   return sizeof(Bf16) * std::size_t{rows} * (in + kStagePadding);
 }
 
-// The supported number of groups of 8 rows: 1, 2, 4 or 8.
+// The number of groups of 8 rows, rounded up to a supported one: 1, 2, 4 or 8.
 inline unsigned product_groups(unsigned rows) { return rows <= 8 ? 1 : rows <= 16 ? 2 : rows <= 32 ? 4 : 8; }
 inline constexpr unsigned kProductRowsMax = 16;  // with more, libtorch's products are equally fast
 
-// For ProductJob::parts: enough warps for a block on every processor.
+// ProductJob::parts: enough that every processor has warps to run.
 inline unsigned product_parts(unsigned processors, unsigned in, unsigned outputs, bool gated) {
   const unsigned tiles = (outputs + kTileOutputs - 1) / kTileOutputs, steps = in / kStepInputs;
-  const unsigned warps = processors * kProductWarps * (gated ? 2 : 1);
+  const unsigned wanted_warps = processors * kProductWarps * (gated ? 2 : 1);
   unsigned parts = 1;
-  while (parts < kProductWarps && 2 * parts <= steps && tiles * parts < warps) parts *= 2;
+  while (parts < kProductWarps && 2 * parts <= steps && tiles * parts < wanted_warps) parts *= 2;
   return parts;
 }
 
-// Whether ProductJob::norm is supported: a block needs memory for the normalised rows, and normalises all of them.
+// Whether ProductJob::norm is supported. Each block normalises all rows and keeps them in its shared memory.
 inline bool product_norms(unsigned rows, unsigned in, bool gated) {
-  constexpr std::size_t kMemoryMax = 96 << 10;
-  const std::size_t sums = sizeof(float) * kProductWarps * (gated ? 2 : 1) * product_groups(rows) * 8 * kTileOutputs;
-  return rows <= 16 && sums + product_stage_bytes(rows, in) <= kMemoryMax;
+  constexpr std::size_t kSharedBytesMax = 96 << 10;
+  const std::size_t sums_bytes =
+      sizeof(float) * kProductWarps * (gated ? 2 : 1) * product_groups(rows) * 8 * kTileOutputs;
+  return rows <= 16 && sums_bytes + product_stage_bytes(rows, in) <= kSharedBytesMax;
 }
 
 // Block `index` of `blocks`. Requires kGroups * 8 >= rows.
 //
-// In a warp, thread 4 g + t loads 8 inputs of output g at once: inputs 8 t to 8 t + 7 of the 32 of a step. It also
-// loads these inputs of rows g and g + 8. The tensor cores number inputs differently, but both sides use the same
-// order.
+// In a warp, thread 4 g + t loads the weights of output g for inputs 8 t to 8 t + 7 of the 32 of a step. It also loads
+// these inputs of rows g and g + 8. The tensor cores number inputs differently, which is harmless because weights and
+// rows have the same order.
 template <unsigned kGroups, bool kGated, class Block>
 ECHO_DEVICE void product_block(Block& block, const ProductJob& job, unsigned index, unsigned blocks) {
   constexpr unsigned kWeights = kGated ? 2 : 1, kStepsAhead = kGated ? 4 : 8, kRows = kGroups * 8;
   constexpr unsigned kTiles = (kGroups + 1) / 2;  // of 16 rows
-  struct Own {
-    Vector ahead[kWeights][kStepsAhead];
-    Vector low, high;
+  struct ThreadValues {
+    Vector next_weights[kWeights][kStepsAhead];
+    Vector low, high;  // inputs of rows g and g + 8
     float sums[kTiles][kWeights][4];
-    float squares;
+    float square_sum;
   };
-  typename Block::template Local<Own> locals;
+  typename Block::template Local<ThreadValues> locals;
   float* const shared_sums = block.template shared<float>();  // [warp][kWeights][kRows][kTileOutputs]
   Bf16* const stage = reinterpret_cast<Bf16*>(shared_sums + product_sums_bytes<kGroups, kGated>() / sizeof(float));
   const unsigned stage_stride = job.in + kStagePadding;
@@ -78,21 +79,23 @@ ECHO_DEVICE void product_block(Block& block, const ProductJob& job, unsigned ind
 
   // Loads the weights for kStepsAhead steps of the warp's tile.
   const auto load = [&](unsigned thread, unsigned first_tile, unsigned step_group) {
-    Own& self = locals[thread];
+    ThreadValues& self = locals[thread];
     const unsigned warp = thread / kWarpThreads, lane = thread % kWarpThreads, part = warp % job.parts;
     const unsigned tile = first_tile + warp / job.parts;
-    const unsigned output = least(tile * kTileOutputs + lane / 4, job.outputs - 1);
+    const unsigned output = min_of(tile * kTileOutputs + lane / 4, job.outputs - 1);
     const unsigned begin = part * steps / job.parts + step_group * kStepsAhead, end = (part + 1) * steps / job.parts;
-    const std::size_t at = static_cast<std::size_t>(output) * job.in + begin * kStepInputs + lane % 4 * kVectorCount;
+    const std::size_t offset =
+        static_cast<std::size_t>(output) * job.in + begin * kStepInputs + lane % 4 * kVectorCount;
     ECHO_UNROLL
     for (unsigned i = 0; i < kStepsAhead; ++i) {
       const bool has_input = begin + i < end && tile < tiles;
-      self.ahead[0][i] = has_input ? load_once(job.weight + at + i * kStepInputs) : Vector{};
-      if constexpr (kGated) self.ahead[1][i] = has_input ? load_once(job.second + at + i * kStepInputs) : Vector{};
+      self.next_weights[0][i] = has_input ? load_once(job.weight + offset + i * kStepInputs) : Vector{};
+      if constexpr (kGated)
+        self.next_weights[1][i] = has_input ? load_once(job.second + offset + i * kStepInputs) : Vector{};
     }
   };
 
-  block.own([&](unsigned thread) { load(thread, index * tiles_per_round, 0); });
+  block.on_each_thread([&](unsigned thread) { load(thread, index * tiles_per_round, 0); });
   block.wait_for_inputs();
 
   if (job.norm != nullptr) {
@@ -101,41 +104,42 @@ ECHO_DEVICE void product_block(Block& block, const ProductJob& job, unsigned ind
       if (group * 8 >= job.rows) break;
       static_assert(kProductWarps == 8, "a warp norms one row of each group");
       const auto row_of = [&](unsigned thread) { return group * 8 + thread / kWarpThreads; };
-      const auto each_vector = [&](unsigned thread, const auto& use) {  // of the row, several at a time
+      const auto for_each_vector = [&](unsigned thread, const auto& use) {  // of the row; loads kBatch at a time
         constexpr unsigned kStep = kWarpThreads * kVectorCount, kBatch = 4;
-        const Bf16* const from = job.x + static_cast<std::size_t>(row_of(thread)) * job.in;
+        const Bf16* const row_start = job.x + static_cast<std::size_t>(row_of(thread)) * job.in;
         for (unsigned first = thread % kWarpThreads * kVectorCount; first < job.in; first += kBatch * kStep) {
           Vector v[kBatch];
           ECHO_UNROLL
           for (unsigned i = 0; i < kBatch; ++i)
-            v[i] = first + i * kStep < job.in ? load_vector(from + first + i * kStep) : Vector{};
+            v[i] = first + i * kStep < job.in ? load_vector(row_start + first + i * kStep) : Vector{};
           ECHO_UNROLL
           for (unsigned i = 0; i < kBatch; ++i)
             if (first + i * kStep < job.in) use(first + i * kStep, v[i]);
         }
       };
-      block.own([&](unsigned thread) {
+      block.on_each_thread([&](unsigned thread) {
         float sum = 0;
-        if (row_of(thread) < job.rows) each_vector(thread, [&](unsigned, const Vector& v) { sum += squares(v); });
-        locals[thread].squares = sum;
+        if (row_of(thread) < job.rows)
+          for_each_vector(thread, [&](unsigned, const Vector& v) { sum += square_sum(v); });
+        locals[thread].square_sum = sum;
       });
-      block.template sum<kWarpThreads>([&](unsigned thread) -> float& { return locals[thread].squares; });
-      block.own([&](unsigned thread) {
+      block.template sum<kWarpThreads>([&](unsigned thread) -> float& { return locals[thread].square_sum; });
+      block.on_each_thread([&](unsigned thread) {
         const unsigned row = row_of(thread);
         if (row >= job.rows) return;
-        const float scale = reciprocal_root(locals[thread].squares / static_cast<float>(job.in) + job.eps);
-        each_vector(thread, [&](unsigned at, const Vector& v) {
-          store_vector(stage + row * stage_stride + at, normed(v, load_vector(job.norm + at), scale));
+        const float scale = reciprocal_root(locals[thread].square_sum / static_cast<float>(job.in) + job.eps);
+        for_each_vector(thread, [&](unsigned offset, const Vector& v) {
+          store_vector(stage + row * stage_stride + offset, normed(v, load_vector(job.norm + offset), scale));
         });
       });
     }
-    block.each([](unsigned) {});
+    block.on_each_thread_and_wait([](unsigned) {});
   }
   const Bf16* const x = job.norm != nullptr ? stage : job.x;
   const unsigned x_stride = job.norm != nullptr ? stage_stride : job.in;
 
   for (unsigned first_tile = index * tiles_per_round; first_tile < tiles; first_tile += blocks * tiles_per_round) {
-    block.own([&](unsigned thread) {
+    block.on_each_thread([&](unsigned thread) {
       ECHO_UNROLL
       for (unsigned m = 0; m < kTiles; ++m) ECHO_UNROLL
       for (unsigned w = 0; w < kWeights; ++w) ECHO_UNROLL
@@ -146,16 +150,16 @@ ECHO_DEVICE void product_block(Block& block, const ProductJob& job, unsigned ind
       for (unsigned i = 0; i < kStepsAhead; ++i) {
         ECHO_UNROLL
         for (unsigned m = 0; m < kTiles; ++m) {
-          block.own([&](unsigned thread) {
-            Own& self = locals[thread];
+          block.on_each_thread([&](unsigned thread) {
+            ThreadValues& self = locals[thread];
             const unsigned lane = thread % kWarpThreads, part = thread / kWarpThreads % job.parts;
             const unsigned step = part * steps / job.parts + step_group * kStepsAhead + i;
             const bool has_input = step < (part + 1) * steps / job.parts;
             const unsigned row = m * 16 + lane / 4;
-            const Bf16* const from =
+            const Bf16* const inputs =
                 x + static_cast<std::size_t>(row) * x_stride + step * kStepInputs + lane % 4 * kVectorCount;
-            self.low = has_input && row < job.rows ? load_vector(from) : Vector{};
-            self.high = kGroups > 1 && has_input && row + 8 < job.rows ? load_vector(from + std::size_t{8} * x_stride)
+            self.low = has_input && row < job.rows ? load_vector(inputs) : Vector{};
+            self.high = kGroups > 1 && has_input && row + 8 < job.rows ? load_vector(inputs + std::size_t{8} * x_stride)
                                                                        : Vector{};
           });
           ECHO_UNROLL
@@ -163,10 +167,10 @@ ECHO_DEVICE void product_block(Block& block, const ProductJob& job, unsigned ind
             block.multiply([&](unsigned thread) -> float* { return locals[thread].sums[m][w]; },
                            [&](unsigned thread) -> const Vector& { return locals[thread].low; },
                            [&](unsigned thread) -> const Vector& { return locals[thread].high; },
-                           [&](unsigned thread) -> const Vector& { return locals[thread].ahead[w][i]; });
+                           [&](unsigned thread) -> const Vector& { return locals[thread].next_weights[w][i]; });
         }
       }
-      block.own([&](unsigned thread) {  // the next group of steps, or the first of the next tile
+      block.on_each_thread([&](unsigned thread) {  // the next group of steps, or the first of the next tile
         if (step_group + 1 < step_groups) {
           load(thread, first_tile, step_group + 1);
         } else if (first_tile + blocks * tiles_per_round < tiles) {
@@ -174,39 +178,39 @@ ECHO_DEVICE void product_block(Block& block, const ProductJob& job, unsigned ind
         }
       });
     }
-    block.each([&](unsigned thread) {
-      const Own& self = locals[thread];
+    block.on_each_thread_and_wait([&](unsigned thread) {
+      const ThreadValues& self = locals[thread];
       const unsigned lane = thread % kWarpThreads, warp = thread / kWarpThreads;
       ECHO_UNROLL
       for (unsigned w = 0; w < kWeights; ++w) ECHO_UNROLL
       for (unsigned m = 0; m < kTiles; ++m) {
-        float* const to =
+        float* const target =
             shared_sums + ((warp * kWeights + w) * kRows + m * 16 + lane / 4) * kTileOutputs + lane % 4 * 2;
-        to[0] = self.sums[m][w][0], to[1] = self.sums[m][w][1];
+        target[0] = self.sums[m][w][0], target[1] = self.sums[m][w][1];
         if (kGroups > 1) {
-          to[8 * kTileOutputs] = self.sums[m][w][2];
-          to[8 * kTileOutputs + 1] = self.sums[m][w][3];
+          target[8 * kTileOutputs] = self.sums[m][w][2];
+          target[8 * kTileOutputs + 1] = self.sums[m][w][3];
         }
       }
     });
-    block.each([&](unsigned thread) {
-      for (unsigned e = thread; e < tiles_per_round * kRows * kTileOutputs; e += Block::kThreads) {
-        const unsigned row = e / kTileOutputs % kRows, slot = e / kTileOutputs / kRows;
-        const unsigned output = (first_tile + slot) * kTileOutputs + e % kTileOutputs;
+    block.on_each_thread_and_wait([&](unsigned thread) {
+      for (unsigned element = thread; element < tiles_per_round * kRows * kTileOutputs; element += Block::kThreads) {
+        const unsigned row = element / kTileOutputs % kRows, slot = element / kTileOutputs / kRows;
+        const unsigned output = (first_tile + slot) * kTileOutputs + element % kTileOutputs;
         if (row >= job.rows || output >= job.outputs) continue;
         const auto total = [&](unsigned w) {
           float sum = 0;
           for (unsigned part = 0; part < job.parts; ++part)
             sum += shared_sums[(((slot * job.parts + part) * kWeights + w) * kRows + row) * kTileOutputs +
-                               e % kTileOutputs];
+                               element % kTileOutputs];
           return rounded(sum);
         };
         float value = total(0);
-        if (job.bias != nullptr) value = rounded(value + wide(job.bias[output]));
-        if constexpr (kGated) value = gated(value, total(1));
-        const std::size_t at = static_cast<std::size_t>(row) * job.out_stride + output;
-        if (job.residual != nullptr) value = wide(job.residual[at]) + value;
-        job.out[at] = narrow(value);
+        if (job.bias != nullptr) value = rounded(value + to_float(job.bias[output]));
+        if constexpr (kGated) value = gated_value(value, total(1));
+        const std::size_t offset = static_cast<std::size_t>(row) * job.out_stride + output;
+        if (job.residual != nullptr) value = to_float(job.residual[offset]) + value;
+        job.out[offset] = to_bf16(value);
       }
     });
   }

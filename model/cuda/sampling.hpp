@@ -8,7 +8,8 @@ inline constexpr unsigned kSampleThreads = 256;
 inline constexpr unsigned kSampleWarps = kSampleThreads / kWarpThreads;
 inline constexpr unsigned kTokensPerSampleThread = 16;
 inline constexpr unsigned kTokensPerSampleWarp = kWarpThreads * kTokensPerSampleThread;
-inline constexpr unsigned kSampleWarpsMax = 2048;  // per row; each warp processes one share of the vocabulary
+// Per row. Each warp processes one share of the vocabulary: kTokensPerSampleWarp consecutive tokens.
+inline constexpr unsigned kSampleWarpsMax = 2048;
 
 // Samples the token at which the cumulative probability of softmax(logits / temperature), in the order of the
 // vocabulary, exceeds the uniform number, with its log-probability. Temperature 0: the first of the most likely tokens,
@@ -17,8 +18,8 @@ struct SampleJob {
   const Bf16* logits;        // [rows, stride]
   const float* temperature;  // [rows]
   const double* uniform;     // [rows]
-  float* tops;               // [rows, shares]: the largest logit of each share
-  float* sums;               // [rows, shares]: the sum of exp(logit - top)
+  float* max_logits;         // [rows, shares]: the largest logit of each share
+  float* sums;               // [rows, shares]: the sum of exp(logit - max_logit)
   unsigned* arrived;         // [rows], initially 0: blocks that have written their shares
   std::int32_t* tokens;      // [rows]
   float* logprobs;           // [rows]
@@ -28,21 +29,22 @@ inline unsigned sample_blocks(unsigned vocab) {
   return (vocab + kTokensPerSampleWarp * kSampleWarps - 1) / (kTokensPerSampleWarp * kSampleWarps);
 }
 
+// A weight is exp(logit - max_logit), or a sum of such.
 struct SampleShared {
-  double weights[kSampleWarpsMax];
-  double by_lane[kWarpThreads];
-  float tops[kSampleWarpsMax];
-  float by_warp[kSampleWarps];
-  double left;  // of the random part of the total weight, before `share`
-  float top, log_total;
-  unsigned share;  // first the share that holds the sampled token, then the thread of all shares
+  double weights[kSampleWarpsMax];  // of each share
+  double lane_weights[kWarpThreads];
+  float max_logits[kSampleWarpsMax];  // largest logit of each share
+  float warp_max_logits[kSampleWarps];
+  double weight_left;  // random part of the total weight, less the weights before `share`
+  float max_logit, log_total;
+  unsigned share;  // first the share that holds the sampled token, then the number of the thread among all shares
 };
 
-// Returns the index of the weight with which the sum of the first weights exceeds `left`, and subtracts the weights
-// before it from `left`. If rounding keeps all `count` weights below `left`, returns the last one above 0 and sets
-// `left` to infinity.
+// Returns the index of the weight with which the sum of the first weights exceeds `weight_left`, and subtracts the
+// weights before it from `weight_left`. If rounding keeps all `count` weights below `weight_left`, returns the last one
+// above 0 and sets `weight_left` to infinity.
 template <class Weight>
-ECHO_DEVICE unsigned pick(unsigned count, double& left, const Weight& weight) {
+ECHO_DEVICE unsigned subtract_until_found(unsigned count, double& weight_left, const Weight& weight) {
   constexpr unsigned kBatch = 8;
   unsigned last_positive = 0;
   for (unsigned first = 0; first < count; first += kBatch) {
@@ -53,24 +55,24 @@ ECHO_DEVICE unsigned pick(unsigned count, double& left, const Weight& weight) {
     for (unsigned i = 0; i < kBatch; ++i) {
       if (!(batch[i] > 0)) continue;
       last_positive = first + i;
-      if (left < batch[i]) return last_positive;
-      left -= batch[i];
+      if (weight_left < batch[i]) return last_positive;
+      weight_left -= batch[i];
     }
   }
-  left = INFINITY;
+  weight_left = INFINITY;
   return last_positive;
 }
 
 // Block `index` of sample_blocks(): each warp processes one share of the tokens. The last block of a row samples.
 template <class Block>
 ECHO_DEVICE void sample_block(Block& block, const SampleJob& job, unsigned row, unsigned index) {
-  struct Own {
-    float x[kTokensPerSampleThread], top, sum;
+  struct ThreadValues {
+    float x[kTokensPerSampleThread], max_logit, sum;
   };
-  typename Block::template Local<Own> locals;
+  typename Block::template Local<ThreadValues> locals;
   const Bf16* const logits = job.logits + static_cast<std::size_t>(row) * job.stride;
-  const bool greedy = job.temperature[row] == 0;
-  const float temperature = greedy ? 1 : job.temperature[row];
+  const bool is_greedy = job.temperature[row] == 0;
+  const float temperature = is_greedy ? 1 : job.temperature[row];
   const unsigned blocks = (job.vocab + kTokensPerSampleWarp * kSampleWarps - 1) / (kTokensPerSampleWarp * kSampleWarps);
   const unsigned shares = blocks * kSampleWarps;
   // Loads the tokens from `first` on; tokens beyond the vocabulary count as impossible.
@@ -85,115 +87,122 @@ ECHO_DEVICE void sample_block(Block& block, const SampleJob& job, unsigned row, 
       }
     }
   };
-  const auto top_of = [&](unsigned thread) -> float& { return locals[thread].top; };
+  const auto max_logit_of = [&](unsigned thread) -> float& { return locals[thread].max_logit; };
   const auto sum_of = [&](unsigned thread) -> float& { return locals[thread].sum; };
   block.wait_for_inputs();
 
-  block.own([&](unsigned thread) {
-    Own& self = locals[thread];
+  block.on_each_thread([&](unsigned thread) {
+    ThreadValues& self = locals[thread];
     load(index * kSampleWarps * kTokensPerSampleWarp + thread * kTokensPerSampleThread, self.x);
-    self.top = -INFINITY;
+    self.max_logit = -INFINITY;
     ECHO_UNROLL
-    for (unsigned i = 0; i < kTokensPerSampleThread; ++i) self.top = larger(self.x[i], self.top);
+    for (unsigned i = 0; i < kTokensPerSampleThread; ++i) self.max_logit = larger(self.x[i], self.max_logit);
   });
-  block.template largest<kWarpThreads>(top_of);
-  block.own([&](unsigned thread) {
-    Own& self = locals[thread];
+  block.template largest<kWarpThreads>(max_logit_of);
+  block.on_each_thread([&](unsigned thread) {
+    ThreadValues& self = locals[thread];
     self.sum = 0;
     ECHO_UNROLL
     for (unsigned i = 0; i < kTokensPerSampleThread; ++i)
-      self.sum += self.x[i] == -INFINITY ? 0 : std::exp(self.x[i] - self.top);
+      self.sum += self.x[i] == -INFINITY ? 0 : std::exp(self.x[i] - self.max_logit);
   });
   block.template sum<kWarpThreads>(sum_of);
-  block.own([&](unsigned thread) {
+  block.on_each_thread([&](unsigned thread) {
     if (thread % kWarpThreads != 0) return;
-    const std::size_t at = static_cast<std::size_t>(row) * shares + index * kSampleWarps + thread / kWarpThreads;
-    job.tops[at] = locals[thread].top, job.sums[at] = locals[thread].sum;
+    const std::size_t share = static_cast<std::size_t>(row) * shares + index * kSampleWarps + thread / kWarpThreads;
+    job.max_logits[share] = locals[thread].max_logit, job.sums[share] = locals[thread].sum;
   });
-  if (!block.arrive(job.arrived + row, blocks)) return;
+  if (!block.is_last_to_arrive(job.arrived + row, blocks)) return;
 
   SampleShared& shared = *block.template shared<SampleShared>();
-  block.own([&](unsigned thread) {
-    float& top = locals[thread].top = -INFINITY;
+  block.on_each_thread([&](unsigned thread) {
+    float& max_logit = locals[thread].max_logit = -INFINITY;
     for (unsigned i = thread; i < shares; i += kSampleThreads) {
-      shared.tops[i] = load_shared_result(job.tops + static_cast<std::size_t>(row) * shares + i);
+      shared.max_logits[i] = load_shared_result(job.max_logits + static_cast<std::size_t>(row) * shares + i);
       shared.weights[i] =
           static_cast<double>(load_shared_result(job.sums + static_cast<std::size_t>(row) * shares + i));
-      top = larger(shared.tops[i], top);
+      max_logit = larger(shared.max_logits[i], max_logit);
     }
   });
-  block.template largest<kWarpThreads>(top_of);
-  block.each([&](unsigned thread) {
-    if (thread % kWarpThreads == 0) shared.by_warp[thread / kWarpThreads] = locals[thread].top;
+  block.template largest<kWarpThreads>(max_logit_of);
+  block.on_each_thread_and_wait([&](unsigned thread) {
+    if (thread % kWarpThreads == 0) shared.warp_max_logits[thread / kWarpThreads] = locals[thread].max_logit;
   });
-  block.each([&](unsigned thread) {
-    float top = shared.by_warp[0];
+  block.on_each_thread_and_wait([&](unsigned thread) {
+    float max_logit = shared.warp_max_logits[0];
     ECHO_UNROLL
-    for (unsigned i = 1; i < kSampleWarps; ++i) top = larger(shared.by_warp[i], top);
+    for (unsigned i = 1; i < kSampleWarps; ++i) max_logit = larger(shared.warp_max_logits[i], max_logit);
     for (unsigned i = thread; i < shares; i += kSampleThreads) {
-      if (greedy && shared.tops[i] == top) shared.tops[i] = INFINITY;  // marks the share with the largest logit
-      if (shared.weights[i] > 0 && shared.tops[i] != INFINITY)
-        shared.weights[i] *= static_cast<double>(std::exp(shared.tops[i] - top));
+      if (is_greedy && shared.max_logits[i] == max_logit)
+        shared.max_logits[i] = INFINITY;  // marks the share with the largest logit
+      if (shared.weights[i] > 0 && shared.max_logits[i] != INFINITY)
+        shared.weights[i] *= static_cast<double>(std::exp(shared.max_logits[i] - max_logit));
     }
-    if (thread == 0) shared.top = top;
+    if (thread == 0) shared.max_logit = max_logit;
   });
-  const unsigned per_lane = (shares + kWarpThreads - 1) / kWarpThreads;
-  block.each([&](unsigned thread) {
+  const unsigned shares_per_lane = (shares + kWarpThreads - 1) / kWarpThreads;
+  block.on_each_thread_and_wait([&](unsigned thread) {
     if (thread >= kWarpThreads) return;
     double sum = 0;
-    for (unsigned i = thread * per_lane; i < least((thread + 1) * per_lane, shares); ++i) sum += shared.weights[i];
-    shared.by_lane[thread] = sum;
+    for (unsigned i = thread * shares_per_lane; i < min_of((thread + 1) * shares_per_lane, shares); ++i)
+      sum += shared.weights[i];
+    shared.lane_weights[thread] = sum;
   });
-  block.each([&](unsigned thread) {
+  block.on_each_thread_and_wait([&](unsigned thread) {
     if (thread != 0) return;
     double total = 0;
     ECHO_UNROLL
-    for (unsigned i = 0; i < kWarpThreads; ++i) total += shared.by_lane[i];
+    for (unsigned i = 0; i < kWarpThreads; ++i) total += shared.lane_weights[i];
     shared.log_total = static_cast<float>(std::log(total));
-    if (greedy) {
-      shared.left = 0;
-      shared.share = pick(shares, shared.left, [&](unsigned i) { return shared.tops[i] == INFINITY ? 1 : 0; });
+    if (is_greedy) {
+      shared.weight_left = 0;
+      shared.share = subtract_until_found(shares, shared.weight_left,
+                                          [&](unsigned i) { return shared.max_logits[i] == INFINITY ? 1 : 0; });
       return;
     }
-    double left = job.uniform[row] * total;
-    const unsigned first = pick(kWarpThreads, left, [&](unsigned i) { return shared.by_lane[i]; }) * per_lane;
-    shared.share = first + pick(least(per_lane, shares - least(first, shares)), left,
-                                [&](unsigned i) { return shared.weights[first + i]; });
-    shared.left = left;
+    double weight_left = job.uniform[row] * total;
+    const unsigned first =
+        subtract_until_found(kWarpThreads, weight_left, [&](unsigned i) { return shared.lane_weights[i]; }) *
+        shares_per_lane;
+    shared.share = first + subtract_until_found(min_of(shares_per_lane, shares - min_of(first, shares)), weight_left,
+                                                [&](unsigned i) { return shared.weights[first + i]; });
+    shared.weight_left = weight_left;
   });
-  const auto p = [&](float x) { return greedy ? (x == shared.top ? 1.0f : 0.0f) : std::exp(x - shared.top); };
-  block.each([&](unsigned thread) {
+  const auto weight_of = [&](float x) {
+    return is_greedy ? (x == shared.max_logit ? 1.0f : 0.0f) : std::exp(x - shared.max_logit);
+  };
+  block.on_each_thread_and_wait([&](unsigned thread) {
     if (thread >= kWarpThreads) return;
-    Own& self = locals[thread];
+    ThreadValues& self = locals[thread];
     load(shared.share * kTokensPerSampleWarp + thread * kTokensPerSampleThread, self.x);
     float sum = 0;
     ECHO_UNROLL
-    for (unsigned i = 0; i < kTokensPerSampleThread; ++i) sum += p(self.x[i]);
-    shared.by_lane[thread] = static_cast<double>(sum);
+    for (unsigned i = 0; i < kTokensPerSampleThread; ++i) sum += weight_of(self.x[i]);
+    shared.lane_weights[thread] = static_cast<double>(sum);
   });
-  block.each([&](unsigned thread) {
+  block.on_each_thread_and_wait([&](unsigned thread) {
     if (thread != 0) return;
-    double left = shared.left;
-    shared.share =
-        shared.share * kWarpThreads + pick(kWarpThreads, left, [&](unsigned i) { return shared.by_lane[i]; });
-    shared.left = left;
+    double weight_left = shared.weight_left;
+    shared.share = shared.share * kWarpThreads +
+                   subtract_until_found(kWarpThreads, weight_left, [&](unsigned i) { return shared.lane_weights[i]; });
+    shared.weight_left = weight_left;
   });
-  block.own([&](unsigned thread) {
+  block.on_each_thread([&](unsigned thread) {
     if (thread != shared.share % kWarpThreads) return;
-    Own& self = locals[thread];
-    double left = shared.left;
+    ThreadValues& self = locals[thread];
+    double weight_left = shared.weight_left;
     unsigned token = 0;
     float x = self.x[0];
     ECHO_UNROLL
     for (unsigned i = 0; i < kTokensPerSampleThread; ++i) {
-      const double w = static_cast<double>(p(self.x[i]));
-      if (!(w > 0) || left < 0) continue;
+      const double weight = static_cast<double>(weight_of(self.x[i]));
+      if (!(weight > 0) || weight_left < 0) continue;
       token = i, x = self.x[i];
-      left = left < w ? -1 : left - w;  // below 0: found
+      weight_left = weight_left < weight ? -1 : weight_left - weight;  // negative after the sampled token was found
     }
     const unsigned first = shared.share * kTokensPerSampleThread;
-    job.tokens[row] = static_cast<std::int32_t>(least(first + token, job.vocab - 1));
-    job.logprobs[row] = (x - shared.top) - shared.log_total;
+    job.tokens[row] = static_cast<std::int32_t>(min_of(first + token, job.vocab - 1));
+    job.logprobs[row] = (x - shared.max_logit) - shared.log_total;
   });
 }
 

@@ -22,14 +22,14 @@ std::atomic<bool> kernels_enabled = true;
 // Whether the device meets the requirements of the kernels and of libtorch's flash attention.
 bool is_supported(const torch::Device& device) {
   static std::mutex mutex;
-  static std::map<int, bool> known;
+  static std::map<int, bool> support_by_device;
   const std::lock_guard lock(mutex);
   const int index = device.index() < 0 ? 0 : device.index();
-  if (const auto at = known.find(index); at != known.end()) return at->second;
+  if (const auto it = support_by_device.find(index); it != support_by_device.end()) return it->second;
   int major = 0;
-  const bool supported =
+  const bool is_supported_here =
       cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, index) == cudaSuccess && major >= 8;
-  return known[index] = supported;
+  return support_by_device[index] = is_supported_here;
 }
 
 template <class Job>
@@ -66,7 +66,8 @@ Tensor column_sums_of(const Tensor& sums, const Tensor& like) {
   const Tensor out = torch::empty({sums.size(1)}, like.options().requires_grad(false));
   by_type(like, [&](auto type) {
     using T = decltype(type);
-    start(ColumnSumsJob<T>{floats(sums), data<T>(out), sums.size(0), sums.size(1)}, sums);
+    start(ColumnSumsJob<T>{.sums = floats(sums), .out = data<T>(out), .rows = sums.size(0), .width = sums.size(1)},
+          sums);
   });
   return out;
 }
@@ -79,19 +80,19 @@ Tensor fp32_like(const Tensor& x, std::int64_t rows, std::int64_t width) {
 
 template <class T>
 RotateJob<T> rotate_job(const Tensor& qkv, const Heads& h) {
-  const std::int64_t all = h.heads + 2 * h.kv_heads;
-  return {data<T>(qkv),
-          nullptr,
-          floats(h.cos),
-          floats(h.sin),
-          data<T>(h.q_norm),
-          data<T>(h.k_norm),
-          qkv.size(0),
-          h.cos.size(0),
-          static_cast<int>(h.heads),
-          static_cast<int>(h.kv_heads),
-          static_cast<int>(qkv.size(1) / all),
-          static_cast<float>(h.eps)};
+  const std::int64_t all_heads = h.heads + 2 * h.kv_heads;
+  return {.x = data<T>(qkv),
+          .out = nullptr,
+          .cos = floats(h.cos),
+          .sin = floats(h.sin),
+          .q_norm = data<T>(h.q_norm),
+          .k_norm = data<T>(h.k_norm),
+          .tokens = qkv.size(0),
+          .positions = h.cos.size(0),
+          .heads = static_cast<int>(h.heads),
+          .kv_heads = static_cast<int>(h.kv_heads),
+          .dim = static_cast<int>(qkv.size(1) / all_heads),
+          .eps = static_cast<float>(h.eps)};
 }
 
 // The table of entries on the device, and the number of parts.
@@ -110,31 +111,31 @@ Table table_of(const std::vector<Updated>& tensors) {
   auto* entry = reinterpret_cast<UpdateEntry*>(host.data_ptr());
   torch::Device device = torch::kCPU;
   for (const Updated& t : tensors) {
-    const Tensor& any = t.gradient.defined() ? t.gradient : t.master;
-    device = any.device();
-    bool packed = true;
-    for (const Tensor* each :
+    const Tensor& sized_tensor = t.gradient.defined() ? t.gradient : t.master;
+    device = sized_tensor.device();
+    bool is_aligned = true;
+    for (const Tensor* tensor :
          {&t.parameter, &t.master, &t.moment1, &t.moment2, &t.scale1, &t.scale2, &t.gradient, &t.fresh})
-      if (each->defined()) {
-        TORCH_CHECK(each->is_contiguous() && each->device() == device,
+      if (tensor->defined()) {
+        TORCH_CHECK(tensor->is_contiguous() && tensor->device() == device,
                     "a tensor of the optimizer is not dense, or on another device");
-        packed &= reinterpret_cast<std::uintptr_t>(each->data_ptr()) % 16 == 0;
+        is_aligned &= reinterpret_cast<std::uintptr_t>(tensor->data_ptr()) % 16 == 0;
       }
-    *entry++ = {data<void>(t.parameter),
-                floats(t.master),
-                data<void>(t.moment1),
-                data<void>(t.moment2),
-                floats(t.scale1),
-                floats(t.scale2),
-                floats(t.gradient),
-                data<Bf16>(t.fresh),
-                any.numel(),
-                table.parts,
-                t.parameter.defined() && t.parameter.scalar_type() == torch::kFloat,
-                t.decays,
-                t.replaces,
-                packed};
-    table.parts += parts(any.numel(), kUpdatePart);
+    *entry++ = {.parameter = data<void>(t.parameter),
+                .master = floats(t.master),
+                .moment1 = data<void>(t.moment1),
+                .moment2 = data<void>(t.moment2),
+                .scale1 = floats(t.scale1),
+                .scale2 = floats(t.scale2),
+                .gradient = floats(t.gradient),
+                .new_gradient = data<Bf16>(t.fresh),
+                .count = sized_tensor.numel(),
+                .first_part = table.parts,
+                .parameter_is_fp32 = t.parameter.defined() && t.parameter.scalar_type() == torch::kFloat,
+                .decays = t.decays,
+                .replaces = t.replaces,
+                .aligned = is_aligned};
+    table.parts += parts(sized_tensor.numel(), kUpdatePart);
   }
   table.entries = host.to(device, /*non_blocking=*/true);
   return table;
@@ -143,7 +144,7 @@ Table table_of(const std::vector<Updated>& tensors) {
 }  // namespace
 
 bool have_kernels() { return true; }
-void use_kernels(bool on) { kernels_enabled = on; }
+void use_kernels(bool enabled) { kernels_enabled = enabled; }
 
 bool kernels_support(const Tensor& x) {
   const auto type = x.scalar_type();
@@ -158,10 +159,10 @@ std::optional<std::uint64_t> memory_of(int index) {
 }
 
 std::pair<Tensor, Tensor> norm(const Tensor& input, const Tensor& optional_addend, const Tensor& weight, double eps) {
-  const Tensor x = input.contiguous(), w = weight.contiguous(), out = torch::empty_like(x);
+  const Tensor x = input.contiguous(), dense_weight = weight.contiguous(), out = torch::empty_like(x);
   const Tensor addend = optional_addend.defined() ? optional_addend.contiguous() : Tensor();
   const Tensor sum = optional_addend.defined() ? torch::empty_like(x) : Tensor();
-  check_like(x, w);
+  check_like(x, dense_weight);
   if (optional_addend.defined()) {
     check_like(x, addend);
     TORCH_CHECK(x.sizes() == addend.sizes(), "an addend of other sizes");
@@ -169,29 +170,43 @@ std::pair<Tensor, Tensor> norm(const Tensor& input, const Tensor& optional_adden
   by_type(x, [&](auto type) {
     using T = decltype(type);
     const std::int64_t width = x.size(-1);
-    start(NormJob<T>{data<T>(x), data<T>(w), data<T>(out), data<T>(addend), data<T>(sum), x.numel() / width, width,
-                     static_cast<float>(eps)},
+    start(NormJob<T>{.x = data<T>(x),
+                     .weight = data<T>(dense_weight),
+                     .out = data<T>(out),
+                     .addend = data<T>(addend),
+                     .sum = data<T>(sum),
+                     .rows = x.numel() / width,
+                     .width = width,
+                     .eps = static_cast<float>(eps)},
           x);
   });
   return {out, optional_addend.defined() ? sum : input};
 }
 
 std::pair<Tensor, Tensor> norm_backward(const Tensor& input, const Tensor& weight, const Tensor& slope,
-                                        const Tensor& other, double eps) {
-  const Tensor x = input.contiguous(), w = weight.contiguous(), dy = slope.contiguous(), dx = torch::empty_like(x);
-  const Tensor beside = other.defined() ? other.contiguous() : Tensor();
-  check_like(x, w);
-  check_like(x, dy);
-  if (other.defined()) check_like(x, beside);
+                                        const Tensor& optional_added_slope, double eps) {
+  const Tensor x = input.contiguous(), dense_weight = weight.contiguous(), dense_slope = slope.contiguous(),
+               x_slope = torch::empty_like(x);
+  const Tensor added_slope = optional_added_slope.defined() ? optional_added_slope.contiguous() : Tensor();
+  check_like(x, dense_weight);
+  check_like(x, dense_slope);
+  if (optional_added_slope.defined()) check_like(x, added_slope);
   const std::int64_t width = x.size(-1), rows = x.numel() / width;
   const Tensor sums = fp32_like(x, parts(rows, kNormBackwardRows), width);
   by_type(x, [&](auto type) {
     using T = decltype(type);
-    start(NormBackwardJob<T>{data<T>(x), data<T>(w), data<T>(dy), data<T>(beside), data<T>(dx), floats(sums), rows,
-                             width, static_cast<float>(eps)},
+    start(NormBackwardJob<T>{.x = data<T>(x),
+                             .weight = data<T>(dense_weight),
+                             .slope = data<T>(dense_slope),
+                             .added_slope = data<T>(added_slope),
+                             .x_slope = data<T>(x_slope),
+                             .sums = floats(sums),
+                             .rows = rows,
+                             .width = width,
+                             .eps = static_cast<float>(eps)},
           x);
   });
-  return {dx, column_sums_of(sums, w)};
+  return {x_slope, column_sums_of(sums, dense_weight)};
 }
 
 bool supports_rotate(const Tensor& qkv, const Heads& h) {
@@ -203,10 +218,11 @@ bool supports_rotate(const Tensor& qkv, const Heads& h) {
 
 Tensor rotate(const Tensor& input, const Heads& h) {
   const Tensor qkv = input.contiguous();
-  const std::int64_t all = h.heads + 2 * h.kv_heads;
+  const std::int64_t all_heads = h.heads + 2 * h.kv_heads;
   check_fp32(h.cos);
   check_fp32(h.sin);
-  const Tensor out = torch::empty({qkv.size(0), all, qkv.size(1) / all}, qkv.options().requires_grad(false));
+  const Tensor out =
+      torch::empty({qkv.size(0), all_heads, qkv.size(1) / all_heads}, qkv.options().requires_grad(false));
   by_type(qkv, [&](auto type) {
     using T = decltype(type);
     RotateJob<T> job = rotate_job<T>(qkv, h);
@@ -219,7 +235,7 @@ Tensor rotate(const Tensor& input, const Heads& h) {
 HeadSlopes rotate_backward(const Tensor& input, const Heads& h, const Tensor& q_slope, const Tensor& k_slope,
                            const Tensor& v_slope, const Tensor& copies_first, const Tensor& copies) {
   const Tensor qkv = input.contiguous(), slope = torch::empty_like(qkv);
-  const std::int64_t all = h.heads + 2 * h.kv_heads, dim = qkv.size(1) / all;
+  const std::int64_t all_heads = h.heads + 2 * h.kv_heads, dim = qkv.size(1) / all_heads;
   for (const Tensor* t : {&q_slope, &k_slope, &v_slope}) {
     check_like(qkv, *t);
     TORCH_CHECK(t->dim() == 3 && t->size(2) == dim && t->stride(2) == 1 && t->stride(1) == dim && t->stride(0) % 2 == 0,
@@ -228,13 +244,21 @@ HeadSlopes rotate_backward(const Tensor& input, const Heads& h, const Tensor& q_
   const Tensor sums = fp32_like(qkv, parts(qkv.size(0), kRotateBackwardTokens), 2 * dim);
   by_type(qkv, [&](auto type) {
     using T = decltype(type);
-    start(RotateBackwardJob<T>{rotate_job<T>(qkv, h), data<T>(q_slope), data<T>(k_slope), data<T>(v_slope),
-                               q_slope.stride(0), k_slope.stride(0), v_slope.stride(0),
-                               data<std::int32_t>(copies_first), data<std::int32_t>(copies), data<T>(slope),
-                               floats(sums), static_cast<int>(k_slope.size(1) / h.kv_heads)},
+    start(RotateBackwardJob<T>{.forward = rotate_job<T>(qkv, h),
+                               .q_slope = data<T>(q_slope),
+                               .k_slope = data<T>(k_slope),
+                               .v_slope = data<T>(v_slope),
+                               .q_stride = q_slope.stride(0),
+                               .k_stride = k_slope.stride(0),
+                               .v_stride = v_slope.stride(0),
+                               .copies_first = data<std::int32_t>(copies_first),
+                               .copies = data<std::int32_t>(copies),
+                               .x_slope = data<T>(slope),
+                               .sums = floats(sums),
+                               .repeats = static_cast<int>(k_slope.size(1) / h.kv_heads)},
           qkv);
   });
-  HeadSlopes slopes{slope, {}, {}};
+  HeadSlopes slopes{.qkv = slope, .q_norm = {}, .k_norm = {}};
   if (h.q_norm.defined()) {
     const Tensor both = column_sums_of(sums, h.q_norm);
     slopes.q_norm = both.narrow(0, 0, dim);
@@ -243,19 +267,26 @@ HeadSlopes rotate_backward(const Tensor& input, const Heads& h, const Tensor& q_
   return slopes;
 }
 
-Tensor gather(const Tensor& from, const Tensor& rows, std::int64_t repeats) {
-  const std::int64_t heads = from.size(1), dim = from.size(2), bytes = static_cast<std::int64_t>(from.element_size());
-  TORCH_CHECK(from.dim() == 3 && from.stride(2) == 1 && from.stride(1) == dim && dim * bytes % 16 == 0 &&
-                  from.stride(0) * bytes % 16 == 0 && rows.scalar_type() == torch::kInt && rows.is_contiguous(),
+Tensor gather(const Tensor& source, const Tensor& rows, std::int64_t repeats) {
+  const std::int64_t heads = source.size(1), dim = source.size(2),
+                     bytes = static_cast<std::int64_t>(source.element_size());
+  TORCH_CHECK(source.dim() == 3 && source.stride(2) == 1 && source.stride(1) == dim && dim * bytes % 16 == 0 &&
+                  source.stride(0) * bytes % 16 == 0 && rows.scalar_type() == torch::kInt && rows.is_contiguous(),
               "heads to gather are not dense rows");
-  const Tensor to = torch::empty({rows.numel(), heads * repeats, dim}, from.options().requires_grad(false));
-  by_type(from, [&](auto type) {
+  const Tensor out = torch::empty({rows.numel(), heads * repeats, dim}, source.options().requires_grad(false));
+  by_type(source, [&](auto type) {
     using T = decltype(type);
-    start(GatherJob<T>{data<T>(from), data<T>(to), data<std::int32_t>(rows), rows.numel(), from.stride(0),
-                       static_cast<int>(heads * dim), static_cast<int>(dim), static_cast<int>(repeats)},
-          from);
+    start(GatherJob<T>{.source = data<T>(source),
+                       .target = data<T>(out),
+                       .rows = data<std::int32_t>(rows),
+                       .count = rows.numel(),
+                       .stride = source.stride(0),
+                       .width = static_cast<int>(heads * dim),
+                       .dim = static_cast<int>(dim),
+                       .repeats = static_cast<int>(repeats)},
+          source);
   });
-  return to;
+  return out;
 }
 
 namespace {
@@ -266,34 +297,42 @@ GateJob<T> gate_job(const Tensor& gate, const Tensor& up) {
                     t->sizes() == gate.sizes() && t->stride(0) == gate.stride(0),
                 "gates are not rows of the same strides");
   check_like(gate, up);
-  return {data<T>(gate), data<T>(up), nullptr, nullptr, nullptr, nullptr, gate.size(0), gate.size(1), gate.stride(0)};
+  return {.gate = data<T>(gate),
+          .up = data<T>(up),
+          .slope = nullptr,
+          .out = nullptr,
+          .gate_slope = nullptr,
+          .up_slope = nullptr,
+          .rows = gate.size(0),
+          .width = gate.size(1),
+          .stride = gate.stride(0)};
 }
 }  // namespace
 
-Tensor gate(const Tensor& g, const Tensor& u) {
-  const Tensor out = torch::empty(g.sizes(), g.options().requires_grad(false));
-  by_type(g, [&](auto type) {
+Tensor gate(const Tensor& gate_rows, const Tensor& up_rows) {
+  const Tensor out = torch::empty(gate_rows.sizes(), gate_rows.options().requires_grad(false));
+  by_type(gate_rows, [&](auto type) {
     using T = decltype(type);
-    GateJob<T> job = gate_job<T>(g, u);
+    GateJob<T> job = gate_job<T>(gate_rows, up_rows);
     job.out = data<T>(out);
-    start(job, g);
+    start(job, gate_rows);
   });
   return out;
 }
 
-void gate_backward(const Tensor& g, const Tensor& u, const Tensor& slope, const Tensor& g_slope,
+void gate_backward(const Tensor& gate_rows, const Tensor& up_rows, const Tensor& slope, const Tensor& g_slope,
                    const Tensor& u_slope) {
-  const Tensor d = slope.contiguous();
-  check_like(g, d);
-  by_type(g, [&](auto type) {
+  const Tensor dense_slope = slope.contiguous();
+  check_like(gate_rows, dense_slope);
+  by_type(gate_rows, [&](auto type) {
     using T = decltype(type);
-    GateJob<T> job = gate_job<T>(g, u);
+    GateJob<T> job = gate_job<T>(gate_rows, up_rows);
     const GateJob<T> slopes = gate_job<T>(g_slope, u_slope);
     TORCH_CHECK(slopes.stride == job.stride, "gradients of gates have other strides");
-    job.slope = data<T>(d);
+    job.slope = data<T>(dense_slope);
     job.gate_slope = data<T>(g_slope);
     job.up_slope = data<T>(u_slope);
-    start(job, g);
+    start(job, gate_rows);
   });
 }
 
@@ -309,7 +348,7 @@ ScoreJob<T> score_job(const Tensor& logits, const Tensor& targets, double temper
   job.rows = logits.size(0);
   job.width = logits.size(1);
   job.scale = static_cast<float>(1 / temperature);
-  job.packed = job.width % kValuesPerPack<T> == 0 && reinterpret_cast<std::uintptr_t>(job.logits) % 16 == 0;
+  job.aligned = job.width % kValuesPerPack<T> == 0 && reinterpret_cast<std::uintptr_t>(job.logits) % 16 == 0;
   return job;
 }
 }  // namespace
@@ -342,13 +381,16 @@ void score_backward(const Tensor& logits, const Tensor& targets, double temperat
 void add_gradients(const std::vector<Updated>& tensors) {
   if (tensors.empty()) return;
   const Table table = table_of(tensors);
-  start(AddJob{table.data(), table.count, table.parts}, table.entries);
+  start(AddJob{.entries = table.data(), .entry_count = table.count, .part_count = table.parts}, table.entries);
 }
 
 Tensor sum_of_squares(const std::vector<Updated>& tensors) {
   const Table table = table_of(tensors);
   const Tensor sums = torch::empty({table.parts}, table.entries.options().dtype(torch::kDouble));
-  start(SquaresJob{table.data(), table.count, table.parts, data<double>(sums)}, sums);
+  start(
+      SquaresJob{
+          .entries = table.data(), .entry_count = table.count, .part_count = table.parts, .sums = data<double>(sums)},
+      sums);
   return sums.sum();
 }
 
@@ -362,13 +404,13 @@ void update(const std::vector<Updated>& tensors, const UpdateNumbers& n, const T
   job.thresholds = floats(thresholds);
   job.clip = static_cast<float>(n.clip);
   job.beta1 = static_cast<float>(n.beta1);
-  job.rest1 = static_cast<float>(1.0 - n.beta1);
+  job.one_minus_beta1 = static_cast<float>(1.0 - n.beta1);
   job.beta2 = static_cast<float>(n.beta2);
-  job.rest2 = static_cast<float>(1.0 - n.beta2);
+  job.one_minus_beta2 = static_cast<float>(1.0 - n.beta2);
   job.inverse_correction2 = static_cast<float>(1.0 / n.correction2);
   job.epsilon = static_cast<float>(n.epsilon);
-  job.keep = static_cast<float>(1.0 - n.rate * n.weight_decay);
-  job.step = static_cast<float>(-n.rate / n.correction1);
+  job.decay_factor = static_cast<float>(1.0 - n.rate * n.weight_decay);
+  job.step_factor = static_cast<float>(-n.rate / n.correction1);
   start(job, table.entries);
 }
 

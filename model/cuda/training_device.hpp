@@ -16,7 +16,7 @@ namespace echoline::model::training {
 // Whether this program has the kernels.
 bool have_kernels();
 // Turns them off or on, for comparisons in tests and benchmarks. Initially on.
-void use_kernels(bool on);
+void use_kernels(bool enabled);
 // Whether the kernels support tensors like x: on a GPU of compute capability 8.0 or newer, in bf16 or fp32, with a last
 // dimension that is a multiple of 8.
 bool kernels_support(const torch::Tensor& x);
@@ -28,9 +28,9 @@ std::optional<std::uint64_t> memory_of(int index);
 // undefined), uses their sum. Also returns the sum, or x.
 std::pair<torch::Tensor, torch::Tensor> norm(const torch::Tensor& x, const torch::Tensor& addend,
                                              const torch::Tensor& weight, double eps);
-// The gradients of x (or the sum) and of the weight. `beside` is added to the first, unless undefined.
+// The gradients of x (or the sum) and of the weight. `added_slope` is added to the gradient of x, unless undefined.
 std::pair<torch::Tensor, torch::Tensor> norm_backward(const torch::Tensor& x, const torch::Tensor& weight,
-                                                      const torch::Tensor& slope, const torch::Tensor& beside,
+                                                      const torch::Tensor& slope, const torch::Tensor& added_slope,
                                                       double eps);
 
 // Applies norm (unless undefined) and rotation to queries and keys, and copies values: qkv [tokens, (heads + 2
@@ -43,9 +43,10 @@ struct Heads {
 };
 bool supports_rotate(const torch::Tensor& qkv, const Heads& heads);
 torch::Tensor rotate(const torch::Tensor& qkv, const Heads& heads);
-// The gradients of qkv and of the norms. Slopes: [rows, heads of a kind, dim], dense in the last two dimensions. Keys
-// and values of token t come from all rows copies[copies_first[t]] to copies[copies_first[t + 1]] (int32); undefined:
-// from row t. They may have a multiple of kv_heads heads, as made by gather().
+// The gradients of qkv and of the norms. A slope is the gradient of a result: [rows, heads of a kind, dim], dense in
+// the last two dimensions. The keys and values of token t are in the rows copies[i], for i from copies_first[t] to
+// copies_first[t + 1] (int32); if both are undefined, in row t. They may have a multiple of kv_heads heads, as made by
+// gather().
 struct HeadSlopes {
   torch::Tensor qkv, q_norm, k_norm;
 };
@@ -53,9 +54,9 @@ HeadSlopes rotate_backward(const torch::Tensor& qkv, const Heads& heads, const t
                            const torch::Tensor& k_slope, const torch::Tensor& v_slope,
                            const torch::Tensor& copies_first, const torch::Tensor& copies);
 
-// from[rows], with each head repeated `repeats` times in a row: from [tokens, heads, dim], dense except in the first
-// dimension; rows int32.
-torch::Tensor gather(const torch::Tensor& from, const torch::Tensor& rows, std::int64_t repeats);
+// source[rows], with each head repeated `repeats` times in a row. source: [tokens, heads, dim], dense except in the
+// first dimension; rows: int32.
+torch::Tensor gather(const torch::Tensor& source, const torch::Tensor& rows, std::int64_t repeats);
 
 // silu(gate), rounded, times up: [rows, width] each, dense except in the first dimension, with equal strides.
 torch::Tensor gate(const torch::Tensor& gate, const torch::Tensor& up);
@@ -79,7 +80,8 @@ struct Updated {
   torch::Tensor scale1, scale2;    // fp32, per block of 256; or undefined
   torch::Tensor gradient;          // fp32; undefined: zeros
   torch::Tensor fresh;             // bf16, for add_gradients(): a new gradient to add to `gradient`
-  bool decays = false, replaces = false;
+  bool decays = false;             // weight decay applies
+  bool replaces = false;           // for add_gradients()
 };
 // gradient += fresh, or gradient = fresh if `replaces`: one kernel for all tensors.
 void add_gradients(const std::vector<Updated>& tensors);

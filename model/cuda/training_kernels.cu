@@ -36,20 +36,20 @@ class ThreadBlock {
   }
   __device__ __forceinline__ void barrier() { __syncthreads(); }
   template <class T>
-  __device__ __forceinline__ void warp_sum(OwnValue<T>& own) {
-    own.value = over_warp<Sum>(own.value);
+  __device__ __forceinline__ void warp_sum(OwnValue<T>& local) {
+    local.value = over_warp<Sum>(local.value);
   }
   template <class T>
-  __device__ __forceinline__ void warp_max(OwnValue<T>& own) {
-    own.value = over_warp<Max>(own.value);
+  __device__ __forceinline__ void warp_max(OwnValue<T>& local) {
+    local.value = over_warp<Max>(local.value);
   }
   template <class T>
-  __device__ __forceinline__ void block_sum(OwnValue<T>& own) {
-    own.value = over_block<Sum>(own.value);
+  __device__ __forceinline__ void block_sum(OwnValue<T>& local) {
+    local.value = over_block<Sum>(local.value);
   }
   template <class T>
-  __device__ __forceinline__ void block_max(OwnValue<T>& own) {
-    own.value = over_block<Max>(own.value);
+  __device__ __forceinline__ void block_max(OwnValue<T>& local) {
+    local.value = over_block<Max>(local.value);
   }
 
  private:
@@ -62,14 +62,14 @@ class ThreadBlock {
   }
   template <class Operation, class T>
   static __device__ __forceinline__ T over_block(T value) {
-    __shared__ T of_warp[kThreads / kWarpSize];
+    __shared__ T warp_values[kThreads / kWarpSize];
     value = over_warp<Operation>(value);
     __syncthreads();  // an earlier call's results have been read
-    if (threadIdx.x % kWarpSize == 0) of_warp[threadIdx.x / kWarpSize] = value;
+    if (threadIdx.x % kWarpSize == 0) warp_values[threadIdx.x / kWarpSize] = value;
     __syncthreads();
-    value = of_warp[0];
+    value = warp_values[0];
 #pragma unroll
-    for (unsigned i = 1; i < kThreads / kWarpSize; ++i) value = Operation::of(value, of_warp[i]);
+    for (unsigned i = 1; i < kThreads / kWarpSize; ++i) value = Operation::of(value, warp_values[i]);
     return value;
   }
   float* shared_;
@@ -106,7 +106,9 @@ ECHO_KERNEL(squares_kernel, SquaresJob, squares_part)
 ECHO_KERNEL(update_add_kernel, AddJob, add_part)
 #undef ECHO_KERNEL
 
-unsigned blocks(std::int64_t count, std::int64_t each) { return static_cast<unsigned>((count + each - 1) / each); }
+unsigned blocks(std::int64_t count, std::int64_t per_block) {
+  return static_cast<unsigned>((count + per_block - 1) / per_block);
+}
 
 }  // namespace
 

@@ -7,7 +7,7 @@ namespace echoline::model::training {
 
 // ---- norms ----
 
-// out = narrowed(x / rms(x)) * weight for rows of `width` values. Rows and their lengths are multiples of 16 bytes.
+// out = narrow_to(x / rms(x)) * weight for rows of `width` values. Rows and their lengths are multiples of 16 bytes.
 // With an `addend`, normalises the sum and stores it in `sum`.
 template <class T>
 struct NormJob {
@@ -31,15 +31,15 @@ ECHO_TRAINING_DEVICE void norm_rows(Block& block, const NormJob<T>& job, std::in
   block.each([&](unsigned thread) {
     float sum = 0;
     if (const std::int64_t row = row_of(thread); row < job.rows)
-      for (std::int64_t p = thread % kWarpSize; p < packs; p += kWarpSize) {
-        const std::int64_t at = row * job.width + p * kValues;
-        auto x = load<T, kValues>(job.x + at);
+      for (std::int64_t pack = thread % kWarpSize; pack < packs; pack += kWarpSize) {
+        const std::int64_t offset = row * job.width + pack * kValues;
+        auto x = load<T, kValues>(job.x + offset);
         if (job.addend) {
-          const auto addend_values = load<T, kValues>(job.addend + at);
+          const auto addend_values = load<T, kValues>(job.addend + offset);
           ECHO_TRAINING_UNROLL
           for (unsigned i = 0; i < kValues; ++i)
-            x.values[i] = narrowed<T>(widen(x.values[i]) + widen(addend_values.values[i]));
-          store(job.sum + at, x);
+            x.values[i] = narrow_to<T>(widen(x.values[i]) + widen(addend_values.values[i]));
+          store(job.sum + offset, x);
         }
         ECHO_TRAINING_UNROLL
         for (unsigned i = 0; i < kValues; ++i) sum += widen(x.values[i]) * widen(x.values[i]);
@@ -51,23 +51,23 @@ ECHO_TRAINING_DEVICE void norm_rows(Block& block, const NormJob<T>& job, std::in
     const std::int64_t row = row_of(thread);
     if (row >= job.rows) return;
     const float scale = inverse_root(squares[thread] / static_cast<float>(job.width) + job.eps);
-    for (std::int64_t p = thread % kWarpSize; p < packs; p += kWarpSize) {
-      auto x = load<T, kValues>((job.addend ? job.sum : job.x) + row * job.width + p * kValues);
-      const auto w = load<T, kValues>(job.weight + p * kValues);
+    for (std::int64_t pack = thread % kWarpSize; pack < packs; pack += kWarpSize) {
+      auto x = load<T, kValues>((job.addend ? job.sum : job.x) + row * job.width + pack * kValues);
+      const auto w = load<T, kValues>(job.weight + pack * kValues);
       ECHO_TRAINING_UNROLL
       for (unsigned i = 0; i < kValues; ++i)
-        x.values[i] = narrowed<T>(rounded<T>(widen(x.values[i]) * scale) * widen(w.values[i]));
-      store(job.out + row * job.width + p * kValues, x);
+        x.values[i] = narrow_to<T>(round_to<T>(widen(x.values[i]) * scale) * widen(w.values[i]));
+      store(job.out + row * job.width + pack * kValues, x);
     }
   });
 }
 
-// The gradient of x, and a row of `sums` [blocks, width] per block for the weight's. `beside`: another gradient of x,
-// which is added.
+// The gradient of x, and a row of `sums` [blocks, width] per block for the weight's. `added_slope` is another gradient
+// of x, which is added.
 template <class T>
 struct NormBackwardJob {
   const T *x, *weight, *slope;
-  const T* beside;  // or null
+  const T* added_slope;  // or null
   T* x_slope;
   float* sums;
   std::int64_t rows, width;
@@ -82,16 +82,16 @@ ECHO_TRAINING_DEVICE void norm_backward_rows(Block& block, const NormBackwardJob
   const std::int64_t first = index * kNormBackwardRows, packs = job.width / kValues;
   const std::int64_t rows = job.rows - first < kNormBackwardRows ? job.rows - first : kNormBackwardRows;
   float* const row_factors = block.shared();  // 1 / rms, and the factor of x
-  for (unsigned r0 = 0; r0 < kNormBackwardRows; r0 += kWarps) {
+  for (unsigned first_warp_row = 0; first_warp_row < kNormBackwardRows; first_warp_row += kWarps) {
     typename Block::template Local<float> squares, slope_products;
     block.each([&](unsigned thread) {
-      const std::int64_t r = r0 + thread / kWarpSize;
+      const std::int64_t r = first_warp_row + thread / kWarpSize;
       float sum = 0, slope_product = 0;
       if (r < rows)
-        for (std::int64_t p = thread % kWarpSize; p < packs; p += kWarpSize) {
-          const std::int64_t at = (first + r) * job.width + p * kValues;
-          const auto x = load<T, kValues>(job.x + at), dy = load<T, kValues>(job.slope + at);
-          const auto w = load<T, kValues>(job.weight + p * kValues);
+        for (std::int64_t pack = thread % kWarpSize; pack < packs; pack += kWarpSize) {
+          const std::int64_t offset = (first + r) * job.width + pack * kValues;
+          const auto x = load<T, kValues>(job.x + offset), dy = load<T, kValues>(job.slope + offset);
+          const auto w = load<T, kValues>(job.weight + pack * kValues);
           ECHO_TRAINING_UNROLL
           for (unsigned i = 0; i < kValues; ++i) {
             sum += widen(x.values[i]) * widen(x.values[i]);
@@ -104,7 +104,7 @@ ECHO_TRAINING_DEVICE void norm_backward_rows(Block& block, const NormBackwardJob
     block.warp_sum(squares);
     block.warp_sum(slope_products);
     block.each([&](unsigned thread) {
-      const std::int64_t r = r0 + thread / kWarpSize;
+      const std::int64_t r = first_warp_row + thread / kWarpSize;
       if (r >= rows || thread % kWarpSize != 0) return;
       const float width = static_cast<float>(job.width), scale = inverse_root(squares[thread] / width + job.eps);
       row_factors[2 * r] = scale;
@@ -113,30 +113,30 @@ ECHO_TRAINING_DEVICE void norm_backward_rows(Block& block, const NormBackwardJob
   }
   block.barrier();
   block.each([&](unsigned thread) {
-    for (std::int64_t p = thread; p < packs; p += kNormThreads) {
-      const auto w = load<T, kValues>(job.weight + p * kValues);
+    for (std::int64_t pack = thread; pack < packs; pack += kNormThreads) {
+      const auto w = load<T, kValues>(job.weight + pack * kValues);
       float sums[kValues] = {};
       for (std::int64_t r = 0; r < rows; ++r) {
-        const std::int64_t at = (first + r) * job.width + p * kValues;
-        const auto x = load<T, kValues>(job.x + at), dy = load<T, kValues>(job.slope + at);
+        const std::int64_t offset = (first + r) * job.width + pack * kValues;
+        const auto x = load<T, kValues>(job.x + offset), dy = load<T, kValues>(job.slope + offset);
         const float scale = row_factors[2 * r], x_factor = row_factors[2 * r + 1];
         float other_slope[kValues] = {};
-        if (job.beside) {
-          const auto beside = load<T, kValues>(job.beside + at);
+        if (job.added_slope) {
+          const auto addend = load<T, kValues>(job.added_slope + offset);
           ECHO_TRAINING_UNROLL
-          for (unsigned i = 0; i < kValues; ++i) other_slope[i] = widen(beside.values[i]);
+          for (unsigned i = 0; i < kValues; ++i) other_slope[i] = widen(addend.values[i]);
         }
         Pack<T, kValues> dx;
         ECHO_TRAINING_UNROLL
         for (unsigned i = 0; i < kValues; ++i) {
           const float value = widen(x.values[i]), slope = widen(dy.values[i]);
-          sums[i] += slope * rounded<T>(value * scale);
-          dx.values[i] = narrowed<T>(scale * (slope * widen(w.values[i])) - x_factor * value + other_slope[i]);
+          sums[i] += slope * round_to<T>(value * scale);
+          dx.values[i] = narrow_to<T>(scale * (slope * widen(w.values[i])) - x_factor * value + other_slope[i]);
         }
-        store(job.x_slope + at, dx);
+        store(job.x_slope + offset, dx);
       }
       ECHO_TRAINING_UNROLL
-      for (unsigned i = 0; i < kValues; ++i) job.sums[index * job.width + p * kValues + i] = sums[i];
+      for (unsigned i = 0; i < kValues; ++i) job.sums[index * job.width + pack * kValues + i] = sums[i];
     }
   });
 }
@@ -171,7 +171,7 @@ ECHO_TRAINING_DEVICE void column_sums(Block& block, const ColumnSumsJob<T>& job,
     if (thread >= kWarpSize || column >= job.width) return;
     float sum = 0;
     for (unsigned group = 0; group < kColumnGroups; ++group) sum += parts[group * kWarpSize + thread];
-    job.out[column] = narrowed<T>(sum);
+    job.out[column] = narrow_to<T>(sum);
   });
 }
 
@@ -206,7 +206,7 @@ struct HeadValues {
 };
 
 template <unsigned kPairs, class F>
-ECHO_TRAINING_DEVICE void over_pairs(unsigned lane, int dim, const F& f) {
+ECHO_TRAINING_DEVICE void for_each_pair(unsigned lane, int dim, const F& f) {
   ECHO_TRAINING_UNROLL
   for (unsigned k = 0; k < kPairs; ++k)
     if (const int i = 2 * static_cast<int>(lane + k * kWarpSize); i < dim / 2) f(k, i);
@@ -214,23 +214,23 @@ ECHO_TRAINING_DEVICE void over_pairs(unsigned lane, int dim, const F& f) {
 
 template <unsigned kPairs, class T, class Block>
 ECHO_TRAINING_DEVICE void rotate_token(Block& block, const RotateJob<T>& job, std::int64_t token) {
-  const int all = job.heads + 2 * job.kv_heads, rotated_heads = job.heads + job.kv_heads, half = job.dim / 2;
+  const int all_heads = job.heads + 2 * job.kv_heads, rotated_heads = job.heads + job.kv_heads, half = job.dim / 2;
   const float* const cos = job.cos + token % job.positions * job.dim;
   const float* const sin = job.sin + token % job.positions * job.dim;
-  for (int h0 = 0; h0 < all; h0 += kRotateWarps * kHeadsAtOnce) {
+  for (int first_head = 0; first_head < all_heads; first_head += kRotateWarps * kHeadsAtOnce) {
     typename Block::template Local<HeadPacks<T, kPairs>> values[kHeadsAtOnce];
     typename Block::template Local<float> squares[kHeadsAtOnce];
-    const auto head_of = [&](unsigned thread, unsigned n) {
-      return h0 + static_cast<int>(n * kRotateWarps + thread / kWarpSize);
+    const auto head_of = [&](unsigned thread, unsigned n) {  // the n-th of the kHeadsAtOnce heads of a warp
+      return first_head + static_cast<int>(n * kRotateWarps + thread / kWarpSize);
     };
     block.each([&](unsigned thread) {
       ECHO_TRAINING_UNROLL
       for (unsigned n = 0; n < kHeadsAtOnce; ++n) {
         const int head = head_of(thread, n);
         float sum = 0;
-        if (head < all) {
-          const T* const x = job.x + (token * all + head) * job.dim;
-          over_pairs<kPairs>(thread % kWarpSize, job.dim, [&](unsigned k, int i) {
+        if (head < all_heads) {
+          const T* const x = job.x + (token * all_heads + head) * job.dim;
+          for_each_pair<kPairs>(thread % kWarpSize, job.dim, [&](unsigned k, int i) {
             const auto low = values[n][thread].low[k] = load<T, 2>(x + i);
             const auto high = values[n][thread].high[k] = load<T, 2>(x + half + i);
             ECHO_TRAINING_UNROLL
@@ -247,11 +247,11 @@ ECHO_TRAINING_DEVICE void rotate_token(Block& block, const RotateJob<T>& job, st
       ECHO_TRAINING_UNROLL
       for (unsigned n = 0; n < kHeadsAtOnce; ++n) {
         const int head = head_of(thread, n);
-        if (head >= all) continue;
-        T* const out = job.out + (token * all + head) * job.dim;
+        if (head >= all_heads) continue;
+        T* const out = job.out + (token * all_heads + head) * job.dim;
         const T* const norm = head < job.heads ? job.q_norm : job.k_norm;
         const float scale = inverse_root(squares[n][thread] / static_cast<float>(job.dim) + job.eps);
-        over_pairs<kPairs>(thread % kWarpSize, job.dim, [&](unsigned k, int i) {
+        for_each_pair<kPairs>(thread % kWarpSize, job.dim, [&](unsigned k, int i) {
           auto low = values[n][thread].low[k], high = values[n][thread].high[k];
           if (head < rotated_heads) {
             const auto cos_low = load<float, 2>(cos + i), cos_high = load<float, 2>(cos + half + i);
@@ -263,8 +263,8 @@ ECHO_TRAINING_DEVICE void rotate_token(Block& block, const RotateJob<T>& job, st
                 a = a * scale * widen(norm[i + j]);
                 b = b * scale * widen(norm[half + i + j]);
               }
-              low.values[j] = narrowed<T>(multiply_add(b, sin_low.values[j], times(a, cos_low.values[j])));
-              high.values[j] = narrowed<T>(multiply_add(a, sin_high.values[j], times(b, cos_high.values[j])));
+              low.values[j] = narrow_to<T>(multiply_add(b, sin_low.values[j], times(a, cos_low.values[j])));
+              high.values[j] = narrow_to<T>(multiply_add(a, sin_high.values[j], times(b, cos_high.values[j])));
             }
           }
           store(out + i, low);
@@ -292,44 +292,49 @@ constexpr unsigned kRotateBackwardTokens = 4;  // per block
 
 template <unsigned kPairs, class T, class Block>
 ECHO_TRAINING_DEVICE void rotate_backward_tokens(Block& block, const RotateBackwardJob<T>& job, std::int64_t index) {
-  const RotateJob<T>& f = job.forward;
-  const int all = f.heads + 2 * f.kv_heads, rotated_heads = f.heads + f.kv_heads, half = f.dim / 2;
+  const RotateJob<T>& forward = job.forward;
+  const int all_heads = forward.heads + 2 * forward.kv_heads, rotated_heads = forward.heads + forward.kv_heads,
+            half = forward.dim / 2;
   typename Block::template Local<HeadValues<kPairs>> q_sums, k_sums;
   block.each([&](unsigned thread) { q_sums[thread] = k_sums[thread] = HeadValues<kPairs>{}; });
   for (unsigned t = 0; t < kRotateBackwardTokens; ++t) {
     const std::int64_t token = index * kRotateBackwardTokens + t;
-    if (token >= f.tokens) break;
+    if (token >= forward.tokens) break;
     const int copies_begin = job.copies ? job.copies_first[token] : 0;
     const int copies_end = job.copies ? job.copies_first[token + 1] : 1;
-    const float* const cos = f.cos + token % f.positions * f.dim;
-    const float* const sin = f.sin + token % f.positions * f.dim;
-    for (int h0 = 0; h0 < all; h0 += kRotateWarps * kHeadsAtOnce) {
+    const float* const cos = forward.cos + token % forward.positions * forward.dim;
+    const float* const sin = forward.sin + token % forward.positions * forward.dim;
+    for (int first_head = 0; first_head < all_heads; first_head += kRotateWarps * kHeadsAtOnce) {
       typename Block::template Local<HeadPacks<T, kPairs>> values[kHeadsAtOnce];
       typename Block::template Local<HeadValues<kPairs>> slopes[kHeadsAtOnce];
       typename Block::template Local<float> squares[kHeadsAtOnce], slope_products[kHeadsAtOnce];
       const auto head_of = [&](unsigned thread, unsigned n) {
-        return h0 + static_cast<int>(n * kRotateWarps + thread / kWarpSize);
+        return first_head + static_cast<int>(n * kRotateWarps + thread / kWarpSize);
       };
       block.each([&](unsigned thread) {
         ECHO_TRAINING_UNROLL
         for (unsigned n = 0; n < kHeadsAtOnce; ++n) {
           const int head = head_of(thread, n);
-          if (head >= all) continue;
-          const bool is_query = head < f.heads, is_value = head >= rotated_heads;
-          const T* const x = f.x + (token * all + head) * f.dim;
+          if (head >= all_heads) continue;
+          const bool is_query = head < forward.heads, is_value = head >= rotated_heads;
+          const T* const x = forward.x + (token * all_heads + head) * forward.dim;
           const int repeats = is_query ? 1 : job.repeats;
-          const int own_head = is_query ? head : (is_value ? head - rotated_heads : head - f.heads) * repeats;
-          const T* const from = (is_query ? job.q_slope : is_value ? job.v_slope : job.k_slope) + own_head * f.dim;
+          const int own_head = is_query ? head : (is_value ? head - rotated_heads : head - forward.heads) * repeats;
+          const T* const head_slopes = (is_query   ? job.q_slope
+                                        : is_value ? job.v_slope
+                                                   : job.k_slope) +
+                                       own_head * forward.dim;
           const std::int64_t stride = is_query ? job.q_stride : is_value ? job.v_stride : job.k_stride;
           const int begin = is_query ? 0 : copies_begin, end = is_query ? 1 : copies_end;
-          over_pairs<kPairs>(thread % kWarpSize, f.dim, [&](unsigned k, int i) {
+          for_each_pair<kPairs>(thread % kWarpSize, forward.dim, [&](unsigned k, int i) {
             values[n][thread].low[k] = load<T, 2>(x + i);
             values[n][thread].high[k] = load<T, 2>(x + half + i);
             float low[2] = {}, high[2] = {};
             for (int c = begin; c < end; ++c) {
-              const T* const row = from + (is_query || !job.copies ? token : job.copies[c]) * stride + i;
+              const T* const row = head_slopes + (is_query || !job.copies ? token : job.copies[c]) * stride + i;
               for (int repeat = 0; repeat < repeats; ++repeat) {
-                const auto a = load<T, 2>(row + repeat * f.dim), b = load<T, 2>(row + repeat * f.dim + half);
+                const auto a = load<T, 2>(row + repeat * forward.dim),
+                           b = load<T, 2>(row + repeat * forward.dim + half);
                 ECHO_TRAINING_UNROLL
                 for (unsigned j = 0; j < 2; ++j) low[j] += widen(a.values[j]), high[j] += widen(b.values[j]);
               }
@@ -346,10 +351,10 @@ ECHO_TRAINING_DEVICE void rotate_backward_tokens(Block& block, const RotateBackw
         ECHO_TRAINING_UNROLL
         for (unsigned n = 0; n < kHeadsAtOnce; ++n) {
           const int head = head_of(thread, n);
-          const T* const norm = head < f.heads ? f.q_norm : f.k_norm;
+          const T* const norm = head < forward.heads ? forward.q_norm : forward.k_norm;
           float sum = 0, slope_product = 0;
           if (head < rotated_heads)
-            over_pairs<kPairs>(thread % kWarpSize, f.dim, [&](unsigned k, int i) {
+            for_each_pair<kPairs>(thread % kWarpSize, forward.dim, [&](unsigned k, int i) {
               const auto cos_low = load<float, 2>(cos + i), cos_high = load<float, 2>(cos + half + i);
               const auto sin_low = load<float, 2>(sin + i), sin_high = load<float, 2>(sin + half + i);
               ECHO_TRAINING_UNROLL
@@ -379,13 +384,14 @@ ECHO_TRAINING_DEVICE void rotate_backward_tokens(Block& block, const RotateBackw
         ECHO_TRAINING_UNROLL
         for (unsigned n = 0; n < kHeadsAtOnce; ++n) {
           const int head = head_of(thread, n);
-          if (head >= all) continue;
-          const bool is_query = head < f.heads;
-          const T* const norm = head >= rotated_heads ? nullptr : is_query ? f.q_norm : f.k_norm;
-          T* const to = job.x_slope + (token * all + head) * f.dim;
-          const float dim = static_cast<float>(f.dim), scale = inverse_root(squares[n][thread] / dim + f.eps);
+          if (head >= all_heads) continue;
+          const bool is_query = head < forward.heads;
+          const T* const norm = head >= rotated_heads ? nullptr : is_query ? forward.q_norm : forward.k_norm;
+          T* const x_slope = job.x_slope + (token * all_heads + head) * forward.dim;
+          const float dim = static_cast<float>(forward.dim),
+                      scale = inverse_root(squares[n][thread] / dim + forward.eps);
           const float x_factor = scale * scale * scale * slope_products[n][thread] / dim;
-          over_pairs<kPairs>(thread % kWarpSize, f.dim, [&](unsigned k, int i) {
+          for_each_pair<kPairs>(thread % kWarpSize, forward.dim, [&](unsigned k, int i) {
             Pack<T, 2> low, high;
             ECHO_TRAINING_UNROLL
             for (unsigned j = 0; j < 2; ++j) {
@@ -403,50 +409,50 @@ ECHO_TRAINING_DEVICE void rotate_backward_tokens(Block& block, const RotateBackw
                 da = scale * (da * widen(norm[i + j])) - x_factor * a;
                 db = scale * (db * widen(norm[half + i + j])) - x_factor * b;
               }
-              low.values[j] = narrowed<T>(da);
-              high.values[j] = narrowed<T>(db);
+              low.values[j] = narrow_to<T>(da);
+              high.values[j] = narrow_to<T>(db);
             }
-            store(to + i, low);
-            store(to + half + i, high);
+            store(x_slope + i, low);
+            store(x_slope + half + i, high);
           });
         }
       });
     }
   }
-  if (!f.q_norm) return;
+  if (!forward.q_norm) return;
   // Adds the warps' sums one after the other, so that the order is fixed.
   float* const shared = block.shared();  // [2 dim]
   block.each([&](unsigned thread) {
-    for (int i = static_cast<int>(thread); i < 2 * f.dim; i += kRotateThreads) shared[i] = 0;
+    for (int i = static_cast<int>(thread); i < 2 * forward.dim; i += kRotateThreads) shared[i] = 0;
   });
   for (unsigned warp = 0; warp < kRotateWarps; ++warp) {
     block.barrier();
     block.each([&](unsigned thread) {
       if (thread / kWarpSize != warp) return;
-      over_pairs<kPairs>(thread % kWarpSize, f.dim, [&](unsigned k, int i) {
+      for_each_pair<kPairs>(thread % kWarpSize, forward.dim, [&](unsigned k, int i) {
         ECHO_TRAINING_UNROLL
         for (unsigned j = 0; j < 2; ++j) {
           shared[i + j] += q_sums[thread].low[k][j];
           shared[half + i + j] += q_sums[thread].high[k][j];
-          shared[f.dim + i + j] += k_sums[thread].low[k][j];
-          shared[f.dim + half + i + j] += k_sums[thread].high[k][j];
+          shared[forward.dim + i + j] += k_sums[thread].low[k][j];
+          shared[forward.dim + half + i + j] += k_sums[thread].high[k][j];
         }
       });
     });
   }
   block.barrier();
   block.each([&](unsigned thread) {
-    for (int i = static_cast<int>(thread); i < 2 * f.dim; i += kRotateThreads)
-      job.sums[index * 2 * f.dim + i] = shared[i];
+    for (int i = static_cast<int>(thread); i < 2 * forward.dim; i += kRotateThreads)
+      job.sums[index * 2 * forward.dim + i] = shared[i];
   });
 }
 
-// Copies rows of `width` values from rows[r] of `from`, whose rows are `stride` values apart. Repeats each part of
+// Copies rows of `width` values from rows[r] of `source`, whose rows are `stride` values apart. Repeats each part of
 // `dim` values `repeats` times in a row. All sizes are multiples of 16 bytes.
 template <class T>
 struct GatherJob {
-  const T* from;
-  T* to;
+  const T* source;
+  T* target;
   const std::int32_t* rows;
   std::int64_t count;
   std::int64_t stride;
@@ -459,13 +465,13 @@ template <class T, class Block>
 ECHO_TRAINING_DEVICE void gather_row(Block& block, const GatherJob<T>& job, std::int64_t index) {
   constexpr int kValues = kValuesPerPack<T>, kStep = kGatherThreads * kValuesPerPack<T>;
   block.each([&](unsigned thread) {
-    const T* const from = job.from + job.rows[index] * job.stride;
-    T* const to = job.to + index * job.width * job.repeats;
+    const T* const source = job.source + job.rows[index] * job.stride;
+    T* const target = job.target + index * job.width * job.repeats;
     for (int i = static_cast<int>(thread) * kValues; i < job.width; i += kStep) {
-      const auto values = load<T, kValuesPerPack<T>>(from + i);
+      const auto values = load<T, kValuesPerPack<T>>(source + i);
       const int part = i / job.dim;
       for (int r = 0; r < job.repeats; ++r)
-        store(to + (part * job.repeats + r) * job.dim + (i - part * job.dim), values);
+        store(target + (part * job.repeats + r) * job.dim + (i - part * job.dim), values);
     }
   });
 }
@@ -487,25 +493,25 @@ constexpr unsigned kGateThreads = 256;
 
 // Calls f(dense, strided) with the offsets of the thread's values.
 template <class T, class F>
-ECHO_TRAINING_DEVICE void over_gates(const GateJob<T>& job, std::int64_t index, unsigned thread, const F& f) {
-  const std::int64_t at = (index * kGateThreads + thread) * kValuesPerPack<T>;
-  if (at >= job.rows * job.width) return;
-  const std::int64_t row = at / job.width;
-  f(at, row * job.stride + at - row * job.width);
+ECHO_TRAINING_DEVICE void for_gate_values(const GateJob<T>& job, std::int64_t index, unsigned thread, const F& f) {
+  const std::int64_t offset = (index * kGateThreads + thread) * kValuesPerPack<T>;
+  if (offset >= job.rows * job.width) return;
+  const std::int64_t row = offset / job.width;
+  f(offset, row * job.stride + offset - row * job.width);
 }
 
-// out = narrowed(gate * sigmoid(gate)) * up
+// out = narrow_to(gate * sigmoid(gate)) * up
 template <class T, class Block>
 ECHO_TRAINING_DEVICE void gate_part(Block& block, const GateJob<T>& job, std::int64_t index) {
   constexpr unsigned kValues = kValuesPerPack<T>;
   block.each([&](unsigned thread) {
-    over_gates(job, index, thread, [&](std::int64_t dense, std::int64_t strided) {
+    for_gate_values(job, index, thread, [&](std::int64_t dense, std::int64_t strided) {
       auto g = load<T, kValues>(job.gate + strided);
       const auto u = load<T, kValues>(job.up + strided);
       ECHO_TRAINING_UNROLL
       for (unsigned i = 0; i < kValues; ++i) {
         const float x = widen(g.values[i]);
-        g.values[i] = narrowed<T>(rounded<T>(x / (1 + exponential<T>(-x))) * widen(u.values[i]));
+        g.values[i] = narrow_to<T>(round_to<T>(x / (1 + exponential<T>(-x))) * widen(u.values[i]));
       }
       store(job.out + dense, g);
     });
@@ -516,14 +522,14 @@ template <class T, class Block>
 ECHO_TRAINING_DEVICE void gate_backward_part(Block& block, const GateJob<T>& job, std::int64_t index) {
   constexpr unsigned kValues = kValuesPerPack<T>;
   block.each([&](unsigned thread) {
-    over_gates(job, index, thread, [&](std::int64_t dense, std::int64_t strided) {
+    for_gate_values(job, index, thread, [&](std::int64_t dense, std::int64_t strided) {
       auto g = load<T, kValues>(job.gate + strided), u = load<T, kValues>(job.up + strided);
       const auto d = load<T, kValues>(job.slope + dense);
       ECHO_TRAINING_UNROLL
       for (unsigned i = 0; i < kValues; ++i) {
         const float x = widen(g.values[i]), slope = widen(d.values[i]), sigmoid = 1 / (1 + exponential<T>(-x));
-        g.values[i] = narrowed<T>(slope * widen(u.values[i]) * sigmoid * (1 + x * (1 - sigmoid)));
-        u.values[i] = narrowed<T>(slope * rounded<T>(x * sigmoid));
+        g.values[i] = narrow_to<T>(slope * widen(u.values[i]) * sigmoid * (1 + x * (1 - sigmoid)));
+        u.values[i] = narrow_to<T>(slope * round_to<T>(x * sigmoid));
       }
       store(job.gate_slope + strided, g);
       store(job.up_slope + strided, u);
@@ -543,67 +549,67 @@ struct ScoreJob {
   const float* slopes;  // backward only
   std::int64_t rows, width;
   float scale;
-  bool packed;  // rows and their lengths are multiples of 16 bytes
+  bool aligned;  // addresses and lengths of rows are multiples of 16 bytes
 };
 
 constexpr unsigned kScoreThreads = 512;
 
-// Calls f(value, i) for the thread's values of the row; loads several at a time if `packed`.
+// Calls f(value, i) for the thread's values of the row; loads several at a time if `aligned`.
 template <class T, class F>
-ECHO_TRAINING_DEVICE void over_row(const T* row, std::int64_t width, bool packed, unsigned thread, const F& f) {
+ECHO_TRAINING_DEVICE void for_row_values(const T* row, std::int64_t width, bool aligned, unsigned thread, const F& f) {
   constexpr unsigned kValues = kValuesPerPack<T>;
-  if (packed)
-    for (std::int64_t at = thread * kValues; at < width; at += kScoreThreads * kValues)
-      f(load<T, kValues>(row + at), at);
+  if (aligned)
+    for (std::int64_t offset = thread * kValues; offset < width; offset += kScoreThreads * kValues)
+      f(load<T, kValues>(row + offset), offset);
   else
-    for (std::int64_t at = thread; at < width; at += kScoreThreads) f(load<T, 1>(row + at), at);
+    for (std::int64_t offset = thread; offset < width; offset += kScoreThreads) f(load<T, 1>(row + offset), offset);
 }
 
 template <class T, class Block>
 ECHO_TRAINING_DEVICE void score_row(Block& block, const ScoreJob<T>& job, std::int64_t row) {
-  typename Block::template Local<float> tops, own_tops, sums, weighted_sums;
+  typename Block::template Local<float> row_max, thread_max, sums, weighted_sums;
   const T* const logits = job.logits + row * job.width;
   block.each([&](unsigned thread) {
-    float top = -INFINITY, sum = 0, weighted_sum = 0;  // sums of exp(x - top) and of x exp(x - top)
+    float max_logit = -INFINITY, sum = 0, weighted_sum = 0;  // sums of exp(x - max_logit) and of x exp(x - max_logit)
     const auto add_values = [&](const auto& pack, std::int64_t) {
       constexpr unsigned kCount = sizeof(pack) / sizeof(T);
-      float x[kCount], highest = -INFINITY;
+      float x[kCount], pack_max = -INFINITY;
       ECHO_TRAINING_UNROLL
       for (unsigned i = 0; i < kCount; ++i) {
         x[i] = widen(pack.values[i]) * job.scale;
-        highest = x[i] > highest ? x[i] : highest;
+        pack_max = x[i] > pack_max ? x[i] : pack_max;
       }
-      if (highest > top) {
-        const float rescale = exponential<T>(top - highest);
+      if (pack_max > max_logit) {
+        const float rescale = exponential<T>(max_logit - pack_max);
         sum *= rescale;
         weighted_sum *= rescale;
-        top = highest;
+        max_logit = pack_max;
       }
-      if (top == -INFINITY) return;
+      if (max_logit == -INFINITY) return;
       ECHO_TRAINING_UNROLL
       for (unsigned i = 0; i < kCount; ++i) {
-        const float e = exponential<T>(x[i] - top);
+        const float e = exponential<T>(x[i] - max_logit);
         sum += e;
         weighted_sum += x[i] == -INFINITY ? 0.0f : x[i] * e;
       }
     };
-    over_row(logits, job.width, job.packed, thread, add_values);
-    tops[thread] = own_tops[thread] = top;
+    for_row_values(logits, job.width, job.aligned, thread, add_values);
+    row_max[thread] = thread_max[thread] = max_logit;
     sums[thread] = sum;
     weighted_sums[thread] = weighted_sum;
   });
-  block.block_max(tops);
+  block.block_max(row_max);
   block.each([&](unsigned thread) {
-    const float rescale = own_tops[thread] == -INFINITY ? 0.0f : exponential<T>(own_tops[thread] - tops[thread]);
-    sums[thread] = own_tops[thread] == -INFINITY && sums[thread] == 0 ? 0.0f : sums[thread] * rescale;
+    const float rescale = thread_max[thread] == -INFINITY ? 0.0f : exponential<T>(thread_max[thread] - row_max[thread]);
+    sums[thread] = thread_max[thread] == -INFINITY && sums[thread] == 0 ? 0.0f : sums[thread] * rescale;
     weighted_sums[thread] =
-        own_tops[thread] == -INFINITY && weighted_sums[thread] == 0 ? 0.0f : weighted_sums[thread] * rescale;
+        thread_max[thread] == -INFINITY && weighted_sums[thread] == 0 ? 0.0f : weighted_sums[thread] * rescale;
   });
   block.block_sum(sums);
   block.block_sum(weighted_sums);
   block.each([&](unsigned thread) {
     if (thread != 0) return;
-    const float log_sum = tops[thread] + logf(sums[thread]);
+    const float log_sum = row_max[thread] + logf(sums[thread]);
     job.log_sums[row] = log_sum;
     job.logprobs[row] = widen(logits[job.targets[row]]) * job.scale - log_sum;
     job.entropies[row] = log_sum - weighted_sums[thread] / sums[thread];
@@ -616,14 +622,14 @@ ECHO_TRAINING_DEVICE void score_backward_row(Block& block, const ScoreJob<T>& jo
   const float log_sum = job.log_sums[row], slope = job.slopes[row] * job.scale;
   const std::int64_t target = job.targets[row];
   block.each([&](unsigned thread) {
-    over_row(logits, job.width, job.packed, thread, [&](auto pack, std::int64_t at) {
+    for_row_values(logits, job.width, job.aligned, thread, [&](auto pack, std::int64_t offset) {
       constexpr unsigned kCount = sizeof(pack) / sizeof(T);
       ECHO_TRAINING_UNROLL
       for (unsigned i = 0; i < kCount; ++i) {
         const float p = exponential<T>(widen(pack.values[i]) * job.scale - log_sum);
-        pack.values[i] = narrowed<T>(slope * ((at + i == target ? 1.0f : 0.0f) - p));
+        pack.values[i] = narrow_to<T>(slope * ((offset + i == target ? 1.0f : 0.0f) - p));
       }
-      store(logits + at, pack);
+      store(logits + offset, pack);
     });
   });
 }

@@ -4,32 +4,36 @@
 
 namespace echoline::model::training {
 
-constexpr unsigned kUpdateBlock = 256;  // values that share a scale and are updated by one warp
+constexpr unsigned kValueBlock = 256;  // values that share a scale and are updated by one warp
 constexpr unsigned kUpdateThreads = 256, kUpdateWarps = kUpdateThreads / kWarpSize;
-constexpr unsigned kLaneValues = kUpdateBlock / kWarpSize;
-constexpr std::int64_t kUpdateBlocks = 4;  // updated by a warp, one after the other
-constexpr std::int64_t kUpdatePart = kUpdateBlocks * kUpdateWarps * kUpdateBlock;  // values per block of threads
+constexpr unsigned kLaneValues = kValueBlock / kWarpSize;
+constexpr std::int64_t kValueBlocksPerWarp = 4;  // number of blocks of values that a warp updates, one after the other
+constexpr std::int64_t kUpdatePart = kValueBlocksPerWarp * kUpdateWarps * kValueBlock;  // values per block of threads
 
 // A tensor of the optimizer. Each block of threads processes kUpdatePart values of one tensor.
 struct UpdateEntry {
   void* parameter;  // Bf16 or float, holding bf16 values
   float* master;
-  void *moment1, *moment2;  // float; with scales int8_t and uint8_t
-  float *scale1, *scale2;   // one per kUpdateBlock values, or null
-  float* gradient;          // null: zeros
-  const Bf16* fresh;        // for AddJob: added to `gradient`
+  void *moment1, *moment2;   // float; with scales int8_t and uint8_t
+  float *scale1, *scale2;    // one per kValueBlock values, or null
+  float* gradient;           // null: zeros
+  const Bf16* new_gradient;  // for AddJob, which adds it to `gradient`
   std::int64_t count, first_part;
-  // The parameter is float; it decays; for AddJob: `gradient` is unset so far; all addresses are multiples of 16 bytes.
-  std::uint32_t wide, decays, replaces, packed;
+  // Flags. decays: weight decay applies. replaces: for AddJob, `gradient` is unset so far. aligned: all addresses are
+  // multiples of 16 bytes.
+  std::uint32_t parameter_is_fp32, decays, replaces, aligned;
 };
 
 struct UpdateJob {
   const UpdateEntry* entries;
   std::int64_t entry_count, part_count;
-  const float* thresholds;                         // [kUpdateBlock], for scales
-  float clip;                                      // factor of gradients; 1 or more: no clipping
-  float beta1, rest1, beta2, rest2;                // rest: 1 - beta
-  float inverse_correction2, epsilon, keep, step;  // keep: 1 - rate * decay; step: -rate / correction1
+  const float*
+      thresholds;  // [kValueBlock] in [0, 1): random thresholds for rounding 8-bit moments; null without scales
+  float clip;      // factor of gradients; 1 or more: no clipping
+  float beta1, one_minus_beta1, beta2, one_minus_beta2;
+  float inverse_correction2, epsilon;  // 1 / correction2; correction n is 1 - (beta n)^step, AdamW's bias correction
+  float decay_factor;                  // 1 - rate * decay
+  float step_factor;                   // -rate / correction1
 };
 
 // The entry of a part: the last one whose first part is at most `part`.
@@ -42,22 +46,23 @@ ECHO_TRAINING_DEVICE const UpdateEntry& entry_of(const UpdateEntry* entries, std
   return entries[low];
 }
 
-// Index of the lane's value `i`. A warp processes [begin, begin + kUpdateBlock); each lane has kLaneValues of them, in
+// Index of the lane's value `i`. A warp processes [begin, begin + kValueBlock); each lane has kLaneValues of them, in
 // groups of four.
 ECHO_TRAINING_DEVICE std::int64_t index_of(unsigned lane, unsigned i, std::int64_t begin) {
   return begin + (i / 4 * kWarpSize + lane) * 4 + i % 4;
 }
 // Calls f(i) for the lane's values before `end`.
 template <class F>
-ECHO_TRAINING_DEVICE void over_lane(unsigned lane, std::int64_t begin, std::int64_t end, const F& f) {
+ECHO_TRAINING_DEVICE void for_lane_values(unsigned lane, std::int64_t begin, std::int64_t end, const F& f) {
   ECHO_TRAINING_UNROLL
   for (unsigned i = 0; i < kLaneValues; ++i)
     if (index_of(lane, i, begin) < end) f(i);
 }
-// The lane's values as floats, padded with zeros. `packed`: all exist, at addresses that are multiples of 16 bytes.
+// The lane's values as floats, padded with zeros. `packed`: all exist, at addresses that are multiples of 16 bytes, so
+// that four are loaded at once.
 template <class T>
-ECHO_TRAINING_DEVICE void load_lane(const T* from, unsigned lane, std::int64_t begin, std::int64_t end, bool packed,
-                                    float (&to)[kLaneValues]) {
+ECHO_TRAINING_DEVICE void load_lane(const T* source, unsigned lane, std::int64_t begin, std::int64_t end, bool packed,
+                                    float (&values)[kLaneValues]) {
   const auto as_float = [](auto value) {
     if constexpr (sizeof(value) == 2)
       return widen(value);
@@ -67,38 +72,39 @@ ECHO_TRAINING_DEVICE void load_lane(const T* from, unsigned lane, std::int64_t b
   if (packed) {
     ECHO_TRAINING_UNROLL
     for (unsigned i = 0; i < kLaneValues; i += 4) {
-      const auto four = load<T, 4>(from + index_of(lane, i, begin));
+      const auto four = load<T, 4>(source + index_of(lane, i, begin));
       ECHO_TRAINING_UNROLL
-      for (unsigned j = 0; j < 4; ++j) to[i + j] = as_float(four.values[j]);
+      for (unsigned j = 0; j < 4; ++j) values[i + j] = as_float(four.values[j]);
     }
     return;
   }
   ECHO_TRAINING_UNROLL
   for (unsigned i = 0; i < kLaneValues; ++i) {
-    const std::int64_t at = index_of(lane, i, begin);
-    to[i] = at < end ? as_float(from[at]) : 0.0f;
+    const std::int64_t index = index_of(lane, i, begin);
+    values[i] = index < end ? as_float(source[index]) : 0.0f;
   }
 }
-// The inverse; f converts each float.
+// Stores the lane's values, the inverse of load_lane(); f converts each float.
 template <class T, class F>
-ECHO_TRAINING_DEVICE void store_lane(T* to, unsigned lane, std::int64_t begin, std::int64_t end, bool packed,
-                                     const float (&from)[kLaneValues], const F& f) {
+ECHO_TRAINING_DEVICE void store_lane(T* target, unsigned lane, std::int64_t begin, std::int64_t end, bool packed,
+                                     const float (&values)[kLaneValues], const F& f) {
   if (packed) {
     ECHO_TRAINING_UNROLL
     for (unsigned i = 0; i < kLaneValues; i += 4) {
       Pack<T, 4> four;
       ECHO_TRAINING_UNROLL
-      for (unsigned j = 0; j < 4; ++j) four.values[j] = f(from[i + j]);
-      store(to + index_of(lane, i, begin), four);
+      for (unsigned j = 0; j < 4; ++j) four.values[j] = f(values[i + j]);
+      store(target + index_of(lane, i, begin), four);
     }
     return;
   }
-  over_lane(lane, begin, end, [&](unsigned i) { to[index_of(lane, i, begin)] = f(from[i]); });
+  for_lane_values(lane, begin, end, [&](unsigned i) { target[index_of(lane, i, begin)] = f(values[i]); });
 }
 
 // Largest codes of the moments in 8 bits. The code of moment 1 grows with its square root, that of moment 2 with its
 // fourth root, so that small values keep their precision.
 constexpr float kCode1Max = 127, kCode2Max = 255;
+constexpr float kScaleMin = 1e-30f;  // avoids division by zero
 
 struct LaneValues {
   float m[kLaneValues], v[kLaneValues];
@@ -110,19 +116,19 @@ ECHO_TRAINING_DEVICE void update_part(Block& block, const UpdateJob& job, std::i
   const UpdateEntry& entry = entry_of(job.entries, job.entry_count, part);
   const std::int64_t first = (part - entry.first_part) * kUpdatePart, end = entry.count;
   const auto identity = [](float x) { return x; };
-  for (std::int64_t k = 0; k < kUpdateBlocks; ++k) {
+  for (std::int64_t k = 0; k < kValueBlocksPerWarp; ++k) {
     typename Block::template Local<LaneValues> values;
-    typename Block::template Local<float> top1, top2;
+    typename Block::template Local<float> largest1, largest2;
     const auto begin_of = [&](unsigned thread) {
-      return first + (k * kUpdateWarps + thread / kWarpSize) * static_cast<std::int64_t>(kUpdateBlock);
+      return first + (k * kUpdateWarps + thread / kWarpSize) * static_cast<std::int64_t>(kValueBlock);
     };
-    const auto packed_at = [&](std::int64_t begin) { return entry.packed && begin + kUpdateBlock <= end; };
+    const auto is_packed = [&](std::int64_t begin) { return entry.aligned && begin + kValueBlock <= end; };
     block.each([&](unsigned thread) {
       const std::int64_t begin = begin_of(thread);
-      top1[thread] = top2[thread] = 0;
+      largest1[thread] = largest2[thread] = 0;
       if (begin >= end) return;
       const unsigned lane = thread % kWarpSize;
-      const bool packed = packed_at(begin);
+      const bool packed = is_packed(begin);
       float g[kLaneValues] = {}, master[kLaneValues];
       float(&m)[kLaneValues] = values[thread].m;
       float(&v)[kLaneValues] = values[thread].v;
@@ -131,7 +137,7 @@ ECHO_TRAINING_DEVICE void update_part(Block& block, const UpdateJob& job, std::i
       if (entry.scale1) {
         load_lane(static_cast<const std::int8_t*>(entry.moment1), lane, begin, end, packed, m);
         load_lane(static_cast<const std::uint8_t*>(entry.moment2), lane, begin, end, packed, v);
-        const float s1 = entry.scale1[begin / kUpdateBlock], s2 = entry.scale2[begin / kUpdateBlock];
+        const float s1 = entry.scale1[begin / kValueBlock], s2 = entry.scale2[begin / kValueBlock];
         ECHO_TRAINING_UNROLL
         for (unsigned i = 0; i < kLaneValues; ++i) {
           const float a = times(m[i], 1.0f / kCode1Max), b = times(v[i], 1.0f / kCode2Max), square = times(b, b);
@@ -146,56 +152,58 @@ ECHO_TRAINING_DEVICE void update_part(Block& block, const UpdateJob& job, std::i
       ECHO_TRAINING_UNROLL
       for (unsigned i = 0; i < kLaneValues; ++i) {
         if (job.clip < 1) g[i] = times(g[i], job.clip);
-        m[i] = multiply_add(job.rest1, g[i], times(m[i], job.beta1));
-        v[i] = multiply_add(job.rest2, times(g[i], g[i]), times(v[i], job.beta2));
+        m[i] = multiply_add(job.one_minus_beta1, g[i], times(m[i], job.beta1));
+        v[i] = multiply_add(job.one_minus_beta2, times(g[i], g[i]), times(v[i], job.beta2));
         const float denominator = plus(root(times(v[i], job.inverse_correction2)), job.epsilon);
-        if (entry.decays) master[i] = times(master[i], job.keep);
-        master[i] = multiply_add(job.step, over(m[i], denominator), master[i]);
+        if (entry.decays) master[i] = times(master[i], job.decay_factor);
+        master[i] = multiply_add(job.step_factor, divide(m[i], denominator), master[i]);
         max1 = fabsf(m[i]) > max1 ? fabsf(m[i]) : max1;
         max2 = v[i] > max2 ? v[i] : max2;
       }
       store_lane(entry.master, lane, begin, end, packed, master, identity);
-      if (entry.wide)
+      if (entry.parameter_is_fp32)
         store_lane(static_cast<float*>(entry.parameter), lane, begin, end, packed, master,
-                   [](float x) { return rounded<Bf16>(x); });
+                   [](float x) { return round_to<Bf16>(x); });
       else
         store_lane(static_cast<Bf16*>(entry.parameter), lane, begin, end, packed, master,
-                   [](float x) { return narrowed<Bf16>(x); });
+                   [](float x) { return narrow_to<Bf16>(x); });
       if (!entry.scale1) {
         store_lane(static_cast<float*>(entry.moment1), lane, begin, end, packed, m, identity);
         store_lane(static_cast<float*>(entry.moment2), lane, begin, end, packed, v, identity);
       }
-      top1[thread] = max1;
-      top2[thread] = max2;
+      largest1[thread] = max1;
+      largest2[thread] = max2;
     });
     if (!entry.scale1) continue;
-    block.warp_max(top1);
-    block.warp_max(top2);
+    block.warp_max(largest1);
+    block.warp_max(largest2);
     block.each([&](unsigned thread) {
       const std::int64_t begin = begin_of(thread);
       if (begin >= end) return;
       const unsigned lane = thread % kWarpSize;
-      const float s1 = top1[thread], s2 = top2[thread];
+      const float s1 = largest1[thread], s2 = largest2[thread];
       if (lane == 0) {
-        entry.scale1[begin / kUpdateBlock] = s1;
-        entry.scale2[begin / kUpdateBlock] = s2;
+        entry.scale1[begin / kValueBlock] = s1;
+        entry.scale2[begin / kValueBlock] = s2;
       }
       float(&m)[kLaneValues] = values[thread].m;
       float(&v)[kLaneValues] = values[thread].v;
       ECHO_TRAINING_UNROLL
       for (unsigned i = 0; i < kLaneValues; ++i) {
-        const float share1 = over(m[i], s1 > 1e-30f ? s1 : 1e-30f), share2 = over(v[i], s2 > 1e-30f ? s2 : 1e-30f);
+        const float share1 = divide(m[i], s1 > kScaleMin ? s1 : kScaleMin),
+                    share2 = divide(v[i], s2 > kScaleMin ? s2 : kScaleMin);
         const float threshold = job.thresholds[index_of(lane, i, 0)];
         const float sign = share1 > 0 ? 1.0f : share1 < 0 ? -1.0f : 0.0f;
         const float code1 = floorf(plus(times(times(sign, root(fabsf(share1))), kCode1Max), threshold));
         float code2 = floorf(plus(times(root(root(share2)), kCode2Max), threshold));
         m[i] = code1 < -kCode1Max ? -kCode1Max : code1 > kCode1Max ? kCode1Max : code1;
         code2 = code2 < 0 ? 0.0f : code2 > kCode2Max ? kCode2Max : code2;
+        // A positive second moment must not become 0, because the step is divided by its root.
         v[i] = share2 > 0 && code2 < 1 ? 1.0f : code2;
       }
-      store_lane(static_cast<std::int8_t*>(entry.moment1), lane, begin, end, packed_at(begin), m,
+      store_lane(static_cast<std::int8_t*>(entry.moment1), lane, begin, end, is_packed(begin), m,
                  [](float x) { return static_cast<std::int8_t>(x); });
-      store_lane(static_cast<std::uint8_t*>(entry.moment2), lane, begin, end, packed_at(begin), v,
+      store_lane(static_cast<std::uint8_t*>(entry.moment2), lane, begin, end, is_packed(begin), v,
                  [](float x) { return static_cast<std::uint8_t>(x); });
     });
   }
@@ -216,13 +224,13 @@ ECHO_TRAINING_DEVICE void squares_part(Block& block, const SquaresJob& job, std:
   block.each([&](unsigned thread) {
     double sum = 0;
     if (entry.gradient)
-      for (std::int64_t k = 0; k < kUpdateBlocks; ++k) {
+      for (std::int64_t k = 0; k < kValueBlocksPerWarp; ++k) {
         const std::int64_t begin =
-            first + (k * kUpdateWarps + thread / kWarpSize) * static_cast<std::int64_t>(kUpdateBlock);
+            first + (k * kUpdateWarps + thread / kWarpSize) * static_cast<std::int64_t>(kValueBlock);
         if (begin >= entry.count) break;
         float g[kLaneValues], squares = 0;
         load_lane(entry.gradient, thread % kWarpSize, begin, entry.count,
-                  entry.packed && begin + kUpdateBlock <= entry.count, g);
+                  entry.aligned && begin + kValueBlock <= entry.count, g);
         ECHO_TRAINING_UNROLL
         for (unsigned i = 0; i < kLaneValues; ++i) squares += g[i] * g[i];
         sum += static_cast<double>(squares);
@@ -247,16 +255,16 @@ ECHO_TRAINING_DEVICE void add_part(Block& block, const AddJob& job, std::int64_t
   const std::int64_t first = (part - entry.first_part) * kUpdatePart;
   block.each([&](unsigned thread) {
     const unsigned lane = thread % kWarpSize;
-    for (std::int64_t k = 0; k < kUpdateBlocks; ++k) {
+    for (std::int64_t k = 0; k < kValueBlocksPerWarp; ++k) {
       const std::int64_t begin =
-          first + (k * kUpdateWarps + thread / kWarpSize) * static_cast<std::int64_t>(kUpdateBlock);
+          first + (k * kUpdateWarps + thread / kWarpSize) * static_cast<std::int64_t>(kValueBlock);
       if (begin >= entry.count) return;
-      const bool packed = entry.packed && begin + kUpdateBlock <= entry.count;
-      float fresh[kLaneValues], sum[kLaneValues] = {};
-      load_lane(entry.fresh, lane, begin, entry.count, packed, fresh);
+      const bool packed = entry.aligned && begin + kValueBlock <= entry.count;
+      float added[kLaneValues], sum[kLaneValues] = {};
+      load_lane(entry.new_gradient, lane, begin, entry.count, packed, added);
       if (!entry.replaces) load_lane(entry.gradient, lane, begin, entry.count, packed, sum);
       ECHO_TRAINING_UNROLL
-      for (unsigned i = 0; i < kLaneValues; ++i) sum[i] = entry.replaces ? fresh[i] : plus(sum[i], fresh[i]);
+      for (unsigned i = 0; i < kLaneValues; ++i) sum[i] = entry.replaces ? added[i] : plus(sum[i], added[i]);
       store_lane(entry.gradient, lane, begin, entry.count, packed, sum, [](float x) { return x; });
     }
   });

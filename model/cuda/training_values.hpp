@@ -1,8 +1,8 @@
-// Numbers, vectors and the thread policy for the device code of a training pass. training_kernels.cu runs it on real
-// threads; the tests run the same functions with loops on the CPU. C++17, because CUDA compilers lag behind. Without
-// libtorch. Internal to model/.
+// Numbers, vectors and the class of a block of threads, for the device code of a training pass. training_kernels.cu
+// runs it on real threads; the tests run the same functions with loops on the CPU. C++17, because CUDA compilers lag
+// behind. Without libtorch. Internal to model/.
 //
-// A policy `Block` of kThreads threads has
+// A class `Block` of kThreads threads has
 //   Block::Local<T>     one T per thread, indexed by thread; in registers on a device
 //   each(f)             f(thread) on every thread
 //   barrier()           what threads wrote to shared and global memory is seen by all threads of the block
@@ -51,14 +51,14 @@ ECHO_TRAINING_DEVICE float widen(Bf16 x) {
 }
 
 template <class T>
-ECHO_TRAINING_DEVICE T narrowed(float x);
+ECHO_TRAINING_DEVICE T narrow_to(float x);
 template <>
-ECHO_TRAINING_DEVICE float narrowed<float>(float x) {
+ECHO_TRAINING_DEVICE float narrow_to<float>(float x) {
   return x;
 }
 // Rounds to nearest, ties to even.
 template <>
-ECHO_TRAINING_DEVICE Bf16 narrowed<Bf16>(float x) {
+ECHO_TRAINING_DEVICE Bf16 narrow_to<Bf16>(float x) {
 #if defined(__CUDA_ARCH__)
   return {__bfloat16_as_ushort(__float2bfloat16_rn(x))};
 #else
@@ -70,8 +70,8 @@ ECHO_TRAINING_DEVICE Bf16 narrowed<Bf16>(float x) {
 }
 // The value of x after it was stored as a T.
 template <class T>
-ECHO_TRAINING_DEVICE float rounded(float x) {
-  return widen(narrowed<T>(x));
+ECHO_TRAINING_DEVICE float round_to(float x) {
+  return widen(narrow_to<T>(x));
 }
 
 // On a device, these intrinsics keep the compiler from fusing or replacing the operations. multiply_add: a * b + c,
@@ -80,14 +80,14 @@ ECHO_TRAINING_DEVICE float rounded(float x) {
 ECHO_TRAINING_DEVICE float times(float a, float b) { return __fmul_rn(a, b); }
 ECHO_TRAINING_DEVICE float plus(float a, float b) { return __fadd_rn(a, b); }
 ECHO_TRAINING_DEVICE float multiply_add(float a, float b, float c) { return __fmaf_rn(a, b, c); }
-ECHO_TRAINING_DEVICE float over(float a, float b) { return __fdiv_rn(a, b); }
+ECHO_TRAINING_DEVICE float divide(float a, float b) { return __fdiv_rn(a, b); }
 ECHO_TRAINING_DEVICE float root(float a) { return __fsqrt_rn(a); }
 ECHO_TRAINING_DEVICE float inverse_root(float a) { return rsqrtf(a); }
 #else
 inline float times(float a, float b) { return a * b; }
 inline float plus(float a, float b) { return a + b; }
 inline float multiply_add(float a, float b, float c) { return std::fma(a, b, c); }
-inline float over(float a, float b) { return a / b; }
+inline float divide(float a, float b) { return a / b; }
 inline float root(float a) { return std::sqrt(a); }
 inline float inverse_root(float a) { return 1.0f / std::sqrt(a); }
 #endif
@@ -110,12 +110,12 @@ template <class T>
 constexpr unsigned kValuesPerPack = 16 / sizeof(T);
 
 template <class T, unsigned kCount>
-ECHO_TRAINING_DEVICE Pack<T, kCount> load(const T* from) {
-  return *reinterpret_cast<const Pack<T, kCount>*>(from);
+ECHO_TRAINING_DEVICE Pack<T, kCount> load(const T* source) {
+  return *reinterpret_cast<const Pack<T, kCount>*>(source);
 }
 template <class T, unsigned kCount>
-ECHO_TRAINING_DEVICE void store(T* to, const Pack<T, kCount>& pack) {
-  *reinterpret_cast<Pack<T, kCount>*>(to) = pack;
+ECHO_TRAINING_DEVICE void store(T* target, const Pack<T, kCount>& pack) {
+  *reinterpret_cast<Pack<T, kCount>*>(target) = pack;
 }
 
 }  // namespace echoline::model::training

@@ -63,9 +63,9 @@ TEST(Bench, Decoding) {
     for (const std::size_t rows : {1u, 16u, 64u}) {
       std::vector<std::vector<Token>> prompts;
       for (std::size_t i = 0; i < rows; ++i) prompts.push_back({Token(16 + i % 10), 11, Token(16 + i / 10), 29, 1});
-      const auto speed = [&](Transformer& of) {
+      const auto speed = [&](Transformer& transformer) {
         return double(rows) * 64 /
-               seconds_of([&] { ASSERT_TRUE(generate(of, prompts, {.tokens_max = 64, .seed = 1})); });
+               seconds_of([&] { ASSERT_TRUE(generate(transformer, prompts, {.tokens_max = 64, .seed = 1})); });
       };
       std::printf("%-9s batch %3zu: decode %8.0f tokens/s, with bf16 weights %8.0f\n", name, rows, speed(*model),
                   speed(*half));
@@ -87,25 +87,26 @@ TEST(Bench, ContinuousBatching) {
   for (const char* name : {"tiny-64", "tiny-256"}) {
     const auto model = std::shared_ptr(init(preset(name).value(), 1).value());
     for (const bool tail : {false, true}) {
-      std::vector<Sequence> all;
+      std::vector<Sequence> sequences;
       for (std::uint64_t id = 0; id < 512; ++id) {
         Sequence s{.id = id, .prompt = {Token(16 + id % 10), 11, Token(16 + id / 52), 29, 1}, .sampling = {.seed = id}};
         s.sampling.tokens_max = tail ? lognormal() : mixed();
-        all.push_back(std::move(s));
+        sequences.push_back(std::move(s));
       }
       const auto rollouts_per_second = [&](std::size_t at_a_time) {
         RunningBatch batch(model, {.rows_max = 64});
         const std::clock_t begin = std::clock();
-        for (std::size_t first = 0; first < all.size(); first += at_a_time) {
-          for (std::size_t i = first; i < std::min(all.size(), first + at_a_time); ++i) EXPECT_TRUE(batch.add(all[i]));
+        for (std::size_t first = 0; first < sequences.size(); first += at_a_time) {
+          for (std::size_t i = first; i < std::min(sequences.size(), first + at_a_time); ++i)
+            EXPECT_TRUE(batch.add(sequences[i]));
           while (batch.running() + batch.waiting() > 0) batch.step();
         }
-        return double(all.size()) * CLOCKS_PER_SEC / double(std::clock() - begin);
+        return double(sequences.size()) * CLOCKS_PER_SEC / double(std::clock() - begin);
       };
-      const double whole = rollouts_per_second(64), continuous = rollouts_per_second(all.size());
+      const double batch_after_batch = rollouts_per_second(64), continuous = rollouts_per_second(sequences.size());
       std::printf("%-9s %-34s: batch after batch %6.0f rollouts/s, continuously %6.0f rollouts/s, %.2f x\n", name,
-                  tail ? "lognormal, 24 tokens in the middle" : "32 tokens, one in ten 256", whole, continuous,
-                  continuous / whole);
+                  tail ? "lognormal, 24 tokens in the middle" : "32 tokens, one in ten 256", batch_after_batch,
+                  continuous, continuous / batch_after_batch);
     }
   }
 }
@@ -125,7 +126,7 @@ TEST(Bench, Products) {
     std::printf("%3ld rows: libtorch %6.1f GMAC/s", long(rows), work / converted);
     const KernelSets sets = available_kernels();
     for (int i = 0; i < sets.count; ++i) {
-      const Kernels& k = *sets.of[i];
+      const Kernels& k = *sets.best_first[i];
       const torch::Tensor packed = torch::empty({k.packed_floats(rows, in)});
       const double seconds = seconds_of([&] {
         k.pack(x.data_ptr<float>(), rows, in, 0, rows, packed.data_ptr<float>());
@@ -165,8 +166,8 @@ TEST(Bench, Qwen3) {
   for (int i = 0; i < 3; ++i) {
     const std::clock_t begin = std::clock();
     for (const auto& p : model->parameters()) {
-      const torch::Tensor bytes_of = torch::from_blob(p.data_ptr(), {p.numel() * p.element_size() / 8}, torch::kLong);
-      volatile std::int64_t sum = bytes_of.sum().item<std::int64_t>();
+      const torch::Tensor words = torch::from_blob(p.data_ptr(), {p.numel() * p.element_size() / 8}, torch::kLong);
+      volatile std::int64_t sum = words.sum().item<std::int64_t>();
       (void)sum;
     }
     best = std::min(best, seconds_since(begin));
@@ -186,9 +187,9 @@ TEST(Bench, Qwen3) {
     double fastest = 1e9;
     const std::clock_t decoding = std::clock();
     for (int i = 0; i < 32; ++i) {
-      const std::clock_t one = std::clock();
+      const std::clock_t step_begin = std::clock();
       batch.step();
-      fastest = std::min(fastest, seconds_since(one));
+      fastest = std::min(fastest, seconds_since(step_begin));
     }
     const double decode = seconds_since(decoding) / 32;
     std::printf(

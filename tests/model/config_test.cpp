@@ -100,6 +100,64 @@ TEST(Config, ReadsTheOtherFamilies) {
                            {"original_max_position_embeddings", 8192}});
 }
 
+TEST(Config, ArithmeticOfOtherFamiliesIsRefused) {
+  auto mistral = nlohmann::json::parse(preset("llama-3.2-1b")->to_json());
+  mistral["model_type"] = "mistral";
+  mistral["rope_scaling"] = nullptr;
+  const auto refuses = [&](const char* name, nlohmann::json value) {
+    auto changed = mistral;
+    changed[name] = std::move(value);
+    const auto parsed = ModelConfig::from_json(changed.dump());
+    ASSERT_FALSE(parsed) << name;
+    EXPECT_NE(parsed.error().detail.find(name), std::string::npos) << parsed.error().detail;
+  };
+  refuses("sliding_window", 4096);
+  refuses("layer_types", {"full_attention", "sliding_attention"});
+  refuses("partial_rotary_factor", 0.5);
+  refuses("final_logit_softcapping", 30.0);
+  refuses("num_experts", 8);
+  refuses("residual_multiplier", 0.22);
+  refuses("quantization_config", {{"quant_method", "fp8"}});
+  mistral["layer_types"] = {"full_attention"};
+  mistral["partial_rotary_factor"] = 1.0;
+  mistral["sliding_window"] = mistral["max_position_embeddings"];
+  const auto parsed = ModelConfig::from_json(mistral.dump());
+  ASSERT_TRUE(parsed) << parsed.error().message();
+  EXPECT_EQ(parsed->family, Family::kMistral);
+  const auto written = nlohmann::json::parse(parsed->to_json());
+  EXPECT_EQ(written["architectures"], nlohmann::json({"MistralForCausalLM"}));
+  EXPECT_TRUE(written["sliding_window"].is_null());
+  EXPECT_EQ(ModelConfig::from_json(written.dump()).value(), *parsed);
+}
+
+TEST(Config, AModelThatCannotBeComputedIsCarried) {
+  const std::string text = R"({"model_type": "gemma3", "tie_word_embeddings": true, "eos_token_id": [1, 106],
+      "text_config": {"vocab_size": 262208, "max_position_embeddings": 131072, "hidden_size": 2560,
+                      "num_hidden_layers": 34, "num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 256}})";
+  EXPECT_FALSE(ModelConfig::from_json(text));
+  const auto carried = ModelConfig::from_json(text, ModelUse::kCarry);
+  ASSERT_TRUE(carried) << carried.error().message();
+  EXPECT_EQ(carried->family, Family::kCarried);
+  EXPECT_EQ(carried->vocab_size, 262208);
+  EXPECT_EQ(carried->positions_max, 131072);
+  EXPECT_EQ(carried->eos, (std::vector<Token>{1, 106}));
+  EXPECT_TRUE(carried->tie_embeddings);
+  EXPECT_EQ(carried->to_json(), text);
+  EXPECT_EQ(ModelConfig::from_json(carried->to_json(), ModelUse::kCarry).value(), *carried);
+  const Status computable = carried->check_computable();
+  ASSERT_FALSE(computable);
+  EXPECT_NE(computable.error().detail.find("'model_type' is \"gemma3\""), std::string::npos);
+  EXPECT_FALSE(policy_layout(*carried));
+  // The sizes that a run needs are required.
+  EXPECT_NE(ModelConfig::from_json(R"({"model_type": "x", "vocab_size": 10})", ModelUse::kCarry)
+                .error()
+                .detail.find("max_position_embeddings"),
+            std::string::npos);
+  EXPECT_FALSE(ModelConfig::from_json("[]", ModelUse::kCarry));
+  // A computable model is not carried.
+  EXPECT_EQ(ModelConfig::from_json(kQwen8b, ModelUse::kCarry)->family, Family::kQwen3);
+}
+
 TEST(Config, RoundTripsThroughJson) {
   for (const std::string& name : preset_names()) {
     ModelConfig config = preset(name).value();

@@ -1,3 +1,4 @@
+// Implements the emulated GPU.
 #include "decode_emulation.hpp"
 
 #include <numeric>
@@ -22,7 +23,7 @@ void run_attend(const AttendJob& job, unsigned row, unsigned kv, unsigned split)
   if (threads == kAttendThreads) {
     run(LoopBlock<kAttendThreads>(attend_shared_bytes<kDim, kHeads>(threads)));
   } else {
-    run(LoopBlock<kAttendThreadsMany>(attend_shared_bytes<kDim, kHeads>(threads)));
+    run(LoopBlock<kAttendThreadsFewRows>(attend_shared_bytes<kDim, kHeads>(threads)));
   }
 }
 
@@ -148,8 +149,8 @@ void EmulatedBackend::run(const RotateJob& job, unsigned dim) {
 }
 
 torch::Tensor EmulatedBackend::attend(const torch::Tensor& q, const torch::Tensor& k, const torch::Tensor& v) {
-  const auto wide = [](const torch::Tensor& t) { return t.to(torch::kFloat); };
-  return attend_causally(wide(q), wide(k), wide(v)).to(torch::kBFloat16);
+  const auto to_fp32 = [](const torch::Tensor& t) { return t.to(torch::kFloat); };
+  return attend_causally(to_fp32(q), to_fp32(k), to_fp32(v)).to(torch::kBFloat16);
 }
 
 void EmulatedBackend::run(const AttendJob& job, unsigned dim) {

@@ -33,12 +33,12 @@ class LoopBlock {
     return reinterpret_cast<T*>(shared_.data());
   }
   template <class F>
-  void own(F&& f) {
+  void on_each_thread(F&& f) {
     for (unsigned thread = 0; thread < kCount; ++thread) f(thread);
   }
   template <class F>
-  void each(F&& f) {
-    own(f);
+  void on_each_thread_and_wait(F&& f) {
+    on_each_thread(f);
   }
   template <unsigned kWidth, class F>
   void sum(F&& value) {
@@ -77,7 +77,7 @@ class LoopBlock {
           sums(warp + row % 8 * 4 + output / 2)[row / 8 * 2 + output % 2] += sum;
         }
   }
-  bool arrive(unsigned* counter, unsigned blocks) {
+  bool is_last_to_arrive(unsigned* counter, unsigned blocks) {
     if (++*counter < blocks) return false;
     *counter = 0;
     return true;

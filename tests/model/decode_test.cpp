@@ -34,9 +34,9 @@ ModelConfig decoded_config(Family family, std::int64_t dim = 16) {
 
 std::shared_ptr<Transformer> half_model(const ModelConfig& config, std::uint64_t seed,
                                         torch::Device device = torch::kCPU) {
-  const auto wide = random_model(config, seed);
+  const auto fp32_model = random_model(config, seed);
   const auto half = create(config, device, torch::kBFloat16).value();
-  EXPECT_TRUE(load_policy(*half, export_policy(*wide)->view()));
+  EXPECT_TRUE(load_policy(*half, export_policy(*fp32_model)->view()));
   return half;
 }
 
@@ -44,11 +44,11 @@ Tensor random_halves(const std::vector<std::int64_t>& shape, double scale = 1) {
   return (torch::randn(shape) * scale).to(torch::kBFloat16);
 }
 
-const Bf16* of(const Tensor& t) { return static_cast<const Bf16*>(t.data_ptr()); }
-Bf16* into(const Tensor& t) { return static_cast<Bf16*>(t.data_ptr()); }
+const Bf16* bf16_data(const Tensor& t) { return static_cast<const Bf16*>(t.data_ptr()); }
+Bf16* bf16_out(const Tensor& t) { return static_cast<Bf16*>(t.data_ptr()); }
 
-// The difference in units of the larger one's last place of bf16.
-double apart(const Tensor& a, const Tensor& b) {
+// The largest difference, in units of the last bf16 place of the larger value.
+double steps_apart(const Tensor& a, const Tensor& b) {
   const Tensor x = a.to(torch::kFloat), y = b.to(torch::kFloat);
   return ((x - y).abs() / (torch::maximum(x.abs(), y.abs()) / 128 + 1e-3)).max().item<double>();
 }
@@ -59,7 +59,7 @@ TEST(DecodeKernels, NormGateAndProductRoundAsTheTrainingPassDoes) {
   for (const std::int64_t rows : {1, 5, 16}) {
     EmulatedBackend backend(4);
     const std::int64_t in = 96, out = 43, stride = 48;
-    const Tensor x = random_halves({rows, in}), more = random_halves({rows, in}), norm = random_halves({in});
+    const Tensor x = random_halves({rows, in}), addend = random_halves({rows, in}), norm = random_halves({in});
     const Tensor weight = random_halves({out, in}, 0.2), other = random_halves({out, in}, 0.2);
     const Tensor bias = random_halves({out}), residual = random_halves({rows, stride});
     const auto product = [&](const Tensor& from, const Tensor& w) {
@@ -68,26 +68,27 @@ TEST(DecodeKernels, NormGateAndProductRoundAsTheTrainingPassDoes) {
     const auto r = static_cast<std::uint32_t>(rows);
 
     const Tensor added = x.clone(), normed = torch::zeros_like(x);
-    backend.run(NormJob{into(added), of(more), of(norm), into(normed), r, 96, 1e-6f});
-    EXPECT_TRUE(added.equal(x + more));
-    EXPECT_LE(apart(normed, rms_norm(x + more, norm, 1e-6)), 1.01);
+    backend.run(NormJob{bf16_out(added), bf16_data(addend), bf16_data(norm), bf16_out(normed), r, 96, 1e-6f});
+    EXPECT_TRUE(added.equal(x + addend));
+    EXPECT_LE(steps_apart(normed, rms_norm(x + addend, norm, 1e-6)), 1.01);
 
     for (const std::uint32_t parts : {1u, 2u}) {
       Tensor got = torch::full({rows, stride}, NAN, torch::kBFloat16);
-      backend.run(ProductJob{of(x), of(norm), of(weight), nullptr, of(bias), of(residual), into(got), r, 96, 43, 48,
-                             parts, 1e-6f});
+      backend.run(ProductJob{bf16_data(x), bf16_data(norm), bf16_data(weight), nullptr, bf16_data(bias),
+                             bf16_data(residual), bf16_out(got), r, 96, 43, 48, parts, 1e-6f});
       const Tensor want = residual.narrow(1, 0, out) + (product(rms_norm(x, norm, 1e-6), weight) + bias);
-      EXPECT_LE(apart(got.narrow(1, 0, out), want), 8) << rows;
+      EXPECT_LE(steps_apart(got.narrow(1, 0, out), want), 8) << rows;
       EXPECT_TRUE(got.narrow(1, out, stride - out).isnan().all().item<bool>());
 
-      backend.run(
-          ProductJob{of(x), nullptr, of(weight), of(other), nullptr, nullptr, into(got), r, 96, 43, 48, parts, 1e-6f});
-      EXPECT_LE(apart(got.narrow(1, 0, out), model::gated(product(x, weight), product(x, other))), 3) << rows;
+      backend.run(ProductJob{bf16_data(x), nullptr, bf16_data(weight), bf16_data(other), nullptr, nullptr,
+                             bf16_out(got), r, 96, 43, 48, parts, 1e-6f});
+      EXPECT_LE(steps_apart(got.narrow(1, 0, out), model::gated(product(x, weight), product(x, other))), 3) << rows;
     }
 
     const Tensor gate = random_halves({rows, 2 * in}), act = torch::zeros({rows, in}, torch::kBFloat16);
-    backend.run(GateJob{of(gate), of(gate) + in, into(act), r, 96, 192});
-    EXPECT_LE(apart(act, model::gated(gate.narrow(1, 0, in), gate.narrow(1, in, in))), 3);  // libtorch 1.13's silu
+    backend.run(GateJob{bf16_data(gate), bf16_data(gate) + in, bf16_out(act), r, 96, 192});
+    EXPECT_LE(steps_apart(act, model::gated(gate.narrow(1, 0, in), gate.narrow(1, in, in))),
+              3);  // libtorch 1.13's silu
   }
 }
 
@@ -114,11 +115,11 @@ TEST(DecodeKernels, DrawsTheSameTokensAsTheCpu) {
       requests.push_back({&sampling[i], uniforms.back()});
     }
     const std::size_t shares = 24 * kSampleWarps * sample_blocks(static_cast<unsigned>(vocab));
-    std::vector<float> tops(shares), sums(shares), logprobs(24);
+    std::vector<float> max_logits(shares), sums(shares), logprobs(24);
     std::vector<unsigned> arrived(24, 0);
     std::vector<std::int32_t> tokens(24, -1);
-    EmulatedBackend(4).run(SampleJob{of(logits), temperatures.data(), uniforms.data(), tops.data(), sums.data(),
-                                     arrived.data(), tokens.data(), logprobs.data(), 24,
+    EmulatedBackend(4).run(SampleJob{bf16_data(logits), temperatures.data(), uniforms.data(), max_logits.data(),
+                                     sums.data(), arrived.data(), tokens.data(), logprobs.data(), 24,
                                      static_cast<std::uint32_t>(vocab), static_cast<std::uint32_t>(stride)});
     const SampledTokens want = sample_tokens(logits.narrow(1, 0, vocab).to(torch::kFloat).contiguous(), requests);
     for (std::size_t i = 0; i < 24; ++i) {
@@ -154,16 +155,16 @@ struct Texts {
 
   // Decodes one step of the first `rows` rows, and appends the drawn tokens.
   std::optional<SampledTokens> step(Decoder& decoder, std::size_t rows, std::uint64_t seed) {
-    std::vector<DecodeRow> all;
+    std::vector<DecodeRow> decode_rows;
     for (std::size_t i = 0; i < rows; ++i) {
       if (PagedCache::pages_for(pages[i].tokens + 1) > std::ssize(pages[i].list)) {
         EXPECT_TRUE(cache.reserve(1));
         pages[i].list.push_back(cache.take_reserved());
       }
       const double uniform = Random(seed + i, static_cast<std::uint64_t>(pages[i].tokens)).uniform();
-      all.push_back({tokens[i].back(), &pages[i], {&sampling, uniform}});
+      decode_rows.push_back({.id = tokens[i].back(), .text = &pages[i], .request = {&sampling, uniform}});
     }
-    std::optional<SampledTokens> drawn = decoder.step(all);
+    std::optional<SampledTokens> drawn = decoder.step(decode_rows);
     for (std::size_t i = 0; drawn && i < rows; ++i) {
       tokens[i].push_back(drawn->tokens[i]);
       ++pages[i].tokens;
@@ -175,7 +176,7 @@ struct Texts {
 // Against passes over the whole texts in fp32 with the same weights: 2^-8 is one rounding to bf16.
 TEST(Decoder, GivesTheLogProbabilitiesOfAPassOverTheWholeText) {
   torch::NoGradGuard no_grad;
-  for (const Family family : {Family::kQwen3, Family::kQwen2, Family::kLlama}) {
+  for (const Family family : {Family::kQwen3, Family::kQwen2, Family::kLlama, Family::kMistral}) {
     for (const std::size_t rows : {3, 11, 19}) {  // few rows, and more than the products for few are for
       const auto model = half_model(decoded_config(family), 11);
       Texts texts(*model, rows);
@@ -190,8 +191,9 @@ TEST(Decoder, GivesTheLogProbabilitiesOfAPassOverTheWholeText) {
       double worst = 0, sum = 0;
       for (std::size_t i = 0; i < rows; ++i)
         for (std::size_t t = 0; t < logprobs[i].size(); ++t) {
-          const double off = std::abs(double(logprobs[i][t]) - want[std::int64_t(i)][std::int64_t(t)].item<double>());
-          worst = std::max(worst, off), sum += off;
+          const double difference =
+              std::abs(double(logprobs[i][t]) - want[std::int64_t(i)][std::int64_t(t)].item<double>());
+          worst = std::max(worst, difference), sum += difference;
         }
       EXPECT_LT(worst, 0.12) << family_name(family) << " " << rows;
       EXPECT_LT(sum / double(20 * rows), 0.02) << family_name(family) << " " << rows;
@@ -284,9 +286,9 @@ TEST(Decoder, RecordsAgainAfterTheCacheHasMoved) {
   torch::NoGradGuard no_grad;
   const auto model = half_model(decoded_config(Family::kQwen3), 14);
   Texts texts(*model, 6);
-  auto owned = std::make_unique<EmulatedBackend>(4);
-  EmulatedBackend& backend = *owned;
-  Decoder decoder(*model, texts.cache, std::move(owned));
+  auto owned_backend = std::make_unique<EmulatedBackend>(4);
+  EmulatedBackend& backend = *owned_backend;
+  Decoder decoder(*model, texts.cache, std::move(owned_backend));
   for (int step = 0; step < 4; ++step) ASSERT_TRUE(texts.step(decoder, 6, 1));
   EXPECT_EQ(backend.recorded(), 1);
   EXPECT_EQ(decoder.kernels(), 2u * 5 + 4);
@@ -304,9 +306,9 @@ TEST(Decoder, AFailureLeavesTheStepToOthersForAWhile) {
   torch::NoGradGuard no_grad;
   const auto model = half_model(decoded_config(Family::kQwen3), 15);
   Texts texts(*model, 2);
-  auto owned = std::make_unique<EmulatedBackend>(4);
-  EmulatedBackend& backend = *owned;
-  Decoder decoder(*model, texts.cache, std::move(owned));
+  auto owned_backend = std::make_unique<EmulatedBackend>(4);
+  EmulatedBackend& backend = *owned_backend;
+  Decoder decoder(*model, texts.cache, std::move(owned_backend));
   backend.fail_recordings(1);
   int steps = 0;
   while (!texts.step(decoder, 2, 1) && steps < 2000) ++steps;
@@ -358,14 +360,14 @@ class OnGpu : public testing::Test {
     }
     std::map<std::uint64_t, Generation> out;
     while (batch.running() + batch.waiting() > 0)
-      for (Ended& one : batch.step()) out.emplace(one.id, one.generation.value());
+      for (Ended& ended : batch.step()) out.emplace(ended.id, ended.generation.value());
     return out;
   }
 };
 
 TEST_F(OnGpu, GivesTheLogProbabilitiesOfATrainingPass) {
   torch::NoGradGuard no_grad;
-  for (const Family family : {Family::kQwen3, Family::kQwen2, Family::kLlama})
+  for (const Family family : {Family::kQwen3, Family::kQwen2, Family::kLlama, Family::kMistral})
     for (const std::int64_t rows : {1, 7, 16, 40}) {
       const auto model = half_model(decoded_config(family, 64), 21, torch::kCUDA);
       PagedCache cache(model->config(), model->device(), torch::kBFloat16, Bytes{1 << 20});
@@ -387,9 +389,9 @@ TEST_F(OnGpu, GivesTheLogProbabilitiesOfATrainingPass) {
                                                  temperature, {}, /*as_trained=*/true)
                                 .logprobs.cpu();
         for (std::size_t t = 0; t < generation.tokens.size(); ++t) {
-          const double off =
+          const double difference =
               std::abs(double(generation.logprobs[t]) - want[0][std::int64_t(prompt + t) - 1].item<double>());
-          sum += off, worst = std::max(worst, off), ++count;
+          sum += difference, worst = std::max(worst, difference), ++count;
         }
       }
       EXPECT_LT(sum / count, 0.02) << family_name(family) << " " << rows;

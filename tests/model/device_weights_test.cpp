@@ -19,7 +19,7 @@ class DeviceWeightsTest : public ::testing::Test {
   DeviceWeightsTest() : model_(*init(*preset("tiny-64"), 2, torch::kCPU, torch::kBFloat16)), device_(model_) {}
 
   delta::Digest digest() { return export_policy(*model_)->digest(); }
-  // Mimics a learner step: some weights change, others by less than bf16 resolves.
+  // Mimics a learner step: changes this share of the weights.
   void train(double share) {
     torch::NoGradGuard no_gradient;
     for (torch::Tensor& weight : model_->parameters())
@@ -45,17 +45,17 @@ TEST_F(DeviceWeightsTest, APolicyHoldsTheWeightsThatItWasMadeOf) {
 }
 
 TEST_F(DeviceWeightsTest, MemoryOfAReleasedPolicyIsReused) {
-  std::set<const std::byte*> places;
-  delta::SharedState published, last;
+  std::set<const std::byte*> addresses;
+  delta::SharedState published, newest;
   {
     DeviceWeights weights = device_.attach();
     for (int version = 0; version < 6; ++version) {
       train(0.1);
-      last = weights.policy().value();
-      places.insert(last->bytes(0).data());
-      published = last;  // releases the policy before
+      newest = weights.policy().value();
+      addresses.insert(newest->bytes(0).data());
+      published = newest;  // releases the policy before
     }
-    EXPECT_EQ(places.size(), 2u);
+    EXPECT_EQ(addresses.size(), 2u);
   }
   EXPECT_EQ(*delta::digest_state(published->view()), digest()) << "the policy outlives its source";
 }

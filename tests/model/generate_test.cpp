@@ -44,9 +44,10 @@ double misfit(const std::vector<std::int64_t>& counts, const std::vector<double>
   return statistic / (df * std::pow(1 - a + 3.719 * std::sqrt(a), 3));
 }
 
-std::vector<std::int64_t> count_tokens(const std::vector<Generation>& all, std::size_t position, std::int64_t vocab) {
+std::vector<std::int64_t> count_tokens(const std::vector<Generation>& generations, std::size_t position,
+                                       std::int64_t vocab) {
   std::vector<std::int64_t> counts(std::size_t(vocab), 0);
-  for (const Generation& g : all) ++counts[std::size_t(g.tokens.at(position))];
+  for (const Generation& g : generations) ++counts[std::size_t(g.tokens.at(position))];
   return counts;
 }
 
@@ -62,9 +63,9 @@ TEST(Generate, DrawsFromTheTemperedDistribution) {
   const std::vector<Token> prompt = {3, 1, 4};
   for (const double temperature : {1.0, 0.5}) {
     Sampling options{.temperature = temperature, .tokens_max = 2, .seed = 99};
-    const auto all = generate(*model, std::vector(20000, prompt), options).value();
+    const auto generations = generate(*model, std::vector(20000, prompt), options).value();
     const auto first = next_token(*model, prompt, temperature);
-    EXPECT_LT(misfit(count_tokens(all, 0, 19), first), 1);
+    EXPECT_LT(misfit(count_tokens(generations, 0, 19), first), 1);
     std::vector<double> second(19);  // marginal over the first token: the cached step
     for (Token token = 0; token < 19; ++token) {
       auto longer = prompt;
@@ -72,9 +73,9 @@ TEST(Generate, DrawsFromTheTemperedDistribution) {
       const auto p = next_token(*model, longer, temperature);
       for (std::size_t i = 0; i < 19; ++i) second[i] += first[std::size_t(token)] * p[i];
     }
-    EXPECT_LT(misfit(count_tokens(all, 1, 19), second), 1);
+    EXPECT_LT(misfit(count_tokens(generations, 1, 19), second), 1);
     // The statistic detects another temperature.
-    EXPECT_GT(misfit(count_tokens(all, 0, 19), next_token(*model, prompt, temperature * 1.3)), 1);
+    EXPECT_GT(misfit(count_tokens(generations, 0, 19), next_token(*model, prompt, temperature * 1.3)), 1);
   }
 }
 
@@ -94,15 +95,16 @@ TEST(Generate, TopPDrawsFromTheRenormalisedNucleusAndReportsTheFullDistribution)
     mass += p[i];
   }
   for (double& x : nucleus) x /= mass;
-  const auto all = generate(*model, std::vector(10000, prompt), {.top_p = top_p, .tokens_max = 1, .seed = 5}).value();
-  const auto counts = count_tokens(all, 0, 19);
+  const auto generations =
+      generate(*model, std::vector(10000, prompt), {.top_p = top_p, .tokens_max = 1, .seed = 5}).value();
+  const auto counts = count_tokens(generations, 0, 19);
   for (std::size_t i = 0; i < counts.size(); ++i) {
     if (nucleus[i] == 0) {
       EXPECT_EQ(counts[i], 0) << i;
     }
   }
   EXPECT_LT(misfit(counts, nucleus), 1);
-  for (const Generation& g : all) EXPECT_NEAR(g.logprobs[0], std::log(p[std::size_t(g.tokens[0])]), 2e-5);
+  for (const Generation& g : generations) EXPECT_NEAR(g.logprobs[0], std::log(p[std::size_t(g.tokens[0])]), 2e-5);
   // A nucleus below the most likely token's probability still contains that token.
   const auto one = generate(*model, {prompt}, {.top_p = 1e-6, .tokens_max = 1}).value();
   EXPECT_EQ(std::size_t(one[0].tokens[0]), order[0]);
@@ -130,14 +132,14 @@ TEST(Generate, BehaviourLogprobsEqualRecomputedLogprobs) {
   const std::vector<std::vector<Token>> prompts = {{1}, {2, 3, 4, 5, 6}, {7, 8}, {7, 8}, {9, 10, 11}};
   for (const double temperature : {1.0, 1.4}) {
     const Sampling options{.temperature = temperature, .top_p = 0.9, .tokens_max = 12, .eos = {0, 4}, .seed = 6};
-    const auto all = generate(*model, prompts, options).value();
+    const auto generations = generate(*model, prompts, options).value();
     for (std::size_t r = 0; r < prompts.size(); ++r) {
       auto text = prompts[r];
-      text.insert(text.end(), all[r].tokens.begin(), all[r].tokens.end());
+      text.insert(text.end(), generations[r].tokens.begin(), generations[r].tokens.end());
       const Tensor scores = model->token_logprobs(ids_of({text}), temperature).logprobs[0];
-      ASSERT_EQ(all[r].tokens.size(), all[r].logprobs.size());
-      for (std::size_t i = 0; i < all[r].tokens.size(); ++i) {
-        EXPECT_NEAR(all[r].logprobs[i], scores[std::int64_t(prompts[r].size() + i) - 1].item<float>(), 1e-5);
+      ASSERT_EQ(generations[r].tokens.size(), generations[r].logprobs.size());
+      for (std::size_t i = 0; i < generations[r].tokens.size(); ++i) {
+        EXPECT_NEAR(generations[r].logprobs[i], scores[std::int64_t(prompts[r].size() + i) - 1].item<float>(), 1e-5);
       }
     }
   }
@@ -162,10 +164,10 @@ TEST(Generate, ABatchOfDifferentLengthsEqualsSingleRows) {
 TEST(Generate, RowsEndAtTheFirstEndingToken) {
   const auto model = sampling_model();
   const Sampling options{.tokens_max = 30, .eos = {3, 5, 7, 9}, .seed = 1};
-  const auto all = generate(*model, std::vector<std::vector<Token>>(200, {1, 2}), options).value();
+  const auto generations = generate(*model, std::vector<std::vector<Token>>(200, {1, 2}), options).value();
   const auto ends = [&](Token t) { return std::find(options.eos.begin(), options.eos.end(), t) != options.eos.end(); };
   std::size_t ended = 0;
-  for (const Generation& g : all) {
+  for (const Generation& g : generations) {
     ASSERT_FALSE(g.tokens.empty());
     EXPECT_TRUE(std::none_of(g.tokens.begin(), g.tokens.end() - 1, ends));
     EXPECT_EQ(g.finish == Finish::kEos, ends(g.tokens.back()));
@@ -190,8 +192,8 @@ TEST(Generate, TheSeedDecides) {
   const std::vector<std::vector<Token>> prompts(20, {1, 2});
   const auto run = [&](std::uint64_t seed) {
     std::vector<std::vector<Token>> out;
-    const auto all = generate(*model, prompts, {.tokens_max = 10, .seed = seed}).value();
-    for (const Generation& g : all) out.push_back(g.tokens);
+    const auto generations = generate(*model, prompts, {.tokens_max = 10, .seed = seed}).value();
+    for (const Generation& g : generations) out.push_back(g.tokens);
     return out;
   };
   const auto a = run(1);
@@ -204,8 +206,9 @@ TEST(Generate, TheSeedDecides) {
 TEST(Generate, InterruptionKeepsDrawnTokens) {
   const auto model = sampling_model();
   int calls = 0;
-  const auto all = generate(*model, {{1}, {2, 3}}, {.tokens_max = 20, .seed = 3}, [&] { return ++calls == 4; }).value();
-  for (const Generation& g : all) {
+  const auto generations =
+      generate(*model, {{1}, {2, 3}}, {.tokens_max = 20, .seed = 3}, [&] { return ++calls == 4; }).value();
+  for (const Generation& g : generations) {
     EXPECT_EQ(g.tokens.size(), 4u);
     EXPECT_EQ(g.logprobs.size(), 4u);
     EXPECT_EQ(g.finish, Finish::kInterrupted);

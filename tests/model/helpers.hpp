@@ -49,8 +49,8 @@ inline std::shared_ptr<Transformer> random_model(const ModelConfig& config, std:
 inline reference::Weights reference_weights(const Transformer& model) {
   reference::Weights out;
   for (const auto& item : model.named_parameters()) {
-    const torch::Tensor wide = item.value().detach().to(torch::kDouble).contiguous();
-    out[item.key()].assign(wide.data_ptr<double>(), wide.data_ptr<double>() + wide.numel());
+    const torch::Tensor fp64 = item.value().detach().to(torch::kDouble).contiguous();
+    out[item.key()].assign(fp64.data_ptr<double>(), fp64.data_ptr<double>() + fp64.numel());
   }
   return out;
 }

@@ -14,7 +14,7 @@ namespace {
 
 using torch::Tensor;
 
-std::vector<std::int64_t> list(const Tensor& t) {
+std::vector<std::int64_t> to_vector(const Tensor& t) {
   const Tensor flat = t.flatten().contiguous();
   return {flat.data_ptr<std::int64_t>(), flat.data_ptr<std::int64_t>() + flat.numel()};
 }
@@ -26,11 +26,11 @@ TEST(Pack, NeighboursShareTheirPromptAndNothingIsPadded) {
   const std::vector<float> mask_b{1, 0, 1};
   const PackedTokens packed = pack({{a, 3, {}}, {b, 3, mask_b}, {c, 2, {}}}, torch::kCPU);
   // The prompt without its last token; that token and the response without its last, twice; a sequence alone.
-  EXPECT_EQ(list(packed.ids), (Ids{1, 2, 3, 10, 3, 20, 21, 4, 5}));
-  EXPECT_EQ(list(packed.positions), (Ids{0, 1, 2, 3, 2, 3, 4, 0, 1}));
-  EXPECT_EQ(list(packed.segments), (Ids{0, 2, -1, 2, 2, 0, 4, 3, 0, 7, 2, -1}));
-  EXPECT_EQ(list(packed.scored), (Ids{2, 3, 4, 6, 8}));
-  EXPECT_EQ(list(packed.targets), (Ids{10, 11, 20, 22, 30}));
+  EXPECT_EQ(to_vector(packed.ids), (Ids{1, 2, 3, 10, 3, 20, 21, 4, 5}));
+  EXPECT_EQ(to_vector(packed.positions), (Ids{0, 1, 2, 3, 2, 3, 4, 0, 1}));
+  EXPECT_EQ(to_vector(packed.segments), (Ids{0, 2, -1, 2, 2, 0, 4, 3, 0, 7, 2, -1}));
+  EXPECT_EQ(to_vector(packed.scored), (Ids{2, 3, 4, 6, 8}));
+  EXPECT_EQ(to_vector(packed.targets), (Ids{10, 11, 20, 22, 30}));
   EXPECT_EQ(packed_size({a, 3, {}}).with_prompt + packed_size({b, 3, mask_b}).without_prompt +
                 packed_size({c, 2, {}}).with_prompt,
             9);
@@ -40,21 +40,21 @@ TEST(Pack, TokensBehindTheLastScoredOneAreLeftOut) {
   const Ids a{1, 2, 3, 4, 5, 6};
   const std::vector<float> mask{0, 1, 0, 0};
   const PackedTokens packed = pack({{a, 2, mask}}, torch::kCPU);
-  EXPECT_EQ(list(packed.ids), (Ids{1, 2, 3}));
-  EXPECT_EQ(list(packed.scored), (Ids{2}));
-  EXPECT_EQ(list(packed.targets), (Ids{4}));
+  EXPECT_EQ(to_vector(packed.ids), (Ids{1, 2, 3}));
+  EXPECT_EQ(to_vector(packed.scored), (Ids{2}));
+  EXPECT_EQ(to_vector(packed.targets), (Ids{4}));
 }
 
 TEST(Pack, PromptsOfOneTokenHaveNoPrefix) {
   const Ids a{7, 1}, b{7, 2};
-  EXPECT_EQ(list(pack({{a, 1, {}}, {b, 1, {}}}, torch::kCPU).segments), (Ids{0, 1, -1, 1, 1, -1}));
+  EXPECT_EQ(to_vector(pack({{a, 1, {}}, {b, 1, {}}}, torch::kCPU).segments), (Ids{0, 1, -1, 1, 1, -1}));
 }
 
 // Every implementation of attention with this libtorch.
-std::vector<AttentionMethod> ways() {
-  std::vector<AttentionMethod> all{AttentionMethod::kKernels, AttentionMethod::kProducts};
-  if (fastest_attention(torch::kCUDA) == AttentionMethod::kFused) all.push_back(AttentionMethod::kFused);
-  return all;
+std::vector<AttentionMethod> attention_methods() {
+  std::vector<AttentionMethod> methods{AttentionMethod::kKernels, AttentionMethod::kProducts};
+  if (fastest_attention(torch::kCUDA) == AttentionMethod::kFused) methods.push_back(AttentionMethod::kFused);
+  return methods;
 }
 
 // Families with and without a prefix, around the sizes of blocks.
@@ -75,11 +75,12 @@ const HeadShape kHeadShapes[] = {{4, 2, 6}, {8, 4, 64}, {6, 1, 16}, {1, 1, 20}, 
 Tensor plain_attention(const Tensor& qkv, HeadShape n) {
   const Tensor segments = families();
   Tensor ahead = torch::ones({kFamilyTokens, kFamilyTokens}, torch::kBool);
-  const auto at = segments.accessor<std::int64_t, 2>();
+  const auto fields = segments.accessor<std::int64_t, 2>();
   for (std::int64_t s = 0; s < segments.size(0); ++s) {
-    const std::int64_t begin = at[s][0], count = at[s][1];
+    const std::int64_t begin = fields[s][0], count = fields[s][1];
     ahead.narrow(0, begin, count).narrow(1, begin, count).copy_(torch::ones({count, count}, torch::kBool).triu(1));
-    if (at[s][2] >= 0) ahead.narrow(0, begin, count).narrow(1, at[at[s][2]][0], at[at[s][2]][1]).zero_();
+    if (fields[s][2] >= 0)
+      ahead.narrow(0, begin, count).narrow(1, fields[fields[s][2]][0], fields[fields[s][2]][1]).zero_();
   }
   const Tensor q = qkv.narrow(1, 0, n.heads).transpose(0, 1);
   const auto keys = [&](std::int64_t first) {
@@ -97,12 +98,13 @@ TEST(PackedAttention, EveryWayMatchesAPlainFormula) {
     const Tensor exact = x.clone().requires_grad_(true);
     const Tensor want = plain_attention(exact, n);
     want.backward(slope);
-    for (const AttentionMethod way : ways()) {
+    for (const AttentionMethod method : attention_methods()) {
       const Tensor fp32 = x.to(torch::kFloat).requires_grad_(true);
-      const Tensor got = attend_packed(fp32, n.heads, n.kv_heads, families(), way);
+      const Tensor got = attend_packed(fp32, n.heads, n.kv_heads, families(), method);
       got.backward(slope.to(torch::kFloat));
-      EXPECT_LT(distance(got.to(torch::kDouble), want), 1e-5) << n.dim << " " << static_cast<int>(way);
-      EXPECT_LT(distance(fp32.grad().to(torch::kDouble), exact.grad()), 1e-4) << n.dim << " " << static_cast<int>(way);
+      EXPECT_LT(distance(got.to(torch::kDouble), want), 1e-5) << n.dim << " " << static_cast<int>(method);
+      EXPECT_LT(distance(fp32.grad().to(torch::kDouble), exact.grad()), 1e-4)
+          << n.dim << " " << static_cast<int>(method);
     }
   }
 }
@@ -112,7 +114,7 @@ TEST(PackedAttention, MemoryIsLinearInTheLength) {
   ModelConfig config = small_config(true);
   config.positions_max = 4096;
   const auto model = random_model(config, 5);
-  const auto most = [&](std::int64_t tokens) {
+  const auto peak_bytes = [&](std::int64_t tokens) {
     const Tensor ids = torch::randint(0, config.vocab_size, {1, tokens}, torch::kLong);
     model->token_logprobs(ids).logprobs.sum().backward();  // makes gradients and rotations
     const auto counter = std::make_shared<TensorCount>();
@@ -120,7 +122,7 @@ TEST(PackedAttention, MemoryIsLinearInTheLength) {
     model->token_logprobs(ids).logprobs.sum().backward();
     return counter->most();
   };
-  EXPECT_LT(most(2048) / most(512), 4.5);
+  EXPECT_LT(peak_bytes(2048) / peak_bytes(512), 4.5);
 }
 
 TEST(PackedAttention, TakesBf16) {
@@ -130,9 +132,9 @@ TEST(PackedAttention, TakesBf16) {
   const Tensor exact = x.to(torch::kDouble).requires_grad_(true);
   const Tensor want = plain_attention(exact, n), slope = torch::randn_like(want);
   want.backward(slope);
-  for (const AttentionMethod way : ways()) {
+  for (const AttentionMethod method : attention_methods()) {
     const Tensor half = x.clone().requires_grad_(true);
-    const Tensor got = attend_packed(half, n.heads, n.kv_heads, families(), way);
+    const Tensor got = attend_packed(half, n.heads, n.kv_heads, families(), method);
     got.backward(slope.to(torch::kBFloat16));
     EXPECT_EQ(got.scalar_type(), torch::kBFloat16);
     EXPECT_LT(distance(got.to(torch::kDouble), want), 0.03);
@@ -155,13 +157,13 @@ class TrainingKernelTest : public testing::TestWithParam<const char*> {
   void SetUp() override {
     const KernelSets sets = available_kernels();
     for (int i = 0; i < sets.count; ++i)
-      if (std::string_view(sets.of[i]->name) == GetParam()) basic = sets.of[i];
-    if (basic == nullptr) GTEST_SKIP() << "not on this processor";
-    set = &training_kernels_beside(GetParam());
+      if (std::string_view(sets.best_first[i]->name) == GetParam()) forward_set = sets.best_first[i];
+    if (forward_set == nullptr) GTEST_SKIP() << "not on this processor";
+    set = &training_kernels_named(GetParam());
     ASSERT_STREQ(set->name, GetParam());
     torch::manual_seed(4);
   }
-  const Kernels* basic = nullptr;
+  const Kernels* forward_set = nullptr;
   const TrainingKernels* set = nullptr;
 };
 INSTANTIATE_TEST_SUITE_P(Sets, TrainingKernelTest, testing::Values("avx512", "avx2", "portable"));
@@ -169,23 +171,28 @@ INSTANTIATE_TEST_SUITE_P(Sets, TrainingKernelTest, testing::Values("avx512", "av
 TEST_P(TrainingKernelTest, Attention) {
   const auto* const segments = reinterpret_cast<const Segment*>(families().data_ptr<std::int64_t>());
   for (const HeadShape n : kHeadShapes) {
-    const std::int64_t group = n.heads / n.kv_heads, all = n.heads + 2 * n.kv_heads;
-    const Tensor x = torch::randn({kFamilyTokens, all, n.dim}) * 0.7,
+    const std::int64_t group = n.heads / n.kv_heads, all_heads = n.heads + 2 * n.kv_heads;
+    const Tensor x = torch::randn({kFamilyTokens, all_heads, n.dim}) * 0.7,
                  slope = torch::randn({kFamilyTokens, n.heads * n.dim});
     const Tensor exact = x.to(torch::kDouble).requires_grad_(true);
     const Tensor want = plain_attention(exact, n);
     want.backward(slope.to(torch::kDouble));
     const Tensor out = torch::full_like(slope, NAN), sums = torch::full({kFamilyTokens, n.heads}, NAN),
                  d = torch::full_like(x, NAN);
-    const auto at = [&](const Tensor& t, std::int64_t head) { return t.data_ptr<float>() + head * n.dim; };
+    const auto head_data = [&](const Tensor& t, std::int64_t head) { return t.data_ptr<float>() + head * n.dim; };
     for (const auto& [first, count] : {std::pair{0, 4}, {4, 1}, {5, 1}, {6, 2}})
       for (std::int64_t kv = 0; kv < n.kv_heads; ++kv) {
-        const AttentionHead head{
-            at(x, kv * group), at(x, n.heads + kv), at(x, n.heads + n.kv_heads + kv), all * n.dim, group, n.dim};
+        const AttentionHead head{head_data(x, kv * group),
+                                 head_data(x, n.heads + kv),
+                                 head_data(x, n.heads + n.kv_heads + kv),
+                                 all_heads * n.dim,
+                                 group,
+                                 n.dim};
         float* const sum = sums.data_ptr<float>() + kv * group;
-        set->attend(head, segments + first, count, at(out, kv * group), n.heads * n.dim, sum, n.heads);
-        set->attend_backward(head, segments + first, count, at(out, kv * group), at(slope, kv * group), n.heads * n.dim,
-                             sum, n.heads, at(d, kv * group), at(d, n.heads + kv), at(d, n.heads + n.kv_heads + kv));
+        set->attend(head, segments + first, count, head_data(out, kv * group), n.heads * n.dim, sum, n.heads);
+        set->attend_backward(head, segments + first, count, head_data(out, kv * group), head_data(slope, kv * group),
+                             n.heads * n.dim, sum, n.heads, head_data(d, kv * group), head_data(d, n.heads + kv),
+                             head_data(d, n.heads + n.kv_heads + kv));
       }
     EXPECT_LT(distance(out.to(torch::kDouble), want), 1e-5) << n.dim;
     EXPECT_LT(distance(d.to(torch::kDouble), exact.grad()), 1e-4) << n.dim;
@@ -205,7 +212,7 @@ TEST_P(TrainingKernelTest, NormsRotationsAndGates) {
       turned.backward(dy.to(torch::kDouble));
       const float* const w = normed ? weight.data_ptr<float>() : nullptr;
       const Tensor forward = x.clone(), d = dy.clone(), dw = torch::zeros({count});
-      basic->rotate(forward.data_ptr<float>(), w, count, 1e-6f, cos.data_ptr<float>(), sin.data_ptr<float>());
+      forward_set->rotate(forward.data_ptr<float>(), w, count, 1e-6f, cos.data_ptr<float>(), sin.data_ptr<float>());
       set->rotate_backward(x.data_ptr<float>(), w, count, 1e-6f, cos.data_ptr<float>(), sin.data_ptr<float>(),
                            d.data_ptr<float>(), dw.data_ptr<float>());
       EXPECT_LT(same(forward, turned), 1e-5);
@@ -259,7 +266,8 @@ TEST_P(TrainingKernelTest, ScoresOverAVocabulary) {
 // Groups of several prompts, ragged, with masks; packed in one row against every sequence in a row of its own.
 class PackedScores : public testing::TestWithParam<std::tuple<Family, bool>> {};
 INSTANTIATE_TEST_SUITE_P(Families, PackedScores,
-                         testing::Combine(testing::Values(Family::kQwen3, Family::kQwen2, Family::kLlama),
+                         testing::Combine(testing::Values(Family::kQwen3, Family::kQwen2, Family::kLlama,
+                                                          Family::kMistral),
                                           testing::Bool()),
                          [](const auto& p) {
                            return fmt::format("{}_{}", family_name(std::get<0>(p.param)),
@@ -292,10 +300,10 @@ TEST_P(PackedScores, AreThoseOfSequencesOneByOneWithTheSameGradients) {
     const auto model = random_model(config, 17);
     model->recompute_layers(recompute);
     const auto gradients = [&] {
-      std::map<std::string, Tensor> all;
-      for (const auto& item : model->named_parameters()) all[item.key()] = item.value().grad().clone();
+      std::map<std::string, Tensor> by_name;
+      for (const auto& item : model->named_parameters()) by_name[item.key()] = item.value().grad().clone();
       model->zero_grad();
-      return all;
+      return by_name;
     };
     std::vector<double> want, want_entropy;
     std::vector<ScoredSequence> sequences;
@@ -306,10 +314,10 @@ TEST_P(PackedScores, AreThoseOfSequencesOneByOneWithTheSameGradients) {
       Tensor sum = torch::zeros({});
       for (std::size_t t = 0; t < c.mask.size(); ++t) {
         if (c.mask[t] == 0) continue;
-        const auto at = static_cast<std::int64_t>(c.prompt + t) - 1;
-        sum = sum + one.logprobs[0][at] * weight_of(want.size());
-        want.push_back(one.logprobs[0][at].item<double>());
-        want_entropy.push_back(one.entropy[0][at].item<double>());
+        const auto index = static_cast<std::int64_t>(c.prompt + t) - 1;
+        sum = sum + one.logprobs[0][index] * weight_of(want.size());
+        want.push_back(one.logprobs[0][index].item<double>());
+        want_entropy.push_back(one.entropy[0][index].item<double>());
       }
       sum.backward();
     }
@@ -319,10 +327,10 @@ TEST_P(PackedScores, AreThoseOfSequencesOneByOneWithTheSameGradients) {
     ASSERT_EQ(scores.logprobs.numel(), std::ssize(want));
     Tensor sum = torch::zeros({});
     for (std::size_t s = 0; s < want.size(); ++s) {
-      const auto at = static_cast<std::int64_t>(s);
-      EXPECT_NEAR(scores.logprobs[at].item<double>(), want[s], 2e-5);
-      EXPECT_NEAR(scores.entropy[at].item<double>(), want_entropy[s], 2e-5);
-      sum = sum + scores.logprobs[at] * weight_of(s);
+      const auto index = static_cast<std::int64_t>(s);
+      EXPECT_NEAR(scores.logprobs[index].item<double>(), want[s], 2e-5);
+      EXPECT_NEAR(scores.entropy[index].item<double>(), want_entropy[s], 2e-5);
+      sum = sum + scores.logprobs[index] * weight_of(s);
     }
     sum.backward();
     for (const auto& [name, gradient] : gradients()) {

@@ -17,7 +17,7 @@ namespace {
 
 class Parallel : public testing::Test {
  protected:
-  ~Parallel() override { use_threads(before_); }
+  ~Parallel() override { use_threads(threads_before_); }
 
   // The threads, their ranges of indices, and how often each index was computed.
   struct Parts {
@@ -39,7 +39,7 @@ class Parallel : public testing::Test {
   }
 
  private:
-  const int before_ = at::get_num_threads();
+  const int threads_before_ = at::get_num_threads();
 };
 
 TEST_F(Parallel, EveryThreadGetsAPart) {
@@ -58,10 +58,10 @@ TEST_F(Parallel, PartsAreNotSmallerThanTheGrain) {
   use_threads(3);
   EXPECT_EQ(run(0, 8).ranges.size(), 0u);
   EXPECT_EQ(run(8, 8).ranges.size(), 1u);
-  const Parts two = run(20, 10);
-  EXPECT_EQ(std::set(two.ranges.begin(), two.ranges.end()),
+  const Parts halves = run(20, 10);
+  EXPECT_EQ(std::set(halves.ranges.begin(), halves.ranges.end()),
             (std::set<std::pair<std::int64_t, std::int64_t>>{{0, 10}, {10, 20}}));
-  EXPECT_EQ(two.times, std::vector<int>(20, 1));
+  EXPECT_EQ(halves.times, std::vector<int>(20, 1));
 }
 
 TEST_F(Parallel, AnotherThreadThanTheOneThatChoseTheNumberUsesAllToo) {

@@ -59,7 +59,7 @@ TEST(ProbePolicy, GivesTheLogProbabilitiesOfTheText) {
 
 // The families, tied and untied.
 TEST(ProbePolicy, RunsEveryFamily) {
-  for (const Family family : {Family::kQwen3, Family::kQwen2, Family::kLlama})
+  for (const Family family : {Family::kQwen3, Family::kQwen2, Family::kLlama, Family::kMistral})
     for (const bool tied : {true, false}) {
       ModelConfig c;
       c.family = family;

@@ -1,3 +1,4 @@
+// Computes the reference with plain loops in double precision.
 #include "reference.hpp"
 
 #include <algorithm>
@@ -30,7 +31,7 @@ Vector rms_norm(const Vector& x, const Vector& weight, double eps) {
 
 // Rotation of pair i in radians per position. Llama 3 scales it by wavelength in three ranges, as transformers
 // describes.
-double turn(const ModelConfig& c, std::size_t i, std::size_t dim) {
+double radians_per_position(const ModelConfig& c, std::size_t i, std::size_t dim) {
   const double plain = std::pow(c.rope_theta, -2.0 * double(i) / double(dim));
   if (!c.rope_scaling) return plain;
   const RopeScaling& r = *c.rope_scaling;
@@ -42,14 +43,14 @@ double turn(const ModelConfig& c, std::size_t i, std::size_t dim) {
 }
 
 // One head: norm if the family has one, then rotation of the pairs (i, i + dim / 2).
-Vector head(const Vector& all, std::size_t index, std::size_t dim, const Vector* norm, const ModelConfig& c,
+Vector head(const Vector& heads, std::size_t index, std::size_t dim, const Vector* norm, const ModelConfig& c,
             std::size_t position) {
-  const auto begin = all.begin() + std::ptrdiff_t(index * dim);
+  const auto begin = heads.begin() + std::ptrdiff_t(index * dim);
   Vector x(begin, begin + std::ptrdiff_t(dim));
   if (norm) x = rms_norm(x, *norm, c.rms_norm_eps);
   Vector y(dim);
   for (std::size_t i = 0; i < dim / 2; ++i) {
-    const double angle = double(position) * turn(c, i, dim);
+    const double angle = double(position) * radians_per_position(c, i, dim);
     y[i] = x[i] * std::cos(angle) - x[i + dim / 2] * std::sin(angle);
     y[i + dim / 2] = x[i + dim / 2] * std::cos(angle) + x[i] * std::sin(angle);
   }
@@ -95,23 +96,23 @@ Rows logits(const ModelConfig& c, const Weights& w, const std::vector<Token>& to
       v[t] = biased("self_attn.v_proj", product(weight("self_attn.v_proj"), y));
     }
     for (std::size_t t = 0; t < count; ++t) {
-      Vector mixed(heads * dim);
+      Vector attended(heads * dim);
       for (std::size_t h = 0; h < heads; ++h) {
-        const std::size_t shared = h / (heads / kv_heads);
+        const std::size_t kv_head = h / (heads / kv_heads);
         const Vector query = head(q[t], h, dim, norm("self_attn.q_norm"), c, t);
         Vector scores;
         for (std::size_t s = 0; s <= t; ++s) {
-          const Vector key = head(k[s], shared, dim, norm("self_attn.k_norm"), c, s);
+          const Vector key = head(k[s], kv_head, dim, norm("self_attn.k_norm"), c, s);
           double dot = 0;
           for (std::size_t i = 0; i < dim; ++i) dot += query[i] * key[i];
           scores.push_back(dot / std::sqrt(double(dim)));
         }
         const Vector log_p = log_softmax(scores, 1);
         for (std::size_t s = 0; s <= t; ++s) {
-          for (std::size_t i = 0; i < dim; ++i) mixed[h * dim + i] += std::exp(log_p[s]) * v[s][shared * dim + i];
+          for (std::size_t i = 0; i < dim; ++i) attended[h * dim + i] += std::exp(log_p[s]) * v[s][kv_head * dim + i];
         }
       }
-      const Vector o = product(weight("self_attn.o_proj"), mixed);
+      const Vector o = product(weight("self_attn.o_proj"), attended);
       for (std::size_t i = 0; i < hidden; ++i) x[t][i] += o[i];
     }
     for (std::size_t t = 0; t < count; ++t) {

@@ -33,7 +33,7 @@ std::map<std::uint64_t, Ended> finish(RunningBatch& batch) {
   for (int steps = 0; batch.running() + batch.waiting() > 0; ++steps) {
     if (steps == 10000) ADD_FAILURE() << "does not end";
     if (steps == 10000) break;
-    for (Ended& one : batch.step()) out.emplace(one.id, std::move(one));
+    for (Ended& ended : batch.step()) out.emplace(ended.id, std::move(ended));
   }
   return out;
 }
@@ -104,8 +104,8 @@ TEST(PagedCache, BothWaysToAttendAgreeWithAForwardPass) {
           model->logits(model->hidden_states(next, positions, cache.decode_attention(views, gathered).get()));
       for (std::size_t r = 0; r < texts.size(); ++r) {
         ++pages[r].tokens;
-        const std::vector<Token> whole(texts[r].begin(), texts[r].begin() + pages[r].tokens);
-        EXPECT_LT(distance(got[std::int64_t(r)][0], model->forward(ids_of({whole}))[0][pages[r].tokens - 1]), 2e-5)
+        const std::vector<Token> text(texts[r].begin(), texts[r].begin() + pages[r].tokens);
+        EXPECT_LT(distance(got[std::int64_t(r)][0], model->forward(ids_of({text}))[0][pages[r].tokens - 1]), 2e-5)
             << gathered << " " << r << " " << step;
       }
     }
@@ -116,32 +116,32 @@ TEST(RunningBatch, CompanyChangesNothing) {
   const auto model = test_model();
   for (const double temperature : {0.0, 0.8}) {
     RunningBatch batch(model, {.rows_max = 4, .prefill_tokens_max = 40});
-    const auto all = some_sequences(temperature);
+    const auto sequences = some_sequences(temperature);
     std::map<std::uint64_t, Ended> got;
-    for (std::size_t i = 0; i < all.size(); ++i) {  // they come in one after another
-      ASSERT_TRUE(batch.add(all[i]));
-      for (Ended& one : batch.step()) got.emplace(one.id, std::move(one));
+    for (std::size_t i = 0; i < sequences.size(); ++i) {  // they come in one after another
+      ASSERT_TRUE(batch.add(sequences[i]));
+      for (Ended& ended : batch.step()) got.emplace(ended.id, std::move(ended));
       EXPECT_LE(batch.running(), 4u);
     }
     got.merge(finish(batch));
-    for (const Sequence& s : all) expect_same(got.at(s.id).generation.value(), alone(model, s));
+    for (const Sequence& s : sequences) expect_same(got.at(s.id).generation.value(), alone(model, s));
   }
 }
 
 // A CPU computes in fp32 with weights stored in bf16. The result equals that of fp32 weights with these values.
 TEST(RunningBatch, WeightsInBf16GiveTheSame) {
-  const auto wide = test_model();
-  const auto half = create(wide->config(), torch::kCPU, torch::kBFloat16).value();
-  ASSERT_TRUE(load_policy(*half, export_policy(*wide)->view()));
+  const auto fp32_model = test_model();
+  const auto bf16_model = create(fp32_model->config(), torch::kCPU, torch::kBFloat16).value();
+  ASSERT_TRUE(load_policy(*bf16_model, export_policy(*fp32_model)->view()));
   for (const double temperature : {0.0, 0.8}) {
-    RunningBatch batch(half, {.rows_max = 6});
-    const auto all = some_sequences(temperature);
-    for (const Sequence& s : all) ASSERT_TRUE(batch.add(s));
+    RunningBatch batch(bf16_model, {.rows_max = 6});
+    const auto sequences = some_sequences(temperature);
+    for (const Sequence& s : sequences) ASSERT_TRUE(batch.add(s));
     const auto got = finish(batch);
-    for (const Sequence& s : all) {
-      const Generation want = alone(wide, s);
+    for (const Sequence& s : sequences) {
+      const Generation want = alone(fp32_model, s);
       expect_same(got.at(s.id).generation.value(), want, 5e-5);
-      const auto scored = score(*half, s.prompt, want.tokens, temperature == 0 ? 1 : temperature).value();
+      const auto scored = score(*bf16_model, s.prompt, want.tokens, temperature == 0 ? 1 : temperature).value();
       for (std::size_t i = 0; i < scored.size(); ++i) EXPECT_NEAR(scored[i], want.logprobs[i], 5e-5);
     }
   }
@@ -160,7 +160,7 @@ TEST(RunningBatch, AShortOneDoesNotWaitForALongOne) {
   std::vector<std::uint64_t> order;
   int steps = 0;
   for (; batch.running() + batch.waiting() > 0; ++steps)
-    for (const Ended& one : batch.step()) order.push_back(one.id);
+    for (const Ended& ended : batch.step()) order.push_back(ended.id);
   EXPECT_EQ(order, (std::vector<std::uint64_t>{2, 3, 4, 5, 1}));
   EXPECT_EQ(steps, 12);  // the others went by beside the long one
 }
@@ -177,29 +177,29 @@ TEST(RunningBatch, TheSeedAndThePositionDecideTheTokens) {
 TEST(RunningBatch, EvictionChangesNothing) {
   const auto model = test_model();
   for (const double temperature : {0.0, 0.8}) {
-    auto all = some_sequences(temperature);
-    for (Sequence& s : all) s.sampling.tokens_max = 50, s.sampling.eos.clear();
-    const PagedCache one(model->config(), model->device(), model->dtype(), Bytes{1 << 20});
-    RunningBatch batch(model, {.rows_max = 16, .cache_max = Bytes{9 * one.page_bytes().count}});
-    for (const Sequence& s : all) ASSERT_TRUE(batch.add(s));
+    auto sequences = some_sequences(temperature);
+    for (Sequence& s : sequences) s.sampling.tokens_max = 50, s.sampling.eos.clear();
+    const PagedCache unused_cache(model->config(), model->device(), model->dtype(), Bytes{1 << 20});
+    RunningBatch batch(model, {.rows_max = 16, .cache_max = Bytes{9 * unused_cache.page_bytes().count}});
+    for (const Sequence& s : sequences) ASSERT_TRUE(batch.add(s));
     std::map<std::uint64_t, Ended> got;
     std::size_t evictions = 0;
     for (std::size_t before = 0; batch.running() + batch.waiting() > 0;) {
       before = batch.waiting();
       for (Ended& e : batch.step()) got.emplace(e.id, std::move(e));
       evictions += batch.waiting() > before;
-      EXPECT_LE(batch.cache_used().count, 9 * one.page_bytes().count);
+      EXPECT_LE(batch.cache_used().count, 9 * unused_cache.page_bytes().count);
     }
     EXPECT_GT(evictions, 0u);
-    for (const Sequence& s : all) expect_same(got.at(s.id).generation.value(), alone(model, s), 1e-4);
+    for (const Sequence& s : sequences) expect_same(got.at(s.id).generation.value(), alone(model, s), 1e-4);
     EXPECT_EQ(batch.cache_used().count, 0u);
   }
 }
 
 TEST(RunningBatch, ASequenceThatNeverFitsEndsAlone) {
   const auto model = test_model();
-  const PagedCache one(model->config(), model->device(), model->dtype(), Bytes{1 << 20});
-  RunningBatch batch(model, {.cache_max = Bytes{4 * one.page_bytes().count}});
+  const PagedCache unused_cache(model->config(), model->device(), model->dtype(), Bytes{1 << 20});
+  RunningBatch batch(model, {.cache_max = Bytes{4 * unused_cache.page_bytes().count}});
   Random random(2);
   ASSERT_TRUE(batch.add({.id = 1, .prompt = some_prompt(random, 10), .sampling = {.tokens_max = 20}}));
   ASSERT_TRUE(batch.add({.id = 2, .prompt = some_prompt(random, 65), .sampling = {.tokens_max = 20}}));   // at once
@@ -214,9 +214,9 @@ TEST(RunningBatch, ASequenceThatNeverFitsEndsAlone) {
 
 TEST(RunningBatch, AGroupSharesThePagesOfItsPrompt) {
   const auto model = test_model();
-  const PagedCache one(model->config(), model->device(), model->dtype(), Bytes{1 << 20});
+  const PagedCache unused_cache(model->config(), model->device(), model->dtype(), Bytes{1 << 20});
   RunningBatch batch(model, {});
-  const auto pages = [&] { return batch.cache_used().count / one.page_bytes().count; };
+  const auto pages = [&] { return batch.cache_used().count / unused_cache.page_bytes().count; };
   Random random(3);
   const std::vector<Token> prompt = some_prompt(random, 40);  // two full pages and a part
   std::vector<Sequence> group;
@@ -327,50 +327,53 @@ TEST(RunningBatch, LogitsThatAreNotFiniteEndTheirSequenceOnly) {
 }
 
 // libtorch's allocator for CPUs, with a limit on one allocation.
-struct Scarce : c10::Allocator {
-  explicit Scarce(std::size_t bytes) : most(bytes), real(c10::GetCPUAllocator()) { c10::SetCPUAllocator(this, 1); }
-  ~Scarce() override { c10::SetCPUAllocator(real, 1); }
+struct LimitedAllocator : c10::Allocator {
+  explicit LimitedAllocator(std::size_t bytes) : bytes_max(bytes), original(c10::GetCPUAllocator()) {
+    c10::SetCPUAllocator(this, 1);
+  }
+  ~LimitedAllocator() override { c10::SetCPUAllocator(original, 1); }
 #if TORCH_VERSION_MAJOR >= 2
   void copy_data(void* to, const void* from, std::size_t bytes) const override { default_copy_data(to, from, bytes); }
   c10::DataPtr allocate(std::size_t bytes) override {
 #else
   c10::DataPtr allocate(std::size_t bytes) const override {
 #endif
-    TORCH_CHECK(bytes <= most, "DefaultCPUAllocator: can't allocate memory: you tried to allocate ", bytes, " bytes.");
-    return real->allocate(bytes);
+    TORCH_CHECK(bytes <= bytes_max, "DefaultCPUAllocator: can't allocate memory: you tried to allocate ", bytes,
+                " bytes.");
+    return original->allocate(bytes);
   }
-  c10::DeleterFnPtr raw_deleter() const override { return real->raw_deleter(); }
-  std::size_t most;
-  c10::Allocator* real;
+  c10::DeleterFnPtr raw_deleter() const override { return original->raw_deleter(); }
+  std::size_t bytes_max;
+  c10::Allocator* original;
 };
 
 TEST(RunningBatch, MemoryThatIsShortMakesItSmaller) {
   ModelConfig config = small_config(true);
   config.vocab_size = 5000;  // logits take most: 20 kB a row
   const auto model = random_model(config, 5);
-  std::vector<Sequence> all;
+  std::vector<Sequence> sequences;
   for (std::uint64_t id = 0; id < 32; ++id)
-    all.push_back({.id = id, .prompt = {1, Token(id / 4)}, .sampling = {.tokens_max = 6, .seed = id}});
+    sequences.push_back({.id = id, .prompt = {1, Token(id / 4)}, .sampling = {.tokens_max = 6, .seed = id}});
   std::map<std::uint64_t, Generation> want;
-  for (const Sequence& s : all) want.emplace(s.id, alone(model, s));
+  for (const Sequence& s : sequences) want.emplace(s.id, alone(model, s));
   RunningBatch batch(model, {.rows_max = 32});
-  for (const Sequence& s : all) ASSERT_TRUE(batch.add(s));
+  for (const Sequence& s : sequences) ASSERT_TRUE(batch.add(s));
   EXPECT_TRUE(batch.step().empty());
   std::map<std::uint64_t, Ended> got;
   {
-    Scarce scarce(250'000);  // 12 rows
+    LimitedAllocator limited(250'000);  // 12 rows
     for (Ended& e : batch.step()) got.emplace(e.id, std::move(e));
     EXPECT_EQ(batch.rows_max(), 8u);
     EXPECT_LE(batch.running(), 8u);
     got.merge(finish(batch));
     EXPECT_EQ(batch.rows_max(), 8u);
   }
-  ASSERT_EQ(got.size(), all.size());
-  for (const Sequence& s : all) expect_same(got.at(s.id).generation.value(), want.at(s.id), 1e-4);
+  ASSERT_EQ(got.size(), sequences.size());
+  for (const Sequence& s : sequences) expect_same(got.at(s.id).generation.value(), want.at(s.id), 1e-4);
 
-  Scarce none(15'000);  // not for one
-  ASSERT_TRUE(batch.add(all[0]));
-  ASSERT_TRUE(batch.add(all[1]));
+  LimitedAllocator too_small(15'000);  // less than one row needs
+  ASSERT_TRUE(batch.add(sequences[0]));
+  ASSERT_TRUE(batch.add(sequences[1]));
   got = finish(batch);
   EXPECT_EQ(got.at(0).generation.error().code, Code::kExhausted);
   EXPECT_EQ(got.at(1).generation.error().code, Code::kExhausted);
@@ -383,15 +386,15 @@ TEST(RunningBatch, AFailedPassEndsItsSequences) {
     ASSERT_TRUE(batch.add({.id = id, .prompt = {1, 2}, .sampling = {.tokens_max = 5, .seed = id}}));
   batch.step();
   Tensor norm = model->named_parameters()["model.norm.weight"];
-  const Tensor kept = norm.data();
+  const Tensor original_norm = norm.data();
   norm.set_data(torch::ones({21}));  // no longer of the shape that it has to have
   std::vector<std::uint64_t> failed;
-  for (const Ended& one : batch.step()) {
-    failed.push_back(one.id);
-    EXPECT_EQ(one.generation.error().code, Code::kInternal);
+  for (const Ended& ended : batch.step()) {
+    failed.push_back(ended.id);
+    EXPECT_EQ(ended.generation.error().code, Code::kInternal);
   }
   EXPECT_EQ(failed, (std::vector<std::uint64_t>{1, 2, 3}));  // two that ran, one that was read
-  norm.set_data(kept);
+  norm.set_data(original_norm);
   ASSERT_TRUE(batch.add({.id = 4, .prompt = {1, 2}, .sampling = {.tokens_max = 5}}));
   EXPECT_TRUE(finish(batch).at(4).generation);
 }

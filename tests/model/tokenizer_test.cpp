@@ -320,7 +320,6 @@ TEST(Tokenizer, MalformedFilesAreRefusedByName) {
   refused(with("/model/vocab/a", "x"), "model.vocab");
   refused(with("/model/vocab/a", 1ll << 40), "model.vocab");
   refused(with("/model/vocab/a", 98), "id 98");
-  refused(with("/model/vocab/a b", 600), "model.vocab");
   refused(with("/model/merges", nullptr), "model.merges");
   refused(with("/model/merges/0", "nospace"), "entry 0");
   refused(with("/model/merges/3", json::array({"a"})), "entry 3");
@@ -331,15 +330,21 @@ TEST(Tokenizer, MalformedFilesAreRefusedByName) {
   refused(with("/added_tokens/0/content", ""), "added_tokens");
   refused(with("/added_tokens/0/id", nullptr), "added_tokens");
   refused(with("/added_tokens/0/id", 65), "id 65");
-  refused(with("/added_tokens/1/lstrip", true), "lstrip");
   refused(with("/normalizer/type", "Lowercase"), "normalizer");
-  refused(with("/pre_tokenizer", nullptr), "pre_tokenizer");
   refused(with("/pre_tokenizer/pretokenizers/0/pattern/Regex", "(unclosed"), "regex");
   refused(with("/pre_tokenizer/pretokenizers/0/pattern", json::object()), "Regex");
-  refused(with("/pre_tokenizer/pretokenizers/0/behavior", "Removed"), "Isolated");
-  refused(with("/pre_tokenizer/pretokenizers/0/type", "Metaspace"), "expected Split, Digits or ByteLevel");
-  refused(with("/pre_tokenizer/pretokenizers", json::array()), "ByteLevel");
-  refused(with("/pre_tokenizer/pretokenizers/1/add_prefix_space", true), "add_prefix_space");
+  refused(with("/pre_tokenizer/pretokenizers/0/behavior", "Elsewhere"), "Isolated");
+  refused(with("/pre_tokenizer/pretokenizers/0/type", "Punctuation"), "expected Split, Digits, Metaspace");
+  refused(with("/pre_tokenizer/pretokenizers/0/type", "Metaspace"), "replacement");
+  for (const char* regex : {"[a-z&&b]", "[a&&[b]c]", "[a&&[b&&[c]]]", "[a[b]]", "a{1,2}+", R"([\W])"})
+    refused(with("/pre_tokenizer/pretokenizers/0/pattern/Regex", regex), "'Regex' has");
+  refused(with("/model/dropout", 0.1), "dropout");
+  refused(with("/normalizer", {{"type", "Replace"}, {"pattern", "a"}}), "Replace");
+  refused(with("/normalizer", {{"type", "Sequence"}, {"normalizers", 1}}), "normalizers");
+  refused(with("/normalizer", {{"type", "Prepend"}, {"prepend", std::string(65, 'a')}}), "Prepend");
+  refused(with("/decoder", {{"type", "Sequence"}, {"decoders", {{{"type", "Strip"}}}}}), "in this order");
+  refused(with("/decoder", {{"type", "Replace"}, {"pattern", {{"Regex", "a"}}}, {"content", ""}}), "String");
+  refused(with("/decoder", {{"type", "WordPiece"}}), "expected ByteLevel, Metaspace");
   refused(with("/pre_tokenizer/pretokenizers", json(20, {{"type", "Digits"}, {"individual_digits", true}})), "16");
   refused(with("/decoder/type", "Metaspace"), "decoder");
   refused(with("/post_processor", {{"type", "TemplateProcessing"}}), "post_processor");
@@ -351,6 +356,61 @@ TEST(Tokenizer, MalformedFilesAreRefusedByName) {
   // Every prefix of a good file is an error, not a crash.
   const std::string text = Tokenizer::characters("01")->to_json();
   for (std::size_t n = 0; n + 3 < text.size(); ++n) EXPECT_FALSE(Tokenizer::from_json(text.substr(0, n))) << n;
+}
+
+// The pieces of `text` behind a Split, with "|" between them.
+std::string split_by(const std::string& regex, const std::string& behavior, const std::string& text) {
+  json j = qwen_json({});
+  j["pre_tokenizer"]["pretokenizers"][0]["pattern"]["Regex"] = regex;
+  j["pre_tokenizer"]["pretokenizers"][0]["behavior"] = behavior;
+  j["model"]["ignore_merges"] = true;
+  for (std::size_t i = 0; i < text.size(); ++i)  // every part of the text is a token
+    for (std::size_t n = 2; i + n <= text.size(); ++n)
+      j["model"]["vocab"][written(text.substr(i, n))] = 2000 + 100 * i + n;
+  const Tokenizer tokenizer = Tokenizer::from_json(j.dump()).value();
+  std::string out;
+  for (const Token& token : tokenizer.encode(text).value())
+    out += (out.empty() ? "" : "|") + tokenizer.decode({&token, 1});
+  return out;
+}
+
+TEST(Tokenizer, SplitBehaviors) {
+  EXPECT_EQ(split_by("[0-9]", "Isolated", "a12b3"), "a|1|2|b|3");
+  EXPECT_EQ(split_by("[0-9]", "Removed", "a12b3"), "a|b");
+  EXPECT_EQ(split_by("[0-9]", "MergedWithPrevious", "a12b3"), "a1|2|b3");
+  EXPECT_EQ(split_by("[0-9]", "MergedWithNext", "a12b3"), "a|1|2b|3");
+  EXPECT_EQ(split_by("[0-9]", "Contiguous", "a12b3"), "a|12|b|3");
+}
+
+TEST(Tokenizer, RegexesMeanWhatOnigurumaMakesOfThem) {
+  EXPECT_EQ(split_by("[a-z&&[^b]]+", "Isolated", "aabcb"), "aa|b|c|b");
+  EXPECT_EQ(split_by("[a-z&&[bc]]+", "Isolated", "aabca"), "aa|bc|a");
+  EXPECT_EQ(split_by(R"(\w+)", "Isolated", "a_1-b"), "a_1|-|b");
+  EXPECT_EQ(split_by(R"([^\w-]+)", "Isolated", "a. b"), "a|. |b");
+  EXPECT_EQ(split_by(R"(\D)", "Isolated", "12a3"), "12|a|3");
+  EXPECT_EQ(split_by("(?m)^b", "Isolated", "a\nbb"), "a\n|b|b");
+  EXPECT_EQ(split_by(R"(\p{Lo}+)", "Isolated", "\U0002ebf0\U0002ebf0!"), "\U0002ebf0\U0002ebf0|!");  // of Unicode 15.1
+}
+
+TEST(Tokenizer, FlagsOfAddedTokens) {
+  json j = qwen_json({});
+  const auto encoded = [&](const char* flag, const std::string& text) {
+    json flagged = j;
+    flagged["added_tokens"][0][flag] = true;
+    const Tokenizer tokenizer = Tokenizer::from_json(flagged.dump()).value();
+    return tokenizer.decode(tokenizer.encode(text).value());
+  };
+  EXPECT_EQ(encoded("lstrip", "a \n<|endoftext|> b"), "a<|endoftext|> b");
+  EXPECT_EQ(encoded("rstrip", "a <|endoftext|> \u3000b"), "a <|endoftext|>b");
+  j["added_tokens"][0]["content"] = "cat";
+  const auto count = [&](const std::string& text) {
+    json flagged = j;
+    flagged["added_tokens"][0]["single_word"] = true;
+    const auto tokens = Tokenizer::from_json(flagged.dump())->encode(text).value();
+    return std::count(tokens.begin(), tokens.end(), 1000);
+  };
+  EXPECT_EQ(count("cat, cat"), 2);
+  EXPECT_EQ(count("cats \u00e9cat concat"), 0);
 }
 
 TEST(Tokenizer, ByteLevelAloneSplitsLikeGpt2) {

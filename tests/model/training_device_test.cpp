@@ -95,8 +95,9 @@ TYPED_TEST(DeviceCode, RotationsOfHeadsAndTheirGradients) {
   using T = TypeParam;
   for (const Shape s :
        {Shape{4, 2, 64, true}, Shape{6, 1, 128, true}, Shape{2, 2, 20, false}, Shape{3, 3, 256, true}}) {
-    const std::int64_t tokens = 22, positions = 11, all = s.heads + 2 * s.kv_heads, turned = s.heads + s.kv_heads;
-    const Tensor x = this->random({tokens, all, s.dim}), out = torch::empty_like(x);
+    const std::int64_t tokens = 22, positions = 11, all_heads = s.heads + 2 * s.kv_heads,
+                       rotated_heads = s.heads + s.kv_heads;
+    const Tensor x = this->random({tokens, all_heads, s.dim}), out = torch::empty_like(x);
     const Tensor cos = torch::randn({positions, s.dim}), sin = torch::randn({positions, s.dim});
     const Tensor q_norm = s.normed ? this->random({s.dim}) : Tensor(),
                  k_norm = s.normed ? this->random({s.dim}) : Tensor();
@@ -108,13 +109,13 @@ TYPED_TEST(DeviceCode, RotationsOfHeadsAndTheirGradients) {
     });
 
     const Tensor x64 = exact(x), q64 = s.normed ? exact(q_norm) : Tensor(), k64 = s.normed ? exact(k_norm) : Tensor();
-    Tensor qk = x64.narrow(1, 0, turned);
+    Tensor qk = x64.narrow(1, 0, rotated_heads);
     if (s.normed)
       qk = qk * torch::rsqrt(qk.square().mean(-1, true) + 1e-6) *
            torch::cat({q64.expand({s.heads, s.dim}), k64.expand({s.kv_heads, s.dim})});
-    const auto at = [&](const Tensor& t) { return t.to(torch::kDouble).repeat({2, 1}).unsqueeze(1); };
-    qk = qk * at(cos) + qk.roll(s.dim / 2, -1) * at(sin);
-    const Tensor want = torch::cat({qk, x64.narrow(1, turned, s.kv_heads)}, 1);
+    const auto per_token = [&](const Tensor& t) { return t.to(torch::kDouble).repeat({2, 1}).unsqueeze(1); };
+    qk = qk * per_token(cos) + qk.roll(s.dim / 2, -1) * per_token(sin);
+    const Tensor want = torch::cat({qk, x64.narrow(1, rotated_heads, s.kv_heads)}, 1);
     EXPECT_LT(error(out, want), kBound<T>) << s.dim;
 
     // Token 3 occurs in three rows, token 5 in none, and the others in one.
@@ -141,11 +142,11 @@ TYPED_TEST(DeviceCode, RotationsOfHeadsAndTheirGradients) {
       s.dim > 128 ? rotate_backward_tokens<2>(block, back, i) : rotate_backward_tokens<1>(block, back, i);
     });
     const Tensor index = torch::tensor(std::vector<std::int64_t>(rows.begin(), rows.end()), torch::kLong);
-    const auto added = [&](const Tensor& d) {
+    const auto sum_by_token = [&](const Tensor& d) {
       const Tensor of_kv = d.to(torch::kDouble).reshape({keys, s.kv_heads, repeats, s.dim}).sum(2);
       return torch::zeros({tokens, s.kv_heads, s.dim}, torch::kDouble).index_add(0, index, of_kv);
     };
-    want.backward(torch::cat({dq.to(torch::kDouble), added(dk), added(dv)}, 1));
+    want.backward(torch::cat({dq.to(torch::kDouble), sum_by_token(dk), sum_by_token(dv)}, 1));
     EXPECT_LT(error(dx, x64.grad()), kBound<T>) << s.dim;
     if (s.normed) {
       const Tensor norms = sums_of<T>(sums);
@@ -169,7 +170,7 @@ TYPED_TEST(DeviceCode, GatesAndTheirGradients) {
   const std::int64_t rows = 53, width = 72, stride = 160;  // two gates in a row, with a gap
   const Tensor both = 3 * this->random({rows, stride}), d = this->random({rows, width});
   const Tensor out = torch::empty_like(d), slopes = torch::zeros_like(both);
-  const auto half = [](const Tensor& t, std::int64_t which) { return t.narrow(1, which * 80, 72); };
+  const auto half = [](const Tensor& t, std::int64_t index) { return t.narrow(1, index * 80, 72); };
   GateJob<T> job{data<T>(both), data<T>(both) + 80, nullptr, data<T>(out), nullptr, nullptr, rows, width, stride};
   GateJob<T> back{data<T>(both),   data<T>(both) + 80,   data<T>(d), nullptr,
                   data<T>(slopes), data<T>(slopes) + 80, rows,       width,
@@ -222,76 +223,78 @@ TYPED_TEST(DeviceCode, ScoresAndTheirGradients) {
 TEST(DeviceUpdate, ChangesEveryTensorByTheFormula) {
   torch::manual_seed(3);
   for (const bool coded : {false, true}) {
-    struct Of {
+    struct Entry {
       Tensor parameter, master, m, v, s1, s2, gradient, m64, v64, w64;
     };
-    std::vector<Of> all;
+    std::vector<Entry> tensors;
     std::vector<UpdateEntry> entries;
     std::int64_t first = 0;
     const std::int64_t sizes[] = {1, 255, 256, 257, kUpdatePart, kUpdatePart + 1, 3 * kUpdatePart + 700};
     for (std::size_t i = 0; i < std::size(sizes); ++i) {
-      const std::int64_t n = sizes[i], blocks = parts(n, kUpdateBlock);
-      const bool wide = i % 2 == 0, no_gradient = i == 3;
-      Of o;
-      o.master = torch::randn({n});
-      o.parameter = torch::empty({n}, wide ? torch::kFloat : torch::kBFloat16);
-      o.m = torch::zeros({n}, coded ? torch::kChar : torch::kFloat);
-      o.v = torch::zeros({n}, coded ? torch::kByte : torch::kFloat);
-      if (coded) o.s1 = torch::zeros({blocks}), o.s2 = torch::zeros({blocks});
-      if (!no_gradient) o.gradient = torch::randn({n});
-      o.m64 = torch::zeros({n}, torch::kDouble), o.v64 = o.m64.clone(), o.w64 = o.master.to(torch::kDouble);
-      entries.push_back({o.parameter.data_ptr(), data<float>(o.master), o.m.data_ptr(), o.v.data_ptr(),
-                         data<float>(o.s1), data<float>(o.s2), data<float>(o.gradient), nullptr, n, first, wide,
-                         i % 3 == 0, false, i % 4 != 0});
+      const std::int64_t n = sizes[i], blocks = parts(n, kValueBlock);
+      const bool is_fp32 = i % 2 == 0, no_gradient = i == 3;
+      Entry entry;
+      entry.master = torch::randn({n});
+      entry.parameter = torch::empty({n}, is_fp32 ? torch::kFloat : torch::kBFloat16);
+      entry.m = torch::zeros({n}, coded ? torch::kChar : torch::kFloat);
+      entry.v = torch::zeros({n}, coded ? torch::kByte : torch::kFloat);
+      if (coded) entry.s1 = torch::zeros({blocks}), entry.s2 = torch::zeros({blocks});
+      if (!no_gradient) entry.gradient = torch::randn({n});
+      entry.m64 = torch::zeros({n}, torch::kDouble), entry.v64 = entry.m64.clone(),
+      entry.w64 = entry.master.to(torch::kDouble);
+      entries.push_back({entry.parameter.data_ptr(), data<float>(entry.master), entry.m.data_ptr(), entry.v.data_ptr(),
+                         data<float>(entry.s1), data<float>(entry.s2), data<float>(entry.gradient), nullptr, n, first,
+                         is_fp32, i % 3 == 0, false, i % 4 != 0});
       first += parts(n, kUpdatePart);
-      all.push_back(o);
+      tensors.push_back(entry);
     }
     const std::int64_t count = std::ssize(entries);
     const double rate = 0.01, beta1 = 0.9, beta2 = 0.95, decay = 0.1, clip = 0.25;
     for (int n = 1; n <= 3; ++n) {
       const double c1 = 1 - std::pow(beta1, n), c2 = 1 - std::pow(beta2, n);
-      const Tensor thresholds = torch::rand({kUpdateBlock});
+      const Tensor thresholds = torch::rand({kValueBlock});
       UpdateJob job{entries.data(),          count,        first,
                     data<float>(thresholds), float(clip),  float(beta1),
                     float(1 - beta1),        float(beta2), float(1 - beta2),
                     1 / float(c2),           1e-8f,        float(1 - rate * decay),
                     float(-rate / c1)};
       std::vector<Tensor> old1, old2;
-      for (const Of& o : all) old1.push_back(o.m.clone()), old2.push_back(o.v.clone());
+      for (const Entry& entry : tensors) old1.push_back(entry.m.clone()), old2.push_back(entry.v.clone());
       run_blocks<kUpdateThreads>(first, [&](auto& block, std::int64_t i) { update_part(block, job, i); });
-      for (std::size_t i = 0; i < all.size(); ++i) {
-        Of& o = all[i];
-        const Tensor g = o.gradient.defined() ? o.gradient.to(torch::kDouble) * clip : torch::zeros_like(o.m64);
-        o.m64 = beta1 * o.m64 + (1 - beta1) * g;
-        o.v64 = beta2 * o.v64 + (1 - beta2) * g * g;
-        if (entries[i].decays) o.w64 = o.w64 * (1 - rate * decay);
-        o.w64 = o.w64 - rate / c1 * o.m64 / ((o.v64 / c2).sqrt() + 1e-8);
-        EXPECT_TRUE(torch::equal(o.parameter.to(torch::kBFloat16), o.master.to(torch::kBFloat16))) << i;
+      for (std::size_t i = 0; i < tensors.size(); ++i) {
+        Entry& entry = tensors[i];
+        const Tensor g =
+            entry.gradient.defined() ? entry.gradient.to(torch::kDouble) * clip : torch::zeros_like(entry.m64);
+        entry.m64 = beta1 * entry.m64 + (1 - beta1) * g;
+        entry.v64 = beta2 * entry.v64 + (1 - beta2) * g * g;
+        if (entries[i].decays) entry.w64 = entry.w64 * (1 - rate * decay);
+        entry.w64 = entry.w64 - rate / c1 * entry.m64 / ((entry.v64 / c2).sqrt() + 1e-8);
+        EXPECT_TRUE(torch::equal(entry.parameter.to(torch::kBFloat16), entry.master.to(torch::kBFloat16))) << i;
         if (!coded) {
-          EXPECT_LT(error(o.master, o.w64), 1e-6) << i;
-          if (!o.gradient.defined()) continue;
-          EXPECT_LT(error(o.m, o.m64), 1e-6) << i;
-          EXPECT_LT(error(o.v, o.v64), 1e-6) << i;
+          EXPECT_LT(error(entry.master, entry.w64), 1e-6) << i;
+          if (!entry.gradient.defined()) continue;
+          EXPECT_LT(error(entry.m, entry.m64), 1e-6) << i;
+          EXPECT_LT(error(entry.v, entry.v64), 1e-6) << i;
           continue;
         }
         // Each block stays within a step of its codes. The masters then differ by the rounding of the codes.
-        EXPECT_LT(error(o.master, o.w64), 1e-2) << i;
-        if (!o.gradient.defined()) continue;
+        EXPECT_LT(error(entry.master, entry.w64), 1e-2) << i;
+        if (!entry.gradient.defined()) continue;
         const auto spread = [&](const Tensor& s) {
-          return s.repeat_interleave(kUpdateBlock).narrow(0, 0, o.m.numel()).to(torch::kDouble);
+          return s.repeat_interleave(kValueBlock).narrow(0, 0, entry.m.numel()).to(torch::kDouble);
         };
-        const Tensor root = o.m.to(torch::kDouble) / 127;
-        EXPECT_LT(((root * root.abs() * spread(o.s1)) - o.m64).abs().max().item<double>(), 0.05) << i;
-        EXPECT_GT(o.v.min().item<int>(), 0) << "a second moment in a denominator became zero";
-        EXPECT_NEAR((o.v.to(torch::kDouble) / 255).pow(4).max().item<double>(), 1, 0.02);
+        const Tensor root = entry.m.to(torch::kDouble) / 127;
+        EXPECT_LT(((root * root.abs() * spread(entry.s1)) - entry.m64).abs().max().item<double>(), 0.05) << i;
+        EXPECT_GT(entry.v.min().item<int>(), 0) << "a second moment in a denominator became zero";
+        EXPECT_NEAR((entry.v.to(torch::kDouble) / 255).pow(4).max().item<double>(), 1, 0.02);
       }
     }
     const Tensor sums = torch::full({first}, NAN, torch::kDouble);
     const SquaresJob squares{entries.data(), count, first, data<double>(sums)};
     run_blocks<kUpdateThreads>(first, [&](auto& block, std::int64_t i) { squares_part(block, squares, i); });
     double want = 0;
-    for (const Of& o : all)
-      if (o.gradient.defined()) want += o.gradient.to(torch::kDouble).square().sum().item<double>();
+    for (const Entry& entry : tensors)
+      if (entry.gradient.defined()) want += entry.gradient.to(torch::kDouble).square().sum().item<double>();
     EXPECT_NEAR(sums.sum().item<double>() / want, 1, 1e-6);
   }
 }
@@ -305,11 +308,11 @@ TEST(DeviceUpdate, GradientsAreAddedInFp32) {
     fresh.push_back(torch::randn({n}).to(torch::kBFloat16));
     UpdateEntry e{};
     e.gradient = data<float>(sums.back());
-    e.fresh = data<Bf16>(fresh.back());
+    e.new_gradient = data<Bf16>(fresh.back());
     e.count = n;
     e.first_part = first;
     e.replaces = n == 5;
-    e.packed = true;
+    e.aligned = true;
     entries.push_back(e);
     first += parts(n, kUpdatePart);
   }

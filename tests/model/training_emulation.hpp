@@ -25,29 +25,29 @@ class LoopBlock {
   }
   void barrier() {}
   template <class T>
-  void warp_sum(std::array<T, kThreads>& of) {
-    over(of, kWarpSize, [](T a, T b) { return a + b; });
+  void warp_sum(std::array<T, kThreads>& values) {
+    combine_groups(values, kWarpSize, [](T a, T b) { return a + b; });
   }
   template <class T>
-  void warp_max(std::array<T, kThreads>& of) {
-    over(of, kWarpSize, [](T a, T b) { return a > b ? a : b; });
+  void warp_max(std::array<T, kThreads>& values) {
+    combine_groups(values, kWarpSize, [](T a, T b) { return a > b ? a : b; });
   }
   template <class T>
-  void block_sum(std::array<T, kThreads>& of) {
-    over(of, kThreads, [](T a, T b) { return a + b; });
+  void block_sum(std::array<T, kThreads>& values) {
+    combine_groups(values, kThreads, [](T a, T b) { return a + b; });
   }
   template <class T>
-  void block_max(std::array<T, kThreads>& of) {
-    over(of, kThreads, [](T a, T b) { return a > b ? a : b; });
+  void block_max(std::array<T, kThreads>& values) {
+    combine_groups(values, kThreads, [](T a, T b) { return a > b ? a : b; });
   }
 
  private:
   template <class T, class F>
-  static void over(std::array<T, kThreads>& of, unsigned size, const F& join) {
+  static void combine_groups(std::array<T, kThreads>& values, unsigned size, const F& join) {
     for (unsigned first = 0; first < kThreads; first += size) {
-      T all = of[first];
-      for (unsigned i = 1; i < size; ++i) all = join(all, of[first + i]);
-      for (unsigned i = 0; i < size; ++i) of[first + i] = all;
+      T total = values[first];
+      for (unsigned i = 1; i < size; ++i) total = join(total, values[first + i]);
+      for (unsigned i = 0; i < size; ++i) values[first + i] = total;
     }
   }
   bool backward_;

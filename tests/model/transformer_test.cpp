@@ -13,7 +13,8 @@ class Shapes : public testing::TestWithParam<std::tuple<Family, bool>> {
   static ModelConfig config() { return small_config(std::get<0>(GetParam()), std::get<1>(GetParam())); }
 };
 INSTANTIATE_TEST_SUITE_P(Embeddings, Shapes,
-                         testing::Combine(testing::Values(Family::kQwen3, Family::kQwen2, Family::kLlama),
+                         testing::Combine(testing::Values(Family::kQwen3, Family::kQwen2, Family::kLlama,
+                                                          Family::kMistral),
                                           testing::Bool()),
                          [](const auto& p) {
                            return fmt::format("{}_{}", family_name(std::get<0>(p.param)),
@@ -79,10 +80,10 @@ TEST_P(Shapes, RecomputedLayersHaveTheSameGradients) {
       for (const auto& item : model.named_parameters()) out[item.key()] = item.value().grad().clone();
       return out;
     };
-    const auto kept = gradients(false), again = gradients(true);
-    for (const auto& [name, want] : kept) {
+    const auto stored = gradients(false), recomputed = gradients(true);
+    for (const auto& [name, want] : stored) {
       EXPECT_GT(want.abs().max().item<double>(), 1e-3) << name;
-      EXPECT_LT(distance(again.at(name), want), 1e-5 * want.abs().max().item<double>()) << name;
+      EXPECT_LT(distance(recomputed.at(name), want), 1e-5 * want.abs().max().item<double>()) << name;
     }
   }
 }
@@ -94,9 +95,9 @@ TEST_P(Shapes, GeneratesWithTheProbabilitiesOfAForwardPass) {
   ASSERT_TRUE(drawn) << drawn.error().message();
   const std::vector<std::vector<Token>> prompts{{1, 2, 3}, {4}};
   for (std::size_t row = 0; row < 2; ++row) {
-    std::vector<Token> all = prompts[row];
-    all.insert(all.end(), (*drawn)[row].tokens.begin(), (*drawn)[row].tokens.end());
-    const Tensor scores = model->token_logprobs(ids_of({all})).logprobs[0];
+    std::vector<Token> text = prompts[row];
+    text.insert(text.end(), (*drawn)[row].tokens.begin(), (*drawn)[row].tokens.end());
+    const Tensor scores = model->token_logprobs(ids_of({text})).logprobs[0];
     const auto skip = std::int64_t(prompts[row].size()) - 1;
     for (std::size_t t = 0; t < (*drawn)[row].logprobs.size(); ++t)
       EXPECT_NEAR((*drawn)[row].logprobs[t], scores[skip + std::int64_t(t)].item<double>(), 2e-5);
@@ -127,9 +128,9 @@ TEST(Transformer, TokenLogprobsMatchTheReference) {
       const double want = log_p[std::size_t(row[std::size_t(t) + 1])];
       EXPECT_NEAR(all.logprobs[0][t].item<double>(), want, 2e-5);
       EXPECT_NEAR(all.entropy[0][t].item<double>(), entropy, 2e-5);
-      const bool chosen = mask[0][t].item<bool>();
-      EXPECT_NEAR(some.logprobs[0][t].item<double>(), chosen ? want : 0, 2e-5);
-      EXPECT_NEAR(some.entropy[0][t].item<double>(), chosen ? entropy : 0, 2e-5);
+      const bool is_scored = mask[0][t].item<bool>();
+      EXPECT_NEAR(some.logprobs[0][t].item<double>(), is_scored ? want : 0, 2e-5);
+      EXPECT_NEAR(some.entropy[0][t].item<double>(), is_scored ? entropy : 0, 2e-5);
     }
   }
   EXPECT_THROW(model->token_logprobs(ids_of({row}), 0.0), c10::Error);
@@ -153,7 +154,7 @@ TEST_P(Shapes, GradientsOfTokenLogprobs) {
     return out;
   };
   const auto got = gradients(model->token_logprobs(ids, temperature).logprobs);
-  const auto chosen = gradients(model->token_logprobs(ids, temperature, torch::ones({2, 4}, torch::kBool)).logprobs);
+  const auto masked = gradients(model->token_logprobs(ids, temperature, torch::ones({2, 4}, torch::kBool)).logprobs);
   const auto direct = gradients((model->forward(ids.narrow(1, 0, 4)) / temperature)
                                     .log_softmax(-1)
                                     .gather(2, ids.narrow(1, 1, 4).unsqueeze(2))
@@ -162,7 +163,7 @@ TEST_P(Shapes, GradientsOfTokenLogprobs) {
     const double tolerance = 1e-4 * std::max(1.0, want.abs().max().item<double>());
     EXPECT_GT(want.abs().max().item<double>(), 1e-3) << name;
     EXPECT_LT(distance(got.at(name), want), tolerance) << name;
-    EXPECT_LT(distance(chosen.at(name), want), tolerance) << name;
+    EXPECT_LT(distance(masked.at(name), want), tolerance) << name;
   }
 
   auto weights = reference_weights(*model);
@@ -180,12 +181,12 @@ TEST_P(Shapes, GradientsOfTokenLogprobs) {
   for (const auto& [name, gradient] : got) {
     const std::int64_t index = gradient.abs().argmax().item<std::int64_t>();
     double& value = weights.at(name)[std::size_t(index)];
-    const double kept = value, h = 1e-5;
-    value = kept + h;
+    const double original = value, h = 1e-5;
+    value = original + h;
     const double above = objective();
-    value = kept - h;
+    value = original - h;
     const double below = objective();
-    value = kept;
+    value = original;
     const double slope = gradient.flatten()[index].item<double>();
     EXPECT_NEAR((above - below) / (2 * h), slope, 1e-3 * std::max(1.0, std::abs(slope))) << name;
   }
@@ -206,11 +207,11 @@ TEST(Transformer, TokenLogprobsOfManyLogitsWorkInParts) {
     s.logprobs.sum().backward();
     return std::pair{s, model->parameters()[0].grad().clone()};
   };
-  const auto [whole, gradient] = scores({});
+  const auto [together, gradient] = scores({});
   const auto [left, left_gradient] = scores(first);
   const auto [right, right_gradient] = scores(first.logical_not());
-  EXPECT_LT(distance(whole.logprobs, left.logprobs + right.logprobs), 1e-4);
-  EXPECT_LT(distance(whole.entropy, left.entropy + right.entropy), 1e-4);
+  EXPECT_LT(distance(together.logprobs, left.logprobs + right.logprobs), 1e-4);
+  EXPECT_LT(distance(together.entropy, left.entropy + right.entropy), 1e-4);
   EXPECT_GT(gradient.abs().max().item<double>(), 0.1);
   EXPECT_LT(distance(gradient, left_gradient + right_gradient), 1e-4);
 }

@@ -98,16 +98,16 @@ TEST(Policy, RoundsToNearestEvenInCanonicalOrder) {
 }
 
 TEST(Policy, LoadsExactlyAndInPlace) {
-  const auto from = random_model(small_config(false), 31), to = random_model(small_config(false), 32);
-  const Tensor held = to->named_parameters()["model.layers.0.self_attn.k_proj.weight"];
-  const auto policy = export_policy(*from).value();
-  ASSERT_FALSE(same_weights(*from, *to));
-  ASSERT_TRUE(load_policy(*to, policy.view()));
-  EXPECT_TRUE(same_weights(*from, *to));
-  EXPECT_TRUE(torch::equal(held, from->named_parameters()["model.layers.0.self_attn.k_proj.weight"]));
+  const auto source = random_model(small_config(false), 31), target = random_model(small_config(false), 32);
+  const Tensor held = target->named_parameters()["model.layers.0.self_attn.k_proj.weight"];
+  const auto policy = export_policy(*source).value();
+  ASSERT_FALSE(same_weights(*source, *target));
+  ASSERT_TRUE(load_policy(*target, policy.view()));
+  EXPECT_TRUE(same_weights(*source, *target));
+  EXPECT_TRUE(torch::equal(held, source->named_parameters()["model.layers.0.self_attn.k_proj.weight"]));
   torch::NoGradGuard no_grad;
   const Tensor ids = torch::randint(0, 19, {2, 6}, torch::kLong);
-  EXPECT_TRUE(torch::equal(from->forward(ids), to->forward(ids)));
+  EXPECT_TRUE(torch::equal(source->forward(ids), target->forward(ids)));
 }
 
 TEST(Policy, LoadsChangedTensorsOnly) {
@@ -145,28 +145,28 @@ TEST(Policy, LoadsChangedTensorsOnly) {
 }
 
 TEST(Policy, LoadsFp32AndUnalignedBytes) {
-  const auto from = random_model(small_config(true), 33), to = random_model(small_config(true), 34);
+  const auto source = random_model(small_config(true), 33), target = random_model(small_config(true), 34);
   std::vector<std::vector<std::byte>> memory;
   delta::StateView state;
-  for (const auto& item : from->named_parameters()) {
+  for (const auto& item : source->named_parameters()) {
     const Tensor t = item.value().detach().contiguous();
     memory.emplace_back(1 + static_cast<std::size_t>(t.numel()) * 4);
     std::memcpy(memory.back().data() + 1, t.data_ptr(), memory.back().size() - 1);
     state.push_back({item.key(), delta::DType::kF32, t.sizes().vec(), std::span(memory.back()).subspan(1)});
   }
-  ASSERT_TRUE(load_policy(*to, state));
-  EXPECT_TRUE(same_weights(*from, *to));
+  ASSERT_TRUE(load_policy(*target, state));
+  EXPECT_TRUE(same_weights(*source, *target));
 }
 
 TEST(Policy, RefusesAnotherStateAndStaysUnchanged) {
-  const auto model = random_model(small_config(true), 35), kept = random_model(small_config(true), 35);
+  const auto model = random_model(small_config(true), 35), unchanged = random_model(small_config(true), 35);
   const auto other = export_policy(*random_model(small_config(true), 36)).value();
   const auto refused = [&](delta::StateView state, const std::string& name) {
     const Status status = load_policy(*model, state);
     ASSERT_FALSE(status);
     EXPECT_EQ(status.error().code, Code::kInvalid);
     EXPECT_NE(status.error().detail.find(name), std::string::npos) << status.error().detail;
-    EXPECT_TRUE(same_weights(*model, *kept));
+    EXPECT_TRUE(same_weights(*model, *unchanged));
   };
   auto state = other.view();
   state.pop_back();

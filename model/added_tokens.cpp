@@ -1,0 +1,109 @@
+// Finds added tokens with a trie.
+#include "model/added_tokens.hpp"
+
+#include <algorithm>
+
+#include "model/unicode.hpp"
+
+namespace echoline::model {
+namespace {
+
+// The first byte of the last character of `text`, which must not be empty.
+std::size_t last_character_begin(std::string_view text) {
+  std::size_t begin = text.size() - 1;
+  while (begin > 0 && (static_cast<unsigned char>(text[begin]) & 0xc0) == 0x80) --begin;
+  return begin;
+}
+
+bool starts_with_word(std::string_view text) {
+  const auto character = text.empty() ? std::nullopt : first_character(text);
+  return character && is_word_character(character->code);
+}
+bool ends_with_word(std::string_view text) {
+  return !text.empty() && starts_with_word(text.substr(last_character_begin(text)));
+}
+
+// Where the white space at the end of `text` begins.
+std::size_t trailing_space_begin(std::string_view text) {
+  while (!text.empty()) {
+    const std::size_t begin = last_character_begin(text);
+    const auto character = first_character(text.substr(begin));
+    if (!character || !is_white_space(character->code)) break;
+    text = text.substr(0, begin);
+  }
+  return text.size();
+}
+std::size_t leading_space_bytes(std::string_view text) {
+  std::size_t bytes = 0;
+  while (bytes < text.size()) {
+    const auto character = first_character(text.substr(bytes));
+    if (!character || !is_white_space(character->code)) break;
+    bytes += character->bytes;
+  }
+  return bytes;
+}
+
+}  // namespace
+
+void AddedTokenFinder::add(std::string_view pattern, const AddedToken& token) {
+  if (pattern.empty()) return;
+  if (at_.empty()) at_.emplace_back();
+  starts_[static_cast<unsigned char>(pattern.front())] = true;
+  std::uint32_t node = 0;
+  for (const char c : pattern) {
+    const std::uint64_t key = PairTable::key(node, static_cast<unsigned char>(c));
+    if (const PairTable::Value* child = children_.find(key)) {
+      node = child->first;
+    } else {
+      const auto added = static_cast<std::uint32_t>(at_.size());
+      at_.emplace_back();
+      children_.set(key, {added, 0});
+      node = added;
+    }
+  }
+  if (at_[node]) return;
+  at_[node] = tokens_.size();
+  tokens_.push_back(token);
+}
+
+std::optional<std::size_t> AddedTokenFinder::longest_at(std::string_view text, std::size_t begin,
+                                                        std::size_t& end) const {
+  std::optional<std::size_t> longest;
+  std::uint32_t node = 0;
+  for (std::size_t i = begin; i < text.size(); ++i) {
+    const PairTable::Value* child = children_.find(PairTable::key(node, static_cast<unsigned char>(text[i])));
+    if (!child) break;
+    node = child->first;
+    if (at_[node]) {
+      longest = at_[node];
+      end = i + 1;
+    }
+  }
+  return longest;
+}
+
+void AddedTokenFinder::find(std::string_view text, std::vector<Section>& sections) const {
+  std::size_t done = 0;  // end of the sections so far
+  for (std::size_t i = 0; i < text.size();) {
+    std::size_t match_end = 0;
+    const std::optional<std::size_t> match =
+        starts_[static_cast<unsigned char>(text[i])] ? longest_at(text, i, match_end) : std::nullopt;
+    if (!match) {
+      ++i;
+      continue;
+    }
+    const AddedToken& token = tokens_[*match];
+    std::size_t begin = std::exchange(i, match_end), end = match_end;
+    if (token.is_single_word && (ends_with_word(text.substr(0, begin)) || starts_with_word(text.substr(end)))) continue;
+    if (token.takes_left_space) begin = std::max(trailing_space_begin(text.substr(0, begin)), done);
+    if (token.takes_right_space) end += leading_space_bytes(text.substr(end));
+    if (done < begin) sections.push_back({done, begin, std::nullopt});
+    sections.push_back({begin, end, token.id});
+    done = end;
+  }
+  // An added token of white space may be found within the space that the token before it has taken, so the end may be
+  // before that token's end, as in Hugging Face's tokenizers.
+  if (done != text.size()) sections.push_back({done, text.size(), std::nullopt});
+}
+
+}  // namespace echoline::model

@@ -1,0 +1,48 @@
+// The added tokens of a tokenizer.json: texts that are one token wherever they occur. Internal to model.
+#pragma once
+#include <array>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <unordered_map>
+#include <vector>
+
+#include "model/config.hpp"
+#include "model/pair_table.hpp"
+
+namespace echoline::model {
+
+struct AddedToken {
+  std::string content;
+  Token id = 0;
+  bool is_special = false;
+  bool is_single_word = false;                               // only where no word character is beside it
+  bool takes_left_space = false, takes_right_space = false;  // white space beside it disappears
+  bool is_normalized = false;  // found in the normalized text, otherwise in the text before
+};
+
+// Finds added tokens in a text: the leftmost, and of those the longest. Thread-safe once filled.
+class AddedTokenFinder {
+ public:
+  // Finds `pattern` as `token`. The first of equal patterns counts.
+  void add(std::string_view pattern, const AddedToken& token);
+
+  // A part of a text: an added token, or the text between two.
+  struct Section {
+    std::size_t begin = 0, end = 0;
+    std::optional<Token> token;
+  };
+  // Appends the sections of `text`, which must be UTF-8, in order.
+  void find(std::string_view text, std::vector<Section>& sections) const;
+
+ private:
+  // A trie: a node is a number, the root 0.
+  std::optional<std::size_t> longest_at(std::string_view text, std::size_t begin, std::size_t& end) const;
+
+  std::vector<AddedToken> tokens_;
+  PairTable children_;                          // by node and byte
+  std::vector<std::optional<std::size_t>> at_;  // by node: the index of the token that ends there
+  std::array<bool, 256> starts_{};              // by byte: a pattern starts with it
+};
+
+}  // namespace echoline::model

@@ -1,0 +1,73 @@
+// Byte pair encoding: the vocabulary and the merges of a tokenizer.json. Internal to model.
+#pragma once
+#include <array>
+#include <functional>
+#include <nlohmann/json_fwd.hpp>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+#include <unordered_map>
+#include <vector>
+
+#include "base/result.hpp"
+#include "model/config.hpp"
+#include "model/pair_table.hpp"
+
+namespace echoline::model {
+
+inline constexpr Token kIdMax = 1 << 22;  // bounds the memory of tables by id
+
+// Immutable. Thread-safe.
+class BytePairs {
+ public:
+  // Reads 'model' of the file. `is_byte_level`: its texts are written in the alphabet of byte_level.hpp.
+  static Result<BytePairs> read(const nlohmann::json& model, bool is_byte_level);
+  // The token for what has none; absent: it is left out.
+  void set_unknown(Token token) { unknown_ = token; }
+
+  // Appends the tokens of a piece. kInvalid if the vocabulary has no merges, so that it is an alphabet, and lacks a
+  // character of the piece.
+  Status encode(std::string_view piece, std::vector<Token>& out) const;
+  // The token for `text`: its bytes if the vocabulary is byte-level, otherwise as the file writes it.
+  std::optional<Token> find(std::string_view text) const;
+  // The tokens as the file writes them, by id; empty where there is none.
+  const std::vector<std::string>& written() const { return written_; }
+
+ private:
+  struct Symbol {
+    Token id;
+    std::ptrdiff_t previous, next;  // -1: none
+  };
+  struct TextHash : std::hash<std::string_view> {
+    using is_transparent = void;
+  };
+
+  Status read_vocabulary(const nlohmann::json& model);
+  Status read_merges(const nlohmann::json& model);
+  std::optional<std::string> text_of(const std::string& written) const;
+  // The rank of the pair as `first` and the merged token as `second`; null if it cannot be merged.
+  const PairTable::Value* merge_of(Token left, Token right) const {
+    return merges_.find(PairTable::key(static_cast<std::uint32_t>(left), static_cast<std::uint32_t>(right)));
+  }
+  // The tokens of single characters, or of single bytes.
+  Status first_tokens(std::string_view piece, std::vector<Token>& tokens) const;
+  std::optional<Token> character_token(std::string_view character, char32_t code) const;
+  bool append_byte_tokens(std::string_view character, std::vector<Token>& tokens) const;
+  void merge_few(std::span<Token> tokens, std::vector<Token>& out) const;
+  void merge_many(std::span<const Token> tokens, std::vector<Token>& out) const;
+
+  bool is_byte_level_ = false;
+  bool falls_back_to_bytes_ = false;  // a character without a token becomes one token for each of its bytes
+  bool fuses_unknown_ = false;        // one unknown token for consecutive unknown characters
+  bool ignores_merges_ = false;       // a piece in the vocabulary is that token, without merging
+  std::optional<Token> unknown_;
+  std::vector<std::string> written_;  // by id
+  std::unordered_map<std::string, Token, TextHash, std::equal_to<>> vocabulary_;
+  std::array<std::optional<Token>, 256> byte_token_;      // byte-level: tokens of a single byte; otherwise of ASCII
+  std::array<std::optional<Token>, 256> fallback_token_;  // <0x00> to <0xFF>
+  PairTable character_tokens_;                            // not byte-level: by character
+  PairTable merges_;                                      // by pair
+};
+
+}  // namespace echoline::model
