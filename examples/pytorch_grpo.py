@@ -42,18 +42,18 @@ class Qwen3:
         causal = torch.ones(tokens.shape[1], tokens.shape[1], dtype=torch.bool).triu(1)
         x = F.embedding(tokens, w["model.embed_tokens.weight"])
         for i in range(c["num_hidden_layers"]):
-            at = f"model.layers.{i}."
-            h = self.norm(x, at + "input_layernorm.weight")
-            split = lambda name, n: (h @ w[f"{at}self_attn.{name}_proj.weight"].T).unflatten(
+            layer = f"model.layers.{i}."
+            h = self.norm(x, layer + "input_layernorm.weight")
+            split = lambda name, n: (h @ w[f"{layer}self_attn.{name}_proj.weight"].T).unflatten(
                 -1, (n, size)).transpose(1, 2)
-            q = self.rotate(self.norm(split("q", heads), at + "self_attn.q_norm.weight"), positions)
-            k = self.rotate(self.norm(split("k", kv_heads), at + "self_attn.k_norm.weight"), positions)
+            q = self.rotate(self.norm(split("q", heads), layer + "self_attn.q_norm.weight"), positions)
+            k = self.rotate(self.norm(split("k", kv_heads), layer + "self_attn.k_norm.weight"), positions)
             k, v = (t.repeat_interleave(heads // kv_heads, 1) for t in (k, split("v", kv_heads)))
             scores = (q @ k.transpose(-1, -2) / math.sqrt(size)).masked_fill(causal, -torch.inf)
-            x = x + (scores.softmax(-1) @ v).transpose(1, 2).flatten(2) @ w[at + "self_attn.o_proj.weight"].T
-            h = self.norm(x, at + "post_attention_layernorm.weight")
-            gate, up = (h @ w[f"{at}mlp.{name}_proj.weight"].T for name in ("gate", "up"))
-            x = x + (F.silu(gate) * up) @ w[at + "mlp.down_proj.weight"].T
+            x = x + (scores.softmax(-1) @ v).transpose(1, 2).flatten(2) @ w[layer + "self_attn.o_proj.weight"].T
+            h = self.norm(x, layer + "post_attention_layernorm.weight")
+            gate, up = (h @ w[f"{layer}mlp.{name}_proj.weight"].T for name in ("gate", "up"))
+            x = x + (F.silu(gate) * up) @ w[layer + "mlp.down_proj.weight"].T
         head = "model.embed_tokens.weight" if c["tie_word_embeddings"] else "lm_head.weight"
         return self.norm(x, "model.norm.weight") @ w[head].T
 
@@ -66,12 +66,12 @@ def rows_of(batch):
                           for name in ("prompt", "response"))
     tokens = torch.nn.utils.rnn.pad_sequence([torch.cat(row).long() for row in zip(prompts, responses)],
                                              batch_first=True)
-    at = torch.zeros(len(batch), tokens.shape[1] - 1, dtype=torch.bool)
-    for row, prompt, response in zip(at, prompts, responses):
+    is_response = torch.zeros(len(batch), tokens.shape[1] - 1, dtype=torch.bool)
+    for row, prompt, response in zip(is_response, prompts, responses):
         row[len(prompt) - 1:len(prompt) + len(response) - 1] = True
-    mask, behaviour = torch.zeros(at.shape), torch.zeros(at.shape)
-    mask[at], behaviour[at] = batch.torch("loss_mask").float(), batch.torch("logprobs")
-    return tokens, at, mask, behaviour
+    mask, behaviour = torch.zeros(is_response.shape), torch.zeros(is_response.shape)
+    mask[is_response], behaviour[is_response] = batch.torch("loss_mask").float(), batch.torch("logprobs")
+    return tokens, is_response, mask, behaviour
 
 
 def advantages_of(batch):
@@ -86,13 +86,14 @@ def advantages_of(batch):
 
 def answers(model, held_out):
     """The most likely response to each held-out problem, token by token. The learner ignores tokens after its end."""
-    prompts, most = [torch.tensor(p["prompt_tokens"]) for p in held_out["problems"]], held_out["response_tokens_max"]
-    ends, every = torch.tensor([len(p) for p in prompts]), torch.arange(len(prompts))
-    tokens = F.pad(torch.nn.utils.rnn.pad_sequence(prompts, batch_first=True), (0, most))
+    problems, length = held_out["problems"], held_out["response_tokens_max"]
+    prompts = [torch.tensor(p["prompt_tokens"]) for p in problems]
+    ends, rows = torch.tensor([len(p) for p in prompts]), torch.arange(len(prompts))
+    tokens = F.pad(torch.nn.utils.rnn.pad_sequence(prompts, batch_first=True), (0, length))
     with torch.no_grad():
-        for step in range(most):
-            tokens[every, ends + step] = model(tokens[:, :-1])[every, ends + step - 1].argmax(-1)
-    return {p["id"]: row[end:end + most].tolist() for p, row, end in zip(held_out["problems"], tokens, ends)}
+        for step in range(length):
+            tokens[rows, ends + step] = model(tokens[:, :-1])[rows, ends + step - 1].argmax(-1)
+    return {p["id"]: row[end:end + length].tolist() for p, row, end in zip(problems, tokens, ends)}
 
 
 def main():
@@ -126,15 +127,15 @@ def main():
         batch = client.take(wait=10, takeover=True)
         if batch is None:
             continue
-        tokens, at, mask, behaviour = rows_of(batch)
-        scores, entropies = torch.full(at.shape, torch.nan), torch.full(at.shape, torch.nan)
+        tokens, is_response, mask, behaviour = rows_of(batch)
+        scores, entropies = torch.full(is_response.shape, torch.nan), torch.full(is_response.shape, torch.nan)
         advantage = advantages_of(batch)[:, None]
         losses, norms = [], []
-        informative = (advantage[:, 0] != 0).nonzero()[:, 0]  # the others have advantage 0
+        informative = (advantage[:, 0] != 0).nonzero()[:, 0]  # the other responses have no gradient
         for rows in informative.split(math.ceil(len(batch) / a.minibatches)) if len(informative) else ():
-            everything = (model(tokens[rows, :-1]) / status.raw["temperature"]).log_softmax(-1)
-            logprobs = everything.gather(-1, tokens[rows, 1:, None])[..., 0]
-            scores[rows], entropies[rows] = logprobs.detach(), -(everything.exp() * everything).sum(-1).detach()
+            distribution = (model(tokens[rows, :-1]) / status.raw["temperature"]).log_softmax(-1)
+            logprobs = distribution.gather(-1, tokens[rows, 1:, None])[..., 0]
+            scores[rows], entropies[rows] = logprobs.detach(), -(distribution.exp() * distribution).sum(-1).detach()
             ratio = (logprobs - behaviour[rows]).exp()
             clipped = ratio.clamp(1 - a.clip[0], 1 + a.clip[1])
             loss = -(torch.minimum(ratio * advantage[rows], clipped * advantage[rows])
@@ -146,7 +147,7 @@ def main():
             warmup.step()
             losses.append(float(loss))
         figures = {"loss": sum(losses) / len(losses), "gradient_norm": sum(norms) / len(norms)} if losses else {}
-        client.score(batch, scores[at], entropies[at])
+        client.score(batch, scores[is_response], entropies[is_response])
         client.consume(batch, {"updates": len(losses), **figures})
         print(f"step {batch.step}: reward {batch.torch('reward').mean():.3f}", flush=True)
 

@@ -90,8 +90,9 @@ def verl(compute_score):
                                      ground_truth=problem.get("reference", ""), extra_info=metadata.get("extra_info")))
         if not isinstance(value, dict):
             return _number(value)
-        rest = {k: float(v) for k, v in value.items() if k not in ("score", "acc") and isinstance(v, (int, float))}
-        result = {"reward": _number(value["score"]), "components": rest}
+        components = {name: float(v) for name, v in value.items()
+                      if name not in ("score", "acc") and isinstance(v, (int, float))}
+        result = {"reward": _number(value["score"]), "components": components}
         if "acc" in value:
             result["correct"] = bool(value["acc"])
         return result
@@ -104,7 +105,7 @@ def trl(function):
     numbers. The columns are the values of the problem's `metadata`, and `answer` is its `reference` if `metadata` has
     none. Completions are texts; with `function.conversational = True` they are messages of an assistant."""
     accepts_all = any(p.kind is p.VAR_KEYWORD for p in inspect.signature(function).parameters.values())
-    wanted = set(inspect.signature(function).parameters)
+    parameter_names = set(inspect.signature(function).parameters)
 
     def scored(problems, responses):
         if getattr(function, "conversational", False):
@@ -112,12 +113,13 @@ def trl(function):
             completions = [[{"role": "assistant", "content": r}] for r in responses]
         else:
             prompts, completions = [_text(p["prompt"]) for p in problems], list(responses)
-        columns = [{"answer": p.get("reference", ""), **(p.get("metadata") or {})} for p in problems]
-        names = {name for row in columns for name in row}
-        arguments = {name: [row.get(name) for row in columns] for name in names if accepts_all or name in wanted}
-        if "completion_ids" in wanted:
+        rows = [{"answer": p.get("reference", ""), **(p.get("metadata") or {})} for p in problems]
+        names = {name for row in rows for name in row}
+        arguments = {name: [row.get(name) for row in rows]
+                     for name in names if accepts_all or name in parameter_names}
+        if "completion_ids" in parameter_names:
             arguments["completion_ids"] = [[] for _ in responses]
-        if "trainer_state" in wanted:
+        if "trainer_state" in parameter_names:
             arguments["trainer_state"] = None
         # A function returns None for a completion that it does not grade.
         return [0.0 if value is None else _number(value)
@@ -134,11 +136,11 @@ def rubric(functions, weights=None):
     is a mapping that all functions share for one response."""
     pairs = [f if isinstance(f, tuple) else (f, 1.0 if weights is None else weights[i])
              for i, f in enumerate(functions)]
-    wanted = []
+    weighted = []  # function, weight, names of its arguments (None: it accepts all)
     for function, weight in pairs:
         parameters = inspect.signature(function).parameters
-        everything = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
-        wanted.append((function, float(weight), None if everything else set(parameters)))
+        accepts_all = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
+        weighted.append((function, float(weight), None if accepts_all else set(parameters)))
 
     def scored(problem, response):
         metadata = problem.get("metadata") or {}
@@ -147,11 +149,11 @@ def rubric(functions, weights=None):
             "completion": [{"role": "assistant", "content": response}],
             "answer": problem.get("reference", ""), "info": metadata, "task": metadata.get("task", "default"),
         }
-        given = {**state, "state": state, "response": response, "problem": problem}
+        arguments = {**state, "state": state, "response": response, "problem": problem}
         total, components = 0.0, {}
-        for function, weight, names in wanted:
-            value = _number(_value(function(**(given if names is None
-                                               else {k: v for k, v in given.items() if k in names}))))
+        for function, weight, names in weighted:
+            accepted = arguments if names is None else {k: v for k, v in arguments.items() if k in names}
+            value = _number(_value(function(**accepted)))
             components[function.__name__] = value
             total += weight * value
         return {"reward": total, "components": components}
@@ -175,8 +177,8 @@ def openrlhf(it):
             self.label = problem.get("reference", "")
             self.agent = agent()
             prompt = _text(problem["prompt"])
-            first = _value(self.agent.reset({"observation": prompt, "label": self.label}))
-            self.observation = first.get("observation", prompt) if isinstance(first, dict) else prompt
+            start = _value(self.agent.reset({"observation": prompt, "label": self.label}))
+            self.observation = start.get("observation", prompt) if isinstance(start, dict) else prompt
 
         def step(self, response):
             answer = _value(self.agent.step({"observation_text": self.observation, "action_text": response,

@@ -16,15 +16,19 @@ class Batch:
     """
 
     def __init__(self, lease: str, step: int, data: bytes):
-        self.lease, self.step = lease, step
+        self.lease, self.step, self._data = lease, step, data
         self.tensors: Mapping[str, Tensor]
         self.tensors, metadata = unpack(data)
         self.problems: List[str] = json.loads(metadata["problems"])
 
+    def __reduce__(self) -> Any:
+        """Pickles, so that the ranks of a trainer can share a batch."""
+        return Batch, (self.lease, self.step, self._data)
+
     def __len__(self) -> int:
         return len(self.problems)
 
-    def __getitem__(self, name: str) -> memoryview:
+    def __getitem__(self, name: str) -> memoryview[Any]:
         """The values of a tensor as Python numbers."""
         return self.tensors[name].values()
 

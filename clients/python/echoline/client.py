@@ -9,13 +9,14 @@ import socket
 import time
 import uuid
 from dataclasses import dataclass
-from typing import Any, Dict, List, Mapping, Optional, Union
+from typing import Any, Dict, List, Mapping, Optional, Tuple, Union
 
-from . import safetensors
+from . import safetensors, shards
 from .batch import Batch
 
 ADDRESS_FILE = "trainer-api.json"
 LONGEST_WAIT_S = 60.0  # the longest wait within one call
+_Body = Union[None, bytes, safetensors.File]
 _RETRY_DELAYS_S = (0.05, 0.2, 0.5, 1.0)  # the last delay is used for all further retries
 
 
@@ -61,13 +62,19 @@ class Client:
     If the connection breaks or the learner is too busy, the client retries the call on a new connection for up to
     `patience` seconds. Every call that changes something has an id, and the learner executes it only once."""
 
-    def __init__(self, run: Union[str, os.PathLike], timeout: float = 600.0, patience: float = 60.0):
-        """`timeout`: seconds to wait for bytes of one answer. `patience`: seconds for which a call is retried, here
-        too."""
+    def __init__(self, run: Union[str, "os.PathLike[str]"], timeout: float = 600.0, patience: float = 60.0):
+        """`timeout`: seconds to wait for bytes of one answer. `patience`: seconds for which a call is retried, also the
+        constructor's own first call."""
         self._run, self._timeout, self._patience = run, timeout, patience
         self._connection: Optional[http.client.HTTPConnection] = None
         self._headers: Dict[str, str] = {}
         self.status()
+
+    def close(self) -> None:
+        """Ends the connection. A later call makes a new one."""
+        if self._connection is not None:
+            self._connection.close()
+            self._connection = None
 
     def status(self) -> Status:
         raw = self._json("GET", "/v1/status")
@@ -78,7 +85,8 @@ class Client:
         """All rows of the run's metrics.jsonl except the first `after`, fetched page by page. With `last`, only that
         number of last rows, at most 10,000 rows and 1 MiB."""
         if last is not None:
-            return self._json("GET", f"/v1/metrics?last={last}")
+            last_rows: List[Dict[str, Any]] = self._json("GET", f"/v1/metrics?last={last}")
+            return last_rows
         rows: List[Dict[str, Any]] = []
         while True:
             response, body = self._call("GET", f"/v1/metrics?after={after + len(rows)}")
@@ -91,8 +99,8 @@ class Client:
         `lease` seconds. `takeover` takes the batch of a trainer that has crashed."""
         deadline = time.monotonic() + wait
         while True:
-            left = max(0.0, min(LONGEST_WAIT_S, deadline - time.monotonic()))
-            query = f"wait_s={left:.3f}&lease_s={lease:.3f}&takeover={int(takeover)}"
+            wait_s = max(0.0, min(LONGEST_WAIT_S, deadline - time.monotonic()))
+            query = f"wait_s={wait_s:.3f}&lease_s={lease:.3f}&takeover={int(takeover)}"
             response, body = self._call("POST", f"/v1/batch?{query}")
             if response.status == 200:
                 return Batch(response.headers["X-Echoline-Lease"], int(response.headers["X-Echoline-Step"]), body)
@@ -124,31 +132,44 @@ class Client:
         """Returns the batch untrained, so that it is handed out again. Raises Stale if the lease has ended."""
         self._json("POST", f"/v1/batch/{batch.lease}/return")
 
-    def publish(self, version: int, policy: Union[str, os.PathLike, Mapping[str, Any]]) -> None:
+    def publish(self, version: int, policy: Union[str, "os.PathLike[str]", Mapping[str, Any]],
+                keep_types: bool = False) -> None:
         """Publishes `policy` as version `version`: the weights after that many learner steps. `policy` is a folder or
-        file of safetensors, or a mapping from Hugging Face names to torch tensors or `Tensor`s."""
+        file of safetensors, or a mapping from Hugging Face names to torch tensors or `Tensor`s.
+
+        Torch tensors are rounded to BF16. `keep_types` sends those of every type as they are, for a model that echoline
+        only carries. Tensors on the CPU are then sent from their own memory; do not change them until this returns."""
+        path = f"/v1/policy/{version}"
         if isinstance(policy, (str, os.PathLike)):
-            body = json.dumps({"path": os.path.abspath(policy)}).encode()
-            self._json("POST", f"/v1/policy/{version}", body, "application/json")
-            return
-        tensors = {name: value if isinstance(value, safetensors.Tensor) else safetensors.of_torch(value)
-                   for name, value in policy.items()}
-        self._json("POST", f"/v1/policy/{version}", safetensors.pack(tensors), "application/octet-stream")
+            self._json("POST", path, json.dumps({"path": os.path.abspath(policy)}).encode())
+        else:
+            self._json("POST", path, safetensors.File(policy, keep_types), "application/octet-stream")
+
+    def publish_shards(self, version: int, state: Mapping[str, Any], rank: int, ranks: int, attempt: str) -> None:
+        """Hands in this rank's part of the policy `version`. Every rank calls it, so that no rank needs the whole
+        policy. The version is published with the last part. `state`: Hugging Face names to torch tensors and DTensors,
+        or to `Shard`s. `attempt`: any text, the same on all ranks; another one after a restart of the trainer, whose
+        parts replace those of the attempt before."""
+        given = all(isinstance(value, shards.Shard) for value in state.values())
+        parts = state if given else shards.of_state(state, rank)
+        self._json("POST", f"/v1/policy/{version}/shards", shards.pack_part(parts, rank, ranks, attempt),
+                   "application/octet-stream")
 
     def held_out(self) -> Dict[str, Any]:
-        """Begins an evaluation by this trainer: returns the held-out problems, as `problems` with `id`, `prompt` and
-        `prompt_tokens`, and `response_tokens_max`, `eos` and `stop`. From then on, the learner waits for evaluated() at
-        the end of the run."""
-        return self._json("GET", "/v1/evaluation")
+        """Begins an evaluation by this trainer. Returns a dict with `problems` (the held-out problems, each with `id`,
+        `prompt` and `prompt_tokens`), `response_tokens_max`, `eos` and `stop`. From then on, the learner waits for
+        evaluated() at the end of the run."""
+        problems: Dict[str, Any] = self._json("GET", "/v1/evaluation")
+        return problems
 
     def evaluated(self, version: int, responses: Optional[Mapping[str, Any]] = None, **figures: float) -> float:
-        """Sends the responses of the policy `version` to the held-out problems, by problem id, as tokens or texts. The
-        learner grades them up to their end token. Alternatively, `figures` are the trainer's own results: accuracy,
-        problems, reward_mean. Returns the accuracy."""
+        """Ends an evaluation: sends the responses of the policy `version` to the held-out problems, by problem id, as
+        tokens or texts. The learner grades them up to their end token. Alternatively, `figures` are the trainer's own
+        results: accuracy, problems, reward_mean. Returns the accuracy."""
         body = json.dumps({"responses": dict(responses)} if responses is not None else figures, allow_nan=False)
-        return self._json("POST", f"/v1/evaluation/{version}", body.encode())["accuracy"]
+        return float(self._json("POST", f"/v1/evaluation/{version}", body.encode())["accuracy"])
 
-    def _json(self, method: str, path: str, body: Optional[bytes] = None, kind: str = "application/json") -> Any:
+    def _json(self, method: str, path: str, body: _Body = None, kind: str = "application/json") -> Any:
         return json.loads(self._call(method, path, body, kind)[1])
 
     def _connect(self) -> http.client.HTTPConnection:
@@ -160,7 +181,8 @@ class Client:
             return _UnixConnection(address["socket"], self._timeout)
         return http.client.HTTPConnection(address["url"].split("//")[1], timeout=self._timeout)
 
-    def _once(self, method: str, path: str, body: Optional[bytes], headers: Mapping[str, str]):
+    def _call_once(self, method: str, path: str, body: _Body,
+                   headers: Mapping[str, str]) -> Tuple[http.client.HTTPResponse, bytes]:
         """Returns the response and its body. Raises OSError, ValueError or http.client.HTTPException if they did not
         arrive completely."""
         if self._connection is None:
@@ -178,30 +200,32 @@ class Client:
             raise http.client.IncompleteRead(data)
         return response, data
 
-    def _call(self, method: str, path: str, body: Optional[bytes] = None, kind: str = "application/json"):
-        headers = {"Content-Type": kind} if body is not None else {"Content-Length": "0"}
+    def _call(self, method: str, path: str, body: _Body = None,
+              kind: str = "application/json") -> Tuple[http.client.HTTPResponse, bytes]:
+        """Returns the response and its body. Repeats the call while there is no complete answer, or one that says that
+        the learner is busy (408, 503). Raises Error for every other error, at once."""
+        size = 0 if body is None else body.nbytes if isinstance(body, safetensors.File) else len(body)
+        headers = {"Content-Length": str(size)}
+        if body is not None:
+            headers["Content-Type"] = kind
         if method != "GET":
             headers["Idempotency-Key"] = uuid.uuid4().hex
         deadline = time.monotonic() + self._patience
         for attempt in itertools.count():
             try:
-                response, data = self._once(method, path, body, headers)
-                error_fields = None
-                if response.status >= 400:
-                    returned = json.loads(data)["error"]
-                    error_fields = {"code": str(returned["code"]), "message": str(returned["message"])}
+                response, data = self._call_once(method, path, body, headers)
+                if response.status < 400:
+                    return response, data
+                error_json = json.loads(data)["error"]
+                code, message = str(error_json["code"]), str(error_json["message"])
                 if response.status not in (408, 503):
                     break
-                failure: Exception = Error(**error_fields)
+                failure: Exception = Error(code, message)
             except (OSError, http.client.HTTPException, ValueError, KeyError, TypeError) as error:
                 failure = error
-            if self._connection is not None:
-                self._connection.close()
-                self._connection = None
+            self.close()
             if time.monotonic() >= deadline:
                 raise Error("unavailable", "no learner with `learner.trainer: external` answers in "
                             f"{self._run}: {failure}") from failure
             time.sleep(_RETRY_DELAYS_S[min(attempt, len(_RETRY_DELAYS_S) - 1)])
-        if error_fields is not None:
-            raise (Stale if error_fields["code"] == "stale" else Error)(**error_fields)
-        return response, data
+        raise (Stale if code == "stale" else Error)(code, message)

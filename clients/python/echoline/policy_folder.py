@@ -16,6 +16,7 @@ class PolicyFolder:
 
     def __init__(self, path: str):
         self.path = os.path.realpath(path)
+        # File name -> its identity (device, inode, size) and its tensors.
         self._files: Dict[str, Tuple[Tuple[int, ...], Mapping[str, safetensors.Tensor]]] = {}
         self._tensors: Dict[str, safetensors.Tensor] = {}
         self.refresh()
@@ -35,7 +36,9 @@ class PolicyFolder:
                 if known is not None and known[0] == identity:
                     files[name] = known
                 else:
-                    files[name] = identity, safetensors.unpack(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))[0]
+                    mapping = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+                    mapped_tensors, _metadata = safetensors.unpack(mapping)
+                    files[name] = identity, mapped_tensors
             for tensor, value in files[name][1].items():
                 if tensor in tensors:
                     raise ValueError(f"{self.path}: {tensor} is in two files")
@@ -43,19 +46,10 @@ class PolicyFolder:
         self._files, self._tensors = files, tensors
         return {name: (tensor.dtype, tensor.shape) for name, tensor in tensors.items()}
 
-    def torch(self, names: Iterable[str]) -> Iterable[Tuple[str, Any]]:
+    def torch_tensors(self, names: Iterable[str]) -> Iterable[Tuple[str, Any]]:
         """Yields names and tensors, which share the files' memory and must not be written to."""
-        import warnings
-
-        import torch
-
-        dtypes = {"BF16": torch.bfloat16, "F16": torch.float16, "F32": torch.float32, "F64": torch.float64}
         for name in names:
-            tensor = self._tensors[name]
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # torch warns of memory that is read-only
-                flat = torch.frombuffer(tensor.data, dtype=dtypes[tensor.dtype])
-            yield name, flat.reshape(tensor.shape)
+            yield name, self._tensors[name].torch(copy=False)
 
 
 def whole_layers(changed: Set[str], all_names: Iterable[str]) -> Dict[str, List[str]]:

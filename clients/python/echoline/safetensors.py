@@ -1,18 +1,28 @@
 """Reads and writes the safetensors format with only the standard library."""
 from __future__ import annotations
 
+import functools
 import json
 import math
+import mmap
 import struct
-from typing import Any, Mapping, NamedTuple, Tuple
+import warnings
+from typing import Any, Callable, Dict, Iterator, List, Mapping, NamedTuple, Tuple, Union
 
 # Bits per element. F4 and F6 are packed.
 BITS = {"BOOL": 8, "U8": 8, "I8": 8, "F8_E4M3": 8, "F8_E5M2": 8, "F8_E8M0": 8, "F8_E4M3FNUZ": 8, "F8_E5M2FNUZ": 8,
         "I16": 16, "U16": 16, "F16": 16, "BF16": 16, "I32": 32, "U32": 32, "F32": 32, "I64": 64, "U64": 64, "F64": 64,
         "C64": 64, "F4": 4, "F6_E2M3": 6, "F6_E3M2": 6}
 # Codes of the struct module.
-_FORMATS = {"U8": "B", "BOOL": "B", "I8": "b", "I16": "h", "U16": "H", "I32": "i", "U32": "I", "F32": "f",
-            "I64": "q", "U64": "Q", "F64": "d"}
+_FORMATS: Mapping[str, Any] = {"U8": "B", "BOOL": "B", "I8": "b", "I16": "h", "U16": "H", "I32": "i", "U32": "I",
+                               "F32": "f", "I64": "q", "U64": "Q", "F64": "d"}
+# Attributes of the module torch. Older versions lack some of them.
+_TORCH_NAMES = {"BOOL": "bool", "U8": "uint8", "I8": "int8", "I16": "int16", "U16": "uint16", "I32": "int32",
+                "U32": "uint32", "I64": "int64", "U64": "uint64", "F16": "float16", "BF16": "bfloat16",
+                "F32": "float32", "F64": "float64", "C64": "complex64", "F8_E4M3": "float8_e4m3fn",
+                "F8_E5M2": "float8_e5m2", "F8_E4M3FNUZ": "float8_e4m3fnuz", "F8_E5M2FNUZ": "float8_e5m2fnuz",
+                "F8_E8M0": "float8_e8m0fnu", "F4": "float4_e2m1fn_x2"}
+_PIECE_BYTES = 16 << 20  # of a tensor that is sent; a socket's timeout is for one piece
 
 
 class Tensor(NamedTuple):
@@ -20,37 +30,69 @@ class Tensor(NamedTuple):
     shape: Tuple[int, ...]
     data: memoryview  # row-major, little endian
 
-    def values(self) -> memoryview:
+    def values(self) -> memoryview[Any]:
         """A flat view of the elements as Python numbers, in row-major order. BF16, F16 and F8 are not supported."""
-        return self.data.cast("B").cast(_FORMATS[self.dtype])
+        flat: memoryview[Any] = self.data.cast("B").cast(_FORMATS[self.dtype])
+        return flat
 
     def numpy(self) -> Any:
-        """As a numpy array that shares the memory. KeyError for BF16 and F8."""
+        """As a numpy array that shares the memory. KeyError for BF16, F8, F6 and F4."""
         import numpy
 
         names = {"BOOL": "?", "U8": "u1", "I8": "i1", "I16": "<i2", "U16": "<u2", "F16": "<f2", "I32": "<i4",
-                 "U32": "<u4", "F32": "<f4", "I64": "<i8", "U64": "<u8", "F64": "<f8"}
+                 "U32": "<u4", "F32": "<f4", "I64": "<i8", "U64": "<u8", "F64": "<f8", "C64": "<c8"}
         return numpy.frombuffer(self.data, dtype=names[self.dtype]).reshape(self.shape)
 
-    def torch(self) -> Any:
-        """As a torch tensor with its own memory. KeyError for F8."""
+    def torch(self, copy: bool = True) -> Any:
+        """As a torch tensor, with its own memory or, without `copy`, with this one's, which may be read-only. The last
+        dimension of F4 has half its size, because torch has two elements in one. TypeError for F6, and for other types
+        that the installed torch lacks."""
         import torch
 
-        if self.dtype == "BF16":
-            bits = torch.frombuffer(bytearray(self.data), dtype=torch.int16)
-            return bits.view(torch.bfloat16).reshape(self.shape)
-        return torch.from_numpy(self.numpy().copy())
+        kind = getattr(torch, _TORCH_NAMES.get(self.dtype, ""), None)
+        if kind is None:
+            raise TypeError(f"torch {torch.__version__} has no type for {self.dtype}")
+        shape = (*self.shape[:-1], self.shape[-1] // 2) if self.dtype == "F4" else self.shape
+        if self.data.nbytes == 0:
+            return torch.empty(shape, dtype=kind)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # torch warns of memory that is read-only
+            flat = torch.frombuffer(bytearray(self.data) if copy else self.data, dtype=torch.uint8)
+        return flat.view(kind).reshape(shape)
 
 
-def of_torch(value: Any) -> Tensor:
-    """Converts a torch tensor of floating point numbers to BF16."""
+def of_torch(value: Any, keep_type: bool = False) -> Tensor:
+    """Converts a torch tensor of floating point numbers to BF16. With `keep_type`, a tensor of any type stays as it is,
+    and shares its memory if it is contiguous and on the CPU."""
+    dtype, shape = _layout_of_torch(value, keep_type)
+    return Tensor(dtype, shape, _data_of_torch(value, keep_type))
+
+
+def _layout_of_torch(value: Any, keep_type: bool) -> Tuple[str, Tuple[int, ...]]:
     import torch
 
-    value = value.detach().to("cpu")
-    if value.is_floating_point():
-        value = value.to(torch.bfloat16).contiguous().view(torch.int16)
-        return Tensor("BF16", tuple(value.shape), memoryview(value.numpy()).cast("B"))
-    raise TypeError(f"a policy has floating point tensors, found {value.dtype}")
+    shape = tuple(value.shape)
+    if not keep_type:
+        if value.is_floating_point():
+            return "BF16", shape
+        raise TypeError(f"expected a tensor of floating point numbers, found {value.dtype}: pass keep_types=True if "
+                        "the run's model is one that echoline only carries")
+    for name, attribute in _TORCH_NAMES.items():
+        if value.dtype == getattr(torch, attribute, None):
+            return name, (*shape[:-1], 2 * shape[-1]) if name == "F4" else shape
+    raise TypeError(f"a safetensors file has no type for {value.dtype}")
+
+
+def _data_of_torch(value: Any, keep_type: bool) -> memoryview:
+    import torch
+
+    value = value.detach()
+    if not keep_type:
+        value = value.to(torch.bfloat16)
+    value = value.to("cpu").resolve_conj().resolve_neg().contiguous().reshape(-1)
+    if value.is_complex():
+        value = torch.view_as_real(value).reshape(-1)
+    return memoryview(value.view(torch.uint8).numpy())
 
 
 def of_floats(values: Any) -> Tensor:
@@ -64,34 +106,71 @@ def of_floats(values: Any) -> Tensor:
     return Tensor("F32", (len(data) // 4,), memoryview(data))
 
 
-def pack(tensors: Mapping[str, Tensor]) -> bytes:
+class File:
+    """A safetensors file that is sent: iterating yields its bytes, as views of the tensors' memory. A torch tensor that
+    has to be converted, or copied from a device, is so when its turn comes. May be iterated several times."""
+
+    def __init__(self, tensors: Mapping[str, Any], keep_types: bool = False, metadata: Mapping[str, str] = {}):
+        """`tensors` has `Tensor`s and torch tensors. ValueError if a `Tensor`'s data does not have the size of its
+        shape; TypeError as in of_torch()."""
+        layouts: Dict[str, Tuple[str, Tuple[int, ...]]] = {}
+        sources: Dict[str, Callable[[], memoryview]] = {}
+        for name, value in tensors.items():
+            if isinstance(value, Tensor):
+                layouts[name] = value.dtype, value.shape
+                sources[name] = functools.partial(getattr, value, "data")
+                if value.data.nbytes != _bytes_of(value.dtype, value.shape):
+                    raise ValueError(f"{name}: {value.data.nbytes} bytes, expected "
+                                     f"{_bytes_of(value.dtype, value.shape)}")
+            else:
+                try:
+                    layouts[name] = _layout_of_torch(value, keep_types)
+                except TypeError as error:
+                    raise TypeError(f"{name}: {error}") from None
+                sources[name] = functools.partial(_data_of_torch, value, keep_types)
+        # The largest elements come first, so that every tensor is aligned.
+        order = sorted(layouts, key=lambda name: (-BITS[layouts[name][0]], name))
+        header: Dict[str, Any] = {"__metadata__": dict(metadata)} if metadata else {}
+        offset = 0
+        for name in order:
+            dtype, shape = layouts[name]
+            nbytes = _bytes_of(dtype, shape)
+            header[name] = {"dtype": dtype, "shape": list(shape), "data_offsets": [offset, offset + nbytes]}
+            offset += nbytes
+        text = json.dumps(header).encode()
+        text += b" " * (-len(text) % 8)  # the data begins at a multiple of 8
+        self._head = struct.pack("<Q", len(text)) + text
+        self._sources: List[Callable[[], memoryview]] = [sources[name] for name in order]
+        self.nbytes = len(self._head) + offset
+
+    def __iter__(self) -> Iterator[memoryview]:
+        yield memoryview(self._head)
+        for source in self._sources:
+            data = source().cast("B")
+            for begin in range(0, data.nbytes, _PIECE_BYTES):
+                yield data[begin:begin + _PIECE_BYTES]
+
+
+def _bytes_of(dtype: str, shape: Tuple[int, ...]) -> int:
+    return BITS[dtype] * math.prod(shape) // 8
+
+
+def pack(tensors: Mapping[str, Tensor], metadata: Mapping[str, str] = {}) -> bytes:
     """The bytes of a safetensors file. ValueError if a tensor's data does not have the size of its shape."""
-    header, offset, parts = {}, 0, []
-    # The largest elements come first, so that every tensor is aligned.
-    for name in sorted(tensors, key=lambda n: (-BITS[tensors[n].dtype], n)):
-        tensor = tensors[name]
-        size = BITS[tensor.dtype] * math.prod(tensor.shape) // 8
-        if tensor.data.nbytes != size:
-            raise ValueError(f"{name}: {tensor.data.nbytes} bytes, expected {size}")
-        header[name] = {"dtype": tensor.dtype, "shape": list(tensor.shape), "data_offsets": [offset, offset + size]}
-        offset += size
-        parts.append(tensor.data)
-    text = json.dumps(header).encode()
-    text += b" " * (-len(text) % 8)
-    return b"".join([struct.pack("<Q", len(text)), text, *parts])
+    return b"".join(File(tensors, metadata=metadata))
 
 
-def unpack(data: bytes) -> Tuple[Mapping[str, Tensor], Mapping[str, str]]:
+def unpack(data: Union[bytes, bytearray, memoryview, mmap.mmap]) -> Tuple[Mapping[str, Tensor], Mapping[str, str]]:
     """The tensors, which share the memory of `data`, and the metadata. ValueError if the data is not valid."""
     view = memoryview(data)
     if len(view) < 8:
         raise ValueError(f"a safetensors file has at least 8 bytes, found {len(view)}")
-    (length,) = struct.unpack_from("<Q", view)
-    if length > len(view) - 8:
-        raise ValueError(f"expected a header of {length} bytes, found only {len(view) - 8} bytes")
-    header = json.loads(bytes(view[8:8 + length]))
+    (header_bytes,) = struct.unpack_from("<Q", view)
+    if header_bytes > len(view) - 8:
+        raise ValueError(f"expected a header of {header_bytes} bytes, found only {len(view) - 8} bytes")
+    header = json.loads(bytes(view[8:8 + header_bytes]))
     metadata = header.pop("__metadata__", {})
-    body, tensors = view[8 + length:], {}
+    body, tensors = view[8 + header_bytes:], {}
     for name, entry in header.items():
         begin, end = entry["data_offsets"]
         if not 0 <= begin <= end <= len(body) or 8 * (end - begin) != BITS[entry["dtype"]] * math.prod(entry["shape"]):

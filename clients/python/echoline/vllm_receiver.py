@@ -16,7 +16,7 @@ import contextlib
 import ctypes
 import time
 from dataclasses import dataclass
-from typing import Iterable, Iterator, List, Optional
+from typing import Any, Dict, Iterable, Iterator, List, Optional, Set, Tuple
 
 import torch
 from vllm.distributed.weight_transfer.base import (WeightTransferEngine, WeightTransferInitInfo,
@@ -74,7 +74,7 @@ class Receiver(WeightTransferEngine[InitInfo, UpdateInfo]):
             differing = sorted(name for name in {*layout, *self._layout} if layout.get(name) != self._layout.get(name))
             raise ValueError(f"{self._folder.path}: expected the tensors of the start, found others: {differing[:5]}")
 
-    def update_weights(self, update_info: dict) -> None:
+    def update_weights(self, update_info: Dict[str, Any]) -> None:
         self.receive_weights(self.parse_update_info(update_info))
         if torch.accelerator.is_available():
             torch.accelerator.synchronize()
@@ -82,10 +82,10 @@ class Receiver(WeightTransferEngine[InitInfo, UpdateInfo]):
     def receive_weights(self, update_info: UpdateInfo) -> None:
         changed = self._changed(update_info)
         begun = time.perf_counter()
-        self._version = None
-        if self._in_place():
+        self._version = None  # unknown if the load fails
+        if self._can_overwrite_tensors():
             names = [name for name in self._layout if name in changed]
-            self.model.load_weights(self._folder.torch(names))
+            self.model.load_weights(self._tensors(names))
         else:
             with contextlib.ExitStack() as stack:
                 if self.device.type == "cpu":
@@ -102,7 +102,7 @@ class Receiver(WeightTransferEngine[InitInfo, UpdateInfo]):
     def shutdown(self) -> None:
         self._folder = None
 
-    def _changed(self, info: UpdateInfo) -> set:
+    def _changed(self, info: UpdateInfo) -> Set[str]:
         """Names of the tensors that may differ from the model's. Raises before anything is written."""
         if self._folder is None:
             raise RuntimeError("expected /init_weight_transfer_engine before the first update")
@@ -115,9 +115,13 @@ class Receiver(WeightTransferEngine[InitInfo, UpdateInfo]):
             raise ValueError(f"{self._folder.path}: no such tensors: {unknown[:5]}")
         return set(info.tensors)
 
-    def _in_place(self) -> bool:
-        """Whether the model's parameters are what its loaders fill, so that single tensors can be overwritten. A CPU
-        packs them for its kernels; mixtures of experts and latent attention are transformed as well."""
+    def _tensors(self, names: Iterable[str]) -> Iterable[Tuple[str, Any]]:
+        assert self._folder is not None  # by _changed()
+        return self._folder.torch_tensors(names)
+
+    def _can_overwrite_tensors(self) -> bool:
+        """Whether the model's parameters are the tensors that its loaders fill, so that single ones can be overwritten.
+        On a CPU vLLM packs them for its kernels. It also transforms mixtures of experts and latent attention."""
         return self.device.type == "cuda" and not self.model_config.is_moe and not self.model_config.use_mla
 
     def _load_layers(self, changed: Iterable[str]) -> List[str]:
@@ -125,16 +129,16 @@ class Receiver(WeightTransferEngine[InitInfo, UpdateInfo]):
         groups = whole_layers(set(changed), self._layout)
         names = [name for group in groups.values() for name in group]
         modules = dict(self.model.named_modules())
-        whole = len(names) == len(self._layout) or any(prefix not in modules for prefix in groups)
-        roots = [self.model] if whole else [modules[prefix] for prefix in groups]
-        if whole:
+        loads_all = len(names) == len(self._layout) or any(prefix not in modules for prefix in groups)
+        roots = [self.model] if loads_all else [modules[prefix] for prefix in groups]
+        if loads_all:
             names = sorted(self._layout, key=layer_of)
-        expected = {name for name, _ in self.model.named_parameters()} if whole else set()
+        expected = {name for name, _ in self.model.named_parameters()} if loads_all else set()
         try:
             for root in roots:
                 initialize_layerwise_reload(root)
             with disable_mtp_completeness_check():
-                loaded = self.model.load_weights(self._folder.torch(names))
+                loaded = self.model.load_weights(self._tensors(names))
             if loaded is not None and expected - set(loaded):
                 raise RuntimeError(f"the folder has no values for {sorted(expected - set(loaded))[:5]}")
             for root in roots:
@@ -169,13 +173,13 @@ def _keep_freed_memory() -> Iterator[None]:
 @contextlib.contextmanager
 def _halve_threads() -> Iterator[None]:
     """In this context, torch uses half of its threads. Memory bounds a load, and the learner or other servers may use
-    the cores: threads that wait for each other after every tensor then cost more than they save."""
-    before = torch.get_num_threads()
-    torch._C.set_num_threads(max(1, before // 2))  # vLLM disables torch.set_num_threads on a CPU
+    the cores. Threads that wait for each other after every tensor then cost more than they save."""
+    thread_count = torch.get_num_threads()
+    torch._C.set_num_threads(max(1, thread_count // 2))  # vLLM disables torch.set_num_threads on a CPU
     try:
         yield
     finally:
-        torch._C.set_num_threads(before)
+        torch._C.set_num_threads(thread_count)
 
 
 def _expect_all_loaded(root: torch.nn.Module) -> None:
