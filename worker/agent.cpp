@@ -1,3 +1,5 @@
+// The loop of a worker: takes events of its overlay node, installs policies, begins and advances groups of rollouts,
+// and submits results. The parts that it coordinates are in the other files of this folder.
 #include "worker/agent.hpp"
 
 #include "base/clock.hpp"
@@ -15,18 +17,19 @@
 namespace echoline::worker {
 namespace {
 
-constexpr Duration kPoll = std::chrono::milliseconds(100);  // how often a stop request is noticed
-constexpr Duration kSlice = std::chrono::milliseconds(10);  // engine time between two looks at the inbox
-constexpr Duration kHandOverMax = std::chrono::seconds(10);
+constexpr Duration kStopCheckInterval = std::chrono::milliseconds(100);
+constexpr Duration kEngineSlice = std::chrono::milliseconds(10);  // engine time between two reads of the inbox
+constexpr Duration kLeaveMax = std::chrono::seconds(10);          // most time to leave the overlay after a stop request
 constexpr std::uint32_t kGroupsPerRequestMax = 64;
-constexpr std::size_t kAtTaskMax = 4096;  // rollouts that wait for their task, beside those in the engine
+// At most this many rollouts that wait for the environment's answer are not counted as work for the engine.
+constexpr std::size_t kRolloutsInEnvironmentMax = 4096;
 
 // The run that a worker has joined.
 struct Run {
-  Run(Task described, WorkerId id, std::function<void()> wake)
-      : task(std::move(described)), groups(task, id, std::move(wake)) {}
+  Run(Task described_task, WorkerId id, std::function<void()> wake)
+      : task(std::move(described_task)), groups(task, id, std::move(wake)) {}
   Task task;
-  std::unique_ptr<Engine> engine;  // null while it is being made
+  std::unique_ptr<Engine> engine;  // null until options.engine has made it
   Groups groups;
 };
 
@@ -37,47 +40,52 @@ class Agent {
 
   Result<AgentReport> run() {
     ECHO_ASSIGN(node_, overlay::WorkerNode::start(options_.node, inbox_.node_events()));
-    const Status result = work();
-    if (!result && !ending_.has_ended()) abandon();  // other workers get its groups
-    if (stop_ && !ending_.has_ended()) hand_over();
+    const Status result = run_loop();
+    if (!result && !ending_.has_ended()) return_leases();  // other workers can get them at once
+    if (stop_ && !ending_.has_ended()) leave_overlay();
     inbox_.close();
     node_->stop();
     if (!result) return result.error();
     const Policies::Counts& installs = policies_.counts();
-    return AgentReport{rollouts_,          refused_,
-                       installs.installed, installs.waits,
-                       installs.times,     stop_ && ending_.reason().empty() ? "asked to stop" : ending_.reason(),
-                       ending_.in_order()};
+    return AgentReport{.rollouts = rollouts_,
+                       .refused = refused_,
+                       .versions = installs.installed,
+                       .install_waits = installs.total_wait,
+                       .install_times = installs.total_install_time,
+                       .reason = stop_ && ending_.reason().empty() ? "asked to stop" : ending_.reason(),
+                       .in_order = ending_.ended_cleanly()};
   }
 
  private:
-  // On a stop request: the learner first gives this worker's children another parent.
-  void hand_over() {
+  // On a stop request, waits until the learner has given this worker's children (the workers to which it forwards
+  // policies) another parent.
+  void leave_overlay() {
     node_->drain();
-    const TimePoint deadline = clock_.now() + kHandOverMax;
+    const TimePoint deadline = clock_.now() + kLeaveMax;
     while (clock_.now() < deadline)
-      if (auto event = inbox_.pop(kPoll); event && std::holds_alternative<event::Disconnected>(*event)) return;
+      if (auto event = inbox_.pop(kStopCheckInterval); event && std::holds_alternative<event::Disconnected>(*event))
+        return;
   }
 
-  Status work() {
-    while (!ending_.has_ended() && !(stop_ && nothing_to_finish())) {
+  Status run_loop() {
+    while (!ending_.has_ended() && !(stop_ && may_leave_after_stop())) {
       ECHO_TRY(wait_for_event(next_wake()));
-      check();
+      check_invariants();
       if (ending_.has_ended() || !run_) continue;
       ECHO_TRY(install_policies());
-      decode_arriving();
+      decode_arriving_parts();
       begin_groups();
-      for (Outcome& outcome : run_->engine->poll(kSlice)) run_->groups.take(std::move(outcome));
+      for (Outcome& outcome : run_->engine->poll(kEngineSlice)) run_->groups.take(std::move(outcome));
       advance_groups();
-      ECHO_TRY(run_->engine->state());
-      hand_in();
-      tell_progress();
+      ECHO_TRY(run_->engine->status());
+      submit_due_results();
+      report_progress();
       if (!stop_) request_work();
     }
     return ok();
   }
 
-  void check() const {
+  void check_invariants() const {
     asking_.check();
     work_.check();
     policies_.check();
@@ -85,56 +93,60 @@ class Agent {
     ending_.check();
   }
 
-  // On a stop request: nearly finished groups are handed in, unless the learner no longer wants them. The learner is
-  // told at once and gives this worker no further leases.
-  bool nothing_to_finish() {
+  // For use after a stop request. The first call announces the end to the learner, which then grants no further leases.
+  // Returns false while leased groups can still be finished in time.
+  bool may_leave_after_stop() {
     const TimePoint now = clock_.now();
     if (ending_.begin_finishing(now) && asking_.is_joined()) {
       schema::WorkerMessage message;
       message.mutable_leaving();
-      say(message);
+      send_to_learner(message);
     }
-    return !run_ || under_way() == 0 || !asking_.is_joined() || ending_.is_late(now);
+    return !run_ || rollouts_under_way() == 0 || !asking_.is_joined() || ending_.is_late(now);
   }
 
+  // Now, if the engine has work, leases wait, or a request for work can be sent. Otherwise the first of: the check for
+  // a stop request, a due result, the earliest request.
   TimePoint next_wake() const {
     const TimePoint now = clock_.now();
     if (run_ && (run_->engine->inside() > 0 || work_.has_leases())) return now;
-    const TimePoint wake = std::min(now + kPoll, work_.next_due());
-    if (asking_.not_before() > now) return std::max(now, std::min(wake, asking_.not_before()));
+    const TimePoint wake = std::min(now + kStopCheckInterval, work_.next_due());
+    if (asking_.earliest_request() > now) return std::max(now, std::min(wake, asking_.earliest_request()));
     return !stop_ && has_room() ? now : std::max(now, wake);
   }
 
   // Takes one event, waiting until `deadline`, and all further events that are already queued.
   Status wait_for_event(TimePoint deadline) {
     const TimePoint now = clock_.now();
-    if (auto event = inbox_.pop(deadline > now ? deadline - now : Duration(0))) ECHO_TRY(handle(std::move(*event)));
-    return drain();
+    const Duration wait = deadline > now ? deadline - now : Duration(0);
+    if (auto event = inbox_.pop(wait)) ECHO_TRY(handle(std::move(*event)));
+    return handle_queued_events();
   }
 
-  Status drain() {
+  Status handle_queued_events() {
     while (auto event = inbox_.pop(Duration(0))) ECHO_TRY(handle(std::move(*event)));
-    return inbox_.overflow();
+    return inbox_.check_overflow();
   }
 
   Status handle(Event event) {
     if (auto* joined = std::get_if<event::Joined>(&event)) {
       id_ = joined->id;
       log::info("joined as worker {} ({})", id_, options_.node.name);
-      asking_.joined();
-    } else if (auto* arrived = std::get_if<event::Arrived>(&event)) {
-      policies_.add(std::move(arrived->publication), arrived->at);
+      asking_.on_joined();
+    } else if (auto* arrived = std::get_if<event::PolicyArrived>(&event)) {
+      policies_.add(std::move(arrived->publication), arrived->arrived_at);
     } else if (auto* message = std::get_if<event::Message>(&event)) {
       return handle_message(message->bytes);
     } else if (auto* away = std::get_if<event::Away>(&event)) {
-      // The learner takes its leases back, and receives nothing until this worker has joined again.
+      // The learner leases this worker's groups to other workers, and receives nothing until this worker has joined
+      // again. So the groups are dropped.
       log::warn("the learner is out of reach: {}", away->reason);
-      asking_.away();
-      abandon();
+      asking_.on_away();
+      return_leases();
       work_.clear();
-    } else if (auto* gone = std::get_if<event::Disconnected>(&event)) {
-      ending_.on_disconnected(gone->reason, gone->in_order);
-      if (!run_) return fail(Code::kUnavailable, "join", "{}", gone->reason);
+    } else if (auto* disconnected = std::get_if<event::Disconnected>(&event)) {
+      ending_.on_disconnected(disconnected->reason, disconnected->in_order);
+      if (!run_) return fail(Code::kUnavailable, "join", "{}", disconnected->reason);
     }
     return ok();
   }
@@ -143,18 +155,20 @@ class Agent {
     ECHO_ASSIGN(schema::LearnerMessage message, data_plane::parse_learner_message(bytes));
     switch (message.body_case()) {
       case schema::LearnerMessage::kRunSpec: {
-        asking_.told_the_run();
+        asking_.on_run_described();
         if (run_) break;  // sent again after an absence
         ECHO_ASSIGN(auto spec, data_plane::unpack_run_spec(message.run_spec()));
         ECHO_ASSIGN(Task task, make_task(std::move(spec)));
         run_ = std::make_unique<Run>(std::move(task), id_, [this] { inbox_.wake(); });
-        ECHO_ASSIGN(run_->engine, options_.engine(run_->task, {&stop_, [this] { tell_progress(); }, &inbox_.news()}));
+        ECHO_ASSIGN(run_->engine, options_.engine(run_->task, {.stop = &stop_,
+                                                               .on_wait = [this] { report_progress(); },
+                                                               .policy_waits = &inbox_.policy_waits()}));
         log::info("task '{}', model {}", run_->task.spec.adapter_name(), run_->task.model.summary());
         break;
       }
       case schema::LearnerMessage::kGrant:
-        work_.granted(*message.mutable_grant());
-        asking_.granted(clock_.now() + std::chrono::milliseconds(message.grant().retry_after_ms()));
+        work_.add_leases(*message.mutable_grant());
+        asking_.on_granted(clock_.now() + std::chrono::milliseconds(message.grant().retry_after_ms()));
         progress_.set_interval(std::chrono::milliseconds(message.grant().progress_every_ms()));
         break;
       case schema::LearnerMessage::kAck:
@@ -167,7 +181,7 @@ class Agent {
         break;
       case schema::LearnerMessage::kWait:
         log::info("the learner: {}; waiting", message.wait().reason());
-        asking_.told_to_wait();
+        asking_.on_told_to_wait();
         break;
       case schema::LearnerMessage::kStop:
         ending_.on_run_ended(message.stop().reason());
@@ -178,88 +192,91 @@ class Agent {
     return ok();
   }
 
-  void decode_arriving() {
+  void decode_arriving_parts() {
     std::uint64_t bytes = 0;
     for (const overlay::PublicationPart& part : inbox_.take_parts()) {
-      run_->engine->arriving(part);
+      run_->engine->decode_part(part);
       bytes += part.bytes.size();
     }
     if (bytes > 0) node_->on_parts_consumed(bytes);
   }
 
-  // The run decides what happens to unfinished responses when a new policy arrives.
+  // Installs all waiting policies. `on_new_policy` of the run decides about unfinished groups: they are finished first,
+  // returned, or continued under the new policy.
   Status install_policies() {
     if (policies_.empty()) return ok();
-    if (finishing() && (!run_->groups.empty() || work_.has_results())) return ok();
-    if (run_->task.spec.on_new_policy() == schema::ON_NEW_POLICY_ABORT) abandon();
+    if (must_finish_groups_first() && (!run_->groups.empty() || work_.has_results())) return ok();
+    if (run_->task.spec.on_new_policy() == schema::ON_NEW_POLICY_ABORT) return_leases();
     while (!policies_.empty()) {
-      const overlay::Publication publication = policies_.begin(clock_.now());
+      const overlay::Publication publication = policies_.begin_installation(clock_.now());
       if (const Status installed = run_->engine->install(publication)) {
         if (publication.activate) node_->installed(publication.version, publication.policy_digest);
-        policies_.installed(clock_.now());
+        policies_.on_installed(clock_.now());
       } else {
-        policies_.failed();
+        policies_.on_failed();
         if (!stop_) {
           log::warn("{}", installed.error().message());
           node_->install_failed(publication.version, installed.error().message());
         }
       }
-      ECHO_TRY(run_->engine->state());
-      ECHO_TRY(drain());
+      ECHO_TRY(run_->engine->status());
+      ECHO_TRY(handle_queued_events());
     }
     return ok();
   }
 
-  bool finishing() const {
+  // Whether a new policy must wait until the groups in progress are finished and submitted.
+  bool must_finish_groups_first() const {
     return !policies_.empty() && run_->task.spec.on_new_policy() == schema::ON_NEW_POLICY_FINISH;
   }
 
-  // Limit on rollouts requested or in progress. A machine held to a speed has its current group, and the work of the
-  // time that a request for more takes.
-  std::size_t rollouts_at_once() const {
-    const std::size_t group = run_->task.spec.group_size();
-    std::size_t most = std::max(run_->engine->capacity(), group);
-    if (options_.rollouts_per_s_max)
-      most = std::min(most,
-                      group + std::max(group, static_cast<std::size_t>(*options_.rollouts_per_s_max * kAheadSeconds)));
-    return most;
+  // Limit on rollouts leased or in progress. With a speed limit: the current group, and work for kAheadSeconds or at
+  // least another group, because a request takes time.
+  std::size_t rollouts_max() const {
+    const std::size_t group_size = run_->task.spec.group_size();
+    const std::size_t engine_max = std::max(run_->engine->capacity(), group_size);
+    if (!options_.rollouts_per_s_max) return engine_max;
+    const auto ahead_rollouts = static_cast<std::size_t>(*options_.rollouts_per_s_max * kAheadSeconds);
+    return std::min(engine_max, group_size + std::max(group_size, ahead_rollouts));
   }
-  std::size_t under_way() const { return run_->groups.rollouts() + work_.rollouts(); }
+  std::size_t rollouts_under_way() const { return run_->groups.rollouts() + work_.rollouts(); }
   bool has_room() const {
-    return run_ && run_->engine->version() && run_->engine->takes_work() && !finishing() &&
-           for_engine() + run_->task.spec.group_size() <= rollouts_at_once();
+    return run_ && run_->engine->version() && run_->engine->can_take_work() && !must_finish_groups_first() &&
+           rollouts_for_engine() + run_->task.spec.group_size() <= rollouts_max();
   }
-  // Rollouts that wait for their task do not occupy the engine.
-  std::size_t for_engine() const { return under_way() - std::min(run_->groups.at_task(), kAtTaskMax); }
+  // Rollouts that wait for the environment do not occupy the engine.
+  std::size_t rollouts_for_engine() const {
+    return rollouts_under_way() - std::min(run_->groups.rollouts_in_environment(), kRolloutsInEnvironmentMax);
+  }
 
   void request_work() {
     const TimePoint now = clock_.now();
-    if (!has_room() || now < asking_.not_before()) return;
+    if (!has_room() || now < asking_.earliest_request()) return;
     const Engine& engine = *run_->engine;
-    const std::size_t groups = (rollouts_at_once() - for_engine()) / run_->task.spec.group_size();
+    const std::size_t groups = (rollouts_max() - rollouts_for_engine()) / run_->task.spec.group_size();
     schema::WorkerMessage message;
     schema::WorkRequest& request = *message.mutable_request();
     request.set_version(engine.version()->value);
     request.set_policy_digest(engine.digest().data(), engine.digest().size());
     request.set_groups_max(static_cast<std::uint32_t>(std::min<std::size_t>(groups, kGroupsPerRequestMax)));
-    say(message);
-    asking_.asked(now);
+    send_to_learner(message);
+    asking_.on_requested(now);
   }
 
   void begin_groups() {
-    if (finishing()) return;
+    if (must_finish_groups_first()) return;
     for (schema::Lease& lease : work_.take_leases()) {
-      auto begun = run_->groups.begin(std::move(lease), clock_.now());
-      if (auto* failed = std::get_if<schema::WorkFailed>(&begun))
-        give_back(*failed);
+      auto sequences_or_failure = run_->groups.begin(std::move(lease), clock_.now());
+      if (auto* failed = std::get_if<schema::WorkFailed>(&sequences_or_failure))
+        report_failure(*failed);
       else
-        submit(std::move(std::get<std::vector<Sequence>>(begun)));
+        submit(std::move(std::get<std::vector<Sequence>>(sequences_or_failure)));
     }
   }
 
   void advance_groups() {
     Groups::Advance advance = run_->groups.advance();
-    for (Groups::Ended& ended : advance.ended) settle(std::move(ended));
+    for (Groups::Ended& ended : advance.ended) on_group_ended(std::move(ended));
     submit(std::move(advance.next));
   }
 
@@ -267,25 +284,25 @@ class Agent {
     for (Sequence& sequence : sequences) run_->engine->submit(std::move(sequence));
   }
 
-  // Returns the leases of all groups in progress; the learner gives them to other workers.
-  void abandon() {
+  // Drops all groups in progress and returns their leases, which the learner then gives to other workers.
+  void return_leases() {
     if (!run_ || run_->groups.empty()) return;
     schema::WorkerMessage message;
     for (const std::uint64_t lease : run_->groups.leases()) message.mutable_returned()->add_leases(lease);
-    for (const std::uint64_t id : run_->groups.drop()) run_->engine->abort(id);
-    if (asking_.is_joined()) say(message);
+    for (const std::uint64_t id : run_->groups.drop_all()) run_->engine->abort(id);
+    if (asking_.is_joined()) send_to_learner(message);
   }
 
-  void settle(Groups::Ended ended) {
+  void on_group_ended(Groups::Ended ended) {
     for (const std::uint64_t id : ended.abandoned) run_->engine->abort(id);
-    if (const auto* failed = std::get_if<schema::WorkFailed>(&ended.what)) return give_back(*failed);
-    work_.finished(ended.begun, std::move(std::get<schema::Submission>(ended.what)), clock_.now());
+    if (const auto* failed = std::get_if<schema::WorkFailed>(&ended.what)) return report_failure(*failed);
+    work_.add_result(ended.begun, std::move(std::get<schema::Submission>(ended.what)), clock_.now());
   }
 
-  void hand_in() {
+  void submit_due_results() {
     auto finished = work_.take_due(clock_.now());
     if (!finished) return;
-    vitals_.note(clock_.now(), true);
+    vitals_.record_work(clock_.now(), /*has_work=*/true);
     for (; finished; finished = work_.take_due(clock_.now())) {
       vitals_.add_generated(finished->rollouts);
       const std::uint64_t lease = finished->submission.lease();
@@ -296,15 +313,15 @@ class Agent {
         failed.set_lease(lease);
         failed.set_failure(schema::WORK_FAILURE_SIZE);
         failed.set_detail(sent.error().message());
-        give_back(failed);
+        report_failure(failed);
       }
     }
     node_->set_heartbeat_payload(vitals_.report(policies_.counts(), clock_.now()).SerializeAsString());
   }
 
-  void tell_progress() {
+  void report_progress() {
     const TimePoint now = clock_.now();
-    vitals_.note(now, !run_->groups.empty() || work_.has_results());
+    vitals_.record_work(now, !run_->groups.empty() || work_.has_results());
     if (!progress_.is_due(now) || !asking_.is_joined()) return;
     progress_.on_reported(now);
     schema::WorkerMessage message;
@@ -312,18 +329,19 @@ class Agent {
     for (const std::uint64_t lease : run_->groups.leases()) progress.add_leases(lease);
     for (const std::uint64_t lease : work_.result_leases()) progress.add_leases(lease);
     if (progress.leases().empty()) return;
-    progress.set_progress(progress_.count(run_->engine->progress(), work_.has_results() || run_->groups.at_task() > 0));
-    say(message);
+    progress.set_progress(progress_.next_count(run_->engine->progress(),
+                                               work_.has_results() || run_->groups.rollouts_in_environment() > 0));
+    send_to_learner(message);
   }
 
-  void say(const schema::WorkerMessage& message) {
+  void send_to_learner(const schema::WorkerMessage& message) {
     if (const Status sent = node_->send(message.SerializeAsString()); !sent) log::error("{}", sent.error().message());
   }
 
-  void give_back(const schema::WorkFailed& failed) {
+  void report_failure(const schema::WorkFailed& failed) {
     schema::WorkerMessage message;
     *message.mutable_failed() = failed;
-    say(message);
+    send_to_learner(message);
   }
 
   const AgentOptions& options_;
@@ -334,12 +352,12 @@ class Agent {
   WorkerId id_;
   std::unique_ptr<Run> run_;  // null until the learner has described the run
   Policies policies_;
-  Work work_;
+  WorkQueue work_;
   Asking asking_;
   Progress progress_;
   Vitals vitals_;
   Ending ending_;
-  std::uint64_t rollouts_ = 0, refused_ = 0;  // for the report
+  std::uint64_t rollouts_ = 0, refused_ = 0;  // acknowledged rollouts and refused submissions, for the report
 };
 
 }  // namespace

@@ -13,7 +13,7 @@
 
 namespace echoline::worker {
 
-// Lead time for new work on a machine held to a speed, beyond its current group.
+// A machine with a speed limit requests the work of this time in advance, in addition to its current group.
 inline constexpr double kAheadSeconds = 0.25;
 
 struct AgentOptions {
@@ -24,11 +24,12 @@ struct AgentOptions {
 
 struct AgentReport {
   std::uint64_t rollouts = 0;  // acknowledged by the learner
-  std::uint64_t refused = 0;   // returned but refused by the learner.
-  std::uint64_t versions = 0;  // installed
-  Duration install_waits{};    // sum over installations: from the complete publication until its installation began,
-  Duration install_times{};    // and from then until the policy was in place and reported
-  std::string reason;          // why the worker ended
+  std::uint64_t refused = 0;   // submissions that the learner refused
+  std::uint64_t versions = 0;  // installed policies
+  // Sums over all installations: from the complete publication until its installation began, and from then until the
+  // policy was in place and reported.
+  Duration install_waits{}, install_times{};
+  std::string reason;    // why the worker ended
   bool in_order = true;  // the run has ended, or the worker was asked to stop; false: it lost its learner for good
 };
 

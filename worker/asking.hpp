@@ -1,4 +1,4 @@
-// Decides when a worker may ask its learner for work. Pure. Private to worker/.
+// Decides when a worker may request work from its learner. Pure (no clock, no I/O). Private to worker/.
 #pragma once
 #include <algorithm>
 
@@ -7,34 +7,34 @@
 
 namespace echoline::worker {
 
-// A worker may ask if it has joined, was not told to wait, has no unanswered request, and the pause that the last grant
-// demanded is over.
+// A grant is the learner's answer to a request: leases, and the time of the next request. A worker may send a request
+// if it has joined, was not told to wait, has no unanswered request, and that time has come.
 class Asking {
  public:
-  static constexpr Duration kAskEvery = std::chrono::milliseconds(50);  // the least time between two requests
+  static constexpr Duration kRequestIntervalMin = std::chrono::milliseconds(50);
 
-  void joined() { joined_ = true; }
-  // The learner takes its leases back, and receives nothing until this worker has joined again.
-  void away() { joined_ = awaits_grant_ = told_to_wait_ = false; }
+  void on_joined() { joined_ = true; }
+  // The learner is out of reach. It takes its leases back, and receives nothing until this worker has joined again.
+  void on_away() { joined_ = awaits_grant_ = told_to_wait_ = false; }
   // A learner that resumes loads its model first. It answers no request for work until it has sent the run's
   // description.
-  void told_to_wait() { told_to_wait_ = true, awaits_grant_ = false; }
-  void told_the_run() { told_to_wait_ = false; }
-  void asked(TimePoint now) { awaits_grant_ = true, next_ = now + kAskEvery; }
-  void granted(TimePoint ask_again) { awaits_grant_ = false, ask_again_ = ask_again; }
+  void on_told_to_wait() { told_to_wait_ = true, awaits_grant_ = false; }
+  void on_run_described() { told_to_wait_ = false; }
+  void on_requested(TimePoint now) { awaits_grant_ = true, next_by_interval_ = now + kRequestIntervalMin; }
+  void on_granted(TimePoint next_request) { awaits_grant_ = false, next_by_learner_ = next_request; }
 
   bool is_joined() const { return joined_; }
   bool awaits_grant() const { return awaits_grant_; }
-  // kNever: only after another message from the learner.
-  TimePoint not_before() const {
-    return joined_ && !told_to_wait_ && !awaits_grant_ ? std::max(ask_again_, next_) : kNever;
+  // The earliest time of the next request; kNever: another message from the learner must come first.
+  TimePoint earliest_request() const {
+    return joined_ && !told_to_wait_ && !awaits_grant_ ? std::max(next_by_learner_, next_by_interval_) : kNever;
   }
   void check() const { ECHO_CHECK(!(awaits_grant_ && told_to_wait_), "a request to a learner that answers none"); }
 
  private:
   bool joined_ = false, told_to_wait_ = false, awaits_grant_ = false;
-  TimePoint ask_again_{};  // as the learner says
-  TimePoint next_{};       // as kAskEvery says
+  TimePoint next_by_learner_{};   // the learner's last grant allows no earlier request
+  TimePoint next_by_interval_{};  // kRequestIntervalMin after the last request
 };
 
 }  // namespace echoline::worker

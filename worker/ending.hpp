@@ -1,4 +1,4 @@
-// The end of a worker: why, and how long it may take. Pure. Private to worker/.
+// How a worker ends: the reason, and the time for its last work. Pure (no clock, no I/O). Private to worker/.
 #pragma once
 #include <string>
 
@@ -11,47 +11,48 @@ class Ending {
  public:
   static constexpr Duration kFinishMax = std::chrono::seconds(8);  // for leased work after a stop request
 
-  // A stop request. True the first time: the learner has to be told.
+  // A stop request. Returns true the first time: the caller then tells the learner.
   bool begin_finishing(TimePoint now) {
     if (stage_ != Stage::kWorking) return false;
-    move(Stage::kFinishing);
+    move_to(Stage::kFinishing);
     finish_by_ = now + kFinishMax;
     return true;
   }
-  // Whether the time for leased work after the request is over.
+  // Whether kFinishMax has passed since the stop request.
   bool is_late(TimePoint now) const { return now >= finish_by_; }
   // The run has ended. The learner's reason replaces any other.
   void on_run_ended(std::string reason) {
-    move(Stage::kEnded);
+    move_to(Stage::kEnded);
     reason_ = std::move(reason);
   }
-  // The node has left. `in_order`: it did not lose its learner.
-  void on_disconnected(const std::string& reason, bool in_order) {
-    move(Stage::kEnded);
-    in_order_ = in_order;
+  // The worker's node has left the overlay. `cleanly`: it left by itself, or the run has ended; it did not lose its
+  // learner.
+  void on_disconnected(const std::string& reason, bool cleanly) {
+    move_to(Stage::kEnded);
+    ended_cleanly_ = cleanly;
     if (reason_.empty()) reason_ = reason;
   }
   bool has_ended() const { return stage_ == Stage::kEnded; }  // nothing more is sent or received
   const std::string& reason() const { return reason_; }
-  bool in_order() const { return in_order_; }
+  bool ended_cleanly() const { return ended_cleanly_; }
   void check() const {
-    ECHO_CHECK(in_order_ || has_ended(), "the learner is lost for good, and the worker works on");
+    ECHO_CHECK(ended_cleanly_ || has_ended(), "the learner is lost for good, and the worker works on");
     ECHO_CHECK(finish_by_ != kNever || stage_ != Stage::kFinishing, "no limit on the time to finish");
   }
 
  private:
   enum class Stage : std::uint8_t { kWorking, kFinishing, kEnded };
-  void move(Stage to) {
+  void move_to(Stage next) {
     constexpr StateRow kNext[] = {{"working", states(Stage::kFinishing, Stage::kEnded)},
                                   {"finishing", states(Stage::kEnded)},
                                   {"at its end", states(Stage::kEnded)}};
-    change_state(stage_, to, kNext, "a worker");
+    change_state(stage_, next, kNext, "a worker");
   }
 
   Stage stage_ = Stage::kWorking;
   TimePoint finish_by_ = kNever;
   std::string reason_;
-  bool in_order_ = true;
+  bool ended_cleanly_ = true;
 };
 
 }  // namespace echoline::worker

@@ -18,13 +18,13 @@ namespace echoline::worker {
 
 // A request for one response.
 struct Sequence {
-  std::uint64_t id = 0;  // chosen by the caller, unique among the sequences inside the engine
+  std::uint64_t id = 0;  // chosen by the caller, unique among the sequences in progress
   std::vector<model::Token> prompt;
-  std::int64_t tokens_max = 0;  // of the response, the ending token included
+  std::int64_t tokens_max = 0;  // most tokens of the response, the ending token included
   std::uint64_t seed = 0;       // if the engine itself samples, equal prompt, policy and seed give equal responses
 };
 
-// A span of tokens drawn under `version`: from the end of the previous span up to `end`.
+// Tokens sampled under `version`: from the end of the previous span up to `end`.
 struct Span {
   Version version;
   std::size_t end = 0;
@@ -32,58 +32,60 @@ struct Span {
 
 struct Response {
   std::vector<model::Token> tokens;  // without the prompt; the ending token is the last
-  std::vector<float> logprobs;       // nats, of each token when it was drawn: see model::Generation
+  std::vector<float> logprobs;       // nats, of each token when it was sampled: see model::Generation
   std::vector<Span> spans;           // in order of versions
   bool ended = false;                // by an ending token or stop string, not by tokens_max
 };
 
-// The result of a sequence. kInvalid: it does not fit the model. kExhausted: even alone, it does not fit into memory.
-// Any other error: the engine failed at it.
+// The result of a sequence. kInvalid: the sequence does not fit the model. kExhausted: even alone, it does not fit into
+// memory. Any other error: the engine failed.
 struct Outcome {
   std::uint64_t id = 0;
   Result<Response> response;
-  bool of_policy = false;  // it failed because the policy's log-probabilities are not finite, not because of the prompt
+  // The sequence failed because the policy's log-probabilities are not finite, not because of its prompt.
+  bool caused_by_policy = false;
 };
 
 // The worker's services for an engine.
 struct EngineHost {
   const std::atomic<bool>* stop = nullptr;  // ends every wait
-  std::function<void()> waiting;            // called several times a second during long waits
-  const std::atomic<bool>* news = nullptr;  // true while a new policy waits: poll() returns after the current token
+  std::function<void()> on_wait;            // called several times a second during long waits
+  // True while a new policy waits to be installed. poll() then returns after the current token.
+  const std::atomic<bool>* policy_waits = nullptr;
 };
 
-// One thread. A failure of one sequence is its own outcome and affects no other sequence.
+// Use from one thread. A failure of one sequence is its own outcome and affects no other sequence.
 class Engine {
  public:
   virtual ~Engine() = default;
 
-  // The most sequences inside at once; the engine lowers it if they do not fit into memory.
+  // The most sequences that the engine computes at once. It lowers this number if they do not fit into memory.
   virtual std::size_t capacity() const = 0;
-  // Sequences submitted and neither returned nor aborted.
+  // Number of sequences in progress: submitted, and neither returned nor aborted.
   virtual std::size_t inside() const = 0;
   // Sequences with equal prompts that are submitted together share the prefill.
   virtual void submit(Sequence sequence) = 0;
-  // Generates, or waits for the server, until an outcome is ready, about `time` has passed, or there is news. Returns
-  // at once if nothing is inside.
+  // Generates, or waits for the server, until an outcome is ready, about `time` has passed, or a policy waits. Returns
+  // at once if no sequence is in progress.
   virtual std::vector<Outcome> poll(Duration time) = 0;
   virtual void abort(std::uint64_t id) = 0;  // no outcome follows
   // Grows with every token and every other step of work: a sign of progress.
   virtual std::uint64_t progress() const = 0;
 
-  // Bytes of a delta or snapshot that is still arriving. An engine may begin to decode it, so that install() takes less
-  // time; current sequences are not affected. Parts may be missing: install() gets the whole publication.
-  virtual void arriving(const overlay::PublicationPart&) {}
+  // Receives bytes of a snapshot (a whole policy) or delta (its changes) that is still arriving. The engine may decode
+  // them, so that install() takes less time. Parts may be missing: install() gets the whole publication.
+  virtual void decode_part(const overlay::PublicationPart&) {}
   // Installs a snapshot, or a delta on the installed version. The digest of the result must match the publication.
-  // Sequences inside continue under the new policy. kStale: the delta needs another base. kCorrupt: bytes or digest are
-  // wrong. kInvalid: it does not fit the model. On failure, the installed policy stays. If `publication.activate` is
-  // false, the engine may only prepare the policy as a base for later ones.
+  // Sequences in progress continue under the new policy. kStale: the delta needs another base. kCorrupt: bytes or
+  // digest are wrong. kInvalid: it does not fit the model. On failure, the installed policy stays. If
+  // `publication.activate` is false, the engine may only prepare the policy as a base for later ones.
   virtual Status install(const overlay::Publication& publication) = 0;
   virtual std::optional<Version> version() const = 0;
   virtual const overlay::Digest& digest() const = 0;
-  // False while the engine cannot take sequences and the end of that is unknown.
-  virtual bool takes_work() const { return true; }
-  // An error if the engine is broken for good.
-  virtual Status state() const { return ok(); }
+  // False while the engine cannot take sequences, for an unknown time.
+  virtual bool can_take_work() const { return true; }
+  // An error if the engine is permanently broken.
+  virtual Status status() const { return ok(); }
 };
 
 struct Task;

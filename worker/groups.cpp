@@ -11,7 +11,7 @@
 namespace echoline::worker {
 namespace {
 
-constexpr std::size_t kDetailBytesMax = 1024;
+constexpr std::size_t kDetailBytesMax = 1024;  // of a failure's text to the learner
 
 schema::WorkFailed failure(const schema::Lease& lease, schema::WorkFailure kind, std::string detail) {
   log::warn("lease {}, problem '{}': {}", lease.id(), lease.problem().id(), detail);
@@ -23,7 +23,7 @@ schema::WorkFailed failure(const schema::Lease& lease, schema::WorkFailure kind,
   return failed;
 }
 
-// The task of a group that the learner scores: one response, not scored here.
+// The environment of a group that the learner scores: a single turn without a score.
 class LearnerScoredEpisode final : public data_plane::QuickEpisode {
  public:
   Result<data_plane::Step> step_now(std::string_view) override { return data_plane::Step{}; }
@@ -61,8 +61,8 @@ Result<Task> make_task(schema::RunSpec spec) {
 }
 
 LeaseResult within_limits(const schema::Lease& lease, schema::Submission submission, Bytes metadata_max) {
-  for (const schema::Trajectory& t : submission.trajectories())
-    if (const Status fits = data_plane::check_metadata_size(t, metadata_max); !fits)
+  for (const schema::Trajectory& trajectory : submission.trajectories())
+    if (const Status fits = data_plane::check_metadata_size(trajectory, metadata_max); !fits)
       return failure(lease, schema::WORK_FAILURE_SIZE, fits.error().detail);
   return submission;
 }
@@ -97,10 +97,14 @@ std::int64_t Groups::tokens_left(const Member& member) const {
   return std::int64_t{task_.spec.response_tokens_max()} - std::ssize(member.tokens);
 }
 
-Sequence Groups::next_turn(std::uint64_t lease, std::size_t which) {
+Sequence Groups::next_turn(std::uint64_t lease, std::size_t member_number) {
   const Group& group = groups_.at(lease);
-  const Member& member = group.members[which];
-  Sequence sequence{next_++, group.prompt, tokens_left(member), mix64(task_.spec.seed() ^ (mix64(lease) + which))};
+  const Member& member = group.members[member_number];
+  Sequence sequence{.id = next_sequence_id_++,
+                    .prompt = group.prompt,
+                    .tokens_max = tokens_left(member),
+                    .seed = mix64(task_.spec.seed() ^ (mix64(lease) + member_number))};
+  // The first turn's seed depends on run, lease and member. Each later turn has another seed.
   if (member.turns + member.side_prompts > 0) sequence.seed = mix64(sequence.seed + member.turns + member.side_prompts);
   if (member.side_prompt.empty()) {
     sequence.prompt.insert(sequence.prompt.end(), member.tokens.begin(), member.tokens.end());
@@ -111,16 +115,16 @@ Sequence Groups::next_turn(std::uint64_t lease, std::size_t which) {
   }
   if (task_.spec.turn_tokens_max() > 0)
     sequence.tokens_max = std::min<std::int64_t>(sequence.tokens_max, task_.spec.turn_tokens_max());
-  sequences_[sequence.id] = {lease, which};
+  sequences_[sequence.id] = {.lease = lease, .member = member_number};
   return sequence;
 }
 
-// Appends a turn drawn by the policy.
+// Appends a turn that the policy generated. Adjacent spans of one version become one.
 void Groups::append_turn(Member& member, const Response& turn) {
-  const std::size_t before = member.tokens.size();
+  const std::size_t tokens_before = member.tokens.size();
   for (const Span& span : turn.spans) {
     if (!member.spans.empty() && member.spans.back().version == span.version) member.spans.pop_back();
-    member.spans.push_back({span.version, before + span.end});
+    member.spans.push_back({span.version, tokens_before + span.end});
   }
   member.tokens.insert(member.tokens.end(), turn.tokens.begin(), turn.tokens.end());
   for (const float logprob : turn.logprobs) member.logprobs.push_back(std::min(logprob, 0.0f));
@@ -130,36 +134,36 @@ void Groups::append_turn(Member& member, const Response& turn) {
 }
 
 void Groups::take(Outcome outcome) {
-  const auto place = sequences_.find(outcome.id);
-  if (place == sequences_.end()) return;
-  const std::uint64_t lease = place->second.lease;
+  const auto state = sequences_.find(outcome.id);
+  if (state == sequences_.end()) return;
+  const std::uint64_t lease = state->second.lease;
   Group& group = groups_.at(lease);
   if (!outcome.response) {
-    sequences_.erase(place);
-    return end_group(
-        lease, failure(group.lease,
-                       outcome.of_policy ? schema::WORK_FAILURE_GENERATION : failure_kind(outcome.response.error()),
-                       outcome.response.error().message()));
+    sequences_.erase(state);
+    return end_group(lease, failure(group.lease,
+                                    outcome.caused_by_policy ? schema::WORK_FAILURE_GENERATION
+                                                             : failure_kind(outcome.response.error()),
+                                    outcome.response.error().message()));
   }
-  place->second.at_task = true;
-  Member& member = group.members[place->second.member];
+  state->second.in_environment = true;
+  Member& member = group.members[state->second.member];
   Response& turn = *outcome.response;
   std::string text = task_.phrasing->answer(turn.tokens);
   if (!member.side_prompt.empty())
     member.side_prompt.clear();
   else
     append_turn(member, turn);
-  const auto answer = [answers = answers_, id = outcome.id](Result<data_plane::Step> step) {
-    bool first = false;
+  const auto on_answer = [answers = answers_, id = outcome.id](Result<data_plane::Step> step) {
+    bool is_first = false;
     {
       const std::lock_guard lock(answers->mutex);
-      first = answers->steps.empty();
+      is_first = answers->steps.empty();
       answers->steps.emplace_back(id, std::move(step));
     }
-    if (first && answers->wake) answers->wake();
+    if (is_first && answers->wake) answers->wake();
   };
   try {
-    member.episode->step(std::move(text), answer);
+    member.episode->step(std::move(text), on_answer);
   } catch (const std::exception& error) {
     sequences_.erase(outcome.id);
     end_group(lease, failure(group.lease, schema::WORK_FAILURE_SCORING, error.what()));
@@ -174,19 +178,19 @@ Groups::Advance Groups::advance() {
   }
   Advance advance;
   for (auto& [id, step] : steps) {
-    const auto found = sequences_.find(id);
-    if (found == sequences_.end()) continue;
-    const Place place = found->second;
-    sequences_.erase(found);
-    Group& group = groups_.at(place.lease);
-    auto continues =
-        step ? continue_member(group.members[place.member], *std::move(step)) : Result<bool>(std::move(step).error());
-    if (!continues)
-      end_group(place.lease, failure(group.lease, schema::WORK_FAILURE_SCORING, continues.error().message()));
-    else if (*continues)
-      advance.next.push_back(next_turn(place.lease, place.member));
+    const auto sequence = sequences_.find(id);
+    if (sequence == sequences_.end()) continue;
+    const SequenceState state = sequence->second;
+    sequences_.erase(sequence);
+    Group& group = groups_.at(state.lease);
+    auto is_continued =
+        step ? continue_member(group.members[state.member], *std::move(step)) : Result<bool>(std::move(step).error());
+    if (!is_continued)
+      end_group(state.lease, failure(group.lease, schema::WORK_FAILURE_SCORING, is_continued.error().message()));
+    else if (*is_continued)
+      advance.next.push_back(next_turn(state.lease, state.member));
     else if (--group.members_unfinished == 0)
-      end_group(place.lease, std::nullopt);
+      end_group(state.lease, std::nullopt);
   }
   advance.ended = std::exchange(ended_, {});
   std::erase_if(advance.next, [&](const Sequence& sequence) {
@@ -201,13 +205,13 @@ Groups::Advance Groups::advance() {
 Result<bool> Groups::continue_member(Member& member, data_plane::Step step) const {
   data_plane::add(member.score, step.score);
   if (step.done) return false;
-  const auto cut = [&] {
+  const auto end_early = [&] {  // at a limit on turns or tokens
     data_plane::add(member.score, member.episode->cut());
     member.ended = false;
     return false;
   };
   if (step.side_prompt) {
-    if (++member.side_prompts >= data_plane::kTurnsMax) return cut();
+    if (++member.side_prompts >= data_plane::kTurnsMax) return end_early();
     ECHO_ASSIGN(member.side_prompt, task_.phrasing->prompt(*step.side_prompt));
     if (member.side_prompt.empty() || std::ssize(member.side_prompt) >= task_.model.positions_max)
       return fail(Code::kInvalid, "task", "its question aside has {} tokens, expected 1 to {}",
@@ -216,7 +220,8 @@ Result<bool> Groups::continue_member(Member& member, data_plane::Step step) cons
   }
   ECHO_ASSIGN(const auto observation_tokens, task_.phrasing->follow_up(member.tokens, step.observation));
   if (observation_tokens.empty()) return fail(Code::kInvalid, "task", "an observation without tokens");
-  if (tokens_left(member) <= std::ssize(observation_tokens) || member.turns >= data_plane::kTurnsMax) return cut();
+  if (tokens_left(member) <= std::ssize(observation_tokens) || member.turns >= data_plane::kTurnsMax)
+    return end_early();
   member.tokens.insert(member.tokens.end(), observation_tokens.begin(), observation_tokens.end());
   member.logprobs.resize(member.tokens.size(), 0.0f);
   member.sampled.resize(member.tokens.size(), false);
@@ -226,49 +231,48 @@ Result<bool> Groups::continue_member(Member& member, data_plane::Step step) cons
 
 void Groups::end_group(std::uint64_t lease, std::optional<schema::WorkFailed> failed) {
   const Group& group = groups_.at(lease);
-  Ended ended{group.begun,
-              failed ? LeaseResult(*std::move(failed))
-                     : within_limits(group.lease, submission(group), Bytes{task_.spec.metadata_bytes_max()}),
-              {}};
-  ended.abandoned = remove_group(lease);
+  LeaseResult result = failed ? LeaseResult(*std::move(failed))
+                              : within_limits(group.lease, submission(group), Bytes{task_.spec.metadata_bytes_max()});
+  Ended ended{.begun = group.begun, .what = std::move(result), .abandoned = {}};
+  ended.abandoned = remove_group(lease);  // `group` is gone from here on
   ended_.push_back(std::move(ended));
 }
 
 std::vector<std::uint64_t> Groups::leases() const {
-  std::vector<std::uint64_t> all;
-  for (const auto& [lease, group] : groups_) all.push_back(lease);
-  return all;
+  std::vector<std::uint64_t> lease_ids;
+  for (const auto& [lease, group] : groups_) lease_ids.push_back(lease);
+  return lease_ids;
 }
 
 std::size_t Groups::rollouts() const {
-  std::size_t all = 0;
-  for (const auto& [lease, group] : groups_) all += group.members.size();
-  return all;
+  std::size_t count = 0;
+  for (const auto& [lease, group] : groups_) count += group.members.size();
+  return count;
 }
 
-std::size_t Groups::at_task() const {
+std::size_t Groups::rollouts_in_environment() const {
   return static_cast<std::size_t>(std::count_if(sequences_.begin(), sequences_.end(),
-                                                [](const auto& sequence) { return sequence.second.at_task; }));
+                                                [](const auto& sequence) { return sequence.second.in_environment; }));
 }
 
-std::vector<std::uint64_t> Groups::drop() {
-  std::vector<std::uint64_t> inside;
-  for (const auto& [id, place] : sequences_)
-    if (!place.at_task) inside.push_back(id);
+std::vector<std::uint64_t> Groups::drop_all() {
+  std::vector<std::uint64_t> sequences_in_engine;
+  for (const auto& [id, state] : sequences_)
+    if (!state.in_environment) sequences_in_engine.push_back(id);
   sequences_.clear();
   groups_.clear();
-  return inside;
+  return sequences_in_engine;
 }
 
 std::vector<std::uint64_t> Groups::remove_group(std::uint64_t lease) {
-  std::vector<std::uint64_t> inside;
+  std::vector<std::uint64_t> sequences_in_engine;
   std::erase_if(sequences_, [&](const auto& sequence) {
     if (sequence.second.lease != lease) return false;
-    if (!sequence.second.at_task) inside.push_back(sequence.first);
+    if (!sequence.second.in_environment) sequences_in_engine.push_back(sequence.first);
     return true;
   });
   groups_.erase(lease);
-  return inside;
+  return sequences_in_engine;
 }
 
 schema::Submission Groups::submission(const Group& group) const {
@@ -277,33 +281,33 @@ schema::Submission Groups::submission(const Group& group) const {
   submission.set_lease(lease.id());
   for (std::size_t number = 0; number < group.members.size(); ++number) {
     const Member& member = group.members[number];
-    schema::Trajectory& t = *submission.add_trajectories();
-    t.set_id(fmt::format("{}/{}", lease.id(), number));
-    t.set_problem_id(lease.problem().id());
-    t.set_group(lease.group());
-    t.set_member(static_cast<std::uint32_t>(number));
-    for (const model::Token token : group.prompt) t.add_prompt_tokens(static_cast<std::uint32_t>(token));
-    for (const model::Token token : member.tokens) t.add_response_tokens(static_cast<std::uint32_t>(token));
-    for (const float logprob : member.logprobs) t.add_logprobs(logprob);
+    schema::Trajectory& trajectory = *submission.add_trajectories();
+    trajectory.set_id(fmt::format("{}/{}", lease.id(), number));
+    trajectory.set_problem_id(lease.problem().id());
+    trajectory.set_group(lease.group());
+    trajectory.set_member(static_cast<std::uint32_t>(number));
+    for (const model::Token token : group.prompt) trajectory.add_prompt_tokens(static_cast<std::uint32_t>(token));
+    for (const model::Token token : member.tokens) trajectory.add_response_tokens(static_cast<std::uint32_t>(token));
+    for (const float logprob : member.logprobs) trajectory.add_logprobs(logprob);
     if (member.turns > 1)
-      for (const bool sampled : member.sampled) t.add_loss_mask(sampled ? 1 : 0);
+      for (const bool sampled : member.sampled) trajectory.add_loss_mask(sampled ? 1 : 0);
     std::size_t begin = 0;
     for (const Span& span : member.spans) {
-      schema::VersionSpan& s = *t.add_spans();
-      s.set_begin(static_cast<std::uint32_t>(std::exchange(begin, span.end)));
-      s.set_end(static_cast<std::uint32_t>(span.end));
-      s.set_version(span.version.value);
+      schema::VersionSpan& version_span = *trajectory.add_spans();
+      version_span.set_begin(static_cast<std::uint32_t>(std::exchange(begin, span.end)));
+      version_span.set_end(static_cast<std::uint32_t>(span.end));
+      version_span.set_version(span.version.value);
     }
-    t.set_reward(member.score.reward);
-    for (const auto& [name, value] : member.score.components) (*t.mutable_components())[name] = value;
-    t.set_policy_digest(lease.policy_digest());
-    t.set_lease(lease.id());
-    t.set_worker(worker_.value);
-    t.set_finished(member.ended);
-    t.set_text(member.turns > 1 ? task_.phrasing->tokenizer().decode(member.tokens)
-                                : task_.phrasing->answer(member.tokens));
-    t.set_correct(member.score.correct);
-    t.set_late(member.score.late);
+    trajectory.set_reward(member.score.reward);
+    for (const auto& [name, value] : member.score.components) (*trajectory.mutable_components())[name] = value;
+    trajectory.set_policy_digest(lease.policy_digest());
+    trajectory.set_lease(lease.id());
+    trajectory.set_worker(worker_.value);
+    trajectory.set_finished(member.ended);
+    trajectory.set_text(member.turns > 1 ? task_.phrasing->tokenizer().decode(member.tokens)
+                                         : task_.phrasing->answer(member.tokens));
+    trajectory.set_correct(member.score.correct);
+    trajectory.set_late(member.score.late);
   }
   return submission;
 }

@@ -1,5 +1,6 @@
-// Groups in progress: a lease becomes sequences for an engine. Turn by turn, their outcomes go to the task, and the
-// task's answers back to the engine, until the group's submission is scored. No network and no engine.
+// Groups in progress. A lease is the learner's order for a group: several rollouts of one problem. It becomes sequences
+// for an engine, one per member. A turn is what the policy generates in one go. Each turn goes to the environment (the
+// task's adapter), and its answer back to the engine, until all members are scored. No network and no engine.
 #pragma once
 #include <functional>
 #include <map>
@@ -36,37 +37,38 @@ using LeaseResult = std::variant<schema::Submission, schema::WorkFailed>;
 // learner would give: a trajectory has more metadata than rollout.metadata_max.
 LeaseResult within_limits(const schema::Lease& lease, schema::Submission submission, Bytes metadata_max);
 
-// A group fails as a whole if one of its sequences or its task fails; other groups are not affected. Tasks answer on
-// any thread; all other calls are on one thread.
+// A group fails as a whole if one of its sequences or its environment fails. Other groups are not affected. The
+// environment may answer on any thread; all other calls are on one thread.
 class Groups {
  public:
-  // `wake` is called on a task's thread when advance() has work to do; it may be empty. The task must outlive the
-  // groups.
+  // `wake` is called on the environment's thread when advance() has work to do; it may be empty. The task must outlive
+  // the groups.
   Groups(const Task& task, WorkerId worker, std::function<void()> wake = {});
 
   // Returns the first sequences of the group, one per member in order, or why there are none.
   std::variant<std::vector<Sequence>, schema::WorkFailed> begin(schema::Lease lease, TimePoint now);
-  // Passes a turn that the engine generated to its task. Ignores unknown sequences, which were abandoned before.
+  // Passes a turn that the engine generated to the environment. Ignores sequences that were abandoned before.
   void take(Outcome outcome);
 
   struct Ended {
     TimePoint begun;
     LeaseResult what;
-    std::vector<std::uint64_t> abandoned;  // sequences that are still inside the engine
+    std::vector<std::uint64_t> abandoned;  // sequences that the engine must abort
   };
   struct Advance {
     std::vector<Sequence> next;  // the next turns
     std::vector<Ended> ended;
   };
-  // Returns the effects of take() and of the tasks' answers since the last call.
+  // Returns the next turns and the ended groups that follow from take() and the environment's answers since the last
+  // call.
   Advance advance();
 
   std::vector<std::uint64_t> leases() const;
-  std::size_t rollouts() const;  // of all groups, finished ones included
-  std::size_t at_task() const;   // rollouts that wait for their task's answer
+  std::size_t rollouts() const;                 // of all groups, finished ones included
+  std::size_t rollouts_in_environment() const;  // rollouts that wait for the environment's answer
   bool empty() const { return groups_.empty(); }
-  // Drops all groups and returns their sequences inside the engine.
-  std::vector<std::uint64_t> drop();
+  // Drops all groups. Returns the sequences that the engine must abort.
+  std::vector<std::uint64_t> drop_all();
 
  private:
   struct Member {
@@ -79,7 +81,7 @@ class Groups {
     std::vector<model::Token> side_prompt;
     std::size_t turns = 0, side_prompts = 0;
     data_plane::Score score;
-    bool ended = false;  // its last turn ended by itself
+    bool ended = false;  // its last turn was not cut off by tokens_max
   };
   struct Group {
     schema::Lease lease;
@@ -88,22 +90,22 @@ class Groups {
     std::vector<Member> members;
     std::size_t members_unfinished = 0;
   };
-  struct Place {
+  struct SequenceState {
     std::uint64_t lease = 0;
     std::size_t member = 0;
-    bool at_task = false;  // not inside the engine
+    bool in_environment = false;  // the environment has the turn; false: the engine has it
   };
-  // Answers of tasks. It outlives the groups, because a task may.
+  // Answers of the environment. They are shared with it, because it may answer after the groups are destroyed.
   struct Answers {
     std::mutex mutex;
     std::vector<std::pair<std::uint64_t, Result<data_plane::Step>>> steps;  // by sequence; at most one each
     std::function<void()> wake;
   };
 
-  Sequence next_turn(std::uint64_t lease, std::size_t member);
-  std::int64_t tokens_left(const Member& member) const;  // until the limit of a response
+  Sequence next_turn(std::uint64_t lease, std::size_t member_number);
+  std::int64_t tokens_left(const Member& member) const;  // until response_tokens_max
   static void append_turn(Member& member, const Response& turn);
-  // Continues a member with its task's answer. False if the member has ended.
+  // Continues a member with the environment's answer. Returns false if the member has ended.
   Result<bool> continue_member(Member& member, data_plane::Step step) const;
   void end_group(std::uint64_t lease, std::optional<schema::WorkFailed> failed);
   schema::Submission submission(const Group& group) const;
@@ -111,9 +113,9 @@ class Groups {
 
   const Task& task_;
   WorkerId worker_;
-  std::map<std::uint64_t, Group> groups_;     // by lease
-  std::map<std::uint64_t, Place> sequences_;  // inside the engine or at their task, by id
-  std::uint64_t next_ = 0;
+  std::map<std::uint64_t, Group> groups_;             // by lease
+  std::map<std::uint64_t, SequenceState> sequences_;  // in the engine or the environment, by id
+  std::uint64_t next_sequence_id_ = 0;
   std::vector<Ended> ended_;
   std::shared_ptr<Answers> answers_;
 };

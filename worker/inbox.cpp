@@ -1,3 +1,4 @@
+// Passes the events of a worker's overlay node to the agent's thread.
 #include "worker/inbox.hpp"
 
 namespace echoline::worker {
@@ -5,9 +6,9 @@ namespace echoline::worker {
 overlay::WorkerEvents Inbox::node_events() {
   overlay::WorkerEvents events;
   events.joined = [this](WorkerId id, const std::string&) { post(event::Joined{id}); };
-  events.publication = [this](const overlay::Publication& p) {
-    news_ = true;  // before the event: the agent may take that at once
-    post(event::Arrived{p, clock_.now()});
+  events.publication = [this](const overlay::Publication& publication) {
+    policy_waits_ = true;  // before the event, because the agent may pop it at once and clear the flag
+    post(event::PolicyArrived{publication, clock_.now()});
   };
   events.part = [this](const overlay::PublicationPart& part) {
     const std::lock_guard lock(mutex_);
@@ -24,7 +25,7 @@ overlay::WorkerEvents Inbox::node_events() {
 
 std::optional<Event> Inbox::pop(Duration wait) {
   auto event = events_.pop(wait);
-  if (event && std::holds_alternative<event::Arrived>(*event)) news_ = false;
+  if (event && std::holds_alternative<event::PolicyArrived>(*event)) policy_waits_ = false;
   return event;
 }
 
@@ -33,7 +34,7 @@ std::vector<overlay::PublicationPart> Inbox::take_parts() {
   return std::exchange(parts_, {});
 }
 
-Status Inbox::overflow() const {
+Status Inbox::check_overflow() const {
   if (overflowed_) return fail(Code::kExhausted, "worker", "more than {} events wait for generation", kEventsMax);
   return ok();
 }

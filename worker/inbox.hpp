@@ -16,55 +16,57 @@ namespace event {
 struct Joined {
   WorkerId id;
 };
-struct Arrived {
+struct PolicyArrived {  // its publication is complete
   overlay::Publication publication;
-  TimePoint at;
+  TimePoint arrived_at;
 };
-struct Message {
+struct Message {  // from the learner
   std::string bytes;
 };
-struct Away {
+struct Away {  // the learner cannot be reached for now
   std::string reason;
 };
-struct Disconnected {
+struct Disconnected {  // the node has ended; `in_order`: it left by itself or the run has ended
   std::string reason;
   bool in_order = false;
 };
-struct TaskAnswered {};
-struct PartsArrived {};
+struct EnvironmentAnswered {};  // Groups::advance() has answers of the environment
+struct PartsArrived {};         // take_parts() has parts of a publication
 
 }  // namespace event
 
-using Event = std::variant<event::Joined, event::Arrived, event::Message, event::Away, event::Disconnected,
-                           event::TaskAnswered, event::PartsArrived>;
+using Event = std::variant<event::Joined, event::PolicyArrived, event::Message, event::Away, event::Disconnected,
+                           event::EnvironmentAnswered, event::PartsArrived>;
 
 class Inbox {
  public:
   static constexpr std::size_t kEventsMax = 4096;
 
-  // For the node, which this inbox must outlive.
+  // Callbacks for the node, which this inbox must outlive.
   overlay::WorkerEvents node_events();
-  // Any thread. After kEventsMax, generation has hung for minutes: further events are lost, and overflow() says so.
+  // Any thread. Beyond kEventsMax waiting events (generation has then hung for minutes), events are lost, and
+  // check_overflow() returns an error.
   void post(Event event) {
     if (!events_.try_push(std::move(event))) overflowed_ = true;
   }
-  // Any thread. Wakes pop(); lost where the inbox is full, which is awake then.
-  void wake() { events_.try_push(event::TaskAnswered{}); }
+  // Any thread. Wakes pop(). A full inbox ignores the call, because pop() does not wait then.
+  void wake() { events_.try_push(event::EnvironmentAnswered{}); }
 
-  // The agent's thread: the oldest event, waiting for at most `wait`.
+  // The agent's thread. Removes and returns the oldest event. Waits for an event for at most `wait`.
   std::optional<Event> pop(Duration wait);
-  // Bytes of arriving publications since the last call. The node bounds them (overlay::kPartsUnreadMax).
+  // Takes the parts of publications that have arrived since the last call. The node bounds them
+  // (overlay::kPartsUnreadMax).
   std::vector<overlay::PublicationPart> take_parts();
-  Status overflow() const;
-  // A publication waits for pop().
-  const std::atomic<bool>& news() const { return news_; }
+  Status check_overflow() const;
+  // Whether a publication waits for pop().
+  const std::atomic<bool>& policy_waits() const { return policy_waits_; }
   void close() { events_.close(); }
 
  private:
   SystemClock clock_;
   BoundedQueue<Event> events_{kEventsMax};
   std::atomic<bool> overflowed_ = false;
-  std::atomic<bool> news_ = false;
+  std::atomic<bool> policy_waits_ = false;
   std::mutex mutex_;
   std::vector<overlay::PublicationPart> parts_;  // under mutex_
 };

@@ -7,24 +7,24 @@
 namespace echoline::worker {
 
 // Models groups that are generated one after another at the given speed. A result that leaves late, because the system
-// woke this process late, does not delay the next ones. A machine that is too slow catches up at most kMadeUpMax of a
-// group's time.
+// woke this process late, does not delay the next ones. If this machine fell behind the speed, it may exceed the speed
+// afterwards, to catch up at most kCatchUpMax of a group's time.
 class Pace {
  public:
-  static constexpr double kMadeUpMax = 0.25;  // of a group's time
+  static constexpr double kCatchUpMax = 0.25;  // fraction of a group's time
 
   explicit Pace(double rollouts_per_s) : rollouts_per_s_(rollouts_per_s) {}
   // The time at which `rollouts` rollouts, begun at `begun` and ready `now`, may leave.
-  TimePoint due(TimePoint begun, std::uint64_t rollouts, TimePoint now) {
-    const Duration takes = from_seconds(static_cast<double>(rollouts) / rollouts_per_s_);
-    const TimePoint due = std::max(begun, free_at_) + takes;
-    free_at_ = std::max(due, now - from_seconds(kMadeUpMax * seconds(takes)));
+  TimePoint due_time(TimePoint begun, std::uint64_t rollouts, TimePoint now) {
+    const Duration group_time = from_seconds(static_cast<double>(rollouts) / rollouts_per_s_);
+    const TimePoint due = std::max(begun, free_at_) + group_time;
+    free_at_ = std::max(due, now - from_seconds(kCatchUpMax * seconds(group_time)));
     return due;
   }
 
  private:
   double rollouts_per_s_;
-  TimePoint free_at_{};
+  TimePoint free_at_{};  // when the modelled machine has generated all groups so far
 };
 
 }  // namespace echoline::worker

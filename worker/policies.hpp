@@ -7,12 +7,14 @@
 
 namespace echoline::worker {
 
+// At most one policy is being installed at a time.
 class Policies {
  public:
   struct Counts {
     std::uint64_t installed = 0;
-    Duration waits{};  // sums over them: from the complete publication until the installation began,
-    Duration times{};  // and from then until the policy was in place and reported
+    // Sums over all installations: from the complete publication until the installation began, and from then until the
+    // policy was in place and reported.
+    Duration total_wait{}, total_install_time{};
   };
 
   // Publications come complete and in order.
@@ -20,28 +22,29 @@ class Policies {
     waiting_.push_back({std::move(publication), arrived});
   }
   bool empty() const { return waiting_.empty(); }
-  // The oldest (there is one), not to be activated if a newer one waits behind it. It is being installed until
-  // installed() or failed().
-  overlay::Publication begin(TimePoint now) {
-    ECHO_CHECK(begun_ == kNever && !waiting_.empty(), "{} policies wait", waiting_.size());
+  // Returns the oldest policy (there must be one). It is not to be activated if a newer one waits. Its installation
+  // lasts until on_installed() or on_failed().
+  overlay::Publication begin_installation(TimePoint now) {
+    ECHO_CHECK(installation_begun_ == kNever && !waiting_.empty(), "{} policies wait", waiting_.size());
     auto [publication, arrived] = std::move(waiting_.front());
     waiting_.pop_front();
     if (!waiting_.empty()) publication.activate = false;
-    waited_ = now - arrived;
-    begun_ = now;
+    current_wait_ = now - arrived;
+    installation_begun_ = now;
     return std::move(publication);
   }
-  void installed(TimePoint now) {
+  void on_installed(TimePoint now) {
     ++counts_.installed;
-    counts_.waits += waited_;
-    counts_.times += now - begun_;
-    begun_ = kNever;
+    counts_.total_wait += current_wait_;
+    counts_.total_install_time += now - installation_begun_;
+    installation_begun_ = kNever;
   }
-  void failed() { begun_ = kNever; }
+  void on_failed() { installation_begun_ = kNever; }
   const Counts& counts() const { return counts_; }
   void check() const {
-    ECHO_CHECK(counts_.installed > 0 || counts_.times == Duration(0), "time without an installation");
-    ECHO_CHECK(counts_.waits >= Duration(0) && counts_.times >= Duration(0), "an installation before its publication");
+    ECHO_CHECK(counts_.installed > 0 || counts_.total_install_time == Duration(0), "time without an installation");
+    ECHO_CHECK(counts_.total_wait >= Duration(0) && counts_.total_install_time >= Duration(0),
+               "an installation before its publication");
   }
 
  private:
@@ -50,8 +53,8 @@ class Policies {
     TimePoint arrived;
   };
   std::deque<Waiting> waiting_;
-  TimePoint begun_ = kNever;  // not kNever: one is being installed
-  Duration waited_{};         // that one
+  TimePoint installation_begun_ = kNever;  // kNever: none is in progress
+  Duration current_wait_{};                // time that the policy in installation had waited
   Counts counts_;
 };
 

@@ -9,57 +9,63 @@ namespace echoline::worker {
 
 class Vitals {
  public:
-  static constexpr Duration kMemoryEvery = std::chrono::seconds(1);  // between two readings
+  static constexpr Duration kMemoryInterval = std::chrono::seconds(1);  // between two readings of memory use
 
-  // `works`: it has work from now on. Time with work counts as time spent on rollouts.
-  void note(TimePoint now, bool works) {
-    if (works_) busy_ += now - noted_at_;
-    noted_at_ = now;
-    works_ = works;
+  // `has_work`: the worker has work from `now` on. Time with work is reported as busy.
+  void record_work(TimePoint now, bool has_work) {
+    if (has_work_) busy_time_ += now - recorded_at_;
+    recorded_at_ = now;
+    has_work_ = has_work;
   }
-  void add_generated(std::uint64_t rollouts) { generated_ += rollouts; }
-  // `read`: process_memory(), called once in kMemoryEvery.
-  schema::Vitals report(const Policies::Counts& policies, TimePoint now, ProcessMemory (*read)() = process_memory) {
-    if (now >= memory_due_) {
-      memory_ = read();
-      memory_due_ = now + kMemoryEvery;
+  void add_generated(std::uint64_t rollouts) { rollouts_generated_ += rollouts; }
+  // `read_memory` is called at most once in kMemoryInterval; tests replace it.
+  schema::Vitals report(const Policies::Counts& policies, TimePoint now,
+                        ProcessMemory (*read_memory)() = process_memory) {
+    if (now >= next_memory_reading_) {
+      memory_ = read_memory();
+      next_memory_reading_ = now + kMemoryInterval;
     }
     schema::Vitals vitals;
-    vitals.set_rollouts(generated_);
-    vitals.set_busy_s(seconds(busy_));
+    vitals.set_rollouts(rollouts_generated_);
+    vitals.set_busy_s(seconds(busy_time_));
     vitals.set_policies(policies.installed);
-    vitals.set_install_s(seconds(policies.waits + policies.times));
+    vitals.set_install_s(seconds(policies.total_wait + policies.total_install_time));
     vitals.set_resident_bytes(memory_.resident.count);
     vitals.set_heap_bytes(memory_.heap.value_or(Bytes{}).count);
     return vitals;
   }
-  void check() const { ECHO_CHECK(busy_ <= noted_at_.time_since_epoch(), "more work than time"); }
+  void check() const { ECHO_CHECK(busy_time_ <= recorded_at_.time_since_epoch(), "more work than time"); }
 
  private:
-  TimePoint noted_at_{};
-  bool works_ = false;  // at noted_at_
-  Duration busy_{};
-  std::uint64_t generated_ = 0;
+  TimePoint recorded_at_{};
+  bool has_work_ = false;  // at recorded_at_
+  Duration busy_time_{};
+  std::uint64_t rollouts_generated_ = 0;
   ProcessMemory memory_;
-  TimePoint memory_due_{};
+  TimePoint next_memory_reading_{};
 };
 
-// The learner extends the leases that a worker makes progress on.
+// When a worker reports progress on its leases, and the number that it reports. The learner extends the leases of a
+// worker that makes progress.
 class Progress {
  public:
-  // As the learner asks for; 0: no change.
-  void set_interval(Duration every) {
-    if (every > Duration(0)) every_ = every;
+  // The interval that the learner asks for; 0: no change.
+  void set_interval(Duration interval) {
+    if (interval > Duration(0)) interval_ = interval;
   }
-  bool is_due(TimePoint now) const { return now >= due_; }
-  void on_reported(TimePoint now) { due_ = now + every_; }
-  // A number that grows. `engine`: its progress. `waits`: results or tasks wait, which is progress as well.
-  std::uint64_t count(std::uint64_t engine, bool waits) { return engine + (waits ? ++waits_ : waits_); }
+  bool is_due(TimePoint now) const { return now >= next_report_; }
+  void on_reported(TimePoint now) { next_report_ = now + interval_; }
+  // Returns a number that grows with the worker's progress. `is_waiting`: results wait until they are due, or rollouts
+  // wait for the environment. Each call then counts as progress, because the engine may have nothing to do.
+  std::uint64_t next_count(std::uint64_t engine_progress, bool is_waiting) {
+    if (is_waiting) ++waiting_reports_;
+    return engine_progress + waiting_reports_;
+  }
 
  private:
-  Duration every_ = std::chrono::seconds(3);
-  TimePoint due_{};
-  std::uint64_t waits_ = 0;  // reports while results or tasks waited
+  Duration interval_ = std::chrono::seconds(3);
+  TimePoint next_report_{};
+  std::uint64_t waiting_reports_ = 0;  // reports with `is_waiting`
 };
 
 }  // namespace echoline::worker

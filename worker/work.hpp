@@ -1,5 +1,5 @@
-// Work of a worker that its engine does not have: leases that are not begun, and results that are not handed in. Pure.
-// Private to worker/.
+// Holds a worker's leases until their groups begin, and results until they may be submitted. With a speed limit, a
+// result becomes due only when a machine of that speed would have generated it (pace.hpp). Pure. Private to worker/.
 #pragma once
 #include <deque>
 #include <optional>
@@ -10,30 +10,30 @@
 
 namespace echoline::worker {
 
-class Work {
+class WorkQueue {
  public:
-  struct Finished {
-    TimePoint due;  // for the learner
+  struct Finished {  // a result: the rollouts of one group
+    TimePoint due;   // earliest time to submit it
     std::uint64_t rollouts = 0;
     schema::Submission submission;
   };
 
-  // Absent: results are due at once.
-  explicit Work(std::optional<double> rollouts_per_s_max);
+  // Limit on the speed of generation; absent: results are due at once.
+  explicit WorkQueue(std::optional<double> rollouts_per_s_max);
 
-  void granted(schema::WorkGrant& grant);
+  void add_leases(schema::WorkGrant& grant);
   std::vector<schema::Lease> take_leases();
   bool has_leases() const { return !leases_.empty(); }
 
-  // A group that was begun at `begun` is complete.
-  void finished(TimePoint begun, schema::Submission submission, TimePoint now);
-  // The first result, if it is due.
+  // Adds the result of a group that was begun at `begun`. Its due time follows from the speed limit.
+  void add_result(TimePoint begun, schema::Submission submission, TimePoint now);
+  // Removes and returns the first result if it is due.
   std::optional<Finished> take_due(TimePoint now);
   bool has_results() const { return !results_.empty(); }
   TimePoint next_due() const { return results_.empty() ? kNever : results_.front().due; }
   std::vector<std::uint64_t> result_leases() const;
 
-  // The learner has taken its leases back.
+  // Drops all work, after the learner has taken its leases back.
   void clear();
   std::size_t rollouts() const { return rollouts_; }  // of leases and results
   void check() const;

@@ -19,26 +19,26 @@ using testing::IsEmpty;
 const TimePoint kNow = TimePoint(seconds(100));
 
 schema::Submission submission(std::uint64_t lease, int rollouts) {
-  schema::Submission made;
-  made.set_lease(lease);
-  for (int i = 0; i < rollouts; ++i) made.add_trajectories();
-  return made;
+  schema::Submission message;
+  message.set_lease(lease);
+  for (int i = 0; i < rollouts; ++i) message.add_trajectories();
+  return message;
 }
 schema::WorkGrant grant(std::initializer_list<std::uint32_t> rollouts) {
-  schema::WorkGrant made;
+  schema::WorkGrant message;
   for (const std::uint32_t n : rollouts) {
-    schema::Lease& lease = *made.add_leases();
+    schema::Lease& lease = *message.add_leases();
     lease.set_id(n);
     lease.set_rollouts(n);
   }
-  return made;
+  return message;
 }
 
 TEST(Work, CountsTheRolloutsOfLeasesAndResults) {
-  Work work(std::nullopt);
+  WorkQueue work(std::nullopt);
   EXPECT_EQ(work.next_due(), kNever);
   schema::WorkGrant granted = grant({3, 4});
-  work.granted(granted);
+  work.add_leases(granted);
   work.check();
   EXPECT_TRUE(work.has_leases());
   EXPECT_EQ(work.rollouts(), 7u);
@@ -46,8 +46,8 @@ TEST(Work, CountsTheRolloutsOfLeasesAndResults) {
   ASSERT_EQ(leases.size(), 2u);
   EXPECT_EQ(leases.front().id(), 3u);
   EXPECT_EQ(work.rollouts(), 0u) << "they are in the groups now";
-  work.finished(kNow, submission(3, 3), kNow);
-  work.finished(kNow, submission(4, 4), kNow + milliseconds(1));
+  work.add_result(kNow, submission(3, 3), kNow);
+  work.add_result(kNow, submission(4, 4), kNow + milliseconds(1));
   work.check();
   EXPECT_THAT(work.result_leases(), ElementsAre(3, 4));
   const auto first = work.take_due(kNow);
@@ -57,7 +57,7 @@ TEST(Work, CountsTheRolloutsOfLeasesAndResults) {
   EXPECT_FALSE(work.take_due(kNow));
   EXPECT_EQ(work.rollouts(), 4u);
   granted = grant({5});
-  work.granted(granted);
+  work.add_leases(granted);
   work.clear();
   work.check();
   EXPECT_EQ(work.rollouts(), 0u);
@@ -65,9 +65,9 @@ TEST(Work, CountsTheRolloutsOfLeasesAndResults) {
 }
 
 TEST(Work, HoldsResultsToTheSpeed) {
-  Work work(2);
-  work.finished(kNow, submission(1, 2), kNow);
-  work.finished(kNow, submission(2, 2), kNow);
+  WorkQueue work(2);
+  work.add_result(kNow, submission(1, 2), kNow);
+  work.add_result(kNow, submission(2, 2), kNow);
   work.check();
   EXPECT_EQ(work.next_due(), kNow + seconds(1));
   EXPECT_FALSE(work.take_due(kNow + milliseconds(999)));
@@ -77,27 +77,27 @@ TEST(Work, HoldsResultsToTheSpeed) {
 
 TEST(Policies, OnlyTheNewestIsActivated) {
   Policies policies;
-  EXPECT_DEATH(policies.begin(kNow), "0 policies wait");
+  EXPECT_DEATH(policies.begin_installation(kNow), "0 policies wait");
   for (std::uint64_t v = 1; v <= 3; ++v) {
     overlay::Publication publication;
     publication.version = Version{v};
     policies.add(publication, kNow);
   }
-  EXPECT_FALSE(policies.begin(kNow + seconds(1)).activate);
-  EXPECT_DEATH(policies.begin(kNow), "2 policies wait") << "one is being installed";
-  policies.installed(kNow + seconds(3));
+  EXPECT_FALSE(policies.begin_installation(kNow + seconds(1)).activate);
+  EXPECT_DEATH(policies.begin_installation(kNow), "2 policies wait") << "one is being installed";
+  policies.on_installed(kNow + seconds(3));
   policies.check();
-  EXPECT_FALSE(policies.begin(kNow + seconds(3)).activate);
-  policies.failed();
-  const auto last = policies.begin(kNow + seconds(4));
-  EXPECT_EQ(last.version, Version{3});
-  EXPECT_TRUE(last.activate);
-  policies.installed(kNow + seconds(5));
+  EXPECT_FALSE(policies.begin_installation(kNow + seconds(3)).activate);
+  policies.on_failed();
+  const auto newest = policies.begin_installation(kNow + seconds(4));
+  EXPECT_EQ(newest.version, Version{3});
+  EXPECT_TRUE(newest.activate);
+  policies.on_installed(kNow + seconds(5));
   policies.check();
   EXPECT_TRUE(policies.empty());
   EXPECT_EQ(policies.counts().installed, 2u) << "a failed installation does not count";
-  EXPECT_EQ(policies.counts().waits, seconds(5));
-  EXPECT_EQ(policies.counts().times, seconds(3));
+  EXPECT_EQ(policies.counts().total_wait, seconds(5));
+  EXPECT_EQ(policies.counts().total_install_time, seconds(3));
 }
 
 TEST(Vitals, CountTimeWithWork) {
@@ -108,10 +108,10 @@ TEST(Vitals, CountTimeWithWork) {
     return ProcessMemory{Bytes{7}, Bytes{8}, std::nullopt};
   };
   Vitals vitals;
-  vitals.note(kNow, true);
-  vitals.note(kNow + seconds(2), false);
-  vitals.note(kNow + seconds(5), true);
-  vitals.note(kNow + seconds(6), true);
+  vitals.record_work(kNow, true);
+  vitals.record_work(kNow + seconds(2), false);
+  vitals.record_work(kNow + seconds(5), true);
+  vitals.record_work(kNow + seconds(6), true);
   vitals.add_generated(4);
   vitals.check();
   const schema::Vitals report = vitals.report({2, seconds(1), seconds(3)}, kNow, read);
@@ -121,9 +121,9 @@ TEST(Vitals, CountTimeWithWork) {
   EXPECT_EQ(report.install_s(), 4);
   EXPECT_EQ(report.resident_bytes(), 7u);
   EXPECT_EQ(report.heap_bytes(), 0u);
-  vitals.report({}, kNow + Vitals::kMemoryEvery - milliseconds(1), read);
+  vitals.report({}, kNow + Vitals::kMemoryInterval - milliseconds(1), read);
   EXPECT_EQ(readings, 1);
-  vitals.report({}, kNow + Vitals::kMemoryEvery, read);
+  vitals.report({}, kNow + Vitals::kMemoryInterval, read);
   EXPECT_EQ(readings, 2);
 }
 
@@ -136,10 +136,10 @@ TEST(Progress, GrowsAlsoWhileResultsWait) {
   progress.set_interval(seconds(0));
   progress.on_reported(kNow);
   EXPECT_TRUE(progress.is_due(kNow + seconds(1)));
-  EXPECT_EQ(progress.count(10, false), 10u);
-  EXPECT_EQ(progress.count(10, true), 11u);
-  EXPECT_EQ(progress.count(10, true), 12u);
-  EXPECT_EQ(progress.count(11, false), 13u);
+  EXPECT_EQ(progress.next_count(10, false), 10u);
+  EXPECT_EQ(progress.next_count(10, true), 11u);
+  EXPECT_EQ(progress.next_count(10, true), 12u);
+  EXPECT_EQ(progress.next_count(11, false), 13u);
 }
 
 TEST(Ending, AStopRequestLeavesTimeForLeasedWork) {
@@ -164,20 +164,20 @@ TEST(Ending, TheLearnersReasonCounts) {
     if (!lost_first) ending.on_disconnected("closed by the peer", true);
     ending.check();
     EXPECT_EQ(ending.reason(), "the run is complete");
-    EXPECT_EQ(ending.in_order(), !lost_first);
+    EXPECT_EQ(ending.ended_cleanly(), !lost_first);
   }
 }
 
-TEST(Inbox, TellsOfNewsUntilItIsTaken) {
+TEST(Inbox, SaysThatAPolicyWaitsUntilItIsTaken) {
   Inbox inbox;
   const overlay::WorkerEvents node = inbox.node_events();
   node.joined(WorkerId{7}, "");
   node.publication({});
-  EXPECT_TRUE(inbox.news());
+  EXPECT_TRUE(inbox.policy_waits());
   ASSERT_TRUE(std::holds_alternative<event::Joined>(*inbox.pop(Duration(0))));
-  EXPECT_TRUE(inbox.news());
-  ASSERT_TRUE(std::holds_alternative<event::Arrived>(*inbox.pop(Duration(0))));
-  EXPECT_FALSE(inbox.news());
+  EXPECT_TRUE(inbox.policy_waits());
+  ASSERT_TRUE(std::holds_alternative<event::PolicyArrived>(*inbox.pop(Duration(0))));
+  EXPECT_FALSE(inbox.policy_waits());
   for (int i = 0; i < 3; ++i) node.part({});
   ASSERT_TRUE(std::holds_alternative<event::PartsArrived>(*inbox.pop(Duration(0))));
   EXPECT_FALSE(inbox.pop(Duration(0))) << "one event for all parts";
@@ -189,9 +189,9 @@ TEST(Inbox, SaysThatEventsAreLost) {
   Inbox inbox;
   for (std::size_t i = 0; i < Inbox::kEventsMax; ++i) inbox.post(event::Message{});
   inbox.wake();
-  EXPECT_TRUE(inbox.overflow()) << "a wake-up may be lost: the inbox is not empty";
+  EXPECT_TRUE(inbox.check_overflow()) << "a wake-up may be lost: the inbox is not empty";
   inbox.post(event::Message{});
-  EXPECT_THAT(inbox.overflow().error().message(), HasSubstr("more than 4096 events wait"));
+  EXPECT_THAT(inbox.check_overflow().error().message(), HasSubstr("more than 4096 events wait"));
 }
 
 }  // namespace

@@ -98,12 +98,13 @@ TEST_F(InstallerTest, AnotherPolicyThanAnnouncedIsRefused) {
   EXPECT_TRUE(installer_.install(delta_));  // the one before is as it was
 }
 
-// Parts of at most `size` bytes of `of`, as if they were of the publication `id`.
-std::vector<overlay::PublicationPart> parts_of(const overlay::Publication& of, std::size_t size) {
+// The parts of a publication, of at most `bytes_max` bytes each.
+std::vector<overlay::PublicationPart> parts_of(const overlay::Publication& source, std::size_t bytes_max) {
   std::vector<overlay::PublicationPart> parts;
-  const overlay::Slice all(bytes_of(of));
-  for (std::size_t at = 0; at < all.size(); at += size)
-    parts.push_back({of.id, of.version, of.base, at, all.part(at, std::min(size, all.size() - at))});
+  const overlay::Slice payload(bytes_of(source));
+  for (std::size_t offset = 0; offset < payload.size(); offset += bytes_max)
+    parts.push_back({source.id, source.version, source.base, offset,
+                     payload.part(offset, std::min(bytes_max, payload.size() - offset))});
   return parts;
 }
 
@@ -128,13 +129,13 @@ TEST_F(InstallerTest, ArrivedPartsOfADeltaAreUsed) {
   // differently.
   ASSERT_TRUE(installer_.install(snapshot_));
   arrive(2);
-  std::vector<std::byte> other = bytes_of(delta_);
-  other[150] ^= std::byte{1};
-  overlay::Publication begun = publication(4, 3, other, second_.digest());
-  EXPECT_FALSE(installer_.install(begun)) << "of another publication";
+  std::vector<std::byte> altered_bytes = bytes_of(delta_);
+  altered_bytes[150] ^= std::byte{1};
+  overlay::Publication altered = publication(4, 3, altered_bytes, second_.digest());
+  EXPECT_FALSE(installer_.install(altered)) << "of another publication";
   arrive(2);
-  begun.id = delta_.id;
-  EXPECT_TRUE(installer_.install(begun));
+  altered.id = delta_.id;
+  EXPECT_TRUE(installer_.install(altered));
 }
 
 TEST_F(InstallerTest, ArrivedPartsOfAnotherPublicationDoNotMatter) {
@@ -172,14 +173,14 @@ TEST_F(InstallerTest, ArrivedPartsOfASnapshotAreUsed) {
     EXPECT_TRUE(fresh.install(delta_));
   }
   // The installer does not read received bytes again, and does not use those of another publication.
-  std::vector<std::byte> other = bytes_of(snapshot_);
-  other[1500] ^= std::byte{1};
-  overlay::Publication begun = publication(3, std::nullopt, other, first_.digest());
+  std::vector<std::byte> altered_bytes = bytes_of(snapshot_);
+  altered_bytes[1500] ^= std::byte{1};
+  overlay::Publication altered = publication(3, std::nullopt, altered_bytes, first_.digest());
   for (std::size_t i = 0; i < 2; ++i) installer_.arriving(parts[i]);
-  EXPECT_FALSE(installer_.install(begun));
+  EXPECT_FALSE(installer_.install(altered));
   for (std::size_t i = 0; i < 2; ++i) installer_.arriving(parts[i]);
-  begun.id = snapshot_.id;
-  EXPECT_TRUE(installer_.install(begun));
+  altered.id = snapshot_.id;
+  EXPECT_TRUE(installer_.install(altered));
 }
 
 TEST_F(InstallerTest, ASnapshotArrivesBesideDeltas) {
@@ -195,23 +196,23 @@ TEST_F(InstallerTest, ASnapshotArrivesBesideDeltas) {
   ASSERT_TRUE(installer_.install(delta_));
   installer_.arriving(parts[2]);
   // The installer still uses the bytes that came before the delta, and does not read them again.
-  std::vector<std::byte> other = bytes_of(later);
-  other[500] ^= std::byte{1};
-  overlay::Publication begun = publication(5, std::nullopt, other, first_.digest());
-  begun.id = later.id;
-  ASSERT_TRUE(installer_.install(begun));
+  std::vector<std::byte> altered_bytes = bytes_of(later);
+  altered_bytes[500] ^= std::byte{1};
+  overlay::Publication altered = publication(5, std::nullopt, altered_bytes, first_.digest());
+  altered.id = later.id;
+  ASSERT_TRUE(installer_.install(altered));
   EXPECT_EQ(installer_.version(), Version{5});
   EXPECT_EQ(installer_.digest(), first_.digest().bytes);
 
   // A snapshot overtaken by a delta is forgotten.
   ASSERT_TRUE(installer_.install(snapshot_));
-  begun.version = later.version = delta_.version;
+  altered.version = later.version = delta_.version;
   for (overlay::PublicationPart part : parts) {
     part.version = delta_.version;
     installer_.arriving(part);
   }
   ASSERT_TRUE(installer_.install(delta_));
-  EXPECT_FALSE(installer_.install(begun));
+  EXPECT_FALSE(installer_.install(altered));
   EXPECT_EQ(installer_.version(), delta_.version);
   EXPECT_TRUE(installer_.install(later));
 }

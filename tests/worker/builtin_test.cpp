@@ -36,10 +36,10 @@ class BuiltinTest : public ::testing::Test {
     EXPECT_EQ(engine_->version(), Version{version});
   }
   std::map<std::uint64_t, Result<Response>> finish() {
-    std::map<std::uint64_t, Result<Response>> all;
+    std::map<std::uint64_t, Result<Response>> responses;
     while (engine_->inside() > 0)
-      for (Outcome& outcome : engine_->poll(kSlice)) all.emplace(outcome.id, std::move(outcome.response));
-    return all;
+      for (Outcome& outcome : engine_->poll(kSlice)) responses.emplace(outcome.id, std::move(outcome.response));
+    return responses;
   }
 
   model::ModelConfig config_;
@@ -51,10 +51,10 @@ TEST_F(BuiltinTest, MoreThanFitAtOnceAreAllAnswered) {
   EXPECT_EQ(engine_->inside(), 10u);
   EXPECT_EQ(engine_->capacity(), 4u);
   const std::uint64_t before = engine_->progress();
-  const auto all = finish();
-  ASSERT_EQ(all.size(), 10u);
+  const auto responses = finish();
+  ASSERT_EQ(responses.size(), 10u);
   EXPECT_GT(engine_->progress(), before);
-  for (const auto& [id, response] : all) {
+  for (const auto& [id, response] : responses) {
     ASSERT_TRUE(response);
     EXPECT_EQ(response->tokens.size(), 5 + id);
     EXPECT_EQ(response->logprobs.size(), 5 + id);
@@ -69,8 +69,8 @@ TEST_F(BuiltinTest, SequencesUnderWayGoOnUnderTheNewPolicy) {
   engine_->submit({7, {1, 2, 3}, 40, 1});
   while (engine_->progress() < 5) engine_->poll(Duration{});
   install(4, 2);
-  const auto all = finish();
-  const Response& response = *all.at(7);
+  const auto responses = finish();
+  const Response& response = *responses.at(7);
   ASSERT_EQ(response.spans.size(), 2u);
   EXPECT_EQ(response.spans[0].version, Version{3});
   EXPECT_EQ(response.spans[1].version, Version{4});
@@ -79,18 +79,18 @@ TEST_F(BuiltinTest, SequencesUnderWayGoOnUnderTheNewPolicy) {
   EXPECT_EQ(response.spans[1].end, 40u);
 }
 
-TEST_F(BuiltinTest, NewsEndAPollAfterTheTokenThatIsBeingDrawn) {
-  std::atomic<bool> news = true;
+TEST_F(BuiltinTest, AWaitingPolicyEndsAPollAfterTheCurrentToken) {
+  std::atomic<bool> policy_waits = true;
   BuiltinOptions options;
   options.model = config_;
-  options.news = &news;
+  options.policy_waits = &policy_waits;
   engine_ = *make_builtin_engine(options);
   install(1, 1);
   engine_->submit({1, {1, 2, 3}, 40, 1});
   const std::uint64_t before = engine_->progress();
   EXPECT_TRUE(engine_->poll(std::chrono::hours(1)).empty());
   EXPECT_EQ(engine_->progress(), before + 1);
-  news = false;
+  policy_waits = false;
   const auto outcomes = engine_->poll(std::chrono::hours(1));
   ASSERT_EQ(outcomes.size(), 1u);
   EXPECT_EQ(outcomes[0].response->tokens.size(), 40u);
@@ -112,9 +112,9 @@ TEST_F(BuiltinTest, AStopStringEndsAResponse) {
   engine_ = *make_builtin_engine(options);
   install(1, 1);
   engine_->submit({1, {1, 2, 3}, 10, 1});
-  const auto all = finish();
-  EXPECT_EQ(all.at(1)->tokens.size(), 3u);
-  EXPECT_TRUE(all.at(1)->ended);
+  const auto responses = finish();
+  EXPECT_EQ(responses.at(1)->tokens.size(), 3u);
+  EXPECT_TRUE(responses.at(1)->ended);
 }
 
 // Finite weights with non-finite log-probabilities: no sequence is to blame.
@@ -134,13 +134,13 @@ TEST_F(BuiltinTest, APolicyThatDivergedIsSaidToBeTheReason) {
   ASSERT_TRUE(engine_->install(p));
   engine_->submit({1, {1, 2, 3}, 5, 1});
   engine_->submit({2, {}, 5, 1});
-  std::map<std::uint64_t, bool> of_policy;
+  std::map<std::uint64_t, bool> caused_by_policy;
   while (engine_->inside() > 0)
     for (const Outcome& outcome : engine_->poll(kSlice)) {
       EXPECT_FALSE(outcome.response);
-      of_policy[outcome.id] = outcome.of_policy;
+      caused_by_policy[outcome.id] = outcome.caused_by_policy;
     }
-  EXPECT_EQ(of_policy, (std::map<std::uint64_t, bool>{{1, true}, {2, false}}));
+  EXPECT_EQ(caused_by_policy, (std::map<std::uint64_t, bool>{{1, true}, {2, false}}));
 }
 
 TEST_F(BuiltinTest, AnInvalidRequestSaysWhyAndHurtsNoOther) {
@@ -149,11 +149,11 @@ TEST_F(BuiltinTest, AnInvalidRequestSaysWhyAndHurtsNoOther) {
   engine_->submit({3, {static_cast<model::Token>(config_.vocab_size)}, 5, 1});
   engine_->submit({4, {1, 2}, 5, 1});
   engine_->abort(4);
-  const auto all = finish();
-  ASSERT_EQ(all.size(), 3u);
-  EXPECT_EQ(all.at(1).error().code, Code::kInvalid);
-  EXPECT_EQ(all.at(2)->tokens.size(), 5u);
-  EXPECT_EQ(all.at(3).error().code, Code::kInvalid);
+  const auto responses = finish();
+  ASSERT_EQ(responses.size(), 3u);
+  EXPECT_EQ(responses.at(1).error().code, Code::kInvalid);
+  EXPECT_EQ(responses.at(2)->tokens.size(), 5u);
+  EXPECT_EQ(responses.at(3).error().code, Code::kInvalid);
 }
 
 }  // namespace

@@ -54,24 +54,24 @@ class Policy final : public ServedModel {
     return {scores.begin(), scores.end()};
   }
   std::vector<double> top5(const std::vector<std::int32_t>& text, double temperature) override {
-    const torch::NoGradGuard none;
+    const torch::NoGradGuard no_gradient;
     const auto ids = torch::tensor(std::vector<std::int64_t>(text.begin(), text.end())).unsqueeze(0);
-    const auto last = torch::log_softmax(model_->forward(ids).select(1, -1).squeeze(0) / temperature, -1);
-    const auto top = std::get<0>(last.topk(5)).to(torch::kFloat64).contiguous();
+    const auto last_logprobs = torch::log_softmax(model_->forward(ids).select(1, -1).squeeze(0) / temperature, -1);
+    const auto top = std::get<0>(last_logprobs.topk(5)).to(torch::kFloat64).contiguous();
     return {top.data_ptr<double>(), top.data_ptr<double>() + 5};
   }
 
  private:
-  static std::map<std::uint64_t, ServedResponse> responses(std::vector<model::Ended> all) {
+  static std::map<std::uint64_t, ServedResponse> responses(std::vector<model::Ended> ended_sequences) {
     std::map<std::uint64_t, ServedResponse> ended;
-    for (model::Ended& one : all) {
-      const model::Generation generation = must(std::move(one.generation));
-      ServedResponse& response = ended[one.id];
+    for (model::Ended& sequence : ended_sequences) {
+      const model::Generation generation = must(std::move(sequence.generation));
+      ServedResponse& response = ended[sequence.id];
       response = {generation.tokens,
                   {generation.logprobs.begin(), generation.logprobs.end()},
                   generation.finish == model::Finish::kEos,
                   {}};
-      for (const model::Span& span : one.spans) response.spans.emplace_back(span.version, span.end);
+      for (const model::Span& span : sequence.spans) response.spans.emplace_back(span.version, span.end);
     }
     return ended;
   }

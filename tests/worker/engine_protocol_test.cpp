@@ -39,11 +39,11 @@ TEST(Fingerprints, DistinguishStaleWeightsFromNewOnes) {
 TEST(ProbeNoise, BoundsWhatOneAnswerCanTell) {
   ProbeNoise noise;
   EXPECT_FALSE(noise.bound(7e-6)) << "nothing has been measured";
-  noise.measured(0);
-  EXPECT_EQ(noise.bound(7e-6), ProbeNoise::kLeast);
+  noise.record_distance(0);
+  EXPECT_EQ(noise.bound(7e-6), ProbeNoise::kNoiseMin);
   EXPECT_EQ(noise.bound(0.03), 0.03) << "in bf16, one answer rarely suffices";
-  noise.measured(1e-3);
-  noise.measured(1e-6);
+  noise.record_distance(1e-3);
+  noise.record_distance(1e-6);
   EXPECT_EQ(noise.bound(7e-6), 2e-3);
 }
 
@@ -66,18 +66,18 @@ TEST(Truth, SeesAPartOfTheWeightsThatStaysBehind) {
 }
 
 TEST(EngineMaker, AHostOfAGpuDecodesOnAllItsProcessors) {
-  const unsigned all = std::max(1u, std::thread::hardware_concurrency());
+  const unsigned processors = std::max(1u, std::thread::hardware_concurrency());
   EngineOptions options;
   EXPECT_EQ(threads_of(options), 1u) << "other workers may share a CPU";
   options.device = "cuda";
-  EXPECT_EQ(threads_of(options), all);
+  EXPECT_EQ(threads_of(options), processors);
   options.threads = 5;
   EXPECT_EQ(threads_of(options), 5u);
   options.threads = 0;
-  EXPECT_EQ(threads_of(options), all);
+  EXPECT_EQ(threads_of(options), processors);
   EngineOptions served;
   served.kind = EngineKind::kVllm;
-  EXPECT_EQ(threads_of(served), all);
+  EXPECT_EQ(threads_of(served), processors);
 }
 
 TEST(EngineMaker, OptionsThatDoNotGoTogetherAreRefused) {
@@ -122,25 +122,25 @@ constexpr const char* kVllm =
 // Answers of vLLM 0.32.
 TEST(Receiver, IsAskedForAndSaysWhyItIsNotThere) {
   const auto vllm = vllm_protocol();
-  const auto call = vllm->which_receiver("/dev/shm/echoline-engine-1");
+  const auto call = vllm->receiver_request("/dev/shm/echoline-engine-1");
   ASSERT_TRUE(call);
   EXPECT_EQ(call->path, "/init_weight_transfer_engine");
   EXPECT_EQ(call->body, R"({"init_info":{"folder":"/dev/shm/echoline-engine-1","interface":1}})");
-  EXPECT_TRUE(vllm->settle_receiver(200, R"({"message":"Weight transfer initialized"})"));
-  const auto why = [&](int status, std::string_view body) {
-    return vllm->settle_receiver(status, body).error().detail;
+  EXPECT_TRUE(vllm->on_receiver_response(200, R"({"message":"Weight transfer initialized"})"));
+  const auto reason = [&](int status, std::string_view body) {
+    return vllm->on_receiver_response(status, body).error().detail;
   };
   EXPECT_EQ(
-      why(500, R"({"error":{"message":"Call to collective_rpc method failed: Worker failed with error 'Weight )"
-               R"(transfer not configured. Please set weight_transfer_config to enable weight transfer.', please )"
-               R"(check the stack trace above for the root cause","type":"InternalServerError","param":null,)"
-               R"("code":500}})"),
+      reason(500, R"({"error":{"message":"Call to collective_rpc method failed: Worker failed with error 'Weight )"
+                  R"(transfer not configured. Please set weight_transfer_config to enable weight transfer.', please )"
+                  R"(check the stack trace above for the root cause","type":"InternalServerError","param":null,)"
+                  R"("code":500}})"),
       "Weight transfer not configured. Please set weight_transfer_config to enable weight transfer.");
-  EXPECT_EQ(why(400, R"({"error":{"message":"Invalid init_info for NCCLWeightTransferEngine"}})"),
+  EXPECT_EQ(reason(400, R"({"error":{"message":"Invalid init_info for NCCLWeightTransferEngine"}})"),
             "Invalid init_info for NCCLWeightTransferEngine");
-  EXPECT_EQ(why(404, R"({"detail":"Not Found"})"), "it knows no weight transfer");
-  EXPECT_EQ(why(500, "<html>"), "status 500");
-  EXPECT_FALSE(sglang_protocol()->which_receiver("/x"));
+  EXPECT_EQ(reason(404, R"({"detail":"Not Found"})"), "it knows no weight transfer");
+  EXPECT_EQ(reason(500, "<html>"), "status 500");
+  EXPECT_FALSE(sglang_protocol()->receiver_request("/x"));
 }
 
 TEST(EngineAnswers, AreReadAsDocumented) {
@@ -149,7 +149,7 @@ TEST(EngineAnswers, AreReadAsDocumented) {
     const std::string body = sglang ? kSglang : kVllm;
     Draw draw;
     draw.context = {1, 2};
-    const auto piece = protocol->drawn(draw, body);
+    const auto piece = protocol->parse_piece(draw, body);
     ASSERT_TRUE(piece) << piece.error().message();
     EXPECT_EQ(piece->tokens, (std::vector<model::Token>{7, 8}));
     EXPECT_EQ(piece->logprobs, (std::vector<double>{-0.5, -1.25}));
@@ -158,11 +158,11 @@ TEST(EngineAnswers, AreReadAsDocumented) {
     if (sglang) {
       EXPECT_EQ(piece->spans[0].weights, "42");
     }
-    const auto probed = protocol->probed({1, 2}, body);
+    const auto probed = protocol->parse_scores({1, 2}, body);
     ASSERT_TRUE(probed) << probed.error().message();
     EXPECT_EQ(probed->logprobs, std::vector<double>{-3.5});
-    EXPECT_EQ(*protocol->spread_of(body), 4);
-    EXPECT_FALSE(protocol->probed({1, 3}, body)) << "of another text";
+    EXPECT_EQ(*protocol->parse_spread(body), 4);
+    EXPECT_FALSE(protocol->parse_scores({1, 3}, body)) << "of another text";
   }
 }
 
@@ -187,12 +187,12 @@ constexpr const char* kVllmNoScaleOut = R"({"error":{"message":"Scale-out endpoi
 
 TEST(EngineAnswers, OfVllmSayUnderWhichWeightsEachTokenWasDrawn) {
   const auto protocol = vllm_protocol();
-  ASSERT_TRUE(protocol->which_interface());
-  ASSERT_TRUE(protocol->settle_interface(200, kVllmTokens));
+  ASSERT_TRUE(protocol->interface_request());
+  ASSERT_TRUE(protocol->on_interface_response(200, kVllmTokens));
   EXPECT_TRUE(protocol->keeps_responses());
   Draw draw;
   draw.context = {1, 4093, 198, 1780};
-  const auto piece = protocol->drawn(draw, kVllmTokens);
+  const auto piece = protocol->parse_piece(draw, kVllmTokens);
   ASSERT_TRUE(piece) << piece.error().message();
   EXPECT_EQ(piece->tokens, (std::vector<model::Token>{314, 260, 3049, 2376}));
   EXPECT_EQ(piece->logprobs.size(), 4u);
@@ -200,14 +200,14 @@ TEST(EngineAnswers, OfVllmSayUnderWhichWeightsEachTokenWasDrawn) {
   EXPECT_EQ(piece->spans[1].weights, "8");
   EXPECT_EQ(piece->spans[1].end, 4u);
   draw.context = {1};
-  EXPECT_FALSE(protocol->drawn(draw, kVllmTokens)) << "of another prompt";
+  EXPECT_FALSE(protocol->parse_piece(draw, kVllmTokens)) << "of another prompt";
   EXPECT_EQ(protocol->draw(draw).path, "/inference/v1/generate");
   // Without the interface, responses return at a pause.
-  ASSERT_TRUE(protocol->settle_interface(403, kVllmNoScaleOut));
+  ASSERT_TRUE(protocol->on_interface_response(403, kVllmNoScaleOut));
   EXPECT_FALSE(protocol->keeps_responses());
   EXPECT_EQ(protocol->draw(draw).path, "/v1/completions");
   EXPECT_TRUE(protocol->name_weights(Version{3}).empty());
-  EXPECT_FALSE(protocol->settle_interface(500, "")) << "asked again";
+  EXPECT_FALSE(protocol->on_interface_response(500, "")) << "asked again";
 }
 
 // Any bytes give an answer or an error.
@@ -216,17 +216,17 @@ TEST(EngineAnswers, OfAnyBytesDoNoHarm) {
   for (const char* const recorded : {kSglang, kVllm, kVllmTokens}) {
     const auto protocol = recorded == kSglang ? sglang_protocol() : vllm_protocol();
     if (recorded == kVllmTokens) {
-      ASSERT_TRUE(protocol->settle_interface(200, recorded));
+      ASSERT_TRUE(protocol->on_interface_response(200, recorded));
     }
     const std::string good = recorded;
     Draw draw;
     draw.context = {1, 2};
     if (recorded == kVllmTokens) draw.context = {1, 4093, 198, 1780};
     const auto read = [&](const std::string& body) {
-      const auto piece = protocol->drawn(draw, body);
+      const auto piece = protocol->parse_piece(draw, body);
       EXPECT_TRUE(!piece || piece->aborted || piece->tokens.size() == piece->logprobs.size());
-      (void)protocol->probed({1, 2}, body);
-      (void)protocol->spread_of(body);
+      (void)protocol->parse_scores({1, 2}, body);
+      (void)protocol->parse_spread(body);
       for (const Step& step : protocol->load("/x", Version{1}))
         if (step.accepts) (void)step.accepts(body);
     };
@@ -236,11 +236,11 @@ TEST(EngineAnswers, OfAnyBytesDoNoHarm) {
     for (int i = 0; i < 20000; ++i) {
       std::string body = good;
       for (std::uint64_t n = 1 + random.below(4); n > 0; --n) {
-        const std::size_t at = random.below(body.size());
+        const std::size_t position = random.below(body.size());
         if (random.below(2) == 0)
-          body[at] = "0123456789[]{},:\"-.en x"[random.below(23)];
+          body[position] = "0123456789[]{},:\"-.en x"[random.below(23)];
         else
-          body.erase(at, 1 + random.below(8));
+          body.erase(position, 1 + random.below(8));
       }
       read(body);
     }
@@ -255,9 +255,9 @@ TEST(RemotePhase, OnlyPhasesThatFollowAreTaken) {
     phase.move(next);
   EXPECT_DEATH(phase.move(kLoading), "down to loading");
   phase.move(kWaking);
-  EXPECT_TRUE(phase.looked_at());
+  EXPECT_TRUE(phase.awaits_health_check());
   EXPECT_FALSE(phase.error());
-  phase.break_down(fail(Code::kIo, "engine", "gone"));
+  phase.mark_broken(fail(Code::kIo, "engine", "gone"));
   EXPECT_EQ(phase.error()->detail, "gone");
   for (const auto next : {kEmpty, kDown, kWaking, kSuspected, kLoading, kReady, kBroken})
     EXPECT_DEATH(phase.move(next), "from phase broken to");

@@ -1,3 +1,4 @@
+// Implements the inference server of engine_server.hpp: its routes, its faults, and a model that hashes.
 #include "engine_server.hpp"
 
 #include <fmt/format.h>
@@ -24,7 +25,7 @@ using httplib::Response;
 using nlohmann::json;
 
 // As vLLM 0.32 reports an error of its worker process.
-std::string of_worker(const std::string& error) {
+std::string worker_error(const std::string& error) {
   return fmt::format(
       "Call to collective_rpc method failed: Worker failed with error '{}', please check the stack trace "
       "above for the root cause",
@@ -41,20 +42,21 @@ struct EngineServer::Impl {
   int port = 0;
 
   std::function<void(const std::string&, int)> seen;
-  std::atomic<int> wanted = 0;
-  mutable std::mutex mutex;  // everything below, and the model
-  std::condition_variable_any changed, nobody_waits;
+  std::atomic<int> waiting_requests = 0;  // that want the mutex; run() lets them go first
+  mutable std::mutex mutex;               // everything below, and the model
+  std::condition_variable_any changed, no_request_waits;
   std::vector<Fault> faults;
   std::map<std::string, int> counts;
   std::map<std::string, std::string> bodies;
   struct Drawing {
-    std::condition_variable_any over;
+    std::condition_variable_any has_ended;
     std::optional<ServedResponse> response;
     bool aborted = false;
   };
   std::map<std::uint64_t, Drawing*> running;
-  std::uint64_t next = 1;
-  bool paused = false, keeping = false, stopping = false, ready = false;  // keeping: responses wait in the pause
+  std::uint64_t next_id = 1;
+  bool paused = false, stopping = false, ready = false;
+  bool keeps_responses = false;  // in a pause; otherwise the pause aborts them
   std::filesystem::path folder;
   // State of the plug-in: the loaded version, and the digests of the loaded tensors by name.
   bool receiver_ready = false, updating = false;
@@ -66,12 +68,12 @@ struct EngineServer::Impl {
   void run() {
     std::unique_lock lock(mutex);
     while (!stopping) {
-      if (running.empty() || keeping) {
+      if (running.empty() || keeps_responses) {
         changed.wait(lock);
         continue;
       }
       for (auto& [id, response] : model->step()) finish(id, std::move(response), false);
-      nobody_waits.wait(lock, [this] { return wanted == 0; });
+      no_request_waits.wait(lock, [this] { return waiting_requests == 0; });
     }
   }
   void finish(std::uint64_t id, ServedResponse response, bool aborted) {
@@ -79,7 +81,7 @@ struct EngineServer::Impl {
     running.erase(id);
     drawing->response = std::move(response);
     drawing->aborted = aborted;
-    drawing->over.notify_one();
+    drawing->has_ended.notify_one();
   }
   void abort_all() {
     for (auto& [id, response] : model->interrupt()) finish(id, std::move(response), true);
@@ -100,8 +102,8 @@ struct EngineServer::Impl {
     response.set_content(body.dump(), "application/json");
   }
 
-  // Applies faults that do not depend on the request. True if it made the answer.
-  bool spoilt(const std::optional<Fault>& fault, Response& response, std::unique_lock<std::mutex>& lock) {
+  // Applies a fault that does not depend on the request. Returns true if that has made the answer.
+  bool apply_fault(const std::optional<Fault>& fault, Response& response, std::unique_lock<std::mutex>& lock) {
     if (!fault) return false;
     if (fault->what == "status") {
       put(response, {{"error", {{"message", "it is not so well"}, {"code", fault->status}}}}, fault->status);
@@ -125,15 +127,15 @@ struct EngineServer::Impl {
     return false;
   }
 
-  void name_version(const std::string& next) {
-    version = next;
-    versions.push_back(next);
+  void name_version(const std::string& name) {
+    version = name;
+    versions.push_back(name);
     model->begin_span(versions.size() - 1);
   }
 
-  void load(const std::filesystem::path& from) {
-    model->load(from);
-    folder = from;
+  void load(const std::filesystem::path& new_folder) {
+    model->load(new_folder);
+    folder = new_folder;
     name_version(version);  // no later prompt shares keys and values with earlier ones
   }
 
@@ -142,12 +144,12 @@ struct EngineServer::Impl {
     const auto checkpoint = delta::Checkpoint::open(folder);
     if (!checkpoint) throw std::runtime_error(checkpoint.error().message());
     for (const delta::TensorView& tensor : checkpoint->view()) {
-      std::string& known = tensors[tensor.name];
-      const std::string now = delta::digest_state({tensor})->hex();
-      if (info.contains("tensors") && known != now &&
+      std::string& loaded_digest = tensors[tensor.name];
+      const std::string digest = delta::digest_state({tensor})->hex();
+      if (info.contains("tensors") && loaded_digest != digest &&
           std::ranges::find(info.at("tensors"), json(tensor.name)) == info.at("tensors").end())
         throw std::runtime_error(tensor.name + " has changed as well");
-      known = now;
+      loaded_digest = digest;
     }
     load(folder);
   }
@@ -155,16 +157,16 @@ struct EngineServer::Impl {
   static void refuse(Response& response, const std::string& message) {
     put(response,
         {{"error",
-          {{"message", of_worker(message)}, {"type", "InternalServerError"}, {"param", nullptr}, {"code", 500}}}},
+          {{"message", worker_error(message)}, {"type", "InternalServerError"}, {"param", nullptr}, {"code", 500}}}},
         500);
   }
 
   void routes() {
-    const auto on = [this](const char* method, const char* path, auto act) {
+    const auto add_route = [this](const char* method, const char* path, auto act) {
       const auto handler = [this, path, act](const Request& request, Response& response) {
-        ++wanted;
+        ++waiting_requests;
         std::unique_lock lock(mutex);
-        if (--wanted == 0) nobody_waits.notify_one();
+        if (--waiting_requests == 0) no_request_waits.notify_one();
         const int count = ++counts[path];
         if (seen) seen(path, count);
         bodies[path] = request.body;
@@ -179,34 +181,34 @@ struct EngineServer::Impl {
       else
         server.Post(path, handler);
     };
-    on("GET", "/health", [this](const Request&, Response& response, std::unique_lock<std::mutex>& lock) {
-      if (spoilt(take_fault("health"), response, lock)) return;
+    add_route("GET", "/health", [this](const Request&, Response& response, std::unique_lock<std::mutex>& lock) {
+      if (apply_fault(take_fault("health"), response, lock)) return;
       if (!ready) put(response, json::object(), 503);
     });
     if (speaks == Speaks::kSglang) {
-      on("POST", "/generate",
-         [this](const Request& q, Response& r, auto& lock) { sglang(json::parse(q.body), r, lock); });
-      on("POST", "/pause_generation", [this](const Request& q, Response& r, auto& lock) {
-        if (spoilt(take_fault("pause"), r, lock)) return;
+      add_route("POST", "/generate",
+                [this](const Request& q, Response& r, auto& lock) { sglang(json::parse(q.body), r, lock); });
+      add_route("POST", "/pause_generation", [this](const Request& q, Response& r, auto& lock) {
+        if (apply_fault(take_fault("pause"), r, lock)) return;
         if (json::parse(q.body).at("mode") != "abort") throw std::runtime_error("mode");
         paused = true;
         abort_all();
         put(r, {{"status", "ok"}});
       });
-      on("POST", "/continue_generation", [this](const Request&, Response& r, auto&) {
+      add_route("POST", "/continue_generation", [this](const Request&, Response& r, auto&) {
         paused = false;
         changed.notify_all();
         put(r, {{"status", "ok"}});
       });
-      on("POST", "/update_weight_version", [this](const Request& q, Response& r, auto&) {
+      add_route("POST", "/update_weight_version", [this](const Request& q, Response& r, auto&) {
         const json body = json::parse(q.body);
         if (body.value("abort_all_requests", true)) abort_all();
         name_version(body.at("new_version"));
         put(r, {{"success", true}, {"new_version", version}});
       });
-      on("POST", "/update_weights_from_disk", [this](const Request& q, Response& r, auto& lock) {
+      add_route("POST", "/update_weights_from_disk", [this](const Request& q, Response& r, auto& lock) {
         const auto fault = take_fault("load");
-        if (spoilt(fault, r, lock)) return;
+        if (apply_fault(fault, r, lock)) return;
         const json body = json::parse(q.body);
         if (fault && fault->what == "fails")
           return put(r, {{"success", false}, {"message", "Failed to get weights iterator"}, {"num_paused_requests", 0}},
@@ -218,32 +220,32 @@ struct EngineServer::Impl {
         put(r, {{"success", true}, {"message", "Succeeded to update model weights."}, {"num_paused_requests", 0}});
       });
     } else {
-      on("POST", "/v1/completions",
-         [this](const Request& q, Response& r, auto& lock) { vllm(json::parse(q.body), r, lock); });
-      on("POST", "/pause", [this](const Request& q, Response& r, auto& lock) {
-        if (spoilt(take_fault("pause"), r, lock)) return;
+      add_route("POST", "/v1/completions",
+                [this](const Request& q, Response& r, auto& lock) { vllm(json::parse(q.body), r, lock); });
+      add_route("POST", "/pause", [this](const Request& q, Response& r, auto& lock) {
+        if (apply_fault(take_fault("pause"), r, lock)) return;
         const std::string mode = q.get_param_value("mode");
         if (mode != "abort" && mode != "keep") throw std::runtime_error("mode");
         paused = true;
-        keeping = mode == "keep";
-        if (!keeping) abort_all();
+        keeps_responses = mode == "keep";
+        if (!keeps_responses) abort_all();
         put(r, {{"status", "paused"}});
       });
-      on("POST", "/resume", [this](const Request&, Response& r, auto&) {
-        paused = keeping = false;
+      add_route("POST", "/resume", [this](const Request&, Response& r, auto&) {
+        paused = keeps_responses = false;
         changed.notify_all();
         put(r, {{"status", "resumed"}});
       });
-      on("POST", "/collective_rpc", [this](const Request& q, Response& r, auto& lock) {
+      add_route("POST", "/collective_rpc", [this](const Request& q, Response& r, auto& lock) {
         const auto fault = take_fault("load");
-        if (spoilt(fault, r, lock)) return;
+        if (apply_fault(fault, r, lock)) return;
         if (json::parse(q.body).at("method") != "reload_weights") throw std::runtime_error("method");
         if (fault && fault->what == "fails") return put(r, {{"error", {{"message", "CUDA error"}}}}, 500);
         if (!fault || fault->what != "stale") load(folder);
         put(r, {{"results", {nullptr}}});
       });
-      on("POST", "/reset_prefix_cache", [](const Request&, Response&, auto&) {});
-      on("POST", "/inference/v1/generate", [this](const Request& q, Response& r, auto& lock) {
+      add_route("POST", "/reset_prefix_cache", [](const Request&, Response&, auto&) {});
+      add_route("POST", "/inference/v1/generate", [this](const Request& q, Response& r, auto& lock) {
         if (speaks == Speaks::kVllmCompletions)
           return put(r,
                      {{"error",
@@ -254,7 +256,7 @@ struct EngineServer::Impl {
                      403);
         generate(json::parse(q.body), r, lock);
       });
-      on("POST", "/init_weight_transfer_engine", [this](const Request& q, Response& r, auto&) {
+      add_route("POST", "/init_weight_transfer_engine", [this](const Request& q, Response& r, auto&) {
         const json info = json::parse(q.body).at("init_info");
         if (speaks != Speaks::kVllmReceiver) return refuse(r, kNotConfigured);
         if (info.at("interface") != 1) return refuse(r, "expected interface 1");
@@ -263,16 +265,16 @@ struct EngineServer::Impl {
         received.reset();
         put(r, {{"message", "Weight transfer initialized"}});
       });
-      on("POST", "/start_weight_update", [this](const Request&, Response& r, auto& lock) {
-        if (spoilt(take_fault("start"), r, lock)) return;
+      add_route("POST", "/start_weight_update", [this](const Request&, Response& r, auto& lock) {
+        if (apply_fault(take_fault("start"), r, lock)) return;
         if (!receiver_ready) return refuse(r, kNotConfigured);
         if (updating) return refuse(r, "start_weight_update called while a weight update is already active.");
         updating = true;
         put(r, {{"message", "Weight update started"}});
       });
-      on("POST", "/update_weights", [this](const Request& q, Response& r, auto& lock) {
+      add_route("POST", "/update_weights", [this](const Request& q, Response& r, auto& lock) {
         const auto fault = take_fault("load");
-        if (spoilt(fault, r, lock)) return;
+        if (apply_fault(fault, r, lock)) return;
         if (!std::exchange(updating, false)) return refuse(r, "start_weight_update must be called first");
         const json info = json::parse(q.body).at("update_info");
         const auto before = std::exchange(received, std::nullopt);
@@ -285,20 +287,20 @@ struct EngineServer::Impl {
         updating = true;
         put(r, {{"message", "Weights updated"}});
       });
-      on("POST", "/finish_weight_update", [this](const Request& q, Response& r, auto& lock) {
-        if (spoilt(take_fault("finish"), r, lock)) return;
+      add_route("POST", "/finish_weight_update", [this](const Request& q, Response& r, auto& lock) {
+        if (apply_fault(take_fault("finish"), r, lock)) return;
         if (!std::exchange(updating, false))
           return refuse(r, "finish_weight_update called without a matching start_weight_update.");
         const json body = json::parse(q.body);
         if (body.contains("weight_version") && !take_fault("version")) name_version(body.at("weight_version"));
         put(r, {{"message", "Weight update finished"}});
       });
-      on("POST", "/update_weight_version", [this](const Request& q, Response& r, auto&) {
+      add_route("POST", "/update_weight_version", [this](const Request& q, Response& r, auto&) {
         const json next = json::parse(q.body).at("new_version");
         if (!take_fault("version")) name_version(next);
         put(r, {{"success", true}, {"new_version", next}});
       });
-      on("GET", "/v1/models", [this](const Request&, Response& r, auto&) {
+      add_route("GET", "/v1/models", [this](const Request&, Response& r, auto&) {
         put(r, {{"object", "list"},
                 {"data", {{{"id", folder.string()}, {"object", "model"}, {"root", folder.string()}}}}});
       });
@@ -309,14 +311,14 @@ struct EngineServer::Impl {
   std::pair<ServedResponse, bool> draw(ServedRequest request, std::unique_lock<std::mutex>& lock, const Fault* fault) {
     changed.wait(lock, [&] { return !paused || stopping; });
     if (stopping) throw std::runtime_error("it ends");
-    const std::uint64_t id = next++;
+    const std::uint64_t id = next_id++;
     const double temperature = request.temperature;
     const std::int64_t tokens_max = request.tokens_max;
     model->add(id, std::move(request));
     Drawing drawing;
     running[id] = &drawing;
     if (running.size() == 1) changed.notify_all();
-    drawing.over.wait(lock, [&] { return drawing.response.has_value(); });
+    drawing.has_ended.wait(lock, [&] { return drawing.response.has_value(); });
     ServedResponse response = std::move(*drawing.response);
     const bool aborted = drawing.aborted;
     if (!fault) return {response, aborted};
@@ -354,7 +356,7 @@ struct EngineServer::Impl {
                  {"weight_version", version}};
     const auto prompt = request.prompt;
     if (body.value("logprob_start_len", -1) == 0) {
-      if (spoilt(take_fault("probe"), r, lock)) return;
+      if (apply_fault(take_fault("probe"), r, lock)) return;
       changed.wait(lock, [&] { return !paused || stopping; });
       std::vector<double> logprobs = model->score(prompt);
       logprobs.insert(logprobs.begin(), std::nan(""));
@@ -368,7 +370,7 @@ struct EngineServer::Impl {
       return put(r, {{"text", ""}, {"output_ids", {1}}, {"meta_info", meta}});
     }
     const auto fault = take_fault("draw");
-    if (spoilt(fault, r, lock)) return;
+    if (apply_fault(fault, r, lock)) return;
     const auto [response, aborted] = draw(request, lock, fault ? &*fault : nullptr);
     meta["weight_version"] = version;
     meta["completion_tokens"] = response.tokens.size();
@@ -400,13 +402,13 @@ struct EngineServer::Impl {
       return put(r, answer);
     }
     const auto fault = take_fault("draw");
-    if (spoilt(fault, r, lock)) return;
+    if (apply_fault(fault, r, lock)) return;
     const auto [response, aborted] = draw(request, lock, fault ? &*fault : nullptr);
     json spans = json::array();
     for (std::size_t start = 0; const auto& [number, end] : response.spans) {
-      const std::size_t to = std::min(end, response.tokens.size());
-      if (to > start) spans.push_back({{"version", versions.at(number)}, {"start", start}, {"end", to}});
-      start = to;
+      const std::size_t span_end = std::min(end, response.tokens.size());
+      if (span_end > start) spans.push_back({{"version", versions.at(number)}, {"start", start}, {"end", span_end}});
+      start = span_end;
     }
     choice["finish_reason"] = aborted ? "abort" : response.ended ? "stop" : "length";
     choice["token_ids"] = response.tokens;
@@ -449,7 +451,7 @@ struct EngineServer::Impl {
               {"usage", json::object()}});
     };
     if (body.contains("prompt_logprobs")) {
-      if (spoilt(take_fault("probe"), r, lock)) return;
+      if (apply_fault(take_fault("probe"), r, lock)) return;
       changed.wait(lock, [&] { return !paused || stopping; });
       json list = json::array({nullptr});
       const std::vector<double> logprobs = model->score(prompt);
@@ -468,7 +470,7 @@ struct EngineServer::Impl {
       return answer(json::array({choice}));
     }
     const auto fault = take_fault("draw");
-    if (spoilt(fault, r, lock)) return;
+    if (apply_fault(fault, r, lock)) return;
     const auto [response, aborted] = draw(request, lock, fault ? &*fault : nullptr);
     choice["finish_reason"] = aborted ? "abort" : response.ended ? "stop" : "length";
     choice["token_ids"] = response.tokens;
@@ -484,7 +486,7 @@ struct EngineServer::Impl {
     answer(json::array({other, choice}));
   }
 
-  bool raw = false;
+  bool raw = false;  // log-probabilities ignore the temperature
 };
 
 EngineServer::EngineServer(Speaks speaks, std::unique_ptr<ServedModel> model, int port,
@@ -515,7 +517,7 @@ EngineServer::~EngineServer() {
   {
     const std::lock_guard lock(impl_->mutex);
     impl_->stopping = true;
-    impl_->paused = impl_->keeping = false;
+    impl_->paused = impl_->keeps_responses = false;
     impl_->abort_all();
   }
   impl_->changed.notify_all();
@@ -579,7 +581,7 @@ class Hashing final : public ServedModel {
   void add(std::uint64_t id, ServedRequest request) override { running_[id] = {std::move(request), {}}; }
   std::map<std::uint64_t, ServedResponse> step() override {
     std::map<std::uint64_t, ServedResponse> ended;
-    const std::int64_t before = hold_->drawn;
+    const std::int64_t drawn_before = hold_->drawn;
     for (auto it = running_.begin(); it != running_.end();) {
       auto& [request, response] = it->second;
       if (std::ssize(response.tokens) >= hold_->held_at) {
@@ -591,37 +593,37 @@ class Hashing final : public ServedModel {
       const std::uint64_t bits = mix64(request.seed ^ mix64(position));
       const auto token = static_cast<std::int32_t>(bits % static_cast<std::uint64_t>(vocabulary_));
       response.tokens.push_back(token);
-      response.logprobs.push_back(value(token, position) / request.temperature);
+      response.logprobs.push_back(logprob_of(token, position) / request.temperature);
       if (response.spans.empty() || response.spans.back().first != span_) response.spans.push_back({span_, 0});
       response.spans.back().second = response.tokens.size();
       response.ended = std::find(request.ends.begin(), request.ends.end(), token) != request.ends.end();
-      const bool over = response.ended || std::ssize(response.tokens) == request.tokens_max;
-      if (over) ended[it->first] = std::move(response);
-      it = over ? running_.erase(it) : std::next(it);
+      const bool is_complete = response.ended || std::ssize(response.tokens) == request.tokens_max;
+      if (is_complete) ended[it->first] = std::move(response);
+      it = is_complete ? running_.erase(it) : std::next(it);
     }
-    if (hold_->drawn == before) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    if (hold_->drawn == drawn_before) std::this_thread::sleep_for(std::chrono::milliseconds(1));
     return ended;
   }
   std::map<std::uint64_t, ServedResponse> interrupt() override {
     std::map<std::uint64_t, ServedResponse> ended;
-    for (auto& [id, one] : running_) ended[id] = std::move(one.second);
+    for (auto& [id, sequence] : running_) ended[id] = std::move(sequence.second);
     running_.clear();
     return ended;
   }
   void begin_span(std::uint64_t number) override { span_ = number; }
   std::vector<double> score(const std::vector<std::int32_t>& text) override {
-    std::vector<double> all;
-    for (std::size_t i = 1; i < text.size(); ++i) all.push_back(value(text[i], i));
-    return all;
+    std::vector<double> logprobs;
+    for (std::size_t i = 1; i < text.size(); ++i) logprobs.push_back(logprob_of(text[i], i));
+    return logprobs;
   }
   std::vector<double> top5(const std::vector<std::int32_t>&, double temperature) override {
-    std::vector<double> all;
-    for (int i = 1; i <= 5; ++i) all.push_back(-i / temperature);
-    return all;
+    std::vector<double> logprobs;
+    for (int i = 1; i <= 5; ++i) logprobs.push_back(-i / temperature);
+    return logprobs;
   }
 
  private:
-  double value(std::int32_t token, std::uint64_t position) const {
+  double logprob_of(std::int32_t token, std::uint64_t position) const {
     return -0.1 -
            static_cast<double>(mix64(weights_ ^ mix64(position ^ (static_cast<std::uint64_t>(token) << 20))) >> 44) *
                1e-5;

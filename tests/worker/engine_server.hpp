@@ -1,5 +1,5 @@
 // An inference server on loopback with the part of SGLang's or vLLM's interface that workers use. It misbehaves on
-// request. A callback draws the tokens.
+// request. A ServedModel samples the tokens.
 #pragma once
 #include <atomic>
 #include <chrono>
@@ -26,7 +26,7 @@ struct ServedResponse {
   std::vector<std::int32_t> tokens;
   std::vector<double> logprobs;
   bool ended = false;
-  std::vector<std::pair<std::uint64_t, std::size_t>> spans;  // number, and where it ends
+  std::vector<std::pair<std::uint64_t, std::size_t>> spans;  // number of the span, and its end
 };
 
 // Called by one thread at a time.
@@ -39,15 +39,16 @@ class ServedModel {
   virtual std::map<std::uint64_t, ServedResponse> step() = 0;
   // Ends all responses with their present tokens.
   virtual std::map<std::uint64_t, ServedResponse> interrupt() = 0;
-  virtual void begin_span(std::uint64_t number) = 0;  // tokens drawn from now on belong to it; until then to 0
-  virtual std::vector<double> score(const std::vector<std::int32_t>& text) = 0;  // of all but the first
+  // Tokens sampled from now on belong to this span; before the first call, to span 0.
+  virtual void begin_span(std::uint64_t number) = 0;
+  virtual std::vector<double> score(const std::vector<std::int32_t>& text) = 0;  // of all tokens but the first
   virtual std::vector<double> top5(const std::vector<std::int32_t>& text, double temperature) = 0;  // descending
 };
 
-// vLLM with and without --enable-scale-out; with both it and echoline's plug-in.
+// The interfaces: SGLang; vLLM with --enable-scale-out, without it, and with it and echoline's plug-in.
 enum class Speaks { kSglang, kVllm, kVllmCompletions, kVllmReceiver };
 
-// One after the other; "": none.
+// A fault of the server. Faults of the same place happen one after the other.
 struct Fault {
   // "draw", "load", "health", "probe", "pause", "version"; of an update by the plug-in also "start" and "finish"
   std::string at;
@@ -80,7 +81,7 @@ class EngineServer {
   std::string last(const std::string& path) const;  // body of the last
   // Imitates a worker that ended within an update.
   void leave_update_open();
-  // Imitates another process at this address: with the weights of `folder`, and no version.
+  // Imitates another process at this address, which has the weights of `folder` and no version.
   void replace(const std::filesystem::path& folder);
 
  private:

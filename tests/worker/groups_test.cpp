@@ -20,21 +20,21 @@ using ::testing::UnorderedElementsAre;
 constexpr std::uint32_t kGroup = 4;
 const TimePoint kNow = TimePoint(std::chrono::seconds(100));
 
-class Broken final : public data_plane::Adapter {
+class FaultyAdapter final : public data_plane::Adapter {
  public:
-  explicit Broken(std::unique_ptr<data_plane::Adapter> sound) : sound_(std::move(sound)) {}
+  explicit FaultyAdapter(std::unique_ptr<data_plane::Adapter> base) : base_(std::move(base)) {}
   std::string_view name() const override { return "broken"; }
-  Result<schema::Problem> problem(std::uint64_t index) const override { return sound_->problem(index); }
+  Result<schema::Problem> problem(std::uint64_t index) const override { return base_->problem(index); }
   std::vector<schema::Problem> evaluation() const override { return {}; }
   Result<data_plane::Score> score(const schema::Problem& problem, std::string_view response) const override {
     if (problem.id() == "unscorable") throw std::runtime_error("no verdict");
     if (problem.id() == "ungradable") return fail(Code::kUnavailable, "grade", "why not");
-    return sound_->score(problem, response);
+    return base_->score(problem, response);
   }
   std::optional<std::string> demonstration(const schema::Problem&) const override { return std::nullopt; }
 
  private:
-  std::unique_ptr<data_plane::Adapter> sound_;
+  std::unique_ptr<data_plane::Adapter> base_;
 };
 
 // Asks for two numbers, one after the other. Answers only when the test calls for it.
@@ -44,9 +44,9 @@ class TwoQuestions final : public data_plane::Adapter {
     data_plane::Episode::Done done;
     data_plane::Step step;
   };
-  class Two final : public data_plane::Episode {
+  class Conversation final : public data_plane::Episode {
    public:
-    Two(std::vector<Thought>& thoughts, std::uint64_t seed) : thoughts_(thoughts), seed_(seed) {}
+    Conversation(std::vector<Thought>& thoughts, std::uint64_t seed) : thoughts_(thoughts), seed_(seed) {}
     void step(std::string response, Done done) override {
       data_plane::Step step;
       step.done = ++turns_ == 2;
@@ -67,7 +67,7 @@ class TwoQuestions final : public data_plane::Adapter {
   Result<schema::Problem> problem(std::uint64_t) const override { return schema::Problem(); }
   std::vector<schema::Problem> evaluation() const override { return {}; }
   Result<std::unique_ptr<data_plane::Episode>> begin(const schema::Problem&, std::uint64_t seed) const override {
-    return std::unique_ptr<data_plane::Episode>(std::make_unique<Two>(thoughts_, seed));
+    return std::unique_ptr<data_plane::Episode>(std::make_unique<Conversation>(thoughts_, seed));
   }
   std::optional<std::string> demonstration(const schema::Problem&) const override { return std::nullopt; }
 
@@ -87,7 +87,7 @@ class GroupsTest : public ::testing::Test {
     spec.set_adapter_name("arithmetic");
     spec.set_response_tokens_max(3);
     task_ = *make_task(std::move(spec));
-    task_.adapter = std::make_unique<Broken>(std::move(task_.adapter));
+    task_.adapter = std::make_unique<FaultyAdapter>(std::move(task_.adapter));
     groups_.emplace(task_, WorkerId{9});
   }
 
@@ -203,17 +203,17 @@ TEST_F(GroupsTest, TurnsFollowEachOtherAndWhatThePolicyIsToldIsNotItsOwn) {
   const auto sequences = begin(lease(1, "3+4="));
   EXPECT_EQ(sequences[0].tokens_max, 4);
   for (const Sequence& s : sequences) groups_->take(answered(s.id));
-  EXPECT_EQ(groups_->at_task(), kGroup);
+  EXPECT_EQ(groups_->rollouts_in_environment(), kGroup);
   EXPECT_THAT(groups_->advance().next, IsEmpty()) << "the tasks have not answered yet";
   ASSERT_EQ(thoughts.size(), kGroup);
   for (auto& thought : std::exchange(thoughts, {})) thought.done(std::move(thought.step));
   Groups::Advance second = groups_->advance();
   ASSERT_EQ(second.next.size(), kGroup);
-  EXPECT_EQ(groups_->at_task(), 0u);
+  EXPECT_EQ(groups_->rollouts_in_environment(), 0u);
   for (std::uint32_t member = 0; member < kGroup; ++member) {
     const Sequence& s = second.next[member];
-    const std::string told = std::to_string(data_plane::episode_seed(5, 1, member) % 10);
-    EXPECT_EQ(task_.phrasing->tokenizer().decode(s.prompt), "3+4=7<|endoftext|>\n" + told + "\n");
+    const std::string observation = std::to_string(data_plane::episode_seed(5, 1, member) % 10);
+    EXPECT_EQ(task_.phrasing->tokenizer().decode(s.prompt), "3+4=7<|endoftext|>\n" + observation + "\n");
     EXPECT_EQ(s.tokens_max, 4) << "5 of 10 tokens are left";
     EXPECT_NE(s.seed, sequences[member].seed);
     Outcome outcome = answered(s.id, member == 0 ? "8" : "7");
@@ -255,7 +255,7 @@ TEST_F(GroupsTest, AnEpisodeWithoutRoomIsCut) {
 }
 
 // A game of two: the policy also plays the opponent, and its tokens as the opponent are not trained on.
-class Opposite final : public data_plane::Adapter {
+class OpponentAdapter final : public data_plane::Adapter {
  public:
   class Game final : public data_plane::QuickEpisode {
    public:
@@ -279,7 +279,7 @@ class Opposite final : public data_plane::Adapter {
 };
 
 TEST_F(GroupsTest, SidePromptsAreNotTrainedOn) {
-  task_.adapter = std::make_unique<Opposite>();
+  task_.adapter = std::make_unique<OpponentAdapter>();
   task_.spec.set_response_tokens_max(10);
   task_.spec.set_turn_tokens_max(4);
   const auto text = [&](const Sequence& s) { return task_.phrasing->tokenizer().decode(s.prompt); };
@@ -314,7 +314,7 @@ TEST_F(GroupsTest, AnAnswerForAForgottenGroupDoesNoHarm) {
   task_.adapter = std::make_unique<TwoQuestions>(thoughts);
   const auto sequences = begin(lease(1, "3+4="));
   for (const Sequence& s : sequences) groups_->take(answered(s.id));
-  EXPECT_THAT(groups_->drop(), IsEmpty()) << "none is inside the engine";
+  EXPECT_THAT(groups_->drop_all(), IsEmpty()) << "none is inside the engine";
   groups_.emplace(task_, WorkerId{9});
   for (auto& thought : thoughts) thought.done(std::move(thought.step));
   EXPECT_THAT(groups_->advance().ended, IsEmpty());
@@ -323,7 +323,7 @@ TEST_F(GroupsTest, AnAnswerForAForgottenGroupDoesNoHarm) {
 TEST_F(GroupsTest, DroppedGroupsAreForgotten) {
   const auto first = begin(lease(1, "1")), second = begin(lease(2, "2"));
   EXPECT_FALSE(take(answered(first[0].id)));
-  EXPECT_EQ(groups_->drop().size(), 2 * kGroup - 1);
+  EXPECT_EQ(groups_->drop_all().size(), 2 * kGroup - 1);
   EXPECT_TRUE(groups_->empty());
   EXPECT_EQ(groups_->rollouts(), 0u);
   EXPECT_FALSE(take(answered(second[0].id)));

@@ -21,8 +21,8 @@ inline overlay::Publication publication(std::uint64_t version, std::optional<std
 }
 
 inline std::vector<std::byte> bytes_of(const overlay::Publication& p) {
-  const overlay::Slice whole = *p.payload.bytes();
-  return {whole.bytes().begin(), whole.bytes().end()};
+  const overlay::Slice payload = *p.payload.bytes();
+  return {payload.bytes().begin(), payload.bytes().end()};
 }
 
 }  // namespace echoline::worker

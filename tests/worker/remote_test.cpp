@@ -8,6 +8,7 @@
 #include <fstream>
 #include <map>
 #include <nlohmann/json.hpp>
+#include <set>
 #include <thread>
 
 #include "delta/checkpoint.hpp"
@@ -106,7 +107,7 @@ class RemoteTest : public ::testing::TestWithParam<Speaks> {
     options_.kind = is_vllm() ? EngineKind::kVllm : EngineKind::kSglang;
     options_.folder = folder_.path() / "policy";
     options_.patience = seconds(20);
-    options_.retry_first = milliseconds(5);
+    options_.first_retry_delay = milliseconds(5);
     host_ = {&stop_, [this] {
                if (while_waiting_) while_waiting_();
              }};
@@ -153,7 +154,7 @@ class RemoteTest : public ::testing::TestWithParam<Speaks> {
   std::map<std::uint64_t, Result<Response>> finish(seconds limit = seconds(30)) {
     std::map<std::uint64_t, Result<Response>> all;
     const auto end = std::chrono::steady_clock::now() + limit;
-    while (engine_->inside() > 0 && engine_->state() && std::chrono::steady_clock::now() < end)
+    while (engine_->inside() > 0 && engine_->status() && std::chrono::steady_clock::now() < end)
       for (Outcome& outcome : engine_->poll(kSlice)) all.emplace(outcome.id, std::move(outcome.response));
     return all;
   }
@@ -327,7 +328,7 @@ TEST_P(RemoteTest, StaleWeightsAreSeen) {
   const Status never = engine_->install(policies_.delta(2, 3));
   ASSERT_FALSE(never);
   EXPECT_THAT(never.error().message(), HasSubstr("answers as under another version"));
-  EXPECT_FALSE(engine_->state());
+  EXPECT_FALSE(engine_->status());
 }
 
 TEST_P(RemoteTest, AReloadThatFailsOrHangsIsTriedAgain) {
@@ -344,7 +345,7 @@ TEST_P(RemoteTest, AReloadThatFailsOrHangsIsTriedAgain) {
 
 // An engine that died during a pause never answers, and its server keeps the connection open.
 TEST_P(RemoteTest, APauseThatIsNeverAnsweredEndsSoon) {
-  options_.control_patience = milliseconds(300);
+  options_.control_timeout = milliseconds(300);
   attach();
   install(policies_.snapshot(1));
   server_->fault({"pause", "hang", 1, 0, seconds(60)});
@@ -578,11 +579,11 @@ TEST_P(RemoteTest, AfterAnErrorOfTheServerItsHealthIsLookedAt) {
 TEST_P(RemoteTest, AServerThatIsAwayTakesNoWork) {
   attach();
   install(policies_.snapshot(1));
-  EXPECT_TRUE(engine_->takes_work());
+  EXPECT_TRUE(engine_->can_take_work());
   submit(1);
   server_.reset();
-  for (int i = 0; i < 1000 && engine_->takes_work(); ++i) (void)engine_->poll(milliseconds(5));
-  EXPECT_FALSE(engine_->takes_work());
+  for (int i = 0; i < 1000 && engine_->can_take_work(); ++i) (void)engine_->poll(milliseconds(5));
+  EXPECT_FALSE(engine_->can_take_work());
   EXPECT_TRUE(engine_->version()) << "it keeps its policy";
 }
 
@@ -750,7 +751,7 @@ TEST_P(ChildTest, OneThatNeverWorksIsGivenUp) {
   const Status dies = engine_->install(policies_.snapshot(1));
   ASSERT_FALSE(dies);
   EXPECT_THAT(dies.error().message(), HasSubstr("exited with status 3"));
-  EXPECT_FALSE(engine_->state());
+  EXPECT_FALSE(engine_->status());
   options_.command = "sleep 1000 # {model} {port}";
   options_.patience = milliseconds(100);
   options_.folder = folder_.path() / "other";
@@ -865,7 +866,8 @@ TEST(PolicyFolder, ADeltaIsResolvedWhileItArrives) {
   const overlay::Slice all(bytes);
   const auto arrive = [&](std::size_t end) {
     for (std::size_t at = 0; at < end; at += 20)
-      folder->arriving({second.id, second.version, second.base, at, all.part(at, std::min<std::size_t>(20, end - at))});
+      folder->decode_part(
+          {second.id, second.version, second.base, at, all.part(at, std::min<std::size_t>(20, end - at))});
   };
   arrive(all.size());
   EXPECT_EQ(folder->install(second).error().code, Code::kStale) << "on nothing";
@@ -898,6 +900,51 @@ TEST(PolicyFolder, ADeltaIsResolvedWhileItArrives) {
   EXPECT_EQ(in_files(), policies.digest(3));
 }
 
+// Its files have no name that an engine reads before the whole snapshot is proven.
+TEST(PolicyFolder, TheFirstSnapshotIsDecodedIntoItsFiles) {
+  TemporaryFolder memory;
+  Policies policies(3);
+  auto folder = *PolicyFolder::make({}, {}, memory.path());
+  const auto names = [&] {
+    std::set<std::string> all;
+    for (const auto& entry : fs::directory_iterator(folder->path())) all.insert(entry.path().filename());
+    return all;
+  };
+  const overlay::Publication first = policies.snapshot(1);
+  const auto arrive = [&](std::size_t damaged_at) {
+    std::vector<std::byte> bytes = bytes_of(first);
+    if (damaged_at < bytes.size()) bytes[damaged_at] ^= std::byte{1};
+    const overlay::Slice all(bytes);
+    folder->decode_part({first.id, first.version, first.base, 0, all.part(0, all.size())});
+    overlay::Publication whole = publication(1, std::nullopt, bytes, policies.digest(1));
+    whole.id = first.id;
+    return whole;
+  };
+  const std::size_t last_value = bytes_of(first).size() / 2;
+  const overlay::Publication damaged = arrive(last_value);
+  EXPECT_FALSE(folder->install(damaged));
+  EXPECT_EQ(names(), (std::set<std::string>{".echoline-worker"}));
+  const overlay::Publication good = arrive(~std::size_t{0});
+  EXPECT_EQ(names(), (std::set<std::string>{".arriving", ".echoline-worker"}));
+  ASSERT_TRUE(folder->install(good));
+  EXPECT_EQ(names(), (std::set<std::string>{".echoline-worker", "model.safetensors"}));
+  EXPECT_EQ(*delta::digest_state(delta::Checkpoint::open(folder->path())->view()), policies.digest(1));
+  ASSERT_TRUE(folder->install(policies.delta(1, 2)));
+  EXPECT_EQ(*delta::digest_state(delta::Checkpoint::open(folder->path())->view()), policies.digest(2));
+}
+
+TEST(PolicyFolder, ASnapshotOfOtherTensorsReplacesTheFiles) {
+  TemporaryFolder memory;
+  Policies before(2), after(3, true);
+  auto folder = *PolicyFolder::make({}, {}, memory.path());
+  ASSERT_TRUE(folder->install(before.snapshot(1)));
+  ASSERT_TRUE(folder->install(after.snapshot(1)));
+  EXPECT_EQ(*delta::digest_state(delta::Checkpoint::open(folder->path())->view()), after.digest(1));
+  EXPECT_EQ(folder->changed_tensors().size(), 2u);
+  ASSERT_TRUE(folder->install(after.delta(1, 2)));
+  EXPECT_EQ(*delta::digest_state(delta::Checkpoint::open(folder->path())->view()), after.digest(2));
+}
+
 // A receiver loads only what has changed since it loaded last.
 TEST(PolicyFolder, KnowsTheTensorsThatHaveChanged) {
   using Names = std::vector<std::string>;
@@ -905,15 +952,15 @@ TEST(PolicyFolder, KnowsTheTensorsThatHaveChanged) {
   Policies policies(4, true);
   auto folder = *PolicyFolder::make({}, {}, memory.path(), 1, RepeatedTensor{"lm_head.weight", "model.norm.weight"});
   ASSERT_TRUE(folder->install(policies.snapshot(1)));
-  EXPECT_EQ(folder->changed(), (Names{"model.fixed.weight", "model.norm.weight", "lm_head.weight"}));
+  EXPECT_EQ(folder->changed_tensors(), (Names{"model.fixed.weight", "model.norm.weight", "lm_head.weight"}));
   folder->forget_changes();
-  EXPECT_EQ(folder->changed(), Names{});
+  EXPECT_EQ(folder->changed_tensors(), Names{});
   ASSERT_TRUE(folder->install(policies.delta(1, 2)));
   ASSERT_TRUE(folder->install(policies.delta(2, 3)));
   EXPECT_FALSE(folder->install(policies.delta(1, 2)));
-  EXPECT_EQ(folder->changed(), (Names{"model.norm.weight", "lm_head.weight"}));
+  EXPECT_EQ(folder->changed_tensors(), (Names{"model.norm.weight", "lm_head.weight"}));
   ASSERT_TRUE(folder->install(policies.snapshot(1)));
-  EXPECT_EQ(folder->changed().size(), 3u);
+  EXPECT_EQ(folder->changed_tensors().size(), 3u);
 }
 
 // vLLM reads the output head of a tied model as a tensor of its own. The policy has it once.

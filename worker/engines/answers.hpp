@@ -1,4 +1,5 @@
-// Defensive parsing of a server's JSON answers. Private to worker/.
+// Defensive parsing of an inference server's JSON answers: each unexpected value is an error that names it. Private to
+// worker/.
 #pragma once
 #include <limits>
 #include <nlohmann/json.hpp>
@@ -13,17 +14,20 @@ namespace echoline::worker {
 using nlohmann::json;
 
 template <class... Args>
-Error odd_answer(fmt::format_string<Args...> format, Args&&... args) {
+Error unexpected_answer(fmt::format_string<Args...> format, Args&&... args) {
   return fail(Code::kCorrupt, "answer of the engine", format, std::forward<Args>(args)...);
 }
 
+constexpr std::size_t kExcerptBytesMax = 200;  // of an answer, in an error
+
 inline std::string excerpt(const json& value) {
-  return printable(value.dump(-1, ' ', false, json::error_handler_t::replace), 200);
+  return printable(value.dump(-1, ' ', false, json::error_handler_t::replace), kExcerptBytesMax);
 }
 
 inline Result<json> parse_answer(std::string_view body) {
   json parsed = json::parse(body, nullptr, false);
-  if (!parsed.is_object()) return odd_answer("expected a JSON object, found '{}'", printable(body, 200));
+  if (!parsed.is_object())
+    return unexpected_answer("expected a JSON object, found '{}'", printable(body, kExcerptBytesMax));
   return parsed;
 }
 
@@ -31,28 +35,28 @@ inline Result<json> parse_answer(std::string_view body) {
 template <class... Keys>
 const json& at(const json& value, const Keys&... keys) {
   static const json kNone;
-  const json* here = &value;
+  const json* current = &value;
   for (const char* key : {static_cast<const char*>(keys)...}) {
-    if (!here->is_object()) return kNone;
-    const auto found = here->find(key);
-    if (found == here->end()) return kNone;
-    here = &*found;
+    if (!current->is_object()) return kNone;
+    const auto member = current->find(key);
+    if (member == current->end()) return kNone;
+    current = &*member;
   }
-  return *here;
+  return *current;
 }
 
 inline Result<model::Token> token_of(const json& value) {
   if (!value.is_number_integer() || value < 0 || value > std::numeric_limits<model::Token>::max())
-    return odd_answer("expected a token, found {}", excerpt(value));
+    return unexpected_answer("expected a token, found {}", excerpt(value));
   return value.get<model::Token>();
 }
 
 inline Result<std::vector<model::Token>> tokens_of(const json& value, std::string_view what) {
-  if (!value.is_array()) return odd_answer("expected a list of tokens in {}, found {}", what, excerpt(value));
+  if (!value.is_array()) return unexpected_answer("expected a list of tokens in {}, found {}", what, excerpt(value));
   std::vector<model::Token> tokens;
   tokens.reserve(value.size());
-  for (const json& one : value) {
-    ECHO_ASSIGN(const model::Token token, token_of(one));
+  for (const json& element : value) {
+    ECHO_ASSIGN(const model::Token token, token_of(element));
     tokens.push_back(token);
   }
   return tokens;
@@ -61,7 +65,7 @@ inline Result<std::vector<model::Token>> tokens_of(const json& value, std::strin
 // Servers write null for a number that is not finite.
 inline Result<double> logprob_of(const json& value) {
   if (value.is_null()) return std::numeric_limits<double>::quiet_NaN();
-  if (!value.is_number()) return odd_answer("expected a log-probability, found {}", excerpt(value));
+  if (!value.is_number()) return unexpected_answer("expected a log-probability, found {}", excerpt(value));
   return value.get<double>();
 }
 

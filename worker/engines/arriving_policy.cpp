@@ -9,26 +9,28 @@ namespace {
 
 constexpr std::string_view kOperation = "install policy";
 
+// Returns a function that makes a snapshot decoder, for the parameter `begin` of the functions below.
 auto begin_snapshot(const delta::DecodeOptions& options) {
   return [&options] { return delta::IncomingSnapshot(options); };
 }
 
+// Decodes `part` if it is the first part of a publication or continues the one that `incoming` decodes.
 template <class Incoming>
 void add_part(std::optional<Incoming>& incoming, const overlay::PublicationPart& part, const auto& begin) {
   if (part.offset == 0) incoming = Incoming{part.id, part.version, begin()};
   if (!incoming || incoming->id != part.id || incoming->patch.bytes() != part.offset) return;
-  if (!incoming->patch.add(part.bytes.bytes())) incoming.reset();  // whole() will report the error
+  if (!incoming->patch.add(part.bytes.bytes())) incoming.reset();  // decode_all() will report the error
 }
 
 // Decodes all of `publication`, with or without earlier parts, and checks the resulting policy's digest.
 template <class Patch>
-Result<Patch> whole(auto incoming, const overlay::Publication& publication, const auto& begin) {
+Result<Patch> decode_all(auto incoming, const overlay::Publication& publication, const auto& begin) {
   Patch patch = incoming && incoming->id == publication.id ? std::move(incoming->patch) : begin();
-  std::uint64_t decoded = patch.bytes();  // of the bytes from here on; the rest is decoded now
+  std::uint64_t bytes_to_skip = patch.bytes();  // decoded when they arrived
   ECHO_TRY(publication.payload.visit([&](std::span<const std::byte> piece) -> Status {
-    const std::size_t known = std::min<std::uint64_t>(decoded, piece.size());
-    decoded -= known;
-    return known == piece.size() ? ok() : patch.add(piece.subspan(known));
+    const std::size_t skipped_bytes = std::min<std::uint64_t>(bytes_to_skip, piece.size());
+    bytes_to_skip -= skipped_bytes;
+    return skipped_bytes == piece.size() ? ok() : patch.add(piece.subspan(skipped_bytes));
   }));
   if (const auto result = patch.result(); result && result->bytes != publication.policy_digest)
     return fail(Code::kCorrupt, kOperation, "version {}: expected digest {}, found {}", publication.version,
@@ -45,10 +47,10 @@ void ArrivingPolicy::add(const overlay::PublicationPart& part, std::optional<Ver
     add_part(delta_, part, begin_delta_);
 }
 
-Result<delta::OwnedState> ArrivingPolicy::snapshot(const overlay::Publication& publication) {
+Result<delta::OwnedState> ArrivingPolicy::finish_snapshot(const overlay::Publication& publication) {
   delta_.reset();
-  ECHO_ASSIGN(auto patch, whole<delta::IncomingSnapshot>(std::exchange(snapshot_, std::nullopt), publication,
-                                                         begin_snapshot(options_)));
+  ECHO_ASSIGN(auto patch, decode_all<delta::IncomingSnapshot>(std::exchange(snapshot_, std::nullopt), publication,
+                                                              begin_snapshot(options_)));
   return patch.finish();
 }
 
@@ -60,7 +62,7 @@ Result<std::vector<delta::TensorWrite>> ArrivingPolicy::apply_delta(const overla
     return fail(Code::kStale, kOperation, "version {} is a delta on version {}, but {} is installed",
                 publication.version, *publication.base,
                 installed ? fmt::format("version {}", *installed) : std::string("nothing"));
-  ECHO_ASSIGN(auto patch, whole<delta::IncomingDelta>(std::move(incoming), publication, begin_delta_));
+  ECHO_ASSIGN(auto patch, decode_all<delta::IncomingDelta>(std::move(incoming), publication, begin_delta_));
   return patch.apply();
 }
 

@@ -11,7 +11,8 @@
 
 namespace echoline::worker {
 
-// A snapshot may arrive while deltas are decoded beside it. One thread.
+// A publication is a snapshot (a whole policy) or a delta on the version before. A snapshot may arrive while deltas are
+// decoded. Use from one thread.
 class ArrivingPolicy {
  public:
   using BeginDelta = std::function<delta::IncomingDelta()>;  // on the installed policy
@@ -21,9 +22,9 @@ class ArrivingPolicy {
   // Decodes bytes of a snapshot, or of a delta on the `installed` version; ignores other parts. Holds at most one of
   // each kind.
   void add(const overlay::PublicationPart& part, std::optional<Version> installed);
-  // Decodes the rest of `publication` and returns the policy. kCorrupt: its bytes are wrong, or lead to another policy
-  // than announced. Parts of other publications are dropped, except a newer snapshot when a delta is applied.
-  Result<delta::OwnedState> snapshot(const overlay::Publication& publication);
+  // Decodes the remaining bytes of `publication` and returns the policy. kCorrupt: the bytes are wrong, or give another
+  // policy than announced. Drops parts of other publications, except a newer snapshot when a delta is applied.
+  Result<delta::OwnedState> finish_snapshot(const overlay::Publication& publication);
   // Decodes the rest and applies it (delta::IncomingDelta::apply). kStale: the delta needs another base.
   Result<std::vector<delta::TensorWrite>> apply_delta(const overlay::Publication& publication,
                                                       std::optional<Version> installed);

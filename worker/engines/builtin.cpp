@@ -1,4 +1,4 @@
-// The built-in engine: a batch of sequences in the thread that calls poll().
+// The built-in engine: generates for a batch of sequences, on the thread that calls poll(). make.cpp makes it.
 #include "worker/engines/builtin.hpp"
 
 #include "model/running_batch.hpp"
@@ -17,25 +17,27 @@ class Builtin final : public Engine {
         batch_(model, {.rows_max = static_cast<std::int64_t>(options.rows_max), .cache_max = options.cache_max}),
         installer_(model, static_cast<unsigned>(options.threads),
                    model::DeviceWeights::of(model, static_cast<unsigned>(options.threads))),
-        news_(options.news) {}
+        policy_waits_(options.policy_waits) {}
 
   std::size_t capacity() const override { return batch_.rows_max(); }
   std::size_t inside() const override { return batch_.running() + batch_.waiting() + refused_.size(); }
 
   void submit(Sequence sequence) override {
-    model::Sequence s{sequence.id, std::move(sequence.prompt), sampling_, ends_};
-    s.sampling.tokens_max = sequence.tokens_max;
-    s.sampling.seed = sequence.seed;
-    if (Status added = batch_.add(std::move(s)); !added) refused_.push_back({sequence.id, std::move(added).error()});
+    model::Sequence in_batch{
+        .id = sequence.id, .prompt = std::move(sequence.prompt), .sampling = sampling_, .ends = ends_};
+    in_batch.sampling.tokens_max = sequence.tokens_max;
+    in_batch.sampling.seed = sequence.seed;
+    if (Status added = batch_.add(std::move(in_batch)); !added)
+      refused_.push_back({sequence.id, std::move(added).error()});
   }
 
   std::vector<Outcome> poll(Duration time) override {
     std::vector<Outcome> outcomes = std::exchange(refused_, {});
-    const TimePoint end = clock_.now() + time;
+    const TimePoint deadline = clock_.now() + time;
     while (outcomes.empty() && inside() > 0) {
       for (model::Ended& ended : batch_.step()) outcomes.push_back(outcome(std::move(ended)));
       ++progress_;
-      if (clock_.now() >= end || (news_ && news_->load(std::memory_order_relaxed))) break;
+      if (clock_.now() >= deadline || (policy_waits_ && policy_waits_->load(std::memory_order_relaxed))) break;
     }
     return outcomes;
   }
@@ -47,7 +49,7 @@ class Builtin final : public Engine {
 
   std::uint64_t progress() const override { return progress_; }
 
-  void arriving(const overlay::PublicationPart& part) override { installer_.arriving(part); }
+  void decode_part(const overlay::PublicationPart& part) override { installer_.arriving(part); }
   Status install(const overlay::Publication& publication) override {
     ECHO_TRY(installer_.install(publication));
     batch_.set_weights_version(publication.version.value);
@@ -59,14 +61,14 @@ class Builtin final : public Engine {
  private:
   static Outcome outcome(model::Ended&& ended) {
     if (!ended.generation) {
-      const bool of_policy = ended.generation.error().code == Code::kCorrupt;
-      return {ended.id, std::move(ended.generation).error(), of_policy};
+      const bool caused_by_policy = ended.generation.error().code == Code::kCorrupt;
+      return {.id = ended.id, .response = std::move(ended.generation).error(), .caused_by_policy = caused_by_policy};
     }
-    Response response{
-        std::move(ended.generation->tokens),
-        std::move(ended.generation->logprobs),
-        {},
-        ended.generation->finish == model::Finish::kEos || ended.generation->finish == model::Finish::kStopped};
+    const model::Finish finish = ended.generation->finish;
+    Response response{.tokens = std::move(ended.generation->tokens),
+                      .logprobs = std::move(ended.generation->logprobs),
+                      .spans = {},
+                      .ended = finish == model::Finish::kEos || finish == model::Finish::kStopped};
     for (const model::Span& span : ended.spans) response.spans.push_back({Version{span.version}, span.end});
     return {ended.id, std::move(response)};
   }
@@ -76,8 +78,8 @@ class Builtin final : public Engine {
   std::function<bool(std::span<const model::Token>)> ends_;
   model::RunningBatch batch_;
   Installer installer_;
-  const std::atomic<bool>* news_;  // may be null
-  std::vector<Outcome> refused_;   // by add(); poll() returns them
+  const std::atomic<bool>* policy_waits_;  // may be null
+  std::vector<Outcome> refused_;           // sequences that the batch refused; poll() returns them
   std::uint64_t progress_ = 0;
 };
 

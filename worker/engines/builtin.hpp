@@ -1,4 +1,4 @@
-// The built-in engine: the Qwen3-family transformer of model/, as one running batch.
+// The built-in engine: the transformer of model/, which generates for one running batch of sequences.
 #pragma once
 #include <atomic>
 #include <functional>
@@ -15,13 +15,13 @@ namespace echoline::worker {
 struct BuiltinOptions {
   model::ModelConfig model;
   model::Sampling sampling;  // for every sequence, except seed and tokens_max
-  // Whether the last token ends the response; empty: only ending tokens do.
+  // Returns whether the last token ends the response; empty: only ending tokens do.
   std::function<bool(std::span<const model::Token> response)> ends;
-  std::string device = "cpu";               // cpu, cuda or cuda:N
-  int threads = 1;                          // of libtorch and of policy decoding
-  std::size_t rows_max = 256;               // most sequences at once
-  Bytes cache_max{std::uint64_t{4} << 30};  // for their keys and values
-  const std::atomic<bool>* news = nullptr;  // as in EngineHost
+  std::string device = "cpu";                       // cpu, cuda or cuda:N
+  int threads = 1;                                  // of libtorch and of policy decoding
+  std::size_t rows_max = 256;                       // most sequences at once
+  Bytes cache_max{std::uint64_t{4} << 30};          // for their keys and values
+  const std::atomic<bool>* policy_waits = nullptr;  // as in EngineHost
 };
 
 // Generates in the thread that calls poll(). kExhausted: the weights do not fit into memory. kUnavailable: libtorch

@@ -1,4 +1,4 @@
-// Decodes publications and loads them into the built-in engine's model.
+// Decodes publications and loads them into the built-in engine's model. The engine calls it between two tokens.
 #include "worker/engines/builtin_installer.hpp"
 
 #include <utility>
@@ -11,9 +11,9 @@ void Installer::arriving(const overlay::PublicationPart& part) { arriving_.add(p
 
 Status Installer::install(const overlay::Publication& publication) {
   if (!publication.base) {
-    ECHO_ASSIGN(delta::OwnedState fresh, arriving_.snapshot(publication));
+    ECHO_ASSIGN(delta::OwnedState fresh, arriving_.finish_snapshot(publication));
     ECHO_TRY(model::load_policy(*model_, fresh.view()));
-    version_.reset();  // absent until the device has the policy, too
+    version_.reset();  // absent until the GPU has the policy, too
     if (on_device_) ECHO_TRY(on_device_->on_weights_replaced());
     state_ = std::move(fresh);
   } else {

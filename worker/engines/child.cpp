@@ -19,82 +19,85 @@ extern char** environ;
 namespace echoline::worker {
 namespace {
 
-constexpr int kAliveFd = 3, kPollMs = 50, kGraceMs = 5000;
-constexpr int kSignalled = 128;  // exit status of the guard, plus the signal
+constexpr int kParentFd = 3;                  // the guard's end of the socket to this program
+constexpr int kPollMs = 50, kGraceMs = 5000;  // between two checks of the engine; from SIGTERM until SIGKILL
+constexpr int kCannotStart = 127;             // exit status, as in shells
+constexpr int kSignalled = 128;               // plus the signal: exit status of the guard if a signal ended the engine
 
 // Prepared before the fork, because only async-signal-safe calls are allowed after it.
 struct Launch {
-  std::vector<char*> argv, envp, remove;
-  int alive = -1, null = -1;
+  std::vector<char*> argv, envp;
+  std::vector<char*> remove_argv;            // command that removes a folder; empty: none
+  int parent_socket = -1, null_device = -1;  // file descriptors
 };
 
 [[noreturn]] void become_engine(const Launch& launch, pid_t guard) {
   ::setpgid(0, 0);
   ::prctl(PR_SET_PDEATHSIG, SIGKILL);
-  if (::getppid() != guard) ::_exit(127);
-  ::dup2(launch.null, 0);
-  ::dup2(2, 1);
-  ::close_range(3, ~0U, 0);
+  if (::getppid() != guard) ::_exit(kCannotStart);  // the guard died before the line above took effect
+  ::dup2(launch.null_device, STDIN_FILENO);
+  ::dup2(STDERR_FILENO, STDOUT_FILENO);
+  ::close_range(STDERR_FILENO + 1, ~0U, 0);
   ::execve(launch.argv[0], launch.argv.data(), launch.envp.data());
-  ::_exit(127);
+  ::_exit(kCannotStart);
 }
 
-// Waits until the engine ends or the socket's other end closes, which happens however this program ends. A byte before
-// the close means that this program ended in order.
+// Runs in the guard process. Waits until the engine ends or the socket's other end closes. The kernel closes it even if
+// this program is killed. A byte before the close means that this program ended in order.
 [[noreturn]] void guard(const Launch& launch) {
   ::setpgid(0, 0);
-  for (const int s : {SIGPIPE, SIGINT, SIGTERM, SIGHUP, SIGCHLD}) ::signal(s, SIG_DFL);
-  sigset_t none;
-  sigemptyset(&none);
-  ::sigprocmask(SIG_SETMASK, &none, nullptr);
-  const pid_t self = ::getpid();
+  for (const int number : {SIGPIPE, SIGINT, SIGTERM, SIGHUP, SIGCHLD}) ::signal(number, SIG_DFL);
+  sigset_t no_signals;
+  sigemptyset(&no_signals);
+  ::sigprocmask(SIG_SETMASK, &no_signals, nullptr);
+  const pid_t guard_pid = ::getpid();
   const pid_t engine = ::_Fork();
-  if (engine == 0) become_engine(launch, self);
-  if (engine < 0) ::_exit(127);
+  if (engine == 0) become_engine(launch, guard_pid);
+  if (engine < 0) ::_exit(kCannotStart);
   ::setpgid(engine, engine);
-  ::dup2(launch.alive, kAliveFd);
-  ::close_range(kAliveFd + 1, ~0U, 0);  // in particular the socket's other end
+  ::dup2(launch.parent_socket, kParentFd);
+  ::close_range(kParentFd + 1, ~0U, 0);  // in particular the socket's other end
   int status = 0;
-  bool in_order = false, running = true;
+  bool parent_ended_in_order = false, engine_runs = true;
   // The engine is started by a shell: after the shell has ended, its remaining processes must end, too.
   ::prctl(PR_SET_CHILD_SUBREAPER, 1);
-  for (int left = -1;;) {
-    for (int one = 0; const pid_t ended = ::waitpid(-1, &one, WNOHANG);) {
+  for (int grace_ms_left = -1;;) {  // negative: the engine was not asked to end
+    for (int ended_status = 0; const pid_t ended = ::waitpid(-1, &ended_status, WNOHANG);) {
       if (ended < 0) break;
-      if (ended == engine) running = false, status = one;
+      if (ended == engine) engine_runs = false, status = ended_status;
     }
-    if (!running && ::kill(-engine, 0) != 0) break;
-    if (!running && left < 0) left = kGraceMs, ::kill(-engine, SIGTERM);
-    if (left == 0) ::kill(-engine, SIGKILL);
-    pollfd alive{left < 0 ? kAliveFd : -1, POLLIN, 0};
-    const int ready = ::poll(&alive, 1, kPollMs);
-    if (left > 0) left = left > kPollMs ? left - kPollMs : 0;
+    if (!engine_runs && ::kill(-engine, 0) != 0) break;
+    if (!engine_runs && grace_ms_left < 0) grace_ms_left = kGraceMs, ::kill(-engine, SIGTERM);
+    if (grace_ms_left == 0) ::kill(-engine, SIGKILL);
+    pollfd parent{grace_ms_left < 0 ? kParentFd : -1, POLLIN, 0};
+    const int ready = ::poll(&parent, 1, kPollMs);
+    if (grace_ms_left > 0) grace_ms_left = grace_ms_left > kPollMs ? grace_ms_left - kPollMs : 0;
     if (ready <= 0) continue;
     char byte = 0;
-    if (::read(kAliveFd, &byte, 1) > 0) {
-      in_order = true;
+    if (::read(kParentFd, &byte, 1) > 0) {
+      parent_ended_in_order = true;
       continue;
     }
-    left = kGraceMs;
+    grace_ms_left = kGraceMs;
     ::kill(-engine, SIGTERM);
   }
-  pollfd alive{kAliveFd, POLLIN, 0};
+  pollfd parent{kParentFd, POLLIN, 0};
   char byte = 0;
-  while (!in_order && ::poll(&alive, 1, 0) > 0) {
-    if (::read(kAliveFd, &byte, 1) <= 0) {  // this program has ended
-      if (!launch.remove.empty()) ::execve(launch.remove[0], launch.remove.data(), launch.envp.data());
+  while (!parent_ended_in_order && ::poll(&parent, 1, 0) > 0) {
+    if (::read(kParentFd, &byte, 1) <= 0) {  // this program has ended
+      if (!launch.remove_argv.empty()) ::execve(launch.remove_argv[0], launch.remove_argv.data(), launch.envp.data());
       break;
     }
-    in_order = true;
+    parent_ended_in_order = true;
   }
   ::_exit(WIFSIGNALED(status) ? kSignalled + WTERMSIG(status) : WEXITSTATUS(status));
 }
 
 std::vector<char*> pointers(std::vector<std::string>& strings) {
-  std::vector<char*> all;
-  for (std::string& s : strings) all.push_back(s.data());
-  all.push_back(nullptr);
-  return all;
+  std::vector<char*> result;
+  for (std::string& s : strings) result.push_back(s.data());
+  result.push_back(nullptr);  // as execve() expects
+  return result;
 }
 
 }  // namespace
@@ -111,23 +114,27 @@ Result<std::unique_ptr<Child>> Child::start(const std::string& command,
   for (const auto& [name, value] : environment) merged[name] = value;
   std::vector<std::string> argv{"/bin/sh", "-c", command}, remove{"/bin/rm", "-rf", "--", remove_after.string()}, envp;
   for (const auto& [name, value] : merged) envp.push_back(name + "=" + value);
-  int ends[2];
-  if (::socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, ends) != 0)
+  int socket_ends[2];
+  if (::socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, socket_ends) != 0)
     return fail(Code::kIo, "start engine", "{}", std::strerror(errno));
-  Launch launch{pointers(argv), pointers(envp), {}, ends[0], ::open("/dev/null", O_RDONLY | O_CLOEXEC)};
-  if (!remove_after.empty()) launch.remove = pointers(remove);
+  Launch launch{.argv = pointers(argv),
+                .envp = pointers(envp),
+                .remove_argv = {},
+                .parent_socket = socket_ends[0],
+                .null_device = ::open("/dev/null", O_RDONLY | O_CLOEXEC)};
+  if (!remove_after.empty()) launch.remove_argv = pointers(remove);
   const pid_t pid = ::fork();
   if (pid == 0) guard(launch);
-  const int why = errno;
-  ::close(ends[0]);
-  ::close(launch.null);
-  if (pid > 0) return std::unique_ptr<Child>(new Child(pid, ends[1]));
-  ::close(ends[1]);
-  return fail(Code::kIo, "start engine", "{}", std::strerror(why));
+  const int fork_errno = errno;
+  ::close(socket_ends[0]);
+  ::close(launch.null_device);
+  if (pid > 0) return std::unique_ptr<Child>(new Child(pid, socket_ends[1]));
+  ::close(socket_ends[1]);
+  return fail(Code::kIo, "start engine", "{}", std::strerror(fork_errno));
 }
 
 Child::~Child() {
-  const char in_order = 'e';
+  const char in_order = 'e';  // any byte: this program ended in order
   [[maybe_unused]] const auto sent = ::send(socket_, &in_order, 1, MSG_NOSIGNAL);
   ::close(socket_);
   if (!ended_) ::waitpid(guard_, nullptr, 0);  // the guard kills the engine soon

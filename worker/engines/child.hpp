@@ -11,9 +11,9 @@
 
 namespace echoline::worker {
 
-// A small guard process stands between the two. It waits for the end of either, then ends the other with its process
-// group: by SIGTERM, and after five seconds by SIGKILL. If this process died first, the guard removes the folder
-// `remove_after`.
+// A small guard process stands between this process and the child. It waits until one of them ends, then ends the other
+// with its process group: by SIGTERM, and after five seconds by SIGKILL. If this process died first, the guard removes
+// the folder `remove_after`.
 class Child {
  public:
   // Runs `command` in the shell, with its output on this process's standard error. `environment` is added to this
@@ -25,12 +25,12 @@ class Child {
   Child(const Child&) = delete;
   Child& operator=(const Child&) = delete;
 
-  // The way it ended, such as "exited with status 1"; absent while it runs.
+  // How the child ended, such as "exited with status 1"; absent while it runs.
   std::optional<std::string> ended();
 
  private:
   Child(int guard, int socket) : guard_(guard), socket_(socket) {}
-  int guard_, socket_;
+  int guard_, socket_;  // process id; file descriptor whose closing makes the guard end the child
   std::optional<std::string> ended_;
 };
 

@@ -12,57 +12,63 @@
 
 namespace echoline::worker {
 
-// The differences between answers of the same weights in one process, in nats per token.
+// Bounds how much two answers to one probe (the log-probabilities of a fixed text) can differ although the weights are
+// the same. In nats per token, for one process of the server.
 class ProbeNoise {
  public:
-  static constexpr double kLeast = 2e-5;  // of answers in fp32, computed beside other requests
+  // Two fp32 answers can differ this much if the server computes other requests at the same time.
+  static constexpr double kNoiseMin = 2e-5;
 
-  void measured(double distance) { most_ = std::max(most_.value_or(0), 2 * distance); }
-  // A bound by which one answer can be judged; absent: two answers are needed. `usual`: the usual distance from other
-  // kernels, which answers beside other requests may have from each other.
-  std::optional<double> bound(double usual) const {
-    if (!most_) return std::nullopt;
-    return std::max({kLeast, *most_, usual});
+  // Records the distance of two answers under the same weights. Twice the largest distance becomes the bound.
+  void record_distance(double distance) { bound_ = std::max(bound_.value_or(0), 2 * distance); }
+  // The noise to assume if only one answer is judged. Absent: no distance was recorded, so two answers are needed.
+  // `usual_distance`: Truth::usual_distance(); answers may differ that much while the server computes other requests.
+  std::optional<double> bound(double usual_distance) const {
+    if (!bound_) return std::nullopt;
+    return std::max({kNoiseMin, *bound_, usual_distance});
   }
 
  private:
-  std::optional<double> most_;
+  std::optional<double> bound_;
 };
 
 // Proves that weights changed when they had to, and that the same weights are present again after a restart. Does not
 // prove that changed weights are the right ones: that takes a run of the model.
 class Fingerprints {
  public:
-  using Values = std::vector<double>;  // nats
-  static constexpr std::size_t kKept = 16;
-  static constexpr double kSameMax = 0.1;  // nats per token, mean; kernels differ between processes
+  using Values = std::vector<double>;              // nats
+  static constexpr std::size_t kPoliciesMax = 16;  // number of policies whose answers are kept
+  static constexpr double kSameMax = 0.1;          // nats per token, mean; kernels differ between processes
 
   enum class Verdict {
-    kNew,    // unlike every earlier policy
-    kSame,   // as with this policy before
-    kStale,  // exactly as with another policy before
-    kOther,  // not as with this policy before
+    kNew,    // the policy has no earlier answer, and this one differs from those of all others
+    kSame,   // equal to this policy's earlier answer
+    kStale,  // the policy has no earlier answer, and this one equals another policy's
+    kOther,  // differs from this policy's earlier answer
   };
 
   // `noise`: the distance between two answers of the same weights in the same process.
   Verdict judge(const overlay::Digest& digest, const Values& values, double noise) const {
-    double own = -1, nearest = std::numeric_limits<double>::infinity();
-    for (const auto& [known, seen] : seen_) {
-      const double apart = distance(seen, values);
-      if (known == digest)
-        own = apart;
+    double own_distance = -1;  // negative: there is no earlier answer of this policy
+    double nearest_other = std::numeric_limits<double>::infinity();
+    for (const auto& [earlier_digest, earlier_values] : answers_) {
+      const double difference = distance(earlier_values, values);
+      if (earlier_digest == digest)
+        own_distance = difference;
       else
-        nearest = std::min(nearest, apart);
+        nearest_other = std::min(nearest_other, difference);
     }
-    if (own >= 0)
-      return own <= std::max(noise, kSameMax) && own <= std::max(noise, nearest) ? Verdict::kSame : Verdict::kOther;
-    return nearest <= noise ? Verdict::kStale : Verdict::kNew;
+    if (own_distance >= 0)
+      return own_distance <= std::max(noise, kSameMax) && own_distance <= std::max(noise, nearest_other)
+                 ? Verdict::kSame
+                 : Verdict::kOther;
+    return nearest_other <= noise ? Verdict::kStale : Verdict::kNew;
   }
 
   void keep(const overlay::Digest& digest, Values values) {
-    std::erase_if(seen_, [&](const auto& s) { return s.first == digest; });
-    seen_.emplace_back(digest, std::move(values));
-    if (seen_.size() > kKept) seen_.pop_front();
+    std::erase_if(answers_, [&](const auto& answer) { return answer.first == digest; });
+    answers_.emplace_back(digest, std::move(values));
+    if (answers_.size() > kPoliciesMax) answers_.pop_front();
   }
 
   // Nats per token, mean; infinite if they are not comparable.
@@ -74,7 +80,7 @@ class Fingerprints {
   }
 
  private:
-  std::deque<std::pair<overlay::Digest, Values>> seen_;  // newest last
+  std::deque<std::pair<overlay::Digest, Values>> answers_;  // newest last
 };
 
 }  // namespace echoline::worker

@@ -1,4 +1,4 @@
-// Checks the options of engines and makes the chosen one.
+// Checks the options of engines and makes the chosen engine.
 #include "worker/engines/make.hpp"
 
 #include "base/parallel.hpp"
@@ -12,23 +12,23 @@ Result<std::unique_ptr<Engine>> builtin(const EngineOptions& options, const Task
   if (const Status computable = task.model.check_computable(); !computable)
     return fail(Code::kInvalid, "engine", "the built-in engine cannot generate with this model: {}",
                 computable.error().detail);
-  BuiltinOptions b;
-  b.model = task.model;
-  b.sampling.temperature = task.spec.temperature();
-  b.sampling.top_p = task.spec.top_p();
-  b.sampling.top_k = task.spec.top_k();
-  b.sampling.min_p = task.spec.min_p();
-  b.sampling.eos = task.phrasing->eos();
+  BuiltinOptions builtin_options;
+  builtin_options.model = task.model;
+  builtin_options.sampling.temperature = task.spec.temperature();
+  builtin_options.sampling.top_p = task.spec.top_p();
+  builtin_options.sampling.top_k = task.spec.top_k();
+  builtin_options.sampling.min_p = task.spec.min_p();
+  builtin_options.sampling.eos = task.phrasing->eos();
   if (!task.phrasing->stop().empty())
-    b.ends = [phrasing = *task.phrasing](std::span<const model::Token> response) {
+    builtin_options.ends = [phrasing = *task.phrasing](std::span<const model::Token> response) {
       return phrasing.response_end(response, response.size() - 1).has_value();
     };
-  b.device = options.device;
-  b.threads = static_cast<int>(threads_of(options));
-  b.rows_max = options.rollouts_at_once;
-  b.cache_max = options.cache_max.value_or(b.cache_max);
-  b.news = host.news;
-  return options.builtin(b);
+  builtin_options.device = options.device;
+  builtin_options.threads = static_cast<int>(threads_of(options));
+  builtin_options.rows_max = options.rollouts_at_once;
+  builtin_options.cache_max = options.cache_max.value_or(builtin_options.cache_max);
+  builtin_options.policy_waits = host.policy_waits;
+  return options.builtin(builtin_options);
 }
 
 }  // namespace
@@ -40,28 +40,28 @@ unsigned threads_of(const EngineOptions& options) {
 
 Result<EngineMaker> engine_maker(EngineOptions options) {
   constexpr std::string_view kOperation = "engine";
-  const bool served = options.kind != EngineKind::kBuiltin;
-  if (!served && (!options.command.empty() || !options.url.empty() || !options.folder.empty()))
+  const bool is_server = options.kind != EngineKind::kBuiltin;
+  if (!is_server && (!options.command.empty() || !options.url.empty() || !options.folder.empty()))
     return fail(Code::kInvalid, kOperation,
                 "a command, an address or a folder is for an engine that is a server: name it, sglang or vllm");
-  if (served && options.device != "cpu")
+  if (is_server && options.device != "cpu")
     return fail(Code::kInvalid, kOperation,
                 "a device is only for the built-in engine: a server's own command chooses its device");
-  if (!served && !options.builtin)
+  if (!is_server && !options.builtin)
     return fail(
         Code::kInvalid, kOperation,
         "this echoline was built without libtorch, and so without the built-in engine: use --engine sglang or vllm, or "
         "build it with -DECHOLINE_TORCH=ON (the default)");
-  if (served && options.command.empty() == options.url.empty())
+  if (is_server && options.command.empty() == options.url.empty())
     return fail(Code::kInvalid, kOperation,
                 "expected either a command that starts a server or the address of a running one");
   if (!options.command.empty())
-    for (const char* place : {"{model}", "{port}"})
-      if (options.command.find(place) == std::string::npos)
+    for (const char* placeholder : {"{model}", "{port}"})
+      if (options.command.find(placeholder) == std::string::npos)
         return fail(Code::kInvalid, kOperation,
                     "expected a command with {{model}}, the folder to load, and {{port}}, the port to listen on; {} "
                     "is missing in '{}'",
-                    place, options.command);
+                    placeholder, options.command);
   if (!options.url.empty() && options.url.find("://") == std::string::npos)
     return fail(Code::kInvalid, kOperation, "expected an address like http://127.0.0.1:30000, found '{}'", options.url);
   options.threads = threads_of(options);

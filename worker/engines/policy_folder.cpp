@@ -1,12 +1,17 @@
+// Writes policies to the files that an inference server reads. The remote engine calls it.
 #include "worker/engines/policy_folder.hpp"
 
 #include <fcntl.h>
 #include <sys/file.h>
+#include <sys/mman.h>
 #include <sys/statvfs.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <cstdlib>
+#include <functional>
+#include <set>
+#include <utility>
 
 #include "base/log.hpp"
 #include "delta/patch.hpp"
@@ -17,11 +22,13 @@ namespace {
 namespace fs = std::filesystem;
 
 constexpr std::string_view kOperation = "policy folder";
-constexpr const char *kLock = ".echoline-worker", *kMaking = "echoline-making-", *kPrefix = "echoline-engine-";
+constexpr const char* kLock = ".echoline-worker";  // file in the folder, locked while a worker uses it
+constexpr const char *kUnfinishedPrefix = "echoline-making-", *kPrefix = "echoline-engine-",
+                     *kArriving = ".arriving";  // of folder names
 constexpr int kFoldersMax = 1000;
 constexpr std::uint64_t kOtherBytes = 16 << 20;  // for headers and other files
 
-// An exclusive lock, held by this process while the descriptor is open.
+// Takes an exclusive lock on the folder, held while the descriptor is open. Null if another process has it.
 std::unique_ptr<Descriptor> take_lock(const fs::path& folder, bool create) {
   auto lock =
       std::make_unique<Descriptor>(::open((folder / kLock).c_str(), O_RDWR | O_CLOEXEC | (create ? O_CREAT : 0), 0600));
@@ -29,7 +36,7 @@ std::unique_ptr<Descriptor> take_lock(const fs::path& folder, bool create) {
   return lock;
 }
 
-void empty(const fs::path& folder) {
+void remove_content(const fs::path& folder) {
   std::error_code ec;
   for (fs::directory_iterator it(folder, ec), end; !ec && it != end; it.increment(ec)) {
     std::error_code ignored;
@@ -37,10 +44,10 @@ void empty(const fs::path& folder) {
   }
 }
 
-// Removes the folders of killed workers, which nothing locks any more.
-void sweep(const fs::path& memory) {
+// Removes the folders of killed workers, which no process locks any more.
+void remove_unlocked_folders(const fs::path& memory_folder) {
   std::error_code ec;
-  for (fs::directory_iterator it(memory, ec), end; !ec && it != end; it.increment(ec)) {
+  for (fs::directory_iterator it(memory_folder, ec), end; !ec && it != end; it.increment(ec)) {
     if (!it->path().filename().string().starts_with(kPrefix)) continue;
     const auto lock = take_lock(it->path(), false);
     if (!lock) continue;
@@ -53,62 +60,63 @@ void sweep(const fs::path& memory) {
 }  // namespace
 
 Result<std::unique_ptr<PolicyFolder>> PolicyFolder::make(const std::map<std::string, std::string>& files,
-                                                         const fs::path& where, const fs::path& memory,
+                                                         const fs::path& chosen_path, const fs::path& memory_folder,
                                                          unsigned threads, std::optional<RepeatedTensor> repeated) {
-  std::unique_ptr<PolicyFolder> made(new PolicyFolder(threads, std::move(repeated)));
+  std::unique_ptr<PolicyFolder> policy_folder(new PolicyFolder(threads, std::move(repeated)));
   std::error_code ec;
-  if (where.empty()) {
-    sweep(memory);
-    std::string making = fmt::format("{}/{}XXXXXX", memory.string(), kMaking);
-    if (::mkdtemp(making.data()) == nullptr) return os_error(kOperation, memory);
-    made->lock_ = take_lock(making, true);
-    if (!made->lock_) {
-      fs::remove_all(making, ec);
-      return fail(Code::kIo, kOperation, "{}: a folder cannot be made there", memory.string());
+  if (chosen_path.empty()) {
+    remove_unlocked_folders(memory_folder);
+    std::string unfinished_path = fmt::format("{}/{}XXXXXX", memory_folder.string(), kUnfinishedPrefix);
+    if (::mkdtemp(unfinished_path.data()) == nullptr) return os_error(kOperation, memory_folder);
+    policy_folder->lock_ = take_lock(unfinished_path, true);
+    if (!policy_folder->lock_) {
+      fs::remove_all(unfinished_path, ec);
+      return fail(Code::kIo, kOperation, "{}: a folder cannot be made there", memory_folder.string());
     }
     // The lowest free number: a restarted worker then gives its server the same path, and vLLM finds its compiled code
     // by the path. The folder is locked before it gets its name, because other workers remove unlocked folders of such
     // names. The rename fails if that name exists, because that folder contains at least its lock.
     for (int number = 1;; ++number) {
-      made->path_ = memory / fmt::format("{}{}", kPrefix, number);
-      fs::rename(making, made->path_, ec);
+      policy_folder->path_ = memory_folder / fmt::format("{}{}", kPrefix, number);
+      fs::rename(unfinished_path, policy_folder->path_, ec);
       if (!ec) break;
       if (number == kFoldersMax) {
-        fs::remove_all(making, ec);
-        return fail(Code::kIo, kOperation, "{}: all {} folder names are taken", memory.string(), kFoldersMax);
+        fs::remove_all(unfinished_path, ec);
+        return fail(Code::kIo, kOperation, "{}: all {} folder names are taken", memory_folder.string(), kFoldersMax);
       }
     }
-    made->is_new_ = true;
+    policy_folder->is_new_ = true;
   } else {
-    made->path_ = fs::absolute(where);
-    ECHO_TRY(make_folders(made->path_));
-    if (!fs::is_empty(made->path_, ec) && !fs::exists(made->path_ / kLock, ec)) {
-      const fs::path taken = std::exchange(made->path_, {});  // the destructor must not empty the folder
+    policy_folder->path_ = fs::absolute(chosen_path);
+    ECHO_TRY(make_folders(policy_folder->path_));
+    if (!fs::is_empty(policy_folder->path_, ec) && !fs::exists(policy_folder->path_ / kLock, ec)) {
+      const fs::path refused_path =
+          std::exchange(policy_folder->path_, {});  // the destructor must not empty the folder
       return fail(Code::kInvalid, kOperation,
                   "{}: expected an empty folder, found files that no worker has put there; choose another",
-                  taken.string());
+                  refused_path.string());
     }
-    made->lock_ = take_lock(made->path_, true);
-    if (!made->lock_) {
-      const fs::path taken = std::exchange(made->path_, {});
+    policy_folder->lock_ = take_lock(policy_folder->path_, true);
+    if (!policy_folder->lock_) {
+      const fs::path refused_path = std::exchange(policy_folder->path_, {});
       return fail(Code::kUnavailable, kOperation, "{}: another worker has it; each needs a folder of its own",
-                  taken.string());
+                  refused_path.string());
     }
-    empty(made->path_);
+    remove_content(policy_folder->path_);
   }
-  for (const auto& [name, text] : files) ECHO_TRY(write_file_atomic(made->path_ / name, text));
-  return made;
+  for (const auto& [name, text] : files) ECHO_TRY(write_file_atomic(policy_folder->path_ / name, text));
+  return policy_folder;
 }
 
 PolicyFolder::~PolicyFolder() {
   if (path_.empty()) return;
-  empty(path_);
+  remove_content(path_);
   std::error_code ec;
   fs::remove(path_ / kLock, ec);
   fs::remove(path_, ec);  // fails for a mount point, which stays
 }
 
-void PolicyFolder::arriving(const overlay::PublicationPart& part) { arriving_.add(part, version_); }
+void PolicyFolder::decode_part(const overlay::PublicationPart& part) { arriving_.add(part, version_); }
 
 Status PolicyFolder::install(const overlay::Publication& publication) {
   if (!publication.base) {
@@ -116,106 +124,156 @@ Status PolicyFolder::install(const overlay::Publication& publication) {
   } else {
     ECHO_ASSIGN(const auto written, arriving_.apply_delta(publication, version_));
     version_.reset();
-    for (const delta::TensorWrite& one : written) write(one);
+    for (const delta::TensorWrite& tensor_write : written) apply_write(tensor_write);
   }
   version_ = publication.version;
   digest_ = publication.policy_digest;
   return ok();
 }
 
-// Overwrites the existing tensors if names, types and shapes are the same, and otherwise writes new files. Nothing is
-// written before the digest of the whole policy is proven. A crash in between leaves a folder that the next worker
+// Overwrites the existing tensors if names, types and shapes are the same, and otherwise replaces the files. Nothing
+// takes effect before the digest of the whole policy is proven. A crash in between leaves a folder that the next worker
 // removes.
 Status PolicyFolder::install_snapshot(const overlay::Publication& publication) {
-  ECHO_ASSIGN(const delta::OwnedState state, arriving_.snapshot(publication));
-  const delta::StateView tensors = state.view();
-  if (!policy_.empty() && !delta::check_same_tensors(policy_, tensors)) {
-    version_.reset();
-    remove_weights();
+  auto state = arriving_.finish_snapshot(publication);
+  if (!state) {
+    arriving_weights_.reset();
+    std::error_code ignored;
+    fs::remove_all(path_ / kArriving, ignored);
+    return std::move(state).error();
   }
-  if (policy_.empty()) {
-    const delta::StateView stored = as_stored(tensors);
-    std::uint64_t bytes = 0;
-    for (const delta::TensorView& tensor : stored) bytes += tensor.bytes.size();
-    ECHO_TRY(check_room(bytes));
-    ECHO_TRY(delta::write_checkpoint(path_, stored));
-    return map_files();
+  const delta::StateView tensors = state->view();
+  if (arriving_weights_ && tensors.front().bytes.data() == arriving_weights_->memory.front().data()) {
+    version_.reset();
+    return publish_files();
+  }
+  if (!delta::check_same_tensors(weights_->policy, tensors)) {
+    // Another policy was installed after this snapshot began to arrive.
+    ECHO_ASSIGN(arriving_weights_, create_files(tensors));
+    for (std::size_t i = 0; i < tensors.size(); ++i)
+      std::copy(tensors[i].bytes.begin(), tensors[i].bytes.end(), arriving_weights_->memory[i].begin());
+    version_.reset();
+    return publish_files();
   }
   version_.reset();
   for (std::size_t i = 0; i < tensors.size(); ++i)
-    write({i, 0, tensors[i].bytes.size(), 1, true, {}, tensors[i].bytes, {}});
+    apply_write({.tensor = i,
+                 .first_byte = 0,
+                 .byte_count = tensors[i].bytes.size(),
+                 .element_bytes = 1,
+                 .whole = true,
+                 .positions = {},
+                 .values = tensors[i].bytes,
+                 .memory = {}});
   return ok();
 }
 
-void PolicyFolder::remove_weights() {
-  policy_.clear();
-  memory_.clear();
-  repeated_of_.reset();
-  repetition_ = {};
-  files_.clear();
-  std::error_code ec;
-  for (fs::directory_iterator it(path_, ec), end; !ec && it != end; it.increment(ec)) {
-    std::error_code ignored;
-    if (it->path().extension() == ".safetensors") fs::remove(it->path(), ignored);
-  }
-  fs::remove(path_ / delta::kCheckpointIndexName, ec);
+Result<delta::OwnedState> PolicyFolder::make_state(const delta::StateView& layout) {
+  arriving_weights_.reset();
+  if (layout.empty()) return fail(Code::kInvalid, "install policy", "expected tensors, found none");
+  if (delta::check_same_tensors(weights_->policy, layout)) return delta::OwnedState::empty_like(layout);
+  ECHO_ASSIGN(arriving_weights_, create_files(layout));
+  return delta::OwnedState::over(layout, arriving_weights_->memory, arriving_weights_);
 }
 
-// The policy as the files contain it: with a copy of the tied tensor, if the server needs one.
-delta::StateView PolicyFolder::as_stored(const delta::StateView& policy) const {
-  delta::StateView stored = policy;
-  if (!repeated_) return stored;
-  for (const delta::TensorView& tensor : policy)
-    if (tensor.name == repeated_->of) {
+Result<std::shared_ptr<PolicyFolder::Weights>> PolicyFolder::create_files(const delta::StateView& layout) const {
+  // The files begin with tensors of zeros. One piece of untouched memory, which takes no space, is the content of all.
+  std::uint64_t total_bytes = 0, largest_bytes = 1;
+  delta::StateView stored = layout;
+  for (const delta::TensorView& tensor : layout)
+    if (repeated_ && tensor.name == repeated_->of) {
       stored.push_back(tensor);
       stored.back().name = repeated_->name;
     }
-  return stored;
-}
+  std::vector<std::uint64_t> sizes;
+  for (const delta::TensorView& tensor : stored) {
+    ECHO_ASSIGN(const std::uint64_t bytes, delta::tensor_bytes(tensor.dtype, tensor.shape));
+    sizes.push_back(bytes);
+    total_bytes += bytes;
+    largest_bytes = std::max(largest_bytes, bytes);
+  }
+  ECHO_TRY(check_room(total_bytes));
+  void* const zeros = ::mmap(nullptr, largest_bytes, PROT_READ, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  if (zeros == MAP_FAILED) return os_error("install policy", path_);
+  const std::unique_ptr<void, std::function<void(void*)>> unmap(zeros, [&](void* at) { ::munmap(at, largest_bytes); });
+  for (std::size_t i = 0; i < stored.size(); ++i)
+    stored[i].bytes = std::span(static_cast<const std::byte*>(zeros), sizes[i]);
+  const fs::path folder = path_ / kArriving;
+  std::error_code ec;
+  fs::remove_all(folder, ec);
+  ECHO_TRY(delta::write_checkpoint(folder, stored));
 
-Status PolicyFolder::map_files() {
-  ECHO_ASSIGN(const delta::Checkpoint checkpoint, delta::Checkpoint::open(path_));
+  auto weights = std::make_shared<Weights>();
+  ECHO_ASSIGN(const delta::Checkpoint checkpoint, delta::Checkpoint::open(folder));
   for (std::size_t i = 0; i < checkpoint.file_count(); ++i) {
     ECHO_ASSIGN(delta::MappedFile file, delta::MappedFile::open_to_write(checkpoint.file_path(i), "install policy"));
-    files_.push_back(std::move(file));
+    weights->files.push_back(std::move(file));
   }
   for (std::size_t i = 0; i < checkpoint.view().size(); ++i) {
     delta::TensorView tensor = checkpoint.view()[i];
     const auto [file, first_byte] = checkpoint.place(i);
-    const std::span<std::byte> memory = files_[file].mutable_bytes().subspan(first_byte, tensor.bytes.size());
+    const std::span<std::byte> memory = weights->files[file].mutable_bytes().subspan(first_byte, tensor.bytes.size());
     if (repeated_ && tensor.name == repeated_->name) {
-      repetition_ = memory;
+      weights->repeated_memory = memory;
       continue;
     }
-    if (repeated_ && tensor.name == repeated_->of) repeated_of_ = policy_.size();
+    if (repeated_ && tensor.name == repeated_->of) weights->repeated_index = weights->policy.size();
     tensor.bytes = memory;
-    policy_.push_back(std::move(tensor));
-    memory_.push_back(memory);
+    weights->policy.push_back(std::move(tensor));
+    weights->memory.push_back(memory);
   }
-  changed_.assign(policy_.size(), true);
+  return weights;
+}
+
+Status PolicyFolder::publish_files() {
+  Weights& weights = *arriving_weights_;
+  if (weights.repeated_index) {
+    const std::span<const std::byte> original = weights.memory[*weights.repeated_index];
+    std::copy(original.begin(), original.end(), weights.repeated_memory.begin());
+  }
+  std::error_code ec;
+  std::vector<fs::path> old_files;
+  for (fs::directory_iterator it(path_, ec), end; !ec && it != end; it.increment(ec))
+    if (it->path().extension() == ".safetensors" || it->path().filename() == delta::kCheckpointIndexName)
+      old_files.push_back(it->path());
+  for (const fs::path& file : old_files) {
+    std::error_code ignored;
+    fs::remove(file, ignored);
+  }
+  std::set<fs::path> new_files;  // in this order the index, if there is one, is the last
+  for (fs::directory_iterator it(path_ / kArriving, ec), end; !ec && it != end; it.increment(ec))
+    new_files.insert(it->path());
+  for (const fs::path& file : new_files) {
+    if (!ec) fs::rename(file, path_ / file.filename(), ec);
+    if (ec) return fail(Code::kIo, "install policy", "{}: {}", file.string(), ec.message());
+  }
+  fs::remove(path_ / kArriving, ec);
+  weights_ = std::exchange(arriving_weights_, nullptr);
+  changed_.assign(weights_->policy.size(), true);
   return ok();
 }
 
-std::vector<std::string> PolicyFolder::changed() const {
+std::vector<std::string> PolicyFolder::changed_tensors() const {
   std::vector<std::string> names;
-  for (std::size_t i = 0; i < policy_.size(); ++i) {
+  for (std::size_t i = 0; i < weights_->policy.size(); ++i) {
     if (!changed_[i]) continue;
-    names.push_back(policy_[i].name);
-    if (repeated_of_ == i) names.push_back(repeated_->name);
+    names.push_back(weights_->policy[i].name);
+    if (weights_->repeated_index == i) names.push_back(repeated_->name);
   }
   return names;
 }
 
-void PolicyFolder::write(const delta::TensorWrite& write) {
+void PolicyFolder::apply_write(const delta::TensorWrite& write) {
   if (write.whole || !write.positions.empty()) changed_[write.tensor] = true;
-  write.write_to(memory_[write.tensor].subspan(write.first_byte, write.byte_count));
-  if (write.tensor == repeated_of_) write.write_to(repetition_.subspan(write.first_byte, write.byte_count));
+  write.write_to(weights_->memory[write.tensor].subspan(write.first_byte, write.byte_count));
+  if (write.tensor == weights_->repeated_index)
+    write.write_to(weights_->repeated_memory.subspan(write.first_byte, write.byte_count));
 }
 
 Status PolicyFolder::check_room(std::uint64_t bytes) const {
-  struct statvfs room {};
-  if (::statvfs(path_.c_str(), &room) != 0) return os_error(kOperation, path_);
-  const std::uint64_t free_bytes = static_cast<std::uint64_t>(room.f_bavail) * room.f_frsize;
+  struct statvfs file_system {};
+  if (::statvfs(path_.c_str(), &file_system) != 0) return os_error(kOperation, path_);
+  const std::uint64_t free_bytes = static_cast<std::uint64_t>(file_system.f_bavail) * file_system.f_frsize;
   if (free_bytes >= bytes + kOtherBytes) return ok();
   return fail(Code::kExhausted, "install policy",
               "the policy has {} and {} has room for {}: give it more (`--shm-size` of a container, `mount -o "

@@ -1,4 +1,5 @@
-// The state machine of a remote engine: can it take requests? Private to worker/engines/.
+// The state machine of a remote engine, an inference server. Its phase decides whether it can take requests. Private to
+// worker/engines/.
 #pragma once
 #include <array>
 #include <cstdint>
@@ -19,32 +20,32 @@ class RemotePhase {
     kSuspected,  // like kWaking, after an odd answer; the server may have kept its weights and requests.
     kLoading,    // a script of calls brings it to the newest policy and verifies it
     kReady,
-    kBroken,  // for good
+    kBroken,  // permanently: there is no way to another phase
   };
   static constexpr std::array<std::string_view, 7> kNames{"empty",   "down",  "waking", "suspected",
                                                           "loading", "ready", "broken"};
 
   bool is(Phase phase) const { return phase_ == phase; }
-  // Waits for the answer to a health check.
-  bool looked_at() const { return is(kWaking) || is(kSuspected); }
+  // Whether the engine waits for the answer to a health check.
+  bool awaits_health_check() const { return is(kWaking) || is(kSuspected); }
   const std::optional<Error>& error() const { return error_; }  // of kBroken
 
   // Moves to the next phase (checked).
   void move(Phase to) {
-    constexpr auto bit = [](auto... phases) { return static_cast<std::uint8_t>((0 | ... | (1 << phases))); };
-    constexpr std::array<std::uint8_t, 7> follow{
-        bit(kDown),                                 // after kEmpty
-        bit(kWaking, kBroken),                      // kDown
-        bit(kLoading, kDown, kBroken),              // kWaking
-        bit(kLoading, kDown, kBroken),              // kSuspected
-        bit(kLoading, kReady, kDown, kBroken),      // kLoading
-        bit(kLoading, kSuspected, kDown, kBroken),  // kReady
-        bit(),                                      // kBroken
+    constexpr auto bits_of = [](auto... phases) { return static_cast<std::uint8_t>((0 | ... | (1 << phases))); };
+    constexpr std::array<std::uint8_t, 7> next_phases{
+        bits_of(kDown),                                 // after kEmpty
+        bits_of(kWaking, kBroken),                      // kDown
+        bits_of(kLoading, kDown, kBroken),              // kWaking
+        bits_of(kLoading, kDown, kBroken),              // kSuspected
+        bits_of(kLoading, kReady, kDown, kBroken),      // kLoading
+        bits_of(kLoading, kSuspected, kDown, kBroken),  // kReady
+        bits_of(),                                      // kBroken
     };
-    ECHO_CHECK((follow[phase_] >> to & 1) != 0, "no transition from phase {} to {}", kNames[phase_], kNames[to]);
+    ECHO_CHECK((next_phases[phase_] >> to & 1) != 0, "no transition from phase {} to {}", kNames[phase_], kNames[to]);
     phase_ = to;
   }
-  void break_down(Error error) {
+  void mark_broken(Error error) {
     move(kBroken);
     error_ = std::move(error);
   }

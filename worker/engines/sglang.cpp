@@ -1,32 +1,34 @@
-// SGLang's own interface: /generate and its calls for changing weights.
+// The protocol of SGLang: its /generate and its calls that change weights. The remote engine uses it.
 #include "worker/engines/answers.hpp"
 #include "worker/engines/protocol.hpp"
 
 namespace echoline::worker {
 namespace {
 
-// Layout: [[logprob, token, text], ...]
-struct Scored {
+// Tokens with their log-probabilities. In JSON: [[logprob, token, text], ...].
+struct ScoredTokens {
   std::vector<model::Token> tokens;
   std::vector<double> logprobs;
 };
 
-Result<Scored> scored(const json& list, const char* what, std::size_t from) {
+// Parses the elements from index `first` on.
+Result<ScoredTokens> parse_scored(const json& list, const char* list_name, std::size_t first) {
   if (!list.is_array())
-    return odd_answer("expected a list in {}, found {}: is `return_logprob` known to it?", what, excerpt(list));
-  Scored all;
-  for (std::size_t i = from; i < list.size(); ++i) {
+    return unexpected_answer("expected a list in {}, found {}: is `return_logprob` known to it?", list_name,
+                             excerpt(list));
+  ScoredTokens result;
+  for (std::size_t i = first; i < list.size(); ++i) {
     if (!list[i].is_array() || list[i].size() < 2)
-      return odd_answer("expected [log-probability, token] in {}, found {}", what, excerpt(list[i]));
+      return unexpected_answer("expected [log-probability, token] in {}, found {}", list_name, excerpt(list[i]));
     ECHO_ASSIGN(const double logprob, logprob_of(list[i][0]));
     ECHO_ASSIGN(const model::Token token, token_of(list[i][1]));
-    all.logprobs.push_back(logprob);
-    all.tokens.push_back(token);
+    result.logprobs.push_back(logprob);
+    result.tokens.push_back(token);
   }
-  return all;
+  return result;
 }
 
-Status succeeded(std::string_view body) {
+Status check_success(std::string_view body) {
   ECHO_ASSIGN(const json answer, parse_answer(body));
   if (at(answer, "success") == true) return ok();
   return fail(Code::kUnavailable, "load policy", "{}",
@@ -38,28 +40,28 @@ class Sglang final : public Protocol {
   std::string_view name() const override { return "SGLang"; }
   Call health() const override { return {"GET", "/health", ""}; }
 
-  Call draw(const Draw& d) const override {
-    json params = sampling(d.temperature, d.tokens_max, d.seed, d.ends);
-    if (!d.stop.empty()) params["stop"] = d.stop;
-    return generate({{"input_ids", d.context}, {"sampling_params", params}, {"return_logprob", true}});
+  Call draw(const Draw& request) const override {
+    json params = sampling(request.temperature, request.tokens_max, request.seed, request.ends);
+    if (!request.stop.empty()) params["stop"] = request.stop;
+    return generate({{"input_ids", request.context}, {"sampling_params", params}, {"return_logprob", true}});
   }
-  Result<Piece> drawn(const Draw&, std::string_view body) const override {
+  Result<Piece> parse_piece(const Draw&, std::string_view body) const override {
     ECHO_ASSIGN(const json answer, parse_answer(body));
     Piece piece;
     piece.aborted = at(answer, "meta_info", "finish_reason", "type") == "abort";
     const json& list = at(answer, "meta_info", "output_token_logprobs");
-    if (piece.aborted && list.is_null()) return piece;  // before its first token
-    ECHO_ASSIGN(Scored all, scored(list, "output_token_logprobs", 0));
+    if (piece.aborted && list.is_null()) return piece;  // it had no token yet
+    ECHO_ASSIGN(ScoredTokens scored, parse_scored(list, "output_token_logprobs", /*first=*/0));
     if (const json& ids = at(answer, "output_ids"); !ids.is_null()) {
       ECHO_ASSIGN(const auto tokens, tokens_of(ids, "output_ids"));
-      if (tokens != all.tokens) {
+      if (tokens != scored.tokens) {
         if (piece.aborted) return piece;
-        return odd_answer("{} log-probabilities, which are not those of the {} tokens", all.tokens.size(),
-                          tokens.size());
+        return unexpected_answer("{} log-probabilities, which are not those of the {} tokens", scored.tokens.size(),
+                                 tokens.size());
       }
     }
-    piece.tokens = std::move(all.tokens);
-    piece.logprobs = std::move(all.logprobs);
+    piece.tokens = std::move(scored.tokens);
+    piece.logprobs = std::move(scored.logprobs);
     if (const auto weights = text_of(at(answer, "meta_info", "weight_version")))
       piece.spans = {{*weights, piece.tokens.size()}};
     return piece;
@@ -71,13 +73,14 @@ class Sglang final : public Protocol {
                      {"return_logprob", true},
                      {"logprob_start_len", 0}});
   }
-  Result<Probed> probed(const std::vector<model::Token>& text, std::string_view body) const override {
+  Result<TextScores> parse_scores(const std::vector<model::Token>& text, std::string_view body) const override {
     ECHO_ASSIGN(const json answer, parse_answer(body));
-    ECHO_ASSIGN(Scored all, scored(at(answer, "meta_info", "input_token_logprobs"), "input_token_logprobs", 1));
-    if (!std::equal(all.tokens.begin(), all.tokens.end(), text.begin() + 1, text.end()))
-      return odd_answer("{} log-probabilities of a text of {} tokens, or of another text", all.tokens.size(),
-                        text.size());
-    return Probed{std::move(all.logprobs), text_of(at(answer, "meta_info", "weight_version"))};
+    ECHO_ASSIGN(ScoredTokens scored,
+                parse_scored(at(answer, "meta_info", "input_token_logprobs"), "input_token_logprobs", /*first=*/1));
+    if (!std::equal(scored.tokens.begin(), scored.tokens.end(), text.begin() + 1, text.end()))
+      return unexpected_answer("{} log-probabilities of a text of {} tokens, or of another text", scored.tokens.size(),
+                               text.size());
+    return TextScores{std::move(scored.logprobs), text_of(at(answer, "meta_info", "weight_version"))};
   }
 
   Call spread(const std::vector<model::Token>& text, double temperature) const override {
@@ -86,19 +89,20 @@ class Sglang final : public Protocol {
                      {"return_logprob", true},
                      {"top_logprobs_num", 5}});
   }
-  Result<double> spread_of(std::string_view body) const override {
+  Result<double> parse_spread(std::string_view body) const override {
     ECHO_ASSIGN(const json answer, parse_answer(body));
     const json& top = at(answer, "meta_info", "output_top_logprobs");
-    if (!top.is_array() || top.empty()) return odd_answer("expected output_top_logprobs, found {}", excerpt(top));
-    ECHO_ASSIGN(const Scored all, scored(top[0], "output_top_logprobs", 0));
-    const auto [least, most] = std::minmax_element(all.logprobs.begin(), all.logprobs.end());
-    return all.logprobs.empty() ? 0.0 : *most - *least;
+    if (!top.is_array() || top.empty())
+      return unexpected_answer("expected output_top_logprobs, found {}", excerpt(top));
+    ECHO_ASSIGN(const ScoredTokens scored, parse_scored(top[0], "output_top_logprobs", /*first=*/0));
+    const auto [lowest, highest] = std::minmax_element(scored.logprobs.begin(), scored.logprobs.end());
+    return scored.logprobs.empty() ? 0.0 : *highest - *lowest;
   }
-  std::string_view temper_how() const override {
+  std::string_view temperature_logprobs_hint() const override {
     return "start it without SGLANG_RETURN_ORIGINAL_LOGPROB (RETURN_ORIGINAL_LOGPROB in older releases)";
   }
 
-  Step pause() const override { return {post("/pause_generation", {{"mode", "abort"}}), true}; }
+  Step pause() const override { return {.call = post("/pause_generation", {{"mode", "abort"}}), .optional = true}; }
   std::vector<Step> load(const std::filesystem::path& folder, Version version) const override {
     return {{.call = post("/update_weights_from_disk", {{"model_path", folder.string()},
                                                         {"load_format", nullptr},
@@ -108,16 +112,18 @@ class Sglang final : public Protocol {
                                                         {"keep_pause", false},
                                                         {"is_async", false}}),
              .long_work = true,
-             .accepts = succeeded}};
+             .accepts = check_success}};
   }
-  Step resume() const override { return {post("/continue_generation", json::object()), true}; }
+  Step resume() const override { return {.call = post("/continue_generation", json::object()), .optional = true}; }
   std::vector<Step> name_weights(Version version) const override {
-    return {
-        {post("/update_weight_version", {{"new_version", fmt::format("{}", version)}, {"abort_all_requests", false}}),
-         true}};
+    return {{.call = post("/update_weight_version",
+                          {{"new_version", fmt::format("{}", version)}, {"abort_all_requests", false}}),
+             .optional = true}};
   }
 
  private:
+  static constexpr std::uint64_t kSeedMax = 0x7fffffff;  // a signed 32-bit number
+
   static Call post(const char* path, const json& body) { return {"POST", path, body.dump()}; }
   static Call generate(const json& body) { return post("/generate", body); }
   // All parameters for which a server or model may have its own default.
@@ -133,7 +139,7 @@ class Sglang final : public Protocol {
                    {"repetition_penalty", 1.0},
                    {"ignore_eos", ends.empty()},
                    {"no_stop_trim", true},
-                   {"sampling_seed", seed & 0x7fffffff}};
+                   {"sampling_seed", seed & kSeedMax}};
     if (!ends.empty()) params["stop_token_ids"] = ends;
     return params;
   }

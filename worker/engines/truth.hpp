@@ -14,10 +14,11 @@ namespace echoline::worker {
 // from policy to policy. If a part of the weights is stale, it grows with every policy.
 class Truth {
  public:
-  static constexpr double kFarthest = 0.5;  // mean nats per token
-  static constexpr double kLeast = 5e-5;    // smaller distances are rounding, whatever was usual
-  static constexpr double kGrowth = 4;      // times the usual distance
+  static constexpr double kDistanceMax = 0.5;      // mean nats per token
+  static constexpr double kRoundingMax = 5e-5;     // nats per token; smaller distances are always accepted
+  static constexpr double kUsualDistancesMax = 4;  // a distance may be this many times the usual one
 
+  // Mean absolute difference in nats per token; infinite if the lengths differ or nothing is compared.
   static double distance(std::span<const double> engine, std::span<const double> learner) {
     if (engine.size() != learner.size() || engine.empty()) return HUGE_VAL;
     double sum = 0;
@@ -25,31 +26,31 @@ class Truth {
     return sum / static_cast<double>(engine.size());
   }
 
-  // The distance that counts as usual; 0: none has been seen.
-  double usual() const { return usual_.value_or(0); }
+  // The distance of the first accepted check, or of the last accepted one with `has_just_started`; 0: there was none.
+  double usual_distance() const { return usual_distance_.value_or(0); }
 
-  // `fresh`: the engine has just started with these weights, so none can be of an earlier policy.
-  Status check(double distance, bool fresh) {
-    if (!(distance <= kFarthest))
+  // `has_just_started`: the engine has just started with these weights, so none can be of an earlier policy.
+  Status check(double distance, bool has_just_started) {
+    if (!(distance <= kDistanceMax))
       return fail(
           Code::kStale, "engine",
           "the log-probabilities that it gives a text are {:.2g} nats a token from the learner's in the mean, at "
           "most {} is allowed: does it serve this model, with all positions and without quantisation?",
-          distance, kFarthest);
-    if (fresh || !usual_) {
-      usual_ = distance;
+          distance, kDistanceMax);
+    if (has_just_started || !usual_distance_) {
+      usual_distance_ = distance;
       return ok();
     }
-    if (const double limit = std::max(kLeast, kGrowth * *usual_); distance > limit)
+    if (const double limit = std::max(kRoundingMax, kUsualDistancesMax * *usual_distance_); distance > limit)
       return fail(Code::kStale, "engine",
                   "the log-probabilities that it gives a text are {:.2g} nats a token from the learner's in the mean, "
                   "and were {:.2g}: a part of its weights is of an earlier policy",
-                  distance, *usual_);
+                  distance, *usual_distance_);
     return ok();
   }
 
  private:
-  std::optional<double> usual_;
+  std::optional<double> usual_distance_;
 };
 
 }  // namespace echoline::worker

@@ -1,16 +1,17 @@
-// vLLM: tokens in and out by /inference/v1/generate (`--enable-scale-out`), or else OpenAI completions; and its calls
-// for trainers (VLLM_SERVER_DEV_MODE=1). Based on the answers of vLLM 0.32.
+// The protocol of vLLM, used by the remote engine. It samples through /inference/v1/generate if the server has that
+// (`--enable-scale-out`), otherwise through OpenAI completions. It changes weights by vLLM's calls for trainers, which
+// the server offers only with VLLM_SERVER_DEV_MODE=1. Based on the answers of vLLM 0.32.
 #include "worker/engines/answers.hpp"
 #include "worker/engines/protocol.hpp"
 
 namespace echoline::worker {
 namespace {
 
-// The one choice of an answer.
+// Returns the single element of an answer's "choices".
 Result<json> only_choice(const json& answer) {
   const json& choices = at(answer, "choices");
   if (!choices.is_array() || choices.size() != 1 || at(choices[0], "index") != 0)
-    return odd_answer("expected one choice with index 0, found {}", excerpt(choices));
+    return unexpected_answer("expected one choice with index 0, found {}", excerpt(choices));
   return choices[0];
 }
 
@@ -33,78 +34,84 @@ class Vllm final : public Protocol {
     return root.is_string() ? root.get<std::string>() : std::string();
   }
 
-  std::optional<Call> which_interface() const override {
+  std::optional<Call> interface_request() const override {
     return post(kGenerate, {{"token_ids", {0}}, {"sampling_params", sampling(1, 1)}});
   }
-  Status settle_interface(int status, std::string_view body) override {
-    generates_ = false;
+  Status on_interface_response(int status, std::string_view body) override {
+    has_generate_endpoint_ = false;
     if (status == 403 || status == 404 || status == 405) return ok();  // absent or not enabled
     if (status != 200)
       return fail(Code::kUnavailable, "engine", "{}: expected status 200, found {} ({})", kGenerate, status,
                   printable(body, 300));
     ECHO_ASSIGN(const json answer, parse_answer(body));
     ECHO_ASSIGN(const json choice, only_choice(answer));
-    generates_ = at(choice, "weight_versions").is_array();  // releases before 0.32 do not report the weights
+    // Releases before 0.32 do not report the weights, so they are used through completions.
+    has_generate_endpoint_ = at(choice, "weight_versions").is_array();
     return ok();
   }
-  // echoline's plug-in (clients/python/echoline/vllm_receiver.py) refuses another folder than vLLM's.
-  std::optional<Call> which_receiver(const std::filesystem::path& folder) const override {
+  // echoline's plug-in (clients/python/echoline/vllm_receiver.py) accepts only the folder that vLLM serves.
+  std::optional<Call> receiver_request(const std::filesystem::path& folder) const override {
     return post("/init_weight_transfer_engine",
                 {{"init_info", {{"folder", folder.string()}, {"interface", kReceiverInterface}}}});
   }
-  Status settle_receiver(int status, std::string_view body) override {
+  Status on_receiver_response(int status, std::string_view body) override {
     if (status == 200) return ok();
     if (status == 404 || status == 405) return fail(Code::kUnavailable, "engine", "it knows no weight transfer");
     const Result<json> answer = parse_answer(body);
-    std::string why =
+    std::string reason =
         text_of(at(answer ? *answer : json(), "error", "message")).value_or(fmt::format("status {}", status));
     // "Call to collective_rpc method failed: Worker failed with error '<the reason>', please check ..."
-    if (const auto begin = why.find(kInWorker), end = why.rfind("', please"); begin < end && end < why.size())
-      why = why.substr(begin + kInWorker.size(), end - begin - kInWorker.size());
-    return fail(Code::kUnavailable, "engine", "{}", printable(why, 300));
+    if (const auto begin = reason.find(kWorkerErrorPrefix), end = reason.rfind("', please");
+        begin < end && end < reason.size())
+      reason = reason.substr(begin + kWorkerErrorPrefix.size(), end - begin - kWorkerErrorPrefix.size());
+    return fail(Code::kUnavailable, "engine", "{}", printable(reason, 300));
   }
-  // On a CPU, a reload leaves a tied head with the first policy's values (vLLM 0.32 packs it separately from the
-  // embedding).
-  bool wants_own_head() const override { return true; }
+  // On a CPU, vLLM 0.32 packs an output head that is tied to the embedding separately. A reload without a tensor for
+  // the head leaves it with the first policy's values.
+  bool needs_separate_head() const override { return true; }
 
-  Call draw(const Draw& d) const override {
-    json params = sampling(d.temperature, d.tokens_max);
+  Call draw(const Draw& request) const override {
+    json params = sampling(request.temperature, request.tokens_max);
     params["logprobs"] = 0;
-    params["ignore_eos"] = d.ends.empty();
-    if (!d.ends.empty()) params["stop_token_ids"] = d.ends;
-    if (!d.stop.empty()) params["stop"] = d.stop, params["include_stop_str_in_output"] = true;
-    if (!generates_) return completion(d.context, std::move(params));
-    return post(
-        kGenerate,
-        {{"token_ids", d.context}, {"sampling_params", params}, {"cache_salt", d.weights}, {"return_token_ids", true}});
+    params["ignore_eos"] = request.ends.empty();
+    if (!request.ends.empty()) params["stop_token_ids"] = request.ends;
+    if (!request.stop.empty()) params["stop"] = request.stop, params["include_stop_str_in_output"] = true;
+    if (!has_generate_endpoint_) return completion(request.context, std::move(params));
+    return post(kGenerate, {{"token_ids", request.context},
+                            {"sampling_params", params},
+                            {"cache_salt", request.weights},
+                            {"return_token_ids", true}});
   }
-  Result<Piece> drawn(const Draw& d, std::string_view body) const override {
+  Result<Piece> parse_piece(const Draw& request, std::string_view body) const override {
     ECHO_ASSIGN(const json answer, parse_answer(body));
     ECHO_ASSIGN(const json choice, only_choice(answer));
     Piece piece;
     piece.aborted = at(choice, "finish_reason") == "abort";
-    if (const json& prompt = at(generates_ ? answer : choice, "prompt_token_ids"); !prompt.is_null()) {
+    if (const json& prompt = at(has_generate_endpoint_ ? answer : choice, "prompt_token_ids"); !prompt.is_null()) {
       ECHO_ASSIGN(const auto context, tokens_of(prompt, "prompt_token_ids"));
-      if (context != d.context) return odd_answer("it is about another prompt, of {} tokens", context.size());
+      if (context != request.context)
+        return unexpected_answer("it is about another prompt, of {} tokens", context.size());
     }
     const json& ids = at(choice, "token_ids");
     if (ids.is_null()) {
       if (piece.aborted) return piece;
-      return odd_answer("no 'token_ids': it does not know `return_token_ids`, which vLLM has since 0.10.2");
+      return unexpected_answer("no 'token_ids': it does not know `return_token_ids`, which vLLM has since 0.10.2");
     }
     ECHO_ASSIGN(piece.tokens, tokens_of(ids, "token_ids"));
-    const json& logprobs = at(choice, "logprobs", generates_ ? "content" : "token_logprobs");
+    const json& logprobs = at(choice, "logprobs", has_generate_endpoint_ ? "content" : "token_logprobs");
     if (!logprobs.is_array() || logprobs.size() != piece.tokens.size()) {
-      if (piece.aborted) return Piece{{}, {}, true, {}};
-      return odd_answer("expected {} log-probabilities, found {}", piece.tokens.size(), excerpt(logprobs));
+      // An aborted response may lack log-probabilities. Its tokens cannot be used then.
+      if (piece.aborted) return Piece{.tokens = {}, .logprobs = {}, .aborted = true, .spans = {}};
+      return unexpected_answer("expected {} log-probabilities, found {}", piece.tokens.size(), excerpt(logprobs));
     }
     for (std::size_t i = 0; i < logprobs.size(); ++i) {
-      if (generates_ && at(logprobs[i], "token_id") != piece.tokens[i])
-        return odd_answer("expected the log-probability of token {}, found {}", piece.tokens[i], excerpt(logprobs[i]));
-      ECHO_ASSIGN(const double logprob, logprob_of(generates_ ? at(logprobs[i], "logprob") : logprobs[i]));
+      if (has_generate_endpoint_ && at(logprobs[i], "token_id") != piece.tokens[i])
+        return unexpected_answer("expected the log-probability of token {}, found {}", piece.tokens[i],
+                                 excerpt(logprobs[i]));
+      ECHO_ASSIGN(const double logprob, logprob_of(has_generate_endpoint_ ? at(logprobs[i], "logprob") : logprobs[i]));
       piece.logprobs.push_back(logprob);
     }
-    if (generates_) ECHO_TRY(read_spans(at(choice, "weight_versions"), piece));
+    if (has_generate_endpoint_) ECHO_TRY(read_spans(at(choice, "weight_versions"), piece));
     return piece;
   }
 
@@ -115,22 +122,22 @@ class Vllm final : public Protocol {
     return completion(text, std::move(params));
   }
   // [null, {"<token>": {"logprob": ...}}, ...]
-  Result<Probed> probed(const std::vector<model::Token>& text, std::string_view body) const override {
+  Result<TextScores> parse_scores(const std::vector<model::Token>& text, std::string_view body) const override {
     ECHO_ASSIGN(const json answer, parse_answer(body));
     ECHO_ASSIGN(const json choice, only_choice(answer));
-    const json& list = at(choice, "prompt_logprobs");
-    if (!list.is_array() || list.size() != text.size())
-      return odd_answer("expected {} entries in prompt_logprobs, found {}", text.size(), excerpt(list));
-    Probed probed;
-    for (std::size_t i = 1; i < list.size(); ++i) {
-      const json& entry = at(list[i], std::to_string(text[i]).c_str());
+    const json& entries = at(choice, "prompt_logprobs");
+    if (!entries.is_array() || entries.size() != text.size())
+      return unexpected_answer("expected {} entries in prompt_logprobs, found {}", text.size(), excerpt(entries));
+    TextScores scores;
+    for (std::size_t i = 1; i < entries.size(); ++i) {
+      const json& entry = at(entries[i], std::to_string(text[i]).c_str());
       if (!entry.is_object())
-        return odd_answer("expected the log-probability of token {} in prompt_logprobs, found {}", text[i],
-                          excerpt(list[i]));
+        return unexpected_answer("expected the log-probability of token {} in prompt_logprobs, found {}", text[i],
+                                 excerpt(entries[i]));
       ECHO_ASSIGN(const double logprob, logprob_of(at(entry, "logprob")));
-      probed.logprobs.push_back(logprob);
+      scores.logprobs.push_back(logprob);
     }
-    return probed;
+    return scores;
   }
 
   Call spread(const std::vector<model::Token>& text, double temperature) const override {
@@ -139,56 +146,61 @@ class Vllm final : public Protocol {
     params["return_tokens_as_token_ids"] = true;  // otherwise two tokens with the same text would be one
     return completion(text, std::move(params));
   }
-  Result<double> spread_of(std::string_view body) const override {
+  Result<double> parse_spread(std::string_view body) const override {
     ECHO_ASSIGN(const json answer, parse_answer(body));
     ECHO_ASSIGN(const json choice, only_choice(answer));
     const json& top = at(choice, "logprobs", "top_logprobs");
     if (!top.is_array() || top.empty() || !top[0].is_object())
-      return odd_answer("expected top_logprobs, found {}", excerpt(top));
-    std::vector<double> all;
+      return unexpected_answer("expected top_logprobs, found {}", excerpt(top));
+    std::vector<double> highest;
     for (const auto& [token, value] : top[0].items()) {
       ECHO_ASSIGN(const double logprob, logprob_of(value));
-      all.push_back(logprob);
+      highest.push_back(logprob);
     }
-    std::sort(all.rbegin(), all.rend());
-    all.resize(std::min<std::size_t>(all.size(), 5));  // the drawn token may be a sixth
-    return all.empty() ? 0.0 : all.front() - all.back();
+    std::sort(highest.rbegin(), highest.rend());
+    highest.resize(std::min<std::size_t>(highest.size(), 5));  // the sampled token may be a sixth entry
+    return highest.empty() ? 0.0 : highest.front() - highest.back();
   }
-  std::string_view temper_how() const override { return "start it with --logprobs-mode processed_logprobs"; }
+  std::string_view temperature_logprobs_hint() const override {
+    return "start it with --logprobs-mode processed_logprobs";
+  }
 
-  bool keeps_responses() const override { return generates_; }
-  Step pause() const override { return {{"POST", generates_ ? "/pause?mode=keep" : "/pause?mode=abort", ""}, true}; }
+  bool keeps_responses() const override { return has_generate_endpoint_; }
+  Step pause() const override {
+    return {.call = {"POST", has_generate_endpoint_ ? "/pause?mode=keep" : "/pause?mode=abort", ""}, .optional = true};
+  }
   std::vector<Step> load(const std::filesystem::path&, Version version) const override {
     std::vector<Step> steps{{.call = post("/collective_rpc", {{"method", "reload_weights"}}), .long_work = true}};
-    if (generates_)
+    if (has_generate_endpoint_)
       steps.push_back(version_step(version));  // `cache_salt` separates keys and values of different weights
     else
       steps.push_back({{"POST", "/reset_prefix_cache", ""}});
     return steps;
   }
+  // The receiver plug-in reads the changed tensors from the folder, without a reload of the others.
   std::vector<Step> hand_over(const Handover& handover) const override {
     json info = {{"version", fmt::format("{}", handover.version)}};
     if (handover.base) info["base"] = fmt::format("{}", *handover.base), info["tensors"] = handover.changed;
     std::vector<Step> steps{{.call = post("/start_weight_update", json::object())},
                             {.call = post("/update_weights", {{"update_info", info}}), .long_work = true},
                             {.call = post("/finish_weight_update", {{"weight_version", info["version"]}})}};
-    if (!generates_) steps.push_back({{"POST", "/reset_prefix_cache", ""}});
+    if (!has_generate_endpoint_) steps.push_back({{"POST", "/reset_prefix_cache", ""}});
     return steps;
   }
   // Ends an update that has begun; vLLM refuses the call if there is none.
-  std::vector<Step> give_up_handing_over() const override {
+  std::vector<Step> abort_handover() const override {
     return {{.call = post("/finish_weight_update", json::object()), .optional = true}};
   }
-  Step resume() const override { return {{"POST", "/resume", ""}, true}; }
+  Step resume() const override { return {.call = {"POST", "/resume", ""}, .optional = true}; }
   std::vector<Step> name_weights(Version version) const override {
-    if (!generates_) return {};
+    if (!has_generate_endpoint_) return {};
     return {version_step(version)};
   }
 
  private:
   static constexpr const char* kGenerate = "/inference/v1/generate";
-  static constexpr int kReceiverInterface = 1;
-  static constexpr std::string_view kInWorker = "failed with error '";
+  static constexpr int kReceiverInterface = 1;  // version of the plug-in's interface
+  static constexpr std::string_view kWorkerErrorPrefix = "failed with error '";
 
   static Call post(const char* path, const json& body) { return {"POST", path, body.dump()}; }
   static Call completion(const std::vector<model::Token>& prompt, json body) {
@@ -202,7 +214,8 @@ class Vllm final : public Protocol {
     return {.call = post("/update_weight_version", {{"new_version", fmt::format("{}", version)}})};
   }
   // All parameters for which generation_config.json may have other values, since vLLM takes its defaults from it. No
-  // seed: a server's draws are never replayed, and on a CPU, a seeded prompt that is read in parts crashes vLLM 0.32.
+  // seed is sent, because a server's samples are never replayed. On a CPU, a seeded prompt that is read in parts
+  // crashes vLLM 0.32.
   static json sampling(double temperature, std::int64_t tokens_max) {
     return {{"max_tokens", tokens_max},
             {"temperature", temperature},
@@ -214,10 +227,10 @@ class Vllm final : public Protocol {
             {"repetition_penalty", 1.0}};
   }
   // [{"version": "3", "start": 0, "end": 5}, ...]; the spans must cover all tokens.
-  static Status read_spans(const json& list, Piece& piece) {
+  static Status read_spans(const json& spans, Piece& piece) {
     std::size_t end = 0;
-    if (list.is_array())
-      for (const json& span : list) {
+    if (spans.is_array())
+      for (const json& span : spans) {
         const auto weights = text_of(at(span, "version"));
         if (!weights || at(span, "start") != end || !at(span, "end").is_number_unsigned() ||
             at(span, "end").get<std::size_t>() <= end)
@@ -226,10 +239,11 @@ class Vllm final : public Protocol {
         piece.spans.push_back({*weights, end});
       }
     if (end == piece.tokens.size()) return ok();
-    return odd_answer("expected spans of {} tokens in weight_versions, found {}", piece.tokens.size(), excerpt(list));
+    return unexpected_answer("expected spans of {} tokens in weight_versions, found {}", piece.tokens.size(),
+                             excerpt(spans));
   }
 
-  bool generates_ = false;  // /inference/v1/generate
+  bool has_generate_endpoint_ = false;  // serves kGenerate
 };
 
 }  // namespace
