@@ -10,13 +10,15 @@ namespace echoline::delta {
 
 class BitWriter {
  public:
-  // The low `count` bits of `value`, at most 57.
+  // Appends the low `count` bits of `value`, at most 57.
   void put(std::uint64_t value, unsigned count) {
-    if (filled_ + count > 64) flush();
-    pending_ |= (value & ((std::uint64_t{1} << count) - 1)) << (filled_ & 63);
-    filled_ += count;
+    if (pending_bits_ + count > 64) flush();
+    // The shift is below 64 also for `count` 0 with 64 pending bits.
+    pending_ |= (value & ((std::uint64_t{1} << count) - 1)) << (pending_bits_ & 63);
+    pending_bits_ += count;
   }
-  // Any 64-bit number: its length in seven bits, then the bits below its highest one.
+  // Appends any 64-bit number: its length in seven bits, then the bits below its highest one. Puts these in two parts
+  // if they are more than put() takes.
   void put_number(std::uint64_t value) {
     const auto length = static_cast<unsigned>(std::bit_width(value));
     put(length, 7);
@@ -25,25 +27,25 @@ class BitWriter {
   }
   // Pads with zeros to a whole byte.
   ByteVector finish() && {
-    filled_ = (filled_ + 7) / 8 * 8;
+    pending_bits_ = (pending_bits_ + 7) / 8 * 8;
     flush();
-    bytes_.resize(used_);
+    bytes_.resize(whole_bytes_);
     return std::move(bytes_);
   }
 
  private:
   // Moves whole bytes to `bytes_`; at most seven bits remain pending.
   void flush() {
-    if (bytes_.size() < used_ + 8) bytes_.resize(2 * bytes_.size() + 64);
-    store(bytes_.data() + used_, pending_);
-    used_ += filled_ / 8;
-    pending_ = filled_ < 64 ? pending_ >> (filled_ / 8 * 8) : 0;
-    filled_ %= 8;
+    if (bytes_.size() < whole_bytes_ + 8) bytes_.resize(2 * bytes_.size() + 64);
+    store(bytes_.data() + whole_bytes_, pending_);
+    whole_bytes_ += pending_bits_ / 8;
+    pending_ = pending_bits_ < 64 ? pending_ >> (pending_bits_ / 8 * 8) : 0;
+    pending_bits_ %= 8;
   }
-  ByteVector bytes_;
-  std::size_t used_ = 0;
-  std::uint64_t pending_ = 0;
-  unsigned filled_ = 0;
+  ByteVector bytes_;             // longer than what was written
+  std::size_t whole_bytes_ = 0;  // written to `bytes_`
+  std::uint64_t pending_ = 0;    // bits that are not in `bytes_` yet, the first one lowest
+  unsigned pending_bits_ = 0;    // their number
 };
 
 // Reads the output of BitWriter. Past the end every bit is zero. Plain data and functions with internal linkage,
@@ -51,12 +53,12 @@ class BitWriter {
 struct BitReader {
   const std::byte* bytes = nullptr;
   std::uint64_t byte_count = 0;
-  std::uint64_t at = 0;  // bit; beyond 8 * byte_count after reading past the end
+  std::uint64_t bit_index = 0;  // of the next bit; beyond 8 * byte_count after reading past the end
 };
 
-// At most 57 bits.
+// Reads at most 57 bits.
 static inline std::uint64_t get_bits(BitReader& reader, unsigned count) {
-  const std::uint64_t byte = reader.at >> 3;
+  const std::uint64_t byte = reader.bit_index >> 3;
   std::uint64_t window = 0;
   if (byte + 8 <= reader.byte_count) {
     std::memcpy(&window, reader.bytes + byte, 8);
@@ -64,14 +66,18 @@ static inline std::uint64_t get_bits(BitReader& reader, unsigned count) {
     for (unsigned i = 0; i < 8 && byte + i < reader.byte_count; ++i)
       window |= static_cast<std::uint64_t>(reader.bytes[byte + i]) << (8 * i);
   }
-  const std::uint64_t value = (window >> (reader.at & 7)) & ((std::uint64_t{1} << count) - 1);
-  reader.at += count;
+  const std::uint64_t value = (window >> (reader.bit_index & 7)) & ((std::uint64_t{1} << count) - 1);
+  reader.bit_index += count;
   return value;
 }
 
+// Reads a number of BitWriter::put_number(). If its length is malformed, returns 0 and moves past the end.
 static inline std::uint64_t get_number(BitReader& reader) {
   const auto length = static_cast<unsigned>(get_bits(reader, 7));
-  if (length > 64) return reader.at = ~std::uint64_t{0} >> 1, 0;
+  if (length > 64) {
+    reader.bit_index = ~std::uint64_t{0} >> 1;
+    return 0;
+  }
   if (length <= 1) return length;
   const std::uint64_t high = length > 33 ? get_bits(reader, length - 33) << 32 : 0;
   const std::uint64_t low = get_bits(reader, length > 33 ? 32 : length - 1);
@@ -81,21 +87,22 @@ static inline std::uint64_t get_number(BitReader& reader) {
 // Appends bits to memory that has room for them and eight more bytes. Plain data, like BitReader.
 struct BitSink {
   std::byte* bytes = nullptr;
-  std::uint64_t at = 0;  // whole bytes written
+  std::uint64_t whole_bytes = 0;  // written
   std::uint64_t pending = 0;
-  unsigned filled = 0;  // bits of `pending`, below 8
+  unsigned pending_bits = 0;  // below 8
 };
 
-// `value` has at most `count` bits; `count` is at most 56.
+// Appends `value`, which has at most `count` bits; `count` is at most 56.
 static inline void put_bits(BitSink& sink, std::uint64_t value, unsigned count) {
-  sink.pending |= value << sink.filled;
-  sink.filled += count;
-  std::memcpy(sink.bytes + sink.at, &sink.pending, 8);
-  sink.at += sink.filled / 8;
-  sink.pending >>= sink.filled & 56;
-  sink.filled %= 8;
+  sink.pending |= value << sink.pending_bits;
+  sink.pending_bits += count;
+  std::memcpy(sink.bytes + sink.whole_bytes, &sink.pending, 8);
+  sink.whole_bytes += sink.pending_bits / 8;
+  sink.pending >>= sink.pending_bits & 56;  // by whole bytes: 56 clears the three lowest bits
+  sink.pending_bits %= 8;
 }
 
-static inline bool exhausted(const BitReader& reader) { return reader.at > 8 * reader.byte_count; }
+// Whether more bits were read than there are.
+static inline bool is_exhausted(const BitReader& reader) { return reader.bit_index > 8 * reader.byte_count; }
 
 }  // namespace echoline::delta

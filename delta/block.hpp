@@ -1,6 +1,10 @@
 // The kernels for one block, a run of consecutive elements of one tensor: plain functions that exist once per
 // instruction set. They find changes, sort elements into classes by their old value, and turn changes into tokens and
 // back. All sets give the same results. Internal to this folder; FORMAT.md, "Sparse coding", explains the numbers.
+//
+// A step is the signed difference of an element's new and old bits as ordered integers. Adjacent classes form a range.
+// In a dense range every element is coded; in the other ranges only the changes and the gaps between them are. A block
+// is a part of a segment, which is a part of a tensor.
 #pragma once
 #include <cstddef>
 #include <cstdint>
@@ -12,36 +16,39 @@ namespace echoline::delta {
 inline constexpr std::uint32_t kBlockElementsMax = 8192;
 inline constexpr std::uint32_t kBlockWordsMax = kBlockElementsMax / 32;
 inline constexpr std::size_t kPrefetchBytes = 16384;  // distance of prefetched data from the current block
-// Elements of room after a buffer's last element, because the kernels store whole vectors.
+// Room after a buffer's last element, because the kernels store whole vectors.
 inline constexpr std::uint32_t kSpareElements = 32;
-inline constexpr unsigned kClasses = 32;
+inline constexpr unsigned kClasses = 32;  // by old exponent
 inline constexpr unsigned kRangesMax = 16;
 
-// Tokens of a step: sign and magnitude up to 8 exactly, larger magnitudes by their two highest bits. FORMAT.md,
-// "Tokens".
+// A token stands for a step: its sign, its magnitude if that is at most 8, otherwise the magnitude's length and two
+// highest bits. FORMAT.md, "Tokens".
 inline constexpr unsigned kTokenBits = 9;
-inline constexpr unsigned kStepTokensMax = 260;             // of 64-bit elements
+inline constexpr unsigned kStepTokensMax = 260;             // for 64-bit elements, which have most
 inline constexpr unsigned kTokensMax = kStepTokensMax + 1;  // including "unchanged"
 
+// Tokens are coded with rANS: range asymmetric numeral systems, an entropy coder whose state is a number.
 inline constexpr unsigned kRansBits = 11;  // the frequencies of a table sum to 2^11
 inline constexpr std::uint32_t kRansSlots = 1u << kRansBits;
 inline constexpr std::uint32_t kRansFloor = 1u << 15;  // states are at least this between symbols, and below 2^31
 inline constexpr unsigned kRansStates = 4;
 
-// Symbols of elements that are coded individually. FORMAT.md, "Small symbols".
+// Small symbols, one per element of a dense range. Symbol s stands for the step ((s - kZeroStep) << low_bits) + l,
+// whose low bits l are stored separately. FORMAT.md, "Small symbols".
 inline constexpr unsigned kSymbolBits = 4;
 inline constexpr unsigned kSmallSymbols = 1u << kSymbolBits;
 inline constexpr unsigned kSmallUnchanged = kSmallSymbols - 1;  // the element does not change
-inline constexpr unsigned kZeroStep = 7;      // symbol s is a step of (s - kZeroStep) << low bits, plus its low bits
-inline constexpr unsigned kSmallSlots = 256;  // the frequencies of a table sum to this
-inline constexpr unsigned kSmallFloor = 256;  // states are at least this between symbols, and below 2^16
-inline constexpr unsigned kLanesMax = 256;    // independent states
+inline constexpr unsigned kZeroStep = 7;
+inline constexpr unsigned kSmallSlots = 256;      // the frequencies of a table sum to this
+inline constexpr unsigned kSmallFloor = 256;      // states are at least this between symbols, and below 2^16
+inline constexpr unsigned kSmallStatesMax = 256;  // independent states
 inline constexpr unsigned kLowBitsMax = 48;
-inline constexpr unsigned kRunStep = 64;  // a run of symbols begins at a state whose number is a multiple of this
+// A run of symbols begins at a state whose number is a multiple of this.
+inline constexpr unsigned kRunStateAlignment = 64;
 
 // Version 3 of the format, which can only be read.
 inline constexpr unsigned kWideStates = 64;  // of the separate stream for long runs of dense symbols
-inline constexpr unsigned kEscape = 511;     // in a table entry: the token follows among the bits
+inline constexpr unsigned kEscape = 511;     // in a table entry: the token follows in BlockSource::bits
 
 // Maps an element's old bits v to its class, clamp(((v >> exponent_shift) & exponent_mask) - base, 0, 31), and a class
 // to its range. Also defines how bits become ordered integers.
@@ -49,42 +56,42 @@ struct BlockModel {
   std::uint32_t exponent_shift = 0;
   std::uint32_t exponent_mask = 0;
   std::uint32_t base = 0;
-  bool is_float = false;     // sign and magnitude; false: two's complement
-  std::uint32_t ranges = 1;  // the first `dense` ranges are coded element by element, the others by gaps
-  std::uint32_t dense = 0;
-  // Range r holds the classes from bound[r - 1] up to below bound[r]; the last bound is 32.
-  std::uint8_t bound[kRangesMax] = {};
+  bool is_float = false;  // sign and magnitude; false: two's complement
+  std::uint32_t range_count = 1;
+  std::uint32_t dense_range_count = 0;  // dense ranges come first
+  // Range r holds the classes from range_end[r - 1] up to below range_end[r]; the last end is 32.
+  std::uint8_t range_end[kRangesMax] = {};
   std::uint8_t range_of[kClasses] = {};
-  // For dense ranges: the number of low bits below a small symbol's step, and which symbols the table contains.
+  // For dense ranges: the number of low bits below a small symbol's step, and a bit for each symbol of the table.
   std::uint8_t low_bits[kRangesMax] = {};
-  std::uint16_t coded[kRangesMax] = {};
+  std::uint16_t coded_symbols[kRangesMax] = {};
   bool has_low_bits = false;
 };
 
 // Output of collect() for a range that is coded by gaps. The caller provides room for one block.
 struct GapSink {
-  std::uint64_t seen = 0;         // elements of the range before this block
-  std::uint64_t next = 0;         // first element of the range after the last change
-  std::uint32_t* gaps = nullptr;  // unchanged elements of the range between two changes
+  std::uint64_t elements_seen = 0;  // elements of the range before this block
+  std::uint64_t next_rank = 0;      // number, within the range, of the element after the last change
+  std::uint32_t* gaps = nullptr;    // numbers of unchanged elements of the range between two changes
   std::uint16_t* tokens = nullptr;
-  std::uint32_t count = 0;
+  std::uint32_t count = 0;          // of gaps and tokens
   std::uint64_t* extras = nullptr;  // magnitudes of tokens that need further bits
   std::uint32_t extra_count = 0;
 };
 struct BlockSink {
-  // By range. The last is for exceptions: changes of dense elements that have no symbol, counted over all dense
-  // elements.
+  // gap[r] is used if range r is coded by gaps. The last is for exceptions: changes of dense elements without a symbol
+  // in their range's table. Their gaps count the elements of all dense ranges.
   GapSink gap[kRangesMax + 1];
-  std::uint8_t* dense = nullptr;  // range << kSymbolBits | symbol
-  std::uint32_t dense_count = 0;
+  std::uint8_t* dense_symbols = nullptr;  // range << kSymbolBits | symbol
+  std::uint32_t dense_symbol_count = 0;
   BitSink low;  // low bits of dense elements' steps
 };
 
 // The elements of a block, sorted: all dense ranges together, and each range coded by gaps.
 struct SortedBlock {
-  // Bit i % 32 of mask[i / 32] tells whether element i belongs to the entry. Entry 0 is the dense ranges, entry g + 1
-  // the g-th range coded by gaps. `before` counts the entry's elements in earlier words; 0xffff after the block's
-  // words.
+  // Entry 0 is the dense ranges, entry g + 1 the g-th range coded by gaps. Bit i % 32 of mask[entry][i / 32] tells
+  // whether element i belongs to the entry. `before` counts the entry's elements in earlier words; it is 0xffff after
+  // the block's words.
   alignas(64) std::uint32_t mask[kRangesMax + 1][kBlockWordsMax];
   alignas(64) std::uint16_t before[kRangesMax + 1][kBlockWordsMax];
   std::uint32_t count[kRangesMax + 1];
@@ -99,22 +106,23 @@ struct RansReader {
   std::uint32_t state[kRansStates] = {};
   const std::byte* words = nullptr;  // little-endian 16-bit
   std::uint64_t word_count = 0;
-  std::uint64_t at = 0;
-  std::uint32_t turn = 0;  // index of the next symbol's state
+  std::uint64_t word_index = 0;  // of the next word
+  std::uint32_t turn = 0;        // index of the next symbol's state
 };
 // Like RansReader with kWideStates states. Every run begins with state 0.
 struct WideRansReader {
   alignas(64) std::uint32_t state[kWideStates] = {};
   const std::byte* words = nullptr;
   std::uint64_t word_count = 0;
-  std::uint64_t at = 0;
+  std::uint64_t word_index = 0;
 };
 
 // Encoding tables of small symbols, by range << kSymbolBits | symbol. rans.cpp builds them.
 struct SmallCodes {
   alignas(64) std::uint8_t other_slots[kRangesMax * kSmallSymbols];  // 256 minus the symbol's frequency
   alignas(64) std::uint8_t first_slot[kRangesMax * kSmallSymbols];
-  // floor(x / frequency) is (x * reciprocal >> 16) >> shift for all states x that occur; one less for frequency 1.
+  // floor(x / frequency) is (x * reciprocal >> 16) >> shift for all states x that occur. For frequency 1 this gives
+  // x - 1, and put_small() adds the difference.
   alignas(64) std::uint8_t reciprocal_low[kRangesMax * kSmallSymbols];
   alignas(64) std::uint8_t reciprocal_high[kRangesMax * kSmallSymbols];
   alignas(64) std::uint8_t shift[kRangesMax * kSmallSymbols];
@@ -128,25 +136,25 @@ struct SmallTables {
 };
 // Reads interleaved rANS runs of small symbols. Past the end it reads zeros and keeps counting.
 struct SmallReader {
-  alignas(64) std::uint16_t state[kLanesMax] = {};
-  std::uint32_t lanes = 0;
+  alignas(64) std::uint16_t state[kSmallStatesMax] = {};
+  std::uint32_t state_count = 0;
   std::uint32_t turn = 0;  // index of the state with which the next run begins
   const std::byte* bytes = nullptr;
   std::uint64_t byte_count = 0;
-  std::uint64_t at = 0;
+  std::uint64_t byte_index = 0;  // of the next byte
 };
 
 // The encoding of a symbol. Bits 0-31: reciprocal of its frequency f; 32-43: 2048 - f; 44-55: its first slot, plus 2047
 // if f is 1; 56-59: further bits by which to shift the quotient. rans.cpp builds them.
 using RansCode = std::uint64_t;
 
-// The decoded changes of a range coded by gaps: element of the range (counted over the segment), and signed step.
+// The decoded changes of a range coded by gaps. A rank is an element's number among those of the range in the segment.
 struct GapSource {
   const std::uint64_t* ranks = nullptr;
   const std::uint64_t* steps = nullptr;  // positive: larger magnitude; modulo the element's width
   std::uint64_t count = 0;
-  std::uint64_t at = 0;
-  std::uint64_t seen = 0;
+  std::uint64_t next_index = 0;     // of the next change
+  std::uint64_t elements_seen = 0;  // elements of the range before this block
 };
 struct BlockSource {
   GapSource gap[kRangesMax + 1];              // the last as in BlockSink
@@ -158,11 +166,13 @@ struct BlockSource {
   RansReader narrow;
   WideRansReader wide;
   BitReader bits;
-  bool is_whole = false;      // each block is written to its own memory
-  std::uint64_t changed = 0;  // steps taken
+  bool has_output_per_block = false;  // each block is written to its own memory, worth prefetching
+  std::uint64_t changed = 0;          // steps taken
   bool malformed = false;
 };
 
+// One set of kernels. Arrays are indexed by width_index(): 8, 16, 32 and 64-bit elements. `prev` and `old` are old
+// elements, `cur` and `now` new ones.
 struct Kernels {
   const char* name;
   // Sets bit i % 32 of changed[i / 32] if element i differs. Returns the number of such elements.
@@ -192,11 +202,11 @@ struct Kernels {
   // is step token t.
   void (*count_steps[4])(const std::byte* olds, const std::byte* now, std::uint32_t count, const BlockModel& model,
                          std::uint32_t* counts);
-  // Writes runs of small symbols (BlockSink::dense) before `end`, from the last run and symbol to the first. There must
-  // be room for one byte per symbol and kLanesMax more. Returns the first byte.
-  std::byte* (*write_small)(const std::uint8_t* symbols, const std::uint32_t* lengths, std::size_t runs,
-                            std::uint32_t ranges, const SmallCodes& codes, std::uint32_t lanes, std::uint16_t* states,
-                            std::byte* end);
+  // Writes runs of small symbols (BlockSink::dense_symbols) before `end`, from the last run and symbol to the first.
+  // There must be room for one byte per symbol and kSmallStatesMax more. Returns the first byte.
+  std::byte* (*write_small)(const std::uint8_t* symbols, const std::uint32_t* run_lengths, std::size_t run_count,
+                            std::uint32_t range_count, const SmallCodes& codes, std::uint32_t state_count,
+                            std::uint16_t* states, std::byte* end);
   // XXH3-128 with seed 0.
   void (*hash)(const std::byte* bytes, std::size_t count, std::uint64_t* low, std::uint64_t* high);
 };

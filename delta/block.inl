@@ -17,9 +17,9 @@ namespace echoline::delta {
 namespace {
 
 template <class T>
-T read_element(const std::byte* at) {
+T read_element(const std::byte* bytes) {
   T value;
-  std::memcpy(&value, at, sizeof value);
+  std::memcpy(&value, bytes, sizeof value);
   return value;
 }
 
@@ -33,15 +33,17 @@ unsigned select_bit(std::uint32_t bits, std::uint32_t rank) {
 #endif
 }
 
+// The class of an element with this old value: its exponent above the model's base, at most kClasses - 1.
 template <class T>
 unsigned class_of(T old, const BlockModel& model) {
   const auto exponent = static_cast<std::uint32_t>(old >> model.exponent_shift) & model.exponent_mask;
-  const std::uint32_t above = exponent > model.base ? exponent - model.base : 0;
-  return above < kClasses ? above : kClasses - 1;
+  const std::uint32_t above_base = exponent > model.base ? exponent - model.base : 0;
+  return above_base < kClasses ? above_base : kClasses - 1;
 }
 
 // ---- which elements changed ----
 
+// Kernels::diff for the elements [from, count), without vector instructions.
 template <class T>
 std::uint32_t diff_tail(const std::byte* prev, const std::byte* cur, std::uint32_t from, std::uint32_t count,
                         std::uint32_t* changed) {
@@ -131,18 +133,19 @@ std::uint32_t diff(const std::byte* prev, const std::byte* cur, std::uint32_t co
 
 // ---- which range elements belong to ----
 
-// Class bounds separate the entries of a SortedBlock; bound e is the end of entry e.
+// The entries of a SortedBlock are adjacent classes. Entry e ends before class class_end[e].
 struct EntryBounds {
-  std::uint32_t last = 0;  // entry
-  std::uint8_t of[kRangesMax + 1] = {};
-  explicit EntryBounds(const BlockModel& model) : last(model.ranges - model.dense) {
-    of[0] = model.dense > 0 ? model.bound[model.dense - 1] : 0;
-    for (std::uint32_t e = 1; e <= last; ++e) of[e] = model.bound[model.dense + e - 1];
+  std::uint32_t last_entry = 0;
+  std::uint8_t class_end[kRangesMax + 1] = {};
+  explicit EntryBounds(const BlockModel& model) : last_entry(model.range_count - model.dense_range_count) {
+    class_end[0] = model.dense_range_count > 0 ? model.range_end[model.dense_range_count - 1] : 0;
+    for (std::uint32_t e = 1; e <= last_entry; ++e) class_end[e] = model.range_end[model.dense_range_count + e - 1];
   }
 };
 
-// Sets mask[e][w] to the elements in entries 0 to e, for all entries but the last, word by word. Returns the number of
-// words done; nest_tail() does the others.
+// Sets mask[e][w] to the elements in entries 0 to e, for all entries but the last, word by word. These nested masks
+// need one comparison per entry; separate_entry() then takes one from the next. Returns the number of words done;
+// nest_tail() does the others.
 template <class T>
 std::uint32_t nest_words(const std::byte*, std::uint32_t, const BlockModel&, const EntryBounds&, SortedBlock&) {
   return 0;
@@ -163,8 +166,8 @@ std::uint32_t nest_words<std::uint16_t>(const std::byte* old, std::uint32_t coun
     for (std::uint32_t k = 0; k < 4; ++k)
       above[k] = _mm512_subs_epu16(
           _mm512_and_si512(_mm512_srl_epi16(_mm512_loadu_si512(old + 64 * (w + k)), shift), exponent_mask), base);
-    for (std::uint32_t e = 0; e < bounds.last; ++e) {
-      const __m512i bound = _mm512_set1_epi16(bounds.of[e]);
+    for (std::uint32_t e = 0; e < bounds.last_entry; ++e) {
+      const __m512i bound = _mm512_set1_epi16(bounds.class_end[e]);
       for (std::uint32_t k = 0; k < 4; ++k) sorted.mask[e][w + k] = _mm512_cmplt_epu16_mask(above[k], bound);
     }
   }
@@ -184,9 +187,9 @@ std::uint32_t nest_words<std::uint16_t>(const std::byte* old, std::uint32_t coun
       const auto bits = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(old + 64 * w) + k);
       above[k] = _mm256_subs_epu16(_mm256_and_si256(_mm256_srl_epi16(bits, shift), exponent_mask), base);
     }
-    for (std::uint32_t e = 0; e < bounds.last; ++e) {
+    for (std::uint32_t e = 0; e < bounds.last_entry; ++e) {
       // Exponents fit in 15 bits, so signed comparison is correct.
-      const __m256i bound = _mm256_set1_epi16(bounds.of[e]);
+      const __m256i bound = _mm256_set1_epi16(bounds.class_end[e]);
       const __m256i packed = _mm256_permute4x64_epi64(
           _mm256_packs_epi16(_mm256_cmpgt_epi16(bound, above[0]), _mm256_cmpgt_epi16(bound, above[1])), 0xd8);
       sorted.mask[e][w] = static_cast<std::uint32_t>(_mm256_movemask_epi8(packed));
@@ -204,14 +207,17 @@ void nest_tail(const std::byte* old, std::uint32_t from, std::uint32_t count, co
     const std::uint32_t end = count - i < 32 ? count - i : 32;
     for (std::uint32_t k = 0; k < end; ++k) {
       const unsigned c = class_of(read_element<T>(old + (i + k) * sizeof(T)), model);
-      for (std::uint32_t e = 0; e < bounds.last; ++e) nested[e] |= static_cast<std::uint32_t>(c < bounds.of[e]) << k;
+      for (std::uint32_t e = 0; e < bounds.last_entry; ++e)
+        nested[e] |= static_cast<std::uint32_t>(c < bounds.class_end[e]) << k;
     }
-    for (std::uint32_t e = 0; e < bounds.last; ++e) sorted.mask[e][i / 32] = nested[e];
+    for (std::uint32_t e = 0; e < bounds.last_entry; ++e) sorted.mask[e][i / 32] = nested[e];
   }
 }
 
-// Stores the masks mask[w] & ~inner[w] and the number of bits before each word. Returns the number of bits.
-std::uint32_t separate(std::uint32_t* mask, const std::uint32_t* inner, std::uint32_t words, std::uint16_t* before) {
+// Stores the masks mask[w] & ~inner[w], and in `before` the number of their bits before each word. Returns the number
+// of bits.
+std::uint32_t separate_entry(std::uint32_t* mask, const std::uint32_t* inner, std::uint32_t words,
+                             std::uint16_t* before) {
   std::uint32_t w = 0;
   std::uint32_t total = 0;
 #if defined(__AVX512VPOPCNTDQ__)
@@ -220,13 +226,15 @@ std::uint32_t separate(std::uint32_t* mask, const std::uint32_t* inner, std::uin
   for (; w + 16 <= words; w += 16) {
     const __m512i bits = _mm512_andnot_si512(_mm512_loadu_si512(inner + w), _mm512_loadu_si512(mask + w));
     _mm512_storeu_si512(mask + w, bits);
-    const __m512i own = _mm512_popcnt_epi32(bits);
-    __m512i sum = _mm512_add_epi32(own, _mm512_alignr_epi32(own, zero, 15));
+    const __m512i bit_counts = _mm512_popcnt_epi32(bits);
+    // Prefix sums: adds the sums of 1, 2, 4 and 8 words before.
+    __m512i sum = _mm512_add_epi32(bit_counts, _mm512_alignr_epi32(bit_counts, zero, 15));
     sum = _mm512_add_epi32(sum, _mm512_alignr_epi32(sum, zero, 14));
     sum = _mm512_add_epi32(sum, _mm512_alignr_epi32(sum, zero, 12));
     sum = _mm512_add_epi32(sum, _mm512_alignr_epi32(sum, zero, 8));
     sum = _mm512_add_epi32(sum, carry);
-    _mm256_storeu_si256(reinterpret_cast<__m256i*>(before + w), _mm512_cvtepi32_epi16(_mm512_sub_epi32(sum, own)));
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(before + w),
+                        _mm512_cvtepi32_epi16(_mm512_sub_epi32(sum, bit_counts)));
     carry = _mm512_permutexvar_epi32(_mm512_set1_epi32(15), sum);
   }
   total = static_cast<std::uint32_t>(_mm512_cvtsi512_si32(carry));
@@ -240,20 +248,21 @@ std::uint32_t separate(std::uint32_t* mask, const std::uint32_t* inner, std::uin
   return total;
 }
 
+// Kernels::sort. Entries are nested first and then separated from the last to the first.
 template <class T>
 void sort(const std::byte* old, std::uint32_t count, const BlockModel& model, SortedBlock& sorted) {
   const std::uint32_t words = (count + 31) / 32;
   const EntryBounds bounds(model);
-  if (bounds.last == 0) {  // the mask of an entry with all elements is never read
+  if (bounds.last_entry == 0) {  // the mask of an entry with all elements is never read
     sorted.count[0] = count;
     return;
   }
   nest_tail<T>(old, 32 * nest_words<T>(old, count, model, bounds, sorted), count, model, bounds, sorted);
-  for (std::uint32_t w = 0; w < words; ++w) sorted.mask[bounds.last][w] = ~0u;
-  if (count % 32 != 0) sorted.mask[bounds.last][words - 1] = (1u << count % 32) - 1;
-  static constexpr std::uint32_t kNone[kBlockWordsMax] = {};
-  for (std::uint32_t e = bounds.last + 1; e-- > 0;)
-    sorted.count[e] = separate(sorted.mask[e], e > 0 ? sorted.mask[e - 1] : kNone, words, sorted.before[e]);
+  for (std::uint32_t w = 0; w < words; ++w) sorted.mask[bounds.last_entry][w] = ~0u;
+  if (count % 32 != 0) sorted.mask[bounds.last_entry][words - 1] = (1u << count % 32) - 1;
+  static constexpr std::uint32_t kNoElements[kBlockWordsMax] = {};
+  for (std::uint32_t e = bounds.last_entry + 1; e-- > 0;)
+    sorted.count[e] = separate_entry(sorted.mask[e], e > 0 ? sorted.mask[e - 1] : kNoElements, words, sorted.before[e]);
 }
 
 #if defined(__AVX512BW__)
@@ -263,19 +272,20 @@ __m512i iota16() {
 }
 #endif
 
-// The indices of the elements in `mask` but not in `without` (which may be null). Returns their number. There is room
-// for kSpareElements more.
-std::uint32_t pick(const std::uint32_t* mask, const std::uint32_t* without, std::uint32_t words, std::uint16_t* index) {
+// Writes the indices of the elements in `mask` but not in `without` (which may be null). Returns their number. There is
+// room for kSpareElements more.
+std::uint32_t list_indices(const std::uint32_t* mask, const std::uint32_t* without, std::uint32_t words,
+                           std::uint16_t* index) {
   std::uint32_t count = 0;
   std::uint32_t w = 0;
 #if defined(__AVX512VBMI2__)
-  __m512i lanes = iota16();
-  const __m512i step = _mm512_set1_epi16(32);
+  __m512i word_indices = iota16();  // of the 32 elements of word w
+  const __m512i word_elements = _mm512_set1_epi16(32);
   for (; w < words; ++w) {
     const std::uint32_t bits = without ? mask[w] & ~without[w] : mask[w];
-    _mm512_storeu_si512(index + count, _mm512_maskz_compress_epi16(bits, lanes));
+    _mm512_storeu_si512(index + count, _mm512_maskz_compress_epi16(bits, word_indices));
     count += static_cast<std::uint32_t>(__builtin_popcount(bits));
-    lanes = _mm512_add_epi16(lanes, step);
+    word_indices = _mm512_add_epi16(word_indices, word_elements);
   }
 #else
   for (; w < words; ++w)
@@ -303,7 +313,7 @@ template <class F>
     if (mask[w] != 0) f(w);
 }
 
-// Packed elements of a block.
+// Some elements of a block, one after the other.
 template <class T>
 using Packed = T[kBlockElementsMax + kSpareElements];
 
@@ -314,17 +324,19 @@ void pack(const std::byte* block, const std::uint32_t* mask, std::uint32_t words
   std::size_t count = 0;
   for_each_word(mask, words, elements, [&](std::uint32_t w) {
     std::uint32_t bits = mask[w];
-    const std::byte* at = block + w * 32 * sizeof(T);
+    const std::byte* elements_of_word = block + w * 32 * sizeof(T);
 #if defined(__AVX512VBMI2__)
     if constexpr (sizeof(T) == 2) {
-      _mm512_storeu_si512(packed + 2 * count, _mm512_maskz_compress_epi16(bits, _mm512_maskz_loadu_epi16(bits, at)));
+      const __m512i loaded = _mm512_maskz_loadu_epi16(bits, elements_of_word);
+      _mm512_storeu_si512(packed + 2 * count, _mm512_maskz_compress_epi16(bits, loaded));
       count += static_cast<std::uint32_t>(__builtin_popcount(bits));
       return;
     }
 #endif
-    for (; bits != 0; bits &= bits - 1)
-      std::memcpy(packed + sizeof(T) * count++, at + static_cast<std::size_t>(__builtin_ctz(bits)) * sizeof(T),
-                  sizeof(T));
+    for (; bits != 0; bits &= bits - 1) {
+      const auto index = static_cast<std::size_t>(__builtin_ctz(bits));
+      std::memcpy(packed + sizeof(T) * count++, elements_of_word + index * sizeof(T), sizeof(T));
+    }
   });
 }
 
@@ -333,16 +345,16 @@ template <class T>
 void unpack(const T* packed, const std::uint32_t* mask, std::uint32_t words, std::uint32_t elements, std::byte* block) {
   for_each_word(mask, words, elements, [&](std::uint32_t w) {
     std::uint32_t bits = mask[w];
-    std::byte* at = block + w * 32 * sizeof(T);
+    std::byte* elements_of_word = block + w * 32 * sizeof(T);
 #if defined(__AVX512VBMI2__)
     if constexpr (sizeof(T) == 2) {
-      _mm512_mask_storeu_epi16(at, bits, _mm512_maskz_expand_epi16(bits, _mm512_loadu_si512(packed)));
+      _mm512_mask_storeu_epi16(elements_of_word, bits, _mm512_maskz_expand_epi16(bits, _mm512_loadu_si512(packed)));
       packed += __builtin_popcount(bits);
       return;
     }
 #endif
     for (; bits != 0; bits &= bits - 1, ++packed)
-      std::memcpy(at + static_cast<std::size_t>(__builtin_ctz(bits)) * sizeof(T), packed, sizeof(T));
+      std::memcpy(elements_of_word + static_cast<std::size_t>(__builtin_ctz(bits)) * sizeof(T), packed, sizeof(T));
   });
 }
 
@@ -379,23 +391,24 @@ struct Lanes16 {
 };
 #endif
 
-// A table of kRangesMax * kSmallSymbols bytes for lookups by 64 lanes. With kSmall, only the first half is used.
+// A table of kRangesMax * kSmallSymbols bytes for lookups by 64 lanes. kHalf: the ranges are so few that only the first
+// half is used.
 #if defined(__AVX512VBMI2__)
-template <bool kSmall>
+template <bool kHalf>
 struct ByteTable {
   __m512i part[4];
   explicit ByteTable(const std::uint8_t* table) {
-    for (unsigned k = 0; k < (kSmall ? 2 : 4); ++k) part[k] = _mm512_load_si512(table + 64 * k);
+    for (unsigned k = 0; k < (kHalf ? 2 : 4); ++k) part[k] = _mm512_load_si512(table + 64 * k);
   }
   // `high`: the lanes whose index is 128 or more.
   __m512i at(__m512i index, [[maybe_unused]] __mmask64 high) const {
     const __m512i low_half = _mm512_permutex2var_epi8(part[0], index, part[1]);
-    if constexpr (kSmall) return low_half;
+    if constexpr (kHalf) return low_half;
     return _mm512_mask_mov_epi8(low_half, high, _mm512_permutex2var_epi8(part[2], index, part[3]));
   }
 };
 
-// Rearranges groups of eight bytes, so that unpacking low and high halves gives elements 0 to 31 and 32 to 63.
+// Rearranges groups of eight bytes, because unpacking the low and high halves then gives elements 0 to 31 and 32 to 63.
 __m512i eights_apart(__m512i bytes) {
   return _mm512_permutexvar_epi64(_mm512_set_epi64(7, 3, 6, 2, 5, 1, 4, 0), bytes);
 }
@@ -415,10 +428,10 @@ namespace {
 template <class T>
 void extract(const std::byte* now, const std::uint32_t* changed, std::uint32_t count, std::uint32_t elements,
              std::uint32_t first, std::uint32_t* positions, std::byte* values) {
-  std::uint32_t out = 0;
+  std::uint32_t written = 0;  // elements
   for_each_word(changed, (count + 31) / 32, elements, [&](std::uint32_t w) {
     std::uint32_t bits = changed[w];
-    const std::byte* at = now + w * 32 * sizeof(T);
+    const std::byte* elements_of_word = now + w * 32 * sizeof(T);
     const std::uint32_t position = first + w * 32;
 #if defined(__AVX512VBMI2__)
     if constexpr (sizeof(T) == 2) {
@@ -426,19 +439,19 @@ void extract(const std::byte* now, const std::uint32_t* changed, std::uint32_t c
                                            _mm512_set1_epi32(static_cast<int>(position)));
       const auto low_bits = static_cast<__mmask16>(bits), high_bits = static_cast<__mmask16>(bits >> 16);
       const auto low_count = static_cast<std::uint32_t>(__builtin_popcount(low_bits));
-      _mm512_storeu_si512(positions + out, _mm512_maskz_compress_epi32(low_bits, low));
-      _mm512_storeu_si512(positions + out + low_count,
+      _mm512_storeu_si512(positions + written, _mm512_maskz_compress_epi32(low_bits, low));
+      _mm512_storeu_si512(positions + written + low_count,
                           _mm512_maskz_compress_epi32(high_bits, _mm512_add_epi32(low, _mm512_set1_epi32(16))));
-      _mm512_storeu_si512(values + out * sizeof(T),
-                          _mm512_maskz_compress_epi16(bits, _mm512_maskz_loadu_epi16(bits, at)));
-      out += static_cast<std::uint32_t>(__builtin_popcount(bits));
+      _mm512_storeu_si512(values + written * sizeof(T),
+                          _mm512_maskz_compress_epi16(bits, _mm512_maskz_loadu_epi16(bits, elements_of_word)));
+      written += static_cast<std::uint32_t>(__builtin_popcount(bits));
       return;
     }
 #endif
-    for (; bits != 0; bits &= bits - 1, ++out) {
+    for (; bits != 0; bits &= bits - 1, ++written) {
       const auto i = static_cast<std::uint32_t>(__builtin_ctz(bits));
-      positions[out] = position + i;
-      std::memcpy(values + out * sizeof(T), at + i * sizeof(T), sizeof(T));
+      positions[written] = position + i;
+      std::memcpy(values + written * sizeof(T), elements_of_word + i * sizeof(T), sizeof(T));
     }
   });
 }
@@ -459,65 +472,69 @@ void count_exponents(const std::byte* old, std::uint32_t count, std::uint32_t sh
       ++counts[static_cast<std::uint32_t>(read_element<T>(old + i * sizeof(T)) >> shift) & mask];
     return;
   }
-  // Exponents as bytes, in whole stripes of several vectors. The padding gets the first element's exponent and is
-  // subtracted again.
+  // Stores exponents as bytes, in whole stripes of several vectors. The padding gets the first element's exponent and
+  // is subtracted again.
 #if defined(__AVX512BW__)
-  constexpr std::uint32_t kVector = 64;
+  constexpr std::uint32_t kVectorBytes = 64;
 #elif defined(__AVX2__)
-  constexpr std::uint32_t kVector = 32;
+  constexpr std::uint32_t kVectorBytes = 32;
 #else
-  constexpr std::uint32_t kVector = 16;
+  constexpr std::uint32_t kVectorBytes = 16;
 #endif
-  constexpr std::uint32_t kStripe = 64, kVectors = kStripe / kVector, kWindow = 12;
-  using Vector [[gnu::vector_size(kVector)]] = std::uint8_t;
+  constexpr std::uint32_t kStripeBytes = 64, kVectors = kStripeBytes / kVectorBytes, kWindowExponents = 12;
+  using Vector [[gnu::vector_size(kVectorBytes)]] = std::uint8_t;
   alignas(64) std::uint8_t exponents[kBlockElementsMax];
   if (count == 0) return;
-  const std::uint32_t stripes = (count + kStripe - 1) / kStripe;
-  std::uint32_t done = 0;
+  const std::uint32_t stripes = (count + kStripeBytes - 1) / kStripeBytes;
+  std::uint32_t elements_done = 0;
 #if defined(__AVX2__)
   if constexpr (sizeof(T) == 2)
-    for (; done + 32 <= count; done += 32) {
+    for (; elements_done + 32 <= count; elements_done += 32) {
       const auto field = [&](std::uint32_t first) {
         const auto bits = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(old + first * sizeof(T)));
         return _mm256_and_si256(_mm256_srl_epi16(bits, _mm_cvtsi32_si128(static_cast<int>(shift))),
                                 _mm256_set1_epi16(static_cast<short>(mask)));
       };
-      const auto packed = _mm256_permute4x64_epi64(_mm256_packus_epi16(field(done), field(done + 16)), 0xd8);
-      _mm256_store_si256(reinterpret_cast<__m256i*>(exponents + done), packed);
+      const auto packed =
+          _mm256_permute4x64_epi64(_mm256_packus_epi16(field(elements_done), field(elements_done + 16)), 0xd8);
+      _mm256_store_si256(reinterpret_cast<__m256i*>(exponents + elements_done), packed);
     }
 #endif
-  for (; done < count; ++done)
-    exponents[done] = static_cast<std::uint8_t>((read_element<T>(old + done * sizeof(T)) >> shift) & mask);
-  for (std::uint32_t i = count; i < stripes * kStripe; ++i) exponents[i] = exponents[0];
-  counts[exponents[0]] -= stripes * kStripe - count;
+  for (; elements_done < count; ++elements_done)
+    exponents[elements_done] =
+        static_cast<std::uint8_t>((read_element<T>(old + elements_done * sizeof(T)) >> shift) & mask);
+  for (std::uint32_t i = count; i < stripes * kStripeBytes; ++i) exponents[i] = exponents[0];
+  counts[exponents[0]] -= stripes * kStripeBytes - count;
 
   // Nearly all weights have exponents within a small window below the greatest. Counts these one exponent at a time
   // over all stripes (8192 / 64 stripes do not overflow a byte), and the others individually.
   std::uint8_t greatest = 0;
-  for (std::uint32_t i = 0; i < stripes * kStripe; ++i) greatest = exponents[i] > greatest ? exponents[i] : greatest;
-  const auto least = static_cast<std::uint8_t>(greatest >= kWindow ? greatest - kWindow + 1 : 0);
+  for (std::uint32_t i = 0; i < stripes * kStripeBytes; ++i)
+    greatest = exponents[i] > greatest ? exponents[i] : greatest;
+  const auto least = static_cast<std::uint8_t>(greatest >= kWindowExponents ? greatest - kWindowExponents + 1 : 0);
   for (std::uint32_t e = least; e <= greatest; ++e) {
     Vector sums[kVectors] = {};
     for (std::uint32_t s = 0; s < stripes; ++s)
       for (std::uint32_t k = 0; k < kVectors; ++k) {
         Vector part;
-        std::memcpy(&part, exponents + s * kStripe + k * kVector, kVector);
+        std::memcpy(&part, exponents + s * kStripeBytes + k * kVectorBytes, kVectorBytes);
         sums[k] -= (Vector)(part == static_cast<std::uint8_t>(e));  // true is -1
       }
-    std::uint64_t words[kStripe / 8], halves = 0;  // four sums of 16 bits
-    std::memcpy(words, sums, kStripe);
-    for (const std::uint64_t word : words) halves += (word & 0x00ff00ff00ff00ffu) + (word >> 8 & 0x00ff00ff00ff00ffu);
-    counts[e] += (halves * 0x0001000100010001u) >> 48;
+    // Adds all bytes: first as four sums of 16 bits, which the multiplication adds up in its highest 16 bits.
+    std::uint64_t words[kStripeBytes / 8], sums16 = 0;
+    std::memcpy(words, sums, kStripeBytes);
+    for (const std::uint64_t word : words) sums16 += (word & 0x00ff00ff00ff00ffu) + (word >> 8 & 0x00ff00ff00ff00ffu);
+    counts[e] += (sums16 * 0x0001000100010001u) >> 48;
   }
   if (least == 0) return;
-  for (std::uint32_t at = 0; at < stripes * kStripe; at += kVector) {
+  for (std::uint32_t first = 0; first < stripes * kStripeBytes; first += kVectorBytes) {
     Vector part;
-    std::memcpy(&part, exponents + at, kVector);
+    std::memcpy(&part, exponents + first, kVectorBytes);
     const Vector below = (Vector)(part < least);
-    std::uint64_t words[kVector / 8], any = 0;
-    std::memcpy(words, &below, kVector);
+    std::uint64_t words[kVectorBytes / 8], any = 0;
+    std::memcpy(words, &below, kVectorBytes);
     for (const std::uint64_t word : words) any |= word;
-    for (std::uint32_t i = at; any != 0 && i < at + kVector; ++i)
+    for (std::uint32_t i = first; any != 0 && i < first + kVectorBytes; ++i)
       if (exponents[i] < least) ++counts[exponents[i]];
   }
 }

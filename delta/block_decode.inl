@@ -23,16 +23,16 @@ std::uint32_t word_of(const std::uint16_t* before, std::uint32_t words, std::uin
 
 // Reads a run of `count` symbols. On entry, symbols[i] is the range of the i-th.
 void read_wide(WideRansReader& reader, std::uint32_t count, const RansEntry* tables, std::uint16_t* symbols) {
-  std::uint32_t done = 0;
+  std::uint32_t symbols_done = 0;
 #if defined(__AVX512BW__)
   constexpr unsigned kVectors = kWideStates / 16;
   __m512i state[kVectors];
   for (unsigned v = 0; v < kVectors; ++v) state[v] = _mm512_load_si512(reader.state + 16 * v);
   const __m512i slot_mask = _mm512_set1_epi32(kRansSlots - 1), floor = _mm512_set1_epi32(kRansFloor);
-  const std::byte* words = reader.words + 2 * reader.at;
-  const std::byte* const last = reader.words + 2 * reader.word_count;
-  const auto read = [&](unsigned v, std::uint16_t* at, __mmask16 active) {
-    const __m512i range = _mm512_cvtepu16_epi32(_mm256_maskz_loadu_epi16(active, at));
+  const std::byte* words = reader.words + 2 * reader.word_index;
+  const std::byte* const words_end = reader.words + 2 * reader.word_count;
+  const auto read = [&](unsigned v, std::uint16_t* vector_symbols, __mmask16 active) {
+    const __m512i range = _mm512_cvtepu16_epi32(_mm256_maskz_loadu_epi16(active, vector_symbols));
     const __m512i slot = _mm512_and_si512(state[v], slot_mask);
     const __m512i entry = _mm512_i32gather_epi32(_mm512_or_si512(_mm512_slli_epi32(range, kRansBits), slot), tables, 4);
     const __m512i frequency =
@@ -45,25 +45,26 @@ void read_wide(WideRansReader& reader, std::uint32_t count, const RansEntry* tab
     words += 2 * __builtin_popcount(refill);
     state[v] =
         _mm512_mask_mov_epi32(state[v], active, _mm512_mask_or_epi32(next, refill, _mm512_slli_epi32(next, 16), word));
-    _mm256_mask_storeu_epi16(at, active, _mm512_cvtepi32_epi16(_mm512_srli_epi32(entry, 2 * kRansBits)));
+    _mm256_mask_storeu_epi16(vector_symbols, active, _mm512_cvtepi32_epi16(_mm512_srli_epi32(entry, 2 * kRansBits)));
   };
-  const auto has_words = [&] { return last - words >= static_cast<std::ptrdiff_t>(2 * kWideStates); };
-  for (; done + kWideStates <= count && has_words(); done += kWideStates)
-    for (unsigned v = 0; v < kVectors; ++v) read(v, symbols + done + 16 * v, 0xffff);
-  if (count - done < kWideStates && has_words()) {
-    for (unsigned v = 0; done + 16 * v < count; ++v) {
-      const std::uint32_t left = count - done - 16 * v;
-      read(v, symbols + done + 16 * v, static_cast<__mmask16>(left < 16 ? (1u << left) - 1 : 0xffff));
+  const auto has_words = [&] { return words_end - words >= static_cast<std::ptrdiff_t>(2 * kWideStates); };
+  for (; symbols_done + kWideStates <= count && has_words(); symbols_done += kWideStates)
+    for (unsigned v = 0; v < kVectors; ++v) read(v, symbols + symbols_done + 16 * v, 0xffff);
+  if (count - symbols_done < kWideStates && has_words()) {
+    for (unsigned v = 0; symbols_done + 16 * v < count; ++v) {
+      const std::uint32_t symbols_left = count - symbols_done - 16 * v;
+      read(v, symbols + symbols_done + 16 * v,
+           static_cast<__mmask16>(symbols_left < 16 ? (1u << symbols_left) - 1 : 0xffff));
     }
-    done = count;
+    symbols_done = count;
   }
   for (unsigned v = 0; v < kVectors; ++v) _mm512_store_si512(reader.state + 16 * v, state[v]);
-  reader.at = static_cast<std::uint64_t>(words - reader.words) / 2;
+  reader.word_index = static_cast<std::uint64_t>(words - reader.words) / 2;
 #endif
-  rans_read_wide(reader, done, count, tables, symbols);
+  rans_read_wide(reader, symbols_done, count, tables, symbols);
 }
 
-// The symbols of the dense elements of a block.
+// Reads the symbols of the dense elements of a block (version 3 of the format).
 template <class T>
 void read_dense(const T* olds, std::uint32_t count, const BlockModel& model, BlockSource& source,
                 std::uint16_t* symbols) {
@@ -83,7 +84,7 @@ void read_dense(const T* olds, std::uint32_t count, const BlockModel& model, Blo
   source.narrow = rans;
 }
 
-// Applies a step whose token needs further bits.
+// Applies an "open" step: one whose token needs further bits.
 template <class T>
 T apply_open_step(T old, unsigned symbol, const BlockModel& model, BlockSource& source) {
   unsigned token = symbol - 1;
@@ -95,7 +96,7 @@ T apply_open_step(T old, unsigned symbol, const BlockModel& model, BlockSource& 
     }
   }
   const std::uint64_t extra = token < 16 ? 0 : get_extra(source.bits, token);
-  return apply_step(old, token_step(token, extra), model.is_float);
+  return apply_step(old, step_of_token(token, extra), model.is_float);
 }
 
 #if defined(__AVX512VBMI2__)
@@ -103,22 +104,23 @@ T apply_open_step(T old, unsigned symbol, const BlockModel& model, BlockSource& 
 // or the end of the bits.
 bool apply_open_steps(__m512i symbol, std::uint16_t* olds, const BlockModel& model, BlockSource& source) {
   const auto set = [](unsigned value) { return _mm512_set1_epi32(static_cast<int>(value)); };
-  constexpr unsigned kLargest = 16 + 4 * (16 - 4) + 3;
+  constexpr unsigned kLargestToken = 16 + 4 * (16 - 4) + 3;  // of 16-bit elements
   const __m512i zero = _mm512_setzero_si512(), token = _mm512_sub_epi32(symbol, set(1)),
                 above = _mm512_sub_epi32(token, set(16));
-  if (_mm512_cmpgt_epu32_mask(token, set(kLargest)) != 0) return false;
+  if (_mm512_cmpgt_epu32_mask(token, set(kLargestToken)) != 0) return false;
   const __m512i length = _mm512_add_epi32(_mm512_srli_epi32(above, 2), set(2));
   __m512i end = _mm512_add_epi32(length, _mm512_alignr_epi32(length, zero, 15));  // prefix sums
   end = _mm512_add_epi32(end, _mm512_alignr_epi32(end, zero, 14));
   end = _mm512_add_epi32(end, _mm512_alignr_epi32(end, zero, 12));
   end = _mm512_add_epi32(end, _mm512_alignr_epi32(end, zero, 8));
   const auto total = static_cast<std::uint32_t>(_mm_extract_epi32(_mm512_extracti32x4_epi32(end, 3), 3));
-  const std::uint64_t first_byte = source.bits.at >> 3;
+  const std::uint64_t first_byte = source.bits.bit_index >> 3;
   if (first_byte + total / 8 + 8 > source.bits.byte_count) return false;
-  const __m512i at = _mm512_add_epi32(_mm512_sub_epi32(end, length), set(static_cast<unsigned>(source.bits.at & 7)));
-  const __m512i window = _mm512_i32gather_epi32(_mm512_srli_epi32(at, 3), source.bits.bytes + first_byte, 1);
-  const __m512i extra =
-      _mm512_andnot_si512(_mm512_sllv_epi32(set(~0u), length), _mm512_srlv_epi32(window, _mm512_and_si512(at, set(7))));
+  const __m512i bit_position =  // of each element's extra bits, from the start of first_byte
+      _mm512_add_epi32(_mm512_sub_epi32(end, length), set(static_cast<unsigned>(source.bits.bit_index & 7)));
+  const __m512i window = _mm512_i32gather_epi32(_mm512_srli_epi32(bit_position, 3), source.bits.bytes + first_byte, 1);
+  const __m512i extra = _mm512_andnot_si512(_mm512_sllv_epi32(set(~0u), length),
+                                            _mm512_srlv_epi32(window, _mm512_and_si512(bit_position, set(7))));
   const __m512i head = _mm512_or_si512(set(2), _mm512_and_si512(_mm512_srli_epi32(above, 1), set(1)));
   const __m512i magnitude = _mm512_or_si512(_mm512_sllv_epi32(head, length), extra);
   const __m512i old = _mm512_cvtepu16_epi32(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(olds)));
@@ -130,7 +132,7 @@ bool apply_open_steps(__m512i symbol, std::uint16_t* olds, const BlockModel& mod
   const __mmask16 below_zero = model.is_float ? _mm512_testn_epi32_mask(moved, set(0x8000)) : 0;
   const __m512i now = _mm512_mask_xor_epi32(_mm512_andnot_si512(set(top), moved), below_zero, moved, set(0xffff));
   _mm256_storeu_si256(reinterpret_cast<__m256i*>(olds), _mm512_cvtepi32_epi16(now));
-  source.bits.at += total;
+  source.bits.bit_index += total;
   return true;
 }
 #endif
@@ -170,10 +172,11 @@ void apply_steps(T* values, std::uint32_t count, const std::uint16_t* symbols, c
     source.changed += changed;
     for (i = 0; i < open_count; i += 16) {
       const std::uint32_t part = open_count - i < 16 ? open_count - i : 16;
-      alignas(64) std::uint32_t own[16];
-      for (std::uint32_t k = 0; k < part; ++k) own[k] = symbols[open[i + k]];
-      if (part < 16 || !apply_open_steps(_mm512_load_si512(own), olds + i, model, source))
-        for (std::uint32_t k = 0; k < part; ++k) olds[i + k] = apply_open_step(olds[i + k], own[k], model, source);
+      alignas(64) std::uint32_t open_symbols[16];
+      for (std::uint32_t k = 0; k < part; ++k) open_symbols[k] = symbols[open[i + k]];
+      if (part < 16 || !apply_open_steps(_mm512_load_si512(open_symbols), olds + i, model, source))
+        for (std::uint32_t k = 0; k < part; ++k)
+          olds[i + k] = apply_open_step(olds[i + k], open_symbols[k], model, source);
       for (std::uint32_t k = 0; k < part; ++k) values[open[i + k]] = olds[i + k];
     }
     return;
@@ -184,7 +187,7 @@ void apply_steps(T* values, std::uint32_t count, const std::uint16_t* symbols, c
     if (symbol > 16) {
       values[i] = apply_open_step(values[i], symbol, model, source);
     } else if (symbol != 0) {
-      values[i] = apply_step(values[i], token_step(symbol - 1, 0), model.is_float);
+      values[i] = apply_step(values[i], step_of_token(symbol - 1, 0), model.is_float);
     }
     source.changed += symbol != 0;
   }
@@ -194,9 +197,9 @@ void apply_steps(T* values, std::uint32_t count, const std::uint16_t* symbols, c
 
 #if defined(__AVX512VBMI2__)
 // Reads kGroups times 64 symbols, interleaved, because each instruction of a group waits for the previous one.
-template <bool kSmall, unsigned kGroups>
+template <bool kHalf, unsigned kGroups>
 struct SmallLanes {
-  const ByteTable<kSmall> first_of, more_of;
+  const ByteTable<kHalf> first_of, more_of;
   __m512i low_bytes;
   explicit SmallLanes(const SmallTables& tables) : first_of(tables.first_slot), more_of(tables.frequency_minus_one) {
     alignas(64) std::uint8_t lows[64];
@@ -211,11 +214,11 @@ struct SmallLanes {
     __m512i slot[kGroups], symbol[kGroups];
     __mmask64 active[kGroups], high[kGroups];
     for (unsigned g = 0; g < kGroups; ++g) {
-      state[g] = reader.state + (turn + 64 * g) % reader.lanes;
+      state[g] = reader.state + (turn + 64 * g) % reader.state_count;
       active[g] = first_lanes(count > 64 * g ? count - 64 * g : 0);
       slot[g] = _mm512_permutex2var_epi8(_mm512_load_si512(state[g]), low_bytes, _mm512_load_si512(state[g] + 32));
       symbol[g] = _mm512_maskz_loadu_epi8(active[g], symbols + 64 * g);
-      high[g] = kSmall ? 0 : _mm512_movepi8_mask(symbol[g]);
+      high[g] = kHalf ? 0 : _mm512_movepi8_mask(symbol[g]);
     }
     for (unsigned bit = kSmallSymbols / 2; bit > 0; bit /= 2)
       for (unsigned g = 0; g < kGroups; ++g) {
@@ -230,17 +233,19 @@ struct SmallLanes {
       more[g] = eights_apart(more_of.at(symbol[g], high[g]));
     }
     for (unsigned g = 0; g < kGroups; ++g) {
-      const auto half = [&](std::uint16_t* own, __mmask32 on, __m512i part) {
-        const __m512i x = _mm512_load_si512(own), upper = _mm512_srli_epi16(x, 8);
+      // Advances 32 states past their symbols. A 16-bit lane has the offset in its low byte, the frequency minus one
+      // above.
+      const auto half = [&](std::uint16_t* half_states, __mmask32 half_active, __m512i offset_and_more) {
+        const __m512i x = _mm512_load_si512(half_states), upper = _mm512_srli_epi16(x, 8);
         const __m512i next =
-            _mm512_add_epi16(_mm512_add_epi16(_mm512_mullo_epi16(upper, _mm512_srli_epi16(part, 8)), upper),
-                             _mm512_and_si512(part, byte));
-        const __mmask32 refill = _mm512_mask_cmplt_epu16_mask(on, next, floor);
+            _mm512_add_epi16(_mm512_add_epi16(_mm512_mullo_epi16(upper, _mm512_srli_epi16(offset_and_more, 8)), upper),
+                             _mm512_and_si512(offset_and_more, byte));
+        const __mmask32 refill = _mm512_mask_cmplt_epu16_mask(half_active, next, floor);
         const __m512i low = _mm512_maskz_expand_epi16(
             refill, _mm512_cvtepu8_epi16(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(bytes))));
         bytes += __builtin_popcount(refill);
         const __m512i full = _mm512_or_si512(_mm512_mask_slli_epi16(next, refill, next, 8), low);
-        _mm512_store_si512(own, _mm512_mask_mov_epi16(x, on, full));
+        _mm512_store_si512(half_states, _mm512_mask_mov_epi16(x, half_active, full));
       };
       half(state[g], static_cast<__mmask32>(active[g]), _mm512_unpacklo_epi8(offset[g], more[g]));
       half(state[g] + 32, static_cast<__mmask32>(active[g] >> 32), _mm512_unpackhi_epi8(offset[g], more[g]));
@@ -249,37 +254,39 @@ struct SmallLanes {
   }
 };
 
-template <bool kSmall, unsigned kGroups>
+// Reads symbols in groups of 64 while there is input. Returns the number read, at most `count`.
+template <bool kHalf, unsigned kGroups>
 std::uint32_t read_small_lanes(SmallReader& reader, std::uint32_t count, const SmallTables& tables,
                                std::uint8_t* symbols) {
-  const SmallLanes<kSmall, kGroups> groups(tables);
-  const SmallLanes<kSmall, 1> one(tables);
-  const std::byte* bytes = reader.bytes + reader.at;
-  const std::byte* last = reader.bytes + reader.byte_count;
+  const SmallLanes<kHalf, kGroups> groups(tables);
+  const SmallLanes<kHalf, 1> one(tables);
+  const std::byte* bytes = reader.bytes + reader.byte_index;
+  const std::byte* bytes_end = reader.bytes + reader.byte_count;
   // Whole vectors are loaded, so the end of the input is copied to a buffer and padded with zeros.
   constexpr std::ptrdiff_t kRoom = 64 * kGroups;
   std::byte padded_end[3 * kRoom];
   const std::byte* origin = reader.bytes;
-  std::uint64_t before = 0;  // bytes before `origin`
+  std::uint64_t bytes_before_origin = 0;
   const auto prepare_input = [&] {
-    if (last - bytes >= kRoom) return true;
-    if (origin != reader.bytes || reader.at > reader.byte_count) return false;
+    if (bytes_end - bytes >= kRoom) return true;
+    if (origin != reader.bytes || reader.byte_index > reader.byte_count) return false;
     std::memset(padded_end, 0, sizeof padded_end);
-    std::memcpy(padded_end, bytes, static_cast<std::size_t>(last - bytes));
-    before = static_cast<std::uint64_t>(bytes - origin);
+    std::memcpy(padded_end, bytes, static_cast<std::size_t>(bytes_end - bytes));
+    bytes_before_origin = static_cast<std::uint64_t>(bytes - origin);
     origin = bytes = padded_end;
-    last = padded_end + sizeof padded_end;
+    bytes_end = padded_end + sizeof padded_end;
     return true;
   };
-  std::uint32_t done = 0;
-  while (done < count && prepare_input()) {
-    const std::uint32_t left = count - done;
-    bytes = left > 64 ? groups.read(reader, reader.turn + done, left, symbols + done, bytes)
-                      : one.read(reader, reader.turn + done, left, symbols + done, bytes);
-    done += left > 64 ? 64 * kGroups : 64;
+  std::uint32_t symbols_done = 0;
+  while (symbols_done < count && prepare_input()) {
+    const std::uint32_t symbols_left = count - symbols_done;
+    bytes = symbols_left > 64
+                ? groups.read(reader, reader.turn + symbols_done, symbols_left, symbols + symbols_done, bytes)
+                : one.read(reader, reader.turn + symbols_done, symbols_left, symbols + symbols_done, bytes);
+    symbols_done += symbols_left > 64 ? 64 * kGroups : 64;
   }
-  reader.at = before + static_cast<std::uint64_t>(bytes - origin);
-  return done < count ? done : count;
+  reader.byte_index = bytes_before_origin + static_cast<std::uint64_t>(bytes - origin);
+  return symbols_done < count ? symbols_done : count;
 }
 
 // Reads values of `lengths` bits, at most 14 each, written by put_lows(). Both arrays have room for kSpareElements
@@ -293,15 +300,16 @@ void get_lows(BitReader& reader, std::uint16_t* lengths, std::uint32_t count, st
     for (unsigned k = 0; k < 8; ++k) {
       std::uint64_t four = 0;
       std::memcpy(&four, lengths + i + 4 * k, 8);
+      // The multiplication adds up the four lengths in its highest 16 bits.
       part[k] = get_bits(bits, static_cast<unsigned>(four * 0x0001000100010001u >> 48));
     }
     __m512i window = _mm512_load_si512(part), length = _mm512_loadu_si512(lengths + i);
     __m512i all = _mm512_setzero_si512();
     for (unsigned k = 0; k < 4; ++k) {
-      const __m512i own = _mm512_and_si512(length, low16);
-      const __m512i value = _mm512_andnot_si512(_mm512_sllv_epi64(ones, own), window);
+      const __m512i first_length = _mm512_and_si512(length, low16);
+      const __m512i value = _mm512_andnot_si512(_mm512_sllv_epi64(ones, first_length), window);
       all = _mm512_or_si512(all, _mm512_slli_epi64(value, 16 * k));
-      window = _mm512_srlv_epi64(window, own);
+      window = _mm512_srlv_epi64(window, first_length);
       length = _mm512_srli_epi64(length, 16);
     }
     _mm512_storeu_si512(lows + i, all);
@@ -310,45 +318,51 @@ void get_lows(BitReader& reader, std::uint16_t* lengths, std::uint32_t count, st
 }
 #endif
 
-void read_small(SmallReader& reader, std::uint32_t count, [[maybe_unused]] std::uint32_t ranges,
+// Reads a run of small symbols. On entry, symbols[i] is the range of the i-th << kSymbolBits; the symbol is added.
+void read_small(SmallReader& reader, std::uint32_t count, [[maybe_unused]] std::uint32_t range_count,
                 const SmallTables& tables, std::uint8_t* symbols) {
-  std::uint32_t done = 0;
+  std::uint32_t symbols_done = 0;
 #if defined(__AVX512VBMI2__)
-  if (const bool few = ranges * kSmallSymbols <= 128; reader.lanes >= 4 * kRunStep)
-    done = few ? read_small_lanes<true, 4>(reader, count, tables, symbols)
-               : read_small_lanes<false, 2>(reader, count, tables, symbols);
-  else if (reader.lanes == 2 * kRunStep)
-    done = few ? read_small_lanes<true, 2>(reader, count, tables, symbols)
-               : read_small_lanes<false, 2>(reader, count, tables, symbols);
-  else if (reader.lanes == kRunStep)
-    done = few ? read_small_lanes<true, 1>(reader, count, tables, symbols)
-               : read_small_lanes<false, 1>(reader, count, tables, symbols);
+  // Reads four, two or one group of 64 states at a time, with whole tables at most two.
+  const bool uses_half_tables = range_count * kSmallSymbols <= 128;
+  if (reader.state_count >= 4 * kRunStateAlignment)
+    symbols_done = uses_half_tables ? read_small_lanes<true, 4>(reader, count, tables, symbols)
+                                    : read_small_lanes<false, 2>(reader, count, tables, symbols);
+  else if (reader.state_count == 2 * kRunStateAlignment)
+    symbols_done = uses_half_tables ? read_small_lanes<true, 2>(reader, count, tables, symbols)
+                                    : read_small_lanes<false, 2>(reader, count, tables, symbols);
+  else if (reader.state_count == kRunStateAlignment)
+    symbols_done = uses_half_tables ? read_small_lanes<true, 1>(reader, count, tables, symbols)
+                                    : read_small_lanes<false, 1>(reader, count, tables, symbols);
 #endif
-  read_small_run(reader, done, count, tables, symbols);
-  reader.turn = (reader.turn + (count + kRunStep - 1) / kRunStep * kRunStep) % reader.lanes;
+  read_small_run(reader, symbols_done, count, tables, symbols);
+  reader.turn =
+      (reader.turn + (count + kRunStateAlignment - 1) / kRunStateAlignment * kRunStateAlignment) % reader.state_count;
 }
 
-// Applies the exceptions among dense elements with old values `olds`.
+// Applies the exceptions (changes without a symbol in their range's table) among a block's dense elements, whose old
+// values are `olds` and whose ranks are from `first_rank` to below `rank_end`.
 template <class T>
-void apply_exceptions(const T* olds, const std::uint8_t* symbols, std::uint64_t seen, std::uint64_t end, bool is_float,
-                      GapSource& exceptions, BlockSource& source, std::byte* now) {
-  for (; exceptions.at < exceptions.count && exceptions.ranks[exceptions.at] < end; ++exceptions.at, ++source.changed) {
-    const std::uint64_t rank = exceptions.ranks[exceptions.at] - seen;
-    source.malformed |= (symbols[rank] & (kSmallSymbols - 1)) != kSmallUnchanged;
-    const T value = apply_step(olds[rank], exceptions.steps[exceptions.at], is_float);
-    std::memcpy(now + rank * sizeof(T), &value, sizeof(T));
+void apply_exceptions(const T* olds, const std::uint8_t* symbols, std::uint64_t first_rank, std::uint64_t rank_end,
+                      bool is_float, GapSource& exceptions, BlockSource& source, std::byte* now) {
+  for (std::uint64_t& k = exceptions.next_index; k < exceptions.count && exceptions.ranks[k] < rank_end; ++k) {
+    const std::uint64_t index = exceptions.ranks[k] - first_rank;
+    source.malformed |= (symbols[index] & (kSmallSymbols - 1)) != kSmallUnchanged;
+    const T value = apply_step(olds[index], exceptions.steps[k], is_float);
+    std::memcpy(now + index * sizeof(T), &value, sizeof(T));
+    ++source.changed;
   }
 }
 
-// The new values of packed dense elements; `now` may be `olds`. kAhead: they are a block of the segment itself, and
-// later memory is prefetched.
-template <class T, bool kAhead>
+// Computes the new values of packed dense elements; `now` may be `olds`. kPrefetches: they are a block of the segment
+// itself, and later memory is prefetched.
+template <class T, bool kPrefetches>
 void resolve_dense(const std::byte* olds, std::uint32_t count, const BlockModel& model, BlockSource& source,
                    std::byte* now) {
   alignas(64) Packed<std::uint8_t> symbols;
-  // Exceptions are applied to the old values, which `now` may overwrite.
   GapSource& exceptions = source.gap[kRangesMax];
-  const std::uint64_t seen = exceptions.seen, end = exceptions.seen = seen + count;
+  const std::uint64_t first_rank = exceptions.elements_seen, rank_end = first_rank + count;
+  exceptions.elements_seen = rank_end;
   std::uint32_t changed = 0, i = 0;
 #if defined(__AVX512VBMI2__)
   if constexpr (sizeof(T) == 2) {
@@ -357,28 +371,30 @@ void resolve_dense(const std::byte* olds, std::uint32_t count, const BlockModel&
     for (unsigned c = 0; c < kClasses; ++c) range_at[c] = static_cast<std::uint16_t>(model.range_of[c] << kSymbolBits);
     for (unsigned r = 0; r < kRangesMax; ++r) low_at[r] = model.low_bits[r];
     const __m512i range_of = _mm512_load_si512(range_at), low_of = _mm512_load_si512(low_at);
-    const auto mask_at = [&](std::uint32_t at) { return count - at < 32 ? (1u << (count - at)) - 1 : ~0u; };
+    const auto mask_at = [&](std::uint32_t first) { return count - first < 32 ? (1u << (count - first)) - 1 : ~0u; };
     for (i = 0; i < count; i += 32) {
-      if constexpr (kAhead) __builtin_prefetch(olds + 2 * i + kPrefetchBytes);
+      if constexpr (kPrefetches) __builtin_prefetch(olds + 2 * i + kPrefetchBytes);
       _mm256_store_si256(reinterpret_cast<__m256i*>(symbols + i),
                          _mm512_cvtepi16_epi8(_mm512_permutexvar_epi16(
                              lanes.class_of(_mm512_maskz_loadu_epi16(mask_at(i), olds + 2 * i)), range_of)));
     }
-    read_small(source.small, count, model.dense, *source.small_tables, symbols);
-    const auto entry_at = [&](std::uint32_t at) {
-      return _mm512_cvtepu8_epi16(_mm256_load_si256(reinterpret_cast<const __m256i*>(symbols + at)));
+    read_small(source.small, count, model.dense_range_count, *source.small_tables, symbols);
+    const auto entry_at = [&](std::uint32_t first) {
+      return _mm512_cvtepu8_epi16(_mm256_load_si256(reinterpret_cast<const __m256i*>(symbols + first)));
     };
-    const __m512i stays = _mm512_set1_epi16(kSmallUnchanged), zero = _mm512_setzero_si512();
+    const __m512i unchanged = _mm512_set1_epi16(kSmallUnchanged), zero = _mm512_setzero_si512();
     Packed<std::uint16_t> lows, lengths;
     if (model.has_low_bits) {
       std::uint32_t low_count = 0;
       for (i = 0; i < count; i += 32) {
         const __m512i entry = entry_at(i);
         const __m512i low = _mm512_permutexvar_epi16(_mm512_srli_epi16(entry, kSymbolBits), low_of);
-        const __mmask32 open = _mm512_mask_test_epi16_mask(
-            _mm512_mask_cmpneq_epi16_mask(mask_at(i), _mm512_and_si512(entry, stays), stays), low, low);
-        _mm512_storeu_si512(lengths + low_count, _mm512_maskz_compress_epi16(open, low));
-        low_count += static_cast<std::uint32_t>(__builtin_popcount(open));
+        // All four bits of kSmallUnchanged are set, so it is also the mask of an entry's symbol.
+        const __mmask32 has_symbol =
+            _mm512_mask_cmpneq_epi16_mask(mask_at(i), _mm512_and_si512(entry, unchanged), unchanged);
+        const __mmask32 has_low = _mm512_mask_test_epi16_mask(has_symbol, low, low);
+        _mm512_storeu_si512(lengths + low_count, _mm512_maskz_compress_epi16(has_low, low));
+        low_count += static_cast<std::uint32_t>(__builtin_popcount(has_low));
       }
       if (low_count > 0) get_lows(source.low, lengths, low_count, lows);
     }
@@ -386,20 +402,20 @@ void resolve_dense(const std::byte* olds, std::uint32_t count, const BlockModel&
     const auto apply_symbols = [&](const bool has_low_bits) {
       for (i = 0; i < count; i += 32) {
         const __mmask32 active = mask_at(i);
-        if constexpr (kAhead)
-          if (source.is_whole) __builtin_prefetch(now + 2 * i + kPrefetchBytes, 1);
-        const __m512i entry = entry_at(i), symbol = _mm512_and_si512(entry, stays);
-        const __mmask32 moves = _mm512_mask_cmpneq_epi16_mask(active, symbol, stays);
+        if constexpr (kPrefetches)
+          if (source.has_output_per_block) __builtin_prefetch(now + 2 * i + kPrefetchBytes, 1);
+        const __m512i entry = entry_at(i), symbol = _mm512_and_si512(entry, unchanged);
+        const __mmask32 has_symbol = _mm512_mask_cmpneq_epi16_mask(active, symbol, unchanged);
         __m512i step = _mm512_sub_epi16(symbol, _mm512_set1_epi16(kZeroStep));
         if (has_low_bits) {
           const __m512i low = _mm512_permutexvar_epi16(_mm512_srli_epi16(entry, kSymbolBits), low_of);
-          const __mmask32 open = _mm512_mask_test_epi16_mask(moves, low, low);
+          const __mmask32 has_low = _mm512_mask_test_epi16_mask(has_symbol, low, low);
           step = _mm512_or_si512(_mm512_sllv_epi16(step, low),
-                                 _mm512_maskz_expand_epi16(open, _mm512_loadu_si512(next_low)));
-          next_low += __builtin_popcount(open);
+                                 _mm512_maskz_expand_epi16(has_low, _mm512_loadu_si512(next_low)));
+          next_low += __builtin_popcount(has_low);
         }
         const __m512i old = _mm512_maskz_loadu_epi16(active, olds + 2 * i);
-        const __mmask32 moved = _mm512_mask_test_epi16_mask(moves, step, step);
+        const __mmask32 moved = _mm512_mask_test_epi16_mask(has_symbol, step, step);
         changed += static_cast<std::uint32_t>(__builtin_popcount(moved));
         const __mmask32 negative = _mm512_test_epi16_mask(old, lanes.top);
         step = _mm512_mask_sub_epi16(step, negative, zero, step);
@@ -408,11 +424,13 @@ void resolve_dense(const std::byte* olds, std::uint32_t count, const BlockModel&
         _mm512_mask_storeu_epi16(now + 2 * i, active, next);
       }
     };
-    if (exceptions.at < exceptions.count && exceptions.ranks[exceptions.at] < end) {
-      Packed<T> old_values;
+    const bool has_exceptions =
+        exceptions.next_index < exceptions.count && exceptions.ranks[exceptions.next_index] < rank_end;
+    if (has_exceptions) {
+      Packed<T> old_values;  // a copy, because `now` may be the same memory
       std::memcpy(old_values, olds, count * sizeof(T));
       model.has_low_bits ? apply_symbols(true) : apply_symbols(false);
-      apply_exceptions(old_values, symbols, seen, end, model.is_float, exceptions, source, now);
+      apply_exceptions(old_values, symbols, first_rank, rank_end, model.is_float, exceptions, source, now);
     } else {
       model.has_low_bits ? apply_symbols(true) : apply_symbols(false);
     }
@@ -423,7 +441,7 @@ void resolve_dense(const std::byte* olds, std::uint32_t count, const BlockModel&
   for (i = 0; i < count; ++i)
     symbols[i] = static_cast<std::uint8_t>(model.range_of[class_of(read_element<T>(olds + i * sizeof(T)), model)]
                                            << kSymbolBits);
-  read_small(source.small, count, model.dense, *source.small_tables, symbols);
+  read_small(source.small, count, model.dense_range_count, *source.small_tables, symbols);
   Packed<T> old_values;
   std::memcpy(old_values, olds, count * sizeof(T));
   for (i = 0; i < count; ++i) {
@@ -437,24 +455,25 @@ void resolve_dense(const std::byte* olds, std::uint32_t count, const BlockModel&
     }
     std::memcpy(now + i * sizeof(T), &value, sizeof(T));
   }
-  apply_exceptions(old_values, symbols, seen, end, model.is_float, exceptions, source, now);
+  apply_exceptions(old_values, symbols, first_rank, rank_end, model.is_float, exceptions, source, now);
   source.changed += changed;
 }
 
+// Kernels::resolve: copies the block, and applies the changes of each range.
 template <class T>
 void resolve(const std::byte* old, std::uint32_t count, const BlockModel& model, SortedBlock& sorted,
              BlockSource& source, std::byte* now) {
   // Prefetches a later block in small parts between the steps, because one large prefetch would stall.
-  const std::uint32_t step_bytes = count * sizeof(T) / (model.ranges - model.dense + 1);
+  const std::uint32_t step_bytes = count * sizeof(T) / (model.range_count - model.dense_range_count + 1);
   const std::byte* old_ahead = old + kPrefetchBytes;
   const std::byte* now_ahead = now + kPrefetchBytes;
   const auto prefetch_some = [&] {
     for (const std::byte* end = old_ahead + step_bytes; old_ahead < end; old_ahead += 64, now_ahead += 64) {
       __builtin_prefetch(old_ahead);
-      if (source.is_whole) __builtin_prefetch(now_ahead, 1);
+      if (source.has_output_per_block) __builtin_prefetch(now_ahead, 1);
     }
   };
-  const bool is_float = model.is_float, all_dense = model.dense == model.ranges;
+  const bool is_float = model.is_float, all_dense = model.dense_range_count == model.range_count;
   if (all_dense && source.small_tables) {
     if constexpr (sizeof(T) != 2) prefetch_some();
     return resolve_dense<T, true>(old, count, model, source, now);
@@ -463,25 +482,25 @@ void resolve(const std::byte* old, std::uint32_t count, const BlockModel& model,
   sort<T>(old, count, model, sorted);
   prefetch_some();
   const std::uint32_t words = (count + 31) / 32;
-  for (std::uint32_t r = model.dense; r < model.ranges; ++r) {
+  for (std::uint32_t r = model.dense_range_count; r < model.range_count; ++r) {
     GapSource& gap = source.gap[r];
-    const std::uint64_t seen = gap.seen;
-    const std::uint32_t e = r - model.dense + 1;
-    const std::uint64_t end = gap.seen = seen + sorted.count[e];
-    std::uint64_t at = gap.at;
+    const std::uint32_t e = r - model.dense_range_count + 1;
+    const std::uint64_t first_rank = gap.elements_seen, rank_end = first_rank + sorted.count[e];
+    gap.elements_seen = rank_end;
+    std::uint64_t k = gap.next_index;
     prefetch_some();
-    for (; at < gap.count && gap.ranks[at] < end; ++at) {
-      const auto rank = static_cast<std::uint32_t>(gap.ranks[at] - seen);
+    for (; k < gap.count && gap.ranks[k] < rank_end; ++k) {
+      const auto rank = static_cast<std::uint32_t>(gap.ranks[k] - first_rank);
       const std::uint32_t w = word_of(sorted.before[e], words, rank);
       const std::uint32_t index = w * 32 + select_bit(sorted.mask[e][w], rank - sorted.before[e][w]);
-      const T value = apply_step(read_element<T>(old + index * sizeof(T)), gap.steps[at], is_float);
+      const T value = apply_step(read_element<T>(old + index * sizeof(T)), gap.steps[k], is_float);
       std::memcpy(now + index * sizeof(T), &value, sizeof(T));
     }
-    source.changed += at - gap.at;
-    gap.at = at;
+    source.changed += k - gap.next_index;
+    gap.next_index = k;
   }
   const std::uint32_t dense_count = sorted.count[0];
-  if (model.dense == 0 || dense_count == 0) return;
+  if (model.dense_range_count == 0 || dense_count == 0) return;
   Packed<T> values;
   if (all_dense)
     std::memcpy(values, old, count * sizeof(T));

@@ -5,8 +5,8 @@ namespace {
 // ---- changes to tokens ----
 
 // Sets range << kTokenBits | symbol for each element. The symbol is 0 for an unchanged element, otherwise the step
-// token plus one. Also stores the magnitudes of tokens with open bits, with room for kSpareElements more, and returns
-// their number.
+// token plus one. Also stores the magnitudes of tokens that need further bits, with room for kSpareElements more, and
+// returns their number.
 template <class T>
 std::uint32_t symbols_of(const T* olds, const T* now, std::uint32_t count, const BlockModel& model,
                          std::uint16_t* symbols, std::uint64_t* extras) {
@@ -36,13 +36,14 @@ std::uint32_t symbols_of(const T* olds, const T* now, std::uint32_t count, const
                                                 head_of(_mm512_extracti64x4_epi64(magnitude, 1)), 1);
         symbol =
             _mm512_mask_add_epi16(symbol, large, _mm512_add_epi16(_mm512_add_epi16(head, head), towards_zero), one);
-        alignas(64) std::uint16_t open[32];
-        _mm512_store_si512(open, _mm512_maskz_compress_epi16(large, magnitude));
-        const auto more = static_cast<std::uint32_t>(__builtin_popcount(large));
-        for (std::uint32_t k = 0; k < more; k += 8)
-          _mm512_storeu_si512(extras + extra_count + k,
-                              _mm512_cvtepu16_epi64(_mm_load_si128(reinterpret_cast<const __m128i*>(open + k))));
-        extra_count += more;
+        alignas(64) std::uint16_t large_magnitudes[32];
+        _mm512_store_si512(large_magnitudes, _mm512_maskz_compress_epi16(large, magnitude));
+        const auto large_count = static_cast<std::uint32_t>(__builtin_popcount(large));
+        for (std::uint32_t k = 0; k < large_count; k += 8) {
+          const __m128i eight = _mm_load_si128(reinterpret_cast<const __m128i*>(large_magnitudes + k));
+          _mm512_storeu_si512(extras + extra_count + k, _mm512_cvtepu16_epi64(eight));
+        }
+        extra_count += large_count;
       }
       const __mmask32 changed = _mm512_test_epi16_mask(magnitude, magnitude);
       _mm512_storeu_si512(symbols + i, _mm512_or_si512(range, _mm512_maskz_mov_epi16(changed, symbol)));
@@ -62,6 +63,7 @@ std::uint32_t symbols_of(const T* olds, const T* now, std::uint32_t count, const
   return extra_count;
 }
 
+// Kernels::count_steps.
 template <class T>
 void count_steps(const std::byte* olds, const std::byte* now, std::uint32_t count, const BlockModel& model,
                  std::uint32_t* counts) {
@@ -74,6 +76,7 @@ void count_steps(const std::byte* olds, const std::byte* now, std::uint32_t coun
   for (std::uint32_t i = 0; i < count; ++i) ++counts[symbols[i]];
 }
 
+// Kernels::pack: the elements of both sides that are in dense ranges.
 template <class T>
 void pack_dense(const std::byte* prev, const std::byte* cur, std::uint32_t count, const SortedBlock& sorted,
                 std::byte* olds, std::byte* now) {
@@ -90,13 +93,14 @@ T step_between(T old, T now, bool is_float) {
   return static_cast<T>(is_float && (old & kTop) ? ~step + 1 : step);
 }
 
-// Adds a change that has no symbol; `rank` is its element's index among the block's dense elements.
+// Adds an exception: a change without a symbol in its range's table. `rank` is the element's index among the block's
+// dense elements.
 template <class T>
 void put_exception(T old, T now, std::uint32_t rank, bool is_float, GapSink& out) {
   std::uint64_t magnitude = 0;
   const unsigned token = change_token(old, now, is_float, magnitude);
-  out.gaps[out.count] = static_cast<std::uint32_t>(out.seen + rank - out.next);
-  out.next = out.seen + rank + 1;
+  out.gaps[out.count] = static_cast<std::uint32_t>(out.elements_seen + rank - out.next_rank);
+  out.next_rank = out.elements_seen + rank + 1;
   out.tokens[out.count++] = static_cast<std::uint16_t>(token);
   if (token >= 16) out.extras[out.extra_count++] = magnitude;
 }
@@ -131,7 +135,7 @@ void put_lows(std::uint16_t* lows, std::uint16_t* lengths, std::uint32_t count, 
 template <class T>
 void put_dense(const std::byte* olds, const std::byte* now, std::uint32_t count, const BlockModel& model,
                BlockSink& sink) {
-  std::uint8_t* const symbols = sink.dense + sink.dense_count;
+  std::uint8_t* const symbols = sink.dense_symbols + sink.dense_symbol_count;
   GapSink& exceptions = sink.gap[kRangesMax];
   std::uint32_t i = 0;
 #if defined(__AVX512VBMI2__)
@@ -143,7 +147,7 @@ void put_dense(const std::byte* olds, const std::byte* now, std::uint32_t count,
       const unsigned r = model.range_of[c];
       range_at[c] = static_cast<std::uint16_t>(r << kSymbolBits);
       low_at[c] = model.low_bits[r];
-      coded_at[c] = model.coded[r];
+      coded_at[c] = model.coded_symbols[r];
     }
     const __m512i range_of = _mm512_load_si512(range_at), low_of = _mm512_load_si512(low_at),
                   coded_of = _mm512_load_si512(coded_at);
@@ -166,14 +170,14 @@ void put_dense(const std::byte* olds, const std::byte* now, std::uint32_t count,
       const __m512i entry = _mm512_or_si512(symbol, _mm512_permutexvar_epi16(c, range_of));
       _mm256_storeu_si256(reinterpret_cast<__m256i*>(symbols + i), _mm512_cvtepi16_epi8(entry));
       if (has_low_bits) {
-        const __mmask32 open = _mm512_mask_test_epi16_mask(fits, low, low);
-        const __m512i rest = _mm512_andnot_si512(_mm512_sllv_epi16(ones, low), step);
-        _mm512_storeu_si512(lows + low_count, _mm512_maskz_compress_epi16(open, rest));
-        _mm512_storeu_si512(lengths + low_count, _mm512_maskz_compress_epi16(open, low));
-        low_count += static_cast<std::uint32_t>(__builtin_popcount(open));
+        const __mmask32 has_low = _mm512_mask_test_epi16_mask(fits, low, low);
+        const __m512i low_of_step = _mm512_andnot_si512(_mm512_sllv_epi16(ones, low), step);
+        _mm512_storeu_si512(lows + low_count, _mm512_maskz_compress_epi16(has_low, low_of_step));
+        _mm512_storeu_si512(lengths + low_count, _mm512_maskz_compress_epi16(has_low, low));
+        low_count += static_cast<std::uint32_t>(__builtin_popcount(has_low));
       }
-      for (std::uint32_t others = changed & ~fits; others != 0; others &= others - 1) {
-        const auto k = i + static_cast<std::uint32_t>(__builtin_ctz(others));
+      for (std::uint32_t without_symbol = changed & ~fits; without_symbol != 0; without_symbol &= without_symbol - 1) {
+        const auto k = i + static_cast<std::uint32_t>(__builtin_ctz(without_symbol));
         put_exception(read_element<T>(olds + 2 * k), read_element<T>(now + 2 * k), k, model.is_float, exceptions);
       }
     };
@@ -193,10 +197,11 @@ void put_dense(const std::byte* olds, const std::byte* now, std::uint32_t count,
     unsigned symbol = kSmallUnchanged;
     if (old != next) {
       const T step = step_between(old, next, model.is_float);
-      constexpr unsigned kSpare = 64 - 8 * sizeof(T);
-      const std::int64_t high = static_cast<std::int64_t>(std::uint64_t{step} << kSpare) >> (kSpare + low);
+      // Shifts left first, because the shift right then extends the sign.
+      constexpr unsigned kUnusedBits = 64 - 8 * sizeof(T);
+      const std::int64_t high = static_cast<std::int64_t>(std::uint64_t{step} << kUnusedBits) >> (kUnusedBits + low);
       if (const std::int64_t place = high + kZeroStep;
-          place >= 0 && place < kSmallUnchanged && (model.coded[r] >> place & 1)) {
+          place >= 0 && place < kSmallUnchanged && (model.coded_symbols[r] >> place & 1)) {
         symbol = static_cast<unsigned>(place);
         if (low > 0) put_bits(sink.low, step & ((std::uint64_t{1} << low) - 1), low);
       } else {
@@ -205,55 +210,61 @@ void put_dense(const std::byte* olds, const std::byte* now, std::uint32_t count,
     }
     symbols[i] = static_cast<std::uint8_t>(r << kSymbolBits | symbol);
   }
-  sink.dense_count += count;
-  exceptions.seen += count;
+  sink.dense_symbol_count += count;
+  exceptions.elements_seen += count;
 }
 
+// Kernels::collect: the changed elements outside dense ranges, with their gaps and tokens.
 template <class T>
 void collect(const std::byte* prev, const std::byte* cur, std::uint32_t count, const BlockModel& model,
              const SortedBlock& sorted, const std::uint32_t* changed, BlockSink& sink) {
   const std::uint32_t words = (count + 31) / 32;
   Packed<T> olds, now;
   Packed<std::uint16_t> index, symbols;
-  const std::uint32_t picked = pick(changed, model.dense > 0 ? sorted.mask[0] : nullptr, words, index);
-  for (std::uint32_t i = 0; i < picked; ++i) {
+  const std::uint32_t index_count =
+      list_indices(changed, model.dense_range_count > 0 ? sorted.mask[0] : nullptr, words, index);
+  for (std::uint32_t i = 0; i < index_count; ++i) {
     olds[i] = read_element<T>(prev + index[i] * sizeof(T));
     now[i] = read_element<T>(cur + index[i] * sizeof(T));
   }
   std::uint64_t extras[kBlockElementsMax + kSpareElements];
-  symbols_of(olds, now, picked, model, symbols, extras);
+  symbols_of(olds, now, index_count, model, symbols, extras);
   const std::uint64_t* extra = extras;
-  for (std::uint32_t i = 0; i < picked; ++i) {
+  for (std::uint32_t i = 0; i < index_count; ++i) {
     const std::uint32_t w = index[i] / 32;
-    const std::uint32_t r = symbols[i] >> kTokenBits, e = r - model.dense + 1;
+    const std::uint32_t r = symbols[i] >> kTokenBits, e = r - model.dense_range_count + 1;
     const unsigned token = (symbols[i] & ((1u << kTokenBits) - 1)) - 1;
     GapSink& out = sink.gap[r];
     const std::uint32_t below = sorted.mask[e][w] & ((1u << index[i] % 32) - 1);
-    const std::uint64_t rank = out.seen + sorted.before[e][w] + static_cast<std::uint32_t>(__builtin_popcount(below));
-    out.gaps[out.count] = static_cast<std::uint32_t>(rank - out.next);
-    out.next = rank + 1;
+    const std::uint64_t rank =
+        out.elements_seen + sorted.before[e][w] + static_cast<std::uint32_t>(__builtin_popcount(below));
+    out.gaps[out.count] = static_cast<std::uint32_t>(rank - out.next_rank);
+    out.next_rank = rank + 1;
     out.tokens[out.count++] = static_cast<std::uint16_t>(token);
     if (token >= 16) out.extras[out.extra_count++] = *extra++;
   }
-  for (std::uint32_t r = model.dense; r < model.ranges; ++r) sink.gap[r].seen += sorted.count[r - model.dense + 1];
+  for (std::uint32_t r = model.dense_range_count; r < model.range_count; ++r)
+    sink.gap[r].elements_seen += sorted.count[r - model.dense_range_count + 1];
 }
 
 // ---- symbols to bits ----
 
 #if defined(__AVX512VBMI2__)
-template <bool kSmall>
-std::byte* write_small_lanes(const std::uint8_t* symbols, const std::uint32_t* lengths, std::size_t runs,
-                             const SmallCodes& codes, std::uint32_t lanes, std::uint32_t turn, std::uint16_t* states,
-                             std::byte* end) {
-  const ByteTable<kSmall> others_of(codes.other_slots), first_of(codes.first_slot), low_of(codes.reciprocal_low),
+// write_small() for 64 states at a time. `turn`: the number of the state after the last run. kHalf: as in ByteTable.
+template <bool kHalf>
+std::byte* write_small_lanes(const std::uint8_t* symbols, const std::uint32_t* run_lengths, std::size_t run_count,
+                             const SmallCodes& codes, std::uint32_t state_count, std::uint32_t turn,
+                             std::uint16_t* states, std::byte* end) {
+  const ByteTable<kHalf> others_of(codes.other_slots), first_of(codes.first_slot), low_of(codes.reciprocal_low),
       high_of(codes.reciprocal_high), shift_of(codes.shift);
   const __m512i byte = _mm512_set1_epi16(0xff), zero = _mm512_setzero_si512();
   // Encodes the next symbols with the states of 64 lanes from `lane` on.
   const auto put = [&](const std::uint8_t* from, std::uint32_t lane, __mmask64 active) {
     const __m512i symbol = eights_apart(_mm512_maskz_loadu_epi8(active, from));
-    const __mmask64 high = kSmall ? 0 : _mm512_movepi8_mask(symbol);
+    const __mmask64 high = kHalf ? 0 : _mm512_movepi8_mask(symbol);
     const __m512i others8 = others_of.at(symbol, high), first8 = first_of.at(symbol, high),
                   low8 = low_of.at(symbol, high), high8 = high_of.at(symbol, high), shift8 = shift_of.at(symbol, high);
+    // Encodes 32 symbols. A 16-bit lane of `place` has the first slot in its low byte, the number of other slots above.
     const auto half = [&](std::uint16_t* state, __mmask32 on, __m512i reciprocal, __m512i place, __m512i shift) {
       const __m512i x = _mm512_loadu_si512(state);
       const __m512i others = _mm512_srli_epi16(place, 8), upper = _mm512_srli_epi16(x, 8);
@@ -274,37 +285,39 @@ std::byte* write_small_lanes(const std::uint8_t* symbols, const std::uint32_t* l
     half(states + lane, static_cast<__mmask32>(active), _mm512_unpacklo_epi8(low8, high8),
          _mm512_unpacklo_epi8(first8, others8), _mm512_unpacklo_epi8(shift8, zero));
   };
-  for (std::size_t r = runs; r-- > 0;) {
-    symbols -= lengths[r];
-    for (std::uint32_t at = (lengths[r] + 63) / 64 * 64; at > 0;) {
-      at -= 64;
+  for (std::size_t r = run_count; r-- > 0;) {
+    symbols -= run_lengths[r];
+    for (std::uint32_t first = (run_lengths[r] + 63) / 64 * 64; first > 0;) {
+      first -= 64;
       turn -= 64;
-      put(symbols + at, turn % lanes, first_lanes(lengths[r] - at));
+      put(symbols + first, turn % state_count, first_lanes(run_lengths[r] - first));
     }
   }
   return end;
 }
 #endif
 
-std::byte* write_small(const std::uint8_t* symbols, const std::uint32_t* lengths, std::size_t runs,
-                       [[maybe_unused]] std::uint32_t ranges, const SmallCodes& codes, std::uint32_t lanes,
+std::byte* write_small(const std::uint8_t* symbols, const std::uint32_t* run_lengths, std::size_t run_count,
+                       [[maybe_unused]] std::uint32_t range_count, const SmallCodes& codes, std::uint32_t state_count,
                        std::uint16_t* states, std::byte* end) {
-  std::uint32_t turn = 0;
-  for (std::size_t r = 0; r < runs; ++r) {
-    symbols += lengths[r];
-    turn += (lengths[r] + kRunStep - 1) / kRunStep * kRunStep;
+  std::uint32_t turn = 0;  // number of the state after the current run, over all runs
+  for (std::size_t r = 0; r < run_count; ++r) {
+    symbols += run_lengths[r];
+    turn += (run_lengths[r] + kRunStateAlignment - 1) / kRunStateAlignment * kRunStateAlignment;
   }
 #if defined(__AVX512VBMI2__)
-  if (lanes >= kRunStep)
-    return ranges * kSmallSymbols <= 128
-               ? write_small_lanes<true>(symbols, lengths, runs, codes, lanes, turn, states, end)
-               : write_small_lanes<false>(symbols, lengths, runs, codes, lanes, turn, states, end);
+  if (state_count >= kRunStateAlignment) {
+    const bool uses_half_tables = range_count * kSmallSymbols <= 128;
+    return uses_half_tables
+               ? write_small_lanes<true>(symbols, run_lengths, run_count, codes, state_count, turn, states, end)
+               : write_small_lanes<false>(symbols, run_lengths, run_count, codes, state_count, turn, states, end);
+  }
 #endif
-  for (std::size_t r = runs; r-- > 0;) {
-    symbols -= lengths[r];
-    turn -= (lengths[r] + kRunStep - 1) / kRunStep * kRunStep;
-    for (std::uint32_t i = lengths[r]; i-- > 0;)
-      end -= put_small(states[(turn + i) % lanes], codes, symbols[i], end - 1);
+  for (std::size_t r = run_count; r-- > 0;) {
+    symbols -= run_lengths[r];
+    turn -= (run_lengths[r] + kRunStateAlignment - 1) / kRunStateAlignment * kRunStateAlignment;
+    for (std::uint32_t i = run_lengths[r]; i-- > 0;)
+      end -= put_small(states[(turn + i) % state_count], codes, symbols[i], end - 1);
   }
   return end;
 }

@@ -34,9 +34,9 @@ void store(std::byte* to, T value) {
 template <class Vector>  // of bytes
 void put_bytes(Vector& out, ByteSpan bytes) {
   if (bytes.empty()) return;
-  const std::size_t at = out.size();
-  out.resize(at + bytes.size());
-  std::memcpy(out.data() + at, bytes.data(), bytes.size());
+  const std::size_t old_size = out.size();
+  out.resize(old_size + bytes.size());
+  std::memcpy(out.data() + old_size, bytes.data(), bytes.size());
 }
 
 template <class T>
@@ -44,7 +44,7 @@ void put(ByteVector& out, T value) {
   put_bytes(out, std::as_bytes(std::span(&value, 1)));
 }
 
-// Calls f with a value of the unsigned integer type of this element size.
+// Calls f with a zero of the unsigned integer type of this size, so that a generic f can name the type.
 template <class F>
 auto with_element_type(std::size_t element_bytes, F&& f) {
   switch (element_bytes) {
@@ -67,29 +67,30 @@ inline void put_varint(ByteVector& out, std::uint64_t value) {
 
 // Reads from the front. After the first read past the end, or the first malformed varint, failed() is true and every
 // read returns zero or nothing. So check once per unit, before using its values.
-class Reader {
+class ByteReader {
  public:
-  explicit Reader(ByteSpan bytes) : rest_(bytes) {}
+  explicit ByteReader(ByteSpan bytes) : remaining_(bytes) {}
   bool failed() const { return failed_; }
-  ByteSpan rest() const { return rest_; }
+  ByteSpan remaining() const { return remaining_; }
 
-  ByteSpan bytes(std::uint64_t count) {
-    if (failed_ || count > rest_.size()) return failed_ = true, ByteSpan{};
-    const ByteSpan taken = rest_.first(static_cast<std::size_t>(count));
-    rest_ = rest_.subspan(taken.size());
-    return taken;
+  ByteSpan read_bytes(std::uint64_t count) {
+    failed_ = failed_ || count > remaining_.size();
+    if (failed_) return {};
+    const ByteSpan front = remaining_.first(static_cast<std::size_t>(count));
+    remaining_ = remaining_.subspan(front.size());
+    return front;
   }
   template <class T>
-  T number() {
-    const ByteSpan taken = bytes(sizeof(T));
-    return taken.empty() ? T{} : load<T>(taken.data());
+  T read_number() {
+    const ByteSpan front = read_bytes(sizeof(T));
+    return front.empty() ? T{} : load<T>(front.data());
   }
-  std::uint64_t varint() {
+  std::uint64_t read_varint() {
     std::uint64_t value = 0;
     for (unsigned shift = 0; shift < 64; shift += 7) {
-      const auto byte = number<std::uint8_t>();
+      const auto byte = read_number<std::uint8_t>();
       if (failed_) return 0;
-      if (shift == 63 && byte > 1) break;
+      if (shift == 63 && byte > 1) break;  // more than 64 bits
       value |= static_cast<std::uint64_t>(byte & 0x7f) << shift;
       if (byte < 0x80) return value;
     }
@@ -98,7 +99,7 @@ class Reader {
   }
 
  private:
-  ByteSpan rest_;
+  ByteSpan remaining_;
   bool failed_ = false;
 };
 

@@ -13,7 +13,7 @@ namespace {
 namespace fs = std::filesystem;
 using nlohmann::json;
 
-constexpr const char* kSingleName = "model.safetensors";
+constexpr const char* kSingleFileName = "model.safetensors";  // of a folder without shards
 constexpr const char* kIndexName = kCheckpointIndexName;
 constexpr std::uint64_t kIndexBytesMax = 100'000'000;
 
@@ -29,7 +29,7 @@ using WeightMap = std::map<std::string, std::string>;
 Result<json> parse_unique(const std::string& text, const std::string& what) {
   std::vector<std::set<std::string>> open_objects;
   std::optional<std::string> duplicate;
-  const auto watch = [&](int, json::parse_event_t event, json& value) {
+  const auto find_duplicate = [&](int, json::parse_event_t event, json& value) {
     if (event == json::parse_event_t::object_start) open_objects.emplace_back();
     if (event == json::parse_event_t::object_end) open_objects.pop_back();
     if (event == json::parse_event_t::key && !open_objects.back().insert(value.get<std::string>()).second)
@@ -37,7 +37,7 @@ Result<json> parse_unique(const std::string& text, const std::string& what) {
     return true;
   };
   try {
-    json parsed = json::parse(text, watch);
+    json parsed = json::parse(text, find_duplicate);
     if (duplicate) return invalid("{}: '{}' occurs twice", what, *duplicate);
     return parsed;
   } catch (const json::exception& e) {
@@ -52,6 +52,10 @@ Result<WeightMap> read_index(const fs::path& path) {
   const auto map = index.is_object() ? index.find("weight_map") : index.end();
   if (map == index.end() || !map->is_object())
     return invalid("{}: expected an object with a 'weight_map' from tensor to shard", path.string());
+  // slime's folders of changed values have such an index. Their tensors are no weights.
+  if (const auto metadata = index.find("metadata"); metadata != index.end() && metadata->contains("delta_encoding"))
+    return invalid("{}: its tensors are changes ('delta_encoding' is {}), expected whole weights", path.string(),
+                   (*metadata)["delta_encoding"].dump());
   WeightMap shards;
   for (const auto& [tensor, shard] : map->items()) {
     const std::string name = shard.is_string() ? shard.get<std::string>() : "";
@@ -63,6 +67,7 @@ Result<WeightMap> read_index(const fs::path& path) {
   return shards;
 }
 
+// Opens a file that the user named: if it is missing, the user's input is invalid.
 Result<SafetensorsFile> open_as_input(const fs::path& path) {
   auto file = SafetensorsFile::open(path);
   if (file) return file;
@@ -85,10 +90,10 @@ Result<std::vector<SafetensorsFile>> open_shards(const fs::path& folder, const W
                      tensor_names.size() > 1 ? fmt::format(" and {} more", tensor_names.size() - 1) : "");
     ECHO_ASSIGN(SafetensorsFile file, open_as_input(folder / shard));
     for (const TensorView& t : file.view())
-      if (const auto [at, is_new] = shard_of.emplace(t.name, shard); !is_new)
-        return invalid("{}: tensor '{}' is in two shards, {} and {}", folder.string(), t.name, at->second, shard);
+      if (const auto [entry, is_new] = shard_of.emplace(t.name, shard); !is_new)
+        return invalid("{}: tensor '{}' is in two shards, {} and {}", folder.string(), t.name, entry->second, shard);
     for (const std::string& tensor : tensor_names)
-      if (const auto at = shard_of.find(tensor); at == shard_of.end() || at->second != shard)
+      if (const auto entry = shard_of.find(tensor); entry == shard_of.end() || entry->second != shard)
         return invalid("{}: tensor '{}' is missing from {}, where {} puts it", folder.string(), tensor, shard,
                        kIndexName);
     files.push_back(std::move(file));
@@ -106,14 +111,14 @@ Status remove_file(const fs::path& path) {
 // Groups consecutive tensors with at most `bytes_max` together.
 std::vector<StateView> split_into_shards(const StateView& state, std::uint64_t bytes_max) {
   std::vector<StateView> shards(1);
-  std::uint64_t filled = 0;
+  std::uint64_t shard_bytes = 0;
   for (const TensorView& t : state) {
-    if (!shards.back().empty() && t.bytes.size() > bytes_max - std::min(filled, bytes_max)) {
+    if (!shards.back().empty() && t.bytes.size() > bytes_max - std::min(shard_bytes, bytes_max)) {
       shards.emplace_back();
-      filled = 0;
+      shard_bytes = 0;
     }
     shards.back().push_back(t);
-    filled += t.bytes.size();
+    shard_bytes += t.bytes.size();
   }
   return shards;
 }
@@ -143,13 +148,13 @@ Result<Checkpoint> Checkpoint::open(const fs::path& path) {
 
 Status Checkpoint::open_folder() {
   std::error_code ec;
-  if (fs::exists(path_ / kSingleName, ec)) {
-    ECHO_ASSIGN(SafetensorsFile file, open_as_input(path_ / kSingleName));
+  if (fs::exists(path_ / kSingleFileName, ec)) {
+    ECHO_ASSIGN(SafetensorsFile file, open_as_input(path_ / kSingleFileName));
     files_.push_back(std::move(file));
     return ok();
   }
   if (!fs::exists(path_ / kIndexName, ec))
-    return invalid("{}: expected {} or {} in this folder, found neither", path_.string(), kSingleName, kIndexName);
+    return invalid("{}: expected {} or {} in this folder, found neither", path_.string(), kSingleFileName, kIndexName);
   ECHO_ASSIGN(const WeightMap map, read_index(path_ / kIndexName));
   if (map.empty()) return invalid("{}: its weight_map names no tensor", (path_ / kIndexName).string());
   is_sharded_ = true;
@@ -158,15 +163,16 @@ Status Checkpoint::open_folder() {
 }
 
 void Checkpoint::find_places() {
-  std::map<const std::byte*, std::size_t> file_at;  // by address of the first byte
-  for (std::size_t i = 0; i < files_.size(); ++i) file_at.emplace(files_[i].bytes().data(), i);
+  std::map<const std::byte*, std::size_t> file_by_address;  // of its first byte in memory
+  for (std::size_t i = 0; i < files_.size(); ++i) file_by_address.emplace(files_[i].bytes().data(), i);
   for (const TensorView& t : view_) {
     if (t.bytes.empty()) {
       places_.push_back({});
       continue;
     }
-    const auto file = std::prev(file_at.upper_bound(t.bytes.data()));
-    places_.push_back({file->second, static_cast<std::uint64_t>(t.bytes.data() - file->first)});
+    // The file with the greatest address up to the tensor's contains it.
+    const auto file = std::prev(file_by_address.upper_bound(t.bytes.data()));
+    places_.push_back({.file = file->second, .first_byte = static_cast<std::uint64_t>(t.bytes.data() - file->first)});
   }
 }
 
@@ -176,7 +182,7 @@ Status write_checkpoint(const fs::path& folder, const StateView& state, Bytes sh
   ECHO_TRY(make_folders(folder));
   const std::vector<StateView> shards = split_into_shards(tensors, shard_bytes_max.count);
   if (shards.size() == 1) {
-    ECHO_TRY(write_safetensors(folder / kSingleName, tensors, metadata));
+    ECHO_TRY(write_safetensors(folder / kSingleFileName, tensors, metadata));
     return remove_file(folder / kIndexName);
   }
   json weight_map = json::object();
@@ -191,7 +197,7 @@ Status write_checkpoint(const fs::path& folder, const StateView& state, Bytes sh
   }
   const json index = {{"metadata", {{"total_size", total_bytes}}}, {"weight_map", weight_map}};
   ECHO_TRY(write_file_atomic(folder / kIndexName, index.dump(2) + "\n"));
-  return remove_file(folder / kSingleName);
+  return remove_file(folder / kSingleFileName);
 }
 
 }  // namespace echoline::delta

@@ -12,15 +12,16 @@ namespace echoline::delta {
 // The file that lists the shards of a sharded folder.
 inline constexpr const char* kCheckpointIndexName = "model.safetensors.index.json";
 
-// An opened checkpoint, mapped read-only. Views are valid while this object (or the one it was moved into) lives.
+// An opened checkpoint, mapped read-only. A sharded one spreads its tensors over several files (shards), which an index
+// lists. Views are valid while this object (or the one it was moved into) lives.
 class Checkpoint {
  public:
   // `path` is a .safetensors file or a folder. The folder holds model.safetensors or otherwise
-  // model.safetensors.index.json and the shards named there. kInvalid for any defect, naming the file, shard or tensor,
-  // because the path is the user's.
+  // model.safetensors.index.json and the shards named there. Every defect is kInvalid, not kCorrupt as for patches,
+  // because the user chose the path; the message names the file, shard or tensor.
   static Result<Checkpoint> open(const std::filesystem::path& path);
 
-  const StateView& view() const { return view_; }  // canonical
+  const StateView& view() const { return view_; }  // all tensors in canonical order (sorted by name)
   const Metadata& metadata() const { return files_.front().metadata(); }
   Bytes total_bytes() const { return total_bytes_; }  // of tensor data
   std::size_t file_count() const { return files_.size(); }

@@ -26,7 +26,7 @@ ByteSpan Content::gathered(std::size_t first, std::size_t count, RawVector<std::
     const ByteSpan next = pieces_[++piece];
     to = std::copy_n(next.data(), std::min(next.size(), static_cast<std::size_t>(end - to)), to);
   }
-  last_ = piece;
+  last_piece_ = piece;
   return {scratch.data(), count};
 }
 

@@ -9,7 +9,7 @@
 
 namespace echoline::delta {
 
-// A view for one thread at a time, because it caches the last piece read.
+// A view of one or several pieces of memory. Not thread-safe, because it caches the last piece read.
 class Content {
  public:
   Content(ByteSpan piece) : piece_(piece), size_(piece.size()) {}
@@ -17,33 +17,35 @@ class Content {
   explicit Content(std::vector<ByteSpan> pieces);
 
   std::size_t size() const { return size_; }
-  bool in_one_piece() const { return pieces_.empty(); }
+  bool is_contiguous() const { return pieces_.empty(); }
   // `count` bytes from byte `first` on. Copies them to `scratch` if they are in several pieces.
   ByteSpan part(std::size_t first, std::size_t count, RawVector<std::byte>& scratch) const {
     return pieces_.empty() ? piece_.subspan(first, count) : gathered(first, count, scratch);
   }
-  ByteSpan whole(RawVector<std::byte>& scratch) const { return part(0, size_, scratch); }
+  ByteSpan all_bytes(RawVector<std::byte>& scratch) const { return part(0, size_, scratch); }
   void prefetch(std::size_t byte) const {
     if (pieces_.empty())
       __builtin_prefetch(piece_.data() + byte);
     else if (byte < size_)
-      __builtin_prefetch(pieces_[piece_of(byte)].data() + (byte - begins_[last_]));
+      __builtin_prefetch(pieces_[piece_of(byte)].data() + (byte - begins_[last_piece_]));
   }
 
  private:
   ByteSpan gathered(std::size_t first, std::size_t count, RawVector<std::byte>& scratch) const;
   std::size_t piece_of(std::size_t byte) const {
-    const bool is_in_last = byte >= begins_[last_] && byte < begins_[last_] + pieces_[last_].size();
-    if (is_in_last) return last_;
-    last_ = static_cast<std::size_t>(std::upper_bound(begins_.begin(), begins_.end(), byte) - begins_.begin()) - 1;
-    return last_;
+    const std::size_t last_begin = begins_[last_piece_];
+    const bool is_in_last = byte >= last_begin && byte < last_begin + pieces_[last_piece_].size();
+    if (is_in_last) return last_piece_;
+    const auto next_piece = std::upper_bound(begins_.begin(), begins_.end(), byte);
+    last_piece_ = static_cast<std::size_t>(next_piece - begins_.begin()) - 1;
+    return last_piece_;
   }
 
   ByteSpan piece_;
   std::vector<ByteSpan> pieces_;     // empty for a single piece
   std::vector<std::size_t> begins_;  // of each piece, in bytes of the content
   std::size_t size_ = 0;
-  mutable std::size_t last_ = 0;  // index of the last piece read
+  mutable std::size_t last_piece_ = 0;  // index of the last piece read
 };
 
 }  // namespace echoline::delta

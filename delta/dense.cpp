@@ -15,55 +15,57 @@
 namespace echoline::delta {
 namespace {
 
-Error corrupt(std::string_view why) { return fail(Code::kCorrupt, "decode patch", "{}", why); }
+Error corrupt(std::string_view defect) { return fail(Code::kCorrupt, "decode patch", "{}", defect); }
 
 // Copies byte `plane` of every element; a float's sign bit is first moved to the bottom.
 template <class T>
-void copy_plane(const std::byte* __restrict elements, std::size_t count, std::size_t plane, bool rotate,
+void copy_plane(const std::byte* __restrict elements, std::size_t count, std::size_t plane, bool is_float,
                 std::byte* __restrict to) {
   for (std::size_t i = 0; i < count; ++i) {
     const T bits = load<T>(elements + i * sizeof(T));
-    to[i] = static_cast<std::byte>((rotate ? std::rotl(bits, 1) : bits) >> (8 * plane));
+    to[i] = static_cast<std::byte>((is_float ? std::rotl(bits, 1) : bits) >> (8 * plane));
   }
 }
 
 // The inverse for all planes; the most significant comes first.
 template <class T>
-void join_planes(const std::byte* __restrict planes, std::size_t count, bool rotate, std::byte* __restrict elements) {
+void join_planes(const std::byte* __restrict planes, std::size_t count, bool is_float, std::byte* __restrict elements) {
   for (std::size_t i = 0; i < count; ++i) {
     T bits = 0;
-    for (std::size_t p = 0; p < sizeof(T); ++p)
-      bits = static_cast<T>(bits | static_cast<T>(static_cast<T>(planes[(sizeof(T) - 1 - p) * count + i]) << (8 * p)));
-    store(elements + i * sizeof(T), rotate ? std::rotr(bits, 1) : bits);
+    for (std::size_t p = 0; p < sizeof(T); ++p) {
+      const T byte = static_cast<T>(planes[(sizeof(T) - 1 - p) * count + i]);
+      bits = static_cast<T>(bits | static_cast<T>(byte << (8 * p)));
+    }
+    store(elements + i * sizeof(T), is_float ? std::rotr(bits, 1) : bits);
   }
 }
 
 // Whether all byte values are about equally frequent, so that an entropy code does not help. This is so for mantissas.
 bool looks_random(ByteSpan bytes) {
-  constexpr std::size_t kSample = 4096;
-  constexpr double kBitsMin = 7.9;  // a sample of random bytes has 7.95
-  if (bytes.size() < kSample) return false;
+  constexpr std::size_t kSampleBytes = 4096;
+  constexpr double kEntropyMin = 7.9;  // bits per byte; a sample of random bytes has 7.95
+  if (bytes.size() < kSampleBytes) return false;
   std::array<std::uint32_t, 256> counts{};
-  const std::size_t stride = bytes.size() / kSample;
-  for (std::size_t i = 0; i < kSample; ++i) ++counts[static_cast<std::uint8_t>(bytes[i * stride])];
-  double bits = 0;
+  const std::size_t stride = bytes.size() / kSampleBytes;
+  for (std::size_t i = 0; i < kSampleBytes; ++i) ++counts[static_cast<std::uint8_t>(bytes[i * stride])];
+  double entropy_bits = 0;
   for (const std::uint32_t n : counts)
-    if (n > 0) bits += n * std::log2(static_cast<double>(kSample) / n);
-  return bits >= kBitsMin * kSample;
+    if (n > 0) entropy_bits += n * std::log2(static_cast<double>(kSampleBytes) / n);
+  return entropy_bits >= kEntropyMin * kSampleBytes;
 }
 
 }  // namespace
 
-Result<Stream> read_stream(Reader& reader, std::uint64_t raw_min, std::uint64_t raw_max) {
-  const auto coding = reader.number<std::uint8_t>();
-  const std::uint64_t raw = reader.varint();
-  const std::uint64_t stored = coding == 0 ? raw : reader.varint();
-  const ByteSpan bytes = reader.bytes(stored);
+Result<Stream> read_stream(ByteReader& reader, std::uint64_t raw_min, std::uint64_t raw_max) {
+  const auto coding = reader.read_number<std::uint8_t>();  // 0: unchanged, 1: zstd
+  const std::uint64_t raw_bytes = reader.read_varint();
+  const std::uint64_t stored_bytes = coding == 0 ? raw_bytes : reader.read_varint();
+  const ByteSpan stored = reader.read_bytes(stored_bytes);
   if (reader.failed()) return corrupt("the bytes end within a stream");
   if (coding > 1) return corrupt(fmt::format("unknown stream coding {}", coding));
-  if (raw < raw_min || raw > raw_max)
-    return corrupt(fmt::format("a stream declares {} bytes, expected {} to {}", raw, raw_min, raw_max));
-  return Stream{coding == 1, static_cast<std::size_t>(raw), bytes};
+  if (raw_bytes < raw_min || raw_bytes > raw_max)
+    return corrupt(fmt::format("a stream declares {} bytes, expected {} to {}", raw_bytes, raw_min, raw_max));
+  return Stream{.compressed = coding == 1, .raw_bytes = static_cast<std::size_t>(raw_bytes), .stored = stored};
 }
 
 Status expand_stream(const Stream& stream, std::span<std::byte> to) {
@@ -104,8 +106,9 @@ bool DenseEncoder::encode_stream(ByteSpan raw, std::size_t bytes_max, ByteVector
 bool DenseEncoder::encode_stream(ByteSpan raw, std::optional<int> level, std::size_t bytes_max, ByteVector& out) {
   // Room for a block beyond the limit, because zstd codes a block worse if its room is short. The result is then the
   // same as with unlimited room, and a hopeless attempt still ends early.
-  constexpr std::size_t kSlack = ZSTD_BLOCKSIZE_MAX + 1024;
-  const std::size_t room_bytes = std::min(ZSTD_compressBound(raw.size()), std::max(bytes_max, bytes_max + kSlack));
+  constexpr std::size_t kExtraRoomBytes = ZSTD_BLOCKSIZE_MAX + 1024;
+  const std::size_t limit_with_room = std::max(bytes_max, bytes_max + kExtraRoomBytes);  // max: against overflow
+  const std::size_t room_bytes = std::min(ZSTD_compressBound(raw.size()), limit_with_room);
   ByteVector& scratch = context_->scratch;
   std::size_t compressed_bytes = raw.size();
   if (level) {
@@ -113,14 +116,14 @@ bool DenseEncoder::encode_stream(ByteSpan raw, std::optional<int> level, std::si
     if (scratch.size() < room_bytes) scratch.resize(room_bytes);
     compressed_bytes = ZSTD_compress2(context_->zstd, scratch.data(), room_bytes, raw.data(), raw.size());
   }
-  const bool compressed = !ZSTD_isError(compressed_bytes) && compressed_bytes < raw.size();
-  const std::size_t start = out.size();
-  put(out, static_cast<std::uint8_t>(compressed));
+  const bool is_compressed = !ZSTD_isError(compressed_bytes) && compressed_bytes < raw.size();
+  const std::size_t old_size = out.size();
+  put(out, static_cast<std::uint8_t>(is_compressed));
   put_varint(out, raw.size());
-  if (compressed) put_varint(out, compressed_bytes);
-  const ByteSpan body = compressed ? ByteSpan(scratch).first(compressed_bytes) : raw;
-  if (body.size() + (out.size() - start) > bytes_max) {
-    out.resize(start);
+  if (is_compressed) put_varint(out, compressed_bytes);
+  const ByteSpan body = is_compressed ? ByteSpan(scratch).first(compressed_bytes) : raw;
+  if (body.size() + (out.size() - old_size) > bytes_max) {
+    out.resize(old_size);
     return false;
   }
   put_bytes(out, body);
@@ -131,62 +134,65 @@ bool DenseEncoder::encode(ByteSpan content, DType dtype, std::size_t bytes_max, 
   // Exponents compress because some are frequent, not because they repeat. A level that hardly searches for repetitions
   // is faster and leaves more to the entropy code.
   constexpr int kPlaneLevel = -500;
-  const std::size_t size = dtype_bytes(dtype);
-  const std::size_t start = out.size();
+  const std::size_t element_bytes = dtype_bytes(dtype);
+  const std::size_t old_size = out.size();
   ByteVector& plane = context_->plane;
-  plane.resize(content.size() / size);
-  // The top plane first: if it is too large already, the others are skipped.
-  for (std::size_t p = size; p-- > 0;) {
-    with_element_type(
-        size, [&]<class T>(T) { copy_plane<T>(content.data(), plane.size(), p, is_float(dtype), plane.data()); });
-    const std::size_t used = out.size() - start;
+  plane.resize(content.size() / element_bytes);
+  // Begins with the top plane, because the others are skipped if it is too large already.
+  for (std::size_t p = element_bytes; p-- > 0;) {
+    with_element_type(element_bytes, [&]<class T>(T) {
+      copy_plane<T>(content.data(), plane.size(), p, is_float(dtype), plane.data());
+    });
+    const std::size_t used_bytes = out.size() - old_size;
     const auto level = is_float(dtype) && looks_random(plane) ? std::nullopt : std::optional(kPlaneLevel);
-    if (used > bytes_max || !encode_stream(plane, level, bytes_max - used, out)) {
-      out.resize(start);
+    if (used_bytes > bytes_max || !encode_stream(plane, level, bytes_max - used_bytes, out)) {
+      out.resize(old_size);
       return false;
     }
   }
   return true;
 }
 
-double DenseEncoder::estimate(const Content& content, DType dtype) {
-  constexpr std::size_t kSample = 128;
-  const std::size_t size = dtype_bytes(dtype), count = content.size() / size;
-  const std::size_t stride = std::max<std::size_t>(count / kSample, 1);
+double DenseEncoder::estimate_bytes(const Content& content, DType dtype) {
+  constexpr std::size_t kSampleElements = 128;
+  const std::size_t element_bytes = dtype_bytes(dtype), count = content.size() / element_bytes;
+  const std::size_t stride = std::max<std::size_t>(count / kSampleElements, 1);
   std::array<std::array<std::uint16_t, 256>, sizeof(std::uint64_t)> counts{};
   double sampled = 0;
   RawVector<std::byte> scratch;
   for (std::size_t i = 0; i < count; i += stride, ++sampled)
-    with_element_type(size, [&]<class T>(T) {
+    with_element_type(element_bytes, [&]<class T>(T) {
       T bits = load<T>(content.part(i * sizeof(T), sizeof(T), scratch).data());
       if (is_float(dtype)) bits = std::rotl(bits, 1);
       for (std::size_t p = 0; p < sizeof(T); ++p) ++counts[p][static_cast<std::uint8_t>(bits >> (8 * p))];
     });
   static const auto n_log_n = [] {
-    std::array<double, 2 * kSample> values{};
+    std::array<double, 2 * kSampleElements> values{};
     for (std::size_t n = 1; n < values.size(); ++n)
       values[n] = static_cast<double>(n) * std::log2(static_cast<double>(n));
     return values;
   }();
-  double bits = 0;
-  for (std::size_t p = 0; p < size; ++p) {
-    bits += n_log_n[static_cast<std::size_t>(sampled)];
-    for (const std::uint16_t n : counts[p]) bits -= n_log_n[n];
+  // The entropy of each plane: N log2 N - sum of n log2 n, with the count n of each byte value among N bytes.
+  double entropy_bits = 0;
+  for (std::size_t p = 0; p < element_bytes; ++p) {
+    entropy_bits += n_log_n[static_cast<std::size_t>(sampled)];
+    for (const std::uint16_t n : counts[p]) entropy_bits -= n_log_n[n];
   }
-  return bits / 8 * static_cast<double>(count) / std::max(sampled, 1.0);
+  return entropy_bits / 8 * static_cast<double>(count) / std::max(sampled, 1.0);
 }
 
 Status decode_dense(ByteSpan coded, DType dtype, std::span<std::byte> to) {
-  const std::size_t size = dtype_bytes(dtype);
-  const std::size_t count = to.size() / size;
-  Reader reader(coded);
+  const std::size_t element_bytes = dtype_bytes(dtype);
+  const std::size_t count = to.size() / element_bytes;
+  ByteReader reader(coded);
   ByteVector planes(to.size());
-  for (std::size_t p = 0; p < size; ++p) {
+  for (std::size_t p = 0; p < element_bytes; ++p) {
     ECHO_ASSIGN(const Stream stream, read_stream(reader, count, count));
     ECHO_TRY(expand_stream(stream, std::span(planes).subspan(p * count, count)));
   }
-  if (!reader.rest().empty()) return corrupt("a segment has bytes after its last plane");
-  with_element_type(size, [&]<class T>(T) { join_planes<T>(planes.data(), count, is_float(dtype), to.data()); });
+  if (!reader.remaining().empty()) return corrupt("a segment has bytes after its last plane");
+  with_element_type(element_bytes,
+                    [&]<class T>(T) { join_planes<T>(planes.data(), count, is_float(dtype), to.data()); });
   return ok();
 }
 

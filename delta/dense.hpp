@@ -1,6 +1,6 @@
-// Dense coding: the whole content of a segment, one byte plane after the other. Floats are first rotated by one bit, so
-// that the exponent has its own plane, which has few values and compresses well. Internal to this folder; FORMAT.md,
-// "Dense coding" and "Streams".
+// Dense coding: the whole content of a segment (a part of a tensor), one byte plane after the other. Plane i holds byte
+// i of every element. Floats are first rotated by one bit, because the exponent then has its own plane, which has few
+// values and compresses well. Internal to this folder; FORMAT.md, "Dense coding" and "Streams".
 #pragma once
 #include <memory>
 #include <optional>
@@ -19,7 +19,7 @@ struct Stream {
   ByteSpan stored;
 };
 // Reads a stream whose content must have `raw_min` to `raw_max` bytes, without decompressing it.
-Result<Stream> read_stream(Reader& reader, std::uint64_t raw_min, std::uint64_t raw_max);
+Result<Stream> read_stream(ByteReader& reader, std::uint64_t raw_min, std::uint64_t raw_max);
 // Writes the content; kCorrupt if its size differs from the declared one.
 Status expand_stream(const Stream& stream, std::span<std::byte> to);
 
@@ -30,8 +30,9 @@ class DenseEncoder {
   ~DenseEncoder();
   // Appends the coding of `content`. Appends nothing and returns false if it needs more than `bytes_max`.
   bool encode(ByteSpan content, DType dtype, std::size_t bytes_max, ByteVector& out);
-  // Estimates the bytes that encode() needs from a sample of elements. Repetitive content needs less.
-  static double estimate(const Content& content, DType dtype);
+  // Estimates, from a sample of elements, the number of bytes that encode() needs. Repetitive content needs less.
+  static double estimate_bytes(const Content& content, DType dtype);
+  // Appends `raw` as a stream, with the level of the constructor. Returns as encode() does.
   bool encode_stream(ByteSpan raw, std::size_t bytes_max, ByteVector& out);
 
  private:

@@ -10,7 +10,7 @@
 namespace echoline::delta {
 namespace {
 
-// Begins the bytes that are hashed for a state, so that they differ from those of other digests. 2: the version.
+// Begins the bytes that are hashed for a state, so that they differ from those of other digests. 2 is the version.
 constexpr std::string_view kStateDomain = "echoline.state.2";
 
 }  // namespace
@@ -26,8 +26,8 @@ Digest digest_bytes(std::span<const std::byte> bytes) {
 }
 
 void digest_leaves(std::span<const std::byte> bytes, Digest* to) {
-  for (std::size_t at = 0; at < bytes.size(); at += kLeafBytes)
-    *to++ = digest_bytes(bytes.subspan(at, std::min(kLeafBytes, bytes.size() - at)));
+  for (std::size_t leaf = 0; leaf < bytes.size(); leaf += kLeafBytes)
+    *to++ = digest_bytes(bytes.subspan(leaf, std::min(kLeafBytes, bytes.size() - leaf)));
 }
 
 Digest digest_tensor(const TensorView& tensor, std::span<const Digest> leaves) {
@@ -49,12 +49,12 @@ Digest digest_tensor(const TensorView& tensor) {
 }
 
 Digest combine_digests(std::span<const Digest> tensors) {
-  ByteVector all;
-  all.reserve(kStateDomain.size() + 8 + 16 * tensors.size());
-  put_bytes(all, as_byte_span(kStateDomain));
-  put(all, static_cast<std::uint64_t>(tensors.size()));
-  for (const Digest& d : tensors) put_bytes(all, d.bytes);
-  return digest_bytes(all);
+  ByteVector hashed;
+  hashed.reserve(kStateDomain.size() + 8 + sizeof(Digest) * tensors.size());
+  put_bytes(hashed, as_byte_span(kStateDomain));
+  put(hashed, static_cast<std::uint64_t>(tensors.size()));
+  for (const Digest& d : tensors) put_bytes(hashed, d.bytes);
+  return digest_bytes(hashed);
 }
 
 std::vector<std::vector<Digest>> empty_leaf_digests(const StateView& state) {
@@ -66,17 +66,19 @@ std::vector<std::vector<Digest>> empty_leaf_digests(const StateView& state) {
 std::vector<std::vector<Digest>> leaf_digests_of(const StateView& state, unsigned threads) {
   constexpr std::size_t kTaskBytes = 64 * kLeafBytes;
   struct Task {
-    std::size_t tensor, at;
+    std::size_t tensor, first_byte;
   };
   std::vector<Task> tasks;
   std::vector<std::vector<Digest>> leaves = empty_leaf_digests(state);
   for (std::size_t i = 0; i < state.size(); ++i) {
-    for (std::size_t at = 0; at < state[i].bytes.size(); at += kTaskBytes) tasks.push_back({i, at});
+    for (std::size_t first_byte = 0; first_byte < state[i].bytes.size(); first_byte += kTaskBytes)
+      tasks.push_back({.tensor = i, .first_byte = first_byte});
   }
   for_each_parallel(tasks.size(), threads, [&](unsigned, std::size_t t) {
-    const auto [tensor, at] = tasks[t];
+    const auto [tensor, first_byte] = tasks[t];
     const ByteSpan bytes = state[tensor].bytes;
-    digest_leaves(bytes.subspan(at, std::min(kTaskBytes, bytes.size() - at)), leaves[tensor].data() + at / kLeafBytes);
+    digest_leaves(bytes.subspan(first_byte, std::min(kTaskBytes, bytes.size() - first_byte)),
+                  leaves[tensor].data() + first_byte / kLeafBytes);
   });
   return leaves;
 }

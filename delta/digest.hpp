@@ -1,6 +1,6 @@
-// Digests of tensors and states: XXH3-128 over leaves of the raw bytes, then over the leaves' digests with name, type
-// and shape (FORMAT.md, "Digests"). Leaves are independent, so threads can share a tensor, and only changed leaves are
-// hashed again.
+// Digests of tensors and states: XXH3-128 over leaves (parts of a fixed size) of the raw bytes, then over the leaves'
+// digests with name, type and shape (FORMAT.md, "Digests"). Leaves are independent, so threads can share a tensor, and
+// only changed leaves are hashed again.
 #pragma once
 #include <span>
 #include <vector>

@@ -20,8 +20,8 @@ bool has_sign(DType dtype) {
   return dtype == DType::kI8 || dtype == DType::kI16 || dtype == DType::kI32 || dtype == DType::kI64;
 }
 
-constexpr std::int64_t kSmallStep = 64;  // steps in [-kSmallStep, kSmallStep) have a table entry
-constexpr std::size_t kSmallSteps = 2 * kSmallStep;
+constexpr std::int64_t kSmallStepsEnd = 64;  // steps in [-kSmallStepsEnd, kSmallStepsEnd) have a table entry
+constexpr std::size_t kSmallSteps = 2 * kSmallStepsEnd;
 constexpr std::size_t kUncountedStepsMax = 1u << 16;  // per class, before they are sorted and counted
 
 struct StepCount {
@@ -31,53 +31,55 @@ struct StepCount {
 
 // Merges two lists sorted by step.
 std::vector<StepCount> merge_sorted(const std::vector<StepCount>& a, const std::vector<StepCount>& b) {
-  std::vector<StepCount> all(a.size() + b.size());
-  std::merge(a.begin(), a.end(), b.begin(), b.end(), all.begin(),
+  std::vector<StepCount> merged(a.size() + b.size());
+  std::merge(a.begin(), a.end(), b.begin(), b.end(), merged.begin(),
              [](const StepCount& x, const StepCount& y) { return x.step < y.step; });
-  std::size_t merged = 0;
-  for (const StepCount& next : all) {
-    if (merged > 0 && all[merged - 1].step == next.step)
-      all[merged - 1].count += next.count;
+  // Adds up the counts of equal steps, in place.
+  std::size_t distinct_steps = 0;
+  for (const StepCount& entry : merged) {
+    if (distinct_steps > 0 && merged[distinct_steps - 1].step == entry.step)
+      merged[distinct_steps - 1].count += entry.count;
     else
-      all[merged++] = next;
+      merged[distinct_steps++] = entry;
   }
-  all.resize(merged);
-  return all;
+  merged.resize(distinct_steps);
+  return merged;
 }
 
 // n·log2(n), the term of entropies from counts.
 double n_log_n(std::uint64_t n) { return n == 0 ? 0.0 : static_cast<double>(n) * std::log2(static_cast<double>(n)); }
 
+// The steps (changes) of the elements with one exponent.
 struct ClassCounts {
   std::uint64_t elements = 0;
-  std::array<std::uint64_t, kSmallSteps> small{};
-  std::vector<std::uint64_t> uncounted;  // unsorted large steps
-  std::vector<StepCount> large;          // earlier ones, sorted and counted
+  std::array<std::uint64_t, kSmallSteps> small_steps{};  // counts
+  std::vector<std::uint64_t> uncounted;                  // unsorted large steps
+  std::vector<StepCount> large_steps;                    // earlier ones, sorted and counted
 
   void add(std::int64_t step) {
-    if (step >= -kSmallStep && step < kSmallStep) {
-      ++small[static_cast<std::size_t>(step + kSmallStep)];
+    if (step >= -kSmallStepsEnd && step < kSmallStepsEnd) {
+      ++small_steps[static_cast<std::size_t>(step + kSmallStepsEnd)];
       return;
     }
     uncounted.push_back(static_cast<std::uint64_t>(step));
-    if (uncounted.size() >= std::max(kUncountedStepsMax, large.size())) sort_and_count();
+    if (uncounted.size() >= std::max(kUncountedStepsMax, large_steps.size())) sort_and_count();
   }
   void sort_and_count() {
     if (uncounted.empty()) return;
     std::sort(uncounted.begin(), uncounted.end());
     std::vector<StepCount> counts;
     for (const std::uint64_t step : uncounted) {
-      if (counts.empty() || counts.back().step != step) counts.push_back({step, 0});
+      if (counts.empty() || counts.back().step != step) counts.push_back({.step = step});
       ++counts.back().count;
     }
-    large = merge_sorted(large, counts);
+    large_steps = merge_sorted(large_steps, counts);
     uncounted = {};
   }
 };
 
 struct TypeCounts {
-  std::vector<ClassCounts> classes;     // by exponent field
-  std::vector<std::uint64_t> elements;  // by exponent field, not yet in `classes`
+  std::vector<ClassCounts> classes;     // by exponent
+  std::vector<std::uint64_t> elements;  // by exponent; not yet added to `classes`
 
   explicit TypeCounts(DType dtype) : classes(exponent_field(dtype).mask + 1), elements(classes.size()) {}
   void sort_and_count() {
@@ -108,11 +110,11 @@ void count_block(DType dtype, const std::byte* prev, const std::byte* cur, std::
     counts.elements[0] += count;
   for (std::uint32_t word = 0; word * 32 < count; ++word)
     for (std::uint32_t bits = changed[word]; bits != 0; bits &= bits - 1) {
-      const std::size_t at = (word * 32 + static_cast<std::uint32_t>(std::countr_zero(bits))) * sizeof(T);
-      const T from = load<T>(prev + at), to = load<T>(cur + at);
+      const std::size_t offset = (word * 32 + static_cast<std::uint32_t>(std::countr_zero(bits))) * sizeof(T);
+      const T old = load<T>(prev + offset), now = load<T>(cur + offset);
       // Modulo 2^bits, which is reversible given the old value.
-      counts.classes[class_of(from)].add(
-          static_cast<std::make_signed_t<T>>(static_cast<T>(ordered(to) - ordered(from))));
+      const T step = static_cast<T>(ordered(now) - ordered(old));
+      counts.classes[class_of(old)].add(static_cast<std::make_signed_t<T>>(step));
     }
 }
 
@@ -140,8 +142,8 @@ void EntropyCounter::merge(EntropyCounter&& other) {
     to.sort_and_count();
     for (std::size_t c = 0; c < from.classes.size(); ++c) {
       to.classes[c].elements += from.classes[c].elements;
-      for (std::size_t p = 0; p < kSmallSteps; ++p) to.classes[c].small[p] += from.classes[c].small[p];
-      to.classes[c].large = merge_sorted(to.classes[c].large, from.classes[c].large);
+      for (std::size_t i = 0; i < kSmallSteps; ++i) to.classes[c].small_steps[i] += from.classes[c].small_steps[i];
+      to.classes[c].large_steps = merge_sorted(to.classes[c].large_steps, from.classes[c].large_steps);
     }
   }
   other.types_->by_dtype.clear();
@@ -158,10 +160,11 @@ EntropyBound EntropyCounter::bound() {
         changed += count;
         step_log_sum += n_log_n(count);
       };
-      for (const std::uint64_t count : c.small) add(count);
-      for (const StepCount& step : c.large) add(step.count);
+      for (const std::uint64_t count : c.small_steps) add(count);
+      for (const StepCount& step : c.large_steps) add(step.count);
       total.elements += c.elements;
       total.changed += changed;
+      // n H2(k / n) = n log n - k log k - (n - k) log(n - k), with n elements and k changes; likewise for the steps.
       total.position_bits += n_log_n(c.elements) - n_log_n(changed) - n_log_n(c.elements - changed);
       total.step_bits += n_log_n(changed) - step_log_sum;
     }

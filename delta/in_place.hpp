@@ -1,9 +1,10 @@
-// Applies deltas to checkpoints on disk atomically. A new checkpoint appears under its name only when complete. A
-// checkpoint changed in place is the old or the new one after a crash at any moment, once recover() has run.
+// Applies deltas (the changes from one policy version to another) to checkpoints on disk atomically. A new checkpoint
+// appears under its name only when complete. A checkpoint changed in place is the old or the new one after a crash at
+// any moment, once recover() has run.
 //
 // In place, the replacements are first written to a journal beside the files (FORMAT.md, "Journals"), under a temporary
-// name; a crash then leaves the files unchanged. After the result is verified, the journal is made durable and renamed
-// to its final name. From then on recover() completes the application after a crash.
+// name; a crash then leaves the files unchanged. After the result is verified, the journal is committed: it is made
+// durable and renamed to its final name. From then on recover() completes the application after a crash.
 #pragma once
 #include <atomic>
 #include <filesystem>
@@ -22,7 +23,7 @@ enum class ApplyStage {
   kCommitted,       // the journal is durable: the application will happen
   kRangeWritten,    // pages were written to a file of the checkpoint
   kVerified,        // the files have the digest of the result
-  kJournalRemoved,  // the end
+  kJournalRemoved,  // the application is complete
 };
 
 struct ApplyOptions {
@@ -32,9 +33,11 @@ struct ApplyOptions {
   const std::atomic<bool>* stop = nullptr;             // kCancelled if it becomes true before the commit
 };
 
+// The outcome of recover(). It discards an uncommitted journal, and completes a committed one. If it did both, the
+// greater of these values.
 enum class Recovery { kNothing, kDiscarded, kCompleted };
 
-// Completes an application that was interrupted after its commit, and removes the remains of one interrupted before.
+// Completes an application that was interrupted after its commit. Removes the journal of one interrupted before.
 // For a folder, covers all its files; for a file, also a checkpoint of which it is a shard. kCorrupt, without touching
 // the files, if the journal is damaged or belongs to other files. kUnavailable while another process uses the files.
 Result<Recovery> recover(const std::filesystem::path& path, const ApplyOptions& options = {});

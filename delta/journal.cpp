@@ -13,106 +13,119 @@ namespace {
 constexpr std::string_view kMagic = "ECHOJRNL";
 constexpr std::uint16_t kFormatVersion = 1;
 constexpr std::size_t kFileNameBytesMax = 255;
+// A record replaces a whole part of a file, or single elements. kEnd ends the journal.
 enum Kind : std::uint8_t { kWhole = 1, kSparse = 2, kEnd = 3 };
 
-Error corrupt(std::string_view why) { return fail(Code::kCorrupt, "read journal", "{}", why); }
+Error corrupt(std::string_view defect) { return fail(Code::kCorrupt, "read journal", "{}", defect); }
 
 // Every piece ends with the digest of its bytes (its seal). The chain is the digest of all seals, folded one by one.
 Digest next_in_chain(const Digest& chain, const Digest& seal) {
-  std::array<std::byte, 2 * sizeof chain.bytes> both;
-  std::ranges::copy(chain.bytes, both.begin());
-  std::ranges::copy(seal.bytes, both.begin() + sizeof chain.bytes);
-  return digest_bytes(both);
+  std::array<std::byte, 2 * sizeof chain.bytes> chain_and_seal;
+  std::ranges::copy(chain.bytes, chain_and_seal.begin());
+  std::ranges::copy(seal.bytes, chain_and_seal.begin() + sizeof chain.bytes);
+  return digest_bytes(chain_and_seal);
 }
 
-Digest read_digest(Reader& reader) {
+Digest read_digest(ByteReader& reader) {
   Digest digest;
-  std::ranges::copy(reader.bytes(digest.bytes.size()), digest.bytes.begin());
+  std::ranges::copy(reader.read_bytes(digest.bytes.size()), digest.bytes.begin());
   return digest;
 }
 
-// Reads the seal of a piece, compares it with the bytes read since `whole`, and adds it to `chain`. False if it
-// differs.
-bool read_seal(ByteSpan whole, Reader& reader, Digest& chain) {
-  const Digest found = digest_bytes(whole.first(whole.size() - reader.rest().size()));
-  if (read_digest(reader) != found || reader.failed()) return false;
-  chain = next_in_chain(chain, found);
+// Reads the seal of a piece, compares it with the bytes read, and adds it to `chain`. `from_piece`: the reader's bytes
+// before it read the piece. False if the seal differs.
+bool read_seal(ByteSpan from_piece, ByteReader& reader, Digest& chain) {
+  const Digest actual = digest_bytes(from_piece.first(from_piece.size() - reader.remaining().size()));
+  if (read_digest(reader) != actual || reader.failed()) return false;
+  chain = next_in_chain(chain, actual);
   return true;
 }
 
+// Whether the name is that of a file in the journal's folder, not a path.
 bool is_plain_name(std::string_view name) {
   return !name.empty() && name != "." && name != ".." && name.find('/') == name.npos && name.find('\0') == name.npos;
 }
 
-Status read_header(Reader& reader, Journal& journal, Digest& chain) {
-  const ByteSpan whole = reader.rest();
-  if (!std::ranges::equal(reader.bytes(kMagic.size()), as_byte_span(kMagic)))
+Status read_header(ByteReader& reader, Journal& journal, Digest& chain) {
+  const ByteSpan from_header = reader.remaining();
+  if (!std::ranges::equal(reader.read_bytes(kMagic.size()), as_byte_span(kMagic)))
     return corrupt("it does not begin like a journal");
-  const auto version = reader.number<std::uint16_t>();
-  const auto zero = reader.number<std::uint16_t>();
+  const auto version = reader.read_number<std::uint16_t>();
+  const auto zero = reader.read_number<std::uint16_t>();  // reserved
   if (reader.failed() || version != kFormatVersion || zero != 0)
     return corrupt(fmt::format("it has format version {}, this program reads version {}", version, kFormatVersion));
-  const auto files = reader.number<std::uint32_t>();
+  const auto file_count = reader.read_number<std::uint32_t>();
   journal.base = read_digest(reader);
   journal.result = read_digest(reader);
   std::set<std::string> names;
-  for (std::uint32_t i = 0; i < files && !reader.failed(); ++i) {
+  for (std::uint32_t i = 0; i < file_count && !reader.failed(); ++i) {
     JournalFile file;
-    file.bytes = reader.number<std::uint64_t>();
-    const auto length = reader.number<std::uint16_t>();
-    const ByteSpan name = reader.bytes(length);
+    file.bytes = reader.read_number<std::uint64_t>();
+    const auto name_bytes = reader.read_number<std::uint16_t>();
+    const ByteSpan name = reader.read_bytes(name_bytes);
     file.name.assign(reinterpret_cast<const char*>(name.data()), name.size());
     if (!reader.failed() &&
-        (length > kFileNameBytesMax || !is_plain_name(file.name) || !names.insert(file.name).second))
+        (name_bytes > kFileNameBytesMax || !is_plain_name(file.name) || !names.insert(file.name).second))
       return corrupt("a file name in it is not that of a single file in its folder");
     journal.files.push_back(std::move(file));
   }
-  if (reader.failed() || !read_seal(whole, reader, chain)) return corrupt("its header is damaged");
+  if (reader.failed() || !read_seal(from_header, reader, chain)) return corrupt("its header is damaged");
   return ok();
 }
 
+// The fixed part of a record, or of the journal's end. Members are stored in this order.
 struct RecordHead {
-  std::uint8_t kind, element_bytes;
-  std::uint16_t zero;
-  std::uint32_t file;
-  std::uint64_t first_byte, byte_count, count;
+  std::uint8_t kind = 0, element_bytes = 0;
+  std::uint16_t zero = 0;  // reserved
+  std::uint32_t file = 0;
+  std::uint64_t first_byte = 0, byte_count = 0;
+  std::uint64_t count = 0;  // of changed elements; at the end, of records
 };
 
-RecordHead read_head(Reader& reader) {
-  RecordHead f{};
-  f.kind = reader.number<std::uint8_t>();
-  f.element_bytes = reader.number<std::uint8_t>();
-  f.zero = reader.number<std::uint16_t>();
-  f.file = reader.number<std::uint32_t>();
-  f.first_byte = reader.number<std::uint64_t>();
-  f.byte_count = reader.number<std::uint64_t>();
-  f.count = reader.number<std::uint64_t>();
-  return f;
+RecordHead read_head(ByteReader& reader) {
+  RecordHead head;
+  head.kind = reader.read_number<std::uint8_t>();
+  head.element_bytes = reader.read_number<std::uint8_t>();
+  head.zero = reader.read_number<std::uint16_t>();
+  head.file = reader.read_number<std::uint32_t>();
+  head.first_byte = reader.read_number<std::uint64_t>();
+  head.byte_count = reader.read_number<std::uint64_t>();
+  head.count = reader.read_number<std::uint64_t>();
+  return head;
 }
 
-void put_head(ByteVector& out, const RecordHead& f) {
-  put(out, f.kind);
-  put(out, f.element_bytes);
-  put(out, f.zero);
-  put(out, f.file);
-  put(out, f.first_byte);
-  put(out, f.byte_count);
-  put(out, f.count);
+void put_head(ByteVector& out, const RecordHead& head) {
+  put(out, head.kind);
+  put(out, head.element_bytes);
+  put(out, head.zero);
+  put(out, head.file);
+  put(out, head.first_byte);
+  put(out, head.byte_count);
+  put(out, head.count);
 }
 
-// Reads a record without its seal.
-bool read_record(const RecordHead& f, Reader& reader, const Journal& journal, JournalRecord& r) {
-  if ((f.kind != kWhole && f.kind != kSparse) || f.zero != 0 || f.file >= journal.files.size()) return false;
-  if (f.element_bytes > 8 || !std::has_single_bit(f.element_bytes) || f.byte_count % f.element_bytes != 0) return false;
-  const std::uint64_t file_bytes = journal.files[f.file].bytes;
-  if (f.byte_count == 0 || f.first_byte > file_bytes || f.byte_count > file_bytes - f.first_byte) return false;
-  const std::uint64_t elements = f.byte_count / f.element_bytes;
+// Reads a record without its seal. Returns false if it is malformed.
+bool read_record(const RecordHead& head, ByteReader& reader, const Journal& journal, JournalRecord& r) {
+  if ((head.kind != kWhole && head.kind != kSparse) || head.zero != 0 || head.file >= journal.files.size())
+    return false;
+  if (head.element_bytes > 8 || !std::has_single_bit(head.element_bytes) || head.byte_count % head.element_bytes != 0)
+    return false;
+  const std::uint64_t file_bytes = journal.files[head.file].bytes;
+  if (head.byte_count == 0 || head.first_byte > file_bytes || head.byte_count > file_bytes - head.first_byte)
+    return false;
+  const std::uint64_t elements = head.byte_count / head.element_bytes;
   // The limit keeps the products below from overflowing.
-  if (f.count > elements || f.count > std::uint64_t{1} << 32) return false;
-  r = {f.file, f.first_byte, f.byte_count, f.element_bytes, f.kind == kWhole, {}, {}};
-  if (r.whole && f.count != elements) return false;
-  if (!r.whole) r.positions = reader.bytes(f.count * sizeof(std::uint32_t));
-  r.values = reader.bytes(f.count * f.element_bytes);
+  if (head.count > elements || head.count > std::uint64_t{1} << 32) return false;
+  r = {.file = head.file,
+       .first_byte = head.first_byte,
+       .byte_count = head.byte_count,
+       .element_bytes = head.element_bytes,
+       .whole = head.kind == kWhole,
+       .positions = {},
+       .values = {}};
+  if (r.whole && head.count != elements) return false;
+  if (!r.whole) r.positions = reader.read_bytes(head.count * sizeof(std::uint32_t));
+  r.values = reader.read_bytes(head.count * head.element_bytes);
   if (reader.failed()) return false;
   for (std::size_t i = 0; i < r.positions.size(); i += sizeof(std::uint32_t))
     if (load<std::uint32_t>(r.positions.data() + i) >= elements) return false;
@@ -128,21 +141,22 @@ bool precedes(const JournalRecord& a, const JournalRecord& b) {
 Result<Journal> parse_journal(std::span<const std::byte> bytes) {
   Journal journal;
   Digest chain;
-  Reader reader(bytes);
+  ByteReader reader(bytes);
   ECHO_TRY(read_header(reader, journal, chain));
   for (;;) {
-    const ByteSpan whole = reader.rest();
-    const RecordHead f = read_head(reader);
+    const ByteSpan from_record = reader.remaining();
+    const RecordHead head = read_head(reader);
     if (reader.failed()) return corrupt("it is cut short");
-    if (f.kind == kEnd) {
-      const bool zeros = !f.element_bytes && !f.zero && !f.file && !f.first_byte && !f.byte_count;
-      if (!zeros || f.count != journal.records.size() || read_digest(reader) != chain || reader.failed() ||
-          !reader.rest().empty())
+    if (head.kind == kEnd) {
+      const bool is_zero_otherwise =
+          !head.element_bytes && !head.zero && !head.file && !head.first_byte && !head.byte_count;
+      if (!is_zero_otherwise || head.count != journal.records.size() || read_digest(reader) != chain ||
+          reader.failed() || !reader.remaining().empty())
         return corrupt("its end does not fit its records");
       break;
     }
     JournalRecord record;
-    if (!read_record(f, reader, journal, record) || !read_seal(whole, reader, chain))
+    if (!read_record(head, reader, journal, record) || !read_seal(from_record, reader, chain))
       return corrupt(fmt::format("record {} in it is damaged", journal.records.size()));
     journal.records.push_back(record);
   }
@@ -154,7 +168,7 @@ Result<Journal> parse_journal(std::span<const std::byte> bytes) {
   return journal;
 }
 
-Status JournalWriter::put_sealed() {
+Status JournalWriter::write_sealed_buffer() {
   const Digest seal = digest_bytes(buffer_);
   put_bytes(buffer_, seal.bytes);
   chain_ = next_in_chain(chain_, seal);
@@ -175,23 +189,27 @@ Status JournalWriter::begin(const Digest& base, const Digest& result, const std:
     put(buffer_, static_cast<std::uint16_t>(file.name.size()));
     put_bytes(buffer_, as_byte_span(file.name));
   }
-  return put_sealed();
+  return write_sealed_buffer();
 }
 
 Status JournalWriter::add(std::size_t file, std::uint64_t first_byte, const TensorWrite& write) {
   buffer_.clear();
   const std::uint64_t count = write.values.size() / write.element_bytes;
-  put_head(buffer_, {write.whole ? kWhole : kSparse, static_cast<std::uint8_t>(write.element_bytes), 0,
-                     static_cast<std::uint32_t>(file), first_byte, write.byte_count, count});
+  put_head(buffer_, {.kind = write.whole ? kWhole : kSparse,
+                     .element_bytes = static_cast<std::uint8_t>(write.element_bytes),
+                     .file = static_cast<std::uint32_t>(file),
+                     .first_byte = first_byte,
+                     .byte_count = write.byte_count,
+                     .count = count});
   if (!write.whole) put_bytes(buffer_, std::as_bytes(std::span(write.positions)));
   put_bytes(buffer_, write.values);
-  ++records_;
-  return put_sealed();
+  ++record_count_;
+  return write_sealed_buffer();
 }
 
 Status JournalWriter::finish() {
   buffer_.clear();
-  put_head(buffer_, {kEnd, 0, 0, 0, 0, 0, records_});
+  put_head(buffer_, {.kind = kEnd, .count = record_count_});
   put_bytes(buffer_, chain_.bytes);
   bytes_ += buffer_.size();
   return sink_(buffer_);

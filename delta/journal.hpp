@@ -1,5 +1,6 @@
-// The redo journal of an application in place: the bytes to write to each file. A truncated journal does not parse.
-// FORMAT.md, "Journals", defines the bytes; in_place.hpp the protocol. Internal to this folder.
+// The redo journal of an application in place: the bytes to write to each file of a checkpoint. Once it is durable, the
+// writes can be repeated after a crash. A truncated journal does not parse. FORMAT.md, "Journals", defines the bytes;
+// in_place.hpp the protocol. Internal to this folder.
 #pragma once
 #include <algorithm>
 #include <cstdint>
@@ -46,6 +47,7 @@ class JournalWriter {
  public:
   using Sink = std::function<Status(std::span<const std::byte>)>;
   explicit JournalWriter(Sink sink) : sink_(std::move(sink)) {}
+  // Call begin() first, then add() for each write, and finish() last.
   Status begin(const Digest& base, const Digest& result, const std::vector<JournalFile>& files);
   // Records a write to a tensor; the part begins at `first_byte` of the file.
   Status add(std::size_t file, std::uint64_t first_byte, const TensorWrite& write);
@@ -53,30 +55,34 @@ class JournalWriter {
   std::uint64_t bytes() const { return bytes_; }
 
  private:
-  Status put_sealed();
+  // Writes `buffer_` with its digest, the seal, and adds the seal to `chain_`.
+  Status write_sealed_buffer();
   Sink sink_;
   ByteVector buffer_;
-  Digest chain_;
-  std::uint64_t records_ = 0;
+  Digest chain_;  // digest of the seals of all pieces; finish() writes it, so that a missing piece is noticed
+  std::uint64_t record_count_ = 0;
   std::uint64_t bytes_ = 0;
 };
 
-// Applies a record to `window`, which holds the file's bytes from `at` on. Calls touched(begin, end) with the file's
-// byte range that was set.
+// Applies a record to `window`, which holds the file's bytes from `window_begin` on. Calls touched(begin, end) with
+// each byte range of the file that was set.
 template <class Touched>
-void overlay(const JournalRecord& r, std::uint64_t at, std::span<std::byte> window, Touched&& touched) {
-  const std::uint64_t window_end = at + window.size();
+void apply_record(const JournalRecord& r, std::uint64_t window_begin, std::span<std::byte> window, Touched&& touched) {
+  const std::uint64_t window_end = window_begin + window.size();
+  // Sets the part of these bytes that is in the window.
   const auto put = [&](std::uint64_t first_byte, const std::byte* values, std::size_t count) {
-    const std::uint64_t begin = std::max(first_byte, at), end = std::min(first_byte + count, window_end);
+    const std::uint64_t begin = std::max(first_byte, window_begin), end = std::min(first_byte + count, window_end);
     if (begin >= end) return;
-    std::memcpy(window.data() + (begin - at), values + (begin - first_byte), static_cast<std::size_t>(end - begin));
+    std::memcpy(window.data() + (begin - window_begin), values + (begin - first_byte),
+                static_cast<std::size_t>(end - begin));
     touched(begin, end);
   };
   if (r.whole) return put(r.first_byte, r.values.data(), r.values.size());
   const std::size_t count = r.positions.size() / sizeof(std::uint32_t);
-  for (std::size_t i = 0; i < count; ++i)
-    put(r.first_byte + load<std::uint32_t>(r.positions.data() + i * sizeof(std::uint32_t)) * r.element_bytes,
-        r.values.data() + i * r.element_bytes, r.element_bytes);
+  for (std::size_t i = 0; i < count; ++i) {
+    const auto position = load<std::uint32_t>(r.positions.data() + i * sizeof(std::uint32_t));
+    put(r.first_byte + position * r.element_bytes, r.values.data() + i * r.element_bytes, r.element_bytes);
+  }
 }
 
 }  // namespace echoline::delta

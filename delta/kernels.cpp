@@ -19,7 +19,7 @@ bool has_avx512() {
 }
 #endif
 
-const Kernels& choose() {
+const Kernels& choose_kernels() {
   const KernelList list = available_kernels();
   if (const char* wanted = std::getenv("ECHOLINE_KERNELS"))
     for (int i = 0; i < list.count; ++i)
@@ -27,8 +27,8 @@ const Kernels& choose() {
   return *list.of[0];
 }
 
-std::atomic<const Kernels*>& selected() {
-  static std::atomic<const Kernels*> set = &choose();
+std::atomic<const Kernels*>& selected_kernels() {
+  static std::atomic<const Kernels*> set = &choose_kernels();
   return set;
 }
 
@@ -44,7 +44,7 @@ KernelList available_kernels() {
   return list;
 }
 
-const Kernels& kernels() { return *selected().load(std::memory_order_relaxed); }
-void select_kernels(const Kernels& set) { selected() = &set; }
+const Kernels& kernels() { return *selected_kernels().load(std::memory_order_relaxed); }
+void select_kernels(const Kernels& set) { selected_kernels() = &set; }
 
 }  // namespace echoline::delta

@@ -1,5 +1,5 @@
-// Variants of patch.hpp's functions for a program that encodes a delta and then verifies it: the verification reuses
-// the encoder's digests of the base.
+// Variants of patch.hpp's functions for a program that encodes a delta and then verifies it. The verification reuses
+// the encoder's digests of the base, so that the base is hashed once.
 #pragma once
 #include <vector>
 

@@ -10,17 +10,17 @@ namespace echoline::delta {
 
 Result<std::shared_ptr<LockedFiles>> LockedFiles::lock(const std::vector<std::filesystem::path>& files, LockMode mode,
                                                        std::string_view operation) {
-  const bool exclusive = mode == LockMode::kExclusive;
+  const bool is_exclusive = mode == LockMode::kExclusive;
   auto locked = std::make_shared<LockedFiles>();
   for (const std::filesystem::path& file : files) {
-    const int fd = ::open(file.c_str(), (exclusive ? O_RDWR | O_NOFOLLOW : O_RDONLY) | O_CLOEXEC);
+    const int fd = ::open(file.c_str(), (is_exclusive ? O_RDWR | O_NOFOLLOW : O_RDONLY) | O_CLOEXEC);
     if (fd < 0) return os_error(operation, file);
     locked->files_.push_back(std::make_unique<Descriptor>(fd));
-    if (::flock(fd, (exclusive ? LOCK_EX : LOCK_SH) | LOCK_NB) == 0) continue;
+    if (::flock(fd, (is_exclusive ? LOCK_EX : LOCK_SH) | LOCK_NB) == 0) continue;
     if (errno == EWOULDBLOCK)
       return fail(Code::kUnavailable, operation, "{}: another process {} this file; try again when it has finished",
-                  file.string(), exclusive ? "reads or changes" : "changes");
-    if (exclusive) return os_error(operation, file);
+                  file.string(), is_exclusive ? "reads or changes" : "changes");
+    if (is_exclusive) return os_error(operation, file);
   }
   return locked;
 }

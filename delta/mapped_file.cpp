@@ -11,9 +11,10 @@
 
 namespace echoline::delta {
 
-Result<MappedFile> MappedFile::open(const std::filesystem::path& path, std::string_view operation, bool write) {
-  // O_NONBLOCK: open() must not block on a pipe of this name, which is refused below.
-  const Descriptor fd(::open(path.c_str(), (write ? O_RDWR : O_RDONLY) | O_CLOEXEC | O_NONBLOCK));
+Result<MappedFile> MappedFile::open(const std::filesystem::path& path, std::string_view operation, Access access) {
+  const bool is_writable = access == Access::kReadWrite;
+  // With O_NONBLOCK, open() does not block on a pipe of this name, which is refused below.
+  const Descriptor fd(::open(path.c_str(), (is_writable ? O_RDWR : O_RDONLY) | O_CLOEXEC | O_NONBLOCK));
   struct stat info {};
   if (fd.get() < 0 || ::fstat(fd.get(), &info) != 0) return os_error(operation, path);
   if (!S_ISREG(info.st_mode))
@@ -22,7 +23,7 @@ Result<MappedFile> MappedFile::open(const std::filesystem::path& path, std::stri
   MappedFile file;
   const auto size = static_cast<std::size_t>(info.st_size);
   if (size == 0) return file;
-  void* address = ::mmap(nullptr, size, write ? PROT_READ | PROT_WRITE : PROT_READ, MAP_SHARED, fd.get(), 0);
+  void* address = ::mmap(nullptr, size, is_writable ? PROT_READ | PROT_WRITE : PROT_READ, MAP_SHARED, fd.get(), 0);
   if (address == MAP_FAILED) return os_error(operation, path);
   file.bytes_ = {static_cast<std::byte*>(address), size};
   return file;

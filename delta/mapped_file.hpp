@@ -15,12 +15,12 @@ class MappedFile {
  public:
   // kNotFound or kIo if the file cannot be opened, kInvalid if it is a folder or a device.
   static Result<MappedFile> open(const std::filesystem::path& path, std::string_view operation = "open file") {
-    return open(path, operation, false);
+    return open(path, operation, Access::kRead);
   }
   // Bytes written to mutable_bytes() go to the file. If the file system must allocate space for a write and has none,
   // the process gets a SIGBUS. This cannot happen on file systems that overwrite blocks in place.
   static Result<MappedFile> open_to_write(const std::filesystem::path& path, std::string_view operation) {
-    return open(path, operation, true);
+    return open(path, operation, Access::kReadWrite);
   }
   MappedFile() = default;
   MappedFile(MappedFile&& other) noexcept;
@@ -31,7 +31,8 @@ class MappedFile {
   std::span<std::byte> mutable_bytes() { return bytes_; }  // after open_to_write()
 
  private:
-  static Result<MappedFile> open(const std::filesystem::path& path, std::string_view operation, bool write);
+  enum class Access { kRead, kReadWrite };
+  static Result<MappedFile> open(const std::filesystem::path& path, std::string_view operation, Access access);
   std::span<std::byte> bytes_;
 };
 

@@ -42,22 +42,25 @@ Error exists_error(const fs::path& target) {
 }
 
 // Copies the bytes [offset, end) from one file to another, by the file system itself if it can.
-Status copy_range(int from, int to, std::uint64_t offset, std::uint64_t end, const fs::path& what) {
+Status copy_range(int from, int to, std::uint64_t offset, std::uint64_t end, const fs::path& from_path) {
   while (offset < end) {
-    auto in = static_cast<off_t>(offset), out = in;
-    const ssize_t n = ::copy_file_range(from, &in, to, &out, static_cast<std::size_t>(end - offset), 0);
+    auto from_offset = static_cast<off_t>(offset), to_offset = from_offset;
+    const auto bytes_left = static_cast<std::size_t>(end - offset);
+    const ssize_t n = ::copy_file_range(from, &from_offset, to, &to_offset, bytes_left, 0);
     if (n < 0 && errno == EINTR) continue;
     if (n <= 0) break;
     offset += static_cast<std::uint64_t>(n);
   }
-  std::vector<std::byte> block(offset < end ? 1u << 20 : 0);
+  // If the file system cannot copy, or not all, reads and writes the remaining bytes.
+  constexpr std::size_t kBufferBytes = 1u << 20;
+  std::vector<std::byte> buffer(offset < end ? kBufferBytes : 0);
   while (offset < end) {
-    const auto wanted = static_cast<std::size_t>(std::min<std::uint64_t>(end - offset, block.size()));
-    const ssize_t n = ::pread(from, block.data(), wanted, static_cast<off_t>(offset));
+    const auto bytes_wanted = static_cast<std::size_t>(std::min<std::uint64_t>(end - offset, buffer.size()));
+    const ssize_t n = ::pread(from, buffer.data(), bytes_wanted, static_cast<off_t>(offset));
     if (n < 0 && errno == EINTR) continue;
-    if (n < 0) return os_error(kOperation, what);
-    if (n == 0) return fail(Code::kIo, kOperation, "{}: the file became shorter", what.string());
-    ECHO_TRY(write_all_at(to, std::span(block).first(static_cast<std::size_t>(n)), offset, kOperation, what));
+    if (n < 0) return os_error(kOperation, from_path);
+    if (n == 0) return fail(Code::kIo, kOperation, "{}: the file became shorter", from_path.string());
+    ECHO_TRY(write_all_at(to, std::span(buffer).first(static_cast<std::size_t>(n)), offset, kOperation, from_path));
     offset += static_cast<std::uint64_t>(n);
   }
   return ok();
@@ -66,13 +69,13 @@ Status copy_range(int from, int to, std::uint64_t offset, std::uint64_t end, con
 // A file or folder under a temporary name beside `target`; removed unless it is published.
 class PendingOutput {
  public:
-  static Result<PendingOutput> make(const fs::path& target, bool folder) {
+  static Result<PendingOutput> make(const fs::path& target, bool is_folder) {
     std::error_code ec;
     if (fs::exists(fs::symlink_status(target, ec))) return exists_error(target);
     PendingOutput pending;
     pending.target_ = target;
     std::string name = (folder_of(target) / ("." + target.filename().string() + ".XXXXXX")).string();
-    if (folder) {
+    if (is_folder) {
       if (::mkdtemp(name.data()) == nullptr) return os_error(kOperation, target);
       pending.path_ = name;
       if (::chmod(name.c_str(), 0755) != 0) return os_error(kOperation, target);
@@ -93,13 +96,14 @@ class PendingOutput {
   }
   const fs::path& path() const { return path_; }
 
-  // The content is already durable.
+  // Renames the output to `target`. Its content must be durable already.
   Status publish() {
     if (::renameat2(AT_FDCWD, path_.c_str(), AT_FDCWD, target_.c_str(), RENAME_NOREPLACE) != 0) {
       if (errno == EEXIST) return exists_error(target_);
       std::error_code ec;
       if (errno != EINVAL && errno != ENOSYS) return os_error(kOperation, target_);
-      if (fs::exists(fs::symlink_status(target_, ec))) return exists_error(target_);  // a file system without the flag
+      // The file system does not know RENAME_NOREPLACE.
+      if (fs::exists(fs::symlink_status(target_, ec))) return exists_error(target_);
       if (::rename(path_.c_str(), target_.c_str()) != 0) return os_error(kOperation, target_);
     }
     path_.clear();
@@ -117,38 +121,38 @@ class NewFiles {
   static Result<NewFiles> create(const Checkpoint& like, const fs::path& path) {
     NewFiles files(like);
     for (std::size_t i = 0; i < like.file_count(); ++i) {
-      files.names_.push_back(like.is_folder() ? path / like.file_path(i).filename() : path);
-      const fs::path& name = files.names_.back();
-      const int fd = ::open(name.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0644);
-      if (fd < 0) return os_error(kOperation, name);
+      files.paths_.push_back(like.is_folder() ? path / like.file_path(i).filename() : path);
+      const fs::path& file_path = files.paths_.back();
+      const int fd = ::open(file_path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0644);
+      if (fd < 0) return os_error(kOperation, file_path);
       files.fds_.push_back(std::make_unique<Descriptor>(fd));
-      if (::ftruncate(fd, static_cast<off_t>(like.file_bytes(i).size())) != 0) return os_error(kOperation, name);
+      if (::ftruncate(fd, static_cast<off_t>(like.file_bytes(i).size())) != 0) return os_error(kOperation, file_path);
     }
     return files;
   }
-  // Writes a tensor's content from its byte `first` on.
-  Status write(std::size_t tensor, std::uint64_t first, std::span<const std::byte> bytes) {
+  // Writes a tensor's content from its byte `first_byte` on.
+  Status write(std::size_t tensor, std::uint64_t first_byte, std::span<const std::byte> bytes) {
     if (bytes.empty()) return ok();
     const Checkpoint::Place place = like_->place(tensor);
-    const std::uint64_t begin = place.first_byte + first;
-    written_.push_back({place.file, begin, begin + bytes.size()});
-    return write_all_at(fds_[place.file]->get(), bytes, begin, kOperation, names_[place.file]);
+    const std::uint64_t begin = place.first_byte + first_byte;
+    written_.push_back({.file = place.file, .begin = begin, .end = begin + bytes.size()});
+    return write_all_at(fds_[place.file]->get(), bytes, begin, kOperation, paths_[place.file]);
   }
   Status finish() {
     std::ranges::sort(
         written_, [](const Range& a, const Range& b) { return std::tie(a.file, a.begin) < std::tie(b.file, b.begin); });
-    auto next = written_.begin();
+    auto next_written = written_.begin();
     for (std::size_t i = 0; i < fds_.size(); ++i) {
       const fs::path& source = like_->file_path(i);
       const Descriptor from(::open(source.c_str(), O_RDONLY | O_CLOEXEC));
       if (from.get() < 0) return os_error(kOperation, source);
-      std::uint64_t at = 0;
-      for (; next != written_.end() && next->file == i; ++next) {
-        ECHO_TRY(copy_range(from.get(), fds_[i]->get(), at, next->begin, source));
-        at = next->end;
+      std::uint64_t complete_bytes = 0;  // of the new file, from its start
+      for (; next_written != written_.end() && next_written->file == i; ++next_written) {
+        ECHO_TRY(copy_range(from.get(), fds_[i]->get(), complete_bytes, next_written->begin, source));
+        complete_bytes = next_written->end;
       }
-      ECHO_TRY(copy_range(from.get(), fds_[i]->get(), at, like_->file_bytes(i).size(), source));
-      if (::fsync(fds_[i]->get()) != 0) return os_error(kOperation, names_[i]);
+      ECHO_TRY(copy_range(from.get(), fds_[i]->get(), complete_bytes, like_->file_bytes(i).size(), source));
+      if (::fsync(fds_[i]->get()) != 0) return os_error(kOperation, paths_[i]);
     }
     return ok();
   }
@@ -160,7 +164,7 @@ class NewFiles {
   };
   explicit NewFiles(const Checkpoint& like) : like_(&like) {}
   const Checkpoint* like_;
-  std::vector<fs::path> names_;
+  std::vector<fs::path> paths_;
   std::vector<std::unique_ptr<Descriptor>> fds_;
   std::vector<Range> written_;
 };
@@ -182,8 +186,8 @@ Status copy_other_files(const Checkpoint& like, const fs::path& to) {
   fs::directory_iterator entries(like.path(), ec);
   for (; !ec && entries != fs::directory_iterator(); entries.increment(ec)) {
     const fs::path name = entries->path().filename();
-    std::error_code unknown;
-    if (!entries->is_regular_file(unknown) || is_journal_name(name.string())) continue;
+    std::error_code status_error;  // ignored: the entry then is not a regular file
+    if (!entries->is_regular_file(status_error) || is_journal_name(name.string())) continue;
     if (std::ranges::find(kWeightExtensions, name.extension().string()) != kWeightExtensions.end()) continue;
     if (name == kCheckpointIndexName && !like.is_sharded()) continue;
     ECHO_TRY(copy_whole_file(entries->path(), to / name));
@@ -200,11 +204,11 @@ Status check_not_stopped(const ApplyOptions& options) {
 Status verify_and_publish(PendingOutput& pending, const Digest& result, const ApplyOptions& options) {
   {
     ECHO_ASSIGN(const Checkpoint written, Checkpoint::open(pending.path()));
-    ECHO_ASSIGN(const Digest found, digest_state(written.view(), options.threads));
-    if (found != result)
+    ECHO_ASSIGN(const Digest actual, digest_state(written.view(), options.threads));
+    if (actual != result)
       return fail(Code::kCorrupt, kOperation,
                   "{}: the written data has digest {}, expected {}: the disk or memory of this machine corrupts data",
-                  pending.path().string(), found.hex(), result.hex());
+                  pending.path().string(), actual.hex(), result.hex());
   }
   ECHO_TRY(check_not_stopped(options));
   return pending.publish();

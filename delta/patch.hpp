@@ -1,5 +1,6 @@
-// Patches: a policy version as bytes, whole (snapshot) or as the changes since another version (delta). Bit-exact: +0
-// against -0 and NaN payloads count as changes. FORMAT.md defines the bytes.
+// Patches: a policy version (the weights of a model after a training step) as bytes, either whole (snapshot) or as the
+// changes since another version (delta). Patches are bit-exact: +0 against -0 and NaN payloads count as changes. They
+// consist of segments, the parts of tensors that are coded and decoded independently. FORMAT.md defines the bytes.
 #pragma once
 #include <cstddef>
 #include <cstdint>
@@ -23,8 +24,8 @@ enum class PatchKind : std::uint8_t { kSnapshot = 1, kDelta = 2 };
 using Progress = std::function<void(std::uint64_t done, std::uint64_t total)>;
 
 struct EncodeOptions {
-  int table_zstd_level = 1;                   // of the tensor table; weights have other codings
-  unsigned threads = 1;                       // their number does not affect the bytes
+  int table_zstd_level = 1;                   // for the tensor table; weights have other codings
+  unsigned threads = 1;                       // does not affect the bytes
   std::optional<Digest> base = std::nullopt;  // digest of the previous state, if known; otherwise computed
   Progress progress = nullptr;
   bool count_entropy = false;  // for deltas: sets PatchStats::entropy
@@ -57,9 +58,9 @@ Result<PatchStats> write_delta(const StateView& prev, const StateView& cur, cons
 Result<PatchStats> write_snapshot(const StateView& cur, const PatchSink& sink, const EncodeOptions& options = {});
 
 // Folds deltas v -> v+1, ..., v+k-1 -> v+k into one delta v -> v+k. kInvalid if they do not follow each other or belong
-// to different models. Without `base`, no weights are needed: the fold keeps the parts, is about as long as they are
-// together, and is checked and applied in one pass. With the state v as `base` it is encoded again and is as short as a
-// direct delta.
+// to different models. Without `base`, no weights are needed. The fold then keeps the parts, and is about as long as
+// their sum. It is checked and applied in one pass. With the state v as `base`, it is encoded again and is as short
+// as a direct delta.
 Result<PatchStats> fold_deltas(std::span<const std::span<const std::byte>> patches, const PatchSink& sink,
                                const StateView* base = nullptr, const EncodeOptions& options = {});
 
@@ -70,6 +71,9 @@ struct DecodeOptions {
   std::size_t table_bytes_max = 64u << 20;  // decompressed tensor table
   unsigned threads = 1;
   Progress progress = nullptr;
+  // IncomingSnapshot calls this with the canonical layout. It returns the state that receives the content. Null: a
+  // state in new memory.
+  std::function<Result<OwnedState>(const StateView& layout)> make_state = nullptr;
 };
 
 struct PatchTensor {

@@ -11,63 +11,67 @@ namespace {
 constexpr std::string_view kMagic = "ECHOPTCH";
 constexpr std::uint16_t kFormatVersion = 4, kOldestVersion = 3;
 constexpr std::uint8_t kHeaderFrame = 'H', kSegmentFrame = 'S', kGroupFrame = 'G', kTrailerFrame = 'T';
-constexpr std::size_t kFrameHeadBytes = 5, kChecksumBytes = 8;
+constexpr std::size_t kFrameHeadBytes = 5;  // type, and length of the body
+constexpr std::size_t kChecksumBytes = 8;
+constexpr std::uint64_t kBoundBitsMax = std::uint64_t{1} << 40;  // of a layer; sums then do not overflow
 
-Error corrupt(std::string_view why) { return fail(Code::kCorrupt, "read patch", "{}", why); }
+Error corrupt(std::string_view defect) { return fail(Code::kCorrupt, "read patch", "{}", defect); }
 
+// The tensor table: name, type and shape of each tensor.
 ByteVector encode_table(const StateView& state) {
   ByteVector table;
-  for (const TensorView& t : state) {
-    put_varint(table, t.name.size());
-    put_bytes(table, as_byte_span(t.name));
-    put(table, static_cast<std::uint8_t>(t.dtype));
-    put(table, static_cast<std::uint8_t>(t.shape.size()));
-    for (const std::int64_t dim : t.shape) put_varint(table, static_cast<std::uint64_t>(dim));
+  for (const TensorView& tensor : state) {
+    put_varint(table, tensor.name.size());
+    put_bytes(table, as_byte_span(tensor.name));
+    put(table, static_cast<std::uint8_t>(tensor.dtype));
+    put(table, static_cast<std::uint8_t>(tensor.shape.size()));
+    for (const std::int64_t dim : tensor.shape) put_varint(table, static_cast<std::uint64_t>(dim));
   }
   return table;
 }
 
+// A part of a patch: header, segment, group or trailer.
 struct Frame {
   std::uint8_t type = 0;
   ByteSpan body;
   ByteSpan checksum;
 };
 
-// The frame at the front of the rest; nothing if it is incomplete. `at`: its position in the patch.
-Result<std::optional<Frame>> read_frame(Reader& reader, std::uint64_t at) {
-  const ByteSpan start = reader.rest();
+// Reads the next frame; absent if it is incomplete. `position`: of the frame in the patch, in bytes.
+Result<std::optional<Frame>> read_frame(ByteReader& reader, std::uint64_t position) {
+  const ByteSpan start = reader.remaining();
   Frame frame;
-  frame.type = reader.number<std::uint8_t>();
-  frame.body = reader.bytes(reader.number<std::uint32_t>());
-  const std::size_t length = start.size() - reader.rest().size();
-  frame.checksum = reader.bytes(kChecksumBytes);
+  frame.type = reader.read_number<std::uint8_t>();
+  frame.body = reader.read_bytes(reader.read_number<std::uint32_t>());
+  const std::size_t checked_bytes = start.size() - reader.remaining().size();
+  frame.checksum = reader.read_bytes(kChecksumBytes);
   if (reader.failed()) return std::optional<Frame>();
-  const Digest sum = digest_bytes(start.first(length));
+  const Digest sum = digest_bytes(start.first(checked_bytes));
   if (!std::equal(frame.checksum.begin(), frame.checksum.end(), sum.bytes.begin()))
     return corrupt(
         fmt::format("the checksum of the frame that begins at byte {} does not match: it was damaged; fetch "
                     "it again",
-                    at));
+                    position));
   return std::optional(frame);
 }
 
-Result<PatchTensor> parse_table_entry(Reader& reader) {
-  PatchTensor t;
-  const std::uint64_t name_bytes = reader.varint();
+Result<PatchTensor> parse_table_entry(ByteReader& reader) {
+  PatchTensor tensor;
+  const std::uint64_t name_bytes = reader.read_varint();
   if (name_bytes > kNameBytesMax) return corrupt("a tensor name is too long");
-  const ByteSpan name = reader.bytes(name_bytes);
-  t.name.assign(reinterpret_cast<const char*>(name.data()), name.size());
-  const auto dtype = reader.number<std::uint8_t>();
-  const auto rank = reader.number<std::uint8_t>();
+  const ByteSpan name = reader.read_bytes(name_bytes);
+  tensor.name.assign(reinterpret_cast<const char*>(name.data()), name.size());
+  const auto dtype = reader.read_number<std::uint8_t>();
+  const auto rank = reader.read_number<std::uint8_t>();
   if (reader.failed() || dtype >= kAllDTypes.size() || rank > kRankMax)
     return corrupt("the tensor table is cut short or has an unknown element type or rank");
-  t.dtype = static_cast<DType>(dtype);
-  for (unsigned i = 0; i < rank; ++i) t.shape.push_back(static_cast<std::int64_t>(reader.varint()));
+  tensor.dtype = static_cast<DType>(dtype);
+  for (unsigned i = 0; i < rank; ++i) tensor.shape.push_back(static_cast<std::int64_t>(reader.read_varint()));
   if (reader.failed()) return corrupt("the tensor table is cut short");
-  const auto bytes = tensor_bytes(t.dtype, t.shape);
-  if (!bytes) return corrupt(fmt::format("tensor '{}': {}", t.name, bytes.error().detail));
-  t.elements = *bytes / dtype_bytes(t.dtype);
-  return t;
+  const auto bytes = tensor_bytes(tensor.dtype, tensor.shape);
+  if (!bytes) return corrupt(fmt::format("tensor '{}': {}", tensor.name, bytes.error().detail));
+  tensor.elements = *bytes / dtype_bytes(tensor.dtype);
+  return tensor;
 }
 
 }  // namespace
@@ -75,27 +79,27 @@ Result<PatchTensor> parse_table_entry(Reader& reader) {
 std::uint64_t segment_count(std::uint64_t tensor_bytes) { return (tensor_bytes + kSegmentBytes - 1) / kSegmentBytes; }
 
 SegmentRange segment_range(std::uint64_t tensor_bytes, std::uint64_t index) {
-  const std::uint64_t first = index * kSegmentBytes;
-  return {first, std::min(kSegmentBytes, tensor_bytes - first)};
+  const std::uint64_t first_byte = index * kSegmentBytes;
+  return {.first_byte = first_byte, .byte_count = std::min(kSegmentBytes, tensor_bytes - first_byte)};
 }
 
 void PatchWriter::begin_frame(std::uint8_t type) {
-  frame_at_ = frame_.size();
+  frame_begin_ = frame_.size();
   put(frame_, type);
-  put(frame_, std::uint32_t{0});
+  put(frame_, std::uint32_t{0});  // the length of the body, which end_frame() sets
 }
 
 Status PatchWriter::end_frame() {
-  const std::size_t body = frame_.size() - frame_at_ - kFrameHeadBytes;
-  if (body > UINT32_MAX)
-    return fail(Code::kExhausted, "write patch", "a part of {} bytes, at most {} fit; fold fewer deltas", body,
+  const std::size_t body_bytes = frame_.size() - frame_begin_ - kFrameHeadBytes;
+  if (body_bytes > UINT32_MAX)
+    return fail(Code::kExhausted, "write patch", "a part of {} bytes, at most {} fit; fold fewer deltas", body_bytes,
                 UINT32_MAX);
-  store(frame_.data() + frame_at_ + 1, static_cast<std::uint32_t>(body));
-  const Digest sum = digest_bytes(ByteSpan(frame_).subspan(frame_at_));
+  store(frame_.data() + frame_begin_ + 1, static_cast<std::uint32_t>(body_bytes));
+  const Digest sum = digest_bytes(ByteSpan(frame_).subspan(frame_begin_));
   const ByteSpan checksum = ByteSpan(sum.bytes).first(kChecksumBytes);
   put_bytes(frame_, checksum);
   put_bytes(checksums_, checksum);
-  bytes_ += frame_.size();
+  patch_bytes_ += frame_.size();
   ECHO_TRY(sink_(frame_));
   frame_.clear();
   return ok();
@@ -115,7 +119,7 @@ Status PatchWriter::begin(PatchKind kind, const StateView& tensors, int table_zs
 Status PatchWriter::add(const Segment& segment) {
   begin_frame(segment.tensors > 1 ? kGroupFrame : kSegmentFrame);
   write_segment(segment, frame_);
-  ++segments_;
+  ++segment_count_;
   for (const Layer& layer : segment.layers) changed_ += layer.changed;
   return end_frame();
 }
@@ -128,10 +132,10 @@ Status PatchWriter::finish(PatchStats& stats) {
   put(frame_, stats.state_bytes);
   put(frame_, stats.elements);
   put(frame_, changed_);
-  put(frame_, segments_);
+  put(frame_, segment_count_);
   put_bytes(frame_, digest_bytes(checksums_).bytes);
   ECHO_TRY(end_frame());
-  stats.patch_bytes = bytes_;
+  stats.patch_bytes = patch_bytes_;
   return ok();
 }
 
@@ -140,124 +144,126 @@ Status PatchParser::add_header(ByteSpan body) {
   const auto limit_error = [](std::string_view what, std::uint64_t found, std::uint64_t max) {
     return fail(Code::kExhausted, "read patch", "{} {}, the limit is {}", found, what, max);
   };
-  Reader reader(body);
-  const auto kind = reader.number<std::uint8_t>();
-  const auto tensors = reader.number<std::uint32_t>();
+  ByteReader reader(body);
+  const auto kind = reader.read_number<std::uint8_t>();
+  const auto tensors = reader.read_number<std::uint32_t>();
   if (reader.failed()) return corrupt("the header is cut short");
   if (kind != 1 && kind != 2) return corrupt(fmt::format("unknown patch kind {}", kind));
   info.kind = static_cast<PatchKind>(kind);
   if (tensors > options_.tensors_max) return limit_error("tensors", tensors, options_.tensors_max);
   ECHO_ASSIGN(const Stream stream, read_stream(reader, 0, UINT64_MAX));
-  if (!reader.rest().empty()) return corrupt("the header has bytes after the tensor table");
+  if (!reader.remaining().empty()) return corrupt("the header has bytes after the tensor table");
   if (stream.raw_bytes > options_.table_bytes_max)
     return limit_error("bytes of tensor table", stream.raw_bytes, options_.table_bytes_max);
   ByteVector table(stream.raw_bytes);
   ECHO_TRY(expand_stream(stream, table));
-  Reader entries(table);
+  ByteReader entries(table);
   for (std::uint32_t i = 0; i < tensors; ++i) {
-    ECHO_ASSIGN(PatchTensor t, parse_table_entry(entries));
-    if (!info.tensors.empty() && t.name <= info.tensors.back().name)
+    ECHO_ASSIGN(PatchTensor tensor, parse_table_entry(entries));
+    if (!info.tensors.empty() && tensor.name <= info.tensors.back().name)
       return corrupt("the tensor table is not in canonical order");
-    const std::uint64_t bytes = t.elements * dtype_bytes(t.dtype);
+    const std::uint64_t bytes = tensor.elements * dtype_bytes(tensor.dtype);
     if (info.kind == PatchKind::kSnapshot && bytes > options_.state_bytes_max - info.state_bytes)
       return limit_error("bytes of state at least", info.state_bytes + bytes, options_.state_bytes_max);
     info.state_bytes += bytes;
-    info.elements += t.elements;
-    t.coded_elements = t.elements;
-    info.tensors.push_back(std::move(t));
+    info.elements += tensor.elements;
+    tensor.coded_elements = tensor.elements;
+    info.tensors.push_back(std::move(tensor));
   }
-  if (!entries.rest().empty()) return corrupt("the tensor table has bytes after its last entry");
+  if (!entries.remaining().empty()) return corrupt("the tensor table has bytes after its last entry");
   return ok();
 }
 
-Result<Segment> PatchParser::add_segment(ByteSpan body, bool group) {
-  ECHO_ASSIGN(Segment segment, read_segment(body, group));
+Result<Segment> PatchParser::add_segment(ByteSpan body, bool is_group) {
+  ECHO_ASSIGN(Segment segment, read_segment(body, is_group));
   PatchInfo& info = info_;
   if (segment.tensor >= info.tensors.size())
     return corrupt(fmt::format("a segment of tensor {}, there are {}", segment.tensor, info.tensors.size()));
-  PatchTensor& t = info.tensors[static_cast<std::size_t>(segment.tensor)];
-  const std::uint64_t bytes = t.elements * dtype_bytes(t.dtype);
+  PatchTensor& tensor = info.tensors[static_cast<std::size_t>(segment.tensor)];
+  const std::uint64_t bytes = tensor.elements * dtype_bytes(tensor.dtype);
   if (segment.index >= segment_count(bytes))
-    return corrupt(fmt::format("tensor '{}' has no segment {}", t.name, segment.index));
+    return corrupt(fmt::format("tensor '{}' has no segment {}", tensor.name, segment.index));
   const std::pair place(segment.tensor, segment.index);
-  if (last_ && place <= *last_) return corrupt("the segments are not in order");
-  std::uint64_t elements = segment_range(bytes, segment.index).byte_count / dtype_bytes(t.dtype);
-  if (group) {
+  if (last_place_ && place <= *last_place_) return corrupt("the segments are not in order");
+  std::uint64_t elements = segment_range(bytes, segment.index).byte_count / dtype_bytes(tensor.dtype);
+  if (is_group) {
     if (info.kind == PatchKind::kSnapshot) return corrupt("a snapshot has a group of tensors");
     if (segment.tensors < 2 || segment.tensors > info.tensors.size() - segment.tensor)
       return corrupt(fmt::format("a group of {} tensors from the {}th on", segment.tensors, segment.tensor));
     elements = 0;
     for (std::uint64_t i = 0; i < segment.tensors; ++i) {
       const PatchTensor& member = info.tensors[static_cast<std::size_t>(segment.tensor + i)];
-      if (member.dtype != t.dtype || member.elements == 0 || member.elements * dtype_bytes(t.dtype) > kGroupedBytes)
+      if (member.dtype != tensor.dtype || member.elements == 0 ||
+          member.elements * dtype_bytes(tensor.dtype) > kGroupedBytes)
         return corrupt(fmt::format("tensor '{}' does not belong in a group", member.name));
       elements += member.elements;
     }
-    if (elements * dtype_bytes(t.dtype) > kSegmentBytes) return corrupt("a group of tensors is too large");
+    if (elements * dtype_bytes(tensor.dtype) > kSegmentBytes) return corrupt("a group of tensors is too large");
   }
   for (const Layer& layer : segment.layers) {
     if (layer.changed == 0 || layer.changed > elements)
-      return corrupt(
-          fmt::format("tensor '{}': a segment declares {} changes of {} elements", t.name, layer.changed, elements));
-    t.changed += layer.changed;
-    t.bound_bits += std::min(layer.bound_bits, std::uint64_t{1} << 40);
+      return corrupt(fmt::format("tensor '{}': a segment declares {} changes of {} elements", tensor.name,
+                                 layer.changed, elements));
+    tensor.changed += layer.changed;
+    tensor.bound_bits += std::min(layer.bound_bits, kBoundBitsMax);
   }
   if (info.kind == PatchKind::kSnapshot &&
       (segment.layers.size() != 1 || segment.layers.front().coding != LayerCoding::kDense))
-    return corrupt(fmt::format("tensor '{}' of a snapshot is incomplete", t.name));
-  if (group) {
-    t.coded_tensors = segment.tensors;
-    t.coded_elements = elements;
+    return corrupt(fmt::format("tensor '{}' of a snapshot is incomplete", tensor.name));
+  if (is_group) {
+    tensor.coded_tensors = segment.tensors;
+    tensor.coded_elements = elements;
   }
-  t.payload_bytes += body.size();
-  last_ = std::pair(segment.tensor + segment.tensors - 1, segment.index);
-  ++segments_;
+  tensor.payload_bytes += body.size();
+  last_place_ = std::pair(segment.tensor + segment.tensors - 1, segment.index);
+  ++segment_count_;
   return segment;
 }
 
 Status PatchParser::check_trailer(ByteSpan body) {
-  Reader reader(body);
+  ByteReader reader(body);
   PatchInfo& info = info_;
   Digest base, checksums_digest;
-  for (Digest* d : {&base, &info.result}) std::ranges::copy(reader.bytes(d->bytes.size()), d->bytes.begin());
-  const auto state_bytes = reader.number<std::uint64_t>();
-  const auto elements = reader.number<std::uint64_t>();
-  const auto changed = reader.number<std::uint64_t>();
-  const auto segments = reader.number<std::uint64_t>();
-  std::ranges::copy(reader.bytes(checksums_digest.bytes.size()), checksums_digest.bytes.begin());
-  if (reader.failed() || !reader.rest().empty()) return corrupt("the trailer is malformed");
+  for (Digest* d : {&base, &info.result}) std::ranges::copy(reader.read_bytes(d->bytes.size()), d->bytes.begin());
+  const auto state_bytes = reader.read_number<std::uint64_t>();
+  const auto elements = reader.read_number<std::uint64_t>();
+  const auto changed = reader.read_number<std::uint64_t>();
+  const auto segments = reader.read_number<std::uint64_t>();
+  std::ranges::copy(reader.read_bytes(checksums_digest.bytes.size()), checksums_digest.bytes.begin());
+  if (reader.failed() || !reader.remaining().empty()) return corrupt("the trailer is malformed");
   if (info.kind == PatchKind::kDelta) info.base = base;
   if (info.kind == PatchKind::kSnapshot && base != Digest{}) return corrupt("a snapshot names a base");
-  for (const PatchTensor& t : info.tensors) {
-    info.changed += t.changed;
-    info.payload_bytes += t.payload_bytes;
-    info.bound_bits += t.bound_bits;
+  for (const PatchTensor& tensor : info.tensors) {
+    info.changed += tensor.changed;
+    info.payload_bytes += tensor.payload_bytes;
+    info.bound_bits += tensor.bound_bits;
   }
   if (state_bytes != info.state_bytes || elements != info.elements || changed != info.changed)
     return corrupt("the trailer and the segments disagree on the number of elements");
-  if (segments != segments_ || checksums_digest != digest_bytes(checksums_))
-    return corrupt(fmt::format("the trailer promises {} segments, {} arrived", segments, segments_));
+  if (segments != segment_count_ || checksums_digest != digest_bytes(checksums_))
+    return corrupt(fmt::format("the trailer promises {} segments, {} arrived", segments, segment_count_));
   std::uint64_t segments_expected = 0;
-  for (const PatchTensor& t : info.tensors) segments_expected += segment_count(t.elements * dtype_bytes(t.dtype));
+  for (const PatchTensor& tensor : info.tensors)
+    segments_expected += segment_count(tensor.elements * dtype_bytes(tensor.dtype));
   if (info.kind == PatchKind::kSnapshot && segments != segments_expected) return corrupt("the snapshot is incomplete");
   return ok();
 }
 
 Result<std::size_t> PatchParser::parse(ByteSpan bytes, std::vector<Segment>& segments) {
   constexpr std::size_t kStartBytes = kMagic.size() + sizeof kFormatVersion;
-  Reader reader(bytes);
+  ByteReader reader(bytes);
   if (!magic_read_) {
     const ByteSpan start = bytes.first(std::min(bytes.size(), kMagic.size()));
     if (!std::ranges::equal(start, as_byte_span(kMagic).first(start.size())))
       return corrupt("these bytes are not a patch (wrong magic)");
     if (bytes.size() < kStartBytes) return std::size_t{0};
-    reader.bytes(kMagic.size());
-    if (const auto version = reader.number<std::uint16_t>(); version < kOldestVersion || version > kFormatVersion)
+    reader.read_bytes(kMagic.size());
+    if (const auto version = reader.read_number<std::uint16_t>(); version < kOldestVersion || version > kFormatVersion)
       return corrupt(fmt::format("patch format version {}, this program reads versions {} and {}", version,
                                  kOldestVersion, kFormatVersion));
     magic_read_ = true;
   }
-  const auto read_bytes = [&] { return bytes.size() - reader.rest().size(); };
+  const auto read_bytes = [&] { return bytes.size() - reader.remaining().size(); };
   std::size_t complete_bytes = read_bytes();
   for (; !trailer_read_; complete_bytes = read_bytes()) {
     ECHO_ASSIGN(const std::optional<Frame> frame, read_frame(reader, parsed_bytes_ + complete_bytes));
@@ -288,11 +294,13 @@ Result<std::size_t> PatchParser::parse(ByteSpan bytes, std::vector<Segment>& seg
   return complete_bytes;
 }
 
-Status PatchParser::check_whole(std::size_t size) const {
-  if (!magic_read_) return corrupt(fmt::format("it ends after {} bytes, before its header", size));
+Status PatchParser::check_complete(std::size_t patch_bytes) const {
+  if (!magic_read_) return corrupt(fmt::format("it ends after {} bytes, before its header", patch_bytes));
   if (!trailer_read_)
-    return corrupt(fmt::format("it ends after {} bytes, within the frame that begins at byte {}", size, parsed_bytes_));
-  if (parsed_bytes_ != size) return corrupt(fmt::format("there are {} bytes after the trailer", size - parsed_bytes_));
+    return corrupt(
+        fmt::format("it ends after {} bytes, within the frame that begins at byte {}", patch_bytes, parsed_bytes_));
+  if (parsed_bytes_ != patch_bytes)
+    return corrupt(fmt::format("there are {} bytes after the trailer", patch_bytes - parsed_bytes_));
   return ok();
 }
 
@@ -300,25 +308,25 @@ Result<ParsedPatch> parse_patch(ByteSpan patch, const DecodeOptions& options) {
   PatchParser parser(options);
   ParsedPatch parsed;
   ECHO_TRY(parser.parse(patch, parsed.segments));
-  ECHO_TRY(parser.check_whole(patch.size()));
+  ECHO_TRY(parser.check_complete(patch.size()));
   parsed.info = std::move(parser.info());
   return parsed;
 }
 
 Status check_tensors_match(const PatchInfo& info, const StateView& state) {
-  const auto error_of = [](const std::string& name, std::string_view why) {
-    return fail(Code::kInvalid, "apply delta", "tensor '{}' {}: the patch is of another model", name, why);
+  const auto error_of = [](const std::string& name, std::string_view difference) {
+    return fail(Code::kInvalid, "apply delta", "tensor '{}' {}: the patch is of another model", name, difference);
   };
   for (std::size_t i = 0; i < info.tensors.size() || i < state.size(); ++i) {
     if (i == info.tensors.size()) return error_of(state[i].name, "is not in the patch");
-    const PatchTensor& t = info.tensors[i];
-    if (i == state.size()) return error_of(t.name, "is not in the state");
-    if (t.name != state[i].name)
-      return error_of(t.name, fmt::format("is in the place of the state's '{}'", state[i].name));
-    if (t.dtype != state[i].dtype || t.shape != state[i].shape)
-      return error_of(
-          t.name, fmt::format("is {} [{}] in the patch and {} [{}] in the state", dtype_name(t.dtype),
-                              fmt::join(t.shape, ", "), dtype_name(state[i].dtype), fmt::join(state[i].shape, ", ")));
+    const PatchTensor& tensor = info.tensors[i];
+    if (i == state.size()) return error_of(tensor.name, "is not in the state");
+    if (tensor.name != state[i].name)
+      return error_of(tensor.name, fmt::format("is in the place of the state's '{}'", state[i].name));
+    if (tensor.dtype != state[i].dtype || tensor.shape != state[i].shape)
+      return error_of(tensor.name, fmt::format("is {} [{}] in the patch and {} [{}] in the state",
+                                               dtype_name(tensor.dtype), fmt::join(tensor.shape, ", "),
+                                               dtype_name(state[i].dtype), fmt::join(state[i].shape, ", ")));
   }
   return ok();
 }

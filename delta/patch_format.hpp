@@ -1,4 +1,5 @@
-// Patches as bytes: frames, header, tensor table and trailer. Internal to this folder; FORMAT.md, "Patches".
+// Patches as bytes: frames, header, tensor table and trailer. A frame is a typed, checksummed part of a patch. Internal
+// to this folder; FORMAT.md, "Patches".
 #pragma once
 #include <vector>
 
@@ -23,11 +24,12 @@ class PatchWriter {
   void begin_frame(std::uint8_t type);
   Status end_frame();
   const PatchSink& sink_;
-  ByteVector frame_, checksums_;
-  std::size_t frame_at_ = 0;  // start of the current frame in `frame_`
-  std::uint64_t bytes_ = 0;
-  std::uint64_t segments_ = 0;
-  std::uint64_t changed_ = 0;
+  ByteVector frame_;             // being written; before the header frame, the magic
+  ByteVector checksums_;         // of all frames so far
+  std::size_t frame_begin_ = 0;  // of the current frame in `frame_`, after the magic
+  std::uint64_t patch_bytes_ = 0;
+  std::uint64_t segment_count_ = 0;
+  std::uint64_t changed_ = 0;  // elements
 };
 
 // A patch whose lengths and checksums are verified; only layers' payloads may still be malformed. Views point into the
@@ -45,22 +47,22 @@ class PatchParser {
   // `bytes` begin where the frames of the last call ended. Takes all complete frames, up to the trailer, and returns
   // their size. Segments are views into `bytes`. After kCorrupt, do not call it again.
   Result<std::size_t> parse(ByteSpan bytes, std::vector<Segment>& segments);
-  bool header_read() const { return header_read_; }    // kind and tensors are known
-  bool trailer_read() const { return trailer_read_; }  // and it matches the content
-  // kCorrupt unless the patch ended with the last of `size` bytes; the message tells what is missing.
-  Status check_whole(std::size_t size) const;
+  bool has_header() const { return header_read_; }    // kind and tensors are known
+  bool has_trailer() const { return trailer_read_; }  // the content is complete and matches it
+  // kCorrupt unless the patch ended with the last of `patch_bytes` bytes; the message tells what is missing.
+  Status check_complete(std::size_t patch_bytes) const;
   PatchInfo& info() { return info_; }
 
  private:
   Status add_header(ByteSpan body);
-  Result<Segment> add_segment(ByteSpan body, bool group);
+  Result<Segment> add_segment(ByteSpan body, bool is_group);
   Status check_trailer(ByteSpan body);
 
   DecodeOptions options_;
   PatchInfo info_;
-  ByteVector checksums_;
-  std::uint64_t parsed_bytes_ = 0, segments_ = 0;
-  std::optional<std::pair<std::uint64_t, std::uint64_t>> last_;  // tensor and index of the last segment
+  ByteVector checksums_;  // of all frames so far
+  std::uint64_t parsed_bytes_ = 0, segment_count_ = 0;
+  std::optional<std::pair<std::uint64_t, std::uint64_t>> last_place_;  // tensor and index of the last segment
   bool magic_read_ = false, header_read_ = false, trailer_read_ = false;
 };
 

@@ -13,9 +13,10 @@ namespace echoline::delta {
 
 namespace {
 
+// The result of resolving a delta, beside its writes.
 struct Resolved {
   PatchInfo info;
-  std::vector<std::vector<Digest>> leaves;  // of the result
+  std::vector<std::vector<Digest>> leaves;  // digests of the result's leaves (digest.hpp)
 };
 
 // Counts processed bytes and reports the sum to the caller, from one thread at a time.
@@ -35,8 +36,8 @@ class ProgressCounter {
   std::uint64_t done_ = 0;
 };
 
-Error stale(const Digest& found, const Digest& expected) {
-  return fail(Code::kStale, "apply delta", "the state has digest {}, the delta applies to {}", found.hex(),
+Error stale_error(const Digest& actual, const Digest& expected) {
+  return fail(Code::kStale, "apply delta", "the state has digest {}, the delta applies to {}", actual.hex(),
               expected.hex());
 }
 
@@ -54,18 +55,18 @@ struct OwnedSegment {
 // If the queue would make it wait for most of them, it waits for all instead and copies none.
 template <class Work>
 Status queue_segments(Tasks& tasks, const std::vector<Segment>& segments, Work&& work) {
-  const bool wait = tasks.threads() == 1 || segments.size() > 2 * tasks.threads();
-  Status added = ok();
+  const bool waits_for_all = tasks.threads() == 1 || segments.size() > 2 * tasks.threads();
+  Status status = ok();
   for (const Segment& segment : segments) {
-    if (!added) break;
-    if (wait)
-      added = tasks.add([&](unsigned self) { return work(self, segment); });
+    if (!status) break;
+    if (waits_for_all)
+      status = tasks.add([&](unsigned self) { return work(self, segment); });
     else
-      added = tasks.add([work, own = std::make_shared<const OwnedSegment>(segment)](unsigned self) {
-        return work(self, own->segment);
+      status = tasks.add([work, owned = std::make_shared<const OwnedSegment>(segment)](unsigned self) {
+        return work(self, owned->segment);
       });
   }
-  return wait ? tasks.finish() : added;
+  return waits_for_all ? tasks.finish() : status;
 }
 
 // Decodes segments on top of `state` on several threads and passes the writes to `sink`, from one thread at a time.
@@ -106,25 +107,32 @@ class Resolver {
     return ok();
   }
 
-  // Adds the segment's writes and its size in bytes.
+  // Decodes a segment. Adds its writes and the digests of changed leaves, and sets `bytes` to its size.
   static Status decode(const Segment& segment, const StateView& state, std::vector<std::vector<Digest>>& leaves,
                        SegmentDecoder& decoder, std::vector<TensorWrite>& writes, std::uint64_t& bytes) {
-    const auto t = static_cast<std::size_t>(segment.tensor);
-    const auto [first, count] = segment_range(state[t].bytes.size(), segment.index);
+    const auto tensor = static_cast<std::size_t>(segment.tensor);
+    const auto [first, count] = segment_range(state[tensor].bytes.size(), segment.index);
     bytes = count;
     auto replacement = std::make_shared<Replacement>();
-    ECHO_TRY(decoder.decode(segment, state[t].bytes.subspan(first, count), state[t].dtype, *replacement,
-                            leaves[t].data() + first / kLeafBytes));
-    writes.push_back({t, first, count, dtype_bytes(state[t].dtype), replacement->whole, replacement->positions,
-                      replacement->values, std::move(replacement)});
+    ECHO_TRY(decoder.decode(segment, state[tensor].bytes.subspan(first, count), state[tensor].dtype, *replacement,
+                            leaves[tensor].data() + first / kLeafBytes));
+    writes.push_back({.tensor = tensor,
+                      .first_byte = first,
+                      .byte_count = count,
+                      .element_bytes = dtype_bytes(state[tensor].dtype),
+                      .whole = replacement->whole,
+                      .positions = replacement->positions,
+                      .values = replacement->values,
+                      .memory = replacement});
     return ok();
   }
 
+  // Does the same for a group of small tensors. Each changed tensor gets its own write.
   static Status decode_group(const Segment& segment, const StateView& state, std::vector<std::vector<Digest>>& leaves,
                              SegmentDecoder& decoder, std::vector<TensorWrite>& writes, std::uint64_t& bytes) {
     const auto first = static_cast<std::size_t>(segment.tensor);
     const auto tensors = std::span(state).subspan(first, static_cast<std::size_t>(segment.tensors));
-    const std::size_t size = dtype_bytes(tensors.front().dtype);
+    const std::size_t element_bytes = dtype_bytes(tensors.front().dtype);
     for (const TensorView& tensor : tensors) bytes += tensor.bytes.size();
     auto replacement = std::make_shared<Replacement>();
     struct ChangedTensor {
@@ -133,18 +141,26 @@ class Resolver {
     };
     std::vector<ChangedTensor> changed_tensors;
     ECHO_TRY(decoder.decode_group(segment, tensors, *replacement, [&](const GroupedTensor& t) {
-      digest_leaves(t.content, leaves[first + t.number].data());
-      changed_tensors.push_back({t.number, t.first, t.count});
+      digest_leaves(t.content, leaves[first + t.index].data());
+      changed_tensors.push_back({.tensor = t.index, .first = t.first, .count = t.count});
     }));
+    // Positions are numbered over the group; from here on each tensor's begin at 0.
     std::size_t elements_before = 0, tensor = 0;  // elements_before: of the group, before `tensor`
     for (const ChangedTensor& changed : changed_tensors) {
-      for (; tensor < changed.tensor; ++tensor) elements_before += tensors[tensor].bytes.size() / size;
+      for (; tensor < changed.tensor; ++tensor) elements_before += tensors[tensor].bytes.size() / element_bytes;
       std::span<std::uint32_t> positions;
       if (!replacement->whole) positions = std::span(replacement->positions).subspan(changed.first, changed.count);
       for (std::uint32_t& position : positions) position -= static_cast<std::uint32_t>(elements_before);
-      writes.push_back({first + changed.tensor, 0, tensors[changed.tensor].bytes.size(), size, replacement->whole,
-                        positions, std::span(replacement->values).subspan(changed.first * size, changed.count * size),
-                        replacement});
+      const ByteSpan values =
+          ByteSpan(replacement->values).subspan(changed.first * element_bytes, changed.count * element_bytes);
+      writes.push_back({.tensor = first + changed.tensor,
+                        .first_byte = 0,
+                        .byte_count = tensors[changed.tensor].bytes.size(),
+                        .element_bytes = element_bytes,
+                        .whole = replacement->whole,
+                        .positions = positions,
+                        .values = values,
+                        .memory = replacement});
     }
     return ok();
   }
@@ -169,15 +185,16 @@ Error snapshot_error() {
 }
 
 Status check_result(const StateView& state, const std::vector<std::vector<Digest>>& leaves, const PatchInfo& info) {
-  if (const Digest found = combine_leaves(state, leaves); found != info.result)
+  if (const Digest actual = combine_leaves(state, leaves); actual != info.result)
     return fail(Code::kCorrupt, "apply delta",
-                "the result would have digest {}, the patch promised {}; the state was left as it was", found.hex(),
+                "the result would have digest {}, the patch promised {}; the state was left as it was", actual.hex(),
                 info.result.hex());
   return ok();
 }
 
-void write(OwnedState& state, const std::vector<TensorWrite>& writes, std::vector<std::vector<Digest>> leaves,
-           unsigned threads) {
+// Writes the new values, and caches the digests of the result.
+void write_to_state(OwnedState& state, const std::vector<TensorWrite>& writes, std::vector<std::vector<Digest>> leaves,
+                    unsigned threads) {
   for_each_parallel(writes.size(), threads, [&](unsigned, std::size_t i) {
     const TensorWrite& w = writes[i];
     w.write_to(StateWriter::memory(state, w.tensor).subspan(w.first_byte, w.byte_count));
@@ -192,25 +209,25 @@ Result<Resolved> resolve(ByteSpan patch, const StateView& state, std::vector<std
   const PatchInfo& info = parsed.info;
   if (info.kind != PatchKind::kDelta) return snapshot_error();
   ECHO_TRY(check_tensors_match(info, state));
-  if (const Digest found = combine_leaves(state, leaves); found != *info.base) return stale(found, *info.base);
+  if (const Digest actual = combine_leaves(state, leaves); actual != *info.base) return stale_error(actual, *info.base);
 
   ProgressCounter progress(options.progress, info.state_bytes);
   Resolver resolver(options.threads, progress, state, leaves, sink);
   ECHO_TRY(resolver.add_views(parsed.segments));
   ECHO_TRY(resolver.finish());
   ECHO_TRY(check_result(state, leaves, info));
-  return Resolved{std::move(parsed.info), std::move(leaves)};
+  return Resolved{.info = std::move(parsed.info), .leaves = std::move(leaves)};
 }
 
 Status apply(ByteSpan patch, OwnedState& state, const DecodeOptions& options) {
   std::vector<TensorWrite> writes;
-  const auto keep = [&](TensorWrite&& write) {
+  const auto keep_write = [&](TensorWrite&& write) {
     writes.push_back(std::move(write));
     return ok();
   };
   ECHO_ASSIGN(Resolved resolved,
-              resolve(patch, state.view(), StateWriter::leaf_digests(state, options.threads), keep, options));
-  write(state, writes, std::move(resolved.leaves), options.threads);
+              resolve(patch, state.view(), StateWriter::leaf_digests(state, options.threads), keep_write, options));
+  write_to_state(state, writes, std::move(resolved.leaves), options.threads);
   return ok();
 }
 
@@ -222,15 +239,15 @@ class SegmentStream {
   // `resolve` receives segments, which are views into the added bytes, after the header.
   template <class Resolve>
   Status add(ByteSpan bytes, Resolve&& resolve) {
-    if (failed_ || parser_.trailer_read())
+    if (failed_ || parser_.has_trailer())
       return fail(Code::kCorrupt, "read patch", "{} bytes come after the {}", bytes.size(),
                   failed_ ? "error" : "trailer");
-    added_ += bytes.size();
+    added_bytes_ += bytes.size();
     failed_ = true;  // reset at the end, on success
     const auto parse_and_resolve = [&](ByteSpan from) -> Result<std::size_t> {
       std::vector<Segment> segments;
       ECHO_ASSIGN(const std::size_t parsed_bytes, parser_.parse(from, segments));
-      if (parser_.header_read()) ECHO_TRY(resolve(segments));
+      if (parser_.has_header()) ECHO_TRY(resolve(segments));
       return parsed_bytes;
     };
     if (incomplete_frame_.empty()) {
@@ -250,21 +267,21 @@ class SegmentStream {
   Status check_complete() {
     if (failed_) return fail(Code::kCorrupt, "read patch", "it could not be read");
     failed_ = true;
-    return parser_.check_whole(added_);
+    return parser_.check_complete(added_bytes_);
   }
 
-  std::uint64_t bytes() const { return added_; }
+  std::uint64_t bytes() const { return added_bytes_; }
   const PatchInfo& info() { return parser_.info(); }
   std::optional<Digest> result() {
-    if (!parser_.trailer_read()) return std::nullopt;
+    if (!parser_.has_trailer()) return std::nullopt;
     return info().result;
   }
 
  private:
   PatchParser parser_;
   ByteVector incomplete_frame_;
-  std::uint64_t added_ = 0;
-  bool failed_ = false;
+  std::uint64_t added_bytes_ = 0;
+  bool failed_ = false;  // after an error, and after check_complete()
 };
 
 }  // namespace
@@ -317,7 +334,7 @@ struct IncomingDelta::Impl {
 
   Status add(ByteSpan bytes) {
     return incoming.add(bytes, [this](const std::vector<Segment>& segments) -> Status {
-      if (!std::exchange(begun, true)) ECHO_TRY(begin());
+      if (!std::exchange(has_begun, true)) ECHO_TRY(begin());
       return resolver.add(segments);
     });
   }
@@ -333,9 +350,9 @@ struct IncomingDelta::Impl {
   Result<std::vector<TensorWrite>> apply() {
     ECHO_TRY(resolver.finish());
     ECHO_TRY(incoming.check_complete());
-    if (base != *incoming.info().base) return stale(base, *incoming.info().base);
+    if (base != *incoming.info().base) return stale_error(base, *incoming.info().base);
     ECHO_TRY(check_result(view, leaves, incoming.info()));
-    if (state) write(*state, writes, std::move(leaves), options.threads);
+    if (state) write_to_state(*state, writes, std::move(leaves), options.threads);
     return std::move(writes);
   }
 
@@ -344,9 +361,9 @@ struct IncomingDelta::Impl {
   const DecodeOptions options;
   SegmentStream incoming;
   ProgressCounter progress;
-  bool begun = false;
-  std::vector<std::vector<Digest>> leaves;
-  Digest base;
+  bool has_begun = false;
+  std::vector<std::vector<Digest>> leaves;  // digests of the state's leaves; of changed ones, of the result's
+  Digest base;                              // of the state before
   std::vector<TensorWrite> writes;
   Resolver resolver;  // last, so that its threads end before the members they use
 };
@@ -383,20 +400,21 @@ struct IncomingSnapshot::Impl {
     if (info.kind != PatchKind::kSnapshot)
       return fail(Code::kInvalid, "decode snapshot", "this patch is a delta; it needs the state that it applies to");
     StateView like;
-    for (const PatchTensor& t : info.tensors) like.push_back({t.name, t.dtype, t.shape, {}});
-    ECHO_ASSIGN(state, OwnedState::empty_like(like));
+    for (const PatchTensor& t : info.tensors)
+      like.push_back({.name = t.name, .dtype = t.dtype, .shape = t.shape, .bytes = {}});
+    ECHO_ASSIGN(state, options.make_state ? options.make_state(like) : OwnedState::empty_like(like));
     leaves = empty_leaf_digests(state->view());
     progress.emplace(options.progress, info.state_bytes);
     return ok();
   }
 
   Status resolve(const Segment& segment) {
-    const auto t = static_cast<std::size_t>(segment.tensor);
-    const std::span<std::byte> tensor = StateWriter::memory(*state, t);
+    const auto tensor_index = static_cast<std::size_t>(segment.tensor);
+    const std::span<std::byte> tensor = StateWriter::memory(*state, tensor_index);
     const auto [first, count] = segment_range(tensor.size(), segment.index);
     const std::span<std::byte> part = tensor.subspan(first, count);
-    ECHO_TRY(decode_dense(segment.layers.front().payload, incoming.info().tensors[t].dtype, part));
-    digest_leaves(part, leaves[t].data() + first / kLeafBytes);
+    ECHO_TRY(decode_dense(segment.layers.front().payload, incoming.info().tensors[tensor_index].dtype, part));
+    digest_leaves(part, leaves[tensor_index].data() + first / kLeafBytes);
     progress->add(count);
     return ok();
   }
@@ -407,8 +425,8 @@ struct IncomingSnapshot::Impl {
     const PatchInfo& info = incoming.info();
     if (info.changed != info.elements)
       return fail(Code::kCorrupt, "decode snapshot", "it has {} of {} elements", info.changed, info.elements);
-    if (const Digest found = combine_leaves(state->view(), leaves); found != info.result)
-      return fail(Code::kCorrupt, "decode snapshot", "the state has digest {}, the patch promised {}", found.hex(),
+    if (const Digest actual = combine_leaves(state->view(), leaves); actual != info.result)
+      return fail(Code::kCorrupt, "decode snapshot", "the state has digest {}, the patch promised {}", actual.hex(),
                   info.result.hex());
     StateWriter::cache_leaf_digests(*state, std::move(leaves));
     return std::move(*state);

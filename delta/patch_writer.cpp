@@ -1,4 +1,4 @@
-// Encodes patches: threads code segments, which are written in order during the pass.
+// Encodes patches. Threads code segments (parts of tensors), which are written in order during the pass.
 #include <algorithm>
 #include <condition_variable>
 #include <deque>
@@ -15,33 +15,36 @@
 namespace echoline::delta {
 namespace {
 
+// A segment to code, or in a group, one of its tensors.
 struct SegmentTask {
   std::size_t tensor = 0;
-  std::uint64_t index = 0;
+  std::uint64_t index = 0;  // within the tensor
   SegmentRange range;
 };
 
+// A task for each segment of each tensor, in order.
 std::vector<SegmentTask> segment_tasks(const StateView& state) {
   std::vector<SegmentTask> tasks;
   for (std::size_t t = 0; t < state.size(); ++t)
     for (std::uint64_t i = 0; i < segment_count(state[t].bytes.size()); ++i)
-      tasks.push_back({t, i, segment_range(state[t].bytes.size(), i)});
+      tasks.push_back({.tensor = t, .index = i, .range = segment_range(state[t].bytes.size(), i)});
   return tasks;
 }
 
 SegmentPlace place_of(const TensorView& tensor, std::uint64_t first_byte) {
-  return {tensor.dtype, first_byte / dtype_bytes(tensor.dtype),
-          tensor.shape.empty() ? 0 : static_cast<std::uint64_t>(tensor.shape.back())};
+  return {.dtype = tensor.dtype,
+          .first_element = first_byte / dtype_bytes(tensor.dtype),
+          .row_elements = tensor.shape.empty() ? 0 : static_cast<std::uint64_t>(tensor.shape.back())};
 }
 
-// Adjacent tasks for one thread.
+// Adjacent tasks that one thread does: a segment, or the tensors of a group.
 struct TaskGroup {
   std::span<const SegmentTask> tasks;
   std::uint64_t bytes = 0;
 };
 std::vector<TaskGroup> one_group_per_task(const std::vector<SegmentTask>& tasks) {
   std::vector<TaskGroup> groups;
-  for (const SegmentTask& task : tasks) groups.push_back({{&task, 1}, task.range.byte_count});
+  for (const SegmentTask& task : tasks) groups.push_back({.tasks = {&task, 1}, .bytes = task.range.byte_count});
   return groups;
 }
 // Groups small adjacent tensors of one type, which are coded together. A mixture of experts has thousands of them, and
@@ -53,30 +56,34 @@ std::vector<TaskGroup> group_small_tensors(const std::vector<SegmentTask>& tasks
     const std::uint64_t bytes = task.range.byte_count;
     const auto is_small = [&](const SegmentTask& t) { return state[t.tensor].bytes.size() <= kGroupedBytes; };
     if (!groups.empty() && is_small(task)) {
-      TaskGroup& last = groups.back();
-      const SegmentTask& before = last.tasks.back();
-      if (is_small(before) && before.tensor + 1 == task.tensor &&
-          state[before.tensor].dtype == state[task.tensor].dtype && last.bytes + bytes <= kSegmentBytes) {
-        last = {{last.tasks.data(), last.tasks.size() + 1}, last.bytes + bytes};
+      TaskGroup& group = groups.back();
+      const SegmentTask& previous = group.tasks.back();
+      const bool is_adjacent = previous.tensor + 1 == task.tensor;
+      const bool has_same_type = state[previous.tensor].dtype == state[task.tensor].dtype;
+      if (is_small(previous) && is_adjacent && has_same_type && group.bytes + bytes <= kSegmentBytes) {
+        group.tasks = {group.tasks.data(), group.tasks.size() + 1};  // tasks are adjacent in memory too
+        group.bytes += bytes;
         continue;
       }
     }
-    groups.push_back({{&task, 1}, bytes});
+    groups.push_back({.tasks = {&task, 1}, .bytes = bytes});
   }
   return groups;
 }
 
-// A coded segment, with its payloads if the encoder does not hold them. A segment without layers is not written.
+// A coded segment. Its payloads are in the encoder's memory until copy_payloads(). A segment without layers is not
+// written, because nothing changes in it.
 struct CodedSegment {
   Segment segment;
   std::deque<ByteVector> payloads;
-  void own_payloads() {
+  void copy_payloads() {
     for (Layer& layer : segment.layers)
       layer.payload = payloads.emplace_back(layer.payload.begin(), layer.payload.end());
   }
 };
 
-// Passes coded segments to the writer in order. A thread that is too far ahead waits, so that few segments are held.
+// Passes coded segments to the writer in order of their index. A thread that is too far ahead waits, so that few
+// segments are in memory. After an error, nothing more is written.
 class OrderedWriter {
  public:
   OrderedWriter(PatchWriter& writer, std::uint64_t total_bytes, const Progress& progress)
@@ -85,22 +92,24 @@ class OrderedWriter {
   // Waits until `index` is close to the written position. False if another thread has failed.
   bool wait_for_turn(std::size_t index, unsigned threads) {
     std::unique_lock lock(mutex_);
-    wake_.wait(lock, [&] { return error_ || index < next_ + 2 * threads; });
+    wake_.wait(lock, [&] { return error_ || index < next_index_ + 2 * threads; });
     return !error_;
   }
   void add(std::size_t index, std::uint64_t bytes, CodedSegment coded) {
     const std::lock_guard lock(mutex_);
     if (error_) return;
-    if (index != next_) {
-      coded.own_payloads();  // the encoder's next segment overwrites its payloads
+    if (index != next_index_) {
+      coded.copy_payloads();  // the encoder's next segment overwrites its payloads
       waiting_.emplace(index, WaitingSegment{std::move(coded), bytes});
       return;
     }
     write(coded.segment, bytes);
-    for (auto at = waiting_.begin(); at != waiting_.end() && at->first == next_ && !error_; at = waiting_.erase(at))
-      write(at->second.coded.segment, at->second.bytes);
+    for (auto it = waiting_.begin(); it != waiting_.end() && it->first == next_index_ && !error_;
+         it = waiting_.erase(it))
+      write(it->second.coded.segment, it->second.bytes);
     wake_.notify_all();
   }
+  // Ends the encoding: wakes all waiting threads, and status() returns the first error.
   void stop(Error error) {
     const std::lock_guard lock(mutex_);
     fail_with(std::move(error));
@@ -117,7 +126,7 @@ class OrderedWriter {
     wake_.notify_all();
   }
   void write(const Segment& segment, std::uint64_t bytes) {
-    ++next_;
+    ++next_index_;
     done_bytes_ += bytes;
     if (!segment.layers.empty())
       if (Status status = writer_.add(segment); !status) return fail_with(std::move(status).error());
@@ -128,8 +137,8 @@ class OrderedWriter {
   const Progress& progress_;
   std::mutex mutex_;
   std::condition_variable wake_;
-  std::map<std::size_t, WaitingSegment> waiting_;
-  std::size_t next_ = 0;
+  std::map<std::size_t, WaitingSegment> waiting_;  // by index
+  std::size_t next_index_ = 0;                     // of the next segment to write
   std::uint64_t done_bytes_ = 0;
   std::optional<Error> error_;
 };
@@ -181,22 +190,25 @@ Content content_of(std::span<const SegmentTask> group, const StateView& state) {
   for (const SegmentTask& task : group) pieces.push_back(state[task.tensor].bytes);
   return Content(std::move(pieces));
 }
-// Hashes leaves while their memory is in the cache. In a group, hashes each tensor once all of it was read.
+// Hashes leaves (digest.hpp) after the encoder has read them, because their memory is then in the cache. In a group,
+// hashes each tensor once all of it was read.
 class LeafDigester {
  public:
   LeafDigester(std::span<const SegmentTask> group, const StateView& state, std::vector<std::vector<Digest>>& leaves)
       : group_(group), state_(state), leaves_(leaves) {}
   void on_leaf_read(std::size_t first_byte, std::size_t bytes) {
     const SegmentTask& first = group_.front();
-    const std::size_t at = first.range.first_byte + first_byte;
     if (group_.size() == 1) {
-      leaves_[first.tensor][at / kLeafBytes] = digest_bytes(state_[first.tensor].bytes.subspan(at, bytes));
+      const std::size_t leaf = first.range.first_byte + first_byte;
+      leaves_[first.tensor][leaf / kLeafBytes] = digest_bytes(state_[first.tensor].bytes.subspan(leaf, bytes));
       return;
     }
-    for (; next_tensor_ < group_.size() && bytes_before_ + group_[next_tensor_].range.byte_count <= first_byte + bytes;
-         ++next_tensor_) {
-      bytes_before_ += group_[next_tensor_].range.byte_count;
-      digest_leaves(state_[group_[next_tensor_].tensor].bytes, leaves_[group_[next_tensor_].tensor].data());
+    for (; next_tensor_ < group_.size(); ++next_tensor_) {
+      const SegmentTask& task = group_[next_tensor_];
+      const bool was_read = bytes_before_ + task.range.byte_count <= first_byte + bytes;
+      if (!was_read) break;
+      bytes_before_ += task.range.byte_count;
+      digest_leaves(state_[task.tensor].bytes, leaves_[task.tensor].data());
     }
   }
 
@@ -208,12 +220,21 @@ class LeafDigester {
   std::size_t bytes_before_ = 0;  // of the group, before this tensor
 };
 
-// The rows, if all tensors have rows of one length.
+// The place of a group's segment. Its rows are known only if all tensors have rows of one length.
 SegmentPlace place_of(std::span<const SegmentTask> group, const StateView& state) {
   SegmentPlace place = place_of(state[group.front().tensor], group.front().range.first_byte);
   for (const SegmentTask& task : group)
     if (place_of(state[task.tensor], 0).row_elements != place.row_elements) place.row_elements = 0;
   return place;
+}
+
+// A segment of the group's tensors, without layers.
+CodedSegment empty_segment(std::span<const SegmentTask> group) {
+  CodedSegment coded;
+  coded.segment.tensor = group.front().tensor;
+  coded.segment.index = group.front().index;
+  coded.segment.tensors = group.size();
+  return coded;
 }
 
 Result<PatchStats> encode_canonical_delta(const StateView& prev, const StateView& cur, const PatchSink& sink,
@@ -237,13 +258,12 @@ Result<PatchStats> encode_canonical_delta(const StateView& prev, const StateView
         return worker;
       },
       [&](DeltaWorker& worker, std::span<const SegmentTask> group) -> Result<CodedSegment> {
-        const SegmentTask& first = group.front();
         LeafDigester old_leaves(group, prev, prev_leaves), new_leaves(group, cur, cur_leaves);
         const auto leaf_read = [&](std::size_t first_byte, std::size_t bytes) {
           if (!options.base) old_leaves.on_leaf_read(first_byte, bytes);
           new_leaves.on_leaf_read(first_byte, bytes);
         };
-        CodedSegment coded{{first.tensor, first.index, {}, group.size()}, {}};
+        CodedSegment coded = empty_segment(group);
         if (auto layer = worker.encoder.encode(content_of(group, prev), content_of(group, cur), place_of(group, cur),
                                                leaf_read, worker.entropy))
           coded.segment.layers.push_back(*layer);
@@ -253,9 +273,9 @@ Result<PatchStats> encode_canonical_delta(const StateView& prev, const StateView
   if (base_leaves) *base_leaves = std::move(prev_leaves);
   stats.result = combine_leaves(cur, cur_leaves);
   if (options.count_entropy) {
-    EntropyCounter all;
-    for (EntropyCounter& counter : counters) all.merge(std::move(counter));
-    stats.entropy = all.bound();
+    EntropyCounter total;
+    for (EntropyCounter& counter : counters) total.merge(std::move(counter));
+    stats.entropy = total.bound();
   }
   ECHO_TRY(writer.finish(stats));
   return stats;
@@ -277,7 +297,9 @@ Result<PatchStats> encode_canonical_snapshot(const StateView& cur, const PatchSi
         const SegmentTask& task = group.front();
         const ByteSpan content = cur[task.tensor].bytes.subspan(task.range.first_byte, task.range.byte_count);
         digest_leaves(content, leaves[task.tensor].data() + task.range.first_byte / kLeafBytes);
-        return CodedSegment{{task.tensor, task.index, {encoder.encode_whole(content, cur[task.tensor].dtype)}}, {}};
+        CodedSegment coded = empty_segment(group);
+        coded.segment.layers.push_back(encoder.encode_whole(content, cur[task.tensor].dtype));
+        return coded;
       }));
   stats.result = combine_leaves(cur, leaves);
   ECHO_TRY(writer.finish(stats));
@@ -289,7 +311,8 @@ Result<PatchStats> encode_canonical_snapshot(const StateView& cur, const PatchSi
 // The tensors of a patch, without content.
 StateView layout_of(const PatchInfo& info) {
   StateView layout;
-  for (const PatchTensor& t : info.tensors) layout.push_back({t.name, t.dtype, t.shape, {}});
+  for (const PatchTensor& t : info.tensors)
+    layout.push_back({.name = t.name, .dtype = t.dtype, .shape = t.shape, .bytes = {}});
   return layout;
 }
 
@@ -309,51 +332,68 @@ Error group_mismatch() {
               "a delta between the first and the last version");
 }
 
-// Joins the layers of all patches for the segment `key` (tensor and index), without those that a later dense layer
-// replaces. next[p] is the index of the first unused segment of patch p.
-Result<Segment> joined_segment(const std::vector<ParsedPatch>& patches, std::vector<std::size_t>& next,
+// Joins the layers of all patches for the segment `key` (tensor and index). Leaves out the layers that a later dense
+// layer replaces. next_index[p] is the index of the first unused segment of patch p.
+Result<Segment> joined_segment(const std::vector<ParsedPatch>& patches, std::vector<std::size_t>& next_index,
                                std::pair<std::uint64_t, std::uint64_t> key) {
-  Segment joined{key.first, key.second, {}, 0};
+  Segment joined;
+  joined.tensor = key.first;
+  joined.index = key.second;
+  joined.tensors = 0;  // not known yet
   for (std::size_t p = 0; p < patches.size(); ++p) {
     const std::vector<Segment>& segments = patches[p].segments;
-    if (next[p] == segments.size() || std::pair(segments[next[p]].tensor, segments[next[p]].index) != key) continue;
-    if (joined.tensors != 0 && joined.tensors != segments[next[p]].tensors) return group_mismatch();
-    joined.tensors = segments[next[p]].tensors;
-    for (const Layer& layer : segments[next[p]].layers) {
+    if (next_index[p] == segments.size()) continue;
+    const Segment& segment = segments[next_index[p]];
+    if (std::pair(segment.tensor, segment.index) != key) continue;
+    if (joined.tensors != 0 && joined.tensors != segment.tensors) return group_mismatch();
+    joined.tensors = segment.tensors;
+    for (const Layer& layer : segment.layers) {
       if (layer.coding == LayerCoding::kDense) joined.layers.clear();
       joined.layers.push_back(layer);
     }
-    ++next[p];
+    ++next_index[p];
   }
   return joined;
 }
 
+// Joins all segments of the patches, in ascending order of (tensor, index), like a merge of sorted lists.
 Result<std::vector<Segment>> joined_segments(const std::vector<ParsedPatch>& patches) {
-  std::vector<Segment> all;
-  std::vector<std::size_t> next(patches.size());
+  std::vector<Segment> result;
+  std::vector<std::size_t> next_index(patches.size());
   for (;;) {
     std::optional<std::pair<std::uint64_t, std::uint64_t>> least_key;
     for (std::size_t p = 0; p < patches.size(); ++p) {
-      if (next[p] == patches[p].segments.size()) continue;
-      const Segment& s = patches[p].segments[next[p]];
+      if (next_index[p] == patches[p].segments.size()) continue;
+      const Segment& s = patches[p].segments[next_index[p]];
       const std::pair key(s.tensor, s.index);
       if (!least_key || key < *least_key) least_key = key;
     }
-    if (!least_key) return all;
-    // A segment of a tensor within the previous group: the patches have different groups.
-    if (!all.empty() && all.back().tensor + all.back().tensors > least_key->first && all.back().tensors > 1)
+    if (!least_key) return result;
+    // A segment of a tensor within the previous group shows that the patches have different groups.
+    if (!result.empty() && result.back().tensors > 1 && result.back().tensor + result.back().tensors > least_key->first)
       return group_mismatch();
-    ECHO_ASSIGN(Segment joined, joined_segment(patches, next, *least_key));
-    all.push_back(std::move(joined));
+    ECHO_ASSIGN(Segment joined, joined_segment(patches, next_index, *least_key));
+    result.push_back(std::move(joined));
   }
 }
 
+// The statistics of a fold, without those that PatchWriter::finish() sets.
+PatchStats fold_stats(const std::vector<ParsedPatch>& patches) {
+  const PatchInfo& first = patches.front().info;
+  PatchStats stats;
+  stats.state_bytes = first.state_bytes;
+  stats.elements = first.elements;
+  stats.base = first.base;
+  stats.result = patches.back().info.result;
+  return stats;
+}
+
+// Folds without weights: the result has the layers of all patches.
 Result<PatchStats> fold_by_joining(const std::vector<ParsedPatch>& patches, const PatchSink& sink,
                                    const EncodeOptions& options) {
-  const PatchInfo& info = patches.front().info;
-  PatchStats stats{info.state_bytes, info.elements, 0, 0, info.base, patches.back().info.result, {}};
+  PatchStats stats = fold_stats(patches);
   PatchWriter writer(sink);
-  ECHO_TRY(writer.begin(PatchKind::kDelta, layout_of(info), options.table_zstd_level));
+  ECHO_TRY(writer.begin(PatchKind::kDelta, layout_of(patches.front().info), options.table_zstd_level));
   ECHO_ASSIGN(const std::vector<Segment> segments, joined_segments(patches));
   for (const Segment& segment : segments) {
     if (segment.layers.size() > kLayersMax)
@@ -364,6 +404,7 @@ Result<PatchStats> fold_by_joining(const std::vector<ParsedPatch>& patches, cons
   return stats;
 }
 
+// The state of each thread of fold_by_encoding().
 struct FoldWorker {
   explicit FoldWorker(int table_zstd_level) : encoder(table_zstd_level) {}
   SegmentDecoder decoder;
@@ -373,25 +414,26 @@ struct FoldWorker {
   RawVector<std::byte> base_scratch;  // the concatenated tensors of a group
 };
 
+// Folds with the weights of the first version: decodes all layers of a segment, and encodes the change from `base`.
 Result<PatchStats> fold_by_encoding(const std::vector<ParsedPatch>& patches, const PatchSink& sink,
                                     const StateView& base, const EncodeOptions& options) {
   const PatchInfo& info = patches.front().info;
   ECHO_TRY(check_tensors_match(info, base));
-  PatchStats stats{info.state_bytes, info.elements, 0, 0, info.base, patches.back().info.result, {}};
+  PatchStats stats = fold_stats(patches);
   auto leaves = leaf_digests_of(base, options.threads);
-  if (const Digest found = combine_leaves(base, leaves); found != *info.base)
-    return fail(Code::kStale, "fold deltas", "the base has digest {}, the first delta applies to {}", found.hex(),
+  if (const Digest actual = combine_leaves(base, leaves); actual != *info.base)
+    return fail(Code::kStale, "fold deltas", "the base has digest {}, the first delta applies to {}", actual.hex(),
                 info.base->hex());
   ECHO_ASSIGN(const std::vector<Segment> segments, joined_segments(patches));
-  std::vector<SegmentTask> tasks;  // tensors with segments; all of a group
+  std::vector<SegmentTask> tasks;  // one per segment, and in groups one per tensor
   for (const Segment& s : segments)
     for (std::uint64_t i = 0; i < s.tensors; ++i) {
       const auto t = static_cast<std::size_t>(s.tensor + i);
-      tasks.push_back({t, s.index, segment_range(base[t].bytes.size(), s.index)});
+      tasks.push_back({.tensor = t, .index = s.index, .range = segment_range(base[t].bytes.size(), s.index)});
     }
   std::vector<TaskGroup> groups;
   for (std::size_t first = 0; const Segment& s : segments) {
-    TaskGroup group{std::span(tasks).subspan(first, static_cast<std::size_t>(s.tensors)), 0};
+    TaskGroup group{.tasks = std::span(tasks).subspan(first, static_cast<std::size_t>(s.tensors))};
     for (const SegmentTask& task : group.tasks) group.bytes += task.range.byte_count;
     groups.push_back(group);
     first += group.tasks.size();
@@ -408,7 +450,7 @@ Result<PatchStats> fold_by_encoding(const std::vector<ParsedPatch>& patches, con
                              [](const Segment& s, const auto& key) { return std::pair(s.tensor, s.index) < key; });
         const TensorView& tensor = base[task.tensor];
         const bool is_single = group.size() == 1;
-        const ByteSpan old = content_of(group, base).whole(worker.base_scratch);
+        const ByteSpan old = content_of(group, base).all_bytes(worker.base_scratch);
         Digest* new_leaves = leaves[task.tensor].data() + task.range.first_byte / kLeafBytes;
         ECHO_TRY(
             worker.decoder.decode(*segment, old, tensor.dtype, worker.replacement, is_single ? new_leaves : nullptr));
@@ -422,13 +464,13 @@ Result<PatchStats> fold_by_encoding(const std::vector<ParsedPatch>& patches, con
             remaining = remaining.subspan(member.range.byte_count);
           }
         }
-        CodedSegment coded{{task.tensor, task.index, {}, group.size()}, {}};
+        CodedSegment coded = empty_segment(group);
         if (auto layer = worker.encoder.encode(old, ByteSpan(worker.content), place_of(group, base), {}, nullptr))
           coded.segment.layers.push_back(*layer);
         return coded;
       }));
-  if (const Digest found = combine_leaves(base, leaves); found != stats.result)
-    return fail(Code::kCorrupt, "fold deltas", "the deltas lead to digest {}, the last one promised {}", found.hex(),
+  if (const Digest actual = combine_leaves(base, leaves); actual != stats.result)
+    return fail(Code::kCorrupt, "fold deltas", "the deltas lead to digest {}, the last one promised {}", actual.hex(),
                 stats.result.hex());
   ECHO_TRY(writer.finish(stats));
   return stats;

@@ -51,23 +51,24 @@ Status write_all_at(int fd, std::span<const std::byte> bytes, std::uint64_t offs
 PendingFile::PendingFile(const std::filesystem::path& path, std::string_view operation)
     : path_(path),
       operation_(operation),
-      temporary_((folder_of(path) / ("." + path.filename().string() + ".XXXXXX")).string()),
-      fd_(::mkostemp(temporary_.data(), O_CLOEXEC)) {
-  if (fd_.get() < 0) failed_ = os_error(operation, path);
+      temporary_path_((folder_of(path) / ("." + path.filename().string() + ".XXXXXX")).string()),
+      fd_(::mkostemp(temporary_path_.data(), O_CLOEXEC)) {
+  if (fd_.get() < 0) create_error_ = os_error(operation, path);
 }
 
 PendingFile::~PendingFile() {
-  if (fd_.get() >= 0 && !committed_) ::unlink(temporary_.c_str());
+  if (fd_.get() >= 0 && !committed_) ::unlink(temporary_path_.c_str());
 }
 
 Status PendingFile::write(std::span<const std::byte> bytes) {
-  if (failed_) return *failed_;
+  if (create_error_) return *create_error_;
   return write_all(fd_.get(), bytes, operation_, path_);
 }
 
 Status PendingFile::commit() {
-  if (failed_) return *failed_;
-  if (::fchmod(fd_.get(), 0644) != 0 || ::fsync(fd_.get()) != 0 || ::rename(temporary_.c_str(), path_.c_str()) != 0)
+  if (create_error_) return *create_error_;
+  if (::fchmod(fd_.get(), 0644) != 0 || ::fsync(fd_.get()) != 0 ||
+      ::rename(temporary_path_.c_str(), path_.c_str()) != 0)
     return os_error(operation_, path_);
   committed_ = true;
   return sync_folder(folder_of(path_));

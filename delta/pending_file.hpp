@@ -32,7 +32,7 @@ class PendingFile {
 
   Status write(std::span<const std::byte> bytes);
   // Path of the file until commit(), for reading it back.
-  std::filesystem::path temporary() const { return temporary_; }
+  std::filesystem::path temporary() const { return temporary_path_; }
   // Replaces the file: fsync, rename, fsync of the folder. If only the last fails, the file is replaced, but may not
   // survive a crash.
   Status commit();
@@ -40,9 +40,9 @@ class PendingFile {
  private:
   std::filesystem::path path_;
   std::string operation_;
-  std::string temporary_;
+  std::string temporary_path_;
   Descriptor fd_;
-  std::optional<Error> failed_;  // from creating the file
+  std::optional<Error> create_error_;
   bool committed_ = false;
 };
 

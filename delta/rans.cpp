@@ -20,6 +20,7 @@ Frequencies normalise(std::span<const std::uint64_t> weights) {
     table[i] = static_cast<std::uint16_t>(std::max<std::uint64_t>(weights[i] * kRansSlots / total, 1));
     slots_left -= table[i];
   }
+  // Rounding left some slots over, or used too many. The largest frequencies take the difference, where it costs least.
   while (slots_left != 0) {
     const auto largest = std::max_element(table.begin(), table.end());
     const std::int64_t change = std::max<std::int64_t>(slots_left, 1 - *largest);
@@ -32,8 +33,8 @@ Frequencies normalise(std::span<const std::uint64_t> weights) {
 
 namespace {
 
-constexpr unsigned kPrecisionBits = 3;
-constexpr unsigned kFirstLength = 8;  // expected length of the first two symbols
+constexpr unsigned kPrecisionBits = 3;  // of the field that states the precision
+constexpr unsigned kFirstLength = 8;    // expected length of the first two symbols
 
 unsigned bit_length(unsigned frequency) { return static_cast<unsigned>(std::bit_width(frequency)); }
 
@@ -52,14 +53,14 @@ void coarsen(Frequencies& table, unsigned precision) {
   for (auto f = table.begin(); f != table.end(); ++f) {
     if (f == largest || *f == 0) continue;
     const unsigned length = bit_length(*f);
-    const unsigned lost = length - 1 - std::min(length - 1, precision);
-    *f = static_cast<std::uint16_t>(*f >> lost << lost);
+    const unsigned dropped_bits = length - 1 - std::min(length - 1, precision);
+    *f = static_cast<std::uint16_t>(*f >> dropped_bits << dropped_bits);
     slots_left -= *f;
   }
   *largest = static_cast<std::uint16_t>(slots_left);
 }
 
-unsigned precision_for(std::uint64_t symbols) { return symbols < 4096 ? 2 : symbols < 65536 ? 3 : 5; }
+unsigned precision_for(std::uint64_t symbol_count) { return symbol_count < 4096 ? 2 : symbol_count < 65536 ? 3 : 5; }
 
 void write_frequencies(const Frequencies& table, unsigned precision, BitWriter& out) {
   const auto largest = static_cast<std::size_t>(std::max_element(table.begin(), table.end()) - table.begin());
@@ -69,8 +70,8 @@ void write_frequencies(const Frequencies& table, unsigned precision, BitWriter& 
   for (std::size_t i = 0; i < table.size(); ++i) {
     if (i == largest) continue;
     const unsigned length = bit_length(table[i]), expected = expected_length(table, i, largest);
-    const unsigned code = length >= expected ? 2 * (length - expected) : 2 * (expected - length) - 1;
-    out.put((1u << code) - 1, code + 1);  // that many ones, then a zero
+    const unsigned ones = length >= expected ? 2 * (length - expected) : 2 * (expected - length) - 1;
+    out.put((1u << ones) - 1, ones + 1);  // that many ones, then a zero
     if (length < 2) continue;
     const unsigned stored_bits = std::min(length - 1, precision);
     out.put(table[i] >> (length - 1 - stored_bits), stored_bits);
@@ -85,10 +86,10 @@ Frequencies read_frequencies(BitReader& reader, std::size_t symbols_max) {
   std::uint32_t slots_left = kRansSlots;
   for (std::size_t i = 0; i < count; ++i) {
     if (i == largest) continue;
-    unsigned code = 0;
-    while (code <= 2 * kRansBits && get_bits(reader, 1) != 0) ++code;
+    unsigned ones = 0;
+    while (ones <= 2 * kRansBits && get_bits(reader, 1) != 0) ++ones;
     const unsigned expected = expected_length(table, i, largest);
-    const unsigned length = code % 2 == 0 ? expected + code / 2 : expected - (code + 1) / 2;
+    const unsigned length = ones % 2 == 0 ? expected + ones / 2 : expected - (ones + 1) / 2;
     if (length > kRansBits) return {};  // also catches negative values
     if (length == 0) continue;
     const unsigned stored_bits = std::min(length - 1, precision);
@@ -99,7 +100,7 @@ Frequencies read_frequencies(BitReader& reader, std::size_t symbols_max) {
     slots_left -= frequency;
   }
   table[largest] = static_cast<std::uint16_t>(slots_left);
-  if (exhausted(reader)) return {};
+  if (is_exhausted(reader)) return {};
   return table;
 }
 
@@ -111,22 +112,23 @@ void rans_table(const Frequencies& table, bool escape, RansEntry* entries) {
   }
 }
 
-// Divides by multiplying with the reciprocal (T. Granlund and P. Montgomery, "Division by invariant integers using
-// multiplication", 1994), exact for every 31-bit state. A frequency of 1 has no 32-bit reciprocal: its quotient is one
-// too small, which the start corrects.
+// rans_put() divides by multiplying with the reciprocal (T. Granlund and P. Montgomery, "Division by invariant integers
+// using multiplication", 1994), exact for every 31-bit state. A frequency of 1 has no 32-bit reciprocal: its quotient
+// is one too small, which the first slot corrects.
 void rans_codes(const Frequencies& table, RansCode* codes) {
-  std::uint64_t start = 0;
+  std::uint64_t first_slot = 0;
   for (const std::uint64_t f : table) {
     const std::uint64_t shift = f > 1 ? static_cast<std::uint64_t>(std::bit_width(f - 1)) - 1 : 0;
     const std::uint64_t reciprocal = f > 1 ? ((std::uint64_t{1} << (32 + shift)) + f - 1) / f : ~0u;
-    *codes++ = reciprocal | (kRansSlots - f) << 32 | (start + (f == 1 ? kRansSlots - 1 : 0)) << 44 | shift << 56;
-    start += f;
+    const std::uint64_t corrected_slot = first_slot + (f == 1 ? kRansSlots - 1 : 0);
+    *codes++ = reciprocal | (kRansSlots - f) << 32 | corrected_slot << 44 | shift << 56;
+    first_slot += f;
   }
 }
 
 namespace {
 
-// For frequencies of at least 2.
+// The reciprocal of a frequency of at least 2: dividing by it is multiplying by `factor`, then shifting by 16 + shift.
 struct SmallReciprocal {
   std::uint32_t factor = 0, shift = 0;
   explicit SmallReciprocal(std::uint32_t frequency)
@@ -157,12 +159,12 @@ SmallFrequencies normalise_small(const std::array<double, kSmallSymbols>& weight
   // The largest is at least 256 / 16, and less is subtracted from it.
   const auto largest = std::max_element(table.begin(), table.end());
   *largest = static_cast<std::uint16_t>(*largest + slots_left);
-  // The writer divides by a 16-bit multiplication, which is not exact for all large frequencies. The next one gets the
-  // amount by which such a frequency is reduced.
-  auto next = table.end();
+  // The writer divides by a 16-bit multiplication, which is not exact for all large frequencies. The second largest
+  // gets the amount by which such a frequency is reduced.
+  auto second_largest = table.end();
   for (auto f = table.begin(); f != table.end(); ++f)
-    if (f != largest && *f > 0 && (next == table.end() || *f > *next)) next = f;
-  while (next != table.end() && !divides_exactly(*largest)) --*largest, ++*next;
+    if (f != largest && *f > 0 && (second_largest == table.end() || *f > *second_largest)) second_largest = f;
+  while (second_largest != table.end() && !divides_exactly(*largest)) --*largest, ++*second_largest;
   return table;
 }
 
@@ -177,63 +179,64 @@ void write_small_frequencies(const SmallFrequencies& table, BitWriter& out) {
 }
 
 bool read_small_frequencies(BitReader& reader, SmallFrequencies& table) {
-  const std::uint64_t present = get_bits(reader, kSmallUnchanged);
+  const std::uint64_t symbol_mask = get_bits(reader, kSmallUnchanged);
   std::uint32_t slots_left = kSmallSlots;
   for (unsigned i = 0; i < kSmallUnchanged; ++i) {
     table[i] = 0;
-    if ((present >> i & 1) == 0) continue;
+    if ((symbol_mask >> i & 1) == 0) continue;
     const auto length = static_cast<unsigned>(get_bits(reader, 3));
     table[i] = static_cast<std::uint16_t>(1u << length | get_bits(reader, length));
     if (table[i] >= slots_left) return false;
     slots_left -= table[i];
   }
   table[kSmallUnchanged] = static_cast<std::uint16_t>(slots_left);
-  return !exhausted(reader);
+  return !is_exhausted(reader);
 }
 
 void set_codes(unsigned range, const SmallFrequencies& table, SmallCodes& codes) {
-  std::uint32_t first = 0;
+  std::uint32_t first_slot = 0;
   for (unsigned s = 0; s < kSmallSymbols; ++s) {
-    const unsigned at = range << kSymbolBits | s;
+    const unsigned index = range << kSymbolBits | s;
     const std::uint32_t f = table[s];
-    const bool divides = f > 1;
-    const std::uint32_t factor = divides ? SmallReciprocal(f).factor : 0xffff;
-    codes.other_slots[at] = static_cast<std::uint8_t>(kSmallSlots - std::max(f, 1u));
-    codes.first_slot[at] = static_cast<std::uint8_t>(first);
-    codes.reciprocal_low[at] = static_cast<std::uint8_t>(factor);
-    codes.reciprocal_high[at] = static_cast<std::uint8_t>(factor >> 8);
-    codes.shift[at] = static_cast<std::uint8_t>(divides ? SmallReciprocal(f).shift : 0);
-    first += f;
+    const bool has_reciprocal = f > 1;
+    const std::uint32_t factor = has_reciprocal ? SmallReciprocal(f).factor : 0xffff;
+    codes.other_slots[index] = static_cast<std::uint8_t>(kSmallSlots - std::max(f, 1u));
+    codes.first_slot[index] = static_cast<std::uint8_t>(first_slot);
+    codes.reciprocal_low[index] = static_cast<std::uint8_t>(factor);
+    codes.reciprocal_high[index] = static_cast<std::uint8_t>(factor >> 8);
+    codes.shift[index] = static_cast<std::uint8_t>(has_reciprocal ? SmallReciprocal(f).shift : 0);
+    first_slot += f;
   }
 }
 
 void set_tables(unsigned range, const SmallFrequencies& table, SmallTables& tables) {
-  std::uint32_t first = 0;
+  std::uint32_t first_slot = 0;
   for (std::uint32_t s = 0; s < kSmallSymbols; ++s) {
-    const unsigned at = range << kSymbolBits | s;
-    const std::uint32_t more = std::max<std::uint32_t>(table[s], 1) - 1;
-    tables.first_slot[at] = static_cast<std::uint8_t>(first);  // below 256, because kSmallUnchanged comes last
-    tables.frequency_minus_one[at] = static_cast<std::uint8_t>(more);
-    for (std::uint32_t k = 0; k < table[s]; ++k) tables.slot[range * kSmallSlots + first + k] = s << 16 | more << 8 | k;
-    first += table[s];
+    const unsigned index = range << kSymbolBits | s;
+    const std::uint32_t frequency_minus_one = std::max<std::uint32_t>(table[s], 1) - 1;
+    tables.first_slot[index] = static_cast<std::uint8_t>(first_slot);  // below 256: kSmallUnchanged comes last
+    tables.frequency_minus_one[index] = static_cast<std::uint8_t>(frequency_minus_one);
+    for (std::uint32_t k = 0; k < table[s]; ++k)
+      tables.slot[range * kSmallSlots + first_slot + k] = s << 16 | frequency_minus_one << 8 | k;
+    first_slot += table[s];
   }
 }
 
-std::byte* RansWriter::room_for(std::size_t bytes) {
-  if (bytes > room_.size()) {
-    room_.clear();  // avoids copying the old content
-    room_.resize(bytes + bytes / 4);
+std::byte* RansWriter::buffer_end(std::size_t bytes) {
+  if (bytes > buffer_.size()) {
+    buffer_.clear();  // avoids copying the old content
+    buffer_.resize(bytes + bytes / 4);
   }
-  return room_.data() + room_.size() / 2 * 2;
+  return buffer_.data() + buffer_.size() / 2 * 2;  // aligned for words
 }
 
 namespace {
 
 template <std::size_t kCount>
-void put_stream(const std::uint32_t (&states)[kCount], const std::uint16_t* from, const std::uint16_t* to,
+void put_stream(const std::uint32_t (&states)[kCount], const std::uint16_t* words_begin, const std::uint16_t* words_end,
                 ByteVector& out) {
   put_bytes(out, std::as_bytes(std::span(states)));
-  put_bytes(out, std::as_bytes(std::span(from, to)));
+  put_bytes(out, std::as_bytes(std::span(words_begin, words_end)));
 }
 
 template <std::size_t kCount>
@@ -247,7 +250,7 @@ bool open_stream(ByteSpan bytes, std::uint32_t (&states)[kCount], const std::byt
 
 template <class Reader>
 bool is_at_end(const Reader& reader) {
-  return reader.at == reader.word_count &&
+  return reader.word_index == reader.word_count &&
          std::ranges::all_of(reader.state, [](std::uint32_t s) { return s == kRansFloor; });
 }
 
@@ -258,23 +261,26 @@ void RansWriter::write(std::span<const RansRun> runs, ByteVector& out) {
   std::fill_n(states, kRansStates, kRansFloor);
   std::size_t total = 0;
   for (const RansRun& run : runs) total += run.symbols.size();
-  auto* const end = reinterpret_cast<std::uint16_t*>(room_for(2 * (total * kRansBits / 16 + kRansStates + 2)));
-  std::uint16_t* at = end;
+  // A symbol takes at most kRansBits bits.
+  auto* const end = reinterpret_cast<std::uint16_t*>(buffer_end(2 * (total * kRansBits / 16 + kRansStates + 2)));
+  std::uint16_t* begin = end;
   for (auto run = runs.rbegin(); run != runs.rend(); ++run)
     for (std::size_t i = run->symbols.size(); i-- > 0;)
-      at -= rans_put(states[i % kRansStates], run->codes[run->symbols[i]], at - 1);
-  put_stream(states, at, end, out);
+      begin -= rans_put(states[i % kRansStates], run->codes[run->symbols[i]], begin - 1);
+  put_stream(states, begin, end, out);
 }
 
-void RansWriter::write_small(const std::uint8_t* symbols, std::span<const std::uint32_t> lengths, std::uint32_t ranges,
-                             const SmallCodes& codes, std::uint32_t lanes, ByteVector& out) {
-  std::uint16_t states[kLanesMax];
-  std::fill_n(states, lanes, kSmallFloor);
-  std::byte* const end = room_for(std::accumulate(lengths.begin(), lengths.end(), std::size_t{kLanesMax}));
-  const std::byte* const at =
-      kernels().write_small(symbols, lengths.data(), lengths.size(), ranges, codes, lanes, states, end);
-  put_bytes(out, std::as_bytes(std::span(states, lanes)));
-  put_bytes(out, std::span(at, static_cast<const std::byte*>(end)));
+void RansWriter::write_small(const std::uint8_t* symbols, std::span<const std::uint32_t> run_lengths,
+                             std::uint32_t range_count, const SmallCodes& codes, std::uint32_t state_count,
+                             ByteVector& out) {
+  std::uint16_t states[kSmallStatesMax];
+  std::fill_n(states, state_count, kSmallFloor);
+  std::byte* const end =
+      buffer_end(std::accumulate(run_lengths.begin(), run_lengths.end(), std::size_t{kSmallStatesMax}));
+  const std::byte* const begin = kernels().write_small(symbols, run_lengths.data(), run_lengths.size(), range_count,
+                                                       codes, state_count, states, end);
+  put_bytes(out, std::as_bytes(std::span(states, state_count)));
+  put_bytes(out, std::span(begin, static_cast<const std::byte*>(end)));
 }
 
 bool rans_open(ByteSpan bytes, RansReader& reader) {
@@ -284,22 +290,23 @@ bool rans_open(ByteSpan bytes, WideRansReader& reader) {
   return open_stream(bytes, reader.state, reader.words, reader.word_count);
 }
 
-bool rans_open(ByteSpan bytes, std::uint32_t lanes, SmallReader& reader) {
-  if (bytes.size() < 2 * lanes) return false;
-  std::memcpy(reader.state, bytes.data(), 2 * lanes);
-  reader.lanes = lanes;
-  reader.bytes = bytes.data() + 2 * lanes;
-  reader.byte_count = bytes.size() - 2 * lanes;
-  reader.at = 0;
-  return std::ranges::all_of(std::span(reader.state, lanes), [](std::uint16_t s) { return s >= kSmallFloor; });
+bool rans_open(ByteSpan bytes, std::uint32_t state_count, SmallReader& reader) {
+  if (bytes.size() < 2 * state_count) return false;
+  std::memcpy(reader.state, bytes.data(), 2 * state_count);
+  reader.state_count = state_count;
+  reader.bytes = bytes.data() + 2 * state_count;
+  reader.byte_count = bytes.size() - 2 * state_count;
+  reader.byte_index = 0;
+  return std::ranges::all_of(std::span(reader.state, state_count), [](std::uint16_t s) { return s >= kSmallFloor; });
 }
 
-bool rans_at_end(const SmallReader& reader) {
-  return reader.at == reader.byte_count &&
-         std::ranges::all_of(std::span(reader.state, reader.lanes), [](std::uint16_t s) { return s == kSmallFloor; });
+bool is_rans_at_end(const SmallReader& reader) {
+  return reader.byte_index == reader.byte_count &&
+         std::ranges::all_of(std::span(reader.state, reader.state_count),
+                             [](std::uint16_t s) { return s == kSmallFloor; });
 }
 
-bool rans_at_end(const RansReader& reader) { return is_at_end(reader); }
-bool rans_at_end(const WideRansReader& reader) { return is_at_end(reader); }
+bool is_rans_at_end(const RansReader& reader) { return is_at_end(reader); }
+bool is_rans_at_end(const WideRansReader& reader) { return is_at_end(reader); }
 
 }  // namespace echoline::delta

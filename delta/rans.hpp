@@ -1,5 +1,6 @@
-// Frequency tables and the writer of the entropy coder: interleaved rANS states (J. Duda, "Asymmetric numeral systems",
-// 2013) over static tables. Internal to this folder; FORMAT.md, "Symbols". token.hpp reads.
+// Frequency tables and the writer of the entropy coder: rANS, range asymmetric numeral systems (J. Duda, "Asymmetric
+// numeral systems", 2013), with interleaved states over static tables. Internal to this folder; FORMAT.md, "Symbols".
+// token.hpp reads what this file writes.
 #pragma once
 #include <array>
 #include <cstdint>
@@ -19,10 +20,11 @@ using Frequencies = std::vector<std::uint16_t>;
 // zero the table is empty.
 Frequencies normalise(std::span<const std::uint64_t> weights);
 
-// Makes a table shorter to write: frequencies keep their highest bit and `precision` bits below it; the largest one
-// gets the remainder. More symbols justify more precision.
+// Makes a table shorter to write. Frequencies keep their highest bit and `precision` bits below it; the largest one
+// gets the remainder.
 void coarsen(Frequencies& table, unsigned precision);
-unsigned precision_for(std::uint64_t symbols);
+// The precision for a table that codes this many symbols. More symbols justify more.
+unsigned precision_for(std::uint64_t symbol_count);
 
 // `table` must have been coarsened to this precision.
 void write_frequencies(const Frequencies& table, unsigned precision, BitWriter& out);
@@ -39,13 +41,13 @@ using SmallFrequencies = std::array<std::uint16_t, kSmallSymbols>;
 // Scales weights; that of kSmallUnchanged and the sum must be positive. A symbol with weight gets at least 1.
 SmallFrequencies normalise_small(const std::array<double, kSmallSymbols>& weights);
 void write_small_frequencies(const SmallFrequencies& table, BitWriter& out);
-// False if malformed.
+// Returns false if the table is malformed.
 bool read_small_frequencies(BitReader& reader, SmallFrequencies& table);
-// Set the part for one range.
+// Set one range's part of the tables for encoding and decoding.
 void set_codes(unsigned range, const SmallFrequencies& table, SmallCodes& codes);
 void set_tables(unsigned range, const SmallFrequencies& table, SmallTables& tables);
 
-// A run of symbols that starts again with the first state; codes[s] encodes symbol s.
+// A run of symbols: its first symbol uses the first state. codes[s] encodes symbol s.
 struct RansRun {
   std::span<const std::uint16_t> symbols;
   const RansCode* codes = nullptr;
@@ -56,22 +58,23 @@ class RansWriter {
  public:
   // Appends four states and the words.
   void write(std::span<const RansRun> runs, ByteVector& out);
-  // Small symbols of `ranges` ranges with `lanes` states, and their bytes. Run r is the next lengths[r] of `symbols`.
-  void write_small(const std::uint8_t* symbols, std::span<const std::uint32_t> lengths, std::uint32_t ranges,
-                   const SmallCodes& codes, std::uint32_t lanes, ByteVector& out);
+  // Appends `state_count` states and the bytes of small symbols (block.hpp). Run r is the next run_lengths[r] symbols.
+  void write_small(const std::uint8_t* symbols, std::span<const std::uint32_t> run_lengths, std::uint32_t range_count,
+                   const SmallCodes& codes, std::uint32_t state_count, ByteVector& out);
 
  private:
-  std::byte* room_for(std::size_t bytes);  // the end of a buffer of this size
-  RawVector<std::byte> room_;
+  // Returns the end of a buffer of this size, because symbols are written from last to first.
+  std::byte* buffer_end(std::size_t bytes);
+  RawVector<std::byte> buffer_;
 };
 
-// False if `bytes` are too few for the states.
+// Begin to read. False if `bytes` are too few for the states, or a state is out of range.
 bool rans_open(ByteSpan bytes, RansReader& reader);
-// Whether every word was read and the states are the writer's initial ones, so that all symbols are correct.
-bool rans_at_end(const RansReader& reader);
 bool rans_open(ByteSpan bytes, WideRansReader& reader);
-bool rans_open(ByteSpan bytes, std::uint32_t lanes, SmallReader& reader);
-bool rans_at_end(const SmallReader& reader);
-bool rans_at_end(const WideRansReader& reader);
+bool rans_open(ByteSpan bytes, std::uint32_t state_count, SmallReader& reader);
+// Whether every word was read and the states are the writer's initial ones, so that all symbols are correct.
+bool is_rans_at_end(const RansReader& reader);
+bool is_rans_at_end(const SmallReader& reader);
+bool is_rans_at_end(const WideRansReader& reader);
 
 }  // namespace echoline::delta

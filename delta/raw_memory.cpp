@@ -10,10 +10,10 @@
 namespace echoline::delta {
 namespace {
 
-constexpr std::size_t kHugePage = 2u << 20, kPoolBytesMax = 64u << 20;
+constexpr std::size_t kHugePageBytes = 2u << 20, kPoolBytesMax = 64u << 20;
 
 // Sizes are eighths of powers of two, so that kept memory serves requests of similar size.
-std::size_t rounded(std::size_t bytes) {
+std::size_t rounded_up(std::size_t bytes) {
   const std::size_t step = std::bit_floor(bytes) / 8;
   return (bytes + step - 1) / step * step;
 }
@@ -21,21 +21,21 @@ std::size_t rounded(std::size_t bytes) {
 struct Pool {
   struct Block {
     void* memory = nullptr;
-    std::size_t bytes = 0;  // rounded
+    std::size_t bytes = 0;  // rounded up
   };
   std::mutex mutex;
   std::array<Block, 256> blocks;
-  std::size_t count = 0, bytes = 0;
+  std::size_t block_count = 0, bytes = 0;  // of all kept blocks
 };
 
 Pool& pool() {
-  static Pool& all = *new Pool;  // never destroyed, because other objects free memory at the end of the process
-  return all;
+  static Pool& memory_pool = *new Pool;  // never destroyed, because other objects free memory at the end of the process
+  return memory_pool;
 }
 
 void* allocate_from_system(std::size_t bytes) {
-  if (bytes < kHugePage) return ::operator new(bytes);
-  void* const memory = ::operator new (bytes, std::align_val_t{kHugePage});
+  if (bytes < kHugePageBytes) return ::operator new(bytes);
+  void* const memory = ::operator new (bytes, std::align_val_t{kHugePageBytes});
   ::madvise(memory, bytes, MADV_HUGEPAGE);  // advice: without it, the pages are small
   return memory;
 }
@@ -43,15 +43,15 @@ void* allocate_from_system(std::size_t bytes) {
 }  // namespace
 
 void* acquire_memory(std::size_t bytes) {
-  bytes = rounded(bytes);
-  Pool& all = pool();
+  bytes = rounded_up(bytes);
+  Pool& memory_pool = pool();
   {
-    const std::lock_guard lock(all.mutex);
-    for (std::size_t i = all.count; i-- > 0;)
-      if (all.blocks[i].bytes == bytes) {
-        void* const memory = all.blocks[i].memory;
-        all.blocks[i] = all.blocks[--all.count];
-        all.bytes -= bytes;
+    const std::lock_guard lock(memory_pool.mutex);
+    for (std::size_t i = memory_pool.block_count; i-- > 0;)
+      if (memory_pool.blocks[i].bytes == bytes) {
+        void* const memory = memory_pool.blocks[i].memory;
+        memory_pool.blocks[i] = memory_pool.blocks[--memory_pool.block_count];
+        memory_pool.bytes -= bytes;
         return memory;
       }
   }
@@ -59,20 +59,20 @@ void* acquire_memory(std::size_t bytes) {
 }
 
 void release_memory(void* memory, std::size_t bytes) {
-  bytes = rounded(bytes);
-  Pool& all = pool();
+  bytes = rounded_up(bytes);
+  Pool& memory_pool = pool();
   {
-    const std::lock_guard lock(all.mutex);
-    if (all.count < all.blocks.size() && all.bytes + bytes <= kPoolBytesMax) {
-      all.blocks[all.count++] = {memory, bytes};
-      all.bytes += bytes;
+    const std::lock_guard lock(memory_pool.mutex);
+    if (memory_pool.block_count < memory_pool.blocks.size() && memory_pool.bytes + bytes <= kPoolBytesMax) {
+      memory_pool.blocks[memory_pool.block_count++] = {.memory = memory, .bytes = bytes};
+      memory_pool.bytes += bytes;
       return;
     }
   }
-  if (bytes < kHugePage)
+  if (bytes < kHugePageBytes)
     ::operator delete(memory);
   else
-    ::operator delete (memory, std::align_val_t{kHugePage});
+    ::operator delete (memory, std::align_val_t{kHugePageBytes});
 }
 
 }  // namespace echoline::delta

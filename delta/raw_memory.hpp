@@ -1,6 +1,6 @@
-// Vectors for large contents. Those of at least 2 MiB use huge pages if the system has them. Freed memory is kept for
+// Vectors for large contents. Memory of at least 2 MiB uses huge pages if the system has them. Freed memory is kept for
 // the next vector, because a page fault per 4 KiB would take longer than writing the content. resize() of a RawVector
-// leaves new elements uninitialised.
+// leaves new elements uninitialised, because they are overwritten anyway.
 #pragma once
 #include <cstddef>
 #include <new>
@@ -9,8 +9,8 @@
 
 namespace echoline::delta {
 
-// Memory of kPooledBytesMin bytes or more. Released memory is kept for later calls, up to 64 MiB per process.
-// Thread-safe.
+// Allocate and free memory of kPooledBytesMin bytes or more. Released memory is kept for later calls, up to 64 MiB per
+// process. Thread-safe.
 inline constexpr std::size_t kPooledBytesMin = 256u << 10;
 void* acquire_memory(std::size_t bytes);
 void release_memory(void* memory, std::size_t bytes);

@@ -15,9 +15,9 @@ namespace echoline::delta {
 namespace {
 
 constexpr std::string_view kOperation = "apply in place";
-constexpr std::uint64_t kPageBytes = 4096;
-constexpr std::uint64_t kWindowBytes = 8u << 20;
-constexpr std::uint64_t kRangeBytesMax = 1u << 20;
+constexpr std::uint64_t kPageBytes = 4096;          // files are written in whole pages
+constexpr std::uint64_t kWindowBytes = 8u << 20;    // of a file or tensor, in memory at a time
+constexpr std::uint64_t kRangeBytesMax = 1u << 20;  // per write
 static_assert(kWindowBytes % kLeafBytes == 0);
 
 unsigned thread_count(const ApplyOptions& options) { return std::clamp(options.threads, 1u, 256u); }
@@ -46,14 +46,17 @@ std::optional<Digest> digest_after(const Checkpoint& checkpoint, const Journal& 
   std::vector<std::vector<Digest>> leaves(state.size());
   for (std::size_t i = 0; i < state.size(); ++i) {
     leaves[i].resize(leaf_count(state[i].bytes.size()));
-    for (std::uint64_t at = 0; at < state[i].bytes.size(); at += kWindowBytes) windows.push_back({i, at});
+    for (std::uint64_t first_byte = 0; first_byte < state[i].bytes.size(); first_byte += kWindowBytes)
+      windows.push_back({.tensor = i, .first_byte = first_byte});
   }
   std::atomic<std::uint64_t> covered_bytes{0};
   for_each_parallel(windows.size(), std::clamp(threads, 1u, 256u), [&](unsigned, std::size_t w) {
-    const auto [tensor, first] = windows[w];
-    const ByteSpan old = state[tensor].bytes.subspan(first, std::min(kWindowBytes, state[tensor].bytes.size() - first));
+    const std::size_t tensor = windows[w].tensor;
+    const std::uint64_t first_byte = windows[w].first_byte;
+    const ByteSpan tensor_bytes = state[tensor].bytes;
+    const ByteSpan old = tensor_bytes.subspan(first_byte, std::min(kWindowBytes, tensor_bytes.size() - first_byte));
     const Checkpoint::Place place = checkpoint.place(tensor);
-    const std::uint64_t begin = place.first_byte + first, end = begin + old.size();
+    const std::uint64_t begin = place.first_byte + first_byte, end = begin + old.size();  // of the window in the file
     const auto is_before = [&](const JournalRecord& r) {
       return r.file < place.file || (r.file == place.file && r.end() <= begin);
     };
@@ -61,20 +64,20 @@ std::optional<Digest> digest_after(const Checkpoint& checkpoint, const Journal& 
     for (auto r = std::ranges::partition_point(journal.records, is_before);
          r != journal.records.end() && r->file == place.file && r->first_byte < end; ++r) {
       if (new_content.empty()) new_content.assign(old.begin(), old.end());
-      overlay(*r, begin, new_content, [](std::uint64_t, std::uint64_t) {});
+      apply_record(*r, begin, new_content, [](std::uint64_t, std::uint64_t) {});
       covered_bytes += std::min(r->end(), end) - std::max(r->first_byte, begin);
     }
-    digest_leaves(new_content.empty() ? old : ByteSpan(new_content), leaves[tensor].data() + first / kLeafBytes);
+    digest_leaves(new_content.empty() ? old : ByteSpan(new_content), leaves[tensor].data() + first_byte / kLeafBytes);
   });
-  std::uint64_t expected = 0;
-  for (const JournalRecord& r : journal.records) expected += r.byte_count;
-  if (covered_bytes != expected) return std::nullopt;
+  std::uint64_t record_bytes = 0;
+  for (const JournalRecord& r : journal.records) record_bytes += r.byte_count;
+  if (covered_bytes != record_bytes) return std::nullopt;  // some bytes of records are outside all tensors
   return combine_leaves(state, leaves);
 }
 
-Redo::Redo(const Journal& journal, const std::vector<std::filesystem::path>& names, const LockedFiles& files,
+Redo::Redo(const Journal& journal, const std::vector<std::filesystem::path>& paths, const LockedFiles& files,
            const ApplyOptions& options)
-    : journal_(journal), names_(names), files_(files), options_(options) {
+    : journal_(journal), paths_(paths), files_(files), options_(options) {
   for (const JournalRecord& r : journal.records) total_bytes_ += r.byte_count;
 }
 
@@ -91,31 +94,35 @@ Status Redo::run() {
     if (options_.progress) options_.progress(done_bytes_, total_bytes_);
   });
   if (error_) return *error_;
-  for (std::size_t i = 0; i < names_.size(); ++i)
-    if (::fsync(files_.fd(i)) != 0) return os_error(kOperation, names_[i]);
+  for (std::size_t i = 0; i < paths_.size(); ++i)
+    if (::fsync(files_.fd(i)) != 0) return os_error(kOperation, paths_[i]);
   return ok();
 }
 
 Status Redo::write(const JournalRecord& r) {
   std::vector<std::byte> window;
-  std::vector<bool> pages;  // of the window: changed pages
-  for (std::uint64_t at = r.first_byte; at < r.end(); at += window.size()) {
-    window.resize(static_cast<std::size_t>(std::min(r.end() - at, kWindowBytes)));
-    const std::uint64_t first_page = at / kPageBytes;
-    pages.assign(static_cast<std::size_t>((at + window.size() - 1) / kPageBytes - first_page + 1), false);
-    if (!r.whole) ECHO_TRY(read_all_at(files_.fd(r.file), window, at, names_[r.file]));
-    overlay(r, at, window, [&](std::uint64_t begin, std::uint64_t end) {
+  std::vector<bool> is_changed;  // by page of the window
+  for (std::uint64_t window_begin = r.first_byte; window_begin < r.end(); window_begin += window.size()) {
+    window.resize(static_cast<std::size_t>(std::min(r.end() - window_begin, kWindowBytes)));
+    const std::uint64_t window_end = window_begin + window.size();
+    const std::uint64_t first_page = window_begin / kPageBytes;
+    is_changed.assign(static_cast<std::size_t>((window_end - 1) / kPageBytes - first_page + 1), false);
+    // A record of single elements keeps the bytes between them.
+    if (!r.whole) ECHO_TRY(read_all_at(files_.fd(r.file), window, window_begin, paths_[r.file]));
+    apply_record(r, window_begin, window, [&](std::uint64_t begin, std::uint64_t end) {
       for (std::uint64_t page = begin / kPageBytes; page <= (end - 1) / kPageBytes; ++page)
-        pages[static_cast<std::size_t>(page - first_page)] = true;
+        is_changed[static_cast<std::size_t>(page - first_page)] = true;
     });
-    for (std::size_t i = 0, next; i < pages.size(); i = next) {
-      next = i + 1;
-      if (!pages[i]) continue;
-      while (next < pages.size() && pages[next] && (next - i) * kPageBytes < kRangeBytesMax) ++next;
-      const std::uint64_t begin = std::max((first_page + i) * kPageBytes, at);
-      const std::uint64_t end = std::min((first_page + next) * kPageBytes, at + window.size());
-      ECHO_TRY(write_all_at(files_.fd(r.file), std::span(window).subspan(begin - at, end - begin), begin, kOperation,
-                            names_[r.file]));
+    // Writes runs of changed pages, from page i to below page_end.
+    for (std::size_t i = 0, page_end; i < is_changed.size(); i = page_end) {
+      page_end = i + 1;
+      if (!is_changed[i]) continue;
+      while (page_end < is_changed.size() && is_changed[page_end] && (page_end - i) * kPageBytes < kRangeBytesMax)
+        ++page_end;
+      const std::uint64_t begin = std::max((first_page + i) * kPageBytes, window_begin);
+      const std::uint64_t end = std::min((first_page + page_end) * kPageBytes, window_end);
+      ECHO_TRY(write_all_at(files_.fd(r.file), std::span(window).subspan(begin - window_begin, end - begin), begin,
+                            kOperation, paths_[r.file]));
       const std::lock_guard lock(mutex_);
       written_bytes_ += end - begin;
       if (options_.observer) options_.observer(ApplyStage::kRangeWritten);

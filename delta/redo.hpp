@@ -1,4 +1,5 @@
-// Applies a journal to its files. Internal to this folder.
+// Applies a journal (journal.hpp: the bytes to write to the files of a checkpoint) to its files. Internal to this
+// folder.
 #pragma once
 #include <filesystem>
 #include <mutex>
@@ -12,15 +13,16 @@
 
 namespace echoline::delta {
 
-// The digest that the checkpoint will have after the journal is applied; its files are the journal's. Writes nothing.
-// Does not depend on which part was applied before. Absent if a record concerns bytes outside tensors.
+// Computes the digest that the checkpoint will have after the journal is applied; its files are the journal's. Writes
+// nothing. The result does not depend on which part was applied before. Absent if a record concerns bytes outside
+// tensors.
 std::optional<Digest> digest_after(const Checkpoint& checkpoint, const Journal& journal, unsigned threads);
 
 // Writes the pages that a journal changes to its files and makes them durable. Idempotent.
 class Redo {
  public:
-  // `names` and `files`: those of journal.files.
-  Redo(const Journal& journal, const std::vector<std::filesystem::path>& names, const LockedFiles& files,
+  // `paths` and `files`: those of journal.files.
+  Redo(const Journal& journal, const std::vector<std::filesystem::path>& paths, const LockedFiles& files,
        const ApplyOptions& options);
   Status run();
   std::uint64_t written_bytes() const { return written_bytes_; }
@@ -28,7 +30,7 @@ class Redo {
  private:
   Status write(const JournalRecord& record);
   const Journal& journal_;
-  const std::vector<std::filesystem::path>& names_;
+  const std::vector<std::filesystem::path>& paths_;
   const LockedFiles& files_;
   const ApplyOptions& options_;
   std::mutex mutex_;

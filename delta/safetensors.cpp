@@ -22,7 +22,7 @@ struct Entry {
   std::string name;
   std::optional<DType> dtype;
   std::optional<std::vector<std::int64_t>> shape;
-  std::optional<std::vector<std::int64_t>> offsets;
+  std::optional<std::vector<std::int64_t>> offsets;  // begin and end of its bytes within the data
 };
 
 // Reads the header's JSON as events: { name: {dtype, shape, data_offsets}, "__metadata__": {text: text} }. For anything
@@ -35,14 +35,15 @@ class HeaderReader final : public nlohmann::json_sax<json> {
 
   bool key(string_t& text) override {
     key_ = text;
-    if (depth_ == 2) return in_metadata_ ? true : tensor_key();
+    if (depth_ == 2) return in_metadata_ ? true : accept_tensor_key();
+    // At depth 1 the key is a tensor's name, or that of the metadata.
     in_metadata_ = text == kMetadataKey;
     if (!names_.insert(text).second) return refuse(fmt::format("'{}' occurs twice", text));
-    if (!in_metadata_) entries.push_back({text, {}, {}, {}});
+    if (!in_metadata_) entries.emplace_back().name = text;
     return true;
   }
   bool start_object(std::size_t) override {
-    if (depth_ == 2 || numbers_) return refuse_value("an object");
+    if (depth_ == 2 || open_list_) return refuse_value("an object");
     ++depth_;
     return true;
   }
@@ -55,23 +56,23 @@ class HeaderReader final : public nlohmann::json_sax<json> {
     return true;
   }
   bool start_array(std::size_t) override {
-    if (depth_ != 2 || in_metadata_ || numbers_) return refuse_value("a list");
-    if (key_ == "shape") numbers_ = &entries.back().shape.emplace();
-    if (key_ == "data_offsets") numbers_ = &entries.back().offsets.emplace();
-    return numbers_ ? true : refuse_value("a list");
+    if (depth_ != 2 || in_metadata_ || open_list_) return refuse_value("a list");
+    if (key_ == "shape") open_list_ = &entries.back().shape.emplace();
+    if (key_ == "data_offsets") open_list_ = &entries.back().offsets.emplace();
+    return open_list_ ? true : refuse_value("a list");
   }
   bool end_array() override {
-    numbers_ = nullptr;
+    open_list_ = nullptr;
     return true;
   }
   bool number_unsigned(number_unsigned_t value) override {
-    if (!numbers_ || value > INT64_MAX) return refuse_value(fmt::format("the number {}", value));
-    if (numbers_->size() == kRankMax) return refuse(fmt::format("a list in '{}' is too long", entries.back().name));
-    numbers_->push_back(static_cast<std::int64_t>(value));
+    if (!open_list_ || value > INT64_MAX) return refuse_value(fmt::format("the number {}", value));
+    if (open_list_->size() == kRankMax) return refuse(fmt::format("a list in '{}' is too long", entries.back().name));
+    open_list_->push_back(static_cast<std::int64_t>(value));
     return true;
   }
   bool string(string_t& text) override {
-    if (numbers_ || depth_ != 2) return refuse_value("a text");
+    if (open_list_ || depth_ != 2) return refuse_value("a text");
     if (in_metadata_) {
       if (!metadata.emplace(key_, text).second) return refuse(fmt::format("metadata '{}' occurs twice", key_));
       return true;
@@ -92,17 +93,17 @@ class HeaderReader final : public nlohmann::json_sax<json> {
   }
 
  private:
-  bool tensor_key() {
+  bool accept_tensor_key() {
     const Entry& e = entries.back();
-    const bool seen =
+    const bool is_repeated =
         (key_ == "dtype" && e.dtype) || (key_ == "shape" && e.shape) || (key_ == "data_offsets" && e.offsets);
-    if (seen) return refuse(fmt::format("tensor '{}' has '{}' twice", e.name, key_));
+    if (is_repeated) return refuse(fmt::format("tensor '{}' has '{}' twice", e.name, key_));
     if (key_ != "dtype" && key_ != "shape" && key_ != "data_offsets")
       return refuse(fmt::format("tensor '{}' has the unknown key '{}'", e.name, key_));
     return true;
   }
-  bool refuse(std::string why) {
-    error_ = std::move(why);
+  bool refuse(std::string error) {
+    error_ = std::move(error);
     return false;
   }
   bool refuse_value(std::string_view found) {
@@ -110,26 +111,27 @@ class HeaderReader final : public nlohmann::json_sax<json> {
                               : fmt::format("'{}' cannot be {}", key_, found));
   }
   std::string error_;
-  std::string key_;
+  std::string key_;  // the latest
   std::set<std::string> names_;
   int depth_ = 0;  // nesting of objects
   bool in_metadata_ = false;
-  std::optional<std::vector<std::int64_t>>::value_type* numbers_ = nullptr;  // the list being read
+  std::vector<std::int64_t>* open_list_ = nullptr;  // the list of numbers being read
 };
 
 // Creates tensors over `data`, which they must fill exactly.
 Result<StateView> place_tensors(std::vector<Entry> entries, ByteSpan data, std::string_view what) {
-  const auto error_of = [&](const Entry& e, std::string_view why) {
-    return fail(Code::kInvalid, "read safetensors", "{}: tensor '{}' {}", what, e.name, why);
+  // First checks each entry alone, then all in the order of their data.
+  const auto error_of = [&](const Entry& e, std::string_view defect) {
+    return fail(Code::kInvalid, "read safetensors", "{}: tensor '{}' {}", what, e.name, defect);
   };
   for (const Entry& e : entries) {
     if (e.offsets->size() != 2 || (*e.offsets)[0] > (*e.offsets)[1])
       return error_of(e, "has data_offsets that are not a begin and an end");
     const auto bytes = tensor_bytes(*e.dtype, *e.shape);
     if (!bytes) return error_of(e, bytes.error().detail);
-    const auto found = static_cast<std::uint64_t>((*e.offsets)[1] - (*e.offsets)[0]);
-    if (found != *bytes)
-      return error_of(e, fmt::format("takes {} bytes by type and shape, its data_offsets span {}", *bytes, found));
+    const auto span_bytes = static_cast<std::uint64_t>((*e.offsets)[1] - (*e.offsets)[0]);
+    if (span_bytes != *bytes)
+      return error_of(e, fmt::format("takes {} bytes by type and shape, its data_offsets span {}", *bytes, span_bytes));
   }
   std::sort(entries.begin(), entries.end(), [](const Entry& a, const Entry& b) { return *a.offsets < *b.offsets; });
   StateView tensors;
@@ -141,7 +143,7 @@ Result<StateView> place_tensors(std::vector<Entry> entries, ByteSpan data, std::
                                      begin < end ? "tensors overlap" : "there is a gap before it"));
     end = static_cast<std::uint64_t>((*e.offsets)[1]);
     const ByteSpan bytes = end <= data.size() ? data.subspan(begin, end - begin) : ByteSpan{};
-    tensors.push_back({std::move(e.name), *e.dtype, std::move(*e.shape), bytes});
+    tensors.push_back({.name = std::move(e.name), .dtype = *e.dtype, .shape = std::move(*e.shape), .bytes = bytes});
   }
   if (end != data.size())
     return fail(Code::kInvalid, "read safetensors",
@@ -157,37 +159,38 @@ Result<StateView> place_tensors(std::vector<Entry> entries, ByteSpan data, std::
 std::string header_text(const StateView& tensors, const Metadata& metadata) {
   std::string text = "{";
   if (!metadata.empty()) text += fmt::format("\"{}\":{},", kMetadataKey, json(metadata).dump());
-  std::uint64_t at = 0;
+  std::uint64_t offset = 0;
   for (const TensorView& t : tensors) {
     text += fmt::format(R"({}:{{"dtype":"{}","shape":[{}],"data_offsets":[{},{}]}},)", json(t.name).dump(),
-                        dtype_name(t.dtype), fmt::join(t.shape, ","), at, at + t.bytes.size());
-    at += t.bytes.size();
+                        dtype_name(t.dtype), fmt::join(t.shape, ","), offset, offset + t.bytes.size());
+    offset += t.bytes.size();
   }
   if (text.back() == ',') text.pop_back();
   text += '}';
-  text.resize((text.size() + 7) / 8 * 8, ' ');
+  text.resize((text.size() + 7) / 8 * 8, ' ');  // the data begins at a multiple of 8
   return text;
 }
 
 }  // namespace
 
 Result<SafetensorsContent> parse_safetensors(std::span<const std::byte> file, std::string_view what) {
-  const auto error_of = [&](std::string_view why) {
-    return fail(Code::kInvalid, "read safetensors", "{}: {}", what, why);
+  const auto error_of = [&](std::string_view defect) {
+    return fail(Code::kInvalid, "read safetensors", "{}: {}", what, defect);
   };
-  if (file.size() < 8)
+  constexpr std::size_t kLengthBytes = sizeof(std::uint64_t);
+  if (file.size() < kLengthBytes)
     return error_of(fmt::format("a safetensors file has at least 8 bytes, this one has {}", file.size()));
-  const auto length = load<std::uint64_t>(file.data());
-  if (length > kHeaderBytesMax)
+  const auto header_bytes = load<std::uint64_t>(file.data());
+  if (header_bytes > kHeaderBytesMax)
     return error_of(
-        fmt::format("it declares a header of {} bytes, at most {} are allowed; this is not a safetensors file", length,
-                    kHeaderBytesMax));
-  if (length > file.size() - 8)
+        fmt::format("it declares a header of {} bytes, at most {} are allowed; this is not a safetensors file",
+                    header_bytes, kHeaderBytesMax));
+  if (header_bytes > file.size() - kLengthBytes)
     return error_of(
         fmt::format("it declares a header of {} bytes, so the file should have at least {}, it has {}: it is "
                     "cut short; fetch it again",
-                    length, length + 8, file.size()));
-  const ByteSpan header = file.subspan(8, length);
+                    header_bytes, header_bytes + kLengthBytes, file.size()));
+  const ByteSpan header = file.subspan(kLengthBytes, header_bytes);
   const auto* text = reinterpret_cast<const char*>(header.data());
   if (header.empty() || *text != '{')
     return error_of("the header does not start with '{'; this is not a safetensors file");
@@ -198,7 +201,8 @@ Result<SafetensorsContent> parse_safetensors(std::span<const std::byte> file, st
     return error_of(fmt::format("bad header: {}", e.what()));
   }
   SafetensorsContent content;
-  ECHO_ASSIGN(content.tensors, place_tensors(std::move(reader.entries), file.subspan(8 + length), what));
+  const ByteSpan data = file.subspan(kLengthBytes + header_bytes);
+  ECHO_ASSIGN(content.tensors, place_tensors(std::move(reader.entries), data, what));
   content.metadata = std::move(reader.metadata);
   return content;
 }
@@ -240,9 +244,9 @@ Result<std::string> file_head(StateView& tensors, const Metadata& metadata, cons
 Result<std::string> safetensors_bytes(const StateView& state, const Metadata& metadata) try {
   StateView tensors = state;
   ECHO_ASSIGN(std::string file, file_head(tensors, metadata, "in memory"));
-  std::size_t size = file.size();
-  for (const TensorView& t : tensors) size += t.bytes.size();
-  file.reserve(size);
+  std::size_t file_bytes = file.size();
+  for (const TensorView& t : tensors) file_bytes += t.bytes.size();
+  file.reserve(file_bytes);
   for (const TensorView& t : tensors) file.append(reinterpret_cast<const char*>(t.bytes.data()), t.bytes.size());
   return file;
 } catch (const std::bad_alloc&) {

@@ -19,9 +19,9 @@ struct SafetensorsContent {
   Metadata metadata;
 };
 
-// Parses a whole file in memory. Strict: a header of at most 100,000,000 bytes that starts with '{', no duplicate or
-// unknown keys, known types, and tensors that fill the data without gap or overlap. kInvalid, with `what` (a path) in
-// the message, and expected and found sizes for a wrong size. The views refer to `file`.
+// Parses a whole file in memory, strictly. The header has at most 100,000,000 bytes and starts with '{'. It has no
+// duplicate or unknown keys, and only known types. Tensors fill the data without gap or overlap. kInvalid, with `what`
+// (a path) in the message, and expected and found sizes for a wrong size. The views refer to `file`.
 Result<SafetensorsContent> parse_safetensors(std::span<const std::byte> file, std::string_view what);
 
 // A safetensors file mapped read-only. The views of view() are valid while this object (or the one it was moved into)
@@ -43,7 +43,7 @@ class SafetensorsFile {
   SafetensorsContent content_;
 };
 
-// The bytes of such a file.
+// Returns the bytes of such a file.
 Result<std::string> safetensors_bytes(const StateView& state, const Metadata& metadata = {});
 
 // Writes `state` in one pass without a second copy in memory. Atomic: temporary file, fsync, rename, fsync of the

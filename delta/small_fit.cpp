@@ -11,9 +11,10 @@
 namespace echoline::delta {
 namespace {
 
-constexpr double kExceptionBits = 22;  // approximate cost, beside the open bits of its step
+constexpr double kExceptionBits = 22;  // approximate cost of a change without a symbol, beside the low bits of its step
 
-// Adds `count` steps, spread evenly from `least` to `most`, to their symbols' weights.
+// Adds `count` steps, spread evenly from `least` to `most`, to their symbols' weights. Steps without a symbol are left
+// out.
 void spread_steps(std::int64_t least, std::int64_t most, unsigned low_bits, double count,
                   std::array<double, kSmallSymbols>& weights) {
   const std::int64_t first = std::max<std::int64_t>(least >> low_bits, -std::int64_t{kZeroStep});
@@ -28,39 +29,43 @@ void spread_steps(std::int64_t least, std::int64_t most, unsigned low_bits, doub
   }
 }
 
+// A coding with a given number of low bits.
 struct Draft {
   std::array<double, kSmallSymbols> weights{};
-  double bits = 0;  // of the sample
+  double bits = 0;  // to code the sample
 };
 
 Draft draft_of(std::span<const std::uint32_t> counts, unsigned low_bits, double total) {
   Draft draft;
-  double changed = 0, coded = 0;
+  double changed = 0, coded = 0;  // elements that change, and those of them that have a symbol
   for (std::size_t symbol = 1; symbol < counts.size(); ++symbol) {
     if (counts[symbol] == 0) continue;
     const auto token = static_cast<unsigned>(symbol - 1);
     changed += counts[symbol];
-    if (const unsigned open = extra_bits(token); open < kLowBitsMax + 4) {
-      const auto least = static_cast<std::int64_t>(token_step(token & ~1u, 0));
-      const std::int64_t most = least + (std::int64_t{1} << open) - 1;
+    // Longer steps never fit in a symbol.
+    if (const unsigned bits = extra_bits(token); bits < kLowBitsMax + 4) {
+      const auto least = static_cast<std::int64_t>(step_of_token(token & ~1u, 0));
+      const std::int64_t most = least + (std::int64_t{1} << bits) - 1;
       const bool towards_zero = token & 1;
       spread_steps(towards_zero ? -most : least, towards_zero ? -least : most, low_bits, counts[symbol], draft.weights);
     }
   }
-  // A symbol in the table costs every element a little; one without costs its elements an exception.
+  // A symbol in the table costs every element a little. A symbol that is not in the table costs its elements an
+  // exception. So a symbol is in the table from this share of the sample on.
   constexpr double kShareMin = 0.0005;
-  const auto coded_weights = std::span(draft.weights).first(kSmallUnchanged);
-  const auto is_sampled = [&](std::size_t i) { return i < coded_weights.size() && draft.weights[i] > 0; };
+  const auto step_weights = std::span(draft.weights).first(kSmallUnchanged);
+  // Also false for the wrapped index before the first symbol.
+  const auto is_sampled = [&](std::size_t i) { return i < step_weights.size() && draft.weights[i] > 0; };
   std::array<double, kSmallUnchanged> fitted{};
-  for (std::size_t i = 0; i < coded_weights.size(); ++i) {
-    if (low_bits == 0 && i == kZeroStep) continue;
+  for (std::size_t i = 0; i < step_weights.size(); ++i) {
+    if (low_bits == 0 && i == kZeroStep) continue;  // a step of 0 is no change
     // Elements outside the sample may have symbols that it lacks, most likely next to those it has.
-    const double unseen = is_sampled(i - 1) || is_sampled(i + 1) ? 0.5 : 0.25;
-    const double weight = coded_weights[i] > 0 ? coded_weights[i] + 0.5 : changed > 0 ? unseen : 0;
-    if (weight >= kShareMin * total) fitted[i] = std::max(coded_weights[i], unseen * (changed > 0));
+    const double unsampled_weight = is_sampled(i - 1) || is_sampled(i + 1) ? 0.5 : 0.25;
+    const double weight = step_weights[i] > 0 ? step_weights[i] + 0.5 : changed > 0 ? unsampled_weight : 0;
+    if (weight >= kShareMin * total) fitted[i] = std::max(step_weights[i], unsampled_weight * (changed > 0));
   }
-  std::ranges::copy(fitted, coded_weights.begin());
-  for (const double w : coded_weights) coded += w;
+  std::ranges::copy(fitted, step_weights.begin());
+  for (const double w : step_weights) coded += w;
   draft.weights[kSmallUnchanged] = std::max<double>(counts[0], 0.5);
   const double weight_total = coded + draft.weights[kSmallUnchanged];
   for (const double w : draft.weights)

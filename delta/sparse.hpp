@@ -1,7 +1,7 @@
-// Sparse coding: the changes of one segment, given its old content. Whether a float changes in a training step depends
-// on its old exponent, and it nearly always changes to a neighbouring float (delta/entropy.hpp has the bound). So
-// elements are sorted into ranges of exponents, and each range is coded with its own statistics. Internal to this
-// folder; FORMAT.md, "Sparse coding".
+// Sparse coding: the changes of one segment (a part of a tensor), given its old content. Whether a float changes in a
+// training step depends on its old exponent, and it nearly always changes to a neighbouring float (delta/entropy.hpp
+// has the bound). So elements are sorted into ranges of exponents, and each range is coded with its own statistics.
+// Internal to this folder; FORMAT.md, "Sparse coding".
 #pragma once
 #include <functional>
 #include <memory>
@@ -16,7 +16,7 @@
 
 namespace echoline::delta {
 
-// The elements of a tensor in a segment.
+// The place of a segment in its tensor.
 struct SegmentPlace {
   DType dtype = DType::kU8;
   std::uint64_t first_element = 0;
@@ -28,7 +28,7 @@ struct SparseCount {
   std::uint64_t bound_bits = 0;  // entropy of positions and steps, given each element's range of old values
 };
 
-// Called for each leaf of a segment, in order, after its memory was read.
+// Called for each leaf (64 KiB, digest.hpp) of a segment, in order, after its memory was read.
 using LeafRead = std::function<void(std::size_t first_byte, std::size_t bytes)>;
 
 // Keeps its working memory between calls, a few times the bytes it writes. Use one per thread.
@@ -57,10 +57,10 @@ class SparseDecoder {
  public:
   SparseDecoder();
   ~SparseDecoder();
-  // Decodes `changed` changes of the segment with old content `old`. `small`: dense ranges have small symbols; false:
-  // those of version 3. Without `room`, only changed leaves are made, all in the same memory. kCorrupt if the coding is
+  // Decodes `changed` changes of the segment with old content `old`. `has_small_symbols`: false for the coding of
+  // version 3. Without `room`, only changed leaves are decoded, all into the same memory. kCorrupt if the coding is
   // malformed; `leaf_done` then received wrong content.
-  Status decode(ByteSpan coded, bool small, std::uint64_t changed, const Content& old, DType dtype,
+  Status decode(ByteSpan coded, bool has_small_symbols, std::uint64_t changed, const Content& old, DType dtype,
                 const LeafRoom& room, const LeafDone& leaf_done);
 
  private:

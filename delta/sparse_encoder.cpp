@@ -1,4 +1,6 @@
-// SparseEncoder of sparse.hpp. segment.cpp calls it for each segment that changes.
+// SparseEncoder of sparse.hpp: codes the changes of a segment (a part of a tensor). segment.cpp calls it for each
+// segment that changes. Elements are coded by ranges of their old exponents: dense ranges with a small symbol per
+// element, the others with the gaps between changes and a token for each step.
 #include <algorithm>
 #include <array>
 #include <numeric>
@@ -11,7 +13,7 @@
 namespace echoline::delta {
 
 struct SparseEncoder::State {
-  // The changes of a range. Kept between calls for their memory.
+  // The changes of a range that is coded by gaps. Kept between calls for their memory.
   struct Range {
     std::vector<std::uint32_t> gaps;
     std::vector<std::uint16_t> tokens, gap_tokens;
@@ -20,8 +22,8 @@ struct SparseEncoder::State {
   std::array<Range, kRangesMax + 1> ranges;  // the last: exceptions among dense elements
   std::vector<std::uint16_t> block_symbols;
   RawVector<std::uint8_t> dense_symbols;
-  std::vector<std::uint32_t> dense_runs;       // symbols of each block that is not untouched
-  RawVector<std::byte> dense_olds, dense_now;  // elements of dense ranges, of a block or of the segment
+  std::vector<std::uint32_t> dense_run_lengths;  // number of symbols of each block that is not untouched
+  RawVector<std::byte> dense_olds, dense_now;    // elements of dense ranges, of a block or of the segment
   RawVector<std::byte> low_bit_bytes;
   std::array<SmallFit, kRangesMax> fits;
   std::vector<std::uint32_t> step_counts;
@@ -32,11 +34,11 @@ struct SparseEncoder::State {
   std::uint32_t changed_bits[kBlockWordsMax];
   RawVector<std::byte> old_leaf, now_leaf;  // for content in several pieces
 
-  // Makes room in `v` for `more` elements after the first `used`. Returns its data.
-  template <class V>
-  static auto* with_room(V& v, std::size_t used, std::size_t more) {
-    if (v.size() < used + more) v.resize(std::max(2 * v.size(), used + more + 4096));
-    return v.data();
+  // Makes room in `vector` for `further` elements after the first `used`. Returns its data.
+  template <class Vector>
+  static auto* with_room(Vector& vector, std::size_t used, std::size_t further) {
+    if (vector.size() < used + further) vector.resize(std::max(2 * vector.size(), used + further + 4096));
+    return vector.data();
   }
   void make_gap_room(std::size_t range, std::uint32_t elements) {
     elements += kSpareElements;
@@ -48,8 +50,8 @@ struct SparseEncoder::State {
   // Makes room for the symbols of this many more elements.
   void make_dense_room(std::uint32_t elements) {
     make_gap_room(kRangesMax, elements);
-    sink.dense = with_room(dense_symbols, sink.dense_count, elements + kSpareElements);
-    sink.low.bytes = with_room(low_bit_bytes, sink.low.at, elements * kLowBitsMax / 8 + 16);
+    sink.dense_symbols = with_room(dense_symbols, sink.dense_symbol_count, elements + kSpareElements);
+    sink.low.bytes = with_room(low_bit_bytes, sink.low.whole_bytes, elements * kLowBitsMax / 8 + 16);
   }
   // Appends the dense elements of a sorted block after `used` ones.
   void pack_block(const std::byte* old, const std::byte* now, std::uint32_t count, std::size_t element_bytes,
@@ -77,15 +79,17 @@ unsigned SparseEncoder::State::sort_block(const SparseModel& model, const std::b
     kernels().sort[width_index(element_bytes)](prev, count, model_for(model.block, symbol), sorted);
   };
   sort(previous);
-  double expected = 0;  // number of changes by the model
-  for (std::uint32_t i = 0; i <= model.block.ranges - model.block.dense; ++i)
-    expected += sorted.count[i] * model.density[i];
-  const double tolerance = model.rows_differ ? 0 : 1.0 / 8;
+  double expected_changes = 0;  // by the model
+  for (std::uint32_t i = 0; i <= model.block.range_count - model.block.dense_range_count; ++i)
+    expected_changes += sorted.count[i] * model.density[i];
   // Without a change, "untouched" is cheaper if the model expects several changes, or hardly ever one.
-  if (changed == 0 && (expected > 3 || expected < 0.05)) return kSymbolUntouched;
-  if (model.block.exponent_mask == 0 ||
-      std::abs(changed - expected) <= 4 + 3 * std::sqrt(expected) + tolerance * expected)
-    return previous;
+  constexpr double kSeveralChanges = 3, kHardlyAChange = 0.05;
+  if (changed == 0 && (expected_changes > kSeveralChanges || expected_changes < kHardlyAChange))
+    return kSymbolUntouched;
+  // Keeps the previous symbol if the number of changes is within three standard deviations of the expected one.
+  const double relative_tolerance = model.rows_differ ? 0 : 1.0 / 8;
+  const double tolerance = 4 + 3 * std::sqrt(expected_changes) + relative_tolerance * expected_changes;
+  if (model.block.exponent_mask == 0 || std::abs(changed - expected_changes) <= tolerance) return previous;
   const unsigned best = choose_symbol(model, prev, count, element_bytes, changed_bits, previous);
   if (best != previous) sort(best);
   return best;
@@ -95,11 +99,13 @@ void SparseEncoder::State::sample_dense(SparseModel& model, const BlockGrid& gri
                                         const Content& cur, std::size_t element_bytes) {
   const std::uint64_t part_elements = model.rows_differ ? 512 : 1024;
   const std::uint64_t elements = cur.size() / element_bytes, leaf_elements = kLeafBytes / element_bytes;
-  const bool is_whole = elements < 64 * part_elements;
+  // A small segment is read as one part. A larger one has 16 to 32 parts; if its rows differ, four times as many of
+  // half the length.
+  const bool reads_all = elements < 64 * part_elements;
   const std::uint64_t parts =
-      is_whole ? 1 : std::clamp<std::uint64_t>(elements / (32 * 1024), 16, 32) * (model.rows_differ ? 4 : 1);
+      reads_all ? 1 : std::clamp<std::uint64_t>(elements / (32 * 1024), 16, 32) * (model.rows_differ ? 4 : 1);
   const unsigned width = width_index(element_bytes);
-  step_counts.assign(static_cast<std::size_t>(model.block.dense) << kTokenBits, 0);
+  step_counts.assign(static_cast<std::size_t>(model.block.dense_range_count) << kTokenBits, 0);
   unsigned symbol = kSymbolUnshifted;
   const auto add = [&](std::uint64_t first, std::uint32_t count) {
     const std::byte* old = prev.part(first * element_bytes, count * element_bytes, old_leaf).data();
@@ -108,7 +114,7 @@ void SparseEncoder::State::sample_dense(SparseModel& model, const BlockGrid& gri
     const unsigned chosen = sort_block(model, old, count, element_bytes, changed, symbol);
     if (chosen == kSymbolUntouched) return;
     symbol = chosen;
-    if (model.block.dense < model.block.ranges) {
+    if (model.block.dense_range_count < model.block.range_count) {
       pack_block(old, now, count, element_bytes, 0);
       old = dense_olds.data();
       now = dense_now.data();
@@ -117,7 +123,9 @@ void SparseEncoder::State::sample_dense(SparseModel& model, const BlockGrid& gri
   };
   for (std::uint64_t i = 0; i < parts; ++i) {
     const std::uint64_t part_begin = i * (elements / parts) / 32 * 32;
-    const std::uint64_t part_end = is_whole ? elements : part_begin + part_elements;
+    const std::uint64_t part_end = reads_all ? elements : part_begin + part_elements;
+    // Visits the blocks of the leaves that the part touches, because blocks end at leaves. Adds the blocks' elements
+    // within the part.
     for (std::uint64_t leaf = part_begin / leaf_elements * leaf_elements; leaf < std::min(part_end, elements);
          leaf += leaf_elements)
       for_each_block(grid, leaf, std::min(leaf + leaf_elements, elements),
@@ -133,41 +141,43 @@ void SparseEncoder::State::sample_dense(SparseModel& model, const BlockGrid& gri
 void SparseEncoder::State::code_packed(SparseModel& model, std::size_t element_bytes) {
   constexpr std::uint64_t kSampleElements = 1u << 15;
   const unsigned width = width_index(element_bytes);
-  const std::uint64_t elements = std::accumulate(dense_runs.begin(), dense_runs.end(), std::uint64_t{0});
+  const std::uint64_t elements = std::accumulate(dense_run_lengths.begin(), dense_run_lengths.end(), std::uint64_t{0});
   const std::size_t sampled_one_in = std::max<std::size_t>(elements / kSampleElements, 1);
-  // f(index of the run, model of its block, elements before it, elements)
+  // Calls f(index of the run, symbol of its block, dense elements before it, its elements).
   const auto for_each_run = [&](auto&& f) {
-    std::size_t run = 0, before = 0;
+    std::size_t run = 0, elements_before = 0;
     for (const std::uint16_t symbol : block_symbols) {
       if (symbol == kSymbolUntouched) continue;
-      f(run, symbol, before, dense_runs[run]);
-      before += dense_runs[run++];
+      f(run, symbol, elements_before, dense_run_lengths[run]);
+      elements_before += dense_run_lengths[run++];
     }
   };
-  step_counts.assign(static_cast<std::size_t>(model.block.dense) << kTokenBits, 0);
-  for_each_run([&](std::size_t run, unsigned symbol, std::size_t before, std::uint32_t count) {
+  step_counts.assign(static_cast<std::size_t>(model.block.dense_range_count) << kTokenBits, 0);
+  for_each_run([&](std::size_t run, unsigned symbol, std::size_t elements_before, std::uint32_t count) {
     if (run % sampled_one_in != 0) return;
-    kernels().count_steps[width](dense_olds.data() + before * element_bytes, dense_now.data() + before * element_bytes,
-                                 count, model_for(model.block, symbol), step_counts.data());
+    const std::size_t offset = elements_before * element_bytes;
+    kernels().count_steps[width](dense_olds.data() + offset, dense_now.data() + offset, count,
+                                 model_for(model.block, symbol), step_counts.data());
   });
   fit_dense(model, element_bytes);
-  for_each_run([&](std::size_t, unsigned symbol, std::size_t before, std::uint32_t count) {
+  for_each_run([&](std::size_t, unsigned symbol, std::size_t elements_before, std::uint32_t count) {
     make_dense_room(count);
-    kernels().put_dense[width](dense_olds.data() + before * element_bytes, dense_now.data() + before * element_bytes,
-                               count, model_for(model.block, symbol), sink);
+    const std::size_t offset = elements_before * element_bytes;
+    kernels().put_dense[width](dense_olds.data() + offset, dense_now.data() + offset, count,
+                               model_for(model.block, symbol), sink);
   });
 }
 
 void SparseEncoder::State::fit_dense(SparseModel& model, std::size_t element_bytes) {
   model.block.has_low_bits = false;
-  for (std::uint32_t r = 0; r < model.block.dense; ++r) {
+  for (std::uint32_t r = 0; r < model.block.dense_range_count; ++r) {
     fits[r] = fit_small(std::span(step_counts).subspan(std::size_t{r} << kTokenBits, kTokensMax),
                         low_bits_max(element_bytes));
     model.block.low_bits[r] = static_cast<std::uint8_t>(fits[r].low_bits);
     model.block.has_low_bits |= fits[r].low_bits > 0;
-    unsigned coded = 0;
-    for (unsigned i = 0; i < kSmallUnchanged; ++i) coded |= static_cast<unsigned>(fits[r].table[i] > 0) << i;
-    model.block.coded[r] = static_cast<std::uint16_t>(coded);
+    unsigned coded_symbols = 0;
+    for (unsigned i = 0; i < kSmallUnchanged; ++i) coded_symbols |= static_cast<unsigned>(fits[r].table[i] > 0) << i;
+    model.block.coded_symbols[r] = static_cast<std::uint16_t>(coded_symbols);
   }
 }
 
@@ -176,51 +186,52 @@ namespace {
 // Assembles a segment's bits and runs of symbols in the order of FORMAT.md.
 class Assembly {
  public:
+  // Reserves codes for one run of block symbols, and two runs (gaps, steps) for each range.
   Assembly() { codes_.reserve((1 + 2 * kRangesMax) * kTokensMax); }
 
   void put_model(const BlockModel& model, const BlockGrid& grid) {
-    bits_.put(grid.length - 1, 13);
-    bits_.put(grid.first - 1, 13);
-    bits_.put(model.base, 11);
-    bits_.put(model.ranges - 1, 4);
-    bits_.put(model.dense, 5);
-    for (std::uint32_t r = 0; r + 1 < model.ranges; ++r) bits_.put(model.bound[r], 5);
+    bits_.put(grid.length - 1, kBlockLengthBits);
+    bits_.put(grid.first - 1, kBlockLengthBits);
+    bits_.put(model.base, kBaseBits);
+    bits_.put(model.range_count - 1, kRangeCountBits);
+    bits_.put(model.dense_range_count, kDenseRangeCountBits);
+    for (std::uint32_t r = 0; r + 1 < model.range_count; ++r) bits_.put(model.range_end[r], kRangeEndBits);
   }
   void put_blocks(std::span<const std::uint16_t> symbols) {
-    runs_.push_back({symbols, add_codes(put_table(counts_of(symbols)))});
+    runs_.push_back({.symbols = symbols, .codes = add_codes(put_table(counts_of(symbols)))});
   }
 
   // Writes count, codes and tables of a range coded by gaps. Returns its code.
   GapCode put_gaps(const GapSink& gap, std::vector<std::uint16_t>& tokens) {
     bits_.put_number(gap.count);
     if (gap.count == 0) return {};
-    const GapCode code = choose_gap_code(static_cast<double>(gap.count), static_cast<double>(gap.seen));
-    bits_.put(code.shift, 5);
-    bits_.put(code.table, 5);
+    const GapCode code = choose_gap_code(static_cast<double>(gap.count), static_cast<double>(gap.elements_seen));
+    bits_.put(code.shift, kGapShiftBits);
+    bits_.put(code.table, kGapTableBits);
     tokens.clear();
     for (std::uint32_t i = 0; i < gap.count; ++i) {
       std::uint32_t high = gap.gaps[i] >> code.shift;
       for (; high >= kGapEscape; high -= kGapEscape) tokens.push_back(kGapEscape);
       tokens.push_back(static_cast<std::uint16_t>(high));
     }
-    runs_.push_back({tokens, add_codes(gap_frequencies()[code.table])});
+    runs_.push_back({.symbols = tokens, .codes = add_codes(gap_frequencies()[code.table])});
     const std::span<const std::uint16_t> steps(gap.tokens, gap.count);
     const std::vector<std::uint64_t> counts = counts_of(steps);
-    runs_.push_back({steps, add_codes(put_table(counts))});
+    runs_.push_back({.symbols = steps, .codes = add_codes(put_table(counts))});
     entropy_bits_ += entropy_of(std::span<const std::uint64_t>(counts)) +
-                     entropy_of<std::uint64_t>(std::array<std::uint64_t, 2>{gap.count, gap.seen - gap.count});
+                     entropy_of<std::uint64_t>(std::array<std::uint64_t, 2>{gap.count, gap.elements_seen - gap.count});
     return code;
   }
   // Writes the number of states and the tables of the dense ranges.
-  void put_dense(std::span<const SmallFit> fits, unsigned lanes_log2) {
-    bits_.put(lanes_log2, 4);
+  void put_dense(std::span<const SmallFit> fits, unsigned state_count_log2) {
+    bits_.put(state_count_log2, kStateCountLog2Bits);
     for (const SmallFit& fit : fits) {
-      bits_.put(fit.low_bits, 6);
+      bits_.put(fit.low_bits, kLowBitsBits);
       write_small_frequencies(fit.table, bits_);
     }
   }
 
-  // Writes, after all tables, the bits that symbols leave open.
+  // Write, after all tables, the bits of gaps and steps that their tokens do not give.
   void put_low_bits(const GapSink& gap, const GapCode& code) {
     for (std::uint32_t i = 0; i < gap.count; ++i) bits_.put(gap.gaps[i], code.shift);
   }
@@ -296,46 +307,47 @@ std::uint64_t SparseEncoder::State::write(const SparseModel& model, const BlockG
   assembly.put_blocks(block_symbols);
   std::array<GapCode, kRangesMax + 1> codes;
   std::vector<std::uint32_t> gap_coded;
-  for (std::uint32_t r = block.dense; r < block.ranges; ++r) gap_coded.push_back(r);
-  if (block.dense > 0) gap_coded.push_back(kRangesMax);
+  for (std::uint32_t r = block.dense_range_count; r < block.range_count; ++r) gap_coded.push_back(r);
+  if (block.dense_range_count > 0) gap_coded.push_back(kRangesMax);
   for (const std::uint32_t r : gap_coded) codes[r] = assembly.put_gaps(sink.gap[r], ranges[r].gap_tokens);
-  // Chooses the number of states (lanes). More are faster, but each takes 16 bits: at most a 120th of the symbols'
-  // bits, or a 40th for kRunStep states, the fewest with which vector code can run.
-  unsigned lanes_log2 = 0;
-  if (block.dense > 0) {
+  // Chooses the number of rANS states. More are faster, but each takes 16 bits. So all take at most a 120th of the
+  // symbols' bits, or a 40th if they are kRunStateAlignment, the fewest with which vector code can run.
+  unsigned state_count_log2 = 0;
+  if (block.dense_range_count > 0) {
     double symbol_bits = 0, sampled_elements = 0;
-    for (std::uint32_t r = 0; r < block.dense; ++r) {
-      double in_range = 0;
+    for (std::uint32_t r = 0; r < block.dense_range_count; ++r) {
+      double range_elements = 0;
       for (const std::uint32_t n : std::span(step_counts).subspan(std::size_t{r} << kTokenBits, kTokensMax))
-        in_range += n;
-      symbol_bits += in_range * fits[r].bits_per_element;
-      sampled_elements += in_range;
+        range_elements += n;
+      symbol_bits += range_elements * fits[r].bits_per_element;
+      sampled_elements += range_elements;
     }
-    symbol_bits *= sink.dense_count / std::max(sampled_elements, 1.0);  // from the sample to the segment
-    const auto is_worthwhile = [&](unsigned lanes) {
-      return 16 * (lanes == kRunStep ? 40 : 120) * lanes <= symbol_bits;
+    symbol_bits *= sink.dense_symbol_count / std::max(sampled_elements, 1.0);  // from the sample to the segment
+    const auto is_worthwhile = [&](unsigned state_count) {
+      return 16 * (state_count == kRunStateAlignment ? 40 : 120) * state_count <= symbol_bits;
     };
-    for (unsigned log2 = 1; 1u << log2 <= kLanesMax; ++log2)
-      if (is_worthwhile(1u << log2)) lanes_log2 = log2;
-    assembly.put_dense(std::span(fits).first(block.dense), lanes_log2);
+    for (unsigned log2 = 1; 1u << log2 <= kSmallStatesMax; ++log2)
+      if (is_worthwhile(1u << log2)) state_count_log2 = log2;
+    assembly.put_dense(std::span(fits).first(block.dense_range_count), state_count_log2);
   }
   for (const std::uint32_t r : gap_coded) {
     const GapSink& gap = sink.gap[r];
     assembly.put_low_bits(gap, codes[r]);
     assembly.put_extras({gap.tokens, gap.count}, gap.extras);
   }
-  std::uint64_t entropy = std::move(assembly).finish(rans, out);
-  if (block.dense == 0) return entropy;
+  std::uint64_t entropy_bits_total = std::move(assembly).finish(rans, out);
+  if (block.dense_range_count == 0) return entropy_bits_total;
   const std::size_t dense_begin = out.size();
-  const std::uint64_t low_bits = 8 * sink.low.at + sink.low.filled;
-  put_bits(sink.low, 0, (8 - sink.low.filled) % 8);
-  put_varint(out, sink.low.at);
-  put_bytes(out, ByteSpan(low_bit_bytes).first(sink.low.at));
-  for (unsigned r = 0; r < block.dense; ++r) set_codes(r, fits[r].table, small_codes);
-  const std::uint32_t lanes = 1u << lanes_log2;
-  rans.write_small(sink.dense, dense_runs, block.dense, small_codes, lanes, out);
-  entropy += 8 * (out.size() - dense_begin - 2 * lanes) - 8 * sink.low.at + low_bits;
-  return entropy;
+  const std::uint64_t low_bits = 8 * sink.low.whole_bytes + sink.low.pending_bits;
+  put_bits(sink.low, 0, (8 - sink.low.pending_bits) % 8);
+  put_varint(out, sink.low.whole_bytes);
+  put_bytes(out, ByteSpan(low_bit_bytes).first(sink.low.whole_bytes));
+  for (unsigned r = 0; r < block.dense_range_count; ++r) set_codes(r, fits[r].table, small_codes);
+  const std::uint32_t state_count = 1u << state_count_log2;
+  rans.write_small(sink.dense_symbols, dense_run_lengths, block.dense_range_count, small_codes, state_count, out);
+  // All written bits except those of the states, and the low bits without padding.
+  entropy_bits_total += 8 * (out.size() - dense_begin - 2 * state_count) - 8 * sink.low.whole_bytes + low_bits;
+  return entropy_bits_total;
 }
 
 SparseEncoder::SparseEncoder() : state_(std::make_unique<State>()) {}
@@ -345,36 +357,36 @@ SparseCount SparseEncoder::encode(const Content& prev, const Content& cur, const
                                   const LeafRead& leaf_read, EntropyCounter* entropy, ByteVector& out) {
   const std::size_t element_bytes = dtype_bytes(place.dtype);
   const unsigned width = width_index(element_bytes);
-  const Kernels& k = kernels();
+  const Kernels& kernel_set = kernels();
   State& s = *state_;
   BlockGrid grid;
   SparseModel model = choose_model(prev, cur, place, grid);
   s.sink = {};
-  const bool all_dense = model.block.dense == model.block.ranges;
+  const bool all_dense = model.block.dense_range_count == model.block.range_count;
   // If most elements are not in dense ranges, a sample has too few that are. The pass then packs all of them, and their
   // tables are fitted afterwards.
-  const bool fit_after_pass = !all_dense && model.dense_part < 0.5;
-  if (model.block.dense > 0 && !fit_after_pass) s.sample_dense(model, grid, prev, cur, element_bytes);
+  const bool fit_after_pass = !all_dense && model.dense_fraction < 0.5;
+  if (model.block.dense_range_count > 0 && !fit_after_pass) s.sample_dense(model, grid, prev, cur, element_bytes);
   s.block_symbols.clear();
-  s.dense_runs.clear();
+  s.dense_run_lengths.clear();
   unsigned symbol = kSymbolUnshifted;
   std::uint64_t changed_total = 0;
-  std::size_t packed = 0;  // elements of dense ranges so far
-  const bool both_in_one_piece = prev.in_one_piece() && cur.in_one_piece();
+  std::size_t packed_elements = 0;  // elements of dense ranges so far
+  const bool both_contiguous = prev.is_contiguous() && cur.is_contiguous();
   for (std::size_t leaf = 0; leaf < cur.size(); leaf += kLeafBytes) {
     const std::size_t leaf_bytes = std::min(kLeafBytes, cur.size() - leaf), leaf_end = leaf + leaf_bytes;
-    const std::byte* const olds = prev.part(leaf, leaf_bytes, s.old_leaf).data();
-    const std::byte* const nows = cur.part(leaf, leaf_bytes, s.now_leaf).data();
+    const std::byte* const old_content = prev.part(leaf, leaf_bytes, s.old_leaf).data();
+    const std::byte* const new_content = cur.part(leaf, leaf_bytes, s.now_leaf).data();
     if (leaf_read) leaf_read(leaf, leaf_bytes);
     for_each_block(grid, leaf / element_bytes, leaf_end / element_bytes, [&](std::uint64_t first, std::uint32_t count) {
-      const std::byte* old = olds + (first * element_bytes - leaf);
-      const std::byte* now = nows + (first * element_bytes - leaf);
+      const std::byte* old = old_content + (first * element_bytes - leaf);
+      const std::byte* now = new_content + (first * element_bytes - leaf);
       // Prefetches later memory of both sides in small parts between the steps, because one large prefetch would stall.
       // `leaf_read` may read the next leaf.
       const std::byte* prev_ahead = old + kLeafBytes;
       const std::byte* cur_ahead = now + kLeafBytes;
       const auto prefetch_third = [&] {
-        if (!both_in_one_piece) return;
+        if (!both_contiguous) return;
         for (const std::byte* end = prev_ahead + count * element_bytes / 3; prev_ahead < end;
              prev_ahead += 64, cur_ahead += 64) {
           __builtin_prefetch(prev_ahead);
@@ -382,7 +394,7 @@ SparseCount SparseEncoder::encode(const Content& prev, const Content& cur, const
         }
       };
       prefetch_third();
-      const std::uint32_t changed = k.diff[width](old, now, count, s.changed_bits);
+      const std::uint32_t changed = kernel_set.diff[width](old, now, count, s.changed_bits);
       changed_total += changed;
       if (entropy) entropy->add(place.dtype, old, now, count, s.changed_bits);
       prefetch_third();
@@ -393,25 +405,26 @@ SparseCount SparseEncoder::encode(const Content& prev, const Content& cur, const
       symbol = chosen;
       const BlockModel block_model = model_for(model.block, symbol);
       if (!all_dense) {
-        for (std::uint32_t r = block_model.dense; r < block_model.ranges; ++r) s.make_gap_room(r, count);
-        k.collect[width](old, now, count, block_model, s.sorted, s.changed_bits, s.sink);
+        for (std::uint32_t r = block_model.dense_range_count; r < block_model.range_count; ++r)
+          s.make_gap_room(r, count);
+        kernel_set.collect[width](old, now, count, block_model, s.sorted, s.changed_bits, s.sink);
       }
-      if (block_model.dense == 0) return true;
+      if (block_model.dense_range_count == 0) return true;
       const std::uint32_t dense_elements = s.sorted.count[0];
-      s.dense_runs.push_back(dense_elements);
-      if (!all_dense) s.pack_block(old, now, count, element_bytes, fit_after_pass ? packed : 0);
-      packed += dense_elements;
+      s.dense_run_lengths.push_back(dense_elements);
+      if (!all_dense) s.pack_block(old, now, count, element_bytes, fit_after_pass ? packed_elements : 0);
+      packed_elements += dense_elements;
       if (fit_after_pass) return true;
       s.make_dense_room(dense_elements);
       if (all_dense)
-        k.put_dense[width](old, now, count, block_model, s.sink);
+        kernel_set.put_dense[width](old, now, count, block_model, s.sink);
       else
-        k.put_dense[width](s.dense_olds.data(), s.dense_now.data(), dense_elements, block_model, s.sink);
+        kernel_set.put_dense[width](s.dense_olds.data(), s.dense_now.data(), dense_elements, block_model, s.sink);
       return true;
     });
   }
-  if (changed_total > 0 && model.block.dense > 0 && fit_after_pass) s.code_packed(model, element_bytes);
-  return {changed_total, changed_total > 0 ? s.write(model, grid, out) : 0};
+  if (changed_total > 0 && model.block.dense_range_count > 0 && fit_after_pass) s.code_packed(model, element_bytes);
+  return {.changed = changed_total, .bound_bits = changed_total > 0 ? s.write(model, grid, out) : 0};
 }
 
 }  // namespace echoline::delta

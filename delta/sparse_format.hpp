@@ -9,36 +9,51 @@
 
 namespace echoline::delta {
 
+// Every block has a symbol: kSymbolUntouched if nothing changes in it, otherwise s, which shifts the exponents of the
+// segment's classes by s - kSymbolUnshifted.
 inline constexpr unsigned kSymbolUntouched = 0;
-inline constexpr unsigned kSymbolUnshifted = 8;  // block symbol s shifts the classes by s - 8 exponents
+inline constexpr unsigned kSymbolUnshifted = 8;
 inline constexpr unsigned kBlockSymbols = 16;
+// A gap is the number of unchanged elements of a range between two changes.
 inline constexpr unsigned kGapTables = 24;
 inline constexpr unsigned kGapEscape = 31;  // followed by another token, whose value is added to 31
 inline constexpr unsigned kGapShiftMax = 31;
+// Widths in bits of the fields of a segment's model, in the order in which they are stored.
+inline constexpr unsigned kBlockLengthBits = 13;  // of BlockGrid, each minus one
+inline constexpr unsigned kBaseBits = 11;
+inline constexpr unsigned kRangeCountBits = 4;  // of the count minus one
+inline constexpr unsigned kDenseRangeCountBits = 5;
+inline constexpr unsigned kRangeEndBits = 5;
+inline constexpr unsigned kGapShiftBits = 5, kGapTableBits = 5;  // of GapCode
+inline constexpr unsigned kStateCountLog2Bits = 4;               // of the rANS states of small symbols
+inline constexpr unsigned kLowBitsBits = 6;                      // of the number of low bits of a dense range
+// Argument of rans_table().
+inline constexpr bool kWithoutEscape = false;
 
-// Splits the gaps of a range into tokens and low bits.
+// How the gaps of a range are split into tokens and low bits.
 struct GapCode {
-  unsigned shift = 0;
-  unsigned table = 0;
+  unsigned shift = 0;  // number of low bits
+  unsigned table = 0;  // of the tokens, in gap_frequencies()
 };
 // Tables of gap tokens: geometric distributions whose means m are 2^((i + 1/2) / 8).
 const std::array<Frequencies, kGapTables>& gap_frequencies();
 const RansEntry* gap_entries(unsigned table);
 
-// Blocks end at multiples of the block length, counted over the tensor, and at the ends of leaves. Calls f(first
-// element, count) for each block of the leaf that starts at element `from` of the segment.
+// Blocks end at multiples of the block length, counted over the tensor, and at the ends of leaves (digest.hpp).
 struct BlockGrid {
-  std::uint32_t length = 0;
-  std::uint32_t first = 0;  // elements of the segment's first block
+  std::uint32_t length = 0;  // elements
+  std::uint32_t first = 0;   // elements of the segment's first block
 };
+// Calls f(first element, count) for each block of the leaf with elements [begin, end) of the segment, until f returns
+// false.
 template <class F>
-bool for_each_block(const BlockGrid& grid, std::uint64_t from, std::uint64_t to, F&& f) {
-  while (from < to) {
-    const std::uint64_t end =
-        from < grid.first ? grid.first : grid.first + ((from - grid.first) / grid.length + 1) * grid.length;
-    const std::uint64_t stop = std::min(end, to);
-    if (!f(from, static_cast<std::uint32_t>(stop - from))) return false;
-    from = stop;
+bool for_each_block(const BlockGrid& grid, std::uint64_t begin, std::uint64_t end, F&& f) {
+  while (begin < end) {
+    const std::uint64_t grid_end =
+        begin < grid.first ? grid.first : grid.first + ((begin - grid.first) / grid.length + 1) * grid.length;
+    const std::uint64_t block_end = std::min(grid_end, end);
+    if (!f(begin, static_cast<std::uint32_t>(block_end - begin))) return false;
+    begin = block_end;
   }
   return true;
 }

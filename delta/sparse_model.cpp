@@ -12,18 +12,21 @@ namespace echoline::delta {
 namespace {
 
 constexpr std::uint32_t kBlockElements = 4096;  // approximate length of blocks; FORMAT.md allows up to 8192
-constexpr std::uint32_t kRowBlockMin = 512;     // rows at least this long get blocks of their own if they differ
+constexpr std::uint32_t kRowBlockMin = 512;  // elements; rows at least this long get blocks of their own if they differ
+// Approximate bits of a step table's head and symbol, and of a range beside its table.
+constexpr double kTableHeadBits = 12, kTableSymbolBits = 10, kRangeHeadBits = 40;
 
 // Step tokens (token.hpp) that a sample counts. The last also counts all greater ones.
 constexpr unsigned kSampledTokens = 24;
 
+// Counts of sampled elements, of one class or of several.
 struct ClassSample {
   double elements = 0;
   double changed = 0;
   std::array<double, kSampledTokens> tokens{};
 };
 
-// Bits to code the steps of the changes.
+// Bits to code the steps (differences of new and old values) of the changes.
 double step_bits(const ClassSample& c) {
   double bits = 0;
   for (const double n : c.tokens) bits += entropy_bits(n, c.changed);
@@ -33,17 +36,17 @@ double step_bits(const ClassSample& c) {
 double flag_bits(const ClassSample& c) {
   return entropy_bits(c.changed, c.elements) + entropy_bits(c.elements - c.changed, c.elements);
 }
-// Approximate bits of a step table: a header, and ten for each symbol.
+// Approximate bits of a step table.
 double table_bits(const ClassSample& c) {
-  double symbols = 1;
-  for (const double n : c.tokens) symbols += n > 0;
-  return 12 + 10 * symbols;
+  double symbol_count = 1;
+  for (const double n : c.tokens) symbol_count += n > 0;
+  return kTableHeadBits + kTableSymbolBits * symbol_count;
 }
-// Smoothed, because changes may exist although the sample has none.
+// The fraction of changed elements. Smoothed, because changes may exist although the sample has none.
 double smoothed_density(const ClassSample& c) { return (c.changed + 0.02) / (c.elements + 1); }
 
 ClassSample joined(const ClassSample& a, const ClassSample& b) {
-  ClassSample c{a.elements + b.elements, a.changed + b.changed, {}};
+  ClassSample c{.elements = a.elements + b.elements, .changed = a.changed + b.changed};
   for (unsigned t = 0; t < kSampledTokens; ++t) c.tokens[t] = a.tokens[t] + b.tokens[t];
   return c;
 }
@@ -52,12 +55,13 @@ ClassSample joined(const ClassSample& a, const ClassSample& b) {
 struct RangeDraft {
   ClassSample sample;
   unsigned class_end = 0;  // exclusive
-  bool dense = false;      // a flag is coded for every element; false: the gaps between changes are coded
+  bool dense = false;      // a symbol is coded for every element; false: the gaps between changes are coded
   double bits = 0;         // estimate for the whole segment
 };
-// `scale`: elements of the segment for each sampled one. A range has about 40 bits beside its step table.
+// Bits to code a range. `scale`: elements of the segment for each sampled one.
 double range_bits(const ClassSample& sample, double scale) {
-  return scale * (flag_bits(sample) + step_bits(sample)) + (sample.elements > 0 ? 40 + table_bits(sample) : 0);
+  const double head_bits = sample.elements > 0 ? kRangeHeadBits + table_bits(sample) : 0;
+  return scale * (flag_bits(sample) + step_bits(sample)) + head_bits;
 }
 
 // Joins the best pair of adjacent ranges while that saves more bits in tables than it loses in precision, or while
@@ -66,42 +70,44 @@ void join_ranges(std::vector<RangeDraft>& drafts, double scale, double gap_range
   constexpr double kDenseRangeBits = 50;
   constexpr std::ptrdiff_t kDenseRangesMax = 8;  // lookups in more tables take twice as long
   struct Pair {
-    RangeDraft both;
+    RangeDraft joint;
     double saved_bits = 0;
     bool allowed = false;
   };
   const auto pair_at = [&](std::size_t i) -> Pair {
     const RangeDraft &a = drafts[i], &b = drafts[i + 1];
-    if (a.dense != b.dense) return {};
-    RangeDraft both{{}, b.class_end, a.dense, 0};
+    if (a.dense != b.dense) return {};  // a dense range is not joined with one coded by gaps
+    RangeDraft joint{.sample = {}, .class_end = b.class_end, .dense = a.dense};
     if (a.sample.elements == 0 || b.sample.elements == 0) {
-      both.sample = a.sample.elements == 0 ? b.sample : a.sample;
-      both.bits = a.bits + b.bits;
+      joint.sample = a.sample.elements == 0 ? b.sample : a.sample;
+      joint.bits = a.bits + b.bits;
     } else {
-      both.sample = joined(a.sample, b.sample);
-      both.bits = range_bits(both.sample, scale);
+      joint.sample = joined(a.sample, b.sample);
+      joint.bits = range_bits(joint.sample, scale);
     }
-    return {both, a.bits + b.bits - both.bits + (a.dense ? kDenseRangeBits : gap_range_bits), true};
+    const double overhead_bits = a.dense ? kDenseRangeBits : gap_range_bits;
+    return {.joint = joint, .saved_bits = a.bits + b.bits - joint.bits + overhead_bits, .allowed = true};
   };
   std::vector<Pair> pairs;  // pairs[i]: drafts i and i + 1
   for (std::size_t i = 0; i + 1 < drafts.size(); ++i) pairs.push_back(pair_at(i));
   std::ptrdiff_t dense_ranges = std::ranges::count_if(drafts, &RangeDraft::dense);
   while (!pairs.empty()) {
+    constexpr bool kAnyPair = false, kDensePair = true;
     const auto best_pair = [&](bool dense_only) {
       return std::ranges::max_element(pairs, {}, [&](const Pair& p) {
-        const bool eligible = p.allowed && (p.both.dense || !dense_only);
-        return eligible ? p.saved_bits : -std::numeric_limits<double>::infinity();
+        const bool is_eligible = p.allowed && (p.joint.dense || !dense_only);
+        return is_eligible ? p.saved_bits : -std::numeric_limits<double>::infinity();
       });
     };
-    auto best = best_pair(false);
+    auto best = best_pair(kAnyPair);
     if (!best->allowed) break;
     if (best->saved_bits <= 0 && drafts.size() <= kRangesMax) {
       if (dense_ranges <= kDenseRangesMax) break;
-      best = best_pair(true);
+      best = best_pair(kDensePair);
     }
-    if (best->both.dense) --dense_ranges;
+    if (best->joint.dense) --dense_ranges;
     const auto i = static_cast<std::size_t>(best - pairs.begin());
-    drafts[i] = best->both;
+    drafts[i] = best->joint;
     drafts.erase(drafts.begin() + static_cast<std::ptrdiff_t>(i) + 1);
     pairs.erase(best);
     // Only the neighbouring pairs change.
@@ -110,9 +116,10 @@ void join_ranges(std::vector<RangeDraft>& drafts, double scale, double gap_range
   }
 }
 
+// `base`: the exponent of class 0. `elements`: of the segment, `scale` times as many as the sample has.
 SparseModel fit_model(const std::array<ClassSample, kClasses>& classes, std::uint32_t base, double elements,
                       double scale) {
-  constexpr double kDenseFrom = 1.0 / 32;
+  constexpr double kDenseDensityMin = 1.0 / 32;  // a class with this fraction of changes is dense
   // A gap-coded range costs time for every element; this is its price in bits.
   const double gap_range_bits = elements / 4096;
   constexpr double kDenseFlagBits = 0.012;     // cost of an unchanged element in a dense range
@@ -125,7 +132,7 @@ SparseModel fit_model(const std::array<ClassSample, kClasses>& classes, std::uin
     const double density = std::clamp(smoothed_density(s), 1e-7, 1 - 1e-7);
     model.stay_log2[c] = std::log2(1 - density);
     model.change_log2_gain[c] = std::log2(density) - model.stay_log2[c];
-    if (s.elements > 0 && s.changed >= kDenseFrom * s.elements && s.changed >= 2) dense_classes = c + 1;
+    if (s.elements > 0 && s.changed >= kDenseDensityMin * s.elements && s.changed >= 2) dense_classes = c + 1;
   }
   double bits = 0, all_elements = 0, gap_coded_elements = 0;
   for (unsigned c = 0; c < kClasses; ++c) {
@@ -138,24 +145,26 @@ SparseModel fit_model(const std::array<ClassSample, kClasses>& classes, std::uin
     dense_classes = kClasses;
   std::vector<RangeDraft> drafts;
   for (unsigned c = 0; c < kClasses; ++c)
-    drafts.push_back({classes[c], c + 1, c < dense_classes, range_bits(classes[c], scale)});
+    drafts.push_back(
+        {.sample = classes[c], .class_end = c + 1, .dense = c < dense_classes, .bits = range_bits(classes[c], scale)});
   join_ranges(drafts, scale, gap_range_bits);
-  model.block.ranges = static_cast<std::uint32_t>(drafts.size());
+  model.block.range_count = static_cast<std::uint32_t>(drafts.size());
   unsigned c = 0;
   ClassSample dense_sample;
   for (unsigned r = 0; r < drafts.size(); ++r) {
-    model.block.dense += drafts[r].dense;
+    model.block.dense_range_count += drafts[r].dense;
     if (drafts[r].dense) dense_sample = joined(dense_sample, drafts[r].sample);
-    model.block.bound[r] = static_cast<std::uint8_t>(drafts[r].class_end);
+    model.block.range_end[r] = static_cast<std::uint8_t>(drafts[r].class_end);
     for (; c < drafts[r].class_end; ++c) model.block.range_of[c] = static_cast<std::uint8_t>(r);
     // Dense ranges come first and share entry 0.
-    const std::size_t entry = r + 1 - model.block.dense;
+    const std::size_t entry = r + 1 - model.block.dense_range_count;
     model.density[entry] = smoothed_density(drafts[r].dense ? dense_sample : drafts[r].sample);
   }
-  model.dense_part = dense_sample.elements / std::max(all_elements, 1.0);
+  model.dense_fraction = dense_sample.elements / std::max(all_elements, 1.0);
   return model;
 }
 
+// The result of sampling a segment.
 struct Sample {
   std::vector<ClassSample> by_exponent;
   std::size_t elements = 0;  // read, or skipped because nothing changes around them
@@ -164,9 +173,9 @@ struct Sample {
   double dispersion = 1;
 };
 
-// First element of the block that contains element `at`.
-std::size_t block_start(const BlockGrid& grid, std::size_t at) {
-  return at < grid.first ? 0 : at - (at - grid.first) % grid.length;
+// First element of the block that contains this element.
+std::size_t block_start(const BlockGrid& grid, std::size_t element) {
+  return element < grid.first ? 0 : element - (element - grid.first) % grid.length;
 }
 
 // Samples one or several segments.
@@ -175,10 +184,10 @@ class Sampler {
   explicit Sampler(const ExponentField& field) : field_(field), by_exponent_(field.mask + 1) {
     for (auto& counts : elements_) counts.resize(by_exponent_.size());
   }
-  // Reads about `wanted` elements, in runs spread evenly over the segment. With `grid`, skips runs in blocks that do
-  // not change.
+  // Reads about `sample_elements` elements, in runs spread evenly over the segment. With `grid`, skips runs in blocks
+  // that do not change.
   template <class T>
-  void add(const Content& prev, const Content& cur, std::size_t wanted, const BlockGrid* grid);
+  void add(const Content& prev, const Content& cur, std::size_t sample_elements, const BlockGrid* grid);
   double changes() const { return changes_; }
   Sample finish() &&;
 
@@ -194,28 +203,29 @@ class Sampler {
 };
 
 template <class T>
-void Sampler::add(const Content& prev, const Content& cur, std::size_t wanted, const BlockGrid* grid) {
-  constexpr std::size_t kRun = 32;
+void Sampler::add(const Content& prev, const Content& cur, std::size_t sample_elements, const BlockGrid* grid) {
+  constexpr std::size_t kRunElements = 32;
+  constexpr std::size_t kRunsAhead = 12;  // distance of prefetched memory
   const bool is_float = field_.mask != 0;
   const std::size_t count = cur.size() / sizeof(T);
-  const std::size_t stride = std::max<std::size_t>(count / wanted, 1) * kRun;
-  for (std::size_t at = 0; at < count; at += stride) {
-    const std::size_t end = std::min(at + kRun, count);
-    sampled_elements_ += end - at;
-    prev.prefetch((at + 12 * stride) * sizeof(T));
-    cur.prefetch((at + 12 * stride) * sizeof(T));
+  const std::size_t stride = std::max<std::size_t>(count / sample_elements, 1) * kRunElements;
+  for (std::size_t begin = 0; begin < count; begin += stride) {
+    const std::size_t end = std::min(begin + kRunElements, count);
+    sampled_elements_ += end - begin;
+    prev.prefetch((begin + kRunsAhead * stride) * sizeof(T));
+    cur.prefetch((begin + kRunsAhead * stride) * sizeof(T));
     if (grid) {
-      const std::size_t block = block_start(*grid, at);
+      const std::size_t block = block_start(*grid, begin);
       const std::size_t bytes = (std::min<std::size_t>(block + grid->length, count) - block) * sizeof(T);
       if (std::memcmp(prev.part(block * sizeof(T), bytes, prev_scratch_).data(),
                       cur.part(block * sizeof(T), bytes, cur_scratch_).data(), bytes) == 0)
         continue;
     }
-    const std::byte* const olds = prev.part(at * sizeof(T), (end - at) * sizeof(T), prev_scratch_).data();
-    const std::byte* const nows = cur.part(at * sizeof(T), (end - at) * sizeof(T), cur_scratch_).data();
+    const std::byte* const old_run = prev.part(begin * sizeof(T), (end - begin) * sizeof(T), prev_scratch_).data();
+    const std::byte* const new_run = cur.part(begin * sizeof(T), (end - begin) * sizeof(T), cur_scratch_).data();
     double changed = 0;
-    for (std::size_t i = 0; i < end - at; ++i) {
-      const T old = load<T>(olds + i * sizeof(T)), now = load<T>(nows + i * sizeof(T));
+    for (std::size_t i = 0; i < end - begin; ++i) {
+      const T old = load<T>(old_run + i * sizeof(T)), now = load<T>(new_run + i * sizeof(T));
       const std::size_t exponent = static_cast<std::size_t>(old >> field_.shift) & field_.mask;
       ++elements_[i % 2][exponent];
       if (old == now) continue;
@@ -232,7 +242,7 @@ void Sampler::add(const Content& prev, const Content& cur, std::size_t wanted, c
 }
 
 Sample Sampler::finish() && {
-  Sample sample{std::move(by_exponent_), sampled_elements_};
+  Sample sample{.by_exponent = std::move(by_exponent_), .elements = sampled_elements_};
   for (std::size_t e = 0; e <= field_.mask; ++e) sample.by_exponent[e].elements = elements_[0][e] + elements_[1][e];
   const double mean = changes_ / std::max(runs_, 1.0);
   if (runs_ >= 64 && changes_ > 0) sample.dispersion = (squared_changes_ / runs_ - mean * mean) / mean;
@@ -243,17 +253,17 @@ template <class T>
 Sample take_sample(const Content& prev, const Content& cur, const ExponentField& field, const BlockGrid* grid) {
   constexpr double kChangesEnough = 400;
   const std::size_t elements = cur.size() / sizeof(T);
-  // Samples again, more densely, if the first sample has too few changes.
-  for (const std::size_t one_in : {160, 64}) {
+  // Samples one element in 160, and again one in 64 if the first sample has too few changes.
+  for (const std::size_t sampled_one_in : {160, 64}) {
     Sampler sampler(field);
-    sampler.add<T>(prev, cur, std::clamp<std::size_t>(elements / one_in, 4 * 1024, 32 * 1024), grid);
-    if (sampler.changes() >= kChangesEnough || one_in == 64) return std::move(sampler).finish();
+    sampler.add<T>(prev, cur, std::clamp<std::size_t>(elements / sampled_one_in, 4 * 1024, 32 * 1024), grid);
+    if (sampler.changes() >= kChangesEnough || sampled_one_in == 64) return std::move(sampler).finish();
   }
   return {};
 }
 
-// Dispersions from which rows are taken to differ, or some to have no changes.
-constexpr double kRowsDiffer = 1.15, kRowsUntouched = 1.5;
+// From these values of Sample::dispersion on, rows count as different, or some as without changes.
+constexpr double kRowsDifferDispersion = 1.15, kRowsUntouchedDispersion = 1.5;
 
 // Returns the model for a segment of `elements` elements of type `dtype`.
 SparseModel model_of(const Sample& sample, DType dtype, double elements) {
@@ -280,27 +290,29 @@ template <class T>
 SparseModel sample_model(const Content& prev, const Content& cur, const SegmentPlace& place, BlockGrid& grid) {
   const ExponentField field = exponent_field(place.dtype);
   Sample sample = take_sample<T>(prev, cur, field, nullptr);
-  const bool rows_differ = sample.dispersion > kRowsDiffer;
+  const bool rows_differ = sample.dispersion > kRowsDifferDispersion;
   grid = choose_grid(place, rows_differ);
-  if (sample.dispersion > kRowsUntouched) sample = take_sample<T>(prev, cur, field, &grid);
+  if (sample.dispersion > kRowsUntouchedDispersion) sample = take_sample<T>(prev, cur, field, &grid);
   SparseModel model = model_of(sample, place.dtype, static_cast<double>(cur.size() / sizeof(T)));
   model.rows_differ = rows_differ;
   return model;
 }
 
-// Elements and changes of a block by class, counted from 16 classes below the model's first.
+// Elements and changes of a block, by class before clamping and shifting. Index 0 is kClassesBelow classes below the
+// model's first class.
+constexpr int kClassesBelow = 16, kCountedClasses = 64;
 struct BlockCounts {
-  std::array<double, 64> elements{}, changed{};
-  int first = 0, last = 63;  // all other counts are zero
+  std::array<double, kCountedClasses> elements{}, changed{};
+  int first = 0, last = kCountedClasses - 1;  // all other counts are zero
 };
 
 // log2 of the probability of a block's changes if its classes are shifted by `shift`.
 double log2_likelihood(const BlockCounts& counts, const SparseModel& model, int shift) {
   double sum = 0;
   for (int i = counts.first; i <= counts.last; ++i) {
-    const auto at = static_cast<std::size_t>(i);
-    const auto c = static_cast<std::size_t>(std::clamp(i - 16 - shift, 0, static_cast<int>(kClasses) - 1));
-    sum += counts.elements[at] * model.stay_log2[c] + counts.changed[at] * model.change_log2_gain[c];
+    const auto index = static_cast<std::size_t>(i);
+    const auto c = static_cast<std::size_t>(std::clamp(i - kClassesBelow - shift, 0, static_cast<int>(kClasses) - 1));
+    sum += counts.elements[index] * model.stay_log2[c] + counts.changed[index] * model.change_log2_gain[c];
   }
   return sum;
 }
@@ -309,39 +321,42 @@ double log2_likelihood(const BlockCounts& counts, const SparseModel& model, int 
 template <class T>
 BlockCounts count_classes(const std::byte* prev, std::uint32_t count, const BlockModel& model,
                           const std::uint32_t* changed) {
-  const std::uint32_t every = count >= 2048 ? 8 : 1;
-  std::array<std::uint32_t, 64> elements{}, changes{};
-  for (std::uint32_t w = 0; w * 32 < count; w += every)
+  const std::uint32_t word_stride = count >= 2048 ? 8 : 1;
+  std::array<std::uint32_t, kCountedClasses> elements{}, changes{};
+  for (std::uint32_t w = 0; w * 32 < count; w += word_stride)
     for (std::uint32_t i = w * 32; i < std::min(count, w * 32 + 32); ++i) {
       const auto exponent =
           static_cast<std::int64_t>((load<T>(prev + i * sizeof(T)) >> model.exponent_shift) & model.exponent_mask);
-      const auto at = static_cast<std::size_t>(std::clamp<std::int64_t>(exponent - model.base + 16, 0, 63));
-      ++elements[at];
-      changes[at] += changed[w] >> i % 32 & 1;
+      const std::int64_t class_index = exponent - model.base + kClassesBelow;
+      const auto index = static_cast<std::size_t>(std::clamp<std::int64_t>(class_index, 0, kCountedClasses - 1));
+      ++elements[index];
+      changes[index] += changed[w] >> i % 32 & 1;
     }
   BlockCounts counts;
   for (std::size_t i = 0; i < elements.size(); ++i) {
-    counts.elements[i] = every * elements[i];
-    counts.changed[i] = every * changes[i];
+    counts.elements[i] = word_stride * elements[i];
+    counts.changed[i] = word_stride * changes[i];
   }
-  const auto empty = [&](int i) {
+  const auto is_empty = [&](int i) {
     return counts.elements[static_cast<std::size_t>(i)] == 0 && counts.changed[static_cast<std::size_t>(i)] == 0;
   };
-  while (counts.first < counts.last && empty(counts.first)) ++counts.first;
-  while (counts.first < counts.last && empty(counts.last)) --counts.last;
+  while (counts.first < counts.last && is_empty(counts.first)) ++counts.first;
+  while (counts.first < counts.last && is_empty(counts.last)) --counts.last;
   return counts;
 }
 
 }  // namespace
 
 BlockGrid choose_grid(const SegmentPlace& place, bool rows_differ) {
-  BlockGrid grid{kBlockElements, 0};
-  const std::uint64_t row = place.row_elements;
-  if (row > 0 && row < kBlockElements) {
-    grid.length = static_cast<std::uint32_t>(rows_differ && row >= kRowBlockMin ? row : kBlockElements / row * row);
-  } else if (row >= kBlockElements && row < 4ull * kBlockElementsMax) {
-    const std::uint64_t parts = (row + kBlockElementsMax / 2) / kBlockElements;
-    grid.length = static_cast<std::uint32_t>((row + parts - 1) / std::max<std::uint64_t>(parts, 1));
+  BlockGrid grid{.length = kBlockElements};
+  const std::uint64_t row_elements = place.row_elements;
+  if (row_elements > 0 && row_elements < kBlockElements) {  // a row, or several rows
+    const bool is_single_row = rows_differ && row_elements >= kRowBlockMin;
+    grid.length =
+        static_cast<std::uint32_t>(is_single_row ? row_elements : kBlockElements / row_elements * row_elements);
+  } else if (row_elements >= kBlockElements && row_elements < 4ull * kBlockElementsMax) {  // a part of a row
+    const std::uint64_t parts = (row_elements + kBlockElementsMax / 2) / kBlockElements;
+    grid.length = static_cast<std::uint32_t>((row_elements + parts - 1) / std::max<std::uint64_t>(parts, 1));
   }
   grid.first = static_cast<std::uint32_t>(grid.length - place.first_element % grid.length);
   return grid;
@@ -357,23 +372,26 @@ unsigned choose_symbol(const SparseModel& model, const std::byte* prev, std::uin
   constexpr double kSwitchBits = 4;  // approximate cost of a rare symbol
   const BlockCounts counts =
       with_element_type(element_bytes, [&]<class T>(T) { return count_classes<T>(prev, count, model.block, changed); });
+  const auto log2_likelihood_of = [&](unsigned symbol) {
+    return log2_likelihood(counts, model, static_cast<int>(symbol) - static_cast<int>(kSymbolUnshifted));
+  };
   unsigned best = previous;
-  double best_bits =
-      log2_likelihood(counts, model, static_cast<int>(previous) - static_cast<int>(kSymbolUnshifted)) + kSwitchBits;
+  double best_log2 = log2_likelihood_of(previous) + kSwitchBits;
   for (unsigned symbol = 1; symbol < kBlockSymbols; ++symbol) {
-    const double bits = log2_likelihood(counts, model, static_cast<int>(symbol) - static_cast<int>(kSymbolUnshifted));
-    if (bits > best_bits) {
+    const double candidate_log2 = log2_likelihood_of(symbol);
+    if (candidate_log2 > best_log2) {
       best = symbol;
-      best_bits = bits;
+      best_log2 = candidate_log2;
     }
   }
   return best;
 }
 
 GapCode choose_gap_code(double changed, double elements) {
-  const double stay = std::clamp(1 - changed / std::max(elements, 1.0), 0.0, 1 - 1e-10);
+  // Gaps are taken as geometrically distributed; `ratio` is the probability that an element does not change. Each low
+  // bit of a gap halves the mean of the token that remains, and squares the ratio.
   GapCode code;
-  double ratio = stay;
+  double ratio = std::clamp(1 - changed / std::max(elements, 1.0), 0.0, 1 - 1e-10);
   while (ratio / (1 - ratio) >= 8 && code.shift < kGapShiftMax) {
     ++code.shift;
     ratio *= ratio;

@@ -1,5 +1,6 @@
-// Chooses the statistics for a segment: which classes share a range, the blocks, and each block's deviation. FORMAT.md
-// does not prescribe the choice. Internal to this folder.
+// Chooses the statistics for a segment. A class holds the elements with one old exponent. Adjacent classes with similar
+// changes share a range. Also chooses the blocks, and for each block by how many exponents its classes are shifted.
+// FORMAT.md does not prescribe these choices. Internal to this folder.
 #pragma once
 #include <array>
 #include <cmath>
@@ -11,9 +12,10 @@ namespace echoline::delta {
 
 struct SparseModel {
   BlockModel block;
-  std::array<double, kRangesMax + 1> density{};  // expected fraction of changed elements in each entry of a SortedBlock
-  double dense_part = 0;                         // fraction of elements in dense ranges
-  bool rows_differ = false;                      // rows differ in how much changes
+  // The expected fraction of changed elements in each entry of a SortedBlock.
+  std::array<double, kRangesMax + 1> density{};
+  double dense_fraction = 0;  // of elements in dense ranges
+  bool rows_differ = false;   // the density of changes differs between the tensor's rows
   // By class: log2 of the probability that an element does not change, and what to add to it for one that changes.
   std::array<double, kClasses> stay_log2{}, change_log2_gain{};
 };

@@ -7,12 +7,15 @@
 
 namespace echoline::delta {
 
+// For code that writes to a state and knows the digests of the result.
 class StateWriter {
  public:
   // The tensor's memory. Unlike mutable_bytes(), keeps the tensor sealed and its digests cached.
   static std::span<std::byte> memory(OwnedState& state, std::size_t index);
-  // Digests of all leaves, computed unless cached; caches those of sealed tensors.
+  // Returns the digests of all leaves (digest.hpp) by tensor. Computes those that are not cached, and caches those of
+  // sealed tensors.
   static std::vector<std::vector<Digest>> leaf_digests(OwnedState& state, unsigned threads);
+  // Caches the digests of the current content.
   static void cache_leaf_digests(OwnedState& state, std::vector<std::vector<Digest>> leaves);
 };
 

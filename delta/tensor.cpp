@@ -11,19 +11,21 @@
 namespace echoline::delta {
 namespace {
 
+constexpr std::size_t kAlignmentBytes = 64;  // of a tensor's memory
+
 struct DTypeInfo {
   std::string_view name;
   std::size_t bits;
 };
 
 // Indexed by DType.
-constexpr std::array<DTypeInfo, kAllDTypes.size()> kInfo{
+constexpr std::array<DTypeInfo, kAllDTypes.size()> kDTypeInfo{
     {{"BOOL", 8}, {"U8", 8},   {"I8", 8},      {"F8_E4M3", 8}, {"F8_E5M2", 8},     {"I16", 16},
      {"U16", 16}, {"F16", 16}, {"BF16", 16},   {"I32", 32},    {"U32", 32},        {"F32", 32},
      {"I64", 64}, {"U64", 64}, {"F64", 64},    {"F8_E8M0", 8}, {"F8_E4M3FNUZ", 8}, {"F8_E5M2FNUZ", 8},
      {"C64", 64}, {"F4", 4},   {"F6_E2M3", 6}, {"F6_E3M2", 6}}};
 
-const DTypeInfo& info(DType dtype) { return kInfo.at(static_cast<std::size_t>(dtype)); }
+const DTypeInfo& dtype_info(DType dtype) { return kDTypeInfo.at(static_cast<std::size_t>(dtype)); }
 
 std::string shape_text(std::span<const std::int64_t> shape) { return fmt::format("[{}]", fmt::join(shape, ", ")); }
 
@@ -40,7 +42,7 @@ Result<std::uint64_t> checked_bytes(const TensorView& t) {
   return bytes;
 }
 
-// Sorts and checks everything but the bytes.
+// Sorts the tensors, and checks that their names are unique.
 Status sort_by_name(StateView& state) {
   std::sort(state.begin(), state.end(), [](const TensorView& a, const TensorView& b) { return a.name < b.name; });
   const auto duplicate = std::adjacent_find(state.begin(), state.end(),
@@ -58,9 +60,9 @@ int hex_value(char c) {
 
 }  // namespace
 
-std::size_t dtype_bits(DType dtype) { return info(dtype).bits; }
-std::size_t dtype_bytes(DType dtype) { return std::max<std::size_t>(info(dtype).bits / 8, 1); }
-std::string_view dtype_name(DType dtype) { return info(dtype).name; }
+std::size_t dtype_bits(DType dtype) { return dtype_info(dtype).bits; }
+std::size_t dtype_bytes(DType dtype) { return std::max<std::size_t>(dtype_info(dtype).bits / 8, 1); }
+std::string_view dtype_name(DType dtype) { return dtype_info(dtype).name; }
 
 Result<DType> parse_dtype(std::string_view name) {
   std::string known;
@@ -73,15 +75,15 @@ Result<DType> parse_dtype(std::string_view name) {
 
 Result<std::int64_t> element_count(std::span<const std::int64_t> shape) {
   std::int64_t count = 1;
-  bool overflow = false;
-  bool empty = false;
+  bool overflows = false;
+  bool is_empty = false;
   for (const std::int64_t dim : shape) {
     if (dim < 0) return fail(Code::kInvalid, "", "shape {} has a negative dimension", shape_text(shape));
-    empty |= dim == 0;
-    overflow |= __builtin_mul_overflow(count, std::max<std::int64_t>(dim, 1), &count);
+    is_empty |= dim == 0;
+    overflows |= __builtin_mul_overflow(count, std::max<std::int64_t>(dim, 1), &count);
   }
-  if (overflow) return fail(Code::kInvalid, "", "shape {} has more than 2^63 - 1 elements", shape_text(shape));
-  return empty ? 0 : count;
+  if (overflows) return fail(Code::kInvalid, "", "shape {} has more than 2^63 - 1 elements", shape_text(shape));
+  return is_empty ? 0 : count;
 }
 
 Result<std::uint64_t> tensor_bytes(DType dtype, std::span<const std::int64_t> shape) {
@@ -113,34 +115,37 @@ Result<StateView> canonical(StateView state) {
 }
 
 Status check_same_tensors(const StateView& before, const StateView& after) {
+  // The tensors that differ in one way.
   struct Differences {
     std::size_t count = 0;
-    std::string first;
-    void add(const std::string& name) {
-      if (count++ == 0) first = name;
+    std::string first_tensor;
+    void add(const std::string& tensor) {
+      if (count++ == 0) first_tensor = tensor;
     }
-    std::string text(std::string_view what) const {
-      return count == 0 ? "" : fmt::format("{} {} ('{}'{})", count, what, first, count > 1 ? ", ..." : "");
+    std::string text(std::string_view difference) const {
+      return count == 0 ? "" : fmt::format("{} {} ('{}'{})", count, difference, first_tensor, count > 1 ? ", ..." : "");
     }
   };
   Differences gone, added, changed;
-  auto b = before.begin(), a = after.begin();
-  while (b != before.end() || a != after.end()) {
-    if (a == after.end() || (b != before.end() && b->name < a->name)) {
-      gone.add((b++)->name);
-    } else if (b == before.end() || a->name < b->name) {
-      added.add((a++)->name);
+  // Both states are sorted by name, so one pass over the two finds every difference.
+  auto old_tensor = before.begin(), new_tensor = after.begin();
+  while (old_tensor != before.end() || new_tensor != after.end()) {
+    if (new_tensor == after.end() || (old_tensor != before.end() && old_tensor->name < new_tensor->name)) {
+      gone.add((old_tensor++)->name);
+    } else if (old_tensor == before.end() || new_tensor->name < old_tensor->name) {
+      added.add((new_tensor++)->name);
     } else {
-      if (b->dtype != a->dtype || b->shape != a->shape)
-        changed.add(fmt::format("{}: {} {} before, {} {} now", a->name, dtype_name(b->dtype), shape_text(b->shape),
-                                dtype_name(a->dtype), shape_text(a->shape)));
-      ++b, ++a;
+      if (old_tensor->dtype != new_tensor->dtype || old_tensor->shape != new_tensor->shape)
+        changed.add(fmt::format("{}: {} {} before, {} {} now", new_tensor->name, dtype_name(old_tensor->dtype),
+                                shape_text(old_tensor->shape), dtype_name(new_tensor->dtype),
+                                shape_text(new_tensor->shape)));
+      ++old_tensor, ++new_tensor;
     }
   }
   if (gone.count + added.count + changed.count == 0) return ok();
-  std::vector<std::string> texts{added.text("new"), gone.text("gone"), changed.text("of another type or shape")};
-  std::erase(texts, "");
-  return fail(Code::kInvalid, "compare states", "tensors: {}", fmt::join(texts, ", "));
+  std::vector<std::string> differences{added.text("new"), gone.text("gone"), changed.text("of another type or shape")};
+  std::erase(differences, "");
+  return fail(Code::kInvalid, "compare states", "tensors: {}", fmt::join(differences, ", "));
 }
 
 std::string Digest::hex() const {
@@ -165,7 +170,7 @@ Result<Digest> Digest::parse(std::string_view hex) {
 }
 
 void OwnedState::MemoryDeleter::operator()(std::byte* p) const {
-  if (!block) ::operator delete[](p, std::align_val_t{64});
+  if (!block) ::operator delete[](p, std::align_val_t{kAlignmentBytes});
 }
 
 Result<OwnedState> OwnedState::empty_like(const StateView& like) { return empty_like(like, nullptr); }
@@ -175,10 +180,12 @@ Result<OwnedState> OwnedState::empty_like(const StateView& like, const Allocate&
   ECHO_TRY(sort_by_name(sorted));
   OwnedState state;
   state.tensors_.reserve(sorted.size());
-  const auto aligned = [](std::uint64_t bytes) { return (bytes + 63) / 64 * 64; };
+  const auto aligned = [](std::uint64_t bytes) {
+    return (bytes + kAlignmentBytes - 1) / kAlignmentBytes * kAlignmentBytes;
+  };
   std::shared_ptr<std::byte> block;
   if (allocate) {
-    std::uint64_t block_bytes = 64;
+    std::uint64_t block_bytes = kAlignmentBytes;  // never 0
     for (const TensorView& t : sorted) {
       ECHO_ASSIGN(const std::uint64_t bytes, checked_bytes(t));
       if (bytes > PTRDIFF_MAX - block_bytes)
@@ -195,26 +202,49 @@ Result<OwnedState> OwnedState::empty_like(const StateView& like, const Allocate&
       memory = block.get() + std::exchange(block_offset, block_offset + aligned(bytes));
     else if (bytes <= PTRDIFF_MAX)
       memory = static_cast<std::byte*>(
-          ::operator new[](std::max<std::uint64_t>(bytes, 1), std::align_val_t{64}, std::nothrow));
+          ::operator new[](std::max<std::uint64_t>(bytes, 1), std::align_val_t{kAlignmentBytes}, std::nothrow));
     if (!memory)
       return fail(Code::kExhausted, "allocate state",
                   "tensor '{}' needs {} bytes (after {} for the tensors before it), "
                   "more than this machine has free",
                   t.name, bytes, state.total_bytes_);
-    state.tensors_.push_back({std::move(t.name),
-                              t.dtype,
-                              std::move(t.shape),
-                              bytes,
-                              std::unique_ptr<std::byte[], MemoryDeleter>(memory, {block}),
-                              true,
-                              {}});
+    state.tensors_.push_back({.name = std::move(t.name),
+                              .dtype = t.dtype,
+                              .shape = std::move(t.shape),
+                              .byte_count = bytes,
+                              .memory = std::unique_ptr<std::byte[], MemoryDeleter>(memory, {block}),
+                              .leaves = {}});
+    state.total_bytes_ += bytes;
+  }
+  return state;
+}
+
+Result<OwnedState> OwnedState::over(const StateView& like, std::span<const std::span<std::byte>> memory,
+                                    std::shared_ptr<const void> owner) {
+  ECHO_CHECK(owner && memory.size() == like.size());
+  OwnedState state;
+  state.tensors_.reserve(like.size());
+  for (std::size_t i = 0; i < like.size(); ++i) {
+    ECHO_CHECK(i == 0 || like[i - 1].name < like[i].name, "tensor '{}' is not in canonical order", like[i].name);
+    ECHO_ASSIGN(const std::uint64_t bytes, checked_bytes(like[i]));
+    ECHO_CHECK(memory[i].size() == bytes, "tensor '{}' has {} bytes, its memory {}", like[i].name, bytes,
+               memory[i].size());
+    state.tensors_.push_back({.name = like[i].name,
+                              .dtype = like[i].dtype,
+                              .shape = like[i].shape,
+                              .byte_count = bytes,
+                              .memory = std::unique_ptr<std::byte[], MemoryDeleter>(memory[i].data(), {owner}),
+                              .leaves = {}});
     state.total_bytes_ += bytes;
   }
   return state;
 }
 
 TensorView OwnedState::view_of(const Tensor& tensor) {
-  return {tensor.name, tensor.dtype, tensor.shape, {tensor.memory.get(), tensor.byte_count}};
+  return {.name = tensor.name,
+          .dtype = tensor.dtype,
+          .shape = tensor.shape,
+          .bytes = {tensor.memory.get(), tensor.byte_count}};
 }
 
 StateView OwnedState::view() const {
@@ -225,10 +255,10 @@ StateView OwnedState::view() const {
 }
 
 std::optional<std::size_t> OwnedState::find(std::string_view name) const {
-  const auto at = std::lower_bound(tensors_.begin(), tensors_.end(), name,
+  const auto it = std::lower_bound(tensors_.begin(), tensors_.end(), name,
                                    [](const Tensor& t, std::string_view n) { return t.name < n; });
-  if (at == tensors_.end() || at->name != name) return std::nullopt;
-  return static_cast<std::size_t>(at - tensors_.begin());
+  if (it == tensors_.end() || it->name != name) return std::nullopt;
+  return static_cast<std::size_t>(it - tensors_.begin());
 }
 
 std::span<const std::byte> OwnedState::bytes(std::size_t index) const {
@@ -262,14 +292,14 @@ std::vector<std::vector<Digest>> StateWriter::leaf_digests(OwnedState& state, un
   for (const OwnedState::Tensor& t : state.tensors_)
     if (!has_digests(t)) to_hash.push_back(OwnedState::view_of(t));
   std::vector<std::vector<Digest>> new_digests = leaf_digests_of(to_hash, threads);
-  std::vector<std::vector<Digest>> all;
-  all.reserve(state.tensors_.size());
+  std::vector<std::vector<Digest>> leaves;
+  leaves.reserve(state.tensors_.size());
   auto next_new = new_digests.begin();
   for (OwnedState::Tensor& t : state.tensors_) {
-    all.push_back(has_digests(t) ? t.leaves : std::move(*next_new++));
-    if (t.sealed) t.leaves = all.back();
+    leaves.push_back(has_digests(t) ? t.leaves : std::move(*next_new++));
+    if (t.sealed) t.leaves = leaves.back();
   }
-  return all;
+  return leaves;
 }
 
 void StateWriter::cache_leaf_digests(OwnedState& state, std::vector<std::vector<Digest>> leaves) {

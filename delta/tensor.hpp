@@ -73,11 +73,11 @@ struct TensorView {
   std::span<const std::byte> bytes;
 };
 
-// A whole model state. Canonical when sorted by name (bytewise) with unique names.
+// A whole model state. It is canonical if sorted by name (bytewise) with unique names.
 using StateView = std::vector<TensorView>;
 
-// Sorts by name and checks the state: unique names of at most kNameBytesMax bytes, at most kRankMax dimensions, and
-// byte sizes that match type and shape. kInvalid names the invalid tensor.
+// Sorts by name and checks the state. Names must be unique and have at most kNameBytesMax bytes, shapes at most
+// kRankMax dimensions, and byte sizes must match type and shape. kInvalid names the invalid tensor.
 Result<StateView> canonical(StateView state);
 
 // Whether two canonical states have the same tensors, whatever their values. kInvalid counts the tensors that are new,
@@ -106,6 +106,9 @@ class OwnedState {
   // As above, in one block of memory from `allocate`: this many bytes at a multiple of 64.
   using Allocate = std::function<Result<std::shared_ptr<std::byte>>(std::uint64_t bytes)>;
   static Result<OwnedState> empty_like(const StateView& like, const Allocate& allocate);
+  // As above, for a canonical `like`, in the memory of `owner`: `memory` has the place of each tensor, of its size.
+  static Result<OwnedState> over(const StateView& like, std::span<const std::span<std::byte>> memory,
+                                 std::shared_ptr<const void> owner);
 
   std::size_t size() const { return tensors_.size(); }
   std::uint64_t total_bytes() const { return total_bytes_; }
@@ -126,7 +129,7 @@ class OwnedState {
  private:
   friend class StateWriter;
   struct MemoryDeleter {
-    std::shared_ptr<const std::byte> block;  // the block that contains the memory; null: none
+    std::shared_ptr<const void> block;  // the block that contains the memory; null: none
     void operator()(std::byte* p) const;
   };
   struct Tensor {
@@ -135,8 +138,8 @@ class OwnedState {
     std::vector<std::int64_t> shape;
     std::size_t byte_count = 0;
     std::unique_ptr<std::byte[], MemoryDeleter> memory;
-    bool sealed = true;
-    std::vector<Digest> leaves;  // digests of its leaves, if known; only while sealed
+    bool sealed = true;          // no caller has writable memory
+    std::vector<Digest> leaves;  // digests of its leaves (digest.hpp), if known; only while sealed
   };
   static TensorView view_of(const Tensor& tensor);
   std::vector<Tensor> tensors_;

@@ -1,5 +1,6 @@
-// Steps between ordered integers as tokens, and the reading of rANS symbols. Functions with internal linkage, because
-// the block kernels use them in translation units compiled for different processors. Internal to this folder.
+// Steps between ordered integers as tokens, and single symbols of rANS, the entropy coder (block.hpp). Functions with
+// internal linkage, because the block kernels use them in translation units compiled for different processors. Internal
+// to this folder.
 #pragma once
 #include <cstdint>
 
@@ -7,18 +8,19 @@
 
 namespace echoline::delta {
 
-// A step of `magnitude` (at least 1), towards zero or away from it. Tokens 0 to 15 are magnitudes 1 to 8. From there on
-// each bit length from 4 up has four tokens: two halves of its magnitudes, two directions.
-static inline unsigned step_token(std::uint64_t magnitude, bool towards_zero) {
+// The token of a step of `magnitude` (at least 1), towards zero or away from it. Tokens 0 to 15 are magnitudes 1 to 8.
+// From there on each bit length from 4 up has four tokens: two halves of its magnitudes, two directions.
+static inline unsigned token_of_step(std::uint64_t magnitude, bool towards_zero) {
   if (magnitude <= 8) return 2 * static_cast<unsigned>(magnitude - 1) + towards_zero;
   const auto length = static_cast<unsigned>(64 - __builtin_clzll(magnitude));
   const auto upper_half = static_cast<unsigned>((magnitude >> (length - 2)) & 1);
   return 16 + 4 * (length - 4) + 2 * upper_half + towards_zero;
 }
 
-// How many bits of the magnitude a token leaves open.
+// The number of bits of the magnitude that a token does not give.
 static inline unsigned extra_bits(unsigned token) { return token < 16 ? 0 : (token - 16) / 4 + 2; }
 
+// Reads the extra bits of a token.
 static inline std::uint64_t get_extra(BitReader& bits, unsigned token) {
   const unsigned count = extra_bits(token);
   const std::uint64_t high = count > 32 ? get_bits(bits, count - 32) << 32 : 0;
@@ -26,9 +28,12 @@ static inline std::uint64_t get_extra(BitReader& bits, unsigned token) {
 }
 
 // The step of a token with its extra bits; steps towards zero are negative, in two's complement.
-static inline std::uint64_t token_step(unsigned token, std::uint64_t extra) {
+static inline std::uint64_t step_of_token(unsigned token, std::uint64_t extra) {
   std::uint64_t magnitude = token / 2 + 1;
-  if (token >= 16) magnitude = ((std::uint64_t{2} | ((token - 16) / 2 & 1)) << extra_bits(token)) | extra;
+  if (token >= 16) {
+    const std::uint64_t top_bits = 0b10u | ((token - 16) / 2 & 1);  // the leading one, and the half
+    magnitude = top_bits << extra_bits(token) | extra;
+  }
   return token & 1 ? ~magnitude + 1 : magnitude;
 }
 
@@ -46,17 +51,18 @@ static inline T from_ordered(T ordered, bool is_float) {
   return static_cast<T>(ordered & kTop ? ordered & ~kTop : ~ordered);
 }
 
-// The token of a change from `old` to `now`, which must differ; `magnitude` holds its extra bits.
+// The token of a change from `old` to `now`, which must differ. Sets `magnitude` to the step's; its lowest
+// extra_bits(token) bits follow the token.
 template <class T>
 static inline unsigned change_token(T old, T now, bool is_float, std::uint64_t& magnitude) {
   constexpr T kTop = static_cast<T>(T{1} << (sizeof(T) * 8 - 1));
   const T step = static_cast<T>(to_ordered(now, is_float) - to_ordered(old, is_float));
-  const bool down = step & kTop;
-  magnitude = down ? static_cast<T>(~step + 1) : step;
-  return step_token(magnitude, down != (is_float && (old & kTop)));
+  const bool is_down = step & kTop, is_negative = is_float && (old & kTop);
+  magnitude = is_down ? static_cast<T>(~step + 1) : step;
+  return token_of_step(magnitude, is_down != is_negative);
 }
 
-// The inverse: the new bits.
+// The new bits after a step of step_of_token().
 template <class T>
 static inline T apply_step(T old, std::uint64_t step, bool is_float) {
   constexpr T kTop = static_cast<T>(T{1} << (sizeof(T) * 8 - 1));
@@ -64,55 +70,63 @@ static inline T apply_step(T old, std::uint64_t step, bool is_float) {
   return from_ordered(static_cast<T>(to_ordered(old, is_float) + signed_step), is_float);
 }
 
-// Advances a state past the symbol of its entry. Returns whether it took the next word. Branch-free, because a branch
-// on the state would often be mispredicted.
+// Advances a state past the symbol that its lowest bits selected, by the table entry of these bits (RansEntry: offset,
+// frequency - 1 and symbol). Returns whether it took the next word. Branch-free, because a branch on the state would
+// often be mispredicted.
 static inline bool rans_advance(std::uint32_t& state, RansEntry entry, std::uint16_t next_word) {
-  state = (((entry >> kRansBits) & (kRansSlots - 1)) + 1) * (state >> kRansBits) + (entry & (kRansSlots - 1));
+  const std::uint32_t frequency = ((entry >> kRansBits) & (kRansSlots - 1)) + 1, offset = entry & (kRansSlots - 1);
+  state = frequency * (state >> kRansBits) + offset;
   const bool refill = state < kRansFloor;
   state = refill ? state << 16 | next_word : state;
   return refill;
 }
 
+// Reads the next symbol. Past the end it takes zeros as words; the caller compares word_index with word_count.
 static inline unsigned rans_read(RansReader& reader, const RansEntry* table) {
   std::uint32_t& state = reader.state[reader.turn];
   reader.turn = (reader.turn + 1) % kRansStates;
   const RansEntry entry = table[state & (kRansSlots - 1)];
   std::uint16_t word = 0;
-  if (reader.at < reader.word_count) std::memcpy(&word, reader.words + 2 * reader.at, 2);
-  reader.at += rans_advance(state, entry, word);
+  if (reader.word_index < reader.word_count) std::memcpy(&word, reader.words + 2 * reader.word_index, 2);
+  reader.word_index += rans_advance(state, entry, word);
   return entry >> (2 * kRansBits);
 }
 
-// Reads a run of `count` symbols; on entry symbols[i] is the index of the i-th table.
-static inline void rans_read_wide(WideRansReader& reader, std::uint32_t from, std::uint32_t count,
+// Reads symbols [begin, end) of a run with kWideStates interleaved states. On entry symbols[i] is the index of the
+// table that codes it.
+static inline void rans_read_wide(WideRansReader& reader, std::uint32_t begin, std::uint32_t end,
                                   const RansEntry* tables, std::uint16_t* symbols) {
-  for (std::uint32_t i = from; i < count; ++i) {
+  for (std::uint32_t i = begin; i < end; ++i) {
     std::uint32_t& state = reader.state[i % kWideStates];
     const RansEntry entry = tables[symbols[i] * kRansSlots + (state & (kRansSlots - 1))];
     std::uint16_t word = 0;
-    if (reader.at < reader.word_count) std::memcpy(&word, reader.words + 2 * reader.at, 2);
-    reader.at += rans_advance(state, entry, word);
+    if (reader.word_index < reader.word_count) std::memcpy(&word, reader.words + 2 * reader.word_index, 2);
+    reader.word_index += rans_advance(state, entry, word);
     symbols[i] = static_cast<std::uint16_t>(entry >> (2 * kRansBits));
   }
 }
 
-// Reads a run of `count` small symbols from the `from`-th on; on entry symbols[i] is the range of the i-th, shifted.
-static inline void read_small_run(SmallReader& reader, std::uint32_t from, std::uint32_t count,
+// Reads small symbols [begin, end) of a run. On entry symbols[i] is its element's range << kSymbolBits; the symbol is
+// added to it. A range is a group of exponents with one table.
+static inline void read_small_run(SmallReader& reader, std::uint32_t begin, std::uint32_t end,
                                   const SmallTables& tables, std::uint8_t* symbols) {
-  for (std::uint32_t i = from; i < count; ++i) {
-    std::uint16_t& state = reader.state[(reader.turn + i) % reader.lanes];
+  for (std::uint32_t i = begin; i < end; ++i) {
+    std::uint16_t& state = reader.state[(reader.turn + i) % reader.state_count];
     const std::uint32_t entry = tables.slot[(symbols[i] >> kSymbolBits) * kSmallSlots + (state & (kSmallSlots - 1))];
-    const std::uint32_t next = ((entry >> 8 & 0xff) + 1) * (state / kSmallSlots) + (entry & 0xff);
+    const std::uint32_t frequency = (entry >> 8 & 0xff) + 1, offset = entry & 0xff;
+    const std::uint32_t next = frequency * (state / kSmallSlots) + offset;
     const bool refill = next < kSmallFloor;
-    const auto byte =
-        reader.at < reader.byte_count ? static_cast<std::uint32_t>(reader.bytes[reader.at]) : std::uint32_t{0};
-    reader.at += refill;
+    const auto byte = reader.byte_index < reader.byte_count
+                          ? static_cast<std::uint32_t>(reader.bytes[reader.byte_index])
+                          : std::uint32_t{0};
+    reader.byte_index += refill;
     state = static_cast<std::uint16_t>(refill ? next << 8 | byte : next);
     symbols[i] = static_cast<std::uint8_t>(symbols[i] | entry >> 16);
   }
 }
 
-// Encodes a small symbol into a state. Returns whether the state's low byte was output first.
+// Encodes a small symbol into a state. Returns whether the state's low byte was output to `byte` first, which happens
+// if the state would become too large. With frequency f the new state is x + first_slot + floor(x / f) * (256 - f).
 static inline bool put_small(std::uint16_t& state, const SmallCodes& codes, std::uint8_t symbol, std::byte* byte) {
   const std::uint32_t other_slots = codes.other_slots[symbol];
   *byte = static_cast<std::byte>(state & 0xff);
@@ -120,21 +134,24 @@ static inline bool put_small(std::uint16_t& state, const SmallCodes& codes, std:
   const std::uint32_t x = spill ? state >> 8 : state;
   const std::uint32_t reciprocal = codes.reciprocal_low[symbol] | std::uint32_t{codes.reciprocal_high[symbol]} << 8;
   const std::uint32_t quotient = (x * reciprocal >> 16) >> codes.shift[symbol];
-  state = static_cast<std::uint16_t>(x + codes.first_slot[symbol] + quotient * other_slots +
-                                     (other_slots == kSmallSlots - 1 ? kSmallSlots - 1 : 0));
+  // For frequency 1 the quotient is one too small.
+  const std::uint32_t correction = other_slots == kSmallSlots - 1 ? kSmallSlots - 1 : 0;
+  state = static_cast<std::uint16_t>(x + codes.first_slot[symbol] + quotient * other_slots + correction);
   return spill;
 }
 
-// Encodes a symbol into a state. Returns whether the state's low word was output first.
+// Encodes a symbol into a state, like put_small(). Returns whether the state's low word was output first. A RansCode
+// is, from the lowest bit: reciprocal (32 bits), other_slots (12), first_slot (12), shift (8).
 static inline bool rans_put(std::uint32_t& state, RansCode code, std::uint16_t* word) {
   const auto fields = static_cast<std::uint32_t>(code >> 32);
-  const std::uint32_t other_slots = fields & 0xfff;
-  // Always written, but kept only if the state is too large, because that cannot be predicted.
+  const std::uint32_t other_slots = fields & 0xfff, first_slot = fields >> 12 & 0xfff, shift = fields >> 24;
+  // The word is always written, but kept only if the state is too large, because a branch would be mispredicted. It is
+  // too large from frequency << (31 - kRansBits) on: the encoded state would have more than 31 bits.
   const bool spill = (state + (other_slots << (31 - kRansBits))) >> 31;
   *word = static_cast<std::uint16_t>(state);
   state = spill ? state >> 16 : state;
-  const auto high = static_cast<std::uint32_t>((state * (code & 0xffffffffu)) >> 32);
-  state += (fields >> 12 & 0xfff) + (high >> (fields >> 24)) * other_slots;
+  const auto quotient = static_cast<std::uint32_t>((state * (code & 0xffffffffu)) >> 32) >> shift;
+  state += first_slot + quotient * other_slots;
   return spill;
 }
 
@@ -144,22 +161,22 @@ static inline void rans_read_run(RansReader& reader, std::uint64_t count, TableO
   std::uint64_t i = 0;
   for (; i < count && reader.turn != 0; ++i) symbols[i] = static_cast<std::uint16_t>(rans_read(reader, table_of(i)));
   std::uint32_t state0 = reader.state[0], state1 = reader.state[1], state2 = reader.state[2], state3 = reader.state[3];
-  std::uint64_t at = reader.at;
+  std::uint64_t word_index = reader.word_index;
   const auto read = [&](std::uint32_t& state, std::uint64_t index) {
     const RansEntry entry = table_of(index)[state & (kRansSlots - 1)];
     std::uint16_t word;
-    std::memcpy(&word, reader.words + 2 * at, 2);
-    at += rans_advance(state, entry, word);
+    std::memcpy(&word, reader.words + 2 * word_index, 2);
+    word_index += rans_advance(state, entry, word);
     symbols[index] = static_cast<std::uint16_t>(entry >> (2 * kRansBits));
   };
-  for (; i + 4 <= count && at + 4 <= reader.word_count; i += 4) {
+  for (; i + 4 <= count && word_index + 4 <= reader.word_count; i += 4) {
     read(state0, i);
     read(state1, i + 1);
     read(state2, i + 2);
     read(state3, i + 3);
   }
   reader.state[0] = state0, reader.state[1] = state1, reader.state[2] = state2, reader.state[3] = state3;
-  reader.at = at;
+  reader.word_index = word_index;
   for (; i < count; ++i) symbols[i] = static_cast<std::uint16_t>(rans_read(reader, table_of(i)));
 }
 

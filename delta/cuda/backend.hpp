@@ -38,7 +38,7 @@ class DeviceBackend {
   virtual Status run(const SwapJob& job) = 0;
   virtual Status run(const HashJob& job) = 0;
 
-  // A mark is a position in the queue after all earlier work; setting it again moves it.
+  // A mark is a position in the queue, after all work queued so far. Setting it again moves it.
   static constexpr unsigned kMarks = 2;
   virtual Status set_mark(unsigned mark) = 0;
   virtual Status wait_for(unsigned mark) = 0;

@@ -71,9 +71,9 @@ class CudaBackend final : public DeviceBackend {
   Result<std::byte*> allocate(Place place, std::uint64_t bytes) override {
     ECHO_TRY(make_device_current());
     void* memory = nullptr;
-    const cudaError_t error = place == Place::kDevice   ? cudaMalloc(&memory, bytes)
-                              : bytes < kRegisteredFrom ? cudaMallocHost(&memory, bytes)
-                                                        : registered(&memory, bytes);
+    const cudaError_t error = place == Place::kDevice       ? cudaMalloc(&memory, bytes)
+                              : bytes < kRegisteredBytesMin ? cudaMallocHost(&memory, bytes)
+                                                            : allocate_registered(&memory, bytes);
     if (error == cudaSuccess) return static_cast<std::byte*>(memory);
     (void)cudaGetLastError();
     std::size_t free = 0, total = 0;
@@ -105,12 +105,13 @@ class CudaBackend final : public DeviceBackend {
   }
 
   Status check_address(const std::byte* memory, std::uint64_t bytes) const override {
-    for (const std::byte* at : {memory, memory + bytes - 1}) {
-      cudaPointerAttributes found{};
-      CUDA_TRY("check device address", cudaPointerGetAttributes(&found, at));
-      if ((found.type != cudaMemoryTypeDevice && found.type != cudaMemoryTypeManaged) || found.device != ordinal_)
+    for (const std::byte* address : {memory, memory + bytes - 1}) {
+      cudaPointerAttributes attributes{};
+      CUDA_TRY("check device address", cudaPointerGetAttributes(&attributes, address));
+      const bool is_device = attributes.type == cudaMemoryTypeDevice || attributes.type == cudaMemoryTypeManaged;
+      if (!is_device || attributes.device != ordinal_)
         return fail(Code::kInvalid, "check device address", "{} is not memory of device {}, {}",
-                    static_cast<const void*>(at), ordinal_, name_);
+                    static_cast<const void*>(address), ordinal_, name_);
     }
     return ok();
   }
@@ -122,7 +123,7 @@ class CudaBackend final : public DeviceBackend {
   }
   Status copy_out(std::byte* host, const std::byte* device, std::uint64_t bytes) override {
     ECHO_TRY(make_device_current());
-    ECHO_TRY(out_follows());
+    ECHO_TRY(order_out_stream());
     CUDA_TRY("copy from the device", cudaMemcpyAsync(host, device, bytes, cudaMemcpyDeviceToHost, out_stream_));
     return ok();
   }
@@ -151,7 +152,7 @@ class CudaBackend final : public DeviceBackend {
 
   Status set_mark(unsigned mark) override {
     ECHO_TRY(make_device_current());
-    ECHO_TRY(out_follows());
+    ECHO_TRY(order_out_stream());
     CUDA_TRY("record a CUDA event", cudaEventRecord(marks_[mark], out_stream_));
     return ok();
   }
@@ -192,15 +193,16 @@ class CudaBackend final : public DeviceBackend {
   }
 
   // Pinned memory in huge pages, allocated by all processors in a sixth of the time of cudaMallocHost().
-  cudaError_t registered(void** memory, std::uint64_t bytes) {
-    constexpr std::size_t kHugePage = 2u << 20, kPage = 4096;
-    bytes = round_up(bytes, kHugePage);
-    void* const block = std::aligned_alloc(kHugePage, bytes);
+  cudaError_t allocate_registered(void** memory, std::uint64_t bytes) {
+    constexpr std::size_t kHugePageBytes = 2u << 20, kPageBytes = 4096;
+    bytes = round_up(bytes, kHugePageBytes);
+    void* const block = std::aligned_alloc(kHugePageBytes, bytes);
     if (block == nullptr) return cudaErrorMemoryAllocation;
     ::madvise(block, bytes, MADV_HUGEPAGE);  // advice: without it, the pages are small
-    for_each_parallel(bytes / kHugePage, thread_count(0), [&](unsigned, std::size_t i) {
-      for (std::size_t at = 0; at < kHugePage; at += kPage)
-        static_cast<std::byte*>(block)[i * kHugePage + at] = std::byte{0};
+    // A write to every page makes the system allocate it.
+    for_each_parallel(bytes / kHugePageBytes, thread_count(0), [&](unsigned, std::size_t i) {
+      for (std::size_t offset = 0; offset < kHugePageBytes; offset += kPageBytes)
+        static_cast<std::byte*>(block)[i * kHugePageBytes + offset] = std::byte{0};
     });
     if (const cudaError_t error = cudaHostRegister(block, bytes, cudaHostRegisterDefault); error != cudaSuccess) {
       std::free(block);
@@ -214,24 +216,25 @@ class CudaBackend final : public DeviceBackend {
     return cudaSuccess;
   }
 
-  // Copies to the host that are queued from now on wait for all earlier work.
-  Status out_follows() {
+  // Makes copies to the host that are queued from now on wait for all earlier work, because they have their own stream.
+  Status order_out_stream() {
     CUDA_TRY("record a CUDA event", cudaEventRecord(order_, stream_));
     CUDA_TRY("order CUDA streams", cudaStreamWaitEvent(out_stream_, order_, 0));
     return ok();
   }
 
+  // Queues work between two events, from which take_busy_s() computes its time.
   template <class F>
   Status timed(std::string_view operation, F&& work) {
     ECHO_TRY(make_device_current());
     if (used_intervals_ == intervals_.size()) {
-      Interval fresh;
-      CUDA_TRY("create a CUDA event", cudaEventCreate(&fresh.begin));
-      if (const cudaError_t error = cudaEventCreate(&fresh.end); error != cudaSuccess) {
-        (void)cudaEventDestroy(fresh.begin);
+      Interval interval;
+      CUDA_TRY("create a CUDA event", cudaEventCreate(&interval.begin));
+      if (const cudaError_t error = cudaEventCreate(&interval.end); error != cudaSuccess) {
+        (void)cudaEventDestroy(interval.begin);
         return cuda_error(error, "create a CUDA event");
       }
-      intervals_.push_back(fresh);
+      intervals_.push_back(interval);
     }
     const Interval& interval = intervals_[used_intervals_];
     CUDA_TRY("record a CUDA event", cudaEventRecord(interval.begin, stream_));
@@ -247,11 +250,11 @@ class CudaBackend final : public DeviceBackend {
   const int ordinal_;
   std::string name_;
   cudaStream_t stream_ = nullptr, out_stream_ = nullptr;  // out_stream_: for copies to the host
-  cudaEvent_t order_ = nullptr;
+  cudaEvent_t order_ = nullptr;                           // the end of the work that copies to the host wait for
   cudaEvent_t marks_[kMarks] = {};
-  static constexpr std::uint64_t kRegisteredFrom = 64u << 20;
-  std::mutex registered_mutex_;  // any thread may free states in such memory
-  std::map<std::byte*, std::uint64_t> registered_;
+  static constexpr std::uint64_t kRegisteredBytesMin = 64u << 20;  // smaller memory comes from cudaMallocHost()
+  std::mutex registered_mutex_;                                    // any thread may free states in such memory
+  std::map<std::byte*, std::uint64_t> registered_;                 // memory of allocate_registered(), and its bytes
   std::vector<Interval> intervals_;
   std::size_t used_intervals_ = 0;
 };

@@ -12,7 +12,8 @@
 namespace echoline::delta::cuda {
 namespace {
 
-constexpr std::uint64_t kTensorAlignment = 256;
+constexpr std::uint64_t kTensorAlignment = 256;  // bytes
+constexpr bool kAllowTorn = true;                // argument of check_usable(): a torn state is about to be filled again
 
 // The size of the single memory block in which upload() places these tensors.
 std::uint64_t block_bytes(const StateView& tensors) {
@@ -64,7 +65,8 @@ void DeviceState::forget_leaf_digests() {
 }
 
 struct Device::Impl {
-  Impl(std::shared_ptr<DeviceBackend> m, const DeviceOptions& o) : backend(std::move(m)), options(o) {}
+  Impl(std::shared_ptr<DeviceBackend> device_backend, const DeviceOptions& device_options)
+      : backend(std::move(device_backend)), options(device_options) {}
 
   Status check_usable(const DeviceState& state, std::string_view operation, bool allow_torn = false) const {
     if (state.backend_ != backend)
@@ -123,18 +125,18 @@ std::string_view Device::name() const { return impl_->backend->name(); }
 
 Result<DeviceState> Device::upload(const StateView& state) {
   ECHO_ASSIGN(const StateView sorted, canonical(state));
-  DeviceState made = impl_->describe(sorted);
+  DeviceState uploaded = impl_->describe(sorted);
   if (const std::uint64_t bytes = block_bytes(sorted); bytes != 0) {
-    ECHO_ASSIGN(made.memory_, allocate(impl_->backend, DeviceBackend::Place::kDevice, bytes));
-    std::uint64_t at = 0;
-    for (TensorView& tensor : made.tensors_) {
-      tensor.bytes = {made.memory_.get() + at, tensor.bytes.size()};
-      at += round_up(tensor.bytes.size(), kTensorAlignment);
+    ECHO_ASSIGN(uploaded.memory_, allocate(impl_->backend, DeviceBackend::Place::kDevice, bytes));
+    std::uint64_t offset = 0;
+    for (TensorView& tensor : uploaded.tensors_) {
+      tensor.bytes = {uploaded.memory_.get() + offset, tensor.bytes.size()};
+      offset += round_up(tensor.bytes.size(), kTensorAlignment);
     }
   }
   const FinishOnExit finish_on_exit(*impl_->backend);
-  ECHO_TRY(impl_->finish_change(made, impl_->copy_in(sorted, made)));
-  return made;
+  ECHO_TRY(impl_->finish_change(uploaded, impl_->copy_in(sorted, uploaded)));
+  return uploaded;
 }
 
 Result<DeviceState> Device::attach(const StateView& state) {
@@ -152,7 +154,7 @@ Result<DeviceState> Device::attach(const StateView& state) {
 }
 
 Status Device::assign(DeviceState& to, const StateView& from) {
-  ECHO_TRY(impl_->check_usable(to, "fill device memory", true));
+  ECHO_TRY(impl_->check_usable(to, "fill device memory", kAllowTorn));
   ECHO_ASSIGN(const StateView sorted, canonical(from));
   ECHO_TRY(check_same_layout(to.tensors_, sorted, "fill device memory"));
   const FinishOnExit finish_on_exit(*impl_->backend);
@@ -161,7 +163,7 @@ Status Device::assign(DeviceState& to, const StateView& from) {
 
 Result<double> Device::copy(const DeviceState& from, DeviceState& to) {
   ECHO_TRY(impl_->check_usable(from, "copy a state"));
-  ECHO_TRY(impl_->check_usable(to, "copy a state", true));
+  ECHO_TRY(impl_->check_usable(to, "copy a state", kAllowTorn));
   ECHO_TRY(check_same_layout(from.tensors_, to.tensors_, "copy a state"));
   const FinishOnExit finish_on_exit(*impl_->backend);
   const auto copy_all = [&]() -> Status {
@@ -247,12 +249,12 @@ Result<ApplyStats> Device::apply(std::span<const TensorWrite> writes, const Dige
     ECHO_TRY(impl_->hasher.start(backend));
     ECHO_TRY(backend.finish());
     impl_->hasher.store_digests(state.tensors_, leaves);
-    if (const Digest found = combine_leaves(state.tensors_, leaves); found != result)
+    if (const Digest actual = combine_leaves(state.tensors_, leaves); actual != result)
       return fail(
           Code::kCorrupt, kOperation,
           "the changes lead to digest {}, expected {}; the old values were restored. These changes were made for "
           "another state: fetch a snapshot",
-          found.hex(), result.hex());
+          actual.hex(), result.hex());
     return ok();
   };
   if (Status verified = verify(); !verified) {

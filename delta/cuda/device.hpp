@@ -53,7 +53,7 @@ class DeviceState {
   StateView tensors_;                  // `bytes` are on the device
   std::uint64_t total_bytes_ = 0;
   std::vector<std::vector<Digest>> leaf_digests_;  // by tensor; empty if unknown
-  bool torn_ = false;                              // the device failed during a change
+  bool torn_ = false;                              // partly changed, because the device failed during a change
 };
 
 // The changed elements of a part of a tensor.

@@ -10,7 +10,7 @@ namespace {
 constexpr std::uint64_t kSegmentBytes = std::uint64_t{kTilesPerSegment} * kTileBytes;
 constexpr std::size_t kBatchPiecesMax = 4096;
 
-// All elements of a tile, with one byte and a position of four bytes each.
+// If all elements of a tile change: in the worst case, elements of one byte, each with a position of four bytes.
 constexpr std::uint64_t kTileChangesBytesMax = 5 * kTileBytes;
 
 std::uint32_t tiles_of(const Piece& piece) { return (piece.bytes + kTileBytes - 1) / kTileBytes; }
@@ -18,9 +18,10 @@ std::uint32_t tiles_of(const Piece& piece) { return (piece.bytes + kTileBytes - 
 std::vector<Piece> split_into_pieces(const StateView& tensors) {
   std::vector<Piece> pieces;
   for (std::size_t i = 0; i < tensors.size(); ++i)
-    for (std::uint64_t at = 0; at < tensors[i].bytes.size(); at += kSegmentBytes)
-      pieces.push_back(
-          {i, at, static_cast<std::uint32_t>(std::min<std::uint64_t>(kSegmentBytes, tensors[i].bytes.size() - at))});
+    for (std::uint64_t first_byte = 0; first_byte < tensors[i].bytes.size(); first_byte += kSegmentBytes) {
+      const auto bytes = std::min<std::uint64_t>(kSegmentBytes, tensors[i].bytes.size() - first_byte);
+      pieces.push_back({.tensor = i, .first_byte = first_byte, .bytes = static_cast<std::uint32_t>(bytes)});
+    }
   return pieces;
 }
 
@@ -37,12 +38,12 @@ std::span<const Piece> next_batch(std::span<const Piece> pieces, std::uint64_t b
 
 Status BatchInFlight::reserve(const std::shared_ptr<DeviceBackend>& backend, std::size_t pieces_max,
                               std::size_t tiles_max, std::uint64_t changes_bytes) {
-  tiles_at_ = pieces_max * sizeof(ExtractSegment);
-  used_at_ = round_up(tiles_at_ + tiles_max * sizeof(std::uint32_t), 16);
-  results_at_ = used_at_ + 16;
-  places_at_ = results_at_ + tiles_max * sizeof(TileResult);
+  tiles_offset_ = pieces_max * sizeof(ExtractSegment);
+  used_offset_ = round_up(tiles_offset_ + tiles_max * sizeof(std::uint32_t), 16);
+  results_offset_ = used_offset_ + 16;  // the number of used bytes takes 8; the rest aligns the results
+  places_offset_ = results_offset_ + tiles_max * sizeof(TileResult);
   changes_bytes_ = changes_bytes;
-  ECHO_TRY(tables_.reserve(backend, places_at_ + tiles_max * sizeof(GatherPlace)));
+  ECHO_TRY(tables_.reserve(backend, places_offset_ + tiles_max * sizeof(GatherPlace)));
   return changes_.reserve(backend, changes_bytes);
 }
 
@@ -55,72 +56,73 @@ Status BatchInFlight::compare(DeviceBackend& backend, const StateView& prev, con
   auto* segments = reinterpret_cast<ExtractSegment*>(host);
   for (std::size_t i = 0; i < pieces.size(); ++i) {
     const Piece& piece = pieces[i];
-    segments[i] = {prev[piece.tensor].bytes.data() + piece.first_byte,
-                   cur[piece.tensor].bytes.data() + piece.first_byte, piece.bytes,
-                   static_cast<std::uint32_t>(dtype_bytes(cur[piece.tensor].dtype))};
+    segments[i] = {.prev = prev[piece.tensor].bytes.data() + piece.first_byte,
+                   .cur = cur[piece.tensor].bytes.data() + piece.first_byte,
+                   .bytes = piece.bytes,
+                   .element_bytes = static_cast<std::uint32_t>(dtype_bytes(cur[piece.tensor].dtype))};
     for (std::uint32_t t = 0; t < tiles_of(piece); ++t)
       tiles_.push_back(static_cast<std::uint32_t>(i) * kTilesPerSegment + t);
   }
   const std::uint64_t tiles_bytes = tiles_.size() * sizeof(std::uint32_t);
-  std::memcpy(host + tiles_at_, tiles_.data(), tiles_bytes);
-  ECHO_TRY(backend.copy_in(device, host, tiles_at_ + tiles_bytes));
-  ECHO_TRY(backend.clear(device + used_at_, 16));
+  std::memcpy(host + tiles_offset_, tiles_.data(), tiles_bytes);
+  ECHO_TRY(backend.copy_in(device, host, tiles_offset_ + tiles_bytes));
+  ECHO_TRY(backend.clear(device + used_offset_, 16));
   ExtractJob job{};
   job.segments = reinterpret_cast<const ExtractSegment*>(device);
-  job.tiles = reinterpret_cast<const std::uint32_t*>(device + tiles_at_);
+  job.tiles = reinterpret_cast<const std::uint32_t*>(device + tiles_offset_);
   job.tile_count = static_cast<std::uint32_t>(tiles_.size());
-  job.results = reinterpret_cast<TileResult*>(device + results_at_);
+  job.results = reinterpret_cast<TileResult*>(device + results_offset_);
   job.records = records.data();
   job.records_capacity = records.size();
-  job.records_used = reinterpret_cast<unsigned long long*>(device + used_at_);
+  job.records_used = reinterpret_cast<unsigned long long*>(device + used_offset_);
   ECHO_TRY(backend.run(job));
-  ECHO_TRY(backend.copy_out(host + results_at_, device + results_at_, tiles_.size() * sizeof(TileResult)));
+  ECHO_TRY(backend.copy_out(host + results_offset_, device + results_offset_, tiles_.size() * sizeof(TileResult)));
   return backend.set_mark(mark_);
 }
 
 Result<std::size_t> BatchInFlight::gather(DeviceBackend& backend, const StateView& tensors) {
   ECHO_TRY(backend.wait_for(mark_));
   std::byte *const host = tables_.host.data(), *const device = tables_.device.data();
-  const auto* results = reinterpret_cast<const TileResult*>(host + results_at_);
-  auto* places = reinterpret_cast<GatherPlace*>(host + places_at_);
+  const auto* results = reinterpret_cast<const TileResult*>(host + results_offset_);
+  auto* places = reinterpret_cast<GatherPlace*>(host + places_offset_);
   parts_.clear();
   std::uint64_t changes_end = 0;
-  std::size_t gathered_pieces = 0, tiles = 0;
+  std::size_t gathered_pieces = 0, gathered_tiles = 0;
   for (; gathered_pieces < pieces_.size(); ++gathered_pieces) {
     const Piece& piece = pieces_[gathered_pieces];
-    const std::uint64_t size = dtype_bytes(tensors[piece.tensor].dtype);
-    const std::span piece_results(results + tiles, tiles_of(piece));
-    std::uint64_t count = 0;
+    const std::uint64_t element_bytes = dtype_bytes(tensors[piece.tensor].dtype);
+    const std::span piece_results(results + gathered_tiles, tiles_of(piece));
+    std::uint64_t count = 0;  // changes of the piece
     for (const TileResult& result : piece_results) count += result.count;
-    const std::uint64_t values_at = changes_end + positions_bytes(count);
-    const std::uint64_t bytes = record_bytes(count, static_cast<unsigned>(size));
-    if (changes_end + bytes > changes_bytes_ ||
-        std::ranges::any_of(piece_results, [](const TileResult& r) { return r.count != 0 && r.offset == kNoRoom; }))
-      break;
+    const std::uint64_t values_offset = changes_end + positions_bytes(count);
+    const std::uint64_t bytes = record_bytes(count, static_cast<unsigned>(element_bytes));
+    const auto lacked_room = [](const TileResult& r) { return r.count != 0 && r.offset == kNoRoom; };
+    if (changes_end + bytes > changes_bytes_ || std::ranges::any_of(piece_results, lacked_room)) break;
     std::uint64_t changes_before = 0;
     for (const TileResult& result : piece_results) {
-      places[tiles++] = {changes_end + changes_before * sizeof(std::uint32_t), values_at + changes_before * size};
+      places[gathered_tiles++] = {.positions = changes_end + changes_before * sizeof(std::uint32_t),
+                                  .values = values_offset + changes_before * element_bytes};
       changes_before += result.count;
     }
     if (count == 0) continue;
     const std::byte* const changes = changes_.host.data();
-    parts_.push_back({piece.tensor,
-                      piece.first_byte,
-                      piece.bytes,
-                      size,
-                      {reinterpret_cast<const std::uint32_t*>(changes + changes_end), count},
-                      {changes + values_at, count * size}});
+    parts_.push_back({.tensor = piece.tensor,
+                      .first_byte = piece.first_byte,
+                      .byte_count = piece.bytes,
+                      .element_bytes = element_bytes,
+                      .positions = {reinterpret_cast<const std::uint32_t*>(changes + changes_end), count},
+                      .values = {changes + values_offset, count * element_bytes}});
     changes_end += bytes;
   }
   if (changes_end == 0) return gathered_pieces;
-  ECHO_TRY(backend.copy_in(device + places_at_, host + places_at_, tiles * sizeof(GatherPlace)));
+  ECHO_TRY(backend.copy_in(device + places_offset_, host + places_offset_, gathered_tiles * sizeof(GatherPlace)));
   GatherJob job{};
   job.segments = reinterpret_cast<const ExtractSegment*>(device);
-  job.tiles = reinterpret_cast<const std::uint32_t*>(device + tiles_at_);
-  job.results = reinterpret_cast<const TileResult*>(device + results_at_);
+  job.tiles = reinterpret_cast<const std::uint32_t*>(device + tiles_offset_);
+  job.results = reinterpret_cast<const TileResult*>(device + results_offset_);
   job.records = records_.data();
-  job.places = reinterpret_cast<const GatherPlace*>(device + places_at_);
-  job.tile_count = static_cast<std::uint32_t>(tiles);
+  job.places = reinterpret_cast<const GatherPlace*>(device + places_offset_);
+  job.tile_count = static_cast<std::uint32_t>(gathered_tiles);
   job.out = changes_.device.data();
   ECHO_TRY(backend.run(job));
   ECHO_TRY(backend.copy_out(changes_.host.data(), changes_.device.data(), changes_end));
@@ -161,13 +163,14 @@ Result<ExtractStats> Extraction::run(const std::shared_ptr<DeviceBackend>& backe
   ECHO_TRY(compare(0));
   for (std::size_t b = 0; !remaining.empty(); ++b) {
     ECHO_ASSIGN(const std::size_t gathered_pieces, batches_[b % 2].gather(*backend, cur));
-    if (gathered_pieces < batch.size()) {
+    if (gathered_pieces < batch.size()) {  // the next batches are half as large
       ECHO_CHECK(batch.size() > 1, "no room for one piece");
       batch_bytes = 0;
       for (const Piece& piece : batch.first(batch.size() / 2)) batch_bytes += piece.bytes;
     }
     remaining = remaining.subspan(gathered_pieces);
-    if (!remaining.empty()) ECHO_TRY(compare(b + 1));  // while the changes are copied and the sink processes them
+    // Compares the next batch while the changes are copied and the sink processes them.
+    if (!remaining.empty()) ECHO_TRY(compare(b + 1));
     ECHO_ASSIGN(const std::span<const ChangedPart> parts, batches_[b % 2].collect(*backend));
     for (const ChangedPart& part : parts) stats.changed += part.positions.size();
     if (!parts.empty()) ECHO_TRY(sink(parts));

@@ -9,7 +9,8 @@
 
 namespace echoline::delta::cuda {
 
-// A part of a tensor that is extracted into one write; at most a segment.
+// A part of a tensor that is extracted into one write; at most a segment (8 MiB). The device compares a piece in tiles
+// (kernels.hpp).
 struct Piece {
   std::size_t tensor;
   std::uint64_t first_byte;
@@ -35,17 +36,18 @@ class BatchInFlight {
   Result<std::span<const ChangedPart>> collect(DeviceBackend& backend);
 
  private:
-  const unsigned mark_;
-  Mirrored tables_;  // segments; tiles; bytes used of the records; results; places
+  const unsigned mark_;  // of the backend's queue, for this batch
+  Mirrored tables_;      // segments; tiles; bytes used of the records; results; places
   Mirrored changes_;
   std::uint64_t changes_bytes_ = 0;
-  std::uint64_t tiles_at_ = 0, used_at_ = 0, results_at_ = 0, places_at_ = 0;
+  std::uint64_t tiles_offset_ = 0, used_offset_ = 0, results_offset_ = 0, places_offset_ = 0;  // in `tables_`
   std::span<const Piece> pieces_;
   std::vector<std::uint32_t> tiles_;
   std::span<std::byte> records_;
   std::vector<ChangedPart> parts_;
 };
 
+// Compares two states batch by batch. While the changes of one batch are copied to the host, the next one is compared.
 class Extraction {
  public:
   // The caller sets device_s.

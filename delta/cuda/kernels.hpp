@@ -1,14 +1,15 @@
-// The device code: the work of one block or warp, written over a policy that represents it. kernels.cu uses a policy of
-// real threads; the tests run the same functions with one that loops over the threads on the CPU. C++17, because CUDA
-// compilers lag behind. Internal to this folder.
+// The device code: the work of one block or warp, as templates of a policy class that stands for the block or warp.
+// kernels.cu uses a policy of real threads; the tests run the same functions with one that loops over the threads on
+// the CPU. C++17, because CUDA compilers lag behind. Internal to this folder.
 //
-// A policy `Block` (256 threads) or `Warp` (32 threads) has
+// A policy class `Block` (256 threads) or `Warp` (32 threads) has
 //   Block::Local<T>       a T of each thread, indexed by thread; registers on a device
 //   each(f)               f(thread) on every thread; all are done when it returns
 //   scan_warps(f)         replaces f(thread), a uint64_t&, by the sum over its warp up to and including the thread
-//   sum<kFirst, kLast>(f) replaces f(thread), a Pair&, by the sum over all threads of the warp whose index differs
-//                         from its own only in the bits kFirst ... kLast
-//   shared(), atomic_add(to, value)
+//   sum<kFirst, kLast>(f) replaces f(thread), a Pair& (two uint64_t), by the sum over all threads of the warp whose
+//                         index differs from its own only in the bits kFirst ... kLast
+//   shared()              memory that the threads of the block share, an ExtractShared&
+//   atomic_add(to, value) adds, and returns the earlier value
 #pragma once
 #include <cstddef>
 #include <cstdint>
@@ -51,7 +52,7 @@ ECHO_DEVICE Vector load_vector(const std::byte* from) {
 #endif
 }
 
-// `bytes` <= 8 bytes from any address, padded with zeros.
+// Loads `bytes` bytes, at most 8, from any address. Pads them with zeros.
 ECHO_DEVICE std::uint64_t load_bytes(const std::byte* from, unsigned bytes) {
   std::uint64_t word = 0;
   for (unsigned i = 0; i < bytes; ++i) word |= static_cast<std::uint64_t>(from[i]) << 8 * i;
@@ -59,11 +60,13 @@ ECHO_DEVICE std::uint64_t load_bytes(const std::byte* from, unsigned bytes) {
 }
 
 // ---- extraction: differing elements, in ascending order ----
+//
+// A block compares a tile of a segment in rounds. In a round, each thread compares one vector.
 
-inline constexpr unsigned kTileRounds = 4;  // vectors of a tile that each thread compares
+inline constexpr unsigned kTileRounds = 4;
 inline constexpr unsigned kTileBytes = kBlockThreads * kTileRounds * kVectorBytes;
 inline constexpr unsigned kTilesPerSegment = (8u << 20) / kTileBytes;  // segments as in delta/segment.hpp
-inline constexpr std::uint64_t kNoRoom = ~0ull;
+inline constexpr std::uint64_t kNoRoom = ~0ull;  // an offset: the records had no room for the tile
 
 struct ExtractSegment {
   const std::byte* prev;  // multiples of 16
@@ -94,17 +97,17 @@ ECHO_DEVICE std::uint64_t record_bytes(std::uint64_t count, unsigned element_byt
   return positions_bytes(count) + (count * element_bytes + 7) / 8 * 8;
 }
 
-// Sets bit e if element e differs.
+// Returns a mask in which bit e is set if element e of the two vectors differs.
 template <unsigned kSize>
-ECHO_DEVICE std::uint32_t differing(const Vector& a, const Vector& b) {
-  constexpr unsigned kPerWord = 8 / kSize;
-  constexpr std::uint64_t kElement = ~0ull >> (64 - 8 * kSize);
+ECHO_DEVICE std::uint32_t differing_elements(const Vector& a, const Vector& b) {
+  constexpr unsigned kElementsPerWord = 8 / kSize;
+  constexpr std::uint64_t kElementMask = ~0ull >> (64 - 8 * kSize);
   const std::uint64_t low = a.low ^ b.low, high = a.high ^ b.high;
   std::uint32_t mask = 0;
   ECHO_UNROLL
-  for (unsigned e = 0; e < kPerWord; ++e) {
-    mask |= static_cast<std::uint32_t>((low >> 8 * kSize * e & kElement) != 0) << e;
-    mask |= static_cast<std::uint32_t>((high >> 8 * kSize * e & kElement) != 0) << (e + kPerWord);
+  for (unsigned e = 0; e < kElementsPerWord; ++e) {
+    mask |= static_cast<std::uint32_t>((low >> 8 * kSize * e & kElementMask) != 0) << e;
+    mask |= static_cast<std::uint32_t>((high >> 8 * kSize * e & kElementMask) != 0) << (e + kElementsPerWord);
   }
   return mask;
 }
@@ -144,7 +147,7 @@ struct ElementOf<8> {
   using Type = std::uint64_t;
 };
 template <>
-struct ElementOf<kVectorBytes> {
+struct ElementOf<kVectorBytes> {  // for exchanges of whole vectors
   using Type = Vector;
 };
 
@@ -153,7 +156,7 @@ static_assert(kTileRounds * 16 <= 64 && kWarpThreads * kVectorBytes < 1u << 16);
 ECHO_DEVICE unsigned count_of_round(std::uint64_t counts, unsigned round) {
   return static_cast<unsigned>(counts >> 16 * round & 0xffff);
 }
-ECHO_DEVICE unsigned count_of_rounds(std::uint64_t counts) {
+ECHO_DEVICE unsigned count_of_all_rounds(std::uint64_t counts) {
   unsigned sum = 0;
   ECHO_UNROLL
   for (unsigned r = 0; r < kTileRounds; ++r) sum += count_of_round(counts, r);
@@ -168,8 +171,8 @@ struct ExtractShared {
 struct ExtractLocal {
   Vector cur[kTileRounds];
   std::uint32_t mask[kTileRounds];
-  std::uint64_t counts;   // by round: of this thread
-  std::uint64_t through;  // by round: of the threads of the warp up to and including this one
+  std::uint64_t counts;       // by round: of this thread
+  std::uint64_t warp_prefix;  // by round: of the threads of the warp up to and including this one
 };
 
 // The offset within the tile of a thread's load in a round. A warp covers consecutive bytes, round after round.
@@ -178,72 +181,80 @@ ECHO_DEVICE unsigned tile_byte(unsigned thread, unsigned round) {
   return ((warp * kTileRounds + round) * kWarpThreads + lane) * kVectorBytes;
 }
 
+// Extracts the changes of the tile job.tiles[tile_index], which begins at first_byte of the segment.
 template <unsigned kSize, class Block>
-ECHO_DEVICE void extract_tile(Block& block, const ExtractJob& job, std::uint32_t tile, const ExtractSegment& segment,
-                              std::uint32_t first_byte) {
+ECHO_DEVICE void extract_tile(Block& block, const ExtractJob& job, std::uint32_t tile_index,
+                              const ExtractSegment& segment, std::uint32_t first_byte) {
   const std::byte* prev = segment.prev + first_byte;
   const std::byte* cur = segment.cur + first_byte;
   const std::uint32_t bytes_left = segment.bytes - first_byte;
   typename Block::template Local<ExtractLocal> locals;
   ExtractShared& shared = block.shared();
 
+  // Each thread compares its vectors and counts its changes, by round.
   block.each([&](unsigned thread) {
     ExtractLocal& self = locals[thread];
     Vector old[kTileRounds];
     ECHO_UNROLL
     for (unsigned r = 0; r < kTileRounds; ++r) {
-      const unsigned at = tile_byte(thread, r);
-      if (at + kVectorBytes <= bytes_left) {
-        old[r] = load_vector(prev + at);
-        self.cur[r] = load_vector(cur + at);
+      const unsigned offset = tile_byte(thread, r);
+      if (offset + kVectorBytes <= bytes_left) {
+        old[r] = load_vector(prev + offset);
+        self.cur[r] = load_vector(cur + offset);
       } else {
-        const unsigned bytes = at < bytes_left ? bytes_left - at : 0;
-        const unsigned low = bytes < 8 ? bytes : 8;
-        old[r] = {load_bytes(prev + at, low), load_bytes(prev + at + 8, bytes - low)};
-        self.cur[r] = {load_bytes(cur + at, low), load_bytes(cur + at + 8, bytes - low)};
+        const unsigned bytes = offset < bytes_left ? bytes_left - offset : 0;
+        const unsigned low_bytes = bytes < 8 ? bytes : 8;
+        old[r] = {load_bytes(prev + offset, low_bytes), load_bytes(prev + offset + 8, bytes - low_bytes)};
+        self.cur[r] = {load_bytes(cur + offset, low_bytes), load_bytes(cur + offset + 8, bytes - low_bytes)};
       }
     }
     self.counts = 0;
     ECHO_UNROLL
     for (unsigned r = 0; r < kTileRounds; ++r) {
-      self.mask[r] = differing<kSize>(old[r], self.cur[r]);
+      self.mask[r] = differing_elements<kSize>(old[r], self.cur[r]);
       self.counts |= static_cast<std::uint64_t>(count_bits(self.mask[r])) << 16 * r;
     }
-    self.through = self.counts;
+    self.warp_prefix = self.counts;
   });
-  block.scan_warps([&](unsigned thread) -> std::uint64_t& { return locals[thread].through; });
+  // Sums of counts over the threads of a warp, and from these over the warps, give each change its rank in the tile.
+  block.scan_warps([&](unsigned thread) -> std::uint64_t& { return locals[thread].warp_prefix; });
   block.each([&](unsigned thread) {
-    if (thread % kWarpThreads == kWarpThreads - 1) shared.warp_counts[thread / kWarpThreads] = locals[thread].through;
+    const bool is_last_of_warp = thread % kWarpThreads == kWarpThreads - 1;
+    if (is_last_of_warp) shared.warp_counts[thread / kWarpThreads] = locals[thread].warp_prefix;
   });
+  // One thread reserves room for the tile's changes in the records.
   block.each([&](unsigned thread) {
     if (thread != 0) return;
     unsigned count = 0;
     ECHO_UNROLL
-    for (unsigned w = 0; w < kBlockWarps; ++w) count += count_of_rounds(shared.warp_counts[w]);
+    for (unsigned w = 0; w < kBlockWarps; ++w) count += count_of_all_rounds(shared.warp_counts[w]);
     const std::uint64_t bytes = record_bytes(count, kSize);
     std::uint64_t offset = count != 0 ? block.atomic_add(job.records_used, bytes) : 0;
     if (offset + bytes > job.records_capacity) offset = kNoRoom;
-    job.results[tile] = {offset, count};
+    job.results[tile_index] = {offset, count};
     shared.offset = count != 0 ? offset : kNoRoom;
   });
+  // Each thread writes its changes.
   block.each([&](unsigned thread) {
     const ExtractLocal& self = locals[thread];
     if (shared.offset == kNoRoom || self.counts == 0) return;
     const unsigned warp = thread / kWarpThreads;
-    unsigned count = 0, before = 0;  // of the tile; of earlier warps
+    unsigned count = 0;      // of the tile's changes
+    unsigned rank_base = 0;  // changes of earlier warps, then also of this warp's earlier rounds
     ECHO_UNROLL
     for (unsigned w = 0; w < kBlockWarps; ++w) {
-      const unsigned warp_count = count_of_rounds(shared.warp_counts[w]);
+      const unsigned warp_count = count_of_all_rounds(shared.warp_counts[w]);
       count += warp_count;
-      before += w < warp ? warp_count : 0;
+      rank_base += w < warp ? warp_count : 0;
     }
     auto* positions = reinterpret_cast<std::uint32_t*>(job.records + shared.offset);
     using Element = typename ElementOf<kSize>::Type;
     auto* values = reinterpret_cast<Element*>(job.records + shared.offset + positions_bytes(count));
+    const std::uint64_t earlier_counts = self.warp_prefix - self.counts;  // by round: of the warp's earlier threads
     ECHO_UNROLL
     for (unsigned r = 0; r < kTileRounds; ++r) {
-      unsigned rank = before + count_of_round(self.through - self.counts, r);
-      before += count_of_round(shared.warp_counts[warp], r);
+      unsigned rank = rank_base + count_of_round(earlier_counts, r);
+      rank_base += count_of_round(shared.warp_counts[warp], r);
       const std::uint32_t first = (first_byte + tile_byte(thread, r)) / kSize;
       for (std::uint32_t mask = self.mask[r]; mask != 0; mask &= mask - 1, ++rank) {
         const unsigned e = first_bit(mask);
@@ -255,27 +266,27 @@ ECHO_DEVICE void extract_tile(Block& block, const ExtractJob& job, std::uint32_t
   });
 }
 
-// All work of block number `tile` of a job.
+// All work of block number `tile_index` of a job.
 template <class Block>
-ECHO_DEVICE void extract_block(Block& block, const ExtractJob& job, std::uint32_t tile) {
-  const std::uint32_t id = job.tiles[tile];
-  const ExtractSegment segment = job.segments[id / kTilesPerSegment];
-  const std::uint32_t first_byte = id % kTilesPerSegment * kTileBytes;
+ECHO_DEVICE void extract_block(Block& block, const ExtractJob& job, std::uint32_t tile_index) {
+  const std::uint32_t tile = job.tiles[tile_index];
+  const ExtractSegment segment = job.segments[tile / kTilesPerSegment];
+  const std::uint32_t first_byte = tile % kTilesPerSegment * kTileBytes;
   switch (segment.element_bytes) {
     case 1:
-      return extract_tile<1>(block, job, tile, segment, first_byte);
+      return extract_tile<1>(block, job, tile_index, segment, first_byte);
     case 2:
-      return extract_tile<2>(block, job, tile, segment, first_byte);
+      return extract_tile<2>(block, job, tile_index, segment, first_byte);
     case 4:
-      return extract_tile<4>(block, job, tile, segment, first_byte);
+      return extract_tile<4>(block, job, tile_index, segment, first_byte);
     case 8:
-      return extract_tile<8>(block, job, tile, segment, first_byte);
+      return extract_tile<8>(block, job, tile_index, segment, first_byte);
   }
 }
 
 // ---- gathering the tiles' results ----
 
-// Where the changes of a tile go: offsets in `out`.
+// Where the changes of a tile go: byte offsets in GatherJob::out.
 struct GatherPlace {
   std::uint64_t positions, values;
 };
@@ -290,15 +301,16 @@ struct GatherJob {
   std::byte* out;
 };
 
+// Copies the changes of the tile job.tiles[tile_index] from its record to its places.
 template <unsigned kSize, class Warp>
-ECHO_DEVICE void gather_tile(Warp& warp, const GatherJob& job, std::uint32_t tile) {
+ECHO_DEVICE void gather_tile(Warp& warp, const GatherJob& job, std::uint32_t tile_index) {
   using Element = typename ElementOf<kSize>::Type;
-  const auto count = static_cast<unsigned>(job.results[tile].count);
-  const std::byte* record = job.records + job.results[tile].offset;
+  const auto count = static_cast<unsigned>(job.results[tile_index].count);
+  const std::byte* record = job.records + job.results[tile_index].offset;
   const auto* positions = reinterpret_cast<const std::uint32_t*>(record);
   const auto* values = reinterpret_cast<const Element*>(record + positions_bytes(count));
-  auto* to_positions = reinterpret_cast<std::uint32_t*>(job.out + job.places[tile].positions);
-  auto* to_values = reinterpret_cast<Element*>(job.out + job.places[tile].values);
+  auto* to_positions = reinterpret_cast<std::uint32_t*>(job.out + job.places[tile_index].positions);
+  auto* to_values = reinterpret_cast<Element*>(job.out + job.places[tile_index].values);
   warp.each([&](unsigned thread) {
     for (unsigned i = thread; i < count; i += kWarpThreads) {
       to_positions[i] = positions[i];
@@ -307,19 +319,19 @@ ECHO_DEVICE void gather_tile(Warp& warp, const GatherJob& job, std::uint32_t til
   });
 }
 
-// All work of the warp for tile number `tile` of a job.
+// All work of the warp for the tile job.tiles[tile_index].
 template <class Warp>
-ECHO_DEVICE void gather_warp(Warp& warp, const GatherJob& job, std::uint32_t tile) {
-  if (job.results[tile].count == 0) return;
-  switch (job.segments[job.tiles[tile] / kTilesPerSegment].element_bytes) {
+ECHO_DEVICE void gather_warp(Warp& warp, const GatherJob& job, std::uint32_t tile_index) {
+  if (job.results[tile_index].count == 0) return;
+  switch (job.segments[job.tiles[tile_index] / kTilesPerSegment].element_bytes) {
     case 1:
-      return gather_tile<1>(warp, job, tile);
+      return gather_tile<1>(warp, job, tile_index);
     case 2:
-      return gather_tile<2>(warp, job, tile);
+      return gather_tile<2>(warp, job, tile_index);
     case 4:
-      return gather_tile<4>(warp, job, tile);
+      return gather_tile<4>(warp, job, tile_index);
     case 8:
-      return gather_tile<8>(warp, job, tile);
+      return gather_tile<8>(warp, job, tile_index);
   }
 }
 
@@ -328,8 +340,8 @@ ECHO_DEVICE void gather_warp(Warp& warp, const GatherJob& job, std::uint32_t til
 inline constexpr unsigned kSwapRounds = 4;
 inline constexpr unsigned kChunkElements = kBlockThreads * kSwapRounds;
 
-// Exchanges elements of a tensor with `values`, which then hold the old ones; a second exchange restores both. No
-// element occurs twice.
+// Exchanges elements of a tensor, `target`, with `values`, which then hold the old ones. A second exchange restores
+// both. No element occurs twice.
 struct SwapPart {
   std::byte* target;
   const std::uint32_t* positions;  // null: elements 0, 1, 2, ...
@@ -339,8 +351,8 @@ struct SwapPart {
 };
 
 struct SwapChunk {
-  std::uint32_t part;
-  std::uint32_t chunk;  // kChunkElements of the part each
+  std::uint32_t part;   // index in SwapJob::parts
+  std::uint32_t chunk;  // number within the part; a chunk is kChunkElements of its elements
 };
 
 struct SwapJob {
@@ -354,31 +366,32 @@ ECHO_DEVICE void swap_elements(const SwapPart& part, std::uint64_t first, unsign
   using Element = typename ElementOf<kSize>::Type;
   auto* target = reinterpret_cast<Element*>(part.target);
   auto* values = reinterpret_cast<Element*>(part.values);
-  std::uint64_t at[kSwapRounds];
+  // All loads come before the stores, so that their latencies overlap.
+  std::uint64_t index[kSwapRounds];
   Element old[kSwapRounds], new_values[kSwapRounds];
   ECHO_UNROLL
   for (unsigned r = 0; r < kSwapRounds; ++r) {
     const std::uint64_t i = first + r * kBlockThreads + thread;
     if (i >= part.count) continue;
-    at[r] = part.positions != nullptr ? part.positions[i] : i;
+    index[r] = part.positions != nullptr ? part.positions[i] : i;
     new_values[r] = values[i];
   }
   ECHO_UNROLL
   for (unsigned r = 0; r < kSwapRounds; ++r)
-    if (first + r * kBlockThreads + thread < part.count) old[r] = target[at[r]];
+    if (first + r * kBlockThreads + thread < part.count) old[r] = target[index[r]];
   ECHO_UNROLL
   for (unsigned r = 0; r < kSwapRounds; ++r) {
     const std::uint64_t i = first + r * kBlockThreads + thread;
     if (i >= part.count) continue;
-    target[at[r]] = new_values[r];
+    target[index[r]] = new_values[r];
     values[i] = old[r];
   }
 }
 
-// All work of one thread of block number `chunk` of a job.
-ECHO_DEVICE void swap_thread(const SwapJob& job, std::uint32_t chunk, unsigned thread) {
-  const SwapPart part = job.parts[job.chunks[chunk].part];
-  const std::uint64_t first = static_cast<std::uint64_t>(job.chunks[chunk].chunk) * kChunkElements;
+// All work of one thread for the chunk job.chunks[chunk_index].
+ECHO_DEVICE void swap_thread(const SwapJob& job, std::uint32_t chunk_index, unsigned thread) {
+  const SwapPart part = job.parts[job.chunks[chunk_index].part];
+  const std::uint64_t first = static_cast<std::uint64_t>(job.chunks[chunk_index].chunk) * kChunkElements;
   switch (part.element_bytes) {
     case 1:
       return swap_elements<1>(part, first, thread);
@@ -401,16 +414,18 @@ ECHO_DEVICE void swap_thread(const SwapJob& job, std::uint32_t chunk, unsigned t
 
 inline constexpr unsigned kStripeBytes = 64;
 inline constexpr unsigned kHashBlockBytes = 1024;  // between two scrambles
-inline constexpr unsigned kHashAhead = 4;          // blocks that are loaded ahead
+inline constexpr unsigned kHashAhead = 4;          // blocks that are loaded before the first is added
 // XXH3 treats inputs up to this size differently; the host hashes them.
 inline constexpr unsigned kShortLeafBytes = 240;
-inline constexpr unsigned kShortSlotBytes = 256;
-inline constexpr unsigned kSecretBytes = 192;
+inline constexpr unsigned kShortSlotBytes = 256;  // distance of two short leaves in HashJob::shorts
+inline constexpr unsigned kSecretBytes = 192;     // of the constant that XXH3 calls its secret
+// Where XXH3 reads the secret for the last stripe (back from the secret's end) and for the digest (from both ends).
+inline constexpr unsigned kLastStripeSecretOffset = 7, kDigestSecretOffset = 11;
 
 struct HashLeaf {
-  const std::byte* data;  // multiple of 16
-  std::uint32_t bytes;    // at least 1
-  std::uint32_t short_slot;
+  const std::byte* data;     // multiple of 16
+  std::uint32_t bytes;       // at least 1
+  std::uint32_t short_slot;  // index in HashJob::shorts, if bytes <= kShortLeafBytes
 };
 
 struct HashJob {
@@ -433,7 +448,7 @@ inline constexpr std::uint64_t kPrime64_1 = 0x9e3779b185ebca87, kPrime64_2 = 0xc
 ECHO_CONSTANT std::uint64_t kHashStart[8] = {kPrime32_3, kPrime64_1, kPrime64_2, kPrime64_3,
                                              kPrime64_4, kPrime32_2, kPrime64_5, kPrime32_1};
 
-// Eight bytes of the secret, from any offset.
+// Returns eight bytes of the secret, from any offset.
 ECHO_DEVICE std::uint64_t secret_at(unsigned byte) {
   const unsigned shift = byte % 8 * 8;
   return shift == 0 ? kSecret[byte / 8] : kSecret[byte / 8] >> shift | kSecret[byte / 8 + 1] << (64 - shift);
@@ -450,6 +465,7 @@ ECHO_DEVICE std::uint64_t fold_product(std::uint64_t a, std::uint64_t b) {
 #endif
 }
 
+// The last step of XXH3, which mixes all bits of a word.
 ECHO_DEVICE std::uint64_t avalanche(std::uint64_t h) {
   h = (h ^ h >> 37) * 0x165667919e3779f9;
   return h ^ h >> 32;
@@ -461,6 +477,7 @@ ECHO_DEVICE std::uint64_t swap_bytes(std::uint64_t x) {
   return x << 32 | x >> 32;
 }
 
+// Two words of the hash state.
 struct Pair {
   std::uint64_t a, b;
 };
@@ -483,6 +500,7 @@ struct HashLocal {
   Pair sum;
 };
 
+// Computes the digest of a leaf that is not short.
 template <class Warp>
 ECHO_DEVICE void hash_leaf(Warp& warp, const std::byte* data, std::uint32_t bytes, std::uint64_t* digest) {
   typename Warp::template Local<HashLocal> locals;
@@ -498,6 +516,7 @@ ECHO_DEVICE void hash_leaf(Warp& warp, const std::byte* data, std::uint32_t byte
 
   const std::uint32_t blocks = (bytes - 1) / kHashBlockBytes;
   for (std::uint32_t block = 0; block < blocks; block += kHashAhead) {
+    // Loads several blocks at once, so that their latencies overlap, and adds them one after the other.
     warp.each([&](unsigned thread) {
       ECHO_UNROLL
       for (unsigned i = 0; i < 2 * kHashAhead; ++i)
@@ -523,32 +542,34 @@ ECHO_DEVICE void hash_leaf(Warp& warp, const std::byte* data, std::uint32_t byte
     }
   }
 
-  // The rest: whole stripes, then the last 64 bytes (which may overlap), at any address.
+  // Adds the whole stripes after the last block, then the last 64 bytes, which may overlap them.
   warp.each([&](unsigned thread) {
     HashLocal& self = locals[thread];
     const unsigned p = thread % 4;
-    const std::uint32_t done = blocks * kHashBlockBytes;
-    const std::uint32_t stripes = (bytes - 1 - done) / kStripeBytes;
+    const std::uint32_t block_bytes = blocks * kHashBlockBytes;
+    const std::uint32_t stripes = (bytes - 1 - block_bytes) / kStripeBytes;
     self.sum = {0, 0};
     ECHO_UNROLL
     for (unsigned half = 0; half < 2; ++half)
       if (thread / 4 + 8 * half < stripes)
-        accumulate(self.sum, load_vector(data + done + half * (kHashBlockBytes / 2) + thread * kVectorBytes),
+        accumulate(self.sum, load_vector(data + block_bytes + half * (kHashBlockBytes / 2) + thread * kVectorBytes),
                    self.key[half]);
     if (thread < 4) {
-      const std::byte* last = data + bytes - kStripeBytes + p * kVectorBytes;
-      const unsigned secret = kSecretBytes - kStripeBytes - 7 + p * kVectorBytes;
-      accumulate(self.sum, {load_bytes(last, 8), load_bytes(last + 8, 8)}, {secret_at(secret), secret_at(secret + 8)});
+      const std::byte* vector = data + bytes - kStripeBytes + p * kVectorBytes;
+      const unsigned key_byte = kSecretBytes - kStripeBytes - kLastStripeSecretOffset + p * kVectorBytes;
+      accumulate(self.sum, {load_bytes(vector, 8), load_bytes(vector + 8, 8)},
+                 {secret_at(key_byte), secret_at(key_byte + 8)});
     }
   });
   warp.template sum<4, 16>(sum);
   warp.each([&](unsigned thread) {
     HashLocal& self = locals[thread];
     const Pair state = {self.state.a + self.sum.a, self.state.b + self.sum.b};
-    const unsigned low = 11 + thread % 4 * kVectorBytes;
-    const unsigned high = kSecretBytes - kStripeBytes - 11 + thread % 4 * kVectorBytes;
-    self.sum = {fold_product(state.a ^ secret_at(low), state.b ^ secret_at(low + 8)),
-                fold_product(state.a ^ secret_at(high), state.b ^ secret_at(high + 8))};
+    // The secret's bytes for the low and the high half of the digest.
+    const unsigned low_key = kDigestSecretOffset + thread % 4 * kVectorBytes;
+    const unsigned high_key = kSecretBytes - kStripeBytes - kDigestSecretOffset + thread % 4 * kVectorBytes;
+    self.sum = {fold_product(state.a ^ secret_at(low_key), state.b ^ secret_at(low_key + 8)),
+                fold_product(state.a ^ secret_at(high_key), state.b ^ secret_at(high_key + 8))};
   });
   warp.template sum<1, 2>(sum);
   warp.each([&](unsigned thread) {

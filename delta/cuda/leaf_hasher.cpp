@@ -19,24 +19,28 @@ Status LeafHasher::prepare(const std::shared_ptr<DeviceBackend>& backend, const 
                            std::vector<LeafRef> leaves) {
   leaves_ = std::move(leaves);
   if (leaves_.empty()) return ok();
-  const std::uint64_t digests_at = leaves_.size() * sizeof(HashLeaf);
-  const std::uint64_t shorts_at = digests_at + leaves_.size() * sizeof(Digest);
+  // The memory holds the table, then the digests, then the content of short leaves, which the host hashes.
+  const std::uint64_t digests_offset = leaves_.size() * sizeof(HashLeaf);
+  const std::uint64_t shorts_offset = digests_offset + leaves_.size() * sizeof(Digest);
   const auto is_short = [&](const LeafRef& ref) { return leaf_bytes(tensors, ref) <= kShortLeafBytes; };
-  const auto shorts = static_cast<std::uint64_t>(std::count_if(leaves_.begin(), leaves_.end(), is_short));
-  ECHO_TRY(memory_.reserve(backend, shorts_at + shorts * kShortSlotBytes));
+  const auto short_count = static_cast<std::uint64_t>(std::count_if(leaves_.begin(), leaves_.end(), is_short));
+  ECHO_TRY(memory_.reserve(backend, shorts_offset + short_count * kShortSlotBytes));
   std::byte* const device = memory_.device.data();
   table_ = {reinterpret_cast<HashLeaf*>(memory_.host.data()), leaves_.size()};
-  digests_ = {memory_.host.data() + digests_at, leaves_.size() * sizeof(Digest)};
-  shorts_ = {memory_.host.data() + shorts_at, shorts * kShortSlotBytes};
-  job_ = {reinterpret_cast<const HashLeaf*>(device), static_cast<std::uint32_t>(leaves_.size()),
-          reinterpret_cast<std::uint64_t*>(device + digests_at), device + shorts_at};
-  std::uint32_t slot = 0;
+  digests_ = {memory_.host.data() + digests_offset, leaves_.size() * sizeof(Digest)};
+  shorts_ = {memory_.host.data() + shorts_offset, short_count * kShortSlotBytes};
+  job_ = {.leaves = reinterpret_cast<const HashLeaf*>(device),
+          .leaf_count = static_cast<std::uint32_t>(leaves_.size()),
+          .digests = reinterpret_cast<std::uint64_t*>(device + digests_offset),
+          .shorts = device + shorts_offset};
+  std::uint32_t next_slot = 0;
   for (std::size_t i = 0; i < leaves_.size(); ++i) {
     const LeafRef& ref = leaves_[i];
-    table_[i] = {tensors[ref.tensor].bytes.data() + ref.leaf * kLeafBytes, leaf_bytes(tensors, ref), 0};
-    if (is_short(ref)) table_[i].short_slot = slot++;
+    table_[i] = {.data = tensors[ref.tensor].bytes.data() + ref.leaf * kLeafBytes,
+                 .bytes = leaf_bytes(tensors, ref),
+                 .short_slot = is_short(ref) ? next_slot++ : 0};
   }
-  return backend->copy_in(device, memory_.host.data(), digests_at);
+  return backend->copy_in(device, memory_.host.data(), digests_offset);
 }
 
 Status LeafHasher::start(DeviceBackend& backend) {
@@ -49,11 +53,11 @@ Status LeafHasher::start(DeviceBackend& backend) {
 void LeafHasher::store_digests(const StateView& tensors, LeafDigests& leaves) const {
   for (std::size_t i = 0; i < tensors.size(); ++i) leaves[i].resize(leaf_count(tensors[i].bytes.size()));
   for (std::size_t i = 0; i < leaves_.size(); ++i) {
-    Digest& to = leaves[leaves_[i].tensor][leaves_[i].leaf];
+    Digest& digest = leaves[leaves_[i].tensor][leaves_[i].leaf];
     if (table_[i].bytes <= kShortLeafBytes)
-      to = digest_bytes(shorts_.subspan(std::size_t{table_[i].short_slot} * kShortSlotBytes, table_[i].bytes));
+      digest = digest_bytes(shorts_.subspan(std::size_t{table_[i].short_slot} * kShortSlotBytes, table_[i].bytes));
     else
-      std::memcpy(to.bytes.data(), digests_.data() + i * sizeof(Digest), sizeof(Digest));
+      std::memcpy(digest.bytes.data(), digests_.data() + i * sizeof(Digest), sizeof(Digest));
   }
 }
 

@@ -1,4 +1,4 @@
-// Digests of leaves of tensors on a device. Internal to this folder.
+// Digests of leaves (64 KiB of a tensor, delta/digest.hpp) on a device. Internal to this folder.
 #pragma once
 #include <span>
 #include <vector>
@@ -25,7 +25,7 @@ class LeafHasher {
   // Stores the digests in `leaves`; all others must be known.
   void store_digests(const StateView& tensors, LeafDigests& leaves) const;
 
-  std::uint64_t bytes() const;
+  std::uint64_t bytes() const;  // of all hashed leaves
 
  private:
   std::vector<LeafRef> leaves_;

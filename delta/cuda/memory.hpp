@@ -7,7 +7,8 @@
 
 namespace echoline::delta::cuda {
 
-inline std::uint64_t round_up(std::uint64_t value, std::uint64_t to) { return (value + to - 1) / to * to; }
+// The least multiple of `unit` that is at least `value`.
+inline std::uint64_t round_up(std::uint64_t value, std::uint64_t unit) { return (value + unit - 1) / unit * unit; }
 
 inline Result<std::shared_ptr<std::byte>> allocate(const std::shared_ptr<DeviceBackend>& backend,
                                                    DeviceBackend::Place place, std::uint64_t bytes) {
@@ -36,7 +37,7 @@ class Buffer {
   std::uint64_t bytes_ = 0;
 };
 
-// Memory of equal size on both sides.
+// Memory of equal size on the device and on the host.
 struct Mirrored {
   Buffer device{DeviceBackend::Place::kDevice};
   Buffer host{DeviceBackend::Place::kPinnedHost};

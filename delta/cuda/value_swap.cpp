@@ -12,62 +12,65 @@
 namespace echoline::delta::cuda {
 namespace {
 
-constexpr std::uint64_t kHalfBytes = 16u << 20;    // of the pinned buffer for changes
+constexpr std::uint64_t kHalfBytes = 16u << 20;    // half of the pinned buffer for changes
 constexpr std::uint64_t kPieceBytes = 512u << 10;  // filled by one thread at a time
+constexpr std::uint64_t kPlaceAlignment = 16;      // bytes, of positions and values on the device
 
-Error write_error(std::string_view where, const std::string& why) {
+Error write_error(std::string_view where, const std::string& defect) {
   return fail(Code::kInvalid, "apply changes",
-              "{}: {}; apply only results of resolve_delta(), to a state of the same model", where, why);
+              "{}: {}; apply only results of resolve_delta(), to a state of the same model", where, defect);
 }
-std::string place_of(const TensorWrite& write, const StateView& tensors) {
+std::string description_of(const TensorWrite& write, const StateView& tensors) {
   return fmt::format("a write to tensor '{}' at byte {}", tensors[write.tensor].name, write.first_byte);
 }
 
-// Whether a write is valid for its tensor, without its positions.
+// Checks that a write is valid for its tensor, without its positions.
 Status check_write(const TensorWrite& write, const StateView& tensors) {
   if (write.tensor >= tensors.size())
     return write_error("a write", fmt::format("is for tensor {}, the state has {}", write.tensor, tensors.size()));
   const TensorView& tensor = tensors[write.tensor];
-  const std::uint64_t tensor_size = tensor.bytes.size(), size = dtype_bytes(tensor.dtype);
-  const auto error_of = [&](const std::string& why) { return write_error(place_of(write, tensors), why); };
-  if (write.element_bytes != size)
-    return error_of(fmt::format("has elements of {} bytes, the tensor's have {}", write.element_bytes, size));
+  const std::uint64_t tensor_size = tensor.bytes.size(), element_bytes = dtype_bytes(tensor.dtype);
+  const auto error_of = [&](const std::string& defect) { return write_error(description_of(write, tensors), defect); };
+  if (write.element_bytes != element_bytes)
+    return error_of(fmt::format("has elements of {} bytes, the tensor's have {}", write.element_bytes, element_bytes));
   if (write.first_byte > tensor_size || write.byte_count > tensor_size - write.first_byte)
     return error_of(fmt::format("covers {} bytes, the tensor has {}", write.byte_count, tensor_size));
-  if (write.first_byte % size != 0 || write.byte_count % size != 0)
+  if (write.first_byte % element_bytes != 0 || write.byte_count % element_bytes != 0)
     return error_of(fmt::format("covers {} bytes, which are not whole elements", write.byte_count));
-  const std::uint64_t expected = write.whole ? write.byte_count : write.positions.size() * size;
-  if (write.values.size() != expected || (write.whole && !write.positions.empty()))
-    return error_of(fmt::format("has {} bytes of values, {} fit its {} positions", write.values.size(), expected,
+  const std::uint64_t value_bytes = write.whole ? write.byte_count : write.positions.size() * element_bytes;
+  if (write.values.size() != value_bytes || (write.whole && !write.positions.empty()))
+    return error_of(fmt::format("has {} bytes of values, {} fit its {} positions", write.values.size(), value_bytes,
                                 write.positions.size()));
   return ok();
 }
 
-// Whether a write's positions are valid; if so, flags the leaves that it touches. If many elements of a leaf change,
-// flags all leaves of the part, because hashing them is faster than checking positions.
-Status check_positions(const TensorWrite& write, bool ascending, const StateView& tensors,
+// Checks a write's positions and flags the leaves that it touches. If more than kManyPerLeaf elements of a leaf change,
+// flags all leaves of the part, because hashing them is faster than looking at every position.
+Status check_positions(const TensorWrite& write, bool is_ascending, const StateView& tensors,
                        std::vector<std::uint8_t>& leaves) {
-  constexpr std::uint64_t kMany = 8;
-  const std::uint64_t size = write.element_bytes, elements = write.byte_count / size;
+  constexpr std::uint64_t kManyPerLeaf = 8;
+  const std::uint64_t element_bytes = write.element_bytes, elements = write.byte_count / element_bytes;
   const auto position_error = [&](std::uint32_t position) {
-    return write_error(place_of(write, tensors), fmt::format("names element {} of {}", position, elements));
+    return write_error(description_of(write, tensors), fmt::format("names element {} of {}", position, elements));
   };
-  if (!write.whole && ascending) {
+  if (!write.whole && is_ascending) {
     if (write.positions.back() >= elements) return position_error(write.positions.back());
   } else if (!write.whole) {
     std::vector<bool> seen(elements);
     for (const std::uint32_t position : write.positions) {
       if (position >= elements) return position_error(position);
-      if (seen[position]) return write_error(place_of(write, tensors), fmt::format("names element {} twice", position));
+      if (seen[position])
+        return write_error(description_of(write, tensors), fmt::format("names element {} twice", position));
       seen[position] = true;
     }
   }
-  const std::uint64_t first = write.first_byte / kLeafBytes;
-  const std::uint64_t count = (write.first_byte + write.byte_count - 1) / kLeafBytes + 1 - first;
-  if (write.whole || write.positions.size() > kMany * count)
-    std::fill_n(leaves.begin() + static_cast<std::ptrdiff_t>(first), count, std::uint8_t{1});
+  const std::uint64_t first_leaf = write.first_byte / kLeafBytes;
+  const std::uint64_t part_leaves = (write.first_byte + write.byte_count - 1) / kLeafBytes + 1 - first_leaf;
+  if (write.whole || write.positions.size() > kManyPerLeaf * part_leaves)
+    std::fill_n(leaves.begin() + static_cast<std::ptrdiff_t>(first_leaf), part_leaves, std::uint8_t{1});
   else
-    for (const std::uint32_t position : write.positions) leaves[(write.first_byte + position * size) / kLeafBytes] = 1;
+    for (const std::uint32_t position : write.positions)
+      leaves[(write.first_byte + position * element_bytes) / kLeafBytes] = 1;
   return ok();
 }
 
@@ -107,7 +110,7 @@ std::vector<LeafRef> flagged_leaves(const LeafFlags& flags) {
   std::vector<LeafRef> leaves;
   for (std::size_t t = 0; t < flags.size(); ++t)
     for (std::size_t leaf = 0; leaf < flags[t].size(); ++leaf)
-      if (flags[t][leaf]) leaves.push_back({t, leaf});
+      if (flags[t][leaf]) leaves.push_back({.tensor = t, .leaf = leaf});
   return leaves;
 }
 
@@ -117,39 +120,45 @@ void Upload::clear() {
 }
 
 Upload::Place Upload::add(const TensorWrite& write) {
-  const auto place = [&](const void* from, std::uint64_t bytes, bool positions) {
-    sources_.push_back({bytes_, bytes, static_cast<const std::byte*>(from), positions});
-    bytes_ = round_up(bytes_ + bytes, 16);
-    return sources_.back().at;
+  // Returns the offset of the new source.
+  const auto add_source = [&](const void* data, std::uint64_t bytes, bool is_positions) {
+    sources_.push_back(
+        {.offset = bytes_, .bytes = bytes, .data = static_cast<const std::byte*>(data), .is_positions = is_positions});
+    bytes_ = round_up(bytes_ + bytes, kPlaceAlignment);
+    return sources_.back().offset;
   };
-  const std::uint64_t positions = place(write.positions.data(), write.positions.size() * sizeof(std::uint32_t), true);
-  return {positions, place(write.values.data(), write.values.size(), false)};
+  constexpr bool kPositions = true, kValues = false;
+  const std::uint64_t positions =
+      add_source(write.positions.data(), write.positions.size() * sizeof(std::uint32_t), kPositions);
+  return {.positions = positions, .values = add_source(write.values.data(), write.values.size(), kValues)};
 }
 
 // Copies bytes `begin` to `end` of a source; checks the order of positions on the way.
 void Upload::copy(Source& source, std::uint64_t begin, std::uint64_t end, std::byte* to) {
-  if (!source.positions) {
-    std::memcpy(to, source.from + begin, end - begin);
+  if (!source.is_positions) {
+    std::memcpy(to, source.data + begin, end - begin);
     return;
   }
   const std::uint64_t first = begin / sizeof(std::uint32_t), count = (end - begin) / sizeof(std::uint32_t);
-  const auto* from = reinterpret_cast<const std::uint32_t*>(source.from) + first;
+  const auto* from = reinterpret_cast<const std::uint32_t*>(source.data) + first;
   auto* out = reinterpret_cast<std::uint32_t*>(to);
-  std::uint32_t disorder = first > 0 && from[-1] >= from[0] ? 1 : 0;
+  std::uint32_t is_unordered = first > 0 && from[-1] >= from[0] ? 1 : 0;
   out[0] = from[0];
   for (std::uint64_t i = 1; i < count; ++i) {  // branch-free, so that it is vectorised
     out[i] = from[i];
-    disorder |= from[i - 1] >= from[i] ? 1 : 0;
+    is_unordered |= from[i - 1] >= from[i] ? 1 : 0;
   }
-  if (disorder != 0) std::atomic_ref(source.disorder).store(1, std::memory_order_relaxed);
+  if (is_unordered != 0) std::atomic_ref(source.is_unordered).store(1, std::memory_order_relaxed);
 }
 
 void Upload::fill(std::uint64_t begin, std::uint64_t end, std::byte* to) {
-  const auto before = [&](const Source& source) { return source.at + source.bytes <= begin; };
-  for (auto source = std::ranges::partition_point(sources_, before); source != sources_.end() && source->at < end;
-       ++source) {
-    const std::uint64_t from = std::max(source->at, begin), until = std::min(source->at + source->bytes, end);
-    if (from < until) copy(*source, from - source->at, until - source->at, to + (from - begin));
+  const auto ends_before = [&](const Source& source) { return source.offset + source.bytes <= begin; };
+  for (auto source = std::ranges::partition_point(sources_, ends_before);
+       source != sources_.end() && source->offset < end; ++source) {
+    const std::uint64_t part_begin = std::max(source->offset, begin);
+    const std::uint64_t part_end = std::min(source->offset + source->bytes, end);
+    if (part_begin < part_end)
+      copy(*source, part_begin - source->offset, part_end - source->offset, to + (part_begin - begin));
   }
 }
 
@@ -160,10 +169,11 @@ Status Upload::send(const std::shared_ptr<DeviceBackend>& backend, std::byte* de
   for (std::uint64_t begin = 0; begin < bytes_; begin += kHalfBytes, half = 1 - half) {
     const std::uint64_t end = std::min(begin + kHalfBytes, bytes_);
     std::byte* const pinned = memory_.data() + half * std::min(kHalfBytes, bytes_);
+    // Waits until the last copy from this half is done.
     if (begin >= 2 * kHalfBytes) ECHO_TRY(backend->wait_for(half));
-    for (std::uint64_t at = begin; at < end; at += kPieceBytes)
-      ECHO_TRY(tasks.add([this, at, end, to = pinned + (at - begin)](unsigned) {
-        fill(at, std::min(at + kPieceBytes, end), to);
+    for (std::uint64_t piece = begin; piece < end; piece += kPieceBytes)
+      ECHO_TRY(tasks.add([this, piece, end, to = pinned + (piece - begin)](unsigned) {
+        fill(piece, std::min(piece + kPieceBytes, end), to);
         return ok();
       }));
     ECHO_TRY(tasks.finish());
@@ -190,7 +200,7 @@ Status ValueSwap::prepare(const std::shared_ptr<DeviceBackend>& backend, const D
   ECHO_TRY(changes_.reserve(backend, upload_.bytes()));
   ECHO_TRY(upload_.send(backend, changes_.data(), thread_count(options.threads)));
   for (std::size_t i = 0; i < writes.size(); ++i)
-    ECHO_TRY(check_positions(*writes[i], upload_.ascending(i), tensors, leaves[writes[i]->tensor]));
+    ECHO_TRY(check_positions(*writes[i], upload_.is_ascending(i), tensors, leaves[writes[i]->tensor]));
 
   parts_.clear();
   chunks_.clear();
@@ -198,33 +208,48 @@ Status ValueSwap::prepare(const std::shared_ptr<DeviceBackend>& backend, const D
     add(*writes[i], device_bytes(tensors[writes[i]->tensor]) + writes[i]->first_byte,
         reinterpret_cast<const std::uint32_t*>(changes_.data() + places[i].positions),
         changes_.data() + places[i].values);
-  const std::uint64_t parts_bytes = parts_.size() * sizeof(SwapPart), chunks_at = round_up(parts_bytes, 16);
+  const std::uint64_t parts_bytes = parts_.size() * sizeof(SwapPart);
+  const std::uint64_t chunks_offset = round_up(parts_bytes, kPlaceAlignment);
   const std::uint64_t chunks_bytes = chunks_.size() * sizeof(SwapChunk);
-  ECHO_TRY(tables_.reserve(backend, chunks_at + chunks_bytes));
+  ECHO_TRY(tables_.reserve(backend, chunks_offset + chunks_bytes));
   std::memcpy(tables_.host.data(), parts_.data(), parts_bytes);
-  std::memcpy(tables_.host.data() + chunks_at, chunks_.data(), chunks_bytes);
-  ECHO_TRY(backend->copy_in(tables_.device.data(), tables_.host.data(), chunks_at + chunks_bytes));
-  job_ = {reinterpret_cast<const SwapPart*>(tables_.device.data()),
-          reinterpret_cast<const SwapChunk*>(tables_.device.data() + chunks_at),
-          static_cast<std::uint32_t>(chunks_.size())};
+  std::memcpy(tables_.host.data() + chunks_offset, chunks_.data(), chunks_bytes);
+  ECHO_TRY(backend->copy_in(tables_.device.data(), tables_.host.data(), chunks_offset + chunks_bytes));
+  job_ = {.parts = reinterpret_cast<const SwapPart*>(tables_.device.data()),
+          .chunks = reinterpret_cast<const SwapChunk*>(tables_.device.data() + chunks_offset),
+          .chunk_count = static_cast<std::uint32_t>(chunks_.size())};
   return ok();
 }
 
 void ValueSwap::add(const TensorWrite& write, std::byte* target, const std::uint32_t* positions, std::byte* values) {
-  const std::uint64_t size = write.element_bytes;
-  if (!write.whole) return add({target, positions, values, write.positions.size(), size});
-  std::uint64_t done = 0;
+  const std::uint64_t element_bytes = write.element_bytes;
+  if (!write.whole)
+    return add({.target = target,
+                .positions = positions,
+                .values = values,
+                .count = write.positions.size(),
+                .element_bytes = element_bytes});
+  // A whole part is swapped in vectors, which is faster, and the rest in elements.
+  std::uint64_t vectors_bytes = 0;
   if (reinterpret_cast<std::uintptr_t>(target) % kVectorBytes == 0) {
-    done = write.byte_count / kVectorBytes * kVectorBytes;
-    add({target, nullptr, values, write.byte_count / kVectorBytes, kVectorBytes});
+    vectors_bytes = write.byte_count / kVectorBytes * kVectorBytes;
+    add({.target = target,
+         .positions = nullptr,
+         .values = values,
+         .count = write.byte_count / kVectorBytes,
+         .element_bytes = kVectorBytes});
   }
-  add({target + done, nullptr, values + done, (write.byte_count - done) / size, size});
+  add({.target = target + vectors_bytes,
+       .positions = nullptr,
+       .values = values + vectors_bytes,
+       .count = (write.byte_count - vectors_bytes) / element_bytes,
+       .element_bytes = element_bytes});
 }
 
 void ValueSwap::add(const SwapPart& part) {
   const auto index = static_cast<std::uint32_t>(parts_.size());
   for (std::uint64_t first = 0; first < part.count; first += kChunkElements)
-    chunks_.push_back({index, static_cast<std::uint32_t>(first / kChunkElements)});
+    chunks_.push_back({.part = index, .chunk = static_cast<std::uint32_t>(first / kChunkElements)});
   parts_.push_back(part);
 }
 

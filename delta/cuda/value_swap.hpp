@@ -1,5 +1,5 @@
-// Swaps the values of writes with a state's content on a device, so that a second swap restores it. Internal to this
-// folder.
+// Swaps the values of writes with a state's content on a device. A second swap restores the state, if the verification
+// of the result fails. Internal to this folder.
 #pragma once
 #include <span>
 #include <vector>
@@ -16,8 +16,9 @@ using SortedWrites = std::vector<const TensorWrite*>;
 // Sorts writes by place and drops empty ones; kInvalid if one is invalid or two overlap. Does not check positions.
 Result<SortedWrites> sorted_writes(std::span<const TensorWrite> writes, const StateView& tensors);
 
-// For each leaf of each tensor: whether to hash it.
+// For each leaf (64 KiB, delta/digest.hpp) of each tensor, 1 if it must be hashed.
 using LeafFlags = std::vector<std::vector<std::uint8_t>>;
+// Flags the leaves of tensors whose digests are not known.
 LeafFlags unknown_leaves(const StateView& tensors, const LeafDigests& known);
 // The leaves whose flag is set.
 std::vector<LeafRef> flagged_leaves(const LeafFlags& flags);
@@ -37,14 +38,15 @@ class Upload {
   // extraction is running.
   Status send(const std::shared_ptr<DeviceBackend>& backend, std::byte* device, unsigned threads);
   // Whether the positions of write number `index` ascend; valid after send().
-  bool ascending(std::size_t index) const { return sources_[2 * index].disorder == 0; }
+  bool is_ascending(std::size_t index) const { return sources_[2 * index].is_unordered == 0; }
 
  private:
+  // The positions or the values of a write. A write has two sources, its positions first.
   struct Source {
-    std::uint64_t at, bytes;
-    const std::byte* from;
-    bool positions;
-    std::uint8_t disorder = 0;
+    std::uint64_t offset, bytes;  // in the block
+    const std::byte* data;
+    bool is_positions;
+    std::uint8_t is_unordered = 0;  // positions that do not ascend; set by any thread
   };
   static void copy(Source& source, std::uint64_t begin, std::uint64_t end, std::byte* to);
   void fill(std::uint64_t begin, std::uint64_t end, std::byte* to);  // fills a part of the block

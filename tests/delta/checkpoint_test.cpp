@@ -55,8 +55,8 @@ TEST_F(CheckpointTest, OneFile) {
 }
 
 TEST_F(CheckpointTest, Shards) {
-  for (const std::uint64_t bytes_max : {0, 1, 60, 100, 157}) {
-    write({bytes_max});
+  for (const std::uint64_t shard_bytes_max : {0, 1, 60, 100, 157}) {  // the state has 158 bytes
+    write({shard_bytes_max});
     EXPECT_FALSE(fs::exists(folder_ / "model.safetensors"));
     auto opened = Checkpoint::open(folder_.path());
     ASSERT_TRUE(opened) << opened.error().message();
@@ -104,6 +104,7 @@ TEST_F(CheckpointTest, TensorInTwoShards) {
 TEST_F(CheckpointTest, BadIndexes) {
   const fs::path index = folder_ / "model.safetensors.index.json";
   for (const char* text : {"", "{", "[]", "{}", R"({"weight_map":[]})", R"({"weight_map":{}})",
+                           R"({"metadata":{"delta_encoding":"overwrite"},"weight_map":{"a":"x.safetensors"}})",
                            R"({"weight_map":{"a":1}})", R"({"weight_map":{"a":""}})", R"({"weight_map":{"a":"../x"}})",
                            R"({"weight_map":{"a":"/etc/passwd"}})", R"({"weight_map":{"a":".."}})"}) {
     write_raw(index, text);

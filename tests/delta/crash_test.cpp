@@ -19,24 +19,25 @@ constexpr int kKillsAtRandom = 500;
 // How a child ended.
 struct Ending {
   bool killed = false;
-  bool committed = false;  // it said so before
+  bool committed = false;  // reported before the end
 };
 
 // A pipe over which a child reports that it has committed.
-class Reports {
+class CommitPipe {
  public:
-  Reports() { EXPECT_EQ(::pipe(ends_), 0); }
-  ~Reports() {
+  CommitPipe() { EXPECT_EQ(::pipe(ends_), 0); }
+  ~CommitPipe() {
     ::close(ends_[0]);
     ::close(ends_[1]);
   }
-  void say() { (void)!::write(ends_[1], "c", 1); }
-  bool heard() {
+  void report_commit() { (void)!::write(ends_[1], "c", 1); }
+  // Call once, in the parent process after the child's end.
+  bool was_committed() {
     ::close(ends_[1]);
     char byte;
-    const bool any = ::read(ends_[0], &byte, 1) == 1;
+    const bool has_report = ::read(ends_[0], &byte, 1) == 1;
     ends_[1] = -1;
-    return any;
+    return has_report;
   }
 
  private:
@@ -61,7 +62,8 @@ class CrashTest : public ::testing::Test {
   CrashTest()
       : base_(small_state(5)), next_(changed_state(base_, 6)), patch_(delta_between(base_, next_)), disk_(base_) {
     for (const fs::path& path : {disk_.file(), disk_.folder()}) {
-      Target target{path, path == disk_.file() ? disk_.root() : path, content_of(path), {}, 0};
+      Target target{
+          .path = path, .folder = path == disk_.file() ? disk_.root() : path, .before = content_of(path), .after = {}};
       ApplyOptions options;
       options.observer = [&](ApplyStage) { ++target.steps; };
       const auto applied = apply_in_place(path, patch_, options);
@@ -81,19 +83,19 @@ class CrashTest : public ::testing::Test {
   // Runs `work` in a child. `prepare` runs in it first.
   Ending run(const std::function<void()>& prepare, const std::function<void(const ApplyOptions&)>& work,
              const std::function<void(ApplyStage)>& step, unsigned threads = 1) {
-    Reports reports;
+    CommitPipe commit_pipe;
     const int status = in_child([&] {
       prepare();
       ApplyOptions options{.threads = threads};
       options.observer = [&](ApplyStage stage) {
-        if (stage == ApplyStage::kCommitted) reports.say();
+        if (stage == ApplyStage::kCommitted) commit_pipe.report_commit();
         step(stage);
       };
       work(options);
     });
     const bool killed = WIFSIGNALED(status) && WTERMSIG(status) == SIGKILL;
     EXPECT_TRUE(killed || (WIFEXITED(status) && WEXITSTATUS(status) == 0)) << status;
-    return {killed, reports.heard()};
+    return {.killed = killed, .committed = commit_pipe.was_committed()};
   }
   void apply(const Target& target, const ApplyOptions& options) {
     if (!apply_in_place(target.path, patch_, options)) ::_exit(2);
@@ -105,11 +107,11 @@ class CrashTest : public ::testing::Test {
   void expect_base_or_result(const Target& target, const Ending& ending, const std::string& what) {
     const auto recovered = recover(target.path);
     ASSERT_TRUE(recovered) << what << ": " << recovered.error().message();
-    const Content found = content_of(target.path);
+    const Content content = content_of(target.path);  // all files of a folder, so that none may be left over
     const auto digest = digest_at(target.path);
-    const bool is_base = digest == base_.digest() && found == target.before;
-    const bool is_result = digest == next_.digest() && found == target.after;
-    ASSERT_TRUE(is_base || is_result) << what;  // `found` has every file of a folder, so that nothing is left over
+    const bool is_base = digest == base_.digest() && content == target.before;
+    const bool is_result = digest == next_.digest() && content == target.after;
+    ASSERT_TRUE(is_base || is_result) << what;
     ASSERT_TRUE(is_result || (ending.killed && !ending.committed)) << what;
     ASSERT_TRUE(is_result ? *recovered != Recovery::kDiscarded : *recovered != Recovery::kCompleted) << what;
     ++(is_base ? bases_ : results_);
@@ -126,25 +128,26 @@ TEST_F(CrashTest, AtEveryStep) {
   int kills = 0, round = 0;
   for (; kills < kKillsAtSteps; ++round) {
     const Target& target = targets_[static_cast<std::size_t>(round) % targets_.size()];
-    const int at = round / 2 % target.steps;
+    const int kill_step = round / 2 % target.steps;
     restore(target.folder, target.before);
     int step = 0;
     const Ending ending = run([] {}, [&](const ApplyOptions& options) { apply(target, options); },
                               [&](ApplyStage) {
-                                if (step++ == at) ::kill(::getpid(), SIGKILL);
+                                if (step++ == kill_step) ::kill(::getpid(), SIGKILL);
                               });
-    ASSERT_TRUE(ending.killed) << "step " << at;
+    ASSERT_TRUE(ending.killed) << "step " << kill_step;
     ++kills;
     // Every other time, recovery itself is killed too, and once more.
     for (int again = 0; round / 2 % 2 == 1 && again < 2; ++again) {
-      int left = 1 + (round + again) % 7;
+      int steps_left = 1 + (round + again) % 7;
       kills += run([] {}, [&](const ApplyOptions& options) { recover_in_child(target, options); },
                    [&](ApplyStage) {
-                     if (--left == 0) ::kill(::getpid(), SIGKILL);
+                     if (--steps_left == 0) ::kill(::getpid(), SIGKILL);
                    })
                    .killed;
     }
-    expect_base_or_result(target, {true, ending.committed}, fmt::format("step {} of {}", at, target.path.string()));
+    expect_base_or_result(target, {.killed = true, .committed = ending.committed},
+                          fmt::format("step {} of {}", kill_step, target.path.string()));
     if (HasFatalFailure()) return;
   }
   for (const Target& target : targets_) EXPECT_GT(round / 2, target.steps) << "not every step had its turn";

@@ -23,7 +23,7 @@ Result<std::byte*> EmulatedBackend::allocate(Place place, std::uint64_t bytes) {
 void EmulatedBackend::release(Place place, std::byte* memory) {
   const auto block = blocks_.find(memory);
   ECHO_CHECK(block != blocks_.end() && block->second.first == place);
-  do_until(now());  // as CUDA does
+  run_until(now());  // cudaFree() too waits for all queued work
   if (bytes_left_ != kNever) bytes_left_ += block->second.second;
   blocks_.erase(block);
   std::free(memory);
@@ -45,7 +45,7 @@ Status EmulatedBackend::check_address(const std::byte* memory, std::uint64_t byt
   return fail(Code::kInvalid, "check device address", "{} is not device memory", static_cast<const void*>(memory));
 }
 
-Status EmulatedBackend::proceed() {
+Status EmulatedBackend::count_call() {
   if (calls_until_failure_ == kNever) return ok();
   if (calls_until_failure_ > 0) {
     --calls_until_failure_;
@@ -57,23 +57,23 @@ Status EmulatedBackend::proceed() {
 }
 
 Status EmulatedBackend::enqueue(std::function<void()> work) {
-  ECHO_TRY(proceed());
+  ECHO_TRY(count_call());
   queue_.push_back(std::move(work));
   return ok();
 }
 
-void EmulatedBackend::work_until(std::uint64_t end) {
-  for (; done_ < end; ++done_) {
+void EmulatedBackend::run_queue_until(std::uint64_t end) {
+  for (; work_done_ < end; ++work_done_) {
     queue_.front()();
     queue_.pop_front();
   }
 }
 
-void EmulatedBackend::do_until(const Point& point) {
-  work_until(point.work);
-  if (!queue_.empty()) work_until(done_ + random_.below(queue_.size() + 1));
-  for (; copied_out_ < point.copies_out; ++copied_out_) {
-    work_until(copies_out_.front().after);
+void EmulatedBackend::run_until(const Point& point) {
+  run_queue_until(point.work);
+  if (!queue_.empty()) run_queue_until(work_done_ + random_.below(queue_.size() + 1));
+  for (; copies_done_ < point.copies_out; ++copies_done_) {
+    run_queue_until(copies_out_.front().after_work);
     copies_out_.front().copy();
     copies_out_.pop_front();
   }
@@ -86,8 +86,8 @@ Status EmulatedBackend::copy_in(std::byte* device, const std::byte* host, std::u
 
 Status EmulatedBackend::copy_out(std::byte* host, const std::byte* device, std::uint64_t bytes) {
   ECHO_CHECK(is_device(device, bytes));
-  ECHO_TRY(proceed());
-  copies_out_.push_back({now().work, [=] { std::memcpy(host, device, bytes); }});
+  ECHO_TRY(count_call());
+  copies_out_.push_back({.after_work = now().work, .copy = [=] { std::memcpy(host, device, bytes); }});
   return ok();
 }
 
@@ -101,7 +101,7 @@ Status EmulatedBackend::clear(std::byte* device, std::uint64_t bytes) {
   return enqueue([=] { std::memset(device, 0, bytes); });
 }
 
-std::vector<std::uint32_t> EmulatedBackend::any_order(std::uint32_t count) {
+std::vector<std::uint32_t> EmulatedBackend::random_order(std::uint32_t count) {
   std::vector<std::uint32_t> order(count);
   std::iota(order.begin(), order.end(), 0u);
   for (std::uint32_t i = count; i > 1; --i) std::swap(order[i - 1], order[random_.below(i)]);
@@ -113,7 +113,7 @@ Status EmulatedBackend::run(const ExtractJob& job) {
   return enqueue([this, job] {
     ++kernels_run_;
     auto block = std::make_unique<LoopBlock>();
-    for (const std::uint32_t tile : any_order(job.tile_count)) extract_block(*block, job, tile);
+    for (const std::uint32_t tile : random_order(job.tile_count)) extract_block(*block, job, tile);
   });
 }
 
@@ -122,7 +122,7 @@ Status EmulatedBackend::run(const GatherJob& job) {
   return enqueue([this, job] {
     ++kernels_run_;
     LoopWarp warp;
-    for (const std::uint32_t tile : any_order(job.tile_count)) gather_warp(warp, job, tile);
+    for (const std::uint32_t tile : random_order(job.tile_count)) gather_warp(warp, job, tile);
   });
 }
 
@@ -130,7 +130,7 @@ Status EmulatedBackend::run(const SwapJob& job) {
   ECHO_CHECK(job.chunk_count > 0);
   return enqueue([this, job] {
     ++kernels_run_;
-    for (const std::uint32_t chunk : any_order(job.chunk_count))
+    for (const std::uint32_t chunk : random_order(job.chunk_count))
       for (unsigned thread = 0; thread < kBlockThreads; ++thread) swap_thread(job, chunk, thread);
   });
 }
@@ -140,25 +140,25 @@ Status EmulatedBackend::run(const HashJob& job) {
   return enqueue([this, job] {
     ++kernels_run_;
     LoopWarp warp;
-    for (const std::uint32_t leaf : any_order(job.leaf_count)) hash_warp(warp, job, leaf);
+    for (const std::uint32_t leaf : random_order(job.leaf_count)) hash_warp(warp, job, leaf);
   });
 }
 
 Status EmulatedBackend::set_mark(unsigned mark) {
-  ECHO_TRY(proceed());
+  ECHO_TRY(count_call());
   marks_.at(mark) = now();
   return ok();
 }
 
 Status EmulatedBackend::wait_for(unsigned mark) {
-  ECHO_TRY(proceed());
-  do_until(marks_.at(mark));
+  ECHO_TRY(count_call());
+  run_until(marks_.at(mark));
   return ok();
 }
 
 Status EmulatedBackend::finish() {
-  ECHO_TRY(proceed());
-  do_until(now());
+  ECHO_TRY(count_call());
+  run_until(now());
   return ok();
 }
 

@@ -1,6 +1,6 @@
-// A device emulated on the CPU: runs the device code of delta/cuda/kernels.hpp with loops instead of threads. Its logic
-// and the code around it are thus tested without a GPU. It does not show that the code is right under real concurrency,
-// or how fast it is.
+// A device emulated on the CPU. It runs the device code of delta/cuda/kernels.hpp with loops instead of threads, so
+// that this code and its callers are tested without a GPU. It does not show that the code is right under real
+// concurrency, or how fast it is.
 #pragma once
 #include <array>
 #include <cstdlib>
@@ -65,8 +65,8 @@ class LoopWarp {
   }
 };
 
-// Queued work is done only when it is waited for, and the blocks of a kernel run in random order. Copies to the host
-// are done at random as late as on a device, or early, before work that was queued ahead of them.
+// Runs queued work only when a caller waits for it, and the blocks of a kernel in random order. Runs copies to the host
+// at random times: as late as a device may, or earlier than work that was queued ahead of them.
 class EmulatedBackend final : public DeviceBackend {
  public:
   static constexpr std::uint64_t kNever = std::numeric_limits<std::uint64_t>::max();
@@ -105,28 +105,30 @@ class EmulatedBackend final : public DeviceBackend {
   unsigned kernels_run() const { return kernels_run_; }
 
  private:
-  Status proceed();  // or fail, when a failure was asked for
+  Status count_call();  // fails if fail_after() was called for this call
   Status enqueue(std::function<void()> work);
+  // A position in both queues: the number of entries before it since the start.
   struct Point {
-    std::uint64_t work = 0, copies_out = 0;  // of each queue, ever
+    std::uint64_t work = 0, copies_out = 0;
   };
-  Point now() const { return {done_ + queue_.size(), copied_out_ + copies_out_.size()}; }
-  void work_until(std::uint64_t end);
-  void do_until(const Point& point);
+  Point now() const { return {work_done_ + queue_.size(), copies_done_ + copies_out_.size()}; }
+  // Run what is queued before `end` or `point`, and run_until() perhaps some work after it.
+  void run_queue_until(std::uint64_t end);
+  void run_until(const Point& point);
   bool is_device(const std::byte* memory, std::uint64_t bytes) const;
-  std::vector<std::uint32_t> any_order(std::uint32_t count);
+  std::vector<std::uint32_t> random_order(std::uint32_t count);
 
   Random random_;
   std::map<const std::byte*, std::pair<Place, std::uint64_t>> blocks_;
   std::map<const std::byte*, std::uint64_t> adopted_;
   std::deque<std::function<void()>> queue_;
-  std::uint64_t done_ = 0;  // works of the queue, ever
+  std::uint64_t work_done_ = 0;  // entries of `queue_` done since the start
   struct CopyOut {
-    std::uint64_t after;  // works
+    std::uint64_t after_work;  // number of entries of `queue_` that come before
     std::function<void()> copy;
   };
   std::deque<CopyOut> copies_out_;
-  std::uint64_t copied_out_ = 0;  // ever
+  std::uint64_t copies_done_ = 0;  // copies done since the start
   std::array<Point, kMarks> marks_{};
   std::uint64_t calls_until_failure_ = kNever, failures_left_ = 0;
   std::uint64_t bytes_left_ = kNever;

@@ -29,7 +29,7 @@ T must(Result<T> result) {
 }
 void must(const Status& status) { EXPECT_TRUE(status) << (status ? "" : status.error().message()); }
 
-// The differing elements, found in the simplest way.
+// Writes of the differing elements, found by comparing every element.
 std::vector<TensorWrite> differences(const StateView& prev, const StateView& cur) {
   std::vector<TensorWrite> writes;
   for (std::size_t t = 0; t < cur.size(); ++t) {
@@ -42,10 +42,10 @@ std::vector<TensorWrite> differences(const StateView& prev, const StateView& cur
       write.element_bytes = size;
       RawVector<std::uint32_t> positions;
       RawVector<std::byte> values;
-      for (std::uint64_t at = 0; at < write.byte_count; at += size) {
-        const auto old = prev[t].bytes.subspan(first + at, size), now = cur[t].bytes.subspan(first + at, size);
+      for (std::uint64_t offset = 0; offset < write.byte_count; offset += size) {
+        const auto old = prev[t].bytes.subspan(first + offset, size), now = cur[t].bytes.subspan(first + offset, size);
         if (std::memcmp(old.data(), now.data(), size) == 0) continue;
-        positions.push_back(static_cast<std::uint32_t>(at / size));
+        positions.push_back(static_cast<std::uint32_t>(offset / size));
         values.insert(values.end(), now.begin(), now.end());
       }
       if (positions.empty()) continue;
@@ -80,7 +80,7 @@ Versions versions(const StateView& layout, double density, Random& random) {
   return v;
 }
 
-// Every element size, tensors of less than a vector, of less than a leaf, of several segments, and of nothing.
+// Tensors of every element size: empty, of less than a vector, of less than a leaf, and of several segments.
 StateView mixed_layout() {
   return {spec("a.empty", DType::kBF16, {0, 7}),    spec("b.scalar", DType::kF64, {}),
           spec("c.bytes", DType::kU8, {241}),       spec("d.odd", DType::kI8, {65'537}),
@@ -136,18 +136,25 @@ const auto kBackends =
                     Backend{"cuda", [](const DeviceOptions& options) { return Device::open(options); }});
 INSTANTIATE_TEST_SUITE_P(Cuda, OnDevice, kBackends, [](const auto& test) { return test.param.name; });
 
-ChangeSink kept_in(std::vector<TensorWrite>& writes) {
+// A sink that appends the changes to `writes`.
+ChangeSink sink_into(std::vector<TensorWrite>& writes) {
   return [&](std::span<const ChangedPart> parts) {
-    for (const ChangedPart& p : parts)
-      writes.push_back(in_own_memory({p.tensor, p.first_byte, p.byte_count, p.element_bytes, false, {}, {}, {}},
-                                     {p.positions.begin(), p.positions.end()}, {p.values.begin(), p.values.end()}));
+    for (const ChangedPart& p : parts) {
+      TensorWrite write;
+      write.tensor = p.tensor;
+      write.first_byte = p.first_byte;
+      write.byte_count = p.byte_count;
+      write.element_bytes = p.element_bytes;
+      writes.push_back(
+          in_own_memory(write, {p.positions.begin(), p.positions.end()}, {p.values.begin(), p.values.end()}));
+    }
     return ok();
   };
 }
 
 std::vector<TensorWrite> extracted(Device& device, const DeviceState& prev, const DeviceState& cur) {
   std::vector<TensorWrite> writes;
-  const ExtractStats stats = must(device.extract(prev, cur, kept_in(writes)));
+  const ExtractStats stats = must(device.extract(prev, cur, sink_into(writes)));
   std::uint64_t changed = 0;
   for (const TensorWrite& write : writes) changed += write.positions.size();
   EXPECT_EQ(stats.changed, changed);
@@ -175,15 +182,15 @@ TEST_P(OnDevice, DigestsAreThoseOfTheCpu) {
   fill_random(mixed, random);
   DeviceState state = must(device.upload(mixed.view()));
   EXPECT_EQ(must(device.digest(state)), mixed.digest());
-  EXPECT_EQ(must(device.digest(state)), mixed.digest());  // remembered
+  EXPECT_EQ(must(device.digest(state)), mixed.digest());  // from cached leaf digests
   fill_random(mixed, random);
   must(device.assign(state, mixed.view()));
   EXPECT_EQ(must(device.digest(state)), mixed.digest());
   for (int round = 0; round < 30; ++round) {
-    OwnedState any = zeros(random_layout(random, 8, 60));
-    fill_random(any, random);
-    DeviceState there = must(device.upload(any.view()));
-    EXPECT_EQ(must(device.digest(there)), any.digest());
+    OwnedState on_host = zeros(random_layout(random, 8, 60));
+    fill_random(on_host, random);
+    DeviceState on_device = must(device.upload(on_host.view()));
+    EXPECT_EQ(must(device.digest(on_device)), on_host.digest());
   }
   StateView lengths;  // around the limits of XXH3's cases
   for (const std::int64_t bytes :
@@ -191,10 +198,10 @@ TEST_P(OnDevice, DigestsAreThoseOfTheCpu) {
     for (const std::int64_t leaves : {0, 1})
       lengths.push_back(spec(fmt::format("{:04}.{}", bytes, leaves), DType::kU8,
                              {bytes + leaves * static_cast<std::int64_t>(kLeafBytes)}));
-  OwnedState all = zeros(lengths);
-  fill_random(all, random);
-  DeviceState there = must(device.upload(all.view()));
-  EXPECT_EQ(must(device.digest(there)), all.digest());
+  OwnedState on_host = zeros(lengths);
+  fill_random(on_host, random);
+  DeviceState on_device = must(device.upload(on_host.view()));
+  EXPECT_EQ(must(device.digest(on_device)), on_host.digest());
 }
 
 TEST_P(OnDevice, FindsTheSameDifferencesAsTheCpu) {
@@ -293,9 +300,9 @@ TEST_P(OnDevice, HashesOnlyChangedLeaves) {
   EXPECT_EQ(must(device.digest(state)), v.prev.digest());
   const auto writes = differences(v.prev.view(), v.cur.view());
   EXPECT_EQ(must(device.apply(writes, v.cur.digest(), state)).hashed_bytes, kLeafBytes + 10);
-  const auto back = differences(v.cur.view(), v.prev.view());
+  const auto reverse_writes = differences(v.cur.view(), v.prev.view());
   state.forget_leaf_digests();
-  EXPECT_EQ(must(device.apply(back, v.prev.digest(), state)).hashed_bytes, state.total_bytes());
+  EXPECT_EQ(must(device.apply(reverse_writes, v.prev.digest(), state)).hashed_bytes, state.total_bytes());
 }
 
 // Parts of every kind that the interface allows: whole, at odd places, with positions and writes in any order.
@@ -358,8 +365,15 @@ TEST_P(OnDevice, ManyChangesTravelInTurns) {
   std::iota(positions.begin(), positions.end(), 0u);
   for (std::uint32_t i = 0; i < kElements; ++i)
     next.mutable_bytes(0)[i] = values[i] = static_cast<std::byte>(1 + i % 251);
-  const TensorWrite write =
-      in_own_memory({0, 0, kElements, 1, false, {}, {}, {}}, std::move(positions), std::move(values));
+  const TensorWrite write = in_own_memory({.tensor = 0,
+                                           .first_byte = 0,
+                                           .byte_count = kElements,
+                                           .element_bytes = 1,
+                                           .whole = false,
+                                           .positions = {},
+                                           .values = {},
+                                           .memory = {}},
+                                          std::move(positions), std::move(values));
   next.seal();
   must(device.apply({&write, 1}, next.digest(), state));
   EXPECT_TRUE(same_bytes(must(device.download(state)).view(), next.view()));
@@ -369,9 +383,9 @@ TEST_P(OnDevice, AWrongResultPutsTheOldValuesBack) {
   Random random(11);
   Device device = open();
   Versions v = versions(mixed_layout(), 0.1, random);
-  for (const bool known : {false, true}) {
+  for (const bool is_digest_known : {false, true}) {
     DeviceState state = must(device.upload(v.prev.view()));
-    if (known) (void)must(device.digest(state));
+    if (is_digest_known) (void)must(device.digest(state));
     const auto writes = differences(v.prev.view(), v.cur.view());
     const auto failed = device.apply(writes, v.prev.digest(), state);
     ASSERT_FALSE(failed);
@@ -389,9 +403,9 @@ TEST_P(OnDevice, AnotherBaseIsNoticed) {
   Versions v = versions({spec("x", DType::kBF16, {100'000})}, 0.01, random);
   OwnedState other = copy(v.prev.view());
   const auto writes = differences(v.prev.view(), v.cur.view());
-  std::size_t untouched = 0;  // an element that no write puts right
-  while (std::binary_search(writes[0].positions.begin(), writes[0].positions.end(), untouched)) ++untouched;
-  other.mutable_bytes(0)[2 * untouched] ^= std::byte{1};
+  std::size_t unwritten = 0;  // an element that no write puts right
+  while (std::binary_search(writes[0].positions.begin(), writes[0].positions.end(), unwritten)) ++unwritten;
+  other.mutable_bytes(0)[2 * unwritten] ^= std::byte{1};
   other.seal();
   DeviceState state = must(device.upload(other.view()));
   const auto failed = device.apply(writes, v.cur.digest(), state);
@@ -434,7 +448,15 @@ TEST_P(OnDevice, UnsoundWritesChangeNothing) {
   });
   refused("overlap", [](auto& w) { w.push_back(w[0]); });
   refused("overlap", [](auto& w) {
-    w.push_back(in_own_memory({0, 1998, 2, 2, true, {}, {}, {}}, {}, {std::byte{1}, std::byte{2}}));
+    w.push_back(in_own_memory({.tensor = 0,
+                               .first_byte = 1998,
+                               .byte_count = 2,
+                               .element_bytes = 2,
+                               .whole = true,
+                               .positions = {},
+                               .values = {},
+                               .memory = {}},
+                              {}, {std::byte{1}, std::byte{2}}));
     std::swap(w.front(), w.back());
   });
 }
@@ -445,13 +467,13 @@ TEST_P(OnDevice, StatesMustBeOfOneModelAndDevice) {
   const Versions v = versions({spec("x", DType::kBF16, {100})}, 1, random);
   OwnedState longer = zeros({spec("x", DType::kBF16, {101})});
   OwnedState renamed = zeros({spec("y", DType::kBF16, {100})});
-  OwnedState none = zeros({});
+  OwnedState empty = zeros({});
   DeviceState state = must(device.upload(v.prev.view()));
   const ChangeSink sink = [](std::span<const ChangedPart>) { return ok(); };
-  for (const OwnedState* other : {&longer, &renamed, &none}) {
-    DeviceState there = must(device.upload(other->view()));
-    EXPECT_EQ(device.extract(state, there, sink).error().code, Code::kInvalid);
-    EXPECT_EQ(device.copy(there, state).error().code, Code::kInvalid);
+  for (const OwnedState* other : {&longer, &renamed, &empty}) {
+    DeviceState other_state = must(device.upload(other->view()));
+    EXPECT_EQ(device.extract(state, other_state, sink).error().code, Code::kInvalid);
+    EXPECT_EQ(device.copy(other_state, state).error().code, Code::kInvalid);
     EXPECT_EQ(device.assign(state, other->view()).error().code, Code::kInvalid);
   }
   EXPECT_EQ(second.download(state).error().code, Code::kInvalid);
@@ -535,11 +557,11 @@ TEST(CudaFailures, ApplicationIsAllOrNothing) {
       e.backend->fail_after(calls, failures);
       const bool applied = e.device.apply(writes, after, state).has_value();
       e.backend->stop_failing();
-      const auto now = e.device.download(state);
-      if (!now) {
+      const auto content = e.device.download(state);
+      if (!content) {
         ASSERT_FALSE(applied);
         outcomes.insert("torn");
-        EXPECT_NE(now.error().detail.find("assign()"), std::string::npos) << now.error().message();
+        EXPECT_NE(content.error().detail.find("assign()"), std::string::npos) << content.error().message();
         EXPECT_FALSE(e.device.digest(state));
         EXPECT_FALSE(e.device.apply(writes, after, state));
         must(e.device.assign(state, v.prev.view()));
@@ -547,7 +569,7 @@ TEST(CudaFailures, ApplicationIsAllOrNothing) {
         continue;
       }
       outcomes.insert(applied ? "applied" : "refused");
-      ASSERT_TRUE(same_bytes(now->view(), applied ? v.cur.view() : v.prev.view()));
+      ASSERT_TRUE(same_bytes(content->view(), applied ? v.cur.view() : v.prev.view()));
       ASSERT_EQ(must(e.device.digest(state)), applied ? after : before);
       if (applied) break;
     }
@@ -567,7 +589,7 @@ TEST(CudaFailures, AFailedExtractionIsAnError) {
     const DeviceState prev = must(device.upload(v.prev.view())), cur = must(device.upload(v.cur.view()));
     std::vector<TensorWrite> writes;
     backend->fail_after(calls, 1);
-    const auto result = device.extract(prev, cur, kept_in(writes));
+    const auto result = device.extract(prev, cur, sink_into(writes));
     backend->stop_failing();
     expect_same(extracted(device, prev, cur), differences(v.prev.view(), v.cur.view()));  // the device is fit for more
     if (!result) continue;
@@ -603,10 +625,10 @@ TEST(CudaFailures, TooLittleMemoryChangesNothing) {
   Random random(23);
   Versions v = versions({spec("b", DType::kBF16, {40'000})}, 0.1, random);
   const auto writes = differences(v.prev.view(), v.cur.view());
-  for (std::uint64_t bytes = 0;; bytes = bytes * 2 + 1000) {
+  for (std::uint64_t memory_bytes = 0;; memory_bytes = memory_bytes * 2 + 1000) {
     Emulated e;
     DeviceState state = must(e.device.upload(v.prev.view()));
-    e.backend->limit_memory(bytes);
+    e.backend->limit_memory(memory_bytes);
     const auto applied = e.device.apply(writes, v.cur.digest(), state);
     e.backend->limit_memory(EmulatedBackend::kNever);
     ASSERT_TRUE(same_bytes(must(e.device.download(state)).view(), applied ? v.cur.view() : v.prev.view()));
@@ -618,18 +640,19 @@ TEST(CudaFailures, TooLittleMemoryChangesNothing) {
 TEST(CudaMemory, BuffersAreKeptAndFreed) {
   Random random(24);
   Versions v = versions(mixed_layout(), 0.01, random);
-  const auto writes = differences(v.prev.view(), v.cur.view()), back = differences(v.cur.view(), v.prev.view());
+  const auto writes = differences(v.prev.view(), v.cur.view()),
+             reverse_writes = differences(v.cur.view(), v.prev.view());
   auto backend = std::make_shared<EmulatedBackend>(25);
   {
     Device device(backend, {});
     DeviceState prev = must(device.upload(v.prev.view())), cur = must(device.upload(v.cur.view()));
-    std::size_t blocks = 0;
+    std::size_t blocks_before = 0;  // after the previous round
     for (int round = 0; round < 3; ++round) {
       (void)extracted(device, prev, cur);
       must(device.apply(writes, v.cur.digest(), prev));
-      must(device.apply(back, v.prev.digest(), prev));
-      EXPECT_TRUE(round == 0 || backend->blocks_allocated() == blocks);
-      blocks = backend->blocks_allocated();
+      must(device.apply(reverse_writes, v.prev.digest(), prev));
+      EXPECT_TRUE(round == 0 || backend->blocks_allocated() == blocks_before);
+      blocks_before = backend->blocks_allocated();
     }
   }
   EXPECT_EQ(backend->blocks_allocated(), 0u);
@@ -642,9 +665,9 @@ TEST(CudaAvailability, NamesTheReason) {
   if (status) return;
   EXPECT_EQ(device.error().message(), status.error().message());
   EXPECT_TRUE(status.error().code == Code::kInvalid || status.error().code == Code::kUnavailable);
-  DeviceOptions far;
-  far.ordinal = 1'000'000;
-  EXPECT_FALSE(Device::open(far));
+  DeviceOptions absent_device;
+  absent_device.ordinal = 1'000'000;
+  EXPECT_FALSE(Device::open(absent_device));
 }
 
 }  // namespace

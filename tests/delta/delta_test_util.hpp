@@ -32,8 +32,8 @@ inline OwnedState zeros(const StateView& like) {
   return std::move(state).value();
 }
 
-inline OwnedState copy(const StateView& of) {
-  auto state = copy_of(of);
+inline OwnedState copy(const StateView& original) {
+  auto state = copy_of(original);
   EXPECT_TRUE(state) << (state ? "" : state.error().message());
   return std::move(state).value();
 }
@@ -44,14 +44,14 @@ inline void fill_random(OwnedState& state, Random& random) {
   state.seal();
 }
 
-// As apply_delta() where the patch arrives in parts of at most `part` bytes.
-inline Status apply_in_parts(std::span<const std::byte> patch, OwnedState& state, std::size_t part, Random& random,
-                             const DecodeOptions& options = {}) {
+// Like apply_delta(), but the patch arrives in parts of at most `part_bytes_max` bytes.
+inline Status apply_in_parts(std::span<const std::byte> patch, OwnedState& state, std::size_t part_bytes_max,
+                             Random& random, const DecodeOptions& options = {}) {
   IncomingDelta incoming(state, options);
   while (!patch.empty()) {
-    const std::size_t size = std::min<std::size_t>(patch.size(), 1 + random.below(part));
-    ECHO_TRY(incoming.add(patch.first(size)));
-    patch = patch.subspan(size);
+    const std::size_t part_bytes = std::min<std::size_t>(patch.size(), 1 + random.below(part_bytes_max));
+    ECHO_TRY(incoming.add(patch.first(part_bytes)));
+    patch = patch.subspan(part_bytes);
   }
   ECHO_TRY(incoming.apply());
   return ok();
@@ -63,11 +63,11 @@ inline std::uint64_t flip_elements(OwnedState& state, double density, Random& ra
   const StateView view = state.view();
   for (std::size_t i = 0; i < state.size(); ++i) {
     const auto bytes = state.mutable_bytes(i);
-    const std::size_t size = dtype_bytes(view[i].dtype);
-    for (std::size_t e = 0; e < bytes.size() / size; ++e) {
+    const std::size_t element_bytes = dtype_bytes(view[i].dtype);
+    for (std::size_t e = 0; e < bytes.size() / element_bytes; ++e) {
       if (random.uniform() >= density) continue;
-      const std::uint64_t bit = random.below(size * 8);
-      bytes[e * size + bit / 8] ^= static_cast<std::byte>(1u << bit % 8);
+      const std::uint64_t bit = random.below(element_bytes * 8);
+      bytes[e * element_bytes + bit / 8] ^= static_cast<std::byte>(1u << bit % 8);
       ++changed;
     }
   }
@@ -75,8 +75,8 @@ inline std::uint64_t flip_elements(OwnedState& state, double density, Random& ra
   return changed;
 }
 
-// A state of one tensor `w` with weights of a trained layer, and the same after an optimiser step of about `step` on
-// fp32 masters. kBF16, kF16, kF32 or kF64.
+// A state of one tensor `w` with weights of a trained layer, and the state after an optimiser step of about `step` on
+// fp32 copies of the weights. `dtype`: kBF16, kF16, kF32 or kF64.
 inline std::pair<OwnedState, OwnedState> weight_update(DType dtype, std::vector<std::int64_t> shape, double step,
                                                        Random& random) {
   OwnedState prev = zeros({spec("w", dtype, std::move(shape))});
@@ -113,7 +113,7 @@ inline std::pair<OwnedState, OwnedState> weight_update(DType dtype, std::vector<
   return {std::move(prev), std::move(cur)};
 }
 
-// Bit for bit, without digests.
+// Whether two states are equal bit for bit. Uses no digests.
 inline bool same_bytes(const StateView& a, const StateView& b) {
   if (a.size() != b.size()) return false;
   for (std::size_t i = 0; i < a.size(); ++i) {

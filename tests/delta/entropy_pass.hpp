@@ -23,20 +23,20 @@ struct StateEntropy {
 };
 
 inline EntropyCounter count_tensor(const TensorView& prev, const TensorView& cur, unsigned threads) {
-  constexpr std::size_t kWorthAThread = 1u << 18;
-  const std::size_t size = dtype_bytes(cur.dtype);
-  const std::size_t elements = cur.bytes.size() / size;
-  const std::size_t parts = std::clamp<std::size_t>(elements / kWorthAThread, 1, std::clamp(threads, 1u, 256u));
+  constexpr std::size_t kThreadElementsMin = 1u << 18;
+  const std::size_t element_bytes = dtype_bytes(cur.dtype);
+  const std::size_t elements = cur.bytes.size() / element_bytes;
+  const std::size_t parts = std::clamp<std::size_t>(elements / kThreadElementsMin, 1, std::clamp(threads, 1u, 256u));
   std::vector<EntropyCounter> counters(parts);
   for_each_parallel(parts, static_cast<unsigned>(parts), [&](unsigned, std::size_t part) {
     const std::size_t end = part + 1 == parts ? elements : elements / parts * (part + 1);
     std::uint32_t changed[kBlockWordsMax];
-    for (std::size_t at = elements / parts * part; at < end; at += kBlockElementsMax) {
-      const auto count = static_cast<std::uint32_t>(std::min<std::size_t>(end - at, kBlockElementsMax));
-      const std::byte* from = prev.bytes.data() + at * size;
-      const std::byte* to = cur.bytes.data() + at * size;
-      kernels().diff[width_index(size)](from, to, count, changed);
-      counters[part].add(cur.dtype, from, to, count, changed);
+    for (std::size_t begin = elements / parts * part; begin < end; begin += kBlockElementsMax) {
+      const auto count = static_cast<std::uint32_t>(std::min<std::size_t>(end - begin, kBlockElementsMax));
+      const std::byte* old = prev.bytes.data() + begin * element_bytes;
+      const std::byte* now = cur.bytes.data() + begin * element_bytes;
+      kernels().diff[width_index(element_bytes)](old, now, count, changed);
+      counters[part].add(cur.dtype, old, now, count, changed);
     }
   });
   for (std::size_t part = 1; part < parts; ++part) counters[0].merge(std::move(counters[part]));
@@ -51,7 +51,7 @@ inline Result<StateEntropy> entropy_bound(const StateView& prev, const StateView
   EntropyCounter pool;
   for (std::size_t i = 0; i < to.size(); ++i) {
     EntropyCounter counter = count_tensor(from[i], to[i], threads);
-    result.tensors.push_back({to[i].name, to[i].dtype, counter.bound()});
+    result.tensors.push_back({.name = to[i].name, .dtype = to[i].dtype, .bound = counter.bound()});
     pool.merge(std::move(counter));
   }
   result.total = pool.bound();

@@ -14,23 +14,24 @@ namespace {
 
 using namespace test;
 
-reference::State plain(const StateView& state) {
-  reference::State plain;
+// The state in the reference decoder's form.
+reference::State reference_state(const StateView& state) {
+  reference::State result;
   for (const TensorView& t : state) {
     reference::Tensor tensor{t.name, static_cast<int>(t.dtype), {}, {}};
     for (const std::int64_t dim : t.shape) tensor.shape.push_back(static_cast<std::uint64_t>(dim));
     for (const std::byte b : t.bytes) tensor.data.push_back(static_cast<std::uint8_t>(b));
-    plain.push_back(std::move(tensor));
+    result.push_back(std::move(tensor));
   }
-  return plain;
+  return result;
 }
 
-void expect_same(const reference::State& found, const StateView& expected) {
-  const reference::State wanted = plain(expected);
-  ASSERT_EQ(found.size(), wanted.size());
-  for (std::size_t i = 0; i < found.size(); ++i) {
-    EXPECT_EQ(found[i].name, wanted[i].name);
-    EXPECT_TRUE(found[i].data == wanted[i].data) << found[i].name;
+void expect_same(const reference::State& actual, const StateView& expected_view) {
+  const reference::State expected = reference_state(expected_view);
+  ASSERT_EQ(actual.size(), expected.size());
+  for (std::size_t i = 0; i < actual.size(); ++i) {
+    EXPECT_EQ(actual[i].name, expected[i].name);
+    EXPECT_TRUE(actual[i].data == expected[i].data) << actual[i].name;
   }
 }
 
@@ -43,7 +44,7 @@ TEST(Format, ASecondDecoderWrittenFromTheDescriptionAgrees) {
     OwnedState cur = copy(prev.view());
     flip_elements(cur, std::pow(random.uniform(), 3), random);
     const Blob patch = *encode_delta(prev.view(), cur.view());
-    expect_same(reference::decode(patch, plain(prev.view())), cur.view());
+    expect_same(reference::decode(patch, reference_state(prev.view())), cur.view());
     expect_same(reference::decode(*encode_snapshot(cur.view()), {}), cur.view());
   }
 }
@@ -57,7 +58,7 @@ TEST(Format, ASecondDecoderAgreesOnUpdatesOfWeights) {
       SCOPED_TRACE(fmt::format("{} rows of {}", dtype_name(dtype), row));
       const auto [prev, cur] = weight_update(dtype, {120000 / row, row}, step, random);
       const Blob patch = *encode_delta(prev.view(), cur.view());
-      expect_same(reference::decode(patch, plain(prev.view())), cur.view());
+      expect_same(reference::decode(patch, reference_state(prev.view())), cur.view());
     }
   }
 }
@@ -79,7 +80,7 @@ TEST(Format, ASecondDecoderAgreesOnFolds) {
     fold.insert(fold.end(), b.begin(), b.end());
     return ok();
   }));
-  expect_same(reference::decode(fold, plain(first.view())), last.view());
+  expect_same(reference::decode(fold, reference_state(first.view())), last.view());
 }
 
 Blob stored(std::string_view name) {
@@ -143,7 +144,7 @@ TEST(Format, ReadsDenseSymbolsOfVersion3) {
   const OwnedState &prev = pair.first, &cur = pair.second;
   const Blob patch = stored("dense_version_3");
   ASSERT_EQ(static_cast<int>(patch[8]), 3);
-  expect_same(reference::decode(patch, plain(prev.view())), cur.view());
+  expect_same(reference::decode(patch, reference_state(prev.view())), cur.view());
   with_every_instruction_set([&] {
     OwnedState state = copy(prev.view());
     const Status applied = apply_delta(patch, state);

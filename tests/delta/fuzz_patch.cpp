@@ -41,17 +41,17 @@ void try_patch(std::span<const std::byte> patch) {
   limits.threads = patch.size() % 8 == 0 ? 3 : 1;
   IncomingDelta incoming(arriving, limits);
   Status added = ok();
-  for (std::size_t at = 0, size = 1; added && at < patch.size(); at += size, size = size * 3 % 61 + 1)
-    added = incoming.add(patch.subspan(at, std::min(size, patch.size() - at)));
-  const bool came = added && incoming.apply();
-  require(came == applied.has_value());
+  for (std::size_t begin = 0, bytes = 1; added && begin < patch.size(); begin += bytes, bytes = bytes * 3 % 61 + 1)
+    added = incoming.add(patch.subspan(begin, std::min(bytes, patch.size() - begin)));
+  const bool applied_in_parts = added && incoming.apply();
+  require(applied_in_parts == applied.has_value());
   require(*digest_state(arriving.view()) == *digest_state(state.view()));
   const auto decoded = decode_snapshot(patch, kLimits);
   require(!decoded || (info && *digest_state(decoded->view()) == info->result));
   IncomingSnapshot snapshot(limits);
   added = ok();
-  for (std::size_t at = 0, size = 1; added && at < patch.size(); at += size, size = size * 5 % 67 + 1)
-    added = snapshot.add(patch.subspan(at, std::min(size, patch.size() - at)));
+  for (std::size_t begin = 0, bytes = 1; added && begin < patch.size(); begin += bytes, bytes = bytes * 5 % 67 + 1)
+    added = snapshot.add(patch.subspan(begin, std::min(bytes, patch.size() - begin)));
   auto in_parts = added ? snapshot.finish() : Result<OwnedState>(added.error());
   require(in_parts.has_value() == decoded.has_value());
   require(!in_parts || in_parts->digest() == *digest_state(decoded->view()));

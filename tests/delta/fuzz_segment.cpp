@@ -22,25 +22,25 @@ std::vector<std::byte> old_content() {
   return bytes;
 }
 
-// As a group of tensors the same content becomes the same.
+// Divides the content into a group of tensors. The segment must change it in the same way as the undivided content.
 void check_group(SegmentDecoder& decoder, const Segment& segment, std::span<const std::byte> old, DType dtype) {
-  const std::size_t size = dtype_bytes(dtype);
   StateView tensors;
-  for (std::size_t at = 0, bytes = 8; at < old.size(); at += bytes, bytes = 3 * bytes + 8)
-    tensors.push_back({"", dtype, {}, old.subspan(at, std::min(bytes, old.size() - at))});
-  Replacement whole, group;
-  const bool decodes = static_cast<bool>(decoder.decode(segment, old, dtype, whole, nullptr));
+  for (std::size_t begin = 0, bytes = 8; begin < old.size(); begin += bytes, bytes = 3 * bytes + 8)
+    tensors.push_back(
+        {.name = "", .dtype = dtype, .shape = {}, .bytes = old.subspan(begin, std::min(bytes, old.size() - begin))});
+  Replacement single, group;
+  const bool decodes = static_cast<bool>(decoder.decode(segment, old, dtype, single, nullptr));
   std::vector<std::byte> expected(old.begin(), old.end());
-  if (decodes) write_values(whole.whole, whole.positions, whole.values, size, expected);
-  bool same = true;
+  if (decodes) write_values(single.whole, single.positions, single.values, dtype_bytes(dtype), expected);
+  bool is_same = true;
   const auto compare = [&](const GroupedTensor& tensor) {
-    const auto begin = static_cast<std::size_t>(tensors[tensor.number].bytes.data() - old.data());
-    same = same && std::ranges::equal(tensor.content, std::span(expected).subspan(begin, tensor.content.size()));
+    const auto begin = static_cast<std::size_t>(tensors[tensor.index].bytes.data() - old.data());
+    is_same = is_same && std::ranges::equal(tensor.content, std::span(expected).subspan(begin, tensor.content.size()));
   };
   require(static_cast<bool>(decoder.decode_group(segment, tensors, group, compare)) == decodes);
   if (!decodes) return;
-  require(same && group.whole == whole.whole);
-  require(std::ranges::equal(group.positions, whole.positions) && std::ranges::equal(group.values, whole.values));
+  require(is_same && group.whole == single.whole);
+  require(std::ranges::equal(group.positions, single.positions) && std::ranges::equal(group.values, single.values));
 }
 
 }  // namespace

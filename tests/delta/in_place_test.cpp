@@ -27,7 +27,7 @@ class InPlaceTest : public ::testing::Test {
         next_(changed_state(base_, 2)),
         patch_(delta_between(base_, next_)),
         disk_(base_),
-        both_{disk_.file(), disk_.folder()} {}
+        file_and_folder_{disk_.file(), disk_.folder()} {}
 
   std::string refusal(const fs::path& path, const Blob& patch, Code code, const ApplyOptions& options = {}) {
     const Content before = content_of(path);
@@ -53,17 +53,17 @@ class InPlaceTest : public ::testing::Test {
   OwnedState base_, next_;
   Blob patch_;
   CheckpointsOnDisk disk_;
-  std::vector<fs::path> both_;
+  std::vector<fs::path> file_and_folder_;
 };
 
 TEST_F(InPlaceTest, TurnsBaseIntoResult) {
-  for (const fs::path& path : both_) {
+  for (const fs::path& path : file_and_folder_) {
     for (const unsigned threads : {1u, 3u}) {
       std::map<ApplyStage, int> stages;
-      std::uint64_t last = 0, total = 1;
+      std::uint64_t done_bytes = 0, total_bytes = 1;  // as last reported
       ApplyOptions options{.threads = threads};
       options.observer = [&](ApplyStage stage) { ++stages[stage]; };
-      options.progress = [&](std::uint64_t done, std::uint64_t of) { last = done, total = of; };
+      options.progress = [&](std::uint64_t done, std::uint64_t total) { done_bytes = done, total_bytes = total; };
       const Content before = content_of(path);
       const auto report = apply_in_place(path, patch_, options);
       ASSERT_TRUE(report) << report.error().message();
@@ -71,7 +71,7 @@ TEST_F(InPlaceTest, TurnsBaseIntoResult) {
       EXPECT_EQ(report->recovery, Recovery::kNothing);
       EXPECT_GT(report->journal_bytes, 0u);
       EXPECT_GT(report->written_bytes, 0u);
-      EXPECT_EQ(last, total);
+      EXPECT_EQ(done_bytes, total_bytes);
       EXPECT_EQ(stages[ApplyStage::kCommitted], 1);
       EXPECT_GT(stages[ApplyStage::kRecordWritten], 3);
       EXPECT_GT(stages[ApplyStage::kRangeWritten], 3);
@@ -108,7 +108,7 @@ TEST_F(InPlaceTest, RefusesPatchesThatDoNotApply) {
   ASSERT_TRUE(snapshot);
   Blob damaged = patch_;
   damaged[damaged.size() / 2] ^= std::byte{1};
-  for (const fs::path& path : both_) {
+  for (const fs::path& path : file_and_folder_) {
     EXPECT_THAT(refusal(path, delta_between(next_, third), Code::kStale), HasSubstr(base_.digest().hex()));
     EXPECT_THAT(refusal(path, *snapshot, Code::kInvalid), HasSubstr("snapshot"));
     EXPECT_NE(refusal(path, damaged, Code::kCorrupt), "accepted");
@@ -150,7 +150,7 @@ TEST_F(InPlaceTest, OneProcessAtATime) {
 }
 
 TEST_F(InPlaceTest, ADiskThatRefusesTheJournal) {
-  for (const fs::path& path : both_) {
+  for (const fs::path& path : file_and_folder_) {
     for (const rlim_t limit : {0, 1000, 20'000}) {
       const Content before = content_of(path);
       const int status = in_child([&] {
@@ -171,7 +171,7 @@ TEST_F(InPlaceTest, ADiskThatRefusesTheJournal) {
 }
 
 TEST_F(InPlaceTest, RecoveryDiscardsOrCompletes) {
-  for (const fs::path& path : both_) {
+  for (const fs::path& path : file_and_folder_) {
     apply_until(path, patch_, ApplyStage::kRecordWritten, 3);
     EXPECT_THAT(hidden(), ElementsAre(HasSubstr(".echoline-journal.part")));
     EXPECT_EQ(*recover(path), Recovery::kDiscarded);
@@ -186,7 +186,7 @@ TEST_F(InPlaceTest, RecoveryDiscardsOrCompletes) {
   }
 }
 
-TEST_F(InPlaceTest, EveryDoorRecovers) {
+TEST_F(InPlaceTest, EveryCallRecoversFirst) {
   const Content base = content_of(disk_.folder());
   const auto crash = [&] {
     restore(disk_.folder(), base);
@@ -199,7 +199,7 @@ TEST_F(InPlaceTest, EveryDoorRecovers) {
     EXPECT_TRUE(same_bytes((*opened)->view(), next_.view()));
   }
   for (const auto& [name, bytes] : base) {
-    if (!name.ends_with(".safetensors")) continue;  // one shard stands for all of them
+    if (!name.ends_with(".safetensors")) continue;  // recovering one shard recovers all of them
     crash();
     EXPECT_EQ(*recover(disk_.folder() / name), Recovery::kCompleted) << name;
     EXPECT_EQ(digest_at(disk_.folder()), next_.digest());
@@ -221,10 +221,10 @@ TEST_F(InPlaceTest, AnotherCheckpointInTheFolderIsNotConcerned) {
 }
 
 TEST_F(InPlaceTest, DamagedJournalsChangeNothing) {
-  for (const fs::path& path : both_) {
+  for (const fs::path& path : file_and_folder_) {
     apply_until(path, patch_, ApplyStage::kRangeWritten, 2);
-    const std::string whole = *read_file(journal(path));
-    ASSERT_GT(whole.size(), 1000u);
+    const std::string intact = *read_file(journal(path));
+    ASSERT_GT(intact.size(), 1000u);
     const Content before = content_of(path);
     const auto expect_refused = [&](const std::string& bytes, const std::string& what) {
       write_raw(journal(path), bytes);
@@ -237,14 +237,14 @@ TEST_F(InPlaceTest, DamagedJournalsChangeNothing) {
       ASSERT_FALSE(LockedCheckpoint::open(path)) << what;
       ASSERT_FALSE(apply_in_place(path, patch_)) << what;
     };
-    for (std::size_t at = 0; at < whole.size(); at += at < 300 ? 1 : 211) {
-      std::string damaged = whole;
-      damaged[at] = static_cast<char>(damaged[at] ^ 0x10);
-      expect_refused(damaged, "flipped " + std::to_string(at));
-      expect_refused(whole.substr(0, at), "cut " + std::to_string(at));
+    for (std::size_t byte = 0; byte < intact.size(); byte += byte < 300 ? 1 : 211) {
+      std::string damaged = intact;
+      damaged[byte] = static_cast<char>(damaged[byte] ^ 0x10);
+      expect_refused(damaged, "flipped " + std::to_string(byte));
+      expect_refused(intact.substr(0, byte), "cut " + std::to_string(byte));
     }
-    expect_refused(whole + '\0', "longer");
-    write_raw(journal(path), whole);
+    expect_refused(intact + '\0', "longer");
+    write_raw(journal(path), intact);
     EXPECT_EQ(content_of(path), before);
     EXPECT_EQ(*recover(path), Recovery::kCompleted);
     EXPECT_EQ(digest_at(path), next_.digest());
@@ -290,7 +290,7 @@ TEST_F(NewCheckpointTest, IsTheResultInTheSameLayout) {
   write_raw(disk_.folder() / "pytorch_model.bin", "weights of another kind");
   write_raw(disk_.folder() / ".notes", "kept");
   fs::create_directory(disk_.folder() / "original");
-  for (const fs::path& from : both_) {
+  for (const fs::path& from : file_and_folder_) {
     const Content before = content_of(from);
     const auto info = apply(from, patch_, target(from));
     ASSERT_TRUE(info) << info.error().message();
@@ -310,16 +310,16 @@ TEST_F(NewCheckpointTest, IsTheResultInTheSameLayout) {
 
 TEST_F(NewCheckpointTest, NothingIsOverwrittenOrLeftBehind) {
   const OwnedState third = changed_state(next_, 3);
-  for (const fs::path& from : both_) {
+  for (const fs::path& from : file_and_folder_) {
     const auto stale = apply(from, delta_between(next_, third), target(from));
     ASSERT_FALSE(stale);
     EXPECT_EQ(stale.error().code, Code::kStale);
     EXPECT_FALSE(fs::exists(target(from)));
     write_raw(target(from), "mine");
-    const auto taken = apply(from, patch_, target(from));
-    ASSERT_FALSE(taken);
-    EXPECT_EQ(taken.error().code, Code::kInvalid);
-    EXPECT_THAT(taken.error().message(), AllOf(HasSubstr(target(from).string()), HasSubstr("exists")));
+    const auto onto_existing = apply(from, patch_, target(from));
+    ASSERT_FALSE(onto_existing);
+    EXPECT_EQ(onto_existing.error().code, Code::kInvalid);
+    EXPECT_THAT(onto_existing.error().message(), AllOf(HasSubstr(target(from).string()), HasSubstr("exists")));
     EXPECT_EQ(*read_file(target(from)), "mine");
     EXPECT_FALSE(apply(from, patch_, disk_.root() / "no" / "such"));
     EXPECT_THAT(hidden(), ElementsAre());
@@ -333,7 +333,7 @@ TEST_F(NewCheckpointTest, Snapshots) {
   ASSERT_TRUE(unpack_snapshot(*snapshot, nullptr, disk_.root() / "alone/"));
   EXPECT_TRUE(fs::exists(disk_.root() / "alone/model.safetensors"));
   for (const char* name : {"alone.safetensors", "alone"}) EXPECT_EQ(digest_at(disk_.root() / name), next_.digest());
-  for (const fs::path& like : both_) {
+  for (const fs::path& like : file_and_folder_) {
     const auto layout = Checkpoint::open(like);
     ASSERT_TRUE(layout);
     const auto info = unpack_snapshot(*snapshot, &*layout, target(like));
@@ -345,7 +345,7 @@ TEST_F(NewCheckpointTest, Snapshots) {
       EXPECT_EQ(content_of(target(like)), content_of(disk_.root() / "applied"));
     }
     fs::remove_all(disk_.root() / "applied");
-    EXPECT_FALSE(unpack_snapshot(*snapshot, &*layout, target(like)));  // taken
+    EXPECT_FALSE(unpack_snapshot(*snapshot, &*layout, target(like)));  // it exists now
   }
   const auto other = encode_snapshot({base_.view()[0]});
   const auto layout = Checkpoint::open(disk_.file());

@@ -55,7 +55,7 @@ inline OwnedState small_state(std::uint64_t seed) {
   return state;
 }
 
-// Some elements of most tensors, and all of one.
+// A copy of the state in which some elements of most tensors differ, and all of one tensor.
 inline OwnedState changed_state(const OwnedState& from, std::uint64_t seed) {
   OwnedState state = copy(from.view());
   Random random(seed);
@@ -96,7 +96,7 @@ class CheckpointsOnDisk {
   TemporaryFolder root_;
 };
 
-// Runs `work` in a child process, which must not return; the raw wait status.
+// Runs `work` in a child process, which ends after it. Returns the raw wait status.
 inline int in_child(const std::function<void()>& work) {
   std::fflush(nullptr);
   const pid_t child = ::fork();
@@ -109,7 +109,7 @@ inline int in_child(const std::function<void()>& work) {
   return status;
 }
 
-// Applies in a child that kills itself at the `count`-th occurrence (from 1) of `stage`.
+// Applies the patch in a child process that kills itself at the `count`-th occurrence (from 1) of `stage`.
 inline void apply_until(const fs::path& path, const Blob& patch, ApplyStage stage, int count = 1) {
   const int status = in_child([&] {
     ApplyOptions options;

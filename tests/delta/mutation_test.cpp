@@ -13,14 +13,15 @@ using namespace test;
 
 constexpr int kDeltaRounds = 800'000, kSnapshotRounds = 200'000;
 
-// The positions of each frame's length and body.
+// The position of each frame's length, which its body follows. The first comes after the magic and the frame's type.
+constexpr std::size_t kFirstLength = 11;
 std::vector<std::size_t> frames_of(const Blob& patch) {
   std::vector<std::size_t> frames;
-  for (std::size_t at = 11; at + 4 <= patch.size();) {
-    std::uint32_t length = 0;
-    std::memcpy(&length, patch.data() + at, 4);
-    frames.push_back(at);
-    at += 4 + length + 8 + 1;
+  for (std::size_t frame = kFirstLength; frame + 4 <= patch.size();) {
+    std::uint32_t body_bytes = 0;
+    std::memcpy(&body_bytes, patch.data() + frame, 4);
+    frames.push_back(frame);
+    frame += 4 + body_bytes + 8 + 1;  // length, body, checksum, the next frame's type
   }
   return frames;
 }
@@ -31,8 +32,11 @@ void mutate(const Blob& patch, Random& random, Blob& damaged) {
   for (std::uint64_t edits = 1 + random.below(3); edits > 0; --edits) {
     const std::vector<std::size_t> frames = frames_of(damaged);
     std::size_t frame = frames[random.below(frames.size())];
-    if (random.below(4) != 0)
-      frame = *(std::upper_bound(frames.begin(), frames.end(), 11 + random.below(damaged.size() - 11)) - 1);
+    // In three of four edits, the frame of a random byte, so that large frames are chosen more often.
+    if (random.below(4) != 0) {
+      const std::size_t byte = kFirstLength + random.below(damaged.size() - kFirstLength);
+      frame = *(std::upper_bound(frames.begin(), frames.end(), byte) - 1);
+    }
     std::uint32_t length = 0;
     std::memcpy(&length, damaged.data() + frame, 4);
     if (length == 0) continue;

@@ -1,4 +1,4 @@
-// Changes of tensors in memory of their own.
+// Writes to tensors (patch.hpp) that own their positions and values.
 #pragma once
 #include <memory>
 #include <utility>

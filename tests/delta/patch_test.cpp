@@ -30,14 +30,14 @@ Blob snapshot_of(const OwnedState& cur, PatchStats* stats = nullptr, EncodeOptio
   return patch ? std::move(patch).value() : Blob{};
 }
 
-// prev + delta == cur and decode(snapshot(cur)) == cur, and the figures agree.
+// Checks that delta and snapshot give `cur`, and that their statistics agree.
 void check_round_trip(const OwnedState& prev, const OwnedState& cur, std::uint64_t changed) {
   PatchStats stats;
   const Blob patch = delta_of(prev, cur, &stats);
-  const Blob whole = snapshot_of(cur);
+  const Blob snapshot = snapshot_of(cur);
   EXPECT_EQ(stats.changed, changed);
   EXPECT_EQ(stats.patch_bytes, patch.size());
-  EXPECT_LE(patch.size(), whole.size() + whole.size() / 100 + 16);
+  EXPECT_LE(patch.size(), snapshot.size() + snapshot.size() / 100 + 16);
 
   const auto info = inspect(patch);
   ASSERT_TRUE(info) << info.error().message();
@@ -56,9 +56,9 @@ void check_round_trip(const OwnedState& prev, const OwnedState& cur, std::uint64
   ASSERT_TRUE(status) << status.error().message();
   EXPECT_TRUE(same_bytes(applied.view(), cur.view()));
   EXPECT_EQ(applied.digest(), stats.result);
-  EXPECT_EQ(applied.digest(), *digest_state(applied.view()));  // the remembered digests are true
+  EXPECT_EQ(applied.digest(), *digest_state(applied.view()));  // the cached digests are correct
 
-  const auto decoded = decode_snapshot(whole);
+  const auto decoded = decode_snapshot(snapshot);
   ASSERT_TRUE(decoded) << decoded.error().message();
   EXPECT_TRUE(same_bytes(decoded->view(), cur.view()));
 }
@@ -102,9 +102,9 @@ TEST(Patch, ReceivedBytesAreResolvedBeforeTheRestArrives) {
   OwnedState state = copy(prev.view());
   IncomingDelta incoming(state, options);
   const std::span<const std::byte> bytes(patch);
-  for (std::size_t at = 0; at < bytes.size(); at += 1000) {
-    ASSERT_TRUE(incoming.add(bytes.subspan(at, std::min<std::size_t>(1000, bytes.size() - at))));
-    EXPECT_EQ(incoming.bytes(), std::min(at + 1000, bytes.size()));
+  for (std::size_t begin = 0; begin < bytes.size(); begin += 1000) {
+    ASSERT_TRUE(incoming.add(bytes.subspan(begin, std::min<std::size_t>(1000, bytes.size() - begin))));
+    EXPECT_EQ(incoming.bytes(), std::min(begin + 1000, bytes.size()));
     const double arrived = static_cast<double>(incoming.bytes()) / static_cast<double>(bytes.size());
     EXPECT_GE(static_cast<double>(resolved) / static_cast<double>(prev.total_bytes()), arrived - 0.2);
     EXPECT_TRUE(same_bytes(state.view(), prev.view()));
@@ -114,13 +114,13 @@ TEST(Patch, ReceivedBytesAreResolvedBeforeTheRestArrives) {
   ASSERT_TRUE(writes) << writes.error().message();
   EXPECT_TRUE(same_bytes(state.view(), cur.view()));
   EXPECT_EQ(state.digest(), *digest_state(cur.view()));
-  std::size_t whole = 0;
+  std::size_t write_count = 0;
   const auto count = [&](TensorWrite&&) {
-    ++whole;
+    ++write_count;
     return ok();
   };
   ASSERT_TRUE(resolve_delta(patch, prev.view(), count));
-  EXPECT_EQ(writes->size(), whole);
+  EXPECT_EQ(writes->size(), write_count);
   EXPECT_FALSE(incoming.apply()) << "once";
   EXPECT_FALSE(incoming.add(bytes.first(1))) << "nothing comes after the trailer";
 }
@@ -134,30 +134,30 @@ TEST(Patch, SegmentsAreDecodedWhileOthersArrive) {
   flip_elements(cur, 0.001, random);
   std::promise<void> all_added;
   std::shared_future<void> added = all_added.get_future().share();
-  std::atomic<bool> waited_in_vain = false;
+  std::atomic<bool> timed_out = false;
   std::uint64_t resolved = 0;
   const DecodeOptions options{.threads = 3, .progress = [&](std::uint64_t done, std::uint64_t) {
                                 resolved = done;
                                 if (added.wait_for(std::chrono::seconds(30)) != std::future_status::ready)
-                                  waited_in_vain = true;
+                                  timed_out = true;
                               }};
-  for (const bool snapshot : {false, true}) {
-    const Blob patch = snapshot ? snapshot_of(cur) : delta_of(prev, cur);
+  for (const bool is_snapshot : {false, true}) {
+    const Blob patch = is_snapshot ? snapshot_of(cur) : delta_of(prev, cur);
     OwnedState state = copy(prev.view());
     IncomingDelta delta(state, options);
-    IncomingSnapshot whole(options);
+    IncomingSnapshot snapshot(options);
     const std::span<const std::byte> bytes(patch);
-    for (std::size_t at = 0; at < bytes.size(); at += 100'000) {
-      const Blob part(bytes.begin() + static_cast<std::ptrdiff_t>(at),
-                      bytes.begin() + static_cast<std::ptrdiff_t>(std::min(at + 100'000, bytes.size())));
-      ASSERT_TRUE(snapshot ? whole.add(part) : delta.add(part));  // `part` is gone when it is decoded
+    for (std::size_t begin = 0; begin < bytes.size(); begin += 100'000) {
+      const auto part_bytes = bytes.subspan(begin, std::min<std::size_t>(100'000, bytes.size() - begin));
+      const Blob part(part_bytes.begin(), part_bytes.end());  // freed before it is decoded
+      ASSERT_TRUE(is_snapshot ? snapshot.add(part) : delta.add(part));
     }
     all_added.set_value();
-    if (snapshot)
-      state = whole.finish().value();
+    if (is_snapshot)
+      state = snapshot.finish().value();
     else
       ASSERT_TRUE(delta.apply());
-    EXPECT_FALSE(waited_in_vain);
+    EXPECT_FALSE(timed_out);
     EXPECT_EQ(resolved, prev.total_bytes());
     EXPECT_TRUE(same_bytes(state.view(), cur.view()));
     all_added = {};
@@ -170,9 +170,9 @@ TEST(Patch, RoundTripsTensorsOfSeveralSegments) {
   const std::int64_t elements = 2 * (1 << 22) + 5;
   OwnedState prev = zeros({spec("big", DType::kBF16, {elements}), spec("bytes", DType::kU8, {elements})});
   OwnedState cur = copy(prev.view());
-  for (const std::int64_t at : {0, (1 << 22) - 1, 1 << 22, static_cast<int>(elements) - 1}) {
-    cur.mutable_bytes(0)[static_cast<std::size_t>(at) * 2] = std::byte{1};
-    cur.mutable_bytes(1)[static_cast<std::size_t>(at)] = std::byte{1};
+  for (const std::int64_t element : {0, (1 << 22) - 1, 1 << 22, static_cast<int>(elements) - 1}) {
+    cur.mutable_bytes(0)[static_cast<std::size_t>(element) * 2] = std::byte{1};
+    cur.mutable_bytes(1)[static_cast<std::size_t>(element)] = std::byte{1};
   }
   cur.seal();
   check_round_trip(prev, cur, 8);
@@ -238,13 +238,14 @@ OwnedState updated(const OwnedState& prev, Random& random) {
   return cur;
 }
 
+// The types of a patch's frames: (H)eader, (S)egment, (G)roup, (T)railer.
 std::string frame_types(const Blob& patch) {
   std::string types;
-  for (std::size_t at = 10; at < patch.size();) {
-    std::uint32_t length = 0;
-    std::memcpy(&length, patch.data() + at + 1, 4);
-    types += static_cast<char>(patch[at]);
-    at += 5 + length + 8;
+  for (std::size_t frame = 10; frame < patch.size();) {
+    std::uint32_t body_bytes = 0;
+    std::memcpy(&body_bytes, patch.data() + frame + 1, 4);
+    types += static_cast<char>(patch[frame]);
+    frame += 5 + body_bytes + 8;
   }
   return types;
 }
@@ -259,13 +260,13 @@ TEST(Patch, SmallTensorsSideBySideAreCodedTogether) {
     const Blob patch = *encode_delta(prev.view(), cur.view(), {.threads = threads}, &stats);
     // A group ends at another type, at a large tensor and at an empty one.
     EXPECT_EQ(frame_types(patch), "HGSGSGGT");
-    OwnedState whole = copy(prev.view());
-    ASSERT_TRUE(apply_delta(patch, whole, {.threads = threads}));
-    EXPECT_TRUE(same_bytes(whole.view(), cur.view()));
-    EXPECT_EQ(whole.digest(), *digest_state(cur.view()));
-    OwnedState parts = copy(prev.view());
-    ASSERT_TRUE(apply_in_parts(patch, parts, 700, random));
-    EXPECT_TRUE(same_bytes(parts.view(), cur.view()));
+    OwnedState applied = copy(prev.view());
+    ASSERT_TRUE(apply_delta(patch, applied, {.threads = threads}));
+    EXPECT_TRUE(same_bytes(applied.view(), cur.view()));
+    EXPECT_EQ(applied.digest(), *digest_state(cur.view()));
+    OwnedState applied_in_parts = copy(prev.view());
+    ASSERT_TRUE(apply_in_parts(patch, applied_in_parts, 700, random));
+    EXPECT_TRUE(same_bytes(applied_in_parts.view(), cur.view()));
     EXPECT_EQ(inspect(patch)->changed, stats.changed);
   }
   // Only changed tensors are written.
@@ -287,8 +288,8 @@ TEST(Patch, GroupsOfAnySizesAndDensitiesApply) {
       StateView specs;
       std::uint64_t bytes = 0;
       while (bytes < (5u << 20)) {
-        const std::uint64_t most = random.below(3) == 0 ? kGroupedBytes : 3000;
-        const std::uint64_t elements = 1 + random.below(most / dtype_bytes(dtype));
+        const std::uint64_t tensor_bytes_max = random.below(3) == 0 ? kGroupedBytes : 3000;
+        const std::uint64_t elements = 1 + random.below(tensor_bytes_max / dtype_bytes(dtype));
         specs.push_back(spec(fmt::format("t{:05}", specs.size()), dtype, {static_cast<std::int64_t>(elements)}));
         bytes += elements * dtype_bytes(dtype);
       }
@@ -327,14 +328,14 @@ TEST(Patch, ContentInPiecesIsCodedLikeContentInOnePiece) {
     return Content(std::move(pieces));
   };
   SegmentEncoder encoder(1);
-  const SegmentPlace place{DType::kBF16, 0, 700};
-  const auto whole = encoder.encode(prev.bytes(0), cur.bytes(0), place, {}, nullptr);
-  ASSERT_TRUE(whole);
-  const Blob expected(whole->payload.begin(), whole->payload.end());
-  const auto parted = encoder.encode(in_pieces(prev.bytes(0), 1), in_pieces(cur.bytes(0), 2), place, {}, nullptr);
-  ASSERT_TRUE(parted);
-  EXPECT_EQ(parted->changed, whole->changed);
-  EXPECT_TRUE(std::ranges::equal(parted->payload, expected));
+  const SegmentPlace place{.dtype = DType::kBF16, .row_elements = 700};
+  const auto from_one_piece = encoder.encode(prev.bytes(0), cur.bytes(0), place, {}, nullptr);
+  ASSERT_TRUE(from_one_piece);
+  const Blob expected(from_one_piece->payload.begin(), from_one_piece->payload.end());
+  const auto from_pieces = encoder.encode(in_pieces(prev.bytes(0), 1), in_pieces(cur.bytes(0), 2), place, {}, nullptr);
+  ASSERT_TRUE(from_pieces);
+  EXPECT_EQ(from_pieces->changed, from_one_piece->changed);
+  EXPECT_TRUE(std::ranges::equal(from_pieces->payload, expected));
 }
 
 TEST(Patch, DeltasOfSmallTensorsFold) {
@@ -345,24 +346,24 @@ TEST(Patch, DeltasOfSmallTensorsFold) {
   const Blob a = *encode_delta(first.view(), second.view()), b = *encode_delta(second.view(), third.view());
   const std::vector<std::span<const std::byte>> both{a, b};
   const StateView base = first.view();
-  for (const StateView* given : {static_cast<const StateView*>(nullptr), &base}) {
+  for (const StateView* known_base : {static_cast<const StateView*>(nullptr), &base}) {
     Blob fold;
-    const auto done = fold_deltas(
+    const auto stats = fold_deltas(
         both,
         [&](std::span<const std::byte> part) {
           fold.insert(fold.end(), part.begin(), part.end());
           return ok();
         },
-        given);
-    ASSERT_TRUE(done) << done.error().message();
+        known_base);
+    ASSERT_TRUE(stats) << stats.error().message();
     OwnedState state = copy(first.view());
     ASSERT_TRUE(apply_delta(fold, state));
     EXPECT_TRUE(same_bytes(state.view(), third.view()));
   }
-  // The same change with each tensor on its own, as in version 3, applies as well, but does not fold with groups.
-  Blob alone;
+  // The same change with a segment for each tensor, as in version 3, applies as well, but does not fold with groups.
+  Blob ungrouped;
   const PatchSink keep = [&](std::span<const std::byte> part) {
-    alone.insert(alone.end(), part.begin(), part.end());
+    ungrouped.insert(ungrouped.end(), part.begin(), part.end());
     return ok();
   };
   PatchWriter writer(keep);
@@ -379,9 +380,9 @@ TEST(Patch, DeltasOfSmallTensorsFold) {
   ASSERT_TRUE(encode_delta(first.view(), second.view(), {}, &stats));
   ASSERT_TRUE(writer.finish(stats));
   OwnedState state = copy(first.view());
-  ASSERT_TRUE(apply_delta(alone, state));
+  ASSERT_TRUE(apply_delta(ungrouped, state));
   EXPECT_TRUE(same_bytes(state.view(), second.view()));
-  const std::vector<std::span<const std::byte>> mixed{alone, b};
+  const std::vector<std::span<const std::byte>> mixed{ungrouped, b};
   const auto refused = fold_deltas(mixed, [](std::span<const std::byte>) { return ok(); });
   ASSERT_FALSE(refused);
   EXPECT_THAT(refused.error().message(), ::testing::HasSubstr("divide small tensors differently"));
@@ -453,13 +454,13 @@ double bytes_per_change(const PatchStats& stats) {
   return static_cast<double>(stats.patch_bytes) / static_cast<double>(stats.changed);
 }
 
-// Weights of a normal distribution, fp32 masters moved a little, cast to bf16 again.
+// Weights of a normal distribution. Their fp32 copies change a little and are cast to bf16 again.
 TEST(Patch, ARealisticUpdateTakesLittleMoreThanItsEntropy) {
   Random random(5);
   const auto [prev, cur] = weight_update(DType::kBF16, {1024, 1024}, 2e-6, random);
-  PatchStats stats, whole;
+  PatchStats stats, snapshot_stats;
   const Blob patch = delta_of(prev, cur, &stats);
-  snapshot_of(cur, &whole);
+  snapshot_of(cur, &snapshot_stats);
   EXPECT_GT(stats.density(), 0.01);
   EXPECT_LT(stats.density(), 0.1);
   const auto entropy = entropy_bound(prev.view(), cur.view(), 1);
@@ -467,27 +468,27 @@ TEST(Patch, ARealisticUpdateTakesLittleMoreThanItsEntropy) {
   EXPECT_LT(static_cast<double>(stats.patch_bytes), 1.08 * entropy->total.bytes());
   const auto info = inspect(patch);  // the encoder's own figure is about the same bound
   EXPECT_NEAR(static_cast<double>(info->bound_bits) / 8, entropy->total.bytes(), 0.05 * entropy->total.bytes());
-  EXPECT_LT(static_cast<double>(whole.patch_bytes),
-            0.72 * static_cast<double>(whole.state_bytes));  // exponents compress
+  EXPECT_LT(static_cast<double>(snapshot_stats.patch_bytes),
+            0.72 * static_cast<double>(snapshot_stats.state_bytes));  // exponents compress
 }
 
 // Rows without updates, and rows whose updates differ in size, cost less than the bound that knows exponents only.
 TEST(Patch, UntouchedRowsCostAlmostNothing) {
   Random random(6);
-  constexpr std::size_t kRows = 5000, kRow = 1000;
-  auto [prev, cur] = weight_update(DType::kBF16, {kRows, kRow}, 2e-6, random);
-  PatchStats all, some;
-  delta_of(prev, cur, &all);
-  const auto to = cur.mutable_bytes(0);
+  constexpr std::size_t kRows = 5000, kRowElements = 1000, kRowBytes = 2 * kRowElements;
+  auto [prev, cur] = weight_update(DType::kBF16, {kRows, kRowElements}, 2e-6, random);
+  PatchStats all_rows, some_rows;
+  delta_of(prev, cur, &all_rows);
+  const auto cur_bytes = cur.mutable_bytes(0);
   for (std::size_t row = 0; row < kRows; ++row)
     if (random.uniform() > 0.05)
-      std::memcpy(to.data() + 2 * row * kRow, prev.bytes(0).data() + 2 * row * kRow, 2 * kRow);
+      std::memcpy(cur_bytes.data() + row * kRowBytes, prev.bytes(0).data() + row * kRowBytes, kRowBytes);
   cur.seal();
-  delta_of(prev, cur, &some);
-  EXPECT_LT(bytes_per_change(some), 1.15 * bytes_per_change(all));
+  delta_of(prev, cur, &some_rows);
+  EXPECT_LT(bytes_per_change(some_rows), 1.15 * bytes_per_change(all_rows));
   const auto entropy = entropy_bound(prev.view(), cur.view(), 1);
   ASSERT_TRUE(entropy);
-  EXPECT_LT(static_cast<double>(some.patch_bytes), 0.85 * entropy->total.bytes());
+  EXPECT_LT(static_cast<double>(some_rows.patch_bytes), 0.85 * entropy->total.bytes());
 }
 
 // Anonymous memory, which is allocated only when written.
@@ -512,24 +513,24 @@ TEST(Patch, ATensorOfMoreThanFourBillionElements) {
   constexpr std::uint64_t kElements = (1ull << 32) + 70'000;
   Zeros before(kElements), after(kElements);
   const std::vector<std::uint64_t> changed = {0, 1ull << 31, (1ull << 32) - 1, 1ull << 32, kElements - 1};
-  for (const std::uint64_t at : changed) after.bytes()[at] = std::byte{9};
+  for (const std::uint64_t element : changed) after.bytes()[element] = std::byte{9};
   const auto state = [&](Zeros& memory) {
     return StateView{{"huge", DType::kU8, {static_cast<std::int64_t>(kElements)}, memory.bytes()}};
   };
   const auto patch = encode_delta(state(before), state(after), {.threads = 2});
   ASSERT_TRUE(patch) << patch.error().message();
-  std::vector<std::uint64_t> found;
-  const auto find = [&](TensorWrite&& write) {
+  std::vector<std::uint64_t> written;
+  const auto note_written = [&](TensorWrite&& write) {
     Blob part(write.byte_count);
     write.write_to(part);
     for (std::size_t i = 0; i < part.size(); ++i)
-      if (part[i] == std::byte{9}) found.push_back(write.first_byte + i);
+      if (part[i] == std::byte{9}) written.push_back(write.first_byte + i);
     return ok();
   };
-  const auto resolved = resolve_delta(*patch, state(before), find, {.threads = 2});
+  const auto resolved = resolve_delta(*patch, state(before), note_written, {.threads = 2});
   ASSERT_TRUE(resolved) << resolved.error().message();
-  std::sort(found.begin(), found.end());
-  EXPECT_EQ(found, changed);
+  std::sort(written.begin(), written.end());
+  EXPECT_EQ(written, changed);
 }
 
 TEST(Patch, TensorsThatDoNotMatchAreNamed) {
@@ -632,10 +633,10 @@ TEST_F(Refusals, AWrongResultDigestLeavesTheStateAlone) {
   ASSERT_FALSE(status);
   EXPECT_EQ(status.error().code, Code::kCorrupt);
   EXPECT_THAT(status.error().detail, HasSubstr("left as it was"));
-  Blob whole = snapshot_;
-  whole[whole.size() - kResultFromEnd] ^= std::byte{1};
-  fix_checksums(whole);
-  EXPECT_EQ(decode_snapshot(whole).error().code, Code::kCorrupt);
+  Blob snapshot = snapshot_;
+  snapshot[snapshot.size() - kResultFromEnd] ^= std::byte{1};
+  fix_checksums(snapshot);
+  EXPECT_EQ(decode_snapshot(snapshot).error().code, Code::kCorrupt);
 }
 
 TEST_F(Refusals, LimitsAreEnforced) {

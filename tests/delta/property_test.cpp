@@ -12,7 +12,7 @@ using namespace test;
 
 constexpr int kRounds = 10'000;
 
-// Realistic values: noise, small numbers, one value everywhere, or weights.
+// Fills the state with noise, small numbers, or one value for all elements.
 void fill(OwnedState& state, Random& random) {
   fill_random(state, random);
   const std::uint64_t kind = random.below(3);
@@ -26,7 +26,7 @@ void fill(OwnedState& state, Random& random) {
   state.seal();
 }
 
-// Some elements change: anywhere, within a stretch, or by one bit in the lowest places only.
+// Changes some elements: anywhere by one bit, or in a part of each tensor by the lowest two bits.
 void change(OwnedState& state, Random& random) {
   const double density = std::pow(random.uniform(), 4);
   if (random.below(2) == 0) {
@@ -38,8 +38,8 @@ void change(OwnedState& state, Random& random) {
     const auto bytes = state.mutable_bytes(t);
     const std::size_t size = dtype_bytes(view[t].dtype), count = bytes.size() / size;
     if (count == 0) continue;
-    const std::size_t from = random.below(count), to = from + random.below(count - from) + 1;
-    for (std::size_t e = from; e < to; ++e)
+    const std::size_t begin = random.below(count), end = begin + random.below(count - begin) + 1;
+    for (std::size_t e = begin; e < end; ++e)
       if (random.uniform() < 0.5) bytes[e * size] ^= static_cast<std::byte>(1 + random.below(3));
   }
   state.seal();
@@ -65,11 +65,11 @@ TEST(Property, TenThousandRandomStatesComeBackBitForBit) {
     const auto patch = encode_delta(prev.view(), cur.view(), {.threads = threads});
     ASSERT_TRUE(patch) << patch.error().message();
     ASSERT_NO_FATAL_FAILURE(expect_applies(*patch, prev, cur, threads));
-    const auto whole = encode_snapshot(cur.view(), {.threads = threads});
-    ASSERT_TRUE(whole) << whole.error().message();
+    const auto snapshot = encode_snapshot(cur.view(), {.threads = threads});
+    ASSERT_TRUE(snapshot) << snapshot.error().message();
     const std::size_t segments = cur.size() + cur.total_bytes() / (8u << 20);
-    ASSERT_LE(patch->size(), whole->size() + whole->size() / 100 + 64 * segments + 64);
-    const auto decoded = decode_snapshot(*whole, {.threads = threads});
+    ASSERT_LE(patch->size(), snapshot->size() + snapshot->size() / 100 + 64 * segments + 64);
+    const auto decoded = decode_snapshot(*snapshot, {.threads = threads});
     ASSERT_TRUE(decoded) << decoded.error().message();
     ASSERT_TRUE(same_bytes(decoded->view(), cur.view()));
     if (round % 4 != 0) continue;
@@ -78,7 +78,7 @@ TEST(Property, TenThousandRandomStatesComeBackBitForBit) {
     const auto second = encode_delta(cur.view(), last.view());
     ASSERT_TRUE(second);
     const std::vector<std::span<const std::byte>> parts{*patch, *second};
-    for (const bool anew : {false, true}) {
+    for (const bool encodes_again : {false, true}) {
       Blob fold;
       const StateView base = prev.view();
       const auto folded = fold_deltas(parts,
@@ -86,7 +86,7 @@ TEST(Property, TenThousandRandomStatesComeBackBitForBit) {
                                         fold.insert(fold.end(), b.begin(), b.end());
                                         return ok();
                                       },
-                                      anew ? &base : nullptr, {.threads = threads});
+                                      encodes_again ? &base : nullptr, {.threads = threads});
       ASSERT_TRUE(folded) << folded.error().message();
       ASSERT_EQ(folded->patch_bytes, fold.size());
       ASSERT_NO_FATAL_FAILURE(expect_applies(fold, prev, last, threads));

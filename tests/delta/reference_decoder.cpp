@@ -23,9 +23,9 @@ struct Input {
   explicit Input(const Bytes& b) : at(b.data()), end(b.data() + b.size()) {}
   Bytes take(std::uint64_t n) {
     require(n <= static_cast<std::uint64_t>(end - at), "bytes missing");
-    Bytes taken(at, at + n);
+    Bytes front(at, at + n);
     at += n;
-    return taken;
+    return front;
   }
   std::uint64_t number(int bytes) {
     std::uint64_t value = 0;
@@ -41,11 +41,12 @@ struct Input {
     }
   }
   Bytes stream() {
-    const bool compressed = number(1) == 1;
+    const bool is_compressed = number(1) == 1;
     Bytes content(varint());
-    if (!compressed) return take(content.size());
-    const Bytes packed = take(varint());
-    require(ZSTD_decompress(content.data(), content.size(), packed.data(), packed.size()) == content.size(), "zstd");
+    if (!is_compressed) return take(content.size());
+    const Bytes compressed = take(varint());
+    require(ZSTD_decompress(content.data(), content.size(), compressed.data(), compressed.size()) == content.size(),
+            "zstd");
     return content;
   }
 };
@@ -115,7 +116,7 @@ struct Bits {
     std::vector<unsigned> f(get(9));
     const std::uint64_t largest = get(9);
     const auto precision = static_cast<unsigned>(get(3));
-    unsigned left = 2048;
+    unsigned slots_left = 2048;
     for (std::size_t i = 0; i < f.size(); ++i) {
       if (i == largest) continue;
       int ones = 0;
@@ -123,18 +124,20 @@ struct Bits {
       const int expected = i < 2 ? 8 : i - 2 == largest ? 11 : std::bit_width(f[i - 2]);
       const int length = ones % 2 == 0 ? expected + ones / 2 : expected - (ones + 1) / 2;
       if (length == 0) continue;
-      const unsigned given = std::min(static_cast<unsigned>(length) - 1, precision);
-      f[i] = (1u << given | static_cast<unsigned>(get(given))) << (static_cast<unsigned>(length) - 1 - given);
-      left -= f[i];
+      const unsigned stored_bits = std::min(static_cast<unsigned>(length) - 1, precision);
+      f[i] = (1u << stored_bits | static_cast<unsigned>(get(stored_bits)))
+             << (static_cast<unsigned>(length) - 1 - stored_bits);
+      slots_left -= f[i];
     }
-    require(left >= 1 && left <= 2048, "frequencies");
-    f.at(largest) = left;
+    require(slots_left >= 1 && slots_left <= 2048, "frequencies");
+    f.at(largest) = slots_left;
     return f;
   }
 };
 
+// Reads symbols of interleaved rANS states.
 struct Symbols {
-  std::vector<std::uint32_t> x;
+  std::vector<std::uint32_t> x;  // the states
   Input words;
   unsigned turn = 0;
   Symbols(std::size_t states, Input from) : x(states), words(from) {
@@ -159,16 +162,16 @@ struct SmallTable {
   unsigned low_bits = 0;
   std::array<unsigned, 16> frequencies{};
   explicit SmallTable(Bits& bits) : low_bits(static_cast<unsigned>(bits.get(6))) {
-    const std::uint64_t given = bits.get(15);
-    unsigned left = 256;
+    const std::uint64_t present = bits.get(15);  // a bit for each symbol
+    unsigned slots_left = 256;
     for (unsigned i = 0; i < 15; ++i) {
-      if ((given >> i & 1) == 0) continue;
+      if ((present >> i & 1) == 0) continue;
       const auto length = static_cast<unsigned>(bits.get(3));
       frequencies[i] = 1u << length | static_cast<unsigned>(bits.get(length));
-      left -= frequencies[i];
+      slots_left -= frequencies[i];
     }
-    require(left >= 1 && left <= 256, "frequencies");
-    frequencies[15] = left;
+    require(slots_left >= 1 && slots_left <= 256, "frequencies");
+    frequencies[15] = slots_left;
   }
 };
 
@@ -216,7 +219,7 @@ std::vector<unsigned> gap_table(unsigned t) {
 
 std::uint64_t mask_of(int bytes) { return bytes == 8 ? ~std::uint64_t{0} : (std::uint64_t{1} << (8 * bytes)) - 1; }
 
-// `g` steps towards zero or away from it.
+// The element's new bits after a step of magnitude `g`, towards zero or away from it.
 std::uint64_t moved(std::uint64_t old, std::uint64_t g, bool towards_zero, const TypeInfo& type) {
   const bool is_float = type.exponent_mask != 0;
   const std::uint64_t mask = mask_of(type.bytes), top = (mask >> 1) + 1;
@@ -227,6 +230,7 @@ std::uint64_t moved(std::uint64_t old, std::uint64_t g, bool towards_zero, const
   return !is_float ? o : o & top ? o & ~top : ~o & mask;
 }
 
+// The element's new bits after the step of a token, whose extra bits come from `bits`.
 std::uint64_t stepped(std::uint64_t old, unsigned token, Bits& bits, const TypeInfo& type) {
   std::uint64_t g = token / 2 + 1;
   if (token >= 16) {
@@ -287,13 +291,13 @@ void decode_sparse(Input in, bool small, std::uint64_t changed, const Elements& 
     unsigned symbol;
   };
   std::vector<Block> blocks;
-  for (std::uint64_t at = 0; at < e.count;) {
-    std::uint64_t end = at + 1;
+  for (std::uint64_t begin = 0; begin < e.count;) {
+    std::uint64_t end = begin + 1;
     while (end < e.count && !(end >= first && (end - first) % length == 0) &&
            end * static_cast<unsigned>(e.type.bytes) % 65536 != 0)
       ++end;
-    blocks.push_back({at, end, symbols.read(block_table)});
-    at = end;
+    blocks.push_back({.begin = begin, .end = end, .symbol = symbols.read(block_table)});
+    begin = end;
   }
   for (Gaps& g : gaps) {
     if (g.count == 0) continue;

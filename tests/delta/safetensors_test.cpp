@@ -40,9 +40,9 @@ TEST(Safetensors, RoundTripsEveryTypeAndMetadata) {
   for (const TensorView& t : file->view())
     EXPECT_EQ(reinterpret_cast<std::uintptr_t>(t.bytes.data()) % dtype_bytes(t.dtype), 0u) << t.name;
   const auto raw = read_file(folder / "m.safetensors");
-  std::uint64_t header = 0;
-  std::memcpy(&header, raw->data(), 8);
-  EXPECT_EQ(header % 8, 0u);
+  std::uint64_t header_bytes = 0;
+  std::memcpy(&header_bytes, raw->data(), 8);
+  EXPECT_EQ(header_bytes % 8, 0u);
   EXPECT_EQ(std::distance(std::filesystem::directory_iterator(folder.path()), {}), 1);  // nothing temporary left
 }
 
@@ -139,16 +139,16 @@ TEST(Safetensors, RefusesBadLengthsAndDeepNesting) {
   EXPECT_FALSE(parse_safetensors({}, "x"));
   EXPECT_FALSE(parse_safetensors(bytes_of("1234567"), "x"));
   std::string file = safetensors_bytes("{}", "");
-  const auto with_length = [&](std::uint64_t length) {
-    std::memcpy(file.data(), &length, 8);
+  const auto refusal_of_length = [&](std::uint64_t header_bytes) {
+    std::memcpy(file.data(), &header_bytes, 8);
     return parse_safetensors(bytes_of(file), "x").error().detail;
   };
-  EXPECT_THAT(with_length(3), HasSubstr("should have at least 11, it has 10"));
-  EXPECT_THAT(with_length(100'000'001), HasSubstr("at most 100000000"));
-  EXPECT_THAT(with_length(~0ull), HasSubstr("at most 100000000"));
-  std::string deep = "{\"a\":";
-  for (int i = 0; i < 100000; ++i) deep += "{\"a\":";
-  EXPECT_NE(refusal(deep, ""), "accepted");
+  EXPECT_THAT(refusal_of_length(3), HasSubstr("should have at least 11, it has 10"));
+  EXPECT_THAT(refusal_of_length(100'000'001), HasSubstr("at most 100000000"));
+  EXPECT_THAT(refusal_of_length(~0ull), HasSubstr("at most 100000000"));
+  std::string deep_json = "{\"a\":";
+  for (int i = 0; i < 100000; ++i) deep_json += "{\"a\":";
+  EXPECT_NE(refusal(deep_json, ""), "accepted");
 }
 
 TEST(Safetensors, EveryTruncatedFileIsRefused) {
@@ -170,9 +170,10 @@ TEST(Safetensors, FilesThatCannotBeOpenedOrWritten) {
   EXPECT_EQ(SafetensorsFile::open(folder / "absent").error().code, Code::kNotFound);
   EXPECT_EQ(SafetensorsFile::open(folder.path()).error().code, Code::kInvalid);
   EXPECT_FALSE(write_safetensors(folder / "no" / "such" / "folder", {}));
-  const Blob one(1);
-  EXPECT_EQ(write_safetensors(folder / "m", {{"__metadata__", DType::kU8, {1}, one}}).error().code, Code::kInvalid);
-  EXPECT_EQ(write_safetensors(folder / "m", {{"\xff", DType::kU8, {1}, one}}).error().code, Code::kInvalid);
+  const Blob one_byte(1);
+  EXPECT_EQ(write_safetensors(folder / "m", {{"__metadata__", DType::kU8, {1}, one_byte}}).error().code,
+            Code::kInvalid);
+  EXPECT_EQ(write_safetensors(folder / "m", {{"\xff", DType::kU8, {1}, one_byte}}).error().code, Code::kInvalid);
   EXPECT_FALSE(std::filesystem::exists(folder / "m"));
 }
 

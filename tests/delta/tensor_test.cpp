@@ -19,8 +19,8 @@ TEST(DType, NamesRoundTripAndSizesMatchTheNames) {
     EXPECT_EQ(*parsed, dtype);
     const std::string name(dtype_name(dtype));
     std::size_t bytes = 1;
-    for (const auto& [digits, n] : {std::pair{"16", 2}, {"32", 4}, {"64", 8}})
-      if (name.ends_with(digits) && name.find("_E") == name.npos) bytes = static_cast<std::size_t>(n);
+    for (const auto& [name_end, size] : {std::pair{"16", 2}, {"32", 4}, {"64", 8}})
+      if (name.ends_with(name_end) && name.find("_E") == name.npos) bytes = static_cast<std::size_t>(size);
     EXPECT_EQ(dtype_bytes(dtype), bytes) << name;
   }
   const auto unknown = parse_dtype("F3");
@@ -62,15 +62,16 @@ TEST(SameTensors, DifferencesAreCountedAndNamed) {
 }
 
 TEST(Canonical, SortsTensorsAndNamesInvalidOnes) {
-  const Blob two(2);
-  const auto sorted = canonical({{"b", DType::kBF16, {}, two}, {"a", DType::kU8, {2}, two}});
+  const Blob two_bytes(2);
+  const auto sorted = canonical({{"b", DType::kBF16, {}, two_bytes}, {"a", DType::kU8, {2}, two_bytes}});
   ASSERT_TRUE(sorted);
   EXPECT_EQ(sorted->front().name, "a");
-  EXPECT_THAT(canonical({{"a", DType::kU8, {2}, two}, {"a", DType::kU8, {2}, two}}).error().detail, HasSubstr("'a'"));
-  EXPECT_THAT(canonical({{"wide", DType::kF32, {2}, two}}).error().detail, HasSubstr("'wide'"));
-  EXPECT_THAT(canonical({{"neg", DType::kF32, {-2}, two}}).error().detail, HasSubstr("'neg'"));
+  EXPECT_THAT(canonical({{"a", DType::kU8, {2}, two_bytes}, {"a", DType::kU8, {2}, two_bytes}}).error().detail,
+              HasSubstr("'a'"));
+  EXPECT_THAT(canonical({{"wide", DType::kF32, {2}, two_bytes}}).error().detail, HasSubstr("'wide'"));
+  EXPECT_THAT(canonical({{"neg", DType::kF32, {-2}, two_bytes}}).error().detail, HasSubstr("'neg'"));
   EXPECT_FALSE(canonical({{"deep", DType::kU8, std::vector<std::int64_t>(33, 1), Blob(1)}}));
-  EXPECT_FALSE(canonical({{std::string(5000, 'x'), DType::kU8, {2}, two}}));
+  EXPECT_FALSE(canonical({{std::string(5000, 'x'), DType::kU8, {2}, two_bytes}}));
 }
 
 TEST(Digest, HexRoundTripsAndRefusesOtherText) {
@@ -87,16 +88,16 @@ TEST(Digest, HexRoundTripsAndRefusesOtherText) {
 
 // Computed from the description in delta/FORMAT.md alone.
 TEST(Digest, FollowsTheFormatDescription) {
-  const auto xxh = [](const std::string& bytes) {
-    XXH128_canonical_t form;
-    XXH128_canonicalFromHash(&form, XXH3_128bits(bytes.data(), bytes.size()));
-    return std::string(reinterpret_cast<const char*>(form.digest), 16);
+  const auto xxh128 = [](const std::string& bytes) {
+    XXH128_canonical_t big_endian;
+    XXH128_canonicalFromHash(&big_endian, XXH3_128bits(bytes.data(), bytes.size()));
+    return std::string(reinterpret_cast<const char*>(big_endian.digest), 16);
   };
   std::string data(65536 + 4, '\0');  // two leaves
   for (std::size_t i = 0; i < data.size(); ++i) data[i] = static_cast<char>(i * 7);
-  const std::string leaves = xxh(data.substr(0, 65536)) + xxh(data.substr(65536));
-  const std::string tensor = xxh(std::string("\x08\x01\x01\x00w\x02\x80\x00\x00\x00\x00\x00\x00", 13) + leaves);
-  const std::string state = xxh(std::string("echoline.state.2\x01\x00\x00\x00\x00\x00\x00\x00", 24) + tensor);
+  const std::string leaves = xxh128(data.substr(0, 65536)) + xxh128(data.substr(65536));
+  const std::string tensor = xxh128(std::string("\x08\x01\x01\x00w\x02\x80\x00\x00\x00\x00\x00\x00", 13) + leaves);
+  const std::string state = xxh128(std::string("echoline.state.2\x01\x00\x00\x00\x00\x00\x00\x00", 24) + tensor);
   for (const unsigned threads : {1, 3}) {
     const auto digest = digest_state({{"w", DType::kBF16, {32770}, bytes_of(data)}}, threads);
     ASSERT_TRUE(digest);
@@ -125,9 +126,9 @@ TEST(Digest, BindsNameTypeShapeAndEveryByte) {
 }
 
 TEST(Digest, DoesNotDependOnTheOrderOfTheView) {
-  const Blob a(2), b(2, std::byte{7});
-  const TensorView first{"a", DType::kU8, {2}, a}, second{"b", DType::kU8, {2}, b};
-  EXPECT_EQ(*digest_state({first, second}), *digest_state({second, first}));
+  const Blob a_bytes(2), b_bytes(2, std::byte{7});
+  const TensorView a{"a", DType::kU8, {2}, a_bytes}, b{"b", DType::kU8, {2}, b_bytes};
+  EXPECT_EQ(*digest_state({a, b}), *digest_state({b, a}));
 }
 
 TEST(OwnedState, AllocatesAlignedSortedTensors) {
@@ -153,15 +154,15 @@ TEST(OwnedState, RefusesBadLayoutsAndImpossibleSizes) {
 
 TEST(OwnedState, DigestFollowsEveryWriteThroughAnOpenSpan) {
   OwnedState state = zeros({spec("w", DType::kU8, {4})});
-  const auto truth = [&] { return *digest_state(state.view()); };
-  EXPECT_EQ(state.digest(), truth());
-  const auto open = state.mutable_bytes(0);
-  open[0] = std::byte{1};
-  EXPECT_EQ(state.digest(), truth());
-  open[1] = std::byte{2};  // the same span, after a digest was taken
-  EXPECT_EQ(state.digest(), truth());
+  const auto recomputed_digest = [&] { return *digest_state(state.view()); };
+  EXPECT_EQ(state.digest(), recomputed_digest());
+  const auto writable_bytes = state.mutable_bytes(0);
+  writable_bytes[0] = std::byte{1};
+  EXPECT_EQ(state.digest(), recomputed_digest());
+  writable_bytes[1] = std::byte{2};  // the same span, after a digest was taken
+  EXPECT_EQ(state.digest(), recomputed_digest());
   state.seal();
-  EXPECT_EQ(state.digest(), truth());
+  EXPECT_EQ(state.digest(), recomputed_digest());
   const std::byte* address = state.bytes(0).data();
   const OwnedState moved = std::move(state);
   EXPECT_EQ(moved.bytes(0).data(), address);
