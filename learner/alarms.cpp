@@ -9,14 +9,20 @@
 namespace echoline::learner {
 namespace {
 
-constexpr std::size_t kWindow = 10;                            // steps
-constexpr std::size_t kSkippedInARow = 3;                      // updates
-constexpr double kEntropyShare = 0.1, kLengthFactor = 2;       // of the first steps' means
-constexpr double kEffectiveMin = 0.3, kInformativeMin = 0.05;  // shares of the tokens and of the groups
-constexpr double kTruncatedMany = 0.5;                         // of the responses
-constexpr double kSolved = 0.9;       // above this accuracy, low entropy and few differences are normal
-constexpr double kLearned = 0.01;     // a larger gain in accuracy counts as learning
-constexpr double kRewardSpreads = 5;  // the rise of a reward, in spreads of the first steps, that counts as risen
+constexpr std::size_t kWindow = 10;        // the first and the last steps that are compared
+constexpr std::size_t kSkippedInARow = 3;  // steps with a skipped update
+// Multiples of the first steps' means.
+constexpr double kEntropyShare = 0.1, kLengthFactor = 2;
+// Smallest normal share of the tokens that are effective, and of the groups that are informative.
+constexpr double kEffectiveMin = 0.3, kInformativeMin = 0.05;
+// A larger share of truncated responses is too much.
+constexpr double kTruncatedMax = 0.5;
+// Above this accuracy, low entropy and few differences are normal.
+constexpr double kSolved = 0.9;
+// A larger gain in accuracy counts as learning.
+constexpr double kLearned = 0.01;
+// A reward has risen if it exceeds the first steps' mean by so many of their spreads, and by this share of the mean.
+constexpr double kRewardSpreads = 5, kRewardRiseMin = 0.1;
 
 double number(const nlohmann::json& row, const char* key) {
   const auto it = row.find(key);
@@ -29,7 +35,10 @@ std::optional<double> Alarms::mean(const Steps& steps, std::optional<double> (*v
   double sum = 0;
   std::size_t count = 0;
   for (const Step& step : steps)
-    if (const auto v = value(step)) sum += *v, ++count;
+    if (const auto figure = value(step)) {
+      sum += *figure;
+      ++count;
+    }
   return count ? std::optional(sum / static_cast<double>(count)) : std::nullopt;
 }
 
@@ -50,18 +59,18 @@ std::vector<Alarm> Alarms::add_row(const nlohmann::json& row) {
   const auto step = static_cast<std::uint64_t>(number(row, "step"));
   if (kind != "step" || step <= newest_step_) return new_alarms;
   newest_step_ = step;
-  Step s;
-  s.reward = number(row, "reward_mean");
-  s.accuracy = number(row, "accuracy");
-  s.length = number(row, "response_tokens_mean");
-  s.truncated = number(row, "truncated_fraction");
-  s.informative = 1 - number(row, "zero_advantage_fraction");
-  s.skipped = number(row, "updates_skipped") > 0;
-  if (s.informative > 0 && row.contains("entropy")) s.entropy = number(row, "entropy");
-  if (s.informative > 0 && row.contains("effective_sample_fraction"))
-    s.effective = number(row, "effective_sample_fraction");
-  if (first_.size() < kWindow) first_.push_back(s);
-  last_.push_back(s);
+  Step measured;
+  measured.reward = number(row, "reward_mean");
+  measured.accuracy = number(row, "accuracy");
+  measured.length_tokens = number(row, "response_tokens_mean");
+  measured.truncated_share = number(row, "truncated_fraction");
+  measured.informative_share = 1 - number(row, "zero_advantage_fraction");
+  measured.skipped_update = number(row, "updates_skipped") > 0;
+  if (measured.informative_share > 0 && row.contains("entropy")) measured.entropy = number(row, "entropy");
+  if (measured.informative_share > 0 && row.contains("effective_sample_fraction"))
+    measured.effective = number(row, "effective_sample_fraction");
+  if (first_.size() < kWindow) first_.push_back(measured);
+  last_.push_back(measured);
   if (last_.size() > kWindow) last_.pop_front();
   find_new_alarms(step, new_alarms);
   return new_alarms;
@@ -70,31 +79,33 @@ std::vector<Alarm> Alarms::add_row(const nlohmann::json& row) {
 void Alarms::find_new_alarms(std::uint64_t step, std::vector<Alarm>& new_alarms) {
   const auto apply_rule = [&](const char* kind, bool applies, const std::string& detail, const char* advice) {
     bool& is_active = active_[kind];
-    if (applies && !is_active) new_alarms.push_back({kind, step, detail, advice});
+    if (applies && !is_active) new_alarms.push_back({.kind = kind, .step = step, .detail = detail, .advice = advice});
     is_active = applies;
   };
-  const auto skipped = std::min(last_.size(), kSkippedInARow);
   apply_rule("updates_skipped",
-             skipped == kSkippedInARow &&
-                 std::all_of(last_.end() - kSkippedInARow, last_.end(), [](const Step& s) { return s.skipped; }),
+             last_.size() >= kSkippedInARow &&
+                 std::all_of(last_.end() - kSkippedInARow, last_.end(),
+                             [](const Step& step_figures) { return step_figures.skipped_update; }),
              fmt::format("gradients of {} steps in a row were not finite and changed nothing", kSkippedInARow),
              "go back to a checkpoint (--resume) with a lower learner.learning_rate");
   if (newest_step_ < 2 * kWindow || first_.size() < kWindow) return;
 
-  const auto reward = [](const Step& s) { return std::optional(s.reward); };
-  const auto accuracy = [](const Step& s) { return std::optional(s.accuracy); };
-  const auto length = [](const Step& s) { return std::optional(s.length); };
+  const auto reward = [](const Step& step_figures) { return std::optional(step_figures.reward); };
+  const auto accuracy = [](const Step& step_figures) { return std::optional(step_figures.accuracy); };
+  const auto length = [](const Step& step_figures) { return std::optional(step_figures.length_tokens); };
   const double reward_then = *mean(first_, reward), reward_now = *mean(last_, reward);
   const double accuracy_then = *mean(first_, accuracy), accuracy_now = *mean(last_, accuracy);
   const double length_then = *mean(first_, length), length_now = *mean(last_, length);
-  const double truncated_now = *mean(last_, [](const Step& s) { return std::optional(s.truncated); });
-  const double informative_now = *mean(last_, [](const Step& s) { return std::optional(s.informative); });
-  const auto entropy_then = mean(first_, [](const Step& s) { return s.entropy; });
-  const auto entropy_now = mean(last_, [](const Step& s) { return s.entropy; });
-  const auto effective_now = mean(last_, [](const Step& s) { return s.effective; });
-  double spread = 0;
-  for (const Step& s : first_) spread += (s.reward - reward_then) * (s.reward - reward_then) / kWindow;
-  const double risen_by = std::max(kRewardSpreads * std::sqrt(spread), 0.1 * std::abs(reward_then));
+  const double truncated_now =
+      *mean(last_, [](const Step& step_figures) { return std::optional(step_figures.truncated_share); });
+  const double informative_now =
+      *mean(last_, [](const Step& step_figures) { return std::optional(step_figures.informative_share); });
+  const auto entropy_then = mean(first_, [](const Step& step_figures) { return step_figures.entropy; });
+  const auto entropy_now = mean(last_, [](const Step& step_figures) { return step_figures.entropy; });
+  const auto effective_now = mean(last_, [](const Step& step_figures) { return step_figures.effective; });
+  double variance = 0;
+  for (const Step& first : first_) variance += (first.reward - reward_then) * (first.reward - reward_then) / kWindow;
+  const double rise_min = std::max(kRewardSpreads * std::sqrt(variance), kRewardRiseMin * std::abs(reward_then));
 
   apply_rule("entropy_collapse",
              entropy_then && entropy_now && *entropy_now < kEntropyShare * *entropy_then && accuracy_now < kSolved,
@@ -104,7 +115,7 @@ void Alarms::find_new_alarms(std::uint64_t step, std::vector<Alarm>& new_alarms)
              "(learner.kl_coefficient), and lower learner.learning_rate");
   apply_rule(
       "length_explosion",
-      length_now > kLengthFactor * length_then && (reward_now <= reward_then || truncated_now > kTruncatedMany),
+      length_now > kLengthFactor * length_then && (reward_now <= reward_then || truncated_now > kTruncatedMax),
       fmt::format("{:.1f} tokens a response, at first {:.1f}; {:.0f} % cut; reward {:.3f}, at first {:.3f}", length_now,
                   length_then, 100 * truncated_now, reward_now, reward_then),
       "the reward favours long responses, or success is cut off: set learner.truncated to mask or penalty, or use "
@@ -115,7 +126,7 @@ void Alarms::find_new_alarms(std::uint64_t step, std::vector<Alarm>& new_alarms)
       "the policy is far from the one that drew the tokens: lower staleness.budget or learner.learning_rate, or use "
       "learner.loss m2po. If it happens with a budget of 0, workers compute other probabilities than the learner");
   const bool held_out_does_not_rise = held_out_last_ && *held_out_last_ <= *held_out_first_ + kLearned;
-  const bool reward_rises = reward_now > reward_then + risen_by;
+  const bool reward_rises = reward_now > reward_then + rise_min;
   apply_rule(
       "reward_without_learning", reward_rises && (accuracy_now <= accuracy_then + kLearned || held_out_does_not_rise),
       fmt::format("reward {:.3f}, at first {:.3f}; accuracy {:.3f}, at first {:.3f}{}", reward_now, reward_then,

@@ -1,7 +1,8 @@
 // Alarms: signs in a run's measurements that training goes wrong, with advice. Pure: they depend only on the rows of
 // metrics.jsonl, so a report and a resumed run find the same alarms as the learner.
 //
-// Compares the last ten steps with the first ten; there are no alarms before both exist. docs/losses.md has the rules.
+// The last ten steps are compared with the first ten. There are no alarms before both exist. docs/losses.md has the
+// rules.
 #pragma once
 #include <cstdint>
 #include <deque>
@@ -30,10 +31,12 @@ class Alarms {
 
  private:
   struct Step {
-    double reward = 0, accuracy = 0, length = 0;  // means; `length` in tokens
-    double truncated = 0, informative = 0;        // share of the responses; share of groups with different rewards
-    std::optional<double> entropy, effective;     // absent: no token was trained on
-    bool skipped = false;                         // an update was skipped, because its gradient was not finite
+    double reward = 0, accuracy = 0, length_tokens = 0;  // means
+    double truncated_share = 0;                          // of the responses
+    double informative_share = 0;                        // of the groups: those with different rewards
+    // `effective`: share of the effective sample. Absent: no token was trained on.
+    std::optional<double> entropy, effective;
+    bool skipped_update = false;  // its gradient was not finite
   };
   using Steps = std::deque<Step>;
   static std::optional<double> mean(const Steps& steps, std::optional<double> (*value)(const Step&));
@@ -41,8 +44,8 @@ class Alarms {
 
   Steps first_, last_;                                    // ten steps each
   std::uint64_t newest_step_ = 0;                         // the newest step seen
-  std::optional<double> held_out_first_, held_out_last_;  // accuracy
-  std::map<std::string, bool> active_;
+  std::optional<double> held_out_first_, held_out_last_;  // accuracy of the first and the last evaluation
+  std::map<std::string, bool> active_;                    // kind -> whether the alarm lasts
 };
 
 }  // namespace echoline::learner

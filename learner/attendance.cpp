@@ -31,51 +31,53 @@ void Attendance::notify_listeners(const PresenceChange& change) const {
 
 void Attendance::add_listener(Listener listener) {
   const std::lock_guard lock(mutex_);
-  for (const auto& [id, w] : workers_)
-    if (w.presence == Presence::kPresent) listener({Kind::kJoined, id, w.offer, w.region, {}});
+  for (const auto& [id, entry] : workers_)
+    if (entry.presence == Presence::kPresent)
+      listener({.kind = Kind::kJoined, .worker = id, .offer = entry.offer, .region = entry.region});
   listeners_.push_back(std::move(listener));
 }
 
 void Attendance::on_joined(WorkerId worker, const std::string& offer, std::uint32_t region) {
   const std::lock_guard lock(mutex_);
-  const auto found = workers_.find(worker);
-  const bool is_back = found != workers_.end() && found->second.presence != Presence::kPresent;
-  workers_[worker] = {Presence::kPresent, false, offer, region};
-  notify_listeners({is_back ? Kind::kBack : Kind::kJoined, worker, offer, region, {}});
+  const auto known = workers_.find(worker);
+  const bool is_back = known != workers_.end() && known->second.presence != Presence::kPresent;
+  workers_[worker] = {.presence = Presence::kPresent, .is_retired = false, .offer = offer, .region = region};
+  notify_listeners({.kind = is_back ? Kind::kBack : Kind::kJoined, .worker = worker, .offer = offer, .region = region});
 }
 
 void Attendance::on_away(WorkerId worker, const std::string& reason) { mark_gone(worker, Presence::kAway, reason); }
 
 void Attendance::on_lost(WorkerId worker, const std::string& reason) { mark_gone(worker, Presence::kLost, reason); }
 
-// Accepts an unknown worker: an earlier process of this run may have known it.
+// Accepts an unknown worker, because an earlier process of this run may have known it.
 void Attendance::mark_gone(WorkerId worker, Presence presence, const std::string& reason) {
   const std::lock_guard lock(mutex_);
   if (closed_) return;
-  Worker& w = workers_[worker];
-  if (w.presence == Presence::kLost) return;
-  w.presence = presence;
-  if (presence == Presence::kLost) w.is_retired = false;
-  notify_listeners({presence == Presence::kLost ? Kind::kLost : Kind::kAway, worker, {}, 0, reason});
+  Worker& entry = workers_[worker];
+  if (entry.presence == Presence::kLost) return;
+  entry.presence = presence;
+  if (presence == Presence::kLost) entry.is_retired = false;
+  notify_listeners(
+      {.kind = presence == Presence::kLost ? Kind::kLost : Kind::kAway, .worker = worker, .reason = reason});
 }
 
-bool Attendance::on_leaving(WorkerId worker) { return end_leasing(worker, Kind::kLeaving); }
+bool Attendance::on_leaving(WorkerId worker) { return mark_retired(worker, Kind::kLeaving); }
 
-void Attendance::on_retired(WorkerId worker) { (void)end_leasing(worker, Kind::kRetired); }
+void Attendance::on_retired(WorkerId worker) { (void)mark_retired(worker, Kind::kRetired); }
 
-bool Attendance::end_leasing(WorkerId worker, Kind kind) {
+bool Attendance::mark_retired(WorkerId worker, Kind kind) {
   const std::lock_guard lock(mutex_);
-  const auto found = workers_.find(worker);
-  if (found == workers_.end() || found->second.presence == Presence::kLost) return false;
-  found->second.is_retired = true;
-  notify_listeners({kind, worker, {}, 0, {}});
+  const auto known = workers_.find(worker);
+  if (known == workers_.end() || known->second.presence == Presence::kLost) return false;
+  known->second.is_retired = true;
+  notify_listeners({.kind = kind, .worker = worker});
   return true;
 }
 
 void Attendance::on_drained(WorkerId worker) {
   const std::lock_guard lock(mutex_);
-  const auto found = workers_.find(worker);
-  if (found != workers_.end() && found->second.is_retired) notify_listeners({Kind::kDrained, worker, {}, 0, {}});
+  const auto known = workers_.find(worker);
+  if (known != workers_.end() && known->second.is_retired) notify_listeners({.kind = Kind::kDrained, .worker = worker});
 }
 
 void Attendance::close() {
@@ -91,13 +93,13 @@ bool Attendance::is_closed() const {
 std::size_t Attendance::alive_count() const {
   const std::lock_guard lock(mutex_);
   return static_cast<std::size_t>(
-      std::ranges::count_if(workers_, [](const auto& w) { return w.second.presence != Presence::kLost; }));
+      std::ranges::count_if(workers_, [](const auto& entry) { return entry.second.presence != Presence::kLost; }));
 }
 
 void Attendance::check() const {
   const std::lock_guard lock(mutex_);
-  for (const auto& [id, w] : workers_)
-    ECHO_CHECK(!w.is_retired || w.presence != Presence::kLost, "worker {} is lost and retired", id);
+  for (const auto& [id, entry] : workers_)
+    ECHO_CHECK(!entry.is_retired || entry.presence != Presence::kLost, "worker {} is lost and retired", id);
 }
 
 }  // namespace echoline::learner

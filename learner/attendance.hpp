@@ -1,4 +1,4 @@
-// Decides which workers of the run are present, away or lost, and passes each change on. Private to learner/.
+// Keeps which workers of the run are present, away or lost, and notifies listeners of each change. Private to learner/.
 #pragma once
 #include <cstdint>
 #include <functional>
@@ -25,15 +25,15 @@ struct PresenceChange {
     kBack,  // joined after it was away or lost
     kAway,
     kLost,
-    kLeaving,  // its machine ends soon: it gets no more work
-    kRetired,  // the fleet ends its machine once it has drained: likewise
+    kLeaving,  // its machine ends soon, so it gets no more work
+    kRetired,  // the fleet ends its machine once it has drained, so it gets no more work
     kDrained,  // it gets no more work, and has submitted all that it had
   };
   Kind kind = Kind::kJoined;
   WorkerId worker;
-  std::string offer = {};    // joined and back: the offer from which it was rented
-  std::uint32_t region = 0;  // likewise
-  std::string reason = {};   // away and lost
+  std::string offer = {};    // if joined or back: the offer from which it was rented
+  std::uint32_t region = 0;  // if joined or back: index in network.regions
+  std::string reason = {};   // if away or lost
 
   bool has_joined() const { return kind == Kind::kJoined || kind == Kind::kBack; }
 };
@@ -59,7 +59,7 @@ class Attendance {
   bool on_leaving(WorkerId worker);
   void on_retired(WorkerId worker);
   void on_drained(WorkerId worker);
-  // The run ends and stops its workers: from now on no worker is away or lost.
+  // The run ends and stops its workers. So from now on no worker counts as away or lost.
   void close();
   bool is_closed() const;
 
@@ -74,7 +74,7 @@ class Attendance {
     std::string offer;
     std::uint32_t region = 0;
   };
-  bool end_leasing(WorkerId worker, PresenceChange::Kind kind);
+  bool mark_retired(WorkerId worker, PresenceChange::Kind kind);
   void mark_gone(WorkerId worker, Presence presence, const std::string& reason);
   void notify_listeners(const PresenceChange& change) const;
 

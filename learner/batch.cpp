@@ -32,19 +32,19 @@ Status check_trainable(const schema::Trajectory& t, const model::ModelConfig& sh
 }
 
 nlohmann::json batch_figures(const std::vector<schema::Trajectory>& batch) {
-  double reward = 0, correct = 0, truncated = 0, several_policies = 0, response_tokens = 0, longest = 0;
-  std::int64_t tokens = 0;
+  double reward_sum = 0, correct = 0, truncated = 0, several_policies = 0, response_tokens = 0, longest_tokens = 0;
+  std::int64_t trained_tokens = 0;
   std::map<std::uint64_t, std::pair<double, double>> rewards;  // least and greatest, by group
   for (const schema::Trajectory& t : batch) {
-    reward += t.reward();
+    reward_sum += t.reward();
     correct += t.correct() ? 1 : 0;
     truncated += t.finished() ? 0 : 1;
     several_policies += t.spans_size() > 1 ? 1 : 0;  // a span has the tokens of one policy
     response_tokens += t.response_tokens_size();
-    longest = std::max<double>(longest, t.response_tokens_size());
+    longest_tokens = std::max<double>(longest_tokens, t.response_tokens_size());
     const auto& mask = t.loss_mask();
-    tokens += mask.empty() ? t.response_tokens_size()
-                           : std::count_if(mask.begin(), mask.end(), [](float m) { return m > 0; });
+    trained_tokens += mask.empty() ? t.response_tokens_size()
+                                   : std::count_if(mask.begin(), mask.end(), [](float weight) { return weight > 0; });
     auto& [least, greatest] = rewards.try_emplace(t.group(), t.reward(), t.reward()).first->second;
     least = std::min<double>(least, t.reward());
     greatest = std::max<double>(greatest, t.reward());
@@ -54,15 +54,15 @@ nlohmann::json batch_figures(const std::vector<schema::Trajectory>& batch) {
     return group_rewards.second.first < group_rewards.second.second;
   });
   return {
-      {"reward_mean", reward / responses},
+      {"reward_mean", reward_sum / responses},
       {"accuracy", correct / responses},
       {"truncated_fraction", truncated / responses},
       {"mixed_fraction", several_policies / responses},
       {"response_tokens_mean", response_tokens / responses},
-      {"response_tokens_max", longest},
+      {"response_tokens_max", longest_tokens},
       {"informative_groups", informative_groups},
       {"zero_advantage_fraction", 1 - static_cast<double>(informative_groups) / static_cast<double>(rewards.size())},
-      {"response_tokens", tokens}};
+      {"response_tokens", trained_tokens}};
 }
 
 }  // namespace echoline::learner

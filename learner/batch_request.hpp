@@ -1,4 +1,4 @@
-// Passes the batch of a step from the desk's thread to the waiting training thread. Private to learner/.
+// Passes the batch of a learner step from the RolloutDesk's thread to the waiting training thread. Private to learner/.
 #pragma once
 #include <condition_variable>
 #include <mutex>

@@ -21,6 +21,8 @@ constexpr std::string_view kPrefix = "step-";
 constexpr std::string_view kTemporary = "writing";  // an incomplete checkpoint
 constexpr std::string_view kDamaged = "damaged-";
 constexpr std::string_view kLatest = "LATEST";
+constexpr std::size_t kStepDigitsMax = 18;  // more could overflow 64 bits
+constexpr std::size_t kLatestBytesMax = 4096, kStateBytesMax = 1 << 20;
 
 Status sync_folder(const fs::path& path) {
   const Descriptor folder(::open(path.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
@@ -39,7 +41,7 @@ Status rename_folder(const fs::path& from, const fs::path& to) {
 
 // An unused folder name for `step`. If the run was resumed from an earlier step, an older checkpoint of the same step
 // keeps its folder until it is pruned.
-fs::path fresh_folder(const fs::path& folder, std::int64_t step) {
+fs::path unused_folder(const fs::path& folder, std::int64_t step) {
   const std::string name = fmt::format("{}{:09}", kPrefix, step);
   fs::path path = folder / name;
   for (int suffix = 1; fs::exists(path); ++suffix) path = folder / fmt::format("{}.{:03}", name, suffix);
@@ -61,9 +63,9 @@ Result<std::vector<std::string>> checkpoint_names(const fs::path& folder) {
 std::int64_t step_of(std::string_view name) {
   std::int64_t step = 0;
   name.remove_prefix(kPrefix.size());
-  for (const char c : name.substr(0, 18)) {
-    if (c < '0' || c > '9') break;
-    step = step * 10 + (c - '0');
+  for (const char digit : name.substr(0, kStepDigitsMax)) {
+    if (digit < '0' || digit > '9') break;
+    step = step * 10 + (digit - '0');
   }
   return step;
 }
@@ -85,12 +87,12 @@ Status prune(const fs::path& folder, std::string_view latest, std::int64_t keep_
 
 // The checkpoint that LATEST names; empty if there is none.
 Result<std::string> read_latest(const fs::path& folder) {
-  auto latest = read_file(folder / kLatest, 4096);
+  auto latest = read_file(folder / kLatest, kLatestBytesMax);
   if (!latest && latest.error().code != Code::kNotFound) return latest.error();
   std::string name = latest ? *latest : "";
   while (!name.empty() && name.back() == '\n') name.pop_back();
-  const bool plain = name.starts_with(kPrefix) && name.find('/') == std::string::npos;
-  return plain && fs::exists(folder / name) ? name : std::string();
+  const bool is_checkpoint_name = name.starts_with(kPrefix) && name.find('/') == std::string::npos;
+  return is_checkpoint_name && fs::exists(folder / name) ? name : std::string();
 }
 
 }  // namespace
@@ -101,7 +103,7 @@ Result<fs::path> add_checkpoint(const fs::path& folder, std::int64_t step, std::
   const fs::path temporary = folder / kTemporary;
   fs::remove_all(temporary);
   ECHO_TRY(make_folders(temporary));
-  const fs::path complete = fresh_folder(folder, step);
+  const fs::path complete = unused_folder(folder, step);
   const auto save = [&]() -> Status {
     ECHO_TRY(write(temporary));
     ECHO_TRY(rename_folder(temporary, complete));
@@ -115,6 +117,7 @@ Result<fs::path> add_checkpoint(const fs::path& folder, std::int64_t step, std::
     fs::remove_all(complete, ignored);
     return saved.error();
   }
+  // Last, so that a crash leaves a checkpoint too many rather than none.
   ECHO_TRY(prune(folder, complete.filename().string(), keep_last));
   return complete;
 } catch (const std::exception& error) {
@@ -124,7 +127,7 @@ Result<fs::path> add_checkpoint(const fs::path& folder, std::int64_t step, std::
 Result<nlohmann::json> read_checkpoint_state(const fs::path& checkpoint) {
   constexpr auto kOperation = "load checkpoint";
   const fs::path path = checkpoint / kCheckpointState;
-  ECHO_ASSIGN(const std::string text, read_file(path, 1 << 20));
+  ECHO_ASSIGN(const std::string text, read_file(path, kStateBytesMax));
   const auto json = nlohmann::json::parse(text, nullptr, false);
   const auto integer = [&](const char* key) { return json.contains(key) && json[key].is_number_integer(); };
   if (!json.is_object() || !integer("format") || !integer("steps"))
@@ -143,6 +146,7 @@ Result<ResumeReport> read_newest_checkpoint(const fs::path& folder,
   ECHO_ASSIGN(std::vector<std::string> names, checkpoint_names(folder));
   ECHO_ASSIGN(const std::string latest, read_latest(folder));
   if (names.empty()) return fail(Code::kNotFound, kOperation, "{} holds no checkpoint", folder.string());
+  // Newest first, but the one that LATEST names before all.
   std::reverse(names.begin(), names.end());
   std::stable_partition(names.begin(), names.end(), [&](const std::string& name) { return name == latest; });
   ResumeReport resumed;
@@ -189,7 +193,8 @@ Result<StoredPolicy> find_policy(const fs::path& folder, std::optional<std::int6
         Code::kInvalid, "find checkpoint",
         "{} was written by an earlier version and holds no model directory: go on with the run (--resume) to get one",
         (folder / chosen).string());
-  return StoredPolicy{state["steps"], folder / chosen / kCheckpointModel, state["policy_digest"]};
+  return StoredPolicy{
+      .step = state["steps"], .model = folder / chosen / kCheckpointModel, .digest = state["policy_digest"]};
 }
 
 }  // namespace echoline::learner

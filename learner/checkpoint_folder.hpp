@@ -1,5 +1,5 @@
-// The checkpoints of a run, for any trainer. A checkpoint is complete or absent, and the newest is found again. Its
-// policy is a Hugging Face directory.
+// The checkpoints of a run, for any trainer. A checkpoint is complete or absent. After a restart, the run goes on from
+// the newest one. A checkpoint's policy is a Hugging Face directory.
 //
 //   step-000000012/trainer.json          at least format, steps, and policy_digest, the digest of the policy.
 //   step-000000012/model/                the policy as a Hugging Face directory
@@ -22,8 +22,8 @@
 namespace echoline::learner {
 
 inline constexpr std::string_view kCheckpointState = "trainer.json", kCheckpointModel = "model";
-inline constexpr std::string_view kCheckpointReference =
-    "reference.safetensors";                          // beside the checkpoints: the policy to stay close to
+inline constexpr std::string_view kReferencePolicyFile =
+    "reference.safetensors";                          // of the KL penalty, beside the checkpoints
 inline constexpr std::int64_t kCheckpointFormat = 2;  // format 1 had no model/ and no digests of policies
 
 // `write` fills a new folder below `folder` (created if absent), which becomes the checkpoint of `step`. Then all but
@@ -45,8 +45,8 @@ struct ResumeReport {
 };
 
 // `read` restores a checkpoint and returns its step, or changes nothing. It is called with the checkpoint that LATEST
-// names, or the newest undamaged one. kNotFound: no checkpoint. kInvalid: an error of `read`. kCorrupt: none could be
-// read.
+// names, then with older ones. If it returns kInvalid, the search ends with that error. After any other error the
+// checkpoint counts as damaged, and the next one is tried. kNotFound: no checkpoint. kCorrupt: all are damaged.
 Result<ResumeReport> read_newest_checkpoint(
     const std::filesystem::path& folder, const std::function<Result<std::int64_t>(const std::filesystem::path&)>& read);
 

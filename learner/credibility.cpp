@@ -23,17 +23,19 @@ std::vector<Credibility::Verdict> Credibility::judge(const std::map<WorkerId, Sc
   std::vector<WorkerId> to_judge;
   for (const auto& [id, scrutiny] : scrutinies) {
     Record& record = records_[id];
-    record.step = step;
-    record.pending.responses += scrutiny.responses;
-    record.pending.surprise += scrutiny.surprise;
-    record.pending.dispute += scrutiny.dispute;
-    if (record.pending.responses < kResponsesJudged) continue;
-    const auto n = static_cast<double>(record.pending.responses);
-    record.last_means = {1, record.pending.surprise / n, record.pending.dispute / n};
-    record.pending = {};
+    record.newest_step = step;
+    record.unjudged.responses += scrutiny.responses;
+    record.unjudged.surprise += scrutiny.surprise;
+    record.unjudged.dispute += scrutiny.dispute;
+    if (record.unjudged.responses < kResponsesJudged) continue;
+    const auto responses = static_cast<double>(record.unjudged.responses);
+    record.last_means = Scrutiny{.responses = 1,
+                                 .surprise = record.unjudged.surprise / responses,
+                                 .dispute = record.unjudged.dispute / responses};
+    record.unjudged = {};
     to_judge.push_back(id);
   }
-  std::erase_if(records_, [&](const auto& item) { return item.second.step + kMemorySteps < step; });
+  std::erase_if(records_, [&](const auto& item) { return item.second.newest_step + kMemorySteps < step; });
   std::vector<Verdict> verdicts;
   for (const WorkerId id : to_judge) {
     Record& record = records_.at(id);
@@ -42,9 +44,9 @@ std::vector<Credibility::Verdict> Credibility::judge(const std::map<WorkerId, Sc
       const double own = (*record.last_means).*figure;
       return median && own > limit.nats && own > limit.times_others * *median;
     };
-    const bool made_up = exceeds(&Scrutiny::surprise, kSurprise) || exceeds(&Scrutiny::dispute, kDispute);
-    record.in_a_row = made_up ? record.in_a_row + 1 : 0;
-    if (record.in_a_row < kInARow) continue;
+    const bool made_up = exceeds(&Scrutiny::surprise, kSurpriseLimit) || exceeds(&Scrutiny::dispute, kDisputeLimit);
+    record.over_limit_in_a_row = made_up ? record.over_limit_in_a_row + 1 : 0;
+    if (record.over_limit_in_a_row < kInARowMax) continue;
     verdicts.push_back(
         {id, fmt::format("its responses are not the policy's: its tokens are {:.1f} nats less likely than the "
                          "policy's, and its log-probabilities are off by {:.1f}; for other workers, {:.2f} and {:.2f}",

@@ -11,42 +11,45 @@
 
 namespace echoline::learner {
 
-// Figures of a worker's scrutinised responses, in nats per token, summed over them.
+// Figures of a worker's scrutinised responses, which are those that the learner computed log-probabilities for. Each is
+// a sum over the responses of nats per token.
 struct Scrutiny {
   std::uint64_t responses = 0;
-  // −log π − H: by how much the tokens are less likely than the policy's average. About zero for tokens drawn from it.
+  // −log π − H (entropy): by how much the tokens are less likely than average tokens of the policy π. About zero for
+  // tokens drawn from π.
   double surprise = 0;
-  // |log π − the worker's log-probability|. For an honest worker, it is as large as the policy's change since.
+  // |log π − the worker's log-probability|. For an honest worker, it shows how far the policy has changed since.
   double dispute = 0;
 };
 
 // Pure. A worker that does not run the policy knows neither likely responses nor their probabilities, so surprise or
-// dispute reveals made-up responses. The figures of honest workers depend on the run: on staleness, and on how fast the
-// policy changes. So each worker is compared with the others; without at least two others, no worker is judged.
+// dispute reveals made-up responses. The figures of honest workers depend on staleness and on how fast the policy
+// changes. So each worker is compared with the others; without at least two others, no worker is judged.
 class Credibility {
  public:
   static constexpr std::uint64_t kResponsesJudged = 8;  // responses of one worker that are judged together
-  // A worker is over the limit from `nats` per token on, if that is also `times_others` the usual value of the others.
+  // A worker is over the limit with more than `nats` per token, if that is also more than `times_others` x the median
+  // of the others.
   struct Limit {
     double nats, times_others;
   };
-  static constexpr Limit kSurprise{3, 4}, kDispute{1, 8};
-  static constexpr int kInARow = 3;                    // judgements over the limit before the worker is expelled
+  static constexpr Limit kSurpriseLimit{.nats = 3, .times_others = 4}, kDisputeLimit{.nats = 1, .times_others = 8};
+  static constexpr int kInARowMax = 3;                 // judgements over a limit, with which the worker is expelled
   static constexpr std::uint64_t kMemorySteps = 1024;  // after these steps without responses, a worker is forgotten
 
   struct Verdict {
     WorkerId worker;
-    std::string what;
+    std::string reason;
   };
   // Takes the figures of step `step` and returns the workers to expel.
   std::vector<Verdict> judge(const std::map<WorkerId, Scrutiny>& scrutinies, std::uint64_t step);
 
  private:
   struct Record {
-    Scrutiny pending;
+    Scrutiny unjudged;                   // figures since the last judgement
     std::optional<Scrutiny> last_means;  // per response, at the last judgement
-    int in_a_row = 0;
-    std::uint64_t step = 0;  // with the newest figures
+    int over_limit_in_a_row = 0;
+    std::uint64_t newest_step = 0;  // the step of the newest figures
   };
   std::optional<double> median_of_others(WorkerId worker, double Scrutiny::*figure) const;
   std::map<WorkerId, Record> records_;

@@ -6,7 +6,7 @@
 namespace echoline::learner {
 namespace {
 
-// Whether the state of a column may follow the state of a row, in the order of DatabaseEdge::State.
+// Whether the state of a column may follow the state of a row, in the order of DatabaseBacklog::State.
 constexpr bool kMayFollow[4][4] = {
     // storing, stalled, catching up, given up
     {false, true, false, true},    // after storing
@@ -17,22 +17,22 @@ constexpr bool kMayFollow[4][4] = {
 
 }  // namespace
 
-DatabaseEdge::DatabaseEdge(const LeaseClock& clock, Duration retry_every, Duration patience,
-                           std::function<void(const Error*)> report)
+DatabaseBacklog::DatabaseBacklog(const LeaseClock& clock, Duration retry_every, Duration patience,
+                                 std::function<void(const Error*)> report)
     : clock_(clock), retry_every_(retry_every), report_(std::move(report)), patience_(patience) {}
 
-bool DatabaseEdge::can_store() const {
+bool DatabaseBacklog::can_store() const {
   const State state = state_;
   return state == State::kStoring || state == State::kCatchingUp;
 }
 
-void DatabaseEdge::move(State to) {
-  const auto from_index = static_cast<std::size_t>(state_.load()), to_index = static_cast<std::size_t>(to);
+void DatabaseBacklog::move_to(State next) {
+  const auto from_index = static_cast<std::size_t>(state_.load()), to_index = static_cast<std::size_t>(next);
   ECHO_CHECK(kMayFollow[from_index][to_index], "the database moves from state {} to {}", from_index, to_index);
-  state_ = to;
+  state_ = next;
 }
 
-bool DatabaseEdge::stall_if_database_error(const Error& error) {
+bool DatabaseBacklog::stall_if_database_error(const Error& error) {
   const TimePoint now = clock_.now();
   const DiskPatience::Verdict verdict = patience_.verdict_after(error, now);
   if (verdict == DiskPatience::Verdict::kNotADiskError) return false;
@@ -40,42 +40,45 @@ bool DatabaseEdge::stall_if_database_error(const Error& error) {
   const bool was_storing = state_ == State::kStoring;
   retry_at_ = now + retry_every_;
   if (verdict == DiskPatience::Verdict::kGiveUp) status_ = error;
-  move(status_ ? State::kStalled : State::kGivenUp);
+  const bool is_given_up = !status_;
+  move_to(is_given_up ? State::kGivenUp : State::kStalled);
   if (was_storing && report_) report_(&error);
   return true;
 }
 
-Status DatabaseEdge::stall_on_error(Status status) {
+Status DatabaseBacklog::stall_on_error(Status status) {
   if (!status) (void)stall_if_database_error(status.error());
   return status;
 }
 
-bool DatabaseEdge::is_retry_due() const { return state_ == State::kStalled && clock_.now() >= retry_at_; }
+bool DatabaseBacklog::is_retry_due() const { return state_ == State::kStalled && clock_.now() >= retry_at_; }
 
-void DatabaseEdge::retry_succeeded() {
-  move(State::kCatchingUp);
+void DatabaseBacklog::on_retry_succeeded() {
+  move_to(State::kCatchingUp);
   retry_at_ = kNever;
 }
 
-void DatabaseEdge::finish_catching_up() {
+void DatabaseBacklog::finish_catching_up() {
   if (state_ != State::kCatchingUp || !backlog_.empty()) return;
-  move(State::kStoring);
+  move_to(State::kStoring);
   patience_.on_success();
   if (report_) report_(nullptr);
 }
 
-void DatabaseEdge::push_back(Deferred work) {
-  // Messages of a time without storage are handled all at once afterwards: they are no part of a flood.
-  if (auto* message = std::get_if<Incoming>(&work); message != nullptr && !can_store()) message->counted = true;
+void DatabaseBacklog::push_back(Deferred work) {
+  // Messages of a stall are handled all at once afterwards, and must not look like a flood.
+  if (auto* message = std::get_if<Incoming>(&work); message != nullptr && !can_store())
+    message->skips_rate_check = true;
   backlog_.push_back(std::move(work));
 }
 
-void DatabaseEdge::process_backlog(std::size_t messages_max, const std::function<void(std::vector<Incoming>)>& handle) {
+void DatabaseBacklog::process_backlog(std::size_t messages_max,
+                                      const std::function<void(std::vector<Incoming>)>& handle) {
   while (can_store() && !backlog_.empty()) {
     if (const auto* write = std::get_if<DatabaseWrite>(&backlog_.front())) {
-      if (const Status done = write->work(); !done) {
-        if (stall_if_database_error(done.error())) return;
-        log::error("{}", done.error().message());
+      if (const Status written = write->work(); !written) {
+        if (stall_if_database_error(written.error())) return;
+        log::error("{}", written.error().message());
       }
       backlog_.pop_front();
       continue;
@@ -89,7 +92,7 @@ void DatabaseEdge::process_backlog(std::size_t messages_max, const std::function
   }
 }
 
-void DatabaseEdge::check() const {
+void DatabaseBacklog::check() const {
   const State state = state_;
   ECHO_CHECK((state == State::kGivenUp) == !status_, "a database is given up with an error and only then");
   ECHO_CHECK(can_store() == (retry_at_ == kNever), "a database that stores waits for no retry");

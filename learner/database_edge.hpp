@@ -1,4 +1,5 @@
-// Whether the replay buffer's database can store now, and the work that waits until it can. Private to learner/.
+// Tracks whether the replay buffer's database can store now, and keeps the backlog: work that waits until it can.
+// Private to learner/.
 #pragma once
 #include <atomic>
 #include <deque>
@@ -18,7 +19,7 @@ namespace echoline::learner {
 struct Incoming {
   WorkerId worker;
   std::string bytes;
-  bool counted = false;  // whether it is counted in the worker's message rate
+  bool skips_rate_check = false;  // its worker's message rate was checked already, or it arrived during a stall
 };
 // A change of the database that is repeated until the database stores it.
 struct DatabaseWrite {
@@ -26,8 +27,9 @@ struct DatabaseWrite {
 };
 using Deferred = std::variant<Incoming, DatabaseWrite>;
 
-// Used by the desk's thread; state() and can_store() may be called from any thread.
-class DatabaseEdge {
+// Used by the thread of RolloutDesk (rollout_desk.hpp), which leases work and takes results; state() and can_store()
+// may be called from any thread.
+class DatabaseBacklog {
  public:
   enum class State : std::uint8_t {
     kStoring,
@@ -37,37 +39,37 @@ class DatabaseEdge {
   };
 
   // `report` may be empty. It gets the error when the database stops storing, and null when it stores again and the
-  // backlog is empty. `clock` must outlive the edge.
-  DatabaseEdge(const LeaseClock& clock, Duration retry_every, Duration patience,
-               std::function<void(const Error*)> report);
+  // backlog is empty. `clock` must outlive the object.
+  DatabaseBacklog(const LeaseClock& clock, Duration retry_every, Duration patience,
+                  std::function<void(const Error*)> report);
 
   State state() const { return state_; }
   bool can_store() const;
   // The error of a database that is given up; ok before.
   const Status& status() const { return status_; }
 
-  // Returns whether the error is the database's. If so, nothing is stored until retry_succeeded(), and the caller keeps
-  // its work.
+  // Returns whether the error is the database's. If so, nothing is stored until on_retry_succeeded(), and the caller
+  // must put its work into the backlog.
   bool stall_if_database_error(const Error& error);
   // Calls stall_if_database_error() with the error of `status`, if any. Returns `status`.
   Status stall_on_error(Status status);
   bool is_retry_due() const;
-  void retry_succeeded();
-  // Ends the catching up if the backlog is empty.
+  void on_retry_succeeded();
+  // The database counts as storing again if the backlog of the stall is empty.
   void finish_catching_up();
 
   // The backlog, in the order of arrival.
   void push_back(Deferred work);
   void push_front(Incoming message) { backlog_.emplace_front(std::move(message)); }
-  std::size_t backlog() const { return backlog_.size(); }
-  // Handles the backlog until something cannot be stored. `handle` gets up to `messages_max` messages at a time, and
+  std::size_t backlog_size() const { return backlog_.size(); }
+  // Handles the backlog until the database cannot store. `handle` gets up to `messages_max` messages at a time, and
   // pushes those that must wait to the front.
   void process_backlog(std::size_t messages_max, const std::function<void(std::vector<Incoming>)>& handle);
 
   void check() const;  // aborts if its parts disagree
 
  private:
-  void move(State to);
+  void move_to(State next);
 
   const LeaseClock& clock_;
   const Duration retry_every_;

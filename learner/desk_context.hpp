@@ -1,4 +1,5 @@
-// The surroundings that all parts of the rollout desk share. Private to learner/.
+// The options, callbacks and objects that all parts of the RolloutDesk share. The desk grants leases to workers and
+// stores their trajectories. Private to learner/.
 #pragma once
 #include <atomic>
 #include <filesystem>
@@ -19,11 +20,11 @@
 namespace echoline::learner {
 
 struct DeskOptions {
-  std::filesystem::path file;  // of the replay buffer
+  std::filesystem::path file;  // the replay buffer's
   replay_buffer::Pacing pacing;
   replay_buffer::LeaseLength lease;
   const Clock* clock = nullptr;                         // null: the system's clock
-  Duration retry_every = std::chrono::seconds(1);       // while the database cannot store
+  Duration retry_every = std::chrono::seconds(1);       // between attempts while the database cannot store
   Duration database_patience = DiskPatience::kDefault;  // before errors other than a full disk end the run
   // The run ends if for this long no worker can generate with its policy and the batch is not whole.
   Duration stuck_max = std::chrono::minutes(1);
@@ -33,14 +34,15 @@ struct DeskOptions {
 struct GroupSetAside {
   GroupId group;
   std::string problem;  // its id; empty if the adapter cannot produce the problem
-  std::string reason, detail;
+  std::string reason;   // a stable text, by which reports count
+  std::string detail;   // for people
 };
 
-// Callbacks of the desk, on its thread or in receive(). They must not block, and each may be empty but for the first
-// four.
+// Callbacks of the desk, on its thread or in RolloutDesk::receive(). They must not block. The first four are required,
+// the others may be empty.
 struct DeskEvents {
   std::function<void(WorkerId, std::string bytes)> send;  // a message for a worker
-  // Durable trajectories of a worker, and the seconds with leases that earlier trajectories do not account for.
+  // Trajectories of a worker are durable. `lease_seconds`: how long the worker held leases since its previous ones.
   std::function<void(WorkerId, std::uint64_t rollouts, double lease_seconds)> accepted;
   std::function<void(WorkerId, const std::string& reason)> misbehaved;  // the worker should be expelled
   // The worker's machine ends, and it finishes its groups. Returns false if the worker is lost already.
@@ -54,16 +56,16 @@ struct DeskEvents {
   std::function<void(const Error*)> database_stalled;
 };
 
-// The parts of one desk. The seven references outlive it, and other threads use some of them.
+// The seven references outlive the context, and other threads use some of them.
 struct DeskContext {
   const DeskOptions& options;
   const DeskEvents& events;
   LeaseClock& clock;
-  DatabaseEdge& database;
+  DatabaseBacklog& database;
   DeskInbox& inbox;
   BatchRequest& batch_request;
   const std::atomic<bool>& run_needs_results;
-  std::function<void()> wake;  // called on threads of the scorers
+  std::function<void()> wake;  // makes the desk's thread look for due work; called on the scorers' threads
   std::function<void(WorkerId, const std::string& reason)> expel;
   SubmissionChecker checker;
   std::unique_ptr<replay_buffer::ReplayBuffer> buffer = nullptr;  // opened by DeskLogic

@@ -21,19 +21,21 @@ DeskInbox::DeskInbox(Bytes message_max)
 
 DeskInbox::Admission DeskInbox::admit(WorkerId worker, std::size_t bytes, bool database_stalled) {
   const std::lock_guard lock(mutex_);
-  if (const auto blocked = blocked_.find(worker); blocked != blocked_.end()) return {false, blocked->second};
-  const auto found = waiting_.find(worker);
-  const Waiting unread = found == waiting_.end() ? Waiting{} : found->second;
+  if (const auto blocked = blocked_.find(worker); blocked != blocked_.end())
+    return {.is_accepted = false, .expel_reason = blocked->second};
+  const auto waiting = waiting_.find(worker);
+  const Waiting unread = waiting == waiting_.end() ? Waiting{} : waiting->second;
   if (unread.messages >= kMessagesMax || unread.bytes + bytes > bytes_max_) {
     if (database_stalled) {
       overflowed_.insert(worker);
       return {};
     }
-    return {false,
-            fmt::format("{} messages of it, {} bytes, wait to be read", unread.messages + 1, unread.bytes + bytes)};
+    return {.is_accepted = false,
+            .expel_reason =
+                fmt::format("{} messages of it, {} bytes, wait to be read", unread.messages + 1, unread.bytes + bytes)};
   }
-  waiting_[worker] = {unread.messages + 1, unread.bytes + bytes};
-  return {true, {}};
+  waiting_[worker] = {.messages = unread.messages + 1, .bytes = unread.bytes + bytes};
+  return {.is_accepted = true, .expel_reason = {}};
 }
 
 void DeskInbox::release(WorkerId worker, std::size_t bytes) {

@@ -1,4 +1,4 @@
-// Limits the unread messages of each worker at the rollout desk, and names the workers whose messages are ignored.
+// Limits the unread messages of each worker at the RolloutDesk, and keeps the workers whose messages are ignored.
 // Private to learner/.
 #pragma once
 #include <map>
@@ -21,12 +21,12 @@ class DeskInbox {
   explicit DeskInbox(Bytes message_max);
 
   struct Admission {
-    bool accepted = false;
-    std::string expel;  // the reason to expel the sender; empty: none
+    bool is_accepted = false;
+    std::string expel_reason;  // empty: the sender need not be expelled
   };
-  // Counts an arrived message if it is accepted. A worker with too many unread messages must be expelled. While the
-  // database is stalled, which is the learner's fault, its messages are dropped instead, and take_overflowed() names
-  // the worker.
+  // Counts an arrived message if it is accepted. A worker with too many unread messages must be expelled. But while the
+  // database is stalled, they are unread by the learner's fault. Then the message is dropped, and take_overflowed()
+  // names the worker.
   Admission admit(WorkerId worker, std::size_t bytes, bool database_stalled);
   // An accepted message was read or dropped: it no longer counts.
   void release(WorkerId worker, std::size_t bytes);
@@ -43,11 +43,11 @@ class DeskInbox {
   struct Waiting {
     std::size_t messages = 0, bytes = 0;
   };
-  const std::size_t bytes_max_;  // of one worker
-  mutable std::mutex mutex_;     // guards the members below
-  std::map<WorkerId, Waiting> waiting_;
-  std::map<WorkerId, std::string> blocked_;
-  std::set<WorkerId> overflowed_;
+  const std::size_t bytes_max_;              // of one worker
+  mutable std::mutex mutex_;                 // guards the members below
+  std::map<WorkerId, Waiting> waiting_;      // unread messages; no empty entries
+  std::map<WorkerId, std::string> blocked_;  // with the reason
+  std::set<WorkerId> overflowed_;            // see take_overflowed()
 };
 
 }  // namespace echoline::learner

@@ -9,10 +9,10 @@
 namespace echoline::learner {
 namespace {
 
-constexpr std::uint32_t kRetryMs = 40;           // when there is nothing to generate yet
-constexpr std::uint32_t kRefusedRetryMs = 1000;  // when its policy is not the published one
-constexpr int kRefillsMax = 8;                   // rounds in which groups that are set aside are replaced by others
-constexpr double kProgressPerLease = 3;          // signs of life in the shortest lease granted
+constexpr std::uint32_t kRetryMs = 40;           // until a worker without leases asks again
+constexpr std::uint32_t kRefusedRetryMs = 1000;  // the same if it is retired or its policy is not accepted
+constexpr int kRefillsMax = 8;                   // attempts to replace groups that are set aside by others
+constexpr double kProgressPerLease = 3;          // signs of progress that a worker sends in the shortest lease granted
 
 // The stable text that reports count by.
 std::string_view reason_text(schema::WorkFailure failure) {
@@ -30,6 +30,7 @@ std::string_view reason_text(schema::WorkFailure failure) {
   }
 }
 
+// The lease that a worker names. Clears the highest bit, because SQLite's integers are signed.
 LeaseId lease_id(std::uint64_t stated) { return LeaseId{stated & static_cast<std::uint64_t>(INT64_MAX)}; }
 
 std::vector<LeaseId> lease_ids(const google::protobuf::RepeatedField<std::uint64_t>& stated) {
@@ -57,7 +58,7 @@ bool DeskLeases::grant_and_renew(std::span<const Message> messages) {
     if (!durable) answer.mutable_grant()->clear_leases();
     desk_.events.send(worker, answer.SerializeAsString());
   }
-  set_aside_.report_new(true);
+  set_aside_.report_new(/*before_lease=*/true);
   return true;
 }
 
@@ -72,33 +73,38 @@ void DeskLeases::grant(WorkerId worker, const schema::WorkRequest& request, sche
   }
   const std::string* published_digest = policies_.digest_of(version);
   if (published_digest != nullptr && *published_digest != request.policy_digest()) {
-    // Faulty memory or a faulty disk looks like this as well: the worker is expelled only if it repeats it.
+    // Faulty memory or a faulty disk looks like this as well, so the worker is expelled only if it repeats it.
     discipline_.count_malformed(worker,
                                 fmt::format("its version {} has another digest than the published one", version));
     answer.set_retry_after_ms(kRefusedRetryMs);
     return;
   }
   if (policies_.is_unusable_for(worker, version)) return answer.set_retry_after_ms(kRefusedRetryMs);
+  // A version that is not published yet: the worker asks again after kRetryMs.
   if (published_digest == nullptr || !set_aside_.can_generate()) return;
-  const Status filled = add_leases(worker, request, answer);
-  if (!filled) log::error("no lease granted: {}", filled.error().message());
-  const auto slow = desk_.ledger->too_slow(worker);
-  if (slow && logged_slow_.insert(worker).second)
+  const Status granted = add_leases(worker, request, answer);
+  if (!granted) log::error("no lease granted: {}", granted.error().message());
+  const auto slow_batch_seconds = desk_.ledger->too_slow_batch_seconds(worker);
+  if (slow_batch_seconds && logged_slow_.insert(worker).second)
     log::warn(
         "worker {} takes {:.1f} s for a batch of groups and a policy is fresh enough for {} steps of {:.1f} s: it only "
         "helps where the learner would wait. Raise staleness.budget, or rent a faster one",
-        worker, *slow, desk_.options.pacing.staleness.budget + 1, batches_.step_seconds().value_or(0));
+        worker, *slow_batch_seconds, desk_.options.pacing.staleness.budget + 1, batches_.step_seconds().value_or(0));
 }
 
-Status DeskLeases::add_leases(WorkerId worker, const schema::WorkRequest& request, schema::WorkGrant& grant) {
+Status DeskLeases::add_leases(WorkerId worker, const schema::WorkRequest& request, schema::WorkGrant& answer) {
   const Version version{request.version()};
-  double shortest_s = 0;
-  for (int round = 0; round < kRefillsMax && grant.leases().empty() && set_aside_.can_generate(); ++round) {
-    ECHO_ASSIGN(const auto leases,
-                desk_.ledger->grant({worker, version, *policies_.digest_of(version), request.groups_max(),
-                                     batches_.step_seconds(), policies_.newest_published()},
-                                    batches_.step(), desk_.clock.unix_seconds()));
-    if (desk_.events.turned_away && desk_.ledger->turned_away(worker)) desk_.events.turned_away(worker);
+  double shortest_lease_s = 0;
+  // Tries again while all leased groups were set aside, because their prompts cannot be used.
+  for (int round = 0; round < kRefillsMax && answer.leases().empty() && set_aside_.can_generate(); ++round) {
+    ECHO_ASSIGN(const auto leases, desk_.ledger->grant({.worker = worker,
+                                                        .version = version,
+                                                        .policy_digest = *policies_.digest_of(version),
+                                                        .groups_max = request.groups_max(),
+                                                        .step_seconds = batches_.step_seconds(),
+                                                        .newest = policies_.newest_published()},
+                                                       batches_.step(), desk_.clock.unix_seconds()));
+    if (desk_.events.turned_away && desk_.ledger->was_turned_away(worker)) desk_.events.turned_away(worker);
     if (leases.empty()) break;
     for (const replay_buffer::LeaseRecord& record : leases) {
       const auto question = desk_.checker.question(record.group);
@@ -106,8 +112,8 @@ Status DeskLeases::add_leases(WorkerId worker, const schema::WorkRequest& reques
         ECHO_TRY(desk_.ledger->set_aside(record.id, reason_text(schema::WORK_FAILURE_PROMPT), question.error().detail));
         continue;
       }
-      set_aside_.group_leased();
-      schema::Lease& lease = *grant.add_leases();
+      set_aside_.on_group_leased();
+      schema::Lease& lease = *answer.add_leases();
       lease.set_id(record.id.value);
       lease.set_version(record.version.value);
       lease.set_policy_digest(record.policy_digest);
@@ -116,10 +122,10 @@ Status DeskLeases::add_leases(WorkerId worker, const schema::WorkRequest& reques
       *lease.mutable_problem() = desk_.checker.worker_view((*question)->problem);
       lease.set_unscored(desk_.checker.is_scored_by_learner((*question)->problem));
       lease.set_rollouts(record.rollouts);
-      shortest_s = shortest_s == 0 ? record.lease_s : std::min(shortest_s, record.lease_s);
+      shortest_lease_s = shortest_lease_s == 0 ? record.lease_s : std::min(shortest_lease_s, record.lease_s);
     }
   }
-  grant.set_progress_every_ms(static_cast<std::uint32_t>(1000 * shortest_s / kProgressPerLease));
+  answer.set_progress_every_ms(static_cast<std::uint32_t>(1000 * shortest_lease_s / kProgressPerLease));
   return ok();
 }
 
@@ -141,7 +147,8 @@ bool DeskLeases::fail_lease(WorkerId worker, const schema::WorkFailed& failure) 
   const std::string_view reason = reason_text(failure.failure());
   const LeaseId lease = lease_id(failure.lease());
   const std::string detail = printable(failure.detail());
-  const auto was_leased = desk_.ledger->failed({worker, lease, reason, detail});
+  const auto was_leased =
+      desk_.ledger->on_group_failed({.worker = worker, .lease = lease, .reason = reason, .detail = detail});
   if (!was_leased && desk_.database.stall_if_database_error(was_leased.error())) return false;
   if (!was_leased) log::error("lease {} not taken back: {}", lease, was_leased.error().message());
   if (!was_leased || !*was_leased) return true;
@@ -151,8 +158,8 @@ bool DeskLeases::fail_lease(WorkerId worker, const schema::WorkFailed& failure) 
   return true;
 }
 
-// The lease goes back and does not count against its problem. One worker's word keeps that worker from the version and
-// no other one: its memory may be broken, or it may lie.
+// The worker reports that the policy's log-probabilities are not finite. Its lease is returned without a failure of the
+// group. One worker's report keeps only that worker from the version, because its memory may be broken, or it may lie.
 bool DeskLeases::report_unusable_policy(WorkerId worker, const schema::WorkFailed& failure) {
   const LeaseId lease = lease_id(failure.lease());
   const auto returned = desk_.ledger->return_leases(worker, std::span(&lease, 1));
@@ -163,8 +170,8 @@ bool DeskLeases::report_unusable_policy(WorkerId worker, const schema::WorkFaile
   }
   if (*returned == 0) return true;
   const auto report = policies_.report_unusable(worker, printable(failure.detail()));
-  if (!report) return true;  // it was lost since it asked
-  if (report->first)
+  if (!report) return true;  // the worker was lost since its request
+  if (report->is_first)
     log::warn("worker {} cannot generate with version {}: {}", worker, report->version, printable(failure.detail()));
   if (!policies_.is_unusable(report->version))
     discipline_.count_failure(worker, "log-probabilities of one policy after another are not finite on it alone");
@@ -201,19 +208,20 @@ Status DeskLeases::release_worker(WorkerId worker) {
   return ok();
 }
 
-Status DeskLeases::can_complete() {
+Status DeskLeases::check_completable() {
   const std::optional<Version> newest = policies_.newest();
   const bool none_can_generate =
       newest && policies_.is_unusable(*newest) &&
-      std::ranges::all_of(policies_.requested_versions(), [&](const auto& asked) {
-        return is_retired(asked.first) || policies_.is_unusable_for(asked.first, asked.second);
+      std::ranges::all_of(policies_.requested_versions(), [&](const auto& worker_and_version) {
+        return is_retired(worker_and_version.first) ||
+               policies_.is_unusable_for(worker_and_version.first, worker_and_version.second);
       });
-  std::uint64_t live = 0;
+  std::uint64_t live_leases = 0;  // leases of earlier versions, whose results may complete the batch
   if (none_can_generate) {
     ECHO_ASSIGN(const replay_buffer::LedgerCounts leases, desk_.ledger->counts());
-    live = leases.live;
+    live_leases = leases.live;
   }
-  if (!none_can_generate || live > 0) {
+  if (!none_can_generate || live_leases > 0) {
     stuck_since_ = kNever;
     return ok();
   }

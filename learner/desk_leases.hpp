@@ -1,4 +1,5 @@
-// Leases of the rollout desk: granted, renewed, given back, and the workers that get no more. Private to learner/.
+// The leases that the RolloutDesk grants, renews and takes back, and the workers that get no more. A lease permits a
+// worker to generate one group of responses. Private to learner/.
 #pragma once
 #include <atomic>
 #include <set>
@@ -13,7 +14,7 @@
 
 namespace echoline::learner {
 
-// One thread, the desk's. Methods that return a bool return false if the database could not store the change: the
+// One thread, the desk's. Methods that return a bool return false if the database could not store the change. Then the
 // message waits for another try.
 class DeskLeases {
  public:
@@ -23,11 +24,13 @@ class DeskLeases {
       : desk_(desk), policies_(policies), discipline_(discipline), set_aside_(set_aside), batches_(batches) {}
 
   using Message = std::pair<WorkerId, const schema::WorkerMessage*>;
-  // Requests and signs of progress, in one transaction. Each request is answered once its leases are on disk.
+  // Handles requests and signs of progress in one transaction. Each request is answered once its leases are on disk.
   bool grant_and_renew(std::span<const Message> messages);
+  // Ends a lease whose group the worker could not generate.
   bool fail_lease(WorkerId worker, const schema::WorkFailed& failure);
+  // Ends leases that the worker returns unfinished, which is no failure.
   bool return_leases(WorkerId worker, const schema::WorkReturned& returned);
-  // Ends overdue leases.
+  // Ends leases whose time has run out.
   void expire();
   // Extends every live lease by `pause`, in which no message could be handled. False if the database cannot store.
   bool extend_leases(Duration pause);
@@ -36,15 +39,16 @@ class DeskLeases {
   // The worker finishes its leases, and gets no new one until it joins again.
   void retire(WorkerId worker) { retired_.insert(worker); }
   bool is_retired(WorkerId worker) const { return retired_.contains(worker); }
-  // An error if for DeskOptions::stuck_max no worker could generate with its policy.
-  Status can_complete();
+  // Returns an error if for DeskOptions::stuck_max no worker could generate with its policy, so that no batch
+  // completes.
+  Status check_completable();
 
   void check() const;  // aborts if its parts disagree
 
  private:
   void grant(WorkerId worker, const schema::WorkRequest& request, schema::WorkGrant& answer);
   // Adds leases for groups that can be generated, and sets other groups aside.
-  Status add_leases(WorkerId worker, const schema::WorkRequest& request, schema::WorkGrant& grant);
+  Status add_leases(WorkerId worker, const schema::WorkRequest& request, schema::WorkGrant& answer);
   Status release_worker(WorkerId worker);
   void renew(WorkerId worker, const schema::WorkProgress& progress);
   bool report_unusable_policy(WorkerId worker, const schema::WorkFailed& failure);
@@ -54,8 +58,9 @@ class DeskLeases {
   Discipline& discipline_;
   SetAsideGroups& set_aside_;
   const StepBatches& batches_;
-  TimePoint stuck_since_ = kNever;
-  std::set<WorkerId> logged_slow_, retired_;
+  TimePoint stuck_since_ = kNever;  // since then no worker can generate; kNever: some can
+  std::set<WorkerId> logged_slow_;  // workers that the log has named as too slow
+  std::set<WorkerId> retired_;
 };
 
 }  // namespace echoline::learner

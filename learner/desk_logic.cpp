@@ -6,8 +6,8 @@
 namespace echoline::learner {
 namespace {
 
-constexpr std::size_t kCommitMax = 256;  // messages handled together
-constexpr Duration kPauseMin = std::chrono::seconds(1);
+constexpr std::size_t kCommitMax = 256;                  // messages handled together
+constexpr Duration kPauseMin = std::chrono::seconds(1);  // shorter pauses of the thread do not extend leases
 
 void report_unusable(const DeskEvents& events, const PolicyUnusable& policy) {
   log::error("{} workers cannot generate with version {}: {}; no leases are granted for it any more",
@@ -19,10 +19,10 @@ void report_unusable(const DeskEvents& events, const PolicyUnusable& policy) {
 
 Result<std::unique_ptr<DeskLogic>> DeskLogic::open(DeskContext desk, std::uint64_t resume_step) {
   const replay_buffer::Pacing& pacing = desk.options.pacing;
-  replay_buffer::BufferOptions buffer;
-  buffer.group_size = pacing.group_size;
-  buffer.staleness_budget = pacing.staleness.budget;
-  ECHO_ASSIGN(desk.buffer, replay_buffer::ReplayBuffer::open(desk.options.file, buffer));
+  replay_buffer::BufferOptions buffer_options;
+  buffer_options.group_size = pacing.group_size;
+  buffer_options.staleness_budget = pacing.staleness.budget;
+  ECHO_ASSIGN(desk.buffer, replay_buffer::ReplayBuffer::open(desk.options.file, buffer_options));
   ECHO_ASSIGN(desk.ledger,
               replay_buffer::JobLedger::open(*desk.buffer, {.pacing = pacing, .lease = desk.options.lease}));
   ECHO_TRY(desk.buffer->rewind(resume_step));
@@ -45,26 +45,26 @@ DeskLogic::DeskLogic(DeskContext desk, std::uint64_t resume_step)
 }
 
 void DeskLogic::extend_leases_after_pause() {
-  DatabaseEdge& database = desk_.database;
+  DatabaseBacklog& database = desk_.database;
   const TimePoint now = desk_.clock.now();
-  const Duration passed = now - desk_.clock.last_tick();
+  const Duration since_last_tick = now - desk_.clock.last_tick();
   if (database.can_store()) {
-    // A stopped process or a busy disk: messages of that time are still unread.
-    if (const Duration pause = passed - kTick; pause >= kPauseMin) {
+    // The process was stopped or the disk was busy. Messages of that time are still unread.
+    if (const Duration pause = since_last_tick - kTick; pause >= kPauseMin) {
       log::info("the rollout desk was held up for {}: no lease ends for that", to_text(pause));
       if (!leases_.extend_leases(pause)) return;
     }
     desk_.clock.tick(now);
-  } else if (database.is_retry_due() && leases_.extend_leases(passed)) {
-    batches_.exclude_pause(passed);
+  } else if (database.is_retry_due() && leases_.extend_leases(since_last_tick)) {
+    batches_.exclude_pause(since_last_tick);
     desk_.clock.tick(now);
-    database.retry_succeeded();
-    release_overflowed();
+    database.on_retry_succeeded();
+    return_leases_of_overflowed();
   }
 }
 
 // Returns the leases of workers that sent more than the desk keeps during a stall. They are not blamed.
-void DeskLogic::release_overflowed() {
+void DeskLogic::return_leases_of_overflowed() {
   for (const WorkerId worker : desk_.inbox.take_overflowed())
     desk_.database.push_back(DatabaseWrite{[this, worker]() -> Status {
       ECHO_ASSIGN(const std::uint64_t leases, desk_.ledger->return_all_leases(worker));
@@ -78,7 +78,7 @@ void DeskLogic::release_overflowed() {
 
 void DeskLogic::defer(Deferred work) {
   desk_.database.push_back(std::move(work));
-  if (desk_.database.backlog() >= kCommitMax) process_deferred();
+  if (desk_.database.backlog_size() >= kCommitMax) process_deferred();
 }
 
 void DeskLogic::process_deferred() {
@@ -90,20 +90,20 @@ void DeskLogic::run_due() {
   process_deferred();
   if (desk_.database.can_store()) {
     leases_.expire();
-    discipline_.expel_idle_workers();
+    discipline_.expel_unproductive_workers();
     scores_.run_due();
     process_deferred();
   }
   desk_.database.finish_catching_up();
-  batches_.hand_over_batch(set_aside_.can_generate(), [this] { return leases_.can_complete(); });
+  batches_.hand_over_batch(set_aside_.can_generate(), [this] { return leases_.check_completable(); });
 }
 
 // Messages that must wait for the database go back into its backlog.
 void DeskLogic::handle_messages(std::vector<Incoming> messages) {
   DeskSubmissions::Submissions submissions;
-  std::vector<std::size_t> submitted;                                 // indices in `messages`
+  std::vector<std::size_t> submission_indices;                        // in `messages`
   std::vector<std::pair<std::size_t, schema::WorkerMessage>> others;  // with their indices in `messages`
-  std::vector<bool> waits(messages.size(), false);
+  std::vector<bool> must_wait(messages.size(), false);
   for (std::size_t i = 0; i < messages.size(); ++i) {
     const Incoming& message = messages[i];
     if (desk_.inbox.is_blocked(message.worker)) continue;
@@ -112,51 +112,54 @@ void DeskLogic::handle_messages(std::vector<Incoming> messages) {
       submissions_.refuse_unreadable(message.worker, parsed.error().message());
     } else if (parsed->has_submission()) {
       submissions.emplace_back(message.worker, std::move(*parsed->mutable_submission()));
-      submitted.push_back(i);
+      submission_indices.push_back(i);
     } else {
       others.emplace_back(i, std::move(*parsed));
     }
   }
   if (!submissions.empty() && !submissions_.store(submissions))
-    for (const std::size_t i : submitted) waits[i] = true;
+    for (const std::size_t i : submission_indices) must_wait[i] = true;
   std::vector<DeskLeases::Message> lease_messages;  // granted and renewed in one transaction
   std::vector<std::size_t> lease_indices;           // in `messages`
   for (const auto& [i, message] : others) {
-    Incoming& from = messages[i];
-    if (desk_.inbox.is_blocked(from.worker)) continue;
+    Incoming& incoming = messages[i];
+    if (desk_.inbox.is_blocked(incoming.worker)) continue;
     if (desk_.database.can_store()) {
-      if (!std::exchange(from.counted, true) && !discipline_.count_idle_message(from.worker)) continue;
+      // Checked once, even if the message must wait and is handled again.
+      if (!std::exchange(incoming.skips_rate_check, true) && !discipline_.count_idle_message(incoming.worker)) continue;
       if (message.has_request() || message.has_progress()) {
-        lease_messages.emplace_back(from.worker, &message);
+        lease_messages.emplace_back(incoming.worker, &message);
         lease_indices.push_back(i);
         continue;
       }
-      if (handle(from.worker, message)) continue;
+      if (handle(incoming.worker, message)) continue;
     }
-    waits[i] = true;
+    must_wait[i] = true;
   }
   if (!lease_messages.empty() && (!desk_.database.can_store() || !leases_.grant_and_renew(lease_messages)))
-    for (const std::size_t i : lease_indices) waits[i] = true;
+    for (const std::size_t i : lease_indices) must_wait[i] = true;
+  // Backwards, so that the messages that are pushed to the front of the backlog keep their order.
   for (std::size_t i = messages.size(); i-- > 0;) {
-    if (waits[i])
+    if (must_wait[i])
       desk_.database.push_front(std::move(messages[i]));
     else
       desk_.inbox.release(messages[i].worker, messages[i].bytes.size());
   }
 }
 
-// False if the message must wait for the database.
+// Returns false if the message must wait for the database.
 bool DeskLogic::handle(WorkerId worker, const schema::WorkerMessage& message) {
   if (message.has_failed()) return leases_.fail_lease(worker, message.failed());
   if (message.has_returned()) return leases_.return_leases(worker, message.returned());
-  if (message.has_leaving()) end_worker(worker);
+  if (message.has_leaving()) on_worker_leaving(worker);
   return true;
 }
 
 // The worker's machine ends. The worker finishes its groups if the run still needs results.
-void DeskLogic::end_worker(WorkerId worker) {
+void DeskLogic::on_worker_leaving(WorkerId worker) {
   if (desk_.run_needs_results) {
-    if (desk_.events.leaving(worker)) leases_.retire(worker);  // now: its next request may be in the same batch
+    if (desk_.events.leaving(worker))
+      leases_.retire(worker);  // at once, because its next request may be in the same batch
     return;
   }
   leases_.retire(worker);
@@ -167,7 +170,7 @@ void DeskLogic::end_worker(WorkerId worker) {
 
 Status DeskLogic::consume(std::uint64_t step, const replay_buffer::Batch& batch) {
   ECHO_TRY(batches_.consume(step, batch));
-  if (const auto step_s = batches_.step_seconds()) scores_.step_measured(*step_s);
+  if (const auto step_s = batches_.step_seconds()) scores_.on_step_measured(*step_s);
   return ok();
 }
 

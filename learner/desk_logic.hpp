@@ -1,5 +1,5 @@
-// The rollout desk's work, on its own thread: storage, and the parts that handle messages and due work. Private to
-// learner/.
+// The RolloutDesk's work, on the desk's own thread: the replay buffer, and the parts that handle messages and due work.
+// Private to learner/.
 #pragma once
 #include <memory>
 #include <vector>
@@ -22,15 +22,16 @@ class DeskLogic {
  public:
   static constexpr Duration kTick = std::chrono::milliseconds(200);  // run_due() is called at least this often
 
-  // Opens the file. `resume_step`: the next learner step; groups that later steps consumed are available again.
+  // Opens the replay buffer. `resume_step`: the next learner step; groups that later steps consumed are available
+  // again.
   static Result<std::unique_ptr<DeskLogic>> open(DeskContext desk, std::uint64_t resume_step);
 
-  // Extends leases by a pause of this thread, or by the time for which the database could not store: workers could
-  // submit nothing meanwhile.
+  // Extends leases by a pause of this thread, or by the time for which the database could not store, because workers
+  // could submit nothing meanwhile.
   void extend_leases_after_pause();
   // Handles deferred messages and writes, in order, until something cannot be stored.
   void process_deferred();
-  // Does the work that is due: overdue leases, idle workers, scores, a batch that is whole.
+  // Does the work that is due: ends leases, expels unproductive workers, stores scores, passes a batch that is whole.
   void run_due();
   // Adds a message or write to the backlog, and handles the backlog if it is long.
   void defer(Deferred work);
@@ -48,8 +49,8 @@ class DeskLogic {
   DeskLogic(DeskContext desk, std::uint64_t resume_step);
   void handle_messages(std::vector<Incoming> messages);
   bool handle(WorkerId worker, const schema::WorkerMessage& message);
-  void end_worker(WorkerId worker);
-  void release_overflowed();
+  void on_worker_leaving(WorkerId worker);
+  void return_leases_of_overflowed();
 
   DeskContext desk_;
   data_plane::TrajectoryLimits limits_;

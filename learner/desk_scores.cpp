@@ -35,14 +35,14 @@ bool DeskScores::is_unscored(const schema::Submission& submission) {
 void DeskScores::count_accepted(WorkerId worker, const schema::Submission& submission) {
   if (submission.trajectories().empty()) return;
   const GroupId group{submission.trajectories(0).group()};
-  const bool unscored = is_unscored(submission);
+  const bool is_without_score = is_unscored(submission);
   discipline_.count_accepted(worker);
-  if (unscored)
+  if (is_without_score)
     may_be_unscored_ = true;
   else
-    set_aside_.group_succeeded();
+    set_aside_.on_group_succeeded();
   const auto question = desk_.checker.question(group);
-  if (question && !unscored &&
+  if (question && !is_without_score &&
       desk_.checker.score_verifier()->adapter().repeatable((*question)->problem) == data_plane::Repeatable::kCostly)
     regrader_.add_submission(worker, (*question)->problem, submission);
   desk_.checker.forget(group);
@@ -61,28 +61,28 @@ void DeskScores::run_due() {
   expel_misgrading_workers();
   for (Scorer::Done& done : scorer_.take_done()) {
     may_be_unscored_ = true;
-    // Scores that could not be stored are computed again: their groups still wait for them.
-    if (const Status stored = desk_.database.stall_on_error(store(std::move(done))); !stored)
+    // Scores that could not be stored are computed again, because their groups still wait for them.
+    if (const Status stored = desk_.database.stall_on_error(store_scores(std::move(done))); !stored)
       log::error("scores not stored: {}", stored.error().message());
   }
   if (!may_be_unscored_) return;
   if (const Status fed = desk_.database.stall_on_error(feed_scorer()); !fed) log::error("{}", fed.error().message());
 }
 
-Status DeskScores::store(Scorer::Done done) {
+Status DeskScores::store_scores(Scorer::Done done) {
   if (done.status) {
-    ECHO_ASSIGN(const bool wanted, desk_.buffer->store_scores(done.group));
-    if (wanted) set_aside_.group_succeeded();
+    ECHO_ASSIGN(const bool was_awaited, desk_.buffer->store_scores(done.group));
+    if (was_awaited) set_aside_.on_group_succeeded();
     return ok();
   }
-  ECHO_ASSIGN(const bool wanted, desk_.buffer->awaits_scores(done.group));
-  if (!wanted) return ok();
-  // A grader that fails says nothing of the answer: no reward is stored in its place.
+  ECHO_ASSIGN(const bool is_awaited, desk_.buffer->awaits_scores(done.group));
+  if (!is_awaited) return ok();
+  // A failed grader shows nothing about the response, so no reward is stored. The group is generated again.
   const std::string detail = printable(done.status.error().message());
   log::warn("group {} could not be scored: {}", done.group.id, detail);
   ECHO_TRY(desk_.buffer->discard(done.group.id, kScoringFailed));
-  ECHO_TRY(desk_.ledger->unscorable(done.group.id, WorkerId{done.group.trajectories.front().worker()}, kScoringFailed,
-                                    detail));
+  ECHO_TRY(desk_.ledger->on_result_unscorable(done.group.id, WorkerId{done.group.trajectories.front().worker()},
+                                              kScoringFailed, detail));
   set_aside_.report_new();
   return ok();
 }
@@ -92,13 +92,13 @@ Status DeskScores::feed_scorer() {
   if (free_group_slots == 0) return ok();  // run_due() comes again when a group is done
   ECHO_ASSIGN(std::vector<replay_buffer::Group> groups,
               desk_.buffer->unscored_groups(free_group_slots, scorer_.groups_in_progress()));
-  may_be_unscored_ = groups.size() == free_group_slots;
+  may_be_unscored_ = groups.size() == free_group_slots;  // fewer groups than slots: the scorer has them all
   for (replay_buffer::Group& group : groups) {
     auto problem = desk_.checker.problem(group.id);
     if (problem)
       scorer_.add(std::move(group), *std::move(problem));
     else
-      ECHO_TRY(store({std::move(group), std::move(problem).error()}));
+      ECHO_TRY(store_scores({.group = std::move(group), .status = std::move(problem).error()}));
   }
   return ok();
 }

@@ -1,5 +1,5 @@
-// The rollout desk's scores beyond the check of a submission: scores that the learner computes again, and scores that
-// only the learner computes. Private to learner/.
+// The scores that the learner computes for the RolloutDesk: the Regrader checks workers' scores by sampling, and the
+// Scorer computes scores of tasks that only the learner scores. Private to learner/.
 #pragma once
 #include "learner/discipline.hpp"
 #include "learner/regrader.hpp"
@@ -12,13 +12,17 @@ namespace echoline::learner {
 // One thread, the desk's.
 class DeskScores {
  public:
-  // The parts must outlive it. Its threads call DeskContext::wake when run_due() has something to do.
+  // The parts must outlive it. The threads of the regrader and the scorer call DeskContext::wake when run_due() has
+  // something to do.
   DeskScores(DeskContext& desk, Discipline& discipline, SetAsideGroups& set_aside, StepBatches& batches);
 
   // Whether workers submit only text for this group, and the learner scores it.
   bool is_unscored(const schema::Submission& submission);
+  // The submission is durable. Queues its responses for regrading, or notes that its group waits for scores.
   void count_accepted(WorkerId worker, const schema::Submission& submission);
-  void step_measured(double seconds) { regrader_.step_measured(seconds, desk_.options.pacing.trajectories_per_step); }
+  void on_step_measured(double step_seconds) {
+    regrader_.on_step_measured(step_seconds, desk_.options.pacing.trajectories_per_step);
+  }
   // Expels workers whose rewards are not what the learner computes, stores new scores, and gives the scorer more work.
   void run_due();
 
@@ -27,7 +31,7 @@ class DeskScores {
 
  private:
   void expel_misgrading_workers();
-  Status store(Scorer::Done done);
+  Status store_scores(Scorer::Done done);
   Status feed_scorer();
 
   DeskContext& desk_;
@@ -36,7 +40,7 @@ class DeskScores {
   StepBatches& batches_;
   Regrader regrader_;
   Scorer scorer_;
-  bool may_be_unscored_ = true;  // false: every stored group has a score
+  bool may_be_unscored_ = true;  // false: the scorer has every stored group without a score
 };
 
 }  // namespace echoline::learner

@@ -6,12 +6,15 @@
 
 namespace echoline::learner {
 
-// A token of a policy that is not published yet would pass for a fresh one. SubmissionChecker has checked the rest.
+// Refuses tokens of a version that no worker can have: they would pass for the freshest ones. SubmissionChecker has
+// checked everything else.
 std::optional<Refusal> DeskSubmissions::refuse_unpublished(const schema::Submission& submission) const {
   for (const schema::Trajectory& t : submission.trajectories()) {
     const Version newest_version{t.spans(t.spans_size() - 1).version()};
     if (!policies_.newest() || newest_version > *policies_.newest())
-      return Refusal{"malformed", fmt::format("tokens of version {}, which is not published", newest_version), false};
+      return Refusal{.reason = "malformed",
+                     .detail = fmt::format("tokens of version {}, which is not published", newest_version),
+                     .forged = false};
   }
   return std::nullopt;
 }
@@ -27,9 +30,12 @@ bool DeskSubmissions::store(const Submissions& submissions) {
   for (const auto& [worker, submission] : submissions) {
     refusals.push_back(desk_.checker.refusal(submission));
     if (!refusals.back()) refusals.back() = refuse_unpublished(submission);
-    const auto& refused = refusals.back();
-    deliveries.push_back({worker, &submission, refused ? refused->reason : std::string_view(),
-                          refused ? refused->detail : std::string(), !refused && scores_.is_unscored(submission)});
+    const std::optional<Refusal>& refusal = refusals.back();
+    deliveries.push_back({.worker = worker,
+                          .submission = &submission,
+                          .refusal_reason = refusal ? refusal->reason : std::string_view(),
+                          .detail = refusal ? refusal->detail : std::string(),
+                          .unscored = !refusal && scores_.is_unscored(submission)});
   }
   const auto verdicts = desk_.ledger->submit(deliveries, batches_.step(), desk_.clock.unix_seconds());
   if (!verdicts) {
@@ -41,9 +47,10 @@ bool DeskSubmissions::store(const Submissions& submissions) {
     const replay_buffer::Verdict& verdict = (*verdicts)[i];
     const auto& [worker, submission] = submissions[i];
     acknowledge(worker, submission, verdict);
+    // The ledger's own reason may have replaced the checker's.
     const bool forged = refusals[i] && refusals[i]->forged && verdict.reason == refusals[i]->reason;
-    const bool foreign_lease = verdict.reason == "unknown lease" || verdict.reason == "lease of another worker";
-    if (forged || foreign_lease || verdict.reason == "malformed")
+    const bool is_foreign_lease = verdict.reason == "unknown lease" || verdict.reason == "lease of another worker";
+    if (forged || is_foreign_lease || verdict.reason == "malformed")
       discipline_.count_malformed(
           worker, fmt::format("lease {}: {}: {}", verdict.lease, verdict.reason, printable(verdict.detail)), forged);
   }

@@ -6,35 +6,37 @@
 namespace echoline::learner {
 namespace {
 
-constexpr std::uint32_t kMalformedMax = 5;
-constexpr std::uint32_t kForgivenAfter = 20;  // submissions accepted
+constexpr std::uint32_t kMalformedMax = 5;    // with so many malformed messages, a worker is expelled
+constexpr std::uint32_t kForgivenAfter = 20;  // accepted submissions, after which one malformed message is forgiven
 constexpr std::uint32_t kFailuresInARowMax = 8;
-constexpr Allowance kMessageRate{2000, 100};  // a worker without work asks 25 times a second
+// In messages. An idle worker asks 25 times a second.
+constexpr Allowance kMessageRate{.burst = 2000, .per_s = 100};
 
 }  // namespace
 
-void MisconductTracker::restore(WorkerId worker, const replay_buffer::Misconduct& kept) {
+void MisconductTracker::restore(WorkerId worker, const replay_buffer::Misconduct& stored) {
   Record& record = records_[worker];
-  record.malformed = kept.malformed;
-  record.failures = kept.failures;
+  record.malformed = stored.malformed;
+  record.failures_in_a_row = stored.failures;
 }
 
 replay_buffer::Misconduct MisconductTracker::misconduct_of(WorkerId worker) const {
   const auto it = records_.find(worker);
   if (it == records_.end()) return {};
-  return {it->second.malformed, it->second.failures};
+  return {.malformed = it->second.malformed, .failures = it->second.failures_in_a_row};
 }
 
 bool MisconductTracker::record_malformed(WorkerId worker) {
   Record& record = records_[worker];
-  record.good_since = 0;
+  record.accepted_since = 0;
   return ++record.malformed >= kMalformedMax;
 }
 
 bool MisconductTracker::record_failure(WorkerId worker) {
   Record& record = records_[worker];
-  if (record.failures++ == 0) record.successes_at_first = successes_;
-  return record.failures >= kFailuresInARowMax && successes_ > record.successes_at_first;
+  if (record.failures_in_a_row++ == 0) record.successes_before = successes_;
+  // If no other worker succeeded meanwhile, the fault may be the run's.
+  return record.failures_in_a_row >= kFailuresInARowMax && successes_ > record.successes_before;
 }
 
 void MisconductTracker::record_accepted(WorkerId worker) {
@@ -42,8 +44,11 @@ void MisconductTracker::record_accepted(WorkerId worker) {
   const auto it = records_.find(worker);
   if (it == records_.end()) return;
   Record& record = it->second;
-  record.failures = 0;
-  if (record.malformed > 0 && ++record.good_since >= kForgivenAfter) record.good_since = 0, --record.malformed;
+  record.failures_in_a_row = 0;
+  if (record.malformed > 0 && ++record.accepted_since >= kForgivenAfter) {
+    record.accepted_since = 0;
+    --record.malformed;
+  }
   if (record.malformed == 0) records_.erase(it);
 }
 
@@ -53,25 +58,25 @@ bool MisconductTracker::exceeds_message_rate(WorkerId worker, TimePoint now) {
 
 void MisconductTracker::check() const {
   for (const auto& [worker, record] : records_)
-    ECHO_CHECK(record.good_since < kForgivenAfter && record.successes_at_first <= successes_,
-               "worker {}: {} good submissions are not forgiven", worker, record.good_since);
+    ECHO_CHECK(record.accepted_since < kForgivenAfter && record.successes_before <= successes_,
+               "worker {}: {} good submissions are not forgiven", worker, record.accepted_since);
 }
 
 Discipline::Discipline(DeskContext& desk) : desk_(desk) {
-  for (const auto& [worker, kept] : desk_.ledger->misconduct()) misconduct_.restore(worker, kept);
+  for (const auto& [worker, stored] : desk_.ledger->misconduct()) misconduct_.restore(worker, stored);
 }
 
 void Discipline::store_misconduct(WorkerId worker) {
-  // After a failure the file lacks this until the next change; memory has it.
-  if (const Status kept =
+  // After a failure, only memory has the counts until their next change.
+  if (const Status stored =
           desk_.database.stall_on_error(desk_.ledger->store_misconduct(worker, misconduct_.misconduct_of(worker)));
-      !kept)
-    log::error("{}", kept.error().message());
+      !stored)
+    log::error("{}", stored.error().message());
 }
 
-void Discipline::expel_idle_workers() {
-  for (const replay_buffer::UnproductiveWorker& idler : desk_.ledger->newly_unproductive())
-    desk_.expel(idler.worker, idler.reason);
+void Discipline::expel_unproductive_workers() {
+  for (const replay_buffer::UnproductiveWorker& unproductive : desk_.ledger->newly_unproductive())
+    desk_.expel(unproductive.worker, unproductive.reason);
 }
 
 void Discipline::count_malformed(WorkerId worker, const std::string& what, bool forged) {

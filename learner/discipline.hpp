@@ -9,18 +9,20 @@
 
 namespace echoline::learner {
 
-// Misconduct by identity: neither a new connection nor a new learner process clears it. A broken driver is no attack:
-// only several bad messages, or group after group that fails on one worker alone, make it guilty. Pure.
+// Misconduct by the worker's identity, so that neither a new connection nor a new learner process clears it. A broken
+// driver is no attack. So a worker is expelled only after several bad messages, or after several groups in a row that
+// fail on this worker alone. Pure.
 class MisconductTracker {
  public:
-  void restore(WorkerId worker, const replay_buffer::Misconduct& kept);  // stored by an earlier process
+  void restore(WorkerId worker, const replay_buffer::Misconduct& stored);  // by an earlier process
   replay_buffer::Misconduct misconduct_of(WorkerId worker) const;
-  // Both count an offence, and return true once the worker must be expelled.
+  // Counts a malformed message. Returns true once the worker must be expelled.
   bool record_malformed(WorkerId worker);
+  // Counts a group that failed. Returns true once the worker must be expelled.
   bool record_failure(WorkerId worker);
-  void record_accepted(WorkerId worker);  // a submission
-  // A message that brought no trajectories: a request, a sign of progress, a repeated result. True if it exceeds the
-  // rate that a worker needs.
+  void record_accepted(WorkerId worker);  // an accepted submission
+  // Counts a message without new trajectories: a request, a sign of progress, a repeated result. Returns true if the
+  // worker sends more of them than it needs.
   bool exceeds_message_rate(WorkerId worker, TimePoint now);
 
   void check() const;  // aborts if its parts disagree
@@ -28,13 +30,13 @@ class MisconductTracker {
  private:
   struct Record {
     std::uint32_t malformed = 0;
-    std::uint32_t good_since = 0;          // submissions accepted since the last offence or the last one forgiven
-    std::uint32_t failures = 0;            // groups in a row
-    std::uint64_t successes_at_first = 0;  // of all workers, when the row began
+    std::uint32_t accepted_since = 0;     // submissions accepted since the last malformed message or forgiveness
+    std::uint32_t failures_in_a_row = 0;  // groups
+    std::uint64_t successes_before = 0;   // successes_ when the row of failures began
   };
   std::map<WorkerId, Record> records_;
   std::map<WorkerId, TokenBucket> message_buckets_;
-  std::uint64_t successes_ = 0;
+  std::uint64_t successes_ = 0;  // accepted submissions of all workers
 };
 
 // Counts offences, stores the counts with the leases, and expels guilty workers. One thread, the desk's.
@@ -42,8 +44,9 @@ class Discipline {
  public:
   explicit Discipline(DeskContext& desk);
 
-  void expel_idle_workers();
-  // `forged`: no honest worker sends this, and one such message is enough.
+  // Expels workers that repeatedly take work and return none of it (JobLedger::newly_unproductive).
+  void expel_unproductive_workers();
+  // `forged`: no honest worker sends such a message, so the worker is expelled at once.
   void count_malformed(WorkerId worker, const std::string& what, bool forged = false);
   void count_failure(WorkerId worker, const std::string& what);
   void count_accepted(WorkerId worker);

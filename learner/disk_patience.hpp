@@ -31,7 +31,7 @@ class DiskPatience {
 
  private:
   const Duration limit_;
-  TimePoint failing_since_ = kNever;  // with errors other than a full disk
+  TimePoint failing_since_ = kNever;  // the first of a row of errors other than a full disk
 };
 
 }  // namespace echoline::learner

@@ -38,14 +38,14 @@ class Distribution {
   const Totals& totals() const { return totals_; }
   // The value below which a fraction q of the values lies (nearest rank); absent without values.
   std::optional<double> quantile(double q) const;
-  // Bytes that grow with the values, at most 1.2 MB.
+  // The memory that grows with the number of values, at most 1.2 MB.
   std::size_t memory_bytes() const;
 
  private:
-  static std::int32_t bucket(double value);
+  static std::int32_t bucket_of(double value);
   Totals totals_;
   std::vector<double> exact_;
-  std::map<std::int32_t, std::uint64_t> buckets_;  // used from kExactMax values on
+  std::map<std::int32_t, std::uint64_t> buckets_;  // bucket -> number of values; empty up to kExactMax values
 };
 
 }  // namespace echoline::learner

@@ -14,6 +14,8 @@ namespace {
 using nlohmann::json;
 
 constexpr std::size_t kReasonBytesMax = 200, kReasonsMax = 16;
+constexpr std::size_t kInFlightMax = TextServerClient::kInFlightMax / 64;  // questions that wait for an answer
+constexpr std::chrono::milliseconds kPoll(200);
 
 }  // namespace
 
@@ -22,21 +24,21 @@ std::vector<ChatMessage> task_messages(const model::PromptStyle& style, const sc
 }
 
 Interval wilson_interval(double share, double trials) {
-  if (!(trials > 0)) return {0, 1};
-  constexpr double z = 1.959963984540054;
+  if (!(trials > 0)) return {.low = 0, .high = 1};
+  constexpr double z = 1.959963984540054;  // 97.5 % quantile of the normal distribution
   const double square = z * z / trials, middle = (share + square / 2) / (1 + square);
-  const double half = z / (1 + square) * std::sqrt(share * (1 - share) / trials + square / (4 * trials));
-  return {std::max(0.0, middle - half), std::min(1.0, middle + half)};
+  const double half_width = z / (1 + square) * std::sqrt(share * (1 - share) / trials + square / (4 * trials));
+  return {.low = std::max(0.0, middle - half_width), .high = std::min(1.0, middle + half_width)};
 }
 
 double pass_at(std::uint64_t n, std::uint64_t correct, std::uint64_t k) {
   ECHO_CHECK(k >= 1 && k <= n && correct <= n, "pass@{} of {} correct in {}", k, correct, n);
-  double none = 1;
+  double none_correct = 1;  // probability
   for (std::uint64_t i = 0; i < k; ++i) {
     if (n - correct <= i) return 1;
-    none *= static_cast<double>(n - correct - i) / static_cast<double>(n - i);
+    none_correct *= static_cast<double>(n - correct - i) / static_cast<double>(n - i);
   }
-  return 1 - none;
+  return 1 - none_correct;
 }
 
 HeldOut::HeldOut(const data_plane::Adapter& adapter, const std::vector<schema::Problem>& problems,
@@ -45,8 +47,8 @@ HeldOut::HeldOut(const data_plane::Adapter& adapter, const std::vector<schema::P
       problems_(problems),
       samples_(samples),
       seed_(seed),
-      correct_(problems.size()),
-      has_several_tasks_(adapter.name() == data_plane::kSeveral) {}
+      correct_by_problem_(problems.size()),
+      has_several_tasks_(adapter.name() == data_plane::kSeveralTasks) {}
 
 Result<std::optional<PolicyInput>> HeldOut::submit_turn(std::uint64_t id, std::string_view text, bool finished,
                                                         std::optional<std::int64_t> tokens) {
@@ -67,7 +69,7 @@ Result<std::optional<PolicyInput>> HeldOut::submit_turn(std::uint64_t id, std::s
     end_early(id);
     return std::optional<PolicyInput>();
   }
-  end(id, answer);
+  record_answer(id, answer);
   return std::optional<PolicyInput>();
 }
 
@@ -75,17 +77,17 @@ void HeldOut::end_early(std::uint64_t id) {
   Answer& answer = open_answers_.at(id);
   data_plane::add(answer.score, answer.episode->cut());
   answer.finished = false;
-  end(id, answer);
+  record_answer(id, answer);
 }
 
-void HeldOut::end(std::uint64_t id, const Answer& answer) {
+void HeldOut::record_answer(std::uint64_t id, const Answer& answer) {
   ++answers_;
-  correct_[id / samples_] += answer.score.correct ? 1 : 0;
-  reward_ += answer.score.reward;
-  for (const auto& [name, value] : answer.score.components) components_[name] += value;
+  correct_by_problem_[id / samples_] += answer.score.correct ? 1 : 0;
+  reward_sum_ += answer.score.reward;
+  for (const auto& [name, value] : answer.score.components) component_sums_[name] += value;
   if (has_several_tasks_) by_task_.add(problems_[id / samples_].id(), answer.score.correct, answer.score.reward);
   unfinished_ += answer.finished ? 0 : 1;
-  if (answer.tokens) lengths_.push_back(static_cast<double>(*answer.tokens));
+  if (answer.tokens) lengths_tokens_.push_back(static_cast<double>(*answer.tokens));
   open_answers_.erase(id);
 }
 
@@ -97,25 +99,30 @@ void HeldOut::record_refusal(std::uint64_t id, const std::string& why) {
 }
 
 json HeldOut::result() const {
-  const auto n = static_cast<double>(problems_.size()), answers = static_cast<double>(answers_);
+  const auto problem_count = static_cast<double>(problems_.size()), answers = static_cast<double>(answers_);
   double correct = 0;
-  for (const std::uint64_t c : correct_) correct += static_cast<double>(c);
+  for (const std::uint64_t correct_of_problem : correct_by_problem_) correct += static_cast<double>(correct_of_problem);
   const double accuracy = answers_ ? correct / answers : 0;
-  // Responses to one problem are correlated. The spread of the problems' means gives the number of independent ones.
+  // Responses to one problem are correlated. The spread of the problems' means gives the number of independent
+  // responses.
   double spread = 0;
-  for (const std::uint64_t c : correct_) spread += std::pow(static_cast<double>(c) / samples_ - accuracy, 2);
-  double trials = n;
-  if (samples_ > 1 && n > 1 && spread > 0)
-    trials = std::clamp(accuracy * (1 - accuracy) * n * (n - 1) / spread, n, n * samples_);
+  for (const std::uint64_t correct_of_problem : correct_by_problem_)
+    spread += std::pow(static_cast<double>(correct_of_problem) / samples_ - accuracy, 2);
+  double trials = problem_count;
+  if (samples_ > 1 && problem_count > 1 && spread > 0) {
+    const double independent_trials = accuracy * (1 - accuracy) * problem_count * (problem_count - 1) / spread;
+    trials = std::clamp(independent_trials, problem_count, problem_count * samples_);
+  }
   const Interval interval = wilson_interval(accuracy, trials);
   json passes = json::array();
   for (std::uint64_t k = 1; samples_ > 1; k = std::min<std::uint64_t>(2 * k, samples_)) {
-    double sum = 0;
-    for (const std::uint64_t c : correct_) sum += pass_at(samples_, c, k);
-    passes.push_back({{"k", k}, {"share", sum / n}});
+    double pass_sum = 0;
+    for (const std::uint64_t correct_of_problem : correct_by_problem_)
+      pass_sum += pass_at(samples_, correct_of_problem, k);
+    passes.push_back({{"k", k}, {"share", pass_sum / problem_count}});
     if (k == samples_) break;
   }
-  std::vector<double> lengths = lengths_;
+  std::vector<double> lengths = lengths_tokens_;
   std::sort(lengths.begin(), lengths.end());
   double tokens = 0;
   for (const double length : lengths) tokens += length;
@@ -125,14 +132,14 @@ json HeldOut::result() const {
                                                    static_cast<std::size_t>(q * static_cast<double>(lengths.size())))]);
   };
   json components = json::object();
-  for (const auto& [name, sum_of] : components_) components[name] = sum_of / answers;
+  for (const auto& [name, sum] : component_sums_) components[name] = sum / answers;
   json result{{"problems", problems_.size()},
               {"samples", samples_},
               {"accuracy", accuracy},
               {"accuracy_low", interval.low},
               {"accuracy_high", interval.high},
               {"pass_at", passes},
-              {"reward_mean", answers_ ? reward_ / answers : 0},
+              {"reward_mean", answers_ ? reward_sum_ / answers : 0},
               {"components", components},
               {"response_tokens",
                {{"known", lengths.size()},
@@ -154,7 +161,8 @@ std::uint64_t seed_of(const HeldOutQuestions& questions, std::uint64_t id, std::
 std::pair<std::string_view, bool> up_to_stop(std::string_view text, const std::vector<std::string>& stops) {
   std::size_t end = std::string_view::npos;
   for (const std::string& stop : stops)
-    if (const std::size_t at = text.find(stop); at != std::string_view::npos) end = std::min(end, at + stop.size());
+    if (const std::size_t begin = text.find(stop); begin != std::string_view::npos)
+      end = std::min(end, begin + stop.size());
   return {text.substr(0, end), end != std::string_view::npos};
 }
 
@@ -183,7 +191,7 @@ Status ask_server(TextServerClient& server, const RunConfig& config, const model
   while (held_out.answers() < total) {
     if (questions.interrupted && questions.interrupted())
       return fail(Code::kCancelled, "evaluate", "stopped after {} of {} answers", held_out.answers(), total);
-    for (; next_id < total && server.in_flight() < TextServerClient::kInFlightMax / 64; ++next_id) {
+    for (; next_id < total && server.in_flight() < kInFlightMax; ++next_id) {
       const schema::Problem& problem = problems[next_id / questions.samples];
       if (phrasing == nullptr) {
         chats[next_id] = task_messages(config.prompts, problem);
@@ -194,7 +202,7 @@ Status ask_server(TextServerClient& server, const RunConfig& config, const model
         held_out.record_refusal(next_id, text.error().message());
       }
     }
-    for (TextServerClient::Outcome& ended : server.poll(std::chrono::milliseconds(200))) {
+    for (TextServerClient::Outcome& ended : server.poll(kPoll)) {
       if (!ended.answer) {
         if (!ended.concerns_only_this_question) return std::move(ended.answer).error();
         held_out.record_refusal(ended.id, ended.answer.error().message());

@@ -28,8 +28,8 @@ struct Interval {
 // 95 % interval for a fraction observed in `trials` independent trials, which may be fractional. Source: Wilson 1927.
 Interval wilson_interval(double share, double trials);
 
-// Probability that at least one of k draws without replacement is among the `correct` of n; k <= n. Source: Chen et al.
-// 2021, arXiv:2107.03374.
+// pass@k: the probability that at least one of k responses, drawn from n without replacement, is one of the `correct`
+// ones; k <= n. Source: Chen et al. 2021, arXiv:2107.03374.
 double pass_at(std::uint64_t n, std::uint64_t correct, std::uint64_t k);
 
 // Collects `samples` responses to each problem, in any order. The task determines the number of turns of a response.
@@ -60,23 +60,24 @@ class HeldOut {
     std::size_t turns = 0;
     bool finished = true;
   };
-  void end(std::uint64_t id, const Answer& answer);
+  void record_answer(std::uint64_t id, const Answer& answer);
 
   const data_plane::Adapter& adapter_;
   const std::vector<schema::Problem>& problems_;
   const std::uint32_t samples_;
   const std::uint64_t seed_;
-  std::map<std::uint64_t, Answer> open_answers_;
-  std::vector<std::uint64_t> correct_;  // by problem
-  std::vector<double> lengths_;         // tokens, where known
-  std::map<std::string, std::uint64_t> refused_;
+  std::map<std::uint64_t, Answer> open_answers_;  // responses with further turns, by id
+  std::vector<std::uint64_t> correct_by_problem_;
+  std::vector<double> lengths_tokens_;            // of responses whose length is known
+  std::map<std::string, std::uint64_t> refused_;  // responses by reason
   const bool has_several_tasks_;
   TaskFigures by_task_;
   std::uint64_t answers_ = 0, unfinished_ = 0;
-  double reward_ = 0;
-  std::map<std::string, double> components_;  // sums
+  double reward_sum_ = 0;
+  std::map<std::string, double> component_sums_;
 };
 
+// How a server is asked the held-out problems.
 struct HeldOutQuestions {
   std::uint32_t samples = 1;
   double temperature = 0, top_p = 1;

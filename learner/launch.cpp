@@ -15,10 +15,10 @@ namespace {
 std::vector<std::string> local_worker_arguments(const provisioner::Offer& offer, const RunConfig& config,
                                                 const overlay::LearnerNode& node, const LocalWorkers& local) {
   const std::filesystem::path folder = std::filesystem::absolute(local.folder / offer.id);
-  std::error_code error;
-  std::filesystem::remove_all(folder, error);  // left by an earlier machine of this offer
+  std::error_code ignored;
+  std::filesystem::remove_all(folder, ignored);  // left by an earlier machine of this offer
   const auto [up, down] = provisioner::links_of(offer, config.fleet, config.paths);
-  const auto rate = [](BitRate r) { return fmt::format("{} bit/s", r.bits_per_s); };
+  const auto rate_text = [](BitRate rate) { return fmt::format("{} bit/s", rate.bits_per_s); };
   return {local.program.string(),
           "worker",
           "--join",
@@ -28,9 +28,9 @@ std::vector<std::string> local_worker_arguments(const provisioner::Offer& offer,
           "--folder",
           folder.string(),
           "--up",
-          rate(up),
+          rate_text(up),
           "--down",
-          rate(down),
+          rate_text(down),
           "--rollouts-per-s",
           fmt::format("{}", offer.rollouts_per_s)};
 }
@@ -42,30 +42,34 @@ Result<provisioner::LaunchSpec> worker_launch_spec(const provisioner::Offer& off
   provisioner::LaunchSpec spec;
   spec.image = config.fleet.image;
   spec.disk = config.fleet.disk;
-  const std::vector<std::string> engine = config.worker.arguments();
+  const std::vector<std::string> engine_arguments = config.worker.arguments();
+  // A local worker is a process of this machine; any other provider rents a host that must reach this learner.
   if (provisioner::is_local_provider(offer.provider)) {
     spec.argv = local_worker_arguments(offer, config, node, local);
-    spec.argv.insert(spec.argv.end(), engine.begin(), engine.end());
+    spec.argv.insert(spec.argv.end(), engine_arguments.begin(), engine_arguments.end());
   } else {
-    const auto reached = overlay::remote_endpoints_of(node.endpoint());
+    const auto remote_endpoints = overlay::remote_endpoints_of(node.endpoint());
     const std::string& bind = config.network.bind;
-    if (reached.empty() || overlay::is_loopback(bind))
+    if (remote_endpoints.empty() || overlay::is_loopback(bind))
       return fail(Code::kInvalid, "network.bind",
-                  "a host rented from '{}' cannot reach a learner that listens on {}: bind to "
-                  "an address that others reach, or to '::'",
+                  "a host rented from '{}' cannot reach a learner that listens on {}: bind to an address that others "
+                  "reach, or to '::'",
                   offer.provider, bind);
     // The host fetches the program in a bundle, or gets this program by ssh, or has it in its image.
-    const std::string learner_endpoint = overlay::to_text(reached.front());
+    const std::string learner_endpoint = overlay::to_text(remote_endpoints.front());
     std::vector<std::string> arguments{
         "worker", "--join", learner_endpoint, "--name", offer.id, "--folder", "/var/tmp/echoline-" + offer.id,
         "--bind", "::"};
-    arguments.insert(arguments.end(), engine.begin(), engine.end());
+    arguments.insert(arguments.end(), engine_arguments.begin(), engine_arguments.end());
     std::optional<provisioner::HostScript> script;
     if (const auto& bundle = node.bundle())
-      script = {learner_endpoint, bundle->sha256, bundle->key_pin, bundle->authority};
+      script = provisioner::HostScript{.learner = learner_endpoint,
+                                       .sha256 = bundle->sha256,
+                                       .key_pin = bundle->key_pin,
+                                       .authority = bundle->authority};
     provisioner::set_worker_command(spec, offer.provider, script, std::move(arguments));
   }
-  // Valid as long as the run waits for the machine: images and bundles take time.
+  // Valid as long as the run waits for the machine, because images and bundles take time.
   ECHO_ASSIGN(const auto token,
               node.issue_token(offer.id, std::max(overlay::trust::kTokenLifetime, config.fleet.join_timeout)));
   spec.env = {{kTokenVariable, std::string(token.reveal())}};

@@ -1,12 +1,12 @@
-// The rollout desk's time. Private to learner/.
+// The time that the RolloutDesk compares leases with. Private to learner/.
 #pragma once
 #include "base/clock.hpp"
 #include "base/result.hpp"
 
 namespace echoline::learner {
 
-// Leases are compared with the wall clock as it was when the desk was opened, advanced by the monotonic clock: a jump
-// of the wall clock ends no lease. One thread.
+// Unix time: the wall clock when the desk was opened, advanced by the monotonic clock. So a jump of the wall clock ends
+// no lease. One thread.
 class LeaseClock {
  public:
   // The system's clock if `clock` is null. `clock` must outlive it.

@@ -14,7 +14,7 @@
 namespace echoline::learner {
 namespace {
 
-std::optional<double> written_unix_s(const std::filesystem::path& path) {
+std::optional<double> modified_unix_s(const std::filesystem::path& path) {
   struct stat info {};
   if (::stat(path.c_str(), &info) != 0) return std::nullopt;
   return static_cast<double>(info.st_mtim.tv_sec);
@@ -33,15 +33,21 @@ std::vector<provisioner::MeasuredRate> measured_rates(const std::vector<provisio
   std::vector<provisioner::MeasuredRate> measured;
   for (const provisioner::LedgerHost& host : hosts)
     if (host.promised_rollouts_per_s && host.measured_rollouts_per_s)
-      measured.push_back({host.run, host.provider, host.host, host.gpu, host.gpu_count, *host.promised_rollouts_per_s,
-                          *host.measured_rollouts_per_s});
+      measured.push_back({.run = host.run,
+                          .provider = host.provider,
+                          .host = host.host,
+                          .gpu = host.gpu,
+                          .gpu_count = host.gpu_count,
+                          .promised_rollouts_per_s = *host.promised_rollouts_per_s,
+                          .measured_rollouts_per_s = *host.measured_rollouts_per_s});
   return measured;
 }
 
 std::vector<provisioner::KnownLinks> known_links(const std::vector<provisioner::LedgerHost>& hosts) {
   std::vector<provisioner::KnownLinks> links;
   for (const provisioner::LedgerHost& host : hosts)
-    if (host.up || host.down) links.push_back({host.provider, host.host, host.up, host.down});
+    if (host.up || host.down)
+      links.push_back({.provider = host.provider, .host = host.host, .up = host.up, .down = host.down});
   return links;
 }
 
@@ -52,26 +58,32 @@ Result<RunMarket> read_market(const RunConfig& config, const model::ModelConfig&
   RunMarket market;
   if (config.fleet.search) {
     ECHO_ASSIGN(provisioner::MarketAnswer answer,
-                provisioner::search_market(config.fleet.provider, provider_options(config), {request, stop}));
-    market = {std::move(answer.offers), {answer.source, answer.format, SystemClock().unix_seconds()}};
+                provisioner::search_market(config.fleet.provider, provider_options(config),
+                                           {.request = request, .stop = stop}));
+    market = {
+        .offers = std::move(answer.offers),
+        .market = {.source = answer.source, .format = answer.format, .recorded_unix_s = SystemClock().unix_seconds()}};
   } else {
     auto list = provisioner::load_offers(config.fleet.offers, config.fleet.reading());
-    if (!list) return as_mistake(std::move(list).error());
-    market = {std::move(list->offers),
-              {config.fleet.offers.string(), list->format, written_unix_s(config.fleet.offers)}};
+    if (!list) return as_user_error(std::move(list).error());
+    market = {.offers = std::move(list->offers),
+              .market = {.source = config.fleet.offers.string(),
+                         .format = list->format,
+                         .recorded_unix_s = modified_unix_s(config.fleet.offers)}};
   }
 
   std::optional<provisioner::ThroughputProfile> profile;
   if (config.fleet.profile) {
     auto loaded = provisioner::ThroughputProfile::load(*config.fleet.profile);
-    if (!loaded) return as_mistake(std::move(loaded).error());
+    if (!loaded) return as_user_error(std::move(loaded).error());
     profile = std::move(*loaded);
   }
-  const provisioner::Workload work{
-      static_cast<double>(model.parameters()),
-      static_cast<double>(config.fleet.response_tokens_expected.value_or(config.rollout.response_tokens_max))};
+  const provisioner::Workload workload{
+      .parameters = static_cast<double>(model.parameters()),
+      .tokens_per_rollout =
+          static_cast<double>(config.fleet.response_tokens_expected.value_or(config.rollout.response_tokens_max))};
   provisioner::fill_links(market.offers, links);
-  provisioner::predict_throughput(market.offers, work, profile ? &*profile : nullptr, measured);
+  provisioner::predict_throughput(market.offers, workload, profile ? &*profile : nullptr, measured);
   return market;
 }
 
@@ -84,7 +96,7 @@ Result<RunMarket> run_market(const RunConfig& config, const model::ModelConfig& 
               read_market(config, model, request, measured_rates(hosts), known_links(hosts), nullptr));
   std::vector<provisioner::PastRental> rentals;
   for (const provisioner::LedgerHost& host : hosts)
-    rentals.push_back({host.provider, host.host, host.hours, host.lost});
+    rentals.push_back({.provider = host.provider, .host = host.host, .hours = host.hours, .lost = host.lost});
   provisioner::set_loss_history(market.offers, rentals);
   return market;
 }
@@ -95,9 +107,10 @@ MarketSource::MarketSource(const RunConfig& config, model::ModelConfig model, pr
   const auto hosts = provisioner::known_hosts(config.run.folder);
   measured_ = measured_rates(hosts);
   links_ = known_links(hosts);
+  // The plan has just used the market, so the fleet need not search or read it again at once.
   if (config.fleet.search)
     searched_unix_s_ = known.recorded_unix_s.value_or(0);
-  else if (known.recorded_unix_s == written_unix_s(config.fleet.offers))
+  else if (known.recorded_unix_s == modified_unix_s(config.fleet.offers))
     read_identity_ = identity_of(config.fleet.offers);
 }
 
@@ -106,8 +119,8 @@ Result<std::optional<std::vector<provisioner::Offer>>> MarketSource::read_change
   using ChangedOffers = std::optional<std::vector<provisioner::Offer>>;
   if (config_.fleet.search) {
     // A clock that was set back must not stop the searches.
-    const double since_s = now_unix_s - searched_unix_s_;
-    if (since_s >= 0 && since_s < seconds(config_.fleet.search_every)) return ChangedOffers();
+    const double since_search_s = now_unix_s - searched_unix_s_;
+    if (since_search_s >= 0 && since_search_s < seconds(config_.fleet.search_every)) return ChangedOffers();
     searched_unix_s_ = now_unix_s;
   } else {
     const std::string identity = identity_of(config_.fleet.offers);

@@ -17,7 +17,7 @@ namespace echoline::learner {
 
 struct RunMarket {
   std::vector<provisioner::Offer> offers;
-  provisioner::Market market;
+  provisioner::Market market;  // where and when the offers were found
 };
 
 // Reads the offers file, or searches the market for offers that `request` could use. Predicts each offer's speed for a
@@ -41,10 +41,10 @@ class MarketSource {
   const RunConfig& config_;
   const model::ModelConfig model_;
   const provisioner::PlanRequest request_;
-  // Read once: the fleet itself accounts for this run's measurements.
+  // From earlier runs. Read once, because the fleet itself accounts for this run's measurements.
   std::vector<provisioner::MeasuredRate> measured_;
   std::vector<provisioner::KnownLinks> links_;
-  std::string read_identity_;  // of the offers file as it was last read
+  std::string read_identity_;  // identifies the content of the offers file that was last read
   double searched_unix_s_ = 0;
 };
 

@@ -22,8 +22,8 @@ Version OfferedPolicies::newest_published() const {
 }
 
 const std::string* OfferedPolicies::digest_of(Version version) const {
-  const auto found = digests_.find(version);
-  return found == digests_.end() ? nullptr : &found->second;
+  const auto digest = digests_.find(version);
+  return digest == digests_.end() ? nullptr : &digest->second;
 }
 
 std::optional<OfferedPolicies::UnusableReport> OfferedPolicies::report_unusable(WorkerId worker,
@@ -32,29 +32,31 @@ std::optional<OfferedPolicies::UnusableReport> OfferedPolicies::report_unusable(
   if (request == requested_versions_.end()) return std::nullopt;
   Reports& reports = unusable_reports_[request->second];
   reports.detail = detail;
-  return UnusableReport{request->second, reports.workers.insert(worker).second};
+  return UnusableReport{.version = request->second, .is_first = reports.workers.insert(worker).second};
 }
 
 bool OfferedPolicies::is_unusable(Version version) {
-  const auto found = unusable_reports_.find(version);
-  if (found == unusable_reports_.end()) return false;
-  Reports& reports = found->second;
-  if (reports.is_reported) return true;
+  const auto it = unusable_reports_.find(version);
+  if (it == unusable_reports_.end()) return false;
+  Reports& reports = it->second;
+  if (reports.is_notified) return true;
   if (reports.workers.size() < std::min(kReportsNeeded, requested_versions_.size())) return false;
-  reports.is_reported = true;
-  if (unusable_) unusable_({version, {reports.workers.begin(), reports.workers.end()}, reports.detail});
+  reports.is_notified = true;
+  if (unusable_)
+    unusable_(
+        {.version = version, .workers = {reports.workers.begin(), reports.workers.end()}, .detail = reports.detail});
   return true;
 }
 
 bool OfferedPolicies::is_unusable_for(WorkerId worker, Version version) {
   if (is_unusable(version)) return true;
-  const auto found = unusable_reports_.find(version);
-  return found != unusable_reports_.end() && found->second.workers.contains(worker);
+  const auto reports = unusable_reports_.find(version);
+  return reports != unusable_reports_.end() && reports->second.workers.contains(worker);
 }
 
 std::string OfferedPolicies::latest_report_on(Version version) const {
-  const auto found = unusable_reports_.find(version);
-  return found == unusable_reports_.end() ? std::string() : found->second.detail;
+  const auto reports = unusable_reports_.find(version);
+  return reports == unusable_reports_.end() ? std::string() : reports->second.detail;
 }
 
 void OfferedPolicies::check() const {

@@ -19,7 +19,7 @@ struct PolicyUnusable {
   std::string detail;
 };
 
-// Pure.
+// Pure. Version v is the policy after v learner steps.
 class OfferedPolicies {
  public:
   // Number of workers that must report a version as unusable, if at least as many ask for work.
@@ -47,9 +47,10 @@ class OfferedPolicies {
   // The worker cannot generate with the version of its latest request. Returns that version; absent without a request.
   struct UnusableReport {
     Version version;
-    bool first = false;  // the worker's first report on this version
+    bool is_first = false;  // the worker's first report on this version
   };
   std::optional<UnusableReport> report_unusable(WorkerId worker, const std::string& detail);
+  // Whether kReportsNeeded workers reported it. Calls `unusable` when that is first so.
   bool is_unusable(Version version);
   bool is_unusable_for(WorkerId worker, Version version);  // unusable, or blamed by this worker
   std::string latest_report_on(Version version) const;     // the detail of the latest report
@@ -59,8 +60,8 @@ class OfferedPolicies {
  private:
   struct Reports {
     std::set<WorkerId> workers;
-    std::string detail;
-    bool is_reported = false;
+    std::string detail;        // of the latest report
+    bool is_notified = false;  // whether `unusable` was called
   };
   const std::uint32_t staleness_budget_;
   const std::function<void(const PolicyUnusable&)> unusable_;

@@ -21,26 +21,28 @@ constexpr BitRate kLearnerUploadDefault{1e9};
 Result<model::ModelConfig> run_model_config(const RunConfig& config) {
   if (config.model.preset) return model::preset(*config.model.preset);
   auto model = model::ModelConfig::from_folder(*config.model.path, model_use(config));
-  if (!model) return as_mistake(std::move(model).error());
+  if (!model) return as_user_error(std::move(model).error());
   return model;
 }
 
 BitRate learner_upload_rate(const RunConfig& config) { return config.network.uplink.value_or(kLearnerUploadDefault); }
 
 Bytes gpu_memory_needed(const RunConfig& config, const model::ModelConfig& model, std::uint64_t prompt_tokens) {
-  constexpr std::uint64_t kGpuProgram = 1'000'000'000;  // context, libraries, workspace
+  constexpr std::uint64_t kGpuProgramBytes = 1'000'000'000;  // context, libraries, workspace
   const model::MemoryEstimate needs = model::memory_estimate(model);
   const std::uint64_t tokens = std::min<std::uint64_t>(prompt_tokens + config.rollout.response_tokens_max,
                                                        static_cast<std::uint64_t>(model.positions_max));
-  const std::uint64_t logits = std::max<std::uint64_t>(prompt_tokens, config.rollout.group_size) *
-                               static_cast<std::uint64_t>(model.vocab_size) * 4;
-  return Bytes{needs.policy_bf16.count + config.rollout.group_size * tokens * needs.kv_cache_per_token.count + logits +
-               kGpuProgram};
+  // Logits of the longest prompt, or of one token of every response, whichever are more.
+  const std::uint64_t logits_bytes = std::max<std::uint64_t>(prompt_tokens, config.rollout.group_size) *
+                                     static_cast<std::uint64_t>(model.vocab_size) * sizeof(float);
+  return Bytes{needs.policy_bf16.count + config.rollout.group_size * tokens * needs.kv_cache_per_token.count +
+               logits_bytes + kGpuProgramBytes};
 }
 
 provisioner::ProviderOptions provider_options(const RunConfig& config) {
-  return {config.run_folder() / "logs", config.fleet.provider_file.value_or(std::filesystem::path{}),
-          config.fleet.services};
+  return {.log_folder = config.run_folder() / "logs",
+          .file = config.fleet.provider_file.value_or(std::filesystem::path{}),
+          .services = config.fleet.services};
 }
 
 provisioner::PlanRequest plan_request(const RunConfig& config, const model::ModelConfig& model,

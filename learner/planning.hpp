@@ -29,7 +29,7 @@ Result<model::ModelConfig> run_model_config(const RunConfig& config);
 provisioner::PlanRequest plan_request(const RunConfig& config, const model::ModelConfig& model,
                                       std::uint64_t prompt_tokens);
 
-// The same if only the size of a snapshot is known: any GPU memory suffices.
+// The same if only the size of a snapshot is known. Then any GPU memory counts as sufficient.
 provisioner::PlanRequest plan_request(const RunConfig& config, Bytes policy);
 
 // Plans for a model of this shape and prompts of at most `prompt_tokens`. kInvalid for a bad offers file. kInfeasible
@@ -48,7 +48,7 @@ inline std::uint64_t steps_kept(const RunConfig& config) {
   return std::uint64_t{config.learner.checkpoint_every} * (config.learner.checkpoints_kept + 2);
 }
 
-// The learner's upload rate: as stated, or 1 Gbit/s.
+// The learner's upload rate: network.uplink, or 1 Gbit/s if that is not given.
 BitRate learner_upload_rate(const RunConfig& config);
 
 // The options of the run's provider.

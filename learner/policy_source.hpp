@@ -27,12 +27,12 @@ namespace echoline::learner {
 using PolicyProbe = std::function<Result<std::vector<double>>(
     const delta::StateView& policy, const model::ModelConfig& model, double temperature, int threads)>;
 
-// The run that a source serves; outlives it.
+// The parts of a run that its policy source uses. They outlive the source.
 struct SourceHost {
   const RunConfig& config;
   const RunTask& task;
   RunRecord& record;
-  // Reports the current phase; may be called at any rate.
+  // Reports the current phase, for status.json; may be called at any rate.
   std::function<void(const std::string&)> phase;
   // Call a few times a second during long waits. An error ends the run.
   std::function<Status()> waiting;
@@ -40,7 +40,7 @@ struct SourceHost {
   PolicyProbe probe = {};
 };
 
-// A trainer's report on a learner step. Unknown values are absent.
+// A trainer's report on a learner step. Values that the trainer does not know are absent.
 struct TrainedStep {
   nlohmann::json figures = nlohmann::json::object();  // numbers by name, into the step's row of metrics.jsonl
   std::map<WorkerId, Scrutiny> scrutiny;  // some responses of each worker, under the policy before this step
@@ -60,8 +60,8 @@ class PolicySource {
   virtual Result<std::optional<TrainedStep>> step(const std::vector<schema::Trajectory>& batch) = 0;
   // The policy of `version`, which is steps(), in bf16 with Hugging Face's names. Null if the run was stopped first.
   virtual Result<delta::SharedState> policy(Version version) = 0;
-  // Called after each learner step and its publication: evaluates at the run's interval.
-  virtual Status step_done() = 0;
+  // Called after each learner step, when its policy is handed over for publication. Evaluates at the run's interval.
+  virtual Status on_step_end() = 0;
   // Writes the greedy accuracy on the held-out problems to the metrics, if the source can evaluate. Returns early when
   // asked to stop.
   virtual Status evaluate(const char* when) = 0;

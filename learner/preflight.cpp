@@ -30,8 +30,8 @@ namespace echoline::learner {
 namespace {
 
 constexpr std::uint64_t kProblemsChecked = 512;  // checked training problems; held-out ones are all checked
-constexpr std::size_t kTextBytesPerToken = 8;    // for estimates of messages; common text has four
-constexpr std::size_t kTrajectoryBytes = 1024;   // of a trajectory, beside its tokens and text
+constexpr std::size_t kTextBytesPerToken = 8;    // estimate, on the safe side: common text has four
+constexpr std::size_t kTrajectoryBytes = 1024;   // estimate for a trajectory without its tokens and text
 
 // Runs the checks in order. A check is skipped if one that it depends on has failed.
 class PreflightRun {
@@ -58,10 +58,10 @@ class PreflightRun {
     if (model_) {
       const auto memory_bytes =
           static_cast<std::uint64_t>(::sysconf(_SC_PHYS_PAGES)) * static_cast<std::uint64_t>(::sysconf(_SC_PAGE_SIZE));
-      const bool local = config_.fleet.is_local() && result_.plan;
-      const std::size_t workers = local ? result_.plan->plan.chosen().size() : 0;
-      const bool trains = config_.learner.trainer == TrainerKind::kBuiltIn;
-      const auto training = trains ? std::optional(training_shape()) : std::nullopt;
+      const bool has_local_workers = config_.fleet.is_local() && result_.plan;
+      const std::size_t workers = has_local_workers ? result_.plan->plan.chosen().size() : 0;
+      const bool is_built_in = config_.learner.trainer == TrainerKind::kBuiltIn;
+      const auto training = is_built_in ? std::optional(training_shape()) : std::nullopt;
       result_.checks.push_back(memory_check(*model_, config_.network.store, workers, Bytes{memory_bytes}, training,
                                             /*workers_on_gpu=*/config_.worker.device != "cpu"));
       for (const GpuLoad& load : gpu_loads(config_, *model_, prompt_tokens_, training, workers))
@@ -89,7 +89,7 @@ class PreflightRun {
     return shape;
   }
   void add(std::string name, Verdict verdict, std::string detail, Code code = Code::kInvalid) {
-    result_.checks.push_back({std::move(name), verdict, std::move(detail), code});
+    result_.checks.push_back({.name = std::move(name), .verdict = verdict, .detail = std::move(detail), .code = code});
   }
   // Returns whether the status is ok.
   bool add_result(const std::string& name, const Status& status, std::string detail) {
@@ -116,7 +116,7 @@ class PreflightRun {
 
   void check_model() {
     Status read = read_model();
-    if (!read) read = as_mistake(std::move(read).error());
+    if (!read) read = as_user_error(std::move(read).error());
     add_result("model", read,
                model_ ? fmt::format("{}, vocabulary of {}, {} positions", model_->summary(), model_->vocab_size,
                                     model_->positions_max)
@@ -126,7 +126,7 @@ class PreflightRun {
   void check_task() {
     auto adapter = run_adapter(config_);
     if (!adapter) {
-      add_result("task", as_mistake(std::move(adapter).error()), "");
+      add_result("task", as_user_error(std::move(adapter).error()), "");
       return;
     }
     adapter_ = std::move(*adapter);
@@ -164,15 +164,15 @@ class PreflightRun {
   // Keys and files of the providers that the run will rent from.
   void check_providers() {
     if (config_.fleet.joined_by_hand()) return;
-    std::set<std::string> seen;
+    std::set<std::string> providers;
     for (const provisioner::PlanRow* row : result_.plan->plan.chosen()) {
-      if (!seen.insert(row->offer.provider).second) continue;
-      if (const auto made = provisioner::make_provider(row->offer.provider, provider_options(config_)); !made)
+      if (!providers.insert(row->offer.provider).second) continue;
+      if (const auto provider = provisioner::make_provider(row->offer.provider, provider_options(config_)); !provider)
         return add("providers", Verdict::kFailed,
                    fmt::format("fleet: offer '{}' is of provider '{}': {}", row->offer.id, row->offer.provider,
-                               as_mistake(made.error()).message()));
+                               as_user_error(provider.error()).message()));
     }
-    add("providers", Verdict::kOk, fmt::format("{}", fmt::join(seen, ", ")));
+    add("providers", Verdict::kOk, fmt::format("{}", fmt::join(providers, ", ")));
   }
 
   // Prompts in the model's tokens: they must be encodable and leave room for a response.
@@ -285,8 +285,7 @@ class PreflightRun {
     if (config_.rollout.truncates())
       add("sampling", Verdict::kWarning,
           fmt::format("rollout.top_p {:g}, top_k {} and min_p {:g} leave tokens out, but the loss is that of the whole "
-                      "distribution: its "
-                      "gradient is biased (docs/losses.md). 1, 0 and 0 leave none out",
+                      "distribution: its gradient is biased (docs/losses.md). 1, 0 and 0 leave none out",
                       config_.rollout.top_p, config_.rollout.top_k, config_.rollout.min_p));
   }
 
@@ -316,7 +315,7 @@ class PreflightRun {
     if (!model_) {  // without a model there is no plan, but errors in the offers can be reported
       if (config_.fleet.search) return;
       if (const auto offers = provisioner::load_offers(config_.fleet.offers); !offers)
-        add_result("plan", as_mistake(offers.error()), "");
+        add_result("plan", as_user_error(offers.error()), "");
       return;
     }
     auto plan = options_.plan.empty() || !std::filesystem::exists(options_.plan)
@@ -326,10 +325,11 @@ class PreflightRun {
       add_result("plan", plan.error(), "");
       return;
     }
-    const provisioner::Plan& p = plan->plan;
-    add("plan", p.converged ? Verdict::kOk : Verdict::kWarning,
-        fmt::format("{} of {} offers, {:.1f} rollouts/s for {:.1f}, ${:.2f}/h", p.chosen().size(), p.rows.size(),
-                    p.rollouts_per_s, p.target.required_rollouts_per_s, p.usd_per_hour.expected));
+    const provisioner::Plan& rental = plan->plan;
+    add("plan", rental.converged ? Verdict::kOk : Verdict::kWarning,
+        fmt::format("{} of {} offers, {:.1f} rollouts/s for {:.1f}, ${:.2f}/h", rental.chosen().size(),
+                    rental.rows.size(), rental.rollouts_per_s, rental.target.required_rollouts_per_s,
+                    rental.usd_per_hour.expected));
     result_.plan = std::move(*plan);
   }
 
@@ -360,8 +360,8 @@ Status Preflight::status() const {
 Check memory_check(const model::ModelConfig& model, std::optional<Bytes> store, std::size_t local_workers,
                    Bytes available, const std::optional<model::TrainingShape>& training, bool workers_on_gpu) {
   const model::MemoryEstimate needs = model::memory_estimate(model);
-  // The newest published policy and the next, which is compared with it; deltas that are being folded for a late
-  // worker; and the store (a small policy leaves most of it empty).
+  // `stored`: the deltas and snapshots in the store; a small policy leaves most of the store empty. `published`: the
+  // newest published policy, the next, which is compared with it, and deltas that are folded for a late worker.
   const Bytes stored = std::min(store.value_or(overlay::learner_store_bytes(needs.policy_bf16)),
                                 Bytes{2 * overlay::publication_bytes_max(needs.policy_bf16).count});
   const Bytes published{
@@ -388,7 +388,7 @@ Check memory_check(const model::ModelConfig& model, std::optional<Bytes> store, 
             parts, to_text(available),
             training ? "learner.recompute, learner.moments, learner.compute and learner.microbatch_tokens change that"
                      : "a smaller model, or a machine with more memory, is needed")};
-  // fp32 weights, unless they are on a GPU, and the received policy.
+  // A worker has the received policy and, unless they are on a GPU, fp32 weights of twice that size.
   const Bytes workers{local_workers * (workers_on_gpu ? 1 : 3) * needs.policy_bf16.count};
   return {"memory", learner + workers > available ? Verdict::kWarning : Verdict::kOk,
           fmt::format("{} takes {} ({}){}, this machine has {}", activity, to_text(learner), parts,
@@ -398,7 +398,7 @@ Check memory_check(const model::ModelConfig& model, std::optional<Bytes> store, 
 
 std::vector<GpuLoad> gpu_loads(const RunConfig& config, const model::ModelConfig& model, std::uint64_t prompt_tokens,
                                const std::optional<model::TrainingShape>& training, std::size_t workers) {
-  constexpr std::uint64_t kGpuProgram = 1'000'000'000;  // context, libraries, workspace, records of changes
+  constexpr std::uint64_t kGpuProgramBytes = 1'000'000'000;  // context, libraries, workspace, records of changes
   const auto same_device = [](const std::string& a, const std::string& b) {
     return (a == "cuda" ? "cuda:0" : a) == (b == "cuda" ? "cuda:0" : b);
   };
@@ -407,12 +407,14 @@ std::vector<GpuLoad> gpu_loads(const RunConfig& config, const model::ModelConfig
     const model::TrainingMemory memory = model::training_memory(model, *training);
     const Bytes tensors{memory.tensors().count - (training->optimizer_on_host ? memory.optimizer.count : 0)};
     // The published policy, with which the next is compared, is also on the GPU.
-    loads.push_back(
-        {config.learner.device, tensors + model::memory_estimate(model).policy_bf16 + Bytes{kGpuProgram}, {}, 0});
+    loads.push_back({.device = config.learner.device,
+                     .learner = tensors + model::memory_estimate(model).policy_bf16 + Bytes{kGpuProgramBytes},
+                     .worker = {},
+                     .workers = 0});
   }
   if (workers > 0 && config.worker.engine == "builtin" && config.worker.device != "cpu") {
     if (loads.empty() || !same_device(loads.front().device, config.worker.device))
-      loads.push_back({config.worker.device, {}, {}, 0});
+      loads.push_back({.device = config.worker.device, .learner = {}, .worker = {}, .workers = 0});
     loads.back().worker = gpu_memory_needed(config, model, prompt_tokens);
     loads.back().workers = workers;
   }
@@ -433,8 +435,7 @@ Check gpu_memory_check(const GpuLoad& load, std::optional<Bytes> available) {
   text = fmt::format("on {}, {}, and it has {}", load.device, text, to_text(*available));
   constexpr auto kTraining =
       "learner.recompute, learner.moments, learner.optimizer_on_host and learner.microbatch_tokens change what "
-      "training "
-      "takes (docs/models.md)";
+      "training takes (docs/models.md)";
   if (load.learner > *available) return {"GPU memory", Verdict::kFailed, fmt::format("{}: {}", text, kTraining)};
   if (load.workers > 0 && load.worker > *available)
     return {"GPU memory", Verdict::kFailed,
@@ -458,13 +459,13 @@ Status can_listen(const std::string& host, std::uint16_t port) {
   addrinfo hints{};
   hints.ai_socktype = SOCK_STREAM;
   hints.ai_flags = AI_PASSIVE | AI_NUMERICSERV;
-  addrinfo* found = nullptr;
-  if (::getaddrinfo(numeric.c_str(), std::to_string(port).c_str(), &hints, &found) != 0)
+  addrinfo* addresses = nullptr;
+  if (::getaddrinfo(numeric.c_str(), std::to_string(port).c_str(), &hints, &addresses) != 0)
     return fail(Code::kInvalid, "network.bind", "expected an address such as 127.0.0.1 or ::, found '{}'", host);
-  const std::unique_ptr<addrinfo, decltype(&::freeaddrinfo)> address(found, ::freeaddrinfo);
+  const std::unique_ptr<addrinfo, decltype(&::freeaddrinfo)> address(addresses, ::freeaddrinfo);
   const Descriptor socket(::socket(address->ai_family, SOCK_STREAM | SOCK_CLOEXEC, 0));
-  const int yes = 1;
-  if (socket.get() >= 0) ::setsockopt(socket.get(), SOL_SOCKET, SO_REUSEADDR, &yes, sizeof yes);
+  const int enabled = 1;
+  if (socket.get() >= 0) ::setsockopt(socket.get(), SOL_SOCKET, SO_REUSEADDR, &enabled, sizeof enabled);
   if (socket.get() >= 0 && ::bind(socket.get(), address->ai_addr, address->ai_addrlen) == 0 &&
       ::listen(socket.get(), 1) == 0)
     return ok();
@@ -475,11 +476,12 @@ Status can_listen(const std::string& host, std::uint16_t port) {
 }
 
 Bytes submission_bytes_max(const RunConfig& config, const model::ModelConfig& model, std::uint64_t prompt_tokens) {
-  // A token is a varint with 7 bits per byte. Each response token also has a log-probability of 4 bytes and its text.
-  const auto token_bytes = static_cast<std::uint64_t>(
-      (std::bit_width(static_cast<std::uint64_t>(std::max<std::int64_t>(1, model.vocab_size - 1))) + 6) / 7);
-  const std::uint64_t response = config.rollout.response_tokens_max * (token_bytes + 4 + kTextBytesPerToken);
-  return Bytes{config.rollout.group_size * (prompt_tokens * token_bytes + response + kTrajectoryBytes)};
+  // A token is a varint with 7 bits per byte. Each response token also has a log-probability and its text.
+  const auto largest_token = static_cast<std::uint64_t>(std::max<std::int64_t>(1, model.vocab_size - 1));
+  const auto token_bytes = static_cast<std::uint64_t>((std::bit_width(largest_token) + 6) / 7);
+  const std::uint64_t response_bytes =
+      config.rollout.response_tokens_max * (token_bytes + sizeof(float) + kTextBytesPerToken);
+  return Bytes{config.rollout.group_size * (prompt_tokens * token_bytes + response_bytes + kTrajectoryBytes)};
 }
 
 }  // namespace echoline::learner

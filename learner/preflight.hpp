@@ -1,5 +1,5 @@
-// Checks a run before any machine is rented and before an earlier run is moved. `plan`, `doctor` and the learner (so
-// also `up`) use them, and rent by the resulting plan.
+// Checks a run before any machine is rented and before an earlier run is moved. Used by `echoline plan`, `doctor` and
+// the learner (so also `up`), which rent by the resulting plan.
 #pragma once
 #include <filesystem>
 #include <optional>

@@ -9,7 +9,7 @@
 namespace echoline::learner {
 
 Publisher::Publisher(delta::EncodeOptions options, PublisherEvents events)
-    : options_(std::move(options)), events_(std::move(events)), thread_([this] { work(); }) {}
+    : options_(std::move(options)), events_(std::move(events)), thread_([this] { publish_until_stopped(); }) {}
 
 Publisher::~Publisher() { stop(); }
 
@@ -27,7 +27,7 @@ void Publisher::publish(Version version, delta::SharedState policy) {
   {
     const std::lock_guard lock(mutex_);
     ECHO_CHECK(node_ != nullptr && !next_, "version {} comes before the previous one is published", version);
-    next_ = Policy{version, {}, {}, std::move(policy)};
+    next_ = Policy{.version = version, .digest = {}, .note = {}, .state = std::move(policy)};
   }
   wake_.notify_all();
 }
@@ -48,7 +48,7 @@ void Publisher::request_catch_up(std::optional<Version> from) {
 }
 
 // A waiting policy is published before late workers are helped.
-void Publisher::work() {
+void Publisher::publish_until_stopped() {
   std::unique_lock lock(mutex_);
   for (;;) {
     wake_.wait(lock, [this] { return stopping_ || (next_ && !failure_) || (newest_ && !catch_up_requests_.empty()); });
@@ -82,14 +82,15 @@ Result<PublishReport> Publisher::encode(Policy& next) {
   ECHO_CHECK(!newest_ || newest_->version < next.version, "version {} after version {}", next.version,
              newest_->version);
   const SystemClock clock;
-  const TimePoint start = clock.now();
+  const TimePoint began_at = clock.now();
   if (events_.begins) events_.begins(next.version);
   PublishReport report;
   report.version = next.version;
   if (newest_)
-    if (const Status same = delta::check_same_tensors(newest_->state->view(), next.state->view()); !same) {
+    if (const Status same_tensors = delta::check_same_tensors(newest_->state->view(), next.state->view());
+        !same_tensors) {
       log::warn("version {} has other tensors than version {}: {}. All workers get a whole snapshot", next.version,
-                newest_->version, same.error().detail);
+                newest_->version, same_tensors.error().detail);
       newest_.reset();
     }
   report.snapshot = !newest_;
@@ -103,14 +104,14 @@ Result<PublishReport> Publisher::encode(Policy& next) {
   }
   std::future<std::string> note;
   if (events_.note) note = std::async(std::launch::async, [this, &next] { return events_.note(next.state->view()); });
-  // Chunks leave while later tensors are still being compared.
+  // The writer sends chunks while later tensors are still being compared.
   ECHO_ASSIGN(const auto writer, node_->begin(head));
   const delta::PatchSink sink = sink_of(*writer);
   ECHO_ASSIGN(report.stats, newest_ ? delta::write_delta(newest_->state->view(), next.state->view(), sink, options)
                                     : delta::write_snapshot(next.state->view(), sink, options));
   report.digest = report.stats.result.bytes;
   if (note.valid()) next.note = note.get();
-  report.encode_seconds = seconds(clock.now() - start);
+  report.encode_seconds = seconds(clock.now() - began_at);
   ECHO_TRY(writer->finish(report.digest, next.note));
   return report;
 }
@@ -126,11 +127,11 @@ Status Publisher::publish_catch_up(std::optional<Version> from) {
 
 Status Publisher::fold_deltas(Version from) {
   ECHO_ASSIGN(const overlay::StoredDeltas stored, node_->deltas_from(from));
-  std::vector<overlay::Slice> bytes;
+  std::vector<overlay::Slice> slices;  // own the bytes of `patches`
   std::vector<std::span<const std::byte>> patches;
   for (const overlay::Payload& delta : stored.deltas) {
-    ECHO_ASSIGN(overlay::Slice whole, delta.bytes());
-    patches.push_back(bytes.emplace_back(std::move(whole)).bytes());
+    ECHO_ASSIGN(overlay::Slice patch, delta.bytes());
+    patches.push_back(slices.emplace_back(std::move(patch)).bytes());
   }
   overlay::PublicationHead head;
   head.version = stored.to;

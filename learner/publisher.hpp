@@ -1,5 +1,5 @@
-// Publishes trained policies on its own thread, so that training continues meanwhile: the first as a snapshot, every
-// later one as a delta on the previous one. Each policy is encoded once.
+// Publishes trained policies to the workers on its own thread, so that training continues meanwhile. The first policy
+// is sent as a snapshot, every later one as a delta on the previous one. Each policy is encoded once.
 #pragma once
 #include <atomic>
 #include <condition_variable>
@@ -19,9 +19,10 @@
 
 namespace echoline::learner {
 
+// The outcome of the publication of a version.
 struct PublishReport {
   Version version;
-  bool snapshot = false;
+  bool snapshot = false;  // false: a delta
   delta::PatchStats stats;
   overlay::Digest digest{};
   double encode_seconds = 0;
@@ -42,7 +43,7 @@ struct PublisherEvents {
 // wait_until_published() has returned true.
 class Publisher {
  public:
-  // Memory in policies: these two, and copies of the stored deltas being folded into one for a late worker.
+  // Memory, in policies: these two, and copies of the stored deltas while they are folded into one for a late worker.
   static constexpr double kPoliciesHeld = 2 + 1.0 / overlay::kFoldShare;
 
   explicit Publisher(delta::EncodeOptions options, PublisherEvents events = {});
@@ -58,8 +59,8 @@ class Publisher {
   // Waits until the last policy of publish() is published; false after `patience`. Returns its error if publication
   // failed.
   Result<bool> wait_until_published(Duration patience);
-  // Soon publishes the stored deltas from `from` to the newest version, folded into one. Publishes a full snapshot
-  // instead if `from` is absent or they cannot be folded. Equal requests are merged.
+  // Requests a publication for late workers: the stored deltas from `from` to the newest version, folded into one. It
+  // is a full snapshot if `from` is absent or the deltas cannot be folded. Equal requests are merged.
   void request_catch_up(std::optional<Version> from);
   // Stops the thread, even while it encodes. Afterwards it does not use the overlay.
   void stop();
@@ -72,9 +73,9 @@ class Publisher {
     delta::SharedState state;
   };
 
-  void work();
+  void publish_until_stopped();
   Result<PublishReport> encode(Policy& next);
-  Status publish_catch_up(std::optional<Version> from);
+  Status publish_catch_up(std::optional<Version> from);  // see request_catch_up()
   Status fold_deltas(Version from);
   Status publish_snapshot();
   delta::PatchSink sink_of(overlay::PublicationWriter& writer) const;

@@ -8,7 +8,7 @@ namespace echoline::learner {
 namespace {
 
 // Whether a timeout explains the difference: the grade that timed out is not the higher one.
-bool explained_by_time(const schema::Trajectory& t, const data_plane::Score& score) {
+bool is_explained_by_timeout(const schema::Trajectory& t, const data_plane::Score& score) {
   return (t.late() && t.reward() <= score.reward) || (score.late && score.reward <= t.reward());
 }
 
@@ -18,23 +18,26 @@ Regraded regrade(const ScoreVerifier& verifier, const schema::Trajectory& t, con
                  const std::atomic<bool>* stop) {
   using Verdict = Regraded::Verdict;
   const auto first = verifier.compute_score(t, problem, stop);
-  if (!first) return {Verdict::kImpossible, first.error().message()};
+  if (!first) return {.verdict = Verdict::kImpossible, .detail = first.error().message()};
   const std::optional<Refusal> difference =
       first->refusal ? first->refusal : ScoreVerifier::difference(t, first->score);
-  if (!difference) return {Verdict::kSame, {}};
+  if (!difference) return {.verdict = Verdict::kSame, .detail = {}};
   const std::string detail = fmt::format("'{}' (problem '{}'): {}", t.id(), t.problem_id(), difference->detail);
-  if (!first->refusal && explained_by_time(t, first->score)) return {Verdict::kLate, detail};
+  if (!first->refusal && is_explained_by_timeout(t, first->score)) return {.verdict = Verdict::kLate, .detail = detail};
   const auto second = verifier.compute_score(t, problem, stop);
-  if (!second) return {Verdict::kImpossible, second.error().message()};
-  if (!second->refusal && explained_by_time(t, second->score)) return {Verdict::kLate, detail};
-  const bool same_result = first->refusal && second->refusal ? first->refusal->detail == second->refusal->detail
-                                                             : !first->refusal && !second->refusal &&
-                                                                   ScoreVerifier::same(first->score, second->score);
-  return {same_result ? Verdict::kDifferent : Verdict::kUnsettled, detail};
+  if (!second) return {.verdict = Verdict::kImpossible, .detail = second.error().message()};
+  if (!second->refusal && is_explained_by_timeout(t, second->score))
+    return {.verdict = Verdict::kLate, .detail = detail};
+  const bool same_refusal = first->refusal && second->refusal && first->refusal->detail == second->refusal->detail;
+  const bool same_score = !first->refusal && !second->refusal && ScoreVerifier::is_same(first->score, second->score);
+  return {.verdict = same_refusal || same_score ? Verdict::kDifferent : Verdict::kUnsettled, .detail = detail};
 }
 
 Regrader::Regrader(std::shared_ptr<const ScoreVerifier> verifier, std::uint64_t secret, std::function<void()> wake)
-    : verifier_(std::move(verifier)), wake_(std::move(wake)), regrading_(secret), thread_([this] { loop(); }) {}
+    : verifier_(std::move(verifier)),
+      wake_(std::move(wake)),
+      rules_(secret),
+      thread_([this] { grade_until_stopped(); }) {}
 
 Regrader::~Regrader() {
   {
@@ -52,45 +55,51 @@ bool Regrader::has_room(WorkerId worker, std::size_t bytes) const {
 }
 
 void Regrader::add_submission(WorkerId worker, const schema::Problem& problem, const schema::Submission& submission) {
-  const auto shared = std::make_shared<const schema::Problem>(problem);
+  const auto shared_problem = std::make_shared<const schema::Problem>(problem);
   const std::lock_guard lock(mutex_);
   for (const schema::Trajectory& t : submission.trajectories()) {
-    if (!regrading_.should_grade(worker)) continue;
-    const std::size_t bytes = t.ByteSizeLong() + shared->ByteSizeLong();
+    if (!rules_.should_grade(worker)) continue;
+    const std::size_t bytes = t.ByteSizeLong() + shared_problem->ByteSizeLong();
     if (!has_room(worker, bytes)) {
-      regrading_.on_queue_full(worker);
+      rules_.on_queue_full(worker);
       continue;
     }
-    waiting_[worker].push_back({worker, shared, t, bytes});
-    ++items_, bytes_ += bytes;
+    waiting_[worker].push_back({.worker = worker, .problem = shared_problem, .trajectory = t, .bytes = bytes});
+    ++items_;
+    bytes_ += bytes;
   }
   changed_.notify_one();
 }
 
-void Regrader::forget(WorkerId worker) {
+void Regrader::drop_queue_of(WorkerId worker) {
   const auto of_worker = waiting_.find(worker);
   if (of_worker == waiting_.end()) return;
-  for (const Item& item : of_worker->second) --items_, bytes_ -= item.bytes;
+  for (const Item& item : of_worker->second) {
+    --items_;
+    bytes_ -= item.bytes;
+  }
   waiting_.erase(of_worker);
 }
 
-std::optional<Regrader::Item> Regrader::take() {
+std::optional<Regrader::Item> Regrader::wait_for_item() {
   std::unique_lock lock(mutex_);
   changed_.wait(lock, [&] { return stop_ || !waiting_.empty(); });
   if (stop_) return std::nullopt;  // queued responses are not graded any more
+  // Round robin by id: takes the next worker after the one that was graded last.
   auto of_worker = waiting_.upper_bound(last_graded_);
   if (of_worker == waiting_.end()) of_worker = waiting_.begin();
   last_graded_ = of_worker->first;
   Item item = std::move(of_worker->second.front());
   of_worker->second.pop_front();
   if (of_worker->second.empty()) waiting_.erase(of_worker);
-  --items_, bytes_ -= item.bytes;
+  --items_;
+  bytes_ -= item.bytes;
   return item;
 }
 
-void Regrader::step_measured(double seconds, std::uint64_t responses) {
+void Regrader::on_step_measured(double step_seconds, std::uint64_t step_responses) {
   const std::lock_guard lock(mutex_);
-  regrading_.step_measured(seconds, responses);
+  rules_.on_step_measured(step_seconds, step_responses);
 }
 
 std::vector<RegradingCounts::Expelled> Regrader::take_workers_to_expel() {
@@ -100,28 +109,28 @@ std::vector<RegradingCounts::Expelled> Regrader::take_workers_to_expel() {
 
 Regrader::State Regrader::state() const {
   const std::lock_guard lock(mutex_);
-  return {regrading_.counts(), regrading_.share(), items_};
+  return {.counts = rules_.counts(), .share = rules_.share(), .waiting = items_};
 }
 
-void Regrader::loop() {
+void Regrader::grade_until_stopped() {
   const SystemClock clock;
-  while (const auto item = take()) {
-    const TimePoint start = clock.now();
+  while (const auto item = wait_for_item()) {
+    const TimePoint began_at = clock.now();
     Regraded regraded = regrade(*verifier_, item->trajectory, *item->problem, &stop_);
     if (stop_) return;
-    regraded.seconds = seconds(clock.now() - start);
+    regraded.seconds = seconds(clock.now() - began_at);
     regraded.detail = printable(regraded.detail);
     if (regraded.verdict == Regraded::Verdict::kDifferent) log::warn("worker {}: {}", item->worker, regraded.detail);
-    if (regraded.verdict == Regraded::Verdict::kImpossible && !std::exchange(warned_impossible_, true))
+    if (regraded.verdict == Regraded::Verdict::kImpossible && !std::exchange(warned_cannot_grade_, true))
       log::warn("rewards cannot be graded again here, so the rewards of workers are accepted unchecked: {}",
                 regraded.detail);
     bool must_expel = false;
     {
       const std::lock_guard lock(mutex_);
-      if (auto reason = regrading_.record_result(item->worker, regraded)) {
+      if (auto reason = rules_.record_result(item->worker, regraded)) {
         workers_to_expel_.push_back({item->worker, *std::move(reason)});
         must_expel = true;
-        forget(item->worker);
+        drop_queue_of(item->worker);
       }
     }
     if (must_expel) wake_();

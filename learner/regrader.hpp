@@ -1,4 +1,5 @@
-// Grades workers' rewards again, on a thread beside the rollout desk. Private to learner/.
+// Grades workers' rewards again, on a thread beside that of the RolloutDesk, which accepts workers' submissions.
+// Private to learner/.
 #pragma once
 #include <atomic>
 #include <condition_variable>
@@ -18,8 +19,8 @@
 
 namespace echoline::learner {
 
-// The learner's own grade of one response; it grades twice if the first result differs. A difference that timeouts
-// explain never counts as misconduct: a timeout can only lower a reward.
+// Grades one response by the task, once more if the first result differs. The lower of two rewards may come from a
+// timeout on its side, so such a difference is not counted as misconduct.
 Regraded regrade(const ScoreVerifier& verifier, const schema::Trajectory& trajectory, const schema::Problem& problem,
                  const std::atomic<bool>* stop = nullptr);
 
@@ -29,13 +30,15 @@ class Regrader {
  public:
   static constexpr std::size_t kWaitingMax = 1024, kWaitingOfWorkerMax = 128, kWaitingBytesMax = 64u << 20;
 
-  // `wake` is called on the regrader's thread when take_workers_to_expel() has new entries; it must not block.
+  // `secret` seeds the choice of responses, so that workers cannot predict it. `wake` is called on the regrader's
+  // thread when take_workers_to_expel() has new entries; it must not block.
   Regrader(std::shared_ptr<const ScoreVerifier> verifier, std::uint64_t secret, std::function<void()> wake);
   ~Regrader();
 
-  // An accepted submission of a worker.
+  // Queues the responses of an accepted submission that RegradingRules chooses, unless the queue is full.
   void add_submission(WorkerId worker, const schema::Problem& problem, const schema::Submission& submission);
-  void step_measured(double seconds, std::uint64_t responses);
+  // Adapts the share of chosen responses to the time of a training step and the number of its responses.
+  void on_step_measured(double step_seconds, std::uint64_t step_responses);
   // Returns the workers to expel, found since the last call.
   std::vector<RegradingCounts::Expelled> take_workers_to_expel();
 
@@ -54,23 +57,23 @@ class Regrader {
     std::size_t bytes = 0;
   };
   bool has_room(WorkerId worker, std::size_t bytes) const;
-  void forget(WorkerId worker);
-  // Takes the next response of the worker whose turn it is; absent when stopped.
-  std::optional<Item> take();
-  void loop();
+  void drop_queue_of(WorkerId worker);
+  // Waits for a response of the worker whose turn it is; absent when stopped.
+  std::optional<Item> wait_for_item();
+  void grade_until_stopped();
 
   const std::shared_ptr<const ScoreVerifier> verifier_;
   const std::function<void()> wake_;
   mutable std::mutex mutex_;
   std::condition_variable changed_;
-  Regrading regrading_;                                      // guarded by mutex_
+  RegradingRules rules_;                                     // guarded by mutex_
   std::vector<RegradingCounts::Expelled> workers_to_expel_;  // guarded by mutex_; each worker once.
   std::map<WorkerId, std::deque<Item>> waiting_;             // guarded by mutex_; no empty queues
   std::size_t items_ = 0, bytes_ = 0;                        // guarded by mutex_; in waiting_
   WorkerId last_graded_;                                     // guarded by mutex_; the next turn is the next worker's
   std::atomic<bool> stop_ = false;
-  bool warned_impossible_ = false;  // used only by the thread
-  std::thread thread_;              // last: it uses all members above
+  bool warned_cannot_grade_ = false;  // used only by the thread
+  std::thread thread_;                // last: it uses all members above
 };
 
 }  // namespace echoline::learner

@@ -12,27 +12,27 @@ constexpr std::uint64_t kRecentResponses = 50;  // responses in a recent mean
 
 }  // namespace
 
-void Regrading::Mean::add(double seconds) {
+void RegradingRules::Mean::add(double seconds) {
   ++count;
   value += (seconds - value) / static_cast<double>(std::min(count, kRecentResponses));
 }
 
-double Regrading::share_at(const Mean& seconds_each) const {
+double RegradingRules::share_at(const Mean& seconds_each) const {
   if (!step_seconds_ || seconds_each.value <= 0) return 1;
   return std::min(1.0, kShareOfStep * *step_seconds_ / (seconds_each.value * static_cast<double>(step_responses_)));
 }
 
-double Regrading::share() const { return share_at(seconds_each_); }
+double RegradingRules::share() const { return share_at(seconds_each_); }
 
-double Regrading::share(WorkerId worker) const {
+double RegradingRules::share(WorkerId worker) const {
   const auto known = records_.find(worker);
   return known != records_.end() && known->second.seconds_each.count > 0 ? share_at(known->second.seconds_each)
                                                                          : share();
 }
 
-bool Regrading::should_grade(WorkerId worker) {
+bool RegradingRules::should_grade(WorkerId worker) {
   ++counts_.responses;
-  if (records_.size() >= kWorkersMax && !records_.contains(worker)) records_.erase(records_.begin());
+  if (records_.size() >= kWorkersMax && !records_.contains(worker)) records_.erase(records_.begin());  // bounds memory
   Record& record = records_[worker];
   const bool chosen_by_chance = random_.uniform() < share(worker);
   if (record.expelled || (record.chosen >= kFirstResponses && record.differences == 0 && !chosen_by_chance))
@@ -42,17 +42,17 @@ bool Regrading::should_grade(WorkerId worker) {
   return true;
 }
 
-void Regrading::on_queue_full(WorkerId worker) {
+void RegradingRules::on_queue_full(WorkerId worker) {
   ++counts_.queue_overflows;
   --records_[worker].chosen;  // kFirstResponses counts graded responses only
 }
 
-void Regrading::step_measured(double seconds, std::uint64_t responses) {
-  step_seconds_ = seconds;
-  step_responses_ = std::max<std::uint64_t>(1, responses);
+void RegradingRules::on_step_measured(double step_seconds, std::uint64_t step_responses) {
+  step_seconds_ = step_seconds;
+  step_responses_ = std::max<std::uint64_t>(1, step_responses);
 }
 
-std::optional<std::string> Regrading::record_result(WorkerId worker, const Regraded& regraded) {
+std::optional<std::string> RegradingRules::record_result(WorkerId worker, const Regraded& regraded) {
   using Verdict = Regraded::Verdict;
   ++counts_.graded;
   counts_.seconds += regraded.seconds;
@@ -70,7 +70,10 @@ std::optional<std::string> Regrading::record_result(WorkerId worker, const Regra
       ++counts_.task_failures;
       return std::nullopt;
     case Verdict::kSame:
-      if (record.differences > 0 && ++record.same >= kForgivenAfter) record.same = 0, --record.differences;
+      if (record.differences > 0 && ++record.same >= kForgivenAfter) {
+        record.same = 0;
+        --record.differences;
+      }
       return std::nullopt;
     case Verdict::kDifferent:
       break;

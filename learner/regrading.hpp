@@ -1,5 +1,5 @@
-// Chooses which rewards of workers the learner grades again if grading is slow (Repeatable::kCostly), and judges
-// workers by the results. Pure. Private to learner/.
+// Chooses which rewards of workers the learner grades again, and judges workers by the results. Only for tasks whose
+// grading is slow (Repeatable::kCostly); the rewards of others are all checked at once. Pure. Private to learner/.
 #pragma once
 #include <cstdint>
 #include <map>
@@ -23,7 +23,7 @@ struct Regraded {
   };
   Verdict verdict = Verdict::kSame;
   std::string detail;  // the expected and the found grade
-  double seconds = 0;  // duration
+  double seconds = 0;  // spent on grading
 };
 
 struct RegradingCounts {
@@ -32,42 +32,42 @@ struct RegradingCounts {
     std::string reason;
   };
   std::uint64_t responses = 0;        // accepted responses that can be graded again
-  std::uint64_t chosen = 0;           // the chosen ones
+  std::uint64_t chosen = 0;           // those that were chosen
   std::uint64_t queue_overflows = 0;  // chosen, but not graded, because the queue was full
   std::uint64_t graded = 0;           // graded again, with any result
   // Results other than kSame, as Regraded::Verdict explains them.
   std::uint64_t differences = 0, undecided = 0, explained_by_timeout = 0, task_failures = 0;
-  double seconds = 0;
+  double seconds = 0;  // sum over the graded responses
   std::vector<Expelled> expelled;
 };
 
 // Chooses all responses while grading takes less than a twentieth of a learner step, otherwise the fraction that this
 // allows. Workers cannot predict the choice: they know the run's seed, but not `secret`. The first responses of every
 // worker are always chosen, and so are all of a worker with a difference until it is forgiven.
-class Regrading {
+class RegradingRules {
  public:
-  static constexpr double kShareOfStep = 0.05;
-  static constexpr std::uint64_t kFirstResponses = 8;
+  static constexpr double kShareOfStep = 0.05;         // of a learner step's time, that grading may take
+  static constexpr std::uint64_t kFirstResponses = 8;  // of a worker, which are always chosen
   // A program written by the policy may behave differently at each run, and the learner's two grades may agree by
   // chance. So it takes three differences to expel a worker, and one is forgiven for every hundred equal grades.
   static constexpr std::uint32_t kDifferencesMax = 3;
   static constexpr std::uint64_t kForgivenAfter = 100;
   static constexpr std::size_t kWorkersMax = 65'536;  // workers remembered at once
 
-  explicit Regrading(std::uint64_t secret) : random_(secret) {}
+  explicit RegradingRules(std::uint64_t secret) : random_(secret) {}
 
   // A response of this worker was accepted. Returns whether to grade it again.
   bool should_grade(WorkerId worker);
   // The chosen response is not graded, because the queue is full.
   void on_queue_full(WorkerId worker);
-  // The measured time of a learner step, and the number of responses it needs.
-  void step_measured(double seconds, std::uint64_t responses);
+  // `step_seconds`: the measured time of a learner step; `step_responses`: the responses that it trains on.
+  void on_step_measured(double step_seconds, std::uint64_t step_responses);
   // Takes a result. Returns the reason if the worker must be expelled now.
   std::optional<std::string> record_result(WorkerId worker, const Regraded& regraded);
 
   // The fraction of a worker's responses, after its first ones, that is chosen; without an argument, the fraction for
-  // an average worker. It is lower for a worker whose responses take longer than average. Other workers' fractions do
-  // not change for it.
+  // an average worker. A worker whose responses take longer to grade has a lower fraction, so that it does not lower
+  // the fractions of others.
   double share(WorkerId worker) const;
   double share() const;
   const RegradingCounts& counts() const { return counts_; }

@@ -20,7 +20,7 @@ json json_or_null(const std::optional<std::pair<std::uint64_t, double>>& figure)
 json first_and_last(const Figure& figure) {
   return {{"first", json_or_null(figure.first)}, {"last", json_or_null(figure.last)}};
 }
-json count(const Figure& figure) {
+json last_count(const Figure& figure) {
   return figure.last ? json(static_cast<std::uint64_t>(figure.last->second)) : json(nullptr);
 }
 
@@ -38,21 +38,21 @@ json t_b_parts_json(const RunFigures& figures) {
 json staleness_json(const ReportInput& input) {
   const replay_buffer::StalenessSettings& settings = input.config->staleness;
   const json& rejected = input.rejected;
-  const std::map<std::uint64_t, std::uint64_t>& histogram = input.figures.staleness;
-  std::uint64_t count = 0;
-  double total = 0;
-  for (const auto& [age, n] : histogram) {
-    count += n;
-    total += static_cast<double>(age) * static_cast<double>(n);
+  const std::map<std::uint64_t, std::uint64_t>& histogram = input.figures.staleness;  // staleness -> trajectories
+  std::uint64_t trajectories = 0;
+  double staleness_sum = 0;
+  for (const auto& [staleness, count] : histogram) {
+    trajectories += count;
+    staleness_sum += static_cast<double>(staleness) * static_cast<double>(count);
   }
   std::uint64_t rejections = 0;
-  for (const auto& [reason, n] : rejected.items()) rejections += n.get<std::uint64_t>();
+  for (const auto& [reason, count] : rejected.items()) rejections += count.get<std::uint64_t>();
   return {{"budget", settings.budget},
           {"publish_every", settings.publish_every},
           {"lookahead", settings.lookahead_steps()},
           {"steps_bound_by_budget", input.limited_steps.count(replay_buffer::Bound::kBudget)},
           {"steps_bound_by_lookahead", input.limited_steps.count(replay_buffer::Bound::kLookahead)},
-          {"mean", count ? json(total / static_cast<double>(count)) : json(nullptr)},
+          {"mean", trajectories ? json(staleness_sum / static_cast<double>(trajectories)) : json(nullptr)},
           {"p50", quantile(histogram, 0.5)},
           {"p90", quantile(histogram, 0.9)},
           {"p95", quantile(histogram, 0.95)},
@@ -64,59 +64,61 @@ json staleness_json(const ReportInput& input) {
 json bytes_or_null(std::uint64_t bytes) { return bytes > 0 ? json(bytes) : json(nullptr); }
 
 json memory_json(const ReportInput& input) {
-  std::uint64_t worker = 0;
-  for (const WorkerEntry& w : input.workers) worker = std::max(worker, w.memory_bytes);
+  std::uint64_t worker_bytes_max = 0;
+  for (const WorkerEntry& worker : input.workers) worker_bytes_max = std::max(worker_bytes_max, worker.memory_bytes);
   return {{"learner_bytes", bytes_or_null(input.memory.resident.count)},
           {"learner_bytes_max", bytes_or_null(input.memory.resident_max.count)},
-          {"worker_bytes_max", bytes_or_null(worker)}};
+          {"worker_bytes_max", bytes_or_null(worker_bytes_max)}};
 }
 
-json worker_json(const WorkerEntry& w) {
-  return {{"id", w.id.value},
-          {"offer", w.offer},
-          {"region", w.region_name.empty() ? json(nullptr) : json(w.region_name)},
-          {"price_usd_per_hour", w.price_usd_per_hour ? json(*w.price_usd_per_hour) : json(nullptr)},
-          {"rollouts", w.rollouts},
-          {"bytes_in", w.bytes_in},
-          {"bytes_forwarded", w.bytes_forwarded},
-          {"install_seconds_mean", w.install_seconds_mean ? json(*w.install_seconds_mean) : json(nullptr)},
-          {"memory_bytes", bytes_or_null(w.memory_bytes)},
-          {"version", w.version ? json(w.version->value) : json(nullptr)},
-          {"digest", w.version ? json(overlay::to_hex(w.digest)) : json(nullptr)},
-          {"away", w.presence == Presence::kAway},
-          {"lost", w.presence == Presence::kLost}};
+json worker_json(const WorkerEntry& worker) {
+  return {{"id", worker.id.value},
+          {"offer", worker.offer},
+          {"region", worker.region_name.empty() ? json(nullptr) : json(worker.region_name)},
+          {"price_usd_per_hour", worker.price_usd_per_hour ? json(*worker.price_usd_per_hour) : json(nullptr)},
+          {"rollouts", worker.rollouts},
+          {"bytes_in", worker.bytes_in},
+          {"bytes_forwarded", worker.bytes_forwarded},
+          {"install_seconds_mean", worker.install_seconds_mean ? json(*worker.install_seconds_mean) : json(nullptr)},
+          {"memory_bytes", bytes_or_null(worker.memory_bytes)},
+          {"version", worker.version ? json(worker.version->value) : json(nullptr)},
+          {"digest", worker.version ? json(overlay::to_hex(worker.digest)) : json(nullptr)},
+          {"away", worker.presence == Presence::kAway},
+          {"lost", worker.presence == Presence::kLost}};
 }
 
-json regrading_json(const RegradingCounts& c) {
+json regrading_json(const RegradingCounts& counts) {
   json expelled = json::array();
-  for (const auto& [worker, reason] : c.expelled) expelled.push_back({{"worker", worker.value}, {"reason", reason}});
-  return {{"responses", c.responses},
-          {"graded", c.graded},
-          {"share",
-           c.responses > 0 ? json(static_cast<double>(c.graded) / static_cast<double>(c.responses)) : json(nullptr)},
-          {"seconds", c.seconds},
-          {"different", c.differences},
-          {"unsettled", c.undecided},
-          {"late", c.explained_by_timeout},
-          {"impossible", c.task_failures},
-          {"left_out", c.queue_overflows},
-          {"expelled", std::move(expelled)}};
+  for (const auto& [worker, reason] : counts.expelled)
+    expelled.push_back({{"worker", worker.value}, {"reason", reason}});
+  return {
+      {"responses", counts.responses},
+      {"graded", counts.graded},
+      {"share", counts.responses > 0 ? json(static_cast<double>(counts.graded) / static_cast<double>(counts.responses))
+                                     : json(nullptr)},
+      {"seconds", counts.seconds},
+      {"different", counts.differences},
+      {"unsettled", counts.undecided},
+      {"late", counts.explained_by_timeout},
+      {"impossible", counts.task_failures},
+      {"left_out", counts.queue_overflows},
+      {"expelled", std::move(expelled)}};
 }
 
-json learning_json(const RunFigures& f) {
+json learning_json(const RunFigures& figures) {
   std::uint64_t alarms_begun = 0;
-  for (const auto& [kind, times] : f.alarms) alarms_begun += times;
-  return {{"entropy", first_and_last(f.entropy)},
-          {"response_tokens_mean", first_and_last(f.response_tokens_mean)},
-          {"effective_sample_fraction_mean", json_or_null(f.effective.totals.mean())},
-          {"gradient_norm_max", json_or_null(f.gradient_norm.totals.max())},
-          {"zero_advantage_fraction_mean", json_or_null(f.zero_advantage.totals.mean())},
-          {"clip_fraction_mean", json_or_null(f.clip.totals.mean())},
-          {"behaviour_kl_mean", json_or_null(f.behaviour_kl.totals.mean())},
-          {"reference_kl_last", json_or_null(f.reference_kl.last)},
+  for (const auto& [kind, times] : figures.alarms) alarms_begun += times;
+  return {{"entropy", first_and_last(figures.entropy)},
+          {"response_tokens_mean", first_and_last(figures.response_tokens_mean)},
+          {"effective_sample_fraction_mean", json_or_null(figures.effective.totals.mean())},
+          {"gradient_norm_max", json_or_null(figures.gradient_norm.totals.max())},
+          {"zero_advantage_fraction_mean", json_or_null(figures.zero_advantage.totals.mean())},
+          {"clip_fraction_mean", json_or_null(figures.clip.totals.mean())},
+          {"behaviour_kl_mean", json_or_null(figures.behaviour_kl.totals.mean())},
+          {"reference_kl_last", json_or_null(figures.reference_kl.last)},
           // null if no step reported the figures that alarms watch
-          {"alarms_begun", f.effective.last ? json(alarms_begun) : json(nullptr)},
-          {"alarms", f.alarms}};
+          {"alarms_begun", figures.effective.last ? json(alarms_begun) : json(nullptr)},
+          {"alarms", figures.alarms}};
 }
 
 }  // namespace
@@ -130,54 +132,54 @@ json quantile(std::vector<double> values, double q) {
 
 json quantile(const std::map<std::uint64_t, std::uint64_t>& histogram, double q) {
   std::uint64_t count = 0, cumulative = 0;
-  for (const auto& [value, n] : histogram) count += n;
-  for (const auto& [value, n] : histogram) {
-    cumulative += n;
-    if (n > 0 && static_cast<double>(cumulative) >= q * static_cast<double>(count)) return value;
+  for (const auto& [value, count_of_value] : histogram) count += count_of_value;
+  for (const auto& [value, count_of_value] : histogram) {
+    cumulative += count_of_value;
+    if (count_of_value > 0 && static_cast<double>(cumulative) >= q * static_cast<double>(count)) return value;
   }
   return nullptr;
 }
 
-json worker_status(const WorkerEntry& w, std::optional<double> rollouts_per_s,
+json worker_status(const WorkerEntry& worker, std::optional<double> rollouts_per_s,
                    std::optional<double> rollouts_per_s_expected, bool receives_from_learner) {
-  return {{"id", w.id.value},
-          {"offer", w.offer},
-          {"rollouts", w.rollouts},
+  return {{"id", worker.id.value},
+          {"offer", worker.offer},
+          {"rollouts", worker.rollouts},
           {"rollouts_per_s", json_or_null(rollouts_per_s)},
           {"rollouts_per_s_expected", json_or_null(rollouts_per_s_expected)},
-          {"version", w.version ? json(w.version->value) : json(nullptr)},
-          {"bytes_in", w.bytes_in},
-          {"bytes_forwarded", w.bytes_forwarded},
-          {"memory_bytes", bytes_or_null(w.memory_bytes)},
-          {"heap_bytes", bytes_or_null(w.heap_bytes)},
+          {"version", worker.version ? json(worker.version->value) : json(nullptr)},
+          {"bytes_in", worker.bytes_in},
+          {"bytes_forwarded", worker.bytes_forwarded},
+          {"memory_bytes", bytes_or_null(worker.memory_bytes)},
+          {"heap_bytes", bytes_or_null(worker.heap_bytes)},
           {"seed", receives_from_learner},
-          {"quarantined", w.quarantined},
-          {"troubles", w.trouble_events},
-          {"away", w.presence == Presence::kAway},
-          {"lost", w.presence == Presence::kLost}};
+          {"quarantined", worker.quarantined},
+          {"troubles", worker.trouble_events},
+          {"away", worker.presence == Presence::kAway},
+          {"lost", worker.presence == Presence::kLost}};
 }
 
 json make_report(const ReportInput& input) {
   const RunConfig& config = *input.config;
   const provisioner::Plan& plan = *input.plan;
-  const RunFigures& f = input.figures;
-  const json delta_mean = json_or_null(f.patch_bytes.mean());
-  const json full = f.snapshot.is_object() ? f.snapshot.at("state_bytes") : json(nullptr);
-  const double training_seconds = f.step_seconds.totals().sum();
-  const double rollouts = static_cast<double>(f.steps * config.rollout.trajectories_per_step());
+  const RunFigures& figures = input.figures;
+  const json delta_bytes_mean = json_or_null(figures.patch_bytes.mean());
+  const json full_bytes = figures.snapshot.is_object() ? figures.snapshot.at("state_bytes") : json(nullptr);
+  const double training_seconds = figures.step_seconds.totals().sum();
+  const double rollouts = static_cast<double>(figures.steps * config.rollout.trajectories_per_step());
   const auto rate_of = [&](double seconds) { return seconds > 0 ? json(rollouts / seconds) : json(nullptr); };
 
   std::uint64_t alive = 0, acknowledged = 0;
   json differing = json::array();  // workers that acknowledged the last version with another digest
-  for (const WorkerEntry& w : input.workers) {
-    if (w.presence != Presence::kPresent) continue;
+  for (const WorkerEntry& worker : input.workers) {
+    if (worker.presence != Presence::kPresent) continue;
     ++alive;
-    if (w.version != input.version) continue;
+    if (worker.version != input.version) continue;
     ++acknowledged;
-    if (w.digest != input.digest) differing.push_back(w.id.value);
+    if (worker.digest != input.digest) differing.push_back(worker.id.value);
   }
   json workers = json::array();
-  for (const WorkerEntry& w : input.workers) workers.push_back(worker_json(w));
+  for (const WorkerEntry& worker : input.workers) workers.push_back(worker_json(worker));
 
   json report;
   report["schema_version"] = kReportSchemaVersion;
@@ -187,36 +189,36 @@ json make_report(const ReportInput& input) {
   report["steps"] = input.steps_done;
   report["steps_planned"] = config.run.steps;
   report["wall_seconds"] = input.wall_seconds;
-  report["settings_changed"] = f.settings_changed;
-  report["reward"] = first_and_last(f.reward);
+  report["settings_changed"] = figures.settings_changed;
+  report["reward"] = first_and_last(figures.reward);
   const auto accuracy = [](const json& row) { return row.is_object() ? row.at("accuracy") : json(nullptr); };
-  report["eval"] = {{"before", accuracy(f.eval_before)},
-                    {"after", accuracy(f.eval_after)},
-                    {"problems", f.eval_before.is_object() ? f.eval_before.at("problems") : json(nullptr)},
+  report["eval"] = {{"before", accuracy(figures.eval_before)},
+                    {"after", accuracy(figures.eval_after)},
+                    {"problems", figures.eval_before.is_object() ? figures.eval_before.at("problems") : json(nullptr)},
                     {"by_step", json::array()}};
-  for (const auto& [step, row] : f.evaluations.rows()) report["eval"]["by_step"].push_back(row);
+  for (const auto& [step, row] : figures.evaluations.rows()) report["eval"]["by_step"].push_back(row);
   for (const auto& task : config.task.listed_tasks) {
     const auto figure_of = [&](const json& row, const char* figure) {
       const json by_task = row.is_object() ? row.value("by_task", json::object()) : json::object();
       return by_task.contains(task.name) ? by_task.at(task.name).at(figure) : json(nullptr);
     };
-    report["eval"]["by_task"][task.name] = {{"before", figure_of(f.eval_before, "accuracy")},
-                                            {"after", figure_of(f.eval_after, "accuracy")},
-                                            {"problems", figure_of(f.eval_before, "problems")}};
-    const auto found = f.by_task.find(task.name);
-    const RunFigures::OfTask of_task = found == f.by_task.end() ? RunFigures::OfTask{} : found->second;
+    report["eval"]["by_task"][task.name] = {{"before", figure_of(figures.eval_before, "accuracy")},
+                                            {"after", figure_of(figures.eval_after, "accuracy")},
+                                            {"problems", figure_of(figures.eval_before, "problems")}};
+    const auto known = figures.by_task.find(task.name);
+    const RunFigures::OfTask of_task = known == figures.by_task.end() ? RunFigures::OfTask{} : known->second;
     json reward = first_and_last(of_task.reward);
     reward["responses"] = of_task.responses;
     report["reward"]["by_task"][task.name] = std::move(reward);
   }
-  if (f.warm_start.is_object())
-    report["warm_start"] = {{"steps", f.warm_start.at("steps")}, {"seconds", f.warm_start.at("seconds")}};
+  if (figures.warm_start.is_object())
+    report["warm_start"] = {{"steps", figures.warm_start.at("steps")}, {"seconds", figures.warm_start.at("seconds")}};
   report["learner"] = {
-      {"step_seconds_median", json_or_null(f.step_seconds.quantile(0.5))},
-      {"train_seconds_median", json_or_null(f.train_seconds.quantile(0.5))},
-      {"publish_seconds_median", json_or_null(f.publish_seconds.quantile(0.5))},
-      {"idle_fraction", training_seconds > 0 ? json(f.wait_seconds.sum() / training_seconds) : json(nullptr)}};
-  report["learning"] = learning_json(f);
+      {"step_seconds_median", json_or_null(figures.step_seconds.quantile(0.5))},
+      {"train_seconds_median", json_or_null(figures.train_seconds.quantile(0.5))},
+      {"publish_seconds_median", json_or_null(figures.publish_seconds.quantile(0.5))},
+      {"idle_fraction", training_seconds > 0 ? json(figures.wait_seconds.sum() / training_seconds) : json(nullptr)}};
+  report["learning"] = learning_json(figures);
   report["staleness"] = staleness_json(input);
   std::uint64_t set_aside = 0;
   for (const auto& [reason, groups] : input.groups_set_aside) set_aside += groups;
@@ -226,24 +228,24 @@ json make_report(const ReportInput& input) {
                        {"failed_groups", input.scoring.failed_groups},
                        {"seconds", input.scoring.seconds}};
   report["broadcast"] = {
-      {"publications", f.deltas + (f.snapshot.is_object() ? 1 : 0)},
-      {"full_bytes", full},
-      {"snapshot_bytes", f.snapshot.is_object() ? f.snapshot.at("patch_bytes") : json(nullptr)},
-      {"delta_bytes_mean", delta_mean},
-      {"compression_ratio", delta_mean.is_number() && full.is_number() && delta_mean.get<double>() > 0
-                                ? json(full.get<double>() / delta_mean.get<double>())
+      {"publications", figures.deltas + (figures.snapshot.is_object() ? 1 : 0)},
+      {"full_bytes", full_bytes},
+      {"snapshot_bytes", figures.snapshot.is_object() ? figures.snapshot.at("patch_bytes") : json(nullptr)},
+      {"delta_bytes_mean", delta_bytes_mean},
+      {"compression_ratio", delta_bytes_mean.is_number() && full_bytes.is_number() && delta_bytes_mean.get<double>() > 0
+                                ? json(full_bytes.get<double>() / delta_bytes_mean.get<double>())
                                 : json(nullptr)},
-      {"density_mean", json_or_null(f.changed_fraction.mean())},
-      {"density_deviation", json_or_null(f.changed_fraction.deviation())},
-      {"density_min", json_or_null(f.changed_fraction.min())},
-      {"density_max", json_or_null(f.changed_fraction.max())},
-      {"t_b_seconds_median", json_or_null(f.t_b.quantile(0.5))},
-      {"t_b_seconds_p95", json_or_null(f.t_b.quantile(0.95))},
-      {"t_b_parts", t_b_parts_json(f)},
-      {"workers", count(f.workers)},
-      {"acknowledged", count(f.acknowledged)},
-      {"lower_bound_seconds", json_or_null(f.lower_bound.quantile(0.5))},
-      {"predicted_seconds", json_or_null(f.predicted.quantile(0.5))},
+      {"density_mean", json_or_null(figures.changed_fraction.mean())},
+      {"density_deviation", json_or_null(figures.changed_fraction.deviation())},
+      {"density_min", json_or_null(figures.changed_fraction.min())},
+      {"density_max", json_or_null(figures.changed_fraction.max())},
+      {"t_b_seconds_median", json_or_null(figures.t_b.quantile(0.5))},
+      {"t_b_seconds_p95", json_or_null(figures.t_b.quantile(0.95))},
+      {"t_b_parts", t_b_parts_json(figures)},
+      {"workers", last_count(figures.workers)},
+      {"acknowledged", last_count(figures.acknowledged)},
+      {"lower_bound_seconds", json_or_null(figures.lower_bound.quantile(0.5))},
+      {"predicted_seconds", json_or_null(figures.predicted.quantile(0.5))},
       {"learner_bytes_sent", input.bytes_sent},
       {"topology", input.topology}};
   report["fleet"] = {{"workers_planned", input.fleet.planned},
@@ -274,12 +276,12 @@ json make_report(const ReportInput& input) {
 
 namespace {
 
-std::string number(const json& value, const char* format_spec) {
+std::string number_text(const json& value, const char* format_spec) {
   if (!value.is_number()) return "-";
   return fmt::format(fmt::runtime(format_spec), value.get<double>());
 }
 
-std::string bytes(const json& value) {
+std::string bytes_text(const json& value) {
   return value.is_number() ? to_text(Bytes{static_cast<std::uint64_t>(value.get<double>())}) : "-";
 }
 
@@ -287,10 +289,11 @@ std::string bytes(const json& value) {
 std::string acknowledged_text(const json& broadcast) {
   const json workers = broadcast.value("workers", json()), acknowledged = broadcast.value("acknowledged", json());
   if (!workers.is_number() || !acknowledged.is_number() || acknowledged >= workers) return "";
-  return fmt::format(", of {} of {} workers", number(acknowledged, "{:.0f}"), number(workers, "{:.0f}"));
+  return fmt::format(", of {} of {} workers", number_text(acknowledged, "{:.0f}"), number_text(workers, "{:.0f}"));
 }
 
-// A missing acknowledgement is harmless; a different digest of the same version is not.
+// Shows whether the workers have the learner's policy. A missing acknowledgement is harmless; a different digest of the
+// same version is not.
 std::string weights_text(const json& weights) {
   const auto version = weights.at("version").get<std::uint64_t>();
   const auto workers = weights.at("workers").get<std::uint64_t>();
@@ -319,18 +322,19 @@ std::string bound_text(const json& staleness) {
   return text;
 }
 
-std::string report_text(const json& r) {
+std::string report_text(const json& report) {
   std::string out;
   const auto line = [&](std::string_view label, const std::string& text) {
     out += fmt::format("  {:<12}{}\n", label, text);
   };
-  const json &eval = r.at("eval"), &learner = r.at("learner"), &staleness = r.at("staleness"),
-             &broadcast = r.at("broadcast");
-  const json &fleet = r.at("fleet"), &weights = r.at("weights"), &cost = r.at("cost"), &plan = r.at("plan");
-  out += fmt::format("{}: {} of {} steps in {} s ({})\n", r.at("run").get<std::string>(),
-                     r.at("steps").get<std::uint64_t>(), r.at("steps_planned").get<std::uint64_t>(),
-                     number(r.at("wall_seconds"), "{:.0f}"), r.at("ended").get<std::string>());
-  for (const json& change : r.value("settings_changed", json::array())) {
+  const json &eval = report.at("eval"), &learner = report.at("learner"), &staleness = report.at("staleness"),
+             &broadcast = report.at("broadcast");
+  const json &fleet = report.at("fleet"), &weights = report.at("weights"), &cost = report.at("cost"),
+             &plan = report.at("plan");
+  out += fmt::format("{}: {} of {} steps in {} s ({})\n", report.at("run").get<std::string>(),
+                     report.at("steps").get<std::uint64_t>(), report.at("steps_planned").get<std::uint64_t>(),
+                     number_text(report.at("wall_seconds"), "{:.0f}"), report.at("ended").get<std::string>());
+  for (const json& change : report.value("settings_changed", json::array())) {
     const auto value = [&](const char* which) {
       return change.at(which).is_string() ? change.at(which).get<std::string>() : std::string("not given");
     };
@@ -338,33 +342,35 @@ std::string report_text(const json& r) {
                                 value("new"), change.at("step").get<std::uint64_t>()));
   }
   line("accuracy",
-       fmt::format("{} -> {} on {} held-out problems;  reward {} -> {}", number(eval.at("before"), "{:.3f}"),
-                   number(eval.at("after"), "{:.3f}"), number(eval.at("problems"), "{:.0f}"),
-                   number(r.at("reward").at("first"), "{:.3f}"), number(r.at("reward").at("last"), "{:.3f}")));
+       fmt::format("{} -> {} on {} held-out problems;  reward {} -> {}", number_text(eval.at("before"), "{:.3f}"),
+                   number_text(eval.at("after"), "{:.3f}"), number_text(eval.at("problems"), "{:.0f}"),
+                   number_text(report.at("reward").at("first"), "{:.3f}"),
+                   number_text(report.at("reward").at("last"), "{:.3f}")));
   if (eval.contains("by_task"))
-    for (const auto& [task, of] : eval.at("by_task").items()) {
-      const json& reward = r.at("reward").at("by_task").at(task);
+    for (const auto& [task, task_eval] : eval.at("by_task").items()) {
+      const json& reward = report.at("reward").at("by_task").at(task);
       line("", fmt::format("{}: {} -> {} on {};  reward {} -> {} in {} responses", task,
-                           number(of.at("before"), "{:.3f}"), number(of.at("after"), "{:.3f}"),
-                           number(of.at("problems"), "{:.0f}"), number(reward.at("first"), "{:.3f}"),
-                           number(reward.at("last"), "{:.3f}"), number(reward.at("responses"), "{:.0f}")));
+                           number_text(task_eval.at("before"), "{:.3f}"), number_text(task_eval.at("after"), "{:.3f}"),
+                           number_text(task_eval.at("problems"), "{:.0f}"), number_text(reward.at("first"), "{:.3f}"),
+                           number_text(reward.at("last"), "{:.3f}"), number_text(reward.at("responses"), "{:.0f}")));
     }
-  line(
-      "learner",
-      fmt::format("step {} s (training {} s), idle {} of the time", number(learner.at("step_seconds_median"), "{:.2f}"),
-                  number(learner.at("train_seconds_median"), "{:.2f}"), number(learner.at("idle_fraction"), "{:.3f}")));
-  if (const json& learning = r.value("learning", json::object()); !learning.value("alarms", json::object()).empty())
+  line("learner", fmt::format("step {} s (training {} s), idle {} of the time",
+                              number_text(learner.at("step_seconds_median"), "{:.2f}"),
+                              number_text(learner.at("train_seconds_median"), "{:.2f}"),
+                              number_text(learner.at("idle_fraction"), "{:.3f}")));
+  if (const json& learning = report.value("learning", json::object());
+      !learning.value("alarms", json::object()).empty())
     line("alarms", fmt::format("{}; see events.jsonl for times and advice", learning.at("alarms").dump()));
   line("staleness",
-       fmt::format("mean {}, p95 {}, max {} of budget {};  rejected {} {}", number(staleness.at("mean"), "{:.2f}"),
-                   number(staleness.at("p95"), "{:.0f}"), number(staleness.at("max"), "{:.0f}"),
+       fmt::format("mean {}, p95 {}, max {} of budget {};  rejected {} {}", number_text(staleness.at("mean"), "{:.2f}"),
+                   number_text(staleness.at("p95"), "{:.0f}"), number_text(staleness.at("max"), "{:.0f}"),
                    staleness.at("budget").get<int>(), staleness.at("rejected").get<std::uint64_t>(),
                    staleness.at("rejected_by_reason").empty() ? "" : staleness.at("rejected_by_reason").dump()));
   if (const std::string limits = bound_text(staleness); !limits.empty()) line("", limits);
-  if (const json& set_aside = r.value("groups_set_aside", json::object()); set_aside.value("count", 0) > 0)
+  if (const json& set_aside = report.value("groups_set_aside", json::object()); set_aside.value("count", 0) > 0)
     line("set aside", fmt::format("{} groups that could not be generated {}",
                                   set_aside.at("count").get<std::uint64_t>(), set_aside.at("by_reason").dump()));
-  if (const json& regrading = r.value("regrading", json::object()); regrading.value("responses", 0) > 0) {
+  if (const json& regrading = report.value("regrading", json::object()); regrading.value("responses", 0) > 0) {
     line("regraded",
          fmt::format("{} of {} responses ({:.1f} %) in {:.1f} s; {} differed, {} unsettled, {} late, {} impossible",
                      regrading.at("graded").get<std::uint64_t>(), regrading.at("responses").get<std::uint64_t>(),
@@ -375,50 +381,54 @@ std::string report_text(const json& r) {
       line("", fmt::format("worker {} expelled: {}", expelled.at("worker").get<std::uint64_t>(),
                            expelled.at("reason").get<std::string>()));
   }
-  if (const json& scoring = r.value("scoring", json::object());
+  if (const json& scoring = report.value("scoring", json::object());
       scoring.value("responses", 0) + scoring.value("failed_groups", 0) > 0)
     line("scored here",
          fmt::format("{} responses in {:.1f} s; {} groups failed", scoring.at("responses").get<std::uint64_t>(),
                      scoring.at("seconds").get<double>(), scoring.at("failed_groups").get<std::uint64_t>()));
-  line("broadcast",
-       fmt::format("{} publications; full {}, delta {} on average ({}x smaller)",
-                   broadcast.at("publications").get<std::uint64_t>(), bytes(broadcast.at("full_bytes")),
-                   bytes(broadcast.at("delta_bytes_mean")), number(broadcast.at("compression_ratio"), "{:.1f}")));
+  line("broadcast", fmt::format("{} publications; full {}, delta {} on average ({}x smaller)",
+                                broadcast.at("publications").get<std::uint64_t>(),
+                                bytes_text(broadcast.at("full_bytes")), bytes_text(broadcast.at("delta_bytes_mean")),
+                                number_text(broadcast.at("compression_ratio"), "{:.1f}")));
   line("", fmt::format("T_b {} s (p95 {} s){}; lower bound {} s, formula {} s; learner sent {}",
-                       number(broadcast.at("t_b_seconds_median"), "{:.3f}"),
-                       number(broadcast.at("t_b_seconds_p95"), "{:.3f}"), acknowledged_text(broadcast),
-                       number(broadcast.at("lower_bound_seconds"), "{:.3f}"),
-                       number(broadcast.at("predicted_seconds"), "{:.3f}"), bytes(broadcast.at("learner_bytes_sent"))));
+                       number_text(broadcast.at("t_b_seconds_median"), "{:.3f}"),
+                       number_text(broadcast.at("t_b_seconds_p95"), "{:.3f}"), acknowledged_text(broadcast),
+                       number_text(broadcast.at("lower_bound_seconds"), "{:.3f}"),
+                       number_text(broadcast.at("predicted_seconds"), "{:.3f}"),
+                       bytes_text(broadcast.at("learner_bytes_sent"))));
   if (const json& parts = broadcast.value("t_b_parts", json()); parts.is_object()) {
     std::string text;
     for (const char* part : {"encode", "seal", "send", "verify", "install", "acknowledge"})
-      text += fmt::format("{}{} {}", text.empty() ? "" : ", ", part, number(parts.value(part, json()), "{:.3f}"));
+      text += fmt::format("{}{} {}", text.empty() ? "" : ", ", part, number_text(parts.value(part, json()), "{:.3f}"));
     line("", fmt::format("of T_b: {} s", text));
   }
   line("", broadcast.at("topology").get<std::string>());
-  if (const json& memory = r.value("memory", json::object()); memory.value("learner_bytes_max", json()).is_number())
-    line("memory", fmt::format("learner {} at most, a worker {}", bytes(memory.at("learner_bytes_max")),
-                               bytes(memory.at("worker_bytes_max"))));
+  if (const json& memory = report.value("memory", json::object());
+      memory.value("learner_bytes_max", json()).is_number())
+    line("memory", fmt::format("learner {} at most, a worker {}", bytes_text(memory.at("learner_bytes_max")),
+                               bytes_text(memory.at("worker_bytes_max"))));
   line("fleet", fmt::format("planned {}, started {}, lost {}, replaced {}", fleet.at("workers_planned").get<int>(),
                             fleet.at("workers_started").get<int>(), fleet.at("workers_lost").get<int>(),
                             fleet.at("workers_replaced").get<int>()));
   line("rollouts/s",
-       fmt::format("target {}, provisioned {}, measured {}", number(plan.at("target_rollouts_per_s"), "{:.1f}"),
-                   number(plan.at("provisioned_rollouts_per_s"), "{:.1f}"),
-                   number(plan.at("measured_rollouts_per_s"), "{:.1f}")));
+       fmt::format("target {}, provisioned {}, measured {}", number_text(plan.at("target_rollouts_per_s"), "{:.1f}"),
+                   number_text(plan.at("provisioned_rollouts_per_s"), "{:.1f}"),
+                   number_text(plan.at("measured_rollouts_per_s"), "{:.1f}")));
   line("weights", weights_text(weights));
-  line("cost",
-       fmt::format("${}{} in all, ${} per 1000 rollouts, fleet ${} per hour", number(cost.at("usd_total"), "{:.4f}"),
-                   cost.at("prices_known").get<bool>() ? "" : " and what is not stated",
-                   number(cost.at("usd_per_1k_rollouts"), "{:.5f}"), number(cost.at("plan_usd_per_hour"), "{:.3f}")));
+  line("cost", fmt::format("${}{} in all, ${} per 1000 rollouts, fleet ${} per hour",
+                           number_text(cost.at("usd_total"), "{:.4f}"),
+                           cost.at("prices_known").get<bool>() ? "" : " and what is not stated",
+                           number_text(cost.at("usd_per_1k_rollouts"), "{:.5f}"),
+                           number_text(cost.at("plan_usd_per_hour"), "{:.3f}")));
   out += fmt::format("\n  {:>6}  {:<22}{:>8}{:>10}{:>10}{:>11}{:>9}\n", "worker", "offer", "$/h", "rollouts", "in",
                      "forwarded", "version");
-  for (const json& w : r.at("workers"))
-    out += fmt::format("  {:>6}  {:<22}{:>8}{:>10}{:>10}{:>11}{:>9}{}\n", w.at("id").get<std::uint64_t>(),
-                       w.at("offer").get<std::string>(), number(w.at("price_usd_per_hour"), "{:.3f}"),
-                       w.at("rollouts").get<std::uint64_t>(), bytes(w.at("bytes_in")), bytes(w.at("bytes_forwarded")),
-                       w.at("version").is_null() ? "-" : std::to_string(w.at("version").get<std::uint64_t>()),
-                       w.at("lost").get<bool>() ? "  lost" : "");
+  for (const json& worker : report.at("workers"))
+    out += fmt::format("  {:>6}  {:<22}{:>8}{:>10}{:>10}{:>11}{:>9}{}\n", worker.at("id").get<std::uint64_t>(),
+                       worker.at("offer").get<std::string>(), number_text(worker.at("price_usd_per_hour"), "{:.3f}"),
+                       worker.at("rollouts").get<std::uint64_t>(), bytes_text(worker.at("bytes_in")),
+                       bytes_text(worker.at("bytes_forwarded")),
+                       worker.at("version").is_null() ? "-" : std::to_string(worker.at("version").get<std::uint64_t>()),
+                       worker.at("lost").get<bool>() ? "  lost" : "");
   return out;
 }
 

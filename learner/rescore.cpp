@@ -10,18 +10,18 @@ namespace echoline::learner {
 namespace {
 
 constexpr std::string_view kOperation = "rescore";
-constexpr std::size_t kReasonsMax = 16, kReasonBytes = 160, kPartsMax = 256;
+constexpr std::size_t kReasonsMax = 16, kReasonBytesMax = 160, kPartsMax = 256;
 
 // The problem from the grading task, or else from the run's own task.
 Result<schema::Problem> problem_of(const RescoreTask& grader, const schema::Trajectory& t) {
-  std::string in_its_place = "none";
+  std::string other_problem = "none";
   for (const data_plane::Adapter* adapter : {grader.task, grader.problems}) {
     if (adapter == nullptr) continue;
     auto problem = adapter->problem(t.group());
     if (problem && problem->id() == t.problem_id()) return problem;
-    if (problem) in_its_place = "another one";
+    if (problem) other_problem = "another one";
   }
-  return fail(Code::kNotFound, kOperation, "its problem is not known: the task has {} at its place", in_its_place);
+  return fail(Code::kNotFound, kOperation, "its problem is not known: the task has {} at its place", other_problem);
 }
 
 }  // namespace
@@ -41,15 +41,15 @@ Result<SecondGrade> grade_again(const RescoreTask& grader, const schema::Traject
   ECHO_ASSIGN(const auto episode,
               grader.task->begin(problem, data_plane::episode_seed(grader.seed, t.group(), t.member())));
   SecondGrade grade;
-  bool done = false;
-  for (grade.turns = 0; grade.turns < responses.size() && !done; ++grade.turns) {
+  bool is_done = false;
+  for (grade.turns = 0; grade.turns < responses.size() && !is_done; ++grade.turns) {
     ECHO_ASSIGN(const data_plane::Step step, data_plane::step_and_wait(*episode, responses[grade.turns]));
     if (step.side_prompt) return data_plane::side_prompt_error();
     data_plane::add(grade.score, step.score);
-    done = step.done;
+    is_done = step.done;
   }
-  grade.ended_early = done && grade.turns < responses.size();
-  if (!done) data_plane::add(grade.score, episode->cut());
+  grade.ended_early = is_done && grade.turns < responses.size();
+  if (!is_done) data_plane::add(grade.score, episode->cut());
   if (!std::isfinite(grade.score.reward))
     return fail(Code::kCorrupt, kOperation, "its reward is now {}", grade.score.reward);
   return grade;
@@ -57,34 +57,46 @@ Result<SecondGrade> grade_again(const RescoreTask& grader, const schema::Traject
 
 std::optional<bool> RescoreSums::add(const schema::Trajectory& t, const Result<SecondGrade>& second_grade) {
   if (!second_grade) {
-    const std::string reason = second_grade.error().message().substr(0, kReasonBytes);
+    const std::string reason = second_grade.error().message().substr(0, kReasonBytesMax);
     const bool has_room = sums_.ungraded.size() < kReasonsMax || sums_.ungraded.contains(reason);
     ++sums_.ungraded[has_room ? reason : "others"];
     return std::nullopt;
   }
   const data_plane::Score& score = second_grade->score;
   ++sums_.graded;
-  sums_.reward_old += t.reward(), sums_.reward_new += score.reward;
-  sums_.correct_old += t.correct() ? 1 : 0, sums_.correct_new += score.correct ? 1 : 0;
-  const auto part = [&](const std::string& name) -> RescoreSum::Part* {
+  sums_.reward_old += t.reward();
+  sums_.reward_new += score.reward;
+  sums_.correct_old += t.correct() ? 1 : 0;
+  sums_.correct_new += score.correct ? 1 : 0;
+  // Null if there are too many components already.
+  const auto find_or_add_part = [&](const std::string& name) -> RescoreSum::Part* {
     if (sums_.parts.size() >= kPartsMax && !sums_.parts.contains(name)) return nullptr;
     return &sums_.parts[name];
   };
   for (const auto& [name, value] : t.components())
-    if (auto* p = part(name)) ++p->rollouts_old, p->mean_old += value;
+    if (auto* part = find_or_add_part(name)) {
+      ++part->rollouts_old;
+      part->mean_old += value;
+    }
   for (const auto& [name, value] : score.components)
-    if (auto* p = part(name)) ++p->rollouts_new, p->mean_new += value;
-  if (!same_verdict(t, score)) return false;
+    if (auto* part = find_or_add_part(name)) {
+      ++part->rollouts_new;
+      part->mean_new += value;
+    }
+  if (!has_same_verdict(t, score)) return false;
   ++sums_.agree;
-  if (!same_parts(t, score)) ++sums_.components_differ;
+  if (!has_same_components(t, score)) ++sums_.components_differ;
   return true;
 }
 
 RescoreSum RescoreSums::sum() const {
   RescoreSum sum = sums_;
-  const double n = static_cast<double>(std::max<std::uint64_t>(sum.graded, 1));
-  for (double* value : {&sum.reward_old, &sum.reward_new, &sum.correct_old, &sum.correct_new}) *value /= n;
-  for (auto& [name, part] : sum.parts) part.mean_old /= n, part.mean_new /= n;
+  const double rollouts = static_cast<double>(std::max<std::uint64_t>(sum.graded, 1));
+  for (double* value : {&sum.reward_old, &sum.reward_new, &sum.correct_old, &sum.correct_new}) *value /= rollouts;
+  for (auto& [name, part] : sum.parts) {
+    part.mean_old /= rollouts;
+    part.mean_new /= rollouts;
+  }
   return sum;
 }
 

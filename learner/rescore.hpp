@@ -37,9 +37,9 @@ struct RescoreSum {
   std::uint64_t components_differ = 0;            // in rollouts that agree
   std::map<std::string, std::uint64_t> ungraded;  // by reason, at most 16; further reasons count as "others"
   double reward_old = 0, reward_new = 0, correct_old = 0, correct_new = 0;  // means over the graded rollouts
-  struct Part {
-    std::uint64_t rollouts_old = 0, rollouts_new = 0;  // rollouts that have the component
-    double mean_old = 0, mean_new = 0;                 // over all graded rollouts; 0 where it is missing
+  struct Part {                                                             // a component of the reward
+    std::uint64_t rollouts_old = 0, rollouts_new = 0;                       // rollouts that have the component
+    double mean_old = 0, mean_new = 0;  // over all graded rollouts; 0 where it is missing
   };
   std::map<std::string, Part> parts;
 };

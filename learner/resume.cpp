@@ -14,12 +14,13 @@ namespace echoline::learner {
 namespace {
 
 constexpr std::string_view kOperation = "resume", kConsumedFile = "consumed.json";
+constexpr std::size_t kConsumedBytesMax = 64 << 20;
 
 std::string list_changes(const std::vector<SettingChange>& changes,
-                         const std::function<bool(const std::string&)>& is_kept) {
+                         const std::function<bool(const std::string&)>& is_listed) {
   std::string text;
   for (const SettingChange& change : changes)
-    if (is_kept(change.key))
+    if (is_listed(change.key))
       text += fmt::format("{}{} was {} and is {}", text.empty() ? "" : ", ", change.key,
                           change.before.value_or("not given"), change.now.value_or("not given"));
   return text;
@@ -39,19 +40,19 @@ Result<std::vector<SettingChange>> changed_settings(const RunConfig& config) {
   ECHO_ASSIGN(const auto current_settings, flat_config(config.resolved_yaml));
   std::vector<SettingChange> changes;
   for (const auto& [key, value] : *stored_settings) {
-    const auto found = current_settings.find(key);
-    if (found == current_settings.end())
-      changes.push_back({key, value, {}});
-    else if (found->second != value)
-      changes.push_back({key, value, found->second});
+    const auto current = current_settings.find(key);
+    if (current == current_settings.end())
+      changes.push_back({.key = key, .before = value, .now = {}});
+    else if (current->second != value)
+      changes.push_back({.key = key, .before = value, .now = current->second});
   }
   for (const auto& [key, value] : current_settings)
-    if (!stored_settings->contains(key)) changes.push_back({key, {}, value});
+    if (!stored_settings->contains(key)) changes.push_back({.key = key, .before = {}, .now = value});
   std::ranges::sort(changes, {}, &SettingChange::key);
   return changes;
 }
 
-Status note_changed_settings(RunRecord& record, const RunConfig& config, std::uint64_t step) {
+Status record_changed_settings(RunRecord& record, const RunConfig& config, std::uint64_t step) {
   ECHO_ASSIGN(const std::vector<SettingChange> changes, changed_settings(config));
   const auto text = [](const std::optional<std::string>& value) {
     return value ? nlohmann::json(*value) : nlohmann::json(nullptr);
@@ -67,7 +68,8 @@ Status note_changed_settings(RunRecord& record, const RunConfig& config, std::ui
   return record.write_pending_rows();
 }
 
-Status note_unmarked(const std::filesystem::path& folder, std::uint64_t step, const std::vector<GroupId>& groups) {
+Status store_unmarked_batch(const std::filesystem::path& folder, std::uint64_t step,
+                            const std::vector<GroupId>& groups) {
   nlohmann::json ids = nlohmann::json::array();
   for (const GroupId id : groups) ids.push_back(id.value);
   return write_file_atomic(folder / kConsumedFile, json_text({{"step", step}, {"groups", ids}}) + "\n");
@@ -76,16 +78,17 @@ Status note_unmarked(const std::filesystem::path& folder, std::uint64_t step, co
 void mark_consumed(const std::filesystem::path& folder, std::uint64_t resume_step,
                    const std::function<Status(std::uint64_t step, const replay_buffer::Batch&)>& consume) {
   const std::filesystem::path file = folder / kConsumedFile;
-  const auto text = read_file(file, 64 << 20);
+  const auto text = read_file(file, kConsumedBytesMax);
   if (!text && text.error().code == Code::kNotFound) return;
   const auto stored = text ? nlohmann::json::parse(*text, nullptr, false) : nlohmann::json();
   const bool is_valid =
       stored.is_object() && stored.contains("step") && stored["step"].is_number_unsigned() && stored.contains("groups");
   // If the run resumes from an older checkpoint, the step is done again.
   if (is_valid && stored["step"].get<std::uint64_t>() + 1 == resume_step) {
-    replay_buffer::Batch batch{resume_step - 1, {}};
+    replay_buffer::Batch batch{.step = resume_step - 1, .groups = {}};
     for (const nlohmann::json& id : stored["groups"])
-      if (id.is_number_unsigned()) batch.groups.push_back({GroupId{id.get<std::uint64_t>()}, {}, {}});
+      if (id.is_number_unsigned())
+        batch.groups.push_back({.id = GroupId{id.get<std::uint64_t>()}, .version = {}, .trajectories = {}});
     if (const Status marked = consume(batch.step, batch); !marked)
       log::warn("{}: {}; groups may be trained on a second time", file.string(), marked.error().message());
   }
@@ -97,10 +100,10 @@ Status check_resume(const RunConfig& config, const model::ModelConfig& model, co
   const std::filesystem::path folder = config.run_folder(), checkpoints = folder / "checkpoints";
   if (!std::filesystem::exists(folder / "metrics.jsonl"))
     return fail(Code::kNotFound, kOperation, "{} holds no run; start it without --resume{}", folder.string(),
-                earlier_hint(folder));
-  if (const auto found = find_policy(checkpoints); !found && found.error().code == Code::kNotFound)
+                earlier_runs_hint(folder));
+  if (const auto policy = find_policy(checkpoints); !policy && policy.error().code == Code::kNotFound)
     return fail(Code::kNotFound, kOperation, "{} holds no checkpoint; start the run without --resume{}",
-                checkpoints.string(), earlier_hint(folder));
+                checkpoints.string(), earlier_runs_hint(folder));
   ECHO_ASSIGN(const std::vector<SettingChange> changes, changed_settings(config));
   const std::string group_size =
       list_changes(changes, [](const std::string& key) { return key == "rollout.group_size"; });
@@ -109,11 +112,11 @@ Status check_resume(const RunConfig& config, const model::ModelConfig& model, co
                 "{}: {}; a run keeps its group size, because its replay buffer holds groups of it", folder.string(),
                 group_size);
   if (config.learner.trainer == TrainerKind::kExternal || !built_in.settings_digest) return ok();
-  if (config.learner.loss.kl_coefficient > 0 && !std::filesystem::exists(checkpoints / kCheckpointReference))
+  if (config.learner.loss.kl_coefficient > 0 && !std::filesystem::exists(checkpoints / kReferencePolicyFile))
     return fail(Code::kInvalid, kOperation,
                 "{} does not exist: the run began with learner.kl_coefficient 0, so it has no reference policy. "
                 "Resume it with kl_coefficient 0, or start a new run",
-                (checkpoints / kCheckpointReference).string());
+                (checkpoints / kReferencePolicyFile).string());
   // An unreadable checkpoint does not prevent resuming: loading falls back to an older one.
   const auto newest = find_policy(checkpoints);
   const auto state =
@@ -126,8 +129,7 @@ Status check_resume(const RunConfig& config, const model::ModelConfig& model, co
   });
   return fail(Code::kInvalid, kOperation,
               "{} belongs to a run with another model, task or seed ({}): resume with the settings that the run was "
-              "started with, or start "
-              "another run",
+              "started with, or start another run",
               newest->model.parent_path().string(),
               changed_keys.empty() ? "the files that they name have changed" : changed_keys);
 }

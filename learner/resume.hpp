@@ -29,11 +29,12 @@ Result<std::vector<SettingChange>> changed_settings(const RunConfig& config);
 Status check_resume(const RunConfig& config, const model::ModelConfig& model, const BuiltIn& built_in);
 
 // Writes the changed settings to the run's events and metrics, before config.yaml is replaced.
-Status note_changed_settings(RunRecord& record, const RunConfig& config, std::uint64_t step);
+Status record_changed_settings(RunRecord& record, const RunConfig& config, std::uint64_t step);
 
-// Step `step`, counted from 0, was trained on these groups, but the replay buffer could not mark them as consumed.
-// Records this in consumed.json in the run's folder until the run is resumed.
-Status note_unmarked(const std::filesystem::path& folder, std::uint64_t step, const std::vector<GroupId>& groups);
+// Stores in consumed.json in the run's folder that step `step`, counted from 0, was trained on these groups, because
+// the replay buffer could not mark them as consumed. mark_consumed() reads it when the run is resumed.
+Status store_unmarked_batch(const std::filesystem::path& folder, std::uint64_t step,
+                            const std::vector<GroupId>& groups);
 // Calls `consume` for these groups if the run resumes at the next step, and removes the file. Logs a failure.
 void mark_consumed(const std::filesystem::path& folder, std::uint64_t resume_step,
                    const std::function<Status(std::uint64_t step, const replay_buffer::Batch&)>& consume);

@@ -8,7 +8,7 @@
 namespace echoline::learner {
 namespace {
 
-constexpr std::size_t kQueueMax = 65'536;
+constexpr std::size_t kQueueMax = 65'536;  // messages and calls
 
 }  // namespace
 
@@ -27,15 +27,22 @@ Result<std::unique_ptr<RolloutDesk>> RolloutDesk::open(const DeskOptions& option
   std::promise<Status> opened;
   std::future<Status> outcome = opened.get_future();
   desk->thread_ = std::thread([&opened, &checker, resume_step, self = desk.get()] {
-    auto logic = DeskLogic::open(
-        {self->options_, self->events_, self->clock_, self->database_, self->inbox_, self->batch_request_,
-         self->run_needs_results_, [self] { self->wake(); },
-         [self](WorkerId worker, const std::string& reason) { self->expel(worker, reason); }, std::move(checker)},
-        resume_step);
+    auto logic =
+        DeskLogic::open({.options = self->options_,
+                         .events = self->events_,
+                         .clock = self->clock_,
+                         .database = self->database_,
+                         .inbox = self->inbox_,
+                         .batch_request = self->batch_request_,
+                         .run_needs_results = self->run_needs_results_,
+                         .wake = [self] { self->wake(); },
+                         .expel = [self](WorkerId worker, const std::string& reason) { self->expel(worker, reason); },
+                         .checker = std::move(checker)},
+                        resume_step);
     if (!logic) return opened.set_value(std::move(logic).error());
     self->logic_ = std::move(*logic);
     opened.set_value(ok());
-    self->loop();
+    self->handle_queue_until_closed();
     self->logic_.reset();  // on this thread, which owns the database
   });
   ECHO_TRY(outcome.get());
@@ -50,7 +57,7 @@ void RolloutDesk::stop() {
   if (thread_.joinable()) thread_.join();
 }
 
-void RolloutDesk::loop() {
+void RolloutDesk::handle_queue_until_closed() {
   for (;;) {
     std::optional<Item> item = queue_.pop(DeskLogic::kTick);
     if (!item && queue_.closed()) return;
@@ -69,7 +76,7 @@ void RolloutDesk::loop() {
 }
 
 template <class T>
-Result<T> RolloutDesk::call(std::function<Result<T>()> work) {
+Result<T> RolloutDesk::call_on_thread(std::function<Result<T>()> work) {
   auto promise = std::make_shared<std::promise<Result<T>>>();
   std::future<Result<T>> outcome = promise->get_future();
   if (!queue_.try_push(Item(Task([promise, work = std::move(work)] { promise->set_value(work()); }))))
@@ -78,33 +85,35 @@ Result<T> RolloutDesk::call(std::function<Result<T>()> work) {
 }
 
 void RolloutDesk::begin_publishing(Version version) {
-  const Status done = call<void>([this, version]() -> Status {
+  const Status outcome = call_on_thread<void>([this, version]() -> Status {
     logic_->policies().begin_publishing(version);
     return ok();
   });
-  if (!done) log::warn("{}", done.error().message());
+  if (!outcome) log::warn("{}", outcome.error().message());
 }
 
 void RolloutDesk::finish_publishing(Version version, const overlay::Digest& digest) {
-  const Status done = call<void>([&]() -> Status {
+  const Status outcome = call_on_thread<void>([&]() -> Status {
     logic_->policies().finish_publishing(version, {reinterpret_cast<const char*>(digest.data()), digest.size()});
     return ok();
   });
-  if (!done) log::warn("{}", done.error().message());
+  if (!outcome) log::warn("{}", outcome.error().message());
 }
 
 void RolloutDesk::receive(WorkerId worker, std::string bytes) {
-  const std::size_t size = bytes.size();
-  const DeskInbox::Admission admission = inbox_.admit(worker, size, is_database_stalled());
-  if (!admission.expel.empty()) return expel(worker, admission.expel);
-  if (!admission.accepted) return;  // the inbox reports the worker once the database stores again
-  if (queue_.try_push(Item(Deferred(Incoming{worker, std::move(bytes), is_database_stalled()})))) return;
-  inbox_.release(worker, size);
+  const std::size_t message_bytes = bytes.size();
+  const DeskInbox::Admission admission = inbox_.admit(worker, message_bytes, is_database_stalled());
+  if (!admission.expel_reason.empty()) return expel(worker, admission.expel_reason);
+  if (!admission.is_accepted) return;  // the inbox reports the worker once the database stores again
+  if (queue_.try_push(Item(
+          Deferred(Incoming{.worker = worker, .bytes = std::move(bytes), .skips_rate_check = is_database_stalled()}))))
+    return;
+  inbox_.release(worker, message_bytes);
   log::warn("worker {}: a message is dropped, because {} are queued already; the lease that it was for will expire",
             worker, kQueueMax);
 }
 
-// Also ignores the worker's queued messages.
+// Asks for the worker's expulsion, and ignores its queued messages.
 void RolloutDesk::expel(WorkerId worker, const std::string& reason) {
   inbox_.block(worker, reason);
   events_.misbehaved(worker, reason);
@@ -123,19 +132,19 @@ Result<std::optional<replay_buffer::Batch>> RolloutDesk::wait_batch(std::uint64_
 }
 
 Status RolloutDesk::consume(std::uint64_t step, const replay_buffer::Batch& batch) {
-  return call<void>([&] { return logic_->consume(step, batch); });
+  return call_on_thread<void>([&] { return logic_->consume(step, batch); });
 }
 
 Status RolloutDesk::prune(std::uint64_t step) {
-  return call<void>([&] { return logic_->batches().prune(step); });
+  return call_on_thread<void>([&] { return logic_->batches().prune(step); });
 }
 
 Status RolloutDesk::discard_groups_of(WorkerId worker) {
-  return call<void>([&] { return logic_->batches().discard_groups_of(worker); });
+  return call_on_thread<void>([&] { return logic_->batches().discard_groups_of(worker); });
 }
 
 Result<DeskCounts> RolloutDesk::counts() {
-  return call<DeskCounts>([this] { return logic_->counts(); });
+  return call_on_thread<DeskCounts>([this] { return logic_->counts(); });
 }
 
 }  // namespace echoline::learner

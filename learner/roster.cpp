@@ -18,12 +18,12 @@ void Roster::add_rented_offer(const provisioner::Offer& offer) {
   rented_[offer.id] = offer;
 }
 
-// The offer from which a worker was rented; null for a worker that joined by hand. A market has many thousand offers.
-// Needs mutex_.
+// The offer from which a worker was rented; null for a worker that joined by hand. The caller holds mutex_. Found by
+// maps, because a market has many thousand offers.
 const provisioner::Offer* Roster::offer_named(const std::string& name) const {
   if (const auto rented = rented_.find(name); rented != rented_.end()) return &rented->second;
-  const auto found = planned_.find(name);
-  return found == planned_.end() ? nullptr : found->second;
+  const auto planned = planned_.find(name);
+  return planned == planned_.end() ? nullptr : planned->second;
 }
 
 std::uint32_t Roster::region_of(const std::string& name, const std::string& place) const {
@@ -35,17 +35,18 @@ std::uint32_t Roster::region_of(const std::string& name, const std::string& plac
 
 void Roster::on_presence_change(const PresenceChange& change, TimePoint now) {
   const std::lock_guard lock(mutex_);
-  WorkerEntry& w = workers_[change.worker];
-  if (change.kind == PresenceChange::Kind::kAway) w.presence = Presence::kAway;
-  if (change.kind == PresenceChange::Kind::kLost) w.presence = Presence::kLost;
+  WorkerEntry& entry = workers_[change.worker];
+  if (change.kind == PresenceChange::Kind::kAway) entry.presence = Presence::kAway;
+  if (change.kind == PresenceChange::Kind::kLost) entry.presence = Presence::kLost;
   if (!change.has_joined()) return;
   if (change.kind == PresenceChange::Kind::kBack) meters_[change.worker].record_return(now);
-  w.presence = Presence::kPresent;
-  w.id = change.worker;
-  w.offer = change.offer;
-  w.region = change.region;
-  if (const auto& regions = config_.paths.regions.regions; !regions.empty()) w.region_name = regions[w.region].name;
-  if (const provisioner::Offer* offer = offer_named(w.offer)) w.price_usd_per_hour = offer->usd_per_hour();
+  entry.presence = Presence::kPresent;
+  entry.id = change.worker;
+  entry.offer = change.offer;
+  entry.region = change.region;
+  if (const auto& regions = config_.paths.regions.regions; !regions.empty())
+    entry.region_name = regions[entry.region].name;
+  if (const provisioner::Offer* offer = offer_named(entry.offer)) entry.price_usd_per_hour = offer->usd_per_hour();
   drawn_topology_.reset();  // the next drawing shows the worker's name
 }
 
@@ -62,10 +63,10 @@ void Roster::record_acknowledgement(WorkerId id, Version version, const overlay:
 
 WorkerMeter::Progress Roster::take_heartbeat(WorkerId id, const schema::Vitals& vitals, TimePoint now) {
   const std::lock_guard lock(mutex_);
-  WorkerEntry& w = workers_[id];
-  w.memory_bytes = vitals.resident_bytes();
-  w.heap_bytes = vitals.heap_bytes();
-  if (vitals.policies() > 0) w.install_seconds_mean = vitals.install_s() / static_cast<double>(vitals.policies());
+  WorkerEntry& entry = workers_[id];
+  entry.memory_bytes = vitals.resident_bytes();
+  entry.heap_bytes = vitals.heap_bytes();
+  if (vitals.policies() > 0) entry.install_seconds_mean = vitals.install_s() / static_cast<double>(vitals.policies());
   return meters_[id].take_heartbeat(vitals, now);
 }
 
@@ -85,11 +86,11 @@ std::optional<std::string> Roster::refresh(const overlay::LearnerStats& stats) {
   const std::lock_guard lock(mutex_);
   floods_ = stats.floods;
   for (const overlay::WorkerView& view : stats.workers) {
-    WorkerEntry& w = workers_[view.info.id];
-    w.bytes_in = view.bytes_in.count;
-    w.bytes_forwarded = view.bytes_forwarded.count;
-    w.quarantined = view.quarantined;
-    w.delay = view.delay.value_or(Duration{});
+    WorkerEntry& entry = workers_[view.info.id];
+    entry.bytes_in = view.bytes_in.count;
+    entry.bytes_forwarded = view.bytes_forwarded.count;
+    entry.quarantined = view.quarantined;
+    entry.delay = view.delay.value_or(Duration{});
   }
   topology_summary_ = stats.topology.to_short_text();
   const auto seeds = stats.topology.children_of(kLearnerId);
@@ -101,8 +102,8 @@ std::optional<std::string> Roster::refresh(const overlay::LearnerStats& stats) {
 
 bool Roster::all_present_have(Version version) const {
   const std::lock_guard lock(mutex_);
-  return std::all_of(workers_.begin(), workers_.end(), [&](const auto& entry) {
-    return entry.second.presence != Presence::kPresent || entry.second.version == version;
+  return std::all_of(workers_.begin(), workers_.end(), [&](const auto& worker) {
+    return worker.second.presence != Presence::kPresent || worker.second.version == version;
   });
 }
 
@@ -110,11 +111,11 @@ std::vector<chains::WorkerLink> Roster::links_of(std::span<const WorkerId> worke
   const std::lock_guard lock(mutex_);
   std::vector<chains::WorkerLink> links;
   for (const WorkerId id : workers) {
-    const auto found = workers_.find(id);
-    const WorkerEntry& w = found == workers_.end() ? WorkerEntry{} : found->second;
-    const provisioner::Offer* offer = offer_named(w.offer);
+    const auto known = workers_.find(id);
+    const WorkerEntry& entry = known == workers_.end() ? WorkerEntry{} : known->second;
+    const provisioner::Offer* offer = offer_named(entry.offer);
     const auto [up, down] = provisioner::links_of(offer ? *offer : provisioner::Offer{}, config_.fleet, config_.paths);
-    links.push_back({id, up, down, w.delay, w.region});
+    links.push_back({.id = id, .up = up, .down = down, .delay = entry.delay, .region = entry.region});
   }
   return links;
 }
@@ -122,18 +123,18 @@ std::vector<chains::WorkerLink> Roster::links_of(std::span<const WorkerId> worke
 std::vector<WorkerEntry> Roster::entries() const {
   const std::lock_guard lock(mutex_);
   std::vector<WorkerEntry> all;
-  for (const auto& [id, w] : workers_) all.push_back(w);
+  for (const auto& [id, entry] : workers_) all.push_back(entry);
   return all;
 }
 
 nlohmann::json Roster::status() const {
   const std::lock_guard lock(mutex_);
   nlohmann::json rows = nlohmann::json::array();
-  for (const auto& [id, w] : workers_) {
+  for (const auto& [id, entry] : workers_) {
     const auto meter = meters_.find(id);
-    const WorkerMeter::Progress done = meter == meters_.end() ? WorkerMeter::Progress{} : meter->second.total();
-    const provisioner::Offer* offer = offer_named(w.offer);
-    rows.push_back(worker_status(w, done.busy_s > 0 ? std::optional(done.rollouts / done.busy_s) : std::nullopt,
+    const WorkerMeter::Progress total = meter == meters_.end() ? WorkerMeter::Progress{} : meter->second.total();
+    const provisioner::Offer* offer = offer_named(entry.offer);
+    rows.push_back(worker_status(entry, total.busy_s > 0 ? std::optional(total.rollouts / total.busy_s) : std::nullopt,
                                  offer ? std::optional(offer->rollouts_per_s) : std::nullopt, seeds_.contains(id)));
   }
   return rows;
@@ -151,8 +152,8 @@ std::uint64_t Roster::floods() const {
 
 void Roster::check() const {
   const std::lock_guard lock(mutex_);
-  for (const auto& [id, w] : workers_)
-    ECHO_CHECK(w.id == id || w.offer.empty(), "worker {} is entered as {}", id, w.id);
+  for (const auto& [id, entry] : workers_)
+    ECHO_CHECK(entry.id == id || entry.offer.empty(), "worker {} is entered as {}", id, entry.id);
   for (const auto& [id, meter] : meters_)
     ECHO_CHECK(workers_.contains(id), "worker {} is measured and not entered", id);
 }

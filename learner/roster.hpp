@@ -31,7 +31,7 @@ class Roster {
   // worker is named after its offer.
   std::uint32_t region_of(const std::string& name, const std::string& place) const;
   void on_presence_change(const PresenceChange& change, TimePoint now);
-  void count_trouble(WorkerId id);  // an error that the overlay reports of the worker
+  void count_trouble(WorkerId id);  // the overlay reported an error of the worker
   void record_acknowledgement(WorkerId id, Version version, const overlay::Digest& digest);
   WorkerMeter::Progress take_heartbeat(WorkerId id, const schema::Vitals& vitals, TimePoint now);
   void record_accepted(WorkerId id, std::uint64_t rollouts, double lease_seconds);

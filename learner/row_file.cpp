@@ -17,15 +17,15 @@ constexpr std::string_view kReadRun = "read run";
 // Reads `size` bytes at `offset`; fewer only at the file's end.
 Result<std::size_t> read_at(int fd, const std::filesystem::path& path, char* into, std::size_t size,
                             std::uint64_t offset) {
-  std::size_t done = 0;
-  while (done < size) {
-    const ssize_t n = ::pread(fd, into + done, size - done, static_cast<off_t>(offset + done));
-    if (n < 0 && errno == EINTR) continue;
-    if (n < 0) return os_error(kReadRun, path);
-    if (n == 0) break;
-    done += static_cast<std::size_t>(n);
+  std::size_t bytes_read = 0;
+  while (bytes_read < size) {
+    const ssize_t count = ::pread(fd, into + bytes_read, size - bytes_read, static_cast<off_t>(offset + bytes_read));
+    if (count < 0 && errno == EINTR) continue;
+    if (count < 0) return os_error(kReadRun, path);
+    if (count == 0) break;
+    bytes_read += static_cast<std::size_t>(count);
   }
-  return done;
+  return bytes_read;
 }
 
 Result<std::uint64_t> size_of(int fd, const std::filesystem::path& path) {
@@ -41,13 +41,13 @@ Result<std::uint64_t> offset_after_newline_from_end(int fd, const std::filesyste
   std::string block(kRowBlockBytes, '\0');
   std::uint64_t newlines = 0;
   for (std::uint64_t block_offset = size; block_offset > 0;) {
-    const std::size_t length = static_cast<std::size_t>(std::min<std::uint64_t>(block_offset, block.size()));
-    block_offset -= length;
-    ECHO_ASSIGN(const std::size_t bytes_read, read_at(fd, path, block.data(), length, block_offset));
+    const std::size_t block_bytes = static_cast<std::size_t>(std::min<std::uint64_t>(block_offset, block.size()));
+    block_offset -= block_bytes;
+    ECHO_ASSIGN(const std::size_t bytes_read, read_at(fd, path, block.data(), block_bytes, block_offset));
     for (std::size_t i = bytes_read; i > 0;) {
-      const void* found = ::memrchr(block.data(), '\n', i);
-      if (found == nullptr) break;
-      i = static_cast<std::size_t>(static_cast<const char*>(found) - block.data());
+      const void* newline = ::memrchr(block.data(), '\n', i);
+      if (newline == nullptr) break;
+      i = static_cast<std::size_t>(static_cast<const char*>(newline) - block.data());
       if (++newlines == n) return block_offset + i + 1;
     }
   }
@@ -73,22 +73,24 @@ Error RowFile::corrupt(std::string_view found) const {
               path_.string(), where, kRowBytesMax, found);
 }
 
-// False at the file's end.
+// Reads the next block behind the data in the buffer. False at the file's end.
 Result<bool> RowFile::read_block() {
-  if (end_ - begin_ > kRowBytesMax) {  // discards its bytes while searching for its newline
-    left_out_ += end_ - begin_;
+  if (end_ - begin_ > kRowBytesMax) {  // the row is too long: only its newline is searched for
+    skipped_bytes_ += end_ - begin_;
     begin_ = scanned_ = end_ = 0;
   }
   if (begin_ > 0) {
     std::memmove(buffer_.data(), buffer_.data() + begin_, end_ - begin_);
-    end_ -= begin_, scanned_ -= begin_, begin_ = 0;
+    end_ -= begin_;
+    scanned_ -= begin_;
+    begin_ = 0;
   }
   if (buffer_.size() < end_ + kRowBlockBytes) {
     buffer_.reserve(std::min(kRowBytesMax + 2 * kRowBlockBytes, 2 * (end_ + kRowBlockBytes)));
     buffer_.resize(std::min(buffer_.capacity(), kRowBytesMax + 2 * kRowBlockBytes));
   }
   ECHO_ASSIGN(const std::size_t bytes_read, read_at(fd_->get(), path_, buffer_.data() + end_, kRowBlockBytes,
-                                                    place_.offset + left_out_ + (end_ - begin_)));
+                                                    place_.offset + skipped_bytes_ + (end_ - begin_)));
   end_ += bytes_read;
   return bytes_read > 0;
 }
@@ -105,12 +107,12 @@ Result<std::optional<std::string_view>> RowFile::next() {
     }
     const std::string_view row(buffer_.data() + begin_,
                                static_cast<std::size_t>(static_cast<const char*>(newline) - (buffer_.data() + begin_)));
-    const std::uint64_t length = std::exchange(left_out_, 0) + row.size();
+    const std::uint64_t row_bytes = std::exchange(skipped_bytes_, 0) + row.size();
     row_begin_ = place_.offset;
-    place_.offset += length + 1;
+    place_.offset += row_bytes + 1;
     if (place_.row) ++*place_.row;
     begin_ = scanned_ = begin_ + row.size() + 1;
-    if (length > kRowBytesMax) return corrupt(fmt::format("one of {} bytes", length));
+    if (row_bytes > kRowBytesMax) return corrupt(fmt::format("one of {} bytes", row_bytes));
     return std::optional(row);
   }
 }
@@ -144,9 +146,9 @@ Result<RowPlace> last_rows(const std::filesystem::path& path, std::uint64_t rows
   const Descriptor fd(::open(path.c_str(), O_RDONLY | O_CLOEXEC));
   if (fd.get() < 0) return os_error(kReadRun, path);
   ECHO_ASSIGN(const std::uint64_t size, size_of(fd.get(), path));
-  // One newline more: that of the row before them.
+  // Looks for one more newline, which ends the row before them.
   ECHO_ASSIGN(const std::uint64_t offset, offset_after_newline_from_end(fd.get(), path, size, rows + 1));
-  return RowPlace{offset, offset == 0 ? std::optional<std::uint64_t>(0) : std::nullopt};
+  return RowPlace{.offset = offset, .row = offset == 0 ? std::optional<std::uint64_t>(0) : std::nullopt};
 }
 
 Status cut_torn_row(const std::filesystem::path& path) {
@@ -156,8 +158,8 @@ Status cut_torn_row(const std::filesystem::path& path) {
     return os_error("resume", path);
   }
   ECHO_ASSIGN(const std::uint64_t size, size_of(fd.get(), path));
-  ECHO_ASSIGN(const std::uint64_t keep, offset_after_newline_from_end(fd.get(), path, size, 1));
-  if (keep < size && ::ftruncate(fd.get(), static_cast<off_t>(keep)) != 0) return os_error("resume", path);
+  ECHO_ASSIGN(const std::uint64_t kept_bytes, offset_after_newline_from_end(fd.get(), path, size, 1));
+  if (kept_bytes < size && ::ftruncate(fd.get(), static_cast<off_t>(kept_bytes)) != 0) return os_error("resume", path);
   return ok();
 }
 

@@ -24,7 +24,7 @@ struct RowPlace {
   std::optional<std::uint64_t> row = 0;  // rows before it; absent: unknown, because the place was found from the end
 };
 
-// One thread. The file may grow meanwhile.
+// One thread. Another process may append to the file meanwhile.
 class RowFile {
  public:
   // kNotFound, kIo.
@@ -53,8 +53,8 @@ class RowFile {
   std::string buffer_;
   // In the buffer: the start of the next row, the end of the part without a newline, and the end of the data.
   std::size_t begin_ = 0, scanned_ = 0, end_ = 0;
-  std::uint64_t left_out_ = 0;   // skipped bytes of a row that is too long
-  std::uint64_t row_begin_ = 0;  // of the last row that next() returned or reported
+  std::uint64_t skipped_bytes_ = 0;  // skipped bytes of a row that is too long
+  std::uint64_t row_begin_ = 0;      // of the last row that next() returned or reported
 };
 
 // Calls `visit` with every row in order. Ends with the first error of `visit` or of the file.

@@ -9,7 +9,9 @@
 namespace echoline::learner {
 namespace {
 
-constexpr std::chrono::seconds kSaveEvery(5);
+constexpr std::chrono::seconds kSaveInterval(5);
+constexpr double kSecondsPerHour = 3600;
+constexpr std::size_t kUsageBytesMax = 1 << 20;
 
 }  // namespace
 
@@ -18,23 +20,23 @@ RunClock::RunClock(std::filesystem::path file, std::optional<double> usd_per_hou
 
 Result<std::unique_ptr<RunClock>> RunClock::open(const std::filesystem::path& folder,
                                                  std::optional<double> usd_per_hour, bool resume, const Clock& clock) {
-  std::unique_ptr<RunClock> run(new RunClock(folder / "usage.json", usd_per_hour, clock));
-  if (resume && std::filesystem::exists(run->file_)) {
-    ECHO_ASSIGN(const std::string text, read_file(run->file_, 1 << 20));
+  std::unique_ptr<RunClock> run_clock(new RunClock(folder / "usage.json", usd_per_hour, clock));
+  if (resume && std::filesystem::exists(run_clock->file_)) {
+    ECHO_ASSIGN(const std::string text, read_file(run_clock->file_, kUsageBytesMax));
     const auto usage = nlohmann::json::parse(text, nullptr, false);
     const auto has_number = [&](const char* key) { return usage.contains(key) && usage.at(key).is_number(); };
     const bool is_valid = usage.is_object() && has_number("wall_seconds") && usage.contains("learner_usd") &&
                           (has_number("learner_usd") || usage.at("learner_usd").is_null());
     if (!is_valid)
       return fail(Code::kCorrupt, "resume", "{}: expected wall_seconds and learner_usd; remove it to count from 0",
-                  run->file_.string());
-    run->seconds_before_ = usage.at("wall_seconds");
-    run->usd_before_.reset();
-    if (has_number("learner_usd")) run->usd_before_ = usage.at("learner_usd").get<double>();
+                  run_clock->file_.string());
+    run_clock->seconds_before_ = usage.at("wall_seconds");
+    run_clock->usd_before_.reset();
+    if (has_number("learner_usd")) run_clock->usd_before_ = usage.at("learner_usd").get<double>();
   }
-  ECHO_TRY(run->save());
-  run->thread_ = std::thread([self = run.get()] { self->loop(); });
-  return run;
+  ECHO_TRY(run_clock->save());
+  run_clock->thread_ = std::thread([self = run_clock.get()] { self->save_until_stopped(); });
+  return run_clock;
 }
 
 RunClock::~RunClock() {
@@ -47,13 +49,13 @@ RunClock::~RunClock() {
   if (const Status saved = save(); !saved) log::warn("{}", saved.error().message());
 }
 
-void RunClock::loop() {
+void RunClock::save_until_stopped() {
   std::unique_lock lock(mutex_);
-  for (bool failing = false; !wake_.wait_for(lock, kSaveEvery, [this] { return stopping_; });) {
+  for (bool is_failing = false; !wake_.wait_for(lock, kSaveInterval, [this] { return stopping_; });) {
     lock.unlock();
     const Status saved = save();
-    if (!saved && !failing) log::warn("{}", saved.error().message());  // logged once, until it succeeds
-    failing = !saved;
+    if (!saved && !is_failing) log::warn("{}", saved.error().message());  // logged once, until it succeeds
+    is_failing = !saved;
     lock.lock();
   }
 }
@@ -62,7 +64,7 @@ double RunClock::wall_seconds() const { return seconds_before_ + seconds_of_proc
 
 std::optional<double> RunClock::learner_usd() const {
   if (!usd_before_ || !usd_per_hour_) return std::nullopt;
-  return *usd_before_ + *usd_per_hour_ * seconds_of_process() / 3600;
+  return *usd_before_ + *usd_per_hour_ * seconds_of_process() / kSecondsPerHour;
 }
 
 Status RunClock::save() const {

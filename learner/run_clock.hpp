@@ -1,5 +1,5 @@
-// The working time of all processes of a run, and the cost of the learner's machine. A killed process counts up to a
-// few seconds before its end.
+// The working time of all processes of a run, and the cost of the learner's machine. For a killed process, the last few
+// seconds may be missing.
 #pragma once
 #include <condition_variable>
 #include <filesystem>
@@ -29,15 +29,15 @@ class RunClock {
 
  private:
   RunClock(std::filesystem::path file, std::optional<double> usd_per_hour, const Clock& clock);
-  void loop();
+  void save_until_stopped();
   double seconds_of_process() const { return seconds(clock_.now() - started_); }
 
   const std::filesystem::path file_;
   const std::optional<double> usd_per_hour_;
   const Clock& clock_;
   const TimePoint started_;
-  double seconds_before_ = 0;
-  std::optional<double> usd_before_ = 0.0;
+  double seconds_before_ = 0;               // of earlier processes of the run
+  std::optional<double> usd_before_ = 0.0;  // absent if a price was unknown
 
   mutable std::mutex save_mutex_;
   std::mutex mutex_;

@@ -52,11 +52,11 @@ enum class TrainerKind { kBuiltIn, kExternal };
 
 struct LearnerSection : TrainingSettings {
   TrainerKind trainer = TrainerKind::kBuiltIn;
-  std::string api = "socket";  // for an external one: "socket", or HOST:PORT of this machine
+  std::string api = "socket";  // for an external trainer: "socket", or HOST:PORT of this machine
   std::string device = "cpu";  // cpu, cuda, cuda:N
-  int threads = 1;             // of libtorch, and that encode policies; on a GPU as many as the machine has, by default
+  int threads = 1;             // threads of libtorch, and threads that encode policies; default on a GPU: all
   Compute compute = Compute::kFp32;
-  bool recompute = false;
+  bool recompute = false;               // computes activations again in the backward pass, to save memory
   std::uint32_t checkpoint_every = 10;  // steps
   std::uint32_t checkpoints_kept = 2;
   std::optional<double> usd_per_hour;  // the learner's own machine, part of plan and report; absent: not known
@@ -69,7 +69,7 @@ struct WorkerSection {
   std::string device = "cpu";      // device of the built-in engine: cpu, cuda, cuda:N
   std::string engine_command;      // starts a server for the latter two
   Duration engine_patience = std::chrono::minutes(10);
-  std::optional<unsigned> threads;  // of a worker; 0: as many as its host has; absent: worker::EngineOptions decides
+  std::optional<unsigned> threads;  // of a worker; 0: all of its host; absent: worker::EngineOptions decides
   // These settings as arguments of `echoline worker`.
   std::vector<std::string> arguments() const;
 };
@@ -78,19 +78,21 @@ struct RunConfig {
   RunSection run;
   model::ModelSettings model;
   data_plane::TaskSettings task;
-  model::PromptStyle prompts;  // of the sections `task` and `rollout`
+  model::PromptStyle prompts;  // from the sections `task` and `rollout`
   EvaluationSection evaluation;
   data_plane::RolloutSettings rollout;
-  replay_buffer::LeaseSettings lease;  // of the section `rollout` too
+  replay_buffer::LeaseSettings lease;  // from the section `rollout` too
   replay_buffer::StalenessSettings staleness;
   LearnerSection learner;
   overlay::NetworkSettings network;
-  provisioner::PathSettings paths;  // of the section `network` too
+  provisioner::PathSettings paths;  // from the section `network` too
   provisioner::FleetSettings fleet;
   WorkerSection worker;
   std::string resolved_yaml;  // all settings, defaults included
   replay_buffer::Pacing pacing() const;
-  replay_buffer::LeaseLength lease_length() const { return {lease, rollout.response_tokens_max}; }
+  replay_buffer::LeaseLength lease_length() const {
+    return {.limits = lease, .tokens_max = rollout.response_tokens_max};
+  }
   std::filesystem::path run_folder() const { return run.folder / run.name; }
 };
 
@@ -100,8 +102,8 @@ struct RunConfig {
 Result<RunConfig> load_run_config(const std::filesystem::path& path,
                                   const std::vector<std::pair<std::string, std::string>>& overrides = {});
 
-// The sections of a run file that a simulated run has as well, from a file that the caller has opened. model, task,
-// evaluation and worker may be absent; so may fleet.offers, where offers are made up elsewhere.
+// Reads the sections of a run file that a simulated run has as well, from a file that the caller has opened. model,
+// task, evaluation and worker may be absent. So may fleet.offers, because a simulation can make up offers.
 void read_simulated_run(ConfigSection root, RunConfig& config);
 
 // Every key of a run file with its meaning, including those of the built-in adapters.

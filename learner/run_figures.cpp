@@ -10,8 +10,8 @@ namespace {
 
 using nlohmann::json;
 
-constexpr std::uint64_t kNumbersMax = 10'000'000;  // most learner steps of a run file
-constexpr std::size_t kAgesMax = 4096, kTasksMax = 1024, kPartsMax = 64;
+constexpr std::uint64_t kNumbersMax = 10'000'000;                         // most learner steps of a run file
+constexpr std::size_t kAgesMax = 4096, kTasksMax = 1024, kPartsMax = 64;  // bound memory for damaged files
 
 std::optional<double> number(const json& row, const char* key) {
   const auto it = row.find(key);
@@ -34,8 +34,9 @@ void add(Totals& totals, const json& row, const char* key) {
 void add(Distribution& values, const json& row, const char* key) {
   if (const auto value = number(row, key)) values.add(*value);
 }
-void add(Figure& figure, std::uint64_t n, const json& row, const char* key) {
-  if (const auto value = number(row, key)) figure.add(n, *value);
+// `position`: the number of the row's step or version.
+void add(Figure& figure, std::uint64_t position, const json& row, const char* key) {
+  if (const auto value = number(row, key)) figure.add(position, *value);
 }
 
 }  // namespace
@@ -47,6 +48,7 @@ void Figure::add(std::uint64_t number, double value) {
 }
 
 void ThinnedRows::set(std::uint64_t number, json row) {
+  // A row is kept if its number is a multiple of every_, or the newest.
   const auto is_kept = [&](std::uint64_t entry) { return entry % every_ == 0 || entry == rows_.rbegin()->first; };
   const std::optional<std::uint64_t> newest_before =
       rows_.empty() ? std::nullopt : std::optional(rows_.rbegin()->first);
@@ -71,10 +73,10 @@ bool FigureFold::Repeats::is_last(std::uint64_t number) {
 
 std::optional<std::pair<FigureFold::Kind, std::uint64_t>> FigureFold::kind_and_number(const json& row) {
   const std::string kind = text(row, "kind");
-  const auto with_number = [&](Kind k, const char* key) -> std::optional<std::pair<Kind, std::uint64_t>> {
-    const auto n = number(row, key);
-    if (!n || !(*n >= 0 && *n <= kNumbersMax)) return std::nullopt;
-    return std::pair(k, static_cast<std::uint64_t>(*n));
+  const auto with_number = [&](Kind row_kind, const char* key) -> std::optional<std::pair<Kind, std::uint64_t>> {
+    const auto row_number = number(row, key);
+    if (!row_number || !(*row_number >= 0 && *row_number <= kNumbersMax)) return std::nullopt;
+    return std::pair(row_kind, static_cast<std::uint64_t>(*row_number));
   };
   if (kind == "step") return with_number(kStep, "step");
   if (kind == "evaluation")
@@ -85,56 +87,57 @@ std::optional<std::pair<FigureFold::Kind, std::uint64_t>> FigureFold::kind_and_n
 }
 
 void FigureFold::count(const json& row) {
-  if (const auto found = kind_and_number(row)) repeats_[found->first].add(found->second);
+  if (const auto numbered = kind_and_number(row)) repeats_[numbered->first].add(numbered->second);
 }
 
 void FigureFold::fold(const json& row) {
-  RunFigures& f = figures_;
-  for (const Alarm& alarm : alarms_.add_row(row)) ++f.alarms[alarm.kind];
+  RunFigures& figures = figures_;
+  for (const Alarm& alarm : alarms_.add_row(row)) ++figures.alarms[alarm.kind];
   const std::string kind = text(row, "kind");
-  if (kind == "publication" && is_snapshot(row)) f.snapshot = row;
-  if (kind == "warm_start") f.warm_start = row;
+  if (kind == "publication" && is_snapshot(row)) figures.snapshot = row;
+  if (kind == "warm_start") figures.warm_start = row;
   if (kind == "setting_changed") {
-    f.settings_changed.push_back(
+    figures.settings_changed.push_back(
         {{"key", row.at("key")}, {"old", row.at("old")}, {"new", row.at("new")}, {"step", row.at("step")}});
-    if (f.settings_changed.size() > kSettingChangesReported) f.settings_changed.erase(f.settings_changed.begin());
+    if (figures.settings_changed.size() > kSettingChangesReported)
+      figures.settings_changed.erase(figures.settings_changed.begin());
   }
   if (kind == "evaluation") {
-    if (text(row, "when") == "before") f.eval_before = row;
-    if (text(row, "when") == "after") f.eval_after = row;
+    if (text(row, "when") == "before") figures.eval_before = row;
+    if (text(row, "when") == "after") figures.eval_after = row;
   }
-  const auto found = kind_and_number(row);
-  if (!found || !repeats_[found->first].is_last(found->second)) return;
-  const std::uint64_t n = found->second;
-  if (found->first == kStep) add_step(n, row);
-  if (found->first == kBroadcast) add_broadcast(n, row);
-  if (found->first == kEvaluation && row.contains("accuracy")) {
-    json evaluation = {{"step", n}};
+  const auto numbered = kind_and_number(row);
+  if (!numbered || !repeats_[numbered->first].is_last(numbered->second)) return;
+  const auto [numbered_kind, row_number] = *numbered;
+  if (numbered_kind == kStep) add_step(row_number, row);
+  if (numbered_kind == kBroadcast) add_broadcast(row_number, row);
+  if (numbered_kind == kEvaluation && row.contains("accuracy")) {
+    json evaluation = {{"step", row_number}};
     for (const char* key : {"accuracy", "reward_mean", "components"})
       if (row.contains(key)) evaluation[key] = row.at(key);
-    f.evaluations.set(n, std::move(evaluation));
+    figures.evaluations.set(row_number, std::move(evaluation));
   }
-  if (found->first == kDelta) {
-    ++f.deltas;
-    add(f.patch_bytes, row, "patch_bytes");
-    add(f.changed_fraction, row, "density");
+  if (numbered_kind == kDelta) {
+    ++figures.deltas;
+    add(figures.patch_bytes, row, "patch_bytes");
+    add(figures.changed_fraction, row, "density");
   }
 }
 
-void FigureFold::add_step(std::uint64_t n, const json& row) {
-  RunFigures& f = figures_;
-  ++f.steps;
+void FigureFold::add_step(std::uint64_t step, const json& row) {
+  RunFigures& figures = figures_;
+  ++figures.steps;
   for (const auto& [figure, key] :
-       {std::pair(&f.reward, "reward_mean"), std::pair(&f.entropy, "entropy"),
-        std::pair(&f.response_tokens_mean, "response_tokens_mean"),
-        std::pair(&f.effective, "effective_sample_fraction"), std::pair(&f.gradient_norm, "gradient_norm"),
-        std::pair(&f.zero_advantage, "zero_advantage_fraction"), std::pair(&f.clip, "clip_fraction"),
-        std::pair(&f.behaviour_kl, "behaviour_kl"), std::pair(&f.reference_kl, "reference_kl")})
-    add(*figure, n, row, key);
-  add(f.wait_seconds, row, "wait_seconds");
-  add(f.step_seconds, row, "step_seconds");
-  add(f.train_seconds, row, "train_seconds");
-  add(f.publish_seconds, row, "publish_seconds");
+       {std::pair(&figures.reward, "reward_mean"), std::pair(&figures.entropy, "entropy"),
+        std::pair(&figures.response_tokens_mean, "response_tokens_mean"),
+        std::pair(&figures.effective, "effective_sample_fraction"), std::pair(&figures.gradient_norm, "gradient_norm"),
+        std::pair(&figures.zero_advantage, "zero_advantage_fraction"), std::pair(&figures.clip, "clip_fraction"),
+        std::pair(&figures.behaviour_kl, "behaviour_kl"), std::pair(&figures.reference_kl, "reference_kl")})
+    add(*figure, step, row, key);
+  add(figures.wait_seconds, row, "wait_seconds");
+  add(figures.step_seconds, row, "step_seconds");
+  add(figures.train_seconds, row, "train_seconds");
+  add(figures.publish_seconds, row, "publish_seconds");
   if (const auto ages = row.find("staleness"); ages != row.end() && ages->is_object())
     for (const auto& [age, trajectories] : ages->items()) {
       std::uint64_t age_steps = 0;
@@ -142,48 +145,48 @@ void FigureFold::add_step(std::uint64_t n, const json& row) {
       if (error != std::errc{} || end != age.data() + age.size() || !trajectories.is_number() ||
           !(trajectories.get<double>() >= 0))
         continue;
-      if (f.staleness.size() < kAgesMax || f.staleness.contains(age_steps))
-        f.staleness[age_steps] += trajectories.get<std::uint64_t>();
+      if (figures.staleness.size() < kAgesMax || figures.staleness.contains(age_steps))
+        figures.staleness[age_steps] += trajectories.get<std::uint64_t>();
     }
   if (const auto tasks = row.find("by_task"); tasks != row.end() && tasks->is_object())
     for (const auto& [name, task_row] : tasks->items()) {
       if (!task_row.is_object() || !number(task_row, "reward_mean") ||
-          (f.by_task.size() >= kTasksMax && !f.by_task.contains(name)))
+          (figures.by_task.size() >= kTasksMax && !figures.by_task.contains(name)))
         continue;
-      RunFigures::OfTask& task = f.by_task[name];
-      add(task.reward, n, task_row, "reward_mean");
+      RunFigures::OfTask& task = figures.by_task[name];
+      add(task.reward, step, task_row, "reward_mean");
       task.responses += static_cast<std::uint64_t>(number(task_row, "responses").value_or(0));
     }
 }
 
-void FigureFold::add_broadcast(std::uint64_t n, const json& row) {
-  RunFigures& f = figures_;
-  add(f.t_b, row, "t_b_seconds");
-  add(f.lower_bound, row, "lower_bound_seconds");
-  add(f.predicted, row, "predicted_seconds");
-  add(f.workers, n, row, "workers");
-  add(f.acknowledged, n, row, "acknowledged");
+void FigureFold::add_broadcast(std::uint64_t version, const json& row) {
+  RunFigures& figures = figures_;
+  add(figures.t_b, row, "t_b_seconds");
+  add(figures.lower_bound, row, "lower_bound_seconds");
+  add(figures.predicted, row, "predicted_seconds");
+  add(figures.workers, version, row, "workers");
+  add(figures.acknowledged, version, row, "acknowledged");
   const double t_b = number(row, "t_b_seconds").value_or(0);
   const auto parts = row.find("t_b_parts");
   if (!(t_b > 0) || parts == row.end() || !parts->is_object()) return;
   for (const auto& [part, seconds] : parts->items())
-    if (seconds.is_number() && (f.part_share_sums.size() < kPartsMax || f.part_share_sums.contains(part)))
-      f.part_share_sums[part] += seconds.get<double>() / t_b;
-  ++f.broadcasts_with_parts;
+    if (seconds.is_number() && (figures.part_share_sums.size() < kPartsMax || figures.part_share_sums.contains(part)))
+      figures.part_share_sums[part] += seconds.get<double>() / t_b;
+  ++figures.broadcasts_with_parts;
 }
 
 Result<RunFigures> read_run_figures(const std::filesystem::path& metrics) {
   FigureFold fold;
   ECHO_TRY(each_row(metrics, [&](const json& row) { return fold.count(row), ok(); }));
   ECHO_TRY(each_row(metrics, [&](const json& row) { return fold.fold(row), ok(); }));
-  return fold.take();
+  return fold.take_figures();
 }
 
 RunFigures run_figures(const std::vector<json>& rows) {
   FigureFold fold;
   for (const json& row : rows) fold.count(row);
   for (const json& row : rows) fold.fold(row);
-  return fold.take();
+  return fold.take_figures();
 }
 
 }  // namespace echoline::learner

@@ -20,7 +20,7 @@ namespace echoline::learner {
 inline constexpr std::size_t kEvaluationsReported = 1000;     // of `eval.by_step`
 inline constexpr std::size_t kSettingChangesReported = 1000;  // the newest settings_changed rows
 
-// A figure of steps, publications or broadcasts, by their number.
+// A figure of steps, publications or broadcasts. `number`: the step, or the version that is published or broadcast.
 struct Figure {
   Totals totals;
   std::optional<std::pair<std::uint64_t, double>> first, last;  // values of the lowest and the highest number
@@ -37,10 +37,11 @@ class ThinnedRows {
 
  private:
   std::size_t rows_max_;
-  std::uint64_t every_ = 1;
+  std::uint64_t every_ = 1;  // numbers that are multiples of it are kept
   std::map<std::uint64_t, nlohmann::json> rows_;
 };
 
+// The members are named after the fields of metrics.jsonl (docs/run-folder.md).
 struct RunFigures {
   // Figures of steps.
   std::uint64_t steps = 0;
@@ -58,7 +59,7 @@ struct RunFigures {
   std::uint64_t deltas = 0;
   Totals patch_bytes, changed_fraction;  // of the weights
   // Figures of their broadcasts.
-  Distribution t_b, lower_bound, predicted;
+  Distribution t_b, lower_bound, predicted;  // T_b: broadcast time in seconds, measured, its bound and its prediction
   Figure workers, acknowledged;
   std::map<std::string, double> part_share_sums;  // part -> sum of its shares of T_b
   std::uint64_t broadcasts_with_parts = 0;        // broadcasts with shares
@@ -74,16 +75,16 @@ struct RunFigures {
 // repeated after a resume counts with its last row, which only the first pass can identify.
 class FigureFold {
  public:
-  void count(const nlohmann::json& row);
-  void fold(const nlohmann::json& row);
-  RunFigures take() { return std::move(figures_); }
+  void count(const nlohmann::json& row);  // first pass
+  void fold(const nlohmann::json& row);   // second pass
+  RunFigures take_figures() { return std::move(figures_); }
 
  private:
   // Counts the rows of each number.
   class Repeats {
    public:
     void add(std::uint64_t number);
-    // Call once for every noted number, in the same order; true for the last row of a number.
+    // Call once for every number that add() has counted, in the same order. True for the last row of a number.
     bool is_last(std::uint64_t number);
 
    private:
@@ -91,8 +92,8 @@ class FigureFold {
   };
   enum Kind : std::size_t { kStep, kDelta, kBroadcast, kEvaluation, kKinds };
   static std::optional<std::pair<Kind, std::uint64_t>> kind_and_number(const nlohmann::json& row);
-  void add_step(std::uint64_t number, const nlohmann::json& row);
-  void add_broadcast(std::uint64_t number, const nlohmann::json& row);
+  void add_step(std::uint64_t step, const nlohmann::json& row);
+  void add_broadcast(std::uint64_t version, const nlohmann::json& row);
 
   std::array<Repeats, kKinds> repeats_;
   Alarms alarms_;

@@ -43,7 +43,7 @@ Status RunFleet::start(Roster& roster, Attendance& attendance, overlay::LearnerN
   fleet.machine_ended = [&node](WorkerId id, const std::string& why) { node.give_up(id, why); };
   fleet.launch = [this, &roster, &node](const provisioner::Offer& offer) {
     roster.add_rented_offer(offer);
-    return worker_launch_spec(offer, run_.config, node, {run_.options.program, worker_folders()});
+    return worker_launch_spec(offer, run_.config, node, {.program = run_.options.program, .folder = worker_folders()});
   };
   fleet.record = [&record](std::string_view event, const std::string& offer, const std::string& detail) {
     record.event(event, {{"offer", offer}, {"detail", detail}});
@@ -81,15 +81,16 @@ Status RunFleet::wait_for_workers(const Attendance& attendance,
                                   const std::function<void(const std::string& phase)>& tick) const {
   constexpr int kMachinesInTurn = 3;  // a machine that does not join in time is replaced by another
   constexpr Duration kPoll = std::chrono::milliseconds(100);
-  const TimePoint begin = run_.clock.now();
+  const TimePoint began_at = run_.clock.now();
   const Duration patience = run_.config.fleet.join_timeout;
   while (!run_.stop) {
     ECHO_TRY(check_budget());
     const std::size_t joined = attendance.alive_count();
-    const std::size_t missing = fleet_ ? still_joining() : (joined > 0 ? 0 : 1);
+    const std::size_t missing_by_hand = joined > 0 ? 0 : 1;  // without a fleet, one worker is needed
+    const std::size_t missing = fleet_ ? still_joining() : missing_by_hand;
     tick(fmt::format("{} workers joined, waiting for {}", joined, missing));
     if (missing == 0 && joined > 0) return ok();
-    const Duration waited = run_.clock.now() - begin;
+    const Duration waited = run_.clock.now() - began_at;
     if (joined > 0 && waited >= patience) return ok();
     if (waited >= (missing > 0 && fleet_ ? kMachinesInTurn : 1) * patience)
       return fail(Code::kUnavailable, "start fleet", "no worker joined within {}{}", to_text(waited),

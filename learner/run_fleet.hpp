@@ -34,8 +34,9 @@ class RunFleet {
   std::size_t still_joining() const { return summary().numbers.joining; }
   // kExhausted once fleet.usd_max is spent.
   Status check_budget() const;
-  // Waits until every rented worker has joined, or the join timeout is over and some have. The fleet replaces machines
-  // that never join, a few times. Without a fleet, waits for one worker. `tick` is called a few times per second.
+  // Waits until every rented worker has joined, or the join timeout is over and some have joined. The fleet replaces
+  // machines that never join, a few times. Without a fleet, waits for one worker. `tick` is called a few times per
+  // second.
   Status wait_for_workers(const Attendance& attendance,
                           const std::function<void(const std::string& phase)>& tick) const;
   // Returns text for an error about missing workers: the latest trouble, and the place of logs and decisions.

@@ -10,7 +10,7 @@ namespace {
 
 constexpr Duration kLockPatience = std::chrono::seconds(20);  // with a run whose last process is ending
 constexpr Duration kDiskRetry = std::chrono::seconds(1);
-constexpr Duration kPoll = std::chrono::milliseconds(50);
+constexpr Duration kPoll = std::chrono::milliseconds(50);  // between two looks at the request to stop
 
 }  // namespace
 
@@ -34,16 +34,16 @@ Status RunJournal::persist(std::string_view part, const std::function<Status()>&
   DiskPatience patience;
   for (;;) {
     const Status written = work();
-    const bool retries = !written &&
-                         patience.verdict_after(written.error(), run_.clock.now()) == DiskPatience::Verdict::kWait &&
-                         !while_waiting_.is_pointless();
-    if (!retries) record_->set_disk_alarm(part, step_, nullptr);
-    if (!retries || run_.stop) return written;
+    const bool will_retry = !written &&
+                            patience.verdict_after(written.error(), run_.clock.now()) == DiskPatience::Verdict::kWait &&
+                            !while_waiting_.is_pointless();
+    if (!will_retry) record_->set_disk_alarm(part, step_, nullptr);
+    if (!will_retry || run_.stop) return written;
     record_->set_disk_alarm(part, step_, &written.error());
     ECHO_TRY(while_waiting_.keep_alive("waiting for the disk: " + written.error().message()));
     const TimePoint retry_at = run_.clock.now() + kDiskRetry;
     while (!run_.stop && run_.clock.now() < retry_at) std::this_thread::sleep_for(kPoll);
-    waited_ += kDiskRetry;
+    disk_wait_ += kDiskRetry;
   }
 }
 

@@ -1,5 +1,5 @@
-// The records of a running learner: its folder, clock and status page, the step they stand at, and the wait for a disk
-// that refuses them. Private to learner/.
+// The records of a running learner: its folder, clock, status file and number of steps, and the wait while the disk
+// refuses writes. Private to learner/.
 #pragma once
 #include <atomic>
 #include <functional>
@@ -40,11 +40,12 @@ class RunJournal {
   std::uint64_t step() const { return step_; }
   void set_step(std::uint64_t step) { step_ = step; }
 
-  // Repeats `work` until the disk takes what it writes; the run waits meanwhile. An error: of another kind than
-  // the disk's, of a disk that fails for longer than DiskPatience, of WhileWaiting, or after a request to stop.
+  // Repeats `work`, which writes to the disk, until it succeeds; the run waits meanwhile. Returns an error that is not
+  // the disk's, that lasts longer than DiskPatience, that WhileWaiting returns, or that remains when the run must
+  // stop.
   Status persist(std::string_view part, const std::function<Status()>& work);
   // The time that persist() has waited since the last call.
-  Duration take_waited() { return std::exchange(waited_, {}); }
+  Duration take_disk_wait() { return std::exchange(disk_wait_, {}); }
 
  private:
   RunJournal(const RunHost& run, WhileWaiting while_waiting, std::unique_ptr<RunRecord> record,
@@ -56,7 +57,7 @@ class RunJournal {
   const std::unique_ptr<RunClock> run_clock_;
   RunStatus status_;
   std::atomic<std::uint64_t> step_ = 0;
-  Duration waited_{};
+  Duration disk_wait_{};
 };
 
 }  // namespace echoline::learner

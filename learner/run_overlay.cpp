@@ -15,20 +15,21 @@ Result<overlay::LearnerOptions> overlay_options(const RunConfig& config, const p
                                                 std::optional<Version> resumed_at) {
   overlay::LearnerOptions options;
   options.network = config.network;
-  options.up_expected = learner_upload_rate(config);
+  options.uplink_expected = learner_upload_rate(config);
   const auto upload_rate_of = [&](const provisioner::PlanRow* row) {
     return provisioner::links_of(row->offer, config.fleet, config.paths).up;
   };
   if (config.paths.worker_rate)
     options.chain_rate = *config.paths.worker_rate;
-  else if (const auto chosen = plan.chosen(); !chosen.empty())  // of the slowest, as the plan has it
+  else if (const auto chosen = plan.chosen(); !chosen.empty())  // the slowest planned worker's, as in the plan
     options.chain_rate = upload_rate_of(*std::ranges::min_element(chosen, {}, upload_rate_of));
   if (config.network.topology != chains::TopologyPolicy::kAuto)
     options.policy = config.network.topology;
   else if (plan.topology.size() > 0)  // without a plan the fleet is unknown
     options.policy = plan.topology.policy;
   options.chooses_policy = config.network.topology == chains::TopologyPolicy::kAuto;
-  options.heartbeat = std::min<Duration>(options.heartbeat, options.network.heartbeat_timeout / 4);
+  constexpr int kHeartbeatsPerTimeout = 4;  // so that a lost heartbeat does not look like a lost worker
+  options.heartbeat = std::min<Duration>(options.heartbeat, options.network.heartbeat_timeout / kHeartbeatsPerTimeout);
   options.away_max = config.fleet.away_max;
   ECHO_ASSIGN(const model::ModelConfig model, run_model_config(config));
   options.policy_bytes = model::memory_estimate(model).policy_bf16;
@@ -44,12 +45,13 @@ Result<overlay::LearnerOptions> overlay_options(const RunConfig& config, const p
 
 nlohmann::json broadcast_row(const RunConfig& config, const overlay::BroadcastReport& report,
                              std::span<const chains::WorkerLink> links) {
-  const BitRate up = learner_upload_rate(config);
+  const BitRate learner_up = learner_upload_rate(config);
   const chains::Regions& regions = config.paths.regions.ways;
-  // The share of workers that T_b counts: in a small fleet that may be less than the quorum.
-  const double counted_share = std::clamp(
-      static_cast<double>(report.acknowledged) / static_cast<double>(std::max<std::size_t>(1, report.workers)), 1e-9,
-      config.network.quorum);
+  // The share of workers that T_b (the broadcast time) counts; in a small fleet it may be less than the quorum.
+  constexpr double kShareMin = 1e-9;  // the formulas need a share above 0
+  const double acknowledged_share =
+      static_cast<double>(report.acknowledged) / static_cast<double>(std::max<std::size_t>(1, report.workers));
+  const double counted_share = std::clamp(acknowledged_share, kShareMin, config.network.quorum);
   nlohmann::json row = {
       {"version", report.version.value},
       {"snapshot", !report.base.has_value()},
@@ -60,9 +62,10 @@ nlohmann::json broadcast_row(const RunConfig& config, const overlay::BroadcastRe
       {"depth", report.depth},
       {"chunk_bytes", report.chunk.count},
       {"learner_bytes", report.learner_bytes_sent.count},
-      {"lower_bound_seconds", seconds(chains::lower_bound(report.payload, up, links, counted_share, regions))}};
-  const auto predicted = chains::broadcast_time(report.topology, overlay::on_the_wire(report.payload, report.chunk),
-                                                overlay::on_the_wire(report.chunk, report.chunk), up, links, regions);
+      {"lower_bound_seconds", seconds(chains::lower_bound(report.payload, learner_up, links, counted_share, regions))}};
+  const auto predicted =
+      chains::broadcast_time(report.topology, overlay::on_the_wire(report.payload, report.chunk),
+                             overlay::on_the_wire(report.chunk, report.chunk), learner_up, links, regions);
   if (predicted) row["predicted_seconds"] = seconds(predicted->fraction(counted_share));
   const overlay::BroadcastParts& parts = report.parts;
   row["t_b_parts"] = {{"encode", seconds(parts.encode)},   {"seal", seconds(parts.seal)},

@@ -21,14 +21,17 @@
 namespace echoline::learner {
 namespace {
 
+constexpr std::string_view kStepPrefix = "step-";  // of a checkpoint's name
+constexpr std::size_t kLatestFileBytesMax = 4096;
+constexpr std::chrono::milliseconds kLockPoll(50);
 // The fields that a row keeps if it is too long.
 const std::set<std::string, std::less<>> kRowKeys{"unix_s", "event", "kind", "step", "version", "worker", "offer"};
 
 // Moves an earlier run of the same name aside; returns its new folder.
 Result<std::filesystem::path> move_aside(const std::filesystem::path& folder) {
-  for (int n = 1;; ++n) {
+  for (int suffix = 1;; ++suffix) {
     std::filesystem::path target = folder;
-    target += fmt::format(".{}", n);
+    target += fmt::format(".{}", suffix);
     if (std::filesystem::exists(target)) continue;
     std::error_code ec;
     std::filesystem::rename(folder, target, ec);
@@ -45,18 +48,18 @@ std::string json_text(const nlohmann::json& value, int indent) {
 
 std::string earlier_runs(const std::filesystem::path& folder) {
   std::string runs;
-  for (int n = 1;; ++n) {
+  for (int suffix = 1;; ++suffix) {
     std::filesystem::path run = folder;
-    run += fmt::format(".{}", n);
+    run += fmt::format(".{}", suffix);
     if (!std::filesystem::exists(run)) return runs;
-    const auto latest = read_file(run / "checkpoints" / "LATEST", 4096);  // "step-000000012"
-    if (!latest || !latest->starts_with("step-")) continue;
-    const long long step = std::strtoll(latest->c_str() + 5, nullptr, 10);
+    const auto latest = read_file(run / "checkpoints" / "LATEST", kLatestFileBytesMax);  // "step-000000012"
+    if (!latest || !latest->starts_with(kStepPrefix)) continue;
+    const long long step = std::strtoll(latest->c_str() + kStepPrefix.size(), nullptr, 10);
     runs = fmt::format("{} (step {}){}{}", run.string(), step, runs.empty() ? "" : ", ", runs);
   }
 }
 
-std::string earlier_hint(const std::filesystem::path& folder) {
+std::string earlier_runs_hint(const std::filesystem::path& folder) {
   const std::string earlier = earlier_runs(folder);
   if (earlier.empty()) return {};
   return fmt::format(". Earlier runs of this name have checkpoints: {}. To go on with one, give it the name {} again",
@@ -69,34 +72,33 @@ Result<std::unique_ptr<RunRecord>> RunRecord::open(const std::filesystem::path& 
   record->folder_ = folder;
   if (resume && !std::filesystem::exists(folder / "metrics.jsonl"))
     return fail(Code::kNotFound, "resume", "{} holds no run; start it without --resume{}", folder.string(),
-                earlier_hint(folder));
+                earlier_runs_hint(folder));
   const auto take_lock = [&]() -> Status {
     ECHO_TRY(make_folders(folder));
-    record->lock_ = ::open((folder / "lock").c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0644);
-    if (record->lock_ < 0)
+    record->lock_fd_ = ::open((folder / "lock").c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0644);
+    if (record->lock_fd_ < 0)
       return fail(Code::kIo, "lock run", "{}: {}", (folder / "lock").string(), std::strerror(errno));
-    // The process with the lock may end soon: a learner whose `up` was killed first finishes its step.
+    // The process with the lock may end soon: if the `echoline up` that started a learner is killed, the learner still
+    // finishes its step.
     const auto lock_deadline = std::chrono::steady_clock::now() + patience;
-    bool locked = ::flock(record->lock_, LOCK_EX | LOCK_NB) == 0;
-    if (!locked && patience > Duration::zero()) log::info("waiting for the process that writes {}", folder.string());
-    while (!locked && std::chrono::steady_clock::now() < lock_deadline) {
-      std::this_thread::sleep_for(std::chrono::milliseconds(50));
-      locked = ::flock(record->lock_, LOCK_EX | LOCK_NB) == 0;
+    bool is_locked = ::flock(record->lock_fd_, LOCK_EX | LOCK_NB) == 0;
+    if (!is_locked && patience > Duration::zero()) log::info("waiting for the process that writes {}", folder.string());
+    while (!is_locked && std::chrono::steady_clock::now() < lock_deadline) {
+      std::this_thread::sleep_for(kLockPoll);
+      is_locked = ::flock(record->lock_fd_, LOCK_EX | LOCK_NB) == 0;
     }
-    if (!locked)
+    if (!is_locked)
       return fail(Code::kUnavailable, "lock run",
-                  "{} is being written by another echoline; stop it or choose another "
-                  "run.name",
-                  folder.string());
+                  "{} is being written by another echoline; stop it or choose another run.name", folder.string());
     return ok();
   };
-  const bool earlier = std::filesystem::exists(folder / "metrics.jsonl");
+  const bool has_earlier_run = std::filesystem::exists(folder / "metrics.jsonl");
   ECHO_TRY(take_lock());
-  if (earlier && !resume) {
-    ::close(record->lock_);
-    record->lock_ = -1;
+  if (has_earlier_run && !resume) {
+    ::close(record->lock_fd_);
+    record->lock_fd_ = -1;
     ECHO_ASSIGN(record->moved_to_, move_aside(folder));
-    ECHO_TRY(take_lock());
+    ECHO_TRY(take_lock());  // again, because the lock file moved with the earlier run
   }
   if (resume) {
     ECHO_TRY(cut_torn_row(folder / "events.jsonl"));
@@ -120,15 +122,15 @@ RunRecord::~RunRecord() {
     log::error("rows are lost: {}", written.error().message());
   for (const Rows* rows : {&events_, &metrics_})
     if (rows->fd >= 0) ::close(rows->fd);
-  if (lock_ >= 0) ::close(lock_);
+  if (lock_fd_ >= 0) ::close(lock_fd_);
 }
 
 Status RunRecord::Rows::write_out() {
   while (!pending.empty()) {
-    const ssize_t n = ::write(fd, pending.data(), pending.size());
-    if (n < 0 && errno == EINTR) continue;
-    if (n < 0) return os_error("record the run", path);
-    pending.erase(0, static_cast<std::size_t>(n));
+    const ssize_t bytes_written = ::write(fd, pending.data(), pending.size());
+    if (bytes_written < 0 && errno == EINTR) continue;
+    if (bytes_written < 0) return os_error("record the run", path);
+    pending.erase(0, static_cast<std::size_t>(bytes_written));
   }
   if (const std::uint64_t rows = std::exchange(lost, 0); rows > 0)
     log::error("{}: {} rows are lost", path.string(), rows);
@@ -138,7 +140,7 @@ Status RunRecord::Rows::write_out() {
 void RunRecord::append(Rows& rows, nlohmann::json fields) {
   fields["unix_s"] = SystemClock().unix_seconds();
   std::string line = json_text(fields);
-  if (line.size() > kRowBytesMax) {  // readers refuse longer rows
+  if (line.size() > kRowBytesMax) {  // because readers refuse longer rows
     log::error("{}: a row of {} bytes is left out, at most {} are written", rows.path.string(), line.size(),
                kRowBytesMax);
     std::erase_if(fields.get_ref<nlohmann::json::object_t&>(),
@@ -149,7 +151,7 @@ void RunRecord::append(Rows& rows, nlohmann::json fields) {
   line += '\n';
   const std::lock_guard lock(mutex_);
   if (rows.fd < 0) return;
-  if (rows.pending.size() + line.size() > kRowsPendingMax)
+  if (rows.pending.size() + line.size() > kPendingBytesMax)
     ++rows.lost;
   else
     rows.pending += line;
@@ -159,7 +161,7 @@ void RunRecord::append(Rows& rows, nlohmann::json fields) {
 std::vector<std::string> RunRecord::alarms() const {
   const std::lock_guard lock(mutex_);
   std::vector<std::string> kinds = alarms_.active_kinds();
-  for (const auto& [part, alarm] : disk_)
+  for (const auto& [part, alarm] : disk_alarms_)
     if (std::find(kinds.begin(), kinds.end(), alarm.kind) == kinds.end()) kinds.push_back(alarm.kind);
   return kinds;
 }
@@ -170,22 +172,23 @@ void RunRecord::set_disk_alarm(std::string_view part, std::uint64_t step, const 
     Duration lasted{};
     {
       const std::lock_guard lock(mutex_);
-      const auto found = disk_.find(part);
-      if (found == disk_.end()) return;
-      lasted = now - found->second.since;
-      disk_.erase(found);
+      const auto alarm = disk_alarms_.find(part);
+      if (alarm == disk_alarms_.end()) return;
+      lasted = now - alarm->second.since;
+      disk_alarms_.erase(alarm);
     }
     log::info("{}: the disk takes it again after {}, and the run goes on", part, to_text(lasted));
     return event("disk_recovered", {{"part", part}, {"step", step}, {"seconds", seconds(lasted)}});
   }
-  const bool full = error->code == Code::kExhausted;
-  const std::string kind = full ? "disk_full" : "disk_failing";
+  const bool is_full = error->code == Code::kExhausted;
+  const std::string kind = is_full ? "disk_full" : "disk_failing";
   {
     const std::lock_guard lock(mutex_);
-    if (!disk_.try_emplace(std::string(part), DiskAlarm{kind, now}).second) return;
+    if (!disk_alarms_.try_emplace(std::string(part), DiskAlarm{.kind = kind, .since = now}).second) return;
   }
-  const char* advice = full ? "make room there: the run waits, no worker is blamed, and it goes on by itself"
-                            : "look after the disk: the run waits for a minute, and then ends so that --resume goes on";
+  const char* advice = is_full
+                           ? "make room there: the run waits, no worker is blamed, and it goes on by itself"
+                           : "look after the disk: the run waits for a minute, and then ends so that --resume goes on";
   log::error("{}: {}. Advice: {}", part, error->message(), advice);
   event(
       "alarm",
@@ -205,23 +208,24 @@ void RunRecord::event(std::string_view kind, nlohmann::json fields) {
 
 void RunRecord::metric(std::string_view kind, nlohmann::json fields) {
   fields["kind"] = kind;
-  std::vector<Alarm> begun;
+  std::vector<Alarm> new_alarms;
   {
     const std::lock_guard lock(mutex_);
-    begun = alarms_.add_row(fields);
+    new_alarms = alarms_.add_row(fields);
   }
-  for (const Alarm& alarm : begun) {
+  for (const Alarm& alarm : new_alarms) {
     log::warn("{} at step {}: {}. Advice: {}", alarm.kind, alarm.step, alarm.detail, alarm.advice);
     event("alarm", {{"kind", alarm.kind}, {"step", alarm.step}, {"detail", alarm.detail}, {"advice", alarm.advice}});
   }
   append(metrics_, std::move(fields));
 }
 
-// A file that readers poll. A failure is logged once, until writing succeeds.
-void RunRecord::replace(std::string_view name, std::string_view content, bool& failing) {
+// Replaces a file that readers poll. `is_failing` keeps whether the last attempt failed, so that a lasting failure is
+// logged once.
+void RunRecord::replace(std::string_view name, std::string_view content, bool& is_failing) {
   const Status written = write_file_atomic(folder_ / name, content);
-  if (!written && !failing) log::warn("{}", written.error().message());
-  failing = !written;
+  if (!written && !is_failing) log::warn("{}", written.error().message());
+  is_failing = !written;
 }
 
 void RunRecord::write_status(const nlohmann::json& status) { replace("status.json", json_text(status), status_fails_); }
@@ -235,9 +239,9 @@ Status RunRecord::write_report(const nlohmann::json& report) {
 bool is_running(const std::filesystem::path& folder) {
   const int fd = ::open((folder / "lock").c_str(), O_RDWR | O_CLOEXEC);
   if (fd < 0) return false;
-  const bool held = ::flock(fd, LOCK_EX | LOCK_NB) != 0;
+  const bool is_held = ::flock(fd, LOCK_EX | LOCK_NB) != 0;
   ::close(fd);
-  return held;
+  return is_held;
 }
 
 Result<nlohmann::json> read_json_object(const std::filesystem::path& path) {

@@ -16,7 +16,7 @@
 namespace echoline::learner {
 
 inline constexpr int kReportSchemaVersion = 1;
-inline constexpr std::size_t kRowsPendingMax = 16 << 20;  // bytes per file
+inline constexpr std::size_t kPendingBytesMax = 16 << 20;  // of rows that wait for the disk, per file
 
 // Thread-safe. One process writes a run at a time: open() takes a lock that ends with the process.
 class RunRecord {
@@ -43,8 +43,8 @@ class RunRecord {
   // The learner's disk refuses writes of `part` of the run. Raises the alarm disk_full or disk_failing, with reason and
   // place, until `error` is null. Repeated calls change nothing.
   void set_disk_alarm(std::string_view part, std::uint64_t step, const Error* error);
-  // Writes rows that could not be written before: kExhausted or kIo while the disk refuses them. Up to kRowsPendingMax
-  // wait in memory; further rows are lost.
+  // Writes rows that could not be written before. kExhausted or kIo while the disk refuses them. Up to kPendingBytesMax
+  // of them wait in memory; further rows are lost.
   Status write_pending_rows();
   // Replaces status.json.
   void write_status(const nlohmann::json& status);
@@ -57,8 +57,8 @@ class RunRecord {
   struct Rows {
     std::filesystem::path path;
     int fd = -1;
-    std::string pending;  // not on disk yet; may begin inside a row
-    std::uint64_t lost = 0;
+    std::string pending;     // not on disk yet; may begin inside a row
+    std::uint64_t lost = 0;  // number of rows
     Status write_out();
   };
   struct DiskAlarm {
@@ -68,12 +68,12 @@ class RunRecord {
 
   RunRecord() = default;
   void append(Rows& rows, nlohmann::json fields);
-  void replace(std::string_view name, std::string_view content, bool& failing);
+  void replace(std::string_view name, std::string_view content, bool& is_failing);
   std::filesystem::path folder_, moved_to_;
-  int lock_ = -1;
+  int lock_fd_ = -1;
   mutable std::mutex mutex_;
   Alarms alarms_;
-  std::map<std::string, DiskAlarm, std::less<>> disk_;  // by part
+  std::map<std::string, DiskAlarm, std::less<>> disk_alarms_;  // by part
   Rows events_, metrics_;
   bool status_fails_ = false, topology_fails_ = false;
 };
@@ -81,12 +81,12 @@ class RunRecord {
 // JSON text for files of a run. Always valid JSON, even if a string in `value` is not UTF-8.
 std::string json_text(const nlohmann::json& value, int indent = -1);
 
-// Moved runs of the same name that can be resumed: "runs/a.2 (step 40), runs/a.1 (step 7)", newest first; empty if
-// there are none.
+// Lists moved runs of the same name that can be resumed, newest first: "runs/a.2 (step 40), runs/a.1 (step 7)". Empty
+// if there are none.
 std::string earlier_runs(const std::filesystem::path& folder);
-// Advice for the message "there is nothing to resume": the places of moved runs, and how to resume them; empty if there
+// Text for an error about a missing run: the folders of moved runs of this name, and how to resume them. Empty if there
 // are none.
-std::string earlier_hint(const std::filesystem::path& folder);
+std::string earlier_runs_hint(const std::filesystem::path& folder);
 
 // Whether a learner holds the run's lock now.
 bool is_running(const std::filesystem::path& folder);

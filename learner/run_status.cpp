@@ -20,27 +20,26 @@ void RunStatus::set_published(Version version, const overlay::Digest& digest, st
   delta_bytes_ = bytes;
 }
 
-void RunStatus::set_broadcast_time(Duration t_b) {
+void RunStatus::set_broadcast_time(Duration broadcast_time) {
   const std::lock_guard lock(mutex_);
-  t_b_ = t_b;
+  broadcast_time_ = broadcast_time;
 }
 
-void RunStatus::add_step(double reward, Duration waited, Duration took) {
+void RunStatus::add_step(double reward, Duration waiting_time, Duration step_time) {
   reward_ = reward;
-  waited_ += waited;
-  took_ += took;
+  waiting_time_ += waiting_time;
+  step_time_ += step_time;
 }
 
-bool RunStatus::is_due(const std::string& phase) {
+void RunStatus::set_phase(const std::string& phase) {
   if (phase != phase_) log::debug("{}", phase);
   phase_ = phase;
-  return clock_.now() >= due_at_;
 }
 
 void RunStatus::write(std::uint64_t step, const PolicySource* policy, const provisioner::FleetSummary& fleet,
                       const Roster& roster) {
   using nlohmann::json;
-  due_at_ = clock_.now() + kEvery;
+  due_at_ = clock_.now() + kWriteInterval;
   const std::optional<double> learner_usd = run_clock_.learner_usd();
   const ProcessMemory memory = process_memory();
   json status = {{"schema_version", kReportSchemaVersion},
@@ -54,7 +53,7 @@ void RunStatus::write(std::uint64_t step, const PolicySource* policy, const prov
                  {"reward", reward_},
                  {"alarms", record_.alarms()},
                  {"accuracy", policy != nullptr ? json(policy->accuracy()) : json::object()},
-                 {"idle_fraction", took_ > Duration(0) ? seconds(waited_) / seconds(took_) : 0.0},
+                 {"idle_fraction", step_time_ > Duration(0) ? seconds(waiting_time_) / seconds(step_time_) : 0.0},
                  {"usd", fleet.usd + learner_usd.value_or(0)},
                  {"usd_fleet", fleet.usd},
                  {"usd_learner", learner_usd ? json(*learner_usd) : json(nullptr)},
@@ -71,7 +70,7 @@ void RunStatus::write(std::uint64_t step, const PolicySource* policy, const prov
     const std::lock_guard lock(mutex_);
     status["version"] = version_.value;
     status["delta_bytes"] = delta_bytes_;
-    status["t_b_seconds"] = seconds(t_b_);
+    status["t_b_seconds"] = seconds(broadcast_time_);
   }
   record_.write_status(status);
 }

@@ -16,7 +16,7 @@ namespace echoline::learner {
 // For the main thread, except newest(), set_published() and set_broadcast_time(), which are thread-safe.
 class RunStatus {
  public:
-  static constexpr Duration kEvery = std::chrono::milliseconds(500);  // shortest interval of writes
+  static constexpr Duration kWriteInterval = std::chrono::milliseconds(500);
 
   // The arguments must outlive it.
   RunStatus(const RunConfig& config, RunRecord& record, const RunClock& run_clock, const Clock& clock)
@@ -25,12 +25,13 @@ class RunStatus {
   // The newest published policy.
   std::pair<Version, overlay::Digest> newest() const;
   void set_published(Version version, const overlay::Digest& digest, std::uint64_t bytes);
-  void set_broadcast_time(Duration t_b);
-  // A learner step: its mean reward, its duration `took`, and the part of it, `waited`, spent waiting for its batch.
-  void add_step(double reward, Duration waited, Duration took);
+  void set_broadcast_time(Duration broadcast_time);
+  // A learner step: its mean reward, its duration, and the part of that in which it waited for its batch.
+  void add_step(double reward, Duration waiting_time, Duration step_time);
 
-  // Whether it is time to write. `phase`, the learner's current activity, becomes part of the next write.
-  bool is_due(const std::string& phase);
+  // Sets the learner's current activity for the next write.
+  void set_phase(const std::string& phase);
+  bool is_write_due() const { return clock_.now() >= due_at_; }
   // Writes the file. `policy` is null before the first policy.
   void write(std::uint64_t step, const PolicySource* policy, const provisioner::FleetSummary& fleet,
              const Roster& roster);
@@ -45,13 +46,13 @@ class RunStatus {
   std::string phase_;
   TimePoint due_at_{};
   double reward_ = 0;
-  Duration waited_{}, took_{};  // over all steps of this process
+  Duration waiting_time_{}, step_time_{};  // sums over all steps of this process
 
   mutable std::mutex mutex_;  // guards the members below
   Version version_;
   overlay::Digest digest_{};
   std::uint64_t delta_bytes_ = 0;
-  Duration t_b_{};
+  Duration broadcast_time_{};
 };
 
 }  // namespace echoline::learner

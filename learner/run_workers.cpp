@@ -78,7 +78,7 @@ Status RunWorkers::describe_run(const RunTask& task, overlay::LearnerNode& node)
   run_.config.rollout.write_to(spec);
   schema::LearnerMessage message;
   ECHO_ASSIGN(*message.mutable_run_spec(), data_plane::pack_run_spec(spec));
-  is_run_described_ = true;
+  is_run_described_ = true;  // before the listener is added, so that no later worker is sent both messages
   attendance_.add_listener([&node, description = bytes_of(message)](const PresenceChange& change) {
     if (change.has_joined()) send(node, change.worker, description);
   });

@@ -28,7 +28,8 @@ class RunWorkers {
   void on_lost(WorkerId worker, const std::string& reason);
   void on_trouble(WorkerId worker, const std::string& what);
 
-  // Tells present and joining workers to wait. From describe_run() on, they get the run's description instead.
+  // Sends present and joining workers a message to wait. From describe_run() on, they get the run's description
+  // instead.
   void greet_workers(overlay::LearnerNode& node);
   Status describe_run(const RunTask& task, overlay::LearnerNode& node);
 

@@ -7,11 +7,13 @@
 namespace echoline::learner {
 namespace {
 
-constexpr double kScoreTolerance = 1e-9;  // relative: sums may be added up in another order
+constexpr double kScoreTolerance = 1e-9;  // relative; a sum depends on the order of its terms
 
-bool same(double a, double b) { return std::abs(a - b) <= kScoreTolerance * std::max({1.0, std::abs(a), std::abs(b)}); }
+bool is_equal(double a, double b) {
+  return std::abs(a - b) <= kScoreTolerance * std::max({1.0, std::abs(a), std::abs(b)});
+}
 
-const char* verdict(bool correct) { return correct ? "correct" : "wrong"; }
+const char* verdict_text(bool is_correct) { return is_correct ? "correct" : "wrong"; }
 
 }  // namespace
 
@@ -35,20 +37,21 @@ std::vector<std::span<const model::Token>> turns_of(const schema::Trajectory& t,
   return turns;
 }
 
-bool same_verdict(const schema::Trajectory& t, const data_plane::Score& score) {
-  return same(t.reward(), score.reward) && t.correct() == score.correct;
+bool has_same_verdict(const schema::Trajectory& t, const data_plane::Score& score) {
+  return is_equal(t.reward(), score.reward) && t.correct() == score.correct;
 }
 
-bool same_parts(const schema::Trajectory& t, const data_plane::Score& score) {
+bool has_same_components(const schema::Trajectory& t, const data_plane::Score& score) {
   if (static_cast<std::size_t>(t.components_size()) != score.components.size()) return false;
   return std::ranges::all_of(score.components, [&](const auto& part) {
-    const auto found = t.components().find(part.first);
-    return found != t.components().end() && same(found->second, part.second);
+    const auto component = t.components().find(part.first);
+    return component != t.components().end() && is_equal(component->second, part.second);
   });
 }
 
-Result<ScoreVerifier::Found> ScoreVerifier::compute_score(const schema::Trajectory& t, const schema::Problem& problem,
-                                                          const std::atomic<bool>* stop) const {
+Result<ScoreVerifier::ComputedScore> ScoreVerifier::compute_score(const schema::Trajectory& t,
+                                                                  const schema::Problem& problem,
+                                                                  const std::atomic<bool>* stop) const {
   try {
     return run_turns(t, problem, stop);
   } catch (const std::exception& error) {
@@ -56,14 +59,15 @@ Result<ScoreVerifier::Found> ScoreVerifier::compute_score(const schema::Trajecto
   }
 }
 
-Result<ScoreVerifier::Found> ScoreVerifier::run_turns(const schema::Trajectory& t, const schema::Problem& problem,
-                                                      const std::atomic<bool>* stop) const {
+Result<ScoreVerifier::ComputedScore> ScoreVerifier::run_turns(const schema::Trajectory& t,
+                                                              const schema::Problem& problem,
+                                                              const std::atomic<bool>* stop) const {
   const std::vector<model::Token> response = response_of(t);
   const auto turns = turns_of(t, response);
-  const auto refuse = [](Refusal refusal) { return Found{{}, std::move(refusal)}; };
+  const auto refuse = [](Refusal refusal) { return ComputedScore{.score = {}, .refusal = std::move(refusal)}; };
   ECHO_ASSIGN(const auto episode, adapter_.begin(problem, data_plane::episode_seed(run_seed_, t.group(), t.member())));
-  Found computed;
-  bool finished = false;
+  ComputedScore computed;
+  bool has_finished = false;
   for (std::size_t i = 0; i < turns.size(); ++i) {
     const auto turn = turns[i];
     const bool is_last_turn = i + 1 == turns.size();
@@ -71,46 +75,47 @@ Result<ScoreVerifier::Found> ScoreVerifier::run_turns(const schema::Trajectory& 
     if (step.side_prompt) return data_plane::side_prompt_error();
     data_plane::add(computed.score, step.score);
     if (step.done) {
-      if (!is_last_turn) return refuse(make_refusal("wrong score", true, "it goes on after its task was done"));
-      finished = phrasing_.response_end(turn).has_value();
+      if (!is_last_turn) return refuse(make_refusal("wrong score", kForged, "it goes on after its task was done"));
+      has_finished = phrasing_.response_end(turn).has_value();
       break;
     }
     ECHO_ASSIGN(const auto observation_tokens, phrasing_.follow_up(turn, step.observation));
-    const auto begin = static_cast<std::size_t>(turn.data() + turn.size() - response.data());
+    const auto turn_end = static_cast<std::size_t>(turn.data() + turn.size() - response.data());
     const std::int64_t tokens_left =
-        response_tokens_max_ - static_cast<std::int64_t>(begin) - std::ssize(observation_tokens);
+        response_tokens_max_ - static_cast<std::int64_t>(turn_end) - std::ssize(observation_tokens);
     if (is_last_turn && tokens_left > 0 && turns.size() < data_plane::kTurnsMax)
-      return refuse(make_refusal("malformed", false,
+      return refuse(make_refusal("malformed", kNotForged,
                                  "it stops after {} turns with room for {} tokens, its task goes on", turns.size(),
                                  tokens_left));
     if (is_last_turn) {
-      data_plane::add(computed.score, episode->cut());
+      data_plane::add(computed.score, episode->cut());  // the task's score for a response that ends before the task
       break;
     }
-    const std::size_t observed_tokens = static_cast<std::size_t>(turns[i + 1].data() - response.data()) - begin;
-    if (!std::ranges::equal(std::span(response).subspan(begin, observed_tokens), observation_tokens))
-      return refuse(make_refusal("wrong score", true,
+    const std::size_t observed_tokens = static_cast<std::size_t>(turns[i + 1].data() - response.data()) - turn_end;
+    if (!std::ranges::equal(std::span(response).subspan(turn_end, observed_tokens), observation_tokens))
+      return refuse(make_refusal("wrong score", kForged,
                                  "its {} tokens of observation after turn {} are not the {} of its task",
                                  observed_tokens, i + 1, observation_tokens.size()));
   }
-  if (t.finished() != finished)
-    return refuse(make_refusal("malformed", false, "finished is {}, its last token says {}", t.finished(), finished));
+  if (t.finished() != has_finished)
+    return refuse(
+        make_refusal("malformed", kNotForged, "finished is {}, its last token says {}", t.finished(), has_finished));
   return computed;
 }
 
 std::optional<Refusal> ScoreVerifier::difference(const schema::Trajectory& t, const data_plane::Score& score) {
-  if (!same_verdict(t, score))
-    return make_refusal("wrong score", true, "reward {} ({}), expected {} ({})", t.reward(), verdict(t.correct()),
-                        score.reward, verdict(score.correct));
-  if (!same_parts(t, score))
-    return make_refusal("wrong score", true, "the parts of its reward are not those of this task");
+  if (!has_same_verdict(t, score))
+    return make_refusal("wrong score", kForged, "reward {} ({}), expected {} ({})", t.reward(),
+                        verdict_text(t.correct()), score.reward, verdict_text(score.correct));
+  if (!has_same_components(t, score))
+    return make_refusal("wrong score", kForged, "the parts of its reward are not those of this task");
   return std::nullopt;
 }
 
-bool ScoreVerifier::same(const data_plane::Score& a, const data_plane::Score& b) {
-  return learner::same(a.reward, b.reward) && a.correct == b.correct &&
-         std::ranges::equal(a.components, b.components, [](const auto& x, const auto& y) {
-           return x.first == y.first && learner::same(x.second, y.second);
+bool ScoreVerifier::is_same(const data_plane::Score& a, const data_plane::Score& b) {
+  return is_equal(a.reward, b.reward) && a.correct == b.correct &&
+         std::ranges::equal(a.components, b.components, [](const auto& part_a, const auto& part_b) {
+           return part_a.first == part_b.first && is_equal(part_a.second, part_b.second);
          });
 }
 

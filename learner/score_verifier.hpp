@@ -19,8 +19,11 @@ namespace echoline::learner {
 struct Refusal {
   std::string_view reason;
   std::string detail;
-  bool forged = false;  // cannot be an accident
+  bool forged = false;  // no intact worker can send it by accident
 };
+
+// Values of Refusal::forged.
+inline constexpr bool kForged = true, kNotForged = false;
 
 template <class... Args>
 Refusal make_refusal(std::string_view reason, bool forged, fmt::format_string<Args...> format, Args&&... args) {
@@ -33,8 +36,8 @@ std::vector<std::span<const model::Token>> turns_of(const schema::Trajectory& tr
                                                     std::span<const model::Token> response);
 
 // Whether the trajectory has this score: reward and verdict, or its named components.
-bool same_verdict(const schema::Trajectory& trajectory, const data_plane::Score& score);
-bool same_parts(const schema::Trajectory& trajectory, const data_plane::Score& score);
+bool has_same_verdict(const schema::Trajectory& trajectory, const data_plane::Score& score);
+bool has_same_components(const schema::Trajectory& trajectory, const data_plane::Score& score);
 
 // Immutable; any thread. The adapter must outlive it.
 class ScoreVerifier {
@@ -46,19 +49,19 @@ class ScoreVerifier {
         run_seed_(run_seed),
         response_tokens_max_(response_tokens_max) {}
 
-  struct Found {
+  struct ComputedScore {
     data_plane::Score score;
     std::optional<Refusal> refusal;  // set if the task would not have given an observation or the end
   };
   // Runs the task on the trajectory's turns. Requires a trajectory that passed data_plane::check and has turns. An
   // error means that the task failed, not the worker. kCancelled if `stop` turns true first.
-  Result<Found> compute_score(const schema::Trajectory& trajectory, const schema::Problem& problem,
-                              const std::atomic<bool>* stop = nullptr) const;
+  Result<ComputedScore> compute_score(const schema::Trajectory& trajectory, const schema::Problem& problem,
+                                      const std::atomic<bool>* stop = nullptr) const;
 
   // The relevant difference between the trajectory's score and `score`; absent if there is none.
   static std::optional<Refusal> difference(const schema::Trajectory& trajectory, const data_plane::Score& score);
-  // Whether two scores are equal.
-  static bool same(const data_plane::Score& a, const data_plane::Score& b);
+  // Whether two scores are equal but for rounding.
+  static bool is_same(const data_plane::Score& a, const data_plane::Score& b);
 
   const data_plane::Adapter& adapter() const { return adapter_; }
   const model::Phrasing& phrasing() const { return phrasing_; }
@@ -68,8 +71,8 @@ class ScoreVerifier {
   }
 
  private:
-  Result<Found> run_turns(const schema::Trajectory& trajectory, const schema::Problem& problem,
-                          const std::atomic<bool>* stop) const;
+  Result<ComputedScore> run_turns(const schema::Trajectory& trajectory, const schema::Problem& problem,
+                                  const std::atomic<bool>* stop) const;
 
   const data_plane::Adapter& adapter_;
   const model::Phrasing phrasing_;

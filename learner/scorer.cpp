@@ -6,8 +6,8 @@
 namespace echoline::learner {
 namespace {
 
-constexpr Duration kPoll = std::chrono::seconds(1);
-constexpr std::size_t kGroupSizeMax = 1024;  // maximum of rollout.group_size
+constexpr Duration kPoll = std::chrono::seconds(1);  // between two looks at stop_
+constexpr std::size_t kGroupSizeMax = 1024;          // maximum of rollout.group_size
 
 }  // namespace
 
@@ -31,7 +31,7 @@ std::set<GroupId> Scorer::groups_in_progress() const {
 }
 
 void Scorer::add(replay_buffer::Group group, schema::Problem problem) {
-  while (threads_.size() < kThreads) threads_.emplace_back([this] { loop(); });
+  while (threads_.size() < kThreads) threads_.emplace_back([this] { score_until_stopped(); });
   {
     const std::lock_guard lock(mutex_);
     in_progress_.insert(group.id);
@@ -41,7 +41,7 @@ void Scorer::add(replay_buffer::Group group, schema::Problem problem) {
   work->group = std::move(group);
   work->problem = std::move(problem);
   for (std::size_t member = 0, members = work->unscored_members; member < members; ++member)
-    queue_.try_push(Item{work, member});  // refused only when the queue is closed
+    queue_.try_push(Item{.work = work, .member = member});  // refused only when the queue is closed
 }
 
 std::vector<Scorer::Done> Scorer::take_done() {
@@ -55,7 +55,7 @@ ScorerCounts Scorer::counts() const {
   return counts_;
 }
 
-void Scorer::loop() {
+void Scorer::score_until_stopped() {
   const SystemClock clock;
   for (;;) {
     const auto item = queue_.pop(kPoll);
@@ -64,7 +64,7 @@ void Scorer::loop() {
     Work& work = *item->work;
     // No other thread uses this member until the group is done.
     schema::Trajectory& trajectory = work.group.trajectories[item->member];
-    const TimePoint begun = clock.now();
+    const TimePoint began_at = clock.now();
     auto computed = verifier_->compute_score(trajectory, work.problem, &stop_);
     if (stop_) return;
     if (computed && computed->refusal)
@@ -77,22 +77,22 @@ void Scorer::loop() {
       // The score can make the trajectory invalid, for example by a reward that is not finite.
       if (const Status valid = data_plane::check(trajectory); !valid) computed = valid.error();
     }
-    bool done = false;
+    bool is_group_done = false;
     {
       const std::lock_guard lock(mutex_);
       if (computed) {
         ++counts_.responses;
-        counts_.seconds += seconds(clock.now() - begun);
+        counts_.seconds += seconds(clock.now() - began_at);
       } else if (work.status) {
         work.status = computed.error();  // the group's first error is kept
       }
-      done = --work.unscored_members == 0;
-      if (done) {
+      is_group_done = --work.unscored_members == 0;
+      if (is_group_done) {
         counts_.failed_groups += work.status ? 0 : 1;
-        done_.push_back({std::move(work.group), std::move(work.status)});
+        done_.push_back({.group = std::move(work.group), .status = std::move(work.status)});
       }
     }
-    if (done) wake_();
+    if (is_group_done) wake_();
   }
 }
 

@@ -26,7 +26,7 @@ struct ScorerCounts {
 // Thread-safe. A response is scored once; an error of its task fails its group.
 class Scorer {
  public:
-  static constexpr std::size_t kGroupsMax = 64;  // at a time; further groups wait in the store
+  static constexpr std::size_t kGroupsMax = 64;  // at a time; further groups wait in the replay buffer
   static constexpr std::size_t kThreads = 16;    // the task's own limits also apply (`parallel`, `processes`)
 
   // `wake` is called on a thread of the scorer when take_done() has new entries; it must not block.
@@ -55,7 +55,7 @@ class Scorer {
     std::shared_ptr<Work> work;
     std::size_t member = 0;
   };
-  void loop();
+  void score_until_stopped();
 
   const std::shared_ptr<const ScoreVerifier> verifier_;
   const std::function<void()> wake_;

@@ -21,19 +21,22 @@ namespace {
 
 using nlohmann::json;
 
-constexpr Duration kPoll = std::chrono::milliseconds(50);
+constexpr Duration kPoll = std::chrono::milliseconds(50);  // of the wait for the last policy
 
 // Assembles the parts of a run and connects their events. The order of the members is the order of construction; they
 // end in reverse.
 class Service {
  public:
   Service(const RunConfig& config, const ServiceOptions& options, const std::atomic<bool>& stop)
-      : run_{config, options, stop, options.clock != nullptr ? *options.clock : system_clock_},
+      : run_{.config = config,
+             .options = options,
+             .stop = stop,
+             .clock = options.clock != nullptr ? *options.clock : system_clock_},
         publisher_(delta::EncodeOptions{.threads = static_cast<unsigned>(config.learner.threads)},
-                   // Tokens of a version may arrive before all of it has left.
-                   {[this](Version version) { desk_->begin_publishing(version); },
-                    [this](const PublishReport& report) { on_published(report); },
-                    [this](const delta::StateView& policy) { return note_for_servers(policy); }}) {}
+                   // `begins` is needed, because tokens of a version may arrive before all of it was sent.
+                   {.begins = [this](Version version) { desk_->begin_publishing(version); },
+                    .published = [this](const PublishReport& report) { on_published(report); },
+                    .note = [this](const delta::StateView& policy) { return note_for_servers(policy); }}) {}
 
   ~Service() { shut_down(); }
 
@@ -49,11 +52,14 @@ class Service {
       ECHO_TRY(store_settings());
     ECHO_ASSIGN(RunTask task, RunTask::read(run_.config));
     task_.emplace(std::move(task));
-    ECHO_ASSIGN(policy_,
-                make_source({run_.config, *task_, journal_->record(),
-                             [this](const std::string& text) { write_status(phase_of(text)); },
-                             [this] { return fleet_->check_budget(); }, run_.stop, run_.options.built_in.probe},
-                            resume));
+    ECHO_ASSIGN(policy_, make_source({.config = run_.config,
+                                      .task = *task_,
+                                      .record = journal_->record(),
+                                      .phase = [this](const std::string& text) { write_status(phase_of(text)); },
+                                      .waiting = [this] { return fleet_->check_budget(); },
+                                      .stop = run_.stop,
+                                      .probe = run_.options.built_in.probe},
+                                     resume));
     if (node_ && journal_->step() != policy_->steps()) {
       log::warn("the checkpoint goes back to step {} instead of {}: workers have to join again", policy_->steps(),
                 journal_->step());
@@ -62,18 +68,25 @@ class Service {
       workers_.emplace(run_, plan_.plan, *journal_);
     }
     journal_->set_step(policy_->steps());
-    if (!node_) ECHO_TRY(start_overlay());  // before any money is spent: a port in use ends the run here
+    if (!node_) ECHO_TRY(start_overlay());  // before any money is spent, because a port in use ends the run
     if (!resume) ECHO_TRY(policy_->begin());
     if (run_.stop) return finish("interrupted");
     ECHO_TRY(start_desk());
-    if (resume) ECHO_TRY(store_settings());  // nothing has refused the run: its earlier settings may go
+    if (resume) ECHO_TRY(store_settings());  // only now, because a refused resume must leave the earlier settings
     ECHO_TRY(workers_->describe_run(*task_, *node_));
     if (!run_.config.fleet.joined_by_hand()) write_status("renting the fleet");
     ECHO_TRY(fleet_->start(workers_->roster(), workers_->attendance(), *node_));
-    const auto status = [this](const std::string& phase) { write_status(phase); };
-    ECHO_TRY(fleet_->wait_for_workers(workers_->attendance(), status));
+    const auto write_phase = [this](const std::string& phase) { write_status(phase); };
+    ECHO_TRY(fleet_->wait_for_workers(workers_->attendance(), write_phase));
     if (run_.stop) return finish("interrupted");
-    TrainingLoop loop(run_, {*journal_, *policy_, *workers_, *fleet_, *desk_, publisher_, *node_, status});
+    TrainingLoop loop(run_, {.journal = *journal_,
+                             .policy = *policy_,
+                             .workers = *workers_,
+                             .fleet = *fleet_,
+                             .rollout_desk = *desk_,
+                             .publisher = publisher_,
+                             .node = *node_,
+                             .write_status = write_phase});
     ECHO_ASSIGN(const bool completed, loop.run());
     if (!completed) return finish("interrupted");
     wait_for_final_acks();
@@ -82,10 +95,11 @@ class Service {
 
  private:
   Status check_and_plan() {
-    // A resumed run has a plan: the market is not searched again.
+    // A resumed run keeps its plan, so the market is not searched again.
     std::filesystem::path plan = run_.options.plan;
     if (plan.empty() && run_.options.resume) plan = run_.config.run_folder() / "plan.json";
-    Preflight checked = preflight(run_.config, {run_.options.built_in, plan, run_.options.resume});
+    Preflight checked =
+        preflight(run_.config, {.built_in = run_.options.built_in, .plan = plan, .resume = run_.options.resume});
     for (const Check& check : checked.checks)
       if (check.verdict == Verdict::kWarning) log::warn("{}: {}", check.name, check.detail);
     ECHO_TRY(checked.status());
@@ -94,12 +108,13 @@ class Service {
   }
 
   Status open_journal() {
-    ECHO_ASSIGN(journal_, RunJournal::open(run_, {[this] { return desk_ && desk_->given_up(); },
-                                                  [this](const std::string& reason) -> Status {
-                                                    ECHO_TRY(fleet_->check_budget());
-                                                    write_status(reason);
-                                                    return ok();
-                                                  }}));
+    ECHO_ASSIGN(journal_,
+                RunJournal::open(run_, {.is_pointless = [this] { return desk_ && desk_->has_given_up_database(); },
+                                        .keep_alive = [this](const std::string& reason) -> Status {
+                                          ECHO_TRY(fleet_->check_budget());
+                                          write_status(reason);
+                                          return ok();
+                                        }}));
     workers_.emplace(run_, plan_.plan, *journal_);
     fleet_.emplace(run_, plan_.plan, *journal_);
     const std::filesystem::path& moved_to = journal_->record().moved_to();
@@ -108,10 +123,10 @@ class Service {
     return release_earlier(run_.config, moved_to);
   }
 
-  // The settings of the run from now on. A resume records those that have changed.
+  // Stores the settings of the run from now on. A resume records those that have changed.
   Status store_settings() {
     RunRecord& record = journal_->record();
-    if (run_.options.resume) ECHO_TRY(note_changed_settings(record, run_.config, journal_->step()));
+    if (run_.options.resume) ECHO_TRY(record_changed_settings(record, run_.config, journal_->step()));
     ECHO_TRY(write_file_atomic(record.folder() / "config.yaml", run_.config.resolved_yaml));
     return write_file_atomic(record.folder() / "plan.json", json_text(plan_.plan.to_json(), 2) + "\n");
   }
@@ -120,7 +135,7 @@ class Service {
     return run_.options.resume && !open_desk_ ? "resuming: " + text : text;
   }
 
-  // Workers that outlived an earlier process look for this one for a limited time: it listens before it loads the
+  // Workers that outlived an earlier process look for this one for a limited time. So it listens before it loads the
   // model.
   Status listen_early() {
     const auto latest = find_policy(journal_->record().folder() / "checkpoints");
@@ -166,17 +181,17 @@ class Service {
 
   Status start_desk() {
     RunRecord& record = journal_->record();
-    DeskOptions desk;
-    desk.file = record.folder() / "replay.sqlite";
-    desk.clock = run_.options.clock;
-    desk.pacing = run_.config.pacing();
-    desk.lease = run_.config.lease_length();
+    DeskOptions desk_options;
+    desk_options.file = record.folder() / "replay.sqlite";
+    desk_options.clock = run_.options.clock;
+    desk_options.pacing = run_.config.pacing();
+    desk_options.lease = run_.config.lease_length();
     DeskEvents events;
     events.send = [this](WorkerId worker, std::string bytes) {
       if (const Status sent = node_->send(worker, std::move(bytes)); !sent) log::warn("{}", sent.error().message());
     };
-    events.accepted = [this](WorkerId worker, std::uint64_t rollouts, double held_s) {
-      workers_->roster().record_accepted(worker, rollouts, held_s);
+    events.accepted = [this](WorkerId worker, std::uint64_t rollouts, double lease_seconds) {
+      workers_->roster().record_accepted(worker, rollouts, lease_seconds);
     };
     events.turned_away = [this](WorkerId worker) { workers_->roster().record_turned_away(worker); };
     events.misbehaved = [this, &record](WorkerId worker, const std::string& reason) {
@@ -201,7 +216,8 @@ class Service {
                    {{"version", policy.version.value}, {"workers", std::move(workers)}, {"detail", policy.detail}});
     };
     const std::uint64_t step = journal_->step();
-    ECHO_ASSIGN(desk_, RolloutDesk::open(desk, task_->make_submission_checker(run_.config), step, std::move(events)));
+    ECHO_ASSIGN(desk_,
+                RolloutDesk::open(desk_options, task_->make_submission_checker(run_.config), step, std::move(events)));
     if (run_.options.resume)
       mark_consumed(record.folder(), step, [this](std::uint64_t consumed, const replay_buffer::Batch& batch) {
         return desk_->consume(consumed, batch);
@@ -226,9 +242,9 @@ class Service {
     ReportInput input;
     if (desk_) {
       if (const auto counts = desk_->counts()) {
-        for (const auto& [reason, n] : counts->buffer.rejected)
-          if (n > 0) input.rejected[reason] = n;
-        for (const auto& [reason, n] : counts->refused) input.rejected["refused: " + reason] = n;
+        for (const auto& [reason, trajectories] : counts->buffer.rejected)
+          if (trajectories > 0) input.rejected[reason] = trajectories;
+        for (const auto& [reason, submissions] : counts->refused) input.rejected["refused: " + reason] = submissions;
         input.groups_set_aside = counts->leases.set_aside;
         input.limited_steps = counts->leases.bound;
         input.regrading = counts->regrading.counts;
@@ -248,8 +264,8 @@ class Service {
     fleet_->stop();  // before the last evaluation, which needs no machine
     const bool completed = how == "completed";
     if (completed) ECHO_TRY(policy_->evaluate("after"));
-    std::error_code error;
-    std::filesystem::remove_all(fleet_->worker_folders(), error);  // their machines are returned
+    std::error_code ignored;
+    std::filesystem::remove_all(fleet_->worker_folders(), ignored);  // their workers have ended
     ECHO_TRY(journal.persist("usage", [&] { return journal.run_clock().save(); }));
     input.config = &run_.config;
     input.plan = &plan_.plan;
@@ -281,8 +297,8 @@ class Service {
     if (desk_) desk_->stop();
   }
 
-  // A worker whose engine is a server can see by it whether the server has the policy's weights. On a thread of the
-  // publisher.
+  // The note with a policy: log-probabilities, by which a worker whose engine is a server checks that the server has
+  // the policy's weights. On a thread of the publisher.
   std::string note_for_servers(const delta::StateView& policy) const {
     const PolicyProbe& probe = run_.options.built_in.probe;
     const bool may_have_servers = run_.config.worker.engine != "builtin" || run_.config.fleet.joined_by_hand();
@@ -316,18 +332,20 @@ class Service {
     const auto vitals = data_plane::parse_vitals(beat.application);
     if (!vitals) return;  // check_heartbeat refused it
     const WorkerMeter::Progress progress = workers_->roster().take_heartbeat(beat.worker, *vitals, run_.clock.now());
-    // While nothing can be stored there is no work for any worker.
+    // While the database cannot store, no worker gets work.
     const RolloutDesk* desk = open_desk_;
     const bool turned_away = progress.turned_away || (desk && desk->is_database_stalled());
     if (provisioner::FleetDriver* fleet = fleet_->driver())
-      fleet->beat({beat.worker, progress.rollouts, progress.busy_s, turned_away}, beat.bytes_in, beat.bytes_forwarded,
-                  beat.bytes_delivered);
+      fleet->on_heartbeat(
+          {.worker = beat.worker, .rollouts = progress.rollouts, .busy_s = progress.busy_s, .turned_away = turned_away},
+          beat.bytes_in, beat.bytes_forwarded, beat.bytes_delivered);
   }
 
   // On the overlay's thread.
   void on_broadcast_done(const overlay::BroadcastReport& report) {
+    // A snapshot is larger than usual payloads, so the fleet gets only the times of deltas.
     if (provisioner::FleetDriver* fleet = fleet_->driver(); fleet && report.base)
-      fleet->broadcast_measured(report.t_b, report.payload);  // a snapshot is not its usual payload
+      fleet->on_broadcast_measured(report.t_b, report.payload);
     const auto links = workers_->roster().links_of(report.topology.workers());
     journal_->status().set_broadcast_time(report.t_b);
     journal_->record().metric("broadcast", broadcast_row(run_.config, report, links));
@@ -335,7 +353,8 @@ class Service {
 
   void write_status(const std::string& phase) {
     RunStatus& status = journal_->status();
-    if (!status.is_due(phase)) return;
+    status.set_phase(phase);
+    if (!status.is_write_due()) return;
     if (node_) workers_->refresh(*node_);
     status.write(journal_->step(), policy_.get(), fleet_->summary(), workers_->roster());
   }
@@ -349,7 +368,7 @@ class Service {
   std::optional<RunWorkers> workers_;
   std::optional<RunFleet> fleet_;
   std::unique_ptr<RolloutDesk> desk_;
-  std::atomic<RolloutDesk*> open_desk_ = nullptr;  // for other threads than the main one
+  std::atomic<RolloutDesk*> open_desk_ = nullptr;  // desk_ once it is open, for other threads than the main one
   Publisher publisher_;
   std::unique_ptr<overlay::LearnerNode> node_;
 };

@@ -7,15 +7,18 @@
 namespace echoline::learner {
 
 void SetAsideGroups::report_new(bool before_lease) {
-  constexpr std::uint64_t kLogged = 20;
-  for (replay_buffer::SetAside& entry : desk_.ledger->newly_set_aside()) {
+  constexpr std::uint64_t kLoggedMax = 20;
+  for (replay_buffer::SetAsideGroup& entry : desk_.ledger->newly_set_aside()) {
     const auto problem = desk_.checker.problem(entry.group);
-    const GroupSetAside group{entry.group, problem ? problem->id() : "", std::move(entry.reason),
-                              std::move(entry.detail)};
-    if (++reported_ <= kLogged)
+    const GroupSetAside group{.group = entry.group,
+                              .problem = problem ? problem->id() : "",
+                              .reason = std::move(entry.reason),
+                              .detail = std::move(entry.detail)};
+    if (++reported_ <= kLoggedMax)
       log::warn("group {} ('{}') is set aside: {}: {}{}", group.group, printable(group.problem), group.reason,
-                group.detail, reported_ == kLogged ? "; further ones are in events.jsonl only" : "");
+                group.detail, reported_ == kLoggedMax ? "; further ones are in events.jsonl only" : "");
     const std::uint32_t in_a_row = ++(before_lease ? before_lease_in_a_row_ : failed_in_a_row_);
+    // The first such error stays.
     if (in_a_row >= kInARowMax && can_generate_)
       can_generate_ = fail(Code::kInvalid, "generate rollouts",
                            "groups are set aside one after another and none succeeds; the last one ('{}'): {}: {}",

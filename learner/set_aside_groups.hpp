@@ -14,8 +14,8 @@ class SetAsideGroups {
 
   // Reports the groups that the ledger has set aside since the last call. `before_lease`: no worker has leased them.
   void report_new(bool before_lease = false);
-  void group_leased() { before_lease_in_a_row_ = 0; }
-  void group_succeeded() { failed_in_a_row_ = 0; }
+  void on_group_leased() { before_lease_in_a_row_ = 0; }
+  void on_group_succeeded() { failed_in_a_row_ = 0; }
   // The error that ends the run; ok while groups succeed.
   const Status& can_generate() const { return can_generate_; }
 

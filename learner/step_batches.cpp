@@ -26,25 +26,26 @@ Result<std::optional<replay_buffer::Batch>> StepBatches::trainable_batch(std::ui
   }
 }
 
-void StepBatches::hand_over_batch(const Status& can_generate, const std::function<Status()>& can_complete) {
-  const std::optional<std::uint64_t> wanted = desk_.batch_request.requested_step();
-  if (!wanted) return;
-  const std::uint64_t step = *wanted;
-  const auto compute = [&]() -> Result<std::optional<replay_buffer::Batch>> {
+void StepBatches::hand_over_batch(const Status& can_generate, const std::function<Status()>& check_completable) {
+  const std::optional<std::uint64_t> requested_step = desk_.batch_request.requested_step();
+  if (!requested_step) return;
+  const std::uint64_t step = *requested_step;
+  const auto take_batch = [&]() -> Result<std::optional<replay_buffer::Batch>> {
     ECHO_TRY(desk_.database.status());
     ECHO_TRY(can_generate);
-    ECHO_ASSIGN(const std::uint64_t stranded, desk_.ledger->stranded_by_next_step(step, lease_time()));
-    if (stranded > 0) {
+    ECHO_ASSIGN(const std::uint64_t stranded_leases, desk_.ledger->stranded_by_next_step(step, lease_time()));
+    if (stranded_leases > 0) {  // training now would make leased groups too stale for every later step
       pace_.begin_wait(lease_time());
       return std::optional<replay_buffer::Batch>();
     }
     pace_.end_wait(lease_time());
     ECHO_ASSIGN(auto batch, trainable_batch(step));
-    if (!batch) ECHO_TRY(can_complete());
+    if (!batch) ECHO_TRY(check_completable());
     return batch;
   };
-  auto answer = compute();
+  auto answer = take_batch();
   if (answer && !*answer) return;
+  // A stalled database is tried again; the training thread waits meanwhile.
   if (!answer && desk_.database.stall_if_database_error(answer.error()) && desk_.database.status()) return;
   std::vector<GroupId> ids = answer ? (*answer)->ids() : std::vector<GroupId>();
   if (desk_.batch_request.answer(step, std::move(answer))) in_training_ = std::move(ids);

@@ -1,4 +1,5 @@
-// The learner step that the rollout desk serves: its batch, the groups in training, its pace. Private to learner/.
+// The learner step that the RolloutDesk collects a batch for: the batch, the groups in training, the length of steps.
+// Private to learner/.
 #pragma once
 #include <functional>
 #include <optional>
@@ -19,9 +20,9 @@ class StepBatches {
   std::optional<double> step_seconds() const { return pace_.seconds(); }
   void exclude_pause(Duration pause) { pace_.exclude_pause(seconds(pause)); }  // not part of a step
 
-  // If training waits for a batch, passes it once it is whole, or the error that ends the run: of the database, of
-  // `can_generate`, or of `can_complete`, which is called for a batch that is not whole.
-  void hand_over_batch(const Status& can_generate, const std::function<Status()>& can_complete);
+  // If the training thread waits for a batch, passes the batch once it is whole. Passes an error that ends the run
+  // instead: of the database, of `can_generate`, or of `check_completable`, which is called if the batch is not whole.
+  void hand_over_batch(const Status& can_generate, const std::function<Status()>& check_completable);
   // See RolloutDesk.
   Status consume(std::uint64_t step, const replay_buffer::Batch& batch);
   Status prune(std::uint64_t step);

@@ -9,10 +9,10 @@
 namespace echoline::learner {
 namespace {
 
-constexpr std::size_t kQuestionsMax = 65'536;  // remembered at once
+constexpr std::size_t kQuestionsMax = 65'536;  // kept in memory
 
-bool same_tokens(const google::protobuf::RepeatedField<std::uint32_t>& found, std::span<const model::Token> expected) {
-  return std::equal(found.begin(), found.end(), expected.begin(), expected.end(),
+bool same_tokens(const google::protobuf::RepeatedField<std::uint32_t>& tokens, std::span<const model::Token> expected) {
+  return std::equal(tokens.begin(), tokens.end(), expected.begin(), expected.end(),
                     [](std::uint32_t a, model::Token b) { return static_cast<std::int64_t>(a) == b; });
 }
 
@@ -47,12 +47,12 @@ Result<const Question*> SubmissionChecker::question(GroupId group) {
 
 Bytes worker_message_max(std::int64_t positions_max, std::int64_t response_tokens_max, std::uint32_t group_size,
                          Bytes metadata_max) {
-  constexpr std::uint64_t kNames = 64 * 1024;  // bytes of names, and of the reward's components
-  constexpr std::uint64_t kPerToken = 16, kTextPerToken = 256;
+  constexpr std::uint64_t kNamesBytes = 64 * 1024;  // names, and the reward's components
+  constexpr std::uint64_t kTokenBytes = 16, kTextBytesPerToken = 256;
   const auto positions = static_cast<std::uint64_t>(positions_max);
-  const auto response = static_cast<std::uint64_t>(response_tokens_max);
+  const auto response_tokens = static_cast<std::uint64_t>(response_tokens_max);
   const std::uint64_t trajectory_bytes =
-      kNames + metadata_max.count + kPerToken * positions + (kPerToken + kTextPerToken) * response;
+      kNamesBytes + metadata_max.count + kTokenBytes * positions + (kTokenBytes + kTextBytesPerToken) * response_tokens;
   return Bytes{std::min(data_plane::TrajectoryLimits{}.message_max.count, group_size * trajectory_bytes)};
 }
 
@@ -70,10 +70,10 @@ std::optional<Refusal> SubmissionChecker::refusal(const schema::Submission& subm
   limits.metadata_max = options_.metadata_max;
   for (const schema::Trajectory& t : submission.trajectories()) {
     if (const Status well_formed = data_plane::check(t, limits); !well_formed)
-      return make_refusal("malformed", false, "{}", well_formed.error().detail);
-    const auto asked = question(GroupId{t.group()});
-    if (!asked) return make_refusal("malformed", false, "{}", asked.error().detail);
-    if (auto refused = refusal(t, **asked)) return refused;
+      return make_refusal("malformed", kNotForged, "{}", well_formed.error().detail);
+    const auto group_question = question(GroupId{t.group()});
+    if (!group_question) return make_refusal("malformed", kNotForged, "{}", group_question.error().detail);
+    if (auto refused = refusal(t, **group_question)) return refused;
   }
   return std::nullopt;
 }
@@ -81,48 +81,53 @@ std::optional<Refusal> SubmissionChecker::refusal(const schema::Submission& subm
 // Requires that the trajectory has passed data_plane::check.
 std::optional<Refusal> SubmissionChecker::refusal(const schema::Trajectory& t, const Question& question) const {
   const std::string expected_id = fmt::format("{}/{}", t.lease(), t.member());
-  if (t.id() != expected_id) return make_refusal("malformed", false, "id '{}', expected '{}'", t.id(), expected_id);
+  if (t.id() != expected_id)
+    return make_refusal("malformed", kNotForged, "id '{}', expected '{}'", t.id(), expected_id);
   if (t.problem_id() != question.problem.id())
-    return make_refusal("wrong prompt", true, "problem '{}', expected '{}'", t.problem_id(), question.problem.id());
+    return make_refusal("wrong prompt", kForged, "problem '{}', expected '{}'", t.problem_id(), question.problem.id());
   if (!same_tokens(t.prompt_tokens(), question.prompt))
-    return make_refusal("wrong prompt", true, "its {} prompt tokens are not the {} of problem '{}'",
+    return make_refusal("wrong prompt", kForged, "its {} prompt tokens are not the {} of problem '{}'",
                         t.prompt_tokens_size(), question.prompt.size(), question.problem.id());
   if (t.response_tokens_size() > options_.response_tokens_max)
-    return make_refusal("malformed", false, "{} response tokens, at most {} were asked for", t.response_tokens_size(),
-                        options_.response_tokens_max);
+    return make_refusal("malformed", kNotForged, "{} response tokens, at most {} were asked for",
+                        t.response_tokens_size(), options_.response_tokens_max);
   for (const std::uint32_t token : t.response_tokens())
     if (token >= static_cast<std::uint64_t>(options_.vocab_size))
-      return make_refusal("malformed", false, "token {}, the vocabulary ends at {}", token, options_.vocab_size - 1);
+      return make_refusal("malformed", kNotForged, "token {}, the vocabulary ends at {}", token,
+                          options_.vocab_size - 1);
   if (options_.trainable)
     if (const Status status = options_.trainable(t); !status)
-      return make_refusal("malformed", false, "{}", status.error().detail);
+      return make_refusal("malformed", kNotForged, "{}", status.error().detail);
 
   const std::vector<model::Token> response = response_of(t);
   const auto turns = turns_of(t, response);
   if (turns.empty() || turns.size() > data_plane::kTurnsMax)
-    return make_refusal("malformed", false,
+    return make_refusal("malformed", kNotForged,
                         "its loss mask does not begin and end with the policy's tokens, in 1 to {} turns",
                         data_plane::kTurnsMax);
   if (auto refused = check_end(t, turns)) return refused;
   if (is_scored_by_learner(question.problem)) {
-    if (turns.size() != 1) return make_refusal("malformed", false, "{} turns, its task has one", turns.size());
+    if (turns.size() != 1) return make_refusal("malformed", kNotForged, "{} turns, its task has one", turns.size());
     if (t.finished() != verifier_->phrasing().response_end(response).has_value())
-      return make_refusal("malformed", false, "finished is {}, its last token says {}", t.finished(), !t.finished());
+      return make_refusal("malformed", kNotForged, "finished is {}, its last token says {}", t.finished(),
+                          !t.finished());
     if (t.reward() != 0 || t.correct() || t.late() || !t.components().empty())
-      return make_refusal("malformed", false, "it has a score, although the learner scores this problem");
+      return make_refusal("malformed", kNotForged, "it has a score, although the learner scores this problem");
     if (t.text() != verifier_->text(response, 1))
-      return make_refusal("wrong score", true, "its text differs from the text of its tokens");
+      return make_refusal("wrong score", kForged, "its text differs from the text of its tokens");
     return std::nullopt;
   }
+  // Scores that are costly to compute are checked by the Regrader instead, on another thread.
   std::optional<data_plane::Score> expected;
   if (verifier_->adapter().repeatable(question.problem) == data_plane::Repeatable::kCheaply) {
     auto computed = verifier_->compute_score(t, question.problem);
-    if (!computed) return make_refusal("malformed", false, "its task cannot be asked: {}", computed.error().message());
+    if (!computed)
+      return make_refusal("malformed", kNotForged, "its task cannot be asked: {}", computed.error().message());
     if (computed->refusal) return std::move(computed->refusal);
     expected = std::move(computed->score);
   }
   if (t.text() != verifier_->text(response, turns.size()))
-    return make_refusal("wrong score", true, "its text differs from the text of its tokens");
+    return make_refusal("wrong score", kForged, "its text differs from the text of its tokens");
   return expected ? ScoreVerifier::difference(t, *expected) : std::nullopt;
 }
 
@@ -134,14 +139,14 @@ std::optional<Refusal> SubmissionChecker::check_end(const schema::Trajectory& t,
     const bool is_last_turn = i + 1 == turns.size();
     const auto end = verifier_->phrasing().response_end(turn);
     if (end && *end != turn.size())
-      return make_refusal("malformed", false, "it goes on after token {}, which ends a response", turn[*end - 1]);
+      return make_refusal("malformed", kNotForged, "it goes on after token {}, which ends a response", turn[*end - 1]);
     const bool is_at_limit = (is_last_turn && t.response_tokens_size() == options_.response_tokens_max) ||
                              (options_.turn_tokens_max > 0 && std::ssize(turn) == options_.turn_tokens_max);
     if (!end && !is_at_limit)
-      return make_refusal("malformed", false, "it is cut after {} tokens, expected an end or {} tokens", turn.size(),
-                          is_last_turn ? options_.response_tokens_max : options_.turn_tokens_max);
+      return make_refusal("malformed", kNotForged, "it is cut after {} tokens, expected an end or {} tokens",
+                          turn.size(), is_last_turn ? options_.response_tokens_max : options_.turn_tokens_max);
     if (is_last_turn && t.finished() && !end)
-      return make_refusal("malformed", false, "finished is true, its last token says false");
+      return make_refusal("malformed", kNotForged, "finished is true, its last token says false");
   }
   return std::nullopt;
 }

@@ -34,7 +34,7 @@ struct SubmissionCheckerOptions {
 Bytes worker_message_max(std::int64_t positions_max, std::int64_t response_tokens_max, std::uint32_t group_size,
                          Bytes metadata_max);
 
-// A group's task for its worker.
+// The problem of a group, as its worker has to see it.
 struct Question {
   schema::Problem problem;
   std::vector<model::Token> prompt;  // the problem's prompt in the learner's own tokens

@@ -19,14 +19,14 @@ class TaskFigures {
     sums.reward += reward;
   }
   bool empty() const { return sums_.empty(); }
-  // {task: {`count`, accuracy, reward_mean}}
-  nlohmann::json figures(const char* count) const {
-    nlohmann::json all = nlohmann::json::object();
+  // {task: {<count_key>: number of answers, accuracy, reward_mean}}
+  nlohmann::json figures(const char* count_key) const {
+    nlohmann::json by_task = nlohmann::json::object();
     for (const auto& [task, sums] : sums_)
-      all[task] = {{count, sums.answers},
-                   {"accuracy", static_cast<double>(sums.correct) / static_cast<double>(sums.answers)},
-                   {"reward_mean", sums.reward / static_cast<double>(sums.answers)}};
-    return all;
+      by_task[task] = {{count_key, sums.answers},
+                       {"accuracy", static_cast<double>(sums.correct) / static_cast<double>(sums.answers)},
+                       {"reward_mean", sums.reward / static_cast<double>(sums.answers)}};
+    return by_task;
   }
 
  private:

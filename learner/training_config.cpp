@@ -62,34 +62,37 @@ const std::vector<std::string_view>& loss_names() {
 }
 
 Status validate(const LossConfig& config) {
-  const auto bad = [](const char* name, const char* expected, double found) {
-    return fail(Code::kInvalid, "loss settings", "{} must be {}, found {}", name, expected, found);
+  const auto out_of_range = [](const char* name, const char* expected, double value) {
+    return fail(Code::kInvalid, "loss settings", "{} must be {}, found {}", name, expected, value);
   };
-  if (!(config.clip_low >= 0 && config.clip_low <= 1)) return bad("clip_low", "in [0, 1]", config.clip_low);
-  if (!(config.clip_high >= 0)) return bad("clip_high", "at least 0", config.clip_high);
-  if (!(config.second_moment_max > 0)) return bad("second_moment_max", "above 0", config.second_moment_max);
-  if (!(config.importance_cap >= 1)) return bad("importance_cap", "at least 1", config.importance_cap);
-  if (!(config.kl_coefficient >= 0)) return bad("kl_coefficient", "at least 0", config.kl_coefficient);
-  if (!(config.advantage_epsilon > 0)) return bad("advantage_epsilon", "above 0", config.advantage_epsilon);
-  if (config.fixed_length < 1) return bad("fixed_length", "at least 1", static_cast<double>(config.fixed_length));
+  if (!(config.clip_low >= 0 && config.clip_low <= 1)) return out_of_range("clip_low", "in [0, 1]", config.clip_low);
+  if (!(config.clip_high >= 0)) return out_of_range("clip_high", "at least 0", config.clip_high);
+  if (!(config.second_moment_max > 0)) return out_of_range("second_moment_max", "above 0", config.second_moment_max);
+  if (!(config.importance_cap >= 1)) return out_of_range("importance_cap", "at least 1", config.importance_cap);
+  if (!(config.kl_coefficient >= 0)) return out_of_range("kl_coefficient", "at least 0", config.kl_coefficient);
+  if (!(config.advantage_epsilon > 0)) return out_of_range("advantage_epsilon", "above 0", config.advantage_epsilon);
+  if (config.fixed_length < 1)
+    return out_of_range("fixed_length", "at least 1", static_cast<double>(config.fixed_length));
   return ok();
 }
 
 Status validate(const OptimizerConfig& config) {
-  const auto bad = [](const char* name, const char* expected, double found) {
-    return fail(Code::kInvalid, "optimizer settings", "{} must be {}, found {}", name, expected, found);
+  const auto out_of_range = [](const char* name, const char* expected, double value) {
+    return fail(Code::kInvalid, "optimizer settings", "{} must be {}, found {}", name, expected, value);
   };
   if (!(config.learning_rate > 0 && std::isfinite(config.learning_rate)))
-    return bad("learning_rate", "above 0", config.learning_rate);
-  if (!(config.beta1 >= 0 && config.beta1 < 1)) return bad("beta1", "in [0, 1)", config.beta1);
-  if (!(config.beta2 >= 0 && config.beta2 < 1)) return bad("beta2", "in [0, 1)", config.beta2);
-  if (!(config.epsilon > 0)) return bad("epsilon", "above 0", config.epsilon);
-  if (!(config.weight_decay >= 0)) return bad("weight_decay", "at least 0", config.weight_decay);
-  if (!(config.gradient_norm_max > 0)) return bad("gradient_norm_max", "above 0", config.gradient_norm_max);
-  if (config.warmup_updates < 0) return bad("warmup_updates", "at least 0", static_cast<double>(config.warmup_updates));
-  if (!(config.final_share >= 0 && config.final_share <= 1)) return bad("final_share", "in [0, 1]", config.final_share);
+    return out_of_range("learning_rate", "above 0", config.learning_rate);
+  if (!(config.beta1 >= 0 && config.beta1 < 1)) return out_of_range("beta1", "in [0, 1)", config.beta1);
+  if (!(config.beta2 >= 0 && config.beta2 < 1)) return out_of_range("beta2", "in [0, 1)", config.beta2);
+  if (!(config.epsilon > 0)) return out_of_range("epsilon", "above 0", config.epsilon);
+  if (!(config.weight_decay >= 0)) return out_of_range("weight_decay", "at least 0", config.weight_decay);
+  if (!(config.gradient_norm_max > 0)) return out_of_range("gradient_norm_max", "above 0", config.gradient_norm_max);
+  if (config.warmup_updates < 0)
+    return out_of_range("warmup_updates", "at least 0", static_cast<double>(config.warmup_updates));
+  if (!(config.final_share >= 0 && config.final_share <= 1))
+    return out_of_range("final_share", "in [0, 1]", config.final_share);
   if (config.schedule != Schedule::kConstant && config.updates_expected <= config.warmup_updates)
-    return bad("updates_expected", "more than the warm-up's", static_cast<double>(config.updates_expected));
+    return out_of_range("updates_expected", "more than the warm-up's", static_cast<double>(config.updates_expected));
   return ok();
 }
 

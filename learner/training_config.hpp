@@ -10,16 +10,17 @@
 
 namespace echoline::learner {
 
-// The baseline of a response's reward: the mean of its group, the mean of the others in it, or the mean weighted by
-// length. The last has the least variance if every token adds to the gradient.
+// The baseline that is subtracted from a response's reward. It is the mean of its group, the mean of the others in the
+// group, or the mean weighted by length. The last has the least variance if every token adds to the gradient.
 enum class Baseline { kMean, kLeaveOneOut, kLengthWeighted };
 enum class AdvantageScale { kStd, kNone };  // divide by the group's standard deviation, or only centre
 enum class Level { kToken, kSequence };     // one ratio per token, or per response
 enum class TrustRegion { kClip, kDetachedClip, kSecondMoment, kNone };
 enum class Aggregation { kTokenMean, kSequenceMean, kSequenceSum, kFixedLength };
 enum class KlForm { kK1, kK2, kK3 };
-// The treatment of responses cut by the length limit. kKeep: like others. kMask: their tokens are left out of the loss
-// (their reward still counts in the group's mean). kPenalty: a penalty is subtracted from their reward.
+// The treatment of responses cut by the length limit. kKeep: they are trained on like others. kMask: their tokens are
+// left out of the loss, but their reward counts in the group's mean. kPenalty: a penalty is subtracted from their
+// reward.
 enum class Truncated { kKeep, kMask, kPenalty };
 
 struct LossConfig {
@@ -68,7 +69,7 @@ struct OptimizerConfig {
   double gradient_norm_max = 1.0;
   std::int64_t warmup_updates = 0;  // update n of the first `warmup_updates` runs at n/warmup_updates of the rate
   Schedule schedule = Schedule::kConstant;
-  std::int64_t updates_expected = 0;  // the decay ends there, at `final_share` of the rate
+  std::int64_t updates_expected = 0;  // after so many updates, the rate has fallen to `final_share` of itself
   double final_share = 0.0;           // in [0, 1]
   Moments moments = Moments::kFp32;
   bool on_host = false;  // masters and moments in host memory, if the parameters are on a device

@@ -15,26 +15,27 @@ namespace {
 
 using nlohmann::json;
 
-constexpr Duration kPoll = std::chrono::milliseconds(200);
+constexpr Duration kPoll = std::chrono::milliseconds(200);  // between two looks at the request to stop
 
 }  // namespace
 
 Result<bool> TrainingLoop::run() {
   const RunJournal& journal = parts_.journal;
   const std::uint64_t steps = run_.config.run.steps;
-  ECHO_ASSIGN(bool going_on, publish(Version{journal.step()}));
-  while (going_on && journal.step() < steps && !run_.stop) {
-    ECHO_ASSIGN(going_on, train_one_step());
+  ECHO_ASSIGN(bool not_stopped, publish(Version{journal.step()}));
+  while (not_stopped && journal.step() < steps && !run_.stop) {
+    ECHO_ASSIGN(not_stopped, train_one_step());
   }
   ECHO_TRY(checkpoint());
-  if (going_on) {
-    ECHO_ASSIGN(going_on, wait_until_published());
+  if (not_stopped) {
+    ECHO_ASSIGN(not_stopped, wait_until_published());
   }
-  return going_on && journal.step() >= steps;
+  return not_stopped && journal.step() >= steps;
 }
 
 Error TrainingLoop::end_with_checkpoint(Error why) {
   RunJournal& journal = parts_.journal;
+  // persist() repeats the write while the disk is full.
   const Status saved = journal.persist("checkpoints", [this] { return parts_.policy.checkpoint(); });
   why.detail +=
       saved ? fmt::format("; a checkpoint of step {} is written: go on with --resume", journal.step())
@@ -43,10 +44,11 @@ Error TrainingLoop::end_with_checkpoint(Error why) {
   return why;
 }
 
-// The step was trained, and the replay buffer cannot mark its groups as consumed: a resume does it.
+// The step was trained, but the replay buffer could not mark its groups as consumed. Stores their ids, so that the next
+// --resume marks them.
 Error TrainingLoop::end_with_unmarked_batch(const replay_buffer::Batch& batch, Error why) {
   RunJournal& journal = parts_.journal;
-  if (!note_unmarked(journal.record().folder(), journal.step(), batch.ids())) {
+  if (!store_unmarked_batch(journal.record().folder(), journal.step(), batch.ids())) {
     why.detail += "; --resume goes on from the newest checkpoint";
     return why;
   }
@@ -55,10 +57,11 @@ Error TrainingLoop::end_with_unmarked_batch(const replay_buffer::Batch& batch, E
 }
 
 Result<bool> TrainingLoop::publish(Version version) {
-  ECHO_ASSIGN(const bool published, wait_until_published());
-  if (!published) return false;
+  // One policy is published at a time, because memory has no room for a third one.
+  ECHO_ASSIGN(const bool previous_published, wait_until_published());
+  if (!previous_published) return false;
   ECHO_ASSIGN(delta::SharedState policy, parts_.policy.policy(version));
-  if (!policy) return false;
+  if (!policy) return false;  // the run is being stopped
   parts_.publisher.publish(version, std::move(policy));
   return true;
 }
@@ -77,17 +80,17 @@ Status TrainingLoop::checkpoint() {
   ECHO_TRY(journal.persist("checkpoints", [this] { return parts_.policy.checkpoint(); }));
   const std::uint64_t steps_to_keep = steps_kept(run_.config), step = journal.step();
   if (step > steps_to_keep)
-    ECHO_TRY(journal.persist("replay buffer", [&] { return parts_.desk.prune(step - steps_to_keep); }));
+    ECHO_TRY(journal.persist("replay buffer", [&] { return parts_.rollout_desk.prune(step - steps_to_keep); }));
   return ok();
 }
 
 Result<std::optional<replay_buffer::Batch>> TrainingLoop::wait_for_batch() {
-  // The fleet asks offers that failed again after minutes, and workers come back by themselves for that long.
+  // The fleet retries failed offers within join_timeout, and a worker that is away may return within away_max.
   const Duration no_worker_max = std::max(run_.config.fleet.join_timeout, run_.config.fleet.away_max);
   const std::uint64_t step = parts_.journal.step();
   TimePoint no_worker_since = kNever;
   while (!run_.stop) {
-    auto batch = parts_.desk.wait_batch(step, kPoll);
+    auto batch = parts_.rollout_desk.wait_batch(step, kPoll);
     if (!batch) return end_with_checkpoint(std::move(batch).error());
     parts_.write_status("training");
     if (*batch) return batch;
@@ -109,12 +112,12 @@ Result<std::optional<replay_buffer::Batch>> TrainingLoop::wait_for_batch() {
   return std::optional<replay_buffer::Batch>();
 }
 
-Status TrainingLoop::expel_implausible_workers(const TrainedStep& done) {
+Status TrainingLoop::expel_implausible_workers(const TrainedStep& trained) {
   RunJournal& journal = parts_.journal;
-  for (const Credibility::Verdict& verdict : credibility_.judge(done.scrutiny, journal.step())) {
-    log::warn("worker {}: {}", verdict.worker, verdict.what);
-    parts_.node.expel(verdict.worker, verdict.what);
-    ECHO_TRY(journal.persist("replay buffer", [&] { return parts_.desk.discard_groups_of(verdict.worker); }));
+  for (const Credibility::Verdict& verdict : credibility_.judge(trained.scrutiny, journal.step())) {
+    log::warn("worker {}: {}", verdict.worker, verdict.reason);
+    parts_.node.expel(verdict.worker, verdict.reason);
+    ECHO_TRY(journal.persist("replay buffer", [&] { return parts_.rollout_desk.discard_groups_of(verdict.worker); }));
   }
   return ok();
 }
@@ -123,56 +126,59 @@ Result<bool> TrainingLoop::train_one_step() {
   RunJournal& journal = parts_.journal;
   const Clock& clock = run_.clock;
   provisioner::FleetDriver* const fleet = parts_.fleet.driver();
-  const TimePoint start = clock.now();
-  if (fleet) fleet->learner_waits(true);
+  const TimePoint began_at = clock.now();
+  if (fleet) fleet->set_learner_waiting(true);
   ECHO_ASSIGN(auto batch, wait_for_batch());
   if (!batch) return false;
-  if (fleet) fleet->learner_waits(false);
-  const TimePoint batch_at = clock.now();
+  if (fleet) fleet->set_learner_waiting(false);
+  const TimePoint batch_ready_at = clock.now();
   std::vector<schema::Trajectory> trajectories;
-  std::map<std::uint64_t, std::uint64_t> histogram;
+  std::map<std::uint64_t, std::uint64_t> trajectories_by_staleness;
   for (replay_buffer::Group& group : batch->groups) {
-    histogram[std::max(journal.step(), group.version.value) - group.version.value] += group.trajectories.size();
+    // After a resume from an earlier checkpoint, a version may be newer than the step. It counts as staleness 0.
+    const std::uint64_t staleness = std::max(journal.step(), group.version.value) - group.version.value;
+    trajectories_by_staleness[staleness] += group.trajectories.size();
     for (schema::Trajectory& t : group.trajectories) trajectories.push_back(std::move(t));
   }
-  ECHO_ASSIGN(const std::optional<TrainedStep> done, parts_.policy.step(trajectories));
-  if (!done) return false;
-  if (Status consumed = journal.persist("replay buffer", [&] { return parts_.desk.consume(journal.step(), *batch); });
+  ECHO_ASSIGN(const std::optional<TrainedStep> trained, parts_.policy.step(trajectories));
+  if (!trained) return false;
+  if (Status consumed =
+          journal.persist("replay buffer", [&] { return parts_.rollout_desk.consume(journal.step(), *batch); });
       !consumed)
     return end_with_unmarked_batch(*batch, std::move(consumed).error());
-  ECHO_TRY(expel_implausible_workers(*done));
+  ECHO_TRY(expel_implausible_workers(*trained));
   const std::uint64_t step = journal.step() + 1;
   journal.set_step(step);
   const TimePoint trained_at = clock.now();
-  bool going_on = true;
+  bool not_stopped = true;
   if (step % run_.config.staleness.publish_every == 0 || step == run_.config.run.steps) {
-    ECHO_ASSIGN(going_on, publish(Version{step}));
+    ECHO_ASSIGN(not_stopped, publish(Version{step}));
   }
-  const TimePoint publishing_at = clock.now();
-  if (going_on && step % run_.config.learner.checkpoint_every == 0) ECHO_TRY(checkpoint());
-  if (going_on) ECHO_TRY(parts_.policy.step_done());
-  const TimePoint end = clock.now();
+  const TimePoint handed_to_publisher_at = clock.now();
+  if (not_stopped && step % run_.config.learner.checkpoint_every == 0) ECHO_TRY(checkpoint());
+  if (not_stopped) ECHO_TRY(parts_.policy.on_step_end());
+  const TimePoint ended_at = clock.now();
   json row = batch_figures(trajectories);
   if (!run_.config.task.listed_tasks.empty()) {
     TaskFigures by_task;
     for (const schema::Trajectory& t : trajectories) by_task.add(t.problem_id(), t.correct(), t.reward());
     row["by_task"] = by_task.figures("responses");
   }
-  row.update(done->figures);  // the trainer knows better what it trained on
-  journal.status().add_step(row.at("reward_mean"), batch_at - start, end - start);
-  if (fleet) fleet->step_measured(end - batch_at - journal.take_waited());
-  json ages = json::object();
-  for (const auto& [age, count] : histogram) ages[std::to_string(age)] = count;
+  row.update(trained->figures);  // the trainer's own figures replace those of the whole batch
+  journal.status().add_step(row.at("reward_mean"), batch_ready_at - began_at, ended_at - began_at);
+  if (fleet) fleet->on_step_measured(ended_at - batch_ready_at - journal.take_disk_wait());
+  json staleness_counts = json::object();
+  for (const auto& [staleness, count] : trajectories_by_staleness) staleness_counts[std::to_string(staleness)] = count;
   row.update({{"step", step},
-              {"staleness", ages},
-              {"wait_seconds", seconds(batch_at - start)},
-              {"train_seconds", seconds(trained_at - batch_at)},
-              {"publish_seconds", seconds(publishing_at - trained_at)},
-              {"step_seconds", seconds(end - start)}});
+              {"staleness", staleness_counts},
+              {"wait_seconds", seconds(batch_ready_at - began_at)},
+              {"train_seconds", seconds(trained_at - batch_ready_at)},
+              {"publish_seconds", seconds(handed_to_publisher_at - trained_at)},
+              {"step_seconds", seconds(ended_at - began_at)}});
   journal.record().metric("step", std::move(row));
   ECHO_TRY(journal.persist("metrics and events", [&] { return journal.record().write_pending_rows(); }));
   parts_.write_status("training");
-  return going_on;
+  return not_stopped;
 }
 
 }  // namespace echoline::learner

@@ -16,13 +16,13 @@ namespace echoline::learner {
 // For the main thread.
 class TrainingLoop {
  public:
-  // The parts that it drives; they outlive it.
+  // The parts that the loop drives; they outlive it.
   struct Parts {
     RunJournal& journal;
     PolicySource& policy;
     RunWorkers& workers;
     RunFleet& fleet;
-    RolloutDesk& desk;
+    RolloutDesk& rollout_desk;
     Publisher& publisher;
     overlay::LearnerNode& node;
     std::function<void(const std::string& phase)> write_status;
@@ -41,7 +41,7 @@ class TrainingLoop {
   Result<bool> publish(Version version);
   Result<bool> wait_until_published();
   Status checkpoint();
-  Status expel_implausible_workers(const TrainedStep& done);
+  Status expel_implausible_workers(const TrainedStep& trained);
   // Writes a checkpoint and adds the outcome to the error that ends the run.
   Error end_with_checkpoint(Error why);
   Error end_with_unmarked_batch(const replay_buffer::Batch& batch, Error why);

@@ -12,18 +12,22 @@ void WorkerMeter::record_accepted(std::uint64_t rollouts, double lease_seconds) 
 }
 
 WorkerMeter::Progress WorkerMeter::take_heartbeat(const schema::Vitals& vitals, TimePoint now) {
-  constexpr Duration kReportDelayMax = std::chrono::seconds(10);
+  constexpr Duration kReportDelayMax = std::chrono::seconds(10);  // of a heartbeat after accepted results
   if (since_ == kNever) since_ = now;
-  if (pending_.rollouts == 0) return {0, 0, std::exchange(pending_.turned_away, false)};
-  // The worker's counter restarts with its process.
-  const double reported_s = vitals.busy_s() - (vitals.busy_s() < reported_busy_s_ ? 0 : reported_busy_s_);
+  if (pending_.rollouts == 0)
+    return {.rollouts = 0, .busy_s = 0, .turned_away = std::exchange(pending_.turned_away, false)};
+  // The worker's counter restarts at 0 with its process.
+  const bool has_restarted = vitals.busy_s() < reported_busy_s_;
+  const double reported_s = vitals.busy_s() - (has_restarted ? 0 : reported_busy_s_);
   const double passed_s = seconds(now - since_);
   if (unreported_since_ == kNever) unreported_since_ = now;
   if (reported_s == 0 && now - unreported_since_ < kReportDelayMax)
     return {};  // the first heartbeat after the results reports their time
-  // After an absence, the reported time includes the absence.
-  const double worked_s = std::exchange(returned_, false) || reported_s == 0 ? pending_.busy_s : reported_s;
-  const Progress progress{pending_.rollouts, std::max(std::min(worked_s, passed_s), pending_.busy_s / 2)};
+  // After an absence, the reported time includes the absence, so the time with leases counts instead.
+  const double worked_s = std::exchange(has_returned_, false) || reported_s == 0 ? pending_.busy_s : reported_s;
+  const Progress progress{.rollouts = pending_.rollouts,
+                          .busy_s = std::max(std::min(worked_s, passed_s), pending_.busy_s / 2),
+                          .turned_away = false};
   reported_busy_s_ = vitals.busy_s();
   since_ = now;
   unreported_since_ = kNever;
@@ -37,7 +41,7 @@ void WorkerMeter::record_return(TimePoint now) {
   pending_ = {};
   since_ = now;
   unreported_since_ = kNever;
-  returned_ = true;
+  has_returned_ = true;
 }
 
 }  // namespace echoline::learner

@@ -30,12 +30,12 @@ class WorkerMeter {
   const Progress& total() const { return total_; }
 
  private:
-  Progress pending_;  // accepted since the last heartbeat; busy_s: with leases
+  Progress pending_;  // accepted since the last heartbeat; its busy_s is the time with leases
   Progress total_;
   double reported_busy_s_ = 0;
   TimePoint since_ = kNever;             // reported time counts from then on
   TimePoint unreported_since_ = kNever;  // since then, accepted results have no reported time
-  bool returned_ = false;                // it has come back, and nothing has counted since
+  bool has_returned_ = false;            // it has come back, and no progress has counted since
 };
 
 }  // namespace echoline::learner

@@ -17,6 +17,7 @@
 #include "learner/external/http_server.hpp"
 #include "learner/external/recent_calls.hpp"
 #include "learner/external/row_pages.hpp"
+#include "learner/external/shards.hpp"
 #include "learner/run_record.hpp"
 #include "overlay/trust/secret.hpp"
 
@@ -29,8 +30,9 @@ using nlohmann::json;
 
 // Figures: a trainer's named numbers of a step, for the step's row of metrics.jsonl.
 constexpr std::size_t kFiguresMax = 64, kFigureNameMax = 64;
-constexpr double kWaitMax_s = 60, kLeaseDefault_s = 600, kLeaseMax_s = 86'400;
+constexpr double kWaitSecondsMax = 60, kLeaseSecondsDefault = 600, kLeaseSecondsMax = 86'400;
 constexpr std::size_t kCallsRemembered = 1024;
+constexpr int kTokenWords = 8;  // of 32 random bits
 constexpr const char* kRequestId = "Idempotency-Key";
 constexpr const char* kJson = "application/json";
 constexpr const char* kBytes = "application/octet-stream";
@@ -107,15 +109,16 @@ struct Api::State {
   TrainerLink& trainer_link;
   HttpServer server;
   RecentCalls calls{kCallsRemembered};
+  ShardCollector shards{options.body_max};
   RowPages metrics{options.folder / "metrics.jsonl"};
   std::thread thread;
-  std::atomic<bool> ended = false;
+  std::atomic<bool> has_ended = false;
   json address;
-  // Empty on a socket: its folder protects it.
+  // Empty for a unix socket, because its folder admits only its owner.
   overlay::trust::Secret required_authorization;
 
-  State(ApiOptions o, TrainerLink& link)
-      : options(std::move(o)),
+  State(ApiOptions api_options, TrainerLink& link)
+      : options(std::move(api_options)),
         trainer_link(link),
         server({.idle_max = options.idle_max,
                 .stall_max = options.stall_max,
@@ -126,13 +129,13 @@ struct Api::State {
     server.set_payload_max_length(options.body_max.count);
     ECHO_TRY(options.listen == "socket" ? listen_on_socket() : listen_on_loopback());
     server.widen_backlog();
-    routes();
+    register_calls();
     thread = std::thread([this] {
       server.listen_after_bind();
-      ended = true;
+      has_ended = true;
     });
-    // Before the server runs, its stop() would have no effect.
-    while (!server.is_running() && !ended) std::this_thread::yield();
+    // Waits until the server runs, because before that its stop() would have no effect.
+    while (!server.is_running() && !has_ended) std::this_thread::yield();
     return ok();
   }
 
@@ -177,7 +180,7 @@ struct Api::State {
       return fail(Code::kInvalid, "learner.api", "cannot listen on {}: is the port in use?", options.listen);
     std::random_device random_bits;
     std::string token;
-    for (int i = 0; i < 8; ++i) token += fmt::format("{:08x}", random_bits());
+    for (int i = 0; i < kTokenWords; ++i) token += fmt::format("{:08x}", random_bits());
     required_authorization = overlay::trust::Secret("Bearer " + token);
     address = json{{"url", fmt::format("http://127.0.0.1:{}", bound_port)}, {"token", token}};
     return ok();
@@ -191,7 +194,10 @@ struct Api::State {
       if (!parsed.is_object() || !parsed.contains("path") || !parsed["path"].is_string())
         return fail(Code::kInvalid, "publish",
                     "expected {{\"path\": FOLDER or FILE}}, or the bytes of a safetensors file as {}", kBytes);
-      ECHO_ASSIGN(policy, options.read_policy(Version{version}, parsed["path"].get<std::string>()));
+      if (parsed.contains("strip_prefix") && !parsed["strip_prefix"].is_string())
+        return fail(Code::kInvalid, "publish", "'strip_prefix' is {}, expected a text", parsed["strip_prefix"].dump());
+      ECHO_ASSIGN(policy, options.read_policy(Version{version}, parsed["path"].get<std::string>(),
+                                              parsed.value("strip_prefix", std::string())));
     } else {
       ECHO_ASSIGN(policy, options.parse_policy(Version{version}, std::move(body)));
     }
@@ -200,7 +206,26 @@ struct Api::State {
     return ok();
   }
 
-  void routes() {
+  // The answer says which ranks are missing. The last rank's shards publish the version.
+  Status publish_shards(const Request& request, Response& response, std::string body) {
+    ECHO_ASSIGN(const std::uint64_t version, whole_number(request.matches[1], "version"));
+    ECHO_ASSIGN(std::optional<delta::OwnedState> joined, shards.add(Version{version}, std::move(body)));
+    if (joined) {
+      ECHO_ASSIGN(delta::OwnedState policy, options.check_policy(Version{version}, *joined));
+      joined.reset();
+      ECHO_TRY(trainer_link.publish(Version{version}, std::move(policy)));
+    }
+    answer(response, status());
+    return ok();
+  }
+
+  json status() const {
+    json status = trainer_link.status();
+    if (json collecting = shards.status(); !collecting.is_null()) status["shards"] = std::move(collecting);
+    return status;
+  }
+
+  void register_calls() {
     server.set_pre_routing_handler([this](const Request& request, Response& response) {
       if (required_authorization.empty() ||
           required_authorization == overlay::trust::Secret(request.get_header_value("Authorization"))) {
@@ -208,11 +233,12 @@ struct Api::State {
         return httplib::Server::HandlerResponse::Unhandled;
       }
       response.status = 401;
-      answer(response, json{{"error",
-                             {{"code", "unauthorized"},
-                              {"message",
-                               "expected the header 'Authorization: Bearer TOKEN' with the "
-                               "token of the run's trainer-api.json"}}}});
+      answer(
+          response,
+          json{{"error",
+                {{"code", "unauthorized"},
+                 {"message",
+                  "expected the header 'Authorization: Bearer TOKEN' with the token of the run's trainer-api.json"}}}});
       // The request's body is not read, so the connection cannot carry another request.
       HttpServer::close_after_answer(response);
       return httplib::Server::HandlerResponse::Handled;
@@ -239,26 +265,26 @@ struct Api::State {
     });
     const auto route = [](auto work) {
       return [work](const Request& request, Response& response) {
-        if (const Status done = work(request, response); !done) answer(response, done.error());
+        if (const Status outcome = work(request, response); !outcome) answer(response, outcome.error());
       };
     };
     // A call that changes state. When repeated with the same id, it gets the first answer again.
     const auto idempotent = [this, route](auto work) {
       return route([this, work](const Request& request, Response& response) -> Status {
         ECHO_ASSIGN(RecentCalls::Turn turn, calls.begin(request.get_header_value(kRequestId), request.path));
-        if (turn.result()) {
-          response.set_content(*turn.result(), kJson);
+        if (turn.earlier_result()) {
+          response.set_content(*turn.earlier_result(), kJson);
           return ok();
         }
         ECHO_TRY(work(request, response));
-        turn.done(response.body);
+        turn.finish(response.body);
         return ok();
       });
     };
     server.Get("/v1/status", route([this](const Request&, Response& response) -> Status {
-                 json status = options.about;
-                 status.update(trainer_link.status());
-                 answer(response, status);
+                 json all = options.about;
+                 all.update(status());
+                 answer(response, all);
                  return ok();
                }));
     server.Get("/v1/metrics", route([this](const Request& request, Response& response) -> Status {
@@ -274,24 +300,26 @@ struct Api::State {
                  return ok();
                }));
     server.Post("/v1/batch", route([this](const Request& request, Response& response) -> Status {
-                  ECHO_ASSIGN(const double wait, seconds_in(request, "wait_s", 0, kWaitMax_s));
-                  ECHO_ASSIGN(const double lease, seconds_in(request, "lease_s", kLeaseDefault_s, kLeaseMax_s));
+                  ECHO_ASSIGN(const double wait_seconds, seconds_in(request, "wait_s", 0, kWaitSecondsMax));
+                  ECHO_ASSIGN(const double lease_seconds,
+                              seconds_in(request, "lease_s", kLeaseSecondsDefault, kLeaseSecondsMax));
                   const bool takeover = request.get_param_value("takeover") == "1";
                   ECHO_ASSIGN(RecentCalls::Turn turn, calls.begin(request.get_header_value(kRequestId), request.path));
-                  std::optional<LeasedBatch> taken;
-                  if (turn.result()) taken = trainer_link.find_batch(*turn.result());
-                  if (!taken) {
-                    ECHO_ASSIGN(taken, trainer_link.take(from_seconds(wait), from_seconds(lease), takeover));
+                  std::optional<LeasedBatch> batch;
+                  if (turn.earlier_result()) batch = trainer_link.find_batch(*turn.earlier_result());
+                  if (!batch) {
+                    ECHO_ASSIGN(batch,
+                                trainer_link.take(from_seconds(wait_seconds), from_seconds(lease_seconds), takeover));
                   }
-                  response.status = taken ? 200 : 204;
-                  if (!taken) return ok();
-                  turn.done(taken->lease);
-                  response.set_header("X-Echoline-Lease", taken->lease);
-                  response.set_header("X-Echoline-Step", std::to_string(taken->step));
+                  response.status = batch ? 200 : 204;
+                  if (!batch) return ok();
+                  turn.finish(batch->lease);
+                  response.set_header("X-Echoline-Lease", batch->lease);
+                  response.set_header("X-Echoline-Step", std::to_string(batch->step));
                   response.set_content_provider(
-                      taken->bytes->size(), kBytes,
-                      [bytes = taken->bytes](std::size_t at, std::size_t size, httplib::DataSink& sink) {
-                        return sink.write(bytes->data() + at, size);
+                      batch->bytes->size(), kBytes,
+                      [bytes = batch->bytes](std::size_t offset, std::size_t size, httplib::DataSink& sink) {
+                        return sink.write(bytes->data() + offset, size);
                       });
                   return ok();
                 }));
@@ -299,8 +327,9 @@ struct Api::State {
                 idempotent([this](const Request& request, Response& response) -> Status {
                   const std::string lease = request.matches[1], action = request.matches[2];
                   if (action == "renew") {
-                    ECHO_ASSIGN(const double time, seconds_in(request, "lease_s", kLeaseDefault_s, kLeaseMax_s));
-                    ECHO_TRY(trainer_link.renew(lease, from_seconds(time)));
+                    ECHO_ASSIGN(const double lease_seconds,
+                                seconds_in(request, "lease_s", kLeaseSecondsDefault, kLeaseSecondsMax));
+                    ECHO_TRY(trainer_link.renew(lease, from_seconds(lease_seconds)));
                   } else if (action == "return") {
                     ECHO_TRY(trainer_link.return_batch(lease));
                   } else {
@@ -334,22 +363,31 @@ struct Api::State {
                   answer(response, status);
                   return ok();
                 }));
-    // The one large body: its memory is allocated once, and released as soon as the policy is read.
-    server.Post(R"(/v1/policy/([0-9]+))", [this, idempotent](const Request& request, Response& response,
-                                                             const httplib::ContentReader& read) {
-      std::string body;
-      body.reserve(std::min(request.get_header_value<std::uint64_t>("Content-Length"), options.body_max.count));
-      const bool is_complete = read([&](const char* bytes, std::size_t size) {
-        body.append(bytes, size);
-        return true;
-      });
-      if (!is_complete) {  // the error handler gives the reason
-        if (response.status < 400) response.status = 400;
-        return;
-      }
-      idempotent([&](const Request&, Response&) { return publish(request, response, std::move(body)); })(request,
-                                                                                                         response);
-    });
+    // Policies have large bodies, so this memory is allocated once, and released as soon as the policy is read.
+    const auto with_large_body = [this, idempotent](auto work) {
+      return [this, idempotent, work](const Request& request, Response& response, const httplib::ContentReader& read) {
+        std::string body;
+        body.reserve(std::min(request.get_header_value<std::uint64_t>("Content-Length"), options.body_max.count));
+        const bool is_complete = read([&](const char* bytes, std::size_t size) {
+          body.append(bytes, size);
+          return true;
+        });
+        if (!is_complete) {  // the error handler gives the reason
+          if (response.status < 400) response.status = 400;
+          return;
+        }
+        idempotent([&](const Request&, Response&) { return work(request, response, std::move(body)); })(request,
+                                                                                                        response);
+      };
+    };
+    server.Post(R"(/v1/policy/([0-9]+))",
+                with_large_body([this](const Request& request, Response& response, auto body) {
+                  return publish(request, response, std::move(body));
+                }));
+    server.Post(R"(/v1/policy/([0-9]+)/shards)",
+                with_large_body([this](const Request& request, Response& response, auto body) {
+                  return publish_shards(request, response, std::move(body));
+                }));
   }
 };
 

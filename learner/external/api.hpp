@@ -19,17 +19,22 @@ struct ApiOptions {
   std::filesystem::path folder;  // of the run
   Bytes body_max{1ull << 40};
   Duration idle_max = std::chrono::minutes(10);  // of a connection between two calls
-  // Timeout of a call's body, and of its answer: this, and a second more per 10 MB.
+  // Timeout of a call's body, and of its answer; a second more is allowed per 10 MB.
   Duration stall_max = std::chrono::seconds(60);
   nlohmann::json about;  // the constant facts of the run, for answers to /v1/status
   // Reads the run's policy of `version`, checked so that workers can generate with it: from the bytes of a safetensors
   // file, or from a path of a file or folder. Called on any thread.
   std::function<Result<delta::OwnedState>(Version version, std::string bytes)> parse_policy;
-  std::function<Result<delta::OwnedState>(Version version, const std::filesystem::path& path)> read_policy;
-  // The held-out problems for a trainer that evaluates, and the grading of its answer. The answer is {"responses":
-  // {problem: tokens or text}} or the trainer's own figures {"accuracy", "problems", "reward_mean"}. Called on any
-  // thread.
+  // `strip_prefix` is removed from the tensors' names.
+  std::function<Result<delta::OwnedState>(Version version, const std::filesystem::path& path,
+                                          const std::string& strip_prefix)>
+      read_policy;
+  // The same for a policy joined from the shards of several ranks.
+  std::function<Result<delta::OwnedState>(Version version, const delta::OwnedState& joined)> check_policy;
+  // Returns the held-out problems, for a trainer that evaluates. Called on any thread.
   std::function<nlohmann::json()> held_out;
+  // Grades the trainer's answer: {"responses": {problem: tokens or text}}, or the trainer's own figures {"accuracy",
+  // "problems", "reward_mean"}. Called on any thread.
   std::function<Result<PolicyEvaluation>(const nlohmann::json& body)> grade;
 };
 

@@ -21,6 +21,8 @@ namespace {
 
 constexpr std::uint64_t kUncountedBytes = 1 << 20;  // of each request; not counted towards receiving_max
 constexpr std::size_t kBufferBytes = 64 << 10;
+constexpr std::int64_t kPollMsMax = 1'000'000;  // fits into int; a longer wait polls again
+constexpr int kStatusTimeout = 408, kStatusBusy = 503;
 // A sending thread checks this often whether the server ends.
 constexpr Duration kEndPollInterval = std::chrono::milliseconds(200);
 constexpr Duration kLastAnswerTimeout = std::chrono::seconds(1);
@@ -64,40 +66,46 @@ class ThreadPerConnection final : public httplib::TaskQueue {
 class HttpServer::Connection final : public httplib::Stream {
  public:
   Connection(HttpServer& server, socket_t socket) : server_(server), socket_(socket) {}
-  ~Connection() override { received_ = 0, update_counted_bytes(); }
+  ~Connection() override {
+    received_ = 0;
+    update_counted_bytes();
+  }
 
-  // False: the client closed the connection or was idle for too long, or the server ends.
+  // Returns false if the client closed the connection or was idle for too long, or if the server ends.
   bool wait_for_request() {
-    received_ = 0, update_counted_bytes();
+    received_ = 0;
+    update_counted_bytes();
     if (begin_ == end_ && !wait_ready(POLLIN, server_.clock_.now() + server_.limits_.idle_max)) return false;
-    writing_ = false;
-    begun_ = server_.clock_.now();
+    is_answering_ = false;
+    began_at_ = server_.clock_.now();
     return server_.end_by_.load() == kNever;
   }
 
   ssize_t read(char* to, std::size_t size) override {
     if (begin_ == end_) {
-      const TimePoint by = deadline(received_);
-      if (!wait_ready(POLLIN, by)) {
-        if (server_.clock_.now() >= by)
+      const TimePoint give_up_at = deadline(received_);
+      if (!wait_ready(POLLIN, give_up_at)) {
+        if (server_.clock_.now() >= give_up_at)
           request_failure_ = {
-              408,
+              kStatusTimeout,
               fmt::format(
                   "the request was not complete after {}: it has {} and a second for every {:.0f} bytes; send it again",
-                  to_text(server_.clock_.now() - begun_), to_text(server_.limits_.stall_max),
+                  to_text(server_.clock_.now() - began_at_), to_text(server_.limits_.stall_max),
                   server_.limits_.bytes_per_s_min)};
         return -1;
       }
       const ssize_t bytes_received = ::recv(socket_, buffer_->data(), buffer_->size(), MSG_DONTWAIT);
       if (bytes_received <= 0) {
-        request_failure_ = {408, "the connection ended before the request was complete; send it again"};
+        request_failure_ = {kStatusTimeout, "the connection ended before the request was complete; send it again"};
         return bytes_received;
       }
-      begin_ = 0, end_ = static_cast<std::size_t>(bytes_received);
+      begin_ = 0;
+      end_ = static_cast<std::size_t>(bytes_received);
       received_ += end_;
       if (update_counted_bytes() > server_.limits_.receiving_max.count) {
-        request_failure_ = {503, fmt::format("requests of more than {} are arriving at once; send it again later",
-                                             to_text(server_.limits_.receiving_max))};
+        request_failure_ = {kStatusBusy,
+                            fmt::format("requests of more than {} are arriving at once; send it again later",
+                                        to_text(server_.limits_.receiving_max))};
         return -1;
       }
     }
@@ -109,7 +117,10 @@ class HttpServer::Connection final : public httplib::Stream {
 
   // Writes all bytes; -1 on failure.
   ssize_t write(const char* from, std::size_t size) override {
-    if (!std::exchange(writing_, true)) begun_ = server_.clock_.now(), sent_ = 0;
+    if (!std::exchange(is_answering_, true)) {
+      began_at_ = server_.clock_.now();
+      sent_ = 0;
+    }
     for (std::size_t bytes_done = 0; bytes_done < size;) {
       if (!is_writable()) return -1;
       const ssize_t bytes_sent = ::send(socket_, from + bytes_done, size - bytes_done, MSG_DONTWAIT | MSG_NOSIGNAL);
@@ -124,9 +135,9 @@ class HttpServer::Connection final : public httplib::Stream {
   bool is_readable() const override { return begin_ < end_ || wait_ready(POLLIN, server_.clock_.now()); }
   bool is_writable() const override {
     for (;;) {
-      const TimePoint by = std::min(deadline(sent_), server_.end_by_.load());
-      if (wait_ready(POLLOUT, std::min(by, server_.clock_.now() + kEndPollInterval))) return true;
-      if (server_.clock_.now() >= by) return false;
+      const TimePoint give_up_at = std::min(deadline(sent_), server_.end_by_.load());
+      if (wait_ready(POLLOUT, std::min(give_up_at, server_.clock_.now() + kEndPollInterval))) return true;
+      if (server_.clock_.now() >= give_up_at) return false;
     }
   }
   void get_remote_ip_and_port(std::string&, int&) const override {}
@@ -134,46 +145,47 @@ class HttpServer::Connection final : public httplib::Stream {
   socket_t socket() const override { return socket_; }
 
   const std::optional<RequestFailure>& request_failure() const { return request_failure_; }
-  bool closes() const { return closes_ || request_failure_; }
-  void close_after_answer() { closes_ = true; }
+  bool closes() const { return closes_after_answer_ || request_failure_; }
+  void close_after_answer() { closes_after_answer_ = true; }
 
   // Reads and discards further bytes for a moment, so that the client receives the answer.
   void linger() {
     ::shutdown(socket_, SHUT_WR);
-    const TimePoint by = server_.clock_.now() + kLinger;
-    while (wait_ready(POLLIN, by) && ::recv(socket_, buffer_->data(), buffer_->size(), MSG_DONTWAIT) > 0) {
+    const TimePoint give_up_at = server_.clock_.now() + kLinger;
+    while (wait_ready(POLLIN, give_up_at) && ::recv(socket_, buffer_->data(), buffer_->size(), MSG_DONTWAIT) > 0) {
     }
   }
 
  private:
   TimePoint deadline(std::uint64_t bytes_moved) const {
-    return begun_ + server_.limits_.stall_max +
+    return began_at_ + server_.limits_.stall_max +
            from_seconds(static_cast<double>(bytes_moved) / server_.limits_.bytes_per_s_min);
   }
-  bool wait_ready(short events, TimePoint by) const {
+  bool wait_ready(short events, TimePoint give_up_at) const {
     for (;;) {
-      const Duration time_left = std::max(Duration{}, by - server_.clock_.now());
-      const auto ms = std::chrono::ceil<std::chrono::milliseconds>(time_left).count();
+      const Duration time_left = std::max(Duration{}, give_up_at - server_.clock_.now());
+      const auto time_left_ms = std::chrono::ceil<std::chrono::milliseconds>(time_left).count();
       pollfd poll_entry{socket_, events, 0};
-      const int ready_count = ::poll(&poll_entry, 1, static_cast<int>(std::min<std::int64_t>(ms, 1'000'000)));
+      const int ready_count =
+          ::poll(&poll_entry, 1, static_cast<int>(std::min<std::int64_t>(time_left_ms, kPollMsMax)));
       if (ready_count > 0) return true;
       if (ready_count < 0 && errno != EINTR) return false;
-      if (server_.clock_.now() >= by) return false;
+      if (server_.clock_.now() >= give_up_at) return false;
     }
   }
   // Updates and returns the counted bytes of all arriving requests.
   std::uint64_t update_counted_bytes() {
-    const std::uint64_t now = received_ > kUncountedBytes ? received_ - kUncountedBytes : 0;
-    const std::uint64_t before = std::exchange(counted_, now);
-    return server_.receiving_ += now - before;  // modulo 2^64
+    const std::uint64_t counted_now = received_ > kUncountedBytes ? received_ - kUncountedBytes : 0;
+    const std::uint64_t counted_before = std::exchange(counted_, counted_now);
+    return server_.receiving_ += counted_now - counted_before;  // modulo 2^64, so that it may also fall
   }
 
   HttpServer& server_;
   const socket_t socket_;
   const std::unique_ptr<std::array<char, kBufferBytes>> buffer_ = std::make_unique<std::array<char, kBufferBytes>>();
   std::size_t begin_ = 0, end_ = 0;  // the unread part of the buffer
-  TimePoint begun_{};                // start of the request, or of its answer
-  bool writing_ = false, closes_ = false;
+  TimePoint began_at_{};             // start of the request, or of its answer
+  bool is_answering_ = false, closes_after_answer_ = false;
   std::uint64_t received_ = 0, sent_ = 0, counted_ = 0;
   std::optional<RequestFailure> request_failure_;
 };
@@ -199,16 +211,16 @@ void HttpServer::close_after_answer(httplib::Response& response) {
 }
 
 bool HttpServer::process_and_close_socket(socket_t socket) {
-  bool admitted = false;
+  bool is_admitted = false;
   {
     const std::lock_guard lock(mutex_);
-    admitted = end_by_.load() == kNever && open_.size() < limits_.connections_max;
-    if (admitted) open_.insert(socket);
+    is_admitted = end_by_.load() == kNever && open_.size() < limits_.connections_max;
+    if (is_admitted) open_.insert(socket);
   }
   {
     Connection connection(*this, socket);
     thread_connection_ = &connection;
-    if (!admitted && end_by_.load() == kNever) {
+    if (!is_admitted && end_by_.load() == kNever) {
       const std::string body =
           fmt::format(R"({{"error":{{"code":"busy","message":"{} connections are open, which is the limit: )"
                       R"(close those not in use, and come back later"}}}})"
@@ -220,9 +232,9 @@ bool HttpServer::process_and_close_socket(socket_t socket) {
           body.size(), body);
       if (connection.write(answer.data(), answer.size()) > 0) connection.linger();
     }
-    while (admitted && connection.wait_for_request()) {
-      bool closed = false;
-      if (!process_request(connection, false, closed, [](httplib::Request&) {}) || closed) break;
+    while (is_admitted && connection.wait_for_request()) {
+      bool is_closed = false;
+      if (!process_request(connection, false, is_closed, [](httplib::Request&) {}) || is_closed) break;
       if (!connection.closes()) continue;
       connection.linger();
       break;

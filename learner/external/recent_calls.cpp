@@ -13,7 +13,7 @@ Result<RecentCalls::Turn> RecentCalls::begin(const std::string& id, const std::s
     return fail(Code::kInvalid, "Idempotency-Key", "expected at most {} bytes, found {}", kIdBytesMax, id.size());
   std::unique_lock lock(mutex_);
   for (;;) {
-    const auto [it, is_new] = calls_.try_emplace(id, Call{call});
+    const auto [it, is_new] = calls_.try_emplace(id, Call{.call = call});
     if (is_new) return Turn(this, id, {});
     if (it->second.call != call)
       return fail(Code::kInvalid, "Idempotency-Key", "'{}' was the id of {}: give every call a new one", printable(id),
@@ -23,7 +23,7 @@ Result<RecentCalls::Turn> RecentCalls::begin(const std::string& id, const std::s
   }
 }
 
-void RecentCalls::Turn::done(std::string result) {
+void RecentCalls::Turn::finish(std::string result) {
   if (!calls_) return;
   const std::lock_guard lock(calls_->mutex_);
   const auto call = calls_->calls_.find(id_);

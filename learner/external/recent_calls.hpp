@@ -19,23 +19,26 @@ class RecentCalls {
   static constexpr std::size_t kIdBytesMax = 64;
   explicit RecentCalls(std::size_t results_max) : results_max_(results_max) {}
 
-  // One call in progress. If it ends without done(), it has changed nothing, and a repetition is executed.
+  // One call in progress. If it ends without finish(), it has changed nothing, and a repetition is executed.
   class Turn {
    public:
     Turn(Turn&& other) noexcept
-        : calls_(std::exchange(other.calls_, nullptr)), id_(std::move(other.id_)), result_(std::move(other.result_)) {}
+        : calls_(std::exchange(other.calls_, nullptr)),
+          id_(std::move(other.id_)),
+          earlier_result_(std::move(other.earlier_result_)) {}
     ~Turn();
-    // The result of the same call before; absent: execute it.
-    const std::optional<std::string>& result() const { return result_; }
-    void done(std::string result);
+    // The result of the call that this one repeats; absent: execute the call.
+    const std::optional<std::string>& earlier_result() const { return earlier_result_; }
+    // The call was executed. Remembers its result.
+    void finish(std::string result);
 
    private:
     friend class RecentCalls;
-    Turn(RecentCalls* calls, std::string id, std::optional<std::string> result)
-        : calls_(calls), id_(std::move(id)), result_(std::move(result)) {}
-    RecentCalls* calls_;  // null: nothing to remember
+    Turn(RecentCalls* calls, std::string id, std::optional<std::string> earlier_result)
+        : calls_(calls), id_(std::move(id)), earlier_result_(std::move(earlier_result)) {}
+    RecentCalls* calls_;  // null: a call without an id, or moved from
     std::string id_;
-    std::optional<std::string> result_;
+    std::optional<std::string> earlier_result_;
   };
 
   // Waits while another thread executes the same call. `call` describes the call. Without an id, every call is new.

@@ -7,14 +7,14 @@
 namespace echoline::learner {
 namespace {
 
-constexpr std::uint64_t kMarkEvery = 4096;  // rows
+constexpr std::uint64_t kRowsPerMark = 4096;  // a mark is the known place of a row
 
 }  // namespace
 
 RowPlace RowPages::mark_before(std::uint64_t rows) const {
   const std::lock_guard lock(mutex_);
   const auto next_mark = std::upper_bound(marks_.begin(), marks_.end(), rows,
-                                          [](std::uint64_t n, const RowPlace& mark) { return n < *mark.row; });
+                                          [](std::uint64_t row, const RowPlace& mark) { return row < *mark.row; });
   return next_mark == marks_.begin() ? RowPlace{} : *std::prev(next_mark);
 }
 
@@ -28,9 +28,9 @@ Result<RowPage> RowPages::after(std::uint64_t rows, std::uint64_t rows_max) {
   while (*file.place().row < rows) {
     ECHO_ASSIGN(const auto skipped, file.next());
     if (!skipped) break;
-    if (*file.place().row % kMarkEvery == 0) add_mark(file.place());
+    if (*file.place().row % kRowsPerMark == 0) add_mark(file.place());
   }
-  RowPage page{"[", {}, false};
+  RowPage page{.rows = "[", .next = {}, .more = false};
   // Rows are parsed only to report a damaged file. The page contains them unchanged.
   for (std::uint64_t row_count = 0; row_count < std::min(rows_max, kPageRowsMax) && page.rows.size() < kPageBytesMax;
        ++row_count) {
@@ -60,7 +60,7 @@ Result<RowPage> RowPages::last(std::uint64_t rows_max) {
       bytes -= rows.front().size() + 1;
   }
   if (rows_max == 0) rows.clear();
-  RowPage page{"[", {}, false};
+  RowPage page{.rows = "[", .next = {}, .more = false};
   for (const std::string& row : rows) page.rows += (page.rows.size() > 1 ? "," : "") + row;
   page.rows += ']';
   return page;

@@ -37,7 +37,7 @@ class RowPages {
 
   std::filesystem::path path_;
   mutable std::mutex mutex_;
-  std::vector<RowPlace> marks_;  // ascending; guarded by mutex_
+  std::vector<RowPlace> marks_;  // known places of some rows, ascending; guarded by mutex_
 };
 
 }  // namespace echoline::learner

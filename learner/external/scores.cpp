@@ -11,8 +11,9 @@
 namespace echoline::learner {
 namespace {
 
-constexpr double kLogRatioMax = 20;   // as in the loss: keeps results finite
-constexpr double kLogprobMin = -100;  // an impossible token counts as a very unlikely one
+constexpr double kLogRatioMax = 20;         // as in the loss: keeps results finite
+constexpr double kLogprobMin = -100;        // an impossible token counts as a very unlikely one
+constexpr float kRoundingErrorMax = 1e-3f;  // nats beyond the valid range that rounding explains
 
 Result<std::vector<float>> values_of(const delta::TensorView& tensor, std::size_t tokens) {
   if (tensor.dtype != delta::DType::kF32 ||
@@ -38,11 +39,12 @@ Result<TokenScores> parse_scores(const std::string& bytes, std::size_t tokens) {
     ECHO_ASSIGN(into, values_of(tensor, tokens));
   }
   if (scores.logprobs.size() != tokens) return fail(Code::kInvalid, "scores", "the tensor logprobs is missing");
-  for (const float p : scores.logprobs)
-    if (p > 1e-3f) return fail(Code::kInvalid, "scores", "a log-probability is {}, which is above 0", p);
-  for (const float h : scores.entropies)
-    if (h < -1e-3f || std::isinf(h))
-      return fail(Code::kInvalid, "scores", "an entropy is {}, expected a number from 0", h);
+  for (const float logprob : scores.logprobs)
+    if (logprob > kRoundingErrorMax)
+      return fail(Code::kInvalid, "scores", "a log-probability is {}, which is above 0", logprob);
+  for (const float entropy : scores.entropies)
+    if (entropy < -kRoundingErrorMax || std::isinf(entropy))
+      return fail(Code::kInvalid, "scores", "an entropy is {}, expected a number from 0", entropy);
   return scores;
 }
 
@@ -60,23 +62,26 @@ ScoreComparison compare_scores(const std::vector<schema::Trajectory>& batch, con
     bool is_complete = true;
     for (int i = 0; i < t.response_tokens_size() && is_complete; ++i) {
       if (t.loss_mask_size() != 0 && t.loss_mask(i) == 0) continue;
-      const double logprob = std::max<double>(scores.logprobs[begin + static_cast<std::size_t>(i)], kLogprobMin);
-      const double h = with_entropy ? scores.entropies[begin + static_cast<std::size_t>(i)] : 0;
-      is_complete = !std::isnan(scores.logprobs[begin + static_cast<std::size_t>(i)]) && !std::isnan(h);
+      const std::size_t token = begin + static_cast<std::size_t>(i);
+      const double logprob = std::max<double>(scores.logprobs[token], kLogprobMin);
+      const double token_entropy = with_entropy ? scores.entropies[token] : 0;
+      is_complete = !std::isnan(scores.logprobs[token]) && !std::isnan(token_entropy);
       const double log_ratio = std::clamp(logprob - t.logprobs(i), -kLogRatioMax, kLogRatioMax);
       ++tokens;
-      surprise += with_entropy ? -logprob - h : 0;
+      surprise += with_entropy ? -logprob - token_entropy : 0;
       dispute += std::abs(logprob - t.logprobs(i));
-      entropy_sum += h;
-      kl_sum += std::expm1(log_ratio) - log_ratio;
+      entropy_sum += token_entropy;
+      kl_sum += std::expm1(log_ratio) - log_ratio;  // the k3 estimate, as in the loss
     }
     if (!is_complete || tokens == 0) continue;
-    Scrutiny& s = comparison.scrutiny[WorkerId{t.worker()}];
-    ++s.responses;
-    s.surprise += surprise / static_cast<double>(tokens);
-    s.dispute += dispute / static_cast<double>(tokens);
-    entropy += entropy_sum, behaviour_kl += kl_sum;
-    all_tokens += tokens, ++responses;
+    Scrutiny& worker_scrutiny = comparison.scrutiny[WorkerId{t.worker()}];
+    ++worker_scrutiny.responses;
+    worker_scrutiny.surprise += surprise / static_cast<double>(tokens);
+    worker_scrutiny.dispute += dispute / static_cast<double>(tokens);
+    entropy += entropy_sum;
+    behaviour_kl += kl_sum;
+    all_tokens += tokens;
+    ++responses;
   }
   comparison.figures = {{"scored_responses", responses}};
   if (all_tokens == 0) return comparison;

@@ -13,7 +13,7 @@
 
 namespace echoline::learner {
 
-// Values for every response token of a batch, in its order; nats. NaN: not computed.
+// Values for every response token of a batch, in the order of the tokens; nats. NaN: not computed.
 struct TokenScores {
   std::vector<float> logprobs;   // log π of the token
   std::vector<float> entropies;  // entropy of the token's distribution; empty: not computed

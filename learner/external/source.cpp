@@ -25,6 +25,8 @@ namespace echoline::learner {
 namespace {
 
 constexpr Duration kPoll = std::chrono::milliseconds(200);
+constexpr double kProblemsMax = 1e9;               // of an evaluation; keeps the number in range
+constexpr std::uint64_t kBodyBytesMore = 1 << 20;  // of a policy's file, beside its weights
 // Wait for a trainer that evaluates and has not reported: it may be evaluating, or gone.
 constexpr Duration kEvaluationPatience = std::chrono::minutes(10);
 
@@ -34,8 +36,8 @@ class ExternalSource final : public PolicySource {
 
   ~ExternalSource() override {
     api_.reset();
-    std::error_code error;
-    std::filesystem::remove(address_file(), error);
+    std::error_code ignored;
+    std::filesystem::remove(address_file(), ignored);
   }
 
   Status start(bool resume) {
@@ -46,14 +48,14 @@ class ExternalSource final : public PolicySource {
           read_newest_checkpoint(checkpoints(), [&](const auto& folder) { return read_checkpoint(folder); });
       if (!resumed)
         return fail(resumed.error().code, resumed.error().operation, "{}{}", resumed.error().detail,
-                    earlier_hint(host_.record.folder()));
+                    earlier_runs_hint(host_.record.folder()));
       for (const ResumeReport::Damaged& damaged : resumed->damaged) {
         log::warn("checkpoint {} is damaged and was left aside as damaged-{}: {}", damaged.name, damaged.name,
                   damaged.reason);
         host_.record.event("checkpoint_damaged", {{"checkpoint", damaged.name}, {"reason", damaged.reason}});
       }
       steps_ = static_cast<std::uint64_t>(resumed->step);
-      saved_ = Version{steps_};
+      saved_version_ = Version{steps_};
       host_.record.event("resumed", {{"step", steps_}});
     } else if (host_.config.model.path) {
       ECHO_ASSIGN(delta::OwnedState policy, read_policy(*host_.config.model.path));
@@ -63,9 +65,10 @@ class ExternalSource final : public PolicySource {
       ECHO_ASSIGN(delta::OwnedState policy, model::init_policy(host_.task.files.config, host_.config.run.seed));
       policy_ = delta::share(std::move(policy));
     }
-    trainer_link_.emplace(
-        TrainerLinkOptions{host_.config.staleness.publish_every, host_.config.run.steps, host_.config.evaluation.every},
-        clock_, steps_, resumed_digest_);
+    trainer_link_.emplace(TrainerLinkOptions{.publish_every = host_.config.staleness.publish_every,
+                                             .steps_total = host_.config.run.steps,
+                                             .evaluate_every = host_.config.evaluation.every},
+                          clock_, steps_, resumed_digest_);
     return resume ? start_api() : ok();
   }
 
@@ -87,7 +90,7 @@ class ExternalSource final : public PolicySource {
       record_evaluations({});
       if (consumed) {
         ++steps_;
-        TrainedStep trained{std::move(consumed->figures), {}};
+        TrainedStep trained{.figures = std::move(consumed->figures), .scrutiny = {}};
         if (consumed->scores) {
           ScoreComparison comparison = compare_scores(batch, *consumed->scores);
           trained.scrutiny = std::move(comparison.scrutiny);
@@ -116,7 +119,7 @@ class ExternalSource final : public PolicySource {
     return policy_;
   }
 
-  Status step_done() override {
+  Status on_step_end() override {
     record_evaluations({});
     return ok();
   }
@@ -124,7 +127,7 @@ class ExternalSource final : public PolicySource {
   // A trainer evaluates at its own times. The run waits for it only at its end.
   Status evaluate(const char*) override {
     record_evaluations({});
-    while (!host_.stop && trainer_link_->evaluation_comes(kEvaluationPatience)) {
+    while (!host_.stop && trainer_link_->is_evaluation_expected(kEvaluationPatience)) {
       ECHO_TRY(report_waiting(fmt::format("waiting for the trainer's evaluation of version {}", steps_)));
       record_evaluations(kPoll);
     }
@@ -136,7 +139,7 @@ class ExternalSource final : public PolicySource {
   // Saves the newest published policy. For κ > 1, this is not the newest step's.
   Status checkpoint() override {
     if (!policy_) return ok();
-    if (saved_ != policy_version_) ECHO_TRY(save());
+    if (saved_version_ != policy_version_) ECHO_TRY(save());
     if (checkpoint_to_place_.empty()) return ok();
     ECHO_TRY(model::place_directory(checkpoint_to_place_ / kCheckpointModel, host_.record.folder() / "model",
                                     /*link=*/true));
@@ -157,7 +160,7 @@ class ExternalSource final : public PolicySource {
     };
     ECHO_ASSIGN(checkpoint_to_place_, add_checkpoint(checkpoints(), static_cast<std::int64_t>(policy_version_.value),
                                                      host_.config.learner.checkpoints_kept, write));
-    saved_ = policy_version_;
+    saved_version_ = policy_version_;
     return ok();
   }
 
@@ -166,16 +169,19 @@ class ExternalSource final : public PolicySource {
     ApiOptions api;
     api.listen = host_.config.learner.api;
     api.folder = host_.record.folder();
-    api.body_max = {4 * model::memory_estimate(host_.task.files.config).policy_bf16.count +
-                    (1 << 20)};  // fp32 size, and some more
+    // A trainer may send fp32 weights, which are twice the size of bf16 weights; twice that again is a margin.
+    api.body_max = {4 * model::memory_estimate(host_.task.files.config).policy_bf16.count + kBodyBytesMore};
     api.about = about();
     api.parse_policy = [this](Version version, std::string bytes) {
       return admit(version, parse_policy(std::move(bytes)));
     };
     api.held_out = [this] { return held_out(); };
     api.grade = [this](const nlohmann::json& body) { return grade(body); };
-    api.read_policy = [this](Version version, const std::filesystem::path& path) {
-      return admit(version, read_policy(path));
+    api.read_policy = [this](Version version, const std::filesystem::path& path, const std::string& strip_prefix) {
+      return admit(version, read_policy(path, strip_prefix));
+    };
+    api.check_policy = [this](Version version, const delta::OwnedState& joined) {
+      return admit(version, model::policy_of(joined.view(), host_.task.files.config));
     };
     ECHO_ASSIGN(api_, Api::start(std::move(api), *trainer_link_));
     // The file contains a secret token.
@@ -188,16 +194,17 @@ class ExternalSource final : public PolicySource {
   }
 
   void record_evaluations(Duration wait) {
-    for (const PolicyEvaluation& e : trainer_link_->wait_evaluations(wait)) {
-      const std::uint64_t step = e.version.value;
+    for (const PolicyEvaluation& evaluation : trainer_link_->wait_evaluations(wait)) {
+      const std::uint64_t step = evaluation.version.value;
       const char* when = step == 0 ? "before" : step >= host_.config.run.steps ? "after" : "during";
-      nlohmann::json row = {{"when", when}, {"step", step}, {"accuracy", e.accuracy}, {"problems", e.problems}};
-      if (e.reward_mean) row["reward_mean"] = *e.reward_mean;
-      if (!e.by_task.empty()) row["by_task"] = e.by_task.figures("problems");
+      nlohmann::json row = {
+          {"when", when}, {"step", step}, {"accuracy", evaluation.accuracy}, {"problems", evaluation.problems}};
+      if (evaluation.reward_mean) row["reward_mean"] = *evaluation.reward_mean;
+      if (!evaluation.by_task.empty()) row["by_task"] = evaluation.by_task.figures("problems");
       host_.record.metric("evaluation", std::move(row));
-      accuracy_[when] = e.accuracy;
+      accuracy_[when] = evaluation.accuracy;
       log::info("accuracy {} training, step {}: {:.3f} on {} held-out problems, as the trainer evaluates", when, step,
-                e.accuracy, e.problems);
+                evaluation.accuracy, evaluation.problems);
     }
   }
 
@@ -229,26 +236,30 @@ class ExternalSource final : public PolicySource {
     if (!responses.is_object() || responses.size() > problems.size())
       return fail(Code::kInvalid, "evaluate", "expected responses by problem, at most {}", problems.size());
     double correct = 0, reward = 0;
-    const bool several = host_.task.adapter->name() == data_plane::kSeveral;
+    const bool has_several_tasks = host_.task.adapter->name() == data_plane::kSeveralTasks;
     TaskFigures by_task;
-    std::size_t found = 0;
+    std::size_t responses_used = 0;
     for (const schema::Problem& problem : problems) {
       std::string text;
       if (const auto it = responses.find(problem.id()); it != responses.end()) {
-        ++found;
+        ++responses_used;
         ECHO_ASSIGN(text, response_text(problem.id(), *it));
       }
       ECHO_ASSIGN(const data_plane::Score score, host_.task.adapter->score(problem, text));
       correct += score.correct ? 1 : 0;
       reward += score.reward;
-      if (several) by_task.add(problem.id(), score.correct, score.reward);
+      if (has_several_tasks) by_task.add(problem.id(), score.correct, score.reward);
     }
-    if (found != responses.size())
+    if (responses_used != responses.size())
       return fail(Code::kInvalid, "evaluate",
                   "{} of the responses are to no held-out problem: GET /v1/evaluation lists them",
-                  responses.size() - found);
-    const auto n = static_cast<double>(problems.size());
-    return PolicyEvaluation{{}, correct / n, reward / n, problems.size(), std::move(by_task)};
+                  responses.size() - responses_used);
+    const auto problem_count = static_cast<double>(problems.size());
+    return PolicyEvaluation{.version = {},
+                            .accuracy = correct / problem_count,
+                            .reward_mean = reward / problem_count,
+                            .problems = problems.size(),
+                            .by_task = std::move(by_task)};
   }
 
   Result<std::string> response_text(const std::string& problem, const nlohmann::json& response) const {
@@ -257,12 +268,13 @@ class ExternalSource final : public PolicySource {
       return std::string(up_to_stop(text, host_.task.phrasing.stop()).first);
     }
     std::vector<model::Token> tokens;
-    bool valid = response.is_array() && response.size() <= host_.config.rollout.response_tokens_max;
-    for (std::size_t i = 0; valid && i < response.size(); ++i) {
-      valid = response[i].is_number_integer() && response[i] >= 0 && response[i] < host_.task.files.config.vocab_size;
-      if (valid) tokens.push_back(response[i].get<model::Token>());
+    bool is_valid = response.is_array() && response.size() <= host_.config.rollout.response_tokens_max;
+    for (std::size_t i = 0; is_valid && i < response.size(); ++i) {
+      is_valid =
+          response[i].is_number_integer() && response[i] >= 0 && response[i] < host_.task.files.config.vocab_size;
+      if (is_valid) tokens.push_back(response[i].get<model::Token>());
     }
-    if (!valid)
+    if (!is_valid)
       return fail(Code::kInvalid, "evaluate", "{}: expected a text, or at most {} tokens of the vocabulary", problem,
                   host_.config.rollout.response_tokens_max);
     return host_.task.phrasing.answer(tokens);
@@ -275,30 +287,39 @@ class ExternalSource final : public PolicySource {
                                                                                      : std::nullopt;
     };
     const auto accuracy = number("accuracy"), problems = number("problems");
-    if (!accuracy || *accuracy < 0 || *accuracy > 1 || !problems || *problems < 1 || *problems > 1e9)
+    if (!accuracy || *accuracy < 0 || *accuracy > 1 || !problems || *problems < 1 || *problems > kProblemsMax)
       return fail(Code::kInvalid, "evaluate",
                   "expected responses, or an accuracy from 0 to 1 and how many problems it is of");
-    return PolicyEvaluation{{}, *accuracy, number("reward_mean"), static_cast<std::uint64_t>(*problems), {}};
+    return PolicyEvaluation{.version = {},
+                            .accuracy = *accuracy,
+                            .reward_mean = number("reward_mean"),
+                            .problems = static_cast<std::uint64_t>(*problems),
+                            .by_task = {}};
   }
 
   // Reports the phase and lets the service work while the source waits for the trainer. An error ends the run, which
   // can be resumed.
   Status report_waiting(const std::string& phase) {
     host_.phase(phase);
-    Status going_on = host_.waiting();
-    if (!going_on) ECHO_TRY(checkpoint());
-    return going_on;
+    Status may_wait = host_.waiting();
+    if (!may_wait) ECHO_TRY(checkpoint());
+    return may_wait;
   }
 
   std::filesystem::path checkpoints() const { return host_.record.folder() / "checkpoints"; }
   std::filesystem::path address_file() const { return host_.record.folder() / kTrainerAddressFile; }
 
-  Result<delta::OwnedState> read_policy(const std::filesystem::path& path) const {
+  Result<delta::OwnedState> read_policy(const std::filesystem::path& path, const std::string& strip_prefix = {}) const {
     ECHO_ASSIGN(const delta::Checkpoint checkpoint, delta::Checkpoint::open(path));
-    return model::policy_of(checkpoint.view(), host_.task.files.config);
+    if (strip_prefix.empty()) return model::policy_of(checkpoint.view(), host_.task.files.config);
+    delta::StateView renamed = checkpoint.view();
+    for (delta::TensorView& tensor : renamed)
+      if (tensor.name.starts_with(strip_prefix)) tensor.name.erase(0, strip_prefix.size());
+    ECHO_ASSIGN(renamed, delta::canonical(std::move(renamed)));
+    return model::policy_of(renamed, host_.task.files.config);
   }
 
-  // Whether workers could generate with the policy. This program cannot tell for a model that it only carries.
+  // Returns ok if workers could generate with the policy, or if this program only carries the model and so cannot tell.
   Status probe(const delta::OwnedState& policy) const {
     if (!host_.probe || !host_.task.files.config.check_computable()) return ok();
     ECHO_TRY(host_.probe(policy.view(), host_.task.files.config, host_.config.rollout.temperature,
@@ -313,7 +334,7 @@ class ExternalSource final : public PolicySource {
     Status accepted = policy ? probe(*policy) : Status(policy.error());
     if (accepted) return policy;
     if (std::string reason = accepted.error().message();
-        std::exchange(refused_, std::pair(version, reason)) != std::pair(version, reason)) {
+        std::exchange(last_refusal_, std::pair(version, reason)) != std::pair(version, reason)) {  // reported once
       log::warn("the trainer's policy of version {} is refused: {}", version.value, reason);
       host_.record.event("policy_refused", {{"version", version.value}, {"reason", std::move(reason)}});
     }
@@ -340,18 +361,18 @@ class ExternalSource final : public PolicySource {
   }
 
   nlohmann::json about() const {
-    const RunConfig& c = host_.config;
-    return {{"run", c.run.name},
-            {"steps_total", c.run.steps},
-            {"publish_every", c.staleness.publish_every},
-            {"staleness_budget", c.staleness.budget},
-            {"prompts_per_step", c.rollout.prompts_per_step},
-            {"group_size", c.rollout.group_size},
-            {"temperature", c.rollout.temperature},
-            {"top_p", c.rollout.top_p},
-            {"top_k", c.rollout.top_k},
-            {"min_p", c.rollout.min_p},
-            {"response_tokens_max", c.rollout.response_tokens_max},
+    const RunConfig& config = host_.config;
+    return {{"run", config.run.name},
+            {"steps_total", config.run.steps},
+            {"publish_every", config.staleness.publish_every},
+            {"staleness_budget", config.staleness.budget},
+            {"prompts_per_step", config.rollout.prompts_per_step},
+            {"group_size", config.rollout.group_size},
+            {"temperature", config.rollout.temperature},
+            {"top_p", config.rollout.top_p},
+            {"top_k", config.rollout.top_k},
+            {"min_p", config.rollout.min_p},
+            {"response_tokens_max", config.rollout.response_tokens_max},
             {"model_config", nlohmann::json::parse(host_.task.files.config.to_json())},
             {"model", std::filesystem::absolute(host_.record.folder() / "model").string()}};
   }
@@ -361,11 +382,11 @@ class ExternalSource final : public PolicySource {
   std::uint64_t steps_ = 0;
   delta::SharedState policy_;  // the newest published one, or the initial one
   Version policy_version_;
-  std::optional<Version> saved_;
+  std::optional<Version> saved_version_;
   std::filesystem::path checkpoint_to_place_;  // the newest checkpoint, until the run's folder `model` holds its policy
   std::optional<delta::Digest> resumed_digest_;  // digest of the policy from which the run resumes
   std::mutex probe_mutex_;
-  std::pair<Version, std::string> refused_;  // the last refused policy and the reason; guarded by probe_mutex_
+  std::pair<Version, std::string> last_refusal_;  // the last refused policy and the reason; guarded by probe_mutex_
   std::optional<TrainerLink> trainer_link_;
   std::unique_ptr<Api> api_;
   std::map<std::string, double> accuracy_;  // by time of evaluation

@@ -10,7 +10,7 @@ namespace {
 
 constexpr std::size_t kEvaluationsMax = 64;  // evaluations waiting for the service
 
-std::string new_lease() {
+std::string random_lease_name() {
   std::random_device random_bits;
   return fmt::format("{:08x}{:08x}", random_bits(), random_bits());
 }
@@ -27,7 +27,7 @@ TrainerLink::TrainerLink(const TrainerLinkOptions& options, const Clock& clock, 
 void TrainerLink::offer(std::uint64_t step, std::shared_ptr<const std::string> batch, std::size_t tokens) {
   const std::lock_guard lock(mutex_);
   ECHO_CHECK(step == steps_ + 1, "step {} is offered after {}", step, steps_);
-  batch_ = Batch{step, std::move(batch), tokens};
+  batch_ = Batch{.step = step, .bytes = std::move(batch), .tokens = tokens};
   changed_.notify_all();
 }
 
@@ -36,7 +36,7 @@ std::optional<ConsumedBatch> TrainerLink::wait_consumed(Duration wait) {
   changed_.wait_for(lock, wait, [&] { return stopped_ || (batch_ && batch_->figures); });
   if (!batch_ || !batch_->figures) return std::nullopt;
   Batch batch = *std::exchange(batch_, std::nullopt);
-  return ConsumedBatch{std::move(*batch.figures), std::move(batch.scores)};
+  return ConsumedBatch{.figures = std::move(*batch.figures), .scores = std::move(batch.scores)};
 }
 
 std::optional<delta::OwnedState> TrainerLink::wait_policy(Version version, Duration wait) {
@@ -59,7 +59,7 @@ std::vector<PolicyEvaluation> TrainerLink::wait_evaluations(Duration wait) {
   return std::exchange(evaluations_, {});
 }
 
-bool TrainerLink::evaluation_comes(Duration patience) const {
+bool TrainerLink::is_evaluation_expected(Duration patience) const {
   const std::lock_guard lock(mutex_);
   return !stopped_ && trainer_evaluates_ && version_to_evaluate_ == Version{steps_} &&
          clock_.now() - last_call_at_ < patience;
@@ -71,7 +71,7 @@ void TrainerLink::stop() {
   changed_.notify_all();
 }
 
-Result<std::optional<LeasedBatch>> TrainerLink::take(Duration wait, Duration lease, bool takeover) {
+Result<std::optional<LeasedBatch>> TrainerLink::take(Duration wait, Duration lease_time, bool takeover) {
   std::unique_lock lock(mutex_);
   const auto has_open_batch = [&] { return batch_ && !batch_->figures; };
   changed_.wait_for(lock, wait, [&] { return stopped_ || has_open_batch(); });
@@ -81,15 +81,15 @@ Result<std::optional<LeasedBatch>> TrainerLink::take(Duration wait, Duration lea
     return fail(Code::kUnavailable, "take batch",
                 "another trainer has the batch of step {} for {} more; if it has crashed, take it over (takeover)",
                 batch_->step, to_text(batch_->lease_end - now));
-  batch_->lease = new_lease();
-  batch_->lease_end = now + lease;
-  return std::optional(LeasedBatch{batch_->lease, batch_->step, batch_->bytes});
+  batch_->lease = random_lease_name();
+  batch_->lease_end = now + lease_time;
+  return std::optional(LeasedBatch{.lease = batch_->lease, .step = batch_->step, .bytes = batch_->bytes});
 }
 
 std::optional<LeasedBatch> TrainerLink::find_batch(const std::string& lease) const {
   const std::lock_guard lock(mutex_);
   if (!check_lease(lease)) return std::nullopt;
-  return LeasedBatch{lease, batch_->step, batch_->bytes};
+  return LeasedBatch{.lease = lease, .step = batch_->step, .bytes = batch_->bytes};
 }
 
 Status TrainerLink::check_lease(const std::string& lease) const {
@@ -100,10 +100,10 @@ Status TrainerLink::check_lease(const std::string& lease) const {
       lease);
 }
 
-Status TrainerLink::renew(const std::string& lease, Duration time) {
+Status TrainerLink::renew(const std::string& lease, Duration lease_time) {
   const std::lock_guard lock(mutex_);
   ECHO_TRY(check_lease(lease));
-  batch_->lease_end = clock_.now() + time;
+  batch_->lease_end = clock_.now() + lease_time;
   return ok();
 }
 
@@ -142,22 +142,23 @@ Status TrainerLink::return_batch(const std::string& lease) {
 Status TrainerLink::publish(Version version, delta::OwnedState policy) {
   const delta::Digest digest = policy.digest();
   const std::lock_guard lock(mutex_);
-  const std::uint64_t v = version.value;
+  const std::uint64_t version_number = version.value;
   if (accepted_ && accepted_->first == version) {
     if (accepted_->second == digest) return ok();
     return fail(Code::kStale, "publish",
-                "version {} was accepted with other bytes (digest {}, found {}), and a version never changes", v,
-                accepted_->second.hex(), digest.hex());
+                "version {} was accepted with other bytes (digest {}, found {}), and a version never changes",
+                version_number, accepted_->second.hex(), digest.hex());
   }
-  if (v < steps_ || published_version_ == version)
-    return fail(Code::kStale, "publish", "version {} is published or passed by: {} learner steps are done", v, steps_);
-  if (const std::uint64_t version_max = steps_ + (batch_ && !batch_->figures ? 1 : 0); v > version_max)
+  if (version_number < steps_ || published_version_ == version)
+    return fail(Code::kStale, "publish", "version {} is published or passed by: {} learner steps are done",
+                version_number, steps_);
+  if (const std::uint64_t version_max = steps_ + (batch_ && !batch_->figures ? 1 : 0); version_number > version_max)
     return fail(Code::kInvalid, "publish",
                 "version {} is the policy after {} learner steps, and {} are done: consume a batch for each step first",
-                v, v, steps_);
-  if (!is_publication_due(v))
+                version_number, version_number, steps_);
+  if (!is_publication_due(version_number))
     return fail(Code::kInvalid, "publish",
-                "version {} is not published: every {} steps one is (staleness.publish_every)", v,
+                "version {} is not published: every {} steps one is (staleness.publish_every)", version_number,
                 options_.publish_every);
   policy_.emplace(version, std::move(policy));
   accepted_.emplace(version, digest);

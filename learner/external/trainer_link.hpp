@@ -1,5 +1,6 @@
-// Transfers between the service and an external trainer. The service offers one batch at a time; the trainer takes it
-// under a lease, then consumes it or gives it back. The trainer sends policies and evaluations.
+// Transfers between the learner's service and an external trainer. The service offers one batch at a time. The trainer
+// takes the batch under a lease, a claim for a limited time, then consumes it or returns it untrained. The trainer
+// sends policies and evaluations.
 #pragma once
 #include <condition_variable>
 #include <cstdint>
@@ -64,9 +65,9 @@ class TrainerLink {
   std::optional<delta::OwnedState> wait_policy(Version version, Duration wait);
   // Returns the evaluations since the last call. If there are none, waits up to `wait` for one.
   std::vector<PolicyEvaluation> wait_evaluations(Duration wait);
-  // Whether the evaluation of the newest policy will still come: the trainer evaluates, and has called within
+  // Whether the trainer has yet to send the evaluation of the newest policy: it evaluates, and has called within
   // `patience`.
-  bool evaluation_comes(Duration patience) const;
+  bool is_evaluation_expected(Duration patience) const;
   void stop();
 
   // ---- the API's threads ----
@@ -75,11 +76,11 @@ class TrainerLink {
   void on_trainer_call();
   // Takes the batch under a lease; absent if no batch is offered within `wait`. When the lease expires, any trainer may
   // take the batch. kUnavailable: another trainer holds it. `takeover` ends that trainer's lease instead.
-  Result<std::optional<LeasedBatch>> take(Duration wait, Duration lease, bool takeover);
+  Result<std::optional<LeasedBatch>> take(Duration wait, Duration lease_time, bool takeover);
   // Returns the batch taken under this lease, if the lease still holds.
   std::optional<LeasedBatch> find_batch(const std::string& lease) const;
-  // Extends the lease: it ends `time` from now.
-  Status renew(const std::string& lease, Duration time);
+  // Extends the lease, which then ends `lease_time` from now.
+  Status renew(const std::string& lease, Duration lease_time);
   // The batch was trained on. Returns the number of learner steps done. `figures`: numbers by name. kStale: the lease
   // no longer holds the batch.
   Result<std::uint64_t> consume(const std::string& lease, nlohmann::json figures);
@@ -90,7 +91,7 @@ class TrainerLink {
   Status return_batch(const std::string& lease);
   // Publishes the policy after `version` learner steps, for the last step done or the current one. Equal bytes are
   // accepted again without effect. kStale: the version has other bytes, or a later one exists. kInvalid: the step is
-  // not reached yet, or the version is not one to publish (κ).
+  // not reached yet, or the version is not a multiple of publish_every.
   Status publish(Version version, delta::OwnedState policy);
 
   // The trainer has asked for the held-out problems: from now on, the service waits for its evaluations.
@@ -134,7 +135,7 @@ class TrainerLink {
   std::optional<Version> version_to_evaluate_;
   std::vector<PolicyEvaluation> evaluations_;  // wait for the service
   bool trainer_evaluates_ = false, stopped_ = false;
-  TimePoint last_call_at_{};  // the trainer's last call
+  TimePoint last_call_at_{};  // of the trainer
 };
 
 }  // namespace echoline::learner

@@ -42,21 +42,24 @@ Result<std::vector<double>> group_advantages(const std::vector<double>& rewards,
   std::vector<double> advantages(rewards.size(), 0.0);
   const auto size = static_cast<double>(group_size);
   for (std::size_t first = 0; first < rewards.size(); first += group_size) {
-    double mean = 0, variance = 0, weighted = 0, tokens = 0;
-    bool equal = true;
+    double mean = 0, variance = 0, length_weighted_sum = 0, tokens = 0;
+    bool all_equal = true;
     for (std::size_t i = first; i < first + group_size; ++i) {
       if (!std::isfinite(rewards[i]))
         return fail(Code::kInvalid, kOperation, "reward {} is {}, expected a finite number", i, rewards[i]);
       mean += rewards[i] / size;
-      if (by_length) weighted += rewards[i] * lengths[i], tokens += lengths[i];
-      equal = equal && rewards[i] == rewards[first];
+      if (by_length) {
+        length_weighted_sum += rewards[i] * lengths[i];
+        tokens += lengths[i];
+      }
+      all_equal = all_equal && rewards[i] == rewards[first];
     }
-    if (equal) continue;  // exactly zero, not rounding noise divided by a tiny deviation
+    if (all_equal) continue;  // exactly zero, not rounding noise divided by a tiny deviation
     for (std::size_t i = first; i < first + group_size; ++i)
       variance += (rewards[i] - mean) * (rewards[i] - mean) / size;
     const double scale =
         config.advantage_scale == AdvantageScale::kStd ? std::sqrt(variance) + config.advantage_epsilon : 1.0;
-    const double baseline = by_length && tokens > 0 ? weighted / tokens : mean;
+    const double baseline = by_length && tokens > 0 ? length_weighted_sum / tokens : mean;
     // R_i minus the mean of the others is G/(G-1) times R_i minus the mean of all.
     const double leave_one_out_factor = config.baseline == Baseline::kLeaveOneOut ? size / (size - 1) : 1.0;
     for (std::size_t i = first; i < first + group_size; ++i)
@@ -79,37 +82,38 @@ LossStatistics& LossStatistics::operator+=(const LossStatistics& other) {
 
 LossResult policy_loss(const LossInputs& inputs, MinibatchSize minibatch, const LossConfig& config) {
   ECHO_CHECK(minibatch.sequences > 0 && minibatch.tokens > 0, "an empty minibatch has no loss");
-  const torch::Tensor counted = inputs.mask > 0;
+  const torch::Tensor is_counted = inputs.mask > 0;
   // Padding may hold any value; zeros there keep exp() and its gradient finite.
-  const auto padded = [&](const torch::Tensor& t) { return torch::where(counted, t, torch::zeros_like(t)); };
-  const torch::Tensor current = padded(inputs.log_probs);
+  const auto zero_padding = [&](const torch::Tensor& t) { return torch::where(is_counted, t, torch::zeros_like(t)); };
+  const torch::Tensor current = zero_padding(inputs.log_probs);
   const torch::Tensor detached = current.detach();
-  const torch::Tensor proximal = inputs.proximal_log_probs.defined() ? padded(inputs.proximal_log_probs) : detached;
-  const torch::Tensor behaviour = padded(inputs.behaviour_log_probs);
-  const torch::Tensor mask = counted.to(current.dtype());
+  const torch::Tensor proximal =
+      inputs.proximal_log_probs.defined() ? zero_padding(inputs.proximal_log_probs) : detached;
+  const torch::Tensor behaviour = zero_padding(inputs.behaviour_log_probs);
+  const torch::Tensor mask = is_counted.to(current.dtype());
   const torch::Tensor tokens = mask.sum(1, true).clamp_min(1.0);
-  const auto over_response = [&](const torch::Tensor& t) { return (t * mask).sum(1, true).expand_as(mask); };
+  const auto sum_over_response = [&](const torch::Tensor& t) { return (t * mask).sum(1, true).expand_as(mask); };
 
   torch::Tensor log_importance = (needs_proximal(config) ? proximal : detached) - behaviour;
-  if (config.importance_level == Level::kSequence) log_importance = over_response(log_importance);
+  if (config.importance_level == Level::kSequence) log_importance = sum_over_response(log_importance);
   const torch::Tensor importance = log_importance.clamp_max(kLogRatioMax).exp();
   const torch::Tensor weight = importance.clamp_max(config.importance_cap);
   torch::Tensor log_ratio = current - proximal;
-  if (config.ratio_level == Level::kSequence) log_ratio = over_response(log_ratio) / tokens;
+  if (config.ratio_level == Level::kSequence) log_ratio = sum_over_response(log_ratio) / tokens;
   const torch::Tensor ratio = log_ratio.exp();
 
   torch::Tensor advantages = inputs.advantages.to(current.dtype()).unsqueeze(1);
   torch::Tensor reference_kl, penalty;
   if (config.kl_coefficient > 0) {
     ECHO_CHECK(inputs.reference_log_probs.defined(), "kl_coefficient > 0 needs reference log-probabilities");
-    const torch::Tensor difference = padded(inputs.reference_log_probs) - current;
+    const torch::Tensor difference = zero_padding(inputs.reference_log_probs) - current;
     reference_kl = k3(difference);
     if (config.kl_form == KlForm::kK1) advantages = advantages + config.kl_coefficient * difference.detach();
     if (config.kl_form == KlForm::kK2) penalty = difference.square() / 2;
     if (config.kl_form == KlForm::kK3) penalty = reference_kl;
   }
   const torch::Tensor clipped_ratio = ratio.clamp(1.0 - config.clip_low, 1.0 + config.clip_high);
-  torch::Tensor objective, outside_region;
+  torch::Tensor objective, outside_region;  // outside_region: tokens that the trust region holds back
   {
     torch::NoGradGuard no_gradient;
     if (config.trust_region == TrustRegion::kClip)
@@ -120,7 +124,7 @@ LossResult policy_loss(const LossInputs& inputs, MinibatchSize minibatch, const 
     else if (config.trust_region == TrustRegion::kSecondMoment)
       outside_region = outside_second_moment(detached - behaviour, advantages, mask, config.second_moment_max);
     else
-      outside_region = torch::zeros_like(counted);
+      outside_region = torch::zeros_like(is_counted);
   }
   switch (config.trust_region) {
     case TrustRegion::kClip:
@@ -168,16 +172,17 @@ LossResult policy_loss(const LossInputs& inputs, MinibatchSize minibatch, const 
   return result;
 }
 
+// The order is that of LossResult::sums in policy_loss().
 LossStatistics statistics_of(const double* sums) {
-  LossStatistics s;
-  s.tokens = sums[0];
-  s.clipped = sums[1];
-  s.capped = sums[2];
-  s.ratio_sum = sums[3];
-  s.ratio_square_sum = sums[4];
-  s.behaviour_kl_sum = sums[5];
-  s.reference_kl_sum = sums[6];
-  return s;
+  LossStatistics statistics;
+  statistics.tokens = sums[0];
+  statistics.clipped = sums[1];
+  statistics.capped = sums[2];
+  statistics.ratio_sum = sums[3];
+  statistics.ratio_square_sum = sums[4];
+  statistics.behaviour_kl_sum = sums[5];
+  statistics.reference_kl_sum = sums[6];
+  return statistics;
 }
 
 LossStatistics LossResult::statistics() const {

@@ -12,23 +12,29 @@ namespace {
 
 constexpr std::int64_t kBlock = 256;  // values that share a scale
 // Values per part of an update; bounds memory. On a CPU, they fit into caches. On a GPU, each part costs a dozen
-// launches.
-std::int64_t chunk_of(const torch::Tensor& t) { return t.is_cpu() ? std::int64_t{1} << 20 : std::int64_t{1} << 26; }
-constexpr double kMoment1Steps = 127, kMoment2Steps = 255;
+// launches, so that parts are larger.
+std::int64_t values_per_part(const torch::Tensor& t) {
+  return t.is_cpu() ? std::int64_t{1} << 20 : std::int64_t{1} << 26;
+}
+constexpr double kMoment1Steps = 127, kMoment2Steps = 255;  // codes of 8-bit moments
+constexpr float kScaleMin = 1e-30f;                         // avoids a division by zero
+constexpr double kNormMin = 1e-300;                         // the same for a gradient of zero
 
-std::int64_t blocks(std::int64_t values) { return (values + kBlock - 1) / kBlock; }
+std::int64_t block_count(std::int64_t values) { return (values + kBlock - 1) / kBlock; }
 
 // [values] -> [blocks, kBlock], with zeros behind the end.
 torch::Tensor in_blocks(const torch::Tensor& flat) {
-  const std::int64_t missing = blocks(flat.numel()) * kBlock - flat.numel();
+  const std::int64_t missing = block_count(flat.numel()) * kBlock - flat.numel();
   return (missing > 0 ? torch::constant_pad_nd(flat, {0, missing}) : flat).view({-1, kBlock});
 }
 
 // The fraction between two codes from which a value is rounded up. Over successive updates, each place of a block
 // passes evenly through [0, 1).
 torch::Tensor thresholds(std::int64_t updates, const torch::Device& device) {
+  // Additive constants of the R2 sequence, which covers a square evenly (Roberts 2018).
+  constexpr double kPlaceFactor = 0.7548776662466927, kUpdateFactor = 0.5698402909980532;
   const torch::Tensor place = torch::arange(kBlock, torch::TensorOptions().dtype(torch::kFloat64).device(device));
-  return (place * 0.7548776662466927 + static_cast<double>(updates) * 0.5698402909980532).frac().to(torch::kFloat32);
+  return (place * kPlaceFactor + static_cast<double>(updates) * kUpdateFactor).frac().to(torch::kFloat32);
 }
 
 torch::Tensor decode_moment1(const torch::Tensor& codes, const torch::Tensor& scales) {
@@ -45,7 +51,7 @@ void encode_moment1(const torch::Tensor& values, const torch::Tensor& codes, con
                     const torch::Tensor& threshold) {
   const torch::Tensor rows = in_blocks(values);
   scales.copy_(rows.abs().amax(1));
-  const torch::Tensor share = rows / scales.clamp_min(1e-30f).unsqueeze(1);
+  const torch::Tensor share = rows / scales.clamp_min(kScaleMin).unsqueeze(1);
   const torch::Tensor steps = share.sign().mul_(share.abs().sqrt_()).mul_(kMoment1Steps).add_(threshold).floor_();
   codes.copy_(steps.clamp_(-kMoment1Steps, kMoment1Steps).view({-1}).narrow(0, 0, codes.numel()));
 }
@@ -55,7 +61,7 @@ void encode_moment2(const torch::Tensor& values, const torch::Tensor& codes, con
                     const torch::Tensor& threshold) {
   const torch::Tensor rows = in_blocks(values);
   scales.copy_(rows.amax(1));
-  const torch::Tensor share = rows / scales.clamp_min(1e-30f).unsqueeze(1);
+  const torch::Tensor share = rows / scales.clamp_min(kScaleMin).unsqueeze(1);
   const torch::Tensor steps = share.sqrt().sqrt_().mul_(kMoment2Steps).add_(threshold).floor_();
   codes.copy_(
       steps.clamp_(0, kMoment2Steps).maximum((share > 0).to(torch::kFloat32)).view({-1}).narrow(0, 0, codes.numel()));
@@ -66,8 +72,9 @@ void encode_moment2(const torch::Tensor& values, const torch::Tensor& codes, con
 AdamW::AdamW(const NamedParameters& parameters, const OptimizerConfig& config) {
   slots_.reserve(parameters.size());
   for (const auto& [name, parameter] : parameters) {
-    Slot slot{name, parameter, {}, {}, {}, {}, {}, {}, false};
-    slots_.push_back(std::move(slot));
+    Slot& slot = slots_.emplace_back();
+    slot.name = name;
+    slot.parameter = parameter;
   }
   reset(config);
 }
@@ -80,12 +87,12 @@ void AdamW::reset(const OptimizerConfig& config) {
     const torch::Device device = config_.on_host ? torch::Device(torch::kCPU) : slot.parameter.device();
     slot.master = slot.parameter.detach().to(device, torch::kFloat32).clone().contiguous();
     const auto zeros = [&](torch::ScalarType type) { return torch::zeros_like(slot.master, type); };
-    const bool coded = config_.moments == Moments::kInt8;
-    slot.moment1 = zeros(coded ? torch::kInt8 : torch::kFloat32);
-    slot.moment2 = zeros(coded ? torch::kUInt8 : torch::kFloat32);
-    slot.scale1 = coded ? torch::zeros({blocks(slot.master.numel())}, slot.master.options()) : torch::Tensor();
-    slot.scale2 = coded ? torch::zeros_like(slot.scale1) : torch::Tensor();
-    slot.gathered = false;
+    const bool is_coded = config_.moments == Moments::kInt8;
+    slot.moment1 = zeros(is_coded ? torch::kInt8 : torch::kFloat32);
+    slot.moment2 = zeros(is_coded ? torch::kUInt8 : torch::kFloat32);
+    slot.scale1 = is_coded ? torch::zeros({block_count(slot.master.numel())}, slot.master.options()) : torch::Tensor();
+    slot.scale2 = is_coded ? torch::zeros_like(slot.scale1) : torch::Tensor();
+    slot.has_gathered = false;
     if (slot.parameter.scalar_type() != torch::kFloat32 && !slot.gradient.defined())
       slot.gradient = torch::zeros_like(slot.parameter, torch::kFloat32);
   }
@@ -110,22 +117,22 @@ void AdamW::gather_gradients() {
     const torch::Tensor new_gradient = slot.parameter.grad();
     if (!new_gradient.defined() || new_gradient.scalar_type() == torch::kFloat32) continue;
     slot.parameter.mutable_grad().reset();
-    const bool first = !std::exchange(slot.gathered, true);
+    const bool is_first = !std::exchange(slot.has_gathered, true);
     if (fused && new_gradient.scalar_type() == torch::kBFloat16) {
       model::training::Updated& addition = added.emplace_back();
       addition.gradient = slot.gradient;
       addition.fresh = new_gradient.contiguous();
-      addition.replaces = first;
+      addition.replaces = is_first;
       continue;
     }
-    if (first) {
+    if (is_first) {
       slot.gradient.copy_(new_gradient);
       continue;
     }
     const torch::Tensor sum = slot.gradient.view({-1}), addend = new_gradient.reshape({-1});
-    const std::int64_t chunk = chunk_of(sum);
-    for (std::int64_t begin = 0; begin < sum.numel(); begin += chunk) {  // addends are widened first
-      const std::int64_t count = std::min(chunk, sum.numel() - begin);
+    const std::int64_t part_values = values_per_part(sum);
+    for (std::int64_t begin = 0; begin < sum.numel(); begin += part_values) {  // addends are widened first
+      const std::int64_t count = std::min(part_values, sum.numel() - begin);
       sum.narrow(0, begin, count).add_(addend.narrow(0, begin, count));
     }
   }
@@ -135,45 +142,45 @@ void AdamW::gather_gradients() {
 void AdamW::clear_gradients() {
   for (Slot& slot : slots_) {
     slot.parameter.mutable_grad().reset();
-    slot.gathered = false;
+    slot.has_gathered = false;
   }
 }
 
-double AdamW::rate() const {
-  const OptimizerConfig& c = config_;
-  if (updates_ < c.warmup_updates)
-    return c.learning_rate * static_cast<double>(updates_ + 1) / static_cast<double>(c.warmup_updates);
-  if (c.schedule == Schedule::kConstant) return c.learning_rate;
-  const double progress = std::min(1.0, static_cast<double>(updates_ - c.warmup_updates) /
-                                            static_cast<double>(c.updates_expected - c.warmup_updates));
+double AdamW::learning_rate() const {
+  if (updates_ < config_.warmup_updates)
+    return config_.learning_rate * static_cast<double>(updates_ + 1) / static_cast<double>(config_.warmup_updates);
+  if (config_.schedule == Schedule::kConstant) return config_.learning_rate;
+  const double progress = std::min(1.0, static_cast<double>(updates_ - config_.warmup_updates) /
+                                            static_cast<double>(config_.updates_expected - config_.warmup_updates));
   const double share_left =
-      c.schedule == Schedule::kLinear ? 1 - progress : (1 + std::cos(progress * std::acos(-1.0))) / 2;
-  return c.learning_rate * (c.final_share + (1 - c.final_share) * share_left);
+      config_.schedule == Schedule::kLinear ? 1 - progress : (1 + std::cos(progress * std::acos(-1.0))) / 2;
+  return config_.learning_rate * (config_.final_share + (1 - config_.final_share) * share_left);
 }
 
-void AdamW::update(Slot& slot, const torch::Tensor& gradient, double scale, double rate) {
-  const auto n = static_cast<double>(updates_);
-  const double correction1 = 1.0 - std::pow(config_.beta1, n), correction2 = 1.0 - std::pow(config_.beta2, n);
-  const bool decays = slot.master.dim() >= 2 && config_.weight_decay > 0, coded = slot.scale1.defined();
+void AdamW::update(Slot& slot, const torch::Tensor& gradient, double clip_factor, double rate) {
+  const auto update_number = static_cast<double>(updates_);
+  const double correction1 = 1.0 - std::pow(config_.beta1, update_number),
+               correction2 = 1.0 - std::pow(config_.beta2, update_number);
+  const bool decays = slot.master.dim() >= 2 && config_.weight_decay > 0, is_coded = slot.scale1.defined();
   const torch::Device device = slot.master.device();
-  const torch::Tensor threshold = coded ? thresholds(updates_, device) : torch::Tensor();
+  const torch::Tensor threshold = is_coded ? thresholds(updates_, device) : torch::Tensor();
   const torch::Tensor gradients = gradient.reshape({-1}), parameters = slot.parameter.detach().view({-1});
-  const std::int64_t chunk = chunk_of(slot.master);
-  for (std::int64_t begin = 0; begin < gradients.numel(); begin += chunk) {
-    const std::int64_t count = std::min(chunk, gradients.numel() - begin);
+  const std::int64_t part_values = values_per_part(slot.master);
+  for (std::int64_t begin = 0; begin < gradients.numel(); begin += part_values) {
+    const std::int64_t count = std::min(part_values, gradients.numel() - begin);
     const auto part = [&](const torch::Tensor& t) { return t.view({-1}).narrow(0, begin, count); };
-    const auto scales = [&](const torch::Tensor& t) { return t.narrow(0, begin / kBlock, blocks(count)); };
+    const auto scales = [&](const torch::Tensor& t) { return t.narrow(0, begin / kBlock, block_count(count)); };
     torch::Tensor g = gradients.narrow(0, begin, count).to(device);
-    if (scale < 1.0) g = g * scale;
-    const torch::Tensor m = coded ? decode_moment1(part(slot.moment1), scales(slot.scale1)) : part(slot.moment1);
-    const torch::Tensor v = coded ? decode_moment2(part(slot.moment2), scales(slot.scale2)) : part(slot.moment2);
+    if (clip_factor < 1.0) g = g * clip_factor;
+    const torch::Tensor m = is_coded ? decode_moment1(part(slot.moment1), scales(slot.scale1)) : part(slot.moment1);
+    const torch::Tensor v = is_coded ? decode_moment2(part(slot.moment2), scales(slot.scale2)) : part(slot.moment2);
     const torch::Tensor master = part(slot.master);
     m.mul_(config_.beta1).add_(g, 1.0 - config_.beta1);
     v.mul_(config_.beta2).addcmul_(g, g, 1.0 - config_.beta2);
     const torch::Tensor denominator = (v / correction2).sqrt_().add_(config_.epsilon);
     if (decays) master.mul_(1.0 - rate * config_.weight_decay);
     master.addcdiv_(m, denominator, -rate / correction1);
-    if (coded) {
+    if (is_coded) {
       encode_moment1(m, part(slot.moment1), scales(slot.scale1), threshold);
       encode_moment2(v, part(slot.moment2), scales(slot.scale2), threshold);
     }
@@ -181,18 +188,20 @@ void AdamW::update(Slot& slot, const torch::Tensor& gradient, double scale, doub
   }
 }
 
-// One entry per slot, with its gradient from the same index of `gradients`; undefined: none.
+// One entry per slot, with the gradient at the same index of `gradients`, which may be undefined.
 std::vector<model::training::Updated> AdamW::fused_updates(const std::vector<torch::Tensor>& gradients) const {
   std::vector<model::training::Updated> entries;
   for (std::size_t i = 0; i < slots_.size(); ++i) {
-    const Slot& s = slots_[i];
+    const Slot& slot = slots_[i];
     model::training::Updated& entry = entries.emplace_back();
-    entry.parameter = s.parameter.detach();
-    entry.master = s.master;
-    entry.moment1 = s.moment1, entry.moment2 = s.moment2;
-    entry.scale1 = s.scale1, entry.scale2 = s.scale2;
+    entry.parameter = slot.parameter.detach();
+    entry.master = slot.master;
+    entry.moment1 = slot.moment1;
+    entry.moment2 = slot.moment2;
+    entry.scale1 = slot.scale1;
+    entry.scale2 = slot.scale2;
     if (gradients[i].defined()) entry.gradient = gradients[i].contiguous();
-    entry.decays = s.master.dim() >= 2 && config_.weight_decay > 0;
+    entry.decays = slot.master.dim() >= 2 && config_.weight_decay > 0;
   }
   return entries;
 }
@@ -216,12 +225,12 @@ double AdamW::gradient_norm(const std::vector<torch::Tensor>& gradients) const {
   return std::sqrt(squared_norm);
 }
 
-void AdamW::update_fused(const std::vector<torch::Tensor>& gradients, double scale, double rate) {
-  const auto n = static_cast<double>(updates_);
+void AdamW::update_fused(const std::vector<torch::Tensor>& gradients, double clip_factor, double rate) {
+  const auto update_number = static_cast<double>(updates_);
   const torch::Device device = slots_[0].master.device();
   model::training::update(fused_updates(gradients),
-                          {scale, config_.beta1, config_.beta2, 1.0 - std::pow(config_.beta1, n),
-                           1.0 - std::pow(config_.beta2, n), config_.epsilon, rate, config_.weight_decay},
+                          {clip_factor, config_.beta1, config_.beta2, 1.0 - std::pow(config_.beta1, update_number),
+                           1.0 - std::pow(config_.beta2, update_number), config_.epsilon, rate, config_.weight_decay},
                           config_.moments == Moments::kInt8 ? thresholds(updates_, device) : torch::Tensor());
 }
 
@@ -229,20 +238,20 @@ UpdateReport AdamW::step() {
   torch::NoGradGuard no_gradient;
   gather_gradients();
   std::vector<torch::Tensor> gradients;
-  for (const Slot& slot : slots_) gradients.push_back(slot.gathered ? slot.gradient : slot.parameter.grad());
-  UpdateReport report{gradient_norm(gradients), rate(), false};
+  for (const Slot& slot : slots_) gradients.push_back(slot.has_gathered ? slot.gradient : slot.parameter.grad());
+  UpdateReport report{.gradient_norm = gradient_norm(gradients), .learning_rate = learning_rate(), .applied = false};
   report.applied = std::isfinite(report.gradient_norm);
   if (report.applied) {
     ++updates_;
-    const double scale = std::min(1.0, config_.gradient_norm_max / std::max(report.gradient_norm, 1e-300));
+    const double clip_factor = std::min(1.0, config_.gradient_norm_max / std::max(report.gradient_norm, kNormMin));
     if (is_fused()) {
-      update_fused(gradients, scale, report.learning_rate);
+      update_fused(gradients, clip_factor, report.learning_rate);
     } else {
       for (std::size_t i = 0; i < slots_.size(); ++i) {
         Slot& slot = slots_[i];
         torch::Tensor gradient = std::move(gradients[i]);
         if (!gradient.defined()) gradient = torch::zeros_like(slot.parameter, torch::kFloat32);
-        update(slot, gradient, scale, report.learning_rate);
+        update(slot, gradient, clip_factor, report.learning_rate);
         gradient = torch::Tensor();
         slot.parameter.mutable_grad().reset();
       }

@@ -10,12 +10,13 @@
 //   W ← W − η_n·( m/(1−β1ⁿ) / (√(v/(1−β2ⁿ)) + ε) + λ·W )      λ only for matrices (two or more dimensions)
 //   parameter ← round_bf16(W)         to nearest, ties to even
 //
-// η_n rises linearly during the warm-up. Then it stays, or falls to a share of itself, linearly or along a cosine.
+// η_n rises linearly during the warm-up. Then it is constant, or decays linearly or along a cosine to the
+// configured fraction of its peak.
 // Source: Loshchilov and Hutter 2019.
 //
 // Moments may be kept in 8 bits, in blocks of 256 values (after Dettmers et al. 2022, arXiv:2110.02861). With s the
 // largest magnitude of the block, m is stored as √(|m|/s) in 127 steps with its sign, and v as (v/s)^¼ in 255. The
-// rounding threshold changes with every update, so that changes smaller than a step count on average.
+// rounding threshold changes with every update, so that changes below one code step still take effect on average.
 #pragma once
 #include <cstdint>
 #include <string>
@@ -50,7 +51,7 @@ class AdamW {
     // fp32 sum of the gradients taken by gather_gradients(). It is kept between steps: allocating it at every step
     // would fragment the device's memory. Undefined for fp32 parameters, which add up gradients themselves.
     torch::Tensor gradient;
-    bool gathered = false;
+    bool has_gathered = false;  // whether `gradient` has counted a gradient since the last update
   };
 
   // Masters start as the parameters' values; the parameters are then rounded to bf16.
@@ -65,10 +66,10 @@ class AdamW {
   UpdateReport step();
   void clear_gradients();
 
-  // For checkpoints: the slots in a fixed order. After writing masters, call publish() to refresh the parameters.
+  // For checkpoints: the slots in a fixed order. After writing masters, call publish().
   std::vector<Slot>& slots() { return slots_; }
   const std::vector<Slot>& slots() const { return slots_; }
-  void publish();
+  void publish();  // sets the parameters to the masters' values, rounded to bf16
   // Starts another phase of training: masters take the parameters' current values, and the moments start at zero.
   void reset(const OptimizerConfig& config);
 
@@ -77,14 +78,14 @@ class AdamW {
   const OptimizerConfig& config() const { return config_; }
 
  private:
-  double rate() const;
+  double learning_rate() const;  // of the next update
   // Whether an update is one kernel (model/cuda/training_device): masters are on a GPU, and this program has the
   // kernel.
   bool is_fused() const;
   std::vector<model::training::Updated> fused_updates(const std::vector<torch::Tensor>& gradients) const;
   double gradient_norm(const std::vector<torch::Tensor>& gradients) const;
-  void update(Slot& slot, const torch::Tensor& gradient, double scale, double rate);
-  void update_fused(const std::vector<torch::Tensor>& gradients, double scale, double rate);
+  void update(Slot& slot, const torch::Tensor& gradient, double clip_factor, double rate);
+  void update_fused(const std::vector<torch::Tensor>& gradients, double clip_factor, double rate);
   OptimizerConfig config_;
   std::vector<Slot> slots_;
   std::int64_t updates_ = 0;

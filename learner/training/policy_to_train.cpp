@@ -42,7 +42,11 @@ BuiltIn built_in() {
     ECHO_TRY(model::device_named(name));
     return ok();
   };
-  return {load, can_compute_on, config_digest, model::probe_policy, model::device_memory};
+  return {.load = load,
+          .can_compute_on = can_compute_on,
+          .settings_digest = config_digest,
+          .probe = model::probe_policy,
+          .device_memory = model::device_memory};
 }
 
 Result<std::unique_ptr<PolicyToTrain>> PolicyToTrain::load(const SourceHost& host, bool resume) {
@@ -72,15 +76,15 @@ Status PolicyToTrain::load_model() {
 }
 
 Status PolicyToTrain::create_trainer(bool resumed) {
-  TrainerConfig trainer;
-  static_cast<TrainingSettings&>(trainer) = host_.config.learner;
-  trainer.temperature = host_.config.rollout.temperature;
-  trainer.seed = host_.config.run.seed;
+  TrainerConfig trainer_config;
+  static_cast<TrainingSettings&>(trainer_config) = host_.config.learner;
+  trainer_config.temperature = host_.config.rollout.temperature;
+  trainer_config.seed = host_.config.run.seed;
   std::random_device random_bits;
-  trainer.scrutiny_seed = std::uint64_t{random_bits()} << 32 | random_bits();
+  trainer_config.scrutiny_seed = std::uint64_t{random_bits()} << 32 | random_bits();
   std::shared_ptr<model::Transformer> reference;
   if (host_.config.learner.loss.kl_coefficient > 0) {
-    // Frozen once, at the start of training, and kept with the run: after a resume, the model has changed.
+    // Frozen once, at the start of training, and kept with the run, because the model changes afterwards.
     if (!resumed) {
       ECHO_ASSIGN(const delta::OwnedState policy, model::export_policy(*model_));
       ECHO_TRY(freeze_reference(checkpoints(host_.record), policy));
@@ -88,17 +92,17 @@ Status PolicyToTrain::create_trainer(bool resumed) {
     reference = std::make_shared<model::Transformer>(host_.task.files.config, model_->device(), model_->dtype());
     ECHO_ASSIGN(checkpoint_digests_.reference_digest, load_reference(checkpoints(host_.record), *reference));
   }
-  ECHO_ASSIGN(trainer_, Trainer::create(model_, trainer, reference));
+  ECHO_ASSIGN(trainer_, Trainer::create(model_, trainer_config, reference));
   on_device_ = model::DeviceWeights::of(model_);
   return ok();
 }
 
 Status PolicyToTrain::resume() {
   const auto with_hint = [&](const Error& error) {
-    return fail(error.code, error.operation, "{}{}", error.detail, earlier_hint(host_.record.folder()));
+    return fail(error.code, error.operation, "{}{}", error.detail, earlier_runs_hint(host_.record.folder()));
   };
-  if (const auto found = find_policy(checkpoints(host_.record), {}); !found && found.error().code == Code::kNotFound)
-    return with_hint(found.error());
+  if (const auto stored = find_policy(checkpoints(host_.record), {}); !stored && stored.error().code == Code::kNotFound)
+    return with_hint(stored.error());
   ECHO_TRY(create_trainer(/*resumed=*/true));
   const auto loaded = load_checkpoint(checkpoints(host_.record), *trainer_, checkpoint_digests_);
   if (!loaded) return with_hint(loaded.error());
@@ -126,20 +130,20 @@ Status PolicyToTrain::warm_start() {
   const SystemClock clock;
   host_.phase("warm start");
   const WarmStartSection& section = host_.config.learner.warm_start;
-  WarmStartConfig warm;
-  warm.optimizer = host_.config.learner.optimizer;
-  warm.optimizer.learning_rate = section.learning_rate;
-  warm.optimizer.schedule = Schedule::kConstant;
-  warm.steps_max = section.steps_max;
-  warm.microbatch_tokens = host_.config.learner.microbatch_tokens;
-  warm.batch_problems = section.batch;
-  warm.target_accuracy = section.target_accuracy;
-  warm.response_tokens_max = host_.config.rollout.response_tokens_max;
-  const TimePoint start = clock.now();
-  const auto report =
-      learner::warm_start(*model_, host_.task.phrasing, *host_.task.adapter, warm, [&](const WarmStartProgress& p) {
-        host_.phase(fmt::format("warm start: step {}, loss {:.3f}, accuracy {:.3f} of {:.2f}", p.steps, p.loss,
-                                p.accuracy, warm.target_accuracy));
+  WarmStartConfig warm_config;
+  warm_config.optimizer = host_.config.learner.optimizer;
+  warm_config.optimizer.learning_rate = section.learning_rate;
+  warm_config.optimizer.schedule = Schedule::kConstant;
+  warm_config.steps_max = section.steps_max;
+  warm_config.microbatch_tokens = host_.config.learner.microbatch_tokens;
+  warm_config.batch_problems = section.batch;
+  warm_config.target_accuracy = section.target_accuracy;
+  warm_config.response_tokens_max = host_.config.rollout.response_tokens_max;
+  const TimePoint began_at = clock.now();
+  const auto report = learner::warm_start(
+      *model_, host_.task.phrasing, *host_.task.adapter, warm_config, [&](const WarmStartProgress& progress) {
+        host_.phase(fmt::format("warm start: step {}, loss {:.3f}, accuracy {:.3f} of {:.2f}", progress.steps,
+                                progress.loss, progress.accuracy, warm_config.target_accuracy));
         return !host_.stop;
       });
   if (!report && report.error().code == Code::kCancelled && host_.stop) return ok();
@@ -147,7 +151,7 @@ Status PolicyToTrain::warm_start() {
   host_.record.metric("warm_start", {{"steps", report->steps},
                                      {"accuracy", report->accuracy},
                                      {"reached", report->reached},
-                                     {"seconds", seconds(clock.now() - start)}});
+                                     {"seconds", seconds(clock.now() - began_at)}});
   return ok();
 }
 
@@ -204,8 +208,7 @@ Result<delta::SharedState> PolicyToTrain::policy(Version version) {
   if (const Status finite = model::check_finite(policy->view(), threads); !finite)
     return fail(Code::kCorrupt, "train",
                 "version {} is not published, because {}. The run stands at the newest checkpoint: go on from there "
-                "with --resume, and a lower "
-                "learner.learning_rate",
+                "with --resume, and a lower learner.learning_rate",
                 version.value, finite.error().message());
   return policy;
 }
@@ -216,7 +219,7 @@ Result<delta::SharedState> PolicyToTrain::make_policy() {
   return delta::share(std::move(policy));
 }
 
-Status PolicyToTrain::step_done() {
+Status PolicyToTrain::on_step_end() {
   const bool is_due = host_.config.evaluation.every > 0 && steps() % host_.config.evaluation.every == 0;
   return is_due && steps() < host_.config.run.steps ? evaluate("during") : ok();
 }

@@ -23,7 +23,7 @@ class PolicyToTrain final : public PolicySource {
   Status begin() override;
   Result<std::optional<TrainedStep>> step(const std::vector<schema::Trajectory>& batch) override;
   Result<delta::SharedState> policy(Version version) override;
-  Status step_done() override;
+  Status on_step_end() override;
   Status evaluate(const char* when) override;
   Status checkpoint() override;
   const std::map<std::string, double>& accuracy() const override { return accuracy_; }

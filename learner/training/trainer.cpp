@@ -21,14 +21,14 @@ namespace echoline::learner {
 
 struct TrainingRow {
   std::vector<std::int64_t> tokens;  // prompt and response
-  std::size_t prompt = 0;            // tokens of the prompt
+  std::size_t prompt_tokens = 0;
   // Per response token: log-probabilities under the behaviour and the proximal policy (loss.hpp), and the loss mask.
   std::vector<float> behaviour;
   std::vector<float> proximal;  // empty until recorded
   std::vector<float> mask;
   double advantage = 0;
   WorkerId worker;
-  bool scrutinised = false;  // chosen to test its worker's log-probabilities (credibility.hpp)
+  bool is_scrutinised = false;  // chosen to test its worker's log-probabilities (credibility.hpp)
 };
 
 namespace {
@@ -41,7 +41,7 @@ constexpr std::size_t kScrutinisedDivisor = 32, kScrutinisedMin = 16;
 
 constexpr std::size_t kAttentionPairsMax = 1 << 24;  // pairs of prompt tokens in all rows of an evaluation batch
 
-model::ScoredSequence sequence_of(const TrainingRow& row) { return {row.tokens, row.prompt, row.mask}; }
+model::ScoredSequence sequence_of(const TrainingRow& row) { return {row.tokens, row.prompt_tokens, row.mask}; }
 
 // Rows in the layout of the model and the loss. Tensors of the loss are [rows, width]: each row's response tokens,
 // right-padded.
@@ -67,28 +67,29 @@ PackedRows pack(const std::vector<TrainingRow*>& rows, const torch::Device& devi
     packed.width = std::max(packed.width, std::ssize(row->mask));
   }
   packed.tokens = model::pack(sequences, device);
-  const auto count = std::ssize(rows);
-  packed.behaviour = torch::zeros({count, packed.width});
-  packed.proximal = torch::zeros({count, packed.width});
-  packed.mask = torch::zeros({count, packed.width});
-  packed.advantages = torch::zeros({count});
+  const auto row_count = std::ssize(rows);
+  packed.behaviour = torch::zeros({row_count, packed.width});
+  packed.proximal = torch::zeros({row_count, packed.width});
+  packed.mask = torch::zeros({row_count, packed.width});
+  packed.advantages = torch::zeros({row_count});
   std::vector<std::int64_t> score_index;
-  for (std::int64_t i = 0; i < count; ++i) {
+  for (std::int64_t i = 0; i < row_count; ++i) {
     const TrainingRow& row = *rows[static_cast<std::size_t>(i)];
-    const std::int64_t first = i * packed.width;
-    const auto put = [first](const std::vector<float>& values, torch::Tensor& into) {
-      std::copy(values.begin(), values.end(), into.data_ptr<float>() + first);
+    const std::int64_t row_begin = i * packed.width;
+    const auto copy_row = [row_begin](const std::vector<float>& values, torch::Tensor& into) {
+      std::copy(values.begin(), values.end(), into.data_ptr<float>() + row_begin);
     };
-    put(row.behaviour, packed.behaviour);
-    put(row.proximal, packed.proximal);
-    put(row.mask, packed.mask);
+    copy_row(row.behaviour, packed.behaviour);
+    copy_row(row.proximal, packed.proximal);
+    copy_row(row.mask, packed.mask);
     packed.advantages.data_ptr<float>()[i] = static_cast<float>(row.advantage);
     for (std::int64_t t = 0; t < std::ssize(row.mask); ++t)
-      if (row.mask[static_cast<std::size_t>(t)] > 0) score_index.push_back(first + t);
+      if (row.mask[static_cast<std::size_t>(t)] > 0) score_index.push_back(row_begin + t);
   }
   packed.score_index = torch::tensor(score_index, torch::kLong);
-  for (torch::Tensor* t : {&packed.score_index, &packed.behaviour, &packed.proximal, &packed.mask, &packed.advantages})
-    *t = model::upload(*t, device);
+  for (torch::Tensor* tensor :
+       {&packed.score_index, &packed.behaviour, &packed.proximal, &packed.mask, &packed.advantages})
+    *tensor = model::upload(*tensor, device);
   if (rows.front()->proximal.empty()) packed.proximal = torch::Tensor();
   return packed;
 }
@@ -116,7 +117,7 @@ std::vector<std::vector<TrainingRow*>> microbatches(const std::vector<TrainingRo
 
 TrainingRow lay_out(const schema::Trajectory& t) {
   TrainingRow row;
-  row.prompt = static_cast<std::size_t>(t.prompt_tokens_size());
+  row.prompt_tokens = static_cast<std::size_t>(t.prompt_tokens_size());
   row.tokens.assign(t.prompt_tokens().begin(), t.prompt_tokens().end());
   row.tokens.insert(row.tokens.end(), t.response_tokens().begin(), t.response_tokens().end());
   row.behaviour.assign(t.logprobs().begin(), t.logprobs().end());
@@ -127,7 +128,8 @@ TrainingRow lay_out(const schema::Trajectory& t) {
 }
 
 std::int64_t counted_tokens(const TrainingRow& row) {
-  return static_cast<std::int64_t>(std::count_if(row.mask.begin(), row.mask.end(), [](float m) { return m > 0; }));
+  return static_cast<std::int64_t>(
+      std::count_if(row.mask.begin(), row.mask.end(), [](float weight) { return weight > 0; }));
 }
 
 // Rows by group, in order of group id, with their advantages; fills in the counts of `report` that need no training.
@@ -146,8 +148,8 @@ Result<Groups> lay_out(const std::vector<schema::Trajectory>& batch, const model
       TrainingRow& row = groups.back().emplace_back(lay_out(*t));
       if (config.truncated == Truncated::kMask && !t->finished()) row.mask.assign(row.mask.size(), 0.0f);
       lengths.push_back(static_cast<double>(counted_tokens(row)));
-      const bool penalised = config.truncated == Truncated::kPenalty && !t->finished();
-      rewards.push_back(t->reward() - (penalised ? config.truncated_penalty : 0));
+      const bool is_penalised = config.truncated == Truncated::kPenalty && !t->finished();
+      rewards.push_back(t->reward() - (is_penalised ? config.truncated_penalty : 0));
     }
     auto advantages = group_advantages(rewards, rewards.size(), config.loss, lengths);
     if (!advantages) return fail(Code::kInvalid, "learner step", "group {}: {}", id, advantages.error().detail);
@@ -158,12 +160,12 @@ Result<Groups> lay_out(const std::vector<schema::Trajectory>& batch, const model
       correct += group[i]->correct() ? 1 : 0;
     }
   }
-  const auto count = static_cast<double>(batch.size());
+  const auto trajectories = static_cast<double>(batch.size());
   report.trajectories = static_cast<std::int64_t>(batch.size());
   report.groups = static_cast<std::int64_t>(groups.size());
-  report.reward_mean = reward_sum / count;
-  report.accuracy = correct / count;
-  report.truncated_fraction = truncated / count;
+  report.reward_mean = reward_sum / trajectories;
+  report.accuracy = correct / trajectories;
+  report.truncated_fraction = truncated / trajectories;
   return groups;
 }
 
@@ -189,12 +191,13 @@ void add_scrutiny(const std::vector<ScrutinyFigures>& scrutinies, std::map<Worke
   for (const ScrutinyFigures& part_scrutiny : scrutinies) {
     const torch::Tensor figures = part_scrutiny.figures.to(torch::kCPU, torch::kDouble).contiguous();
     const auto* const surprise = figures.data_ptr<double>();
+    const auto* const dispute = surprise + part_scrutiny.rows.size();
     for (std::size_t i = 0; i < part_scrutiny.rows.size(); ++i) {
-      if (!part_scrutiny.rows[i]->scrutinised) continue;
-      Scrutiny& s = by_worker[part_scrutiny.rows[i]->worker];
-      ++s.responses;
-      s.surprise += surprise[i];
-      s.dispute += surprise[part_scrutiny.rows.size() + i];
+      if (!part_scrutiny.rows[i]->is_scrutinised) continue;
+      Scrutiny& worker_scrutiny = by_worker[part_scrutiny.rows[i]->worker];
+      ++worker_scrutiny.responses;
+      worker_scrutiny.surprise += surprise[i];
+      worker_scrutiny.dispute += dispute[i];
     }
   }
 }
@@ -209,14 +212,15 @@ void shuffle(std::vector<std::size_t>& order, Random& random) {
 Status validate(const TrainerConfig& config) {
   ECHO_TRY(validate(config.loss));
   ECHO_TRY(validate(config.optimizer));
-  const auto bad = [](const char* name, const char* expected, auto found) {
-    return fail(Code::kInvalid, "trainer settings", "{} must be {}, found {}", name, expected, found);
+  const auto out_of_range = [](const char* name, const char* expected, auto value) {
+    return fail(Code::kInvalid, "trainer settings", "{} must be {}, found {}", name, expected, value);
   };
-  if (!(config.temperature > 0)) return bad("temperature", "above 0", config.temperature);
-  if (config.minibatches < 1) return bad("minibatches", "at least 1", config.minibatches);
-  if (config.passes < 1) return bad("passes", "at least 1", config.passes);
-  if (!(config.truncated_penalty >= 0)) return bad("truncated_penalty", "at least 0", config.truncated_penalty);
-  if (config.microbatch_tokens < 1) return bad("microbatch_tokens", "at least 1", config.microbatch_tokens);
+  if (!(config.temperature > 0)) return out_of_range("temperature", "above 0", config.temperature);
+  if (config.minibatches < 1) return out_of_range("minibatches", "at least 1", config.minibatches);
+  if (config.passes < 1) return out_of_range("passes", "at least 1", config.passes);
+  if (!(config.truncated_penalty >= 0))
+    return out_of_range("truncated_penalty", "at least 0", config.truncated_penalty);
+  if (config.microbatch_tokens < 1) return out_of_range("microbatch_tokens", "at least 1", config.microbatch_tokens);
   return ok();
 }
 
@@ -253,21 +257,24 @@ std::map<WorkerId, Scrutiny> Trainer::scrutinise(Groups& groups, std::int64_t st
   std::size_t row_count = 0;
   for (auto& group : groups)
     for (TrainingRow& row : group)
-      if (counted_tokens(row) > 0) rows_by_worker[row.worker].push_back(&row), ++row_count;
+      if (counted_tokens(row) > 0) {
+        rows_by_worker[row.worker].push_back(&row);
+        ++row_count;
+      }
   Random random(config_.scrutiny_seed, static_cast<std::uint64_t>(step));
   for (auto& [worker, rows] : rows_by_worker) {
     const std::size_t rows_per_worker =
         std::max(kScrutinisedMin, row_count / kScrutinisedDivisor) / rows_by_worker.size();
     for (std::size_t k = 0; k < std::min(rows.size(), std::max<std::size_t>(1, rows_per_worker)); ++k) {
       std::swap(rows[k], rows[k + random.below(rows.size() - k)]);
-      rows[k]->scrutinised = true;
+      rows[k]->is_scrutinised = true;
     }
   }
   const std::set<const TrainingRow*> scored_by_update(trained.begin(), trained.end());
   std::vector<TrainingRow*> rows_to_score;
   for (auto& group : groups)
     for (TrainingRow& row : group)
-      if (row.scrutinised && !scored_by_update.contains(&row)) rows_to_score.push_back(&row);
+      if (row.is_scrutinised && !scored_by_update.contains(&row)) rows_to_score.push_back(&row);
   torch::NoGradGuard no_gradient;
   std::vector<ScrutinyFigures> scrutinies;
   for (const auto& part : microbatches(rows_to_score, config_.microbatch_tokens)) {
@@ -297,15 +304,19 @@ void Trainer::record_proximal(const std::vector<TrainingRow*>& rows) {
 
 UpdateReport Trainer::update(const std::vector<TrainingRow*>& rows, MinibatchSize minibatch, LossStatistics& statistics,
                              double& loss, std::map<WorkerId, Scrutiny>* scrutiny) {
-  // Figures are read after the whole update is queued: a read waits for the device.
+  // Figures are read after the whole update is queued, because a read waits for the device.
   std::vector<ScrutinyFigures> scrutinies;
   std::vector<torch::Tensor> figures;
   for (const auto& part : microbatches(rows, config_.microbatch_tokens)) {
     const PackedRows packed = pack(part, model_->device());
     const model::TokenScores scores = model_->packed_logprobs(packed.tokens, config_.temperature);
     if (scrutiny != nullptr) scrutinies.push_back(compute_scrutiny(part, packed, scores));
-    LossInputs inputs{
-        packed.scatter(scores.logprobs), packed.proximal, packed.behaviour, {}, packed.advantages, packed.mask};
+    LossInputs inputs{.log_probs = packed.scatter(scores.logprobs),
+                      .proximal_log_probs = packed.proximal,
+                      .behaviour_log_probs = packed.behaviour,
+                      .reference_log_probs = {},
+                      .advantages = packed.advantages,
+                      .mask = packed.mask};
     if (reference_ != nullptr) {
       torch::NoGradGuard no_gradient;
       inputs.reference_log_probs =
@@ -336,12 +347,15 @@ Result<StepReport> Trainer::step(const std::vector<schema::Trajectory>& batch) t
 
   // A group with equal rewards has no gradient, unless a reference policy adds one. It counts in the denominators of
   // the loss, but is not computed.
+  const auto needs_gradient = [&](const TrainingRow& row) {
+    return counted_tokens(row) > 0 && (is_informative(row) || reference_ != nullptr);
+  };
   std::vector<TrainingRow*> trained;
   for (auto& group : groups) {
     report.informative_groups += std::any_of(group.begin(), group.end(), is_informative) ? 1 : 0;
     for (TrainingRow& row : group) {
       report.response_tokens += counted_tokens(row);
-      if (counted_tokens(row) > 0 && (is_informative(row) || reference_ != nullptr)) trained.push_back(&row);
+      if (needs_gradient(row)) trained.push_back(&row);
     }
   }
   const bool same_arithmetic = model_->dtype() == torch::kFloat || !model_->device().is_cpu();
@@ -351,20 +365,22 @@ Result<StepReport> Trainer::step(const std::vector<schema::Trajectory>& batch) t
   if (several_updates && needs_proximal(config_.loss) && !trained.empty()) record_proximal(trained);
 
   LossStatistics statistics;
-  const auto parts = static_cast<std::size_t>(config_.minibatches);
+  const auto minibatches = static_cast<std::size_t>(config_.minibatches);
   Random random(config_.seed, static_cast<std::uint64_t>(report.step));
   std::vector<std::size_t> order(groups.size());
   std::iota(order.begin(), order.end(), 0);
   for (std::int64_t pass = 0; pass < config_.passes; ++pass) {
     shuffle(order, random);
-    for (std::size_t part = 0; part < parts; ++part) {
+    for (std::size_t minibatch = 0; minibatch < minibatches; ++minibatch) {
       MinibatchSize size;
       std::vector<TrainingRow*> rows;
-      for (std::size_t k = part * order.size() / parts; k < (part + 1) * order.size() / parts; ++k) {
+      const std::size_t groups_begin = minibatch * order.size() / minibatches;
+      const std::size_t groups_end = (minibatch + 1) * order.size() / minibatches;
+      for (std::size_t k = groups_begin; k < groups_end; ++k) {
         for (TrainingRow& row : groups[order[k]]) {
           ++size.sequences;
           size.tokens += counted_tokens(row);
-          if (counted_tokens(row) > 0 && (is_informative(row) || reference_ != nullptr)) rows.push_back(&row);
+          if (needs_gradient(row)) rows.push_back(&row);
         }
       }
       if (rows.empty()) continue;
@@ -401,8 +417,10 @@ namespace {
 // The response to a problem of an evaluation, so far.
 struct Attempt {
   std::unique_ptr<data_plane::Episode> episode;
-  std::vector<model::Token> tokens;                // prompt, turns, and the task's texts between them
-  std::size_t prompt = 0, turns = 0, problem = 0;  // tokens of the prompt, turns so far, index of the problem
+  std::vector<model::Token> tokens;  // prompt, turns, and the task's texts between them
+  std::size_t prompt_tokens = 0;
+  std::size_t turns = 0;          // so far
+  std::size_t problem_index = 0;  // in the evaluation's problems
   data_plane::Score score;
 };
 
@@ -436,7 +454,7 @@ Result<Evaluation> evaluate(model::Transformer& model, const model::Phrasing& ph
   Evaluation evaluation;
   std::deque<Attempt> attempts;  // a problem without an attempt counts as wrong
   const std::int64_t prompt_tokens_max = model.config().positions_max - options.response_tokens_max;
-  const bool has_several_tasks = adapter.name() == data_plane::kSeveral;
+  const bool has_several_tasks = adapter.name() == data_plane::kSeveralTasks;
   for (std::size_t i = 0; i < problems.size(); ++i) {
     auto prompt = phrasing.prompt(data_plane::prompt_of(problems[i]));
     if (!prompt || prompt->empty() || std::ssize(*prompt) > prompt_tokens_max) {
@@ -444,8 +462,13 @@ Result<Evaluation> evaluate(model::Transformer& model, const model::Phrasing& ph
       continue;
     }
     ECHO_ASSIGN(auto episode, adapter.begin(problems[i], data_plane::episode_seed(options.seed, i, 0)));
-    const std::size_t tokens = prompt->size();
-    attempts.push_back({std::move(episode), *std::move(prompt), tokens, 0, i, {}});
+    const std::size_t prompt_tokens = prompt->size();
+    attempts.push_back({.episode = std::move(episode),
+                        .tokens = *std::move(prompt),
+                        .prompt_tokens = prompt_tokens,
+                        .turns = 0,
+                        .problem_index = i,
+                        .score = {}});
   }
   if (attempts.empty())
     return fail(Code::kInvalid, "evaluate",
@@ -457,19 +480,20 @@ Result<Evaluation> evaluate(model::Transformer& model, const model::Phrasing& ph
   for (std::uint64_t turns_generated = 0; !waiting.empty();) {
     std::vector<Attempt*> batch;
     std::vector<std::vector<model::Token>> prompts;
-    std::size_t longest = 0;
+    std::size_t longest_tokens = 0;
     std::int64_t batch_tokens_max = options.response_tokens_max;
     const auto tokens_left_for = [&](const Attempt& attempt) {
       const std::int64_t tokens_left =
-          options.response_tokens_max - std::ssize(attempt.tokens) + static_cast<std::int64_t>(attempt.prompt);
+          options.response_tokens_max - std::ssize(attempt.tokens) + static_cast<std::int64_t>(attempt.prompt_tokens);
       return options.turn_tokens_max > 0 ? std::min(tokens_left, options.turn_tokens_max) : tokens_left;
     };
     while (!waiting.empty()) {
       Attempt* attempt = waiting.front();
-      longest = std::max(longest, attempt->tokens.size());
+      longest_tokens = std::max(longest_tokens, attempt->tokens.size());
       const std::size_t rows = prompts.size() + 1;
       if (rows > 1 && (rows > static_cast<std::size_t>(options.batch_rows) ||
-                       rows * longest * longest > kAttentionPairsMax || tokens_left_for(*attempt) != batch_tokens_max))
+                       rows * longest_tokens * longest_tokens > kAttentionPairsMax ||
+                       tokens_left_for(*attempt) != batch_tokens_max))
         break;
       batch_tokens_max = tokens_left_for(*attempt);
       waiting.pop_front();
@@ -508,7 +532,7 @@ Result<Evaluation> evaluate(model::Transformer& model, const model::Phrasing& ph
       evaluation.reward_mean += attempt.score.reward;
       for (const auto& [name, value] : attempt.score.components) evaluation.components[name] += value;
       if (has_several_tasks)
-        evaluation.by_task.add(problems[attempt.problem].id(), attempt.score.correct, attempt.score.reward);
+        evaluation.by_task.add(problems[attempt.problem_index].id(), attempt.score.correct, attempt.score.reward);
     }
   }
   const auto problem_count = static_cast<double>(evaluation.problems);

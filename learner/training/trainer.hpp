@@ -37,17 +37,17 @@ struct StepReport {
   std::int64_t response_tokens = 0;     // tokens that count in the loss.
   double reward_mean = 0;               // from the adapter, without penalties
   double accuracy = 0;                  // fraction of trajectories that the adapter calls correct
-  double truncated_fraction = 0;        // of trajectories cut by the length limit.
+  double truncated_fraction = 0;        // of trajectories: those cut by the length limit.
   std::int64_t updates = 0;             // optimizer updates applied
-  std::int64_t updates_skipped = 0;     // because a gradient was not finite
+  std::int64_t updates_skipped = 0;     // because a gradient was not finite.
   double gradient_norm = 0;             // mean over updates, before clipping
   double learning_rate = 0;             // of the last update.
   // Means over the trained tokens (those of informative groups) of all updates; 0 when there were none.
-  double loss = 0;                       // mean over updates
-  double ratio_mean = 0;                 // π_θ/π_μ
-  double effective_sample_fraction = 0;  // (Σ π_θ/π_μ)² / (tokens · Σ (π_θ/π_μ)²); 1: equal weights
-  double clip_fraction = 0;
-  double capped_fraction = 0;
+  double loss = 0;                        // mean over updates
+  double ratio_mean = 0;                  // π_θ/π_μ
+  double effective_sample_fraction = 0;   // (Σ π_θ/π_μ)² / (tokens · Σ (π_θ/π_μ)²); 1: equal weights
+  double clip_fraction = 0;               // of tokens: those that the trust region bounds.
+  double capped_fraction = 0;             // of tokens: those whose importance weight is capped.
   double behaviour_kl = 0;                // nats per token
   double reference_kl = 0;                // nats per token
   double entropy = 0;                     // nats per token
@@ -83,9 +83,12 @@ class Trainer {
  private:
   Trainer(std::shared_ptr<model::Transformer> model, const TrainerConfig& config,
           std::shared_ptr<model::Transformer> reference);
+  // Computes log-probabilities of some rows of each worker, to judge the workers (credibility.hpp).
   std::map<WorkerId, Scrutiny> scrutinise(std::vector<std::vector<TrainingRow>>& groups, std::int64_t step,
                                           const std::vector<TrainingRow*>& trained);
+  // Stores the rows' log-probabilities under the policy at the start of the step.
   void record_proximal(const std::vector<TrainingRow*>& rows);
+  // Makes one optimizer update. Adds to `statistics`, `loss` and, unless it is null, `scrutiny`.
   UpdateReport update(const std::vector<TrainingRow*>& rows, MinibatchSize minibatch, LossStatistics& statistics,
                       double& loss, std::map<WorkerId, Scrutiny>* scrutiny);
 

@@ -18,7 +18,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-constexpr std::string_view kTensors = "trainer.safetensors", kReference = kCheckpointReference;
+constexpr std::string_view kTensors = "trainer.safetensors", kReference = kReferencePolicyFile;
 constexpr std::string_view kGenerator = "torch_generator";
 
 // A tensor's memory as a view; the tensor must be contiguous, on the CPU, and outlive the view.
@@ -52,7 +52,7 @@ struct Snapshot {
   delta::StateView view;
 };
 
-Result<Snapshot> snapshot(const Trainer& trainer) {
+Result<Snapshot> make_snapshot(const Trainer& trainer) {
   Snapshot result;
   const auto add = [&](std::string name, const torch::Tensor& tensor, delta::DType dtype) {
     result.memory.push_back(tensor.to(torch::kCPU).contiguous());
@@ -90,18 +90,19 @@ Result<StoredState> read_state(const fs::path& path, const Trainer& trainer, con
     return fail(Code::kInvalid, kOperation,
                 "{} was trained against the reference policy {}, {} is {}: it belongs to another run", path.string(),
                 reference.empty() ? "none" : reference, kReference, digests.reference_digest);
-  return StoredState{json["steps"], json["updates"], json["tensors_digest"]};
+  return StoredState{.steps = json["steps"], .updates = json["updates"], .tensors_digest = json["tensors_digest"]};
 }
 
 // The bytes of the stored tensor `name`; kInvalid unless type and shape match.
 Result<std::span<const std::byte>> stored_bytes(const delta::StateView& state, const std::string& name,
                                                 const torch::Tensor& target, delta::DType dtype, const fs::path& path) {
-  const auto it = std::lower_bound(state.begin(), state.end(), name,
-                                   [](const delta::TensorView& view, const std::string& n) { return view.name < n; });
+  const auto it =
+      std::lower_bound(state.begin(), state.end(), name,
+                       [](const delta::TensorView& view, const std::string& wanted) { return view.name < wanted; });
   if (it == state.end() || it->name != name || it->dtype != dtype || it->shape != target.sizes().vec())
     return fail(Code::kInvalid, "load checkpoint",
-                "{} has no tensor {} of type {} and the model's shape: was it made "
-                "with another model, or other learner.moments?",
+                "{} has no tensor {} of type {} and the model's shape: was it made with another model, or other "
+                "learner.moments?",
                 path.string(), name, delta::dtype_name(dtype));
   return it->bytes;
 }
@@ -115,7 +116,7 @@ Result<fs::path> save_checkpoint(const fs::path& folder, const Trainer& trainer,
     if (const Status finite = model::check_finite(policy.view()); !finite)
       return fail(Code::kCorrupt, "save checkpoint", "step {} is not kept, because {}", trainer.steps(),
                   finite.error().message());
-    ECHO_ASSIGN(const Snapshot tensors, snapshot(trainer));
+    ECHO_ASSIGN(const Snapshot tensors, make_snapshot(trainer));
     ECHO_TRY(delta::write_safetensors(into / kTensors, tensors.view));
     ECHO_ASSIGN(const delta::Digest digest, delta::digest_state(tensors.view));
     ECHO_TRY(model::save_model(into / kCheckpointModel, files, policy.view()));

@@ -33,13 +33,13 @@ Result<std::filesystem::path> save_checkpoint(const std::filesystem::path& folde
 
 // Restores the checkpoint that LATEST names, or the newest undamaged one, into a trainer of the same model and
 // settings. Also restores this process's torch CPU generator. Nothing changes on error. kNotFound: no checkpoint.
-// kInvalid: of another run configuration or model. kCorrupt: every checkpoint is damaged.
+// kInvalid: it belongs to another run configuration or model. kCorrupt: every checkpoint is damaged.
 Result<ResumeReport> load_checkpoint(const std::filesystem::path& folder, Trainer& trainer,
                                      const CheckpointDigests& digests);
 
 // Keeps `policy` as the reference of a KL term; returns its digest.
 Result<std::string> freeze_reference(const std::filesystem::path& folder, const delta::OwnedState& policy);
-// Loads it into `model`; returns its digest. kNotFound: none was kept. kCorrupt: it is damaged.
+// Loads the kept reference policy into `model`; returns its digest. kNotFound: none was kept. kCorrupt: it is damaged.
 Result<std::string> load_reference(const std::filesystem::path& folder, model::Transformer& model);
 
 }  // namespace echoline::learner

@@ -13,7 +13,7 @@ namespace {
 
 struct Demonstration {
   std::vector<std::int64_t> tokens;  // prompt and response
-  std::size_t prompt = 0;            // tokens of the prompt
+  std::size_t prompt_tokens = 0;
 };
 
 // Problems first .. first + count - 1 with their demonstrated responses.
@@ -33,7 +33,7 @@ Result<std::vector<Demonstration>> demonstrations(const data_plane::Adapter& ada
     const auto answer = phrasing.tokenizer().encode(*response);
     if (!prompt || prompt->empty() || !answer) continue;  // not in this model's tokens: training also sets it aside
     row.tokens.assign(prompt->begin(), prompt->end());
-    row.prompt = row.tokens.size();
+    row.prompt_tokens = row.tokens.size();
     row.tokens.insert(row.tokens.end(), answer->begin(), answer->end());
     row.tokens.push_back(phrasing.eos().front());
     rows.push_back(std::move(row));
@@ -45,36 +45,36 @@ Result<std::vector<Demonstration>> demonstrations(const data_plane::Adapter& ada
 
 // Computes the gradient of the mean cross-entropy of all response tokens, in passes that fit into memory. Returns the
 // mean.
-double backward(model::Transformer& model, const std::vector<Demonstration>& rows, AdamW& optimizer,
-                std::size_t tokens_max) {
+double compute_gradients(model::Transformer& model, const std::vector<Demonstration>& rows, AdamW& optimizer,
+                         std::size_t tokens_max) {
   std::size_t tokens = 0;
-  for (const Demonstration& row : rows) tokens += row.tokens.size() - row.prompt;
-  double total = 0;
+  for (const Demonstration& row : rows) tokens += row.tokens.size() - row.prompt_tokens;
+  double mean_loss = 0;
   for (std::size_t first = 0; first < rows.size();) {
     std::vector<model::ScoredSequence> part;
     std::size_t end = first, part_tokens = 0;
     while (end < rows.size() && (end == first || part_tokens + rows[end].tokens.size() <= tokens_max)) {
       part_tokens += rows[end].tokens.size();
-      part.push_back({rows[end].tokens, rows[end].prompt, {}});
+      part.push_back({rows[end].tokens, rows[end].prompt_tokens, {}});
       ++end;
     }
     const torch::Tensor loss =
         -model.packed_logprobs(model::pack(part, model.device())).logprobs.sum() / static_cast<double>(tokens);
     loss.backward();
     optimizer.gather_gradients();
-    total += loss.item<double>();
+    mean_loss += loss.item<double>();  // each part is divided by all tokens
     first = end;
   }
-  return total;
+  return mean_loss;
 }
 
 }  // namespace
 
 Status validate(const WarmStartConfig& config) {
   ECHO_TRY(validate(config.optimizer));
-  const auto at_least_one = [](const char* name, std::int64_t found) -> Status {
-    if (found >= 1) return ok();
-    return fail(Code::kInvalid, "warm start settings", "{} must be at least 1, found {}", name, found);
+  const auto at_least_one = [](const char* name, std::int64_t value) -> Status {
+    if (value >= 1) return ok();
+    return fail(Code::kInvalid, "warm start settings", "{} must be at least 1, found {}", name, value);
   };
   ECHO_TRY(at_least_one("steps_max", config.steps_max));
   ECHO_TRY(at_least_one("batch_problems", config.batch_problems));
@@ -105,14 +105,14 @@ Result<WarmStartReport> warm_start(model::Transformer& model, const model::Phras
   while (report.steps < config.steps_max && !report.reached) {
     ECHO_ASSIGN(const auto rows, demonstrations(adapter, phrasing, next_problem, config.batch_problems));
     next_problem += static_cast<std::uint64_t>(config.batch_problems);
-    const double loss = backward(model, rows, optimizer, static_cast<std::size_t>(config.microbatch_tokens));
+    const double loss = compute_gradients(model, rows, optimizer, static_cast<std::size_t>(config.microbatch_tokens));
     optimizer.step();
     ++report.steps;
     if (report.steps % config.probe_every != 0 && report.steps != config.steps_max) continue;
     ECHO_ASSIGN(const auto evaluation, evaluate(model, phrasing, adapter, probe, greedy));
     report.accuracy = evaluation.accuracy();
     report.reached = report.accuracy >= config.target_accuracy;
-    if (progress && !progress({report.steps, loss, report.accuracy}))
+    if (progress && !progress({.steps = report.steps, .loss = loss, .accuracy = report.accuracy}))
       return fail(Code::kCancelled, "warm start", "stopped after step {}", report.steps);
   }
   return report;

@@ -8,7 +8,7 @@ namespace {
 
 using nlohmann::json;
 
-json healthy(int step) {
+json healthy_row(int step) {
   return {{"kind", "step"},
           {"step", step},
           {"reward_mean", 0.3 + 0.01 * (step % 3)},
@@ -21,21 +21,22 @@ json healthy(int step) {
           {"updates_skipped", 0}};
 }
 
-// Feeds ten healthy steps, then some with these fields, and returns the alarms.
-std::vector<Alarm> alarms_of(Alarms& alarms, const json& changed, int first = 11, int last = 25) {
-  std::vector<Alarm> all;
+// Feeds the rows of steps `first` to `last` with these fields, and returns the alarms. If `first` is 11, it feeds ten
+// healthy steps before.
+std::vector<Alarm> alarms_of(Alarms& alarms, const json& changed_fields, int first = 11, int last = 25) {
+  std::vector<Alarm> raised;
   for (int step = first == 11 ? 1 : first; step <= last; ++step) {
-    json row = healthy(step);
-    if (step > 10) row.update(changed);
-    for (Alarm& alarm : alarms.add_row(row)) all.push_back(std::move(alarm));
+    json row = healthy_row(step);
+    if (step > 10) row.update(changed_fields);
+    for (Alarm& alarm : alarms.add_row(row)) raised.push_back(std::move(alarm));
   }
-  return all;
+  return raised;
 }
 
 TEST(Alarms, EachRuleHasItsRunAndAHealthyOneHasNone) {
-  const std::pair<const char*, json> broken[] = {
+  const std::pair<const char*, json> cases[] = {
       {"", json::object()},
-      {"", {{"entropy", 0.05}, {"accuracy", 0.97}, {"reward_mean", 0.97}}},  // it can do it
+      {"", {{"entropy", 0.05}, {"accuracy", 0.97}, {"reward_mean", 0.97}}},  // certain, because it can do the task
       {"entropy_collapse", {{"entropy", 0.05}}},
       {"", {{"response_tokens_mean", 250.0}, {"reward_mean", 0.6}, {"accuracy", 0.6}}},  // longer and better
       {"length_explosion", {{"response_tokens_mean", 250.0}, {"reward_mean", 0.3}}},
@@ -48,20 +49,20 @@ TEST(Alarms, EachRuleHasItsRunAndAHealthyOneHasNone) {
       {"updates_skipped", {{"updates_skipped", 1}}},
       {"", {{"zero_advantage_fraction", 1.0}, {"entropy", 0.0}, {"effective_sample_fraction", 0.0}, {"accuracy", 1.0}}},
   };
-  for (const auto& [kind, changed] : broken) {
+  for (const auto& [kind, changed_fields] : cases) {
     Alarms alarms;
-    const auto found = alarms_of(alarms, changed);
-    ASSERT_EQ(found.size(), *kind ? 1u : 0u) << changed.dump();
+    const auto raised = alarms_of(alarms, changed_fields);
+    ASSERT_EQ(raised.size(), *kind ? 1u : 0u) << changed_fields.dump();
     if (!*kind) continue;
-    EXPECT_EQ(found[0].kind, kind);
-    EXPECT_FALSE(found[0].detail.empty() || found[0].advice.empty());
-    EXPECT_GE(found[0].step, found[0].kind == "updates_skipped" ? 13u : 20u);
+    EXPECT_EQ(raised[0].kind, kind);
+    EXPECT_FALSE(raised[0].detail.empty() || raised[0].advice.empty());
+    EXPECT_GE(raised[0].step, raised[0].kind == "updates_skipped" ? 13u : 20u);
     EXPECT_EQ(alarms.active_kinds(), std::vector<std::string>{kind});
     // An alarm is raised once, ends with its cause, and is raised again if the cause returns.
-    EXPECT_TRUE(alarms_of(alarms, changed, 26, 40).empty());
+    EXPECT_TRUE(alarms_of(alarms, changed_fields, 26, 40).empty());
     EXPECT_TRUE(alarms_of(alarms, json::object(), 41, 60).empty());
     EXPECT_TRUE(alarms.active_kinds().empty());
-    EXPECT_EQ(alarms_of(alarms, changed, 61, 80).size(), 1u);
+    EXPECT_EQ(alarms_of(alarms, changed_fields, 61, 80).size(), 1u);
   }
 }
 

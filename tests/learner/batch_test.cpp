@@ -11,15 +11,15 @@ namespace echoline::learner {
 namespace {
 
 schema::Trajectory trajectory(std::uint64_t group, double reward, std::uint32_t tokens) {
-  schema::Trajectory t;
-  t.set_group(group);
-  t.set_reward(reward);
-  t.set_correct(reward > 0);
-  t.set_finished(true);
-  t.add_prompt_tokens(3);
-  t.add_spans();
-  for (std::uint32_t i = 0; i < tokens; ++i) t.add_response_tokens(i), t.add_logprobs(-1);
-  return t;
+  schema::Trajectory result;
+  result.set_group(group);
+  result.set_reward(reward);
+  result.set_correct(reward > 0);
+  result.set_finished(true);
+  result.add_prompt_tokens(3);
+  result.add_spans();
+  for (std::uint32_t i = 0; i < tokens; ++i) result.add_response_tokens(i), result.add_logprobs(-1);
+  return result;
 }
 
 TEST(BatchTest, FiguresNeedNoTrainer) {
@@ -38,24 +38,24 @@ TEST(BatchTest, UntrainableTrajectoriesAreNamed) {
   model::ModelConfig shape;
   shape.vocab_size = 10;
   shape.positions_max = 5;
-  const auto why = [&](schema::Trajectory t) {
-    const Status status = check_trainable(t, shape);
+  const auto refusal_of = [&](schema::Trajectory changed) {
+    const Status status = check_trainable(changed, shape);
     return status ? std::string() : status.error().detail;
   };
-  EXPECT_EQ(why(trajectory(1, 1, 4)), "");
-  EXPECT_NE(why(trajectory(1, 1, 5)).find("has 6 tokens, the model has positions for 5"), std::string::npos);
-  EXPECT_NE(why(trajectory(1, 1, 0)).find("1 prompt and 0 response tokens"), std::string::npos);
-  schema::Trajectory t = trajectory(1, 1, 2);
-  t.add_logprobs(-1);
-  EXPECT_NE(why(t).find("3 log-probabilities for 2"), std::string::npos);
-  t = trajectory(1, 1, 2);
-  t.add_loss_mask(1);
-  EXPECT_NE(why(t).find("loss mask of 1 entries for 2"), std::string::npos);
-  for (auto* tokens : {t.mutable_prompt_tokens(), t.mutable_response_tokens()}) {
-    t.clear_loss_mask();
+  EXPECT_EQ(refusal_of(trajectory(1, 1, 4)), "");
+  EXPECT_NE(refusal_of(trajectory(1, 1, 5)).find("has 6 tokens, the model has positions for 5"), std::string::npos);
+  EXPECT_NE(refusal_of(trajectory(1, 1, 0)).find("1 prompt and 0 response tokens"), std::string::npos);
+  schema::Trajectory changed = trajectory(1, 1, 2);
+  changed.add_logprobs(-1);
+  EXPECT_NE(refusal_of(changed).find("3 log-probabilities for 2"), std::string::npos);
+  changed = trajectory(1, 1, 2);
+  changed.add_loss_mask(1);
+  EXPECT_NE(refusal_of(changed).find("loss mask of 1 entries for 2"), std::string::npos);
+  for (auto* tokens : {changed.mutable_prompt_tokens(), changed.mutable_response_tokens()}) {
+    changed.clear_loss_mask();
     const std::uint32_t before = tokens->Get(0);
     tokens->Set(0, 10);
-    EXPECT_NE(why(t).find("token 10, the vocabulary ends at 9"), std::string::npos);
+    EXPECT_NE(refusal_of(changed).find("token 10, the vocabulary ends at 9"), std::string::npos);
     tokens->Set(0, before);
   }
 }
@@ -65,11 +65,11 @@ TEST(SourceMakerTest, ARunWithoutTheBuiltInTrainerNamesTheBuildOption) {
   ASSERT_FALSE(none);
   EXPECT_EQ(none.error().code, Code::kInvalid);
   EXPECT_NE(none.error().detail.find("ECHOLINE_TORCH=ON"), std::string::npos);
-  EXPECT_TRUE(source_maker({}, {[](const SourceHost&, bool) {
-                                  return Result<std::unique_ptr<PolicySource>>(std::unique_ptr<PolicySource>());
-                                },
-                                {},
-                                {}}));
+  EXPECT_TRUE(source_maker(
+      {}, {.load = [](const SourceHost&,
+                      bool) { return Result<std::unique_ptr<PolicySource>>(std::unique_ptr<PolicySource>()); },
+           .can_compute_on = {},
+           .settings_digest = {}}));
 }
 
 }  // namespace

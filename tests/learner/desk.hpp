@@ -22,7 +22,10 @@ class DeskTest : public ::testing::Test {
     std::string name = (std::filesystem::temp_directory_path() / "echoline-desk-XXXXXX").string();
     folder_ = ::mkdtemp(name.data());
     options_.file = folder_ / "replay.sqlite";
-    options_.pacing = {{2, 1, 1}, 4, 4, 2};
+    options_.pacing = {.staleness = {.budget = 2, .publish_every = 1, .lookahead = 1},
+                       .trajectories_per_step = 4,
+                       .steps_total = 4,
+                       .group_size = 2};
     options_.lease.initial_groups = 64;
     adapter_ = *data_plane::make_adapter("arithmetic", "{}", 1);
     digest_[0] = std::byte{7};
@@ -98,7 +101,7 @@ class DeskTest : public ::testing::Test {
 
   std::string digest_bytes() const { return {reinterpret_cast<const char*>(digest_.data()), digest_.size()}; }
 
-  schema::WorkGrant ask(std::uint64_t version, std::uint32_t groups, WorkerId worker = WorkerId{1}) {
+  schema::WorkGrant request_work(std::uint64_t version, std::uint32_t groups, WorkerId worker = WorkerId{1}) {
     schema::WorkerMessage message;
     message.mutable_request()->set_version(version);
     message.mutable_request()->set_policy_digest(digest_bytes());
@@ -108,48 +111,50 @@ class DeskTest : public ::testing::Test {
   }
 
   // An honest worker's submission: the right answer of the first member, and wrong answers of the others.
-  schema::Submission made(const schema::Lease& lease, WorkerId worker = WorkerId{1}) {
+  schema::Submission honest_submission(const schema::Lease& lease, WorkerId worker = WorkerId{1}) {
     schema::Submission submission;
     submission.set_lease(lease.id());
     for (std::uint32_t member = 0; member < lease.rollouts(); ++member) {
-      schema::Trajectory& t = *submission.add_trajectories();
-      t.set_id(std::to_string(lease.id()) + "/" + std::to_string(member));
-      t.set_problem_id(lease.problem().id());
-      t.set_group(lease.group());
-      t.set_member(member);
+      schema::Trajectory& trajectory = *submission.add_trajectories();
+      trajectory.set_id(std::to_string(lease.id()) + "/" + std::to_string(member));
+      trajectory.set_problem_id(lease.problem().id());
+      trajectory.set_group(lease.group());
+      trajectory.set_member(member);
       const std::vector<model::Token> prompt = *tokenizer_.encode(lease.problem().prompt());
-      for (const model::Token token : prompt) t.add_prompt_tokens(static_cast<std::uint32_t>(token));
+      for (const model::Token token : prompt) trajectory.add_prompt_tokens(static_cast<std::uint32_t>(token));
       const std::string text = member == 0 ? lease.problem().reference() : "x";
       std::vector<model::Token> response = *tokenizer_.encode(text);
       response.push_back(*tokenizer_.end_of_text());
       for (const model::Token token : response) {
-        t.add_response_tokens(static_cast<std::uint32_t>(token));
-        t.add_logprobs(-0.5f);
+        trajectory.add_response_tokens(static_cast<std::uint32_t>(token));
+        trajectory.add_logprobs(-0.5f);
       }
-      t.add_spans()->set_end(static_cast<std::uint32_t>(response.size()));
-      t.mutable_spans(0)->set_version(lease.version());
+      trajectory.add_spans()->set_end(static_cast<std::uint32_t>(response.size()));
+      trajectory.mutable_spans(0)->set_version(lease.version());
       const data_plane::Score score = *adapter_->score(lease.problem(), text);
-      t.set_reward(score.reward);
-      t.set_correct(score.correct);
-      for (const auto& [name, value] : score.components) (*t.mutable_components())[name] = value;
-      t.set_text(text);
-      t.set_finished(true);
-      t.set_policy_digest(lease.policy_digest());
-      t.set_lease(lease.id());
-      t.set_worker(worker.value);
+      trajectory.set_reward(score.reward);
+      trajectory.set_correct(score.correct);
+      for (const auto& [name, value] : score.components) (*trajectory.mutable_components())[name] = value;
+      trajectory.set_text(text);
+      trajectory.set_finished(true);
+      trajectory.set_policy_digest(lease.policy_digest());
+      trajectory.set_lease(lease.id());
+      trajectory.set_worker(worker.value);
     }
     return submission;
   }
 
-  schema::SubmissionAck hand_in(const schema::Submission& submission, WorkerId worker = WorkerId{1}) {
+  schema::SubmissionAck submit_and_wait(const schema::Submission& submission, WorkerId worker = WorkerId{1}) {
     schema::WorkerMessage message;
     *message.mutable_submission() = submission;
     desk_->receive(worker, message.SerializeAsString());
     return next_message().ack();
   }
-  schema::SubmissionAck hand_in(const schema::Lease& lease) { return hand_in(made(lease)); }
+  schema::SubmissionAck submit_and_wait(const schema::Lease& lease) {
+    return submit_and_wait(honest_submission(lease));
+  }
 
-  void give_back(const schema::Lease& lease, WorkerId worker, schema::WorkFailure failure) {
+  void report_failure(const schema::Lease& lease, WorkerId worker, schema::WorkFailure failure) {
     schema::WorkerMessage message;
     message.mutable_failed()->set_lease(lease.id());
     message.mutable_failed()->set_failure(failure);
@@ -180,7 +185,7 @@ class DeskTest : public ::testing::Test {
   std::uint64_t accepted_ = 0;
   std::string misbehaved_;
   std::vector<std::uint64_t> leaving_, drained_, turned_away_;
-  std::atomic<int> flooded_ = 0;
+  std::atomic<int> flooded_ = 0;  // 1: a worker was expelled, because too many of its messages waited to be read
   std::unique_ptr<RolloutDesk> desk_;
 };
 

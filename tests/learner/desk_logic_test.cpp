@@ -27,11 +27,11 @@ class DeskLogicTest : public DeskTest {
   DeskContext context() {
     return {options_,
             events_,
-            leases_,
+            lease_clock_,
             database_,
             inbox_,
             batch_request_,
-            wanted_,
+            run_needs_results_,
             [] {},
             [this](WorkerId worker, const std::string&) { expelled_.push_back(worker); },
             SubmissionChecker(checker_options_, *adapter_, phrasing_)};
@@ -55,7 +55,7 @@ class DeskLogicTest : public DeskTest {
   // Handles the message now, and returns the answer.
   schema::LearnerMessage send(WorkerId worker, const schema::WorkerMessage& message) {
     const std::string bytes = message.SerializeAsString();
-    EXPECT_TRUE(inbox_.admit(worker, bytes.size(), false).accepted);
+    EXPECT_TRUE(inbox_.admit(worker, bytes.size(), false).is_accepted);
     logic_->defer(Incoming{worker, bytes});
     logic_->run_due();
     logic_->check();
@@ -69,16 +69,16 @@ class DeskLogicTest : public DeskTest {
   }
   bool submit(WorkerId worker, const schema::Lease& lease) {
     schema::WorkerMessage message;
-    *message.mutable_submission() = made(lease, worker);
+    *message.mutable_submission() = honest_submission(lease, worker);
     return send(worker, message).ack().accepted();
   }
 
-  ManualClock manual_;
-  LeaseClock leases_{&manual_};
-  DatabaseEdge database_{leases_, std::chrono::seconds(1), std::chrono::minutes(1), {}};
+  ManualClock clock_;
+  LeaseClock lease_clock_{&clock_};
+  DatabaseBacklog database_{lease_clock_, std::chrono::seconds(1), std::chrono::minutes(1), {}};
   DeskInbox inbox_{Bytes{1000}};
   BatchRequest batch_request_;
-  std::atomic<bool> wanted_ = true;
+  std::atomic<bool> run_needs_results_ = true;
   DeskEvents events_;
   std::vector<schema::LearnerMessage> sent_;
   std::vector<WorkerId> expelled_;
@@ -89,12 +89,12 @@ TEST_F(DeskLogicTest, APauseEndsNoLease) {
   open_logic();
   const schema::WorkGrant grant = request(kAda, 1);
   ASSERT_EQ(grant.leases_size(), 1);
-  manual_.advance(std::chrono::hours(2));
+  clock_.advance(std::chrono::hours(2));
   logic_->extend_leases_after_pause();
   logic_->run_due();
   EXPECT_EQ(logic_->counts()->leases.live, 1u);
   for (int i = 0; i < 40'000; ++i) {  // as many seconds of ticks
-    manual_.advance(std::chrono::seconds(1));
+    clock_.advance(std::chrono::seconds(1));
     logic_->extend_leases_after_pause();
     logic_->run_due();
     if (logic_->counts()->leases.live == 0) break;
@@ -153,13 +153,13 @@ TEST_F(DeskLogicTest, OffencesAreStoredAndForgedMessagesExpelAtOnce) {
 }
 
 TEST_F(DeskLogicTest, ManyGroupsSetAsideInARowEndTheRunUnlessOneSucceeds) {
-  options_.pacing.staleness = {1000, 1, 1000};
+  options_.pacing.staleness = {.budget = 1000, .publish_every = 1, .lookahead = 1000};
   options_.pacing.steps_total = 10'000;
   DeskContext desk = stored_context();
   SetAsideGroups groups(desk);
-  const auto set_aside = [&](std::uint32_t n) {
+  const auto set_aside = [&](std::uint32_t count) {
     ASSERT_TRUE(desk.ledger->run_in_transaction([&] {
-      for (std::uint32_t i = 0; i < n; ++i) {
+      for (std::uint32_t i = 0; i < count; ++i) {
         const auto leases = desk.ledger->grant({kAda, Version{0}, digest_bytes(), 1, {}, Version{0}}, 0, 1e9);
         ASSERT_TRUE(leases && leases->size() == 1);
         ASSERT_TRUE(desk.ledger->set_aside(leases->front().id, "too large", "x"));
@@ -169,7 +169,7 @@ TEST_F(DeskLogicTest, ManyGroupsSetAsideInARowEndTheRunUnlessOneSucceeds) {
     groups.check();
   };
   set_aside(SetAsideGroups::kInARowMax - 1);
-  groups.group_succeeded();
+  groups.on_group_succeeded();
   set_aside(SetAsideGroups::kInARowMax - 1);
   EXPECT_TRUE(groups.can_generate());
   set_aside(1);
@@ -191,17 +191,17 @@ class PresenceTest : public DeskLogicTest {
     rules.pace = {1000, 1, std::chrono::seconds(10)};
     core_.emplace(rules, std::vector<provisioner::FleetOffer>{{"a", "local", "", 100, 1, 0}},
                   std::vector<std::string>{"a"});
-    carry_out(core_->tick(manual_.now()));
+    carry_out(core_->tick(clock_.now()));
     attendance_->add_listener(
-        [this](const PresenceChange& change) { roster_->on_presence_change(change, manual_.now()); });
+        [this](const PresenceChange& change) { roster_->on_presence_change(change, clock_.now()); });
     attendance_->add_listener([this](const PresenceChange& change) {
       to_desk_.push_back(DatabaseWrite{[this, change] { return logic_->leases().on_presence_change(change); }});
     });
     attendance_->add_listener([this](const PresenceChange& change) {
       if (auto event = fleet_event(change)) to_fleet_.push_back(*std::move(event));
     });
-    events_.leaving = [this](WorkerId w) { return attendance_->on_leaving(w); };
-    events_.drained = [this](WorkerId w) { attendance_->on_drained(w); };
+    events_.leaving = [this](WorkerId worker) { return attendance_->on_leaving(worker); };
+    events_.drained = [this](WorkerId worker) { attendance_->on_drained(worker); };
   }
   void carry_out(const std::vector<provisioner::FleetAction>& actions) {
     using namespace provisioner::fleet;
@@ -214,10 +214,10 @@ class PresenceTest : public DeskLogicTest {
   }
   void send(schema::WorkerMessage message) {
     const std::string bytes = message.SerializeAsString();
-    ASSERT_TRUE(inbox_.admit(worker_, bytes.size(), false).accepted);
+    ASSERT_TRUE(inbox_.admit(worker_, bytes.size(), false).is_accepted);
     to_desk_.push_back(Incoming{worker_, bytes});
   }
-  void take(Step step) {
+  void perform(Step step) {
     schema::WorkerMessage message;
     switch (step) {
       case kJoin:
@@ -236,13 +236,13 @@ class PresenceTest : public DeskLogicTest {
         to_fleet_.push_back(provisioner::fleet::Ending{ticket_, "outbid", true});
     }
   }
-  // Until no queue has anything.
-  void settle() {
+  // Delivers what waits in the queues until they are empty.
+  void deliver_all() {
     while (!to_desk_.empty() || !to_fleet_.empty()) {
       for (Deferred& work : std::exchange(to_desk_, {})) logic_->defer(std::move(work));
       logic_->process_deferred();
       for (const provisioner::FleetEvent& event : std::exchange(to_fleet_, {}))
-        carry_out(core_->handle(event, manual_.now()));
+        carry_out(core_->handle(event, clock_.now()));
     }
   }
   void expect_agreement() {
@@ -253,13 +253,13 @@ class PresenceTest : public DeskLogicTest {
     const auto entries = roster_->entries();
     const Presence presence = entries.empty() ? Presence::kLost : entries.front().presence;
     EXPECT_EQ(attendance_->alive_count(), presence == Presence::kLost ? 0u : 1u);
-    const bool retired = logic_->leases().is_retired(worker_);
-    EXPECT_FALSE(retired && presence == Presence::kLost && !entries.empty());
+    const bool is_retired = logic_->leases().is_retired(worker_);
+    EXPECT_FALSE(is_retired && presence == Presence::kLost && !entries.empty());
     const provisioner::FleetMachine* machine = core_->machines().find(worker_);
     if (machine == nullptr) return;
     EXPECT_NE(presence, Presence::kLost) << "the fleet counts with a worker that is lost";
-    EXPECT_FALSE(retired && machine->state == MachineState::kWorking) << "the desk gives it no work";
-    EXPECT_FALSE(!retired && machine->state == MachineState::kDraining) << "the desk still gives it work";
+    EXPECT_FALSE(is_retired && machine->state == MachineState::kWorking) << "the desk gives it no work";
+    EXPECT_FALSE(!is_retired && machine->state == MachineState::kDraining) << "the desk still gives it work";
   }
 
   WorkerId worker_;
@@ -279,19 +279,19 @@ TEST_F(PresenceTest, DeskRosterAndFleetAgreeInEveryOrderOfEvents) {
   int orders = 1;
   for (int i = 0; i < kLength; ++i) orders *= kSteps;
   for (int order = 0; order < 2 * orders; ++order) {
-    const bool delayed = order >= orders;  // nothing is delivered before the last event
+    const bool is_delayed = order >= orders;  // nothing is delivered before the last event
     begin(WorkerId{static_cast<std::uint64_t>(order) + 1});
-    settle();
+    deliver_all();
     std::string steps;
-    for (int i = 0, rest = order % orders; i < kLength; ++i, rest /= kSteps) {
-      steps += std::to_string(rest % kSteps);
-      take(static_cast<Step>(rest % kSteps));
-      if (!delayed) settle();
-      if (!delayed) expect_agreement();
+    for (int i = 0, steps_left = order % orders; i < kLength; ++i, steps_left /= kSteps) {
+      steps += std::to_string(steps_left % kSteps);
+      perform(static_cast<Step>(steps_left % kSteps));
+      if (!is_delayed) deliver_all();
+      if (!is_delayed) expect_agreement();
     }
-    settle();
+    deliver_all();
     expect_agreement();
-    ASSERT_FALSE(HasFailure()) << "steps " << steps << (delayed ? ", delivered at the end" : "");
+    ASSERT_FALSE(HasFailure()) << "steps " << steps << (is_delayed ? ", delivered at the end" : "");
   }
 }
 

@@ -23,29 +23,29 @@ constexpr WorkerId kAda{1}, kBob{2}, kEve{3};
 
 TEST(DeskInbox, AWorkerWithTooManyUnreadBytesIsExpelled) {
   DeskInbox inbox(Bytes{100});  // so 16 MiB may wait of each
-  EXPECT_TRUE(inbox.admit(kAda, 16u << 20, false).accepted);
+  EXPECT_TRUE(inbox.admit(kAda, 16u << 20, false).is_accepted);
   const auto refused = inbox.admit(kAda, 1, false);
-  EXPECT_FALSE(refused.accepted);
-  EXPECT_THAT(refused.expel, HasSubstr("2 messages of it, 16777217 bytes, wait to be read"));
-  EXPECT_TRUE(inbox.admit(kBob, 1, false).accepted) << "another worker's flood";
+  EXPECT_FALSE(refused.is_accepted);
+  EXPECT_THAT(refused.expel_reason, HasSubstr("2 messages of it, 16777217 bytes, wait to be read"));
+  EXPECT_TRUE(inbox.admit(kBob, 1, false).is_accepted) << "another worker's flood";
   inbox.release(kAda, 16u << 20);
-  EXPECT_TRUE(inbox.admit(kAda, 1, false).accepted);
+  EXPECT_TRUE(inbox.admit(kAda, 1, false).is_accepted);
   inbox.check();
 }
 
 TEST(DeskInbox, ManySmallMessagesAreTooMuchAsWell) {
   DeskInbox inbox(Bytes{100});
-  for (std::size_t i = 0; i < DeskInbox::kMessagesMax; ++i) ASSERT_TRUE(inbox.admit(kAda, 1, false).accepted);
-  EXPECT_FALSE(inbox.admit(kAda, 1, false).accepted);
+  for (std::size_t i = 0; i < DeskInbox::kMessagesMax; ++i) ASSERT_TRUE(inbox.admit(kAda, 1, false).is_accepted);
+  EXPECT_FALSE(inbox.admit(kAda, 1, false).is_accepted);
   inbox.check();
 }
 
 TEST(DeskInbox, WhileTheDeskIsHeldUpNoWorkerIsToBlame) {
   DeskInbox inbox(Bytes{100});
-  EXPECT_TRUE(inbox.admit(kAda, 16u << 20, true).accepted);
+  EXPECT_TRUE(inbox.admit(kAda, 16u << 20, true).is_accepted);
   const auto left_out = inbox.admit(kAda, 1, true);
-  EXPECT_FALSE(left_out.accepted);
-  EXPECT_THAT(left_out.expel, IsEmpty());
+  EXPECT_FALSE(left_out.is_accepted);
+  EXPECT_THAT(left_out.expel_reason, IsEmpty());
   EXPECT_EQ(inbox.take_overflowed(), std::set{kAda});
   EXPECT_TRUE(inbox.take_overflowed().empty()) << "each is named once";
 }
@@ -57,17 +57,17 @@ TEST(DeskInbox, ABarredWorkerIsReadNoMore) {
   EXPECT_TRUE(inbox.is_blocked(kEve));
   EXPECT_FALSE(inbox.is_blocked(kAda));
   const auto refused = inbox.admit(kEve, 1, true);
-  EXPECT_FALSE(refused.accepted);
-  EXPECT_EQ(refused.expel, "it lies");
+  EXPECT_FALSE(refused.is_accepted);
+  EXPECT_EQ(refused.expel_reason, "it lies");
 }
 
-struct Told {
+struct RecordedPolicies {
   std::vector<PolicyUnusable> unusable;
   OfferedPolicies policies{2, [this](const PolicyUnusable& policy) { unusable.push_back(policy); }};
 };
 
 TEST(OfferedPolicies, LeasesNamePublishedVersionsThatAreFreshEnough) {
-  Told t;
+  RecordedPolicies t;
   EXPECT_FALSE(t.policies.newest());
   t.policies.begin_publishing(Version{0});
   EXPECT_EQ(t.policies.newest(), Version{0});
@@ -83,19 +83,19 @@ TEST(OfferedPolicies, LeasesNamePublishedVersionsThatAreFreshEnough) {
 }
 
 TEST(OfferedPolicies, TwoWorkersMakeAVersionUnusableAndOneOnlyForItself) {
-  Told t;
+  RecordedPolicies t;
   t.policies.finish_publishing(Version{0}, "d");
   EXPECT_FALSE(t.policies.report_unusable(kAda, "NaN")) << "it has not asked";
-  for (const WorkerId w : {kAda, kBob, kEve}) t.policies.record_request(w, Version{0});
+  for (const WorkerId worker : {kAda, kBob, kEve}) t.policies.record_request(worker, Version{0});
   const auto first = t.policies.report_unusable(kAda, "NaN");
   ASSERT_TRUE(first);
-  EXPECT_TRUE(first->first);
+  EXPECT_TRUE(first->is_first);
   EXPECT_FALSE(t.policies.is_unusable(Version{0}));
   EXPECT_TRUE(t.policies.is_unusable_for(kAda, Version{0}));
   EXPECT_FALSE(t.policies.is_unusable_for(kBob, Version{0}));
-  EXPECT_FALSE(t.policies.report_unusable(kAda, "NaN again")->first);
+  EXPECT_FALSE(t.policies.report_unusable(kAda, "NaN again")->is_first);
   EXPECT_FALSE(t.policies.is_unusable(Version{0})) << "one worker that repeats itself";
-  EXPECT_TRUE(t.policies.report_unusable(kBob, "Inf")->first);
+  EXPECT_TRUE(t.policies.report_unusable(kBob, "Inf")->is_first);
   EXPECT_TRUE(t.policies.is_unusable(Version{0}));
   EXPECT_TRUE(t.policies.is_unusable(Version{0}));
   ASSERT_EQ(t.unusable.size(), 1u) << "told once";
@@ -106,7 +106,7 @@ TEST(OfferedPolicies, TwoWorkersMakeAVersionUnusableAndOneOnlyForItself) {
 }
 
 TEST(OfferedPolicies, TheOnlyWorkerIsEnough) {
-  Told t;
+  RecordedPolicies t;
   t.policies.finish_publishing(Version{0}, "d");
   t.policies.record_request(kAda, Version{0});
   t.policies.record_request(kBob, Version{0});
@@ -158,112 +158,113 @@ TEST(LeaseClock, AJumpOfTheWallClockEndsNoLease) {
   EXPECT_DEATH(leases.tick(TimePoint{}), "went back");
 }
 
-struct Edge {
+struct BacklogFixture {
   static Error error(Code code) { return fail(code, "write", "x"); }
   ManualClock clock;
   LeaseClock leases{&clock};
   std::vector<std::string> reports;
-  DatabaseEdge edge{leases, std::chrono::seconds(1), std::chrono::minutes(1),
-                    [this](const Error* e) { reports.push_back(e ? std::string(to_string(e->code)) : "stores"); }};
+  DatabaseBacklog backlog{leases, std::chrono::seconds(1), std::chrono::minutes(1), [this](const Error* e) {
+                            reports.push_back(e ? std::string(to_string(e->code)) : "stores");
+                          }};
 };
 
-TEST(DatabaseEdge, WaitingItemsAreHandledInOrderOnceTheDatabaseStores) {
-  Edge e;
-  EXPECT_FALSE(e.edge.stall_if_database_error(e.error(Code::kInvalid))) << "an error of another kind";
+TEST(DatabaseBacklog, WaitingItemsAreHandledInOrderOnceTheDatabaseStores) {
+  BacklogFixture e;
+  EXPECT_FALSE(e.backlog.stall_if_database_error(e.error(Code::kInvalid))) << "an error of another kind";
   bool disk_is_full = true;
   std::vector<std::string> handled;
-  e.edge.push_back(Incoming{kAda, "a"});
-  e.edge.push_back(DatabaseWrite{[&]() -> Status {
+  e.backlog.push_back(Incoming{kAda, "a"});
+  e.backlog.push_back(DatabaseWrite{[&]() -> Status {
     if (disk_is_full) return e.error(Code::kExhausted);
     handled.push_back("write");
     return ok();
   }});
-  e.edge.push_back(Incoming{kAda, "b"});
-  const auto work_off = [&] {
-    e.edge.process_backlog(8, [&](std::vector<Incoming> messages) {
-      for (const Incoming& m : messages) handled.push_back(m.bytes);
+  e.backlog.push_back(Incoming{kAda, "b"});
+  const auto process_backlog = [&] {
+    e.backlog.process_backlog(8, [&](std::vector<Incoming> messages) {
+      for (const Incoming& message : messages) handled.push_back(message.bytes);
     });
-    e.edge.check();
+    e.backlog.check();
   };
-  work_off();
+  process_backlog();
   EXPECT_THAT(handled, testing::ElementsAre("a"));
-  EXPECT_EQ(e.edge.state(), DatabaseEdge::State::kStalled);
-  e.edge.push_back(Incoming{kAda, "c"});
-  work_off();
-  EXPECT_EQ(e.edge.backlog(), 3u);
-  EXPECT_FALSE(e.edge.is_retry_due());
+  EXPECT_EQ(e.backlog.state(), DatabaseBacklog::State::kStalled);
+  e.backlog.push_back(Incoming{kAda, "c"});
+  process_backlog();
+  EXPECT_EQ(e.backlog.backlog_size(), 3u);
+  EXPECT_FALSE(e.backlog.is_retry_due());
   e.clock.advance(std::chrono::seconds(1));
-  EXPECT_TRUE(e.edge.is_retry_due());
+  EXPECT_TRUE(e.backlog.is_retry_due());
   disk_is_full = false;
-  e.edge.retry_succeeded();
-  e.edge.finish_catching_up();
-  EXPECT_EQ(e.edge.state(), DatabaseEdge::State::kCatchingUp) << "the backlog is not empty";
-  work_off();
-  e.edge.finish_catching_up();
-  EXPECT_EQ(e.edge.state(), DatabaseEdge::State::kStoring);
+  e.backlog.on_retry_succeeded();
+  e.backlog.finish_catching_up();
+  EXPECT_EQ(e.backlog.state(), DatabaseBacklog::State::kCatchingUp) << "the backlog is not empty";
+  process_backlog();
+  e.backlog.finish_catching_up();
+  EXPECT_EQ(e.backlog.state(), DatabaseBacklog::State::kStoring);
   EXPECT_THAT(handled, testing::ElementsAre("a", "write", "b", "c"));
   EXPECT_EQ(e.reports.size(), 2u) << "one hold-up";
   EXPECT_EQ(e.reports.back(), "stores");
 }
 
 // Every order of six steps: only the moves of the table happen, and an abandoned database stays abandoned.
-TEST(DatabaseEdge, EveryOrderOfFailuresAndRetriesKeepsItsStatesApart) {
-  using State = DatabaseEdge::State;
+TEST(DatabaseBacklog, EveryOrderOfFailuresAndRetriesKeepsItsStatesApart) {
+  using State = DatabaseBacklog::State;
   for (int order = 0; order < 4096; ++order) {
-    Edge e;
-    for (int step = 0, rest = order; step < 6; ++step, rest /= 4) {
-      const State before = e.edge.state();
-      switch (rest % 4) {
+    BacklogFixture e;
+    for (int step = 0, actions_left = order; step < 6; ++step, actions_left /= 4) {
+      const State before = e.backlog.state();
+      switch (actions_left % 4) {
         case 0:
-          (void)e.edge.stall_on_error(e.error(Code::kExhausted));
-          EXPECT_EQ(e.edge.state(), before == State::kGivenUp ? before : State::kStalled);
+          (void)e.backlog.stall_on_error(e.error(Code::kExhausted));
+          EXPECT_EQ(e.backlog.state(), before == State::kGivenUp ? before : State::kStalled);
           break;
         case 1:
-          (void)e.edge.stall_on_error(e.error(Code::kIo));
+          (void)e.backlog.stall_on_error(e.error(Code::kIo));
           e.clock.advance(std::chrono::minutes(1));
           break;
         case 2:
-          if (e.edge.is_retry_due()) e.edge.retry_succeeded();
+          if (e.backlog.is_retry_due()) e.backlog.on_retry_succeeded();
           break;
         default:
-          e.edge.finish_catching_up();
-          EXPECT_NE(e.edge.state(), State::kCatchingUp) << "there is no backlog";
+          e.backlog.finish_catching_up();
+          EXPECT_NE(e.backlog.state(), State::kCatchingUp) << "there is no backlog";
       }
-      e.edge.check();
-      EXPECT_TRUE(before != State::kGivenUp || e.edge.state() == State::kGivenUp);
+      e.backlog.check();
+      EXPECT_TRUE(before != State::kGivenUp || e.backlog.state() == State::kGivenUp);
     }
   }
-  Edge e;
-  EXPECT_DEATH(e.edge.retry_succeeded(), "moves from state 0 to 2");
+  BacklogFixture e;
+  EXPECT_DEATH(e.backlog.on_retry_succeeded(), "moves from state 0 to 2");
 }
 
 TEST(Attendance, EveryListenerGetsEveryChangeInTheSameOrder) {
   using Kind = PresenceChange::Kind;
   Attendance attendance;
-  std::vector<std::pair<int, Kind>> heard;
+  std::vector<std::pair<int, Kind>> received;
   const auto listener = [&](int number) {
-    return [&heard, number](const PresenceChange& change) { heard.emplace_back(number, change.kind); };
+    return [&received, number](const PresenceChange& change) { received.emplace_back(number, change.kind); };
   };
-  const auto take = [&] { return std::exchange(heard, {}); };
+  const auto take_received = [&] { return std::exchange(received, {}); };
   attendance.add_listener(listener(1));
   attendance.on_joined(kAda, "a", 0);
   attendance.on_joined(kBob, "b", 0);
   attendance.on_away(kBob, "silent");
-  (void)take();
+  (void)take_received();
   attendance.add_listener(listener(2));
-  EXPECT_THAT(take(), testing::ElementsAre(std::pair(2, Kind::kJoined))) << "Ada alone is present";
+  EXPECT_THAT(take_received(), testing::ElementsAre(std::pair(2, Kind::kJoined))) << "Ada alone is present";
   attendance.on_joined(kBob, "b", 0);
-  EXPECT_THAT(take(), testing::ElementsAre(std::pair(1, Kind::kBack), std::pair(2, Kind::kBack)));
+  EXPECT_THAT(take_received(), testing::ElementsAre(std::pair(1, Kind::kBack), std::pair(2, Kind::kBack)));
   attendance.on_drained(kAda);
-  EXPECT_THAT(take(), IsEmpty()) << "it was not told to drain";
+  EXPECT_THAT(take_received(), IsEmpty()) << "it was not told to drain";
   attendance.on_leaving(kAda);
   attendance.on_drained(kAda);
   attendance.on_lost(kAda, "gone");
-  EXPECT_EQ(take().size(), 6u);
+  EXPECT_EQ(take_received().size(), 6u);
   attendance.on_leaving(kAda);
   attendance.on_drained(kAda);
   attendance.on_away(kAda, "gone");
-  EXPECT_THAT(take(), IsEmpty()) << "it is lost";
+  EXPECT_THAT(take_received(), IsEmpty()) << "it is lost";
   EXPECT_EQ(attendance.alive_count(), 1u);
   attendance.close();
   attendance.on_lost(kBob, "the run has ended");
@@ -271,31 +272,31 @@ TEST(Attendance, EveryListenerGetsEveryChangeInTheSameOrder) {
   attendance.check();
 }
 
-struct Entered {
+struct RosterFixture {
   RunConfig config;
   provisioner::Plan plan = [] {
-    provisioner::Plan p;
-    p.rows.resize(1);
-    p.rows[0].offer.id = "planned";
-    p.rows[0].offer.place = "Oslo, NO";
-    p.rows[0].offer.up = BitRate::from_mbit_per_s(40);
-    p.rows[0].offer.gpu_usd_per_hour = 0.25;
-    p.rows[0].offer.storage_usd_per_hour = 0.0;
-    return p;
+    provisioner::Plan planned;
+    planned.rows.resize(1);
+    planned.rows[0].offer.id = "planned";
+    planned.rows[0].offer.place = "Oslo, NO";
+    planned.rows[0].offer.up = BitRate::from_mbit_per_s(40);
+    planned.rows[0].offer.gpu_usd_per_hour = 0.25;
+    planned.rows[0].offer.storage_usd_per_hour = 0.0;
+    return planned;
   }();
   Roster roster{config, plan};
-  void joined(WorkerId worker, const std::string& offer) {
+  void join(WorkerId worker, const std::string& offer) {
     roster.on_presence_change({PresenceChange::Kind::kJoined, worker, offer}, TimePoint{});
   }
 };
 
 // The same links as in plans and simulations (RunSim.PlanAndRunTakeTheSameLinks).
 TEST(Roster, LinksAreThoseOfTheOfferOrAssumedAndCapped) {
-  Entered e;
+  RosterFixture e;
   e.config.paths.worker_rate = BitRate::from_mbit_per_s(50);
   e.config.fleet.assume.down = BitRate::from_mbit_per_s(30);
-  e.joined(kAda, "planned");
-  e.joined(kBob, "by hand");
+  e.join(kAda, "planned");
+  e.join(kBob, "by hand");
   const std::vector<chains::WorkerLink> links = e.roster.links_of(std::vector{kAda, kBob});
   const auto ada = provisioner::links_of(e.plan.rows[0].offer, e.config.fleet, e.config.paths);
   EXPECT_EQ(links[0].up, ada.up);
@@ -308,16 +309,16 @@ TEST(Roster, LinksAreThoseOfTheOfferOrAssumedAndCapped) {
 }
 
 TEST(Roster, AWorkersPriceIsThatOfItsOffer) {
-  Entered e;
-  e.joined(kAda, "planned");
-  e.joined(kBob, "by hand");
+  RosterFixture e;
+  e.join(kAda, "planned");
+  e.join(kBob, "by hand");
   EXPECT_EQ(e.roster.entries()[0].price_usd_per_hour, 0.25);
   EXPECT_FALSE(e.roster.entries()[1].price_usd_per_hour) << "no offer is known of it";
 }
 
 TEST(Roster, AVersionIsEverywhereOnceAllThatArePresentHaveIt) {
-  Entered e;
-  for (const WorkerId w : {kAda, kBob}) e.joined(w, "");
+  RosterFixture e;
+  for (const WorkerId worker : {kAda, kBob}) e.join(worker, "");
   e.roster.record_acknowledgement(kAda, Version{3}, {});
   EXPECT_FALSE(e.roster.all_present_have(Version{3}));
   e.roster.on_presence_change({PresenceChange::Kind::kAway, kBob}, TimePoint{});
@@ -325,45 +326,45 @@ TEST(Roster, AVersionIsEverywhereOnceAllThatArePresentHaveIt) {
 }
 
 TEST(Roster, LinksAreThoseOfTheOfferThatWasRented) {
-  Entered e;
-  e.joined(kAda, "planned");
+  RosterFixture e;
+  e.join(kAda, "planned");
   const std::vector workers{kAda};
   EXPECT_EQ(e.roster.links_of(workers)[0].up, BitRate::from_mbit_per_s(40));
-  provisioner::Offer now = e.plan.rows[0].offer;
-  now.up = BitRate::from_mbit_per_s(10);
-  e.roster.add_rented_offer(now);
+  provisioner::Offer rented = e.plan.rows[0].offer;
+  rented.up = BitRate::from_mbit_per_s(10);
+  e.roster.add_rented_offer(rented);
   EXPECT_EQ(e.roster.links_of(workers)[0].up, BitRate::from_mbit_per_s(10));
 }
 
 // Random events in random order, also of workers that never joined.
 TEST(Roster, ItsPartsAgreeAfterRandomEvents) {
   Random random(7, 0);
-  Entered e;
+  RosterFixture e;
   TimePoint now{};
   for (int i = 0; i < 3000; ++i) {
-    const WorkerId w{1 + random.below(6)};
+    const WorkerId worker{1 + random.below(6)};
     now += std::chrono::milliseconds(random.below(500));
     switch (random.below(7)) {
       case 0:
-        e.roster.on_presence_change({PresenceChange::Kind::kBack, w, "planned"}, now);
+        e.roster.on_presence_change({PresenceChange::Kind::kBack, worker, "planned"}, now);
         break;
       case 1:
-        e.roster.on_presence_change({PresenceChange::Kind::kAway, w}, now);
+        e.roster.on_presence_change({PresenceChange::Kind::kAway, worker}, now);
         break;
       case 2:
-        e.roster.on_presence_change({PresenceChange::Kind::kLost, w}, now);
+        e.roster.on_presence_change({PresenceChange::Kind::kLost, worker}, now);
         break;
       case 3:
-        e.roster.record_accepted(w, random.below(10), 0.5);
+        e.roster.record_accepted(worker, random.below(10), 0.5);
         break;
       case 4:
-        e.roster.take_heartbeat(w, schema::Vitals(), now);
+        e.roster.take_heartbeat(worker, schema::Vitals(), now);
         break;
       case 5:
-        e.roster.record_turned_away(w);
+        e.roster.record_turned_away(worker);
         break;
       default:
-        e.roster.record_acknowledgement(w, Version{random.below(9)}, {});
+        e.roster.record_acknowledgement(worker, Version{random.below(9)}, {});
     }
     e.roster.check();
   }

@@ -19,7 +19,7 @@ namespace {
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 
-// Moved by the test, read by the desk's thread.
+// A clock that the test advances; the desk's thread reads it.
 class TestClock final : public Clock {
  public:
   TimePoint now() const override { return TimePoint(Duration(now_.load())); }
@@ -39,15 +39,15 @@ class DiskDeskTest : public DeskTest {
   }
   void submit(const schema::Lease& lease) {
     schema::WorkerMessage message;
-    *message.mutable_submission() = made(lease);
+    *message.mutable_submission() = honest_submission(lease);
     desk_->receive(WorkerId{1}, message.SerializeAsString());
   }
-  // Waits until the desk has failed `times` more writes.
-  void wait_refused(int times) {
-    const int until = disk_.refused() + times;
-    while (disk_.refused() < until) (void)desk_->wait_batch(0, std::chrono::milliseconds(1));
+  // Waits until the disk has refused `writes` more writes of the desk.
+  void wait_until_refused(int writes) {
+    const int refused_goal = disk_.refused() + writes;
+    while (disk_.refused() < refused_goal) (void)desk_->wait_batch(0, std::chrono::milliseconds(1));
   }
-  std::size_t messages() {
+  std::size_t messages_received() {
     const std::lock_guard lock(mutex_);
     return received_.size();
   }
@@ -57,13 +57,13 @@ class DiskDeskTest : public DeskTest {
 
 TEST_F(DiskDeskTest, AFullDiskHoldsTheDeskUpAndNoWorkerIsBlamed) {
   open(0);
-  const schema::WorkGrant grant = ask(0, 2);
+  const schema::WorkGrant grant = request_work(0, 2);
   ASSERT_EQ(grant.leases_size(), 2);
   disk_.be_full();
   submit(grant.leases(0));
-  wait_refused(3);
+  wait_until_refused(3);
   EXPECT_TRUE(desk_->is_database_stalled());
-  EXPECT_EQ(messages(), 0u) << "an unstored submission is not acknowledged";
+  EXPECT_EQ(messages_received(), 0u) << "an unstored submission is not acknowledged";
   // A worker that asks meanwhile waits. No worker is blamed for the time that the disk is full, even beyond a lease.
   schema::WorkerMessage request;
   request.mutable_request()->set_version(0);
@@ -72,15 +72,15 @@ TEST_F(DiskDeskTest, AFullDiskHoldsTheDeskUpAndNoWorkerIsBlamed) {
   desk_->receive(WorkerId{2}, request.SerializeAsString());
   for (int i = 0; i < 20; ++i) {
     clock_.advance(std::chrono::hours(1));
-    wait_refused(1);
+    wait_until_refused(1);
   }
-  EXPECT_EQ(messages(), 0u);
+  EXPECT_EQ(messages_received(), 0u);
   EXPECT_EQ(misbehaved(), "");
   disk_.accept();
   EXPECT_TRUE(next_message().ack().accepted());
   EXPECT_EQ(next_message().grant().leases_size(), 1);
   EXPECT_FALSE(desk_->is_database_stalled());
-  EXPECT_TRUE(hand_in(grant.leases(1)).accepted()) << "its lease has not ended";
+  EXPECT_TRUE(submit_and_wait(grant.leases(1)).accepted()) << "its lease has not ended";
   EXPECT_EQ(misbehaved(), "");
   EXPECT_EQ(desk_->counts()->leases.expired, 0u);
   EXPECT_EQ(accepted_, 4u);
@@ -89,9 +89,9 @@ TEST_F(DiskDeskTest, AFullDiskHoldsTheDeskUpAndNoWorkerIsBlamed) {
 // The consumption of a batch waits as well, and the caller retries.
 TEST_F(DiskDeskTest, ConsumingCanBeRepeated) {
   open(0);
-  const schema::WorkGrant grant = ask(0, 2);
-  ASSERT_TRUE(hand_in(grant.leases(0)).accepted());
-  ASSERT_TRUE(hand_in(grant.leases(1)).accepted());
+  const schema::WorkGrant grant = request_work(0, 2);
+  ASSERT_TRUE(submit_and_wait(grant.leases(0)).accepted());
+  ASSERT_TRUE(submit_and_wait(grant.leases(1)).accepted());
   const auto batch = desk_->wait_batch(0, kWait);
   ASSERT_TRUE(batch && *batch);
   disk_.fail_syncs(ENOSPC);
@@ -105,19 +105,19 @@ TEST_F(DiskDeskTest, ConsumingCanBeRepeated) {
 // Messages beyond the limit of one worker are dropped, without blame for the worker.
 TEST_F(DiskDeskTest, DroppedSubmissionsAreLeasedToOthers) {
   open(0);
-  const schema::WorkGrant grant = ask(0, 1);
+  const schema::WorkGrant grant = request_work(0, 1);
   ASSERT_EQ(grant.leases_size(), 1);
   disk_.be_full();
-  schema::WorkerMessage alive;
-  alive.mutable_progress()->add_leases(grant.leases(0).id());
+  schema::WorkerMessage sign_of_life;
+  sign_of_life.mutable_progress()->add_leases(grant.leases(0).id());
   for (int i = 0; i < 10'000; ++i) {
-    alive.mutable_progress()->set_progress(static_cast<std::uint64_t>(i + 1));
-    desk_->receive(WorkerId{1}, alive.SerializeAsString());
-    if (i == 0) wait_refused(2);
+    sign_of_life.mutable_progress()->set_progress(static_cast<std::uint64_t>(i + 1));
+    desk_->receive(WorkerId{1}, sign_of_life.SerializeAsString());
+    if (i == 0) wait_until_refused(2);
   }
   submit(grant.leases(0));
   disk_.accept();
-  const schema::WorkGrant other = ask(0, 1, WorkerId{2});
+  const schema::WorkGrant other = request_work(0, 1, WorkerId{2});
   EXPECT_EQ(flooded_, 0);
   EXPECT_EQ(misbehaved(), "");
   ASSERT_EQ(other.leases_size(), 1);
@@ -128,12 +128,12 @@ TEST_F(DiskDeskTest, DroppedSubmissionsAreLeasedToOthers) {
 // state.
 TEST_F(DiskDeskTest, ADatabaseThatFailsForLongIsGivenUp) {
   open(0);
-  const schema::WorkGrant grant = ask(0, 1);
+  const schema::WorkGrant grant = request_work(0, 1);
   disk_.fail_writes();
   submit(grant.leases(0));
-  wait_refused(3);
+  wait_until_refused(3);
   EXPECT_TRUE(desk_->wait_batch(0, std::chrono::milliseconds(1))) << "it may pass";
-  EXPECT_FALSE(desk_->given_up());
+  EXPECT_FALSE(desk_->has_given_up_database());
   clock_.advance(std::chrono::seconds(61));
   const auto batch = [&] {
     for (;;)
@@ -141,17 +141,17 @@ TEST_F(DiskDeskTest, ADatabaseThatFailsForLongIsGivenUp) {
   }();
   EXPECT_EQ(batch.error().code, Code::kIo);
   EXPECT_THAT(batch.error().detail, HasSubstr(options_.file.string()));
-  EXPECT_TRUE(desk_->given_up());
+  EXPECT_TRUE(desk_->has_given_up_database());
   EXPECT_EQ(desk_->consume(0, {}).error().code, Code::kIo);
   EXPECT_EQ(misbehaved(), "");
 }
 
 TEST_F(DiskDeskTest, ASyncThatFailsOnceEndsNothing) {
   open(0);
-  const schema::WorkGrant grant = ask(0, 1);
+  const schema::WorkGrant grant = request_work(0, 1);
   disk_.fail_syncs(EIO);
   submit(grant.leases(0));
-  wait_refused(1);
+  wait_until_refused(1);
   disk_.accept();
   EXPECT_TRUE(next_message().ack().accepted());
   open(0);
@@ -169,15 +169,15 @@ class DiskTest : public ::testing::Test {
 };
 
 // Limits the size of this process's files, as a full disk would.
-class RoomFor {
+class FileSizeLimit {
  public:
-  explicit RoomFor(rlim_t bytes) {
+  explicit FileSizeLimit(rlim_t bytes) {
     ::signal(SIGXFSZ, SIG_IGN);
     ::getrlimit(RLIMIT_FSIZE, &before_);
-    const rlimit now{bytes, before_.rlim_max};
-    ::setrlimit(RLIMIT_FSIZE, &now);
+    const rlimit limited{bytes, before_.rlim_max};
+    ::setrlimit(RLIMIT_FSIZE, &limited);
   }
-  ~RoomFor() {
+  ~FileSizeLimit() {
     ::setrlimit(RLIMIT_FSIZE, &before_);
     ::signal(SIGXFSZ, SIG_DFL);
   }
@@ -191,12 +191,12 @@ TEST_F(DiskTest, RowsWaitForRoomAndNoneIsLostOrTorn) {
   const auto record = RunRecord::open(run, false);
   ASSERT_TRUE(record);
   (*record)->metric("step", {{"step", 1}});
-  const auto size = std::filesystem::file_size(run / "metrics.jsonl");
+  const auto row_bytes = std::filesystem::file_size(run / "metrics.jsonl");
   {
-    const RoomFor half_a_row(size + size / 2);
+    const FileSizeLimit half_a_row(row_bytes + row_bytes / 2);
     for (int step = 2; step <= 4; ++step) (*record)->metric("step", {{"step", step}});
     EXPECT_EQ((*record)->write_pending_rows().error().code, Code::kExhausted);
-    (*record)->write_status({{"step", 4}});  // a warning and no more
+    (*record)->write_status({{"step", 4}});  // a failure is only a warning
   }
   EXPECT_TRUE((*record)->write_pending_rows());
   const auto rows = read_json_lines(run / "metrics.jsonl");
@@ -234,7 +234,7 @@ TEST_F(DiskTest, ACheckpointWithoutRoomFreesItsFiles) {
   };
   ASSERT_TRUE(add_checkpoint(folder_, 1, 1, write));
   {
-    const RoomFor little(4096);
+    const FileSizeLimit little(4096);
     const auto full = add_checkpoint(folder_, 2, 1, write);
     ASSERT_FALSE(full);
     EXPECT_EQ(full.error().code, Code::kExhausted);
@@ -248,7 +248,7 @@ TEST_F(DiskTest, ACheckpointWithoutRoomFreesItsFiles) {
 
 TEST_F(DiskTest, AFailingDiskIsWaitedForAWhileAndAFullOneWithoutEnd) {
   using Verdict = DiskPatience::Verdict;
-  const auto at = [](int s) { return TimePoint(std::chrono::seconds(s)); };
+  const auto at = [](int time_s) { return TimePoint(std::chrono::seconds(time_s)); };
   const auto error = [](Code code) { return fail(code, "write", "x"); };
   DiskPatience patience(std::chrono::seconds(60));
   EXPECT_EQ(patience.verdict_after(error(Code::kInvalid), at(0)), Verdict::kNotADiskError);

@@ -12,7 +12,7 @@ namespace {
 
 using ::testing::HasSubstr;
 
-constexpr std::uint32_t kGroup = 3, kResponseMax = 24, kTurnMax = 4;
+constexpr std::uint32_t kGroupSize = 3, kResponseTokensMax = 24, kTurnTokensMax = 4;
 constexpr std::uint64_t kSeed = 5;
 const char* const kOptions = R"({"number_max": 40, "range": 8, "guesses": 4, "evaluation_problems": 16})";
 
@@ -27,15 +27,15 @@ class EpisodeTest : public ::testing::Test {
     spec.set_prompt_json(R"({"text": "{prompt}"})");
     spec.set_adapter_name("guess");
     spec.set_adapter_config_json(kOptions);
-    spec.set_response_tokens_max(kResponseMax);
-    spec.set_turn_tokens_max(kTurnMax);
+    spec.set_response_tokens_max(kResponseTokensMax);
+    spec.set_turn_tokens_max(kTurnTokensMax);
     task_ = *worker::make_task(std::move(spec));
     adapter_ = *data_plane::make_adapter("guess", kOptions, kSeed);
     learner::SubmissionCheckerOptions checker_options;
     checker_options.vocab_size = tokenizer_.size();
     checker_options.positions_max = 128;
-    checker_options.response_tokens_max = kResponseMax;
-    checker_options.turn_tokens_max = kTurnMax;
+    checker_options.response_tokens_max = kResponseTokensMax;
+    checker_options.turn_tokens_max = kTurnTokensMax;
     checker_options.seed = kSeed;
     checker_.emplace(std::move(checker_options), *adapter_, *task_.phrasing);
   }
@@ -47,33 +47,34 @@ class EpisodeTest : public ::testing::Test {
     schema::Lease lease;
     lease.set_id(4);
     lease.set_group(9);
-    lease.set_rollouts(kGroup);
+    lease.set_rollouts(kGroupSize);
     lease.set_version(1);
     lease.set_policy_digest("d");
     *lease.mutable_problem() = *adapter_->problem(9);
     auto begun = groups.begin(lease, TimePoint());
-    auto next = std::get<std::vector<worker::Sequence>>(std::move(begun));
+    auto sequences = std::get<std::vector<worker::Sequence>>(std::move(begun));
     for (std::size_t turn = 0;; ++turn) {
-      for (const worker::Sequence& s : next) {
+      for (const worker::Sequence& sequence : sequences) {
         std::string text = guess(turn);
         const bool ends = !text.ends_with('!');
         if (!ends) text.pop_back();
-        worker::Response r{*tokenizer_.encode(text), {}, {}, ends};
-        if (ends) r.tokens.push_back(*tokenizer_.end_of_text());
-        if (!ends) r.tokens.resize(std::min(r.tokens.size(), static_cast<std::size_t>(s.tokens_max)));
-        EXPECT_LE(std::ssize(r.tokens), s.tokens_max);
-        r.logprobs.assign(r.tokens.size(), -0.5f);
-        r.spans = {{Version{1}, r.tokens.size()}};
-        groups.take({s.id, std::move(r)});
+        worker::Response response{.tokens = *tokenizer_.encode(text), .logprobs = {}, .spans = {}, .ended = ends};
+        std::vector<model::Token>& tokens = response.tokens;
+        if (ends) tokens.push_back(*tokenizer_.end_of_text());
+        if (!ends) tokens.resize(std::min(tokens.size(), static_cast<std::size_t>(sequence.tokens_max)));
+        EXPECT_LE(std::ssize(tokens), sequence.tokens_max);
+        response.logprobs.assign(tokens.size(), -0.5f);
+        response.spans = {{Version{1}, tokens.size()}};
+        groups.take({.id = sequence.id, .response = std::move(response)});
       }
       worker::Groups::Advance advance = groups.advance();
       if (!advance.ended.empty()) return std::get<schema::Submission>(std::move(advance.ended[0].what));
-      next = std::move(advance.next);
+      sequences = std::move(advance.next);
     }
   }
   std::string verdict(const schema::Submission& submission) {
     const auto refused = checker_->refusal(submission);
-    return refused ? fmt::format("{}: {}", refused->reason, refused->detail) : "taken";
+    return refused ? fmt::format("{}: {}", refused->reason, refused->detail) : "accepted";
   }
   std::uint64_t wanted() const { return std::stoull((*adapter_->problem(9)).reference()); }
 
@@ -84,48 +85,49 @@ class EpisodeTest : public ::testing::Test {
 };
 
 TEST_F(EpisodeTest, TheDoorAcceptsHonestEpisodes) {
-  const auto found = [&](std::size_t turn) { return std::to_string(turn == 2 ? wanted() : turn); };
-  schema::Submission submission = played(found);
-  EXPECT_EQ(verdict(submission), "taken");
-  const schema::Trajectory& t = submission.trajectories(0);
-  EXPECT_TRUE(t.correct());
-  EXPECT_TRUE(t.finished());
-  EXPECT_DOUBLE_EQ(t.reward(), 0.9);
-  EXPECT_EQ(t.components().at("guesses"), 3);
-  EXPECT_EQ(t.text(), fmt::format("0<|endoftext|>\n{}\n1<|endoftext|>\n{}\n{}<|endoftext|>", wanted() > 0 ? "+" : "-",
-                                  wanted() > 1 ? "+" : "-", wanted()));
-  EXPECT_EQ(verdict(played([&](std::size_t) { return std::to_string(wanted()); })), "taken") << "one turn";
-  EXPECT_EQ(verdict(played([&](std::size_t) { return "x"; })), "taken") << "over after four guesses";
-  EXPECT_EQ(verdict(played([&](std::size_t) { return "1234!"; })), "taken") << "no room for a fourth turn";
+  const auto guess_right_at_third = [&](std::size_t turn) { return std::to_string(turn == 2 ? wanted() : turn); };
+  schema::Submission submission = played(guess_right_at_third);
+  EXPECT_EQ(verdict(submission), "accepted");
+  const schema::Trajectory& trajectory = submission.trajectories(0);
+  EXPECT_TRUE(trajectory.correct());
+  EXPECT_TRUE(trajectory.finished());
+  EXPECT_DOUBLE_EQ(trajectory.reward(), 0.9);
+  EXPECT_EQ(trajectory.components().at("guesses"), 3);
+  EXPECT_EQ(trajectory.text(), fmt::format("0<|endoftext|>\n{}\n1<|endoftext|>\n{}\n{}<|endoftext|>",
+                                           wanted() > 0 ? "+" : "-", wanted() > 1 ? "+" : "-", wanted()));
+  EXPECT_EQ(verdict(played([&](std::size_t) { return std::to_string(wanted()); })), "accepted") << "one turn";
+  EXPECT_EQ(verdict(played([&](std::size_t) { return "x"; })), "accepted") << "over after four guesses";
+  EXPECT_EQ(verdict(played([&](std::size_t) { return "1234!"; })), "accepted") << "no room for a fourth turn";
   EXPECT_FALSE(played([&](std::size_t) { return "1234!"; }).trajectories(0).finished());
 }
 
 TEST_F(EpisodeTest, TheDoorRefusesAlteredEpisodes) {
   const schema::Submission sound = played([&](std::size_t turn) { return turn == 2 ? std::to_string(wanted()) : "x"; });
-  ASSERT_EQ(verdict(sound), "taken");
-  const auto spoilt = [&](const std::function<void(schema::Trajectory&)>& spoil) {
+  ASSERT_EQ(verdict(sound), "accepted");
+  const auto verdict_if_spoilt = [&](const std::function<void(schema::Trajectory&)>& spoil) {
     schema::Submission submission = sound;
     spoil(*submission.mutable_trajectories(1));
     return verdict(submission);
   };
   // x <eos> \n ? \n x <eos> \n ? \n NUMBER <eos>
-  EXPECT_THAT(spoilt([&](auto& t) { t.set_response_tokens(3, t.response_tokens(0)); }),
+  EXPECT_THAT(verdict_if_spoilt([&](auto& t) { t.set_response_tokens(3, t.response_tokens(0)); }),
               HasSubstr("wrong score: its 3 tokens of observation"));
-  EXPECT_THAT(spoilt([](auto& t) { t.set_loss_mask(2, 1); }), HasSubstr("it goes on after token"));
-  EXPECT_THAT(spoilt([](auto& t) { t.set_loss_mask(1, 0); }), HasSubstr("it is cut after 1 tokens"));
-  EXPECT_THAT(spoilt([](auto& t) { t.set_loss_mask(0, 0); }), HasSubstr("loss mask does not begin and end"));
-  EXPECT_THAT(spoilt([](auto& t) { t.clear_loss_mask(); }), HasSubstr("it goes on after token"));
-  EXPECT_THAT(spoilt([](auto& t) { t.set_reward(1); }), HasSubstr("wrong score: reward 1"));
-  EXPECT_THAT(spoilt([](auto& t) { t.set_finished(false); }), HasSubstr("finished is false"));
-  EXPECT_THAT(spoilt([](auto& t) { (*t.mutable_components())["guesses"] = 1; }), HasSubstr("the parts of its reward"));
-  EXPECT_THAT(spoilt([](auto& t) { t.set_text("x"); }), HasSubstr("its text"));
-  const auto shortened = [](schema::Trajectory& t, int tokens) {
+  EXPECT_THAT(verdict_if_spoilt([](auto& t) { t.set_loss_mask(2, 1); }), HasSubstr("it goes on after token"));
+  EXPECT_THAT(verdict_if_spoilt([](auto& t) { t.set_loss_mask(1, 0); }), HasSubstr("it is cut after 1 tokens"));
+  EXPECT_THAT(verdict_if_spoilt([](auto& t) { t.set_loss_mask(0, 0); }), HasSubstr("loss mask does not begin and end"));
+  EXPECT_THAT(verdict_if_spoilt([](auto& t) { t.clear_loss_mask(); }), HasSubstr("it goes on after token"));
+  EXPECT_THAT(verdict_if_spoilt([](auto& t) { t.set_reward(1); }), HasSubstr("wrong score: reward 1"));
+  EXPECT_THAT(verdict_if_spoilt([](auto& t) { t.set_finished(false); }), HasSubstr("finished is false"));
+  EXPECT_THAT(verdict_if_spoilt([](auto& t) { (*t.mutable_components())["guesses"] = 1; }),
+              HasSubstr("the parts of its reward"));
+  EXPECT_THAT(verdict_if_spoilt([](auto& t) { t.set_text("x"); }), HasSubstr("its text"));
+  const auto shorten = [](schema::Trajectory& t, int tokens) {
     t.mutable_response_tokens()->Truncate(tokens), t.mutable_logprobs()->Truncate(tokens),
         t.mutable_loss_mask()->Truncate(tokens);
     t.mutable_spans(0)->set_end(static_cast<std::uint32_t>(tokens));
   };
-  EXPECT_THAT(spoilt([&](auto& t) { shortened(t, 7); }), HasSubstr("its task goes on"));
-  EXPECT_THAT(spoilt([&](auto& t) { shortened(t, 8); }), HasSubstr("loss mask does not begin and end"));
+  EXPECT_THAT(verdict_if_spoilt([&](auto& t) { shorten(t, 7); }), HasSubstr("its task goes on"));
+  EXPECT_THAT(verdict_if_spoilt([&](auto& t) { shorten(t, 8); }), HasSubstr("loss mask does not begin and end"));
 }
 
 // Every kind of task gives the same answers to the same responses, at any time.
@@ -134,14 +136,14 @@ TEST(Episodes, AreTheSameForTheSameSeed) {
   for (std::uint64_t index = 0; index < 50; ++index) {
     const auto problem = *adapter->problem(index);
     const auto transcript = [&] {
-      std::string all;
+      std::string text;
       const auto episode = *adapter->begin(problem, data_plane::episode_seed(3, index, 1));
       for (int turn = 0; turn < 64; ++turn) {
         const auto step = *data_plane::step_and_wait(*episode, std::to_string(turn * 7 + static_cast<int>(index)));
-        all += fmt::format("{} {} {};", step.score.reward, step.done, step.observation.text);
+        text += fmt::format("{} {} {};", step.score.reward, step.done, step.observation.text);
         if (step.done) break;
       }
-      return all;
+      return text;
     };
     EXPECT_EQ(transcript(), transcript());
   }
@@ -157,7 +159,8 @@ TEST(Episodes, BisectionFindsEveryNumber) {
     for (int turn = 0; turn < 5; ++turn, guess = low + (high - low) / 2) {
       step = *data_plane::step_and_wait(*episode, std::to_string(guess));
       if (step.done) break;
-      (step.observation.text == "+" ? low : high) = guess + (step.observation.text == "+" ? 1 : 0);
+      const bool is_greater = step.observation.text == "+";
+      (is_greater ? low : high) = guess + (is_greater ? 1 : 0);
     }
     EXPECT_TRUE(step.score.correct) << problem.id();
   }

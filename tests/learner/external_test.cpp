@@ -36,16 +36,16 @@ using testing::HasSubstr;
 
 class TestClock final : public Clock {
  public:
-  TimePoint now() const override { return at; }
+  TimePoint now() const override { return time; }
   double unix_seconds() const override { return 0; }
-  TimePoint at{seconds(1000)};
+  TimePoint time{seconds(1000)};
 };
 
-std::shared_ptr<const std::string> bytes(const char* text) { return std::make_shared<const std::string>(text); }
+std::shared_ptr<const std::string> batch_bytes(const char* text) { return std::make_shared<const std::string>(text); }
 
 delta::OwnedState tiny_policy() {
-  static const std::vector<std::byte> two(2, std::byte{1});
-  auto state = delta::copy_of({{"w", delta::DType::kBF16, {1}, two}});
+  static const std::vector<std::byte> value_bytes(2, std::byte{1});  // of one bf16 value
+  auto state = delta::copy_of({{"w", delta::DType::kBF16, {1}, value_bytes}});
   return *std::move(state);
 }
 
@@ -59,16 +59,16 @@ std::string scores_file(const std::vector<float>& logprobs, const std::vector<fl
 
 schema::Trajectory trajectory(std::uint64_t group, std::vector<std::uint32_t> prompt,
                               std::vector<std::uint32_t> response) {
-  schema::Trajectory t;
-  t.set_problem_id(fmt::format("p{}", group));
-  t.set_group(group);
-  for (const auto token : prompt) t.add_prompt_tokens(token);
-  for (const auto token : response) t.add_response_tokens(token), t.add_logprobs(-0.5f);
-  schema::VersionSpan* span = t.add_spans();
+  schema::Trajectory result;
+  result.set_problem_id(fmt::format("p{}", group));
+  result.set_group(group);
+  for (const auto token : prompt) result.add_prompt_tokens(token);
+  for (const auto token : response) result.add_response_tokens(token), result.add_logprobs(-0.5f);
+  schema::VersionSpan* span = result.add_spans();
   span->set_end(static_cast<std::uint32_t>(response.size()));
   span->set_version(3);
-  t.set_reward(0.25);
-  return t;
+  result.set_reward(0.25);
+  return result;
 }
 
 TEST(BatchFile, IsASafetensorsFileOfTheTrajectoriesInTheirOrder) {
@@ -76,12 +76,12 @@ TEST(BatchFile, IsASafetensorsFileOfTheTrajectoriesInTheirOrder) {
   ASSERT_TRUE(file.has_value());
   const auto content = delta::parse_safetensors(std::as_bytes(std::span(*file)), "batch");
   ASSERT_TRUE(content.has_value()) << content.error().message();
-  const auto values = [&]<class T>(const char* name, T) {
-    for (const delta::TensorView& t : content->tensors)
-      if (t.name == name) {
-        std::vector<T> all(t.bytes.size() / sizeof(T));
-        std::memcpy(all.data(), t.bytes.data(), t.bytes.size());
-        return all;
+  const auto values = [&]<class T>(const char* name, T) {  // of the tensor; the second argument gives their type
+    for (const delta::TensorView& tensor : content->tensors)
+      if (tensor.name == name) {
+        std::vector<T> elements(tensor.bytes.size() / sizeof(T));
+        std::memcpy(elements.data(), tensor.bytes.data(), tensor.bytes.size());
+        return elements;
       }
     return std::vector<T>();
   };
@@ -100,18 +100,18 @@ TEST(BatchFile, IsASafetensorsFileOfTheTrajectoriesInTheirOrder) {
 
 TEST(TrainerLink, ABatchIsOneTrainersUntilItsLeaseEnds) {
   TestClock clock;
-  TrainerLink trainer_link({1, 10}, clock, 0);
+  TrainerLink trainer_link({.publish_every = 1, .steps_total = 10}, clock, 0);
   EXPECT_FALSE(trainer_link.take({}, seconds(10), false)->has_value()) << "there is none yet";
-  trainer_link.offer(1, bytes("one"), 2);
+  trainer_link.offer(1, batch_bytes("one"), 2);
   const auto first = *trainer_link.take({}, seconds(10), false);
   ASSERT_TRUE(first.has_value());
   EXPECT_EQ(*first->bytes, "one");
   EXPECT_EQ(trainer_link.take({}, seconds(10), false).error().code, Code::kUnavailable);
-  clock.at += seconds(8);
+  clock.time += seconds(8);
   ASSERT_TRUE(trainer_link.renew(first->lease, seconds(10)).has_value());
-  clock.at += seconds(8);
+  clock.time += seconds(8);
   EXPECT_EQ(trainer_link.take({}, seconds(10), false).error().code, Code::kUnavailable);
-  clock.at += seconds(3);
+  clock.time += seconds(3);
   const auto second = *trainer_link.take({}, seconds(10), false);
   ASSERT_TRUE(second.has_value());
   EXPECT_EQ(trainer_link.consume(first->lease, {}).error().code, Code::kStale);
@@ -129,17 +129,17 @@ TEST(TrainerLink, ABatchIsOneTrainersUntilItsLeaseEnds) {
 
 TEST(TrainerLink, TakesThePolicyOfTheStepDoneOrUnderWay) {
   TestClock clock;
-  TrainerLink trainer_link({2, 5}, clock, 0);
+  TrainerLink trainer_link({.publish_every = 2, .steps_total = 5}, clock, 0);
   EXPECT_EQ(trainer_link.publish(Version{0}, tiny_policy()).error().code, Code::kStale) << "known from the start";
   EXPECT_THAT(trainer_link.publish(Version{2}, tiny_policy()).error().message(), HasSubstr("consume a batch"));
   const auto train = [&](std::uint64_t step) {
-    trainer_link.offer(step, bytes("b"), 0);
+    trainer_link.offer(step, batch_bytes("b"), 0);
     EXPECT_TRUE(trainer_link.consume((*trainer_link.take({}, seconds(10), false))->lease, {}).has_value());
     EXPECT_TRUE(trainer_link.wait_consumed({}).has_value());
   };
   train(1);
   EXPECT_THAT(trainer_link.publish(Version{1}, tiny_policy()).error().message(), HasSubstr("publish_every"));
-  trainer_link.offer(2, bytes("b"), 0);
+  trainer_link.offer(2, batch_bytes("b"), 0);
   ASSERT_TRUE(trainer_link.publish(Version{2}, tiny_policy()).has_value()) << "before the batch is consumed";
   EXPECT_FALSE(trainer_link.wait_policy(Version{4}, {}).has_value());
   EXPECT_TRUE(trainer_link.wait_policy(Version{2}, {}).has_value());
@@ -170,13 +170,15 @@ class ApiTest : public testing::Test {
       ECHO_ASSIGN(const auto content, delta::parse_safetensors(std::as_bytes(std::span(body)), "policy"));
       return delta::copy_of(content.tensors);
     };
-    options.read_policy = [](Version, const std::filesystem::path& path) -> Result<delta::OwnedState> {
+    options.read_policy = [](Version, const std::filesystem::path& path,
+                             const std::string&) -> Result<delta::OwnedState> {
       return fail(Code::kNotFound, "read policy", "{}", path.string());
     };
     options.held_out = [] { return json{{"problems", json::array()}}; };
     options.grade = [](const json& body) -> Result<PolicyEvaluation> {
       if (!body.is_object()) return fail(Code::kInvalid, "evaluate", "no object");
-      return PolicyEvaluation{{}, body.value("accuracy", 0.0), {}, 10};
+      return PolicyEvaluation{
+          .version = {}, .accuracy = body.value("accuracy", 0.0), .reward_mean = {}, .problems = 10};
     };
     auto api = Api::start(std::move(options), trainer_link_);
     ASSERT_TRUE(api.has_value()) << api.error().message();
@@ -189,15 +191,16 @@ class ApiTest : public testing::Test {
 
   const std::filesystem::path folder_ = std::filesystem::temp_directory_path() / fmt::format("api_test_{}", ::getpid());
   std::string socket_path() const { return api_->address()["socket"]; }
+  static constexpr int kUnusedPort = 1;  // because httplib asks for one, and a socket has none
   httplib::Client client() const {
-    httplib::Client made(socket_path(), 1);
-    made.set_address_family(AF_UNIX);
-    return made;
+    httplib::Client connected(socket_path(), kUnusedPort);
+    connected.set_address_family(AF_UNIX);
+    return connected;
   }
   // A connection that sends exactly the caller's bytes.
-  class Raw {
+  class RawConnection {
    public:
-    explicit Raw(const std::string& path) : socket_(::socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0)) {
+    explicit RawConnection(const std::string& path) : socket_(::socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0)) {
       sockaddr_un address{};
       address.sun_family = AF_UNIX;
       std::strncpy(address.sun_path, path.c_str(), sizeof address.sun_path - 1);
@@ -207,22 +210,23 @@ class ApiTest : public testing::Test {
       return ::send(socket_.get(), bytes.data(), bytes.size(), MSG_NOSIGNAL) == std::ssize(bytes);
     }
     // Everything until the server ends the connection.
-    std::string rest() const {
-      std::string all;
-      char some[4096];
-      for (ssize_t n = 0; (n = ::recv(socket_.get(), some, sizeof some, 0)) > 0;)
-        all.append(some, static_cast<std::size_t>(n));
-      return all;
+    std::string read_to_end() const {
+      std::string received;
+      char chunk[4096];
+      for (ssize_t chunk_bytes = 0; (chunk_bytes = ::recv(socket_.get(), chunk, sizeof chunk, 0)) > 0;)
+        received.append(chunk, static_cast<std::size_t>(chunk_bytes));
+      return received;
     }
 
    private:
     Descriptor socket_;
   };
-  static constexpr const char* kHalfABody = "POST /v1/policy/1 HTTP/1.1\r\nContent-Length: 500000\r\n\r\nhalf of it";
+  static constexpr const char* kRequestWithHalfABody =
+      "POST /v1/policy/1 HTTP/1.1\r\nContent-Length: 500000\r\n\r\nhalf of it";
 
   Duration idle_max_ = seconds(600), stall_max_ = seconds(60);
   TestClock clock_;
-  TrainerLink trainer_link_{{1, 10, 4}, clock_, 0};
+  TrainerLink trainer_link_{{.publish_every = 1, .steps_total = 10, .evaluate_every = 4}, clock_, 0};
   std::unique_ptr<Api> api_;
 };
 
@@ -234,24 +238,24 @@ TEST_F(ApiTest, ACallThatIsSentAgainWithItsIdIsDoneOnce) {
     EXPECT_TRUE(result) << httplib::to_string(result.error());
     return result;
   };
-  trainer_link_.offer(1, bytes("bytes of a batch"), 2);
-  const auto taken = post("/v1/batch", "a"), again = post("/v1/batch", "a");
-  ASSERT_EQ(taken->status, 200);
-  ASSERT_EQ(again->status, 200) << again->body;
-  const std::string lease = taken->get_header_value("X-Echoline-Lease");
-  EXPECT_EQ(again->get_header_value("X-Echoline-Lease"), lease);
-  EXPECT_EQ(again->body, taken->body);
+  trainer_link_.offer(1, batch_bytes("bytes of a batch"), 2);
+  const auto lease_answer = post("/v1/batch", "a"), lease_answer_again = post("/v1/batch", "a");
+  ASSERT_EQ(lease_answer->status, 200);
+  ASSERT_EQ(lease_answer_again->status, 200) << lease_answer_again->body;
+  const std::string lease = lease_answer->get_header_value("X-Echoline-Lease");
+  EXPECT_EQ(lease_answer_again->get_header_value("X-Echoline-Lease"), lease);
+  EXPECT_EQ(lease_answer_again->body, lease_answer->body);
   EXPECT_EQ(post("/v1/batch", "b")->status, 409) << "another call gets its own batch";
-  const std::string consume = "/v1/batch/" + lease + "/consume";
-  EXPECT_EQ(post(consume, "a")->status, 400) << "the id of another call";
-  EXPECT_EQ(post(consume, "c", "[]")->status, 400);
-  const auto done = post(consume, "c", R"({"figures": {"loss": 0.5}})");
-  ASSERT_EQ(done->status, 200) << "a refused call has no effect: " << done->body;
+  const std::string consume_path = "/v1/batch/" + lease + "/consume";
+  EXPECT_EQ(post(consume_path, "a")->status, 400) << "the id of another call";
+  EXPECT_EQ(post(consume_path, "c", "[]")->status, 400);
+  const auto consume_answer = post(consume_path, "c", R"({"figures": {"loss": 0.5}})");
+  ASSERT_EQ(consume_answer->status, 200) << "a refused call has no effect: " << consume_answer->body;
   trainer_link_.wait_consumed({});
-  const auto done_again = post(consume, "c", R"({"figures": {"loss": 0.5}})");
-  EXPECT_EQ(done_again->status, 200);
-  EXPECT_EQ(done_again->body, done->body);
-  EXPECT_EQ(post(consume, "d")->status, 409);
+  const auto consume_answer_again = post(consume_path, "c", R"({"figures": {"loss": 0.5}})");
+  EXPECT_EQ(consume_answer_again->status, 200);
+  EXPECT_EQ(consume_answer_again->body, consume_answer->body);
+  EXPECT_EQ(post(consume_path, "d")->status, 409);
   EXPECT_EQ(post("/v1/batch", "a")->status, 204) << "its batch is consumed";
   EXPECT_EQ(post("/v1/batch", std::string(65, 'x').c_str())->status, 400);
 }
@@ -265,7 +269,7 @@ TEST_F(ApiTest, ACallThatIsSentAgainWhileItIsBeingDoneWaitsForItsResult) {
   std::string leases[2];
   std::thread first([&] { leases[0] = take()->get_header_value("X-Echoline-Lease"); });
   std::thread second([&] { leases[1] = take()->get_header_value("X-Echoline-Lease"); });
-  trainer_link_.offer(1, bytes("b"), 0);
+  trainer_link_.offer(1, batch_bytes("b"), 0);
   first.join();
   second.join();
   EXPECT_FALSE(leases[0].empty());
@@ -274,20 +278,20 @@ TEST_F(ApiTest, ACallThatIsSentAgainWhileItIsBeingDoneWaitsForItsResult) {
 
 TEST(RecentCalls, TheOldestAreForgotten) {
   RecentCalls calls(2);
-  for (const char* id : {"a", "b", "c"}) calls.begin(id, "x")->done(id);
-  EXPECT_FALSE(calls.begin("a", "x")->result().has_value());
-  EXPECT_EQ(calls.begin("b", "x")->result(), "b");
-  EXPECT_EQ(calls.begin("c", "x")->result(), "c");
-  EXPECT_FALSE(calls.begin("", "x")->result().has_value());
+  for (const char* id : {"a", "b", "c"}) calls.begin(id, "x")->finish(id);
+  EXPECT_FALSE(calls.begin("a", "x")->earlier_result().has_value());
+  EXPECT_EQ(calls.begin("b", "x")->earlier_result(), "b");
+  EXPECT_EQ(calls.begin("c", "x")->earlier_result(), "c");
+  EXPECT_FALSE(calls.begin("", "x")->earlier_result().has_value());
 }
 
 TEST_F(ApiTest, AVersionIsAcceptedOnceAndNeverWithOtherBytes) {
   start("socket");
-  trainer_link_.offer(1, bytes("b"), 0);
+  trainer_link_.offer(1, batch_bytes("b"), 0);
   httplib::Client client = this->client();
   const auto publish = [&](int value) {
-    const std::vector<std::byte> two(2, std::byte(value));
-    const std::string file = *delta::safetensors_bytes({{"w", delta::DType::kBF16, {1}, two}});
+    const std::vector<std::byte> value_bytes(2, std::byte(value));
+    const std::string file = *delta::safetensors_bytes({{"w", delta::DType::kBF16, {1}, value_bytes}});
     return client.Post("/v1/policy/1", file, "application/octet-stream")->status;
   };
   EXPECT_EQ(publish(1), 200);
@@ -302,52 +306,54 @@ TEST_F(ApiTest, AVersionIsAcceptedOnceAndNeverWithOtherBytes) {
 TEST_F(ApiTest, SlowClientsDelayNoOtherClient) {
   stall_max_ = std::chrono::milliseconds(500);
   start("socket");
-  std::vector<std::unique_ptr<Raw>> slow;
+  std::vector<std::unique_ptr<RawConnection>> slow_connections;
   for (int i = 0; i < 16; ++i) {
-    slow.push_back(std::make_unique<Raw>(socket_path()));
-    ASSERT_TRUE(slow.back()->send(i % 2 == 0 ? kHalfABody : "POST /v1/batch HTT"));
+    slow_connections.push_back(std::make_unique<RawConnection>(socket_path()));
+    ASSERT_TRUE(slow_connections.back()->send(i % 2 == 0 ? kRequestWithHalfABody : "POST /v1/batch HTT"));
   }
-  trainer_link_.offer(1, bytes("b"), 0);
-  const auto taken = client().Post("/v1/batch?wait_s=1");
-  ASSERT_TRUE(taken) << httplib::to_string(taken.error());
-  EXPECT_EQ(taken->status, 200);
-  EXPECT_THAT(slow[0]->rest(), AllOf(HasSubstr("HTTP/1.1 408"), HasSubstr("send it again")));
-  for (const auto& one : slow) one->rest();  // ends
+  trainer_link_.offer(1, batch_bytes("b"), 0);
+  const auto answer = client().Post("/v1/batch?wait_s=1");
+  ASSERT_TRUE(answer) << httplib::to_string(answer.error());
+  EXPECT_EQ(answer->status, 200);
+  EXPECT_THAT(slow_connections[0]->read_to_end(), AllOf(HasSubstr("HTTP/1.1 408"), HasSubstr("send it again")));
+  for (const auto& connection : slow_connections)
+    connection->read_to_end();  // returns, because the server ends the connection
   // A byte now and then does not reset the timeout.
-  const Raw drip(socket_path());
-  ASSERT_TRUE(drip.send(kHalfABody));
-  while (drip.send("x")) std::this_thread::yield();
+  const RawConnection dripping(socket_path());
+  ASSERT_TRUE(dripping.send(kRequestWithHalfABody));
+  while (dripping.send("x")) std::this_thread::yield();
 }
 
 TEST_F(ApiTest, AConnectionMayBeIdleForLongButNotForever) {
   idle_max_ = std::chrono::milliseconds(100);
   start("socket");
-  const Raw idle(socket_path());
+  const RawConnection idle(socket_path());
   for (int i = 0; i < 9; ++i) ASSERT_TRUE(idle.send("GET /v1/status HTTP/1.1\r\n\r\n"));
-  const std::string all = idle.rest();  // until it is closed
+  const std::string received = idle.read_to_end();  // until it is closed
   std::size_t answers = 0;
-  for (std::size_t at = 0; (at = all.find("HTTP/1.1 200", at)) != std::string::npos; ++at) ++answers;
+  for (std::size_t position = 0; (position = received.find("HTTP/1.1 200", position)) != std::string::npos; ++position)
+    ++answers;
   EXPECT_EQ(answers, 9u);
 }
 
 TEST_F(ApiTest, EndsAtOnceBesideStalledClients) {
   start("socket");
-  const Raw half(socket_path()), idle(socket_path());
-  ASSERT_TRUE(half.send(kHalfABody));
-  httplib::Client kept = client();
-  kept.set_keep_alive(true);
-  EXPECT_EQ(kept.Get("/v1/status")->status, 200);
-  const auto begin = std::chrono::steady_clock::now();
+  const RawConnection stalled(socket_path()), idle(socket_path());
+  ASSERT_TRUE(stalled.send(kRequestWithHalfABody));
+  httplib::Client served = client();
+  served.set_keep_alive(true);
+  EXPECT_EQ(served.Get("/v1/status")->status, 200);
+  const auto began_at = std::chrono::steady_clock::now();
   api_.reset();
-  EXPECT_LT(std::chrono::steady_clock::now() - begin, seconds(3));
+  EXPECT_LT(std::chrono::steady_clock::now() - began_at, seconds(3));
 }
 
 TEST(HttpServer, NamesTheReachedLimit) {
   const std::string path = (std::filesystem::temp_directory_path() / fmt::format("http_{}.sock", ::getpid())).string();
   HttpServer server({.connections_max = 2, .receiving_max = {2 << 20}});
   server.set_error_handler([](const httplib::Request&, httplib::Response& response) {
-    if (const auto broken = HttpServer::request_failure())
-      response.status = broken->status, response.set_content(broken->message, "text/plain");
+    if (const auto failure = HttpServer::request_failure())
+      response.status = failure->status, response.set_content(failure->message, "text/plain");
   });
   server.Post("/", [](const httplib::Request& request, httplib::Response& response) {
     response.set_content(std::to_string(request.body.size()), "text/plain");
@@ -357,10 +363,10 @@ TEST(HttpServer, NamesTheReachedLimit) {
   std::thread thread([&] { server.listen_after_bind(); });
   while (!server.is_running()) std::this_thread::yield();
   const auto client = [&] {
-    auto made = std::make_unique<httplib::Client>(path, 1);
-    made->set_address_family(AF_UNIX);
-    made->set_keep_alive(true);
-    return made;
+    auto connected = std::make_unique<httplib::Client>(path, 1);
+    connected->set_address_family(AF_UNIX);
+    connected->set_keep_alive(true);
+    return connected;
   };
   const auto first = client(), second = client(), third = client();
   EXPECT_EQ(first->Post("/", std::string(100'000, 'x'), "text/plain")->body, "100000");
@@ -369,10 +375,10 @@ TEST(HttpServer, NamesTheReachedLimit) {
   ASSERT_TRUE(refused) << httplib::to_string(refused.error());
   EXPECT_EQ(refused->status, 503);
   EXPECT_THAT(refused->body, HasSubstr("2 connections"));
-  const auto large = second->Post("/", std::string(3'500'000, 'x'), "text/plain");
-  ASSERT_TRUE(large) << httplib::to_string(large.error());
-  EXPECT_EQ(large->status, 503);
-  EXPECT_THAT(large->body, HasSubstr("arriving at once"));
+  const auto too_large = second->Post("/", std::string(3'500'000, 'x'), "text/plain");
+  ASSERT_TRUE(too_large) << httplib::to_string(too_large.error());
+  EXPECT_EQ(too_large->status, 503);
+  EXPECT_THAT(too_large->body, HasSubstr("arriving at once"));
   server.end_connections();
   server.stop();
   thread.join();
@@ -387,26 +393,27 @@ TEST_F(ApiTest, ASocketIsForItsOwnerAndCarriesBatchesAndPolicies) {
   httplib::Client client(path, 1);
   client.set_address_family(AF_UNIX);
   EXPECT_EQ(client.Post("/v1/batch")->status, 204);
-  trainer_link_.offer(1, bytes("bytes of a batch"), 2);
-  const auto taken = client.Post("/v1/batch?wait_s=5&lease_s=30");
-  ASSERT_EQ(taken->status, 200);
-  EXPECT_EQ(taken->body, "bytes of a batch");
-  EXPECT_EQ(taken->get_header_value("X-Echoline-Step"), "1");
+  trainer_link_.offer(1, batch_bytes("bytes of a batch"), 2);
+  const auto lease_answer = client.Post("/v1/batch?wait_s=5&lease_s=30");
+  ASSERT_EQ(lease_answer->status, 200);
+  EXPECT_EQ(lease_answer->body, "bytes of a batch");
+  EXPECT_EQ(lease_answer->get_header_value("X-Echoline-Step"), "1");
   EXPECT_EQ(client.Post("/v1/batch")->status, 409);
-  const std::string lease = taken->get_header_value("X-Echoline-Lease");
-  const std::string consume = "/v1/batch/" + lease + "/consume", score = "/v1/batch/" + lease + "/scores";
+  const std::string lease = lease_answer->get_header_value("X-Echoline-Lease");
+  const std::string consume_path = "/v1/batch/" + lease + "/consume", scores_path = "/v1/batch/" + lease + "/scores";
   EXPECT_EQ(client.Post("/v1/batch/00/scores", scores_file({-0.5f, -1.5f}), "application/octet-stream")->status, 409);
-  EXPECT_EQ(client.Post(score, scores_file({-0.5f}), "application/octet-stream")->status, 400) << "of two tokens";
-  EXPECT_EQ(client.Post(score, scores_file({-0.5f, -1.5f}), "application/octet-stream")->status, 200);
+  EXPECT_EQ(client.Post(scores_path, scores_file({-0.5f}), "application/octet-stream")->status, 400)
+      << "there are two tokens";
+  EXPECT_EQ(client.Post(scores_path, scores_file({-0.5f, -1.5f}), "application/octet-stream")->status, 200);
   for (const char* wrong :
        {"[]", "{", R"({"figures": {"loss": "low"}})", R"({"figures": {"": 1}})", R"({"figures": [1]})"})
-    EXPECT_EQ(client.Post(consume, wrong, "application/json")->status, 400) << wrong;
-  const auto done = client.Post(consume, R"({"figures": {"loss": 0.5}})", "application/json");
-  EXPECT_EQ(done->status, 200);
-  EXPECT_EQ(json::parse(done->body)["steps"], 1);
-  const auto again = client.Post(consume, "", "application/json");
-  EXPECT_EQ(again->status, 409);
-  EXPECT_EQ(json::parse(again->body)["error"]["code"], "stale");
+    EXPECT_EQ(client.Post(consume_path, wrong, "application/json")->status, 400) << wrong;
+  const auto consume_answer = client.Post(consume_path, R"({"figures": {"loss": 0.5}})", "application/json");
+  EXPECT_EQ(consume_answer->status, 200);
+  EXPECT_EQ(json::parse(consume_answer->body)["steps"], 1);
+  const auto second_consume_answer = client.Post(consume_path, "", "application/json");
+  EXPECT_EQ(second_consume_answer->status, 409);
+  EXPECT_EQ(json::parse(second_consume_answer->body)["error"]["code"], "stale");
   const auto consumed = trainer_link_.wait_consumed({});
   EXPECT_EQ(consumed->figures, (json{{"loss", 0.5}}));
   EXPECT_THAT(consumed->scores->logprobs, ElementsAre(-0.5f, -1.5f));
@@ -423,10 +430,10 @@ TEST_F(ApiTest, ASocketIsForItsOwnerAndCarriesBatchesAndPolicies) {
   EXPECT_EQ(json::parse(client.Get("/v1/metrics?after=1")->body), (json::array({{{"a", 2}}})));
   EXPECT_EQ(client.Get("/v1/metrics?after=x")->status, 400);
   EXPECT_EQ(client.Get("/v1/metrics?last=-1")->status, 400);
-  const auto first = client.Get("/v1/metrics?limit=1");
-  EXPECT_EQ(json::parse(first->body), (json::array({{{"a", 1}}})));
-  EXPECT_EQ(first->get_header_value("X-Echoline-Next"), "1");
-  EXPECT_EQ(first->get_header_value("X-Echoline-More"), "1");
+  const auto first_rows = client.Get("/v1/metrics?limit=1");
+  EXPECT_EQ(json::parse(first_rows->body), (json::array({{{"a", 1}}})));
+  EXPECT_EQ(first_rows->get_header_value("X-Echoline-Next"), "1");
+  EXPECT_EQ(first_rows->get_header_value("X-Echoline-More"), "1");
   EXPECT_EQ(client.Get("/v1/metrics?after=1")->get_header_value("X-Echoline-More"), "0");
   EXPECT_EQ(json::parse(client.Get("/v1/metrics?last=1")->body), (json::array({{{"a", 2}}})));
   EXPECT_EQ(client.Post("/v1/batch?wait_s=-1")->status, 400);
@@ -440,25 +447,25 @@ TEST_F(ApiTest, EvaluationsAreWantedBeforeTheFirstStepAndAtTheRunsInterval) {
   client.set_address_family(AF_UNIX);
   const auto status = [&] { return json::parse(client.Get("/v1/status")->body); };
   EXPECT_EQ(status()["evaluation_wanted"], 0);
-  EXPECT_FALSE(trainer_link_.evaluation_comes(seconds(60))) << "the trainer has not announced an evaluation";
+  EXPECT_FALSE(trainer_link_.is_evaluation_expected(seconds(60))) << "the trainer has not announced an evaluation";
   EXPECT_EQ(client.Get("/v1/evaluation")->status, 200);
-  EXPECT_TRUE(trainer_link_.evaluation_comes(seconds(60)));
-  clock_.at += seconds(61);
-  EXPECT_FALSE(trainer_link_.evaluation_comes(seconds(60))) << "it is gone";
+  EXPECT_TRUE(trainer_link_.is_evaluation_expected(seconds(60)));
+  clock_.time += seconds(61);
+  EXPECT_FALSE(trainer_link_.is_evaluation_expected(seconds(60))) << "the trainer made no call for 61 s";
   EXPECT_EQ(client.Post("/v1/evaluation/0", "[]", "application/json")->status, 400);
   EXPECT_EQ(client.Post("/v1/evaluation/1", R"({"accuracy": 0.5})", "application/json")->status, 400)
       << "no such policy yet";
-  const auto done = client.Post("/v1/evaluation/0", R"({"accuracy": 0.5})", "application/json");
-  EXPECT_EQ(json::parse(done->body)["accuracy"], 0.5);
-  EXPECT_FALSE(trainer_link_.evaluation_comes(seconds(60)));
+  const auto answer = client.Post("/v1/evaluation/0", R"({"accuracy": 0.5})", "application/json");
+  EXPECT_EQ(json::parse(answer->body)["accuracy"], 0.5);
+  EXPECT_FALSE(trainer_link_.is_evaluation_expected(seconds(60)));
   EXPECT_TRUE(status()["evaluation_wanted"].is_null());
-  const auto heard = trainer_link_.wait_evaluations({});
-  ASSERT_EQ(heard.size(), 1u);
-  EXPECT_EQ(heard[0].version, Version{0});
-  EXPECT_EQ(heard[0].accuracy, 0.5);
+  const auto evaluations = trainer_link_.wait_evaluations({});
+  ASSERT_EQ(evaluations.size(), 1u);
+  EXPECT_EQ(evaluations[0].version, Version{0});
+  EXPECT_EQ(evaluations[0].accuracy, 0.5);
   EXPECT_TRUE(trainer_link_.wait_evaluations({}).empty());
   for (std::uint64_t step = 1; step <= 10; ++step) {
-    trainer_link_.offer(step, bytes("b"), 0);
+    trainer_link_.offer(step, batch_bytes("b"), 0);
     ASSERT_TRUE(trainer_link_.consume((*trainer_link_.take({}, seconds(10), false))->lease, {}).has_value());
     ASSERT_TRUE(trainer_link_.wait_consumed({}).has_value());
     EXPECT_EQ(status()["evaluation_wanted"], step % 4 == 0 || step == 10 ? json(step) : json(nullptr)) << step;
@@ -466,10 +473,10 @@ TEST_F(ApiTest, EvaluationsAreWantedBeforeTheFirstStepAndAtTheRunsInterval) {
 }
 
 TEST(Scores, AreReadOnlyForTheBatchTheyAreOf) {
-  const auto read = parse_scores(scores_file({-1, NAN, -3}, {0.5f, NAN, 1}), 3);
-  ASSERT_TRUE(read.has_value()) << read.error().message();
-  EXPECT_EQ(read->logprobs[2], -3);
-  EXPECT_EQ(read->entropies[0], 0.5f);
+  const auto scores = parse_scores(scores_file({-1, NAN, -3}, {0.5f, NAN, 1}), 3);
+  ASSERT_TRUE(scores.has_value()) << scores.error().message();
+  EXPECT_EQ(scores->logprobs[2], -3);
+  EXPECT_EQ(scores->entropies[0], 0.5f);
   EXPECT_TRUE(parse_scores(scores_file({-1, -INFINITY}), 2).has_value()) << "an impossible token";
   const std::pair<std::string, const char*> wrong[] = {{scores_file({-1}), "F32 [3]"},
                                                        {scores_file({-1, -1, 2}), "above 0"},
@@ -478,11 +485,11 @@ TEST(Scores, AreReadOnlyForTheBatchTheyAreOf) {
                                                        {*delta::safetensors_bytes({}), "logprobs is missing"},
                                                        {*delta::safetensors_bytes(tiny_policy().view()), "found 'w'"},
                                                        {"no tensors", "scores that were sent"}};
-  for (const auto& [file, words] : wrong) {
+  for (const auto& [file, reason] : wrong) {
     const auto refused = parse_scores(file, 3);
-    ASSERT_FALSE(refused.has_value()) << words;
+    ASSERT_FALSE(refused.has_value()) << reason;
     EXPECT_EQ(refused.error().code, Code::kInvalid);
-    EXPECT_THAT(refused.error().message(), HasSubstr(words));
+    EXPECT_THAT(refused.error().message(), HasSubstr(reason));
   }
 }
 
@@ -493,30 +500,30 @@ TEST(Scores, RevealTheWorkerWithForeignResponses) {
   TokenScores scores;
   for (std::uint64_t worker = 1; worker <= 4; ++worker)
     for (int i = 0; i < 8; ++i) {
-      schema::Trajectory t = trajectory(1, {1}, {2, 3, 4});  // each says -0.5 of its tokens
-      t.set_worker(worker);
-      t.add_loss_mask(1), t.add_loss_mask(1), t.add_loss_mask(0);
-      batch.push_back(t);
-      for (const float p : {-0.5f, -0.6f})
-        scores.logprobs.push_back(worker == 3 ? -9 : p), scores.entropies.push_back(0.5f);
+      schema::Trajectory sent = trajectory(1, {1}, {2, 3, 4});  // with log-probabilities -0.5
+      sent.set_worker(worker);
+      sent.add_loss_mask(1), sent.add_loss_mask(1), sent.add_loss_mask(0);
+      batch.push_back(sent);
+      for (const float logprob : {-0.5f, -0.6f})
+        scores.logprobs.push_back(worker == 3 ? -9 : logprob), scores.entropies.push_back(0.5f);
       scores.logprobs.push_back(NAN), scores.entropies.push_back(NAN);  // not trained on, not needed
     }
   batch.push_back(trajectory(2, {1}, {5}));
   batch.back().set_worker(9);
   scores.logprobs.push_back(NAN), scores.entropies.push_back(NAN);
-  const ScoreComparison found = compare_scores(batch, scores);
-  EXPECT_EQ(found.figures["scored_responses"], 32);
-  EXPECT_NEAR(found.figures["entropy"].get<double>(), 0.5, 1e-6);
-  EXPECT_FALSE(found.scrutiny.contains(WorkerId{9})) << "its response has no scores";
-  EXPECT_EQ(found.scrutiny.at(WorkerId{1}).responses, 8u);
-  EXPECT_NEAR(found.scrutiny.at(WorkerId{1}).surprise, 8 * 0.05, 1e-5);
-  EXPECT_NEAR(found.scrutiny.at(WorkerId{1}).dispute, 8 * 0.05, 1e-5);
-  EXPECT_NEAR(found.scrutiny.at(WorkerId{3}).dispute, 8 * 8.5, 1e-4);
+  const ScoreComparison comparison = compare_scores(batch, scores);
+  EXPECT_EQ(comparison.figures["scored_responses"], 32);
+  EXPECT_NEAR(comparison.figures["entropy"].get<double>(), 0.5, 1e-6);
+  EXPECT_FALSE(comparison.scrutiny.contains(WorkerId{9})) << "its response has no scores";
+  EXPECT_EQ(comparison.scrutiny.at(WorkerId{1}).responses, 8u);
+  EXPECT_NEAR(comparison.scrutiny.at(WorkerId{1}).surprise, 8 * 0.05, 1e-5);
+  EXPECT_NEAR(comparison.scrutiny.at(WorkerId{1}).dispute, 8 * 0.05, 1e-5);
+  EXPECT_NEAR(comparison.scrutiny.at(WorkerId{3}).dispute, 8 * 8.5, 1e-4);
   Credibility credibility;
   std::vector<Credibility::Verdict> verdicts;
-  for (std::uint64_t step = 1; step <= Credibility::kInARow; ++step) {
+  for (std::uint64_t step = 1; step <= Credibility::kInARowMax; ++step) {
     EXPECT_TRUE(verdicts.empty());
-    verdicts = credibility.judge(found.scrutiny, step);
+    verdicts = credibility.judge(comparison.scrutiny, step);
   }
   ASSERT_EQ(verdicts.size(), 1u);
   EXPECT_EQ(verdicts[0].worker, WorkerId{3});
@@ -540,6 +547,7 @@ TEST_F(ApiTest, ListensAtOneAddressOnly) {
                                  .about = {},
                                  .parse_policy = {},
                                  .read_policy = {},
+                                 .check_policy = {},
                                  .held_out = {},
                                  .grade = {}},
                                 trainer_link_);

@@ -21,15 +21,20 @@ TEST(HeldOut, IntervalsAreWilsons) {
   EXPECT_EQ(wilson_interval(0.5, 0).high, 1);
 }
 
-// The reference counts every choice of k among n.
+// The reference counts the choices of k among n answers that contain a correct one. Each bit of `chosen_answers` is an
+// answer; the lowest bits are the correct ones.
 TEST(HeldOut, PassAtKCountsChoices) {
   for (unsigned n = 1; n <= 8; ++n)
     for (unsigned correct = 0; correct <= n; ++correct)
       for (unsigned k = 1; k <= n; ++k) {
-        unsigned chosen = 0, hits = 0;
-        for (unsigned set = 0; set < 1u << n; ++set)
-          if (static_cast<unsigned>(__builtin_popcount(set)) == k) ++chosen, hits += (set & ((1u << correct) - 1)) != 0;
-        EXPECT_NEAR(pass_at(n, correct, k), static_cast<double>(hits) / chosen, 1e-12)
+        const unsigned correct_answers = (1u << correct) - 1;
+        unsigned choices = 0, hits = 0;
+        for (unsigned chosen_answers = 0; chosen_answers < 1u << n; ++chosen_answers) {
+          if (static_cast<unsigned>(__builtin_popcount(chosen_answers)) != k) continue;
+          ++choices;
+          hits += (chosen_answers & correct_answers) != 0;
+        }
+        EXPECT_NEAR(pass_at(n, correct, k), static_cast<double>(hits) / choices, 1e-12)
             << n << " " << correct << " " << k;
       }
 }
@@ -44,10 +49,10 @@ class HeldOutTest : public ::testing::Test {
   }
   void answer(HeldOut& held_out, std::size_t problem, bool right) { answer(held_out, problem, 0, 1, right); }
   void answer(HeldOut& held_out, std::size_t problem, int sample, int samples, bool right) {
-    const auto told = held_out.submit_turn(problem * samples + sample, right ? problems_[problem].reference() : "wrong",
-                                           true, right ? 2 : 6);
-    ASSERT_TRUE(told) << told.error().message();
-    EXPECT_EQ(*told, std::nullopt);
+    const auto observation = held_out.submit_turn(
+        problem * samples + sample, right ? problems_[problem].reference() : "wrong", true, right ? 2 : 6);
+    ASSERT_TRUE(observation) << observation.error().message();
+    EXPECT_EQ(*observation, std::nullopt);
   }
   std::unique_ptr<data_plane::Adapter> adapter_;
   std::vector<schema::Problem> problems_;
@@ -59,16 +64,16 @@ TEST_F(HeldOutTest, CountsAnswersLengthsAndRefusals) {
   for (std::size_t i = 0; i < 8; ++i) answer(held_out, i, i < 4);
   ASSERT_TRUE(held_out.submit_turn(8, "12345", false, std::nullopt));
   held_out.record_refusal(9, "too long\nfor it");
-  const auto r = held_out.result();
-  EXPECT_EQ(r["accuracy"], 0.4);
-  EXPECT_EQ(r["reward_mean"], 0.4);
-  EXPECT_NEAR(r["accuracy_low"].get<double>(), wilson_interval(0.4, 10).low, 1e-12);
-  EXPECT_TRUE(r["pass_at"].empty());
-  EXPECT_EQ(r["response_tokens"]["known"], 8);
-  EXPECT_EQ(r["response_tokens"]["mean"], 4);
-  EXPECT_EQ(r["response_tokens"]["max"], 6);
-  EXPECT_EQ(r["truncated_fraction"], 0.1);
-  EXPECT_EQ(r["refused"], (nlohmann::json{{R"(too long\nfor it)", 1}}));
+  const auto result = held_out.result();
+  EXPECT_EQ(result["accuracy"], 0.4);
+  EXPECT_EQ(result["reward_mean"], 0.4);
+  EXPECT_NEAR(result["accuracy_low"].get<double>(), wilson_interval(0.4, 10).low, 1e-12);
+  EXPECT_TRUE(result["pass_at"].empty());
+  EXPECT_EQ(result["response_tokens"]["known"], 8);
+  EXPECT_EQ(result["response_tokens"]["mean"], 4);
+  EXPECT_EQ(result["response_tokens"]["max"], 6);
+  EXPECT_EQ(result["truncated_fraction"], 0.1);
+  EXPECT_EQ(result["refused"], (nlohmann::json{{R"(too long\nfor it)", 1}}));
 }
 
 // If all answers to a problem agree, the interval's width follows from the number of problems. If they are independent,
@@ -78,42 +83,43 @@ TEST_F(HeldOutTest, AnswersToOneProblemWeighByTheirInformation) {
   Random random(5);
   double correct = 0;
   for (std::size_t i = 0; i < problems_.size(); ++i)
-    for (int k = 0; k < 8; ++k) {
-      answer(alike, i, k, 8, i % 2 == 0);
+    for (int sample = 0; sample < 8; ++sample) {
+      answer(alike, i, sample, 8, i % 2 == 0);
       const bool right = random.below(2) == 0;
       correct += right;
-      answer(unlike, i, k, 8, right);
+      answer(unlike, i, sample, 8, right);
     }
-  const auto a = alike.result(), u = unlike.result();
-  const auto width = [](const auto& r) {
-    return r["accuracy_high"].template get<double>() - r["accuracy_low"].template get<double>();
+  const auto result_alike = alike.result(), result_unlike = unlike.result();
+  const auto width = [](const auto& result) {
+    return result["accuracy_high"].template get<double>() - result["accuracy_low"].template get<double>();
   };
-  const auto wilson_width = [](double share, double n) {
-    return wilson_interval(share, n).high - wilson_interval(share, n).low;
+  const auto wilson_width = [](double share, double answers) {
+    return wilson_interval(share, answers).high - wilson_interval(share, answers).low;
   };
-  EXPECT_NEAR(width(a), wilson_width(0.5, 200), 0.002);
-  EXPECT_NEAR(width(u), wilson_width(correct / 1600, 1600), 0.008);
-  EXPECT_EQ(a["pass_at"].back()["share"], 0.5) << "the same problems every time";
-  EXPECT_EQ(a["pass_at"].back()["k"], 8);
-  EXPECT_NEAR(u["pass_at"].back()["share"].get<double>(), 1 - 1.0 / 256, 0.02);
-  EXPECT_EQ(u["pass_at"].size(), 4u) << "1, 2, 4, 8";
+  EXPECT_NEAR(width(result_alike), wilson_width(0.5, 200), 0.002);
+  EXPECT_NEAR(width(result_unlike), wilson_width(correct / 1600, 1600), 0.008);
+  EXPECT_EQ(result_alike["pass_at"].back()["share"], 0.5) << "the same problems every time";
+  EXPECT_EQ(result_alike["pass_at"].back()["k"], 8);
+  EXPECT_NEAR(result_unlike["pass_at"].back()["share"].get<double>(), 1 - 1.0 / 256, 0.02);
+  EXPECT_EQ(result_unlike["pass_at"].size(), 4u) << "1, 2, 4, 8";
 }
 
-// Guessing a number takes several turns. The observations between them are returned, and the answer counts once.
+// Guessing result_alike number takes several turns. The observations between them are returned, and the answer counts
+// once.
 TEST(HeldOut, AnAnswerHasAsManyTurnsAsItsTask) {
   const auto adapter = data_plane::make_adapter("guess", "", 3);
   ASSERT_TRUE(adapter) << adapter.error().message();
   const std::vector<schema::Problem> problems = (*adapter)->evaluation();
   HeldOut held_out(**adapter, problems, 1, 7);
-  const auto told = held_out.submit_turn(0, "hm", true, 1);
-  ASSERT_TRUE(told) << told.error().message();
-  ASSERT_TRUE(told->has_value());
+  const auto observation = held_out.submit_turn(0, "hm", true, 1);
+  ASSERT_TRUE(observation) << observation.error().message();
+  ASSERT_TRUE(observation->has_value());
   EXPECT_EQ(held_out.answers(), 0u);
   held_out.end_early(0);
   EXPECT_EQ(held_out.answers(), 1u);
-  const auto r = held_out.result();
-  EXPECT_EQ(r["response_tokens"]["max"], 1);
-  EXPECT_GT(r["truncated_fraction"], 0);
+  const auto result = held_out.result();
+  EXPECT_EQ(result["response_tokens"]["max"], 1);
+  EXPECT_GT(result["truncated_fraction"], 0);
 }
 
 TEST(HeldOut, ATextEndsBehindItsFirstStopString) {

@@ -15,7 +15,7 @@ namespace {
 using torch::Tensor;
 
 constexpr std::int64_t kVocabulary = 23, kFixedLength = 30;
-constexpr double kTemperature = 0.9, kCap = 2.0, kBeta1 = 0.9;
+constexpr double kTemperature = 0.9, kImportanceCap = 2.0, kBeta1 = 0.9;
 
 std::shared_ptr<model::Transformer> fresh_model() {
   model::ModelConfig shape;
@@ -33,16 +33,17 @@ std::shared_ptr<model::Transformer> fresh_model() {
 }
 
 // Log-probabilities of the response's tokens, one trajectory at a time.
-std::vector<Tensor> response_logprobs(model::Transformer& model, const schema::Trajectory& t) {
-  std::vector<std::int64_t> ids(t.prompt_tokens().begin(), t.prompt_tokens().end());
-  ids.insert(ids.end(), t.response_tokens().begin(), t.response_tokens().end());
-  const Tensor log_p =
+std::vector<Tensor> response_logprobs(model::Transformer& model, const schema::Trajectory& trajectory) {
+  const auto &prompt = trajectory.prompt_tokens(), &response = trajectory.response_tokens();
+  std::vector<std::int64_t> ids(prompt.begin(), prompt.end());
+  ids.insert(ids.end(), response.begin(), response.end());
+  const Tensor vocabulary_logprobs =  // at each position, of the token after it
       (model.forward(torch::tensor(ids, torch::kLong).unsqueeze(0))[0].to(torch::kDouble) / kTemperature)
           .log_softmax(-1);
-  std::vector<Tensor> all;
-  for (int i = 0; i < t.response_tokens_size(); ++i)
-    all.push_back(log_p[t.prompt_tokens_size() + i - 1][static_cast<std::int64_t>(t.response_tokens(i))]);
-  return all;
+  std::vector<Tensor> logprobs;
+  for (int i = 0; i < response.size(); ++i)
+    logprobs.push_back(vocabulary_logprobs[prompt.size() + i - 1][static_cast<std::int64_t>(response[i])]);
+  return logprobs;
 }
 
 // Four groups of two to six responses of one to four turns. Observations between the turns are masked and have no
@@ -54,35 +55,35 @@ std::vector<schema::Trajectory> several_turns() {
   std::vector<schema::Trajectory> batch;
   for (std::uint64_t group = 0; group < 4; ++group) {
     std::vector<std::uint32_t> prompt;
-    for (std::uint64_t t = 0; t < 1 + 4 * group; ++t)
+    for (std::uint64_t token = 0; token < 1 + 4 * group; ++token)
       prompt.push_back(static_cast<std::uint32_t>(random.below(kVocabulary)));
     for (std::uint64_t member = 0; member < 2 + (group * 3) % 5; ++member) {
-      schema::Trajectory t;
-      t.set_id(fmt::format("{}-{}", group, member));
-      t.set_group(10 + group);
-      t.set_finished(member != 1);
-      t.set_reward(group == 2 ? 1.0 : static_cast<double>(random.below(5)) / 4);
-      t.mutable_prompt_tokens()->Add(prompt.begin(), prompt.end());
+      schema::Trajectory trajectory;
+      trajectory.set_id(fmt::format("{}-{}", group, member));
+      trajectory.set_group(10 + group);
+      trajectory.set_finished(member != 1);
+      trajectory.set_reward(group == 2 ? 1.0 : static_cast<double>(random.below(5)) / 4);
+      trajectory.mutable_prompt_tokens()->Add(prompt.begin(), prompt.end());
       const std::uint64_t turns = 1 + random.below(4);
       for (std::uint64_t turn = 0; turn < turns; ++turn) {
-        for (std::uint64_t k = 0; k < 1 + random.below(7); ++k) {
-          t.add_response_tokens(static_cast<std::uint32_t>(random.below(kVocabulary)));
-          t.add_loss_mask(1);
+        for (std::uint64_t token = 0; token < 1 + random.below(7); ++token) {
+          trajectory.add_response_tokens(static_cast<std::uint32_t>(random.below(kVocabulary)));
+          trajectory.add_loss_mask(1);
         }
-        for (std::uint64_t k = 0; turn + 1 < turns && k < 1 + random.below(9); ++k) {
-          t.add_response_tokens(static_cast<std::uint32_t>(random.below(kVocabulary)));
-          t.add_loss_mask(0);
+        for (std::uint64_t token = 0; turn + 1 < turns && token < 1 + random.below(9); ++token) {
+          trajectory.add_response_tokens(static_cast<std::uint32_t>(random.below(kVocabulary)));
+          trajectory.add_loss_mask(0);
         }
       }
-      const auto now = response_logprobs(*model, t);
-      for (std::size_t i = 0; i < now.size(); ++i)
-        t.add_logprobs(t.loss_mask(static_cast<int>(i)) > 0
-                           ? static_cast<float>(now[i].item<double>() + 1.6 * random.uniform() - 0.8)
-                           : 0.0f);
-      batch.push_back(std::move(t));
+      const auto logprobs = response_logprobs(*model, trajectory);
+      for (std::size_t i = 0; i < logprobs.size(); ++i)
+        trajectory.add_logprobs(trajectory.loss_mask(static_cast<int>(i)) > 0
+                                    ? static_cast<float>(logprobs[i].item<double>() + 1.6 * random.uniform() - 0.8)
+                                    : 0.0f);
+      batch.push_back(std::move(trajectory));
     }
   }
-  std::swap(batch[0], batch[9]);  // groups may be torn apart
+  std::swap(batch[0], batch[9]);  // because a group need not be contiguous
   return batch;
 }
 
@@ -102,22 +103,23 @@ Tensor clipped(const Tensor& x, double low, double high) {
 }
 
 void set_advantages(std::string_view name, std::vector<Response*>& group) {
-  const auto n = static_cast<double>(group.size());
-  double sum = 0, tokens = 0, weighted = 0, squares = 0;
-  for (const Response* r : group) sum += r->reward, tokens += r->tokens(), weighted += r->reward * r->tokens();
-  for (const Response* r : group) squares += (r->reward - sum / n) * (r->reward - sum / n);
-  const double deviation = std::sqrt(squares / n) + 1e-6;
-  for (Response* r : group) {
+  const auto size = static_cast<double>(group.size());
+  double sum = 0, tokens = 0, token_weighted_sum = 0, squares = 0;
+  for (const Response* response : group)
+    sum += response->reward, tokens += response->tokens(), token_weighted_sum += response->reward * response->tokens();
+  for (const Response* response : group) squares += (response->reward - sum / size) * (response->reward - sum / size);
+  const double deviation = std::sqrt(squares / size) + 1e-6;
+  for (Response* response : group) {
     if (squares == 0)
-      r->advantage = 0;
+      response->advantage = 0;
     else if (name == "rloo")  // the mean of the others
-      r->advantage = r->reward - (sum - r->reward) / (n - 1);
+      response->advantage = response->reward - (sum - response->reward) / (size - 1);
     else if (name == "opo")  // every response weighs by the tokens that the policy drew
-      r->advantage = r->reward - weighted / tokens;
+      response->advantage = response->reward - token_weighted_sum / tokens;
     else if (name == "dr_grpo")
-      r->advantage = r->reward - sum / n;
+      response->advantage = response->reward - sum / size;
     else
-      r->advantage = (r->reward - sum / n) / deviation;
+      response->advantage = (response->reward - sum / size) / deviation;
   }
 }
 
@@ -125,8 +127,10 @@ void set_advantages(std::string_view name, std::vector<Response*>& group) {
 Tensor objective(std::string_view name, const Response& r) {
   const double a = r.advantage;
   Tensor total = constant(0);
-  const auto weight_old = [&](std::size_t t) { return std::min(std::exp(r.old[t] - r.drawn[t]), kCap); };
-  const auto weight_now = [&](std::size_t t) { return std::min(std::exp(value_of(r.now[t]) - r.drawn[t]), kCap); };
+  const auto weight_old = [&](std::size_t t) { return std::min(std::exp(r.old[t] - r.drawn[t]), kImportanceCap); };
+  const auto weight_now = [&](std::size_t t) {
+    return std::min(std::exp(value_of(r.now[t]) - r.drawn[t]), kImportanceCap);
+  };
   const auto ratio = [&](std::size_t t) { return (r.now[t] - r.old[t]).exp(); };
   if (name == "dapo" || name == "grpo" || name == "dr_grpo") {
     const double high = name == "dapo" ? 1.28 : 1.2;
@@ -149,7 +153,7 @@ Tensor objective(std::string_view name, const Response& r) {
   if (name == "tis_sequence") {
     double log_weight = 0;
     for (std::size_t t = 0; t < r.now.size(); ++t) log_weight += value_of(r.now[t]) - r.drawn[t];
-    for (const Tensor& now : r.now) total = total + std::min(std::exp(log_weight), kCap) * a * now;
+    for (const Tensor& now : r.now) total = total + std::min(std::exp(log_weight), kImportanceCap) * a * now;
     return total;
   }
   std::vector<bool> left(r.now.size(), true);
@@ -222,19 +226,19 @@ TrainerConfig settings(std::string_view name, std::int64_t passes) {
 }
 
 Gradients first_moments(const Trainer& trainer) {
-  Gradients all;
-  for (const auto& slot : trainer.optimizer().slots()) all[slot.name] = slot.moment1.to(torch::kDouble);
-  return all;
+  Gradients moments;
+  for (const auto& slot : trainer.optimizer().slots()) moments[slot.name] = slot.moment1.to(torch::kDouble);
+  return moments;
 }
 
-// How far `got` is from `want`, as a share of its length.
-double error(const Gradients& got, const Gradients& want) {
-  double difference = 0, size = 0;
-  for (const auto& [name, gradient] : want) {
-    difference += (got.at(name) - gradient).square().sum().item<double>();
-    size += gradient.square().sum().item<double>();
+// The length of the difference, as a share of the length of `expected`.
+double relative_error(const Gradients& actual, const Gradients& expected) {
+  double difference_square = 0, expected_square = 0;
+  for (const auto& [name, gradient] : expected) {
+    difference_square += (actual.at(name) - gradient).square().sum().item<double>();
+    expected_square += gradient.square().sum().item<double>();
   }
-  return std::sqrt(difference / size);
+  return std::sqrt(difference_square / expected_square);
 }
 
 class NamedLoss : public testing::TestWithParam<std::string_view> {
@@ -247,23 +251,23 @@ INSTANTIATE_TEST_SUITE_P(All, NamedLoss, testing::ValuesIn(loss_names()),
 TEST_P(NamedLoss, HasTheGradientOfItsFormulaOnRolloutsOfSeveralTurns) {
   const auto batch = several_turns();
   // The first update is at the policy of the step's beginning, the second away from it, where a trust region is met.
-  const auto model = fresh_model(), further = fresh_model();
-  const auto once = Trainer::create(model, settings(GetParam(), 1)).value(),
-             twice = Trainer::create(further, settings(GetParam(), 2)).value();
-  const auto report = once->step(batch), second_report = twice->step(batch);
+  const auto model = fresh_model(), other_model = fresh_model();
+  const auto with_one_pass = Trainer::create(model, settings(GetParam(), 1)).value(),
+             with_two_passes = Trainer::create(other_model, settings(GetParam(), 2)).value();
+  const auto report = with_one_pass->step(batch), second_report = with_two_passes->step(batch);
   ASSERT_TRUE(report && second_report);
-  Gradients first = first_moments(*once), second = first_moments(*twice);
+  Gradients first = first_moments(*with_one_pass), second = first_moments(*with_two_passes);
   for (auto& [name, gradient] : second) gradient = (gradient - kBeta1 * first.at(name)) / (1 - kBeta1);
   for (auto& [name, gradient] : first) gradient = gradient / (1 - kBeta1);
 
-  Gradients want_first, want_second;
-  const double loss = reference(GetParam(), batch, *fresh_model(), *fresh_model(), want_first);
-  const double second_loss = reference(GetParam(), batch, *model, *fresh_model(), want_second);
-  EXPECT_LT(error(first, want_first), 1e-5);
-  EXPECT_LT(error(second, want_second), 1e-4);
+  Gradients expected_first, expected_second;
+  const double loss = reference(GetParam(), batch, *fresh_model(), *fresh_model(), expected_first);
+  const double second_loss = reference(GetParam(), batch, *model, *fresh_model(), expected_second);
+  EXPECT_LT(relative_error(first, expected_first), 1e-5);
+  EXPECT_LT(relative_error(second, expected_second), 1e-4);
   EXPECT_NEAR(report->loss, loss, 1e-5 * std::max(1.0, std::abs(loss)));
   EXPECT_NEAR(second_report->loss, (loss + second_loss) / 2, 1e-5 * std::max(1.0, std::abs(loss)));
-  EXPECT_GT(error(want_first, want_second), 0.01);  // the two tell different things
+  EXPECT_GT(relative_error(expected_first, expected_second), 0.01) << "one comparison would repeat the other";
   const auto config = settings(GetParam(), 2).loss;
   if (config.trust_region == TrustRegion::kClip) {
     EXPECT_GT(second_report->clip_fraction, 0);
@@ -278,14 +282,14 @@ TEST(LengthWeightedBaseline, LeavesOutTheTokensTheLossLeavesOut) {
   ASSERT_GE(batch.size(), 4u);
   TrainerConfig config = settings("opo", 1);
   config.truncated = Truncated::kMask;
-  const auto all = Trainer::create(fresh_model(), config).value();
-  ASSERT_TRUE(all->step(batch));
-  Gradients got = first_moments(*all), want;
-  for (auto& [name, gradient] : got) gradient = gradient / (1 - kBeta1) * static_cast<double>(batch.size());
+  const auto trainer = Trainer::create(fresh_model(), config).value();
+  ASSERT_TRUE(trainer->step(batch));
+  Gradients actual = first_moments(*trainer), expected;
+  for (auto& [name, gradient] : actual) gradient = gradient / (1 - kBeta1) * static_cast<double>(batch.size());
   std::erase_if(batch, [](const schema::Trajectory& t) { return !t.finished(); });
-  reference("opo", batch, *fresh_model(), *fresh_model(), want);
-  for (auto& [name, gradient] : want) gradient = gradient * static_cast<double>(batch.size());
-  EXPECT_LT(error(got, want), 1e-5);
+  reference("opo", batch, *fresh_model(), *fresh_model(), expected);
+  for (auto& [name, gradient] : expected) gradient = gradient * static_cast<double>(batch.size());
+  EXPECT_LT(relative_error(actual, expected), 1e-5);
 }
 
 }  // namespace

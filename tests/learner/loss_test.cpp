@@ -16,26 +16,26 @@ torch::Tensor tensor(std::vector<double> values, std::vector<std::int64_t> shape
 TEST(GroupAdvantages, MatchTheFormulaByHand) {
   const LossConfig config{};
   // Group 1: mean 0.25, population deviation sqrt(3)/4. Group 2: mean 2, deviation 1.
-  const auto a = group_advantages({1, 0, 0, 0, 1, 1, 3, 3}, 4, config);
-  ASSERT_TRUE(a);
-  EXPECT_NEAR((*a)[0], 0.75 / (std::sqrt(3.0) / 4), 1e-5);
-  EXPECT_NEAR((*a)[1], -0.25 / (std::sqrt(3.0) / 4), 1e-5);
-  EXPECT_NEAR((*a)[4], -1.0, 2e-6);
-  EXPECT_NEAR((*a)[7], 1.0, 2e-6);
+  const auto advantages = group_advantages({1, 0, 0, 0, 1, 1, 3, 3}, 4, config);
+  ASSERT_TRUE(advantages);
+  EXPECT_NEAR((*advantages)[0], 0.75 / (std::sqrt(3.0) / 4), 1e-5);
+  EXPECT_NEAR((*advantages)[1], -0.25 / (std::sqrt(3.0) / 4), 1e-5);
+  EXPECT_NEAR((*advantages)[4], -1.0, 2e-6);
+  EXPECT_NEAR((*advantages)[7], 1.0, 2e-6);
 }
 
 TEST(GroupAdvantages, WithoutScaleOnlyCentre) {
   LossConfig config{};
   config.advantage_scale = AdvantageScale::kNone;
-  const auto a = group_advantages({1, 0, 0.5, 0.5}, 2, config);
-  ASSERT_TRUE(a);
-  EXPECT_EQ(*a, (std::vector<double>{0.5, -0.5, 0, 0}));
+  const auto advantages = group_advantages({1, 0, 0.5, 0.5}, 2, config);
+  ASSERT_TRUE(advantages);
+  EXPECT_EQ(*advantages, (std::vector<double>{0.5, -0.5, 0, 0}));
 }
 
 TEST(GroupAdvantages, EqualRewardsGiveExactlyZero) {
-  const auto a = group_advantages({0.1, 0.1, 0.1, 0.7, 0.7, 0.7}, 3, LossConfig{});
-  ASSERT_TRUE(a);
-  for (const double value : *a) EXPECT_EQ(value, 0.0);
+  const auto advantages = group_advantages({0.1, 0.1, 0.1, 0.7, 0.7, 0.7}, 3, LossConfig{});
+  ASSERT_TRUE(advantages);
+  for (const double value : *advantages) EXPECT_EQ(value, 0.0);
 }
 
 TEST(GroupAdvantages, RefuseInvalidGroups) {
@@ -62,7 +62,8 @@ TEST(LossConfig, RangesAreChecked) {
 
 // One sequence per (advantage, ratio) case; the proximal log-probability is 0, so log π_θ is the log of the ratio.
 struct ClipCase {
-  double advantage, ratio, objective, slope;  // slope: d objective / d log π_θ
+  double advantage, ratio;  // the inputs; ratio: r
+  double objective, slope;  // the expected results; slope: d objective / d log π_θ
   bool clipped;
 };
 
@@ -79,7 +80,12 @@ TEST(PolicyLoss, ClipsOnlyTheSideThatWouldGoTooFar) {
   for (const ClipCase& c : cases) {
     torch::Tensor log_probs = tensor({std::log(c.ratio)}, {1, 1}).requires_grad_();
     const torch::Tensor zero = torch::zeros({1, 1}, torch::kFloat64);
-    const LossInputs inputs{log_probs, zero, zero, {}, tensor({c.advantage}, {1}), torch::ones({1, 1})};
+    const LossInputs inputs{.log_probs = log_probs,
+                            .proximal_log_probs = zero,
+                            .behaviour_log_probs = zero,
+                            .reference_log_probs = {},
+                            .advantages = tensor({c.advantage}, {1}),
+                            .mask = torch::ones({1, 1})};
     const LossResult result = policy_loss(inputs, {1, 1}, LossConfig{});
     result.loss.backward();
     EXPECT_NEAR(result.loss.item<double>(), -c.objective, 1e-12) << c.advantage << " " << c.ratio;
@@ -149,29 +155,30 @@ struct RandomCase {
   LossInputs inputs;
 };
 
-// Three sequences of four tokens over five symbols; all policies differ, some ratios are cut, some weights capped.
+// Three sequences of four tokens over five symbols. All policies differ, some ratios are clipped, and some importance
+// weights are capped.
 RandomCase random_case(bool with_proximal) {
   torch::manual_seed(7);
   const auto f64 = torch::TensorOptions().dtype(torch::kFloat64);
-  RandomCase c;
-  c.logits = torch::randn({3, 4, 5}, f64);
-  c.targets = torch::randint(5, {3, 4}, torch::kInt64);
-  const torch::Tensor now = score(c.logits, c.targets);
-  c.inputs.behaviour_log_probs = now + 0.8 * torch::randn({3, 4}, f64);
-  c.inputs.reference_log_probs = now + 0.5 * torch::randn({3, 4}, f64);
-  if (with_proximal) c.inputs.proximal_log_probs = now + 0.4 * torch::randn({3, 4}, f64);
-  c.inputs.advantages = tensor({1.2, -0.7, 0.4}, {3});
-  c.inputs.mask = tensor({1, 1, 1, 0, 1, 1, 1, 1, 1, 0, 0, 0}, {3, 4});
-  return c;
+  RandomCase result;
+  result.logits = torch::randn({3, 4, 5}, f64);
+  result.targets = torch::randint(5, {3, 4}, torch::kInt64);
+  const torch::Tensor log_probs = score(result.logits, result.targets);
+  result.inputs.behaviour_log_probs = log_probs + 0.8 * torch::randn({3, 4}, f64);
+  result.inputs.reference_log_probs = log_probs + 0.5 * torch::randn({3, 4}, f64);
+  if (with_proximal) result.inputs.proximal_log_probs = log_probs + 0.4 * torch::randn({3, 4}, f64);
+  result.inputs.advantages = tensor({1.2, -0.7, 0.4}, {3});
+  result.inputs.mask = tensor({1, 1, 1, 0, 1, 1, 1, 1, 1, 0, 0, 0}, {3, 4});
+  return result;
 }
 
 using Row = std::vector<double>;
 using Rows = std::vector<Row>;
 
-Rows rows_of(const torch::Tensor& t) {
+Rows rows_of(const torch::Tensor& matrix) {
   Rows rows;
-  for (std::int64_t i = 0; i < t.size(0); ++i) {
-    const torch::Tensor row = t[i].detach().to(torch::kFloat64).contiguous();
+  for (std::int64_t i = 0; i < matrix.size(0); ++i) {
+    const torch::Tensor row = matrix[i].detach().to(torch::kFloat64).contiguous();
     rows.emplace_back(row.data_ptr<double>(), row.data_ptr<double>() + row.numel());
   }
   return rows;
@@ -187,64 +194,66 @@ struct PlainLoss {
   double operator()(const LossConfig& c, const Rows& now, const Rows& held) const {
     double loss = 0;
     for (std::size_t i = 0; i < now.size(); ++i) {
-      std::vector<std::size_t> at;  // the tokens that count
+      std::vector<std::size_t> counted;  // the tokens that count
       for (std::size_t t = 0; t < now[i].size(); ++t)
-        if (mask[i][t] > 0) at.push_back(t);
-      const auto length = static_cast<double>(at.size());
+        if (mask[i][t] > 0) counted.push_back(t);
+      const auto length = static_cast<double>(counted.size());
       const auto sum = [&](const auto& term) {
         double total = 0;
-        for (const std::size_t t : at) total += term(t);
+        for (const std::size_t t : counted) total += term(t);
         return total;
       };
       const Rows& anchor = needs_proximal(c) ? old : held;
       const double product = sum([&](std::size_t t) { return anchor[i][t] - behaviour[i][t]; });
       const double drift = sum([&](std::size_t t) { return now[i][t] - old[i][t]; }) / length;
       const double drift_held = sum([&](std::size_t t) { return held[i][t] - old[i][t]; }) / length;
-      const std::vector<std::size_t> left_out = beyond_second_moment(c, i, at, held);
-      for (const std::size_t t : at) {
-        const bool whole = c.importance_level == Level::kSequence;
-        const double w = std::min(std::exp(whole ? product : anchor[i][t] - behaviour[i][t]), c.importance_cap);
+      const std::vector<std::size_t> left_out = beyond_second_moment(c, i, counted, held);
+      for (const std::size_t t : counted) {
+        const bool by_sequence = c.importance_level == Level::kSequence;
+        const double weight =
+            std::min(std::exp(by_sequence ? product : anchor[i][t] - behaviour[i][t]), c.importance_cap);
         const bool geometric = c.ratio_level == Level::kSequence;
-        const double r = std::exp(geometric ? drift : now[i][t] - old[i][t]);
-        const double r_held = std::exp(geometric ? drift_held : held[i][t] - old[i][t]);
-        const auto clip = [&](double x) { return std::min(std::max(x, 1 - c.clip_low), 1 + c.clip_high); };
-        const double d = reference[i][t] - now[i][t];
-        double a = advantages[i], j = 0;
-        if (c.kl_form == KlForm::kK1) a -= c.kl_coefficient * (held[i][t] - reference[i][t]);
-        const bool gone = std::find(left_out.begin(), left_out.end(), t) != left_out.end();
-        if (c.trust_region == TrustRegion::kClip) j = w * std::min(r * a, clip(r) * a);
-        if (c.trust_region == TrustRegion::kDetachedClip) j = w * clip(r_held) * a * now[i][t];
-        if (c.trust_region == TrustRegion::kSecondMoment) j = gone ? 0 : w * a * now[i][t];
-        if (c.trust_region == TrustRegion::kNone) j = w * a * now[i][t];
-        if (c.kl_form == KlForm::kK2) j -= c.kl_coefficient * d * d / 2;
-        if (c.kl_form == KlForm::kK3) j -= c.kl_coefficient * (std::exp(d) - d - 1);
+        const double ratio = std::exp(geometric ? drift : now[i][t] - old[i][t]);
+        const double ratio_held = std::exp(geometric ? drift_held : held[i][t] - old[i][t]);
+        const auto clip = [&](double value) { return std::min(std::max(value, 1 - c.clip_low), 1 + c.clip_high); };
+        const double difference = reference[i][t] - now[i][t];
+        double advantage = advantages[i], objective = 0;
+        if (c.kl_form == KlForm::kK1) advantage -= c.kl_coefficient * (held[i][t] - reference[i][t]);
+        const bool is_left_out = std::find(left_out.begin(), left_out.end(), t) != left_out.end();
+        if (c.trust_region == TrustRegion::kClip)
+          objective = weight * std::min(ratio * advantage, clip(ratio) * advantage);
+        if (c.trust_region == TrustRegion::kDetachedClip) objective = weight * clip(ratio_held) * advantage * now[i][t];
+        if (c.trust_region == TrustRegion::kSecondMoment) objective = is_left_out ? 0 : weight * advantage * now[i][t];
+        if (c.trust_region == TrustRegion::kNone) objective = weight * advantage * now[i][t];
+        if (c.kl_form == KlForm::kK2) objective -= c.kl_coefficient * difference * difference / 2;
+        if (c.kl_form == KlForm::kK3) objective -= c.kl_coefficient * (std::exp(difference) - difference - 1);
         double share = 1 / tokens;
         if (c.aggregation == Aggregation::kSequenceMean) share = 1 / (sequences * length);
         if (c.aggregation == Aggregation::kSequenceSum) share = 1 / sequences;
         if (c.aggregation == Aggregation::kFixedLength) share = 1 / (sequences * static_cast<double>(c.fixed_length));
-        loss -= share * j;
+        loss -= share * objective;
       }
     }
     return loss;
   }
 
-  std::vector<std::size_t> beyond_second_moment(const LossConfig& c, std::size_t i, std::vector<std::size_t> left,
+  std::vector<std::size_t> beyond_second_moment(const LossConfig& c, std::size_t i, std::vector<std::size_t> remaining,
                                                 const Rows& held) const {
-    std::vector<std::size_t> gone;
+    std::vector<std::size_t> left_out;
     const auto log_ratio = [&](std::size_t t) { return held[i][t] - behaviour[i][t]; };
-    while (c.trust_region == TrustRegion::kSecondMoment && !left.empty()) {
-      double mean = 0;
-      auto worst = left.end();
-      for (auto t = left.begin(); t != left.end(); ++t) {
-        mean += log_ratio(*t) * log_ratio(*t) / static_cast<double>(left.size());
+    while (c.trust_region == TrustRegion::kSecondMoment && !remaining.empty()) {
+      double mean_square = 0;
+      auto worst = remaining.end();
+      for (auto t = remaining.begin(); t != remaining.end(); ++t) {
+        mean_square += log_ratio(*t) * log_ratio(*t) / static_cast<double>(remaining.size());
         if (log_ratio(*t) * advantages[i] <= 0) continue;
-        if (worst == left.end() || std::abs(log_ratio(*t)) > std::abs(log_ratio(*worst))) worst = t;
+        if (worst == remaining.end() || std::abs(log_ratio(*t)) > std::abs(log_ratio(*worst))) worst = t;
       }
-      if (mean <= c.second_moment_max || worst == left.end()) break;
-      gone.push_back(*worst);
-      left.erase(worst);
+      if (mean_square <= c.second_moment_max || worst == remaining.end()) break;
+      left_out.push_back(*worst);
+      remaining.erase(worst);
     }
-    return gone;
+    return left_out;
   }
 };
 
@@ -258,7 +267,7 @@ TEST(PolicyLoss, EveryNamedLossMatchesItsFormulaAndFiniteDifferences) {
       config.kl_form = form;
       config.fixed_length = 5;
       config.second_moment_max = 0.3;
-      if (config.clip_high > 1) config.clip_high = 0.3;  // so that it is met
+      if (config.clip_high > 1) config.clip_high = 0.3;  // so that some ratios exceed it
       RandomCase c = random_case(true);
       torch::Tensor logits = c.logits.clone().requires_grad_();
       c.inputs.log_probs = score(logits, c.targets);
@@ -266,9 +275,11 @@ TEST(PolicyLoss, EveryNamedLossMatchesItsFormulaAndFiniteDifferences) {
       EXPECT_GT(result.statistics().capped, 0) << name;
       EXPECT_EQ(result.statistics().clipped > 0, config.trust_region != TrustRegion::kNone) << name;
       result.loss.backward();
-      const PlainLoss plain{rows_of(c.inputs.proximal_log_probs), rows_of(c.inputs.behaviour_log_probs),
-                            rows_of(c.inputs.reference_log_probs), rows_of(c.inputs.mask),
-                            rows_of(c.inputs.advantages.unsqueeze(0))[0]};
+      const PlainLoss plain{.old = rows_of(c.inputs.proximal_log_probs),
+                            .behaviour = rows_of(c.inputs.behaviour_log_probs),
+                            .reference = rows_of(c.inputs.reference_log_probs),
+                            .mask = rows_of(c.inputs.mask),
+                            .advantages = rows_of(c.inputs.advantages.unsqueeze(0))[0]};
       const Rows held = rows_of(c.inputs.log_probs);
       EXPECT_NEAR(result.loss.item<double>(), plain(config, held, held), 1e-12) << name;
       const torch::Tensor gradient = logits.grad().reshape({-1});

@@ -29,18 +29,18 @@ using testing::HasSubstr;
 
 // ---- the code of a new cloud ----
 
-// The service.
+// The service, which rents out rooms.
 struct Nimbus {
   std::mutex mutex;
-  std::map<int, LaunchSpec> rented;
+  std::map<int, LaunchSpec> rented;  // by the room's number
   int newest = 0;
-  std::string searched_at, searched_in, billed_at;
+  std::string searched_url, searched_region, billed_url;  // of the latest calls
 
   std::vector<int> numbers() {
     const std::lock_guard lock(mutex);
-    std::vector<int> all;
-    for (const auto& [number, spec] : rented) all.push_back(number);
-    return all;
+    std::vector<int> rented_numbers;
+    for (const auto& [number, spec] : rented) rented_numbers.push_back(number);
+    return rented_numbers;
   }
   int rent(const LaunchSpec& spec) {
     const std::lock_guard lock(mutex);
@@ -65,8 +65,8 @@ class NimbusProvider final : public Provider {
     events_.push_back(Started{ticket, id_of(service_.rent(spec)), 0.4});
   }
   void stop(Ticket ticket, const InstanceId& instance, Duration) override {
-    const bool there = service_.end(std::atoi(instance.text.c_str() + std::string_view(kNimbus).size() + 1));
-    events_.push_back(Stopped{ticket, instance, there ? "returned" : "not there", !there});
+    const bool was_rented = service_.end(std::atoi(instance.text.c_str() + std::string_view(kNimbus).size() + 1));
+    events_.push_back(Stopped{ticket, instance, was_rented ? "returned" : "not there", !was_rented});
   }
   void list(Ticket ticket, const std::string& label_prefix) override {
     Listed listed{ticket, true, {}, std::nullopt};
@@ -88,16 +88,16 @@ Result<std::vector<Offer>> read_nimbus(std::string_view text, std::string_view, 
   std::string title;
   lines >> title;
   std::vector<Offer> offers;
-  for (Offer o; lines >> o.id >> o.rollouts_per_s; offers.push_back(o)) {
-    o.provider = kNimbus;
-    o.host = "host-" + o.id;
-    o.gpu = "L4";
-    o.vram_gb = 24;
-    o.up = o.down = BitRate{1e8};
-    o.reliability = 0.99;
-    o.rollouts_source = RateSource::kMeasured;
-    o.gpu_usd_per_hour = 0.4;
-    o.storage_usd_per_hour = o.upload_usd_per_gb = o.download_usd_per_gb = 0;
+  for (Offer offer; lines >> offer.id >> offer.rollouts_per_s; offers.push_back(offer)) {
+    offer.provider = kNimbus;
+    offer.host = "host-" + offer.id;
+    offer.gpu = "L4";
+    offer.vram_gb = 24;
+    offer.up = offer.down = BitRate{1e8};
+    offer.reliability = 0.99;
+    offer.rollouts_source = RateSource::kMeasured;
+    offer.gpu_usd_per_hour = 0.4;
+    offer.storage_usd_per_hour = offer.upload_usd_per_gb = offer.download_usd_per_gb = 0;
   }
   return offers;
 }
@@ -113,21 +113,21 @@ ProviderKind nimbus_kind(Nimbus& service) {
           .secrets = {kKey},
           .settings_meaning = "Nimbus.",
           .read_settings =
-              [](ConfigSection s, ServiceSettings& c) {
-                s.read("url", c.url, "where Nimbus is");
-                s.read("region", c.others["region"], "of its rooms");
+              [](ConfigSection section, ServiceSettings& settings) {
+                section.read("url", settings.url, "where Nimbus is");
+                section.read("region", settings.others["region"], "of its rooms");
               },
           .offers = OfferFormat{kNimbus, "a list of Nimbus",
                                 [](std::string_view head) { return head.starts_with("nimbus\n"); }, read_nimbus},
           .search = [&](const ProviderOptions& options, const MarketQuestion&) -> Result<MarketAnswer> {
-            service.searched_at = options.service(kNimbus).url;
-            service.searched_in = options.service(kNimbus).others.at("region");
+            service.searched_url = options.service(kNimbus).url;
+            service.searched_region = options.service(kNimbus).others.at("region");
             ECHO_ASSIGN(auto offers, read_nimbus("nimbus\na 2500\nb 2500\nc 2500\n", "", {}));
-            return MarketAnswer{service.searched_at, kNimbus, std::move(offers)};
+            return MarketAnswer{service.searched_url, kNimbus, std::move(offers)};
           },
           .title = "Nimbus",
           .bill = [&](const ProviderOptions& options, double, double to_unix_s) -> Result<Bill> {
-            service.billed_at = options.service(kNimbus).url;
+            service.billed_url = options.service(kNimbus).url;
             return Bill{{{id_of(1), to_unix_s, 0.25, 0.2, 0.05}, {id_of(99), to_unix_s, 7, 7, 0}}, 12.5};
           },
           .mapped_port = [](std::uint16_t port, const Environment& environment) -> std::optional<MappedPort> {
@@ -169,20 +169,20 @@ class NewCloud : public testing::Test {
   Ledger ledger() const { return std::move(*Ledger::open(ledger_file(), "quickstart")); }
 
   FleetOptions fleet_options(const learner::RunConfig& run) const {
-    FleetOptions o;
-    o.run = run.run.name;
+    FleetOptions options;
+    options.run = run.run.name;
     auto plan = learner::plan_run(run, *learner::run_model_config(run), 16);
     EXPECT_TRUE(plan) << plan.error().message();
-    o.plan = std::move(plan->plan);
-    o.ledger_file = ledger_file();
-    o.providers = learner::provider_options(run);
-    o.launch = [](const Offer& offer) -> Result<LaunchSpec> {
+    options.plan = std::move(plan->plan);
+    options.ledger_file = ledger_file();
+    options.providers = learner::provider_options(run);
+    options.launch = [](const Offer& offer) -> Result<LaunchSpec> {
       LaunchSpec spec;
       set_worker_command(spec, offer.provider, HostScript{"192.0.2.1:7000", "sum", "pin", "ca"}, {"worker"});
       return spec;
     };
-    o.record = [](std::string_view, const std::string&, const std::string&) {};
-    return o;
+    options.record = [](std::string_view, const std::string&, const std::string&) {};
+    return options;
   }
 
   const overlay::TemporaryFolder folder;
@@ -193,8 +193,8 @@ class NewCloud : public testing::Test {
 TEST_F(NewCloud, IsSearchedPlannedRentedBilledAndReturned) {
   const learner::RunConfig run = config();
   FleetOptions options = fleet_options(run);
-  EXPECT_EQ(service.searched_at, "nimbus://here");
-  EXPECT_EQ(service.searched_in, "north");
+  EXPECT_EQ(service.searched_url, "nimbus://here");
+  EXPECT_EQ(service.searched_region, "north");
   EXPECT_EQ(options.plan.market.format, kNimbus);
   ASSERT_EQ(options.plan.chosen().size(), 2u);
   auto fleet = FleetDriver::start(std::move(options));
@@ -212,41 +212,42 @@ TEST_F(NewCloud, IsSearchedPlannedRentedBilledAndReturned) {
   (*fleet)->stop();
   EXPECT_THAT(service.numbers(), testing::IsEmpty());
 
-  Ledger kept = ledger();
-  for (const LedgerRow& row : *kept.rows()) {
+  Ledger machines = ledger();
+  for (const LedgerRow& row : *machines.rows()) {
     EXPECT_EQ(row.provider, kNimbus);
     EXPECT_EQ(row.state, InstanceState::kEnded);
     EXPECT_EQ(row.usd_per_hour, 0.4);
   }
-  ASSERT_TRUE(book_bills(kept, learner::provider_options(run), SystemClock().unix_seconds()));
-  EXPECT_EQ(service.billed_at, "nimbus://here");
-  const auto charges = *kept.charges();
+  ASSERT_TRUE(book_bills(machines, learner::provider_options(run), SystemClock().unix_seconds()));
+  EXPECT_EQ(service.billed_url, "nimbus://here");
+  const auto charges = *machines.charges();
   ASSERT_EQ(charges.size(), 1u);  // the other one is of another run
   EXPECT_EQ(charges[0].row, 1);
   EXPECT_EQ(charges[0].usd, 0.25);
-  ASSERT_EQ(kept.credits()->size(), 1u);
-  EXPECT_EQ(kept.credits()->front().provider, kNimbus);
-  EXPECT_EQ(kept.credits()->front().usd, 12.5);
+  ASSERT_EQ(machines.credits()->size(), 1u);
+  EXPECT_EQ(machines.credits()->front().provider, kNimbus);
+  EXPECT_EQ(machines.credits()->front().usd, 12.5);
 }
 
 // One machine that the ledger has as running, one that was requested, and one without a row.
 TEST_F(NewCloud, MachinesOfAKilledLearnerAreFoundAndReleased) {
   const learner::RunConfig run = config();
-  const double then = SystemClock().unix_seconds() - 3600;
+  const double an_hour_ago_s = SystemClock().unix_seconds() - 3600;
   for (const bool by_next_learner : {false, true}) {
     SCOPED_TRACE(by_next_learner);
     {
-      Ledger left = ledger();
+      Ledger earlier_ledger = ledger();
       Offer offer;
       offer.id = "a";
       offer.provider = kNimbus;
       LaunchSpec spec;
-      const auto running = left.record_intent(offer, then), asked = left.record_intent(offer, then);
+      const auto running = earlier_ledger.record_intent(offer, an_hour_ago_s),
+                 requested = earlier_ledger.record_intent(offer, an_hour_ago_s);
       spec.label = running->label;
-      ASSERT_TRUE(left.record_start(running->id, id_of(service.rent(spec)).text, then));
-      spec.label = asked->label;
+      ASSERT_TRUE(earlier_ledger.record_start(running->id, id_of(service.rent(spec)).text, an_hour_ago_s));
+      spec.label = requested->label;
       service.rent(spec);
-      spec.label = left.label_prefix() + "lost";
+      spec.label = earlier_ledger.label_prefix() + "lost";
       service.rent(spec);
     }
     if (by_next_learner) {
@@ -256,8 +257,8 @@ TEST_F(NewCloud, MachinesOfAKilledLearnerAreFoundAndReleased) {
     } else {
       DownOptions options;
       options.provider = [&](const std::string& name) { return make_provider(name, learner::provider_options(run)); };
-      Ledger left = ledger();
-      const auto report = bring_down(left, SystemClock(), options);
+      Ledger earlier_ledger = ledger();
+      const auto report = bring_down(earlier_ledger, SystemClock(), options);
       ASSERT_TRUE(report) << report.error().message();
       EXPECT_THAT(report->problems, testing::IsEmpty());
       EXPECT_EQ(report->released.size(), 3u);
@@ -285,13 +286,14 @@ TEST_F(NewCloud, AHostKnowsItsPortAndEndsItself) {
   EXPECT_FALSE(own->end());
 
   // A host on which the script finds no program, not even mkdir.
-  const auto ended = folder.path() / "ended";
-  std::vector<std::string> words = host_command({"192.0.2.1:7000", "sum", "pin", "ca"}, kNimbus, {"worker"});
+  const auto end_file = folder.path() / "ended";
+  std::vector<std::string> command = host_command({"192.0.2.1:7000", "sum", "pin", "ca"}, kNimbus, {"worker"});
   std::vector<char*> argv;
-  for (std::string& word : words) argv.push_back(word.data());
+  for (std::string& argument : command) argv.push_back(argument.data());
   argv.push_back(nullptr);
-  const std::string env[] = {"PATH=" + folder.path().string(), "NIMBUS_ROOM=4711", "NIMBUS_ENDED=" + ended.string()};
-  const char* const environment[] = {env[0].c_str(), env[1].c_str(), env[2].c_str(), nullptr};
+  const std::string variables[] = {"PATH=" + folder.path().string(), "NIMBUS_ROOM=4711",
+                                   "NIMBUS_ENDED=" + end_file.string()};
+  const char* const environment[] = {variables[0].c_str(), variables[1].c_str(), variables[2].c_str(), nullptr};
   const pid_t child = ::fork();
   if (child == 0) {
     ::execve("/bin/sh", argv.data(), const_cast<char* const*>(environment));
@@ -300,7 +302,7 @@ TEST_F(NewCloud, AHostKnowsItsPortAndEndsItself) {
   int status = 0;
   ASSERT_EQ(::waitpid(child, &status, 0), child);
   EXPECT_EQ(WEXITSTATUS(status), 1);
-  EXPECT_EQ(read_file(ended).value(), "4711\n");
+  EXPECT_EQ(read_file(end_file).value(), "4711\n");
   ::unsetenv("NIMBUS_ROOM");
 }
 
@@ -312,16 +314,16 @@ TEST_F(NewCloud, ItsFilesAreRecognisedAndItsKeyStaysHere) {
   EXPECT_THAT(parse_offers("", "file", {.format = "stratus"}).error().message(),
               HasSubstr("expected auto, own, vast, skypilot or nimbus, found 'stratus'"));
 
-  auto here = std::move(*make_provider("local", {.log_folder = folder.path()}));
+  auto local = std::move(*make_provider("local", {.log_folder = folder.path()}));
   LaunchSpec spec;
   spec.label = "r/1";
   spec.argv = {"/usr/bin/env"};
-  here->start(1, spec);
+  local->start(1, spec);
   const SystemClock clock;
-  bool ended = false;
-  for (const TimePoint end = clock.now() + std::chrono::seconds(20); !ended && clock.now() < end;
+  bool has_exited = false;
+  for (const TimePoint deadline = clock.now() + std::chrono::seconds(20); !has_exited && clock.now() < deadline;
        std::this_thread::sleep_for(std::chrono::milliseconds(5)))
-    for (const ProviderEvent& event : here->poll(clock.now())) ended = ended || std::get_if<Exited>(&event);
+    for (const ProviderEvent& event : local->poll(clock.now())) has_exited = has_exited || std::get_if<Exited>(&event);
   const std::string log = read_file(folder.path() / "r.1.log").value();
   EXPECT_THAT(log, HasSubstr("ECHOLINE_INSTANCE=r/1"));
   EXPECT_THAT(log, testing::Not(HasSubstr(kKey)));

@@ -57,34 +57,39 @@ class PolicyToTrainTest : public ::testing::Test {
     auto task = RunTask::read(config_);
     if (!task) return task.error();
     task_.emplace(std::move(*task));
-    const SourceHost host{config_, *task_, *record_, [](const std::string&) {}, [] { return ok(); }, stop_};
+    const SourceHost host{.config = config_,
+                          .task = *task_,
+                          .record = *record_,
+                          .phase = [](const std::string&) {},
+                          .waiting = [] { return ok(); },
+                          .stop = stop_};
     return PolicyToTrain::load(host, resume);
   }
 
   static std::vector<schema::Trajectory> batch_of_two() {
     std::vector<schema::Trajectory> batch;
     for (std::uint32_t member = 0; member < 2; ++member) {
-      schema::Trajectory t;
-      t.set_group(1);
-      t.set_reward(member);
-      for (const std::uint32_t token : {65u, 66u}) t.add_prompt_tokens(token);
-      for (const std::uint32_t token : {67u + member, 68u}) t.add_response_tokens(token);
-      for (int i = 0; i < 2; ++i) t.add_logprobs(-5.0f);
-      batch.push_back(std::move(t));
+      schema::Trajectory trajectory;
+      trajectory.set_group(1);
+      trajectory.set_reward(member);
+      for (const std::uint32_t token : {65u, 66u}) trajectory.add_prompt_tokens(token);
+      for (const std::uint32_t token : {67u + member, 68u}) trajectory.add_response_tokens(token);
+      for (int i = 0; i < 2; ++i) trajectory.add_logprobs(-5.0f);
+      batch.push_back(std::move(trajectory));
     }
     return batch;
   }
 
-  static Status step(PolicyToTrain& policy) {
+  static Status train_step(PolicyToTrain& policy) {
     ECHO_TRY(policy.step(batch_of_two()));
-    return policy.step_done();
+    return policy.on_step_end();
   }
 
   std::vector<nlohmann::json> rows(std::string_view file, std::string_view key, std::string_view kind) const {
-    std::vector<nlohmann::json> found;
+    std::vector<nlohmann::json> matching_rows;
     for (auto& row : read_json_lines(config_.run_folder() / file).value())
-      if (row.value(std::string(key), "") == kind) found.push_back(row);
-    return found;
+      if (row.value(std::string(key), "") == kind) matching_rows.push_back(row);
+    return matching_rows;
   }
   std::vector<std::string> checkpoints() const {
     std::vector<std::string> names;
@@ -110,10 +115,10 @@ TEST_F(PolicyToTrainTest, WordProblemsOnAPresetFromTheWarmStartToAResume) {
   const Status begun = (*policy)->begin();
   ASSERT_TRUE(begun) << begun.error().message();
   const fs::path run = config_.run_folder();
-  const std::string first = digest_of(run / "model/model.safetensors");
-  EXPECT_EQ(digest_of(run / "checkpoints/reference.safetensors"), first);
+  const std::string first_digest = digest_of(run / "model/model.safetensors");
+  EXPECT_EQ(digest_of(run / "checkpoints/reference.safetensors"), first_digest);
   for (int i = 0; i < 3; ++i) {
-    const Status stepped = step(**policy);
+    const Status stepped = train_step(**policy);
     ASSERT_TRUE(stepped) << stepped.error().message();
   }
   ASSERT_TRUE((*policy)->checkpoint());
@@ -121,12 +126,12 @@ TEST_F(PolicyToTrainTest, WordProblemsOnAPresetFromTheWarmStartToAResume) {
   EXPECT_EQ(checkpoints(), (std::vector<std::string>{"step-000000000", "step-000000003"}));
 
   // The exported model is on disk once and equals the trained one.
-  const auto out = model::load_model(run / "model");
-  ASSERT_TRUE(out) << out.error().message();
-  EXPECT_EQ(model::export_policy(*out->transformer)->digest(),
+  const auto exported = model::load_model(run / "model");
+  ASSERT_TRUE(exported) << exported.error().message();
+  EXPECT_EQ(model::export_policy(*exported->transformer)->digest(),
             *delta::digest_state((*policy)->policy(Version{3}).value()->view()));
   EXPECT_EQ(fs::hard_link_count(run / "model/model.safetensors"), 2u);
-  EXPECT_NE(digest_of(run / "model/model.safetensors"), first);
+  EXPECT_NE(digest_of(run / "model/model.safetensors"), first_digest);
 
   // Evaluations come before the run, and after every step but the last, which "after" covers, with the requested number
   // of problems.
@@ -146,21 +151,21 @@ TEST_F(PolicyToTrainTest, WordProblemsOnAPresetFromTheWarmStartToAResume) {
 
   // The resume reads and verifies the stored reference, instead of making it again from the present model. The first
   // step after it has the same distance from the reference as the same step without a resume.
-  const double unbroken = (*policy)->step(batch_of_two()).value()->figures.at("reference_kl");
-  EXPECT_GT(unbroken, 0);
+  const double reference_kl = (*policy)->step(batch_of_two()).value()->figures.at("reference_kl");
+  EXPECT_GT(reference_kl, 0);
   policy = load(true);
   ASSERT_TRUE(policy) << policy.error().message();
-  EXPECT_EQ((*policy)->step(batch_of_two()).value()->figures.at("reference_kl"), unbroken);
+  EXPECT_EQ((*policy)->step(batch_of_two()).value()->figures.at("reference_kl"), reference_kl);
   policy = load(true);
   ASSERT_TRUE(policy) << policy.error().message();
   EXPECT_EQ((*policy)->steps(), 3u);
-  EXPECT_EQ(digest_of(run / "checkpoints/reference.safetensors"), first);
+  EXPECT_EQ(digest_of(run / "checkpoints/reference.safetensors"), first_digest);
   ASSERT_TRUE((*policy)->checkpoint());
   EXPECT_EQ(checkpoints().size(), 2u) << "a resumed run wrote its first checkpoint again";
   fs::remove(run / "checkpoints/reference.safetensors");
-  const auto without = load(true);
-  ASSERT_FALSE(without);
-  EXPECT_NE(without.error().message().find("reference.safetensors"), std::string::npos) << without.error().message();
+  const auto refused = load(true);
+  ASSERT_FALSE(refused);
+  EXPECT_NE(refused.error().message().find("reference.safetensors"), std::string::npos) << refused.error().message();
 }
 
 TEST_F(PolicyToTrainTest, WeightsThatDivergedAreNotPublished) {
@@ -173,19 +178,19 @@ TEST_F(PolicyToTrainTest, WeightsThatDivergedAreNotPublished) {
   ASSERT_TRUE(policy) << policy.error().message();
   ASSERT_TRUE((*policy)->begin());
   ASSERT_TRUE((*policy)->policy(Version{0}));
-  const auto step = (*policy)->step(batch_of_two());
-  ASSERT_TRUE(step) << step.error().message();
+  const auto stepped = (*policy)->step(batch_of_two());
+  ASSERT_TRUE(stepped) << stepped.error().message();
   const auto diverged = (*policy)->policy(Version{1});
   ASSERT_FALSE(diverged);
   EXPECT_EQ(diverged.error().code, Code::kCorrupt);
   EXPECT_NE(diverged.error().message().find("version 1 is not published, because check policy: tensor '"),
             std::string::npos)
       << diverged.error().message();
-  const Status kept = (*policy)->checkpoint();
-  ASSERT_FALSE(kept) << "a resumed run would begin with them";
-  EXPECT_EQ(kept.error().code, Code::kCorrupt);
-  EXPECT_NE(kept.error().message().find("step 1 is not kept, because check policy: tensor '"), std::string::npos)
-      << kept.error().message();
+  const Status stored = (*policy)->checkpoint();
+  ASSERT_FALSE(stored) << "a resumed run would begin with them";
+  EXPECT_EQ(stored.error().code, Code::kCorrupt);
+  EXPECT_NE(stored.error().message().find("step 1 is not kept, because check policy: tensor '"), std::string::npos)
+      << stored.error().message();
   EXPECT_EQ(checkpoints(), (std::vector<std::string>{"step-000000000"}));
 }
 
@@ -194,7 +199,7 @@ TEST_F(PolicyToTrainTest, ADamagedCheckpointIsAnEvent) {
   auto policy = load(false);
   ASSERT_TRUE(policy) << policy.error().message();
   ASSERT_TRUE((*policy)->begin());
-  ASSERT_TRUE(step(**policy));
+  ASSERT_TRUE(train_step(**policy));
   ASSERT_TRUE((*policy)->checkpoint());
   fs::resize_file(config_.run_folder() / "checkpoints/step-000000001/trainer.safetensors", 100);
   policy = load(true);
@@ -207,12 +212,12 @@ TEST_F(PolicyToTrainTest, ADamagedCheckpointIsAnEvent) {
 
 TEST_F(PolicyToTrainTest, NothingToResumeNamesTheRunsThatWereMovedAside) {
   const fs::path run = config_.run_folder();
-  const auto say = [&] {
+  const auto resume_error = [&] {
     const auto policy = load(true);
     EXPECT_FALSE(policy);
     return policy ? std::string() : policy.error().message();
   };
-  EXPECT_EQ(say().find("step"), std::string::npos);
+  EXPECT_EQ(resume_error().find("step"), std::string::npos);
   for (const auto& [suffix, step] : {std::pair(".1", "step-000000007\n"), std::pair(".2", "step-000000040\n")}) {
     fs::path aside = run;
     aside += suffix;
@@ -220,11 +225,11 @@ TEST_F(PolicyToTrainTest, NothingToResumeNamesTheRunsThatWereMovedAside) {
     ASSERT_TRUE(write_file_atomic(aside / "checkpoints/LATEST", step));
   }
   const std::string expected = fmt::format("{0}.2 (step 40), {0}.1 (step 7)", run.string());
-  std::string said = say();  // there is no such run
-  EXPECT_NE(said.find(expected), std::string::npos) << said;
+  std::string error_text = resume_error();  // there is no such run
+  EXPECT_NE(error_text.find(expected), std::string::npos) << error_text;
   ASSERT_TRUE(load(false));  // it began, but ended before its first checkpoint
-  said = say();
-  EXPECT_NE(said.find(expected), std::string::npos) << said;
+  error_text = resume_error();
+  EXPECT_NE(error_text.find(expected), std::string::npos) << error_text;
 }
 
 }  // namespace

@@ -54,180 +54,187 @@ double processor_s() {
 }
 
 // Sets one "key=value"; false when there is no such key.
-bool assign(Recipe& r, const std::string& key, const std::string& value) {
-  const auto real = [&](double& x) { return [&x, value] { x = std::stod(value); }; };
-  const auto whole = [&](auto& x) {
-    return [&x, value] { x = static_cast<std::remove_reference_t<decltype(x)>>(std::stoll(value)); };
+bool assign(Recipe& recipe, const std::string& key, const std::string& value) {
+  const auto real = [&](double& setting) { return [&setting, value] { setting = std::stod(value); }; };
+  const auto whole = [&](auto& setting) {
+    return [&setting, value] { setting = static_cast<std::remove_reference_t<decltype(setting)>>(std::stoll(value)); };
   };
   const std::map<std::string, std::function<void()>> keys = {
-      {"adapter", [&] { r.adapter = value; }},
-      {"preset", [&] { r.preset = value; }},
-      {"warm_lr", real(r.warm.optimizer.learning_rate)},
-      {"warm_steps", whole(r.warm.steps_max)},
-      {"warm_batch", whole(r.warm.batch_problems)},
-      {"warm_target", real(r.warm.target_accuracy)},
-      {"warm_probe_every", whole(r.warm.probe_every)},
-      {"warm_warmup", whole(r.warm.optimizer.warmup_updates)},
-      {"warm_decay", real(r.warm.optimizer.weight_decay)},
-      {"warm_beta2", real(r.warm.optimizer.beta2)},
-      {"warm_clip", real(r.warm.optimizer.gradient_norm_max)},
-      {"lr", real(r.train.optimizer.learning_rate)},
-      {"beta2", real(r.train.optimizer.beta2)},
-      {"decay", real(r.train.optimizer.weight_decay)},
-      {"warmup", whole(r.train.optimizer.warmup_updates)},
-      {"grad_clip", real(r.train.optimizer.gradient_norm_max)},
-      {"minibatches", whole(r.train.minibatches)},
-      {"passes", whole(r.train.passes)},
-      {"micro", whole(r.train.microbatch_tokens)},
-      {"clip_low", real(r.train.loss.clip_low)},
-      {"clip_high", real(r.train.loss.clip_high)},
-      {"cap", real(r.train.loss.importance_cap)},
-      {"temperature", real(r.train.temperature)},
-      {"scale", [&] { r.train.loss.advantage_scale = value == "std" ? AdvantageScale::kStd : AdvantageScale::kNone; }},
-      {"groups", whole(r.groups)},
-      {"group_size", whole(r.group_size)},
-      {"rl_steps", whole(r.rl_steps)},
-      {"lag_min", whole(r.lag_min)},
-      {"lag_max", whole(r.lag_max)},
-      {"tokens_max", whole(r.tokens_max)},
-      {"evaluate_every", whole(r.evaluate_every)},
-      {"stop_at", real(r.stop_at)},
-      {"seed", [&] { r.seed = std::stoull(value); }},
-      {"quiet", [&] { r.quiet = value == "1"; }},
+      {"adapter", [&] { recipe.adapter = value; }},
+      {"preset", [&] { recipe.preset = value; }},
+      {"warm_lr", real(recipe.warm.optimizer.learning_rate)},
+      {"warm_steps", whole(recipe.warm.steps_max)},
+      {"warm_batch", whole(recipe.warm.batch_problems)},
+      {"warm_target", real(recipe.warm.target_accuracy)},
+      {"warm_probe_every", whole(recipe.warm.probe_every)},
+      {"warm_warmup", whole(recipe.warm.optimizer.warmup_updates)},
+      {"warm_decay", real(recipe.warm.optimizer.weight_decay)},
+      {"warm_beta2", real(recipe.warm.optimizer.beta2)},
+      {"warm_clip", real(recipe.warm.optimizer.gradient_norm_max)},
+      {"lr", real(recipe.train.optimizer.learning_rate)},
+      {"beta2", real(recipe.train.optimizer.beta2)},
+      {"decay", real(recipe.train.optimizer.weight_decay)},
+      {"warmup", whole(recipe.train.optimizer.warmup_updates)},
+      {"grad_clip", real(recipe.train.optimizer.gradient_norm_max)},
+      {"minibatches", whole(recipe.train.minibatches)},
+      {"passes", whole(recipe.train.passes)},
+      {"micro", whole(recipe.train.microbatch_tokens)},
+      {"clip_low", real(recipe.train.loss.clip_low)},
+      {"clip_high", real(recipe.train.loss.clip_high)},
+      {"cap", real(recipe.train.loss.importance_cap)},
+      {"temperature", real(recipe.train.temperature)},
+      {"scale",
+       [&] { recipe.train.loss.advantage_scale = value == "std" ? AdvantageScale::kStd : AdvantageScale::kNone; }},
+      {"groups", whole(recipe.groups)},
+      {"group_size", whole(recipe.group_size)},
+      {"rl_steps", whole(recipe.rl_steps)},
+      {"lag_min", whole(recipe.lag_min)},
+      {"lag_max", whole(recipe.lag_max)},
+      {"tokens_max", whole(recipe.tokens_max)},
+      {"evaluate_every", whole(recipe.evaluate_every)},
+      {"stop_at", real(recipe.stop_at)},
+      {"seed", [&] { recipe.seed = std::stoull(value); }},
+      {"quiet", [&] { recipe.quiet = value == "1"; }},
   };
-  const auto it = keys.find(key);
-  if (it == keys.end()) return false;
-  it->second();
+  const auto found = keys.find(key);
+  if (found == keys.end()) return false;
+  found->second();
   return true;
 }
 
 struct Outcome {
-  double before = 0, after = 0, density_mean = 0, step_s = 0;
-  std::int64_t warm_steps = 0, steps_to_90 = 0;
+  double before = 0, after = 0;  // held-out accuracy, before and after GRPO
+  double density_mean = 0;       // share of values that a step changes
+  double step_s = 0;             // processor time
+  std::int64_t warm_steps = 0;
+  std::int64_t steps_to_90 = 0;  // until the held-out accuracy is 90 %; 0: it was never
 };
 
-// Generates whole groups with `actor` for problems index .. index + groups - 1.
+// Generates whole groups with `actor` for problems first_problem .. first_problem + groups - 1.
 Result<std::vector<schema::Trajectory>> rollouts(model::Transformer& actor, const model::Phrasing& phrasing,
-                                                 const data_plane::Adapter& adapter, const Recipe& r,
-                                                 std::uint64_t index, std::int64_t groups) {
+                                                 const data_plane::Adapter& adapter, const Recipe& recipe,
+                                                 std::uint64_t first_problem, std::int64_t groups) {
   std::vector<schema::Problem> problems;
   std::vector<std::vector<model::Token>> prompts;
-  for (std::int64_t g = 0; g < groups; ++g) {
-    ECHO_ASSIGN(auto problem, adapter.problem(index + static_cast<std::uint64_t>(g)));
+  for (std::int64_t group = 0; group < groups; ++group) {
+    ECHO_ASSIGN(auto problem, adapter.problem(first_problem + static_cast<std::uint64_t>(group)));
     ECHO_ASSIGN(const auto prompt, phrasing.prompt(data_plane::prompt_of(problem)));
-    prompts.insert(prompts.end(), static_cast<std::size_t>(r.group_size), prompt);
+    prompts.insert(prompts.end(), static_cast<std::size_t>(recipe.group_size), prompt);
     problems.push_back(std::move(problem));
   }
   model::Sampling sampling;
-  sampling.temperature = r.train.temperature;
-  sampling.tokens_max = r.tokens_max;
+  sampling.temperature = recipe.train.temperature;
+  sampling.tokens_max = recipe.tokens_max;
   sampling.eos = phrasing.eos();
-  sampling.seed = mix64(r.seed * 1'000'003 + index);
+  sampling.seed = mix64(recipe.seed * 1'000'003 + first_problem);
   ECHO_ASSIGN(const auto generations, model::generate(actor, prompts, sampling));
   std::vector<schema::Trajectory> batch;
   for (std::size_t i = 0; i < generations.size(); ++i) {
-    const std::size_t g = i / static_cast<std::size_t>(r.group_size);
-    ECHO_ASSIGN(const data_plane::Score score, adapter.score(problems[g], phrasing.answer(generations[i].tokens)));
-    schema::Trajectory t;
-    t.set_id(fmt::format("{}/{}", index + g, i));
-    t.set_group(index + g);
-    t.mutable_prompt_tokens()->Add(prompts[i].begin(), prompts[i].end());
-    t.mutable_response_tokens()->Add(generations[i].tokens.begin(), generations[i].tokens.end());
-    t.mutable_logprobs()->Add(generations[i].logprobs.begin(), generations[i].logprobs.end());
-    t.set_reward(score.reward);
-    t.set_correct(score.correct);
-    batch.push_back(std::move(t));
+    const std::size_t group = i / static_cast<std::size_t>(recipe.group_size);
+    ECHO_ASSIGN(const data_plane::Score score, adapter.score(problems[group], phrasing.answer(generations[i].tokens)));
+    schema::Trajectory trajectory;
+    trajectory.set_id(fmt::format("{}/{}", first_problem + group, i));
+    trajectory.set_group(first_problem + group);
+    trajectory.mutable_prompt_tokens()->Add(prompts[i].begin(), prompts[i].end());
+    trajectory.mutable_response_tokens()->Add(generations[i].tokens.begin(), generations[i].tokens.end());
+    trajectory.mutable_logprobs()->Add(generations[i].logprobs.begin(), generations[i].logprobs.end());
+    trajectory.set_reward(score.reward);
+    trajectory.set_correct(score.correct);
+    batch.push_back(std::move(trajectory));
   }
   return batch;
 }
 
 // Share of bf16 values that differ.
-double changed(const delta::OwnedState& a, const delta::OwnedState& b) {
+double changed_share(const delta::OwnedState& before, const delta::OwnedState& after) {
   std::size_t different = 0, total = 0;
-  for (std::size_t i = 0; i < a.size(); ++i) {
-    const auto x = a.bytes(i), y = b.bytes(i);
-    for (std::size_t k = 0; k + 1 < x.size(); k += 2, ++total) different += x[k] != y[k] || x[k + 1] != y[k + 1];
+  for (std::size_t tensor = 0; tensor < before.size(); ++tensor) {
+    const auto old_bytes = before.bytes(tensor), new_bytes = after.bytes(tensor);
+    for (std::size_t k = 0; k + 1 < old_bytes.size(); k += 2, ++total)
+      different += old_bytes[k] != new_bytes[k] || old_bytes[k + 1] != new_bytes[k + 1];
   }
   return static_cast<double>(different) / static_cast<double>(total);
 }
 
-Result<Outcome> run(const Recipe& r) {
+Result<Outcome> run(const Recipe& recipe) {
   model::use_threads(1);
-  const double begin = processor_s();
-  const auto say = [&](const std::string& line) {
-    if (!r.quiet) std::printf("%6.1f s  %s\n", processor_s() - begin, line.c_str()), std::fflush(stdout);
+  const double began_s = processor_s();
+  const auto print_line = [&](const std::string& line) {
+    if (!recipe.quiet) std::printf("%6.1f s  %s\n", processor_s() - began_s, line.c_str()), std::fflush(stdout);
   };
-  ECHO_ASSIGN(const auto adapter, data_plane::make_adapter("arithmetic", r.adapter, r.seed));
+  ECHO_ASSIGN(const auto adapter, data_plane::make_adapter("arithmetic", recipe.adapter, recipe.seed));
   ECHO_ASSIGN(const auto files, model::ModelFiles::of_preset("tiny-64"));
   ECHO_ASSIGN(const auto phrasing, model::Phrasing::make(files, {}));
-  ECHO_ASSIGN(const model::ModelConfig shape, model::preset(r.preset));
-  ECHO_ASSIGN(const auto learner, model::init(shape, r.seed));
-  ECHO_ASSIGN(const auto actor, model::init(shape, r.seed));
-  say(fmt::format("{} parameters, bf16 policy {} kB, {} rollouts per step", shape.parameters(),
-                  shape.parameters() * 2 / 1000, r.groups * r.group_size));
+  ECHO_ASSIGN(const model::ModelConfig shape, model::preset(recipe.preset));
+  ECHO_ASSIGN(const auto learner, model::init(shape, recipe.seed));
+  ECHO_ASSIGN(const auto actor, model::init(shape, recipe.seed));
+  print_line(fmt::format("{} parameters, bf16 policy {} kB, {} rollouts per step", shape.parameters(),
+                         shape.parameters() * 2 / 1000, recipe.groups * recipe.group_size));
 
   Outcome outcome;
   const auto held_out = adapter->evaluation();
-  EvaluationOptions greedy;
-  greedy.response_tokens_max = r.tokens_max;
-  WarmStartConfig warm = r.warm;
-  warm.response_tokens_max = r.tokens_max;
-  ECHO_ASSIGN(const auto warmed, warm_start(*learner, phrasing, *adapter, warm, [&](const WarmStartProgress& p) {
-                if (p.steps % (warm.probe_every) == 0)
-                  say(fmt::format("warm start step {:4d} loss {:.3f} accuracy {:.3f}", p.steps, p.loss, p.accuracy));
+  EvaluationOptions evaluation_options;
+  evaluation_options.response_tokens_max = recipe.tokens_max;
+  WarmStartConfig warm = recipe.warm;
+  warm.response_tokens_max = recipe.tokens_max;
+  ECHO_ASSIGN(const auto warm_report,
+              warm_start(*learner, phrasing, *adapter, warm, [&](const WarmStartProgress& progress) {
+                if (progress.steps % (warm.probe_every) == 0)
+                  print_line(fmt::format("warm start step {:4d} loss {:.3f} accuracy {:.3f}", progress.steps,
+                                         progress.loss, progress.accuracy));
                 return true;
               }));
-  ECHO_ASSIGN(const auto before, evaluate(*learner, phrasing, *adapter, held_out, greedy));
-  outcome.before = outcome.after = before.accuracy();
-  outcome.warm_steps = warmed.steps;
-  say(fmt::format("warm start ended after {} steps: training slice {:.3f}, held out {:.3f}", warmed.steps,
-                  warmed.accuracy, before.accuracy()));
+  ECHO_ASSIGN(const auto before_training, evaluate(*learner, phrasing, *adapter, held_out, evaluation_options));
+  outcome.before = outcome.after = before_training.accuracy();
+  outcome.warm_steps = warm_report.steps;
+  print_line(fmt::format("warm start ended after {} steps: training slice {:.3f}, held out {:.3f}", warm_report.steps,
+                         warm_report.accuracy, before_training.accuracy()));
 
-  TrainerConfig train = r.train;
-  train.seed = r.seed;
+  TrainerConfig train = recipe.train;
+  train.seed = recipe.seed;
   ECHO_ASSIGN(const auto trainer, Trainer::create(learner, train));
   std::deque<delta::OwnedState> policies;  // newest first
-  ECHO_ASSIGN(auto first, trainer->policy());
-  policies.push_front(std::move(first));
-  Random random(r.seed, 77);
+  ECHO_ASSIGN(auto first_policy, trainer->policy());
+  policies.push_front(std::move(first_policy));
+  Random random(recipe.seed, 77);
   std::uint64_t next_problem = 1'000'000;
   double train_s = 0, generate_s = 0, density_sum = 0;
   constexpr std::int64_t kParts = 4;  // of a batch, each from a policy of another age
-  for (std::int64_t step = 1; step <= r.rl_steps; ++step) {
-    const double t0 = processor_s();
+  for (std::int64_t step = 1; step <= recipe.rl_steps; ++step) {
+    const double generate_began_s = processor_s();
     std::vector<schema::Trajectory> batch;
     for (std::int64_t part = 0; part < kParts; ++part) {
-      const auto lag =
-          std::min<std::size_t>(static_cast<std::size_t>(random.between(r.lag_min, r.lag_max)), policies.size() - 1);
+      const auto lag = std::min<std::size_t>(static_cast<std::size_t>(random.between(recipe.lag_min, recipe.lag_max)),
+                                             policies.size() - 1);
       ECHO_TRY(model::load_policy(*actor, policies[lag].view()));
-      const std::int64_t groups = (part + 1) * r.groups / kParts - part * r.groups / kParts;
+      const std::int64_t groups = (part + 1) * recipe.groups / kParts - part * recipe.groups / kParts;
       if (groups == 0) continue;
-      ECHO_ASSIGN(auto rolled, rollouts(*actor, phrasing, *adapter, r, next_problem, groups));
+      ECHO_ASSIGN(auto part_rollouts, rollouts(*actor, phrasing, *adapter, recipe, next_problem, groups));
       next_problem += static_cast<std::uint64_t>(groups);
-      std::move(rolled.begin(), rolled.end(), std::back_inserter(batch));
+      std::move(part_rollouts.begin(), part_rollouts.end(), std::back_inserter(batch));
     }
-    const double t1 = processor_s();
+    const double train_began_s = processor_s();
     ECHO_ASSIGN(const StepReport report, trainer->step(batch));
-    const double t2 = processor_s();
-    generate_s += t1 - t0;
-    train_s += t2 - t1;
+    const double train_ended_s = processor_s();
+    generate_s += train_began_s - generate_began_s;
+    train_s += train_ended_s - train_began_s;
     ECHO_ASSIGN(auto policy, trainer->policy());
-    const double density = changed(policies.front(), policy);
+    const double density = changed_share(policies.front(), policy);
     density_sum += density;
     policies.push_front(std::move(policy));
-    while (static_cast<std::int64_t>(policies.size()) > r.lag_max + 1) policies.pop_back();
-    if (step % r.evaluate_every != 0 && step != r.rl_steps) continue;
-    ECHO_ASSIGN(const auto now, evaluate(*learner, phrasing, *adapter, held_out, greedy));
-    outcome.after = now.accuracy();
+    while (static_cast<std::int64_t>(policies.size()) > recipe.lag_max + 1) policies.pop_back();
+    if (step % recipe.evaluate_every != 0 && step != recipe.rl_steps) continue;
+    ECHO_ASSIGN(const auto evaluation, evaluate(*learner, phrasing, *adapter, held_out, evaluation_options));
+    outcome.after = evaluation.accuracy();
     if (outcome.steps_to_90 == 0 && outcome.after >= 0.9) outcome.steps_to_90 = step;
-    say(fmt::format(
+    print_line(fmt::format(
         "step {:3d} eval {:.3f} sampled {:.3f} reward {:.3f} informative {:2d}/{} entropy {:.3f} kl {:.4f} "
         "ratio {:.2f} clip {:.3f} cap {:.3f} grad {:.3f} density {:.3f} | train {:.3f} s/step, {:.0f} rollouts/s",
         step, outcome.after, report.accuracy, report.reward_mean, report.informative_groups, report.groups,
         report.entropy, report.behaviour_kl, report.ratio_mean, report.clip_fraction, report.capped_fraction,
         report.gradient_norm, density, train_s / static_cast<double>(step),
-        static_cast<double>(step * r.groups * r.group_size) / generate_s));
-    if (outcome.after >= r.stop_at) break;
+        static_cast<double>(step * recipe.groups * recipe.group_size) / generate_s));
+    if (outcome.after >= recipe.stop_at) break;
   }
   const auto steps = static_cast<double>(trainer->steps());
   outcome.step_s = train_s / steps;

@@ -25,11 +25,11 @@ class ResumeTest : public ::testing::Test {
     folder_ = ::mkdtemp(name.data());
   }
   ~ResumeTest() override { std::filesystem::remove_all(folder_); }
-  RunConfig config(std::vector<std::pair<std::string, std::string>> more) const {
-    more.emplace_back("run.folder", folder_.string());
-    auto read = load_run_config("configs/quickstart.yaml", more);
-    EXPECT_TRUE(read) << read.error().message();
-    return std::move(read).value();
+  RunConfig config(std::vector<std::pair<std::string, std::string>> overrides) const {
+    overrides.emplace_back("run.folder", folder_.string());
+    auto loaded = load_run_config("configs/quickstart.yaml", overrides);
+    EXPECT_TRUE(loaded) << loaded.error().message();
+    return std::move(loaded).value();
   }
   std::filesystem::path folder_;
 };
@@ -49,7 +49,7 @@ TEST_F(ResumeTest, AResumeListsChangedSettings) {
   EXPECT_EQ(changes[1].now, "0.5");
   EXPECT_NE(changes[1].before, std::nullopt);
   const auto record = RunRecord::open(first.run_folder(), false);
-  ASSERT_TRUE(note_changed_settings(**record, other, 12));
+  ASSERT_TRUE(record_changed_settings(**record, other, 12));
   const auto rows = *read_json_lines(first.run_folder() / "events.jsonl");
   ASSERT_EQ(rows.size(), 2u);
   EXPECT_EQ(rows[1].at("event"), "setting_changed");
@@ -59,7 +59,7 @@ TEST_F(ResumeTest, AResumeListsChangedSettings) {
   EXPECT_EQ(rows[1].at("step"), 12);
 }
 
-TEST_F(ResumeTest, TheResumeMarksGroupsTheReplayBufferCouldNot) {
+TEST_F(ResumeTest, TheResumeMarksGroupsTheReplayBufferCouldNotMark) {
   std::vector<GroupId> marked;
   const auto consume = [&](std::uint64_t step, const replay_buffer::Batch& batch) -> Status {
     EXPECT_EQ(step, 4u);
@@ -68,21 +68,24 @@ TEST_F(ResumeTest, TheResumeMarksGroupsTheReplayBufferCouldNot) {
   };
   mark_consumed(folder_, 5, consume);
   EXPECT_TRUE(marked.empty());
-  ASSERT_TRUE(note_unmarked(folder_, 4, {GroupId{7}, GroupId{9}}));
+  ASSERT_TRUE(store_unmarked_batch(folder_, 4, {GroupId{7}, GroupId{9}}));
   mark_consumed(folder_, 4, consume);  // from an older checkpoint the step is done again
   EXPECT_TRUE(marked.empty());
-  ASSERT_TRUE(note_unmarked(folder_, 4, {GroupId{7}, GroupId{9}}));
+  ASSERT_TRUE(store_unmarked_batch(folder_, 4, {GroupId{7}, GroupId{9}}));
   mark_consumed(folder_, 5, consume);
   EXPECT_EQ(marked, (std::vector{GroupId{7}, GroupId{9}}));
   EXPECT_FALSE(std::filesystem::exists(folder_ / "consumed.json"));
 }
 
 TEST_F(ResumeTest, FixedSettingsAreCheckedBeforeAnythingChanges) {
-  const BuiltIn built_in{[](const SourceHost&, bool) { return Result<std::unique_ptr<PolicySource>>(nullptr); },
-                         [](const std::string&) { return ok(); },
-                         [](const RunConfig& c, const model::ModelConfig&) { return std::to_string(c.run.seed); }};
-  const auto refusal = [&](std::vector<std::pair<std::string, std::string>> more) {
-    const Preflight checked = preflight(config(std::move(more)), {built_in, {}, /*resume=*/true});
+  const BuiltIn built_in{
+      .load = [](const SourceHost&, bool) { return Result<std::unique_ptr<PolicySource>>(nullptr); },
+      .can_compute_on = [](const std::string&) { return ok(); },
+      .settings_digest = [](const RunConfig& run_config,
+                            const model::ModelConfig&) { return std::to_string(run_config.run.seed); }};
+  const auto refusal = [&](std::vector<std::pair<std::string, std::string>> overrides) {
+    const Preflight checked =
+        preflight(config(std::move(overrides)), {.built_in = built_in, .plan = {}, .resume = true});
     for (const Check& check : checked.checks)
       if (check.name == "resume") return check.verdict == Verdict::kFailed ? check.detail : std::string();
     return std::string("nothing was checked");

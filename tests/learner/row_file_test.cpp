@@ -27,9 +27,9 @@ class RowFiles : public ::testing::Test {
   }
   ~RowFiles() override { std::filesystem::remove_all(folder_); }
   void write(const std::string& text, std::ios::openmode mode = std::ios::trunc) {
-    std::ofstream(file_(), std::ios::binary | mode) << text;
+    std::ofstream(rows_file(), std::ios::binary | mode) << text;
   }
-  std::filesystem::path file_() const { return folder_ / "rows.jsonl"; }
+  std::filesystem::path rows_file() const { return folder_ / "rows.jsonl"; }
   std::filesystem::path folder_;
 };
 
@@ -38,13 +38,13 @@ TEST_F(RowFiles, EveryRowOfAnyLengthComesOnceInOrder) {
   std::vector<json> written;
   std::string text;
   for (int i = 0; i < 400; ++i) {
-    // Ends of rows fall everywhere in the blocks.
+    // The lengths vary, so that rows end at every place of the blocks in which the file is read.
     const std::size_t length = i % 50 == 0 ? kRowBlockBytes + static_cast<std::size_t>(i) : random.below(3000);
     written.push_back({{"i", i}, {"x", std::string(length, 'x')}});
     text += written.back().dump() + "\n";
   }
   write(text);
-  const auto rows = read_json_lines(file_());
+  const auto rows = read_json_lines(rows_file());
   ASSERT_TRUE(rows) << rows.error().message();
   EXPECT_EQ(*rows, written);
 }
@@ -53,38 +53,38 @@ TEST_F(RowFiles, EveryRowOfAnyLengthComesOnceInOrder) {
 TEST_F(RowFiles, TheBufferDoesNotGrowWithTheFile) {
   const std::string row = json{{"kind", "step"}, {"step", 1}}.dump() + "\n";
   write(row);
-  const std::uint64_t size = 256ull << 20;
+  const std::uint64_t file_bytes = 256ull << 20;
   {
-    std::fstream sparse(file_(), std::ios::binary | std::ios::in | std::ios::out);
-    for (std::uint64_t at = kRowBytesMax / 2; at < size; at += kRowBytesMax / 2) {
-      sparse.seekp(static_cast<std::streamoff>(at));
+    std::fstream sparse(rows_file(), std::ios::binary | std::ios::in | std::ios::out);
+    for (std::uint64_t position = kRowBytesMax / 2; position < file_bytes; position += kRowBytesMax / 2) {
+      sparse.seekp(static_cast<std::streamoff>(position));
       sparse << "\n";
     }
     sparse << row;
   }
-  auto file = RowFile::open(file_());
+  auto file = RowFile::open(rows_file());
   ASSERT_TRUE(file);
-  std::uint64_t rows = 0, bytes = 0;
-  std::size_t most = 0;
+  std::uint64_t rows = 0, row_bytes = 0;
+  std::size_t buffer_bytes_max = 0;
   for (;;) {
     const auto next = file->next();
     ASSERT_TRUE(next) << next.error().message();
     if (!*next) break;
-    ++rows, bytes += (*next)->size() + 1;
-    most = std::max(most, file->buffer_bytes());
+    ++rows, row_bytes += (*next)->size() + 1;
+    buffer_bytes_max = std::max(buffer_bytes_max, file->buffer_bytes());
   }
-  EXPECT_EQ(rows, 1 + (size / (kRowBytesMax / 2) - 1) + 1);
-  EXPECT_EQ(bytes, std::filesystem::file_size(file_()));
-  EXPECT_LE(most, kRowBytesMax + 2 * kRowBlockBytes);
+  EXPECT_EQ(rows, 1 + (file_bytes / (kRowBytesMax / 2) - 1) + 1);
+  EXPECT_EQ(row_bytes, std::filesystem::file_size(rows_file()));
+  EXPECT_LE(buffer_bytes_max, kRowBytesMax + 2 * kRowBlockBytes);
 }
 
 TEST_F(RowFiles, ATornLastRowIsLeftOutHoweverLongItIs) {
   write("{\"a\":1}\n{\"a\":");
-  EXPECT_EQ(read_json_lines(file_())->size(), 1u);
+  EXPECT_EQ(read_json_lines(rows_file())->size(), 1u);
   write("{\"a\":1}\n" + std::string(5 * kRowBytesMax, 'x'));
-  EXPECT_EQ(read_json_lines(file_())->size(), 1u);
+  EXPECT_EQ(read_json_lines(rows_file())->size(), 1u);
   write("");
-  EXPECT_EQ(read_json_lines(file_())->size(), 0u);
+  EXPECT_EQ(read_json_lines(rows_file())->size(), 0u);
   EXPECT_EQ(read_json_lines(folder_ / "nothing").error().code, Code::kNotFound);
   EXPECT_EQ(read_json_lines(folder_).error().code, Code::kIo);
 }
@@ -92,7 +92,7 @@ TEST_F(RowFiles, ATornLastRowIsLeftOutHoweverLongItIs) {
 TEST_F(RowFiles, ABadRowIsNamedByFileAndLine) {
   const auto error_of = [&](const std::string& text) {
     write(text);
-    const auto rows = read_json_lines(file_());
+    const auto rows = read_json_lines(rows_file());
     EXPECT_FALSE(rows);
     EXPECT_EQ(rows.error().code, Code::kCorrupt);
     return rows.error().detail;
@@ -102,7 +102,7 @@ TEST_F(RowFiles, ABadRowIsNamedByFileAndLine) {
   const std::string longest = json{{"x", std::string(kRowBytesMax - 8, 'x')}}.dump();
   ASSERT_EQ(longest.size(), kRowBytesMax);
   write("{}\n" + longest + "\n");
-  EXPECT_EQ(read_json_lines(file_())->size(), 2u);
+  EXPECT_EQ(read_json_lines(rows_file())->size(), 2u);
   EXPECT_THAT(
       error_of("{}\n" + longest + " \n{}\n"),
       HasSubstr(fmt::format("rows.jsonl:2: expected a JSON object in a row of at most {} bytes, found one of {}",
@@ -114,7 +114,7 @@ TEST_F(RowFiles, ABadRowIsNamedByFileAndLine) {
 TEST_F(RowFiles, AnErrorOfTheVisitorEndsIt) {
   write("{\"a\":1}\n{\"a\":2}\n{\"a\":3}\n");
   int seen = 0;
-  const Status status = each_row(file_(), [&](const json&) -> Status {
+  const Status status = each_row(rows_file(), [&](const json&) -> Status {
     if (++seen == 2) return fail(Code::kInvalid, "test", "enough");
     return ok();
   });
@@ -127,31 +127,31 @@ TEST_F(RowFiles, LastRowsAreFoundFromTheEnd) {
   for (int i = 0; i < 3000; ++i) text += fmt::format("{{\"i\":{}}}\n", i);
   text += "{\"i\":";
   write(text);
-  for (const std::uint64_t wanted : {0u, 1u, 2u, 2999u, 3000u, 3001u}) {
-    const auto place = last_rows(file_(), wanted);
+  for (const std::uint64_t row_count : {0u, 1u, 2u, 2999u, 3000u, 3001u}) {
+    const auto place = last_rows(rows_file(), row_count);
     ASSERT_TRUE(place);
-    auto file = RowFile::open(file_(), *place);
+    auto file = RowFile::open(rows_file(), *place);
     ASSERT_TRUE(file);
     std::vector<int> numbers;
     while (auto row = *file->next_object()) numbers.push_back(row->at("i"));
-    EXPECT_EQ(numbers.size(), std::min<std::uint64_t>(wanted, 3000));
-    if (wanted > 0) {
+    EXPECT_EQ(numbers.size(), std::min<std::uint64_t>(row_count, 3000));
+    if (row_count > 0) {
       EXPECT_EQ(numbers.back(), 2999);
     }
   }
 }
 
 TEST_F(RowFiles, ATornRowIsCutOffFromTheEnd) {
-  const auto cut = [&](const std::string& text) {
+  const auto bytes_after_cut = [&](const std::string& text) {
     write(text);
-    EXPECT_TRUE(cut_torn_row(file_()));
-    return std::filesystem::file_size(file_());
+    EXPECT_TRUE(cut_torn_row(rows_file()));
+    return std::filesystem::file_size(rows_file());
   };
-  EXPECT_EQ(cut(""), 0u);
-  EXPECT_EQ(cut("{}\n{}\n"), 6u);
-  EXPECT_EQ(cut("{}\n{"), 3u);
-  EXPECT_EQ(cut("{}\n" + std::string(3 * kRowBlockBytes, 'x')), 3u);  // over several blocks
-  EXPECT_EQ(cut(std::string(3 * kRowBlockBytes, 'x')), 0u);
+  EXPECT_EQ(bytes_after_cut(""), 0u);
+  EXPECT_EQ(bytes_after_cut("{}\n{}\n"), 6u);
+  EXPECT_EQ(bytes_after_cut("{}\n{"), 3u);
+  EXPECT_EQ(bytes_after_cut("{}\n" + std::string(3 * kRowBlockBytes, 'x')), 3u);  // over several blocks
+  EXPECT_EQ(bytes_after_cut(std::string(3 * kRowBlockBytes, 'x')), 0u);
   EXPECT_TRUE(cut_torn_row(folder_ / "nothing"));
 }
 
@@ -177,7 +177,7 @@ TEST_F(RowFiles, PagesTogetherAreTheFile) {
     text += written.back().dump() + "\n";
   }
   write(text + "{\"torn\":");
-  RowPages pages(file_());
+  RowPages pages(rows_file());
   std::vector<json> read;
   for (bool more = true; more;) {
     const auto page = pages.after(read.size(), kPageRowsMax);
@@ -196,7 +196,7 @@ TEST_F(RowFiles, PagesTogetherAreTheFile) {
   EXPECT_EQ(pages.after(40'000, 3)->rows, "[]");
   EXPECT_EQ(json::parse(pages.last(3)->rows), json(std::vector<json>(written.end() - 3, written.end())));
   EXPECT_EQ(pages.last(0)->rows, "[]");
-  const json tail = json::parse(pages.last(30'000)->rows);  // as many as a page takes, and the newest
+  const json tail = json::parse(pages.last(30'000)->rows);  // no more than a page takes, the newest ones
   EXPECT_EQ(tail.back(), written.back());
   EXPECT_LT(tail.size(), kPageRowsMax + 1);
   EXPECT_LE(tail.dump().size(), kPageBytesMax + kRowBytesMax);
@@ -228,16 +228,16 @@ TEST(Distributions, AreExactAtFirstAndCloseLater) {
 
 TEST(RunFigures, RepeatedRowsCountOnce) {
   std::vector<json> rows;
-  const auto step = [&](int number, double reward) {
+  const auto add_step = [&](int number, double reward) {
     rows.push_back({{"kind", "step"},
                     {"step", number},
                     {"reward_mean", reward},
                     {"step_seconds", 1.0},
                     {"staleness", {{"0", 2}}}});
   };
-  for (int i = 1; i <= 10; ++i) step(i, 0.1);
-  for (int i = 6; i <= 8; ++i) step(i, 0.2);  // resumed, and killed again
-  for (int i = 6; i <= 12; ++i) step(i, 0.3);
+  for (int i = 1; i <= 10; ++i) add_step(i, 0.1);
+  for (int i = 6; i <= 8; ++i) add_step(i, 0.2);  // after a resume from step 5, until it is killed
+  for (int i = 6; i <= 12; ++i) add_step(i, 0.3);
   const RunFigures figures = run_figures(rows);
   EXPECT_EQ(figures.steps, 12u);
   EXPECT_EQ(figures.reward.first->second, 0.1);
@@ -251,12 +251,12 @@ TEST(RunFigures, KeepAStatedNumberOfEvaluationsWithBothEnds) {
   std::vector<json> rows;
   for (int i = 0; i <= 10'001; ++i) rows.push_back({{"kind", "evaluation"}, {"step", i}, {"accuracy", i / 1e5}});
   const RunFigures figures = run_figures(rows);
-  const auto& kept = figures.evaluations.rows();
-  EXPECT_LE(kept.size(), kEvaluationsReported);
-  EXPECT_GT(kept.size(), kEvaluationsReported / 2);
-  EXPECT_EQ(kept.begin()->first, 0u);
-  EXPECT_EQ(kept.rbegin()->first, 10'001u);
-  for (const auto& [n, row] : kept) EXPECT_TRUE(n % 16 == 0 || n == 10'001u) << n;
+  const auto& kept_rows = figures.evaluations.rows();
+  EXPECT_LE(kept_rows.size(), kEvaluationsReported);
+  EXPECT_GT(kept_rows.size(), kEvaluationsReported / 2);
+  EXPECT_EQ(kept_rows.begin()->first, 0u);
+  EXPECT_EQ(kept_rows.rbegin()->first, 10'001u);
+  for (const auto& [step, row] : kept_rows) EXPECT_TRUE(step % 16 == 0 || step == 10'001u) << step;
 }
 
 }  // namespace

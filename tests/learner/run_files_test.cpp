@@ -54,19 +54,19 @@ TEST_F(RunFilesTest, ALossByNameHasItsDefaultsAndKeysChangeOneOfThem) {
     const auto config =
         load_run_config("configs/quickstart.yaml", {{"learner.loss", std::string(name)}, {"learner.clip_high", "0.5"}});
     ASSERT_TRUE(config) << config.error().message();
-    const LossConfig &read = config->learner.loss, named = *loss_named(name);
-    EXPECT_EQ(read.baseline, named.baseline) << name;
-    EXPECT_EQ(read.trust_region, named.trust_region) << name;
-    EXPECT_EQ(read.aggregation, named.aggregation) << name;
-    EXPECT_EQ(read.ratio_level, named.ratio_level) << name;
-    EXPECT_EQ(read.importance_level, named.importance_level) << name;
-    EXPECT_EQ(read.clip_low, named.clip_low) << name;
-    EXPECT_EQ(read.clip_high, 0.5) << name;
-    EXPECT_EQ(read.fixed_length, 6) << "rollout.response_tokens_max";
+    const LossConfig &loaded = config->learner.loss, defaults = *loss_named(name);
+    EXPECT_EQ(loaded.baseline, defaults.baseline) << name;
+    EXPECT_EQ(loaded.trust_region, defaults.trust_region) << name;
+    EXPECT_EQ(loaded.aggregation, defaults.aggregation) << name;
+    EXPECT_EQ(loaded.ratio_level, defaults.ratio_level) << name;
+    EXPECT_EQ(loaded.importance_level, defaults.importance_level) << name;
+    EXPECT_EQ(loaded.clip_low, defaults.clip_low) << name;
+    EXPECT_EQ(loaded.clip_high, 0.5) << name;
+    EXPECT_EQ(loaded.fixed_length, 6) << "rollout.response_tokens_max";
     std::ofstream(folder_ / "resolved.yaml") << config->resolved_yaml;
     const auto again = load_run_config(folder_ / "resolved.yaml");
     ASSERT_TRUE(again) << again.error().message();
-    EXPECT_EQ(again->learner.loss.aggregation, named.aggregation) << name;
+    EXPECT_EQ(again->learner.loss.aggregation, defaults.aggregation) << name;
   }
 }
 
@@ -87,9 +87,11 @@ TEST_F(RunFilesTest, AResolvedFileMeansTheSameAnywhere) {
   EXPECT_EQ(again->run_folder(), config->run_folder());
   EXPECT_EQ(again->task.options_json, config->task.options_json);
   EXPECT_EQ(again->resolved_yaml, config->resolved_yaml);
-  const auto inside = load_run_config(folder_ / "sub/run.yaml", {{"run.folder", "/x"}, {"task.adapter", "aritmetic"}});
-  ASSERT_FALSE(inside);
-  EXPECT_NE(inside.error().detail.find("did you mean 'arithmetic'?"), std::string::npos) << inside.error().detail;
+  const auto misspelled =
+      load_run_config(folder_ / "sub/run.yaml", {{"run.folder", "/x"}, {"task.adapter", "aritmetic"}});
+  ASSERT_FALSE(misspelled);
+  EXPECT_NE(misspelled.error().detail.find("did you mean 'arithmetic'?"), std::string::npos)
+      << misspelled.error().detail;
 }
 
 TEST_F(RunFilesTest, EveryKeyHasAMeaning) {
@@ -105,11 +107,14 @@ TEST_F(RunFilesTest, EveryKeyHasAMeaning) {
 
 TEST_F(RunFilesTest, TheReferenceAsAFileLacksOnlyRequiredKeys) {
   std::ofstream(folder_ / "run.yaml") << reference_yaml(run_file_keys());
-  std::vector<std::pair<std::string, std::string>> given{{"model.preset", "tiny-64"}, {"fleet.offers", "3"}};
+  std::vector<std::pair<std::string, std::string>> required_settings{{"model.preset", "tiny-64"},
+                                                                     {"fleet.offers", "3"}};
   for (const ConfigKey& key : run_file_keys())
     if (key.required && key.when.empty() && key.path.find("[]") == std::string::npos)
-      given.emplace_back(key.path, key.path == "task.adapter" ? "arithmetic" : key.type == "duration" ? "1 s" : "3");
-  const auto config = load_run_config(folder_ / "run.yaml", given);
+      required_settings.emplace_back(key.path, key.path == "task.adapter" ? "arithmetic"
+                                               : key.type == "duration"   ? "1 s"
+                                                                          : "3");
+  const auto config = load_run_config(folder_ / "run.yaml", required_settings);
   EXPECT_TRUE(config) << config.error().message();
 }
 
@@ -122,22 +127,22 @@ TEST_F(RunFilesTest, OverridesAreNamedInErrors) {
 }
 
 TEST_F(RunFilesTest, SeveralTasksAreReadInPlace) {
-  const auto written = [&](const std::string& tasks) {
-    std::ifstream in("configs/quickstart.yaml");
-    std::string text((std::istreambuf_iterator<char>(in)), {});
-    const auto task = text.find("\ntask:"), next = text.find("\n\n", task);
-    text.replace(task, next - task, "\ntask: {prompt: \"{prompt}\"}\n" + tasks);
+  const auto load_with_tasks = [&](const std::string& tasks) {
+    std::ifstream quickstart("configs/quickstart.yaml");
+    std::string text((std::istreambuf_iterator<char>(quickstart)), {});
+    const auto task_begin = text.find("\ntask:"), task_end = text.find("\n\n", task_begin);
+    text.replace(task_begin, task_end - task_begin, "\ntask: {prompt: \"{prompt}\"}\n" + tasks);
     std::filesystem::create_directories(folder_ / "offers");
     std::filesystem::copy("configs/offers/quickstart.json", folder_ / "offers",
                           std::filesystem::copy_options::overwrite_existing);
     std::ofstream(folder_ / "several.yaml") << text;
     return load_run_config(folder_ / "several.yaml");
   };
-  const auto config = written(
+  const auto config = load_with_tasks(
       "tasks:\n  - {adapter: arithmetic, weight: 3}\n  - {adapter: guess, name: games}\n"
       "  - {adapter: arithmetic, name: secret, scored_by: learner, prompt: \"({prompt})\", options: {digits: 3}}\n");
   ASSERT_TRUE(config) << config.error().message();
-  EXPECT_EQ(config->task.adapter, data_plane::kSeveral);
+  EXPECT_EQ(config->task.adapter, data_plane::kSeveralTasks);
   ASSERT_EQ(config->task.listed_tasks.size(), 3u);
   EXPECT_EQ(config->task.listed_tasks[0].name, "arithmetic");
   EXPECT_EQ(config->task.listed_tasks[0].weight, 3u);
@@ -160,18 +165,18 @@ TEST_F(RunFilesTest, SeveralTasksAreReadInPlace) {
            {"tasks:\n  - {adapter: arithmetic, name: \"a:b\"}\n", "expected at most 32 letters"},
            {"tasks:\n  - {adapter: guess, scored_by: learner}\n", "guess has many turns"},
            {"tasks:\n  - {adapter: arithmetic, options: {digit: 1}}\n", "did you mean 'digits'?"}}) {
-    const auto wrong = written(tasks);
-    ASSERT_FALSE(wrong) << tasks;
-    EXPECT_NE(wrong.error().detail.find(expected), std::string::npos) << wrong.error().detail;
-    EXPECT_NE(wrong.error().detail.find("several.yaml:"), std::string::npos) << wrong.error().detail;
+    const auto refused = load_with_tasks(tasks);
+    ASSERT_FALSE(refused) << tasks;
+    EXPECT_NE(refused.error().detail.find(expected), std::string::npos) << refused.error().detail;
+    EXPECT_NE(refused.error().detail.find("several.yaml:"), std::string::npos) << refused.error().detail;
   }
   const auto both = load_run_config(folder_ / "several.yaml", {{"task.adapter", "arithmetic"}});
   ASSERT_FALSE(both);
   EXPECT_NE(both.error().detail.find("this run lists `tasks`"), std::string::npos) << both.error().detail;
-  const auto turns = load_run_config(
+  const auto many_turns = load_run_config(
       "configs/quickstart.yaml", {{"task.adapter", "guess"}, {"task.options", "{}"}, {"task.scored_by", "learner"}});
-  ASSERT_FALSE(turns);
-  EXPECT_NE(turns.error().detail.find("many turns"), std::string::npos) << turns.error().detail;
+  ASSERT_FALSE(many_turns);
+  EXPECT_NE(many_turns.error().detail.find("many turns"), std::string::npos) << many_turns.error().detail;
 }
 
 TEST_F(RunFilesTest, StopStringsAreBounded) {
@@ -183,27 +188,27 @@ TEST_F(RunFilesTest, StopStringsAreBounded) {
 }
 
 TEST_F(RunFilesTest, AnEngineThatIsAServerIsDescribedWhole) {
-  const auto refused = [&](std::vector<std::pair<std::string, std::string>> overrides) {
+  const auto refusal_of = [&](std::vector<std::pair<std::string, std::string>> overrides) {
     const auto config = load_run_config("configs/quickstart.yaml", overrides);
     return config ? std::string() : config.error().message();
   };
   const std::pair<std::string, std::string> vllm{"worker.engine", "vllm"},
       command{"worker.engine_command", "vllm serve {model} --port {port}"};
-  EXPECT_THAT(refused({vllm}), HasSubstr("{model}"));
-  EXPECT_THAT(refused({vllm, {"worker.engine_command", "vllm serve {model}"}}), HasSubstr("{port}"));
+  EXPECT_THAT(refusal_of({vllm}), HasSubstr("{model}"));
+  EXPECT_THAT(refusal_of({vllm, {"worker.engine_command", "vllm serve {model}"}}), HasSubstr("{port}"));
   EXPECT_THAT(load_run_config("configs/quickstart.yaml", {{"worker.device", "cuda:1"}})->worker.arguments(),
               ElementsAre("--device", "cuda:1"));
   EXPECT_THAT(load_run_config("configs/quickstart.yaml", {{"worker.device", "cuda"}, {"worker.threads", "0"}})
                   ->worker.arguments(),
               ElementsAre("--device", "cuda", "--threads", "0"));
-  EXPECT_THAT(refused({{"worker.threads", "-1"}}), HasSubstr("worker.threads"));
+  EXPECT_THAT(refusal_of({{"worker.threads", "-1"}}), HasSubstr("worker.threads"));
   EXPECT_EQ(load_run_config("configs/quickstart.yaml", {{"learner.threads", "3"}})->learner.threads, 3);
   EXPECT_EQ(load_run_config("configs/quickstart.yaml", {{"learner.threads", "0"}})->learner.threads,
             static_cast<int>(std::thread::hardware_concurrency()));
-  EXPECT_THAT(refused({{"worker.device", "gpu"}}), HasSubstr("cuda:N"));
-  EXPECT_THAT(refused({vllm, command, {"worker.device", "cuda"}}), HasSubstr("built-in"));
-  EXPECT_THAT(refused({command}), HasSubstr("worker.engine"));
-  EXPECT_THAT(refused({vllm, command, {"rollout.top_p", "0.9"}}), HasSubstr("rollout.top_p"));
+  EXPECT_THAT(refusal_of({{"worker.device", "gpu"}}), HasSubstr("cuda:N"));
+  EXPECT_THAT(refusal_of({vllm, command, {"worker.device", "cuda"}}), HasSubstr("built-in"));
+  EXPECT_THAT(refusal_of({command}), HasSubstr("worker.engine"));
+  EXPECT_THAT(refusal_of({vllm, command, {"rollout.top_p", "0.9"}}), HasSubstr("rollout.top_p"));
   const auto config = load_run_config("configs/quickstart.yaml", {vllm, command});
   ASSERT_TRUE(config) << config.error().message();
   EXPECT_THAT(config->worker.arguments(),
@@ -212,44 +217,44 @@ TEST_F(RunFilesTest, AnEngineThatIsAServerIsDescribedWhole) {
 }
 
 TEST_F(RunFilesTest, StalenessFromStrictlyOnPolicyToWide) {
-  const auto with = [](const std::string& budget, const std::string& kappa) {
+  const auto load_with = [](const std::string& budget, const std::string& kappa) {
     return load_run_config("configs/quickstart.yaml",
                            {{"staleness.budget", budget}, {"staleness.publish_every", kappa}});
   };
-  const auto on_policy = with("0", "1");
+  const auto on_policy = load_with("0", "1");
   ASSERT_TRUE(on_policy) << on_policy.error().detail;
   EXPECT_EQ(on_policy->staleness.lookahead_steps(), 0u);
-  EXPECT_EQ(with("1", "2")->staleness.lookahead_steps(), 1u);
-  EXPECT_EQ(with("11", "1")->staleness.lookahead_steps(), 11u);
-  const auto starved = with("1", "3");
+  EXPECT_EQ(load_with("1", "2")->staleness.lookahead_steps(), 1u);
+  EXPECT_EQ(load_with("11", "1")->staleness.lookahead_steps(), 11u);
+  const auto starved = load_with("1", "3");
   ASSERT_FALSE(starved);
   EXPECT_NE(starved.error().detail.find("below publish_every (kappa) - 1 = 2"), std::string::npos);
 }
 
 TEST_F(RunFilesTest, TheLookaheadFollowsTheBudgetUnlessItIsANumber) {
-  const auto read = [](std::vector<std::pair<std::string, std::string>> more) {
-    return load_run_config("configs/quickstart.yaml", std::move(more));
+  const auto load_with = [](std::vector<std::pair<std::string, std::string>> overrides) {
+    return load_run_config("configs/quickstart.yaml", std::move(overrides));
   };
   for (const char* budget : {"1", "3", "11"}) {
-    const auto config = read({{"staleness.budget", budget}, {"staleness.lookahead", "auto"}});
+    const auto config = load_with({{"staleness.budget", budget}, {"staleness.lookahead", "auto"}});
     ASSERT_TRUE(config) << config.error().message();
     EXPECT_EQ(std::to_string(config->staleness.lookahead_steps()), budget);
     EXPECT_THAT(config->resolved_yaml,
-                HasSubstr("lookahead: auto"));  // so that it follows where the file is changed again
+                HasSubstr("lookahead: auto"));  // so that it follows if the file is changed again
   }
-  EXPECT_EQ(read({{"staleness.budget", "11"}, {"staleness.lookahead", "2"}})->staleness.lookahead_steps(), 2u);
-  const auto above = read({{"staleness.budget", "1"}, {"staleness.lookahead", "2"}});
+  EXPECT_EQ(load_with({{"staleness.budget", "11"}, {"staleness.lookahead", "2"}})->staleness.lookahead_steps(), 2u);
+  const auto above = load_with({{"staleness.budget", "1"}, {"staleness.lookahead", "2"}});
   ASSERT_FALSE(above);
   EXPECT_THAT(above.error().message(),
               HasSubstr("expected at most the budget S = 1, or `auto`, which follows it; found 2"));
 }
 
 TEST_F(RunFilesTest, TheLearningRateOfALoadedModelIsNotThatOfANewOne) {
-  std::ifstream in("configs/quickstart.yaml");
-  std::ofstream out(folder_ / "run.yaml");
-  for (std::string line; std::getline(in, line);)
-    if (!line.starts_with("  learning_rate:")) out << line << '\n';
-  out.close();
+  std::ifstream quickstart("configs/quickstart.yaml");
+  std::ofstream without_rate(folder_ / "run.yaml");
+  for (std::string line; std::getline(quickstart, line);)
+    if (!line.starts_with("  learning_rate:")) without_rate << line << '\n';
+  without_rate.close();
   const std::pair<std::string, std::string> offers{
       "fleet.offers", std::filesystem::absolute("configs/offers/quickstart.json").string()};
   const auto fresh = load_run_config(folder_ / "run.yaml", {offers});
@@ -258,9 +263,9 @@ TEST_F(RunFilesTest, TheLearningRateOfALoadedModelIsNotThatOfANewOne) {
   const auto loaded = load_run_config(folder_ / "run.yaml", {offers, {"model", "{path: /models/qwen3}"}});
   ASSERT_TRUE(loaded) << loaded.error().message();
   EXPECT_EQ(loaded->learner.optimizer.learning_rate, 1e-6);
-  const auto given = load_run_config(folder_ / "run.yaml",
-                                     {offers, {"model", "{path: /models/qwen3}"}, {"learner.learning_rate", "3e-5"}});
-  EXPECT_EQ(given->learner.optimizer.learning_rate, 3e-5);
+  const auto overridden = load_run_config(
+      folder_ / "run.yaml", {offers, {"model", "{path: /models/qwen3}"}, {"learner.learning_rate", "3e-5"}});
+  EXPECT_EQ(overridden->learner.optimizer.learning_rate, 3e-5);
 }
 
 TEST_F(RunFilesTest, AnExternalTrainerIsNotFedFromAPartOfTheDistribution) {
@@ -297,13 +302,14 @@ TEST_F(RunFilesTest, LeasesAreShortFirstAndMayLastHours) {
 }
 
 TEST_F(RunFilesTest, TheNameIsGoodForAFolderAndForCertificates) {
-  const auto named = [](const std::string& name) {
+  const auto refusal_of = [](const std::string& name) {
     const auto config = load_run_config("configs/quickstart.yaml", {{"run.name", name}});
     return config ? std::string() : config.error().detail;
   };
-  EXPECT_EQ(named(std::string(64, 'n')), "");
-  for (const std::string& bad : {std::string(65, 'n'), std::string("a/b"), std::string(".hidden")})
-    EXPECT_NE(named(bad).find("expected at most 64 letters"), std::string::npos) << bad << ": " << named(bad);
+  EXPECT_EQ(refusal_of(std::string(64, 'n')), "");
+  for (const std::string& bad_name : {std::string(65, 'n'), std::string("a/b"), std::string(".hidden")})
+    EXPECT_NE(refusal_of(bad_name).find("expected at most 64 letters"), std::string::npos)
+        << bad_name << ": " << refusal_of(bad_name);
 }
 
 TEST_F(RunFilesTest, ASecondRunKeepsTheFirst) {
@@ -358,13 +364,13 @@ TEST_F(RunFilesTest, AnAlarmIsAnEventAndGoesOnAfterAResume) {
 // A leaving worker may send any bytes: the run's files stay JSON, and the learner goes on.
 TEST_F(RunFilesTest, TextsThatAreNotUtf8AreStillWritten) {
   const std::filesystem::path run = folder_ / "run";
-  const nlohmann::json said = {{"worker", 3}, {"reason", "it left: \xff\xfe\xed\xa0\x80"}, {"of", 0.0 / 0.0}};
+  const nlohmann::json fields = {{"worker", 3}, {"reason", "it left: \xff\xfe\xed\xa0\x80"}, {"of", 0.0 / 0.0}};
   const auto record = RunRecord::open(run, false);
   ASSERT_TRUE(record);
-  (*record)->event("left", said);
-  (*record)->metric("step", said);
-  (*record)->write_status(said);
-  ASSERT_TRUE((*record)->write_report(said));
+  (*record)->event("left", fields);
+  (*record)->metric("step", fields);
+  (*record)->write_status(fields);
+  ASSERT_TRUE((*record)->write_report(fields));
   const auto rows = read_json_lines(run / "events.jsonl");
   ASSERT_TRUE(rows) << rows.error().message();
   EXPECT_EQ(rows->at(0).at("worker"), 3);
@@ -397,26 +403,26 @@ TEST_F(RunFilesTest, DamagedMeasurementsAreNamedByLine) {
 TEST_F(RunFilesTest, TheClockGoesOnAfterAKill) {
   ManualClock clock;
   {
-    const auto first = RunClock::open(folder_, 3.6, false, clock);
-    ASSERT_TRUE(first) << first.error().message();
+    const auto first_process = RunClock::open(folder_, 3.6, false, clock);
+    ASSERT_TRUE(first_process) << first_process.error().message();
     clock.advance(std::chrono::seconds(100));
-    ASSERT_TRUE((*first)->save());
+    ASSERT_TRUE((*first_process)->save());
     std::filesystem::copy(folder_ / "usage.json", folder_ / "then.json");
     clock.advance(std::chrono::seconds(3));
-    EXPECT_DOUBLE_EQ((*first)->wall_seconds(), 103);
+    EXPECT_DOUBLE_EQ((*first_process)->wall_seconds(), 103);
   }
   std::filesystem::rename(folder_ / "then.json", folder_ / "usage.json");  // as a killed process leaves it
   {
-    const auto second = RunClock::open(folder_, 7.2, true, clock);
-    ASSERT_TRUE(second) << second.error().message();
+    const auto second_process = RunClock::open(folder_, 7.2, true, clock);
+    ASSERT_TRUE(second_process) << second_process.error().message();
     clock.advance(std::chrono::seconds(50));
-    EXPECT_DOUBLE_EQ((*second)->wall_seconds(), 150);
-    EXPECT_DOUBLE_EQ((*second)->learner_usd().value(), 0.1 + 0.1);
+    EXPECT_DOUBLE_EQ((*second_process)->wall_seconds(), 150);
+    EXPECT_DOUBLE_EQ((*second_process)->learner_usd().value(), 0.1 + 0.1);
   }
   {
-    const auto third = RunClock::open(folder_, std::nullopt, true, clock);  // without a price for this machine
-    EXPECT_DOUBLE_EQ((*third)->wall_seconds(), 150);
-    EXPECT_FALSE((*third)->learner_usd());
+    const auto third_process = RunClock::open(folder_, std::nullopt, true, clock);  // without a price for this machine
+    EXPECT_DOUBLE_EQ((*third_process)->wall_seconds(), 150);
+    EXPECT_FALSE((*third_process)->learner_usd());
   }
   EXPECT_FALSE((*RunClock::open(folder_, 1.0, true, clock))->learner_usd());  // the cost until now is unknown
   EXPECT_DOUBLE_EQ((*RunClock::open(folder_, 1.0, false, clock))->wall_seconds(), 0);
@@ -424,11 +430,11 @@ TEST_F(RunFilesTest, TheClockGoesOnAfterAKill) {
   EXPECT_EQ(RunClock::open(folder_, 1.0, true, clock).error().code, Code::kCorrupt);
 }
 
-json step_row(int step, double reward, json staleness, double wait, double wall) {
-  return {{"kind", "step"},        {"step", step},
-          {"reward_mean", reward}, {"staleness", std::move(staleness)},
-          {"wait_seconds", wait},  {"train_seconds", wall - wait},
-          {"step_seconds", wall}};
+json step_row(int step, double reward, json staleness, double wait_s, double step_s) {
+  return {{"kind", "step"},         {"step", step},
+          {"reward_mean", reward},  {"staleness", std::move(staleness)},
+          {"wait_seconds", wait_s}, {"train_seconds", step_s - wait_s},
+          {"step_seconds", step_s}};
 }
 
 TEST_F(RunFilesTest, ReportAddsUp) {
@@ -541,16 +547,16 @@ TEST_F(RunFilesTest, TheReportHasThePartsOfABroadcastsTime) {
   input.config = &*config;
   input.plan = &plan;
   EXPECT_TRUE(make_report(input).at("broadcast").at("t_b_parts").is_null());
-  const auto row = [](std::uint64_t version, double t_b, double encode, double send, double install) {
+  const auto row = [](std::uint64_t version, double t_b_s, double encode_s, double send_s, double install_s) {
     return json{{"kind", "broadcast"},
                 {"version", version},
-                {"t_b_seconds", t_b},
+                {"t_b_seconds", t_b_s},
                 {"t_b_parts",
-                 {{"encode", encode},
+                 {{"encode", encode_s},
                   {"seal", 0.0},
-                  {"send", send},
+                  {"send", send_s},
                   {"verify", 0.0},
-                  {"install", install},
+                  {"install", install_s},
                   {"acknowledge", 0.0}}}};
   };
   input.figures = run_figures({row(1, 1.0, 0.1, 0.6, 0.3), row(2, 2.0, 0.2, 1.2, 0.6), row(3, 4.0, 2.0, 1.0, 1.0)});

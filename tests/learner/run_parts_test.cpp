@@ -16,14 +16,14 @@ namespace {
 using testing::ElementsAre;
 using testing::HasSubstr;
 
-// Two seconds pass between two looks at it.
+// Two seconds pass between two calls of now().
 class LeapingClock final : public Clock {
  public:
-  TimePoint now() const override { return TimePoint(std::chrono::seconds(looks_ += 2)); }
+  TimePoint now() const override { return TimePoint(std::chrono::seconds(seconds_ += 2)); }
   double unix_seconds() const override { return 1.7e9; }
 
  private:
-  mutable std::atomic<int> looks_ = 0;
+  mutable std::atomic<int> seconds_ = 0;
 };
 
 class RunPartsTest : public testing::Test {
@@ -31,9 +31,9 @@ class RunPartsTest : public testing::Test {
   RunPartsTest() {
     config_.run.name = "parts";
     config_.run.folder = folder_.path();
-    auto journal = RunJournal::open(run_, {[this] { return pointless_; },
-                                           [this](const std::string& reason) -> Status {
-                                             reasons_.push_back(reason);
+    auto journal = RunJournal::open(run_, {.is_pointless = [this] { return waiting_is_pointless_; },
+                                           .keep_alive = [this](const std::string& reason) -> Status {
+                                             wait_reasons_.push_back(reason);
                                              return ok();
                                            }});
     EXPECT_TRUE(journal) << journal.error().message();
@@ -51,9 +51,9 @@ class RunPartsTest : public testing::Test {
   const ServiceOptions options_;
   std::atomic<bool> stop_ = false;
   LeapingClock clock_;
-  const RunHost run_{config_, options_, stop_, clock_};
-  bool pointless_ = false;
-  std::vector<std::string> reasons_;
+  const RunHost run_{.config = config_, .options = options_, .stop = stop_, .clock = clock_};
+  bool waiting_is_pointless_ = false;
+  std::vector<std::string> wait_reasons_;
   const provisioner::Plan plan_;
   std::unique_ptr<RunJournal> journal_;
 };
@@ -67,9 +67,9 @@ TEST_F(RunPartsTest, TheJournalWaitsForADiskThatRefuses) {
   };
   EXPECT_TRUE(journal_->persist("checkpoints", work));
   EXPECT_EQ(attempts, 3);
-  EXPECT_EQ(journal_->take_waited(), std::chrono::seconds(2));
-  EXPECT_EQ(journal_->take_waited(), Duration{});
-  EXPECT_THAT(reasons_, ElementsAre(HasSubstr("the disk is full"), HasSubstr("the disk is full")));
+  EXPECT_EQ(journal_->take_disk_wait(), std::chrono::seconds(2));
+  EXPECT_EQ(journal_->take_disk_wait(), Duration{});
+  EXPECT_THAT(wait_reasons_, ElementsAre(HasSubstr("the disk is full"), HasSubstr("the disk is full")));
   EXPECT_THAT(events(), ElementsAre("alarm", "disk_recovered"));
 }
 
@@ -78,10 +78,10 @@ TEST_F(RunPartsTest, TheJournalDoesNotWaitInVain) {
   EXPECT_EQ(journal_->persist("report", failing(Code::kInvalid)).error().code, Code::kInvalid);
   EXPECT_EQ(journal_->persist("report", failing(Code::kCorrupt)).error().code, Code::kCorrupt);
   EXPECT_EQ(journal_->persist("report", failing(Code::kIo)).error().code, Code::kIo) << "after a minute";
-  EXPECT_FALSE(reasons_.empty());
-  pointless_ = true;
+  EXPECT_FALSE(wait_reasons_.empty());
+  waiting_is_pointless_ = true;
   EXPECT_EQ(journal_->persist("report", failing(Code::kExhausted)).error().code, Code::kExhausted);
-  pointless_ = false;
+  waiting_is_pointless_ = false;
   stop_ = true;
   EXPECT_EQ(journal_->persist("report", failing(Code::kExhausted)).error().code, Code::kExhausted);
 }
@@ -111,13 +111,13 @@ TEST_F(RunPartsTest, WithoutAFleetOneWorkerIsWaitedFor) {
   EXPECT_TRUE(fleet.check_budget());
   Attendance attendance;
   std::string phase;
-  const auto tick = [&](const std::string& now) { phase = now; };
+  const auto write_phase = [&](const std::string& new_phase) { phase = new_phase; };
   config_.fleet.join_timeout = std::chrono::seconds(1);
-  const Status nobody_came = fleet.wait_for_workers(attendance, tick);
+  const Status nobody_came = fleet.wait_for_workers(attendance, write_phase);
   EXPECT_EQ(nobody_came.error().code, Code::kUnavailable);
   EXPECT_THAT(nobody_came.error().detail, HasSubstr("no worker joined within"));
   attendance.on_joined(WorkerId{1}, "ada", 0);
-  EXPECT_TRUE(fleet.wait_for_workers(attendance, tick));
+  EXPECT_TRUE(fleet.wait_for_workers(attendance, write_phase));
   EXPECT_EQ(phase, "1 workers joined, waiting for 0");
 }
 

@@ -26,20 +26,20 @@ class SecretTask final : public data_plane::Adapter {
   data_plane::Repeatable repeatable(const schema::Problem&) const override { return data_plane::Repeatable::kCostly; }
   Result<data_plane::Score> score(const schema::Problem& problem, std::string_view response) const override {
     std::unique_lock lock(mutex);
-    changed.wait(lock, [&] { return go_on; });
-    ++looks;
+    changed.wait(lock, [&] { return may_grade; });
+    ++gradings;
     if (broken) return fail(Code::kUnavailable, "grade", "no sandbox here");
     return inner_->score(problem, response);
   }
-  void set(bool goes_on, bool is_broken = false) {
+  void set_grading(bool is_allowed, bool is_broken = false) {
     const std::lock_guard lock(mutex);
-    go_on = goes_on, broken = is_broken;
+    may_grade = is_allowed, broken = is_broken;
     changed.notify_all();
   }
   mutable std::mutex mutex;
   mutable std::condition_variable changed;
-  bool go_on = true, broken = false;
-  mutable int looks = 0;
+  bool may_grade = true, broken = false;
+  mutable int gradings = 0;
 
  private:
   const std::unique_ptr<data_plane::Adapter> inner_;
@@ -55,25 +55,25 @@ class ScoringDesk : public DeskTest {
     checker_options_.unscored = [](const schema::Problem&) { return true; };
   }
   ~ScoringDesk() override {
-    task_->set(true);
+    task_->set_grading(true);
     desk_.reset();
   }
 
   // An honest worker's submission: the right answer first, and no score.
   schema::Submission text_only(const schema::Lease& lease) {
-    schema::Lease whole = lease;
-    *whole.mutable_problem() = *adapter_->problem(lease.group());
-    const bool goes_on = std::exchange(task_->go_on, true), broken = std::exchange(task_->broken, false);
-    schema::Submission submission = made(whole);
-    task_->set(goes_on, broken);
-    for (schema::Trajectory& t : *submission.mutable_trajectories())
-      t.set_reward(0), t.set_correct(false), t.clear_components();
+    schema::Lease with_reference = lease;
+    *with_reference.mutable_problem() = *adapter_->problem(lease.group());
+    const bool may_grade = std::exchange(task_->may_grade, true), broken = std::exchange(task_->broken, false);
+    schema::Submission submission = honest_submission(with_reference);
+    task_->set_grading(may_grade, broken);
+    for (schema::Trajectory& trajectory : *submission.mutable_trajectories())
+      trajectory.set_reward(0), trajectory.set_correct(false), trajectory.clear_components();
     return submission;
   }
-  schema::SubmissionAck hand_in_text(const schema::Lease& lease) { return hand_in(text_only(lease)); }
-  void until(const std::function<bool(const DeskCounts&)>& so) {
-    for (int i = 0; i < 10'000 && !so(*desk_->counts()); ++i) std::this_thread::yield();
-    EXPECT_TRUE(so(*desk_->counts()));
+  schema::SubmissionAck submit_text_and_wait(const schema::Lease& lease) { return submit_and_wait(text_only(lease)); }
+  void wait_until(const std::function<bool(const DeskCounts&)>& is_reached) {
+    for (int i = 0; i < 10'000 && !is_reached(*desk_->counts()); ++i) std::this_thread::yield();
+    EXPECT_TRUE(is_reached(*desk_->counts()));
   }
 
   SecretTask* task_;
@@ -81,14 +81,14 @@ class ScoringDesk : public DeskTest {
 
 TEST_F(ScoringDesk, WorkersSeeAPromptAndTrainingSeesScores) {
   open(0);
-  const schema::WorkGrant grant = ask(0, 2);
+  const schema::WorkGrant grant = request_work(0, 2);
   ASSERT_EQ(grant.leases_size(), 2);
   for (const schema::Lease& lease : grant.leases()) {
     EXPECT_TRUE(lease.unscored());
     EXPECT_FALSE(lease.problem().prompt().empty());
     EXPECT_EQ(lease.problem().reference(), "");
     EXPECT_EQ(lease.problem().metadata_json(), "");
-    EXPECT_TRUE(hand_in_text(lease).accepted());
+    EXPECT_TRUE(submit_text_and_wait(lease).accepted());
   }
   const auto batch = desk_->wait_batch(0, kWait);
   ASSERT_TRUE(batch && batch->has_value());
@@ -103,28 +103,29 @@ TEST_F(ScoringDesk, WorkersSeeAPromptAndTrainingSeesScores) {
 }
 
 TEST_F(ScoringDesk, GroupsWaitForTheirScoresAndWorkersDoNot) {
-  task_->set(false);
+  task_->set_grading(false);
   open(0);
-  const schema::WorkGrant grant = ask(0, 2);
+  const schema::WorkGrant grant = request_work(0, 2);
   for (const schema::Lease& lease : grant.leases())
-    EXPECT_TRUE(hand_in_text(lease).accepted()) << "stored, and acknowledged";
+    EXPECT_TRUE(submit_text_and_wait(lease).accepted()) << "stored, and acknowledged";
   EXPECT_FALSE(desk_->wait_batch(0, std::chrono::milliseconds(1))->has_value());
   EXPECT_EQ(desk_->counts()->buffer.unscored_groups, 2u);
   EXPECT_EQ(desk_->counts()->buffer.admissible_groups, 0u);
-  EXPECT_EQ(ask(0, 1).leases_size(), 1) << "the desk goes on";
-  task_->set(true);
+  EXPECT_EQ(request_work(0, 1).leases_size(), 1) << "the desk goes on";
+  task_->set_grading(true);
   const auto batch = desk_->wait_batch(0, kWait);
   ASSERT_TRUE(batch && batch->has_value());
   EXPECT_EQ(desk_->counts()->buffer.unscored_groups, 0u);
 }
 
 TEST_F(ScoringDesk, ARestartedLearnerScoresWaitingGroups) {
-  task_->set(false);
+  task_->set_grading(false);
   open(0);
-  const schema::WorkGrant grant = ask(0, 2);
-  for (const schema::Lease& lease : grant.leases()) EXPECT_TRUE(hand_in_text(lease).accepted());
+  const schema::WorkGrant grant = request_work(0, 2);
+  for (const schema::Lease& lease : grant.leases()) EXPECT_TRUE(submit_text_and_wait(lease).accepted());
   EXPECT_EQ(desk_->counts()->buffer.unscored_groups, 2u);
-  std::thread grader([&] { task_->set(true); });  // grading ends before the desk has closed, or its result is dropped
+  // Grading ends before the desk has closed, or its result is dropped.
+  std::thread grader([&] { task_->set_grading(true); });
   desk_.reset();
   grader.join();
   open(0);
@@ -134,24 +135,24 @@ TEST_F(ScoringDesk, ARestartedLearnerScoresWaitingGroups) {
 }
 
 TEST_F(ScoringDesk, AGraderThatFailsReturnsTheGroupAndGivesNoReward) {
-  task_->set(true, true);
+  task_->set_grading(true, /*is_broken=*/true);
   open(0);
-  const schema::WorkGrant first = ask(0, 1);
+  const schema::WorkGrant first = request_work(0, 1);
   ASSERT_EQ(first.leases_size(), 1);
-  EXPECT_TRUE(hand_in_text(first.leases(0)).accepted());
-  until([](const DeskCounts& counts) { return counts.buffer.rejected.contains("scoring failed"); });
+  EXPECT_TRUE(submit_text_and_wait(first.leases(0)).accepted());
+  wait_until([](const DeskCounts& counts) { return counts.buffer.rejected.contains("scoring failed"); });
   DeskCounts counts = *desk_->counts();
   EXPECT_EQ(counts.buffer.rejected.at("scoring failed"), 2u);
   EXPECT_EQ(counts.buffer.stored, 0u);
   EXPECT_EQ(counts.scoring.failed_groups, 1u);
   EXPECT_EQ(misbehaved(), "") << "through no fault of its worker";
-  const schema::WorkGrant second = ask(0, 1, WorkerId{2});
+  const schema::WorkGrant second = request_work(0, 1, WorkerId{2});
   ASSERT_EQ(second.leases_size(), 1);
   EXPECT_EQ(second.leases(0).group(), first.leases(0).group()) << "another worker tries";
   schema::Submission again = text_only(second.leases(0));
-  for (schema::Trajectory& t : *again.mutable_trajectories()) t.set_worker(2);
-  EXPECT_TRUE(hand_in(again, WorkerId{2}).accepted());
-  until([](const DeskCounts& c) { return !c.leases.set_aside.empty(); });
+  for (schema::Trajectory& trajectory : *again.mutable_trajectories()) trajectory.set_worker(2);
+  EXPECT_TRUE(submit_and_wait(again, WorkerId{2}).accepted());
+  wait_until([](const DeskCounts& c) { return !c.leases.set_aside.empty(); });
   EXPECT_EQ(desk_->counts()->leases.set_aside.at("scoring failed"), 1u);
   const std::lock_guard lock(mutex_);
   ASSERT_EQ(set_aside_.size(), 1u);
@@ -160,14 +161,14 @@ TEST_F(ScoringDesk, AGraderThatFailsReturnsTheGroupAndGivesNoReward) {
 
 TEST_F(ScoringDesk, AnUnrequestedScoreIsRefused) {
   open(0);
-  const schema::WorkGrant grant = ask(0, 1);
+  const schema::WorkGrant grant = request_work(0, 1);
   schema::Submission submission = text_only(grant.leases(0));
   submission.mutable_trajectories(1)->set_reward(1);
-  EXPECT_EQ(hand_in(submission).reason(), "malformed");
-  const schema::WorkGrant again = ask(0, 1);
+  EXPECT_EQ(submit_and_wait(submission).reason(), "malformed");
+  const schema::WorkGrant again = request_work(0, 1);
   submission = text_only(again.leases(0));
   submission.mutable_trajectories(1)->set_text("95");
-  EXPECT_EQ(hand_in(submission).reason(), "wrong score");
+  EXPECT_EQ(submit_and_wait(submission).reason(), "wrong score");
 }
 
 // The worker's side: it does not score, and needs no adapter.
@@ -188,12 +189,12 @@ TEST(ScoringWorker, HandsInText) {
   lease.mutable_problem()->set_id("secret/1"), lease.mutable_problem()->set_prompt("1+1=");
   auto begun = groups.begin(lease, TimePoint());
   ASSERT_TRUE(std::holds_alternative<std::vector<worker::Sequence>>(begun));
-  for (const worker::Sequence& s : std::get<0>(begun)) {
-    worker::Response r{*tokenizer.encode("2"), {}, {}, true};
-    r.tokens.push_back(*tokenizer.end_of_text());
-    r.logprobs.assign(2, -0.5f);
-    r.spans = {{Version{1}, 2}};
-    groups.take({s.id, std::move(r)});
+  for (const worker::Sequence& sequence : std::get<0>(begun)) {
+    worker::Response response{.tokens = *tokenizer.encode("2"), .logprobs = {}, .spans = {}, .ended = true};
+    response.tokens.push_back(*tokenizer.end_of_text());
+    response.logprobs.assign(2, -0.5f);
+    response.spans = {{Version{1}, 2}};
+    groups.take({.id = sequence.id, .response = std::move(response)});
   }
   auto advance = groups.advance();
   ASSERT_EQ(advance.ended.size(), 1u);

@@ -36,14 +36,18 @@ class ShortEngine final : public worker::Engine {
   void submit(worker::Sequence sequence) override { sequences_.push_back(std::move(sequence)); }
   std::vector<worker::Outcome> poll(Duration) override {
     std::vector<worker::Outcome> outcomes;
-    for (const worker::Sequence& s : sequences_)
-      outcomes.push_back({s.id, worker::Response{{s.prompt.front(), end_}, {-1, -1}, {{*version_, 2}}, true}});
+    for (const worker::Sequence& sequence : sequences_)
+      outcomes.push_back({.id = sequence.id,
+                          .response = worker::Response{.tokens = {sequence.prompt.front(), end_},
+                                                       .logprobs = {-1, -1},
+                                                       .spans = {{*version_, 2}},
+                                                       .ended = true}});
     progress_ += sequences_.size();
     sequences_.clear();
     return outcomes;
   }
   void abort(std::uint64_t id) override {
-    std::erase_if(sequences_, [&](const worker::Sequence& s) { return s.id == id; });
+    std::erase_if(sequences_, [&](const worker::Sequence& sequence) { return sequence.id == id; });
   }
   std::uint64_t progress() const override { return progress_; }
   Status install(const overlay::Publication& publication) override {
@@ -64,13 +68,13 @@ class ShortEngine final : public worker::Engine {
 
 Result<worker::AgentReport> work(const provisioner::LaunchSpec& spec, const std::atomic<bool>& stop) {
   const auto option = [&](std::string_view name) {
-    const auto it = std::find(spec.argv.begin(), spec.argv.end(), name);
-    return it == spec.argv.end() ? std::string() : *std::next(it);
+    const auto found = std::find(spec.argv.begin(), spec.argv.end(), name);
+    return found == spec.argv.end() ? std::string() : *std::next(found);
   };
   worker::AgentOptions agent;
-  const std::string at = option("--join");
-  agent.node.learner = {at.substr(0, at.rfind(':')),
-                        static_cast<std::uint16_t>(std::stoi(at.substr(at.rfind(':') + 1)))};
+  const std::string address = option("--join");
+  const std::size_t colon = address.rfind(':');
+  agent.node.learner = {address.substr(0, colon), static_cast<std::uint16_t>(std::stoi(address.substr(colon + 1)))};
   agent.node.name = option("--name");
   for (const auto& [name, value] : spec.env)
     if (name == kTokenVariable) agent.node.token = overlay::trust::Secret(std::string(value));
@@ -109,11 +113,12 @@ class ThreadsProvider final : public provisioner::Provider {
   }
   void stop(provisioner::Ticket ticket, const provisioner::InstanceId& instance, Duration) override {
     if (threads_.stopping) threads_.stopping();
-    const auto it = threads_.machines.find(instance.text);
-    ASSERT_NE(it, threads_.machines.end()) << instance.text;
-    it->second->stop = true;
-    if (it->second->thread.joinable()) it->second->thread.join();
-    threads_.machines.erase(it);
+    const auto entry = threads_.machines.find(instance.text);
+    ASSERT_NE(entry, threads_.machines.end()) << instance.text;
+    Threads::Machine& machine = *entry->second;
+    machine.stop = true;
+    if (machine.thread.joinable()) machine.thread.join();
+    threads_.machines.erase(entry);
     events_.push_back(provisioner::Stopped{ticket, instance, "joined"});
   }
   void list(provisioner::Ticket ticket, const std::string&) override {
@@ -157,13 +162,13 @@ class BitFlips final : public PolicySource {
     ECHO_ASSIGN(delta::OwnedState state, delta::OwnedState::empty_like(layout));
     const auto bytes = state.mutable_bytes(0);
     for (std::size_t i = 0; i < 4096; ++i) {
-      const auto w = static_cast<std::uint16_t>(0x3c00 + (i % 7 == 0 ? version.value : 0) + i % 64);
-      std::memcpy(bytes.data() + 2 * i, &w, 2);
+      const auto weight = static_cast<std::uint16_t>(0x3c00 + (i % 7 == 0 ? version.value : 0) + i % 64);
+      std::memcpy(bytes.data() + sizeof weight * i, &weight, sizeof weight);
     }
     state.seal();
     return delta::share(std::move(state));
   }
-  Status step_done() override {
+  Status on_step_end() override {
     if (trained_.after_step) trained_.after_step(steps());
     return ok();
   }
@@ -185,14 +190,14 @@ class FastClock final : public Clock {
   explicit FastClock(int factor) : factor_(factor) {}
   TimePoint now() const override {
     const std::lock_guard lock(mutex_);
-    return shown_ + factor_ * (system_.now() - since_);
+    return time_at_base_ + factor_ * (system_.now() - base_);
   }
   double unix_seconds() const override { return unix_begin_ + seconds(now() - begin_); }
   void slow_down() {
     const std::lock_guard lock(mutex_);
     const TimePoint now = system_.now();
-    shown_ += factor_ * (now - since_);
-    since_ = now;
+    time_at_base_ += factor_ * (now - base_);
+    base_ = now;
     factor_ = 1;
   }
 
@@ -201,8 +206,8 @@ class FastClock final : public Clock {
   const TimePoint begin_ = system_.now();
   const double unix_begin_ = system_.unix_seconds();
   mutable std::mutex mutex_;
-  int factor_;                                 // guarded by mutex_
-  TimePoint since_ = begin_, shown_ = begin_;  // guarded by mutex_
+  int factor_;                                       // guarded by mutex_
+  TimePoint base_ = begin_, time_at_base_ = begin_;  // guarded by mutex_
 };
 
 class ServiceTest : public testing::Test {
@@ -268,12 +273,12 @@ TEST_F(ServiceTest, ARunIsTrainedAndItsMachinesGivenBack) {
   for (const auto& batch : trained_.batches) EXPECT_EQ(batch.size(), 64u);
   EXPECT_EQ(threads_.started, 2u);
   EXPECT_TRUE(threads_.machines.empty());
-  const nlohmann::json last = status();
-  EXPECT_EQ(last["phase"], "completed");
-  EXPECT_EQ(last["step"], kSteps);
-  EXPECT_EQ(last["version"], kSteps);
-  ASSERT_EQ(last["workers"].size(), 2u);
-  for (const auto& w : last["workers"]) EXPECT_EQ(w["version"], kSteps) << w;
+  const nlohmann::json final_status = status();
+  EXPECT_EQ(final_status["phase"], "completed");
+  EXPECT_EQ(final_status["step"], kSteps);
+  EXPECT_EQ(final_status["version"], kSteps);
+  ASSERT_EQ(final_status["workers"].size(), 2u);
+  for (const auto& worker : final_status["workers"]) EXPECT_EQ(worker["version"], kSteps) << worker;
 }
 
 TEST_F(ServiceTest, AStoppedRunKeepsItsStateAndReleasesTheFleet) {

@@ -57,10 +57,10 @@ bool connect_to(const Descriptor& socket, const fs::path& path) {
 // direction.
 class CuttingProxy {
  public:
-  CuttingProxy(fs::path listen, fs::path target, std::uint64_t seed, std::uint64_t bytes_max)
+  CuttingProxy(fs::path listen, fs::path target, std::uint64_t seed, std::uint64_t connection_bytes_max)
       : target_(std::move(target)),
         random_(seed),
-        bytes_max_(bytes_max),
+        connection_bytes_max_(connection_bytes_max),
         listener_(::socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0)) {
     const sockaddr_un address = address_of(listen);
     EXPECT_EQ(::bind(listener_.get(), reinterpret_cast<const sockaddr*>(&address), sizeof address), 0);
@@ -80,25 +80,26 @@ class CuttingProxy {
     for (;;) {
       const int accepted = ::accept4(listener_.get(), nullptr, nullptr, SOCK_CLOEXEC);
       if (accepted < 0) return;
-      threads_.emplace_back(
-          [this, accepted, left = random_.below(bytes_max_)] { forward(Descriptor(accepted), left); });
+      threads_.emplace_back([this, accepted, bytes_left = random_.below(connection_bytes_max_)] {
+        forward(Descriptor(accepted), bytes_left);
+      });
     }
   }
-  void forward(const Descriptor& client, std::uint64_t left) {
+  void forward(const Descriptor& client, std::uint64_t bytes_left) {
     const Descriptor server = unix_socket();
     if (!connect_to(server, target_)) return;
-    pollfd sides[] = {{client.get(), POLLIN, 0}, {server.get(), POLLIN, 0}};
-    std::vector<char> bytes(4096);
+    pollfd sockets[] = {{client.get(), POLLIN, 0}, {server.get(), POLLIN, 0}};
+    std::vector<char> buffer(4096);
     while (!ending_) {
-      if (::poll(sides, 2, 50) <= 0) continue;
+      if (::poll(sockets, 2, 50) <= 0) continue;
       for (int i = 0; i < 2; ++i) {
-        if (sides[i].revents == 0) continue;
-        const ssize_t some = ::recv(sides[i].fd, bytes.data(), bytes.size(), 0);
-        if (some <= 0) return;
-        const std::uint64_t passed = std::min(left, static_cast<std::uint64_t>(some));
-        if (passed > 0 && ::send(sides[1 - i].fd, bytes.data(), passed, MSG_NOSIGNAL) <= 0) return;
-        left -= passed;
-        if (left == 0) {
+        if (sockets[i].revents == 0) continue;
+        const ssize_t received_bytes = ::recv(sockets[i].fd, buffer.data(), buffer.size(), 0);
+        if (received_bytes <= 0) return;
+        const std::uint64_t forwarded_bytes = std::min(bytes_left, static_cast<std::uint64_t>(received_bytes));
+        if (forwarded_bytes > 0 && ::send(sockets[1 - i].fd, buffer.data(), forwarded_bytes, MSG_NOSIGNAL) <= 0) return;
+        bytes_left -= forwarded_bytes;
+        if (bytes_left == 0) {
           ++cuts_;
           return;
         }
@@ -108,7 +109,7 @@ class CuttingProxy {
 
   const fs::path target_;
   Random random_;
-  const std::uint64_t bytes_max_;
+  const std::uint64_t connection_bytes_max_;
   const Descriptor listener_;
   std::atomic<bool> ending_ = false;
   std::atomic<std::uint64_t> cuts_ = 0;
@@ -120,15 +121,15 @@ class CuttingProxy {
 class PythonClient {
  public:
   PythonClient(const fs::path& run, const std::string& script, std::vector<std::string> arguments = {}) {
-    const std::string all =
+    const std::string program =
         "import struct, sys, time\nsys.path.insert(0, 'clients/python')\nimport echoline\n"
         "client = echoline.Client(sys.argv[1], patience=60)\narguments = sys.argv[2:]\n" +
         script;
-    arguments.insert(arguments.begin(), {kPython, "-c", all, run.string()});
-    std::vector<char*> words;
-    for (std::string& word : arguments) words.push_back(word.data());
-    words.push_back(nullptr);
-    if (::posix_spawn(&pid_, kPython, nullptr, nullptr, words.data(), environ) != 0) pid_ = -1;
+    arguments.insert(arguments.begin(), {kPython, "-c", program, run.string()});
+    std::vector<char*> argv;
+    for (std::string& argument : arguments) argv.push_back(argument.data());
+    argv.push_back(nullptr);
+    if (::posix_spawn(&pid_, kPython, nullptr, nullptr, argv.data(), environ) != 0) pid_ = -1;
   }
   PythonClient(PythonClient&& other) noexcept : pid_(std::exchange(other.pid_, -1)) {}
   ~PythonClient() {
@@ -182,13 +183,13 @@ class TrainerClients : public ::testing::Test {
   // The learner's side of `steps` learner steps, on this thread. Checks the received values.
   void serve(std::uint64_t steps, std::uint64_t tokens = 100) {
     for (std::uint64_t step = 1; step <= steps; ++step) {
-      schema::Trajectory t;
-      t.set_problem_id("p");
-      t.add_prompt_tokens(1);
+      schema::Trajectory trajectory;
+      trajectory.set_problem_id("p");
+      trajectory.add_prompt_tokens(1);
       for (std::uint64_t i = 0; i < tokens; ++i)
-        t.add_response_tokens(static_cast<std::uint32_t>(i)), t.add_logprobs(-0.5f);
-      t.add_spans()->set_end(static_cast<std::uint32_t>(tokens));
-      trainer_link_->offer(step, std::make_shared<const std::string>(*pack_batch({t})), tokens);
+        trajectory.add_response_tokens(static_cast<std::uint32_t>(i)), trajectory.add_logprobs(-0.5f);
+      trajectory.add_spans()->set_end(static_cast<std::uint32_t>(tokens));
+      trainer_link_->offer(step, std::make_shared<const std::string>(*pack_batch({trajectory})), tokens);
       const auto consumed = trainer_link_->wait_consumed(kPatience);
       ASSERT_TRUE(consumed) << "step " << step;
       EXPECT_EQ(consumed->figures, (json{{"step", static_cast<double>(step)}}));
@@ -204,7 +205,7 @@ class TrainerClients : public ::testing::Test {
   }
 
   void start(std::uint64_t steps, Duration idle_max = std::chrono::minutes(10)) {
-    trainer_link_.emplace(TrainerLinkOptions{1, steps, 0}, clock_, 0);
+    trainer_link_.emplace(TrainerLinkOptions{.publish_every = 1, .steps_total = steps, .evaluate_every = 0}, clock_, 0);
     ApiOptions options;
     options.folder = folder_;
     options.body_max = {1 << 20};
@@ -235,7 +236,7 @@ TEST_F(TrainerClients, NothingIsLostOrDoneTwiceWhereConnectionsAreCut) {
   const fs::path run = folder_ / "cut";
   fs::create_directories(run);
   std::uint64_t seed = 20260726;
-  if (const char* given = std::getenv("ECHOLINE_TEST_SEED")) seed = std::stoull(given);
+  if (const char* seed_text = std::getenv("ECHOLINE_TEST_SEED")) seed = std::stoull(seed_text);
   const CuttingProxy proxy(run / "api.sock", socket_path(), seed, 10'000);
   std::ofstream(run / kTrainerAddressFile) << json{{"socket", (run / "api.sock").string()}};
   PythonClient trainer(run, kTrainer, {"0"});
@@ -259,20 +260,22 @@ TEST_F(TrainerClients, StepsOfHalfAMinuteBesideClientsThatStall) {
   for (int i = 0; i < 4; ++i) {
     stalled.push_back(std::make_unique<Descriptor>(::socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0)));
     ASSERT_TRUE(connect_to(*stalled.back(), socket_path()));
-    const std::string half = "POST /v1/policy/1 HTTP/1.1\r\nContent-Length: 4000\r\n\r\n" + std::string(2000, 'x');
-    ASSERT_EQ(::send(stalled.back()->get(), half.data(), half.size(), MSG_NOSIGNAL), std::ssize(half));
+    const std::string half_request =
+        "POST /v1/policy/1 HTTP/1.1\r\nContent-Length: 4000\r\n\r\n" + std::string(2000, 'x');
+    ASSERT_EQ(::send(stalled.back()->get(), half_request.data(), half_request.size(), MSG_NOSIGNAL),
+              std::ssize(half_request));
   }
   std::vector<PythonClient> watching;
   for (int i = 0; i < 3; ++i)
     watching.emplace_back(folder_,
                           "for _ in range(300):\n    client.status()\n    assert client.metrics() == [{'a': 1}]\n");
   PythonClient trainer(folder_, kTrainer, {"30"});
-  const TimePoint begun = clock_.now();
-  for (PythonClient& one : watching) EXPECT_EQ(one.wait(), 0);
-  EXPECT_LT(clock_.now() - begun, seconds(25)) << "calls do not wait for a stalled client";
+  const TimePoint began_at = clock_.now();
+  for (PythonClient& client : watching) EXPECT_EQ(client.wait(), 0);
+  EXPECT_LT(clock_.now() - began_at, seconds(25)) << "calls do not wait for a stalled client";
   serve(1);
   EXPECT_EQ(trainer.wait(), 0);
-  EXPECT_GT(clock_.now() - begun, seconds(30));
+  EXPECT_GT(clock_.now() - began_at, seconds(30));
 }
 
 TEST_F(TrainerClients, ReadAnyNumberOfRowsPageByPage) {

@@ -14,19 +14,21 @@ namespace echoline::learner {
 namespace {
 
 model::ModelConfig shape(model::Family family, std::int64_t vocabulary, bool tied) {
-  model::ModelConfig c;
-  c.family = family;
-  c.vocab_size = vocabulary;
-  c.hidden_size = 128;
-  c.intermediate_size = 384;
-  c.layers = 6;
-  c.heads = 4;
-  c.kv_heads = 2;
-  c.head_dim = 64;
-  c.positions_max = 512;
-  c.tie_embeddings = tied;
-  return c;
+  model::ModelConfig config;
+  config.family = family;
+  config.vocab_size = vocabulary;
+  config.hidden_size = 128;
+  config.intermediate_size = 384;
+  config.layers = 6;
+  config.heads = 4;
+  config.kv_heads = 2;
+  config.head_dim = 64;
+  config.positions_max = 512;
+  config.tie_embeddings = tied;
+  return config;
 }
+
+constexpr std::int64_t kPromptTokens = 8, kResponseTokens = 248;
 
 struct Case {
   model::Family family;
@@ -37,8 +39,9 @@ struct Case {
 TEST(TrainingMemory, IsPredictedWithinATenth) {
   model::use_threads(1);
   const Case cases[] = {
+      // a comment names what takes the most memory
       {model::Family::kQwen3, 512, true, false, false, false},  // activations
-      {model::Family::kQwen3, 512, true, false, false, true},   // one layer of them
+      {model::Family::kQwen3, 512, true, false, false, true},   // activations of one layer
       {model::Family::kQwen2, 512, false, true, true, false},
       {model::Family::kQwen3, 20000, true, false, true, true},  // the vocabulary
       {model::Family::kQwen3, 20000, true, true, true, true},
@@ -58,22 +61,28 @@ TEST(TrainingMemory, IsPredictedWithinATenth) {
     std::vector<schema::Trajectory> batch;
     Random random(3);
     for (std::uint32_t i = 0; i < 4; ++i) {
-      schema::Trajectory t;
-      t.set_group(i / 2);
-      t.set_reward(i % 2);
-      t.set_finished(true);
-      for (int k = 0; k < 8; ++k) t.add_prompt_tokens(static_cast<std::uint32_t>(random.below(500)));
-      for (int k = 0; k < 248; ++k) {
-        t.add_response_tokens(static_cast<std::uint32_t>(random.below(500)));
-        t.add_logprobs(static_cast<float>(-std::log(static_cast<double>(c.vocabulary))));
+      schema::Trajectory trajectory;
+      trajectory.set_group(i / 2);
+      trajectory.set_reward(i % 2);
+      trajectory.set_finished(true);
+      for (int token = 0; token < kPromptTokens; ++token)
+        trajectory.add_prompt_tokens(static_cast<std::uint32_t>(random.below(500)));
+      for (int token = 0; token < kResponseTokens; ++token) {
+        trajectory.add_response_tokens(static_cast<std::uint32_t>(random.below(500)));
+        trajectory.add_logprobs(static_cast<float>(-std::log(static_cast<double>(c.vocabulary))));
       }
-      batch.push_back(std::move(t));
+      batch.push_back(std::move(trajectory));
     }
     const auto trainer = Trainer::create(model, training).value();
     const auto report = trainer->step(batch);
     ASSERT_TRUE(report) << report.error().message();
     const model::TrainingMemory predicted =
-        model::training_memory(config, {c.bf16, c.int8, false, c.recompute, 512, 256});
+        model::training_memory(config, {.bf16 = c.bf16,
+                                        .int8_moments = c.int8,
+                                        .reference = false,
+                                        .recompute = c.recompute,
+                                        .microbatch_tokens = 512,
+                                        .sequence_tokens = kPromptTokens + kResponseTokens});
     EXPECT_NEAR(static_cast<double>(predicted.tensors().count) / counter->most(), 1, 0.1)
         << model::family_name(c.family) << " vocabulary " << c.vocabulary << (c.tied ? " tied" : "")
         << (c.bf16 ? " bf16" : "") << (c.int8 ? " int8" : "") << (c.recompute ? " recompute" : "") << ": predicted "

@@ -1,0 +1,226 @@
+// Reads and joins the parts of a sharded policy. The trainer's API calls it on its threads.
+#include "learner/external/shards.hpp"
+
+#include <algorithm>
+#include <cstring>
+#include <utility>
+
+#include "base/log.hpp"
+#include "delta/safetensors.hpp"
+
+namespace echoline::learner {
+namespace {
+
+using nlohmann::json;
+constexpr std::string_view kOperation = "publish shards";
+constexpr const char* kMetadataKey = "echoline_shards";
+constexpr std::size_t kAttemptBytesMax = 256;
+
+// An array of whole numbers that are not negative.
+std::optional<std::vector<std::int64_t>> whole_numbers(const json& object, const char* name) {
+  const auto it = object.find(name);
+  if (it == object.end() || !it->is_array() || it->size() > delta::kRankMax) return std::nullopt;
+  std::vector<std::int64_t> numbers;
+  for (const json& value : *it) {
+    if (!value.is_number_unsigned() || value.get<std::uint64_t>() > INT64_MAX) return std::nullopt;
+    numbers.push_back(value.get<std::int64_t>());
+  }
+  return numbers;
+}
+
+// A box of elements within a tensor: first index and length in each dimension.
+struct Box {
+  std::vector<std::int64_t> begin, length;
+  friend bool operator==(const Box&, const Box&) = default;
+
+  bool intersects(const Box& other) const {
+    for (std::size_t d = 0; d < begin.size(); ++d)
+      if (begin[d] >= other.begin[d] + other.length[d] || other.begin[d] >= begin[d] + length[d]) return false;
+    return true;
+  }
+  bool is_empty() const { return std::find(length.begin(), length.end(), 0) != length.end(); }
+  std::int64_t elements() const {
+    std::int64_t product = 1;
+    for (const std::int64_t l : length) product *= l;
+    return product;
+  }
+  std::string text() const { return fmt::format("[{}] from [{}]", fmt::join(length, ", "), fmt::join(begin, ", ")); }
+};
+
+// Copies a box from its own row-major memory into the whole tensor's. Dimensions that the box covers whole are copied
+// together with the one before them.
+void copy_box(std::span<const std::byte> from, std::span<std::byte> to, const Box& box,
+              const std::vector<std::int64_t>& shape, std::size_t element_bytes) {
+  std::size_t run_dimension = shape.size();  // the rows of this dimension are contiguous in both
+  std::int64_t run_elements = 1;
+  while (run_dimension > 0) {
+    --run_dimension;
+    run_elements *= box.length[run_dimension];
+    if (box.length[run_dimension] != shape[run_dimension]) break;
+  }
+  const std::size_t run_bytes = static_cast<std::size_t>(run_elements) * element_bytes;
+  std::vector<std::int64_t> index(run_dimension, 0);
+  for (std::size_t at = 0; at < from.size(); at += run_bytes) {
+    std::int64_t target = 0;
+    for (std::size_t d = 0; d < shape.size(); ++d)
+      target = target * shape[d] + box.begin[d] + (d < run_dimension ? index[d] : 0);
+    std::memcpy(to.data() + static_cast<std::size_t>(target) * element_bytes, from.data() + at, run_bytes);
+    for (std::size_t d = run_dimension; d-- > 0 && ++index[d] == box.length[d];) index[d] = 0;
+  }
+}
+
+}  // namespace
+
+Result<ShardCollector::Header> ShardCollector::read(Part& part) {
+  ECHO_ASSIGN(const auto file, delta::parse_safetensors(std::as_bytes(std::span(part.bytes)), "the shards of a rank"));
+  const auto metadata = file.metadata.find(kMetadataKey);
+  const json root =
+      metadata == file.metadata.end() ? json() : json::parse(metadata->second, nullptr, /*allow_exceptions=*/false);
+  const auto number = [&](const char* name) -> std::optional<std::uint64_t> {
+    const auto it = root.find(name);
+    return it != root.end() && it->is_number_unsigned() ? std::optional(it->get<std::uint64_t>()) : std::nullopt;
+  };
+  const auto rank = root.is_object() ? number("rank") : std::nullopt;
+  const auto ranks = root.is_object() ? number("ranks") : std::nullopt;
+  const bool has_attempt = root.is_object() && root.contains("attempt") && root["attempt"].is_string() &&
+                           root["attempt"].get_ref<const std::string&>().size() <= kAttemptBytesMax;
+  if (!rank || !ranks || *ranks == 0 || *ranks > kRanksMax || *rank >= *ranks || !has_attempt ||
+      !root.contains("tensors") || !root["tensors"].is_object())
+    return fail(Code::kInvalid, kOperation,
+                "expected the metadata '{}' with rank, ranks (at most {}), attempt and tensors", kMetadataKey,
+                kRanksMax);
+  for (const delta::TensorView& piece : file.tensors) {
+    const auto refuse = [&](std::string_view why) {
+      return fail(Code::kInvalid, kOperation, "rank {}, piece '{}': {}", *rank, piece.name, why);
+    };
+    const auto it = root["tensors"].find(piece.name);
+    if (it == root["tensors"].end() || !it->is_object() || !it->contains("name") || !(*it)["name"].is_string())
+      return refuse("the metadata does not say of which tensor it is");
+    auto shape = whole_numbers(*it, "shape"), offset = whole_numbers(*it, "offset");
+    if (!shape || !offset || shape->size() != piece.shape.size() || offset->size() != piece.shape.size())
+      return refuse(fmt::format("expected a 'shape' and an 'offset' of {} whole numbers", piece.shape.size()));
+    if (delta::dtype_bits(piece.dtype) < 8) return refuse("packed elements cannot be cut into pieces");
+    for (std::size_t d = 0; d < shape->size(); ++d)
+      if ((*offset)[d] > (*shape)[d] || piece.shape[d] > (*shape)[d] - (*offset)[d])
+        return refuse(fmt::format("[{}] from [{}] is not within the tensor's shape [{}]", fmt::join(piece.shape, ", "),
+                                  fmt::join(*offset, ", "), fmt::join(*shape, ", ")));
+    part.pieces.push_back({(*it)["name"].get<std::string>(), std::move(*shape), std::move(*offset), piece});
+  }
+  return Header{static_cast<std::uint32_t>(*rank), static_cast<std::uint32_t>(*ranks),
+                root["attempt"].get<std::string>()};
+}
+
+Result<std::optional<delta::OwnedState>> ShardCollector::add(Version version, std::string bytes) {
+  Part part{std::move(bytes), {}};
+  ECHO_ASSIGN(const Header header, read(part));
+  std::map<std::uint32_t, Part> all;
+  {
+    const std::lock_guard lock(mutex_);
+    if (complete_ == std::pair(version, header.attempt)) return std::optional<delta::OwnedState>();
+    if (!parts_.empty() && version < version_)
+      return fail(Code::kStale, kOperation, "version {} is complete or given up: shards of version {} have arrived",
+                  version, version_);
+    if (!parts_.empty() && (version != version_ || header.attempt != collecting_.attempt)) {
+      log::warn("shards of {} of {} ranks for version {} are dropped: rank {} has begun {}", parts_.size(),
+                collecting_.ranks, version_, header.rank,
+                version != version_ ? fmt::format("version {}", version) : "another attempt");
+      parts_.clear();
+    }
+    if (!parts_.empty() && header.ranks != collecting_.ranks)
+      return fail(Code::kInvalid, kOperation, "rank {} is of {} ranks, the ranks before were of {}", header.rank,
+                  header.ranks, collecting_.ranks);
+    if (const auto earlier = parts_.find(header.rank); earlier != parts_.end()) {
+      if (earlier->second.bytes == part.bytes) return std::optional<delta::OwnedState>();
+      return fail(Code::kInvalid, kOperation,
+                  "rank {} hands in other shards for version {} than before: a trainer that starts again needs another "
+                  "'attempt', the same on all ranks",
+                  header.rank, version);
+    }
+    std::uint64_t total = part.bytes.size();
+    for (const auto& [rank, stored] : parts_) total += stored.bytes.size();
+    if (total > bytes_max_.count)
+      return fail(Code::kExhausted, kOperation, "the shards of version {} have {}, at most {} are expected", version,
+                  to_text(Bytes{total}), to_text(bytes_max_));
+    version_ = version;
+    collecting_ = header;
+    // The views of short texts would refer to the text's old place, but a file is longer than a text's own buffer.
+    parts_.emplace(header.rank, std::move(part));
+    if (parts_.size() < header.ranks) return std::optional<delta::OwnedState>();
+    all = std::exchange(parts_, {});
+    complete_ = {version, header.attempt};
+  }
+  auto joined = join(std::move(all));
+  if (!joined) {
+    const std::lock_guard lock(mutex_);
+    complete_.reset();
+    return std::move(joined).error();
+  }
+  return std::optional(std::move(*joined));
+}
+
+Result<delta::OwnedState> ShardCollector::join(std::map<std::uint32_t, Part> parts) {
+  struct Placed {
+    std::uint32_t rank;
+    Box box;
+    const Piece* piece;
+  };
+  std::map<std::string, std::vector<Placed>> by_tensor;
+  for (const auto& [rank, part] : parts)
+    for (const Piece& piece : part.pieces)
+      by_tensor[piece.name].push_back({rank, {piece.offset, piece.content.shape}, &piece});
+
+  delta::StateView layout;
+  for (auto& [name, placed] : by_tensor) {
+    const Piece& first = *placed.front().piece;
+    const auto refuse = [&](const Placed& one, const Placed& other, std::string_view why) {
+      return fail(Code::kInvalid, kOperation, "tensor '{}': {} of rank {} and {} of rank {} {}", name, one.box.text(),
+                  one.rank, other.box.text(), other.rank, why);
+    };
+    std::vector<Placed> distinct;
+    std::int64_t covered = 0;
+    for (const Placed& one : placed) {
+      if (one.piece->shape != first.shape || one.piece->content.dtype != first.content.dtype)
+        return refuse(placed.front(), one, "are not of one tensor: their shapes or types differ");
+      if (one.box.is_empty()) continue;
+      const auto overlapping = std::find_if(distinct.begin(), distinct.end(),
+                                            [&](const Placed& other) { return one.box.intersects(other.box); });
+      if (overlapping == distinct.end()) {
+        covered += one.box.elements();
+        distinct.push_back(one);
+        continue;
+      }
+      if (one.box != overlapping->box) return refuse(*overlapping, one, "overlap");
+      const auto a = one.piece->content.bytes, b = overlapping->piece->content.bytes;
+      if (!std::equal(a.begin(), a.end(), b.begin(), b.end())) return refuse(*overlapping, one, "have other values");
+    }
+    ECHO_ASSIGN(const std::int64_t elements, delta::element_count(first.shape));
+    if (covered != elements)
+      return fail(Code::kInvalid, kOperation, "tensor '{}': the shards of {} ranks have {} of its {} elements", name,
+                  parts.size(), covered, elements);
+    placed = std::move(distinct);
+    layout.push_back({name, first.content.dtype, first.shape, {}});
+  }
+  ECHO_ASSIGN(delta::OwnedState policy, delta::OwnedState::empty_like(layout));
+  for (std::size_t i = 0; i < policy.size(); ++i) {
+    const std::span<std::byte> memory = policy.mutable_bytes(i);
+    for (const Placed& one : by_tensor.at(policy.name(i)))
+      copy_box(one.piece->content.bytes, memory, one.box, one.piece->shape,
+               delta::dtype_bytes(one.piece->content.dtype));
+  }
+  policy.seal();
+  return policy;
+}
+
+json ShardCollector::status() const {
+  const std::lock_guard lock(mutex_);
+  if (parts_.empty()) return nullptr;
+  json missing = json::array();
+  for (std::uint32_t rank = 0; rank < collecting_.ranks; ++rank)
+    if (!parts_.contains(rank)) missing.push_back(rank);
+  return {{"version", version_.value},
+          {"attempt", collecting_.attempt},
+          {"ranks", collecting_.ranks},
+          {"missing", std::move(missing)}};
+}
+
+}  // namespace echoline::learner

@@ -1,0 +1,67 @@
+// Joins the shards that the ranks of a trainer hand in, so that no rank needs the whole policy. Thread-safe.
+#pragma once
+#include <cstdint>
+#include <map>
+#include <mutex>
+#include <nlohmann/json.hpp>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "base/ids.hpp"
+#include "base/result.hpp"
+#include "base/units.hpp"
+#include "delta/tensor.hpp"
+
+namespace echoline::learner {
+
+// The shards of one version. A version exists once every rank has handed in its part and the parts cover every element
+// of every tensor. Parts of another attempt, as after a restart of the trainer, replace those of the attempt before.
+class ShardCollector {
+ public:
+  static constexpr std::uint32_t kRanksMax = 65'536;
+
+  // `bytes_max`: of all parts of a version together.
+  explicit ShardCollector(Bytes bytes_max) : bytes_max_(bytes_max) {}
+
+  // Adds a rank's part: the bytes of a safetensors file, whose metadata has, as JSON under "echoline_shards",
+  //   {"rank": 2, "ranks": 4, "attempt": TEXT, "tensors": {PIECE: {"name": TENSOR, "shape": [...], "offset": [...]}}}.
+  // Every tensor of the file is a piece: a box within the whole tensor `name` of that shape, from index `offset` on.
+  // Equal pieces of several ranks must have equal bytes. Returns the policy if this was the last part.
+  // kInvalid, naming rank and tensor: a malformed part, other bytes than this rank's part before, pieces that overlap,
+  // or differ, or (with the last part) elements that no piece has; then that version's parts are dropped. A part of a
+  // version that is complete is accepted without effect. kStale: a later version has parts. kExhausted: the parts
+  // exceed bytes_max.
+  Result<std::optional<delta::OwnedState>> add(Version version, std::string bytes);
+
+  // {"version", "attempt", "ranks", "missing": [ranks]} of the version that is being collected; null if none.
+  nlohmann::json status() const;
+
+ private:
+  struct Piece {
+    std::string name;
+    std::vector<std::int64_t> shape, offset;  // of the whole tensor; of the piece within it
+    delta::TensorView content;                // in the memory of its part
+  };
+  struct Part {
+    std::string bytes;  // of the file; the pieces refer to it
+    std::vector<Piece> pieces;
+  };
+  struct Header {
+    std::uint32_t rank = 0, ranks = 0;
+    std::string attempt;
+  };
+
+  static Result<Header> read(Part& part);
+  static Result<delta::OwnedState> join(std::map<std::uint32_t, Part> parts);
+
+  const Bytes bytes_max_;
+  mutable std::mutex mutex_;
+  // Guarded by mutex_:
+  Version version_;
+  Header collecting_;  // version, ranks and attempt of the parts
+  std::map<std::uint32_t, Part> parts_;
+  std::optional<std::pair<Version, std::string>> complete_;  // the last version with all parts, and its attempt
+};
+
+}  // namespace echoline::learner
