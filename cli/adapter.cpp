@@ -1,4 +1,4 @@
-// echoline adapter: looks at tasks and tries them without a run.
+// echoline adapter: lists tasks and tries them without a run. An adapter connects a task to the program.
 #include "cli/adapter_verbs.hpp"
 #include "cli/verbs.hpp"
 

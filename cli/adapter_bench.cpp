@@ -15,6 +15,7 @@ using data_plane::Speed;
 using nlohmann::json;
 
 constexpr std::string_view kOperation = "adapter bench";
+constexpr const char* kProbablyWrong = "42";
 
 struct Arguments {
   TaskWords words;
@@ -23,22 +24,24 @@ struct Arguments {
   bool as_json = false;
 };
 
-// Two responses for each problem: the demonstration or the reference, and one that is probably wrong.
-std::vector<Question> questions_of(const data_plane::Adapter& adapter, std::size_t problems, std::size_t& failed) {
+// Makes two responses for each problem: the demonstration or the reference, and one that is probably wrong. Counts the
+// problems that the task does not return.
+std::vector<Question> make_questions(const data_plane::Adapter& adapter, std::size_t problems,
+                                     std::size_t& failed_problems) {
   std::vector<Question> questions;
   for (std::uint64_t i = 0; i < problems; ++i) {
     const auto problem = adapter.problem(i);
     if (!problem) {
-      ++failed;
+      ++failed_problems;
       continue;
     }
     questions.push_back({*problem, adapter.demonstration(*problem).value_or(problem->reference())});
-    questions.push_back({*problem, "42"});
+    questions.push_back({*problem, kProbablyWrong});
   }
   return questions;
 }
 
-// The smallest grader: it compares two texts. Its time is the cost of the adapter interface itself.
+// The smallest task: it only compares the response with the reference. Its time is the cost of the adapter interface.
 struct TextComparison final : data_plane::Adapter {
   std::string_view name() const override { return "exact"; }
   Result<data_plane::Problem> problem(std::uint64_t) const override { return data_plane::Problem(); }
@@ -52,28 +55,30 @@ struct TextComparison final : data_plane::Adapter {
   }
 };
 
-json as_json(const Speed& s) {
-  return {{"calls", s.calls},   {"failed", s.failed},   {"median_us", s.median_us}, {"p99_us", s.p99_us},
-          {"max_us", s.max_us}, {"batched", s.batched}, {"per_s", s.per_s}};
+json as_json(const Speed& speed) {
+  return {{"calls", speed.calls},   {"failed", speed.failed}, {"median_us", speed.median_us},
+          {"p99_us", speed.p99_us}, {"max_us", speed.max_us}, {"batched", speed.batched},
+          {"per_s", speed.per_s}};
 }
 
-Result<json> bench(const Arguments& a, const TaskChoice& choice) {
+Result<json> bench(const Arguments& args, const TaskChoice& choice) {
   const SystemClock clock;
   const TimePoint start = clock.now();
   auto adapter = data_plane::make_adapter(choice.task.adapter, choice.task.options_json, choice.seed);
-  if (!adapter) return as_mistake(std::move(adapter).error());
+  if (!adapter) return as_user_error(std::move(adapter).error());
   const double start_s = seconds(clock.now() - start);
-  std::size_t failed = 0;
-  const auto questions = questions_of(**adapter, a.problems, failed);
-  if (questions.empty()) return fail(Code::kUnavailable, "", "the task returned none of {} problems", failed);
-  const Duration time = from_seconds(a.time_s);
-  (void)data_plane::measure_speed(**adapter, questions, a.batch, time / 20, clock);  // warm-up
-  const Speed task = data_plane::measure_speed(**adapter, questions, a.batch, time * 3 / 4, clock);
+  std::size_t failed_problems = 0;
+  const auto questions = make_questions(**adapter, args.problems, failed_problems);
+  if (questions.empty()) return fail(Code::kUnavailable, "", "the task returned none of {} problems", failed_problems);
+  const Duration total_time = from_seconds(args.time_s);  // divided between the task and the baseline
+  (void)data_plane::measure_speed(**adapter, questions, args.batch, total_time / 20, clock);  // warm-up
+  const Speed task = data_plane::measure_speed(**adapter, questions, args.batch, total_time * 3 / 4, clock);
   const TextComparison text_comparison;
-  (void)data_plane::measure_speed(text_comparison, questions, a.batch, time / 40, clock);
-  const Speed baseline = data_plane::measure_speed(text_comparison, questions, a.batch, time / 4, clock);
+  (void)data_plane::measure_speed(text_comparison, questions, args.batch, total_time / 40, clock);
+  const Speed baseline = data_plane::measure_speed(text_comparison, questions, args.batch, total_time / 4, clock);
   if (task.failed == task.calls + task.batched)
     return fail(Code::kUnavailable, "", "the task failed for every response; see `echoline adapter check`");
+  constexpr double kDivisorMin = 1e-6;
   json result = as_json(task);
   result.update({{"schema_version", 1},
                  {"task", choice.label},
@@ -81,27 +86,27 @@ Result<json> bench(const Arguments& a, const TaskChoice& choice) {
                  {"batch", task.batch},
                  {"start_seconds", start_s},
                  {"baseline", as_json(baseline)},
-                 {"median_over_baseline", task.median_us / std::max(baseline.median_us, 1e-6)},
-                 {"per_s_of_baseline", task.per_s / std::max(baseline.per_s, 1e-6)}});
+                 {"median_over_baseline", task.median_us / std::max(baseline.median_us, kDivisorMin)},
+                 {"per_s_of_baseline", task.per_s / std::max(baseline.per_s, kDivisorMin)}});
   return result;
 }
 
-void print(const json& r) {
-  const auto row = [](const std::string& name, const json& s) {
-    fmt::print("{:<28}{:>10.2f}{:>10.2f}{:>12.2f}{:>14.0f}\n", name, s.at("median_us").get<double>(),
-               s.at("p99_us").get<double>(), s.at("max_us").get<double>(), s.at("per_s").get<double>());
+void print(const json& result) {
+  const auto print_row = [](const std::string& name, const json& speed) {
+    fmt::print("{:<28}{:>10.2f}{:>10.2f}{:>12.2f}{:>14.0f}\n", name, speed.at("median_us").get<double>(),
+               speed.at("p99_us").get<double>(), speed.at("max_us").get<double>(), speed.at("per_s").get<double>());
   };
-  fmt::print("{}, seed {}: ready after {:.3f} s\n\n", r.at("task").get<std::string>(), r.at("seed").dump(),
-             r.at("start_seconds").get<double>());
+  fmt::print("{}, seed {}: ready after {:.3f} s\n\n", result.at("task").get<std::string>(), result.at("seed").dump(),
+             result.at("start_seconds").get<double>());
   fmt::print("{:<28}{:>10}{:>10}{:>12}{:>14}\n", "", "median us", "p99 us", "most us",
-             fmt::format("{} a time, /s", r.at("batch").dump()));
-  row("a step of the task", r);
-  row("text compared with text", r.at("baseline"));
-  fmt::print("{:<28}{:>10.1f}{:>36.4f}\n", "task over that", r.at("median_over_baseline").get<double>(),
-             r.at("per_s_of_baseline").get<double>());
-  if (r.at("failed") != 0)
-    fmt::print("\n{} of {} responses made it fail\n", r.at("failed").dump(),
-               r.at("calls").get<std::uint64_t>() + r.at("batched").get<std::uint64_t>());
+             fmt::format("{} a time, /s", result.at("batch").dump()));
+  print_row("a step of the task", result);
+  print_row("text compared with text", result.at("baseline"));
+  fmt::print("{:<28}{:>10.1f}{:>36.4f}\n", "task over that", result.at("median_over_baseline").get<double>(),
+             result.at("per_s_of_baseline").get<double>());
+  if (result.at("failed") != 0)
+    fmt::print("\n{} of {} responses made it fail\n", result.at("failed").dump(),
+               result.at("calls").get<std::uint64_t>() + result.at("batched").get<std::uint64_t>());
 }
 
 }  // namespace
@@ -109,22 +114,21 @@ void print(const json& r) {
 void add_adapter_bench(Verb& adapter, int& exit_code) {
   auto* verb =
       adapter.add_verb("bench", "Measure how long a task takes for a response, and how many it grades per second");
-  auto a = std::make_shared<Arguments>();
-  a->words.add_options(*verb);
-  verb->add_option("--batch", a->batch, "responses graded at a time")->range<std::size_t>(1, 65'536)->show_default();
-  verb->add_option("--problems", a->problems, "number of training problems to use")
+  auto args = std::make_shared<Arguments>();
+  args->words.add_options(*verb);
+  verb->add_option("--batch", args->batch, "responses graded at a time")->range<std::size_t>(1, 65'536)->show_default();
+  verb->add_option("--problems", args->problems, "number of training problems to use")
       ->range<std::size_t>(1, 65'536)
       ->show_default();
-  verb->add_option("--seconds", a->time_s, "about how long")->range(0.1, 3600.0)->show_default();
-  verb->add_flag("--json", a->as_json, "print JSON (docs/reference/task-verbs.md has the fields)");
-  verb->footer(task_examples("bench") +
-               "\nFor comparison, the report also has the time of a task that only compares two texts.");
-  verb->callback([a, &exit_code] {
-    const auto choice = choose_task(a->words);
-    const auto result = choice ? bench(*a, *choice) : Result<json>(choice.error());
+  verb->add_option("--seconds", args->time_s, "about how long")->range(0.1, 3600.0)->show_default();
+  verb->add_flag("--json", args->as_json, "print JSON (docs/reference/task-verbs.md has the fields)");
+  verb->footer("For comparison, the report also has the time of a task that only compares two texts.");
+  verb->callback([args, &exit_code] {
+    const auto choice = choose_task(args->words);
+    const auto result = choice ? bench(*args, *choice) : Result<json>(choice.error());
     exit_code = result ? 0 : report_error(kOperation, result.error());
     if (!result) return;
-    if (a->as_json)
+    if (args->as_json)
       fmt::print("{}\n", result->dump(2, ' ', false, json::error_handler_t::replace));
     else
       print(*result);

@@ -28,7 +28,8 @@ using nlohmann::json;
 
 struct Arguments {
   TaskWords words;
-  double time_s = 20, patience_s = 120;
+  double time_s = 20;       // about how long to test
+  double patience_s = 120;  // without progress, before the task counts as hanging
   std::size_t problems = 64, batch = 64;
   bool as_json = false;
 };
@@ -44,26 +45,26 @@ void write_line_or_exit(int descriptor, const std::string& line) {
   }
 }
 
-json as_json(const Finding& f) {
-  json finding{{"check", f.check}, {"wrong", f.wrong}, {"what", f.what}};
-  if (!f.problem.empty()) finding["problem"] = f.problem;
-  if (!f.response.empty()) finding["response"] = f.response;
-  return finding;
+json as_json(const Finding& finding) {
+  json object{{"check", finding.check}, {"wrong", finding.wrong}, {"what", finding.what}};
+  if (!finding.problem.empty()) object["problem"] = finding.problem;
+  if (!finding.response.empty()) object["response"] = finding.response;
+  return object;
 }
 
-// The child process. Before each step it writes to `to` what it is about to try; at the end, its findings.
-[[noreturn]] void run_child(const Arguments& a, const TaskChoice& choice, int to) {
-  ::prctl(PR_SET_PDEATHSIG, SIGKILL);
+// The child process. Before each step it writes to `pipe_end` what it is about to try; at the end, its findings.
+[[noreturn]] void run_child(const Arguments& args, const TaskChoice& choice, int pipe_end) {
+  ::prctl(PR_SET_PDEATHSIG, SIGKILL);  // it must not outlive the parent
   log::configure(log::Level::kOff, "check");
   data_plane::CheckOptions options;
   options.name = choice.task.adapter;
   options.options_json = choice.task.options_json;
   options.seed = choice.seed;
-  options.time = from_seconds(a.time_s);
-  options.problems = a.problems;
-  options.batch = a.batch;
-  options.doing = [to](std::string_view what, std::string_view problem, std::string_view response) {
-    write_line_or_exit(to, json_line({{"doing", what}, {"problem", problem}, {"response", response}}));
+  options.time = from_seconds(args.time_s);
+  options.problems = args.problems;
+  options.batch = args.batch;
+  options.doing = [pipe_end](std::string_view what, std::string_view problem, std::string_view response) {
+    write_line_or_exit(pipe_end, json_line({{"doing", what}, {"problem", problem}, {"response", response}}));
   };
   const SystemClock clock;
   const auto report = data_plane::check_adapter(options, clock);
@@ -77,7 +78,7 @@ json as_json(const Finding& f) {
                  {"operation", report.error().operation},
                  {"detail", report.error().detail}}}};
   }
-  write_line_or_exit(to, json_line(message));
+  write_line_or_exit(pipe_end, json_line(message));
   ::_exit(0);
 }
 
@@ -87,15 +88,19 @@ std::string describe_exit(int status) {
   return fmt::format("it ended this program with status {}", WEXITSTATUS(status));
 }
 
-// Returns the child's report: {facts, findings, further}.
-Result<json> read_child_report(pid_t child, int from, Duration patience) {
+// Reads the child's lines until its report: {facts, findings, further}. If the child ends or hangs, the report names
+// the step that it was about to try.
+Result<json> read_child_report(pid_t child, int pipe_end, Duration patience) {
   std::string received;
-  json doing = {{"doing", "starting"}, {"problem", ""}, {"response", ""}};
+  json current_step = {{"doing", "starting"}, {"problem", ""}, {"response", ""}};
   const bool shows_progress = ::isatty(STDERR_FILENO) == 1;
   const auto failure_report = [&](std::string what) {
-    Finding f{"calls", true, fmt::format("{}: {}", doing.value("doing", ""), what), doing.value("problem", ""),
-              doing.value("response", "")};
-    return json{{"facts", json::object()}, {"further", json::object()}, {"findings", {as_json(f)}}};
+    const Finding finding{.check = "calls",
+                          .wrong = true,
+                          .what = fmt::format("{}: {}", current_step.value("doing", ""), what),
+                          .problem = current_step.value("problem", ""),
+                          .response = current_step.value("response", "")};
+    return json{{"facts", json::object()}, {"further", json::object()}, {"findings", {as_json(finding)}}};
   };
   const auto reap = [&] {
     int status = 0;
@@ -104,8 +109,9 @@ Result<json> read_child_report(pid_t child, int from, Duration patience) {
     return status;
   };
   for (;;) {
-    pollfd poll_entry{from, POLLIN, 0};
-    const int ready_count = ::poll(&poll_entry, 1, static_cast<int>(std::min(seconds(patience) * 1000, 2e9)));
+    pollfd poll_entry{.fd = pipe_end, .events = POLLIN, .revents = 0};
+    constexpr double kTimeoutMsMax = 2e9;
+    const int ready_count = ::poll(&poll_entry, 1, static_cast<int>(std::min(seconds(patience) * 1000, kTimeoutMsMax)));
     if (ready_count < 0 && errno == EINTR) continue;
     if (ready_count == 0) {
       ::kill(child, SIGKILL);
@@ -113,7 +119,7 @@ Result<json> read_child_report(pid_t child, int from, Duration patience) {
       return failure_report(fmt::format("the task hangs: no progress for {}", to_text(patience)));
     }
     char bytes[1 << 16];
-    const ssize_t bytes_read = ::read(from, bytes, sizeof bytes);
+    const ssize_t bytes_read = ::read(pipe_end, bytes, sizeof bytes);
     if (bytes_read < 0 && errno == EINTR) continue;
     if (bytes_read <= 0) return failure_report(describe_exit(reap()));
     received.append(bytes, static_cast<std::size_t>(bytes_read));
@@ -122,33 +128,33 @@ Result<json> read_child_report(pid_t child, int from, Duration patience) {
       received.erase(0, end + 1);
       if (!message.is_object()) return failure_report("the task wrote to a descriptor that it must not use");
       if (message.contains("doing")) {
-        if (shows_progress && message.value("doing", "") != doing.value("doing", ""))
+        if (shows_progress && message.value("doing", "") != current_step.value("doing", ""))
           print_stderr("\r\033[K{:.70}", message.value("doing", ""));
-        doing = std::move(message);
+        current_step = std::move(message);
         continue;
       }
       if (shows_progress) print_stderr("\r\033[K");
       reap();
       if (const auto error = message.find("error"); error != message.end())
-        return as_mistake(Error{static_cast<Code>(error->value("code", 0)), error->value("operation", ""),
-                                error->value("detail", "")});
+        return as_user_error(Error{static_cast<Code>(error->value("code", 0)), error->value("operation", ""),
+                                   error->value("detail", "")});
       return message;
     }
   }
 }
 
-Result<json> check(const Arguments& a, const TaskChoice& choice) {
+Result<json> check(const Arguments& args, const TaskChoice& choice) {
   int pipe_ends[2];
   if (::pipe(pipe_ends) != 0) return fail(Code::kIo, "check", "pipe: {}", std::strerror(errno));
-  std::fflush(nullptr);
+  std::fflush(nullptr);  // otherwise the child would write buffered output again
   const pid_t child = ::fork();
   if (child < 0) return fail(Code::kIo, "check", "fork: {}", std::strerror(errno));
   if (child == 0) {
     ::close(pipe_ends[0]);
-    run_child(a, choice, pipe_ends[1]);
+    run_child(args, choice, pipe_ends[1]);
   }
   ::close(pipe_ends[1]);
-  auto message = read_child_report(child, pipe_ends[0], from_seconds(a.patience_s));
+  auto message = read_child_report(child, pipe_ends[0], from_seconds(args.patience_s));
   ::close(pipe_ends[0]);
   return message;
 }
@@ -159,55 +165,56 @@ std::string time_text(double us) {
                       : fmt::format("{:.1f} us", us);
 }
 
-void print_facts(const TaskChoice& choice, const json& f) {
+void print_facts(const TaskChoice& choice, const json& facts) {
   fmt::print("{}, seed {}\n", choice.label, choice.seed);
-  if (f.contains("start_seconds"))
-    fmt::print("{:<15}{}\n", "ready after", time_text(1e6 * f.at("start_seconds").get<double>()));
-  if (f.contains("problems"))
-    fmt::print("{:<15}{} tested, {} different\n", "problems", f.at("problems").dump(),
-               f.at("problems_different").dump());
-  if (f.contains("held_out"))
-    fmt::print("{:<15}{}; searched among {} training problems\n", "held out", f.at("held_out").dump(),
-               f.value("compared_with_held_out", 0));
-  if (f.contains("demonstrations")) {
-    const json& d = f.at("demonstrations");
-    const auto tried = d.at("tried").get<std::uint64_t>(),
-               multi_turn = d.at("first_of_many_turns").get<std::uint64_t>();
+  if (facts.contains("start_seconds"))
+    fmt::print("{:<15}{}\n", "ready after", time_text(1e6 * facts.at("start_seconds").get<double>()));
+  if (facts.contains("problems"))
+    fmt::print("{:<15}{} tested, {} different\n", "problems", facts.at("problems").dump(),
+               facts.at("problems_different").dump());
+  if (facts.contains("held_out"))
+    fmt::print("{:<15}{}; searched among {} training problems\n", "held out", facts.at("held_out").dump(),
+               facts.value("compared_with_held_out", 0));
+  if (facts.contains("demonstrations")) {
+    const json& demonstrations = facts.at("demonstrations");
+    const auto tried = demonstrations.at("tried").get<std::uint64_t>(),
+               multi_turn = demonstrations.at("first_of_many_turns").get<std::uint64_t>();
     fmt::print("{:<15}{}\n", "demonstrations",
-               tried > 0        ? fmt::format("{} of {} are correct", d.at("correct").dump(), tried)
+               tried > 0        ? fmt::format("{} of {} are correct", demonstrations.at("correct").dump(), tried)
                : multi_turn > 0 ? fmt::format("{} first turns of several", multi_turn)
                                 : "none");
   }
-  if (f.contains("responses")) {
-    const json& r = f.at("responses");
+  if (facts.contains("responses")) {
+    const json& responses = facts.at("responses");
     fmt::print("{:<15}{} kinds to {} problems; {} scores, {} failures, {} different rewards; repeatable: {}\n",
-               "responses", r.at("kinds").dump(), r.at("problems").dump(), r.at("scores").dump(), r.at("failed").dump(),
-               r.at("rewards").dump(), f.value("repeatable", ""));
+               "responses", responses.at("kinds").dump(), responses.at("problems").dump(),
+               responses.at("scores").dump(), responses.at("failed").dump(), responses.at("rewards").dump(),
+               facts.value("repeatable", ""));
   }
-  if (f.contains("episodes"))
-    fmt::print("{:<15}{} played, the longest with {} turns\n", "episodes", f.at("episodes").at("played").dump(),
-               f.at("episodes").at("longest").dump());
-  if (f.contains("speed")) {
-    const json& s = f.at("speed");
-    fmt::print("{:<15}median {}, p99 {}; {} at a time: {:.0f} per second\n", "speed", time_text(s.at("median_us")),
-               time_text(s.at("p99_us")), s.at("batch").dump(), s.at("per_s").get<double>());
+  if (facts.contains("episodes"))
+    fmt::print("{:<15}{} played, the longest with {} turns\n", "episodes", facts.at("episodes").at("played").dump(),
+               facts.at("episodes").at("longest").dump());
+  if (facts.contains("speed")) {
+    const json& speed = facts.at("speed");
+    fmt::print("{:<15}median {}, p99 {}; {} at a time: {:.0f} per second\n", "speed", time_text(speed.at("median_us")),
+               time_text(speed.at("p99_us")), speed.at("batch").dump(), speed.at("per_s").get<double>());
   }
 }
 
 void print_findings(const json& message, bool wrong) {
-  for (const json& f : message.at("findings")) {
-    if (f.at("wrong").get<bool>() != wrong) continue;
-    fmt::print("{} ({}): {}\n", wrong ? "WRONG" : "note", f.at("check").get<std::string>(),
-               f.at("what").get<std::string>());
-    if (f.contains("problem"))
-      fmt::print("    problem {}{}\n", f.at("problem").get<std::string>(),
-                 f.contains("response") ? ", response '" + f.at("response").get<std::string>() + "'" : "");
-    else if (f.contains("response"))
-      fmt::print("    response '{}'\n", f.at("response").get<std::string>());
+  for (const json& finding : message.at("findings")) {
+    if (finding.at("wrong").get<bool>() != wrong) continue;
+    fmt::print("{} ({}): {}\n", wrong ? "WRONG" : "note", finding.at("check").get<std::string>(),
+               finding.at("what").get<std::string>());
+    if (finding.contains("problem"))
+      fmt::print("    problem {}{}\n", finding.at("problem").get<std::string>(),
+                 finding.contains("response") ? ", response '" + finding.at("response").get<std::string>() + "'" : "");
+    else if (finding.contains("response"))
+      fmt::print("    response '{}'\n", finding.at("response").get<std::string>());
   }
 }
 
-// Notes a program that needs more than half of its deadline here: a busy machine would end it.
+// Adds a note about a program that needs more than half of its deadline here, because a busy machine would end it.
 void compare_with_deadline(const TaskChoice& choice, json& message) {
   const json options = json::parse(choice.task.options_json, nullptr, false);
   const json& facts = message.at("facts");
@@ -217,30 +224,32 @@ void compare_with_deadline(const TaskChoice& choice, json& message) {
   const auto deadline = parse_duration(options.value("deadline", "30 s"));
   if (!deadline) return;
   const auto note = [&](std::string what) {
-    message["findings"].push_back(as_json(Finding{"speed", false, std::move(what), {}, {}}));
+    message["findings"].push_back(
+        as_json(Finding{.check = "speed", .wrong = false, .what = std::move(what), .problem = {}, .response = {}}));
   };
-  const double slowest = facts.at("responses").value("slowest_seconds", 0.0), half = seconds(*deadline) / 2;
-  if (slowest > half && slowest < 2 * half)
-    note(fmt::format("the slowest response took {:.2f} s; the deadline is {}", slowest, to_text(*deadline)));
+  const double slowest_s = facts.at("responses").value("slowest_seconds", 0.0),
+               half_deadline_s = seconds(*deadline) / 2;
+  if (slowest_s > half_deadline_s && slowest_s < 2 * half_deadline_s)
+    note(fmt::format("the slowest response took {:.2f} s; the deadline is {}", slowest_s, to_text(*deadline)));
   const double batch = options.value("batch", 64.0),
                one_request_s = batch * facts.at("speed").value("median_us", 0.0) / 1e6;
-  if (one_request_s > half)
+  if (one_request_s > half_deadline_s)
     note(
         fmt::format("{} responses in one request would take {:.1f} s, and the deadline is {}: lower task.options.batch "
                     "or raise the deadline",
                     batch, one_request_s, to_text(*deadline)));
 }
 
-int run(const Arguments& a) {
+int run(const Arguments& args) {
   const auto report_failure = [&](const Error& error) { return report_error("adapter check", error); };
-  const auto choice = choose_task(a.words);
+  const auto choice = choose_task(args.words);
   if (!choice) return report_failure(choice.error());
-  auto message = check(a, *choice);
+  auto message = check(args, *choice);
   if (!message) return report_failure(message.error());
   compare_with_deadline(*choice, *message);
   const bool is_sound =
       std::ranges::none_of(message->at("findings"), [](const json& f) { return f.at("wrong").get<bool>(); });
-  if (a.as_json) {
+  if (args.as_json) {
     json report = message->at("facts");
     report.update({{"schema_version", 1},
                    {"task", choice->label},
@@ -252,8 +261,8 @@ int run(const Arguments& a) {
     return is_sound ? 0 : 1;
   }
   print_facts(*choice, message->at("facts"));
-  print_findings(*message, true);
-  print_findings(*message, false);
+  print_findings(*message, /*wrong=*/true);
+  print_findings(*message, /*wrong=*/false);
   for (const auto& [check, count] : message->at("further").items())
     fmt::print("and {} more of '{}'\n", count.dump(), check);
   fmt::print("{}\n", is_sound ? "no mistakes found" : "the task is not ready for a run");
@@ -264,24 +273,23 @@ int run(const Arguments& a) {
 
 void add_adapter_check(Verb& adapter, int& exit_code) {
   auto* verb = adapter.add_verb("check", "Try a task in the way a run uses it, and report its mistakes");
-  auto a = std::make_shared<Arguments>();
-  a->words.add_options(*verb);
-  verb->add_option("--seconds", a->time_s, "approximate time of the check; a slow task is tested less thoroughly")
+  auto args = std::make_shared<Arguments>();
+  args->words.add_options(*verb);
+  verb->add_option("--seconds", args->time_s, "approximate time of the check; a slow task is tested less thoroughly")
       ->range(0.1, 86'400.0)
       ->show_default();
-  verb->add_option("--problems", a->problems, "number of training problems to test")
+  verb->add_option("--problems", args->problems, "number of training problems to test")
       ->range<std::size_t>(1, 4096)
       ->show_default();
-  verb->add_option("--batch", a->batch, "responses graded at a time in the speed test")
+  verb->add_option("--batch", args->batch, "responses graded at a time in the speed test")
       ->range<std::size_t>(1, 65'536)
       ->show_default();
-  verb->add_option("--patience", a->patience_s, "seconds after which a call counts as hanging")
+  verb->add_option("--patience", args->patience_s, "seconds after which a call counts as hanging")
       ->range(0.1, 86'400.0)
       ->show_default();
-  verb->add_flag("--json", a->as_json, "print JSON (docs/reference/task-verbs.md has the fields)");
-  verb->footer(task_examples("check") +
-               "\nExit code 0: no mistakes; 1: mistakes; 2: the task cannot be created from these options.");
-  verb->callback([a, &exit_code] { exit_code = run(*a); });
+  verb->add_flag("--json", args->as_json, "print JSON (docs/reference/task-verbs.md has the fields)");
+  verb->footer("Exit code 0: no mistakes; 1: mistakes; 2: the task cannot be created from these options.");
+  verb->callback([args, &exit_code] { exit_code = run(*args); });
 }
 
 }  // namespace echoline::cli

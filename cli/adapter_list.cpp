@@ -16,12 +16,15 @@ namespace {
 using data_plane::AdapterKind;
 using nlohmann::json;
 
+constexpr std::size_t kWideColumns = 100;     // from this width on, meanings stand beside the facts
+constexpr std::size_t kDefaultColumns = 120;  // without a terminal
+
 struct Arguments {
   std::string name;
   bool as_json = false;
 };
 
-// "varies" where the task's own options or program decide.
+// The columns of the list. "varies": the task's own options or program decide.
 std::string turns_text(const AdapterKind& kind) { return !kind.turns ? "varies" : *kind.turns ? "many" : "one"; }
 std::string repeatable_text(const AdapterKind& kind) {
   return kind.repeatable ? std::string(to_string(*kind.repeatable)) : "varies";
@@ -39,8 +42,8 @@ json as_json(const AdapterKind& kind) {
           {"needs_sandbox", kind.sandbox}};
 }
 
-// The keys whose condition, a text that run_file_keys() makes, names this adapter.
-std::vector<ConfigKey> options_of(std::string_view name) {
+// The keys of run files that are options of this adapter. run_file_keys() marks them with the condition `when`.
+std::vector<ConfigKey> option_keys_of(std::string_view name) {
   std::vector<ConfigKey> keys;
   for (ConfigKey& key : learner::run_file_keys())
     if (key.when == fmt::format("adapter: {}", name)) keys.push_back(std::move(key));
@@ -49,12 +52,13 @@ std::vector<ConfigKey> options_of(std::string_view name) {
 
 void print_all(const std::vector<AdapterKind>& kinds) {
   const auto columns = screen_columns();
-  const bool narrow = columns && *columns < 100;
-  fmt::print("{:<11} {:<8} {:<11} {}\n", "adapter", "turns", "repeatable", narrow ? "needs" : "needs         meaning");
+  const bool is_narrow = columns && *columns < kWideColumns;
+  fmt::print("{:<11} {:<8} {:<11} {}\n", "adapter", "turns", "repeatable",
+             is_narrow ? "needs" : "needs         meaning");
   for (const AdapterKind& kind : kinds) {
     const std::string facts =
         fmt::format("{:<11} {:<8} {:<11} {:<14}", kind.name, turns_text(kind), repeatable_text(kind), needs_text(kind));
-    if (narrow)  // the meaning has lines of its own
+    if (is_narrow)  // the meaning has lines of its own
       fmt::print("{}\n{}", facts.substr(0, facts.find_last_not_of(' ') + 1), wrap_text(kind.meaning, 2, 2, *columns));
     else if (columns)
       fmt::print("{}{}", facts, wrap_text(kind.meaning, 0, facts.size(), *columns - facts.size()));
@@ -64,11 +68,11 @@ void print_all(const std::vector<AdapterKind>& kinds) {
   fmt::print(
       "\n{}",
       wrap_text("`echoline adapter list NAME` shows the options of one; docs/run-file.md has the options of all.", 0, 0,
-                columns.value_or(120)));
+                columns.value_or(kDefaultColumns)));
 }
 
 void print_one(const AdapterKind& kind, const std::vector<ConfigKey>& options) {
-  const std::size_t columns = screen_columns().value_or(120);
+  const std::size_t columns = screen_columns().value_or(kDefaultColumns);
   fmt::print("{}", wrap_text(fmt::format("{}: {}", kind.name, kind.meaning), 0, 2, columns));
   fmt::print("turns: {}; repeatable: {}; needs: {}\n", turns_text(kind), repeatable_text(kind), needs_text(kind));
   for (const ConfigKey& key : options) {
@@ -77,21 +81,21 @@ void print_one(const AdapterKind& kind, const std::vector<ConfigKey>& options) {
         fmt::print("\n{}", wrap_text(fmt::format("{}: {}", key.path, key.meaning), 0, 2, columns));
       continue;
     }
-    const std::string fallback = key.required               ? "required"
-                                 : key.default_text.empty() ? ""
-                                                            : "default " + key.default_text;
+    const std::string without_value = key.required               ? "required"
+                                      : key.default_text.empty() ? ""
+                                                                 : "default " + key.default_text;
     std::string facts = key.type;
-    for (const std::string& fact : {key.range, fallback})
+    for (const std::string& fact : {key.range, without_value})
       if (!fact.empty()) facts += "; " + fact;
     fmt::print("\n{}{}", wrap_text(fmt::format("{}  ({})", key.path, facts), 0, 4, columns),
                wrap_text(key.meaning, 2, 2, columns));
   }
 }
 
-Status list(const Arguments& a) {
+Status list(const Arguments& args) {
   const std::vector<AdapterKind> kinds = data_plane::adapter_kinds();
-  if (a.name.empty()) {
-    if (!a.as_json) {
+  if (args.name.empty()) {
+    if (!args.as_json) {
       print_all(kinds);
       return ok();
     }
@@ -100,21 +104,21 @@ Status list(const Arguments& a) {
     fmt::print("{}\n", json{{"schema_version", 1}, {"adapters", rows}}.dump(2));
     return ok();
   }
-  const auto kind = std::ranges::find(kinds, a.name, &AdapterKind::name);
+  const auto kind = std::ranges::find(kinds, args.name, &AdapterKind::name);
   if (kind == kinds.end()) {
     const std::vector<std::string> names = data_plane::adapter_names();
-    return fail(Code::kInvalid, "", "no adapter is called '{}'{}; `echoline adapter list` shows all", a.name,
-                did_you_mean(a.name, names));
+    return fail(Code::kInvalid, "", "no adapter is called '{}'{}; `echoline adapter list` shows all", args.name,
+                did_you_mean(args.name, names));
   }
-  const std::vector<ConfigKey> options = options_of(kind->name);
-  if (!a.as_json) {
+  const std::vector<ConfigKey> options = option_keys_of(kind->name);
+  if (!args.as_json) {
     print_one(*kind, options);
     return ok();
   }
-  json described = as_json(*kind);
-  described["schema_version"] = 1;
-  described["options"] = json::parse(reference_json(options)).at("keys");
-  fmt::print("{}\n", described.dump(2));
+  json description = as_json(*kind);
+  description["schema_version"] = 1;
+  description["options"] = json::parse(reference_json(options)).at("keys");
+  fmt::print("{}\n", description.dump(2));
   return ok();
 }
 
@@ -122,17 +126,15 @@ Status list(const Arguments& a) {
 
 void add_adapter_list(Verb& adapter, int& exit_code) {
   auto* verb = adapter.add_verb("list", "List the built-in tasks, or show the options of one");
-  auto a = std::make_shared<Arguments>();
-  verb->add_option("name", a->name, "show the options of this adapter");
-  verb->add_flag("--json", a->as_json, "print JSON");
+  auto args = std::make_shared<Arguments>();
+  verb->add_option("name", args->name, "show the options of this adapter");
+  verb->add_flag("--json", args->as_json, "print JSON");
   verb->footer(
-      "  echoline adapter list\n"
-      "  echoline adapter list countdown\n"
       "turns: the number of answers in an episode. repeatable: whether the learner can recompute a score: `cheaply`, "
       "`costly`, or `not`, and then it must trust the worker. varies: the task itself decides. needs: a file of "
       "problems, or a sandbox (bubblewrap) on the machines that grade responses.");
-  verb->callback([a, &exit_code] {
-    const Status done = list(*a);
+  verb->callback([args, &exit_code] {
+    const Status done = list(*args);
     exit_code = done ? 0 : report_error("adapter list", done.error());
   });
 }

@@ -109,12 +109,15 @@ constexpr std::string_view kOffers =
 ]}
 )";
 
-std::string filled(std::string_view text, const std::vector<std::pair<std::string, std::string>>& names) {
-  std::string out(text);
-  for (const auto& [name, value] : names)
-    for (std::size_t at = 0; (at = out.find(name, at)) != std::string::npos; at += value.size())
-      out.replace(at, name.size(), value);
-  return out;
+using Replacements = std::vector<std::pair<std::string, std::string>>;  // a word and its new text, in order
+
+std::string with_replacements(std::string_view text, const Replacements& replacements) {
+  std::string replaced(text);
+  for (const auto& [word, new_text] : replacements)
+    for (std::size_t position = 0; (position = replaced.find(word, position)) != std::string::npos;
+         position += new_text.size())
+      replaced.replace(position, word.size(), new_text);
+  return replaced;
 }
 
 struct NewFile {
@@ -122,31 +125,35 @@ struct NewFile {
   std::string text;
 };
 
-std::vector<NewFile> files_of(const Arguments& a) {
-  const std::string source = a.name + (a.c ? ".c" : ".py");
-  const auto with = [&](std::string_view text) {
-    return filled(text, {{"{options}", std::string(a.c ? kCOptions : kPythonOptions)},
-                         {"{adapter}", a.c ? "library" : "process"},
-                         {"{script}", source},
-                         {"{tokens}", a.turns ? "32, turn_tokens_max: 4" : "6"},
-                         {"{name}", a.name}});
+// The task, its run file and its offers, in this order.
+std::vector<NewFile> files_of(const Arguments& args) {
+  const std::string source = args.name + (args.c ? ".c" : ".py");
+  const auto filled = [&](std::string_view text) {
+    return with_replacements(text, {{"{options}", std::string(args.c ? kCOptions : kPythonOptions)},
+                                    {"{adapter}", args.c ? "library" : "process"},
+                                    {"{script}", source},
+                                    {"{tokens}", args.turns ? "32, turn_tokens_max: 4" : "6"},
+                                    {"{name}", args.name}});
   };
-  const fs::path folder = a.folder;
-  const std::string example = a.c ? filled(kCExample, kExampleHere) : std::string(a.turns ? kPythonTurns : kPython);
-  std::vector<NewFile> files = {{folder / source, with(example)},
-                                {folder / (a.name + ".yaml"), with(kRunFile)},
-                                {folder / (a.name + ".offers.json"), std::string(kOffers)}};
-  if (a.c) files.push_back({folder / "echoline_task.h", std::string(kCHeader)});
+  const fs::path folder = args.folder;
+  const std::string example =
+      args.c ? with_replacements(kCExample, kExampleHere) : std::string(args.turns ? kPythonTurns : kPython);
+  std::vector<NewFile> files = {{folder / source, filled(example)},
+                                {folder / (args.name + ".yaml"), filled(kRunFile)},
+                                {folder / (args.name + ".offers.json"), std::string(kOffers)}};
+  if (args.c) files.push_back({folder / "echoline_task.h", std::string(kCHeader)});
   return files;
 }
 
-bool usable(const std::string& name) {
-  return !name.empty() && name.size() <= 64 && name.front() >= 'a' && name.front() <= 'z' &&
+constexpr std::size_t kNameBytesMax = 64;
+
+bool is_usable_name(const std::string& name) {
+  return !name.empty() && name.size() <= kNameBytesMax && name.front() >= 'a' && name.front() <= 'z' &&
          name.find_first_not_of("abcdefghijklmnopqrstuvwxyz0123456789_-") == std::string::npos;
 }
 
-// Creates a file; fails when it exists.
-Status write_new(const NewFile& file) {
+// Creates a file. kInvalid if it exists.
+Status write_new_file(const NewFile& file) {
   const int fd = ::open(file.path.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0644);
   if (fd < 0)
     return fail(errno == EEXIST ? Code::kInvalid : Code::kIo, "", "{}: {}", file.path.string(), std::strerror(errno));
@@ -156,17 +163,17 @@ Status write_new(const NewFile& file) {
   return ok();
 }
 
-Status begin(const Arguments& a) {
-  if (!usable(a.name))
+Status create_task(const Arguments& args) {
+  if (!is_usable_name(args.name))
     return fail(Code::kInvalid, "",
                 "expected a name that begins with a letter and has only lowercase letters, digits, '_' and '-', such "
                 "as sums; found '{}'",
-                a.name.substr(0, 80));
-  if (a.python == a.c) return fail(Code::kInvalid, "", "expected --python or --c");
-  if (a.c && a.turns)
+                args.name.substr(0, 80));
+  if (args.python == args.c) return fail(Code::kInvalid, "", "expected --python or --c");
+  if (args.c && args.turns)
     return fail(Code::kInvalid, "",
                 "--turns is only for --python; echoline_task.h describes libraries with several turns");
-  const std::vector<NewFile> files = files_of(a);
+  const std::vector<NewFile> files = files_of(args);
   std::string existing;
   std::error_code ignored;
   for (const NewFile& file : files)
@@ -174,19 +181,20 @@ Status begin(const Arguments& a) {
       existing += (existing.empty() ? "" : ", ") + file.path.string();
   if (!existing.empty())
     return fail(Code::kInvalid, "", "{} exists and is not replaced; choose another name or --dir", existing);
-  ECHO_TRY(make_folders(a.folder));
+  ECHO_TRY(make_folders(args.folder));
   nlohmann::json names = nlohmann::json::array();
   for (const NewFile& file : files) {
-    ECHO_TRY(write_new(file));
+    ECHO_TRY(write_new_file(file));
     names.push_back(file.path.string());
-    if (!a.as_json) fmt::print("{}\n", file.path.string());
+    if (!args.as_json) fmt::print("{}\n", file.path.string());
   }
-  if (a.as_json)
+  if (args.as_json)
     fmt::print("{}\n", nlohmann::json{{"schema_version", 1}, {"files", names}}.dump(
                            2, ' ', false, nlohmann::json::error_handler_t::replace));
   const std::string run_file = shell_word(files[1].path.string());
-  if (a.c)
-    print_stderr("first: cc -shared -fPIC -O2 -o {} {}\n", shell_word((fs::path(a.folder) / (a.name + ".so")).string()),
+  if (args.c)
+    print_stderr("first: cc -shared -fPIC -O2 -o {} {}\n",
+                 shell_word((fs::path(args.folder) / (args.name + ".so")).string()),
                  shell_word(files[0].path.string()));
   print_stderr("next: echoline adapter check {0}\n      echoline adapter play {0}\n      echoline up {0}\n", run_file);
   return ok();
@@ -196,20 +204,16 @@ Status begin(const Arguments& a) {
 
 void add_adapter_new(Verb& adapter, int& exit_code) {
   auto* verb = adapter.add_verb("new", "Write a first version of your own task and a run file for it");
-  auto a = std::make_shared<Arguments>();
-  verb->add_option("name", a->name, "name of the task and its files")->required();
-  verb->add_flag("--python", a->python, "write the task in Python, with echoline_task");
-  verb->add_flag("--c", a->c, "write the task in C, as a shared library");
-  verb->add_flag("--turns", a->turns, "of many turns");
-  verb->add_option("--dir", a->folder, "where the files go")->show_default();
-  verb->add_flag("--json", a->as_json, "print the names of the files as JSON");
-  verb->footer(
-      "  echoline adapter new sums --python\n"
-      "  echoline adapter new maze --python --turns --dir tasks\n"
-      "  echoline adapter new sums --c && cc -shared -fPIC -O2 -o sums.so sums.c\n"
-      "Existing files are never replaced.");
-  verb->callback([a, &exit_code] {
-    const Status done = begin(*a);
+  auto args = std::make_shared<Arguments>();
+  verb->add_option("name", args->name, "name of the task and its files")->required();
+  verb->add_flag("--python", args->python, "write the task in Python, with echoline_task");
+  verb->add_flag("--c", args->c, "write the task in C, as a shared library");
+  verb->add_flag("--turns", args->turns, "of many turns");
+  verb->add_option("--dir", args->folder, "where the files go")->show_default();
+  verb->add_flag("--json", args->as_json, "print the names of the files as JSON");
+  verb->footer("Existing files are never replaced.");
+  verb->callback([args, &exit_code] {
+    const Status done = create_task(*args);
     exit_code = done ? 0 : report_error(kOperation, done.error());
   });
 }

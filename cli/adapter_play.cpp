@@ -1,4 +1,4 @@
-// echoline adapter play: a person or a file answers a task in the policy's place.
+// echoline adapter play: runs one episode of a task. A person or a file gives the responses in the policy's place.
 #include <unistd.h>
 
 #include <cstdio>
@@ -26,11 +26,11 @@ constexpr std::size_t kResponseBytesMax = 4u << 20;  // TrajectoryLimits::text_m
 struct Arguments {
   TaskWords words;
   std::uint64_t problem = 0;
-  std::string ends = "line";  // what ends a response: "line", "empty" or "input"
+  std::string ends = "line";  // what ends a response: "line", "empty" (an empty line) or "input" (its end)
   bool held_out = false, reveal = false, as_json = false;
 };
 
-// The output: stdout, or stderr when the JSON goes to stdout.
+// Prints the episode and reads the responses. Prints to stderr if the JSON goes to stdout.
 class Transcript {
  public:
   explicit Transcript(bool as_json) : out_(as_json ? stderr : stdout), is_interactive_(::isatty(STDIN_FILENO) == 1) {}
@@ -60,8 +60,8 @@ class Transcript {
     std::fflush(out_);
   }
 
-  // The next response; absent at the end of the input. kInvalid when it is too long.
-  Result<std::optional<std::string>> response(const std::string& ends) const {
+  // Reads the next response. Absent at the end of the input; kInvalid if it is too long.
+  Result<std::optional<std::string>> read_response(const std::string& ends) const {
     if (is_interactive_)
       print_stderr("{}", ends == "line"    ? "> "
                          : ends == "empty" ? "(an empty line ends the response)\n"
@@ -69,7 +69,7 @@ class Transcript {
     std::string text;
     for (bool has_lines = false;; has_lines = true) {
       bool at_input_end = false;
-      const std::size_t begin = text.size();
+      const std::size_t line_begin = text.size();
       for (;;) {
         const int c = std::getchar();
         at_input_end = c == EOF;
@@ -79,7 +79,7 @@ class Transcript {
         text.push_back(static_cast<char>(c));
       }
       if (std::ferror(stdin) != 0) return fail(Code::kIo, "", "standard input cannot be read");
-      const bool line_is_empty = text.size() == begin;
+      const bool line_is_empty = text.size() == line_begin;
       if (at_input_end && line_is_empty) {
         if (!has_lines) return std::optional<std::string>();
         break;
@@ -109,24 +109,24 @@ json as_json(const Score& score) {
   return {{"reward", score.reward}, {"components", score.components}, {"correct", score.correct}};
 }
 
-Result<data_plane::Problem> chosen_problem(const Arguments& a, const data_plane::Adapter& adapter) {
-  if (!a.held_out) return adapter.problem(a.problem);
+Result<data_plane::Problem> chosen_problem(const Arguments& args, const data_plane::Adapter& adapter) {
+  if (!args.held_out) return adapter.problem(args.problem);
   auto problems = adapter.evaluation();
-  if (a.problem >= problems.size())
-    return fail(Code::kInvalid, "", "--problem {}: the task has {} held-out problems, counted from 0", a.problem,
+  if (args.problem >= problems.size())
+    return fail(Code::kInvalid, "", "--problem {}: the task has {} held-out problems, counted from 0", args.problem,
                 problems.size());
-  return std::move(problems[a.problem]);
+  return std::move(problems[args.problem]);
 }
 
-Status play(const Arguments& a) {
-  ECHO_ASSIGN(const TaskChoice choice, choose_task(a.words));
-  auto made = data_plane::make_adapter(choice.task.adapter, choice.task.options_json, choice.seed);
-  if (!made) return as_mistake(std::move(made).error());
-  const auto adapter = *std::move(made);
-  ECHO_ASSIGN(const auto problem, chosen_problem(a, *adapter));
-  ECHO_ASSIGN(const auto episode, adapter->begin(problem, data_plane::episode_seed(choice.seed, a.problem, 0)));
+Status play(const Arguments& args) {
+  ECHO_ASSIGN(const TaskChoice choice, choose_task(args.words));
+  auto adapter_or_error = data_plane::make_adapter(choice.task.adapter, choice.task.options_json, choice.seed);
+  if (!adapter_or_error) return as_user_error(std::move(adapter_or_error).error());
+  const auto adapter = *std::move(adapter_or_error);
+  ECHO_ASSIGN(const auto problem, chosen_problem(args, *adapter));
+  ECHO_ASSIGN(const auto episode, adapter->begin(problem, data_plane::episode_seed(choice.seed, args.problem, 0)));
 
-  const Transcript transcript(a.as_json);
+  const Transcript transcript(args.as_json);
   const bool chat = choice.prompts.chat;
   transcript.show_heading(
       fmt::format("{}: problem {}, seed {}", printable(choice.label), printable(problem.id(), 128), choice.seed));
@@ -138,7 +138,7 @@ Status play(const Arguments& a) {
   bool done = false;
   while (!done && turns.size() < data_plane::kTurnsMax) {
     if (chat) transcript.show_heading("assistant");
-    ECHO_ASSIGN(auto response, transcript.response(a.ends));
+    ECHO_ASSIGN(auto response, transcript.read_response(args.ends));
     if (!response) break;
     if (transcript.echoes_responses()) transcript.show(chat ? *response : "> " + *response);
     auto step = data_plane::step_and_wait(*episode, *response);
@@ -151,7 +151,7 @@ Status play(const Arguments& a) {
     turns.push_back(as_json(step->score));
     turns.back().update({{"response", *response}, {"done", done}});
     if (done) break;
-    if (step->side_prompt) {
+    if (step->side_prompt) {  // the task asks another model; here its answer is typed too
       turns.back()["aside"] = data_plane::to_json(*step->side_prompt);
       transcript.show_heading("for somebody else");
       transcript.print_input(*step->side_prompt, chat);
@@ -161,10 +161,11 @@ Status play(const Arguments& a) {
     transcript.print_input(step->observation, chat);
   }
   if (!done) {
+    // The end of an unfinished episode can have a score of its own, such as a lost stake. It does not change `correct`.
     const Score cut_score = episode->cut();
-    const bool correct = total.correct;
+    const bool was_correct = total.correct;
     data_plane::add(total, cut_score);
-    total.correct = correct;
+    total.correct = was_correct;
     if (transcript.echoes_responses() || turns.empty()) transcript.write("\n");
     transcript.write(fmt::format("[{}: reward {:g}{}]\n",
                                  turns.size() == data_plane::kTurnsMax ? "that was the last allowed turn"
@@ -174,7 +175,7 @@ Status play(const Arguments& a) {
   transcript.show_heading(fmt::format("{}, reward {:g} in {} turn{}{}", total.correct ? "correct" : "not correct",
                                       total.reward, turns.size(), turns.size() == 1 ? "" : "s",
                                       components_text(total)));
-  if (a.reveal) {
+  if (args.reveal) {
     transcript.show_heading("reference");
     transcript.show(problem.reference());
     if (const auto demonstration = adapter->demonstration(problem)) {
@@ -182,7 +183,7 @@ Status play(const Arguments& a) {
       transcript.show(*demonstration);
     }
   }
-  if (a.as_json) {
+  if (args.as_json) {
     json result = as_json(total);
     result.update({{"schema_version", 1},
                    {"task", choice.label},
@@ -191,7 +192,7 @@ Status play(const Arguments& a) {
                    {"prompt", data_plane::to_json(data_plane::prompt_of(problem))},
                    {"done", done},
                    {"turns", turns}});
-    if (a.reveal) result["reference"] = problem.reference();
+    if (args.reveal) result["reference"] = problem.reference();
     fmt::print("{}\n", result.dump(2, ' ', false, json::error_handler_t::replace));
   }
   return ok();
@@ -202,22 +203,18 @@ Status play(const Arguments& a) {
 void add_adapter_play(Verb& adapter, int& exit_code) {
   auto* verb = adapter.add_verb(
       "play", "Answer a problem in the policy's place: see its prompt and the rewards of your answers");
-  auto a = std::make_shared<Arguments>();
-  a->words.add_options(*verb);
-  verb->add_option("--problem", a->problem, "number of the training problem")->show_default();
-  verb->add_flag("--held-out", a->held_out, "use a held-out problem instead");
-  verb->add_option("--ends", a->ends,
+  auto args = std::make_shared<Arguments>();
+  args->words.add_options(*verb);
+  verb->add_option("--problem", args->problem, "number of the training problem")->show_default();
+  verb->add_flag("--held-out", args->held_out, "use a held-out problem instead");
+  verb->add_option("--ends", args->ends,
                    "what ends a response: the end of the line, an empty line, or the end of the input (Ctrl-D)")
       ->one_of({"line", "empty", "input"})
       ->show_default();
-  verb->add_flag("--reveal", a->reveal, "show the reference at the end");
-  verb->add_flag("--json", a->as_json, "print the episode as JSON at the end, and everything else on stderr");
-  verb->footer(
-      "  echoline adapter play guess\n"
-      "  echoline adapter play run.yaml --held-out --problem 3 --reveal\n"
-      "  echoline adapter play code.yaml --ends input < solution.md");
-  verb->callback([a, &exit_code] {
-    const Status done = play(*a);
+  verb->add_flag("--reveal", args->reveal, "show the reference at the end");
+  verb->add_flag("--json", args->as_json, "print the episode as JSON at the end, and everything else on stderr");
+  verb->callback([args, &exit_code] {
+    const Status done = play(*args);
     exit_code = done ? 0 : report_error(kOperation, done.error());
   });
 }

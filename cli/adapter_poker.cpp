@@ -13,6 +13,7 @@ namespace {
 using namespace data_plane::poker;
 using nlohmann::json;
 
+// Options of all three verbs.
 struct TableOptions {
   Rules rules;
   std::uint64_t seed = 1;
@@ -25,10 +26,10 @@ struct TableOptions {
     verb.add_option("--seed", seed, seed_meaning)->show_default();
     verb.add_flag("--json", json, "print JSON");
   }
+  // Big blinds won per 100 hands.
   double bb_per_100(Chips won, std::uint64_t hands) const {
-    return hands == 0
-               ? 0
-               : 100.0 * static_cast<double>(won) / static_cast<double>(rules.big_blind) / static_cast<double>(hands);
+    if (hands == 0) return 0;
+    return 100.0 * static_cast<double>(won) / static_cast<double>(rules.big_blind) / static_cast<double>(hands);
   }
 };
 
@@ -40,14 +41,15 @@ struct MatchArguments {
   std::uint64_t pairs = 10'000;
 };
 
-Status run_match_verb(const MatchArguments& a) {
-  ECHO_ASSIGN(const auto first, make_player(a.first));
-  ECHO_ASSIGN(const auto second, make_player(a.second));
-  ECHO_ASSIGN(const MatchResult result, duplicate_match(*first, *second, a.table.rules, a.pairs, a.table.seed));
-  if (a.table.json)
+Status run_match_verb(const MatchArguments& args) {
+  ECHO_ASSIGN(const auto first, make_player(args.first));
+  ECHO_ASSIGN(const auto second, make_player(args.second));
+  ECHO_ASSIGN(const MatchResult result,
+              duplicate_match(*first, *second, args.table.rules, args.pairs, args.table.seed));
+  if (args.table.json)
     print({{"schema_version", 1},
-           {"first", a.first},
-           {"second", a.second},
+           {"first", args.first},
+           {"second", args.second},
            {"hands", result.hands},
            {"bb_per_100", result.bb_per_100},
            {"bb_per_100_half_width_95", result.bb_per_100_half_width},
@@ -57,7 +59,7 @@ Status run_match_verb(const MatchArguments& a) {
     fmt::print(
         "{} wins {:.1f} +- {:.1f} big blinds per 100 hands (95 %) from {}\n{} hands; as the big blind {:.1f}, as the "
         "small blind {:.1f}\n",
-        a.first, result.bb_per_100, result.bb_per_100_half_width, a.second, result.hands, result.bb_per_100_at[0],
+        args.first, result.bb_per_100, result.bb_per_100_half_width, args.second, result.hands, result.bb_per_100_at[0],
         result.bb_per_100_at[1]);
   return ok();
 }
@@ -69,33 +71,34 @@ struct ServeArguments {
   std::uint64_t hands = 1000;
 };
 
-Status serve(const ServeArguments& a) {
-  ECHO_ASSIGN(const Duration patience, parse_duration(a.patience));
-  AcpcDealer::Options options{.rules = a.table.rules, .hands = a.hands, .seed = a.table.seed};
-  if (!a.player.empty()) options.names[1] = a.player;
+Status serve(const ServeArguments& args) {
+  ECHO_ASSIGN(const Duration patience, parse_duration(args.patience));
+  AcpcDealer::Options options{.rules = args.table.rules, .hands = args.hands, .seed = args.table.seed};
+  if (!args.player.empty()) options.names[1] = args.player;
   ECHO_ASSIGN(AcpcDealer dealer, AcpcDealer::make(options));
-  ECHO_ASSIGN(const auto listener, Listener::open(a.bind, a.port));
-  print_stderr("{} port {}: {}\n", a.bind, listener->port(),
-               a.player.empty() ? "waiting for two players" : "waiting for a player");
+  ECHO_ASSIGN(const auto listener, Listener::open(args.bind, args.port));
+  print_stderr("{} port {}: {}\n", args.bind, listener->port(),
+               args.player.empty() ? "waiting for two players" : "waiting for a player");
   std::unique_ptr<Player> built_in_player;
   std::array<std::unique_ptr<Seat>, 2> seats;
-  if (!a.player.empty()) {
-    ECHO_ASSIGN(built_in_player, make_player(a.player));
-    seats[1] = make_seat(*built_in_player, a.table.rules, a.table.seed);
+  if (!args.player.empty()) {
+    ECHO_ASSIGN(built_in_player, make_player(args.player));
+    seats[1] = make_seat(*built_in_player, args.table.rules, args.table.seed);
   }
   for (auto& seat : seats)
     if (!seat) {
-      ECHO_ASSIGN(auto guest, listener->accept(SystemClock().now() + patience));
-      seat = make_seat(std::move(guest));
+      ECHO_ASSIGN(auto connection, listener->accept(SystemClock().now() + patience));
+      seat = make_seat(std::move(connection));
     }
   ECHO_TRY(run_match(dealer, {seats[0].get(), seats[1].get()}, patience));
-  const auto won = dealer.won();
-  if (a.table.json)
+  const auto chips_won = dealer.won();
+  if (args.table.json)
     print({{"schema_version", 1},
            {"hands", dealer.hand()},
            {"names", options.names},
-           {"chips", won},
-           {"bb_per_100", {a.table.bb_per_100(won[0], dealer.hand()), a.table.bb_per_100(won[1], dealer.hand())}},
+           {"chips", chips_won},
+           {"bb_per_100",
+            {args.table.bb_per_100(chips_won[0], dealer.hand()), args.table.bb_per_100(chips_won[1], dealer.hand())}},
            {"illegal_actions", dealer.faults()}});
   else
     fmt::print("{}\n", dealer.score_line());
@@ -107,15 +110,15 @@ struct JoinArguments {
   std::string dealer, player = "tight", patience = "10 min";
 };
 
-Status join(const JoinArguments& a) {
-  ECHO_ASSIGN(const Duration patience, parse_duration(a.patience));
-  ECHO_TRY(a.table.rules.check());
-  ECHO_ASSIGN(const auto player, make_player(a.player));
-  ECHO_ASSIGN(const auto dealer, LineSocket::connect(a.dealer, patience));
-  AcpcClient client(*player, a.table.rules, a.table.seed);
+Status join(const JoinArguments& args) {
+  ECHO_ASSIGN(const Duration patience, parse_duration(args.patience));
+  ECHO_TRY(args.table.rules.check());
+  ECHO_ASSIGN(const auto player, make_player(args.player));
+  ECHO_ASSIGN(const auto dealer, LineSocket::connect(args.dealer, patience));
+  AcpcClient client(*player, args.table.rules, args.table.seed);
   ECHO_TRY(play_against(*dealer, client, patience));
-  const double bb_per_100 = a.table.bb_per_100(client.won(), client.hands());
-  if (a.table.json)
+  const double bb_per_100 = args.table.bb_per_100(client.won(), client.hands());
+  if (args.table.json)
     print({{"schema_version", 1}, {"hands", client.hands()}, {"chips", client.won()}, {"bb_per_100", bb_per_100}});
   else
     fmt::print("{} hands, {} chips: {:.1f} big blinds per 100 hands\n", client.hands(), client.won(), bb_per_100);
@@ -129,41 +132,40 @@ int report_status(std::string_view verb, const Status& status) {
 void add_match(Verb& poker, int& exit_code) {
   auto* verb = poker.add_verb(
       "match", "Measure how much better one built-in player is: every deal is played from both positions");
-  auto a = std::make_shared<MatchArguments>();
-  verb->add_option("first", a->first, "whose winnings are told")->required()->one_of(player_names());
-  verb->add_option("second", a->second, "the other one")->required()->one_of(player_names());
-  verb->add_option("--pairs", a->pairs, "number of deals; each is played as two hands")->positive()->show_default();
-  a->table.add_options(*verb, "the same seed gives the same hands");
-  verb->callback([a, &exit_code] { exit_code = report_status("adapter poker match", run_match_verb(*a)); });
+  auto args = std::make_shared<MatchArguments>();
+  verb->add_option("first", args->first, "whose winnings are told")->required()->one_of(player_names());
+  verb->add_option("second", args->second, "the other one")->required()->one_of(player_names());
+  verb->add_option("--pairs", args->pairs, "number of deals; each is played as two hands")->positive()->show_default();
+  args->table.add_options(*verb, "the same seed gives the same hands");
+  verb->callback([args, &exit_code] { exit_code = report_status("adapter poker match", run_match_verb(*args)); });
 }
 
 void add_serve(Verb& poker, int& exit_code) {
   auto* verb = poker.add_verb("serve", "Deal a match for players that connect over TCP (ACPC protocol 2.0.0)");
-  auto a = std::make_shared<ServeArguments>();
-  verb->add_option("--port", a->port, "port; 0: any free port, which is printed on stderr")->show_default();
-  verb->add_option("--bind", a->bind, "address of this machine to listen on; the connection is not encrypted")
+  auto args = std::make_shared<ServeArguments>();
+  verb->add_option("--port", args->port, "port; 0: any free port, which is printed on stderr")->show_default();
+  verb->add_option("--bind", args->bind, "address of this machine to listen on; the connection is not encrypted")
       ->show_default();
   verb->add_option(
-          "--player", a->player,
+          "--player", args->player,
           "built-in player of the second seat; without it, both seats are for connecting players, in their order")
       ->one_of(player_names());
-  verb->add_option("--hands", a->hands, "of the match")->positive()->show_default();
-  verb->add_option("--patience", a->patience, "time limit for a player to connect, and for each action")
+  verb->add_option("--hands", args->hands, "of the match")->positive()->show_default();
+  verb->add_option("--patience", args->patience, "time limit for a player to connect, and for each action")
       ->show_default();
-  a->table.add_options(*verb, "the same seed gives the same deals");
-  verb->footer("Example:\n  echoline adapter poker serve --port 18791 --player tight --hands 3000");
-  verb->callback([a, &exit_code] { exit_code = report_status("adapter poker serve", serve(*a)); });
+  args->table.add_options(*verb, "the same seed gives the same deals");
+  verb->callback([args, &exit_code] { exit_code = report_status("adapter poker serve", serve(*args)); });
 }
 
 void add_join(Verb& poker, int& exit_code) {
   auto* verb =
       poker.add_verb("join", "Play at the table of a remote dealer (ACPC protocol 2.0.0) until the match ends");
-  auto a = std::make_shared<JoinArguments>();
-  verb->add_option("dealer", a->dealer, "HOST:PORT")->required();
-  verb->add_option("--player", a->player, "who plays")->one_of(player_names())->show_default();
-  verb->add_option("--patience", a->patience, "time limit for each message of the dealer")->show_default();
-  a->table.add_options(*verb, "seed of the player's random choices");
-  verb->callback([a, &exit_code] { exit_code = report_status("adapter poker join", join(*a)); });
+  auto args = std::make_shared<JoinArguments>();
+  verb->add_option("dealer", args->dealer, "HOST:PORT")->required();
+  verb->add_option("--player", args->player, "who plays")->one_of(player_names())->show_default();
+  verb->add_option("--patience", args->patience, "time limit for each message of the dealer")->show_default();
+  args->table.add_options(*verb, "seed of the player's random choices");
+  verb->callback([args, &exit_code] { exit_code = report_status("adapter poker join", join(*args)); });
 }
 
 }  // namespace

@@ -1,5 +1,6 @@
-// The parts of the program that need libtorch. with_torch.cpp loads the module that contains them (torch_module.hpp) at
-// the first call. A build with ECHOLINE_TORCH=OFF uses without_torch.cpp instead. Private to cli/.
+// The parts of the program that need libtorch: the built-in trainer and engine. with_torch.cpp loads the module that
+// contains them (torch_module.hpp) at the first call. A build with ECHOLINE_TORCH=OFF uses without_torch.cpp instead.
+// Private to cli/.
 #pragma once
 #include <filesystem>
 #include <optional>

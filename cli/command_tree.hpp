@@ -9,7 +9,7 @@ namespace echoline::cli {
 class Verb;
 
 struct Option {
-  std::vector<std::string> names;  // short form first: "-o", "--output"; for a positional one, its name
+  std::vector<std::string> names;  // short form first: "-o", "--output"; of a positional argument, its name
   std::string meaning, default_value;
   bool positional = false, takes_value = false, required = false;
 };

@@ -14,8 +14,8 @@ namespace echoline::cli {
 std::filesystem::path own_program() {
   // `echoline bundle` packs the program with its libraries. The bundle's launcher starts it through the packed dynamic
   // loader, which /proc/self/exe then names, and sets this variable to the program's path.
-  const char* bundled = std::getenv("ECHOLINE_PROGRAM");
-  return bundled ? std::filesystem::path(bundled) : std::filesystem::read_symlink("/proc/self/exe");
+  const char* bundled_program = std::getenv("ECHOLINE_PROGRAM");
+  return bundled_program ? std::filesystem::path(bundled_program) : std::filesystem::read_symlink("/proc/self/exe");
 }
 
 namespace {
@@ -34,7 +34,7 @@ int report_error(std::string_view verb, const Error& error) {
 
 void print_error_if_json(const Error& error) {
   if (!json_errors_enabled) return;
-  nlohmann::json problems = nlohmann::json::array();
+  nlohmann::json problems = nlohmann::json::array();  // one for each line of the message
   const std::string message = error.message();
   for (std::size_t start = 0; start < message.size();) {
     const std::size_t end = std::min(message.find('\n', start), message.size());
@@ -61,19 +61,20 @@ Result<std::vector<std::pair<std::string, std::string>>> parse_overrides(const s
 
 Result<std::filesystem::path> find_run(const std::string& name_or_path) {
   namespace fs = std::filesystem;
-  const auto holds_run = [](const fs::path& p) {
-    return fs::exists(p / "status.json") || fs::exists(p / "report.json") || fs::exists(p / "metrics.jsonl");
+  const auto is_run = [](const fs::path& folder) {
+    return fs::exists(folder / "status.json") || fs::exists(folder / "report.json") ||
+           fs::exists(folder / "metrics.jsonl");
   };
   if (!name_or_path.empty()) {
-    for (const fs::path& p : {fs::path(name_or_path), fs::path("runs") / name_or_path})
-      if (holds_run(p)) return p;
+    for (const fs::path& folder : {fs::path(name_or_path), fs::path("runs") / name_or_path})
+      if (is_run(folder)) return folder;
     return fail(Code::kInvalid, "find run", "neither '{}' nor 'runs/{}' is the folder of a run", name_or_path,
                 name_or_path);
   }
   std::optional<fs::path> newest;
-  std::error_code ec;
-  for (const fs::directory_entry& entry : fs::directory_iterator("runs", ec)) {
-    if (!entry.is_directory() || !holds_run(entry.path())) continue;
+  std::error_code ignored;  // without a folder ./runs there is no run
+  for (const fs::directory_entry& entry : fs::directory_iterator("runs", ignored)) {
+    if (!entry.is_directory() || !is_run(entry.path())) continue;
     if (!newest || entry.last_write_time() > fs::last_write_time(*newest)) newest = entry.path();
   }
   if (!newest)

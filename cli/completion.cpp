@@ -12,43 +12,45 @@
 namespace echoline::cli {
 namespace {
 
-// Text in single quotes. All three shells take it literally except for the quote itself, which becomes `quote`.
-std::string quoted(const std::string& text, const char* quote) {
-  std::string out = "'";
-  for (const char c : text) out += c == '\'' ? std::string(quote) : std::string(1, c == '\n' ? ' ' : c);
-  return out + "'";
+// Text in single quotes. All three shells take it literally except for a quote in it, which becomes `escaped_quote`.
+std::string quoted(const std::string& text, const char* escaped_quote) {
+  std::string result = "'";
+  for (const char c : text) result += c == '\'' ? std::string(escaped_quote) : std::string(1, c == '\n' ? ' ' : c);
+  return result + "'";
 }
 
 std::vector<std::string> option_names(const Command& command, bool with_value_only) {
   std::vector<std::string> names;
-  for (const Option& o : command.options)
-    if (!o.positional && (o.takes_value || !with_value_only)) names.insert(names.end(), o.names.begin(), o.names.end());
+  for (const Option& option : command.options)
+    if (!option.positional && (option.takes_value || !with_value_only))
+      names.insert(names.end(), option.names.begin(), option.names.end());
   return names;
 }
 
-bool takes_a_run(const Command& command) {
+// Whether its positional argument is a run.
+bool takes_run(const Command& command) {
   return std::any_of(command.options.begin(), command.options.end(),
-                     [](const Option& o) { return o.positional && o.names.front() == "run"; });
+                     [](const Option& option) { return option.positional && option.names.front() == "run"; });
 }
 
 // The options of all verbs that take a value, except --set.
-std::vector<std::string> names_with_values(const std::vector<Command>& commands) {
+std::vector<std::string> value_option_names(const std::vector<Command>& commands) {
   std::vector<std::string> names;
   for (const Command& command : commands)
-    for (const std::string& name : option_names(command, true))
+    for (const std::string& name : option_names(command, /*with_value_only=*/true))
       if (name != "--set" && std::find(names.begin(), names.end(), name) == names.end()) names.push_back(name);
   return names;
 }
 
-// A shell pattern that matches "PATH WORD" of every verb: ' up'|'delta diff'.
-std::string paths(const std::vector<Command>& commands) {
-  std::string out;
+// A shell pattern that matches each verb's path with the verb before it: ' up'|'delta diff'.
+std::string verb_pattern(const std::vector<Command>& commands) {
+  std::string pattern;
   for (const Command& command : commands) {
     if (command.path.empty()) continue;
     const std::string path = command.path.find(' ') == std::string::npos ? " " + command.path : command.path;
-    out += (out.empty() ? "" : "|") + quoted(path, "'\\''");
+    pattern += (pattern.empty() ? "" : "|") + quoted(path, "'\\''");
   }
-  return out;
+  return pattern;
 }
 
 }  // namespace
@@ -60,16 +62,17 @@ std::string bash_completion(const std::vector<Command>& commands, const std::vec
       "  local cur=${COMP_WORDS[COMP_CWORD]} prev=${COMP_WORDS[COMP_CWORD-1]} verb='' options='' verbs='' i\n"
       "  for ((i = 1; i < COMP_CWORD; ++i)); do\n"
       "    case \"$verb ${COMP_WORDS[i]}\" in\n";
-  out += fmt::format("      {}) verb=\"${{verb:+$verb }}${{COMP_WORDS[i]}}\" ;;\n", paths(commands));
+  out += fmt::format("      {}) verb=\"${{verb:+$verb }}${{COMP_WORDS[i]}}\" ;;\n", verb_pattern(commands));
   out += "    esac\n  done\n  COMPREPLY=()\n  case \"$prev\" in\n";
   out += fmt::format(
       "    --set)\n      compopt -o nospace 2>/dev/null\n      COMPREPLY=($(compgen -S = -W '{}' -- \"$cur\"))\n"
       "      return ;;\n    {}) return ;;  # a value: files\n  esac\n  case \"$verb\" in\n",
-      fmt::join(run_file_keys, " "), fmt::join(names_with_values(commands), "|"));
+      fmt::join(run_file_keys, " "), fmt::join(value_option_names(commands), "|"));
   for (const Command& command : commands) {
-    const std::string runs = takes_a_run(command) ? "$(command ls runs 2>/dev/null)" : "";
+    const std::string runs = takes_run(command) ? "$(command ls runs 2>/dev/null)" : "";
     out += fmt::format("    {}) options='{}' verbs=\"{}{}\" ;;\n", quoted(command.path, ""),
-                       fmt::join(option_names(command, false), " "), fmt::join(command.verbs, " "), runs);
+                       fmt::join(option_names(command, /*with_value_only=*/false), " "), fmt::join(command.verbs, " "),
+                       runs);
   }
   out +=
       "  esac\n"
@@ -92,12 +95,12 @@ std::string zsh_completion(const std::vector<Command>& commands, const std::vect
       "  local -a verbs options\n"
       "  for ((i = 2; i < CURRENT; ++i)); do\n"
       "    case \"$verb $words[i]\" in\n";
-  out += fmt::format("      {}) verb=\"${{verb:+$verb }}$words[i]\" ;;\n", paths(commands));
+  out += fmt::format("      {}) verb=\"${{verb:+$verb }}$words[i]\" ;;\n", verb_pattern(commands));
   out += "    esac\n  done\n  case \"$words[CURRENT-1]\" in\n";
   out +=
       fmt::format("    --set) compadd -S = -- {}; return ;;\n    {}) _files; return ;;\n  esac\n  case \"$verb\" in\n",
-                  fmt::join(run_file_keys, " "), fmt::join(names_with_values(commands), "|"));
-  const auto described = [](std::string name, const std::string& meaning) {
+                  fmt::join(run_file_keys, " "), fmt::join(value_option_names(commands), "|"));
+  const auto name_and_meaning = [](std::string name, const std::string& meaning) {
     return quoted(name + ":" + meaning, "'\\''");
   };
   for (const Command& command : commands) {
@@ -105,12 +108,12 @@ std::string zsh_completion(const std::vector<Command>& commands, const std::vect
     for (const Command& subcommand : commands)
       for (const std::string& verb : command.verbs)
         if (subcommand.path == (command.path.empty() ? verb : command.path + " " + verb))
-          verbs += " " + described(verb, subcommand.meaning);
-    for (const Option& o : command.options)
-      if (!o.positional)
-        for (const std::string& name : o.names) options += " " + described(name, o.meaning);
+          verbs += " " + name_and_meaning(verb, subcommand.meaning);
+    for (const Option& option : command.options)
+      if (!option.positional)
+        for (const std::string& name : option.names) options += " " + name_and_meaning(name, option.meaning);
     out += fmt::format("    {})\n      verbs=({} )\n      options=({} )\n      {};;\n", quoted(command.path, ""), verbs,
-                       options, takes_a_run(command) ? "verbs+=(runs/*(N:t))\n      " : "");
+                       options, takes_run(command) ? "verbs+=(runs/*(N:t))\n      " : "");
   }
   out +=
       "  esac\n"
@@ -124,35 +127,37 @@ std::string zsh_completion(const std::vector<Command>& commands, const std::vect
 
 std::string fish_completion(const std::vector<Command>& commands, const std::vector<std::string>& run_file_keys) {
   std::string out = "# fish completion for echoline: echoline completion fish | source\n";
-  const auto seen_subcommand = [](const std::string& words) { return "__fish_seen_subcommand_from " + words; };
+  const auto has_seen_subcommand = [](const std::string& words) { return "__fish_seen_subcommand_from " + words; };
   for (const Command& command : commands) {
-    std::string when = "__fish_use_subcommand";
+    std::string condition_words = "__fish_use_subcommand";
     if (!command.path.empty()) {
-      when.clear();
+      condition_words.clear();
       std::string path = command.path;
       for (std::size_t start = 0; start < path.size();) {
         const std::size_t end = std::min(path.find(' ', start), path.size());
-        when += (when.empty() ? "" : "; and ") + seen_subcommand(path.substr(start, end - start));
+        condition_words +=
+            (condition_words.empty() ? "" : "; and ") + has_seen_subcommand(path.substr(start, end - start));
         start = end + 1;
       }
       if (!command.verbs.empty())
-        when += fmt::format("; and not {}", seen_subcommand(fmt::format("{}", fmt::join(command.verbs, " "))));
+        condition_words +=
+            fmt::format("; and not {}", has_seen_subcommand(fmt::format("{}", fmt::join(command.verbs, " "))));
     }
-    const std::string condition = "complete -c echoline -n " + quoted(when, "\\'");
+    const std::string condition = "complete -c echoline -n " + quoted(condition_words, "\\'");
     for (const std::string& verb : command.verbs)
       for (const Command& subcommand : commands)
         if (subcommand.path == (command.path.empty() ? verb : command.path + " " + verb))
           out += fmt::format("{} -f -a {} -d {}\n", condition, verb, quoted(subcommand.meaning, "\\'"));
-    if (takes_a_run(command)) out += condition + " -a '(command ls runs 2>/dev/null)'\n";
-    for (const Option& o : command.options) {
-      if (o.positional) continue;
+    if (takes_run(command)) out += condition + " -a '(command ls runs 2>/dev/null)'\n";
+    for (const Option& option : command.options) {
+      if (option.positional) continue;
       std::string names;
-      for (const std::string& name : o.names)
+      for (const std::string& name : option.names)
         names += name.starts_with("--") ? " -l " + name.substr(2) : " -s " + name.substr(1);
       std::string values;
-      if (o.names.back() == "--set") values = fmt::format(" -f -a '{}='", fmt::join(run_file_keys, "= "));
-      out += fmt::format("{}{}{}{} -d {}\n", condition, names, o.takes_value ? " -r" : "", values,
-                         quoted(o.meaning, "\\'"));
+      if (option.names.back() == "--set") values = fmt::format(" -f -a '{}='", fmt::join(run_file_keys, "= "));
+      out += fmt::format("{}{}{}{} -d {}\n", condition, names, option.takes_value ? " -r" : "", values,
+                         quoted(option.meaning, "\\'"));
     }
   }
   return out;
@@ -162,10 +167,6 @@ void add_completion(Verb& app, int& exit_code) {
   auto* verb = app.add_verb("completion", "Print a script for the completion of verbs, options and keys in a shell");
   auto shell = std::make_shared<std::string>();
   verb->add_option("shell", *shell, "bash, zsh or fish")->required()->one_of({"bash", "zsh", "fish"});
-  verb->footer(
-      "  source <(echoline completion bash)            # in ~/.bashrc\n"
-      "  echoline completion zsh > ~/.zfunc/_echoline  # with ~/.zfunc in $fpath\n"
-      "  echoline completion fish | source             # in ~/.config/fish/config.fish");
   verb->callback([&app, shell, &exit_code] {
     std::vector<std::string> keys;
     for (const ConfigKey& key : learner::run_file_keys())

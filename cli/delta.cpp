@@ -7,15 +7,16 @@ namespace echoline::cli {
 
 namespace fs = std::filesystem;
 
-std::string grouped(std::uint64_t number) {
+std::string grouped_digits(std::uint64_t number) {
   std::string text = std::to_string(number);
-  for (std::size_t at = text.size(); at > 3;) text.insert(at -= 3, 1, ',');
+  for (std::size_t position = text.size(); position > 3;) text.insert(position -= 3, 1, ',');
   return text;
 }
 
-std::string percent(double fraction) {
-  return fraction == 0 || fraction >= 1e-5 ? fmt::format("{:.3f} %", 100 * fraction)
-                                           : fmt::format("{:.1e} %", 100 * fraction);
+std::string percent_text(double fraction) {
+  constexpr double kFixedPointMin = 1e-5;  // smaller ones would be printed as 0.001 % or less
+  return fraction == 0 || fraction >= kFixedPointMin ? fmt::format("{:.3f} %", 100 * fraction)
+                                                     : fmt::format("{:.1e} %", 100 * fraction);
 }
 
 std::string duration_and_rate(std::uint64_t state_bytes, double seconds) {
@@ -37,14 +38,14 @@ Error with_file_and_advice(Error error, const std::string& file, std::string_vie
   return error;
 }
 
-Status check_stop(const std::atomic<bool>& stop) {
+Status check_not_stopped(const std::atomic<bool>& stop) {
   if (stop) return fail(Code::kCancelled, "stopped", "by a signal; nothing was written");
   return ok();
 }
 
 Result<delta::MappedFile> open_patch(const std::string& path) {
   auto file = delta::MappedFile::open(path, "open patch");
-  if (!file) return as_mistake(std::move(file).error());
+  if (!file) return as_user_error(std::move(file).error());
   return file;
 }
 
@@ -87,11 +88,7 @@ void add_delta(Verb& app, int& exit_code) {
       "A patch is a delta (the changes between two checkpoints with the same tensors) or a snapshot (a whole "
       "checkpoint). Both are lossless to the bit and contain the digests of the checkpoints they apply to and "
       "produce.\n"
-      "Typical use:\n"
-      "  # on the machine with both checkpoints\n"
-      "  echoline delta diff old.safetensors new.safetensors -o new.patch\n"
-      "  # on the machine with the old one\n"
-      "  echoline delta apply old.safetensors new.patch -o new.safetensors\n"
+      "`diff` runs on the machine with both checkpoints, `apply` on the one with the old checkpoint.\n"
       "kB, MB, GB are 10^3, 10^6, 10^9 bytes. Exit codes: 0 done, 1 failed, 2 usage.");
   add_delta_diff(group, exit_code);
   add_delta_apply(group, exit_code);

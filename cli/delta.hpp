@@ -48,8 +48,8 @@ inline double ratio_or_zero(std::uint64_t numerator, std::uint64_t denominator) 
   return ratio_or_zero(static_cast<double>(numerator), static_cast<double>(denominator));
 }
 
-std::string grouped(std::uint64_t number);  // "1,234,567"
-std::string percent(double fraction);
+std::string grouped_digits(std::uint64_t number);                          // "1,234,567"
+std::string percent_text(double fraction);                                 // "1.234 %"
 std::string duration_and_rate(std::uint64_t state_bytes, double seconds);  // "0.406 s, 2.65 GB/s of weights"
 void print_field(std::string_view name, const std::string& value);
 inline const char* kind_name(bool is_delta) { return is_delta ? "delta" : "snapshot"; }
@@ -59,25 +59,26 @@ inline nlohmann::json digest_json(const std::optional<delta::Digest>& digest) {
 
 // Returns the error with `file` in front of its message and `advice` behind it.
 Error with_file_and_advice(Error error, const std::string& file, std::string_view advice = "");
-Status check_stop(const std::atomic<bool>& stop);
+// kCancelled if `stop` is set.
+Status check_not_stopped(const std::atomic<bool>& stop);
 Result<delta::MappedFile> open_patch(const std::string& path);
 Result<delta::PatchInfo> inspect_patch(const delta::MappedFile& file, const std::string& path);
-// Opens a checkpoint. If an `apply --in-place` of it was interrupted, completes that first and reports it on stderr. A
-// LockedCheckpoint has no unfinished apply.
+// Opens a checkpoint. If an `apply --in-place` of it was interrupted, completes that first and reports it on stderr.
 Result<delta::LockedCheckpoint> open_checkpoint(const std::string& path, const DeltaOptions& common);
 void report_recovery(const std::string& path);
-// Fails if the output is one of the inputs.
+// kInvalid if the output is a folder or one of the inputs.
 Status check_output(const std::string& output, const std::vector<std::string>& inputs);
 
 // Runs `work` with a progress bar and prints its report as JSON or with `print`. `exit_code_of` turns the report into
 // the exit code.
 template <class Arguments, class Work, class Print, class ExitCodeOf>
-int run_and_report(std::string_view verb, const Arguments& a, Work&& work, Print&& print, ExitCodeOf&& exit_code_of) {
+int run_and_report(std::string_view verb, const Arguments& args, Work&& work, Print&& print,
+                   ExitCodeOf&& exit_code_of) {
   ProgressBar bar;
-  auto done = work(a, bar);
+  auto done = work(args, bar);
   bar.clear();
   if (!done) return report_error(verb, done.error());
-  if (a.common.json) {
+  if (args.common.json) {
     fmt::print("{}\n", to_json(*done).dump(2, ' ', false, nlohmann::json::error_handler_t::replace));
   } else {
     print(*done);

@@ -26,18 +26,24 @@ struct Arguments {
 using learner::Check;
 using learner::Verdict;
 
+// A check that passes with `detail`, or fails with the message of `status`.
 Check check_of_status(const std::string& name, const Status& status, std::string detail) {
   if (status) return {name, Verdict::kOk, std::move(detail)};
   return {name, Verdict::kFailed, status.error().message(), status.error().code};
 }
 
+// Enough for the quickstart.
+constexpr unsigned kCoresWanted = 2;
+constexpr double kGibWanted = 4, kDiskGbWanted = 1;
+
 Check check_machine() {
   const unsigned cores = std::thread::hardware_concurrency();
   const double gib =
       static_cast<double>(::sysconf(_SC_PHYS_PAGES)) * static_cast<double>(::sysconf(_SC_PAGE_SIZE)) / (1u << 30);
-  const bool small = cores < 2 || gib < 4;
-  return {"machine", small ? Verdict::kWarning : Verdict::kOk,
-          fmt::format("{} cores, {:.1f} GiB of memory{}", cores, gib, small ? "; the quickstart wants 2 and 4" : "")};
+  const bool is_small = cores < kCoresWanted || gib < kGibWanted;
+  return {
+      "machine", is_small ? Verdict::kWarning : Verdict::kOk,
+      fmt::format("{} cores, {:.1f} GiB of memory{}", cores, gib, is_small ? "; the quickstart wants 2 and 4" : "")};
 }
 
 Check check_disk() {
@@ -45,10 +51,10 @@ Check check_disk() {
   if (::statvfs(".", &info) != 0)
     return {"disk", Verdict::kFailed, "cannot read the size of the working directory's disk"};
   const double gb = static_cast<double>(info.f_bavail) * static_cast<double>(info.f_frsize) / 1e9;
-  return {"disk", gb < 1 ? Verdict::kWarning : Verdict::kOk, fmt::format("{:.1f} GB free for ./runs", gb)};
+  return {"disk", gb < kDiskGbWanted ? Verdict::kWarning : Verdict::kOk, fmt::format("{:.1f} GB free for ./runs", gb)};
 }
 
-// Creates a ledger on this disk, writes it durably and reads it back.
+// Creates a ledger (the database of rentals) in a temporary folder, writes it durably and reads it back.
 Check check_database() {
   std::string folder = (std::filesystem::temp_directory_path() / "echoline-doctor-XXXXXX").string();
   if (::mkdtemp(folder.data()) == nullptr) return {"database", Verdict::kFailed, "cannot create a temporary folder"};
@@ -57,10 +63,10 @@ Check check_database() {
     ECHO_ASSIGN(const auto totals, ledger.totals(0));
     return totals.running == 0 ? ok() : fail(Code::kCorrupt, "ledger", "a new ledger is not empty");
   };
-  const Status done = attempt();
-  std::error_code ec;
-  std::filesystem::remove_all(folder, ec);
-  return check_of_status("database", done, "SQLite writes durably");
+  const Status result = attempt();
+  std::error_code ignored;
+  std::filesystem::remove_all(folder, ignored);
+  return check_of_status("database", result, "SQLite writes durably");
 }
 
 Check check_network() {
@@ -71,55 +77,56 @@ Check check_network() {
   return {"network", Verdict::kOk, "listening works on " + overlay::to_text((*node)->endpoint())};
 }
 
-// Only a warning: few tasks need a sandbox, namely those that run programs.
+// A missing sandbox is only a warning, because only tasks that run programs need one.
 Check check_sandbox() {
   const auto pool = sandbox::Pool::start();
   if (!pool) return {"sandbox", Verdict::kWarning, "tasks that run programs cannot be used: " + pool.error().detail};
   return {"sandbox", Verdict::kOk, "untrusted programs can be isolated"};
 }
 
-// The checks of `plan` and `up`, and the reading of the file.
-std::vector<Check> check_run(const Arguments& a) {
-  const auto read = [&]() -> Result<learner::RunConfig> {
-    ECHO_ASSIGN(const auto overrides, parse_overrides(a.overrides));
-    return learner::load_run_config(a.config, overrides);
+// Reads the run file and makes the checks of `plan` and `up`.
+std::vector<Check> check_run(const Arguments& args) {
+  const auto load_config = [&]() -> Result<learner::RunConfig> {
+    ECHO_ASSIGN(const auto overrides, parse_overrides(args.overrides));
+    return learner::load_run_config(args.config, overrides);
   };
-  const auto config = read();
+  const auto config = load_config();
   if (!config) return {{"run file", Verdict::kFailed, config.error().message(), config.error().code}};
-  std::vector<Check> checks{{"run file", Verdict::kOk, a.config}};
+  std::vector<Check> checks{{"run file", Verdict::kOk, args.config}};
   for (Check& check : learner::preflight(*config, {built_in_trainer()}).checks) checks.push_back(std::move(check));
   return checks;
 }
 
-int run(const Arguments& a) {
+int run(const Arguments& args) {
   std::vector<Check> checks{check_machine(), check_disk(),    check_database(),
                             check_network(), check_sandbox(), check_torch()};
-  if (!a.config.empty())
-    for (Check& check : check_run(a)) checks.push_back(std::move(check));
-  bool failed = false;
+  if (!args.config.empty())
+    for (Check& check : check_run(args)) checks.push_back(std::move(check));
+  bool some_failed = false;
   nlohmann::json rows = nlohmann::json::array();
   for (const Check& check : checks) {
     const char* verdict = check.verdict == Verdict::kOk        ? "ok"
                           : check.verdict == Verdict::kWarning ? "warning"
                                                                : "FAILED";
-    failed = failed || check.verdict == Verdict::kFailed;
-    if (!a.json) fmt::print("{:<13}{:<9}{}\n", check.name, verdict, check.detail);
+    some_failed = some_failed || check.verdict == Verdict::kFailed;
+    if (!args.json) fmt::print("{:<13}{:<9}{}\n", check.name, verdict, check.detail);
     rows.push_back({{"check", check.name}, {"verdict", verdict}, {"detail", check.detail}});
   }
-  if (a.json) fmt::print("{}\n", nlohmann::json{{"schema_version", 1}, {"ok", !failed}, {"checks", rows}}.dump(2));
-  return failed ? 1 : 0;
+  if (args.json)
+    fmt::print("{}\n", nlohmann::json{{"schema_version", 1}, {"ok", !some_failed}, {"checks", rows}}.dump(2));
+  return some_failed ? 1 : 0;
 }
 
 }  // namespace
 
 void add_doctor(Verb& app, int& exit_code) {
   auto* verb = app.add_verb("doctor", "Check this machine and a run file before a run depends on them");
-  auto a = std::make_shared<Arguments>();
-  verb->add_option("config", a->config, "run file to check as well");
-  verb->add_option("--set", a->overrides, "override a key of the run file, e.g. --set network.port=7070")
+  auto args = std::make_shared<Arguments>();
+  verb->add_option("config", args->config, "run file to check as well");
+  verb->add_option("--set", args->overrides, "override a key of the run file, e.g. --set network.port=7070")
       ->one_value_each();
-  verb->add_flag("--json", a->json, "print JSON");
-  verb->callback([a, &exit_code] { exit_code = run(*a); });
+  verb->add_flag("--json", args->json, "print JSON");
+  verb->callback([args, &exit_code] { exit_code = run(*args); });
 }
 
 }  // namespace echoline::cli

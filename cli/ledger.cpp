@@ -1,5 +1,5 @@
-// echoline ledger: shows the machines a run has rented, their cost and their performance. echoline down: ends the run
-// and releases them.
+// echoline ledger: shows the machines that a run has rented, their cost and their performance. The ledger is the run's
+// database of them. echoline down: ends the run and releases them.
 #include "provisioner/ledger.hpp"
 
 #include <fcntl.h>
@@ -63,9 +63,9 @@ json or_null(const std::optional<Number>& number) {
 }
 
 std::string utc_text(double unix_s) {
-  const auto t = static_cast<std::time_t>(unix_s);
+  const auto whole_seconds = static_cast<std::time_t>(unix_s);
   std::tm utc{};
-  ::gmtime_r(&t, &utc);
+  ::gmtime_r(&whole_seconds, &utc);
   char text[32];
   std::strftime(text, sizeof text, "%Y-%m-%d %H:%M:%S", &utc);
   return text;
@@ -77,27 +77,27 @@ using ChargesByRow = std::map<std::int64_t, provisioner::LedgerCharge>;  // of a
 
 Result<ChargesByRow> charges_by_row(const Ledger& ledger) {
   ECHO_ASSIGN(const auto days, ledger.charges());
-  ChargesByRow charged;
+  ChargesByRow charges;
   for (const auto& day : days) {
-    auto& sum = charged[day.row];
+    auto& sum = charges[day.row];
     sum.usd += day.usd;
     sum.usd_rent += day.usd_rent;
     sum.usd_traffic += day.usd_traffic;
-    sum.day_unix_s = std::max(sum.day_unix_s, day.day_unix_s);
+    sum.day_unix_s = std::max(sum.day_unix_s, day.day_unix_s);  // the last day
   }
-  return charged;
+  return charges;
 }
 
 // Stores in the ledger what providers say they have charged for this run's instances, and the credit left on the
 // accounts.
-Status read_charges(OpenLedger& o) {
-  const auto options = o.config ? learner::provider_options(*o.config) : provisioner::ProviderOptions{};
-  const Status booked = provisioner::book_bills(o.ledger, options, SystemClock().unix_seconds());
+Status store_charges(OpenLedger& opened) {
+  const auto options = opened.config ? learner::provider_options(*opened.config) : provisioner::ProviderOptions{};
+  const Status booked = provisioner::book_bills(opened.ledger, options, SystemClock().unix_seconds());
   if (booked || booked.error().code != Code::kNotFound) return booked;
-  return fail(Code::kNotFound, "ledger", "{}: {}", o.folder.string(), booked.error().detail);
+  return fail(Code::kNotFound, "ledger", "{}: {}", opened.folder.string(), booked.error().detail);
 }
 
-json row_json(const LedgerRow& row, double now) {
+json row_json(const LedgerRow& row, double now_unix_s) {
   json prices = json::array();
   for (const auto& price : row.prices)
     prices.push_back({{"from_unix_s", price.from_unix_s}, {"usd_per_hour", price.usd_per_hour}});
@@ -120,29 +120,31 @@ json row_json(const LedgerRow& row, double now) {
           {"downloaded_bytes", row.downloaded.count},
           {"promised_rollouts_per_s", or_null(row.promised_rollouts_per_s)},
           {"measured_rollouts_per_s", or_null(row.measured_rollouts_per_s)},
-          {"usd_rent", row.usd_rent(now)},
+          {"usd_rent", row.usd_rent(now_unix_s)},
           {"usd_traffic", row.usd_traffic()},
-          {"usd", row.usd(now)}};
+          {"usd", row.usd(now_unix_s)}};
 }
 
-Status show(const Arguments& a) {
-  ECHO_ASSIGN(const OpenLedger o, open_ledger(a.run));
+Status show(const Arguments& args) {
+  ECHO_ASSIGN(const OpenLedger opened, open_ledger(args.run));
   const double now = SystemClock().unix_seconds();
-  ECHO_ASSIGN(const auto rows, o.ledger.rows());
-  ECHO_ASSIGN(const auto states, o.ledger.states());
-  ECHO_ASSIGN(const auto decisions, o.ledger.decisions());
-  if (a.json) {
-    json out = {{"instances", json::array()}, {"states", json::array()}, {"decisions", json::array()}};
-    for (const LedgerRow& row : rows) out["instances"].push_back(row_json(row, now));
-    for (const auto& s : states)
-      out["states"].push_back(
-          {{"row", s.row}, {"state", provisioner::to_string(s.state)}, {"unix_s", s.unix_s}, {"note", s.note}});
-    for (const auto& d : decisions)
-      out["decisions"].push_back({{"unix_s", d.unix_s},
-                                  {"what", d.what},
-                                  {"why", d.why},
-                                  {"numbers", json::parse(d.numbers, nullptr, false)}});
-    print(out);
+  ECHO_ASSIGN(const auto rows, opened.ledger.rows());
+  ECHO_ASSIGN(const auto states, opened.ledger.states());
+  ECHO_ASSIGN(const auto decisions, opened.ledger.decisions());
+  if (args.json) {
+    json object = {{"instances", json::array()}, {"states", json::array()}, {"decisions", json::array()}};
+    for (const LedgerRow& row : rows) object["instances"].push_back(row_json(row, now));
+    for (const auto& change : states)
+      object["states"].push_back({{"row", change.row},
+                                  {"state", provisioner::to_string(change.state)},
+                                  {"unix_s", change.unix_s},
+                                  {"note", change.note}});
+    for (const auto& decision : decisions)
+      object["decisions"].push_back({{"unix_s", decision.unix_s},
+                                     {"what", decision.what},
+                                     {"why", decision.why},
+                                     {"numbers", json::parse(decision.numbers, nullptr, false)}});
+    print(object);
     return ok();
   }
   fmt::print("{:>4}  {:<8}  {:<8}  {:<22}  {:<16}  {:<12}  {:>8}  {:>9}  {}\n", "row", "state", "provider", "instance",
@@ -152,56 +154,58 @@ Status show(const Arguments& a) {
                provisioner::to_string(row.state), row.provider, or_dash(row.instance), row.offer, or_dash(row.host),
                row.usd_per_hour, row.usd(now), row.note);
   if (!decisions.empty()) fmt::print("\n");
-  for (const auto& d : decisions) fmt::print("{}  {:<10}  {}\n", utc_text(d.unix_s), d.what, d.why);
+  for (const auto& decision : decisions)
+    fmt::print("{}  {:<10}  {}\n", utc_text(decision.unix_s), decision.what, decision.why);
   return ok();
 }
 
-Status costs(const Arguments& a) {
-  ECHO_ASSIGN(OpenLedger o, open_ledger(a.run));
-  if (a.charges) ECHO_TRY(read_charges(o));
-  ECHO_ASSIGN(const ChargesByRow charged, charges_by_row(o.ledger));
-  ECHO_ASSIGN(const auto credits, o.ledger.credits());
+Status costs(const Arguments& args) {
+  ECHO_ASSIGN(OpenLedger opened, open_ledger(args.run));
+  if (args.charges) ECHO_TRY(store_charges(opened));
+  ECHO_ASSIGN(const ChargesByRow charges, charges_by_row(opened.ledger));
+  ECHO_ASSIGN(const auto credits, opened.ledger.credits());
   const double now = SystemClock().unix_seconds();
-  ECHO_ASSIGN(const auto rows, o.ledger.rows());
-  ECHO_ASSIGN(const auto totals, o.ledger.totals(now));
+  ECHO_ASSIGN(const auto rows, opened.ledger.rows());
+  ECHO_ASSIGN(const auto totals, opened.ledger.totals(now));
   double rent = 0, traffic = 0;
   for (const LedgerRow& row : rows) {
     rent += row.usd_rent(now);
     traffic += row.usd_traffic();
   }
-  double usd_charged = 0, usd_counted = 0, last_day_unix_s = 0;  // of the instances with charges
+  // For the instances with charges, these are the provider's sum, the ledger's sum, and the last charged day.
+  double usd_charged = 0, usd_counted = 0, last_day_unix_s = 0;
   for (const LedgerRow& row : rows) {
-    const auto it = charged.find(row.id);
-    if (it == charged.end()) continue;
+    const auto it = charges.find(row.id);
+    if (it == charges.end()) continue;
     usd_charged += it->second.usd;
     usd_counted += row.usd(now);
     last_day_unix_s = std::max(last_day_unix_s, it->second.day_unix_s);
   }
-  if (a.json) {
-    json out = {{"usd", totals.usd},
-                {"usd_rent", rent},
-                {"usd_traffic", traffic},
-                {"usd_per_hour", totals.usd_per_hour},
-                {"prices_known", totals.prices_known},
-                {"charged", nullptr},
-                {"credits", json::object()},
-                {"instances", json::array()}};
-    if (!charged.empty())
-      out["charged"] = {{"usd", usd_charged}, {"usd_ours", usd_counted}, {"last_day_unix_s", last_day_unix_s}};
+  if (args.json) {
+    json object = {{"usd", totals.usd},
+                   {"usd_rent", rent},
+                   {"usd_traffic", traffic},
+                   {"usd_per_hour", totals.usd_per_hour},
+                   {"prices_known", totals.prices_known},
+                   {"charged", nullptr},
+                   {"credits", json::object()},
+                   {"instances", json::array()}};
+    if (!charges.empty())
+      object["charged"] = {{"usd", usd_charged}, {"usd_ours", usd_counted}, {"last_day_unix_s", last_day_unix_s}};
     for (const auto& credit : credits)
-      out["credits"][credit.provider] = {{"usd", credit.usd}, {"unix_s", credit.unix_s}};
+      object["credits"][credit.provider] = {{"usd", credit.usd}, {"unix_s", credit.unix_s}};
     for (const LedgerRow& row : rows) {
       json instance = row_json(row, now);
-      const auto it = charged.find(row.id);
-      instance["usd_charged"] = it == charged.end() ? json() : json(it->second.usd);
-      out["instances"].push_back(std::move(instance));
+      const auto it = charges.find(row.id);
+      instance["usd_charged"] = it == charges.end() ? json() : json(it->second.usd);
+      object["instances"].push_back(std::move(instance));
     }
-    print(out);
+    print(object);
     return ok();
   }
   fmt::print("{:>4}  {:<16}  {:<19}  {:>9}  {:>8}  {:>10}\n", "row", "offer", "from (UTC)", "hours", "$/h", "$");
   for (const LedgerRow& row : rows) {
-    // never ran, so it cost nothing
+    // An instance that never ran cost nothing.
     if (row.state == provisioner::InstanceState::kFailed && !row.running_unix_s) continue;
     const double end = row.ended_unix_s.value_or(now);
     for (std::size_t i = 0; i < row.prices.size(); ++i) {
@@ -218,11 +222,11 @@ Status costs(const Arguments& a) {
   fmt::print("\n{} ${:.2f}: rent ${:.2f}, traffic ${:.2f}; now ${:.4f} an hour\n",
              totals.prices_known ? "total" : "at least, because some prices are unknown,", totals.usd, rent, traffic,
              totals.usd_per_hour);
-  if (!charged.empty()) fmt::print("\n{:>4}  {:<16}  {:>10}  {:>10}\n", "row", "offer", "ours, $", "theirs, $");
+  if (!charges.empty()) fmt::print("\n{:>4}  {:<16}  {:>10}  {:>10}\n", "row", "offer", "ours, $", "theirs, $");
   for (const LedgerRow& row : rows)
-    if (const auto it = charged.find(row.id); it != charged.end())
+    if (const auto it = charges.find(row.id); it != charges.end())
       fmt::print("{:>4}  {:<16}  {:>10.4f}  {:>10.4f}\n", row.id, row.offer, row.usd(now), it->second.usd);
-  if (!charged.empty())
+  if (!charges.empty())
     fmt::print(
         "for these, ${:.2f} by our count and ${:.2f} charged, up to {} (providers charge by the day, and late)\n",
         usd_counted, usd_charged, utc_text(last_day_unix_s).substr(0, 10));
@@ -231,29 +235,29 @@ Status costs(const Arguments& a) {
   return ok();
 }
 
-Status hosts(const Arguments& a) {
+Status hosts(const Arguments& args) {
   std::filesystem::path folder = "runs";
-  if (!a.run.empty()) {
-    ECHO_ASSIGN(const std::filesystem::path run, find_run(a.run));
+  if (!args.run.empty()) {
+    ECHO_ASSIGN(const std::filesystem::path run, find_run(args.run));
     folder = std::filesystem::absolute(run).parent_path();
   }
   const auto machines = provisioner::known_hosts(folder);
-  if (a.json) {
-    json out = json::array();
-    for (const auto& h : machines)
-      out.push_back({{"run", h.run},
-                     {"provider", h.provider},
-                     {"host", h.host},
-                     {"gpu", h.gpu},
-                     {"gpu_count", h.gpu_count},
-                     {"promised_rollouts_per_s", or_null(h.promised_rollouts_per_s)},
-                     {"measured_rollouts_per_s", or_null(h.measured_rollouts_per_s)},
-                     {"up_mbit_per_s", h.up ? json(h.up->mbit_per_s()) : json()},
-                     {"down_mbit_per_s", h.down ? json(h.down->mbit_per_s()) : json()},
-                     {"unix_s", h.unix_s},
-                     {"hours", h.hours},
-                     {"lost", h.lost}});
-    print(out);
+  if (args.json) {
+    json rows = json::array();
+    for (const auto& machine : machines)
+      rows.push_back({{"run", machine.run},
+                      {"provider", machine.provider},
+                      {"host", machine.host},
+                      {"gpu", machine.gpu},
+                      {"gpu_count", machine.gpu_count},
+                      {"promised_rollouts_per_s", or_null(machine.promised_rollouts_per_s)},
+                      {"measured_rollouts_per_s", or_null(machine.measured_rollouts_per_s)},
+                      {"up_mbit_per_s", machine.up ? json(machine.up->mbit_per_s()) : json()},
+                      {"down_mbit_per_s", machine.down ? json(machine.down->mbit_per_s()) : json()},
+                      {"unix_s", machine.unix_s},
+                      {"hours", machine.hours},
+                      {"lost", machine.lost}});
+    print(rows);
     return ok();
   }
   const auto number = [](const std::optional<double>& n) {
@@ -262,24 +266,26 @@ Status hosts(const Arguments& a) {
   const auto rate = [](const std::optional<BitRate>& r) { return r ? to_text(*r) : std::string("unknown"); };
   fmt::print("{:<10}  {:<14}  {:<14}  {:>10}  {:>10}  {:>12}  {:>12}  {:>6}  {:<4}  {}\n", "provider", "host", "gpu",
              "promised", "measured", "up", "down", "hours", "lost", "run");
-  for (const auto& h : machines)
-    fmt::print("{:<10}  {:<14}  {:<14}  {:>10}  {:>10}  {:>12}  {:>12}  {:>6.1f}  {:<4}  {}\n", h.provider, h.host,
-               or_dash(h.gpu), number(h.promised_rollouts_per_s), number(h.measured_rollouts_per_s), rate(h.up),
-               rate(h.down), h.hours, h.lost ? "yes" : "no", h.run);
+  for (const auto& machine : machines)
+    fmt::print("{:<10}  {:<14}  {:<14}  {:>10}  {:>10}  {:>12}  {:>12}  {:>6.1f}  {:<4}  {}\n", machine.provider,
+               machine.host, or_dash(machine.gpu), number(machine.promised_rollouts_per_s),
+               number(machine.measured_rollouts_per_s), rate(machine.up), rate(machine.down), machine.hours,
+               machine.lost ? "yes" : "no", machine.run);
   return ok();
 }
 
 // Asks the run's learner to end and waits up to two minutes. The learner returns its fleet before it ends.
 Status end_learner(const std::filesystem::path& folder) {
   const Descriptor lock(::open((folder / "lock").c_str(), O_RDWR | O_CLOEXEC));
-  if (lock.get() < 0 || ::flock(lock.get(), LOCK_EX | LOCK_NB) == 0) return ok();  // no learner runs
+  if (lock.get() < 0 || ::flock(lock.get(), LOCK_EX | LOCK_NB) == 0) return ok();  // a running learner holds the lock
   ECHO_ASSIGN(const json status, learner::read_json_object(folder / "status.json"));
   const json pid = status.value("pid", json());
   if (!pid.is_number_integer() || pid.get<int>() <= 1)
     return fail(Code::kCorrupt, "down", "{}: expected the pid of the learner", (folder / "status.json").string());
   print_stderr("asking the learner (process {}) to end\n", pid.get<int>());
   ::kill(pid.get<int>(), SIGTERM);
-  for (int i = 0; i < 1200; ++i) {  // two minutes
+  constexpr int kPolls = 1200;  // two minutes
+  for (int i = 0; i < kPolls; ++i) {
     if (::flock(lock.get(), LOCK_EX | LOCK_NB) == 0) return ok();
     std::this_thread::sleep_for(std::chrono::milliseconds(100));
   }
@@ -287,27 +293,27 @@ Status end_learner(const std::filesystem::path& folder) {
               "the learner (process {}) has not ended; kill it, then run this command again", pid.get<int>());
 }
 
-Result<int> down(const Arguments& a) {
-  ECHO_ASSIGN(const std::filesystem::path folder, find_run(a.run));
+Result<int> down(const Arguments& args) {
+  ECHO_ASSIGN(const std::filesystem::path folder, find_run(args.run));
   ECHO_TRY(end_learner(folder));
-  ECHO_ASSIGN(OpenLedger o, open_ledger(a.run));
+  ECHO_ASSIGN(OpenLedger opened, open_ledger(args.run));
   provisioner::DownOptions options;
-  options.absent_is_gone = a.gone;
+  options.absent_is_gone = args.gone;
   provisioner::ProviderOptions provider_options;
   provider_options.log_folder = folder / "logs";
-  if (o.config) {
-    provider_options = learner::provider_options(*o.config);
-    if (const auto& fleet = o.config->fleet; !fleet.joined_by_hand()) options.providers = {fleet.provider};
+  if (opened.config) {
+    provider_options = learner::provider_options(*opened.config);
+    if (const auto& fleet = opened.config->fleet; !fleet.joined_by_hand()) options.providers = {fleet.provider};
   }
   options.provider = [&](const std::string& name) { return provisioner::make_provider(name, provider_options); };
   SystemClock clock;
-  ECHO_ASSIGN(const provisioner::DownReport report, provisioner::bring_down(o.ledger, clock, options));
-  if (a.json) {
-    json out = {{"released", json::array()}, {"problems", report.problems}};
+  ECHO_ASSIGN(const provisioner::DownReport report, provisioner::bring_down(opened.ledger, clock, options));
+  if (args.json) {
+    json object = {{"released", json::array()}, {"problems", report.problems}};
     for (const auto& line : report.released)
-      out["released"].push_back(
+      object["released"].push_back(
           {{"provider", line.provider}, {"instance", line.instance}, {"label", line.label}, {"what", line.what}});
-    print(out);
+    print(object);
   } else {
     for (const auto& line : report.released) fmt::print("{}  {}  {}\n", line.label, or_dash(line.instance), line.what);
     if (report.problems.empty()) fmt::print("nothing of {} is rented\n", folder.string());
@@ -321,37 +327,38 @@ Result<int> down(const Arguments& a) {
 void add_ledger(Verb& app, int& exit_code) {
   auto* ledger = app.add_verb("ledger", "Show what a run rented, what it cost, and how its machines performed");
   ledger->require_verb();
-  const auto add = [&](const char* name, const char* meaning, const char* run, Status (*work)(const Arguments&)) {
+  const auto add_subcommand = [&](const char* name, const char* meaning, const char* run_meaning,
+                                  Status (*work)(const Arguments&)) {
     auto* verb = ledger->add_verb(name, meaning);
-    auto a = std::make_shared<Arguments>();
-    verb->add_option("run", a->run, run);
-    verb->add_flag("--json", a->json, "print JSON");
+    auto args = std::make_shared<Arguments>();
+    verb->add_option("run", args->run, run_meaning);
+    verb->add_flag("--json", args->json, "print JSON");
     if (work == costs)
-      verb->add_flag("--charges", a->charges, "read the charges from vast.ai first and store them in the ledger");
-    verb->callback([a, work, &exit_code] {
-      const Status done = work(*a);
+      verb->add_flag("--charges", args->charges, "read the charges from vast.ai first and store them in the ledger");
+    verb->callback([args, work, &exit_code] {
+      const Status done = work(*args);
       exit_code = done ? 0 : report_error("ledger", done.error());
     });
   };
-  const char* const run = "name or folder of the run; default: the newest below ./runs";
-  add("show", "Show every instance of a run and every decision about them", run, show);
-  add("costs", "Show what a run cost, interval by interval", run, costs);
-  add("hosts", "Compare the measured with the promised performance of machines in all runs of a folder",
-      "folder or name of one of the runs; default: all below ./runs", hosts);
+  const char* const run_meaning = "name or folder of the run; default: the newest below ./runs";
+  add_subcommand("show", "Show every instance of a run and every decision about them", run_meaning, show);
+  add_subcommand("costs", "Show what a run cost, interval by interval", run_meaning, costs);
+  add_subcommand("hosts", "Compare the measured with the promised performance of machines in all runs of a folder",
+                 "folder or name of one of the runs; default: all below ./runs", hosts);
 }
 
 void add_down(Verb& app, int& exit_code) {
   auto* verb = app.add_verb("down", "End a run and release everything it has rented");
-  auto a = std::make_shared<Arguments>();
-  verb->add_option("run", a->run, "name or folder of the run")->required();
-  verb->add_flag("--gone", a->gone,
+  auto args = std::make_shared<Arguments>();
+  verb->add_option("run", args->run, "name or folder of the run")->required();
+  verb->add_flag("--gone", args->gone,
                  "instances that the provider does not list count as gone, even if it lists none at all");
-  verb->add_flag("--json", a->json, "print what was released and what is wrong, as JSON");
+  verb->add_flag("--json", args->json, "print what was released and what is wrong, as JSON");
   verb->footer(
       "The command checks the result by listing the instances with the run's label. It may be repeated. Exits with 1 "
       "when something may be left.");
-  verb->callback([a, &exit_code] {
-    const auto done = down(*a);
+  verb->callback([args, &exit_code] {
+    const auto done = down(*args);
     exit_code = done ? *done : report_error("down", done.error());
   });
 }

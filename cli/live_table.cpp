@@ -17,23 +17,23 @@ namespace {
 using nlohmann::json;
 
 constexpr Duration kLineInterval = std::chrono::seconds(30);
-constexpr std::size_t kPrintedLinesMax = 200;
+constexpr std::size_t kPrintedLinesMax = 200;  // kept to be printed again
 
 // At most `columns` characters; "..." marks a cut. Control characters are replaced by '?'.
 std::string truncated_to(std::string_view text, std::size_t columns) {
-  std::string out;
-  // cut_at: the bytes of `out` after which the dots still fit.
-  std::size_t used = 0, cut_at = 0;
+  std::string truncated;
+  std::size_t columns_used = 0;
+  std::size_t bytes_before_dots = 0;  // of `truncated`: the part that leaves room for the dots
   for (const char c : text) {
     const auto byte = static_cast<unsigned char>(c);
-    if ((byte & 0xc0) != 0x80) {
-      if (used == columns) return columns < 4 ? out : out.substr(0, cut_at) + "...";
-      if (used + 3 == columns) cut_at = out.size();
-      ++used;
+    if ((byte & 0xc0) != 0x80) {  // a UTF-8 character begins
+      if (columns_used == columns) return columns < 4 ? truncated : truncated.substr(0, bytes_before_dots) + "...";
+      if (columns_used + 3 == columns) bytes_before_dots = truncated.size();
+      ++columns_used;
     }
-    out += byte < 0x20 || byte == 0x7f ? '?' : c;
+    truncated += byte < 0x20 || byte == 0x7f ? '?' : c;
   }
-  return out;
+  return truncated;
 }
 
 std::size_t width(std::string_view text) {
@@ -42,8 +42,8 @@ std::size_t width(std::string_view text) {
 }
 
 std::string padded_to(std::string text, std::size_t columns) {
-  const std::size_t used = width(text);
-  return used < columns ? std::move(text) + std::string(columns - used, ' ') : text;
+  const std::size_t text_columns = width(text);
+  return text_columns < columns ? std::move(text) + std::string(columns - text_columns, ' ') : text;
 }
 
 // Puts the parts into lines, two spaces apart, as many to a line as fit.
@@ -58,9 +58,9 @@ void pack_parts(const std::vector<std::string>& parts, std::size_t columns, std:
 }
 
 std::string bar(double fraction, int cells) {
-  const int full = static_cast<int>(std::clamp(fraction, 0.0, 1.0) * cells + 0.5);
-  return "[" + std::string(static_cast<std::size_t>(full), '#') +
-         std::string(static_cast<std::size_t>(cells - full), '.') + "]";
+  const int full_cells = static_cast<int>(std::clamp(fraction, 0.0, 1.0) * cells + 0.5);
+  return "[" + std::string(static_cast<std::size_t>(full_cells), '#') +
+         std::string(static_cast<std::size_t>(cells - full_cells), '.') + "]";
 }
 
 template <class T>
@@ -77,64 +77,71 @@ std::string bytes_text(const json& worker, const char* key) {
   return to_text(Bytes{static_cast<std::uint64_t>(std::max(0.0, field_or(worker, key, 0.0)))});
 }
 
+// Importance of a row. Rows with more are shown first.
+constexpr int kLost = -1, kUsual = 0, kSeed = 1, kSlowOrJoining = 2, kBehind = 3, kTroubled = 4, kAwayOrCorrupt = 5;
+constexpr double kSlowShare = 0.5;  // of the expected rate: a worker below it counts as slow
+
 struct Row {
   std::uint64_t id = 0;
   std::string offer, version, rollouts, in, forwarded, note;
-  int weight = 0;  // importance; below 0 for a lost worker
+  int importance = kUsual;
 };
 
-Row row_of(const json& w, double published, double publish_every) {
-  Row row{static_cast<std::uint64_t>(field_or(w, "id", 0.0)),
-          field_or(w, "offer", std::string()),
-          "-",
-          fmt::format("{}", field_or(w, "rollouts", 0.0)),
-          bytes_text(w, "bytes_in"),
-          bytes_text(w, "bytes_forwarded"),
-          {},
-          0};
-  const auto add_note = [&](int weight, const std::string& text) {
-    row.weight = std::max(row.weight, weight);
+// A worker more than `publish_every` versions behind the last one counts as late.
+Row row_of(const json& worker, double newest_version, double publish_every) {
+  Row row;
+  row.id = static_cast<std::uint64_t>(field_or(worker, "id", 0.0));
+  row.offer = field_or(worker, "offer", std::string());
+  row.version = "-";
+  row.rollouts = fmt::format("{}", field_or(worker, "rollouts", 0.0));
+  row.in = bytes_text(worker, "bytes_in");
+  row.forwarded = bytes_text(worker, "bytes_forwarded");
+  const auto add_note = [&](int importance, const std::string& text) {
+    row.importance = std::max(row.importance, importance);
     row.note += (row.note.empty() ? "" : ", ") + text;
   };
-  const double version = field_or(w, "version", -1.0);
+  const double version = field_or(worker, "version", -1.0);
   if (version >= 0) row.version = fmt::format("{}", version);
-  if (field_or(w, "lost", false)) {
+  if (field_or(worker, "lost", false)) {
     row.note = "lost";
-    row.weight = -1;
+    row.importance = kLost;
     return row;
   }
-  if (field_or(w, "away", false)) add_note(5, "away");
-  if (field_or(w, "quarantined", false)) add_note(5, "bad chunks");
-  if (const double troubles = field_or(w, "troubles", 0.0); troubles > 0)
-    add_note(4, fmt::format("{} troubles", troubles));
+  if (field_or(worker, "away", false)) add_note(kAwayOrCorrupt, "away");
+  if (field_or(worker, "quarantined", false)) add_note(kAwayOrCorrupt, "bad chunks");
+  if (const double troubles = field_or(worker, "troubles", 0.0); troubles > 0)
+    add_note(kTroubled, fmt::format("{} troubles", troubles));
   if (version < 0)
-    add_note(2, "joining");
-  else if (version + publish_every < published)
-    add_note(3, fmt::format("{} behind", published - version));
-  const double rate = field_or(w, "rollouts_per_s", 0.0), expected_rate = field_or(w, "rollouts_per_s_expected", 0.0);
-  if (rate > 0 && rate < 0.5 * expected_rate) add_note(2, fmt::format("slow: {:.1f} of {:.1f}/s", rate, expected_rate));
-  if (field_or(w, "seed", false)) add_note(1, "seed");
+    add_note(kSlowOrJoining, "joining");
+  else if (version + publish_every < newest_version)
+    add_note(kBehind, fmt::format("{} behind", newest_version - version));
+  const double rate = field_or(worker, "rollouts_per_s", 0.0),
+               expected_rate = field_or(worker, "rollouts_per_s_expected", 0.0);
+  if (rate > 0 && rate < kSlowShare * expected_rate)
+    add_note(kSlowOrJoining, fmt::format("slow: {:.1f} of {:.1f}/s", rate, expected_rate));
+  if (field_or(worker, "seed", false)) add_note(kSeed, "seed");
   return row;
 }
 
-std::string table_line(const Row& r, const std::string& id, std::size_t offer_width, std::size_t columns) {
+std::string table_line(const Row& row, const std::string& id, std::size_t offer_width, std::size_t columns) {
   std::string line =
-      fmt::format("{:>6}  {} {:>8}", id, padded_to(truncated_to(r.offer, offer_width), offer_width), r.version);
-  if (columns >= 56) line += fmt::format("{:>9}", r.rollouts);
-  if (columns >= 64) line += fmt::format("{:>10}", r.in);
-  if (columns >= 74) line += fmt::format("{:>10}", r.forwarded);
-  if (!r.note.empty()) line += "  " + r.note;
+      fmt::format("{:>6}  {} {:>8}", id, padded_to(truncated_to(row.offer, offer_width), offer_width), row.version);
+  // Each further column appears on a screen that is wide enough for it and a note.
+  if (columns >= 56) line += fmt::format("{:>9}", row.rollouts);
+  if (columns >= 64) line += fmt::format("{:>10}", row.in);
+  if (columns >= 74) line += fmt::format("{:>10}", row.forwarded);
+  if (!row.note.empty()) line += "  " + row.note;
   return truncated_to(line, columns);
 }
 
 void add_workers(const json& status, Screen screen, std::vector<std::string>& lines) {
   std::vector<Row> rows;
   const auto workers = status.find("workers");
-  const double published = field_or(status, "version", 0.0),
-               every = std::max(1.0, field_or(status, "publish_every", 1.0));
+  const double newest_version = field_or(status, "version", 0.0),
+               publish_every = std::max(1.0, field_or(status, "publish_every", 1.0));
   if (workers != status.end() && workers->is_array())
     for (const json& w : *workers)
-      if (w.is_object()) rows.push_back(row_of(w, published, every));
+      if (w.is_object()) rows.push_back(row_of(w, newest_version, publish_every));
   const std::string topology = field_or(status, "topology", std::string());
   const std::size_t other_lines = lines.size() + 1 + (topology.empty() ? 0 : 1);  // lines that do not show a worker
   if (rows.empty() || other_lines + 1 > screen.rows) return;
@@ -142,25 +149,26 @@ void add_workers(const json& status, Screen screen, std::vector<std::string>& li
   std::size_t rows_free = screen.rows - other_lines;
   const bool all_fit = rows.size() <= rows_free;
   if (!all_fit) {
-    std::stable_sort(rows.begin(), rows.end(), [](const Row& a, const Row& b) { return a.weight > b.weight; });
-    --rows_free;  // for the line that counts the rest
+    std::stable_sort(rows.begin(), rows.end(), [](const Row& a, const Row& b) { return a.importance > b.importance; });
+    --rows_free;  // for the line that counts the others
   }
   const std::size_t shown = std::min(rows_free, rows.size());
   std::size_t offer_width = 5;
   for (std::size_t i = 0; i < shown; ++i) offer_width = std::max(offer_width, width(rows[i].offer));
   offer_width = std::min(offer_width, screen.columns >= 100 ? std::size_t{24} : screen.columns >= 74 ? 16 : 12);
-  const Row header{0, "offer", "version", "rollouts", "in", "forwarded", "", 0};
+  const Row header{
+      .offer = "offer", .version = "version", .rollouts = "rollouts", .in = "in", .forwarded = "forwarded", .note = ""};
   lines.push_back(table_line(header, "worker", offer_width, screen.columns));
   for (std::size_t i = 0; i < shown; ++i)
     lines.push_back(table_line(rows[i], std::to_string(rows[i].id), offer_width, screen.columns));
   if (!all_fit) {
-    std::size_t notable = 0, lost = 0;
+    std::size_t in_trouble = 0, lost = 0;
     for (std::size_t i = shown; i < rows.size(); ++i) {
-      notable += rows[i].weight > 1 ? 1 : 0;
-      lost += rows[i].weight < 0 ? 1 : 0;
+      in_trouble += rows[i].importance > kSeed ? 1 : 0;
+      lost += rows[i].importance == kLost ? 1 : 0;
     }
     std::string text = fmt::format("and {} more", rows.size() - shown);
-    if (notable > 0) text += fmt::format(", {} of them in trouble", notable);
+    if (in_trouble > 0) text += fmt::format(", {} of them in trouble", in_trouble);
     if (lost > 0) text += fmt::format(", {} lost", lost);
     lines.push_back(truncated_to("        " + text, screen.columns));
   }
@@ -177,33 +185,34 @@ std::optional<Screen> screen_of(std::FILE* file) {
   return Screen{size.ws_col, size.ws_row};
 }
 
-std::vector<std::string> status_lines(const json& s, Screen screen) {
-  const double step = field_or(s, "step", 0.0), steps = std::max(1.0, field_or(s, "steps", 1.0));
+std::vector<std::string> status_lines(const json& status, Screen screen) {
+  const double step = field_or(status, "step", 0.0), steps = std::max(1.0, field_or(status, "steps", 1.0));
   std::vector<std::string> lines;
-  pack_parts({truncated_to(field_or(s, "run", std::string()), std::max<std::size_t>(screen.columns, 40) - 16),
+  pack_parts({truncated_to(field_or(status, "run", std::string()), std::max<std::size_t>(screen.columns, 40) - 16),
               bar(step / steps, screen.columns >= 80 ? 30 : 10), fmt::format("step {} of {}", step, steps),
-              fmt::format("{:.0f} s", field_or(s, "wall_seconds", 0.0)), field_or(s, "phase", std::string())},
+              fmt::format("{:.0f} s", field_or(status, "wall_seconds", 0.0)), field_or(status, "phase", std::string())},
              screen.columns, lines);
-  std::vector<std::string> parts{fmt::format("reward {:.3f}", field_or(s, "reward", 0.0))};
-  if (const auto accuracy = s.find("accuracy"); accuracy != s.end() && accuracy->is_object())
+  std::vector<std::string> parts{fmt::format("reward {:.3f}", field_or(status, "reward", 0.0))};
+  if (const auto accuracy = status.find("accuracy"); accuracy != status.end() && accuracy->is_object())
     for (const auto& [when, value] : accuracy->items())
       if (value.is_number()) parts.push_back(fmt::format("accuracy {} {:.3f}", when, value.get<double>()));
-  parts.push_back(fmt::format("learner idle {:.1f} %", 100 * field_or(s, "idle_fraction", 0.0)));
-  parts.push_back("delta " + bytes_text(s, "delta_bytes"));
-  parts.push_back(fmt::format("T_b {:.2f} s", field_or(s, "t_b_seconds", 0.0)));
-  parts.push_back(fmt::format("{}${:.4f} (${:.2f}/h)", field_or(s, "prices_known", true) ? "" : "at least ",
-                              field_or(s, "usd", 0.0), field_or(s, "usd_per_hour", 0.0)));
+  parts.push_back(fmt::format("learner idle {:.1f} %", 100 * field_or(status, "idle_fraction", 0.0)));
+  parts.push_back("delta " + bytes_text(status, "delta_bytes"));
+  parts.push_back(fmt::format("T_b {:.2f} s", field_or(status, "t_b_seconds", 0.0)));
+  parts.push_back(fmt::format("{}${:.4f} (${:.2f}/h)", field_or(status, "prices_known", true) ? "" : "at least ",
+                              field_or(status, "usd", 0.0), field_or(status, "usd_per_hour", 0.0)));
   pack_parts(parts, screen.columns, lines);
   if (lines.size() > screen.rows) lines.resize(screen.rows);
   for (std::string& line : lines) line = truncated_to(line, screen.columns);
-  add_workers(s, screen, lines);
+  add_workers(status, screen, lines);
   return lines;
 }
 
-std::string status_line(const json& s) {
-  return fmt::format("step {}/{}  reward {:.3f}  idle {:.1f} %  T_b {:.2f} s  ${:.4f}  {}", field_or(s, "step", 0.0),
-                     field_or(s, "steps", 0.0), field_or(s, "reward", 0.0), 100 * field_or(s, "idle_fraction", 0.0),
-                     field_or(s, "t_b_seconds", 0.0), field_or(s, "usd", 0.0), field_or(s, "phase", std::string()));
+std::string status_line(const json& status) {
+  return fmt::format("step {}/{}  reward {:.3f}  idle {:.1f} %  T_b {:.2f} s  ${:.4f}  {}",
+                     field_or(status, "step", 0.0), field_or(status, "steps", 0.0), field_or(status, "reward", 0.0),
+                     100 * field_or(status, "idle_fraction", 0.0), field_or(status, "t_b_seconds", 0.0),
+                     field_or(status, "usd", 0.0), field_or(status, "phase", std::string()));
 }
 
 LiveTable::LiveTable(std::FILE* out) : out_(out) {}
@@ -213,30 +222,30 @@ void LiveTable::write(const std::string& text) {
   std::fflush(out_);
 }
 
-// Puts `printed` where the table was and the table below it. One write, so that the screen does not flicker.
-void LiveTable::redraw(const std::string& printed) {
+// Puts `new_lines` where the table was and the table below them. One write, so that the screen does not flicker.
+void LiveTable::redraw(const std::string& new_lines) {
   const std::optional<Screen> current = screen_of(out_);
-  if (!current) return write(printed);
+  if (!current) return write(new_lines);
   std::vector<std::string> lines;
   // One row for the cursor below the table. On a screen with enough rows, three more for the last messages above it.
   const std::size_t other_lines = current->rows >= 16 ? 4 : 1;
   if (status_.is_object()) lines = status_lines(status_, {current->columns, current->rows - other_lines});
   std::string text = "\x1b[?7l";  // switches line wrapping off: a wrapped line would count as two
-  if (drawn_ > 0 && current != screen_) {
+  if (lines_drawn_ > 0 && current != screen_) {
     // After a change of size, the terminal may have wrapped or cut the old text. Clear the screen and print the last
     // lines again.
     text += "\x1b[H\x1b[2J";
-    const std::size_t room = current->rows > lines.size() + 1 ? current->rows - lines.size() - 1 : 0;
-    const std::size_t reprinted = std::min(room, printed_.size());
+    const std::size_t rows_free = current->rows > lines.size() + 1 ? current->rows - lines.size() - 1 : 0;
+    const std::size_t reprinted = std::min(rows_free, printed_.size());
     for (std::size_t i = printed_.size() - reprinted; i < printed_.size(); ++i)
       text += truncated_to(printed_[i], current->columns) + "\r\n";
   } else {
-    if (drawn_ > 0) text += fmt::format("\r\x1b[{}A\x1b[J", drawn_);
-    text += "\x1b[?7h" + printed + "\x1b[?7l";
+    if (lines_drawn_ > 0) text += fmt::format("\r\x1b[{}A\x1b[J", lines_drawn_);
+    text += "\x1b[?7h" + new_lines + "\x1b[?7l";
   }
   for (const std::string& line : lines) text += line + "\r\n";
   screen_ = current;
-  drawn_ = lines.size();
+  lines_drawn_ = lines.size();
   write(text + "\x1b[?7h");
 }
 

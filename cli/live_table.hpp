@@ -1,4 +1,5 @@
-// Shows the state of a run as text: on a terminal a table redrawn in place, elsewhere a line every 30 s or new phase.
+// Shows the state of a run as text. On a terminal it is a table that is redrawn in place, elsewhere a line every 30 s
+// and at each new phase.
 #pragma once
 #include <cstdio>
 #include <deque>
@@ -16,7 +17,8 @@ struct Screen {
   friend bool operator==(const Screen&, const Screen&) = default;
 };
 
-// The size of the terminal that `file` writes to; absent if it is none or TERM says that it cannot be drawn on.
+// The size of the terminal that `file` writes to. Absent if it is no terminal, or if TERM says that it cannot move the
+// cursor.
 std::optional<Screen> screen_of(std::FILE* file);
 inline std::optional<std::size_t> screen_columns() {
   const auto screen = screen_of(stdout);
@@ -30,25 +32,26 @@ std::vector<std::string> status_lines(const nlohmann::json& status, Screen scree
 // The same state in one line.
 std::string status_line(const nlohmann::json& status);
 
-// Draws on a file. For one thread. Errors of writing are ignored.
+// Draws on a file. For one thread. Write errors are ignored.
 class LiveTable {
  public:
   explicit LiveTable(std::FILE* out = stderr);
+  // Shows a status.json.
   void show(const nlohmann::json& status, TimePoint now);
   // Prints a line above the table; it stays there.
   void print(const std::string& line);
   // Leaves the last table on the screen.
-  void finish() { drawn_ = 0; }
+  void finish() { lines_drawn_ = 0; }
 
  private:
   void write(const std::string& text);
-  void redraw(const std::string& printed);
+  void redraw(const std::string& new_lines);
   std::FILE* out_;
   std::optional<Screen> screen_;     // the terminal's size when the table was drawn
-  std::size_t drawn_ = 0;            // lines of the table on the screen
+  std::size_t lines_drawn_ = 0;      // of the table on the screen
   nlohmann::json status_;            // the status that is drawn
   std::deque<std::string> printed_;  // the last printed lines, to print again after the terminal changed its size
-  TimePoint line_due_{};
+  TimePoint line_due_{};             // without a terminal: when to write the next line
   std::string last_line_, last_phase_;
 };
 

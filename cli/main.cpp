@@ -23,14 +23,6 @@ int main(int argc, char** argv) {
   app.version(std::string("echoline ") + ECHOLINE_VERSION);
   app.require_verb();
   app.footer(
-      "Typical use:\n"
-      "  echoline plan configs/quickstart.yaml         # the offers to rent, and why\n"
-      "  echoline up configs/quickstart.yaml           # rent, train, report\n"
-      "  echoline up configs/quickstart.yaml --resume  # go on after a crash or Ctrl-C\n"
-      "  echoline report quickstart                    # what a run did and cost\n"
-      "  echoline sweep configs/quickstart.yaml --over S=3,6   # runs, side by side\n"
-      "  echoline down quickstart                      # end it, release what it rented\n"
-      "  echoline delta diff OLD NEW -o PATCH          # between two checkpoints\n"
       "Data goes to stdout, progress to stderr; --json prints the same data for programs.\n"
       "Exit codes: 0 done, 1 failed, 2 usage or configuration, 3 infeasible plan.");
   int exit_code = 0;
@@ -65,12 +57,13 @@ int main(int argc, char** argv) {
     return flush_stdout(refused);
   }
   try {
-    if (const int refused = app.parse(argc, argv); refused != 0) exit_code = refused;
+    if (const int usage_error = app.parse(argc, argv); usage_error != 0) exit_code = usage_error;
   } catch (const std::exception& error) {
-    // fmt::print throws when stdout cannot be written to. Any other exception is a bug: expected failures are values.
-    const auto* system = dynamic_cast<const std::system_error*>(&error);
-    if (system != nullptr && std::ferror(stdout) != 0)
-      errno = system->code().value();
+    // fmt::print throws when stdout cannot be written to; flush_stdout() then reports errno. Any other exception is a
+    // bug, because expected failures are values.
+    const auto* system_error = dynamic_cast<const std::system_error*>(&error);
+    if (system_error != nullptr && std::ferror(stdout) != 0)
+      errno = system_error->code().value();
     else
       report_error("", echoline::fail(echoline::Code::kInternal, "internal error", "{}", error.what()));
     exit_code = 1;

@@ -6,6 +6,7 @@
 
 #include "base/files.hpp"
 #include "cli/command_tree.hpp"
+#include "cli/examples.hpp"
 #include "cli/verbs.hpp"
 
 namespace echoline::cli {
@@ -13,36 +14,36 @@ namespace {
 
 // Escapes the characters that man macros interpret.
 std::string escape_man(const std::string& text) {
-  std::string out;
-  bool at_start = true;
+  std::string escaped;
+  bool at_line_start = true;
   for (const char c : text) {
-    if (at_start && (c == '.' || c == '\'')) out += "\\&";
+    if (at_line_start && (c == '.' || c == '\'')) escaped += "\\&";  // would begin a macro
     if (c == '\\')
-      out += "\\e";
+      escaped += "\\e";
     else if (c == '-')
-      out += "\\-";
+      escaped += "\\-";
     else
-      out += c;
-    at_start = c == '\n';
+      escaped += c;
+    at_line_start = c == '\n';
   }
-  return out;
+  return escaped;
 }
 
 std::string synopsis(const Command& command) {
   std::string text = "echoline" + (command.path.empty() ? "" : " " + command.path);
   if (!command.verbs.empty()) text += " VERB";
-  for (const Option& o : command.options) {
-    if (o.positional) {
-      const std::string name = o.names.front();
-      text += o.required ? " " + name : " [" + name + "]";
-    } else if (o.required) {
-      text += " " + o.names.back() + " VALUE";  // the long form is last
+  for (const Option& option : command.options) {
+    if (option.positional) {
+      const std::string name = option.names.front();
+      text += option.required ? " " + name : " [" + name + "]";
+    } else if (option.required) {
+      text += " " + option.names.back() + " VALUE";  // the long form is last
     }
   }
   return text + " [options]";
 }
 
-std::string path_of_child(const Command& parent, const std::string& verb) {
+std::string path_of_subcommand(const Command& parent, const std::string& verb) {
   return parent.path.empty() ? verb : parent.path + " " + verb;
 }
 
@@ -55,32 +56,36 @@ std::string man_name(const Command& command) {
 }
 
 std::string man_page(const Command& command, const std::vector<Command>& all, const std::string& version) {
-  std::string out = fmt::format(".TH {} 1 \"\" \"echoline {}\" \"echoline\"\n", escape_man(man_name(command)), version);
-  out += fmt::format(".SH NAME\n{} \\- {}\n", escape_man(man_name(command)), escape_man(command.meaning));
-  out += fmt::format(".SH SYNOPSIS\n.B {}\n", escape_man(synopsis(command)));
+  std::string page =
+      fmt::format(".TH {} 1 \"\" \"echoline {}\" \"echoline\"\n", escape_man(man_name(command)), version);
+  page += fmt::format(".SH NAME\n{} \\- {}\n", escape_man(man_name(command)), escape_man(command.meaning));
+  page += fmt::format(".SH SYNOPSIS\n.B {}\n", escape_man(synopsis(command)));
   if (!command.verbs.empty()) {
-    out += ".SH VERBS\n";
+    page += ".SH VERBS\n";
     for (const Command& subcommand : all)
       for (const std::string& verb : command.verbs)
-        if (subcommand.path == path_of_child(command, verb))
-          out += fmt::format(".TP\n.BR {} (1)\n{}\n", escape_man(man_name(subcommand)), escape_man(subcommand.meaning));
+        if (subcommand.path == path_of_subcommand(command, verb))
+          page +=
+              fmt::format(".TP\n.BR {} (1)\n{}\n", escape_man(man_name(subcommand)), escape_man(subcommand.meaning));
   }
-  out += ".SH OPTIONS\n";
-  for (const Option& o : command.options) {
-    std::string names = fmt::format("{}", fmt::join(o.names, ", "));
-    if (!o.positional && o.takes_value) names += " VALUE";
-    out +=
-        fmt::format(".TP\n.B {}\n{}{}{}\n", escape_man(names), escape_man(o.meaning), o.required ? " (required)" : "",
-                    o.default_value.empty() ? "" : fmt::format(" (default: {})", escape_man(o.default_value)));
+  page += ".SH EXAMPLES\n.nf\n";
+  for (const char* const example : examples_of(command.path)) page += escape_man(example) + "\n";
+  page += ".fi\n.SH OPTIONS\n";
+  for (const Option& option : command.options) {
+    std::string names = fmt::format("{}", fmt::join(option.names, ", "));
+    if (!option.positional && option.takes_value) names += " VALUE";
+    page += fmt::format(
+        ".TP\n.B {}\n{}{}{}\n", escape_man(names), escape_man(option.meaning), option.required ? " (required)" : "",
+        option.default_value.empty() ? "" : fmt::format(" (default: {})", escape_man(option.default_value)));
   }
-  if (!command.footer.empty()) out += ".SH NOTES\n.nf\n" + escape_man(command.footer) + "\n.fi\n";
+  if (!command.footer.empty()) page += ".SH NOTES\n.nf\n" + escape_man(command.footer) + "\n.fi\n";
   if (!command.path.empty()) {
     const std::size_t last_space = command.path.rfind(' ');
     Command parent;
     if (last_space != std::string::npos) parent.path = command.path.substr(0, last_space);
-    out += fmt::format(".SH SEE ALSO\n.BR {} (1)\n", escape_man(man_name(parent)));
+    page += fmt::format(".SH SEE ALSO\n.BR {} (1)\n", escape_man(man_name(parent)));
   }
-  return out;
+  return page;
 }
 
 namespace {
@@ -90,17 +95,17 @@ struct Arguments {
   std::string folder;
 };
 
-int run(const Verb& program, const Arguments& a) {
+int run(const Verb& program, const Arguments& args) {
   const std::vector<Command> commands = command_tree(program);
-  if (!a.folder.empty()) {
-    Status written = make_folders(a.folder);
+  if (!args.folder.empty()) {
+    Status written = make_folders(args.folder);
     for (const Command& command : commands)
       if (written)
-        written = write_file_atomic(std::filesystem::path(a.folder) / (man_name(command) + ".1"),
+        written = write_file_atomic(std::filesystem::path(args.folder) / (man_name(command) + ".1"),
                                     man_page(command, commands, ECHOLINE_VERSION));
     return written ? 0 : report_error("man", written.error());
   }
-  const std::string path = fmt::format("{}", fmt::join(a.verb_path, " "));
+  const std::string path = fmt::format("{}", fmt::join(args.verb_path, " "));
   for (const Command& command : commands)
     if (command.path == path) {
       fmt::print("{}", man_page(command, commands, ECHOLINE_VERSION));
@@ -113,13 +118,11 @@ int run(const Verb& program, const Arguments& a) {
 
 void add_man(Verb& app, int& exit_code) {
   auto* verb = app.add_verb("man", "Print the manual page of the program or of a verb");
-  auto a = std::make_shared<Arguments>();
-  verb->add_option("verb", a->verb_path, "verb to describe, e.g. delta diff; without it, the program");
-  verb->add_option("--folder", a->folder, "write all pages into this folder, such as share/man/man1");
-  verb->footer(
-      "  echoline man up | man -l -    # shows a page\n"
-      "If echoline is installed, `man echoline-up` works too.");
-  verb->callback([&app, a, &exit_code] { exit_code = run(app, *a); });
+  auto args = std::make_shared<Arguments>();
+  verb->add_option("verb", args->verb_path, "verb to describe, e.g. delta diff; without it, the program");
+  verb->add_option("--folder", args->folder, "write all pages into this folder, such as share/man/man1");
+  verb->footer("If echoline is installed, `man echoline-up` works too.");
+  verb->callback([&app, args, &exit_code] { exit_code = run(app, *args); });
 }
 
 }  // namespace echoline::cli

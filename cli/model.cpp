@@ -19,12 +19,12 @@ struct InitArguments {
   std::uint64_t seed = 1;
 };
 
-Status init_model(const InitArguments& a) {
-  ECHO_ASSIGN(const model::ModelFiles files, model::ModelFiles::of_preset(a.preset));
-  if (std::filesystem::exists(std::filesystem::path(a.output) / "config.json"))
-    return fail(Code::kInvalid, "model init", "{} already contains a model; choose another folder", a.output);
-  ECHO_ASSIGN(const delta::OwnedState policy, model::init_policy(files.config, a.seed));
-  return model::save_model(a.output, files, policy.view());
+Status init_model(const InitArguments& args) {
+  ECHO_ASSIGN(const model::ModelFiles files, model::ModelFiles::of_preset(args.preset));
+  if (std::filesystem::exists(std::filesystem::path(args.output) / "config.json"))
+    return fail(Code::kInvalid, "model init", "{} already contains a model; choose another folder", args.output);
+  ECHO_ASSIGN(const delta::OwnedState policy, model::init_policy(files.config, args.seed));
+  return model::save_model(args.output, files, policy.view());
 }
 
 struct InfoArguments {
@@ -33,21 +33,27 @@ struct InfoArguments {
   std::int64_t microbatch_tokens = 8192, tokens = 1024;
 };
 
-// Prints the memory that a learner step needs with these settings, part by part.
-int train_info(const InfoArguments& a, const model::ModelConfig& config) {
-  const model::TrainingMemory m = model::training_memory(
-      config,
-      {a.bf16, a.int8, a.reference, a.recompute, a.microbatch_tokens, std::min(a.tokens, config.positions_max)});
-  const std::pair<const char*, Bytes> parts[] = {
-      {"weights", m.weights},   {"gradients", m.gradients}, {"optimizer", m.optimizer}, {"activations", m.activations},
-      {"passing", m.transient}, {"program", m.program},     {"total", m.total()}};
-  if (a.json) {
+// Prints the memory that a learner step needs with these settings, part by part. Returns the exit code.
+int print_training_memory(const InfoArguments& args, const model::ModelConfig& config) {
+  const model::TrainingMemory memory =
+      model::training_memory(config, {.bf16 = args.bf16,
+                                      .int8_moments = args.int8,
+                                      .reference = args.reference,
+                                      .recompute = args.recompute,
+                                      .microbatch_tokens = args.microbatch_tokens,
+                                      .sequence_tokens = std::min(args.tokens, config.positions_max)});
+  const std::pair<const char*, Bytes> parts[] = {{"weights", memory.weights},     {"gradients", memory.gradients},
+                                                 {"optimizer", memory.optimizer}, {"activations", memory.activations},
+                                                 {"passing", memory.transient},   {"program", memory.program},
+                                                 {"total", memory.total()}};
+  if (args.json) {
     nlohmann::json out{{"schema_version", 1}, {"parameters", config.parameters()}};
     for (const auto& [name, size] : parts) out[fmt::format("{}_bytes", name)] = size.count;
     fmt::print("{}\n", out.dump(2));
     return 0;
   }
-  const char* meanings[] = {a.reference ? "the policy and the reference policy" : "the policy",
+  const char* meanings[] = {// in the order of `parts`
+                            args.reference ? "the policy and the reference policy" : "the policy",
                             "summed in fp32",
                             "masters and two moments",
                             "stored for the gradient, for one micro-batch",
@@ -59,55 +65,62 @@ int train_info(const InfoArguments& a, const model::ModelConfig& config) {
   return 0;
 }
 
-// Returns the |w| below which 5, 50 and 95 % of the values lie, of a sample of about 2^24 values in a large model.
-std::array<float, 3> magnitudes(const delta::StateView& state) {
-  std::vector<std::uint64_t> counts(1u << 15);  // by the bits of exponent and upper mantissa, so in order of |w|
+// Returns the |w| below which 5, 50 and 95 % of the weights lie, of a sample of about 2^24 weights in a large model.
+// Counts by the upper 15 bits without the sign, which are exponent and upper mantissa both of bf16 and of fp32. Their
+// order as numbers is that of |w|.
+std::array<float, 3> magnitude_percentiles(const delta::StateView& state) {
+  constexpr std::size_t kUpperValues = 1u << 15;     // of the upper 15 bits
+  constexpr std::uint64_t kSampledBytes = 1u << 25;  // 2^24 weights of bf16
+  std::vector<std::uint64_t> counts(kUpperValues);
   std::uint64_t bytes = 0, sampled = 0;
-  for (const delta::TensorView& t : state) bytes += t.bytes.size();
-  const std::size_t sample_every = bytes / (1u << 25) + 1;
-  for (const delta::TensorView& t : state) {
-    const std::size_t width = t.dtype == delta::DType::kBF16 ? 2 : 4;
-    for (std::size_t at = width - 2; at + 2 <= t.bytes.size(); at += sample_every * width, ++sampled) {
-      std::uint16_t upper = 0;
-      std::memcpy(&upper, t.bytes.data() + at, sizeof upper);
-      ++counts[upper & 0x7fff];
+  for (const delta::TensorView& tensor : state) bytes += tensor.bytes.size();
+  const std::size_t sample_every = bytes / kSampledBytes + 1;
+  for (const delta::TensorView& tensor : state) {
+    const std::size_t width = tensor.dtype == delta::DType::kBF16 ? 2 : 4;
+    const std::size_t first_upper = width - 2;  // little endian: the upper bytes are last
+    for (std::size_t offset = first_upper; offset + 2 <= tensor.bytes.size();
+         offset += sample_every * width, ++sampled) {
+      std::uint16_t upper_bits = 0;
+      std::memcpy(&upper_bits, tensor.bytes.data() + offset, sizeof upper_bits);
+      ++counts[upper_bits & (kUpperValues - 1)];
     }
   }
   constexpr std::array<std::uint64_t, 3> kPercentages{5, 50, 95};
-  std::array<float, 3> magnitudes_found{};
-  std::uint64_t below = 0;
-  for (std::uint32_t i = 0, q = 0; q < magnitudes_found.size() && i < counts.size(); ++i)
-    for (below += counts[i]; q < magnitudes_found.size() && 100 * below >= kPercentages[q] * sampled; ++q)
-      magnitudes_found[q] = std::bit_cast<float>(i << 16);
-  return magnitudes_found;
+  std::array<float, 3> percentiles{};
+  std::uint64_t weights_below = 0;
+  for (std::uint32_t bits = 0, p = 0; p < percentiles.size() && bits < counts.size(); ++bits)
+    for (weights_below += counts[bits]; p < percentiles.size() && 100 * weights_below >= kPercentages[p] * sampled; ++p)
+      percentiles[p] = std::bit_cast<float>(bits << 16);
+  return percentiles;
 }
 
-int info(const InfoArguments& a) {
-  if (a.folder.empty() == a.preset.empty())
+// Prints a model's shape and the memory it needs. Returns the exit code.
+int print_info(const InfoArguments& args) {
+  if (args.folder.empty() == args.preset.empty())
     return report_error("model info", fail(Code::kInvalid, "", "expected either a model folder or --preset"));
   std::optional<model::ModelConfig> config;
   std::optional<std::array<float, 3>> weights;
-  if (!a.preset.empty()) {
-    auto preset = model::preset(a.preset);
+  if (!args.preset.empty()) {
+    auto preset = model::preset(args.preset);
     if (!preset) return report_error("model info", preset.error());
     config = *preset;
   } else {
-    if (a.train) {  // train_info() needs only the shape
-      const auto shape = model::ModelConfig::from_folder(a.folder);
-      return shape ? train_info(a, *shape) : report_error("model info", shape.error());
+    if (args.train) {  // the memory depends only on the shape
+      const auto shape = model::ModelConfig::from_folder(args.folder);
+      return shape ? print_training_memory(args, *shape) : report_error("model info", shape.error());
     }
-    const auto files = model::ModelFiles::read(a.folder);
+    const auto files = model::ModelFiles::read(args.folder);
     if (!files) return report_error("model info", files.error());
-    if (const Status checked = model::check_weights(a.folder, files->config); !checked)
+    if (const Status checked = model::check_weights(args.folder, files->config); !checked)
       return report_error("model info", checked.error());
-    const auto checkpoint = delta::Checkpoint::open(a.folder);
+    const auto checkpoint = delta::Checkpoint::open(args.folder);
     if (!checkpoint) return report_error("model info", checkpoint.error());
     config = files->config;
-    weights = magnitudes(checkpoint->view());
+    weights = magnitude_percentiles(checkpoint->view());
   }
-  if (a.train) return train_info(a, *config);
+  if (args.train) return print_training_memory(args, *config);
   const model::MemoryEstimate memory = model::memory_estimate(*config);
-  if (a.json) {
+  if (args.json) {
     nlohmann::json spread;
     if (weights) spread = {{"p05", (*weights)[0]}, {"p50", (*weights)[1]}, {"p95", (*weights)[2]}};
     fmt::print("{}\n", nlohmann::json{{"schema_version", 1},
@@ -149,30 +162,30 @@ void add_model(Verb& app, int& exit_code) {
   for (const std::string& name : model::preset_names()) names += (names.empty() ? "" : ", ") + name;
 
   auto* init = verb->add_verb("init", "Write a newly initialised model as a Hugging Face directory");
-  auto i = std::make_shared<InitArguments>();
-  init->add_option("--preset", i->preset, "one of: " + names)->required();
-  init->add_option("-o,--output", i->output, "folder to write")->required();
-  init->add_option("--seed", i->seed, "of the random weights");
-  init->callback([i, &exit_code] {
-    const Status done = init_model(*i);
+  auto init_args = std::make_shared<InitArguments>();
+  init->add_option("--preset", init_args->preset, "one of: " + names)->required();
+  init->add_option("-o,--output", init_args->output, "folder to write")->required();
+  init->add_option("--seed", init_args->seed, "of the random weights");
+  init->callback([init_args, &exit_code] {
+    const Status done = init_model(*init_args);
     exit_code = done ? 0 : report_error("model init", done.error());
-    if (done) fmt::print("{}\n", i->output);
+    if (done) fmt::print("{}\n", init_args->output);
   });
 
-  auto* show = verb->add_verb(
+  auto* info = verb->add_verb(
       "info", "Print parameters, memory and, of a directory whose shards it checks, how large the weights are");
-  auto s = std::make_shared<InfoArguments>();
-  show->add_option("folder", s->folder, "Hugging Face model directory");
-  show->add_option("--preset", s->preset, "use a preset instead of a folder; one of: " + names);
-  show->add_flag("--json", s->json, "print JSON");
-  show->add_flag("--train", s->train, "the memory that a learner step needs with the settings below");
-  show->add_flag("--bf16", s->bf16, "learner.compute: bf16");
-  show->add_flag("--int8", s->int8, "learner.moments: int8");
-  show->add_flag("--recompute", s->recompute, "learner.recompute: true");
-  show->add_flag("--reference", s->reference, "learner.kl_coefficient above 0");
-  show->add_option("--microbatch-tokens", s->microbatch_tokens, "learner.microbatch_tokens")->positive();
-  show->add_option("--tokens", s->tokens, "of the longest prompt and response together")->positive();
-  show->callback([s, &exit_code] { exit_code = info(*s); });
+  auto info_args = std::make_shared<InfoArguments>();
+  info->add_option("folder", info_args->folder, "Hugging Face model directory");
+  info->add_option("--preset", info_args->preset, "use a preset instead of a folder; one of: " + names);
+  info->add_flag("--json", info_args->json, "print JSON");
+  info->add_flag("--train", info_args->train, "the memory that a learner step needs with the settings below");
+  info->add_flag("--bf16", info_args->bf16, "learner.compute: bf16");
+  info->add_flag("--int8", info_args->int8, "learner.moments: int8");
+  info->add_flag("--recompute", info_args->recompute, "learner.recompute: true");
+  info->add_flag("--reference", info_args->reference, "learner.kl_coefficient above 0");
+  info->add_option("--microbatch-tokens", info_args->microbatch_tokens, "learner.microbatch_tokens")->positive();
+  info->add_option("--tokens", info_args->tokens, "of the longest prompt and response together")->positive();
+  info->callback([info_args, &exit_code] { exit_code = print_info(*info_args); });
   add_model_use(*verb, exit_code);
 }
 

@@ -21,8 +21,9 @@ struct ExportArguments {
   bool json = false;
 };
 
-// `run` is RUN or RUN@STEP. A run whose name contains an @ is found first.
-Result<learner::StoredPolicy> policy_of(const std::string& run) {
+// The policy of a checkpoint. `run` is RUN, for the newest one, or RUN@STEP. A run whose own name contains an @ comes
+// first.
+Result<learner::StoredPolicy> find_policy_of(const std::string& run) {
   const auto run_folder = find_run(run);
   if (run_folder) return learner::find_policy(*run_folder / "checkpoints");
   const std::size_t at_sign = run.rfind('@');
@@ -34,25 +35,26 @@ Result<learner::StoredPolicy> policy_of(const std::string& run) {
   return learner::find_policy(folder / "checkpoints", std::stoll(step));
 }
 
-int export_model(const ExportArguments& a) {
+int export_model(const ExportArguments& args) {
   const auto exported = [&]() -> Result<learner::StoredPolicy> {
-    ECHO_ASSIGN(learner::StoredPolicy policy, policy_of(a.run));
+    ECHO_ASSIGN(learner::StoredPolicy policy, find_policy_of(args.run));
     ECHO_ASSIGN(const auto weights, delta::Checkpoint::open(policy.model));
     ECHO_ASSIGN(const delta::Digest digest, delta::digest_state(weights.view()));
     if (digest.hex() != policy.digest)
       return fail(Code::kCorrupt, "read policy", "{} has digest {}, but the checkpoint states {}",
                   policy.model.string(), digest.hex(), policy.digest);
-    ECHO_TRY(model::place_directory(policy.model, a.output, /*link=*/false));
+    ECHO_TRY(model::place_directory(policy.model, args.output, /*link=*/false));
     return policy;
   }();
   if (!exported) return report_error("model export", exported.error());
-  if (a.json)
-    fmt::print("{}\n",
-               ordered_json{
-                   {"schema_version", 1}, {"folder", a.output}, {"step", exported->step}, {"digest", exported->digest}}
-                   .dump(2));
+  if (args.json)
+    fmt::print(
+        "{}\n",
+        ordered_json{
+            {"schema_version", 1}, {"folder", args.output}, {"step", exported->step}, {"digest", exported->digest}}
+            .dump(2));
   else
-    fmt::print("{}\n", a.output);
+    fmt::print("{}\n", args.output);
   return 0;
 }
 
@@ -72,28 +74,28 @@ struct GeneratedText {
   std::vector<float> logprobs;
 };
 
-Result<GeneratedText> continue_prompt(const GenerateArguments& a) {
-  ECHO_ASSIGN(const model::ModelFiles files, model::ModelFiles::read(a.folder));
+Result<GeneratedText> continue_prompt(const GenerateArguments& args) {
+  ECHO_ASSIGN(const model::ModelFiles files, model::ModelFiles::read(args.folder));
   model::PromptStyle style;
-  style.chat = a.chat;
-  style.system = a.system;
+  style.chat = args.chat;
+  style.system = args.system;
   ECHO_ASSIGN(const model::Phrasing phrasing, model::Phrasing::make(files, style));
   GeneratedText result;
-  ECHO_ASSIGN(result.prompt, phrasing.prompt_text(a.prompt));
-  ECHO_ASSIGN(result.prompt_tokens, phrasing.prompt(a.prompt));
-  if (a.continuation) {
-    ECHO_ASSIGN(result.tokens, phrasing.tokenizer().encode(*a.continuation));
-    ECHO_ASSIGN(result.logprobs, score(a.folder, a.device, result.prompt_tokens, result.tokens,
-                                       a.temperature > 0 ? a.temperature : 1.0));
+  ECHO_ASSIGN(result.prompt, phrasing.prompt_text(args.prompt));
+  ECHO_ASSIGN(result.prompt_tokens, phrasing.prompt(args.prompt));
+  if (args.continuation) {
+    ECHO_ASSIGN(result.tokens, phrasing.tokenizer().encode(*args.continuation));
+    ECHO_ASSIGN(result.logprobs, score(args.folder, args.device, result.prompt_tokens, result.tokens,
+                                       args.temperature > 0 ? args.temperature : 1.0));
     result.finish = "given";
   } else {
-    model::Sampling options;
-    options.temperature = a.temperature;
-    options.top_p = a.top_p;
-    options.tokens_max = a.tokens_max;
-    options.eos = phrasing.eos();
-    options.seed = a.seed;
-    ECHO_ASSIGN(model::Generation generation, ask(a.folder, a.device, result.prompt_tokens, options));
+    model::Sampling sampling;
+    sampling.temperature = args.temperature;
+    sampling.top_p = args.top_p;
+    sampling.tokens_max = args.tokens_max;
+    sampling.eos = phrasing.eos();
+    sampling.seed = args.seed;
+    ECHO_ASSIGN(model::Generation generation, ask(args.folder, args.device, result.prompt_tokens, sampling));
     result.finish = generation.finish == model::Finish::kEos ? "eos" : "length";
     result.tokens = std::move(generation.tokens);
     result.logprobs = std::move(generation.logprobs);
@@ -104,14 +106,14 @@ Result<GeneratedText> continue_prompt(const GenerateArguments& a) {
 }
 
 std::string json_dump(const ordered_json& value, int indent) {
-  // a token may be part of a UTF-8 character
+  // A token may be a part of a UTF-8 character, so its text may not be UTF-8.
   return value.dump(indent, ' ', false, ordered_json::error_handler_t::replace);
 }
 
-int generate(const GenerateArguments& a) {
-  const auto result = continue_prompt(a);
+int generate(const GenerateArguments& args) {
+  const auto result = continue_prompt(args);
   if (!result) return report_error("model generate", result.error());
-  if (a.json) {
+  if (args.json) {
     ordered_json tokens = ordered_json::array();
     double sum = 0;
     for (std::size_t i = 0; i < result->tokens.size(); ++i) {
@@ -126,7 +128,7 @@ int generate(const GenerateArguments& a) {
                                   {"logprob_sum", sum},
                                   {"tokens", tokens}},
                                  2));
-  } else if (a.logprobs) {
+  } else if (args.logprobs) {
     fmt::print("{:>8}  {:>12}  text\n", "id", "logprob");
     for (std::size_t i = 0; i < result->tokens.size(); ++i)
       fmt::print("{:>8}  {:>12.6f}  {}\n", result->tokens[i], result->logprobs[i], json_dump(result->pieces[i], -1));
@@ -139,35 +141,40 @@ int generate(const GenerateArguments& a) {
 }  // namespace
 
 void add_model_use(Verb& verb, int& exit_code) {
-  auto* exported = verb.add_verb("export", "Copy the policy of a run into a separate Hugging Face directory");
-  auto e = std::make_shared<ExportArguments>();
-  exported
-      ->add_option("run", e->run,
+  auto* export_verb = verb.add_verb("export", "Copy the policy of a run into a separate Hugging Face directory");
+  auto export_args = std::make_shared<ExportArguments>();
+  export_verb
+      ->add_option("run", export_args->run,
                    "RUN or RUN@STEP: name or folder of a run, and the step of one of its checkpoints "
                    "(default: the newest)")
       ->required();
-  exported->add_option("-o,--output", e->output, "folder to create; must not exist")->required();
-  exported->add_flag("--json", e->json, "print JSON");
-  exported->callback([e, &exit_code] { exit_code = export_model(*e); });
+  export_verb->add_option("-o,--output", export_args->output, "folder to create; must not exist")->required();
+  export_verb->add_flag("--json", export_args->json, "print JSON");
+  export_verb->callback([export_args, &exit_code] { exit_code = export_model(*export_args); });
 
-  auto* generated = verb.add_verb("generate", "Continue a prompt, or score a given continuation");
-  auto g = std::make_shared<GenerateArguments>();
-  generated->add_option("folder", g->folder, "Hugging Face model directory")->required();
-  generated->add_option("--prompt", g->prompt, "text to continue")->required();
-  generated->add_flag("--chat", g->chat, "put the prompt as a user message into the model's chat template");
-  generated->add_option("--system", g->system, "system message; needs --chat");
-  generated->add_option("--continuation", g->continuation, "score this text instead of generating");
-  generated->add_option("--max-tokens", g->tokens_max, "longest answer")->range(1, 1'000'000);
-  generated->add_option("--temperature", g->temperature, "0 always takes the most likely token")->range(0.0, 100.0);
-  generated->add_option("--top-p", g->top_p, "sample from the most likely tokens that together have this probability")
+  auto* generate_verb = verb.add_verb("generate", "Continue a prompt, or score a given continuation");
+  auto generate_args = std::make_shared<GenerateArguments>();
+  generate_verb->add_option("folder", generate_args->folder, "Hugging Face model directory")->required();
+  generate_verb->add_option("--prompt", generate_args->prompt, "text to continue")->required();
+  generate_verb->add_flag("--chat", generate_args->chat,
+                          "put the prompt as a user message into the model's chat template");
+  generate_verb->add_option("--system", generate_args->system, "system message; needs --chat");
+  generate_verb->add_option("--continuation", generate_args->continuation, "score this text instead of generating");
+  generate_verb->add_option("--max-tokens", generate_args->tokens_max, "longest answer")->range(1, 1'000'000);
+  generate_verb->add_option("--temperature", generate_args->temperature, "0 always takes the most likely token")
+      ->range(0.0, 100.0);
+  generate_verb
+      ->add_option("--top-p", generate_args->top_p,
+                   "sample from the most likely tokens that together have this probability")
       ->range(0.001, 1.0);
-  generated->add_option("--seed", g->seed, "of the sampling");
-  generated->add_option("--device", g->device, "cpu, cuda or cuda:N")->show_default();
-  generated->add_flag("--logprobs", g->logprobs,
-                      "print every token with its log-probability (nats, at the temperature, "
-                      "over the whole vocabulary)");
-  generated->add_flag("--json", g->json, "print JSON: prompt tokens, text, and every token with its log-probability");
-  generated->callback([g, &exit_code] { exit_code = generate(*g); });
+  generate_verb->add_option("--seed", generate_args->seed, "of the sampling");
+  generate_verb->add_option("--device", generate_args->device, "cpu, cuda or cuda:N")->show_default();
+  generate_verb->add_flag("--logprobs", generate_args->logprobs,
+                          "print every token with its log-probability (nats, at the temperature, "
+                          "over the whole vocabulary)");
+  generate_verb->add_flag("--json", generate_args->json,
+                          "print JSON: prompt tokens, text, and every token with its log-probability");
+  generate_verb->callback([generate_args, &exit_code] { exit_code = generate(*generate_args); });
 }
 
 }  // namespace echoline::cli

@@ -20,7 +20,8 @@ void write_stderr(std::string_view text) {
 void open_standard_files() {
   for (const int fd : {STDIN_FILENO, STDOUT_FILENO, STDERR_FILENO}) {
     if (::fcntl(fd, F_GETFD) != -1 || errno != EBADF) continue;
-    // open() returns the lowest free number, which is `fd`. A write to it fails, because it is open only for reading.
+    // open() returns the lowest free number, which is `fd`. Writes to it fail, because /dev/null is open only for
+    // reading.
     if (::open("/dev/null", O_RDONLY) != fd) ::_exit(1);
   }
 }
@@ -39,33 +40,33 @@ std::string wrap_text(std::string_view text, std::size_t first_indent, std::size
     return static_cast<std::size_t>(
         std::count_if(word.begin(), word.end(), [](unsigned char c) { return (c & 0xc0) != 0x80; }));
   };
-  std::string out(first_indent, ' ');
-  std::size_t used = first_indent;
-  bool begun = false;
+  std::string wrapped(first_indent, ' ');
+  std::size_t line_columns = first_indent;
+  bool has_words = false;
   while (!text.empty()) {
     const std::size_t end = std::min(text.find(' '), text.size());
     const std::string_view word = text.substr(0, end);
-    if (begun && used + 1 + width(word) > columns) {
-      out += "\n" + std::string(next_indent, ' ');
-      used = next_indent;
-    } else if (begun) {
-      out += ' ';
-      ++used;
+    if (has_words && line_columns + 1 + width(word) > columns) {
+      wrapped += "\n" + std::string(next_indent, ' ');
+      line_columns = next_indent;
+    } else if (has_words) {
+      wrapped += ' ';
+      ++line_columns;
     }
-    out += word;
-    used += width(word);
-    begun = true;
+    wrapped += word;
+    line_columns += width(word);
+    has_words = true;
     text.remove_prefix(std::min(end + 1, text.size()));
   }
-  return out + "\n";
+  return wrapped + "\n";
 }
 
 std::string shell_word(std::string_view word) {
-  const bool plain = !word.empty() && std::all_of(word.begin(), word.end(), [](unsigned char c) {
+  const bool needs_no_quotes = !word.empty() && std::all_of(word.begin(), word.end(), [](unsigned char c) {
     return std::isalnum(c) != 0 || std::string_view("-_./=:@%+,").find(static_cast<char>(c)) != std::string_view::npos;
   });
-  if (plain) return std::string(word);
-  std::string quoted = "'";
+  if (needs_no_quotes) return std::string(word);
+  std::string quoted = "'";  // a quote in the word becomes '\''
   for (const char c : word) quoted += c == '\'' ? std::string("'\\''") : std::string(1, c);
   return quoted + "'";
 }

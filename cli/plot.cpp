@@ -12,6 +12,7 @@ namespace {
 
 using nlohmann::json;
 
+// Sizes in pixels.
 constexpr double kWidth = 900, kPanelHeight = 150, kLeftMargin = 70, kRightMargin = 170, kTopMargin = 48,
                  kPanelGap = 42;
 
@@ -36,34 +37,37 @@ double round_up(double value) {
   return 10 * power;
 }
 
-std::string draw(const Panel& panel, double top, double x_max) {
+// Draws a panel whose upper edge is at `top` pixels. All panels have the same x axis, from 0 to `x_max`.
+std::string panel_svg(const Panel& panel, double top, double x_max) {
   double y_max = 0;
-  for (const Series& s : panel.series)
-    for (const auto& [x, y] : s.points) y_max = std::max(y_max, y);
+  for (const Series& series : panel.series)
+    for (const auto& [x, y] : series.points) y_max = std::max(y_max, y);
   y_max = round_up(y_max);
   const double width = kWidth - kLeftMargin - kRightMargin;
   const auto pixel_x = [&](double x) { return kLeftMargin + x / x_max * width; };
   const auto pixel_y = [&](double y) { return top + kPanelHeight - y / y_max * kPanelHeight; };
   std::string out = fmt::format("<text x='{}' y='{}' class='t'>{}</text>\n", kLeftMargin, top - 8, panel.title);
-  for (int i = 0; i <= 4; ++i) {
-    const double y = y_max * i / 4;
+  constexpr int kGridLines = 4;  // above the axis
+  for (int i = 0; i <= kGridLines; ++i) {
+    const double y = y_max * i / kGridLines;
     out += fmt::format(
         "<line x1='{}' x2='{:.1f}' y1='{:.1f}' y2='{:.1f}' class='g'/><text x='{}' y='{:.1f}' "
         "text-anchor='end'>{:g}</text>\n",
         kLeftMargin, kLeftMargin + width, pixel_y(y), pixel_y(y), kLeftMargin - 8, pixel_y(y) + 4, y);
   }
   for (std::size_t i = 0; i < panel.series.size(); ++i) {
-    const Series& s = panel.series[i];
+    const Series& series = panel.series[i];
     std::string path;
-    for (const auto& [x, y] : s.points)
+    for (const auto& [x, y] : series.points)
       path += fmt::format("{}{:.1f} {:.1f}", path.empty() ? "M" : "L", pixel_x(x), pixel_y(y));
-    for (const auto& [x, y] : s.points)
-      if (s.is_scatter)
-        out += fmt::format("<circle cx='{:.1f}' cy='{:.1f}' r='4' fill='{}'/>\n", pixel_x(x), pixel_y(y), s.colour);
-    if (!path.empty() && !s.is_scatter)
-      out += fmt::format("<path d='{}' fill='none' stroke='{}' stroke-width='1.6'/>\n", path, s.colour);
+    for (const auto& [x, y] : series.points)
+      if (series.is_scatter)
+        out +=
+            fmt::format("<circle cx='{:.1f}' cy='{:.1f}' r='4' fill='{}'/>\n", pixel_x(x), pixel_y(y), series.colour);
+    if (!path.empty() && !series.is_scatter)
+      out += fmt::format("<path d='{}' fill='none' stroke='{}' stroke-width='1.6'/>\n", path, series.colour);
     out += fmt::format("<text x='{:.1f}' y='{:.1f}' style='fill:{}'>{}</text>\n", kLeftMargin + width + 12,
-                       top + 14 + 18 * static_cast<double>(i), s.colour, s.name);
+                       top + 14 + 18 * static_cast<double>(i), series.colour, series.name);
   }
   return out;
 }
@@ -86,9 +90,10 @@ std::string run_svg(const std::string& title, const std::vector<json>& metrics) 
       wait.points[x] = row.at("wait_seconds");
       train.points[x] = row.at("train_seconds");
       double trajectories = 0, age_sum = 0, oldest_age = 0;
-      for (const auto& [age, n] : row.at("staleness").items()) {
-        trajectories += n.get<double>();
-        age_sum += std::stod(age) * n.get<double>();
+      // Staleness is a rollout's age in learner steps. The object counts rollouts by age.
+      for (const auto& [age, count] : row.at("staleness").items()) {
+        trajectories += count.get<double>();
+        age_sum += std::stod(age) * count.get<double>();
         oldest_age = std::max(oldest_age, std::stod(age));
       }
       oldest.points[x] = oldest_age;
@@ -115,7 +120,7 @@ std::string run_svg(const std::string& title, const std::vector<json>& metrics) 
       kWidth, height, kLeftMargin, title);
   double top = kTopMargin + 14;
   for (const Panel& panel : panels) {
-    out += draw(panel, top, x_max);
+    out += panel_svg(panel, top, x_max);
     top += kPanelHeight + kPanelGap;
   }
   out += fmt::format("<text x='{}' y='{:.1f}' text-anchor='end'>learner step 0 to {:g}</text>\n</svg>\n",

@@ -16,19 +16,19 @@ class ProgressBar {
   ProgressBar(const ProgressBar&) = delete;
   ProgressBar& operator=(const ProgressBar&) = delete;
 
-  // Names the work that begins.
+  // Names the work that begins, such as "encoding".
   void begin(std::string label);
   void show(std::uint64_t done, std::uint64_t total);  // in bytes
-  // show() as a function; valid while this object exists.
+  // show() as a function, valid while this object exists. Null without a terminal.
   std::function<void(std::uint64_t, std::uint64_t)> callback();
   void clear();
 
  private:
-  const bool terminal_;
+  const bool is_terminal_;
   std::mutex mutex_;
   std::string label_;
-  std::chrono::steady_clock::time_point due_{};
-  bool drawn_ = false;
+  std::chrono::steady_clock::time_point redraw_at_{};
+  bool is_drawn_ = false;
 };
 
 }  // namespace echoline::cli

@@ -23,20 +23,23 @@ using nlohmann::json;
 namespace fs = std::filesystem;
 
 constexpr auto kPollInterval = std::chrono::milliseconds(500);
+constexpr auto kReadTimeout = std::chrono::minutes(10);
 // A checkpoint is complete when none of its files has changed for this long.
 constexpr Duration kQuietTime = std::chrono::seconds(2);
 
 struct Arguments {
-  std::string run, policy, watch;
-  std::size_t version = 0;  // 0: the policy the run starts with
+  std::string run, policy, watch, strip_prefix;
+  std::size_t version = 0;         // 0: the policy the run starts with
+  std::size_t version_offset = 0;  // by which the numbers of watched folders are ahead of versions
 };
 
-// Calls the trainer API of a run's learner.
+// Calls the HTTP interface for trainers of a run's learner.
 class RunClient {
  public:
   static Result<RunClient> open(const fs::path& folder) {
     const fs::path file = folder / learner::kTrainerAddressFile;
-    auto text = read_file(file, 1 << 16);
+    constexpr std::size_t kAddressFileBytesMax = 1 << 16;
+    auto text = read_file(file, kAddressFileBytesMax);
     if (!text)
       return fail(Code::kUnavailable, "publish", "{}: no learner with `learner.trainer: external` runs there ({})",
                   folder.string(), text.error().detail);
@@ -45,26 +48,27 @@ class RunClient {
       return address.is_object() && address.contains(key) && address[key].is_string() ? address[key].get<std::string>()
                                                                                       : std::string();
     };
-    RunClient run;
+    RunClient client;
     if (const std::string socket = text_field("socket"); !socket.empty()) {
-      run.client_ = std::make_unique<httplib::Client>(socket, 1);
-      run.client_->set_address_family(AF_UNIX);
+      client.client_ = std::make_unique<httplib::Client>(socket, 1);
+      client.client_->set_address_family(AF_UNIX);
     } else if (const std::string url = text_field("url"); !url.empty()) {
-      run.client_ = std::make_unique<httplib::Client>(url);
-      run.client_->set_bearer_token_auth(text_field("token"));
+      client.client_ = std::make_unique<httplib::Client>(url);
+      client.client_->set_bearer_token_auth(text_field("token"));
     } else {
       return fail(Code::kCorrupt, "publish", "{}: expected `socket` or `url`, found neither", file.string());
     }
-    run.client_->set_read_timeout(std::chrono::minutes(10));
-    run.client_->set_default_headers({{"Host", "localhost"}});
-    return run;
+    client.client_->set_read_timeout(kReadTimeout);  // the learner reads and checks the policy before it answers
+    client.client_->set_default_headers({{"Host", "localhost"}});
+    return client;
   }
 
   Result<json> status() { return parse_response(client_->Get("/v1/status")); }
 
-  Result<json> publish(std::uint64_t version, const fs::path& policy) {
-    return parse_response(client_->Post(fmt::format("/v1/policy/{}", version),
-                                        json{{"path", fs::absolute(policy).string()}}.dump(), "application/json"));
+  Result<json> publish(std::uint64_t version, const fs::path& policy, const std::string& strip_prefix) {
+    json body{{"path", fs::absolute(policy).string()}};
+    if (!strip_prefix.empty()) body["strip_prefix"] = strip_prefix;
+    return parse_response(client_->Post(fmt::format("/v1/policy/{}", version), body.dump(), "application/json"));
   }
 
  private:
@@ -86,22 +90,23 @@ class RunClient {
 };
 
 // The number at the end of a name, such as step_12, checkpoint-12, global_step12.
-std::optional<std::uint64_t> version_of_name(const std::string& name) {
+std::optional<std::uint64_t> version_in_name(const std::string& name) {
+  constexpr std::size_t kDigitsMax = 12;
   const std::size_t digits = name.size() - std::min(name.size(), name.find_last_not_of("0123456789") + 1);
-  if (digits == 0 || digits > 12) return std::nullopt;
+  if (digits == 0 || digits > kDigitsMax) return std::nullopt;
   return std::stoull(name.substr(name.size() - digits));
 }
 
-// The Hugging Face folder in a checkpoint, or the checkpoint itself.
-fs::path weights_of(const fs::path& checkpoint) {
-  for (const char* subfolder : {"", "hf", "huggingface", "model", "weights"})
+// The Hugging Face folder in a checkpoint, or the checkpoint itself. verl saves into actor/huggingface.
+fs::path weights_folder(const fs::path& checkpoint) {
+  for (const char* subfolder : {"", "hf", "huggingface", "model", "weights", "actor/huggingface", "policy"})
     for (const char* file : {"model.safetensors", delta::kCheckpointIndexName})
       if (std::error_code error; fs::exists(checkpoint / subfolder / file, error)) return checkpoint / subfolder;
   return checkpoint;
 }
 
 // The time of the last write to the folder or anything in it; absent while files come and go.
-std::optional<fs::file_time_type> last_write(const fs::path& folder) {
+std::optional<fs::file_time_type> newest_write_time(const fs::path& folder) {
   std::error_code error;
   fs::file_time_type newest = fs::last_write_time(folder, error);
   for (fs::recursive_directory_iterator it(folder, error), end; !error && it != end; it.increment(error))
@@ -109,25 +114,57 @@ std::optional<fs::file_time_type> last_write(const fs::path& folder) {
   return error ? std::nullopt : std::optional(newest);
 }
 
+// Why a checkpoint cannot be published yet, or as it is.
+std::string why_incomplete(const fs::path& checkpoint, const std::string& opening_error) {
+  std::error_code error;
+  for (fs::recursive_directory_iterator it(checkpoint, error), end; !error && it != end; it.increment(error)) {
+    const std::string extension = it->path().extension().string();
+    if (extension == ".distcp")
+      return fmt::format(
+          "{} is a distributed checkpoint of PyTorch: `python3 -m echoline.distcp {} FOLDER` makes a folder that can "
+          "be "
+          "published (clients/python), or let the trainer call publish_shards()",
+          it->path().parent_path().string(), it->path().parent_path().string());
+    if (extension == ".bin" || extension == ".pt" || extension == ".pth")
+      return fmt::format("{} is not of the safetensors format: save with safe_serialization=True", it->path().string());
+  }
+  return fmt::format("{} is not complete yet: {}", checkpoint.string(), opening_error);
+}
+
+// A message for the user: the version that the learner waits for, and the versions in the folder.
+std::string why_waiting(const json& wanted_version, const std::map<std::uint64_t, fs::path>& checkpoints,
+                        const std::string& folder) {
+  if (!wanted_version.is_number()) return "the learner wants no policy now: it waits for its trainer's next step";
+  if (checkpoints.empty())
+    return fmt::format("waiting for version {}: {} has no subfolder whose name ends in a number",
+                       wanted_version.get<std::uint64_t>(), folder);
+  return fmt::format("waiting for version {}: {} has {}", wanted_version.get<std::uint64_t>(), folder,
+                     checkpoints.size() == 1 ? fmt::format("version {}", checkpoints.begin()->first)
+                                             : fmt::format("{} versions, {} to {}", checkpoints.size(),
+                                                           checkpoints.begin()->first, checkpoints.rbegin()->first));
+}
+
 // Waits for the learner, which may start after this program.
-std::optional<RunClient> wait_for_learner(const Arguments& a, const std::atomic<bool>& stop) {
+std::optional<RunClient> wait_for_learner(const Arguments& args, const std::atomic<bool>& stop) {
   for (bool reported = false; !stop; std::this_thread::sleep_for(kPollInterval)) {
-    const auto folder = find_run(a.run);
-    auto run = folder ? RunClient::open(*folder) : Result<RunClient>(folder.error());
-    if (run && run->status()) return *std::move(run);
+    const auto folder = find_run(args.run);
+    auto client = folder ? RunClient::open(*folder) : Result<RunClient>(folder.error());
+    if (client && client->status()) return *std::move(client);
     if (!std::exchange(reported, true))
-      print_stderr("waiting for a learner of {} with `learner.trainer: external`\n", a.run);
+      print_stderr("waiting for a learner of {} with `learner.trainer: external`\n", args.run);
   }
   return std::nullopt;
 }
 
-int watch(const Arguments& a) {
+// Publishes each version that the learner wants as soon as its folder is complete, until the learner ends.
+int watch_folder(const Arguments& args) {
   const std::atomic<bool>& stop = stop_on_signals();
-  std::optional<RunClient> run = wait_for_learner(a, stop);
-  if (!run) return 0;
+  std::optional<RunClient> client = wait_for_learner(args, stop);
+  if (!client) return 0;
   std::map<std::uint64_t, std::string> reported;  // the last message about each version
+  std::string reported_wait;
   for (bool first_round = true; !stop; first_round = false) {
-    const auto status = run->status();
+    const auto status = client->status();
     if (!status) {
       print_stderr("the learner has ended: done\n");
       return 0;
@@ -135,22 +172,29 @@ int watch(const Arguments& a) {
     const json wanted_version = (*status)["version_wanted"];
     std::error_code error;
     std::map<std::uint64_t, fs::path> checkpoints;
-    for (fs::directory_iterator it(a.watch, error), end; !error && it != end; it.increment(error))
-      if (const auto version = version_of_name(it->path().filename().string()); version && it->is_directory(error))
-        checkpoints.emplace(*version, it->path());
+    for (fs::directory_iterator it(args.watch, error), end; !error && it != end; it.increment(error))
+      if (const auto number = version_in_name(it->path().filename().string());
+          number && *number >= args.version_offset && it->is_directory(error))
+        checkpoints.emplace(*number - args.version_offset, it->path());
     if (error && first_round)
-      return report_error("publish", fail(Code::kNotFound, "watch", "{}: {}", a.watch, error.message()));
+      return report_error("publish", fail(Code::kNotFound, "watch", "{}: {}", args.watch, error.message()));
+    if (!wanted_version.is_number() || !checkpoints.contains(wanted_version.get<std::uint64_t>()))
+      if (std::string wait = why_waiting(wanted_version, checkpoints, args.watch); wait != reported_wait)
+        print_stderr("{}\n", reported_wait = std::move(wait));
     for (const auto& [version, path] : checkpoints) {
       if (!wanted_version.is_number() || version != wanted_version.get<std::uint64_t>()) continue;
-      const auto written = last_write(path);
-      if (!written || fs::file_time_type::clock::now() - *written < kQuietTime) continue;
-      const fs::path weights = weights_of(path);
-      const auto published =
-          delta::Checkpoint::open(weights)
-              ? run->publish(version, weights)
-              : Result<json>(fail(Code::kUnavailable, "publish", "{} is not complete yet", weights.string()));
-      const std::string message = published ? fmt::format("version {} is published from {}", version, weights.string())
-                                            : published.error().message();
+      const auto written_at = newest_write_time(path);
+      if (!written_at || fs::file_time_type::clock::now() - *written_at < kQuietTime) continue;
+      const fs::path weights = weights_folder(path);
+      const auto opened = delta::Checkpoint::open(weights);
+      std::string message;
+      if (!opened) {
+        message = fmt::format("version {}: {}", version, why_incomplete(path, opened.error().detail));
+      } else if (const auto published = client->publish(version, weights, args.strip_prefix)) {
+        message = fmt::format("version {} is published from {}", version, weights.string());
+      } else {
+        message = fmt::format("version {} from {}: {}", version, weights.string(), published.error().message());
+      }
       if (std::exchange(reported[version], message) != message) print_stderr("{}\n", message);
     }
     std::this_thread::sleep_for(kPollInterval);
@@ -158,18 +202,18 @@ int watch(const Arguments& a) {
   return 0;
 }
 
-int publish(const Arguments& a) {
-  if (a.watch.empty() == a.policy.empty() || (a.watch.empty() && a.version == 0))
+int publish(const Arguments& args) {
+  if (args.watch.empty() == args.policy.empty() || (args.watch.empty() && args.version == 0))
     return report_error("publish",
                         fail(Code::kInvalid, "publish", "expected a policy and its --version, or --watch FOLDER"));
-  if (!a.watch.empty()) return watch(a);
-  const auto folder = find_run(a.run);
+  if (!args.watch.empty()) return watch_folder(args);
+  const auto folder = find_run(args.run);
   if (!folder) return report_error("publish", folder.error());
-  auto run = RunClient::open(*folder);
-  if (!run) return report_error("publish", run.error());
-  const auto published = run->publish(a.version, a.policy);
+  auto client = RunClient::open(*folder);
+  if (!client) return report_error("publish", client.error());
+  const auto published = client->publish(args.version, args.policy, args.strip_prefix);
   if (!published) return report_error("publish", published.error());
-  fmt::print("version {} of {}: accepted; it is published when its learner step is done\n", a.version,
+  fmt::print("version {} of {}: accepted; it is published when its learner step is done\n", args.version,
              folder->filename().string());
   return 0;
 }
@@ -178,19 +222,19 @@ int publish(const Arguments& a) {
 
 void add_publish(Verb& app, int& exit_code) {
   auto* verb = app.add_verb("publish", "Give a policy that another trainer has saved to its run");
-  auto a = std::make_shared<Arguments>();
-  verb->add_option("run", a->run, "the run's name or folder")->required();
-  verb->add_option("policy", a->policy,
-                   "a Hugging Face folder or a .safetensors file of the run's model, bf16 or fp32");
-  verb->add_option("--version", a->version, "number of learner steps that made this policy");
-  verb->add_option("--watch", a->watch,
+  auto args = std::make_shared<Arguments>();
+  verb->add_option("run", args->run, "the run's name or folder")->required();
+  verb->add_option("policy", args->policy, "a Hugging Face folder or a .safetensors file of the run's model");
+  verb->add_option("--version", args->version, "number of learner steps that made this policy");
+  verb->add_option("--watch", args->watch,
                    "a folder into which a trainer saves: each subfolder whose name ends in a number is that version, "
                    "and published when it is complete and the learner waits for it");
-  verb->footer(
-      "The run's learner has `learner.trainer: external` (docs/trainers.md).\n"
-      "  echoline publish quickstart saved/step_7 --version 7\n"
-      "  echoline publish quickstart --watch saved");
-  verb->callback([a, &exit_code] { exit_code = publish(*a); });
+  verb->add_option("--version-offset", args->version_offset,
+                   "with --watch: by how much the folders' numbers are ahead of the run's versions, such as 1");
+  verb->add_option("--strip-prefix", args->strip_prefix,
+                   "text to remove from the beginning of the tensors' names, such as module.");
+  verb->footer("The run's learner has `learner.trainer: external` (docs/trainers.md).");
+  verb->callback([args, &exit_code] { exit_code = publish(*args); });
 }
 
 }  // namespace echoline::cli

@@ -41,19 +41,20 @@ class SharedFile {
 
   std::uint64_t dynamic_offset() const { return dynamic_.offset; }
 
-  std::vector<Elf64_Dyn> dynamic() const {
+  std::vector<Elf64_Dyn> dynamic_entries() const {
     std::vector<Elf64_Dyn> entries;
     for (std::uint64_t i = 0; (i + 1) * sizeof(Elf64_Dyn) <= dynamic_.size; ++i)
       if (const auto* const entry = at<Elf64_Dyn>(dynamic_.offset + i * sizeof(Elf64_Dyn))) entries.push_back(*entry);
     return entries;
   }
-  std::string_view needed(const Elf64_Dyn& entry) const {
+  // The library that an entry of the dynamic table names; empty for other entries.
+  std::string_view needed_library(const Elf64_Dyn& entry) const {
     return entry.d_tag == DT_NEEDED ? name(dynamic_, entry.d_un.d_val) : "";
   }
 
   // Calls visit(name, defined) for every symbol; `defined`: in this file.
   template <class Visit>
-  void symbols(Visit&& visit) const {
+  void visit_symbols(Visit&& visit) const {
     for (std::uint64_t i = 1; (i + 1) * sizeof(Elf64_Sym) <= symbols_.size; ++i) {
       const auto* const symbol = at<Elf64_Sym>(symbols_.offset + i * sizeof(Elf64_Sym));
       if (symbol == nullptr) return;
@@ -62,9 +63,10 @@ class SharedFile {
     }
   }
 
-  // Calls visit(name) for every library of which the file requires versions, because the loader insists on these.
+  // Calls visit(name) for every library of which the file requires certain versions. The loader refuses the file
+  // without these libraries.
   template <class Visit>
-  void versioned(Visit&& visit) const {
+  void visit_versioned_libraries(Visit&& visit) const {
     for (std::uint64_t offset = 0; offset < versions_.size;) {
       const auto* const entry = at<Elf64_Verneed>(versions_.offset + offset);
       if (entry == nullptr) return;
@@ -79,21 +81,25 @@ class SharedFile {
     std::uint64_t offset = 0, size = 0, names = 0, names_size = 0;  // `names`: the offset of its string table
   };
 
+  // The structure at an offset; null if the file is too short or the offset is not aligned.
   template <class T>
   const T* at(std::uint64_t offset) const {
     if (offset > bytes_.size() || bytes_.size() - offset < sizeof(T) || offset % alignof(T) != 0) return nullptr;
     return reinterpret_cast<const T*>(bytes_.data() + offset);
   }
-  std::string_view name(const Section& s, std::uint64_t offset) const {
-    if (offset >= s.names_size || s.names > bytes_.size() || s.names_size > bytes_.size() - s.names) return "";
-    const char* const begin = reinterpret_cast<const char*>(bytes_.data() + s.names + offset);
-    return {begin, ::strnlen(begin, s.names_size - offset)};
+  std::string_view name(const Section& section, std::uint64_t offset) const {
+    if (offset >= section.names_size || section.names > bytes_.size() ||
+        section.names_size > bytes_.size() - section.names)
+      return "";
+    const char* const begin = reinterpret_cast<const char*>(bytes_.data() + section.names + offset);
+    return {begin, ::strnlen(begin, section.names_size - offset)};
   }
 
   std::span<const std::byte> bytes_;
   Section symbols_, dynamic_, versions_;
 };
 
+// Whether the library does its work when it is loaded, without a symbol that others take from it.
 bool registers_itself(const std::string& name) {
   for (const char* const prefix : {"libtorch", "libc10", "libcaffe2", "libcu", "libnv", "ld-linux"})
     if (name.starts_with(prefix)) return true;
@@ -105,15 +111,15 @@ bool registers_itself(const std::string& name) {
 Result<std::set<fs::path>> find_unneeded(const std::vector<fs::path>& loaded, const std::vector<fs::path>& roots) {
   std::vector<delta::MappedFile> files;
   std::vector<SharedFile> parsed;
-  std::unordered_map<std::string_view, std::vector<std::size_t>> definers;
-  std::unordered_map<std::string, std::size_t> by_name;
+  std::unordered_map<std::string_view, std::vector<std::size_t>> definers_of_symbol;  // indices in `loaded`
+  std::unordered_map<std::string, std::size_t> index_by_name;
   for (std::size_t i = 0; i < loaded.size(); ++i) {
     ECHO_ASSIGN(delta::MappedFile file, delta::MappedFile::open(loaded[i], kReadLibrary));
     files.push_back(std::move(file));
     parsed.emplace_back(files.back().bytes());
-    by_name[loaded[i].filename()] = i;
-    parsed.back().symbols([&](std::string_view name, bool defined) {
-      if (defined) definers[name].push_back(i);
+    index_by_name[loaded[i].filename()] = i;
+    parsed.back().visit_symbols([&](std::string_view name, bool defined) {
+      if (defined) definers_of_symbol[name].push_back(i);
     });
   }
   std::vector<std::size_t> unvisited;
@@ -129,18 +135,19 @@ Result<std::set<fs::path>> find_unneeded(const std::vector<fs::path>& loaded, co
     const SharedFile& file = parsed[unvisited.back()];
     unvisited.pop_back();
     const auto mark_named = [&](std::string_view name) {
-      if (const auto found = by_name.find(std::string(name)); found != by_name.end()) mark_needed(found->second);
+      if (const auto found = index_by_name.find(std::string(name)); found != index_by_name.end())
+        mark_needed(found->second);
     };
-    file.versioned(mark_named);
+    file.visit_versioned_libraries(mark_named);
     bool has_symbols = false;
-    file.symbols([&](std::string_view name, bool defined) {
+    file.visit_symbols([&](std::string_view name, bool defined) {
       has_symbols = true;
       if (defined) return;
-      if (const auto found = definers.find(name); found != definers.end())
+      if (const auto found = definers_of_symbol.find(name); found != definers_of_symbol.end())
         for (const std::size_t i : found->second) mark_needed(i);
     });
     if (has_symbols) continue;
-    for (const Elf64_Dyn& entry : file.dynamic()) mark_named(file.needed(entry));
+    for (const Elf64_Dyn& entry : file.dynamic_entries()) mark_named(file.needed_library(entry));
   }
   std::set<fs::path> unneeded;
   for (std::size_t i = 0; i < loaded.size(); ++i)
@@ -152,17 +159,18 @@ Result<std::vector<std::string>> needed_libraries(const fs::path& file) {
   ECHO_ASSIGN(const delta::MappedFile mapped, delta::MappedFile::open(file, kReadLibrary));
   const SharedFile shared(mapped.bytes());
   std::vector<std::string> names;
-  for (const Elf64_Dyn& entry : shared.dynamic())
-    if (const std::string_view name = shared.needed(entry); !name.empty()) names.emplace_back(name);
+  for (const Elf64_Dyn& entry : shared.dynamic_entries())
+    if (const std::string_view name = shared.needed_library(entry); !name.empty()) names.emplace_back(name);
   return names;
 }
 
 Result<int> remove_needed(const fs::path& file, const std::set<std::string>& names) {
   ECHO_ASSIGN(delta::MappedFile mapped, delta::MappedFile::open_to_write(file, kReadLibrary));
   const SharedFile shared(mapped.bytes());
-  std::vector<Elf64_Dyn> entries = shared.dynamic();
+  std::vector<Elf64_Dyn> entries = shared.dynamic_entries();
   const std::size_t entry_count = entries.size();
-  std::erase_if(entries, [&](const Elf64_Dyn& entry) { return names.contains(std::string(shared.needed(entry))); });
+  std::erase_if(entries,
+                [&](const Elf64_Dyn& entry) { return names.contains(std::string(shared.needed_library(entry))); });
   const int removed = static_cast<int>(entry_count - entries.size());
   entries.resize(entry_count, Elf64_Dyn{});  // DT_NULL, which ends the table
   if (removed > 0)

@@ -11,7 +11,8 @@ namespace {
 std::atomic<bool> stop_requested = false;
 
 void on_signal(int signal) {
-  if (stop_requested.exchange(true) && signal == SIGINT) ::_exit(130);
+  constexpr int kExitCodeOfSigint = 130;  // as shells report it
+  if (stop_requested.exchange(true) && signal == SIGINT) ::_exit(kExitCodeOfSigint);
 }
 
 }  // namespace

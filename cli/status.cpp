@@ -27,10 +27,10 @@ struct Arguments {
   bool json = false, dot = false;
 };
 
-int status(const Arguments& a) {
-  const auto folder = find_run(a.run);
+int status(const Arguments& args) {
+  const auto folder = find_run(args.run);
   if (!folder) return report_error("status", folder.error());
-  if (a.dot) {
+  if (args.dot) {
     const auto drawing = read_file(*folder / "topology.dot");
     if (!drawing) return report_error("status", drawing.error());
     fmt::print("{}", *drawing);
@@ -39,14 +39,16 @@ int status(const Arguments& a) {
   auto object = learner::read_json_object(*folder / "status.json");
   if (!object) return report_error("status", object.error());
   const bool running = learner::is_running(*folder);
-  if (a.json) {
+  if (args.json) {
     (*object)["running"] = running;
     fmt::print("{}\n", object->dump(2));
     return 0;
   }
   fmt::print("{} ({})\n", folder->string(), running ? "running" : "not running");
-  const std::size_t columns = screen_of(stdout).value_or(Screen{100, 0}).columns;
-  for (const std::string& line : status_lines(*object, {columns, 1u << 20})) fmt::print("{}\n", line);
+  constexpr std::size_t kColumnsWithoutTerminal = 100, kAllRows = 1u << 20;
+  const std::size_t columns = screen_columns().value_or(kColumnsWithoutTerminal);
+  for (const std::string& line : status_lines(*object, {.columns = columns, .rows = kAllRows}))
+    fmt::print("{}\n", line);
   const std::string phase = object->value("phase", "");
   if (!running && phase != "completed" && phase != "interrupted")
     fmt::print("the learner ended before the run was complete; {}\n",
@@ -59,7 +61,7 @@ Status write_plot(const std::filesystem::path& folder, const std::string& file) 
   return write_file_atomic(file, run_svg(folder.filename().string(), metrics));
 }
 
-// Works while the run goes on: parts that do not exist yet are left out.
+// Writes the run's HTML page. Works while the run goes on: parts that do not exist yet are left out.
 Result<std::filesystem::path> write_page(const std::filesystem::path& folder, const std::string& file) {
   RunFiles run;
   run.name = std::filesystem::absolute(folder).lexically_normal().filename().string();
@@ -80,17 +82,17 @@ Result<std::filesystem::path> write_page(const std::filesystem::path& folder, co
   return write_run_page(run, file, folder);
 }
 
-int report(const Arguments& a) {
-  const auto folder = find_run(a.run);
+int report(const Arguments& args) {
+  const auto folder = find_run(args.run);
   if (!folder) return report_error("report", folder.error());
-  if (a.html) {
-    const auto written = write_page(*folder, *a.html);
+  if (args.html) {
+    const auto written = write_page(*folder, *args.html);
     if (!written) return report_error("report", written.error());
     fmt::print("{}\n", written->string());
     return 0;
   }
-  if (!a.svg.empty()) {
-    const Status written = write_plot(*folder, a.svg);
+  if (!args.svg.empty()) {
+    const Status written = write_plot(*folder, args.svg);
     return written ? 0 : report_error("report", written.error());
   }
   const auto object = learner::read_json_object(*folder / "report.json");
@@ -100,7 +102,7 @@ int report(const Arguments& a) {
                                        "`echoline status`",
                                        folder->string()));
   if (!object) return report_error("report", object.error());
-  if (a.json)
+  if (args.json)
     fmt::print("{}\n", object->dump(2));
   else
     fmt::print("{}", object->contains("simulation") ? sim_run_table(*object) : learner::report_text(*object));
@@ -111,27 +113,24 @@ int report(const Arguments& a) {
 
 void add_status(Verb& app, int& exit_code) {
   auto* verb = app.add_verb("status", "Show the state of a run");
-  auto a = std::make_shared<Arguments>();
-  verb->add_option("run", a->run, "name or folder of the run; default: the newest below ./runs");
-  verb->add_flag("--json", a->json, "print JSON");
-  verb->add_flag("--dot", a->dot,
+  auto args = std::make_shared<Arguments>();
+  verb->add_option("run", args->run, "name or folder of the run; default: the newest below ./runs");
+  verb->add_flag("--json", args->json, "print JSON");
+  verb->add_flag("--dot", args->dot,
                  "print which node sends to which, for Graphviz: echoline status --dot | dot -Tsvg > topology.svg");
-  verb->callback([a, &exit_code] { exit_code = status(*a); });
+  verb->callback([args, &exit_code] { exit_code = status(*args); });
 }
 
 void add_report(Verb& app, int& exit_code) {
   auto* verb = app.add_verb("report", "Show what a run did and cost");
-  auto a = std::make_shared<Arguments>();
-  verb->add_option("run", a->run, "name or folder of the run; default: the newest below ./runs");
-  verb->add_flag("--json", a->json, "print report.json");
-  verb->add_option("--svg", a->svg, "draw the run into this SVG file instead; also while it is running");
-  verb->add_option("--html", a->html,
+  auto args = std::make_shared<Arguments>();
+  verb->add_option("run", args->run, "name or folder of the run; default: the newest below ./runs");
+  verb->add_flag("--json", args->json, "print report.json");
+  verb->add_option("--svg", args->svg, "draw the run into this SVG file instead; also while it is running");
+  verb->add_option("--html", args->html,
                    "write the run as a self-contained HTML page into this file; default: report.html in its folder")
       ->value_count(0, 1);
-  verb->footer(
-      "Examples:\n  echoline report quickstart --html\n"
-      "  echoline report runs/quickstart --svg quickstart.svg");
-  verb->callback([a, &exit_code] { exit_code = report(*a); });
+  verb->callback([args, &exit_code] { exit_code = report(*args); });
 }
 
 }  // namespace echoline::cli

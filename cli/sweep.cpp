@@ -1,4 +1,5 @@
-// echoline sweep: runs a file with several values of some keys and compares the results.
+// echoline sweep: runs a file with several values of some keys and compares the results. A cell is one combination of
+// values; it is run with several seeds.
 #include <algorithm>
 #include <cstdio>
 #include <cstdlib>
@@ -21,7 +22,8 @@ namespace {
 using namespace study;
 using namespace pages;
 
-constexpr Duration kResultsEvery = std::chrono::minutes(1);
+constexpr Duration kResultsInterval = std::chrono::minutes(1);
+constexpr int kWritingShare = 20;  // writing results takes at most one part in this many of the time
 
 struct Arguments {
   std::string config, out, limit = "24 h";
@@ -53,16 +55,17 @@ class Progress {
   std::string shown_state_;
 };
 
-Result<SweepPlan> plan(const Arguments& a, const std::string& version) {
-  if (a.real && a.simulated) return fail(Code::kInvalid, "sweep", "expected --real or --sim, found both");
+Result<SweepPlan> make_plan(const Arguments& args, const std::string& version) {
+  if (args.real && args.simulated) return fail(Code::kInvalid, "sweep", "expected --real or --sim, found both");
   SweepArguments sweep;
-  sweep.config = a.config;
-  sweep.out = a.out.empty() ? default_sweep_folder(sweep.config) : std::filesystem::absolute(a.out).lexically_normal();
-  sweep.over = a.over;
-  sweep.measures = a.measures;
-  sweep.seeds = a.seeds;
-  if (a.real) sweep.kind = SweepKind::kReal;
-  if (a.simulated) sweep.kind = SweepKind::kSimulated;
+  sweep.config = args.config;
+  sweep.out =
+      args.out.empty() ? default_sweep_folder(sweep.config) : std::filesystem::absolute(args.out).lexically_normal();
+  sweep.over = args.over;
+  sweep.measures = args.measures;
+  sweep.seeds = args.seeds;
+  if (args.real) sweep.kind = SweepKind::kReal;
+  if (args.simulated) sweep.kind = SweepKind::kSimulated;
   sweep.version = version;
   return plan_sweep(sweep);
 }
@@ -73,33 +76,33 @@ Status write_results(const SweepPlan& plan, const SweepResults& results) {
   return write_file_atomic(plan.out / "sweep.json", learner::json_text(to_json(results), 2) + "\n");
 }
 
-int sweep(const Arguments& a, const std::string& version) {
+int sweep(const Arguments& args, const std::string& version) {
   const std::atomic<bool>& stop = stop_on_signals();
   const auto report_sweep_error = [](const Error& error) { return report_error("sweep", error); };
   SweepRunnerOptions options;
-  const auto limit = parse_duration(a.limit);
+  const auto limit = parse_duration(args.limit);
   if (!limit || *limit <= Duration(0))
     return report_sweep_error(
         fail(Code::kInvalid, "--limit", "{}", limit ? "expected more than nothing" : limit.error().detail));
-  const auto planned = plan(a, version);
+  const auto planned = make_plan(args, version);
   if (!planned) return report_sweep_error(planned.error());
   const bool simulated = planned->kind == SweepKind::kSimulated;
   options.program = own_program();
   options.limit = *limit;
-  options.jobs = a.jobs > 0 ? a.jobs : simulated ? std::max(1u, std::thread::hardware_concurrency()) : 1;
+  options.jobs = args.jobs > 0 ? args.jobs : simulated ? std::max(1u, std::thread::hardware_concurrency()) : 1;
   Progress progress;
   options.on_message = [&](const std::string& text) { progress.print_line(text); };
   options.on_status = [&](const std::string& text) { progress.show_state(text); };
   print_stderr("{} cells, {} seeds each; {}\n", planned->cells.size(), planned->seeds, planned->out.string());
   const SystemClock clock;
-  // Results so far are written while the sweep goes on. Reading all reports may take at most a twentieth of the time.
-  TimePoint due{};
-  options.on_run_ended = [&](const SweepOutcomes& known) {
+  // Results so far are written while the sweep goes on. Large sweeps have many reports to read for that.
+  TimePoint results_due{};
+  options.on_run_ended = [&](const SweepOutcomes& outcomes_so_far) {
     const TimePoint begun = clock.now();
-    if (begun < due) return;
-    if (const Status written = write_results(*planned, collect(*planned, known)); !written)
+    if (begun < results_due) return;
+    if (const Status written = write_results(*planned, collect(*planned, outcomes_so_far)); !written)
       progress.print_line(written.error().message());
-    due = clock.now() + std::max<Duration>(kResultsEvery, 20 * (clock.now() - begun));
+    results_due = clock.now() + std::max<Duration>(kResultsInterval, kWritingShare * (clock.now() - begun));
   };
   const auto outcomes = run_sweep(*planned, options, clock, stop);
   progress.clear();
@@ -107,18 +110,19 @@ int sweep(const Arguments& a, const std::string& version) {
 
   const SweepResults results = collect(*planned, *outcomes);
   if (const Status written = write_results(*planned, results); !written) return report_sweep_error(written.error());
-  if (a.json)
+  if (args.json)
     fmt::print("{}\n", learner::json_text(to_json(results), 2));
   else
     fmt::print("{}", to_table(results, screen_columns().value_or(160)));
   const auto count = [&](SweepEnd end) {
-    return std::count_if(outcomes->begin(), outcomes->end(), [&](const auto& o) { return o.second.end == end; });
+    return std::count_if(outcomes->begin(), outcomes->end(),
+                         [&](const auto& outcome) { return outcome.second.end == end; });
   };
   if (const auto failed = count(SweepEnd::kFailed); failed > 0)
     print_stderr("{} of {} runs failed: {} says why, the same command tries them again\n", failed, outcomes->size(),
                  (planned->out / "sweep.json").string());
-  if (const auto left = count(SweepEnd::kNotRun); left > 0)
-    print_stderr("stopped with {} of {} runs to go; the same command goes on\n", left, outcomes->size());
+  if (const auto not_run = count(SweepEnd::kNotRun); not_run > 0)
+    print_stderr("stopped with {} of {} runs to go; the same command goes on\n", not_run, outcomes->size());
   return count(SweepEnd::kFailed) + count(SweepEnd::kNotRun) > 0 ? 1 : 0;
 }
 
@@ -126,35 +130,33 @@ int sweep(const Arguments& a, const std::string& version) {
 
 void add_sweep(Verb& app, int& exit_code, const std::string& version) {
   auto* verb = app.add_verb("sweep", "Run a file with several values of some keys and compare the results");
-  auto a = std::make_shared<Arguments>();
-  verb->add_option("config", a->config,
+  auto args = std::make_shared<Arguments>();
+  verb->add_option("config", args->config,
                    "run file, or scenario of `echoline sim run`; its section `sweep` can list the values")
       ->required();
-  verb->add_option("--over", a->over,
+  verb->add_option("--over", args->over,
                    "KEY=V1,V2,...: a key and its values; each combination of the keys' values is a cell")
       ->one_value_each();
-  verb->add_option("--seeds", a->seeds, "runs per cell; their seeds count up from the seed of the file")
+  verb->add_option("--seeds", args->seeds, "runs per cell; their seeds count up from the seed of the file")
       ->range(1u, unsigned(kSweepSeedsMax));
-  verb->add_flag("--real", a->real, "run with `echoline up`");
-  verb->add_flag("--sim", a->simulated, "run with `echoline sim run`; default for a file with a section `simulation`");
-  verb->add_option("--jobs", a->jobs, "runs at a time; default: one real run, or one simulated run for each core")
+  verb->add_flag("--real", args->real, "run with `echoline up`");
+  verb->add_flag("--sim", args->simulated,
+                 "run with `echoline sim run`; default for a file with a section `simulation`");
+  verb->add_option("--jobs", args->jobs, "runs at a time; default: one real run, or one simulated run for each core")
       ->range(1u, 1024u);
-  verb->add_option("--limit", a->limit, "time limit of a run")->show_default();
-  verb->add_option("--measure", a->measures, "another field of the report to compare, such as fleet.workers_lost")
+  verb->add_option("--limit", args->limit, "time limit of a run")->show_default();
+  verb->add_option("--measure", args->measures, "another field of the report to compare, such as fleet.workers_lost")
       ->one_value_each();
-  verb->add_option("-o,--out", a->out,
+  verb->add_option("-o,--out", args->out,
                    "folder of the results; default: sweeps/<name of the file>, with a number added if another file "
                    "uses that folder");
-  verb->add_flag("--json", a->json, "print sweep.json instead of the table");
+  verb->add_flag("--json", args->json, "print sweep.json instead of the table");
   verb->footer(
       "Values are written as in a run file. 1..5 is a range, and an expression can use other swept keys. S, kappa and "
       "G are short for staleness.budget, staleness.publish_every and rollout.group_size.\n"
-      "Example:\n"
-      "  echoline sweep configs/quickstart.yaml --over S=3,6 --over 'kappa=1,S-1' \\\n"
-      "    --seeds 3\n"
       "The same command continues after Ctrl-C or a crash: complete runs are not repeated. The folder contains "
       "sweep.html, sweep.csv and sweep.json (docs/sweeps.md).");
-  verb->callback([a, version, &exit_code] { exit_code = sweep(*a, version); });
+  verb->callback([args, version, &exit_code] { exit_code = sweep(*args, version); });
 }
 
 }  // namespace echoline::cli

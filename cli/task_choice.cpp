@@ -1,4 +1,4 @@
-// Finds the task of `echoline adapter`.
+// Finds the task that a subcommand of `echoline adapter` is about.
 #include "cli/task_choice.hpp"
 
 #include <algorithm>
@@ -57,8 +57,8 @@ Status add_command(const std::vector<std::string>& words, json& options) {
   for (std::size_t i = 1; i < command_words.size(); ++i) command.push_back(command_words[i]);
   options["command"] = std::move(command);
   if (is_system_path(path)) return ok();
-  const auto allowed = fs::status(path.parent_path(), ignored).permissions();
-  if ((allowed & fs::perms::others_read) == fs::perms::none || (allowed & fs::perms::others_exec) == fs::perms::none)
+  const fs::perms read_and_enter = fs::perms::others_read | fs::perms::others_exec;
+  if ((fs::status(path.parent_path(), ignored).permissions() & read_and_enter) != read_and_enter)
     return fail(Code::kInvalid, "",
                 "{}: the sandbox's user may not read this folder; chmod o+rx, or use a program in /usr/bin",
                 path.parent_path().string());
@@ -129,14 +129,6 @@ Result<TaskChoice> choose_task(const TaskWords& words) {
     ECHO_ASSIGN(choice->seed, parse_number(*words.seed, "--seed"));
   }
   return choice;
-}
-
-std::string task_examples(std::string_view verb) {
-  return fmt::format(
-      "  echoline adapter {0} configs/quickstart.yaml\n"
-      "  echoline adapter {0} countdown --options '{{\"numbers\": 3}}'\n"
-      "  echoline adapter {0} process -- python3 task.py",
-      verb);
 }
 
 }  // namespace echoline::cli

@@ -15,7 +15,7 @@ namespace echoline::cli {
 // The arguments of the command line that name the task.
 struct TaskWords {
   std::string task;                  // a run file, the folder of a run, or an adapter's name
-  std::vector<std::string> command;  // behind --, for the adapter `process`
+  std::vector<std::string> command;  // the words behind --: a program for the adapter `process`
   std::string options;
   std::vector<std::string> overrides;
   std::optional<std::string> seed;
@@ -25,15 +25,12 @@ struct TaskWords {
 
 struct TaskChoice {
   data_plane::TaskSettings task;
-  model::PromptStyle prompts;  // an adapter named alone has an empty one
+  model::PromptStyle prompts;  // from the run file; empty for an adapter without one
   std::uint64_t seed = 1;
   std::string label;  // printed to the user: "process (tasks/sums.py)"
 };
 
 // kInvalid lists everything that is wrong; mistakes in a run file start with `file:line:col: `.
 Result<TaskChoice> choose_task(const TaskWords& words);
-
-// Examples for --help: three ways to name a task.
-std::string task_examples(std::string_view verb);
 
 }  // namespace echoline::cli

@@ -23,8 +23,13 @@ learner::Check check() {
                       devices)};
 }
 
-constexpr TorchModule kModule{
-    ECHOLINE_VERSION, learner::built_in, worker::make_builtin_engine, model::ask, model::ask_all, model::score, check};
+constexpr TorchModule kModule{.version = ECHOLINE_VERSION,
+                              .built_in = learner::built_in,
+                              .make_engine = worker::make_builtin_engine,
+                              .ask = model::ask,
+                              .ask_all = model::ask_all,
+                              .score = model::score,
+                              .check = check};
 
 }  // namespace
 }  // namespace echoline::cli

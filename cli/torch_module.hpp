@@ -28,6 +28,7 @@ struct TorchModule {
   learner::Check (*check)();
 };
 
-inline constexpr const char* kTorchModuleEntry = "echoline_torch_module";  // const TorchModule* ()
+// Name of the C function that returns the table: const TorchModule* echoline_torch_module().
+inline constexpr const char* kTorchModuleEntry = "echoline_torch_module";
 
 }  // namespace echoline::cli

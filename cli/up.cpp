@@ -31,36 +31,36 @@ std::string next_step_advice(const std::filesystem::path& folder, const std::str
                              const std::vector<std::string>& overrides, const std::string& restart_command) {
   const std::string resume = resume_command(config, overrides);
   if (learner::find_policy(folder / "checkpoints")) return "go on with: " + resume;
-  // The last word of `resume` is --resume.
+  const std::string without_resume = resume.substr(0, resume.rfind(' '));  // --resume is its last word
   return "the run has no checkpoint to go on from; start it again with: " +
-         (restart_command.empty() ? resume.substr(0, resume.rfind(' ')) : restart_command);
+         (restart_command.empty() ? without_resume : restart_command);
 }
 
-int run_up(const UpArguments& a) {
+int run_up(const UpArguments& args) {
   const std::atomic<bool>& stop = stop_on_signals();
-  const auto overrides = parse_overrides(a.overrides);
+  const auto overrides = parse_overrides(args.overrides);
   const auto report_up_error = [](const Error& error) { return report_error("up", error); };
   if (!overrides) return report_up_error(overrides.error());
-  const auto config = learner::load_run_config(a.config, *overrides);
+  const auto config = learner::load_run_config(args.config, *overrides);
   if (!config) return report_up_error(config.error());
 
   // The learner checks the run and plans. It prints its plan before it rents machines.
-  std::vector<std::string> argv{own_program().string(), "learner", a.config};
-  for (const std::string& text : a.overrides) argv.insert(argv.end(), {"--set", text});
-  if (!a.plan.empty()) argv.insert(argv.end(), {"--plan", a.plan});
-  if (a.resume) argv.emplace_back("--resume");
-  if (a.json) argv.emplace_back("--json");  // the learner prints the report or the errors to our stdout
-  auto child = ChildProcess::start(argv, /*shares_stdout=*/a.json);
+  std::vector<std::string> argv{own_program().string(), "learner", args.config};
+  for (const std::string& text : args.overrides) argv.insert(argv.end(), {"--set", text});
+  if (!args.plan.empty()) argv.insert(argv.end(), {"--plan", args.plan});
+  if (args.resume) argv.emplace_back("--resume");
+  if (args.json) argv.emplace_back("--json");  // the learner prints the report or the errors to our stdout
+  auto child = ChildProcess::start(argv, /*shares_stdout=*/args.json);
   if (!child) return report_up_error(child.error());
 
   const SystemClock clock;
   LiveTable table;
   const std::filesystem::path folder = config->run_folder();
-  const double started = clock.unix_seconds();
-  // + 1: `tv_sec` lacks the fraction of a second that `started` has.
+  const double started_unix_s = clock.unix_seconds();
+  // Files of an earlier run do not count. + 1, because `tv_sec` lacks the fraction of a second.
   const auto written_since_start = [&](const std::filesystem::path& path) {
     struct stat info {};
-    return ::stat(path.c_str(), &info) == 0 && static_cast<double>(info.st_mtim.tv_sec) + 1 >= started;
+    return ::stat(path.c_str(), &info) == 0 && static_cast<double>(info.st_mtim.tv_sec) + 1 >= started_unix_s;
   };
   bool stop_sent = false;
   std::optional<ProcessEnd> end;
@@ -78,32 +78,33 @@ int run_up(const UpArguments& a) {
   }
   table.finish();
 
-  const auto advice = [&] { return next_step_advice(folder, a.config, a.overrides, a.restart_command); };
+  const auto advice = [&] { return next_step_advice(folder, args.config, args.overrides, args.restart_command); };
   if (end->signal)
     return report_up_error(fail(Code::kUnavailable, "", "the learner was ended by signal {} ({}); {}", *end->signal,
                                 ::strsignal(*end->signal), advice()));
-  const std::filesystem::path path = folder / "report.json";
-  if (!written_since_start(path))
+  const std::filesystem::path report_file = folder / "report.json";
+  if (!written_since_start(report_file))
     return *end->status == 0 ? 1 : *end->status;  // the learner has given the reason on stderr
-  const auto report = learner::read_json_object(path);
+  const auto report = learner::read_json_object(report_file);
   if (!report) return report_up_error(report.error());
-  if (!a.json) fmt::print("\n{}\nreport: {}\n", learner::report_text(*report), path.string());
+  if (!args.json) fmt::print("\n{}\nreport: {}\n", learner::report_text(*report), report_file.string());
   if (stop_sent) print_stderr("stopped; {}\n", advice());
   return *end->status;
 }
 
 void add_up(Verb& app, int& exit_code) {
   auto* verb = app.add_verb("up", "Plan, rent, train and report: the whole run, with a live table");
-  auto a = std::make_shared<UpArguments>();
-  verb->add_option("config", a->config, "run file, e.g. configs/quickstart.yaml")->required();
-  verb->add_option("--set", a->overrides, "override a key of the run file, e.g. --set run.steps=50")->one_value_each();
-  verb->add_flag("--resume", a->resume, "continue from the last checkpoint of this run");
-  verb->add_flag("--json", a->json, "print the report as JSON");
+  auto args = std::make_shared<UpArguments>();
+  verb->add_option("config", args->config, "run file, e.g. configs/quickstart.yaml")->required();
+  verb->add_option("--set", args->overrides, "override a key of the run file, e.g. --set run.steps=50")
+      ->one_value_each();
+  verb->add_flag("--resume", args->resume, "continue from the last checkpoint of this run");
+  verb->add_flag("--json", args->json, "print the report as JSON");
   verb->footer(
       "Ctrl-C finishes the step, writes a checkpoint and the report, and returns the fleet; a second one ends at "
       "once.\n"
       "All files are written into <run.folder>/<run.name>/; an earlier run of that name is moved and kept.");
-  verb->callback([a, &exit_code] { exit_code = run_up(*a); });
+  verb->callback([args, &exit_code] { exit_code = run_up(*args); });
 }
 
 }  // namespace echoline::cli

@@ -4,32 +4,44 @@
 #include <CLI/CLI.hpp>
 
 #include "cli/command_tree.hpp"
+#include "cli/examples.hpp"
 #include "cli/json_errors.hpp"
 #include "cli/output.hpp"
 
 namespace echoline::cli {
 namespace {
 
-void collect(const CLI::App& app, const std::string& path, std::vector<Command>& out) {
-  Command command{path, app.get_description(), app.get_footer(), {}, {}};
+// Appends the command of `app` and those of its verbs. `path`: the names of the verbs that lead to `app`.
+void collect_commands(const CLI::App& app, const std::string& path, std::vector<Command>& commands) {
+  Command command;
+  command.path = path;
+  command.meaning = app.get_description();
+  command.footer = app.get_footer();
   for (const CLI::Option* option : app.get_options()) {
-    Option o;
-    for (const std::string& name : option->get_snames()) o.names.push_back("-" + name);
-    for (const std::string& name : option->get_lnames()) o.names.push_back("--" + name);
-    o.positional = o.names.empty();
-    if (o.positional) o.names.push_back(option->get_name(true));
-    o.meaning = option->get_description();
-    o.default_value = option->get_default_str();
-    o.takes_value = option->get_items_expected_max() > 0;
-    o.required = option->get_required();
-    command.options.push_back(std::move(o));
+    Option entry;
+    for (const std::string& name : option->get_snames()) entry.names.push_back("-" + name);
+    for (const std::string& name : option->get_lnames()) entry.names.push_back("--" + name);
+    entry.positional = entry.names.empty();
+    if (entry.positional) entry.names.push_back(option->get_name(true));
+    entry.meaning = option->get_description();
+    entry.default_value = option->get_default_str();
+    entry.takes_value = option->get_items_expected_max() > 0;
+    entry.required = option->get_required();
+    command.options.push_back(std::move(entry));
   }
   // With a filter, CLI11 returns all subcommands; without one, only those that the user named.
   const auto verbs = app.get_subcommands([](const CLI::App*) { return true; });
   for (const CLI::App* verb : verbs) command.verbs.push_back(verb->get_name());
-  out.push_back(std::move(command));
+  commands.push_back(std::move(command));
   for (const CLI::App* verb : verbs)
-    collect(*verb, path.empty() ? verb->get_name() : path + " " + verb->get_name(), out);
+    collect_commands(*verb, path.empty() ? verb->get_name() : path + " " + verb->get_name(), commands);
+}
+
+// The names of the verbs that lead to `app`, such as "delta diff".
+std::string path_of(const CLI::App& app) {
+  if (app.get_parent() == nullptr) return "";
+  const std::string parents = path_of(*app.get_parent());
+  return parents.empty() ? app.get_name() : parents + " " + app.get_name();
 }
 
 constexpr std::size_t kHelpColumns = 80;
@@ -42,24 +54,30 @@ class HelpPages : public CLI::Formatter {
     usage.erase(usage.find_last_not_of('\n') + 1);
     return wrap_text(usage, 0, kUsageIndent, kHelpColumns);
   }
+  // The verb's meaning, and examples of its use.
   std::string make_description(const CLI::App* app) const override {
-    return wrap_text(app->get_description(), 0, 0, kHelpColumns);
+    std::string text = wrap_text(app->get_description(), 0, 0, kHelpColumns) + "\n";
+    for (const char* const example : examples_of(path_of(*app))) text += fmt::format("  {}\n", example);
+    return text + "\n";
   }
   std::string make_option(const CLI::Option* option, bool is_positional) const override {
-    return entry(make_option_name(option, is_positional) + make_option_opts(option), make_option_desc(option));
+    return two_columns(make_option_name(option, is_positional) + make_option_opts(option), make_option_desc(option));
   }
   std::string make_subcommand(const CLI::App* verb) const override {
-    return entry(verb->get_display_name(true), verb->get_description());
+    return two_columns(verb->get_display_name(true), verb->get_description());
   }
 
   // Names on the left, their meaning in a column on the right.
-  std::string entry(const std::string& names, const std::string& meaning) const {
-    const std::size_t column = get_column_width();
-    std::string left = wrap_text(names, 2, 4, kHelpColumns), right = wrap_text(meaning, column, column, kHelpColumns);
+  std::string two_columns(const std::string& names, const std::string& meaning) const {
+    const std::size_t meaning_column = get_column_width();
+    std::string left = wrap_text(names, 2, 4, kHelpColumns);
+    const std::string right = wrap_text(meaning, meaning_column, meaning_column, kHelpColumns);
+    if (meaning.empty()) return left;
     // `left` ends with a newline. rfind() returns npos for a single line; npos + 1 is 0.
     const std::size_t last_line_start = left.rfind('\n', left.size() - 2) + 1;
     const std::size_t last_line_width = left.size() - 1 - last_line_start;
-    if (meaning.empty() || last_line_width + 1 > column) return meaning.empty() ? left : left + right;
+    if (last_line_width + 1 > meaning_column) return left + right;
+    // The meaning begins on the last line of the names: its indent is shortened by their width.
     left.pop_back();
     return left + right.substr(last_line_width);
   }
@@ -132,14 +150,14 @@ VerbOption* Verb::add_flag(const std::string& names, bool& value, const std::str
 
 void Verb::footer(const std::string& text) {
   std::string page;
-  for (std::size_t start = 0; start < text.size();) {
-    const std::size_t end = std::min(text.find('\n', start), text.size());
-    const std::string line = text.substr(start, end - start);
+  for (std::size_t line_start = 0; line_start < text.size();) {
+    const std::size_t line_end = std::min(text.find('\n', line_start), text.size());
+    const std::string line = text.substr(line_start, line_end - line_start);
     const std::size_t indent = std::min(line.find_first_not_of(' '), line.size());
     page += wrap_text(line.substr(indent), indent, indent, kHelpColumns);
-    start = end + 1;
+    line_start = line_end + 1;
   }
-  page.pop_back();
+  page.pop_back();  // the last newline: CLI11 adds one
   app_->footer(page);
 }
 void Verb::version(const std::string& text) { app_->set_version_flag("--version", text); }
@@ -167,10 +185,11 @@ int Verb::parse(int argc, const char* const* argv) {
 
 std::vector<Command> command_tree(const Verb& program) {
   std::vector<Command> commands;
-  collect(*program.app_, "", commands);
+  collect_commands(*program.app_, "", commands);
   return commands;
 }
 
+// The types that range() and add_option() can be called with.
 template VerbOption* VerbOption::range(int, int);
 template VerbOption* VerbOption::range(unsigned, unsigned);
 template VerbOption* VerbOption::range(std::size_t, std::size_t);

@@ -1,4 +1,5 @@
-// Verbs and options of the program. Only verb.cpp includes CLI11, whose header costs each file four seconds of
+// Verbs and options of the program. A verb is a word of the command line, such as `delta` or its subcommand `diff`.
+// Only verb.cpp includes CLI11, the parser behind these classes, whose header costs each file four seconds of
 // compiling.
 #pragma once
 #include <cstddef>
@@ -28,7 +29,7 @@ class VerbOption {
   VerbOption* delimiter(char between_values);
   VerbOption* one_value_each();  // "--set a=1 --set b=2", never "--set a=1 b=2"
   VerbOption* excludes(VerbOption* other);
-  VerbOption* show_default();  // --help shows the variable's value
+  VerbOption* show_default();  // --help shows the value that the variable has now
   VerbOption* one_of(std::vector<std::string> values);
   // `Number` is int, unsigned, std::size_t or double.
   template <class Number>
@@ -59,7 +60,7 @@ class Verb {
   // a backslash at the end of each line.
   void footer(const std::string& text);
   void version(const std::string& text);
-  void require_verb();  // from then on, parse() refuses a command line without a verb below this one
+  void require_verb();  // parse() then refuses a command line without a verb below this one
   void callback(std::function<void()> run);
   bool verb_was_given() const;
   std::vector<std::string> verbs() const;

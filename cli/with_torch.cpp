@@ -11,17 +11,16 @@ namespace {
 
 constexpr std::string_view kOperation = "open built-in engine";
 
-struct Opened {
+struct OpenedModule {
   std::filesystem::path file;
-  const TorchModule* module = nullptr;
+  const TorchModule* functions = nullptr;
 };
 
 Result<std::filesystem::path> module_file() {
   const std::filesystem::path program = own_program();
   if (auto file = find_module(program, kTorchModule)) return *std::move(file);
   std::string places;
-  for (const auto& place : module_places(program, kTorchModule))
-    places += (places.empty() ? "" : ", ") + place.string();
+  for (const auto& place : module_paths(program, kTorchModule)) places += (places.empty() ? "" : ", ") + place.string();
   return fail(Code::kInvalid, kOperation,
               "the file with the built-in trainer and engine is missing; expected one of: {}. Build or install the "
               "whole program, or make the bundle without --without-engine. External trainers and the engines sglang "
@@ -29,7 +28,7 @@ Result<std::filesystem::path> module_file() {
               places);
 }
 
-Result<Opened> open_module() {
+Result<OpenedModule> open_module() {
   ECHO_ASSIGN(const std::filesystem::path file, module_file());
   // RTLD_LAZY is for libtorch's many libraries. The module itself is linked with -z now: a symbol that the program
   // lacks is an error here, not a crash later.
@@ -43,78 +42,79 @@ Result<Opened> open_module() {
     return fail(Code::kInvalid, kOperation,
                 "{} belongs to echoline {}, but the program is echoline {}: install both from one build", file.string(),
                 module.version, ECHOLINE_VERSION);
-  return Opened{file, entry()};
+  return OpenedModule{.file = file, .functions = entry()};
 }
 
-const Result<Opened>& torch_module() {
-  static const Result<Opened> opened = open_module();
+// Opens the module at the first call.
+const Result<OpenedModule>& torch_module() {
+  static const Result<OpenedModule> opened = open_module();
   return opened;
 }
 
 }  // namespace
 
 Result<std::optional<std::filesystem::path>> open_built_in() {
-  ECHO_ASSIGN(const Opened& opened, torch_module());
+  ECHO_ASSIGN(const OpenedModule& opened, torch_module());
   return std::optional(opened.file);
 }
 
 learner::BuiltIn built_in_trainer() {
   const auto load = [](const learner::SourceHost& host, bool resume) -> Result<std::unique_ptr<learner::PolicySource>> {
-    ECHO_ASSIGN(const Opened& opened, torch_module());
-    return opened.module->built_in().load(host, resume);
+    ECHO_ASSIGN(const OpenedModule& opened, torch_module());
+    return opened.functions->built_in().load(host, resume);
   };
   const auto can_compute_on = [](const std::string& device) -> Status {
     ECHO_TRY(module_file());
     if (device == "cpu") return ok();
-    ECHO_ASSIGN(const Opened& opened, torch_module());
-    return opened.module->built_in().can_compute_on(device);
+    ECHO_ASSIGN(const OpenedModule& opened, torch_module());
+    return opened.functions->built_in().can_compute_on(device);
   };
   const auto settings_digest = [](const learner::RunConfig& config, const model::ModelConfig& model) {
     const auto& opened = torch_module();
-    return opened ? opened->module->built_in().settings_digest(config, model) : "";
+    return opened ? opened->functions->built_in().settings_digest(config, model) : "";
   };
   // Without the module, a learner publishes the policies of an external trainer without running them first.
   learner::PolicyProbe probe;
   if (module_file())
     probe = [](const delta::StateView& policy, const model::ModelConfig& config, double temperature,
                int threads) -> Result<std::vector<double>> {
-      ECHO_ASSIGN(const Opened& opened, torch_module());
-      return opened.module->built_in().probe(policy, config, temperature, threads);
+      ECHO_ASSIGN(const OpenedModule& opened, torch_module());
+      return opened.functions->built_in().probe(policy, config, temperature, threads);
     };
   const auto device_memory = [](const std::string& device) -> std::optional<Bytes> {
     const auto& opened = torch_module();
-    return opened ? opened->module->built_in().device_memory(device) : std::nullopt;
+    return opened ? opened->functions->built_in().device_memory(device) : std::nullopt;
   };
   return {load, can_compute_on, settings_digest, probe, device_memory};
 }
 
 Result<BuiltInEngine> built_in_engine() {
-  ECHO_ASSIGN(const Opened& opened, torch_module());
-  return BuiltInEngine(opened.module->make_engine);
+  ECHO_ASSIGN(const OpenedModule& opened, torch_module());
+  return BuiltInEngine(opened.functions->make_engine);
 }
 
 Result<model::Generation> ask(const std::filesystem::path& folder, const std::string& device,
                               const std::vector<model::Token>& prompt, const model::Sampling& sampling) {
-  ECHO_ASSIGN(const Opened& opened, torch_module());
-  return opened.module->ask(folder, device, prompt, sampling);
+  ECHO_ASSIGN(const OpenedModule& opened, torch_module());
+  return opened.functions->ask(folder, device, prompt, sampling);
 }
 
 Status ask_all(const std::filesystem::path& folder, const model::Questions& questions) {
-  ECHO_ASSIGN(const Opened& opened, torch_module());
-  return opened.module->ask_all(folder, questions);
+  ECHO_ASSIGN(const OpenedModule& opened, torch_module());
+  return opened.functions->ask_all(folder, questions);
 }
 
 Result<std::vector<float>> score(const std::filesystem::path& folder, const std::string& device,
                                  const std::vector<model::Token>& prompt, const std::vector<model::Token>& continuation,
                                  double temperature) {
-  ECHO_ASSIGN(const Opened& opened, torch_module());
-  return opened.module->score(folder, device, prompt, continuation, temperature);
+  ECHO_ASSIGN(const OpenedModule& opened, torch_module());
+  return opened.functions->score(folder, device, prompt, continuation, temperature);
 }
 
 learner::Check check_torch() {
   const auto& opened = torch_module();
   if (!opened) return {"libtorch", learner::Verdict::kWarning, opened.error().message()};
-  return opened->module->check();
+  return opened->functions->check();
 }
 
 }  // namespace echoline::cli

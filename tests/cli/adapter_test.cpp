@@ -56,7 +56,7 @@ class AdapterVerbs : public ::testing::Test {
     std::ofstream(path) << text;
     return path.string();
   }
-  static bool sandboxed() { return sandbox::Pool::start().has_value(); }
+  static bool has_sandbox() { return sandbox::Pool::start().has_value(); }
   TemporaryFolder folder_;
 };
 
@@ -84,7 +84,7 @@ TEST_F(AdapterVerbs, CheckFindsNothingInASoundTask) {
   for (const json& finding : report["findings"])
     EXPECT_EQ(finding["check"], "demonstrations") << "its teacher forgets carries: " << finding;
   EXPECT_GT(report["speed"]["per_s"], 100.0);
-  if (!sandboxed()) GTEST_SKIP() << "no sandbox";
+  if (!has_sandbox()) GTEST_SKIP() << "no sandbox";
   const Outcome script =
       run_program({"adapter", "check", "process", "--seconds", "5", "--", "python3", file("sums.py", kSums)});
   EXPECT_EQ(script.status, 0) << script.err << script.out;
@@ -93,7 +93,7 @@ TEST_F(AdapterVerbs, CheckFindsNothingInASoundTask) {
 }
 
 TEST_F(AdapterVerbs, CheckNamesFaultsAndTheirPlaces) {
-  if (!sandboxed()) GTEST_SKIP() << "no sandbox";
+  if (!has_sandbox()) GTEST_SKIP() << "no sandbox";
   const std::string script = file("faulty.py", kFaulty);
   const Outcome outcome =
       run_program({"adapter", "check", "process", "--json", "--seconds", "4", "--", "python3", script});
@@ -113,7 +113,7 @@ TEST_F(AdapterVerbs, CheckNamesFaultsAndTheirPlaces) {
 }
 
 TEST_F(AdapterVerbs, CheckReportsATaskThatHangs) {
-  if (!sandboxed()) GTEST_SKIP() << "no sandbox";
+  if (!has_sandbox()) GTEST_SKIP() << "no sandbox";
   const Outcome outcome = run_program({"adapter", "check", "process", "--patience", "1", "--", "python3",
                                        file("hangs.py", "import time\ntime.sleep(600)\n")});
   EXPECT_EQ(outcome.status, 1);
@@ -174,7 +174,7 @@ TEST_F(AdapterVerbs, ANewTaskIsSoundAndIsNeverWrittenOver) {
   EXPECT_EQ(run_program({"adapter", "new", "sums", "--dir", folder}).status, 2);
   EXPECT_EQ(run_program({"plan", folder + "/sums.yaml"}).status, 0) << "the file is executable";
   EXPECT_EQ(run_program({"adapter", "new", "both", "--python", "--c", "--dir", folder}).status, 2);
-  if (!sandboxed()) GTEST_SKIP() << "no sandbox";
+  if (!has_sandbox()) GTEST_SKIP() << "no sandbox";
   ASSERT_EQ(run_program({"adapter", "new", "maze", "--python", "--turns", "--dir", folder}).status, 0);
   ASSERT_EQ(run_program({"adapter", "new", "quick", "--c", "--dir", folder}).status, 0);
   ASSERT_EQ(std::system(fmt::format("cc -shared -fPIC -O2 -Wall -Werror -o {0}/quick.so {0}/quick.c", folder).c_str()),

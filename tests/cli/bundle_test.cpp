@@ -57,7 +57,7 @@ TEST(Bundle, WithoutTheEngineItIsSmall) {
   for (const auto& entry : fs::directory_iterator(root / "lib"))
     EXPECT_EQ(entry.path().filename().string().find("torch"), std::string::npos) << entry.path();
   EXPECT_EQ(shell("env -i PATH=/bin:/usr/bin " + (root / "bin/echoline").string() + " --version > /dev/null"), 0);
-  if (kWithTorch) {  // what it lacks is said before anything is joined
+  if (kWithTorch) {  // the missing engine is reported before the worker joins
     EXPECT_EQ(shell((root / "bin/echoline").string() + " worker --join 127.0.0.1:1 --token t 2> " +
                     (folder.path() / "said").string()),
               2);

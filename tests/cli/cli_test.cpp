@@ -31,11 +31,11 @@ std::string read(const std::filesystem::path& path) {
 // The quickstart with one text replaced, in a folder of its own that contains the offers as well.
 class RunFile {
  public:
-  RunFile(const std::string& from, const std::string& to) {
+  RunFile(const std::string& old_text, const std::string& new_text) {
     std::string text = read("configs/quickstart.yaml");
-    const std::size_t at = text.find(from);
-    if (at == std::string::npos) throw std::runtime_error("the quickstart has no '" + from + "'");
-    std::ofstream(path()) << text.replace(at, from.size(), to);
+    const std::size_t position = text.find(old_text);
+    if (position == std::string::npos) throw std::runtime_error("the quickstart has no '" + old_text + "'");
+    std::ofstream(path()) << text.replace(position, old_text.size(), new_text);
     std::filesystem::copy("configs/offers", folder_.path() / "offers", std::filesystem::copy_options::recursive);
   }
   std::string path() const { return (folder_.path() / "run.yaml").string(); }
@@ -45,6 +45,7 @@ class RunFile {
   TemporaryFolder folder_;
 };
 
+// Expects exit code 2 and each of these texts on stderr.
 void expect_refused(const std::vector<std::string>& arguments, const std::vector<std::string>& texts) {
   const Outcome outcome = run_program(arguments);
   EXPECT_EQ(outcome.status, 2) << outcome.err << outcome.out;
@@ -106,11 +107,11 @@ TEST(BadInput, PortInUse) {
   // An earlier run of that name is not moved.
   std::filesystem::create_directories(folder.path() / "quickstart");
   std::ofstream(folder.path() / "quickstart/metrics.jsonl") << "{\"kind\":\"step\",\"step\":1}\n";
-  const std::vector<std::string> more{"configs/quickstart.yaml", "--set", "network.port=" + port, "--set",
-                                      "run.folder=" + folder.path().string()};
+  const std::vector<std::string> run{"configs/quickstart.yaml", "--set", "network.port=" + port, "--set",
+                                     "run.folder=" + folder.path().string()};
   for (const char* verb : {"up", "plan", "learner"}) {
     std::vector<std::string> arguments{verb};
-    arguments.insert(arguments.end(), more.begin(), more.end());
+    arguments.insert(arguments.end(), run.begin(), run.end());
     expect_refused(arguments, {port, "in use"});
   }
   EXPECT_TRUE(std::filesystem::exists(folder.path() / "quickstart/metrics.jsonl"));
@@ -175,9 +176,9 @@ TEST(Model, GeneratesAndScoresItsOwnText) {
   const Outcome first = run_program(verb), second = run_program(verb);
   ASSERT_EQ(first.status, 0) << first.err;
   EXPECT_EQ(first.out, second.out);
-  const json said = json::parse(first.out);
-  EXPECT_EQ(said.at("prompt_tokens").size(), std::string("Zoë: 1+1=").size());
-  ASSERT_GE(said.at("tokens").size(), 1u);
+  const json generated = json::parse(first.out);
+  EXPECT_EQ(generated.at("prompt_tokens").size(), std::string("Zoë: 1+1=").size());
+  ASSERT_GE(generated.at("tokens").size(), 1u);
   // A given text is scored token by token.
   std::vector<std::string> score{"model", "generate", model, "--prompt", "1+1=", "--continuation", "2!", "--json"};
   const json scored = json::parse(run_program(score).out);
@@ -261,9 +262,9 @@ TEST(Plan, JsonAlsoWhenThereIsNone) {
 
 TEST(Plan, IsKeptLookedIntoAndAppliedToTheOffersOfToday) {
   const RunFile file("name: quickstart", "name: quickstart");
-  const std::string kept = (file.folder() / "plan.json").string();
+  const std::string plan_file = (file.folder() / "plan.json").string();
   const Outcome planned =
-      run_program({"plan", file.path(), "-o", kept, "--sensitivity", "--assume", "storage_usd_per_hour=0.01"});
+      run_program({"plan", file.path(), "-o", plan_file, "--sensitivity", "--assume", "storage_usd_per_hour=0.01"});
   ASSERT_EQ(planned.status, 0) << planned.err;
   EXPECT_NE(planned.out.find("traffic for nothing"), std::string::npos);
   EXPECT_NE(planned.err.find("echoline apply"), std::string::npos);
@@ -273,28 +274,28 @@ TEST(Plan, IsKeptLookedIntoAndAppliedToTheOffersOfToday) {
   EXPECT_EQ(typo.status, 2);
   EXPECT_NE(typo.err.find("did you mean 'q05'"), std::string::npos) << typo.err;
 
-  const Outcome same = run_program({"apply", kept, "--check", "--json"});
+  const Outcome same = run_program({"apply", plan_file, "--check", "--json"});
   ASSERT_EQ(same.status, 0) << same.err;
   EXPECT_TRUE(json::parse(same.out).at("changes").empty()) << same.out;
   // A rented offer is gone, another is dearer: both are planned again, within the limits.
-  const json before = json::parse(read(kept));
+  const json before = json::parse(read(plan_file));
   json offers = json::parse(read("configs/offers/quickstart.json"));
-  const std::string gone = before.at("offers").at(0).at("offer"), dear = before.at("offers").at(1).at("offer");
-  json left = json::array();
+  const std::string removed = before.at("offers").at(0).at("offer"), dearer = before.at("offers").at(1).at("offer");
+  json remaining = json::array();
   for (json& offer : offers.at("offers")) {
-    if (offer.at("id") == gone) continue;
-    if (offer.at("id") == dear) offer["gpu_usd_per_hour"] = 5;
-    left.push_back(offer);
+    if (offer.at("id") == removed) continue;
+    if (offer.at("id") == dearer) offer["gpu_usd_per_hour"] = 5;
+    remaining.push_back(offer);
   }
-  offers["offers"] = left;
+  offers["offers"] = remaining;
   std::ofstream(file.folder() / "offers/quickstart.json") << offers.dump();
-  const Outcome changed = run_program({"apply", kept, "--check", "--json", "--price-tolerance", "0.5"});
+  const Outcome changed = run_program({"apply", plan_file, "--check", "--json", "--price-tolerance", "0.5"});
   ASSERT_EQ(changed.status, 0) << changed.err;
-  EXPECT_NE(changed.err.find(gone + " is not offered any more"), std::string::npos) << changed.err;
-  EXPECT_NE(changed.err.find(dear + " costs $5."), std::string::npos) << changed.err;
+  EXPECT_NE(changed.err.find(removed + " is not offered any more"), std::string::npos) << changed.err;
+  EXPECT_NE(changed.err.find(dearer + " costs $5."), std::string::npos) << changed.err;
   const json applied = json::parse(changed.out);
-  for (const json& row : applied.at("offers")) EXPECT_FALSE(row.at("chosen") && row.at("offer") == dear);
-  const Outcome refused = run_program({"apply", kept, "--price-tolerance", "0"});
+  for (const json& row : applied.at("offers")) EXPECT_FALSE(row.at("chosen") && row.at("offer") == dearer);
+  const Outcome refused = run_program({"apply", plan_file, "--price-tolerance", "0"});
   EXPECT_EQ(refused.status, 3) << refused.err;
   EXPECT_NE(refused.err.find("--price-tolerance"), std::string::npos) << refused.err;
   EXPECT_EQ(run_program({"apply", file.path()}).status, 2);
@@ -303,15 +304,16 @@ TEST(Plan, IsKeptLookedIntoAndAppliedToTheOffersOfToday) {
 TEST(Plan, ApplyRentsThePlannedOffers) {
   if (!kWithTorch) GTEST_SKIP() << "the program was built without libtorch";
   TemporaryFolder folder;
-  const std::string kept = (folder.path() / "plan.json").string();
-  const Outcome planned = run_program(
-      {"plan", "configs/quickstart.yaml", "-o", kept, "--set", "run.steps=1", "--set", "learner.warm_start.steps_max=1",
-       "--set", "run.folder=" + folder.path().string(), "--set", "fleet.places=[US, SE, DE, NL, IS, FR, CZ, PL, CA]"});
+  const std::string plan_file = (folder.path() / "plan.json").string();
+  const Outcome planned =
+      run_program({"plan", "configs/quickstart.yaml", "-o", plan_file, "--set", "run.steps=1", "--set",
+                   "learner.warm_start.steps_max=1", "--set", "run.folder=" + folder.path().string(), "--set",
+                   "fleet.places=[US, SE, DE, NL, IS, FR, CZ, PL, CA]"});
   ASSERT_EQ(planned.status, 0) << planned.err;
-  const Outcome applied = run_program({"apply", kept, "--json"}, std::chrono::seconds(90));
+  const Outcome applied = run_program({"apply", plan_file, "--json"}, std::chrono::seconds(90));
   ASSERT_EQ(applied.status, 0) << applied.err;
   std::set<std::string> wanted, rented;
-  const json plan = json::parse(read(kept));
+  const json plan = json::parse(read(plan_file));
   for (const json& row : plan.at("offers"))
     if (row.at("chosen")) wanted.insert(row.at("offer").get<std::string>());
   const json report = json::parse(applied.out);
@@ -409,23 +411,24 @@ TEST(ConfigReference, IsThePageAboutRunFiles) {
   })) << listed.out;
 }
 
-// The place of a reference's key in the schema; null if it has none. `with`: the adapter that has these options.
-json schema_at(const json& schema, std::string path, const std::string& with) {
-  json at = schema;
+// The part of the schema for a key of the reference; null if there is none. `adapter`: the one whose options the key is
+// among.
+json schema_of_key(const json& schema, std::string path, const std::string& adapter) {
+  json part = schema;
   while (!path.empty()) {
     const std::size_t dot = std::min(path.find('.'), path.size());
     std::string name = path.substr(0, dot);
     path.erase(0, std::min(dot + 1, path.size()));
-    const bool list = name.ends_with("[]");
-    if (list) name.resize(name.size() - 2);
-    if (!at.contains("properties") || !at["properties"].contains(name)) return nullptr;
-    json child = at["properties"][name];
-    if (name == "options" && at.contains("allOf"))
-      for (const json& rule : at["allOf"])
-        if (rule["if"]["properties"]["adapter"]["const"] == with) child = rule["then"]["properties"]["options"];
-    at = list ? child.at("items") : child;
+    const bool is_list = name.ends_with("[]");
+    if (is_list) name.resize(name.size() - 2);
+    if (!part.contains("properties") || !part["properties"].contains(name)) return nullptr;
+    json child = part["properties"][name];
+    if (name == "options" && part.contains("allOf"))
+      for (const json& rule : part["allOf"])
+        if (rule["if"]["properties"]["adapter"]["const"] == adapter) child = rule["then"]["properties"]["options"];
+    part = is_list ? child.at("items") : child;
   }
-  return at;
+  return part;
 }
 
 TEST(ConfigReference, TheSchemaHasEveryKeyWithItsRange) {
@@ -434,24 +437,24 @@ TEST(ConfigReference, TheSchemaHasEveryKeyWithItsRange) {
   ASSERT_GT(keys.size(), 100u);
   for (const json& key : keys) {
     const std::string when = key.value("when", "");
-    const json found = schema_at(schema, key["path"], when.empty() ? when : when.substr(std::strlen("adapter: ")));
+    const json found = schema_of_key(schema, key["path"], when.empty() ? when : when.substr(std::strlen("adapter: ")));
     ASSERT_FALSE(found.is_null()) << key;
     EXPECT_FALSE(found.empty()) << key;
   }
-  const json seed = schema_at(schema, "rollout.group_size", "");
-  EXPECT_EQ(seed["minimum"], 2);
-  EXPECT_EQ(seed["maximum"], 1024);
-  EXPECT_EQ(schema_at(schema, "task.options.partial_credit", "arithmetic")["maximum"], 1);
-  const json loss = schema_at(schema, "learner.loss", "")["enum"];
+  const json group_size = schema_of_key(schema, "rollout.group_size", "");
+  EXPECT_EQ(group_size["minimum"], 2);
+  EXPECT_EQ(group_size["maximum"], 1024);
+  EXPECT_EQ(schema_of_key(schema, "task.options.partial_credit", "arithmetic")["maximum"], 1);
+  const json loss = schema_of_key(schema, "learner.loss", "")["enum"];
   EXPECT_NE(std::find(loss.begin(), loss.end(), "grpo"), loss.end()) << loss;
-  const std::regex chunk(schema_at(schema, "network.chunk", "")["pattern"].get<std::string>());
+  const std::regex chunk(schema_of_key(schema, "network.chunk", "")["pattern"].get<std::string>());
   EXPECT_TRUE(std::regex_match("64 KiB", chunk));
   EXPECT_FALSE(std::regex_match("64", chunk));
   EXPECT_EQ(schema["properties"]["rollout"]["additionalProperties"], false);
 }
 
-// The outcome of a command line in bash; $ECHOLINE is the program.
-Outcome shell(const std::string& command) {
+// Runs a command line in bash; $ECHOLINE is the program.
+Outcome run_in_bash(const std::string& command) {
   TemporaryFolder folder;
   const std::string out = (folder.path() / "out").string(), err = (folder.path() / "err").string();
   std::ofstream(folder.path() / "script") << "ECHOLINE='" << ECHOLINE_PROGRAM << "'\n" << command << "\n";
@@ -462,24 +465,24 @@ Outcome shell(const std::string& command) {
 
 // Every verb with its path, from the help of each: "delta", "delta diff".
 std::vector<std::string> all_verbs(const std::string& path = "") {
-  std::vector<std::string> words, found;
+  std::vector<std::string> words, verbs;
   std::istringstream split(path);
   for (std::string word; split >> word;) words.push_back(word);
   words.emplace_back("--help");
   const Outcome help = run_program(words);
   EXPECT_EQ(help.status, 0) << path;
   EXPECT_NE(help.out.find("Usage"), std::string::npos) << path;
-  const std::size_t at = help.out.find("Subcommands:\n");
-  if (at == std::string::npos) return found;
-  std::istringstream lines(help.out.substr(at));
+  const std::size_t list_start = help.out.find("Subcommands:\n");
+  if (list_start == std::string::npos) return verbs;
+  std::istringstream lines(help.out.substr(list_start));
   std::string line;
   for (std::getline(lines, line); std::getline(lines, line) && line.starts_with("  ");) {
     if (line[2] == ' ') continue;  // the rest of a long description
     const std::string verb = (path.empty() ? "" : path + " ") + line.substr(2, line.find(' ', 2) - 2);
-    found.push_back(verb);
-    for (const std::string& below : all_verbs(verb)) found.push_back(below);
+    verbs.push_back(verb);
+    for (const std::string& subcommand : all_verbs(verb)) verbs.push_back(subcommand);
   }
-  return found;
+  return verbs;
 }
 
 TEST(Help, EveryVerbExplainsItselfHasAPageAndIsCompleted) {
@@ -497,15 +500,15 @@ TEST(Help, EveryVerbExplainsItselfHasAPageAndIsCompleted) {
     std::replace(name.begin(), name.end(), ' ', '-');
     const std::string page = read(folder.path() / (name + ".1"));
     EXPECT_TRUE(page.starts_with(".TH ")) << name;
-    const std::string last = verb.substr(verb.rfind(' ') + 1);
+    const std::string last_word = verb.substr(verb.rfind(' ') + 1);
     for (const auto& [script, text] : scripts)
-      EXPECT_NE(text.find(last), std::string::npos) << verb << " is unknown to " << script;
+      EXPECT_NE(text.find(last_word), std::string::npos) << verb << " is unknown to " << script;
     // Every option of its help.
-    std::istringstream help(shell("$ECHOLINE " + verb + " --help").out);
+    std::istringstream help(run_in_bash("$ECHOLINE " + verb + " --help").out);
     for (std::string line; std::getline(help, line);) {
-      const std::size_t at = line.find("--");
-      if (!line.starts_with("  -") || at == std::string::npos) continue;
-      const std::string option = line.substr(at, line.find_first_of(" ,", at) - at);
+      const std::size_t start = line.find("--");
+      if (!line.starts_with("  -") || start == std::string::npos) continue;
+      const std::string option = line.substr(start, line.find_first_of(" ,", start) - start);
       std::string escaped;
       for (const char c : option) escaped += c == '-' ? "\\-" : std::string(1, c);
       EXPECT_NE(page.find(escaped), std::string::npos) << option << " is not in " << name << ".1";
@@ -520,14 +523,14 @@ TEST(Help, EveryVerbExplainsItselfHasAPageAndIsCompleted) {
 
 TEST(Completion, WorksInBash) {
   const auto completes = [](const std::string& words, const std::string& current) {
-    const Outcome o = shell(
+    const Outcome outcome = run_in_bash(
         "bash -n <($ECHOLINE completion bash) && source <($ECHOLINE completion bash)\n"
         "COMP_WORDS=(echoline " +
         words + " " + current +
         ")\n"
         "COMP_CWORD=$((${#COMP_WORDS[@]} - 1))\n_echoline\necho ${COMPREPLY[@]}");
-    EXPECT_EQ(o.status, 0) << o.err;
-    return o.out;
+    EXPECT_EQ(outcome.status, 0) << outcome.err;
+    return outcome.out;
   };
   EXPECT_EQ(completes("", "pl"), "plan\n");
   EXPECT_EQ(completes("delta", "di"), "diff\n");
@@ -537,17 +540,17 @@ TEST(Completion, WorksInBash) {
 
 TEST(Output, AFailedWriteIsAnError) {
   for (const char* verb : {"config reference", "--help", "plan configs/quickstart.yaml --json", "completion bash"}) {
-    const Outcome full = shell(std::string("$ECHOLINE ") + verb + " >/dev/full");
+    const Outcome full = run_in_bash(std::string("$ECHOLINE ") + verb + " >/dev/full");
     EXPECT_EQ(full.status, 1) << verb;
     EXPECT_NE(full.err.find("cannot write to standard output: No space left on device"), std::string::npos)
         << verb << ": " << full.err;
-    EXPECT_EQ(shell(std::string("$ECHOLINE ") + verb + " >&-").status, 1) << verb;
+    EXPECT_EQ(run_in_bash(std::string("$ECHOLINE ") + verb + " >&-").status, 1) << verb;
   }
   // A reader that closes the pipe early causes no message.
-  const Outcome gone = shell("trap '' PIPE; exec 4> >(:); wait $!; $ECHOLINE config reference >&4");
+  const Outcome gone = run_in_bash("trap '' PIPE; exec 4> >(:); wait $!; $ECHOLINE config reference >&4");
   EXPECT_EQ(gone.status, 1);
   EXPECT_EQ(gone.err, "");
-  EXPECT_EQ(shell("$ECHOLINE config reference 2>&-").status, 0);
+  EXPECT_EQ(run_in_bash("$ECHOLINE config reference 2>&-").status, 0);
 }
 
 }  // namespace

@@ -22,6 +22,7 @@ namespace {
 
 using nlohmann::json;
 using std::chrono::seconds;
+using ::testing::AnyOf;
 using ::testing::HasSubstr;
 namespace fs = std::filesystem;
 
@@ -108,10 +109,10 @@ TEST_F(ExternalTrainer, DrivesTheQuickstartsFleetAndMayCrash) {
   EXPECT_EQ(report.at("steps"), 6);
   EXPECT_TRUE(report.at("weights").at("all_workers_identical").get<bool>());
   EXPECT_EQ(report.at("weights").at("version"), 6);
-  std::size_t told = 0;
+  std::size_t steps_with_updates = 0;
   for (const json& row : json_lines(run_ / "metrics.jsonl"))
-    if (row.at("kind") == "step") told += row.contains("updates");  // the trainer's own figure
-  EXPECT_EQ(told, 6u);
+    if (row.at("kind") == "step") steps_with_updates += row.contains("updates");  // the trainer's own figure
+  EXPECT_EQ(steps_with_updates, 6u);
   std::size_t scored = 0;
   for (const json& row : json_lines(run_ / "metrics.jsonl"))
     if (row.at("kind") == "step" && row.value("scored_responses", 0) > 0) {
@@ -338,6 +339,57 @@ TEST(CarriedPolicy, IsRefusedWhereItWouldHaveToBeComputed) {
   const Outcome in_trainer = run_program(built_in);
   EXPECT_EQ(in_trainer.status, 2);
   EXPECT_THAT(in_trainer.err, HasSubstr("'model_type' is \"mixture_of_tomorrow\", expected"));
+}
+
+// Saves policies with "module." in front of every name. The learner refuses the first one and names the option.
+constexpr const char* kPrefixingTrainer = R"(
+import os, sys
+sys.path.insert(0, "clients/python")
+import echoline
+run, saved = sys.argv[1:]
+client = echoline.Client(run, patience=120)
+while True:
+    status = client.status()
+    folder = os.path.join(saved, f"global_step_{status.steps + 1}", "actor", "huggingface")
+    if status.version_wanted == status.steps and not os.path.exists(folder):
+        with open(os.path.join(status.raw["model"], "model.safetensors"), "rb") as file:
+            policy, _ = echoline.unpack(file.read())
+        data = echoline.pack({"module." + name: tensor for name, tensor in policy.items()})
+        if status.steps == 1:
+            with open(os.path.join(saved, "wrapped.safetensors"), "wb") as file:
+                file.write(data)
+            try:
+                client.publish(1, os.path.join(saved, "wrapped.safetensors"))
+                sys.exit("a policy with other names was taken")
+            except echoline.Error as error:
+                assert "publish with --strip-prefix module." in str(error), error
+        os.makedirs(folder)
+        with open(os.path.join(folder, "model.safetensors"), "wb") as file:
+            file.write(data)
+    if status.steps >= status.steps_total:
+        break
+    batch = client.take(wait=0.2)
+    if batch is not None:
+        client.consume(batch)
+)";
+
+TEST(Publish, NamesWithAPrefixAreExplainedAndStripped) {
+  const TemporaryFolder folder;
+  const fs::path run = folder.path() / "quickstart", saved = folder.path() / "saved";
+  fs::create_directories(saved);
+  Program watch(
+      {"publish", run.string(), "--watch", saved.string(), "--strip-prefix", "module.", "--version-offset", "1"});
+  const Python trainer({"-c", kPrefixingTrainer, run.string(), saved.string()});
+  Program program(up(folder.path(), {"--set", "run.steps=2"}));
+  const Outcome outcome = program.wait(seconds(120));
+  EXPECT_EQ(outcome.status, 0) << outcome.err;
+  EXPECT_EQ(json_file(run / "report.json").at("weights").at("version"), 2);
+  const Outcome watched = watch.wait(seconds(60));
+  EXPECT_EQ(watched.status, 0);
+  EXPECT_THAT(watched.err, AnyOf(HasSubstr("the learner wants no policy now"),
+                                 HasSubstr("has no subfolder whose name ends in a number")));
+  EXPECT_THAT(watched.err, HasSubstr("version 2 is published from"));
+  EXPECT_THAT(watched.err, HasSubstr("global_step_3/actor/huggingface"));
 }
 
 TEST(Publish, MissingArgumentsAreNamed) {

@@ -2,6 +2,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <cctype>
 #include <filesystem>
 #include <fstream>
 #include <map>
@@ -32,18 +33,18 @@ std::vector<std::string> lines_of(const std::string& text) {
 // Help pages by verb: "", "sim", "sim run", ...
 const std::map<std::string, std::string>& pages() {
   static const std::map<std::string, std::string> all = [] {
-    std::map<std::string, std::string> found;
-    std::vector<std::vector<std::string>> left{{}};
-    while (!left.empty()) {
-      std::vector<std::string> verb = std::move(left.back());
-      left.pop_back();
+    std::map<std::string, std::string> results;
+    std::vector<std::vector<std::string>> unvisited{{}};
+    while (!unvisited.empty()) {
+      std::vector<std::string> verb = std::move(unvisited.back());
+      unvisited.pop_back();
       std::vector<std::string> words = verb;
       words.emplace_back("--help");
       const Outcome outcome = run_program(words);
       std::string name;
       for (const std::string& word : verb) name += (name.empty() ? "" : " ") + word;
       EXPECT_EQ(outcome.status, 0) << name << outcome.err;
-      found[name] = outcome.out;
+      results[name] = outcome.out;
       bool listing = false;
       for (const std::string& line : lines_of(outcome.out)) {
         if (line == "Subcommands:")
@@ -51,10 +52,10 @@ const std::map<std::string, std::string>& pages() {
         else if (line.empty())
           listing = false;
         else if (listing && line.starts_with("  ") && line[2] != ' ')
-          left.push_back(verb), left.back().push_back(line.substr(2, line.find(' ', 2) - 2));
+          unvisited.push_back(verb), unvisited.back().push_back(line.substr(2, line.find(' ', 2) - 2));
       }
     }
-    return found;
+    return results;
   }();
   return all;
 }
@@ -80,7 +81,7 @@ std::vector<std::string> words_of(const std::string& command) {
 
 // Every command of this program that a help page gives as an example, without the program's name.
 std::vector<std::pair<std::string, std::vector<std::string>>> examples() {
-  std::vector<std::pair<std::string, std::vector<std::string>>> found;
+  std::vector<std::pair<std::string, std::vector<std::string>>> results;
   for (const auto& [verb, page] : pages()) {
     const std::vector<std::string> lines = lines_of(page);
     for (std::size_t i = 0; i < lines.size(); ++i) {
@@ -94,10 +95,10 @@ std::vector<std::pair<std::string, std::vector<std::string>>> examples() {
         continue;
       std::string own = command.substr(at + 9);
       if (before.ends_with("(")) own = own.substr(0, own.rfind(')'));
-      found.emplace_back(verb, words_of(own));
+      results.emplace_back(verb, words_of(own));
     }
   }
-  return found;
+  return results;
 }
 
 TEST(Help, PagesAreEightyColumnsWide) {
@@ -107,16 +108,29 @@ TEST(Help, PagesAreEightyColumnsWide) {
       EXPECT_LE(width_of(line), kColumns) << "echoline " << verb << " --help: " << line;
 }
 
+TEST(Help, PagesBeginWithASentenceAndTwoExamples) {
+  for (const auto& [verb, page] : pages()) {
+    SCOPED_TRACE("echoline " + verb + " --help");
+    const std::string beginning = page.substr(0, page.find("Usage:"));
+    EXPECT_TRUE(std::isupper(static_cast<unsigned char>(beginning[0]))) << beginning;
+    const std::string command = "echoline " + (verb.empty() ? "" : verb);
+    int examples = 0;
+    for (const std::string& line : lines_of(beginning))
+      examples += line.starts_with("  ") && line.find(command) != std::string::npos ? 1 : 0;
+    EXPECT_GE(examples, 2) << beginning;
+  }
+}
+
 TEST(Help, ExamplesNameVerbsOptionsAndFilesThatAreThere) {
   const auto all = examples();
   EXPECT_GT(all.size(), 45u);
   for (const auto& [page, words] : all) {
-    std::string verb, shown;
+    std::string verb, command_text;
     std::size_t next = 0;
     while (next < words.size() && pages().contains(verb.empty() ? words[next] : verb + " " + words[next]))
       verb += (verb.empty() ? "" : " ") + words[next++];
-    for (const std::string& word : words) shown += " " + word;
-    SCOPED_TRACE("echoline " + page + " --help: echoline" + shown);
+    for (const std::string& word : words) command_text += " " + word;
+    SCOPED_TRACE("echoline " + page + " --help: echoline" + command_text);
     ASSERT_NE(verb, "");
     for (std::size_t i = next; i < words.size() && words[i] != "--"; ++i) {
       if (words[i].starts_with("-") && words[i] != "-") {
@@ -128,9 +142,9 @@ TEST(Help, ExamplesNameVerbsOptionsAndFilesThatAreThere) {
       }
     }
     // The program parses the values too, because it reads all of them before it prints help.
-    std::vector<std::string> asked = words;
-    asked.insert(asked.begin() + static_cast<std::ptrdiff_t>(next), "--help");
-    const Outcome outcome = run_program(asked);
+    std::vector<std::string> arguments = words;
+    arguments.insert(arguments.begin() + static_cast<std::ptrdiff_t>(next), "--help");
+    const Outcome outcome = run_program(arguments);
     EXPECT_EQ(outcome.status, 0) << outcome.err;
     EXPECT_EQ(outcome.out, pages().at(verb));
   }
@@ -148,12 +162,12 @@ TEST(Help, ExamplesThatCostNothingRun) {
                                           "sim run configs/sim/small.yaml"};
   std::set<std::string> run;
   for (const auto& [page, words] : examples()) {
-    std::string shown;
-    for (const std::string& word : words) shown += (shown.empty() ? "" : " ") + word;
-    if (!kRun.contains(shown) || !run.insert(shown).second) continue;
+    std::string command_text;
+    for (const std::string& word : words) command_text += (command_text.empty() ? "" : " ") + word;
+    if (!kRun.contains(command_text) || !run.insert(command_text).second) continue;
     const Outcome outcome = run_program(words, std::chrono::seconds(120));
-    EXPECT_EQ(outcome.status, 0) << shown << "\n" << outcome.err;
-    EXPECT_FALSE(outcome.out.empty()) << shown;
+    EXPECT_EQ(outcome.status, 0) << command_text << "\n" << outcome.err;
+    EXPECT_FALSE(outcome.out.empty()) << command_text;
   }
   EXPECT_EQ(run, kRun) << "an example is gone: remove it from the list";
 }
@@ -212,19 +226,19 @@ TEST(Json, ErrorsAreJsonInEveryVerb) {
     std::istringstream names(verb);
     for (std::string name; names >> name;) words.push_back(name);
     for (const bool usage : {false, true}) {
-      std::vector<std::string> asked = words;
+      std::vector<std::string> arguments = words;
       if (usage)
-        asked.emplace_back("--no-such-option");
+        arguments.emplace_back("--no-such-option");
       else
-        asked.insert(asked.end(), failure->second.begin(), failure->second.end());
-      asked.emplace_back("--json");
-      const Outcome outcome = run_program(asked);
+        arguments.insert(arguments.end(), failure->second.begin(), failure->second.end());
+      arguments.emplace_back("--json");
+      const Outcome outcome = run_program(arguments);
       EXPECT_NE(outcome.status, 0) << verb;
       EXPECT_NE(outcome.err, "") << verb << ": people read it as well";
-      const json said = json::parse(outcome.out, nullptr, false);
-      ASSERT_TRUE(said.is_object()) << verb << " printed: " << outcome.out;
-      EXPECT_FALSE(said.at("error").at("code").get<std::string>().empty()) << verb;
-      EXPECT_FALSE(said.at("error").at("problems").empty()) << verb;
+      const json printed = json::parse(outcome.out, nullptr, false);
+      ASSERT_TRUE(printed.is_object()) << verb << " printed: " << outcome.out;
+      EXPECT_FALSE(printed.at("error").at("code").get<std::string>().empty()) << verb;
+      EXPECT_FALSE(printed.at("error").at("problems").empty()) << verb;
     }
   }
   const Outcome unknown = run_program({"upp", "--json"});

@@ -37,13 +37,13 @@ class HostScriptTest : public ::testing::Test {
     bundle = folder.path() / "bundle.tar";
     ASSERT_EQ(std::system(("tar cf " + bundle.string() + " -C " + folder.path().string() + " echoline-worker").c_str()),
               0);
-    node = start();
+    node = start_learner();
     fs::create_directories(tools());
-    for (const char* tool : {"sh", "mkdir", "mktemp", "head", "sha256sum", "tar", "rm", "mv", "cat"}) link(tool);
-    fs::create_symlink(*find("true"), tools() / "sleep");
+    for (const char* tool : {"sh", "mkdir", "mktemp", "head", "sha256sum", "tar", "rm", "mv", "cat"}) install(tool);
+    fs::create_symlink(*path_of_tool("true"), tools() / "sleep");
   }
 
-  std::unique_ptr<overlay::LearnerNode> start() {
+  std::unique_ptr<overlay::LearnerNode> start_learner() {
     overlay::LearnerOptions options;
     options.run_id = "run";
     options.bundle = bundle;
@@ -52,14 +52,14 @@ class HostScriptTest : public ::testing::Test {
     return std::move(*started);
   }
 
-  static std::optional<fs::path> find(const std::string& tool) {
+  static std::optional<fs::path> path_of_tool(const std::string& tool) {
     for (const char* place : {"/usr/bin", "/bin"})
       if (fs::exists(fs::path(place) / tool)) return fs::path(place) / tool;
     return std::nullopt;
   }
   fs::path tools() const { return folder.path() / "tools"; }
-  bool link(const std::string& tool) {
-    const auto found = find(tool);
+  bool install(const std::string& tool) {
+    const auto found = path_of_tool(tool);
     if (found) fs::create_symlink(*found, tools() / tool);
     return found.has_value();
   }
@@ -91,8 +91,8 @@ class HostScriptTest : public ::testing::Test {
     return {WIFEXITED(status) ? WEXITSTATUS(status) : -1, *read_file(out), *read_file(err)};
   }
 
-  void forget() { fs::remove_all(folder.path() / "home"); }
-  std::size_t kept() const {
+  void remove_home() { fs::remove_all(folder.path() / "home"); }
+  std::size_t cached_entries() const {
     std::error_code none;
     std::size_t count = 0;
     for (const auto& entry : fs::directory_iterator(folder.path() / "home/.cache/echoline", none))
@@ -108,14 +108,14 @@ class HostScriptTest : public ::testing::Test {
 TEST_F(HostScriptTest, TheBundleIsFetchedOnceWithEachToolAndRun) {
   std::size_t tried = 0;
   for (const char* tool : {"curl", "wget", "python3"}) {
-    if (!link(tool)) continue;
+    if (!install(tool)) continue;
     ++tried;
-    forget();
+    remove_home();
     const Outcome first = run(script(), token());
     EXPECT_EQ(first.status, 0) << tool << first.err;
     EXPECT_THAT(first.out, HasSubstr("with worker --name it's")) << tool;
     fs::remove(tools() / tool);
-    EXPECT_EQ(kept(), 1u) << tool;  // nothing is left of the archive
+    EXPECT_EQ(cached_entries(), 1u) << tool;  // nothing is left of the archive
     const Outcome again = run(script(), "");
     EXPECT_EQ(again.out, first.out) << tool << again.err;
   }
@@ -124,7 +124,7 @@ TEST_F(HostScriptTest, TheBundleIsFetchedOnceWithEachToolAndRun) {
 
 TEST_F(HostScriptTest, NothingIsRunThatIsNotTheBundle) {
   for (const char* tool : {"curl", "wget", "python3"}) {
-    if (!link(tool)) continue;
+    if (!install(tool)) continue;
     provisioner::HostScript other = script();
     other.sha256.replace(0, 8, "00000000");
     const Outcome changed = run(other, token());
@@ -138,7 +138,7 @@ TEST_F(HostScriptTest, NothingIsRunThatIsNotTheBundle) {
       EXPECT_THAT(refused.err, HasSubstr("refused: ")) << tool;
     }
     // Another learner's port: its key differs, and it would see the token.
-    const auto stranger = start();
+    const auto stranger = start_learner();
     provisioner::HostScript astray = script();
     astray.learner = overlay::to_text(stranger->endpoint());
     const Outcome elsewhere = run(astray, token());
@@ -147,48 +147,49 @@ TEST_F(HostScriptTest, NothingIsRunThatIsNotTheBundle) {
     EXPECT_THAT(elsewhere.err, Not(HasSubstr("refused"))) << tool;
     EXPECT_THAT(elsewhere.err, HasSubstr("the bundle could not be fetched")) << tool;
     EXPECT_THAT(elsewhere.err, AnyOf(HasSubstr("pinned"), HasSubstr("CERTIFICATE_VERIFY_FAILED"))) << tool;
-    EXPECT_EQ(kept(), 0u) << tool;
+    EXPECT_EQ(cached_entries(), 0u) << tool;
     fs::remove(tools() / tool);
   }
 }
 
 TEST_F(HostScriptTest, ATokenFetchesAFewTimes) {
-  if (!link("curl")) GTEST_SKIP() << "curl is not installed";
+  if (!install("curl")) GTEST_SKIP() << "curl is not installed";
   const std::string one = token();
   for (int i = 0; i < 3; ++i) {
-    forget();
+    remove_home();
     EXPECT_EQ(run(script(), one).status, 0);
   }
-  forget();
+  remove_home();
   EXPECT_THAT(run(script(), one).err, HasSubstr("has fetched the bundle 3 times"));
 }
 
-// A proxy to the learner that breaks after a number of bytes, again and again.
-class Cuts {
+// A proxy to the learner that breaks its first `times` connections after `bytes_max` bytes each.
+class BreakingProxy {
  public:
-  Cuts(std::uint16_t to, std::size_t after, int times) : listener_(::socket(AF_INET, SOCK_STREAM, 0)) {
+  BreakingProxy(std::uint16_t learner_port, std::size_t bytes_max, int times)
+      : listener_(::socket(AF_INET, SOCK_STREAM, 0)) {
     sockaddr_in a = address(0);
     EXPECT_EQ(::bind(listener_.get(), reinterpret_cast<sockaddr*>(&a), sizeof a), 0);
     EXPECT_EQ(::listen(listener_.get(), 8), 0);
     socklen_t length = sizeof a;
     EXPECT_EQ(::getsockname(listener_.get(), reinterpret_cast<sockaddr*>(&a), &length), 0);
     port = ntohs(a.sin_port);
-    thread_ = std::thread([this, to, after, times] {
+    thread_ = std::thread([this, learner_port, bytes_max, times] {
       for (int i = 0;; ++i) {
         const Descriptor in(::accept(listener_.get(), nullptr, nullptr));
         if (in.get() < 0) return;
         const Descriptor out(::socket(AF_INET, SOCK_STREAM, 0));
-        sockaddr_in learner = address(to);
+        sockaddr_in learner = address(learner_port);
         if (::connect(out.get(), reinterpret_cast<sockaddr*>(&learner), sizeof learner) != 0) continue;
         std::thread up([&] { pass(in.get(), out.get(), SIZE_MAX); });
-        pass(out.get(), in.get(), i < times ? after : SIZE_MAX);
+        pass(out.get(), in.get(), i < times ? bytes_max : SIZE_MAX);
         ::shutdown(in.get(), SHUT_RDWR);
         ::shutdown(out.get(), SHUT_RDWR);
         up.join();
       }
     });
   }
-  ~Cuts() {
+  ~BreakingProxy() {
     ::shutdown(listener_.get(), SHUT_RDWR);
     thread_.join();
   }
@@ -202,12 +203,12 @@ class Cuts {
     a.sin_port = htons(port);
     return a;
   }
-  static void pass(int from, int to, std::size_t most) {
+  static void pass(int from, int to, std::size_t bytes_max) {
     char block[65536];
-    for (std::size_t done = 0; done < most;) {
-      const ssize_t n = ::recv(from, block, std::min(sizeof block, most - done), 0);
+    for (std::size_t passed = 0; passed < bytes_max;) {
+      const ssize_t n = ::recv(from, block, std::min(sizeof block, bytes_max - passed), 0);
       if (n <= 0 || ::send(to, block, static_cast<std::size_t>(n), MSG_NOSIGNAL) != n) return;
-      done += static_cast<std::size_t>(n);
+      passed += static_cast<std::size_t>(n);
     }
   }
   Descriptor listener_;
@@ -216,24 +217,24 @@ class Cuts {
 
 TEST_F(HostScriptTest, AnInterruptedDownloadIsRepeated) {
   for (const char* tool : {"curl", "wget", "python3"}) {
-    if (!link(tool)) continue;
-    forget();
+    if (!install(tool)) continue;
+    remove_home();
     provisioner::HostScript far = script();
     {
-      const Cuts cuts(node->endpoint().port, 500'000, 2);
-      far.learner = fmt::format("127.0.0.1:{}", cuts.port);
+      const BreakingProxy proxy(node->endpoint().port, 500'000, 2);
+      far.learner = fmt::format("127.0.0.1:{}", proxy.port);
       const Outcome late = run(far, token());
       EXPECT_EQ(late.status, 0) << tool << late.err;
       EXPECT_THAT(late.out, HasSubstr("with worker")) << tool;
     }
-    forget();
-    const Cuts cuts(node->endpoint().port, 500'000, 99);
-    far.learner = fmt::format("127.0.0.1:{}", cuts.port);
+    remove_home();
+    const BreakingProxy proxy(node->endpoint().port, 500'000, 99);
+    far.learner = fmt::format("127.0.0.1:{}", proxy.port);
     const Outcome never = run(far, token());
     EXPECT_EQ(never.status, 1) << tool;
     EXPECT_EQ(never.out, "") << tool;
     EXPECT_THAT(never.err, HasSubstr("the bundle could not be fetched")) << tool;
-    EXPECT_EQ(kept(), 0u) << tool;
+    EXPECT_EQ(cached_entries(), 0u) << tool;
     fs::remove(tools() / tool);
   }
 }
@@ -242,10 +243,10 @@ TEST_F(HostScriptTest, MissingToolsAreNamed) {
   const Outcome bare = run(script(), token());
   EXPECT_EQ(bare.status, 1);
   EXPECT_THAT(bare.err, HasSubstr("none of curl, wget and python3"));
-  if (!link("curl") || !find("zstd")) GTEST_SKIP() << "curl or zstd is not installed: the rest is not tried";
+  if (!install("curl") || !path_of_tool("zstd")) GTEST_SKIP() << "curl or zstd is not installed: the rest is not tried";
   ASSERT_EQ(std::system(("zstd -q -f " + bundle.string() + " -o " + bundle.string() + ".zst").c_str()), 0);
   bundle += ".zst";
-  node = start();
+  node = start_learner();
   const Outcome packed = run(script(), token());
   EXPECT_EQ(packed.status, 1);
   EXPECT_THAT(packed.err, HasSubstr("it must be a .tar.gz"));
@@ -292,7 +293,7 @@ fleet: {offers: offers.json, provider: exec, provider_file: provider.yaml, bundl
   EXPECT_EQ(report.at("ended"), "completed");
   EXPECT_EQ(report.at("workers").at(0).at("offer"), "host-script-test");
   EXPECT_TRUE(report.at("weights").at("all_workers_identical").get<bool>());
-  std::string started;  // what stood in a list of processes
+  std::string started;  // the script, as a list of processes would show it
   for (const auto& entry : fs::directory_iterator(in))
     if (entry.path().extension() == ".sh") started = *read_file(entry.path());
   EXPECT_THAT(started.substr(started.find("exec ")), Not(HasSubstr("echo1.")));

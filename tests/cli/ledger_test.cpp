@@ -92,7 +92,7 @@ TEST(LedgerVerbs, ShowRentedMachinesAndDownReleasesThem) {
 }
 
 TEST(RentedWorker, EndsItsOwnInstanceWhenItEnds) {
-  provisioner::VastServer server;  // to which any instance's key is good
+  provisioner::VastServer server;  // accepts the key of any instance
   provisioner::VastInstance instance;
   instance.id = 4321;
   server.put(instance);
@@ -107,11 +107,12 @@ TEST(RentedWorker, EndsItsOwnInstanceWhenItEnds) {
   EXPECT_EQ(outcome.err.find(provisioner::VastServer::kKey), std::string::npos);
 }
 
-struct HurriedClock final : Clock {
-  TimePoint now() const override { return system.now() + ahead; }
-  double unix_seconds() const override { return system.unix_seconds() + seconds(ahead); }
+// The system clock, moved forward by each pause.
+struct FastClock final : Clock {
+  TimePoint now() const override { return system.now() + advanced; }
+  double unix_seconds() const override { return system.unix_seconds() + seconds(advanced); }
   SystemClock system;
-  Duration ahead{};
+  Duration advanced{};
 };
 
 // The learner is killed right after a machine was created, before the answer arrives, and right after it released one.
@@ -155,7 +156,7 @@ TEST(LedgerVerbs, DownReleasesTheMachinesOfAKilledLearner) {
                      "fleet.provider=vast", "--set", "fleet.image=debian:12", "--set", "fleet.vast.url=" + server.url(),
                      "--set", "network.bind=::", "--set", "rollout.prompts_per_step=8", "--set",
                      "learner.warm_start.steps_max=1"});
-    if (point > 3) {  // both are rented: now it is to end in order
+    if (point > 3) {  // with both machines rented, the run is asked to end
       EXPECT_TRUE(eventually(std::chrono::seconds(60), [&] { return two || !program.running(); }));
       program.signal(SIGINT);
     }
@@ -170,9 +171,9 @@ TEST(LedgerVerbs, DownReleasesTheMachinesOfAKilledLearner) {
       EXPECT_FALSE(server.rented().empty());
       for (const auto& [id, instance] : server.rented()) EXPECT_TRUE(known.contains(instance.label)) << id;
     }
-    {  // as the verb does, which gives what was asked for a moment ago a minute to come to be
+    {  // as `echoline down` does, which waits a minute for machines that were requested a moment ago
       auto ledger = Ledger::open(run / "ledger.sqlite", "quickstart");
-      HurriedClock clock;
+      FastClock clock;
       provisioner::DownOptions options;
       options.provider = [&](const std::string& name) {
         provisioner::ProviderOptions made;
@@ -181,7 +182,7 @@ TEST(LedgerVerbs, DownReleasesTheMachinesOfAKilledLearner) {
       };
       options.providers = {"vast"};
       options.pause = [&](Duration d) {
-        clock.ahead += std::max<Duration>(d, std::chrono::milliseconds(500));
+        clock.advanced += std::max<Duration>(d, std::chrono::milliseconds(500));
         std::this_thread::sleep_for(std::chrono::milliseconds(1));
       };
       const auto report = provisioner::bring_down(*ledger, clock, options);

@@ -22,17 +22,17 @@ json status_with(int workers) {
                  {"usd_per_hour", 1.5},  {"topology", "learner -> 1 -> 2"}};
   status["accuracy"]["before"] = 0.25;
   for (int i = 1; i <= workers; ++i) {
-    json w = {{"id", i},
-              {"offer", "vast-" + std::to_string(1000 + i)},
-              {"rollouts", 100 * i},
-              {"version", 30},
-              {"bytes_in", 9e9},
-              {"bytes_forwarded", 1e6},
-              {"lost", false},
-              {"seed", i == 1}};
-    w["rollouts_per_s"] = 10.0;
-    w["rollouts_per_s_expected"] = 10.0;
-    status["workers"].push_back(w);
+    json worker = {{"id", i},
+                   {"offer", "vast-" + std::to_string(1000 + i)},
+                   {"rollouts", 100 * i},
+                   {"version", 30},
+                   {"bytes_in", 9e9},
+                   {"bytes_forwarded", 1e6},
+                   {"lost", false},
+                   {"seed", i == 1}};
+    worker["rollouts_per_s"] = 10.0;
+    worker["rollouts_per_s_expected"] = 10.0;
+    status["workers"].push_back(worker);
   }
   return status;
 }
@@ -61,14 +61,14 @@ TEST(StatusLines, FitEveryScreen) {
 
 TEST(StatusLines, WorkersInTroubleComeFirstAndTheRestIsCounted) {
   json status = status_with(64);
-  json& w = status["workers"];
-  w[60]["away"] = true;
-  w[50]["version"] = 27;
-  w[40]["rollouts_per_s"] = 3.0;
-  w[30]["troubles"] = 2;
-  w[20]["quarantined"] = true;
-  w[10]["lost"] = true;
-  w[55]["version"] = nullptr;
+  json& workers = status["workers"];
+  workers[60]["away"] = true;
+  workers[50]["version"] = 27;
+  workers[40]["rollouts_per_s"] = 3.0;
+  workers[30]["troubles"] = 2;
+  workers[20]["quarantined"] = true;
+  workers[10]["lost"] = true;
+  workers[55]["version"] = nullptr;
   const auto lines = status_lines(status, {80, 23});
   ASSERT_EQ(lines.size(), 23u);
   const std::string text = joined(lines);
@@ -79,7 +79,7 @@ TEST(StatusLines, WorkersInTroubleComeFirstAndTheRestIsCounted) {
     return lines.size();
   };
   const std::size_t first = line_with("worker") + 1;
-  EXPECT_EQ(line_with("vast-1021"), first) << text;  // bad chunks and away, before what is merely behind
+  EXPECT_EQ(line_with("vast-1021"), first) << text;  // bad chunks and absence come before late workers
   EXPECT_EQ(line_with("vast-1061"), first + 1) << text;
   EXPECT_EQ(line_with("2 troubles"), first + 2) << text;
   EXPECT_EQ(line_with("3 behind"), first + 3) << text;
@@ -88,7 +88,7 @@ TEST(StatusLines, WorkersInTroubleComeFirstAndTheRestIsCounted) {
   EXPECT_EQ(line_with("seed"), first + 6) << text;
   EXPECT_EQ(text.find("vast-1011"), std::string::npos) << "a lost worker leaves its line to others";
   EXPECT_NE(text.find("and 47 more, 1 lost"), std::string::npos) << text;
-  // With hardly any room, it states that there is more.
+  // With room for few workers, the last line still counts those in trouble.
   EXPECT_NE(joined(status_lines(status, {80, 8})).find("of them in trouble"), std::string::npos);
 }
 
@@ -113,7 +113,7 @@ TEST(StatusLines, AStatusOfAnotherVersionIsShownAsFarAsItGoes) {
     EXPECT_FALSE(status_lines(json::parse(odd), {80, 24}).empty()) << odd;
 }
 
-// As much of a terminal as the table needs: long rows wrap if it becomes narrower.
+// A terminal with the escape sequences that the table uses. Long rows wrap if it becomes narrower.
 class Terminal {
  public:
   Terminal(unsigned short columns, unsigned short rows) : columns_(columns), rows_(rows) {
@@ -134,9 +134,10 @@ class Terminal {
     read();
     std::vector<std::string> reflowed;
     for (const std::string& line : screen_)
-      for (std::size_t at = 0; at == 0 || at < line.size(); at += columns) reflowed.push_back(line.substr(at, columns));
+      for (std::size_t start = 0; start == 0 || start < line.size(); start += columns)
+        reflowed.push_back(line.substr(start, columns));
     while (!reflowed.empty() && reflowed.back().empty()) reflowed.pop_back();
-    at_ = reflowed.size();
+    cursor_row_ = reflowed.size();
     screen_ = reflowed;
     columns_ = columns, rows_ = rows;
     scroll();
@@ -157,50 +158,51 @@ class Terminal {
   void read() {
     char block[65536];
     for (ssize_t n; (n = ::read(master_, block, sizeof block)) > 0;)
-      for (ssize_t i = 0; i < n; ++i) take(block[i]);
+      for (ssize_t i = 0; i < n; ++i) put_character(block[i]);
   }
 
-  void take(char c) {
-    if (!escape_.empty() || c == '\x1b') {
-      escape_ += c;
-      if (escape_.size() > 2 && std::isalpha(static_cast<unsigned char>(c))) obey(std::exchange(escape_, ""));
+  void put_character(char c) {
+    if (!escape_so_far_.empty() || c == '\x1b') {
+      escape_so_far_ += c;
+      if (escape_so_far_.size() > 2 && std::isalpha(static_cast<unsigned char>(c)))
+        perform_escape(std::exchange(escape_so_far_, ""));
     } else if (c == '\r') {
-      column_ = 0;
+      cursor_column_ = 0;
     } else if (c == '\n') {
-      ++at_, column_ = 0;
+      ++cursor_row_, cursor_column_ = 0;
       scroll();
     } else {
-      if (column_ == columns_ && wraps_) take('\n');
-      if (column_ == columns_) return;
-      line().resize(std::max(line().size(), column_ + 1), ' ');
-      line()[column_++] = c;
+      if (cursor_column_ == columns_ && wraps_lines_) put_character('\n');
+      if (cursor_column_ == columns_) return;
+      line().resize(std::max(line().size(), cursor_column_ + 1), ' ');
+      line()[cursor_column_++] = c;
     }
   }
 
-  void obey(const std::string& escape) {
+  void perform_escape(const std::string& escape) {
     const std::size_t number = std::strtoul(escape.c_str() + 2, nullptr, 10);
     if (escape == "\x1b[?7l")
-      wraps_ = false;
+      wraps_lines_ = false;
     else if (escape == "\x1b[?7h")
-      wraps_ = true;
+      wraps_lines_ = true;
     else if (escape == "\x1b[H")
-      at_ = column_ = 0;
+      cursor_row_ = cursor_column_ = 0;
     else if (escape == "\x1b[2J")
       screen_.clear();
     else if (escape == "\x1b[J")
-      line().resize(column_), screen_.resize(at_ + 1);
+      line().resize(cursor_column_), screen_.resize(cursor_row_ + 1);
     else if (escape.back() == 'A')
-      at_ -= std::min(number, at_);
+      cursor_row_ -= std::min(number, cursor_row_);
     else
       ADD_FAILURE() << "unknown escape " << escape.substr(1);
   }
 
   std::string& line() {
-    if (screen_.size() <= at_) screen_.resize(at_ + 1);
-    return screen_[at_];
+    if (screen_.size() <= cursor_row_) screen_.resize(cursor_row_ + 1);
+    return screen_[cursor_row_];
   }
   void scroll() {
-    for (; at_ >= rows_; --at_)
+    for (; cursor_row_ >= rows_; --cursor_row_)
       if (!screen_.empty()) screen_.erase(screen_.begin());
     if (screen_.size() > rows_) screen_.resize(rows_);
   }
@@ -209,9 +211,9 @@ class Terminal {
   int master_ = -1, slave_ = -1;
   std::FILE* file_ = nullptr;
   std::vector<std::string> screen_;
-  std::size_t at_ = 0, column_ = 0;
-  bool wraps_ = true;
-  std::string escape_;
+  std::size_t cursor_row_ = 0, cursor_column_ = 0;
+  bool wraps_lines_ = true;
+  std::string escape_so_far_;
 };
 
 std::size_t count(const std::vector<std::string>& lines, const std::string& part) {

@@ -50,12 +50,12 @@ Result<std::unique_ptr<replay_buffer::ReplayBuffer>> open_buffer(const std::file
 std::string interior_offer(const json& status) {
   const std::string topology = status.value("topology", "");
   std::string offer;
-  std::uint64_t most = 0;  // a fleet can do without its slowest
+  std::uint64_t most_rollouts = 0;  // the fastest such worker, because a slow one might not be replaced
   for (const json& worker : status.at("workers")) {
     const std::string forwards = " " + std::to_string(worker.at("id").get<int>()) + " -> ";
     if (worker.at("lost").get<bool>() || topology.find(forwards) == std::string::npos) continue;
     const std::uint64_t rollouts = worker.at("rollouts");
-    if (offer.empty() || rollouts > most) offer = worker.at("offer"), most = rollouts;
+    if (offer.empty() || rollouts > most_rollouts) offer = worker.at("offer"), most_rollouts = rollouts;
   }
   return offer;
 }
@@ -258,15 +258,15 @@ TEST(MainJob, LearnsThoughAnInteriorWorkerIsKilledHalfWay) {
 
   // The exported model answers sums with numbers.
   const std::string model = (folder.path() / "exported").string();
-  const std::vector<std::string> take{
+  const std::vector<std::string> export_words{
       "model", "export", run.string() + "@" + std::to_string(report.at("steps").get<int>()), "-o", model, "--json"};
-  const Outcome exported = run_program(take);
+  const Outcome exported = run_program(export_words);
   ASSERT_EQ(exported.status, 0) << exported.err;
   EXPECT_EQ(json::parse(exported.out).at("digest"), report.at("weights").at("digest"));
-  EXPECT_EQ(run_program(take).status, 2) << "the file was overwritten";
-  const Outcome said = run_program({"model", "generate", model, "--prompt", "12+34=", "--temperature", "0"});
-  EXPECT_GE(said.out.size(), 2u) << said.err;
-  EXPECT_EQ(said.out.find_first_not_of("0123456789\n"), std::string::npos) << said.out;
+  EXPECT_EQ(run_program(export_words).status, 2) << "the file was overwritten";
+  const Outcome answer = run_program({"model", "generate", model, "--prompt", "12+34=", "--temperature", "0"});
+  EXPECT_GE(answer.out.size(), 2u) << answer.err;
+  EXPECT_EQ(answer.out.find_first_not_of("0123456789\n"), std::string::npos) << answer.out;
 }
 
 TEST(MainJob, ResumesAfterTheLearnerIsKilled) {
@@ -332,27 +332,27 @@ TEST(MainJob, ResumesAfterTheLearnerIsKilled) {
   {
     const auto ledger = provisioner::Ledger::open(run / "ledger.sqlite", "quickstart");
     ASSERT_TRUE(ledger);
-    std::size_t of_the_first = 0;
+    std::size_t rows_of_first_process = 0;
     for (const provisioner::LedgerRow& row : *ledger->rows()) {
       if (row.intended_unix_s >= resumed_unix_s) continue;
-      ++of_the_first;
+      ++rows_of_first_process;
       EXPECT_LE(row.ended_unix_s.value(), killed_unix_s + 1) << row.label;
     }
-    EXPECT_GT(of_the_first, 0u);
+    EXPECT_GT(rows_of_first_process, 0u);
   }
   EXPECT_EQ(report.at("ended"), "completed");
   EXPECT_EQ(report.at("steps"), 16);
   EXPECT_TRUE(report.at("weights").at("all_workers_identical").get<bool>());
-  std::optional<std::uint64_t> from;
+  std::optional<std::uint64_t> resumed_at_step;
   int listening = 0;  // once by the first process, and again before the second has loaded anything
   for (const json& row : json_lines(run / "events.jsonl")) {
-    listening += row.value("event", "") == "listening" && !from ? 1 : 0;
-    if (row.value("event", "") == "resumed") from = row.at("step").get<std::uint64_t>();
+    listening += row.value("event", "") == "listening" && !resumed_at_step ? 1 : 0;
+    if (row.value("event", "") == "resumed") resumed_at_step = row.at("step").get<std::uint64_t>();
   }
   EXPECT_EQ(listening, 2);
-  ASSERT_TRUE(from.has_value());
-  EXPECT_GE(*from, 4u);  // from a checkpoint, not from the start
-  EXPECT_EQ(*from % 4, 0u);
+  ASSERT_TRUE(resumed_at_step.has_value());
+  EXPECT_GE(*resumed_at_step, 4u);  // from a checkpoint, not from the start
+  EXPECT_EQ(*resumed_at_step % 4, 0u);
   // The resumed run trained on stored rollouts: none was lost or generated a second time.
   const auto buffer = open_buffer(run);
   ASSERT_TRUE(buffer) << buffer.error().message();
@@ -526,17 +526,17 @@ TEST(MainJob, CtrlCWritesAReportAndLeavesNothingRunning) {
   const Outcome changed =
       resume({"--set", "learner.learning_rate=0.0001", "--set", fmt::format("run.steps={}", steps + 1)});
   ASSERT_EQ(changed.status, 0) << changed.err;
-  json of_the_rate;
+  json rate_change;
   const json resumed = json::parse(changed.out);
   for (const json& change : resumed.at("settings_changed"))
-    if (change.at("key") == "learner.learning_rate") of_the_rate = change;
-  EXPECT_EQ(of_the_rate,
+    if (change.at("key") == "learner.learning_rate") rate_change = change;
+  EXPECT_EQ(rate_change,
             (json{{"key", "learner.learning_rate"}, {"old", "0.0002"}, {"new", "0.0001"}, {"step", steps}}));
-  bool said = false;
+  bool is_recorded = false;
   for (const json& row : json_lines(run / "events.jsonl"))
-    said = said || (row.at("event") == "setting_changed" && row.at("key") == "learner.learning_rate" &&
-                    row.at("step") == steps);
-  EXPECT_TRUE(said);
+    is_recorded = is_recorded || (row.at("event") == "setting_changed" && row.at("key") == "learner.learning_rate" &&
+                                  row.at("step") == steps);
+  EXPECT_TRUE(is_recorded);
   EXPECT_NE(read_file(run / "config.yaml")->find("learning_rate: 0.0001"), std::string::npos);
   expect_run_documented(run);
 }

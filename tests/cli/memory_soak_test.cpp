@@ -30,17 +30,17 @@ double median(std::vector<double> values) {
 
 // Growth in bytes per step. Uses the minimum of each window of steps, because a batch, a policy or a checkpoint in
 // progress is no growth, and the median of the slopes between any two windows (Theil and Sen).
-double growth(const Samples& samples, double from, double to) {
-  std::map<std::size_t, std::pair<double, double>> least;  // window -> step, bytes
+double growth_per_step(const Samples& samples, double from, double to) {
+  std::map<std::size_t, std::pair<double, double>> minima;  // window -> step, bytes
   for (const auto& [step, bytes] : samples) {
     if (step < from || step >= to) continue;
     const auto window = static_cast<std::size_t>((step - from) / (to - from) * kWindows);
-    const auto [it, added] = least.try_emplace(window, step, bytes);
+    const auto [it, added] = minima.try_emplace(window, step, bytes);
     if (!added && bytes < it->second.second) it->second = {step, bytes};
   }
   std::vector<double> slopes;
-  for (auto a = least.begin(); a != least.end(); ++a)
-    for (auto b = std::next(a); b != least.end(); ++b)
+  for (auto a = minima.begin(); a != minima.end(); ++a)
+    for (auto b = std::next(a); b != minima.end(); ++b)
       slopes.push_back((b->second.second - a->second.second) / (b->second.first - a->second.first));
   return slopes.empty() ? 1e300 : median(slopes);
 }
@@ -64,8 +64,8 @@ fleet: {{offers: {0}/offers.json, provider: local, headroom: 0.5, join_timeout: 
 )";
 
 TEST(Soak, NeitherLearnerNorWorkersGrowWithTheSteps) {
-  const char* asked = std::getenv("ECHOLINE_SOAK_STEPS");
-  const std::uint64_t steps = asked != nullptr ? std::strtoull(asked, nullptr, 10) : 1600;
+  const char* steps_text = std::getenv("ECHOLINE_SOAK_STEPS");
+  const std::uint64_t steps = steps_text != nullptr ? std::strtoull(steps_text, nullptr, 10) : 1600;
   ASSERT_GE(steps, 1000u);
   const TemporaryFolder folder;
   std::ofstream(folder.path() / "offers.json")
@@ -80,14 +80,14 @@ TEST(Soak, NeitherLearnerNorWorkersGrowWithTheSteps) {
     const json status = json_file(run / "status.json");
     if (!status.is_object()) continue;
     const double step = status.at("step");
-    const auto note = [&](const std::string& name, const json& bytes) {
+    const auto record = [&](const std::string& name, const json& bytes) {
       Samples& samples = processes[name];
       if (bytes.is_number() && (samples.empty() || samples.back().first < step))
         samples.emplace_back(step, bytes.get<double>());
     };
-    note("learner", status.at("heap_bytes"));
+    record("learner", status.at("heap_bytes"));
     for (const json& worker : status.at("workers"))
-      note("worker " + worker.at("offer").get<std::string>(), worker.at("heap_bytes"));
+      record("worker " + worker.at("offer").get<std::string>(), worker.at("heap_bytes"));
   }
   const Outcome ended = learner.wait(std::chrono::seconds(60));
   ASSERT_EQ(ended.status, 0) << ended.err;
@@ -97,7 +97,7 @@ TEST(Soak, NeitherLearnerNorWorkersGrowWithTheSteps) {
   ASSERT_EQ(processes.size(), 3u);
   // Publications, statistics and histories of limited length fill up in the first half.
   for (const auto& [name, samples] : processes) {
-    const double bytes = growth(samples, static_cast<double>(steps) / 2, static_cast<double>(steps));
+    const double bytes = growth_per_step(samples, static_cast<double>(steps) / 2, static_cast<double>(steps));
     fmt::print("{}: {:.0f} bytes a step, {} samples\n", name, bytes, samples.size());
     EXPECT_LE(bytes, kGrowthMax) << name;
     EXPECT_GE(samples.size(), 2 * kWindows) << name;

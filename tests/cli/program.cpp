@@ -1,3 +1,4 @@
+// Starts and ends the program that a test runs.
 #include "tests/cli/program.hpp"
 
 #include <arpa/inet.h>
@@ -15,7 +16,7 @@
 namespace echoline::testing {
 namespace {
 
-std::string slurp(const std::filesystem::path& path) {
+std::string read_all(const std::filesystem::path& path) {
   std::ifstream in(path, std::ios::binary);
   std::stringstream text;
   text << in.rdbuf();
@@ -32,10 +33,10 @@ std::filesystem::path temporary_file() {
 
 Program::Program(const std::vector<std::string>& arguments, bool own_input)
     : out_(temporary_file()), err_(temporary_file()) {
-  std::vector<std::string> full{ECHOLINE_PROGRAM};
-  full.insert(full.end(), arguments.begin(), arguments.end());
+  std::vector<std::string> words{ECHOLINE_PROGRAM};
+  words.insert(words.end(), arguments.begin(), arguments.end());
   std::vector<char*> argv;
-  for (std::string& a : full) argv.push_back(a.data());
+  for (std::string& word : words) argv.push_back(word.data());
   argv.push_back(nullptr);
   pid_ = ::fork();
   if (pid_ == 0) {
@@ -71,7 +72,7 @@ Outcome Program::wait(std::chrono::seconds limit) {
     pid_ = -1;
   }
   const int status = WIFSIGNALED(raw_status_) ? 128 + WTERMSIG(raw_status_) : WEXITSTATUS(raw_status_);
-  return {status, slurp(out_), slurp(err_)};
+  return {status, read_all(out_), read_all(err_)};
 }
 
 Outcome run_program(const std::vector<std::string>& arguments, std::chrono::seconds limit, bool own_input) {
@@ -99,13 +100,13 @@ TemporaryFolder::~TemporaryFolder() {
 }
 
 nlohmann::json json_file(const std::filesystem::path& path) {
-  const nlohmann::json value = nlohmann::json::parse(slurp(path), nullptr, false);
+  const nlohmann::json value = nlohmann::json::parse(read_all(path), nullptr, false);
   return value.is_discarded() ? nlohmann::json() : value;
 }
 
 std::vector<nlohmann::json> json_lines(const std::filesystem::path& path) {
   std::vector<nlohmann::json> rows;
-  std::istringstream in(slurp(path));
+  std::istringstream in(read_all(path));
   for (std::string line; std::getline(in, line);) {
     nlohmann::json row = nlohmann::json::parse(line, nullptr, false);
     if (row.is_object()) rows.push_back(std::move(row));

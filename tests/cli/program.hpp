@@ -22,7 +22,7 @@ struct Outcome {
 // A run of the program with captured output. The destructor kills what still runs.
 class Program {
  public:
-  // Its standard input is empty, or this process's own.
+  // The program's standard input is empty, or with `own_input` this process's.
   explicit Program(const std::vector<std::string>& arguments, bool own_input = false);
   ~Program();
   Program(const Program&) = delete;
@@ -42,10 +42,10 @@ class Program {
 Outcome run_program(const std::vector<std::string>& arguments, std::chrono::seconds limit = std::chrono::seconds(60),
                     bool own_input = false);
 
-// Asks `condition` every few milliseconds until it holds (true) or `limit` is over (false).
+// Calls `condition` every few milliseconds until it is true or `limit` is over. Returns whether it was true.
 bool eventually(std::chrono::seconds limit, const std::function<bool()>& condition);
 
-// A folder of its own, removed with everything in it.
+// A new folder, removed with everything in it at the end.
 class TemporaryFolder {
  public:
   TemporaryFolder();
@@ -56,7 +56,7 @@ class TemporaryFolder {
   std::filesystem::path path_;
 };
 
-// The file as JSON; null when it is not there or not JSON (yet).
+// The file as JSON; null if it does not exist or is not JSON (yet).
 nlohmann::json json_file(const std::filesystem::path& path);
 std::vector<nlohmann::json> json_lines(const std::filesystem::path& path);
 

@@ -19,19 +19,20 @@ std::string text_of(const std::filesystem::path& path) {
   return text.str();
 }
 
+// Expects each field of the report, dotted and in backquotes, in the documentation.
 void expect_documented(const json& object, const std::string& text, const std::string& path) {
-  static const std::set<std::string> kVary{"regions",
-                                           "decisions",
-                                           "in_flight",
-                                           "in_queue",
-                                           "rejected_by_reason",
-                                           "by_reason",
-                                           "alarms",
-                                           "rollouts_unfinished_by_reason"};
+  static const std::set<std::string> kWithVaryingKeys{"regions",
+                                                      "decisions",
+                                                      "in_flight",
+                                                      "in_queue",
+                                                      "rejected_by_reason",
+                                                      "by_reason",
+                                                      "alarms",
+                                                      "rollouts_unfinished_by_reason"};
   for (const auto& [key, value] : object.items()) {
     const std::string field = path.empty() ? key : path + "." + key;
     if (value.is_object()) {
-      if (!kVary.contains(key))
+      if (!kWithVaryingKeys.contains(key))
         expect_documented(value, text, field);
       else
         EXPECT_NE(text.find("`" + field), std::string::npos) << field;
@@ -79,9 +80,9 @@ TEST(SimRun, IsShownAsARunIs) {
   const Outcome ran = run_program({"sim", "run", "configs/sim/small.yaml", "--html", page, "--out", out});
   ASSERT_EQ(ran.status, 0) << ran.err;
   EXPECT_NE(text_of(page).find("Simulated run small"), std::string::npos);
-  const Outcome told = run_program({"report", out});
-  EXPECT_EQ(told.status, 0) << told.err;
-  EXPECT_EQ(told.out, ran.out);
+  const Outcome reported = run_program({"report", out});
+  EXPECT_EQ(reported.status, 0) << reported.err;
+  EXPECT_EQ(reported.out, ran.out);
   ASSERT_EQ(run_program({"report", out, "--html"}).status, 0);
   EXPECT_EQ(text_of(folder.path() / "out" / "report.html"), text_of(page));
 }
@@ -233,10 +234,10 @@ TEST(SimRun, ErrorsNameTheFaultOfAScenario) {
   EXPECT_EQ(full.status, 1);
   EXPECT_EQ(full.out, "");
   // No plan meets this. The simulation runs anyway, because the learner's waiting is the question.
-  const Outcome short_of =
+  const Outcome without_plan =
       run_program({"sim", "run", "configs/sim/small.yaml", "--set", "fleet.workers_max=2", "--json"});
-  ASSERT_EQ(short_of.status, 0) << short_of.err;
-  const json report = json::parse(short_of.out);
+  ASSERT_EQ(without_plan.status, 0) << without_plan.err;
+  const json report = json::parse(without_plan.out);
   EXPECT_GT(report.at("learner").at("idle_fraction"), 0.5);
   EXPECT_NE(report.at("simulation").at("plan"), "as planned");
 }

@@ -22,19 +22,19 @@ constexpr bool kSanitized = true;
 constexpr bool kSanitized = false;
 #endif
 
-struct Start {
+struct StartedProgram {
   int status = -1;
   std::set<std::string> libraries;  // names of the files that the loader opened
-  long memory_kib = 0;              // resident set at its largest, this process's before the exec included
+  long memory_kib = 0;              // largest resident set, at least that of this process before exec
 };
 
 // Runs the program with the loader's log of opened files.
-Start start(const std::vector<std::string>& arguments) {
+StartedProgram start_program(const std::vector<std::string>& arguments) {
   const TemporaryFolder folder;
-  std::vector<std::string> full{ECHOLINE_PROGRAM};
-  full.insert(full.end(), arguments.begin(), arguments.end());
+  std::vector<std::string> words{ECHOLINE_PROGRAM};
+  words.insert(words.end(), arguments.begin(), arguments.end());
   std::vector<char*> argv;
-  for (std::string& a : full) argv.push_back(a.data());
+  for (std::string& word : words) argv.push_back(word.data());
   argv.push_back(nullptr);
   const pid_t pid = ::fork();
   if (pid == 0) {
@@ -45,26 +45,27 @@ Start start(const std::vector<std::string>& arguments) {
     ::execv(argv[0], argv.data());
     ::_exit(127);
   }
-  Start found;
+  StartedProgram program;
   int raw = 0;
   rusage used{};
-  if (::wait4(pid, &raw, 0, &used) != pid) return found;
-  found.status = WIFEXITED(raw) ? WEXITSTATUS(raw) : 128 + WTERMSIG(raw);
-  found.memory_kib = used.ru_maxrss;
+  if (::wait4(pid, &raw, 0, &used) != pid) return program;
+  program.status = WIFEXITED(raw) ? WEXITSTATUS(raw) : 128 + WTERMSIG(raw);
+  program.memory_kib = used.ru_maxrss;
   for (const auto& entry : fs::directory_iterator(folder.path())) {
     const auto log = read_file(entry.path());
     if (!log) continue;
-    for (std::size_t at = 0; (at = log->find("file=", at)) != std::string::npos;) {
-      at += 5;
-      const fs::path file = log->substr(at, log->find(' ', at) - at);
-      found.libraries.insert(file.filename());
+    constexpr std::string_view kMark = "file=";
+    for (std::size_t position = 0; (position = log->find(kMark, position)) != std::string::npos;) {
+      position += kMark.size();
+      const fs::path file = log->substr(position, log->find(' ', position) - position);
+      program.libraries.insert(file.filename());
     }
   }
-  return found;
+  return program;
 }
 
-bool has_torch(const Start& start) {
-  for (const std::string& name : start.libraries)
+bool has_torch(const StartedProgram& program) {
+  for (const std::string& name : program.libraries)
     if (name.starts_with("libtorch") || name == "echoline_torch.so") return true;
   return false;
 }
@@ -87,25 +88,25 @@ TEST(Start, VerbsThatComputeInNoTensorLoadNoLibtorch) {
            {"bundle", "--without-engine", "-o", "/nonexistent/bundle.tar"},
            {"worker", "--join", "nowhere", "--engine", "vllm"},
        }) {
-    const Start found = start(arguments);
-    EXPECT_NE(found.status, 127);
-    EXPECT_TRUE(found.libraries.contains("libc.so.6")) << arguments[0] << ": the loader's log was not found";
-    EXPECT_FALSE(has_torch(found)) << arguments[0];
+    const StartedProgram program = start_program(arguments);
+    EXPECT_NE(program.status, 127);
+    EXPECT_TRUE(program.libraries.contains("libc.so.6")) << arguments[0] << ": the loader's log was not found";
+    EXPECT_FALSE(has_torch(program)) << arguments[0];
   }
 }
 
 TEST(Start, VersionNeedsLittleMemoryAndFewLibraries) {
-  const Start found = start({"--version"});
-  EXPECT_EQ(found.status, 0);
-  EXPECT_LT(found.libraries.size(), 80u);
+  const StartedProgram program = start_program({"--version"});
+  EXPECT_EQ(program.status, 0);
+  EXPECT_LT(program.libraries.size(), 80u);
   if (kSanitized) GTEST_SKIP() << "sanitizers need memory of their own";
-  EXPECT_LT(found.memory_kib, 30 * 1024);
+  EXPECT_LT(program.memory_kib, 30 * 1024);
 }
 
 TEST(Start, DoctorFindsTheModule) {
   if (!kWithTorch) GTEST_SKIP() << "built without libtorch";
-  const Start found = start({"doctor"});
-  EXPECT_TRUE(has_torch(found));
+  const StartedProgram program = start_program({"doctor"});
+  EXPECT_TRUE(has_torch(program));
 }
 
 TEST(Start, AMissingModuleIsNamed) {

@@ -43,12 +43,12 @@ std::string read(const std::filesystem::path& path) {
 
 // A fake echoline for `sim run CELL --seed N --out DIR`: it records the call, runs `body`, and leaves a report with
 // numbers that follow from the cell.
-class Simulated : public ::testing::Test {
+class SimulatedSweep : public ::testing::Test {
  protected:
-  Simulated() { std::ofstream(folder_.path() / "s.yaml") << kScenario; }
-  ~Simulated() override { ::unsetenv("ECHOLINE_PROGRAM"); }
+  SimulatedSweep() { std::ofstream(folder_.path() / "s.yaml") << kScenario; }
+  ~SimulatedSweep() override { ::unsetenv("ECHOLINE_PROGRAM"); }
 
-  void simulator(const std::string& body) {
+  void install_fake_program(const std::string& body) {
     const std::filesystem::path path = folder_.path() / "echoline";
     std::ofstream(path)
         << "#!/bin/sh\nseed=$5 out=$7\n[ \"$1 $2 $4 $6\" = 'sim run --seed --out' ] || exit 2\necho \"$out $seed\" >> "
@@ -60,7 +60,7 @@ class Simulated : public ::testing::Test {
     std::filesystem::permissions(path, std::filesystem::perms::owner_all);
     ::setenv("ECHOLINE_PROGRAM", path.c_str(), 1);
   }
-  std::vector<std::string> words(std::vector<std::string> more = {}) const {
+  std::vector<std::string> sweep_words(std::vector<std::string> more = {}) const {
     std::vector<std::string> words{"sweep",   (folder_.path() / "s.yaml").string(),
                                    "--over",  "S=1,2,4,5",
                                    "--seeds", "2",
@@ -88,11 +88,11 @@ class Simulated : public ::testing::Test {
   TemporaryFolder folder_;
 };
 
-TEST_F(Simulated, AKilledSweepResumesWithTheMissingRuns) {
-  simulator("sleep 0.3");
+TEST_F(SimulatedSweep, AKilledSweepResumesWithTheMissingRuns) {
+  install_fake_program("sleep 0.3");
   std::vector<std::string> done;
   {
-    Program sweep(words());
+    Program sweep(sweep_words());
     ASSERT_TRUE(eventually(seconds(60), [&] { return reports().size() >= 3; }));
     sweep.signal(SIGKILL);
     EXPECT_EQ(sweep.wait(seconds(10)).status, 128 + SIGKILL);
@@ -100,7 +100,7 @@ TEST_F(Simulated, AKilledSweepResumesWithTheMissingRuns) {
     ASSERT_LT(done.size(), 8u);
   }
   const auto before = starts();
-  const Outcome outcome = run_program(words());
+  const Outcome outcome = run_program(sweep_words());
   EXPECT_EQ(outcome.status, 0) << outcome.err;
   EXPECT_EQ(reports().size(), 8u);
   const auto after = starts();
@@ -109,7 +109,7 @@ TEST_F(Simulated, AKilledSweepResumesWithTheMissingRuns) {
   std::size_t again = 0;
   for (const auto& [folder, count] : after) again += count > 1;
   EXPECT_LE(again, 2u) << "the runs in progress";
-  const Outcome third = run_program(words());
+  const Outcome third = run_program(sweep_words());
   EXPECT_EQ(third.status, 0);
   EXPECT_EQ(third.out, outcome.out);
   EXPECT_EQ(starts(), after);
@@ -118,19 +118,19 @@ TEST_F(Simulated, AKilledSweepResumesWithTheMissingRuns) {
   EXPECT_EQ(json_file(out() / "sweep.json").at("cells").size(), 4u);
 }
 
-TEST_F(Simulated, ATornReportIsReplaced) {
-  simulator("");
-  ASSERT_EQ(run_program(words()).status, 0);
-  const std::string torn = reports().front();
-  std::ofstream(torn + "/report.json") << "{\"schema_version\": 1, \"ste";
-  EXPECT_EQ(run_program(words()).status, 0);
-  EXPECT_EQ(starts().at(torn), 2);
-  EXPECT_EQ(json_file(torn + "/report.json").at("steps"), 60);
+TEST_F(SimulatedSweep, ATornReportIsReplaced) {
+  install_fake_program("");
+  ASSERT_EQ(run_program(sweep_words()).status, 0);
+  const std::string torn_run = reports().front();
+  std::ofstream(torn_run + "/report.json") << "{\"schema_version\": 1, \"ste";
+  EXPECT_EQ(run_program(sweep_words()).status, 0);
+  EXPECT_EQ(starts().at(torn_run), 2);
+  EXPECT_EQ(json_file(torn_run + "/report.json").at("steps"), 60);
 }
 
-TEST_F(Simulated, FailuresAreReportedAndRetried) {
-  simulator("[ $seed = 2 ] && [ $budget = 4 ] && { echo 'no <b>luck</b> today' >&2; exit 3; }");
-  const Outcome outcome = run_program(words({"--json"}));
+TEST_F(SimulatedSweep, FailuresAreReportedAndRetried) {
+  install_fake_program("[ $seed = 2 ] && [ $budget = 4 ] && { echo 'no <b>luck</b> today' >&2; exit 3; }");
+  const Outcome outcome = run_program(sweep_words({"--json"}));
   EXPECT_EQ(outcome.status, 1);
   EXPECT_THAT(outcome.err, HasSubstr("S=4 seed 2: failed: exit code 3: no <b>luck</b> today"));
   EXPECT_THAT(outcome.err, HasSubstr("log: " + (out() / "logs").string()));
@@ -141,16 +141,16 @@ TEST_F(Simulated, FailuresAreReportedAndRetried) {
   EXPECT_THAT(read(run.at("log").get<std::string>()), HasSubstr("no <b>luck</b> today"));
   EXPECT_THAT(read(out() / "sweep.html"), Not(HasSubstr("<b>luck")));
   EXPECT_EQ(result.at("cells").at(2).at("measures").at("wall_seconds").at("n"), 1);
-  simulator("");
-  EXPECT_EQ(run_program(words()).status, 0);
+  install_fake_program("");
+  EXPECT_EQ(run_program(sweep_words()).status, 0);
   for (const auto& [folder, count] : starts()) EXPECT_EQ(count, folder == run.at("folder") ? 2 : 1);
 }
 
-TEST_F(Simulated, CtrlCEndsCurrentRunsAndKeepsFinishedOnes) {
-  simulator("[ $seed = 2 ] && exec sleep 1000");
-  Program sweep(words());
+TEST_F(SimulatedSweep, CtrlCEndsCurrentRunsAndKeepsFinishedOnes) {
+  install_fake_program("[ $seed = 2 ] && exec sleep 1000");
+  Program sweep(sweep_words());
   ASSERT_TRUE(eventually(seconds(60), [&] { return reports().size() == 4 && starts().size() == 6; }));
-  const Outcome busy = run_program(words(), seconds(180));  // a second sweep may not work there meanwhile
+  const Outcome busy = run_program(sweep_words(), seconds(180));  // a second sweep may not work there meanwhile
   EXPECT_EQ(busy.status, 1);
   EXPECT_THAT(busy.err, HasSubstr("another echoline sweep uses"));
   sweep.signal(SIGINT);
@@ -161,22 +161,22 @@ TEST_F(Simulated, CtrlCEndsCurrentRunsAndKeepsFinishedOnes) {
   EXPECT_TRUE(std::filesystem::exists(out() / "sweep.html"));
 }
 
-TEST_F(Simulated, ARunThatTakesTooLongIsEnded) {
-  simulator("[ $seed = 2 ] && [ $budget = 1 ] && exec sleep 1000");
-  const Outcome outcome = run_program(words({"--limit", "1 s"}));
+TEST_F(SimulatedSweep, ARunThatTakesTooLongIsEnded) {
+  install_fake_program("[ $seed = 2 ] && [ $budget = 1 ] && exec sleep 1000");
+  const Outcome outcome = run_program(sweep_words({"--limit", "1 s"}));
   EXPECT_EQ(outcome.status, 1);
   EXPECT_THAT(outcome.err, HasSubstr("S=1 seed 2: failed: not done within 1 s"));
   EXPECT_EQ(reports().size(), 7u);
 }
 
-TEST_F(Simulated, TheCommandLineIsChecked) {
-  simulator("");
+TEST_F(SimulatedSweep, TheCommandLineIsChecked) {
+  install_fake_program("");
   for (const auto& [more, text] :
        std::vector<std::pair<std::vector<std::string>, std::string>>{{{"--limit", "5"}, "unit"},
                                                                      {{"--real", "--sim"}, "--real or --sim"},
                                                                      {{"--over", "S"}, "KEY=VALUE"},
                                                                      {{"--measure", "<b>"}, "--measure"}}) {
-    const Outcome outcome = run_program(words(more));
+    const Outcome outcome = run_program(sweep_words(more));
     EXPECT_EQ(outcome.status, 2) << text;
     EXPECT_THAT(outcome.err, HasSubstr(text));
   }
@@ -191,12 +191,13 @@ std::string browser() {
   return "";
 }
 
-TEST_F(Simulated, ThePageWorksInABrowser) {
+TEST_F(SimulatedSweep, ThePageWorksInABrowser) {
   const std::string chromium = browser();
   if (chromium.empty()) GTEST_SKIP() << "no chromium here";
-  simulator("");
+  install_fake_program("");
   std::ofstream(folder_.path() / "s.yaml", std::ios::app) << "# </script><script>document.title = 'broken'</script>\n";
-  ASSERT_EQ(run_program(words({"--over", "fleet.image='</script><script>document.title=1</script>',b"})).status, 0);
+  ASSERT_EQ(run_program(sweep_words({"--over", "fleet.image='</script><script>document.title=1</script>',b"})).status,
+            0);
   const std::string dom = (folder_.path() / "dom.html").string(), log = (folder_.path() / "browser.log").string();
   const std::string command = fmt::format(
       "timeout 60 {} --headless --no-sandbox --disable-gpu --user-data-dir={} --enable-logging=stderr "
@@ -229,17 +230,17 @@ TEST(RealSweep, RunsRunFilesAndResumesThem) {
                                        (folder.path() / "out").string(), "--json"};
   {
     Program sweep(words);
-    const auto at_work = [&] {
+    const auto a_run_has_begun = [&] {
       std::error_code ec;
       for (const auto& cell : std::filesystem::directory_iterator(folder.path() / "out/cells", ec))
         if (std::filesystem::exists(cell.path() / "metrics.jsonl")) return true;
       return false;
     };
-    ASSERT_TRUE(eventually(seconds(60), at_work));
+    ASSERT_TRUE(eventually(seconds(60), a_run_has_begun));
     sweep.signal(SIGKILL);
     sweep.wait(seconds(10));
   }
-  const Outcome outcome = run_program(words, seconds(180));  // waits for what the first has left at work
+  const Outcome outcome = run_program(words, seconds(180));  // waits for the run that the first sweep left behind
   ASSERT_EQ(outcome.status, 0) << outcome.err;
   const json result = json::parse(outcome.out);
   ASSERT_EQ(result.at("cells").size(), 2u);
@@ -288,7 +289,7 @@ TEST(Papers, TheTablesMatchTheSweeps) {
   }
   const auto decoupled_by = [&](const char* measure) {
     return swept("decoupled-publication", measure);
-  };  // they have run already
+  };  // the sweep is complete already, so this only reads its results
   const auto p50 = decoupled_by("simulation.staleness.handed_in.p50"),
              p90 = decoupled_by("simulation.staleness.handed_in.p90"),
              fresh = decoupled_by("simulation.staleness.admissible_fraction"),
