@@ -14,8 +14,10 @@ namespace echoline::chains {
 namespace {
 
 constexpr std::string_view kOperation = "predict broadcast";
-constexpr double kBoundGrowthMin =
-    1.0001;  // lower_bound() stops when a round raises the bound by less than this factor
+// lower_bound() stops when a round raises the bound by less than this factor.
+constexpr double kBoundGrowthMin = 1.0001;
+// best_chunk() assumes this rate if the bound is 0.
+constexpr double kUnlimitedBytesPerS = 1e12;
 
 double as_double(Bytes b) { return static_cast<double>(b.count); }
 
@@ -30,8 +32,8 @@ struct Hop {
 // the slowest so far, and the shorter last chunk from j on.
 class PayloadPath {
  public:
-  PayloadPath(Bytes payload, Bytes chunk) : chunks_(chunk_count(payload, chunk)), full_(as_double(chunk)) {
-    if (chunks_ > 0) last_ = as_double(payload) - full_ * static_cast<double>(chunks_ - 1);
+  PayloadPath(Bytes payload, Bytes chunk) : chunks_(chunk_count(payload, chunk)), full_chunk_bytes_(as_double(chunk)) {
+    if (chunks_ > 0) last_chunk_bytes_ = as_double(payload) - full_chunk_bytes_ * static_cast<double>(chunks_ - 1);
   }
 
   // Adds a hop. Returns the seconds until its receiver holds the whole payload.
@@ -39,34 +41,36 @@ class PayloadPath {
     const double rate = hop.rate.bytes_per_s();
     ECHO_CHECK(rate > 0, "a hop has rate {}", rate);
     if (chunks_ == 0) return 0;
-    const double full_chunk_s = full_ / rate;
-    full_sum_s_ += full_chunk_s;
-    slowest_s_ = std::max(slowest_s_, full_chunk_s);
-    delay_s_ += seconds(hop.delay);
-    const double full_chunks_s = chunks_ > 1 ? full_sum_s_ + static_cast<double>(chunks_ - 2) * slowest_s_ : 0;
-    longest_s_ = std::max(longest_s_, full_chunks_s) + last_ / rate;
-    return longest_s_ + delay_s_;
+    const double full_chunk_s = full_chunk_bytes_ / rate;
+    full_chunk_sum_s_ += full_chunk_s;
+    slowest_hop_s_ = std::max(slowest_hop_s_, full_chunk_s);
+    delay_sum_s_ += seconds(hop.delay);
+    // The time until all full chunks have arrived: the first one passes every hop, the others follow at the slowest.
+    const double full_chunks_s =
+        chunks_ > 1 ? full_chunk_sum_s_ + static_cast<double>(chunks_ - 2) * slowest_hop_s_ : 0;
+    last_chunk_s_ = std::max(last_chunk_s_, full_chunks_s) + last_chunk_bytes_ / rate;
+    return last_chunk_s_ + delay_sum_s_;
   }
 
  private:
   std::uint64_t chunks_;
-  double full_, last_ = 0;  // bytes of a full chunk and of the last chunk
-  double full_sum_s_ = 0;   // sum of a full chunk's times over the hops so far
-  double slowest_s_ = 0;    // the longest of them
-  double longest_s_ = 0;    // longest path so far to the last chunk at this hop, without delays
-  double delay_s_ = 0;      // sum over the hops so far
+  double full_chunk_bytes_, last_chunk_bytes_ = 0;
+  double full_chunk_sum_s_ = 0;  // sum of a full chunk's times over the hops so far
+  double slowest_hop_s_ = 0;     // the longest of them
+  double last_chunk_s_ = 0;      // until the last chunk has passed the latest hop, without delays
+  double delay_sum_s_ = 0;       // over the hops so far
 };
 
-// Max-min fair shares of `total` for receivers that take at most `wants`, in the same order: all get the same, except
-// that a receiver that wants less leaves the rest to the others.
-std::vector<double> fair_shares(double total, const std::vector<double>& wants) {
-  std::vector<std::size_t> order(wants.size());
+// Max-min fair shares of `total` for receivers that take at most `limits`, in the same order: all get the same, except
+// that a receiver that takes less leaves the difference to the others.
+std::vector<double> fair_shares(double total, const std::vector<double>& limits) {
+  std::vector<std::size_t> order(limits.size());
   for (std::size_t i = 0; i < order.size(); ++i) order[i] = i;
-  std::stable_sort(order.begin(), order.end(), [&](auto a, auto b) { return wants[a] < wants[b]; });
-  std::vector<double> shares(wants.size());
-  std::size_t receivers_left = wants.size();
+  std::stable_sort(order.begin(), order.end(), [&](auto a, auto b) { return limits[a] < limits[b]; });
+  std::vector<double> shares(limits.size());
+  std::size_t receivers_left = limits.size();
   for (const std::size_t i : order) {
-    shares[i] = std::min(wants[i], total / static_cast<double>(receivers_left));
+    shares[i] = std::min(limits[i], total / static_cast<double>(receivers_left));
     total -= shares[i];
     --receivers_left;
   }
@@ -76,29 +80,30 @@ std::vector<double> fair_shares(double total, const std::vector<double>& wants) 
 }  // namespace
 
 std::size_t quorum_count(double q, std::size_t n) {
+  constexpr double kRoundingError = 1e-9;  // q n may exceed an integer by this much
   ECHO_CHECK(q > 0 && q <= 1, "fraction {} of the workers", q);
-  return static_cast<std::size_t>(std::max(1.0, std::ceil(q * static_cast<double>(n) - 1e-9)));
+  return static_cast<std::size_t>(std::max(1.0, std::ceil(q * static_cast<double>(n) - kRoundingError)));
 }
 
 Duration lower_bound(Bytes payload, BitRate learner_up, std::span<const WorkerLink> workers, double q,
                      const Regions& regions) {
   if (workers.empty()) return Duration{};
+  // In the formulas: F, B, N and k.
+  const double f = as_double(payload), b = learner_up.bytes_per_s();
   const std::size_t n = workers.size(), k = quorum_count(q, n);
-  const double f = as_double(payload);
-  const double b = learner_up.bytes_per_s();
-  std::vector<BitRate> up(std::max<std::size_t>(1, regions.links.size()));  // by region
+  std::vector<BitRate> up(std::max<std::size_t>(1, regions.links.size()));  // by region: its workers' uplinks together
   const auto region_of = [&](const WorkerLink& w) { return regions.several() ? w.region : 0; };
   double sum_up = 0;
   for (const WorkerLink& w : workers) {
     sum_up += w.up.bytes_per_s();
     up.at(region_of(w)).bits_per_s += w.up.bits_per_s;
   }
-  const std::vector<BitRate> into = inflow(regions, learner_up, up);
+  const std::vector<BitRate> region_inflow = inflow(regions, learner_up, up);
   std::vector<double> down;
-  for (const WorkerLink& w : workers) down.push_back(std::min(w.down, into[region_of(w)]).bytes_per_s());
-  const auto slowest = down.end() - static_cast<std::ptrdiff_t>(k);
-  std::nth_element(down.begin(), slowest, down.end());
-  double bound = std::max({f / b, f / *slowest, static_cast<double>(k) * f / (b + sum_up)});
+  for (const WorkerLink& w : workers) down.push_back(std::min(w.down, region_inflow[region_of(w)]).bytes_per_s());
+  const auto kth_fastest = down.end() - static_cast<std::ptrdiff_t>(k);
+  std::nth_element(down.begin(), kth_fastest, down.end());
+  double bound = std::max({f / b, f / *kth_fastest, static_cast<double>(k) * f / (b + sum_up)});
   if (!regions.several()) return from_seconds(bound);
   // k workers need k times the rate, and no region takes more than its workers do. The loop lowers the rate to a fixed
   // point.
@@ -106,9 +111,9 @@ Duration lower_bound(Bytes payload, BitRate learner_up, std::span<const WorkerLi
   for (double previous_bound = 0; bound > previous_bound * kBoundGrowthMin;) {
     previous_bound = bound;
     const BitRate rate = BitRate::from_bytes_per_s(f / bound);
-    std::vector<BitRate> taken(up.size());
-    for (const WorkerLink& w : workers) taken[w.region].bits_per_s += std::min(w.down, rate).bits_per_s;
-    bound = std::max(bound, static_cast<double>(k) * f / delivered_rate_max(regions, up, taken).bytes_per_s());
+    std::vector<BitRate> region_down(up.size());
+    for (const WorkerLink& w : workers) region_down[w.region].bits_per_s += std::min(w.down, rate).bits_per_s;
+    bound = std::max(bound, static_cast<double>(k) * f / delivered_rate_max(regions, up, region_down).bytes_per_s());
   }
   return from_seconds(bound);
 }
@@ -119,8 +124,9 @@ std::uint64_t chunk_count(Bytes payload, Bytes chunk) {
 }
 
 Bytes best_chunk(Bytes payload, const Topology& topology, Duration bound) {
-  const double f = as_double(payload), rate = bound > Duration{} ? f / seconds(bound) : 1e12;
+  const double f = as_double(payload), rate = bound > Duration{} ? f / seconds(bound) : kUnlimitedBytesPerS;
   const double hops = static_cast<double>(std::max<std::size_t>(2, topology.depth()) - 1);
+  // The minimum, where the formula's derivative by c is 0. Rounded to a power of two, by ratio.
   const double best = std::sqrt(f * (kBytesPerChunk + kSecondsPerChunk * rate) / (hops * topology.stripes()));
   std::uint64_t chunk = kBestChunkMin;
   while (chunk < kBestChunkMax && best > static_cast<double>(chunk) * std::numbers::sqrt2) chunk *= 2;
@@ -136,7 +142,7 @@ Duration BroadcastTimes::fraction(double q) const {
   return *nth;
 }
 
-Duration BroadcastTimes::of(WorkerId id) const {
+Duration BroadcastTimes::time_of(WorkerId id) const {
   const auto it = std::lower_bound(workers.begin(), workers.end(), id, [](const auto& c, auto v) { return c.id < v; });
   ECHO_CHECK(it != workers.end() && it->id == id, "no worker {}", id);
   return it->time;
@@ -170,9 +176,9 @@ class Nodes {
 
 // An edge of a stripe and its rate.
 struct Flow {
-  std::size_t from, to;
-  double wanted;  // upper limit in bit/s: its receiver's share
-  double rate = 0;
+  std::size_t from, to;  // nodes
+  double rate_max;       // bit/s: the receiver's share of its downlink
+  double rate = 0;       // bit/s
 };
 
 // Shares the uplinks, and then the links between regions. A second round gives the sender's other children what an
@@ -186,11 +192,12 @@ Status share_links(std::vector<Flow>& flows, BitRate learner_up, const Nodes& no
     const std::uint32_t from = nodes.region(flows[i].from, regions), to = nodes.region(flows[i].to, regions);
     if (from != to && std::isfinite(regions.rate(from, to).bits_per_s)) by_region_pair[{from, to}].push_back(i);
   }
-  std::vector<double> wants;
-  const auto share = [&](double total, const std::vector<std::size_t>& among, const auto& want) {
-    wants.clear();
-    for (const std::size_t i : among) wants.push_back(want(flows[i]));
-    return fair_shares(total, wants);
+  // Shares `total` among the flows `edges`; `limit` returns the most that a flow takes.
+  std::vector<double> limits;
+  const auto share = [&](double total, const std::vector<std::size_t>& edges, const auto& limit) {
+    limits.clear();
+    for (const std::size_t i : edges) limits.push_back(limit(flows[i]));
+    return fair_shares(total, limits);
   };
   const auto share_uplinks = [&]() -> Status {
     for (std::size_t from = 0; from < by_sender.size(); ++from) {
@@ -200,7 +207,7 @@ Status share_links(std::vector<Flow>& flows, BitRate learner_up, const Nodes& no
       if (!(up.bits_per_s > 0))
         return fail(Code::kInvalid, kOperation, "worker {} sends at {} bit/s: the uplink of a parent must be positive",
                     nodes.id(from), up.bits_per_s);
-      const std::vector<double> shares = share(up.bits_per_s, edges, [](const Flow& f) { return f.wanted; });
+      const std::vector<double> shares = share(up.bits_per_s, edges, [](const Flow& f) { return f.rate_max; });
       for (std::size_t k = 0; k < edges.size(); ++k) flows[edges[k]].rate = shares[k];
     }
     return ok();
@@ -212,7 +219,7 @@ Status share_links(std::vector<Flow>& flows, BitRate learner_up, const Nodes& no
       const std::vector<double> shares = share(regions.rate(region_pair.first, region_pair.second).bits_per_s, edges,
                                                [](const Flow& f) { return f.rate; });
       for (std::size_t k = 0; k < edges.size(); ++k)
-        if (shares[k] < flows[edges[k]].rate) flows[edges[k]].rate = flows[edges[k]].wanted = shares[k];
+        if (shares[k] < flows[edges[k]].rate) flows[edges[k]].rate = flows[edges[k]].rate_max = shares[k];
     }
   };
   share_region_links();
@@ -248,7 +255,7 @@ Result<BroadcastTimes> broadcast_time(const Topology& topology, Bytes payload, B
       if (!(down > 0))
         return fail(Code::kInvalid, kOperation, "worker {} receives at {} bit/s: its downlink must be positive",
                     edge.to, down);
-      flows.push_back({*from, *to, down / static_cast<double>(stripes)});
+      flows.push_back({.from = *from, .to = *to, .rate_max = down / static_cast<double>(stripes)});
     }
     stripe_ends.push_back(flows.size());
   }
@@ -257,22 +264,23 @@ Result<BroadcastTimes> broadcast_time(const Topology& topology, Bytes payload, B
   // The bytes of stripe s: chunks s, s + stripes, ...; the payload's last chunk may be shorter.
   const auto stripe_bytes = [&](std::size_t s) {
     const std::uint64_t count = chunks / stripes + (s < chunks % stripes);
-    const bool has_last = chunks > 0 && s == (chunks - 1) % stripes;
-    return Bytes{count * chunk.count - (has_last ? chunks * chunk.count - payload.count : 0)};
+    const bool has_last_chunk = chunks > 0 && s == (chunks - 1) % stripes;
+    return Bytes{count * chunk.count - (has_last_chunk ? chunks * chunk.count - payload.count : 0)};
   };
   std::vector<std::optional<Duration>> completion(nodes.size());  // of the latest stripe so far
   for (std::size_t s = 0, flow = 0; s < stripes; ++s) {
-    // One path per node. A parent comes before its children.
+    // One path per node. A parent comes before its children, so its path is complete when a child extends it.
     std::vector<PayloadPath> paths(nodes.size(), PayloadPath(stripe_bytes(s), chunk));
     for (; flow < stripe_ends[s]; ++flow) {
-      const auto& [from, to, wanted, rate] = flows[flow];
-      if (!(rate > 0))
+      const std::size_t from = flows[flow].from, to = flows[flow].to;
+      const BitRate rate{flows[flow].rate};
+      if (!(rate.bits_per_s > 0))
         return fail(Code::kInvalid, kOperation, "no capacity is left from {} to {}", nodes.id(from), nodes.id(to));
       const WorkerLink& link = nodes.link(to);
       const Duration delay = regions.delay(nodes.region(from, regions), link.region, link.delay);
       paths[to] = paths[from];
-      completion[to] =
-          std::max(completion[to].value_or(Duration{}), from_seconds(paths[to].add_hop({BitRate{rate}, delay})));
+      const Duration stripe_time = from_seconds(paths[to].add_hop({.rate = rate, .delay = delay}));
+      completion[to] = std::max(completion[to].value_or(Duration{}), stripe_time);
     }
   }
   BroadcastTimes times;

@@ -1,4 +1,4 @@
-// Models the time of a broadcast: the physical lower bound, and store-and-forward times of chains and whole topologies.
+// Models the time of a broadcast: the physical lower bound, and the times over a topology whose nodes forward chunks.
 #pragma once
 #include <cstdint>
 #include <span>
@@ -24,12 +24,12 @@ struct WorkerLink {
 // The number of workers that make up a fraction q of n, q in (0, 1] (checked): ceil(q n), at least one.
 std::size_t quorum_count(double q, std::size_t n);
 
-// The time that no schedule can beat: max{F/B, F/d_min, N*F/(B + sum u)} (Kumar-Ross), without delays. Zero without
-// workers.
-// With q < 1, the time until k = ceil(q N) workers hold the payload: d_min is the k-th fastest downlink, and k*F must
-// be uploaded, at most by all nodes.
-// With regions, no worker receives faster than its region (inflow()), and of a region's n workers at least n - (N - k)
-// receive from the region itself or over the links to it.
+// The time that no schedule can beat: max{F/B, F/d_min, N*F/(B + sum u)} (Kumar-Ross), without delays. F is the
+// payload, B the learner's uplink, u the uplinks and d_min the least downlink of the N workers. Zero without workers.
+// With q < 1, the time until k = ceil(q N) workers hold the payload: d_min is the k-th fastest downlink, and all nodes
+// together must upload k*F.
+// With regions, no worker receives faster than its region (inflow()). At least n - (N - k) of a region's n workers
+// receive the payload, from the region itself or over the links to it.
 Duration lower_bound(Bytes payload, BitRate learner_up, std::span<const WorkerLink> workers, double q = 1,
                      const Regions& regions = {});
 
@@ -55,7 +55,7 @@ struct BroadcastTimes {
   // The time until ceil(q * N) workers hold the payload, q in (0, 1]; zero without workers.
   Duration fraction(double q) const;
   Duration last() const { return fraction(1.0); }
-  Duration of(WorkerId id) const;  // that worker's time; the worker must be present (checked)
+  Duration time_of(WorkerId id) const;  // the worker must be present (checked)
 };
 
 // The completion times of all workers of a topology, over all stripes. Each uplink is shared max-min fairly by its

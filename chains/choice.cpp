@@ -27,8 +27,8 @@ Result<Choice> choose_topology(BitRate learner_up, BitRate chain_rate, std::span
     candidates.push_back({policy, choice.predicted});
     // The preferred policy's time is weighted down, so another policy must be clearly faster.
     const bool is_preferred = policy == current.value_or(TopologyPolicy::kTrees);
-    const double time_ratio = !is_preferred ? 1.0 : current ? kSwitchTimeShare : kLeaveTreesTimeShare;
-    const double weighted_s = seconds(choice.predicted) * time_ratio;
+    const double preferred_weight = current ? kSwitchTimeShare : kLeaveTreesTimeShare;
+    const double weighted_s = seconds(choice.predicted) * (is_preferred ? preferred_weight : 1.0);
     if (best && weighted_s >= best_weighted_s) continue;
     best = std::move(choice);
     best_weighted_s = weighted_s;

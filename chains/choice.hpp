@@ -16,6 +16,7 @@ struct BroadcastGoal {
   double quorum = 1;
 };
 
+// A policy that choose_topology() considered.
 struct Candidate {
   TopologyPolicy policy;
   Duration predicted{};  // time until the quorum holds the payload
@@ -31,8 +32,8 @@ struct Choice {
   std::vector<Candidate> candidates;
 };
 
-// Another policy replaces trees only if it needs less than this fraction of their time, because trees can be repaired
-// without moving all workers.
+// A policy other than trees is chosen only if it needs less than this fraction of their time, because trees can be
+// repaired without moving all workers.
 inline constexpr double kLeaveTreesTimeShare = 0.98;
 // Another policy replaces the fleet's current one only if it needs less than this fraction of its time.
 inline constexpr double kSwitchTimeShare = 0.8;

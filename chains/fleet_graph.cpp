@@ -1,5 +1,6 @@
-// Checks and draws topologies, for tests, the learner and `echoline plan`. In every stripe of a topology, each chain is
-// attached to the learner or to a worker of a chain before it.
+// Checks and draws topologies, for tests, the learner and `echoline plan`. A topology splits a payload into stripes and
+// arranges all workers in chains for each stripe. Each chain is attached to the learner or to a worker of a chain
+// before it.
 #include "chains/fleet_graph.hpp"
 
 #include <algorithm>
@@ -78,19 +79,21 @@ std::string to_dot(const Topology& topology, const std::function<std::string(Wor
   Drawing drawing;
   std::map<WorkerId, std::size_t> vertex_of{{kLearnerId, boost::add_vertex(kLearnerId, drawing)}};
   for (const WorkerId id : topology.workers()) vertex_of[id] = boost::add_vertex(id, drawing);
-  std::map<std::pair<WorkerId, WorkerId>, std::size_t> stripes;
+  std::map<std::pair<WorkerId, WorkerId>, std::size_t> stripes_per_edge;
   for (std::size_t s = 0; s < topology.stripes(); ++s)
-    for (const Edge& edge : edges_of(topology, s)) ++stripes[{edge.from, edge.to}];
-  for (const auto& [edge, count] : stripes)
+    for (const Edge& edge : edges_of(topology, s)) ++stripes_per_edge[{edge.from, edge.to}];
+  for (const auto& [edge, count] : stripes_per_edge)
     boost::add_edge(vertex_of.at(edge.first), vertex_of.at(edge.second), count, drawing);
 
-  const auto& leaves = topology.leaves_only;
+  const auto& workers_without_children = topology.leaves_only;  // ascending
   const auto write_vertex = [&](std::ostream& out, std::size_t vertex) {
     const WorkerId id = drawing[vertex];
     const std::string label_text = label(id), name = id == kLearnerId ? "learner" : fmt::format("{}", id);
+    // escape_dot_string() adds quotes, and leaves the \n as Graphviz's sign for a new line.
     out << "[label=" << boost::escape_dot_string(label_text.empty() ? name : name + "\\n" + label_text);
     if (id == kLearnerId) out << ", shape=doubleoctagon";
-    if (std::binary_search(leaves.begin(), leaves.end(), id)) out << ", style=dashed";
+    if (std::binary_search(workers_without_children.begin(), workers_without_children.end(), id))
+      out << ", style=dashed";
     out << "]";
   };
   const auto write_edge = [&](std::ostream& out, const Drawing::edge_descriptor& edge) {

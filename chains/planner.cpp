@@ -14,13 +14,15 @@
 namespace echoline::chains {
 namespace {
 
-// Tolerance: a ratio of rates that misses an integer by rounding counts as that integer.
+// Tolerance for rounding: rates that differ by less are equal, and a ratio that misses an integer by less is that
+// integer.
 constexpr double kRounding = 1e-9;
 // Trees with relays (relays.hpp) are chosen if they reach this fraction of the rate of trees that ignore regions. It is
 // below 1 because edges of relay trees are shorter, and because other traffic may use the links between regions.
 constexpr double kRelayRateMin = 0.98;
 
-Status check(BitRate learner_up, BitRate chain_rate, std::span<const ChainWorker> workers, TopologyPolicy policy) {
+Status check_request(BitRate learner_up, BitRate chain_rate, std::span<const ChainWorker> workers,
+                     TopologyPolicy policy) {
   constexpr std::string_view kOperation = "plan chains";
   const auto positive = [](BitRate rate) { return std::isfinite(rate.bits_per_s) && rate.bits_per_s > 0; };
   if (!positive(learner_up))
@@ -28,6 +30,7 @@ Status check(BitRate learner_up, BitRate chain_rate, std::span<const ChainWorker
                 learner_up.bits_per_s);
   if (policy == TopologyPolicy::kAuto)
     return fail(Code::kInvalid, kOperation, "'auto' is not a topology: it stands for one that depends on the payload");
+  // Only the policy echo2 plans for a given rate of one chain.
   if (policy == TopologyPolicy::kEcho2 && !positive(chain_rate))
     return fail(Code::kInvalid, kOperation, "the rate of one chain must be positive, found {} bit/s",
                 chain_rate.bits_per_s);
@@ -48,7 +51,7 @@ Status check(BitRate learner_up, BitRate chain_rate, std::span<const ChainWorker
   return ok();
 }
 
-Status check(const Regions& regions, std::span<const ChainWorker> workers) {
+Status check_regions(const Regions& regions, std::span<const ChainWorker> workers) {
   constexpr std::string_view kOperation = "plan chains";
   if (!regions.several()) return ok();
   const std::size_t n = regions.links.size();
@@ -56,7 +59,8 @@ Status check(const Regions& regions, std::span<const ChainWorker> workers) {
   if (regions.learner >= n)
     return fail(Code::kInvalid, kOperation, "the learner's region is {}, expected 0 to {}", regions.learner, n - 1);
   for (const auto& row : regions.links) {
-    if (row.size() != n) return fail(Code::kInvalid, kOperation, "links to {} of {} regions", row.size(), n);
+    if (row.size() != n)
+      return fail(Code::kInvalid, kOperation, "the number of links from a region is {}, expected {}", row.size(), n);
     for (const RegionLink& link : row)
       if (!(link.rate.bits_per_s > 0))
         return fail(Code::kInvalid, kOperation, "a link between regions needs a capacity, found {} bit/s",
@@ -106,10 +110,10 @@ std::vector<WorkerId>* shortest_chain(Chains& chains, Predicate suits) {
 
 std::size_t best_chain_count(BitRate learner_up, std::span<const ChainWorker> workers) {
   ECHO_CHECK(!workers.empty());
-  std::vector<double> up;  // ascending, once sorted
+  std::vector<double> up;  // ascending; after the last, infinity, for chains of which no worker sends
   double down_min = std::numeric_limits<double>::infinity();
   for (const ChainWorker& w : workers) {
-    up.push_back(w.usable_up().bits_per_s);
+    up.push_back(w.forwarding_up().bits_per_s);
     down_min = std::min(down_min, w.down.bits_per_s);
   }
   std::sort(up.begin(), up.end());
@@ -119,6 +123,7 @@ std::size_t best_chain_count(BitRate learner_up, std::span<const ChainWorker> wo
   for (std::size_t m = 1; m <= workers.size(); ++m) {
     // With m chains the m slowest uplinks are tails and send nothing, so up[m] is the slowest one that sends.
     const double rate = std::min({learner_up.bits_per_s / static_cast<double>(m), up[m], down_min});
+    // A later m wins a tie, because more chains are shorter.
     if (rate >= best_rate * (1 - kRounding)) {
       best_m = m;
       best_rate = std::max(rate, best_rate);
@@ -129,12 +134,12 @@ std::size_t best_chain_count(BitRate learner_up, std::span<const ChainWorker> wo
 
 Result<Topology> plan_chains(BitRate learner_up, BitRate chain_rate, std::span<const ChainWorker> workers,
                              TopologyPolicy policy, double quorum, const Regions& regions) {
-  ECHO_TRY(check(learner_up, chain_rate, workers, policy));
-  ECHO_TRY(check(regions, workers));
+  ECHO_TRY(check_request(learner_up, chain_rate, workers, policy));
+  ECHO_TRY(check_regions(regions, workers));
   std::vector<ChainWorker> order(workers.begin(), workers.end());
   std::sort(order.begin(), order.end(), is_before);
   const auto first_leaf = std::find_if(order.begin(), order.end(), [](const auto& w) { return !w.may_forward; });
-  const auto leaves = static_cast<std::size_t>(order.end() - first_leaf);
+  const auto leaf_count = static_cast<std::size_t>(order.end() - first_leaf);
 
   Topology topology;
   topology.policy = policy;
@@ -165,34 +170,34 @@ Result<Topology> plan_chains(BitRate learner_up, BitRate chain_rate, std::span<c
     } else {
       TreePlan plan = plan_trees(learner_up, order, quorum);
       build_trees(plan, learner_up, order, topology);
-      std::vector<bool> late = std::move(plan.late);
+      std::vector<bool> is_late = std::move(plan.is_late);
       if (spans_regions(order, regions)) {  // relay trees replace these if they are about as fast
         RelayTrees relays = plan_relays(learner_up, order, quorum, regions);
         if (relays.rate.bits_per_s >=
             kRelayRateMin * steady_rate(topology, learner_up, order, quorum, regions).bits_per_s) {
           topology.chains = std::move(relays.topology.chains);
           topology.further_stripes = std::move(relays.topology.further_stripes);
-          topology.grafts = std::move(relays.topology.grafts);
-          late = std::move(relays.plan.late);
+          topology.grafts = std::move(relays.topology.grafts);  // chains that a worker feeds
+          is_late = std::move(relays.plan.is_late);
         }
       }
       // Late workers (trees.hpp) do not forward, so that they delay no others.
       for (std::size_t i = 0; i < order.size(); ++i)
-        if (late[i] && order[i].may_forward) topology.leaves_only.push_back(order[i].id);
+        if (is_late[i] && order[i].may_forward) topology.leaves_only.push_back(order[i].id);
       std::sort(topology.leaves_only.begin(), topology.leaves_only.end());
     }
     topology.chains_wanted = topology.chains.size();
     check_valid(topology);
     return topology;
   }
-  // A chain holds at most one leaf, at its tail. Leaves are the last of the order, so with a chain per leaf the deal
-  // makes each of them a tail.
-  const std::size_t m = std::max(topology.chains_wanted, leaves);
+  // A chain holds at most one leaf, at its tail. Leaves come last in `order`, so with a chain per leaf, deal() makes
+  // each of them a tail.
+  const std::size_t m = std::max(topology.chains_wanted, leaf_count);
   if (policy == TopologyPolicy::kBestChains && order.size() > m) {
     // Moves the m slowest uplinks to the end, where they become tails, which send nothing. The others return to the
     // placement order.
     std::sort(order.begin(), order.end(), [](const ChainWorker& a, const ChainWorker& b) {
-      return std::tuple(b.usable_up(), -a.score, a.id) < std::tuple(a.usable_up(), -b.score, b.id);
+      return std::tuple(b.forwarding_up(), -a.score, a.id) < std::tuple(a.forwarding_up(), -b.score, b.id);
     });
     std::sort(order.begin(), order.end() - static_cast<std::ptrdiff_t>(m), is_before);
   }
@@ -222,9 +227,11 @@ Topology append(const Topology& topology, const ChainWorker& joiner) {
   const auto tail_may_forward = [&](const auto& chain) { return may_forward(next, chain.back()); };
   for (std::size_t s = 0; s < next.stripes(); ++s) {
     Chains& chains = next.stripe(s);
-    const bool is_chain_wanted = next.policy == TopologyPolicy::kStar || chains.size() < next.chains_wanted;
+    const bool has_too_few_chains =
+        chains.empty() || next.policy == TopologyPolicy::kStar || chains.size() < next.chains_wanted;
     std::vector<WorkerId>* const extensible = shortest_chain(chains, tail_may_forward);
-    if (is_chain_wanted || (!extensible && !joiner.may_forward) || chains.empty()) {
+    const bool fits_in_no_chain = !extensible && !joiner.may_forward;  // it and all tails may not forward
+    if (has_too_few_chains || fits_in_no_chain) {
       chains.push_back({joiner.id});
     } else if (extensible) {
       extensible->push_back(joiner.id);

@@ -9,18 +9,19 @@ namespace echoline::chains {
 
 inline constexpr std::size_t kChainWorkersMax = 16384;
 
-// Plans chains over all `workers`. `learner_up` is B; `chain_rate` is b, the rate of one chain (echo2 only). Workers
-// that may not forward are placed at tails; chains are added if there are more such workers than chains.
-// `quorum`: trees are planned for the time until this fraction of the workers holds a payload, and workers too slow for
-// it delay no other (trees.hpp). Trees over several regions use relays (relays.hpp); other policies ignore regions.
-// Results pass validate() (fleet_graph.hpp). No workers: no chains. kInvalid, naming the worker: id 0 or twice, a rate
-// that is not positive, a score that is not finite, a region that is unknown or unreachable, more than kChainWorkersMax
-// workers.
+// Plans chains over all `workers`. `learner_up` is the learner's uplink B; `chain_rate` is b, the rate of one chain
+// (echo2 only). Workers that may not forward are placed at tails (ends of chains); chains are added if there are more
+// such workers than chains. `quorum`: trees are planned for the time until this fraction of the workers holds a
+// payload, and workers too slow for it delay no other (trees.hpp). Trees over several regions use relays (relays.hpp);
+// other policies ignore regions. Results pass validate() (fleet_graph.hpp). Without workers there are no chains.
+// kInvalid, naming the worker: id 0 or twice, a rate that is not positive, a score that is not finite, a region that is
+// unknown or unreachable, more than kChainWorkersMax workers.
 Result<Topology> plan_chains(BitRate learner_up, BitRate chain_rate, std::span<const ChainWorker> workers,
                              TopologyPolicy policy, double quorum = 1, const Regions& regions = {});
 
-// m* = argmax over m of min(B/m, u_(m+1), d_min), uplinks ascending, u_(N+1) infinite; ties go to the larger m.
-// Workers that may not forward count as uplink 0. Requires at least one worker.
+// The number of chains with which the slowest worker receives fastest: argmax over m of min(B/m, u_(m+1), d_min). B is
+// the learner's uplink, d_min the least downlink, and the uplinks u ascend, with u_(N+1) infinite. Ties go to the
+// larger m. Workers that may not forward count as uplink 0. Requires at least one worker.
 std::size_t best_chain_count(BitRate learner_up, std::span<const ChainWorker> workers);
 
 // Removes `dead`: its children now receive from its parent; other workers keep their places. An unknown id changes

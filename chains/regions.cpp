@@ -19,8 +19,10 @@ using Graph = boost::adjacency_list<
                     boost::property<boost::edge_residual_capacity_t, Flow,
                                     boost::property<boost::edge_reverse_t, Traits::edge_descriptor>>>>;
 
-// Rounding up keeps an upper bound an upper bound.
-Flow rounded_up(BitRate rate) { return static_cast<Flow>(std::ceil(std::clamp(rate.bits_per_s, 0.0, 1e15))); }
+constexpr double kFlowMax = 1e15;  // bit/s; sums of flows fit in Flow, and infinite rates become finite
+
+// Rounds up, because a rate rounded down would not be an upper bound any more.
+Flow rounded_up(BitRate rate) { return static_cast<Flow>(std::ceil(std::clamp(rate.bits_per_s, 0.0, kFlowMax))); }
 
 // Adds an edge, and the reverse edge that push-relabel needs.
 void connect(Graph& graph, std::size_t from, std::size_t to, Flow capacity) {
@@ -36,8 +38,8 @@ void connect(Graph& graph, std::size_t from, std::size_t to, Flow capacity) {
 std::vector<BitRate> inflow(const Regions& regions, BitRate learner_up, std::span<const BitRate> up) {
   const std::size_t n = up.size();
   ECHO_CHECK(regions.learner < n && (!regions.several() || regions.links.size() == n));
-  std::vector<BitRate> into(n, learner_up);
-  if (!regions.several()) return into;
+  std::vector<BitRate> rates(n, learner_up);
+  if (!regions.several()) return rates;
   // A region has two vertices: its input, and the output of its workers. The learner is one more vertex. It feeds both
   // vertices of its region.
   Graph graph(2 * n + 1);
@@ -58,9 +60,9 @@ std::vector<BitRate> inflow(const Regions& regions, BitRate learner_up, std::spa
   for (std::size_t region = 0; region < n; ++region) {
     if (region == regions.learner) continue;
     const double flow = static_cast<double>(boost::push_relabel_max_flow(graph, learner, in(region)));
-    into[region] = std::min(learner_up, BitRate{flow});
+    rates[region] = std::min(learner_up, BitRate{flow});
   }
-  return into;
+  return rates;
 }
 
 BitRate delivered_rate_max(const Regions& regions, std::span<const BitRate> up, std::span<const BitRate> down) {
@@ -75,9 +77,10 @@ BitRate delivered_rate_max(const Regions& regions, std::span<const BitRate> up, 
   return {static_cast<double>(boost::push_relabel_max_flow(graph, source, sink))};
 }
 
-Lending lend(const Regions& regions, std::span<const double> spare, std::span<const double> through,
-             const std::vector<std::vector<double>>& taken) {
-  // The flow goes from the surpluses (source) to the deficits (sink).
+Lending lend(const Regions& regions, std::span<const double> spare, std::span<const double> forwardable,
+             const std::vector<std::vector<double>>& link_load) {
+  // The flow goes from the surpluses (source) to the deficits (sink). A region has two vertices: uplink that it
+  // borrows, and uplink that it lends. The edge between them is the uplink that borrowing frees for lending.
   const std::size_t n = spare.size(), source = 2 * n, sink = 2 * n + 1;
   Graph graph(2 * n + 2);
   const auto in = [](std::size_t region) { return 2 * region; };
@@ -85,17 +88,18 @@ Lending lend(const Regions& regions, std::span<const double> spare, std::span<co
   for (std::size_t a = 0; a < n; ++a) {
     if (spare[a] > 0) connect(graph, source, out(a), rounded_up({spare[a]}));
     if (spare[a] < 0) connect(graph, in(a), sink, rounded_up({-spare[a]}));
-    connect(graph, in(a), out(a), rounded_up({through[a]}));
+    connect(graph, in(a), out(a), rounded_up({forwardable[a]}));
     for (std::size_t b = 0; b < n; ++b)
-      if (a != b) connect(graph, out(a), in(b), rounded_up({regions.rate(a, b).bits_per_s - taken[a][b]}));
+      if (a != b) connect(graph, out(a), in(b), rounded_up({regions.rate(a, b).bits_per_s - link_load[a][b]}));
   }
-  Lending lending{static_cast<double>(boost::push_relabel_max_flow(graph, source, sink)),
-                  {n, std::vector<double>(n, 0)}};
+  Lending lending;
+  lending.bits_per_s_total = static_cast<double>(boost::push_relabel_max_flow(graph, source, sink));
+  lending.bits_per_s_by_link.assign(n, std::vector<double>(n, 0));
   for (std::size_t a = 0; a < n; ++a)
     for (const auto& edge : boost::make_iterator_range(boost::out_edges(out(a), graph)))
       if (const Flow flow = get(boost::edge_capacity, graph, edge) - get(boost::edge_residual_capacity, graph, edge);
           flow > 0)
-        lending.by_link[a][boost::target(edge, graph) / 2] = static_cast<double>(flow);
+        lending.bits_per_s_by_link[a][boost::target(edge, graph) / 2] = static_cast<double>(flow);
   return lending;
 }
 

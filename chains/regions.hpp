@@ -18,21 +18,22 @@ struct RegionLink {
 };
 
 struct Regions {
-  std::uint32_t learner = 0;                   // the learner's region
+  std::uint32_t learner = 0;                   // the learner's region, an index in `links`
   std::vector<std::vector<RegionLink>> links;  // [from][to], square; empty: a single region without limits
 
   bool several() const { return links.size() > 1; }
   BitRate rate(std::uint32_t from, std::uint32_t to) const {
     return from == to || !several() ? BitRate{std::numeric_limits<double>::infinity()} : links[from][to].rate;
   }
-  Duration delay(std::uint32_t from, std::uint32_t to, Duration otherwise) const {
-    return several() ? links[from][to].delay.value_or(otherwise) : otherwise;
+  // `default_delay`: if the link states none.
+  Duration delay(std::uint32_t from, std::uint32_t to, Duration default_delay) const {
+    return several() ? links[from][to].delay.value_or(default_delay) : default_delay;
   }
 };
 
 // An upper bound of the rate at which the learner's data reaches each region, possibly through other regions. It is the
 // maximum flow from the learner (uplink `learner_up`) through the links and through the total uplink of each region's
-// workers (`up`, by region). Push-relabel (Goldberg and Tarjan, 1988).
+// workers (`up`, by region). Computed by push-relabel (Goldberg and Tarjan, 1988).
 std::vector<BitRate> inflow(const Regions& regions, BitRate learner_up, std::span<const BitRate> up);
 
 // An upper bound of the total rate of all receivers: the maximum flow from the uplinks of the regions (`up`, the
@@ -42,12 +43,12 @@ BitRate delivered_rate_max(const Regions& regions, std::span<const BitRate> up, 
 // Uplink that regions with a surplus lend to regions with a deficit, over the free capacity of the links, as the
 // maximum flow. A region that borrows uplink may lend to a third one the uplink that its own workers then need not use.
 struct Lending {
-  double total = 0;                          // bit/s
-  std::vector<std::vector<double>> by_link;  // [from][to], bit/s
+  double bits_per_s_total = 0;
+  std::vector<std::vector<double>> bits_per_s_by_link;  // [from][to]
 };
-// `spare`: surplus by region, bit/s; negative: deficit. `through`: by region, the uplink that it may lend if it borrows
-// as much. `taken`: used capacity of each link, [from][to].
-Lending lend(const Regions& regions, std::span<const double> spare, std::span<const double> through,
-             const std::vector<std::vector<double>>& taken);
+// All in bit/s. `spare`: surplus by region; negative: deficit. `forwardable`: by region, the uplink that it may lend if
+// it borrows as much. `link_load`: used capacity of each link, [from][to].
+Lending lend(const Regions& regions, std::span<const double> spare, std::span<const double> forwardable,
+             const std::vector<std::vector<double>>& link_load);
 
 }  // namespace echoline::chains

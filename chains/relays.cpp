@@ -15,33 +15,43 @@ namespace echoline::chains {
 namespace {
 
 constexpr double kInfinite = std::numeric_limits<double>::infinity();
-constexpr double kRounding = 1 + 1e-9;
+constexpr double kRounding = 1 + 1e-9;        // a ratio that misses an integer by this factor counts as that integer
+constexpr double kRateMin = 1;                // bit/s; planned rates are at least this, because times are 1 / rate
+constexpr double kRateTolerance = 1;          // bit/s; a smaller lack of uplink is a rounding error
 constexpr double kMoreStripesTimeMax = 0.97;  // more stripes must reduce the time to this fraction
-constexpr double kMeanTimeWeight = 0.05;      // weight of the mean time beside the quorum's
-constexpr int kBisections = 20;               // halvings of an interval of rates
-constexpr double kRateStep = 0.02;  // rates that no trees reach are lowered by this fraction of the planned ones
+constexpr double kMeanTimeWeight = 0.05;  // of the mean time of all workers, added to the time until the quorum is met
+constexpr int kBisections = 20;           // halvings of an interval of rates
+constexpr double kRiseFactor = 1.01;      // regions count as limited if not all rates can rise by this factor
+constexpr double kFasterTolerance = 0.999;   // a relay slower by less than this factor is as fast as the next one
+constexpr double kPlentyEdgesPerStripe = 4;  // among routes with more spare edges than this, the delay decides
+// If no trees reach the planned rates, all rates are lowered in steps of kRateStep, down to kRelayRateFractionMin.
+constexpr double kRateStep = 0.02;
+constexpr double kRelayRateFractionMin = 0.9;
 
-// A region with the link rates of its workers.
+// A region with the link rates of its workers. Trees are planned for the workers "in time"; the other ones, "late",
+// have too slow downlinks (trees.hpp).
 struct RegionLimits {
   std::uint32_t region = 0;
-  std::vector<double> up;    // of workers in time, bit/s
-  std::vector<double> late;  // downlinks of late workers
-  double down = kInfinite;   // least downlink of workers in time
+  std::vector<double> up;         // uplinks of workers in time, bit/s
+  std::vector<double> late_down;  // downlinks of late workers
+  double down_min = kInfinite;    // least downlink of workers in time
 };
 
-// The rates of the regions with workers, by index in a vector of RegionLimits; index 0 is the learner's region.
+// The rates of the regions with workers, in bit/s, by index in a vector of RegionLimits; index 0 is the learner's
+// region.
 struct Rates {
-  std::vector<double> into;    // receiving rate of the relay, from other regions, bit/s
-  std::vector<double> inside;  // receiving rate of workers in time, at most `into`
+  std::vector<double> to_relay;    // the rate at which the relay receives: the worker that other regions feed
+  std::vector<double> to_workers;  // the rate at which the workers in time receive, at most `to_relay`
 };
 
-// The routes of all stripes, and their traffic. Regions are indices as in Rates.
+// The routes of all stripes (shares of a payload, each with its own trees), and their traffic. Regions are indices as
+// in Rates.
 struct StripeRoutes {
-  std::vector<std::vector<std::size_t>> from;   // by stripe and region: the region that feeds its relay
-  std::vector<std::vector<std::size_t>> order;  // by stripe: regions in the order in which the route reaches them
-  std::vector<double> onward;                   // by region: bit/s that leave it
-  std::vector<std::vector<double>> link_load;   // by link, of region and region
-  Lending lent;                                 // uplink lent beyond the routes
+  std::vector<std::vector<std::size_t>> feeder;  // by stripe and region: the region that feeds its relay
+  std::vector<std::vector<std::size_t>> order;   // by stripe: regions in the order in which the route reaches them
+  std::vector<double> onward_rate;               // by region: bit/s that leave it
+  std::vector<std::vector<double>> link_load;    // [from][to] by RegionLimits::region, bit/s
+  Lending lent;  // uplink that regions with a surplus give to regions with a deficit, in addition to the routes
 };
 
 // Finds max-min fair rates of the regions for a number of stripes, and the routes that reach them.
@@ -51,21 +61,21 @@ class MaxMinRates {
               const Regions& regions)
       : up_(learner_up.bits_per_s), region_limits_(region_limits), stripes_(stripes), regions_(regions) {}
 
-  // The rates as plan_relays() describes them.
+  // Raises all rates together, by bisection, until a region is limited. Fixes that region's rates and repeats.
   Rates solve() const {
     const std::size_t n = region_limits_.size();
-    std::vector<double> into_max(n, kInfinite), inside_max(n, kInfinite);  // limits found so far
-    for (std::size_t i = 0; i < n; ++i) into_max[i] = std::min(up_, region_limits_[i].down);
-    // All rates, at most `rate` and at most their limits.
+    std::vector<double> to_relay_max(n, kInfinite), to_workers_max(n, kInfinite);  // limits found so far
+    for (std::size_t i = 0; i < n; ++i) to_relay_max[i] = std::min(up_, region_limits_[i].down_min);
+    // Returns `rate` for every region, or the region's limit if that is less.
     const auto rates_at = [&](double rate) {
-      Rates rates{into_max, inside_max};
+      Rates rates{to_relay_max, to_workers_max};
       for (std::size_t i = 0; i < n; ++i) {
-        rates.into[i] = std::max(1.0, std::min(rate, into_max[i]));
-        rates.inside[i] = std::max(1.0, std::min(rates.into[i], inside_max[i]));
+        rates.to_relay[i] = std::max(kRateMin, std::min(rate, to_relay_max[i]));
+        rates.to_workers[i] = std::max(kRateMin, std::min(rates.to_relay[i], to_workers_max[i]));
       }
       return rates;
     };
-    double low = 1;
+    double low = kRateMin;
     for (;;) {
       if (is_feasible(rates_at(up_))) return rates_at(up_);
       double high = up_;
@@ -77,33 +87,37 @@ class MaxMinRates {
           high = middle;
       }
       const Rates reached = rates_at(low);
-      // The limiting regions stay at their rate: first an unreachable region, then those with the largest deficit.
-      const auto at_limit = [&](std::size_t i) { return std::min(into_max[i], inside_max[i]) <= reached.inside[i]; };
-      const auto others_can_rise = [&] { return is_feasible(rates_at(low * 1.01)); };
-      std::vector<std::size_t> order = by_deficit(rates_at(low * 1.01));
-      std::erase_if(order, at_limit);
+      // Fixes the rates of one region after another until the other regions can rise: first those of an unreachable
+      // region, then by deficit, largest first. Fixes the rate to a region's workers before the rate to its relay.
+      const auto is_fixed = [&](std::size_t i) {
+        return std::min(to_relay_max[i], to_workers_max[i]) <= reached.to_workers[i];
+      };
+      const auto others_can_rise = [&] { return is_feasible(rates_at(low * kRiseFactor)); };
+      std::vector<std::size_t> order = by_deficit(rates_at(low * kRiseFactor));
+      std::erase_if(order, is_fixed);
       if (order.empty()) return reached;
       for (const std::size_t i : order) {
-        inside_max[i] = reached.inside[i];
+        to_workers_max[i] = reached.to_workers[i];
         if (others_can_rise()) break;
-        into_max[i] = reached.into[i];
+        to_relay_max[i] = reached.to_relay[i];
         if (others_can_rise()) break;
       }
     }
   }
 
-  // The routes for these rates; absent if the rates are not feasible. Those of solve() are.
+  // The routes for these rates; absent if the rates are not feasible. The rates that solve() returns always are.
   std::optional<StripeRoutes> routes(const Rates& rates) const {
-    StripeRoutes found;
-    const Capacities c = capacities(rates);
-    if (find_routes(rates, c, found) != kAllReached) return std::nullopt;
-    found.lent = lend_uplink(c, found);
-    return found;
+    StripeRoutes routes;
+    const Capacities uplinks = capacities(rates);
+    if (find_routes(rates, uplinks, routes) != kAllReached) return std::nullopt;
+    routes.lent = lend_uplink(uplinks, routes);
+    return routes;
   }
 
  private:
+  // Uplink by region, bit/s.
   struct Capacities {
-    std::vector<double> own;    // by region: its total uplink, bit/s
+    std::vector<double> uplink_total;
     std::vector<double> spare;  // the part that its own workers do not need; negative: the part that they lack
   };
 
@@ -115,35 +129,36 @@ class MaxMinRates {
   }
 
   Capacities capacities(const Rates& rates) const {
-    Capacities c;
+    Capacities uplinks;
     for (std::size_t i = 0; i < region_limits_.size(); ++i) {
       const RegionLimits& limits = region_limits_[i];
-      const double rate = rates.inside[i];
+      const double rate = rates.to_workers[i];
+      // The limits of a worker's children: per stripe, and in all stripes. The learner has none.
       const std::size_t edges_max = std::min(stripes_ * kTreeChildrenMax, kPlannedChildrenMax);
-      double own = i == 0 ? usable_uplink(up_, rate, std::numeric_limits<std::uint32_t>::max()) : 0;
-      for (const double up : limits.up) own += usable_uplink(up, rate, edges_max);
+      double uplink_total = i == 0 ? usable_uplink(up_, rate, std::numeric_limits<std::uint32_t>::max()) : 0;
+      for (const double up : limits.up) uplink_total += usable_uplink(up, rate, edges_max);
       // Another region's uplink feeds the relay, except in the learner's region, which has none.
       const std::size_t relays = i == 0 ? 0 : 1;
       double needed = (static_cast<double>(limits.up.size()) - static_cast<double>(relays)) * rate;
-      for (const double down : limits.late) needed += std::min(down, rate);
-      c.own.push_back(own);
-      c.spare.push_back(own - needed);
+      for (const double down : limits.late_down) needed += std::min(down, rate);
+      uplinks.uplink_total.push_back(uplink_total);
+      uplinks.spare.push_back(uplink_total - needed);
     }
-    return c;
+    return uplinks;
   }
 
   // Indices of regions: first an unreachable one, then by surplus, smallest first.
   std::vector<std::size_t> by_deficit(const Rates& rates) const {
-    const Capacities c = capacities(rates);
+    const Capacities uplinks = capacities(rates);
     StripeRoutes routes;
-    const std::size_t cut_off = find_routes(rates, c, routes);
-    std::vector<double> left;
+    const std::size_t unreachable_region = find_routes(rates, uplinks, routes);
+    std::vector<double> surplus;
     std::vector<std::size_t> order;
     for (std::size_t i = 0; i < region_limits_.size(); ++i) {
       order.push_back(i);
-      left.push_back(i == cut_off ? -kInfinite : c.spare[i] - routes.onward[i]);
+      surplus.push_back(i == unreachable_region ? -kInfinite : uplinks.spare[i] - routes.onward_rate[i]);
     }
-    std::stable_sort(order.begin(), order.end(), [&](auto a, auto b) { return left[a] < left[b]; });
+    std::stable_sort(order.begin(), order.end(), [&](auto a, auto b) { return surplus[a] < surplus[b]; });
     return order;
   }
 
@@ -151,58 +166,64 @@ class MaxMinRates {
   // step takes the route with most capacity left, of the link and of the uplinks at its start; if there is plenty, the
   // one with the least delay. Returns the index of a region without a feasible route, or kAllReached.
   static constexpr std::size_t kAllReached = std::numeric_limits<std::size_t>::max();
-  std::size_t find_routes(const Rates& rates, Capacities left, StripeRoutes& routes) const {
+  std::size_t find_routes(const Rates& rates, Capacities remaining, StripeRoutes& routes) const {
     const std::size_t n = region_limits_.size();
-    routes.onward.assign(n, 0);
+    const double edges_counted_max = kPlentyEdgesPerStripe * static_cast<double>(stripes_);
+    routes.onward_rate.assign(n, 0);
     routes.link_load.assign(regions_.links.size(), std::vector<double>(regions_.links.size(), 0));
     for (std::size_t s = 0; s < stripes_; ++s) {
-      struct Reach {
-        double spare_edges = -1, own_edges = -1;  // further edges that fit, from spare uplink and from all uplink
-        double negated_delay_s = 0;               // from the learner
-        auto operator<=>(const Reach&) const = default;
+      // Ranks the possible routes to a region; the greatest is taken.
+      struct RouteRank {
+        double spare_edges = -1;     // further edges that fit in the spare uplink of the sending region
+        double uplink_edges = -1;    // further edges that fit in all of its uplink
+        double negated_delay_s = 0;  // from the learner
+        auto operator<=>(const RouteRank&) const = default;
       };
-      std::vector<Reach> reach(n);  // by region: its best route so far
-      std::vector<std::size_t> from(n, 0), order{0};
+      std::vector<RouteRank> best_route(n);
+      std::vector<std::size_t> feeder(n, 0), order{0};
       std::vector<double> negated_delay_s(n, 0);
       std::vector<bool> is_reached(n, false);
       is_reached[0] = true;
       for (std::size_t latest = 0;;) {
         for (std::size_t i = 1; i < n; ++i) {
-          // Only the learner itself can feed a region that receives faster than the region before it.
-          const bool is_faster = rates.into[latest] < rates.into[i] * 0.999;
+          // A relay sends no faster than it receives, so only the learner can feed a region that receives faster. Its
+          // uplink for that is what the first copy for its own region and the earlier routes leave.
+          const bool is_faster = rates.to_relay[latest] < rates.to_relay[i] * kFasterTolerance;
           if (is_reached[i] || (is_faster && latest != 0)) continue;
-          const double uplink_max =
-              is_faster ? up_ - (region_limits_[0].up.empty() ? 0 : rates.into[0]) - routes.onward[0] : kInfinite;
-          const auto a = region_limits_[latest].region, b = region_limits_[i].region;
-          const double edge_rate = rates.into[i] / static_cast<double>(stripes_),
-                       edges_max = 4 * static_cast<double>(stripes_);
-          const double link_left = regions_.rate(a, b).bits_per_s - routes.link_load[a][b];
-          const auto edges = [&](double rate) {
-            return std::clamp(std::floor(std::min(rate, link_left) / edge_rate * kRounding), 0.0, edges_max);
+          const double first_copy_rate = region_limits_[0].up.empty() ? 0 : rates.to_relay[0];
+          const double uplink_max = is_faster ? up_ - first_copy_rate - routes.onward_rate[0] : kInfinite;
+          const auto from = region_limits_[latest].region, to = region_limits_[i].region;
+          const double edge_rate = rates.to_relay[i] / static_cast<double>(stripes_);
+          const double link_left = regions_.rate(from, to).bits_per_s - routes.link_load[from][to];
+          const auto edges_that_fit = [&](double uplink) {
+            const double rate = std::min({uplink, uplink_max, link_left});
+            return std::clamp(std::floor(rate / edge_rate * kRounding), 0.0, edges_counted_max);
           };
-          const Reach via_latest{edges(std::min(uplink_max, left.spare[latest])),
-                                 edges(std::min(uplink_max, left.own[latest])),
-                                 negated_delay_s[latest] - seconds(regions_.delay(a, b, {}))};
-          if (via_latest <= reach[i]) continue;
-          reach[i] = via_latest;
-          from[i] = latest;
+          const RouteRank via_latest{
+              .spare_edges = edges_that_fit(remaining.spare[latest]),
+              .uplink_edges = edges_that_fit(remaining.uplink_total[latest]),
+              .negated_delay_s = negated_delay_s[latest] - seconds(regions_.delay(from, to, {})),
+          };
+          if (via_latest <= best_route[i]) continue;
+          best_route[i] = via_latest;
+          feeder[i] = latest;
         }
         std::size_t next = n;
         for (std::size_t i = 1; i < n; ++i)
-          if (!is_reached[i] && (next == n || reach[i] > reach[next])) next = i;
+          if (!is_reached[i] && (next == n || best_route[i] > best_route[next])) next = i;
         if (next == n) break;
-        if (reach[next].own_edges < 1) return next;
-        const double edge_rate = rates.into[next] / static_cast<double>(stripes_);
-        routes.link_load[region_limits_[from[next]].region][region_limits_[next].region] += edge_rate;
-        routes.onward[from[next]] += edge_rate;
-        left.spare[from[next]] -= edge_rate;
-        left.own[from[next]] -= edge_rate;
-        negated_delay_s[next] = reach[next].negated_delay_s;
+        if (best_route[next].uplink_edges < 1) return next;
+        const double edge_rate = rates.to_relay[next] / static_cast<double>(stripes_);
+        routes.link_load[region_limits_[feeder[next]].region][region_limits_[next].region] += edge_rate;
+        routes.onward_rate[feeder[next]] += edge_rate;
+        remaining.spare[feeder[next]] -= edge_rate;
+        remaining.uplink_total[feeder[next]] -= edge_rate;
+        negated_delay_s[next] = best_route[next].negated_delay_s;
         is_reached[next] = true;
         order.push_back(next);
         latest = next;
       }
-      routes.from.push_back(std::move(from));
+      routes.feeder.push_back(std::move(feeder));
       routes.order.push_back(std::move(order));
     }
     return kAllReached;
@@ -210,45 +231,50 @@ class MaxMinRates {
 
   // Whether uplinks and links suffice for these rates.
   bool is_feasible(const Rates& rates) const {
-    const Capacities c = capacities(rates);
+    const Capacities uplinks = capacities(rates);
     StripeRoutes routes;
-    if (find_routes(rates, c, routes) != kAllReached) return false;
-    // The learner sends the first copy of every stripe.
-    if (up_ < (region_limits_[0].up.empty() ? *std::max_element(rates.into.begin(), rates.into.end()) : rates.into[0]))
-      return false;
-    double lacking = 0, spare_total = 0;
+    if (find_routes(rates, uplinks, routes) != kAllReached) return false;
+    // The learner sends the first copy of every stripe: into its own region, or else into the fastest of the others.
+    const double first_copy_rate = region_limits_[0].up.empty()
+                                       ? *std::max_element(rates.to_relay.begin(), rates.to_relay.end())
+                                       : rates.to_relay[0];
+    if (up_ < first_copy_rate) return false;
+    double deficit_total = 0, spare_total = 0;
     for (std::size_t i = 0; i < region_limits_.size(); ++i) {
-      const double spare = c.spare[i] - routes.onward[i];
-      lacking -= std::min(spare, 0.0);
+      const double spare = uplinks.spare[i] - routes.onward_rate[i];
+      deficit_total -= std::min(spare, 0.0);
       spare_total += spare;
     }
-    if (lacking <= 1) return true;
-    return spare_total > -1 && lend_uplink(c, routes).total >= lacking / kRounding - 1;
+    if (deficit_total <= kRateTolerance) return true;
+    return spare_total > -kRateTolerance &&
+           lend_uplink(uplinks, routes).bits_per_s_total >= deficit_total / kRounding - kRateTolerance;
   }
 
-  // Uplink that regions lend to other regions, beyond the traffic of these routes.
-  Lending lend_uplink(const Capacities& c, const StripeRoutes& routes) const {
-    std::vector<double> spare(regions_.links.size(), 0), through(spare);
+  // Uplink that regions lend to other regions, in addition to the traffic of these routes.
+  Lending lend_uplink(const Capacities& uplinks, const StripeRoutes& routes) const {
+    std::vector<double> spare(regions_.links.size(), 0), forwardable(spare);
     for (std::size_t i = 0; i < region_limits_.size(); ++i) {
-      const double onward = routes.onward[i], needed = c.own[i] - c.spare[i];
-      spare[region_limits_[i].region] = c.spare[i] - onward;
-      through[region_limits_[i].region] = std::max(0.0, std::min(needed, c.own[i] - onward));
+      const double onward = routes.onward_rate[i], needed = uplinks.uplink_total[i] - uplinks.spare[i];
+      spare[region_limits_[i].region] = uplinks.spare[i] - onward;
+      // A region can borrow for all its workers and lend their uplink, but not the part that the routes use.
+      forwardable[region_limits_[i].region] = std::max(0.0, std::min(needed, uplinks.uplink_total[i] - onward));
     }
-    return lend(regions_, spare, through, routes.link_load);
+    return lend(regions_, spare, forwardable, routes.link_load);
   }
 
-  double up_;
+  double up_;  // of the learner, bit/s
   const std::vector<RegionLimits>& region_limits_;
   std::size_t stripes_;
   const Regions& regions_;
 };
 
-// Time per bit until a fraction `quorum` of the workers has it.
+// The time per bit until a fraction `quorum` of the workers has it. Adds a little of the mean time, which decides
+// between plans with equal quorum times.
 double time_per_bit(const Rates& rates, const std::vector<RegionLimits>& region_limits, double quorum) {
   std::vector<double> times;
   for (std::size_t i = 0; i < region_limits.size(); ++i) {
-    times.insert(times.end(), region_limits[i].up.size(), 1 / rates.inside[i]);
-    for (const double down : region_limits[i].late) times.push_back(1 / std::min(down, rates.inside[i]));
+    times.insert(times.end(), region_limits[i].up.size(), 1 / rates.to_workers[i]);
+    for (const double down : region_limits[i].late_down) times.push_back(1 / std::min(down, rates.to_workers[i]));
   }
   const double mean = std::accumulate(times.begin(), times.end(), 0.0) / static_cast<double>(times.size());
   const auto quorum_time = times.begin() + static_cast<std::ptrdiff_t>(quorum_count(quorum, times.size())) - 1;
@@ -277,19 +303,20 @@ void build_relays(const RelayPlan& plan, BitRate learner_up, std::span<const Cha
   for (const std::uint32_t region : plan.stripes.front().order) {
     std::vector<ChainWorker> members;
     // Uplink of this region for other regions and for late workers.
-    double outside_rate = std::accumulate(plan.crossing[region].begin(), plan.crossing[region].end(), 0.0);
+    double outside_rate = std::accumulate(plan.link_load[region].begin(), plan.link_load[region].end(), 0.0);
     for (std::size_t i = 0; i < workers.size(); ++i) {
-      if (workers[i].region == region && !plan.late[i]) members.push_back(workers[i]);
-      if (workers[i].region == region && plan.late[i]) outside_rate += plan.rates[i].bits_per_s;
+      if (workers[i].region == region && !plan.is_late[i]) members.push_back(workers[i]);
+      if (workers[i].region == region && plan.is_late[i]) outside_rate += plan.worker_rates[i].bits_per_s;
     }
     if (members.empty()) continue;
-    const bool is_home = region == regions.learner;
-    const BitRate rate = plan.by_region[region];
-    double learner_share = 0;  // the learner's uplink for this region: all that is not needed for other regions
-    if (is_home) {
+    const BitRate rate = plan.region_rates[region];
+    double learner_share = 0;  // bit/s of the learner's uplink for this region
+    if (region == regions.learner) {
+      // The learner serves its own region with all uplink that other regions do not need, and with one copy at least.
+      // The region's workers then send what the learner cannot send to other regions.
       double uplink_left = learner_up.bits_per_s - outside_rate;
       learner_share = std::max(rate.bits_per_s, uplink_left);
-      for (const ChainWorker& w : members) uplink_left += w.usable_up().bits_per_s;
+      for (const ChainWorker& w : members) uplink_left += w.forwarding_up().bits_per_s;
       learner_share = std::clamp(learner_share, 0.0, std::max(0.0, uplink_left));
       outside_rate = std::max(0.0, outside_rate - (learner_up.bits_per_s - learner_share));
     }
@@ -297,16 +324,17 @@ void build_relays(const RelayPlan& plan, BitRate learner_up, std::span<const Cha
     region_trees.policy = TopologyPolicy::kTrees;
     build_trees_at_rate(rate, stripes, {std::max(rate.bits_per_s, learner_share)}, members, {outside_rate},
                         region_trees);
+    // Chains that the learner feeds, over all stripes. attach_orphans() finds parents for the others.
     const auto seeds =
         static_cast<std::size_t>(learner_share / rate.bits_per_s * static_cast<double>(stripes) * kRounding);
     for (std::size_t s = 0; s < stripes; ++s) {
       std::size_t seeds_left = seeds / stripes + (s < seeds % stripes);
       for (std::vector<WorkerId>& chain : region_trees.stripe(s)) {
         WorkerId parent = region_trees.parent_of_chain(s, chain.front());
-        if (parent == kLearnerId && seeds_left-- == 0) {
+        if (parent == kLearnerId && seeds_left == 0)
           parent = kUnattached;
-          seeds_left = 0;
-        }
+        else if (parent == kLearnerId)
+          --seeds_left;
         if (parent != kLearnerId) topology.grafts[s][chain.front()] = parent;
         topology.stripe(s).push_back(std::move(chain));
       }
@@ -325,71 +353,73 @@ bool spans_regions(std::span<const ChainWorker> workers, const Regions& regions)
 RelayTrees plan_relays(BitRate learner_up, std::span<const ChainWorker> workers, double quorum,
                        const Regions& regions) {
   ECHO_CHECK(spans_regions(workers, regions));
-  std::map<std::uint32_t, std::vector<std::size_t>> members;
+  std::map<std::uint32_t, std::vector<std::size_t>> members;  // by region: indices of its workers
   for (std::size_t i = 0; i < workers.size(); ++i) members[workers[i].region].push_back(i);
   std::vector<bool> is_late(workers.size(), false);
-  std::vector<RegionLimits> region_limits{{regions.learner, {}, {}}};
+  std::vector<RegionLimits> region_limits{{.region = regions.learner, .up = {}, .late_down = {}}};
   for (const auto& [region, indices] : members) {
-    RegionLimits& limits =
-        region == regions.learner ? region_limits.front() : region_limits.emplace_back(RegionLimits{region, {}, {}});
+    if (region != regions.learner) region_limits.push_back({.region = region, .up = {}, .late_down = {}});
+    RegionLimits& limits = region == regions.learner ? region_limits.front() : region_limits.back();
     std::vector<ChainWorker> region_workers;
     for (const std::size_t i : indices) region_workers.push_back(workers[i]);
-    const std::vector<bool> late = late_workers(learner_up, region_workers, quorum);
+    const std::vector<bool> is_late_here = late_workers(learner_up, region_workers, quorum);
     for (std::size_t k = 0; k < indices.size(); ++k) {
-      is_late[indices[k]] = late[k];
-      if (late[k]) {
-        limits.late.push_back(region_workers[k].down.bits_per_s);
+      is_late[indices[k]] = is_late_here[k];
+      if (is_late_here[k]) {
+        limits.late_down.push_back(region_workers[k].down.bits_per_s);
         continue;
       }
-      limits.up.push_back(region_workers[k].usable_up().bits_per_s);
-      limits.down = std::min(limits.down, region_workers[k].down.bits_per_s);
+      limits.up.push_back(region_workers[k].forwarding_up().bits_per_s);
+      limits.down_min = std::min(limits.down_min, region_workers[k].down.bits_per_s);
     }
   }
   std::size_t stripes = 0;
   Rates best_rates;
-  double time = kInfinite;
+  double best_time = kInfinite;
   for (std::size_t s = kTreeStripesMin; s <= kPlannedStripesMax; s *= 2) {
     Rates rates = MaxMinRates(learner_up, region_limits, s, regions).solve();
     const double candidate_time = time_per_bit(rates, region_limits, quorum);
-    if (stripes > 0 && candidate_time >= kMoreStripesTimeMax * time) continue;
+    if (stripes > 0 && candidate_time >= kMoreStripesTimeMax * best_time) continue;
     best_rates = std::move(rates);
-    time = candidate_time;
+    best_time = candidate_time;
     stripes = s;
   }
   const auto plan_for = [&](const Rates& rates, const StripeRoutes& routes) {
     RelayPlan plan;
-    plan.late = is_late;
-    plan.by_region.assign(regions.links.size(), learner_up);
-    for (std::size_t i = 0; i < region_limits.size(); ++i) plan.by_region[region_limits[i].region] = {rates.inside[i]};
-    plan.crossing = routes.link_load;
-    for (std::size_t a = 0; a < plan.crossing.size(); ++a)
-      for (std::size_t b = 0; b < plan.crossing.size(); ++b) plan.crossing[a][b] += routes.lent.by_link[a][b];
+    plan.is_late = is_late;
+    plan.region_rates.assign(regions.links.size(), learner_up);
+    for (std::size_t i = 0; i < region_limits.size(); ++i)
+      plan.region_rates[region_limits[i].region] = {rates.to_workers[i]};
+    plan.link_load = routes.link_load;
+    for (std::size_t a = 0; a < plan.link_load.size(); ++a)
+      for (std::size_t b = 0; b < plan.link_load.size(); ++b)
+        plan.link_load[a][b] += routes.lent.bits_per_s_by_link[a][b];
     for (std::size_t s = 0; s < stripes; ++s) {
       RelayPaths& paths = plan.stripes.emplace_back();
       paths.feeding_region.assign(regions.links.size(), regions.learner);
       for (const std::size_t i : routes.order[s]) {
-        paths.feeding_region[region_limits[i].region] = region_limits[routes.from[s][i]].region;
+        paths.feeding_region[region_limits[i].region] = region_limits[routes.feeder[s][i]].region;
         paths.order.push_back(region_limits[i].region);
       }
     }
     for (std::size_t i = 0; i < workers.size(); ++i) {
-      const BitRate rate = plan.by_region[workers[i].region];
-      plan.rates.push_back(plan.late[i] ? std::min(rate, workers[i].down) : rate);
+      const BitRate rate = plan.region_rates[workers[i].region];
+      plan.worker_rates.push_back(plan.is_late[i] ? std::min(rate, workers[i].down) : rate);
     }
     return plan;
   };
   // At full use of every uplink a worker may remain without a place, and the parent that takes it halves its other
   // children's rates. So lower rates are tried while they may improve the result.
   RelayTrees best_trees;
-  for (double fraction = 1; fraction > 0.9; fraction -= kRateStep) {
+  for (double fraction = 1; fraction > kRelayRateFractionMin; fraction -= kRateStep) {
     Rates rates = best_rates;
-    for (double& rate : rates.into) rate *= fraction;
-    for (double& rate : rates.inside) rate *= fraction;
+    for (double& rate : rates.to_relay) rate *= fraction;
+    for (double& rate : rates.to_workers) rate *= fraction;
     const auto routes = MaxMinRates(learner_up, region_limits, stripes, regions).routes(rates);
     ECHO_CHECK(routes || fraction < 1);
     if (!routes) continue;
-    RelayTrees trees{plan_for(rates, *routes), {}, {}};
-    if (fraction < 1 && nth_rate(trees.plan.rates, quorum) <= best_trees.rate) break;
+    RelayTrees trees{.plan = plan_for(rates, *routes), .topology = {}, .rate = {}};
+    if (fraction < 1 && nth_rate(trees.plan.worker_rates, quorum) <= best_trees.rate) break;
     build_relays(trees.plan, learner_up, workers, regions, trees.topology);
     trees.rate = steady_rate(trees.topology, learner_up, workers, quorum, regions);
     if (fraction == 1 || trees.rate > best_trees.rate) best_trees = std::move(trees);

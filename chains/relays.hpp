@@ -1,6 +1,6 @@
-// Trees over several regions. A payload crosses once between two regions if the region's workers can forward it among
-// themselves. In every stripe one worker of a region is the relay: it receives from another region, and the others
-// receive from it.
+// Trees over several regions. A payload enters a region only once if the region's workers can forward it among
+// themselves. In every stripe (a share of the payload with its own trees) one worker of a region is the relay. It
+// receives from another region, and the region's other workers receive from it, directly or through each other.
 #pragma once
 #include <span>
 #include <vector>
@@ -10,7 +10,7 @@
 
 namespace echoline::chains {
 
-// Whether relays are needed: some worker is not in the learner's region.
+// Whether some worker is not in the learner's region, so that relays are needed.
 bool spans_regions(std::span<const ChainWorker> workers, const Regions& regions);
 
 // The route of one stripe over the regions.
@@ -21,13 +21,14 @@ struct RelayPaths {
   std::vector<std::uint32_t> order;
 };
 
+// A worker is "late" if its downlink is too slow for the trees that are planned, otherwise "in time" (trees.hpp).
 struct RelayPlan {
   std::vector<RelayPaths> stripes;
-  std::vector<bool> late;          // by worker (trees.hpp)
-  std::vector<BitRate> rates;      // by worker: receiving rate
-  std::vector<BitRate> by_region;  // receiving rate of the region's workers in time
+  std::vector<bool> is_late;          // by worker
+  std::vector<BitRate> worker_rates;  // by worker: receiving rate
+  std::vector<BitRate> region_rates;  // by region: receiving rate of its workers in time
   // The load of the link from one region to another, [from][to]: bit/s of all stripes, to relays and other workers.
-  std::vector<std::vector<double>> crossing;
+  std::vector<std::vector<double>> link_load;
 };
 
 struct RelayTrees {
@@ -36,9 +37,9 @@ struct RelayTrees {
   BitRate rate;       // steady_rate() of the topology
 };
 
-// Finds max-min fair rates of the regions. All rates rise together until a region is limited: by its uplinks plus the
-// surplus of other regions (lend()), or by the links to it. The other rates rise further. Each stripe uses the links
-// with most capacity left. Requires spans_regions() and regions that plan_chains() accepts.
+// Finds max-min fair rates of the regions: all rates rise together until a region is limited, and the other rates rise
+// further. A region is limited by its uplinks plus the surplus of other regions (lend()), or by the links to it. Each
+// stripe uses the links with most capacity left. Requires spans_regions() and regions that plan_chains() accepts.
 RelayTrees plan_relays(BitRate learner_up, std::span<const ChainWorker> workers, double quorum, const Regions& regions);
 
 }  // namespace echoline::chains

@@ -1,4 +1,5 @@
-// Rates a peer's forwarding: the score that orders chains, and the role of a failing peer.
+// Rates a peer's forwarding. A peer is a worker that passes payloads on. Its score decides its place in chains, and its
+// failures decide its role.
 #pragma once
 #include <cstdint>
 #include <optional>
@@ -49,8 +50,8 @@ class RoleLadder {
 
  private:
   Role role_ = Role::kSeed;
-  int deliveries_ = 0;       // since the role changed
-  Duration pause_ = kPause;  // the next one
+  int deliveries_ = 0;       // to other peers, since the role changed
+  Duration pause_ = kPause;  // length of the next pause
   TimePoint paused_until_{};
 };
 

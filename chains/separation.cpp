@@ -12,7 +12,7 @@ namespace {
 
 using Pairs = std::set<std::pair<WorkerId, WorkerId>>;
 
-// The edges of one stripe, by worker.
+// The edges of one stripe (each stripe has its own chains over all workers), by worker.
 struct Stripe {
   std::map<WorkerId, WorkerId> parent;
   std::map<WorkerId, std::vector<WorkerId>> children;
@@ -23,6 +23,7 @@ struct Stripe {
       for (std::size_t i = 0; i < chain.size(); ++i)
         parent[chain[i]] = i == 0 ? topology.parent_of_chain(s, chain[0]) : chain[i - 1];
     for (const auto& [id, parent_id] : parent) children[parent_id].push_back(id);
+    // Breadth first from the learner, whose depth is 0.
     std::vector<WorkerId> reached{kLearnerId};
     for (std::size_t k = 0; k < reached.size(); ++k)
       if (const auto entry = children.find(reached[k]); entry != children.end())
@@ -44,14 +45,16 @@ void swap_places(Topology& topology, std::size_t s, WorkerId a, WorkerId b) {
   const auto swapped = [&](WorkerId id) { return id == a ? b : id == b ? a : id; };
   for (auto& chain : topology.stripe(s))
     for (WorkerId& id : chain) id = swapped(id);
+  // A graft names the worker that feeds a chain's first worker, if that is not the learner.
   if (s >= topology.grafts.size()) return;
   std::unordered_map<WorkerId, WorkerId> grafts;
-  for (const auto& [first, root] : topology.grafts[s]) grafts[swapped(first)] = swapped(root);
+  for (const auto& [first, feeder] : topology.grafts[s]) grafts[swapped(first)] = swapped(feeder);
   topology.grafts[s] = std::move(grafts);
 }
 
 // Whether `id`, after an exchange with `replaced`, has no neighbour that it must be kept apart from.
 bool may_replace(const Stripe& stripe, const Pairs& apart, WorkerId id, WorkerId replaced) {
+  // If the two workers are neighbours, `replaced` will be where `id` is now.
   const auto after_exchange = [&](WorkerId neighbour) { return neighbour == id ? replaced : neighbour; };
   if (must_be_apart(apart, id, after_exchange(stripe.parent.at(replaced)))) return false;
   const auto children = stripe.children.find(replaced);
@@ -60,21 +63,21 @@ bool may_replace(const Stripe& stripe, const Pairs& apart, WorkerId id, WorkerId
                       [&](WorkerId child) { return must_be_apart(apart, id, after_exchange(child)); });
 }
 
-// Takes the worker out of its place and attaches it to the learner, without children.
+// Attaches the worker to the learner, without children. Its children move to `parent`, its former parent.
 void attach_to_learner(Topology& topology, std::size_t s, WorkerId id, WorkerId parent) {
   Chains& chains = topology.stripe(s);
   std::unordered_map<WorkerId, WorkerId> no_grafts;
   auto& grafts = s < topology.grafts.size() ? topology.grafts[s] : no_grafts;
   const auto chain = std::find_if(chains.begin(), chains.end(),
                                   [&](const auto& c) { return std::find(c.begin(), c.end(), id) != c.end(); });
-  if (chain->front() == id) {  // the first of its chain: the next worker takes its graft
+  if (chain->front() == id) {  // `parent` now feeds the next worker of the chain
     grafts.erase(id);
     if (chain->size() > 1) grafts[(*chain)[1]] = parent;
   }
   std::erase(*chain, id);
   if (chain->empty()) chains.erase(chain);
-  for (auto& [first, root] : grafts)
-    if (root == id) root = parent;
+  for (auto& [first, feeder] : grafts)
+    if (feeder == id) feeder = parent;
   chains.push_back({id});
 }
 
@@ -91,11 +94,14 @@ std::size_t separate_stripe(Topology& topology, std::size_t s, const Pairs& apar
     if (stripe.parent.at(child) != parent) std::swap(child, parent);
     if (stripe.parent.at(child) != parent) continue;
     const std::size_t child_count = stripe.child_count(child);
-    // The worker to exchange places with: its difference in the number of children, its depth, its id.
+    // Selects the worker to exchange places with: the one whose number of children differs least; of equals, the one
+    // nearest the learner; of these, the least id. Workers nearer than `child` are left out, because an accusation must
+    // not move the accuser forward.
     std::optional<std::tuple<std::size_t, std::size_t, WorkerId>> best;
     for (const auto& [id, depth] : stripe.depth) {
       if (id == child || id == parent || depth < stripe.depth.at(child)) continue;
       const std::size_t other_count = stripe.child_count(id);
+      // A worker that may not forward cannot take a place with children.
       if ((other_count > 0 && !may_forward(child)) || (child_count > 0 && !may_forward(id))) continue;
       if (!may_replace(stripe, apart, child, id) || !may_replace(stripe, apart, id, child)) continue;
       const std::size_t difference = std::max(other_count, child_count) - std::min(other_count, child_count);
@@ -116,11 +122,14 @@ std::size_t separate_stripe(Topology& topology, std::size_t s, const Pairs& apar
 
 Topology separate_pairs(Topology topology, const Pairs& apart) {
   if (apart.empty()) return topology;
-  // Children that move to another parent may have to be kept apart from that parent too, so repeat.
-  const std::size_t rounds = 1 + apart.size();
-  std::size_t changes = 1;
-  for (std::size_t round = 0; round < rounds && std::exchange(changes, 0) > 0; ++round)
-    for (std::size_t s = 0; s < topology.stripes(); ++s) changes += separate_stripe(topology, s, apart);
+  // A child that moved to another parent may have to be kept apart from that parent too, so repeat. The bound is for
+  // moves that undo each other; pairs may then remain.
+  const std::size_t rounds_max = 1 + apart.size();
+  for (std::size_t round = 0; round < rounds_max; ++round) {
+    std::size_t moves = 0;
+    for (std::size_t s = 0; s < topology.stripes(); ++s) moves += separate_stripe(topology, s, apart);
+    if (moves == 0) break;
+  }
   return topology;
 }
 

@@ -1,4 +1,4 @@
-// Keeps two workers from being parent and child, in any topology. Pure.
+// Keeps pairs of workers from being parent and child: a worker and one that it has accused of misconduct. Pure.
 #pragma once
 #include <set>
 #include <span>

@@ -14,33 +14,35 @@ namespace {
 
 constexpr int kBisections = 60;                // halvings of an interval of rates
 constexpr double kStripeRateTolerance = 1.03;  // fewer stripes are preferred up to this factor below the best rate
-constexpr double kRounding = 1 + 1e-9;
+constexpr double kRounding = 1 + 1e-9;         // a ratio that misses an integer by this factor counts as that integer
 
-// Whether all workers have a parent in `s` stripes. `carried`: for each worker, then for the learner, the number of
-// children that its uplink can feed, summed over stripes.
-bool all_have_parents(std::size_t s, std::span<const std::size_t> carried) {
-  const std::size_t n = carried.size() - 1, learner_children_max = carried.back();
-  const std::size_t total = std::accumulate(carried.begin(), carried.end() - 1, std::size_t{0});
+// Whether all workers can have a parent in each stripe. `child_capacity`: for each worker, then for the learner, the
+// number of children that its uplink can feed, summed over stripes.
+bool all_have_parents(std::size_t stripes, std::span<const std::size_t> child_capacity) {
+  const std::size_t n = child_capacity.size() - 1, learner_children_max = child_capacity.back();
+  const std::size_t worker_total = std::accumulate(child_capacity.begin(), child_capacity.end() - 1, std::size_t{0});
   // Each stripe has a worker that does not forward. Such a worker ends a chain, and every chain begins at the learner.
-  const std::size_t forwarders = std::min(total, s * (n - 1)), chains = s * n - forwarders;
-  return learner_children_max >= s && chains <= learner_children_max;
+  const std::size_t worker_edges = std::min(worker_total, stripes * (n - 1)), chains = stripes * n - worker_edges;
+  return learner_children_max >= stripes && chains <= learner_children_max;
 }
 
-// The number of children of each worker. `carried`: as for all_have_parents().
-std::vector<std::size_t> child_counts_of(std::size_t s, std::span<const std::size_t> carried,
+// The number of children of each worker. `child_capacity`: as for all_have_parents().
+std::vector<std::size_t> child_counts_of(std::size_t stripes, std::span<const std::size_t> child_capacity,
                                          std::span<const ChainWorker> workers) {
-  const std::size_t n = workers.size(), learner_children_max = carried.back();
-  std::vector<std::size_t> counts(carried.begin(), carried.end() - 1);
+  const std::size_t n = workers.size(), learner_children_max = child_capacity.back();
+  std::vector<std::size_t> counts(child_capacity.begin(), child_capacity.end() - 1);
   std::size_t total = std::accumulate(counts.begin(), counts.end(), std::size_t{0});
   // The learner feeds as many children as it can. This relieves the workers with the least uplink first.
+  const auto learner_children = [&] { return stripes * n - total; };
   std::vector<std::size_t> order(n);
   std::iota(order.begin(), order.end(), 0);
-  std::stable_sort(order.begin(), order.end(),
-                   [&](std::size_t a, std::size_t b) { return workers[a].usable_up() < workers[b].usable_up(); });
-  while (s * n - total < learner_children_max && total > 0) {
+  std::stable_sort(order.begin(), order.end(), [&](std::size_t a, std::size_t b) {
+    return workers[a].forwarding_up() < workers[b].forwarding_up();
+  });
+  while (learner_children() < learner_children_max && total > 0) {
     bool changed = false;
     for (const std::size_t i : order) {
-      if (counts[i] == 0 || s * n - total >= learner_children_max) continue;
+      if (counts[i] == 0 || learner_children() >= learner_children_max) continue;
       --counts[i];
       --total;
       changed = true;
@@ -52,28 +54,29 @@ std::vector<std::size_t> child_counts_of(std::size_t s, std::span<const std::siz
 
 // For each worker, then for the learner: the number of children that its uplink can feed while all workers receive at
 // `rate`, summed over stripes.
-std::vector<std::size_t> children_carried(BitRate rate, std::size_t stripes, BitRate learner_up,
+std::vector<std::size_t> child_capacities(BitRate rate, std::size_t stripes, BitRate learner_up,
                                           std::span<const ChainWorker> workers, const StripeLimits& limits) {
   const double stripe_rate = std::max(rate.bits_per_s, 1.0) / static_cast<double>(stripes);
-  const auto carried = [&](BitRate up, std::size_t children_max) {
+  const auto capacity_of = [&](BitRate up, std::size_t children_max) {
     return static_cast<std::size_t>(
         std::min(std::floor(up.bits_per_s / stripe_rate * kRounding), static_cast<double>(children_max)));
   };
-  std::vector<std::size_t> children;
+  std::vector<std::size_t> capacities;
   for (const ChainWorker& w : workers)
-    children.push_back(carried(w.usable_up(), std::min(stripes * limits.children_max, kPlannedChildrenMax)));
-  children.push_back(carried(learner_up, stripes * workers.size()));
-  return children;
+    capacities.push_back(capacity_of(w.forwarding_up(), std::min(stripes * limits.children_max, kPlannedChildrenMax)));
+  capacities.push_back(capacity_of(learner_up, stripes * workers.size()));
+  return capacities;
 }
 
 }  // namespace
 
 BitRate best_rate(std::size_t stripes, BitRate learner_up, std::span<const ChainWorker> workers,
                   const StripeLimits& limits) {
+  // Bisects between a rate at which all workers can be fed and one at which they cannot.
   double low = 0, high = learner_up.bits_per_s, sum_up = learner_up.bits_per_s;
   for (const ChainWorker& w : workers) {
     high = std::min(high, w.down.bits_per_s);
-    sum_up += w.usable_up().bits_per_s;
+    sum_up += w.forwarding_up().bits_per_s;
   }
   if (limits.reserved_up.bits_per_s > 0) {
     // Late workers receive part of the uplinks; the workers of this plan share what is left.
@@ -81,7 +84,7 @@ BitRate best_rate(std::size_t stripes, BitRate learner_up, std::span<const Chain
     high = std::min(high, std::max(1.0, uplink_left / static_cast<double>(workers.size())));
   }
   const auto feeds_all = [&](double rate) {
-    return all_have_parents(stripes, children_carried({rate}, stripes, learner_up, workers, limits));
+    return all_have_parents(stripes, child_capacities({rate}, stripes, learner_up, workers, limits));
   };
   if (feeds_all(high)) return {high};
   for (int i = 0; i < kBisections; ++i) {
@@ -112,28 +115,28 @@ StripePlan plan_stripes_at_rate(BitRate rate, std::size_t stripes, BitRate learn
   StripePlan plan;
   plan.stripes = stripes;
   plan.rate = rate;
-  const std::vector<std::size_t> carried = children_carried(rate, stripes, learner_up, workers, limits);
-  plan.carried_total = std::accumulate(carried.begin(), carried.end() - 1, std::size_t{0});
+  const std::vector<std::size_t> child_capacity = child_capacities(rate, stripes, learner_up, workers, limits);
+  plan.child_capacity_total = std::accumulate(child_capacity.begin(), child_capacity.end() - 1, std::size_t{0});
   if (rate.bits_per_s > 0)
-    plan.child_counts = child_counts_of(stripes, carried, workers);
+    plan.child_counts = child_counts_of(stripes, child_capacity, workers);
   else  // no worker may forward, so the learner serves all
     plan.child_counts.assign(workers.size(), 0);
   return plan;
 }
 
 void build_stripes(const StripePlan& plan, std::span<const ChainWorker> workers, Topology& topology) {
-  const std::size_t s = plan.stripes;
+  const std::size_t stripes = plan.stripes;
   // A worker that does not forward in a stripe is a tail there: it ends a chain. Deals the tails over the stripes in
   // turn, so all stripes have nearly the same number of chains.
-  std::vector<std::vector<bool>> is_tail(s, std::vector<bool>(workers.size(), false));
+  std::vector<std::vector<bool>> is_tail(stripes, std::vector<bool>(workers.size(), false));
   std::size_t next_stripe = 0;
   for (std::size_t i = 0; i < workers.size(); ++i)
-    for (std::size_t k = plan.child_counts[i]; k < s; ++k) {
+    for (std::size_t k = plan.child_counts[i]; k < stripes; ++k) {
       is_tail[next_stripe][i] = true;
-      next_stripe = (next_stripe + 1) % s;
+      next_stripe = (next_stripe + 1) % stripes;
     }
-  topology.further_stripes.resize(s - 1);
-  for (std::size_t j = 0; j < s; ++j) {
+  topology.further_stripes.resize(stripes - 1);
+  for (std::size_t j = 0; j < stripes; ++j) {
     std::vector<std::size_t> forwarders, tails;
     for (std::size_t i = 0; i < workers.size(); ++i) (is_tail[j][i] ? tails : forwarders).push_back(i);
     if (tails.empty()) {  // not in plans of plan_stripes()
@@ -143,11 +146,11 @@ void build_stripes(const StripePlan& plan, std::span<const ChainWorker> workers,
     // Rotates the order, so that each worker is near the learner in some stripe.
     if (!forwarders.empty())
       std::rotate(forwarders.begin(),
-                  forwarders.begin() + static_cast<std::ptrdiff_t>(j * forwarders.size() / s % forwarders.size()),
+                  forwarders.begin() + static_cast<std::ptrdiff_t>(j * forwarders.size() / stripes % forwarders.size()),
                   forwarders.end());
     Chains chains(tails.size());
     for (std::size_t i = 0; i < forwarders.size(); ++i) chains[i % chains.size()].push_back(workers[forwarders[i]].id);
-    // Each chain gets one tail. The first tails in placement order go to the shortest chains.
+    // Each chain gets one tail. The last chains are the shortest; the first tails in placement order go to them.
     for (std::size_t i = 0; i < tails.size(); ++i) chains[chains.size() - 1 - i].push_back(workers[tails[i]].id);
     topology.stripe(j) = std::move(chains);
   }

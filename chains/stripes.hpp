@@ -1,9 +1,9 @@
 // Stripes: several sets of chains or trees at once, for fleets whose uplinks differ.
 //
-// A chain is as fast as its slowest forwarder. With s stripes, each a set of chains over all workers for 1/s of the
-// chunks, a worker forwards as many shares as its uplink carries and is a tail in the other stripes. With chains it
-// sends at most one copy, however fast it is. With trees it may feed several children in the stripes where it forwards,
-// so all uplinks are used and the bound N*F/(B + sum u) is reached up to rounding.
+// A chain is as fast as its slowest forwarder. A stripe is a set of chains over all workers for 1/s of the chunks. With
+// s stripes, a worker forwards in as many as its uplink carries, and ends a chain (is a tail) in the others. With
+// chains it sends at most one copy, however fast it is. With trees it may feed several children in the stripes where it
+// forwards. So all uplinks are used, and the bound N*F/(B + sum u) is reached up to rounding (broadcast_model.hpp).
 #pragma once
 #include <span>
 
@@ -29,12 +29,13 @@ struct StripePlan {
   std::size_t stripes = 1;                // a power of two
   BitRate rate;                           // receiving rate of every worker, all stripes together
   std::vector<std::size_t> child_counts;  // by worker: its children, summed over stripes
-  std::size_t carried_total = 0;          // children that the uplinks of all workers could feed
+  std::size_t child_capacity_total = 0;   // children that the uplinks of all workers could feed
 };
 
-// Plans for the highest rate r, up to rounding. With q = r/s and c = children_max these limits hold:
-// sum_i min(s*c, floor(u_i/q)) + floor(B/q) >= s*N, and r <= min(B, d_min). The learner has a child in every stripe. If
-// `reserved_up` is not 0, N r + reserved_up <= kUsableUplinkFraction (B + sum u).
+// Plans for the highest rate r, up to rounding. u_i are the N workers' uplinks, B the learner's, d_min is the least
+// downlink. With q = r/s and c = children_max these limits hold: sum_i min(s*c, floor(u_i/q)) + floor(B/q) >= s*N, and
+// r <= min(B, d_min). The learner has a child in every stripe. If `reserved_up` is not 0, N r + reserved_up <=
+// kUsableUplinkFraction (B + sum u).
 // Uses the fewest stripes within 3 % of the best rate. Workers that may not forward count as uplink 0. Requires at
 // least one worker.
 StripePlan plan_stripes(BitRate learner_up, std::span<const ChainWorker> workers, const StripeLimits& limits = {});

@@ -87,7 +87,7 @@ std::vector<WorkerId> Topology::children_of(WorkerId id) const {
 }
 
 double Topology::copies_sent_by(WorkerId id) const {
-  std::size_t edges = 0;  // each carries one stripe of the payload
+  std::size_t edges = 0;  // each carries one stripe, an equal part of the payload
   for (const auto& [child, parents] : parents())
     edges += static_cast<std::size_t>(std::count(parents.begin(), parents.end(), id));
   return static_cast<double>(edges) / stripes();

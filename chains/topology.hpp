@@ -28,13 +28,13 @@ Result<TopologyPolicy> parse_topology_policy(std::string_view text);  // the nam
 struct ChainWorker {
   WorkerId id;
   BitRate up;                // uplink to one child
-  BitRate down;              // what it can receive
+  BitRate down;              // downlink
   double score = 0;          // peer_score(); higher is nearer to the learner
   bool may_forward = true;   // false: receives only (Role::kRolloutOnly)
   bool may_seed = true;      // false: placed after all workers that may (Role::kTail)
   std::uint32_t region = 0;  // of Regions::links
 
-  BitRate usable_up() const { return may_forward ? up : BitRate{0}; }
+  BitRate forwarding_up() const { return may_forward ? up : BitRate{0}; }
 };
 
 using Chains = std::vector<std::vector<WorkerId>>;

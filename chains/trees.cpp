@@ -17,25 +17,26 @@
 namespace echoline::chains {
 namespace {
 
-// No index: no parent, no relay, or a depth that is not known because the learner does not reach the worker.
+// Stands for no parent, no relay, or a depth that is not known because the learner does not reach the worker.
 constexpr std::size_t kNone = std::numeric_limits<std::size_t>::max();
 // A parent keeps its children, and takes another one if no other parent is left, as long as its uplink gives each child
 // this fraction of the best rate.
 constexpr double kRateFractionMin = 0.9;
-constexpr double kRounding = 1 + 1e-9;
+constexpr double kRounding = 1 + 1e-9;   // a ratio that misses an integer by this factor counts as that integer
 constexpr double kLateTolerance = 1.03;  // workers are made late only if the time falls by more than this factor
 
-std::vector<ChainWorker> those_in_time(std::span<const ChainWorker> workers, const std::vector<bool>& late) {
+std::vector<ChainWorker> workers_in_time(std::span<const ChainWorker> workers, const std::vector<bool>& is_late) {
   std::vector<ChainWorker> in_time;
   for (std::size_t i = 0; i < workers.size(); ++i)
-    if (!late[i]) in_time.push_back(workers[i]);
+    if (!is_late[i]) in_time.push_back(workers[i]);
   return in_time;
 }
 
-BitRate download_rate_of_late(std::span<const ChainWorker> workers, const std::vector<bool>& late) {
+// The downlinks of all late workers together.
+BitRate late_download_rate(std::span<const ChainWorker> workers, const std::vector<bool>& is_late) {
   BitRate sum{0};
   for (std::size_t i = 0; i < workers.size(); ++i)
-    if (late[i]) sum.bits_per_s += workers[i].down.bits_per_s;
+    if (is_late[i]) sum.bits_per_s += workers[i].down.bits_per_s;
   return sum;
 }
 
@@ -49,22 +50,26 @@ StripeLimits tree_limits(BitRate reserved_up = {}) {
 
 // The goal of a repair: the late workers, each worker's receiving rate, and the traffic between regions.
 struct TreeTargets {
-  std::vector<bool> late;
-  std::vector<BitRate> rates;
-  std::vector<RelayPaths> paths;              // by stripe; empty if there is one region (relays.hpp)
-  std::vector<std::vector<double>> crossing;  // planned bit/s, [from][to] by region; empty if there is one region
+  std::vector<bool> is_late;
+  std::vector<BitRate> worker_rates;
+  std::vector<RelayPaths> relay_paths;         // by stripe; empty if there is one region (relays.hpp)
+  std::vector<std::vector<double>> link_load;  // planned bit/s, [from][to] by region; empty if there is one region
 };
 
-// One rate for all; late workers receive as fast as they can.
-TreeTargets tree_targets(BitRate rate, std::span<const ChainWorker> workers, std::vector<bool> late) {
-  TreeTargets targets{std::move(late), {}, {}, {}};
+// Targets of one region: `rate` for all workers, except that a late worker receives at most its downlink.
+TreeTargets tree_targets(BitRate rate, std::span<const ChainWorker> workers, std::vector<bool> is_late) {
+  TreeTargets targets{.is_late = std::move(is_late), .worker_rates = {}, .relay_paths = {}, .link_load = {}};
   for (std::size_t i = 0; i < workers.size(); ++i)
-    targets.rates.push_back(targets.late[i] ? std::min(rate, workers[i].down) : rate);
+    targets.worker_rates.push_back(targets.is_late[i] ? std::min(rate, workers[i].down) : rate);
   return targets;
 }
 
+// A repair attaches the relays of all regions first (relays.hpp), and in a second pass the other workers in time.
+enum class RepairPass { kRelays, kOthers };
+
 // Repairs trees in its constructor; write() returns the result. Workers are numbered by input order, the learner comes
-// last. `reattached`: a worker that loses all its connections and gets new ones.
+// last. An orphan is a worker in time without a parent. `reattached`: a worker that loses all its connections and gets
+// new ones.
 class TreeRepair {
  public:
   TreeRepair(const Topology& topology, BitRate learner_up, std::span<const ChainWorker> workers, TreeTargets targets,
@@ -72,47 +77,49 @@ class TreeRepair {
       : workers_(workers),
         regions_(regions),
         learner_(workers.size()),
-        late_(std::move(targets.late)),
-        paths_(std::move(targets.paths)),
-        planned_crossing_(std::move(targets.crossing)),
+        is_late_(std::move(targets.is_late)),
+        relay_paths_(std::move(targets.relay_paths)),
+        planned_link_load_(std::move(targets.link_load)),
         parents_(topology.stripes(), std::vector<std::size_t>(workers.size(), kNone)),
-        load_(workers.size() + 1, 0),
+        uplink_load_(workers.size() + 1, 0),
         child_count_(workers.size() + 1, 0) {
     for (std::size_t i = 0; i < workers.size(); ++i) {
-      up_.push_back(late_[i] ? 0 : workers[i].usable_up().bits_per_s);
-      edge_rate_.push_back(targets.rates[i].bits_per_s / static_cast<double>(parents_.size()));
+      up_.push_back(is_late_[i] ? 0 : workers[i].forwarding_up().bits_per_s);
+      edge_rate_.push_back(targets.worker_rates[i].bits_per_s / static_cast<double>(parents_.size()));
       region_count_ = std::max<std::size_t>(region_count_, region_of(i) + 1);
     }
     up_.push_back(learner_up.bits_per_s);
     region_count_ = std::max<std::size_t>(region_count_, region_of(learner_) + 1);
-    crossing_load_.assign(region_count_, std::vector<double>(region_count_, 0));
+    link_load_.assign(region_count_, std::vector<double>(region_count_, 0));
     keep_old_edges(topology, reattached);
     // In all stripes, attaches the relays before other workers, which could use up the links' capacity.
-    for (std::size_t s = 0; s < parents_.size() && region_count_ > 1; ++s) repair_stripe(s, true);
-    relay_crossing_ = crossing_load_;  // the traffic of relays alone
-    for (std::size_t s = 0; s < parents_.size(); ++s) repair_stripe(s, false);
+    for (std::size_t s = 0; s < parents_.size() && region_count_ > 1; ++s) repair_stripe(s, RepairPass::kRelays);
+    relay_link_load_ = link_load_;  // the traffic of relays alone
+    for (std::size_t s = 0; s < parents_.size(); ++s) repair_stripe(s, RepairPass::kOthers);
     for (std::vector<std::size_t>& parents : parents_) attach_late(parents);
   }
 
   // The rate that every worker in time reaches. Children in time share the uplink that late children leave; each gets
   // at least an even share among all children.
-  BitRate rate() const {
+  BitRate in_time_rate() const {
     double rate = up_[learner_];
     std::vector<double> late_load(up_.size(), 0), child_counts(up_.size(), 0), in_time_counts(up_.size(), 0);
     for (const std::vector<std::size_t>& parents : parents_)
       for (std::size_t i = 0; i < parents.size(); ++i) {
         ++child_counts[parents[i]];
-        if (late_[i])
+        if (is_late_[i])
           late_load[parents[i]] += edge_rate_[i];
         else
           ++in_time_counts[parents[i]];
       }
     for (std::size_t i = 0; i < workers_.size(); ++i)
-      if (!late_[i]) rate = std::min(rate, workers_[i].down.bits_per_s);
-    for (std::size_t i = 0; i < up_.size(); ++i)
-      if (in_time_counts[i] > 0)
-        rate = std::min(rate, static_cast<double>(parents_.size()) *
-                                  std::max(up_[i] / child_counts[i], (up_[i] - late_load[i]) / in_time_counts[i]));
+      if (!is_late_[i]) rate = std::min(rate, workers_[i].down.bits_per_s);
+    for (std::size_t i = 0; i < up_.size(); ++i) {
+      if (in_time_counts[i] <= 0) continue;
+      const double even_share = up_[i] / child_counts[i];
+      const double share_beside_late = (up_[i] - late_load[i]) / in_time_counts[i];
+      rate = std::min(rate, static_cast<double>(parents_.size()) * std::max(even_share, share_beside_late));
+    }
     return {rate};
   }
 
@@ -155,20 +162,19 @@ class TreeRepair {
   // best rate, and it has few enough children. The learner has no limit of children.
   bool uplink_has_room(std::size_t parent, std::size_t child, double rate_fraction) const {
     const std::size_t children_max = std::min(parents_.size() * kTreeChildrenMax, kPlannedChildrenMax);
-    return (load_[parent] + edge_rate_[child]) * rate_fraction <= up_[parent] * kRounding &&
+    return (uplink_load_[parent] + edge_rate_[child]) * rate_fraction <= up_[parent] * kRounding &&
            (parent == learner_ || child_count_[parent] < children_max);
   }
   // Whether the link from the parent's region to the child's has room for this child at this fraction of the best rate.
   bool link_has_room(std::size_t parent, std::size_t child, double rate_fraction) const {
     const auto from = region_of(parent), to = region_of(child);
-    return (crossing_load_[from][to] + edge_rate_[child]) * rate_fraction <=
-           regions_.rate(from, to).bits_per_s * kRounding;
+    return (link_load_[from][to] + edge_rate_[child]) * rate_fraction <= regions_.rate(from, to).bits_per_s * kRounding;
   }
 
   void set_parent(std::vector<std::size_t>& parents, std::size_t child, std::size_t parent) {
     parents[child] = parent;
-    load_[parent] += edge_rate_[child];
-    crossing_load_[region_of(parent)][region_of(child)] += edge_rate_[child];
+    uplink_load_[parent] += edge_rate_[child];
+    link_load_[region_of(parent)][region_of(child)] += edge_rate_[child];
     ++child_count_[parent];
   }
 
@@ -178,38 +184,39 @@ class TreeRepair {
     for (std::size_t i = 0; i < workers_.size(); ++i)
       if (workers_[i].id != reattached) index_by_id[workers_[i].id] = i;
     const auto old_parents = topology.parents();
-    for (const bool late : {false, true})
+    for (const bool late_turn : {false, true})
       for (std::size_t j = 0; j < parents_.size(); ++j)
         for (const auto& [id, parents] : old_parents) {
           const auto child = index_by_id.find(id), parent = index_by_id.find(parents[j]);
-          if (child == index_by_id.end() || parent == index_by_id.end() || late_[child->second] != late) continue;
+          if (child == index_by_id.end() || parent == index_by_id.end() || is_late_[child->second] != late_turn)
+            continue;
           if (uplink_has_room(parent->second, child->second, kRateFractionMin) &&
               link_has_room(parent->second, child->second, kRateFractionMin))
             set_parent(parents_[j], child->second, parent->second);
         }
   }
 
-  // Repairs one stripe: attaches each worker cut off from the learner, with all its descendants. `relays_only`:
-  // attaches only one worker of each region that is not reached, as its relay (relays.hpp).
-  void repair_stripe(std::size_t stripe, bool relays_only) {
+  // Attaches the orphans of one stripe, each with all its descendants. The pass kRelays attaches only one worker of
+  // each region that is not reached, as its relay.
+  void repair_stripe(std::size_t stripe, RepairPass pass) {
     std::vector<std::size_t>& parents = parents_[stripe];
-    const RelayPaths* paths = paths_.empty() ? nullptr : &paths_[stripe % paths_.size()];
+    const RelayPaths* paths = relay_paths_.empty() ? nullptr : &relay_paths_[stripe % relay_paths_.size()];
     auto children = children_of(parents);
     std::vector<std::size_t> orphans, depth(workers_.size() + 1, kNone);
     for (std::size_t i = 0; i < parents.size(); ++i)
-      if (parents[i] == kNone && !late_[i]) orphans.push_back(i);
-    const auto spare = [&](std::size_t i) { return up_[i] - load_[i]; };
+      if (parents[i] == kNone && !is_late_[i]) orphans.push_back(i);
+    const auto spare = [&](std::size_t i) { return up_[i] - uplink_load_[i]; };
     std::stable_sort(orphans.begin(), orphans.end(), [&](auto a, auto b) { return spare(a) > spare(b); });
 
-    using ByDepth = std::set<std::pair<std::size_t, std::size_t>>;  // possible parents
+    using ByDepth = std::set<std::pair<std::size_t, std::size_t>>;  // possible parents: depth, index
     std::vector<ByDepth> candidates(region_count_);                 // by region
     // With one region, a second set for kRateFractionMin, because nearest_parent() erases full parents.
     ByDepth candidates_at_min_rate;
     const auto subtree_of = [&](std::size_t top) {  // `top` and its descendants
-      std::vector<std::size_t> all{top};
-      for (std::size_t k = 0; k < all.size(); ++k)
-        all.insert(all.end(), children[all[k]].begin(), children[all[k]].end());
-      return all;
+      std::vector<std::size_t> nodes{top};
+      for (std::size_t k = 0; k < nodes.size(); ++k)
+        nodes.insert(nodes.end(), children[nodes[k]].begin(), children[nodes[k]].end());
+      return nodes;
     };
     const auto add_subtree = [&](std::size_t top, std::size_t top_depth) {
       depth[top] = top_depth;
@@ -219,12 +226,13 @@ class TreeRepair {
         if (region_count_ == 1) candidates_at_min_rate.emplace(depth[i], i);
       }
     };
-    // Uplinks only fill here, so a parent without capacity is removed for good.
-    const auto nearest_parent = [&](ByDepth& from, std::size_t child, double rate_fraction, bool learner_too) {
-      for (auto it = from.begin(); it != from.end();) {
+    // Erases parents without capacity, because uplinks only fill in this function.
+    const auto nearest_parent = [&](ByDepth& parents_by_depth, std::size_t child, double rate_fraction,
+                                    bool learner_too) {
+      for (auto it = parents_by_depth.begin(); it != parents_by_depth.end();) {
         const std::size_t i = it->second;
         if (!uplink_has_room(i, child, rate_fraction) || (i != learner_ && children[i].size() >= kTreeChildrenMax))
-          it = from.erase(it);
+          it = parents_by_depth.erase(it);
         else if ((i == learner_ && !learner_too) || !link_has_room(i, child, rate_fraction))
           ++it;
         else
@@ -240,18 +248,20 @@ class TreeRepair {
       const bool may_seed = workers_[orphan].may_seed;
       std::vector<std::pair<std::size_t, bool>> search;
       // Planned inter-region capacity comes first, because local uplink is needed for other workers.
-      const std::size_t planned_count = relays_only ? 0 : std::min(planned_crossing_.size(), region_count_);
+      const std::size_t planned_count =
+          pass == RepairPass::kRelays ? 0 : std::min(planned_link_load_.size(), region_count_);
       for (std::size_t region = 0; region < planned_count; ++region) {
         if (region == home) continue;
-        const double load = crossing_load_[region][home] + edge_rate_[orphan];
+        const double load = link_load_[region][home] + edge_rate_[orphan];
         if (load <= planned_share(region, home, stripe) * kRounding) search.emplace_back(region, may_seed);
       }
-      if (!may_seed) search.emplace_back(home, false);
-      search.emplace_back(home, true);
+      constexpr bool kWithLearner = true, kWithoutLearner = false;
+      if (!may_seed) search.emplace_back(home, kWithoutLearner);
+      search.emplace_back(home, kWithLearner);
       if (region_count_ == 1) return search;
-      search.emplace_back(paths->feeding_region[home], true);  // the region that feeds the relay of `home`
+      search.emplace_back(paths->feeding_region[home], kWithLearner);
       for (std::size_t region = 0; region < region_count_; ++region)
-        if (region != home) search.emplace_back(region, true);
+        if (region != home) search.emplace_back(region, kWithLearner);
       return search;
     };
     const auto attach = [&](std::size_t orphan) {
@@ -267,7 +277,7 @@ class TreeRepair {
       children[parent].push_back(orphan);
       add_subtree(orphan, depth[parent] + 1);
     };
-    if (relays_only) return attach_relays(*paths, orphans, subtree_of, depth, attach);
+    if (pass == RepairPass::kRelays) return attach_relays(*paths, orphans, subtree_of, depth, attach);
     for (const std::size_t orphan : orphans)
       if (depth[orphan] == kNone) attach(orphan);
   }
@@ -275,7 +285,7 @@ class TreeRepair {
   // The planned traffic between two regions up to this stripe, spread evenly over stripes.
   double planned_share(std::size_t from, std::size_t to, std::size_t stripe) const {
     const double stripes_done = static_cast<double>(stripe + 1) / static_cast<double>(parents_.size());
-    return relay_crossing_[from][to] + (planned_crossing_[from][to] - relay_crossing_[from][to]) * stripes_done;
+    return relay_link_load_[from][to] + (planned_link_load_[from][to] - relay_link_load_[from][to]) * stripes_done;
   }
 
   // In every region that is not reached, attaches the orphan with the most descendants as relay.
@@ -293,9 +303,10 @@ class TreeRepair {
     }
     for (const std::uint32_t region : paths.order) {
       if (relay[region] == kNone) continue;
-      double lent = 0;  // uplink that other regions lend to the learner's, so that the learner can serve others
+      // The learner's region needs no relay if other regions lend it uplink, so that the learner can serve them.
+      double lent = 0;
       for (std::size_t lender = 0; lender < region_count_ && region == region_of(learner_); ++lender)
-        if (lender != region) lent += planned_crossing_[lender][region] - crossing_load_[lender][region];
+        if (lender != region) lent += planned_link_load_[lender][region] - link_load_[lender][region];
       if (lent < edge_rate_[relay[region]] / 2) attach(relay[region]);
     }
   }
@@ -303,30 +314,32 @@ class TreeRepair {
   // The parent whose uplink, or link to the child's region, is used least in proportion to its capacity.
   std::size_t least_overloaded_parent(std::size_t child, const std::vector<std::size_t>& depth,
                                       const std::vector<std::vector<std::size_t>>& children) const {
-    const auto load = [&](std::size_t i) {
+    const auto relative_load = [&](std::size_t i) {
       const auto from = region_of(i), to = region_of(child);
-      return std::max((load_[i] + edge_rate_[child]) / up_[i],
-                      (crossing_load_[from][to] + edge_rate_[child]) / regions_.rate(from, to).bits_per_s);
+      return std::max((uplink_load_[i] + edge_rate_[child]) / up_[i],
+                      (link_load_[from][to] + edge_rate_[child]) / regions_.rate(from, to).bits_per_s);
     };
     std::size_t best = learner_;
-    for (std::size_t i = 0; i < workers_.size(); ++i)
-      if (depth[i] != kNone && up_[i] > 0 && children[i].size() < kTreeChildrenMax && load(i) < load(best)) best = i;
+    for (std::size_t i = 0; i < workers_.size(); ++i) {
+      const bool can_be_parent = depth[i] != kNone && up_[i] > 0 && children[i].size() < kTreeChildrenMax;
+      if (can_be_parent && relative_load(i) < relative_load(best)) best = i;
+    }
     return best;
   }
 
   // Attaches late workers where most uplink is spare. The learner's uplink is valuable, so it is used last.
   void attach_late(std::vector<std::size_t>& parents) {
-    std::vector<std::size_t> late, children(up_.size(), 0);
+    std::vector<std::size_t> unattached, child_counts(up_.size(), 0);
     for (std::size_t i = 0; i < parents.size(); ++i) {
-      if (parents[i] != kNone) ++children[parents[i]];
-      if (parents[i] == kNone) late.push_back(i);
+      if (parents[i] != kNone) ++child_counts[parents[i]];
+      if (parents[i] == kNone) unattached.push_back(i);
     }
-    if (late.empty()) return;
+    if (unattached.empty()) return;
     // Possible parents by region and spare uplink, which is negated, so that the largest is first.
     std::vector<std::set<std::pair<double, std::size_t>>> by_spare(region_count_);
-    const auto spare = [&](std::size_t i) { return up_[i] - load_[i]; };
+    const auto spare = [&](std::size_t i) { return up_[i] - uplink_load_[i]; };
     for (std::size_t i = 0; i < workers_.size(); ++i)
-      if (up_[i] > 0 && children[i] < kTreeChildrenMax) by_spare[region_of(i)].emplace(-spare(i), i);
+      if (up_[i] > 0 && child_counts[i] < kTreeChildrenMax) by_spare[region_of(i)].emplace(-spare(i), i);
     // Whether the region's parent with most spare uplink, and the link from there, have room for one more child.
     const auto has_room = [&](std::size_t region, std::size_t child) {
       const auto& candidates = by_spare[region];
@@ -334,7 +347,8 @@ class TreeRepair {
       const std::size_t parent = candidates.begin()->second;
       return uplink_has_room(parent, child, 1) && link_has_room(parent, child, 1);
     };
-    for (const std::size_t child : late) {
+    for (const std::size_t child : unattached) {
+      // Searches the child's own region, then the others.
       const std::size_t home = region_of(child);
       std::size_t region = home;
       for (std::size_t k = 0; k < region_count_ && region_count_ > 1 && !has_room(region, child); ++k)
@@ -342,29 +356,31 @@ class TreeRepair {
       if (by_spare[region].empty()) region = region_of(learner_);
       auto& candidates = by_spare[region];
       std::size_t parent = learner_;
-      if (!candidates.empty() &&
-          (has_room(region, child) || home != region_of(learner_) || spare(learner_) <= -candidates.begin()->first)) {
+      const auto prefers_worker = [&](double worker_spare) {
+        return has_room(region, child) || home != region_of(learner_) || spare(learner_) <= worker_spare;
+      };
+      if (!candidates.empty() && prefers_worker(-candidates.begin()->first)) {
         parent = candidates.begin()->second;
         candidates.erase(candidates.begin());
       }
       set_parent(parents, child, parent);
-      if (parent != learner_ && ++children[parent] < kTreeChildrenMax) candidates.emplace(-spare(parent), parent);
+      if (parent != learner_ && ++child_counts[parent] < kTreeChildrenMax) candidates.emplace(-spare(parent), parent);
     }
   }
 
   std::span<const ChainWorker> workers_;
   const Regions regions_;
-  std::size_t learner_;
+  std::size_t learner_;           // the learner's index
   std::size_t region_count_ = 1;  // regions up to the highest with a node
-  std::vector<bool> late_;
-  std::vector<RelayPaths> paths_;
-  // Planned crossing_load_, and its value once all relays are attached.
-  std::vector<std::vector<double>> planned_crossing_, relay_crossing_;
-  std::vector<std::vector<std::size_t>> parents_;   // by stripe and worker
-  std::vector<double> up_, edge_rate_;              // bit/s: uplink; rate of the edge to the node, in one stripe
-  std::vector<double> load_;                        // bit/s to its children
-  std::vector<std::vector<double>> crossing_load_;  // bit/s from region to region
-  std::vector<std::size_t> child_count_;            // children in all stripes
+  std::vector<bool> is_late_;
+  std::vector<RelayPaths> relay_paths_;
+  // Planned link_load_, and its value once all relays are attached.
+  std::vector<std::vector<double>> planned_link_load_, relay_link_load_;
+  std::vector<std::vector<std::size_t>> parents_;  // by stripe and worker
+  std::vector<double> up_, edge_rate_;             // bit/s: uplink; rate of the edge to the node, in one stripe
+  std::vector<double> uplink_load_;                // bit/s to its children
+  std::vector<std::vector<double>> link_load_;     // bit/s from region to region
+  std::vector<std::size_t> child_count_;           // children in all stripes
 };
 
 }  // namespace
@@ -377,30 +393,33 @@ std::vector<bool> late_workers(BitRate learner_up, std::span<const ChainWorker> 
   std::iota(order.begin(), order.end(), 0);
   std::stable_sort(order.begin(), order.end(),
                    [&](std::size_t a, std::size_t b) { return workers[a].down < workers[b].down; });
-  const auto down = [&](std::size_t rank) { return workers[order[rank]].down.bits_per_s; };
+  const auto down_of_rank = [&](std::size_t rank) { return workers[order[rank]].down.bits_per_s; };
   const std::size_t in_quorum = quorum_count(quorum, n);
-  double uplinks = learner_up.bits_per_s;  // of the learner and the workers in time
-  for (const ChainWorker& w : workers) uplinks += w.usable_up().bits_per_s;
+  double uplink_total = learner_up.bits_per_s;  // of the learner and the workers in time
+  for (const ChainWorker& w : workers) uplink_total += w.forwarding_up().bits_per_s;
   struct LateChoice {
     std::size_t late_count;
-    double quorum_time, mean_time;  // per bit
+    double quorum_time, mean_time;  // seconds per bit
   };
   std::vector<LateChoice> choices;
-  double late_rate = 0, late_time = 0;  // sums over the late workers
+  double late_rate_sum = 0, late_time_sum = 0;  // over the late workers: bit/s, seconds per bit
   for (std::size_t late_count = 0; late_count < n; ++late_count) {
     if (late_count > 0) {
-      late_rate += down(late_count - 1);
-      late_time += 1 / down(late_count - 1);
-      uplinks -= workers[order[late_count - 1]].usable_up().bits_per_s;
+      late_rate_sum += down_of_rank(late_count - 1);
+      late_time_sum += 1 / down_of_rank(late_count - 1);
+      uplink_total -= workers[order[late_count - 1]].forwarding_up().bits_per_s;
     }
-    // For the workers in time.
-    const double uplink_left = late_count > 0 ? kUsableUplinkFraction * uplinks - late_rate : uplinks;
-    const double rate =
-        std::min({learner_up.bits_per_s, down(late_count), uplink_left / static_cast<double>(n - late_count)});
-    if (rate <= 0 || (late_count > 0 && rate < down(late_count - 1)))
-      continue;  // a worker that could be faster is not late
-    const double quorum_rate = late_count <= n - in_quorum ? rate : std::min(rate, down(n - in_quorum));
-    choices.push_back({late_count, 1 / quorum_rate, (static_cast<double>(n - late_count) / rate + late_time) / n});
+    // The uplink and the rate of the workers in time.
+    const double uplink_left = late_count > 0 ? kUsableUplinkFraction * uplink_total - late_rate_sum : uplink_total;
+    const double in_time_count = static_cast<double>(n - late_count);
+    const double rate = std::min({learner_up.bits_per_s, down_of_rank(late_count), uplink_left / in_time_count});
+    // Skipped if a late worker could receive faster than the workers in time: it should be in time as well.
+    if (rate <= 0 || (late_count > 0 && rate < down_of_rank(late_count - 1))) continue;
+    // The quorum takes as long as its slowest member. That is a late worker if too few workers are in time.
+    const double quorum_rate = late_count <= n - in_quorum ? rate : std::min(rate, down_of_rank(n - in_quorum));
+    choices.push_back({.late_count = late_count,
+                       .quorum_time = 1 / quorum_rate,
+                       .mean_time = (in_time_count / rate + late_time_sum) / static_cast<double>(n)});
   }
   std::vector<bool> is_late(n, false);
   if (choices.empty()) return is_late;
@@ -419,57 +438,60 @@ std::vector<bool> late_workers(BitRate learner_up, std::span<const ChainWorker> 
 
 TreePlan plan_trees(BitRate learner_up, std::span<const ChainWorker> workers, double quorum) {
   TreePlan plan;
-  plan.late = late_workers(learner_up, workers, quorum);
-  plan.stripes = plan_stripes(learner_up, those_in_time(workers, plan.late),
-                              tree_limits(download_rate_of_late(workers, plan.late)));
+  plan.is_late = late_workers(learner_up, workers, quorum);
+  plan.stripes = plan_stripes(learner_up, workers_in_time(workers, plan.is_late),
+                              tree_limits(late_download_rate(workers, plan.is_late)));
   return plan;
 }
 
 namespace {
 
 // Builds the chains of every stripe for workers that are all in time.
-void build(const StripePlan& plan, std::span<const ChainWorker> workers, Topology& topology) {
-  const std::size_t s = plan.stripes, n = workers.size();
-  std::vector<std::size_t> children_left = plan.child_counts, order(n), children(n);
+void build_in_time(const StripePlan& plan, std::span<const ChainWorker> workers, Topology& topology) {
+  const std::size_t stripes = plan.stripes, n = workers.size();
+  std::vector<std::size_t> children_left = plan.child_counts, order(n), child_counts(n);
   const std::size_t planned_edges = std::accumulate(children_left.begin(), children_left.end(), std::size_t{0});
-  const std::size_t seeds = s * n - std::min(planned_edges, s * (n - 1));
-  topology.further_stripes.resize(s - 1);
-  topology.grafts.assign(s, {});
-  for (std::size_t j = 0; j < s; ++j) {
+  // Seeds are children of the learner. Every stripe has at least one.
+  const std::size_t seeds = stripes * n - std::min(planned_edges, stripes * (n - 1));
+  topology.further_stripes.resize(stripes - 1);
+  topology.grafts.assign(stripes, {});
+  for (std::size_t j = 0; j < stripes; ++j) {
     // Workers with most planned children left come first, so that the remaining stripes can use all of them.
     std::iota(order.begin(), order.end(), 0);
     std::stable_sort(order.begin(), order.end(),
                      [&](std::size_t a, std::size_t b) { return children_left[a] > children_left[b]; });
-    std::size_t learner_edges = seeds / s + (j < seeds % s), worker_edges = n - learner_edges;
-    std::fill(children.begin(), children.end(), 0);
+    std::size_t learner_edges = seeds / stripes + (j < seeds % stripes), worker_edges_left = n - learner_edges;
+    std::fill(child_counts.begin(), child_counts.end(), 0);
     for (const std::size_t i : order) {
-      children[i] = std::min({children_left[i], worker_edges, kTreeChildrenMax});
-      children_left[i] -= children[i];
-      worker_edges -= children[i];
+      child_counts[i] = std::min({children_left[i], worker_edges_left, kTreeChildrenMax});
+      children_left[i] -= child_counts[i];
+      worker_edges_left -= child_counts[i];
     }
-    learner_edges += worker_edges;
+    learner_edges += worker_edges_left;
     // Placement order: workers with children first, then possible seeds, then by number of children.
     std::iota(order.begin(), order.end(), 0);
     std::stable_sort(order.begin(), order.end(), [&](std::size_t a, std::size_t b) {
-      return std::tuple(children[a] == 0, !workers[a].may_seed, children[b]) <
-             std::tuple(children[b] == 0, !workers[b].may_seed, children[a]);
+      return std::tuple(child_counts[a] == 0, !workers[a].may_seed, child_counts[b]) <
+             std::tuple(child_counts[b] == 0, !workers[b].may_seed, child_counts[a]);
     });
     constexpr std::size_t kLearner = std::numeric_limits<std::size_t>::max();
-    std::deque<std::size_t> free_edges(learner_edges, kLearner);  // the parent of each
-    std::unordered_map<std::size_t, std::size_t> tails;           // worker -> chain whose tail it is
+    std::deque<std::size_t> free_edges(learner_edges, kLearner);  // edges without a child yet: the parent of each
+    std::unordered_map<std::size_t, std::size_t> chain_of_tail;   // worker -> chain whose last worker it is
     Chains& chains = topology.stripe(j);
     for (const std::size_t i : order) {
       const std::size_t parent = free_edges.front();
       free_edges.pop_front();
-      free_edges.insert(free_edges.end(), children[i], i);
-      if (const auto tail = parent == kLearner ? tails.end() : tails.find(parent); tail != tails.end()) {
+      free_edges.insert(free_edges.end(), child_counts[i], i);
+      // Extends the parent's chain if the parent is its tail. Otherwise begins a chain.
+      if (const auto tail = parent == kLearner ? chain_of_tail.end() : chain_of_tail.find(parent);
+          tail != chain_of_tail.end()) {
         chains[tail->second].push_back(workers[i].id);
-        tails[i] = tail->second;
-        tails.erase(tail);
+        chain_of_tail[i] = tail->second;
+        chain_of_tail.erase(tail);
         continue;
       }
       if (parent != kLearner) topology.grafts[j][workers[i].id] = workers[parent].id;
-      tails[i] = chains.size();
+      chain_of_tail[i] = chains.size();
       chains.push_back({workers[i].id});
     }
   }
@@ -478,12 +500,12 @@ void build(const StripePlan& plan, std::span<const ChainWorker> workers, Topolog
 }  // namespace
 
 void build_trees(const TreePlan& plan, BitRate learner_up, std::span<const ChainWorker> workers, Topology& topology) {
-  const auto in_time = those_in_time(workers, plan.late);
-  build(plan.stripes, in_time, topology);
-  if (in_time.size() < workers.size())
-    TreeRepair(topology, learner_up, workers,
-               tree_targets({std::max(1.0, plan.stripes.rate.bits_per_s)}, workers, plan.late), {})
-        .write(topology);
+  const auto in_time = workers_in_time(workers, plan.is_late);
+  build_in_time(plan.stripes, in_time, topology);
+  if (in_time.size() == workers.size()) return;
+  // The repair attaches the late workers.
+  const BitRate rate{std::max(1.0, plan.stripes.rate.bits_per_s)};
+  TreeRepair(topology, learner_up, workers, tree_targets(rate, workers, plan.is_late), std::nullopt).write(topology);
 }
 
 void build_trees_at_rate(BitRate rate, std::size_t stripes, BitRate learner_up, std::span<const ChainWorker> workers,
@@ -492,27 +514,39 @@ void build_trees_at_rate(BitRate rate, std::size_t stripes, BitRate learner_up, 
   // `reserved_up` comes from the uplink that the workers do not need themselves.
   const auto reserved_edges = static_cast<std::size_t>(
       std::ceil(reserved_up.bits_per_s / rate.bits_per_s * static_cast<double>(stripes) / kRounding));
-  const std::size_t kept_edges = plan.carried_total - std::min(plan.carried_total, reserved_edges);
+  const std::size_t kept_edges = plan.child_capacity_total - std::min(plan.child_capacity_total, reserved_edges);
   std::size_t child_total = std::accumulate(plan.child_counts.begin(), plan.child_counts.end(), std::size_t{0});
   for (; child_total > kept_edges; --child_total)
     --*std::max_element(plan.child_counts.begin(), plan.child_counts.end());
-  build(plan, workers, topology);
+  build_in_time(plan, workers, topology);
 }
+
+namespace {
+
+TreeTargets targets_of(const RelayPlan& plan) {
+  return {.is_late = plan.is_late,
+          .worker_rates = plan.worker_rates,
+          .relay_paths = plan.stripes,
+          .link_load = plan.link_load};
+}
+
+}  // namespace
 
 void attach_orphans(const RelayPlan& plan, BitRate learner_up, std::span<const ChainWorker> workers,
                     const Regions& regions, Topology& topology) {
-  TreeRepair(topology, learner_up, workers, {plan.late, plan.rates, plan.stripes, plan.crossing}, {}, regions)
-      .write(topology);
+  TreeRepair(topology, learner_up, workers, targets_of(plan), std::nullopt, regions).write(topology);
 }
 
 BitRate steady_rate(const Topology& topology, BitRate learner_up, std::span<const ChainWorker> workers, double quorum,
                     const Regions& regions) {
-  constexpr Bytes kLarge{std::uint64_t{1} << 40}, kChunk{std::uint64_t{1} << 20};
+  // So large that the first chunk's time from hop to hop does not matter.
+  constexpr Bytes kPayload{std::uint64_t{1} << 40}, kChunk{std::uint64_t{1} << 20};
   std::vector<WorkerLink> links;
-  for (const ChainWorker& w : workers) links.push_back({w.id, w.up, w.down, {}, w.region});
-  const auto times = broadcast_time(topology, kLarge, kChunk, learner_up, links, regions);
-  return times ? BitRate::from_bytes_per_s(static_cast<double>(kLarge.count) / seconds(times->fraction(quorum)))
-               : BitRate{1};
+  for (const ChainWorker& w : workers)
+    links.push_back({.id = w.id, .up = w.up, .down = w.down, .delay = {}, .region = w.region});
+  const auto times = broadcast_time(topology, kPayload, kChunk, learner_up, links, regions);
+  if (!times) return BitRate{1};  // the topology cannot carry a broadcast, so any other one is better
+  return BitRate::from_bytes_per_s(static_cast<double>(kPayload.count) / seconds(times->fraction(quorum)));
 }
 
 RepairedTrees repair_trees(const Topology& topology, BitRate learner_up, std::span<const ChainWorker> workers,
@@ -526,22 +560,23 @@ RepairedTrees repair_trees(const Topology& topology, BitRate learner_up, std::sp
   if (uses_relays) {
     const RelayTrees replanned = plan_relays(learner_up, workers, quorum, regions);
     repaired.replanned_rate = replanned.rate;
-    targets = {replanned.plan.late, replanned.plan.rates, replanned.plan.stripes, replanned.plan.crossing};
+    targets = targets_of(replanned.plan);
   } else {
     const TreePlan replanned_plan = plan_trees(learner_up, workers, quorum);
     repaired.replanned_rate = replanned_plan.stripes.rate;
-    const BitRate rate = best_rate(topology.stripes(), learner_up, those_in_time(workers, replanned_plan.late),
-                                   tree_limits(download_rate_of_late(workers, replanned_plan.late)));
-    targets = tree_targets({std::max(1.0, rate.bits_per_s)}, workers, replanned_plan.late);
+    const BitRate rate = best_rate(topology.stripes(), learner_up, workers_in_time(workers, replanned_plan.is_late),
+                                   tree_limits(late_download_rate(workers, replanned_plan.is_late)));
+    targets = tree_targets({std::max(1.0, rate.bits_per_s)}, workers, replanned_plan.is_late);
   }
   for (std::size_t i = 0; i < workers.size(); ++i)
-    if (!workers[i].may_forward || targets.late[i]) repaired.topology.leaves_only.push_back(workers[i].id);
+    if (!workers[i].may_forward || targets.is_late[i]) repaired.topology.leaves_only.push_back(workers[i].id);
   std::sort(repaired.topology.leaves_only.begin(), repaired.topology.leaves_only.end());
   const TreeRepair repair(topology, learner_up, workers, std::move(targets), reattached,
                           uses_relays ? regions : Regions{});
   repair.write(repaired.topology);
   repaired.topology.chains_wanted = repaired.topology.chains.size();
-  repaired.rate = uses_relays ? steady_rate(repaired.topology, learner_up, workers, quorum, regions) : repair.rate();
+  repaired.rate =
+      uses_relays ? steady_rate(repaired.topology, learner_up, workers, quorum, regions) : repair.in_time_rate();
   return repaired;
 }
 

@@ -1,4 +1,5 @@
-// Plans and repairs trees, in which a worker may feed several children in a stripe.
+// Plans and repairs trees. A payload is sent in stripes, which are shares of its chunks; each has its own tree. A tree
+// is stored as chains, each of which the learner or a worker of another chain feeds (topology.hpp).
 #pragma once
 #include <optional>
 #include <span>
@@ -12,20 +13,20 @@ namespace echoline::chains {
 // others "in time". A late worker is a leaf in every stripe. It receives as fast as its own downlink allows, from any
 // worker with spare uplink, and delays no other worker.
 
-// Selects the late workers, by index. Compares thresholds between slow and other downlinks. Takes those within 3 % of
-// the least time until the fraction `quorum` holds a payload; of these, those within 3 % of the least mean time; of
-// these, the one with the fewest late workers. Requires at least one worker; at least one is not late.
+// Selects the late workers, by index: all below a threshold downlink. Compares thresholds by the time until the
+// fraction `quorum` of the workers holds a payload, then by the mean time, then by the number of late workers; the
+// least is best. Times within 3 % of the least count as equal. Requires at least one worker; at least one is not late.
 std::vector<bool> late_workers(BitRate learner_up, std::span<const ChainWorker> workers, double quorum);
 
 // A plan like plan_stripes(), for the workers in time.
 struct TreePlan {
-  std::vector<bool> late;
+  std::vector<bool> is_late;
   StripePlan stripes;  // of the workers in time, in order
 };
 TreePlan plan_trees(BitRate learner_up, std::span<const ChainWorker> workers, double quorum);
 
-// Builds the chains of every stripe for workers in placement order. The trees are as shallow as the plan allows: in a
-// stripe few workers forward, each to many.
+// Builds the chains of every stripe for workers in placement order, which is by fitness to forward (planner.cpp). The
+// trees are as shallow as the plan allows: in a stripe few workers forward, each to many.
 void build_trees(const TreePlan& plan, BitRate learner_up, std::span<const ChainWorker> workers, Topology& topology);
 
 // Like build_trees(), for a given rate and number of stripes, with all workers in time. Keeps `reserved_up` of their
@@ -35,7 +36,8 @@ void build_trees_at_rate(BitRate rate, std::size_t stripes, BitRate learner_up, 
 
 struct RelayPlan;
 
-// Attaches the workers of these trees that have no parent yet, and the late workers.
+// Attaches the workers of these trees that have no parent yet, and the late workers. Edges between regions follow the
+// plan's routes and use the link capacity that it assigned first (relays.hpp).
 void attach_orphans(const RelayPlan& plan, BitRate learner_up, std::span<const ChainWorker> workers,
                     const Regions& regions, Topology& topology);
 
@@ -44,18 +46,21 @@ BitRate steady_rate(const Topology& topology, BitRate learner_up, std::span<cons
                     const Regions& regions);
 
 struct RepairedTrees {
+  // Moving all workers to trees planned from scratch is worth it if repaired trees reach less than this fraction.
+  static constexpr double kKeptRateFraction = 0.8;
+
   Topology topology;
-  BitRate rate;            // receiving rate of the workers in time, by their known uplinks
+  BitRate rate;            // receiving rate of the workers in time
   BitRate replanned_rate;  // of trees planned from scratch
 
-  // Whether new trees are so much faster that moving all workers is worth it.
-  bool worth_replanning() const { return rate.bits_per_s < 0.8 * replanned_rate.bits_per_s; }
+  bool worth_replanning() const { return rate.bits_per_s < kKeptRateFraction * replanned_rate.bits_per_s; }
 };
 
 // Repairs the trees for `workers`. Workers of the topology keep their parents if those exist and their uplinks suffice.
 // Newcomers, and workers whose parent is gone, attach to workers with spare uplink, near the learner first, with all
-// their descendants. With several regions they attach within their own, and over a link to it only if no worker there
-// has enough uplink. `reattached` keeps neither parents nor children. Requires a topology with workers.
+// their descendants. With several regions, a worker attaches to one of its own region; only if none there has enough
+// uplink, to one of another region. The worker `reattached` keeps neither parents nor children. Requires a topology
+// with workers.
 RepairedTrees repair_trees(const Topology& topology, BitRate learner_up, std::span<const ChainWorker> workers,
                            double quorum, std::optional<WorkerId> reattached = {}, const Regions& regions = {});
 

@@ -72,6 +72,7 @@ struct ReadChunk {
   std::uint64_t offset = 0;
   std::uint32_t length = 0;
 };
+// Deletes the spool: all that Spool has kept of a publication.
 struct DropSpool {
   PublicationId publication{};
 };
@@ -89,10 +90,12 @@ struct Lost {  // gone for good, or expelled
   WorkerId worker;
   std::string reason;
 };
-struct TroubleOf {
+// A problem on the worker's machine that an operator must solve.
+struct WorkerTrouble {
   WorkerId worker;
   std::string text;
 };
+// The worker has installed this version.
 struct Acked {
   WorkerId worker;
   Version version;
@@ -125,10 +128,12 @@ struct FoundSlowHop {
 
 // ---- the application of a worker ----
 
+// The learner has admitted this worker, for the first time or again.
 struct Welcomed {
   WorkerId self;
   std::string welcome;
 };
+// The next publication to install.
 struct Deliver {
   Publication publication;
   // The payload lies in the spool of this publication: the driver opens it.
@@ -154,9 +159,9 @@ struct Disconnected {  // the last action of a core
 
 using Action =
     std::variant<act::Dial, act::Send, act::Close, act::Admit, act::SetReading, act::UseCertificate, act::SaveState,
-                 act::Spool, act::ReadChunk, act::DropSpool, act::Joined, act::WorkerAway, act::Lost, act::TroubleOf,
-                 act::Acked, act::MessageFrom, act::HeartbeatReceived, act::BroadcastDone, act::TopologyChanged,
-                 act::NeedCatchUp, act::ChoseTopology, act::FoundSlowHop, act::Welcomed, act::Deliver, act::DeliverPart,
-                 act::Message, act::Away, act::Disconnected>;
+                 act::Spool, act::ReadChunk, act::DropSpool, act::Joined, act::WorkerAway, act::Lost,
+                 act::WorkerTrouble, act::Acked, act::MessageFrom, act::HeartbeatReceived, act::BroadcastDone,
+                 act::TopologyChanged, act::NeedCatchUp, act::ChoseTopology, act::FoundSlowHop, act::Welcomed,
+                 act::Deliver, act::DeliverPart, act::Message, act::Away, act::Disconnected>;
 
 }  // namespace echoline::overlay

@@ -12,7 +12,7 @@ struct Rule {
   double per_heartbeat = 0;  // in addition
 };
 
-// Indexed by Kind.
+// Indexed by Kind. Columns: name, {burst, per second}, additional messages per heartbeat.
 constexpr std::array<Rule, MessageBudget::kKinds> kRules{{
     {"heartbeats", {64, 0}, 4},
     {"acknowledgements", {1024, 64}},

@@ -8,21 +8,21 @@ namespace echoline::overlay {
 struct ConnectionLimits {
   std::size_t files = 0;          // files the process may open
   std::size_t total = 0;          // connections, in any stage
-  std::size_t unproven = 0;       // accepted, TLS handshake not done
-  std::size_t pending_peers = 0;  // handshake done, no request yet
-  std::size_t per_identity = 0;   // pending peers with one certificate
-  std::size_t members = 0;        // workers at a learner
+  std::size_t unproven = 0;       // accepted connections whose TLS handshake is not done
+  std::size_t pending_peers = 0;  // connections whose handshake is done, without a request yet
+  std::size_t per_identity = 0;   // pending peers with the same certificate
+  std::size_t members = 0;        // workers of a learner; at a worker, connections to children
 
-  // The reserve is for all other files of the process: databases, checkpoints, state, spools.
+  // Leaves a reserve for all other files of the process: databases, checkpoints, state, spools.
   static constexpr ConnectionLimits of(std::size_t files) {
     const std::size_t reserve = std::clamp<std::size_t>(files / 4, 64, 512);
-    ConnectionLimits l;
-    l.files = files;
-    l.total = std::max<std::size_t>(16, files - std::min(files, reserve));
-    l.unproven = l.pending_peers = std::min<std::size_t>(1024, l.total / 4);
-    l.per_identity = std::min<std::size_t>(16, l.pending_peers / 2);
-    l.members = (l.total - l.unproven - l.pending_peers) * 2 / 3;
-    return l;
+    ConnectionLimits limits;
+    limits.files = files;
+    limits.total = std::max<std::size_t>(16, files - std::min(files, reserve));
+    limits.unproven = limits.pending_peers = std::min<std::size_t>(1024, limits.total / 4);
+    limits.per_identity = std::min<std::size_t>(16, limits.pending_peers / 2);
+    limits.members = (limits.total - limits.unproven - limits.pending_peers) * 2 / 3;
+    return limits;
   }
 };
 

@@ -9,27 +9,33 @@
 namespace echoline::overlay {
 namespace {
 
-constexpr Duration kReadAfterPause = std::chrono::milliseconds(2);  // time in which the driver reads bytes that waited
+// For this long after a pause, the driver reads bytes that waited in the network.
+constexpr Duration kReadAfterPause = std::chrono::milliseconds(2);
+// Weights of a new gap in the mean and the deviation, and the factor of the deviation, as in RFC 6298, which has the
+// factor 4 instead of 6.
+constexpr double kMeanWeight = 0.125, kDeviationWeight = 0.25, kDeviationFactor = 6;
+constexpr double kIntervalsMin = 4, kIntervalsMax = 12;  // bounds of the learned time, in intervals of the messages
 
 }  // namespace
 
 void Core::on_received(std::size_t bytes, TimePoint now) {
   bytes_received_ += bytes;
-  if (!down_.rate()) return;
+  if (!down_pacer_.rate()) return;
   // Bytes occupy the link after reading: reading resumes when the link would have carried them. Bytes read right after
   // a pause arrived before its end, on any connection.
-  const TimePoint paid_at = down_.occupy({bytes}, now, now - resumed_at_ <= kReadAfterPause);
-  if (reading_ && paid_at > now) {
-    reading_ = false;
-    actions_.push_back(act::SetReading{{}, false});
+  const bool waited_during_pause = now - resumed_at_ <= kReadAfterPause;
+  const TimePoint link_free_at = down_pacer_.occupy({bytes}, now, waited_during_pause);
+  if (is_reading_ && link_free_at > now) {
+    is_reading_ = false;
+    actions_.push_back(act::SetReading{.conn = {}, .on = false});
   }
 }
 
 void Core::resume_reading(TimePoint now) {
-  if (reading_ || down_.free_at() > now) return;
-  reading_ = true;
+  if (is_reading_ || down_pacer_.free_at() > now) return;
+  is_reading_ = true;
   resumed_at_ = now;
-  actions_.push_back(act::SetReading{{}, true});
+  actions_.push_back(act::SetReading{.conn = {}, .on = true});
 }
 
 void Core::on_large_packets_dropped(WorkerId, const std::string& what, TimePoint) { log::warn("{}", what); }
@@ -43,43 +49,49 @@ void MessageQueue::push(Slice message) {
 std::optional<OutFrame> MessageQueue::next(ConnId) {
   if (messages_.empty()) return std::nullopt;
   const Slice& message = messages_.front();
-  const std::size_t size = std::min(kPartBytes, message.size() - front_bytes_sent_);
-  const bool more = front_bytes_sent_ + size < message.size();
-  OutFrame frame{Slice(application_header(size, more)), message.part(front_bytes_sent_, size)};
-  front_bytes_sent_ += size;
-  bytes_ -= size;
-  if (!more) {
+  const std::size_t part_bytes = std::min(kPartBytes, message.size() - front_bytes_sent_);
+  const bool has_more = front_bytes_sent_ + part_bytes < message.size();
+  OutFrame frame{Slice(application_header(part_bytes, has_more)), message.part(front_bytes_sent_, part_bytes)};
+  front_bytes_sent_ += part_bytes;
+  bytes_ -= part_bytes;
+  if (!has_more) {
     messages_.pop_front();
     front_bytes_sent_ = 0;
   }
   return frame;
 }
 
-Result<std::optional<std::string>> MessageAssembler::add(const Frame& part, std::size_t most) {
-  if (skipped_ > 0 || bytes_.size() + part.body.size() > most) {
-    const bool reported = skipped_ == 0 || skipped_ + part.body.size() > most;
+Result<std::optional<std::string>> MessageAssembler::add(const Frame& part, std::size_t bytes_max) {
+  if (skipped_bytes_ > 0 || bytes_.size() + part.body.size() > bytes_max) {
+    const bool report_now = skipped_bytes_ == 0 || skipped_bytes_ + part.body.size() > bytes_max;
     bytes_ = std::string();
-    skipped_ = !part.more ? 0 : reported ? 1 : skipped_ + part.body.size();
-    if (!reported) return std::optional<std::string>();
-    return fail(Code::kExhausted, "receive message", "it has more than {} bytes", most);
+    if (!part.more)
+      skipped_bytes_ = 0;  // the next part begins another message
+    else if (report_now)
+      skipped_bytes_ = 1;
+    else
+      skipped_bytes_ += part.body.size();
+    if (!report_now) return std::optional<std::string>();
+    return fail(Code::kExhausted, "receive message", "it has more than {} bytes", bytes_max);
   }
   bytes_.append(reinterpret_cast<const char*>(part.body.data()), part.body.size());
   if (part.more) return std::optional<std::string>();
   return std::optional(std::exchange(bytes_, {}));
 }
 
-void SilenceMeter::on_beat(TimePoint now) {
-  const double gap_s = seconds(now - regular_at_);
-  regular_at_ = now;
-  deviation_s_ += 0.25 * (std::abs(gap_s - mean_s_) - deviation_s_);
-  mean_s_ += 0.125 * (gap_s - mean_s_);
+void SilenceMeter::on_regular_message(TimePoint now) {
+  const double gap_s = seconds(now - last_regular_at_);
+  last_regular_at_ = now;
+  deviation_s_ += kDeviationWeight * (std::abs(gap_s - mean_s_) - deviation_s_);
+  mean_s_ += kMeanWeight * (gap_s - mean_s_);
 }
 
 TimePoint SilenceMeter::deadline() const {
   if (interval_ == Duration{}) return kNever;
   const double interval_s = seconds(interval_);
-  return std::max(regular_at_, other_at_) +
-         from_seconds(std::clamp(mean_s_ + 6 * deviation_s_, 4 * interval_s, 12 * interval_s)) * (1 << backoffs_);
+  const double learned_s =
+      std::clamp(mean_s_ + kDeviationFactor * deviation_s_, kIntervalsMin * interval_s, kIntervalsMax * interval_s);
+  return std::max(last_regular_at_, last_other_at_) + from_seconds(learned_s) * (1 << backoffs_);
 }
 
 }  // namespace echoline::overlay

@@ -1,4 +1,5 @@
-// The base of all protocol cores: the events they take, the actions they return, and their link.
+// The base of all protocol cores: the events they take, the actions they return, and the rate limits of the node's
+// network link. A core decides for one node, a learner or a worker.
 //
 // A core and its components do no I/O and read no clock: no socket, disk, thread or randomness, so equal events give
 // equal actions. Each component's check() aborts if an invariant is broken; tests and simulator call it between events.
@@ -35,23 +36,24 @@ class FaultPoints {
 
 struct CoreOptions {
   LinkLimits limits;
-  double wire_overhead = 0;  // fraction that the network adds to every byte; counts towards the limits
+  double wire_overhead = 0;  // fraction that network headers add to every byte; counts towards the limits
   double unix_origin_s = 0;  // the wall clock at TimePoint zero [s since 1970], for certificates and expiry
   FaultPoints* faults = nullptr;
-  ConnectionLimits connections = ConnectionLimits::of(65536);
+  ConnectionLimits connections = ConnectionLimits::of(/*files=*/65536);
 };
 
 class Core {
  public:
   static constexpr Duration kHandshakeTimeout = std::chrono::seconds(5);
-  static constexpr int kHelpPauseHeartbeats = 4;  // heartbeats between two requests of one worker for help
+  // Heartbeats between two requests of one worker for a helper, a node that sends it the versions that it lacks.
+  static constexpr int kHelpPauseHeartbeats = 4;
 
   explicit Core(const CoreOptions& options)
-      : up_(options.limits.up, options.wire_overhead),
-        uplink_(up_, actions_),
-        transport_(up_, uplink_, actions_),
+      : up_pacer_(options.limits.up, options.wire_overhead),
+        uplink_(up_pacer_, actions_),
+        transport_(up_pacer_, uplink_, actions_),
         unix_origin_s_(options.unix_origin_s),
-        down_(options.limits.down, options.wire_overhead),
+        down_pacer_(options.limits.down, options.wire_overhead),
         faults_(options.faults) {}
   virtual ~Core() = default;
   Core(const Core&) = delete;
@@ -69,18 +71,19 @@ class Core {
   virtual void on_sent(ConnId conn, std::size_t bytes, TimePoint now) = 0;
   virtual void on_timer(TimePoint now) = 0;
   virtual TimePoint next_deadline() const = 0;
-  // Answers to act::SaveState, act::Spool and act::ReadChunk.
+  // Answers to act::SaveState, act::Spool and act::ReadChunk. A spool is the file of a publication on this node's disk.
   virtual void on_saved(const Status&, TimePoint) {}
-  virtual void on_spooled(const PublicationId&, std::uint32_t, const Status&, TimePoint) {}
-  virtual void on_chunk_read(const PublicationId&, std::uint32_t, Result<Slice>, TimePoint) {}
-  virtual void on_undelivered(Version, const std::string&, TimePoint) {}  // the spool could not be opened
+  virtual void on_spooled(const PublicationId&, std::uint32_t /*chunk*/, const Status&, TimePoint) {}
+  virtual void on_chunk_read(const PublicationId&, std::uint32_t /*chunk*/, Result<Slice>, TimePoint) {}
+  // The spool of a publication to deliver could not be opened.
+  virtual void on_delivery_failed(Version, const std::string&, TimePoint) {}
   // A path is narrow if it drops large packets, as with a wrong MTU (narrow_paths.hpp). `what` describes the evidence.
   virtual void on_large_packets_dropped(WorkerId peer, const std::string& what, TimePoint now);
 
   // Bytes were read from a connection and are not decoded yet. Enforces the download limit.
   void on_received(std::size_t bytes, TimePoint now);
   // The most bytes the driver should read at a time, so that the download rate stays even.
-  std::size_t read_bytes_max(std::size_t whole) const { return down_.slice_bytes(whole); }
+  std::size_t read_bytes_max(std::size_t buffer_bytes) const { return down_pacer_.slice_bytes(buffer_bytes); }
 
   // The time against which certificates are checked: the learner's clock, as far as this node knows it. [seconds since
   // 1970]
@@ -94,25 +97,25 @@ class Core {
   void send_control(ConnId conn, const ControlMessage& message, TimePoint now) { transport_.send(conn, message, now); }
   void close(ConnId conn) { transport_.close(conn); }
   void resume_reading(TimePoint now);  // call in on_timer()
-  TimePoint reading_deadline() const { return reading_ ? kNever : down_.free_at(); }
+  TimePoint reading_deadline() const { return is_reading_ ? kNever : down_pacer_.free_at(); }
   ConnId dial(const Endpoint& to, act::Service service, WorkerId expected) {
     return transport_.dial(to, service, expected);
   }
   double unix_s(TimePoint now) const { return unix_origin_s_ + seconds(now.time_since_epoch()); }
   std::uint64_t unix_ms(TimePoint now) const { return static_cast<std::uint64_t>(unix_s(now) * 1e3); }
-  bool fault(std::string_view site) const { return faults_ && faults_->fire(site); }
+  bool is_fault_forced(std::string_view site) const { return faults_ && faults_->fire(site); }
 
-  Pacer up_;
+  Pacer up_pacer_;
   std::vector<Action> actions_;
   Uplink uplink_;
   Transport transport_;
   double unix_origin_s_;
 
  private:
-  Pacer down_;
+  Pacer down_pacer_;
   FaultPoints* faults_;
   std::uint64_t bytes_received_ = 0;
-  bool reading_ = true;
+  bool is_reading_ = true;
   TimePoint resumed_at_{};
 };
 
@@ -129,46 +132,50 @@ class MessageQueue final : public Source {
  private:
   std::deque<Slice> messages_;
   std::size_t front_bytes_sent_ = 0;  // bytes of the first message that have left
-  std::size_t bytes_ = 0;
+  std::size_t bytes_ = 0;             // of all messages, without those that have left
 };
 
 // Reassembles the messages of one peer.
 class MessageAssembler {
  public:
-  // Returns the whole message with its last part. kExhausted for a message above `most` bytes: the assembler drops it
-  // and skips the rest. The error repeats for every further `most` bytes.
-  Result<std::optional<std::string>> add(const Frame& part, std::size_t most = kMessageBytesMax);
+  // Returns the whole message with its last part. kExhausted for a message above `bytes_max`: the assembler drops it
+  // and skips its further parts. The error repeats for every further `bytes_max` bytes.
+  Result<std::optional<std::string>> add(const Frame& part, std::size_t bytes_max = kMessageBytesMax);
   std::size_t bytes() const { return bytes_.size(); }  // of the incomplete message
 
  private:
   std::string bytes_;
-  std::size_t skipped_ = 0;  // bytes of a message that is too long, since the last error
+  std::size_t skipped_bytes_ = 0;  // bytes of a message that is too long, since the last error; 0: no part is skipped
 };
 
-// The time after which a peer that sends regular messages counts as silent. It is learned from the gaps between them
-// (mean and deviation, like TCP's retransmission timeout), within [4, 12] intervals. It doubles after every silence,
-// because messages from before the silence may still fill the link.
+// The time after which a peer that sends regular messages counts as silent. It is learned from the gaps between the
+// messages (mean and deviation, like TCP's retransmission timeout), within [4, 12] intervals. The time doubles after
+// every silence, because messages from before the silence may still fill the link.
 class SilenceMeter {
  public:
   static constexpr int kBackoffsMax = 5;
 
-  // `silences`: how often the peer was silent before; each one doubles the time.
+  // `silences`: how often the peer was silent before. Each silence doubles the time.
   void begin(Duration interval, TimePoint now, int silences = 0) {
-    interval_ = interval, regular_at_ = now, mean_s_ = seconds(interval), backoffs_ = std::min(silences, kBackoffsMax);
+    interval_ = interval;
+    last_regular_at_ = now;
+    mean_s_ = seconds(interval);
+    backoffs_ = std::min(silences, kBackoffsMax);
   }
-  void on_beat(TimePoint now);
+  void on_regular_message(TimePoint now);
   // The peer sent a message that is not a regular one, so its gap is not counted.
-  void on_other_message(TimePoint now) { other_at_ = now; }
-  // This process was suspended for `time`, until now: the peer is not silent for that.
-  void postpone(Duration time, TimePoint now) {
-    regular_at_ = std::min(regular_at_ + time, now), other_at_ = std::min(other_at_ + time, now);
+  void on_other_message(TimePoint now) { last_other_at_ = now; }
+  // This process was suspended for `pause`, until now. That time does not count as silence of the peer.
+  void postpone(Duration pause, TimePoint now) {
+    last_regular_at_ = std::min(last_regular_at_ + pause, now);
+    last_other_at_ = std::min(last_other_at_ + pause, now);
   }
   TimePoint deadline() const;  // kNever before begin()
 
  private:
   Duration interval_{};
-  TimePoint regular_at_{}, other_at_{};
-  double mean_s_ = 0, deviation_s_ = 0;
+  TimePoint last_regular_at_{}, last_other_at_{};
+  double mean_s_ = 0, deviation_s_ = 0;  // of the gaps between regular messages
   int backoffs_ = 0;
 };
 

@@ -19,7 +19,7 @@ bool EdgeSender::open(ConnId conn, WorkerId child, PeerHello hello, TimePoint no
     edge.full_only = hello.full_only;
     store_have(edge, std::move(hello.have));
   }
-  send(edge, now);
+  wake_and_send(edge, now);
   return true;
 }
 
@@ -30,7 +30,7 @@ void EdgeSender::close(ConnId conn) {
   uplink_.close(conn);
   connections_.erase(connection);
   std::erase(edge.conns, conn);
-  edge.lossy = true;
+  edge.has_lost_connection = true;
   if (!edge.conns.empty()) return;  // the child reports again which chunks it lacks
   std::erase_if(troubles_, [&](const EdgeTrouble& t) { return t.child == edge.child; });
   edges_.erase({edge.child, edge.catch_up_to.has_value()});
@@ -42,7 +42,7 @@ std::optional<WorkerId> EdgeSender::child_of(ConnId conn) const {
   return connection->second.edge->child;
 }
 
-bool EdgeSender::helps(ConnId conn) const {
+bool EdgeSender::is_helped(ConnId conn) const {
   const auto connection = connections_.find(conn);
   return connection != connections_.end() && connection->second.edge->catch_up_to.has_value();
 }
@@ -54,8 +54,8 @@ std::vector<ConnId> EdgeSender::all_connections() const {
 }
 
 std::vector<ConnId> EdgeSender::connections_of(WorkerId child) const {
-  std::vector<ConnId> all = connections_of(child, false);
-  const std::vector<ConnId> helping = connections_of(child, true);
+  std::vector<ConnId> all = connections_of(child, /*helped=*/false);
+  const std::vector<ConnId> helping = connections_of(child, /*helped=*/true);
   all.insert(all.end(), helping.begin(), helping.end());
   return all;
 }
@@ -68,42 +68,42 @@ std::vector<ConnId> EdgeSender::connections_of(WorkerId child, bool helped) cons
 std::vector<WorkerId> EdgeSender::children() const {
   std::vector<WorkerId> all;
   for (const auto& [key, edge] : edges_)
-    if (!key.second) all.push_back(key.first);
+    if (!key.helped) all.push_back(key.child);
   return all;
 }
 
 std::size_t EdgeSender::known_publications() const {
-  std::size_t most = 0;
-  for (const auto& [key, edge] : edges_) most = std::max(most, edge.known.size());
-  return most;
+  std::size_t largest = 0;
+  for (const auto& [key, edge] : edges_) largest = std::max(largest, edge.known.size());
+  return largest;
 }
 
 void EdgeSender::update(ConnId conn, Have have, TimePoint now) {
   const auto connection = connections_.find(conn);
   if (connection == connections_.end()) return;
   store_have(*connection->second.edge, std::move(have));
-  send(*connection->second.edge, now);
+  wake_and_send(*connection->second.edge, now);
 }
 
 void EdgeSender::store_have(Edge& edge, Have have) {
   edge.position = have.position;
   edge.wanted = have.wanted;
-  edge.reported_behind = false;
+  edge.was_reported_behind = false;
   // Chunks sent on live connections are still on their path, though the child could not list them yet.
-  if (std::exchange(edge.lossy, false)) {
-    edge.closed.clear();
+  if (std::exchange(edge.has_lost_connection, false)) {
+    edge.manifests_known.clear();
     edge.known.clear();
   }
   edge.complete_at_child.clear();
   // For publications that are not stored here, only the child's newest list counts. This bounds the memory to one list.
   std::erase_if(edge.known, [&](const auto& known) { return store_.find(known.first) == nullptr; });
   for (auto& [key, item] : have.items) {
-    Known& known = edge.known[item.publication];
+    KnownChunks& known = edge.known[item.publication];
     known.version = key.version;
     known.chunks.insert_all(item.chunks);
     if (!item.complete) continue;
     edge.complete_at_child.insert(key);
-    edge.closed.insert(item.publication);
+    edge.manifests_known.insert(item.publication);
   }
   plan_path(edge);
 }
@@ -113,25 +113,24 @@ void EdgeSender::send_again(ConnId conn, const ChunkRequest& request, TimePoint 
   const StoredPublication* stored = store_.find(request.publication);
   if (connection == connections_.end() || !stored || !stored->have.contains(request.index)) return;
   Edge& edge = *connection->second.edge;
-  Known& entry = edge.known[stored->id];
-  entry.version = stored->key().version;
-  ChunkSet& known = entry.chunks;
+  KnownChunks& known = edge.known[stored->id];
+  known.version = stored->key().version;
   if (edge.position && *edge.position >= stored->key().version) {  // some of its chunks were lost
     edge.position = stored->key().base;
-    known = stored->have;
+    known.chunks = stored->have;
   }
   edge.complete_at_child.erase(stored->key());
-  known.erase(request.index);
+  known.chunks.erase(request.index);
   plan_path(edge);
-  send(edge, now);
+  wake_and_send(edge, now);
 }
 
-void EdgeSender::send(const Edge& edge, TimePoint now) {
+void EdgeSender::wake_and_send(const Edge& edge, TimePoint now) {
   uplink_.wake(edge);
   uplink_.pump(now);
 }
 
-void EdgeSender::send_all(TimePoint now) {
+void EdgeSender::wake_all_and_send(TimePoint now) {
   for (const auto& [key, edge] : edges_) uplink_.wake(edge);
   uplink_.pump(now);
 }
@@ -139,23 +138,23 @@ void EdgeSender::send_all(TimePoint now) {
 void EdgeSender::send_to_all(const ControlMessage& status, TimePoint now) {
   const Slice frame(encode_control(status));
   for (auto& [key, edge] : edges_) edge.status = frame;
-  send_all(now);
+  wake_all_and_send(now);
 }
 
 void EdgeSender::on_store_changed(TimePoint now) {
   for (auto& [key, edge] : edges_) plan_path(edge);
-  send_all(now);
+  wake_all_and_send(now);
 }
 
-void EdgeSender::report_trouble(Edge& edge, CannotServe what, bool delta) {
-  troubles_.push_back({edge.child, edge.position, what, delta});
+void EdgeSender::report_trouble(Edge& edge, CannotServe what, bool can_fold) {
+  troubles_.push_back({.child = edge.child, .position = edge.position, .what = what, .can_fold = can_fold});
   if (!catch_ups_on_demand_) edge.trouble_message = Slice(encode_control(what));
 }
 
 // Whether the child has, or was sent, every chunk of the publication that it wants over this edge.
-bool EdgeSender::has_all(const Edge& edge, const StoredPublication& stored) const {
+bool EdgeSender::child_has_all(const Edge& edge, const StoredPublication& stored) const {
   if (edge.complete_at_child.contains(stored.key())) return true;
-  if (!stored.complete || !edge.closed.contains(stored.id)) return false;
+  if (!stored.complete || !edge.manifests_known.contains(stored.id)) return false;
   const auto known = edge.known.find(stored.id);
   return known != edge.known.end() && known->second.chunks.count_of(edge.wanted) >= stored.have.count_of(edge.wanted);
 }
@@ -169,10 +168,10 @@ void EdgeSender::refuse_delta_from(Version version, TimePoint now) {
   refused_deltas_.insert(version);
   for (auto& [key, edge] : edges_) {
     if (edge.position != version) continue;
-    edge.reported_behind = false;
+    edge.was_reported_behind = false;
     plan_path(edge);
   }
-  send_all(now);
+  wake_all_and_send(now);
 }
 
 // Over an edge with some of the stripes, only publications that the child's other parents also have are of use.
@@ -183,9 +182,9 @@ bool EdgeSender::can_fold_for(const Edge& edge) const {
 
 // True if the path has many deltas and no folded delta exists. If one exists, the plan has already weighed it.
 bool EdgeSender::has_many_deltas(const Edge& edge, const std::vector<PublicationKey>& path, std::uint64_t bytes) const {
-  const auto hint = store_.full_bytes_hint();
+  const auto snapshot_bytes = store_.full_bytes_hint();
   if (path.size() <= kDeltasMax || path.front().base != edge.position) return false;
-  if (!hint || static_cast<double>(bytes) < kDeltasShare * static_cast<double>(*hint)) return false;
+  if (!snapshot_bytes || static_cast<double>(bytes) < kDeltasShare * static_cast<double>(*snapshot_bytes)) return false;
   return std::count_if(store_.entries().begin(), store_.entries().end(),
                        [&](const auto& entry) { return entry.first.base == edge.position; }) == 1;
 }
@@ -199,92 +198,101 @@ void EdgeSender::plan_path(Edge& edge) {
   const Version target = edge.catch_up_to ? std::min(*newest, *edge.catch_up_to) : *newest;
   if (edge.position && *edge.position >= target) return;
 
-  const auto hint = store_.full_bytes_hint();
-  struct Reach {
-    std::uint64_t cost = 0;
-    std::optional<PublicationKey> via;  // the last publication on the path
-    bool missing = false;               // chunks of the last publication are missing
-    bool some_missing = false;          // chunks of one on the path are missing
+  const auto snapshot_bytes = store_.full_bytes_hint();
+  // The cheapest path to one version.
+  struct Path {
+    std::uint64_t cost_bytes = 0;
+    std::optional<PublicationKey> last;  // the last publication on the path
+    bool last_lacks_chunks = false;      // the child lacks chunks of `last`
+    bool lacks_chunks = false;           // the child lacks chunks of some publication on the path
   };
-  std::map<Version, Reach> best;
+  std::map<Version, Path> best;  // by version that the path reaches
   if (edge.position) best[*edge.position] = {};
-  const auto relax = [&](const PublicationKey& key, std::uint64_t missing_bytes, bool missing) {
+  // Extends the paths by one publication. `missing_bytes`: still to send of it.
+  const auto extend_paths_by = [&](const PublicationKey& key, std::uint64_t missing_bytes, bool last_lacks_chunks) {
     if (edge.position && key.version <= *edge.position) return;
     if (edge.full_only && (!key.full() || key.version < target)) return;
-    std::uint64_t cost = missing_bytes;
-    bool some_missing = missing;
+    std::uint64_t cost_bytes = missing_bytes;
+    bool lacks_chunks = last_lacks_chunks;
     if (key.base) {
-      const auto from = best.find(*key.base);
-      if (from == best.end()) return;
-      cost += from->second.cost;
-      some_missing |= from->second.some_missing;
+      const auto base_path = best.find(*key.base);
+      if (base_path == best.end()) return;
+      cost_bytes += base_path->second.cost_bytes;
+      lacks_chunks |= base_path->second.lacks_chunks;
     }
     const auto [it, added] = best.try_emplace(key.version);
-    if (added || cost < it->second.cost || (cost == it->second.cost && key.base))
-      it->second = {cost, key, missing, some_missing};
+    const bool is_cheaper =
+        added || cost_bytes < it->second.cost_bytes || (cost_bytes == it->second.cost_bytes && key.base);
+    if (is_cheaper)
+      it->second = {
+          .cost_bytes = cost_bytes, .last = key, .last_lacks_chunks = last_lacks_chunks, .lacks_chunks = lacks_chunks};
   };
   auto complete_key = edge.complete_at_child.begin();
-  const auto relax_complete_before = [&](const PublicationKey* end) {  // not stored here, complete at the child
+  const auto extend_by_complete_before = [&](const PublicationKey* end) {  // not stored here, complete at the child
     for (; complete_key != edge.complete_at_child.end() && (!end || *complete_key < *end); ++complete_key)
-      if (!std::as_const(store_).find(*complete_key)) relax(*complete_key, 0, false);
+      if (!std::as_const(store_).find(*complete_key)) extend_paths_by(*complete_key, 0, false);
   };
   for (const auto& [key, stored] : store_.entries()) {  // ascending versions, so a base is settled before its deltas
-    relax_complete_before(&key);
+    extend_by_complete_before(&key);
     const auto known = edge.known.find(stored.id);
-    const std::uint64_t have = known == edge.known.end() ? 0
-                                                         : std::uint64_t{known->second.chunks.count_of(edge.wanted)} *
-                                                               stored.announcement.chunk_bytes;
-    const bool missing = !has_all(edge, stored);
+    const std::uint64_t have_bytes =
+        known == edge.known.end()
+            ? 0
+            : std::uint64_t{known->second.chunks.count_of(edge.wanted)} * stored.announcement.chunk_bytes;
+    const bool child_lacks_chunks = !child_has_all(edge, stored);
     // A publication that is still arriving costs its final size: a snapshot that has just begun is no shortcut.
     std::uint64_t bytes = stored.bytes;
     if (stored.manifest)
       bytes = stored.manifest->payload_bytes;
-    else if (key.full() && hint)
-      bytes = std::max(bytes, *hint);
+    else if (key.full() && snapshot_bytes)
+      bytes = std::max(bytes, *snapshot_bytes);
     bytes = static_cast<std::uint64_t>(static_cast<double>(bytes) * edge.wanted.share());
-    relax(key, missing ? bytes - std::min(have, bytes) : 0, missing);
+    extend_paths_by(key, child_lacks_chunks ? bytes - std::min(have_bytes, bytes) : 0, child_lacks_chunks);
   }
-  relax_complete_before(nullptr);
+  extend_by_complete_before(nullptr);
 
   // A publication of which every chunk was sent will be complete at the child. From then on, only publications that
   // start at its version are of use.
   std::optional<Version> version_to_come = edge.position;
-  for (const auto& [version, reach] : best)
-    if (!reach.some_missing) version_to_come = std::max(version_to_come, std::optional(version));
+  for (const auto& [version, path] : best)
+    if (!path.lacks_chunks) version_to_come = std::max(version_to_come, std::optional(version));
   if (version_to_come != edge.position) {
     edge.position = version_to_come;
     forget_unneeded(edge);
     return plan_path(edge);
   }
 
-  const bool delta = can_fold_for(edge);
-  auto end = best.lower_bound(target);
-  for (auto it = end; it != best.end(); ++it)
-    if (it->second.cost < end->second.cost) end = it;
+  const bool can_fold = can_fold_for(edge);
+  auto chosen = best.lower_bound(target);  // the cheapest path to the target or beyond
+  for (auto it = chosen; it != best.end(); ++it)
+    if (it->second.cost_bytes < chosen->second.cost_bytes) chosen = it;
   const double factor = catch_ups_on_demand_ ? kSnapshotFactor : kHandOverFactor;
-  const bool costly = end != best.end() && hint &&
-                      static_cast<double>(end->second.cost) > factor * edge.wanted.share() * static_cast<double>(*hint);
-  if (end == best.end()) {
-    report_trouble(edge, {target, false}, delta);
+  const bool is_costly = chosen != best.end() && snapshot_bytes &&
+                         static_cast<double>(chosen->second.cost_bytes) >
+                             factor * edge.wanted.share() * static_cast<double>(*snapshot_bytes);
+  if (chosen == best.end()) {
+    report_trouble(edge, {.target = target, .snapshot_is_cheaper = false}, can_fold);
     // Another node brings the child to `target`; this node sends the later publications again.
     if (!catch_ups_on_demand_) edge.position = target;
     return;
   }
   std::vector<PublicationKey> path;
-  for (std::optional<Version> at = end->first; at;) {
-    const Reach& reach = best.at(*at);
-    if (!reach.via) break;
-    if (reach.missing) path.push_back(*reach.via);
-    at = reach.via->base;
+  for (std::optional<Version> version = chosen->first; version;) {  // from the target back to the child's version
+    const Path& step = best.at(*version);
+    if (!step.last) break;
+    if (step.last_lacks_chunks) path.push_back(*step.last);
+    version = step.last->base;
   }
   std::reverse(path.begin(), path.end());
-  const bool many = delta && has_many_deltas(edge, path, end->second.cost);
-  if (!costly && !many) edge.reported_behind = false;
-  if ((costly || many) && !edge.reported_behind) {
-    edge.reported_behind = true;
-    report_trouble(edge, {target, true}, delta && path.size() > 1);  // a path of one delta needs no folding
+  const bool has_too_many = can_fold && has_many_deltas(edge, path, chosen->second.cost_bytes);
+  if (!is_costly && !has_too_many) edge.was_reported_behind = false;
+  if ((is_costly || has_too_many) && !edge.was_reported_behind) {
+    edge.was_reported_behind = true;
+    report_trouble(edge, {.target = target, .snapshot_is_cheaper = true},
+                   can_fold && path.size() > 1);  // a path of one delta needs no folding
   }
-  if (many || (costly && edge.catch_up_to && catch_ups_on_demand_)) return;  // wait for the far cheaper publication
+  if (has_too_many || (is_costly && edge.catch_up_to && catch_ups_on_demand_))
+    return;  // wait for the far cheaper publication
   edge.path = std::move(path);
   forget_unneeded(edge);
 }
@@ -293,7 +301,7 @@ void EdgeSender::forget_unneeded(Edge& edge) {
   std::erase_if(edge.complete_at_child,
                 [&](const PublicationKey& key) { return edge.position && key.version <= *edge.position; });
   const auto is_not_stored = [&](const PublicationId& id) { return store_.find(id) == nullptr; };
-  std::erase_if(edge.closed, is_not_stored);
+  std::erase_if(edge.manifests_known, is_not_stored);
   std::erase_if(edge.known, [&](const auto& item) {
     return edge.position && item.second.version <= *edge.position && is_not_stored(item.first);
   });
@@ -312,20 +320,19 @@ std::optional<OutFrame> EdgeSender::next_frame(Edge& edge, ConnId conn) {
     }
     if (connections_.at(conn).announced.insert(stored->id).second)
       return OutFrame{Slice(encode_control(stored->signed_announcement)), {}};
-    if (stored->manifest && edge.closed.insert(stored->id).second)
+    if (stored->manifest && edge.manifests_known.insert(stored->id).second)
       return OutFrame{Slice(encode_control(stored->signed_manifest)), {}};
-    Known& entry = edge.known[stored->id];
-    entry.version = it->version;
-    ChunkSet& known = entry.chunks;
-    if (const auto index = stored->have.first_not_in(known, edge.wanted)) {
+    KnownChunks& known = edge.known[stored->id];
+    known.version = it->version;
+    if (const auto index = stored->have.first_not_in(known.chunks, edge.wanted)) {
       const StoredChunk* chunk = store_.fetch(*stored, *index);
       if (!chunk) return std::nullopt;  // it is being read from disk
-      known.insert(*index);
+      known.chunks.insert(*index);
       chunk_bytes_ += chunk->length;
       if (edge.catch_up_to) helped_bytes_ += chunk->length;
       return OutFrame{chunk->head, chunk->data};
     }
-    if (has_all(edge, *stored))
+    if (child_has_all(edge, *stored))
       it = edge.path.erase(it);
     else
       ++it;  // its next chunk has not arrived here yet; a chunk of a later publication may have
@@ -336,7 +343,7 @@ std::optional<OutFrame> EdgeSender::next_frame(Edge& edge, ConnId conn) {
 std::vector<EdgeReport> EdgeSender::reports(TimePoint now) const {
   std::vector<EdgeReport> all;
   for (const auto& [key, edge] : edges_) {
-    if (key.second) continue;
+    if (key.helped) continue;
     const Uplink::Usage usage = uplink_.usage(edge, now);
     EdgeReport report;
     report.child = edge.child;

@@ -1,7 +1,7 @@
-// The parent's side of its edges. Brings every child to the newest publication, or to the one it asked for, by the
-// cheapest path over the stored publications: a full snapshot, deltas, or both. The learner uses it for its seeds,
-// workers for their children. A helped child is one that asks this node only for a version that its own parents cannot
-// send. No I/O and no clock.
+// The parent's side of its edges. Brings every child to the newest publication, or to the one it asked for. It takes
+// the cheapest path over the stored publications: a full snapshot, deltas, or both. The learner uses this class for its
+// seeds (the workers that receive from it), workers for their children. A helped child is one that asks this node only
+// for a version that its own parents cannot send. No I/O and no clock.
 #pragma once
 #include <set>
 
@@ -15,7 +15,7 @@ struct EdgeTrouble {
   WorkerId child;
   std::optional<Version> position;  // the child's version
   CannotServe what;
-  bool delta = false;  // one delta from `position` suffices, and can be made by folding
+  bool can_fold = false;  // one delta from `position` suffices, and can be made by folding the stored ones
 };
 
 class EdgeSender {
@@ -44,7 +44,7 @@ class EdgeSender {
   void close(ConnId conn);
   bool contains(ConnId conn) const { return connections_.contains(conn); }
   std::optional<WorkerId> child_of(ConnId conn) const;
-  bool helps(ConnId conn) const;  // whether the connection is of a helped child
+  bool is_helped(ConnId conn) const;  // whether the connection is of a helped child
   std::size_t connections() const { return connections_.size(); }
   std::vector<ConnId> all_connections() const;
   std::vector<ConnId> connections_of(WorkerId child) const;  // also those as a helped child
@@ -60,7 +60,7 @@ class EdgeSender {
   void on_store_changed(TimePoint now);  // publications announced, closed or dropped
   // Children must get at least to `version`, even if it has left the store.
   void raise_target(Version version) { target_min_ = std::max(target_min_.value_or(version), version); }
-  void on_chunk_arrived(TimePoint now) { send_all(now); }
+  void on_chunk_arrived(TimePoint now) { wake_all_and_send(now); }
   // Stored deltas from this version on can be folded into one; absent: none can. With `catch_ups_on_demand` only.
   void set_foldable_from(std::optional<Version> oldest);
   // The requested delta from `version` will not be made, so children at `version` get the stored publications.
@@ -70,15 +70,20 @@ class EdgeSender {
   // One report for every child, from the uplink's measurements.
   std::vector<EdgeReport> reports(TimePoint now) const;
 
-  std::uint64_t chunk_bytes_sent() const { return chunk_bytes_; }    // chunk bytes without headers
-  std::uint64_t helped_bytes_sent() const { return helped_bytes_; }  // the part of it for helped children
+  std::uint64_t chunk_bytes_sent() const { return chunk_bytes_; }    // without headers
+  std::uint64_t helped_bytes_sent() const { return helped_bytes_; }  // those of them to helped children
   // The largest number of publications remembered for one child: those in the store and those in its last list.
   std::size_t known_publications() const;
 
  private:
-  struct Known {
+  struct KnownChunks {
     Version version;
     ChunkSet chunks;
+  };
+  struct EdgeKey {
+    WorkerId child;
+    bool helped = false;
+    friend auto operator<=>(const EdgeKey&, const EdgeKey&) = default;
   };
   struct Edge final : Source {
     EdgeSender* owner = nullptr;
@@ -86,15 +91,15 @@ class EdgeSender {
     std::vector<ConnId> conns;  // in the order of streams
     std::optional<Version> catch_up_to;
     bool full_only = false;
-    StripeMask wanted;
-    std::optional<Version> position;               // the child's version once it has all sent bytes.
-    std::map<PublicationId, Known> known;          // chunks it has or was sent
+    StripeMask wanted;                             // the stripes, shares of all chunks, that the child receives here
+    std::optional<Version> position;               // the child's version once it has all sent bytes
+    std::map<PublicationId, KnownChunks> known;    // chunks it has or was sent
     std::set<PublicationKey> complete_at_child;    // publications that the child reports as complete
-    std::set<PublicationId> closed;                // publications whose manifest the child has or was sent.
+    std::set<PublicationId> manifests_known;       // publications whose manifest the child has or was sent
     std::vector<PublicationKey> path;              // publications still to send, in order
     std::optional<Slice> status, trouble_message;  // sent before the next chunk; only the newest of each waits
-    bool reported_behind = false;
-    bool lossy = false;  // a connection broke: bytes sent on it may be lost
+    bool was_reported_behind = false;              // a trouble was reported because the path is costly
+    bool has_lost_connection = false;              // bytes sent on that connection may be lost
     std::optional<OutFrame> next(ConnId conn) override { return owner->next_frame(*this, conn); }
     double weight() const override { return catch_up_to ? kHelpedWeight : wanted.share(); }
   };
@@ -103,21 +108,21 @@ class EdgeSender {
     std::set<PublicationId> announced;  // publications whose announcement was sent on it
   };
 
-  void send(const Edge& edge, TimePoint now);
-  void send_all(TimePoint now);
+  void wake_and_send(const Edge& edge, TimePoint now);
+  void wake_all_and_send(TimePoint now);
   void store_have(Edge& edge, Have have);
   void plan_path(Edge& edge);
   bool can_fold_for(const Edge& edge) const;
   bool has_many_deltas(const Edge& edge, const std::vector<PublicationKey>& path, std::uint64_t bytes) const;
-  void report_trouble(Edge& edge, CannotServe what, bool delta);
-  bool has_all(const Edge& edge, const StoredPublication& stored) const;
+  void report_trouble(Edge& edge, CannotServe what, bool can_fold);
+  bool child_has_all(const Edge& edge, const StoredPublication& stored) const;
   std::optional<OutFrame> next_frame(Edge& edge, ConnId conn);
   void forget_unneeded(Edge& edge);
 
   PublicationStore& store_;
   Uplink& uplink_;
   bool catch_ups_on_demand_;
-  std::map<std::pair<WorkerId, bool>, Edge> edges_;  // key: the child, and whether it is helped
+  std::map<EdgeKey, Edge> edges_;
   std::map<ConnId, Connection> connections_;
   std::vector<EdgeTrouble> troubles_;
   std::uint64_t chunk_bytes_ = 0, helped_bytes_ = 0;

@@ -6,33 +6,38 @@
 #include <utility>
 
 namespace echoline::overlay {
+namespace {
 
-void NarrowPaths::stalled(const std::string& host, bool small, const Stall& stall) {
+constexpr int kStallsForProof = 2;
+
+}  // namespace
+
+void NarrowPaths::on_handshake_timeout(const std::string& host, bool small_segments, const Stall& stall) {
   if (hosts_.size() >= kHostsMax && !hosts_.contains(host)) return;
   Host& known = hosts_[host];
-  if (known.proven) return;  // the path is known; this timeout has another reason
-  known.try_small = !small;
-  if (small) {  // small segments do not help: the other end may be stopped
+  if (known.is_narrow) return;  // the path is known; this timeout has another reason
+  known.try_small = !small_segments;
+  if (small_segments) {  // small segments do not help: the other end may be stopped
     known.stalls = 0;
     return;
   }
   ++known.stalls;
-  known.proven = stall.is_proof();
+  known.is_narrow = stall.is_proof();
   known.packet_bytes = stall.packet_bytes;
 }
 
-std::optional<std::string> NarrowPaths::passed(const std::string& host, bool small) {
+std::optional<std::string> NarrowPaths::on_handshake_done(const std::string& host, bool small_segments) {
   const auto it = hosts_.find(host);
   if (it == hosts_.end()) return std::nullopt;
   Host& known = it->second;
-  if (!small) {
-    if (!known.proven) hosts_.erase(it);
+  if (!small_segments) {
+    if (!known.is_narrow) hosts_.erase(it);
     return std::nullopt;
   }
   // Two failures with usual segments and none with small ones count as proof: chance is unlikely.
-  known.proven = known.proven || known.stalls >= 2;
-  known.try_small = known.proven;
-  if (!known.proven || std::exchange(known.reported, true)) return std::nullopt;
+  known.is_narrow = known.is_narrow || known.stalls >= kStallsForProof;
+  known.try_small = known.is_narrow;
+  if (!known.is_narrow || std::exchange(known.was_reported, true)) return std::nullopt;
   return fmt::format(
       "the path to {} swallows packets of {} bytes without a word, those of {} arrive: it is used with these; mend the "
       "MTU of a link on the way, or let ICMP through",

@@ -20,22 +20,26 @@ class NarrowPaths {
     std::uint32_t retransmissions = 0;  // of the oldest bytes that did not arrive
     std::uint32_t overtaken_by = 0;     // later segments that did arrive
     std::uint32_t out_of_order = 0;     // segments that arrived here before earlier ones
-    // Small segments arrive, and retransmitted large ones do not.
+    // Proves that size is the cause: small segments arrive, and retransmitted large ones do not.
     bool is_proof() const { return (retransmissions >= 2 && overtaken_by > 0) || out_of_order > 0; }
   };
 
   // Whether the next connection to this host should have small segments.
-  bool small(const std::string& host) const { return hosts_.contains(host) && hosts_.at(host).try_small; }
-  void stalled(const std::string& host, bool small, const Stall& stall);
+  bool wants_small_segments(const std::string& host) const {
+    return hosts_.contains(host) && hosts_.at(host).try_small;
+  }
+  void on_handshake_timeout(const std::string& host, bool small_segments, const Stall& stall);
   // A handshake with this host succeeded, with small segments or usual ones. Returns a message for the operator, once
   // per host, if the path drops large packets.
-  std::optional<std::string> passed(const std::string& host, bool small);
+  std::optional<std::string> on_handshake_done(const std::string& host, bool small_segments);
 
  private:
   struct Host {
-    bool try_small = false, proven = false, reported = false;
-    int stalls = 0;  // with usual segments, since the last evidence that size is not the cause
-    std::uint32_t packet_bytes = 0;
+    bool try_small = false;  // the next connection has small segments
+    bool is_narrow = false;  // proven: the path drops large packets
+    bool was_reported = false;
+    int stalls = 0;                  // with usual segments, since the last evidence that size is not the cause
+    std::uint32_t packet_bytes = 0;  // the size that was dropped
   };
   std::map<std::string, Host> hosts_;  // hosts with a stall
 };

@@ -1,4 +1,5 @@
-// A link of a fixed rate, as seen from either end. No I/O; the caller passes the time.
+// Spreads bytes over time, so that they keep to a link's rate, at either end of the link. No I/O; the caller passes the
+// time.
 #pragma once
 #include <algorithm>
 #include <optional>
@@ -14,10 +15,12 @@ namespace echoline::overlay {
 class Pacer {
  public:
   static constexpr Duration kLatenessMax = std::chrono::milliseconds(50);
+  static constexpr Duration kSliceTime = std::chrono::milliseconds(8);
+  static constexpr std::size_t kSliceBytesMin = 2048;
 
   Pacer() = default;
   // `overhead`: bytes that the link carries for every byte passed, such as headers.
-  explicit Pacer(std::optional<BitRate> rate, double overhead = 0) : rate_(rate), wire_bytes_(1 + overhead) {}
+  explicit Pacer(std::optional<BitRate> rate, double overhead = 0) : rate_(rate), wire_bytes_per_byte_(1 + overhead) {}
 
   // Occupies the link with `bytes` and returns the time at which the last of them is through. `busy`: the caller has
   // had bytes to pass ever since the link became free, so these bytes follow the earlier ones without a gap.
@@ -25,21 +28,23 @@ class Pacer {
     if (!rate_) return now;
     const TimePoint earliest = busy ? now - kLatenessMax : now;
     free_at_ = std::max(free_at_, earliest) +
-               from_seconds(static_cast<double>(bytes.count) * wire_bytes_ / rate_->bytes_per_s());
+               from_seconds(static_cast<double>(bytes.count) * wire_bytes_per_byte_ / rate_->bytes_per_s());
     return free_at_;
   }
   TimePoint free_at() const { return free_at_; }
   std::optional<BitRate> rate() const { return rate_; }
 
-  // Bytes to pass at a time so that the rate is even over a few milliseconds, within [2 KiB, whole].
-  std::size_t slice_bytes(std::size_t whole) const {
-    if (!rate_) return whole;
-    return std::min(whole, std::max<std::size_t>(2048, static_cast<std::size_t>(rate_->bytes_per_s() * 0.008)));
+  // Returns how many of `bytes` bytes to pass at a time: those that the link carries in kSliceTime, but at least
+  // kSliceBytesMin. So the rate is even over a few milliseconds.
+  std::size_t slice_bytes(std::size_t bytes) const {
+    if (!rate_) return bytes;
+    const auto slice = static_cast<std::size_t>(rate_->bytes_per_s() * seconds(kSliceTime));
+    return std::min(bytes, std::max(kSliceBytesMin, slice));
   }
 
  private:
   std::optional<BitRate> rate_;
-  double wire_bytes_ = 1;
+  double wire_bytes_per_byte_ = 1;
   TimePoint free_at_{};
 };
 

@@ -5,30 +5,32 @@
 
 namespace echoline::overlay {
 
-std::vector<ConnId> PendingPeers::add(ConnId conn, PeerInfo peer, TimePoint until) {
-  const bool nobody = peer.identity.kind == trust::PeerIdentity::Kind::kNobody;
-  std::string source = nobody ? peer.host : to_text(peer.identity);
-  std::vector<ConnId> room;
+std::vector<ConnId> PendingPeers::add(ConnId conn, PeerInfo peer, TimePoint deadline) {
+  const bool is_anonymous = peer.identity.kind == trust::PeerIdentity::Kind::kNobody;
+  std::string source = is_anonymous ? peer.host : to_text(peer.identity);
+  std::vector<ConnId> dropped;
   const auto drop = [&](ConnId old) {
     erase(old);
-    room.push_back(old);
+    dropped.push_back(old);
   };
-  if (const auto same = by_source_.find(source);
-      !nobody && same != by_source_.end() && same->second.size() >= limits_.per_identity)
-    drop(same->second.front());
-  if (all_.size() >= limits_.pending_peers && !all_.empty()) drop(oldest_of_most());
+  if (const auto same_source = by_source_.find(source);
+      !is_anonymous && same_source != by_source_.end() && same_source->second.size() >= limits_.per_identity)
+    drop(same_source->second.front());
+  if (all_.size() >= limits_.pending_peers && !all_.empty()) drop(oldest_of_largest_source());
   by_source_[source].push_back(conn);
-  deadlines_.emplace(until, conn);
-  all_.emplace(conn, Entry{{std::move(peer), until, {}}, next_number_++, std::move(source)});
-  return room;
+  deadlines_.emplace(deadline, conn);
+  all_.emplace(conn, Entry{.pending = {.peer = std::move(peer), .deadline = deadline, .hello = {}},
+                           .arrival_number = next_arrival_number_++,
+                           .source = std::move(source)});
+  return dropped;
 }
 
-ConnId PendingPeers::oldest_of_most() const {
-  const auto worse = [&](const auto& a, const auto& b) {
+ConnId PendingPeers::oldest_of_largest_source() const {
+  const auto closes_later = [&](const auto& a, const auto& b) {
     if (a.second.size() != b.second.size()) return a.second.size() < b.second.size();
-    return all_.at(a.second.front()).number > all_.at(b.second.front()).number;
+    return all_.at(a.second.front()).arrival_number > all_.at(b.second.front()).arrival_number;
   };
-  return std::max_element(by_source_.begin(), by_source_.end(), worse)->second.front();
+  return std::max_element(by_source_.begin(), by_source_.end(), closes_later)->second.front();
 }
 
 const PendingPeer* PendingPeers::find(ConnId conn) const {
@@ -36,40 +38,40 @@ const PendingPeer* PendingPeers::find(ConnId conn) const {
   return it == all_.end() ? nullptr : &it->second.pending;
 }
 
-void PendingPeers::await_have(ConnId conn, PeerHello hello, TimePoint until) {
+void PendingPeers::await_have(ConnId conn, PeerHello hello, TimePoint deadline) {
   PendingPeer& pending = all_.at(conn).pending;
-  deadlines_.erase({pending.until, conn});
+  deadlines_.erase({pending.deadline, conn});
   pending.hello = std::move(hello);
-  pending.until = until;
-  deadlines_.emplace(until, conn);
+  pending.deadline = deadline;
+  deadlines_.emplace(deadline, conn);
 }
 
 void PendingPeers::erase(ConnId conn) {
   const auto it = all_.find(conn);
   if (it == all_.end()) return;
-  deadlines_.erase({it->second.pending.until, conn});
+  deadlines_.erase({it->second.pending.deadline, conn});
   const auto source = by_source_.find(it->second.source);
   std::erase(source->second, conn);
   if (source->second.empty()) by_source_.erase(source);
   all_.erase(it);
 }
 
-std::vector<ConnId> PendingPeers::take_late(TimePoint now) {
-  std::vector<ConnId> late;
+std::vector<ConnId> PendingPeers::take_expired(TimePoint now) {
+  std::vector<ConnId> expired;
   while (!deadlines_.empty() && deadlines_.begin()->first <= now) {
-    late.push_back(deadlines_.begin()->second);
-    erase(late.back());
+    expired.push_back(deadlines_.begin()->second);
+    erase(expired.back());
   }
-  return late;
+  return expired;
 }
 
-std::vector<ConnId> PendingPeers::take_all() { return take_late(kNever); }
+std::vector<ConnId> PendingPeers::take_all() { return take_expired(kNever); }
 
-void PendingPeers::postpone(Duration late) {
+void PendingPeers::postpone(Duration pause) {
   deadlines_.clear();
   for (auto& [conn, entry] : all_) {
-    entry.pending.until += late;
-    deadlines_.emplace(entry.pending.until, conn);
+    entry.pending.deadline += pause;
+    deadlines_.emplace(entry.pending.deadline, conn);
   }
 }
 

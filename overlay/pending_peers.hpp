@@ -1,6 +1,6 @@
 // Pending peers: connections whose TLS handshake is done and whose first request has not come yet. If they are too
-// many, the oldest connection of a certificate above its share is closed, then the oldest one of the source with the
-// most connections. A peer that enrols has no certificate. No I/O and no clock.
+// many, PendingPeers closes the oldest connection of a certificate above ConnectionLimits::per_identity, then the
+// oldest one of the source with the most connections. A peer that enrols has no certificate. No I/O and no clock.
 #pragma once
 #include <deque>
 #include <map>
@@ -16,7 +16,7 @@ namespace echoline::overlay {
 
 struct PendingPeer {
   PeerInfo peer;
-  TimePoint until;                 // deadline for the request
+  TimePoint deadline;              // for the request
   std::optional<PeerHello> hello;  // the request, once it is granted and only its list of chunks is missing
 };
 
@@ -25,31 +25,31 @@ class PendingPeers {
   explicit PendingPeers(const ConnectionLimits& limits) : limits_(limits) {}
 
   // Returns the connections that the caller must close to make room; they are already removed here.
-  std::vector<ConnId> add(ConnId conn, PeerInfo peer, TimePoint until);
+  std::vector<ConnId> add(ConnId conn, PeerInfo peer, TimePoint deadline);
   const PendingPeer* find(ConnId conn) const;
-  // The request was granted. The peer must list its chunks by `until`.
-  void await_have(ConnId conn, PeerHello hello, TimePoint until);
+  // The request was granted. The peer must list its chunks by `deadline`.
+  void await_have(ConnId conn, PeerHello hello, TimePoint deadline);
   void erase(ConnId conn);
   // Removes and returns the connections whose deadline has passed. The caller closes them.
-  std::vector<ConnId> take_late(TimePoint now);
+  std::vector<ConnId> take_expired(TimePoint now);
   std::vector<ConnId> take_all();
-  void postpone(Duration late);
+  void postpone(Duration pause);
   TimePoint next_deadline() const { return deadlines_.empty() ? kNever : deadlines_.begin()->first; }
   std::size_t size() const { return all_.size(); }
 
  private:
   struct Entry {
     PendingPeer pending;
-    std::uint64_t number = 0;  // order of arrival
+    std::uint64_t arrival_number = 0;
     std::string source;
   };
-  ConnId oldest_of_most() const;
+  ConnId oldest_of_largest_source() const;
 
   ConnectionLimits limits_;
   std::map<ConnId, Entry> all_;
   std::map<std::string, std::deque<ConnId>> by_source_;  // a certificate, or the address of a peer without one
   std::set<std::pair<TimePoint, ConnId>> deadlines_;
-  std::uint64_t next_number_ = 0;
+  std::uint64_t next_arrival_number_ = 0;
 };
 
 }  // namespace echoline::overlay

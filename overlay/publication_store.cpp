@@ -10,21 +10,23 @@ constexpr std::uint32_t kReadAheadChunks = 16;  // chunks read from disk at a ti
 constexpr std::size_t kResidentSlack = 64;      // entries of dropped publications that resident_ may always hold
 // The learner's beacons list a publication within this time of its announcement, unless the learner abandoned it.
 constexpr std::uint64_t kAbandonedAfterMs = 2000;
+constexpr int kOfferedPerWrite = 2;  // unwritten chunks offered to the disk again after each successful write
 
 }  // namespace
 
-void PublicationStore::fit(Bytes policy) {
+void PublicationStore::set_policy_size(Bytes policy) {
   if (policy.count == 0) return;
   if (!limits_.memory_is_fixed) limits_.memory_max = worker_memory_bytes(policy, limits_.disk);
   if (!limits_.disk_is_fixed) limits_.disk_max = worker_disk_bytes(policy);
 }
 
 Status PublicationStore::check_fits(Bytes policy) const {
-  const Bytes needed = publication_bytes_max(policy), most = limits_.disk ? limits_.disk_max : limits_.memory_max;
-  if (policy.count == 0 || needed.count <= most.count) return ok();
+  const Bytes needed = publication_bytes_max(policy);
+  const Bytes available = limits_.disk ? limits_.disk_max : limits_.memory_max;
+  if (policy.count == 0 || needed.count <= available.count) return ok();
   return fail(Code::kExhausted, "store publication",
               "a snapshot of the policy may have {} bytes, {} may hold {}: raise {}", needed.count,
-              limits_.disk ? "the folder" : "memory", most.count,
+              limits_.disk ? "the folder" : "memory", available.count,
               limits_.disk ? "--disk-max" : "--memory-max, or give this worker a --folder");
 }
 
@@ -68,94 +70,105 @@ Result<bool> PublicationStore::close(const Manifest& manifest, const SignedManif
   entry.manifest = manifest;
   entry.signed_manifest = as_signed;
   spool(entry, Slice(encode_control(as_signed)));
-  return finish(entry);
+  return complete_if_whole(entry);
 }
 
-Status PublicationStore::prove(const StoredPublication& p, const Frame& frame, trust::Hash& hash) {
+Status PublicationStore::prove(const StoredPublication& publication, const Frame& frame, trust::Hash& hash) {
   constexpr std::string_view op = "receive chunk";
   const ChunkHead& head = frame.chunk;
-  const std::uint32_t chunk_bytes = p.announcement.chunk_bytes;
-  const bool beyond = p.manifest && head.index >= *p.chunk_count();
-  if (beyond || head.length != frame.body.size() || head.length > chunk_bytes)
-    return fail(Code::kCorrupt, op, "{}: chunk {} of {} bytes does not belong to it", to_text(p.key()), head.index,
-                frame.body.size());
+  const std::uint32_t chunk_bytes = publication.announcement.chunk_bytes;
+  const bool is_beyond_end = publication.manifest && head.index >= *publication.chunk_count();
+  if (is_beyond_end || head.length != frame.body.size() || head.length > chunk_bytes)
+    return fail(Code::kCorrupt, op, "{}: chunk {} of {} bytes does not belong to it", to_text(publication.key()),
+                head.index, frame.body.size());
   hash = checker_.chunk_hash(frame.body);
-  const trust::Hash root = Checker::root_of(head, hash);
-  auto& seals = seals_[p.id];
+  const trust::Hash root = SignatureChecker::root_of(head, hash);
+  auto& seals = seals_[publication.id];
+  // The signature of a seal is verified once, for its first chunk.
   const auto known = seals.find(head.seal_first);
-  if (known != seals.end() && known->second.count == head.seal_count && known->second.root == root) return ok();
+  if (known != seals.end() && known->second.chunk_count == head.seal_count && known->second.root == root) return ok();
   if (!checker_.seal_holds(head, root))
-    return fail(Code::kCorrupt, op, "{} chunk {}: its proof fails, the learner did not send this", to_text(p.key()),
-                head.index);
+    return fail(Code::kCorrupt, op, "{} chunk {}: its proof fails, the learner did not send this",
+                to_text(publication.key()), head.index);
   seals[head.seal_first] = {head.seal_count, root};
   return ok();
 }
 
-Result<PublicationStore::Put> PublicationStore::put(const Frame& frame, Version keep_from, bool at_once) {
+Result<PublicationStore::Put> PublicationStore::put(const Frame& frame, Version keep_from, bool installable_now) {
   const ChunkHead& head = frame.chunk;
   const auto key = keys_.find(head.publication);
   if (key == keys_.end())
     return fail(Code::kNotFound, "receive chunk", "chunk {} of a publication that was not announced", head.index);
   StoredPublication& entry = entries_.at(key->second);
   if (entry.have.contains(head.index)) return Put::kDuplicate;
-  StoredChunk chunk{frame.head, frame.body, head.length, {}, false};
+  StoredChunk chunk{.head = frame.head, .data = frame.body, .length = head.length, .hash = {}, .on_disk = false};
   ECHO_TRY(prove(entry, frame, chunk.hash));
-  ECHO_TRY(make_room(head.length, entry.key(), keep_from, true, at_once));
-  keep(entry, head.index, std::move(chunk));
-  ECHO_ASSIGN(const bool complete, finish(entry));
+  ECHO_TRY(make_room(head.length, entry.key(), keep_from, /*may_drop_later=*/true, installable_now));
+  store_chunk(entry, head.index, std::move(chunk));
+  ECHO_ASSIGN(const bool complete, complete_if_whole(entry));
   return complete ? Put::kCompleted : Put::kAdded;
 }
 
 Status PublicationStore::add_own(const PublicationId& id, const ChunkHead& head, const trust::Hash& hash, Slice data,
                                  Version keep_from) {
   StoredPublication& entry = entries_.at(keys_.at(id));
-  ECHO_TRY(make_room(head.length, entry.key(), keep_from, false, false));
-  keep(entry, head.index, {Slice(encode_chunk_head(head)), std::move(data), head.length, hash, false});
+  ECHO_TRY(make_room(head.length, entry.key(), keep_from, /*may_drop_later=*/false, /*installable_now=*/false));
+  store_chunk(entry, head.index,
+              {.head = Slice(encode_chunk_head(head)),
+               .data = std::move(data),
+               .length = head.length,
+               .hash = hash,
+               .on_disk = false});
   return ok();
 }
 
-void PublicationStore::keep(StoredPublication& entry, std::uint32_t index, StoredChunk chunk) {
+void PublicationStore::store_chunk(StoredPublication& entry, std::uint32_t index, StoredChunk chunk) {
   if (entry.chunks.size() <= index) entry.chunks.resize(index + 1);
   entry.have.insert(index);
   entry.bytes += chunk.length;
-  memory_ += chunk.length;
-  memory_peak_ = std::max(memory_peak_, memory_);
+  memory_bytes_ += chunk.length;
+  memory_peak_bytes_ = std::max(memory_peak_bytes_, memory_bytes_);
   if (limits_.disk) {
-    disk_ += chunk.length;
-    chunk.on_disk = recovering_;
-    if (recovering_) resident_.emplace_back(entry.id, index);
+    disk_bytes_ += chunk.length;
+    chunk.on_disk = is_recovering_;
+    if (is_recovering_) resident_.emplace_back(entry.id, index);
   }
   entry.chunks[index] = std::move(chunk);
-  if (limits_.disk && !recovering_) spool(entry, index);
+  if (limits_.disk && !is_recovering_) spool(entry, index);
 }
 
 void PublicationStore::spool(const StoredPublication& entry, Slice record) {
-  if (limits_.disk && !recovering_) actions_.push_back(act::Spool{entry.id, std::move(record), std::nullopt, 0, {}});
+  if (limits_.disk && !is_recovering_)
+    actions_.push_back(
+        act::Spool{.publication = entry.id, .record = std::move(record), .chunk = {}, .offset = 0, .data = {}});
 }
 
 void PublicationStore::spool(const StoredPublication& entry, std::uint32_t index) {
   const StoredChunk& chunk = entry.chunks[index];
   ++writing_[{entry.id, index}];
-  actions_.push_back(
-      act::Spool{entry.id, chunk.head, index, std::uint64_t{index} * entry.announcement.chunk_bytes, chunk.data});
+  actions_.push_back(act::Spool{.publication = entry.id,
+                                .record = chunk.head,
+                                .chunk = index,
+                                .offset = std::uint64_t{index} * entry.announcement.chunk_bytes,
+                                .data = chunk.data});
 }
 
-// Unwritten chunks are still in memory. After each successful write, two of them are offered to the disk again.
+// Unwritten chunks are still in memory. After each successful write, a few of them are offered to the disk again.
 // Offering all at once would keep a full disk busy with failing writes.
 void PublicationStore::try_disk_again() {
-  for (int offered = 0; offered < 2 && !unwritten_.empty();) {
+  for (int offered = 0; offered < kOfferedPerWrite && !unwritten_.empty();) {
     const auto [id, index] = unwritten_.extract(unwritten_.begin()).value();
     const StoredPublication& entry = entries_.at(keys_.at(id));
     if (!entry.have.contains(index) || entry.chunks[index].on_disk || writing_.contains({id, index})) continue;
     spool(entry, index);
     ++offered;
   }
-  if (unwritten_.empty()) disk_failed_ = false;
+  if (unwritten_.empty()) has_disk_failed_ = false;
 }
 
 // A publication is complete once its manifest and all chunks are here. Each chunk is proven alone; the manifest proves
 // the whole.
-Result<bool> PublicationStore::finish(StoredPublication& entry) {
+Result<bool> PublicationStore::complete_if_whole(StoredPublication& entry) {
   if (entry.complete || !entry.manifest) return false;
   const std::uint32_t count = *entry.chunk_count();
   if (entry.have.count() < count) return false;
@@ -177,45 +190,47 @@ Result<bool> PublicationStore::finish(StoredPublication& entry) {
   return true;
 }
 
-// Drops whole publications, oldest first, until the budget has room. The budget is the disk's, or memory's without a
-// disk, or both after a failed write. Then drops those that `for_key` makes superfluous. If `later_may_go`, finally
-// drops those that cannot be installed before it, newest first.
+// Drops whole publications, oldest first, until the limit leaves room for `bytes`. The limit is the disk's; without a
+// disk, memory's; after a failed write, both. Then drops publications that `for_key` makes superfluous. If
+// `may_drop_later`, finally drops those that can only be installed after it, newest first.
 Status PublicationStore::make_room(std::uint64_t bytes, const PublicationKey& for_key, Version keep_from,
-                                   bool later_may_go, bool at_once) {
-  const bool limits_memory = !limits_.disk || disk_failed_;
+                                   bool may_drop_later, bool installable_now) {
+  const bool limits_memory = !limits_.disk || has_disk_failed_;
   if (!limits_memory) evict();
-  const auto memory_full = [&] { return limits_memory && memory_ + bytes > limits_.memory_max.count; };
-  const auto full = [&] { return memory_full() || (limits_.disk && disk_ + bytes > limits_.disk_max.count); };
-  for (auto it = entries_.begin(); it != entries_.end() && full();) {
+  const auto is_memory_full = [&] { return limits_memory && memory_bytes_ + bytes > limits_.memory_max.count; };
+  const auto is_full = [&] {
+    return is_memory_full() || (limits_.disk && disk_bytes_ + bytes > limits_.disk_max.count);
+  };
+  for (auto it = entries_.begin(); it != entries_.end() && is_full();) {
     const PublicationKey key = (it++)->first;
     if (key.version >= keep_from) break;
     if (key != for_key) erase(key);
   }
   // A publication that can be installed at once makes other paths to its version superfluous, such as incomplete
   // snapshots.
-  for (auto it = entries_.begin(); at_once && it != entries_.end() && full();) {
+  for (auto it = entries_.begin(); installable_now && it != entries_.end() && is_full();) {
     const auto& [key, stored] = *it++;
     if (key.version > for_key.version) break;
     if (key.full() && key != for_key && !stored.complete) erase(PublicationKey(key));
   }
-  const Version kept_up_to = at_once && for_key.base ? *for_key.base : for_key.version;
-  for (auto it = entries_.end(); later_may_go && full() && it != entries_.begin();) {
-    const PublicationKey last = std::prev(it)->first;
-    if (last.full() || last.version <= kept_up_to) break;
-    if (last == for_key)
+  const Version kept_up_to = installable_now && for_key.base ? *for_key.base : for_key.version;
+  for (auto it = entries_.end(); may_drop_later && is_full() && it != entries_.begin();) {
+    const PublicationKey newest_key = std::prev(it)->first;
+    if (newest_key.full() || newest_key.version <= kept_up_to) break;
+    if (newest_key == for_key)
       --it;
     else
-      erase(last);
+      erase(newest_key);
   }
-  if (!full()) return ok();
+  if (!is_full()) return ok();
   return fail(Code::kExhausted, "store publication", "{}: {} bytes are stored and still needed, at most {} may be: {}",
-              to_text(for_key), memory_full() ? memory_ : disk_,
-              memory_full() ? limits_.memory_max.count : limits_.disk_max.count,
-              memory_full() ? "raise the memory budget or give the node a state folder" : "raise the disk budget");
+              to_text(for_key), is_memory_full() ? memory_bytes_ : disk_bytes_,
+              is_memory_full() ? limits_.memory_max.count : limits_.disk_max.count,
+              is_memory_full() ? "raise the memory budget or give the node a state folder" : "raise the disk budget");
 }
 
 void PublicationStore::evict() {
-  while (!disk_failed_ && memory_ > limits_.memory_max.count / 2 && !resident_.empty()) {
+  while (!has_disk_failed_ && memory_bytes_ > limits_.memory_max.count / 2 && !resident_.empty()) {
     const auto [id, index] = resident_.front();
     resident_.pop_front();
     const auto key = keys_.find(id);
@@ -224,7 +239,7 @@ void PublicationStore::evict() {
     if (!entry.have.contains(index)) continue;  // dropped and opened again
     StoredChunk& chunk = entry.chunks[index];
     if (!chunk.on_disk || chunk.data.empty()) continue;
-    memory_ -= chunk.length;
+    memory_bytes_ -= chunk.length;
     chunk.data = {};
   }
 }
@@ -234,14 +249,17 @@ const StoredChunk* PublicationStore::fetch(StoredPublication& entry, std::uint32
   for (std::uint32_t i = index; i < entry.chunks.size() && i < index + kReadAheadChunks; ++i) {
     const StoredChunk& chunk = entry.chunks[i];
     if (!entry.have.contains(i) || !chunk.data.empty() || !reading_.insert({entry.id, i}).second) continue;
-    actions_.push_back(act::ReadChunk{entry.id, i, std::uint64_t{i} * entry.announcement.chunk_bytes, chunk.length});
+    actions_.push_back(act::ReadChunk{.publication = entry.id,
+                                      .chunk = i,
+                                      .offset = std::uint64_t{i} * entry.announcement.chunk_bytes,
+                                      .length = chunk.length});
   }
   return nullptr;
 }
 
 void PublicationStore::on_spooled(const PublicationId& id, std::uint32_t index, bool written) {
   const auto key = keys_.find(id);
-  if (!written) disk_failed_ = true;
+  if (!written) has_disk_failed_ = true;
   const auto writing = writing_.find({id, index});
   if (writing != writing_.end() && --writing->second > 0) return;
   if (writing != writing_.end()) writing_.erase(writing);
@@ -255,7 +273,7 @@ void PublicationStore::on_spooled(const PublicationId& id, std::uint32_t index, 
     entry->chunks[index].on_disk = true;
     resident_.emplace_back(id, index);
   }
-  if (disk_failed_) try_disk_again();  // the disk accepts writes again
+  if (has_disk_failed_) try_disk_again();  // the disk accepts writes again
   evict();
 }
 
@@ -264,7 +282,7 @@ bool PublicationStore::on_chunk_read(const PublicationId& id, std::uint32_t inde
   const auto key = keys_.find(id);
   if (key == keys_.end()) return true;
   StoredPublication& entry = entries_.at(key->second);
-  // dropped and opened again, or already here
+  // The publication was dropped and opened again, or the chunk is already here.
   if (!entry.have.contains(index) || !entry.chunks[index].data.empty()) return true;
   StoredChunk& chunk = entry.chunks[index];
   if (data.size() != chunk.length || checker_.chunk_hash(data) != chunk.hash) {
@@ -272,8 +290,8 @@ bool PublicationStore::on_chunk_read(const PublicationId& id, std::uint32_t inde
     return false;
   }
   chunk.data = std::move(data);
-  memory_ += chunk.length;
-  memory_peak_ = std::max(memory_peak_, memory_);
+  memory_bytes_ += chunk.length;
+  memory_peak_bytes_ = std::max(memory_peak_bytes_, memory_bytes_);
   resident_.emplace_back(id, index);
   evict();
   return true;
@@ -288,19 +306,19 @@ std::optional<act::Deliver> PublicationStore::delivery(StoredPublication& entry)
   deliver.publication.note = entry.manifest->note;
   deliver.bytes = entry.bytes;
   std::vector<Slice> pieces;
-  bool on_disk = true;
-  std::optional<std::uint32_t> missing;
+  bool all_on_disk = true;
+  std::optional<std::uint32_t> first_not_in_memory;
   for (std::uint32_t i = 0; i < entry.chunks.size(); ++i) {
     pieces.push_back(entry.chunks[i].data);
-    on_disk = on_disk && entry.chunks[i].on_disk;
-    if (pieces.back().empty() && !missing) missing = i;
+    all_on_disk = all_on_disk && entry.chunks[i].on_disk;
+    if (pieces.back().empty() && !first_not_in_memory) first_not_in_memory = i;
   }
-  if (!missing) {
+  if (!first_not_in_memory) {
     deliver.publication.payload = Payload(std::move(pieces));
-  } else if (on_disk) {
+  } else if (all_on_disk) {
     deliver.spooled = entry.id;
   } else {
-    fetch(entry, *missing);
+    fetch(entry, *first_not_in_memory);
     return std::nullopt;
   }
   return deliver;
@@ -331,11 +349,11 @@ void PublicationStore::erase(const PublicationKey& key) {
   if (it == entries_.end()) return;
   for (const StoredChunk& chunk : it->second.chunks) {
     if (chunk.data.empty()) continue;
-    memory_ -= chunk.length;
+    memory_bytes_ -= chunk.length;
     if (chunk.on_disk) ++resident_dropped_;
   }
   if (limits_.disk) {
-    disk_ -= it->second.bytes;
+    disk_bytes_ -= it->second.bytes;
     actions_.push_back(act::DropSpool{it->second.id});
   }
   unwritten_.erase(unwritten_.lower_bound({it->second.id, 0}),
@@ -373,10 +391,10 @@ bool PublicationStore::erase_expired(std::uint64_t unix_ms, Version keep_from) {
 bool PublicationStore::erase_abandoned(std::optional<Version> newest, std::uint64_t issue_time) {
   bool erased = false;
   while (!entries_.empty()) {
-    const StoredPublication& last = entries_.rbegin()->second;
-    if (newest && last.key().version <= *newest) break;
-    if (last.complete || last.announcement.issued + kAbandonedAfterMs > issue_time) break;
-    erase(PublicationKey(last.key()));
+    const StoredPublication& latest = entries_.rbegin()->second;
+    if (newest && latest.key().version <= *newest) break;
+    if (latest.complete || latest.announcement.issued + kAbandonedAfterMs > issue_time) break;
+    erase(PublicationKey(latest.key()));
     erased = true;
   }
   return erased;

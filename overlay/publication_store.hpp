@@ -1,5 +1,6 @@
-// Recent publications of one node, complete or still arriving. Every chunk in the store is proven: its hash belongs to
-// a seal that the learner signed (wire/proof.hpp). Memory and disk are bounded. When memory runs short, chunks that are
+// Recent publications of one node, complete or still arriving. A publication is one policy version as it travels: a
+// full snapshot, or a delta on an older version (its base). Every chunk in the store is proven: its hash belongs to a
+// seal that the learner signed (wire/proof.hpp). Memory and disk are bounded. When memory runs short, chunks that are
 // on disk leave it and are read back on request. No I/O and no clock.
 #pragma once
 #include <deque>
@@ -54,15 +55,15 @@ struct StoreLimits {
 class PublicationStore {
  public:
   // Both references must outlive the store; `actions` receives its disk writes and reads.
-  PublicationStore(const StoreLimits& limits, const Checker& checker, std::vector<Action>& actions)
+  PublicationStore(const StoreLimits& limits, const SignatureChecker& checker, std::vector<Action>& actions)
       : limits_(limits), checker_(checker), actions_(actions) {}
 
-  // Makes room for a policy of this size.
-  void fit(Bytes policy);
+  // Sets the limits for a policy of this size, unless the user has fixed them.
+  void set_policy_size(Bytes policy);
   // kExhausted: the store has no room for a snapshot of this size.
   Status check_fits(Bytes policy) const;
   // While on, added chunks come from this node's disk and are not written there again.
-  void set_recovering(bool on) { recovering_ = on; }
+  void set_recovering(bool on) { is_recovering_ = on; }
   // Opens a publication. If its key is known: the same publication changes nothing, a later announcement replaces an
   // incomplete one, and any other returns kStale. Beyond publications_max, the oldest below `keep_from` are dropped.
   Status begin(const Announcement& announcement, const SignedAnnouncement& as_signed, Version keep_from = {});
@@ -70,14 +71,14 @@ class PublicationStore {
   // already, or the stored chunks do not match (the publication is then dropped).
   Result<bool> close(const Manifest& manifest, const SignedManifest& as_signed);
 
-  enum class Put { kAdded, kCompleted, kDuplicate };
+  enum class Put { kAdded, kCompleted, kDuplicate };  // kCompleted: the publication is complete now
   // Proves the chunk and keeps it. kNotFound: not announced. kCorrupt: the proof fails (nothing changes), or the
   // complete publication differs from its manifest (it is then dropped). kExhausted: no room.
   //
   // To make room, the store drops publications below `keep_from`, oldest first, then deltas above this one, newest
-  // first. `at_once` means that this publication can be installed as soon as it is complete. Then deltas above its base
+  // first. `installable_now`: this publication can be installed as soon as it is complete. Then deltas above its base
   // and incomplete snapshots up to it are dropped as well.
-  Result<Put> put(const Frame& chunk, Version keep_from, bool at_once = false);
+  Result<Put> put(const Frame& chunk, Version keep_from, bool installable_now = false);
   // Adds a chunk made by this learner, with the head and hash from seal().
   Status add_own(const PublicationId& id, const ChunkHead& head, const trust::Hash& hash, Slice data,
                  Version keep_from);
@@ -103,7 +104,7 @@ class PublicationStore {
   // disk and only others in memory: the rest is then read back, and the caller asks again after on_chunk_read().
   std::optional<act::Deliver> delivery(StoredPublication& publication);
 
-  // Drops expired publications below `keep_from`. Returns whether any was dropped.
+  // Drops expired publications with versions below `keep_from`. Returns whether any was dropped.
   bool erase_expired(std::uint64_t unix_ms, Version keep_from);
   // Drops incomplete publications that the learner has withdrawn: announced some time before `issue_time`, but newer
   // than `newest`, the learner's newest version at that time. Returns whether any was dropped.
@@ -112,34 +113,34 @@ class PublicationStore {
   // from before the learner's restart. Returns whether any was dropped.
   bool erase_contested();
 
-  Bytes memory() const { return {memory_}; }
-  Bytes memory_peak() const { return {memory_peak_}; }
-  Bytes disk() const { return {disk_}; }
+  Bytes memory() const { return {memory_bytes_}; }
+  Bytes memory_peak() const { return {memory_peak_bytes_}; }
+  Bytes disk() const { return {disk_bytes_}; }
   // Chunks listed as in memory and on disk; those of dropped publications are at most half of them, and a few.
   std::size_t residents_listed() const { return resident_.size(); }
   // The disk is behind, and memory is above its limit: accept no more chunks for now.
-  bool is_congested() const { return limits_.disk && !disk_failed_ && memory_ > limits_.memory_max.count; }
+  bool is_congested() const { return limits_.disk && !has_disk_failed_ && memory_bytes_ > limits_.memory_max.count; }
   // A write has failed. Chunks stay in memory until the disk has been offered all unwritten chunks again.
-  bool has_disk_failed() const { return disk_failed_; }
+  bool has_disk_failed() const { return has_disk_failed_; }
 
  private:
   struct Seal {
-    std::uint16_t count;
-    trust::Hash root;
+    std::uint16_t chunk_count;
+    trust::Hash root;  // of the Merkle tree over the chunks' hashes
   };
   Status prove(const StoredPublication& publication, const Frame& chunk, trust::Hash& hash);
-  Status make_room(std::uint64_t bytes, const PublicationKey& for_key, Version keep_from, bool later_may_go,
-                   bool at_once);
-  void keep(StoredPublication& publication, std::uint32_t index, StoredChunk chunk);
-  Result<bool> finish(StoredPublication& publication);
-  void evict();
+  Status make_room(std::uint64_t bytes, const PublicationKey& for_key, Version keep_from, bool may_drop_later,
+                   bool installable_now);
+  void store_chunk(StoredPublication& publication, std::uint32_t index, StoredChunk chunk);
+  Result<bool> complete_if_whole(StoredPublication& publication);
+  void evict();  // drops chunks from memory that are on disk
   void sweep_resident();
   void try_disk_again();
   void spool(const StoredPublication& publication, Slice record);
   void spool(const StoredPublication& publication, std::uint32_t index);
 
   StoreLimits limits_;
-  const Checker& checker_;
+  const SignatureChecker& checker_;
   std::vector<Action>& actions_;
   std::map<PublicationKey, StoredPublication> entries_;
   std::map<PublicationId, PublicationKey> keys_;
@@ -148,16 +149,16 @@ class PublicationStore {
   // Chunks in memory and on disk, in order of arrival. Entries of dropped publications are removed once they are more
   // than half.
   std::deque<std::pair<PublicationId, std::uint32_t>> resident_;
-  std::size_t resident_dropped_ = 0;  // upper bound on the entries of dropped publications
-  std::set<std::pair<PublicationId, std::uint32_t>> reading_;
+  std::size_t resident_dropped_ = 0;                           // upper bound on the entries of dropped publications
+  std::set<std::pair<PublicationId, std::uint32_t>> reading_;  // chunks that are being read back
   // Writes of a chunk in progress. Only the last one marks it as on disk: between two writes, the publication may have
   // been dropped and opened again.
   std::map<std::pair<PublicationId, std::uint32_t>, std::size_t> writing_;
   std::set<std::pair<PublicationId, std::uint32_t>> unwritten_;  // chunks whose write failed
-  bool disk_failed_ = false, recovering_ = false;
-  std::uint64_t memory_ = 0, memory_peak_ = 0, disk_ = 0;
-  std::optional<Version> full_version_;
-  std::optional<std::uint64_t> full_bytes_;
+  bool has_disk_failed_ = false, is_recovering_ = false;
+  std::uint64_t memory_bytes_ = 0, memory_peak_bytes_ = 0, disk_bytes_ = 0;
+  std::optional<Version> full_version_;      // of the newest full snapshot that was complete here
+  std::optional<std::uint64_t> full_bytes_;  // its size
 };
 
 }  // namespace echoline::overlay

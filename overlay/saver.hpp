@@ -9,22 +9,26 @@ namespace echoline::overlay {
 
 class Saver {
  public:
-  static constexpr Duration kRetry = std::chrono::seconds(1);  // after a write that failed
+  static constexpr Duration kRetryPause = std::chrono::seconds(1);  // after a write that failed
 
   // Returns whether the caller has to write now. If not, a write is in flight, and another one follows it.
   bool begin() {
-    again_ |= saving_;
-    return !std::exchange(saving_, true);
+    if (saving_) {
+      changed_meanwhile_ = true;
+      return false;
+    }
+    saving_ = true;
+    return true;
   }
   void on_failed(TimePoint now) {
     saving_ = false;
-    retry_at_ = now + kRetry;
+    retry_at_ = now + kRetryPause;
   }
   // The write in flight succeeded. Returns whether the state has changed meanwhile and the caller must call begin()
   // again.
   bool on_succeeded() {
     saving_ = false;
-    return std::exchange(again_, false);
+    return std::exchange(changed_meanwhile_, false);
   }
   // Returns, once, whether it is time to repeat a failed write.
   bool take_retry(TimePoint now) {
@@ -41,7 +45,7 @@ class Saver {
 
  private:
   bool saving_ = false;
-  bool again_ = false;  // the state has changed since the write in flight began
+  bool changed_meanwhile_ = false;  // the state has changed since the write in flight began
   TimePoint retry_at_ = kNever;
 };
 

@@ -5,19 +5,20 @@
 
 namespace echoline::overlay {
 
-void read(ConfigSection s, NetworkSettings& c) {
-  s.read("bind", c.bind, "the address that the learner listens on; `::` lets workers join from other machines");
-  std::uint32_t port = c.port;
-  s.read("port", port, {.min = 0, .max = 65535}, "0: any free port");
-  c.port = static_cast<std::uint16_t>(port);
+void read(ConfigSection section, NetworkSettings& settings) {
+  section.read("bind", settings.bind,
+               "the address that the learner listens on; `::` lets workers join from other machines");
+  std::uint32_t port = settings.port;
+  section.read("port", port, {.min = 0, .max = 65535}, "0: any free port");
+  settings.port = static_cast<std::uint16_t>(port);
   const Limits<BitRate> positive{.min = BitRate{1000}, .max = BitRate{1e12}};
-  s.read("uplink", c.uplink, positive,
-         {"B: the learner's upload limit; without it, plans assume 1 Gbit/s", "unlimited"});
-  s.read("chunk", c.chunk, {.min = Bytes{1024}, .max = Bytes{1u << 20}},
-         {"the piece in which a publication is proven and passed on", "by the payload, the fleet and its links"});
+  section.read("uplink", settings.uplink, positive,
+               {"B: the learner's upload limit; without it, plans assume 1 Gbit/s", "unlimited"});
+  section.read("chunk", settings.chunk, {.min = Bytes{1024}, .max = Bytes{1u << 20}},
+               {"the piece in which a publication is proven and passed on", "by the payload, the fleet and its links"});
   using chains::TopologyPolicy;
-  s.read_choice(
-      "topology", c.topology,
+  section.read_choice(
+      "topology", settings.topology,
       {{"auto", TopologyPolicy::kAuto},
        {"trees", TopologyPolicy::kTrees},
        {"stripes", TopologyPolicy::kStripes},
@@ -28,16 +29,18 @@ void read(ConfigSection s, NetworkSettings& c) {
       "and then for the workers present. trees: a tree for each share of the chunks. stripes: chains for each share. "
       "best_chains: the fastest number of chains. echo2: B / b chains as in ECHO-2. star: the learner sends to every "
       "worker");
-  s.read(
-      "heartbeat_timeout", c.heartbeat_timeout, {.min = std::chrono::milliseconds(200), .max = std::chrono::hours(1)},
+  section.read(
+      "heartbeat_timeout", settings.heartbeat_timeout,
+      {.min = std::chrono::milliseconds(200), .max = std::chrono::hours(1)},
       "a worker without a heartbeat for this long is away: other workers get its work, its machine and place are kept");
-  s.read("silence_min", c.silence_min, {.min = Duration(0), .max = std::chrono::hours(1)},
-         "the shortest silence after which a worker loses its place in the topology, even if it was heard regularly "
-         "until then; never later than heartbeat_timeout");
-  s.read("store", c.store, {.min = Bytes{1u << 20}, .max = Bytes{1ull << 50}},
-         {"recent publications that the learner keeps in memory for late workers", "by the policy's size"});
-  s.read("quorum", c.quorum, {.min = 0.01, .max = 1.0},
-         "q: a version counts as broadcast, and T_b ends, when this share of the fleet has installed it");
+  section.read(
+      "silence_min", settings.silence_min, {.min = Duration(0), .max = std::chrono::hours(1)},
+      "the shortest silence after which a worker loses its place in the topology, even if it was heard regularly "
+      "until then; never later than heartbeat_timeout");
+  section.read("store", settings.store, {.min = Bytes{1u << 20}, .max = Bytes{1ull << 50}},
+               {"recent publications that the learner keeps in memory for late workers", "by the policy's size"});
+  section.read("quorum", settings.quorum, {.min = 0.01, .max = 1.0},
+               "q: a version counts as broadcast, and T_b ends, when this share of the fleet has installed it");
 }
 
 }  // namespace echoline::overlay

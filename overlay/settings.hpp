@@ -20,7 +20,8 @@ struct NetworkSettings {
   std::optional<BitRate> uplink;   // the learner's uplink; absent: unlimited
   std::optional<Bytes> chunk;      // unit of proof and forwarding; absent: by payload and fleet
   chains::TopologyPolicy topology = chains::TopologyPolicy::kAuto;
-  Duration heartbeat_timeout = std::chrono::seconds(3);  // without it, the worker is away: its leases return
+  // A worker without a heartbeat for this long is away: its leases (rights to work) go to other workers.
+  Duration heartbeat_timeout = std::chrono::seconds(3);
   // The shortest silence after which a worker loses its place in the topology. Never above heartbeat_timeout.
   Duration silence_min = std::chrono::seconds(2);
   // Recent publications that the learner keeps in memory for late workers; absent: by the policy's size.
@@ -37,12 +38,12 @@ inline constexpr Duration kJoinTimeout = std::chrono::seconds(30);
 // The rules of the learner's core. It uses heartbeat_timeout, silence_min and quorum of `network`.
 struct LearnerRules {
   NetworkSettings network;
-  // planned rate of a chain [bit/s]; chains = max(1, floor(up / chain_rate))
+  // Planned rate of a chain. The learner feeds max(1, floor(its uplink / chain_rate)) chains.
   BitRate chain_rate = BitRate::from_mbit_per_s(8);
   // If the learner's uplink has no limit: its minimum rate, and the rate that topologies and predictions assume
   // (absent: the minimum).
-  BitRate up_least = BitRate::from_mbit_per_s(64);
-  std::optional<BitRate> up_expected;
+  BitRate uplink_min = BitRate::from_mbit_per_s(64);
+  std::optional<BitRate> uplink_expected;
   chains::TopologyPolicy policy = chains::TopologyPolicy::kTrees;
   // `policy` is only the first one. The learner takes another if the model expects it to be sufficiently faster for the
   // current workers (chains/choice.hpp).

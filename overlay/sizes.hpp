@@ -25,9 +25,9 @@ inline constexpr std::uint64_t kFoldShare = 8;
 // A worker's memory for publications. With a disk: chunks not written yet. Without one: a snapshot and the deltas after
 // it.
 inline Bytes worker_memory_bytes(Bytes policy, bool disk) {
-  constexpr std::uint64_t kLeast = 256ull << 20;
-  const std::uint64_t most = publication_bytes_max(policy).count;
-  return {disk || policy.count == 0 ? kLeast : most + std::max(kLeast, most / 2)};
+  constexpr std::uint64_t kMin = 256ull << 20;
+  const std::uint64_t snapshot = publication_bytes_max(policy).count;
+  return {disk || policy.count == 0 ? kMin : snapshot + std::max(kMin, snapshot / 2)};
 }
 
 // Limit on arriving parts of publications that the worker's engine has not read yet. Further parts wait in the store.
@@ -42,8 +42,8 @@ inline Bytes worker_disk_bytes(Bytes policy) {
 
 // The smallest chunk size that divides such a policy into at most kChunksMax chunks.
 inline Bytes chunk_bytes_min(Bytes policy) {
-  const std::uint64_t least = (publication_bytes_max(policy).count + kChunksMax - 1) / kChunksMax;
-  return {std::max<std::uint64_t>(kChunkBytesMin, least)};
+  const std::uint64_t needed = (publication_bytes_max(policy).count + kChunksMax - 1) / kChunksMax;
+  return {std::max<std::uint64_t>(kChunkBytesMin, needed)};
 }
 
 // The fraction that the network adds to every byte: 66 bytes of TCP, IP and Ethernet headers for every 1448, 22 of TLS

@@ -19,6 +19,8 @@ std::vector<std::byte> bytes_of(const std::string& text) {
   return {bytes.begin(), bytes.end()};
 }
 
+// In this file, `s` is a state and `w` its protobuf form; the other short names are repeated fields of `w`.
+
 // Layout: magic, BLAKE3 of the body, body.
 template <class Body>
 std::string wrap(std::string_view magic, const Body& body) {
@@ -29,12 +31,12 @@ std::string wrap(std::string_view magic, const Body& body) {
 
 template <class Body>
 Result<Body> unwrap(std::string_view magic, std::string_view bytes) {
-  constexpr std::size_t kHash = std::tuple_size_v<trust::Hash>;
-  if (bytes.substr(0, magic.size()) != magic || bytes.size() < magic.size() + kHash)
+  constexpr std::size_t kHashBytes = std::tuple_size_v<trust::Hash>;
+  if (bytes.substr(0, magic.size()) != magic || bytes.size() < magic.size() + kHashBytes)
     return fail(Code::kCorrupt, kOperation, "expected a file that begins with '{}', found {} other bytes",
                 magic.substr(0, magic.size() - 1), bytes.size());
-  const std::string_view body = bytes.substr(magic.size() + kHash);
-  if (raw(trust::blake3(std::as_bytes(std::span(body)))) != bytes.substr(magic.size(), kHash))
+  const std::string_view body = bytes.substr(magic.size() + kHashBytes);
+  if (raw(trust::blake3(std::as_bytes(std::span(body)))) != bytes.substr(magic.size(), kHashBytes))
     return fail(Code::kCorrupt, kOperation, "its {} bytes do not have the hash they were written with", body.size());
   Body message;
   if (!message.ParseFromArray(body.data(), static_cast<int>(body.size())))
@@ -88,10 +90,10 @@ std::string encode(const LearnerState& s) {
     t.set_nonce(raw(nonce));
     t.set_expires_unix_s(expires);
   }
-  for (const auto& [id, until] : s.revoked) {
+  for (const auto& [id, until_unix_s] : s.revoked) {
     wire::Revoked& r = *w.add_revoked();
     r.set_worker(id.value);
-    r.set_until_unix_s(until);
+    r.set_until_unix_s(until_unix_s);
   }
   for (const auto& [version, digest] : s.published) {
     wire::Installed& p = *w.add_published();
@@ -108,21 +110,21 @@ std::string encode(const LearnerState& s) {
     k.set_until_unix_s(worker.until_unix_s);
     k.set_host(worker.host);
   }
-  for (const auto& [id, kept] : s.conduct) {
+  for (const auto& [id, conduct] : s.conduct) {
     wire::Conduct& c = *w.add_conduct();
     c.set_worker(id.value);
-    c.set_seen_ms(kept.seen_ms);
-    c.set_quarantined_until_ms(kept.quarantined_until_ms);
-    c.set_slanders(kept.accuses_falsely);
-    c.set_role(static_cast<std::uint32_t>(kept.role));
-    for (const auto& [parent, word] : kept.bad_chunks_of) {
-      wire::Word& said = *c.add_bad_chunks_of();
-      said.set_worker(parent.value);
-      said.set_count(static_cast<std::uint32_t>(word.count));
-      said.set_at_ms(word.at_ms);
+    c.set_seen_ms(conduct.seen_ms);
+    c.set_quarantined_until_ms(conduct.quarantined_until_ms);
+    c.set_slanders(conduct.accuses_falsely);
+    c.set_role(static_cast<std::uint32_t>(conduct.role));
+    for (const auto& [parent, bad_chunks] : conduct.bad_chunks_of) {
+      wire::Word& accusation = *c.add_bad_chunks_of();
+      accusation.set_worker(parent.value);
+      accusation.set_count(static_cast<std::uint32_t>(bad_chunks.count));
+      accusation.set_at_ms(bad_chunks.last_event_ms);
     }
-    c.set_broken(static_cast<std::uint32_t>(kept.malformed.count));
-    c.set_broken_at_ms(kept.malformed.at_ms);
+    c.set_broken(static_cast<std::uint32_t>(conduct.malformed.count));
+    c.set_broken_at_ms(conduct.malformed.last_event_ms);
   }
   w.set_issue_reserved(s.issue_reserved);
   return wrap(kLearnerMagic, w);
@@ -144,20 +146,22 @@ Result<LearnerState> decode_learner_state(std::string_view bytes) {
   s.epoch = w.epoch();
   s.port = static_cast<std::uint16_t>(w.port());
   for (const wire::Conduct& c : w.conduct()) {
-    Conduct::StoredConduct& kept = s.conduct[WorkerId{c.worker()}];
+    Conduct::StoredConduct& conduct = s.conduct[WorkerId{c.worker()}];
     if (c.role() > static_cast<std::uint32_t>(chains::Role::kRolloutOnly))
       return fail(Code::kCorrupt, kOperation, "a role numbered {}", c.role());
-    kept.seen_ms = c.seen_ms();
-    kept.quarantined_until_ms = c.quarantined_until_ms();
-    kept.accuses_falsely = c.slanders();
-    kept.role = static_cast<chains::Role>(c.role());
-    for (const wire::Word& said : c.bad_chunks_of())
-      kept.bad_chunks_of[WorkerId{said.worker()}] = {static_cast<int>(said.count()), said.at_ms()};
-    kept.malformed = {static_cast<int>(std::min<std::uint32_t>(c.broken(), Conduct::kMalformedMax)), c.broken_at_ms()};
+    conduct.seen_ms = c.seen_ms();
+    conduct.quarantined_until_ms = c.quarantined_until_ms();
+    conduct.accuses_falsely = c.slanders();
+    conduct.role = static_cast<chains::Role>(c.role());
+    for (const wire::Word& accusation : c.bad_chunks_of())
+      conduct.bad_chunks_of[WorkerId{accusation.worker()}] = {.count = static_cast<int>(accusation.count()),
+                                                              .last_event_ms = accusation.at_ms()};
+    conduct.malformed = {static_cast<int>(std::min<std::uint32_t>(c.broken(), Conduct::kMalformedMax)),
+                         c.broken_at_ms()};
   }
   for (const wire::KnownWorker& k : w.known()) {
     KnownWorker& worker = s.known[WorkerId{k.worker()}];
-    worker = {k.name(), {}, k.until_unix_s(), k.host()};
+    worker = {.name = k.name(), .key = {}, .until_unix_s = k.until_unix_s(), .host = k.host()};
     if (!copy(k.public_key(), worker.key.bytes))
       return fail(Code::kCorrupt, kOperation, "a public key of {} bytes", k.public_key().size());
   }

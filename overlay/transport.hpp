@@ -25,7 +25,7 @@ class Transport {
   void send(ConnId conn, const ControlMessage& message, TimePoint now) {
     Slice frame(encode_control(message));
     bytes_sent_ += frame.size();
-    pacer_.occupy({frame.size()}, now, false);
+    pacer_.occupy({frame.size()}, now, /*busy=*/false);
     uplink_.send_now(conn, std::move(frame));
   }
   void admit(ConnId conn) { actions_.push_back(act::Admit{conn}); }

@@ -10,8 +10,9 @@
 namespace echoline::overlay {
 
 std::string to_text(const Endpoint& endpoint) {
-  const bool v6 = endpoint.host.find(':') != std::string::npos;
-  return v6 ? fmt::format("[{}]:{}", endpoint.host, endpoint.port) : fmt::format("{}:{}", endpoint.host, endpoint.port);
+  const bool is_ipv6 = endpoint.host.find(':') != std::string::npos;
+  return is_ipv6 ? fmt::format("[{}]:{}", endpoint.host, endpoint.port)
+                 : fmt::format("{}:{}", endpoint.host, endpoint.port);
 }
 
 std::string to_hex(const Digest& digest) {
@@ -29,17 +30,17 @@ Status Payload::visit(const std::function<Status(std::span<const std::byte>)>& u
     for (const Slice& piece : pieces_) ECHO_TRY(use(piece.bytes()));
     return ok();
   }
-  constexpr std::size_t kPiece = 1u << 20;
-  std::vector<std::byte> buffer(std::min<std::uint64_t>(size_, kPiece));
-  for (std::uint64_t at = 0; at < size_;) {
-    const std::size_t wanted = std::min<std::uint64_t>(buffer.size(), size_ - at);
-    const ssize_t n = ::pread(*file_, buffer.data(), wanted, static_cast<off_t>(at));
+  constexpr std::size_t kPieceBytes = 1u << 20;
+  std::vector<std::byte> buffer(std::min<std::uint64_t>(size_, kPieceBytes));
+  for (std::uint64_t offset = 0; offset < size_;) {
+    const std::size_t piece_bytes = std::min<std::uint64_t>(buffer.size(), size_ - offset);
+    const ssize_t n = ::pread(*file_, buffer.data(), piece_bytes, static_cast<off_t>(offset));
     if (n < 0 && errno == EINTR) continue;
     if (n <= 0)
-      return fail(Code::kIo, "read publication", "{} bytes at {}: {}", wanted, at,
+      return fail(Code::kIo, "read publication", "{} bytes at {}: {}", piece_bytes, offset,
                   n < 0 ? std::strerror(errno) : "the file ends");
     ECHO_TRY(use(std::span(buffer).first(static_cast<std::size_t>(n))));
-    at += static_cast<std::uint64_t>(n);
+    offset += static_cast<std::uint64_t>(n);
   }
   return ok();
 }
@@ -51,16 +52,18 @@ Result<Slice> Payload::bytes() const {
     if (memory == MAP_FAILED)
       return fail(Code::kIo, "read publication", "mapping {} bytes: {}", size_, std::strerror(errno));
     const auto* first = static_cast<const std::byte*>(memory);
-    return Slice({first, [n = size_](const std::byte* p) { ::munmap(const_cast<std::byte*>(p), n); }}, size_);
+    return Slice({first, [mapped_bytes = size_](
+                             const std::byte* mapped) { ::munmap(const_cast<std::byte*>(mapped), mapped_bytes); }},
+                 size_);
   }
   if (pieces_.size() == 1) return pieces_.front();
-  auto whole = std::make_shared_for_overwrite<std::byte[]>(size_);
-  std::byte* to = whole.get();
+  auto gathered = std::make_shared_for_overwrite<std::byte[]>(size_);
+  std::byte* to = gathered.get();
   for (const Slice& piece : pieces_) {
     std::memcpy(to, piece.data(), piece.size());
     to += piece.size();
   }
-  return Slice({whole, whole.get()}, size_);
+  return Slice({gathered, gathered.get()}, size_);
 }
 
 }  // namespace echoline::overlay

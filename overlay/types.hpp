@@ -65,8 +65,9 @@ class Payload {
   std::shared_ptr<const int> file_;
 };
 
-// One policy version as it travels: a full snapshot (no base), or a delta that needs `base` installed first.
 inline constexpr std::size_t kNoteBytesMax = 4096;
+
+// One policy version as it travels: a full snapshot (no base), or a delta that needs `base` installed first.
 struct Publication {
   PublicationId id{};
   Version version;
@@ -86,7 +87,7 @@ struct PublicationPart {
   PublicationId id{};
   Version version;
   std::optional<Version> base;
-  std::uint64_t offset = 0;  // of its first byte in the payload
+  std::uint64_t offset = 0;  // position of the first byte in the payload
   Slice bytes;
 };
 
@@ -102,8 +103,8 @@ struct MemberInfo {
 // Consecutive stored deltas.
 struct StoredDeltas {
   Version from, to;
-  Digest base_digest{}, digest{};  // of the policies before and after them
-  std::string note;                // of the policy after them
+  Digest base_digest{}, digest{};  // of the policies of versions `from` and `to`
+  std::string note;                // of the publication of `to`
   std::vector<Payload> deltas;
 };
 
@@ -145,11 +146,11 @@ struct WorkerView {
   Bytes bytes_delivered;            // chunk bytes its children report to have received from it
   std::uint64_t chunks_duplicate = 0, chunks_corrupt = 0;
   std::optional<BitRate> forwarding_rate;  // measured by the worker while it had chunks to forward
-  bool silent = false;                     // no heartbeat for too long: it has no place in the topology.
-  bool reachable = false;                  // the learner could dial its advertised address
+  bool silent = false;                     // no heartbeat for too long, so no place in the topology
+  bool reachable = false;                  // the learner could dial the worker's advertised address
   std::optional<Duration> delay;           // one way from the learner, measured when dialling the worker.
-  bool quarantined = false;                // forwards nothing: several workers accuse it, or it accuses many
-  std::string app_bytes;                   // the application's part of its last heartbeat
+  bool quarantined = false;                // may not forward: several workers accuse it, or it accuses many
+  std::string application_bytes;           // the application's part of its last heartbeat
 };
 
 // A valid heartbeat of a worker.

@@ -8,7 +8,9 @@
 namespace echoline::overlay {
 namespace {
 
-constexpr double kLimitReached = 0.8;  // fraction of the limit from which the limit counts as the bottleneck
+constexpr double kLimitReachedShare = 0.8;    // fraction of the limit from which the limit counts as the bottleneck
+constexpr double kRecentSecondsMax = 4;       // busy time over which the rate is measured
+constexpr double kMeasuredSecondsMin = 0.05;  // less busy time shows no rate
 
 }  // namespace
 
@@ -24,7 +26,7 @@ void Uplink::open(ConnId conn, Source& source) {
 void Uplink::close(ConnId conn) {
   const auto it = connections_.find(conn);
   if (it == connections_.end()) return;
-  if (!it->second.urgent.empty()) emit(conn, it->second.frame->size() - it->second.frame_bytes_sent);
+  if (!it->second.urgent.empty()) emit_slice(conn, it->second.frame->size() - it->second.frame_bytes_sent);
   const auto state = sources_.find(it->second.source_id);
   in_flight_ -= it->second.in_flight;
   state->second.in_flight -= it->second.in_flight;
@@ -50,11 +52,12 @@ void Uplink::wake(const Source& source) {
   if (const auto id = source_ids_.find(&source); id != source_ids_.end()) set_ready(id->second, true);
 }
 
-// Start-time fair queueing: a source that was idle gets no credit for the idle time beyond one window.
+// Start-time fair queueing: the ready source with the least turn sends next. A source that was idle gets no credit for
+// the idle time beyond one window.
 void Uplink::set_ready(std::size_t id, bool ready) {
   SourceState& state = sources_.at(id);
-  if (state.ready == ready) return;
-  state.ready = ready;
+  if (state.is_ready == ready) return;
+  state.is_ready = ready;
   if (!ready) {
     ready_.erase({state.turn, id});
     return;
@@ -64,7 +67,7 @@ void Uplink::set_ready(std::size_t id, bool ready) {
 }
 
 // Picks the source whose turn it is, and its connection with the least in flight.
-std::optional<ConnId> Uplink::pick() {
+std::optional<ConnId> Uplink::pick_connection() {
   while (!ready_.empty()) {
     const std::size_t id = ready_.begin()->second;
     SourceState& state = sources_.at(id);
@@ -93,7 +96,7 @@ std::optional<ConnId> Uplink::pick() {
   return std::nullopt;
 }
 
-void Uplink::emit(ConnId conn, std::size_t bytes) {
+void Uplink::emit_slice(ConnId conn, std::size_t bytes) {
   Connection& connection = connections_.at(conn);
   SourceState& state = sources_.at(connection.source_id);
   const OutFrame& frame = *connection.frame;
@@ -109,7 +112,7 @@ void Uplink::emit(ConnId conn, std::size_t bytes) {
   state.in_flight += bytes;
   state.usage.bytes += bytes;
   in_flight_ += bytes;
-  bytes_ += bytes;
+  bytes_sent_ += bytes;
   recent_bytes_ += static_cast<double>(bytes);
   const bool is_finished = connection.frame_bytes_sent == frame.size();
   if (is_finished) connection.frame.reset();
@@ -120,14 +123,14 @@ void Uplink::emit(ConnId conn, std::size_t bytes) {
 }
 
 void Uplink::pump(TimePoint now) {
-  account(now);
+  account_busy_time(now);
   for (;;) {
     if (transmission_) {
       if (now < transmission_->due) return;
-      const Transmission t = *std::exchange(transmission_, std::nullopt);
-      emit(t.conn, t.bytes);
+      const Transmission slice = *std::exchange(transmission_, std::nullopt);
+      emit_slice(slice.conn, slice.bytes);
     }
-    const auto conn = pick();
+    const auto conn = pick_connection();
     if (!conn) {
       busy_ = false;
       return;
@@ -148,25 +151,28 @@ void Uplink::pump(TimePoint now) {
 void Uplink::on_sent(ConnId conn, std::size_t bytes, TimePoint now) {
   const auto it = connections_.find(conn);
   if (it == connections_.end() || it->second.in_flight == 0) return;
-  account(now);
-  const std::size_t n = std::min(bytes, it->second.in_flight);
+  account_busy_time(now);
+  const std::size_t bytes_taken = std::min(bytes, it->second.in_flight);
   SourceState& state = sources_.at(it->second.source_id);
-  it->second.in_flight -= n;
-  state.in_flight -= n;
-  in_flight_ -= n;
+  it->second.in_flight -= bytes_taken;
+  state.in_flight -= bytes_taken;
+  in_flight_ -= bytes_taken;
   set_ready(it->second.source_id, true);
   pump(now);
-  if (state.in_flight == 0 &&
-      !(transmission_ && connections_.at(transmission_->conn).source_id == it->second.source_id)) {
+  const bool is_transmitting = transmission_ && connections_.at(transmission_->conn).source_id == it->second.source_id;
+  if (state.in_flight == 0 && !is_transmitting) {
     state.usage.busy = false;
     state.usage.busy_seconds += seconds(now - state.busy_since);
   }
 }
 
-void Uplink::account(TimePoint now) {
-  if (transmission_ || in_flight_ > 0) recent_seconds_ += seconds(std::max(Duration{}, now - accounted_));
-  accounted_ = now;
-  if (recent_seconds_ > 4) recent_seconds_ /= 2, recent_bytes_ /= 2;
+void Uplink::account_busy_time(TimePoint now) {
+  if (transmission_ || in_flight_ > 0) recent_seconds_ += seconds(std::max(Duration{}, now - accounted_until_));
+  accounted_until_ = now;
+  if (recent_seconds_ > kRecentSecondsMax) {  // older bytes count for less and less
+    recent_seconds_ /= 2;
+    recent_bytes_ /= 2;
+  }
 }
 
 std::size_t Uplink::in_flight(ConnId conn) const {
@@ -182,13 +188,13 @@ Uplink::Usage Uplink::usage(const Source& source, TimePoint now) const {
   if (usage.busy) usage.busy_seconds += seconds(now - state.busy_since);
   // Behind a link slower than the limit, the pacer waits at times, too. That does not make the limit the bottleneck.
   const auto rate = measured_rate(), limit = pacer_.rate();
-  if (rate && limit && rate->bits_per_s < kLimitReached * limit->bits_per_s) usage.own_limit = false;
+  if (rate && limit && rate->bits_per_s < kLimitReachedShare * limit->bits_per_s) usage.own_limit = false;
   if (state.in_flight >= kWindowBytes * state.conns.size()) usage.own_limit = false;  // it waits for the path
   return usage;
 }
 
 std::optional<BitRate> Uplink::measured_rate() const {
-  if (recent_seconds_ < 0.05 || recent_bytes_ <= 0) return std::nullopt;
+  if (recent_seconds_ < kMeasuredSecondsMin || recent_bytes_ <= 0) return std::nullopt;
   return BitRate::from_bytes_per_s(recent_bytes_ / recent_seconds_);
 }
 

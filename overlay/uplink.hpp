@@ -1,5 +1,5 @@
-// Shares a node's one uplink by weight between the chunks for every child and the messages to the learner: a slice at a
-// time, at the limited rate. No I/O and no clock.
+// Shares a node's one uplink between sources by weight: the chunks for every child, and the messages to the learner. It
+// sends a slice at a time, at the limited rate. No I/O and no clock.
 #pragma once
 #include <map>
 #include <optional>
@@ -56,10 +56,10 @@ class Uplink {
     std::uint64_t bytes = 0;
     double busy_seconds = 0;
     bool busy = false;       // has bytes in flight now
-    bool own_limit = false;  // the pacer limited it last
+    bool own_limit = false;  // this node's rate limit, not the path, is the bottleneck
   };
   Usage usage(const Source& source, TimePoint now) const;
-  std::uint64_t bytes_sent() const { return bytes_; }
+  std::uint64_t bytes_sent() const { return bytes_sent_; }
   // The total rate of the last few seconds, counting only time with something to send; absent until it is known.
   std::optional<BitRate> measured_rate() const;
 
@@ -77,19 +77,19 @@ class Uplink {
     Usage usage;
     std::size_t in_flight = 0;
     TimePoint busy_since{};
-    double turn = 0;  // weighted bytes sent so far; the source with the fewest is next
-    bool ready = false;
+    double turn = 0;        // bytes sent so far, divided by the weight; the source with the least turn is next
+    bool is_ready = false;  // listed in ready_
   };
-  struct Transmission {
+  struct Transmission {  // a slice that occupies the link
     ConnId conn;
     std::size_t bytes;
-    TimePoint due;
+    TimePoint due;  // when its last byte has left
   };
 
-  std::optional<ConnId> pick();
+  std::optional<ConnId> pick_connection();
   void set_ready(std::size_t id, bool ready);
-  void emit(ConnId conn, std::size_t bytes);
-  void account(TimePoint now);
+  void emit_slice(ConnId conn, std::size_t bytes);
+  void account_busy_time(TimePoint now);
 
   Pacer& pacer_;
   std::vector<Action>& actions_;
@@ -100,11 +100,11 @@ class Uplink {
   std::size_t next_source_id_ = 0;
   double last_turn_ = 0;  // `turn` of the source served last
   std::optional<Transmission> transmission_;
-  bool busy_ = false;
-  std::uint64_t bytes_ = 0;
-  std::size_t in_flight_ = 0;
+  bool busy_ = false;  // there was something to send ever since the link became free
+  std::uint64_t bytes_sent_ = 0;
+  std::size_t in_flight_ = 0;                     // bytes of all connections that the network has not taken yet
   double recent_bytes_ = 0, recent_seconds_ = 0;  // while busy; halved at intervals
-  TimePoint accounted_{};
+  TimePoint accounted_until_{};
 };
 
 }  // namespace echoline::overlay

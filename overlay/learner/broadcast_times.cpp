@@ -13,57 +13,68 @@ void BroadcastTimes::begin(Broadcast broadcast) {
 }
 
 void BroadcastTimes::abandon(const PublicationId& id) {
-  std::erase_if(broadcasts_, [&](const Broadcast& b) { return b.id == id; });
+  std::erase_if(broadcasts_, [&](const Broadcast& broadcast) { return broadcast.id == id; });
 }
 
 void BroadcastTimes::on_encoded(const PublicationId& id, Duration sealing, TimePoint now) {
-  for (Broadcast& b : broadcasts_)
-    if (b.id == id) b.encoded = now, b.sealing = sealing;
+  for (Broadcast& broadcast : broadcasts_)
+    if (broadcast.id == id) broadcast.encoded = now, broadcast.sealing = sealing;
 }
 
 void BroadcastTimes::on_closed(const PublicationId& id, TimePoint now) {
-  for (Broadcast& b : broadcasts_)
-    if (b.id == id) b.closed = now;
+  for (Broadcast& broadcast : broadcasts_)
+    if (broadcast.id == id) broadcast.closed = now;
 }
 
 void BroadcastTimes::on_acknowledged(WorkerId worker, const Installed& ack, Duration delay, TimePoint now) {
-  for (Broadcast& b : broadcasts_)
-    if (b.version <= ack.version && b.waiting.erase(worker) > 0) {
-      b.second_last = std::exchange(b.last, {now, ack.verify, ack.install, delay});
-      b.acked_last = worker;
+  for (Broadcast& broadcast : broadcasts_)
+    if (broadcast.version <= ack.version && broadcast.waiting_for.erase(worker) > 0) {
+      broadcast.second_last_ack = std::exchange(
+          broadcast.last_ack,
+          Broadcast::Ack{.received_at = now, .verify = ack.verify, .install = ack.install, .acknowledge = delay});
+      broadcast.last_acker = worker;
     }
 }
 
 void BroadcastTimes::remove(WorkerId worker) {
-  for (Broadcast& b : broadcasts_) {
-    b.active.erase(worker);
-    b.waiting.erase(worker);
-    b.stragglers.erase(worker);
+  for (Broadcast& broadcast : broadcasts_) {
+    broadcast.active.erase(worker);
+    broadcast.waiting_for.erase(worker);
+    broadcast.stragglers.erase(worker);
   }
 }
 
 // Whether one machine alone makes a broadcast long: the last of at least three acknowledged more than kOutlierFactor
-// later than all others, and than its position in the topology and its link explain. Only with q < 1, where the quorum
-// is the whole fleet for up to nine workers. Machines are rented by T_b, so one must not decide it.
-bool BroadcastTimes::last_is_outlier(const Broadcast& b, const Lateness& expected) const {
-  const std::size_t n = b.active.size();
-  if (n < 3 || quorum_ >= 1 || !b.waiting.empty() || chains::quorum_count(quorum_, n) < n) return false;
-  if (b.second_last.at <= b.published || !b.active.contains(b.acked_last)) return false;
-  const double lateness = seconds(b.last.at - b.published) / seconds(b.second_last.at - b.published);
-  return lateness > kOutlierFactor && lateness > kOutlierFactor * expected(b);
+// later than all others, and than its position in the topology and its link explain. Applies only with
+// q < 1 if the quorum is still the whole fleet, as in a small one (q = 0.9: up to nine workers). Machines are rented by
+// T_b, so one must not decide it.
+bool BroadcastTimes::last_is_outlier(const Broadcast& broadcast, const ExpectedLateness& expected) const {
+  const std::size_t n = broadcast.active.size();
+  if (n < 3 || quorum_ >= 1 || !broadcast.waiting_for.empty() || chains::quorum_count(quorum_, n) < n) return false;
+  if (broadcast.second_last_ack.received_at <= broadcast.published || !broadcast.active.contains(broadcast.last_acker))
+    return false;
+  const double lateness = seconds(broadcast.last_ack.received_at - broadcast.published) /
+                          seconds(broadcast.second_last_ack.received_at - broadcast.published);
+  return lateness > kOutlierFactor && lateness > kOutlierFactor * expected(broadcast);
 }
 
 // A worker that alone is late, or that leaves, delays the report but does not change T_b.
-std::vector<BroadcastTimes::Done> BroadcastTimes::take_done(const Lateness& expected, TimePoint now) {
+std::vector<BroadcastTimes::Done> BroadcastTimes::take_done(const ExpectedLateness& expected, TimePoint now) {
   std::vector<Done> done;
-  std::erase_if(broadcasts_, [&](Broadcast& b) {
-    const std::size_t n = b.active.size();
+  std::erase_if(broadcasts_, [&](Broadcast& broadcast) {
+    const std::size_t n = broadcast.active.size();
     if (n == 0) return true;
-    const std::size_t have = n - b.waiting.size();
-    if (have < chains::quorum_count(quorum_, n)) return false;
-    const bool alone = last_is_outlier(b, expected);
-    const TimePoint until = alone ? b.second_last.at : b.last.at > b.published ? b.last.at : now;
-    done.push_back({std::move(b), until, alone ? have - 1 : have});
+    const std::size_t acknowledged = n - broadcast.waiting_for.size();
+    if (acknowledged < chains::quorum_count(quorum_, n)) return false;
+    const bool leaves_out_last = last_is_outlier(broadcast, expected);
+    TimePoint ended_at = now;  // unless an active worker has acknowledged
+    if (leaves_out_last)
+      ended_at = broadcast.second_last_ack.received_at;
+    else if (broadcast.last_ack.received_at > broadcast.published)
+      ended_at = broadcast.last_ack.received_at;
+    done.push_back({.broadcast = std::move(broadcast),
+                    .ended_at = ended_at,
+                    .acknowledged = leaves_out_last ? acknowledged - 1 : acknowledged});
     return true;
   });
   return done;
@@ -72,37 +83,45 @@ std::vector<BroadcastTimes::Done> BroadcastTimes::take_done(const Lateness& expe
 // In a small fleet the quorum is all workers. A worker that never acknowledges must not hide the time of the others.
 std::vector<BroadcastTimes::Done> BroadcastTimes::take_given_up(TimePoint now) {
   std::vector<Done> done;
-  std::erase_if(broadcasts_, [&](Broadcast& b) {
-    const std::size_t have = b.active.size() - b.waiting.size();
-    if (have == 0 || have < b.waiting.size()) return false;
-    if (now < b.last.at + kStragglerFactor * (b.last.at - b.published) + kStragglerPatience) return false;
-    const TimePoint until = b.last.at;
-    done.push_back({std::move(b), until, have});
+  std::erase_if(broadcasts_, [&](Broadcast& broadcast) {
+    const std::size_t acknowledged = broadcast.active.size() - broadcast.waiting_for.size();
+    if (acknowledged == 0 || acknowledged < broadcast.waiting_for.size()) return false;
+    const TimePoint ended_at = broadcast.last_ack.received_at;
+    if (now < ended_at + kStragglerFactor * (ended_at - broadcast.published) + kStragglerPatience) return false;
+    done.push_back({.broadcast = std::move(broadcast), .ended_at = ended_at, .acknowledged = acknowledged});
     return true;
   });
   return done;
 }
 
-BroadcastParts BroadcastTimes::parts_of(const Broadcast& b, TimePoint until) {
-  const Broadcast::Ack& ack = until == b.second_last.at && until < b.last.at ? b.second_last : b.last;
-  Duration left = until - b.published;
-  const auto take = [&left](Duration part) { return part = std::clamp(part, Duration{}, left), left -= part, part; };
+BroadcastParts BroadcastTimes::parts_of(const Broadcast& broadcast, TimePoint ended_at) {
+  const bool ended_at_second_last =
+      ended_at == broadcast.second_last_ack.received_at && ended_at < broadcast.last_ack.received_at;
+  const Broadcast::Ack& ack = ended_at_second_last ? broadcast.second_last_ack : broadcast.last_ack;
+  Duration time_left = ended_at - broadcast.published;  // of T_b, not yet attributed to a part
+  const auto take = [&time_left](Duration part) {
+    part = std::clamp(part, Duration{}, time_left);
+    time_left -= part;
+    return part;
+  };
   BroadcastParts parts;
-  parts.encode = take(b.encoded - b.published - b.sealing);
-  parts.seal = take(b.closed - b.published - parts.encode);
+  parts.encode = take(broadcast.encoded - broadcast.published - broadcast.sealing);
+  parts.seal = take(broadcast.closed - broadcast.published - parts.encode);
   parts.install = take(ack.install);
   parts.verify = take(ack.verify);
   parts.acknowledge = take(ack.acknowledge);
-  parts.send = left;
+  parts.send = time_left;
   return parts;
 }
 
 void BroadcastTimes::check() const {
   ECHO_CHECK(broadcasts_.size() <= kBroadcastsMax);
-  for (const Broadcast& b : broadcasts_) {
-    ECHO_CHECK(std::includes(b.active.begin(), b.active.end(), b.waiting.begin(), b.waiting.end()),
-               "version {} waits for workers that it does not count", b.version);
-    ECHO_CHECK(b.second_last.at <= b.last.at, "version {}: acknowledgements out of order", b.version);
+  for (const Broadcast& broadcast : broadcasts_) {
+    ECHO_CHECK(std::includes(broadcast.active.begin(), broadcast.active.end(), broadcast.waiting_for.begin(),
+                             broadcast.waiting_for.end()),
+               "version {} waits for workers that it does not count", broadcast.version);
+    ECHO_CHECK(broadcast.second_last_ack.received_at <= broadcast.last_ack.received_at,
+               "version {}: acknowledgements out of order", broadcast.version);
   }
 }
 

@@ -1,5 +1,6 @@
-// Broadcasts that are under way, and how long each takes. The broadcast time T_b ends when a quorum of the workers that
-// were active at the publication has installed it. No I/O and no clock.
+// Broadcasts that are under way, and how long each takes. A broadcast brings one publication to the workers. Its time
+// T_b ends when a quorum, a fraction q of the workers that were active at the publication, has installed it. No I/O and
+// no clock.
 #pragma once
 #include <functional>
 #include <set>
@@ -26,24 +27,26 @@ class BroadcastTimes {
     std::optional<Version> base;
     PublicationId id{};
     TimePoint published;
-    TimePoint encoded{};  // the last byte of the publication was made
-    TimePoint closed{};   // the publication was complete, so its manifest could be sent
+    TimePoint encoded{};  // when the last byte of the publication was made
+    TimePoint closed{};   // when the publication was complete, so that its manifest could be sent
     Duration sealing{};   // hashing and signing of its chunks before `encoded`
     struct Ack {
-      TimePoint at{};
-      Duration verify{}, install{}, acknowledge{};
-    } last, second_last;            // the last two acknowledgements of workers in `active`
-    WorkerId acked_last{};          // the sender of `last`
-    std::set<WorkerId> active;      // workers that were connected at the publication, without stragglers
-    std::set<WorkerId> waiting;     // those of `active` that have not acknowledged it
-    std::set<WorkerId> stragglers;  // connected, but far behind, or an earlier broadcast was given up because of them
+      TimePoint received_at{};
+      Duration verify{}, install{}, acknowledge{};  // as in BroadcastParts
+    } last_ack, second_last_ack;                    // the last two acknowledgements of workers in `active`
+    WorkerId last_acker{};                          // the sender of `last_ack`
+    std::set<WorkerId> active;       // workers that were connected at the publication, without stragglers
+    std::set<WorkerId> waiting_for;  // workers in `active` that have not acknowledged it
+    // Connected workers for which T_b does not wait: they are far behind, or an earlier broadcast was given up because
+    // of them.
+    std::set<WorkerId> stragglers;
     std::uint64_t chunk_bytes_sent_before = 0;  // by the learner, until this broadcast began
     chains::Topology topology;
   };
-  // A broadcast whose T_b is known: it ended at `until`, when `acknowledged` workers had installed the version.
+  // A broadcast whose T_b is known: it ended at `ended_at`, when `acknowledged` workers had installed the version.
   struct Done {
     Broadcast broadcast;
-    TimePoint until;
+    TimePoint ended_at;
     std::size_t acknowledged = 0;
   };
 
@@ -57,24 +60,24 @@ class BroadcastTimes {
   void on_acknowledged(WorkerId worker, const Installed& ack, Duration delay, TimePoint now);
   // The worker has lost its position in the topology, so no broadcast waits for it.
   void remove(WorkerId worker);
-  // Expected install time of the worker that acknowledged last, divided by that of the slowest other worker; at
+  // The expected install time of the worker that acknowledged last, divided by that of the slowest other worker; at
   // least 1. It follows from the topology and the links.
-  using Lateness = std::function<double(const Broadcast&)>;
+  using ExpectedLateness = std::function<double(const Broadcast&)>;
   // Removes and returns the broadcasts that ceil(q * n) of their n active workers have acknowledged, oldest first.
-  std::vector<Done> take_done(const Lateness& expected, TimePoint now);
+  std::vector<Done> take_done(const ExpectedLateness& expected, TimePoint now);
   // Removes and returns the broadcasts that most workers have acknowledged and some delay for too long. The latter are
-  // still in `waiting`.
+  // still in `waiting_for`.
   std::vector<Done> take_given_up(TimePoint now);
   // The parts of T_b. Durations that the worker reports are cut so that all parts add up to T_b.
-  static BroadcastParts parts_of(const Broadcast& broadcast, TimePoint until);
+  static BroadcastParts parts_of(const Broadcast& broadcast, TimePoint ended_at);
 
   const std::vector<Broadcast>& open() const { return broadcasts_; }
   void check() const;
 
  private:
-  bool last_is_outlier(const Broadcast& broadcast, const Lateness& expected) const;
+  bool last_is_outlier(const Broadcast& broadcast, const ExpectedLateness& expected) const;
 
-  double quorum_;
+  double quorum_;  // q
   std::vector<Broadcast> broadcasts_;
 };
 

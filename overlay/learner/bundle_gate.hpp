@@ -1,6 +1,7 @@
-// Serves the worker's bundle over HTTP to machines that show a join token, on the port on which workers join, because
-// even a bare machine has an HTTP client. A few machines are served at a time and the others wait; a token is good for
-// a few downloads. A request without a token is refused at once. No I/O and no clock.
+// Serves the worker's bundle (its program and libraries in one file) over HTTP to machines that show a join token. It
+// uses the port on which workers join. HTTP, because even a bare machine has a client. A few machines are served at a
+// time and the others wait; a token is good for a few downloads. A request without a token is refused at once. No I/O
+// and no clock.
 #pragma once
 #include <deque>
 #include <map>
@@ -29,8 +30,8 @@ class BundleGate {
   static bool is_request(std::byte first) { return first == std::byte{'G'}; }
 
   struct Answer {
-    std::string text;    // HTTP headers; for a refusal, the whole answer
-    bool serve = false;  // the bundle follows, once take_admitted() returns the connection
+    std::string text;          // HTTP headers; for a refusal, the whole answer
+    bool is_admitted = false;  // the bundle follows, once take_admitted() returns the connection
   };
   // `request`: all bytes received so far; an incomplete head is refused.
   Answer on_request(ConnId conn, std::string_view request, double now_unix_s);
@@ -39,20 +40,20 @@ class BundleGate {
   // The connection got the whole bundle, or is lost: the next one in the queue gets its place.
   void on_done(ConnId conn);
   // Counts bytes of the bundle that leave now. Returns the time at which more may follow.
-  TimePoint pace(std::size_t bytes, TimePoint now) { return pacer_.occupy(Bytes{bytes}, now, true); }
+  TimePoint pace(std::size_t bytes, TimePoint now) { return pacer_.occupy(Bytes{bytes}, now, /*busy=*/true); }
 
  private:
-  struct Used {
-    std::size_t times = 0;
-    double until_unix_s = 0;
+  struct TokenUse {
+    std::size_t downloads = 0;
+    double expires_unix_s = 0;
   };
   std::shared_ptr<const trust::Authority> authority_;
   Bytes size_;
   Pacer pacer_;
   std::deque<ConnId> waiting_;
   std::set<ConnId> served_;
-  std::vector<ConnId> next_;
-  std::map<trust::Nonce, Used> used_;
+  std::vector<ConnId> newly_admitted_;  // in served_, not yet returned by take_admitted()
+  std::map<trust::Nonce, TokenUse> token_uses_;
 };
 
 }  // namespace echoline::overlay

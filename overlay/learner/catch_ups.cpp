@@ -5,44 +5,45 @@ namespace echoline::overlay {
 
 std::optional<std::uint64_t> cheapest_path_bytes(const std::map<PublicationKey, std::uint64_t>& bytes_of,
                                                  std::optional<Version> position, Version target, bool full_only) {
-  std::map<Version, std::uint64_t> best;
-  if (position && !full_only) best[*position] = 0;
+  std::map<Version, std::uint64_t> least_cost;  // bytes of the cheapest path, by version that it reaches
+  if (position && !full_only) least_cost[*position] = 0;
   for (const auto& [key, bytes] : bytes_of) {  // ascending versions, so a base is settled before its deltas
     std::uint64_t cost = bytes;
     if (full_only && (!key.full() || key.version < target)) continue;
     if (key.base) {
-      const auto from = best.find(*key.base);
-      if (from == best.end()) continue;
-      cost += from->second;
+      const auto base_cost = least_cost.find(*key.base);
+      if (base_cost == least_cost.end()) continue;
+      cost += base_cost->second;
     }
-    const auto [it, added] = best.try_emplace(key.version, cost);
+    const auto [it, added] = least_cost.try_emplace(key.version, cost);
     if (!added) it->second = std::min(it->second, cost);
   }
-  std::optional<std::uint64_t> least;
-  for (auto it = best.lower_bound(target); it != best.end(); ++it)
-    if (!least || it->second < *least) least = it->second;
-  return least;
+  std::optional<std::uint64_t> least_to_target;
+  for (auto it = least_cost.lower_bound(target); it != least_cost.end(); ++it)
+    if (!least_to_target || it->second < *least_to_target) least_to_target = it->second;
+  return least_to_target;
 }
 
-bool CatchUps::want(std::optional<Version> from) {
+bool CatchUps::enqueue(std::optional<Version> from) {
   if (from && !wanted_.contains(from) && wanted_.size() >= kWantedMax) return false;
   wanted_.insert(from);
   return true;
 }
 
-void CatchUps::begun(const PublicationId& id) {
+void CatchUps::on_begun(const PublicationId& id) {
   if (phase_ == Phase::kIdle) return;  // the application made it without a request
-  phase_ = Phase::kBegun;
-  id_ = id;
+  phase_ = Phase::kBeingMade;
+  id_being_made_ = id;
 }
 
 std::optional<PublicationKey> CatchUps::next(std::optional<Version> newest, const PublicationStore& store,
                                              std::vector<Version>& given_up) {
-  if (phase_ == Phase::kBegun) {
-    const StoredPublication* made = store.find(id_);
-    if (made && !made->complete) return std::nullopt;
+  if (phase_ == Phase::kBeingMade) {
+    const StoredPublication* publication = store.find(id_being_made_);
+    if (publication && !publication->complete) return std::nullopt;
     phase_ = Phase::kIdle;
-    if (asked_.base && !(made && made->key().base == asked_.base)) given_up.push_back(*asked_.base);
+    const bool was_made = publication && publication->key().base == requested_key_.base;
+    if (requested_key_.base && !was_made) given_up.push_back(*requested_key_.base);
   }
   if (phase_ != Phase::kIdle || !newest) return std::nullopt;
   for (const std::optional<Version>& from : std::set(wanted_)) {
@@ -55,8 +56,8 @@ std::optional<PublicationKey> CatchUps::next(std::optional<Version> newest, cons
       given_up.push_back(*from);
       continue;
     }
-    asked_ = key;
-    phase_ = Phase::kAsked;
+    requested_key_ = key;
+    phase_ = Phase::kRequested;
     return key;
   }
   return std::nullopt;

@@ -1,11 +1,12 @@
 // A record of each worker's conduct, by identity. It outlives connections and absences; its part `StoredConduct` also
 // outlives the learner's process. Judges the accusations that workers send about each other. No I/O and no clock.
 //
-// If two workers disagree about an edge between them, no other machine can know which one is at fault. So a single
-// accusation only separates the two: they get no common edge again, and the accuser gains nothing. A worker is at fault
-// if several independent accusations concern it and no more children were served well by it lately: a parent accused by
-// several children, or a child that alone accuses several parents. An accusation by a quarantined worker still
-// separates, but counts against no worker.
+// If two workers disagree about an edge, the connection from a parent to its child, no other machine can know which one
+// is at fault. So a single accusation only separates the two: they get no common edge again, and the accuser gains
+// nothing. A worker is at fault if several independent accusations concern it and no more children were served well by
+// it lately: a parent accused by several children, or a child that alone accuses several parents. For bad chunks, a
+// worker at fault is quarantined: it forwards nothing for a day. For failed edges, it loses a role. An accusation by a
+// quarantined worker still separates, but counts against no worker.
 //
 // Malformed messages are the sender's own doing, perhaps a broken driver's: the fifth within a day ends the membership.
 #pragma once
@@ -47,12 +48,12 @@ class Conduct {
   // A count that restarts when its last event is too old.
   struct TimedCount {
     int count = 0;
-    std::uint64_t at_ms = 0;  // of the last event
+    std::uint64_t last_event_ms = 0;
     friend bool operator==(const TimedCount&, const TimedCount&) = default;
   };
-  // The part of a record that survives the learner's process.
+  // The part of a record that survives the learner's process. Times are in milliseconds since 1970.
   struct StoredConduct {
-    std::uint64_t seen_ms = 0;
+    std::uint64_t seen_ms = 0;  // the last time the worker was present
     std::uint64_t quarantined_until_ms = 0;
     bool accuses_falsely = false;  // its accusations do not count
     chains::Role role = chains::Role::kSeed;
@@ -65,48 +66,49 @@ class Conduct {
     }
   };
   struct Record {
-    StoredConduct kept;
-    chains::RoleLadder ladder;
-    std::uint32_t attempts = 0, successes = 0;  // forwards to its children
-    int troubles = 0;
+    StoredConduct stored;
+    chains::RoleLadder ladder;                  // its role: it may be a seed, may forward, or only produces rollouts
+    std::uint32_t attempts = 0, successes = 0;  // of forwarding to its children
+    int troubles_reported = 0;
     MessageBudget budget;
     TokenBucket separations{kSeparations};
     std::map<WorkerId, TimedCount> failures_of;  // failures in a row of the edge from each parent
-    // Children that installed publications it sent them, and the latest time.
-    std::map<WorkerId, std::uint64_t> served;
+    // By child: the last time that the child installed a publication which this worker had sent it.
+    std::map<WorkerId, std::uint64_t> delivered_ms;
 
     explicit Record(Duration heartbeat) : budget(heartbeat) {}
   };
 
-  // The consequence of an accusation. kSeparate: the two get no common edge, and neither is at fault. kParent and
-  // kChild: that one is at fault.
-  enum class Ruling { kNothing, kSeparate, kParent, kChild };
+  // The consequence of an accusation. kSeparate: the two get no common edge, and neither is at fault.
+  enum class Ruling { kNothing, kSeparate, kParentAtFault, kChildAtFault };
 
-  explicit Conduct(Duration heartbeat, std::map<WorkerId, StoredConduct> kept = {});
+  explicit Conduct(Duration heartbeat, std::map<WorkerId, StoredConduct> earlier = {});
 
   Record& record_of(WorkerId id, std::uint64_t now_ms);
   const Record* find(WorkerId id) const;
   std::size_t size() const { return records_.size(); }
 
-  // A child says that a parent sent a chunk whose proof fails. kParent and kChild: that one is quarantined now. An
-  // accusation of a worker that is not connected (empty: all are) makes no liar of the accuser, because no other worker
-  // can confirm it.
+  // A child says that a parent sent a chunk whose proof fails. The worker at fault, if any, is quarantined now. An
+  // accusation of a worker that is not connected (`is_connected` empty: all are) is never counted as a lie, because no
+  // other worker can confirm it.
   using IsConnected = std::function<bool(WorkerId)>;
   Ruling on_bad_chunk(WorkerId child, WorkerId parent, std::uint64_t now_ms, const IsConnected& is_connected = nullptr);
-  // An edge failed though both ends live. kParent and kChild: that one has lost a role. `weight`: counts as so many
+  // An edge failed though both ends live. The worker at fault, if any, has lost a role. The failure counts as `weight`
   // failures in a row.
   Ruling on_edge_failed(WorkerId child, WorkerId parent, TimePoint now, std::uint64_t now_ms, int weight = 1);
   // A child has installed what came over its edge from this parent. Returns whether the parent has a better role now.
   bool on_delivery(WorkerId parent, WorkerId child, std::uint64_t now_ms);
 
-  // Counts a malformed message. Returns whether the worker must be expelled.
+  // Counts a message that cannot be read or breaks a rule. Returns whether the worker must be expelled.
   bool count_malformed(WorkerId id, std::uint64_t now_ms);
   // Returns, once, whether the worker may forward again after its demotion.
   bool take_retry(WorkerId id, std::uint64_t now_ms);
 
   bool is_quarantined(WorkerId id, std::uint64_t now_ms) const;
-  // Whether it accuses a worker that is not at fault so far. Such a worker is no seed.
+  // Whether the worker accuses one that is not at fault so far. Such an accuser gets no place directly below the
+  // learner.
   bool accuses(WorkerId id, std::uint64_t now_ms) const;
+  // Whether the two get no common edge.
   bool are_separated(WorkerId a, WorkerId b, std::uint64_t now_ms) const;
   // Separated pairs, the lesser id first. Excludes quarantined accused workers, which forward nothing anyway.
   std::set<std::pair<WorkerId, WorkerId>> separated_pairs(std::uint64_t now_ms) const;
@@ -115,16 +117,21 @@ class Conduct {
   std::uint64_t floods() const { return floods_; }  // workers expelled for exceeding their budgets
   void count_flood() { ++floods_; }
 
-  // Whether prune() is due: once a minute.
-  bool take_prune(TimePoint now) { return now >= prune_at_ && (prune_at_ = now + std::chrono::minutes(1), true); }
+  // Returns whether prune() is due: once a minute.
+  bool take_prune(TimePoint now) {
+    if (now < prune_at_) return false;
+    prune_at_ = now + std::chrono::minutes(1);
+    return true;
+  }
   // Forgets old accusations and absent workers; workers in `present` stay.
   void prune(const std::set<WorkerId>& present, std::uint64_t now_ms);
-  std::map<WorkerId, StoredConduct> kept() const;  // of workers whose record is not clean
+  std::map<WorkerId, StoredConduct> stored_records() const;  // of workers whose record is not clean
   void check() const;
 
  private:
-  bool is_credible(const Record& record, const TimedCount& recent, std::uint64_t now_ms) const;
-  bool counts_against(const Record& record, const TimedCount& recent, std::uint64_t now_ms) const;
+  // `record`: of the accuser; `bad_chunks`: of the accused parent.
+  bool is_credible(const Record& record, const TimedCount& bad_chunks, std::uint64_t now_ms) const;
+  bool counts_against(const Record& record, const TimedCount& bad_chunks, std::uint64_t now_ms) const;
   double weight_against(WorkerId id, std::uint64_t now_ms) const;
   std::size_t accusations_by(const Record& record, std::uint64_t now_ms) const;
   std::size_t lone_accusations(WorkerId id, std::uint64_t now_ms, const IsConnected& is_connected) const;

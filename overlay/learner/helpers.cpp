@@ -10,7 +10,7 @@ std::optional<WorkerId> Helpers::helper_of(WorkerId worker) const {
   return it == workers_.end() ? std::nullopt : it->second.helper;
 }
 
-std::size_t Helpers::helped_by(WorkerId helper) const {
+std::size_t Helpers::helped_count(WorkerId helper) const {
   const auto it = helped_.find(helper);
   return it == helped_.end() ? 0 : it->second;
 }
@@ -18,17 +18,17 @@ std::size_t Helpers::helped_by(WorkerId helper) const {
 Helpers::Choice Helpers::choose(WorkerId worker, std::span<const Candidate> candidates, double cost_max) const {
   const auto record = workers_.find(worker);
   Choice choice;
-  std::optional<std::tuple<bool, std::uint64_t, std::size_t, WorkerId>> best;
+  std::optional<std::tuple<bool, std::uint64_t, std::size_t, WorkerId>> best_rank;  // the least rank wins
   for (const Candidate& c : candidates) {
-    const std::size_t helps = helped_by(c.id);
-    const std::uint64_t cost = c.bytes * (1 + helps);
+    const std::size_t helped_now = helped_count(c.id);
+    const std::uint64_t cost = c.bytes * (1 + helped_now);
     if (record != workers_.end() && record->second.tried.contains(c.id)) continue;
     if (static_cast<double>(cost) > cost_max) continue;
-    choice.busy |= helps >= kHelpedMax;
-    if (helps >= kHelpedMax) continue;
-    const auto rank = std::tuple(c.failed, cost, c.children + helps, c.id);
-    if (best && rank >= *best) continue;
-    best = rank;
+    choice.some_candidate_full |= helped_now >= kHelpedMax;
+    if (helped_now >= kHelpedMax) continue;
+    const auto rank = std::tuple(c.failed, cost, c.children + helped_now, c.id);
+    if (best_rank && rank >= *best_rank) continue;
+    best_rank = rank;
     choice.helper = c.id;
   }
   return choice;
@@ -57,11 +57,11 @@ void Helpers::on_installed(WorkerId worker) {
   if (const auto it = workers_.find(worker); it != workers_.end()) it->second.tried.clear();
 }
 
-bool Helpers::take_budget(WorkerId worker, Version target, const HelpBudget::Request& request, TimePoint now) {
-  auto& budgeted = workers_[worker].budgeted;
-  if (budgeted >= target) return true;
+bool Helpers::reserve_budget(WorkerId worker, Version target, const HelpBudget::Request& request, TimePoint now) {
+  auto& budgeted_version = workers_[worker].budgeted_version;
+  if (budgeted_version >= target) return true;
   if (!budget_.begin(request, now)) return false;
-  budgeted = target;
+  budgeted_version = target;
   return true;
 }
 
@@ -74,7 +74,7 @@ void Helpers::check() const {
   std::map<WorkerId, std::size_t> helped;
   for (const auto& [id, record] : workers_)
     if (record.helper) ++helped[*record.helper];
-  ECHO_CHECK(helped == helped_, "helpers have other workers than they count");
+  ECHO_CHECK(helped == helped_, "the number of helped workers does not match the workers' records");
 }
 
 }  // namespace echoline::overlay

@@ -15,40 +15,41 @@ class Helpers {
 
   struct Candidate {
     WorkerId id;
-    std::uint64_t bytes = 0;   // to send, by the cheapest path over the publications it holds
+    std::uint64_t bytes = 0;   // bytes to send, by the cheapest path over the publications this candidate holds
     std::size_t children = 0;  // in the topology
-    bool failed = false;       // it lost the right to forward; helping regains it, but other candidates come first
+    // The candidate lost the right to forward. It may regain the right by helping, but other candidates come first.
+    bool failed = false;
   };
   struct Choice {
     std::optional<WorkerId> helper;
-    bool busy = false;  // a candidate helps kHelpedMax workers now, so a later call may find a helper
+    bool some_candidate_full = false;  // a suitable candidate helps kHelpedMax workers now; a later call may find it
   };
 
   // Returns the candidate of least cost: its bytes × (1 + the workers it already helps). Excludes those that cost more
   // than `cost_max` and those that have already been tried for `worker`.
   Choice choose(WorkerId worker, std::span<const Candidate> candidates, double cost_max) const;
-  // If the helper is the learner, all workers can be tried again afterwards.
+  // The learner is the last resort: after it, every helper may be tried again.
   void begin(WorkerId worker, WorkerId helper);
   void end(WorkerId worker);
   void exclude(WorkerId worker, WorkerId helper) { workers_[worker].tried.insert(helper); }
   void on_installed(WorkerId worker);
-  // Whether the learner may help one more worker, by HelpBudget::begin(). A worker counts once per version, so repeated
-  // calls for help do not delay other workers.
-  bool take_budget(WorkerId worker, Version target, const HelpBudget::Request& request, TimePoint now);
+  // Reserves the learner's own help budget (HelpBudget::begin()), once per worker and target version, so that repeated
+  // calls for help do not delay other workers. Returns false if no budget is left now.
+  bool reserve_budget(WorkerId worker, Version target, const HelpBudget::Request& request, TimePoint now);
   void forget(WorkerId worker);
 
   std::optional<WorkerId> helper_of(WorkerId worker) const;
-  std::size_t helped_by(WorkerId helper) const;
+  std::size_t helped_count(WorkerId helper) const;
   void check() const;
 
  private:
   struct Record {
-    std::set<WorkerId> tried;
+    std::set<WorkerId> tried;        // helpers that must not be chosen again
     std::optional<WorkerId> helper;  // until the worker installs a version or calls again
-    std::optional<Version> budgeted;
+    std::optional<Version> budgeted_version;
   };
   std::map<WorkerId, Record> workers_;
-  std::map<WorkerId, std::size_t> helped_;  // by helper; none is zero
+  std::map<WorkerId, std::size_t> helped_;  // number of helped workers, by helper; never zero
   HelpBudget budget_;
 };
 

@@ -4,33 +4,51 @@
 #include <algorithm>
 
 namespace echoline::overlay {
+namespace {
+
+constexpr double kNewRateWeight = 0.5;  // of a newly measured rate in the smoothed one
+
+}  // namespace
 
 void HopMonitor::observe(const Hop& hop, std::uint64_t held_by_sender, std::uint64_t held_by_receiver,
                          std::optional<BitRate> expected, TimePoint now) {
-  Observation& last = observed_.try_emplace(hop, Observation{now, now, now, held_by_receiver}).first->second;
-  latest_ = last.seen = now;
-  if (held_by_receiver < last.held) last.changed_at = now, last.held = held_by_receiver;  // another publication
-  if (now > last.changed_at && held_by_receiver > last.held) {
-    const double rate = static_cast<double>(held_by_receiver - last.held) / seconds(now - last.changed_at);
-    Speed& speed = speeds_.try_emplace(hop, Speed{rate, 0}).first->second;
-    speed.now = 0.5 * speed.now + 0.5 * rate;
-    speed.best = std::max(speed.best, speed.now);
+  Observation& observation =
+      observed_
+          .try_emplace(hop, Observation{.first_at = now, .changed_at = now, .last_at = now, .held = held_by_receiver})
+          .first->second;
+  latest_report_at_ = observation.last_at = now;
+  if (held_by_receiver < observation.held)
+    observation.changed_at = now, observation.held = held_by_receiver;  // another publication
+  if (now > observation.changed_at && held_by_receiver > observation.held) {
+    const double rate =
+        static_cast<double>(held_by_receiver - observation.held) / seconds(now - observation.changed_at);
+    Speed& speed = speeds_.try_emplace(hop, Speed{.smoothed = rate, .best = 0}).first->second;
+    speed.smoothed = (1 - kNewRateWeight) * speed.smoothed + kNewRateWeight * rate;
+    speed.best = std::max(speed.best, speed.smoothed);
   }
-  if (held_by_receiver != last.held) last.changed_at = now, last.held = held_by_receiver;
+  if (held_by_receiver != observation.held) observation.changed_at = now, observation.held = held_by_receiver;
 
-  if (held_by_sender < held_by_receiver + kGapBytesMin || now < last.first + kSettlingTime) {
+  if (held_by_sender < held_by_receiver + kGapBytesMin || now < observation.first_at + kSettlingTime) {
     watched_.erase(hop);
     return;
   }
   const auto [it, added] = watched_.try_emplace(hop);
   Watch& watch = it->second;
-  if (added || held_by_receiver < watch.held_now) watch = {now, now, held_by_receiver, held_by_receiver, {}, 0, {}};
-  if (!watch.middle && now - watch.window_begin >= kGapTimeMin / 2) {
-    watch.middle = now;
-    watch.held_at_middle = held_by_receiver;
+  // A receiver that holds less than before has begun another publication, so the window begins again.
+  if (added || held_by_receiver < watch.held_now)
+    watch = {.window_begin = now,
+             .observed_at = now,
+             .held_at_begin = held_by_receiver,
+             .held_now = held_by_receiver,
+             .next_window_begin = {},
+             .held_at_next_begin = 0,
+             .expected = {}};
+  if (!watch.next_window_begin && now - watch.window_begin >= kGapTimeMin / 2) {
+    watch.next_window_begin = now;
+    watch.held_at_next_begin = held_by_receiver;
   }
   watch.held_now = held_by_receiver;
-  watch.seen = now;
+  watch.observed_at = now;
   watch.expected = expected;
 }
 
@@ -43,39 +61,40 @@ std::optional<double> HopMonitor::median_rate() const {
 }
 
 std::optional<HopMonitor::Finding> HopMonitor::find_slow(const Hop& hop, const Watch& watch,
-                                                         std::optional<double> usual, Duration patience) {
-  if (watch.seen - watch.window_begin < patience) return std::nullopt;
-  const auto expected = watch.expected ? std::optional(watch.expected->bytes_per_s()) : usual;
-  if (!expected || watch.rate() >= (watch.expected ? kSlowFraction : kSlowFractionOfMedian) * *expected)
+                                                         std::optional<double> median, Duration gap_time_min) {
+  if (watch.observed_at - watch.window_begin < gap_time_min) return std::nullopt;
+  const auto expected = watch.expected ? std::optional(watch.expected->bytes_per_s()) : median;
+  if (!expected || watch.bytes_per_s() >= (watch.expected ? kSlowFraction : kSlowFractionOfMedian) * *expected)
     return std::nullopt;
-  return Finding{hop, BitRate::from_bytes_per_s(watch.rate()), BitRate::from_bytes_per_s(*expected)};
+  return Finding{hop, BitRate::from_bytes_per_s(watch.bytes_per_s()), BitRate::from_bytes_per_s(*expected)};
 }
 
 std::vector<HopMonitor::Finding> HopMonitor::find() {
-  std::erase_if(observed_, [&](const auto& item) { return item.second.seen + kForgetAfter < latest_; });
-  const auto unknown = [&](const auto& item) { return !observed_.contains(item.first); };
-  std::erase_if(watched_, unknown);
-  std::erase_if(speeds_, unknown);
+  std::erase_if(observed_, [&](const auto& item) { return item.second.last_at + kForgetAfter < latest_report_at_; });
+  const auto is_not_observed = [&](const auto& item) { return !observed_.contains(item.first); };
+  std::erase_if(watched_, is_not_observed);
+  std::erase_if(speeds_, is_not_observed);
   const auto relative_rate = [](const Finding& f) { return f.rate.bits_per_s / f.expected.bits_per_s; };
-  const auto usual = median_rate();
+  const auto median = median_rate();
   std::map<Hop, Finding> found;
   for (auto& [hop, watch] : watched_) {
-    if (watch.seen - watch.window_begin < kGapTimeMin) continue;
-    auto finding = find_slow(hop, watch, usual, kGapTimeMin);
-    if (!finding) {  // fast enough over this window: the next one
-      watch.window_begin = *watch.middle;
-      watch.held_at_begin = watch.held_at_middle;
-      watch.middle.reset();
+    if (watch.observed_at - watch.window_begin < kGapTimeMin) continue;
+    auto finding = find_slow(hop, watch, median, kGapTimeMin);
+    if (!finding) {  // fast enough over this window: go on with the next one
+      watch.window_begin = *watch.next_window_begin;
+      watch.held_at_begin = watch.held_at_next_begin;
+      watch.next_window_begin.reset();
       continue;
     }
+    // If the receiver sends more slowly still, its exhausted uplink is the cause: take that hop instead.
     for (auto it = watched_.lower_bound({hop.to, WorkerId{0}}); it != watched_.end() && it->first.from == hop.to; ++it)
-      if (const auto slower = find_slow(it->first, it->second, usual, kGapTimeMin / 2);
+      if (const auto slower = find_slow(it->first, it->second, median, kGapTimeMin / 2);
           slower && relative_rate(*slower) < relative_rate(*finding))
         finding = slower;
     found.try_emplace(finding->hop, *finding);
   }
   std::vector<Finding> worst_first;
-  for (auto& [hop, finding] : found) finding.others_keep_up = keeps_up_elsewhere(hop, usual);
+  for (auto& [hop, finding] : found) finding.others_keep_up = keeps_up_elsewhere(hop, median);
   for (const auto& [hop, finding] : found) {
     watched_.erase(hop);
     worst_first.push_back(finding);
@@ -85,16 +104,18 @@ std::vector<HopMonitor::Finding> HopMonitor::find() {
   return worst_first;
 }
 
-bool HopMonitor::keeps_up_elsewhere(const Hop& hop, std::optional<double> usual) const {
+bool HopMonitor::keeps_up_elsewhere(const Hop& hop, std::optional<double> median) const {
   for (auto it = observed_.lower_bound({hop.from, WorkerId{0}}); it != observed_.end() && it->first.from == hop.from;
        ++it) {
-    const Observation& last = it->second;
+    const Observation& observation = it->second;
     if (it->first.to == hop.to || !speeds_.contains(it->first)) continue;  // nothing has gone over it
-    if (last.seen < latest_ || last.seen < last.first + kSettlingTime + kGapTimeMin) continue;
+    if (observation.last_at < latest_report_at_ ||
+        observation.last_at < observation.first_at + kSettlingTime + kGapTimeMin)
+      continue;
     const auto watch = watched_.find(it->first);
     if (watch == watched_.end()) return true;
-    if (watch->second.seen - watch->second.window_begin >= kGapTimeMin / 2 &&
-        !find_slow(it->first, watch->second, usual, kGapTimeMin / 2))
+    if (watch->second.observed_at - watch->second.window_begin >= kGapTimeMin / 2 &&
+        !find_slow(it->first, watch->second, median, kGapTimeMin / 2))
       return true;
   }
   return false;

@@ -1,4 +1,5 @@
-// Finds the hop that holds a broadcast back, from the bytes that both of its ends report to hold. No I/O and no clock.
+// Finds the hop, the edge from one node to the next, that slows a broadcast down. Uses the bytes that both of its ends
+// report to hold. No I/O and no clock.
 //
 // A relay forwards every chunk at once. So at other hops, sender and receiver hold nearly the same; at the slow hop,
 // the sender is ahead and stays ahead. The rate is computed from the receiver's reports, so a sender cannot overstate
@@ -17,7 +18,7 @@ namespace echoline::overlay {
 
 class HopMonitor {
  public:
-  static constexpr Duration kGapTimeMin = std::chrono::milliseconds(2000);    // a gap counts once it has lasted so long
+  static constexpr Duration kGapTimeMin = std::chrono::milliseconds(2000);  // a gap counts once it has lasted this long
   static constexpr Duration kSettlingTime = std::chrono::milliseconds(1500);  // a new hop is not judged before
   static constexpr double kSlowFraction = 0.3;           // slow: below this fraction of the planned rate
   static constexpr double kSlowFractionOfMedian = 0.25;  // the same of the hops' median, if none is planned
@@ -46,34 +47,37 @@ class HopMonitor {
   std::size_t size() const { return observed_.size(); }  // observed hops
 
  private:
+  // A hop whose receiver has been behind during the whole window.
   struct Watch {
-    TimePoint window_begin, seen;  // begin of the window and the last observation; there was a gap all the time
-    std::uint64_t held_at_begin = 0, held_now = 0;  // by the receiver
-    std::optional<TimePoint> middle;                // where the next window begins
-    std::uint64_t held_at_middle = 0;
+    TimePoint window_begin, observed_at;            // `observed_at`: time of the last observation
+    std::uint64_t held_at_begin = 0, held_now = 0;  // bytes held by the receiver
+    std::optional<TimePoint> next_window_begin;     // in the middle of this window
+    std::uint64_t held_at_next_begin = 0;
     std::optional<BitRate> expected;
-    // In bytes per second.
-    double rate() const { return static_cast<double>(held_now - held_at_begin) / seconds(seen - window_begin); }
+    double bytes_per_s() const {
+      return static_cast<double>(held_now - held_at_begin) / seconds(observed_at - window_begin);
+    }
   };
   // Median rate of the fleet's hops [bytes/s]; absent for fewer than three.
   std::optional<double> median_rate() const;
-  bool keeps_up_elsewhere(const Hop& hop, std::optional<double> usual) const;
-  // Absent while the gap is younger than `patience`, no rate is expected, or the hop is fast enough.
-  static std::optional<Finding> find_slow(const Hop& hop, const Watch& watch, std::optional<double> usual,
-                                          Duration patience);
+  // Whether the hop's sender keeps up with another of its receivers.
+  bool keeps_up_elsewhere(const Hop& hop, std::optional<double> median) const;
+  // Absent while the gap is younger than `gap_time_min`, no rate is expected, or the hop is fast enough.
+  static std::optional<Finding> find_slow(const Hop& hop, const Watch& watch, std::optional<double> median,
+                                          Duration gap_time_min);
 
   std::map<Hop, Watch> watched_;
-  // Speeds of hops that carry something [bytes/s]. Behind a slow hop all are slow, so the best speed counts.
+  // Rates of hops that carry something [bytes/s]. Behind a slow hop all are slow, so the best rate counts.
   struct Speed {
-    double now = 0, best = 0;
+    double smoothed = 0, best = 0;
   };
   std::map<Hop, Speed> speeds_;
   struct Observation {
-    TimePoint first, changed_at, seen;  // the first one, the last change of `held`, the last one
-    std::uint64_t held = 0;             // bytes held by the receiver
+    TimePoint first_at, changed_at, last_at;  // the first report, the last change of `held`, the last report
+    std::uint64_t held = 0;                   // bytes held by the receiver
   };
   std::map<Hop, Observation> observed_;
-  TimePoint latest_{};
+  TimePoint latest_report_at_{};
 };
 
 }  // namespace echoline::overlay

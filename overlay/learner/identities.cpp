@@ -9,11 +9,13 @@ namespace echoline::overlay {
 namespace {
 
 constexpr std::size_t kUsedTokensMax = 100'000;
-constexpr std::size_t kKnownMax = 100'000;
-constexpr std::size_t kAnswersKept = 4096;
-constexpr double kReturnMax_s = 24 * 3600;  // after its certificate has ended, a machine may still come back
+constexpr std::size_t kKnownMax = 100'000;  // known machines
+constexpr std::size_t kRecentAnswersMax = 4096;
+constexpr double kTokenMarginSeconds = 60;  // a used token is remembered for this long after its expiry
+// A machine may come back for this long after its certificate has expired.
+constexpr double kReturnSecondsMax = 24 * 3600;
 constexpr Duration kForgetPause = std::chrono::minutes(1);
-constexpr std::uint64_t kIssueReserved = 3'600'000;  // an hour ahead
+constexpr std::uint64_t kIssueReservedMs = 3'600'000;  // issue times are reserved an hour ahead
 
 }  // namespace
 
@@ -24,7 +26,7 @@ Identities::Identities(LearnerState& state, std::shared_ptr<const trust::Authori
 }
 
 void Identities::start(std::uint64_t now_unix_ms) {
-  ahead_ = std::max(state_.issue_reserved, now_unix_ms) - now_unix_ms;
+  issue_lead_ms_ = std::max(state_.issue_reserved, now_unix_ms) - now_unix_ms;
 }
 
 Identities::Refusal Identities::enrol(ConnId conn, const Enrol& request, double now_unix_s) {
@@ -35,12 +37,14 @@ Identities::Refusal Identities::enrol(ConnId conn, const Enrol& request, double 
     return "it does not hold the key it shows";
   if (ids_.contains(request.key))
     return certify(conn, request.key, now_unix_s);  // the token has been used, or need not be
-  std::erase_if(state_.used_tokens, [&](const auto& t) { return static_cast<double>(t.second) < now_unix_s - 60; });
+  std::erase_if(state_.used_tokens, [&](const auto& nonce_and_expiry) {
+    return static_cast<double>(nonce_and_expiry.second) < now_unix_s - kTokenMarginSeconds;
+  });
   if (state_.used_tokens.size() >= kUsedTokensMax) return "too many tokens were used just now";
   if (!state_.used_tokens.emplace(token->nonce, token->expires_unix_s).second)
     return fmt::format("the join token for '{}' was used before: issue another one", token->instance);
   const WorkerId id{state_.next_worker++};
-  state_.known[id] = {request.instance, request.key, 0, token->host};
+  state_.known[id] = {.name = request.instance, .key = request.key, .until_unix_s = 0, .host = token->host};
   ids_[request.key] = id;
   return certify(conn, request.key, now_unix_s);
 }
@@ -57,22 +61,23 @@ Identities::Refusal Identities::reissue(ConnId conn, const Return& request, doub
 Identities::Refusal Identities::certify(ConnId conn, const trust::PublicKey& key, double now_unix_s) {
   const WorkerId id = ids_.at(key);
   if (state_.revoked.contains(id)) return "the certificate of this worker was revoked";
-  const double half = seconds(trust::kWorkerLifetimeMax) / 2;
-  auto answer = answers_.find(key);
-  if (answer == answers_.end() || answer->second.second < now_unix_s + half) {
+  const double half_lifetime_s = seconds(trust::kWorkerLifetimeMax) / 2;
+  auto recent = recent_answers_.find(key);
+  if (recent == recent_answers_.end() || recent->second.certificate_until_unix_s < now_unix_s + half_lifetime_s) {
     auto certificate = issue(id, key, now_unix_s);
     if (!certificate) return certificate.error().message();
-    if (answers_.size() >= kAnswersKept) answers_.erase(answers_.begin());
-    const Enrolled enrolled{id, std::move(*certificate), authority_->certificate(), 0};
-    answer =
-        answers_.insert_or_assign(key, std::pair(enrolled, static_cast<double>(state_.known[id].until_unix_s))).first;
+    if (recent_answers_.size() >= kRecentAnswersMax) recent_answers_.erase(recent_answers_.begin());
+    const Enrolled enrolled{
+        .worker = id, .certificate = std::move(*certificate), .authority = authority_->certificate(), .unix_ms = 0};
+    const auto until_unix_s = static_cast<double>(state_.known[id].until_unix_s);
+    recent = recent_answers_.insert_or_assign(key, RecentAnswer{enrolled, until_unix_s}).first;
   }
-  pending_.push_back({conn, answer->second.first});
+  pending_answers_.push_back({conn, recent->second.answer});
   return std::nullopt;
 }
 
-void Identities::drop(ConnId conn) {
-  std::erase_if(pending_, [&](const Pending& p) { return p.conn == conn; });
+void Identities::drop_answer(ConnId conn) {
+  std::erase_if(pending_answers_, [&](const PendingAnswer& p) { return p.conn == conn; });
 }
 
 Result<std::vector<std::byte>> Identities::issue(WorkerId id, const trust::PublicKey& key, double now_unix_s) {
@@ -100,32 +105,35 @@ void Identities::remember(const trust::PeerIdentity& identity, const std::string
   ids_[identity.key] = identity.worker;
 }
 
-Endpoint Identities::endpoint_of(WorkerId id, const Endpoint& named, const std::string& comes_from) const {
+Endpoint Identities::endpoint_of(WorkerId id, const Endpoint& stated, const std::string& source_host) const {
   const auto known = state_.known.find(id);
-  if (known != state_.known.end() && !known->second.host.empty()) return {known->second.host, named.port};
-  return {comes_from, named.port};
+  if (known != state_.known.end() && !known->second.host.empty()) return {known->second.host, stated.port};
+  return {source_host, stated.port};
 }
 
 void Identities::revoke(WorkerId id, double now_unix_s) {
-  const double least = now_unix_s + seconds(trust::kWorkerLifetimeMax);
+  // A certificate of an earlier process may be unknown here, so at least a whole lifetime is covered.
+  const double until_min_s = now_unix_s + seconds(trust::kWorkerLifetimeMax);
   const auto known = state_.known.find(id);
-  const double last = known == state_.known.end() ? 0 : static_cast<double>(known->second.until_unix_s);
-  state_.revoked[id] = static_cast<std::uint64_t>(std::max(least, last) + seconds(trust::kClockTolerance));
+  const double known_until_s = known == state_.known.end() ? 0 : static_cast<double>(known->second.until_unix_s);
+  state_.revoked[id] =
+      static_cast<std::uint64_t>(std::max(until_min_s, known_until_s) + seconds(trust::kClockTolerance));
 }
 
-WorkerSet Identities::revoked_workers(const std::function<std::vector<WorkerId>()>& live) const {
-  WorkerSet set;
-  for (const auto& [id, until] : state_.revoked) set.append(id.value, id.value);
-  if (set.ranges().size() <= kRevokedMax) return set;
-  std::vector<WorkerId> spared = live();
+WorkerSet Identities::revoked_workers(const std::function<std::vector<WorkerId>()>& live_workers) const {
+  WorkerSet revoked;
+  for (const auto& [id, until] : state_.revoked) revoked.append(id.value, id.value);
+  if (revoked.ranges().size() <= kRevokedMax) return revoked;
+  std::vector<WorkerId> spared = live_workers();
   std::sort(spared.begin(), spared.end());
-  set.widen(kRevokedMax, spared);
-  if (set.ranges().size() <= kRevokedMax) return set;
+  revoked.widen(kRevokedMax, spared);
+  if (revoked.ranges().size() <= kRevokedMax) return revoked;
   log::error("{} ranges of workers are revoked, workers hear of the first {}: keep the others out by a new run",
-             set.ranges().size(), kRevokedMax);
-  WorkerSet first;
-  for (std::size_t i = 0; i < kRevokedMax; ++i) first.append(set.ranges()[i].first, set.ranges()[i].last);
-  return first;
+             revoked.ranges().size(), kRevokedMax);
+  WorkerSet first_ranges;
+  for (std::size_t i = 0; i < kRevokedMax; ++i)
+    first_ranges.append(revoked.ranges()[i].first, revoked.ranges()[i].last);
+  return first_ranges;
 }
 
 void Identities::forget(WorkerId id) {
@@ -139,10 +147,10 @@ void Identities::forget(WorkerId id) {
 void Identities::forget_expired(const std::function<bool(WorkerId)>& present, TimePoint now, double now_unix_s) {
   if (now < forget_at_) return;
   forget_at_ = now + kForgetPause;
-  std::vector<WorkerId> ended;
+  std::vector<WorkerId> no_longer_revoked;  // all their certificates have expired
   for (const auto& [id, until] : state_.revoked)
-    if (static_cast<double>(until) < now_unix_s) ended.push_back(id);
-  for (const WorkerId id : ended) {
+    if (static_cast<double>(until) < now_unix_s) no_longer_revoked.push_back(id);
+  for (const WorkerId id : no_longer_revoked) {
     state_.revoked.erase(id);
     forget(id);
   }
@@ -150,27 +158,27 @@ void Identities::forget_expired(const std::function<bool(WorkerId)>& present, Ti
   for (const auto& [id, known] : state_.known)
     if (!present(id) && !state_.revoked.contains(id)) absent.emplace_back(known.until_unix_s, id);
   std::sort(absent.begin(), absent.end());
-  std::size_t too_many = state_.known.size() - std::min(state_.known.size(), kKnownMax);
+  std::size_t surplus_count = state_.known.size() - std::min(state_.known.size(), kKnownMax);
   for (const auto& [until, id] : absent) {
-    const bool late = static_cast<double>(until) + kReturnMax_s < now_unix_s;
-    if (!late && too_many == 0) break;
-    too_many -= too_many > 0;
+    const bool may_not_return = static_cast<double>(until) + kReturnSecondsMax < now_unix_s;
+    if (!may_not_return && surplus_count == 0) break;
+    surplus_count -= surplus_count > 0;
     forget(id);
   }
 }
 
 // Issue times are reserved on disk long before they are used, so a restart never repeats one.
 bool Identities::advance_issue_time(std::uint64_t now_unix_ms) {
-  issued_ = std::max(issued_ + 1, now_unix_ms + ahead_);
-  if (issued_ + kIssueReserved / 2 < state_.issue_reserved) return false;
-  state_.issue_reserved = issued_ + kIssueReserved;
+  last_issue_time_ms_ = std::max(last_issue_time_ms_ + 1, now_unix_ms + issue_lead_ms_);
+  if (last_issue_time_ms_ + kIssueReservedMs / 2 < state_.issue_reserved) return false;
+  state_.issue_reserved = last_issue_time_ms_ + kIssueReservedMs;
   return true;
 }
 
 void Identities::check() const {
-  ECHO_CHECK(issued_ < state_.issue_reserved || issued_ == 0, "issued {} and reserved {}", issued_,
-             state_.issue_reserved);
-  ECHO_CHECK(ids_.size() <= state_.known.size() && answers_.size() <= kAnswersKept);
+  ECHO_CHECK(last_issue_time_ms_ < state_.issue_reserved || last_issue_time_ms_ == 0,
+             "issue time {} is beyond the reserved {}", last_issue_time_ms_, state_.issue_reserved);
+  ECHO_CHECK(ids_.size() <= state_.known.size() && recent_answers_.size() <= kRecentAnswersMax);
 }
 
 }  // namespace echoline::overlay

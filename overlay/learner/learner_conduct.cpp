@@ -35,23 +35,24 @@ void LearnerCore::on_malformed(WorkerId id, const std::string& what, TimePoint n
 }
 
 // The worker accuses another worker that never sent it anything.
-void LearnerCore::on_unfounded_accusation(Worker& accuser, WorkerId of, TimePoint now) {
+void LearnerCore::on_unfounded_accusation(Worker& accuser, WorkerId accused, TimePoint now) {
   const WorkerId id = accuser.view.info.id;
   if (conduct_.record_of(id, unix_ms(now)).budget.take_unfounded(now) == MessageBudget::Verdict::kTooMuch)
-    expel(id, fmt::format("it accuses workers that never sent it anything, the last one worker {}", of), now);
+    expel(id, fmt::format("it accuses workers that never sent it anything, the last one worker {}", accused), now);
 }
 
 // ---- failed edges ----
 
-// The edge failed, both ends live. If it cannot be opened, the ends try in turns. A parent that is silent to its child
-// and to the learner loses its place; a parent that is silent to several children has a slow uplink. Otherwise the two
-// are put apart after the third time, and a worker that fails with several others loses a role.
+// The edge failed although both ends live. If it cannot be opened, the ends try in turns. A parent that is silent to
+// its child and to the learner loses its place. A parent that is silent to several children has a slow uplink.
+// Otherwise the two are separated after the third time, and a worker that fails with several other workers loses a
+// role.
 void LearnerCore::on_edge_failed(Worker& child, const EdgeFailed& failed, TimePoint now) {
   const WorkerId id = child.view.info.id;
   Worker* const parent = workers_.find(failed.parent);
   const Parent* const edge = child.place.edge_from(failed.parent);
   if (!child.place.may_accuse(failed.parent, now)) return on_unfounded_accusation(child, failed.parent, now);
-  if (!parent || !edge) return;  // settled meanwhile
+  if (!parent || !edge) return;  // the parent has left or was replaced meanwhile
   log::warn("worker {} lost the connection to its parent {}: {}", id, failed.parent, failed.reason);
   if (failed.kind == EdgeTroubleKind::kSilent && now > parent->presence.last_frame_at() + 2 * config_.heartbeat) {
     parent->presence.on_complaint(now);
@@ -60,17 +61,20 @@ void LearnerCore::on_edge_failed(Worker& child, const EdgeFailed& failed, TimePo
     return;
   }
   if (failed.kind == EdgeTroubleKind::kUnreachable) {
-    dial_back(*parent, now);
+    test_reachability(*parent, now);
     if (other_end_dials(child, *parent, now)) return;
   }
   if (failed.kind == EdgeTroubleKind::kSilent && !conduct_.is_quarantined(id, unix_ms(now))) {
-    const bool several = slow_hops_.is_silent_to_several(failed.parent, id, now);
+    const bool is_silent_to_several = slow_hops_.is_silent_to_several(failed.parent, id, now);
     const auto planned = planned_rate(*edge, child, topology().copies_sent_by(failed.parent));
-    if (several && planned) return on_slow_hop({{failed.parent, id}, BitRate{0}, *planned}, now);
+    if (is_silent_to_several && planned)
+      return on_slow_hop(
+          {.hop = {.from = failed.parent, .to = id}, .rate = BitRate{0}, .expected = *planned, .others_keep_up = false},
+          now);
   }
   const Conduct::Ruling ruling = conduct_.on_edge_failed(id, failed.parent, now, unix_ms(now));
-  const bool dials = ruling == Conduct::Ruling::kNothing && reach_.parent_dials(failed.parent, id);
-  if (dials && failed.kind != EdgeTroubleKind::kUnreachable && reach_.take_dial(child.view.info.data, now))
+  const bool parent_redials = ruling == Conduct::Ruling::kNothing && reach_.parent_dials(failed.parent, id);
+  if (parent_redials && failed.kind != EdgeTroubleKind::kUnreachable && reach_.claim_dial(child.view.info.data, now))
     send_control(parent->control, DialChild{id, child.view.info.data}, now);  // opens the connection again
   on_failed_edge(id, failed.parent, ruling, now);
 }
@@ -79,13 +83,13 @@ void LearnerCore::on_edge_failed(Worker& child, const EdgeFailed& failed, TimePo
 bool LearnerCore::other_end_dials(Worker& child, const Worker& parent, TimePoint now) {
   const MemberInfo& info = child.view.info;
   const WorkerId parent_id = parent.view.info.id;
-  const Reachability::Turn turn = reach_.pass_turn(parent_id, info.id, info.data, now);
+  const Reachability::Turn turn = reach_.pass_dial_turn(parent_id, info.id, info.data, now);
   if (!turn.changed) return false;
-  for (Parent& p : child.place.assigned->parents)
-    if (p.worker == parent_id) p.dials = turn.parent_dials;
+  for (Parent& edge : child.place.assigned->parents)
+    if (edge.worker == parent_id) edge.dials = turn.parent_dials;
   if (turn.parent_dials) send_control(parent.control, DialChild{info.id, info.data}, now);
   send_control(child.control, *child.place.assigned, now);
-  return turn.first && turn.parent_dials;
+  return turn.first_failure && turn.parent_dials;
 }
 
 void LearnerCore::on_failed_edge(WorkerId child, WorkerId parent, Conduct::Ruling ruling, TimePoint now) {
@@ -94,12 +98,12 @@ void LearnerCore::on_failed_edge(WorkerId child, WorkerId parent, Conduct::Rulin
       return;
     case Conduct::Ruling::kSeparate:
       return separate(child, parent, now);
-    case Conduct::Ruling::kParent:
+    case Conduct::Ruling::kParentAtFault:
       log::warn("worker {} is moved behind the others: it failed to forward", parent);
-      return move_back(parent, now);
-    case Conduct::Ruling::kChild:
+      return move_behind_others(parent, now);
+    case Conduct::Ruling::kChildAtFault:
       log::warn("worker {} is moved behind the others: its edges fail with every parent", child);
-      return move_back(child, now);
+      return move_behind_others(child, now);
   }
 }
 
@@ -109,23 +113,24 @@ void LearnerCore::on_failed_edge(WorkerId child, WorkerId parent, Conduct::Rulin
 bool LearnerCore::is_ahead_of(const Parent& parent, const Worker& child) const {
   const Worker* sender = workers_.find(parent.worker);
   if (!sender || sender->presence.is_silent()) return false;
-  const auto unknown =
-      [&](const auto& holding) {  // the child's next delta, of which not even the announcement has come
-        const PublicationKey& key = holding.first;
-        const StoredPublication* stored = key.base && key.base == child.view.installed ? store_.find(key) : nullptr;
-        return stored && !child.reported.progress.contains(stored->id);
-      };
-  if (std::any_of(sender->reported.holdings.begin(), sender->reported.holdings.end(), unknown)) return true;
-  return std::any_of(child.reported.progress.begin(), child.reported.progress.end(), [&](const auto& has) {
-    const StoredPublication* stored = store_.find(has.first);
+  // The parent holds the child's next delta, of which the child has not even received the announcement.
+  const auto is_unknown_to_child = [&](const auto& holding) {
+    const PublicationKey& key = holding.first;
+    const StoredPublication* stored = key.base && key.base == child.view.installed ? store_.find(key) : nullptr;
+    return stored && !child.reported.progress.contains(stored->id);
+  };
+  if (std::any_of(sender->reported.holdings.begin(), sender->reported.holdings.end(), is_unknown_to_child)) return true;
+  return std::any_of(child.reported.progress.begin(), child.reported.progress.end(), [&](const auto& entry) {
+    const auto& [publication, chunks_at_child] = entry;
+    const StoredPublication* stored = store_.find(publication);
     if (!stored || stored->key().version <= child.view.installed) return false;
-    if (has.second.size() != topology().stripes()) return false;
-    const auto progress = sender->reported.progress.find(has.first);
-    const bool whole = sender->view.installed >= stored->key().version;
-    if (!whole && progress == sender->reported.progress.end()) return false;
-    const auto at_parent = whole ? chunks_by_stripe(*stored) : progress->second;
-    for (std::uint32_t s = 0; s < std::min(has.second.size(), at_parent.size()); ++s)
-      if ((parent.stripe_mask >> s & 1) && at_parent[s] > has.second[s]) return true;
+    if (chunks_at_child.size() != topology().stripes()) return false;
+    const auto progress = sender->reported.progress.find(publication);
+    const bool parent_has_all = sender->view.installed >= stored->key().version;
+    if (!parent_has_all && progress == sender->reported.progress.end()) return false;
+    const auto chunks_at_parent = parent_has_all ? chunks_by_stripe(*stored) : progress->second;
+    for (std::uint32_t s = 0; s < std::min(chunks_at_child.size(), chunks_at_parent.size()); ++s)
+      if ((parent.stripe_mask >> s & 1) && chunks_at_parent[s] > chunks_at_child[s]) return true;
     return false;
   });
 }
@@ -134,15 +139,15 @@ bool LearnerCore::is_ahead_of(const Parent& parent, const Worker& child) const {
 // the child lacks. None of them becomes a helper now, because help would hide the failing edge.
 void LearnerCore::on_stalled(Worker& child, TimePoint now) {
   const WorkerId id = child.view.info.id;
-  std::vector<WorkerId> idle;
+  std::vector<WorkerId> idle_senders;
   const auto helper = helpers_.helper_of(id);
   if (helper && *helper != kLearnerId) {
-    idle.push_back(*helper);
+    idle_senders.push_back(*helper);
   } else if (!helper) {
-    for (const Parent& p : child.place.parents())
-      if (p.worker != kLearnerId && is_ahead_of(p, child)) idle.push_back(p.worker);
+    for (const Parent& edge : child.place.parents())
+      if (edge.worker != kLearnerId && is_ahead_of(edge, child)) idle_senders.push_back(edge.worker);
   }
-  for (const WorkerId parent : idle) {
+  for (const WorkerId parent : idle_senders) {
     log::warn("worker {} waits in vain for what its {} {} holds", id, helper ? "helper" : "parent", parent);
     helpers_.exclude(id, parent);
     on_failed_edge(id, parent, conduct_.on_edge_failed(id, parent, now, unix_ms(now), Conduct::kStallWeight), now);
@@ -157,20 +162,20 @@ void LearnerCore::on_poisoned(Worker& child, const Poisoned& poisoned, TimePoint
   if (!child.place.may_accuse(poisoned.parent, now)) return on_unfounded_accusation(child, poisoned.parent, now);
   if (poisoned.parent == kLearnerId) return;
   log::warn("worker {} -> {}: bad chunk {}", poisoned.parent, accuser, poisoned.index);
-  const auto here = [this](WorkerId id) { return workers_.contains(id); };
-  switch (conduct_.on_bad_chunk(accuser, poisoned.parent, unix_ms(now), here)) {
+  const auto is_connected = [this](WorkerId id) { return workers_.contains(id); };
+  switch (conduct_.on_bad_chunk(accuser, poisoned.parent, unix_ms(now), is_connected)) {
     case Conduct::Ruling::kNothing:
       return;
     case Conduct::Ruling::kSeparate:
       return separate(accuser, poisoned.parent, now);
-    case Conduct::Ruling::kParent:
+    case Conduct::Ruling::kParentAtFault:
       return on_quarantined(poisoned.parent, "several workers got bad chunks from it", now);
-    case Conduct::Ruling::kChild:
+    case Conduct::Ruling::kChildAtFault:
       return on_quarantined(accuser, "it accuses many workers of bad chunks, and no other worker accuses them", now);
   }
 }
 
-// Either of the two may be at fault, so neither is judged. They are no longer parent and child.
+// Either of the two may be at fault, so neither is blamed. Planning the topology again keeps them apart.
 void LearnerCore::separate(WorkerId child, WorkerId parent, TimePoint now) {
   log::warn("workers {} and {} are put apart: what one says of the other is not proven", parent, child);
   set_topology(topology(), now);
@@ -180,18 +185,18 @@ void LearnerCore::separate(WorkerId child, WorkerId parent, TimePoint now) {
 void LearnerCore::on_quarantined(WorkerId id, const std::string& why, TimePoint now) {
   log::warn("worker {} is quarantined, it forwards nothing any more: {}", id, why);
   save(now);
-  if (workers_.contains(id)) move_back(id, now);
+  if (workers_.contains(id)) move_behind_others(id, now);
 }
 
 // ---- periodic checks ----
 
 void LearnerCore::check_conduct(TimePoint now) {
-  std::vector<WorkerId> try_again;
+  std::vector<WorkerId> may_forward_again;
   for (const auto& [id, worker] : workers_)
-    if (conduct_.take_retry(id, unix_ms(now))) try_again.push_back(id);
-  for (const WorkerId id : try_again) move_back(id, now);
+    if (conduct_.take_retry(id, unix_ms(now))) may_forward_again.push_back(id);
+  for (const WorkerId id : may_forward_again) move_behind_others(id, now);
   if (!conduct_.take_prune(now)) return;
-  const auto present = workers_.all();
+  const auto present = workers_.all_ids();
   conduct_.prune({present.begin(), present.end()}, unix_ms(now));
 }
 
@@ -200,7 +205,7 @@ void LearnerCore::credit_delivery(WorkerId sender, WorkerId receiver, TimePoint 
   if (sender == kLearnerId || !conduct_.on_delivery(sender, receiver, unix_ms(now))) return;
   const auto& leaves = topology().leaves_only;
   if (workers_.contains(sender) && std::binary_search(leaves.begin(), leaves.end(), sender))
-    move_back(sender, now);  // it may forward again
+    move_behind_others(sender, now);  // it may forward again
 }
 
 }  // namespace echoline::overlay

@@ -6,6 +6,13 @@
 #include "base/log.hpp"
 
 namespace echoline::overlay {
+namespace {
+
+constexpr Duration kOwnCertificateLifetime = std::chrono::hours(24 * 365);  // longer than any run
+constexpr Version kEveryVersion{~std::uint64_t{0}};                         // above all versions
+constexpr std::size_t kStatusPublicationsMax = 4;  // publications listed in one status to the children
+
+}  // namespace
 
 LearnerCore::LearnerCore(LearnerConfig config)
     : Core(config.core),
@@ -13,7 +20,7 @@ LearnerCore::LearnerCore(LearnerConfig config)
       file_(config_.state.value_or(LearnerState{}), config_.durable, actions_),
       identities_(file_.state(), config_.authority),
       conduct_(config_.heartbeat, config_.state ? config_.state->conduct : decltype(LearnerState::conduct){}),
-      store_({config_.store_bytes_max, {}, false}, *config_.checker, actions_),
+      store_({.memory_max = config_.store_bytes_max, .disk_max = {}, .disk = false}, *config_.checker, actions_),
       edges_(store_, uplink_, config_.catch_ups_on_demand),
       plan_(config_),
       pending_peers_(config_.core.connections),
@@ -31,18 +38,18 @@ LearnerCore::LearnerCore(LearnerConfig config)
   if (!published.empty()) edges_.raise_target(published.rbegin()->first);
 }
 
-// No other machine can use the learner's own certificate, so its lifetime covers the longest runs.
+// The learner's own certificate may live long, because no other machine can use it.
 void LearnerCore::start(TimePoint now) {
   trust::CertificateRequest request;
   request.subject = config_.authority->public_key();
   request.kind = trust::PeerIdentity::Kind::kLearner;
   request.serial = file_.state().next_serial++;
   request.now_unix_s = unix_s(now);
-  request.lifetime = std::chrono::hours(24 * 365);
+  request.lifetime = kOwnCertificateLifetime;
   auto certificate = config_.authority->issue(request);
   ECHO_CHECK(certificate.has_value(), "{}", certificate ? "" : certificate.error().message());
   actions_.push_back(act::UseCertificate{std::move(*certificate), config_.authority->certificate()});
-  beat_at_ = now + config_.heartbeat;
+  next_beat_at_ = now + config_.heartbeat;
   identities_.start(unix_ms(now));
   issue_time(now);  // reserves the next issue times, and so saves the state
 }
@@ -64,19 +71,19 @@ void LearnerCore::expel(WorkerId id, const std::string& reason, TimePoint now) {
   if (!workers_.is_known(id)) return;
   identities_.revoke(id, unix_s(now));
   save(now);
-  remove_worker(id, reason, true, now);
+  remove_worker(id, reason, /*send_goodbye=*/true, now);
   forget_away(id, reason);
-  make_beacon(now);
+  make_beacon(now);  // tells the other workers about the revocation
 }
 
 void LearnerCore::give_up(WorkerId id, const std::string& reason, TimePoint now) {
-  remove_worker(id, reason, false, now);
+  remove_worker(id, reason, /*send_goodbye=*/false, now);
   forget_away(id, reason);
 }
 
 void LearnerCore::leave(TimePoint now) {
   for (auto& [id, worker] : workers_) {
-    send_control(worker.control, Goodbye{"the run has ended", true}, now);
+    send_control(worker.control, Goodbye{.reason = "the run has ended", .run_ended = true}, now);
     uplink_.close(worker.control);
     close(worker.control);
   }
@@ -84,32 +91,33 @@ void LearnerCore::leave(TimePoint now) {
   for (const ConnId conn : pending_peers_.take_all()) close(conn);
   for (const ConnId conn : reach_.end_all_dials()) close(conn);
   workers_.forget_connections();
-  beat_at_ = kNever;
+  next_beat_at_ = kNever;
   plan_.stop();
   file_.stop();
 }
 
 LearnerStats LearnerCore::stats() const {
-  LearnerStats s;
+  LearnerStats stats;
   for (const auto& [id, worker] : workers_) {
-    s.workers.push_back(worker.view);
-    s.workers.back().silent = worker.presence.is_silent();
-    s.workers.back().reachable = reach_.is_reachable(id);
+    WorkerView& view = stats.workers.emplace_back(worker.view);
+    view.silent = worker.presence.is_silent();
+    view.reachable = reach_.is_reachable(id);
     const Conduct::Record* record = conduct_.find(id);
-    s.workers.back().quarantined = record && record->kept.quarantined_until_ms > 0;
+    view.quarantined = record && record->stored.quarantined_until_ms > 0;
   }
-  for (const auto& [id, worker] : workers_.away()) s.away.push_back({worker.view.info, worker.presence.away_reason()});
-  s.topology = topology();
-  s.chunk_bytes_sent = {edges_.chunk_bytes_sent()};
-  s.bytes_sent = bytes_sent();
-  s.bytes_received = bytes_received();
-  s.joined = workers_.joined_count();
-  s.lost = workers_.lost_count();
-  s.quarantined = conduct_.quarantines();
-  s.floods = conduct_.floods();
-  s.slow_hops = slow_hops_.recent();
-  s.known_publications = edges_.known_publications();
-  return s;
+  for (const auto& [id, worker] : workers_.away())
+    stats.away.push_back({worker.view.info, worker.presence.away_reason()});
+  stats.topology = topology();
+  stats.chunk_bytes_sent = {edges_.chunk_bytes_sent()};
+  stats.bytes_sent = bytes_sent();
+  stats.bytes_received = bytes_received();
+  stats.joined = workers_.joined_count();
+  stats.lost = workers_.lost_count();
+  stats.quarantined = conduct_.quarantines();
+  stats.floods = conduct_.floods();
+  stats.slow_hops = slow_hops_.recent();
+  stats.known_publications = edges_.known_publications();
+  return stats;
 }
 
 void LearnerCore::check() const {
@@ -122,10 +130,10 @@ void LearnerCore::check() const {
   catch_ups_.check();
   slow_hops_.check();
   plan_.check();
-  const auto placed = std::count_if(workers_.begin(), workers_.end(),
-                                    [](const auto& worker) { return worker.second.place.assigned.has_value(); });
-  ECHO_CHECK(static_cast<std::size_t>(placed) == topology().size(), "{} workers have a place in a topology of {}",
-             placed, topology().size());
+  const auto placed_count = std::count_if(workers_.begin(), workers_.end(),
+                                          [](const auto& worker) { return worker.second.place.assigned.has_value(); });
+  ECHO_CHECK(static_cast<std::size_t>(placed_count) == topology().size(), "{} workers have a place in a topology of {}",
+             placed_count, topology().size());
 }
 
 // ---- connections ----
@@ -138,23 +146,24 @@ void LearnerCore::on_accepted(ConnId conn, const PeerInfo& peer, TimePoint now) 
 
 void LearnerCore::on_connected(ConnId conn, TimePoint now) {
   postpone_after_pause(now);
-  close(conn);
-  if (const auto dial = reach_.end_dial(conn, true, now)) on_dialled_back(*dial, "", now);
+  close(conn);  // the learner dials only to test whether a worker can be reached
+  if (const auto dial = reach_.end_dial(conn, /*connected=*/true, now)) on_reachability_tested(*dial, "", now);
 }
 
 void LearnerCore::on_closed(ConnId conn, const std::string& reason, TimePoint now) {
   postpone_after_pause(now);
   pending_peers_.erase(conn);
-  identities_.drop(conn);
+  identities_.drop_answer(conn);
   edges_.close(conn);
-  if (const auto dial = reach_.end_dial(conn, false, now)) return on_dialled_back(*dial, reason, now);
-  if (const Worker* worker = workers_.find_by(conn))
+  if (const auto dial = reach_.end_dial(conn, /*connected=*/false, now))
+    return on_reachability_tested(*dial, reason, now);
+  if (const Worker* worker = workers_.find_by_control(conn))
     set_away(worker->view.info.id, "its connection was lost: " + reason, now);
 }
 
 void LearnerCore::on_corrupt(ConnId conn, const std::string& reason, TimePoint now) {
   postpone_after_pause(now);
-  const Worker* worker = workers_.find_by(conn);
+  const Worker* worker = workers_.find_by_control(conn);
   const auto sender = worker ? std::optional(worker->view.info.id) : edges_.child_of(conn);
   on_closed(conn, reason, now);
   if (sender) on_malformed(*sender, reason, now);
@@ -162,7 +171,7 @@ void LearnerCore::on_corrupt(ConnId conn, const std::string& reason, TimePoint n
 
 void LearnerCore::on_frame(ConnId conn, Frame frame, TimePoint now) {
   postpone_after_pause(now);
-  if (Worker* worker = workers_.find_by(conn)) {
+  if (Worker* worker = workers_.find_by_control(conn)) {
     const WorkerId id = worker->view.info.id;
     if (worker->presence.on_frame(config_, now)) {
       log::info("worker {} is heard again", id);
@@ -173,17 +182,17 @@ void LearnerCore::on_frame(ConnId conn, Frame frame, TimePoint now) {
     const auto message = decode_control(frame.body.bytes());
     if (!message) return on_malformed(id, message.error().message(), now);
     if (const auto kind = MessageBudget::kind_of(*message); kind && !within_budget(id, *kind, now)) return;
-    return on_worker(*worker, *message, now);
+    return on_worker_message(*worker, *message, now);
   }
-  if (edges_.contains(conn)) return on_edge(conn, frame, now);
+  if (edges_.contains(conn)) return on_edge_frame(conn, frame, now);
   if (const PendingPeer* pending = pending_peers_.find(conn)) on_pending_peer(conn, PendingPeer(*pending), frame, now);
 }
 
-// Against the budget count whole messages, and parts that are smaller than an honest worker sends. A message beyond the
-// budget is dropped as a whole.
+// Whole messages count against the budget, and so do parts that are smaller than an honest worker sends. A message
+// beyond the budget is dropped as a whole.
 void LearnerCore::on_message_part(WorkerId id, const Frame& frame, TimePoint now) {
-  constexpr std::size_t kSmallPart = 4096;
-  const bool counts_as_message = !frame.more || frame.body.size() < kSmallPart;
+  constexpr std::size_t kSmallPartBytes = 4096;
+  const bool counts_as_message = !frame.more || frame.body.size() < kSmallPartBytes;
   const bool is_within_budget = !counts_as_message || within_budget(id, MessageBudget::Kind::kApplication, now);
   if (!workers_.contains(id)) return;  // it was expelled
   auto message = workers_.add_part(id, frame, config_.message_bytes_max);
@@ -191,7 +200,7 @@ void LearnerCore::on_message_part(WorkerId id, const Frame& frame, TimePoint now
   if (*message) {
     if (is_within_budget) actions_.push_back(act::MessageFrom{id, std::move(**message)});
   } else if (workers_.incomplete_bytes() > config_.assembling_bytes_max) {
-    const Worker& sender = workers_.most_incomplete();
+    const Worker& sender = workers_.sender_of_most_incomplete_bytes();
     set_away(sender.view.info.id,
              fmt::format("{} bytes of its messages are not whole, and {} of all together, at most {} may be",
                          sender.incoming.bytes(), workers_.incomplete_bytes(), config_.assembling_bytes_max),
@@ -249,7 +258,7 @@ void LearnerCore::on_pending_peer(ConnId conn, const PendingPeer& pending, const
   refuse(conn, "it did not introduce itself", now);
 }
 
-void LearnerCore::renew(Worker& worker, const Renew& request, TimePoint now) {
+void LearnerCore::renew_certificate(Worker& worker, const Renew& request, TimePoint now) {
   if (request.key != worker.key)
     return log::warn("worker {} asks for a certificate for another key than its own: refused", worker.view.info.id);
   const WorkerId id = worker.view.info.id;
@@ -276,13 +285,18 @@ void LearnerCore::admit_worker(ConnId conn, const PendingPeer& pending, Hello he
   const Endpoint stated_endpoint =
       std::exchange(hello.data, identities_.endpoint_of(id, hello.data, pending.peer.host));
   hello.name = state().known.at(id).name;
-  const MemberInfo info{id, hello.name, hello.data, hello.up, hello.down, std::move(hello.place)};
-  const std::string application = config_.welcome ? config_.welcome(info) : std::string();
-  if (application.size() > kWelcomeBytesMax) {
+  const MemberInfo info{.id = id,
+                        .name = hello.name,
+                        .data = hello.data,
+                        .up = hello.up,
+                        .down = hello.down,
+                        .place = std::move(hello.place)};
+  const std::string application_bytes = config_.welcome ? config_.welcome(info) : std::string();
+  if (application_bytes.size() > kWelcomeBytesMax) {
     log::error(
         "worker {} cannot be welcomed: the application's welcome has {} bytes, at most {} may be: send the rest as "
         "messages",
-        id, application.size(), kWelcomeBytesMax);
+        id, application_bytes.size(), kWelcomeBytesMax);
     return refuse(conn, "the learner's application has no welcome for it", now);
   }
   pending_peers_.erase(conn);
@@ -294,21 +308,27 @@ void LearnerCore::admit_worker(ConnId conn, const PendingPeer& pending, Hello he
   worker.view.installed.reset();
   reach_.add(id);
   worker.draining = false;
-  const bool installed = hello.installed && hello.installed->epoch == epoch();
-  if (installed && publications_.is_published(*hello.installed)) {
+  // Versions of an earlier epoch are void, so the worker counts as having none.
+  const bool has_version = hello.installed && hello.installed->epoch == epoch();
+  if (has_version && publications_.is_published(*hello.installed)) {
     worker.view.installed = hello.installed->version;
     worker.view.installed_digest = hello.installed->policy_digest;
   }
   worker.key = pending.peer.identity.key;
   uplink_.open(conn, worker.messages);
   send_control(conn,
-               Welcome{id, config_.heartbeat, config_.network.heartbeat_timeout * kLearnerPatience, unix_ms(now),
-                       application, config_.away_max, config_.policy_bytes},
+               Welcome{.worker = id,
+                       .heartbeat = config_.heartbeat,
+                       .patience = config_.network.heartbeat_timeout * kLearnerPatience,
+                       .unix_ms = unix_ms(now),
+                       .application = application_bytes,
+                       .away_max = config_.away_max,
+                       .policy = config_.policy_bytes},
                now);
   if (!beacon_) make_beacon(now);
   send_control(conn, *beacon_, now);
   actions_.push_back(act::Joined{worker.view.info});
-  // A worker that listens on all addresses, or on loopback, names one of these hosts. They say nothing about its
+  // A worker that listens on all addresses, or on loopback, states one of these hosts. They say nothing about its
   // address.
   static const std::set<std::string> kUnspecificHosts{"", "0.0.0.0", "::", "127.0.0.1", "::1"};
   if (!kUnspecificHosts.contains(stated_endpoint.host) && stated_endpoint.host != info.data.host)
@@ -317,9 +337,9 @@ void LearnerCore::admit_worker(ConnId conn, const PendingPeer& pending, Hello he
                                     "does not name that host (`echoline token --reach`)",
                                     to_text(info.data), to_text(stated_endpoint))},
                  now);
-  dial_back(worker, now);
+  test_reachability(worker, now);
   plan_soon(now);
-  if (installed && !worker.view.installed) on_malformed(id, never_published(*hello.installed), now);
+  if (has_version && !worker.view.installed) on_malformed(id, never_published_text(*hello.installed), now);
 }
 
 void LearnerCore::admit_edge(ConnId conn, WorkerId id, PeerHello hello, TimePoint now) {
@@ -341,17 +361,18 @@ void LearnerCore::admit_edge(ConnId conn, WorkerId id, PeerHello hello, TimePoin
 }
 
 void LearnerCore::open_edge(ConnId conn, WorkerId id, PeerHello hello, TimePoint now) {
-  const bool wanted_was_checked = hello.catch_up_to || (hello.stream != 0 && !edges_.connections_of(id, false).empty());
+  const bool wanted_was_checked =
+      hello.catch_up_to || (hello.stream != 0 && !edges_.connections_of(id, /*helped=*/false).empty());
   if (const Status granted = wanted_was_checked ? ok() : grants_.check_wanted(id, hello.have.wanted); !granted)
     return refuse(conn, fmt::format("worker {}: {}", id, granted.error().message()), now);
   pending_peers_.erase(conn);
   if (hello.stream == 0)  // the first of a new edge: its old connections are dead
     close_edges(edges_.connections_of(id, hello.catch_up_to.has_value()));
   if (!edges_.open(conn, id, std::move(hello), now)) return close(conn);
-  request_catch_up(now);
+  request_next_catch_up(now);
 }
 
-void LearnerCore::on_edge(ConnId conn, const Frame& frame, TimePoint now) {
+void LearnerCore::on_edge_frame(ConnId conn, const Frame& frame, TimePoint now) {
   const WorkerId child = *edges_.child_of(conn);
   const auto drop = [&](const std::string& why) {
     log::warn("closing a data connection: {}", why);
@@ -367,7 +388,7 @@ void LearnerCore::on_edge(ConnId conn, const Frame& frame, TimePoint now) {
   const auto kind = MessageBudget::kind_of(*message);
   if (kind && !within_budget(child, *kind, now, frame.body.size())) return;
   if (auto* have = std::get_if<Have>(&*message)) {
-    const Status granted = edges_.helps(conn) ? ok() : grants_.check_wanted(child, have->wanted);
+    const Status granted = edges_.is_helped(conn) ? ok() : grants_.check_wanted(child, have->wanted);
     if (!granted) return drop(fmt::format("worker {}: {}", child, granted.error().message()));
     edges_.update(conn, std::move(*have), now);
   } else if (const auto* grant = std::get_if<SignedGrant>(&*message)) {
@@ -377,30 +398,30 @@ void LearnerCore::on_edge(ConnId conn, const Frame& frame, TimePoint now) {
     edges_.send_again(conn, *request, now);
   else
     return malformed("a child sent a message that is not for a parent");
-  request_catch_up(now);
+  request_next_catch_up(now);
 }
 
 // ---- workers ----
 
-void LearnerCore::on_worker(Worker& worker, const ControlMessage& message, TimePoint now) {
+void LearnerCore::on_worker_message(Worker& worker, const ControlMessage& message, TimePoint now) {
   const WorkerId id = worker.view.info.id;
   if (const auto* ack = std::get_if<Installed>(&message)) return on_ack(worker, *ack, now);
   if (const auto* beat = std::get_if<Heartbeat>(&message)) return on_heartbeat(worker, *beat, now);
   if (const auto* failed = std::get_if<EdgeFailed>(&message)) return on_edge_failed(worker, *failed, now);
   if (const auto* poisoned = std::get_if<Poisoned>(&message)) return on_poisoned(worker, *poisoned, now);
   if (const auto* need = std::get_if<NeedHelp>(&message)) return on_need_help(worker, *need, now);
-  if (const auto* wish = std::get_if<Renew>(&message)) return renew(worker, *wish, now);
+  if (const auto* request = std::get_if<Renew>(&message)) return renew_certificate(worker, *request, now);
   if (std::get_if<Draining>(&message)) {
     worker.draining = true;
-    return move_back(id, now);
+    return move_behind_others(id, now);
   }
   if (const auto* trouble = std::get_if<Trouble>(&message)) {
-    if (++conduct_.record_of(id, unix_ms(now)).troubles <= kTroublesMax)
-      actions_.push_back(act::TroubleOf{id, trouble->text});
+    if (++conduct_.record_of(id, unix_ms(now)).troubles_reported <= kTroublesMax)
+      actions_.push_back(act::WorkerTrouble{id, trouble->text});
     return;
   }
   if (const auto* goodbye = std::get_if<Goodbye>(&message))
-    return remove_worker(id, "it left: " + goodbye->reason, false, now);
+    return remove_worker(id, "it left: " + goodbye->reason, /*send_goodbye=*/false, now);
   on_malformed(id, "it sent a message that is not for a learner", now);
 }
 
@@ -408,7 +429,7 @@ void LearnerCore::on_worker(Worker& worker, const ControlMessage& message, TimeP
 
 // Answers and publications that wait for the state to be on disk follow in after_saved().
 void LearnerCore::save(TimePoint now) {
-  file_.state().conduct = conduct_.kept();
+  file_.state().conduct = conduct_.stored_records();
   if (file_.save()) after_saved(now);
 }
 
@@ -423,18 +444,18 @@ void LearnerCore::on_saved(const Status& status, TimePoint now) {
 }
 
 void LearnerCore::after_saved(TimePoint now) {
-  for (Identities::Pending& pending : identities_.take_pending()) {
+  for (Identities::PendingAnswer& pending : identities_.take_pending_answers()) {
     pending_peers_.erase(pending.conn);
     pending.answer.unix_ms = unix_ms(now);
     send_control(pending.conn, pending.answer, now);
     close(pending.conn);
   }
-  close_finished(now);
+  close_saved_publications(now);
 }
 
 std::uint64_t LearnerCore::issue_time(TimePoint now) {
   if (identities_.advance_issue_time(unix_ms(now))) save(now);
-  return identities_.issued();
+  return identities_.last_issue_time();
 }
 
 void LearnerCore::make_beacon(TimePoint now) {
@@ -445,44 +466,45 @@ void LearnerCore::make_beacon(TimePoint now) {
   beacon.issued_unix_ms = unix_ms(now);
   beacon.expires_unix_ms = beacon.issued_unix_ms + static_cast<std::uint64_t>(seconds(kBeaconLifetime) * 1e3);
   beacon.newest = publications_.newest();
-  beacon.revoked = identities_.revoked_workers([this] { return workers_.all(); });
+  beacon.revoked = identities_.revoked_workers([this] { return workers_.all_ids(); });
   beacon_ = sign(beacon, config_.authority->key());
 }
 
 void LearnerCore::on_beat(TimePoint now) {
-  beat_at_ = now + config_.heartbeat;
-  if (store_.erase_expired(unix_ms(now), Version{~std::uint64_t{0}})) edges_.on_store_changed(now);
-  request_catch_up(now);
+  next_beat_at_ = now + config_.heartbeat;
+  if (store_.erase_expired(unix_ms(now), kEveryVersion)) edges_.on_store_changed(now);
+  request_next_catch_up(now);
   identities_.forget_expired([this](WorkerId id) { return workers_.is_known(id); }, now, unix_s(now));
   make_beacon(now);
   for (auto& [id, worker] : workers_) send_control(worker.control, *beacon_, now);
   renew_grants(now);
   EdgeStatus status{*beacon_, {}};
-  for (const Broadcast& b : publications_.broadcasts().open())
-    if (const StoredPublication* stored = store_.find(b.id); stored && status.progress.size() < 4)
-      status.progress.push_back({b.id, chunks_by_stripe(*stored)});
+  for (const Broadcast& broadcast : publications_.broadcasts().open())
+    if (const StoredPublication* stored = store_.find(broadcast.id);
+        stored && status.progress.size() < kStatusPublicationsMax)
+      status.progress.push_back({broadcast.id, chunks_by_stripe(*stored)});
   edges_.send_to_all(status, now);
   check_presence(now);
   check_conduct(now);
   give_up_stragglers(now);
   measure_hops(now);
-  choose_policy(now);
+  choose_topology_kind(now);
 }
 
 void LearnerCore::on_timer(TimePoint now) {
   postpone_after_pause(now);
   resume_reading(now);
   if (now >= plan_.next_deadline()) plan_now(now);
-  if (now >= beat_at_) on_beat(now);
-  for (const WorkerId id : reach_.take_planned(now)) dial_back(workers_.at(id), now);
+  if (now >= next_beat_at_) on_beat(now);
+  for (const WorkerId id : reach_.take_planned(now)) test_reachability(workers_.at(id), now);
   if (file_.take_retry(now)) save(now);
-  for (const ConnId conn : pending_peers_.take_late(now)) close(conn);
+  for (const ConnId conn : pending_peers_.take_expired(now)) close(conn);
   uplink_.on_timer(now);
 }
 
 TimePoint LearnerCore::next_deadline() const {
-  return std::min({uplink_.next_deadline(), reading_deadline(), beat_at_, plan_.next_deadline(), file_.next_deadline(),
-                   pending_peers_.next_deadline(), reach_.next_deadline()});
+  return std::min({uplink_.next_deadline(), reading_deadline(), next_beat_at_, plan_.next_deadline(),
+                   file_.next_deadline(), pending_peers_.next_deadline(), reach_.next_deadline()});
 }
 
 }  // namespace echoline::overlay

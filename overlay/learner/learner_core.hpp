@@ -1,6 +1,9 @@
 // The learner's protocol: enrols and admits workers, is the source of every publication, and sends each worker its
 // parents. The components below decide; this class carries the decisions out. No I/O and no clock.
 //
+// A publication is one version of the policy as it travels; a delta changes the version before it (its base). Data
+// connections are edges from a parent, a worker or the learner, to its child.
+//
 // A worker that is not heard becomes silent, after a time learned from its heartbeats: other workers take its place in
 // the topology. After heartbeat_timeout, or when its connection breaks, it is away: its connections and leases end. It
 // keeps its identity and record, and is a full member again when it comes back. After away_max it is lost.
@@ -33,16 +36,18 @@ struct LearnerConfig : LearnerRules {
   CoreOptions core;
   Endpoint self;  // where this learner listens
   std::shared_ptr<const trust::Authority> authority;
-  std::shared_ptr<const Checker> checker;  // of the same authority
-  std::optional<LearnerState> state;       // of an earlier process of this run
+  std::shared_ptr<const SignatureChecker> checker;  // of the same authority
+  std::optional<LearnerState> state;                // of an earlier process of this run
   // The application's version after a restart. Later versions become void, and a new epoch begins.
   std::optional<Version> resumed_at;
-  bool durable = false;                                       // the driver has a disk and performs act::SaveState
-  std::function<std::uint32_t(const MemberInfo&)> region_of;  // empty: the learner's region; has no side effects
+  bool durable = false;  // the driver has a disk and performs act::SaveState
+  // The region of a worker, without side effects; empty: all are in the learner's region.
+  std::function<std::uint32_t(const MemberInfo&)> region_of;
   Bytes store_bytes_max{1ull << 30};
   Bytes policy_bytes{};                              // size of the policy; zero: not known
   std::size_t message_bytes_max = kMessageBytesMax;  // longer messages of workers are dropped
-  // All workers' messages that have not arrived whole. Beyond that the worker with most of them is disconnected.
+  // Limit on the bytes of all messages that have arrived only in part. Beyond it, the worker with most of them is
+  // disconnected.
   std::size_t assembling_bytes_max = 16 * kMessageBytesMax;
   // Whether the application's bytes on a heartbeat are valid. May be empty; has no side effects.
   std::function<Status(std::string_view)> check_heartbeat;
@@ -50,13 +55,14 @@ struct LearnerConfig : LearnerRules {
   bool catch_ups_on_demand = true;  // the application answers act::NeedCatchUp
   // Stored deltas that act::NeedCatchUp may ask to fold into one, if they have at most 1/kFoldShare of policy_bytes.
   std::size_t folded_max = 64;
-  std::function<std::string(const MemberInfo&)> welcome;  // may be empty; no side effects; at most kWelcomeBytesMax
+  // Makes the application's part of a welcome, at most kWelcomeBytesMax, without side effects. May be empty.
+  std::function<std::string(const MemberInfo&)> welcome;
 };
 
 class LearnerCore final : public Core {
  public:
   static constexpr std::size_t kWelcomeBytesMax = 192 * 1024;
-  // Unsent application bytes to one worker, before it is disconnected.
+  // A worker with more unsent application bytes is disconnected.
   static constexpr std::size_t kUnsentBytesMax = 4 * kMessageBytesMax;
   static constexpr Duration kBeaconLifetime = std::chrono::minutes(2);
   // Heartbeat timeouts before a worker gives up its connection to a learner that it does not hear. The
@@ -76,9 +82,10 @@ class LearnerCore final : public Core {
   Status finish(const Manifest& manifest, const SignedManifest& as_signed, TimePoint now, Duration sealing = {});
   // Withdraws a publication that was not closed.
   void abandon(const PublicationId& id, TimePoint now);
-  // The stored deltas that lead from version `from` to the newest. kNotFound: some are no longer stored, or too many.
+  // Returns the stored deltas that lead from version `from` to the newest. kNotFound: some are no longer stored, or too
+  // many.
   Result<StoredDeltas> deltas_from(Version from) const;
-  const Checker& checker() const { return *config_.checker; }
+  const SignatureChecker& checker() const { return *config_.checker; }
 
   // At most kMessageBytesMax (checked). A message to a worker that is not connected is dropped.
   void send_message(WorkerId worker, Slice bytes, TimePoint now);
@@ -90,8 +97,8 @@ class LearnerCore final : public Core {
   LearnerStats stats() const;
   void check() const;  // aborts if an invariant is broken
   const chains::Topology& topology() const { return plan_.topology(); }
-  // The chunk size with which a publication as large as the last of its kind arrives soonest over the present topology
-  // (chains::best_chunk()). At least as large as a snapshot of the policy needs.
+  // Returns the chunk size with which a publication as large as the last of its kind arrives soonest over the present
+  // topology (chains::best_chunk()). At least as large as a snapshot of the policy needs.
   Bytes chunk_size_for(const PublicationKey& key, TimePoint now) const;
   const LearnerState& state() const { return file_.state(); }
   std::uint64_t epoch() const { return state().epoch; }
@@ -107,7 +114,7 @@ class LearnerCore final : public Core {
   void on_sent(ConnId conn, std::size_t bytes, TimePoint now) override;
   void on_saved(const Status& status, TimePoint now) override;
   void on_large_packets_dropped(WorkerId peer, const std::string& what, TimePoint) override {
-    actions_.push_back(act::TroubleOf{peer, what});
+    actions_.push_back(act::WorkerTrouble{peer, what});
   }
   void on_timer(TimePoint now) override;
   TimePoint next_deadline() const override;
@@ -117,16 +124,17 @@ class LearnerCore final : public Core {
 
   // Membership (learner_core.cpp).
   void on_pending_peer(ConnId conn, const PendingPeer& pending, const Frame& frame, TimePoint now);
-  void renew(Worker& worker, const Renew& renew, TimePoint now);
+  void renew_certificate(Worker& worker, const Renew& request, TimePoint now);
   void admit_worker(ConnId conn, const PendingPeer& pending, Hello hello, TimePoint now);
   void admit_edge(ConnId conn, WorkerId id, PeerHello hello, TimePoint now);
   void open_edge(ConnId conn, WorkerId id, PeerHello hello, TimePoint now);
   void on_message_part(WorkerId id, const Frame& frame, TimePoint now);
-  void on_worker(Worker& worker, const ControlMessage& message, TimePoint now);
-  void on_edge(ConnId conn, const Frame& frame, TimePoint now);
+  void on_worker_message(Worker& worker, const ControlMessage& message, TimePoint now);
+  void on_edge_frame(ConnId conn, const Frame& frame, TimePoint now);
   void close_edges(const std::vector<ConnId>& conns);
-  void refuse(ConnId conn, const std::string& reason, TimePoint now);
-  void on_beat(TimePoint now);
+  void refuse(ConnId conn, const std::string& reason, TimePoint now);  // says why, and closes
+  void on_beat(TimePoint now);                                         // once in every heartbeat interval
+  // A beacon is the learner's signed sign of life: it lists the newest version and the revoked workers.
   void make_beacon(TimePoint now);
   std::optional<Version> base_of_newest() const;
   Status add_own(const PublicationId& id, const PublicationKey& key, const SealedChunk& chunk);
@@ -134,8 +142,8 @@ class LearnerCore final : public Core {
   void after_saved(TimePoint now);
 
   // Presence (learner_presence.cpp).
-  void dial_back(const Worker& worker, TimePoint now);
-  void on_dialled_back(const Reachability::Outcome& dial, const std::string& reason, TimePoint now);
+  void test_reachability(const Worker& worker, TimePoint now);
+  void on_reachability_tested(const Reachability::Outcome& dial, const std::string& reason, TimePoint now);
   void mark_silent(WorkerId id, const std::string& reason, TimePoint now);
   void set_away(WorkerId id, const std::string& reason, TimePoint now);
   void remove_worker(WorkerId id, const std::string& reason, bool send_goodbye, TimePoint now);
@@ -147,34 +155,35 @@ class LearnerCore final : public Core {
   void check_presence(TimePoint now);
 
   // Publications (learner_publications.cpp).
-  static std::string never_published(const Installed& what);
+  static std::string never_published_text(const Installed& installed);
   std::vector<std::uint32_t> chunks_by_stripe(const StoredPublication& stored) const;
   void on_ack(Worker& worker, const Installed& ack, TimePoint now);
   double expected_lateness(const Broadcast& broadcast, TimePoint now) const;
-  void report_finished(TimePoint now);
+  void report_finished_broadcasts(TimePoint now);
   void give_up_stragglers(TimePoint now);
-  void report(const BroadcastTimes::Done& done);
-  void close_finished(TimePoint now);
+  void report_broadcast(const BroadcastTimes::Done& done);
+  void close_saved_publications(TimePoint now);
   std::vector<const StoredPublication*> deltas_back_to(Version from) const;
-  void request_catch_up(TimePoint now);
+  void request_next_catch_up(TimePoint now);
   void on_need_help(Worker& worker, const NeedHelp& need, TimePoint now);
   std::vector<Helpers::Candidate> possible_helpers(const Worker& worker, const NeedHelp& need, Version target,
                                                    TimePoint now) const;
-  bool may_help(const Worker& worker, const NeedHelp& need, Version target, TimePoint now);
+  bool reserve_uplink_for(const Worker& worker, const NeedHelp& need, Version target, TimePoint now);
 
   // Topology (learner_topology.cpp).
   void plan_soon(TimePoint now);
   void plan_now(TimePoint now);
-  void choose_policy(TimePoint now);
-  void move_back(WorkerId id, TimePoint now);
+  void choose_topology_kind(TimePoint now);
+  void move_behind_others(WorkerId id, TimePoint now);
   void remove_from_topology(WorkerId id, TimePoint now);
   void set_topology(chains::Topology topology, TimePoint now);
-  void grant(Worker& worker, Assign& assign, TimePoint now);
+  // A grant is the learner's signed proof for the parents that they must serve this child.
+  void issue_grant(Worker& worker, Assign& assign, TimePoint now);
   SignedGrant sign_grant(WorkerId child, Grant unsigned_grant, TimePoint now);
   void renew_grants(TimePoint now);
   chains::ChainWorker chain_worker(const Worker& worker, TimePoint now) const;
   TopologyPlan::Fleet fleet(TimePoint now) const;
-  bool is_late(const Worker& worker) const;
+  bool is_late(const Worker& worker) const;  // lacks the base of the newest publication
   std::set<WorkerId> late_workers() const;
   BitRate learner_up() const;
   void count_delivered(const Worker& child, const PublicationId& id, const std::vector<std::uint32_t>& chunks_before,
@@ -187,14 +196,14 @@ class LearnerCore final : public Core {
   // Conduct (learner_conduct.cpp).
   bool within_budget(WorkerId id, MessageBudget::Kind kind, TimePoint now, std::size_t bytes = 0);
   void on_malformed(WorkerId id, const std::string& what, TimePoint now);
-  void on_unfounded_accusation(Worker& accuser, WorkerId of, TimePoint now);
+  void on_unfounded_accusation(Worker& accuser, WorkerId accused, TimePoint now);
   void on_edge_failed(Worker& child, const EdgeFailed& failed, TimePoint now);
   bool other_end_dials(Worker& child, const Worker& parent, TimePoint now);
   void on_stalled(Worker& child, TimePoint now);
   bool is_ahead_of(const Parent& parent, const Worker& child) const;
   void on_failed_edge(WorkerId child, WorkerId parent, Conduct::Ruling ruling, TimePoint now);
   void on_poisoned(Worker& child, const Poisoned& poisoned, TimePoint now);
-  void separate(WorkerId child, WorkerId parent, TimePoint now);
+  void separate(WorkerId child, WorkerId parent, TimePoint now);  // no common edge from now on
   void on_quarantined(WorkerId id, const std::string& why, TimePoint now);
   void check_conduct(TimePoint now);
   void credit_delivery(WorkerId sender, WorkerId receiver, TimePoint now);
@@ -215,7 +224,7 @@ class LearnerCore final : public Core {
   CatchUps catch_ups_;
   Helpers helpers_;
   std::optional<SignedBeacon> beacon_;
-  TimePoint beat_at_ = kNever;
+  TimePoint next_beat_at_ = kNever;
 };
 
 }  // namespace echoline::overlay

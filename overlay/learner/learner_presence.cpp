@@ -6,17 +6,19 @@
 
 namespace echoline::overlay {
 
-// The learner dials the worker's endpoint, now or when its pause has ended.
-void LearnerCore::dial_back(const Worker& worker, TimePoint now) {
+// Dials the worker's endpoint to test whether other workers can reach it. If the endpoint was dialled just before, the
+// dial waits for its retry time.
+void LearnerCore::test_reachability(const Worker& worker, TimePoint now) {
   const MemberInfo& info = worker.view.info;
   if (reach_.begin_dial(info.id, info.data, now))
-    reach_.dialled(info.id, dial(info.data, act::Service::kData, info.id), now);
+    reach_.record_dial(info.id, dial(info.data, act::Service::kData, info.id), now);
 }
 
-void LearnerCore::on_dialled_back(const Reachability::Outcome& dial, const std::string& reason, TimePoint now) {
+void LearnerCore::on_reachability_tested(const Reachability::Outcome& dial, const std::string& reason, TimePoint now) {
   Worker& worker = workers_.at(dial.worker);
-  if (dial.reachable) {  // TCP and TLS take one round trip each
-    const Duration one_way = dial.took / 4;
+  if (dial.reachable) {
+    constexpr int kOneWaysPerHandshake = 4;  // TCP and TLS take one round trip each
+    const Duration one_way = dial.took / kOneWaysPerHandshake;
     worker.view.delay = std::min(worker.view.delay.value_or(one_way), one_way);
   }
   if (!dial.changed) return;
@@ -27,7 +29,7 @@ void LearnerCore::on_dialled_back(const Reachability::Outcome& dial, const std::
     send_control(worker.control, Notice{text + " (--bind, --advertise, or `echoline token --reach` say where it is)"},
                  now);
   }
-  move_back(dial.worker, now);
+  move_behind_others(dial.worker, now);
 }
 
 // The worker loses its place in the topology until it is heard again. It keeps its leases.
@@ -39,17 +41,18 @@ void LearnerCore::mark_silent(WorkerId id, const std::string& reason, TimePoint 
   lose_place(worker, now);
 }
 
+// Ends all that depends on the worker's place in the topology: its edges, help and measurements.
 void LearnerCore::lose_place(Worker& worker, TimePoint now) {
   const WorkerId id = worker.view.info.id;
   helpers_.end(id);
   worker.place.clear(now);
   worker.reported = {};
   slow_hops_.monitor().forget(id);
-  reach_.forget_turns(id);
+  reach_.forget_dial_turns(id);
   close_edges(edges_.connections_of(id));
   publications_.broadcasts().remove(id);
   remove_from_topology(id, now);
-  report_finished(now);
+  report_finished_broadcasts(now);  // a broadcast may have waited only for this worker
 }
 
 // Ends the worker's connections. workers_.set_away() or drop() follows.
@@ -66,7 +69,7 @@ Roster::Workers::node_type LearnerCore::disconnect(WorkerId id, const std::strin
   return node;
 }
 
-// No goodbye: the worker may not know that the learner misses it, and is expected back.
+// Sends no goodbye, because the worker may still run and is expected to reconnect.
 void LearnerCore::set_away(WorkerId id, const std::string& reason, TimePoint now) {
   auto node = disconnect(id, nullptr, now);
   if (!node) return;
@@ -101,13 +104,13 @@ void LearnerCore::forget_records(WorkerId id) {
   slow_hops_.forget(id);
 }
 
-// If this process was suspended for a while, messages of that time are still unread, so all deadlines move back. Every
-// event calls this first, because it may set new deadlines.
+// If this process was suspended for a while, messages of that time are still unread, so all deadlines are postponed by
+// the length of the pause. Every event calls this first, because it may set new deadlines.
 void LearnerCore::postpone_after_pause(TimePoint now) {
-  if (now - beat_at_ <= config_.heartbeat) return;
-  const Duration late = now - std::exchange(beat_at_, now);
+  if (now - next_beat_at_ <= config_.heartbeat) return;
+  const Duration late = now - std::exchange(next_beat_at_, now);
   if (late >= config_.network.heartbeat_timeout)
-    log::info("this process was held up for {}: no worker is judged for that time", echoline::to_text(late));
+    log::info("this process did not run for {}: heartbeat timeouts are extended by that time", echoline::to_text(late));
   workers_.postpone(late, now);
   pending_peers_.postpone(late);
   slow_hops_.monitor() = {};
@@ -116,8 +119,11 @@ void LearnerCore::postpone_after_pause(TimePoint now) {
 void LearnerCore::check_presence(TimePoint now) {
   std::vector<WorkerId> silent, away, gone_for_good;
   for (const auto& [id, worker] : workers_) {
-    const Presence::State due = worker.presence.due(config_, now);
-    if (due != Presence::State::kHere) (due == Presence::State::kSilent ? silent : away).push_back(id);
+    const Presence::State due = worker.presence.due_state(config_, now);
+    if (due == Presence::State::kSilent)
+      silent.push_back(id);
+    else if (due == Presence::State::kAway)
+      away.push_back(id);
   }
   const auto reason = [&](WorkerId id) {
     return fmt::format("no heartbeat for {}", echoline::to_text(now - workers_.at(id).presence.last_frame_at()));

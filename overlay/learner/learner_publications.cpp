@@ -9,7 +9,7 @@
 
 namespace echoline::overlay {
 
-// Absent if the newest publication has no base.
+// The base of the newest version's delta. Absent if the newest publication is not a delta.
 std::optional<Version> LearnerCore::base_of_newest() const {
   const auto& entries = std::as_const(store_).entries();
   for (auto entry = entries.rbegin(); entry != entries.rend(); ++entry)
@@ -26,44 +26,46 @@ Status LearnerCore::begin(const Announcement& announcement, const SignedAnnounce
     const Status begun =
         published ? store_.begin(announcement, as_signed, key.version)
                   : fail(Code::kInvalid, "publish", "{}: that version was not published (recently)", to_text(key));
-    catch_ups_.begun(id_of(as_signed));
+    catch_ups_.on_begun(id_of(as_signed));
     return begun;
   }
   ECHO_TRY(publications_.check_next(key));
   ECHO_TRY(store_.begin(announcement, as_signed, key.version));
   publications_.announce(key.version);
   if (!workers_.empty()) {
-    Broadcast b;
-    b.version = key.version;
-    b.base = key.base;
-    b.id = id_of(as_signed);
-    b.published = now;
-    const std::set<WorkerId> behind = late_workers();  // they cannot use this version soon
+    Broadcast broadcast;
+    broadcast.version = key.version;
+    broadcast.base = key.base;
+    broadcast.id = id_of(as_signed);
+    broadcast.published = now;
+    const std::set<WorkerId> late = late_workers();  // they cannot use this version soon
     for (const auto& [id, worker] : workers_)
       if (!worker.presence.is_silent())
-        (worker.is_straggler || behind.contains(id) ? b.stragglers : b.active).insert(id);
-    if (b.active.empty()) b.active = std::exchange(b.stragglers, {});
-    for (const WorkerId id : b.active)
-      if (workers_.at(id).view.installed < key.version) b.waiting.insert(id);
-    b.chunk_bytes_sent_before = edges_.chunk_bytes_sent();
-    b.topology = topology();
-    publications_.broadcasts().begin(std::move(b));
+        (worker.is_straggler || late.contains(id) ? broadcast.stragglers : broadcast.active).insert(id);
+    // If all workers are stragglers, T_b is measured over them.
+    if (broadcast.active.empty()) broadcast.active = std::exchange(broadcast.stragglers, {});
+    for (const WorkerId id : broadcast.active)
+      if (workers_.at(id).view.installed < key.version) broadcast.waiting_for.insert(id);
+    broadcast.chunk_bytes_sent_before = edges_.chunk_bytes_sent();
+    broadcast.topology = topology();
+    publications_.broadcasts().begin(std::move(broadcast));
   }
   edges_.on_store_changed(now);
-  request_catch_up(now);
+  request_next_catch_up(now);
   return ok();
 }
 
 // A snapshot serves every worker, so it takes the room of deltas to its version that were made for single workers.
 Status LearnerCore::add_own(const PublicationId& id, const PublicationKey& key, const SealedChunk& chunk) {
-  const auto made_for_one = [&](const PublicationKey& other) {
+  const auto is_for_single_workers = [&](const PublicationKey& other) {
     return other.base && other.version == key.version && other.base != base_of_newest();
   };
-  for (;;) {
+  for (;;) {  // until the chunk fits, or no such delta is left
     const Status status = store_.add_own(id, chunk.head, chunk.hash, chunk.data, key.version);
     if (status || !key.full() || key.version != publications_.newest()) return status;
     const auto& entries = std::as_const(store_).entries();
-    const auto it = std::find_if(entries.begin(), entries.end(), [&](const auto& e) { return made_for_one(e.first); });
+    const auto it =
+        std::find_if(entries.begin(), entries.end(), [&](const auto& e) { return is_for_single_workers(e.first); });
     if (it == entries.end()) return status;
     store_.erase(PublicationKey(it->first));
   }
@@ -97,7 +99,7 @@ Status LearnerCore::finish(const Manifest& manifest, const SignedManifest& as_si
   if (*added)
     save(now);
   else if (file_.is_settled())
-    close_finished(now);
+    close_saved_publications(now);
   return ok();
 }
 
@@ -109,7 +111,7 @@ void LearnerCore::abandon(const PublicationId& id, TimePoint now) {
   edges_.on_store_changed(now);
 }
 
-void LearnerCore::close_finished(TimePoint now) {
+void LearnerCore::close_saved_publications(TimePoint now) {
   for (const Publications::Closing& c : publications_.take_closing()) {
     const auto closed = store_.close(c.manifest, c.as_signed);
     if (!closed) log::error("version {}: {}", c.version, closed.error().message());
@@ -119,7 +121,7 @@ void LearnerCore::close_finished(TimePoint now) {
   const auto deltas = deltas_back_to({});
   edges_.set_foldable_from(deltas.empty() ? std::nullopt : deltas.back()->key().base);
   edges_.on_store_changed(now);
-  request_catch_up(now);
+  request_next_catch_up(now);
 }
 
 // The stored deltas that follow one another to the newest version, newest first: back to `from`, or as far as one fold
@@ -129,7 +131,7 @@ std::vector<const StoredPublication*> LearnerCore::deltas_back_to(Version from) 
   const auto newest = publications_.newest_published();
   if (!newest) return deltas;
   Version oldest_reached = *newest;
-  const std::uint64_t policy = config_.policy_bytes.count;
+  const std::uint64_t policy_bytes = config_.policy_bytes.count;
   std::uint64_t bytes = 0;
   // Among the publications of one version the published delta comes first here, because its base is the latest.
   const auto& entries = store_.entries();
@@ -138,7 +140,7 @@ std::vector<const StoredPublication*> LearnerCore::deltas_back_to(Version from) 
     if (oldest_reached <= from || deltas.size() >= config_.folded_max) break;
     if (key.version > oldest_reached) continue;
     if (key.version < oldest_reached || !key.base || !stored.complete) break;
-    if (policy > 0 && (bytes += stored.bytes) > policy / kFoldShare) break;
+    if (policy_bytes > 0 && (bytes += stored.bytes) > policy_bytes / kFoldShare) break;
     deltas.push_back(&stored);
     oldest_reached = *key.base;
   }
@@ -150,18 +152,18 @@ Result<StoredDeltas> LearnerCore::deltas_from(Version from) const {
   if (deltas.empty() || deltas.back()->key().base != from)
     return fail(Code::kNotFound, "find deltas",
                 "the deltas from version {} on are no longer stored, or too many to fold", from);
-  StoredDeltas found{from,
-                     deltas.front()->key().version,
-                     deltas.back()->announcement.base_digest,
-                     deltas.front()->manifest->policy_digest,
-                     deltas.front()->manifest->note,
-                     {}};
+  StoredDeltas result{.from = from,
+                      .to = deltas.front()->key().version,
+                      .base_digest = deltas.back()->announcement.base_digest,
+                      .digest = deltas.front()->manifest->policy_digest,
+                      .note = deltas.front()->manifest->note,
+                      .deltas = {}};
   for (auto delta = deltas.rbegin(); delta != deltas.rend(); ++delta) {
     std::vector<Slice> pieces;
     for (const StoredChunk& chunk : (*delta)->chunks) pieces.push_back(chunk.data);
-    found.deltas.emplace_back(std::move(pieces));
+    result.deltas.emplace_back(std::move(pieces));
   }
-  return found;
+  return result;
 }
 
 // ---- acknowledgements ----
@@ -173,24 +175,26 @@ std::vector<std::uint32_t> LearnerCore::chunks_by_stripe(const StoredPublication
   return chunks;
 }
 
-std::string LearnerCore::never_published(const Installed& what) {
-  return fmt::format("it says that it has installed version {} with digest {}, which was never published", what.version,
-                     to_hex(what.policy_digest));
+std::string LearnerCore::never_published_text(const Installed& installed) {
+  return fmt::format("it says that it has installed version {} with digest {}, which was never published",
+                     installed.version, to_hex(installed.policy_digest));
 }
 
 void LearnerCore::on_ack(Worker& worker, const Installed& ack, TimePoint now) {
   const WorkerId id = worker.view.info.id;
   if (ack.epoch != epoch()) return;  // its versions are void
   if (ack.version > publications_.newest())
-    return remove_worker(id, fmt::format("it acknowledged version {}, which is not published", ack.version), true, now);
-  if (!publications_.is_published(ack)) return on_malformed(id, never_published(ack), now);
+    return remove_worker(id, fmt::format("it acknowledged version {}, which is not published", ack.version),
+                         /*send_goodbye=*/true, now);
+  if (!publications_.is_published(ack)) return on_malformed(id, never_published_text(ack), now);
   if (worker.view.installed && ack.version < *worker.view.installed) return;
   const bool is_new = worker.view.installed != ack.version;
-  for (auto& [id_of_it, chunks] : worker.reported.progress) {  // the chunks that were on their way have arrived
-    const StoredPublication* stored = store_.find(id_of_it);
+  // All chunks of installed versions have arrived, also those that were on their way at the last heartbeat.
+  for (auto& [publication, chunks] : worker.reported.progress) {
+    const StoredPublication* stored = store_.find(publication);
     if (!stored || stored->key().version > ack.version || chunks.size() != topology().stripes()) continue;
-    const auto all = chunks_by_stripe(*stored);
-    count_delivered(worker, id_of_it, std::exchange(chunks, all), all);
+    const auto all_chunks = chunks_by_stripe(*stored);
+    count_delivered(worker, publication, std::exchange(chunks, all_chunks), all_chunks);
   }
   worker.view.installed = ack.version;
   worker.view.installed_digest = ack.policy_digest;
@@ -199,99 +203,103 @@ void LearnerCore::on_ack(Worker& worker, const Installed& ack, TimePoint now) {
   if (const auto helper = helpers_.helper_of(id))
     senders.push_back(*helper);
   else
-    for (const Parent& p : worker.place.parents()) senders.push_back(p.worker);
+    for (const Parent& edge : worker.place.parents()) senders.push_back(edge.worker);
   helpers_.on_installed(id);
-  if (is_new)
+  if (is_new) {
     for (const WorkerId sender : senders) credit_delivery(sender, id, now);
-  if (is_new) worker.is_straggler = false;
+    worker.is_straggler = false;
+  }
   if (!worker.place.assigned && plan_.is_trees()) plan_soon(now);
   actions_.push_back(act::Acked{id, ack.version, ack.policy_digest});
   publications_.broadcasts().on_acknowledged(id, ack, worker.view.delay.value_or(Duration{}), now);
-  report_finished(now);
+  report_finished_broadcasts(now);
 }
 
 Bytes LearnerCore::chunk_size_for(const PublicationKey& key, TimePoint now) const {
-  constexpr std::uint64_t kDeltaUnknown = 8;  // the first delta is assumed to have 1/8 of the policy's bytes
-  // No delta is assumed to have less than 1/256: one without changes may be followed by one with many.
-  constexpr std::uint64_t kDeltaLeast = 256;
-  const std::uint64_t policy = config_.policy_bytes.count;
+  constexpr std::uint64_t kFirstDeltaShare = 8;  // the first delta is assumed to have 1/8 of the policy's bytes
+  // No delta is assumed to have less than 1/256 of them: one without changes may be followed by one with many.
+  constexpr std::uint64_t kDeltaShareMin = 256;
+  constexpr Bytes kDefaultChunk{64 * 1024};  // if the size of the publication is unknown
+  const std::uint64_t policy_bytes = config_.policy_bytes.count;
   Bytes payload{0};
   for (const auto& [known, stored] : store_.entries())
     if (stored.complete && known.full() == key.full()) payload = std::max(payload, Bytes{stored.bytes});
   if (payload.count == 0)
-    payload = {key.full() ? policy : policy / kDeltaUnknown};
+    payload = {key.full() ? policy_bytes : policy_bytes / kFirstDeltaShare};
   else if (!key.full())
-    payload = std::max(payload, Bytes{policy / kDeltaLeast});
-  if (payload.count == 0) return {64 * 1024};  // its size is unknown
+    payload = std::max(payload, Bytes{policy_bytes / kDeltaShareMin});
+  if (payload.count == 0) return kDefaultChunk;
   std::vector<chains::WorkerLink> links;
-  for (const chains::ChainWorker& w : fleet(now).workers) links.push_back({w.id, w.up, w.down, Duration{}, w.region});
-  const Duration bound = chains::lower_bound(payload, learner_up(), links, config_.network.quorum, config_.regions);
-  return std::max(chains::best_chunk(payload, topology(), bound), chunk_bytes_min(config_.policy_bytes));
+  for (const chains::ChainWorker& w : fleet(now).workers)
+    links.push_back({.id = w.id, .up = w.up, .down = w.down, .delay = {}, .region = w.region});
+  const Duration time_min = chains::lower_bound(payload, learner_up(), links, config_.network.quorum, config_.regions);
+  return std::max(chains::best_chunk(payload, topology(), time_min), chunk_bytes_min(config_.policy_bytes));
 }
 
-// See BroadcastTimes::Lateness.
-double LearnerCore::expected_lateness(const Broadcast& b, TimePoint now) const {
-  double expected = 1;
+// See BroadcastTimes::ExpectedLateness.
+double LearnerCore::expected_lateness(const Broadcast& broadcast, TimePoint now) const {
+  double lateness = 1;
   std::vector<chains::WorkerLink> links;
   for (const auto& [id, worker] : workers_) {
     const chains::ChainWorker w = chain_worker(worker, now);
-    links.push_back({id, w.up, w.down, Duration{}, w.region});
+    links.push_back({.id = id, .up = w.up, .down = w.down, .delay = {}, .region = w.region});
   }
-  if (const StoredPublication* stored = store_.find(b.id))
-    if (const auto times = chains::broadcast_time(b.topology, {stored->bytes}, {stored->announcement.chunk_bytes},
-                                                  learner_up(), links, config_.regions)) {
-      Duration others{}, last{};
+  if (const StoredPublication* stored = store_.find(broadcast.id))
+    if (const auto times =
+            chains::broadcast_time(broadcast.topology, {stored->bytes}, {stored->announcement.chunk_bytes},
+                                   learner_up(), links, config_.regions)) {
+      Duration last_acker{}, others{};  // expected times of the last worker, and of the slowest other one
       for (const chains::Completion& c : times->workers)
-        if (Duration& slowest = c.id == b.acked_last ? last : others; b.active.contains(c.id))
+        if (Duration& slowest = c.id == broadcast.last_acker ? last_acker : others; broadcast.active.contains(c.id))
           slowest = std::max(slowest, c.time);
-      if (others > Duration{}) expected = std::max(1.0, seconds(last) / seconds(others));
+      if (others > Duration{}) lateness = std::max(1.0, seconds(last_acker) / seconds(others));
     }
-  return expected;
+  return lateness;
 }
 
-void LearnerCore::report_finished(TimePoint now) {
-  const auto expected = [&](const Broadcast& b) { return expected_lateness(b, now); };
-  for (const BroadcastTimes::Done& done : publications_.broadcasts().take_done(expected, now)) report(done);
+void LearnerCore::report_finished_broadcasts(TimePoint now) {
+  const auto expected = [&](const Broadcast& broadcast) { return expected_lateness(broadcast, now); };
+  for (const BroadcastTimes::Done& done : publications_.broadcasts().take_done(expected, now)) report_broadcast(done);
 }
 
 // Later broadcasts do not wait for a straggler until it has installed something.
 void LearnerCore::give_up_stragglers(TimePoint now) {
   for (const BroadcastTimes::Done& done : publications_.broadcasts().take_given_up(now)) {
-    for (const WorkerId id : done.broadcast.waiting)
+    for (const WorkerId id : done.broadcast.waiting_for)
       if (Worker* worker = workers_.find(id); worker && !std::exchange(worker->is_straggler, true))
         log::warn("worker {} has not acknowledged version {} {} after the others: broadcasts do not wait for it", id,
-                  done.broadcast.version, echoline::to_text(now - done.until));
-    report(done);
+                  done.broadcast.version, echoline::to_text(now - done.ended_at));
+    report_broadcast(done);
   }
 }
 
-void LearnerCore::report(const BroadcastTimes::Done& done) {
-  const Broadcast& b = done.broadcast;
+void LearnerCore::report_broadcast(const BroadcastTimes::Done& done) {
+  const Broadcast& broadcast = done.broadcast;
   BroadcastReport report;
-  report.version = b.version;
-  report.base = b.base;
-  if (const StoredPublication* stored = store_.find(b.id))
+  report.version = broadcast.version;
+  report.base = broadcast.base;
+  if (const StoredPublication* stored = store_.find(broadcast.id))
     report.payload = {stored->bytes}, report.chunk = {stored->announcement.chunk_bytes};
-  report.t_b = done.until - b.published;
-  report.parts = BroadcastTimes::parts_of(b, done.until);
-  report.workers = b.active.size() + b.stragglers.size();
+  report.t_b = done.ended_at - broadcast.published;
+  report.parts = BroadcastTimes::parts_of(broadcast, done.ended_at);
+  report.workers = broadcast.active.size() + broadcast.stragglers.size();
   report.acknowledged = done.acknowledged;
-  report.learner_bytes_sent = {edges_.chunk_bytes_sent() - b.chunk_bytes_sent_before};
-  report.depth = b.topology.depth();
-  report.topology = b.topology;
+  report.learner_bytes_sent = {edges_.chunk_bytes_sent() - broadcast.chunk_bytes_sent_before};
+  report.depth = broadcast.topology.depth();
+  report.topology = broadcast.topology;
   actions_.push_back(act::BroadcastDone{std::move(report)});
 }
 
 // ---- late workers ----
 
-void LearnerCore::request_catch_up(TimePoint now) {
-  for (const EdgeTrouble& t : edges_.take_troubles()) {
+void LearnerCore::request_next_catch_up(TimePoint now) {
+  for (const EdgeTrouble& trouble : edges_.take_troubles()) {
     if (!config_.catch_ups_on_demand) {
-      if (!t.what.snapshot_is_cheaper)
-        log::error("worker {} cannot be brought to version {}: the application provides no full snapshot", t.child,
-                   t.what.target);
-    } else if (!catch_ups_.want(t.delta ? t.position : std::nullopt)) {
-      edges_.refuse_delta_from(*t.position, now);
+      if (!trouble.what.snapshot_is_cheaper)
+        log::error("worker {} cannot be brought to version {}: the application provides no full snapshot",
+                   trouble.child, trouble.what.target);
+    } else if (!catch_ups_.enqueue(trouble.can_fold ? trouble.position : std::nullopt)) {
+      edges_.refuse_delta_from(*trouble.position, now);
     }
   }
   std::vector<Version> given_up;
@@ -300,18 +308,21 @@ void LearnerCore::request_catch_up(TimePoint now) {
   if (next) actions_.push_back(act::NeedCatchUp{next->version, next->base});
 }
 
-// Whether the learner has uplink to spare for one more worker.
-bool LearnerCore::may_help(const Worker& worker, const NeedHelp& need, Version target, TimePoint now) {
-  std::map<PublicationKey, std::uint64_t> whole;
+// Reserves the learner's uplink for one more worker. Returns false if there is none to spare.
+bool LearnerCore::reserve_uplink_for(const Worker& worker, const NeedHelp& need, Version target, TimePoint now) {
+  std::map<PublicationKey, std::uint64_t> complete_bytes;
   for (const auto& [key, stored] : store_.entries())
-    if (stored.complete) whole[key] = stored.bytes;
-  const std::uint64_t snapshot = store_.full_bytes_hint().value_or(0);
-  std::uint64_t bytes = cheapest_path_bytes(whole, need.position, target, need.full_only).value_or(snapshot);
-  if (config_.catch_ups_on_demand && snapshot > 0) bytes = std::min(bytes, snapshot);
-  const HelpBudget::Request request{static_cast<double>(bytes), static_cast<double>(std::max(bytes, snapshot)),
-                                    up_.rate().value_or(config_.up_least).bytes_per_s(),
-                                    kHelpPauseHeartbeats * config_.heartbeat, edges_.helped_bytes_sent()};
-  return helpers_.take_budget(worker.view.info.id, target, request, now);
+    if (stored.complete) complete_bytes[key] = stored.bytes;
+  const std::uint64_t snapshot_bytes = store_.full_bytes_hint().value_or(0);
+  std::uint64_t bytes =
+      cheapest_path_bytes(complete_bytes, need.position, target, need.full_only).value_or(snapshot_bytes);
+  if (config_.catch_ups_on_demand && snapshot_bytes > 0) bytes = std::min(bytes, snapshot_bytes);
+  const HelpBudget::Request request{.bytes = static_cast<double>(bytes),
+                                    .bytes_max = static_cast<double>(std::max(bytes, snapshot_bytes)),
+                                    .uplink_bytes_per_s = up_pacer_.rate().value_or(config_.uplink_min).bytes_per_s(),
+                                    .queue_time_max = kHelpPauseHeartbeats * config_.heartbeat,
+                                    .sent_total_bytes = edges_.helped_bytes_sent()};
+  return helpers_.reserve_budget(worker.view.info.id, target, request, now);
 }
 
 std::vector<Helpers::Candidate> LearnerCore::possible_helpers(const Worker& worker, const NeedHelp& need,
@@ -324,32 +335,35 @@ std::vector<Helpers::Candidate> LearnerCore::possible_helpers(const Worker& work
     const auto bytes = cheapest_path_bytes(other.reported.holdings, need.position, target, need.full_only);
     if (!bytes) continue;
     const Conduct::Record* record = conduct_.find(id);
-    const bool failed = record && record->ladder.role() == chains::Role::kRolloutOnly;
-    candidates.push_back({id, *bytes, other.reported.edges.size(), failed});
+    const bool has_lost_right = record && record->ladder.role() == chains::Role::kRolloutOnly;
+    candidates.push_back(
+        {.id = id, .bytes = *bytes, .children = other.reported.edges.size(), .failed = has_lost_right});
   }
   return candidates;
 }
 
-// Another worker helps, as cheaply as possible. The learner's own uplink counts twice: it helps where a new snapshot is
-// far cheaper than the publications of others, or where all others have twice as many to help.
+// Another worker helps, as cheaply as possible. The learner's own uplink counts twice. So the learner helps only if a
+// new snapshot is far cheaper than the publications of other workers, or if they all have twice as many workers to
+// help.
 void LearnerCore::on_need_help(Worker& worker, const NeedHelp& need, TimePoint now) {
   if (need.stalled) on_stalled(worker, now);
   const WorkerId id = worker.view.info.id;
   helpers_.end(id);
   const auto newest = publications_.newest();
   if (!newest) return;
-  Version target = std::min(need.target, *newest);  // later versions were taken back
+  Version target = std::min(need.target, *newest);  // later versions were withdrawn
   const auto& open = publications_.broadcasts().open();
-  const bool under_way = !open.empty() && open.back().version == newest;
-  if (const auto base = base_of_newest(); base && under_way && !need.full_only && is_late(worker))
+  const bool newest_under_way = !open.empty() && open.back().version == newest;
+  if (const auto base = base_of_newest(); base && newest_under_way && !need.full_only && is_late(worker))
     target = std::min(target, *base);  // the newest comes from the parents, and no worker may hold it whole yet
   const auto snapshot = config_.catch_ups_on_demand ? store_.full_bytes_hint() : std::nullopt;
   const double cost_max = snapshot ? EdgeSender::kHandOverFactor * static_cast<double>(*snapshot) *
-                                         static_cast<double>(1 + helpers_.helped_by(kLearnerId))
+                                         static_cast<double>(1 + helpers_.helped_count(kLearnerId))
                                    : std::numeric_limits<double>::infinity();
   const Helpers::Choice choice = helpers_.choose(id, possible_helpers(worker, need, target, now), cost_max);
-  if (!choice.helper && (choice.busy || !may_help(worker, need, target, now))) return;  // the worker calls again
-  Help help{{}, target, need.full_only};
+  if (!choice.helper && (choice.some_candidate_full || !reserve_uplink_for(worker, need, target, now)))
+    return;  // the worker calls again
+  Help help{.from = {}, .target = target, .full_only = need.full_only, .grant = {}};
   help.from.stripe_mask = 1;
   help.from.worker = choice.helper.value_or(kLearnerId);
   help.from.endpoint = choice.helper ? workers_.at(*choice.helper).view.info.data : config_.self;
@@ -358,11 +372,11 @@ void LearnerCore::on_need_help(Worker& worker, const NeedHelp& need, TimePoint n
     worker.place.remember_sender(*choice.helper, now);
     log::info("worker {} is helped by worker {} to reach version {}", id, *choice.helper, target);
   }
-  Grant what;
-  what.from = {{help.from.worker, 1}};
-  what.catch_up_to = target;
-  what.full_only = need.full_only;
-  help.grant = sign_grant(id, std::move(what), now);
+  Grant unsigned_grant;
+  unsigned_grant.from = {{help.from.worker, help.from.stripe_mask}};
+  unsigned_grant.catch_up_to = target;
+  unsigned_grant.full_only = need.full_only;
+  help.grant = sign_grant(id, std::move(unsigned_grant), now);
   send_control(worker.control, help, now);
 }
 

@@ -1,4 +1,5 @@
-// The presence of one worker: here, silent (after a time learned from its heartbeats) or away. No I/O and no clock.
+// The presence of one worker at the learner. The worker is here (heard), silent (not heard for a time that is learned
+// from its heartbeats) or away (not connected). No I/O and no clock.
 #pragma once
 #include <optional>
 #include <string>
@@ -11,7 +12,8 @@ namespace echoline::overlay {
 class Presence {
  public:
   static constexpr int kSilencesMax = 2;  // silences in a row that lengthen the learned time
-  // A child's complaint counts for kComplaintTime, and only if the learner itself has missed kMissedBeats heartbeats.
+  // A complaint: a child reports that it hears nothing from this worker. It counts for kComplaintTime, and only if the
+  // learner itself has missed kMissedBeats heartbeats, because one witness alone may be wrong.
   static constexpr Duration kComplaintTime = std::chrono::seconds(10);
   static constexpr int kMissedBeats = 4;
 
@@ -28,33 +30,33 @@ class Presence {
   const std::string& away_reason() const { return away_reason_; }
 
   void join(const LearnerRules& rules, TimePoint now);
-  // Any frame came. Returns whether the worker was silent.
+  // A frame of any kind came. Returns whether the worker was silent before it.
   bool on_frame(const LearnerRules& rules, TimePoint now);
-  void on_heartbeat(TimePoint now) { meter_.on_beat(now); }
+  void on_heartbeat(TimePoint now) { heartbeat_meter_.on_regular_message(now); }
   void on_installed() { silences_ = 0; }
   void fall_silent();
   void leave(const std::string& reason, TimePoint now);
-  // A child hears nothing from this worker.
-  void on_complaint(TimePoint now) { complaint_ = now; }
+  void on_complaint(TimePoint now) { complaint_at_ = now; }
   // Whether a child's complaint and the learner's own observation agree.
   bool is_silent_to_child(const LearnerRules& rules, TimePoint now) const;
-  // The state that a connected worker should have.
-  State due(const LearnerRules& rules, TimePoint now) const;
-  // The learner's process was suspended for `late`, until now.
-  void postpone(Duration late, TimePoint now);
+  // The state that a connected worker should have now. The caller carries the change out.
+  State due_state(const LearnerRules& rules, TimePoint now) const;
+  // The learner's process was suspended for `pause`, until now.
+  void postpone(Duration pause, TimePoint now);
 
  private:
-  void move(State next);
+  void move_to(State next);
+  // Before this time the worker is never silent.
   TimePoint earliest_silence(const LearnerRules& rules) const {
     return last_frame_at_ + std::min(rules.network.silence_min, rules.network.heartbeat_timeout);
   }
 
   State state_ = State::kAway;
-  SilenceMeter meter_;
+  SilenceMeter heartbeat_meter_;
   TimePoint last_frame_at_{}, away_since_{};
   std::string away_reason_;
   int silences_ = 0;  // since the worker last installed a version
-  std::optional<TimePoint> complaint_;
+  std::optional<TimePoint> complaint_at_;
 };
 
 }  // namespace echoline::overlay

@@ -8,18 +8,19 @@ std::optional<Version> Publications::newest_published(std::optional<Version> bef
   return end == published_.begin() ? std::nullopt : std::optional(std::prev(end)->first);
 }
 
-bool Publications::is_published(const Installed& what) const {
-  const auto it = published_.find(what.version);
-  if (it == published_.end()) return !published_.empty() && what.version < published_.begin()->first;
-  return it->second == what.policy_digest;
+bool Publications::is_published(const Installed& installed) const {
+  const auto it = published_.find(installed.version);
+  if (it == published_.end()) return !published_.empty() && installed.version < published_.begin()->first;
+  return it->second == installed.policy_digest;
 }
 
 Status Publications::check_next(const PublicationKey& key) const {
   constexpr std::string_view op = "publish";
   if (announced_ && key.version <= *announced_)
     return fail(Code::kInvalid, op, "{}: versions must grow, the last was {}", to_text(key), *announced_);
-  if (const auto last = newest_published(); last && key.version < *last)
-    return fail(Code::kInvalid, op, "{}: versions must grow, before the restart it was {}", to_text(key), *last);
+  if (const auto before_restart = newest_published(); before_restart && key.version < *before_restart)
+    return fail(Code::kInvalid, op, "{}: versions must grow, before the restart it was {}", to_text(key),
+                *before_restart);
   if (key.base && !is_published(*key.base))
     return fail(Code::kInvalid, op, "{}: its base was not published (recently)", to_text(key));
   return ok();
@@ -36,7 +37,7 @@ Result<bool> Publications::close(const PublicationKey& key, const Manifest& mani
     return fail(Code::kInvalid, "publish", "{}: published before with digest {}, now with {}", to_text(key),
                 to_hex(it->second), to_hex(manifest.policy_digest));
   if (published_.size() > kVersionsKept) published_.erase(published_.begin());
-  closing_.push_back({key.version, manifest, as_signed});
+  closing_.push_back({.version = key.version, .manifest = manifest, .as_signed = as_signed});
   return added;
 }
 

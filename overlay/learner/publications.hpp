@@ -11,6 +11,7 @@ class Publications {
  public:
   static constexpr std::size_t kVersionsKept = 4096;
 
+  // A version whose manifest waits for its digest to be on disk.
   struct Closing {
     Version version;
     Manifest manifest;
@@ -20,15 +21,15 @@ class Publications {
   // `state` must outlive this object, which changes the published versions there. `quorum`: see BroadcastTimes.
   Publications(LearnerState& state, double quorum) : published_(state.published), broadcasts_(quorum) {}
 
-  bool has_announced() const { return announced_.has_value(); }  // this process
-  // The newest version, announced by this process or published; and the newest one published, also before another
-  // version.
+  bool has_announced() const { return announced_.has_value(); }  // in this process
+  // The newest version, announced by this process or published.
   std::optional<Version> newest() const { return std::max(announced_, newest_published()); }
+  // The newest published version; with `before`, the newest one below it.
   std::optional<Version> newest_published(std::optional<Version> before = {}) const;
   bool is_published(Version version) const { return published_.contains(version); }
-  // Whether this version was published with this digest; unknown, and so true, for versions older than all that are
-  // kept.
-  bool is_published(const Installed& what) const;
+  // Whether this version was published with this digest. True for versions older than all that are kept, because their
+  // digests are not known any more.
+  bool is_published(const Installed& installed) const;
 
   // kInvalid: versions do not grow, or the base was not published recently.
   Status check_next(const PublicationKey& key) const;
@@ -45,7 +46,7 @@ class Publications {
 
  private:
   std::map<Version, Digest>& published_;
-  std::optional<Version> announced_;
+  std::optional<Version> announced_;  // the newest one of this process
   std::vector<Closing> closing_;
   BroadcastTimes broadcasts_;
 };

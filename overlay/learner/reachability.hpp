@@ -1,5 +1,5 @@
-// Tests by dialling whether workers can be reached, and decides which end of an edge dials the other. No I/O and no
-// clock.
+// Tests by dialling whether workers can be reached. Decides which end of an edge, the connection from a parent to its
+// child, dials the other. No I/O and no clock.
 #pragma once
 #include <map>
 #include <optional>
@@ -19,12 +19,13 @@ class Reachability {
   struct Outcome {  // of a dial
     WorkerId worker;
     Duration took{};
-    bool reachable = false, changed = false;
+    bool reachable = false;
+    bool changed = false;  // `reachable` differs from the state before
   };
-  struct Turn {
+  struct Turn {  // of dialling an edge
     bool parent_dials = false;
-    bool changed = false;
-    bool first = false;  // the edge has not failed to open before
+    bool changed = false;        // the other end dials now
+    bool first_failure = false;  // the edge has not failed to open before
   };
 
   // A connected worker counts as reachable until a dial fails.
@@ -33,23 +34,24 @@ class Reachability {
   std::optional<ConnId> remove(WorkerId worker);
   std::vector<ConnId> end_all_dials();
 
-  // Whether the caller dials the worker now, and then reports dialled(). Otherwise a dial is under way, or planned.
+  // Returns whether the caller must dial the worker now and report record_dial(). Otherwise a dial is under way, or
+  // planned for later.
   bool begin_dial(WorkerId worker, const Endpoint& to, TimePoint now);
-  void dialled(WorkerId worker, ConnId conn, TimePoint now);
+  void record_dial(WorkerId worker, ConnId conn, TimePoint now);
   // The dial's connection has opened or failed; absent for other connections.
   std::optional<Outcome> end_dial(ConnId conn, bool connected, TimePoint now);
   std::vector<WorkerId> take_planned(TimePoint now);  // workers whose planned dial is due
   TimePoint next_deadline() const { return planned_.empty() ? kNever : planned_.begin()->first; }
   bool is_reachable(WorkerId worker) const { return workers_.at(worker).reachable; }
 
-  // Whether the endpoint was not dialled within kDialPause. It then counts as dialled now.
-  bool take_dial(const Endpoint& to, TimePoint now) { return !busy_until(to, now); }
+  // Returns whether the endpoint may be dialled: it was not within kDialPause. It then counts as dialled now.
+  bool claim_dial(const Endpoint& to, TimePoint now) { return !blocked_until(to, now); }
   // Whether the parent dials this edge; otherwise its child does.
   bool parent_dials(WorkerId parent, WorkerId child) const;
-  // One end could not open the edge. The ends take turns, because the obstacle at either may pass; an unreachable
-  // child always dials itself.
-  Turn pass_turn(WorkerId parent, WorkerId child, const Endpoint& child_at, TimePoint now);
-  void forget_turns(WorkerId worker);
+  // One end could not open the edge, so it is the other end's turn. They take turns, because the obstacle at either may
+  // pass; an unreachable child always dials itself.
+  Turn pass_dial_turn(WorkerId parent, WorkerId child, const Endpoint& child_endpoint, TimePoint now);
+  void forget_dial_turns(WorkerId worker);
   void check() const;
 
  private:
@@ -57,16 +59,18 @@ class Reachability {
   struct Worker {
     Phase phase = Phase::kIdle;
     bool reachable = true;
-    TimePoint at = kNever;  // of the planned dial, or of the one under way
+    TimePoint dial_at = kNever;  // of the planned dial, or of the one under way
   };
-  void move(WorkerId id, Phase next, TimePoint at);
-  std::optional<TimePoint> busy_until(const Endpoint& to, TimePoint now);
+  void move_to(WorkerId id, Phase next, TimePoint dial_at);
+  // Until when the endpoint must not be dialled; absent: it may be dialled, and counts as dialled now.
+  std::optional<TimePoint> blocked_until(const Endpoint& to, TimePoint now);
 
   std::map<WorkerId, Worker> workers_;
   std::map<ConnId, WorkerId> dials_;
   std::set<std::pair<TimePoint, WorkerId>> planned_;
-  std::map<std::string, TimePoint> recent_;                     // endpoints dialled within kDialPause
-  std::map<std::pair<WorkerId, WorkerId>, bool> parents_turn_;  // edges (parent, child) that could not be opened
+  std::map<std::string, TimePoint> dialled_at_;  // by endpoint, of the last kDialPause
+  // By edge (parent, child) that could not be opened: whether the parent dials next.
+  std::map<std::pair<WorkerId, WorkerId>, bool> is_parents_turn_;
 };
 
 }  // namespace echoline::overlay

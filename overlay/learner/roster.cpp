@@ -7,23 +7,23 @@ namespace echoline::overlay {
 
 const Parent* Place::edge_from(WorkerId parent) const {
   const auto all = parents();
-  const auto it = std::find_if(all.begin(), all.end(), [&](const Parent& p) { return p.worker == parent; });
+  const auto it = std::find_if(all.begin(), all.end(), [&](const Parent& edge) { return edge.worker == parent; });
   return it == all.end() ? nullptr : &*it;
 }
 
 bool Place::may_accuse(WorkerId sender, TimePoint now) const {
-  const auto former = senders.find(sender);
-  return edge_from(sender) || (former != senders.end() && former->second >= now);
+  const auto former = accusable_until.find(sender);
+  return edge_from(sender) || (former != accusable_until.end() && former->second >= now);
 }
 
 void Place::replace(Assign next, TimePoint now) {
-  std::erase_if(senders, [&](const auto& sender) { return sender.second < now; });
+  std::erase_if(accusable_until, [&](const auto& sender) { return sender.second < now; });
   clear(now);
   assigned = std::move(next);
 }
 
 void Place::clear(TimePoint now) {
-  for (const Parent& p : parents()) remember_sender(p.worker, now);
+  for (const Parent& edge : parents()) remember_sender(edge.worker, now);
   assigned.reset();
 }
 
@@ -32,12 +32,12 @@ const Worker* Roster::find(WorkerId id) const {
   return it == connected_.end() ? nullptr : &it->second;
 }
 
-Worker* Roster::find_by(ConnId control) {
+Worker* Roster::find_by_control(ConnId control) {
   const auto it = by_control_.find(control);
   return it == by_control_.end() ? nullptr : &connected_.at(it->second);
 }
 
-std::vector<WorkerId> Roster::all() const {
+std::vector<WorkerId> Roster::all_ids() const {
   std::vector<WorkerId> ids;
   for (const auto* workers : {&connected_, &away_})
     for (const auto& [id, worker] : *workers) ids.push_back(id);
@@ -70,7 +70,7 @@ Result<std::optional<std::string>> Roster::add_part(WorkerId id, const Frame& pa
   return message;
 }
 
-const Worker& Roster::most_incomplete() const {
+const Worker& Roster::sender_of_most_incomplete_bytes() const {
   const auto has_fewer_bytes = [](const auto& a, const auto& b) {
     return a.second.incoming.bytes() < b.second.incoming.bytes();
   };
@@ -88,11 +88,11 @@ bool Roster::forget_away(WorkerId id) {
   return was_away;
 }
 
-void Roster::postpone(Duration late, TimePoint now) {
+void Roster::postpone(Duration pause, TimePoint now) {
   for (auto* workers : {&connected_, &away_})
-    for (auto& [id, worker] : *workers) worker.presence.postpone(late, now);
+    for (auto& [id, worker] : *workers) worker.presence.postpone(pause, now);
   for (auto& [id, worker] : connected_)
-    for (auto& [sender, until] : worker.place.senders) until += late;
+    for (auto& [sender, until] : worker.place.accusable_until) until += pause;
 }
 
 void Roster::check() const {

@@ -6,25 +6,25 @@
 namespace echoline::overlay {
 
 std::vector<HopMonitor::Finding> SlowHops::find(TimePoint now) {
-  std::erase_if(suspected_, [&](const auto& s) { return s.second <= now; });
+  std::erase_if(suspected_until_, [&](const auto& s) { return s.second <= now; });
   std::vector<HopMonitor::Finding> found = monitor_.find();
   // A worker that receives slowly from several parents at once is the cause, whatever their uplinks do.
   std::map<WorkerId, std::size_t> slow_parents;
   for (const HopMonitor::Finding& f : found)
-    if (++slow_parents[f.hop.to] == 2) suspected_[f.hop.to] = now + kSuspicionTime;
-  std::set<WorkerId> at_another;
+    if (++slow_parents[f.hop.to] == 2) suspected_until_[f.hop.to] = now + kSuspicionTime;
+  std::set<WorkerId> workers_of_kept_hops;
   std::erase_if(found, [&](const HopMonitor::Finding& f) {
-    if (at_another.contains(f.hop.from) || at_another.contains(f.hop.to)) return true;
-    at_another.insert({f.hop.from, f.hop.to});
+    if (workers_of_kept_hops.contains(f.hop.from) || workers_of_kept_hops.contains(f.hop.to)) return true;
+    workers_of_kept_hops.insert({f.hop.from, f.hop.to});
     return false;
   });
   return found;
 }
 
 bool SlowHops::is_silent_to_several(WorkerId parent, WorkerId child, TimePoint now) {
-  auto& silent_to = slow_[parent].silent_to;
+  auto& silent_to = slow_workers_[parent].silent_to;
   silent_to[child] = now;
-  std::erase_if(silent_to, [&](const auto& said) { return said.second + kSilentTogether < now; });
+  std::erase_if(silent_to, [&](const auto& report) { return report.second + kSilentTogether < now; });
   return silent_to.size() >= 2;
 }
 
@@ -34,9 +34,9 @@ std::optional<SlowHops::Fault> SlowHops::find_cause(const HopMonitor::Finding& f
                                                     std::optional<BitRate> sender_up, TimePoint now) {
   const auto [from, to] = finding.hop;
   if (is_slow(to, now)) return std::nullopt;  // it forwards to no other worker
-  const auto suspect = suspected_.find(to);
-  const bool receiver_again = suspect != suspected_.end() && now < suspect->second;
-  const bool blame_receiver = from == kLearnerId || receiver_again || finding.others_keep_up;
+  const auto suspect = suspected_until_.find(to);
+  const bool slow_there_again = suspect != suspected_until_.end() && now < suspect->second;
+  const bool blame_receiver = from == kLearnerId || slow_there_again || finding.others_keep_up;
   const std::string cause = limit == EdgeLimit::kOwnLimit   ? "the sender's own rate limit"
                             : limit == EdgeLimit::kReceiver ? "the receiver, which does not read fast enough"
                             : blame_receiver                ? "the receiver's link"
@@ -47,26 +47,26 @@ std::optional<SlowHops::Fault> SlowHops::find_cause(const HopMonitor::Finding& f
                           echoline::to_text(finding.rate), echoline::to_text(finding.expected))};
   recent_.push_back(hop);
   if (recent_.size() > kRecentMax) recent_.erase(recent_.begin());
-  suspected_[to] = now + kSuspicionTime;
-  const WorkerId worker = blame_receiver ? to : from;
-  Slow& slow = slow_[worker];
-  slow.until = now + kSlowTime;
+  suspected_until_[to] = now + kSuspicionTime;
+  const WorkerId worker_at_fault = blame_receiver ? to : from;
+  SlowWorker& slow = slow_workers_[worker_at_fault];
+  slow.slow_until = now + kSlowTime;
   if (!blame_receiver) {  // all its edges share the uplink, so all of it counts as slower by as much as this edge
-    const double part = finding.rate.bits_per_s / finding.expected.bits_per_s;
-    slow.up = BitRate{std::max(1.0, sender_up ? sender_up->bits_per_s * part : finding.rate.bits_per_s)};
+    const double slowdown = finding.rate.bits_per_s / finding.expected.bits_per_s;
+    slow.measured_up = BitRate{std::max(1.0, sender_up ? sender_up->bits_per_s * slowdown : finding.rate.bits_per_s)};
   }
-  monitor_.forget(worker);
-  return Fault{std::move(hop), worker};
+  monitor_.forget(worker_at_fault);
+  return Fault{std::move(hop), worker_at_fault};
 }
 
 bool SlowHops::is_slow(WorkerId worker, TimePoint now) const {
-  const auto it = slow_.find(worker);
-  return it != slow_.end() && now < it->second.until;
+  const auto it = slow_workers_.find(worker);
+  return it != slow_workers_.end() && now < it->second.slow_until;
 }
 
 std::optional<BitRate> SlowHops::uplink_of(WorkerId worker) const {
-  const auto it = slow_.find(worker);
-  return it == slow_.end() ? std::nullopt : it->second.up;
+  const auto it = slow_workers_.find(worker);
+  return it == slow_workers_.end() ? std::nullopt : it->second.measured_up;
 }
 
 }  // namespace echoline::overlay

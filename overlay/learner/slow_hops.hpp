@@ -11,44 +11,46 @@ namespace echoline::overlay {
 
 class SlowHops {
  public:
-  static constexpr Duration kSlowTime = std::chrono::seconds(60);  // a worker at fault forwards nothing
+  static constexpr Duration kSlowTime = std::chrono::seconds(60);  // for this long, a worker at fault forwards nothing
   // Longer than kSlowTime: a worker that accuses all its parents of being slow costs one of them its place, once.
   static constexpr Duration kSuspicionTime = std::chrono::minutes(2);
   static_assert(kSuspicionTime > kSlowTime + std::chrono::seconds(10));
+  // Reports of several children about a silent parent count together if they come within this time.
   static constexpr Duration kSilentTogether = std::chrono::seconds(3);
-  static constexpr std::size_t kRecentMax = 64;
+  static constexpr std::size_t kRecentMax = 64;  // slow hops remembered for the statistics
 
   struct Fault {
     SlowHop hop;
-    WorkerId worker;
+    WorkerId worker;  // the end that is at fault
   };
 
   HopMonitor& monitor() { return monitor_; }
-  // Hops that are slow now, at most one for each worker: its others are measured again after a change.
+  // Returns the hops that are slow now, at most one for each worker. A worker's other hops are measured again after the
+  // topology has changed.
   std::vector<HopMonitor::Finding> find(TimePoint now);
-  // Whether this child and another one have heard nothing from the parent lately.
+  // Records that the child hears nothing from the parent. Returns whether another child reported the same lately.
   bool is_silent_to_several(WorkerId parent, WorkerId child, TimePoint now);
-  // The worker at fault, which counts as slow from now on. Absent: the receiver is already known to be slow. `limit`:
-  // the bottleneck that the sender reports; `sender_up`: its uplink, if known.
+  // Returns the end at fault, which counts as slow from now on. Absent: the receiver is already known to be slow.
+  // `limit`: the bottleneck that the sender reports; `sender_up`: its uplink, if known.
   std::optional<Fault> find_cause(const HopMonitor::Finding& finding, std::optional<EdgeLimit> limit,
                                   std::optional<BitRate> sender_up, TimePoint now);
 
   bool is_slow(WorkerId worker, TimePoint now) const;
   std::optional<BitRate> uplink_of(WorkerId worker) const;  // as it was found to be
   const std::vector<SlowHop>& recent() const { return recent_; }
-  void forget(WorkerId worker) { slow_.erase(worker); }
-  void check() const { ECHO_CHECK(recent_.size() <= kRecentMax && !slow_.contains(kLearnerId)); }
+  void forget(WorkerId worker) { slow_workers_.erase(worker); }
+  void check() const { ECHO_CHECK(recent_.size() <= kRecentMax && !slow_workers_.contains(kLearnerId)); }
 
  private:
-  struct Slow {
-    TimePoint until{};
-    std::optional<BitRate> up;
+  struct SlowWorker {
+    TimePoint slow_until{};
+    std::optional<BitRate> measured_up;
     std::map<WorkerId, TimePoint> silent_to;  // children that hear nothing, and the time of their reports
   };
 
   HopMonitor monitor_;
-  std::map<WorkerId, Slow> slow_;
-  std::map<WorkerId, TimePoint> suspected_;  // receivers at a slow hop, until when
+  std::map<WorkerId, SlowWorker> slow_workers_;
+  std::map<WorkerId, TimePoint> suspected_until_;  // by receiver of a slow hop
   std::vector<SlowHop> recent_;
 };
 

@@ -9,6 +9,12 @@ namespace echoline::overlay {
 
 using enum chains::TopologyPolicy;
 
+namespace {
+
+constexpr int kQuietPauses = 8;  // pauses without a reason to plan whole trees, before the fleet counts as quiet
+
+}  // namespace
+
 bool TopologyPlan::set(chains::Topology topology) {
   if (topology == topology_) return false;
   topology_ = std::move(topology);
@@ -19,9 +25,10 @@ void TopologyPlan::plan_soon(std::size_t workers, TimePoint now) {
   plan_at_ = std::min(plan_at_, now + kDelay + kDelayPerWorker * static_cast<std::int64_t>(workers));
 }
 
-// Before the first publication all workers are planned for as if they had joined together. Later the others stay where
-// they are, unless the best topology depends on who is in it. Trees are mended then. A whole plan moves nearly every
-// worker, so it follows only where mended trees are slow, and while trouble goes on after longer and longer pauses.
+// Before the first publication, all workers are planned for as if they had joined together. Later, known workers keep
+// their places. The exceptions are best chains and stripes: their best form depends on all workers. Trees are mended.
+// Planning whole trees moves nearly every worker, so it happens only if mended trees are slow, and after longer and
+// longer pauses while trouble goes on.
 chains::Topology TopologyPlan::next(const Fleet& fleet, bool under_way, TimePoint now) {
   plan_at_ = kNever;
   if (!under_way || topology_.policy == kBestChains || topology_.policy == kStripes) return plan_whole(fleet);
@@ -33,11 +40,11 @@ chains::Topology TopologyPlan::next(const Fleet& fleet, bool under_way, TimePoin
   }
   chains::RepairedTrees trees = repair(std::nullopt, fleet);
   const bool is_worthwhile = std::exchange(stripes_lag_, false) || trees.worth_replanning();
-  if (now < trees_not_before_ || !is_worthwhile) return accept_repaired(std::move(trees), now);
-  const bool quiet = now >= trees_not_before_ + 8 * trees_pause_;
+  if (now < next_whole_trees_at_ || !is_worthwhile) return accept_repaired(std::move(trees), now);
+  const bool was_quiet = now >= next_whole_trees_at_ + kQuietPauses * whole_trees_pause_;
   const Duration beat = rules_.heartbeat;
-  trees_pause_ = quiet ? kPauseBeats * beat : std::min(2 * trees_pause_, kPauseBeatsMax * beat);
-  trees_not_before_ = now + trees_pause_;
+  whole_trees_pause_ = was_quiet ? kPauseBeats * beat : std::min(2 * whole_trees_pause_, kPauseBeatsMax * beat);
+  next_whole_trees_at_ = now + whole_trees_pause_;
   return plan_whole(fleet);
 }
 
@@ -48,12 +55,13 @@ chains::Topology TopologyPlan::plan_whole(const Fleet& fleet) const {
   return std::move(*planned);
 }
 
-chains::RepairedTrees TopologyPlan::repair(std::optional<WorkerId> moved, const Fleet& fleet) const {
-  return chains::repair_trees(topology_, fleet.learner_up, fleet.workers, rules_.network.quorum, moved, rules_.regions);
+chains::RepairedTrees TopologyPlan::repair(std::optional<WorkerId> moved_last, const Fleet& fleet) const {
+  return chains::repair_trees(topology_, fleet.learner_up, fleet.workers, rules_.network.quorum, moved_last,
+                              rules_.regions);
 }
 
 chains::Topology TopologyPlan::accept_repaired(chains::RepairedTrees trees, TimePoint now) {
-  if (trees.worth_replanning()) plan_at_ = std::min(plan_at_, std::max(now + kDelay, trees_not_before_));
+  if (trees.worth_replanning()) plan_at_ = std::min(plan_at_, std::max(now + kDelay, next_whole_trees_at_));
   return std::move(trees.topology);
 }
 
@@ -61,16 +69,17 @@ chains::Topology TopologyPlan::without(WorkerId id, const Fleet& fleet, TimePoin
   return is_trees() ? accept_repaired(repair(std::nullopt, fleet), now) : chains::detach(topology_, id);
 }
 
-chains::Topology TopologyPlan::moved_back(WorkerId id, const Fleet& fleet, TimePoint now) {
+chains::Topology TopologyPlan::with_worker_last(WorkerId id, const Fleet& fleet, TimePoint now) {
   if (is_trees()) return accept_repaired(repair(id, fleet), now);
-  if (topology_.policy == kStripes) return next(fleet, true, now);  // its uplink counts differently now
+  if (topology_.policy == kStripes)
+    return next(fleet, /*under_way=*/true, now);  // the worker's uplink counts differently now
   const auto worker =
       std::find_if(fleet.workers.begin(), fleet.workers.end(), [&](const auto& w) { return w.id == id; });
   ECHO_CHECK(worker != fleet.workers.end(), "worker {} has a place and is not heard", id);
   return chains::append(chains::detach(topology_, id), *worker);
 }
 
-bool TopologyPlan::take_choice(std::size_t workers, bool broadcasting, TimePoint now) {
+bool TopologyPlan::take_comparison(std::size_t workers, bool broadcasting, TimePoint now) {
   if (!rules_.chooses_policy) return false;
   const Duration pause =
       std::max<Duration>(kChooseBeats * rules_.heartbeat, kChoosePerWorker * static_cast<std::int64_t>(workers));
@@ -81,8 +90,8 @@ bool TopologyPlan::take_choice(std::size_t workers, bool broadcasting, TimePoint
 }
 
 std::optional<TopologyPlan::Change> TopologyPlan::choose(const Fleet& fleet, std::span<const chains::WorkerLink> links,
-                                                         const chains::BroadcastGoal& cargo) {
-  auto choice = chains::choose_topology(fleet.learner_up, rules_.chain_rate, fleet.workers, links, cargo,
+                                                         const chains::BroadcastGoal& goal) {
+  auto choice = chains::choose_topology(fleet.learner_up, rules_.chain_rate, fleet.workers, links, goal,
                                         topology_.policy, rules_.regions);
   const bool is_faster = choice && choice->topology.policy != topology_.policy;
   faster_in_a_row_ = is_faster ? faster_in_a_row_ + 1 : 0;
@@ -93,7 +102,7 @@ std::optional<TopologyPlan::Change> TopologyPlan::choose(const Fleet& fleet, std
   std::string text = fmt::format(
       "topology {} instead of {}: it is expected to bring {} to {} workers in {} instead of {}, and nothing could in "
       "less than {}",
-      to_string(choice->topology.policy), to_string(topology_.policy), echoline::to_text(cargo.payload),
+      to_string(choice->topology.policy), to_string(topology_.policy), echoline::to_text(goal.payload),
       fleet.workers.size(), echoline::to_text(choice->predicted), echoline::to_text(current->predicted),
       echoline::to_text(choice->lower_bound));
   return Change{std::move(choice->topology), std::move(text)};
@@ -101,7 +110,7 @@ std::optional<TopologyPlan::Change> TopologyPlan::choose(const Fleet& fleet, std
 
 void TopologyPlan::check() const {
   ECHO_CHECK(faster_in_a_row_ >= 0 && faster_in_a_row_ < kFasterInARow &&
-             trees_pause_ <= kPauseBeatsMax * rules_.heartbeat);
+             whole_trees_pause_ <= kPauseBeatsMax * rules_.heartbeat);
   ECHO_CHECK(rules_.chooses_policy || topology_.policy == rules_.policy, "the kind of topology has changed");
 }
 

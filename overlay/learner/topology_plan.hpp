@@ -1,5 +1,6 @@
-// The learner's topology. Decides when it is planned as a whole, mended, or replaced by another kind. No I/O and no
-// clock.
+// The learner's topology: which workers receive from which parents. It may be trees or chains, and in each stripe (a
+// fixed share of the chunks) a different one. Decides when the topology is planned as a whole, mended, or replaced by
+// another kind. No I/O and no clock.
 #pragma once
 #include <optional>
 #include <string>
@@ -17,26 +18,28 @@ class TopologyPlan {
   // Joins that come together are planned once, because planning many workers takes longer and moves more of them.
   static constexpr Duration kDelay = std::chrono::milliseconds(20);
   static constexpr Duration kDelayPerWorker = std::chrono::microseconds(100);
-  // Heartbeats between two plans of whole trees, doubled at every plan until the fleet is quiet.
+  // Heartbeats between two plans of whole trees. Doubled at every plan until the fleet is quiet, because each plan
+  // moves many workers.
   static constexpr int kPauseBeats = 2, kPauseBeatsMax = 128;
-  // Time between two comparisons of topologies, in heartbeats or by the fleet's size; comparisons in a row that another
-  // one must win before the fleet is moved.
-  static constexpr int kChooseBeats = 60, kFasterInARow = 3;
+  // Time between two comparisons of kinds of topologies: the longer of kChooseBeats heartbeats and kChoosePerWorker for
+  // each worker.
+  static constexpr int kChooseBeats = 60;
   static constexpr Duration kChoosePerWorker = std::chrono::milliseconds(10);
+  static constexpr int kFasterInARow = 3;  // comparisons in a row that another kind must win before the fleet is moved
 
   struct Fleet {
     BitRate learner_up;
-    std::vector<chains::ChainWorker> workers;  // those that are heard
+    std::vector<chains::ChainWorker> workers;  // those that are not silent
   };
   struct Change {
     chains::Topology topology;
-    std::string text;  // which, and why
+    std::string text;  // the new kind, and the reason
   };
 
   // `rules` must outlive the plan.
   explicit TopologyPlan(const LearnerRules& rules) : rules_(rules) { topology_.policy = rules.policy; }
 
-  const chains::Topology& topology() const { return topology_; }  // its policy is the one that it is planned by
+  const chains::Topology& topology() const { return topology_; }  // its policy: the kind it is planned as
   bool is_trees() const { return topology_.policy == chains::TopologyPolicy::kTrees; }
   // Returns whether the topology has changed.
   bool set(chains::Topology topology);
@@ -46,34 +49,35 @@ class TopologyPlan {
   void stop() { plan_at_ = kNever; }
   // A hop was slow: its stripes lag, and mended trees would leave them behind the others.
   void on_slow_hop() { stripes_lag_ = true; }
-  // The topology to be set, now that a plan is due. `under_way`: something was published to this topology.
+  // Returns the topology to set, now that a plan is due. `under_way`: something was published to the present one.
   chains::Topology next(const Fleet& fleet, bool under_way, TimePoint now);
   // The topology without a worker that is gone: its children get other parents.
   chains::Topology without(WorkerId id, const Fleet& fleet, TimePoint now);
-  // The topology with the worker behind all others, where it delays the fewest.
-  chains::Topology moved_back(WorkerId id, const Fleet& fleet, TimePoint now);
+  // The topology with the worker behind all others, where it delays the fewest workers.
+  chains::Topology with_worker_last(WorkerId id, const Fleet& fleet, TimePoint now);
 
-  // Whether to compare topologies now: between broadcasts if possible, so that no worker is moved during one.
-  bool take_choice(std::size_t workers, bool broadcasting, TimePoint now);
-  // Another kind of topology, if the model has expected it to be sooner kFasterInARow times. `links`: of the same
-  // workers.
+  // Returns, once in each interval, whether to compare topologies now: between broadcasts if possible, so that no
+  // worker is moved during one.
+  bool take_comparison(std::size_t workers, bool broadcasting, TimePoint now);
+  // Returns another kind of topology, if the model has expected it to be faster kFasterInARow times. `links`: of the
+  // same workers. `goal`: the bytes and the quorum of a broadcast.
   std::optional<Change> choose(const Fleet& fleet, std::span<const chains::WorkerLink> links,
-                               const chains::BroadcastGoal& cargo);
+                               const chains::BroadcastGoal& goal);
   void check() const;
 
  private:
   chains::Topology plan_whole(const Fleet& fleet) const;
-  chains::RepairedTrees repair(std::optional<WorkerId> moved, const Fleet& fleet) const;
+  chains::RepairedTrees repair(std::optional<WorkerId> moved_last, const Fleet& fleet) const;
   chains::Topology accept_repaired(chains::RepairedTrees trees, TimePoint now);
 
   const LearnerRules& rules_;
   chains::Topology topology_;
   TimePoint plan_at_ = kNever;
-  TimePoint trees_not_before_{};
-  Duration trees_pause_{};
+  TimePoint next_whole_trees_at_{};  // before this time, trees are only mended
+  Duration whole_trees_pause_{};
   bool stripes_lag_ = false;
-  TimePoint choose_at_ = kNever;
-  int faster_in_a_row_ = 0;  // comparisons in a row that another topology won
+  TimePoint choose_at_ = kNever;  // of the next comparison
+  int faster_in_a_row_ = 0;       // comparisons in a row that another topology won
 };
 
 }  // namespace echoline::overlay

@@ -1,5 +1,5 @@
-// Message budgets of a worker's children, by identity, so a new connection does not refill one. A child that far
-// exceeds its budget is barred for a while. No I/O and no clock.
+// Message budgets (limits per kind of message) of a worker's children. They belong to identities, so a new connection
+// does not refill one. A child that far exceeds its budget is barred for a while. No I/O and no clock.
 #pragma once
 #include <functional>
 #include <map>
@@ -13,16 +13,16 @@ class ChildBudgets {
   static constexpr Duration kBarredTime = std::chrono::minutes(1);
   static constexpr std::size_t kChildrenMax = 1024;
 
-  // Counts a message of this child. kTooMuch: the child is barred from now on. `connected`: whether a child has
+  // Counts a message of this child. kTooMuch: the child is barred from now on. `is_connected`: whether a child has
   // connections; beyond kChildrenMax, children without any are forgotten. `heartbeat`: the run's heartbeat interval.
   MessageBudget::Verdict take(WorkerId child, MessageBudget::Kind kind, std::size_t bytes, Duration heartbeat,
-                              const std::function<bool(WorkerId)>& connected, TimePoint now) {
+                              const std::function<bool(WorkerId)>& is_connected, TimePoint now) {
     if (children_.size() >= kChildrenMax && !children_.contains(child))
       std::erase_if(children_,
-                    [&](const auto& other) { return other.second.barred_until < now && !connected(other.first); });
-    Child& from = children_.try_emplace(child, Child{MessageBudget(heartbeat), {}}).first->second;
-    const auto verdict = from.budget.take(kind, now, bytes);
-    if (verdict == MessageBudget::Verdict::kTooMuch) from.barred_until = now + kBarredTime;
+                    [&](const auto& other) { return other.second.barred_until < now && !is_connected(other.first); });
+    Child& sender = children_.try_emplace(child, Child{MessageBudget(heartbeat), {}}).first->second;
+    const auto verdict = sender.budget.take(kind, now, bytes);
+    if (verdict == MessageBudget::Verdict::kTooMuch) sender.barred_until = now + kBarredTime;
     return verdict;
   }
   bool is_barred(WorkerId child, TimePoint now) const {

@@ -14,7 +14,7 @@ Children::Children(const MemberConfig& config, const Identity& identity, const L
       learner_(learner),
       parents_(parents),
       transport_(transport),
-      edges_(store, uplink, false),
+      edges_(store, uplink, /*catch_ups_on_demand=*/false),
       pending_peers_(config.core.connections),
       grants_(*config.checker, config.state.worker) {}
 
@@ -83,8 +83,10 @@ void Children::on_accepted(ConnId conn, const PeerInfo& peer, TimePoint now) {
 bool Children::on_connected(ConnId conn, TimePoint now) {
   const auto child = dialled_.find(conn);
   if (child == dialled_.end()) return false;
-  add_pending_peer(conn, {child->second.endpoint.host, {trust::PeerIdentity::Kind::kWorker, child->second.worker}},
-                   now);
+  trust::PeerIdentity identity;
+  identity.kind = trust::PeerIdentity::Kind::kWorker;
+  identity.worker = child->second.worker;
+  add_pending_peer(conn, {.host = child->second.endpoint.host, .identity = identity}, now);
   transport_.send(conn, EdgeStatus{{}, parents_.progress()}, now);  // small enough for a peer that is not admitted
   return true;
 }
@@ -94,12 +96,12 @@ void Children::add_pending_peer(ConnId conn, PeerInfo peer, TimePoint now) {
 }
 
 void Children::on_timer(TimePoint now) {
-  for (const ConnId conn : pending_peers_.take_late(now)) close(conn);
+  for (const ConnId conn : pending_peers_.take_expired(now)) close(conn);
 }
 
 void Children::on_frame(ConnId conn, const Frame& frame, TimePoint now) {
   if (const PendingPeer* pending = pending_peers_.find(conn)) return on_pending_peer(conn, *pending, frame, now);
-  if (const auto child = edges_.child_of(conn)) return on_child(conn, *child, frame, now);
+  if (const auto child = edges_.child_of(conn)) return on_child_frame(conn, *child, frame, now);
   transport_.close(conn);
 }
 
@@ -136,7 +138,8 @@ void Children::on_pending_peer(ConnId conn, PendingPeer pending, const Frame& fr
 void Children::open(ConnId conn, WorkerId child, PeerHello hello, TimePoint now) {
   pending_peers_.erase(conn);
   const bool helped = hello.catch_up_to.has_value();
-  const bool wanted_was_checked = helped || (hello.stream != 0 && !edges_.connections_of(child, false).empty());
+  const bool wanted_was_checked =
+      helped || (hello.stream != 0 && !edges_.connections_of(child, /*helped=*/false).empty());
   if (const Status granted = wanted_was_checked ? ok() : grants_.check_wanted(child, hello.have.wanted); !granted)
     return refuse(conn, child, granted.error().message());
   if (hello.stream == 0)  // a new edge replaces the old one, whose connections are dead
@@ -147,7 +150,7 @@ void Children::open(ConnId conn, WorkerId child, PeerHello hello, TimePoint now)
     close(conn);
 }
 
-void Children::on_child(ConnId conn, WorkerId child, const Frame& frame, TimePoint now) {
+void Children::on_child_frame(ConnId conn, WorkerId child, const Frame& frame, TimePoint now) {
   if (frame.type != FrameType::kControl)
     return refuse(conn, child, "a child sent something other than control messages");
   auto message = decode_control(frame.body.bytes());
@@ -155,7 +158,7 @@ void Children::on_child(ConnId conn, WorkerId child, const Frame& frame, TimePoi
   const auto kind = MessageBudget::kind_of(*message);
   if (kind && !within_budget(child, *kind, frame.body.size(), now)) return;
   if (auto* have = std::get_if<Have>(&*message)) {
-    const Status granted = edges_.helps(conn) ? ok() : grants_.check_wanted(child, have->wanted);
+    const Status granted = edges_.is_helped(conn) ? ok() : grants_.check_wanted(child, have->wanted);
     if (!granted) return refuse(conn, child, granted.error().message());
     return edges_.update(conn, std::move(*have), now);
   }
@@ -165,25 +168,25 @@ void Children::on_child(ConnId conn, WorkerId child, const Frame& frame, TimePoi
     return;
   }
   if (const auto* request = std::get_if<ChunkRequest>(&*message)) return edges_.send_again(conn, *request, now);
-  if (const auto* more = std::get_if<MoreStreams>(&*message)) return dial_more(child, more->streams);
+  if (const auto* more = std::get_if<MoreStreams>(&*message)) return dial_more_streams(child, more->streams);
   refuse(conn, child, "a child sent a message that is not for a parent");
 }
 
-void Children::dial_more(WorkerId child, std::size_t streams) {
-  const auto known = std::find_if(dialled_.begin(), dialled_.end(),
-                                  [&](const auto& dialled) { return dialled.second.worker == child; });
-  if (known == dialled_.end()) return;
-  const DialChild target = known->second;
+void Children::dial_more_streams(WorkerId child, std::size_t streams) {
+  const auto dialled_before = std::find_if(dialled_.begin(), dialled_.end(),
+                                           [&](const auto& dialled) { return dialled.second.worker == child; });
+  if (dialled_before == dialled_.end()) return;
+  const DialChild target = dialled_before->second;
   for (std::size_t n = edges_.connections_of(child).size();
        n < std::min<std::size_t>(streams, StreamProbe::kStreamsMax); ++n)
     dialled_.insert_or_assign(transport_.dial(target.endpoint, act::Service::kData, target.worker), target);
 }
 
-// Whether the message counts. Messages share the downlink with publications, so long ones count for more. A child that
-// goes far beyond its budget is closed and barred for a while.
+// Returns whether the caller may use the message. Messages share the downlink with publications, so long ones count for
+// more. A child that goes far beyond its budget is closed and barred for a while.
 bool Children::within_budget(WorkerId child, MessageBudget::Kind kind, std::size_t bytes, TimePoint now) {
-  const auto connected = [this](WorkerId id) { return !edges_.connections_of(id).empty(); };
-  const auto verdict = budgets_.take(child, kind, bytes, learner_.heartbeat(), connected, now);
+  const auto is_connected = [this](WorkerId id) { return !edges_.connections_of(id).empty(); };
+  const auto verdict = budgets_.take(child, kind, bytes, learner_.heartbeat(), is_connected, now);
   if (verdict != MessageBudget::Verdict::kTooMuch) return verdict == MessageBudget::Verdict::kTake;
   log::warn("worker {}: worker {} is no child for {}: it says too much: of {}", config_.state.worker, child,
             echoline::to_text(ChildBudgets::kBarredTime), budgets_.limit_text(child, kind));

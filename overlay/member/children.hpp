@@ -1,5 +1,5 @@
-// The nodes to which a worker sends: its children, each with a grant of the learner, and connections whose peer has not
-// sent its request yet. No I/O and no clock.
+// The nodes to which a worker sends: its children. Each shows a grant, the learner's signed proof that this worker must
+// serve it. Also holds the connections whose peer has not sent its request yet. No I/O and no clock.
 #pragma once
 #include "overlay/edge_sender.hpp"
 #include "overlay/member/child_budgets.hpp"
@@ -37,7 +37,7 @@ class Children {
   void close_ungranted(TimePoint now);
   void on_timer(TimePoint now);
   TimePoint next_deadline() const { return pending_peers_.next_deadline(); }
-  // This process was suspended for `pause`: moves all deadlines back by as much.
+  // This process was suspended for `pause`: all deadlines come later by as much.
   void postpone(Duration pause) { pending_peers_.postpone(pause); }
 
   const EdgeSender& edges() const { return edges_; }
@@ -49,8 +49,8 @@ class Children {
   void add_pending_peer(ConnId conn, PeerInfo peer, TimePoint now);
   void on_pending_peer(ConnId conn, PendingPeer pending, const Frame& frame, TimePoint now);
   void open(ConnId conn, WorkerId child, PeerHello hello, TimePoint now);
-  void on_child(ConnId conn, WorkerId child, const Frame& frame, TimePoint now);
-  void dial_more(WorkerId child, std::size_t streams);
+  void on_child_frame(ConnId conn, WorkerId child, const Frame& frame, TimePoint now);
+  void dial_more_streams(WorkerId child, std::size_t streams);
   bool within_budget(WorkerId child, MessageBudget::Kind kind, std::size_t bytes, TimePoint now);
   void refuse(ConnId conn, WorkerId worker, const std::string& why);
   void close(ConnId conn);

@@ -18,8 +18,9 @@ void EnrolCore::start(TimePoint now) {
 
 void EnrolCore::on_connected(ConnId conn, TimePoint now) {
   actions_.push_back(act::Admit{conn});
-  const auto known = returning_ ? trust::read_authority(config_.authority) : Result<trust::AuthorityInfo>(Error{});
-  if (known) return send_control(conn, prove_key(config_.key, known->key), now);
+  const auto known_authority =
+      is_returning_ ? trust::read_authority(config_.authority) : Result<trust::AuthorityInfo>(Error{});
+  if (known_authority) return send_control(conn, certificate_request(config_.key, known_authority->key), now);
   Enrol enrol;
   enrol.token = std::string(config_.token.reveal());
   enrol.instance = config_.instance;
@@ -39,8 +40,8 @@ void EnrolCore::on_closed(ConnId, const std::string& reason, TimePoint now) {
 void EnrolCore::on_frame(ConnId conn, Frame frame, TimePoint now) {
   const auto message = decode_control(frame.body.bytes());
   if (!message) return end(message.error());
-  if (returning_ && std::holds_alternative<Goodbye>(*message) && !config_.token.empty()) {
-    returning_ = false;  // it has a token as well
+  if (is_returning_ && std::holds_alternative<Goodbye>(*message) && !config_.token.empty()) {
+    is_returning_ = false;  // the learner does not know the key any more, but there is a token as well
     close(conn);
     conn_ = dial(config_.learner, act::Service::kEnrol, kLearnerId);
     return;
@@ -51,9 +52,9 @@ void EnrolCore::on_frame(ConnId conn, Frame frame, TimePoint now) {
   if (!enrolled) return end(fail(Code::kCorrupt, kOperation, "the learner answers with something else"));
   const auto authority = trust::read_authority(enrolled->authority);
   if (!authority) return end(authority.error());
-  const auto token = returning_ ? Result<trust::JoinToken>(Error{}) : trust::read_token(config_.token);
-  if (returning_ ? enrolled->authority != config_.authority
-                 : !token || trust::fingerprint(authority->key) != token->authority)
+  const auto token = is_returning_ ? Result<trust::JoinToken>(Error{}) : trust::read_token(config_.token);
+  if (is_returning_ ? enrolled->authority != config_.authority
+                    : !token || trust::fingerprint(authority->key) != token->authority)
     return end(fail(Code::kCorrupt, kOperation, "the learner shows another authority than the token names"));
   WorkerState state;
   state.run_id = authority->run_id;

@@ -22,7 +22,7 @@ struct EnrolConfig {
 class EnrolCore final : public Core {
  public:
   explicit EnrolCore(EnrolConfig config)
-      : Core(config.core), config_(std::move(config)), returning_(!config_.authority.empty()) {}
+      : Core(config.core), config_(std::move(config)), is_returning_(!config_.authority.empty()) {}
 
   void start(TimePoint now);
   // After act::Disconnected: the identity, or the reason why there is none.
@@ -37,11 +37,11 @@ class EnrolCore final : public Core {
   TimePoint next_deadline() const override { return std::min(deadline_, redial_at_); }
 
  private:
-  static constexpr std::string_view kNotYet = "not yet";
+  static constexpr std::string_view kNotYet = "not yet";  // the result before any answer or failure
   void end(Result<WorkerState> result);
 
   EnrolConfig config_;
-  bool returning_ = false;
+  bool is_returning_ = false;  // asks with the key of an earlier enrolment, not with a token
   ConnId conn_;
   TimePoint deadline_ = kNever, redial_at_ = kNever;
   Result<WorkerState> result_ = fail(Code::kUnavailable, "enrol", "{}", kNotYet);

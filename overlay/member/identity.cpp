@@ -4,6 +4,11 @@
 #include "base/log.hpp"
 
 namespace echoline::overlay {
+namespace {
+
+constexpr std::int64_t kSavedOffsetToleranceMs = 1000;
+
+}  // namespace
 
 void Identity::accept(std::vector<std::byte> certificate, TimePoint now) {
   const auto identity = read_certificate(certificate, std::nullopt);
@@ -29,8 +34,8 @@ bool Identity::take_renewal(TimePoint now) {
 void Identity::plan_renewal(TimePoint now) {
   const auto identity = read_certificate(file_.state().certificate, std::nullopt);
   if (!identity) return;
-  const double left_s = identity->expires_unix_s - static_cast<double>(learner_unix_ms(now)) / 1e3;
-  renew_at_ = now + from_seconds(std::max(0.0, left_s / 2));
+  const double lifetime_left_s = identity->expires_unix_s - static_cast<double>(learner_unix_ms(now)) / 1e3;
+  renew_at_ = now + from_seconds(std::max(0.0, lifetime_left_s / 2));
 }
 
 void Identity::set_clock(std::uint64_t unix_ms, TimePoint now) {
@@ -39,7 +44,7 @@ void Identity::set_clock(std::uint64_t unix_ms, TimePoint now) {
 }
 
 void Identity::save_clock() {
-  if (std::abs(clock_offset_ms_ - file_.state().clock_offset_ms) <= 1000) return;
+  if (std::abs(clock_offset_ms_ - file_.state().clock_offset_ms) <= kSavedOffsetToleranceMs) return;
   file_.state().clock_offset_ms = clock_offset_ms_;
   file_.save();
 }

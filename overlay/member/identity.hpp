@@ -7,7 +7,7 @@
 namespace echoline::overlay {
 
 // The request for another certificate, for a machine whose certificate has expired: it proves possession of the key.
-inline Return prove_key(const trust::SigningKey& key, const trust::PublicKey& run_key) {
+inline Return certificate_request(const trust::SigningKey& key, const trust::PublicKey& run_key) {
   return {key.public_key(), key.sign("return 4", trust::fingerprint(run_key))};
 }
 
@@ -34,7 +34,7 @@ class Identity {
   }
   // The learner's clock shows `unix_ms` now.
   void set_clock(std::uint64_t unix_ms, TimePoint now);
-  // Saves the clock offset if it differs by more than a second from the saved one.
+  // Saves the clock offset if it differs by more than a second from the saved one, because each save is a disk write.
   void save_clock();
   Duration clock_offset() const { return std::chrono::milliseconds(clock_offset_ms_); }
 

@@ -11,19 +11,20 @@ void InstallState::begin_epoch(std::uint64_t epoch) {
   position_.reset();
   installed_.reset();
   staged_.reset();
-  repair_.reset();
-  newest_.reset();
+  repair_version_min_.reset();
+  newest_published_.reset();
 }
 
 bool InstallState::on_announced(Version version) {
-  if (newest_ && version < *newest_) return false;
-  newest_ = version;
+  if (newest_published_ && version < *newest_published_) return false;
+  newest_published_ = version;
   return true;
 }
 
 void InstallState::on_published(std::optional<Version> newest) {
-  newest_ = newest;
-  if (repair_ && newest_) repair_ = std::min(*repair_, *newest_);
+  newest_published_ = newest;
+  if (repair_version_min_ && newest_published_)
+    repair_version_min_ = std::min(*repair_version_min_, *newest_published_);
 }
 
 std::optional<Installed> InstallState::on_installed(Version version, const Digest& policy_digest, TimePoint now) {
@@ -32,27 +33,32 @@ std::optional<Installed> InstallState::on_installed(Version version, const Diges
     return std::nullopt;
   }
   const auto delivered = delivered_.find(version);
-  const Delivered from = delivered == delivered_.end() ? Delivered{now, {}} : delivered->second;
+  const Delivered times =
+      delivered == delivered_.end() ? Delivered{.delivered_at = now, .verify = {}} : delivered->second;
   delivered_.erase(delivered_.begin(), delivered_.upper_bound(version));
   if (!has_reached(version)) return std::nullopt;  // withdrawn meanwhile
-  failures_ = 0;
+  failures_in_a_row_ = 0;
   if (installed_ && version < installed_->version) return std::nullopt;  // a version never goes backwards
   installed_ = Installed{version, policy_digest, epoch_};
-  return Installed{version, policy_digest, epoch_, from.verify, now - from.at};
+  return Installed{.version = version,
+                   .policy_digest = policy_digest,
+                   .epoch = epoch_,
+                   .verify = times.verify,
+                   .install = now - times.delivered_at};
 }
 
 InstallState::Failure InstallState::on_install_failed(Version version) {
   delivered_.clear();
   void_deliveries_.clear();
   if (!has_reached(version)) return Failure::kVoid;
-  if (++failures_ >= kInstallFailuresMax) return Failure::kGiveUp;
+  if (++failures_in_a_row_ >= kInstallFailuresMax) return Failure::kGiveUp;
   require_repair(std::max(version, position_->version));
   staged_.reset();
   return Failure::kRepair;
 }
 
-void InstallState::require_repair(Version least) {
-  repair_ = std::max(least, newest_.value_or(least));
+void InstallState::require_repair(Version version_min) {
+  repair_version_min_ = std::max(version_min, newest_published_.value_or(version_min));
   position_.reset();
 }
 
@@ -60,17 +66,17 @@ void InstallState::require_repair(Version least) {
 InstallState::Stage InstallState::stage(PublicationStore& store, const std::optional<Installed>& floor, TimePoint now,
                                         PublicationKey& mismatched) {
   Staged staged;
-  std::optional<Installed> at = position_;
+  std::optional<Installed> reached = position_;  // after the publications staged so far
   for (;;) {
     const StoredPublication* next = nullptr;
     for (const auto& [key, stored] : std::as_const(store).entries()) {
-      if (!stored.complete || (at && key.version <= at->version)) continue;
-      if (!at && repair_ && key.version < *repair_) continue;
-      if (key.full() || (at && key.base == at->version)) next = &stored;
+      if (!stored.complete || (reached && key.version <= reached->version)) continue;
+      if (!reached && repair_version_min_ && key.version < *repair_version_min_) continue;
+      if (key.full() || (reached && key.base == reached->version)) next = &stored;
     }
     if (!next) break;
     const PublicationKey key = next->key();
-    if (key.base && next->announcement.base_digest != at->policy_digest) {
+    if (key.base && next->announcement.base_digest != reached->policy_digest) {
       mismatched = key;
       require_repair(key.version);
       return Stage::kBaseMismatch;
@@ -78,19 +84,19 @@ InstallState::Stage InstallState::stage(PublicationStore& store, const std::opti
     auto delivery = store.delivery(*store.find(key));
     if (!delivery) return Stage::kNothing;  // parts of it come from disk
     delivery->publication.activate = false;
-    at = Installed{key.version, delivery->publication.policy_digest, epoch_};
+    reached = Installed{key.version, delivery->publication.policy_digest, epoch_};
     staged.deliveries.push_back(std::move(*delivery));
   }
   if (staged.deliveries.empty()) return Stage::kNothing;
-  const bool same_epoch = floor && floor->epoch == epoch_;
-  if (same_epoch && at->version < floor->version) return Stage::kNothing;
-  if (same_epoch && at->version == floor->version && at->policy_digest != floor->policy_digest) {
-    mismatched = {at->version, {}};
+  const bool floor_is_of_epoch = floor && floor->epoch == epoch_;
+  if (floor_is_of_epoch && reached->version < floor->version) return Stage::kNothing;
+  if (floor_is_of_epoch && reached->version == floor->version && reached->policy_digest != floor->policy_digest) {
+    mismatched = {.version = reached->version, .base = {}};
     return Stage::kFloorMismatch;
   }
   staged.deliveries.back().publication.activate = true;
-  staged.last = *at;
-  staged.position_before = std::exchange(position_, at);
+  staged.last = *reached;
+  staged.position_before = std::exchange(position_, reached);
   staged.staged_at = now;
   staged_ = std::move(staged);
   return Stage::kStaged;
@@ -103,10 +109,11 @@ void InstallState::unstage() {
 
 std::vector<act::Deliver> InstallState::take_staged(TimePoint now) {
   for (const act::Deliver& delivery : staged_->deliveries)
-    delivered_.insert_or_assign(delivery.publication.version, Delivered{now, now - staged_->staged_at});
+    delivered_.insert_or_assign(delivery.publication.version,
+                                Delivered{.delivered_at = now, .verify = now - staged_->staged_at});
   auto deliveries = std::move(staged_->deliveries);
   staged_.reset();
-  repair_.reset();
+  repair_version_min_.reset();
   return deliveries;
 }
 
@@ -122,23 +129,24 @@ std::optional<Version> InstallState::oldest_needed_for(const PublicationKey& key
     return key.base == position_->version ? std::optional(next_version()) : std::nullopt;
   }
   if (key.full()) return can_start_with(key) ? std::optional(key.version) : std::nullopt;
-  std::map<Version, Version> begins;  // by version that stored publications can restore: the newest snapshot for it
-  for (const auto& [each, stored] : store.entries()) {
-    const auto before = each.base ? begins.find(*each.base) : begins.end();
-    if (!stored.complete || (!can_start_with(each) && before == begins.end())) continue;
-    const Version from = can_start_with(each) ? each.version : before->second;
-    Version& begin = begins.try_emplace(each.version, from).first->second;
-    begin = std::max(begin, from);
+  // By version that stored publications can restore: the newest snapshot from which they can.
+  std::map<Version, Version> snapshot_for;
+  for (const auto& [stored_key, stored] : store.entries()) {
+    const auto base = stored_key.base ? snapshot_for.find(*stored_key.base) : snapshot_for.end();
+    if (!stored.complete || (!can_start_with(stored_key) && base == snapshot_for.end())) continue;
+    const Version snapshot = can_start_with(stored_key) ? stored_key.version : base->second;
+    Version& newest_snapshot = snapshot_for.try_emplace(stored_key.version, snapshot).first->second;
+    newest_snapshot = std::max(newest_snapshot, snapshot);
   }
-  const auto begin = begins.find(*key.base);
-  return begin == begins.end() ? std::nullopt : std::optional(begin->second);
+  const auto snapshot = snapshot_for.find(*key.base);
+  return snapshot == snapshot_for.end() ? std::nullopt : std::optional(snapshot->second);
 }
 
 void InstallState::check() const {
   ECHO_CHECK(!installed_ || installed_->epoch == epoch_, "installed in epoch {}, now {}", installed_->epoch, epoch_);
   ECHO_CHECK(!position_ || position_->epoch == epoch_, "positioned in epoch {}, now {}", position_->epoch, epoch_);
   ECHO_CHECK(!staged_ || (position_ == staged_->last && !staged_->deliveries.empty()), "staged elsewhere");
-  ECHO_CHECK(failures_ <= kInstallFailuresMax);
+  ECHO_CHECK(failures_in_a_row_ <= kInstallFailuresMax);
 }
 
 }  // namespace echoline::overlay

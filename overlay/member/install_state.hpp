@@ -1,7 +1,8 @@
-// The progress of a worker's installations: the version staged or delivered to the application last (the
-// position), the version installed, the publications to deliver next, and a repair (a full snapshot after a failure).
-// The position never goes back within an epoch. The floor is the version on disk below which the worker does not go
-// after a restart; it is stored before the publication goes to the application. No I/O and no clock.
+// The progress of a worker's installations. The position is the version staged or delivered to the application last. It
+// never goes back within an epoch, the time until the learner withdraws versions. A publication is staged until the
+// disk permits its delivery. A repair is a full snapshot that is needed after a failure. The floor is the version on
+// disk below which the worker does not go after a restart; it is stored before the publication goes to the application.
+// No I/O and no clock.
 #pragma once
 #include <map>
 #include <optional>
@@ -69,33 +70,36 @@ class InstallState {
   Version next_version() const { return {position_ ? position_->version.value + 1 : 0}; }
 
   std::uint64_t epoch() const { return epoch_; }
-  const std::optional<Version>& newest() const { return newest_; }        // published
+  const std::optional<Version>& newest() const { return newest_published_; }
   const std::optional<Installed>& position() const { return position_; }  // the version staged last
   // The version that the application installed last.
   const std::optional<Installed>& installed() const { return installed_; }
-  const std::optional<Version>& repair_version_min() const { return repair_; }  // absent: no repair is needed
+  // Absent: no repair is needed.
+  const std::optional<Version>& repair_version_min() const { return repair_version_min_; }
   const std::optional<Staged>& staged() const { return staged_; }
-  int install_failures() const { return failures_; }
+  int install_failures() const { return failures_in_a_row_; }
   bool has_reached(Version version) const { return position_ && position_->version >= version; }
   std::optional<Version> version() const { return position_ ? std::optional(position_->version) : std::nullopt; }
-  bool is_behind() const { return newest_ && !has_reached(*newest_); }
+  bool is_behind() const { return newest_published_ && !has_reached(*newest_published_); }
   void check() const;
 
  private:
-  bool can_start_with(const PublicationKey& key) const { return key.full() && (!repair_ || key.version >= *repair_); }
-  void require_repair(Version least);
+  bool can_start_with(const PublicationKey& key) const {
+    return key.full() && (!repair_version_min_ || key.version >= *repair_version_min_);
+  }
+  void require_repair(Version version_min);
 
   struct Delivered {
-    TimePoint at;
-    Duration verify;  // from its last byte until `at`
+    TimePoint delivered_at;
+    Duration verify;  // from its last byte until `delivered_at`
   };
   std::uint64_t epoch_;  // of the learner
-  std::optional<Version> newest_, repair_;
+  std::optional<Version> newest_published_, repair_version_min_;
   std::optional<Installed> position_, installed_;
   std::optional<Staged> staged_;
   std::map<Version, Delivered> delivered_;  // to the application and not yet installed, of this epoch
   std::set<Version> void_deliveries_;       // likewise, of earlier epochs
-  int failures_ = 0;                        // of installations in a row
+  int failures_in_a_row_ = 0;               // of installations
 };
 
 }  // namespace echoline::overlay

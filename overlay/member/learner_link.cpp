@@ -8,6 +8,7 @@
 namespace echoline::overlay {
 namespace {
 
+// Every worker has another key, so workers that lost the learner together do not all dial it at once.
 std::uint64_t seed_of(const trust::PublicKey& key) {
   std::uint64_t seed = 0;
   std::memcpy(&seed, key.bytes.data(), sizeof seed);
@@ -31,9 +32,10 @@ void LearnerLink::start(TimePoint now) {
 }
 
 void LearnerLink::dial(TimePoint now) {
-  const bool is_enrolment = membership_.next_asks(identity_.has_expired(now));
-  const auto service = is_enrolment ? act::Service::kEnrol : act::Service::kControl;
-  membership_.on_dialled(transport_.dial(config_.learner, service, kLearnerId), is_enrolment);
+  // Without a valid certificate the worker asks for another one, on an anonymous connection.
+  const bool asks_for_certificate = membership_.next_connection_asks(identity_.has_expired(now));
+  const auto service = asks_for_certificate ? act::Service::kEnrol : act::Service::kControl;
+  membership_.on_dialled(transport_.dial(config_.learner, service, kLearnerId), asks_for_certificate);
 }
 
 void LearnerLink::drain(TimePoint now) {
@@ -56,26 +58,27 @@ void LearnerLink::send_application(Slice bytes, TimePoint now) {
   if (!membership_.is_joined()) return;
   unsent_.push(std::move(bytes));
   if (unsent_.bytes() > kUnsentBytesMax)
-    return break_off(fmt::format("it does not take its messages: {} bytes are waiting", unsent_.bytes()), now);
+    return close_and_redial(fmt::format("it does not take its messages: {} bytes are waiting", unsent_.bytes()), now);
   uplink_.wake(unsent_);
   uplink_.pump(now);
 }
 
 void LearnerLink::report_trouble(const std::string& what, TimePoint now) {
-  const auto reported = troubles_.find(what);
-  if (reported != troubles_.end() && now < reported->second + kTroublePause) return;
-  if (reported == troubles_.end() && troubles_.size() >= kTroublesMax) troubles_.clear();
-  troubles_[what] = now;
+  const auto reported = trouble_reported_at_.find(what);
+  if (reported != trouble_reported_at_.end() && now < reported->second + kTroublePause) return;
+  if (reported == trouble_reported_at_.end() && trouble_reported_at_.size() >= kTroublesMax)
+    trouble_reported_at_.clear();
+  trouble_reported_at_[what] = now;
   log::error("worker {}: {}", config_.state.worker, what);
   send(Trouble{what}, now);
 }
 
-void LearnerLink::break_off(const std::string& reason, TimePoint now) {
+void LearnerLink::close_and_redial(const std::string& reason, TimePoint now) {
   transport_.close(membership_.conn());
-  lost(reason, now);
+  on_lost(reason, now);
 }
 
-void LearnerLink::lost(const std::string& reason, TimePoint now) {
+void LearnerLink::on_lost(const std::string& reason, TimePoint now) {
   uplink_.close(membership_.conn());
   unsent_.clear();
   incoming_ = {};
@@ -89,7 +92,7 @@ void LearnerLink::lost(const std::string& reason, TimePoint now) {
 bool LearnerLink::on_connected(TimePoint now) {
   membership_.on_connected(now);
   if (membership_.is_asking()) {
-    transport_.send(membership_.conn(), prove_key(config_.key, config_.checker->run_key()), now);
+    transport_.send(membership_.conn(), certificate_request(config_.key, config_.checker->run_key()), now);
     return false;
   }
   pulse_.on_frame(now);
@@ -100,31 +103,32 @@ void LearnerLink::on_closed(const std::string& reason, TimePoint now) {
   if (membership_.state() == Membership::State::kJoining && now < membership_.join_deadline())
     log::debug("joining {}: {}", to_text(config_.learner), reason);
   membership_.on_disconnected();
-  lost(reason, now);
+  on_lost(reason, now);
 }
 
 LearnerLink::Event LearnerLink::on_frame(const Frame& frame, TimePoint now) {
   membership_.on_answered();
   pulse_.on_frame(now);
-  const bool asking = membership_.is_asking();
-  if (!asking && frame.type == FrameType::kApplication && membership_.is_joined()) {
+  const bool asks_for_certificate = membership_.is_asking();
+  if (!asks_for_certificate && frame.type == FrameType::kApplication && membership_.is_joined()) {
     auto message = incoming_.add(frame);
     if (!message) return Ended{"of the learner: " + message.error().message()};
     if (*message) actions_.push_back(act::Message{std::move(**message)});
     return {};
   }
-  if (!asking && frame.type == FrameType::kChunk) return Ended{"the learner sent a chunk on the control connection"};
+  if (!asks_for_certificate && frame.type == FrameType::kChunk)
+    return Ended{"the learner sent a chunk on the control connection"};
   auto message = decode_control(frame.body.bytes());
   if (!message) return Ended{"the learner sent an unreadable message: " + message.error().message()};
-  return asking ? on_answer(*message, now) : on_message(std::move(*message), now);
+  return asks_for_certificate ? on_certificate_answer(*message, now) : on_message(std::move(*message), now);
 }
 
 // The learner gives this machine another certificate, or refuses to.
-LearnerLink::Event LearnerLink::on_answer(const ControlMessage& message, TimePoint now) {
+LearnerLink::Event LearnerLink::on_certificate_answer(const ControlMessage& message, TimePoint now) {
   if (const auto* goodbye = std::get_if<Goodbye>(&message)) {
     if (membership_.on_refused())
       return Ended{"this machine's certificate has ended and the learner gives it no other: " + goodbye->reason};
-    break_off(goodbye->reason, now);
+    close_and_redial(goodbye->reason, now);
     return {};
   }
   const auto* enrolled = std::get_if<Enrolled>(&message);
@@ -168,12 +172,12 @@ std::optional<LearnerLink::Ended> LearnerLink::on_welcome(const Welcome& welcome
   identity_.save_clock();
   uplink_.open(membership_.conn(), unsent_);
   actions_.push_back(act::Welcomed{config_.state.worker, welcome.application});
-  const Duration behind = identity_.clock_offset();
-  if (behind > kClockTolerance || behind < -kClockTolerance)
+  const Duration clock_lag = identity_.clock_offset();  // positive: this machine's clock is behind
+  if (clock_lag > kClockTolerance || clock_lag < -kClockTolerance)
     report_trouble(
         fmt::format("the clock of this machine is {} {} the learner's, by which certificates are judged: it works, "
                     "but set it",
-                    echoline::to_text(std::max(behind, -behind)), behind > Duration{} ? "behind" : "ahead of"),
+                    echoline::to_text(std::max(clock_lag, -clock_lag)), clock_lag > Duration{} ? "behind" : "ahead of"),
         now);
   return std::nullopt;
 }
@@ -186,26 +190,26 @@ std::optional<std::string> LearnerLink::check_deadlines(TimePoint now) {
     return fmt::format("the learner at {} was out of reach for {}", to_text(config_.learner),
                        echoline::to_text(membership_.away_max()));
   if (membership_.take_redial(now)) dial(now);
-  if (membership_.is_unanswered(now)) break_off("it does not answer", now);
+  if (membership_.is_unanswered(now)) close_and_redial("it does not answer", now);
   return std::nullopt;
 }
 
 void LearnerLink::check_pulse(TimePoint now) {
   if (!membership_.is_joined()) return;
   if (now >= pulse_.deadline())
-    break_off(fmt::format("nothing heard for {}", echoline::to_text(pulse_.silent_for(now))), now);
+    close_and_redial(fmt::format("nothing heard for {}", echoline::to_text(pulse_.silent_for(now))), now);
   else if (identity_.take_renewal(now))
     send(Renew{config_.key.public_key()}, now);
 }
 
 std::optional<Duration> LearnerLink::take_pause(TimePoint now) {
-  const auto late = pulse_.take_pause(now);
-  if (late) membership_.postpone(*late);
-  return late;
+  const auto pause = pulse_.take_pause(now);
+  if (pause) membership_.postpone(*pause);
+  return pause;
 }
 
 TimePoint LearnerLink::next_deadline() const {
-  const TimePoint earliest = std::min(membership_.next_deadline(), pulse_.beat_at());
+  const TimePoint earliest = std::min(membership_.next_deadline(), pulse_.next_beat_at());
   return membership_.is_joined() ? std::min({earliest, pulse_.deadline(), identity_.renew_at()}) : earliest;
 }
 
@@ -213,7 +217,7 @@ void LearnerLink::check() const {
   membership_.check();
   pulse_.check();
   ECHO_CHECK(membership_.is_joined() || unsent_.bytes() == 0, "{} bytes unsent by no member", unsent_.bytes());
-  ECHO_CHECK(unsent_.bytes() <= kUnsentBytesMax && troubles_.size() <= kTroublesMax);
+  ECHO_CHECK(unsent_.bytes() <= kUnsentBytesMax && trouble_reported_at_.size() <= kTroublesMax);
 }
 
 }  // namespace echoline::overlay

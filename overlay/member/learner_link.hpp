@@ -17,7 +17,7 @@ class LearnerLink {
   static constexpr std::size_t kTroublesMax = 16;                       // reported troubles that are remembered
   static constexpr Duration kClockTolerance = std::chrono::minutes(1);  // a larger clock offset is reported
 
-  struct Ended {  // the worker must end
+  struct Ended {  // the worker must end, for this reason
     std::string reason;
     bool in_order = false;  // a clean exit: the run has ended
   };
@@ -31,11 +31,11 @@ class LearnerLink {
   void drain(TimePoint now);
   void end();  // closes the connection for good
 
-  // Dropped while the worker has not said hello on this connection.
+  // The message is dropped while the worker has not said hello on this connection.
   void send(const ControlMessage& message, TimePoint now);
   // At most kMessageBytesMax (checked); dropped while the learner is away.
   void send_application(Slice bytes, TimePoint now);
-  // Logs it and reports it to the learner, once in kTroublePause.
+  // Logs a problem of this machine and reports it to the learner, once in kTroublePause.
   void report_trouble(const std::string& what, TimePoint now);
 
   // Returns whether the caller must send Hello now.
@@ -58,9 +58,9 @@ class LearnerLink {
 
  private:
   void dial(TimePoint now);
-  void break_off(const std::string& reason, TimePoint now);
-  void lost(const std::string& reason, TimePoint now);
-  Event on_answer(const ControlMessage& message, TimePoint now);
+  void close_and_redial(const std::string& reason, TimePoint now);
+  void on_lost(const std::string& reason, TimePoint now);  // the connection is closed: plans the next one
+  Event on_certificate_answer(const ControlMessage& message, TimePoint now);
   Event on_message(ControlMessage message, TimePoint now);
   std::optional<Ended> on_welcome(const Welcome& welcome, TimePoint now);
 
@@ -73,7 +73,7 @@ class LearnerLink {
   LearnerPulse pulse_;
   MessageQueue unsent_;
   MessageAssembler incoming_;
-  std::map<std::string, TimePoint> troubles_;  // when each was reported
+  std::map<std::string, TimePoint> trouble_reported_at_;  // by text
 };
 
 }  // namespace echoline::overlay

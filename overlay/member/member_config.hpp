@@ -16,7 +16,7 @@ struct MemberConfig {
   std::string name;
   trust::SigningKey key;
   WorkerState state;  // at the start: identity and floor, from EnrolCore or the state file
-  std::shared_ptr<const Checker> checker;
+  std::shared_ptr<const SignatureChecker> checker;
   StoreLimits store;
   bool durable = false;  // the driver has a disk and performs act::SaveState; otherwise nothing survives a restart
   Duration join_timeout = kJoinTimeout;

@@ -6,6 +6,12 @@
 #include "base/log.hpp"
 
 namespace echoline::overlay {
+namespace {
+
+constexpr Version kLatestVersion{~std::uint64_t{0}};
+constexpr std::size_t kHoldingsReportedMax = 64;  // whole publications listed in a heartbeat, the newest ones
+
+}  // namespace
 
 MemberCore::MemberCore(MemberConfig config)
     : Core(config.core),
@@ -57,7 +63,7 @@ void MemberCore::drain(TimePoint now) {
 void MemberCore::leave(const std::string& reason, TimePoint now) {
   if (has_ended()) return;
   learner_.send(Goodbye{reason}, now);
-  end(reason, true);
+  end(reason, /*in_order=*/true);
 }
 
 void MemberCore::end(const std::string& reason, bool in_order) {
@@ -69,20 +75,20 @@ void MemberCore::end(const std::string& reason, bool in_order) {
 }
 
 WorkerStats MemberCore::stats() const {
-  WorkerStats s;
-  s.id = self();
-  s.parents = parents_.ids();
-  if (install_state_.installed()) s.installed = install_state_.installed()->version;
-  s.chunk_bytes_in = {counters_.chunk_bytes_in};
-  s.chunk_bytes_forwarded = {children_.edges().chunk_bytes_sent()};
-  s.bytes_in = bytes_received();
-  s.bytes_out = bytes_sent();
-  s.chunks_duplicate = counters_.chunks_duplicate;
-  s.chunks_corrupt = counters_.chunks_corrupt;
-  s.memory = store_.memory();
-  s.memory_peak = store_.memory_peak();
-  s.known_publications = children_.edges().known_publications();
-  return s;
+  WorkerStats stats;
+  stats.id = self();
+  stats.parents = parents_.ids();
+  if (install_state_.installed()) stats.installed = install_state_.installed()->version;
+  stats.chunk_bytes_in = {counters_.chunk_bytes_in};
+  stats.chunk_bytes_forwarded = {children_.edges().chunk_bytes_sent()};
+  stats.bytes_in = bytes_received();
+  stats.bytes_out = bytes_sent();
+  stats.chunks_duplicate = counters_.chunks_duplicate;
+  stats.chunks_corrupt = counters_.chunks_corrupt;
+  stats.memory = store_.memory();
+  stats.memory_peak = store_.memory_peak();
+  stats.known_publications = children_.edges().known_publications();
+  return stats;
 }
 
 void MemberCore::check() const {
@@ -106,7 +112,7 @@ void MemberCore::on_learner_frame(const Frame& frame, TimePoint now) {
 void MemberCore::on_learner_message(const ControlMessage& message, TimePoint now) {
   if (const auto* welcome = std::get_if<Welcome>(&message)) return on_welcome(*welcome, now);
   if (const auto* assign = std::get_if<Assign>(&message)) return parents_.assign(*assign, now);
-  if (const auto* beacon = std::get_if<SignedBeacon>(&message)) return on_beacon(*beacon, now, true);
+  if (const auto* beacon = std::get_if<SignedBeacon>(&message)) return on_beacon(*beacon, now, /*first_hand=*/true);
   if (const auto* release = std::get_if<Release>(&message)) return children_.release(*release, now);
   if (const auto* child = std::get_if<DialChild>(&message)) return children_.dial(*child);
   if (const auto* help = std::get_if<Help>(&message)) return parents_.on_help(*help, now);
@@ -116,7 +122,7 @@ void MemberCore::on_learner_message(const ControlMessage& message, TimePoint now
 void MemberCore::on_welcome(const Welcome& welcome, TimePoint now) {
   stall_.set_heartbeat(welcome.heartbeat);
   stall_.on_help();
-  store_.fit(welcome.policy);
+  store_.set_policy_size(welcome.policy);
   if (const Status fits = store_.check_fits(welcome.policy); !fits)
     learner_.report_trouble(fits.error().message(), now);
   if (learner_.membership().is_draining()) learner_.send(Draining{}, now);
@@ -131,7 +137,8 @@ void MemberCore::on_beacon(const Signed& as_signed, TimePoint now, bool first_ha
   if (beacon->expires_unix_ms < identity_.learner_unix_ms(now))
     return log::warn("worker {}: ignores a beacon that has expired", self());
   if (beacon->epoch < install_state_.epoch()) return;
-  // The welcome may have waited here for hours. A beacon of the learner itself does not come from its future.
+  // The welcome, which set the clock, may have been read hours late. If the learner's own beacon is from the future,
+  // the clock here is behind.
   if (first_hand && beacon->issued_unix_ms > identity_.learner_unix_ms(now))
     identity_.set_clock(beacon->issued_unix_ms, now);
   beacon_ = as_signed;
@@ -150,7 +157,7 @@ void MemberCore::on_beacon(const Signed& as_signed, TimePoint now, bool first_ha
 }
 
 void MemberCore::send_heartbeat(TimePoint now) {
-  const Version needed = install_state_.oldest_needed({~std::uint64_t{0}});
+  const Version needed = install_state_.oldest_needed(kLatestVersion);  // only staged publications are needed
   if (store_.erase_expired(identity_.learner_unix_ms(now), needed)) children_.on_store_changed(now);
   Heartbeat beat;
   beat.installed = install_state_.installed();
@@ -161,7 +168,8 @@ void MemberCore::send_heartbeat(TimePoint now) {
   beat.forwarding_rate = uplink_.measured_rate();
   beat.progress = parents_.progress();
   beat.edges = children_.edges().reports(now);
-  for (auto it = store_.entries().rbegin(); it != store_.entries().rend() && beat.holdings.size() < 64; ++it)
+  for (auto it = store_.entries().rbegin();
+       it != store_.entries().rend() && beat.holdings.size() < kHoldingsReportedMax; ++it)
     if (it->second.complete) beat.holdings.push_back({it->first, it->second.bytes});
   beat.application = heartbeat_payload_;
   learner_.send(beat, now);
@@ -183,12 +191,17 @@ void MemberCore::on_connected(ConnId conn, TimePoint now) {
   transport_.admit(conn);  // this side has chosen the peer
   if (learner_.membership().is_connection(conn)) {
     if (learner_.on_connected(now))
-      learner_.send(Hello{config_.state.run_id, config_.name, config_.data, up_.rate(), config_.core.limits.down,
-                          install_state_.installed(), config_.place},
+      learner_.send(Hello{.run_id = config_.state.run_id,
+                          .name = config_.name,
+                          .data = config_.data,
+                          .up = up_pacer_.rate(),
+                          .down = config_.core.limits.down,
+                          .installed = install_state_.installed(),
+                          .place = config_.place},
                     now);
     return;
   }
-  if (Upstream* up = parents_.find(conn)) parents_.on_connected(*up, conn, now);
+  if (Upstream* upstream = parents_.find(conn)) parents_.on_connected(*upstream, conn, now);
 }
 
 void MemberCore::on_closed(ConnId conn, const std::string& reason, TimePoint now) {
@@ -196,27 +209,27 @@ void MemberCore::on_closed(ConnId conn, const std::string& reason, TimePoint now
   if (has_ended()) return;
   if (learner_.membership().is_connection(conn)) return learner_.on_closed(reason, now);
   children_.on_closed(conn);
-  if (Upstream* up = parents_.find(conn)) parents_.on_closed(*up, conn, reason, now);
+  if (Upstream* upstream = parents_.find(conn)) parents_.on_closed(*upstream, conn, reason, now);
 }
 
 void MemberCore::on_frame(ConnId conn, Frame frame, TimePoint now) {
   postpone_after_pause(now);
   if (has_ended()) return;
   if (learner_.membership().is_connection(conn)) return on_learner_frame(frame, now);
-  if (Upstream* up = parents_.find(conn)) return on_upstream_frame(*up, conn, frame, now);
+  if (Upstream* upstream = parents_.find(conn)) return on_upstream_frame(*upstream, conn, frame, now);
   children_.on_frame(conn, frame, now);
 }
 
 // ---- time ----
 
-// If this process was suspended, messages from that time are still unread, so all deadlines move back. Every event
-// calls this first, because it may set new deadlines.
+// If this process was suspended, messages from that time are still unread, so all deadlines are postponed by the pause.
+// Every event calls this first, because it may set new deadlines.
 void MemberCore::postpone_after_pause(TimePoint now) {
-  const auto late = learner_.take_pause(now);
-  if (!late) return;
-  stall_.postpone(*late);
-  parents_.postpone(*late, now);
-  children_.postpone(*late);
+  const auto pause = learner_.take_pause(now);
+  if (!pause) return;
+  stall_.postpone(*pause);
+  parents_.postpone(*pause, now);
+  children_.postpone(*pause);
 }
 
 void MemberCore::on_timer(TimePoint now) {

@@ -1,7 +1,7 @@
 // A worker's protocol. It joins the learner and comes back to it, receives publications from its parents, and forwards
 // every proven chunk to its children at once. The application gets complete publications in an order that it can
-// install, never going back. The components (LearnerLink, Parents, Children, ...) hold the state; this class passes
-// each event to them in a fixed order. No I/O and no clock.
+// install, and never an older version. The components (LearnerLink, Parents, Children, ...) hold the state; this class
+// passes each event to them in a fixed order. No I/O and no clock.
 #pragma once
 #include "overlay/member/children.hpp"
 #include "overlay/member/parts_feed.hpp"
@@ -42,7 +42,7 @@ class MemberCore final : public Core {
   void on_saved(const Status& status, TimePoint now) override;
   void on_spooled(const PublicationId& id, std::uint32_t chunk, const Status& status, TimePoint now) override;
   void on_chunk_read(const PublicationId& id, std::uint32_t chunk, Result<Slice> data, TimePoint now) override;
-  void on_undelivered(Version version, const std::string& why, TimePoint now) override {
+  void on_delivery_failed(Version version, const std::string& why, TimePoint now) override {
     install_failed(version, why, now);
   }
   void on_large_packets_dropped(WorkerId, const std::string& what, TimePoint now) override {
@@ -69,12 +69,14 @@ class MemberCore final : public Core {
   void on_stall(TimePoint now);
   void send_heartbeat(TimePoint now);
 
-  // Publications (member_publications.cpp). `up`: the edge that a frame came over; null: this worker's disk.
-  void on_upstream_frame(Upstream& up, ConnId conn, const Frame& frame, TimePoint now);
-  void on_announcement(Upstream* up, const SignedAnnouncement& as_signed, TimePoint now);
-  void on_manifest(Upstream* up, const SignedManifest& as_signed, TimePoint now);
-  void on_chunk(Upstream* up, ConnId conn, const Frame& frame, TimePoint now);
-  void on_forgery(Upstream* up, const PublicationId& id, std::uint32_t index, const std::string& what, TimePoint now);
+  // Publications (member_publications.cpp). `upstream`: the edge that a frame came over; null: this worker's disk.
+  void on_upstream_frame(Upstream& upstream, ConnId conn, const Frame& frame, TimePoint now);
+  void on_announcement(Upstream* upstream, const SignedAnnouncement& as_signed, TimePoint now);
+  void on_manifest(Upstream* upstream, const SignedManifest& as_signed, TimePoint now);
+  void on_chunk(Upstream* upstream, ConnId conn, const Frame& frame, TimePoint now);
+  // A proof failed or a signature is not the learner's.
+  void on_forgery(Upstream* upstream, const PublicationId& id, std::uint32_t index, const std::string& what,
+                  TimePoint now);
   void begin_epoch(std::uint64_t epoch, TimePoint now);
   void deliver(TimePoint now);
   void save_next_floor(const PublicationId& id);

@@ -1,5 +1,5 @@
-// A worker's publications: which ones it accepts, keeps, forwards and delivers, never below its floor. Called by the
-// other part of MemberCore and by the driver.
+// A worker's publications: which ones it accepts, keeps, forwards and delivers. It never delivers one below its floor,
+// the last version verified for activation. Called by the other part of MemberCore and by the driver.
 #include <algorithm>
 
 #include "base/log.hpp"
@@ -11,38 +11,38 @@ bool MemberCore::recover(Frame frame, TimePoint now) {
   ECHO_CHECK(is_idle(), "recovered after the start");
   store_.set_recovering(true);
   if (frame.type == FrameType::kChunk) {
-    on_chunk(nullptr, {}, frame, now);
+    on_chunk(/*upstream=*/nullptr, /*conn=*/{}, frame, now);
     const StoredPublication* stored = store_.find(frame.chunk.publication);
     return stored && stored->have.contains(frame.chunk.index);
   }
   const auto message = decode_control(frame.body.bytes());
   if (!message) return false;
   if (const auto* announcement = std::get_if<SignedAnnouncement>(&*message)) {
-    on_announcement(nullptr, *announcement, now);
+    on_announcement(/*upstream=*/nullptr, *announcement, now);
     return store_.find(id_of(*announcement)) != nullptr;
   }
-  if (const auto* manifest = std::get_if<SignedManifest>(&*message)) on_manifest(nullptr, *manifest, now);
+  if (const auto* manifest = std::get_if<SignedManifest>(&*message)) on_manifest(/*upstream=*/nullptr, *manifest, now);
   return true;
 }
 
-void MemberCore::on_upstream_frame(Upstream& up, ConnId conn, const Frame& frame, TimePoint now) {
-  up.on_frame(now);
-  if (frame.type == FrameType::kChunk) return on_chunk(&up, conn, frame, now);
+void MemberCore::on_upstream_frame(Upstream& upstream, ConnId conn, const Frame& frame, TimePoint now) {
+  upstream.on_frame(now);
+  if (frame.type == FrameType::kChunk) return on_chunk(&upstream, conn, frame, now);
   const auto message = decode_control(frame.body.bytes());
-  if (!message) return parents_.fail(up, EdgeTroubleKind::kRefused, message.error().message(), now);
+  if (!message) return parents_.fail_edge(upstream, EdgeTroubleKind::kRefused, message.error().message(), now);
   if (const auto* announcement = std::get_if<SignedAnnouncement>(&*message))
-    return on_announcement(&up, *announcement, now);
-  if (const auto* manifest = std::get_if<SignedManifest>(&*message)) return on_manifest(&up, *manifest, now);
+    return on_announcement(&upstream, *announcement, now);
+  if (const auto* manifest = std::get_if<SignedManifest>(&*message)) return on_manifest(&upstream, *manifest, now);
   const auto* status = std::get_if<EdgeStatus>(&*message);
-  if (!status) return parents_.on_message(up, *message, now);
-  up.on_status(status->progress, now);
-  if (status->beacon) on_beacon(*status->beacon, now, false);
+  if (!status) return parents_.on_message(upstream, *message, now);
+  upstream.on_status(status->progress, now);
+  if (status->beacon) on_beacon(*status->beacon, now, /*first_hand=*/false);
 }
 
-void MemberCore::on_forgery(Upstream* up, const PublicationId& id, std::uint32_t index, const std::string& what,
+void MemberCore::on_forgery(Upstream* upstream, const PublicationId& id, std::uint32_t index, const std::string& what,
                             TimePoint now) {
   ++counters_.chunks_corrupt;
-  if (up) parents_.on_forgery(*up, id, index, what, now);
+  if (upstream) parents_.on_forgery(*upstream, id, index, what, now);
 }
 
 // The learner has resumed from an older version. All publications of the older epoch are void.
@@ -57,18 +57,18 @@ void MemberCore::begin_epoch(std::uint64_t epoch, TimePoint now) {
   children_.on_store_changed(now);
 }
 
-void MemberCore::on_announcement(Upstream* up, const SignedAnnouncement& as_signed, TimePoint now) {
+void MemberCore::on_announcement(Upstream* upstream, const SignedAnnouncement& as_signed, TimePoint now) {
   if (store_.find(id_of(as_signed))) return;
   const auto announcement = config_.checker->open(as_signed);
-  if (!announcement) return on_forgery(up, {}, 0, announcement.error().message(), now);
+  if (!announcement) return on_forgery(upstream, /*id=*/{}, /*index=*/0, announcement.error().message(), now);
   const PublicationKey& key = announcement->key;
   if (announcement->epoch > install_state_.epoch()) begin_epoch(announcement->epoch, now);
   if (install_state_.has_reached(key.version)) return;
   // A publication below the floor is accepted, because deltas on it may lead to the floor. It is never activated.
-  const bool expired = up && announcement->expires_unix_ms < identity_.learner_unix_ms(now);
-  if (announcement->epoch < install_state_.epoch() || expired)
+  const bool is_expired = upstream && announcement->expires_unix_ms < identity_.learner_unix_ms(now);
+  if (announcement->epoch < install_state_.epoch() || is_expired)
     return log::warn("worker {}: {} is refused: it is {}", self(), to_text(key),
-                     expired ? "expired" : "of an epoch that is over");
+                     is_expired ? "expired" : "of an epoch that is over");
   const Version keep_from = install_state_.oldest_needed(install_state_.next_version());
   if (const Status begun = store_.begin(*announcement, as_signed, keep_from); !begun)
     return log::debug("worker {}: {}", self(), begun.error().message());
@@ -76,9 +76,9 @@ void MemberCore::on_announcement(Upstream* up, const SignedAnnouncement& as_sign
   children_.on_store_changed(now);
 }
 
-void MemberCore::on_manifest(Upstream* up, const SignedManifest& as_signed, TimePoint now) {
+void MemberCore::on_manifest(Upstream* upstream, const SignedManifest& as_signed, TimePoint now) {
   const auto manifest = config_.checker->open(as_signed);
-  if (!manifest) return on_forgery(up, {}, 0, manifest.error().message(), now);
+  if (!manifest) return on_forgery(upstream, /*id=*/{}, /*index=*/0, manifest.error().message(), now);
   const auto closed = store_.close(*manifest, as_signed);
   if (!closed) {
     if (closed.error().code != Code::kCorrupt) return;
@@ -92,29 +92,28 @@ void MemberCore::on_manifest(Upstream* up, const SignedManifest& as_signed, Time
     save_next_floor(manifest->publication);
 }
 
-void MemberCore::on_chunk(Upstream* up, ConnId conn, const Frame& frame, TimePoint now) {
+void MemberCore::on_chunk(Upstream* upstream, ConnId conn, const Frame& frame, TimePoint now) {
   const std::size_t bytes = frame.body.size();
-  if (up) {
+  if (upstream) {
     counters_.chunk_bytes_in += bytes;
-    up->on_chunk(bytes);
+    upstream->on_chunk(bytes);
   }
   const StoredPublication* stored = store_.find(frame.chunk.publication);
   const auto needed = stored ? install_state_.oldest_needed_for(stored->key(), store_) : std::nullopt;
   const bool can_be_installed = needed.has_value();
-  // The staged publications, which wait for the disk, are still needed.
-  const Version keep_from = install_state_.oldest_needed(stored && stored->key().full() ? stored->key().version
-                                                         : needed                       ? *needed
-                                                                  : install_state_.next_version());
+  Version first_needed = needed.value_or(install_state_.next_version());
+  if (stored && stored->key().full()) first_needed = stored->key().version;
+  const Version keep_from = install_state_.oldest_needed(first_needed);  // staged publications are still needed
   const auto put = store_.put(frame, keep_from, can_be_installed && !install_state_.staged());
   if (!put) {
     switch (put.error().code) {
       case Code::kCorrupt:
-        on_forgery(up, frame.chunk.publication, frame.chunk.index, put.error().message(), now);
+        on_forgery(upstream, frame.chunk.publication, frame.chunk.index, put.error().message(), now);
         if (!store_.find(frame.chunk.publication)) return children_.on_store_changed(now);
         if (parents_.find(conn)) transport_.send(conn, ChunkRequest{frame.chunk.publication, frame.chunk.index}, now);
         return;
       case Code::kExhausted:
-        if (!up) {  // stored when the limit was higher
+        if (!upstream) {  // from disk: it was stored when the limit was higher
           if (stored) store_.erase(PublicationKey(stored->key()));
           return;
         }
@@ -126,19 +125,19 @@ void MemberCore::on_chunk(Upstream* up, ConnId conn, const Frame& frame, TimePoi
         stall_.begin_wait(now);
         return children_.on_store_changed(now);
       default:
-        ++counters_.chunks_duplicate;  // dropped here meanwhile, or overtaken by a full snapshot
+        ++counters_.chunks_duplicate;  // its publication was dropped here, or a full snapshot overtook it
         return;
     }
   }
-  if (up) up->on_proven_chunk();
+  if (upstream) upstream->on_proven_chunk();
   if (*put == PublicationStore::Put::kDuplicate) {
     ++counters_.chunks_duplicate;
     return;
   }
   // Only chunks of a publication that can be completed are progress. Parents count lost chunks as sent, so they
   // complete none.
-  const bool can_end = !stall_.has_lost_chunks() || (up && up->helps());
-  if (can_be_installed) stall_.record_progress(stored->key(), stored->have.count(), can_end, now);
+  const bool can_be_completed = !stall_.has_lost_chunks() || (upstream && upstream->is_helper());
+  if (can_be_installed) stall_.record_progress(stored->key(), stored->have.count(), can_be_completed, now);
   children_.on_chunk_arrived(now);
   parts_.deliver(stored->id, install_state_, store_, actions_);
   if (*put == PublicationStore::Put::kCompleted) {
@@ -163,7 +162,7 @@ void MemberCore::save_next_floor(const PublicationId& id) {
   file_.save();
 }
 
-// Verify, persist, activate: a staged version goes to the application once it is the floor on disk.
+// Stages the next version. It goes to the application only once it is the floor on disk.
 void MemberCore::deliver(TimePoint now) {
   if (install_state_.staged() || is_idle()) return;
   PublicationKey mismatched;
@@ -184,7 +183,7 @@ void MemberCore::deliver(TimePoint now) {
       break;
   }
   const Installed& floor = install_state_.staged()->last;
-  if (file_.protects(floor))
+  if (file_.has_on_disk(floor))
     activate_staged(now);
   else if (!file_.is_saving(floor))
     file_.save();
@@ -240,9 +239,9 @@ void MemberCore::on_saved(const Status& status, TimePoint now) {
                status.error().message());
     return file_.on_failed(now);
   }
-  const bool again = file_.on_succeeded();
-  if (install_state_.staged() && file_.protects(install_state_.staged()->last)) activate_staged(now);
-  if (again) file_.save();
+  const bool changed_meanwhile = file_.on_succeeded();
+  if (install_state_.staged() && file_.has_on_disk(install_state_.staged()->last)) activate_staged(now);
+  if (changed_meanwhile) file_.save();
 }
 
 }  // namespace echoline::overlay

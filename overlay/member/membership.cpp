@@ -8,6 +8,7 @@ namespace {
 
 constexpr Duration kRedialFirst = std::chrono::milliseconds(100);
 constexpr Duration kRedialMax = std::chrono::seconds(10);
+constexpr int kRedialDoublingsMax = 8;
 
 }  // namespace
 
@@ -39,8 +40,8 @@ void Membership::start(TimePoint now, Duration join_timeout) {
   join_deadline_ = now + join_timeout;
 }
 
-bool Membership::next_asks(bool certificate_expired) {
-  const NextConnection next = std::exchange(next_, NextConnection::kByExpiry);
+bool Membership::next_connection_asks(bool certificate_expired) {
+  const NextConnection next = std::exchange(next_connection_, NextConnection::kByExpiry);
   return next == NextConnection::kAsks || (next == NextConnection::kByExpiry && certificate_expired);
 }
 
@@ -51,7 +52,7 @@ void Membership::on_dialled(ConnId conn, bool asks) {
 
 void Membership::on_connected(TimePoint now) {
   move_to(connection_ == Connection::kDiallingToAsk ? Connection::kAsking : Connection::kGreeted);
-  answer_by_ = now + Core::kHandshakeTimeout;
+  answer_deadline_ = now + Core::kHandshakeTimeout;
 }
 
 void Membership::on_answered() {
@@ -59,24 +60,24 @@ void Membership::on_answered() {
 }
 
 void Membership::on_disconnected() {
-  if (connection_ == Connection::kGreeted) next_ = NextConnection::kAsks;
+  if (connection_ == Connection::kGreeted) next_connection_ = NextConnection::kAsks;
 }
 
 void Membership::on_certified() {
   move_to(Connection::kNone);
-  answer_by_ = kNever;
+  answer_deadline_ = kNever;
 }
 
 bool Membership::on_refused() {
   if (++refusals_ >= kReturnsRefusedMax) return true;
-  next_ = NextConnection::kJoins;
+  next_connection_ = NextConnection::kJoins;
   return false;
 }
 
 void Membership::on_welcomed(Duration away_max) {
   move_to(State::kJoined);
   away_max_ = away_max;
-  join_deadline_ = away_until_ = answer_by_ = kNever;
+  join_deadline_ = away_until_ = answer_deadline_ = kNever;
   refusals_ = 0;
 }
 
@@ -86,26 +87,29 @@ void Membership::on_assigned() {
 
 bool Membership::on_lost(TimePoint now) {
   move_to(Connection::kNone);
-  answer_by_ = kNever;
-  const bool first = is_joined();
-  if (first) {
+  answer_deadline_ = kNever;
+  const bool was_member = is_joined();
+  if (was_member) {
     move_to(State::kAway);
     away_until_ = now + away_max_;
     redials_ = 0;
   }
-  const Duration pause = std::min<Duration>(kRedialMax, kRedialFirst * (1 << std::min(redials_++, 8)));
-  redial_at_ = now + from_seconds(seconds(pause) * (0.75 + 0.5 * jitter_.uniform()));
-  return first;
+  const int doublings = std::min(redials_++, kRedialDoublingsMax);
+  const Duration pause = std::min<Duration>(kRedialMax, kRedialFirst * (1 << doublings));
+  // Between 75 % and 125 % of the pause, so that workers that lost the learner together do not dial together.
+  constexpr double kShareMin = 0.75, kShareRange = 0.5;
+  redial_at_ = now + from_seconds(seconds(pause) * (kShareMin + kShareRange * jitter_.uniform()));
+  return was_member;
 }
 
 void Membership::end() {
   move_to(State::kEnded);
   if (connection_ != Connection::kNone) move_to(Connection::kNone);
-  join_deadline_ = away_until_ = redial_at_ = answer_by_ = drain_until_ = kNever;
+  join_deadline_ = away_until_ = redial_at_ = answer_deadline_ = drain_deadline_ = kNever;
 }
 
 void Membership::postpone(Duration pause) {
-  for (TimePoint* at : {&away_until_, &answer_by_})
+  for (TimePoint* at : {&away_until_, &answer_deadline_})
     if (*at != kNever) *at += pause;
 }
 
@@ -117,18 +121,19 @@ bool Membership::take_redial(TimePoint now) {
 
 bool Membership::may_leave(bool has_children, Duration heartbeat, TimePoint now) const {
   if (!is_draining()) return false;
-  const bool handed_over = !has_children && now >= drain_until_ - kDrainMax + heartbeat;
-  return handed_over || now >= drain_until_;
+  // One heartbeat is the time in which the learner may still assign children.
+  const bool handed_over = !has_children && now >= drain_deadline_ - kDrainMax + heartbeat;
+  return handed_over || now >= drain_deadline_;
 }
 
 void Membership::check() const {
-  const bool open = connection_ == Connection::kAsking || is_greeted();
-  const bool trying = state_ == State::kJoining || is_away();
-  ECHO_CHECK(is_joined() ? is_greeted() : trying || connection_ == Connection::kNone);
+  const bool is_open = connection_ == Connection::kAsking || is_greeted();
+  const bool is_trying = state_ == State::kJoining || is_away();
+  ECHO_CHECK(is_joined() ? is_greeted() : is_trying || connection_ == Connection::kNone);
   ECHO_CHECK((join_deadline_ != kNever) == (state_ == State::kJoining));
   ECHO_CHECK((away_until_ != kNever) == is_away());
-  ECHO_CHECK((redial_at_ != kNever) == (trying && connection_ == Connection::kNone));
-  ECHO_CHECK((answer_by_ != kNever) == (open && !is_joined()));
+  ECHO_CHECK((redial_at_ != kNever) == (is_trying && connection_ == Connection::kNone));
+  ECHO_CHECK((answer_deadline_ != kNever) == (is_open && !is_joined()));
 }
 
 }  // namespace echoline::overlay

@@ -1,6 +1,6 @@
-// A worker's place in the run: whether it is a member, the purpose of its connection to the learner, the next attempt,
-// and the time to give up. Two state machines, of the membership and of the connection; neither knows a message. No I/O
-// and no clock.
+// A worker's membership in the run: whether it is a member, the purpose of its connection to the learner, the next
+// attempt, and the time to give up. It has two state machines, for the membership and for the connection; neither knows
+// the messages. No I/O and no clock.
 #pragma once
 #include <cstdint>
 
@@ -41,7 +41,7 @@ class Membership {
   void start(TimePoint now, Duration join_timeout);
   // Returns whether the next connection must ask for a certificate, because the learner accepts no connection with an
   // expired one. Call it once before every attempt.
-  bool next_asks(bool certificate_expired);
+  bool next_connection_asks(bool certificate_expired);
   void on_dialled(ConnId conn, bool asks);
   void on_connected(TimePoint now);
   void on_answered();  // a frame has come
@@ -56,7 +56,7 @@ class Membership {
   // The peer or the network closed the connection; on_lost() follows.
   void on_disconnected();
   // The learner gives this worker's children other parents; the worker leaves after kDrainMax at the latest.
-  void drain(TimePoint now) { drain_until_ = now + kDrainMax; }
+  void drain(TimePoint now) { drain_deadline_ = now + kDrainMax; }
   void end();
   // This process was suspended for `pause`.
   void postpone(Duration pause);
@@ -66,7 +66,7 @@ class Membership {
   bool is_assigned() const { return state_ == State::kAssigned; }
   bool is_away() const { return state_ == State::kAway; }
   bool has_ended() const { return state_ == State::kEnded; }
-  bool is_draining() const { return drain_until_ != kNever; }
+  bool is_draining() const { return drain_deadline_ != kNever; }
   bool is_connection(ConnId conn) const { return conn == conn_; }
   ConnId conn() const { return conn_; }
   bool is_asking() const { return connection_ == Connection::kDiallingToAsk || connection_ == Connection::kAsking; }
@@ -80,12 +80,13 @@ class Membership {
 
   // Returns whether the next attempt is due, once.
   bool take_redial(TimePoint now);
-  bool is_unanswered(TimePoint now) const { return now >= answer_by_; }
+  // Whether the learner has not answered within the handshake timeout.
+  bool is_unanswered(TimePoint now) const { return now >= answer_deadline_; }
   // Whether a draining worker may leave: its children are gone and the learner has had time to assign it no others, or
   // kDrainMax is over.
   bool may_leave(bool has_children, Duration heartbeat, TimePoint now) const;
   TimePoint next_deadline() const {
-    return std::min({join_deadline_, away_until_, redial_at_, answer_by_, drain_until_});
+    return std::min({join_deadline_, away_until_, redial_at_, answer_deadline_, drain_deadline_});
   }
   void check() const;
 
@@ -101,13 +102,13 @@ class Membership {
   State state_ = State::kIdle;
   Connection connection_ = Connection::kNone;
   ConnId conn_{};
-  NextConnection next_ = NextConnection::kByExpiry;
-  int refusals_ = 0;  // since it was last welcomed
+  NextConnection next_connection_ = NextConnection::kByExpiry;
+  int refusals_ = 0;  // of another certificate, since the worker was last welcomed
   int redials_ = 0;
   Random jitter_;
   Duration away_max_{};
-  TimePoint join_deadline_ = kNever, away_until_ = kNever, redial_at_ = kNever, answer_by_ = kNever,
-            drain_until_ = kNever;
+  TimePoint join_deadline_ = kNever, away_until_ = kNever, redial_at_ = kNever, answer_deadline_ = kNever,
+            drain_deadline_ = kNever;
 };
 
 }  // namespace echoline::overlay

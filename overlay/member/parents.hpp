@@ -1,6 +1,6 @@
-// The nodes from which a worker receives: its parents, which the learner assigns, and at times a helper, which sends
-// the publications that its parents cannot. Dials them, reports the chunks that are here, and asks for help. No I/O and
-// no clock.
+// The nodes from which a worker receives. The learner assigns its parents, and at times a helper, which sends the
+// publications that the parents no longer have. This class dials them, reports the chunks that are here, and asks for
+// help. No I/O and no clock.
 #pragma once
 #include "base/token_bucket.hpp"
 #include "overlay/member/learner_link.hpp"
@@ -11,6 +11,8 @@ namespace echoline::overlay {
 
 class Parents {
  public:
+  // Half of what the learner accepts (MessageBudget): many parents may fail at once.
+  static constexpr Allowance kFailureReports{.burst = 128, .per_s = 8};
   static constexpr int kCorruptChunksMax = 2;  // of one parent; then the edge is given up
 
   // All references must outlive the parents.
@@ -32,21 +34,22 @@ class Parents {
   // The parent or helper of this connection.
   Upstream* find(ConnId conn) { return const_cast<Upstream*>(std::as_const(*this).find(conn)); }
   const Upstream* find(ConnId conn) const;
-  void on_connected(Upstream& up, ConnId conn, TimePoint now);
-  // `worker` has dialled this one. Returns whether it is accepted: it is a parent that shall dial.
+  void on_connected(Upstream& upstream, ConnId conn, TimePoint now);
+  // `worker` has dialled this node. Returns whether the connection is accepted: only of a parent that must dial.
   bool on_dialled_by(WorkerId worker, ConnId conn, TimePoint now);
-  void on_closed(Upstream& up, ConnId conn, const std::string& reason, TimePoint now);
+  void on_closed(Upstream& upstream, ConnId conn, const std::string& reason, TimePoint now);
   // A message that is not about a publication or a status.
-  void on_message(Upstream& up, const ControlMessage& message, TimePoint now);
+  void on_message(Upstream& upstream, const ControlMessage& message, TimePoint now);
   // A proof failed. The parent should have checked it, so it is at fault. Reports it to the learner, and gives the edge
-  // up after kCorruptChunksMax. `up` may be gone afterwards.
-  void on_forgery(Upstream& up, const PublicationId& id, std::uint32_t index, const std::string& what, TimePoint now);
-  // Gives the edge up and plans the next attempt. `up` may be gone afterwards.
-  void fail(Upstream& up, EdgeTroubleKind kind, const std::string& reason, TimePoint now);
+  // up after kCorruptChunksMax. `upstream` may be gone afterwards.
+  void on_forgery(Upstream& upstream, const PublicationId& id, std::uint32_t index, const std::string& what,
+                  TimePoint now);
+  // Gives the edge up and plans the next attempt. `upstream` may be gone afterwards.
+  void fail_edge(Upstream& upstream, EdgeTroubleKind kind, const std::string& reason, TimePoint now);
 
   // Reports to every parent the version and the chunks that are here.
   void send_have(TimePoint now);
-  // The parents cannot bring this worker to `target`, so the learner shall name a helper.
+  // The parents cannot bring this worker to `target`: asks the learner for a helper.
   void request_help(Version target, TimePoint now, bool stalled = false);
   void end_help(TimePoint now);
   // Ends the help if the helper has brought this worker to its version.
@@ -59,8 +62,9 @@ class Parents {
   // `other_connections`: this worker's connections other than those to parents.
   void on_timer(std::size_t other_connections, TimePoint now);
   TimePoint next_deadline() const;
-  void postpone(Duration late, TimePoint now);
-  // Whether an edge may have another stream. Half of all connections stay free for further edges and helpers.
+  void postpone(Duration pause, TimePoint now);
+  // Whether an edge may have another stream (connection). Half of all connections stay free for further edges and
+  // helpers.
   bool has_room_for_streams(std::size_t other_connections) const;
   std::vector<WorkerId> ids() const;
   // Numbers of chunks here, by stripe, for the newest few publications.
@@ -70,17 +74,17 @@ class Parents {
  private:
   template <class Self, class Use>
   static void for_each_edge(Self& self, Use use) {
-    for (auto& [id, up] : self.parents_) use(up);
+    for (auto& [id, upstream] : self.parents_) use(upstream);
     if (self.helper_) use(*self.helper_);
   }
-  void open(Upstream& up, TimePoint now);
-  void dial(Upstream& up);
-  void close(Upstream& up);
-  void add_streams(Upstream& up, std::size_t other_connections, TimePoint now);
-  void send_have(const Upstream& up, TimePoint now);
-  Have make_have(const Upstream& up) const;
-  std::optional<Version> position_for(const Upstream& up) const;
-  bool holds_missing_chunks(const Upstream& up) const;
+  void open(Upstream& upstream, TimePoint now);
+  void dial(Upstream& upstream);
+  void close(Upstream& upstream);
+  void add_streams(Upstream& upstream, std::size_t other_connections, TimePoint now);
+  void send_have(const Upstream& upstream, TimePoint now);
+  Have make_have(const Upstream& upstream) const;
+  std::optional<Version> position_for(const Upstream& upstream) const;
+  bool holds_missing_chunks(const Upstream& upstream) const;
 
   const MemberConfig& config_;
   const InstallState& install_state_;
@@ -90,10 +94,10 @@ class Parents {
   Transport& transport_;
   std::map<WorkerId, Upstream> parents_;
   std::optional<Upstream> helper_;
-  int helper_silences_ = 0;  // of the last helper
-  std::uint32_t stripes_ = 1;
+  int helper_silences_ = 0;    // failures of the last helper by heartbeat timeout; the next one starts with them
+  std::uint32_t stripes_ = 1;  // number of stripes, the shares in which a publication travels
   bool reading_paused_ = false;
-  TokenBucket failures_reported_{{128, 8}};  // half of what the learner takes: many parents may fail at once
+  TokenBucket failure_reports_{kFailureReports};
 };
 
 }  // namespace echoline::overlay

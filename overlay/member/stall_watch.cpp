@@ -7,51 +7,52 @@ namespace echoline::overlay {
 
 // Counts the first kBegunMax publications.
 bool StallWatch::is_new_maximum(const PublicationKey& key, std::uint32_t chunks) {
-  if (chunks_max_.size() >= kBegunMax && !chunks_max_.contains(key)) return false;
-  std::uint32_t& most = chunks_max_[key];
-  if (chunks <= most) return false;
-  most = chunks;
+  if (most_chunks_.size() >= kBegunMax && !most_chunks_.contains(key)) return false;
+  std::uint32_t& maximum = most_chunks_[key];
+  if (chunks <= maximum) return false;
+  maximum = chunks;
   return true;
 }
 
-void StallWatch::record_progress(const PublicationKey& key, std::uint32_t chunks, bool can_end, TimePoint now) {
-  if (!is_waiting() || !is_new_maximum(key, chunks) || !can_end) return;
-  since_ = now;
+void StallWatch::record_progress(const PublicationKey& key, std::uint32_t chunks, bool can_be_completed,
+                                 TimePoint now) {
+  if (!is_waiting() || !is_new_maximum(key, chunks) || !can_be_completed) return;
+  last_progress_at_ = now;
   parents_got_time_ = false;
-  calls_ = 0;
+  unanswered_calls_ = 0;
 }
 
 void StallWatch::on_activated(bool newest_is_here, TimePoint now) {
-  refusals_ = calls_ = 0;
+  store_refusals_ = unanswered_calls_ = 0;
   chunks_lost_ = false;
-  chunks_max_.clear();
-  since_ = newest_is_here ? kNever : now;
+  most_chunks_.clear();
+  last_progress_at_ = newest_is_here ? kNever : now;
 }
 
 bool StallWatch::take_stall(TimePoint now) {
-  if (!is_waiting() || now - since_ < patience()) return false;
-  since_ = now;
+  if (!is_waiting() || now - last_progress_at_ < patience()) return false;
+  last_progress_at_ = now;
   parents_got_time_ = false;
-  chunks_max_.clear();
+  most_chunks_.clear();
   return true;
 }
 
-bool StallWatch::may_ask(Duration pause, TimePoint now) {
-  if (asked_at_ != kNever && now < asked_at_ + pause) {
-    since_ = std::min(since_, asked_at_ + pause - patience());
+bool StallWatch::begin_call(Duration pause, TimePoint now) {
+  if (called_at_ != kNever && now < called_at_ + pause) {
+    last_progress_at_ = std::min(last_progress_at_, called_at_ + pause - patience());
     return false;
   }
-  asked_at_ = now;
+  called_at_ = now;
   return true;
 }
 
 void StallWatch::postpone(Duration pause) {
-  for (TimePoint* at : {&since_, &asked_at_})
+  for (TimePoint* at : {&last_progress_at_, &called_at_})
     if (*at != kNever) *at += pause;
 }
 
 void StallWatch::check() const {
-  ECHO_CHECK(chunks_max_.size() <= kBegunMax && refusals_ >= 0 && calls_ >= 0);
+  ECHO_CHECK(most_chunks_.size() <= kBegunMax && store_refusals_ >= 0 && unanswered_calls_ >= 0);
   ECHO_CHECK(!is_waiting() || patience() >= kStallHeartbeats * heartbeat_);
 }
 

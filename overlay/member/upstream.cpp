@@ -7,14 +7,16 @@
 
 namespace echoline::overlay {
 
-std::uint32_t StreamProbe::observe(std::uint64_t bytes, bool busy, TimePoint now) {
+std::uint32_t StreamProbe::observe(std::uint64_t total_bytes, bool busy, TimePoint now) {
   if (phase_ == Phase::kSettled) return streams_;
-  const bool unbroken = busy && since_;
-  if (unbroken && now - *since_ < kWindow) return streams_;
-  const double rate = unbroken ? static_cast<double>(bytes - bytes_) / seconds(now - *since_) : 0;
-  since_ = now;
-  bytes_ = bytes;
-  if (!unbroken) return streams_;
+  // A time in which the parent had nothing to send shows no rate, so the window begins again.
+  const bool window_counts = busy && window_began_at_;
+  if (window_counts && now - *window_began_at_ < kWindow) return streams_;
+  const double rate =
+      window_counts ? static_cast<double>(total_bytes - bytes_at_begin_) / seconds(now - *window_began_at_) : 0;
+  window_began_at_ = now;
+  bytes_at_begin_ = total_bytes;
+  if (!window_counts) return streams_;
   if (phase_ == Phase::kWarmingUp) {
     phase_ = Phase::kMeasuring;
     return streams_;
@@ -38,12 +40,12 @@ void Upstream::move_to(State next, TimePoint due) {
       {"open", states(kClosed)},
   };
   change_state(state_, next, kTable, "an edge");
-  due_ = due;
+  due_at_ = due;
 }
 
 std::optional<ConnId> Upstream::open_conn() const {
   for (const Stream& stream : streams_)
-    if (stream.open) return stream.conn;
+    if (stream.is_open) return stream.conn;
   return std::nullopt;
 }
 
@@ -58,17 +60,17 @@ void Upstream::add_dialled(ConnId conn) {
 
 std::uint32_t Upstream::open_stream(ConnId conn, Duration heartbeat, TimePoint now) {
   const auto stream = find(conn);
-  stream->open = true;
+  stream->is_open = true;
   if (state_ == State::kOpen) return std::max(1u, stream->number);
   move_to(State::kOpen);
-  silence_.begin(heartbeat, now, silences_);
-  heard_ = false;
+  status_meter_.begin(heartbeat, now, silences_);
+  has_received_frame_ = false;
   return 0;
 }
 
 bool Upstream::remove_stream(ConnId conn) {
   const auto stream = find(conn);
-  const bool was_open = stream->open;
+  const bool was_open = stream->is_open;
   streams_.erase(stream);
   return was_open;
 }
@@ -80,13 +82,13 @@ void Upstream::close() {
   progress_.clear();
 }
 
-void Upstream::postpone(Duration late, TimePoint now) {
-  silence_.postpone(late, now);
-  if (state_ == State::kAwaited) due_ += late;
+void Upstream::postpone(Duration suspended_for, TimePoint now) {
+  status_meter_.postpone(suspended_for, now);
+  if (state_ == State::kAwaited) due_at_ += suspended_for;
 }
 
 void Upstream::on_status(const std::vector<Progress>& progress, TimePoint now) {
-  silence_.on_beat(now);
+  status_meter_.on_regular_message(now);
   progress_.clear();
   for (const Progress& p : progress) progress_[p.publication] = p.chunks;
 }
@@ -94,7 +96,7 @@ void Upstream::on_status(const std::vector<Progress>& progress, TimePoint now) {
 void Upstream::check() const {
   ECHO_CHECK((state_ == State::kOpen) == is_open(), "state {}", static_cast<int>(state_));
   ECHO_CHECK((state_ == State::kOpen || state_ == State::kDialling) == !streams_.empty());
-  ECHO_CHECK((state_ == State::kPausing || state_ == State::kAwaited) == (due_ != kNever));
+  ECHO_CHECK((state_ == State::kPausing || state_ == State::kAwaited) == (due_at_ != kNever));
   ECHO_CHECK(progress_.empty() || is_open(), "a status without a connection");
 }
 

@@ -11,17 +11,17 @@
 namespace echoline::overlay {
 
 // Finds how many parallel connections an edge needs: while the parent has more to send than arrives, their number is
-// doubled for as long as the rate follows. [formula 4.8 says why one may not be enough]
+// doubled for as long as the rate follows. One TCP connection is limited to its window per round-trip time.
 class StreamProbe {
  public:
   static constexpr std::uint32_t kStreamsMax = 8;
   static constexpr Duration kWindow = std::chrono::milliseconds(1500);
   static constexpr double kRateGrowthMin = 1.2;  // the factor by which twice the connections must raise the rate
 
-  // `bytes`: received over this edge so far. `busy`: the parent holds chunks that the child lacks.
-  // Returns the number of connections to have.
-  std::uint32_t observe(std::uint64_t bytes, bool busy, TimePoint now);
-  // The edge keeps this number of connections: another one could not be opened.
+  // Returns the number of connections to have. `total_bytes`: received over this edge so far. `busy`: the parent holds
+  // chunks that the child lacks.
+  std::uint32_t observe(std::uint64_t total_bytes, bool busy, TimePoint now);
+  // The edge keeps this number of connections, because another one could not be opened.
   void settle(std::size_t streams) {
     streams_ = std::max(1u, static_cast<std::uint32_t>(streams));
     phase_ = Phase::kSettled;
@@ -35,42 +35,43 @@ class StreamProbe {
   };
   Phase phase_ = Phase::kMeasuring;
   std::uint32_t streams_ = 1;
-  std::optional<TimePoint> since_;  // begin of the window
-  std::uint64_t bytes_ = 0;         // at that time
-  double rate_before_ = 0;
+  std::optional<TimePoint> window_began_at_;  // absent: the parent was not busy
+  std::uint64_t bytes_at_begin_ = 0;          // received when the window began
+  double rate_before_ = 0;                    // in the last window that counted [bytes/s]
 };
 
-// The learner's terms of an edge.
+// The learner's instructions for one edge.
 struct EdgeTerms {
   Parent parent;
-  std::optional<SignedGrant> grant;    // the parent serves this node for it
-  std::optional<Version> catch_up_to;  // of a helper; absent: an assigned parent
-  bool full_only = false;              // of a helper: a full snapshot is needed
+  std::optional<SignedGrant> grant;  // proof for the parent that it must serve this node
+  // Set if the edge leads to a helper: the version to catch up to. Absent for an assigned parent.
+  std::optional<Version> catch_up_to;
+  bool full_only = false;  // only for a helper: a full snapshot is needed
 };
 
 class Upstream {
  public:
   enum class State : std::uint8_t {
     kClosed,    // no connection, and no attempt is planned
-    kPausing,   // the edge failed: the next attempt is at due_
+    kPausing,   // the edge failed: the next attempt is at due_at_
     kDialling,  // this node has dialled
-    kAwaited,   // the parent dials, until due_
+    kAwaited,   // the parent dials, until due_at_
     kOpen,      // a stream is open
   };
-  struct Stream {
+  struct Stream {  // one of the parallel connections
     ConnId conn;
     std::uint32_t number = 0;
-    bool open = false;
+    bool is_open = false;
   };
 
   EdgeTerms terms;
 
-  // `silences`: those of the helper before this one.
-  explicit Upstream(EdgeTerms t, int silences = 0) : terms(std::move(t)), silences_(silences) {}
+  // `silences`: consecutive edges to earlier helpers that failed by heartbeat timeout.
+  explicit Upstream(EdgeTerms edge_terms, int silences = 0) : terms(std::move(edge_terms)), silences_(silences) {}
 
-  bool helps() const { return terms.catch_up_to.has_value(); }
+  bool is_helper() const { return terms.catch_up_to.has_value(); }
   bool is_open() const { return open_conn().has_value(); }
-  std::optional<ConnId> open_conn() const;  // the first one
+  std::optional<ConnId> open_conn() const;  // the first open connection
   const std::vector<Stream>& streams() const { return streams_; }
   bool contains(ConnId conn) const {
     return std::any_of(streams_.begin(), streams_.end(), [&](const Stream& stream) { return stream.conn == conn; });
@@ -78,8 +79,9 @@ class Upstream {
 
   void await_parent(TimePoint until) { move_to(State::kAwaited, until); }
   void add_dialled(ConnId conn);
-  // An awaited parent may dial early, and dials further streams later.
-  bool may_be_dialled() const { return state_ != State::kClosed && streams_.size() < StreamProbe::kStreamsMax; }
+  // Whether a connection from the parent is accepted. The parent may dial before this node expects it, and dials
+  // further streams later.
+  bool accepts_dial() const { return state_ != State::kClosed && streams_.size() < StreamProbe::kStreamsMax; }
   // The parent has dialled; open_stream() follows.
   void add_accepted(ConnId conn) { streams_.push_back({conn, next_stream_++}); }
   // Returns the stream's number, 0 for the first one of an edge.
@@ -89,28 +91,29 @@ class Upstream {
   // Forgets the connections, which the caller has closed.
   void close();
   void pause(TimePoint until) { move_to(State::kPausing, until); }
-  bool attempt_is_due(TimePoint now) const { return state_ == State::kPausing && now >= due_; }
-  bool parent_is_late(TimePoint now) const { return state_ == State::kAwaited && now >= due_; }
-  TimePoint next_deadline() const { return is_open() ? silence_.deadline() : due_; }
-  // This process was suspended for `late`, until now.
-  void postpone(Duration late, TimePoint now);
+  bool attempt_is_due(TimePoint now) const { return state_ == State::kPausing && now >= due_at_; }
+  bool parent_is_late(TimePoint now) const { return state_ == State::kAwaited && now >= due_at_; }
+  TimePoint next_deadline() const { return is_open() ? status_meter_.deadline() : due_at_; }
+  // This process was suspended for this time, until now.
+  void postpone(Duration suspended_for, TimePoint now);
 
-  void on_frame(TimePoint now) { silence_.on_other_message(now), heard_ = true; }
+  void on_frame(TimePoint now) { status_meter_.on_other_message(now), has_received_frame_ = true; }
   void on_status(const std::vector<Progress>& progress, TimePoint now);
   void on_chunk(std::size_t bytes) { chunk_bytes_ += bytes; }
   void on_proven_chunk() { failures_ = silences_ = 0; }
-  int count_corrupt() { return ++corrupt_; }
+  int count_corrupt_chunk() { return ++corrupt_chunks_; }
   int count_failure(bool by_silence) { return silences_ += by_silence, ++failures_; }
-  void forgive_corrupt() { corrupt_ = 0; }
-  void forgive_failures() { failures_ = 0; }
+  void reset_corrupt_count() { corrupt_chunks_ = 0; }  // the learner has assigned the edge again
+  void reset_failure_count() { failures_ = 0; }
 
-  bool is_silent(TimePoint now) const { return is_open() && now >= silence_.deadline(); }
-  bool has_received_nothing() const { return is_open() && !heard_; }  // since it was opened
+  bool is_silent(TimePoint now) const { return is_open() && now >= status_meter_.deadline(); }
+  bool has_received_nothing() const { return is_open() && !has_received_frame_; }  // since it was opened
   int silences() const { return silences_; }
-  // Chunks of recent publications that the parent holds, by stripe.
+  // Number of chunks that the parent holds, per stripe, of each recent publication. Stripe j of s has the chunks i with
+  // i mod s = j.
   const std::map<PublicationId, std::vector<std::uint32_t>>& progress() const { return progress_; }
-  // The number of streams to have. `busy`: the parent holds chunks that this node lacks.
-  std::uint32_t streams_wanted(bool busy, TimePoint now) { return probe_.observe(chunk_bytes_, busy, now); }
+  // Returns the number of streams to have. `busy`: the parent holds chunks that this node lacks.
+  std::uint32_t update_streams_wanted(bool busy, TimePoint now) { return probe_.observe(chunk_bytes_, busy, now); }
   void settle_streams() { probe_.settle(streams_.size()); }
   void check() const;
 
@@ -119,14 +122,14 @@ class Upstream {
   std::vector<Stream>::iterator find(ConnId conn);
 
   State state_ = State::kClosed;
-  TimePoint due_ = kNever;
+  TimePoint due_at_ = kNever;
   std::vector<Stream> streams_;
   std::uint32_t next_stream_ = 0;
-  int failures_ = 0;      // since the last proven chunk
-  int silences_ = 0;      // of them, those by silence; a helper goes on from the one before it
-  int corrupt_ = 0;       // chunks whose proof failed, since the edge was assigned
-  bool heard_ = false;    // a frame has come since the edge was opened
-  SilenceMeter silence_;  // of its statuses
+  int failures_ = 0;        // since the last proven chunk
+  int silences_ = 0;        // failures by heartbeat timeout; the count carries over from one helper to the next
+  int corrupt_chunks_ = 0;  // chunks whose proof failed, since the edge was assigned
+  bool has_received_frame_ = false;  // since the edge was opened
+  SilenceMeter status_meter_;        // detects that the parent's status messages have stopped
   StreamProbe probe_;
   std::uint64_t chunk_bytes_ = 0;
   std::map<PublicationId, std::vector<std::uint32_t>> progress_;

@@ -21,21 +21,21 @@ class WorkerFile {
   void save() {
     if (!durable_ || !saver_.begin()) return;
     if (install_state_.staged()) state_.floor = install_state_.staged()->last;
-    floor_saving_ = state_.floor;
+    floor_in_flight_ = state_.floor;
     actions_.push_back(act::SaveState{encode(state_)});
   }
   void on_failed(TimePoint now) { saver_.on_failed(now); }
   // Returns whether the state has changed meanwhile, so that the caller must call save() again.
   bool on_succeeded() {
-    floor_on_disk_ = floor_saving_;
+    floor_on_disk_ = floor_in_flight_;
     return saver_.on_succeeded();
   }
   void retry_if_due(TimePoint now) {
     if (saver_.take_retry(now)) save();
   }
   // Whether this floor is on disk, so that no older version is activated after a restart.
-  bool protects(const Installed& floor) const { return !durable_ || floor_on_disk_ == floor; }
-  bool is_saving(const Installed& floor) const { return saver_.is_saving() && floor_saving_ == floor; }
+  bool has_on_disk(const Installed& floor) const { return !durable_ || floor_on_disk_ == floor; }
+  bool is_saving(const Installed& floor) const { return saver_.is_saving() && floor_in_flight_ == floor; }
   TimePoint next_deadline() const { return saver_.next_deadline(); }
   void check() const { ECHO_CHECK(durable_ || saver_.is_settled(), "a write without a disk"); }
 
@@ -44,7 +44,7 @@ class WorkerFile {
   bool durable_;
   const InstallState& install_state_;
   Saver saver_;
-  std::optional<Installed> floor_saving_, floor_on_disk_;  // in the write in flight, and in the last that succeeded
+  std::optional<Installed> floor_in_flight_, floor_on_disk_;  // of the write in flight, and of the last that succeeded
   std::vector<Action>& actions_;
 };
 

@@ -22,7 +22,7 @@ void set_name(X509_NAME* name, std::string_view organization, std::string_view c
         "{}", openssl_error());
 }
 
-struct Content {
+struct CertificateContent {
   std::string_view run_id, common_name;
   std::uint64_t serial = 0;
   std::int64_t from_unix_s = 0, until_unix_s = 0;
@@ -30,23 +30,23 @@ struct Content {
   std::vector<std::pair<int, const char*>> extensions;
 };
 
-std::vector<std::byte> sign_certificate(const Content& content, EVP_PKEY* key) {
-  const CertificatePtr x(X509_new());
-  bool good = x && X509_set_version(x.get(), X509_VERSION_3) == 1 &&
-              ASN1_INTEGER_set_uint64(X509_get_serialNumber(x.get()), content.serial) == 1 &&
-              ASN1_TIME_set(X509_getm_notBefore(x.get()), content.from_unix_s) != nullptr &&
-              ASN1_TIME_set(X509_getm_notAfter(x.get()), content.until_unix_s) != nullptr &&
-              X509_set_pubkey(x.get(), content.subject) == 1;
-  ECHO_CHECK(good, "{}", openssl_error());
-  set_name(X509_get_issuer_name(x.get()), content.run_id, kAuthorityName);
-  set_name(X509_get_subject_name(x.get()), content.run_id, content.common_name);
+std::vector<std::byte> sign_certificate(const CertificateContent& content, EVP_PKEY* key) {
+  const CertificatePtr certificate(X509_new());
+  const bool is_filled = certificate && X509_set_version(certificate.get(), X509_VERSION_3) == 1 &&
+                         ASN1_INTEGER_set_uint64(X509_get_serialNumber(certificate.get()), content.serial) == 1 &&
+                         ASN1_TIME_set(X509_getm_notBefore(certificate.get()), content.from_unix_s) != nullptr &&
+                         ASN1_TIME_set(X509_getm_notAfter(certificate.get()), content.until_unix_s) != nullptr &&
+                         X509_set_pubkey(certificate.get(), content.subject) == 1;
+  ECHO_CHECK(is_filled, "{}", openssl_error());
+  set_name(X509_get_issuer_name(certificate.get()), content.run_id, kAuthorityName);
+  set_name(X509_get_subject_name(certificate.get()), content.run_id, content.common_name);
   for (const auto& [id, value] : content.extensions) {
-    const std::unique_ptr<X509_EXTENSION, Freed<X509_EXTENSION_free>> extension(
+    const std::unique_ptr<X509_EXTENSION, FreeWith<X509_EXTENSION_free>> extension(
         X509V3_EXT_conf_nid(nullptr, nullptr, id, value));
-    ECHO_CHECK(extension && X509_add_ext(x.get(), extension.get(), -1) == 1, "{}", openssl_error());
+    ECHO_CHECK(extension && X509_add_ext(certificate.get(), extension.get(), -1) == 1, "{}", openssl_error());
   }
-  ECHO_CHECK(X509_sign(x.get(), key, nullptr) > 0, "{}", openssl_error());
-  return to_der(*x);
+  ECHO_CHECK(X509_sign(certificate.get(), key, nullptr) > 0, "{}", openssl_error());
+  return to_der(*certificate);
 }
 
 // The first 8 bytes of the fingerprint with the highest bit set: never the serial of an issued certificate.
@@ -88,20 +88,20 @@ Result<Authority> Authority::create(std::string run_id, SigningKey key) {
 
 Result<std::vector<std::byte>> Authority::issue(const CertificateRequest& request) const {
   constexpr std::string_view op = "issue certificate";
-  const bool worker = request.kind == PeerIdentity::Kind::kWorker;
-  if (request.kind == PeerIdentity::Kind::kNobody || worker == (request.worker == kLearnerId))
+  const bool is_for_worker = request.kind == PeerIdentity::Kind::kWorker;
+  if (request.kind == PeerIdentity::Kind::kNobody || is_for_worker == (request.worker == kLearnerId))
     return fail(Code::kInvalid, op, "expected the learner (worker id 0) or a worker (1 or more), found worker id {}",
                 request.worker);
   if (request.serial == 0 || request.serial >> 63)
     return fail(Code::kInvalid, op, "expected a serial of 1 to 2^63-1, found {}", request.serial);
-  if (request.lifetime < std::chrono::seconds(1) || (worker && request.lifetime > kWorkerLifetimeMax))
+  if (request.lifetime < std::chrono::seconds(1) || (is_for_worker && request.lifetime > kWorkerLifetimeMax))
     return fail(Code::kInvalid, op, "expected a lifetime of 1 s or more, of at most {} for a worker, found {}",
                 echoline::to_text(kWorkerLifetimeMax), echoline::to_text(request.lifetime));
   const auto lifetime_s = std::chrono::floor<std::chrono::seconds>(request.lifetime).count();
   if (!(request.now_unix_s >= 0 && request.now_unix_s < static_cast<double>(kNoEnd - lifetime_s)))
     return fail(Code::kInvalid, op, "expected a time between 1970 and 9999, found {} s", request.now_unix_s);
   const auto now = static_cast<std::int64_t>(request.now_unix_s);
-  const std::string name = worker ? fmt::format("worker-{}", request.worker) : "learner";
+  const std::string name = is_for_worker ? fmt::format("worker-{}", request.worker) : "learner";
   const Verifier subject(request.subject);
   return sign_certificate({.run_id = run_id_,
                            .common_name = name,

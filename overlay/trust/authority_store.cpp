@@ -18,6 +18,7 @@ namespace {
 
 namespace fs = std::filesystem;
 constexpr std::string_view kOp = "open run authority";
+constexpr std::size_t kPemBytesMax = 64 * 1024;
 
 BioPtr memory_bio() {
   BioPtr bio(BIO_new(BIO_s_mem()));
@@ -59,10 +60,10 @@ Status write_private_once(const fs::path& path, std::string_view text) {
   const bool written =
       ::write(fd.get(), text.data(), text.size()) == static_cast<ssize_t>(text.size()) && ::fsync(fd.get()) == 0;
   // Unlike rename(), link() never replaces a file.
-  const bool exists = written && (::link(temporary.c_str(), path.c_str()) == 0 || errno == EEXIST);
+  const bool file_exists = written && (::link(temporary.c_str(), path.c_str()) == 0 || errno == EEXIST);
   const Error error = os_error(op, path);  // before unlink() changes errno
   ::unlink(temporary.c_str());
-  if (!exists) return error;
+  if (!file_exists) return error;
   const Descriptor folder(::open(path.parent_path().c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
   if (folder.get() < 0 || ::fsync(folder.get()) != 0) return os_error(op, path.parent_path());
   return ok();
@@ -88,7 +89,7 @@ Result<Authority> read_key(const fs::path& path, const std::string& run_id) {
                 "{}: expected a file that only its owner can read (mode 600), found mode {:o}: "
                 "any user with access can join the run; chmod 600 it, or start a new run",
                 path.string(), info.st_mode & 0777);
-  ECHO_ASSIGN(std::string text, read_file(path, 64 * 1024));
+  ECHO_ASSIGN(std::string text, read_file(path, kPemBytesMax));
   const Secret pem(std::move(text));
   const BioPtr bio(BIO_new_mem_buf(pem.reveal().data(), static_cast<int>(pem.reveal().size())));
   // without it, OpenSSL would ask the terminal for a password
@@ -117,7 +118,7 @@ Result<Authority> read_key(const fs::path& path, const std::string& run_id) {
 // Writes run.crt if it is missing. A different one means that files of different runs were mixed.
 Status write_or_check_certificate(const fs::path& path, const Authority& authority) {
   const std::string expected = certificate_pem(authority);
-  const auto found = read_file(path, 64 * 1024);
+  const auto found = read_file(path, kPemBytesMax);
   if (!found && found.error().code == Code::kNotFound) return write_file_atomic(path, expected);
   if (!found) return found.error();
   if (*found != expected)

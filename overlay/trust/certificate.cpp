@@ -1,10 +1,11 @@
-// Reads certificates and checks that they belong to the run.
+// Reads certificates and checks that they belong to the run. Called at every handshake and by nodes at their start.
 #include <openssl/err.h>
 #include <openssl/x509v3.h>
 
 #include <charconv>
 #include <ctime>
 #include <map>
+#include <tuple>
 
 #include "overlay/trust/openssl.hpp"
 
@@ -13,11 +14,11 @@ namespace {
 
 constexpr std::string_view kOp = "check certificate";
 
-// The text of the one entry of this kind.
+// The text of the only entry of this kind; absent if there is none, or several.
 std::optional<std::string> name_entry(const X509_NAME* name, int id) {
-  const int at = X509_NAME_get_index_by_NID(name, id, -1);
-  if (at < 0 || X509_NAME_get_index_by_NID(name, id, at) >= 0) return std::nullopt;
-  const ASN1_STRING* text = X509_NAME_ENTRY_get_data(X509_NAME_get_entry(name, at));
+  const int index = X509_NAME_get_index_by_NID(name, id, -1);
+  if (index < 0 || X509_NAME_get_index_by_NID(name, id, index) >= 0) return std::nullopt;
+  const ASN1_STRING* text = X509_NAME_ENTRY_get_data(X509_NAME_get_entry(name, index));
   if (ASN1_STRING_type(text) != V_ASN1_UTF8STRING) return std::nullopt;
   return std::string(reinterpret_cast<const char*>(ASN1_STRING_get0_data(text)),
                      static_cast<std::size_t>(ASN1_STRING_length(text)));
@@ -26,12 +27,12 @@ std::optional<std::string> name_entry(const X509_NAME* name, int id) {
 std::optional<PublicKey> ed25519_key(X509& x) {
   EVP_PKEY* key = X509_get0_pubkey(&x);
   if (!key || EVP_PKEY_get_id(key) != EVP_PKEY_ED25519) return std::nullopt;
-  PublicKey out;
-  std::size_t size = out.bytes.size();
-  if (EVP_PKEY_get_raw_public_key(key, reinterpret_cast<unsigned char*>(out.bytes.data()), &size) != 1 ||
-      size != out.bytes.size())
+  PublicKey raw_key;
+  std::size_t size = raw_key.bytes.size();
+  if (EVP_PKEY_get_raw_public_key(key, reinterpret_cast<unsigned char*>(raw_key.bytes.data()), &size) != 1 ||
+      size != raw_key.bytes.size())
     return std::nullopt;
-  return out;
+  return raw_key;
 }
 
 std::optional<double> unix_seconds(const ASN1_TIME* time) {
@@ -87,11 +88,11 @@ std::string to_text(const PeerIdentity& identity) {
 
 CertificatePtr parse_certificate(std::span<const std::byte> bytes) {
   if (bytes.size() > kCertificateBytesMax) return nullptr;
-  const unsigned char* at = octets(bytes);
-  CertificatePtr x(d2i_X509(nullptr, &at, static_cast<long>(bytes.size())));
-  if (x && at != octets(bytes) + bytes.size()) x.reset();
+  const unsigned char* parsed_end = octets(bytes);  // d2i_X509 moves it
+  CertificatePtr certificate(d2i_X509(nullptr, &parsed_end, static_cast<long>(bytes.size())));
+  if (certificate && parsed_end != octets(bytes) + bytes.size()) certificate.reset();
   ERR_clear_error();
-  return x;
+  return certificate;
 }
 
 std::vector<std::byte> to_der(const X509& x) {
@@ -112,11 +113,11 @@ Result<AuthorityInfo> read_authority(std::span<const std::byte> certificate) {
 Result<AuthorityInfo> read_authority(X509& x) {
   const std::optional<PublicKey> key = ed25519_key(x);
   const std::optional<std::string> run_id = name_entry(X509_get_subject_name(&x), NID_organizationName);
-  const bool good = key && run_id && X509_verify(&x, X509_get0_pubkey(&x)) == 1 &&
-                    has_extensions(x, EXFLAG_BCONS | EXFLAG_KUSAGE | EXFLAG_CA) &&
-                    (X509_get_key_usage(&x) & KU_KEY_CERT_SIGN) != 0;
+  const bool is_authority = key && run_id && X509_verify(&x, X509_get0_pubkey(&x)) == 1 &&
+                            has_extensions(x, EXFLAG_BCONS | EXFLAG_KUSAGE | EXFLAG_CA) &&
+                            (X509_get_key_usage(&x) & KU_KEY_CERT_SIGN) != 0;
   ERR_clear_error();
-  if (!good)
+  if (!is_authority)
     return fail(Code::kCorrupt, kOp, "expected the certificate of a run's authority, found another certificate");
   return AuthorityInfo{*key, *run_id};
 }
@@ -132,12 +133,12 @@ struct Facts {
 Result<Facts> read_facts(X509& x, const PublicKey& run_key, std::string_view run_id) {
   const std::optional<PublicKey> key = ed25519_key(x);
   if (!key || X509_get_version(&x) != X509_VERSION_3) return unreadable();
-  const bool authentic = X509_verify(&x, Verifier(run_key).parsed().key.get()) == 1;
+  const bool is_authentic = X509_verify(&x, Verifier(run_key).parsed().key.get()) == 1;
   ERR_clear_error();
-  // From here on, the contents are the authority's own words.
-  if (!authentic)
+  if (!is_authentic)
     return fail(Code::kInvalid, kOp, "expected a certificate of the authority of run '{}', found one of another",
                 run_id);
+  // From here on, the contents are what the authority has signed.
   const X509_NAME* subject = X509_get_subject_name(&x);
   const std::optional<std::string> run = name_entry(subject, NID_organizationName);
   const std::optional<std::string> name = name_entry(subject, NID_commonName);
@@ -145,15 +146,17 @@ Result<Facts> read_facts(X509& x, const PublicKey& run_key, std::string_view run
     return fail(Code::kCorrupt, kOp, "expected the certificate of a learner or worker, found another kind");
   if (*run != run_id)
     return fail(Code::kInvalid, kOp, "expected a certificate of run '{}', found one of run '{}'", run_id, *run);
-  const auto who = read_common_name(*name);
-  if (!who) return fail(Code::kCorrupt, kOp, "expected the name 'learner' or 'worker-<id>', found '{}'", *name);
-  PeerIdentity identity{who->first, who->second, 0, 0, *key};
-  const std::optional<double> from = unix_seconds(X509_get0_notBefore(&x));
-  const std::optional<double> until = unix_seconds(X509_get0_notAfter(&x));
-  if (ASN1_INTEGER_get_uint64(&identity.serial, X509_get0_serialNumber(&x)) != 1 || !from || !until)
+  const auto holder = read_common_name(*name);
+  if (!holder) return fail(Code::kCorrupt, kOp, "expected the name 'learner' or 'worker-<id>', found '{}'", *name);
+  PeerIdentity identity;
+  std::tie(identity.kind, identity.worker) = *holder;
+  identity.key = *key;
+  const std::optional<double> valid_from = unix_seconds(X509_get0_notBefore(&x));
+  const std::optional<double> valid_until = unix_seconds(X509_get0_notAfter(&x));
+  if (ASN1_INTEGER_get_uint64(&identity.serial, X509_get0_serialNumber(&x)) != 1 || !valid_from || !valid_until)
     return unreadable();
-  identity.expires_unix_s = *until;
-  return Facts{identity, *from};
+  identity.expires_unix_s = *valid_until;
+  return Facts{.identity = identity, .from_unix_s = *valid_from};
 }
 
 Result<PeerIdentity> check_facts(const Facts& facts, std::optional<double> now_unix_s) {
@@ -174,16 +177,17 @@ Result<PeerIdentity> check_facts(const Facts& facts, std::optional<double> now_u
 // ones, keyed by every input they depend on.
 Result<PeerIdentity> check_certificate(std::span<const std::byte> certificate, const PublicKey& run_key,
                                        std::string_view run_id, std::optional<double> now_unix_s) {
-  constexpr std::size_t kRemembered = 256;
-  thread_local std::map<std::string, Facts> known;
-  std::string question(reinterpret_cast<const char*>(run_key.bytes.data()), run_key.bytes.size());
-  question.append(run_id).append(1, '\0').append(reinterpret_cast<const char*>(certificate.data()), certificate.size());
-  if (const auto it = known.find(question); it != known.end()) return check_facts(it->second, now_unix_s);
+  constexpr std::size_t kCachedMax = 256;
+  thread_local std::map<std::string, Facts> cache;
+  std::string cache_key(reinterpret_cast<const char*>(run_key.bytes.data()), run_key.bytes.size());
+  cache_key.append(run_id).append(1, '\0').append(reinterpret_cast<const char*>(certificate.data()),
+                                                  certificate.size());
+  if (const auto it = cache.find(cache_key); it != cache.end()) return check_facts(it->second, now_unix_s);
   const CertificatePtr x = parse_certificate(certificate);
   if (!x) return unreadable();
   ECHO_ASSIGN(const Facts facts, read_facts(*x, run_key, run_id));
-  if (known.size() >= kRemembered) known.clear();
-  known.emplace(std::move(question), facts);
+  if (cache.size() >= kCachedMax) cache.clear();
+  cache.emplace(std::move(cache_key), facts);
   return check_facts(facts, now_unix_s);
 }
 

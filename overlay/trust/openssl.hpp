@@ -7,16 +7,17 @@
 
 namespace echoline::overlay::trust {
 
+// Deleter that calls an OpenSSL function.
 template <auto kFree>
-struct Freed {
+struct FreeWith {
   template <class T>
   void operator()(T* object) const {
     kFree(object);
   }
 };
-using KeyPtr = std::unique_ptr<EVP_PKEY, Freed<EVP_PKEY_free>>;
-using CertificatePtr = std::unique_ptr<X509, Freed<X509_free>>;
-using BioPtr = std::unique_ptr<BIO, Freed<BIO_free_all>>;
+using KeyPtr = std::unique_ptr<EVP_PKEY, FreeWith<EVP_PKEY_free>>;
+using CertificatePtr = std::unique_ptr<X509, FreeWith<X509_free>>;
+using BioPtr = std::unique_ptr<BIO, FreeWith<BIO_free_all>>;
 
 struct SigningKey::Parsed {
   KeyPtr key;

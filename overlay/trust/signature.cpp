@@ -10,20 +10,20 @@
 namespace echoline::overlay::trust {
 namespace {
 
-using DigestPtr = std::unique_ptr<EVP_MD_CTX, Freed<EVP_MD_CTX_free>>;
+using DigestPtr = std::unique_ptr<EVP_MD_CTX, FreeWith<EVP_MD_CTX_free>>;
 
-// Ed25519 takes its message in one piece.
-std::vector<std::byte> message(std::string_view context, std::span<const std::byte> bytes) {
+// Returns the bytes to sign, in one piece as Ed25519 needs them: prefix, context, a zero byte, `bytes`.
+std::vector<std::byte> bytes_to_sign(std::string_view context, std::span<const std::byte> bytes) {
   constexpr std::string_view kPrefix = "echoline/";
   ECHO_CHECK(!context.empty() && context.find('\0') == std::string_view::npos, "context of a signature");
-  std::vector<std::byte> whole;
-  whole.reserve(kPrefix.size() + context.size() + 1 + bytes.size());
+  std::vector<std::byte> signed_bytes;
+  signed_bytes.reserve(kPrefix.size() + context.size() + 1 + bytes.size());
   for (const std::string_view part : {kPrefix, context, std::string_view("\0", 1)}) {
     const auto raw = std::as_bytes(std::span(part));
-    whole.insert(whole.end(), raw.begin(), raw.end());
+    signed_bytes.insert(signed_bytes.end(), raw.begin(), raw.end());
   }
-  whole.insert(whole.end(), bytes.begin(), bytes.end());
-  return whole;
+  signed_bytes.insert(signed_bytes.end(), bytes.begin(), bytes.end());
+  return signed_bytes;
 }
 
 }  // namespace
@@ -57,13 +57,13 @@ SigningKey::Seed SigningKey::seed() const {
 }
 
 Signature SigningKey::sign(std::string_view context, std::span<const std::byte> bytes) const {
-  const auto whole = message(context, bytes);
+  const auto signed_bytes = bytes_to_sign(context, bytes);
   const DigestPtr digest(EVP_MD_CTX_new());
   Signature signature;
   std::size_t size = signature.bytes.size();
   auto* to = reinterpret_cast<unsigned char*>(signature.bytes.data());
   ECHO_CHECK(digest && EVP_DigestSignInit(digest.get(), nullptr, nullptr, nullptr, parsed_->key.get()) == 1 &&
-                 EVP_DigestSign(digest.get(), to, &size, octets(whole), whole.size()) == 1,
+                 EVP_DigestSign(digest.get(), to, &size, octets(signed_bytes), signed_bytes.size()) == 1,
              "{}", openssl_error());
   return signature;
 }
@@ -79,14 +79,14 @@ Verifier::Verifier(const PublicKey& key) {
 const PublicKey& Verifier::public_key() const { return parsed_->public_key; }
 
 bool Verifier::verify(std::string_view context, std::span<const std::byte> bytes, const Signature& signature) const {
-  const auto whole = message(context, bytes);
+  const auto signed_bytes = bytes_to_sign(context, bytes);
   const DigestPtr digest(EVP_MD_CTX_new());
   ECHO_CHECK(digest && EVP_DigestVerifyInit(digest.get(), nullptr, nullptr, nullptr, parsed_->key.get()) == 1, "{}",
              openssl_error());
-  const bool good =
-      EVP_DigestVerify(digest.get(), octets(signature.bytes), signature.bytes.size(), octets(whole), whole.size()) == 1;
+  const bool is_valid = EVP_DigestVerify(digest.get(), octets(signature.bytes), signature.bytes.size(),
+                                         octets(signed_bytes), signed_bytes.size()) == 1;
   ERR_clear_error();
-  return good;
+  return is_valid;
 }
 
 bool verify(const PublicKey& key, std::string_view context, std::span<const std::byte> bytes,

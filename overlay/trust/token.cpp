@@ -13,6 +13,7 @@ namespace {
 
 constexpr std::string_view kPrefix = "echo1.";  // the digit is the version of the format
 constexpr std::string_view kContext = "join token";
+constexpr double kUnixSecondsMax = 1e15;  // far beyond any real time; still exact as an integer
 constexpr std::string_view kAlphabet = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_";
 
 // Bytes: authority 32, nonce 16, expires 8 (little-endian), length of instance 1, instance; if a host is named, its
@@ -23,33 +24,33 @@ constexpr std::size_t kTokenBytesMax = kFixedBytes + 2 * kInstanceBytesMax + 1 +
 
 std::string encode_base64url(std::span<const std::byte> bytes) {
   std::string text;
-  unsigned bits = 0, count = 0;
+  unsigned bits = 0, bit_count = 0;  // the last `bit_count` bits of `bits` are not encoded yet
   for (const std::byte b : bytes) {
     bits = bits << 8 | std::to_integer<unsigned>(b);
-    for (count += 8; count >= 6; count -= 6) text += kAlphabet[bits >> (count - 6) & 63];
+    for (bit_count += 8; bit_count >= 6; bit_count -= 6) text += kAlphabet[bits >> (bit_count - 6) & 63];
   }
-  if (count > 0) text += kAlphabet[bits << (6 - count) & 63];
+  if (bit_count > 0) text += kAlphabet[bits << (6 - bit_count) & 63];
   return text;
 }
 
 // Accepts only the output of encode_base64url(), so that a token has one text form.
 std::optional<std::vector<std::byte>> decode_base64url(std::string_view text) {
   std::vector<std::byte> bytes;
-  unsigned bits = 0, count = 0;
+  unsigned bits = 0, bit_count = 0;
   for (const char c : text) {
     const auto digit = kAlphabet.find(c);
     if (digit == std::string_view::npos) return std::nullopt;
     bits = bits << 6 | static_cast<unsigned>(digit);
-    count += 6;
-    if (count < 8) continue;
-    count -= 8;
-    bytes.push_back(static_cast<std::byte>(bits >> count & 255));
+    bit_count += 6;
+    if (bit_count < 8) continue;
+    bit_count -= 8;
+    bytes.push_back(static_cast<std::byte>(bits >> bit_count & 255));
   }
-  if (count >= 6 || (bits & ((1u << count) - 1)) != 0) return std::nullopt;
+  if (bit_count >= 6 || (bits & ((1u << bit_count) - 1)) != 0) return std::nullopt;
   return bytes;
 }
 
-bool good_instance(std::string_view text) {
+bool is_valid_instance(std::string_view text) {
   return !text.empty() && text.size() <= kInstanceBytesMax &&
          std::all_of(text.begin(), text.end(), [](char c) { return c >= ' ' && c <= '~'; });
 }
@@ -68,13 +69,13 @@ std::vector<std::byte> encode(const JoinToken& token) {
   return bytes;
 }
 
-struct Parts {
+struct ParsedToken {
   JoinToken token;
   std::vector<std::byte> fields;  // the signed part
   Signature signature;
 };
 
-Result<Parts> parse(const Secret& text) {
+Result<ParsedToken> parse(const Secret& text) {
   const auto refuse = [](std::string_view why) {
     return fail(Code::kCorrupt, "read join token", "expected a token as the learner printed it, found {}", why);
   };
@@ -85,25 +86,26 @@ Result<Parts> parse(const Secret& text) {
   const auto bytes = decode_base64url(body);
   if (!bytes) return refuse("one with characters that do not belong there, or without its end");
   if (bytes->size() <= kFixedBytes + kSignatureBytes) return refuse("one that is too short");
-  Parts parts;
+  ParsedToken parsed;
   const auto fields = std::span(*bytes).first(bytes->size() - kSignatureBytes);
-  parts.fields.assign(fields.begin(), fields.end());
-  std::copy(bytes->end() - kSignatureBytes, bytes->end(), parts.signature.bytes.begin());
-  JoinToken& token = parts.token;
+  parsed.fields.assign(fields.begin(), fields.end());
+  std::copy(bytes->end() - kSignatureBytes, bytes->end(), parsed.signature.bytes.begin());
+  JoinToken& token = parsed.token;
   std::copy_n(fields.begin(), 32, token.authority.begin());
   std::copy_n(fields.begin() + 32, 16, token.nonce.begin());
   for (unsigned i = 0; i < 8; ++i) token.expires_unix_s |= std::to_integer<std::uint64_t>(fields[48 + i]) << (8 * i);
-  const auto text_at = [&](std::size_t at, std::string& to) {  // `at`: behind the length byte
-    const std::size_t size = at <= fields.size() && at > 0 ? std::to_integer<std::size_t>(fields[at - 1]) : 0;
-    if (at + size > fields.size()) return false;
-    to.assign(reinterpret_cast<const char*>(fields.data()) + at, size);
-    return good_instance(to);
+  // Reads a text whose length byte stands before `begin`.
+  const auto read_text = [&](std::size_t begin, std::string& to) {
+    const std::size_t size = begin <= fields.size() && begin > 0 ? std::to_integer<std::size_t>(fields[begin - 1]) : 0;
+    if (begin + size > fields.size()) return false;
+    to.assign(reinterpret_cast<const char*>(fields.data()) + begin, size);
+    return is_valid_instance(to);
   };
-  if (!text_at(kFixedBytes, token.instance)) return refuse("one with a damaged instance");
+  if (!read_text(kFixedBytes, token.instance)) return refuse("one with a damaged instance");
   if (const std::size_t end = kFixedBytes + token.instance.size();
-      end != fields.size() && (!text_at(end + 1, token.host) || end + 1 + token.host.size() != fields.size()))
+      end != fields.size() && (!read_text(end + 1, token.host) || end + 1 + token.host.size() != fields.size()))
     return refuse("one with a damaged host");
-  return parts;
+  return parsed;
 }
 
 }  // namespace
@@ -118,42 +120,45 @@ Nonce random_nonce() {
 Result<Secret> issue_token(const Authority& authority, std::string_view instance, const Nonce& nonce, double now_unix_s,
                            Duration lifetime, std::string_view host) {
   constexpr std::string_view op = "issue join token";
-  if (!host.empty() && !good_instance(host))
+  if (!host.empty() && !is_valid_instance(host))
     return fail(Code::kInvalid, op, "expected a host of at most {} printable ASCII characters, found {} bytes",
                 kInstanceBytesMax, host.size());
-  if (!good_instance(instance))
+  if (!is_valid_instance(instance))
     return fail(Code::kInvalid, op, "expected an instance of 1 to {} printable ASCII characters, found {} bytes",
                 kInstanceBytesMax, instance.size());
-  if (!(now_unix_s >= 0 && now_unix_s < 1e15) || lifetime <= Duration{})
+  if (!(now_unix_s >= 0 && now_unix_s < kUnixSecondsMax) || lifetime <= Duration{})
     return fail(Code::kInvalid, op, "expected a time since 1970 and a lifetime, found {} s and {}", now_unix_s,
                 echoline::to_text(lifetime));
   const auto expires = static_cast<std::uint64_t>(std::ceil(now_unix_s + seconds(lifetime)));
-  std::vector<std::byte> bytes =
-      encode({authority.fingerprint(), nonce, expires, std::string(instance), std::string(host)});
+  std::vector<std::byte> bytes = encode({.authority = authority.fingerprint(),
+                                         .nonce = nonce,
+                                         .expires_unix_s = expires,
+                                         .instance = std::string(instance),
+                                         .host = std::string(host)});
   const Signature signature = authority.key().sign(kContext, bytes);
   bytes.insert(bytes.end(), signature.bytes.begin(), signature.bytes.end());
   return Secret(std::string(kPrefix) + encode_base64url(bytes));
 }
 
 Result<JoinToken> read_token(const Secret& text) {
-  ECHO_ASSIGN(Parts parts, parse(text));
-  return std::move(parts.token);
+  ECHO_ASSIGN(ParsedToken parsed, parse(text));
+  return std::move(parsed.token);
 }
 
 Result<JoinToken> check_token(const Secret& text, const Authority& authority, double now_unix_s,
                               std::string_view instance) {
   constexpr std::string_view op = "check join token";
-  ECHO_ASSIGN(Parts parts, parse(text));
-  const JoinToken& token = parts.token;
+  ECHO_ASSIGN(ParsedToken parsed, parse(text));
+  const JoinToken& token = parsed.token;
   if (token.authority != authority.fingerprint() ||
-      !verify(authority.public_key(), kContext, parts.fields, parts.signature))
+      !verify(authority.public_key(), kContext, parsed.fields, parsed.signature))
     return fail(Code::kCorrupt, op, "expected a token of run '{}', found one that its learner has not issued",
                 authority.run_id());
   if (token.instance != instance) return fail(Code::kInvalid, op, "the token was issued for another instance");
   if (!(now_unix_s < static_cast<double>(token.expires_unix_s)))
     return fail(Code::kStale, op, "the token expired {:.0f} s ago: ask for a new one",
                 now_unix_s - static_cast<double>(token.expires_unix_s));
-  return std::move(parts.token);
+  return std::move(parsed.token);
 }
 
 }  // namespace echoline::overlay::trust

@@ -1,3 +1,4 @@
+// Converts endpoints to socket addresses and back.
 #include "overlay/uv/address.hpp"
 
 #include <uv.h>

@@ -25,14 +25,15 @@ std::string base64(std::span<const unsigned char> bytes) {
 BundleTerms terms_of(const BundleFile& bundle, const trust::Authority& authority) {
   const std::vector<std::byte>& certificate = authority.certificate();
   unsigned char* der = nullptr;
-  const int size = i2d_PUBKEY(authority.key().parsed().key.get(), &der);
-  ECHO_CHECK(size > 0, "{}", trust::openssl_error());
+  const int der_bytes = i2d_PUBKEY(authority.key().parsed().key.get(), &der);
+  ECHO_CHECK(der_bytes > 0, "{}", trust::openssl_error());
   unsigned char digest[EVP_MAX_MD_SIZE];
-  unsigned int bytes = 0;
-  EVP_Digest(der, static_cast<std::size_t>(size), digest, &bytes, EVP_sha256(), nullptr);
+  unsigned int digest_bytes = 0;
+  EVP_Digest(der, static_cast<std::size_t>(der_bytes), digest, &digest_bytes, EVP_sha256(), nullptr);
   OPENSSL_free(der);
-  return {bundle.sha256, "sha256//" + base64({digest, bytes}),
-          base64({trust::octets(certificate), certificate.size()})};
+  return {.sha256 = bundle.sha256,
+          .key_pin = "sha256//" + base64({digest, digest_bytes}),
+          .authority = base64({trust::octets(certificate), certificate.size()})};
 }
 
 Result<BundleFile> open_bundle(const std::filesystem::path& path) {
@@ -48,16 +49,16 @@ Result<BundleFile> open_bundle(const std::filesystem::path& path) {
   const std::unique_ptr<EVP_MD_CTX, decltype(&EVP_MD_CTX_free)> context(EVP_MD_CTX_new(), EVP_MD_CTX_free);
   EVP_DigestInit_ex(context.get(), EVP_sha256(), nullptr);
   std::vector<char> buffer(1 << 20);
-  for (std::uint64_t at = 0; at < bundle.size.count;) {
-    const ssize_t n = ::pread(fd, buffer.data(), buffer.size(), static_cast<off_t>(at));
+  for (std::uint64_t offset = 0; offset < bundle.size.count;) {
+    const ssize_t n = ::pread(fd, buffer.data(), buffer.size(), static_cast<off_t>(offset));
     if (n <= 0) return n < 0 ? os_error(op, path) : fail(Code::kIo, op, "{}: it has become shorter", path.string());
     EVP_DigestUpdate(context.get(), buffer.data(), static_cast<std::size_t>(n));
-    at += static_cast<std::uint64_t>(n);
+    offset += static_cast<std::uint64_t>(n);
   }
   unsigned char digest[EVP_MAX_MD_SIZE];
-  unsigned int bytes = 0;
-  EVP_DigestFinal_ex(context.get(), digest, &bytes);
-  for (unsigned int i = 0; i < bytes; ++i) bundle.sha256 += fmt::format("{:02x}", digest[i]);
+  unsigned int digest_bytes = 0;
+  EVP_DigestFinal_ex(context.get(), digest, &digest_bytes);
+  for (unsigned int i = 0; i < digest_bytes; ++i) bundle.sha256 += fmt::format("{:02x}", digest[i]);
   return bundle;
 }
 

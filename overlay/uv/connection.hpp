@@ -1,4 +1,4 @@
-// One connection of the driver: its socket, its TLS session, and how far it has come. Internal to overlay/uv.
+// One connection of the driver: its socket, its TLS session, and its stage. Internal to overlay/uv.
 #pragma once
 #include "overlay/action.hpp"
 #include "overlay/uv/socket.hpp"
@@ -12,34 +12,34 @@ struct Connection {
     kOpening,   // the core does not know it yet, or has only dialled it
     kOpen,      // the core knows it
     kFetching,  // it fetches the bundle; for the core, it is closed
-    kLeaving,   // the core is done with it: flush, then close
+    kLeaving,   // the core is done with it: it is flushed, then closed
   };
   // The properties of a connection that this node dials.
   struct Dialled {
     act::Service service = act::Service::kControl;
     WorkerId expected;
-    std::size_t turn = 0;  // the address's number among those of the name
-    std::string address;   // once it is connected to
+    std::size_t address_turn = 0;  // which of the name's addresses it dials (AddressTurns)
+    std::string address;           // set when the connection attempt begins
     bool small_segments = false;
   };
 
-  Connection(uv_loop_t& loop, SocketEvents& events, ConnId id_given) : id(id_given), socket(loop, events, *this) {}
-  bool is(Stage s) const { return stage_ == s; }
-  bool leaving() const { return is(Stage::kLeaving); }
-  void move(Stage to) {
+  Connection(uv_loop_t& loop, SocketEvents& events, ConnId conn_id) : id(conn_id), socket(loop, events, *this) {}
+  bool is(Stage stage) const { return stage_ == stage; }
+  bool is_leaving() const { return is(Stage::kLeaving); }
+  void move_to(Stage next) {
     constexpr StateRow kNext[] = {
         {"opening", states(Stage::kOpen, Stage::kLeaving)},
         {"open", states(Stage::kFetching, Stage::kLeaving)},
         {"fetching", states(Stage::kLeaving)},
         {"leaving", states(Stage::kLeaving)},
     };
-    change_state(stage_, to, kNext, "a connection");
+    change_state(stage_, next, kNext, "a connection");
   }
   void check() const {
     socket.check();
     ECHO_CHECK(!is(Stage::kOpen) || (tls && tls->established()), "connection {} is open without a handshake", id);
     ECHO_CHECK(!is(Stage::kFetching) || !dialled, "connection {} was dialled, and fetches the bundle", id);
-    ECHO_CHECK(unproven_from.empty() || is(Stage::kOpening), "connection {} counts as unproven", id);
+    ECHO_CHECK(unproven_network.empty() || is(Stage::kOpening), "connection {} counts as unproven", id);
   }
 
   const ConnId id;
@@ -48,12 +48,12 @@ struct Connection {
   Socket socket;
   std::optional<TlsSession> tls;
   FrameDecoder decoder;
-  bool heard = false;  // bytes have come from it
-  bool held = false;   // the core has stopped reading from it
+  bool has_received = false;    // bytes have come from the peer
+  bool reading_paused = false;  // the core has stopped reading from it
   // Only the table of connections changes these.
-  std::string unproven_from;    // the network it counts for until its handshake is done
-  TimePoint deadline = kNever;  // of the handshake or the flush
-  bool dirty = false;           // listed for a flush
+  std::string unproven_network;  // the network for which it counts until its handshake is done
+  TimePoint deadline = kNever;   // of the handshake or the flush
+  bool needs_flush = false;      // listed for a flush
 
  private:
   Stage stage_ = Stage::kOpening;

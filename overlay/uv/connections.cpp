@@ -1,3 +1,4 @@
+// The table of connections. Called by the driver.
 #include "overlay/uv/connections.hpp"
 
 namespace echoline::overlay {
@@ -7,12 +8,12 @@ Connection& Connections::add(uv_loop_t& loop, SocketEvents& events, ConnId id) {
 }
 
 Connection& Connections::add_accepted(uv_loop_t& loop, SocketEvents& events) {
-  return add(loop, events, ConnId{std::exchange(next_accepted_, next_accepted_ + 2)});
+  return add(loop, events, ConnId{std::exchange(next_accepted_id_, next_accepted_id_ + 2)});
 }
 
 Connection* Connections::find(ConnId id) const {
   const auto it = all_.find(id);
-  return it == all_.end() || it->second->leaving() ? nullptr : it->second.get();
+  return it == all_.end() || it->second->is_leaving() ? nullptr : it->second.get();
 }
 
 bool Connections::release(Connection& c) {
@@ -31,42 +32,44 @@ void Connections::postpone_deadlines(Duration by) {
 }
 
 void Connections::set_unproven(Connection& c, std::string network) {
-  c.unproven_from = std::move(network);
-  unproven_.add(c.id, c.unproven_from);
+  c.unproven_network = std::move(network);
+  unproven_.add(c.id, c.unproven_network);
 }
 
-void Connections::set_proven(Connection& c) { unproven_.remove(c.id, std::exchange(c.unproven_from, {})); }
+void Connections::set_proven(Connection& c) { unproven_.remove(c.id, std::exchange(c.unproven_network, {})); }
 
-Connection* Connections::least_valuable() const {
+Connection* Connections::first_to_close() const {
   for (const auto& [at, id] : deadlines_.all())
-    if (Connection& c = *all_.at(id); c.leaving()) return &c;
-  const auto least = unproven_.least();
-  return least ? all_.at(*least).get() : nullptr;
+    if (Connection& c = *all_.at(id); c.is_leaving()) return &c;
+  const auto unproven_id = unproven_.oldest_of_largest_network();
+  return unproven_id ? all_.at(*unproven_id).get() : nullptr;
 }
 
-void Connections::mark_dirty(Connection& c) {
-  if (!std::exchange(c.dirty, true)) dirty_.push_back(c.id);
+void Connections::mark_for_flush(Connection& c) {
+  if (!std::exchange(c.needs_flush, true)) flush_list_.push_back(c.id);
 }
 
-bool Connections::any_leaving() const {
-  return std::any_of(all_.begin(), all_.end(), [](const auto& entry) { return entry.second->leaving(); });
+bool Connections::any_is_leaving() const {
+  return std::any_of(all_.begin(), all_.end(), [](const auto& entry) { return entry.second->is_leaving(); });
 }
 
 void Connections::check() const {
   unproven_.check();
-  std::size_t unproven = 0, deadlines = 0, dirty = 0;
+  std::size_t unproven = 0, deadlines = 0, to_flush = 0;
   for (const auto& [id, c] : all_) {
     c->check();
-    unproven += !c->unproven_from.empty();
+    unproven += !c->unproven_network.empty();
     deadlines += c->deadline != kNever;
-    dirty += c->dirty;
+    to_flush += c->needs_flush;
     ECHO_CHECK(c->deadline == kNever || deadlines_.all().contains({c->deadline, id}), "{}: its deadline is not kept",
                id);
   }
   ECHO_CHECK(unproven == unproven_.size(), "{} connections are unproven, {} are counted", unproven, unproven_.size());
   ECHO_CHECK(deadlines == deadlines_.all().size(), "a deadline of a connection that is gone");
-  const auto listed = std::count_if(dirty_.begin(), dirty_.end(), [&](ConnId id) { return all_.contains(id); });
-  ECHO_CHECK(dirty == static_cast<std::size_t>(listed), "{} connections are dirty, {} are listed", dirty, listed);
+  const auto listed =
+      std::count_if(flush_list_.begin(), flush_list_.end(), [&](ConnId id) { return all_.contains(id); });
+  ECHO_CHECK(to_flush == static_cast<std::size_t>(listed), "{} connections need a flush, {} are listed", to_flush,
+             listed);
 }
 
 }  // namespace echoline::overlay

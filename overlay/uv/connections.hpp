@@ -1,5 +1,5 @@
-// All connections of a driver, with what is kept about them beside each: deadlines, those whose handshake is not done,
-// those with bytes to flush. Internal to overlay/uv; loop thread only.
+// All connections of a driver, and lists of those with a deadline, without a handshake, or with bytes to flush.
+// Internal to overlay/uv; loop thread only.
 #pragma once
 #include <map>
 #include <memory>
@@ -15,16 +15,16 @@ class Connections {
   explicit Connections(const ConnectionLimits& limits) : limits_(limits) {}
 
   Connection& add(uv_loop_t& loop, SocketEvents& events, ConnId id);
-  // Under the next id of accepted connections.
+  // Adds a connection under the next id of accepted connections.
   Connection& add_accepted(uv_loop_t& loop, SocketEvents& events);
-  // Nothing if the connection is gone or leaving.
+  // Null if the connection is gone or leaving.
   Connection* find(ConnId id) const;
-  // The table forgets the connection, which its socket's close() deletes. False if it has done so before.
+  // Forgets the connection, which its socket's close() deletes. Returns false if it was forgotten before.
   bool release(Connection& c);
 
-  void set_deadline(Connection& c, TimePoint at) { deadlines_.move(c.id, c.deadline, at); }
+  void set_deadline(Connection& c, TimePoint at) { deadlines_.set(c.id, c.deadline, at); }
   TimePoint first_deadline() const { return deadlines_.first(); }
-  Connection& first_due() const { return *all_.at(deadlines_.all().begin()->second); }
+  Connection& with_first_deadline() const { return *all_.at(deadlines_.all().begin()->second); }
   void postpone_deadlines(Duration by);
 
   void set_unproven(Connection& c, std::string network);
@@ -32,19 +32,20 @@ class Connections {
   void set_proven(Connection& c);
   bool is_full() const { return all_.size() >= limits_.total; }
   bool has_too_many_unproven() const { return unproven_.size() > limits_.unproven; }
-  // A connection that is closing anyway, or the oldest unproven one of the network with the most; nothing: none.
-  Connection* least_valuable() const;
+  // The connection to close if there are too many: one that is closing anyway, or the oldest unproven one of the
+  // network with the most. Null if there is none.
+  Connection* first_to_close() const;
 
-  void mark_dirty(Connection& c);
+  void mark_for_flush(Connection& c);
   // Calls `flush` for each connection marked since the last call.
   template <class Flush>
-  void flush_dirty(Flush flush) {
-    for (const ConnId id : std::exchange(dirty_, {}))
-      if (const auto it = all_.find(id); it != all_.end()) it->second->dirty = false, flush(*it->second);
+  void flush_marked(Flush flush) {
+    for (const ConnId id : std::exchange(flush_list_, {}))
+      if (const auto it = all_.find(id); it != all_.end()) it->second->needs_flush = false, flush(*it->second);
   }
 
-  // Each once, those after the one that was read last first: otherwise the first connection could use up the read limit
-  // every time.
+  // Round robin: calls `use` for each connection once, beginning after the one that was read last. Otherwise the first
+  // connection could use up the read limit every time.
   template <class Use>
   void for_each_in_turn(Use use) const {
     const auto next = all_.upper_bound(last_read_);
@@ -54,7 +55,7 @@ class Connections {
   void set_last_read(const Connection& c) { last_read_ = c.id; }
 
   Connection* any() const { return all_.empty() ? nullptr : all_.begin()->second.get(); }
-  bool any_leaving() const;
+  bool any_is_leaving() const;
   void check() const;
 
  private:
@@ -62,9 +63,9 @@ class Connections {
   std::map<ConnId, std::unique_ptr<Connection>> all_;
   Deadlines deadlines_;
   UnprovenConnections unproven_;
-  std::vector<ConnId> dirty_;
+  std::vector<ConnId> flush_list_;
   ConnId last_read_{};
-  std::uint64_t next_accepted_ = 2;
+  std::uint64_t next_accepted_id_ = 2;  // even: the core numbers dialled connections with odd ids
 };
 
 }  // namespace echoline::overlay

@@ -1,3 +1,4 @@
+// Looks up addresses with libuv and remembers which one to use. Called by the driver.
 #include "overlay/uv/dialler.hpp"
 
 #include <netinet/in.h>
@@ -9,12 +10,12 @@
 
 namespace echoline::overlay {
 
-std::size_t AddressTurns::of(const std::string& name) {
+std::size_t AddressTurns::turn_of(const std::string& name) {
   if (turns_.size() >= kNamesMax) turns_.clear();
   return turns_[name];
 }
 
-void AddressTurns::failed(const std::string& name, std::size_t turn) {
+void AddressTurns::on_failed(const std::string& name, std::size_t turn) {
   if (const auto it = turns_.find(name); it != turns_.end() && it->second == turn) ++it->second;
 }
 
@@ -25,7 +26,7 @@ struct Dialler::Lookup {
   Use use;
 };
 
-void Dialler::find(const Endpoint& to, Use use) {
+void Dialler::find_address(const Endpoint& to, Use use) {
   FoundAddress numeric;
   if (to_address(to.host, to.port, numeric.address)) return use(numeric);
   auto lookup = std::make_unique<Lookup>();
@@ -35,18 +36,18 @@ void Dialler::find(const Endpoint& to, Use use) {
   lookup->request.data = lookup.get();
   addrinfo hints{};
   hints.ai_socktype = SOCK_STREAM;
-  const int e = uv_getaddrinfo(
+  const int error = uv_getaddrinfo(
       &loop_, &lookup->request,
       [](uv_getaddrinfo_t* request, int status, addrinfo* found) {
-        const std::unique_ptr<Lookup> l(static_cast<Lookup*>(request->data));
-        l->use(l->dialler->choose(l->to, status, found));
+        const std::unique_ptr<Lookup> done(static_cast<Lookup*>(request->data));
+        done->use(done->dialler->choose(done->to, status, found));
         uv_freeaddrinfo(found);
       },
       to.host.c_str(), nullptr, &hints);
-  if (e == 0)
-    (void)lookup.release();
+  if (error == 0)
+    (void)lookup.release();  // the callback deletes it
   else
-    lookup->use(choose(to, e, nullptr));
+    lookup->use(choose(to, error, nullptr));
 }
 
 FoundAddress Dialler::choose(const Endpoint& to, int status, const addrinfo* found) {
@@ -60,9 +61,11 @@ FoundAddress Dialler::choose(const Endpoint& to, int status, const addrinfo* fou
     addresses.push_back(address);
   }
   if (addresses.empty())
-    return {fmt::format("{}: {}", to.host, status != 0 ? uv_strerror(status) : "it has no address"), {}, 0};
-  const std::size_t turn = turns_.of(to.host);
-  return {{}, addresses[turn % addresses.size()], turn};
+    return {.failure = fmt::format("{}: {}", to.host, status != 0 ? uv_strerror(status) : "it has no address"),
+            .address = {},
+            .turn = 0};
+  const std::size_t turn = turns_.turn_of(to.host);
+  return {.failure = {}, .address = addresses[turn % addresses.size()], .turn = turn};
 }
 
 }  // namespace echoline::overlay

@@ -12,24 +12,25 @@
 
 namespace echoline::overlay {
 
-// If a name has several addresses, one is used until it does not lead to the expected peer; then the next.
+// If a name has several addresses, dials use one of them until it does not lead to the expected peer, and then the next
+// one. A turn is the number of such changes.
 class AddressTurns {
  public:
   static constexpr std::size_t kNamesMax = 1024;
 
-  // The number of the address to use now, counted on beyond the last address.
-  std::size_t of(const std::string& name);
+  // Returns the turn of this name; the address to use is the turn modulo the number of addresses.
+  std::size_t turn_of(const std::string& name);
   // The address of this turn did not lead to the peer. Without effect for a numeric host, or if it is known already.
-  void failed(const std::string& name, std::size_t turn);
+  void on_failed(const std::string& name, std::size_t turn);
   void check() const { ECHO_CHECK(turns_.size() <= kNamesMax, "{} names are remembered", turns_.size()); }
 
  private:
   std::map<std::string, std::size_t> turns_;
 };
 
-// The address of one dial; not ok: there is none.
+// The address of one dial.
 struct FoundAddress {
-  std::string failure;
+  std::string failure;  // not empty: there is no address
   sockaddr_storage address{};
   std::size_t turn = 0;
 };
@@ -40,9 +41,9 @@ class Dialler {
 
   explicit Dialler(uv_loop_t& loop) : loop_(loop) {}
   // Calls `use` once: during this call for a numeric host, or after asking the name service.
-  void find(const Endpoint& to, Use use);
+  void find_address(const Endpoint& to, Use use);
   AddressTurns& turns() { return turns_; }
-  NarrowPaths& narrow() { return narrow_; }
+  NarrowPaths& narrow_paths() { return narrow_paths_; }
   void check() const { turns_.check(); }
 
  private:
@@ -52,7 +53,7 @@ class Dialler {
 
   uv_loop_t& loop_;
   AddressTurns turns_;
-  NarrowPaths narrow_;
+  NarrowPaths narrow_paths_;
 };
 
 }  // namespace echoline::overlay

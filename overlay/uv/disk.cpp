@@ -18,7 +18,9 @@ namespace {
 
 namespace fs = std::filesystem;
 
-std::string hex(const PublicationId& id) {
+constexpr std::size_t kStateBytesMax = 16 << 20;
+
+std::string hex_of(const PublicationId& id) {
   std::string text;
   for (const std::byte b : id) text += fmt::format("{:02x}", static_cast<unsigned>(b));
   return text;
@@ -39,12 +41,13 @@ Status write_at(int fd, std::span<const std::byte> bytes, std::optional<std::uin
 // The bytes at [offset, offset + size); absent if the file lacks some of them.
 std::optional<std::vector<std::byte>> read_at(int fd, std::uint64_t offset, std::size_t size) {
   std::vector<std::byte> bytes(size);
-  std::size_t done = 0;
-  while (done < size) {
-    const ssize_t n = ::pread(fd, bytes.data() + done, size - done, static_cast<off_t>(offset + done));
+  std::size_t bytes_read = 0;
+  while (bytes_read < size) {
+    const auto read_offset = static_cast<off_t>(offset + bytes_read);
+    const ssize_t n = ::pread(fd, bytes.data() + bytes_read, size - bytes_read, read_offset);
     if (n < 0 && errno == EINTR) continue;
     if (n <= 0) return std::nullopt;
-    done += static_cast<std::size_t>(n);
+    bytes_read += static_cast<std::size_t>(n);
   }
   return bytes;
 }
@@ -63,17 +66,17 @@ Disk::~Disk() {
   }
   wake_.notify_all();
   if (thread_.joinable()) thread_.join();
-  for (const auto& [id, files] : open_) {
+  for (const auto& [id, files] : open_spools_) {
     ::close(files.log);
     ::close(files.payload);
   }
 }
 
 fs::path Disk::path_of(const PublicationId& id, std::string_view ending) const {
-  return folder_ / "spool" / (hex(id) + std::string(ending));
+  return folder_ / "spool" / (hex_of(id) + std::string(ending));
 }
 
-Result<std::string> Disk::read_state() const { return read_file(folder_ / "state", 16 << 20); }
+Result<std::string> Disk::read_state() const { return read_file(folder_ / "state", kStateBytesMax); }
 
 void Disk::recover(const std::function<bool(Frame)>& use) {
   std::vector<fs::path> logs, payloads_without_log;
@@ -87,40 +90,42 @@ void Disk::recover(const std::function<bool(Frame)>& use) {
   for (const fs::path& path : payloads_without_log) fs::remove(path, error);
   std::sort(logs.begin(), logs.end());
   for (const fs::path& path : logs) {
-    const Descriptor file(::open(path.c_str(), O_RDWR | O_CLOEXEC));
+    const Descriptor log_file(::open(path.c_str(), O_RDWR | O_CLOEXEC));
     const Descriptor payload(::open(fs::path(path).replace_extension(".payload").c_str(), O_RDWR | O_CLOEXEC));
-    if (file.get() < 0) continue;
+    if (log_file.get() < 0) continue;
     FrameDecoder decoder;
     decoder.admit();
-    std::uint64_t at = 0, good = 0, chunk_bytes = 0, payload_end = 0;
-    bool wanted = false;
-    for (bool more = true; more;) {
+    std::uint64_t log_offset = 0, readable_end = 0;  // `readable_end`: the end of the last readable frame in the log
+    std::uint64_t chunk_bytes = 0, payload_end = 0;  // `payload_end`: the end of the last chunk in the payload
+    bool is_needed = false;
+    for (bool is_readable = true; is_readable;) {
       const std::span<std::byte> room = decoder.room();
-      const ssize_t n = ::pread(file.get(), room.data(), room.size(), static_cast<off_t>(at));
+      const ssize_t n = ::pread(log_file.get(), room.data(), room.size(), static_cast<off_t>(log_offset));
       if (n <= 0) break;
-      at += static_cast<std::uint64_t>(n);
+      log_offset += static_cast<std::uint64_t>(n);
       if (!decoder.advance(static_cast<std::size_t>(n))) break;
       // The log holds only heads of chunks: their bytes are in the payload.
       if (const ChunkHead* head = decoder.awaiting_chunk()) {
         const auto bytes =
             payload.get() < 0 ? std::nullopt : read_at(payload.get(), head->index * chunk_bytes, head->length);
-        more = bytes && decoder.adopt(Slice(std::vector<std::byte>(*bytes)));
+        is_readable = bytes && decoder.adopt(Slice(std::vector<std::byte>(*bytes)));
       }
       if (auto frame = decoder.take()) {
-        good = at;
-        if (const auto message = frame->type == FrameType::kControl ? decode_control(frame->body.bytes())
-                                                                    : Result<ControlMessage>(Goodbye{});
-            message && std::holds_alternative<SignedAnnouncement>(*message))
-          chunk_bytes = announced_chunk_bytes(std::get<SignedAnnouncement>(*message));
+        readable_end = log_offset;
+        if (frame->type == FrameType::kControl) {
+          const auto message = decode_control(frame->body.bytes());
+          if (message && std::holds_alternative<SignedAnnouncement>(*message))
+            chunk_bytes = announced_chunk_bytes(std::get<SignedAnnouncement>(*message));
+        }
         if (frame->type == FrameType::kChunk)
           payload_end = std::max(payload_end, frame->chunk.index * chunk_bytes + frame->chunk.length);
-        wanted = use(std::move(*frame)) || wanted;
+        is_needed = use(std::move(*frame)) || is_needed;
       }
     }
-    if (!wanted) {
+    if (!is_needed) {
       fs::remove(path, error);
       fs::remove(fs::path(path).replace_extension(".payload"), error);
-    } else if (::ftruncate(file.get(), static_cast<off_t>(good)) != 0 ||
+    } else if (::ftruncate(log_file.get(), static_cast<off_t>(readable_end)) != 0 ||
                (payload.get() >= 0 && ::ftruncate(payload.get(), static_cast<off_t>(payload_end)) != 0)) {
       log::warn("{}: {}", path.string(), std::strerror(errno));
     }
@@ -141,7 +146,7 @@ void Disk::push(std::function<void()> job) {
 }
 
 void Disk::run_jobs() {
-  take_short_turns();
+  request_short_time_slices();
   std::unique_lock lock(mutex_);
   for (;;) {
     wake_.wait(lock, [this] { return stopping_ || !jobs_.empty(); });
@@ -171,24 +176,24 @@ void Disk::read_chunk(const act::ReadChunk& read_chunk) {
 
 void Disk::drop(const act::DropSpool& drop) {
   push([this, id = drop.publication] {
-    if (const auto it = open_.find(id); it != open_.end()) {
+    if (const auto it = open_spools_.find(id); it != open_spools_.end()) {
       ::close(it->second.log);
       ::close(it->second.payload);
-      open_.erase(it);
+      open_spools_.erase(it);
     }
     ::unlink(path_of(id, ".log").c_str());
     ::unlink(path_of(id, ".payload").c_str());
   });
 }
 
-Result<Disk::Files> Disk::files_of(const PublicationId& id) {
-  if (const auto it = open_.find(id); it != open_.end()) return it->second;
-  if (open_.size() >= kOpenSpoolsMax) {
-    ::close(open_.begin()->second.log);
-    ::close(open_.begin()->second.payload);
-    open_.erase(open_.begin());
+Result<Disk::SpoolFiles> Disk::files_of(const PublicationId& id) {
+  if (const auto it = open_spools_.find(id); it != open_spools_.end()) return it->second;
+  if (open_spools_.size() >= kOpenSpoolsMax) {
+    ::close(open_spools_.begin()->second.log);
+    ::close(open_spools_.begin()->second.payload);
+    open_spools_.erase(open_spools_.begin());
   }
-  Files files;
+  SpoolFiles files;
   files.log = ::open(path_of(id, ".log").c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0600);
   if (files.log < 0) return os_error("open spool", path_of(id, ".log"));
   files.payload = ::open(path_of(id, ".payload").c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0600);
@@ -197,18 +202,18 @@ Result<Disk::Files> Disk::files_of(const PublicationId& id) {
     ::close(files.log);
     return error;
   }
-  return open_[id] = files;
+  return open_spools_[id] = files;
 }
 
 // Writes the bytes, then the record that announces them. Neither is synced: every chunk is proven again when read back.
 Status Disk::write(const act::Spool& spool) {
-  ECHO_ASSIGN(const Files files, files_of(spool.publication));
+  ECHO_ASSIGN(const SpoolFiles files, files_of(spool.publication));
   if (spool.chunk) ECHO_TRY(write_at(files.payload, spool.data.bytes(), spool.offset));
   return write_at(files.log, spool.record.bytes(), std::nullopt);
 }
 
 Result<Slice> Disk::read(const act::ReadChunk& read_chunk) {
-  ECHO_ASSIGN(const Files files, files_of(read_chunk.publication));
+  ECHO_ASSIGN(const SpoolFiles files, files_of(read_chunk.publication));
   auto bytes = read_at(files.payload, read_chunk.offset, read_chunk.length);
   if (!bytes)
     return fail(Code::kIo, "read spool", "{} bytes at {} are not there", read_chunk.length, read_chunk.offset);

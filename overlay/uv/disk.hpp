@@ -1,4 +1,5 @@
-// A node's folder on disk: its state file and its spools. One thread does all work, in the order of the requests.
+// A node's folder on disk: its state file and its spools. A spool is a publication on disk. One thread does all work,
+// in the order of the requests.
 //
 //   state                 encode(WorkerState) or encode(LearnerState), replaced atomically
 //   spool/<id>.log        frames of a publication: announcement, chunks without their bytes, manifest
@@ -47,20 +48,20 @@ class Disk {
 
  private:
   static constexpr std::size_t kOpenSpoolsMax = 16;  // their files stay open between requests
-  struct Files {
+  struct SpoolFiles {                                // descriptors
     int log = -1, payload = -1;
   };
   explicit Disk(std::filesystem::path folder) : folder_(std::move(folder)) {}
   void run_jobs();
   void push(std::function<void()> job);
-  Result<Files> files_of(const PublicationId& id);
+  Result<SpoolFiles> files_of(const PublicationId& id);
   Status write(const act::Spool& spool);
   Result<Slice> read(const act::ReadChunk& read_chunk);
   std::filesystem::path path_of(const PublicationId& id, std::string_view ending) const;
 
   std::filesystem::path folder_;
   Events events_;
-  std::map<PublicationId, Files> open_;  // the disk's thread only
+  std::map<PublicationId, SpoolFiles> open_spools_;  // used only on the disk's thread
   std::thread thread_;
   std::mutex mutex_;
   std::condition_variable wake_;

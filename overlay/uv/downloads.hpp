@@ -1,4 +1,4 @@
-// Downloads of the worker's bundle by new machines: which of them reads its next block from the file, and when. Pure.
+// Downloads of the worker's bundle by new machines: which of them reads its next block from the file, and when. No I/O.
 // Internal to overlay/uv.
 #pragma once
 #include <map>
@@ -22,10 +22,11 @@ class Downloads {
 
   struct Step {
     enum class Kind { kNone, kRead, kDone } kind = Kind::kNone;
-    std::uint64_t at = 0;   // read the file from there,
-    std::size_t bytes = 0;  // so many bytes
+    std::uint64_t offset = 0;  // of the block in the file
+    std::size_t bytes = 0;     // of the block
   };
-  // Call when the previous block has left. kNone: it is not this download's turn, or it has to wait until due().
+  // Call when the previous block has left. kNone: it is not this download's turn, or it has to wait until
+  // next_due_at().
   Step next(ConnId conn, TimePoint now);
   // The block of next() was read, and `bytes` of it leave now; 0: the read failed.
   void on_read(ConnId conn, std::size_t bytes, TimePoint now);
@@ -33,8 +34,8 @@ class Downloads {
   bool remove(ConnId conn);
 
   // When a download that waits for the uplink may continue; kNever: none waits.
-  TimePoint due() const { return due_; }
-  // Downloads that may continue.
+  TimePoint next_due_at() const { return next_due_at_; }
+  // Returns the waiting downloads that may continue now.
   std::vector<ConnId> take_due(TimePoint now);
   void check() const;
 
@@ -42,16 +43,16 @@ class Downloads {
   enum class Stage : std::uint8_t { kQueued, kReady, kWaiting, kReading };  // kWaiting: for the uplink
   struct Download {
     Stage stage = Stage::kQueued;
-    std::uint64_t at = 0;    // bytes that have left
-    TimePoint not_before{};  // of the next block
-    void move(Stage to);
+    std::uint64_t offset = 0;  // bytes that have left
+    TimePoint next_block_not_before{};
+    void move_to(Stage next);
   };
   TimePoint first_waiting() const;
 
   BundleGate gate_;
   Bytes size_;
   std::map<ConnId, Download> all_;
-  TimePoint due_ = kNever;
+  TimePoint next_due_at_ = kNever;
 };
 
 }  // namespace echoline::overlay

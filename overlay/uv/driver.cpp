@@ -1,3 +1,4 @@
+// Carries events of sockets, disk and timer to the core, and performs its actions. Used by the nodes (uv/node.cpp).
 #include "overlay/uv/driver.hpp"
 
 #include "base/log.hpp"
@@ -8,8 +9,10 @@
 namespace echoline::overlay {
 
 Driver::Driver(DriverOptions options, Sessions sessions)
-    : loop_({[this](TimePoint t) { on_timer(t); }, [this](Duration late) { connections_.postpone_deadlines(late); },
-             [this] { drain(); }, [this] { end_if_stopped(); }}),
+    : loop_(LoopThread::Events{.timer = [this](TimePoint fired_at) { on_timer(fired_at); },
+                               .paused = [this](Duration pause) { connections_.postpone_deadlines(pause); },
+                               .after_work = [this] { perform_actions(); },
+                               .idle = [this] { end_if_stopped(); }}),
       disk_(std::move(options.disk)),
       bundle_(std::move(options.bundle)),
       sessions_(std::move(sessions)),
@@ -66,36 +69,36 @@ void Driver::check() const {
   dialler_.check();
   connections_.check();
   if (downloads_) downloads_->check();
-  ECHO_CHECK(!draining_ && later_.empty(), "{} events wait", later_.size());
+  ECHO_CHECK(!is_performing_ && later_.empty(), "{} events wait", later_.size());
 }
 
 // ---- events ----
 
-void Driver::on_timer(TimePoint t) {
-  while (connections_.first_deadline() <= t) {
-    Connection& c = connections_.first_due();
-    if (c.leaving() || !c.dialled) {
-      destroy(c);  // accepted without a handshake in time, or a flush that takes too long
+void Driver::on_timer(TimePoint fired_at) {
+  while (connections_.first_deadline() <= fired_at) {
+    Connection& c = connections_.with_first_deadline();
+    if (c.is_leaving() || !c.dialled) {
+      close_at_once(c);  // accepted without a handshake in time, or a flush that takes too long
       continue;
     }
     if (const int fd = c.socket.fd(); c.tls && fd >= 0)
-      dialler_.narrow().stalled(c.dialled->address, c.dialled->small_segments, stall_of(fd));
-    lost(c, fmt::format("no answer within {}", echoline::to_text(Core::kHandshakeTimeout)));
+      dialler_.narrow_paths().on_handshake_timeout(c.dialled->address, c.dialled->small_segments, stall_of(fd));
+    on_lost(c, fmt::format("no answer within {}", echoline::to_text(Core::kHandshakeTimeout)));
   }
-  listener_.resume(t);
+  listener_.resume(fired_at);
   if (downloads_)
-    for (const ConnId id : downloads_->take_due(t))
+    for (const ConnId id : downloads_->take_due(fired_at))
       if (Connection* c = connections_.find(id)) read_bundle(*c);
-  core_->on_timer(t);
-  drain();
+  core_->on_timer(fired_at);
+  perform_actions();
   end_if_stopped();
 }
 
 void Driver::end_if_stopped() {
   if (stop_at_ == kNever) return;
-  if (now() < stop_at_ && connections_.any_leaving()) return;  // still flushing
+  if (now() < stop_at_ && connections_.any_is_leaving()) return;  // still flushing
   if (!loop_.close()) return;
-  while (Connection* c = connections_.any()) destroy(*c);
+  while (Connection* c = connections_.any()) close_at_once(*c);
 }
 
 void Driver::accept(int status) {
@@ -105,18 +108,19 @@ void Driver::accept(int status) {
     listener_.pause(now());
     return arm_timer();
   }
-  const bool full = connections_.is_full() && !make_room();
+  const bool is_full = connections_.is_full() && !make_room();
   Connection& c = connections_.add_accepted(loop_.loop(), *this);
   sockaddr_storage peer{};
-  if (c.socket.accept(listener_.stream(), peer) != 0 || full || !sessions_.has_certificate()) return destroy(c);
+  if (c.socket.accept(listener_.stream(), peer) != 0 || is_full || !sessions_.has_certificate())
+    return close_at_once(c);
   c.host = to_endpoint(peer).host;
   connections_.set_unproven(c, network_of(c.host));
   if (connections_.has_too_many_unproven()) make_room();
-  c.socket.tune(true);
+  c.socket.tune(/*bulk=*/true);  // the purpose of an accepted connection is not known yet
   auto session = sessions_.server(core_->run_unix_s(now()));
   if (!session) {
     log::error("{}", session.error().message());
-    return destroy(c);
+    return close_at_once(c);
   }
   c.tls.emplace(*std::move(session));
   connections_.set_deadline(c, now() + Core::kHandshakeTimeout);
@@ -126,17 +130,17 @@ void Driver::accept(int status) {
 
 // Ends the least valuable connection. False: there is none.
 bool Driver::make_room() {
-  Connection* const least = connections_.least_valuable();
-  if (least) destroy(*least);
-  return least != nullptr;
+  Connection* const to_close = connections_.first_to_close();
+  if (to_close) close_at_once(*to_close);
+  return to_close != nullptr;
 }
 
 // Starts TLS.
 void Driver::on_connected(Connection& c, int status) {
-  if (c.leaving()) return;
+  if (c.is_leaving()) return;
   if (status != 0) {
-    lost(c, uv_strerror(status));
-    return drain();
+    on_lost(c, uv_strerror(status));
+    return perform_actions();
   }
   c.socket.tune(c.dialled->service == act::Service::kData);
   if (auto session = sessions_.client(c.dialled->service, c.dialled->expected, core_->run_unix_s(now()))) {
@@ -144,9 +148,9 @@ void Driver::on_connected(Connection& c, int status) {
     apply_reading(c);
     flush(c);
   } else {
-    lost(c, session.error().detail);
+    on_lost(c, session.error().detail);
   }
-  drain();
+  perform_actions();
 }
 
 uv_buf_t Driver::read_buffer() {
@@ -155,117 +159,118 @@ uv_buf_t Driver::read_buffer() {
 
 void Driver::on_read(Connection& c, ssize_t n, const char* bytes) {
   if (n < 0) {
-    if (c.leaving())
-      destroy(c);
+    if (c.is_leaving())
+      close_at_once(c);
     else
-      lost(c, n == UV_EOF ? "closed by the peer" : uv_strerror(static_cast<int>(n)));
-    drain();
+      on_lost(c, n == UV_EOF ? "closed by the peer" : uv_strerror(static_cast<int>(n)));
+    perform_actions();
     return end_if_stopped();
   }
-  if (c.leaving()) return;
+  if (c.is_leaving()) return;
   connections_.set_last_read(c);
   if (!c.is(Stage::kOpening)) core_->on_received(static_cast<std::size_t>(n), now());
   const ConnId id = c.id;
   c.tls->feed(std::as_bytes(std::span(bytes, static_cast<std::size_t>(n))));
-  while (on_plaintext(c)) {
+  while (read_plaintext(c)) {
   }
-  if (Connection* still = connections_.find(id); still && still->tls->has_output()) flush(*still);
-  drain();
+  if (Connection* remaining = connections_.find(id); remaining && remaining->tls->has_output()) flush(*remaining);
+  perform_actions();
   end_if_stopped();
 }
 
 // Decrypts the next piece directly to its destination. False if there is none, or the connection is over.
-bool Driver::on_plaintext(Connection& c) {
+bool Driver::read_plaintext(Connection& c) {
   const std::span<std::byte> room = c.decoder.room();
-  const auto n = c.tls->read(room);
-  if (!n) {
+  const auto bytes_read = c.tls->read(room);
+  if (!bytes_read) {
     flush(c);  // tells the peer the reason
-    const std::string reason = n.error().message();
+    const std::string reason = bytes_read.error().message();
     if (c.is(Stage::kOpening) && !c.dialled) log::debug("{}: {}", c.host, reason);
-    lost(c, reason);
+    on_lost(c, reason);
     return false;
   }
   if (c.is(Stage::kOpening) && c.tls->established()) {
     on_handshake_done(c);
-    if (c.leaving()) return false;
+    if (c.is_leaving()) return false;
   }
-  if (*n == 0) {
-    if (c.tls->peer_closed()) lost(c, "closed by the peer");
+  if (*bytes_read == 0) {
+    if (c.tls->peer_closed()) on_lost(c, "closed by the peer");
     return false;
   }
-  if (c.is(Stage::kFetching)) return true;  // it has asked already
-  if (!std::exchange(c.heard, true) && downloads_ && !c.dialled && BundleGate::is_request(room.front())) {
-    begin_request(c, std::string(reinterpret_cast<const char*>(room.data()), *n));
+  if (c.is(Stage::kFetching)) return true;  // the peer has sent its request already
+  if (!std::exchange(c.has_received, true) && downloads_ && !c.dialled && BundleGate::is_request(room.front())) {
+    begin_request(c, std::string(reinterpret_cast<const char*>(room.data()), *bytes_read));
     return false;
   }
-  if (const Status advanced = c.decoder.advance(*n); !advanced) {
-    lost(c, advanced.error().message(), true);
+  if (const Status advanced = c.decoder.advance(*bytes_read); !advanced) {
+    on_lost(c, advanced.error().message(), /*corrupt=*/true);
     return false;
   }
   if (auto frame = c.decoder.take()) {
     const ConnId id = c.id;
     core_->on_frame(id, std::move(*frame), now());
-    drain();
+    perform_actions();
     return connections_.find(id) != nullptr;
   }
   return true;
 }
 
 void Driver::on_handshake_done(Connection& c) {
-  c.move(Stage::kOpen);
+  c.move_to(Stage::kOpen);
   connections_.set_proven(c);
   connections_.set_deadline(c, kNever);
   if (c.tls->has_output()) flush(c);
   if (c.dialled) {
     const WorkerId peer = c.dialled->expected;
-    const auto found = dialler_.narrow().passed(c.dialled->address, c.dialled->small_segments);
+    const auto narrow_path = dialler_.narrow_paths().on_handshake_done(c.dialled->address, c.dialled->small_segments);
     core_->on_connected(c.id, now());
-    if (found) core_->on_large_packets_dropped(peer, *found, now());
+    if (narrow_path) core_->on_large_packets_dropped(peer, *narrow_path, now());
   } else {
     core_->on_accepted(c.id, {c.host, c.tls->identity()}, now());
   }
-  drain();
+  perform_actions();
 }
 
-void Driver::on_written(Connection& c, std::size_t plain) {
-  if (c.leaving()) return;
-  if (plain) core_->on_sent(c.id, plain, now());
+void Driver::on_written(Connection& c, std::size_t frame_bytes) {
+  if (c.is_leaving()) return;
+  if (frame_bytes) core_->on_sent(c.id, frame_bytes, now());
   if (c.is(Stage::kFetching)) read_bundle(c);
-  drain();
+  perform_actions();
 }
 
 // The connection broke or its bytes are invalid: reports it to the core and closes it without a flush.
-void Driver::lost(Connection& c, const std::string& reason, bool corrupt) {
+void Driver::on_lost(Connection& c, const std::string& reason, bool corrupt) {
   const ConnId id = c.id;
-  const bool opening = c.is(Stage::kOpening), tell = c.is(Stage::kOpen) || (opening && c.dialled);
-  if (opening && c.dialled) dialler_.turns().failed(c.host, c.dialled->turn);
-  destroy(c);
-  if (!tell) return;
+  const bool is_failed_dial = c.is(Stage::kOpening) && c.dialled;
+  const bool core_knows_it = c.is(Stage::kOpen) || is_failed_dial;
+  if (is_failed_dial) dialler_.turns().on_failed(c.host, c.dialled->address_turn);
+  close_at_once(c);
+  if (!core_knows_it) return;
   if (corrupt)
     core_->on_corrupt(id, reason, now());
   else
     core_->on_closed(id, reason, now());
 }
 
-// Like lost(), for a loss found while an action is performed: the core is told afterwards.
-void Driver::lost_later(ConnId id, std::string reason) {
+// Like on_lost(), for a loss that is found while an action is performed: notifies the core afterwards.
+void Driver::report_lost_later(ConnId id, std::string reason) {
   later_.push_back([this, id, why = std::move(reason)] {
-    if (Connection* c = connections_.find(id)) lost(*c, why);
+    if (Connection* c = connections_.find(id)) on_lost(*c, why);
   });
 }
 
 // ---- actions ----
 
-void Driver::drain() {
-  if (draining_) return;
-  draining_ = true;
+void Driver::perform_actions() {
+  if (is_performing_) return;
+  is_performing_ = true;
   for (;;) {
     for (Action& action : core_->take_actions()) perform(std::move(action));
-    connections_.flush_dirty([this](Connection& c) { flush(c); });
+    connections_.flush_marked([this](Connection& c) { flush(c); });
     if (later_.empty()) break;
     for (const auto& event : std::exchange(later_, {})) event();
   }
-  draining_ = false;
+  is_performing_ = false;
   arm_timer();
 }
 
@@ -273,7 +278,7 @@ void Driver::perform(Action&& action) {
   if (const auto* s = std::get_if<act::Send>(&action)) return send(*s);
   if (const auto* d = std::get_if<act::Dial>(&action)) return dial(*d);
   if (const auto* close = std::get_if<act::Close>(&action)) {
-    if (Connection* c = connections_.find(close->conn)) leave(*c);
+    if (Connection* c = connections_.find(close->conn)) close_after_flush(*c);
     return;
   }
   if (const auto* admit = std::get_if<act::Admit>(&action)) {
@@ -285,7 +290,7 @@ void Driver::perform(Action&& action) {
   }
   if (const auto* reading = std::get_if<act::SetReading>(&action)) return set_reading(*reading);
   if (const auto* use = std::get_if<act::UseCertificate>(&action)) {
-    if (const Status used = sessions_.use(*use); !used)
+    if (const Status used = sessions_.use_certificate(*use); !used)
       log::error("a certificate cannot be used: {}", used.error().message());
     return;
   }
@@ -297,7 +302,7 @@ void Driver::perform(Action&& action) {
     auto file = disk_->payload(*deliver->spooled);
     if (!file) {
       post([this, version = deliver->publication.version, why = file.error().message()](TimePoint t) {
-        core_->on_undelivered(version, why, t);
+        core_->on_delivery_failed(version, why, t);
       });
       return;
     }
@@ -313,43 +318,44 @@ void Driver::send(const act::Send& send) {
     if (!part.empty())
       if (const Status written = c->tls->write(part.bytes(), c->socket.block()); !written)
         return log::debug("{}", written.error().message());
-  c->socket.count(send.head.size() + send.tail.size());
-  connections_.mark_dirty(*c);
+  c->socket.count_frame_bytes(send.head.size() + send.tail.size());
+  connections_.mark_for_flush(*c);
 }
 
 void Driver::dial(const act::Dial& dial) {
   Connection& c = connections_.add(loop_.loop(), *this, dial.conn);
   c.host = dial.to.host;
-  c.dialled = Connection::Dialled{dial.service, dial.expected, 0, {}, false};
+  c.dialled = Connection::Dialled{
+      .service = dial.service, .expected = dial.expected, .address_turn = 0, .address = {}, .small_segments = false};
   connections_.set_deadline(c, now() + Core::kHandshakeTimeout);
-  dialler_.find(dial.to, [this, id = dial.conn, to = dial.to](const FoundAddress& found) {
-    if (Connection* still = connections_.find(id)) connect(*still, to, found);
-    drain();
+  dialler_.find_address(dial.to, [this, id = dial.conn, to = dial.to](const FoundAddress& found) {
+    if (Connection* remaining = connections_.find(id)) connect(*remaining, to, found);
+    perform_actions();
   });
 }
 
 void Driver::connect(Connection& c, const Endpoint& to, const FoundAddress& found) {
-  if (!found.failure.empty()) return lost_later(c.id, found.failure);
-  c.dialled->turn = found.turn;
+  if (!found.failure.empty()) return report_lost_later(c.id, found.failure);
+  c.dialled->address_turn = found.turn;
   c.dialled->address = to_endpoint(found.address).host;
-  c.dialled->small_segments = dialler_.narrow().small(c.dialled->address);
-  if (const int e = c.socket.connect(found.address, c.dialled->small_segments); e != 0)
-    lost_later(c.id, fmt::format("{}: {}", to_text(to), uv_strerror(e)));
+  c.dialled->small_segments = dialler_.narrow_paths().wants_small_segments(c.dialled->address);
+  if (const int error = c.socket.connect(found.address, c.dialled->small_segments); error != 0)
+    report_lost_later(c.id, fmt::format("{}: {}", to_text(to), uv_strerror(error)));
 }
 
 void Driver::set_reading(const act::SetReading& reading) {
   if (!reading.conn) {
-    reading_ = reading.on;
+    is_reading_ = reading.on;
     return connections_.for_each_in_turn([this](Connection& c) { apply_reading(c); });
   }
   if (Connection* c = connections_.find(*reading.conn)) {
-    c->held = !reading.on;
+    c->reading_paused = !reading.on;
     apply_reading(*c);
   }
 }
 
 void Driver::apply_reading(Connection& c) {
-  if ((reading_ && !c.held) || c.leaving())
+  if ((is_reading_ && !c.reading_paused) || c.is_leaving())
     c.socket.start_reading();
   else
     c.socket.stop_reading();
@@ -357,39 +363,39 @@ void Driver::apply_reading(Connection& c) {
 
 void Driver::flush(Connection& c) {
   if (c.tls && c.tls->has_output()) {
-    const std::vector<std::byte> own = c.tls->take_output();
-    c.socket.block().insert(c.socket.block().end(), own.begin(), own.end());
+    const std::vector<std::byte> handshake_bytes = c.tls->take_output();  // or an alert
+    c.socket.block().insert(c.socket.block().end(), handshake_bytes.begin(), handshake_bytes.end());
   }
   Socket::Flushed flushed = c.socket.flush();
-  if (!flushed.failure.empty()) return lost_later(c.id, std::move(flushed.failure));
-  if (flushed.plain)
-    later_.push_back([this, id = c.id, plain = flushed.plain] {
-      if (connections_.find(id)) core_->on_sent(id, plain, now());
+  if (!flushed.failure.empty()) return report_lost_later(c.id, std::move(flushed.failure));
+  if (flushed.frame_bytes)
+    later_.push_back([this, id = c.id, frame_bytes = flushed.frame_bytes] {
+      if (connections_.find(id)) core_->on_sent(id, frame_bytes, now());
     });
-  if (flushed.all) drain();
+  if (flushed.all) perform_actions();
 }
 
-// Flushes, ends the output, and waits for the peer's end. Closing at once could destroy bytes in flight.
-void Driver::leave(Connection& c) {
-  if (c.leaving()) return;
+// Flushes, ends the output, and waits for the peer's end. Closing without a flush could destroy bytes in flight.
+void Driver::close_after_flush(Connection& c) {
+  if (c.is_leaving()) return;
   if (c.tls && c.tls->established()) c.tls->close_notify();
   if (c.socket.is_connected()) flush(c);
-  c.move(Stage::kLeaving);
+  c.move_to(Stage::kLeaving);
   connections_.set_proven(c);
   connections_.set_deadline(c, now() + kFlushMax);
   apply_reading(c);
-  if (!c.socket.shut_down()) destroy(c);
+  if (!c.socket.shut_down()) close_at_once(c);
 }
 
-void Driver::destroy(Connection& c) {
+void Driver::close_at_once(Connection& c) {
   if (!connections_.release(c)) return;
-  c.move(Stage::kLeaving);
+  c.move_to(Stage::kLeaving);
   if (downloads_ && downloads_->remove(c.id)) later_.push_back([this] { take_bundle_turns(); });
   c.socket.close();
 }
 
 void Driver::arm_timer() {
-  const TimePoint downloads = downloads_ ? downloads_->due() : kNever;
+  const TimePoint downloads = downloads_ ? downloads_->next_due_at() : kNever;
   loop_.arm(
       std::min({core_->next_deadline(), stop_at_, listener_.resumes_at(), downloads, connections_.first_deadline()}));
 }

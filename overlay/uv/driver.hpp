@@ -63,17 +63,17 @@ class Driver final : private SocketEvents {
   Driver(DriverOptions options, Sessions sessions);
   TimePoint now() const { return loop_.now(); }
 
-  void on_timer(TimePoint t);
+  void on_timer(TimePoint fired_at);
   void accept(int status);
   void on_connected(Connection& c, int status) override;
   uv_buf_t read_buffer() override;
   void on_read(Connection& c, ssize_t n, const char* bytes) override;
-  void on_written(Connection& c, std::size_t plain) override;
-  bool on_plaintext(Connection& c);
+  void on_written(Connection& c, std::size_t frame_bytes) override;
+  bool read_plaintext(Connection& c);
   void on_handshake_done(Connection& c);
   void end_if_stopped();
 
-  void drain();
+  void perform_actions();  // all that the core has requested
   void perform(Action&& action);
   void send(const act::Send& send);
   void dial(const act::Dial& dial);
@@ -82,20 +82,20 @@ class Driver final : private SocketEvents {
   void apply_reading(Connection& c);
 
   void flush(Connection& c);
-  void leave(Connection& c);
-  void destroy(Connection& c);
-  void lost(Connection& c, const std::string& reason, bool corrupt = false);
-  void lost_later(ConnId id, std::string reason);
+  void close_after_flush(Connection& c);
+  void close_at_once(Connection& c);
+  void on_lost(Connection& c, const std::string& reason, bool corrupt = false);
+  void report_lost_later(ConnId id, std::string reason);
   bool make_room();
   void arm_timer();
 
   // Serving the bundle (driver_bundle.cpp).
   struct BundleRead;
-  void begin_request(Connection& c, std::string first);
+  void begin_request(Connection& c, std::string request);
   bool write(Connection& c, std::span<const std::byte> plain);
   void take_bundle_turns();
   void read_bundle(Connection& c);
-  void send_bundle(Connection& c, std::span<const std::byte> block, std::int64_t n);
+  void send_bundle(Connection& c, std::span<const std::byte> block, std::int64_t result);
 
   LoopThread loop_;  // outlives the handles of the others
   std::unique_ptr<Disk> disk_;
@@ -110,9 +110,10 @@ class Driver final : private SocketEvents {
   Connections connections_;
   std::optional<Downloads> downloads_;
   std::vector<char> read_buffer_;
-  std::vector<std::function<void()>> later_;  // events found while actions were being performed
-  bool draining_ = false;
-  bool reading_ = true;         // the core reads from its connections
+  // Events found while actions were being performed. They run afterwards, because the core cannot take them meanwhile.
+  std::vector<std::function<void()>> later_;
+  bool is_performing_ = false;
+  bool is_reading_ = true;      // the core reads from its connections
   TimePoint stop_at_ = kNever;  // not kNever: the driver is stopping
 };
 

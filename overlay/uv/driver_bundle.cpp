@@ -9,7 +9,7 @@ constexpr Duration kStalledMax = std::chrono::seconds(60);  // longest time with
 
 }  // namespace
 
-// A block of the file that is being read.
+// One read of a block of the file, until its callback.
 struct Driver::BundleRead {
   uv_fs_t request{};
   Driver* driver = nullptr;
@@ -18,26 +18,26 @@ struct Driver::BundleRead {
   std::vector<char> block;
 };
 
-// `first`: the first bytes of the request. All known clients send a request's head in one piece.
-void Driver::begin_request(Connection& c, std::string first) {
+// `request`: its first bytes. All known clients send a request's head in one piece.
+void Driver::begin_request(Connection& c, std::string request) {
   core_->on_closed(c.id, "it asks for the bundle", now());
-  c.move(Stage::kFetching);
-  std::byte more[BundleGate::kRequestBytesMax];
-  while (first.size() <= BundleGate::kRequestBytesMax) {
-    const auto n = c.tls->read(more);
-    if (!n || *n == 0) break;
-    first.append(reinterpret_cast<const char*>(more), *n);
+  c.move_to(Stage::kFetching);
+  std::byte buffer[BundleGate::kRequestBytesMax];
+  while (request.size() <= BundleGate::kRequestBytesMax) {
+    const auto bytes_read = c.tls->read(buffer);
+    if (!bytes_read || *bytes_read == 0) break;
+    request.append(reinterpret_cast<const char*>(buffer), *bytes_read);
   }
-  const BundleGate::Answer answer = downloads_->begin(c.id, first, core_->run_unix_s(now()));
-  if (!write(c, std::as_bytes(std::span(answer.text)))) return lost(c, "its session has failed");
-  if (!answer.serve) return leave(c);
+  const BundleGate::Answer answer = downloads_->begin(c.id, request, core_->run_unix_s(now()));
+  if (!write(c, std::as_bytes(std::span(answer.text)))) return on_lost(c, "its session has failed");
+  if (!answer.is_admitted) return close_after_flush(c);
   log::info("{} fetches the bundle", c.host);
   take_bundle_turns();
 }
 
 bool Driver::write(Connection& c, std::span<const std::byte> plain) {
   if (!c.tls->write(plain, c.socket.block())) return false;
-  connections_.mark_dirty(c);
+  connections_.mark_for_flush(c);
   return true;
 }
 
@@ -48,9 +48,9 @@ void Driver::take_bundle_turns() {
 
 // Reads the next block once the previous one has left and the uplink's share has room.
 void Driver::read_bundle(Connection& c) {
-  if (c.leaving() || c.socket.is_writing()) return;
+  if (c.is_leaving() || c.socket.is_writing()) return;
   const Downloads::Step step = downloads_->next(c.id, now());
-  if (step.kind == Downloads::Step::Kind::kDone) return leave(c);
+  if (step.kind == Downloads::Step::Kind::kDone) return close_after_flush(c);
   if (step.kind == Downloads::Step::Kind::kNone) return arm_timer();
   connections_.set_deadline(c, now() + kStalledMax);
   auto read = std::make_unique<BundleRead>();
@@ -60,31 +60,31 @@ void Driver::read_bundle(Connection& c) {
   read->block.resize(step.bytes);
   read->request.data = read.get();
   uv_buf_t buffer = uv_buf_init(read->block.data(), static_cast<unsigned>(read->block.size()));
-  const int e = uv_fs_read(&loop_.loop(), &read->request, read->file->get(), &buffer, 1,
-                           static_cast<std::int64_t>(step.at), [](uv_fs_t* request) {
-                             const std::unique_ptr<BundleRead> r(static_cast<BundleRead*>(request->data));
-                             const auto n = request->result;
-                             uv_fs_req_cleanup(request);
-                             Driver& driver = *r->driver;
-                             if (Connection* connection = driver.connections_.find(r->conn))
-                               driver.send_bundle(*connection, std::as_bytes(std::span(r->block)), n);
-                             driver.drain();
-                             driver.end_if_stopped();
-                           });
-  if (e != 0) return lost_later(c.id, uv_strerror(e));
+  const int error = uv_fs_read(&loop_.loop(), &read->request, read->file->get(), &buffer, 1,
+                               static_cast<std::int64_t>(step.offset), [](uv_fs_t* request) {
+                                 const std::unique_ptr<BundleRead> done(static_cast<BundleRead*>(request->data));
+                                 const auto result = request->result;  // bytes read, or an error
+                                 uv_fs_req_cleanup(request);
+                                 Driver& driver = *done->driver;
+                                 if (Connection* connection = driver.connections_.find(done->conn))
+                                   driver.send_bundle(*connection, std::as_bytes(std::span(done->block)), result);
+                                 driver.perform_actions();
+                                 driver.end_if_stopped();
+                               });
+  if (error != 0) return report_lost_later(c.id, uv_strerror(error));
   (void)read.release();
 }
 
-void Driver::send_bundle(Connection& c, std::span<const std::byte> block, std::int64_t n) {
-  downloads_->on_read(c.id, n > 0 ? static_cast<std::size_t>(n) : 0, now());
-  if (n <= 0) {
+void Driver::send_bundle(Connection& c, std::span<const std::byte> block, std::int64_t result) {
+  downloads_->on_read(c.id, result > 0 ? static_cast<std::size_t>(result) : 0, now());
+  if (result <= 0) {
     log::error("the bundle cannot be read any more: {}",
-               n < 0 ? uv_strerror(static_cast<int>(n)) : "it is shorter than it was");
-    return lost(c, "the bundle cannot be read");
+               result < 0 ? uv_strerror(static_cast<int>(result)) : "it is shorter than it was");
+    return on_lost(c, "the bundle cannot be read");
   }
-  if (!write(c, block.first(static_cast<std::size_t>(n)))) return lost(c, "its session has failed");
-  later_.push_back([this, id = c.id] {  // after the flush of dirty connections
-    if (Connection* still = connections_.find(id)) read_bundle(*still);
+  if (!write(c, block.first(static_cast<std::size_t>(result)))) return on_lost(c, "its session has failed");
+  later_.push_back([this, id = c.id] {  // after the flush of marked connections
+    if (Connection* remaining = connections_.find(id)) read_bundle(*remaining);
   });
 }
 

@@ -51,21 +51,21 @@ class PostedWork {
   bool open_ = false;
 };
 
-// Recognises a timer that comes so late that the process or machine was stopped.
+// Recognises a pause: a timer comes so late that the process or machine must have been stopped.
 class PauseDetector {
  public:
-  static constexpr Duration kLate = std::chrono::seconds(1);
+  static constexpr Duration kPauseMin = std::chrono::seconds(1);  // a timer that is late by less shows no pause
 
   void arm(TimePoint at, TimePoint now) { armed_for_ = at == kNever ? kNever : std::max(at, now); }
   // The timer has fired. A pause is returned once; the next call, after other events were handled, returns none.
   std::optional<Duration> take(TimePoint now) {
-    taken_ = now - armed_for_ > kLate && !taken_;
-    return taken_ ? std::optional(now - armed_for_) : std::nullopt;
+    was_reported_ = now - armed_for_ > kPauseMin && !was_reported_;
+    return was_reported_ ? std::optional(now - armed_for_) : std::nullopt;
   }
 
  private:
   TimePoint armed_for_ = kNever;
-  bool taken_ = false;
+  bool was_reported_ = false;
 };
 
 // Accepted connections whose handshake is not done, by the network they come from.
@@ -80,7 +80,7 @@ class UnprovenConnections {
   }
   std::size_t size() const { return size_; }
   // The connection to close first: the oldest one of the network with the most connections.
-  std::optional<ConnId> least() const {
+  std::optional<ConnId> oldest_of_largest_network() const {
     const auto most = std::max_element(by_network_.begin(), by_network_.end(), [](const auto& a, const auto& b) {
       return a.second.size() != b.second.size() ? a.second.size() < b.second.size()
                                                 : a.second.front() > b.second.front();
@@ -102,10 +102,10 @@ class UnprovenConnections {
 class Deadlines {
  public:
   // `deadline`: the connection's own copy, kNever for none.
-  void move(ConnId id, TimePoint& deadline, TimePoint to) {
+  void set(ConnId id, TimePoint& deadline, TimePoint next) {
     if (deadline != kNever) all_.erase({deadline, id});
-    deadline = to;
-    if (to != kNever) all_.emplace(to, id);
+    deadline = next;
+    if (next != kNever) all_.emplace(next, id);
   }
   TimePoint first() const { return all_.empty() ? kNever : all_.begin()->first; }
   const std::set<std::pair<TimePoint, ConnId>>& all() const { return all_; }

@@ -20,7 +20,9 @@ bool is_numeric(const std::string& host) {
   return uv_ip4_addr(host.c_str(), 0, &v4) == 0 || uv_ip6_addr(host.c_str(), 0, &v6) == 0;
 }
 
-bool means_all(const std::string& host) { return host.empty() || host == "0.0.0.0" || host == "::"; }
+constexpr std::string_view kLinkLocalPrefix = "fe80:";  // such addresses are valid only on their own link
+
+bool is_all_addresses(const std::string& host) { return host.empty() || host == "0.0.0.0" || host == "::"; }
 
 std::string text_of(const sockaddr* address) {
   char host[64] = "";
@@ -35,8 +37,8 @@ Result<std::vector<std::string>> look_up(const std::string& name) {
   addrinfo hints{};
   hints.ai_socktype = SOCK_STREAM;
   addrinfo* found = nullptr;
-  if (const int e = ::getaddrinfo(name.c_str(), nullptr, &hints, &found); e != 0)
-    return fail(Code::kInvalid, "look up host", "'{}': {}", name, ::gai_strerror(e));
+  if (const int error = ::getaddrinfo(name.c_str(), nullptr, &hints, &found); error != 0)
+    return fail(Code::kInvalid, "look up host", "'{}': {}", name, ::gai_strerror(error));
   const std::unique_ptr<addrinfo, decltype(&::freeaddrinfo)> owner(found, ::freeaddrinfo);
   std::vector<std::string> hosts;
   for (const addrinfo* a = found; a; a = a->ai_next)
@@ -68,11 +70,11 @@ Listening listening_for(const std::string& bind_host, bool advertised, const std
 }
 
 Endpoint local_endpoint_of(const Endpoint& bound) {
-  return {means_all(bound.host) ? "127.0.0.1" : bound.host, bound.port};
+  return {is_all_addresses(bound.host) ? "127.0.0.1" : bound.host, bound.port};
 }
 
 std::vector<Endpoint> remote_endpoints_of(const Endpoint& bound) {
-  if (!means_all(bound.host)) return {bound};
+  if (!is_all_addresses(bound.host)) return {bound};
   std::vector<Endpoint> all;
   char name[256] = "";
   if (::gethostname(name, sizeof name - 1) == 0 && name[0] != '\0') {
@@ -82,13 +84,14 @@ std::vector<Endpoint> remote_endpoints_of(const Endpoint& bound) {
   ifaddrs* list = nullptr;
   if (::getifaddrs(&list) != 0) return all;
   const std::unique_ptr<ifaddrs, decltype(&::freeifaddrs)> owner(list, ::freeifaddrs);
-  for (const ifaddrs* i = list; i; i = i->ifa_next) {
-    const bool up = (i->ifa_flags & IFF_UP) != 0 && (i->ifa_flags & IFF_LOOPBACK) == 0;
-    if (!up || !i->ifa_addr) continue;
-    const int family = i->ifa_addr->sa_family;
+  for (const ifaddrs* interface = list; interface; interface = interface->ifa_next) {
+    const bool is_up = (interface->ifa_flags & IFF_UP) != 0;
+    const bool is_loopback_interface = (interface->ifa_flags & IFF_LOOPBACK) != 0;
+    if (!is_up || is_loopback_interface || !interface->ifa_addr) continue;
+    const int family = interface->ifa_addr->sa_family;
     if (family != AF_INET && (family != AF_INET6 || bound.host == "0.0.0.0")) continue;
-    const std::string host = text_of(i->ifa_addr);
-    if (!host.starts_with("fe80:")) all.push_back({host, bound.port});
+    const std::string host = text_of(interface->ifa_addr);
+    if (!host.starts_with(kLinkLocalPrefix)) all.push_back({host, bound.port});
   }
   return all;
 }

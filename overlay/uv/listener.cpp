@@ -1,3 +1,4 @@
+// Binds, listens, and pauses while the process has no free file. Called by the driver.
 #include "overlay/uv/listener.hpp"
 
 #include <fcntl.h>
@@ -15,7 +16,7 @@
 namespace echoline::overlay {
 namespace {
 
-constexpr int kBacklog = 1024;
+constexpr int kBacklog = 1024;  // connections that wait to be accepted
 
 bool bind_to(int fd, const sockaddr_storage& address) {
   const int on = 1;
@@ -36,7 +37,7 @@ Listener::~Listener() {
   if (socket_ >= 0) ::close(socket_);
 }
 
-void Listener::move(Stage to, TimePoint resumes_at) {
+void Listener::move_to(Stage to, TimePoint resumes_at) {
   constexpr StateRow kNext[] = {
       {"unbound", states(Stage::kListening, Stage::kStopped)},
       {"listening", states(Stage::kPaused, Stage::kStopped)},
@@ -52,25 +53,25 @@ Status Listener::open(const Endpoint& bind, std::uint16_t preferred_port) {
   const auto& [name, port] = bind;
   ECHO_ASSIGN(const std::string host, resolve(name));
   sockaddr_storage address{};
-  const bool preferred =
+  const bool uses_preferred_port =
       port == 0 && preferred_port != 0 && to_address(host, preferred_port, address) && is_free(address);
-  if (!preferred) ECHO_CHECK(to_address(host, port, address), "'{}'", host);
+  if (!uses_preferred_port) ECHO_CHECK(to_address(host, port, address), "'{}'", host);
   socket_ = ::socket(address.ss_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
-  int e = bind_to(socket_, address) ? 0 : uv_translate_sys_error(errno);
-  if (e == 0) begin_unpaced(socket_);
-  if (e == 0 && ::listen(socket_, kBacklog) != 0) e = uv_translate_sys_error(errno);
-  if (e == UV_EADDRINUSE)
+  int error = bind_to(socket_, address) ? 0 : uv_translate_sys_error(errno);
+  if (error == 0) begin_unpaced(socket_);
+  if (error == 0 && ::listen(socket_, kBacklog) != 0) error = uv_translate_sys_error(errno);
+  if (error == UV_EADDRINUSE)
     return fail(Code::kInvalid, op,
                 "port {} on {} is in use: stop the program that uses it, or choose another port (0 picks a free one)",
                 port, host);
-  if (e != 0)
-    return fail(e == UV_EACCES || e == UV_EADDRNOTAVAIL ? Code::kInvalid : Code::kIo, op, "{}:{}: {}", host, port,
-                uv_strerror(e));
+  if (error != 0)
+    return fail(error == UV_EACCES || error == UV_EADDRNOTAVAIL ? Code::kInvalid : Code::kIo, op, "{}:{}: {}", host,
+                port, uv_strerror(error));
   socklen_t length = sizeof address;
   ::getsockname(socket_, reinterpret_cast<sockaddr*>(&address), &length);
   endpoint_ = to_endpoint(address);
   ECHO_TRY(attach());
-  move(Stage::kListening);
+  move_to(Stage::kListening);
   return ok();
 }
 
@@ -80,12 +81,12 @@ Status Listener::attach() {
   handle_ = new uv_tcp_t;
   uv_tcp_init(&loop_, handle_);
   handle_->data = this;
-  int e = uv_tcp_open(handle_, fd);
-  if (e != 0) ::close(fd);
-  if (e == 0)
-    e = uv_listen(stream(), kBacklog,
-                  [](uv_stream_t* s, int status) { static_cast<Listener*>(s->data)->waiting_(status); });
-  if (e != 0) return fail(Code::kIo, "listen", "{}: {}", to_text(endpoint_), uv_strerror(e));
+  int error = uv_tcp_open(handle_, fd);
+  if (error != 0) ::close(fd);
+  if (error == 0)
+    error = uv_listen(stream(), kBacklog,
+                      [](uv_stream_t* s, int status) { static_cast<Listener*>(s->data)->on_waiting_(status); });
+  if (error != 0) return fail(Code::kIo, "listen", "{}: {}", to_text(endpoint_), uv_strerror(error));
   return ok();
 }
 
@@ -97,20 +98,20 @@ void Listener::detach() {
 
 void Listener::pause(TimePoint now) {
   detach();
-  move(Stage::kPaused, now + kPause);
+  move_to(Stage::kPaused, now + kPause);
 }
 
 void Listener::resume(TimePoint now) {
   if (now < resumes_at_) return;
   if (attach())
-    move(Stage::kListening);
+    move_to(Stage::kListening);
   else
     pause(now);
 }
 
 void Listener::stop() {
   detach();
-  move(Stage::kStopped);
+  move_to(Stage::kStopped);
 }
 
 void Listener::check() const {

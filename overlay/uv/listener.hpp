@@ -10,14 +10,15 @@
 
 namespace echoline::overlay {
 
-// Without a free file, libuv would retry accepting forever. The listener then pauses: the loop does not know it, the
-// socket stays, and connections wait in its backlog.
+// If the process has no free file, libuv would retry accepting forever. The listener then pauses. The loop does not
+// know it, the socket stays, and connections wait in its backlog.
 class Listener {
  public:
   static constexpr Duration kPause = std::chrono::seconds(1);
 
-  // `waiting` is called when a connection waits (status 0: pass stream() to uv_accept), or with libuv's error.
-  Listener(uv_loop_t& loop, std::function<void(int status)> waiting) : loop_(loop), waiting_(std::move(waiting)) {}
+  // `on_waiting` is called when a connection waits (status 0: pass stream() to uv_accept), or with libuv's error.
+  Listener(uv_loop_t& loop, std::function<void(int status)> on_waiting)
+      : loop_(loop), on_waiting_(std::move(on_waiting)) {}
   ~Listener();
   Listener(const Listener&) = delete;
   Listener& operator=(const Listener&) = delete;
@@ -38,12 +39,12 @@ class Listener {
 
  private:
   enum class Stage : std::uint8_t { kUnbound, kListening, kPaused, kStopped };
-  void move(Stage to, TimePoint resumes_at = kNever);
+  void move_to(Stage to, TimePoint resumes_at = kNever);
   Status attach();
   void detach();
 
   uv_loop_t& loop_;
-  std::function<void(int)> waiting_;
+  std::function<void(int)> on_waiting_;
   int socket_ = -1;
   Endpoint endpoint_;
   Stage stage_ = Stage::kUnbound;

@@ -1,3 +1,4 @@
+// The event loop's thread: posted work, the timer, and pauses of the process. Used by the driver.
 #include "overlay/uv/loop_thread.hpp"
 
 #include <csignal>
@@ -34,11 +35,11 @@ void LoopThread::start(Work first) {
   uv_async_send(&async_);
   thread_ = std::thread([this] {
     thread_id_ = std::this_thread::get_id();
-    sigset_t pipe;  // makes a write to a closed connection fail with an error code
-    sigemptyset(&pipe);
-    sigaddset(&pipe, SIGPIPE);
-    pthread_sigmask(SIG_BLOCK, &pipe, nullptr);
-    take_short_turns();
+    sigset_t pipe_signal;  // blocked, so that a write to a closed connection fails with an error code
+    sigemptyset(&pipe_signal);
+    sigaddset(&pipe_signal, SIGPIPE);
+    pthread_sigmask(SIG_BLOCK, &pipe_signal, nullptr);
+    request_short_time_slices();
     uv_run(&loop_, UV_RUN_DEFAULT);
   });
 }
@@ -76,13 +77,13 @@ void LoopThread::on_async() {
 }
 
 void LoopThread::on_timer() {
-  const TimePoint t = now();
-  if (const auto pause = pauses_.take(t)) {
+  const TimePoint fired_at = now();
+  if (const auto pause = pauses_.take(fired_at)) {
     events_.paused(*pause);
-    timer_.arm(t + std::chrono::milliseconds(1));  // the loop polls once before its next look at the timers
+    timer_.arm(fired_at + std::chrono::milliseconds(1));  // the loop polls once before its next look at the timers
     return;
   }
-  events_.timer(t);
+  events_.timer(fired_at);
 }
 
 void LoopThread::arm(TimePoint at) {

@@ -43,7 +43,7 @@ class LoopThread {
   // Waits until close() has ended the loop. Not from the loop thread.
   void join();
 
-  // The rest: loop thread only. Sets the one time of the timer; kNever: none.
+  // The following calls are for the loop thread only. arm() sets the one time of the timer; kNever: none.
   void arm(TimePoint at);
   // Refuses further work, so that the loop ends with its last handle. False while work waits.
   bool close();

@@ -23,8 +23,10 @@ namespace {
 
 namespace fs = std::filesystem;
 
+constexpr std::size_t kKeyFileBytesMax = 64;
+
 template <class Event, class... Args>
-void call(const Event& event, Args&&... args) {
+void call_if_set(const Event& event, Args&&... args) {
   if (event) event(std::forward<Args>(args)...);
 }
 
@@ -54,31 +56,33 @@ Status check(const LinkLimits& limits) {
   return ok();
 }
 
-Status check(const LearnerOptions& o) {
+Status check(const LearnerOptions& options) {
   constexpr std::string_view op = "start learner";
-  ECHO_TRY(check(LinkLimits{o.network.uplink, {}}));
-  if (!(o.chain_rate.bits_per_s > 0))
-    return fail(Code::kInvalid, op, "chain_rate must be positive, found {}", to_text(o.chain_rate));
-  if (o.network.chunk && (o.network.chunk->count < kChunkBytesMin || o.network.chunk->count > kChunkBytesMax))
+  ECHO_TRY(check(LinkLimits{.up = options.network.uplink, .down = {}}));
+  if (!(options.chain_rate.bits_per_s > 0))
+    return fail(Code::kInvalid, op, "chain_rate must be positive, found {}", to_text(options.chain_rate));
+  if (options.network.chunk &&
+      (options.network.chunk->count < kChunkBytesMin || options.network.chunk->count > kChunkBytesMax))
     return fail(Code::kInvalid, op, "chunk must be {} to {} bytes, found {}", kChunkBytesMin, kChunkBytesMax,
-                o.network.chunk->count);
-  const Bytes chunk = chunk_bytes_min(o.policy_bytes), store = publication_bytes_max(o.policy_bytes);
-  if (o.network.chunk && o.network.chunk->count < chunk.count)
-    return fail(Code::kInvalid, op, "chunk must be at least {} bytes for a policy of {}, found {}", chunk.count,
-                echoline::to_text(o.policy_bytes), o.network.chunk->count);
-  if (o.network.store && o.policy_bytes.count > 0 && o.network.store->count < store.count)
+                options.network.chunk->count);
+  const Bytes chunk_min = chunk_bytes_min(options.policy_bytes);
+  const Bytes store_min = publication_bytes_max(options.policy_bytes);
+  if (options.network.chunk && options.network.chunk->count < chunk_min.count)
+    return fail(Code::kInvalid, op, "chunk must be at least {} bytes for a policy of {}, found {}", chunk_min.count,
+                echoline::to_text(options.policy_bytes), options.network.chunk->count);
+  if (options.network.store && options.policy_bytes.count > 0 && options.network.store->count < store_min.count)
     return fail(Code::kInvalid, op,
                 "the store must have room for a snapshot of the policy, which may have {}; found {}",
-                echoline::to_text(store), echoline::to_text(*o.network.store));
-  if (o.away_max < Duration{} || o.away_max > std::chrono::hours(24))
-    return fail(Code::kInvalid, op, "away_max must be at most a day, found {}", echoline::to_text(o.away_max));
-  if (!(o.network.quorum > 0 && o.network.quorum <= 1))
-    return fail(Code::kInvalid, op, "quorum must be above 0 and at most 1, found {}", o.network.quorum);
-  if (o.up_expected && !(o.up_expected->bits_per_s > 0))
-    return fail(Code::kInvalid, op, "up_expected must be positive, found {}", to_text(*o.up_expected));
-  if (o.heartbeat < std::chrono::milliseconds(1) || o.network.heartbeat_timeout < 2 * o.heartbeat)
+                echoline::to_text(store_min), echoline::to_text(*options.network.store));
+  if (options.away_max < Duration{} || options.away_max > std::chrono::hours(24))
+    return fail(Code::kInvalid, op, "away_max must be at most a day, found {}", echoline::to_text(options.away_max));
+  if (!(options.network.quorum > 0 && options.network.quorum <= 1))
+    return fail(Code::kInvalid, op, "quorum must be above 0 and at most 1, found {}", options.network.quorum);
+  if (options.uplink_expected && !(options.uplink_expected->bits_per_s > 0))
+    return fail(Code::kInvalid, op, "uplink_expected must be positive, found {}", to_text(*options.uplink_expected));
+  if (options.heartbeat < std::chrono::milliseconds(1) || options.network.heartbeat_timeout < 2 * options.heartbeat)
     return fail(Code::kInvalid, op, "heartbeat_timeout ({}) must be at least twice the heartbeat ({})",
-                echoline::to_text(o.network.heartbeat_timeout), echoline::to_text(o.heartbeat));
+                echoline::to_text(options.network.heartbeat_timeout), echoline::to_text(options.heartbeat));
   return ok();
 }
 
@@ -87,7 +91,7 @@ Result<trust::SigningKey> open_key(const fs::path& folder) {
   if (folder.empty()) return trust::SigningKey::generate();
   const fs::path path = folder / "key";
   if (fs::exists(path)) {
-    ECHO_ASSIGN(std::string bytes, read_file(path, 64));
+    ECHO_ASSIGN(std::string bytes, read_file(path, kKeyFileBytesMax));
     trust::SigningKey::Seed seed;
     if (bytes.size() != seed.size())
       return fail(Code::kCorrupt, "open key", "{}: expected {} bytes, found {}; remove the file to enrol again",
@@ -111,7 +115,13 @@ Result<trust::SigningKey> open_key(const fs::path& folder) {
 Result<WorkerState> enrol(const WorkerOptions& options, const trust::SigningKey& key,
                           const WorkerState* earlier_state) {
   std::variant<trust::Hash, std::vector<std::byte>> authority;
-  EnrolConfig config{{}, options.learner, key, options.token, options.name, options.join_timeout, {}};
+  EnrolConfig config{.core = {},
+                     .learner = options.learner,
+                     .key = key,
+                     .token = options.token,
+                     .instance = options.name,
+                     .timeout = options.join_timeout,
+                     .authority = {}};
   if (earlier_state) {
     authority = config.authority = earlier_state->authority;
   } else if (options.token.empty()) {
@@ -122,18 +132,24 @@ Result<WorkerState> enrol(const WorkerOptions& options, const trust::SigningKey&
     ECHO_ASSIGN(const trust::JoinToken token, trust::read_token(options.token));
     authority = token.authority;
   }
-  DriverOptions driver_options{{}, key, std::move(authority), "", false, nullptr, 0};
+  DriverOptions driver_options{.bind = {},
+                               .key = key,
+                               .authority = std::move(authority),
+                               .run_id = "",
+                               .admit_anonymous = false,
+                               .disk = nullptr,
+                               .preferred_port = 0};
   ECHO_ASSIGN(const auto driver, Driver::open(std::move(driver_options)));
   config.core.unix_origin_s = driver->unix_origin_s();
   EnrolCore core(std::move(config));
-  std::promise<void> done;
+  std::promise<void> answered;
   driver->run(
       core,
       [&](const Action& action) {
-        if (std::holds_alternative<act::Disconnected>(action)) done.set_value();
+        if (std::holds_alternative<act::Disconnected>(action)) answered.set_value();
       },
       [&](TimePoint now) { core.start(now); });
-  done.get_future().wait();
+  answered.get_future().wait();
   driver->stop([](TimePoint) {});
   return core.result();
 }
@@ -152,18 +168,18 @@ struct LearnerNode::Impl {
 
   void on_action(const Action& action) {
     std::visit(Overloaded{
-                   [&](const act::Joined& a) { call(events.joined, a.member); },
-                   [&](const act::WorkerAway& a) { call(events.away, a.worker, a.reason); },
-                   [&](const act::Lost& a) { call(events.lost, a.worker, a.reason); },
-                   [&](const act::TroubleOf& a) { call(events.trouble, a.worker, a.text); },
-                   [&](const act::HeartbeatReceived& a) { call(events.heartbeat, a); },
-                   [&](const act::Acked& a) { call(events.acked, a.worker, a.version, a.policy_digest); },
-                   [&](const act::MessageFrom& a) { call(events.message, a.worker, a.bytes); },
-                   [&](const act::BroadcastDone& a) { call(events.broadcast_done, a.report); },
-                   [&](const act::TopologyChanged& a) { call(events.topology_changed, a.topology); },
-                   [&](const act::ChoseTopology& a) { call(events.chose_topology, a.text); },
-                   [&](const act::FoundSlowHop& a) { call(events.slow_hop, a.hop); },
-                   [&](const act::NeedCatchUp& a) { call(events.need_catch_up, a.current, a.from); },
+                   [&](const act::Joined& a) { call_if_set(events.joined, a.member); },
+                   [&](const act::WorkerAway& a) { call_if_set(events.away, a.worker, a.reason); },
+                   [&](const act::Lost& a) { call_if_set(events.lost, a.worker, a.reason); },
+                   [&](const act::WorkerTrouble& a) { call_if_set(events.trouble, a.worker, a.text); },
+                   [&](const act::HeartbeatReceived& a) { call_if_set(events.heartbeat, a); },
+                   [&](const act::Acked& a) { call_if_set(events.acked, a.worker, a.version, a.policy_digest); },
+                   [&](const act::MessageFrom& a) { call_if_set(events.message, a.worker, a.bytes); },
+                   [&](const act::BroadcastDone& a) { call_if_set(events.broadcast_done, a.report); },
+                   [&](const act::TopologyChanged& a) { call_if_set(events.topology_changed, a.topology); },
+                   [&](const act::ChoseTopology& a) { call_if_set(events.chose_topology, a.text); },
+                   [&](const act::FoundSlowHop& a) { call_if_set(events.slow_hop, a.hop); },
+                   [&](const act::NeedCatchUp& a) { call_if_set(events.need_catch_up, a.current, a.from); },
                    [](const auto&) {},
                },
                action);
@@ -256,13 +272,13 @@ Result<std::unique_ptr<LearnerNode>> LearnerNode::start(LearnerOptions options, 
     }
   }
   const bool durable = disk != nullptr;
-  DriverOptions driver_options{Endpoint{options.network.bind, options.network.port},
-                               impl->authority->key(),
-                               impl->authority->certificate(),
-                               options.run_id,
-                               true,
-                               std::move(disk),
-                               0};
+  DriverOptions driver_options{.bind = Endpoint{options.network.bind, options.network.port},
+                               .key = impl->authority->key(),
+                               .authority = impl->authority->certificate(),
+                               .run_id = options.run_id,
+                               .admit_anonymous = true,
+                               .disk = std::move(disk),
+                               .preferred_port = 0};
   // Workers of an earlier process dial the learner at its previous port.
   if (state) driver_options.preferred_port = state->port;
   driver_options.limits = ConnectionLimits::of(raise_file_limit());
@@ -284,7 +300,7 @@ Result<std::unique_ptr<LearnerNode>> LearnerNode::start(LearnerOptions options, 
   config.core.unix_origin_s = impl->driver->unix_origin_s();
   config.self = impl->driver->endpoint();
   config.authority = impl->authority;
-  config.checker = std::make_shared<Checker>(o.run_id, impl->authority->public_key());
+  config.checker = std::make_shared<SignatureChecker>(o.run_id, impl->authority->public_key());
   config.state = std::move(state);
   config.resumed_at = o.resumed_at;
   config.durable = durable;
@@ -296,6 +312,7 @@ Result<std::unique_ptr<LearnerNode>> LearnerNode::start(LearnerOptions options, 
   config.check_heartbeat = impl->events.check_heartbeat;
   config.reports_heartbeats = static_cast<bool>(impl->events.heartbeat);
   config.message_bytes_max = std::min<std::uint64_t>(o.message_max.count, kMessageBytesMax);
+  // Room for the messages of many workers at a time, which all arrive in parts.
   config.assembling_bytes_max =
       std::clamp<std::size_t>(64 * config.message_bytes_max, kMessageBytesMax, 16 * kMessageBytesMax);
   impl->core = std::make_unique<LearnerCore>(std::move(config));
@@ -347,9 +364,9 @@ Status LearnerNode::publish(const PublicationHead& head, std::span<const std::by
 }
 
 Result<StoredDeltas> LearnerNode::deltas_from(Version from) const {
-  Result<StoredDeltas> found = fail(Code::kCancelled, "find deltas", "the node has stopped");
-  impl_->driver->post_and_wait([&](TimePoint) { found = impl_->core->deltas_from(from); });
-  return found;
+  Result<StoredDeltas> deltas = fail(Code::kCancelled, "find deltas", "the node has stopped");
+  impl_->driver->post_and_wait([&](TimePoint) { deltas = impl_->core->deltas_from(from); });
+  return deltas;
 }
 
 Status LearnerNode::send(WorkerId worker, std::string bytes) {
@@ -389,12 +406,12 @@ struct WorkerNode::Impl {
 
   void on_action(const Action& action) {
     std::visit(Overloaded{
-                   [&](const act::Welcomed& a) { call(events.joined, a.self, a.welcome); },
-                   [&](const act::Deliver& a) { call(events.publication, a.publication); },
-                   [&](const act::DeliverPart& a) { call(events.part, a.part); },
-                   [&](const act::Message& a) { call(events.message, a.bytes); },
-                   [&](const act::Away& a) { call(events.away, a.reason); },
-                   [&](const act::Disconnected& a) { call(events.disconnected, a.reason, a.in_order); },
+                   [&](const act::Welcomed& a) { call_if_set(events.joined, a.self, a.welcome); },
+                   [&](const act::Deliver& a) { call_if_set(events.publication, a.publication); },
+                   [&](const act::DeliverPart& a) { call_if_set(events.part, a.part); },
+                   [&](const act::Message& a) { call_if_set(events.message, a.bytes); },
+                   [&](const act::Away& a) { call_if_set(events.away, a.reason); },
+                   [&](const act::Disconnected& a) { call_if_set(events.disconnected, a.reason, a.in_order); },
                    [](const auto&) {},
                },
                action);
@@ -430,8 +447,8 @@ Result<std::unique_ptr<WorkerNode>> WorkerNode::start(WorkerOptions options, Wor
     const double learner_unix_s = SystemClock().unix_seconds() + static_cast<double>(state->clock_offset_ms) / 1e3;
     const auto identity = trust::check_certificate(state->certificate, authority->key, state->run_id, std::nullopt);
     const bool is_own_certificate = identity && identity->key == key.public_key();
-    if (!is_own_certificate ||
-        identity->expires_unix_s <= learner_unix_s) {  // enrol again, with the known facts of the run
+    const bool is_expired = is_own_certificate && identity->expires_unix_s <= learner_unix_s;
+    if (!is_own_certificate || is_expired) {  // enrol again; an own certificate shows the authority
       ECHO_ASSIGN(WorkerState enrolled, enrol(options, key, is_own_certificate ? &*state : nullptr));
       if (enrolled.authority == state->authority)
         enrolled.floor = state->floor, enrolled.beacon_sequence = state->beacon_sequence;
@@ -441,28 +458,41 @@ Result<std::unique_ptr<WorkerNode>> WorkerNode::start(WorkerOptions options, Wor
     ECHO_ASSIGN(state, enrol(options, key, nullptr));
   }
   ECHO_ASSIGN(authority, trust::read_authority(state->authority));
-  Disk* const disk_view = disk.get();
-  DriverOptions driver_options{
-      Endpoint{options.bind_host, options.port}, key, state->authority, state->run_id, false, std::move(disk), 0};
+  Disk* const disk_view = disk.get();  // the driver owns the disk from here on
+  DriverOptions driver_options{.bind = Endpoint{options.bind_host, options.port},
+                               .key = key,
+                               .authority = state->authority,
+                               .run_id = state->run_id,
+                               .admit_anonymous = false,
+                               .disk = std::move(disk),
+                               .preferred_port = 0};
   driver_options.limits = ConnectionLimits::of(raise_file_limit());
   const ConnectionLimits limits = driver_options.limits;
   ECHO_ASSIGN(impl->driver, Driver::open(std::move(driver_options)));
   impl->events = std::move(events);
-  MemberConfig config{{}, options.learner, {}, options.name, key, *state, nullptr, {}, false, {}, {}};
+  MemberConfig config{.core = {},
+                      .learner = options.learner,
+                      .data = options.advertise.value_or(impl->driver->endpoint()),
+                      .name = options.name,
+                      .key = key,
+                      .state = *state,
+                      .checker = std::make_shared<SignatureChecker>(state->run_id, authority->key),
+                      .store = {},
+                      .durable = disk_view != nullptr,
+                      .join_timeout = options.join_timeout,
+                      .away_max = options.away_max,
+                      .parts_unread_max = {},
+                      .place = options.place};
   config.core.limits = options.limits;
   config.core.connections = limits;
   config.core.wire_overhead = kWireOverhead;
   config.core.unix_origin_s = impl->driver->unix_origin_s();
-  config.data = options.advertise.value_or(impl->driver->endpoint());
-  config.checker = std::make_shared<Checker>(state->run_id, authority->key);
-  config.store = {options.memory_max.value_or(worker_memory_bytes({}, true)),
-                  options.disk_max.value_or(worker_disk_bytes({})), disk_view != nullptr,
-                  options.memory_max.has_value(), options.disk_max.has_value()};
-  config.durable = disk_view != nullptr;
-  config.join_timeout = options.join_timeout;
-  config.away_max = options.away_max;
+  config.store.memory_max = options.memory_max.value_or(worker_memory_bytes({}, true));
+  config.store.disk_max = options.disk_max.value_or(worker_disk_bytes({}));
+  config.store.disk = disk_view != nullptr;
+  config.store.memory_is_fixed = options.memory_max.has_value();
+  config.store.disk_is_fixed = options.disk_max.has_value();
   if (impl->events.part) config.parts_unread_max = kPartsUnreadMax;
-  config.place = options.place;
   impl->core = std::make_unique<MemberCore>(std::move(config));
   if (disk_view) {
     const TimePoint now = SystemClock().now();
@@ -494,12 +524,13 @@ Status WorkerNode::send(std::string bytes) {
 void WorkerNode::on_parts_consumed(std::uint64_t bytes) {
   impl_->driver->post([core = impl_->core.get(), bytes](TimePoint) { core->on_parts_consumed(bytes); });
 }
-void WorkerNode::set_heartbeat_payload(std::string app_bytes) {
-  if (app_bytes.size() > kHeartbeatApplicationBytesMax)
-    return log::error("a heartbeat of {} bytes is not sent: the limit is {}", app_bytes.size(),
+void WorkerNode::set_heartbeat_payload(std::string application_bytes) {
+  if (application_bytes.size() > kHeartbeatApplicationBytesMax)
+    return log::error("a heartbeat of {} bytes is not sent: the limit is {}", application_bytes.size(),
                       kHeartbeatApplicationBytesMax);
-  impl_->driver->post(
-      [core = impl_->core.get(), bytes = std::move(app_bytes)](TimePoint) { core->set_heartbeat_payload(bytes); });
+  impl_->driver->post([core = impl_->core.get(), bytes = std::move(application_bytes)](TimePoint) {
+    core->set_heartbeat_payload(bytes);
+  });
 }
 void WorkerNode::drain() {
   impl_->driver->post([core = impl_->core.get()](TimePoint now) { core->drain(now); });

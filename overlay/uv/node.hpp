@@ -1,5 +1,5 @@
-// The overlay on real machines: a learner node and worker nodes over mutual TLS, each with one event-loop thread
-// inside.
+// The overlay on real machines: a learner node and worker nodes, connected by mutual TLS. Each node has one event-loop
+// thread. A publication is one version of the policy as it travels: a full snapshot, or a delta on an older version.
 //
 // All methods are thread-safe: they pass their work to the loop and return at once, unless stated otherwise. All
 // callbacks run on the loop thread and must not block. They may call the node's methods except stop(), and may run
@@ -170,7 +170,7 @@ class WorkerNode {
   void on_parts_consumed(std::uint64_t bytes);
   // Sends a message to the learner. kExhausted above kMessageBytesMax, kCancelled once the node has stopped.
   Status send(std::string bytes);
-  void set_heartbeat_payload(std::string app_bytes);  // part of every heartbeat from now on; at most 64 KiB
+  void set_heartbeat_payload(std::string application_bytes);  // part of every heartbeat from now on; at most 64 KiB
   // Hands the children over to other parents; disconnected() follows within ten seconds.
   void drain();
   WorkerStats stats() const;

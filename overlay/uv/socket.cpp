@@ -1,3 +1,4 @@
+// A TCP socket: reading in turns, writing in blocks, congestion control. Called by the driver.
 #include "overlay/uv/socket.hpp"
 
 #include <netinet/tcp.h>
@@ -35,7 +36,7 @@ void begin_unpaced(int fd) { (void)(use_congestion_control(fd, "cubic") || use_c
 struct Socket::Write {
   uv_write_t request{};
   std::vector<std::byte> block;
-  std::size_t plain = 0;
+  std::size_t frame_bytes = 0;
 };
 
 Socket::Socket(uv_loop_t& loop, SocketEvents& events, Connection& connection) : events_(events) {
@@ -43,7 +44,7 @@ Socket::Socket(uv_loop_t& loop, SocketEvents& events, Connection& connection) : 
   tcp_.data = connect_.data = &connection;
 }
 
-void Socket::move(Stage to) {
+void Socket::move_to(Stage to) {
   constexpr StateRow kNext[] = {
       {"unconnected", states(Stage::kConnected)}, {"connected", states(Stage::kEnded)}, {"ended", 0}};
   change_state(stage_, to, kNext, "a socket");
@@ -51,18 +52,18 @@ void Socket::move(Stage to) {
 
 int Socket::accept(uv_stream_t* listener, sockaddr_storage& peer) {
   int length = sizeof peer;
-  int e = uv_accept(listener, stream(tcp_));
-  if (e == 0) e = uv_tcp_getpeername(&tcp_, reinterpret_cast<sockaddr*>(&peer), &length);
-  if (e == 0) move(Stage::kConnected);
-  return e;
+  int error = uv_accept(listener, stream(tcp_));
+  if (error == 0) error = uv_tcp_getpeername(&tcp_, reinterpret_cast<sockaddr*>(&peer), &length);
+  if (error == 0) move_to(Stage::kConnected);
+  return error;
 }
 
 int Socket::connect(const sockaddr_storage& address, bool small_segments) {
   const int fd = ::socket(address.ss_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
   if (fd < 0) return uv_translate_sys_error(errno);
-  if (const int e = uv_tcp_open(&tcp_, fd); e != 0) {
+  if (const int error = uv_tcp_open(&tcp_, fd); error != 0) {
     ::close(fd);
-    return e;
+    return error;
   }
   begin_unpaced(fd);
   constexpr int kSegment = NarrowPaths::kSegmentBytes;
@@ -71,7 +72,7 @@ int Socket::connect(const sockaddr_storage& address, bool small_segments) {
                         [](uv_connect_t* request, int status) {
                           Connection& c = connection_of(request->data);
                           if (status == UV_ECANCELED) return;  // being closed
-                          if (status == 0) c.socket.move(Stage::kConnected);
+                          if (status == 0) c.socket.move_to(Stage::kConnected);
                           c.socket.events_.on_connected(c, status);
                         });
 }
@@ -82,8 +83,8 @@ void Socket::tune(bool bulk) {
   if (descriptor < 0) return;
   tcp_info info{};
   socklen_t size = sizeof info;
-  const bool known = ::getsockopt(descriptor, IPPROTO_TCP, TCP_INFO, &info, &size) == 0;
-  if (bulk && known && info.tcpi_rtt >= kLongPathMicroseconds) (void)use_congestion_control(descriptor, "bbr");
+  const bool has_info = ::getsockopt(descriptor, IPPROTO_TCP, TCP_INFO, &info, &size) == 0;
+  if (bulk && has_info && info.tcpi_rtt >= kLongPathMicroseconds) (void)use_congestion_control(descriptor, "bbr");
   (void)::setsockopt(descriptor, IPPROTO_TCP, TCP_NOTSENT_LOWAT, &kUnsentBytes, sizeof kUnsentBytes);
 }
 
@@ -104,51 +105,55 @@ void Socket::start_reading() {
       stream(tcp_),
       [](uv_handle_t* h, std::size_t, uv_buf_t* buffer) {
         Socket& socket = connection_of(h->data).socket;
-        *buffer = std::exchange(socket.had_its_turn_, false) ? uv_buf_init(nullptr, 0) : socket.events_.read_buffer();
+        *buffer =
+            std::exchange(socket.filled_last_buffer_, false) ? uv_buf_init(nullptr, 0) : socket.events_.read_buffer();
       },
       [](uv_stream_t* s, ssize_t n, const uv_buf_t* buffer) {
         if (n == 0 || n == UV_ENOBUFS) return;  // no data, or another connection's turn
         Connection& c = connection_of(s->data);
-        if (n < 0) c.socket.move(Stage::kEnded);
-        c.socket.had_its_turn_ = n > 0 && static_cast<std::size_t>(n) == buffer->len;
+        if (n < 0) c.socket.move_to(Stage::kEnded);
+        c.socket.filled_last_buffer_ = n > 0 && static_cast<std::size_t>(n) == buffer->len;
         c.socket.events_.on_read(c, n, buffer->base);
       });
 }
 
 Socket::Flushed Socket::flush() {
   if (block_.empty()) return {};
-  std::size_t done = 0;
+  std::size_t bytes_written = 0;
   uv_buf_t buffer = uv_buf_init(reinterpret_cast<char*>(block_.data()), static_cast<unsigned>(block_.size()));
-  if (writing_ == 0)
-    if (const int n = uv_try_write(stream(tcp_), &buffer, 1); n > 0) done = static_cast<std::size_t>(n);
-  const std::size_t plain = std::exchange(plain_, 0);
-  if (done == block_.size()) {
+  if (writes_in_flight_ == 0)
+    if (const int n = uv_try_write(stream(tcp_), &buffer, 1); n > 0) bytes_written = static_cast<std::size_t>(n);
+  const std::size_t frame_bytes = std::exchange(block_frame_bytes_, 0);
+  if (bytes_written == block_.size()) {
     block_.clear();
-    return {true, plain, {}};
+    return {.all = true, .frame_bytes = frame_bytes, .failure = {}};
   }
-  if (const std::size_t waiting = tcp_.write_queue_size + block_.size() - done; waiting > kUnreadBytesMax) {
+  if (const std::size_t unread_bytes = tcp_.write_queue_size + block_.size() - bytes_written;
+      unread_bytes > kUnreadBytesMax) {
     block_ = {};
-    return {false, 0, fmt::format("the peer does not read: {} bytes wait for it", waiting)};
+    return {.all = false,
+            .frame_bytes = 0,
+            .failure = fmt::format("the peer does not read: {} bytes wait for it", unread_bytes)};
   }
   auto write = std::make_unique<Write>();
-  write->plain = plain;
+  write->frame_bytes = frame_bytes;
   write->block = std::exchange(block_, {});
   write->request.data = write.get();
-  buffer = uv_buf_init(reinterpret_cast<char*>(write->block.data() + done),
-                       static_cast<unsigned>(write->block.size() - done));
-  const int e = uv_write(&write->request, stream(tcp_), &buffer, 1, [](uv_write_t* request, int status) {
-    const std::unique_ptr<Write> w(static_cast<Write*>(request->data));
+  buffer = uv_buf_init(reinterpret_cast<char*>(write->block.data() + bytes_written),
+                       static_cast<unsigned>(write->block.size() - bytes_written));
+  const int error = uv_write(&write->request, stream(tcp_), &buffer, 1, [](uv_write_t* request, int status) {
+    const std::unique_ptr<Write> done(static_cast<Write*>(request->data));
     Connection& c = connection_of(request->handle->data);
     Socket& socket = c.socket;
-    --socket.writing_;
+    --socket.writes_in_flight_;
     if (socket.block_.capacity() == 0) {  // its memory is used again
-      w->block.clear();
-      socket.block_ = std::move(w->block);
+      done->block.clear();
+      socket.block_ = std::move(done->block);
     }
-    if (status == 0) socket.events_.on_written(c, w->plain);  // otherwise, the read side reports the loss
+    if (status == 0) socket.events_.on_written(c, done->frame_bytes);  // otherwise, the read side reports the loss
   });
-  if (e != 0) return {false, 0, uv_strerror(e)};
-  ++writing_;
+  if (error != 0) return {.all = false, .frame_bytes = 0, .failure = uv_strerror(error)};
+  ++writes_in_flight_;
   (void)write.release();
   return {};
 }
@@ -162,10 +167,11 @@ void Socket::close() {
 }
 
 void Socket::check() const {
-  ECHO_CHECK(plain_ <= block_.size(), "{} bytes of frames in a block of {}", plain_, block_.size());
-  ECHO_CHECK(tcp_.write_queue_size == 0 || writing_ > 0, "bytes wait for the peer without a request");
+  ECHO_CHECK(block_frame_bytes_ <= block_.size(), "{} bytes of frames in a block of {}", block_frame_bytes_,
+             block_.size());
+  ECHO_CHECK(tcp_.write_queue_size == 0 || writes_in_flight_ > 0, "bytes wait for the peer without a request");
   ECHO_CHECK(tcp_.write_queue_size <= kUnreadBytesMax, "{} bytes wait for the peer", tcp_.write_queue_size);
-  ECHO_CHECK(stage_ != Stage::kUnconnected || writing_ == 0, "a write on no connection");
+  ECHO_CHECK(stage_ != Stage::kUnconnected || writes_in_flight_ == 0, "a write on no connection");
 }
 
 }  // namespace echoline::overlay

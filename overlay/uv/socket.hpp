@@ -20,7 +20,8 @@ class SocketEvents {
   // Memory for the next bytes. One buffer serves all sockets: on_read() uses it at once.
   virtual uv_buf_t read_buffer() = 0;
   virtual void on_read(Connection& c, ssize_t n, const char* bytes) = 0;  // n < 0: the last event; libuv's error
-  virtual void on_written(Connection& c, std::size_t plain) = 0;          // Flushed::plain, when it comes later
+  // Frame bytes that flush() did not report, because the system took them later.
+  virtual void on_written(Connection& c, std::size_t frame_bytes) = 0;
 };
 
 class Socket {
@@ -29,9 +30,9 @@ class Socket {
   static constexpr std::size_t kUnreadBytesMax = 16 * 1024 * 1024;
 
   struct Flushed {
-    bool all = false;       // the system took the whole block, and there was one
-    std::size_t plain = 0;  // bytes of frames in it
-    std::string failure;    // not empty: the connection is lost
+    bool all = false;             // the block was not empty, and the system took all of it
+    std::size_t frame_bytes = 0;  // plaintext bytes of the block's frames, if `all`; else see on_written()
+    std::string failure;          // not empty: the connection is lost
   };
 
   // `connection` holds this socket; close() deletes it.
@@ -41,8 +42,10 @@ class Socket {
 
   // Return libuv's error, or 0.
   int accept(uv_stream_t* listener, sockaddr_storage& peer);
+  // `small_segments`: limits the TCP segments to a size that passes paths which drop large packets.
   int connect(const sockaddr_storage& address, bool small_segments);
-  // `bulk`: it carries much data, to this peer or from it.
+  // Sets the options of a connected socket: no delay, few unsent bytes, congestion control. `bulk`: the connection
+  // carries much data, in either direction.
   void tune(bool bulk);
 
   void start_reading();  // no effect unless connected
@@ -50,10 +53,10 @@ class Socket {
 
   // The encrypted bytes that leave with the next flush. The caller appends to it, and counts the frames' bytes.
   std::vector<std::byte>& block() { return block_; }
-  void count(std::size_t plain) { plain_ += plain; }
+  void count_frame_bytes(std::size_t frame_bytes) { block_frame_bytes_ += frame_bytes; }
   // Passes the block to the system. A write error shows again when reading.
   Flushed flush();
-  bool is_writing() const { return writing_ > 0; }
+  bool is_writing() const { return writes_in_flight_ > 0; }
 
   // Ends the output. False: there is no output to end.
   bool shut_down();
@@ -67,21 +70,22 @@ class Socket {
  private:
   enum class Stage : std::uint8_t { kUnconnected, kConnected, kEnded };  // kEnded: the peer has ended it
   struct Write;
-  void move(Stage to);
+  void move_to(Stage to);
 
   SocketEvents& events_;
   uv_tcp_t tcp_{};
   uv_connect_t connect_{};
   uv_shutdown_t shutdown_{};
   Stage stage_ = Stage::kUnconnected;
-  bool had_its_turn_ = false;  // its last read filled the buffer
+  bool filled_last_buffer_ = false;  // so the next turn is another connection's
   std::vector<std::byte> block_;
-  std::size_t plain_ = 0;    // bytes of frames in the block
-  std::size_t writing_ = 0;  // uv_write requests in flight
+  std::size_t block_frame_bytes_ = 0;  // bytes of frames (plaintext) in the block
+  std::size_t writes_in_flight_ = 0;   // uv_write requests
 };
 
-// Call before connecting, or on a listener before accepting. If the system's default is BBR, a timer paces the
-// connection for its whole life. On a short path, this costs more than copying the bytes.
+// Selects a congestion control without pacing: call before connecting, or on a listener before accepting. If the
+// system's default is BBR, a timer paces the connection for its whole life. On a short path, this costs more than
+// copying the bytes.
 void begin_unpaced(int fd);
 
 }  // namespace echoline::overlay

@@ -23,16 +23,16 @@ void Timer::open(uv_loop_t& loop, std::function<void()> fire) {
   poll_.data = this;
   uv_poll_start(&poll_, UV_READABLE, [](uv_poll_t* poll, int, int) {
     Timer& timer = *static_cast<Timer*>(poll->data);
-    std::uint64_t times = 0;
-    if (::read(timer.fd_, &times, sizeof times) != sizeof times) return;  // armed again meanwhile
-    timer.armed_ = kNever;
+    std::uint64_t expirations = 0;
+    if (::read(timer.fd_, &expirations, sizeof expirations) != sizeof expirations) return;  // armed again meanwhile
+    timer.armed_for_ = kNever;
     timer.fire_();
   });
 }
 
 void Timer::arm(TimePoint at) {
-  if (at == armed_ || uv_is_closing(reinterpret_cast<uv_handle_t*>(&poll_))) return;
-  armed_ = at;
+  if (at == armed_for_ || uv_is_closing(reinterpret_cast<uv_handle_t*>(&poll_))) return;
+  armed_for_ = at;
   itimerspec when{};  // zero: never
   if (at != kNever) {
     const auto ns = std::max<std::int64_t>(1, std::chrono::nanoseconds(at.time_since_epoch()).count());

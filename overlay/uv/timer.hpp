@@ -26,7 +26,7 @@ class Timer {
  private:
   int fd_ = -1;
   uv_poll_t poll_{};
-  TimePoint armed_ = kNever;
+  TimePoint armed_for_ = kNever;
   std::function<void()> fire_;
 };
 

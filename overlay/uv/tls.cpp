@@ -35,8 +35,8 @@ int skip_padding(SSL*, unsigned, unsigned, const unsigned char*, std::size_t, X5
 }
 
 using trust::openssl_error;
-using ContextPtr = std::unique_ptr<SSL_CTX, trust::Freed<SSL_CTX_free>>;
-using SslPtr = std::unique_ptr<SSL, trust::Freed<SSL_free>>;
+using ContextPtr = std::unique_ptr<SSL_CTX, trust::FreeWith<SSL_CTX_free>>;
+using SslPtr = std::unique_ptr<SSL, trust::FreeWith<SSL_free>>;
 
 // The peer's alert as an error. OpenSSL's reason for a received alert is 1000 plus the alert's number.
 Error alert_error(int alert) {
@@ -75,11 +75,11 @@ Error stream_error(bool established) {
 
 struct TlsContext::Impl {
   ContextPtr ssl;
-  trust::Hash fingerprint{};         // of the authority
-  std::vector<std::byte> authority;  // its certificate, if known, and the key in it
-  std::optional<trust::PublicKey> run_key;
-  std::string run_id;  // empty: the authority's run
-  bool has_own = false;
+  trust::Hash fingerprint{};                // of the authority
+  std::vector<std::byte> authority;         // the authority's certificate, if known
+  std::optional<trust::PublicKey> run_key;  // the key in that certificate
+  std::string run_id;                       // empty: the authority's run
+  bool has_own_certificate = false;
   std::uint64_t records_per_key = 0;
 };
 
@@ -89,28 +89,28 @@ struct TlsSession::Impl {
   std::optional<double> now_unix_s;
   SslPtr ssl;
 
-  std::span<const std::byte> source;  // fed and not read yet
-  std::vector<std::byte> output;      // of the session itself
-  std::vector<std::byte>* sink = &output;
+  std::span<const std::byte> source;       // fed bytes that are not read yet
+  std::vector<std::byte> output;           // messages of the session itself
+  std::vector<std::byte>* sink = &output;  // where OpenSSL's bytes go; the caller's block during write()
 
   bool established = false, closing = false, peer_closed = false;
   std::size_t handshake_bytes = 0;
-  std::uint64_t records = 0;         // encrypted with the current key
-  trust::PeerIdentity peer;          // from the certificate; proven once established
-  std::vector<std::byte> authority;  // found in the peer's chain
-  std::optional<Error> refusal;      // the reason of our callbacks' refusal
-  std::optional<Error> failure;      // final
+  std::uint64_t records_with_key = 0;  // records encrypted with the current key
+  trust::PeerIdentity peer;            // from the certificate; proven once established
+  std::vector<std::byte> authority;    // found in the peer's chain
+  std::optional<Error> refusal;        // the reason of our callbacks' refusal
+  std::optional<Error> failure;        // final: every later read() returns it
 
-  static Impl& of(BIO* bio) { return *static_cast<Impl*>(BIO_get_data(bio)); }
-  static int read_source(BIO* bio, char* to, std::size_t size, std::size_t* got);
-  static int write_sink(BIO* bio, const char* from, std::size_t size, std::size_t* put);
+  static Impl& session_of(BIO* bio) { return *static_cast<Impl*>(BIO_get_data(bio)); }
+  static int read_source(BIO* bio, char* to, std::size_t size, std::size_t* bytes_read);
+  static int write_sink(BIO* bio, const char* from, std::size_t size, std::size_t* bytes_written);
   static long control(BIO*, int command, long, void*) { return command == BIO_CTRL_FLUSH ? 1 : 0; }
   static const BIO_METHOD* method();
   static int verify(X509_STORE_CTX* store, void*);
 
   static std::unique_ptr<Impl> make(const TlsContext& context, int verify_mode, std::optional<double> now_unix_s);
   Result<trust::PeerIdentity> check(X509_STORE_CTX& store);
-  Error give_up();
+  Error set_failure();
 };
 
 // ---- the context ----
@@ -161,51 +161,52 @@ Result<TlsContext> TlsContext::create(const Credentials& credentials, std::uint6
   if (impl->run_key) ECHO_TRY(trust::check_certificate(*leaf, *impl->run_key, impl->run_id, std::nullopt));
   if (SSL_CTX_use_certificate(ctx, leaf.get()) != 1 || SSL_CTX_use_PrivateKey(ctx, own.key.parsed().key.get()) != 1)
     return fail(Code::kInvalid, kOp, "our own key and certificate do not belong together: {}", openssl_error());
-  // The chain belongs to the certificate before it.
+  // After SSL_CTX_use_certificate(), because OpenSSL adds the chain to the current certificate.
   if (authority) ECHO_CHECK(SSL_CTX_add1_chain_cert(ctx, authority.get()) == 1, "{}", openssl_error());
-  impl->has_own = true;
+  impl->has_own_certificate = true;
   return TlsContext(std::move(impl));
 }
 
 // ---- callbacks of OpenSSL ----
 
-int TlsSession::Impl::read_source(BIO* bio, char* to, std::size_t size, std::size_t* got) {
-  Impl& self = of(bio);
+int TlsSession::Impl::read_source(BIO* bio, char* to, std::size_t size, std::size_t* bytes_read) {
+  Impl& self = session_of(bio);
   BIO_clear_retry_flags(bio);
-  *got = std::min(size, self.source.size());
-  if (*got == 0) {
+  *bytes_read = std::min(size, self.source.size());
+  if (*bytes_read == 0) {
     BIO_set_retry_read(bio);
     return 0;
   }
   if (!self.established && !SSL_is_init_finished(self.ssl.get())) {
-    self.handshake_bytes += *got;
+    self.handshake_bytes += *bytes_read;
     if (self.handshake_bytes > kHandshakeBytesMax) {
       self.refusal = fail(Code::kExhausted, kOp, "the peer sent more than {} bytes without finishing the handshake",
                           kHandshakeBytesMax);
-      *got = 0;
+      *bytes_read = 0;
       return 0;
     }
   }
-  std::memcpy(to, self.source.data(), *got);
-  self.source = self.source.subspan(*got);
+  std::memcpy(to, self.source.data(), *bytes_read);
+  self.source = self.source.subspan(*bytes_read);
   return 1;
 }
 
-int TlsSession::Impl::write_sink(BIO* bio, const char* from, std::size_t size, std::size_t* put) {
-  Impl& self = of(bio);
+int TlsSession::Impl::write_sink(BIO* bio, const char* from, std::size_t size, std::size_t* bytes_written) {
+  Impl& self = session_of(bio);
   BIO_clear_retry_flags(bio);
   if (self.sink == &self.output && self.output.size() + size > kOutputBytesMax) {
     self.refusal = fail(Code::kExhausted, kOp, "the peer made us answer with more than {} bytes", kOutputBytesMax);
-    *put = 0;
+    *bytes_written = 0;
     return 0;
   }
   const auto bytes = std::as_bytes(std::span(from, size));
   self.sink->insert(self.sink->end(), bytes.begin(), bytes.end());
-  *put = size;
+  *bytes_written = size;
   return 1;
 }
 
-// OpenSSL reads the fed bytes and writes to the caller's block through this, without buffers in between.
+// A BIO is OpenSSL's interface for I/O. Through this one it reads the fed bytes and writes to the caller's block,
+// without buffers in between.
 const BIO_METHOD* TlsSession::Impl::method() {
   static const BIO_METHOD* const kMethod = [] {
     BIO_METHOD* method = BIO_meth_new(BIO_get_new_index() | BIO_TYPE_SOURCE_SINK, "echoline session");
@@ -289,7 +290,7 @@ TlsSession TlsSession::client(const TlsContext& context, WorkerId expected, std:
 
 Result<TlsSession> TlsSession::server(const TlsContext& context, PeerCertificate policy,
                                       std::optional<double> now_unix_s) {
-  if (!context.impl()->has_own || !context.impl()->run_key)
+  if (!context.impl()->has_own_certificate || !context.impl()->run_key)
     return fail(Code::kInvalid, kOp, "a node that accepts connections needs a certificate and that of its authority");
   const int required = policy == PeerCertificate::kRequired ? SSL_VERIFY_FAIL_IF_NO_PEER_CERT : 0;
   auto impl = Impl::make(context, SSL_VERIFY_PEER | required, now_unix_s);
@@ -309,7 +310,7 @@ void TlsSession::feed(std::span<const std::byte> ciphertext) {
 }
 
 // Records the reason of a new failure; from now on every read() returns it.
-Error TlsSession::Impl::give_up() {
+Error TlsSession::Impl::set_failure() {
   Error error = stream_error(established);
   failure = refusal ? std::move(*refusal) : std::move(error);
   source = {};
@@ -321,25 +322,25 @@ Result<std::size_t> TlsSession::read(std::span<std::byte> out) {
   ECHO_CHECK(!out.empty());
   if (self.failure) return *self.failure;
   ERR_clear_error();
-  std::size_t total = 0;
-  while (total < out.size()) {
+  std::size_t bytes_read = 0;
+  while (bytes_read < out.size()) {
     std::size_t n = 0;
-    const int result = SSL_read_ex(self.ssl.get(), out.data() + total, out.size() - total, &n);
+    const int result = SSL_read_ex(self.ssl.get(), out.data() + bytes_read, out.size() - bytes_read, &n);
     self.established = self.established || SSL_is_init_finished(self.ssl.get());
-    total += n;
+    bytes_read += n;
     if (result == 1) continue;
-    const int why = SSL_get_error(self.ssl.get(), result);
-    if (why == SSL_ERROR_WANT_READ && self.source.empty()) break;
-    if (why == SSL_ERROR_ZERO_RETURN) {
+    const int reason = SSL_get_error(self.ssl.get(), result);
+    if (reason == SSL_ERROR_WANT_READ && self.source.empty()) break;
+    if (reason == SSL_ERROR_ZERO_RETURN) {
       self.peer_closed = true;
       self.source = {};
       break;
     }
-    const Error error = self.give_up();
-    if (total == 0) return error;
+    const Error error = self.set_failure();
+    if (bytes_read == 0) return error;
     break;  // return the good bytes first
   }
-  return total;
+  return bytes_read;
 }
 
 Status TlsSession::write(std::span<const std::byte> plaintext, std::vector<std::byte>& block) {
@@ -355,16 +356,16 @@ Status TlsSession::write(std::span<const std::byte> plaintext, std::vector<std::
   if (plaintext.empty()) return ok();
 
   ERR_clear_error();
-  self.records += plaintext.size() / kRecordBytesMax + 1;
-  if (self.records > self.context->records_per_key) {
-    self.records = 0;
+  self.records_with_key += plaintext.size() / kRecordBytesMax + 1;  // rounded up
+  if (self.records_with_key > self.context->records_per_key) {
+    self.records_with_key = 0;
     ECHO_CHECK(SSL_key_update(self.ssl.get(), SSL_KEY_UPDATE_NOT_REQUESTED) == 1, "{}", openssl_error());
   }
   self.sink = &block;
   std::size_t written = 0;
   const int result = SSL_write_ex(self.ssl.get(), plaintext.data(), plaintext.size(), &written);
   self.sink = &self.output;
-  if (result != 1 || written != plaintext.size()) return self.give_up();
+  if (result != 1 || written != plaintext.size()) return self.set_failure();
   return ok();
 }
 

@@ -21,8 +21,8 @@ T get_le(const std::byte* from) {
 
 // The array's bytes as a string.
 template <class Array>
-std::string raw(const Array& a) {
-  return std::string(reinterpret_cast<const char*>(a.data()), a.size());
+std::string raw(const Array& array) {
+  return std::string(reinterpret_cast<const char*>(array.data()), array.size());
 }
 
 // Copies the string's bytes into the array. Returns false if the sizes differ.

@@ -14,25 +14,26 @@
 namespace echoline::overlay {
 namespace {
 
-constexpr std::size_t kStep = 4096;  // sizes are rounded up to it, so that a publication's last chunk can be reused
+// Sizes are rounded up to a multiple of this, so that the memory of a publication's last chunk can be reused.
+constexpr std::size_t kStepBytes = 4096;
 constexpr std::size_t kSlabBytes = 2u << 20;  // one huge page, if the system has them
-constexpr std::size_t kPooledMax = kSlabBytes / 2;
-constexpr std::size_t kEmptySlabsKept =
-    32;  // with their pages; of further ones the system takes them when it needs them
+constexpr std::size_t kPooledPieceBytesMax = kSlabBytes / 2;
+// Empty slabs that keep their pages. The system takes the pages of further empty slabs when it needs them.
+constexpr std::size_t kEmptySlabsKept = 32;
 
-// Slabs of equal pieces. A fresh page costs the system more than a relay's work on the bytes in it, so the pool
-// allocates huge pages and reuses them.
+// Slabs of equal pieces. A page fault takes longer than forwarding the page's bytes, so the pool allocates huge pages
+// and reuses them.
 class Pool {
  public:
   std::byte* take(std::size_t size) {
     const std::lock_guard lock(mutex_);
-    auto& open = open_[size];
-    if (open.empty()) open.insert(new_slab(size));
-    std::byte* const base = *open.begin();  // the lowest first, so that the others become empty
+    auto& with_room = slabs_with_room_[size];
+    if (with_room.empty()) with_room.insert(new_slab(size));
+    std::byte* const base = *with_room.begin();  // the lowest first, so that the others become empty
     Slab& slab = slabs_.at(base);
-    std::byte* const piece = slab.free.back();
-    slab.free.pop_back();
-    if (slab.free.empty()) open.erase(base);
+    std::byte* const piece = slab.free_pieces.back();
+    slab.free_pieces.pop_back();
+    if (slab.free_pieces.empty()) with_room.erase(base);
     return piece;
   }
 
@@ -40,47 +41,47 @@ class Pool {
     const std::lock_guard lock(mutex_);
     std::byte* const base = piece - reinterpret_cast<std::uintptr_t>(piece) % kSlabBytes;
     Slab& slab = slabs_.at(base);
-    if (slab.free.empty()) open_[slab.size].insert(base);
-    slab.free.push_back(piece);
-    if (slab.free.size() < kSlabBytes / slab.size) return;
-    open_[slab.size].erase(base);
+    if (slab.free_pieces.empty()) slabs_with_room_[slab.piece_bytes].insert(base);
+    slab.free_pieces.push_back(piece);
+    if (slab.free_pieces.size() < kSlabBytes / slab.piece_bytes) return;
+    slabs_with_room_[slab.piece_bytes].erase(base);
     slabs_.erase(base);
-    if (empty_.size() >= kEmptySlabsKept) madvise(base, kSlabBytes, MADV_FREE);
-    empty_.push_back(base);
+    if (empty_slabs_.size() >= kEmptySlabsKept) madvise(base, kSlabBytes, MADV_FREE);
+    empty_slabs_.push_back(base);
   }
 
  private:
   struct Slab {
-    std::size_t size;
-    std::vector<std::byte*> free;
+    std::size_t piece_bytes;
+    std::vector<std::byte*> free_pieces;
   };
 
   std::byte* new_slab(std::size_t size) {
-    if (empty_.empty()) map_slabs();
-    std::byte* const base = empty_.back();
-    empty_.pop_back();
+    if (empty_slabs_.empty()) map_slabs();
+    std::byte* const base = empty_slabs_.back();
+    empty_slabs_.pop_back();
     Slab& slab = slabs_[base];
-    slab.size = size;
-    for (std::size_t at = kSlabBytes / size; at-- > 0;) slab.free.push_back(base + at * size);
+    slab.piece_bytes = size;
+    for (std::size_t i = kSlabBytes / size; i-- > 0;) slab.free_pieces.push_back(base + i * size);
     return base;
   }
 
   // Maps several slabs at a time. The parts cut off for alignment are address space, not memory.
   void map_slabs() {
-    constexpr std::size_t kSlabs = 16;
+    constexpr std::size_t kSlabs = 16;  // mapped at a time
     void* const mapped =
         mmap(nullptr, (kSlabs + 1) * kSlabBytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     ECHO_CHECK(mapped != MAP_FAILED, "no memory for chunks");
     auto* base = static_cast<std::byte*>(mapped);
     base += kSlabBytes - reinterpret_cast<std::uintptr_t>(base) % kSlabBytes;
     madvise(base, kSlabs * kSlabBytes, MADV_HUGEPAGE);
-    for (std::size_t i = kSlabs; i-- > 0;) empty_.push_back(base + i * kSlabBytes);
+    for (std::size_t i = kSlabs; i-- > 0;) empty_slabs_.push_back(base + i * kSlabBytes);
   }
 
   std::mutex mutex_;
-  std::map<std::size_t, std::set<std::byte*>> open_;  // slabs with a free piece, by the size of pieces
-  std::unordered_map<std::byte*, Slab> slabs_;        // slabs with a piece in use
-  std::vector<std::byte*> empty_;
+  std::map<std::size_t, std::set<std::byte*>> slabs_with_room_;  // slabs with a free piece, by the size of pieces
+  std::unordered_map<std::byte*, Slab> slabs_;                   // slabs with a piece in use
+  std::vector<std::byte*> empty_slabs_;
 };
 
 Pool& pool() {
@@ -91,10 +92,10 @@ Pool& pool() {
 }  // namespace
 
 std::shared_ptr<std::byte> chunk_memory(std::size_t size) {
-  const std::size_t rounded = std::max(kStep, (size + kStep - 1) / kStep * kStep);
-  if (rounded > kPooledMax)
-    return std::shared_ptr<std::byte>(new std::byte[rounded], std::default_delete<std::byte[]>());
-  return {pool().take(rounded), [](std::byte* piece) { pool().give(piece); }};
+  const std::size_t rounded_bytes = std::max(kStepBytes, (size + kStepBytes - 1) / kStepBytes * kStepBytes);
+  if (rounded_bytes > kPooledPieceBytesMax)
+    return std::shared_ptr<std::byte>(new std::byte[rounded_bytes], std::default_delete<std::byte[]>());
+  return {pool().take(rounded_bytes), [](std::byte* piece) { pool().give(piece); }};
 }
 
 }  // namespace echoline::overlay

@@ -1,4 +1,5 @@
-// Reused memory for chunks, in huge pages. Fresh small pages cost a relay more than all its other work.
+// Reused memory for chunks, in huge pages. Page faults of fresh small pages cost a relay more than all its other
+// work.
 #pragma once
 #include <cstddef>
 #include <memory>

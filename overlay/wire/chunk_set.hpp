@@ -1,4 +1,5 @@
-// A set of chunk indices of one publication, as a bitmap that grows with the publication.
+// A set of chunk indices of one publication, as a bitmap that grows with the publication. A stripe is a fixed share of
+// the chunks, which travels over its own edges.
 #pragma once
 #include <algorithm>
 #include <bit>
@@ -28,9 +29,9 @@ struct StripeMask {
   double share() const { return static_cast<double>(std::max(1, std::popcount(wanted))) / stripes; }
   // Bit i: whether chunk i mod 64 is in one of the stripes.
   std::uint64_t pattern() const {
-    std::uint64_t p = wanted;
-    for (std::uint32_t width = stripes; width < 64; width *= 2) p |= p << width;
-    return p;
+    std::uint64_t bits = wanted;
+    for (std::uint32_t width = stripes; width < 64; width *= 2) bits |= bits << width;
+    return bits;
   }
   friend bool operator==(const StripeMask&, const StripeMask&) = default;
 };
@@ -48,16 +49,18 @@ class ChunkSet {
   }
 
   std::uint32_t count() const { return count_; }
-  bool contains(std::uint32_t i) const { return i / 64 < words_.size() && (words_[i / 64] >> (i % 64) & 1); }
-  void insert(std::uint32_t i) {
-    if (contains(i)) return;
-    if (i / 64 >= words_.size()) words_.resize(i / 64 + 1);
-    words_[i / 64] |= std::uint64_t{1} << (i % 64);
+  bool contains(std::uint32_t chunk) const {
+    return chunk / 64 < words_.size() && (words_[chunk / 64] >> (chunk % 64) & 1);
+  }
+  void insert(std::uint32_t chunk) {
+    if (contains(chunk)) return;
+    if (chunk / 64 >= words_.size()) words_.resize(chunk / 64 + 1);
+    words_[chunk / 64] |= std::uint64_t{1} << (chunk % 64);
     ++count_;
   }
-  void erase(std::uint32_t i) {
-    if (!contains(i)) return;
-    words_[i / 64] &= ~(std::uint64_t{1} << (i % 64));
+  void erase(std::uint32_t chunk) {
+    if (!contains(chunk)) return;
+    words_[chunk / 64] &= ~(std::uint64_t{1} << (chunk % 64));
     --count_;
   }
   void insert_all(const ChunkSet& other) {
@@ -86,9 +89,9 @@ class ChunkSet {
   // Number of chunks of the given stripes in this set.
   std::uint32_t count_of(const StripeMask& mask) const {
     const std::uint64_t pattern = mask.pattern();
-    std::uint32_t n = 0;
-    for (const std::uint64_t w : words_) n += static_cast<std::uint32_t>(std::popcount(w & pattern));
-    return n;
+    std::uint32_t chunks = 0;
+    for (const std::uint64_t word : words_) chunks += static_cast<std::uint32_t>(std::popcount(word & pattern));
+    return chunks;
   }
 
   // Bit i of the bitmap is bit i mod 8 of byte i div 8; as many bytes as `size` chunks need.
@@ -106,7 +109,7 @@ class ChunkSet {
     for (std::size_t i = 0; i < bytes.size(); ++i)
       set.words_[i / 8] |= static_cast<std::uint64_t>(static_cast<unsigned char>(bytes[i])) << (8 * (i % 8));
     if (size % 64 && set.words_.back() >> (size % 64)) return std::nullopt;
-    for (const std::uint64_t w : set.words_) set.count_ += static_cast<std::uint32_t>(std::popcount(w));
+    for (const std::uint64_t word : set.words_) set.count_ += static_cast<std::uint32_t>(std::popcount(word));
     return set;
   }
 

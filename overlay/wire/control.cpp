@@ -12,6 +12,8 @@
 namespace echoline::overlay {
 namespace {
 
+// In this file, `m` is a message and `w` its protobuf form.
+
 template <class... Args>
 Error bad(fmt::format_string<Args...> format, Args&&... args) {
   return fail(Code::kCorrupt, "read control message", format, std::forward<Args>(args)...);
@@ -76,9 +78,9 @@ Status check_protocol(std::uint32_t found) {
 }
 
 template <class Items>
-Status check_count(const Items& items, std::string_view what, std::size_t most = kReportsMax) {
-  if (static_cast<std::size_t>(items.size()) > most)
-    return bad("{} {} listed, the limit is {}", items.size(), what, most);
+Status check_count(const Items& items, std::string_view what, std::size_t count_max = kReportsMax) {
+  if (static_cast<std::size_t>(items.size()) > count_max)
+    return bad("{} {} listed, the limit is {}", items.size(), what, count_max);
   return ok();
 }
 
@@ -327,18 +329,19 @@ void write_to(wire::ControlMessage& out, const Assign& m) {
 Result<Assign> read(const wire::Assign& w) {
   Assign m;
   m.stripe_count = w.stripes();
-  std::uint64_t seen = 0;
+  std::uint64_t assigned_stripes = 0;  // bit j: stripe j has a parent
   for (const wire::Parent& p : w.parents()) {
     ECHO_ASSIGN(Parent parent, read(p));
     if (!StripeMask::valid(m.stripe_count, parent.stripe_mask) || parent.stripe_mask == 0 ||
-        (seen & parent.stripe_mask))
+        (assigned_stripes & parent.stripe_mask))
       return bad("the stripes {:#x} of parent {} do not fit {} stripes", parent.stripe_mask, parent.worker,
                  m.stripe_count);
-    seen |= parent.stripe_mask;
+    assigned_stripes |= parent.stripe_mask;
     m.parents.push_back(std::move(parent));
   }
-  if (!StripeMask::valid(m.stripe_count, seen) || static_cast<unsigned>(std::popcount(seen)) != m.stripe_count)
-    return bad("expected a parent for each of {} stripes, found the mask {:#x}", m.stripe_count, seen);
+  if (!StripeMask::valid(m.stripe_count, assigned_stripes) ||
+      static_cast<unsigned>(std::popcount(assigned_stripes)) != m.stripe_count)
+    return bad("expected a parent for each of {} stripes, found the mask {:#x}", m.stripe_count, assigned_stripes);
   ECHO_ASSIGN(m.grant, read_grant(w));
   return m;
 }

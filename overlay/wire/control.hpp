@@ -14,8 +14,8 @@
 
 namespace echoline::overlay {
 
-inline constexpr std::uint32_t kProtocol = 4;
-inline constexpr std::size_t kHaveItemsMax = 256;
+inline constexpr std::uint32_t kProtocol = 4;      // version of these messages
+inline constexpr std::size_t kHaveItemsMax = 256;  // publications in a child's list of its chunks
 inline constexpr std::size_t kHeartbeatApplicationBytesMax = 64 * 1024;
 inline constexpr std::size_t kTextBytesMax = 1024;  // names, run ids, reasons
 inline constexpr std::size_t kTokenBytesMax = 1024;
@@ -23,7 +23,7 @@ inline constexpr std::size_t kSignedBytesMax = 64 * 1024;
 inline constexpr std::size_t kRevokedMax = 8192;  // ranges of workers in one beacon
 inline constexpr std::size_t kReportsMax = 256;   // edges, holdings, progress items in one message
 inline constexpr std::uint64_t kPolicyBytesMax = std::uint64_t{kChunksMax} * kChunkBytesMax;
-// of a stage in an acknowledgement; longer ones are cut to it
+// The longest duration of a stage in an acknowledgement; longer ones are cut to it.
 inline constexpr Duration kStageMax = std::chrono::hours(24);
 
 // A message that any node can verify and forward: the body exactly as the learner signed it.
@@ -115,8 +115,8 @@ struct DialChild {
 // Worker -> learner: its parents cannot bring it to `target`.
 struct NeedHelp {
   Version target;
-  bool full_only = false;
-  std::optional<Version> position;
+  bool full_only = false;           // only a full snapshot helps: the worker cannot install deltas
+  std::optional<Version> position;  // the worker's version
   bool stalled = false;  // parents and helper have sent nothing for long; false: one of them reported that it cannot
 };
 struct Help {
@@ -148,9 +148,11 @@ struct PeerHello {
   // The list is in the next message, because a frame of a peer that is not admitted holds at most kPendingPeerBytesMax.
   bool have_follows = false;
 };
+// Child -> parent.
 struct MoreStreams {
   std::uint32_t streams = 1;  // number of parallel connections wanted; only if the parent dials
 };
+// Child -> parent: send this chunk again.
 struct ChunkRequest {
   PublicationId publication{};
   std::uint32_t index = 0;
@@ -166,17 +168,20 @@ struct Progress {
   PublicationId publication{};
   std::vector<std::uint32_t> chunks;  // by stripe
 };
+// Parent -> child, at every heartbeat. It also introduces a parent that has dialled.
 struct EdgeStatus {
   std::optional<Signed> beacon;
   std::vector<Progress> progress;
 };
 
 enum class EdgeTroubleKind : std::uint8_t { kLost = 0, kUnreachable = 1, kSilent = 2, kRefused = 3 };
+// Worker -> learner: the edge from this parent failed.
 struct EdgeFailed {
   WorkerId parent;
   EdgeTroubleKind kind = EdgeTroubleKind::kLost;
   std::string reason;
 };
+// Worker -> learner: the parent sent a chunk whose proof fails.
 struct Poisoned {
   WorkerId parent;
   PublicationId publication{};
@@ -205,7 +210,7 @@ struct Heartbeat {
   std::vector<Holding> holdings;
   std::string application;
 };
-struct Draining {};
+struct Draining {};  // worker -> learner: it hands its children over, and then leaves
 struct Goodbye {
   std::string reason;
   bool run_ended = false;  // true: the learner has ended the run in good order

@@ -13,7 +13,8 @@ namespace {
 
 constexpr std::string_view kOperation = "read frame";
 constexpr std::uint16_t kMagic = 0xEC02;  // the low byte is the format version
-constexpr std::uint8_t kMore = 1;         // flag of an application frame
+constexpr std::size_t kIdBytes = sizeof(PublicationId), kPathHashBytes = sizeof(trust::Hash);
+constexpr std::uint8_t kMoreFlag = 1;  // of an application frame: the message continues in the next one
 
 std::size_t body_bytes_max(FrameType type) {
   switch (type) {
@@ -53,18 +54,19 @@ std::vector<std::byte> application_header(std::size_t body_bytes, bool more) {
   ECHO_CHECK(body_bytes <= kApplicationBytesMax && (body_bytes > 0 || !more), "a part of {} bytes", body_bytes);
   std::vector<std::byte> header(kFrameHeaderBytes);
   put_header(header.data(), FrameType::kApplication, body_bytes);
-  put_le<std::uint8_t>(header.data() + 3, more ? kMore : 0);
+  put_le<std::uint8_t>(header.data() + 3, more ? kMoreFlag : 0);
   return header;
 }
 
+// The offsets of the fields are in FORMAT.md.
 std::vector<std::byte> encode_chunk_head(const ChunkHead& head) {
   ECHO_CHECK(head.length >= 1 && head.length <= kChunkBytesMax && head.path.size() <= kProofHashesMax,
              "chunk of {} bytes with a path of {}", head.length, head.path.size());
-  const std::size_t head_bytes = kChunkHeadFixedBytes + 32 * head.path.size();
+  const std::size_t head_bytes = kChunkHeadFixedBytes + kPathHashBytes * head.path.size();
   std::vector<std::byte> frame(kFrameHeaderBytes + head_bytes);
   put_header(frame.data(), FrameType::kChunk, head_bytes + head.length);
   std::byte* to = frame.data() + kFrameHeaderBytes;
-  std::memcpy(to, head.publication.data(), 16);
+  std::memcpy(to, head.publication.data(), kIdBytes);
   put_le<std::uint32_t>(to + 16, head.index);
   put_le<std::uint32_t>(to + 20, head.length);
   put_le<std::uint32_t>(to + 24, head.seal_first);
@@ -72,7 +74,7 @@ std::vector<std::byte> encode_chunk_head(const ChunkHead& head) {
   put_le<std::uint16_t>(to + 30, static_cast<std::uint16_t>(head.path.size()));
   std::memcpy(to + 32, head.signature.bytes.data(), 64);
   for (std::size_t i = 0; i < head.path.size(); ++i)
-    std::memcpy(to + kChunkHeadFixedBytes + 32 * i, head.path[i].data(), 32);
+    std::memcpy(to + kChunkHeadFixedBytes + kPathHashBytes * i, head.path[i].data(), kPathHashBytes);
   return frame;
 }
 
@@ -91,7 +93,7 @@ std::span<std::byte> FrameDecoder::room() {
         return {chunk_.get() + filled_, body_bytes_ - filled_};
       }
       // The buffer grows with received bytes, not with the announced length.
-      if (filled_ == message_.size()) message_.resize(std::min(body_bytes_, filled_ + kGrowth));
+      if (filled_ == message_.size()) message_.resize(std::min(body_bytes_, filled_ + kGrowthBytes));
       return std::span(message_).subspan(filled_);
     case Part::kWhole:
       break;
@@ -136,15 +138,15 @@ Status FrameDecoder::read_header() {
   const auto length = get_le<std::uint32_t>(head_.data() + 4);
   if (type < 1 || type > 3) return fail(Code::kCorrupt, kOperation, "expected frame type 1 to 3, found {}", type);
   type_ = static_cast<FrameType>(type);
-  frame_.more = type_ == FrameType::kApplication && flags == kMore && length > 0;
+  frame_.more = type_ == FrameType::kApplication && flags == kMoreFlag && length > 0;
   if (flags != 0 && !frame_.more)
     return fail(Code::kCorrupt, kOperation, "expected flags 0, found {:#04x} on {} bytes of type {}", flags, length,
                 type);
   if (!admitted_ && type_ != FrameType::kControl)
     return fail(Code::kCorrupt, kOperation, "frame type {} from a peer that is not admitted", type);
-  const std::size_t most = admitted_ ? body_bytes_max(type_) : kPendingPeerBytesMax;
-  if (length > most)
-    return fail(Code::kCorrupt, kOperation, "a frame of type {} may have {} bytes{}, found {}", type, most,
+  const std::size_t length_max = admitted_ ? body_bytes_max(type_) : kPendingPeerBytesMax;
+  if (length > length_max)
+    return fail(Code::kCorrupt, kOperation, "a frame of type {} may have {} bytes{}, found {}", type, length_max,
                 admitted_ ? "" : " before its sender is admitted", length);
   body_bytes_ = length;
   if (type_ == FrameType::kChunk) {
@@ -161,12 +163,12 @@ Status FrameDecoder::read_header() {
 Status FrameDecoder::read_chunk_head() {
   const std::byte* from = head_.data() + kFrameHeaderBytes;
   ChunkHead& head = frame_.chunk;
-  std::memcpy(head.publication.data(), from, 16);
+  std::memcpy(head.publication.data(), from, kIdBytes);
   head.index = get_le<std::uint32_t>(from + 16);
   head.length = get_le<std::uint32_t>(from + 20);
   head.seal_first = get_le<std::uint32_t>(from + 24);
   head.seal_count = get_le<std::uint16_t>(from + 28);
-  const auto path = get_le<std::uint16_t>(from + 30);
+  const auto path_hashes = get_le<std::uint16_t>(from + 30);
   std::memcpy(head.signature.bytes.data(), from + 32, 64);
   if (head.index >= kChunksMax)
     return fail(Code::kCorrupt, kOperation, "expected a chunk index below {}, found {}", kChunksMax, head.index);
@@ -174,10 +176,10 @@ Status FrameDecoder::read_chunk_head() {
       head.index - head.seal_first >= head.seal_count)
     return fail(Code::kCorrupt, kOperation, "chunk {} is outside of its seal of {} chunks from {} on", head.index,
                 head.seal_count, head.seal_first);
-  if (path != std::bit_width(static_cast<unsigned>(head.seal_count - 1)))
+  if (path_hashes != std::bit_width(static_cast<unsigned>(head.seal_count - 1)))
     return fail(Code::kCorrupt, kOperation, "expected a path of {} hashes in a seal of {} chunks, found {}",
-                std::bit_width(static_cast<unsigned>(head.seal_count - 1)), head.seal_count, path);
-  const std::size_t head_bytes = kChunkHeadFixedBytes + 32u * path;
+                std::bit_width(static_cast<unsigned>(head.seal_count - 1)), head.seal_count, path_hashes);
+  const std::size_t head_bytes = kChunkHeadFixedBytes + kPathHashBytes * path_hashes;
   if (head.length < 1 || head.length > kChunkBytesMax || body_bytes_ != head_bytes + head.length)
     return fail(Code::kCorrupt, kOperation, "a frame of {} bytes cannot hold a head of {} and a chunk of {} bytes",
                 body_bytes_, head_bytes, head.length);
@@ -197,9 +199,10 @@ void FrameDecoder::finish() {
   frame_.type = type_;
   if (type_ == FrameType::kChunk) {
     ChunkHead& head = frame_.chunk;
-    head.path.resize((head_bytes_ - kFrameHeaderBytes - kChunkHeadFixedBytes) / 32);
+    head.path.resize((head_bytes_ - kFrameHeaderBytes - kChunkHeadFixedBytes) / kPathHashBytes);
     for (std::size_t i = 0; i < head.path.size(); ++i)
-      std::memcpy(head.path[i].data(), head_.data() + kFrameHeaderBytes + kChunkHeadFixedBytes + 32 * i, 32);
+      std::memcpy(head.path[i].data(), head_.data() + kFrameHeaderBytes + kChunkHeadFixedBytes + kPathHashBytes * i,
+                  kPathHashBytes);
     frame_.head =
         Slice(std::vector<std::byte>(head_.begin(), head_.begin() + static_cast<std::ptrdiff_t>(head_bytes_)));
     frame_.body = Slice(std::move(chunk_), body_bytes_);

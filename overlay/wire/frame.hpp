@@ -66,9 +66,9 @@ std::vector<std::byte> encode_chunk_head(const ChunkHead& head);
 struct Frame {
   FrameType type = FrameType::kControl;
   Slice body;         // the message body, or the chunk's bytes
-  Slice head;         // of a chunk: encode_chunk_head(chunk), kept for forwarding
-  ChunkHead chunk;    // of a chunk
-  bool more = false;  // of an application frame: the message continues in the next one
+  Slice head;         // only for a chunk: encode_chunk_head(chunk), kept for forwarding
+  ChunkHead chunk;    // only for a chunk
+  bool more = false;  // only for an application frame: the message continues in the next one
 };
 
 // Turns a byte stream into frames without copying chunk bytes. The driver decrypts bytes straight into room(), reports
@@ -79,7 +79,7 @@ class FrameDecoder {
  public:
   // At first the peer may send only small control messages. admit() lifts this limit once the peer is known.
   void admit() { admitted_ = true; }
-  // Where the next bytes go. Empty only while a complete frame waits in take().
+  // The memory for the next bytes. Empty only while a complete frame waits in take().
   std::span<std::byte> room();
   // The first `n` bytes of room() were filled. kCorrupt with the expected and the found value.
   Status advance(std::size_t n);
@@ -95,8 +95,9 @@ class FrameDecoder {
   std::size_t buffered_bytes() const { return filled_; }
 
  private:
+  // The part of the frame that comes next. kPath: the hashes of a chunk's proof; kWhole: the frame is complete.
   enum class Part { kHeader, kChunkHead, kPath, kBody, kWhole };
-  static constexpr std::size_t kGrowth = 64 * 1024;
+  static constexpr std::size_t kGrowthBytes = 64 * 1024;
 
   Status read_header();
   Status read_chunk_head();
@@ -105,7 +106,7 @@ class FrameDecoder {
 
   bool admitted_ = false;
   Part part_ = Part::kHeader;
-  std::size_t filled_ = 0;      // bytes of the current part
+  std::size_t filled_ = 0;      // received bytes of the current part
   std::size_t body_bytes_ = 0;  // bytes of a control or application frame's body, or of a chunk
   std::size_t head_bytes_ = 0;  // of a chunk frame: header, head and path
   FrameType type_ = FrameType::kControl;

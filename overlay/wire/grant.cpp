@@ -11,6 +11,7 @@ namespace {
 constexpr std::string_view kGrant = "grant 4";
 constexpr std::string_view kOperation = "check grant";
 
+// In this file, `g` is a grant and `w` its protobuf form.
 Error bad(std::string why) { return fail(Code::kCorrupt, kOperation, "{}", why); }
 
 }  // namespace
@@ -35,13 +36,20 @@ SignedGrant sign(const Grant& g, const trust::SigningKey& key) {
   return signed_grant;
 }
 
-Result<Grant> open(const Checker& checker, const SignedGrant& message) {
+Result<Grant> open(const SignatureChecker& checker, const SignedGrant& message) {
   ECHO_TRY(checker.check(kGrant, message));
   wire::GrantBody w;
   if (!w.ParseFromString(message.body)) return bad(fmt::format("{} bytes are not readable", message.body.size()));
   if (w.run_id() != checker.run_id())
     return bad(fmt::format("expected one of run '{}', found one of run '{}'", checker.run_id(), w.run_id()));
-  Grant g{w.run_id(), WorkerId{w.child()}, w.issued(), w.expires_unix_ms(), w.stripes(), {}, {}, w.full_only()};
+  Grant g{.run_id = w.run_id(),
+          .child = WorkerId{w.child()},
+          .issued = w.issued(),
+          .expires_unix_ms = w.expires_unix_ms(),
+          .stripe_count = w.stripes(),
+          .from = {},
+          .catch_up_to = {},
+          .full_only = w.full_only()};
   for (const wire::GrantFrom& from : w.from()) {
     if (!StripeMask::valid(g.stripe_count, from.stripes()))
       return bad(fmt::format("the stripes {:#x} are none of {}", from.stripes(), g.stripe_count));
@@ -58,11 +66,11 @@ Status GrantBook::check(const Grant& g, WorkerId child, std::uint64_t now_unix_m
     return fail(Code::kInvalid, kOperation, "it names other parents");
   if (now_unix_ms >= g.expires_unix_ms)
     return fail(Code::kStale, kOperation, "it ended {} ms ago by the learner's clock", now_unix_ms - g.expires_unix_ms);
-  if (g.issued < ended_until_)
+  if (g.issued < ended_up_to_)
     return fail(Code::kStale, kOperation, "it was issued {} ms before all that can still be valid",
-                ended_until_ - g.issued);
+                ended_up_to_ - g.issued);
   const auto released = released_.find(child);
-  if (released != released_.end() && g.issued <= released->second.first && !g.catch_up_to)
+  if (released != released_.end() && g.issued <= released->second.issued_up_to && !g.catch_up_to)
     return fail(Code::kStale, kOperation, "the learner has given the child another parent since");
   return ok();
 }
@@ -70,9 +78,10 @@ Status GrantBook::check(const Grant& g, WorkerId child, std::uint64_t now_unix_m
 Status GrantBook::accept(WorkerId child, const PeerHello& hello, std::uint64_t now_unix_ms) {
   if (!hello.grant) return fail(Code::kInvalid, kOperation, "it shows none: the learner has not sent it here");
   const auto it = accepted_.find({child, hello.catch_up_to.has_value()});
-  const bool same = it != accepted_.end() && it->second.as_signed == *hello.grant;
+  // A grant that was shown before is not verified again.
+  const bool is_known = it != accepted_.end() && it->second.as_signed == *hello.grant;
   Grant grant;
-  if (same) {
+  if (is_known) {
     grant = it->second.grant;
   } else {
     ECHO_ASSIGN(grant, open(checker_, *hello.grant));
@@ -80,7 +89,7 @@ Status GrantBook::accept(WorkerId child, const PeerHello& hello, std::uint64_t n
   ECHO_TRY(check(grant, child, now_unix_ms));
   if (grant.catch_up_to != hello.catch_up_to || (hello.full_only && !grant.full_only))
     return fail(Code::kInvalid, kOperation, "it does not cover the request");
-  if (!same) accepted_[{child, hello.catch_up_to.has_value()}] = {*hello.grant, std::move(grant)};
+  if (!is_known) accepted_[{child, hello.catch_up_to.has_value()}] = {*hello.grant, std::move(grant)};
   return ok();
 }
 
@@ -89,9 +98,7 @@ Status GrantBook::renew(WorkerId child, const SignedGrant& as_signed, std::uint6
   ECHO_TRY(check(grant, child, now_unix_ms));
   const auto it = accepted_.find({child, false});
   if (it == accepted_.end() || grant.catch_up_to)
-    return fail(Code::kInvalid, kOperation,
-                "it does not continue a shown "
-                "grant");
+    return fail(Code::kInvalid, kOperation, "it does not continue a shown grant");
   if (grant.issued >= it->second.grant.issued) it->second = {as_signed, std::move(grant)};
   return ok();
 }
@@ -108,11 +115,11 @@ Status GrantBook::check_wanted(WorkerId child, const StripeMask& wanted) const {
 
 void GrantBook::release(WorkerId child, std::uint64_t issued, std::uint64_t forget_at_unix_ms) {
   if (released_.size() >= kReleasedMax) released_.erase(released_.begin());
-  released_[child] = {issued, forget_at_unix_ms};
+  released_[child] = {.issued_up_to = issued, .forget_at_unix_ms = forget_at_unix_ms};
 }
 
 std::vector<std::pair<WorkerId, bool>> GrantBook::take_ended(std::uint64_t now_unix_ms) {
-  std::erase_if(released_, [&](const auto& r) { return r.second.second <= now_unix_ms; });
+  std::erase_if(released_, [&](const auto& r) { return r.second.forget_at_unix_ms <= now_unix_ms; });
   std::vector<std::pair<WorkerId, bool>> ended;
   for (const auto& [key, shown] : accepted_)
     if (!check(shown.grant, key.first, now_unix_ms)) ended.push_back(key);

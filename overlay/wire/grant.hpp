@@ -1,6 +1,6 @@
-// A grant: the learner's signed assignment, with which a parent serves a child it does not know. It is valid for twice
-// away_max, the time that workers and learner wait for each other, and is renewed after half of that. So if the learner
-// is down, parents keep serving for at least as long as the workers wait for it. No I/O and no clock.
+// A grant is the learner's signed assignment, with which a parent serves a child that it does not know. It is valid for
+// twice away_max, the time that workers and learner wait for each other, and is renewed after half of that. So if the
+// learner is down, parents keep serving for at least as long as the workers wait for it. No I/O and no clock.
 #pragma once
 #include <algorithm>
 
@@ -37,12 +37,12 @@ constexpr std::uint64_t grant_lifetime_ms(Duration away_max) {
 
 SignedGrant sign(const Grant& grant, const trust::SigningKey& key);
 // kCorrupt: not signed by this run's learner, of another run, or breaking a limit.
-Result<Grant> open(const Checker& checker, const SignedGrant& grant);
+Result<Grant> open(const SignatureChecker& checker, const SignedGrant& grant);
 
 // The accepted grants of one node's children. References must outlive it.
 class GrantBook {
  public:
-  GrantBook(const Checker& checker, WorkerId self) : checker_(checker), self_(self) {}
+  GrantBook(const SignatureChecker& checker, WorkerId self) : checker_(checker), self_(self) {}
 
   // Checks the grant in the child's hello and stores it. Call before serving a child. Fails with kCorrupt, kInvalid or
   // kStale.
@@ -54,7 +54,7 @@ class GrantBook {
   // A message of the learner with issue time `issued` was received. Ends all grants issued more than `lifetime_ms`
   // before it. Their expiry time alone does not, because the learner's clock can go back; its issue times cannot.
   void on_beacon(std::uint64_t issued, std::uint64_t lifetime_ms) {
-    ended_until_ = std::max(ended_until_, issued - std::min(issued, lifetime_ms));
+    ended_up_to_ = std::max(ended_up_to_, issued - std::min(issued, lifetime_ms));
   }
   // The learner has given the child other parents: grants issued up to `issued` end here.
   void release(WorkerId child, std::uint64_t issued, std::uint64_t forget_at_unix_ms);
@@ -70,12 +70,15 @@ class GrantBook {
   };
   Status check(const Grant& grant, WorkerId child, std::uint64_t now_unix_ms) const;
 
-  const Checker& checker_;
+  const SignatureChecker& checker_;
   WorkerId self_;
-  std::uint64_t ended_until_ = 0;                           // by issue time
+  std::uint64_t ended_up_to_ = 0;                           // grants issued before this issue time have ended
   std::map<std::pair<WorkerId, bool>, Accepted> accepted_;  // key: the child, and whether it is helped
-  // By child: the latest issue time of ended grants, and the time to forget the entry [unix ms].
-  std::map<WorkerId, std::pair<std::uint64_t, std::uint64_t>> released_;
+  struct Released {
+    std::uint64_t issued_up_to = 0;       // grants issued up to this issue time have ended
+    std::uint64_t forget_at_unix_ms = 0;  // when this entry is no longer needed
+  };
+  std::map<WorkerId, Released> released_;  // by child
 };
 
 }  // namespace echoline::overlay

@@ -11,6 +11,9 @@
 namespace echoline::overlay {
 namespace {
 
+// In this file, `w` is the protobuf form of a message, and `a`, `m` or `b` the message itself.
+
+// Contexts of signatures: a signature for one of these purposes is invalid for the others.
 constexpr std::string_view kAnnouncement = "announcement 2";
 constexpr std::string_view kManifest = "manifest 2";
 constexpr std::string_view kBeacon = "beacon 2";
@@ -32,16 +35,19 @@ SignedMessage sign_body(const Body& body, std::string_view context, const trust:
 }
 
 trust::Hash parent_of(const trust::Hash& left, const trust::Hash& right) {
-  std::array<std::byte, 65> both;
-  both[0] = std::byte{1};
+  std::array<std::byte, 1 + 32 + 32> both;
+  both[0] = std::byte{1};  // marks an inner node
   std::memcpy(both.data() + 1, left.data(), 32);
   std::memcpy(both.data() + 33, right.data(), 32);
   return trust::blake3(both);
 }
 
-std::array<std::byte, 54> sealed_bytes(const PublicationId& id, std::uint32_t first, std::uint16_t count,
-                                       const trust::Hash& root) {
-  std::array<std::byte, 54> bytes;
+// The bytes that a seal signs: publication 16, first chunk 4, number of chunks 2, Merkle root 32.
+constexpr std::size_t kSealedBytes = 16 + 4 + 2 + 32;
+
+std::array<std::byte, kSealedBytes> sealed_bytes(const PublicationId& id, std::uint32_t first, std::uint16_t count,
+                                                 const trust::Hash& root) {
+  std::array<std::byte, kSealedBytes> bytes;
   std::memcpy(bytes.data(), id.data(), 16);
   put_le<std::uint32_t>(bytes.data() + 16, first);
   put_le<std::uint16_t>(bytes.data() + 20, count);
@@ -65,25 +71,31 @@ bool WorkerSet::contains(WorkerId id) const {
   return after != ranges_.begin() && id.value <= std::prev(after)->last;
 }
 
-void WorkerSet::widen(std::size_t ranges_max, const std::vector<WorkerId>& live) {
+void WorkerSet::widen(std::size_t ranges_max, const std::vector<WorkerId>& excluded) {
   if (ranges_.size() <= ranges_max) return;
-  std::vector<std::pair<std::uint64_t, std::size_t>> gaps;  // width, and the range after it
+  struct Gap {
+    std::uint64_t width;
+    std::size_t range_after;  // index of the range after it
+    auto operator<=>(const Gap&) const = default;
+  };
+  std::vector<Gap> gaps;
   for (std::size_t i = 1; i < ranges_.size(); ++i) {
     const std::uint64_t first = ranges_[i - 1].last + 1, last = ranges_[i].first - 1;
-    const auto live_in_gap = std::lower_bound(live.begin(), live.end(), WorkerId{first});
-    if (live_in_gap == live.end() || live_in_gap->value > last) gaps.emplace_back(last - first + 1, i);
+    const auto next_excluded = std::lower_bound(excluded.begin(), excluded.end(), WorkerId{first});
+    if (next_excluded == excluded.end() || next_excluded->value > last)
+      gaps.push_back({.width = last - first + 1, .range_after = i});
   }
   const std::size_t fill_count = std::min(gaps.size(), ranges_.size() - ranges_max);
   std::partial_sort(gaps.begin(), gaps.begin() + static_cast<std::ptrdiff_t>(fill_count), gaps.end());
-  std::set<std::size_t> filled;
-  for (std::size_t i = 0; i < fill_count; ++i) filled.insert(gaps[i].second);
-  std::vector<Range> fewer;
+  std::set<std::size_t> joined;  // ranges that are joined with the one before them
+  for (std::size_t i = 0; i < fill_count; ++i) joined.insert(gaps[i].range_after);
+  std::vector<Range> fewer_ranges;
   for (std::size_t i = 0; i < ranges_.size(); ++i)
-    if (filled.contains(i))
-      fewer.back().last = ranges_[i].last;
+    if (joined.contains(i))
+      fewer_ranges.back().last = ranges_[i].last;
     else
-      fewer.push_back(ranges_[i]);
-  ranges_ = std::move(fewer);
+      fewer_ranges.push_back(ranges_[i]);
+  ranges_ = std::move(fewer_ranges);
 }
 
 PublicationId id_of(const SignedAnnouncement& announcement) {
@@ -138,7 +150,7 @@ SignedBeacon sign(const Beacon& b, const trust::SigningKey& key) {
   return sign_body<SignedBeacon>(w, kBeacon, key);
 }
 
-// The tree has as many leaves as the smallest power of two that holds all pieces; missing leaves are zeros.
+// The Merkle tree has as many leaves as the smallest power of two that holds all pieces; missing leaves are zeros.
 std::vector<ChunkHead> seal(const PublicationId& publication, std::uint32_t first,
                             std::span<const std::span<const std::byte>> pieces, const trust::SigningKey& key,
                             std::vector<trust::Hash>& hashes) {
@@ -170,13 +182,13 @@ std::vector<ChunkHead> seal(const PublicationId& publication, std::uint32_t firs
   return heads;
 }
 
-Status Checker::check(std::string_view context, const Signed& message) const {
+Status SignatureChecker::check(std::string_view context, const Signed& message) const {
   if (!verify(context, view(message.body), message.signature))
     return bad("the signature of this {} is not the learner's", context.substr(0, context.find(' ')));
   return ok();
 }
 
-Result<Announcement> Checker::open(const SignedAnnouncement& message) const {
+Result<Announcement> SignatureChecker::open(const SignedAnnouncement& message) const {
   ECHO_TRY(check(kAnnouncement, message));
   wire::AnnouncementBody w;
   if (!w.ParseFromString(message.body)) return bad("an announcement of {} bytes is not readable", message.body.size());
@@ -198,7 +210,7 @@ Result<Announcement> Checker::open(const SignedAnnouncement& message) const {
   return a;
 }
 
-Result<Manifest> Checker::open(const SignedManifest& message) const {
+Result<Manifest> SignatureChecker::open(const SignedManifest& message) const {
   ECHO_TRY(check(kManifest, message));
   wire::ManifestBody w;
   if (!w.ParseFromString(message.body)) return bad("a manifest of {} bytes is not readable", message.body.size());
@@ -215,7 +227,7 @@ Result<Manifest> Checker::open(const SignedManifest& message) const {
   return m;
 }
 
-Result<Beacon> Checker::open(const Signed& message) const {
+Result<Beacon> SignatureChecker::open(const Signed& message) const {
   ECHO_TRY(check(kBeacon, message));
   wire::BeaconBody w;
   if (!w.ParseFromString(message.body)) return bad("a beacon of {} bytes is not readable", message.body.size());
@@ -240,17 +252,17 @@ Result<Beacon> Checker::open(const Signed& message) const {
   return b;
 }
 
-trust::Hash Checker::root_of(const ChunkHead& head, const trust::Hash& hash) {
-  trust::Hash at = hash;
+trust::Hash SignatureChecker::root_of(const ChunkHead& head, const trust::Hash& hash) {
+  trust::Hash node = hash;
   std::uint32_t position = head.index - head.seal_first;
   for (const trust::Hash& sibling : head.path) {
-    at = position & 1 ? parent_of(sibling, at) : parent_of(at, sibling);
+    node = position & 1 ? parent_of(sibling, node) : parent_of(node, sibling);
     position >>= 1;
   }
-  return at;
+  return node;
 }
 
-bool Checker::seal_holds(const ChunkHead& head, const trust::Hash& root) const {
+bool SignatureChecker::seal_holds(const ChunkHead& head, const trust::Hash& root) const {
   return verify(kSeal, sealed_bytes(head.publication, head.seal_first, head.seal_count, root), head.signature);
 }
 

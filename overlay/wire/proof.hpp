@@ -51,8 +51,9 @@ class WorkerSet {
   void append(std::uint64_t first, std::uint64_t last);
   bool contains(WorkerId id) const;
   const std::vector<Range>& ranges() const { return ranges_; }
-  // Reduces the number of ranges by filling gaps without a member of `live` (ascending), smallest gaps first.
-  void widen(std::size_t ranges_max, const std::vector<WorkerId>& live);
+  // Reduces the number of ranges by filling gaps, smallest gaps first. Fills no gap that contains one of `excluded`
+  // (ascending).
+  void widen(std::size_t ranges_max, const std::vector<WorkerId>& excluded);
   friend bool operator==(const WorkerSet&, const WorkerSet&) = default;
 
  private:
@@ -83,10 +84,11 @@ std::vector<ChunkHead> seal(const PublicationId& publication, std::uint32_t firs
 
 // Checks signatures against the run's public key. No I/O and no clock. The two virtual functions let a simulation of
 // ten thousand workers hash each chunk once.
-class Checker {
+class SignatureChecker {
  public:
-  Checker(std::string run_id, const trust::PublicKey& run_key) : run_id_(std::move(run_id)), verifier_(run_key) {}
-  virtual ~Checker() = default;
+  SignatureChecker(std::string run_id, const trust::PublicKey& run_key)
+      : run_id_(std::move(run_id)), verifier_(run_key) {}
+  virtual ~SignatureChecker() = default;
 
   // kCorrupt: not signed by this run's learner, of another run, or breaking a limit. The caller checks expiry.
   Result<Announcement> open(const SignedAnnouncement& announcement) const;
@@ -96,6 +98,7 @@ class Checker {
   Status check(std::string_view context, const Signed& message) const;
   // The Merkle root from the chunk and its path, for seal_holds(). `hash` is chunk_hash() of its bytes.
   static trust::Hash root_of(const ChunkHead& head, const trust::Hash& hash);
+  // Whether the learner has signed this root in the chunk's seal.
   bool seal_holds(const ChunkHead& head, const trust::Hash& root) const;
 
   virtual trust::Hash chunk_hash(const Slice& bytes) const { return trust::blake3(bytes.bytes()); }

@@ -18,15 +18,19 @@ Result<std::vector<SealedChunk>> Sealer::write(std::span<const std::byte> bytes)
   bytes_ += bytes.size();
   std::vector<SealedChunk> sealed;
   while (!bytes.empty()) {
-    if (!open_) open_ = chunk_memory(announcement_.chunk_bytes);
-    const std::size_t n = std::min<std::size_t>(bytes.size(), announcement_.chunk_bytes - open_bytes_);
-    std::memcpy(open_.get() + open_bytes_, bytes.data(), n);
-    open_bytes_ += n;
-    bytes = bytes.subspan(n);
-    if (open_bytes_ == announcement_.chunk_bytes)
-      waiting_.emplace_back(std::exchange(open_, {}), std::exchange(open_bytes_, 0));
+    if (!open_chunk_) open_chunk_ = chunk_memory(announcement_.chunk_bytes);
+    const std::size_t part_bytes = std::min<std::size_t>(bytes.size(), announcement_.chunk_bytes - open_chunk_bytes_);
+    std::memcpy(open_chunk_.get() + open_chunk_bytes_, bytes.data(), part_bytes);
+    open_chunk_bytes_ += part_bytes;
+    bytes = bytes.subspan(part_bytes);
+    if (open_chunk_bytes_ == announcement_.chunk_bytes)
+      waiting_.emplace_back(std::exchange(open_chunk_, {}), std::exchange(open_chunk_bytes_, 0));
   }
-  while (waiting_.size() >= std::clamp<std::size_t>(next_ / 8, 1, kSealChunksMax)) seal_waiting(sealed);
+  // Chunks wait until they are an eighth of those before them. So the first chunks leave at once, and later ones share
+  // signatures.
+  constexpr std::uint32_t kSealedPerWaiting = 8;
+  while (waiting_.size() >= std::clamp<std::size_t>(next_index_ / kSealedPerWaiting, 1, kSealChunksMax))
+    seal_waiting(sealed);
   return sealed;
 }
 
@@ -35,21 +39,26 @@ void Sealer::seal_waiting(std::vector<SealedChunk>& sealed) {
   std::vector<std::span<const std::byte>> views;
   for (std::size_t i = 0; i < count; ++i) views.push_back(waiting_[i].bytes());
   std::vector<trust::Hash> hashes;
-  std::vector<ChunkHead> heads = seal(id_, next_, views, key_, hashes);
+  std::vector<ChunkHead> heads = seal(id_, next_index_, views, key_, hashes);
   for (std::size_t i = 0; i < count; ++i) {
     content_.update(hashes[i]);
     sealed.push_back({std::move(heads[i]), hashes[i], std::move(waiting_.front())});
     waiting_.pop_front();
   }
-  next_ += static_cast<std::uint32_t>(count);
+  next_index_ += static_cast<std::uint32_t>(count);
 }
 
 std::pair<std::vector<SealedChunk>, SignedManifest> Sealer::finish(const Digest& policy_digest,
                                                                    const std::string& note) {
   std::vector<SealedChunk> sealed;
-  if (open_) waiting_.emplace_back(std::exchange(open_, {}), std::exchange(open_bytes_, 0));
+  if (open_chunk_) waiting_.emplace_back(std::exchange(open_chunk_, {}), std::exchange(open_chunk_bytes_, 0));
   while (!waiting_.empty()) seal_waiting(sealed);
-  return {std::move(sealed), sign(Manifest{id_, bytes_, content_.finish(), policy_digest, note}, key_)};
+  return {std::move(sealed), sign(Manifest{.publication = id_,
+                                           .payload_bytes = bytes_,
+                                           .content = content_.finish(),
+                                           .policy_digest = policy_digest,
+                                           .note = note},
+                                  key_)};
 }
 
 }  // namespace echoline::overlay

@@ -1,5 +1,5 @@
-// Cuts the bytes of a publication into sealed chunks while the publication is still being encoded. Belongs to one
-// thread.
+// Cuts the bytes of a publication into sealed chunks while the publication is still being encoded. A seal is the
+// learner's signature over the Merkle root of consecutive chunks. Belongs to one thread.
 #pragma once
 #include <deque>
 
@@ -35,12 +35,12 @@ class Sealer {
   trust::SigningKey key_;
   SignedAnnouncement opening_;
   PublicationId id_;
-  std::shared_ptr<std::byte> open_;  // the chunk being filled
-  std::size_t open_bytes_ = 0;
-  std::deque<Slice> waiting_;  // full chunks, not sealed yet
-  std::uint32_t next_ = 0;
+  std::shared_ptr<std::byte> open_chunk_;  // the chunk being filled
+  std::size_t open_chunk_bytes_ = 0;       // bytes in it
+  std::deque<Slice> waiting_;              // full chunks, not sealed yet
+  std::uint32_t next_index_ = 0;           // of the next chunk to seal
   std::uint64_t bytes_ = 0;
-  trust::Hasher content_;
+  trust::Hasher content_;  // over the hashes of all chunks
 };
 
 }  // namespace echoline::overlay

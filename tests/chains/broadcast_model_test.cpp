@@ -19,15 +19,15 @@ BitRate mbyte(double mb) { return BitRate::from_bytes_per_s(mb * 1e6); }
 
 std::vector<WorkerLink> links_of(const std::vector<ChainWorker>& workers, Duration delay = {}) {
   std::vector<WorkerLink> links;
-  for (const ChainWorker& w : workers) links.push_back({w.id, w.up, w.down, delay});
+  for (const ChainWorker& w : workers) links.push_back({.id = w.id, .up = w.up, .down = w.down, .delay = delay});
   return links;
 }
 
-// N workers whose first `fast` have uplink `up_fast`; downlinks never bind.
+// N workers whose first `fast` have uplink `up_fast`; downlinks are never the limit.
 std::vector<ChainWorker> fleet(std::size_t n, std::size_t fast, BitRate up_fast, BitRate up_slow) {
   std::vector<ChainWorker> workers;
   for (std::size_t i = 0; i < n; ++i)
-    workers.push_back({WorkerId{i + 1}, i < fast ? up_fast : up_slow, gbit(100), 1.0, true, true});
+    workers.push_back({.id = WorkerId{i + 1}, .up = i < fast ? up_fast : up_slow, .down = gbit(100), .score = 1.0});
   return workers;
 }
 
@@ -51,16 +51,16 @@ Duration chain_time(Bytes payload, Bytes chunk, const std::vector<Hop>& hops) {
 
 // Sends every chunk over every hop in order, one at a time per hop: the definition of store and forward.
 double replay_s(std::uint64_t payload, std::uint64_t chunk, const std::vector<Hop>& hops) {
-  std::vector<double> arrived((payload + chunk - 1) / chunk, 0.0);
+  std::vector<double> arrival_s((payload + chunk - 1) / chunk, 0.0);  // by chunk, at the latest hop
   for (const Hop& hop : hops) {
-    double free = 0;
-    for (std::size_t k = 0; k < arrived.size(); ++k) {
-      const std::uint64_t size = std::min(chunk, payload - k * chunk);
-      free = std::max(free, arrived[k]) + static_cast<double>(size) / hop.rate.bytes_per_s();
-      arrived[k] = free + seconds(hop.delay);
+    double hop_free_s = 0;
+    for (std::size_t k = 0; k < arrival_s.size(); ++k) {
+      const std::uint64_t bytes = std::min(chunk, payload - k * chunk);
+      hop_free_s = std::max(hop_free_s, arrival_s[k]) + static_cast<double>(bytes) / hop.rate.bytes_per_s();
+      arrival_s[k] = hop_free_s + seconds(hop.delay);
     }
   }
-  return arrived.back();
+  return arrival_s.back();
 }
 
 TEST(LowerBound, EachOfTheThreeTermsCanBind) {
@@ -96,8 +96,8 @@ TEST(BroadcastTime, ASlowChildTakesNoMoreThanItCan) {
                                       {WorkerId{3}, mbyte(10), mbyte(1), {}}};
   const auto times = broadcast_time(topology, {90'000'000}, {1000}, mbyte(50), links);
   ASSERT_TRUE(times);
-  EXPECT_NEAR(seconds(times->of(WorkerId{2})), 10, 0.01);
-  EXPECT_NEAR(seconds(times->of(WorkerId{3})), 90, 0.01);
+  EXPECT_NEAR(seconds(times->time_of(WorkerId{2})), 10, 0.01);
+  EXPECT_NEAR(seconds(times->time_of(WorkerId{3})), 90, 0.01);
 }
 
 TEST(ChainTime, KnownPipelineOfFourHops) {
@@ -144,10 +144,11 @@ TEST(ChainTime, ASmallDeltaInLargeChunksWastesThePipeline) {
   EXPECT_LT(seconds(chain_time(f, Bytes{450'000}, hops)) / slot_s, 52);
 }
 
-// Worked cases of 16 GB to 32 workers, as multiples of the lower bound; the chunk is small enough to leave out filling.
+// Worked cases of 16 GB to 32 workers, as multiples of the lower bound. The chunk is so small that the time until the
+// first one arrives does not matter.
 struct Worked {
-  std::size_t fast;
-  double up_fast, up_slow, learner;
+  std::size_t fast;                  // number of workers with the uplink up_fast
+  double up_fast, up_slow, learner;  // Gbit/s
   TopologyPolicy policy;
   double ratio, tolerance;
 };
@@ -183,8 +184,8 @@ TEST(BroadcastTime, CompletionsGrowAlongTheChainAndFractionsAreRanks) {
   const auto delay = std::chrono::milliseconds(10);
   const auto times = broadcast_time(*topology, Bytes{300'000}, Bytes{100'000}, mbyte(3), links_of(workers, delay));
   ASSERT_TRUE(times);
-  for (const std::uint64_t seed : {1, 2, 3}) EXPECT_NEAR(seconds(times->of(WorkerId{seed})), 0.31, 1e-6);
-  for (const std::uint64_t tail : {4, 5, 6}) EXPECT_NEAR(seconds(times->of(WorkerId{tail})), 0.42, 1e-6);
+  for (const std::uint64_t seed : {1, 2, 3}) EXPECT_NEAR(seconds(times->time_of(WorkerId{seed})), 0.31, 1e-6);
+  for (const std::uint64_t tail : {4, 5, 6}) EXPECT_NEAR(seconds(times->time_of(WorkerId{tail})), 0.42, 1e-6);
   EXPECT_NEAR(seconds(times->fraction(0.5)), 0.31, 1e-6);
   EXPECT_NEAR(seconds(times->fraction(0.51)), 0.42, 1e-6);
   EXPECT_NEAR(seconds(times->fraction(0.01)), 0.31, 1e-6);
@@ -192,16 +193,16 @@ TEST(BroadcastTime, CompletionsGrowAlongTheChainAndFractionsAreRanks) {
 }
 
 TEST(BroadcastTime, LearnerUplinkIsSharedFairlyBySeedsOfUnequalDownlinks) {
-  const std::vector<ChainWorker> workers{{WorkerId{1}, mbyte(1), mbyte(0.5), 3, true, true},
-                                         {WorkerId{2}, mbyte(1), mbyte(9), 2, true, true},
-                                         {WorkerId{3}, mbyte(1), mbyte(9), 1, true, true}};
+  const std::vector<ChainWorker> workers{{.id = WorkerId{1}, .up = mbyte(1), .down = mbyte(0.5), .score = 3},
+                                         {.id = WorkerId{2}, .up = mbyte(1), .down = mbyte(9), .score = 2},
+                                         {.id = WorkerId{3}, .up = mbyte(1), .down = mbyte(9), .score = 1}};
   const auto topology = plan_chains(mbyte(3), mbyte(1), workers, TopologyPolicy::kStar);
   ASSERT_TRUE(topology);
   const auto times = broadcast_time(*topology, kMb, Bytes{1000}, mbyte(3), links_of(workers));
   ASSERT_TRUE(times);
-  EXPECT_NEAR(seconds(times->of(WorkerId{1})), 2.0, 1e-6);
-  EXPECT_NEAR(seconds(times->of(WorkerId{2})), 0.8, 1e-6);
-  EXPECT_NEAR(seconds(times->of(WorkerId{3})), 0.8, 1e-6);
+  EXPECT_NEAR(seconds(times->time_of(WorkerId{1})), 2.0, 1e-6);
+  EXPECT_NEAR(seconds(times->time_of(WorkerId{2})), 0.8, 1e-6);
+  EXPECT_NEAR(seconds(times->time_of(WorkerId{3})), 0.8, 1e-6);
 }
 
 TEST(BroadcastTime, RefusesEmptyPayloadsAndAbsentLinks) {
@@ -226,13 +227,15 @@ TEST(BestChunk, NoOtherIsMuchFaster) {
       std::vector<ChainWorker> workers;
       std::vector<WorkerLink> links;
       for (std::uint64_t id = 1; id <= 40; ++id) {
-        workers.push_back(
-            {WorkerId{id}, BitRate::from_mbit_per_s(up), BitRate::from_mbit_per_s(4 * up), 1, true, true});
+        workers.push_back({.id = WorkerId{id},
+                           .up = BitRate::from_mbit_per_s(up),
+                           .down = BitRate::from_mbit_per_s(4 * up),
+                           .score = 1});
         links.push_back({WorkerId{id}, workers.back().up, workers.back().down});
       }
       const BitRate learner{workers[0].up.bits_per_s * 2};
       const auto topology = plan_chains(learner, workers[0].up, workers, TopologyPolicy::kTrees).value();
-      const auto takes = [&](Bytes chunk) {
+      const auto time_s = [&](Bytes chunk) {
         const double chunks = static_cast<double>(bytes) / static_cast<double>(chunk.count);
         const Bytes sent{static_cast<std::uint64_t>(static_cast<double>(bytes) + chunks * kBytesPerChunk)};
         return seconds(broadcast_time(topology, sent, chunk, learner, links).value().last()) +
@@ -240,15 +243,17 @@ TEST(BestChunk, NoOtherIsMuchFaster) {
       };
       const Bytes best = best_chunk(Bytes{bytes}, topology, lower_bound(Bytes{bytes}, learner, links));
       for (std::uint64_t other = kBestChunkMin; other <= kBestChunkMax; other *= 2)
-        EXPECT_LT(takes(best), 1.1 * takes({other}))
+        EXPECT_LT(time_s(best), 1.1 * time_s({other}))
             << bytes << " bytes at " << up << " Mbit/s: " << best.count << " or " << other;
     }
 }
 
 TEST(BestChunk, GrowsWithThePayloadAndStaysWithinItsLimits) {
   const Topology topology = plan_chains(BitRate::from_mbit_per_s(100), BitRate::from_mbit_per_s(10),
-                                        std::vector<ChainWorker>{{WorkerId{1}, BitRate::from_mbit_per_s(50),
-                                                                  BitRate::from_mbit_per_s(100), 1, true, true}},
+                                        std::vector<ChainWorker>{{.id = WorkerId{1},
+                                                                  .up = BitRate::from_mbit_per_s(50),
+                                                                  .down = BitRate::from_mbit_per_s(100),
+                                                                  .score = 1}},
                                         TopologyPolicy::kTrees)
                                 .value();
   Bytes before;

@@ -10,8 +10,8 @@ namespace {
 
 const BitRate kChainRate = BitRate::from_mbit_per_s(50);
 
-Choice choice_of(const RandomFleet& fleet, const BroadcastGoal& goal, std::optional<TopologyPolicy> present = {}) {
-  auto choice = choose_topology(fleet.learner_up, kChainRate, fleet.workers, fleet.links, goal, present, fleet.regions);
+Choice choice_of(const RandomFleet& fleet, const BroadcastGoal& goal, std::optional<TopologyPolicy> current = {}) {
+  auto choice = choose_topology(fleet.learner_up, kChainRate, fleet.workers, fleet.links, goal, current, fleet.regions);
   EXPECT_TRUE(choice) << choice.error().message();
   return std::move(choice).value();
 }
@@ -28,8 +28,8 @@ RandomFleet equal_fleet(std::size_t n, double up_mbit, Duration delay) {
   RandomFleet fleet;
   for (std::uint64_t id = 1; id <= n; ++id) {
     const auto rate = BitRate::from_mbit_per_s;
-    fleet.workers.push_back({WorkerId{id}, rate(up_mbit), rate(1000), 1, true, true});
-    fleet.links.push_back({WorkerId{id}, rate(up_mbit), rate(1000), delay});
+    fleet.workers.push_back({.id = WorkerId{id}, .up = rate(up_mbit), .down = rate(1000), .score = 1});
+    fleet.links.push_back({.id = WorkerId{id}, .up = rate(up_mbit), .down = rate(1000), .delay = delay});
   }
   return fleet;
 }
@@ -55,8 +55,8 @@ TEST(Choice, IsWithinTwoPercentOfTheBestInRandomFleets) {
 }
 
 TEST(Choice, LargePayloadsGoByTreesAndSmallOnesStraight) {
-  // 200 MB to twenty workers: the learner cannot send twenty copies. 2 kB over 80 ms: every hop costs more than the
-  // copies.
+  // With 200 MB for twenty workers, the learner cannot send twenty copies. With 2 kB and a delay of 80 ms, every hop
+  // costs more than the copies.
   const RandomFleet fleet = equal_fleet(20, 100, std::chrono::milliseconds(80));
   EXPECT_EQ(choice_of(fleet, {Bytes{200'000'000}, Bytes{262'144}, 0.9}).topology.policy, TopologyPolicy::kTrees);
   const Choice small = choice_of(fleet, {Bytes{2'000}, Bytes{262'144}, 0.9});
@@ -70,15 +70,15 @@ TEST(Choice, TheTopologyStaysUntilAnotherIsAFifthFaster) {
   for (int i = 0; i < 200; ++i) {
     const RandomFleet fleet = random_fleet(random, false, i % 2 == 0);
     const BroadcastGoal goal{Bytes{1'000 + random.below(5'000'000)}, Bytes{65'536}, 0.9};
-    const Choice best = choice_of(fleet, goal);
-    for (const TopologyPolicy present : {TopologyPolicy::kTrees, TopologyPolicy::kBestChains, TopologyPolicy::kEcho2}) {
-      const Choice now = choice_of(fleet, goal, present);
-      const double has = seconds(time_of(fleet, present, goal)), soonest = seconds(now.candidates.front().predicted);
-      if (now.topology.policy == present) {
-        ASSERT_LE(kSwitchTimeShare * has, soonest + 1e-9);
+    for (const TopologyPolicy current : {TopologyPolicy::kTrees, TopologyPolicy::kBestChains, TopologyPolicy::kEcho2}) {
+      const Choice choice = choice_of(fleet, goal, current);
+      const double current_s = seconds(time_of(fleet, current, goal));
+      const double best_s = seconds(choice.candidates.front().predicted);
+      if (choice.topology.policy == current) {
+        ASSERT_LE(kSwitchTimeShare * current_s, best_s + 1e-9);
         ++stayed;
       } else {
-        ASSERT_LE(seconds(now.predicted), kSwitchTimeShare * has + 1e-9);
+        ASSERT_LE(seconds(choice.predicted), kSwitchTimeShare * current_s + 1e-9);
         ++moved;
       }
     }

@@ -24,7 +24,7 @@ std::vector<WorkerId> ids(std::initializer_list<std::uint64_t> values) {
   return out;
 }
 ChainWorker worker(std::uint64_t v, double score = 0.5, bool may_forward = true, double up_mbit = 8) {
-  return {id(v), mbit(up_mbit), mbit(100), score, may_forward, true};
+  return {.id = id(v), .up = mbit(up_mbit), .down = mbit(100), .score = score, .may_forward = may_forward};
 }
 Topology plan(const std::vector<ChainWorker>& workers, TopologyPolicy policy = TopologyPolicy::kEcho2,
               double learner_mbit = 24) {
@@ -122,8 +122,8 @@ TEST(PlanChains, NoWorkersNoChains) {
 }
 
 TEST(PlanChains, BadInputNamesTheWorker) {
-  const auto error = [](BitRate up, BitRate b, const std::vector<ChainWorker>& w) {
-    const auto topology = plan_chains(up, b, w, TopologyPolicy::kEcho2);
+  const auto error = [](BitRate learner_rate, BitRate chain_rate, const std::vector<ChainWorker>& workers) {
+    const auto topology = plan_chains(learner_rate, chain_rate, workers, TopologyPolicy::kEcho2);
     EXPECT_FALSE(topology);
     EXPECT_EQ(topology.error().code, Code::kInvalid);
     return topology.error().detail;
@@ -141,28 +141,29 @@ TEST(PlanChains, BadInputNamesTheWorker) {
 TEST(Detach, TheChildGoesToTheParentAndNothingElseMoves) {
   const Topology topology = plan(
       {worker(1, 0.9), worker(2, 0.8), worker(3, 0.7), worker(4, 0.6), worker(5, 0.5), worker(6, 0.4), worker(7, 0.3)});
-  const Topology middle = detach(topology, id(4));
-  EXPECT_EQ(middle.parent_of(id(7)), id(1));
-  EXPECT_EQ(middle.chains[1], topology.chains[1]);
-  EXPECT_EQ(middle.chains[2], topology.chains[2]);
+  const Topology without_4 = detach(topology, id(4));
+  EXPECT_EQ(without_4.parent_of(id(7)), id(1));
+  EXPECT_EQ(without_4.chains[1], topology.chains[1]);
+  EXPECT_EQ(without_4.chains[2], topology.chains[2]);
   EXPECT_EQ(detach(topology, id(1)).parent_of(id(4)), kLearnerId);
   EXPECT_EQ(detach(topology, id(7)).chains[0], ids({1, 4}));
   EXPECT_EQ(detach(topology, id(99)), topology);
-  Topology last = plan({worker(1)});
-  EXPECT_TRUE(detach(last, id(1)).chains.empty());
+  const Topology only_worker_1 = plan({worker(1)});
+  EXPECT_TRUE(detach(only_worker_1, id(1)).chains.empty());
 }
 
 TEST(Append, JoinsTheShortestChainWithAForwardingTail) {
   const Topology topology = plan({worker(1, 0.9), worker(2, 0.8), worker(3, 0.7), worker(4, 0.6)});
   EXPECT_EQ(append(topology, worker(9)).parent_of(id(9)), id(2));
-  // The tails of the two shorter chains may not forward.
-  const Topology closed =
+  // The last workers of both chains may not forward.
+  const Topology tails_closed =
       plan({worker(1, 0.9), worker(4, 0.8), worker(2, 0.7, false), worker(3, 0.6, false)}, TopologyPolicy::kEcho2, 16);
-  ASSERT_EQ(closed.chains, (Chains{ids({1, 2}), ids({4, 3})}));
-  const Topology before_leaf = append(closed, worker(9));
-  EXPECT_EQ(before_leaf.chains, (Chains{ids({1, 9, 2}), ids({4, 3})}));
-  const Topology leaf = append(closed, worker(9, 0.5, false));
-  EXPECT_EQ(leaf.chains, (Chains{ids({1, 2}), ids({4, 3}), ids({9})}));
+  ASSERT_EQ(tails_closed.chains, (Chains{ids({1, 2}), ids({4, 3})}));
+  const Topology before_tail = append(tails_closed, worker(9));
+  EXPECT_EQ(before_tail.chains, (Chains{ids({1, 9, 2}), ids({4, 3})}));
+  // A worker that may not forward cannot stand before another, so it begins a chain.
+  const Topology own_chain = append(tails_closed, worker(9, 0.5, false));
+  EXPECT_EQ(own_chain.chains, (Chains{ids({1, 2}), ids({4, 3}), ids({9})}));
 }
 
 TEST(Append, RefillsAChainThatDiedOut) {
@@ -179,10 +180,10 @@ TEST(Append, TwiceTheSameWorkerIsABug) {
 
 std::vector<ChainWorker> random_fleet(Random& random) {
   std::vector<ChainWorker> workers;
-  const auto n = random.between(0, 24);
-  for (std::int64_t v = 1; v <= n; ++v) {
-    auto w = worker(static_cast<std::uint64_t>(v), static_cast<double>(random.below(5)) / 4, random.below(4) != 0,
-                    static_cast<double>(random.between(1, 40)));
+  const auto worker_count = random.between(0, 24);
+  for (std::int64_t worker_id = 1; worker_id <= worker_count; ++worker_id) {
+    auto w = worker(static_cast<std::uint64_t>(worker_id), static_cast<double>(random.below(5)) / 4,
+                    random.below(4) != 0, static_cast<double>(random.between(1, 40)));
     w.may_seed = random.below(5) != 0;
     workers.push_back(w);
   }
@@ -212,23 +213,25 @@ TEST(PlanChains, TheOrderOfTheInputDoesNotMatter) {
 }
 
 TEST(PlanChains, BestChainsIsNeverSlowerThanAnyOtherCount) {
-  // Exhaustive over m by the definition, for small fleets.
+  // Tries every number of chains, computing the rate as best_chain_count() defines it.
   Random random(7);
   for (int round = 0; round < 200; ++round) {
     auto workers = random_fleet(random);
     if (workers.empty()) continue;
-    const double b = static_cast<double>(random.between(1, 100));
-    std::vector<double> up;
-    for (const auto& w : workers) up.push_back(w.may_forward ? w.up.mbit_per_s() : 0);
-    std::sort(up.begin(), up.end());
-    const auto rate = [&](std::size_t m) {
-      return std::min({b / static_cast<double>(m), m < up.size() ? up[m] : 1e9, 100.0});
+    const double learner_mbit = static_cast<double>(random.between(1, 100));
+    std::vector<double> up_mbit;
+    for (const auto& w : workers) up_mbit.push_back(w.may_forward ? w.up.mbit_per_s() : 0);
+    std::sort(up_mbit.begin(), up_mbit.end());
+    // The last workers of the chains send nothing, so they are the slowest ones. 100 Mbit/s is every downlink.
+    const auto rate_mbit = [&](std::size_t chain_count) {
+      return std::min({learner_mbit / static_cast<double>(chain_count),
+                       chain_count < up_mbit.size() ? up_mbit[chain_count] : 1e9, 100.0});
     };
-    const std::size_t chosen = best_chain_count(mbit(b), workers);
-    for (std::size_t m = 1; m <= workers.size(); ++m) {
-      EXPECT_GE(rate(chosen), rate(m) * (1 - 1e-6));
-      if (m > chosen) {
-        EXPECT_LT(rate(m), rate(chosen));
+    const std::size_t chosen = best_chain_count(mbit(learner_mbit), workers);
+    for (std::size_t other = 1; other <= workers.size(); ++other) {
+      EXPECT_GE(rate_mbit(chosen), rate_mbit(other) * (1 - 1e-6));
+      if (other > chosen) {
+        EXPECT_LT(rate_mbit(other), rate_mbit(chosen));
       }
     }
   }
@@ -237,17 +240,17 @@ TEST(PlanChains, BestChainsIsNeverSlowerThanAnyOtherCount) {
 TEST(Repair, LongSequencesOfLossesAndJoinsStayATree) {
   Random random(8);
   for (const auto policy : kPolicies) {
-    if (policy == TopologyPolicy::kTrees) continue;  // repaired otherwise
+    if (policy == TopologyPolicy::kTrees) continue;  // has a repair of its own
     std::vector<ChainWorker> workers = random_fleet(random);
     Topology topology = plan(workers, policy);
-    std::uint64_t next = 100;
+    std::uint64_t next_id = 100;
     for (int step = 0; step < 300; ++step) {
       if (!workers.empty() && random.below(2) == 0) {
-        const auto gone = random.below(workers.size());
-        topology = detach(topology, workers[gone].id);
-        workers.erase(workers.begin() + static_cast<std::ptrdiff_t>(gone));
+        const auto lost = random.below(workers.size());
+        topology = detach(topology, workers[lost].id);
+        workers.erase(workers.begin() + static_cast<std::ptrdiff_t>(lost));
       } else {
-        workers.push_back(worker(next++, 0.5, random.below(3) != 0));
+        workers.push_back(worker(next_id++, 0.5, random.below(3) != 0));
         topology = append(topology, workers.back());
       }
       const Status status = check(topology, workers);

@@ -27,14 +27,14 @@ inline RandomFleet random_fleet(Random& random, bool straggler, bool scarce) {
     double up = spread(5, 500), down = scarce ? 1000 : up * (1 + 9 * random.uniform());
     if (straggler && id == n) up = down = 5;
     const auto rate = BitRate::from_mbit_per_s;
-    fleet.workers.push_back({WorkerId{id}, rate(up), rate(down), random.uniform(), true, true});
-    fleet.links.push_back({WorkerId{id}, rate(up), rate(down), {}});
+    fleet.workers.push_back({.id = WorkerId{id}, .up = rate(up), .down = rate(down), .score = random.uniform()});
+    fleet.links.push_back({.id = WorkerId{id}, .up = rate(up), .down = rate(down)});
   }
   return fleet;
 }
 
-// The same in one to four regions, with links between them of 50 to 2000 Mbit/s, log-uniform, and delays of 20 to 120
-// ms.
+// A random fleet in one to four regions. The links between regions have 50 to 2000 Mbit/s, log-uniform, and delays of
+// 20 to 120 ms.
 inline RandomFleet random_regions(Random& random, bool straggler, bool scarce) {
   RandomFleet fleet = random_fleet(random, straggler, scarce);
   const std::size_t n = 1 + random.below(4);
@@ -50,8 +50,9 @@ inline RandomFleet random_regions(Random& random, bool straggler, bool scarce) {
   return fleet;
 }
 
-// T_b at the quorum q over its lower bound, by formula. With `but_the_last`, the last worker does not count.
-inline double time_over_bound(const RandomFleet& fleet, TopologyPolicy policy, double q, bool but_the_last) {
+// The broadcast time T_b until a fraction q of the workers holds the payload, divided by its lower bound; by formula.
+// With `without_last`, the last worker does not count.
+inline double time_over_bound(const RandomFleet& fleet, TopologyPolicy policy, double q, bool without_last) {
   const Bytes payload{1'000'000'000}, chunk{16 * 1024};
   const BitRate chain_rate = BitRate::from_mbit_per_s(50);
   const auto topology =
@@ -63,7 +64,7 @@ inline double time_over_bound(const RandomFleet& fleet, TopologyPolicy policy, d
   auto times = broadcast_time(topology, payload, chunk, fleet.learner_up, fleet.links, fleet.regions);
   ECHO_CHECK(times.has_value());
   std::vector<WorkerLink> links = fleet.links;
-  if (but_the_last) {
+  if (without_last) {
     times->workers.pop_back();
     links.pop_back();
   }
@@ -74,11 +75,11 @@ inline double time_over_bound(const RandomFleet& fleet, TopologyPolicy policy, d
 inline std::vector<double> times_over_bound(std::size_t fleets, TopologyPolicy policy, double q, bool straggler,
                                             bool scarce) {
   Random random(1);
-  std::vector<double> all;
+  std::vector<double> ratios;
   for (std::size_t i = 0; i < fleets; ++i)
-    all.push_back(time_over_bound(random_fleet(random, straggler, scarce), policy, q, straggler));
-  std::sort(all.begin(), all.end());
-  return all;
+    ratios.push_back(time_over_bound(random_fleet(random, straggler, scarce), policy, q, straggler));
+  std::sort(ratios.begin(), ratios.end());
+  return ratios;
 }
 
 inline double quantile(const std::vector<double>& ascending, double q) {

@@ -23,9 +23,9 @@ BitRate mbit(double rate) { return BitRate::from_mbit_per_s(rate); }
 Regions regions_of(const std::vector<std::vector<double>>& rates) {
   Regions regions;
   for (std::size_t a = 0; a < rates.size(); ++a) {
-    auto& ways = regions.links.emplace_back(rates.size());
+    auto& links_from_a = regions.links.emplace_back(rates.size());
     for (std::size_t b = 0; b < rates.size(); ++b)
-      if (a != b) ways[b].rate = mbit(rates[a][b]);
+      if (a != b) links_from_a[b].rate = mbit(rates[a][b]);
   }
   return regions;
 }
@@ -36,8 +36,8 @@ RandomFleet fleet_of(const std::vector<std::size_t>& counts, double up, double d
   for (std::uint32_t region = 0; region < counts.size(); ++region)
     for (std::size_t i = 0; i < counts[region]; ++i) {
       const WorkerId id{fleet.workers.size() + 1};
-      fleet.workers.push_back({id, mbit(up), mbit(down), 1, true, true, region});
-      fleet.links.push_back({id, mbit(up), mbit(down), {}, region});
+      fleet.workers.push_back({.id = id, .up = mbit(up), .down = mbit(down), .score = 1, .region = region});
+      fleet.links.push_back({.id = id, .up = mbit(up), .down = mbit(down), .region = region});
     }
   return fleet;
 }
@@ -48,38 +48,38 @@ Topology trees(const RandomFleet& fleet, double quorum = 1) {
   return *std::move(planned);
 }
 
-// Number of payloads that cross from each region to each other.
-std::map<std::pair<std::uint32_t, std::uint32_t>, double> crossings(const Topology& topology,
-                                                                    const RandomFleet& fleet) {
+// Number of payloads that cross from each region to each other. A stripe is an equal part of a payload.
+using Crossings = std::map<std::pair<std::uint32_t, std::uint32_t>, double>;
+Crossings crossings(const Topology& topology, const RandomFleet& fleet) {
   std::map<WorkerId, std::uint32_t> region{{kLearnerId, fleet.regions.learner}};
   for (const ChainWorker& w : fleet.workers) region[w.id] = w.region;
-  std::map<std::pair<std::uint32_t, std::uint32_t>, double> crossed;
+  Crossings crossed;
   for (const auto& [id, parents] : topology.parents())
     for (const WorkerId parent : parents)
       if (region.at(parent) != region.at(id)) crossed[{region.at(parent), region.at(id)}] += 1.0 / topology.stripes();
   return crossed;
 }
 
-double into(const std::map<std::pair<std::uint32_t, std::uint32_t>, double>& crossed, std::uint32_t region) {
-  double all = 0;
-  for (const auto& [way, payloads] : crossed)
-    if (way.second == region) all += payloads;
-  return all;
+double payloads_into(const Crossings& crossed, std::uint32_t region) {
+  double total = 0;
+  for (const auto& [from_to, payloads] : crossed)
+    if (from_to.second == region) total += payloads;
+  return total;
 }
 
 TEST(Regions, InflowOfARegionIsTheMaximumFlow) {
-  // From 0 to 2, 10 go straight and 30 through 1, whose workers send 25 in all. The learner itself sends 100.
+  // From 0 to 2, the link carries 10, and 30 reach 1, whose workers send 25 in all. The learner itself sends 100.
   const Regions regions = regions_of({{0, 30, 10}, {5, 0, 40}, {5, 5, 0}});
   const std::vector<BitRate> up = {mbit(0), mbit(25), mbit(500)};
   const auto flow = inflow(regions, mbit(100), up);
   EXPECT_NEAR(flow[0].mbit_per_s(), 100, 1e-3);
-  EXPECT_NEAR(flow[1].mbit_per_s(), 30 + 5, 1e-3);  // and what comes back from 2
+  EXPECT_NEAR(flow[1].mbit_per_s(), 30 + 5, 1e-3);  // 5 come back from 2
   EXPECT_NEAR(flow[2].mbit_per_s(), 10 + 25, 1e-3);
   EXPECT_NEAR(inflow(regions, mbit(8), up)[2].mbit_per_s(), 8, 1e-3);  // never more than the learner sends
   EXPECT_NEAR(inflow({}, mbit(8), std::vector{mbit(1)})[0].mbit_per_s(), 8, 1e-3);
 }
 
-TEST(Regions, NoBroadcastIsFasterThanTheWaysLet) {
+TEST(Regions, NoBroadcastIsFasterThanTheLinksAllow) {
   RandomFleet fleet = fleet_of({1, 4}, 100);
   fleet.learner_up = mbit(1000);
   fleet.regions = regions_of({{0, 20}, {20, 0}});
@@ -95,17 +95,17 @@ TEST(Regions, NoBroadcastIsFasterThanTheWaysLet) {
   EXPECT_NEAR(bound(0.6), 8, 1e-3);
 }
 
-TEST(Regions, AHelpedRegionMayHelpAThird) {
-  // Region 0 has 20 to spare and 2 lacks 30. The flow has to pass 1, whose workers send 12.
+TEST(Regions, ABorrowingRegionMayLendToAThird) {
+  // Region 0 has 20 to spare, and 2 lacks 30. The flow has to pass 1, whose workers send 12.
   const Regions regions = regions_of({{0, 50, 0}, {50, 0, 50}, {50, 50, 0}});
-  const std::vector<std::vector<double>> taken = {{0, 0, 0}, {0, 0, 45e6}, {0, 0, 0}};
-  const std::vector<double> spare = {20e6, 0, -30e6};
-  const Lending free = lend(regions, spare, std::vector<double>{0, 12e6, 0}, std::vector(3, std::vector<double>(3, 0)));
-  EXPECT_NEAR(free.total, 12e6, 10);
-  EXPECT_NEAR(free.by_link[0][1], 12e6, 10);
-  EXPECT_NEAR(free.by_link[1][2], 12e6, 10);
-  EXPECT_NEAR(lend(regions, spare, std::vector<double>{0, 12e6, 0}, taken).total, 5e6,
-              10);  // the way is in use already
+  const std::vector<double> spare = {20e6, 0, -30e6}, forwardable = {0, 12e6, 0};
+  const std::vector<std::vector<double>> unused_links(3, std::vector<double>(3, 0));
+  const Lending lending = lend(regions, spare, forwardable, unused_links);
+  EXPECT_NEAR(lending.bits_per_s_total, 12e6, 10);
+  EXPECT_NEAR(lending.bits_per_s_by_link[0][1], 12e6, 10);
+  EXPECT_NEAR(lending.bits_per_s_by_link[1][2], 12e6, 10);
+  const std::vector<std::vector<double>> link_load = {{0, 0, 0}, {0, 0, 45e6}, {0, 0, 0}};
+  EXPECT_NEAR(lend(regions, spare, forwardable, link_load).bits_per_s_total, 5e6, 10);
 }
 
 // Each of two regions could receive 150, but both together 200, beside the 300 that their six workers send.
@@ -117,7 +117,7 @@ TEST(Regions, RegionsWithASharedInflowAreBoundTogether) {
   EXPECT_NEAR(seconds(bound), 8000.0 * 6 / (300 + 200), 0.1);
 }
 
-TEST(Regions, AWayIsSharedByAllThatCrossesIt) {
+TEST(Regions, ALinkIsSharedByAllEdgesThatCrossIt) {
   RandomFleet fleet = fleet_of({1, 3}, 100);
   fleet.learner_up = mbit(1000);
   fleet.regions = regions_of({{0, 30}, {30, 0}});
@@ -125,8 +125,8 @@ TEST(Regions, AWayIsSharedByAllThatCrossesIt) {
   const Topology star = plan_chains(fleet.learner_up, mbit(10), fleet.workers, TopologyPolicy::kStar).value();
   const auto times =
       broadcast_time(star, Bytes{1'250'000}, Bytes{1'250'000}, fleet.learner_up, fleet.links, fleet.regions).value();
-  EXPECT_NEAR(seconds(times.of(WorkerId{1})), 10.0 / 970, 1e-6);
-  for (const std::uint64_t id : {2, 3, 4}) EXPECT_NEAR(seconds(times.of(WorkerId{id})), 1.1, 1e-6);
+  EXPECT_NEAR(seconds(times.time_of(WorkerId{1})), 10.0 / 970, 1e-6);
+  for (const std::uint64_t id : {2, 3, 4}) EXPECT_NEAR(seconds(times.time_of(WorkerId{id})), 1.1, 1e-6);
 }
 
 TEST(Regions, ALinkLeavesUnusedUplinkToOtherReceivers) {
@@ -136,8 +136,8 @@ TEST(Regions, ALinkLeavesUnusedUplinkToOtherReceivers) {
   const Topology star = plan_chains(fleet.learner_up, mbit(10), fleet.workers, TopologyPolicy::kStar).value();
   const auto times =
       broadcast_time(star, Bytes{1'125'000}, Bytes{1'125'000}, fleet.learner_up, fleet.links, fleet.regions).value();
-  EXPECT_NEAR(seconds(times.of(WorkerId{1})), 0.1, 1e-6);  // at 90 Mbit/s
-  EXPECT_NEAR(seconds(times.of(WorkerId{2})), 0.9, 1e-6);
+  EXPECT_NEAR(seconds(times.time_of(WorkerId{1})), 0.1, 1e-6);  // at 90 Mbit/s
+  EXPECT_NEAR(seconds(times.time_of(WorkerId{2})), 0.9, 1e-6);
 }
 
 TEST(Relays, APayloadCrossesToEveryRegionOnce) {
@@ -146,18 +146,19 @@ TEST(Relays, APayloadCrossesToEveryRegionOnce) {
   fleet.regions = regions_of({{0, 100, 100, 100}, {100, 0, 100, 100}, {100, 100, 0, 100}, {100, 100, 100, 0}});
   const Topology topology = trees(fleet);
   const auto crossed = crossings(topology, fleet);
-  for (const std::uint32_t region : {1, 2, 3}) EXPECT_NEAR(into(crossed, region), 1, 1e-9) << topology.to_text();
-  EXPECT_EQ(into(crossed, 0), 0);
+  for (const std::uint32_t region : {1, 2, 3})
+    EXPECT_NEAR(payloads_into(crossed, region), 1, 1e-9) << topology.to_text();
+  EXPECT_EQ(payloads_into(crossed, 0), 0);
   const auto times =
       broadcast_time(topology, Bytes{100'000'000}, Bytes{65'536}, fleet.learner_up, fleet.links, fleet.regions).value();
   EXPECT_LT(seconds(times.last()),
             1.1 * seconds(lower_bound(Bytes{100'000'000}, fleet.learner_up, fleet.links, 1, fleet.regions)));
   // A star of the same workers sends 40 over three links.
   const Topology star = plan_chains(fleet.learner_up, mbit(10), fleet.workers, TopologyPolicy::kStar).value();
-  EXPECT_NEAR(into(crossings(star, fleet), 3), 20, 1e-9);
+  EXPECT_NEAR(payloads_into(crossings(star, fleet), 3), 20, 1e-9);
 }
 
-TEST(Relays, TwoNarrowWaysCarryMoreThanOne) {
+TEST(Relays, TwoNarrowRoutesCarryMoreThanOne) {
   // 40 straight and 40 through region 1, whose own link is wide.
   RandomFleet fleet = fleet_of({4, 4, 4}, 300);
   fleet.learner_up = mbit(400);
@@ -165,10 +166,10 @@ TEST(Relays, TwoNarrowWaysCarryMoreThanOne) {
   const auto times =
       broadcast_time(trees(fleet), Bytes{50'000'000}, Bytes{16'384}, fleet.learner_up, fleet.links, fleet.regions)
           .value();
-  const double rate = 400 / seconds(times.of(WorkerId{9}));  // Mbit/s
+  const double rate = 400 / seconds(times.time_of(WorkerId{9}));  // Mbit/s
   EXPECT_GT(rate, 75);
   EXPECT_LT(rate, 81);
-  EXPECT_GT(400 / seconds(times.of(WorkerId{1})), 200);  // the worker near the learner does not wait for the link
+  EXPECT_GT(400 / seconds(times.time_of(WorkerId{1})), 200);  // the worker near the learner does not wait for the link
 }
 
 TEST(Relays, ARegionWithoutForwardersIsServedFromOutside) {
@@ -178,10 +179,10 @@ TEST(Relays, ARegionWithoutForwardersIsServedFromOutside) {
     if (w.region == 1) w.may_forward = false;
   fleet.regions = regions_of({{0, 400}, {400, 0}});
   const Topology topology = trees(fleet);
-  EXPECT_NEAR(into(crossings(topology, fleet), 1), 5, 1e-9);
+  EXPECT_NEAR(payloads_into(crossings(topology, fleet), 1), 5, 1e-9);
   const auto times =
       broadcast_time(topology, Bytes{50'000'000}, Bytes{16'384}, fleet.learner_up, fleet.links, fleet.regions).value();
-  EXPECT_GT(400 / seconds(times.last()), 65);  // Mbit/s, of the 80 that the way leaves to each
+  EXPECT_GT(400 / seconds(times.last()), 65);  // Mbit/s, of the 80 that the link leaves to each
 }
 
 TEST(Relays, OneRegionHasNoRelays) {
@@ -195,7 +196,7 @@ TEST(Relays, OneRegionHasNoRelays) {
             plan_chains(fleet.learner_up, mbit(10), fleet.workers, TopologyPolicy::kTrees).value().to_text());
 }
 
-TEST(Relays, RegionsThatAreNotThereAreNamed) {
+TEST(Relays, InvalidRegionsAndLinksAreNamed) {
   RandomFleet fleet = fleet_of({1, 1}, 100);
   const auto error = [&] {
     const auto planned =
@@ -210,7 +211,7 @@ TEST(Relays, RegionsThatAreNotThereAreNamed) {
   fleet.workers[1].region = 1;
   EXPECT_EQ(error(), "");
   fleet.regions.links[1].pop_back();
-  EXPECT_THAT(error(), testing::HasSubstr("links to 1 of 2 regions"));
+  EXPECT_THAT(error(), testing::HasSubstr("links from a region is 1, expected 2"));
   fleet.regions.learner = 7;
   EXPECT_THAT(error(), testing::HasSubstr("the learner's region is 7, expected 0 to 1"));
 }
@@ -235,7 +236,7 @@ TEST(Relays, AreWithinReachOfTheBoundInRandomFleets) {
 }
 
 // The workers near the learner have little uplink, so their payload has to come from a third region.
-TEST(Relays, ALearnerAmongWorkersThatSendLittleIsNotHeldUpByThem) {
+TEST(Relays, SlowUplinksNearTheLearnerDoNotLimitOtherRegions) {
   RandomFleet fleet = fleet_of({1, 4, 4}, 100);
   fleet.workers[0].up = fleet.links[0].up = mbit(5);
   fleet.learner_up = mbit(120);
@@ -247,7 +248,7 @@ TEST(Relays, ALearnerAmongWorkersThatSendLittleIsNotHeldUpByThem) {
 
 // The planner reaches every worker even without forwarders, with links of one kilobit, or with hardly any learner
 // uplink.
-TEST(Relays, OddFleetsAreReachedAsWell) {
+TEST(Relays, OddFleetsAreReached) {
   Random random(9);
   for (int i = 0; i < 2000; ++i) {
     RandomFleet fleet = random_regions(random, i % 3 == 0, i % 2 == 0);
@@ -260,33 +261,35 @@ TEST(Relays, OddFleetsAreReachedAsWell) {
     if (fleet.regions.several())
       fleet.regions.learner = static_cast<std::uint32_t>(random.below(fleet.regions.links.size()));
     for (auto& row : fleet.regions.links)
-      for (RegionLink& way : row)
-        if (i % 5 == 0 && random.uniform() < 0.3) way.rate = BitRate{1000};
+      for (RegionLink& link : row)
+        if (i % 5 == 0 && random.uniform() < 0.3) link.rate = BitRate{1000};
     if (i % 11 == 0) fleet.learner_up = BitRate{1000};
     const Topology topology = trees(fleet, 0.9);
-    const auto rest = std::span(fleet.workers).subspan(1);
-    const RepairedTrees repaired = repair_trees(topology, fleet.learner_up, rest, 0.9, {}, fleet.regions);
+    const auto all_but_first = std::span(fleet.workers).subspan(1);
+    const RepairedTrees repaired = repair_trees(topology, fleet.learner_up, all_but_first, 0.9, {}, fleet.regions);
     std::vector<WorkerId> ids;
-    for (const ChainWorker& w : rest) ids.push_back(w.id);
+    for (const ChainWorker& w : all_but_first) ids.push_back(w.id);
     ASSERT_TRUE(validate(repaired.topology, ids)) << "fleet " << i;
   }
 }
 
 // Workers come and go for a while. The repaired trees always reach every worker, within its region if possible.
-TEST(Relays, AreMendedInTheirRegion) {
+TEST(Relays, AreRepairedWithinTheirRegion) {
   Random random(11);
   RandomFleet fleet = fleet_of({8, 8, 8}, 200);
   fleet.learner_up = mbit(400);
   fleet.regions = regions_of({{0, 90, 90}, {90, 0, 90}, {90, 90, 0}});
   Topology topology = trees(fleet);
-  std::uint64_t next = 100;
+  std::uint64_t next_id = 100;
   for (int step = 0; step < 200; ++step) {
     if (fleet.workers.size() > 15 && random.uniform() < 0.5) {
       fleet.workers.erase(fleet.workers.begin() + static_cast<std::ptrdiff_t>(random.below(fleet.workers.size())));
     } else {
-      ChainWorker joiner{
-          WorkerId{next++}, mbit(200), mbit(1000), 1, true, true, static_cast<std::uint32_t>(random.below(3))};
-      fleet.workers.push_back(joiner);
+      fleet.workers.push_back({.id = WorkerId{next_id++},
+                               .up = mbit(200),
+                               .down = mbit(1000),
+                               .score = 1,
+                               .region = static_cast<std::uint32_t>(random.below(3))});
     }
     const RepairedTrees repaired = repair_trees(topology, fleet.learner_up, fleet.workers, 1, {}, fleet.regions);
     std::vector<WorkerId> ids;
@@ -295,11 +298,11 @@ TEST(Relays, AreMendedInTheirRegion) {
     topology = repaired.worth_replanning() ? trees(fleet) : repaired.topology;
     const auto crossed = crossings(topology, fleet);
     for (const std::uint32_t region : {1, 2})
-      ASSERT_LE(into(crossed, region), 1.5) << "step " << step << ": " << topology.to_text();
+      ASSERT_LE(payloads_into(crossed, region), 1.5) << "step " << step << ": " << topology.to_text();
   }
 }
 
-TEST(Relays, ARelayThatGoesIsFollowedByAnotherOfItsRegion) {
+TEST(Relays, ALostRelayIsReplacedByAnotherOfItsRegion) {
   RandomFleet fleet = fleet_of({3, 6}, 300);
   fleet.learner_up = mbit(200);
   fleet.regions = regions_of({{0, 50}, {50, 0}});
@@ -311,7 +314,7 @@ TEST(Relays, ARelayThatGoesIsFollowedByAnotherOfItsRegion) {
   ASSERT_FALSE(relays.empty());
   std::erase_if(fleet.workers, [&](const ChainWorker& w) { return w.id == *relays.begin(); });
   const RepairedTrees repaired = repair_trees(topology, fleet.learner_up, fleet.workers, 1, {}, fleet.regions);
-  EXPECT_NEAR(into(crossings(repaired.topology, fleet), 1), 1, 1e-9) << repaired.topology.to_text();
+  EXPECT_NEAR(payloads_into(crossings(repaired.topology, fleet), 1), 1, 1e-9) << repaired.topology.to_text();
   EXPECT_FALSE(repaired.worth_replanning());
 }
 

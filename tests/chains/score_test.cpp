@@ -10,7 +10,12 @@ namespace {
 
 using std::chrono::seconds;
 
-PeerStats perfect() { return {BitRate::from_mbit_per_s(8), BitRate::from_mbit_per_s(8), 20, 20, Duration{}}; }
+PeerStats perfect() {
+  return {.forwarding_rate = BitRate::from_mbit_per_s(8),
+          .cap = BitRate::from_mbit_per_s(8),
+          .attempts = 20,
+          .successes = 20};
+}
 
 TEST(PeerScore, PerfectPeerScoresOne) { EXPECT_DOUBLE_EQ(peer_score(perfect()), 1.0); }
 

@@ -26,7 +26,7 @@ Topology chain(std::uint64_t n) {
 std::size_t depth_of(const Topology& topology, std::size_t stripe, WorkerId worker) {
   std::size_t depth = 0;
   const auto parents = topology.parents();
-  for (WorkerId at = worker; at != kLearnerId; at = parents.at(at)[stripe]) ++depth;
+  for (WorkerId node = worker; node != kLearnerId; node = parents.at(node)[stripe]) ++depth;
   return depth;
 }
 
@@ -48,14 +48,17 @@ TEST(Apart, WithoutASuitableWorkerTheLearnerFeedsTheChildAsALeaf) {
 
 TEST(Apart, HoldsForEveryPolicyAndMovesNoWorkerForward) {
   Random random(7);
-  std::size_t fallbacks = 0, parted = 0;
+  std::size_t fallbacks = 0, separated = 0;
   for (int round = 0; round < 300; ++round) {
     std::vector<ChainWorker> workers;
     std::vector<WorkerId> all;
     for (std::uint64_t v = 1, n = 2 + random.below(30); v <= n; ++v) {
-      workers.push_back({id(v), BitRate::from_mbit_per_s(5 + random.uniform() * 200),
-                         BitRate::from_mbit_per_s(100 + random.uniform() * 200), random.uniform(), random.below(8) > 0,
-                         random.below(4) > 0});
+      workers.push_back({.id = id(v),
+                         .up = BitRate::from_mbit_per_s(5 + random.uniform() * 200),
+                         .down = BitRate::from_mbit_per_s(100 + random.uniform() * 200),
+                         .score = random.uniform(),
+                         .may_forward = random.below(8) > 0,
+                         .may_seed = random.below(4) > 0});
       all.push_back(id(v));
     }
     const auto policy = std::array{TopologyPolicy::kEcho2, TopologyPolicy::kBestChains, TopologyPolicy::kStripes,
@@ -82,15 +85,15 @@ TEST(Apart, HoldsForEveryPolicyAndMovesNoWorkerForward) {
     for (std::size_t s = 0; s < after.stripes(); ++s) {
       const WorkerId child = before->parents().at(a)[s] == b ? a : b, parent = child == a ? b : a;
       if (before->parents().at(child)[s] != parent) continue;
-      ++parted;
+      ++separated;
       if (depth_of(after, s, child) >= depth_of(*before, s, child)) continue;
       ++fallbacks;  // the learner feeds it, and it has no children
       EXPECT_EQ(after.parents().at(child)[s], kLearnerId);
       for (const auto& [other, parents] : after.parents()) EXPECT_NE(parents[s], child) << after.to_text();
     }
   }
-  EXPECT_GT(parted, 20u);
-  EXPECT_LT(fallbacks, parted / 2);
+  EXPECT_GT(separated, 20u);
+  EXPECT_LT(fallbacks, separated / 2);
 }
 
 }  // namespace

@@ -21,7 +21,7 @@ using testing::HasSubstr;
 BitRate mbit(double m) { return BitRate::from_mbit_per_s(m); }
 WorkerId id(std::uint64_t v) { return WorkerId{v}; }
 ChainWorker worker(std::uint64_t v, double up_mbit, bool may_forward = true, double down_mbit = 1000) {
-  return {id(v), mbit(up_mbit), mbit(down_mbit), 0.5, may_forward, true};
+  return {.id = id(v), .up = mbit(up_mbit), .down = mbit(down_mbit), .score = 0.5, .may_forward = may_forward};
 }
 
 Topology two_stripes() {
@@ -115,22 +115,23 @@ TEST(Topology, TimeOfATree) {
   for (std::uint64_t v = 1; v <= 6; ++v) links.push_back({id(v), mbit(40), mbit(1000), {}});
   const auto times = broadcast_time(tree(), {10'000'000}, {10'000'000}, mbit(80), links);
   ASSERT_TRUE(times);
-  EXPECT_NEAR(seconds(times->of(id(1))), 1, 1e-9);
-  EXPECT_NEAR(seconds(times->of(id(2))), 5, 1e-9);
-  EXPECT_NEAR(seconds(times->of(id(4))), 5, 1e-9);
-  EXPECT_NEAR(seconds(times->of(id(5))), 7, 1e-9);
-  EXPECT_NEAR(seconds(times->of(id(6))), 9, 1e-9);
+  EXPECT_NEAR(seconds(times->time_of(id(1))), 1, 1e-9);
+  EXPECT_NEAR(seconds(times->time_of(id(2))), 5, 1e-9);
+  EXPECT_NEAR(seconds(times->time_of(id(4))), 5, 1e-9);
+  EXPECT_NEAR(seconds(times->time_of(id(5))), 7, 1e-9);
+  EXPECT_NEAR(seconds(times->time_of(id(6))), 9, 1e-9);
 }
 
-// No sender exceeds its uplink; `q` is the rate of one stripe.
-void expect_affordable(const Topology& topology, const std::vector<ChainWorker>& workers, BitRate learner_up,
-                       double q) {
+// Expects that no sender exceeds its uplink. `stripe_rate`: of one stripe, bit/s.
+void expect_within_uplinks(const Topology& topology, const std::vector<ChainWorker>& workers, BitRate learner_up,
+                           double stripe_rate) {
   std::map<WorkerId, std::size_t> children;
   for (std::size_t s = 0; s < topology.stripes(); ++s)
     for (const Edge& edge : edges_of(topology, s)) ++children[edge.from];
-  EXPECT_LE(static_cast<double>(children[kLearnerId]) * q, learner_up.bits_per_s * (1 + 1e-6)) << topology.to_text();
+  EXPECT_LE(static_cast<double>(children[kLearnerId]) * stripe_rate, learner_up.bits_per_s * (1 + 1e-6))
+      << topology.to_text();
   for (const ChainWorker& w : workers)
-    EXPECT_LE(static_cast<double>(children[w.id]) * q, (w.may_forward ? w.up.bits_per_s : 0) * (1 + 1e-6));
+    EXPECT_LE(static_cast<double>(children[w.id]) * stripe_rate, w.forwarding_up().bits_per_s * (1 + 1e-6));
 }
 
 Topology planned(const std::vector<ChainWorker>& workers, BitRate learner_up, TopologyPolicy policy) {
@@ -155,7 +156,7 @@ TEST(Stripes, UnequalUplinksAllCarryTheirPart) {
   EXPECT_GT(plan.rate.mbit_per_s(), 14);
   EXPECT_LE(plan.rate.mbit_per_s(), 15.01);
   const Topology topology = planned(workers, mbit(20), TopologyPolicy::kStripes);
-  expect_affordable(topology, workers, mbit(20), plan.rate.bits_per_s / static_cast<double>(plan.stripes));
+  expect_within_uplinks(topology, workers, mbit(20), plan.rate.bits_per_s / static_cast<double>(plan.stripes));
 }
 
 TEST(Stripes, WithoutForwardersTheLearnerServesEveryWorker) {
@@ -173,7 +174,7 @@ TEST(Trees, UseEveryUplink) {
   EXPECT_GT(plan.rate.mbit_per_s(), 58);
   EXPECT_LE(plan.rate.mbit_per_s(), 62.5);
   const Topology topology = planned(workers, mbit(100), TopologyPolicy::kTrees);
-  expect_affordable(topology, workers, mbit(100), plan.rate.bits_per_s / static_cast<double>(plan.stripes));
+  expect_within_uplinks(topology, workers, mbit(100), plan.rate.bits_per_s / static_cast<double>(plan.stripes));
   EXPECT_LE(topology.depth(), 4u);
 }
 
@@ -221,9 +222,9 @@ TEST(Trees, AreAffordableAndNearTheBound) {
     const BitRate learner_up = mbit(static_cast<double>(random.between(5, 200)));
     const StripePlan plan = plan_stripes(learner_up, workers, {.children_max = kTreeChildrenMax});
     const Topology topology = planned(workers, learner_up, TopologyPolicy::kTrees);
-    const double q = plan.rate.bits_per_s / static_cast<double>(plan.stripes);
-    ASSERT_GT(q, 0);
-    expect_affordable(topology, workers, learner_up, q);
+    const double stripe_rate = plan.rate.bits_per_s / static_cast<double>(plan.stripes);
+    ASSERT_GT(stripe_rate, 0);
+    expect_within_uplinks(topology, workers, learner_up, stripe_rate);
     for (std::size_t s = 0; s < topology.stripes(); ++s) {
       std::map<WorkerId, std::size_t> children;
       for (const Edge& edge : edges_of(topology, s)) ++children[edge.from];
@@ -259,7 +260,7 @@ TEST(Stripes, AreAffordableAndNotSlowerThanChains) {
     ASSERT_LE(plan.stripes, kPlannedStripesMax);
     const Topology topology = planned(workers, learner_up, TopologyPolicy::kStripes);
     if (plan.rate.bits_per_s > 0)
-      expect_affordable(topology, workers, learner_up, plan.rate.bits_per_s / static_cast<double>(plan.stripes));
+      expect_within_uplinks(topology, workers, learner_up, plan.rate.bits_per_s / static_cast<double>(plan.stripes));
     std::vector<WorkerLink> links;
     for (const ChainWorker& w : workers) links.push_back({w.id, w.up, w.down, {}});
     const Bytes payload{1'000'000'000}, chunk{1'000};

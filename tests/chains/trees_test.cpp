@@ -1,4 +1,4 @@
-// Mending of broken trees: the workers that stay, the workers that move, and the resulting rate.
+// Repairs of trees: the workers that stay, the workers that move, and the resulting rate.
 #include "chains/trees.hpp"
 
 #include <gmock/gmock.h>
@@ -20,7 +20,7 @@ using testing::ElementsAre;
 BitRate mbit(double m) { return BitRate::from_mbit_per_s(m); }
 WorkerId id(std::uint64_t v) { return WorkerId{v}; }
 ChainWorker worker(std::uint64_t v, double up_mbit, double down_mbit = 1000) {
-  return {id(v), mbit(up_mbit), mbit(down_mbit), 0.5, true, true};
+  return {.id = id(v), .up = mbit(up_mbit), .down = mbit(down_mbit), .score = 0.5};
 }
 std::vector<ChainWorker> equal_workers(std::uint64_t n) {
   std::vector<ChainWorker> workers;
@@ -39,7 +39,7 @@ void expect_valid(const Topology& topology, const std::vector<ChainWorker>& work
   EXPECT_TRUE(status) << status.error().message();
 }
 // Number of (worker, stripe) pairs with another parent than before. Newcomers do not count.
-std::size_t moved(const Topology& before, const Topology& after) {
+std::size_t moved_edges(const Topology& before, const Topology& after) {
   std::size_t edges = 0;
   const auto now = after.parents();
   for (const auto& [worker, parents] : before.parents())
@@ -52,7 +52,7 @@ TEST(RepairedTrees, NothingBrokenNothingMoves) {
   const auto workers = equal_workers(16);
   const Topology topology = planned(workers, 100);
   const RepairedTrees repaired = repair_trees(topology, mbit(100), workers, 1);
-  EXPECT_EQ(moved(topology, repaired.topology), 0u);
+  EXPECT_EQ(moved_edges(topology, repaired.topology), 0u);
   EXPECT_NEAR(repaired.replanned_rate.mbit_per_s(), 50, 0.1);
   EXPECT_NEAR(repaired.rate.mbit_per_s(), 50, 0.1);
 }
@@ -61,14 +61,14 @@ TEST(RepairedTrees, OnlyChildrenOfADeadWorkerMove) {
   auto workers = equal_workers(16);
   const Topology topology = planned(workers, 100);
   for (std::size_t dead = 0; dead < workers.size(); ++dead) {
-    auto left = workers;
-    left.erase(left.begin() + static_cast<std::ptrdiff_t>(dead));
-    const RepairedTrees repaired = repair_trees(topology, mbit(100), left, 1);
-    expect_valid(repaired.topology, left);
-    std::size_t fed = 0;
+    auto living = workers;
+    living.erase(living.begin() + static_cast<std::ptrdiff_t>(dead));
+    const RepairedTrees repaired = repair_trees(topology, mbit(100), living, 1);
+    expect_valid(repaired.topology, living);
+    std::size_t children_of_dead = 0;
     for (const auto& [worker, parents] : topology.parents())
-      fed += static_cast<std::size_t>(std::count(parents.begin(), parents.end(), workers[dead].id));
-    EXPECT_EQ(moved(topology, repaired.topology), fed);
+      children_of_dead += static_cast<std::size_t>(std::count(parents.begin(), parents.end(), workers[dead].id));
+    EXPECT_EQ(moved_edges(topology, repaired.topology), children_of_dead);
     EXPECT_NEAR(repaired.rate.mbit_per_s(), 50, 0.1) << repaired.topology.to_text();
   }
 }
@@ -90,42 +90,41 @@ TEST(RepairedTrees, AMovedWorkerKeepsNoChildren) {
 // at most.
 TEST(RepairedTrees, StayTreesAndFastOverManyChanges) {
   Random random(11);
-  std::vector<double> parts;
+  std::vector<double> rate_ratios;  // of repaired trees to trees planned from scratch
   for (int round = 0; round < 40; ++round) {
     SCOPED_TRACE(round);
     const double learner_mbit = static_cast<double>(random.between(50, 200));
     std::vector<ChainWorker> workers;
-    std::uint64_t next = 1;
+    std::uint64_t next_id = 1;
     const auto join = [&] {
-      workers.push_back(worker(next++, static_cast<double>(random.between(10, 100)), 200));
+      workers.push_back(worker(next_id++, static_cast<double>(random.between(10, 100)), 200));
       workers.back().may_seed = random.below(4) != 0;
     };
     for (auto n = random.between(2, 40); n > 0; --n) join();
     Topology topology = planned(workers, learner_mbit);
     for (int step = 0; step < 100; ++step) {
-      std::optional<WorkerId> back;
-      const auto any = random.below(workers.size());
+      std::optional<WorkerId> reattached;
+      const auto chosen = random.below(workers.size());
       switch (random.below(4)) {
         case 0:
-          if (workers.size() > 2) workers.erase(workers.begin() + static_cast<std::ptrdiff_t>(any));
+          if (workers.size() > 2) workers.erase(workers.begin() + static_cast<std::ptrdiff_t>(chosen));
           break;
         case 1:
-          back = workers[any].id;
-          workers[any].may_forward = !workers[any].may_forward;
+          reattached = workers[chosen].id;
+          workers[chosen].may_forward = !workers[chosen].may_forward;
           break;
         default:
           if (workers.size() < 60) join();
       }
-      RepairedTrees repaired = repair_trees(topology, mbit(learner_mbit), workers, 1, back);
+      RepairedTrees repaired = repair_trees(topology, mbit(learner_mbit), workers, 1, reattached);
       expect_valid(repaired.topology, workers);
-      parts.push_back(repaired.rate.bits_per_s / repaired.replanned_rate.bits_per_s);
+      rate_ratios.push_back(repaired.rate.bits_per_s / repaired.replanned_rate.bits_per_s);
       topology = std::move(repaired.topology);
     }
   }
-  std::sort(parts.begin(), parts.end());
-  const auto at = [&](double q) { return parts[static_cast<std::size_t>(q * static_cast<double>(parts.size() - 1))]; };
-  EXPECT_GE(at(0.5), 0.88);
-  EXPECT_GE(at(0.05), 0.75);
+  std::sort(rate_ratios.begin(), rate_ratios.end());
+  EXPECT_GE(quantile(rate_ratios, 0.5), 0.88);
+  EXPECT_GE(quantile(rate_ratios, 0.05), 0.75);
 }
 
 // ---- workers with slow downlinks ----
@@ -141,8 +140,8 @@ TEST(LateWorkers, ASlowDownlinkDelaysNoOtherWorker) {
   for (const ChainWorker& w : workers) links.push_back({w.id, w.up, w.down, {}});
   const auto times = broadcast_time(topology, {100'000'000}, {16 * 1024}, mbit(100), links);
   ASSERT_TRUE(times);
-  EXPECT_NEAR(seconds(times->fraction(0.9)), 16, 0.2);  // 100 MB at 50 Mbit/s
-  EXPECT_NEAR(seconds(times->of(id(10))), 160, 1);      // as fast as it can take it
+  EXPECT_NEAR(seconds(times->fraction(0.9)), 16, 0.2);   // 100 MB at 50 Mbit/s
+  EXPECT_NEAR(seconds(times->time_of(id(10))), 160, 1);  // as fast as it can take it
 }
 
 TEST(LateWorkers, EqualWorkersAreNotLate) {
@@ -160,7 +159,7 @@ TEST(LateWorkers, AJoiningStragglerBecomesALeafAndMovesNoWorker) {
   workers.push_back(worker(17, 50, 5));
   const RepairedTrees repaired = repair_trees(topology, mbit(100), workers, 0.9);
   expect_valid(repaired.topology, workers);
-  EXPECT_EQ(moved(topology, repaired.topology), 0u);
+  EXPECT_EQ(moved_edges(topology, repaired.topology), 0u);
   EXPECT_FALSE(repaired.worth_replanning());
   EXPECT_NEAR(repaired.rate.mbit_per_s(), 50, 0.1);
   EXPECT_TRUE(repaired.topology.children_of(id(17)).empty());

@@ -12,7 +12,7 @@ template <class T>
 std::vector<T> all_of(const std::vector<Action>& actions) {
   std::vector<T> found;
   for (const Action& a : actions)
-    if (const auto* t = std::get_if<T>(&a)) found.push_back(*t);
+    if (const auto* action = std::get_if<T>(&a)) found.push_back(*action);
   return found;
 }
 
@@ -21,10 +21,11 @@ template <class T>
 std::vector<T> sent_over(const std::vector<Action>& actions, ConnId conn) {
   std::vector<T> found;
   for (const Action& a : actions) {
-    const auto* s = std::get_if<act::Send>(&a);
-    if (!s || s->conn != conn || s->head.data()[2] != std::byte{1}) continue;
-    const auto m = decode_control(s->head.bytes().subspan(kFrameHeaderBytes));
-    if (m && std::holds_alternative<T>(*m)) found.push_back(std::get<T>(*m));
+    const auto* send = std::get_if<act::Send>(&a);
+    constexpr std::byte kControlType{1};  // FrameType::kControl, at byte 2 of the header
+    if (!send || send->conn != conn || send->head.data()[2] != kControlType) continue;
+    const auto message = decode_control(send->head.bytes().subspan(kFrameHeaderBytes));
+    if (message && std::holds_alternative<T>(*message)) found.push_back(std::get<T>(*message));
   }
   return found;
 }

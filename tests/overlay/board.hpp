@@ -16,6 +16,7 @@ namespace echoline::overlay {
 // Generous, because the machine may be busy.
 inline constexpr Duration kPatience = std::chrono::seconds(60);
 
+// A lock and a condition: callbacks write under it, tests wait until a condition holds.
 class Board {
  public:
   template <class F>
@@ -53,37 +54,37 @@ struct TestLearner {
   std::unique_ptr<LearnerNode> node;
 
   static LearnerOptions quick() {
-    LearnerOptions o;
-    o.policy = chains::TopologyPolicy::kEcho2;  // chains, which the tests can foretell
-    o.run_id = "run";
-    o.network.silence_min = {};
-    o.heartbeat = std::chrono::milliseconds(200);
-    o.network.heartbeat_timeout = std::chrono::seconds(10);
-    o.network.chunk = {16 * 1024};
-    o.up_expected = o.chain_rate;
-    return o;
+    LearnerOptions options;
+    options.policy = chains::TopologyPolicy::kEcho2;  // chains, which the tests can foretell
+    options.run_id = "run";
+    options.network.silence_min = {};
+    options.heartbeat = std::chrono::milliseconds(200);
+    options.network.heartbeat_timeout = std::chrono::seconds(10);
+    options.network.chunk = {16 * 1024};
+    options.uplink_expected = options.chain_rate;
+    return options;
   }
   void start(LearnerOptions options = quick()) {
-    LearnerEvents e;
-    e.welcome = [](const MemberInfo& m) { return "hello " + m.name; };
-    e.joined = [this](const MemberInfo& m) { board.write([&] { joined[m.id] = m; }); };
-    e.away = [this](WorkerId id, const std::string& why) { board.write([&] { away[id] = why; }); };
-    e.lost = [this](WorkerId id, const std::string& why) { board.write([&] { lost[id] = why; }); };
-    e.acked = [this](WorkerId id, Version v, const Digest& d) {
+    LearnerEvents events;
+    events.welcome = [](const MemberInfo& m) { return "hello " + m.name; };
+    events.joined = [this](const MemberInfo& m) { board.write([&] { joined[m.id] = m; }); };
+    events.away = [this](WorkerId id, const std::string& why) { board.write([&] { away[id] = why; }); };
+    events.lost = [this](WorkerId id, const std::string& why) { board.write([&] { lost[id] = why; }); };
+    events.acked = [this](WorkerId id, Version v, const Digest& d) {
       board.write([&] {
         acked[id] = v;
         wrong_digest |= d != digest_of(v.value);
       });
     };
-    e.message = [this](WorkerId id, std::string bytes) {
+    events.message = [this](WorkerId id, std::string bytes) {
       board.write([&] { messages.emplace_back(id, std::move(bytes)); });
     };
-    e.broadcast_done = [this](const BroadcastReport& r) { board.write([&] { reports.push_back(r); }); };
-    e.topology_changed = [this](const chains::Topology& t) { board.write([&] { chains = t.chains; }); };
-    e.need_catch_up = [this](Version v, std::optional<Version>) {
+    events.broadcast_done = [this](const BroadcastReport& r) { board.write([&] { reports.push_back(r); }); };
+    events.topology_changed = [this](const chains::Topology& t) { board.write([&] { chains = t.chains; }); };
+    events.need_catch_up = [this](Version v, std::optional<Version>) {
       board.write([&] { snapshot_requests.push_back(v); });
     };
-    auto started = LearnerNode::start(std::move(options), std::move(e));
+    auto started = LearnerNode::start(std::move(options), std::move(events));
     ASSERT_TRUE(started.has_value()) << started.error().message();
     node = std::move(*started);
   }
@@ -97,9 +98,9 @@ struct TestLearner {
   }
   bool all_acked(std::size_t workers, std::uint64_t version) {
     return board.wait([&] {
-      std::size_t have = 0;
-      for (const auto& [id, v] : acked) have += v == Version{version} && !lost.contains(id);
-      return have == workers;
+      std::size_t acked_count = 0;
+      for (const auto& [id, v] : acked) acked_count += v == Version{version} && !lost.contains(id);
+      return acked_count == workers;
     });
   }
 };
@@ -109,43 +110,44 @@ struct TestWorker {
   std::optional<WorkerId> id;
   std::string welcome, reason;
   int welcomes = 0, aways = 0;
-  bool gone = false, auto_install = true;
-  std::vector<Publication> got;
+  bool gone = false;             // disconnected() was called
+  bool auto_install = true;      // each delivered publication is reported as installed at once
+  std::vector<Publication> got;  // all delivered publications
   std::vector<std::string> messages;
   std::unique_ptr<WorkerNode> node;
 
   static WorkerOptions of(const TestLearner& learner, const std::string& name) {
-    WorkerOptions o;
-    o.learner = learner.node->endpoint();
-    o.name = name;
-    o.join_timeout = kPatience;
-    o.away_max = kPatience;
-    o.token = *learner.node->issue_token(name);
-    return o;
+    WorkerOptions options;
+    options.learner = learner.node->endpoint();
+    options.name = name;
+    options.join_timeout = kPatience;
+    options.away_max = kPatience;
+    options.token = *learner.node->issue_token(name);
+    return options;
   }
   void start(WorkerOptions options) {
-    WorkerEvents e;
-    e.joined = [this](WorkerId w, const std::string& bytes) {
+    WorkerEvents events;
+    events.joined = [this](WorkerId w, const std::string& bytes) {
       board.write([&] {
         id = w;
         welcome = bytes;
         ++welcomes;
       });
     };
-    e.publication = [this](const Publication& p) {
+    events.publication = [this](const Publication& p) {
       board.write([&] { got.push_back(p); });
       board.wait([&] { return node != nullptr; });  // it may come before start() has returned
       if (auto_install && p.activate) node->installed(p.version, p.policy_digest);
     };
-    e.message = [this](std::string bytes) { board.write([&] { messages.push_back(std::move(bytes)); }); };
-    e.away = [this](const std::string&) { board.write([&] { ++aways; }); };
-    e.disconnected = [this](const std::string& why, bool) {
+    events.message = [this](std::string bytes) { board.write([&] { messages.push_back(std::move(bytes)); }); };
+    events.away = [this](const std::string&) { board.write([&] { ++aways; }); };
+    events.disconnected = [this](const std::string& why, bool) {
       board.write([&] {
         gone = true;
         reason = why;
       });
     };
-    auto started = WorkerNode::start(std::move(options), std::move(e));
+    auto started = WorkerNode::start(std::move(options), std::move(events));
     ASSERT_TRUE(started.has_value()) << started.error().message();
     board.write([&] { node = std::move(*started); });
   }

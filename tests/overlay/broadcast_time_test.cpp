@@ -13,17 +13,17 @@ using std::chrono::seconds;
 using testing::SizeIs;
 
 // The parts of T_b follow each other and add up to it. The worker that completes the quorum reports its own part.
-TEST(Learner, SaysWhereTheTimeOfABroadcastWent) {
+TEST(Learner, ReportsThePartsOfABroadcastsTime) {
   LearnerConfig c = Desk::config(16);
   c.durable = true;
   Desk desk(std::move(c));
   desk.core.on_saved(ok(), desk.now);
-  const auto join = [&](std::uint64_t id) {  // dialling it back takes 8 ms: 2 ms one way
+  const auto join = [&](std::uint64_t id) {  // the learner's dial takes 8 ms, so one way takes 2 ms
     desk.next_conn += 2;
     trust::PeerIdentity identity{trust::PeerIdentity::Kind::kWorker, WorkerId{id}};
     identity.key = made_key("worker " + std::to_string(id)).public_key();
     const std::string host = "10.0.0." + std::to_string(id);
-    const ConnId conn = desk.control[WorkerId{id}] = desk.comes(identity, host);
+    const ConnId conn = desk.control[WorkerId{id}] = desk.accept_peer(identity, host);
     desk.deliver_control(conn, Hello{"run", "w", {host, 9}, kMegabytePerS, kMegabytePerS, {}});
     desk.now += milliseconds(8);
     desk.core.on_connected(desk.all<act::Dial>().back().conn, desk.now);
@@ -46,7 +46,7 @@ TEST(Learner, SaysWhereTheTimeOfABroadcastWent) {
   const BroadcastReport report = desk.all<act::BroadcastDone>()[0].report;
   EXPECT_EQ(report.t_b, milliseconds(100));
   EXPECT_EQ(report.parts.encode, milliseconds(20));
-  EXPECT_EQ(report.parts.seal, milliseconds(10 + 5));  // the chunks, and then the disk
+  EXPECT_EQ(report.parts.seal, milliseconds(10 + 5));  // sealing the chunks, and then saving
   EXPECT_EQ(report.parts.send, milliseconds(65 - 7 - 11 - 2));
   EXPECT_EQ(report.parts.verify, milliseconds(7));
   EXPECT_EQ(report.parts.install, milliseconds(11));
@@ -65,15 +65,15 @@ TEST(Learner, SaysWhereTheTimeOfABroadcastWent) {
   EXPECT_EQ(parts.send + parts.acknowledge + parts.encode + parts.seal, Duration{});
 }
 
-TEST(Learner, FindsTheStoredDeltasThatLeadToTheNewest) {
+TEST(Learner, FindsTheStoredDeltasUpToTheNewestVersion) {
   LearnerConfig c = Desk::config(16);
   c.folded_max = 4;
   c.policy_bytes = {1'000'000};
   Desk desk(std::move(c));
   ASSERT_TRUE(desk.publish(make(full(0), 5000)).has_value());
   for (std::uint64_t v = 1; v <= 6; ++v) ASSERT_TRUE(desk.publish(make(delta(v, v - 1), 1000 + v)).has_value());
-  ASSERT_TRUE(
-      desk.publish(make(delta(6, 3), 1500), true).has_value());  // made for a late worker: the others are as good
+  // A folded delta for a late worker is not one of them.
+  ASSERT_TRUE(desk.publish(make(delta(6, 3), 1500), true).has_value());
   const auto found = desk.core.deltas_from(Version{3});
   ASSERT_TRUE(found.has_value()) << found.error().message();
   EXPECT_EQ(found->from, Version{3});
@@ -122,49 +122,49 @@ TEST(Member, SavesItsFloorWhileTheLastChunksArrive) {
 
   deliver_control(ConnId{3}, next.opening);
   deliver_control(ConnId{3}, next.closing);
-  const auto [saved, none] = take();
+  const auto [saved, delivered_early] = take();
   ASSERT_EQ(saved.size(), 1u);
   EXPECT_EQ(saved[0].floor, (Installed{Version{1}, digest_of(1), 0}));
-  EXPECT_TRUE(none.empty());
+  EXPECT_TRUE(delivered_early.empty());
   for (std::uint32_t i = 0; i + 1 < next.chunks.size(); ++i) core.on_frame(ConnId{3}, next.chunk(i), now);
   core.on_saved(ok(), now);
   EXPECT_TRUE(take().second.empty());
   core.on_frame(ConnId{3}, next.chunk(static_cast<std::uint32_t>(next.chunks.size() - 1)), now);
-  const auto [again, delivered] = take();
-  EXPECT_TRUE(again.empty());
+  const auto [saved_again, delivered] = take();
+  EXPECT_TRUE(saved_again.empty());
   ASSERT_EQ(delivered.size(), 1u);
   EXPECT_EQ(delivered[0].publication.version, Version{1});
 
-  // A snapshot ahead does not raise the floor early, because deltas that come meanwhile have to pass.
+  // A snapshot ahead does not raise the floor early, because deltas that arrive in the meantime must still be accepted.
   deliver_control(ConnId{3}, snapshot.opening);
   deliver_control(ConnId{3}, snapshot.closing);
   EXPECT_TRUE(take().first.empty());
-  // A delta that is whole before the save ends waits for that save, and needs no other.
+  // A delta that is complete before the save ends waits for that save, and needs no other.
   const Made last = make(delta(2, 1), 500);
   deliver_control(ConnId{3}, last.opening);
   deliver_control(ConnId{3}, last.closing);
   core.on_frame(ConnId{3}, last.chunk(0), now);
-  const auto [once, early] = take();
-  EXPECT_EQ(once.size(), 1u);
-  EXPECT_TRUE(early.empty());
+  const auto [saved_for_last, last_early] = take();
+  EXPECT_EQ(saved_for_last.size(), 1u);
+  EXPECT_TRUE(last_early.empty());
   core.on_saved(ok(), now);
-  const auto [more, late] = take();
-  EXPECT_TRUE(more.empty());
-  ASSERT_EQ(late.size(), 1u);
-  EXPECT_EQ(late[0].publication.version, Version{2});
+  const auto [saved_later, last_delivered] = take();
+  EXPECT_TRUE(saved_later.empty());
+  ASSERT_EQ(last_delivered.size(), 1u);
+  EXPECT_EQ(last_delivered[0].publication.version, Version{2});
 }
 
-TEST(Member, SaysHowLongItTookFromTheLastByteToTheActivePolicy) {
+TEST(Member, ReportsTheTimeFromTheLastByteToTheActivePolicy) {
   MemberConfig c = config();
   c.durable = true;
   Member m(c);
-  m.whole(make(full(0), 500));
+  m.deliver_publication(make(full(0), 500));
   m.core.installed(Version{0}, digest_of(0), m.now);
   m.take();
   const Made made = make(full(1), 500);
   m.deliver_control(m.parent, made.opening);
   m.saves = false;
-  m.frame(m.parent, made.chunk(0));
+  m.deliver_frame(m.parent, made.chunk(0));
   m.deliver_control(m.parent, made.closing);
   m.now += milliseconds(3);
   m.core.on_saved(ok(), m.now);

@@ -29,14 +29,15 @@ std::string request(const std::string& token, const std::string& name = "Authori
 
 TEST(BundleGate, OnlyHoldersOfThisRunsTokensAreServed) {
   BundleGate g = gate();
-  const auto good = g.on_request(ConnId{2}, request(token(1)), kNow);
-  EXPECT_TRUE(good.serve);
-  EXPECT_THAT(good.text, StartsWith("HTTP/1.1 200 OK\r\n"));
-  EXPECT_THAT(good.text, HasSubstr("Content-Length: 1000\r\n"));
+  const auto admitted = g.on_request(ConnId{2}, request(token(1)), kNow);
+  EXPECT_TRUE(admitted.is_admitted);
+  EXPECT_THAT(admitted.text, StartsWith("HTTP/1.1 200 OK\r\n"));
+  EXPECT_THAT(admitted.text, HasSubstr("Content-Length: 1000\r\n"));
   EXPECT_THAT(g.take_admitted(), ElementsAre(ConnId{2}));
-  EXPECT_TRUE(g.on_request(ConnId{4}, request(token(2), "authorization"), kNow).serve);  // as some write it
+  // Some clients write the header's name in lower case.
+  EXPECT_TRUE(g.on_request(ConnId{4}, request(token(2), "authorization"), kNow).is_admitted);
   const trust::Authority other = made_authority("run", "another key");
-  const std::string whole = request(token(3));
+  const std::string complete = request(token(3));
   for (const auto& [bad, status] : {std::pair<std::string, const char*>{"GET /bundle HTTP/1.1\r\n\r\n", "403"},
                                     {request(""), "403"},
                                     {request("echo1.AAAA"), "403"},
@@ -46,11 +47,11 @@ TEST(BundleGate, OnlyHoldersOfThisRunsTokensAreServed) {
                                     {"GET / HTTP/1.1\r\n\r\n", "404"},
                                     {"GET /bundle2 HTTP/1.1\r\n\r\n", "404"},
                                     {"GET /bundle", "400"},
-                                    {whole.substr(0, whole.size() - 1), "400"},
+                                    {complete.substr(0, complete.size() - 1), "400"},
                                     {"GET /bundle HTTP/1.1\r\nX: " + std::string(5000, 'x') + "\r\n\r\n", "400"},
                                     {"", "400"}}) {
     const auto answer = g.on_request(ConnId{6}, bad, kNow);
-    EXPECT_FALSE(answer.serve) << bad;
+    EXPECT_FALSE(answer.is_admitted) << bad;
     EXPECT_THAT(answer.text, StartsWith(std::string("HTTP/1.1 ") + status)) << bad;
     EXPECT_THAT(answer.text, HasSubstr("\r\n\r\nrefused: "));
   }
@@ -58,24 +59,24 @@ TEST(BundleGate, OnlyHoldersOfThisRunsTokensAreServed) {
   EXPECT_THAT(g.take_admitted(), ElementsAre(ConnId{4}));
 }
 
-TEST(BundleGate, ATokenIsGoodForAFewTimes) {
+TEST(BundleGate, ATokenAllowsOnlyAFewDownloads) {
   BundleGate g = gate();
   for (std::uint64_t i = 0; i < BundleGate::kDownloadsPerToken; ++i) {
-    EXPECT_TRUE(g.on_request(ConnId{2 * i}, request(token(1)), kNow).serve);
+    EXPECT_TRUE(g.on_request(ConnId{2 * i}, request(token(1)), kNow).is_admitted);
     g.on_done(ConnId{2 * i});
   }
   EXPECT_THAT(g.on_request(ConnId{20}, request(token(1)), kNow).text, StartsWith("HTTP/1.1 429"));
-  EXPECT_TRUE(g.on_request(ConnId{20}, request(token(2)), kNow).serve);
+  EXPECT_TRUE(g.on_request(ConnId{20}, request(token(2)), kNow).is_admitted);
 }
 
-TEST(BundleGate, AFewAtATimeAndTheOthersInTheirOrder) {
+TEST(BundleGate, ServesAFewAtATimeAndTheOthersInTheirOrder) {
   BundleGate g = gate();
-  const std::size_t all = BundleGate::kServedMax + BundleGate::kWaitingMax;
-  for (std::uint64_t i = 0; i < all; ++i)
-    ASSERT_TRUE(g.on_request(ConnId{i}, request(token(static_cast<std::uint8_t>(i))), kNow).serve);
-  const auto late = g.on_request(ConnId{999}, request(token(200)), kNow);
-  EXPECT_THAT(late.text, StartsWith("HTTP/1.1 503"));
-  EXPECT_THAT(late.text, HasSubstr("later: "));
+  const std::size_t capacity = BundleGate::kServedMax + BundleGate::kWaitingMax;
+  for (std::uint64_t i = 0; i < capacity; ++i)
+    ASSERT_TRUE(g.on_request(ConnId{i}, request(token(static_cast<std::uint8_t>(i))), kNow).is_admitted);
+  const auto excess = g.on_request(ConnId{999}, request(token(200)), kNow);
+  EXPECT_THAT(excess.text, StartsWith("HTTP/1.1 503"));
+  EXPECT_THAT(excess.text, HasSubstr("later: "));
   EXPECT_EQ(g.take_admitted().size(), BundleGate::kServedMax);
   EXPECT_THAT(g.take_admitted(), IsEmpty());
   g.on_done(ConnId{5});  // one that waited
@@ -87,12 +88,12 @@ TEST(BundleGate, AFewAtATimeAndTheOthersInTheirOrder) {
   EXPECT_THAT(g.take_admitted(), ElementsAre(ConnId{6}));
 }
 
-TEST(BundleGate, HalfOfTheUplinkIsForPolicies) {
-  BundleGate limited = gate(BitRate::from_mbit_per_s(8)), open = gate();
+TEST(BundleGate, LeavesHalfOfTheUplinkToPolicies) {
+  BundleGate limited = gate(BitRate::from_mbit_per_s(8)), unlimited = gate();
   const TimePoint t{std::chrono::hours(1)};
   limited.pace(0, t);
   EXPECT_NEAR(seconds(limited.pace(1'000'000, t) - t), 2, 0.1);
-  EXPECT_EQ(open.pace(1'000'000, t), t);
+  EXPECT_EQ(unlimited.pace(1'000'000, t), t);
 }
 
 }  // namespace

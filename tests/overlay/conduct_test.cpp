@@ -26,75 +26,78 @@ WorkerId id(std::uint64_t v) { return WorkerId{v}; }
 
 // ---- bad chunks ----
 
-TEST(Conduct, OneWordParts) {
-  Conduct c(kBeat);
-  EXPECT_EQ(c.on_bad_chunk(id(2), id(1), kThen), Ruling::kNothing);  // once may be memory
-  EXPECT_FALSE(c.are_separated(id(1), id(2), kThen));
-  EXPECT_EQ(c.on_bad_chunk(id(2), id(1), kThen), Ruling::kSeparate);
-  for (int i = 0; i < 100; ++i) EXPECT_EQ(c.on_bad_chunk(id(2), id(1), kThen), Ruling::kNothing) << "said before";
-  EXPECT_FALSE(c.is_quarantined(id(1), kThen));
-  EXPECT_TRUE(c.are_separated(id(1), id(2), kThen));
-  EXPECT_TRUE(c.are_separated(id(2), id(1), kThen));
-  EXPECT_FALSE(c.are_separated(id(1), id(3), kThen));
-  EXPECT_THAT(c.separated_pairs(kThen), ElementsAre(std::pair(id(1), id(2))));
-  EXPECT_TRUE(c.accuses(id(2), kThen));
-  EXPECT_FALSE(c.accuses(id(1), kThen));
-  EXPECT_TRUE(c.separated_pairs(kThen + Conduct::kAccusationMemoryMs).empty());
+TEST(Conduct, OneAccusationSeparates) {
+  Conduct conduct(kBeat);
+  // One bad chunk may be a memory error.
+  EXPECT_EQ(conduct.on_bad_chunk(id(2), id(1), kThen), Ruling::kNothing);
+  EXPECT_FALSE(conduct.are_separated(id(1), id(2), kThen));
+  EXPECT_EQ(conduct.on_bad_chunk(id(2), id(1), kThen), Ruling::kSeparate);
+  for (int i = 0; i < 100; ++i)
+    EXPECT_EQ(conduct.on_bad_chunk(id(2), id(1), kThen), Ruling::kNothing) << "a repetition";
+  EXPECT_FALSE(conduct.is_quarantined(id(1), kThen));
+  EXPECT_TRUE(conduct.are_separated(id(1), id(2), kThen));
+  EXPECT_TRUE(conduct.are_separated(id(2), id(1), kThen));
+  EXPECT_FALSE(conduct.are_separated(id(1), id(3), kThen));
+  EXPECT_THAT(conduct.separated_pairs(kThen), ElementsAre(std::pair(id(1), id(2))));
+  EXPECT_TRUE(conduct.accuses(id(2), kThen));
+  EXPECT_FALSE(conduct.accuses(id(1), kThen));
+  EXPECT_TRUE(conduct.separated_pairs(kThen + Conduct::kAccusationMemoryMs).empty());
 }
 
-TEST(Conduct, SeveralIndependentWordsCondemn) {
-  Conduct c(kBeat);
-  for (const std::uint64_t child : {2, 2, 3}) EXPECT_NE(c.on_bad_chunk(id(child), id(1), kThen), Ruling::kParent);
-  EXPECT_EQ(c.on_bad_chunk(id(3), id(1), kThen), Ruling::kParent);
-  EXPECT_TRUE(c.is_quarantined(id(1), kThen));
-  EXPECT_FALSE(c.accuses(id(2), kThen)) << "its accusation was confirmed";
-  EXPECT_FALSE(c.is_quarantined(id(1), kThen + Conduct::kAccusationMemoryMs));
+TEST(Conduct, SeveralIndependentAccusationsQuarantine) {
+  Conduct conduct(kBeat);
+  for (const std::uint64_t child : {2, 2, 3})
+    EXPECT_NE(conduct.on_bad_chunk(id(child), id(1), kThen), Ruling::kParentAtFault);
+  EXPECT_EQ(conduct.on_bad_chunk(id(3), id(1), kThen), Ruling::kParentAtFault);
+  EXPECT_TRUE(conduct.is_quarantined(id(1), kThen));
+  EXPECT_FALSE(conduct.accuses(id(2), kThen)) << "its accusation was confirmed";
+  EXPECT_FALSE(conduct.is_quarantined(id(1), kThen + Conduct::kAccusationMemoryMs));
 }
 
 // Each further accusation of one worker weighs less, so that k liars cannot demote any number of workers.
 TEST(Conduct, AWorkerThatAccusesManyWeighsLittle) {
-  Conduct c(kBeat);
+  Conduct conduct(kBeat);
   const auto accuse = [&](std::uint64_t child, std::uint64_t parent) {
-    c.on_bad_chunk(id(child), id(parent), kThen);
-    return c.on_bad_chunk(id(child), id(parent), kThen);
+    conduct.on_bad_chunk(id(child), id(parent), kThen);
+    return conduct.on_bad_chunk(id(child), id(parent), kThen);
   };
-  std::size_t down = 0;
+  std::size_t demoted = 0;
   for (std::uint64_t victim = 1; victim <= 20; ++victim)
-    for (const std::uint64_t liar : {101, 102}) down += accuse(liar, victim) == Ruling::kParent;
-  EXPECT_LE(down, 1u);
+    for (const std::uint64_t liar : {101, 102}) demoted += accuse(liar, victim) == Ruling::kParentAtFault;
+  EXPECT_LE(demoted, 1u);
 }
 
 TEST(Conduct, AWorkerThatAloneAccusesManyLies) {
-  Conduct c(kBeat);
+  Conduct conduct(kBeat);
   const auto accuse = [&](std::uint64_t child, std::uint64_t parent) {
-    c.on_bad_chunk(id(child), id(parent), kThen);
-    return c.on_bad_chunk(id(child), id(parent), kThen);
+    conduct.on_bad_chunk(id(child), id(parent), kThen);
+    return conduct.on_bad_chunk(id(child), id(parent), kThen);
   };
   EXPECT_EQ(accuse(9, 1), Ruling::kSeparate);
   EXPECT_EQ(accuse(9, 2), Ruling::kSeparate);
-  EXPECT_EQ(accuse(9, 3), Ruling::kChild);
-  EXPECT_TRUE(c.is_quarantined(id(9), kThen));
-  for (const std::uint64_t victim : {1, 2, 3}) EXPECT_FALSE(c.is_quarantined(id(victim), kThen));
-  EXPECT_TRUE(c.separated_pairs(kThen).empty()) << "its accusations no longer count";
+  EXPECT_EQ(accuse(9, 3), Ruling::kChildAtFault);
+  EXPECT_TRUE(conduct.is_quarantined(id(9), kThen));
+  for (const std::uint64_t victim : {1, 2, 3}) EXPECT_FALSE(conduct.is_quarantined(id(victim), kThen));
+  EXPECT_TRUE(conduct.separated_pairs(kThen).empty()) << "its accusations no longer count";
   EXPECT_EQ(accuse(9, 4), Ruling::kNothing);
   EXPECT_EQ(accuse(8, 1), Ruling::kSeparate) << "nor do they support another worker's";
 }
 
 // Two machines return under new identities again and again, and one child accuses each of them truthfully.
 TEST(Conduct, AccusationsOfGoneWorkersMakeNoLiar) {
-  Conduct c(kBeat);
+  Conduct conduct(kBeat);
   const auto accuse = [&](std::uint64_t child, std::uint64_t parent, std::uint64_t gone) {
-    const auto here = [&](WorkerId each) { return each.value > gone; };
-    c.on_bad_chunk(id(child), id(parent), kThen, here);
-    return c.on_bad_chunk(id(child), id(parent), kThen, here);
+    const auto is_present = [&](WorkerId each) { return each.value > gone; };
+    conduct.on_bad_chunk(id(child), id(parent), kThen, is_present);
+    return conduct.on_bad_chunk(id(child), id(parent), kThen, is_present);
   };
   for (std::uint64_t parent = 1; parent <= 20; ++parent)
     EXPECT_EQ(accuse(90, parent, parent - std::min<std::uint64_t>(parent, 2)), Ruling::kSeparate) << parent;
-  EXPECT_EQ(accuse(90, 21, 18), Ruling::kChild)
+  EXPECT_EQ(accuse(90, 21, 18), Ruling::kChildAtFault)
       << "three of the accused are present: another worker should have noticed";
 }
 
-TEST(Conduct, AQuarantinedWorkerIsStillPartedFromTheWorkersItAccuses) {
+TEST(Conduct, AQuarantinedWorkerIsStillSeparatedFromTheWorkersItAccuses) {
   Conduct conduct(kBeat);
   for (const std::uint64_t child : {2, 3})
     for (int i = 0; i < 2; ++i) conduct.on_bad_chunk(WorkerId{child}, WorkerId{1}, kThen);
@@ -102,145 +105,149 @@ TEST(Conduct, AQuarantinedWorkerIsStillPartedFromTheWorkersItAccuses) {
   EXPECT_EQ(conduct.on_bad_chunk(WorkerId{1}, WorkerId{4}, kThen + 1), Ruling::kNothing);
   EXPECT_EQ(conduct.on_bad_chunk(WorkerId{1}, WorkerId{4}, kThen + 1), Ruling::kSeparate);
   EXPECT_TRUE(conduct.are_separated(WorkerId{1}, WorkerId{4}, kThen + 1));
-  // The quarantined worker's accusation weighs nothing: the next one counts as the first.
+  // The quarantined worker's accusation has no weight, so the next one counts as the first.
   conduct.on_bad_chunk(WorkerId{5}, WorkerId{4}, kThen + 2);
   EXPECT_EQ(conduct.on_bad_chunk(WorkerId{5}, WorkerId{4}, kThen + 2), Ruling::kSeparate);
-  // It may not go on for ever: a worker that alone accuses many lies.
+  // This has a limit: a worker that alone accuses many is at fault itself.
   for (const std::uint64_t parent : {6, 7})
     for (int i = 0; i < 2; ++i) conduct.on_bad_chunk(WorkerId{1}, WorkerId{parent}, kThen + 3);
   conduct.on_bad_chunk(WorkerId{1}, WorkerId{8}, kThen + 4);
-  EXPECT_EQ(conduct.on_bad_chunk(WorkerId{1}, WorkerId{8}, kThen + 4), Ruling::kChild);
+  EXPECT_EQ(conduct.on_bad_chunk(WorkerId{1}, WorkerId{8}, kThen + 4), Ruling::kChildAtFault);
   EXPECT_FALSE(conduct.are_separated(WorkerId{1}, WorkerId{6}, kThen + 4));
 }
 
-// Two accusers do not quarantine a parent that serves many others. They are parted from it, no more.
+// Two accusers do not quarantine a parent that serves many others. They are only separated from it.
 TEST(Conduct, AWorkerThatServesMoreThanAccuseItIsNotQuarantined) {
-  Conduct c(kBeat);
+  Conduct conduct(kBeat);
   const auto accuse = [&](std::uint64_t child, std::uint64_t parent, std::uint64_t at) {
-    c.on_bad_chunk(id(child), id(parent), at);
-    return c.on_bad_chunk(id(child), id(parent), at);
+    conduct.on_bad_chunk(id(child), id(parent), at);
+    return conduct.on_bad_chunk(id(child), id(parent), at);
   };
-  for (std::uint64_t child = 2; child <= 7; ++child) c.on_delivery(id(1), id(child), kThen);
+  for (std::uint64_t child = 2; child <= 7; ++child) conduct.on_delivery(id(1), id(child), kThen);
   EXPECT_EQ(accuse(2, 1, kThen), Ruling::kSeparate);
   EXPECT_EQ(accuse(3, 1, kThen), Ruling::kSeparate) << "four other children do not accuse it";
-  EXPECT_FALSE(c.is_quarantined(id(1), kThen));
-  EXPECT_TRUE(c.are_separated(id(1), id(2), kThen) && c.are_separated(id(1), id(3), kThen));
-  EXPECT_EQ(accuse(4, 1, kThen), Ruling::kParent) << "three of six accuse: the accusers are not at fault";
+  EXPECT_FALSE(conduct.is_quarantined(id(1), kThen));
+  EXPECT_TRUE(conduct.are_separated(id(1), id(2), kThen) && conduct.are_separated(id(1), id(3), kThen));
+  EXPECT_EQ(accuse(4, 1, kThen), Ruling::kParentAtFault) << "three of six accuse it, so the accusers are not at fault";
   // Old deliveries do not count.
   const std::uint64_t later = kThen + 2 * Conduct::kEdgeMemoryMs;
-  for (std::uint64_t child = 12; child <= 17; ++child) c.on_delivery(id(11), id(child), kThen);
+  for (std::uint64_t child = 12; child <= 17; ++child) conduct.on_delivery(id(11), id(child), kThen);
   EXPECT_EQ(accuse(12, 11, later), Ruling::kSeparate);
-  EXPECT_EQ(accuse(13, 11, later), Ruling::kParent);
+  EXPECT_EQ(accuse(13, 11, later), Ruling::kParentAtFault);
 }
 
-TEST(Conduct, ABrokenDriverIsNoAttackUntilItGoesOn) {
-  Conduct c(kBeat);
-  for (int i = 1; i < Conduct::kMalformedMax; ++i) EXPECT_FALSE(c.count_malformed(id(1), kThen));
-  EXPECT_FALSE(c.count_malformed(id(2), kThen)) << "each worker has its own count";
-  EXPECT_TRUE(Conduct(kBeat, c.kept()).count_malformed(id(1), kThen + kMinute)) << "the count survives a new learner";
-  EXPECT_FALSE(c.count_malformed(id(1), kThen + Conduct::kAccusationMemoryMs)) << "the count restarts after a day";
+TEST(Conduct, AFewMalformedMessagesAreNoAttack) {
+  Conduct conduct(kBeat);
+  for (int i = 1; i < Conduct::kMalformedMax; ++i) EXPECT_FALSE(conduct.count_malformed(id(1), kThen));
+  EXPECT_FALSE(conduct.count_malformed(id(2), kThen)) << "each worker has its own count";
+  EXPECT_TRUE(Conduct(kBeat, conduct.stored_records()).count_malformed(id(1), kThen + kMinute))
+      << "the count survives a new learner";
+  EXPECT_FALSE(conduct.count_malformed(id(1), kThen + Conduct::kAccusationMemoryMs))
+      << "the count restarts after a day";
 }
 
 // ---- edges ----
 
-TEST(Conduct, AnEdgeThatFailsAgainAndAgainPartsItsEnds) {
-  Conduct c(kBeat);
+TEST(Conduct, AnEdgeThatFailsRepeatedlySeparatesItsEnds) {
+  Conduct conduct(kBeat);
   TimePoint now{};
   std::uint64_t ms = kThen;
   const auto fails = [&](std::uint64_t child, std::uint64_t parent) {
     now += seconds(1), ms += 1000;
-    return c.on_edge_failed(id(child), id(parent), now, ms);
+    return conduct.on_edge_failed(id(child), id(parent), now, ms);
   };
   EXPECT_EQ(fails(2, 1), Ruling::kNothing);
   for (int i = 0; i < 100; ++i)
-    EXPECT_EQ(c.on_edge_failed(id(2), id(1), now, ms + 10), Ruling::kNothing) << "the same failure";
+    EXPECT_EQ(conduct.on_edge_failed(id(2), id(1), now, ms + 10), Ruling::kNothing) << "the same failure";
   EXPECT_EQ(fails(2, 1), Ruling::kNothing);
-  c.on_delivery(id(1), id(2), ms);  // the row is broken
+  conduct.on_delivery(id(1), id(2), ms);  // a delivery restarts the count
   EXPECT_EQ(fails(2, 1), Ruling::kNothing);
   EXPECT_EQ(fails(2, 1), Ruling::kNothing);
   EXPECT_EQ(fails(2, 1), Ruling::kSeparate);
-  EXPECT_TRUE(c.are_separated(id(1), id(2), ms));
-  EXPECT_EQ(c.find(id(1))->ladder.role(), chains::Role::kSeed) << "a single accuser demotes no worker";
+  EXPECT_TRUE(conduct.are_separated(id(1), id(2), ms));
+  EXPECT_EQ(conduct.find(id(1))->ladder.role(), chains::Role::kSeed) << "a single accuser demotes no worker";
   EXPECT_EQ(fails(3, 1), Ruling::kNothing);
   EXPECT_EQ(fails(3, 1), Ruling::kNothing);
-  EXPECT_EQ(fails(3, 1), Ruling::kParent) << "two children accuse it";
-  EXPECT_EQ(c.find(id(1))->ladder.role(), chains::Role::kTail);
-  EXPECT_TRUE(c.separated_pairs(ms + Conduct::kEdgeMemoryMs).empty());
+  EXPECT_EQ(fails(3, 1), Ruling::kParentAtFault) << "two children accuse it";
+  EXPECT_EQ(conduct.find(id(1))->ladder.role(), chains::Role::kTail);
+  EXPECT_TRUE(conduct.separated_pairs(ms + Conduct::kEdgeMemoryMs).empty());
 }
 
 TEST(Conduct, AWorkerWhoseEdgesAllFailIsTheCause) {
-  Conduct c(kBeat);
+  Conduct conduct(kBeat);
   TimePoint now{};
   std::uint64_t ms = kThen;
   std::vector<Ruling> rulings;
   for (std::uint64_t parent = 1; parent <= 3; ++parent)
     for (int i = 0; i < 3; ++i) {
       now += seconds(1), ms += 1000;
-      rulings.push_back(c.on_edge_failed(id(9), id(parent), now, ms));
+      rulings.push_back(conduct.on_edge_failed(id(9), id(parent), now, ms));
     }
-  EXPECT_EQ(rulings.back(), Ruling::kChild);
-  EXPECT_EQ(c.find(id(9))->ladder.role(), chains::Role::kTail);
+  EXPECT_EQ(rulings.back(), Ruling::kChildAtFault);
+  EXPECT_EQ(conduct.find(id(9))->ladder.role(), chains::Role::kTail);
   for (std::uint64_t parent = 1; parent <= 3; ++parent)
-    EXPECT_EQ(c.find(id(parent))->ladder.role(), chains::Role::kSeed);
+    EXPECT_EQ(conduct.find(id(parent))->ladder.role(), chains::Role::kSeed);
 }
 
-TEST(Conduct, AFloodOfFailuresMovesFew) {
-  Conduct c(kBeat);
+TEST(Conduct, AFloodOfFailuresMovesFewWorkers) {
+  Conduct conduct(kBeat);
   TimePoint now{};
   std::uint64_t ms = kThen;
   std::size_t moves = 0;
   for (int i = 0; i < 2000; ++i) {  // 20 s, of 50 parents
     now += milliseconds(10), ms += 10;
-    moves += c.on_edge_failed(id(99), id(1 + static_cast<std::uint64_t>(i) % 50), now, ms) != Ruling::kNothing;
+    moves += conduct.on_edge_failed(id(99), id(1 + static_cast<std::uint64_t>(i) % 50), now, ms) != Ruling::kNothing;
   }
   EXPECT_LE(moves, 6u);
 }
 
-// ---- what lasts ----
+// ---- stored records ----
 
-TEST(Conduct, OutlivesTheProcessAndIsForgottenInTheEnd) {
+TEST(Conduct, OutlivesTheProcessAndIsForgottenLater) {
   LearnerState state;
   {
-    Conduct c(kBeat);
-    for (const std::uint64_t child : {2, 2, 3, 3}) c.on_bad_chunk(id(child), id(1), kThen);
-    for (int i = 0; i < 2; ++i) c.on_bad_chunk(id(2), id(8), kThen);
-    for (const std::uint64_t parent : {4, 4, 5, 5, 6, 6}) c.on_bad_chunk(id(9), id(parent), kThen);
-    c.count_malformed(id(3), kThen);
-    c.record_of(id(7), kThen);  // nothing to remember
-    state.conduct = c.kept();
+    Conduct conduct(kBeat);
+    for (const std::uint64_t child : {2, 2, 3, 3}) conduct.on_bad_chunk(id(child), id(1), kThen);
+    for (int i = 0; i < 2; ++i) conduct.on_bad_chunk(id(2), id(8), kThen);
+    for (const std::uint64_t parent : {4, 4, 5, 5, 6, 6}) conduct.on_bad_chunk(id(9), id(parent), kThen);
+    conduct.count_malformed(id(3), kThen);
+    conduct.record_of(id(7), kThen);  // nothing to remember
+    state.conduct = conduct.stored_records();
   }
   EXPECT_FALSE(state.conduct.contains(id(7)));
   const auto read = decode_learner_state(encode(state));
   ASSERT_TRUE(read.has_value()) << read.error().message();
   EXPECT_EQ(read->conduct, state.conduct);
-  Conduct c(kBeat, read->conduct);
-  EXPECT_TRUE(c.is_quarantined(id(1), kThen + kMinute));
-  EXPECT_TRUE(c.is_quarantined(id(9), kThen + kMinute));
-  EXPECT_TRUE(c.are_separated(id(2), id(8), kThen + kMinute));
-  EXPECT_EQ(c.on_bad_chunk(id(9), id(3), kThen + kMinute), Ruling::kNothing) << "still no witness";
-  c.prune({}, kThen + kMinute);
-  EXPECT_TRUE(c.is_quarantined(id(1), kThen + kMinute));
-  c.prune({}, kThen + Conduct::kRecordMemoryMs + kMinute);
-  EXPECT_EQ(c.size(), 0u);
+  Conduct conduct(kBeat, read->conduct);
+  EXPECT_TRUE(conduct.is_quarantined(id(1), kThen + kMinute));
+  EXPECT_TRUE(conduct.is_quarantined(id(9), kThen + kMinute));
+  EXPECT_TRUE(conduct.are_separated(id(2), id(8), kThen + kMinute));
+  EXPECT_EQ(conduct.on_bad_chunk(id(9), id(3), kThen + kMinute), Ruling::kNothing)
+      << "a quarantined worker is still no witness";
+  conduct.prune({}, kThen + kMinute);
+  EXPECT_TRUE(conduct.is_quarantined(id(1), kThen + kMinute));
+  conduct.prune({}, kThen + Conduct::kRecordMemoryMs + kMinute);
+  EXPECT_EQ(conduct.size(), 0u);
 }
 
-TEST(Conduct, RemembersBoundedlyMany) {
-  Conduct c(kBeat);
+TEST(Conduct, RemembersALimitedNumberOfWorkers) {
+  Conduct conduct(kBeat);
   for (std::uint64_t i = 0; i < Conduct::kRecordsMax + 500; ++i) {
-    c.record_of(id(10 + i), kThen + i);
-    if (i % 2) c.on_bad_chunk(id(10 + i), id(1), kThen + i), c.on_bad_chunk(id(10 + i), id(1), kThen + i);
+    conduct.record_of(id(10 + i), kThen + i);
+    if (i % 2) conduct.on_bad_chunk(id(10 + i), id(1), kThen + i), conduct.on_bad_chunk(id(10 + i), id(1), kThen + i);
   }
-  for (std::uint64_t parent = 1; parent < 500; ++parent) c.on_bad_chunk(id(5), id(10'000 + parent), kThen + parent);
-  EXPECT_LE(c.find(id(5))->kept.bad_chunks_of.size(), Conduct::kAccusationsMax);
-  c.prune({id(10)}, kThen + 5000);
-  EXPECT_LE(c.size(), Conduct::kRecordsMax);
-  EXPECT_TRUE(c.is_quarantined(id(1), kThen + 5000)) << "workers without accusations are forgotten first";
-  EXPECT_NE(c.find(id(10)), nullptr) << "it is there";
+  for (std::uint64_t parent = 1; parent < 500; ++parent)
+    conduct.on_bad_chunk(id(5), id(10'000 + parent), kThen + parent);
+  EXPECT_LE(conduct.find(id(5))->stored.bad_chunks_of.size(), Conduct::kAccusationsMax);
+  conduct.prune({id(10)}, kThen + 5000);
+  EXPECT_LE(conduct.size(), Conduct::kRecordsMax);
+  EXPECT_TRUE(conduct.is_quarantined(id(1), kThen + 5000)) << "workers without accusations are forgotten first";
+  EXPECT_NE(conduct.find(id(10)), nullptr) << "a present worker is kept";
 }
 
 // ---- the learner ----
 
-void bad(Desk& desk, std::uint64_t child, std::uint64_t parent) {
+void report_bad_chunks(Desk& desk, std::uint64_t child, std::uint64_t parent) {
   for (int i = 0; i < Conduct::kBadChunksMax; ++i) desk.deliver_control(child, Poisoned{id(parent), {}, 5});
 }
 std::vector<std::uint64_t> quarantined(const Desk& desk) {
@@ -250,7 +257,7 @@ std::vector<std::uint64_t> quarantined(const Desk& desk) {
   return ids;
 }
 
-TEST(LearnerConduct, BadChunksPartAnEdgeAndSeveralAccusersEndForwarding) {
+TEST(LearnerConduct, BadChunksSeparateAnEdgeAndSeveralAccusersEndForwarding) {
   Desk desk(8);
   desk.join_all(4);
   desk.deliver_control(2, Poisoned{id(1), {}, 5});
@@ -258,25 +265,25 @@ TEST(LearnerConduct, BadChunksPartAnEdgeAndSeveralAccusersEndForwarding) {
   desk.deliver_control(2, Poisoned{id(1), {}, 6});
   EXPECT_THAT(desk.chain(), ElementsAre(1, 3, 2, 4)) << "the accuser stands no nearer than before";
   EXPECT_THAT(quarantined(desk), IsEmpty());
-  bad(desk, 2, 1);  // again: it is no edge of this worker any more, but was one a moment ago
+  report_bad_chunks(desk, 2, 1);  // repeated, for an edge that this worker had a moment ago
   EXPECT_THAT(quarantined(desk), IsEmpty());
-  bad(desk, 3, 1);
+  report_bad_chunks(desk, 3, 1);
   EXPECT_THAT(quarantined(desk), ElementsAre(1));
   EXPECT_THAT(desk.chain(), ElementsAre(3, 2, 4, 1));
-  bad(desk, 2, 4);   // not an edge of this worker
-  bad(desk, 2, 99);  // no worker of the run
+  report_bad_chunks(desk, 2, 4);   // not an edge of this worker
+  report_bad_chunks(desk, 2, 99);  // no worker of the run
   EXPECT_THAT(desk.chain(), ElementsAre(3, 2, 4, 1));
 }
 
-TEST(LearnerConduct, AGoneWorkerMakesNoLiarOfItsAccuser) {
+TEST(LearnerConduct, AnAccusationOfAGoneWorkerIsNoLie) {
   Desk desk(8);
   desk.join_all(4);
-  bad(desk, 2, 1);
+  report_bad_chunks(desk, 2, 1);
   desk.core.expel(id(1), "it floods", desk.now);
   ASSERT_THAT(desk.chain(), ElementsAre(3, 2, 4));
-  bad(desk, 2, 3);
+  report_bad_chunks(desk, 2, 3);
   ASSERT_THAT(desk.chain(), ElementsAre(3, 4, 2));
-  bad(desk, 2, 4);
+  report_bad_chunks(desk, 2, 4);
   EXPECT_THAT(quarantined(desk), IsEmpty()) << "only two accused workers are present";
 }
 
@@ -286,10 +293,10 @@ TEST(LearnerConduct, ComingBackWipesNothing) {
   desk.join_all(6);
   for (int round = 0; round < 4; ++round) {
     const WorkerId parent = desk.core.topology().parents().at(id(4)).at(0);
-    if (parent != kLearnerId) bad(desk, 4, parent.value);
+    if (parent != kLearnerId) report_bad_chunks(desk, 4, parent.value);
     desk.deliver_control(4, Goodbye{"see you"});
     desk.join(4);
-    desk.pass(milliseconds(100));
+    desk.pass_time(milliseconds(100));
   }
   for (const std::uint64_t victim : quarantined(desk)) EXPECT_EQ(victim, 4u);
   EXPECT_NE(desk.chain().at(0), 4u) << "the accuser did not become the seed";
@@ -301,19 +308,19 @@ TEST(LearnerConduct, SurvivesTheLearner) {
   Desk desk(config);
   desk.core.on_saved(ok(), desk.now);
   desk.join_all(4);
-  bad(desk, 2, 1);
+  report_bad_chunks(desk, 2, 1);
   desk.core.on_saved(ok(), desk.now);
-  bad(desk, 3, 1);
+  report_bad_chunks(desk, 3, 1);
   for (int i = 0; i < 4; ++i) desk.core.on_saved(ok(), desk.now), desk.take();
   config.state = *decode_learner_state(desk.all<act::SaveState>().back().bytes);
-  Desk again(config);
-  again.core.on_saved(ok(), again.now);
-  again.join_all(4);
-  EXPECT_THAT(quarantined(again), ElementsAre(1));
-  EXPECT_EQ(again.chain().back(), 1u);
+  Desk restarted(config);
+  restarted.core.on_saved(ok(), restarted.now);
+  restarted.join_all(4);
+  EXPECT_THAT(quarantined(restarted), ElementsAre(1));
+  EXPECT_EQ(restarted.chain().back(), 1u);
 }
 
-TEST(LearnerConduct, TwentySevenFailuresInTwoSecondsTearNothingApart) {
+TEST(LearnerConduct, ManyFailuresInTwoSecondsChangeLittle) {
   Desk desk(8);
   desk.join_all(6);
   ASSERT_THAT(desk.chain(), ElementsAre(1, 2, 3, 4, 5, 6));
@@ -327,7 +334,7 @@ TEST(LearnerConduct, TwentySevenFailuresInTwoSecondsTearNothingApart) {
     const WorkerId parent = desk.core.topology().parents().at(id(4)).at(0);
     desk.deliver_control(4, EdgeFailed{parent, EdgeTroubleKind::kLost, "says who"});
     nearest = std::min(nearest, depth(4));
-    desk.pass(milliseconds(75));
+    desk.pass_time(milliseconds(75));
   }
   EXPECT_EQ(nearest, 3) << "an accuser gains no better place";
   EXPECT_LE(desk.all<act::TopologyChanged>().size() - before, 3u);
@@ -337,11 +344,11 @@ TEST(LearnerConduct, TwentySevenFailuresInTwoSecondsTearNothingApart) {
 TEST(LearnerConduct, AccusersDoNotBecomeSeeds) {
   Desk desk(8);
   desk.join_all(2);  // no other worker can feed it
-  for (int i = 0; i < 3; ++i, desk.pass(milliseconds(500)))
+  for (int i = 0; i < 3; ++i, desk.pass_time(milliseconds(500)))
     desk.deliver_control(2, EdgeFailed{id(1), EdgeTroubleKind::kLost, "reset"});
   EXPECT_THAT(desk.chains(), ElementsAre(ElementsAre(id(1)), ElementsAre(id(2)))) << "it is served and has no children";
   for (std::uint64_t i = 3; i <= 5; ++i) desk.join(i);
-  desk.pass(seconds(1));
+  desk.pass_time(seconds(1));
   EXPECT_THAT(desk.core.topology().children_of(id(1)), testing::Not(testing::Contains(id(2))));
 }
 
@@ -350,7 +357,7 @@ TEST(LearnerConduct, BothEndsOfAnEdgeTryInTurns) {
   Desk desk(8);
   desk.join_all(2);
   const auto fails = [&] {
-    desk.pass(seconds(5));
+    desk.pass_time(seconds(5));
     desk.deliver_control(2, EdgeFailed{WorkerId{1}, EdgeTroubleKind::kUnreachable, "no route"});
     const Parent parent = desk.sent<Assign>(std::uint64_t{2}).back().parents.at(0);
     EXPECT_EQ(parent.worker, WorkerId{1});
@@ -366,8 +373,8 @@ TEST(LearnerConduct, AnUnreachableWorkerDialsItself) {
   Desk desk(8);
   desk.join(1);
   desk.join(2, false);
-  desk.pass(2 * TopologyPlan::kDelay);
-  for (int i = 0; i < 2; ++i, desk.pass(seconds(5)))
+  desk.pass_time(2 * TopologyPlan::kDelay);
+  for (int i = 0; i < 2; ++i, desk.pass_time(seconds(5)))
     desk.deliver_control(2, EdgeFailed{WorkerId{1}, EdgeTroubleKind::kUnreachable, "no route"});
   EXPECT_THAT(desk.sent<DialChild>(std::uint64_t{1}), SizeIs(0));
   EXPECT_FALSE(desk.sent<Assign>(std::uint64_t{2}).back().parents.at(0).dials);
@@ -390,8 +397,8 @@ TEST(LearnerConduct, AParentThatWithholdsChunksIsPartedFromItsChild) {
       desk.deliver_control(1, holds ? has : lacks);
       desk.deliver_control(2, lacks);
       desk.deliver_control(2, NeedHelp{Version{version}, false, {}, true});
-      desk.deliver_control(2, Installed{Version{version}, digest_of(version), 0});  // helped by the learner
-      desk.pass(seconds(1));
+      desk.deliver_control(2, Installed{Version{version}, digest_of(version), 0});  // the learner has helped it
+      desk.pass_time(seconds(1));
     }
   }
 }
@@ -415,7 +422,7 @@ TEST(LearnerConduct, AParentThatWithholdsAnnouncementsIsPartedToo) {
       desk.deliver_control(2, Heartbeat{});
       desk.deliver_control(2, NeedHelp{Version{version}, false, Version{version - 1}, true});
       desk.deliver_control(2, Installed{Version{version}, digest_of(version), 0});
-      desk.pass(seconds(1));
+      desk.pass_time(seconds(1));
     }
   }
 }
@@ -431,10 +438,10 @@ TEST(LearnerConduct, AHelperThatBringsNothingIsNotSentAgain) {
     desk.deliver_control(3, beat);
     desk.deliver_control(2, NeedHelp{Version{version}, false, {}});
     helpers.push_back(desk.sent<Help>(std::uint64_t{2}).back().from.worker);
-    desk.pass(seconds(1));
+    desk.pass_time(seconds(1));
     desk.deliver_control(2, NeedHelp{Version{version}, false, {}, true});
     desk.deliver_control(2, Installed{Version{version}, digest_of(version), 0});
-    desk.pass(seconds(1));
+    desk.pass_time(seconds(1));
   }
   EXPECT_THAT(helpers, ElementsAre(id(3), id(3), kLearnerId, kLearnerId));
 }
@@ -450,7 +457,7 @@ TEST(LearnerConduct, AWorkerThatFailedHelpsAfterTheOthers) {
   const auto& leaves = desk.core.topology().leaves_only;
   for (int round = 0; round < 8 && std::find(leaves.begin(), leaves.end(), failed) == leaves.end(); ++round)
     for (const WorkerId child : desk.core.topology().children_of(failed))
-      for (int i = 0; i < 3; ++i, desk.pass(milliseconds(300)))
+      for (int i = 0; i < 3; ++i, desk.pass_time(milliseconds(300)))
         desk.deliver_control(child.value, EdgeFailed{failed, EdgeTroubleKind::kLost, "reset"});
   ASSERT_NE(std::find(leaves.begin(), leaves.end(), failed), leaves.end());
   const auto other = [&](int n) {  // the n-th that has not failed
@@ -480,7 +487,7 @@ TEST(LearnerConduct, AWorkerThatFailedClimbsByDeliveriesAndIsRetried) {
   ASSERT_NE(parent, kLearnerId);
   for (int round = 0; round < 8 && may_forward(parent); ++round)
     for (const WorkerId child : desk.core.topology().children_of(parent))
-      for (int i = 0; i < 3; ++i, desk.pass(milliseconds(300)))
+      for (int i = 0; i < 3; ++i, desk.pass_time(milliseconds(300)))
         desk.deliver_control(child.value, EdgeFailed{parent, EdgeTroubleKind::kLost, "reset"});
   ASSERT_FALSE(may_forward(parent));
   ASSERT_TRUE(desk.publish(make(full(0), 10)).has_value());
@@ -529,7 +536,7 @@ TEST(LearnerConduct, ALateAccusationIsNoLie) {
   Desk desk(8);
   desk.join_all(3);
   desk.deliver_control(1, Draining{});  // 2 had everything from it
-  for (int i = 0; i < 100; ++i, desk.pass(milliseconds(200)))
+  for (int i = 0; i < 100; ++i, desk.pass_time(milliseconds(200)))
     desk.deliver_control(2, EdgeFailed{id(1), EdgeTroubleKind::kLost, "closed by the peer"});
   EXPECT_TRUE(desk.has(id(2)));
 }
@@ -589,7 +596,7 @@ TEST(LearnerConduct, MalformedMessagesAreCountedBeforeTheyExpel) {
   };
   beat("good");
   beat("bad");
-  EXPECT_EQ(desk.core.stats().workers.at(0).app_bytes, "good") << "the valid part stays";
+  EXPECT_EQ(desk.core.stats().workers.at(0).application_bytes, "good") << "the valid part stays";
   garbage(desk, 1);
   desk.core.on_frame(desk.control.at(id(1)), {FrameType::kChunk, {}, {}, {}}, desk.now);
   EXPECT_TRUE(desk.has(id(1)));
@@ -597,7 +604,7 @@ TEST(LearnerConduct, MalformedMessagesAreCountedBeforeTheyExpel) {
   desk.take();
   EXPECT_THAT(desk.away(1), HasSubstr("magic"));
   desk.join(1);
-  EXPECT_TRUE(desk.has(id(1))) << "it may be a broken driver";
+  EXPECT_TRUE(desk.has(id(1))) << "it may have a broken driver";
   desk.core.on_corrupt(desk.control.at(id(1)), "expected magic 0xec02", desk.now);
   desk.take();
   EXPECT_FALSE(desk.has(id(1)));
@@ -719,7 +726,7 @@ TEST(LearnerConduct, LargeMessagesAreNoFlood) {
 TEST(LearnerConduct, AFloodOverADataConnectionCostsTheMembership) {
   Desk desk(8);
   desk.join_all(2);
-  const ConnId edge = desk.comes({trust::PeerIdentity::Kind::kWorker, id(1)});
+  const ConnId edge = desk.accept_peer({trust::PeerIdentity::Kind::kWorker, id(1)});
   desk.deliver_control(edge, PeerHello{"run", 0, {}, false, {}, made_grant(1, 0)});
   ASSERT_FALSE(desk.closed(edge));
   for (int i = 0; i < 20'000 && desk.has(id(1)); ++i) desk.deliver_control(edge, ChunkRequest{{}, 1});
@@ -780,7 +787,7 @@ TEST(LearnerConduct, AWorkerThatNeverAcknowledgesHidesNoBroadcastTime) {
       }
       if (version == 0) {
         EXPECT_THAT(desk.all<act::BroadcastDone>(), IsEmpty()) << n << " workers: the quorum is the whole fleet";
-        desk.pass(BroadcastTimes::kStragglerPatience + seconds(1));
+        desk.pass_time(BroadcastTimes::kStragglerPatience + seconds(1));
       }
       const auto done = desk.all<act::BroadcastDone>();
       ASSERT_THAT(done, SizeIs(version + 1)) << n << " workers; from the second version on, the report does not wait";
@@ -825,7 +832,7 @@ TEST(LearnerConduct, ASingleLateWorkerDoesNotCountForABroadcastsTime) {
     Desk desk(std::move(config));
     for (std::uint64_t worker = 1; worker <= c.workers; ++worker)
       desk.join(worker, true, worker == c.workers ? c.down_of_last : fast);
-    desk.pass(2 * TopologyPlan::kDelay);
+    desk.pass_time(2 * TopologyPlan::kDelay);
     for (std::uint64_t version = 0; version < 3; ++version) {
       ASSERT_TRUE(desk.publish(make(version ? delta(version, version - 1) : full(0), 1000)).has_value());
       for (std::uint64_t worker = 1; worker <= c.workers; ++worker) {

@@ -44,7 +44,7 @@ std::string refusal(const ControlMessage& message) {
   return refusal(wire);
 }
 
-// A valid message in its wire form, for a test to spoil.
+// A valid message in its wire form, which a test makes invalid.
 wire::ControlMessage wire_of(const ControlMessage& message) {
   const auto frame = encode_control(message);
   wire::ControlMessage wire;
@@ -83,7 +83,7 @@ TEST(Control, MembershipSurvivesTheWire) {
   const Hello hello =
       round_trip(Hello{"run", std::string("\xff\0n", 3), {"10.0.0.1", 7070}, BitRate{8e6}, {}, installed});
   EXPECT_EQ(hello.run_id, "run");
-  EXPECT_EQ(hello.name, "\\xff\\x00n");  // text, whatever was sent
+  EXPECT_EQ(hello.name, "\\xff\\x00n");  // printable text for any bytes
   EXPECT_EQ(hello.data, (Endpoint{"10.0.0.1", 7070}));
   EXPECT_EQ(hello.up, BitRate{8e6});
   EXPECT_EQ(hello.down, std::nullopt);
@@ -161,7 +161,7 @@ TEST(Control, EdgesSurviveTheWire) {
   const EdgeFailed failed =
       round_trip(EdgeFailed{WorkerId{1}, EdgeTroubleKind::kSilent, std::string(kTextBytesMax + 500, 'r')});
   EXPECT_EQ(failed.kind, EdgeTroubleKind::kSilent);
-  EXPECT_EQ(failed.reason.size(), kTextBytesMax);  // cut, not refused
+  EXPECT_EQ(failed.reason.size(), kTextBytesMax);  // shortened, not refused
   EXPECT_THAT(failed.reason, testing::EndsWith("r..."));
   const Poisoned poisoned = round_trip(Poisoned{WorkerId{4}, id(3), 77});
   EXPECT_EQ(poisoned.parent, WorkerId{4});
@@ -269,23 +269,27 @@ TEST(Control, EnrolmentsAreChecked) {
 TEST(Control, MembershipIsChecked) {
   const Hello good{"run", "n", {"h", 1}, {}, {}, Installed{}};
   EXPECT_EQ(refusal(good), "accepted");
-  const auto spoilt = [&](auto&& spoil) {
+  const auto hello_refusal = [&](auto&& change) {
     auto w = wire_of(good);
-    spoil(*w.mutable_hello());
+    change(*w.mutable_hello());
     return refusal(w);
   };
-  EXPECT_THAT(spoilt([](auto& h) { h.set_protocol(1); }), HasSubstr("expected protocol 4, found 1: use the same"));
-  EXPECT_THAT(spoilt([](auto& h) { h.clear_protocol(); }), HasSubstr("found 0"));
-  EXPECT_THAT(spoilt([](auto& h) { h.set_run_id(std::string(1025, 'r')); }), HasSubstr("run id of 1025"));
-  EXPECT_THAT(spoilt([](auto& h) { h.set_name(std::string(1025, 'r')); }), HasSubstr("name of 1025"));
-  EXPECT_THAT(spoilt([](auto& h) { h.mutable_data()->set_host(std::string(1025, 'r')); }), HasSubstr("host of 1025"));
-  EXPECT_THAT(spoilt([](auto& h) { h.clear_data(); }), HasSubstr("port from 1 to 65535, found 0"));
-  EXPECT_THAT(spoilt([](auto& h) { h.mutable_data()->set_port(65536); }), HasSubstr("found 65536"));
+  EXPECT_THAT(hello_refusal([](auto& h) { h.set_protocol(1); }),
+              HasSubstr("expected protocol 4, found 1: use the same"));
+  EXPECT_THAT(hello_refusal([](auto& h) { h.clear_protocol(); }), HasSubstr("found 0"));
+  EXPECT_THAT(hello_refusal([](auto& h) { h.set_run_id(std::string(1025, 'r')); }), HasSubstr("run id of 1025"));
+  EXPECT_THAT(hello_refusal([](auto& h) { h.set_name(std::string(1025, 'r')); }), HasSubstr("name of 1025"));
+  EXPECT_THAT(hello_refusal([](auto& h) { h.mutable_data()->set_host(std::string(1025, 'r')); }),
+              HasSubstr("host of 1025"));
+  EXPECT_THAT(hello_refusal([](auto& h) { h.clear_data(); }), HasSubstr("port from 1 to 65535, found 0"));
+  EXPECT_THAT(hello_refusal([](auto& h) { h.mutable_data()->set_port(65536); }), HasSubstr("found 65536"));
   for (const double rate : {0.0, -1.0, std::numeric_limits<double>::infinity(), std::nan("")}) {
-    EXPECT_THAT(spoilt([&](auto& h) { h.set_up_bits_per_s(rate); }), HasSubstr("up: expected a positive rate"));
-    EXPECT_THAT(spoilt([&](auto& h) { h.set_down_bits_per_s(rate); }), HasSubstr("down: expected a positive rate"));
+    EXPECT_THAT(hello_refusal([&](auto& h) { h.set_up_bits_per_s(rate); }), HasSubstr("up: expected a positive rate"));
+    EXPECT_THAT(hello_refusal([&](auto& h) { h.set_down_bits_per_s(rate); }),
+                HasSubstr("down: expected a positive rate"));
   }
-  EXPECT_THAT(spoilt([](auto& h) { h.mutable_installed()->set_policy_digest("x"); }), HasSubstr("expected 16 bytes"));
+  EXPECT_THAT(hello_refusal([](auto& h) { h.mutable_installed()->set_policy_digest("x"); }),
+              HasSubstr("expected 16 bytes"));
 
   const Welcome welcome{WorkerId{1}, std::chrono::seconds(1), std::chrono::seconds(3), 0, ""};
   auto w = welcome;

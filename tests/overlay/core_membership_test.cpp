@@ -33,7 +33,7 @@ void in_memory(MemberConfig& c) {
   c.durable = false;
 }
 
-// ---- belonging ----
+// ---- enrolment and membership ----
 
 TEST(Membership, AMachineEnrolsWithItsTokenOnce) {
   Hall hall;
@@ -123,7 +123,7 @@ TEST(Membership, NoNodeServesARevokedWorker) {
   ASSERT_TRUE(hall.publish(make(full(0), 10'000)).has_value());
   ASSERT_TRUE(hall.run_until([&] { return hall.all_have(0); }));
   HallNode& bad = *chain[2];
-  hall.tamper = [&](HallNode& from, HallNode& to, Frame& frame) {  // it does not want to hear of it
+  hall.tamper = [&](HallNode& from, HallNode& to, Frame& frame) {  // hides from it that it is revoked
     return !(&to == &bad && &from == &hall.learner()) && !(&to == &bad && as<EdgeStatus>(frame));
   };
   hall.core().expel(bad.id, "it lies", hall.now());
@@ -193,12 +193,12 @@ TEST(Edges, AParentDialsAgainWhenTheConnectionBreaks) {
   EXPECT_EQ(&hall.parent_of(*workers[1]), workers[0]);
 }
 
-TEST(Edges, WhereNeitherCanReachTheOtherTheyAreSetApart) {
+TEST(Edges, WorkersThatCannotReachEachOtherAreSeparated) {
   Hall hall;
   hall.may_dial = [](HallNode& from, HallNode& to) {
     return from.id == kLearnerId || to.id == kLearnerId || from.id == WorkerId{3} || to.id == WorkerId{3};
   };
-  hall.join_all(3);  // 1 and 2 cannot see each other; both can see 3
+  hall.join_all(3);  // 1 and 2 cannot reach each other, and both can reach 3
   ASSERT_TRUE(hall.publish(make(full(0), 10'000)).has_value());
   ASSERT_TRUE(hall.run_until([&] { return hall.all_have(0); }, minutes(2)));
 }
@@ -207,7 +207,7 @@ TEST(Edges, WhereNeitherCanReachTheOtherTheyAreSetApart) {
 TEST(Edges, StripesComeFromTwoParentsAndFromOneWhenTheOtherDies) {
   Hall hall([](LearnerConfig& c) {
     c.core.limits.up = BitRate::from_mbit_per_s(240);
-    c.chain_rate = BitRate::from_mbit_per_s(80);  // three chains: three seeds
+    c.chain_rate = BitRate::from_mbit_per_s(80);  // three chains, so three seeds
   });
   HallNode* a = nullptr;
   HallNode* b = nullptr;
@@ -252,7 +252,7 @@ TEST(Edges, StripesComeFromTwoParentsAndFromOneWhenTheOtherDies) {
   EXPECT_EQ(child->member().stats().chunks_duplicate, 0u);
 }
 
-TEST(Edges, ChunksThatAreLostOnAnEdgeComeAfterAll) {
+TEST(Edges, ChunksThatAreLostOnAnEdgeAreSentAgain) {
   Hall hall;
   hall.join_all(2);
   const auto chain = hall.chain();
@@ -269,7 +269,7 @@ TEST(Edges, AParentThatForwardsNothingIsFound) {
   const auto chain = hall.chain();
   ASSERT_TRUE(hall.publish(make(full(0), 20'000)).has_value());
   ASSERT_TRUE(hall.run_until([&] { return hall.all_have(0); }));
-  hall.tamper = [&](HallNode& from, HallNode& to, Frame& frame) {  // it keeps the chunks, and says it is well
+  hall.tamper = [&](HallNode& from, HallNode& to, Frame& frame) {  // drops its chunks, but sends its heartbeats
     return !(&from == chain[0] && &to == chain[1] && frame.type == FrameType::kChunk);
   };
   ASSERT_TRUE(hall.publish(make(delta(1, 0), 20'000)).has_value());
@@ -277,7 +277,7 @@ TEST(Edges, AParentThatForwardsNothingIsFound) {
 }
 
 // A child's list of chunks may be a bitmap of kilobytes. The parent must still accept its introduction.
-TEST(Edges, APublicationOfVeryManyChunksGoesOnAfterABreak) {
+TEST(Edges, APublicationOfVeryManyChunksContinuesOnANewConnection) {
   Hall hall([](LearnerConfig& c) { c.core.limits.up = BitRate::from_mbit_per_s(8000); });
   HallNode& worker = *hall.join_all(1, in_memory)[0];
   const Made made = make(full(0), 40'000 * 1024, {.write_bytes = 1 << 20});
@@ -292,7 +292,7 @@ TEST(Edges, APublicationOfVeryManyChunksGoesOnAfterABreak) {
   EXPECT_EQ(worker.member().stats().chunk_bytes_in.count, 40'000u * 1024);
 }
 
-// A beacon that revokes thousands is larger than a stranger's message may be.
+// A beacon that revokes thousands is larger than an unknown peer's message may be.
 TEST(Edges, AParentCanIntroduceItselfWhenManyWereRevoked) {
   Hall hall([](LearnerConfig& c) {
     if (c.state) return;
@@ -322,7 +322,7 @@ TEST(Edges, ChildrenThatListNoChunksAreServed) {
 
 // ---- disks ----
 
-TEST(Disks, AWorkerWithLessRoomThanBeforeStarts) {
+TEST(Disks, AWorkerStartsWithLessRoomThanBefore) {
   Hall hall;
   HallNode& worker = *hall.join_all(1)[0];
   ASSERT_TRUE(hall.publish(make(full(0), 50'000)).has_value());
@@ -355,7 +355,7 @@ TEST(Disks, ADamagedSpoolIsReplaced) {
 
 // ---- the learner's restarts ----
 
-TEST(Restart, WorkersReturnAndGoOnFromTheirPosition) {
+TEST(Restart, WorkersReturnAndContinueFromTheirPosition) {
   Hall hall;
   const auto workers = hall.join_all(3);
   ASSERT_TRUE(hall.publish(make(full(0), 50'000)).has_value());
@@ -370,7 +370,7 @@ TEST(Restart, WorkersReturnAndGoOnFromTheirPosition) {
   for (HallNode* worker : workers) EXPECT_THAT(worker->keys(), ElementsAre(full(0), delta(1, 0), delta(2, 1)));
 }
 
-TEST(Restart, ALearnerThatGoesBackTakesItsWorkersWithIt) {
+TEST(Restart, WorkersFollowALearnerThatGoesBack) {
   Hall hall;
   const auto workers = hall.join_all(3);
   ASSERT_TRUE(hall.publish(make(full(0), 50'000)).has_value());
@@ -417,7 +417,7 @@ TEST(Restart, InTheMiddleOfAPublicationLosesNothing) {
   for (HallNode* worker : workers) EXPECT_EQ(worker->delivered.back().payload, whole.payload);
 }
 
-TEST(Restart, ALatecomerIsHelpedThoughTheLearnerHasNothingAnyMore) {
+TEST(Restart, ALateWorkerIsHelpedThoughTheLearnerHasNoPublications) {
   Hall hall([](LearnerConfig& c) { c.policy = chains::TopologyPolicy::kStar; });
   hall.join_all(2);
   ASSERT_TRUE(hall.publish(make(full(0), 50'000)).has_value());

@@ -66,7 +66,7 @@ TEST(Overlay, ChunksAreForwardedWhileThePublicationIsStillBeingMade) {
   EXPECT_EQ(last()->delivered[0].payload, made.payload);
 }
 
-TEST(Overlay, WorkersBehindADeadWorkerGoOnWithoutDuplicates) {
+TEST(Overlay, DescendantsOfADeadWorkerContinueWithoutDuplicates) {
   Hall hall;
   hall.join_all(5);
   const Made made = make(full(0), 200 * 1024, {.write_bytes = 16 * 1024});
@@ -109,7 +109,7 @@ TEST(Overlay, ABrokenConnectionIsOpenedAgain) {
   }
 }
 
-// ---- lies ----
+// ---- bad chunks ----
 
 TEST(Overlay, AWorkerThatTwoChildrenAccuseForwardsNoMore) {
   Hall hall;
@@ -127,7 +127,7 @@ TEST(Overlay, AWorkerThatTwoChildrenAccuseForwardsNoMore) {
   ASSERT_TRUE(hall.run_until([&] { return hall.all_have(0); }));
   EXPECT_EQ(hall.core().stats().quarantined, bad.size() > 1);
   EXPECT_GE(bad[chain[2]], 2);
-  EXPECT_NE(&hall.parent_of(*chain[2]), chain[1]) << "one complaint parts the two";
+  EXPECT_NE(&hall.parent_of(*chain[2]), chain[1]) << "one accusation separates the two";
   for (std::uint64_t version = 1; hall.core().stats().quarantined == 0; ++version) {
     ASSERT_LT(version, 5u);
     ASSERT_TRUE(hall.publish(make(delta(version, version - 1), 50 * 1024)).has_value());
@@ -137,9 +137,9 @@ TEST(Overlay, AWorkerThatTwoChildrenAccuseForwardsNoMore) {
   for (const WorkerView& view : hall.core().stats().workers)
     EXPECT_EQ(view.quarantined, view.info.id == chain[1]->id) << view.info.name;
   EXPECT_THAT(hall.core().topology().children_of(chain[1]->id), testing::IsEmpty());
-  EXPECT_LE(bad.size(), 2u) << "two complaints are enough";
+  EXPECT_LE(bad.size(), 2u) << "two accusations are enough";
   for (HallNode* node : chain)
-    EXPECT_EQ(node->member().stats().chunks_corrupt > 0, bad.contains(node)) << "no bad chunk went further";
+    EXPECT_EQ(node->member().stats().chunks_corrupt > 0, bad.contains(node)) << "no worker forwarded a bad chunk";
 }
 
 TEST(Overlay, OneBadChunkIsAskedForAgain) {
@@ -182,7 +182,7 @@ TEST(Overlay, NothingIsPublishedBeforeItsDigestIsOnDisk) {
   hall.learner().disk_fails = true;
   ASSERT_TRUE(hall.publish(make(full(0), 5000)).has_value());
   hall.run_for(kAWhile);
-  EXPECT_FALSE(hall.all_have(0));  // chunks may be there, the manifest is not
+  EXPECT_FALSE(hall.all_have(0));  // chunks may have arrived, but not the manifest
   hall.learner().disk_fails = false;
   ASSERT_TRUE(hall.run_until([&] { return hall.all_have(0); }));
 }
@@ -207,11 +207,11 @@ TEST(Overlay, ARestartedWorkerKeepsItsChunksAndItsFloor) {
   EXPECT_THAT(worker.keys(), ElementsAre(full(0), delta(1, 0)));  // from its disk: nothing is installed in it yet
   EXPECT_EQ(worker.delivered[0].payload, first.payload);
   EXPECT_EQ(worker.delivered[1].payload, second.payload);
-  EXPECT_EQ(worker.member().stats().chunk_bytes_in.count, 50u * 1024);  // only what was missing
+  EXPECT_EQ(worker.member().stats().chunk_bytes_in.count, 50u * 1024);  // only the missing chunks
   EXPECT_EQ(decode_worker_state(worker.state)->floor->version, Version{1});
 }
 
-TEST(Overlay, AWorkerWhoseSpoolIsLostStillNeverGoesBack) {
+TEST(Overlay, AWorkerWithoutItsSpoolNeverActivatesAnOlderVersion) {
   Hall hall;
   HallNode& worker = *hall.join_all(1)[0];
   ASSERT_TRUE(hall.publish(make(full(0), 50'000)).has_value());
@@ -220,12 +220,12 @@ TEST(Overlay, AWorkerWhoseSpoolIsLostStillNeverGoesBack) {
   hall.kill(worker);
   worker.spools.clear();
   worker.delivered.clear();
-  hall.tamper = [](HallNode&, HallNode&, Frame& frame) {  // the delta does not get through for a while
+  hall.tamper = [](HallNode&, HallNode&, Frame& frame) {  // drops the delta for a while
     return frame.type != FrameType::kChunk || frame.chunk.publication != make(delta(1, 0), 500).id;
   };
   hall.restart(worker);
   hall.run_for(kAWhile);
-  EXPECT_TRUE(worker.delivered.empty());  // version 0 alone would be a step back
+  EXPECT_TRUE(worker.delivered.empty());  // version 0 is older than the active one
   hall.tamper = nullptr;
   hall.cut(hall.learner(), worker);
   ASSERT_TRUE(hall.run_until([&] { return hall.all_have(1); }));
@@ -249,7 +249,7 @@ TEST(Overlay, SpoolsLeaveMemoryAndAreReadBackForAChild) {
   EXPECT_EQ(hall.chunk_bytes(first, second), 200'000u);
 }
 
-// ---- latecomers ----
+// ---- late workers ----
 
 TEST(Overlay, ALateJoinerIsHelpedByAPeerAndNotByTheLearner) {
   Hall hall;
@@ -279,7 +279,7 @@ TEST(Overlay, ALateJoinerIsHelpedByAPeerAndNotByTheLearner) {
   EXPECT_EQ(hall.chunk_bytes(forgetful, late), 10'000u);  // its parent serves it from then on
 }
 
-TEST(Overlay, WhereNothingHelpsTheLearnerProvidesASnapshot) {
+TEST(Overlay, IfNoPublicationHelpsTheLearnerProvidesASnapshot) {
   Hall hall([](LearnerConfig& c) { c.store_bytes_max = {60'000}; });
   const auto small = [](MemberConfig& c) {
     c.store = {Bytes{60'000}, {}, false};
@@ -375,7 +375,7 @@ Slice slice_of(const std::string& text) {
 }
 
 // On links so slow that a message takes many heartbeats, heartbeats pass between its parts.
-TEST(Overlay, LargeMessagesGoInPartsAndHeartbeatsBetweenThem) {
+TEST(Overlay, LargeMessagesAreSentInPartsWithHeartbeatsBetweenThem) {
   Hall hall([](LearnerConfig& c) { c.core.limits.up = BitRate::from_mbit_per_s(8); });
   HallNode& worker = *hall.join_all(1, [](MemberConfig& c) { c.core.limits.up = BitRate::from_mbit_per_s(8); })[0];
   const std::vector<std::string> texts{text_of(1, 6'000'000), "", text_of(2, MessageQueue::kPartBytes), "small"};
@@ -409,7 +409,7 @@ TEST(Overlay, TheEndOfTheRunInterruptsAMessage) {
   EXPECT_EQ(worker.end(), "the run has ended");
 }
 
-TEST(Overlay, AMessageBeyondTheLimitIsNotPutTogether) {
+TEST(Overlay, AMessageBeyondTheLimitIsNotAssembled) {
   MessageAssembler assembler;
   Frame part;
   part.type = FrameType::kApplication;

@@ -11,6 +11,7 @@ namespace echoline::overlay {
 
 inline const BitRate kMegabytePerS = BitRate::from_mbit_per_s(8);
 
+// A learner's core, its clock, and all actions that it has returned.
 struct Desk {
   static LearnerConfig config(double up_mbit) {
     LearnerConfig c;
@@ -18,7 +19,7 @@ struct Desk {
     c.network.silence_min = {};
     c.self = {"10.0.0.0", 1};
     c.authority = std::make_shared<trust::Authority>(made_authority());
-    c.checker = std::make_shared<Checker>("run", c.authority->public_key());
+    c.checker = std::make_shared<SignatureChecker>("run", c.authority->public_key());
     c.core.limits.up = BitRate::from_mbit_per_s(up_mbit);
     c.core.unix_origin_s = kMadeUnix_s;
     return c;
@@ -27,7 +28,7 @@ struct Desk {
   TimePoint now = TimePoint(std::chrono::seconds(1));
   std::vector<Action> actions;
   std::uint64_t next_conn = 2;
-  std::map<WorkerId, ConnId> control;
+  std::map<WorkerId, ConnId> control;  // the control connection of each worker that has joined
 
   explicit Desk(double up_mbit = 16) : Desk(config(up_mbit)) {}
   explicit Desk(LearnerConfig c) : core(std::move(c)) {
@@ -45,7 +46,7 @@ struct Desk {
   void deliver_control(std::uint64_t worker, const ControlMessage& m) {
     deliver_control(control.at(WorkerId{worker}), m);
   }
-  ConnId comes(const trust::PeerIdentity& identity, const std::string& host = "10.9.9.9") {
+  ConnId accept_peer(const trust::PeerIdentity& identity, const std::string& host = "10.9.9.9") {
     const ConnId conn{next_conn};
     next_conn += 2;
     core.on_accepted(conn, {host, identity}, now);
@@ -58,7 +59,7 @@ struct Desk {
     trust::PeerIdentity identity{trust::PeerIdentity::Kind::kWorker, WorkerId{id}};
     identity.key = made_key("worker " + std::to_string(id)).public_key();
     const std::string host = "10.0.0." + std::to_string(id);
-    const ConnId conn = comes(identity, host);
+    const ConnId conn = accept_peer(identity, host);
     control[WorkerId{id}] = conn;
     deliver_control(conn, Hello{"run", "w", {host, 9}, kMegabytePerS, down, installed});
     const ConnId back = all<act::Dial>().back().conn;
@@ -71,10 +72,10 @@ struct Desk {
   }
   void join_all(std::uint64_t n) {
     for (std::uint64_t id = 1; id <= n; ++id) join(id);
-    pass(2 * TopologyPlan::kDelay);
+    pass_time(2 * TopologyPlan::kDelay);
   }
   // Lets `time` pass. Every worker but `silent` sends a heartbeat each half second.
-  void pass(Duration time, const std::set<std::uint64_t>& silent = {}) {
+  void pass_time(Duration time, const std::set<std::uint64_t>& silent = {}) {
     for (const TimePoint end = now + time; now < end;) {
       now = std::min(end, now + std::chrono::milliseconds(500));
       for (const auto& [id, conn] : control)

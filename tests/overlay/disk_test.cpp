@@ -45,22 +45,22 @@ class DiskTest : public testing::Test {
     for (std::uint32_t i = 0; i < made.chunks.size(); ++i) spool_chunk(made, i);
     disk->spool({made.id, Slice(encode_control(made.closing)), std::nullopt, 0, {}});
   }
-  void end() { disk.reset(); }
-  // Every frame that a new process finds: the index of a chunk, or -1 for another one.
-  std::vector<int> recovered(bool wanted = true) {
+  void finish() { disk.reset(); }
+  // One number for each frame that a new process finds: the index of a chunk, or -1 for a frame of another type.
+  std::vector<int> recovered(bool keep = true) {
     std::vector<int> found;
     open();
     disk->recover([&](const Frame& frame) {
-      const bool chunk = frame.type == FrameType::kChunk;
-      found.push_back(chunk ? static_cast<int>(frame.chunk.index) : -1);
-      if (chunk) bodies.push_back(frame.body);
-      return wanted;
+      const bool is_chunk = frame.type == FrameType::kChunk;
+      found.push_back(is_chunk ? static_cast<int>(frame.chunk.index) : -1);
+      if (is_chunk) bodies.push_back(frame.body);
+      return keep;
     });
     return found;
   }
-  fs::path only(const char* ending) {
+  fs::path first_file_with(const char* extension) {
     for (const auto& entry : fs::directory_iterator(folder / "spool"))
-      if (entry.path().extension() == ending) return entry.path();
+      if (entry.path().extension() == extension) return entry.path();
     return {};
   }
 
@@ -76,7 +76,7 @@ TEST_F(DiskTest, KeepsTheState) {
   start();
   disk->save({"one"});
   disk->save({std::string("two\0", 4)});
-  end();
+  finish();
   ASSERT_THAT(answers.saved, SizeIs(2));
   EXPECT_TRUE(answers.saved[1].has_value());
   open();
@@ -90,22 +90,22 @@ TEST_F(DiskTest, ReturnsStoredChunks) {
   spool(made);
   spool(other);
   disk->read_chunk({made.id, 2, 2048, 3000 - 2048});
-  disk->read_chunk({made.id, 9, 9 * 1024, 1024});  // was never written
-  end();
+  disk->read_chunk({made.id, 9, 9 * 1024, 1024});  // never written
+  finish();
   EXPECT_THAT(answers.spooled, ElementsAre(std::pair(0u, true), std::pair(1u, true), std::pair(2u, true),
                                            std::pair(0u, true), std::pair(1u, true)));
   ASSERT_THAT(answers.chunk_read, SizeIs(2));
-  const auto same = [](const Slice& a, const Slice& b) {
+  const auto equal_bytes = [](const Slice& a, const Slice& b) {
     return std::equal(a.bytes().begin(), a.bytes().end(), b.bytes().begin(), b.bytes().end());
   };
-  EXPECT_TRUE(same(*answers.chunk_read[0].second, made.chunks[2].data));
+  EXPECT_TRUE(equal_bytes(*answers.chunk_read[0].second, made.chunks[2].data));
   EXPECT_EQ(answers.chunk_read[1].second.error().code, Code::kIo);
   auto found = recovered();
   std::sort(found.begin(), found.end());
   EXPECT_THAT(found, ElementsAre(-1, -1, -1, -1, 0, 0, 1, 1, 2));
   ASSERT_THAT(bodies, SizeIs(5));
   const Payload payload(*disk->payload(made.id), 3000);
-  EXPECT_TRUE(same(*payload.bytes(), Slice(made.payload)));
+  EXPECT_TRUE(equal_bytes(*payload.bytes(), Slice(made.payload)));
 }
 
 TEST_F(DiskTest, APayloadStaysReadableAfterItWasDropped) {
@@ -113,14 +113,14 @@ TEST_F(DiskTest, APayloadStaysReadableAfterItWasDropped) {
   open();
   start();
   spool(made);
-  end();
+  finish();
   open();
   const Payload payload(*disk->payload(made.id), 3000);
   start();
   disk->drop({made.id});
-  end();
-  EXPECT_TRUE(only(".log").empty());
-  EXPECT_TRUE(only(".payload").empty());
+  finish();
+  EXPECT_TRUE(first_file_with(".log").empty());
+  EXPECT_TRUE(first_file_with(".payload").empty());
   const Slice bytes = *payload.bytes();
   EXPECT_TRUE(std::equal(made.payload.begin(), made.payload.end(), bytes.bytes().begin(), bytes.bytes().end()));
   open();
@@ -128,43 +128,43 @@ TEST_F(DiskTest, APayloadStaysReadableAfterItWasDropped) {
 }
 
 // A record torn by a crash is cut off, so that later records can be read.
-TEST_F(DiskTest, WritesGoOnBehindATornRecord) {
+TEST_F(DiskTest, WritesGoOnAfterATornRecord) {
   const Made made = make(full(0), 3000);
   open();
   start();
   spool_opening(made);
   spool_chunk(made, 0);
   spool_chunk(made, 1);
-  end();
-  fs::resize_file(only(".log"), fs::file_size(only(".log")) - 5);
+  finish();
+  fs::resize_file(first_file_with(".log"), fs::file_size(first_file_with(".log")) - 5);
   EXPECT_THAT(recovered(), ElementsAre(-1, 0));
   start();
   spool_chunk(made, 2);
-  end();
+  finish();
   EXPECT_THAT(recovered(), ElementsAre(-1, 0, 2));
 }
 
-TEST_F(DiskTest, ARecordWithoutItsBytesIsTheEnd) {
+TEST_F(DiskTest, RecoveryEndsAtARecordWithoutItsBytes) {
   const Made made = make(full(0), 3000);
   open();
   start();
   spool(made);
-  end();
-  fs::resize_file(only(".payload"), 1500);
+  finish();
+  fs::resize_file(first_file_with(".payload"), 1500);
   EXPECT_THAT(recovered(), ElementsAre(-1, 0));
-  fs::remove(only(".payload"));
+  fs::remove(first_file_with(".payload"));
   EXPECT_THAT(recovered(), ElementsAre(-1));
 }
 
-TEST_F(DiskTest, SpoolsOfNoUseAreDeleted) {
+TEST_F(DiskTest, UselessSpoolsAreDeleted) {
   open();
   start();
   spool(make(full(0), 3000));
-  end();
+  finish();
   std::ofstream(folder / "spool" / "00.log") << "nonsense";
   EXPECT_THAT(recovered(false), SizeIs(5));
-  EXPECT_TRUE(only(".log").empty());
-  EXPECT_TRUE(only(".payload").empty());
+  EXPECT_TRUE(first_file_with(".log").empty());
+  EXPECT_TRUE(first_file_with(".payload").empty());
 }
 
 TEST_F(DiskTest, ReportsFailedWrites) {
@@ -173,7 +173,7 @@ TEST_F(DiskTest, ReportsFailedWrites) {
   std::ofstream(folder / "spool") << "a file where the folder should be";
   start();
   spool_chunk(make(full(0), 100), 0);
-  end();
+  finish();
   EXPECT_THAT(answers.spooled, ElementsAre(std::pair(0u, false)));
   EXPECT_FALSE(Disk::open(folder.path()).has_value());
 }

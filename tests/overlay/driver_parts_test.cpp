@@ -23,7 +23,7 @@ using Stage = Connection::Stage;
 const TimePoint kNow = TimePoint(std::chrono::seconds(100));
 constexpr double kUnix = 1.7e9;
 
-TEST(DriverParts, PostedWorkIsTakenInOrderAndClosesOnlyEmpty) {
+TEST(DriverParts, PostedWorkIsTakenInOrderAndTheQueueClosesOnlyEmpty) {
   PostedWork posted;
   int woken = 0, sum = 0;
   const auto add = [&](int n) { return posted.add([&, n](TimePoint) { sum = 10 * sum + n; }, [&] { ++woken; }); };
@@ -38,14 +38,14 @@ TEST(DriverParts, PostedWorkIsTakenInOrderAndClosesOnlyEmpty) {
   EXPECT_FALSE(add(4));
 }
 
-TEST(DriverParts, TheOldestOfTheFullestNetworkIsWorthLeast) {
+TEST(DriverParts, TheOldestConnectionOfTheFullestNetworkIsClosedFirst) {
   UnprovenConnections unproven;
-  EXPECT_FALSE(unproven.least());
+  EXPECT_FALSE(unproven.oldest_of_largest_network());
   unproven.add(ConnId{2}, "a");
   unproven.add(ConnId{4}, "b");
-  EXPECT_EQ(unproven.least(), ConnId{2}) << "among equal deadlines, the oldest comes first";
+  EXPECT_EQ(unproven.oldest_of_largest_network(), ConnId{2}) << "among equal deadlines, the oldest comes first";
   unproven.add(ConnId{6}, "b");
-  EXPECT_EQ(unproven.least(), ConnId{4});
+  EXPECT_EQ(unproven.oldest_of_largest_network(), ConnId{4});
   unproven.remove(ConnId{4}, "b");
   unproven.remove(ConnId{4}, "b");
   unproven.remove(ConnId{2}, "none");
@@ -55,12 +55,12 @@ TEST(DriverParts, TheOldestOfTheFullestNetworkIsWorthLeast) {
 TEST(DriverParts, ADeadlineMovesWithItsConnection) {
   Deadlines deadlines;
   TimePoint a = kNever, b = kNever;
-  deadlines.move(ConnId{1}, a, TimePoint(std::chrono::seconds(3)));
-  deadlines.move(ConnId{2}, b, TimePoint(std::chrono::seconds(2)));
+  deadlines.set(ConnId{1}, a, TimePoint(std::chrono::seconds(3)));
+  deadlines.set(ConnId{2}, b, TimePoint(std::chrono::seconds(2)));
   EXPECT_EQ(deadlines.first(), b);
-  deadlines.move(ConnId{2}, b, kNever);
+  deadlines.set(ConnId{2}, b, kNever);
   EXPECT_EQ(deadlines.first(), a);
-  deadlines.move(ConnId{1}, a, kNever);
+  deadlines.set(ConnId{1}, a, kNever);
   EXPECT_EQ(deadlines.first(), kNever);
 }
 
@@ -68,11 +68,11 @@ TEST(DriverParts, APauseIsReportedOnceAndOnlyForALateTimer) {
   PauseDetector pauses;
   EXPECT_FALSE(pauses.take(kNow)) << "it was never armed";
   pauses.arm(kNow, kNow);
-  EXPECT_FALSE(pauses.take(kNow + PauseDetector::kLate));
-  const TimePoint late = kNow + PauseDetector::kLate + milliseconds(1);
+  EXPECT_FALSE(pauses.take(kNow + PauseDetector::kPauseMin));
+  const TimePoint late = kNow + PauseDetector::kPauseMin + milliseconds(1);
   EXPECT_EQ(pauses.take(late), late - kNow);
-  EXPECT_FALSE(pauses.take(late)) << "messages were read meanwhile";
-  pauses.arm(kNow, late);  // overdue: due at once
+  EXPECT_FALSE(pauses.take(late)) << "messages were read in between";
+  pauses.arm(kNow, late);  // overdue, so it fires at once
   EXPECT_FALSE(pauses.take(late + milliseconds(1)));
 }
 
@@ -87,7 +87,7 @@ TEST(LoopThread, RunsWorkAndItsTimerUntilItIsClosed) {
                        EXPECT_TRUE(raw->post([&](TimePoint) { log += 'l'; }));
                        EXPECT_FALSE(raw->close()) << "work waits";
                      },
-                     [&](Duration) { FAIL() << "a pause"; }, [&] { log += '.'; },
+                     [&](Duration) { FAIL() << "no pause is expected"; }, [&] { log += '.'; },
                      [&] { EXPECT_EQ(ending && raw->close(), ending); }});
   raw = &thread;
   EXPECT_FALSE(thread.post([](TimePoint) {})) << "it does not run";
@@ -114,22 +114,22 @@ TEST(Sessions, ANodeWithoutACertificateOnlyEnrols) {
   const act::UseCertificate use{
       *authority.issue({key.public_key(), kind, WorkerId{1}, 1, kUnix, trust::kWorkerLifetimeMax}),
       authority.certificate()};
-  ASSERT_TRUE(sessions.use(use));
+  ASSERT_TRUE(sessions.use_certificate(use));
   EXPECT_TRUE(sessions.client(act::Service::kData, WorkerId{2}, kUnix));
   EXPECT_TRUE(sessions.server(kUnix));
-  EXPECT_FALSE(sessions.use({{}, authority.certificate()}));
-  EXPECT_TRUE(sessions.has_certificate()) << "the last good one is kept";
+  EXPECT_FALSE(sessions.use_certificate({{}, authority.certificate()}));
+  EXPECT_TRUE(sessions.has_certificate()) << "the last valid certificate is kept";
 }
 
 TEST(AddressTurns, AnAddressIsKeptUntilItFails) {
   AddressTurns turns;
-  EXPECT_EQ(turns.of("a"), 0u);
-  turns.failed("a", 0);
-  turns.failed("a", 0);  // another dial to the same address
-  EXPECT_EQ(turns.of("a"), 1u);
-  turns.failed("10.0.0.1", 0);
-  EXPECT_EQ(turns.of("10.0.0.1"), 0u);
-  for (std::size_t i = 0; i <= AddressTurns::kNamesMax; ++i) turns.of(std::to_string(i)), turns.check();
+  EXPECT_EQ(turns.turn_of("a"), 0u);
+  turns.on_failed("a", 0);
+  turns.on_failed("a", 0);  // another dial to the same address
+  EXPECT_EQ(turns.turn_of("a"), 1u);
+  turns.on_failed("10.0.0.1", 0);
+  EXPECT_EQ(turns.turn_of("10.0.0.1"), 0u);
+  for (std::size_t i = 0; i <= AddressTurns::kNamesMax; ++i) turns.turn_of(std::to_string(i)), turns.check();
 }
 
 const auto kAuthority = std::make_shared<const trust::Authority>(made_authority());
@@ -143,13 +143,13 @@ struct Bundle {
     trust::Nonce nonce{};
     nonce[0] = static_cast<std::byte>(conn.value);
     const auto token = trust::issue_token(*kAuthority, "o1", nonce, kUnix);
-    const bool serve =
+    const bool is_admitted =
         downloads
             .begin(conn, fmt::format("GET /bundle HTTP/1.1\r\nAuthorization: Bearer {}\r\n\r\n", token->reveal()),
                    kUnix)
-            .serve;
+            .is_admitted;
     downloads.check();
-    return serve;
+    return is_admitted;
   }
   Downloads::Step::Kind next(ConnId conn, TimePoint now = kNow) {
     step = downloads.next(conn, now);
@@ -164,14 +164,14 @@ using Kind = Downloads::Step::Kind;
 TEST(Downloads, OneBlockAfterAnotherUntilTheEnd) {
   Bundle bundle;
   const ConnId conn{2};
-  EXPECT_FALSE(bundle.downloads.begin(conn, "GET / HTTP/1.1\r\n\r\n", kUnix).serve);
+  EXPECT_FALSE(bundle.downloads.begin(conn, "GET / HTTP/1.1\r\n\r\n", kUnix).is_admitted);
   EXPECT_FALSE(bundle.downloads.remove(conn)) << "refused";
   ASSERT_TRUE(bundle.begin(conn));
   EXPECT_EQ(bundle.next(conn), Kind::kNone) << "its turn has not come";
   EXPECT_THAT(bundle.downloads.take_turns(), ElementsAre(conn));
   for (std::size_t at = 0; at < Bundle::kSize; at += bundle.step.bytes) {
     ASSERT_EQ(bundle.next(conn), Kind::kRead);
-    EXPECT_EQ(bundle.step.at, at);
+    EXPECT_EQ(bundle.step.offset, at);
     const Downloads::Step reading = bundle.step;
     EXPECT_EQ(bundle.next(conn), Kind::kNone) << "a block is being read";
     bundle.step = reading;
@@ -182,7 +182,7 @@ TEST(Downloads, OneBlockAfterAnotherUntilTheEnd) {
   EXPECT_DEATH(bundle.downloads.on_read(conn, 1, kNow), "a download that is ready cannot become ready");
 }
 
-TEST(Downloads, TheNextMachinesTurnComesWhenAnotherIsGone) {
+TEST(Downloads, TheNextDownloadBeginsWhenAnotherIsGone) {
   Bundle bundle;
   for (std::uint64_t i = 0; i <= BundleGate::kServedMax; ++i) ASSERT_TRUE(bundle.begin(ConnId{2 + 2 * i}));
   EXPECT_EQ(bundle.downloads.take_turns().size(), BundleGate::kServedMax);
@@ -201,15 +201,15 @@ TEST(Downloads, WaitForTheirShareOfTheUplink) {
     bundle.downloads.on_read(conn, bundle.step.bytes, kNow);
     EXPECT_EQ(bundle.next(conn), Kind::kNone);
   }
-  const TimePoint first = bundle.downloads.due();
+  const TimePoint first = bundle.downloads.next_due_at();
   ASSERT_LT(kNow, first);
   EXPECT_THAT(bundle.downloads.take_due(first - milliseconds(1)), IsEmpty());
   EXPECT_THAT(bundle.downloads.take_due(first), ElementsAre(ConnId{2}));
-  EXPECT_LT(first, bundle.downloads.due());
+  EXPECT_LT(first, bundle.downloads.next_due_at());
   EXPECT_EQ(bundle.next(ConnId{2}, first), Kind::kRead);
   EXPECT_TRUE(bundle.downloads.remove(ConnId{4}));
   bundle.downloads.check();
-  EXPECT_EQ(bundle.downloads.due(), kNever);
+  EXPECT_EQ(bundle.downloads.next_due_at(), kNever);
 }
 
 // A loop of the test's own, and sockets on it.
@@ -223,12 +223,12 @@ class OnALoop : public testing::Test, protected SocketEvents {
   }
   void destroy(Connection& c) {
     ASSERT_TRUE(connections.release(c));
-    c.move(Stage::kLeaving);
+    c.move_to(Stage::kLeaving);
     c.socket.close();
     connections.check();
   }
   Connection& add() { return connections.add_accepted(loop, *this); }
-  // As after the handshake, for the table.
+  // To the table, this is a connection after its handshake.
   Connection& add_unproven(const std::string& network, Duration until) {
     Connection& c = add();
     connections.set_unproven(c, network);
@@ -247,7 +247,7 @@ class OnALoop : public testing::Test, protected SocketEvents {
     else
       bytes_read += static_cast<std::size_t>(n);
   }
-  void on_written(Connection&, std::size_t plain) override { written += plain; }
+  void on_written(Connection&, std::size_t frame_bytes) override { written += frame_bytes; }
   template <class Condition>
   void run_until(Condition condition) {
     while (!condition()) uv_run(&loop, UV_RUN_ONCE);
@@ -262,29 +262,29 @@ class OnALoop : public testing::Test, protected SocketEvents {
 };
 
 TEST_F(OnALoop, TheTableKnowsTheLeastValuableConnection) {
-  EXPECT_EQ(connections.least_valuable(), nullptr);
+  EXPECT_EQ(connections.first_to_close(), nullptr);
   Connection &a = add_unproven("a", milliseconds(1)), &b = add_unproven("b", milliseconds(2));
   EXPECT_FALSE(connections.has_too_many_unproven() || connections.is_full());
   Connection& c = add_unproven("b", milliseconds(3));
   EXPECT_TRUE(connections.has_too_many_unproven() && connections.is_full());
-  EXPECT_EQ(connections.least_valuable(), &b) << "the oldest of the network with the most";
+  EXPECT_EQ(connections.first_to_close(), &b) << "the oldest of the network with the most";
   connections.set_proven(b);
   connections.check();
-  EXPECT_EQ(connections.least_valuable(), &a);
-  c.move(Stage::kLeaving);
+  EXPECT_EQ(connections.first_to_close(), &a);
+  c.move_to(Stage::kLeaving);
   EXPECT_DEATH(connections.check(), "counts as unproven");
   connections.set_proven(c);
   connections.check();
-  EXPECT_EQ(connections.least_valuable(), &c) << "it is closing anyway";
-  EXPECT_TRUE(connections.any_leaving());
+  EXPECT_EQ(connections.first_to_close(), &c) << "it is closing already";
+  EXPECT_TRUE(connections.any_is_leaving());
   EXPECT_EQ(connections.find(c.id), nullptr);
   destroy(c);
-  EXPECT_FALSE(connections.any_leaving());
+  EXPECT_FALSE(connections.any_is_leaving());
 }
 
 TEST_F(OnALoop, TheTableKeepsDeadlinesAndTurns) {
   Connection &a = add_unproven("a", milliseconds(2)), &b = add_unproven("b", milliseconds(1)), &c = add();
-  EXPECT_EQ(&connections.first_due(), &b);
+  EXPECT_EQ(&connections.with_first_deadline(), &b);
   connections.postpone_deadlines(milliseconds(5));
   connections.check();
   EXPECT_EQ(connections.first_deadline(), kNow + milliseconds(6));
@@ -293,25 +293,25 @@ TEST_F(OnALoop, TheTableKeepsDeadlinesAndTurns) {
   connections.set_last_read(b);
   connections.for_each_in_turn(note);
   EXPECT_THAT(order, ElementsAre(c.id, a.id, b.id));
-  for (Connection* dirty : {&b, &a, &b}) connections.mark_dirty(*dirty), connections.check();
+  for (Connection* dirty : {&b, &a, &b}) connections.mark_for_flush(*dirty), connections.check();
   destroy(a);
   const auto flush = [&](Connection& x) { flushed.push_back(x.id); };
-  connections.flush_dirty(flush);
-  connections.flush_dirty(flush);
+  connections.flush_marked(flush);
+  connections.flush_marked(flush);
   EXPECT_THAT(flushed, ElementsAre(b.id));
   EXPECT_EQ(connections.first_deadline(), kNow + milliseconds(6));
 }
 
-TEST_F(OnALoop, AConnectionOnlyComesFarther) {
+TEST_F(OnALoop, AConnectionsStateOnlyAdvances) {
   Connection& c = add();
-  EXPECT_DEATH(c.move(Stage::kFetching), "a connection that is opening cannot become fetching");
-  c.move(Stage::kOpen);
+  EXPECT_DEATH(c.move_to(Stage::kFetching), "a connection that is opening cannot become fetching");
+  c.move_to(Stage::kOpen);
   EXPECT_DEATH(c.check(), "open without a handshake");
-  EXPECT_DEATH(c.move(Stage::kOpening), "cannot become opening");
-  c.move(Stage::kFetching);
+  EXPECT_DEATH(c.move_to(Stage::kOpening), "cannot become opening");
+  c.move_to(Stage::kFetching);
   c.check();
-  EXPECT_DEATH(c.move(Stage::kOpen), "cannot become open");
-  c.move(Stage::kLeaving);
+  EXPECT_DEATH(c.move_to(Stage::kOpen), "cannot become open");
+  c.move_to(Stage::kLeaving);
 }
 
 TEST_F(OnALoop, AListenerPausesAndListensAgain) {
@@ -333,8 +333,8 @@ TEST_F(OnALoop, AListenerPausesAndListensAgain) {
     listener.check();
     Connection& c = connections.add(loop, *this, ConnId{1});
     Dialler dialler(loop);
-    dialler.find(listener.endpoint(),
-                 [&](const FoundAddress& found) { EXPECT_EQ(c.socket.connect(found.address, false), 0); });
+    dialler.find_address(listener.endpoint(),
+                         [&](const FoundAddress& found) { EXPECT_EQ(c.socket.connect(found.address, false), 0); });
     run_until([&] { return connected == &c; });
     EXPECT_EQ(waiting, 0) << "the connection waits in the backlog";
     listener.resume(kNow + Listener::kPause - milliseconds(1));
@@ -354,7 +354,7 @@ TEST_F(OnALoop, ADialledNameKeepsItsTurn) {
   const auto find = [&](const std::string& host) {
     FoundAddress found;
     bool done = false;
-    dialler.find({host, 7}, [&](const FoundAddress& f) { found = f, done = true; });
+    dialler.find_address({host, 7}, [&](const FoundAddress& f) { found = f, done = true; });
     run_until([&] { return done; });
     dialler.check();
     return found;
@@ -362,13 +362,13 @@ TEST_F(OnALoop, ADialledNameKeepsItsTurn) {
   const FoundAddress first = find("localhost");
   ASSERT_EQ(first.failure, "");
   EXPECT_EQ(to_endpoint(first.address).port, 7);
-  dialler.turns().failed("localhost", first.turn);
+  dialler.turns().on_failed("localhost", first.turn);
   EXPECT_EQ(find("localhost").turn, first.turn + 1);
   EXPECT_EQ(to_endpoint(find("10.0.0.1").address).host, "10.0.0.1");
   EXPECT_THAT(find(std::string(300, 'x')).failure, HasSubstr("xxx: "));
 }
 
-TEST_F(OnALoop, ASocketHoldsWhatTheSystemDoesNotTake) {
+TEST_F(OnALoop, ASocketKeepsBytesThatTheSystemDoesNotTake) {
   Connection &from = connections.add(loop, *this, ConnId{1}), &to = add();
   Listener listener(loop, [&](int status) {
     ASSERT_EQ(status, 0);
@@ -378,19 +378,19 @@ TEST_F(OnALoop, ASocketHoldsWhatTheSystemDoesNotTake) {
   });
   ASSERT_TRUE(listener.open({"127.0.0.1", 0}, 0));
   EXPECT_FALSE(from.socket.shut_down()) << "it is not connected";
-  Dialler(loop).find(listener.endpoint(),
-                     [&](const FoundAddress& found) { EXPECT_EQ(from.socket.connect(found.address, true), 0); });
+  Dialler(loop).find_address(
+      listener.endpoint(), [&](const FoundAddress& found) { EXPECT_EQ(from.socket.connect(found.address, true), 0); });
   run_until([&] { return connected == &from && to.socket.is_connected(); });
   from.socket.tune(true);
   const auto send = [&](std::size_t bytes) {
     from.socket.block().resize(bytes);
-    from.socket.count(bytes);
+    from.socket.count_frame_bytes(bytes);
     from.socket.check();
     return from.socket.flush();
   };
   std::size_t sent = 100;
   const Socket::Flushed small = send(sent);
-  EXPECT_TRUE(small.all && small.plain == sent);
+  EXPECT_TRUE(small.all && small.frame_bytes == sent);
   EXPECT_FALSE(from.socket.flush().all) << "an empty block";
   std::size_t waits = 0;
   for (; waits <= Socket::kUnreadBytesMax / 2; waits += 1 << 20) EXPECT_EQ(send(1 << 20).failure, "");

@@ -1,4 +1,4 @@
-// The driver with cores that only do what a test needs.
+// The driver, run with small cores written for each test.
 #include "overlay/uv/driver.hpp"
 
 #include <fcntl.h>
@@ -21,36 +21,36 @@ namespace {
 
 using testing::HasSubstr;
 
-// A timer that counts whole milliseconds would come at least 0.7 ms late.
-TEST(Timer, KeepsToMicrosecondsAndIsNeverEarly) {
+// A timer that counts whole milliseconds would fire at least 0.7 ms late.
+TEST(Timer, IsPreciseToMicrosecondsAndNeverEarly) {
   uv_loop_t loop;
   ASSERT_EQ(uv_loop_init(&loop), 0);
   const SystemClock clock;
-  Duration least = std::chrono::hours(1);
+  Duration smallest_delay = std::chrono::hours(1);
   {
     Timer timer;
     TimePoint due;
     int fired = 0;
     timer.open(loop, [&] {
       EXPECT_GE(clock.now(), due);
-      least = std::min<Duration>(least, clock.now() - due);
+      smallest_delay = std::min<Duration>(smallest_delay, clock.now() - due);
       if (++fired == 100) return timer.close();
       due = clock.now() + std::chrono::microseconds(300);
-      if (fired == 99) {  // only the last word counts
+      if (fired == 99) {  // only the last call of arm() counts
         timer.arm(due + std::chrono::hours(1));
         timer.arm(kNever);
       }
       timer.arm(due);
     });
-    due = clock.now() - std::chrono::seconds(1);  // it is over: at once
+    due = clock.now() - std::chrono::seconds(1);  // already past, so it fires at once
     timer.arm(due);
     uv_run(&loop, UV_RUN_DEFAULT);
     EXPECT_EQ(fired, 100);
-    timer.arm(due);  // of no effect
+    timer.arm(due);  // without effect, since the timer is closed
     uv_run(&loop, UV_RUN_DEFAULT);
     EXPECT_EQ(fired, 100);
   }
-  EXPECT_LT(least, std::chrono::microseconds(500));
+  EXPECT_LT(smallest_delay, std::chrono::microseconds(500));
   EXPECT_EQ(uv_loop_close(&loop), 0);
 }
 
@@ -63,7 +63,7 @@ class Idle : public Core {
         *authority.issue({key.public_key(), kind, self, 1, SystemClock().unix_seconds(), trust::kWorkerLifetimeMax}),
         authority.certificate()});
   }
-  void call(const Endpoint& to, WorkerId whom) { conn_ = dial(to, act::Service::kData, whom); }
+  void call(const Endpoint& to, WorkerId peer) { conn_ = dial(to, act::Service::kData, peer); }
 
   void on_accepted(ConnId, const PeerInfo&, TimePoint) override {}
   void on_connected(ConnId, TimePoint) override {}
@@ -82,7 +82,7 @@ class NeverReads final : public Idle {
  public:
   using Idle::Idle;
   void on_accepted(ConnId conn, const PeerInfo&, TimePoint) override {
-    actions_.push_back(act::Admit{conn});  // what came together with the end of the handshake is read all the same
+    actions_.push_back(act::Admit{conn});  // data that arrives with the end of the handshake is read nevertheless
     actions_.push_back(act::SetReading{conn, false});
   }
 };
@@ -100,9 +100,9 @@ class NeverStops final : public Idle {
     if (!conn_) return;
     actions_.push_back(act::Send{*conn_, message_, {}});
     sent_ += message_.size();
-    again_ = now;
+    next_send_at_ = now;
   }
-  TimePoint next_deadline() const override { return conn_ ? again_ : kNever; }
+  TimePoint next_deadline() const override { return conn_ ? next_send_at_ : kNever; }
 
   std::future<std::string> closed() { return closed_.get_future(); }
   std::size_t sent() const { return sent_; }
@@ -116,7 +116,7 @@ class NeverStops final : public Idle {
   }
 
   const Slice message_{frames()};
-  TimePoint again_ = kNever;
+  TimePoint next_send_at_ = kNever;
   std::size_t sent_ = 0;
   std::promise<std::string> closed_;
 };
@@ -129,18 +129,18 @@ class Streams final : public Idle {
     for (int i = 0; i < 128; ++i) send_one();
   }
   void on_sent(ConnId, std::size_t bytes, TimePoint) override {
-    for (taken_ += bytes; taken_ >= message_.size(); taken_ -= message_.size()) send_one();
+    for (bytes_taken_ += bytes; bytes_taken_ >= message_.size(); bytes_taken_ -= message_.size()) send_one();
   }
 
  private:
   void send_one() { actions_.push_back(act::Send{*conn_, message_, {}}); }
 
   const Slice message_{encode_frame(FrameType::kApplication, std::vector<std::byte>(64 * 1024))};
-  std::size_t taken_ = 0;
+  std::size_t bytes_taken_ = 0;
 };
 
-// Posts to the loop all the time, and counts the bytes read before each turn.
-class Waits final : public Idle {
+// Posts work to the loop all the time, and measures the bytes that are read before each piece of work runs.
+class MeasuresTurns final : public Idle {
  public:
   static constexpr std::size_t kBytesEnough = 256 << 20;
 
@@ -148,12 +148,12 @@ class Waits final : public Idle {
   void on_accepted(ConnId conn, const PeerInfo&, TimePoint) override { actions_.push_back(act::Admit{conn}); }
   void on_frame(ConnId, Frame frame, TimePoint) override {
     bytes_ += frame.body.size();
-    if (!waiting_) {
-      waiting_ = true;
-      asked_at_ = bytes_;
+    if (!is_posted_) {
+      is_posted_ = true;
+      bytes_when_posted_ = bytes_;
       driver->post([this](TimePoint) {
-        waiting_ = false;
-        longest_ = std::max(longest_, bytes_ - asked_at_);
+        is_posted_ = false;
+        most_bytes_between_ = std::max(most_bytes_between_, bytes_ - bytes_when_posted_);
       });
     }
     if (bytes_ >= kBytesEnough && bytes_ - frame.body.size() < kBytesEnough) done_.set_value();
@@ -161,11 +161,11 @@ class Waits final : public Idle {
 
   Driver* driver = nullptr;
   std::future<void> done() { return done_.get_future(); }
-  std::size_t longest() const { return longest_; }
+  std::size_t most_bytes_between() const { return most_bytes_between_; }
 
  private:
-  bool waiting_ = false;
-  std::size_t bytes_ = 0, asked_at_ = 0, longest_ = 0;
+  bool is_posted_ = false;
+  std::size_t bytes_ = 0, bytes_when_posted_ = 0, most_bytes_between_ = 0;
   std::promise<void> done_;
 };
 
@@ -212,19 +212,19 @@ TEST(Driver, EndsWithAPeerThatNeverReads) {
 // Incoming data without a pause must not delay outgoing data.
 TEST(Driver, ReadsInTurnWithOtherWork) {
   Pair pair;
-  Waits listening(pair.authority, kListener, Pair::key_of(kListener));
+  MeasuresTurns listening(pair.authority, kListener, Pair::key_of(kListener));
   Streams speaking(pair.authority, kSpeaker, Pair::key_of(kSpeaker));
   listening.driver = pair.listener.get();
   auto done = listening.done();
   pair.run(listening, speaking);
   done.get();
   pair.stop();
-  EXPECT_GT(listening.longest(), 0u);
-  EXPECT_LE(listening.longest(), 2 * Driver::kReadBytes);
+  EXPECT_GT(listening.most_bytes_between(), 0u);
+  EXPECT_LE(listening.most_bytes_between(), 2 * Driver::kReadBytes);
 }
 
-// Accepts, and remembers how many.
-class Counts final : public Idle {
+// Signals the first accepted connection.
+class SignalsFirstAccept final : public Idle {
  public:
   using Idle::Idle;
   void on_accepted(ConnId, const PeerInfo&, TimePoint) override {
@@ -241,23 +241,24 @@ class Counts final : public Idle {
 // connections.
 TEST(Driver, NeitherSpinsNorEndsWithoutFileDescriptors) {
   Pair pair;
-  Counts listening(pair.authority, kListener, Pair::key_of(kListener));
+  SignalsFirstAccept listening(pair.authority, kListener, Pair::key_of(kListener));
   Idle speaking(pair.authority, kSpeaker, Pair::key_of(kSpeaker));
   auto accepted = listening.accepted();
   const auto ignore = [](const Action&) {};
   pair.listener->run(listening, ignore, [](TimePoint) {});
   ASSERT_TRUE(pair.listener->post_and_wait([](TimePoint) {}));
-  std::vector<std::unique_ptr<Descriptor>> sockets, taken;
+  std::vector<std::unique_ptr<Descriptor>> sockets, held_files;
   for (int i = 0; i < 200; ++i)
     sockets.push_back(std::make_unique<Descriptor>(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0)));
   rlimit before{};
   ASSERT_EQ(::getrlimit(RLIMIT_NOFILE, &before), 0);
   const rlimit small{std::min<rlim_t>(before.rlim_max, 600), before.rlim_max};
   ASSERT_EQ(::setrlimit(RLIMIT_NOFILE, &small), 0);
-  std::jthread greedy([&](const std::stop_token& stop) {  // takes what libuv keeps for such cases as well
+  // Also takes the descriptor that libuv reserves for such cases.
+  std::jthread greedy([&](const std::stop_token& stop) {
     while (!stop.stop_requested())
       if (auto file = std::make_unique<Descriptor>(::open("/dev/null", O_RDONLY | O_CLOEXEC)); file->get() >= 0)
-        taken.push_back(std::move(file));
+        held_files.push_back(std::move(file));
   });
   sockaddr_in to{};
   to.sin_family = AF_INET;
@@ -273,7 +274,7 @@ TEST(Driver, NeitherSpinsNorEndsWithoutFileDescriptors) {
   }
   greedy.request_stop();
   greedy.join();
-  taken.clear();
+  held_files.clear();
   ASSERT_EQ(::setrlimit(RLIMIT_NOFILE, &before), 0);
   pair.speaker->run(speaking, ignore,
                     [&, endpoint = pair.listener->endpoint()](TimePoint) { speaking.call(endpoint, kListener); });

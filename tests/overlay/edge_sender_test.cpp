@@ -1,4 +1,4 @@
-// A parent's chunks for its children: all that they lack, by the cheapest way, and nothing twice.
+// A parent's chunks for its children: all that they lack, by the cheapest path, and nothing twice.
 #include "overlay/edge_sender.hpp"
 
 #include <gmock/gmock.h>
@@ -24,7 +24,7 @@ struct Sent {
   std::vector<CannotServe> complaints;
   std::vector<PublicationKey> announced;
   std::vector<PublicationId> closed;
-  std::vector<std::uint32_t> statuses;  // the progress they tell
+  std::vector<std::uint32_t> statuses;  // the progress that they report
   std::vector<PublicationKey> keys() const {
     std::vector<PublicationKey> keys;
     for (const auto& [key, indices] : chunks) keys.push_back(key);
@@ -34,7 +34,7 @@ struct Sent {
 
 struct Parent {
   explicit Parent(bool is_learner) : sender(store, uplink, is_learner) {}
-  Checker checker{"run", made_key("authority").public_key()};
+  SignatureChecker checker{"run", made_key("authority").public_key()};
   std::vector<Action> actions;
   PublicationStore store{{Bytes{1 << 30}, {}, false}, checker, actions};
   Pacer pacer;
@@ -132,9 +132,9 @@ TEST(EdgeSender, SendsOnlyChunksTheChildLacks) {
   EXPECT_THAT(sent.closed, ElementsAre(first.id));
   parent.add(delta(2, 1), 100);
   EXPECT_THAT(parent.take().keys(), ElementsAre(delta(2, 1)));
-  parent.sender.send_again(kConn, {first.id, 2}, kNow);  // it did not arrive whole
+  parent.sender.send_again(kConn, {first.id, 2}, kNow);  // it arrived incomplete
   EXPECT_THAT(parent.take().chunks, ElementsAre(std::pair(delta(1, 0), std::vector<std::uint32_t>{2})));
-  parent.sender.send_again(kConn, {PublicationId{}, 2}, kNow);  // nonsense
+  parent.sender.send_again(kConn, {PublicationId{}, 2}, kNow);  // an unknown publication
   parent.sender.send_again(kConn, {first.id, 99}, kNow);
   parent.sender.send_again(ConnId{98}, {first.id, 1}, kNow);
   const Sent nothing = parent.take();
@@ -161,7 +161,7 @@ TEST(EdgeSender, AnArrivingPublicationCostsItsFullSize) {
   EXPECT_THAT(parent.take().keys(), IsEmpty());
 }
 
-TEST(EdgeSender, SendsChunksOfAnOpenPublicationAsTheyCome) {
+TEST(EdgeSender, SendsChunksOfAnOpenPublicationAsTheyArrive) {
   Parent parent(true);
   const Made made = make(full(0), 5000);
   parent.begin(made);
@@ -190,7 +190,7 @@ TEST(EdgeSender, ALaterPublicationDoesNotWaitForAGapInAnEarlierOne) {
   EXPECT_THAT(parent.take().chunks, ElementsAre(std::pair(full(0), std::vector<std::uint32_t>{1, 2})));
 }
 
-TEST(EdgeSender, ALaggardGetsTheCheapestWayByBytes) {
+TEST(EdgeSender, ALateChildGetsTheCheapestPathByBytes) {
   {  // three deltas of 1000 are cheaper than a snapshot of 5000
     Parent parent(true);
     for (std::uint64_t v = 1; v <= 3; ++v) parent.add(delta(v, v - 1), 1000);
@@ -198,14 +198,14 @@ TEST(EdgeSender, ALaggardGetsTheCheapestWayByBytes) {
     parent.open({Version{0}, {}, {}});
     EXPECT_THAT(parent.take().keys(), ElementsAre(delta(1, 0), delta(2, 1), delta(3, 2)));
   }
-  {  // and dearer than one of 2500
+  {  // but more expensive than one of 2500
     Parent parent(true);
     for (std::uint64_t v = 1; v <= 4; ++v) parent.add(delta(v, v - 1), 1000);
     parent.add(full(3), 2500);
     parent.open({Version{0}, {}, {}});
     EXPECT_THAT(parent.take().keys(), ElementsAre(full(3), delta(4, 3)));
   }
-  {  // unless most of the deltas are there already
+  {  // unless the child already has most of the deltas
     Parent parent(true);
     for (std::uint64_t v = 1; v <= 4; ++v) parent.add(delta(v, v - 1), 1000);
     parent.add(full(3), 2500);
@@ -215,13 +215,13 @@ TEST(EdgeSender, ALaggardGetsTheCheapestWayByBytes) {
                   {delta(2, 1), {make(delta(2, 1), 1000).id, ChunkSet::all(1), true}}}});
     EXPECT_THAT(parent.take().keys(), ElementsAre(delta(3, 2), delta(4, 3)));
   }
-  {  // also those that are not here any more
+  {  // also deltas that the parent no longer has
     Parent parent(true);
     parent.add(delta(2, 1), 1000);
     parent.open({Version{0}, {}, {{delta(1, 0), {make(delta(1, 0), 1000).id, ChunkSet::all(1), true}}}});
     EXPECT_THAT(parent.take().keys(), ElementsAre(delta(2, 1)));
   }
-  {  // but a part of something that is not here any more does not help
+  {  // but a part of a publication that the parent no longer has does not help
     Parent parent(true);
     parent.add(delta(2, 1), 1000);
     parent.open({Version{0}, {}, {{delta(1, 0), {make(delta(1, 0), 3000).id, chunks({0}), false}}}});
@@ -260,7 +260,7 @@ TEST(EdgeSender, ReportsAnUnservableVersionOnceAndGoesOnFromThere) {
   ASSERT_EQ(troubles.size(), 1u);
   EXPECT_EQ(troubles[0].child, kChild);
   EXPECT_EQ(troubles[0].position, Version{2});
-  parent.add(delta(6, 5), 1000);  // another parent brings the child to 5; the rest comes from here
+  parent.add(delta(6, 5), 1000);  // another parent brings the child to 5, and this one sends the rest
   const Sent rest = parent.take();
   EXPECT_THAT(rest.keys(), ElementsAre(delta(6, 5)));
   EXPECT_THAT(rest.complaints, IsEmpty());
@@ -279,7 +279,7 @@ TEST(EdgeSender, ALearnerAsksForASnapshotWhenDeltasCostMore) {
   EXPECT_THAT(parent.take().keys(), ElementsAre(full(3)));
 }
 
-TEST(EdgeSender, ALearnerAsksForOneDeltaInPlaceOfMany) {
+TEST(EdgeSender, ALearnerAsksForOneDeltaInsteadOfMany) {
   const auto behind = [](std::uint64_t versions, std::optional<Version> restorable, const StripeMask& wanted = {}) {
     Parent parent(true);
     parent.add(full(0), 20'000);
@@ -289,7 +289,7 @@ TEST(EdgeSender, ALearnerAsksForOneDeltaInPlaceOfMany) {
     const auto troubles = parent.sender.take_troubles();
     EXPECT_EQ(parent.take().keys().size(), troubles.empty() ? versions : 0);  // it waits
     if (troubles.empty()) return false;
-    EXPECT_TRUE(troubles.size() == 1 && troubles[0].delta && troubles[0].position == Version{0});
+    EXPECT_TRUE(troubles.size() == 1 && troubles[0].can_fold && troubles[0].position == Version{0});
     parent.sender.refuse_delta_from(Version{0}, kNow);
     EXPECT_EQ(parent.take().keys().size(), versions);
     EXPECT_TRUE(parent.sender.take_troubles().empty());
@@ -299,10 +299,10 @@ TEST(EdgeSender, ALearnerAsksForOneDeltaInPlaceOfMany) {
   EXPECT_FALSE(behind(3, Version{0}));
   EXPECT_FALSE(behind(4, Version{1}));  // version 0 cannot be restored any more
   EXPECT_FALSE(behind(4, std::nullopt));
-  EXPECT_FALSE(behind(4, Version{0}, {4, 0b1011}));  // its other parent would not have it
+  EXPECT_FALSE(behind(4, Version{0}, {4, 0b1011}));  // the child's other parent would not have it
 }
 
-TEST(EdgeSender, OneDeltaInPlaceOfManyIsTakenAndNotAskedForAgain) {
+TEST(EdgeSender, OneDeltaInsteadOfManyIsSentAndNotAskedForAgain) {
   Parent parent(true);
   parent.add(full(0), 100'000);
   for (std::uint64_t v = 1; v <= 5; ++v) parent.add(delta(v, v - 1), 10'000);
@@ -322,7 +322,7 @@ TEST(EdgeSender, OneDeltaInPlaceOfManyIsTakenAndNotAskedForAgain) {
 }
 
 // The learner does not make an expensive single delta again.
-TEST(EdgeSender, ALearnerAsksForASnapshotWhereOneDeltaCostsMore) {
+TEST(EdgeSender, ALearnerAsksForASnapshotIfOneDeltaCostsMore) {
   Parent parent(true);
   parent.add(full(0), 2000);
   parent.add(delta(1, 0), 9000);
@@ -330,12 +330,13 @@ TEST(EdgeSender, ALearnerAsksForASnapshotWhereOneDeltaCostsMore) {
   parent.open({Version{0}, {}, {}}, kConn, 0, Version{1});
   const auto troubles = parent.sender.take_troubles();
   ASSERT_EQ(troubles.size(), 1u);
-  EXPECT_FALSE(troubles[0].delta);
+  EXPECT_FALSE(troubles[0].can_fold);
   EXPECT_THAT(parent.take().keys(), IsEmpty());
 }
 
-// The child has all chunks of 1, but does not know that these are all, and has 2 whole. It needs the closing of 1.
-TEST(EdgeSender, AChildGoesOnOnlyFromAClosedPublication) {
+// The child has all chunks of version 1 without knowing that these are all, and has version 2 complete. It needs the
+// closing of version 1.
+TEST(EdgeSender, AChildContinuesOnlyFromAClosedPublication) {
   Parent parent(true);
   for (std::uint64_t v = 1; v <= 2; ++v) parent.add(delta(v, v - 1), 1000);
   parent.open({Version{0},
@@ -347,8 +348,8 @@ TEST(EdgeSender, AChildGoesOnOnlyFromAClosedPublication) {
   EXPECT_THAT(sent.closed, ElementsAre(make(delta(1, 0), 1000).id));
 }
 
-// The child will be at 2 when it arrives.
-TEST(EdgeSender, OneDeltaFromWhereTheChildHasGoneOnIsOfNoUse) {
+// When the delta arrives, the child will have version 2.
+TEST(EdgeSender, OneDeltaFromAVersionThatTheChildHasLeftIsUseless) {
   Parent parent(true);
   for (std::uint64_t v = 1; v <= 2; ++v) parent.add(delta(v, v - 1), 1000);
   parent.open({Version{0}, {}, {}});
@@ -364,7 +365,7 @@ TEST(EdgeSender, OneDeltaFromWhereTheChildHasGoneOnIsOfNoUse) {
   EXPECT_THAT(parent.take().keys(), ElementsAre(delta(3, 2), delta(4, 3), delta(5, 4), delta(6, 5)));
 }
 
-TEST(EdgeSender, AWorkerHandsAChildOverOnlyWhenItCostsMoreThanTwice) {
+TEST(EdgeSender, AWorkerHandsAChildOverOnlyIfItCostsMoreThanTwice) {
   for (const auto& [bytes, handed_over] : {std::pair(std::size_t{1200}, false), std::pair(std::size_t{1400}, true)}) {
     Parent parent(false);
     parent.add(full(0), 2000);
@@ -372,11 +373,11 @@ TEST(EdgeSender, AWorkerHandsAChildOverOnlyWhenItCostsMoreThanTwice) {
     parent.open({Version{0}, {}, {}});
     const Sent sent = parent.take();
     EXPECT_EQ(sent.complaints.size(), handed_over ? 1u : 0u) << bytes;
-    EXPECT_THAT(sent.keys(), ElementsAre(delta(1, 0), delta(2, 1), delta(3, 2)));  // and serves it meanwhile
+    EXPECT_THAT(sent.keys(), ElementsAre(delta(1, 0), delta(2, 1), delta(3, 2)));  // and serves it in the meantime
   }
 }
 
-TEST(EdgeSender, SendsItsStripesOnly) {
+TEST(EdgeSender, SendsOnlyItsStripes) {
   Parent parent(false);
   parent.add(full(0), 8 * 1024);
   ASSERT_TRUE(parent.open({{}, {4, 0b0101}, {}}));
@@ -455,7 +456,7 @@ TEST(EdgeSender, BoundsTheQueueOfAChildThatDoesNotRead) {
   const Sent sent = parent.take();
   EXPECT_LE(sent.statuses.size(), 100u);
   ASSERT_FALSE(sent.statuses.empty());
-  EXPECT_EQ(sent.statuses.back(), 999u);  // the latest counts
+  EXPECT_EQ(sent.statuses.back(), 999u);  // the latest status replaces the others
 }
 
 TEST(EdgeSender, KeepsItsLimitsAndReports) {
@@ -464,7 +465,8 @@ TEST(EdgeSender, KeepsItsLimitsAndReports) {
     EXPECT_TRUE(parent.open({}, ConnId{2 * i + 2}, static_cast<std::uint32_t>(i)));
   EXPECT_FALSE(parent.open({}, ConnId{100}, 16));
   EXPECT_EQ(parent.sender.connections(), EdgeSender::kStreamsMax);
-  ASSERT_TRUE(parent.open({}, ConnId{200}, 0, Version{0}, false, WorkerId{2}));  // helped: no child for long
+  // A helped worker, and no child for long.
+  ASSERT_TRUE(parent.open({}, ConnId{200}, 0, Version{0}, false, WorkerId{2}));
   EXPECT_THAT(parent.sender.children(), ElementsAre(kChild));
   const auto reports = parent.sender.reports(kNow);
   ASSERT_EQ(reports.size(), 1u);

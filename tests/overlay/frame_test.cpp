@@ -92,7 +92,7 @@ TEST(Frame, BytesAreAsDocumented) {
             (Bytes_{std::byte{0x02}, std::byte{0xEC}, std::byte{2}, std::byte{1}, std::byte{1}, std::byte{2}, {}, {}}));
 }
 
-TEST(Frame, AnyCuttingOfTheStreamGivesTheSameFrames) {
+TEST(Frame, TheFramesDoNotDependOnWhereTheStreamIsCut) {
   const Made small = make(delta(6, 5), 1), large = make(full(5), 5000);
   Bytes_ stream;
   append(stream, encode_frame(FrameType::kControl, random_bytes(1, 0)));
@@ -126,7 +126,7 @@ TEST(Frame, AnyCuttingOfTheStreamGivesTheSameFrames) {
   }
 }
 
-TEST(Frame, NothingFollowsAFrameThatWasNotTaken) {
+TEST(Frame, NoFrameFollowsOneThatWasNotTaken) {
   FrameDecoder decoder;
   const Bytes_ frame = encode_frame(FrameType::kControl, random_bytes(1, 20));
   for (std::size_t done = 0; done < frame.size();) {
@@ -163,13 +163,13 @@ TEST(Frame, LimitsAreCheckedBeforeABodyIsAwaited) {
     EXPECT_EQ(refusal(header(kMagic, static_cast<std::uint8_t>(type), 0, most)), "accepted");
 }
 
-TEST(Frame, AStrangerMayOnlyIntroduceItself) {
+TEST(Frame, AnUnknownPeerMayOnlyIntroduceItself) {
   EXPECT_EQ(refusal(encode_frame(FrameType::kControl, random_bytes(1, kPendingPeerBytesMax)), false), "accepted");
   EXPECT_THAT(refusal(encode_frame(FrameType::kControl, random_bytes(1, kPendingPeerBytesMax + 1)), false),
               HasSubstr("4096 bytes before its sender is admitted, found 4097"));
   EXPECT_THAT(refusal(encode_frame(FrameType::kApplication, random_bytes(1, 10)), false), HasSubstr("not admitted"));
   EXPECT_THAT(refusal(make(full(0), 10).chunk(0).head.bytes(), false), HasSubstr("not admitted"));
-  // Once it is known, the next frame may be of any kind.
+  // After the introduction, the next frame may be of any kind.
   FrameDecoder decoder;
   ASSERT_TRUE(decode(decoder, encode_frame(FrameType::kControl, random_bytes(1, 100)), SIZE_MAX).has_value());
   decoder.admit();
@@ -177,7 +177,7 @@ TEST(Frame, AStrangerMayOnlyIntroduceItself) {
   EXPECT_TRUE(decode(decoder, chunk_frame(make(full(0), 10).chunk(0)), SIZE_MAX).has_value());
 }
 
-TEST(Frame, MemoryGrowsOnlyWithBytesThatCame) {
+TEST(Frame, MemoryGrowsOnlyWithBytesThatArrived) {
   FrameDecoder decoder;
   decoder.admit();
   const Bytes_ start = header(0xEC02, 1, 0, kControlBytesMax);
@@ -193,7 +193,7 @@ TEST(Frame, MemoryGrowsOnlyWithBytesThatCame) {
 
 // A chunk frame with a changed head. Its body has the length that the frame states.
 std::string chunk_refusal(std::size_t at, std::uint32_t value, std::size_t width) {
-  Bytes_ frame = chunk_frame(make(full(0), 5 * 1024).chunk(3));  // a seal of 5: a path of 3 hashes
+  Bytes_ frame = chunk_frame(make(full(0), 5 * 1024).chunk(3));  // a seal of 5 chunks has a path of 3 hashes
   for (std::size_t i = 0; i < width; ++i) frame[kFrameHeaderBytes + at + i] = static_cast<std::byte>(value >> (8 * i));
   return refusal(frame);
 }
@@ -240,7 +240,7 @@ TEST(Frame, AdoptsBytesThatAreInMemoryAlready) {
   decoder.room()[0] = {};
   ASSERT_TRUE(decoder.advance(1).has_value());
   EXPECT_EQ(decoder.awaiting_chunk(), nullptr);
-  EXPECT_FALSE(decoder.adopt(made.chunks[0].data));  // its bytes have begun to come
+  EXPECT_FALSE(decoder.adopt(made.chunks[0].data));  // its bytes have begun to arrive
 }
 
 TEST(Frame, KeysAndEndpointsAsText) {

@@ -1,3 +1,4 @@
+// Delivers messages, timers and disk events between the cores of a hall. See hall.hpp.
 #include "tests/overlay/hall.hpp"
 
 #include <cstring>
@@ -14,7 +15,7 @@ trust::SigningKey key_of(const HallNode& node) { return made_key(node.name); }
 
 Hall::Hall(std::function<void(LearnerConfig&)> configure) : configure_learner_(std::move(configure)) {
   authority_ = std::make_shared<trust::Authority>(made_authority());
-  checker_ = std::make_shared<Checker>("run", authority_->public_key());
+  checker_ = std::make_shared<SignatureChecker>("run", authority_->public_key());
   on_need_catch_up = [this](const act::NeedCatchUp& need) {
     ECHO_CHECK(publish(make({need.current, {}}, 1000, {.epoch = core().epoch()}), true).has_value());
   };
@@ -31,7 +32,11 @@ HallNode& Hall::add_node(std::string name) {
 
 void Hall::start_learner(std::optional<LearnerState> state, std::optional<Version> resumed_at) {
   HallNode& node = learner();
-  node.identity = {trust::PeerIdentity::Kind::kLearner, kLearnerId, 1, 1e10, authority_->public_key()};
+  node.identity = {.kind = trust::PeerIdentity::Kind::kLearner,
+                   .worker = kLearnerId,
+                   .serial = 1,
+                   .expires_unix_s = 1e10,
+                   .key = authority_->public_key()};
   LearnerConfig config;
   config.policy = chains::TopologyPolicy::kEcho2;  // chains, which the tests can foretell
   config.network.silence_min = {};
@@ -82,17 +87,28 @@ std::vector<HallNode*> Hall::join_all(std::size_t n, std::function<void(MemberCo
 }
 
 void Hall::start_member(HallNode& node, WorkerState state, std::function<void(MemberConfig&)> configure) {
-  MemberConfig config{
-      {}, learner().endpoint, node.endpoint, node.name, key_of(node), std::move(state), checker_, {}, true, {}, {}};
+  MemberConfig config{.core = {},
+                      .learner = learner().endpoint,
+                      .data = node.endpoint,
+                      .name = node.name,
+                      .key = key_of(node),
+                      .state = std::move(state),
+                      .checker = checker_,
+                      .store = {},
+                      .durable = true,
+                      .join_timeout = {},
+                      .away_max = {},
+                      .parts_unread_max = {},
+                      .place = {}};
   config.core.unix_origin_s = kUnixOrigin_s;
   config.join_timeout = std::chrono::seconds(10);
   config.away_max = std::chrono::seconds(30);
   config.store.disk = true;
   if (configure) configure(config);
-  const bool disk = config.store.disk;
+  const bool has_disk = config.store.disk;
   node.core = std::make_unique<MemberCore>(std::move(config));
   node.alive = node.reading = true;
-  if (disk)
+  if (has_disk)  // the process reads back what an earlier one has spooled
     for (const auto& [id, spool] : node.spools)
       for (const act::Spool& record : spool.records) {
         FrameDecoder decoder;
@@ -113,7 +129,7 @@ void Hall::start_member(HallNode& node, WorkerState state, std::function<void(Me
 
 HallNode& Hall::enrol(const trust::Secret& token, const std::string& instance, const trust::SigningKey& key) {
   HallNode& node = add_node(instance);
-  EnrolConfig config{{}, learner().endpoint, key, token, instance};
+  EnrolConfig config{.core = {}, .learner = learner().endpoint, .key = key, .token = token, .instance = instance};
   config.core.unix_origin_s = kUnixOrigin_s;
   node.core = std::make_unique<EnrolCore>(std::move(config));
   static_cast<EnrolCore&>(*node.core).start(now_);
@@ -145,7 +161,7 @@ void Hall::cut(HallNode& a, HallNode& b) {
     const auto& [link, side] = value;
     if (key.first != &a || link->ends[1 - side].node != &b) continue;
     close(link, side, "connection reset");
-    soon(a, [conn = key.second, this](Core& core) { core.on_closed(conn, "connection reset", now_); });
+    call_soon(a, [conn = key.second, this](Core& core) { core.on_closed(conn, "connection reset", now_); });
   }
 }
 
@@ -180,9 +196,9 @@ void Hall::step() {
   TimePoint next = events_.empty() ? kNever : events_.begin()->first;
   for (const auto& node : nodes_)
     if (node->alive) next = std::min(next, node->core->next_deadline());
-  ECHO_CHECK(next != kNever, "nothing will ever happen again");
-  steps_here_ = next > now_ ? 0 : steps_here_ + 1;
-  ECHO_CHECK(steps_here_ < 100'000, "time stands still");
+  ECHO_CHECK(next != kNever, "no event and no deadline is left");
+  steps_at_now_ = next > now_ ? 0 : steps_at_now_ + 1;
+  ECHO_CHECK(steps_at_now_ < 100'000, "time stands still");
   now_ = std::max(now_, next);
   while (!events_.empty() && events_.begin()->first <= now_) {
     const auto event = std::move(events_.begin()->second);
@@ -199,20 +215,20 @@ void Hall::step() {
 
 void Hall::run_for(Duration time) {
   const TimePoint end = now_ + time;
-  bool over = false;
-  at(end, [&] { over = true; });
-  while (!over) step();
+  bool is_over = false;
+  call_at(end, [&] { is_over = true; });
+  while (!is_over) step();
 }
 
 bool Hall::run_until(const std::function<bool()>& holds, Duration limit) {
   const TimePoint end = now_ + limit;
-  bool over = false;
-  const auto alarm = events_.emplace(end, [&] { over = true; });
+  bool is_over = false;
+  const auto alarm = events_.emplace(end, [&] { is_over = true; });
   while (!holds()) {
-    if (over) return false;
+    if (is_over) return false;
     step();
   }
-  if (!over) events_.erase(alarm);
+  if (!is_over) events_.erase(alarm);
   return true;
 }
 
@@ -224,10 +240,10 @@ bool Hall::all_have(std::uint64_t version) {
   return true;
 }
 
-void Hall::soon(HallNode& node, std::function<void(Core&)> what) {
-  at(now_, [this, &node, core = node.core.get(), what = std::move(what)] {
+void Hall::call_soon(HallNode& node, std::function<void(Core&)> event) {
+  call_at(now_, [this, &node, core = node.core.get(), event = std::move(event)] {
     if (!node.alive || node.core.get() != core) return;
-    what(*core);
+    event(*core);
     perform(node);
   });
 }
@@ -255,8 +271,8 @@ void Hall::perform(HallNode& node, Action action) {
     if (!r->conn) node.reading = r->on;
     for (const auto& [key, value] : std::map(links_)) {
       if (key.first != &node || (r->conn && key.second != *r->conn)) continue;
-      if (r->conn) value.first->ends[value.second].held = !r->on;
-      at(now_, [this, value = value] { read(value.first, value.second); });
+      if (r->conn) value.first->ends[value.second].paused = !r->on;
+      call_at(now_, [this, value = value] { read(value.first, value.second); });
     }
     return;
   }
@@ -264,11 +280,11 @@ void Hall::perform(HallNode& node, Action action) {
   if (auto* s = std::get_if<act::SaveState>(&action)) {
     const Status status = node.disk_fails ? Status(fail(Code::kIo, "save", "no space left on device")) : ok();
     if (status) node.state = std::move(s->bytes);
-    return soon(node, [this, status](Core& core) { core.on_saved(status, now_); });
+    return call_soon(node, [this, status](Core& core) { core.on_saved(status, now_); });
   }
   if (auto* s = std::get_if<act::Spool>(&action)) {
     if (s->chunk)
-      soon(node, [this, id = s->publication, i = *s->chunk](Core& core) { core.on_spooled(id, i, ok(), now_); });
+      call_soon(node, [this, id = s->publication, i = *s->chunk](Core& core) { core.on_spooled(id, i, ok(), now_); });
     node.spools[s->publication].records.push_back(std::move(*s));
     return;
   }
@@ -276,7 +292,7 @@ void Hall::perform(HallNode& node, Action action) {
     Result<Slice> found = fail(Code::kIo, "read spool", "not there");
     for (const act::Spool& record : node.spools[u->publication].records)
       if (record.chunk == u->chunk) found = record.data;
-    return soon(node, [this, read_chunk = *u, found](Core& core) {
+    return call_soon(node, [this, read_chunk = *u, found](Core& core) {
       core.on_chunk_read(read_chunk.publication, read_chunk.chunk, found, now_);
     });
   }
@@ -284,7 +300,8 @@ void Hall::perform(HallNode& node, Action action) {
     node.spools.erase(d->publication);
     return;
   }
-  if (const auto* n = std::get_if<act::NeedCatchUp>(&action)) at(now_, [this, need = *n] { on_need_catch_up(need); });
+  if (const auto* n = std::get_if<act::NeedCatchUp>(&action))
+    call_at(now_, [this, need = *n] { on_need_catch_up(need); });
   if (const auto* d = std::get_if<act::Deliver>(&action)) deliver(node, *d);
   node.events.push_back(std::move(action));
 }
@@ -302,7 +319,7 @@ void Hall::deliver(HallNode& node, const act::Deliver& d) {
   ECHO_CHECK(payload.size() == d.bytes);
   node.delivered.push_back({{d.publication.version, d.publication.base}, d.publication.activate, std::move(payload)});
   if (node.installs && d.publication.activate)
-    soon(node, [this, v = d.publication.version, digest = d.publication.policy_digest](Core& core) {
+    call_soon(node, [this, v = d.publication.version, digest = d.publication.policy_digest](Core& core) {
       static_cast<MemberCore&>(core).installed(v, digest, now_);
     });
 }
@@ -314,7 +331,7 @@ void Hall::dial(HallNode& from, const act::Dial& dial) {
   for (const auto& node : nodes_)
     if (node->endpoint == dial.to && node->alive) to = node.get();
   if (!to || to->id != dial.expected || &from == to || (may_dial && !may_dial(from, *to))) {
-    at(now_ + kLatency, [this, &from, core = from.core.get(), conn = dial.conn] {
+    call_at(now_ + kLatency, [this, &from, core = from.core.get(), conn = dial.conn] {
       if (!from.alive || from.core.get() != core) return;
       core->on_closed(conn, "connection refused", now_);
       perform(from);
@@ -333,15 +350,16 @@ void Hall::dial(HallNode& from, const act::Dial& dial) {
     end.open = true;
     links_[{end.node, end.conn}] = {link, side};
   }
-  at(now_ + kLatency, [this, link] {
+  call_at(now_ + kLatency, [this, link] {
     for (const int side : {1, 0}) {
       End& end = link->ends[side];
       if (!end.open || !end.node->alive) continue;
-      const bool nameless = link->service == act::Service::kEnrol;
+      const bool is_anonymous = link->service == act::Service::kEnrol;
       if (side == 1)
         end.node->core->on_accepted(
             end.conn,
-            {link->ends[0].node->endpoint.host, nameless ? trust::PeerIdentity{} : link->ends[0].node->identity}, now_);
+            {link->ends[0].node->endpoint.host, is_anonymous ? trust::PeerIdentity{} : link->ends[0].node->identity},
+            now_);
       else
         end.node->core->on_connected(end.conn, now_);
       perform(*end.node);
@@ -358,7 +376,7 @@ std::pair<std::shared_ptr<Hall::Link>, int> Hall::find(HallNode& node, ConnId co
 void Hall::send(HallNode& from, const act::Send& send) {
   const auto [link, side] = find(from, send.conn);
   if (!link) return;
-  at(now_ + kLatency, [this, link = link, side = side, send] {
+  call_at(now_ + kLatency, [this, link = link, side = side, send] {
     End& sender = link->ends[side];
     End& receiver = link->ends[1 - side];
     if (sender.open && sender.node->alive) {
@@ -374,7 +392,7 @@ void Hall::send(HallNode& from, const act::Send& send) {
 
 void Hall::read(const std::shared_ptr<Link>& link, int side) {
   End& end = link->ends[side];
-  while (end.open && end.node->alive && end.node->reading && !end.held && !end.inbox.empty()) {
+  while (end.open && end.node->alive && end.node->reading && !end.paused && !end.inbox.empty()) {
     const Slice part = end.inbox.front();
     end.inbox.pop_front();
     end.node->core->on_received(part.size(), now_);
@@ -406,10 +424,10 @@ void Hall::close(const std::shared_ptr<Link>& link, int side, const std::string&
   if (!end.open) return;
   end.open = false;
   links_.erase({end.node, end.conn});
-  at(now_ + kLatency, [this, link, side, reason] {
+  call_at(now_ + kLatency, [this, link, side, reason] {
     End& other = link->ends[1 - side];
     if (!other.open) return;
-    other.held = false;
+    other.paused = false;
     read(link, 1 - side);
     if (!other.open) return;
     other.open = false;
@@ -420,7 +438,7 @@ void Hall::close(const std::shared_ptr<Link>& link, int side, const std::string&
   });
 }
 
-// ---- looking around ----
+// ---- state of the hall ----
 
 HallNode* Hall::node_of(WorkerId id) {
   for (const auto& node : nodes_)

@@ -1,4 +1,5 @@
-// A learner and workers in one place without sockets. Carries the cores' messages under a virtual clock.
+// A simulated network for tests: a learner and workers without sockets. The hall carries the cores' messages under a
+// virtual clock. Each node is one core with its disk and its application.
 #pragma once
 #include <deque>
 #include <functional>
@@ -31,7 +32,7 @@ struct HallNode {
   trust::PeerIdentity identity;
   std::unique_ptr<Core> core;
   bool alive = true;
-  bool installs = true;     // what is delivered is reported as installed at once
+  bool installs = true;     // each delivered publication is reported as installed at once
   bool reading = true;      // act::SetReading for all connections
   bool disk_fails = false;  // the state cannot be saved
   std::uint64_t next_accepted = 2;
@@ -112,8 +113,8 @@ class Hall {
     HallNode* node = nullptr;
     ConnId conn;
     FrameDecoder decoder;
-    std::deque<Slice> inbox;  // arrived, not read yet
-    bool open = false, held = false;
+    std::deque<Slice> inbox;            // arrived, not read yet
+    bool open = false, paused = false;  // `paused`: the core has stopped reading here
   };
   struct Link {
     End ends[2];
@@ -123,8 +124,9 @@ class Hall {
   HallNode& add_node(std::string name);
   void start_member(HallNode& node, WorkerState state, std::function<void(MemberConfig&)> configure);
   void start_learner(std::optional<LearnerState> state, std::optional<Version> resumed_at);
-  void at(TimePoint when, std::function<void()> what) { events_.emplace(when, std::move(what)); }
-  void soon(HallNode& node, std::function<void(Core&)> what);
+  void call_at(TimePoint when, std::function<void()> event) { events_.emplace(when, std::move(event)); }
+  // Calls `event` after the present event, unless the node's process has ended by then.
+  void call_soon(HallNode& node, std::function<void(Core&)> event);
   void step();
   void perform(HallNode& node);
   void perform(HallNode& node, Action action);
@@ -137,13 +139,14 @@ class Hall {
 
   std::function<void(LearnerConfig&)> configure_learner_;
   std::shared_ptr<const trust::Authority> authority_;
-  std::shared_ptr<const Checker> checker_;
+  std::shared_ptr<const SignatureChecker> checker_;
   std::vector<std::unique_ptr<HallNode>> nodes_;
+  // By node and connection: the link, and which of its two ends the node is.
   std::map<std::pair<const HallNode*, ConnId>, std::pair<std::shared_ptr<Link>, int>> links_;
   std::multimap<TimePoint, std::function<void()>> events_;
   std::map<std::pair<const HallNode*, const HallNode*>, std::uint64_t> chunk_bytes_;
   TimePoint now_{};
-  std::uint64_t next_worker_ = 1, next_serial_ = 100, steps_here_ = 0;
+  std::uint64_t next_worker_ = 1, next_serial_ = 100, steps_at_now_ = 0;
 };
 
 }  // namespace echoline::overlay

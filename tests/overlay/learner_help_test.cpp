@@ -35,7 +35,7 @@ TEST(Learner, SpreadsWorkersThatNeedHelp) {
 }
 
 // A worker that asks without end finds all helpers busy, and waits.
-TEST(Learner, AWorkerHelpsOnlySoManyAtATime) {
+TEST(Learner, AWorkerHelpsOnlyAFewAtATime) {
   LearnerConfig c = Desk::config(8);
   c.catch_ups_on_demand = false;
   Desk desk(std::move(c));
@@ -55,14 +55,14 @@ TEST(Learner, AWorkerHelpsOnlySoManyAtATime) {
 
 // If the learner served dozens at once over one uplink, all of them would finish late. The bytes it has begun to send
 // count, not the number of workers that have the version.
-TEST(Learner, ItselfHelpsOnlyAsManyAsItCanSendTo) {
+TEST(Learner, HelpsOnlyAsManyAsItCanSendTo) {
   LearnerConfig c = Desk::config(8);
   c.catch_ups_on_demand = false;
   Desk desk(std::move(c));
   desk.join_all(40);
   const Made made = make(full(0), 1'000'000, {.chunk_bytes = 65536});  // one second of the uplink
   ASSERT_TRUE(desk.publish(made).has_value());
-  const auto helped_of = [&](std::uint64_t first, std::uint64_t last) {
+  const auto helped_among = [&](std::uint64_t first, std::uint64_t last) {
     std::size_t helped = 0;
     for (std::uint64_t id = first; id <= last; ++id) {
       const std::size_t before = desk.sent<Help>(id).size();
@@ -72,14 +72,14 @@ TEST(Learner, ItselfHelpsOnlyAsManyAsItCanSendTo) {
     return helped;
   };
   // One now, two for the two seconds until the others ask again, and two more.
-  EXPECT_EQ(helped_of(1, 20), 5u);
-  EXPECT_EQ(helped_of(1, 20), 5u);  // the same ones, which have asked before
+  EXPECT_EQ(helped_among(1, 20), 5u);
+  EXPECT_EQ(helped_among(1, 20), 5u);  // the same ones, which have asked before
   desk.now += milliseconds(2500);
-  EXPECT_EQ(helped_of(21, 40), 2u);
+  EXPECT_EQ(helped_among(21, 40), 2u);
   Heartbeat beat;  // a worker with the whole publication helps others at once
   beat.holdings = {{{Version{0}, {}}, 1'000'000}};
   desk.deliver_control(1, beat);
-  EXPECT_EQ(helped_of(31, 40), Helpers::kHelpedMax);
+  EXPECT_EQ(helped_among(31, 40), Helpers::kHelpedMax);
 }
 
 // The measured rate to the helped workers counts, not the expected rate of the uplink.
@@ -87,7 +87,7 @@ TEST(Learner, HelpsAsFastAsItSends) {
   LearnerConfig c = Desk::config(8);
   c.catch_ups_on_demand = false;
   c.core.limits.up.reset();
-  c.up_least = BitRate::from_mbit_per_s(0.008);
+  c.uplink_min = BitRate::from_mbit_per_s(0.008);
   Desk desk(std::move(c));
   desk.join_all(12);
   ASSERT_TRUE(desk.publish(make(full(0), 1'000'000, {.chunk_bytes = 65536})).has_value());
@@ -96,7 +96,7 @@ TEST(Learner, HelpsAsFastAsItSends) {
     ASSERT_THAT(desk.sent<Help>(id), SizeIs(1)) << "earlier helped workers have received everything";
     trust::PeerIdentity identity{trust::PeerIdentity::Kind::kWorker, WorkerId{id}};
     identity.key = made_key("worker " + std::to_string(id)).public_key();
-    const ConnId edge = desk.comes(identity, "10.0.0." + std::to_string(id));
+    const ConnId edge = desk.accept_peer(identity, "10.0.0." + std::to_string(id));
     desk.deliver_control(edge, PeerHello{"run", 0, Version{0}, false, {}, desk.sent<Help>(id).back().grant});
     for (int i = 0; i < 20; ++i) desk.core.on_sent(edge, Uplink::kWindowBytes, desk.now);
     desk.take();

@@ -23,7 +23,7 @@ BroadcastTimes::Broadcast broadcast(std::uint64_t version, std::set<WorkerId> ac
   b.version = Version{version};
   b.id[0] = static_cast<std::byte>(version);
   b.published = kStart;
-  b.active = b.waiting = std::move(active);
+  b.active = b.waiting_for = std::move(active);
   return b;
 }
 
@@ -41,12 +41,12 @@ TEST(BroadcastTimes, EndsWithTheQuorum) {
   times.check();
   const auto done = times.take_done(as_all, kStart + 4 * kSecond);
   ASSERT_EQ(done.size(), 1u);
-  EXPECT_EQ(done[0].until, kStart + 3 * kSecond);
+  EXPECT_EQ(done[0].ended_at, kStart + 3 * kSecond);
   EXPECT_EQ(done[0].acknowledged, 2u);
   EXPECT_TRUE(times.open().empty());
 }
 
-TEST(BroadcastTimes, LeavesOutOneWorkerThatIsAloneInBeingLate) {
+TEST(BroadcastTimes, LeavesOutASingleLateWorker) {
   for (const double expected : {1.0, 5.0}) {
     BroadcastTimes times(0.9);
     times.begin(broadcast(1, {WorkerId{1}, WorkerId{2}, WorkerId{3}}));
@@ -55,7 +55,8 @@ TEST(BroadcastTimes, LeavesOutOneWorkerThatIsAloneInBeingLate) {
     times.on_acknowledged(WorkerId{3}, ack(1), {}, kStart + 8 * kSecond);
     const auto done = times.take_done([&](const auto&) { return expected; }, kStart + 8 * kSecond);
     ASSERT_EQ(done.size(), 1u);
-    EXPECT_EQ(done[0].until, kStart + (expected > 1 ? 8 : 2) * kSecond);  // its link explains it, or does not
+    EXPECT_EQ(done[0].ended_at,
+              kStart + (expected > 1 ? 8 : 2) * kSecond);  // whether its link explains the delay, or not
     EXPECT_EQ(done[0].acknowledged, expected > 1 ? 3u : 2u);
   }
 }
@@ -68,10 +69,10 @@ TEST(BroadcastTimes, DoesNotWaitForAWorkerThatLostItsPlace) {
   times.check();
   const auto done = times.take_done(as_all, kStart + 5 * kSecond);
   ASSERT_EQ(done.size(), 1u);
-  EXPECT_EQ(done[0].until, kStart + kSecond);
+  EXPECT_EQ(done[0].ended_at, kStart + kSecond);
 }
 
-TEST(BroadcastTimes, GivesUpAStraggler) {
+TEST(BroadcastTimes, GivesUpAWorkerThatNeverFinishes) {
   BroadcastTimes times(1);
   times.begin(broadcast(1, {WorkerId{1}, WorkerId{2}, WorkerId{3}}));
   times.on_acknowledged(WorkerId{1}, ack(1), {}, kStart + kSecond);
@@ -81,7 +82,7 @@ TEST(BroadcastTimes, GivesUpAStraggler) {
   EXPECT_TRUE(times.take_given_up(late - Duration{1}).empty());
   const auto done = times.take_given_up(late);
   ASSERT_EQ(done.size(), 1u);
-  EXPECT_EQ(done[0].broadcast.waiting, std::set{WorkerId{3}});
+  EXPECT_EQ(done[0].broadcast.waiting_for, std::set{WorkerId{3}});
   EXPECT_EQ(done[0].acknowledged, 2u);
 }
 
@@ -92,15 +93,16 @@ TEST(BroadcastTimes, ForgetsTheOldestBeyondItsLimit) {
   EXPECT_EQ(times.open().front().version, Version{2});
 }
 
-TEST(HelpBudget, BeginsWithWhatCanBeSentInTime) {
+TEST(HelpBudget, AllowsHelpsThatCanBeSentInTime) {
   HelpBudget budget;
   EXPECT_TRUE(budget.begin({100, 100, 10, kSecond, 0}, kStart));
   EXPECT_TRUE(budget.begin({100, 100, 10, kSecond, 0}, kStart));
-  EXPECT_TRUE(budget.begin({100, 100, 10, kSecond, 0}, kStart));   // 200 are pending, 210 may be
+  EXPECT_TRUE(budget.begin({100, 100, 10, kSecond, 0}, kStart));   // 200 bytes would be pending, and 210 are allowed
   EXPECT_FALSE(budget.begin({100, 100, 10, kSecond, 0}, kStart));  // 300
-  EXPECT_TRUE(budget.begin({100, 100, 10, kSecond, 90}, kStart));  // 90 were sent
+  EXPECT_TRUE(budget.begin({100, 100, 10, kSecond, 90}, kStart));  // 90 of them have been sent
   EXPECT_FALSE(budget.begin({100, 100, 10, kSecond, 90}, kStart));
-  EXPECT_TRUE(budget.begin({100, 100, 10, kSecond, 90}, kStart + 10 * kSecond));  // 100 could have been
+  // In that time, 100 could have been sent.
+  EXPECT_TRUE(budget.begin({100, 100, 10, kSecond, 90}, kStart + 10 * kSecond));
 }
 
 LearnerRules rules() {
@@ -111,20 +113,20 @@ LearnerRules rules() {
   return rules;
 }
 
-TEST(Presence, FallsSilentByWhatWasLearnedAndGoesAwayByWhatWasAgreed) {
+TEST(Presence, FallsSilentAfterTheLearnedTimeAndGoesAwayAfterTheAgreedTime) {
   Presence presence;
   presence.join(rules(), kStart);
-  EXPECT_EQ(presence.due(rules(), kStart + 4 * kSecond - Duration{1}), Presence::State::kHere);
-  EXPECT_EQ(presence.due(rules(), kStart + 4 * kSecond), Presence::State::kSilent);
-  EXPECT_EQ(presence.due(rules(), kStart + 20 * kSecond), Presence::State::kAway);
+  EXPECT_EQ(presence.due_state(rules(), kStart + 4 * kSecond - Duration{1}), Presence::State::kHere);
+  EXPECT_EQ(presence.due_state(rules(), kStart + 4 * kSecond), Presence::State::kSilent);
+  EXPECT_EQ(presence.due_state(rules(), kStart + 20 * kSecond), Presence::State::kAway);
   presence.fall_silent();
   EXPECT_TRUE(presence.on_frame(rules(), kStart + 5 * kSecond));
   EXPECT_FALSE(presence.on_frame(rules(), kStart + 5 * kSecond));
-  // Twice as patient as before.
-  EXPECT_EQ(presence.due(rules(), kStart + 13 * kSecond - Duration{1}), Presence::State::kHere);
+  // The timeout is twice as long as before.
+  EXPECT_EQ(presence.due_state(rules(), kStart + 13 * kSecond - Duration{1}), Presence::State::kHere);
   presence.postpone(kSecond, kStart + 13 * kSecond);
-  EXPECT_EQ(presence.due(rules(), kStart + 13 * kSecond), Presence::State::kHere);
-  EXPECT_EQ(presence.due(rules(), kStart + 14 * kSecond), Presence::State::kSilent);
+  EXPECT_EQ(presence.due_state(rules(), kStart + 13 * kSecond), Presence::State::kHere);
+  EXPECT_EQ(presence.due_state(rules(), kStart + 14 * kSecond), Presence::State::kSilent);
 }
 
 TEST(Presence, AChildsComplaintCountsOnceHeartbeatsAreMissed) {
@@ -154,10 +156,10 @@ TEST(Roster, AWorkerKeepsItsRecordWhileItIsAway) {
   Roster roster;
   roster.join(WorkerId{1}, ConnId{2}, rules(), kStart).is_straggler = true;
   roster.check();
-  ASSERT_TRUE(roster.find_by(ConnId{2}));
+  ASSERT_TRUE(roster.find_by_control(ConnId{2}));
   roster.set_away(roster.disconnect(WorkerId{1}), "lost", kStart + kSecond);
   roster.check();
-  EXPECT_TRUE(roster.empty() && roster.is_known(WorkerId{1}) && !roster.find_by(ConnId{2}));
+  EXPECT_TRUE(roster.empty() && roster.is_known(WorkerId{1}) && !roster.find_by_control(ConnId{2}));
   EXPECT_EQ(roster.away().at(WorkerId{1}).presence.away_reason(), "lost");
   EXPECT_TRUE(roster.join(WorkerId{1}, ConnId{4}, rules(), kStart + 2 * kSecond).is_straggler);
   roster.drop(roster.disconnect(WorkerId{1}));
@@ -167,7 +169,7 @@ TEST(Roster, AWorkerKeepsItsRecordWhileItIsAway) {
   EXPECT_EQ(roster.lost_count(), 1u);
 }
 
-TEST(Roster, CountsMessagesThatAreNotWhole) {
+TEST(Roster, CountsTheBytesOfPartialMessages) {
   Roster roster;
   for (std::uint64_t id = 1; id <= 2; ++id)
     roster.join(WorkerId{id}, ConnId{2 * id}, rules(), kStart).view.info.id = {id};
@@ -177,7 +179,7 @@ TEST(Roster, CountsMessagesThatAreNotWhole) {
   };
   ASSERT_TRUE(add(1, 80) && add(2, 71));
   EXPECT_EQ(roster.incomplete_bytes(), 151u);
-  EXPECT_EQ(roster.most_incomplete().view.info.id, WorkerId{1});
+  EXPECT_EQ(roster.sender_of_most_incomplete_bytes().view.info.id, WorkerId{1});
   EXPECT_FALSE(add(2, 100)) << "too long for one message";
   roster.check();
   roster.disconnect(WorkerId{1});
@@ -225,7 +227,7 @@ TEST(LearnerFile, IsSavedOnceNoChangeIsLeft) {
   EXPECT_EQ(actions.size(), 2u);
 }
 
-TEST(Helpers, TheCheapestHelpsUntilItHasMoreToDoThanOthers) {
+TEST(Helpers, TheCheapestHelpsUntilItHasMoreWorkThanOthers) {
   Helpers helpers;
   const std::vector<Helpers::Candidate> candidates{
       {WorkerId{1}, 100, 0, false}, {WorkerId{2}, 150, 0, false}, {WorkerId{3}, 10, 0, true}};
@@ -236,38 +238,38 @@ TEST(Helpers, TheCheapestHelpsUntilItHasMoreToDoThanOthers) {
   EXPECT_EQ(helpers.choose(WorkerId{9}, candidates, 99).helper, WorkerId{3}) << "the others cost more";
   helpers.begin(WorkerId{9}, WorkerId{2});
   helpers.check();
-  EXPECT_EQ(helpers.helped_by(WorkerId{1}), 0u);
+  EXPECT_EQ(helpers.helped_count(WorkerId{1}), 0u);
   EXPECT_EQ(helpers.helper_of(WorkerId{9}), WorkerId{2});
   helpers.on_installed(WorkerId{9});
   EXPECT_EQ(helpers.choose(WorkerId{9}, candidates, 1e9).helper, WorkerId{1});
   for (std::uint64_t id = 10; id < 10 + Helpers::kHelpedMax; ++id) helpers.begin(WorkerId{id}, WorkerId{1});
   const auto busy = helpers.choose(WorkerId{9}, std::span(candidates).first(1), 1e9);
-  EXPECT_TRUE(busy.busy && !busy.helper);
+  EXPECT_TRUE(busy.some_candidate_full && !busy.helper);
   helpers.forget(WorkerId{10});
   helpers.check();
-  EXPECT_EQ(helpers.helped_by(WorkerId{1}), Helpers::kHelpedMax - 1);
+  EXPECT_EQ(helpers.helped_count(WorkerId{1}), Helpers::kHelpedMax - 1);
 }
 
 TEST(CatchUps, AsksForOneAtATime) {
   std::vector<Action> actions;
-  const Checker checker("run", made_authority().public_key());
+  const SignatureChecker checker("run", made_authority().public_key());
   PublicationStore store({{1 << 20}, {}, false}, checker, actions);
-  CatchUps wanted;
+  CatchUps catch_ups;
   std::vector<Version> given_up;
-  EXPECT_TRUE(wanted.want(Version{1}) && wanted.want(Version{7}) && wanted.want(std::nullopt));
-  EXPECT_FALSE(wanted.next(std::nullopt, store, given_up)) << "nothing was published";
-  EXPECT_EQ(wanted.next(Version{5}, store, given_up), (PublicationKey{Version{5}, {}}));
-  EXPECT_FALSE(wanted.next(Version{5}, store, given_up)) << "it was not begun";
-  wanted.begun(PublicationId{});
-  EXPECT_EQ(wanted.next(Version{5}, store, given_up), (PublicationKey{Version{5}, Version{1}})) << "it was dropped";
+  EXPECT_TRUE(catch_ups.enqueue(Version{1}) && catch_ups.enqueue(Version{7}) && catch_ups.enqueue(std::nullopt));
+  EXPECT_FALSE(catch_ups.next(std::nullopt, store, given_up)) << "no version was published";
+  EXPECT_EQ(catch_ups.next(Version{5}, store, given_up), (PublicationKey{Version{5}, {}}));
+  EXPECT_FALSE(catch_ups.next(Version{5}, store, given_up)) << "it was not begun";
+  catch_ups.on_begun(PublicationId{});
+  EXPECT_EQ(catch_ups.next(Version{5}, store, given_up), (PublicationKey{Version{5}, Version{1}})) << "it was dropped";
   EXPECT_TRUE(given_up.empty());
-  wanted.begun(PublicationId{});
-  EXPECT_FALSE(wanted.next(Version{5}, store, given_up));
-  EXPECT_EQ(given_up, (std::vector{Version{1}, Version{7}})) << "dropped, and newer than all";
-  for (std::uint64_t v = 0; v < CatchUps::kWantedMax; ++v) EXPECT_TRUE(wanted.want(Version{v}));
-  EXPECT_FALSE(wanted.want(Version{CatchUps::kWantedMax}));
-  EXPECT_TRUE(wanted.want(Version{0}) && wanted.want(std::nullopt));
-  wanted.check();
+  catch_ups.on_begun(PublicationId{});
+  EXPECT_FALSE(catch_ups.next(Version{5}, store, given_up));
+  EXPECT_EQ(given_up, (std::vector{Version{1}, Version{7}})) << "one was dropped, and one is newer than every version";
+  for (std::uint64_t v = 0; v < CatchUps::kWantedMax; ++v) EXPECT_TRUE(catch_ups.enqueue(Version{v}));
+  EXPECT_FALSE(catch_ups.enqueue(Version{CatchUps::kWantedMax}));
+  EXPECT_TRUE(catch_ups.enqueue(Version{0}) && catch_ups.enqueue(std::nullopt));
+  catch_ups.check();
 }
 
 TEST(SlowHops, BlamesTheSenderOnceAndThenItsReceiver) {
@@ -276,7 +278,7 @@ TEST(SlowHops, BlamesTheSenderOnceAndThenItsReceiver) {
   const auto first = slow.find_cause(finding, std::nullopt, BitRate{8e6}, kStart);
   ASSERT_TRUE(first);
   EXPECT_EQ(first->worker, WorkerId{1});
-  EXPECT_EQ(slow.uplink_of(WorkerId{1}), BitRate{2e6}) << "a quarter of it, as of the hop";
+  EXPECT_EQ(slow.uplink_of(WorkerId{1}), BitRate{2e6}) << "a quarter of its rate, as for the hop";
   EXPECT_TRUE(slow.is_slow(WorkerId{1}, kStart) && !slow.is_slow(WorkerId{1}, kStart + SlowHops::kSlowTime));
   HopMonitor::Finding again = finding;
   again.hop.from = WorkerId{3};
@@ -314,14 +316,14 @@ TEST(TopologyPlan, PlansJoinsTogetherAndThenAppends) {
   EXPECT_FALSE(plan.set(plan.next(fleet(2), true, due)));
   EXPECT_TRUE(plan.set(plan.next(fleet(3), true, due)));
   EXPECT_EQ(plan.topology().chains, (chains::Chains{{WorkerId{1}, WorkerId{2}, WorkerId{3}}}));
-  plan.set(plan.moved_back(WorkerId{1}, fleet(3), due));
+  plan.set(plan.with_worker_last(WorkerId{1}, fleet(3), due));
   EXPECT_EQ(plan.topology().chains, (chains::Chains{{WorkerId{2}, WorkerId{3}, WorkerId{1}}}));
   plan.set(plan.without(WorkerId{3}, fleet(2), due));
   EXPECT_EQ(plan.topology().chains, (chains::Chains{{WorkerId{2}, WorkerId{1}}}));
   plan.check();
 }
 
-TEST(TopologyPlan, PlansWholeTreesLessAndLessOften) {
+TEST(TopologyPlan, PlansCompleteTreesLessAndLessOften) {
   LearnerRules rules;
   rules.heartbeat = kSecond;
   TopologyPlan plan(rules);
@@ -329,9 +331,9 @@ TEST(TopologyPlan, PlansWholeTreesLessAndLessOften) {
   for (chains::ChainWorker& worker : slower.workers) worker.may_forward = worker.id == WorkerId{4};
   plan.set(plan.next(slower, false, kStart));
   plan.on_slow_hop();
-  plan.set(plan.next(slower, true, kStart));  // a whole plan
+  plan.set(plan.next(slower, true, kStart));  // a complete plan
   plan.set(plan.next(fleet(4), true, kStart));
-  EXPECT_EQ(plan.next_deadline(), kStart + TopologyPlan::kPauseBeats * kSecond) << "mended, and slow";
+  EXPECT_EQ(plan.next_deadline(), kStart + TopologyPlan::kPauseBeats * kSecond) << "repaired, and slow";
   plan.set(plan.next(fleet(4), true, plan.next_deadline()));
   EXPECT_EQ(plan.next_deadline(), kNever);
   plan.check();
@@ -341,14 +343,14 @@ TEST(TopologyPlan, ComparesTopologiesBetweenBroadcasts) {
   LearnerRules rules;
   rules.heartbeat = kSecond;
   TopologyPlan fixed(rules);
-  EXPECT_FALSE(fixed.take_choice(4, false, kStart));
+  EXPECT_FALSE(fixed.take_comparison(4, false, kStart));
   rules.chooses_policy = true;
   TopologyPlan plan(rules);
   const Duration pause = TopologyPlan::kChooseBeats * kSecond;
-  EXPECT_FALSE(plan.take_choice(4, false, kStart));
-  EXPECT_FALSE(plan.take_choice(4, true, kStart + pause)) << "a broadcast is under way";
-  EXPECT_TRUE(plan.take_choice(4, true, kStart + 2 * pause)) << "there always is one";
-  EXPECT_FALSE(plan.take_choice(4, false, kStart + 2 * pause));
+  EXPECT_FALSE(plan.take_comparison(4, false, kStart));
+  EXPECT_FALSE(plan.take_comparison(4, true, kStart + pause)) << "a broadcast is under way";
+  EXPECT_TRUE(plan.take_comparison(4, true, kStart + 2 * pause)) << "a broadcast is always under way";
+  EXPECT_FALSE(plan.take_comparison(4, false, kStart + 2 * pause));
 }
 
 const Endpoint kAt{"10.0.0.1", 9};
@@ -358,9 +360,9 @@ TEST(Reachability, DialsOneEndpointOnceASecond) {
   reach.add(WorkerId{1});
   reach.add(WorkerId{2});
   EXPECT_TRUE(reach.begin_dial(WorkerId{1}, kAt, kStart));
-  reach.dialled(WorkerId{1}, ConnId{1}, kStart);
-  EXPECT_FALSE(reach.begin_dial(WorkerId{1}, kAt, kStart + 2 * kSecond));  // one is under way
-  EXPECT_TRUE(reach.take_dial(kAt, kStart + 2 * kSecond));
+  reach.record_dial(WorkerId{1}, ConnId{1}, kStart);
+  EXPECT_FALSE(reach.begin_dial(WorkerId{1}, kAt, kStart + 2 * kSecond));  // a dial is under way
+  EXPECT_TRUE(reach.claim_dial(kAt, kStart + 2 * kSecond));
   EXPECT_FALSE(reach.begin_dial(WorkerId{2}, kAt, kStart + 2 * kSecond));
   EXPECT_EQ(reach.next_deadline(), kStart + 2 * kSecond + Reachability::kDialPause);
   reach.check();
@@ -375,7 +377,7 @@ TEST(Reachability, DialsAnUnreachableWorkerAgain) {
   Reachability reach;
   reach.add(WorkerId{1});
   ASSERT_TRUE(reach.begin_dial(WorkerId{1}, kAt, kStart));
-  reach.dialled(WorkerId{1}, ConnId{1}, kStart);
+  reach.record_dial(WorkerId{1}, ConnId{1}, kStart);
   const auto failed = reach.end_dial(ConnId{1}, false, kStart + kSecond);
   ASSERT_TRUE(failed && failed->changed && !failed->reachable);
   EXPECT_FALSE(reach.is_reachable(WorkerId{1}));
@@ -383,7 +385,7 @@ TEST(Reachability, DialsAnUnreachableWorkerAgain) {
   const TimePoint again = kStart + kSecond + Reachability::kRetryPause;
   EXPECT_EQ(reach.take_planned(again), std::vector{WorkerId{1}});
   ASSERT_TRUE(reach.begin_dial(WorkerId{1}, kAt, again));
-  reach.dialled(WorkerId{1}, ConnId{3}, again);
+  reach.record_dial(WorkerId{1}, ConnId{3}, again);
   const auto reached = reach.end_dial(ConnId{3}, true, again + kSecond);
   ASSERT_TRUE(reached && reached->changed && reached->reachable);
   EXPECT_EQ(reached->took, kSecond);
@@ -396,11 +398,11 @@ TEST(Reachability, EndsOfAnEdgeTakeTurns) {
   reach.add(child);
   TimePoint now = kStart;
   EXPECT_FALSE(reach.parent_dials(parent, child));
-  EXPECT_TRUE(reach.pass_turn(parent, child, kAt, now).first);
+  EXPECT_TRUE(reach.pass_dial_turn(parent, child, kAt, now).first_failure);
   EXPECT_TRUE(reach.parent_dials(parent, child));
-  EXPECT_FALSE(reach.pass_turn(parent, child, kAt, now += kSecond).parent_dials);
-  EXPECT_TRUE(reach.pass_turn(parent, child, kAt, now += kSecond).parent_dials);
-  reach.forget_turns(parent);
+  EXPECT_FALSE(reach.pass_dial_turn(parent, child, kAt, now += kSecond).parent_dials);
+  EXPECT_TRUE(reach.pass_dial_turn(parent, child, kAt, now += kSecond).parent_dials);
+  reach.forget_dial_turns(parent);
   EXPECT_FALSE(reach.parent_dials(parent, child));
 }
 

@@ -21,13 +21,13 @@ TEST(Learner, AdmitsAWorkerByItsCertificate) {
   c.welcome = [](const MemberInfo& m) { return "hello " + m.name; };
   c.state.emplace().known[WorkerId{3}].name = "vast-3";
   Desk desk(std::move(c));
-  const ConnId conn = desk.comes({Kind::kWorker, WorkerId{3}});
+  const ConnId conn = desk.accept_peer({Kind::kWorker, WorkerId{3}});
   desk.deliver_control(conn, Hello{"run", "pretender", {"0.0.0.0", 9}, kMegabytePerS, {}, {}});
   const auto joined = desk.all<act::Joined>();
   ASSERT_EQ(joined.size(), 1u);
   EXPECT_EQ(joined[0].member.id, WorkerId{3});
-  EXPECT_EQ(joined[0].member.name, "vast-3");         // what its token was issued for, not what it says
-  EXPECT_EQ(joined[0].member.data.host, "10.9.9.9");  // where it was seen to come from
+  EXPECT_EQ(joined[0].member.name, "vast-3");         // the name in its token, not in its hello
+  EXPECT_EQ(joined[0].member.data.host, "10.9.9.9");  // the source address of its connection
   const auto welcome = desk.sent<Welcome>(conn);
   ASSERT_EQ(welcome.size(), 1u);
   EXPECT_EQ(welcome[0].worker, WorkerId{3});
@@ -35,18 +35,18 @@ TEST(Learner, AdmitsAWorkerByItsCertificate) {
   EXPECT_EQ(welcome[0].unix_ms, static_cast<std::uint64_t>((kMadeUnix_s + 1) * 1e3));
   EXPECT_EQ(desk.sent<SignedBeacon>(conn).size(), 1u);
   EXPECT_THAT(desk.all<act::Admit>(), SizeIs(1));
-  ASSERT_EQ(desk.all<act::Dial>().size(), 1u);  // whether it can be reached
+  ASSERT_EQ(desk.all<act::Dial>().size(), 1u);  // tests whether it can be reached
   EXPECT_EQ(desk.all<act::Dial>()[0].expected, WorkerId{3});
-  desk.join(3);  // again: its old connection is dead, it knows best
+  desk.join(3);  // it joins again, so its old connection is dead
   EXPECT_THAT(desk.away(3), HasSubstr("joined again"));
   EXPECT_TRUE(desk.closed(conn));
   EXPECT_EQ(desk.core.stats().workers.size(), 1u);
 }
 
-TEST(Learner, RefusesStrangersAndSaysWhy) {
+TEST(Learner, RefusesUnknownPeersWithAReason) {
   Desk desk;
   const auto refused = [&](const trust::PeerIdentity& identity, const ControlMessage& says) {
-    const ConnId conn = desk.comes(identity);
+    const ConnId conn = desk.accept_peer(identity);
     desk.deliver_control(conn, says);
     EXPECT_TRUE(desk.closed(conn));
     return desk.goodbye(conn);
@@ -57,14 +57,14 @@ TEST(Learner, RefusesStrangersAndSaysWhy) {
   EXPECT_THAT(refused({Kind::kWorker, WorkerId{1}}, Draining{}), HasSubstr("introduce itself"));
   EXPECT_THAT(refused({Kind::kWorker, WorkerId{1}}, PeerHello{"run", 0, {}, false, {}}), HasSubstr("has not joined"));
   EXPECT_THAT(refused({}, Enrol{"echo1.nonsense", "i", {}, {}}), HasSubstr("token"));
-  const ConnId garbage = desk.comes({Kind::kWorker, WorkerId{1}});
+  const ConnId garbage = desk.accept_peer({Kind::kWorker, WorkerId{1}});
   desk.core.on_frame(garbage, {FrameType::kControl, Slice(random_bytes(1, 50)), {}, {}}, desk.now);
   desk.take();
   EXPECT_THAT(desk.goodbye(garbage), HasSubstr("not a valid message"));
   EXPECT_TRUE(desk.all<act::Joined>().empty());
 }
 
-TEST(Learner, AWelcomeThatFitsNoMessageTurnsAwayTheWorker) {
+TEST(Learner, AWorkerIsRefusedIfItsWelcomeExceedsAMessage) {
   LearnerConfig c = Desk::config(16);
   std::size_t bytes = LearnerCore::kWelcomeBytesMax;
   c.welcome = [&](const MemberInfo&) { return std::string(bytes, 'w'); };
@@ -72,25 +72,25 @@ TEST(Learner, AWelcomeThatFitsNoMessageTurnsAwayTheWorker) {
   desk.join(1);
   EXPECT_EQ(desk.all<act::Joined>().size(), 1u);
   ++bytes;
-  const ConnId conn = desk.comes({Kind::kWorker, WorkerId{2}});
+  const ConnId conn = desk.accept_peer({Kind::kWorker, WorkerId{2}});
   desk.deliver_control(conn, Hello{"run", "w", {"10.0.0.2", 9}, {}, {}, {}});
   EXPECT_TRUE(desk.closed(conn));
   EXPECT_THAT(desk.goodbye(conn), HasSubstr("no welcome"));
   EXPECT_EQ(desk.all<act::Joined>().size(), 1u);
 }
 
-TEST(Learner, ClosesStrangersThatSayNothing) {
+TEST(Learner, ClosesUnknownPeersThatSendNothing) {
   Desk desk;
-  const ConnId silent = desk.comes({Kind::kWorker, WorkerId{1}});
-  desk.pass(Core::kHandshakeTimeout - milliseconds(1));
+  const ConnId silent = desk.accept_peer({Kind::kWorker, WorkerId{1}});
+  desk.pass_time(Core::kHandshakeTimeout - milliseconds(1));
   EXPECT_FALSE(desk.closed(silent));
-  desk.pass(milliseconds(1));
+  desk.pass_time(milliseconds(1));
   EXPECT_TRUE(desk.closed(silent));
   const std::size_t most = ConnectionLimits::of(65536).pending_peers;
   std::vector<ConnId> all;
-  for (std::size_t i = 0; i < most; ++i) all.push_back(desk.comes({}));
+  for (std::size_t i = 0; i < most; ++i) all.push_back(desk.accept_peer({}));
   EXPECT_FALSE(desk.closed(all.front()));
-  const ConnId next = desk.comes({});  // it is let in, and the first of the others goes
+  const ConnId next = desk.accept_peer({});  // it is accepted, and the first of the others is closed
   EXPECT_TRUE(desk.closed(all.front()));
   EXPECT_FALSE(desk.closed(all.back()));
   EXPECT_FALSE(desk.closed(next));
@@ -103,7 +103,7 @@ TEST(Learner, EnrolsWithATokenOnce) {
   const auto enrol = [&](const trust::SigningKey& key, std::string_view text, const std::string& instance,
                          const trust::SigningKey& prover) {
     Enrol e{std::string(text), instance, key.public_key(), prover.sign("enrol 2", std::as_bytes(std::span(text)))};
-    const ConnId conn = desk.comes({});
+    const ConnId conn = desk.accept_peer({});
     desk.deliver_control(conn, e);
     EXPECT_TRUE(desk.closed(conn));
     return conn;
@@ -150,12 +150,12 @@ TEST(Learner, RenewsAndRevokes) {
   desk.take();
   EXPECT_EQ(desk.goodbye(conn), "its rollouts were wrong");
   EXPECT_EQ(desk.lost(1), "its rollouts were wrong");
-  desk.pass(seconds(1));
-  const Checker checker("run", made_authority().public_key());
+  desk.pass_time(seconds(1));
+  const SignatureChecker checker("run", made_authority().public_key());
   const auto beacon = checker.open(desk.sent<SignedBeacon>(2).back());
   ASSERT_TRUE(beacon.has_value());
   EXPECT_EQ(beacon->revoked, WorkerSet{WorkerId{1}});
-  const ConnId again = desk.comes({Kind::kWorker, WorkerId{1}});
+  const ConnId again = desk.accept_peer({Kind::kWorker, WorkerId{1}});
   desk.deliver_control(again, Hello{"run", "w", {"10.0.0.1", 9}, {}, {}, {}});
   EXPECT_TRUE(desk.closed(again));
   EXPECT_FALSE(desk.has(WorkerId{1}));
@@ -168,21 +168,21 @@ TEST(Learner, RevokesHoweverManyAndForgetsThemWhenTheirCertificatesHaveEnded) {
   desk.join(1);
   constexpr std::uint64_t kLast = 5001;
   for (std::uint64_t id = 2; id <= kLast; ++id) {
-    const ConnId conn = desk.comes({Kind::kWorker, WorkerId{id}}, "10.0.9.9");
+    const ConnId conn = desk.accept_peer({Kind::kWorker, WorkerId{id}}, "10.0.9.9");
     desk.deliver_control(conn, Hello{"run", "w", {"10.0.9.9", static_cast<std::uint16_t>(id)}, {}, {}, {}});
     desk.core.expel(WorkerId{id}, "it lies", desk.now);
   }
-  desk.pass(seconds(1));
-  const Checker checker("run", made_authority().public_key());
+  desk.pass_time(seconds(1));
+  const SignatureChecker checker("run", made_authority().public_key());
   const auto revoked = [&] { return checker.open(desk.sent<SignedBeacon>(1).back())->revoked; };
   for (std::uint64_t id = 2; id <= kLast; ++id) ASSERT_TRUE(revoked().contains(WorkerId{id})) << id;
   EXPECT_FALSE(revoked().contains(WorkerId{1}));
-  desk.pass(trust::kWorkerLifetimeMax);
+  desk.pass_time(trust::kWorkerLifetimeMax);
   EXPECT_TRUE(revoked().contains(WorkerId{kLast})) << "clocks may differ";
-  desk.pass(trust::kClockTolerance + std::chrono::minutes(2));
+  desk.pass_time(trust::kClockTolerance + std::chrono::minutes(2));
   EXPECT_EQ(revoked(), WorkerSet{});
   EXPECT_TRUE(desk.core.state().revoked.empty());
-  EXPECT_EQ(desk.core.state().known.size(), 1u) << "and their names are";
+  EXPECT_EQ(desk.core.state().known.size(), 1u) << "their names are forgotten";
   EXPECT_TRUE(desk.core.state().known.contains(WorkerId{1}));
 }
 
@@ -192,7 +192,7 @@ TEST(Learner, AnEnrolledWorkerComesBackWithItsKey) {
   const trust::Authority authority = made_authority();
   const trust::SigningKey key = made_key("seven");
   const auto answer = [&](const ControlMessage& says) {
-    const ConnId conn = desk.comes({});
+    const ConnId conn = desk.accept_peer({});
     desk.deliver_control(conn, says);
     EXPECT_TRUE(desk.closed(conn));
     return conn;
@@ -205,7 +205,7 @@ TEST(Learner, AnEnrolledWorkerComesBackWithItsKey) {
   const std::string text(token.reveal());
   const Enrol enrol{text, "vast-7", key.public_key(), key.sign("enrol 2", std::as_bytes(std::span(text)))};
   const auto first = desk.sent<Enrolled>(answer(enrol)).at(0);
-  desk.pass(std::chrono::hours(2));
+  desk.pass_time(std::chrono::hours(2));
   const auto valid = [&](const Enrolled& e) {
     const double now_unix_s = kMadeUnix_s + echoline::seconds(desk.now.time_since_epoch());
     return trust::check_certificate(e.certificate, authority.public_key(), "run", now_unix_s).has_value();
@@ -215,7 +215,8 @@ TEST(Learner, AnEnrolledWorkerComesBackWithItsKey) {
   EXPECT_EQ(second.worker, first.worker);
   EXPECT_TRUE(valid(second));
   EXPECT_THAT(desk.goodbye(back(key, made_key("eight"))), HasSubstr("does not hold the key"));
-  EXPECT_EQ(desk.sent<Enrolled>(back(key, key)).at(0).certificate, second.certificate) << "asked again, signed once";
+  EXPECT_EQ(desk.sent<Enrolled>(back(key, key)).at(0).certificate, second.certificate)
+      << "a second request gets the same certificate";
   // Its token serves as well, although it was used long ago or has expired. No second token is used up.
   const trust::Secret other = *trust::issue_token(authority, "vast-7", trust::Nonce{std::byte{1}},
                                                   kMadeUnix_s + echoline::seconds(desk.now.time_since_epoch()));
@@ -232,13 +233,13 @@ TEST(Learner, AnEnrolledWorkerComesBackWithItsKey) {
   c.state = desk.core.state();
   c.core.unix_origin_s = kMadeUnix_s + 7200;
   Desk again(std::move(c));
-  const ConnId conn = again.comes({});
+  const ConnId conn = again.accept_peer({});
   again.deliver_control(conn, Return{key.public_key(), key.sign("return 4", authority.fingerprint())});
   EXPECT_EQ(again.sent<Enrolled>(conn).at(0).worker, first.worker);
-  const ConnId control = again.comes({Kind::kWorker, first.worker, 0, 0, key.public_key()});
+  const ConnId control = again.accept_peer({Kind::kWorker, first.worker, 0, 0, key.public_key()});
   again.deliver_control(control, Hello{"run", "w", {"10.0.0.1", 9}, {}, {}, {}});
   again.core.expel(first.worker, "it lies", again.now);
-  const ConnId refused = again.comes({});
+  const ConnId refused = again.accept_peer({});
   again.deliver_control(refused, Return{key.public_key(), key.sign("return 4", authority.fingerprint())});
   EXPECT_THAT(again.goodbye(refused), HasSubstr("revoked"));
 }
@@ -251,7 +252,7 @@ TEST(Learner, DialsWorkersWhereTheyComeFrom) {
   Desk desk(std::move(c));
   const auto join = [&](std::uint64_t id, const Endpoint& named) {
     const std::size_t before = desk.all<act::Dial>().size();
-    const ConnId conn = desk.comes({Kind::kWorker, WorkerId{id}}, "203.0.113.7");
+    const ConnId conn = desk.accept_peer({Kind::kWorker, WorkerId{id}}, "203.0.113.7");
     desk.deliver_control(conn, Hello{"run", "w", named, {}, {}, {}});
     const auto dials = desk.all<act::Dial>();
     return std::pair(conn, dials.size() > before ? dials.back().to : Endpoint{});
@@ -280,7 +281,7 @@ TEST(Learner, TriesAgainWhetherAWorkerCanBeReached) {
   desk.join_all(2);
   ASSERT_THAT(desk.chain(), ElementsAre(1, 2));
   const auto reachable = [&](std::size_t i) { return desk.core.stats().workers.at(i).reachable; };
-  desk.pass(seconds(2));
+  desk.pass_time(seconds(2));
   const std::size_t before = desk.all<act::Dial>().size();
   desk.deliver_control(2, EdgeFailed{WorkerId{1}, EdgeTroubleKind::kUnreachable, "refused"});
   ASSERT_EQ(desk.all<act::Dial>().size(), before + 1);
@@ -291,17 +292,17 @@ TEST(Learner, TriesAgainWhetherAWorkerCanBeReached) {
   EXPECT_THAT(desk.chain(), ElementsAre(2, 1));
   ASSERT_EQ(desk.sent<Notice>(1).size(), 1u);
   EXPECT_THAT(desk.sent<Notice>(1)[0].text, HasSubstr("cannot be reached at 10.0.0.1:9: refused"));
-  desk.pass(std::chrono::minutes(2));  // a port is opened
+  desk.pass_time(std::chrono::minutes(2));  // now its port is open
   ASSERT_EQ(desk.all<act::Dial>().size(), before + 2);
   desk.core.on_connected(desk.all<act::Dial>().back().conn, desk.now);
   desk.take();
   EXPECT_TRUE(reachable(0));
 }
 
-TEST(Learner, RenewsAGrantBeforeItEnds) {
+TEST(Learner, RenewsAGrantBeforeItExpires) {
   Desk desk(8);
   desk.join_all(2);
-  const Checker checker("run", made_authority().public_key());
+  const SignatureChecker checker("run", made_authority().public_key());
   const auto ends = [&] { return open(checker, *desk.sent<Assign>(2).back().grant)->expires_unix_ms; };
   const auto now_ms = [&] {
     return static_cast<std::uint64_t>((kMadeUnix_s + echoline::seconds(desk.now.time_since_epoch())) * 1e3);
@@ -311,7 +312,7 @@ TEST(Learner, RenewsAGrantBeforeItEnds) {
   EXPECT_EQ(first->from, (std::vector<Grant::From>{{WorkerId{1}, 1}}));
   for (int minutes = 0; minutes < 30; ++minutes) {
     EXPECT_GE(ends(), now_ms() + 300'000) << "as long as a worker waits for its learner";
-    desk.pass(std::chrono::minutes(1));
+    desk.pass_time(std::chrono::minutes(1));
   }
   EXPECT_LE(desk.sent<Assign>(2).size(), 10u);
   // A child with a new parent is no longer served by the old one.
@@ -323,10 +324,10 @@ TEST(Learner, RenewsAGrantBeforeItEnds) {
 }
 
 TEST(Learner, BeaconsKeepTheirOrderThoughTheClockGoesBack) {
-  const Checker checker("run", made_authority().public_key());
+  const SignatureChecker checker("run", made_authority().public_key());
   Desk before;
   const ConnId conn = before.join(1);
-  before.pass(seconds(10));
+  before.pass_time(seconds(10));
   LearnerConfig c = Desk::config(16);
   c.state = before.core.state();
   c.core.unix_origin_s = kMadeUnix_s - 3 * 3600;
@@ -336,7 +337,7 @@ TEST(Learner, BeaconsKeepTheirOrderThoughTheClockGoesBack) {
   const std::uint64_t last = after.core.issue_time(after.now);
   EXPECT_GT(last, before.core.issue_time(before.now));
   EXPECT_GT(after.core.issue_time(after.now), last);
-  after.pass(seconds(10));
+  after.pass_time(seconds(10));
   EXPECT_GE(after.core.issue_time(after.now), last + 9'000) << "the sequence continues with the clock";
 }
 
@@ -346,21 +347,21 @@ TEST(Learner, AnswersNoWorkerBeforeItsStateIsOnDisk) {
   c.durable = true;
   Desk desk(std::move(c));
   const auto refused = [&] {
-    const ConnId conn = desk.comes({trust::PeerIdentity::Kind::kWorker, WorkerId{1}});
+    const ConnId conn = desk.accept_peer({trust::PeerIdentity::Kind::kWorker, WorkerId{1}});
     const auto closed = desk.all<act::Close>();
     return !closed.empty() && closed.back().conn == conn;
   };
   EXPECT_TRUE(refused());
   desk.core.on_saved(fail(Code::kUnavailable, "save state", "input/output error"), desk.now);
   EXPECT_TRUE(refused());
-  desk.pass(seconds(2));
+  desk.pass_time(seconds(2));
   desk.core.on_saved(ok(), desk.now);
   EXPECT_FALSE(refused());
   EXPECT_THAT(desk.sent<SignedBeacon>(desk.join(1)), SizeIs(1));
 }
 
 TEST(Learner, BeaconsGrowAcrossRestarts) {
-  const Checker checker("run", made_authority().public_key());
+  const SignatureChecker checker("run", made_authority().public_key());
   const auto first_beacon = [&](double origin) {
     LearnerConfig c = Desk::config(16);
     c.core.unix_origin_s = origin;
@@ -375,7 +376,7 @@ TEST(Learner, ServesItsOwnChildrenOnly) {
   desk.join_all(2);
   ASSERT_THAT(desk.chain(), ElementsAre(1, 2));
   const auto edge = [&](std::uint64_t id, const PeerHello& hello) {
-    const ConnId conn = desk.comes({Kind::kWorker, WorkerId{id}});
+    const ConnId conn = desk.accept_peer({Kind::kWorker, WorkerId{id}});
     desk.deliver_control(conn, hello);
     return conn;
   };
@@ -391,7 +392,7 @@ TEST(Learner, ServesItsOwnChildrenOnly) {
   ASSERT_TRUE(desk.publish(make(full(0), 5000)).has_value());
   const ConnId helped = edge(2, {"run", 0, Version{0}, false, {}, help});
   EXPECT_FALSE(desk.closed(helped));
-  desk.pass(milliseconds(100));
+  desk.pass_time(milliseconds(100));
   EXPECT_EQ(desk.sent<SignedManifest>(helped).size(), 1u);
   // An edge with a new introduction replaces the child's open edge. A further stream does not.
   const ConnId first = edge(1, {"run", 0, {}, false, {}, one}), more = edge(1, {"run", 1, {}, false, {}, one});
@@ -418,7 +419,7 @@ TEST(Learner, RefusesBadPublications) {
   EXPECT_THAT(desk.publish(make(delta(4, 2), 10, {.policy_digest = digest_of(9)}), true).error().detail,
               HasSubstr("published before with digest"));
   EXPECT_EQ(desk.core.add(PublicationId{}, {}, desk.now).error().code, Code::kNotFound);
-  // An abandoned publication was never published.
+  // An abandoned publication does not count as published.
   const Made five = make(delta(5, 4), 10);
   ASSERT_TRUE(desk.core.begin(five.announcement, five.opening, false, desk.now).has_value());
   desk.core.abandon(five.id, desk.now);
@@ -460,7 +461,7 @@ TEST(Learner, TrustsOnlyAcknowledgementsThatCanBeTrue) {
   EXPECT_TRUE(desk.has(WorkerId{1}));
 }
 
-TEST(Learner, ARestartedOneTrustsAcknowledgementsOfWhatItPublishedBefore) {
+TEST(Learner, ARestartedLearnerTrustsAcknowledgementsOfItsEarlierPublications) {
   LearnerConfig c = Desk::config(16);
   c.state.emplace();
   c.state->published = {{Version{3}, digest_of(3)}, {Version{4}, digest_of(4)}};
@@ -474,7 +475,7 @@ TEST(Learner, ARestartedOneTrustsAcknowledgementsOfWhatItPublishedBefore) {
   EXPECT_TRUE(desk.publish(make(delta(5, 4), 10)).has_value());
 }
 
-TEST(Learner, OneThatResumesFromBeforeBeginsAnEpoch) {
+TEST(Learner, ALearnerThatResumesFromAnEarlierVersionBeginsAnEpoch) {
   LearnerConfig c = Desk::config(16);
   c.state.emplace();
   c.state->published = {{Version{3}, digest_of(3)}, {Version{4}, digest_of(4)}};
@@ -483,7 +484,8 @@ TEST(Learner, OneThatResumesFromBeforeBeginsAnEpoch) {
   EXPECT_EQ(desk.core.epoch(), 1u);
   EXPECT_THAT(desk.core.state().published, SizeIs(1));
   const ConnId conn = desk.join(1);
-  EXPECT_EQ(Checker("run", made_authority().public_key()).open(desk.sent<SignedBeacon>(conn).at(0))->epoch, 1u);
+  EXPECT_EQ(SignatureChecker("run", made_authority().public_key()).open(desk.sent<SignedBeacon>(conn).at(0))->epoch,
+            1u);
   EXPECT_TRUE(desk.publish(make(delta(4, 3), 10, {.epoch = 1, .policy_digest = digest_of(44)})).has_value());
 }
 
@@ -509,7 +511,7 @@ TEST(Learner, GivesUpAWorkerThatDoesNotRead) {
 
 // ---- topology ----
 
-TEST(Learner, PlansChainsAndReattachesTheTailOfTheDead) {
+TEST(Learner, PlansChainsAndReattachesTheTailBehindADeadWorker) {
   Desk desk(16);  // two chains of 8
   desk.join_all(4);
   ASSERT_THAT(desk.chains(), SizeIs(2));
@@ -529,9 +531,9 @@ TEST(Learner, ALaterWorkerMovesNoOther) {
   ASSERT_TRUE(desk.publish(make(full(0), 10)).has_value());
   const auto before = desk.sent<Assign>(std::uint64_t{2}).size();
   desk.join(4);
-  desk.pass(2 * TopologyPlan::kDelay);
+  desk.pass_time(2 * TopologyPlan::kDelay);
   EXPECT_THAT(desk.chain(), ElementsAre(1, 2, 3, 4));
-  EXPECT_EQ(desk.sent<Assign>(std::uint64_t{2}).size(), before);  // nothing changed for it
+  EXPECT_EQ(desk.sent<Assign>(std::uint64_t{2}).size(), before);  // its parents are the same
 }
 
 TEST(Learner, AnUnreachableWorkerForwardsToNoOther) {
@@ -539,7 +541,7 @@ TEST(Learner, AnUnreachableWorkerForwardsToNoOther) {
   desk.join(1, false);
   desk.join(2);
   desk.join(3);
-  desk.pass(2 * TopologyPlan::kDelay);
+  desk.pass_time(2 * TopologyPlan::kDelay);
   EXPECT_THAT(desk.chain(), ElementsAre(2, 3, 1));
   for (const WorkerView& view : desk.core.stats().workers) EXPECT_EQ(view.reachable, view.info.id != WorkerId{1});
 }
@@ -553,21 +555,21 @@ LearnerConfig patient(Duration heartbeat_timeout, Duration away_max = std::chron
   return config;
 }
 
-TEST(Learner, ASilentWorkerLosesItsPlaceAndNothingElseUntilItIsHeardAgain) {
+TEST(Learner, ASilentWorkerLosesOnlyItsPlaceUntilItIsHeardAgain) {
   Desk desk(patient(seconds(20)));
   desk.join_all(3);
   ASSERT_TRUE(desk.publish(make(full(0), 10)).has_value());
   ASSERT_THAT(desk.chain(), ElementsAre(1, 2, 3));
-  desk.pass(seconds(4), {1});
+  desk.pass_time(seconds(4), {1});
   EXPECT_THAT(desk.chain(), ElementsAre(2, 3));
-  desk.pass(seconds(12), {1});
+  desk.pass_time(seconds(12), {1});
   EXPECT_EQ(desk.away(1), "") << "16 s of 20";
   EXPECT_EQ(desk.lost(1), "");
   EXPECT_FALSE(desk.closed(desk.control.at(WorkerId{1})));
   EXPECT_EQ(desk.goodbye(desk.control.at(WorkerId{1})), "");
   const std::size_t assigned = desk.sent<Assign>(std::uint64_t{1}).size();
-  desk.pass(seconds(2));
-  EXPECT_THAT(desk.chain(), ElementsAre(2, 3, 1)) << "a heard worker gets a place";
+  desk.pass_time(seconds(2));
+  EXPECT_THAT(desk.chain(), ElementsAre(2, 3, 1)) << "a worker that is heard again gets a place";
   EXPECT_GT(desk.sent<Assign>(std::uint64_t{1}).size(), assigned);
   EXPECT_THAT(desk.all<act::Joined>(), SizeIs(3)) << "the worker had not left";
 }
@@ -579,14 +581,14 @@ TEST(Learner, NoWorkerLosesItsPlaceBeforeTheOperatorAllowsIt) {
     config.network.silence_min = seconds(10);
     Desk desk(config);
     desk.join_all(3);
-    desk.pass(seconds(60));
-    EXPECT_EQ(desk.sent<Welcome>(std::uint64_t{1}).at(0).patience, seconds(100)) << "workers have more patience";
+    desk.pass_time(seconds(60));
+    EXPECT_EQ(desk.sent<Welcome>(std::uint64_t{1}).at(0).patience, seconds(100)) << "workers wait longer";
     for (int s = 1; s < 10; ++s) {
-      desk.pass(seconds(1), {1});
+      desk.pass_time(seconds(1), {1});
       if (child_complains) desk.deliver_control(2, EdgeFailed{WorkerId{1}, EdgeTroubleKind::kSilent, "nothing heard"});
       ASSERT_THAT(desk.chain(), testing::Contains(1)) << s << " s of 10";
     }
-    desk.pass(seconds(2), {1});
+    desk.pass_time(seconds(2), {1});
     EXPECT_THAT(desk.chain(), testing::Not(testing::Contains(1)));
     EXPECT_EQ(desk.away(1), "");
   }
@@ -595,19 +597,19 @@ TEST(Learner, NoWorkerLosesItsPlaceBeforeTheOperatorAllowsIt) {
   config.network.silence_min = seconds(60);
   Desk late(config), learned(patient(seconds(20)));
   late.join_all(3), learned.join_all(3);
-  late.pass(seconds(7), {1}), learned.pass(seconds(4), {1});
+  late.pass_time(seconds(7), {1}), learned.pass_time(seconds(4), {1});
   EXPECT_THAT(late.away(1), HasSubstr("no heartbeat"));
   EXPECT_THAT(learned.chain(), ElementsAre(2, 3));
 }
 
-TEST(Learner, AWorkerThatIsAwayComesBackToWhatItWas) {
+TEST(Learner, AWorkerThatWasAwayKeepsItsRecord) {
   Desk desk(patient(seconds(5)));
   desk.join_all(3);
   ASSERT_TRUE(desk.publish(make(full(0), 10)).has_value());
   for (const std::uint64_t child : {2, 2, 3, 3}) desk.deliver_control(child, Poisoned{WorkerId{1}, {}, 0});
   ASSERT_EQ(desk.core.stats().quarantined, 1u);
   const ConnId before = desk.control.at(WorkerId{1});
-  desk.pass(seconds(9), {1});
+  desk.pass_time(seconds(9), {1});
   EXPECT_THAT(desk.away(1), HasSubstr("no heartbeat for"));
   EXPECT_EQ(desk.away(2), "");
   EXPECT_EQ(desk.lost(1), "");
@@ -617,7 +619,7 @@ TEST(Learner, AWorkerThatIsAwayComesBackToWhatItWas) {
   EXPECT_EQ(desk.core.stats().away[0].info.id, WorkerId{1});
   EXPECT_FALSE(desk.has(WorkerId{1}));
   desk.join(1);
-  desk.pass(seconds(1));
+  desk.pass_time(seconds(1));
   EXPECT_THAT(desk.all<act::Joined>(), SizeIs(4));
   EXPECT_THAT(desk.core.stats().away, IsEmpty());
   EXPECT_THAT(desk.chain(), ElementsAre(3, 2, 1));
@@ -631,13 +633,13 @@ TEST(Learner, AnAbsentWorkerIsLostAfterItsTimeAndNotBefore) {
   desk.core.on_closed(desk.control.at(WorkerId{1}), "reset", desk.now);
   desk.take();
   EXPECT_THAT(desk.away(1), HasSubstr("reset"));
-  desk.pass(seconds(59));
+  desk.pass_time(seconds(59));
   EXPECT_EQ(desk.lost(1), "");
-  desk.pass(seconds(2));
+  desk.pass_time(seconds(2));
   EXPECT_THAT(desk.lost(1), HasSubstr("away for 1 min"));
   EXPECT_THAT(desk.lost(1), HasSubstr("reset"));
   EXPECT_EQ(desk.core.stats().lost, 1u);
-  desk.join(1);  // late, but it is who it was
+  desk.join(1);  // late, but with the same identity
   EXPECT_TRUE(desk.has(WorkerId{1}));
   // The machine has ended, or the worker is expelled: the learner does not wait.
   for (const std::uint64_t id : {2, 3}) desk.core.on_closed(desk.control.at(WorkerId{id}), "reset", desk.now);
@@ -656,37 +658,37 @@ TEST(Learner, JudgesNoWorkerForTheTimeInWhichItDidNotRun) {
   desk.join_all(3);
   desk.core.on_closed(desk.control.at(WorkerId{3}), "reset", desk.now);
   desk.take();
-  desk.pass(seconds(1));
+  desk.pass_time(seconds(1));
   desk.now += seconds(40);
   desk.core.on_timer(desk.now);
   desk.take();
   EXPECT_EQ(desk.away(1), "");
-  EXPECT_EQ(desk.lost(3), "") << "it could not come back meanwhile";
+  EXPECT_EQ(desk.lost(3), "") << "it could not come back in that time";
   EXPECT_THAT(desk.chain(), ElementsAre(1, 2)) << "not even its place is lost";
-  desk.pass(seconds(6), {1});
-  EXPECT_THAT(desk.away(1), HasSubstr("no heartbeat for")) << "time counts from then on";
+  desk.pass_time(seconds(6), {1});
+  EXPECT_THAT(desk.away(1), HasSubstr("no heartbeat for")) << "the timeout counts from the pause's end";
   EXPECT_EQ(desk.away(2), "");
 }
 
-TEST(Learner, AnAbsenceAfterAPauseIsNotPutOffByIt) {
+TEST(Learner, APauseDoesNotExtendALaterAbsence) {
   Desk desk(patient(seconds(3), seconds(10)));
   desk.join_all(2);
   desk.now += std::chrono::hours(3);
   desk.core.on_closed(desk.control.at(WorkerId{2}), "reset", desk.now);  // before any timer
   desk.core.on_timer(desk.now);
   desk.take();
-  desk.pass(seconds(12));
+  desk.pass_time(seconds(12));
   EXPECT_EQ(desk.away(1), "");
   EXPECT_NE(desk.lost(2), "");
 }
 
-TEST(Learner, PassesOnWhatWorkersComplainOf) {
+TEST(Learner, ReportsTheTroublesOfWorkers) {
   Desk desk;
   desk.join_all(1);
   for (int i = 0; i < 2 * LearnerCore::kTroublesMax; ++i) desk.deliver_control(1, Trouble{"the disk is full"});
-  ASSERT_THAT(desk.all<act::TroubleOf>(), SizeIs(LearnerCore::kTroublesMax));
-  EXPECT_EQ(desk.all<act::TroubleOf>()[0].worker, WorkerId{1});
-  EXPECT_EQ(desk.all<act::TroubleOf>()[0].text, "the disk is full");
+  ASSERT_THAT(desk.all<act::WorkerTrouble>(), SizeIs(LearnerCore::kTroublesMax));
+  EXPECT_EQ(desk.all<act::WorkerTrouble>()[0].worker, WorkerId{1});
+  EXPECT_EQ(desk.all<act::WorkerTrouble>()[0].text, "the disk is full");
 }
 
 TEST(Learner, ASilentWorkerIsNotAskedToHelp) {
@@ -701,7 +703,7 @@ TEST(Learner, ASilentWorkerIsNotAskedToHelp) {
       if (view.info.id == WorkerId{3}) return view.silent;
     return false;
   };
-  for (int i = 0; i < 30 && !silent(); ++i) desk.pass(milliseconds(250), {3});
+  for (int i = 0; i < 30 && !silent(); ++i) desk.pass_time(milliseconds(250), {3});
   ASSERT_TRUE(silent()) << "it is a member, but silent";
   desk.deliver_control(2, NeedHelp{Version{0}, false, {}});
   ASSERT_THAT(desk.sent<Help>(std::uint64_t{2}), SizeIs(1));
@@ -714,7 +716,7 @@ TEST(Learner, AHelpedWorkerCountsAgainstItsParent) {
   ASSERT_THAT(desk.chain(), ElementsAre(1, 2, 3));
   const auto fail = [&] {
     desk.deliver_control(2, EdgeFailed{WorkerId{1}, EdgeTroubleKind::kLost, "reset"});
-    desk.pass(milliseconds(300));
+    desk.pass_time(milliseconds(300));
   };
   ASSERT_TRUE(desk.publish(make(full(0), 10)).has_value());
   Heartbeat beat;
@@ -730,17 +732,17 @@ TEST(Learner, AHelpedWorkerCountsAgainstItsParent) {
   EXPECT_THAT(desk.chain(), ElementsAre(1, 3, 2)) << "three times in a row, regardless of helpers";
 }
 
-TEST(Learner, SaysWhichPathSwallowsLargePackets) {
+TEST(Learner, ReportsAPathThatSwallowsLargePackets) {
   Desk desk;
   desk.join_all(1);
   desk.core.on_large_packets_dropped(WorkerId{1}, "the path to 10.0.0.1 swallows packets of 1500 bytes", desk.now);
   desk.take();
-  ASSERT_THAT(desk.all<act::TroubleOf>(), SizeIs(1));
-  EXPECT_EQ(desk.all<act::TroubleOf>()[0].worker, WorkerId{1});
-  EXPECT_THAT(desk.all<act::TroubleOf>()[0].text, HasSubstr("swallows packets"));
+  ASSERT_THAT(desk.all<act::WorkerTrouble>(), SizeIs(1));
+  EXPECT_EQ(desk.all<act::WorkerTrouble>()[0].worker, WorkerId{1});
+  EXPECT_THAT(desk.all<act::WorkerTrouble>()[0].text, HasSubstr("swallows packets"));
 }
 
-TEST(Learner, LetsTheParentDialWhereTheChildCannotAndDemotesIfThatFailsToo) {
+TEST(Learner, LetsTheParentDialIfTheChildCannotAndDemotesItIfThatFailsToo) {
   Desk desk(8);
   desk.join_all(3);
   ASSERT_THAT(desk.chain(), ElementsAre(1, 2, 3));
@@ -750,15 +752,15 @@ TEST(Learner, LetsTheParentDialWhereTheChildCannotAndDemotesIfThatFailsToo) {
   EXPECT_TRUE(desk.sent<Assign>(std::uint64_t{2}).back().parents.at(0).dials);
   EXPECT_THAT(desk.chain(), ElementsAre(1, 2, 3));
   const auto fails = [&](std::uint64_t child) {
-    for (int i = 0; i < 3; ++i, desk.pass(milliseconds(300)))
+    for (int i = 0; i < 3; ++i, desk.pass_time(milliseconds(300)))
       desk.deliver_control(child, EdgeFailed{WorkerId{1}, EdgeTroubleKind::kUnreachable, "no route"});
   };
   fails(2);
-  EXPECT_THAT(desk.chain(), ElementsAre(1, 3, 2)) << "they are parted, and the child moves no nearer";
+  EXPECT_THAT(desk.chain(), ElementsAre(1, 3, 2)) << "they are separated, and the child moves no nearer";
   desk.deliver_control(3, EdgeFailed{WorkerId{1}, EdgeTroubleKind::kUnreachable, "no route"});
   ASSERT_THAT(desk.sent<DialChild>(std::uint64_t{1}), SizeIs(testing::Gt(1u)));
   fails(3);
-  EXPECT_THAT(desk.chain(), ElementsAre(3, 2, 1)) << "two children complain: the parent is at fault";
+  EXPECT_THAT(desk.chain(), ElementsAre(3, 2, 1)) << "two children accuse the parent, so it is at fault";
   desk.deliver_control(2, EdgeFailed{WorkerId{1}, EdgeTroubleKind::kLost, "settled meanwhile"});
   EXPECT_THAT(desk.chain(), ElementsAre(3, 2, 1));
 }
@@ -767,11 +769,11 @@ TEST(Learner, AParentThatIsSilentToChildAndLearnerLosesItsPlace) {
   Desk desk(8);
   desk.join_all(2);
   desk.deliver_control(2, EdgeFailed{WorkerId{1}, EdgeTroubleKind::kSilent, "nothing heard"});
-  EXPECT_EQ(desk.lost(1), "");  // the learner hears it well
-  desk.pass(milliseconds(1500), {1});
+  EXPECT_EQ(desk.lost(1), "");  // the learner still hears it
+  desk.pass_time(milliseconds(1500), {1});
   desk.deliver_control(2, EdgeFailed{WorkerId{1}, EdgeTroubleKind::kSilent, "nothing heard"});
   EXPECT_THAT(desk.chain(), ElementsAre(1, 2)) << "it may only be late";
-  desk.pass(milliseconds(500), {1});
+  desk.pass_time(milliseconds(500), {1});
   EXPECT_THAT(desk.chain(), ElementsAre(2));
   EXPECT_EQ(desk.away(1), "");
 }
@@ -791,7 +793,7 @@ TEST(Learner, PlansTreesAgainWhenAWorkerIsLost) {
   EXPECT_THAT(desk.core.topology().children_of(busiest), SizeIs(testing::Gt(1u)));
   desk.core.expel(busiest, "gone", desk.now);
   desk.take();
-  desk.pass(2 * TopologyPlan::kDelay);
+  desk.pass_time(2 * TopologyPlan::kDelay);
   EXPECT_EQ(desk.core.topology().size(), 5u);
   for (const auto& [id, of] : desk.core.topology().parents()) EXPECT_THAT(of, testing::Each(testing::Ne(busiest)));
   for (std::uint64_t id = 1; id <= 6; ++id) EXPECT_LE(desk.core.topology().copies_sent_by(WorkerId{id}), 1);
@@ -808,7 +810,7 @@ TEST(Learner, AParentThatIsSilentToSeveralChildrenIsASlowHop) {
     desk.deliver_control(child.value, EdgeFailed{parent, EdgeTroubleKind::kSilent, "nothing heard"});
   };
   silent(children[0]);
-  desk.pass(std::chrono::seconds(4));  // too long ago to belong together
+  desk.pass_time(std::chrono::seconds(4));  // too long ago to count together
   silent(children[1]);
   EXPECT_THAT(desk.all<act::FoundSlowHop>(), SizeIs(0));
   silent(children[0]);
@@ -832,7 +834,7 @@ TEST(Learner, DrainsByMovingAWorkerBehindTheOthers) {
 
 // ---- slow hops ----
 
-TEST(Learner, FindsASlowHopAndRoutesAroundIt) {
+TEST(Learner, DetectsASlowHopAndRoutesAroundIt) {
   Desk desk(8);
   desk.join_all(3);
   const Made made = make(full(0), 8'000'000, {.chunk_bytes = 65536});
@@ -903,7 +905,7 @@ TEST(Learner, AChildOfSeveralParentsIsNotExpectedToReceiveAllOfItFromEach) {
   Desk desk(trees(8));
   for (std::uint64_t id = 1; id <= 5; ++id) desk.join(id);
   desk.join(6, true, BitRate{kMegabytePerS.bits_per_s / 5});
-  desk.pass(2 * TopologyPlan::kDelay);
+  desk.pass_time(2 * TopologyPlan::kDelay);
   const std::uint32_t stripes = desk.core.topology().stripes();
   ASSERT_GE(desk.core.topology().parents().at(WorkerId{6}).size(), 4u);
   const Made made = make(full(0), 4'000'000, {.chunk_bytes = 16384});
@@ -923,7 +925,7 @@ TEST(Learner, AChildOfSeveralParentsIsNotExpectedToReceiveAllOfItFromEach) {
 }
 
 // The learner drops deltas for single workers if a snapshot, which serves every worker, finds no room.
-TEST(Learner, ASnapshotGetsTheRoomOfWhatWasMadeForOne) {
+TEST(Learner, ASnapshotGetsTheRoomOfDeltasForSingleWorkers) {
   LearnerConfig c = Desk::config(16);
   c.catch_ups_on_demand = true;
   c.store_bytes_max = {13'000};

@@ -43,10 +43,11 @@ struct MadeOptions {
   std::uint64_t epoch = 0;
   double issued_unix_s = kMadeUnix_s, lifetime_s = 86'400;
   std::optional<Digest> base_digest{}, policy_digest{};
-  std::size_t write_bytes = SIZE_MAX;  // handed to the sealer at a time
+  std::size_t write_bytes = SIZE_MAX;  // passed to the sealer at a time
   std::uint64_t seed = 0;              // another payload
 };
 
+// A publication as the learner sends it.
 struct Made {
   Announcement announcement;
   SignedAnnouncement opening;
@@ -82,15 +83,15 @@ inline Made make(const PublicationKey& key, std::size_t bytes, const MadeOptions
   Sealer sealer(made.announcement, signer);
   made.opening = sealer.opening();
   made.id = sealer.id();
-  for (std::span<const std::byte> rest(made.payload); !rest.empty();) {
-    const std::size_t n = std::min(options.write_bytes, rest.size());
-    for (SealedChunk& chunk : *sealer.write(rest.first(n))) made.chunks.push_back(std::move(chunk));
-    rest = rest.subspan(n);
+  for (std::span<const std::byte> bytes_left(made.payload); !bytes_left.empty();) {
+    const std::size_t part_bytes = std::min(options.write_bytes, bytes_left.size());
+    for (SealedChunk& chunk : *sealer.write(bytes_left.first(part_bytes))) made.chunks.push_back(std::move(chunk));
+    bytes_left = bytes_left.subspan(part_bytes);
   }
-  auto [last, closing] = sealer.finish(options.policy_digest.value_or(digest_of(key.version.value)));
-  for (SealedChunk& chunk : last) made.chunks.push_back(std::move(chunk));
+  auto [last_chunks, closing] = sealer.finish(options.policy_digest.value_or(digest_of(key.version.value)));
+  for (SealedChunk& chunk : last_chunks) made.chunks.push_back(std::move(chunk));
   made.closing = closing;
-  made.manifest = *Checker(options.run_id, signer.public_key()).open(closing);
+  made.manifest = *SignatureChecker(options.run_id, signer.public_key()).open(closing);
   return made;
 }
 
@@ -103,23 +104,23 @@ struct GrantOptions {
   double issued_unix_s = kMadeUnix_s, lifetime_s = 600;
   std::string_view key = "authority";
 };
-inline SignedGrant made_grant(std::uint64_t child, std::uint64_t parent, const GrantOptions& o = {}) {
+inline SignedGrant made_grant(std::uint64_t child, std::uint64_t parent, const GrantOptions& options = {}) {
   const auto ms = [](double s) { return static_cast<std::uint64_t>(s * 1e3); };
-  return sign(Grant{"run",
-                    WorkerId{child},
-                    ms(o.issued_unix_s),
-                    ms(o.issued_unix_s + o.lifetime_s),
-                    o.stripes,
-                    {{WorkerId{parent}, o.mask}},
-                    o.catch_up_to,
-                    o.full_only},
-              made_key(o.key));
+  return sign(Grant{.run_id = "run",
+                    .child = WorkerId{child},
+                    .issued = ms(options.issued_unix_s),
+                    .expires_unix_ms = ms(options.issued_unix_s + options.lifetime_s),
+                    .stripe_count = options.stripes,
+                    .from = {{.parent = WorkerId{parent}, .stripe_mask = options.mask}},
+                    .catch_up_to = options.catch_up_to,
+                    .full_only = options.full_only},
+              made_key(options.key));
 }
 
 // A copy of the frame with one bit of its body changed, and an unchanged head.
-inline Frame with_flipped_bit(const Frame& chunk, std::size_t at) {
+inline Frame with_flipped_bit(const Frame& chunk, std::size_t byte) {
   std::vector<std::byte> bytes(chunk.body.bytes().begin(), chunk.body.bytes().end());
-  bytes[at % bytes.size()] ^= std::byte{4};
+  bytes[byte % bytes.size()] ^= std::byte{4};
   Frame flipped = chunk;
   flipped.body = Slice(std::move(bytes));
   return flipped;

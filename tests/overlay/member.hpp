@@ -19,9 +19,21 @@ inline MemberConfig config(double now_unix_s = kMadeUnix_s) {
   state.certificate = *authority.issue(
       {key.public_key(), trust::PeerIdentity::Kind::kWorker, kSelf, 1, now_unix_s, trust::kWorkerLifetimeMax});
   state.worker = kSelf;
-  MemberConfig c{{}, {"10.0.0.0", 1}, {"10.0.0.7", 1}, "offer", key, std::move(state), nullptr, {}, false, {}, {}};
+  MemberConfig c{.core = {},
+                 .learner = {"10.0.0.0", 1},
+                 .data = {"10.0.0.7", 1},
+                 .name = "offer",
+                 .key = key,
+                 .state = std::move(state),
+                 .checker = nullptr,
+                 .store = {},
+                 .durable = false,
+                 .join_timeout = {},
+                 .away_max = {},
+                 .parts_unread_max = {},
+                 .place = {}};
   c.core.unix_origin_s = now_unix_s - 1;
-  c.checker = std::make_shared<Checker>("run", authority.public_key());
+  c.checker = std::make_shared<SignatureChecker>("run", authority.public_key());
   c.join_timeout = std::chrono::seconds(10);
   c.away_max = std::chrono::seconds(30);
   return c;
@@ -29,12 +41,12 @@ inline MemberConfig config(double now_unix_s = kMadeUnix_s) {
 
 // A member that has joined and been given a parent.
 struct Member {
-  Bytes policy;  // that the learner speaks of
+  Bytes policy;  // size of the policy, as the learner states it
   MemberCore core;
   ConnId parent{};
   std::vector<Action> actions;
   TimePoint now = TimePoint(std::chrono::seconds(1));
-  bool saves = true;  // what it wants on disk is there at once
+  bool saves = true;  // each act::SaveState is answered at once
 
   explicit Member(MemberConfig c = config(), double learner_unix_s = kMadeUnix_s, bool joined = true,
                   Bytes learners_policy = {})
@@ -49,9 +61,13 @@ struct Member {
     take();
   }
   void welcome(ConnId control, double learner_unix_s = kMadeUnix_s) {
-    deliver_control(control,
-                    Welcome{kSelf, kBeat, std::chrono::seconds(9), static_cast<std::uint64_t>(learner_unix_s * 1e3),
-                            "welcome", std::chrono::seconds(90), policy});
+    deliver_control(control, Welcome{.worker = kSelf,
+                                     .heartbeat = kBeat,
+                                     .patience = std::chrono::seconds(9),
+                                     .unix_ms = static_cast<std::uint64_t>(learner_unix_s * 1e3),
+                                     .application = "welcome",
+                                     .away_max = std::chrono::seconds(90),
+                                     .policy = policy});
   }
   void assign(std::vector<Parent> parents, std::uint32_t stripes = 1) {
     deliver_control(kControl, Assign{stripes, std::move(parents)});
@@ -72,18 +88,18 @@ struct Member {
     core.on_frame(conn, {FrameType::kControl, frame.part(8, frame.size() - 8), {}, {}}, now);
     take();
   }
-  void frame(ConnId conn, Frame f) {
-    core.on_frame(conn, std::move(f), now);
+  void deliver_frame(ConnId conn, Frame frame) {
+    core.on_frame(conn, std::move(frame), now);
     take();
   }
-  void whole(const Made& made) { whole(parent, made); }
-  void whole(ConnId conn, const Made& made) {
+  void deliver_publication(const Made& made) { deliver_publication(parent, made); }
+  void deliver_publication(ConnId conn, const Made& made) {
     deliver_control(conn, made.opening);
-    for (std::size_t i = 0; i < made.chunks.size(); ++i) frame(conn, made.chunk(i));
+    for (std::size_t i = 0; i < made.chunks.size(); ++i) deliver_frame(conn, made.chunk(i));
     deliver_control(conn, made.closing);
   }
   // Lets the parent send meanwhile, and the learner unless it is silent.
-  void pass(Duration time, bool learner = true) {
+  void pass_time(Duration time, bool learner = true) {
     for (const TimePoint end = now + time; now < end;) {
       now = std::min(end, now + kBeat);
       if (learner) deliver_control(kControl, SignedBeacon{beacon_now()});

@@ -16,23 +16,23 @@ using testing::SizeIs;
 
 TEST(Member, GivesUpAfterThreeFailedInstallations) {
   Member m;
-  m.whole(make(full(1), 100));
+  m.deliver_publication(make(full(1), 100));
   for (int i = 0; i < InstallState::kInstallFailuresMax; ++i) m.core.install_failed(Version{1}, "digest", m.now);
   m.take();
   EXPECT_EQ(m.delivered().size(), 3u);  // the verified snapshot again, twice
   EXPECT_THAT(m.end(), HasSubstr("could not be installed after 3 attempts: digest"));
 }
 
-TEST(Member, AFailedInstallationIsRepairedByASnapshotOfThatVersionAndNotByTheWayThatLedToIt) {
+TEST(Member, AFailedInstallationIsRepairedByASnapshotOfThatVersion) {
   Member m;
   m.newest = Version{2};
-  m.whole(make(full(1), 100));
+  m.deliver_publication(make(full(1), 100));
   m.core.installed(Version{1}, digest_of(1), m.now);
-  m.whole(make(delta(2, 1), 100));
+  m.deliver_publication(make(delta(2, 1), 100));
   ASSERT_THAT(m.delivered(), ElementsAre(full(1), delta(2, 1)));
   m.core.install_failed(Version{2}, "digest", m.now);
   m.take();
-  EXPECT_THAT(m.delivered(), ElementsAre(full(1), delta(2, 1))) << "not the same publication again";
+  EXPECT_THAT(m.delivered(), ElementsAre(full(1), delta(2, 1))) << "the failed publication is not delivered again";
   const auto asked = m.sent<NeedHelp>(kControl);
   ASSERT_EQ(asked.size(), 1u);
   EXPECT_EQ(asked[0].target, Version{2});
@@ -42,12 +42,12 @@ TEST(Member, AFailedInstallationIsRepairedByASnapshotOfThatVersionAndNotByTheWay
 // A chunk of version 1 is lost for good, and all later versions keep coming.
 TEST(Member, LaterVersionsDoNotHideALostChunk) {
   Member m;
-  m.whole(make(full(0), 100));
+  m.deliver_publication(make(full(0), 100));
   m.deliver_control(m.parent, make(delta(1, 0), 3000).opening);
   for (std::uint64_t v = 2; v <= 120 && m.sent<NeedHelp>(kControl).empty(); ++v) {
     m.newest = Version{v};
-    m.whole(make(delta(v, v - 1), 100));
-    m.pass(kBeat);
+    m.deliver_publication(make(delta(v, v - 1), 100));
+    m.pass_time(kBeat);
   }
   EXPECT_THAT(m.sent<NeedHelp>(kControl), SizeIs(1));
   EXPECT_THAT(m.delivered(), ElementsAre(full(0)));
@@ -59,8 +59,8 @@ TEST(Member, LaterVersionsDoNotHideAMissingBase) {
   m.deliver_control(m.parent, make(full(0), 3000).opening);
   for (std::uint64_t v = 1; v <= 120 && m.sent<NeedHelp>(kControl).empty(); ++v) {
     m.newest = Version{v};
-    m.whole(make(delta(v, v - 1), 100));
-    m.pass(kBeat);
+    m.deliver_publication(make(delta(v, v - 1), 100));
+    m.pass_time(kBeat);
   }
   EXPECT_THAT(m.sent<NeedHelp>(kControl), SizeIs(1));
 }
@@ -68,16 +68,16 @@ TEST(Member, LaterVersionsDoNotHideAMissingBase) {
 // The worker has the snapshot below a version that it could not install, and waits for another snapshot.
 TEST(Member, LaterVersionsDoNotHideAMissingRepair) {
   Member m;
-  m.whole(make(full(0), 100));
+  m.deliver_publication(make(full(0), 100));
   m.core.installed(Version{0}, digest_of(0), m.now);
-  m.whole(make(delta(1, 0), 100));
+  m.deliver_publication(make(delta(1, 0), 100));
   m.core.install_failed(Version{1}, "digest", m.now);
   m.take();
-  ASSERT_THAT(m.sent<NeedHelp>(kControl), SizeIs(1));  // no answer
+  ASSERT_THAT(m.sent<NeedHelp>(kControl), SizeIs(1));  // the learner does not answer
   for (std::uint64_t v = 2; v <= 120 && m.sent<NeedHelp>(kControl).size() < 2; ++v) {
     m.newest = Version{v};
-    m.whole(make(delta(v, v - 1), 100));
-    m.pass(kBeat);
+    m.deliver_publication(make(delta(v, v - 1), 100));
+    m.pass_time(kBeat);
   }
   EXPECT_THAT(m.sent<NeedHelp>(kControl), SizeIs(2));
 }
@@ -87,7 +87,7 @@ TEST(Member, ParentsThatComeAndGoDoNotKeepItFromAskingForHelp) {
   m.newest = Version{3};
   for (std::uint64_t i = 0; i < 120 && m.sent<NeedHelp>(kControl).empty(); ++i) {
     m.assign({{WorkerId{100 + i % 2}, {"10.0.0.4", 1}, 1, false}});
-    m.pass(kBeat);
+    m.pass_time(kBeat);
   }
   EXPECT_THAT(m.sent<NeedHelp>(kControl), SizeIs(1));
 }
@@ -97,48 +97,48 @@ TEST(Member, AGrantThatIsRenewedDoesNotHideThatSomethingIsMissing) {
   m.newest = Version{3};
   for (int i = 0; i < 120 && m.sent<NeedHelp>(kControl).empty(); ++i) {
     m.assign({{kParent, {"10.0.0.4", 1}, 1, false}});
-    m.pass(kBeat);
+    m.pass_time(kBeat);
   }
   EXPECT_THAT(m.sent<NeedHelp>(kControl), SizeIs(1));
 }
 
 TEST(Member, AsksForHelpAgainWhenItMay) {
   Member m;
-  m.whole(make(full(0), 100));
+  m.deliver_publication(make(full(0), 100));
   m.newest = Version{9};
-  m.pass(kBeat);
+  m.pass_time(kBeat);
   m.deliver_control(m.parent, CannotServe{Version{5}});
-  m.pass(kBeat);
-  m.deliver_control(m.parent, CannotServe{Version{9}});  // so soon after the first
+  m.pass_time(kBeat);
+  m.deliver_control(m.parent, CannotServe{Version{9}});  // too soon after the first
   EXPECT_THAT(m.sent<NeedHelp>(kControl), SizeIs(1));
-  m.pass(4 * kBeat);
+  m.pass_time(4 * kBeat);
   EXPECT_THAT(m.sent<NeedHelp>(kControl), SizeIs(2));
   EXPECT_EQ(m.sent<NeedHelp>(kControl).back().target, Version{9});
 }
 
-TEST(Member, TellsTheLearnerWhatItHasNoRoomForAndStays) {
+TEST(Member, ReportsAPublicationWithoutRoomAndStays) {
   MemberConfig c = config();
   c.store.memory_max = {5000};
   Member m(c);
-  m.whole(make(full(0), 6000));
+  m.deliver_publication(make(full(0), 6000));
   EXPECT_EQ(m.end(), "");
   ASSERT_THAT(m.sent<Trouble>(kControl), SizeIs(1));
   EXPECT_THAT(m.sent<Trouble>(kControl)[0].text, HasSubstr("raise the memory budget"));
-  m.whole(make(full(1), 4000));  // and takes what it has room for
+  m.deliver_publication(make(full(1), 4000));  // the worker still accepts publications that fit
   EXPECT_THAT(m.delivered(), ElementsAre(full(1)));
 }
 
 // One snapshot after another begins, and none is completed.
-TEST(Member, AsksForHelpThoughSomethingNewBeginsAgainAndAgain) {
+TEST(Member, AsksForHelpThoughNewPublicationsKeepBeginning) {
   Member m;
-  m.whole(make(full(0), 100));
+  m.deliver_publication(make(full(0), 100));
   std::uint64_t version = 1;
   for (; version < 3 * StallWatch::kBegunMax && m.sent<NeedHelp>(kControl).empty(); ++version) {
     m.newest = Version{version};
     const Made made = make(full(version), 6000);
     m.deliver_control(m.parent, made.opening);
-    m.frame(m.parent, made.chunk(0));
-    m.pass(kBeat * (StallWatch::kStallHeartbeats - 1));
+    m.deliver_frame(m.parent, made.chunk(0));
+    m.pass_time(kBeat * (StallWatch::kStallHeartbeats - 1));
   }
   ASSERT_THAT(m.sent<NeedHelp>(kControl), SizeIs(1));
   EXPECT_TRUE(m.sent<NeedHelp>(kControl)[0].stalled);
@@ -154,12 +154,12 @@ TEST(Member, AsksForWhatItLostThoughAParentGoesOnBringingALittle) {
   m.newest = Version{0};
   const Made made = make(full(0), 6000);
   m.deliver_control(m.parent, made.opening);
-  for (std::size_t i = 0; i < made.chunks.size(); ++i) m.frame(m.parent, made.chunk(i));
+  for (std::size_t i = 0; i < made.chunks.size(); ++i) m.deliver_frame(m.parent, made.chunk(i));
   EXPECT_EQ(m.core.stats().memory.count, 0u) << "the publication was dropped";
   for (std::size_t i = 0; i < 4 && m.sent<NeedHelp>(kControl).empty(); ++i) {
-    m.pass(kBeat * (StallWatch::kStallHeartbeats - 1));
+    m.pass_time(kBeat * (StallWatch::kStallHeartbeats - 1));
     m.deliver_control(m.parent, made.opening);
-    m.frame(m.parent, made.chunk(i));
+    m.deliver_frame(m.parent, made.chunk(i));
   }
   ASSERT_THAT(m.sent<NeedHelp>(kControl), SizeIs(1));
   EXPECT_FALSE(m.sent<NeedHelp>(kControl)[0].stalled) << "its parents are not to blame";
@@ -169,63 +169,63 @@ TEST(Member, AsksForWhatItLostThoughAParentGoesOnBringingALittle) {
   m.deliver_control(helper, made.opening);
   for (const std::size_t i : {3, 4}) {  // a slow one gets its time
     for (int beat = 0; beat < StallWatch::kStallHeartbeats; ++beat) {
-      m.pass(kBeat);
+      m.pass_time(kBeat);
       m.deliver_control(helper, EdgeStatus{});
     }
-    m.frame(helper, made.chunk(i));
+    m.deliver_frame(helper, made.chunk(i));
   }
   EXPECT_FALSE(m.closed(helper));
 }
 
-// A worker restarts below its floor, with all its stored publications. Those on the way to the floor displace the
+// A worker restarts below its floor, with all its stored publications. Those on the path to its floor displace the
 // others.
-TEST(Member, TheWayBackToItsFloorGetsTheRoomOfOtherWays) {
+TEST(Member, ThePathToItsFloorGetsTheRoomOfOtherPaths) {
   MemberConfig c = config();
   c.store.memory_max = {10'000};
   c.state.floor = Installed{Version{7}, digest_of(7), 0};
   Member m(c);
   m.newest = Version{8};
-  m.whole(make(full(0), 3000));
-  m.whole(make(full(1), 3000));
-  m.whole(make(delta(2, 1), 1000));
-  m.whole(make(delta(3, 2), 2000));
+  m.deliver_publication(make(full(0), 3000));
+  m.deliver_publication(make(full(1), 3000));
+  m.deliver_publication(make(delta(2, 1), 1000));
+  m.deliver_publication(make(delta(3, 2), 2000));
   EXPECT_THAT(m.delivered(), IsEmpty());
-  m.whole(make(delta(8, 2), 5000));
+  m.deliver_publication(make(delta(8, 2), 5000));
   EXPECT_THAT(m.delivered(), ElementsAre(full(1), delta(2, 1), delta(8, 2)));
 }
 
-// Versions behind a slow snapshot find no room meanwhile. The snapshot's parents are not to blame.
-TEST(Member, WaitsForASlowSnapshotThoughWhatFollowsHasNoRoom) {
+// Versions after a slow snapshot find no room in the meantime. The snapshot's parents are not to blame.
+TEST(Member, WaitsForASlowSnapshotThoughLaterVersionsHaveNoRoom) {
   MemberConfig c = config();
   c.store.memory_max = {5000};
   Member m(c);
   m.newest = Version{2};
   const Made slow = make(full(0), 4000), later = make(delta(2, 1), 4000);
   m.deliver_control(m.parent, slow.opening);
-  m.frame(m.parent, slow.chunk(0));
-  m.frame(m.parent, slow.chunk(1));
+  m.deliver_frame(m.parent, slow.chunk(0));
+  m.deliver_frame(m.parent, slow.chunk(1));
   m.deliver_control(m.parent, later.opening);
-  for (std::size_t i = 0; i < later.chunks.size(); ++i) m.frame(m.parent, later.chunk(i));
+  for (std::size_t i = 0; i < later.chunks.size(); ++i) m.deliver_frame(m.parent, later.chunk(i));
   EXPECT_EQ(m.core.stats().memory.count, 2048u) << "the publication was dropped";
   for (const std::size_t i : {2, 3}) {
-    m.pass(kBeat * (StallWatch::kStallHeartbeats - 1));
-    m.frame(m.parent, slow.chunk(i));
+    m.pass_time(kBeat * (StallWatch::kStallHeartbeats - 1));
+    m.deliver_frame(m.parent, slow.chunk(i));
   }
   EXPECT_THAT(m.sent<NeedHelp>(kControl), IsEmpty());
   m.deliver_control(m.parent, slow.closing);
   EXPECT_THAT(m.delivered(), ElementsAre(full(0)));
 }
 
-TEST(Member, ItsStoreFollowsThePolicysSizeUnlessTheUserSaysOtherwise) {
-  const std::size_t large = 2'000'000;  // does not fit what it begins with
+TEST(Member, ItsStoreFollowsThePolicysSizeUnlessTheUserFixesIt) {
+  const std::size_t large = 2'000'000;  // does not fit the initial store
   MemberConfig c = config();
   c.store.memory_max = {5000};
   Member grows(c, kMadeUnix_s, true, Bytes{large});
-  grows.whole(make(full(0), large, {.chunk_bytes = 65536}));
+  grows.deliver_publication(make(full(0), large, {.chunk_bytes = 65536}));
   EXPECT_THAT(grows.delivered(), ElementsAre(full(0)));
   c.store.memory_is_fixed = true;
   Member fixed(c, kMadeUnix_s, true, Bytes{large});
-  ASSERT_THAT(fixed.sent<Trouble>(kControl), SizeIs(1)) << "when it joins, not when the policy comes";
+  ASSERT_THAT(fixed.sent<Trouble>(kControl), SizeIs(1)) << "at the join, not when the policy arrives";
   EXPECT_THAT(fixed.sent<Trouble>(kControl)[0].text, HasSubstr("--memory-max"));
   EXPECT_EQ(fixed.end(), "");
 }
@@ -237,7 +237,7 @@ TEST(Member, DoesNotReadFasterThanItsDiskWrites) {
   const Made made = make(full(0), 20'000);
   m.deliver_control(m.parent, made.opening);
   std::size_t i = 0;
-  while (m.all<act::SetReading>().empty()) m.frame(m.parent, made.chunk(i++));
+  while (m.all<act::SetReading>().empty()) m.deliver_frame(m.parent, made.chunk(i++));
   EXPECT_LE(i, 6u);
   EXPECT_FALSE(m.last<act::SetReading>()->on);
   EXPECT_EQ(m.last<act::SetReading>()->conn, m.parent);
@@ -248,7 +248,7 @@ TEST(Member, DoesNotReadFasterThanItsDiskWrites) {
 }
 
 // The floor was saved, but the publications that lead to it are lost from the disk. The parents send them again.
-TEST(Member, ComesBackToItsFloorThoughItsDiskLostTheWayThere) {
+TEST(Member, ReturnsToItsFloorThoughItsDiskLostThePath) {
   MemberConfig c = config();
   c.store = {Bytes{5000}, Bytes{1 << 20}, true};
   c.durable = true;
@@ -260,16 +260,16 @@ TEST(Member, ComesBackToItsFloorThoughItsDiskLostTheWayThere) {
     m.take();
   };
   m.core.on_saved(ok(), m.now);
-  m.whole(make(full(1), 500));
+  m.deliver_publication(make(full(1), 500));
   ASSERT_THAT(m.delivered(), ElementsAre(full(1)));
   m.saves = false;
   m.deliver_control(m.parent, second.opening);
-  m.frame(m.parent, second.chunk(0));
+  m.deliver_frame(m.parent, second.chunk(0));
   m.deliver_control(m.parent, second.closing);
   m.deliver_control(m.parent, first.opening);
   for (std::size_t i = 0; i < first.chunks.size(); ++i) {
     written();
-    m.frame(m.parent, first.chunk(i));
+    m.deliver_frame(m.parent, first.chunk(i));
   }
   written();
   m.deliver_control(m.parent, first.closing);
@@ -279,12 +279,12 @@ TEST(Member, ComesBackToItsFloorThoughItsDiskLostTheWayThere) {
   m.saves = true;
   m.take();
   EXPECT_THAT(m.delivered(), ElementsAre(full(1)));
-  m.whole(first);
+  m.deliver_publication(first);
   EXPECT_THAT(m.delivered(), ElementsAre(full(1), delta(2, 1), delta(3, 2)));
 }
 
-// The disk loses the staged chunks while the floor is being saved. Everything else is here, so no chunk will come.
-TEST(Member, InstallsWhatCameWhileTheDiskLostWhatWasStaged) {
+// The disk loses the staged chunks while the floor is being saved. All other chunks are here, so no more will arrive.
+TEST(Member, InstallsLaterVersionsThoughTheDiskLostStagedChunks) {
   MemberConfig c = config();
   c.store = {Bytes{5000}, Bytes{1 << 20}, true};
   c.durable = true;
@@ -294,7 +294,7 @@ TEST(Member, InstallsWhatCameWhileTheDiskLostWhatWasStaged) {
   m.saves = false;
   m.deliver_control(m.parent, first.opening);
   for (std::size_t i = 0; i < first.chunks.size(); ++i) {
-    m.frame(m.parent, first.chunk(i));
+    m.deliver_frame(m.parent, first.chunk(i));
     for (const auto& s : m.all<act::Spool>())
       if (s.chunk) m.core.on_spooled(s.publication, *s.chunk, ok(), m.now);
     m.take();
@@ -302,7 +302,7 @@ TEST(Member, InstallsWhatCameWhileTheDiskLostWhatWasStaged) {
   m.deliver_control(m.parent, first.closing);
   ASSERT_TRUE(std::holds_alternative<act::SaveState>(m.actions.back())) << "version 1 is staged";
   m.core.on_chunk_read(first.id, 0, Slice(std::vector<std::byte>(3)), m.now);
-  m.whole(make(full(4), 500));
+  m.deliver_publication(make(full(4), 500));
   EXPECT_THAT(m.delivered(), IsEmpty());
   m.saves = true;
   m.core.on_saved(ok(), m.now);
@@ -350,7 +350,7 @@ TEST(Member, HoldsItsDownloadLimit) {
 }
 
 // A pause that ends late costs no throughput, whatever is read first. Time without data to read is lost.
-TEST(Member, DataThatWaitedForTheEndOfAPauseComesAtTheRateOfTheLink) {
+TEST(Member, DataThatWaitedDuringAPauseIsReadAtTheRateOfTheLink) {
   MemberConfig c = config();
   c.core.limits.down = BitRate::from_mbit_per_s(8);
   MemberCore core(c);
@@ -415,7 +415,7 @@ TEST(Member, AChildThatAsksForTooMuchIsNoChildForAWhile) {
   m.core.on_accepted(ConnId{104}, {"10.0.0.9", {trust::PeerIdentity::Kind::kWorker, WorkerId{9}}}, m.now);
   m.take();
   EXPECT_TRUE(m.closed(ConnId{104})) << "before its first message";
-  m.pass(ChildBudgets::kBarredTime);
+  m.pass_time(ChildBudgets::kBarredTime);
   accept(ConnId{106}, WorkerId{9});
   m.deliver_control(ConnId{106}, PeerHello{"run", 0, {}, false, {}, made_grant(9, 7)});
   EXPECT_FALSE(m.closed(ConnId{106}));
@@ -435,7 +435,7 @@ TEST(Member, LongListsCountByTheirLength) {
     Member m;
     ConnId conn{100};
     int lists = 0;
-    for (; lists < 1000; ++lists, m.pass(milliseconds(100))) {
+    for (; lists < 1000; ++lists, m.pass_time(milliseconds(100))) {
       if (lists == 0 || reconnects) {
         conn = ConnId{conn.value + 2};
         m.core.on_accepted(conn, {"10.0.0.9", {trust::PeerIdentity::Kind::kWorker, WorkerId{9}}}, m.now);
@@ -456,7 +456,7 @@ TEST(Member, LongListsCountByTheirLength) {
 
 // A machine without file descriptors loses all its parents again and again. It reports fewer failures than the
 // learner's budget allows.
-TEST(Member, SaysNoMoreOfFailedEdgesThanTheLearnerTakes) {
+TEST(Member, ReportsNoMoreFailedEdgesThanTheLearnerAccepts) {
   Member m;
   std::vector<Parent> parents;
   for (std::uint64_t i = 0; i < 64; ++i)
@@ -465,7 +465,7 @@ TEST(Member, SaysNoMoreOfFailedEdgesThanTheLearnerTakes) {
   m.assign(parents, 64);
   MessageBudget learners(kBeat);
   std::size_t failed = 0, told = 0;
-  for (const TimePoint end = m.now + seconds(20); m.now < end; m.pass(milliseconds(50))) {
+  for (const TimePoint end = m.now + seconds(20); m.now < end; m.pass_time(milliseconds(50))) {
     const auto dials = m.all<act::Dial>();
     m.actions.clear();
     for (const act::Dial& dial : dials) {
@@ -482,9 +482,9 @@ TEST(Member, SaysNoMoreOfFailedEdgesThanTheLearnerTakes) {
 
 TEST(Member, RenewsItsCertificateAtHalfOfItsLife) {
   Member m;
-  m.pass(std::chrono::minutes(29));
+  m.pass_time(std::chrono::minutes(29));
   EXPECT_THAT(m.sent<Renew>(kControl), IsEmpty());
-  m.pass(std::chrono::minutes(2));
+  m.pass_time(std::chrono::minutes(2));
   ASSERT_FALSE(m.sent<Renew>(kControl).empty());
   EXPECT_EQ(m.sent<Renew>(kControl)[0].key, made_key("worker 7").public_key());
   const trust::Authority authority = made_authority();
@@ -495,13 +495,13 @@ TEST(Member, RenewsItsCertificateAtHalfOfItsLife) {
   m.deliver_control(kControl, Renewed{issue(made_key("worker 8"), kSelf)});
   m.deliver_control(kControl, Renewed{issue(made_key("worker 7"), WorkerId{8})});
   m.deliver_control(kControl, Renewed{random_bytes(1, 100)});
-  EXPECT_EQ(m.all<act::UseCertificate>().size(), 1u);  // none of them is for it
+  EXPECT_EQ(m.all<act::UseCertificate>().size(), 1u);  // none of these certificates is for this worker
   m.deliver_control(kControl, Renewed{issue(made_key("worker 7"), kSelf)});
   ASSERT_EQ(m.all<act::UseCertificate>().size(), 2u);
   EXPECT_EQ(m.last<act::UseCertificate>()->certificate, issue(made_key("worker 7"), kSelf));
   const std::size_t asked = m.sent<Renew>(kControl).size();
-  m.pass(std::chrono::minutes(20));
-  EXPECT_EQ(m.sent<Renew>(kControl).size(), asked) << "it has a new one";
+  m.pass_time(std::chrono::minutes(20));
+  EXPECT_EQ(m.sent<Renew>(kControl).size(), asked) << "it has a new certificate";
 }
 
 }  // namespace

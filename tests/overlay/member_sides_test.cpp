@@ -102,25 +102,25 @@ TEST(LearnerPulse, BeatsOnceInEveryInterval) {
   EXPECT_FALSE(pulse.take_beat(kStart + kBeat - Duration{1}));
   EXPECT_TRUE(pulse.take_beat(kStart + kBeat));
   EXPECT_FALSE(pulse.take_beat(kStart + kBeat));
-  EXPECT_EQ(pulse.beat_at(), kStart + 2 * kBeat);
+  EXPECT_EQ(pulse.next_beat_at(), kStart + 2 * kBeat);
   pulse.check();
 }
 
-TEST(LearnerPulse, IsSilentAfterItsPatienceAndAfterTheTimeLearnedFromBeacons) {
+TEST(LearnerPulse, IsSilentAfterTheAgreedTimeAndAfterTheTimeLearnedFromBeacons) {
   LearnerPulse pulse;
   pulse.begin(kBeat, seconds(1), kStart);
   pulse.on_frame(kStart);
-  EXPECT_EQ(pulse.deadline(), kStart + 4 * kBeat) << "beacons, as regular as promised";
+  EXPECT_EQ(pulse.deadline(), kStart + 4 * kBeat) << "beacons came as regularly as promised";
   pulse.on_frame(kStart + seconds(5));
-  EXPECT_EQ(pulse.deadline(), kStart + seconds(6)) << "its patience";
+  EXPECT_EQ(pulse.deadline(), kStart + seconds(6)) << "the agreed time";
   EXPECT_EQ(pulse.silent_for(kStart + seconds(7)), seconds(2));
 }
 
-TEST(LearnerPulse, DoesNotCountTheTimeInWhichThisNodeStoodStill) {
+TEST(LearnerPulse, DoesNotCountTheTimeInWhichThisNodeDidNotRun) {
   LearnerPulse pulse;
   pulse.begin(kBeat, seconds(1), kStart);
   pulse.on_frame(kStart);
-  EXPECT_EQ(pulse.take_pause(kStart + 2 * kBeat), std::nullopt) << "late by no more than a heartbeat";
+  EXPECT_EQ(pulse.take_pause(kStart + 2 * kBeat), std::nullopt) << "late by at most a heartbeat";
   const TimePoint woken = kStart + seconds(60);
   EXPECT_EQ(pulse.take_pause(woken), seconds(60) - kBeat);
   EXPECT_EQ(pulse.take_pause(woken), std::nullopt);
@@ -137,17 +137,17 @@ TEST(WorkerFile, MakesTheStagedVersionItsFloorAndProtectsItOnceItIsOnDisk) {
   PublicationKey foreign;
   ASSERT_EQ(d.install_state.stage(d.store, {}, d.now, foreign), InstallState::Stage::kStaged);
   const Installed floor = d.install_state.staged()->last;
-  EXPECT_FALSE(d.file.protects(floor));
+  EXPECT_FALSE(d.file.has_on_disk(floor));
   d.file.save();
-  EXPECT_TRUE(d.file.is_saving(floor) && !d.file.protects(floor));
+  EXPECT_TRUE(d.file.is_saving(floor) && !d.file.has_on_disk(floor));
   ASSERT_THAT(d.all<act::SaveState>(), SizeIs(1));
   EXPECT_EQ(decode_worker_state(d.all<act::SaveState>()[0].bytes)->floor, floor);
   EXPECT_FALSE(d.file.on_succeeded());
-  EXPECT_TRUE(d.file.protects(floor) && !d.file.is_saving(floor));
+  EXPECT_TRUE(d.file.has_on_disk(floor) && !d.file.is_saving(floor));
   d.file.check();
 }
 
-TEST(WorkerFile, WritesAgainWhatHasChangedAndWhatFailed) {
+TEST(WorkerFile, SavesAgainAfterAChangeOrAFailure) {
   MemberConfig c = config();
   c.durable = true;
   Desk d(c);
@@ -165,16 +165,16 @@ TEST(WorkerFile, WritesAgainWhatHasChangedAndWhatFailed) {
   EXPECT_EQ(decode_worker_state(d.all<act::SaveState>()[2].bytes)->beacon_sequence, 7u);
 }
 
-TEST(WorkerFile, WritesNothingWhereNothingSurvives) {
+TEST(WorkerFile, WritesNothingWithoutADurableFolder) {
   Desk d;
   d.file.save();
   EXPECT_THAT(d.actions, IsEmpty());
-  EXPECT_TRUE(d.file.protects({Version{9}, {}, 0}));
+  EXPECT_TRUE(d.file.has_on_disk({Version{9}, {}, 0}));
 }
 
 // ---- PartsFeed ----
 
-TEST(PartsFeed, GivesTheFirstBytesInOrderAndNoMoreThanAreRead) {
+TEST(PartsFeed, DeliversTheFirstBytesInOrderAndNoMoreThanAreRead) {
   Desk d;
   PartsFeed parts(Bytes{2048});
   const Made first = make(full(1), 5000), other = make(full(2), 5000);
@@ -193,7 +193,7 @@ TEST(PartsFeed, GivesTheFirstBytesInOrderAndNoMoreThanAreRead) {
   EXPECT_THAT(come(), ElementsAre(std::pair(1, 0), std::pair(1, 1024), std::pair(1, 2048)));
 }
 
-TEST(PartsFeed, GivesNothingWhereNoPartsAreWanted) {
+TEST(PartsFeed, DeliversNothingIfNoPartsAreWanted) {
   Desk d;
   PartsFeed parts(Bytes{0});
   const Made made = make(full(1), 5000);
@@ -204,7 +204,7 @@ TEST(PartsFeed, GivesNothingWhereNoPartsAreWanted) {
 
 // ---- Identity ----
 
-TEST(Identity, TakesOnlyACertificateOfItsOwn) {
+TEST(Identity, AcceptsOnlyItsOwnCertificate) {
   Desk d;
   const auto issue = [](const trust::SigningKey& key, WorkerId id) {
     return *made_authority().issue(
@@ -233,7 +233,7 @@ TEST(Identity, RenewsAtHalfOfTheLifeByTheLearnersClock) {
   EXPECT_TRUE(d.identity.has_expired(d.now));
 }
 
-TEST(Identity, KeepsTheLearnersClockWhereItDiffersByMoreThanASecond) {
+TEST(Identity, KeepsTheLearnersClockIfItDiffersByMoreThanASecond) {
   MemberConfig c = config();
   c.durable = true;
   Desk d(c);
@@ -249,11 +249,11 @@ TEST(Identity, KeepsTheLearnersClockWhereItDiffersByMoreThanASecond) {
 
 // ---- LearnerLink ----
 
-TEST(LearnerLink, JoinsAndGivesTheCoreItsMessages) {
+TEST(LearnerLink, JoinsAndPassesMessagesToTheCore) {
   Desk d;
   d.learner.start(d.now);
   ASSERT_THAT(d.all<act::Dial>(), SizeIs(1));
-  EXPECT_TRUE(d.learner.on_connected(d.now)) << "says hello";
+  EXPECT_TRUE(d.learner.on_connected(d.now)) << "it sends Hello";
   const auto event = d.from_learner(Welcome{kSelf, kBeat, seconds(9), kUnix_ms, "w", seconds(90), {}});
   EXPECT_TRUE(std::holds_alternative<Welcome>(std::get<ControlMessage>(event)));
   EXPECT_EQ(d.all<act::Welcomed>().at(0).welcome, "w");
@@ -265,7 +265,7 @@ TEST(LearnerLink, JoinsAndGivesTheCoreItsMessages) {
   EXPECT_THAT(std::get<LearnerLink::Ended>(ended).reason, HasSubstr("second welcome"));
 }
 
-TEST(LearnerLink, EndsAtAMessageBeforeItsWelcome) {
+TEST(LearnerLink, EndsIfAMessageComesBeforeTheWelcome) {
   Desk d;
   d.learner.start(d.now);
   d.learner.on_connected(d.now);
@@ -292,7 +292,7 @@ TEST(LearnerLink, ComesBackAfterASilenceAndGivesUpInTheEnd) {
   EXPECT_THAT(d.learner.check_deadlines(d.learner.membership().away_until()).value_or(""), HasSubstr("out of reach"));
 }
 
-TEST(LearnerLink, ReportsATroubleOnceInAWhile) {
+TEST(LearnerLink, RepeatsATroubleOnlyAfterAWhile) {
   Desk d;
   d.join();
   const ConnId conn = d.learner.membership().conn();
@@ -335,10 +335,10 @@ TEST(Upstream, OpensStreamsFailsAndOpensAgain) {
   EXPECT_TRUE(up.attempt_is_due(up.next_deadline()));
   up.add_dialled(ConnId{5});
   EXPECT_EQ(up.open_stream(ConnId{5}, kBeat, kStart), 0u);
-  EXPECT_EQ(up.next_deadline(), kStart + 8 * kBeat) << "after a silence, twice the time";
+  EXPECT_EQ(up.next_deadline(), kStart + 8 * kBeat) << "after a silence, the timeout doubles";
 }
 
-TEST(Upstream, AbortsAtAStateThatCannotFollow) {
+TEST(Upstream, AbortsAtAnInvalidChangeOfState) {
   Upstream up(EdgeTerms{kDialled, {}, {}, false});
   up.add_dialled(ConnId{1});
   EXPECT_DEATH(up.await_parent(kStart), "an edge that is dialling cannot become awaited");
@@ -348,17 +348,17 @@ TEST(Upstream, AbortsAtAStateThatCannotFollow) {
 
 TEST(Upstream, WaitsForAParentThatDials) {
   Upstream up(EdgeTerms{kDialling, {}, {}, false});
-  EXPECT_FALSE(up.may_be_dialled());
+  EXPECT_FALSE(up.accepts_dial());
   up.await_parent(kStart + seconds(5));
   up.postpone(seconds(1), kStart);
   EXPECT_FALSE(up.parent_is_late(kStart + seconds(5)));
   EXPECT_TRUE(up.parent_is_late(kStart + seconds(6)));
-  EXPECT_TRUE(up.may_be_dialled());
+  EXPECT_TRUE(up.accepts_dial());
   for (std::uint32_t i = 0; i < StreamProbe::kStreamsMax; ++i) {
     up.add_accepted(ConnId{2 * i});
     EXPECT_EQ(up.open_stream(ConnId{2 * i}, kBeat, kStart), i);
   }
-  EXPECT_FALSE(up.may_be_dialled());
+  EXPECT_FALSE(up.accepts_dial());
   up.check();
 }
 
@@ -413,13 +413,13 @@ TEST(Parents, TakeAParentThatDialsEarly) {
     d.parents.find(ConnId{4})->on_status({}, d.now);
     d.parents.on_timer(1, d.now);
     d.check();
-    ASSERT_TRUE(d.parents.find(ConnId{4})) << "it is not late";
+    ASSERT_TRUE(d.parents.find(ConnId{4})) << "the parent is not late";
   }
   EXPECT_THAT(d.sent<EdgeFailed>(d.learner.membership().conn()), SizeIs(failed));
-  EXPECT_FALSE(d.parents.on_dialled_by(WorkerId{5}, ConnId{6}, d.now)) << "no parent";
+  EXPECT_FALSE(d.parents.on_dialled_by(WorkerId{5}, ConnId{6}, d.now)) << "worker 5 is no parent";
 }
 
-// Also one whose edge has failed: the learner assigns another.
+// This includes a revoked parent whose edge has failed: the learner assigns another.
 TEST(Parents, DoNotDialARevokedParent) {
   Desk d;
   d.join();

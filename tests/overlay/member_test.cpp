@@ -14,7 +14,7 @@ using testing::HasSubstr;
 using testing::IsEmpty;
 using testing::SizeIs;
 
-TEST(Member, JoinsAndSaysWhatItHas) {
+TEST(Member, JoinsAndReportsItsHoldings) {
   Member m;
   const auto dial = m.all<act::Dial>();
   ASSERT_EQ(dial.size(), 2u);
@@ -30,18 +30,18 @@ TEST(Member, JoinsAndSaysWhatItHas) {
 
 TEST(Member, DeliversInAnOrderThatCanBeInstalled) {
   Member m;
-  m.whole(make(delta(2, 1), 1500));
-  m.whole(make(delta(1, 0), 1500));
+  m.deliver_publication(make(delta(2, 1), 1500));
+  m.deliver_publication(make(delta(1, 0), 1500));
   EXPECT_THAT(m.delivered(), IsEmpty());
-  m.whole(make(full(0), 3000));
+  m.deliver_publication(make(full(0), 3000));
   EXPECT_THAT(m.delivered(), ElementsAre(full(0), delta(1, 0), delta(2, 1)));
   std::vector<bool> activated;
   for (const auto& d : m.all<act::Deliver>()) activated.push_back(d.publication.activate);
-  EXPECT_THAT(activated, ElementsAre(false, false, true));  // only the last of what is handed over together
-  m.whole(make(delta(1, 0), 500));                          // behind: ignored
-  m.whole(make(full(5), 500));                              // ahead: a jump
-  m.whole(make(delta(6, 5), 0));                            // nothing changed
-  m.whole(make(delta(4, 3), 10));
+  EXPECT_THAT(activated, ElementsAre(false, false, true));  // only the last of those delivered together
+  m.deliver_publication(make(delta(1, 0), 500));            // behind: ignored
+  m.deliver_publication(make(full(5), 500));                // ahead: a jump
+  m.deliver_publication(make(delta(6, 5), 0));              // nothing changed
+  m.deliver_publication(make(delta(4, 3), 10));
   EXPECT_THAT(m.delivered(), ElementsAre(full(0), delta(1, 0), delta(2, 1), full(5), delta(6, 5)));
   m.core.installed(Version{5}, digest_of(5), m.now);
   m.core.installed(Version{2}, digest_of(2), m.now);  // never backwards
@@ -50,15 +50,15 @@ TEST(Member, DeliversInAnOrderThatCanBeInstalled) {
   EXPECT_THAT(m.sent<Installed>(kControl), ElementsAre(Installed{Version{5}, digest_of(5), 0}));
 }
 
-// ---- lies ----
+// ---- bad chunks and forged messages ----
 
 TEST(Member, ABadChunkIsRefusedAskedForAgainAndReported) {
   Member m;
   const Made made = make(full(0), 3000);
   m.deliver_control(m.parent, made.opening);
-  m.frame(m.parent, made.chunk(0));
-  m.frame(m.parent, with_flipped_bit(made.chunk(1), 3));
-  m.frame(m.parent, made.chunk(2));
+  m.deliver_frame(m.parent, made.chunk(0));
+  m.deliver_frame(m.parent, with_flipped_bit(made.chunk(1), 3));
+  m.deliver_frame(m.parent, made.chunk(2));
   m.deliver_control(m.parent, made.closing);
   EXPECT_THAT(m.delivered(), IsEmpty());
   const auto requests = m.sent<ChunkRequest>(m.parent);
@@ -70,7 +70,7 @@ TEST(Member, ABadChunkIsRefusedAskedForAgainAndReported) {
   EXPECT_EQ(poisoned[0].parent, kParent);
   EXPECT_EQ(poisoned[0].publication, made.id);
   EXPECT_EQ(poisoned[0].index, 1u);
-  m.frame(m.parent, made.chunk(1));
+  m.deliver_frame(m.parent, made.chunk(1));
   EXPECT_THAT(m.delivered(), ElementsAre(full(0)));
   EXPECT_EQ(m.core.stats().chunks_corrupt, 1u);
   EXPECT_FALSE(m.closed(m.parent));
@@ -80,8 +80,8 @@ TEST(Member, GivesUpAnEdgeAfterTheSecondBadChunk) {
   Member m;
   const Made made = make(full(0), 3000);
   m.deliver_control(m.parent, made.opening);
-  m.frame(m.parent, with_flipped_bit(made.chunk(1), 3));
-  m.frame(m.parent, with_flipped_bit(made.chunk(0), 3));
+  m.deliver_frame(m.parent, with_flipped_bit(made.chunk(1), 3));
+  m.deliver_frame(m.parent, with_flipped_bit(made.chunk(0), 3));
   EXPECT_EQ(m.sent<Poisoned>(kControl).size(), 2u);
   const auto failed = m.sent<EdgeFailed>(kControl);
   ASSERT_EQ(failed.size(), 1u);
@@ -90,10 +90,10 @@ TEST(Member, GivesUpAnEdgeAfterTheSecondBadChunk) {
   EXPECT_TRUE(m.closed(m.parent));
 }
 
-TEST(Member, LetsGoOfAHelperAfterTheSecondBadChunk) {
+TEST(Member, ReleasesAHelperAfterTheSecondBadChunk) {
   Member m;
   m.newest = Version{3};
-  m.pass(kBeat * (StallWatch::kStallHeartbeats + 2));
+  m.pass_time(kBeat * (StallWatch::kStallHeartbeats + 2));
   const std::size_t asked = m.sent<NeedHelp>(kControl).size();
   ASSERT_GE(asked, 1u);
   m.deliver_control(kControl, Help{{WorkerId{6}, {"10.0.0.6", 1}, 1, false}, Version{3}, false});
@@ -101,10 +101,10 @@ TEST(Member, LetsGoOfAHelperAfterTheSecondBadChunk) {
   m.core.on_connected(helper, m.now);
   const Made made = make(full(3), 3000);
   m.deliver_control(helper, made.opening);
-  m.frame(helper, with_flipped_bit(made.chunk(1), 3));
-  m.frame(helper, made.chunk(0));  // what is good in between excuses nothing
+  m.deliver_frame(helper, with_flipped_bit(made.chunk(1), 3));
+  m.deliver_frame(helper, made.chunk(0));  // a valid chunk in between does not reset the count
   EXPECT_FALSE(m.closed(helper));
-  m.frame(helper, with_flipped_bit(made.chunk(2), 3));
+  m.deliver_frame(helper, with_flipped_bit(made.chunk(2), 3));
   EXPECT_TRUE(m.closed(helper));
   EXPECT_EQ(m.last<act::Dial>()->conn, helper) << "it is not dialled again";
   EXPECT_EQ(m.sent<NeedHelp>(kControl).size(), asked + 1) << "it asks for another helper";
@@ -112,7 +112,7 @@ TEST(Member, LetsGoOfAHelperAfterTheSecondBadChunk) {
 
 // If seconds of earlier data wait in the network, a newly dialled helper queues behind them. A helper that is heard but
 // brings no chunk gets no more time.
-TEST(Member, GivesEachHelperMoreTimeWhileNothingIsHeardOfIt) {
+TEST(Member, GivesEachHelperMoreTimeWhileItIsSilent) {
   constexpr int kPatience = StallWatch::kStallHeartbeats;
   for (const bool heard : {false, true}) {
     Member m;
@@ -122,7 +122,7 @@ TEST(Member, GivesEachHelperMoreTimeWhileNothingIsHeardOfIt) {
     const auto pass = [&](int beats) {
       for (const TimePoint end = m.now + kBeat * beats; m.now < end;) {
         const std::size_t calls = m.sent<NeedHelp>(kControl).size(), dials = m.all<act::Dial>().size();
-        m.pass(kBeat);
+        m.pass_time(kBeat);
         if (m.sent<NeedHelp>(kControl).size() > calls) {
           asked.push_back(m.now);
           m.deliver_control(kControl, Help{{WorkerId{6}, {"10.0.0.6", 1}, 1, false}, Version{3}, false});
@@ -143,7 +143,7 @@ TEST(Member, GivesEachHelperMoreTimeWhileNothingIsHeardOfIt) {
     }
     const Made made = make(full(3), 3000);
     m.deliver_control(m.parent, made.opening);
-    m.frame(m.parent, made.chunk(0));
+    m.deliver_frame(m.parent, made.chunk(0));
     const TimePoint came = m.now;
     const std::size_t before = asked.size();
     pass(kPatience + 2);
@@ -152,10 +152,10 @@ TEST(Member, GivesEachHelperMoreTimeWhileNothingIsHeardOfIt) {
   }
 }
 
-TEST(Member, RefusesWhatIsNotOfThisRunsLearner) {
+TEST(Member, RefusesPublicationsOfOtherSigners) {
   const auto poisoned = [](const MadeOptions& options) {
     Member m;
-    m.whole(make(full(0), 500, options));
+    m.deliver_publication(make(full(0), 500, options));
     EXPECT_THAT(m.delivered(), IsEmpty());
     return m.sent<Poisoned>(kControl).size();
   };
@@ -163,34 +163,34 @@ TEST(Member, RefusesWhatIsNotOfThisRunsLearner) {
   EXPECT_GE(poisoned({.run_id = "another run"}), 1u);  // even by the same key
 }
 
-TEST(Member, RefusesWhatHasExpiredByTheLearnersClock) {
+TEST(Member, RefusesPublicationsThatExpiredByTheLearnersClock) {
   const MadeOptions old{.issued_unix_s = kMadeUnix_s - 100'000};  // a day ago and more
   Member m;
-  m.whole(make(full(0), 500, old));
+  m.deliver_publication(make(full(0), 500, old));
   EXPECT_THAT(m.delivered(), IsEmpty());
   EXPECT_THAT(m.sent<Poisoned>(kControl), IsEmpty());  // genuine, only old
-  m.whole(make(full(0), 500));
+  m.deliver_publication(make(full(0), 500));
   EXPECT_THAT(m.delivered(), ElementsAre(full(0)));
   // A worker whose clock is two days late still refuses old publications, and one whose clock is early accepts new
   // ones.
   Member late(config(kMadeUnix_s - 200'000));
-  late.whole(make(full(0), 500, old));
+  late.deliver_publication(make(full(0), 500, old));
   EXPECT_THAT(late.delivered(), IsEmpty());
   Member early(config(kMadeUnix_s + 200'000));
-  early.whole(make(full(0), 500));
+  early.deliver_publication(make(full(0), 500));
   EXPECT_THAT(early.delivered(), ElementsAre(full(0)));
 }
 
-TEST(Member, RefusesADeltaOnAnotherBaseAndAsksForAWholeOne) {
+TEST(Member, RefusesADeltaOnAnotherBaseAndAsksForASnapshot) {
   Member m;
-  m.whole(make(full(0), 500));
-  m.whole(make(delta(1, 0), 500, {.base_digest = digest_of(99)}));
+  m.deliver_publication(make(full(0), 500));
+  m.deliver_publication(make(delta(1, 0), 500, {.base_digest = digest_of(99)}));
   EXPECT_THAT(m.delivered(), ElementsAre(full(0)));
   const auto help = m.sent<NeedHelp>(kControl);
   ASSERT_EQ(help.size(), 1u);
   EXPECT_EQ(help[0].target, Version{1});
   EXPECT_TRUE(help[0].full_only);
-  m.whole(make(full(1), 500));
+  m.deliver_publication(make(full(1), 500));
   EXPECT_THAT(m.delivered(), ElementsAre(full(0), full(1)));
 }
 
@@ -200,31 +200,31 @@ TEST(Member, NeverGoesBackBehindItsFloor) {
   c.state.floor = Installed{Version{5}, digest_of(5), 0};
   {
     Member m(c);
-    m.whole(make(full(3), 500));  // genuine and not expired: it may be the way to 5
+    m.deliver_publication(make(full(3), 500));  // genuine and not expired, and perhaps on the path to version 5
     EXPECT_THAT(m.delivered(), IsEmpty());
-    m.whole(make(delta(4, 3), 500));
+    m.deliver_publication(make(delta(4, 3), 500));
     EXPECT_THAT(m.delivered(), IsEmpty());
-    m.whole(make(delta(5, 4), 500));
+    m.deliver_publication(make(delta(5, 4), 500));
     EXPECT_THAT(m.delivered(), ElementsAre(full(3), delta(4, 3), delta(5, 4)));
-    m.whole(make(full(4), 500));
+    m.deliver_publication(make(full(4), 500));
     EXPECT_EQ(m.delivered().size(), 3u);
   }
   {  // a version has one digest, also for a learner that changed its mind
     Member m(c);
-    m.whole(make(full(5), 500, {.policy_digest = digest_of(6)}));
+    m.deliver_publication(make(full(5), 500, {.policy_digest = digest_of(6)}));
     EXPECT_THAT(m.delivered(), IsEmpty());
-    m.whole(make(full(6), 500));
+    m.deliver_publication(make(full(6), 500));
     EXPECT_THAT(m.delivered(), ElementsAre(full(6)));
   }
 }
 
-TEST(Member, ANewEpochVoidsWhatWasBeforeIt) {
+TEST(Member, ANewEpochInvalidatesTheVersionsBeforeIt) {
   Member m;
-  m.whole(make(full(0), 500));
-  m.whole(make(delta(1, 0), 500));
-  m.whole(make(full(0), 600, {.epoch = 1}));  // the learner went back
+  m.deliver_publication(make(full(0), 500));
+  m.deliver_publication(make(delta(1, 0), 500));
+  m.deliver_publication(make(full(0), 600, {.epoch = 1}));  // the learner went back
   EXPECT_THAT(m.delivered(), ElementsAre(full(0), delta(1, 0), full(0)));
-  m.core.installed(Version{0}, digest_of(0), m.now);  // the application has not come to the new one yet
+  m.core.installed(Version{0}, digest_of(0), m.now);  // the application has not yet read the new one
   m.core.installed(Version{1}, digest_of(1), m.now);
   m.take();
   EXPECT_TRUE(m.sent<Installed>(kControl).empty());
@@ -232,10 +232,10 @@ TEST(Member, ANewEpochVoidsWhatWasBeforeIt) {
   m.take();
   ASSERT_FALSE(m.sent<Installed>(kControl).empty());
   EXPECT_EQ(m.sent<Installed>(kControl).back(), (Installed{Version{0}, digest_of(0), 1}));
-  m.whole(make(delta(2, 1), 500));  // of the old one
-  m.whole(make(full(9), 500));
+  m.deliver_publication(make(delta(2, 1), 500));  // of the old one
+  m.deliver_publication(make(full(9), 500));
   EXPECT_EQ(m.delivered().size(), 3u);
-  m.whole(make(delta(1, 0), 700, {.epoch = 1}));
+  m.deliver_publication(make(delta(1, 0), 700, {.epoch = 1}));
   EXPECT_EQ(m.delivered().size(), 4u);
 }
 
@@ -274,7 +274,7 @@ TEST(Member, SavesBeforeItActivates) {
 
 // ---- beacons ----
 
-TEST(Member, BelievesBeaconsForTheirSignatureOnly) {
+TEST(Member, AcceptsBeaconsOnlyByTheirSignature) {
   const auto after = [](auto&& change, std::string_view key = "authority") {
     Member m;
     Beacon b = m.beacon(10);
@@ -312,9 +312,9 @@ TEST(Member, ABeaconIsNotFromTheLearnersFuture) {
   b.expires_unix_ms += later_ms;
   m.deliver_control(kControl, sign(b, made_key("authority")));
   EXPECT_NEAR(m.core.run_unix_s(m.now), before + 3 * 3600, 5);
-  m.pass(seconds(1));
+  m.pass_time(seconds(1));
   EXPECT_FALSE(m.sent<Renew>(kControl).empty()) << "its certificate has expired by that time";
-  b = m.beacon(12);  // one that took its time
+  b = m.beacon(12);  // a delayed beacon
   m.deliver_control(kControl, sign(b, made_key("authority")));
   EXPECT_NEAR(m.core.run_unix_s(m.now), before + 3 * 3600, 5);
 }
@@ -334,43 +334,43 @@ TEST(Member, TurnsAwayARevokedWorker) {
   EXPECT_TRUE(m.closed(ConnId{4}));
 }
 
-TEST(Member, AsksForHelpWhenItHearsOfAVersionThatNoParentSends) {
+TEST(Member, AsksForHelpIfNoParentSendsAnAnnouncedVersion) {
   Member m;
   m.newest = Version{3};
-  m.pass(kBeat * (StallWatch::kStallHeartbeats - 2));
+  m.pass_time(kBeat * (StallWatch::kStallHeartbeats - 2));
   EXPECT_THAT(m.sent<NeedHelp>(kControl), IsEmpty());
-  m.pass(kBeat * 4);
+  m.pass_time(kBeat * 4);
   ASSERT_EQ(m.sent<NeedHelp>(kControl).size(), 1u);
   EXPECT_EQ(m.sent<NeedHelp>(kControl)[0].target, Version{3});
   EXPECT_TRUE(m.sent<NeedHelp>(kControl)[0].stalled);
 }
 
-TEST(Member, ForgetsWhatTheLearnerTookBack) {
+TEST(Member, ForgetsAVersionThatTheLearnerWithdrew) {
   Member m;
   const Made taken_back = make(full(3), 3000);
   m.deliver_control(m.parent, taken_back.opening);
-  m.frame(m.parent, taken_back.chunk(0));
-  m.pass(kBeat);  // it may not have counted it yet
+  m.deliver_frame(m.parent, taken_back.chunk(0));
+  m.pass_time(kBeat);  // it may not have counted it yet
   EXPECT_GT(m.core.stats().memory.count, 0u);
-  m.pass(seconds(2));
+  m.pass_time(seconds(2));
   EXPECT_EQ(m.core.stats().memory.count, 0u);
-  m.pass(kBeat * (StallWatch::kStallHeartbeats + 2));
+  m.pass_time(kBeat * (StallWatch::kStallHeartbeats + 2));
   EXPECT_THAT(m.sent<NeedHelp>(kControl), IsEmpty());
 }
 
 // The beacon's sequence number grows even if the learner's clock goes back.
-TEST(Member, ForgetsWhatTheLearnerTookBackThoughItsClockWentBack) {
+TEST(Member, ForgetsAWithdrawnVersionThoughTheLearnersClockWentBack) {
   Member m;
   const Made taken_back = make(full(3), 3000);
   m.deliver_control(m.parent, taken_back.opening);
-  m.frame(m.parent, taken_back.chunk(0));
+  m.deliver_frame(m.parent, taken_back.chunk(0));
   Beacon beacon = m.beacon(taken_back.announcement.issued + 10'000);
   beacon.issued_unix_ms -= 3 * 3'600'000;
   m.deliver_control(kControl, sign(beacon, made_key("authority")));
   EXPECT_EQ(m.core.stats().memory.count, 0u);
 }
 
-// Each announcement ends before the publication is whole, and the same chunks come again. This is no progress.
+// Each announcement ends before the publication is complete, and the same chunks arrive again. This is no progress.
 TEST(Member, AsksForHelpThoughItsPublicationRestartsAgainAndAgain) {
   Member m;
   m.newest = Version{3};
@@ -379,9 +379,9 @@ TEST(Member, AsksForHelpThoughItsPublicationRestartsAgainAndAgain) {
     again.issued_unix_s += i;
     const Made made = make(full(3), 3000, again);
     m.deliver_control(m.parent, made.opening);
-    m.frame(m.parent, made.chunk(0));
+    m.deliver_frame(m.parent, made.chunk(0));
     EXPECT_EQ(m.core.stats().memory.count, made.chunk(0).body.size());
-    m.pass(kBeat * StallWatch::kStallHeartbeats / 4);
+    m.pass_time(kBeat * StallWatch::kStallHeartbeats / 4);
   }
   EXPECT_THAT(m.sent<NeedHelp>(kControl), SizeIs(1));
 }
@@ -396,18 +396,18 @@ TEST(Member, DropsANewerCopyThatNoParentFinishes) {
   const Made older = make(full(3), 3000, before), newer = make(full(3), 3000, after);
   m.newest = Version{3};
   m.deliver_control(m.parent, newer.opening);
-  m.frame(m.parent, newer.chunk(0));
-  m.whole(older);  // the parent with the older copy may be behind itself, so the copy is refused for now
+  m.deliver_frame(m.parent, newer.chunk(0));
+  m.deliver_publication(older);  // the parent with the older copy may be behind itself, so the copy is refused for now
   EXPECT_THAT(m.delivered(), IsEmpty());
-  m.pass(kBeat * (StallWatch::kStallHeartbeats - 2));
+  m.pass_time(kBeat * (StallWatch::kStallHeartbeats - 2));
   EXPECT_GT(m.core.stats().memory.count, 0u);
-  m.pass(kBeat * 4);
+  m.pass_time(kBeat * 4);
   ASSERT_EQ(m.sent<NeedHelp>(kControl).size(), 1u);
   EXPECT_EQ(m.core.stats().memory.count, 0u);
   m.deliver_control(kControl, Help{{WorkerId{6}, {"10.0.0.6", 1}, 1, false}, Version{3}, false});
   const ConnId helper = m.last<act::Dial>()->conn;
   m.core.on_connected(helper, m.now);
-  m.whole(helper, older);
+  m.deliver_publication(helper, older);
   EXPECT_THAT(m.delivered(), ElementsAre(full(3)));
 }
 
@@ -419,9 +419,9 @@ TEST(Member, ForwardsEachProvenChunkAsItComes) {
   m.core.on_accepted(ConnId{2}, {"10.0.0.9", {trust::PeerIdentity::Kind::kWorker, WorkerId{9}}}, m.now);
   m.deliver_control(ConnId{2}, PeerHello{"run", 0, {}, false, {}, made_grant(9, 7)});
   m.deliver_control(m.parent, made.opening);
-  m.frame(m.parent, made.chunk(2));
+  m.deliver_frame(m.parent, made.chunk(2));
   EXPECT_EQ(m.core.stats().chunk_bytes_forwarded.count, made.chunks[2].data.size());
-  m.frame(m.parent, with_flipped_bit(made.chunk(0), 3));  // never a bad one
+  m.deliver_frame(m.parent, with_flipped_bit(made.chunk(0), 3));  // a bad chunk is never forwarded
   EXPECT_EQ(m.core.stats().chunk_bytes_forwarded.count, made.chunks[2].data.size());
   // The forwarded chunk shares its bytes with the received one.
   const auto sends = m.all<act::Send>();
@@ -453,7 +453,7 @@ TEST(Member, RefusesChildrenItShouldNotHave) {
   // A silent connection is closed in time.
   const ConnId silent{next};
   EXPECT_FALSE(comes({Kind::kWorker, WorkerId{11}}, {}));
-  m.pass(Core::kHandshakeTimeout);
+  m.pass_time(Core::kHandshakeTimeout);
   EXPECT_TRUE(m.closed(silent));
 }
 
@@ -483,18 +483,18 @@ TEST(Member, TheConnectionsOfOneCertificateKeepNoWorkerOut) {
   m.deliver_control(patient, PeerHello{"run", 0, {}, false, {}, made_grant(8, 7)});
   EXPECT_FALSE(m.closed(child));
   EXPECT_FALSE(m.closed(patient));
-  m.whole(make(full(0), 500));
+  m.deliver_publication(make(full(0), 500));
   EXPECT_EQ(m.core.stats().chunk_bytes_forwarded.count, 1000u);
 }
 
 // A worker that holds parts of many versions lists them in a second message, because a parent accepts no long message
-// from a stranger.
-TEST(Member, SaysWhatItHasInPiecesThatAStrangerMaySend) {
+// from an unknown peer.
+TEST(Member, ReportsItsHoldingsInMessagesThatAnUnknownPeerMaySend) {
   Member m;
   for (std::uint64_t v = 1; v <= 200; ++v) {
     const Made made = make(full(v), 9000);
     m.deliver_control(m.parent, made.opening);
-    m.frame(m.parent, made.chunk(v % 9));
+    m.deliver_frame(m.parent, made.chunk(v % 9));
   }
   m.assign({{WorkerId{5}, {"10.0.0.5", 1}, 1, false}});
   const ConnId conn = m.last<act::Dial>()->conn;
@@ -514,7 +514,7 @@ TEST(Member, SaysWhatItHasInPiecesThatAStrangerMaySend) {
   Member parent;
   const Made made = make(full(300), 500);
   parent.core.on_accepted(ConnId{2}, {"10.0.0.9", {trust::PeerIdentity::Kind::kWorker, WorkerId{9}}}, parent.now);
-  parent.whole(made);
+  parent.deliver_publication(made);
   PeerHello granted = hello[0];
   granted.grant = made_grant(9, 7);
   parent.deliver_control(ConnId{2}, granted);
@@ -539,11 +539,11 @@ TEST(Member, ServesOnlyChildrenThatTheLearnerHasSent) {
   half.wanted = {2, 0b01};
   const GrantOptions halves{.stripes = 2, .mask = 0b01};
   EXPECT_FALSE(served({"run", 0, {}, false, {}}));
-  EXPECT_FALSE(served({"run", 0, {}, false, {}, made_grant(8, 7)})) << "another's";
-  EXPECT_FALSE(served({"run", 0, {}, false, {}, made_grant(9, 6)})) << "for another parent";
-  EXPECT_FALSE(served({"run", 0, {}, false, {}, made_grant(9, 7, {.key = "mallory"})})) << "made up";
+  EXPECT_FALSE(served({"run", 0, {}, false, {}, made_grant(8, 7)})) << "another child's grant";
+  EXPECT_FALSE(served({"run", 0, {}, false, {}, made_grant(9, 6)})) << "a grant for another parent";
+  EXPECT_FALSE(served({"run", 0, {}, false, {}, made_grant(9, 7, {.key = "mallory"})})) << "a forged grant";
   EXPECT_FALSE(served({"run", 0, {}, false, {}, made_grant(9, 7, {.issued_unix_s = kMadeUnix_s - 9, .lifetime_s = 5})}))
-      << "over";
+      << "an expired grant";
   EXPECT_FALSE(served({"run", 0, {}, false, {}, made_grant(9, 7, halves)}))
       << "it asks for all stripes with a grant for one";
   EXPECT_FALSE(served({"run", 1, {}, false, {}, made_grant(9, 7, halves)})) << "the same in a further stream";
@@ -573,10 +573,10 @@ TEST(Member, ServesAChildAsLongAsTheLearnerWantsItTo) {
   };
   comes(2, 9, 20);
   comes(4, 10, 20);
-  m.pass(seconds(18), false);  // also while the learner is out of reach
+  m.pass_time(seconds(18), false);  // also while the learner is out of reach
   EXPECT_FALSE(m.closed(ConnId{2}));
   m.deliver_control(ConnId{4}, made_grant(10, 7, {.issued_unix_s = kMadeUnix_s + 18}));
-  m.pass(seconds(8), false);
+  m.pass_time(seconds(8), false);
   EXPECT_TRUE(m.closed(ConnId{2}));
   EXPECT_FALSE(m.closed(ConnId{4}));
   Member n;  // released, because the learner has given it another parent
@@ -590,10 +590,10 @@ TEST(Member, ServesAChildAsLongAsTheLearnerWantsItTo) {
   n.core.on_accepted(ConnId{6}, {"10.0.0.9", {trust::PeerIdentity::Kind::kWorker, WorkerId{9}}}, n.now);
   n.deliver_control(ConnId{6},
                     PeerHello{"run", 0, {}, false, {}, made_grant(9, 7, {.issued_unix_s = kMadeUnix_s + 1})});
-  EXPECT_FALSE(n.closed(ConnId{6})) << "and back again";
+  EXPECT_FALSE(n.closed(ConnId{6})) << "it is assigned here again";
 }
 
-TEST(Member, AGrantThatHasEndedStaysEndedWhenTheLearnersClockGoesBack) {
+TEST(Member, AnExpiredGrantStaysExpiredIfTheLearnersClockGoesBack) {
   Member m;
   const auto served = [&](ConnId conn, double issued_unix_s) {
     m.core.on_accepted(conn, {"10.0.0.9", {trust::PeerIdentity::Kind::kWorker, WorkerId{9}}}, m.now);
@@ -621,7 +621,7 @@ TEST(Member, ShowsItsGrantAndTheOneThatFollows) {
 }
 
 // The certificate expired while the machine slept or the learner was unreachable. The worker's key gets it another one.
-TEST(Member, ComesBackThoughItsCertificateHasEnded) {
+TEST(Member, ComesBackThoughItsCertificateHasExpired) {
   const auto certificate = [](double now_unix_s) {
     return *made_authority().issue({made_key("worker 7").public_key(), trust::PeerIdentity::Kind::kWorker, kSelf, 2,
                                     now_unix_s, trust::kWorkerLifetimeMax});
@@ -651,17 +651,17 @@ TEST(Member, ComesBackThoughItsCertificateHasEnded) {
   // The worker does not know, but the learner closes before any message.
   Member m2;
   m2.core.on_closed(kControl, "reset", m2.now);
-  m2.pass(seconds(1), false);
+  m2.pass_time(seconds(1), false);
   const act::Dial first = *m2.last<act::Dial>();
   EXPECT_EQ(first.service, act::Service::kControl);
   m2.core.on_connected(first.conn, m2.now);
   m2.core.on_closed(first.conn, "certificate expired", m2.now);
-  m2.pass(seconds(1), false);
+  m2.pass_time(seconds(1), false);
   EXPECT_EQ(m2.last<act::Dial>()->service, act::Service::kEnrol);
   m2.core.on_connected(m2.last<act::Dial>()->conn, m2.now);
   m2.deliver_control(m2.last<act::Dial>()->conn, Goodbye{"not known here"});
   EXPECT_EQ(m2.end(), "") << "as far as it knows, its certificate is valid";
-  m2.pass(seconds(1), false);
+  m2.pass_time(seconds(1), false);
   EXPECT_EQ(m2.last<act::Dial>()->service, act::Service::kControl);
 }
 
@@ -679,7 +679,7 @@ TEST(Member, WorksWithAWrongClockAndSaysSo) {
     m.core.on_accepted(ConnId{2}, {"10.0.0.9", {trust::PeerIdentity::Kind::kWorker, WorkerId{9}}}, m.now);
     m.deliver_control(ConnId{2}, PeerHello{"run", 0, {}, false, {}, made_grant(9, 7)});
     EXPECT_FALSE(m.closed(ConnId{2}));
-    m.whole(make(full(0), 500));
+    m.deliver_publication(make(full(0), 500));
     EXPECT_THAT(m.delivered(), ElementsAre(full(0)));
   }
   EXPECT_TRUE(Member().sent<Trouble>(kControl).empty());
@@ -697,7 +697,7 @@ TEST(Member, KeepsTheParentsThatStay) {
   Member m;
   const Made made = make(full(0), 3000);
   m.deliver_control(m.parent, made.opening);
-  m.frame(m.parent, made.chunk(1));
+  m.deliver_frame(m.parent, made.chunk(1));
   m.assign({{kParent, {"10.0.0.4", 1}, 0b01, false}, {WorkerId{5}, {"10.0.0.5", 1}, 0b10, false}}, 2);
   EXPECT_FALSE(m.closed(m.parent));
   ASSERT_FALSE(m.sent<Have>(m.parent).empty());
@@ -715,7 +715,7 @@ TEST(Member, KeepsTheParentsThatStay) {
   EXPECT_FALSE(m.closed(second));
 }
 
-TEST(Member, ReportsABrokenEdgeAndDialsAgainEverLater) {
+TEST(Member, ReportsABrokenEdgeAndDialsAgainAfterLongerPauses) {
   Member m;
   std::vector<Duration> waits;
   ConnId conn = m.parent;
@@ -723,7 +723,7 @@ TEST(Member, ReportsABrokenEdgeAndDialsAgainEverLater) {
     m.core.on_closed(conn, "reset", m.now);
     m.take();
     const TimePoint broke = m.now;
-    while (m.last<act::Dial>()->conn == conn) m.pass(milliseconds(10));
+    while (m.last<act::Dial>()->conn == conn) m.pass_time(milliseconds(10));
     waits.push_back(m.now - broke);
     conn = m.last<act::Dial>()->conn;
   }
@@ -735,25 +735,25 @@ TEST(Member, ReportsABrokenEdgeAndDialsAgainEverLater) {
   EXPECT_LE(waits.back(), milliseconds(2100));
 }
 
-TEST(Member, LetsItsParentDialWhereItCannot) {
+TEST(Member, LetsItsParentDialIfItCannot) {
   Member m;
   m.assign({{WorkerId{5}, {"10.0.0.5", 1}, 1, true}});
   EXPECT_EQ(m.all<act::Dial>().size(), 2u);  // none to the new parent
   m.core.on_accepted(ConnId{2}, {"10.0.0.5", {trust::PeerIdentity::Kind::kWorker, WorkerId{5}}}, m.now);
   m.deliver_control(ConnId{2}, EdgeStatus{});
   EXPECT_EQ(m.sent<PeerHello>(ConnId{2}).size(), 1u);
-  m.whole(ConnId{2}, make(full(0), 500));
+  m.deliver_publication(ConnId{2}, make(full(0), 500));
   EXPECT_THAT(m.delivered(), ElementsAre(full(0)));
   // The worker reports a parent that does not dial.
   m.assign({{WorkerId{6}, {"10.0.0.6", 1}, 1, true}});
-  m.pass(Core::kHandshakeTimeout + milliseconds(10));
+  m.pass_time(Core::kHandshakeTimeout + milliseconds(10));
   ASSERT_EQ(m.sent<EdgeFailed>(kControl).size(), 1u);
   EXPECT_EQ(m.sent<EdgeFailed>(kControl)[0].kind, EdgeTroubleKind::kUnreachable);
 }
 
 TEST(Member, DialsAChildThatCannotReachIt) {
   Member m;
-  m.whole(make(full(0), 500));
+  m.deliver_publication(make(full(0), 500));
   m.deliver_control(kControl, DialChild{WorkerId{9}, {"10.0.0.9", 1}});
   const act::Dial dial = *m.last<act::Dial>();
   EXPECT_EQ(dial.expected, WorkerId{9});
@@ -764,25 +764,25 @@ TEST(Member, DialsAChildThatCannotReachIt) {
   EXPECT_EQ(m.core.stats().chunk_bytes_forwarded.count, 500u);
   m.deliver_control(dial.conn, MoreStreams{4});
   EXPECT_EQ(m.all<act::Dial>().size(), 2u + 1 + 3);
-  m.deliver_control(kControl, DialChild{kSelf, {"10.0.0.9", 1}});  // nonsense
+  m.deliver_control(kControl, DialChild{kSelf, {"10.0.0.9", 1}});  // itself, which is invalid
   EXPECT_EQ(m.all<act::Dial>().size(), 2u + 1 + 3);
 }
 
 // On a long path, the parent repeats its refusal before the helper has sent anything.
-TEST(Member, AHelperGetsItsTimeThoughAParentRefusesMeanwhile) {
+TEST(Member, AHelperGetsItsTimeThoughAParentRefusesInBetween) {
   Member m;
   m.newest = Version{5};
-  m.pass(kBeat);
+  m.pass_time(kBeat);
   m.deliver_control(m.parent, CannotServe{Version{5}, false});
   ASSERT_THAT(m.sent<NeedHelp>(kControl), SizeIs(1));
-  m.pass(kBeat);
+  m.pass_time(kBeat);
   m.deliver_control(m.parent, CannotServe{Version{5}, false});
   m.deliver_control(kControl, Help{{WorkerId{6}, {"10.0.0.6", 1}, 1, false}, Version{5}, false});
   const ConnId helper = m.last<act::Dial>()->conn;
   m.core.on_connected(helper, m.now);
   m.take();
   for (int beat = 0; beat < 8; ++beat) {  // longer than from one call for help to the next
-    m.pass(kBeat);
+    m.pass_time(kBeat);
     if (!m.closed(helper)) m.deliver_control(helper, EdgeStatus{});
   }
   EXPECT_FALSE(m.closed(helper));
@@ -793,7 +793,7 @@ TEST(Member, AsksTheLearnerWhenItsParentCannotServe) {
   Member m;
   m.deliver_control(m.parent, CannotServe{Version{5}, false});
   ASSERT_EQ(m.sent<NeedHelp>(kControl).size(), 1u);
-  m.deliver_control(m.parent, CannotServe{Version{5}, false});  // said again: asked once
+  m.deliver_control(m.parent, CannotServe{Version{5}, false});  // a repetition, which is not reported again
   EXPECT_EQ(m.sent<NeedHelp>(kControl).size(), 1u);
   EXPECT_FALSE(m.sent<NeedHelp>(kControl)[0].stalled) << "its parent reports it";
   m.deliver_control(kControl, Help{{WorkerId{6}, {"10.0.0.6", 1}, 1, false}, Version{5}, false});
@@ -804,7 +804,7 @@ TEST(Member, AsksTheLearnerWhenItsParentCannotServe) {
   EXPECT_EQ(m.sent<PeerHello>(dial.conn).at(0).catch_up_to, Version{5});
   EXPECT_EQ(m.sent<PeerHello>(dial.conn).at(0).have.position, std::nullopt);
   EXPECT_EQ(m.sent<Have>(m.parent).back().position, Version{5});  // the parent need not send it as well
-  m.whole(dial.conn, make(full(5), 100));
+  m.deliver_publication(dial.conn, make(full(5), 100));
   EXPECT_THAT(m.delivered(), ElementsAre(full(5)));
   EXPECT_TRUE(m.closed(dial.conn));
   EXPECT_EQ(m.sent<Have>(m.parent).back().position, Version{5});
@@ -818,7 +818,7 @@ TEST(Member, AsksAgainWhenTheHelperFails) {
     const ConnId conn = m.last<act::Dial>()->conn;
     m.core.on_closed(conn, "refused", m.now);
     m.take();
-    m.pass(kBeat * 4);
+    m.pass_time(kBeat * 4);
   }
   EXPECT_GE(m.sent<NeedHelp>(kControl).size(), 2u);
   EXPECT_THAT(m.sent<EdgeFailed>(kControl), IsEmpty());  // a helper is no parent
@@ -830,21 +830,21 @@ TEST(Member, AsksAgainWhenTheHelperFails) {
 TEST(Member, GoesOnWithoutTheLearnerForAWhileAndComesBack) {
   Member m;
   const TimePoint heard = m.now;
-  while (m.all<act::Away>().empty()) m.pass(milliseconds(100), false);
-  EXPECT_GE(m.now - heard, seconds(9));  // its patience
+  while (m.all<act::Away>().empty()) m.pass_time(milliseconds(100), false);
+  EXPECT_GE(m.now - heard, seconds(9));  // the agreed time
   EXPECT_LE(m.now - heard, seconds(10));
-  m.whole(make(full(0), 500));  // edges live
+  m.deliver_publication(make(full(0), 500));  // the edges still work
   EXPECT_THAT(m.delivered(), ElementsAre(full(0)));
-  while (m.last<act::Dial>()->service != act::Service::kControl) m.pass(milliseconds(100), false);
+  while (m.last<act::Dial>()->service != act::Service::kControl) m.pass_time(milliseconds(100), false);
   const ConnId again = m.last<act::Dial>()->conn;
   m.core.installed(Version{0}, digest_of(0), m.now);
   m.core.on_connected(again, m.now);
   m.take();
   EXPECT_EQ(m.sent<Hello>(again).at(0).installed, (Installed{Version{0}, digest_of(0), 0}));
-  m.core.on_closed(m.parent, "reset", m.now);  // before the learner has said a word
+  m.core.on_closed(m.parent, "reset", m.now);  // before the learner has sent a message
   m.take();
   EXPECT_THAT(m.sent<EdgeFailed>(again), IsEmpty());
-  m.pass(seconds(1), false);
+  m.pass_time(seconds(1), false);
   m.parent = m.last<act::Dial>()->conn;
   m.core.on_connected(m.parent, m.now);
   m.take();
@@ -862,11 +862,11 @@ TEST(Member, GoesOnWithoutTheLearnerForAWhileAndComesBack) {
 }
 
 // An old edge may be refused for ever. Help from the same node uses an edge of its own.
-TEST(Member, DoesNotTakeAParentFromBeforeItCameBackForItsHelper) {
+TEST(Member, DoesNotMistakeAnEarlierParentForItsHelper) {
   Member m;
   m.core.on_closed(kControl, "reset", m.now);
   m.take();
-  while (m.last<act::Dial>()->service != act::Service::kControl) m.pass(milliseconds(100), false);
+  while (m.last<act::Dial>()->service != act::Service::kControl) m.pass_time(milliseconds(100), false);
   const ConnId again = m.last<act::Dial>()->conn;
   m.core.on_connected(again, m.now);
   m.take();
@@ -914,29 +914,29 @@ TEST(Member, TriesToComeBackForAsLongAsTheLearnerKeepsItsPlace) {
 
 TEST(Member, BlamesNoNodeForTheTimeInWhichItDidNotRun) {
   Member m;
-  m.pass(seconds(5));
+  m.pass_time(seconds(5));
   m.now += seconds(60);
   m.core.on_timer(m.now);  // before anything is read
   m.take();
   EXPECT_THAT(m.sent<EdgeFailed>(kControl), IsEmpty());
   EXPECT_THAT(m.all<act::Away>(), IsEmpty());
   EXPECT_FALSE(m.closed(m.parent));
-  m.pass(seconds(30));
+  m.pass_time(seconds(30));
   EXPECT_EQ(m.end(), "");
 }
 
-TEST(Member, AnAbsenceAfterAPauseIsNotPutOffByIt) {
+TEST(Member, APauseDoesNotExtendALaterAbsence) {
   Member m;
-  m.pass(seconds(5));
+  m.pass_time(seconds(5));
   m.now += std::chrono::hours(3);
   m.core.on_closed(kControl, "reset", m.now);  // before any timer: from now on the learner is out of reach
   m.core.on_timer(m.now);
   m.take();
-  for (int i = 0; i < 32 && m.end().empty(); ++i) m.pass(seconds(1), false);
+  for (int i = 0; i < 32 && m.end().empty(); ++i) m.pass_time(seconds(1), false);
   EXPECT_THAT(m.end(), HasSubstr("out of reach for 30 s"));
 }
 
-TEST(Member, SaysWhetherItEndsInOrder) {
+TEST(Member, ReportsWhetherItEndsNormally) {
   Member ended;
   ended.deliver_control(kControl, Goodbye{"the run has ended", true});
   EXPECT_TRUE(ended.last<act::Disconnected>()->in_order);
@@ -951,7 +951,7 @@ TEST(Member, SaysWhetherItEndsInOrder) {
 
 TEST(Member, EndsWhenTheLearnerIsAbsentOrWrong) {
   Member away;
-  while (away.end().empty()) away.pass(seconds(1), false);
+  while (away.end().empty()) away.pass_time(seconds(1), false);
   EXPECT_THAT(away.end(), HasSubstr("out of reach for 30 s"));
   EXPECT_EQ(away.core.next_deadline(), kNever);
 
@@ -966,7 +966,7 @@ TEST(Member, EndsWhenTheLearnerIsAbsentOrWrong) {
   confused.deliver_control(kControl, Installed{});
   EXPECT_THAT(confused.end(), HasSubstr("not for a worker"));
   Member chunked;
-  chunked.frame(kControl, make(full(0), 10).chunk(0));
+  chunked.deliver_frame(kControl, make(full(0), 10).chunk(0));
   EXPECT_THAT(chunked.end(), HasSubstr("chunk on the control connection"));
   Member expelled;
   expelled.deliver_control(kControl, Goodbye{"its rollouts were wrong"});

@@ -16,52 +16,53 @@ constexpr NarrowPaths::Stall kSilent{1500, 0, 0, 0};
 TEST(NarrowPaths, ASmallPacketThatOvertakesALargeOneProvesIt) {
   for (const NarrowPaths::Stall proof : {NarrowPaths::Stall{1500, 3, 1, 0}, NarrowPaths::Stall{1500, 0, 0, 1}}) {
     NarrowPaths paths;
-    EXPECT_FALSE(paths.small(kHost));
-    paths.stalled(kHost, false, proof);
-    EXPECT_TRUE(paths.small(kHost));
-    EXPECT_FALSE(paths.small("10.0.0.2"));
-    const auto said = paths.passed(kHost, true);
-    ASSERT_TRUE(said.has_value());
-    EXPECT_THAT(*said, HasSubstr("the path to 10.0.0.1 swallows packets of 1500 bytes"));
-    EXPECT_FALSE(paths.passed(kHost, true)) << "once is enough";
-    paths.stalled(kHost, true, kSilent);
-    EXPECT_TRUE(paths.small(kHost)) << "known for good";
+    EXPECT_FALSE(paths.wants_small_segments(kHost));
+    paths.on_handshake_timeout(kHost, false, proof);
+    EXPECT_TRUE(paths.wants_small_segments(kHost));
+    EXPECT_FALSE(paths.wants_small_segments("10.0.0.2"));
+    const auto message = paths.on_handshake_done(kHost, true);
+    ASSERT_TRUE(message.has_value());
+    EXPECT_THAT(*message, HasSubstr("the path to 10.0.0.1 swallows packets of 1500 bytes"));
+    EXPECT_FALSE(paths.on_handshake_done(kHost, true)) << "reported only once";
+    paths.on_handshake_timeout(kHost, true, kSilent);
+    EXPECT_TRUE(paths.wants_small_segments(kHost)) << "a proof is not forgotten";
   }
 }
 
 TEST(NarrowPaths, AStoppedPeerIsNoProof) {
   NarrowPaths paths;
-  for (int i = 0; i < 4; ++i) {  // for 40 s, dialled every 5 s, and then it answers whatever comes
-    EXPECT_FALSE(paths.small(kHost));
-    paths.stalled(kHost, false, kSilent);
-    EXPECT_TRUE(paths.small(kHost)) << "an attempt is free";
-    if (i < 3) paths.stalled(kHost, true, kSilent);
+  for (int i = 0; i < 4; ++i) {  // stopped for 40 s and dialled every 5 s; then it answers
+    EXPECT_FALSE(paths.wants_small_segments(kHost));
+    paths.on_handshake_timeout(kHost, false, kSilent);
+    EXPECT_TRUE(paths.wants_small_segments(kHost)) << "small segments are tried without a proof";
+    if (i < 3) paths.on_handshake_timeout(kHost, true, kSilent);
   }
-  EXPECT_FALSE(paths.passed(kHost, true));
-  EXPECT_FALSE(paths.small(kHost));
-  EXPECT_FALSE(paths.passed(kHost, false));
-  // Lost bytes without later ones that arrive mean that the network is gone.
-  paths.stalled(kHost, false, {1500, 5, 0, 0});
-  EXPECT_FALSE(paths.passed(kHost, true));
+  EXPECT_FALSE(paths.on_handshake_done(kHost, true));
+  EXPECT_FALSE(paths.wants_small_segments(kHost));
+  EXPECT_FALSE(paths.on_handshake_done(kHost, false));
+  // If bytes are lost and no later ones arrive, the network is down.
+  paths.on_handshake_timeout(kHost, false, {1500, 5, 0, 0});
+  EXPECT_FALSE(paths.on_handshake_done(kHost, true));
 }
 
 // The last flight of a handshake may be too large as well. Then no small packet follows, but the sizes prove it.
-TEST(NarrowPaths, SmallOnesAlwaysAndLargeOnesNeverIsProof) {
+TEST(NarrowPaths, ItIsProofIfOnlySmallPacketsEverArrive) {
   NarrowPaths paths;
-  paths.stalled(kHost, false, {9000, 5, 0, 0});
-  EXPECT_FALSE(paths.passed(kHost, true));
-  paths.stalled(kHost, false, {9000, 5, 0, 0});
-  const auto said = paths.passed(kHost, true);
-  ASSERT_TRUE(said.has_value());
-  EXPECT_THAT(*said, HasSubstr("swallows packets of 9000 bytes"));
-  EXPECT_TRUE(paths.small(kHost));
+  paths.on_handshake_timeout(kHost, false, {9000, 5, 0, 0});
+  EXPECT_FALSE(paths.on_handshake_done(kHost, true));
+  paths.on_handshake_timeout(kHost, false, {9000, 5, 0, 0});
+  const auto message = paths.on_handshake_done(kHost, true);
+  ASSERT_TRUE(message.has_value());
+  EXPECT_THAT(*message, HasSubstr("swallows packets of 9000 bytes"));
+  EXPECT_TRUE(paths.wants_small_segments(kHost));
 }
 
-TEST(NarrowPaths, KnowsBoundedlyMany) {
+TEST(NarrowPaths, RemembersALimitedNumberOfHosts) {
   NarrowPaths paths;
-  for (std::size_t i = 0; i < 2 * NarrowPaths::kHostsMax; ++i) paths.stalled(std::to_string(i), false, kSilent);
-  EXPECT_TRUE(paths.small("0"));
-  EXPECT_FALSE(paths.small(std::to_string(NarrowPaths::kHostsMax)));
+  for (std::size_t i = 0; i < 2 * NarrowPaths::kHostsMax; ++i)
+    paths.on_handshake_timeout(std::to_string(i), false, kSilent);
+  EXPECT_TRUE(paths.wants_small_segments("0"));
+  EXPECT_FALSE(paths.wants_small_segments(std::to_string(NarrowPaths::kHostsMax)));
 }
 
 }  // namespace

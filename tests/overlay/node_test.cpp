@@ -139,7 +139,7 @@ class WorkerProcess : public Process {
   }
 };
 
-TEST_F(NodeTest, TheOthersFinishWhenTheWorkerBeforeThemIsKilled) {
+TEST_F(NodeTest, TheOthersFinishWhenTheirParentIsKilled) {
   WorkerProcess victim;
   learner.start();
   victim.join(learner.node->endpoint().port, learner.node->issue_token("victim")->reveal());
@@ -221,10 +221,10 @@ TEST_F(NodeTest, WorksOverIpv6) {
   ASSERT_TRUE(chained(2));
   ASSERT_TRUE(learner.publish(0, {}, 100'000).has_value());
   ASSERT_TRUE(learner.all_acked(2, 0));
-  EXPECT_EQ(learner.node->stats().chunk_bytes_sent.count, 100'000u);  // the second has it from the first
+  EXPECT_EQ(learner.node->stats().chunk_bytes_sent.count, 100'000u);  // the second worker receives it from the first
 }
 
-// ---- what survives ----
+// ---- restarts ----
 
 TEST_F(NodeTest, ARestartedWorkerKeepsItsIdentityAndItsChunks) {
   learner.start();
@@ -241,7 +241,7 @@ TEST_F(NodeTest, ARestartedWorkerKeepsItsIdentityAndItsChunks) {
   const WorkerId id = *before.id;
   before.node->stop();
   before.node.reset();
-  options.token = trust::Secret();  // used up: its identity is in the folder
+  options.token = trust::Secret();  // not needed again, because its identity is in the folder
   options.learner = learner.node->endpoint();
   TestWorker& after = start_worker(options);
   ASSERT_TRUE(after.board.wait([&] { return after.id.has_value(); }));
@@ -270,10 +270,10 @@ TEST_F(NodeTest, AMachineJoinsTheRunOfItsTokenWithOlderState) {
   options.learner = next.node->endpoint();
   TestWorker& after = start_worker(options);
   ASSERT_TRUE(after.board.wait([&] { return after.id.has_value(); }));
-  ASSERT_TRUE(next.publish(1, {}, 50'000).has_value());  // older than what it had
+  ASSERT_TRUE(next.publish(1, {}, 50'000).has_value());  // older than the version it had
   ASSERT_TRUE(after.board.wait([&] { return after.got.size() == 1; }));
   EXPECT_EQ(after.payload(0), random_bytes(1, 50'000));
-  after.node->stop();  // before its learner goes
+  after.node->stop();  // before its learner ends
 }
 
 TEST_F(NodeTest, APublicationLargerThanMemoryIsSpooled) {
@@ -404,8 +404,8 @@ TEST_F(NodeTest, AStoppedLearnerLosesNoWorker) {
   ASSERT_TRUE(paused.publish());
   paused.signal(SIGSTOP);
   for (const auto& w : workers)
-    EXPECT_TRUE(w->board.wait([&] { return w->aways == 1; })) << "the workers look for the learner";
-  std::this_thread::sleep_for(milliseconds(500));  // and dial it, in vain
+    EXPECT_TRUE(w->board.wait([&] { return w->aways == 1; })) << "the workers dial the learner";
+  std::this_thread::sleep_for(milliseconds(500));  // and they dial it without success
   paused.signal(SIGCONT);
   EXPECT_TRUE(paused.publish());
   for (const auto& w : workers) {
@@ -414,7 +414,7 @@ TEST_F(NodeTest, AStoppedLearnerLosesNoWorker) {
   }
 }
 
-// ---- strangers ----
+// ---- unknown peers ----
 
 TEST_F(NodeTest, RefusalsNameTheReasonAndNoTokenIsLogged) {
   LearnerOptions durable = TestLearner::quick();
@@ -460,13 +460,13 @@ TEST_F(NodeTest, RefusalsNameTheReasonAndNoTokenIsLogged) {
   learner.node->stop();
   other.node->stop();
   const std::string log = testing::internal::GetCapturedStderr();
-  EXPECT_THAT(log, HasSubstr("used before"));  // it is told what happened
+  EXPECT_THAT(log, HasSubstr("used before"));  // the worker is told the reason
   for (const std::string& token : tokens)
     for (std::size_t at = 6; at + 20 <= token.size(); at += 10)
       EXPECT_EQ(log.find(token.substr(at, 20)), std::string::npos);
 }
 
-// A plain TCP connection to a node, by a stranger that may not know the protocol.
+// A plain TCP connection to a node, by a peer that may not know the protocol.
 std::unique_ptr<Descriptor> connect_to(const Endpoint& to) {
   auto fd = std::make_unique<Descriptor>(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
   sockaddr_in address{};
@@ -502,7 +502,8 @@ TEST_F(NodeTest, AThousandIdleConnectionsBlockNoWorker) {
   std::vector<std::unique_ptr<Descriptor>> idle;
   for (int i = 0; i < 1000; ++i) idle.push_back(connect_to(learner.node->endpoint()));
   std::atomic<bool> stop = false;
-  std::jthread loris([&] {  // a byte of a handshake at a time, and again from the start when it is cut off
+  // Sends a handshake byte by byte, and begins again when the node closes the connection.
+  std::jthread slow_handshakes([&] {
     const char record[] = {0x16, 0x03, 0x01, 0x02, 0x00, 0x01, 0x00, 0x01, static_cast<char>(0xfc), 0x03, 0x03};
     while (!stop) {
       const auto slow = connect_to(learner.node->endpoint());
@@ -515,11 +516,11 @@ TEST_F(NodeTest, AThousandIdleConnectionsBlockNoWorker) {
   start_workers(2);
   ASSERT_TRUE(learner.publish(0, {}, 200'000).has_value());
   ASSERT_TRUE(learner.all_acked(2, 0));
-  // The silent ones are closed in time.
+  // The silent connections are closed in time.
   char byte;
   EXPECT_LE(::recv(idle[0]->get(), &byte, 1, 0), 0);
   stop = true;
-  loris.join();
+  slow_handshakes.join();
   ASSERT_TRUE(learner.publish(1, 0, 50'000).has_value());
   ASSERT_TRUE(learner.all_acked(2, 1));
   idle.clear();
@@ -613,7 +614,7 @@ TEST_F(NodeTest, StopSendsAGoodbyeAndExpelAReason) {
   learner.node->stop();
   ASSERT_TRUE(workers[1]->board.wait([&] { return workers[1]->gone; }));
   EXPECT_EQ(workers[1]->reason, "the run has ended");
-  EXPECT_EQ(learner.node->stats().joined, 2u);  // still answers
+  EXPECT_EQ(learner.node->stats().joined, 2u);  // it still answers
 }
 
 TEST_F(NodeTest, ADrainedWorkerHandsItsChildrenOver) {
@@ -632,7 +633,7 @@ TEST_F(NodeTest, ADrainedWorkerHandsItsChildrenOver) {
   ASSERT_TRUE(learner.all_acked(2, 1));
 }
 
-TEST_F(NodeTest, MistakesAreNamedAtTheStart) {
+TEST_F(NodeTest, InvalidOptionsAreRefusedAtTheStart) {
   learner.start();
   const auto refusal = [](LearnerOptions o) {
     const auto started = LearnerNode::start(std::move(o), {});

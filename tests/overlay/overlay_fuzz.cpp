@@ -15,7 +15,7 @@
 namespace echoline::overlay {
 namespace {
 
-using Bytes_ = std::span<const std::byte>;
+using ByteSpan = std::span<const std::byte>;
 
 const TimePoint kNow(std::chrono::seconds(1));
 
@@ -25,14 +25,15 @@ const Made* genuine(const PublicationId& id) {
   return nullptr;
 }
 
-// Hands every frame of `stream` to `use`, up to the first unreadable one.
+// Feeds `stream` to a decoder, at most `piece_bytes` at a time. Passes every frame to `use`, up to the first unreadable
+// one.
 template <class Use>
-void each_frame(Bytes_ stream, bool admitted, std::size_t piece, Use&& use) {
+void each_frame(ByteSpan stream, bool admitted, std::size_t piece_bytes, Use&& use) {
   FrameDecoder decoder;
   if (admitted) decoder.admit();
   while (!stream.empty()) {
     const auto room = decoder.room();
-    const std::size_t n = std::min({piece, room.size(), stream.size()});
+    const std::size_t n = std::min({piece_bytes, room.size(), stream.size()});
     ECHO_CHECK(n > 0);
     std::memcpy(room.data(), stream.data(), n);
     stream = stream.subspan(n);
@@ -45,8 +46,8 @@ void each_frame(Bytes_ stream, bool admitted, std::size_t piece, Use&& use) {
   }
 }
 
-// A decoded message can be encoded again, with the same meaning.
-void as_control(Bytes_ bytes) {
+// Checks that a decoded message can be encoded again, with the same meaning.
+void fuzz_control(ByteSpan bytes) {
   const auto message = decode_control(bytes);
   if (!message) {
     ECHO_CHECK(message.error().code == Code::kCorrupt);
@@ -58,10 +59,10 @@ void as_control(Bytes_ bytes) {
   ECHO_CHECK(again.has_value() && encode_control(*again) == frame);
 }
 
-void as_stream(std::byte options, Bytes_ bytes) {
+void fuzz_stream(std::byte options, ByteSpan bytes) {
   const bool admitted = (options & std::byte{1}) != std::byte{};
   each_frame(bytes, admitted, 1 + static_cast<std::size_t>(options) * 4, [&](const Frame& frame) {
-    if (frame.type == FrameType::kControl) as_control(frame.body.bytes());
+    if (frame.type == FrameType::kControl) fuzz_control(frame.body.bytes());
     if (frame.type == FrameType::kChunk) {
       const auto head = encode_chunk_head(frame.chunk);
       ECHO_CHECK(std::equal(head.begin(), head.end(), frame.head.bytes().begin(), frame.head.bytes().end()));
@@ -72,20 +73,20 @@ void as_stream(std::byte options, Bytes_ bytes) {
 }
 
 // Accepts every signature as the learner's.
-class Gullible final : public Checker {
+class Gullible final : public SignatureChecker {
  public:
-  using Checker::Checker;
+  using SignatureChecker::SignatureChecker;
 
  protected:
   bool verify(std::string_view, std::span<const std::byte>, const trust::Signature&) const override { return true; }
 };
 
-void as_signed(std::byte of_what, Bytes_ bytes) {
+void fuzz_signed(std::byte message_type, ByteSpan bytes) {
   static const trust::SigningKey key = made_key("authority");
   static const Gullible gullible("run", key.public_key());
   const Signed message{std::string(reinterpret_cast<const char*>(bytes.data()), bytes.size()), {}};
   const auto same = [](const auto& a, const auto& b) { return a.has_value() && *a == b; };
-  switch (static_cast<int>(of_what) % 4) {
+  switch (static_cast<int>(message_type) % 4) {
     case 0:
       (void)announced_chunk_bytes({message});
       if (const auto opened = gullible.open(SignedAnnouncement{message}))
@@ -106,7 +107,7 @@ void as_signed(std::byte of_what, Bytes_ bytes) {
   }
 }
 
-void as_state(Bytes_ bytes) {
+void fuzz_state(ByteSpan bytes) {
   const trust::Hash hash = trust::blake3(bytes);
   const auto file = [&](std::string_view magic) {
     return std::string(magic) + std::string(reinterpret_cast<const char*>(hash.data()), hash.size()) +
@@ -118,12 +119,12 @@ void as_state(Bytes_ bytes) {
     ECHO_CHECK(*decode_learner_state(encode(*state)) == *state);
 }
 
-const std::shared_ptr<const Checker>& checker() {
-  static const auto made = std::make_shared<const Checker>("run", made_key("authority").public_key());
+const std::shared_ptr<const SignatureChecker>& checker() {
+  static const auto made = std::make_shared<const SignatureChecker>("run", made_key("authority").public_key());
   return made;
 }
 
-void as_store(std::byte options, Bytes_ bytes) {
+void fuzz_store(std::byte options, ByteSpan bytes) {
   std::vector<Action> actions;
   const std::uint64_t memory_max = (options & std::byte{2}) != std::byte{} ? 2500 : 1 << 20;
   PublicationStore store({Bytes{memory_max}, Bytes{1 << 20}, (options & std::byte{1}) != std::byte{}}, *checker(),
@@ -141,11 +142,11 @@ void as_store(std::byte options, Bytes_ bytes) {
       if (const auto* spool = std::get_if<act::Spool>(&action); spool && spool->chunk)
         store.on_spooled(spool->publication, *spool->chunk, true);
   });
-  std::uint64_t memory = 0;
+  std::uint64_t memory_bytes = 0;
   for (const auto& [key, stored] : store.entries()) {
     const Made* made = genuine(stored.id);
     ECHO_CHECK(made && made->key() == key);
-    std::uint64_t held = 0;
+    std::uint64_t stored_bytes = 0;
     for (std::uint32_t i = 0; i < stored.chunks.size(); ++i) {
       if (!stored.have.contains(i)) continue;
       const StoredChunk& chunk = stored.chunks[i];
@@ -153,14 +154,14 @@ void as_store(std::byte options, Bytes_ bytes) {
       ECHO_CHECK(chunk.hash == made->chunks[i].hash && chunk.length == expected.size());
       ECHO_CHECK(chunk.data.empty() || std::equal(expected.bytes().begin(), expected.bytes().end(),
                                                   chunk.data.bytes().begin(), chunk.data.bytes().end()));
-      held += chunk.length;
-      memory += chunk.data.size();
+      stored_bytes += chunk.length;
+      memory_bytes += chunk.data.size();
     }
-    ECHO_CHECK(held == stored.bytes);
+    ECHO_CHECK(stored_bytes == stored.bytes);
     ECHO_CHECK(stored.complete == (stored.manifest && stored.have.count() == made->chunks.size()));
   }
-  ECHO_CHECK(memory == store.memory().count);
-  ECHO_CHECK((options & std::byte{1}) != std::byte{} || memory <= memory_max);
+  ECHO_CHECK(memory_bytes == store.memory().count);
+  ECHO_CHECK((options & std::byte{1}) != std::byte{} || memory_bytes <= memory_max);
 }
 
 // ---- cores ----
@@ -184,8 +185,8 @@ MemberConfig member_config() {
   return c;
 }
 
-// Performs no action, but reads the payloads for the application.
-void look(Core& core) {
+// Performs no action. Checks that only genuine publications go to the application.
+void check_deliveries(Core& core) {
   if (const auto* member = dynamic_cast<const MemberCore*>(&core)) member->check();
   for (const Action& action : core.take_actions())
     if (const auto* deliver = std::get_if<act::Deliver>(&action)) {
@@ -206,16 +207,16 @@ void deliver_control(Core& core, ConnId conn, const ControlMessage& message) {
                 kNow);
 }
 
-void later(Core& core, int steps) {
+void run_timers(Core& core, int steps) {
   for (TimePoint now = kNow; steps > 0 && core.next_deadline() != kNever; --steps) {
     now = std::max(now, core.next_deadline());
     core.on_timer(now);
-    look(core);
+    check_deliveries(core);
   }
 }
 
 // `from`: 0 the learner, 1 a parent, 2 a child, 3 a stranger.
-void as_member(std::byte from, Bytes_ bytes) {
+void fuzz_member(std::byte from, ByteSpan bytes) {
   MemberCore core(member_config());
   core.start(kNow);
   core.on_connected(ConnId{1}, kNow);
@@ -229,17 +230,17 @@ void as_member(std::byte from, Bytes_ bytes) {
   core.on_accepted(ConnId{2}, child, kNow);
   deliver_control(core, ConnId{2}, PeerHello{"run", 0, {}, false, {}, made_grant(9, 7)});
   core.on_accepted(ConnId{4}, child, kNow);
-  look(core);
+  check_deliveries(core);
   const ConnId conn{std::array<std::uint64_t, 4>{1, 3, 2, 4}[static_cast<std::size_t>(from) % 4]};
   each_frame(bytes, conn != ConnId{4}, SIZE_MAX, [&](Frame frame) {
     core.on_frame(conn, std::move(frame), kNow);
-    look(core);
+    check_deliveries(core);
   });
-  later(core, 5);
+  run_timers(core, 5);
 }
 
 // `from`: 0 a worker, 1 the seed on its data connection, 2 a stranger with a certificate, 3 one without.
-void as_learner(std::byte from, Bytes_ bytes) {
+void fuzz_learner(std::byte from, ByteSpan bytes) {
   static const auto authority = std::make_shared<const trust::Authority>(made_authority());
   LearnerConfig config;
   config.policy = chains::TopologyPolicy::kEcho2;  // chains, which the tests can foretell
@@ -267,25 +268,25 @@ void as_learner(std::byte from, Bytes_ bytes) {
     ECHO_CHECK(core.add(made.id, made.chunks, kNow).has_value());
     ECHO_CHECK(core.finish(made.manifest, made.closing, kNow).has_value());
   }
-  look(core);
+  check_deliveries(core);
   const ConnId conn{std::array<std::uint64_t, 4>{2, 6, 8, 10}[static_cast<std::size_t>(from) % 4]};
   each_frame(bytes, conn < ConnId{8}, SIZE_MAX, [&](Frame frame) {
     core.on_frame(conn, std::move(frame), kNow);
-    look(core);
+    check_deliveries(core);
   });
-  later(core, 3);               // too short for a worker to count as silent
-  bool other_is_there = false;  // what one worker says costs no other its place
-  for (const WorkerView& view : core.stats().workers) other_is_there |= view.info.id == WorkerId{2};
-  ECHO_CHECK(other_is_there || conn == ConnId{2});
+  run_timers(core, 3);            // too short for a worker to count as silent
+  bool other_is_present = false;  // what one worker says costs no other its place
+  for (const WorkerView& view : core.stats().workers) other_is_present |= view.info.id == WorkerId{2};
+  ECHO_CHECK(other_is_present || conn == ConnId{2});
 }
 
 // ---- disk ----
 
-void as_spool(Bytes_ bytes) {
+void fuzz_spool(ByteSpan bytes) {
   static const TemporaryFolder folder;
   if (bytes.size() < 4) return;
   const std::size_t log_bytes = std::min<std::size_t>(get_le<std::uint32_t>(bytes.data()), bytes.size() - 4);
-  const auto put = [&](const char* name, Bytes_ content) {
+  const auto put = [&](const char* name, ByteSpan content) {
     std::ofstream file(folder / "spool" / name, std::ios::binary | std::ios::trunc);
     file.write(reinterpret_cast<const char*>(content.data()), static_cast<std::streamsize>(content.size()));
   };
@@ -295,20 +296,20 @@ void as_spool(Bytes_ bytes) {
   MemberConfig config = member_config();
   config.store.disk = true;
   MemberCore core(std::move(config));
-  std::size_t frames = 0, wanted = 0;
+  std::size_t frames = 0, frames_needed = 0;
   disk->recover([&](Frame frame) {
     ++frames;
-    const bool useful = core.recover(std::move(frame), kNow);
-    wanted += useful;
-    return useful;
+    const bool is_needed = core.recover(std::move(frame), kNow);
+    frames_needed += is_needed;
+    return is_needed;
   });
   // Truncated records do not come back, nor does an unusable spool.
-  std::size_t again = 0;
-  disk->recover([&](Frame) { return ++again > 0; });
-  ECHO_CHECK(again == (wanted > 0 ? frames : 0));
-  ECHO_CHECK(std::filesystem::exists(folder / "spool" / "00.payload") == (wanted > 0));
+  std::size_t frames_again = 0;
+  disk->recover([&](Frame) { return ++frames_again > 0; });
+  ECHO_CHECK(frames_again == (frames_needed > 0 ? frames : 0));
+  ECHO_CHECK(std::filesystem::exists(folder / "spool" / "00.payload") == (frames_needed > 0));
   core.start(kNow);
-  look(core);
+  check_deliveries(core);
 }
 
 }  // namespace
@@ -322,31 +323,31 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
   }();
   if (!quiet || size < 2) return 0;
   const auto bytes = std::as_bytes(std::span(data, size)).subspan(1);
-  const auto rest = bytes.subspan(1);
+  const auto input = bytes.subspan(1);  // after the byte of options
   switch (static_cast<FuzzKind>(data[0] % kFuzzKinds)) {
     case FuzzKind::kStream:
-      as_stream(bytes[0], rest);
+      fuzz_stream(bytes[0], input);
       break;
     case FuzzKind::kControl:
-      as_control(bytes);
+      fuzz_control(bytes);
       break;
     case FuzzKind::kSigned:
-      as_signed(bytes[0], rest);
+      fuzz_signed(bytes[0], input);
       break;
     case FuzzKind::kState:
-      as_state(bytes);
+      fuzz_state(bytes);
       break;
     case FuzzKind::kStore:
-      as_store(bytes[0], rest);
+      fuzz_store(bytes[0], input);
       break;
     case FuzzKind::kSpool:
-      as_spool(bytes);
+      fuzz_spool(bytes);
       break;
     case FuzzKind::kMember:
-      as_member(bytes[0], rest);
+      fuzz_member(bytes[0], input);
       break;
     case FuzzKind::kLearner:
-      as_learner(bytes[0], rest);
+      fuzz_learner(bytes[0], input);
       break;
   }
   return 0;

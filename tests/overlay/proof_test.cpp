@@ -1,4 +1,4 @@
-// The learner's signatures: a reader accepts only whole data that the learner signed for this run and purpose.
+// The learner's signatures: a reader accepts only complete data that the learner signed for this run and purpose.
 #include "overlay/wire/proof.hpp"
 
 #include <gmock/gmock.h>
@@ -15,10 +15,10 @@ namespace {
 using testing::HasSubstr;
 
 const trust::SigningKey kKey = made_key("authority"), kOther = made_key("somebody else");
-const Checker kChecker("run", kKey.public_key());
+const SignatureChecker kChecker("run", kKey.public_key());
 
-bool proves(const ChunkHead& head, std::span<const std::byte> bytes, const Checker& checker = kChecker) {
-  return checker.seal_holds(head, Checker::root_of(head, trust::blake3(bytes)));
+bool proves(const ChunkHead& head, std::span<const std::byte> bytes, const SignatureChecker& checker = kChecker) {
+  return checker.seal_holds(head, SignatureChecker::root_of(head, trust::blake3(bytes)));
 }
 
 struct SealedPieces {
@@ -51,7 +51,7 @@ TEST(Seal, ProvesEveryChunkOfEveryCount) {
       EXPECT_EQ(head.path.size(), static_cast<std::size_t>(std::bit_width(count - 1)));
       EXPECT_EQ(s.hashes[i], trust::blake3(s.pieces[i]));
       EXPECT_TRUE(proves(head, s.pieces[i]));
-      if (count > 1) {  // another piece's bytes, or its own at another place
+      if (count > 1) {  // another chunk's bytes, or its own at another index
         EXPECT_FALSE(proves(head, s.pieces[(i + 1) % count]));
         ChunkHead elsewhere = head;
         elsewhere.index = s.heads[(i + 1) % count].index;
@@ -79,7 +79,7 @@ TEST(Seal, AnyFlippedBitFails) {
       fails([&](auto& head, auto&) { head.signature.bytes[bit / 8] ^= static_cast<std::byte>(1u << bit % 8); });
     for (std::size_t bit = 0; bit < 256 * s.heads[i].path.size(); ++bit)
       fails([&](auto& head, auto&) { head.path[bit / 256][bit / 8 % 32] ^= static_cast<std::byte>(1u << bit % 8); });
-    for (std::size_t bit = 0; bit < 32; ++bit)  // the whole seal moved, so the place in it is the same
+    for (std::size_t bit = 0; bit < 32; ++bit)  // the whole seal moved, so the index within it is the same
       fails([&](auto& head, auto&) {
         const std::uint32_t by = head.index - head.seal_first;
         head.seal_first ^= std::uint32_t{1} << bit;
@@ -92,9 +92,9 @@ TEST(Seal, AnyFlippedBitFails) {
   }
 }
 
-TEST(Seal, IsTheRunsOwn) {
+TEST(Seal, IsValidOnlyForItsRun) {
   const SealedPieces s = sealed(3, 0);
-  EXPECT_FALSE(proves(s.heads[0], s.pieces[0], Checker("run", kOther.public_key())));
+  EXPECT_FALSE(proves(s.heads[0], s.pieces[0], SignatureChecker("run", kOther.public_key())));
   // An inner node of the tree is not a chunk, and a chunk's hash is not a root.
   std::vector<std::byte> both;
   for (const trust::Hash& h : {s.hashes[0], s.hashes[1]}) both.insert(both.end(), h.begin(), h.end());
@@ -107,7 +107,7 @@ TEST(Seal, IsTheRunsOwn) {
 // ---- announcements, manifests, beacons ----
 
 template <class SignedMessage>
-std::string refusal(const SignedMessage& message, const Checker& checker = kChecker) {
+std::string refusal(const SignedMessage& message, const SignatureChecker& checker = kChecker) {
   const auto opened = checker.open(message);
   if (opened) return "accepted";
   EXPECT_EQ(opened.error().code, Code::kCorrupt);
@@ -130,12 +130,12 @@ void no_bit_may_differ(const SignedMessage& message) {
   SignedMessage longer = message;
   longer.body.push_back('\0');
   EXPECT_THAT(refusal(longer), HasSubstr("not the learner's"));
-  EXPECT_THAT(refusal(message, Checker("run", kOther.public_key())), HasSubstr("not the learner's"));
+  EXPECT_THAT(refusal(message, SignatureChecker("run", kOther.public_key())), HasSubstr("not the learner's"));
 }
 
 Beacon beacon() { return {"run", 3, 17, 1000, 2000, Version{9}, {WorkerId{2}, WorkerId{5}}}; }
 
-TEST(Signed, SurvivesAndNoBitMayDiffer) {
+TEST(Signed, CanBeReadAgainAndNoBitMayDiffer) {
   const Announcement announcement = made_announcement(delta(9, 7), {.epoch = 2});
   const SignedAnnouncement opening = sign(announcement, kKey);
   EXPECT_EQ(*kChecker.open(opening), announcement);
@@ -201,7 +201,7 @@ TEST(WorkerSet, KeepsRangesAndFillsOnlyEmptyGaps) {
   WorkerSet same = set;
   same.widen(4, {});
   EXPECT_EQ(same, set);
-  set.widen(2, {WorkerId{4}, WorkerId{20}});  // 4 works: it may not be among the revoked
+  set.widen(2, {WorkerId{4}, WorkerId{20}});  // worker 4 is a member, so the range must not include it
   EXPECT_EQ(set.ranges(), (std::vector<WorkerSet::Range>{{2, 3}, {5, 12}}));
   set.widen(1, {WorkerId{4}, WorkerId{20}});
   EXPECT_EQ(set.ranges().size(), 2u) << "it keeps an extra range rather than revoke a member";
@@ -210,7 +210,7 @@ TEST(WorkerSet, KeepsRangesAndFillsOnlyEmptyGaps) {
 
 // ---- the sealer ----
 
-TEST(Sealer, CutsChunksRightHoweverTheBytesCome) {
+TEST(Sealer, CutsTheSameChunksHoweverTheBytesArrive) {
   const Made whole = make(full(3), 150 * 1024 + 1);
   ASSERT_EQ(whole.chunks.size(), 151u);
   EXPECT_EQ(whole.manifest.payload_bytes, 150u * 1024 + 1);
@@ -242,7 +242,7 @@ TEST(Sealer, CutsChunksRightHoweverTheBytesCome) {
   }
 }
 
-// Bytes that come one chunk at a time: the first leave at once, and later ones share signatures.
+// If bytes arrive one chunk at a time, the first chunks leave at once, and later ones share signatures.
 TEST(Sealer, SealsGrowWithThePublication) {
   const Made trickled = make(full(3), 3000 * 1024, {.write_bytes = 1024});
   std::set<std::uint32_t> seals;
@@ -252,7 +252,8 @@ TEST(Sealer, SealsGrowWithThePublication) {
   }
   EXPECT_EQ(trickled.chunks[7].head.seal_count, 1u);
   EXPECT_EQ(trickled.chunks[2000].head.seal_count, kSealChunksMax);
-  EXPECT_LE(seals.size(), 16u + 8 * 4 + 3000 / kSealChunksMax);  // 8 ln(512 / 16) < 8 * 4 until they are full
+  EXPECT_LE(seals.size(),
+            16u + 8 * 4 + 3000 / kSealChunksMax);  // 8 ln(512 / 16) < 8 * 4 seals until they reach kSealChunksMax
 }
 
 TEST(Sealer, AnEmptyPayloadIsAPublication) {
@@ -263,7 +264,7 @@ TEST(Sealer, AnEmptyPayloadIsAPublication) {
   EXPECT_EQ(make(delta(2, 1), 1024).chunks.size(), 1u);
 }
 
-TEST(Sealer, RefusesMoreChunksThanThereMayBe) {
+TEST(Sealer, RefusesTooManyChunks) {
   Sealer sealer(made_announcement(full(0)), kKey);
   // The size is refused before any byte is read.
   const std::vector<std::byte> one(1);
@@ -319,7 +320,7 @@ LearnerState learner_state() {
   return s;
 }
 
-TEST(State, SurvivesAndEveryDamageIsSeen) {
+TEST(State, CanBeReadAgainAndEveryDamageIsDetected) {
   EXPECT_EQ(*decode_worker_state(encode(worker_state())), worker_state());
   WorkerState fresh = worker_state();
   fresh.floor.reset();
@@ -330,7 +331,7 @@ TEST(State, SurvivesAndEveryDamageIsSeen) {
   refuses_all_damage(encode(learner_state()), [](std::string_view b) { return decode_learner_state(b); });
 }
 
-TEST(State, OneKindIsNotTheOther) {
+TEST(State, OneKindIsNotAcceptedAsTheOther) {
   EXPECT_THAT(decode_worker_state(encode(learner_state())).error().detail,
               HasSubstr("begins with 'echoline worker 3'"));
   EXPECT_THAT(decode_learner_state(encode(worker_state())).error().detail,

@@ -31,11 +31,11 @@ TEST(Sizes, EveryNodeHasRoomForASnapshotOfAnyPolicy) {
 
 // Formula 4.2 with the overhead of protocol and network: three workers in a row at 1 MB/s forward ten chunks of (2048 +
 // 8 + 96) * 1.05 bytes.
-TEST(Sizes, ALinkCarriesHeadsAndHeadersAsWell) {
+TEST(Sizes, TheLoadOfALinkIncludesHeadsAndHeaders) {
   const Bytes payload{20'480}, chunk{2048};
   EXPECT_EQ(on_the_wire(chunk, chunk).count, 2260u);
   EXPECT_EQ(on_the_wire(payload, chunk).count, 22'596u);
-  EXPECT_EQ(on_the_wire({20'481}, chunk).count, 22'707u) << "one more frame head";
+  EXPECT_EQ(on_the_wire({20'481}, chunk).count, 22'707u) << "one more chunk head";
   EXPECT_EQ(on_the_wire({}, chunk).count, 0u);
   const BitRate rate = BitRate::from_bytes_per_s(1e6);
   std::vector<chains::WorkerLink> links;
@@ -47,15 +47,15 @@ TEST(Sizes, ALinkCarriesHeadsAndHeadersAsWell) {
   const auto topology = chains::plan_chains(rate, rate, workers, chains::TopologyPolicy::kBestChains);
   ASSERT_TRUE(topology) << topology.error().message();
   ASSERT_EQ(topology->depth(), 3u);
-  const auto time = [&](Bytes bytes, Bytes piece) {
-    return seconds(chains::broadcast_time(*topology, bytes, piece, rate, links)->last());
+  const auto broadcast_seconds = [&](Bytes bytes, Bytes chunk_size) {
+    return seconds(chains::broadcast_time(*topology, bytes, chunk_size, rate, links)->last());
   };
-  EXPECT_NEAR(time(payload, chunk), 12 * 2048e-6, 1e-6);
-  EXPECT_NEAR(time(on_the_wire(payload, chunk), on_the_wire(chunk, chunk)), 12 * 2259.6e-6, 5e-6);
+  EXPECT_NEAR(broadcast_seconds(payload, chunk), 12 * 2048e-6, 1e-6);
+  EXPECT_NEAR(broadcast_seconds(on_the_wire(payload, chunk), on_the_wire(chunk, chunk)), 12 * 2259.6e-6, 5e-6);
 }
 
 TEST(Sizes, ALearnerThatHasNoRoomForItsPolicyDoesNotStart) {
-  const auto refusal = [](LearnerOptions options) {
+  const auto start_error = [](LearnerOptions options) {
     options.run_id = "run";
     const auto node = LearnerNode::start(std::move(options), {});
     return node ? std::string() : node.error().message();
@@ -63,20 +63,20 @@ TEST(Sizes, ALearnerThatHasNoRoomForItsPolicyDoesNotStart) {
   LearnerOptions small_chunks;
   small_chunks.policy_bytes = {16'000'000'000};
   small_chunks.network.chunk = {1024};
-  EXPECT_THAT(refusal(small_chunks), HasSubstr("chunk must be at least 15737 bytes"));
+  EXPECT_THAT(start_error(small_chunks), HasSubstr("chunk must be at least 15737 bytes"));
   LearnerOptions small_store;
   small_store.policy_bytes = {300'000'000};
   small_store.network.store = Bytes{300'000'000};
-  EXPECT_THAT(refusal(small_store), HasSubstr("room for a snapshot"));
+  EXPECT_THAT(start_error(small_store), HasSubstr("room for a snapshot"));
   small_store.network.store.reset();
-  EXPECT_EQ(refusal(small_store), "");
+  EXPECT_EQ(start_error(small_store), "");
 }
 
-TEST(Hosts, ALearnerOnAllAddressesIsNotCalledByThem) {
-  for (const char* all : {"0.0.0.0", "::"}) {
-    EXPECT_EQ(local_endpoint_of({all, 7}), (Endpoint{"127.0.0.1", 7}));
-    for (const Endpoint& endpoint : remote_endpoints_of({all, 7})) {
-      EXPECT_NE(endpoint.host, all);
+TEST(Hosts, TheAddressOfALearnerOnAllInterfacesIsOneToDial) {
+  for (const char* any_address : {"0.0.0.0", "::"}) {
+    EXPECT_EQ(local_endpoint_of({any_address, 7}), (Endpoint{"127.0.0.1", 7}));
+    for (const Endpoint& endpoint : remote_endpoints_of({any_address, 7})) {
+      EXPECT_NE(endpoint.host, any_address);
       EXPECT_FALSE(endpoint.host.starts_with("127.")) << endpoint.host;
       EXPECT_NE(endpoint.host, "::1");
       EXPECT_EQ(endpoint.port, 7);

@@ -38,19 +38,20 @@ struct TlsReading {
   std::optional<Error> error;
 };
 
-// Feeds `wire` to `to`, at most `piece` bytes at a time, and reads everything that comes out.
+// Feeds `wire` to `to`, at most `piece_bytes` at a time, and reads everything that comes out.
 inline void tls_deliver(std::span<const std::byte> wire, TlsSession& to, TlsReading& reading,
-                        std::size_t piece = SIZE_MAX) {
-  std::vector<std::byte> out(40'000);
+                        std::size_t piece_bytes = SIZE_MAX) {
+  std::vector<std::byte> plaintext(40'000);
   while (!wire.empty() && !reading.error) {
-    const std::size_t n = std::min(piece, wire.size());
-    to.feed(wire.first(n));
-    wire = wire.subspan(n);
+    const std::size_t fed_bytes = std::min(piece_bytes, wire.size());
+    to.feed(wire.first(fed_bytes));
+    wire = wire.subspan(fed_bytes);
     for (;;) {
-      const auto got = to.read(out);
-      if (!got) reading.error = got.error();
-      if (!got || *got == 0) break;
-      reading.bytes.insert(reading.bytes.end(), out.begin(), out.begin() + static_cast<std::ptrdiff_t>(*got));
+      const auto bytes_read = to.read(plaintext);
+      if (!bytes_read) reading.error = bytes_read.error();
+      if (!bytes_read || *bytes_read == 0) break;
+      const auto end = plaintext.begin() + static_cast<std::ptrdiff_t>(*bytes_read);
+      reading.bytes.insert(reading.bytes.end(), plaintext.begin(), end);
     }
   }
 }

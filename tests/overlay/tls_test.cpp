@@ -1,4 +1,4 @@
-// TLS sessions of two nodes of a run, joined by nothing but their bytes.
+// TLS sessions of two nodes of a run. The test carries the bytes between them.
 #include "overlay/uv/tls.hpp"
 
 #include <gmock/gmock.h>
@@ -29,7 +29,7 @@ void expect_error(const std::optional<Error>& error, Code code, const std::strin
   EXPECT_THAT(error->message(), HasSubstr(text));
 }
 
-// A pair that knows each other: worker 3 has dialled worker 4.
+// Two nodes with certificates of one authority: worker 3 has dialled worker 4.
 TlsPair established(std::uint64_t records_per_key = TlsContext::kRecordsPerKey) {
   const trust::Authority authority = tls_authority();
   TlsPair pair =
@@ -66,7 +66,7 @@ TEST(Tls, TheFirstFlightsFillAPacketAndALittleMore) {
   const std::vector<std::byte> answer = pair.server.take_output();
   for (const std::size_t flight : {hello.size(), answer.size()}) {
     EXPECT_GE(flight, 1460u + 250) << "a segment without TCP options";
-    EXPECT_LE(flight, 1380u + 1180) << "one of a tunnel";
+    EXPECT_LE(flight, 1380u + 1180) << "a segment in a tunnel";
   }
   tls_deliver(answer, pair.client, pair.client_reading);
   pair.settle();
@@ -120,7 +120,7 @@ TEST(Tls, ReadsFillTheCallersBuffer) {
   EXPECT_EQ(got, sent);
 }
 
-TEST(Tls, KeysAreChangedOnTheWay) {
+TEST(Tls, KeysAreChangedDuringAConnection) {
   TlsPair pair = established(/*records_per_key=*/4);
   for (std::uint64_t i = 0; i < 50; ++i) {
     std::vector<std::byte> there, back;
@@ -163,19 +163,19 @@ TEST(Tls, AnEnrollingMachineKnowsOnlyTheFingerprint) {
 
 TEST(Tls, AnEnrollingMachineRefusesImpostors) {
   const trust::Authority authority = tls_authority(), other = tls_authority("another key");
-  // The learner of another authority, even with the same run id, does not fool it.
+  // It refuses the learner of another authority, even with the same run id.
   TlsPair pair =
       tls_pair({.authority = authority.fingerprint()}, kLearnerId, tls_node(other, kLearnerId), Policy::kOptional);
   pair.settle();
   expect_error(pair.client_reading.error, Code::kInvalid, "found one of another");
   expect_error(pair.server_reading.error, Code::kInvalid, "the peer refused our certificate: it is of another run");
-  // Nor does a peer that shows the right authority's certificate with a leaf of its own.
+  // It refuses a peer that shows the right authority's certificate with a leaf of its own.
   Credentials mixed = tls_node(authority, kLearnerId);
   mixed.own->key = tls_key("another key");
   mixed.own->certificate = tls_node(other, kLearnerId).own->certificate;
   mixed.own->key = tls_node(other, kLearnerId).own->key;
-  EXPECT_FALSE(TlsContext::create(mixed)) << "not even by accident";
-  // Nor does a worker of its run that plays the learner.
+  EXPECT_FALSE(TlsContext::create(mixed)) << "such credentials cannot be used by accident either";
+  // It refuses a worker of its run that pretends to be the learner.
   TlsPair played =
       tls_pair({.authority = authority.fingerprint()}, kLearnerId, tls_node(authority, kThree), Policy::kOptional);
   played.settle();
@@ -184,7 +184,7 @@ TEST(Tls, AnEnrollingMachineRefusesImpostors) {
   EXPECT_EQ(played.client.identity(), trust::PeerIdentity{});
 }
 
-TEST(Tls, ANodeThatRequiresCertificatesRefusesAStranger) {
+TEST(Tls, ANodeThatRequiresCertificatesRefusesAPeerWithoutOne) {
   const trust::Authority authority = tls_authority();
   TlsPair pair = tls_pair({.authority = authority.fingerprint()}, kThree, tls_node(authority, kThree));
   pair.settle();
@@ -230,7 +230,7 @@ TEST(Tls, ExpiredCertificatesAreRefused) {
   TlsPair other = tls_pair(tls_node(authority, kThree), kFour, tls_node(authority, kFour, kTlsNow + 400));
   other.settle();
   expect_error(other.client_reading.error, Code::kStale, "worker 4 becomes valid in 100 s");
-  // Without a time nothing expires.
+  // Without a time, no certificate expires.
   const TlsContext old = *TlsContext::create(tls_node(authority, kFour, kTlsNow - 9999));
   TlsPair timeless{TlsSession::client(*TlsContext::create(tls_node(authority, kThree)), kFour, std::nullopt),
                    *TlsSession::server(old, Policy::kRequired, kTlsNow)};
@@ -282,7 +282,7 @@ std::optional<Error> answer_of(TlsSession& session, std::string_view text) {
   return answer_of(session, std::as_bytes(std::span(text)));
 }
 
-TEST(Tls, OtherProtocolsAreNamed) {
+TEST(Tls, TheErrorNamesOtherProtocols) {
   const trust::Authority authority = tls_authority();
   const TlsContext context = *TlsContext::create(tls_node(authority, kThree));
   const auto server = [&] { return *TlsSession::server(context, Policy::kRequired, kTlsNow); };
@@ -329,7 +329,7 @@ TEST(Tls, AHandshakeThatDoesNotEndIsRefused) {
 
 // ---- the end ----
 
-TEST(Tls, ForgedBytesEndTheSessionAfterTheGoodOnes) {
+TEST(Tls, ForgedBytesEndTheSessionAfterTheValidOnes) {
   TlsPair pair = established();
   std::vector<std::byte> wire;
   ASSERT_TRUE(pair.client.write(some_bytes(1000), wire));
@@ -378,7 +378,7 @@ TEST(Tls, AWriteWaitsForTheHandshake) {
   EXPECT_TRUE(block.empty());
 }
 
-TEST(Tls, OutputOfItsOwnGoesFirst) {
+TEST(Tls, ASessionsOwnOutputGoesFirst) {
   const trust::Authority authority = tls_authority();
   TlsPair pair = tls_pair(tls_node(authority, kThree), kFour, tls_node(authority, kFour));
   tls_deliver(pair.client.take_output(), pair.server, pair.server_reading);

@@ -28,7 +28,7 @@ void mutate(Bytes& bytes, Random& random) {
         bytes.insert(bytes.begin() + static_cast<std::ptrdiff_t>(at), 1 + random.below(40),
                      static_cast<std::byte>(random.next()));
         break;
-      case 4: {  // a piece of it twice
+      case 4: {  // repeat a piece at the end
         const Bytes piece(bytes.begin() + static_cast<std::ptrdiff_t>(at),
                           bytes.begin() + static_cast<std::ptrdiff_t>(at + 1 + random.below(bytes.size() - at)));
         bytes.insert(bytes.end(), piece.begin(), piece.end());
@@ -39,10 +39,10 @@ void mutate(Bytes& bytes, Random& random) {
 }
 
 Bytes tagged(unsigned char kind, std::span<const std::byte> bytes) {
-  Bytes whole{static_cast<std::byte>(kind)};
-  if (kind < 3) whole.push_back(std::byte{250});  // the size of pieces
-  whole.insert(whole.end(), bytes.begin(), bytes.end());
-  return whole;
+  Bytes input_bytes{static_cast<std::byte>(kind)};
+  if (kind < 3) input_bytes.push_back(std::byte{250});  // the size of pieces
+  input_bytes.insert(input_bytes.end(), bytes.begin(), bytes.end());
+  return input_bytes;
 }
 
 std::vector<Bytes> corpus() {
@@ -51,22 +51,22 @@ std::vector<Bytes> corpus() {
   TlsPair pair = tls_pair(tls_node(authority, WorkerId{1}), WorkerId{2}, tls_node(authority, WorkerId{2}));
   const Bytes hello = pair.client.take_output();
   tls_deliver(hello, pair.server, pair.server_reading);
-  const Bytes answer = pair.server.take_output();
+  const Bytes server_flight = pair.server.take_output();
   const trust::Secret token = *trust::issue_token(authority, "vast-7", trust::Nonce{}, kTlsNow);
   return {tagged(0, hello),
-          tagged(1, answer),
-          tagged(2, answer),
+          tagged(1, server_flight),
+          tagged(2, server_flight),
           tagged(3, tls_node(authority, WorkerId{1}).own->certificate),
           tagged(3, authority.certificate()),
           tagged(4, std::as_bytes(std::span(token.reveal())))};
 }
 
-void run_target(const Bytes& input) { test::fuzz_input(input); }
+void run_fuzz_target(const Bytes& input) { test::fuzz_input(input); }
 
 TEST(TrustFuzz, MutatedCorpus) {
   const std::vector<Bytes> inputs = corpus();
-  EXPECT_EQ(inputs, corpus()) << "rounds are repeatable";
-  for (const Bytes& input : inputs) run_target(input);
+  EXPECT_EQ(inputs, corpus()) << "the corpus is the same each time";
+  for (const Bytes& input : inputs) run_fuzz_target(input);
   for (std::uint64_t round = 0; round < 12'000; ++round) {
     SCOPED_TRACE(round);
     Random random(round);
@@ -74,7 +74,7 @@ TEST(TrustFuzz, MutatedCorpus) {
     const std::byte kind = input[0];
     mutate(input, random);
     if (!input.empty()) input[0] = kind;
-    run_target(input);
+    run_fuzz_target(input);
   }
 }
 
@@ -83,9 +83,9 @@ void carry(TlsPair& pair, Random& random, bool& changed) {
   for (int flight = 0; flight < 8; ++flight) {
     for (const bool from_client : {true, false}) {
       Bytes wire = (from_client ? pair.client : pair.server).take_output();
-      const Bytes before = wire;
+      const Bytes unchanged_wire = wire;
       if (random.below(3) == 0) mutate(wire, random);
-      changed = changed || wire != before;
+      changed = changed || wire != unchanged_wire;
       const std::size_t piece = random.below(2) ? SIZE_MAX : 1 + random.below(100);
       tls_deliver(wire, from_client ? pair.server : pair.client,
                   from_client ? pair.server_reading : pair.client_reading, piece);
@@ -132,15 +132,15 @@ TEST(TrustFuzz, MutatedConnections) {
     pair.settle();
     Bytes sent, wire;
     for (std::uint64_t i = 1 + random.below(4); i > 0; --i) {
-      const Bytes some(random.below(i == 1 ? 40'000 : 400), static_cast<std::byte>(random.next()));
-      ASSERT_TRUE(pair.client.write(some, wire));
-      sent.insert(sent.end(), some.begin(), some.end());
+      const Bytes data(random.below(i == 1 ? 40'000 : 400), static_cast<std::byte>(random.next()));
+      ASSERT_TRUE(pair.client.write(data, wire));
+      sent.insert(sent.end(), data.begin(), data.end());
     }
     mutate(wire, random);
     tls_deliver(wire, pair.server, pair.server_reading, 1 + random.below(20'000));
-    const Bytes& got = pair.server_reading.bytes;
-    ASSERT_LE(got.size(), sent.size());
-    EXPECT_TRUE(std::equal(got.begin(), got.end(), sent.begin())) << "the received bytes were sent";
+    const Bytes& received = pair.server_reading.bytes;
+    ASSERT_LE(received.size(), sent.size());
+    EXPECT_TRUE(std::equal(received.begin(), received.end(), sent.begin())) << "the received bytes were sent";
     if (HasFailure()) FAIL();
   }
 }

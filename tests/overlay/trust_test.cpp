@@ -89,7 +89,7 @@ TEST(Secret, IsNotPrinted) {
   EXPECT_EQ(secret.reveal(), "open sesame");
 }
 
-TEST(Secret, MovesLeaveNothingBehind) {
+TEST(Secret, AMovedSecretLeavesNothingBehind) {
   for (const std::size_t size : {5u, 500u}) {
     std::string text(size, 'x');
     Secret a(std::move(text));
@@ -114,7 +114,7 @@ TEST(Signature, Rfc8032Key) {
   EXPECT_EQ(SigningKey(key.seed()).public_key(), key.public_key());
 }
 
-TEST(Signature, HoldsForItsBytesContextAndKeyOnly) {
+TEST(Signature, IsValidOnlyForItsBytesContextAndKey) {
   const SigningKey key = key_number(1);
   const auto bytes = bytes_of("policy 7");
   const Signature signature = key.sign("manifest", bytes);
@@ -139,7 +139,7 @@ TEST(Signature, GeneratedKeysDiffer) {
   EXPECT_NE(SigningKey::generate().public_key(), SigningKey::generate().public_key());
 }
 
-TEST(Signature, BytesThatAreNoKeyVerifyNothing) {
+TEST(Signature, InvalidKeysVerifyNothing) {
   PublicKey no_key;
   no_key.bytes.fill(std::byte{0xff});
   EXPECT_FALSE(verify(no_key, "manifest", {}, key_number(1).sign("manifest", {})));
@@ -257,7 +257,7 @@ TEST(Certificate, EveryChangedBitIsNoticed) {
     auto wrong = leaf;
     wrong[i / 8] ^= static_cast<std::byte>(1u << (i % 8));
     const auto identity = check_certificate(wrong, authority.public_key(), "run", kNow);
-    // Other encodings of the same content would do no harm.
+    // Other encodings of the same content are harmless.
     if (identity) {
       EXPECT_EQ(*identity, right) << "bit " << i;
     }
@@ -329,7 +329,7 @@ class AuthorityFiles : public testing::Test {
   const fs::path key_ = folder_ / "run.key", certificate_ = folder_ / "run.crt";
 };
 
-TEST_F(AuthorityFiles, AreMadeOnceAndReadAgain) {
+TEST_F(AuthorityFiles, AreCreatedOnceAndReadAgain) {
   const auto first = Authority::open_or_create(folder_, "run");
   ASSERT_TRUE(first.has_value()) << first.error().message();
   EXPECT_EQ(mode_of(key_), 0600u);
@@ -339,7 +339,7 @@ TEST_F(AuthorityFiles, AreMadeOnceAndReadAgain) {
   ASSERT_TRUE(second.has_value()) << second.error().message();
   EXPECT_EQ(first->public_key(), second->public_key());
   EXPECT_EQ(first->certificate(), second->certificate());
-  fs::remove(certificate_);  // as after a crash between the two
+  fs::remove(certificate_);  // as after a crash between the two writes
   ASSERT_TRUE(Authority::open_or_create(folder_, "run"));
   EXPECT_TRUE(fs::exists(certificate_));
 }

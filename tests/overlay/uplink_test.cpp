@@ -22,28 +22,28 @@ TimePoint at(double s) { return TimePoint(from_seconds(s)); }
 
 TEST(Pacer, HoldsItsRateAndGrantsNothingForIdleTime) {
   Pacer link(kMegabytePerS);
-  EXPECT_EQ(link.occupy({1000}, at(5), false), at(5.001));  // however long it was idle
+  EXPECT_EQ(link.occupy({1000}, at(5), false), at(5.001));  // idle time earns nothing
   EXPECT_EQ(link.occupy({1000}, at(5.0003), true), at(5.002));
-  EXPECT_EQ(link.occupy({1000}, at(5.010), true), at(5.003));  // late: made up
-  EXPECT_EQ(link.occupy({1000}, at(6), true), at(5.951));      // but no more than kLatenessMax of it
+  EXPECT_EQ(link.occupy({1000}, at(5.010), true), at(5.003));  // late, and allowed to catch up
+  EXPECT_EQ(link.occupy({1000}, at(6), true), at(5.951));      // but by no more than kLatenessMax
   EXPECT_EQ(link.occupy({1000}, at(7), false), at(7.001));
   EXPECT_EQ(Pacer().occupy({1 << 30}, at(1), true), at(1));
   EXPECT_EQ(Pacer().slice_bytes(12345), 12345u);
-  EXPECT_EQ(link.slice_bytes(1 << 20), 8000u);  // 8 ms of it
+  EXPECT_EQ(link.slice_bytes(1 << 20), 8000u);  // 8 ms at its rate
   EXPECT_EQ(Pacer(BitRate{1000}).slice_bytes(1 << 20), 2048u);
 }
 
 // ---- the uplink ----
 
-// Frames of a size, as many as it has.
+// A source of frames of the same size.
 struct Frames final : Source {
-  std::size_t left = 0, bytes = 1000;
-  double part = 1;
-  double weight() const override { return part; }
+  std::size_t frames_left = 0, bytes = 1000;
+  double uplink_weight = 1;
+  double weight() const override { return uplink_weight; }
   std::vector<ConnId> asked;
   std::optional<OutFrame> next(ConnId conn) override {
-    if (left == 0) return std::nullopt;
-    --left;
+    if (frames_left == 0) return std::nullopt;
+    --frames_left;
     asked.push_back(conn);
     return OutFrame{Slice(std::vector<std::byte>(100)), Slice(std::vector<std::byte>(bytes - 100))};
   }
@@ -62,7 +62,7 @@ struct Wire {
     }
     return bytes;
   }
-  std::vector<std::size_t> sizes() {  // of every send
+  std::vector<std::size_t> sizes() {  // of each send, in order
     std::vector<std::size_t> sizes;
     for (const Action& a : std::exchange(actions, {}))
       sizes.push_back(std::get<act::Send>(a).head.size() + std::get<act::Send>(a).tail.size());
@@ -77,7 +77,7 @@ TEST(Uplink, LimitHoldsAcrossSourcesAndLateTimers) {
     Wire wire(BitRate::from_mbit_per_s(24));
     Frames sources[3];
     for (std::uint64_t i = 0; i < 3; ++i) {
-      sources[i].left = 100'000;
+      sources[i].frames_left = 100'000;
       sources[i].bytes = 20'000;
       wire.uplink.open(ConnId{2 * i + 2}, sources[i]);
     }
@@ -114,7 +114,7 @@ TEST(Uplink, LimitHoldsAcrossSourcesAndLateTimers) {
 TEST(Uplink, SourcesTakeTurnsAndAWindowHoldsEach) {
   Wire wire;
   Frames busy, slow, idle;
-  busy.left = slow.left = 1000;
+  busy.frames_left = slow.frames_left = 1000;
   wire.uplink.open(ConnId{2}, busy);
   wire.uplink.open(ConnId{4}, slow);
   wire.uplink.open(ConnId{6}, idle);
@@ -122,16 +122,16 @@ TEST(Uplink, SourcesTakeTurnsAndAWindowHoldsEach) {
   auto sent = wire.take();
   EXPECT_EQ(sent[ConnId{2}], sent[ConnId{4}]);
   EXPECT_GE(sent[ConnId{2}], Uplink::kWindowBytes);
-  EXPECT_LT(sent[ConnId{2}], Uplink::kWindowBytes + 1000);  // one frame beyond at most
+  EXPECT_LT(sent[ConnId{2}], Uplink::kWindowBytes + 1000);  // at most one frame beyond the window
   EXPECT_EQ(sent[ConnId{6}], 0u);
   EXPECT_EQ(wire.uplink.in_flight(ConnId{2}), sent[ConnId{2}]);
-  // Only the connection whose bytes were taken gets more.
+  // Only the connection whose bytes were sent gets more.
   wire.uplink.on_sent(ConnId{2}, 10'000, at(2));
   sent = wire.take();
   EXPECT_EQ(sent[ConnId{2}], 10'000u);
   EXPECT_EQ(sent[ConnId{4}], 0u);
   // The uplink asks an idle source again only after wake().
-  idle.left = 1;
+  idle.frames_left = 1;
   wire.uplink.pump(at(2));
   EXPECT_TRUE(wire.take().empty());
   wire.uplink.wake(idle);
@@ -143,8 +143,8 @@ TEST(Uplink, SourcesTakeTurnsAndAWindowHoldsEach) {
 TEST(Uplink, TheLimitIsSharedByWeight) {
   Wire wire(kMegabytePerS);
   Frames whole, quarter, late;
-  whole.left = quarter.left = 100'000;
-  quarter.part = late.part = 0.25;
+  whole.frames_left = quarter.frames_left = 100'000;
+  quarter.uplink_weight = late.uplink_weight = 0.25;
   wire.uplink.open(ConnId{2}, whole);
   wire.uplink.open(ConnId{4}, quarter);
   wire.uplink.open(ConnId{6}, late);
@@ -164,8 +164,8 @@ TEST(Uplink, TheLimitIsSharedByWeight) {
   run_until(at(11));
   EXPECT_NEAR(static_cast<double>(total[ConnId{2}]), 8e6, 0.1e6);
   EXPECT_NEAR(static_cast<double>(total[ConnId{4}]), 2e6, 0.1e6);
-  // A source that comes later gets its share from then on, and is owed no more than a window.
-  late.left = 100'000;
+  // A source that comes later gets its share from then on, and makes up for no more than a window.
+  late.frames_left = 100'000;
   wire.uplink.wake(late);
   run_until(at(23));
   EXPECT_NEAR(static_cast<double>(total[ConnId{2}]), 8e6, 0.3e6);
@@ -176,7 +176,7 @@ TEST(Uplink, TheLimitIsSharedByWeight) {
 TEST(Uplink, ParallelConnectionsShareASource) {
   Wire wire;
   Frames source;
-  source.left = 100;
+  source.frames_left = 100;
   wire.uplink.open(ConnId{2}, source);
   wire.uplink.open(ConnId{4}, source);
   wire.uplink.pump(at(1));
@@ -184,7 +184,7 @@ TEST(Uplink, ParallelConnectionsShareASource) {
   EXPECT_EQ(sent[ConnId{2}], 50'000u);
   EXPECT_EQ(sent[ConnId{4}], 50'000u);
   // The connection whose bytes leave faster carries more.
-  source.left = 1000;
+  source.frames_left = 1000;
   wire.uplink.wake(source);
   wire.uplink.on_sent(ConnId{2}, 50'000, at(2));
   wire.take();
@@ -194,20 +194,20 @@ TEST(Uplink, ParallelConnectionsShareASource) {
   EXPECT_EQ(sent[ConnId{4}], 0u);
   // A closed connection loses its waiting bytes, and the other goes on.
   wire.uplink.close(ConnId{2});
-  wire.uplink.on_sent(ConnId{2}, 1000, at(3));  // too late to count
+  wire.uplink.on_sent(ConnId{2}, 1000, at(3));  // not counted, since it is closed
   wire.uplink.on_sent(ConnId{4}, 5000, at(3));
   EXPECT_GE(wire.take()[ConnId{4}], 5000u);
   wire.uplink.close(ConnId{4});
-  wire.uplink.wake(source);  // forgotten
+  wire.uplink.wake(source);  // without effect, since it has no connection
   wire.uplink.pump(at(4));
   EXPECT_TRUE(wire.take().empty());
   EXPECT_EQ(wire.uplink.usage(source, at(4)).bytes, 0u);
 }
 
-TEST(Uplink, AFrameBegunIsFinishedOnItsConnection) {
+TEST(Uplink, AFrameStaysOnTheConnectionThatBeganIt) {
   Wire wire(kMegabytePerS);
   Frames source;
-  source.left = 2;
+  source.frames_left = 2;
   source.bytes = 50'000;
   wire.uplink.open(ConnId{2}, source);
   wire.uplink.open(ConnId{4}, source);
@@ -285,13 +285,13 @@ TEST(SilenceMeter, LearnsTheIntervalsOfAPeer) {
   meter.begin(milliseconds(100), at(1));
   EXPECT_EQ(meter.deadline(), at(1.4));
   TimePoint now = at(1);
-  for (int i = 0; i < 100; ++i) meter.on_beat(now += milliseconds(100));
+  for (int i = 0; i < 100; ++i) meter.on_regular_message(now += milliseconds(100));
   EXPECT_EQ(meter.deadline() - now, milliseconds(400));  // never less than four intervals
   Random random(1);
-  for (int i = 0; i < 100; ++i) meter.on_beat(now += milliseconds(random.between(10, 400)));
-  EXPECT_GT(meter.deadline() - now, milliseconds(600));  // irregular: more patience
+  for (int i = 0; i < 100; ++i) meter.on_regular_message(now += milliseconds(random.between(10, 400)));
+  EXPECT_GT(meter.deadline() - now, milliseconds(600));  // irregular, so the deadline is later
   EXPECT_LE(meter.deadline() - now, milliseconds(1200));
-  for (int i = 0; i < 20; ++i) meter.on_beat(now += std::chrono::seconds(3));
+  for (int i = 0; i < 20; ++i) meter.on_regular_message(now += std::chrono::seconds(3));
   EXPECT_EQ(meter.deadline() - now, milliseconds(1200));  // never more than twelve
 }
 
@@ -299,7 +299,7 @@ TEST(SilenceMeter, LearnsTheIntervalsOfAPeer) {
 
 // The number of connections that the probe settles on, if `rate` gives the path's rate for a number. [bytes/s]
 template <class Rate>
-std::uint32_t probed(Rate&& rate) {
+std::uint32_t probed_streams(Rate&& rate) {
   StreamProbe probe;
   double bytes = 0;
   std::uint32_t streams = 1;
@@ -310,13 +310,16 @@ std::uint32_t probed(Rate&& rate) {
   return streams;
 }
 
-TEST(StreamProbe, DoublesWhileTheRateFollows) {
-  EXPECT_EQ(probed([](auto n) { return 1e6 * n; }), StreamProbe::kStreamsMax);  // loss: each carries its own
-  EXPECT_EQ(probed([](auto n) { return n < 2 ? 1e6 : 2e6; }), 4u);  // four are no better than two: it stops there
-  EXPECT_EQ(probed([](auto) { return 5e6; }), 2u);                  // the link is full with one: tried once
+TEST(StreamProbe, DoublesWhileTheRateGrows) {
+  // Loss limits each connection alone.
+  EXPECT_EQ(probed_streams([](auto n) { return 1e6 * n; }), StreamProbe::kStreamsMax);
+  // Four are no better than two, so the probe stops there.
+  EXPECT_EQ(probed_streams([](auto n) { return n < 2 ? 1e6 : 2e6; }), 4u);
+  // One fills the link, and two are tried once.
+  EXPECT_EQ(probed_streams([](auto) { return 5e6; }), 2u);
 }
 
-TEST(StreamProbe, GoesOnWithThoseThatCouldBeOpened) {
+TEST(StreamProbe, KeepsTheNumberThatCouldBeOpened) {
   StreamProbe probe;
   probe.settle(3);
   TimePoint now{};
@@ -335,7 +338,7 @@ TEST(StreamProbe, CountsOnlyWhileThereIsMoreToSend) {
 
 constexpr HopMonitor::Hop kHop{WorkerId{1}, WorkerId{2}};
 
-TEST(HopMonitor, FindsTheHopWhoseSenderStaysAhead) {
+TEST(HopMonitor, ReportsAHopWhoseSenderStaysAhead) {
   HopMonitor monitor;
   std::vector<HopMonitor::Finding> found;
   const HopMonitor::Hop before{kLearnerId, WorkerId{1}}, after{WorkerId{2}, WorkerId{3}};
@@ -358,16 +361,16 @@ TEST(HopMonitor, FindsTheHopWhoseSenderStaysAhead) {
   EXPECT_TRUE(monitor.find().empty());  // reported once, then measured from the start
 }
 
-TEST(HopMonitor, LeavesAHopAloneThatIsOnlyBehindOrFastEnough) {
+TEST(HopMonitor, DoesNotReportAHopThatIsOnlyBehindOrFastEnough) {
   HopMonitor monitor;
   double passed = 0;
   for (TimePoint now = at(1); now < at(20); now += milliseconds(200)) {
-    passed += 0.8e6 * 0.2;  // most of what was planned, the gap grows all the same
+    passed += 0.8e6 * 0.2;  // most of the planned rate, though the gap grows
     monitor.observe(kHop, static_cast<std::uint64_t>(passed * 2), static_cast<std::uint64_t>(passed), kMegabytePerS,
                     now);
     EXPECT_TRUE(monitor.find().empty());
   }
-  HopMonitor small;  // a gap that is too small to tell anything
+  HopMonitor small;  // the gap is too small to report
   for (TimePoint now = at(1); now < at(20); now += milliseconds(200)) {
     small.observe(kHop, HopMonitor::kGapBytesMin - 1, 0, kMegabytePerS, now);
     EXPECT_TRUE(small.find().empty());
@@ -379,7 +382,7 @@ TEST(HopMonitor, LeavesAHopAloneThatIsOnlyBehindOrFastEnough) {
   }
 }
 
-TEST(HopMonitor, ComparesWithTheFleetWhereNothingWasPlanned) {
+TEST(HopMonitor, ComparesWithTheFleetIfNoRateWasPlanned) {
   HopMonitor monitor;
   std::vector<HopMonitor::Finding> found;
   double fast = 0, slow = 0;
@@ -398,7 +401,7 @@ TEST(HopMonitor, ComparesWithTheFleetWhereNothingWasPlanned) {
 }
 
 // A measuring window that began while the hop was fast does not hide that it is slow now.
-TEST(HopMonitor, FindsAHopThatBecomesSlowWithinTwiceItsPatience) {
+TEST(HopMonitor, ReportsAHopThatBecomesSlowWithinTwiceTheGapTime) {
   for (int offset_ms = 0; offset_ms < 2000; offset_ms += 100) {
     SCOPED_TRACE(offset_ms);
     HopMonitor monitor;
@@ -420,14 +423,14 @@ TEST(HopMonitor, FindsAHopThatBecomesSlowWithinTwiceItsPatience) {
 // The owner's acknowledgements queue behind its data, so its downlink is slow as well.
 TEST(HopMonitor, BlamesAnExhaustedUplinkForItsOwnersSlowDownload) {
   HopMonitor monitor;
-  const HopMonitor::Hop into{kLearnerId, WorkerId{1}};
+  const HopMonitor::Hop incoming{kLearnerId, WorkerId{1}};
   std::vector<HopMonitor::Finding> found;
   for (int s = 0; s < 20 && found.empty(); ++s) {
     const TimePoint now = TimePoint(milliseconds(500) * s);
-    const std::uint64_t there = static_cast<std::uint64_t>(s) * 200'000;
-    monitor.observe(into, 100'000'000, there, BitRate::from_mbit_per_s(16), now);
-    // The gap behind it becomes significant only later.
-    monitor.observe(kHop, there, there / 20, kMegabytePerS, now);
+    const std::uint64_t arrived = static_cast<std::uint64_t>(s) * 200'000;
+    monitor.observe(incoming, 100'000'000, arrived, BitRate::from_mbit_per_s(16), now);
+    // The gap at the next hop becomes significant only later.
+    monitor.observe(kHop, arrived, arrived / 20, kMegabytePerS, now);
     found = monitor.find();
   }
   ASSERT_EQ(found.size(), 1u);
@@ -455,27 +458,27 @@ TEST(HopMonitor, ForgetsHopsWithoutReports) {
 
 // ---- catching up ----
 
-TEST(CatchUp, FindsTheCheapestWay) {
+TEST(CatchUp, FindsTheCheapestPath) {
   const std::map<PublicationKey, std::uint64_t> held{
       {full(0), 1000},    {delta(1, 0), 100}, {delta(2, 1), 100}, {delta(3, 2), 100},
       {delta(3, 0), 150}, {full(2), 900},     {delta(5, 4), 10},  {delta(6, 3), 70},
   };
-  const auto way = [&](std::optional<std::uint64_t> from, std::uint64_t to, bool full_only = false) {
+  const auto path_bytes = [&](std::optional<std::uint64_t> from, std::uint64_t to, bool full_only = false) {
     return cheapest_path_bytes(held, from ? std::optional(Version{*from}) : std::nullopt, Version{to}, full_only);
   };
-  EXPECT_EQ(way({}, 0), 900u);  // the newer snapshot is the cheaper one
-  EXPECT_EQ(way({}, 3), 1000u);
-  EXPECT_EQ(way(0, 3), 150u);  // folded
-  EXPECT_EQ(way(1, 3), 200u);
-  EXPECT_EQ(way(2, 3), 100u);
-  EXPECT_EQ(way(3, 3), 0u);
-  EXPECT_EQ(way(0, 4), 220u);  // beyond: there is no 4, but 6
-  EXPECT_EQ(way(0, 6), 220u);
-  EXPECT_EQ(way(0, 7), std::nullopt);
-  EXPECT_EQ(way(4, 5), 10u);
-  EXPECT_EQ(way(4, 6), 1070u);  // from a snapshot, for nothing continues from 4 to 6
-  EXPECT_EQ(way(0, 2, true), 900u);
-  EXPECT_EQ(way(0, 3, true), std::nullopt);
+  EXPECT_EQ(path_bytes({}, 0), 900u);  // the newer snapshot is the cheaper one
+  EXPECT_EQ(path_bytes({}, 3), 1000u);
+  EXPECT_EQ(path_bytes(0, 3), 150u);  // by the folded delta
+  EXPECT_EQ(path_bytes(1, 3), 200u);
+  EXPECT_EQ(path_bytes(2, 3), 100u);
+  EXPECT_EQ(path_bytes(3, 3), 0u);
+  EXPECT_EQ(path_bytes(0, 4), 220u);  // version 4 is not held, so up to 6
+  EXPECT_EQ(path_bytes(0, 6), 220u);
+  EXPECT_EQ(path_bytes(0, 7), std::nullopt);
+  EXPECT_EQ(path_bytes(4, 5), 10u);
+  EXPECT_EQ(path_bytes(4, 6), 1070u);  // by a snapshot, because no deltas lead from 4 to 6
+  EXPECT_EQ(path_bytes(0, 2, true), 900u);
+  EXPECT_EQ(path_bytes(0, 3, true), std::nullopt);
   EXPECT_EQ(cheapest_path_bytes({}, Version{1}, Version{2}, false), std::nullopt);
 }
 
