@@ -9,9 +9,10 @@
 
 namespace echoline::provisioner {
 
+// An offer, as the search sees it. Its unit cost is usd_per_hour / rollouts_per_s.
 struct Candidate {
-  double rollouts_per_s = 0;   // mu, positive
-  double usd_per_hour = 0;     // c, not negative
+  double rollouts_per_s = 0;   // positive
+  double usd_per_hour = 0;     // not negative
   std::uint32_t machine = 0;   // numbered from 1 without gaps; 0: not shared with another candidate
   std::uint64_t gpus = ~0ull;  // which of the machine's GPUs; two candidates that share one exclude each other
   std::uint32_t host = 0;      // numbered from 1 without gaps; counts against per_host_max; 0: does not count
@@ -25,17 +26,17 @@ struct AllocationLimits {
 
 struct Allocation {
   std::vector<std::size_t> chosen;   // indices of the candidates, ascending
-  std::vector<std::size_t> dropped;  // chosen first, then found unnecessary; ascending
+  std::vector<std::size_t> dropped;  // chosen at first, later found unnecessary; ascending
   double rollouts_per_s = 0;
   double usd_per_hour = 0;
 };
 
-// Indices by c/mu ascending; ties: more throughput first, then the lower index.
+// Indices by ascending unit cost; ties: more throughput first, then the lower index.
 std::vector<std::size_t> by_unit_cost(std::span<const Candidate> pool);
 
-// The cheapest prefix by c/mu that reaches `target`; skips candidates that the limits or shared machines exclude. If
-// the prefix is too small, replaces slow members by faster ones at the least extra cost per rollout. Absent if no set
-// was found.
+// The shortest prefix, by unit cost, that reaches the throughput `target`. Skips candidates that the limits or shared
+// machines exclude. If the prefix is too small, replaces slow members by faster ones at the least extra cost per
+// rollout. Absent if no set was found.
 std::optional<Allocation> allocate_prefix(std::span<const Candidate> pool, double target, AllocationLimits limits = {});
 
 // Improves the result of allocate_prefix() while that saves money: drops unneeded members, and exchanges one or two
@@ -43,12 +44,12 @@ std::optional<Allocation> allocate_prefix(std::span<const Candidate> pool, doubl
 std::optional<Allocation> allocate_greedy(std::span<const Candidate> pool, double target, AllocationLimits limits = {});
 
 // The cheapest set of all, by branch and bound, starting from a known set or none. Requires at most kExactPoolMax
-// candidates. Absent if no set reaches the target. `nodes_max` ends the search with the best set so far and proven =
-// false.
+// candidates. Absent if no set reaches the target. After `nodes_max` nodes, the search ends with the best set so far,
+// which is not proven to be the cheapest.
 inline constexpr std::size_t kExactPoolMax = 40;
 struct ExactAllocation {
   std::optional<Allocation> best;
-  bool proven = true;
+  bool is_proven_best = true;  // no set is cheaper than `best`, or no set reaches the target
 };
 ExactAllocation allocate_exact(std::span<const Candidate> pool, double target, AllocationLimits limits = {},
                                const std::optional<Allocation>& known = {}, std::uint64_t nodes_max = 3'000'000);

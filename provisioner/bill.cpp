@@ -11,29 +11,35 @@ namespace echoline::provisioner {
 Status book_bills(Ledger& ledger, const ProviderOptions& options, double now_unix_s) {
   ECHO_ASSIGN(const auto rows, ledger.rows());
   std::vector<std::string> titles;  // of providers that have bills
-  bool asked = false;
+  bool has_bill = false;
   for (const ProviderKind* kind : provider_kinds()) {
     if (!kind->bill) continue;
     titles.push_back(kind->title);
-    std::map<std::string, std::int64_t> row_of;
-    double from = now_unix_s;
+    std::map<std::string, std::int64_t> row_by_instance;
+    double first_unix_s = now_unix_s;
     for (const LedgerRow& row : rows) {
       if (row.provider != kind->name || row.instance.empty()) continue;
-      row_of[row.instance] = row.id;
-      from = std::min(from, row.intended_unix_s);
+      row_by_instance[row.instance] = row.id;
+      first_unix_s = std::min(first_unix_s, row.intended_unix_s);
     }
-    if (row_of.empty()) continue;
-    asked = true;
-    ECHO_ASSIGN(const Bill bill, kind->bill(options, from, now_unix_s));
+    if (row_by_instance.empty()) continue;
+    has_bill = true;
+    ECHO_ASSIGN(const Bill bill, kind->bill(options, first_unix_s, now_unix_s));
     std::vector<LedgerCharge> charges;
-    for (const Charge& c : bill.charges)
-      if (const auto row = row_of.find(c.instance.text); row != row_of.end())  // the others belong to other runs
-        charges.push_back({row->second, c.day_unix_s, c.usd, c.usd_rent, c.usd_traffic});
+    for (const Charge& charge : bill.charges) {
+      const auto it = row_by_instance.find(charge.instance.text);
+      if (it == row_by_instance.end()) continue;  // an instance of another run
+      charges.push_back({.row = it->second,
+                         .day_unix_s = charge.day_unix_s,
+                         .usd = charge.usd,
+                         .usd_rent = charge.usd_rent,
+                         .usd_traffic = charge.usd_traffic});
+    }
     std::optional<LedgerCredit> credit;
-    if (bill.credit_usd) credit = {kind->name, *bill.credit_usd, now_unix_s};
+    if (bill.credit_usd) credit = LedgerCredit{.provider = kind->name, .usd = *bill.credit_usd, .unix_s = now_unix_s};
     ECHO_TRY(ledger.record_charges(charges, credit, now_unix_s));
   }
-  if (asked) return ok();
+  if (has_bill) return ok();
   return fail(Code::kNotFound, "ledger", "this run has rented nothing from {}, and no other provider has bills",
               fmt::join(titles, " or "));
 }

@@ -9,7 +9,7 @@ namespace {
 
 constexpr std::string_view kOperation = "capacity target";
 
-// Rounds up, but not for an excess that is only rounding error.
+// Rounds up, unless the fraction is so small that it is only rounding error.
 int ceil_steps(double steps) { return static_cast<int>(std::ceil(steps - 1e-9 * std::max(1.0, steps))); }
 
 }  // namespace
@@ -29,13 +29,13 @@ Result<CapacityTarget> capacity_target(const LearnerPace& pace, Duration broadca
   const double period_s = pace.publish_every * seconds(pace.step_time);
   const double generating_s = period_s - seconds(broadcast_time);
   if (generating_s <= 0) {
-    const auto smallest = broadcast_time / pace.step_time + 1;
+    const auto kappa_min = broadcast_time / pace.step_time + 1;
     return fail(Code::kInfeasible, kOperation,
                 "a broadcast takes T_b = {} and a publication period only kappa*T = {} x {} = {}. No time is left to "
                 "generate; publish every {} steps or more, or bring T_b below {} (smaller delta, faster links, shorter "
                 "chains)",
                 to_text(broadcast_time), pace.publish_every, to_text(pace.step_time),
-                to_text(pace.publish_every * pace.step_time), smallest, to_text(pace.publish_every * pace.step_time));
+                to_text(pace.publish_every * pace.step_time), kappa_min, to_text(pace.publish_every * pace.step_time));
   }
   CapacityTarget target;
   target.required_rollouts_per_s = pace.publish_every * pace.rollouts_per_step / generating_s;
@@ -51,7 +51,8 @@ int needed_staleness(const LearnerPace& pace, Duration broadcast_time, double ro
 
 int staleness_lag(Duration step_time, Duration arrival, Duration overtaken_by) {
   ECHO_CHECK(step_time > Duration{});
-  const auto steps = [&](Duration d) { return ceil_steps(std::min(1e6, seconds(d) / seconds(step_time))); };
+  constexpr double kStepsMax = 1e6;  // so that the result fits an int
+  const auto steps = [&](Duration d) { return ceil_steps(std::min(kStepsMax, seconds(d) / seconds(step_time))); };
   return steps(arrival) + steps(overtaken_by);
 }
 

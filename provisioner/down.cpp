@@ -9,11 +9,11 @@
 namespace echoline::provisioner {
 namespace {
 
-constexpr Duration kPause = std::chrono::milliseconds(20);
-constexpr int kRoundsMax = 5;
-constexpr double kRecentS = 60;  // an instance intended this recently may be missing from listings
-constexpr Duration kListRetry = std::chrono::seconds(10);
-constexpr Ticket kListing = -1, kAccount = -2;
+constexpr Duration kPollInterval = std::chrono::milliseconds(20);
+constexpr int kStopRoundsMax = 5;
+constexpr double kRecentSeconds = 60;  // listings may lack an instance whose row is younger
+constexpr Duration kListingRetryPause = std::chrono::seconds(10);
+constexpr Ticket kRunListing = -1, kAccountListing = -2;  // of instances with the run's label; of all instances
 
 // Releases the run's instances of one provider.
 class ProviderRelease {
@@ -23,33 +23,35 @@ class ProviderRelease {
 
   Status run() {
     ECHO_ASSIGN(std::vector<LedgerRow> rows, open_rows());
-    auto made = options_.provider(name_);
-    if (!made) {
-      if (!rows.empty()) add_problem(made.error().message());
+    auto provider = options_.provider(name_);
+    if (!provider) {
+      if (!rows.empty()) add_problem(provider.error().message());
       return ok();
     }
-    provider_ = std::move(*made);
+    provider_ = std::move(*provider);
     deadline_ = clock_.now() + options_.timeout;
-    for (int round = 0; round < kRoundsMax;) {
-      const std::optional<Listed> listed = list(kListing, ledger_.label_prefix());
+    for (int round = 0; round < kStopRoundsMax;) {
+      const std::optional<Listed> listed = list(kRunListing, ledger_.label_prefix());
       if (!listed) return ok();
       for (const InstanceInfo& info : listed->instances) {
-        seen_any_ = true;
+        instance_seen_ = true;
         ECHO_TRY(ledger_.record_found_instance(name_, info.instance.text, info.label, info.usd_per_hour,
                                                clock_.unix_seconds()));
       }
       ECHO_ASSIGN(rows, open_rows());
       if (!listed->complete) add_problem(listed->error ? listed->error->message() : "the listing is incomplete");
-      if (std::none_of(rows.begin(), rows.end(), [](const LedgerRow& row) { return !row.instance.empty(); })) {
+      const bool has_instances =
+          std::any_of(rows.begin(), rows.end(), [](const LedgerRow& row) { return !row.instance.empty(); });
+      if (!has_instances) {
         if (!listed->complete) return ok();
         if (!is_any_recent(rows)) return book_never_rented(rows);
-        wait(kListRetry);
+        wait(kListingRetryPause);
         continue;
       }
       ++round;
-      const std::size_t before = report_.problems.size();
+      const std::size_t problems_before = report_.problems.size();
       ECHO_TRY(stop_all(rows));
-      if (report_.problems.size() > before || !listed->complete) return ok();
+      if (report_.problems.size() > problems_before || !listed->complete) return ok();
     }
     add_problem("instances keep appearing under this run's label; is its learner still alive?");
     return ok();
@@ -64,21 +66,21 @@ class ProviderRelease {
     return rows;
   }
 
-  void wait(Duration d) const {
+  void wait(Duration pause) const {
     if (options_.pause)
-      options_.pause(d);
+      options_.pause(pause);
     else
-      std::this_thread::sleep_for(d);
+      std::this_thread::sleep_for(pause);
   }
 
-  // Polls until `take` returns true for an event. False after the timeout.
-  template <class Take>
-  bool poll_until(Take&& take) {
+  // Polls until `is_last` returns true for an event. Returns false after the timeout.
+  template <class IsLast>
+  bool poll_until(IsLast&& is_last) {
     while (clock_.now() < deadline_) {
-      bool enough = false;
-      for (const ProviderEvent& event : provider_->poll(clock_.now())) enough = take(event) || enough;
-      if (enough) return true;
-      wait(kPause);
+      bool is_done = false;
+      for (const ProviderEvent& event : provider_->poll(clock_.now())) is_done = is_last(event) || is_done;
+      if (is_done) return true;
+      wait(kPollInterval);
     }
     add_problem(fmt::format("no answer within {}; run `echoline down` again", to_text(options_.timeout)));
     return false;
@@ -96,65 +98,66 @@ class ProviderRelease {
 
   bool is_any_recent(const std::vector<LedgerRow>& rows) const {
     return std::any_of(rows.begin(), rows.end(), [&](const LedgerRow& row) {
-      const double age = clock_.unix_seconds() - row.intended_unix_s;
-      return age >= 0 && age < kRecentS;
+      const double age_s = clock_.unix_seconds() - row.intended_unix_s;
+      return age_s >= 0 && age_s < kRecentSeconds;
     });
   }
 
   Status stop_all(const std::vector<LedgerRow>& rows) {
-    std::map<Ticket, const LedgerRow*> waiting;
-    std::vector<const LedgerRow*> absent;
+    std::map<Ticket, const LedgerRow*> unanswered;
+    std::vector<const LedgerRow*> unknown_rows;  // whose instances the service does not know
     for (const LedgerRow& row : rows) {
       if (row.instance.empty()) continue;
       ECHO_TRY(ledger_.record_stop_request(row.id, clock_.unix_seconds()));
-      waiting[row.id] = &row;
+      unanswered[row.id] = &row;
       provider_->stop(row.id, {row.instance}, options_.grace);
     }
     Status booked = ok();
     poll_until([&](const ProviderEvent& event) {
       if (const auto* stopped = std::get_if<Stopped>(&event)) {
-        const auto it = waiting.find(stopped->ticket);
-        if (it == waiting.end()) return false;
+        const auto it = unanswered.find(stopped->ticket);
+        if (it == unanswered.end()) return false;
+        // `stop_asked_unix_s` is that of earlier requests, because the rows were read before this one.
         if (stopped->absent && !it->second->stop_asked_unix_s) {
-          absent.push_back(it->second);
+          unknown_rows.push_back(it->second);
         } else {
-          seen_any_ = seen_any_ || !stopped->absent;
+          instance_seen_ = instance_seen_ || !stopped->absent;
           if (const Status status = end(*it->second, stopped->how); !status) booked = status;
         }
-        waiting.erase(it);
+        unanswered.erase(it);
       } else if (const auto* failed = std::get_if<StopFailed>(&event)) {
-        if (waiting.erase(failed->ticket) > 0)
+        if (unanswered.erase(failed->ticket) > 0)
           add_problem(fmt::format("{} may still be rented: {}", failed->instance.text, failed->error.message()));
       }
-      return waiting.empty();
+      return unanswered.empty();
     });
     ECHO_TRY(booked);
-    if (absent.empty()) return ok();
-    // The service does not know them, although nothing asked it to end them. If it knows any other instance of this run
-    // or account, they are gone; otherwise it may be the wrong account.
-    if (!options_.absent_is_gone && !seen_any_) {
-      const std::optional<Listed> account = list(kAccount, "");
+    if (unknown_rows.empty()) return ok();
+    // The service does not know these instances, although nothing asked it to end them. If it knows another instance of
+    // this run or account, they are gone. Otherwise the key may be that of a wrong account.
+    if (!options_.absent_is_gone && !instance_seen_) {
+      const std::optional<Listed> account = list(kAccountListing, "");
       if (!account || !account->complete || account->instances.empty()) {
         add_problem(fmt::format(
             "the service knows none of the {} instances that the ledger has as running, and no others: is this "
             "the key of the account that rented them? If they are gone, add --gone",
-            absent.size()));
+            unknown_rows.size()));
         return ok();
       }
     }
-    for (const LedgerRow* row : absent) ECHO_TRY(end(*row, "gone before a request to stop it"));
+    for (const LedgerRow* row : unknown_rows) ECHO_TRY(end(*row, "gone before a request to stop it"));
     return ok();
   }
 
   Status end(const LedgerRow& row, const std::string& how) {
-    report_.released.push_back({name_, row.instance, row.label, how});
+    report_.released.push_back({.provider = name_, .instance = row.instance, .label = row.label, .what = how});
     return ledger_.record_end(row.id, how, clock_.unix_seconds());
   }
 
-  // Call if a complete listing shows none of the rows' instances.
+  // Requires that a complete listing shows none of the rows' instances.
   Status book_never_rented(const std::vector<LedgerRow>& rows) {
     for (const LedgerRow& row : rows) {
-      report_.released.push_back({name_, "", row.label, "was never rented"});
+      report_.released.push_back({.provider = name_, .instance = "", .label = row.label, .what = "was never rented"});
       ECHO_TRY(ledger_.record_failure(row.id, "requested, but not in a complete listing", clock_.unix_seconds()));
     }
     return ok();
@@ -167,7 +170,7 @@ class ProviderRelease {
   DownReport& report_;
   std::unique_ptr<Provider> provider_;
   TimePoint deadline_{};
-  bool seen_any_ = false;  // the service has shown an instance of this run
+  bool instance_seen_ = false;  // the service has shown an instance of this run
 };
 
 }  // namespace

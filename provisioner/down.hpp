@@ -1,4 +1,4 @@
-// Releases everything that a run has rented, and relies only on the providers' listings as proof.
+// Releases everything that a run has rented. Only providers' answers and complete listings count as proof of an end.
 #pragma once
 #include <functional>
 #include <memory>
@@ -13,7 +13,7 @@ namespace echoline::provisioner {
 
 struct DownOptions {
   std::function<Result<std::unique_ptr<Provider>>(const std::string& name)> provider;
-  std::vector<std::string> providers;  // to check besides those of the ledger's rows
+  std::vector<std::string> providers;  // names of providers to check besides those of the ledger's rows
   // Treat instances that the service does not know as gone, even if it knows none at all.
   bool absent_is_gone = false;
   Duration grace = std::chrono::seconds(5);
@@ -26,13 +26,13 @@ struct DownReport {
     std::string provider, instance, label, what;
   };
   std::vector<Line> released;
-  std::vector<std::string> problems;  // "" if a complete listing shows that nothing is left
+  std::vector<std::string> problems;  // empty if complete listings show that nothing is left
 };
 
 // Releases everything that the ledger has as intended or running, and every instance with this run's label that the
-// ledger lacks; such an instance gets a row first. Rows end when the provider confirms. An intended row that no
-// complete listing shows is booked as failed. Calling it twice does no harm. Returns the ledger's errors; all others
-// are in the report.
+// ledger lacks; such an instance gets a row first. Rows end when the provider confirms. An intended row whose
+// instance a complete listing lacks is recorded as failed. Calling it twice does no harm. Returns the ledger's errors;
+// all others are in the report.
 Result<DownReport> bring_down(Ledger& ledger, const Clock& clock, const DownOptions& options);
 
 }  // namespace echoline::provisioner

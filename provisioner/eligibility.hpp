@@ -11,7 +11,7 @@ namespace echoline::provisioner {
 // The cost per hour of an offer that receives every publication and sends `copies` copies of it.
 OfferCost cost_of(const PlanRequest& request, const Offer& offer, double copies);
 
-// The stated or the assumed reliability; absent if there is neither.
+// The offer's reliability, stated or assumed (fleet.assume); absent if there is neither.
 std::optional<double> reliability_of(const PlanRequest& request, const Offer& offer);
 
 // The assumptions used for the offer, as keys of fleet.assume.

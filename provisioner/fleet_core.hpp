@@ -1,6 +1,6 @@
-// Decides what a run rents, watches and releases: its fleet as a pure core. It takes events with their times and
-// returns actions; it has no clock, thread, ledger or provider. provisioner/fleet_driver carries out the actions;
-// sim/market tests it under faults.
+// FleetCore decides which machines a run rents, watches and releases. It is pure: it takes events with their times and
+// returns actions, and has no clock, thread, ledger or provider. provisioner/fleet_driver carries out the actions;
+// sim/market tests it under faults. provisioner/capacity.hpp defines the symbols T, T_b and M*.
 #pragma once
 #include <algorithm>
 #include <deque>
@@ -20,15 +20,19 @@
 namespace echoline::provisioner {
 
 struct FleetRules {
-  LearnerPace pace;           // as planned; T until it is measured
-  Duration broadcast_time{};  // T_b, until it is measured
-  Bytes payload{};            // of a publication, until it is measured; 0: keep the planned traffic costs
-  Bytes snapshot{};           // received by a worker before it can submit anything; 0: nothing
+  // The planned values of `pace` (it holds T, the time of a learner step), T_b and `payload` are used until these are
+  // measured.
+  LearnerPace pace;
+  Duration broadcast_time{};  // T_b
+  Bytes payload{};            // expected size of a publication; 0: the traffic cost is never adjusted to measurements
+  Bytes snapshot{};           // size of the whole policy, which a worker receives when it joins; 0: nothing
   double group_size = 1;      // rollouts that a worker generates as a unit
-  // The core uses headroom, workers_max, per_host_max, join_timeout, away_max, replace_lost and the two budgets. A
-  // worker is stalled if others submit results for away_max and it submits none. With replace_lost, a lost machine is
-  // replaced at once; otherwise a loss counts as a shortfall. Without usd_per_hour_max the fleet may cost as much as
-  // the plan; a learner faster than planned then gets no more machines.
+  // The core uses these settings: headroom, workers_max, per_host_max, join_timeout, away_max, replace_lost,
+  // usd_per_hour_max and usd_max.
+  // - away_max: a worker is stalled if the other workers submit results for this time and it submits none.
+  // - replace_lost: a lost machine is replaced at once. Without it, a loss counts as a shortfall.
+  // - usd_per_hour_max: without it, the fleet may cost as much as the plan, so a learner that is faster than planned
+  //   gets no more machines.
   FleetSettings fleet;
 };
 
@@ -39,21 +43,24 @@ inline constexpr double kReleaseMargin = 0.25;  // of the target; a smaller surp
 // Share of its time for which the learner must wait before a shortfall counts.
 inline constexpr double kIdleShareMin = 0.05;
 inline constexpr Duration kThroughputWindow = std::chrono::seconds(60);  // for a worker's measured throughput
-inline constexpr Duration kShortfallMin = std::chrono::seconds(30);      // of a shortfall before a machine is rented
-inline constexpr Duration kSurplusMin = std::chrono::minutes(5);         // of a surplus before a machine is released
+inline constexpr Duration kShortfallMin = std::chrono::seconds(30);      // a shorter shortfall rents no machine
+inline constexpr Duration kSurplusMin = std::chrono::minutes(5);         // a shorter surplus releases no machine
 // The window for the learner's idle share; three steps if that is longer.
 inline constexpr Duration kIdleWindow = std::chrono::minutes(1);
 inline constexpr Duration kAnswerTimeout = std::chrono::seconds(60);  // before a provider is asked again
-inline constexpr Duration kRetryMin = std::chrono::seconds(5), kRetryMax = std::chrono::minutes(1);
-inline constexpr std::size_t kRentalsPerMinute = 4;  // or a quarter of machines_max, whichever is more
-inline constexpr double kDemotionShare = 0.7;  // a worker below this share of its promise counts with its measured rate
-// A new worker makes progress with each of these parts of a snapshot that it receives.
+// Bounds of the pause between two requests to stop or to find the same machine.
+inline constexpr Duration kBackoffMin = std::chrono::seconds(5), kBackoffMax = std::chrono::minutes(1);
+inline constexpr std::size_t kRentalsPerMinute = 4;  // or a quarter of workers_max, if that is more
+// If a worker's measured rate is below this share of the rate that its offer promised, its host counts with the
+// measured share.
+inline constexpr double kDemotionShare = 0.7;
+// Each received part of the snapshot restarts the stall detection of a joining worker. This is the number of parts.
 inline constexpr std::uint64_t kSnapshotParts = 8;
 // A worker may submit unfinished work for this time before its machine is released.
 inline constexpr Duration kDrainTimeout = std::chrono::minutes(2);
 // The window for a worker's measured traffic; five publication periods if that is longer.
 inline constexpr Duration kTrafficWindow = std::chrono::minutes(5);
-// The rent of this time is reserved in the total budget, to pay until everything is returned.
+// The rent of this time is reserved in the total budget, because machines cost until the provider has ended them.
 inline constexpr Duration kReserveTime = std::chrono::minutes(3);
 // How long a run that has trained its last step keeps its machines, so that each can install the last policy.
 inline constexpr Duration kFinalInstallWait = std::chrono::seconds(30);
@@ -61,19 +68,19 @@ inline constexpr Duration kFinalInstallWait = std::chrono::seconds(30);
 inline constexpr Duration kTickGapMax = std::chrono::seconds(5);
 }  // namespace rules
 
-// --- events ---
+// --- events; some answer an action (below) ---
 
 namespace fleet {
-// The intent is on disk. Answers Book.
+// Answers Book: the ledger has stored the intent to rent this offer.
 struct Booked {
   std::string offer;
-  Ticket ticket = 0;
+  Ticket ticket = 0;  // number of the ledger's row
 };
-// The intent cannot be written, so nothing is rented.
+// Answers Book: the ledger cannot store the intent, so nothing is rented.
 struct BookingFailed {
   std::string offer, why;
 };
-// Booked by an earlier process and not ended. It may exist.
+// The ledger has this rental from an earlier process, without an end. Its instance may still exist.
 struct Recovered {
   Ticket ticket = 0;
   FleetOffer offer;
@@ -94,7 +101,7 @@ struct StartFailed {
 struct Found {
   Ticket ticket = 0;
   std::optional<InstanceId> instance;
-  bool certain = false;  // an instance that is missing now will not appear later
+  bool certain = false;  // if true, an instance that is missing now cannot appear later
 };
 struct Stopped {
   Ticket ticket = 0;
@@ -103,11 +110,12 @@ struct StopFailed {
   Ticket ticket = 0;
   std::string why;
 };
+// The provider reports that the instance ended although no Stop asked for it.
 struct Exited {
   Ticket ticket = 0;
   std::string why;
   bool outbid = false;
-  bool still_rented = false;  // it does not work any more but still costs
+  bool still_rented = false;  // the instance does not work any more but still costs
 };
 // The provider will take the machine back soon; an Exited follows.
 struct Ending {
@@ -128,14 +136,14 @@ struct Joined {
 struct Heartbeat {
   WorkerId worker;
   double rollouts = 0, busy_s = 0;
-  bool turned_away = false;  // it asked for work, held none, and none was available for any worker
+  bool turned_away = false;  // the worker asked for work, had none, and none was available for any worker
 };
 // Bytes that the worker has received and forwarded since its process started.
 struct TrafficMeasured {
   WorkerId worker;
   Bytes received, forwarded;
 };
-// The operator of its machine told the worker to end: it submits its results and leaves.
+// The operator of the worker's machine told the worker to end. The worker submits its results and leaves.
 struct Leaving {
   WorkerId worker;
 };
@@ -143,7 +151,8 @@ struct Leaving {
 struct Drained {
   WorkerId worker;
 };
-struct Left {  // gone for good: away too long, or expelled
+// The worker is gone for good: it was away too long, or was expelled.
+struct Left {
   WorkerId worker;
   std::string why;
 };
@@ -151,10 +160,11 @@ struct Left {  // gone for good: away too long, or expelled
 struct LearnerWaiting {
   bool now_waits = false;
 };
-// A step has ended. The time excludes waiting.
+// A step has ended. The time excludes waiting for a batch.
 struct StepMeasured {
   Duration step_time{};
 };
+// A publication has reached the workers.
 struct BroadcastMeasured {
   Duration broadcast_time{};
   Bytes payload{};
@@ -178,13 +188,16 @@ using FleetEvent =
 // --- actions, carried out in order ---
 
 namespace fleet {
+// Writes the intent to rent this offer to the ledger, before the provider is asked. Booked or BookingFailed follows.
 struct Book {
   std::string offer;
 };
+// Asks the provider for the instance. Started or StartFailed follows.
 struct Start {
   Ticket ticket = 0;
   std::string offer;
 };
+// Asks the provider to end the instance. Stopped or StopFailed follows.
 struct Stop {
   Ticket ticket = 0;
   InstanceId instance;
@@ -194,13 +207,14 @@ struct Stop {
 struct FindInstance {
   Ticket ticket = 0;
 };
+// Writes the end of the rental to the ledger.
 struct BookEnd {
   Ticket ticket = 0;
   std::string why;
   bool ran = true;                            // false: it never existed and costs nothing
   std::optional<double> rollouts_per_s = {};  // as measured
 };
-// The worker's machine has ended, so the learner need not wait for the worker.
+// Tells the learner that the worker will not come back, because its machine has ended.
 struct GiveUp {
   WorkerId worker;
   std::string why;
@@ -210,12 +224,16 @@ struct Drain {
   WorkerId worker;
   std::string why;
 };
-// A decision and its figures.
+// Reports a decision or an observation, for the event log and the ledger.
 struct Note {
-  // planned, replaced, added, released, lost, failed, demoted, adopted, price, budget, short, faster, market or
-  // stop_failed
+  // Rentals: planned, replaced or added. Ends: released, lost, failed or stop_failed. Others:
+  // - adopted: a machine of an earlier process is used; demoted: a host's offers count with its measured share.
+  // - price and market: a machine's price or the offers have changed.
+  // - budget: a budget allows no more machines.
+  // - short: more machines are wanted, but no offer is left that may be rented.
+  // - faster: the learner could use more rollouts than the limit allows, which the plan or T_b sets.
   std::string what;
-  std::string offer;  // "" if it is about the fleet
+  std::string offer;  // "" if the note is about the whole fleet
   std::string why;
   Ticket ticket = 0;
 };
@@ -223,37 +241,38 @@ struct Note {
 using FleetAction = std::variant<fleet::Book, fleet::Start, fleet::Stop, fleet::FindInstance, fleet::BookEnd,
                                  fleet::GiveUp, fleet::Drain, fleet::Note>;
 
-// Totals over the run.
-struct FleetCounts {
+// Numbers of machines over the whole run.
+struct MachineCounts {
   std::uint64_t started = 0, lost = 0, replaced = 0;
 };
 
 // The state of the fleet, for status displays.
-struct FleetNumbers : FleetTotals, FleetCounts {
+struct FleetStatus : FleetTotals, MachineCounts {
   double required_rollouts_per_s = 0;  // M*
   double target_rollouts_per_s = 0;    // with headroom
   double usd = 0;
-  double idle_fraction = 0;  // of the learner's recent time
+  double idle_fraction = 0;  // share of its recent time for which the learner waited
   Duration step_time{}, broadcast_time{};
   Bytes payload{};
   bool money_spent = false;  // the total budget is used up, so everything is returned
-  bool exhausted = false;    // more machines are wanted but no offer may be rented
+  bool exhausted = false;    // more machines are wanted, but no offer is left that may be rented
 };
 
 class FleetCore {
  public:
-  // `offers`: the market. `wanted`: the plan's choice, rented first whatever the measured target.
+  // `offers`: the market. `wanted`: the plan's choice, which is rented first, whatever the measured target is.
   FleetCore(FleetRules rules, const std::vector<FleetOffer>& offers, std::vector<std::string> wanted);
 
-  // Times matter only relative to each other. Time in which the process did not run (sleep, suspended machine, clock
-  // set) counts against no machine. Unknown tickets and workers are ignored: they belong to settled machines.
+  // Only differences of times matter. Time in which the process did not run (sleep, suspended machine, clock set)
+  // counts against no machine. Unknown tickets and workers are ignored, because they belong to machines whose rental
+  // has ended.
   std::vector<FleetAction> handle(const FleetEvent& event, TimePoint now);
   // Makes the decisions that are due. Call about every second.
   std::vector<FleetAction> tick(TimePoint now);
   // Ends the run: returns every machine and rents no more.
   std::vector<FleetAction> close(const std::string& why, TimePoint now);
 
-  FleetNumbers numbers() const;
+  FleetStatus numbers() const;
   const FleetMachines& machines() const { return machines_; }
   const FleetRules& rules() const { return rules_; }
   // Checks the invariants between two calls.
@@ -261,6 +280,11 @@ class FleetCore {
 
  private:
   using Machine = FleetMachine;
+  // Names for bool arguments: `ran` of erase_ended(), and `refused` of record_offer_failure().
+  static constexpr bool kRan = true, kNeverRan = false;
+  static constexpr bool kUntilOfferedAgain = true, kMayReturn = false;
+  static constexpr double kFullShare = 1;  // of the promised rate
+  static constexpr double kSecondsPerHour = 3600;
   enum class Phase {
     kOpen,
     kMoneySpent,  // the total budget is used up: everything is returned
@@ -279,28 +303,28 @@ class FleetCore {
   struct Output {
     double rollouts = 0;
     Duration worked{};  // time in which any worker submitted results
-    TimePoint last_at{};
+    TimePoint last_result_at{};
   };
   // A capacity shortfall and the state of its repair.
   struct Shortfall {
     std::optional<TimePoint> since;
     bool loss_to_replace = false;
-    bool exhausted = false;         // no offer could be rented
-    TimePoint next_search{};        // when exhausted
-    std::deque<TimePoint> rentals;  // in the last minute
+    bool exhausted = false;              // no offer could be rented at the last search
+    TimePoint next_search_at{};          // if exhausted
+    std::deque<TimePoint> rental_times;  // in the last minute
     std::size_t rentals_in_last_minute(TimePoint now) {
-      while (!rentals.empty() && now - rentals.front() >= std::chrono::minutes(1)) rentals.pop_front();
-      return rentals.size();
+      while (!rental_times.empty() && now - rental_times.front() >= std::chrono::minutes(1)) rental_times.pop_front();
+      return rental_times.size();
     }
   };
   struct Spending {
     double usd = 0;
-    TimePoint at{};
+    TimePoint measured_at{};
   };
   // Actions for the caller, and notes that are written only once.
   struct Outbox {
     std::vector<FleetAction> actions;
-    std::set<std::pair<std::string, std::string>> noted;
+    std::set<std::pair<std::string, std::string>> noted;  // Note::what and its offer
   };
 
   void on(const fleet::Booked& e);
@@ -327,29 +351,29 @@ class FleetCore {
   void on(const fleet::OffersRefreshed& e);
 
   template <class Action>
-  void act(Action action) {
-    out_.actions.emplace_back(std::move(action));
+  void emit(Action action) {
+    outbox_.actions.emplace_back(std::move(action));
   }
-  void move(Machine& machine, MachineState to);
+  void change_state(Machine& machine, MachineState to);
   void stop(Machine& machine, const std::string& why);
   void request_stop(Machine& machine);
   void drain(Machine& machine, const std::string& why);
   void prepare_for_end(Machine& machine, const std::string& why, bool outbid);
-  void forget(Machine& machine, const std::string& why, bool ran);
-  void count_as_lost(Machine& machine, const std::string& what, const std::string& why);
+  void erase_ended(Machine& machine, const std::string& why, bool ran);
+  void count_as_lost(Machine& machine, const std::string& why);
   void mark_doubtful(Machine& machine);
   void request_listing(Machine& machine);
   void record_progress(Machine& machine);
-  Duration schedule_retry(Machine& machine);
+  Duration schedule_retry(Machine& machine);  // returns the pause
   void record_offer_failure(const Machine& machine, bool refused);
   void demote_host(const Machine& machine, double share);
   void note(std::string what, std::string offer, std::string why, Ticket ticket = 0);
   void allow_note_again(const std::string& what) {
-    std::erase_if(out_.noted, [&](const auto& entry) { return entry.first == what; });
+    std::erase_if(outbox_.noted, [&](const auto& entry) { return entry.first == what; });
   }
-  void note_once(const std::string& what, const std::string& key, const std::string& why);
+  void note_once(const std::string& what, const std::string& offer, const std::string& why);
 
-  void retarget();
+  void update_target();
   void enforce_time_limits();
   void stop_stalled();
   void enforce_budgets();
@@ -357,15 +381,15 @@ class FleetCore {
   void fill_shortfall();
   void release_surplus();
   void rent(const std::string& offer, const std::string& what, const std::string& why, bool replaces);
-  std::vector<std::string> choose_offers(double missing);
-  bool affordable(double usd_per_hour) const;  // total of all machines after the rental
+  std::vector<std::string> choose_offers(double missing_rollouts_per_s);
+  bool is_affordable(double fleet_usd_per_hour) const;  // of all machines after the rental
   std::size_t rentals_allowed();
   const FleetTotals& totals() const { return machines_.totals(traffic_scale()); }
   Duration step_time() const, broadcast_time() const;  // as planned until enough was measured
   Bytes payload() const;
   double traffic_scale() const;                    // measured traffic cost / planned
-  double price_of(const FleetOffer& offer) const;  // per hour, traffic included
-  double spent() const;
+  double price_of(const FleetOffer& offer) const;  // $ per hour, traffic included
+  double spent_usd() const;
   double idle_fraction() const;
   std::string numbers_text() const;
 
@@ -375,17 +399,17 @@ class FleetCore {
   std::vector<std::string> wanted_;
   Phase phase_ = Phase::kOpen;
   ProcessTime time_;
-  Outbox out_;
+  Outbox outbox_;
   MedianMeter<Duration> step_times_, broadcast_times_;
   MedianMeter<Bytes> payloads_;
-  IdleMeter waiting_;
+  IdleMeter learner_idle_;
   CapacityTarget target_;
   Spending spending_;
   Output output_;
-  Duration stalled_from_{};  // in terms of Output::worked: no worker counts as stalled before
+  Duration next_stall_check_{};  // value of Output::worked before which no worker can count as stalled
   Shortfall shortfall_;
-  std::optional<TimePoint> above_since_;
-  FleetCounts counts_;
+  std::optional<TimePoint> surplus_since_;
+  MachineCounts counts_;
 };
 
 }  // namespace echoline::provisioner

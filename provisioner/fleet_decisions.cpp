@@ -11,13 +11,16 @@ namespace echoline::provisioner {
 namespace {
 
 constexpr std::size_t kPoolMax = 512;                       // cheapest offers considered for a choice
-constexpr Duration kSearchPause = std::chrono::seconds(1);  // after no offer could be rented
-// Groups a worker should have finished, by the others' output, before none counts as stalled.
+constexpr Duration kSearchPause = std::chrono::seconds(1);  // between searches if no offer could be rented
+// A worker without results counts as stalled only if, at the rate of the others, it should have finished this number
+// of groups.
 constexpr double kGroupsBeforeStalled = 8;
-constexpr double kStalledShare = 0.1;  // assumed for the host of a stalled worker
+constexpr double kStalledShare = 0.1;  // share of the promised rate that is assumed for the host of a stalled worker
+constexpr double kRounding = 1e-9;     // relative tolerance of sums of prices
+constexpr int kStepsInIdleWindow = 3;  // learner steps, if they take longer than rules::kIdleWindow
 
-// The rented offers by id, host and owner, to find the offers that they exclude. Refers to strings of the added offers,
-// which must outlive it.
+// The rented offers by id, host and owner. fits() finds the offers that they exclude. Keeps views of the added offers'
+// strings, so the offers must outlive this object.
 class RentedOffers {
  public:
   explicit RentedOffers(std::optional<std::size_t> per_host_max) : per_host_max_(per_host_max) {}
@@ -31,25 +34,26 @@ class RentedOffers {
   // False for a rented offer, for a GPU in use, and beyond the limit per owner (per host if the owner is not stated).
   bool fits(const FleetOffer& offer) const {
     if (ids_.contains(offer.id)) return false;
-    std::size_t of_host = 0;
+    std::size_t rented_count = 0;
     if (const auto it = hosts_.find({offer.provider, offer.host}); it != hosts_.end()) {
-      if (std::any_of(it->second.begin(), it->second.end(), [&](auto gpus) { return (gpus & offer.gpus) != 0; }))
+      const auto& gpu_sets = it->second;
+      if (std::any_of(gpu_sets.begin(), gpu_sets.end(), [&](auto gpus) { return (gpus & offer.gpus) != 0; }))
         return false;
-      of_host = it->second.size();
+      rented_count = gpu_sets.size();
     }
     if (!offer.owner.empty()) {
       const auto it = owners_.find({offer.provider, offer.owner});
-      of_host = it == owners_.end() ? 0 : it->second;
+      rented_count = it == owners_.end() ? 0 : it->second;
     }
-    return !per_host_max_ || of_host < *per_host_max_;
+    return !per_host_max_ || rented_count < *per_host_max_;
   }
 
  private:
-  using Name = std::pair<std::string_view, std::string_view>;  // of host or owner, after its provider's
+  using Name = std::pair<std::string_view, std::string_view>;  // provider, and host or owner
   const std::optional<std::size_t> per_host_max_;
   std::unordered_set<std::string_view> ids_;
-  std::map<Name, std::vector<std::uint64_t>> hosts_;  // GPUs in use
-  std::map<Name, std::size_t> owners_;
+  std::map<Name, std::vector<std::uint64_t>> hosts_;  // by host: the GPUs of each rented offer, as bits
+  std::map<Name, std::size_t> owners_;                // by owner: number of rented offers
 };
 
 }  // namespace
@@ -62,27 +66,29 @@ Duration FleetCore::broadcast_time() const { return broadcast_times_.median_or(r
 
 Bytes FleetCore::payload() const { return payloads_.median_or(rules_.payload); }
 
+// Larger publications and shorter steps cost more traffic than planned.
 double FleetCore::traffic_scale() const {
   if (rules_.payload == Bytes{}) return 1;
-  return static_cast<double>(payload().count) / static_cast<double>(rules_.payload.count) *
-         seconds(rules_.pace.step_time) / seconds(step_time());
+  const double size_ratio = static_cast<double>(payload().count) / static_cast<double>(rules_.payload.count);
+  return size_ratio * seconds(rules_.pace.step_time) / seconds(step_time());
 }
 
 double FleetCore::price_of(const FleetOffer& offer) const {
   return offer.usd_per_hour + offer.traffic_usd_per_hour * traffic_scale();
 }
 
-double FleetCore::spent() const {
-  return spending_.usd + totals().usd_per_hour * seconds(time_.now - spending_.at) / 3600;
+double FleetCore::spent_usd() const {
+  return spending_.usd + totals().usd_per_hour * seconds(time_.now - spending_.measured_at) / kSecondsPerHour;
 }
 
 double FleetCore::idle_fraction() const {
   const Duration step = step_times_.early_median_or(rules_.pace.step_time);
-  return waiting_.idle_fraction(std::max<Duration>(3 * step, rules::kIdleWindow), rules::kShortfallMin, time_.now);
+  return learner_idle_.idle_fraction(std::max<Duration>(kStepsInIdleWindow * step, rules::kIdleWindow),
+                                     rules::kShortfallMin, time_.now);
 }
 
 std::string FleetCore::numbers_text() const {
-  const FleetNumbers n = numbers();
+  const FleetStatus n = numbers();
   return fmt::format(
       "{:.4g} rollouts/s are rented or on their way, {:.4g} are wanted (M* {:.4g}; T {}, T_b {}); the learner waits "
       "{:.1f} % of the time; ${:.4g} an hour, ${:.4g} spent",
@@ -90,13 +96,13 @@ std::string FleetCore::numbers_text() const {
       to_text(n.broadcast_time), 100 * n.idle_fraction, n.usd_per_hour, n.usd);
 }
 
-FleetNumbers FleetCore::numbers() const {
-  FleetNumbers n;
+FleetStatus FleetCore::numbers() const {
+  FleetStatus n;
   n.required_rollouts_per_s = target_.required_rollouts_per_s;
   n.target_rollouts_per_s = target_.provisioned_rollouts_per_s;
   static_cast<FleetTotals&>(n) = totals();
-  static_cast<FleetCounts&>(n) = counts_;
-  n.usd = spent();
+  static_cast<MachineCounts&>(n) = counts_;
+  n.usd = spent_usd();
   n.idle_fraction = idle_fraction();
   n.step_time = step_time();
   n.broadcast_time = broadcast_time();
@@ -109,34 +115,33 @@ FleetNumbers FleetCore::numbers() const {
 void FleetCore::check() const {
   machines_.check();
   ECHO_CHECK(phase_ != Phase::kClosed || wanted_.empty());
-  ECHO_CHECK(out_.actions.empty(), "{} actions were not handed over", out_.actions.size());
+  ECHO_CHECK(outbox_.actions.empty(), "{} actions were not handed over", outbox_.actions.size());
   for (const auto& [key, machine] : machines_.all())
-    ECHO_CHECK(
-        machine.state != MachineState::kWorking || machine.worked_at_progress + rules_.fleet.away_max >= stalled_from_,
-        "{} may count as stalled too late", machine.offer.id);
+    ECHO_CHECK(machine.state != MachineState::kWorking ||
+                   machine.worked_at_progress + rules_.fleet.away_max >= next_stall_check_,
+               "{} may count as stalled too late", machine.offer.id);
 }
 
 // Computes M* from measurements. Without a limit per hour set by the user, M* does not exceed the plan's. If a
 // broadcast takes more than half a period, more machines do not help, so M* is at most 2R/T.
-void FleetCore::retarget() {
+void FleetCore::update_target() {
   LearnerPace pace = rules_.pace;
   pace.step_time = step_time();
-  const Duration t_b = broadcast_time();
   const Duration period = pace.publish_every * pace.step_time;
   const auto planned = capacity_target(rules_.pace, rules_.broadcast_time, rules_.fleet.headroom);
   const auto target_max = capacity_target(pace, period / 2, rules_.fleet.headroom);
   if (!planned || !target_max) return;
-  const auto wanted = capacity_target(pace, t_b, rules_.fleet.headroom);
+  const auto measured = capacity_target(pace, broadcast_time(), rules_.fleet.headroom);  // fails if T_b >= period
   double limit = planned->required_rollouts_per_s;
   if (rules_.fleet.usd_per_hour_max) limit = std::max(limit, target_max->required_rollouts_per_s);
-  const bool is_above_limit = !wanted || wanted->required_rollouts_per_s > limit * (1 + rules::kDeadband);
+  const bool is_above_limit = !measured || measured->required_rollouts_per_s > limit * (1 + rules::kDeadband);
   if (is_above_limit)
     note_once("faster", "",
               fmt::format("steps of {} with broadcasts of {} could use more than {:.4g} rollouts/s; {}",
-                          to_text(pace.step_time), to_text(t_b), limit,
+                          to_text(pace.step_time), to_text(broadcast_time()), limit,
                           rules_.fleet.usd_per_hour_max ? "but the broadcast is the bottleneck"
                                                         : "raise fleet.usd_per_hour_max to allow more"));
-  target_.required_rollouts_per_s = wanted ? std::min(limit, wanted->required_rollouts_per_s) : limit;
+  target_.required_rollouts_per_s = measured ? std::min(limit, measured->required_rollouts_per_s) : limit;
   target_.provisioned_rollouts_per_s = (1 + rules_.fleet.headroom) * target_.required_rollouts_per_s;
 }
 
@@ -151,31 +156,30 @@ void FleetCore::enforce_time_limits() {
     switch (machine.state) {
       case MachineState::kBooting:
         if (!is_late) break;
-        count_as_lost(machine, "lost",
-                      fmt::format("its worker has not joined within {}", to_text(rules_.fleet.join_timeout)));
-        record_offer_failure(machine, false);
+        count_as_lost(machine, fmt::format("its worker has not joined within {}", to_text(rules_.fleet.join_timeout)));
+        record_offer_failure(machine, kMayReturn);
         stop(machine, fmt::format("its worker did not join within {}", to_text(rules_.fleet.join_timeout)));
         break;
       case MachineState::kStarting:
-        // A start may be slow to answer, but an unwanted one costs money meanwhile.
+        // A provider may be slow to answer. An unwanted machine is doubted earlier, because it costs money meanwhile.
         if (waited < (machine.unwanted ? rules::kAnswerTimeout
                                        : std::max<Duration>(rules_.fleet.join_timeout, rules::kAnswerTimeout)))
           break;
         if (!machine.unwanted) {
-          count_as_lost(machine, "lost", fmt::format("the provider has not answered within {}", to_text(waited)));
-          record_offer_failure(machine, false);
+          count_as_lost(machine, fmt::format("the provider has not answered within {}", to_text(waited)));
+          record_offer_failure(machine, kMayReturn);
           machine.why = "the provider did not answer";
         }
         mark_doubtful(machine);
         break;
       case MachineState::kDraining:
-        if (time_.now >= machine.next_try) stop(machine, machine.why);
+        if (time_.now >= machine.next_request_at) stop(machine, machine.why);
         break;
       case MachineState::kStopping:
-        if (time_.now >= machine.next_try) request_stop(machine);
+        if (time_.now >= machine.next_request_at) request_stop(machine);
         break;
       case MachineState::kDoubtful:
-        if (time_.now >= machine.next_try) request_listing(machine);
+        if (time_.now >= machine.next_request_at) request_listing(machine);
         break;
       case MachineState::kAsked:
       case MachineState::kWorking:
@@ -184,59 +188,64 @@ void FleetCore::enforce_time_limits() {
   }
 }
 
+// A worker is stalled if the other workers have submitted results for away_max, and it has made no progress. Its share
+// of their output must be large enough that the silence cannot be chance.
 void FleetCore::stop_stalled() {
-  if (output_.worked < stalled_from_) return;
-  stalled_from_ = Duration::max();
-  const double working = totals().working_rollouts_per_s;
+  if (output_.worked < next_stall_check_) return;
+  next_stall_check_ = Duration::max();
+  const double working_rate = totals().working_rollouts_per_s;
   for (auto& [key, machine] : machines_.all()) {
     if (machine.state != MachineState::kWorking) continue;
-    stalled_from_ = std::min(stalled_from_, machine.worked_at_progress + rules_.fleet.away_max);
-    if (output_.worked - machine.worked_at_progress < rules_.fleet.away_max) continue;
-    const double rate = machine.rate(), others = working - rate;
-    if (others <= 0) continue;
-    const double expected_rollouts = (output_.rollouts - machine.rollouts_at_progress) * rate / others;
+    next_stall_check_ = std::min(next_stall_check_, machine.worked_at_progress + rules_.fleet.away_max);
+    const Duration silent_time = output_.worked - machine.worked_at_progress;
+    if (silent_time < rules_.fleet.away_max) continue;
+    const double rate = machine.rollouts_per_s(), rate_of_others = working_rate - rate;
+    if (rate_of_others <= 0) continue;
+    const double expected_rollouts = (output_.rollouts - machine.rollouts_at_progress) * rate / rate_of_others;
     if (expected_rollouts < kGroupsBeforeStalled * rules_.group_size) continue;
     const std::string why = fmt::format(
         "other workers have submitted results for {}, in which its share would be {:.4g} rollouts, and it has "
         "submitted none",
-        to_text(output_.worked - machine.worked_at_progress), expected_rollouts);
-    count_as_lost(machine, "lost", why);
+        to_text(silent_time), expected_rollouts);
+    count_as_lost(machine, why);
     demote_host(machine, kStalledShare);
-    record_offer_failure(machine, false);
+    record_offer_failure(machine, kMayReturn);
     stop(machine, why);
   }
 }
 
 void FleetCore::enforce_budgets() {
-  const double reserve = totals().usd_per_hour * seconds(rules::kReserveTime) / 3600;
-  if (rules_.fleet.usd_max && spent() + reserve >= *rules_.fleet.usd_max) {
+  const double reserve_usd = totals().usd_per_hour * seconds(rules::kReserveTime) / kSecondsPerHour;
+  if (rules_.fleet.usd_max && spent_usd() + reserve_usd >= *rules_.fleet.usd_max) {
     phase_ = Phase::kMoneySpent;
     note(
         "budget", "",
         fmt::format("${:.4g} of ${:.4g} are spent, and returning the fleet may take {} more: the fleet is returned now",
-                    spent(), *rules_.fleet.usd_max, to_text(rules::kReserveTime)));
+                    spent_usd(), *rules_.fleet.usd_max, to_text(rules::kReserveTime)));
     for (auto& [key, machine] : machines_.all()) stop(machine, "the run's budget is spent");
     return;
   }
   while (rules_.fleet.usd_per_hour_max) {
-    const double total = totals().counted_usd_per_hour;
-    if (total <= *rules_.fleet.usd_per_hour_max * (1 + 1e-9)) break;
+    const double fleet_usd_per_hour = totals().counted_usd_per_hour;
+    if (fleet_usd_per_hour <= *rules_.fleet.usd_per_hour_max * (1 + kRounding)) break;
     Machine* const dearest =
         machines_.find_most_expensive(traffic_scale(), [](const Machine& m) { return m.counts_as_capacity(); });
     if (dearest == nullptr) break;
     note("released", dearest->offer.id,
-         fmt::format("${:.4g} an hour are more than the ${:.4g} allowed; {}", total, *rules_.fleet.usd_per_hour_max,
-                     numbers_text()),
+         fmt::format("${:.4g} an hour are more than the ${:.4g} allowed; {}", fleet_usd_per_hour,
+                     *rules_.fleet.usd_per_hour_max, numbers_text()),
          dearest->ticket);
     stop(*dearest, "the fleet costs more per hour than it may");
   }
 }
 
-bool FleetCore::affordable(double per_hour) const {
-  if (rules_.fleet.usd_per_hour_max && per_hour > *rules_.fleet.usd_per_hour_max * (1 + 1e-9)) return false;
-  // Do not rent a machine that the budget could not keep until it becomes useful.
+bool FleetCore::is_affordable(double fleet_usd_per_hour) const {
+  const std::optional<double>& per_hour_max = rules_.fleet.usd_per_hour_max;
+  if (per_hour_max && fleet_usd_per_hour > *per_hour_max * (1 + kRounding)) return false;
+  if (!rules_.fleet.usd_max) return true;
+  // The budget must also pay for the time until a new machine becomes useful.
   const Duration paid_time_min = rules::kReserveTime + 2 * rules_.fleet.join_timeout;
-  return !rules_.fleet.usd_max || spent() + per_hour * seconds(paid_time_min) / 3600 < *rules_.fleet.usd_max;
+  return spent_usd() + fleet_usd_per_hour * seconds(paid_time_min) / kSecondsPerHour < *rules_.fleet.usd_max;
 }
 
 std::size_t FleetCore::rentals_allowed() {
@@ -245,22 +254,23 @@ std::size_t FleetCore::rentals_allowed() {
 }
 
 void FleetCore::rent(const std::string& offer, const std::string& what, const std::string& why, bool replaces) {
-  const FleetOffer& chosen = book_.find(offer)->offer;
-  machines_.add(chosen, book_.share_of(chosen), MachineState::kAsked, time_.now);
+  const FleetOffer& rented = book_.find(offer)->offer;
+  machines_.add(rented, book_.share_of(rented), MachineState::kAsked, time_.now);
   counts_.replaced += replaces ? 1 : 0;
   note(what, offer, why);
-  act(fleet::Book{offer});
+  emit(fleet::Book{.offer = offer});
 }
 
-// Rents the plan's choice first. If an earlier process left machines in use, rents only the capacity they lack.
+// Rents the plan's choice. If machines of an earlier process are in use, rents only up to the target. An offer whose
+// earlier machine is still looked for stays wanted.
 void FleetCore::rent_wanted() {
   if (wanted_.empty()) return;
-  const bool adopted =
+  const bool has_adopted =
       std::any_of(machines_.all().begin(), machines_.all().end(), [](const auto& m) { return m.second.adopt; });
   std::vector<std::string> still_wanted;
   for (const std::string& id : std::exchange(wanted_, {})) {
     const Machine* machine = machines_.find(id);
-    const bool search_failed = machine != nullptr && machine->adopt && machine->unwanted;
+    const bool search_failed = machine != nullptr && machine->adopt && machine->unwanted;  // as on(Found) leaves it
     if (machine != nullptr && machine->state == MachineState::kDoubtful && !search_failed) {
       still_wanted.push_back(id);
       continue;
@@ -271,58 +281,62 @@ void FleetCore::rent_wanted() {
       shortfall_.loss_to_replace = true;
     }
     if (machine != nullptr || entry == nullptr) continue;
-    if (adopted && totals().expected_rollouts_per_s >= target_.provisioned_rollouts_per_s * (1 - rules::kDeadband))
+    if (has_adopted && totals().expected_rollouts_per_s >= target_.provisioned_rollouts_per_s * (1 - rules::kDeadband))
       continue;
     const double price = price_of(entry->offer);
-    if (machines_.size() >= rules_.fleet.workers_max || !affordable(totals().usd_per_hour + price)) {
+    if (machines_.size() >= rules_.fleet.workers_max || !is_affordable(totals().usd_per_hour + price)) {
       note_once("budget", id,
                 fmt::format("it was planned, but ${:.4g} an hour more are not allowed; {}", price, numbers_text()));
       continue;
     }
     rent(id, "planned",
          fmt::format("the plan chose it: {:.4g} rollouts/s for ${:.4g} an hour", entry->offer.rollouts_per_s, price),
-         false);
+         /*replaces=*/false);
   }
   wanted_ = std::move(still_wanted);
 }
 
-// The cheapest available offers that fill the gap.
-std::vector<std::string> FleetCore::choose_offers(double missing) {
+// Returns the cheapest available offers that fill the gap. If no set of them fills it, returns the cheapest ones.
+std::vector<std::string> FleetCore::choose_offers(double missing_rollouts_per_s) {
   RentedOffers rented(rules_.fleet.per_host_max);
   for (const auto& [key, machine] : machines_.all()) rented.add(machine.offer);
-  const double per_hour = totals().usd_per_hour;
+  const double fleet_usd_per_hour = totals().usd_per_hour;
   struct Choice {
     const FleetOffer* offer;
     Candidate candidate;
   };
   std::vector<Choice> choices;
-  std::map<std::string, std::uint32_t> machines;
+  std::map<std::string, std::uint32_t> host_numbers;
   for (const auto& [id, entry] : book_.all()) {
     const FleetOffer& offer = entry.offer;
-    if (!entry.available(time_.now) || !affordable(per_hour + price_of(offer)) || !rented.fits(offer)) continue;
-    Candidate c;
-    c.rollouts_per_s = offer.rollouts_per_s * book_.share_of(offer);
+    if (!entry.is_available(time_.now) || !is_affordable(fleet_usd_per_hour + price_of(offer)) || !rented.fits(offer))
+      continue;
+    Candidate candidate;
+    candidate.rollouts_per_s = offer.rollouts_per_s * book_.share_of(offer);
     // Each failure doubles the assumed price, so that untried offers come first.
-    c.usd_per_hour = price_of(offer) * (1 << std::min(entry.failures, 6));
-    if (!offer.host.empty())
-      c.machine = machines.try_emplace(OfferBook::host_of(offer), static_cast<std::uint32_t>(machines.size()) + 1)
-                      .first->second;
-    c.gpus = offer.gpus;
-    choices.push_back({&offer, c});
+    constexpr int kDoublingsMax = 6;
+    candidate.usd_per_hour = price_of(offer) * (1 << std::min(entry.failures, kDoublingsMax));
+    if (!offer.host.empty()) {
+      const auto next_number = static_cast<std::uint32_t>(host_numbers.size()) + 1;
+      candidate.machine = host_numbers.try_emplace(OfferBook::host_of(offer), next_number).first->second;
+    }
+    candidate.gpus = offer.gpus;
+    choices.push_back({.offer = &offer, .candidate = candidate});
   }
   std::stable_sort(choices.begin(), choices.end(), [](const Choice& a, const Choice& b) {
-    const double x = a.candidate.usd_per_hour / a.candidate.rollouts_per_s;
-    const double y = b.candidate.usd_per_hour / b.candidate.rollouts_per_s;
-    return x != y ? x < y : a.candidate.rollouts_per_s > b.candidate.rollouts_per_s;
+    const double unit_cost_a = a.candidate.usd_per_hour / a.candidate.rollouts_per_s;
+    const double unit_cost_b = b.candidate.usd_per_hour / b.candidate.rollouts_per_s;
+    return unit_cost_a != unit_cost_b ? unit_cost_a < unit_cost_b
+                                      : a.candidate.rollouts_per_s > b.candidate.rollouts_per_s;
   });
   if (choices.size() > kPoolMax) choices.resize(kPoolMax);
   std::vector<Candidate> pool;
-  for (const Choice& c : choices) pool.push_back(c.candidate);
+  for (const Choice& choice : choices) pool.push_back(choice.candidate);
   AllocationLimits limits;
   limits.workers_max = rules_.fleet.workers_max - std::min<std::size_t>(rules_.fleet.workers_max, machines_.size());
-  std::vector<std::size_t> order;
+  std::vector<std::size_t> order;  // indices into `choices`
   std::optional<Allocation> best;
-  if (!pool.empty() && limits.workers_max > 0) best = allocate_greedy(pool, missing, limits);
+  if (!pool.empty() && limits.workers_max > 0) best = allocate_greedy(pool, missing_rollouts_per_s, limits);
   if (best) {
     order = best->chosen;
   } else {
@@ -334,7 +348,7 @@ std::vector<std::string> FleetCore::choose_offers(double missing) {
   for (const std::size_t i : order) {
     const FleetOffer& offer = *choices[i].offer;
     if (chosen.size() == count_max) break;
-    if (!affordable(per_hour + (added_usd_per_hour + price_of(offer))) || !rented.fits(offer)) continue;
+    if (!is_affordable(fleet_usd_per_hour + (added_usd_per_hour + price_of(offer))) || !rented.fits(offer)) continue;
     added_usd_per_hour += price_of(offer);
     rented.add(offer);
     chosen.push_back(offer.id);
@@ -343,50 +357,53 @@ std::vector<std::string> FleetCore::choose_offers(double missing) {
 }
 
 void FleetCore::fill_shortfall() {
-  const double target = target_.provisioned_rollouts_per_s, expected = totals().expected_rollouts_per_s;
-  if (expected >= target * (1 - rules::kDeadband)) {
+  const double target = target_.provisioned_rollouts_per_s, expected_rate = totals().expected_rollouts_per_s;
+  if (expected_rate >= target * (1 - rules::kDeadband)) {
     shortfall_.since.reset();
     shortfall_.loss_to_replace = shortfall_.exhausted = false;
     allow_note_again("short");
     return;
   }
   if (!wanted_.empty()) return;  // recovered machines may fill the gap
-  const bool at_once = rules_.fleet.replace_lost && shortfall_.loss_to_replace;
-  // A shortfall matters after a loss, or if the learner waits.
+  const bool replaces_loss = rules_.fleet.replace_lost && shortfall_.loss_to_replace;
+  // A shortfall matters only after a loss or if the learner waits, because otherwise the fleet is fast enough.
   const bool is_relevant = shortfall_.loss_to_replace || idle_fraction() >= rules::kIdleShareMin;
-  if (!at_once) {
+  if (!replaces_loss) {
     if (!is_relevant) shortfall_.since.reset();
     if (is_relevant && !shortfall_.since) shortfall_.since = time_.now;
     if (!shortfall_.since || time_.now - *shortfall_.since < rules::kShortfallMin) return;
   }
-  if (rentals_allowed() == 0 || time_.now < shortfall_.next_search) return;
-  const std::vector<std::string> chosen = choose_offers(target - expected);
+  if (rentals_allowed() == 0 || time_.now < shortfall_.next_search_at) return;
+  const std::vector<std::string> chosen = choose_offers(target - expected_rate);
   shortfall_.exhausted = chosen.empty();
-  if (shortfall_.exhausted) shortfall_.next_search = time_.now + kSearchPause;
-  if (shortfall_.exhausted) return note_once("short", "", "no offer is left that may be rented; " + numbers_text());
-  const std::string why = fmt::format("{}: {}", at_once ? "a machine was lost" : "below the target", numbers_text());
-  double missing = target - expected;
+  if (shortfall_.exhausted) {
+    shortfall_.next_search_at = time_.now + kSearchPause;
+    return note_once("short", "", "no offer is left that may be rented; " + numbers_text());
+  }
+  const std::string why =
+      fmt::format("{}: {}", replaces_loss ? "a machine was lost" : "below the target", numbers_text());
+  double missing_rate = target - expected_rate;
   for (const std::string& id : chosen) {
-    if (missing <= 0) break;
-    shortfall_.rentals.push_back(time_.now);
-    rent(id, at_once ? "replaced" : "added", why, at_once);
-    missing -= machines_.find(id)->rate();
+    if (missing_rate <= 0) break;
+    shortfall_.rental_times.push_back(time_.now);
+    rent(id, replaces_loss ? "replaced" : "added", why, replaces_loss);
+    missing_rate -= machines_.find(id)->rollouts_per_s();
   }
   shortfall_.since.reset();
 }
 
 void FleetCore::release_surplus() {
   const double target = target_.provisioned_rollouts_per_s;
-  const double working = totals().working_rollouts_per_s;
-  if (working < target * (1 + rules::kReleaseMargin)) {
-    above_since_.reset();
+  const double working_rate = totals().working_rollouts_per_s;
+  if (working_rate < target * (1 + rules::kReleaseMargin)) {
+    surplus_since_.reset();
     return;
   }
-  if (!above_since_) above_since_ = time_.now;
-  if (time_.now - *above_since_ < rules::kSurplusMin) return;
-  above_since_ = time_.now;  // one machine at a time
+  if (!surplus_since_) surplus_since_ = time_.now;
+  if (time_.now - *surplus_since_ < rules::kSurplusMin) return;
+  surplus_since_ = time_.now;  // because one machine is released at a time
   Machine* const dearest = machines_.find_most_expensive(traffic_scale(), [&](const Machine& machine) {
-    return machine.state == MachineState::kWorking && working - machine.rate() >= target;
+    return machine.state == MachineState::kWorking && working_rate - machine.rollouts_per_s() >= target;
   });
   if (dearest == nullptr) return;
   note("released", dearest->offer.id, "the others suffice: " + numbers_text(), dearest->ticket);

@@ -21,8 +21,10 @@ constexpr Duration kStopGrace = std::chrono::seconds(5);  // between the request
 // time.
 constexpr Duration kSignsOfLifeInterval = std::chrono::seconds(5);
 constexpr Duration kSpendingInterval = std::chrono::seconds(1);
-// For the instances to end when the run does.
+// How long the end of the run waits for the instances to end.
 constexpr Duration kCloseTimeLocal = kStopGrace + std::chrono::seconds(2), kCloseTimeRemote = std::chrono::minutes(2);
+constexpr Duration kClosePollInterval = std::chrono::milliseconds(10);
+constexpr Ticket kListingOfRun = 0;  // ticket of the listing of all instances with this run's label
 
 void log_error(const Status& status) {
   if (!status) log::error("{}", status.error().message());
@@ -41,33 +43,34 @@ Result<std::unique_ptr<FleetDriver>> FleetDriver::start(FleetOptions options) {
   std::promise<Status> opened;
   std::future<Status> outcome = opened.get_future();
   // One thread for the whole life, because the kernel ends local instances when the thread that started them ends.
-  FleetDriver* const raw = driver.get();
-  driver->thread_ = std::thread([&opened, raw] {
-    Status status = raw->open_on_thread();
+  FleetDriver* const driver_ptr = driver.get();
+  driver->thread_ = std::thread([&opened, driver_ptr] {
+    Status status = driver_ptr->open_on_thread();
     const bool is_open = status.has_value();
-    if (!is_open) raw->close_all();
+    if (!is_open) driver_ptr->close_all();
     opened.set_value(std::move(status));
-    if (is_open) raw->loop();
+    if (is_open) driver_ptr->loop();
   });
   ECHO_TRY(outcome.get());
-  if (raw->options_.market)
-    raw->watch_.emplace(raw->options_.market, raw->options_.market_every, [raw](std::vector<Offer> offers) {
-      raw->queue_.try_push(Input(RefreshedOffers{std::move(offers)}));
-    });
+  if (driver_ptr->options_.market)
+    driver_ptr->market_watch_.emplace(driver_ptr->options_.market, driver_ptr->options_.market_every,
+                                      [driver_ptr](std::vector<Offer> offers) {
+                                        driver_ptr->queue_.try_push(Input(RefreshedOffers{std::move(offers)}));
+                                      });
   return driver;
 }
 
 FleetDriver::~FleetDriver() { stop(); }
 
 void FleetDriver::stop() {
-  watch_.reset();
+  market_watch_.reset();
   queue_.close();
   if (thread_.joinable()) thread_.join();
 }
 
-void FleetDriver::beat(const fleet::Heartbeat& beat, Bytes received, Bytes forwarded, Bytes delivered) {
-  queue_.try_push(Input(Traffic{beat.worker, received, forwarded, delivered, clock_.now()}));
-  notify(beat);
+void FleetDriver::on_heartbeat(const fleet::Heartbeat& heartbeat, Bytes received, Bytes forwarded, Bytes delivered) {
+  queue_.try_push(Input(Traffic{heartbeat.worker, received, forwarded, delivered, clock_.now()}));
+  notify(heartbeat);
 }
 
 Status FleetDriver::open_on_thread() {
@@ -79,18 +82,18 @@ Status FleetDriver::open_on_thread() {
                   provider.error().message());
   }
   std::vector<FleetOffer> market;
-  std::map<std::string, std::size_t> unusable;
+  std::map<std::string, std::size_t> unusable_offers;  // by provider
   for (const PlanRow& row : options_.plan.rows) {
     if (row.rank == 0) continue;
     if (provider_of(row.offer.provider))
       market.push_back(fleet_offer(options_.plan.request, row.offer, row.cost));
     else
-      ++unusable[row.offer.provider];
+      ++unusable_offers[row.offer.provider];
   }
-  for (const auto& [provider, count] : unusable)
+  for (const auto& [provider, count] : unusable_offers)
     log::info("{} offers are of provider '{}', which cannot be used here", count, provider);
   ECHO_ASSIGN(ledger_, Ledger::open(options_.ledger_file, options_.run));
-  core_.emplace(rules_of(options_.plan), market, std::move(wanted));
+  core_.emplace(fleet_rules_of(options_.plan), market, std::move(wanted));
   ECHO_TRY(recover_instances());
   report_spending();
   carry_out(core_->tick(clock_.now()));
@@ -104,8 +107,8 @@ void FleetDriver::replace_offers(RefreshedOffers refreshed) {
   const PlanRequest& request = options_.plan.request;
   std::vector<FleetOffer> market;
   offers_.clear();
-  refreshed_ = std::move(refreshed.offers);
-  for (Offer& offer : refreshed_) {
+  refreshed_offers_ = std::move(refreshed.offers);
+  for (Offer& offer : refreshed_offers_) {
     if (ineligibility_reason(request, offer) || !provider_of(offer.provider)) continue;
     offer.bid_usd_per_hour = bid_for(request, offer);
     market.push_back(fleet_offer(request, offer));
@@ -124,13 +127,17 @@ Status FleetDriver::recover_instances() {
                   row.instance.empty() ? row.label : row.instance, row.provider, provider.error().message());
     labels_[row.id] = row.label;
     accounts_[row.id].last_known_unix_s = row.last_known_unix_s();
-    FleetOffer offer{row.offer, row.provider, row.host, row.promised_rollouts_per_s.value_or(0), row.usd_per_hour, 0};
+    FleetOffer offer{.id = row.offer, .provider = row.provider, .host = row.host};
+    offer.rollouts_per_s = row.promised_rollouts_per_s.value_or(0);
+    offer.usd_per_hour = row.usd_per_hour;
     offer.upload_usd_per_gb = row.upload_usd_per_gb.value_or(0);
     offer.download_usd_per_gb = row.download_usd_per_gb.value_or(0);
-    handle(fleet::Recovered{row.id, offer, {row.instance}, !is_local_provider(row.provider)});
+    // A local instance ends when the process that rented it ends, so only remote ones can be adopted.
+    const bool adopt = !is_local_provider(row.provider);
+    handle(fleet::Recovered{.ticket = row.id, .offer = offer, .instance = {row.instance}, .adopt = adopt});
   }
   for (const auto& [name, provider] : providers_)
-    if (!is_local_provider(name)) provider->list(0, ledger_->label_prefix());
+    if (!is_local_provider(name)) provider->list(kListingOfRun, ledger_->label_prefix());
   return ok();
 }
 
@@ -147,9 +154,9 @@ void FleetDriver::loop() {
     }
     poll_providers();
     const TimePoint now = clock_.now();
-    if (now >= next_spending_report_) report_spending();
+    if (now >= next_spending_report_at_) report_spending();
     carry_out(core_->tick(now));
-    if (now >= next_signs_of_life_) book_signs_of_life();
+    if (now >= next_signs_of_life_at_) book_signs_of_life();
     update_summary();
   }
   close_all();
@@ -167,7 +174,7 @@ void FleetDriver::close_all() {
     while (!core_->machines().empty() && clock_.now() < deadline) {
       poll_providers();
       carry_out(core_->tick(clock_.now()));
-      std::this_thread::sleep_for(std::chrono::milliseconds(10));
+      std::this_thread::sleep_for(kClosePollInterval);
     }
     for (const auto& [key, machine] : core_->machines().all())
       log::error("{} ({}) may still be rented; `echoline down` releases it", labels_[machine.ticket],
@@ -197,7 +204,9 @@ void FleetDriver::act(const fleet::Book& a) {
 
 void FleetDriver::act(const fleet::Start& a) {
   const Offer* offer = offer_of(a.offer);
-  const auto refuse = [&](const Error& error) { handle(fleet::StartFailed{a.ticket, error.message(), false, false}); };
+  const auto refuse = [&](const Error& error) {
+    handle(fleet::StartFailed{.ticket = a.ticket, .why = error.message(), .retryable = false, .perhaps_rented = false});
+  };
   const auto provider = provider_of(offer->provider);
   if (!provider) return refuse(provider.error());
   auto spec = options_.launch(*offer);
@@ -225,15 +234,19 @@ void FleetDriver::act(const fleet::FindInstance& a) {
 
 void FleetDriver::act(const fleet::BookEnd& a) {
   book_signs_of_life();
-  if (a.rollouts_per_s)
-    log_error(
-        ledger_->record_measurement(a.ticket, {a.rollouts_per_s, std::nullopt, std::nullopt}, clock_.unix_seconds()));
+  if (a.rollouts_per_s) {
+    LedgerMeasurement measurement;
+    measurement.rollouts_per_s = a.rollouts_per_s;
+    log_error(ledger_->record_measurement(a.ticket, measurement, clock_.unix_seconds()));
+  }
   const Account account = std::exchange(accounts_[a.ticket], {});
   accounts_.erase(a.ticket);
-  // An instance that ended with its process is booked at its last sign of life, not now.
-  const bool ended_with_process = account.last_known_unix_s && !account.runs;
-  ends_.push_back({a, ended_with_process ? *account.last_known_unix_s : clock_.unix_seconds()});
-  if (ended_with_process) options_.record("orphan", labels_[a.ticket], a.why);
+  // If the instance ended while no process of the run watched it, its last sign of life is recorded as its end, not
+  // now.
+  const bool ended_unwatched = account.last_known_unix_s && !account.is_running;
+  const double end_unix_s = ended_unwatched ? *account.last_known_unix_s : clock_.unix_seconds();
+  unbooked_ends_.push_back({.end = a, .unix_s = end_unix_s});
+  if (ended_unwatched) options_.record("orphan", labels_[a.ticket], a.why);
   book_ends();
 }
 
@@ -248,28 +261,30 @@ void FleetDriver::act(const fleet::Drain& a) {
 
 void FleetDriver::act(const fleet::Note& a) {
   if (stopping_) return;
-  const FleetNumbers n = core_->numbers();
-  nlohmann::json numbers = {{"required_rollouts_per_s", n.required_rollouts_per_s},
-                            {"target_rollouts_per_s", n.target_rollouts_per_s},
-                            {"expected_rollouts_per_s", n.expected_rollouts_per_s},
-                            {"working_rollouts_per_s", n.working_rollouts_per_s},
-                            {"working", n.working},
-                            {"joining", n.joining},
-                            {"step_seconds", seconds(n.step_time)},
-                            {"t_b_seconds", seconds(n.broadcast_time)},
-                            {"payload_bytes", n.payload.count},
-                            {"idle_fraction", n.idle_fraction},
-                            {"usd_per_hour", n.usd_per_hour},
-                            {"usd", n.usd}};
+  const FleetStatus fleet_now = core_->numbers();
+  nlohmann::json numbers = {{"required_rollouts_per_s", fleet_now.required_rollouts_per_s},
+                            {"target_rollouts_per_s", fleet_now.target_rollouts_per_s},
+                            {"expected_rollouts_per_s", fleet_now.expected_rollouts_per_s},
+                            {"working_rollouts_per_s", fleet_now.working_rollouts_per_s},
+                            {"working", fleet_now.working},
+                            {"joining", fleet_now.joining},
+                            {"step_seconds", seconds(fleet_now.step_time)},
+                            {"t_b_seconds", seconds(fleet_now.broadcast_time)},
+                            {"payload_bytes", fleet_now.payload.count},
+                            {"idle_fraction", fleet_now.idle_fraction},
+                            {"usd_per_hour", fleet_now.usd_per_hour},
+                            {"usd", fleet_now.usd}};
   if (!a.offer.empty()) numbers["offer"] = a.offer;
   if (a.ticket != 0) numbers["row"] = a.ticket;  // of the ledger
-  log_error(ledger_->record_decision({clock_.unix_seconds(), a.what, a.why, numbers.dump()}));
+  log_error(ledger_->record_decision(
+      {.unix_s = clock_.unix_seconds(), .what = a.what, .why = a.why, .numbers = numbers.dump()}));
   options_.record(a.what, a.offer, a.why);
-  if (a.what == "lost" || a.what == "failed") {
+  const bool is_trouble = a.what == "lost" || a.what == "failed";
+  if (is_trouble) {
     const std::lock_guard lock(mutex_);
     summary_.trouble = fmt::format("{} {}: {}", a.what, a.offer, a.why);
   }
-  if (a.what == "lost" || a.what == "failed" || a.what == "short" || a.what == "budget" || a.what == "stop_failed")
+  if (is_trouble || a.what == "short" || a.what == "budget" || a.what == "stop_failed")
     log::warn("{}{}{}: {}", a.what, a.offer.empty() ? "" : " ", a.offer, a.why);
   else
     log::info("{}{}{}: {}", a.what, a.offer.empty() ? "" : " ", a.offer, a.why);
@@ -285,7 +300,7 @@ void FleetDriver::poll_providers() {
 
 void FleetDriver::on(const std::string&, const Started& e) {
   const auto* machine = core_->machines().find(e.ticket);
-  accounts_[e.ticket].runs = true;
+  accounts_[e.ticket].is_running = true;
   log_error(ledger_->record_start(e.ticket, e.instance.text, clock_.unix_seconds()));
   if (e.usd_per_hour && machine != nullptr && *e.usd_per_hour != machine->offer.usd_per_hour)
     log_error(ledger_->record_price(e.ticket, *e.usd_per_hour, clock_.unix_seconds()));
@@ -306,13 +321,16 @@ void FleetDriver::on(const std::string&, const StopFailed& e) {
 
 void FleetDriver::on(const std::string&, const Exited& e) {
   auto ticket = ticket_of(e.instance);
+  // The exit can be reported before the start, while the instance's id is unknown; then the label identifies it.
   for (const auto& [key, machine] : core_->machines().all())
     if (!ticket && machine.instance.text.empty() && labels_[machine.ticket] == e.label) ticket = machine.ticket;
-  if (ticket) handle(fleet::Exited{*ticket, e.why, e.outbid, e.still_rented});
+  if (ticket)
+    handle(fleet::Exited{.ticket = *ticket, .why = e.why, .outbid = e.outbid, .still_rented = e.still_rented});
 }
 
 void FleetDriver::on(const std::string&, const Ending& e) {
-  if (const auto ticket = ticket_of(e.instance)) handle(fleet::Ending{*ticket, e.why, e.outbid});
+  if (const auto ticket = ticket_of(e.instance))
+    handle(fleet::Ending{.ticket = *ticket, .why = e.why, .outbid = e.outbid});
 }
 
 void FleetDriver::on(const std::string&, const PriceChanged& e) {
@@ -324,34 +342,37 @@ void FleetDriver::on(const std::string&, const PriceChanged& e) {
 
 void FleetDriver::on(const std::string& provider, const Listed& e) {
   if (e.error) log::warn("{}", e.error->message());
-  if (e.ticket == 0) {  // a listing of all instances with this run's label
+  if (e.ticket == kListingOfRun) {
     for (const InstanceInfo& info : e.instances) {
-      const bool known = std::any_of(core_->machines().all().begin(), core_->machines().all().end(),
-                                     [&](const auto& entry) { return labels_[entry.second.ticket] == info.label; });
-      if (known) continue;  // the core already looks for it
+      const bool is_known = std::any_of(core_->machines().all().begin(), core_->machines().all().end(),
+                                        [&](const auto& entry) { return labels_[entry.second.ticket] == info.label; });
+      if (is_known) continue;  // the core already looks for it
       const auto row = ledger_->record_found_instance(provider, info.instance.text, info.label, info.usd_per_hour,
                                                       clock_.unix_seconds());
       log_error(row ? ok() : Status(row.error()));
       if (!row) continue;
       labels_[row->id] = row->label;
-      accounts_[row->id].runs = true;
+      accounts_[row->id].is_running = true;
       log::warn("{} has a label of this run but no row in its ledger: it is stopped", info.instance.text);
-      handle(
-          fleet::Recovered{row->id, {row->offer, provider, row->host, 0, row->usd_per_hour, 0}, info.instance, false});
+      FleetOffer offer{.id = row->offer, .provider = provider, .host = row->host};
+      offer.usd_per_hour = row->usd_per_hour;
+      handle(fleet::Recovered{.ticket = row->id, .offer = offer, .instance = info.instance, .adopt = false});
     }
     return;
   }
   for (const InstanceInfo& info : e.instances) {
     if (info.label != labels_[e.ticket]) continue;
     const auto* machine = core_->machines().find(e.ticket);
-    if (machine != nullptr && !accounts_[e.ticket].runs) {
-      accounts_[e.ticket].runs = true;
+    if (machine != nullptr && !accounts_[e.ticket].is_running) {
+      accounts_[e.ticket].is_running = true;
       if (machine->instance.text.empty())
         log_error(ledger_->record_start(e.ticket, info.instance.text, clock_.unix_seconds()));
     }
-    return handle(fleet::Found{e.ticket, info.instance, true});
+    return handle(fleet::Found{.ticket = e.ticket, .instance = info.instance, .certain = true});
   }
-  if (e.complete) handle(fleet::Found{e.ticket, std::nullopt, is_local_provider(provider)});
+  // A remote provider may list an instance only some time after the request; local processes are listed at once.
+  const bool certain = is_local_provider(provider);
+  if (e.complete) handle(fleet::Found{.ticket = e.ticket, .instance = std::nullopt, .certain = certain});
 }
 
 void FleetDriver::record_traffic(const Traffic& traffic) {
@@ -360,12 +381,14 @@ void FleetDriver::record_traffic(const Traffic& traffic) {
   Account& account = accounts_[machine->ticket];
   handle(fleet::TrafficMeasured{traffic.worker, traffic.received, traffic.forwarded});
   // A worker's counters restart with its process.
-  const auto increase = [](Bytes now, Bytes before) { return Bytes{now.count - (now < before ? 0 : before.count)}; };
+  const auto increase = [](Bytes counter, Bytes earlier) {
+    return counter < earlier ? counter : Bytes{counter.count - earlier.count};
+  };
   account.received_unbooked += increase(traffic.received, account.received);
   account.forwarded_unbooked += increase(traffic.forwarded, account.forwarded);
-  account.down.add_reading(traffic.received, traffic.at);
-  account.up.add_reading(std::min(traffic.forwarded, traffic.delivered),
-                         traffic.at);  // the lesser of both ends' counts
+  account.down_meter.add_reading(traffic.received, traffic.at);
+  // The lesser of the sender's and the receivers' counts, so that a worker cannot claim a faster link.
+  account.up_meter.add_reading(std::min(traffic.forwarded, traffic.delivered), traffic.at);
   account.received = traffic.received;
   account.forwarded = traffic.forwarded;
 }
@@ -373,26 +396,29 @@ void FleetDriver::record_traffic(const Traffic& traffic) {
 void FleetDriver::book_signs_of_life() {
   std::vector<LedgerSignOfLife> signs;
   for (auto& [ticket, account] : accounts_) {
-    if (!account.runs) continue;
-    signs.push_back(
-        {ticket, std::exchange(account.forwarded_unbooked, {}), std::exchange(account.received_unbooked, {})});
+    if (!account.is_running) continue;
+    signs.push_back({.row = ticket,
+                     .uploaded = std::exchange(account.forwarded_unbooked, {}),
+                     .downloaded = std::exchange(account.received_unbooked, {})});
     const auto* machine = core_->machines().find(ticket);
-    const auto measured = machine != nullptr && machine->measured ? machine->measured : account.measured;
-    if (measured == account.measured && account.up.highest() == account.up_booked &&
-        account.down.highest() == account.down_booked)
+    const bool is_measured = machine != nullptr && machine->measured;
+    const LedgerMeasurement newest{.rollouts_per_s = is_measured ? machine->measured : account.rollouts_per_s_booked,
+                                   .up = account.up_meter.highest(),
+                                   .down = account.down_meter.highest()};
+    if (newest.rollouts_per_s == account.rollouts_per_s_booked && newest.up == account.up_booked &&
+        newest.down == account.down_booked)
       continue;
-    account.measured = measured;
-    account.up_booked = account.up.highest();
-    account.down_booked = account.down.highest();
-    log_error(
-        ledger_->record_measurement(ticket, {measured, account.up_booked, account.down_booked}, clock_.unix_seconds()));
+    account.rollouts_per_s_booked = newest.rollouts_per_s;
+    account.up_booked = newest.up;
+    account.down_booked = newest.down;
+    log_error(ledger_->record_measurement(ticket, newest, clock_.unix_seconds()));
   }
   log_error(ledger_->record_signs_of_life(signs, clock_.unix_seconds()));
-  next_signs_of_life_ = clock_.now() + kSignsOfLifeInterval;
+  next_signs_of_life_at_ = clock_.now() + kSignsOfLifeInterval;
 }
 
 void FleetDriver::book_ends() {
-  std::erase_if(ends_, [&](const End& e) {
+  std::erase_if(unbooked_ends_, [&](const End& e) {
     const Status booked = e.end.ran ? ledger_->record_end(e.end.ticket, e.end.why, e.unix_s)
                                     : ledger_->record_failure(e.end.ticket, e.end.why, e.unix_s);
     log_error(booked);
@@ -401,8 +427,8 @@ void FleetDriver::book_ends() {
 }
 
 void FleetDriver::report_spending() {
-  next_spending_report_ = clock_.now() + kSpendingInterval;
-  if (!ends_.empty()) book_ends();
+  next_spending_report_at_ = clock_.now() + kSpendingInterval;
+  if (!unbooked_ends_.empty()) book_ends();
   const auto totals = ledger_->totals(clock_.unix_seconds());
   if (!totals) return log_error(totals.error());
   {
@@ -416,7 +442,7 @@ void FleetDriver::report_spending() {
 
 void FleetDriver::update_summary() {
   if (stopping_) report_spending();
-  const FleetNumbers numbers = core_->numbers();
+  const FleetStatus numbers = core_->numbers();
   const std::lock_guard lock(mutex_);
   summary_.planned = options_.plan.chosen().size();
   summary_.started = started_;
@@ -432,8 +458,8 @@ FleetSummary FleetDriver::summary() const {
 
 Result<Provider*> FleetDriver::provider_of(const std::string& name) {
   if (const auto it = providers_.find(name); it != providers_.end()) return it->second.get();
-  ECHO_ASSIGN(auto made, make_provider(name, options_.providers));
-  return (providers_[name] = std::move(made)).get();
+  ECHO_ASSIGN(auto provider, make_provider(name, options_.providers));
+  return (providers_[name] = std::move(provider)).get();
 }
 
 std::optional<Ticket> FleetDriver::ticket_of(const InstanceId& instance) const {

@@ -1,5 +1,5 @@
-// Runs a run's fleet: a thread that carries out the decisions of provisioner/fleet_core. It books every instance in the
-// ledger before it requests it, and rents every offer from the provider that the offer names.
+// FleetDriver runs a run's fleet: its thread carries out the decisions of provisioner/fleet_core. It writes every
+// instance to the ledger before it requests the instance, and rents every offer from the provider that the offer names.
 #pragma once
 #include <functional>
 #include <map>
@@ -23,8 +23,8 @@ namespace echoline::provisioner {
 
 struct FleetOptions {
   std::string run;
-  Plan plan;                                        // its choice is rented first, and only offers that it considers
-  MarketSearch market;                              // may be empty: then the plan's offers are the whole market
+  Plan plan;                                        // the fleet rents its choice first, and no ineligible offers
+  MarketSearch market;                              // empty: the plan's offers are the whole market
   Duration market_every = std::chrono::seconds(2);  // between two calls of `market`
   // The run's cost besides its fleet, for the total budget; may be empty. Called on the fleet's thread.
   std::function<double()> other_usd;
@@ -34,11 +34,11 @@ struct FleetOptions {
   // Called on the fleet's thread.
   std::function<Result<LaunchSpec>(const Offer&)> launch;
   const Clock* clock = nullptr;                   // null: the system's
-  Duration tick = std::chrono::milliseconds(50);  // of the system clock: how often providers are polled
+  Duration tick = std::chrono::milliseconds(50);  // interval of polls of the providers, by the system clock
   // Receives every decision, rental and end. Called on the fleet's thread; must not block.
   std::function<void(std::string_view event, const std::string& offer, const std::string& detail)> record;
-  // Asks that the worker get no more work; call drained() once it has submitted its results. Called on the fleet's
-  // thread; must not block.
+  // Asks that the worker get no more work. Call notify(fleet::Drained) once it has submitted its results. Called on the
+  // fleet's thread; must not block.
   std::function<void(WorkerId worker, const std::string& why)> drain;
   // The machine of a worker has ended by itself. Called on the fleet's thread; must not block.
   std::function<void(WorkerId worker, const std::string& why)> machine_ended;
@@ -46,9 +46,9 @@ struct FleetOptions {
 
 struct FleetSummary {
   std::uint64_t planned = 0, started = 0, lost = 0, replaced = 0;
-  double usd = 0, usd_per_hour = 0;  // of all processes of the run; traffic included
+  double usd = 0, usd_per_hour = 0;  // cost of the fleet with traffic, including earlier processes of the run
   bool prices_known = true;          // false: `usd` is a lower bound
-  FleetNumbers numbers;
+  FleetStatus numbers;
   std::string trouble;  // the latest problem: "failed m5: no capacity"; "" if there was none
 };
 
@@ -64,17 +64,18 @@ class FleetDriver {
   void notify(FleetEvent event) { queue_.try_push(Input(std::move(event))); }
   // `received` and `forwarded`: bytes since the worker joined, by its own count; `delivered`: the forwarded bytes that
   // its receivers confirm.
-  void beat(const fleet::Heartbeat& beat, Bytes received, Bytes forwarded, Bytes delivered);
-  void learner_waits(bool now_waits) { notify(fleet::LearnerWaiting{now_waits}); }
-  void step_measured(Duration step_time) { notify(fleet::StepMeasured{step_time}); }
-  void broadcast_measured(Duration broadcast_time, Bytes payload) {
+  void on_heartbeat(const fleet::Heartbeat& heartbeat, Bytes received, Bytes forwarded, Bytes delivered);
+  void set_learner_waiting(bool now_waits) { notify(fleet::LearnerWaiting{now_waits}); }
+  void on_step_measured(Duration step_time) { notify(fleet::StepMeasured{step_time}); }
+  void on_broadcast_measured(Duration broadcast_time, Bytes payload) {
     notify(fleet::BroadcastMeasured{broadcast_time, payload});
   }
   FleetSummary summary() const;
-  // Ends every instance and books the ends. Idempotent.
+  // Ends every instance and records the ends in the ledger. Idempotent.
   void stop();
 
  private:
+  // A worker's counters at a time, as on_heartbeat() receives them.
   struct Traffic {
     WorkerId worker;
     Bytes received, forwarded, delivered;
@@ -84,15 +85,15 @@ class FleetDriver {
     std::vector<Offer> offers;
   };
   using Input = std::variant<FleetEvent, Traffic, RefreshedOffers>;
-  // Per machine, besides the core's state.
+  // The driver's part of a machine's state. Booked values are recorded in the ledger.
   struct Account {
-    Bytes received, forwarded;                    // as the worker counts them
+    Bytes received, forwarded;                    // the worker's counters
     Bytes received_unbooked, forwarded_unbooked;  // the part that is not in the ledger yet
-    std::optional<double> measured;               // as booked
-    LinkMeter up, down;
+    std::optional<double> rollouts_per_s_booked;
+    LinkMeter up_meter, down_meter;
     std::optional<BitRate> up_booked, down_booked;
-    std::optional<double> last_known_unix_s;  // of a machine of an earlier process
-    bool runs = false;
+    std::optional<double> last_known_unix_s;  // last sign of life of a machine of an earlier process
+    bool is_running = false;
   };
   struct End {
     fleet::BookEnd end;
@@ -126,7 +127,7 @@ class FleetDriver {
   void record_traffic(const Traffic& traffic);
   void replace_offers(RefreshedOffers refreshed);
   void book_signs_of_life();
-  void book_ends();
+  void book_ends();  // retries the ends that could not be booked before
   void report_spending();
   void update_summary();
   Result<Provider*> provider_of(const std::string& name);
@@ -135,22 +136,22 @@ class FleetDriver {
 
   FleetOptions options_;
   BoundedQueue<Input> queue_;
-  std::optional<MarketWatch> watch_;
+  std::optional<MarketWatch> market_watch_;
   std::thread thread_;
 
   // Used by the fleet's thread only.
   const SystemClock system_clock_;
   const Clock& clock_;
-  std::vector<Offer> refreshed_;                     // current market; before the first refresh the plan's
-  std::map<std::string_view, const Offer*> offers_;  // rentable offers by id
+  std::vector<Offer> refreshed_offers_;              // the current market; empty before the first refresh
+  std::map<std::string_view, const Offer*> offers_;  // rentable offers by id, in refreshed_offers_ or in the plan
   std::optional<Ledger> ledger_;
   std::map<std::string, std::unique_ptr<Provider>> providers_;
   std::optional<FleetCore> core_;
   std::map<Ticket, Account> accounts_;
   std::map<Ticket, std::string> labels_;
-  std::vector<End> ends_;  // not booked yet
+  std::vector<End> unbooked_ends_;
   bool stopping_ = false;
-  TimePoint next_signs_of_life_{}, next_spending_report_{};
+  TimePoint next_signs_of_life_at_{}, next_spending_report_at_{};
   std::uint64_t started_ = 0;
 
   mutable std::mutex mutex_;

@@ -11,20 +11,22 @@ namespace {
 
 using S = MachineState;
 
-// The states that may follow each state, as bits.
-constexpr unsigned bits(std::initializer_list<S> states) {
+constexpr double kRateMin = 1e-12;  // rollouts/s; avoids a division by zero
+
+constexpr unsigned state_bits(std::initializer_list<S> states) {
   unsigned all = 0;
   for (const S s : states) all |= 1u << static_cast<unsigned>(s);
   return all;
 }
+// The states that may follow each state, as bits.
 constexpr std::array<unsigned, 7> kSuccessors{
-    bits({S::kStarting}),                             // after kAsked
-    bits({S::kBooting, S::kStopping, S::kDoubtful}),  // kStarting
-    bits({S::kWorking, S::kStopping}),                // kBooting
-    bits({S::kDraining, S::kStopping}),               // kWorking
-    bits({S::kStopping}),                             // kDraining
-    bits({}),                                         // kStopping
-    bits({S::kBooting, S::kStopping}),                // kDoubtful
+    state_bits({S::kStarting}),                             // after kAsked
+    state_bits({S::kBooting, S::kStopping, S::kDoubtful}),  // after kStarting
+    state_bits({S::kWorking, S::kStopping}),                // after kBooting
+    state_bits({S::kDraining, S::kStopping}),               // after kWorking
+    state_bits({S::kStopping}),                             // after kDraining
+    state_bits({}),                                         // after kStopping
+    state_bits({S::kBooting, S::kStopping}),                // after kDoubtful
 };
 
 }  // namespace
@@ -36,8 +38,8 @@ std::string_view to_string(MachineState state) {
 }
 
 FleetMachine& FleetMachines::add(const FleetOffer& offer, double share, MachineState state, TimePoint now) {
-  FleetMachine& machine = machines_[next_];
-  machine.key = next_++;
+  FleetMachine& machine = machines_[next_key_];
+  machine.key = next_key_++;
   machine.offer = offer;
   machine.share = share;
   machine.state = state;
@@ -48,13 +50,13 @@ FleetMachine& FleetMachines::add(const FleetOffer& offer, double share, MachineS
   return machine;
 }
 
-void FleetMachines::book(FleetMachine& machine, Ticket ticket) {
+void FleetMachines::set_ticket(FleetMachine& machine, Ticket ticket) {
   machine.ticket = ticket;
   by_ticket_[ticket] = &machine;
 }
 
 void FleetMachines::join(FleetMachine& machine, WorkerId worker) {
-  leave(worker);  // it may have joined for another offer before
+  leave(worker);  // because the worker may have joined for another offer before
   if (machine.worker) by_worker_.erase(*machine.worker);
   machine.worker = worker;
   by_worker_[worker] = &machine;
@@ -65,8 +67,8 @@ void FleetMachines::leave(WorkerId worker) {
   by_worker_.erase(worker);
 }
 
-void FleetMachines::move(FleetMachine& machine, MachineState to, TimePoint now) {
-  ECHO_CHECK((kSuccessors.at(static_cast<std::size_t>(machine.state)) & bits({to})) != 0, "{}: from {} to {}",
+void FleetMachines::change_state(FleetMachine& machine, MachineState to, TimePoint now) {
+  ECHO_CHECK((kSuccessors.at(static_cast<std::size_t>(machine.state)) & state_bits({to})) != 0, "{}: from {} to {}",
              machine.offer.id, to_string(machine.state), to_string(to));
   ECHO_CHECK(to == S::kStarting || machine.ticket != 0 || to == S::kDoubtful);
   ECHO_CHECK(to == S::kStarting || to == S::kDoubtful || !machine.instance.text.empty());
@@ -74,8 +76,8 @@ void FleetMachines::move(FleetMachine& machine, MachineState to, TimePoint now) 
   if (machine.state == S::kWorking) not_working_.insert(machine.key);
   machine.state = to;
   machine.state_since = now;
-  machine.tries = 0;
-  machine.next_try = kNever;
+  machine.retries = 0;
+  machine.next_request_at = kNever;
   invalidate_totals();
 }
 
@@ -97,22 +99,22 @@ const FleetMachine* FleetMachines::find(const std::string& offer) const {
 FleetMachine* FleetMachines::find_most_expensive(double traffic_scale,
                                                  const std::function<bool(const FleetMachine&)>& is_candidate) {
   const auto unit_cost = [&](const FleetMachine& machine) {
-    return machine.price(traffic_scale) / std::max(machine.rate(), 1e-12);
+    return machine.usd_per_hour(traffic_scale) / std::max(machine.rollouts_per_s(), kRateMin);
   };
-  FleetMachine* found = nullptr;
+  FleetMachine* dearest = nullptr;
   for (auto& [key, machine] : machines_)
-    if (is_candidate(machine) && (found == nullptr || unit_cost(machine) > unit_cost(*found))) found = &machine;
-  return found;
+    if (is_candidate(machine) && (dearest == nullptr || unit_cost(machine) > unit_cost(*dearest))) dearest = &machine;
+  return dearest;
 }
 
 void FleetMachines::count(FleetTotals& totals, const FleetMachine& machine, double traffic_scale) {
-  const double rate = machine.rate(), price = machine.price(traffic_scale);
-  const bool works = machine.state == S::kWorking, counts = machine.counts_as_capacity();
+  const double rate = machine.rollouts_per_s(), price = machine.usd_per_hour(traffic_scale);
+  const bool is_working = machine.state == S::kWorking, is_counted = machine.counts_as_capacity();
   totals.usd_per_hour += price;
-  if (counts) totals.expected_rollouts_per_s += rate, totals.counted_usd_per_hour += price;
-  if (works) totals.working_rollouts_per_s += rate, ++totals.working;
-  if (!works && counts) ++totals.joining;
-  if (!counts) ++totals.stopping;
+  if (is_counted) totals.expected_rollouts_per_s += rate, totals.counted_usd_per_hour += price;
+  if (is_working) totals.working_rollouts_per_s += rate, ++totals.working;
+  if (!is_working && is_counted) ++totals.joining;
+  if (!is_counted) ++totals.stopping;
 }
 
 FleetTotals FleetMachines::sum(double traffic_scale) const {
@@ -127,7 +129,7 @@ const FleetTotals& FleetMachines::totals(double traffic_scale) const {
 }
 
 void FleetMachines::check() const {
-  std::size_t booked = 0, joined = 0, idle = 0;
+  std::size_t with_ticket = 0, with_worker = 0, not_working_count = 0;
   for (const auto& [key, machine] : machines_) {
     ECHO_CHECK(machine.key == key && by_offer_.contains({machine.offer.id, key}), "{}", machine.offer.id);
     ECHO_CHECK(machine.ticket != 0 || machine.state == S::kAsked, "{} is {} without a ticket", machine.offer.id,
@@ -136,12 +138,12 @@ void FleetMachines::check() const {
     ECHO_CHECK(!machine.worker || find(*machine.worker) == &machine, "worker {}", *machine.worker);
     ECHO_CHECK(not_working_.contains(key) == (machine.state != S::kWorking), "{}", machine.offer.id);
     ECHO_CHECK(!machine.unwanted || machine.state != S::kWorking, "{} is unwanted and works", machine.offer.id);
-    booked += machine.ticket != 0 ? 1 : 0;
-    joined += machine.worker ? 1 : 0;
-    idle += machine.state != S::kWorking ? 1 : 0;
+    with_ticket += machine.ticket != 0 ? 1 : 0;
+    with_worker += machine.worker ? 1 : 0;
+    not_working_count += machine.state != S::kWorking ? 1 : 0;
   }
-  ECHO_CHECK(by_offer_.size() == machines_.size() && by_ticket_.size() == booked && by_worker_.size() == joined &&
-             not_working_.size() == idle);
+  ECHO_CHECK(by_offer_.size() == machines_.size() && by_ticket_.size() == with_ticket &&
+             by_worker_.size() == with_worker && not_working_.size() == not_working_count);
   ECHO_CHECK(!totals_ || totals_->second == sum(totals_->first), "the totals are not those of the machines");
 }
 

@@ -1,5 +1,5 @@
 // The machines of a fleet that are requested, rented or being released, indexed by key, offer, ticket and worker, with
-// their totals. Private to provisioner/. Pure.
+// their totals. Private to provisioner/. No I/O and no clock.
 #pragma once
 #include <deque>
 #include <functional>
@@ -48,25 +48,26 @@ struct FleetMachine {
   Ticket ticket = 0;
   InstanceId instance;
   MachineState state = MachineState::kAsked;
-  double share = 1;             // measured / promised rate of its host so far; 1 without a demotion
-  TimePoint state_since;        // when the state began
-  TimePoint requested_at;       // when it was requested
-  TimePoint next_try = kNever;  // of the pending request
-  int tries = 0;
-  bool answered = true;   // the provider has answered the request to start it
-  bool adopt = false;     // of an earlier process: use it if it exists
-  bool unwanted = false;  // stop it as soon as that is possible
+  double share = 1;  // measured / promised rate of its host so far; 1 without a demotion
+  TimePoint state_since;
+  TimePoint requested_at;
+  TimePoint next_request_at = kNever;  // when the pending request to the provider is repeated
+  int retries = 0;                     // repeated requests in this state
+  bool start_answered = true;          // the provider has answered the request to start it
+  bool adopt = false;                  // rented by an earlier process: use it if it exists
+  bool unwanted = false;               // stop it as soon as that is possible
   std::optional<WorkerId> worker;
-  std::string why;  // of the stop
+  std::string why;  // reason of the stop
+  // Submissions from this time until the next sample.
   struct Sample {
     TimePoint at;
-    double rollouts = 0, busy_s = 0;
+    double rollouts = 0, busy_s = 0;  // busy_s: seconds of generating
   };
   std::deque<Sample> samples;
   std::optional<double> measured;  // rollouts/s, from `samples`
-  double unfinished_s = 0;         // time spent on work that it has not submitted yet
-  // The fleet's output at this machine's last progress: a result, a part of its first policy, or a request for work
-  // that could not be granted.
+  double unfinished_s = 0;         // seconds of generating for work that is not submitted yet
+  // The fleet's output at this machine's last progress. Progress is a result, a part of the first policy, or a request
+  // for work that could not be granted.
   double rollouts_at_progress = 0;
   Duration worked_at_progress{};
   Bytes received_at_progress{};  // of its first policy
@@ -74,25 +75,26 @@ struct FleetMachine {
     TimePoint at;
     Bytes received, forwarded;
   };
-  std::deque<Traffic> traffic;  // from its first rollouts on, so that the traffic of joining does not count
+  std::deque<Traffic> traffic;  // since its first rollouts, so that the traffic of joining does not count
   std::optional<double> traffic_usd_per_hour;  // from `traffic`
 
-  // Rollouts/s, measured or promised. Keeps the last measurement of a silent worker; stall detection judges silence.
-  double rate() const { return measured.value_or(share * offer.rollouts_per_s); }
-  // $ per hour with traffic; planned traffic costs are multiplied by the scale until they are measured.
-  double price(double traffic_scale) const {
+  // Measured or promised. A silent worker keeps its last measurement, because stall detection handles silence.
+  double rollouts_per_s() const { return measured.value_or(share * offer.rollouts_per_s); }
+  // With traffic. Planned traffic costs are multiplied by the scale until they are measured.
+  double usd_per_hour(double traffic_scale) const {
     return offer.usd_per_hour + traffic_usd_per_hour.value_or(offer.traffic_usd_per_hour * traffic_scale);
   }
-  // Whether it works or may come to work.
+  // Whether the machine works or may come to work.
   bool counts_as_capacity() const {
     return !unwanted && state != MachineState::kStopping && state != MachineState::kDraining;
   }
 };
 
+// Sums over all present machines.
 struct FleetTotals {
-  double expected_rollouts_per_s = 0;                 // of machines that count
-  double working_rollouts_per_s = 0;                  // of working ones, measured or promised
-  double usd_per_hour = 0, counted_usd_per_hour = 0;  // of all machines that may cost; of machines that count
+  double expected_rollouts_per_s = 0;                 // of machines that count as capacity
+  double working_rollouts_per_s = 0;                  // of working machines, measured or promised
+  double usd_per_hour = 0, counted_usd_per_hour = 0;  // of all machines; of machines that count as capacity
   std::size_t working = 0, joining = 0, stopping = 0;
   friend bool operator==(const FleetTotals&, const FleetTotals&) = default;
 };
@@ -101,11 +103,11 @@ class FleetMachines {
  public:
   // Adds a requested machine or (`state` kDoubtful) one that may exist.
   FleetMachine& add(const FleetOffer& offer, double share, MachineState state, TimePoint now);
-  void book(FleetMachine& machine, Ticket ticket);
+  void set_ticket(FleetMachine& machine, Ticket ticket);
   void join(FleetMachine& machine, WorkerId worker);
   void leave(WorkerId worker);
-  // Moves to another state; a state that may not follow is a bug.
-  void move(FleetMachine& machine, MachineState to, TimePoint now);
+  // Changes the state. It is a bug if `to` may not follow the present state.
+  void change_state(FleetMachine& machine, MachineState to, TimePoint now);
   void erase(const FleetMachine& machine);
   // Call after changing a machine's rate, price, or whether it counts.
   void invalidate_totals() { totals_.reset(); }
@@ -118,7 +120,7 @@ class FleetMachines {
   const FleetMachine* find(WorkerId worker) const { return lookup(by_worker_, worker); }
   const FleetMachine* find(const std::string& offer) const;
   FleetMachine& at(std::uint64_t key) { return machines_.at(key); }
-  // The accepted machine with the highest cost per rollout; null if none.
+  // The candidate with the highest cost per rollout; null if there is none.
   FleetMachine* find_most_expensive(double traffic_scale, const std::function<bool(const FleetMachine&)>& is_candidate);
 
   const std::map<std::uint64_t, FleetMachine>& all() const { return machines_; }
@@ -145,8 +147,8 @@ class FleetMachines {
   std::unordered_map<Ticket, FleetMachine*> by_ticket_;
   std::unordered_map<WorkerId, FleetMachine*> by_worker_;
   std::set<std::uint64_t> not_working_;
-  std::uint64_t next_ = 1;
-  mutable std::optional<std::pair<double, FleetTotals>> totals_;  // with the traffic scale
+  std::uint64_t next_key_ = 1;
+  mutable std::optional<std::pair<double, FleetTotals>> totals_;  // traffic scale and totals
 };
 
 }  // namespace echoline::provisioner

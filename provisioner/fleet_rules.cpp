@@ -5,30 +5,38 @@
 
 namespace echoline::provisioner {
 
-FleetRules rules_of(const Plan& plan) {
+FleetRules fleet_rules_of(const Plan& plan) {
   const PlanRequest& request = plan.request;
-  return {request.pace,       plan.broadcast_time, request.delta_bytes,
-          request.full_bytes, request.group_size,  request.fleet};
+  return {.pace = request.pace,
+          .broadcast_time = plan.broadcast_time,
+          .payload = request.delta_bytes,
+          .snapshot = request.full_bytes,
+          .group_size = request.group_size,
+          .fleet = request.fleet};
 }
 
 FleetOffer fleet_offer(const PlanRequest& request, const Offer& offer, const OfferCost& cost) {
-  FleetOffer lot{offer.id,
-                 offer.provider,
-                 offer.host,
-                 offer.rollouts_per_s,
-                 cost.gpu.value_or(0) + cost.storage.value_or(0),
-                 cost.bandwidth.value_or(0)};
-  lot.owner = offer.owner;
-  lot.upload_usd_per_gb = offer.upload_usd_per_gb.value_or(request.fleet.assume.upload_usd_per_gb.value_or(0));
-  lot.download_usd_per_gb = offer.download_usd_per_gb.value_or(request.fleet.assume.download_usd_per_gb.value_or(0));
-  if (offer.gpu_ids.empty()) return lot;
-  lot.gpus = 0;
-  for (const int gpu : offer.gpu_ids) lot.gpus |= std::uint64_t{1} << (gpu % 64);
-  return lot;
+  FleetOffer converted{.id = offer.id,
+                       .provider = offer.provider,
+                       .host = offer.host,
+                       .rollouts_per_s = offer.rollouts_per_s,
+                       .usd_per_hour = cost.gpu.value_or(0) + cost.storage.value_or(0),
+                       .traffic_usd_per_hour = cost.bandwidth.value_or(0),
+                       .owner = offer.owner};
+  converted.upload_usd_per_gb = offer.upload_usd_per_gb.value_or(request.fleet.assume.upload_usd_per_gb.value_or(0));
+  converted.download_usd_per_gb =
+      offer.download_usd_per_gb.value_or(request.fleet.assume.download_usd_per_gb.value_or(0));
+  if (offer.gpu_ids.empty()) return converted;
+  // A set of GPUs has 64 bits. On a larger machine, two GPUs may share a bit, so that their offers exclude each other.
+  constexpr int kGpuBits = 64;
+  converted.gpus = 0;
+  for (const int gpu : offer.gpu_ids) converted.gpus |= std::uint64_t{1} << (gpu % kGpuBits);
+  return converted;
 }
 
 FleetOffer fleet_offer(const PlanRequest& request, const Offer& offer) {
-  return fleet_offer(request, offer, cost_of(request, offer, 1));
+  constexpr double kCopies = 1;
+  return fleet_offer(request, offer, cost_of(request, offer, kCopies));
 }
 
 }  // namespace echoline::provisioner

@@ -5,7 +5,7 @@
 
 namespace echoline::provisioner {
 
-FleetRules rules_of(const Plan& plan);
+FleetRules fleet_rules_of(const Plan& plan);
 
 // `cost`: planned $/h; unknown parts count as 0.
 FleetOffer fleet_offer(const PlanRequest& request, const Offer& offer, const OfferCost& cost);

@@ -81,13 +81,12 @@ void set_worker_command(LaunchSpec& spec, std::string_view provider, const std::
   spec.argv = script ? host_command(*script, provider, arguments) : std::move(arguments);
 }
 
-std::vector<std::string> host_command(const HostScript& s, std::string_view provider,
+std::vector<std::string> host_command(const HostScript& script, std::string_view provider,
                                       const std::vector<std::string>& arguments) {
-  std::vector<std::string> argv{
-      "sh", "-c",
-      fmt::format("learner={} sum={} pin={} ca={}\n", s.learner, s.sha256, s.key_pin, s.authority) + kScript[0] +
-          end_own_instance_script(provider) + kScript[1],
-      "echoline"};
+  const std::string variables =
+      fmt::format("learner={} sum={} pin={} ca={}\n", script.learner, script.sha256, script.key_pin, script.authority);
+  const std::string text = variables + kScript[0] + end_own_instance_script(provider) + kScript[1];
+  std::vector<std::string> argv{"sh", "-c", text, "echoline"};  // "echoline" becomes $0
   argv.insert(argv.end(), arguments.begin(), arguments.end());
   return argv;
 }

@@ -30,6 +30,7 @@ constexpr int kMeasuredTimeColumn = 25;  // of kColumns
 constexpr std::array kStates{InstanceState::kIntended, InstanceState::kRunning, InstanceState::kEnded,
                              InstanceState::kFailed};
 
+// An unknown text counts as the last state, kFailed.
 InstanceState state_of(const std::string& text) {
   return *std::find_if(kStates.begin(), kStates.end() - 1, [&](auto state) { return to_string(state) == text; });
 }
@@ -38,6 +39,7 @@ std::optional<BitRate> rate_of(const std::optional<double>& bits_per_s) {
   return bits_per_s ? std::optional(BitRate{*bits_per_s}) : std::nullopt;
 }
 
+// Reads a row of kColumns.
 LedgerRow row_of(const Statement& s) {
   LedgerRow r;
   r.id = s.integer(0);
@@ -69,7 +71,8 @@ LedgerRow row_of(const Statement& s) {
   return r;
 }
 
-// `condition` may contain one question mark, bound to `text`.
+// Reads the rows that meet the condition, with their prices. `condition` may contain one question mark, bound to
+// `text`.
 Result<std::vector<LedgerRow>> rows_where(sqlite3* db, const std::string& condition, const std::string& text = "") {
   const auto bind_text = [&](Statement& s) {
     if (condition.find('?') != std::string::npos) s.bind(text);
@@ -88,15 +91,18 @@ Result<std::vector<LedgerRow>> rows_where(sqlite3* db, const std::string& condit
                                                  "WHERE instances.{} ORDER BY prices.instance, prices.id",
                                                  condition)));
   bind_text(price_query);
+  // Both queries are ordered by row, so one pass gives each row its prices.
   for (auto row = rows.begin();;) {
     ECHO_ASSIGN(const bool has_row, price_query.step());
     if (!has_row) return rows;
-    while (row != rows.end() && row->id < price_query.integer(0)) ++row;
-    if (row != rows.end() && row->id == price_query.integer(0))
-      row->prices.push_back({price_query.real(1), price_query.real(2)});
+    const std::int64_t id_of_price = price_query.integer(0);
+    while (row != rows.end() && row->id < id_of_price) ++row;
+    if (row != rows.end() && row->id == id_of_price)
+      row->prices.push_back({.from_unix_s = price_query.real(1), .usd_per_hour = price_query.real(2)});
   }
 }
 
+// The ledger's copy of an offer, as JSON.
 std::string document_of(const Offer& offer) {
   nlohmann::json j = {{"id", offer.id},
                       {"provider", offer.provider},
@@ -139,11 +145,11 @@ std::string_view to_string(InstanceState state) {
 
 double LedgerRow::usd_rent(double now_unix_s) const {
   if (state == InstanceState::kFailed && !running_unix_s) return 0;
-  const double end = ended_unix_s.value_or(now_unix_s);
+  const double end_unix_s = ended_unix_s.value_or(now_unix_s);
   double usd = 0;
   for (std::size_t i = 0; i < prices.size(); ++i) {
-    const double until = i + 1 < prices.size() ? std::min(prices[i + 1].from_unix_s, end) : end;
-    usd += std::max(0.0, until - prices[i].from_unix_s) / 3600 * prices[i].usd_per_hour;
+    const double price_end = i + 1 < prices.size() ? std::min(prices[i + 1].from_unix_s, end_unix_s) : end_unix_s;
+    usd += std::max(0.0, price_end - prices[i].from_unix_s) / 3600 * prices[i].usd_per_hour;
   }
   return usd;
 }
@@ -159,40 +165,40 @@ struct Ledger::Impl {
   std::string run, label_prefix;
   std::vector<LedgerRow> orphans;
 
-  // Executes an update of one row. The error explains why no row was changed; `step` names the change.
-  Status update_row(Statement& update, std::int64_t row, std::string_view step) {
+  // Executes an update of one row. The error explains why no row was changed; `new_state` names the change.
+  Status update_row(Statement& update, std::int64_t row, std::string_view new_state) {
     ECHO_TRY(update.step());
     if (sqlite3_changes(db.get()) == 1) return ok();
     ECHO_ASSIGN(Statement s, Statement::prepare(db.get(), "SELECT state FROM instances WHERE id = ?"));
-    ECHO_ASSIGN(const bool found, s.bind(row).step());
-    if (!found) return fail(Code::kNotFound, kOperation, "there is no row {}", row);
-    return fail(Code::kInvalid, kOperation, "row {} is {} and cannot become {}", row, s.text(0), step);
+    ECHO_ASSIGN(const bool has_row, s.bind(row).step());
+    if (!has_row) return fail(Code::kNotFound, kOperation, "there is no row {}", row);
+    return fail(Code::kInvalid, kOperation, "row {} is {} and cannot become {}", row, s.text(0), new_state);
   }
 
-  Status append_state(std::int64_t row, InstanceState state, const std::string& note, double now) {
+  Status append_state(std::int64_t row, InstanceState state, const std::string& note, double now_unix_s) {
     ECHO_ASSIGN(Statement s,
                 Statement::prepare(db.get(), "INSERT INTO states (instance, state, unix_s, note) VALUES (?, ?, ?, ?)"));
-    s.bind(row).bind(std::string(to_string(state))).bind(now).bind(note);
+    s.bind(row).bind(std::string(to_string(state))).bind(now_unix_s).bind(note);
     ECHO_TRY(s.step());
     return ok();
   }
 
-  Status append_price(std::int64_t row, double usd_per_hour, double now) {
+  Status append_price(std::int64_t row, double usd_per_hour, double now_unix_s) {
     ECHO_ASSIGN(
         Statement s,
         Statement::prepare(db.get(), "INSERT INTO prices (instance, from_unix_s, usd_per_hour) VALUES (?, ?, ?)"));
-    ECHO_TRY(s.bind(row).bind(now).bind(usd_per_hour).step());
+    ECHO_TRY(s.bind(row).bind(now_unix_s).bind(usd_per_hour).step());
     return ok();
   }
 
-  Status close_row(std::int64_t row, InstanceState state, const std::string& note, double now) {
+  Status close_row(std::int64_t row, InstanceState state, const std::string& note, double now_unix_s) {
     return transaction(db.get(), [&]() -> Status {
       ECHO_ASSIGN(Statement s, Statement::prepare(db.get(),
                                                   "UPDATE instances SET state = ?, note = ?, ended_unix_s = ? "
                                                   "WHERE id = ? AND state IN ('intended', 'running')"));
-      s.bind(std::string(to_string(state))).bind(note).bind(now).bind(row);
+      s.bind(std::string(to_string(state))).bind(note).bind(now_unix_s).bind(row);
       ECHO_TRY(update_row(s, row, to_string(state)));
-      return append_state(row, state, note, now);
+      return append_state(row, state, note, now_unix_s);
     });
   }
 
@@ -274,14 +280,16 @@ Result<LedgerRow> Ledger::record_found_instance(const std::string& provider, con
     if (usd_per_hour) ECHO_TRY(record_price(row.id, *usd_per_hour, now_unix_s));
     return impl_->read_row(row.id);
   }
-  // A second instance with a row's label, or one booked as failed: it existed since that row at the earliest.
+  // The label has no row, or its row belongs to another instance or is recorded as failed. In the latter cases the
+  // instance costs since that row's intended_unix_s at the earliest.
+  const LedgerRow* const labelled = known.empty() ? nullptr : &known.front();
   Offer offer;
   offer.provider = provider;
-  offer.id = known.empty() ? "" : known.front().offer;
-  offer.host = known.empty() ? "" : known.front().host;
-  offer.gpu = known.empty() ? "" : known.front().gpu;
-  offer.gpu_usd_per_hour = usd_per_hour.value_or(known.empty() ? 0 : known.front().usd_per_hour);
-  ECHO_ASSIGN(const LedgerRow row, record_intent(offer, known.empty() ? now_unix_s : known.front().intended_unix_s));
+  offer.id = labelled ? labelled->offer : "";
+  offer.host = labelled ? labelled->host : "";
+  offer.gpu = labelled ? labelled->gpu : "";
+  offer.gpu_usd_per_hour = usd_per_hour.value_or(labelled ? labelled->usd_per_hour : 0);
+  ECHO_ASSIGN(const LedgerRow row, record_intent(offer, labelled ? labelled->intended_unix_s : now_unix_s));
   ECHO_ASSIGN(Statement s, Statement::prepare(impl_->db.get(), "UPDATE instances SET label = ? WHERE id = ?"));
   ECHO_TRY(s.bind(label).bind(row.id).step());
   ECHO_TRY(record_start(row.id, instance, now_unix_s));
@@ -398,7 +406,11 @@ Result<std::vector<LedgerCharge>> Ledger::charges() const {
   while (true) {
     ECHO_ASSIGN(const bool has_row, s.step());
     if (!has_row) return charges;
-    charges.push_back({s.integer(0), s.real(1), s.real(2), s.real(3), s.real(4)});
+    charges.push_back({.row = s.integer(0),
+                       .day_unix_s = s.real(1),
+                       .usd = s.real(2),
+                       .usd_rent = s.real(3),
+                       .usd_traffic = s.real(4)});
   }
 }
 
@@ -409,7 +421,7 @@ Result<std::vector<LedgerCredit>> Ledger::credits() const {
   while (true) {
     ECHO_ASSIGN(const bool has_row, s.step());
     if (!has_row) return credits;
-    credits.push_back({s.text(0), s.real(1), s.real(2)});
+    credits.push_back({.provider = s.text(0), .usd = s.real(1), .unix_s = s.real(2)});
   }
 }
 
@@ -426,7 +438,7 @@ Result<std::vector<LedgerStateChange>> Ledger::states() const {
   while (true) {
     ECHO_ASSIGN(const bool has_row, s.step());
     if (!has_row) return states;
-    states.push_back({s.integer(0), state_of(s.text(1)), s.real(2), s.text(3)});
+    states.push_back({.row = s.integer(0), .state = state_of(s.text(1)), .unix_s = s.real(2), .note = s.text(3)});
   }
 }
 
@@ -439,19 +451,19 @@ Result<std::vector<LedgerDecision>> Ledger::decisions() const {
   while (true) {
     ECHO_ASSIGN(const bool has_row, s.step());
     if (!has_row) return decisions;
-    decisions.push_back({s.real(0), s.text(1), s.text(2), s.text(3)});
+    decisions.push_back({.unix_s = s.real(0), .what = s.text(1), .why = s.text(2), .numbers = s.text(3)});
   }
 }
 
 Result<std::vector<LedgerHost>> Ledger::hosts() const {
-  ECHO_ASSIGN(Statement lost,
+  ECHO_ASSIGN(Statement loss_query,
               Statement::prepare(impl_->db.get(),
                                  "SELECT run, json_extract(numbers, '$.row') FROM decisions WHERE what = 'lost'"));
-  std::set<std::pair<std::string, std::int64_t>> losses;
+  std::set<std::pair<std::string, std::int64_t>> losses;  // run and row
   while (true) {
-    ECHO_ASSIGN(const bool has_row, lost.step());
+    ECHO_ASSIGN(const bool has_row, loss_query.step());
     if (!has_row) break;
-    losses.emplace(lost.text(0), lost.integer(1));
+    losses.emplace(loss_query.text(0), loss_query.integer(1));
   }
   ECHO_ASSIGN(Statement s, Statement::prepare(impl_->db.get(),
                                               fmt::format("SELECT {} WHERE host != '' ORDER BY id DESC", kColumns)));
@@ -460,55 +472,62 @@ Result<std::vector<LedgerHost>> Ledger::hosts() const {
     ECHO_ASSIGN(const bool has_row, s.step());
     if (!has_row) return hosts;
     const LedgerRow row = row_of(s);
-    const double until = row.ended_unix_s.value_or(row.last_known_unix_s());
-    hosts.push_back({row.run, row.provider, row.host, row.gpu, row.gpu_count, row.promised_rollouts_per_s,
-                     row.measured_rollouts_per_s, row.measured_up, row.measured_down,
-                     s.optional_real(kMeasuredTimeColumn).value_or(until),
-                     row.running_unix_s ? std::max(0.0, until - *row.running_unix_s) / 3600 : 0,
-                     row.state == InstanceState::kFailed || losses.contains({row.run, row.id})});
+    const double last_unix_s = row.ended_unix_s.value_or(row.last_known_unix_s());
+    hosts.push_back({.run = row.run,
+                     .provider = row.provider,
+                     .host = row.host,
+                     .gpu = row.gpu,
+                     .gpu_count = row.gpu_count,
+                     .promised_rollouts_per_s = row.promised_rollouts_per_s,
+                     .measured_rollouts_per_s = row.measured_rollouts_per_s,
+                     .up = row.measured_up,
+                     .down = row.measured_down,
+                     .unix_s = s.optional_real(kMeasuredTimeColumn).value_or(last_unix_s),
+                     .hours = row.running_unix_s ? std::max(0.0, last_unix_s - *row.running_unix_s) / 3600 : 0,
+                     .lost = row.state == InstanceState::kFailed || losses.contains({row.run, row.id})});
   }
 }
 
 Result<LedgerTotals> Ledger::totals(double now_unix_s) const {
-  ECHO_ASSIGN(const std::vector<LedgerRow> all, rows());
-  LedgerTotals t;
-  for (const LedgerRow& row : all) {
-    t.usd += row.usd(now_unix_s);
+  ECHO_ASSIGN(const std::vector<LedgerRow> rows_of_run, rows());
+  LedgerTotals totals;
+  for (const LedgerRow& row : rows_of_run) {
+    totals.usd += row.usd(now_unix_s);
     const bool never_ran = row.state == InstanceState::kFailed && !row.running_unix_s;
-    t.prices_known = t.prices_known && (row.price_known || never_ran);
+    totals.prices_known = totals.prices_known && (row.price_known || never_ran);
     switch (row.state) {
       case InstanceState::kIntended:
-        ++t.intended;
+        ++totals.intended;
         break;
       case InstanceState::kRunning:
-        ++t.running;
+        ++totals.running;
         break;
       case InstanceState::kEnded:
-        ++t.ended;
+        ++totals.ended;
         break;
       case InstanceState::kFailed:
-        ++t.failed;
+        ++totals.failed;
         break;
     }
-    if (row.is_open()) t.usd_per_hour += row.usd_per_hour;
+    if (row.is_open()) totals.usd_per_hour += row.usd_per_hour;
   }
-  return t;
+  return totals;
 }
 
 std::vector<LedgerHost> known_hosts(const std::filesystem::path& folder) {
-  std::vector<LedgerHost> all;
+  std::vector<LedgerHost> hosts;
   std::error_code error;
-  std::size_t folders = 0;
+  std::size_t folder_count = 0;
   for (const auto& entry : std::filesystem::directory_iterator(folder, error)) {
-    if (++folders > kFoldersMax) break;
+    if (++folder_count > kFoldersMax) break;
     std::error_code unreadable;
     if (!std::filesystem::is_regular_file(entry.path() / "ledger.sqlite", unreadable)) continue;
     const auto ledger = Ledger::open(entry.path() / "ledger.sqlite", entry.path().filename());
     if (!ledger) continue;
-    if (auto hosts = ledger->hosts()) all.insert(all.end(), hosts->begin(), hosts->end());
+    if (const auto of_ledger = ledger->hosts()) hosts.insert(hosts.end(), of_ledger->begin(), of_ledger->end());
   }
-  std::stable_sort(all.begin(), all.end(), [](const auto& a, const auto& b) { return a.unix_s > b.unix_s; });
-  return all;
+  std::stable_sort(hosts.begin(), hosts.end(), [](const auto& a, const auto& b) { return a.unix_s > b.unix_s; });
+  return hosts;
 }
 
 }  // namespace echoline::provisioner

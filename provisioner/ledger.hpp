@@ -13,7 +13,7 @@
 
 namespace echoline::provisioner {
 
-// intended -> running -> ended | failed;  intended -> failed | ended.
+// An intended row becomes running, failed or ended; a running row becomes ended or failed.
 enum class InstanceState { kIntended, kRunning, kEnded, kFailed };
 std::string_view to_string(InstanceState state);
 
@@ -25,35 +25,37 @@ struct LedgerPrice {
 struct LedgerRow {
   std::int64_t id = 0;
   std::string run;
-  std::string label;  // known to the provider: Ledger::label_prefix() and the row's number
+  std::string label;  // by which the provider knows the instance: Ledger::label_prefix() and the row's number
   std::string offer;
   std::string provider;
   std::string instance;  // the provider's id; "" before it runs
-  std::string host, gpu;
+  std::string host;      // the provider's id of the physical machine; the same in later rentals
+  std::string gpu;       // model of its GPUs
   int gpu_count = 1;
   InstanceState state = InstanceState::kIntended;
   double usd_per_hour = 0;          // gpu + storage, as far as stated; the newest of `prices`
   bool price_known = false;         // the offer states all prices, traffic included
-  std::vector<LedgerPrice> prices;  // in order, from the intention on
+  std::vector<LedgerPrice> prices;  // oldest first; the first one is from `intended_unix_s`
   std::optional<double> upload_usd_per_gb;
   std::optional<double> download_usd_per_gb;
   Bytes uploaded, downloaded;
-  double intended_unix_s = 0;
+  double intended_unix_s = 0;  // when the row was written, before the instance was requested
   std::optional<double> running_unix_s;
-  std::optional<double> alive_unix_s;       // the last time it was known to run
-  std::optional<double> stop_asked_unix_s;  // when the provider was first asked to end it
+  std::optional<double> alive_unix_s;       // when the instance was last known to run
+  std::optional<double> stop_asked_unix_s;  // when the provider was first asked to end the instance
   std::optional<double> ended_unix_s;
   std::optional<double> promised_rollouts_per_s, measured_rollouts_per_s;
   std::optional<BitRate> measured_up, measured_down;
-  std::string note;  // why it ended or failed
+  std::string note;  // why the instance ended or failed
 
   bool is_open() const { return state == InstanceState::kIntended || state == InstanceState::kRunning; }
-  // The cost so far: each price times the hours of its interval, from the intention to the end, plus traffic. A row
+  // The cost so far: each price times the hours of its interval, from `intended_unix_s` to the end, plus traffic. A row
   // that failed before it ran costs nothing. An intended row counts, because its instance may exist.
   double usd(double now_unix_s) const { return usd_rent(now_unix_s) + usd_traffic(); }
   double usd_rent(double now_unix_s) const;
   double usd_traffic() const;
-  // The last known sign of life: the end time of an instance that ended with the process that rented it.
+  // The last sign of life. If the instance ended while no process of its run was there to see it, this time is recorded
+  // as its end.
   double last_known_unix_s() const { return alive_unix_s.value_or(running_unix_s.value_or(intended_unix_s)); }
 };
 
@@ -69,7 +71,7 @@ struct LedgerMeasurement {
   std::optional<BitRate> up, down;
 };
 
-// The service's own charge for an instance on a day (UTC), so far.
+// The provider's own bill for an instance on a day (UTC), so far.
 struct LedgerCharge {
   std::int64_t row = 0;
   double day_unix_s = 0;
@@ -111,7 +113,7 @@ struct LedgerHost {
   std::optional<BitRate> up, down;
   double unix_s = 0;  // of the measurement, or of the end
   double hours = 0;   // rented, as far as known
-  bool lost = false;  // it ended without a request, or its worker never joined
+  bool lost = false;  // the instance ended without a request, or its worker never joined
 };
 
 // An SQLite file (WAL, synchronous FULL), which several runs may share. Use from one thread. The caller passes times as
@@ -125,13 +127,15 @@ class Ledger {
   Ledger& operator=(Ledger&&) noexcept;
   ~Ledger();
 
-  // The prefix of all labels of this run, which no other run uses: the run's name and a mark of this ledger.
+  // The prefix of all labels of this run: its name and a random mark, so that no other run has it.
   const std::string& label_prefix() const;
   // Rows of all runs that were intended or running when the file was opened, so their instances may still be rented.
-  // Call record_end() or record_failure() for each once the provider confirms.
+  // Call record_end() or record_failure() for each once the provider confirms that its instance has ended or never
+  // existed.
   const std::vector<LedgerRow>& orphans() const;
 
-  // Call before the provider is asked. Returns the new row. A bid replaces the offer's price.
+  // Writes a row for an instance that is about to be requested; call before the request. Returns the new row. A bid
+  // replaces the offer's price.
   Result<LedgerRow> record_intent(const Offer& offer, double now_unix_s,
                                   std::optional<double> bid_usd_per_hour = std::nullopt);
   // Books an instance that has this run's label but no row. Returns its new row, which is running.
@@ -142,27 +146,27 @@ class Ledger {
   Status record_start(std::int64_t row, const std::string& instance, double now_unix_s);
   Status record_end(std::int64_t row, const std::string& note, double now_unix_s);
   Status record_failure(std::int64_t row, const std::string& note, double now_unix_s);
-  // Call before the provider is asked to end it: if the instance is missing later, this request ended it.
+  // Call before the provider is asked to end the instance. If the instance is missing later, the request ended it, so
+  // it does not count as lost.
   Status record_stop_request(std::int64_t row, double now_unix_s);
   // Sets the price from now on.
   Status record_price(std::int64_t row, double usd_per_hour, double now_unix_s);
   Status record_measurement(std::int64_t row, const LedgerMeasurement& measure, double now_unix_s);
-  // Books traffic and signs of life; all or none.
+  // Adds the traffic, and records that the instances are alive; all or none.
   Status record_signs_of_life(std::span<const LedgerSignOfLife> signs, double now_unix_s);
   Status record_decision(const LedgerDecision& decision);
   // Replaces the charges of the same days; all or none.
   Status record_charges(std::span<const LedgerCharge> charges, const std::optional<LedgerCredit>& credit,
                         double now_unix_s);
 
-  // Rows of this run, oldest first.
+  // Entries of this run, oldest first.
   Result<std::vector<LedgerRow>> rows() const;
-  Result<std::vector<LedgerStateChange>> states() const;
+  Result<std::vector<LedgerStateChange>> states() const;  // the changes of all its rows
   Result<std::vector<LedgerDecision>> decisions() const;
   Result<std::vector<LedgerCharge>> charges() const;
   Result<std::vector<LedgerCredit>> credits() const;
-  // Includes all runs in this file.
-  Result<std::vector<LedgerHost>> hosts() const;
-  Result<LedgerTotals> totals(double now_unix_s) const;
+  Result<std::vector<LedgerHost>> hosts() const;         // of all runs in this file
+  Result<LedgerTotals> totals(double now_unix_s) const;  // of this run
 
  private:
   struct Impl;

@@ -10,7 +10,7 @@ namespace {
 
 constexpr std::string_view kOperation = "ledger";
 constexpr int kApplicationId = 0x4563684c;  // "EchL"
-constexpr int kBusyMs = 5000;
+constexpr int kBusyMs = 5000;               // how long a call waits for another process's transaction
 
 // Migration i leads from version i to i + 1. All are applied to a new file.
 constexpr std::array kMigrations{
@@ -117,19 +117,19 @@ constexpr std::array kMigrations{
 
 Result<std::int64_t> pragma(sqlite3* db, const std::string& name) {
   ECHO_ASSIGN(Statement s, Statement::prepare(db, "PRAGMA " + name));
-  ECHO_ASSIGN(const bool row, s.step());
-  return row ? s.integer(0) : 0;
+  ECHO_ASSIGN(const bool has_row, s.step());
+  return has_row ? s.integer(0) : 0;
 }
 
 // Creates the tables in an empty database, or migrates an older one. Fails on a foreign or newer file.
 Status bring_up_to_date(sqlite3* db) {
-  ECHO_ASSIGN(const std::int64_t application, pragma(db, "application_id"));
+  ECHO_ASSIGN(const std::int64_t application_id, pragma(db, "application_id"));
   ECHO_ASSIGN(std::int64_t version, pragma(db, "user_version"));
   ECHO_ASSIGN(const std::int64_t schema_changes, pragma(db, "schema_version"));
-  const bool empty = application == 0 && version == 0 && schema_changes == 0;
-  if (!empty && application != kApplicationId)
+  const bool is_empty = application_id == 0 && version == 0 && schema_changes == 0;
+  if (!is_empty && application_id != kApplicationId)
     return fail(Code::kCorrupt, kOperation, "an SQLite file that is not a ledger; choose another path");
-  if (version < 0 || version > static_cast<std::int64_t>(kMigrations.size()) || (version == 0 && !empty))
+  if (version < 0 || version > static_cast<std::int64_t>(kMigrations.size()) || (version == 0 && !is_empty))
     return fail(Code::kCorrupt, kOperation, "ledger version {}, this program reads versions 1 to {}", version,
                 kMigrations.size());
   for (; version < static_cast<std::int64_t>(kMigrations.size()); ++version)
@@ -142,9 +142,9 @@ Status bring_up_to_date(sqlite3* db) {
 }  // namespace
 
 Error sqlite_error(sqlite3* db, std::string_view what) {
-  const int code = sqlite3_errcode(db) & 0xff;
-  const bool corrupt = code == SQLITE_CORRUPT || code == SQLITE_NOTADB;
-  return fail(corrupt ? Code::kCorrupt : Code::kIo, kOperation, "{}: {}", what, sqlite3_errmsg(db));
+  const int code = sqlite3_errcode(db) & 0xff;  // without the extended bits
+  const bool is_corrupt = code == SQLITE_CORRUPT || code == SQLITE_NOTADB;
+  return fail(is_corrupt ? Code::kCorrupt : Code::kIo, kOperation, "{}: {}", what, sqlite3_errmsg(db));
 }
 
 Status execute(sqlite3* db, const char* sql) {
@@ -154,13 +154,13 @@ Status execute(sqlite3* db, const char* sql) {
 
 Result<Database> open(const std::filesystem::path& path) {
   if (path.has_parent_path()) ECHO_TRY(make_folders(path.parent_path()));
-  sqlite3* raw = nullptr;
-  const int rc = sqlite3_open_v2(path.c_str(), &raw, SQLITE_OPEN_READWRITE | SQLITE_OPEN_CREATE, nullptr);
-  Database db(raw);
+  sqlite3* handle = nullptr;
+  const int rc = sqlite3_open_v2(path.c_str(), &handle, SQLITE_OPEN_READWRITE | SQLITE_OPEN_CREATE, nullptr);
+  Database db(handle);  // also after an error, because SQLite may return a handle that must be closed
   if (rc != SQLITE_OK)
     return fail(Code::kIo, kOperation, "{}: {}", path.string(), db ? sqlite3_errmsg(db.get()) : "out of memory");
   sqlite3_busy_timeout(db.get(), kBusyMs);
-  const auto with_path = [&](Status status) -> Status {
+  const auto with_path = [&](Status status) -> Status {  // names the file in an error
     if (status) return ok();
     Error error = std::move(status).error();
     error.detail = path.string() + ": " + error.detail;

@@ -7,34 +7,37 @@
 
 namespace echoline::provisioner {
 
-void LinkMeter::add_reading(Bytes total, TimePoint at) {
-  const bool flows = last_ && total > last_->total && at > last_->at && at - last_->at <= kGapMax;
+void LinkMeter::add_reading(Bytes counter, TimePoint at) {
+  const bool flows =
+      last_reading_ && counter > last_reading_->counter && at > last_reading_->at && at - last_reading_->at <= kGapMax;
   if (!flows) {
-    begin_.reset();
-  } else if (!begin_) {
-    begin_ = Sample{total, at};  // the stretch began at an unknown time before this reading
-  } else if (at - begin_->at >= kStretchMin) {
-    const BitRate rate{static_cast<double>(total.count - begin_->total.count) * 8 / seconds(at - begin_->at)};
+    stretch_begin_.reset();
+  } else if (!stretch_begin_) {
+    stretch_begin_ = Reading{counter, at};  // the stretch began at an unknown time before this reading
+  } else if (at - stretch_begin_->at >= kStretchMin) {
+    constexpr double kBitsPerByte = 8;
+    const auto bytes = static_cast<double>(counter.count - stretch_begin_->counter.count);
+    const BitRate rate{bytes * kBitsPerByte / seconds(at - stretch_begin_->at)};
     if (!highest_ || rate > *highest_) highest_ = rate;
   }
-  last_ = Sample{total, at};
+  last_reading_ = Reading{counter, at};
 }
 
 void fill_links(std::span<Offer> offers, std::span<const KnownLinks> known) {
-  std::map<std::pair<std::string_view, std::string_view>, KnownLinks> best;
-  const auto raise = [](std::optional<BitRate>& to, const std::optional<BitRate>& rate) {
-    if (rate && (!to || *rate > *to)) to = rate;
+  std::map<std::pair<std::string_view, std::string_view>, KnownLinks> fastest_by_host;
+  const auto raise = [](std::optional<BitRate>& highest, const std::optional<BitRate>& rate) {
+    if (rate && (!highest || *rate > *highest)) highest = rate;
   };
   for (const KnownLinks& links : known) {
     if (is_local_provider(links.provider) || links.host.empty()) continue;
-    KnownLinks& host = best[{links.provider, links.host}];
+    KnownLinks& host = fastest_by_host[{links.provider, links.host}];
     raise(host.up, links.up);
     raise(host.down, links.down);
   }
-  if (best.empty()) return;
+  if (fastest_by_host.empty()) return;
   for (Offer& offer : offers) {
-    const auto it = best.find({offer.provider, offer.host});
-    if (it == best.end()) continue;
+    const auto it = fastest_by_host.find({offer.provider, offer.host});
+    if (it == fastest_by_host.end()) continue;
     if (!offer.up) offer.up = it->second.up;
     if (!offer.down) offer.down = it->second.down;
   }

@@ -15,18 +15,18 @@ namespace echoline::provisioner {
 class LinkMeter {
  public:
   static constexpr Duration kStretchMin = std::chrono::seconds(1);
-  static constexpr Duration kGapMax = std::chrono::seconds(5);  // between two readings of a stretch
+  static constexpr Duration kGapMax = std::chrono::seconds(5);  // between two readings of one stretch of traffic
 
-  // `total`: the counter's value at this time.
-  void add_reading(Bytes total, TimePoint at);
+  // `counter`: the counter's value at this time.
+  void add_reading(Bytes counter, TimePoint at);
   const std::optional<BitRate>& highest() const { return highest_; }
 
  private:
-  struct Sample {
-    Bytes total;
+  struct Reading {
+    Bytes counter;
     TimePoint at;
   };
-  std::optional<Sample> last_, begin_;
+  std::optional<Reading> last_reading_, stretch_begin_;
   std::optional<BitRate> highest_;
 };
 

@@ -7,8 +7,8 @@
 
 namespace echoline::provisioner {
 
-MarketWatch::MarketWatch(MarketSearch search, Duration every, std::function<void(std::vector<Offer>)> found)
-    : search_(std::move(search)), every_(every), found_(std::move(found)), thread_([this] { loop(); }) {}
+MarketWatch::MarketWatch(MarketSearch search, Duration interval, std::function<void(std::vector<Offer>)> on_offers)
+    : search_(std::move(search)), interval_(interval), on_offers_(std::move(on_offers)), thread_([this] { loop(); }) {}
 
 MarketWatch::~MarketWatch() {
   {
@@ -23,9 +23,9 @@ void MarketWatch::loop() {
   while (!stop_) {
     auto offers = search_(stop_);
     if (!offers && !stop_) log::warn("the market could not be read again: {}", offers.error().message());
-    if (offers && *offers) found_(std::move(**offers));
+    if (offers && *offers) on_offers_(std::move(**offers));
     std::unique_lock lock(mutex_);
-    wake_.wait_for(lock, every_, [this] { return stop_.load(); });
+    wake_.wait_for(lock, interval_, [this] { return stop_.load(); });
   }
 }
 

@@ -20,16 +20,16 @@ using MarketSearch = std::function<Result<std::optional<std::vector<Offer>>>(con
 
 class MarketWatch {
  public:
-  // `found` is called on the watch's thread and must not block. Errors are logged and the market is polled again.
-  MarketWatch(MarketSearch search, Duration every, std::function<void(std::vector<Offer>)> found);
+  // Calls `on_offers` on the watch's thread; it must not block. Errors are logged, and the market is polled again.
+  MarketWatch(MarketSearch search, Duration interval, std::function<void(std::vector<Offer>)> on_offers);
   ~MarketWatch();
 
  private:
   void loop();
 
   const MarketSearch search_;
-  const Duration every_;
-  const std::function<void(std::vector<Offer>)> found_;
+  const Duration interval_;
+  const std::function<void(std::vector<Offer>)> on_offers_;
   std::atomic<bool> stop_ = false;
   std::mutex mutex_;
   std::condition_variable wake_;

@@ -7,13 +7,19 @@
 #include <utility>
 
 namespace echoline::provisioner {
+namespace {
+
+constexpr Duration kFailurePauseFirst = std::chrono::minutes(1);  // doubles with each failure
+constexpr int kPauseDoublingsMax = 6;
+
+}  // namespace
 
 OfferBook::OfferBook(const std::vector<FleetOffer>& offers) {
   for (const FleetOffer& offer : offers) entries_[offer.id] = Entry{offer};
 }
 
 std::string OfferBook::refresh(const std::vector<FleetOffer>& offers) {
-  std::map<std::string, Entry, std::less<>> fresh;
+  std::map<std::string, Entry, std::less<>> refreshed;
   std::size_t added = 0, cheaper = 0, dearer = 0;
   for (const FleetOffer& offer : offers) {
     Entry entry{offer};
@@ -25,10 +31,12 @@ std::string OfferBook::refresh(const std::vector<FleetOffer>& offers) {
       entry.not_before = known->not_before;
       entry.failures = known->failures;
     }
-    fresh[offer.id] = std::move(entry);
+    refreshed[offer.id] = std::move(entry);
   }
-  const std::size_t gone = entries_.size() + added - std::min(entries_.size() + added, fresh.size());
-  entries_ = std::move(fresh);
+  // The new book has the added offers and the earlier ones that remain. Fewer, if an id is repeated in `offers`.
+  const std::size_t count_without_losses = entries_.size() + added;
+  const std::size_t gone = count_without_losses - std::min(count_without_losses, refreshed.size());
+  entries_ = std::move(refreshed);
   if (added + cheaper + dearer + gone == 0) return "";
   return fmt::format("{} offers: {} new, {} gone, {} cheaper, {} dearer", entries_.size(), added, gone, cheaper,
                      dearer);
@@ -37,9 +45,10 @@ std::string OfferBook::refresh(const std::vector<FleetOffer>& offers) {
 void OfferBook::record_failure(const std::string& offer, bool refused, TimePoint now) {
   const auto it = entries_.find(offer);
   if (it == entries_.end()) return;
-  it->second.refused = it->second.refused || refused;
-  it->second.not_before = now + std::chrono::minutes(1) * (1 << std::min(it->second.failures, 6));
-  ++it->second.failures;
+  Entry& entry = it->second;
+  entry.refused = entry.refused || refused;
+  entry.not_before = now + kFailurePauseFirst * (1 << std::min(entry.failures, kPauseDoublingsMax));
+  ++entry.failures;
 }
 
 void OfferBook::record_success(const std::string& offer) {

@@ -1,5 +1,5 @@
-// The offers that a fleet can rent now. A failed offer waits for a while. A host that falls short of its promise counts
-// with its measured share. Private to provisioner/. Pure.
+// The offers that a fleet can rent now. An offer that failed is not available for a while. A host that is slower than
+// promised counts with its measured share of the promised rate. Private to provisioner/. No I/O and no clock.
 #pragma once
 #include <map>
 #include <string>
@@ -13,24 +13,25 @@ class OfferBook {
  public:
   struct Entry {
     FleetOffer offer;
-    TimePoint not_before{};  // set after a failure
-    int failures = 0;
-    bool refused = false;  // unavailable until it is offered again
+    TimePoint not_before{};  // not available earlier; set after a failure
+    int failures = 0;        // since the last success
+    bool refused = false;    // not available until a refresh contains it again
 
-    bool available(TimePoint now) const { return !refused && now >= not_before && offer.rollouts_per_s > 0; }
+    bool is_available(TimePoint now) const { return !refused && now >= not_before && offer.rollouts_per_s > 0; }
   };
 
   explicit OfferBook(const std::vector<FleetOffer>& offers);
 
-  // Replaces the offers. Describes the difference; "" if there is none.
+  // Replaces the offers and returns a description of the difference; "" if there is none.
   std::string refresh(const std::vector<FleetOffer>& offers);
-  // Records a failure: the offer waits, twice as long each time. `refused`: until it is offered again.
+  // Makes the offer unavailable for a pause, which doubles with each failure; with `refused`, until the next refresh
+  // that contains it.
   void record_failure(const std::string& offer, bool refused, TimePoint now);
   void record_success(const std::string& offer);
-  // Records the share of its promise that the host keeps. Returns whether this is its first demotion.
+  // Records the host's measured share of its promised rate. Returns whether this is the host's first demotion.
   bool demote(const FleetOffer& offer, double share);
   bool is_demoted(const FleetOffer& offer) const { return shares_.contains(host_of(offer)); }
-  double share_of(const FleetOffer& offer) const;
+  double share_of(const FleetOffer& offer) const;  // 1 without a demotion
   const Entry* find(const std::string& offer) const;
   const std::map<std::string, Entry, std::less<>>& all() const { return entries_; }
   static std::string host_of(const FleetOffer& offer) {

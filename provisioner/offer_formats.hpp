@@ -11,7 +11,7 @@ namespace echoline::provisioner {
 class OfferProblems {
  public:
   explicit OfferProblems(std::string_view name) : name_(name) {}
-  // `where`: "offers[3] (id 12)" or "line 4".
+  // Adds a problem. `where`: "offers[3] (id 12)" or "line 4".
   void add(std::string_view where, std::string_view what);
   bool none() const { return count_ == 0; }
   Error error() const;
@@ -24,7 +24,8 @@ class OfferProblems {
 // The start of a value, on one line, for a message.
 std::string excerpt(std::string_view value);
 
-inline constexpr double kMbitMax = 1e6;  // 1 Tbit/s
+// Bounds of values in files of offers.
+inline constexpr double kMbitMax = 1e6;  // per second
 inline constexpr double kUsdMax = 1e6;
 inline constexpr int kGpusMax = 1024;
 inline constexpr std::size_t kOfferTextMax = 512;

@@ -13,50 +13,53 @@
 namespace echoline::provisioner {
 namespace {
 
-Offer read_offer(ConfigSection& s) {
-  Offer o;
+constexpr std::size_t kHeadBytes = 64 * 1024;  // of a file, from which its format is recognised
+
+Offer read_offer(ConfigSection& section) {
+  Offer offer;
   std::optional<double> up_mbit, down_mbit, days, rate;
   std::vector<std::int64_t> gpu_ids;
-  s.require("id", o.id);
-  s.require("provider", o.provider);
-  s.read("host", o.host);
-  s.read("owner", o.owner);
-  s.require("gpu", o.gpu);
-  s.read("gpu_count", o.gpu_count, {.min = 1, .max = 1024});
-  s.read("gpu_ids", gpu_ids);
-  s.read("vram_gb", o.vram_gb, {.min = 0.0, .max = 1e5});
-  s.read("place", o.place);
-  s.read("up_mbit_per_s", up_mbit, {.min = 1e-3, .max = kMbitMax});
-  s.read("down_mbit_per_s", down_mbit, {.min = 1e-3, .max = kMbitMax});
-  s.read("reliability", o.reliability, {.min = 0.0, .max = 1.0});
-  s.read("duration_days_max", days, {.min = 0.0, .max = 1e5});
-  s.read("rentable", o.rentable);
-  s.read("rollouts_per_s", rate, {.min = 1e-6, .max = 1e9});
-  s.read_choice("rollouts_source", o.rollouts_source,
-                {{"unknown", RateSource::kUnknown},
-                 {"measured", RateSource::kMeasured},
-                 {"profile", RateSource::kProfile},
-                 {"dlperf", RateSource::kDlperf}});
-  s.read("dlperf", o.dlperf, {.min = 0.0, .max = 1e7});
-  s.read("gpu_usd_per_hour", o.gpu_usd_per_hour, {.min = 0.0, .max = kUsdMax});
-  s.read("bid_usd_per_hour_min", o.bid_usd_per_hour_min, {.min = 0.0, .max = kUsdMax});
-  s.read("storage_usd_per_hour", o.storage_usd_per_hour, {.min = 0.0, .max = kUsdMax});
-  s.read("upload_usd_per_gb", o.upload_usd_per_gb, {.min = 0.0, .max = kUsdMax});
-  s.read("download_usd_per_gb", o.download_usd_per_gb, {.min = 0.0, .max = kUsdMax});
+  section.require("id", offer.id);
+  section.require("provider", offer.provider);
+  section.read("host", offer.host);
+  section.read("owner", offer.owner);
+  section.require("gpu", offer.gpu);
+  section.read("gpu_count", offer.gpu_count, {.min = 1, .max = 1024});
+  section.read("gpu_ids", gpu_ids);
+  section.read("vram_gb", offer.vram_gb, {.min = 0.0, .max = 1e5});
+  section.read("place", offer.place);
+  section.read("up_mbit_per_s", up_mbit, {.min = 1e-3, .max = kMbitMax});
+  section.read("down_mbit_per_s", down_mbit, {.min = 1e-3, .max = kMbitMax});
+  section.read("reliability", offer.reliability, {.min = 0.0, .max = 1.0});
+  section.read("duration_days_max", days, {.min = 0.0, .max = 1e5});
+  section.read("rentable", offer.rentable);
+  section.read("rollouts_per_s", rate, {.min = 1e-6, .max = 1e9});
+  section.read_choice("rollouts_source", offer.rollouts_source,
+                      {{"unknown", RateSource::kUnknown},
+                       {"measured", RateSource::kMeasured},
+                       {"profile", RateSource::kProfile},
+                       {"dlperf", RateSource::kDlperf}});
+  section.read("dlperf", offer.dlperf, {.min = 0.0, .max = 1e7});
+  section.read("gpu_usd_per_hour", offer.gpu_usd_per_hour, {.min = 0.0, .max = kUsdMax});
+  section.read("bid_usd_per_hour_min", offer.bid_usd_per_hour_min, {.min = 0.0, .max = kUsdMax});
+  section.read("storage_usd_per_hour", offer.storage_usd_per_hour, {.min = 0.0, .max = kUsdMax});
+  section.read("upload_usd_per_gb", offer.upload_usd_per_gb, {.min = 0.0, .max = kUsdMax});
+  section.read("download_usd_per_gb", offer.download_usd_per_gb, {.min = 0.0, .max = kUsdMax});
   for (const std::int64_t gpu : gpu_ids) {
     if (gpu < 0 || gpu >= kGpusMax)
-      s.error("gpu_ids", fmt::format("expected numbers of 0 to {}, found {}", kGpusMax - 1, gpu));
-    o.gpu_ids.push_back(static_cast<int>(gpu));
+      section.error("gpu_ids", fmt::format("expected numbers of 0 to {}, found {}", kGpusMax - 1, gpu));
+    offer.gpu_ids.push_back(static_cast<int>(gpu));
   }
-  if (rate && o.rollouts_source == RateSource::kUnknown)
-    s.error("rollouts_source", "a throughput needs its source: measured, profile or dlperf");
-  if (!rate && o.rollouts_source != RateSource::kUnknown)
-    s.error("rollouts_per_s", fmt::format("expected a throughput, as its source is {}", to_string(o.rollouts_source)));
-  o.rollouts_per_s = rate.value_or(0);
-  if (up_mbit) o.up = BitRate::from_mbit_per_s(*up_mbit);
-  if (down_mbit) o.down = BitRate::from_mbit_per_s(*down_mbit);
-  if (days) o.duration_max = from_seconds(*days * 86400);
-  return o;
+  if (rate && offer.rollouts_source == RateSource::kUnknown)
+    section.error("rollouts_source", "a throughput needs its source: measured, profile or dlperf");
+  if (!rate && offer.rollouts_source != RateSource::kUnknown)
+    section.error("rollouts_per_s",
+                  fmt::format("expected a throughput, as its source is {}", to_string(offer.rollouts_source)));
+  offer.rollouts_per_s = rate.value_or(0);
+  if (up_mbit) offer.up = BitRate::from_mbit_per_s(*up_mbit);
+  if (down_mbit) offer.down = BitRate::from_mbit_per_s(*down_mbit);
+  if (days) offer.duration_max = from_seconds(*days * kSecondsPerDay);
+  return offer;
 }
 
 Result<std::vector<Offer>> read_offers(ConfigFile file) {
@@ -74,25 +77,24 @@ Result<std::vector<Offer>> read_offers(ConfigFile file) {
     offers.push_back(read_offer(section));
     const std::string& id = offers.back().id;
     if (id.empty()) continue;
-    const auto [first, is_new] = place_of_id.emplace(id, section.path());
-    if (!is_new) section.error("id", fmt::format("the id '{}' is also that of {}", id, first->second));
+    const auto [it, is_new] = place_of_id.emplace(id, section.path());
+    if (!is_new) section.error("id", fmt::format("the id '{}' is also that of {}", id, it->second));
   }
   ECHO_TRY(file.finish());
   return offers;
 }
 
-char first_of(std::string_view text) {
-  const std::size_t at = text.find_first_not_of(" \t\r\n");
-  return at == std::string_view::npos ? '\0' : text[at];
+// Whether the text is JSON rather than YAML.
+bool is_json(std::string_view text) {
+  const std::size_t start = text.find_first_not_of(" \t\r\n");
+  return start != std::string_view::npos && (text[start] == '{' || text[start] == '[');
 }
 
-bool is_json(std::string_view text) { return first_of(text) == '{' || first_of(text) == '['; }
-
-// The format by its name, or recognised by the start of the text. Null for our own.
+// Returns the format of this name. kAutoFormat: recognises it by the start of the text. Null for our own format.
 Result<const OfferFormat*> format_of(std::string_view text, const std::string& name) {
-  const std::string_view head = text.substr(0, 64 * 1024);
-  const bool own = is_json(text) && head.find("\"schema_version\"") != std::string_view::npos;
-  if (name == kOwnFormat || (name == kAutoFormat && own)) return nullptr;
+  const std::string_view head = text.substr(0, kHeadBytes);
+  const bool is_own = is_json(text) && head.find("\"schema_version\"") != std::string_view::npos;
+  if (name == kOwnFormat || (name == kAutoFormat && is_own)) return nullptr;
   for (const ProviderKind* kind : provider_kinds())
     if (kind->offers && (name == kAutoFormat ? kind->offers->recognises(head) : kind->offers->name == name))
       return &*kind->offers;
@@ -137,9 +139,9 @@ void OfferProblems::add(std::string_view where, std::string_view what) {
 }
 
 Error OfferProblems::error() const {
-  const auto lines = static_cast<std::size_t>(std::count(text_.begin(), text_.end(), '\n')) + 1;
+  const auto problems_shown = static_cast<std::size_t>(std::count(text_.begin(), text_.end(), '\n')) + 1;
   std::string text = text_;
-  if (count_ > lines) text += fmt::format("\nand {} more", count_ - lines);
+  if (count_ > problems_shown) text += fmt::format("\nand {} more", count_ - problems_shown);
   return Error{Code::kInvalid, "read offers", std::move(text)};
 }
 

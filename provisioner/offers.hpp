@@ -11,6 +11,8 @@
 
 namespace echoline::provisioner {
 
+inline constexpr double kSecondsPerDay = 86'400;
+
 // The source of a predicted throughput.
 enum class RateSource { kUnknown, kMeasured, kProfile, kDlperf };
 std::string_view to_string(RateSource source);
@@ -32,20 +34,21 @@ struct Offer {
   std::optional<BitRate> up, down;
   std::optional<double> reliability;     // [0, 1]
   std::optional<Duration> duration_max;  // longest rental time
-  bool rentable = true;                  // the market states that it is free
-  double rollouts_per_s = 0;             // mu; 0: unknown
+  bool rentable = true;                  // false: the market states that it is rented
+  double rollouts_per_s = 0;             // predicted throughput; 0: unknown
   RateSource rollouts_source = RateSource::kUnknown;
   // Relative error of the throughput, either way; absent: usual_uncertainty().
   std::optional<double> rollouts_uncertainty;
-  std::string rollouts_from;                   // author of the figure; "": unknown
+  std::string rollouts_from;                   // where the figure comes from, in words; "": unknown
   std::optional<double> dlperf;                // the market's benchmark, of all its GPUs together
   std::optional<double> gpu_usd_per_hour;      // on demand
-  std::optional<double> bid_usd_per_hour_min;  // the least bid that would rent it now
+  std::optional<double> bid_usd_per_hour_min;  // the lowest bid that would rent the offer now
   std::optional<double> storage_usd_per_hour;
   std::optional<double> upload_usd_per_gb;  // GB = 10^9 bytes
   std::optional<double> download_usd_per_gb;
 
-  // From ledgers of earlier runs, about its host or else its provider: hours rented, and machines lost in them.
+  // From ledgers of earlier runs: hours for which its host (or else its provider) was rented, and machines lost in
+  // them.
   double seen_hours = 0, seen_losses = 0;
 
   // The plan's bid; absent: rented on demand.
@@ -63,7 +66,7 @@ struct Offer {
   double usd_per_hour_known() const { return rent_usd_per_hour().value_or(0) + storage_usd_per_hour.value_or(0); }
 };
 
-// Values for what an offer does not state. Without one, plans do not consider the offer.
+// Values that plans use if an offer does not state its own. If both are absent, plans do not consider the offer.
 struct Assumptions {
   std::optional<double> storage_usd_per_hour;
   std::optional<double> upload_usd_per_gb;

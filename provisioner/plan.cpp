@@ -1,4 +1,5 @@
-// Makes a plan: ranks the offers, chooses a set, and repeats until set and topology are consistent.
+// Makes a plan: ranks the offers, chooses a set, and repeats until set and topology are consistent. T_b is the time of
+// a broadcast (provisioner/capacity.hpp).
 #include "provisioner/plan.hpp"
 
 #include <algorithm>
@@ -21,16 +22,19 @@ namespace {
 
 constexpr std::string_view kOperation = "plan";
 constexpr int kRoundsMax = 64;
+constexpr double kUsualCopies = 1;  // a price beside the topology assumes that a worker forwards each publication once
+constexpr double kRounding = 1e-9;  // tolerance of comparisons
 
-// The result of one search for an assumed T_b, with the T_b of its set and topology.
+// The result of one search for an assumed T_b, with the T_b of its set and topology. Indices are those of eligible
+// offers.
 struct Solution {
   CapacityTarget target;
-  Allocation set;  // indices into the eligible offers
+  Allocation set;
   std::vector<std::size_t> dropped;
   std::string method;
   double greedy_usd_per_hour = 0;
   std::optional<double> exact_usd_per_hour;
-  std::vector<std::size_t> members;  // by rank; members[i] is worker i + 1
+  std::vector<std::size_t> members;  // the set by rank; members[i] is worker i + 1
   chains::Topology topology;
   std::vector<chains::WorkerLink> links;
   chains::BroadcastTimes times;
@@ -48,9 +52,9 @@ class Planner {
   Result<Plan> run() {
     ECHO_TRY(check_request());
     ECHO_TRY(split_offers());
-    Duration assumed{};
-    ECHO_ASSIGN(const Solution solution, find_consistent_solution(assumed));
-    Plan plan = plan_of(solution, assumed);
+    Duration assumed_t_b{};
+    ECHO_ASSIGN(const Solution solution, find_consistent_solution(assumed_t_b));
+    Plan plan = plan_of(solution, assumed_t_b);
     ECHO_TRY(check_limits(plan));
     return plan;
   }
@@ -58,7 +62,7 @@ class Planner {
  private:
   Status check_request() const {
     const PlanRequest& r = request_;
-    ECHO_TRY(capacity_target(r.pace, Duration{}, r.fleet.headroom));
+    ECHO_TRY(capacity_target(r.pace, Duration{}, r.fleet.headroom));  // checks the pace, even for instant broadcasts
     ECHO_TRY(check_staleness_budget(r.staleness_budget, r.pace.publish_every));
     const auto invalid = [](std::string_view what) { return fail(Code::kInvalid, kOperation, "{}", what); };
     if (r.delta_bytes.count == 0) return invalid("the size of one publication must be positive");
@@ -78,37 +82,39 @@ class Planner {
   // Splits the offers into eligible ones, with price and rank, and others, with the reason.
   Status split_offers() {
     std::map<std::pair<std::string_view, std::string_view>, std::uint32_t> machines, hosts;
-    const auto number = [](auto& numbers, std::string_view provider, std::string_view name) {
+    const auto number_of = [](auto& numbers, std::string_view provider, std::string_view name) {
       if (name.empty()) return std::uint32_t{0};
       return numbers.emplace(std::pair(provider, name), static_cast<std::uint32_t>(numbers.size() + 1)).first->second;
     };
     const std::set<std::string_view> keep(request_.keep.begin(), request_.keep.end());
-    std::size_t kept = 0;
+    std::size_t kept_count = 0;
     for (std::size_t i = 0; i < offers_.size(); ++i) {
       const Offer& o = offers_[i];
-      if (auto defect = ineligibility_reason(request_, o)) {
-        refused_.emplace_back(i, std::move(*defect));
+      if (auto reason = ineligibility_reason(request_, o)) {
+        refused_.emplace_back(i, std::move(*reason));
         continue;
       }
       eligible_.push_back(i);
-      Candidate c;
-      c.rollouts_per_s = o.rollouts_per_s;
-      c.usd_per_hour = cost_of(request_, o, 1).usd_per_hour().value_or(0);
-      c.machine = number(machines, o.provider, o.host);
+      Candidate candidate;
+      candidate.rollouts_per_s = o.rollouts_per_s;
+      candidate.usd_per_hour = cost_of(request_, o, kUsualCopies).usd_per_hour().value_or(0);
+      candidate.machine = number_of(machines, o.provider, o.host);
       if (!o.gpu_ids.empty()) {
-        c.gpus = 0;
-        for (const int id : o.gpu_ids) c.gpus |= id < 64 ? std::uint64_t{1} << id : ~0ull;
+        // A set of GPUs has 64 bits. An offer with a higher id counts as the whole machine.
+        constexpr int kGpuBits = 64;
+        candidate.gpus = 0;
+        for (const int id : o.gpu_ids) candidate.gpus |= id < kGpuBits ? std::uint64_t{1} << id : ~0ull;
       }
-      c.host = number(hosts, o.provider, o.owner.empty() ? o.host : o.owner);
-      c.keep = keep.contains(o.id);
-      kept += c.keep;
-      pool_.push_back(c);
+      candidate.host = number_of(hosts, o.provider, o.owner.empty() ? o.host : o.owner);
+      candidate.keep = keep.contains(o.id);
+      kept_count += candidate.keep;
+      pool_.push_back(candidate);
     }
-    if (kept != keep.size())
-      return fail(Code::kInvalid, kOperation, "{} of the {} offers to keep are not available", keep.size() - kept,
+    if (kept_count != keep.size())
+      return fail(Code::kInvalid, kOperation, "{} of the {} offers to keep are not available", keep.size() - kept_count,
                   keep.size());
-    if (kept > request_.fleet.workers_max)
-      return fail(Code::kInvalid, kOperation, "{} offers must be kept, workers_max is {}", kept,
+    if (kept_count > request_.fleet.workers_max)
+      return fail(Code::kInvalid, kOperation, "{} offers must be kept, workers_max is {}", kept_count,
                   request_.fleet.workers_max);
     order_ = by_unit_cost(pool_);
     shortlist_ = shortlist(pool_, limits_);
@@ -116,25 +122,25 @@ class Planner {
     return ok();
   }
 
-  Result<Solution> solve(Duration assumed) const {
+  Result<Solution> solve(Duration assumed_t_b) const {
     Solution s;
-    ECHO_ASSIGN(s.target, capacity_target(request_.pace, assumed, request_.fleet.headroom));
+    ECHO_ASSIGN(s.target, capacity_target(request_.pace, assumed_t_b, request_.fleet.headroom));
     const double target = s.target.provisioned_rollouts_per_s;
     auto set = allocate_greedy(shortlist_pool_, target, limits_);
-    const bool greedy = set.has_value();
-    if (greedy) s.greedy_usd_per_hour = allocate_prefix(shortlist_pool_, target, limits_)->usd_per_hour;
-    if (pool_.size() <= kExactPoolMax) {
+    const bool has_greedy = set.has_value();
+    if (has_greedy) s.greedy_usd_per_hour = allocate_prefix(shortlist_pool_, target, limits_)->usd_per_hour;
+    if (pool_.size() <= kExactPoolMax) {  // then shortlist_ has all eligible offers
       auto exact = allocate_exact(shortlist_pool_, target, limits_, set);
-      if (exact.best && exact.proven) s.exact_usd_per_hour = exact.best->usd_per_hour;
-      if (exact.best && (!set || exact.best->usd_per_hour < set->usd_per_hour * (1 - 1e-9))) {
+      if (exact.best && exact.is_proven_best) s.exact_usd_per_hour = exact.best->usd_per_hour;
+      if (exact.best && (!set || exact.best->usd_per_hour < set->usd_per_hour * (1 - kRounding))) {
         exact.best->dropped = set ? set->dropped : std::vector<std::size_t>{};
         set = std::move(exact.best);
         s.method = "exact";
       }
     }
-    if (!set) return explain_shortfall(s.target, assumed);
+    if (!set) return explain_shortfall(s.target, assumed_t_b);
     if (s.method.empty()) s.method = "greedy";
-    if (!greedy) s.greedy_usd_per_hour = set->usd_per_hour;
+    if (!has_greedy) s.greedy_usd_per_hour = set->usd_per_hour;
     for (std::vector<std::size_t>* indices : {&set->chosen, &set->dropped})
       for (std::size_t& i : *indices) i = shortlist_[i];
     s.dropped = std::move(set->dropped);
@@ -143,7 +149,7 @@ class Planner {
     return s;
   }
 
-  // Computes topology and broadcast times of the set.
+  // Computes the topology of the set, and its broadcast times.
   Status add_topology(Solution& s) const {
     for (const std::size_t i : order_)
       if (std::binary_search(s.set.chosen.begin(), s.set.chosen.end(), i)) s.members.push_back(i);
@@ -156,20 +162,34 @@ class Planner {
     std::vector<chains::ChainWorker> workers;
     for (std::size_t m = 0; m < s.members.size(); ++m) {
       const Offer& o = offer(s.members[m]);
-      // Nothing is measured yet, so the stated links stand for measurements.
-      constexpr std::uint32_t kStated = 1000;
-      const auto [o_up, o_down] = links_of(o, request_.fleet, request_.paths);
-      const chains::PeerStats stated{
-          o_up, request_.paths.worker_rate.value_or(fastest_up), kStated,
-          static_cast<std::uint32_t>(std::lround(reliability_of(request_, o).value_or(0) * kStated)), Duration{}};
+      // Nothing is measured yet, so the stated links and reliability stand for measurements.
+      constexpr std::uint32_t kAttempts = 1000;
+      const auto [up_rate, down_rate] = links_of(o, request_.fleet, request_.paths);
+      const double successes = reliability_of(request_, o).value_or(0) * kAttempts;
+      const chains::PeerStats stated{.forwarding_rate = up_rate,
+                                     .cap = request_.paths.worker_rate.value_or(fastest_up),
+                                     .attempts = kAttempts,
+                                     .successes = static_cast<std::uint32_t>(std::lround(successes)),
+                                     .age = {}};
       const std::uint32_t region = request_.paths.regions.of(o.place);
-      workers.push_back({WorkerId{m + 1}, o_up, o_down, chains::peer_score(stated), true, true, region});
-      s.links.push_back({WorkerId{m + 1}, o_up, o_down, request_.paths.delay_expected, region});
+      workers.push_back({.id = WorkerId{m + 1},
+                         .up = up_rate,
+                         .down = down_rate,
+                         .score = chains::peer_score(stated),
+                         .may_forward = true,
+                         .may_seed = true,
+                         .region = region});
+      s.links.push_back({.id = WorkerId{m + 1},
+                         .up = up_rate,
+                         .down = down_rate,
+                         .delay = request_.paths.delay_expected,
+                         .region = region});
     }
     const BitRate chain_rate = request_.paths.worker_rate.value_or(slowest_up);
     const chains::Regions& ways = request_.paths.regions.ways;
     if (request_.topology == chains::TopologyPolicy::kAuto) {
-      const chains::BroadcastGoal goal{request_.delta_bytes, request_.chunk, request_.quorum};
+      const chains::BroadcastGoal goal{
+          .payload = request_.delta_bytes, .chunk = request_.chunk, .quorum = request_.quorum};
       ECHO_ASSIGN(chains::Choice choice,
                   chains::choose_topology(request_.learner_up, chain_rate, workers, s.links, goal, {}, ways));
       s.topology = std::move(choice.topology);
@@ -178,9 +198,10 @@ class Planner {
     } else {
       ECHO_ASSIGN(s.topology, chains::plan_chains(request_.learner_up, chain_rate, workers, request_.topology,
                                                   request_.quorum, ways));
-      const Duration bound =
+      const Duration broadcast_time_min =
           chains::lower_bound(request_.delta_bytes, request_.learner_up, s.links, request_.quorum, ways);
-      s.chunk = request_.chunk.count > 0 ? request_.chunk : chains::best_chunk(request_.delta_bytes, s.topology, bound);
+      s.chunk = request_.chunk.count > 0 ? request_.chunk
+                                         : chains::best_chunk(request_.delta_bytes, s.topology, broadcast_time_min);
       ECHO_ASSIGN(s.times, chains::broadcast_time(s.topology, request_.delta_bytes, s.chunk, request_.learner_up,
                                                   s.links, ways));
     }
@@ -190,48 +211,48 @@ class Planner {
 
   // A set chosen for an assumed T_b has its own T_b. Iterates until the two agree. If they alternate, raises the
   // assumed T_b until its set is no slower than assumed. This ends, because every raise is to the T_b of some set.
-  Result<Solution> find_consistent_solution(Duration& assumed) {
-    std::vector<Duration> seen;
+  Result<Solution> find_consistent_solution(Duration& assumed_t_b) {
+    std::vector<Duration> tried;
     for (int round = 0; round < kRoundsMax; ++round) {
-      ECHO_ASSIGN(Solution s, solve(assumed));
-      if (s.broadcast_time == assumed) return s;
-      seen.push_back(assumed);
-      const bool repeats = std::find(seen.begin(), seen.end(), s.broadcast_time) != seen.end();
-      assumed = s.broadcast_time;
+      ECHO_ASSIGN(Solution s, solve(assumed_t_b));
+      if (s.broadcast_time == assumed_t_b) return s;
+      tried.push_back(assumed_t_b);
+      const bool repeats = std::find(tried.begin(), tried.end(), s.broadcast_time) != tried.end();
+      assumed_t_b = s.broadcast_time;
       if (repeats) break;
     }
     has_converged_ = false;
-    for (const Duration d : seen) assumed = std::max(assumed, d);
+    for (const Duration t_b : tried) assumed_t_b = std::max(assumed_t_b, t_b);
     for (int round = 0; round < kRoundsMax; ++round) {
-      ECHO_ASSIGN(Solution s, solve(assumed));
-      if (s.broadcast_time <= assumed) return s;
-      assumed = s.broadcast_time;
+      ECHO_ASSIGN(Solution s, solve(assumed_t_b));
+      if (s.broadcast_time <= assumed_t_b) return s;
+      assumed_t_b = s.broadcast_time;
     }
     return fail(Code::kInfeasible, kOperation,
                 "after {} rounds no fleet was found whose broadcast is fast enough for its own size (T_b = {}); "
                 "publish less often or choose another topology",
-                2 * kRoundsMax, to_text(assumed));
+                2 * kRoundsMax, to_text(assumed_t_b));
   }
 
   // Explains why the target is out of reach, with remedies that work for the largest possible fleet.
-  Error explain_shortfall(const CapacityTarget& target, Duration assumed) const {
+  Error explain_shortfall(const CapacityTarget& target, Duration assumed_t_b) const {
     std::vector<std::size_t> fastest(pool_.size());
     std::iota(fastest.begin(), fastest.end(), std::size_t{0});
     std::stable_sort(fastest.begin(), fastest.end(),
                      [&](auto a, auto b) { return pool_[a].rollouts_per_s > pool_[b].rollouts_per_s; });
-    const std::size_t usable = std::min<std::size_t>(fastest.size(), request_.fleet.workers_max);
-    const auto sum = [&](std::size_t from, std::size_t to) {
-      double total = 0;
-      for (std::size_t i = from; i < to; ++i) total += pool_[fastest[i]].rollouts_per_s;
-      return total;
+    const std::size_t usable_count = std::min<std::size_t>(fastest.size(), request_.fleet.workers_max);
+    const auto sum_of_rates = [&](std::size_t from, std::size_t to) {
+      double rate = 0;
+      for (std::size_t i = from; i < to; ++i) rate += pool_[fastest[i]].rollouts_per_s;
+      return rate;
     };
-    const double within = sum(0, usable);
-    const double all = within + sum(usable, fastest.size());
-    const double needed = target.provisioned_rollouts_per_s;
-    Duration t_b = assumed;
-    if (usable > 0) {
+    const double usable_rate = sum_of_rates(0, usable_count);
+    const double rate_of_all = usable_rate + sum_of_rates(usable_count, fastest.size());
+    const double needed_rate = target.provisioned_rollouts_per_s;
+    Duration t_b = assumed_t_b;
+    if (usable_count > 0) {
       Solution largest;
-      largest.set.chosen.assign(fastest.begin(), fastest.begin() + static_cast<std::ptrdiff_t>(usable));
+      largest.set.chosen.assign(fastest.begin(), fastest.begin() + static_cast<std::ptrdiff_t>(usable_count));
       std::sort(largest.set.chosen.begin(), largest.set.chosen.end());
       if (const Status status = add_topology(largest); !status) return status.error();
       t_b = std::max(t_b, largest.broadcast_time);
@@ -240,49 +261,50 @@ class Planner {
     std::string text = fmt::format(
         "{} {:.4g} rollouts/s are needed (R = {:.6g} per step, T = {}, kappa = {}, headroom {:.3g} %; T_b = {} for the "
         "largest fleet)",
-        t_b > assumed ? "more than" : "at least", needed, request_.pace.rollouts_per_step,
+        t_b > assumed_t_b ? "more than" : "at least", needed_rate, request_.pace.rollouts_per_step,
         to_text(request_.pace.step_time), request_.pace.publish_every, request_.fleet.headroom * 100, to_text(t_b));
-    if (all >= needed) {
-      text += fmt::format(" and the {} fastest offers give {:.4g}: raise workers_max, {} offers give {:.4g}", usable,
-                          within, pool_.size(), all);
+    if (rate_of_all >= needed_rate) {
+      text += fmt::format(" and the {} fastest offers give {:.4g}: raise workers_max, {} offers give {:.4g}",
+                          usable_count, usable_rate, pool_.size(), rate_of_all);
     } else {
-      text += fmt::format(" and all {} eligible offers together give {:.4g}", pool_.size(), all);
+      text += fmt::format(" and all {} eligible offers together give {:.4g}", pool_.size(), rate_of_all);
       if (!refused_.empty()) text += fmt::format(" ({} more are refused: {})", refused_.size(), reasons_to_refuse());
       text += ": add offers or relax what is required of them";
     }
     // (1 + headroom) kappa R / (kappa T - T_b) <= M, solved for kappa.
     const double step_s = seconds(request_.pace.step_time);
-    const double slack = within * step_s - (1 + request_.fleet.headroom) * request_.pace.rollouts_per_step;
-    if (slack > 0) {
-      const int kappa = static_cast<int>(std::ceil(within * seconds(t_b) / slack - 1e-9));
+    const double spare_rollouts_per_step =
+        usable_rate * step_s - (1 + request_.fleet.headroom) * request_.pace.rollouts_per_step;
+    if (spare_rollouts_per_step > 0) {
+      const int kappa = static_cast<int>(std::ceil(usable_rate * seconds(t_b) / spare_rollouts_per_step - kRounding));
       if (kappa > request_.pace.publish_every) text += fmt::format(", or publish every {} steps (kappa)", kappa);
     }
     const double generating_s = request_.pace.publish_every * step_s - seconds(t_b);
     const double r_max =
-        std::floor(within * generating_s / ((1 + request_.fleet.headroom) * request_.pace.publish_every));
+        std::floor(usable_rate * generating_s / ((1 + request_.fleet.headroom) * request_.pace.publish_every));
     if (r_max >= 1) text += fmt::format(", or lower R to {:.0f} or less", r_max);
     return fail(Code::kInfeasible, kOperation, "{}, or allow a longer step", text);
   }
 
   // Reasons against offers, most frequent first.
   std::string reasons_to_refuse() const {
-    constexpr std::size_t kShown = 3;
+    constexpr std::size_t kReasonsShown = 3;
     std::map<std::string_view, std::size_t> counts;
     for (const auto& [i, reason] : refused_) ++counts[reason];
-    std::vector<std::pair<std::size_t, std::string_view>> most;
-    for (const auto& [reason, count] : counts) most.emplace_back(count, reason);
-    std::stable_sort(most.begin(), most.end(), [](const auto& a, const auto& b) { return a.first > b.first; });
+    std::vector<std::pair<std::size_t, std::string_view>> by_count;
+    for (const auto& [reason, count] : counts) by_count.emplace_back(count, reason);
+    std::stable_sort(by_count.begin(), by_count.end(), [](const auto& a, const auto& b) { return a.first > b.first; });
     std::string text;
-    for (std::size_t k = 0; k < std::min(kShown, most.size()); ++k)
-      text += fmt::format("{}{} x {}", k > 0 ? "; " : "", most[k].first, most[k].second);
-    return text + (most.size() > kShown ? "; and others" : "");
+    for (std::size_t i = 0; i < std::min(kReasonsShown, by_count.size()); ++i)
+      text += fmt::format("{}{} x {}", i > 0 ? "; " : "", by_count[i].first, by_count[i].second);
+    return text + (by_count.size() > kReasonsShown ? "; and others" : "");
   }
 
-  Plan plan_of(const Solution& s, Duration assumed) const {
+  Plan plan_of(const Solution& s, Duration assumed_t_b) const {
     Plan plan;
     plan.request = request_;
     plan.target = s.target;
-    plan.broadcast_time = assumed;
+    plan.broadcast_time = assumed_t_b;
     plan.broadcast_time_last = s.times.last();
     plan.broadcast_lower_bound = chains::lower_bound(request_.delta_bytes, request_.learner_up, s.links,
                                                      request_.quorum, request_.paths.regions.ways);
@@ -295,15 +317,16 @@ class Planner {
     plan.greedy_usd_per_hour = s.greedy_usd_per_hour;
     plan.exact_usd_per_hour = s.exact_usd_per_hour;
     plan.lp_bound_usd_per_hour = lp_bound(pool_, s.target.provisioned_rollouts_per_s).value_or(0);
-    plan.staleness_needed = needed_staleness(request_.pace, assumed, s.set.rollouts_per_s);
+    plan.staleness_needed = needed_staleness(request_.pace, assumed_t_b, s.set.rollouts_per_s);
     double slowest = pool_[s.members.front()].rollouts_per_s, fastest = slowest;
     for (const std::size_t i : s.members) {
       slowest = std::min(slowest, pool_[i].rollouts_per_s);
       fastest = std::max(fastest, pool_[i].rollouts_per_s);
     }
-    const int lag =
-        staleness_lag(request_.pace.step_time, s.times.last() + request_.fleet.install_time_expected,
-                      from_seconds(std::min(1e6, request_.group_size / slowest - request_.group_size / fastest)));
+    constexpr double kGroupSecondsMax = 1e6;  // so that the Duration does not overflow
+    const double extra_group_s = request_.group_size / slowest - request_.group_size / fastest;
+    const int lag = staleness_lag(request_.pace.step_time, s.times.last() + request_.fleet.install_time_expected,
+                                  from_seconds(std::min(kGroupSecondsMax, extra_group_s)));
     plan.staleness_worst = request_.staleness_worst ? request_.staleness_worst(lag) : request_.staleness_budget;
     add_rows(s, plan);
     add_totals(plan);
@@ -313,7 +336,7 @@ class Planner {
 
   void add_rows(const Solution& s, Plan& plan) const {
     std::vector<int> rank_of(order_.size());
-    for (std::size_t r = 0; r < order_.size(); ++r) rank_of[order_[r]] = static_cast<int>(r) + 1;
+    for (std::size_t i = 0; i < order_.size(); ++i) rank_of[order_[i]] = static_cast<int>(i) + 1;
     const auto row_of = [&](const Offer& o) {
       PlanRow row;
       row.offer = o;
@@ -321,18 +344,18 @@ class Planner {
       row.assumed = assumed_of(request_, o);
       return row;
     };
-    std::map<std::uint32_t, std::vector<std::size_t>> of_machine, of_host;
+    std::map<std::uint32_t, std::vector<std::size_t>> occupants_by_machine, occupants_by_host;
     const auto occupy = [&](std::size_t i) {
-      if (pool_[i].machine) of_machine[pool_[i].machine].push_back(i);
-      if (pool_[i].host) of_host[pool_[i].host].push_back(i);
+      if (pool_[i].machine) occupants_by_machine[pool_[i].machine].push_back(i);
+      if (pool_[i].host) occupants_by_host[pool_[i].host].push_back(i);
     };
-    // The limits with the chosen offers in place.
+    // Returns why offer i cannot be rented beside the occupants; absent if it can.
     const auto exclusion_of = [&](std::size_t i) -> std::optional<std::string> {
-      const Candidate& c = pool_[i];
-      if (c.machine)
-        for (const std::size_t other : of_machine[c.machine])
-          if (pool_[other].gpus & c.gpus) return fmt::format("the same machine as {}", offer(other).id);
-      if (c.host && of_host[c.host].size() >= limits_.per_host_max)
+      const Candidate& candidate = pool_[i];
+      if (candidate.machine)
+        for (const std::size_t other : occupants_by_machine[candidate.machine])
+          if (pool_[other].gpus & candidate.gpus) return fmt::format("the same machine as {}", offer(other).id);
+      if (candidate.host && occupants_by_host[candidate.host].size() >= limits_.per_host_max)
         return fmt::format("{} offers of this host are the limit (fleet.per_host_max)", limits_.per_host_max);
       return std::nullopt;
     };
@@ -352,36 +375,38 @@ class Planner {
                                                                     : "rented: completes the target at the least cost";
       plan.rows.push_back(std::move(row));
     }
-    const Candidate& last = pool_[s.members.back()];
+    const Candidate& last_member = pool_[s.members.back()];
     for (const std::size_t i : order_) {
       if (std::binary_search(s.set.chosen.begin(), s.set.chosen.end(), i)) continue;
       PlanRow row = row_of(offer(i));
       row.rank = rank_of[i];
-      row.cost = cost_of(request_, row.offer, 1);
+      row.cost = cost_of(request_, row.offer, kUsualCopies);
       if (auto reason = exclusion_of(i)) {
         row.reason = std::move(*reason);
         excluded_rows.push_back(std::move(row));
         continue;
       }
       occupy(i);
-      row.reason = reason_against(i, s, last);
+      row.reason = reason_against(i, s, last_member);
       plan.standby.push_back(row.offer.id);
       plan.rows.push_back(std::move(row));
     }
     for (PlanRow& row : excluded_rows) plan.rows.push_back(std::move(row));
     for (const auto& [i, reason] : refused_) {
       PlanRow row = row_of(offers_[i]);
-      row.cost = cost_of(request_, row.offer, 1);
+      row.cost = cost_of(request_, row.offer, kUsualCopies);
       row.reason = reason;
       plan.rows.push_back(std::move(row));
     }
   }
 
-  std::string reason_against(std::size_t i, const Solution& s, const Candidate& last) const {
+  // Why eligible offer i, which no limit excludes, is not rented. `last_member`: the dearest member per rollout.
+  std::string reason_against(std::size_t i, const Solution& s, const Candidate& last_member) const {
     const auto per_1k = [](const Candidate& c) { return 1000 * c.usd_per_hour / (3600 * c.rollouts_per_s); };
     if (std::find(s.dropped.begin(), s.dropped.end(), i) != s.dropped.end())
       return "dropped: the target is met without it";
-    if (per_1k(pool_[i]) > per_1k(last)) return fmt::format("dearer per rollout: above ${:.3g}/1k", per_1k(last));
+    if (per_1k(pool_[i]) > per_1k(last_member))
+      return fmt::format("dearer per rollout: above ${:.3g}/1k", per_1k(last_member));
     if (s.members.size() == request_.fleet.workers_max)
       return fmt::format("too slow for a fleet of at most {} workers", request_.fleet.workers_max);
     return "not needed: the rented offers cost less";
@@ -389,13 +414,14 @@ class Planner {
 
   void add_totals(Plan& plan) const {
     for (const PlanRow* row : plan.chosen()) {
-      const double usd = *row->cost.usd_per_hour(), wrong = row->offer.uncertainty();
+      // If workers are slower than predicted, more of them are rented, and fewer if they are faster.
+      const double usd = *row->cost.usd_per_hour(), uncertainty = row->offer.uncertainty();
       plan.usd_per_hour.expected += usd;
-      plan.usd_per_hour.low += usd / (1 + wrong);
-      double dearest = usd;
+      plan.usd_per_hour.low += usd / (1 + uncertainty);
+      double usd_on_demand = usd;  // a bid may rise to the price on demand
       if (row->offer.bid_usd_per_hour && row->offer.gpu_usd_per_hour)
-        dearest += std::max(0.0, *row->offer.gpu_usd_per_hour - *row->offer.bid_usd_per_hour);
-      plan.usd_per_hour.high += dearest / (1 - wrong);
+        usd_on_demand += std::max(0.0, *row->offer.gpu_usd_per_hour - *row->offer.bid_usd_per_hour);
+      plan.usd_per_hour.high += usd_on_demand / (1 - uncertainty);
       plan.usd_joining += usd_to_join(request_, row->offer);
     }
     plan.replacing = expected_replacement_cost(request_, plan.rows);
@@ -406,13 +432,14 @@ class Planner {
       plan.notes.push_back(
           fmt::format("the set and its broadcast time did not converge: planned for T_b = {}, the fleet has {}",
                       to_text(plan.broadcast_time), to_text(s.broadcast_time)));
-    std::map<std::string, std::string> assumed;
+    std::map<std::string, std::string> offers_by_assumption;
     for (const PlanRow* row : plan.chosen())
       for (const std::string& key : row->assumed) {
-        std::string& list = assumed[key];
-        list += (list.empty() ? "" : ", ") + row->offer.id;
+        std::string& ids = offers_by_assumption[key];
+        ids += (ids.empty() ? "" : ", ") + row->offer.id;
       }
-    for (const auto& [key, list] : assumed) plan.notes.push_back(fmt::format("{} is assumed for {}", key, list));
+    for (const auto& [key, ids] : offers_by_assumption)
+      plan.notes.push_back(fmt::format("{} is assumed for {}", key, ids));
     add_note_on_throughput(plan);
     add_note_on_losses(plan);
     if (!request_.learner_usd_per_hour)
@@ -426,31 +453,35 @@ class Planner {
 
   // Notes the sources of the rented machines' throughput, least certain first.
   static void add_note_on_throughput(Plan& plan) {
-    std::map<std::pair<double, std::string>, std::set<std::string>> gpus;
+    // By negative uncertainty, so that the least certain source is first, and by source.
+    std::map<std::pair<double, std::string>, std::set<std::string>> gpus_by_source;
     for (const PlanRow* row : plan.chosen())
       if (!row->offer.rollouts_from.empty())
-        gpus[{-row->offer.uncertainty(), row->offer.rollouts_from}].insert(row->offer.gpu);
-    for (const auto& [by, names] : gpus)
-      plan.notes.push_back(fmt::format("throughput of {}, perhaps {:.0f} % more or less: {}", fmt::join(names, ", "),
-                                       -100 * by.first, by.second));
+        gpus_by_source[{-row->offer.uncertainty(), row->offer.rollouts_from}].insert(row->offer.gpu);
+    for (const auto& [source, gpus] : gpus_by_source)
+      plan.notes.push_back(fmt::format("throughput of {}, perhaps {:.0f} % more or less: {}", fmt::join(gpus, ", "),
+                                       -100 * source.first, source.second));
   }
 
   void add_note_on_losses(Plan& plan) const {
-    std::string unknown;
-    bool bids = false;
+    std::string ids_without_losses;
+    bool has_new_bids = false;
     for (const PlanRow* row : plan.chosen()) {
-      if (!row->losses_per_hour) unknown += (unknown.empty() ? "" : ", ") + row->offer.id;
-      bids = bids || (row->offer.bid_usd_per_hour && row->offer.seen_hours < kPriorHours);
+      if (!row->losses_per_hour) ids_without_losses += (ids_without_losses.empty() ? "" : ", ") + row->offer.id;
+      has_new_bids = has_new_bids || (row->offer.bid_usd_per_hour && row->offer.seen_hours < kPriorHours);
     }
-    if (!unknown.empty())
-      plan.notes.push_back("it is unknown how often these are lost, so nothing is included for it: " + unknown);
-    if (bids) plan.notes.push_back("it is unknown how often bids are outbid: once a day is assumed");
+    if (!ids_without_losses.empty())
+      plan.notes.push_back("it is unknown how often these are lost, so nothing is included for it: " +
+                           ids_without_losses);
+    if (has_new_bids) plan.notes.push_back("it is unknown how often bids are outbid: once a day is assumed");
   }
 
   // Checks the finished plan against the budgets.
   Status check_limits(const Plan& plan) const {
-    const bool on_policy = request_.staleness_budget < request_.pace.publish_every;  // intended, so the learner waits
-    if (plan.staleness_needed > request_.staleness_budget && !on_policy)
+    // With S below kappa, training is strictly on-policy: the user wants the learner to wait for each policy's
+    // rollouts.
+    const bool is_on_policy = request_.staleness_budget < request_.pace.publish_every;
+    if (plan.staleness_needed > request_.staleness_budget && !is_on_policy)
       return fail(
           Code::kInfeasible, kOperation,
           "rollouts get {} steps old before newer ones arrive (kappa = {}, T_b = {}, T = {}) and the budget is S = {}: "
@@ -469,7 +500,7 @@ class Planner {
     return ok();
   }
 
-  const Offer& offer(std::size_t eligible) const { return offers_[eligible_[eligible]]; }
+  const Offer& offer(std::size_t eligible_index) const { return offers_[eligible_[eligible_index]]; }
 
   const PlanRequest& request_;
   std::span<const Offer> offers_;
@@ -493,14 +524,14 @@ std::optional<double> PlanRow::usd_per_1k_rollouts() const {
 }
 
 std::vector<const PlanRow*> Plan::chosen() const {
-  std::vector<const PlanRow*> out;
+  std::vector<const PlanRow*> chosen_rows;
   for (const PlanRow& row : rows)
-    if (row.chosen) out.push_back(&row);
-  return out;
+    if (row.chosen) chosen_rows.push_back(&row);
+  return chosen_rows;
 }
 
 Spend Plan::rollouts_range() const {
-  Spend range{0, rollouts_per_s, 0};
+  Spend range{.low = 0, .expected = rollouts_per_s, .high = 0};
   for (const PlanRow* row : chosen()) {
     range.low += row->offer.rollouts_per_s * (1 - row->offer.uncertainty());
     range.high += row->offer.rollouts_per_s * (1 + row->offer.uncertainty());
@@ -516,17 +547,20 @@ const PlanRow* Plan::row_of(std::string_view offer) const {
 std::optional<Spend> Plan::usd_fleet() const {
   if (!request.run_time) return std::nullopt;
   const double hours = seconds(*request.run_time) / 3600;
-  const Spend once{usd_joining + replacing.usd.low, usd_joining + replacing.usd.expected,
-                   usd_joining + replacing.usd.high};
-  return Spend{hours * usd_per_hour.low + once.low, hours * usd_per_hour.expected + once.expected,
-               hours * usd_per_hour.high + once.high};
+  const Spend once{.low = usd_joining + replacing.usd.low,
+                   .expected = usd_joining + replacing.usd.expected,
+                   .high = usd_joining + replacing.usd.high};
+  return Spend{.low = hours * usd_per_hour.low + once.low,
+               .expected = hours * usd_per_hour.expected + once.expected,
+               .high = hours * usd_per_hour.high + once.high};
 }
 
 std::optional<Spend> Plan::usd_run() const {
   std::optional<Spend> spend = usd_fleet();
   if (!spend) return spend;
-  const double learner = seconds(*request.run_time) / 3600 * request.learner_usd_per_hour.value_or(0);
-  return Spend{spend->low + learner, spend->expected + learner, spend->high + learner};
+  const double learner_usd = seconds(*request.run_time) / 3600 * request.learner_usd_per_hour.value_or(0);
+  return Spend{
+      .low = spend->low + learner_usd, .expected = spend->expected + learner_usd, .high = spend->high + learner_usd};
 }
 
 Result<Plan> make_plan(const PlanRequest& request, std::span<const Offer> offers) {

@@ -21,11 +21,12 @@
 namespace echoline::provisioner {
 
 struct PlanRequest {
-  LearnerPace pace;          // R, kappa, T
-  int staleness_budget = 2;  // S
-  int lookahead = 0;         // batches of work handed out beyond the one in training
-  // The replay buffer's rule: the highest age of a rollout in training, given a staleness_lag(). Absent: S, also in a
-  // plan read from a file.
+  LearnerPace pace;  // R rollouts per step, kappa steps per publication, T per step
+  // S: the highest allowed age of a rollout's policy in training, in learner steps.
+  int staleness_budget = 2;
+  int lookahead = 0;  // batches of work given to workers beyond the one in training
+  // The replay buffer's rule: returns the highest age of a rollout in training, given a staleness_lag(). Absent: S; a
+  // plan that is read from a file has no rule.
   std::function<int(int lag)> staleness_worst;
   double group_size = 1;                       // rollouts that a worker generates as a unit
   std::optional<Duration> run_time;            // for all steps
@@ -33,10 +34,10 @@ struct PlanRequest {
 
   Bytes delta_bytes;   // size of one publication
   Bytes full_bytes;    // size of a snapshot, which a worker receives once when it joins
-  BitRate learner_up;  // B
+  BitRate learner_up;  // the learner's uplink
   Bytes chunk;         // 0: the best size for the payload and the fleet
   PathSettings paths;
-  double quorum = 0.9;  // q of T_b
+  double quorum = 0.9;  // T_b, the time of a broadcast, ends when this share of the workers has the publication
   chains::TopologyPolicy topology = chains::TopologyPolicy::kTrees;
 
   // Which offers are considered, how they are paid for and how many are rented. Offers of other providers, offers below
@@ -61,7 +62,7 @@ struct PlanRow {
   std::optional<WorkerId> worker;    // of a chosen offer, 1..n
   std::string reason;                // why it is rented, or not
   std::vector<std::string> assumed;  // assumptions that replaced unstated values: keys of fleet.assume
-  OfferCost cost;                    // a chosen offer's at its place in the topology; another one's for forwarding once
+  OfferCost cost;  // of a chosen offer, at its place in the topology; of others, for forwarding each publication once
   std::optional<double> losses_per_hour;  // expected replacements of a chosen offer; absent: unknown
   double cumulative_rollouts_per_s = 0;   // of the chosen rows up to and including this one; 0 when not chosen
 
@@ -69,8 +70,9 @@ struct PlanRow {
   std::optional<double> usd_per_1k_rollouts() const;
 };
 
-// Dollars: expected, and the bounds of what the closed loop would rent. The bounds assume workers slower or faster than
-// predicted by Offer::uncertainty, bids that rise to the price on demand, and the most or fewest machine losses.
+// Dollars: the expected amount, and bounds for the fleet that a run would rent as it adapts to measurements. The bounds
+// assume workers that are faster or slower than predicted by Offer::uncertainty, bids that rise to the price on demand,
+// and the fewest or most machine losses.
 struct Spend {
   double low = 0, expected = 0, high = 0;
 };
@@ -93,16 +95,16 @@ struct Plan {
   PlanRequest request;
   Market market;
   CapacityTarget target;
-  Duration broadcast_time{};       // with which the target was computed
-  Duration broadcast_time_last{};  // until every worker holds the payload
+  Duration broadcast_time{};       // T_b with which the target was computed
+  Duration broadcast_time_last{};  // until every worker has the publication
   Duration broadcast_lower_bound{};
   bool converged = true;             // set, topology and T_b are consistent
   std::vector<PlanRow> rows;         // all offers: chosen ones by rank, others by rank, ineligible ones
-  std::uint64_t rows_left_out = 0;   // rows omitted from a plan file that was read
+  std::uint64_t rows_left_out = 0;   // offers that the plan file lacks, if the plan was read from a file
   std::vector<std::string> standby;  // offers to rent next, best first
   Bytes chunk;                       // chunk size of the predicted T_b
   chains::Topology topology;         // of the chosen rows' workers
-  double rollouts_per_s = 0;         // of the chosen
+  double rollouts_per_s = 0;         // of the chosen offers
   Spend usd_per_hour;                // of the fleet
   double usd_joining = 0;            // cost of the snapshots that all chosen workers receive once
   ReplacementCost replacing;         // over the run; empty without a run time
@@ -146,9 +148,10 @@ Result<Plan> load_plan(const std::filesystem::path& path, nlohmann::json* docume
 // Why an offer cannot be rented under a request, whatever else is rented; absent if it can.
 std::optional<std::string> ineligibility_reason(const PlanRequest& request, const Offer& offer);
 
-// Iterates set -> topology -> T_b -> M* -> set to a fixed point. If that does not converge, keeps the smallest T_b that
-// its own set meets, adds a note and clears `converged`. kInvalid for a request out of range; kInfeasible, with
-// remedies, if no T_b, pool, budget, worker limit or staleness budget allows a plan.
+// Chooses a set for the capacity M* (provisioner/capacity.hpp), which depends on the set's own T_b. So the search
+// repeats set -> topology -> T_b -> M* -> set until nothing changes. If that does not converge, it keeps the smallest
+// T_b that its own set meets, adds a note and clears `converged`. kInvalid for a request out of range; kInfeasible,
+// with remedies, if no T_b, pool, budget, worker limit or staleness budget allows a plan.
 Result<Plan> make_plan(const PlanRequest& request, std::span<const Offer> offers);
 
 }  // namespace echoline::provisioner

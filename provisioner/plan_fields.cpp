@@ -18,73 +18,73 @@ bool is_text(const json& j) { return j.is_string() && j.get_ref<const std::strin
 
 PlanReader::PlanReader(const json& object, std::string path, std::string& problem)
     : object_(object), path_(std::move(path)), problem_(problem) {
-  if (!object_.is_object()) wrong("", "an object", object_);
+  if (!object_.is_object()) record_problem("", "an object", object_);
 }
 
-const json* PlanReader::found(const char* key, double least, double most, bool whole) const {
+const json* PlanReader::find_number(const char* key, double least, double most, bool is_whole) const {
   const json* j = find(key);
   if (!j) return nullptr;
   if (!j->is_number()) {
-    wrong(key, "a number", *j);
+    record_problem(key, "a number", *j);
     return nullptr;
   }
-  const double x = j->get<double>();
-  const bool fraction = whole && x != std::floor(x);
-  if (x >= least && x <= most && !fraction) return j;
-  wrong(key, fmt::format("a {}number of {} to {}", fraction ? "whole " : "", least, most), *j);
+  const double value = j->get<double>();
+  const bool has_wrong_fraction = is_whole && value != std::floor(value);
+  if (value >= least && value <= most && !has_wrong_fraction) return j;
+  record_problem(key, fmt::format("a {}number of {} to {}", has_wrong_fraction ? "whole " : "", least, most), *j);
   return nullptr;
 }
 
 void PlanReader::rate(const char* key, std::optional<BitRate>& value) const {
-  std::optional<double> mbit;
-  optional(key, mbit, 1e-6, 1e9);
-  if (mbit) value = BitRate::from_mbit_per_s(*mbit);
+  std::optional<double> mbit_per_s;
+  optional(key, mbit_per_s, 1e-6, 1e9);
+  if (mbit_per_s) value = BitRate::from_mbit_per_s(*mbit_per_s);
 }
 void PlanReader::rate(const char* key, BitRate& value) const {
-  std::optional<BitRate> given;
-  rate(key, given);
-  value = given.value_or(BitRate{});
+  std::optional<BitRate> value_if_present;
+  rate(key, value_if_present);
+  value = value_if_present.value_or(BitRate{});
 }
 void PlanReader::duration(const char* key, Duration& value) const {
-  double x = 0;
-  number(key, x, 0, kSecondsMax);
-  value = from_seconds(x);
+  double value_s = 0;
+  number(key, value_s, 0, kSecondsMax);
+  value = from_seconds(value_s);
 }
 void PlanReader::duration(const char* key, std::optional<Duration>& value) const {
-  if (!absent(key)) duration(key, value.emplace());
+  if (!is_absent(key)) duration(key, value.emplace());
 }
 void PlanReader::days(const char* key, std::optional<Duration>& value) const {
-  std::optional<double> x;
-  optional(key, x, 0, kSecondsMax);
-  if (x) value = from_seconds(*x * 86400);
+  std::optional<double> value_days;
+  optional(key, value_days, 0, kSecondsMax);
+  if (value_days) value = from_seconds(*value_days * kSecondsPerDay);
 }
 
 void PlanReader::text(const char* key, std::string& value) const {
   const json* j = find(key);
   if (!j) return;
-  if (!is_text(*j)) return wrong(key, fmt::format("a text of at most {} bytes", kTextBytesMax), *j);
+  if (!is_text(*j)) return record_problem(key, fmt::format("a text of at most {} bytes", kTextBytesMax), *j);
   value = j->get<std::string>();
 }
 void PlanReader::boolean(const char* key, bool& value) const {
   const json* j = find(key);
   if (!j) return;
-  if (!j->is_boolean()) return wrong(key, "true or false", *j);
+  if (!j->is_boolean()) return record_problem(key, "true or false", *j);
   value = j->get<bool>();
 }
 void PlanReader::texts(const char* key, std::vector<std::string>& value) const {
-  const json* j = list(key);
+  const json* j = find_list(key);
   if (!j) return;
   for (const json& item : *j) {
-    if (!is_text(item)) return wrong(key, "texts", item);
+    if (!is_text(item)) return record_problem(key, "texts", item);
     value.push_back(item.get<std::string>());
   }
 }
 void PlanReader::gpus(const char* key, std::vector<int>& value) const {
-  const json* j = list(key);
+  const json* j = find_list(key);
   if (!j) return;
   for (const json& id : *j) {
     if (!id.is_number_integer() || id.get<std::int64_t>() < 0 || id.get<std::int64_t>() > 1024)
-      return wrong(key, "numbers of GPUs", id);
+      return record_problem(key, "numbers of GPUs", id);
     value.push_back(id.get<int>());
   }
 }
@@ -95,19 +95,19 @@ PlanReader PlanReader::section(const char* key) const {
   return PlanReader(j ? *j : kEmpty, place(key), problem_);
 }
 
-const json* PlanReader::list(const char* key) const {
+const json* PlanReader::find_list(const char* key) const {
   const json* j = find(key);
   if (!j) return nullptr;
   if (j->is_array() && j->size() <= kListMax) return j;
-  wrong(key, fmt::format("a list of at most {} values", kListMax), *j);
+  record_problem(key, fmt::format("a list of at most {} values", kListMax), *j);
   return nullptr;
 }
 
-bool PlanReader::absent(const char* key) const {
+bool PlanReader::is_absent(const char* key) const {
   return !object_.is_object() || !object_.contains(key) || object_.at(key).is_null();
 }
 
-void PlanReader::wrong(const char* key, const std::string& expected, const json& found) const {
+void PlanReader::record_problem(const char* key, const std::string& expected, const json& found) const {
   if (!problem_.empty()) return;
   const std::string text =
       found.is_structured() ? found.type_name() : found.dump(-1, ' ', true, json::error_handler_t::replace);

@@ -12,12 +12,13 @@
 #include "base/ids.hpp"
 #include "base/units.hpp"
 #include "chains/topology.hpp"
+#include "provisioner/offers.hpp"
 #include "provisioner/regions.hpp"
 
 namespace echoline::provisioner {
 
-// Rounds to 12 digits, which a reader gets back unchanged.
-inline double rounded(double x) { return std::stod(fmt::format("{:.12g}", x)); }
+// Rounds to 12 digits. A number with so few digits is unchanged after writing and reading.
+inline double rounded(double value) { return std::stod(fmt::format("{:.12g}", value)); }
 
 template <class T>
 nlohmann::json or_null(const std::optional<T>& value) {
@@ -52,7 +53,7 @@ class PlanWriter {
     object_[key] = value ? nlohmann::json(seconds(*value)) : nlohmann::json();
   }
   void days(const char* key, const std::optional<Duration>& value) {
-    object_[key] = value ? nlohmann::json(rounded(seconds(*value) / 86400)) : nlohmann::json();
+    object_[key] = value ? nlohmann::json(rounded(seconds(*value) / kSecondsPerDay)) : nlohmann::json();
   }
   void bytes(const char* key, const Bytes& value) { object_[key] = value.count; }
   void bytes(const char* key, const std::optional<Bytes>& value) {
@@ -72,27 +73,27 @@ class PlanWriter {
   nlohmann::json& object_;
 };
 
-// Reads fields of an object and keeps the first problem.
+// Reads fields of an object. Keeps the first problem and leaves the fields with problems unchanged.
 class PlanReader {
  public:
   PlanReader(const nlohmann::json& object, std::string path, std::string& problem);
 
   template <class T>
   void number(const char* key, T& value, double least, double most) const {
-    const nlohmann::json* j = found(key, least, most, std::is_integral_v<T>);
-    if (j) value = j->get<T>();
+    const nlohmann::json* number_json = find_number(key, least, most, std::is_integral_v<T>);
+    if (number_json) value = number_json->get<T>();
   }
   // null stands for 0.
   template <class T>
   void number_or_null(const char* key, T& value, double least, double most) const {
-    if (!absent(key)) number(key, value, least, most);
+    if (!is_absent(key)) number(key, value, least, most);
   }
   template <class T>
   void optional(const char* key, std::optional<T>& value, double least = 0, double most = 1e12) const {
-    if (!absent(key)) number(key, value.emplace(), least, most);
+    if (!is_absent(key)) number(key, value.emplace(), least, most);
   }
   void worker(const char* key, std::optional<WorkerId>& id) const {
-    if (!absent(key)) number(key, id.emplace().value, 1, 1e6);
+    if (!is_absent(key)) number(key, id.emplace().value, 1, 1e6);
   }
   void rate(const char* key, std::optional<BitRate>& value) const;
   void rate(const char* key, BitRate& value) const;
@@ -101,7 +102,7 @@ class PlanReader {
   void days(const char* key, std::optional<Duration>& value) const;
   void bytes(const char* key, Bytes& value) const { number(key, value.count, 0, 1e15); }
   void bytes(const char* key, std::optional<Bytes>& value) const {
-    if (!absent(key)) bytes(key, value.emplace());
+    if (!is_absent(key)) bytes(key, value.emplace());
   }
   void text(const char* key, std::string& value) const;
   void boolean(const char* key, bool& value) const;
@@ -117,18 +118,19 @@ class PlanReader {
         value = each;
         return;
       }
-    wrong(key, "one of its names", nlohmann::json(name));
+    record_problem(key, "one of its names", nlohmann::json(name));
   }
   PlanReader section(const char* key) const;
 
-  const nlohmann::json* list(const char* key) const;
+  const nlohmann::json* find_list(const char* key) const;
   // Whether the key is missing or null.
-  bool absent(const char* key) const;
-  void wrong(const char* key, const std::string& expected, const nlohmann::json& found) const;
+  bool is_absent(const char* key) const;
+  // Records a problem with the key's value.
+  void record_problem(const char* key, const std::string& expected, const nlohmann::json& found) const;
 
  private:
   // Null if the value is missing or invalid.
-  const nlohmann::json* found(const char* key, double least, double most, bool whole) const;
+  const nlohmann::json* find_number(const char* key, double least, double most, bool is_whole) const;
   const nlohmann::json* find(const char* key) const;
   std::string place(std::string_view key) const;
 
@@ -137,10 +139,10 @@ class PlanReader {
   std::string& problem_;
 };
 
-// plan_topology_json.cpp: the topology, and the regions (`region`, `regions` and `ways` of the header).
+// In plan_topology_json.cpp: the topology, and the regions (`region`, `regions` and `ways` of the header).
 nlohmann::json topology_json(const chains::Topology& topology);
-void read_topology(const PlanReader& r, std::size_t workers, chains::Topology& topology);
+void read_topology(const PlanReader& reader, std::size_t workers, chains::Topology& topology);
 void write_regions(nlohmann::json& header, const RegionMap& map);
-void read_regions(const PlanReader& r, RegionMap& map);
+void read_regions(const PlanReader& reader, RegionMap& map);
 
 }  // namespace echoline::provisioner

@@ -16,102 +16,103 @@ constexpr int kSchemaVersion = 4;
 constexpr std::uint64_t kPlanBytesMax = 64 << 20;
 constexpr double kNumberMax = 1e12;  // of amounts and rates
 
-// ---- both directions: F is PlanWriter or PlanReader; the other parameter is const for PlanWriter ----
+// ---- both directions: F is PlanWriter or PlanReader. PlanWriter takes a const Request, Row or P ----
 
 template <class F, class Request>
-void request_fields(F&& f, Request& q) {
-  f.number("rollouts_per_step", q.pace.rollouts_per_step, 1e-9, kNumberMax);
-  f.number("publish_every", q.pace.publish_every, 1, 1e9);
-  f.duration("step_seconds", q.pace.step_time);
-  f.number("staleness_budget", q.staleness_budget, 0, 1e9);
-  f.number("lookahead", q.lookahead, 0, 1e9);
-  f.number("group_size", q.group_size, 1e-9, 1e9);
-  f.number("headroom", q.fleet.headroom, 0, 1e6);
-  f.duration("run_seconds", q.run_time);
-  f.optional("learner_usd_per_hour", q.learner_usd_per_hour);
-  f.bytes("delta_bytes", q.delta_bytes);
-  f.bytes("full_bytes", q.full_bytes);
-  f.rate("learner_up_mbit_per_s", q.learner_up);
-  f.rate("worker_cap_mbit_per_s", q.paths.worker_rate);
-  f.number_or_null("chunk_bytes", q.chunk.count, 0, 1e15);
-  f.duration("delay_seconds", q.paths.delay_expected);
-  f.duration("install_seconds", q.fleet.install_time_expected);
-  f.duration("boot_seconds_max", q.fleet.join_timeout);
-  f.number("active_fraction", q.quorum, 0, 1);
+void request_fields(F&& fields, Request& request) {
+  fields.number("rollouts_per_step", request.pace.rollouts_per_step, 1e-9, kNumberMax);
+  fields.number("publish_every", request.pace.publish_every, 1, 1e9);
+  fields.duration("step_seconds", request.pace.step_time);
+  fields.number("staleness_budget", request.staleness_budget, 0, 1e9);
+  fields.number("lookahead", request.lookahead, 0, 1e9);
+  fields.number("group_size", request.group_size, 1e-9, 1e9);
+  fields.number("headroom", request.fleet.headroom, 0, 1e6);
+  fields.duration("run_seconds", request.run_time);
+  fields.optional("learner_usd_per_hour", request.learner_usd_per_hour);
+  fields.bytes("delta_bytes", request.delta_bytes);
+  fields.bytes("full_bytes", request.full_bytes);
+  fields.rate("learner_up_mbit_per_s", request.learner_up);
+  fields.rate("worker_cap_mbit_per_s", request.paths.worker_rate);
+  fields.number_or_null("chunk_bytes", request.chunk.count, 0, 1e15);
+  fields.duration("delay_seconds", request.paths.delay_expected);
+  fields.duration("install_seconds", request.fleet.install_time_expected);
+  fields.duration("boot_seconds_max", request.fleet.join_timeout);
+  fields.number("active_fraction", request.quorum, 0, 1);
   using enum chains::TopologyPolicy;
-  f.choice("topology", q.topology, {kEcho2, kBestChains, kStar, kStripes, kTrees, kAuto});
-  f.number("workers_max", q.fleet.workers_max, 1, 1e6);
-  f.optional("budget_usd_per_hour", q.fleet.usd_per_hour_max);
-  f.optional("budget_usd", q.fleet.usd_max);
-  f.choice("pricing", q.fleet.pricing, {Pricing::kOnDemand, Pricing::kBid});
-  f.number("bid_over_min", q.fleet.bid_over_min, 0, 1e6);
-  f.optional("per_host_max", q.fleet.per_host_max, 1, 1e6);
-  f.bytes("gpu_bytes_min", q.gpu_memory_min);
-  f.texts("places", q.fleet.places);
-  f.optional("reliability_min", q.fleet.reliability_min, 0, 1);
-  f.days("duration_days_min", q.fleet.duration_min);
-  f.rate("up_mbit_per_s_min", q.fleet.up_min);
-  f.texts("keep", q.keep);  // offers that stay rented at any price
-  auto&& a = f.section("assume");
-  auto& assume = q.fleet.assume;
-  a.optional("storage_usd_per_hour", assume.storage_usd_per_hour);
-  a.optional("upload_usd_per_gb", assume.upload_usd_per_gb);
-  a.optional("download_usd_per_gb", assume.download_usd_per_gb);
-  a.rate("up_mbit_per_s", assume.up);
-  a.rate("down_mbit_per_s", assume.down);
-  a.optional("vram_gb", assume.vram_gb);
-  a.optional("reliability", assume.reliability, 0, 1);
-  a.days("duration_days", assume.duration);
+  fields.choice("topology", request.topology, {kEcho2, kBestChains, kStar, kStripes, kTrees, kAuto});
+  fields.number("workers_max", request.fleet.workers_max, 1, 1e6);
+  fields.optional("budget_usd_per_hour", request.fleet.usd_per_hour_max);
+  fields.optional("budget_usd", request.fleet.usd_max);
+  fields.choice("pricing", request.fleet.pricing, {Pricing::kOnDemand, Pricing::kBid});
+  fields.number("bid_over_min", request.fleet.bid_over_min, 0, 1e6);
+  fields.optional("per_host_max", request.fleet.per_host_max, 1, 1e6);
+  fields.bytes("gpu_bytes_min", request.gpu_memory_min);
+  fields.texts("places", request.fleet.places);
+  fields.optional("reliability_min", request.fleet.reliability_min, 0, 1);
+  fields.days("duration_days_min", request.fleet.duration_min);
+  fields.rate("up_mbit_per_s_min", request.fleet.up_min);
+  fields.texts("keep", request.keep);  // offers that stay rented at any price
+  auto&& assume_fields = fields.section("assume");
+  auto& assume = request.fleet.assume;
+  assume_fields.optional("storage_usd_per_hour", assume.storage_usd_per_hour);
+  assume_fields.optional("upload_usd_per_gb", assume.upload_usd_per_gb);
+  assume_fields.optional("download_usd_per_gb", assume.download_usd_per_gb);
+  assume_fields.rate("up_mbit_per_s", assume.up);
+  assume_fields.rate("down_mbit_per_s", assume.down);
+  assume_fields.optional("vram_gb", assume.vram_gb);
+  assume_fields.optional("reliability", assume.reliability, 0, 1);
+  assume_fields.days("duration_days", assume.duration);
 }
 
 template <class F, class Row>
-void row_fields(F&& f, Row& row) {
-  auto& o = row.offer;
-  f.number_or_null("rank", row.rank, 1, 1e9);
-  f.boolean("chosen", row.chosen);
-  f.text("reason", row.reason);
-  f.texts("assumed", row.assumed);
-  f.worker("worker", row.worker);
-  f.text("offer", o.id);
-  f.text("provider", o.provider);
-  f.text("host", o.host);
-  f.text("owner", o.owner);
-  f.text("gpu", o.gpu);
-  f.number("gpu_count", o.gpu_count, 1, 1024);
-  f.gpus("gpu_ids", o.gpu_ids);
-  f.optional("vram_gb", o.vram_gb);
-  f.text("place", o.place);
-  f.rate("up_mbit_per_s", o.up);
-  f.rate("down_mbit_per_s", o.down);
-  f.optional("reliability", o.reliability, 0, 1);
-  f.days("duration_days_max", o.duration_max);
-  f.boolean("rentable", o.rentable);
-  f.number_or_null("rollouts_per_s", o.rollouts_per_s, 1e-12, kNumberMax);
-  f.choice("rollouts_source", o.rollouts_source,
-           {RateSource::kUnknown, RateSource::kMeasured, RateSource::kProfile, RateSource::kDlperf});
-  f.optional("rollouts_uncertainty", o.rollouts_uncertainty, 0, 0.95);
-  f.text("rollouts_from", o.rollouts_from);
-  f.optional("losses_per_hour", row.losses_per_hour);
-  f.optional("dlperf", o.dlperf);
-  f.optional("on_demand_usd_per_hour", o.gpu_usd_per_hour);  // listed by the provider; row.cost.gpu may be a bid
-  f.optional("bid_usd_per_hour", o.bid_usd_per_hour);
-  f.optional("bid_usd_per_hour_min", o.bid_usd_per_hour_min);
-  f.optional("disk_usd_per_hour", o.storage_usd_per_hour);
-  f.optional("upload_usd_per_gb", o.upload_usd_per_gb);
-  f.optional("download_usd_per_gb", o.download_usd_per_gb);
-  f.optional("gpu_usd_per_hour", row.cost.gpu);
-  f.optional("storage_usd_per_hour", row.cost.storage);
-  f.optional("bandwidth_usd_per_hour", row.cost.bandwidth);
+void row_fields(F&& fields, Row& row) {
+  auto& offer = row.offer;
+  fields.number_or_null("rank", row.rank, 1, 1e9);
+  fields.boolean("chosen", row.chosen);
+  fields.text("reason", row.reason);
+  fields.texts("assumed", row.assumed);
+  fields.worker("worker", row.worker);
+  fields.text("offer", offer.id);
+  fields.text("provider", offer.provider);
+  fields.text("host", offer.host);
+  fields.text("owner", offer.owner);
+  fields.text("gpu", offer.gpu);
+  fields.number("gpu_count", offer.gpu_count, 1, 1024);
+  fields.gpus("gpu_ids", offer.gpu_ids);
+  fields.optional("vram_gb", offer.vram_gb);
+  fields.text("place", offer.place);
+  fields.rate("up_mbit_per_s", offer.up);
+  fields.rate("down_mbit_per_s", offer.down);
+  fields.optional("reliability", offer.reliability, 0, 1);
+  fields.days("duration_days_max", offer.duration_max);
+  fields.boolean("rentable", offer.rentable);
+  fields.number_or_null("rollouts_per_s", offer.rollouts_per_s, 1e-12, kNumberMax);
+  fields.choice("rollouts_source", offer.rollouts_source,
+                {RateSource::kUnknown, RateSource::kMeasured, RateSource::kProfile, RateSource::kDlperf});
+  fields.optional("rollouts_uncertainty", offer.rollouts_uncertainty, 0, 0.95);
+  fields.text("rollouts_from", offer.rollouts_from);
+  fields.optional("losses_per_hour", row.losses_per_hour);
+  fields.optional("dlperf", offer.dlperf);
+  fields.optional("on_demand_usd_per_hour",
+                  offer.gpu_usd_per_hour);  // listed by the provider; row.cost.gpu may be a bid
+  fields.optional("bid_usd_per_hour", offer.bid_usd_per_hour);
+  fields.optional("bid_usd_per_hour_min", offer.bid_usd_per_hour_min);
+  fields.optional("disk_usd_per_hour", offer.storage_usd_per_hour);
+  fields.optional("upload_usd_per_gb", offer.upload_usd_per_gb);
+  fields.optional("download_usd_per_gb", offer.download_usd_per_gb);
+  fields.optional("gpu_usd_per_hour", row.cost.gpu);
+  fields.optional("storage_usd_per_hour", row.cost.storage);
+  fields.optional("bandwidth_usd_per_hour", row.cost.bandwidth);
 }
 
 // All fields but offers, standby and topology.
 template <class F, class P>
-void plan_fields(F&& f, P& plan) {
-  auto&& market = f.section("market");
+void plan_fields(F&& fields, P& plan) {
+  auto&& market = fields.section("market");
   market.text("source", plan.market.source);
   market.text("format", plan.market.format);
   market.optional("recorded_unix_s", plan.market.recorded_unix_s);
-  auto&& header = f.section("header");
+  auto&& header = fields.section("header");
   request_fields(header, plan.request);
   header.duration("t_b_seconds", plan.broadcast_time);
   header.duration("t_b_last_seconds", plan.broadcast_time_last);
@@ -120,7 +121,7 @@ void plan_fields(F&& f, P& plan) {
   header.number("required_rollouts_per_s", plan.target.required_rollouts_per_s, 0, kNumberMax);
   header.number("target_rollouts_per_s", plan.target.provisioned_rollouts_per_s, 0, kNumberMax);
   header.boolean("settled", plan.converged);
-  auto&& totals = f.section("totals");
+  auto&& totals = fields.section("totals");
   totals.number("rollouts_per_s", plan.rollouts_per_s, 1e-12, kNumberMax);
   totals.number("usd_per_hour_low", plan.usd_per_hour.low, 0, kNumberMax);
   totals.number("usd_per_hour", plan.usd_per_hour.expected, 0, kNumberMax);
@@ -130,16 +131,16 @@ void plan_fields(F&& f, P& plan) {
   totals.number("usd_replacing_low", plan.replacing.usd.low, 0, kNumberMax);
   totals.number("usd_replacing", plan.replacing.usd.expected, 0, kNumberMax);
   totals.number("usd_replacing_high", plan.replacing.usd.high, 0, kNumberMax);
-  auto&& search = f.section("search");
+  auto&& search = fields.section("search");
   search.text("method", plan.method);
   search.number("set_usd_per_hour", plan.chosen_usd_per_hour, 0, kNumberMax);
   search.number("greedy_usd_per_hour", plan.greedy_usd_per_hour, 0, kNumberMax);
   search.number("lp_bound_usd_per_hour", plan.lp_bound_usd_per_hour, 0, kNumberMax);
   search.optional("exact_usd_per_hour", plan.exact_usd_per_hour);
-  auto&& staleness = f.section("staleness");
+  auto&& staleness = fields.section("staleness");
   staleness.number("worst", plan.staleness_worst, 0, 2e9);
   staleness.number("needed", plan.staleness_needed, 0, 2e9);
-  f.texts("notes", plan.notes);
+  fields.texts("notes", plan.notes);
 }
 
 // ---- writing ----
@@ -161,25 +162,26 @@ void write_spend(json& out, const std::string& name, const std::optional<Spend>&
 
 // ---- reading ----
 
-void read_row(const PlanReader& r, PlanRow& row) {
-  row_fields(r, row);
-  if (row.chosen) r.number("cumulative_rollouts_per_s", row.cumulative_rollouts_per_s, 0, kNumberMax);
+void read_row(const PlanReader& reader, PlanRow& row) {
+  row_fields(reader, row);
+  if (row.chosen) reader.number("cumulative_rollouts_per_s", row.cumulative_rollouts_per_s, 0, kNumberMax);
 }
 
-// Checks the consistency between the parts.
+// Returns the first contradiction between the parts of a plan; "" if there is none.
 std::string contradiction(const Plan& plan) {
-  std::size_t chosen = 0;
+  std::size_t chosen_count = 0;
   for (const PlanRow& row : plan.rows) {
     if (row.chosen != row.worker.has_value())
       return fmt::format("offer '{}': a rented offer has a worker, others have none", row.offer.id);
     if (!row.chosen) continue;
-    if (row.worker->value != ++chosen) return fmt::format("offer '{}': expected worker {}", row.offer.id, chosen);
+    if (row.worker->value != ++chosen_count)
+      return fmt::format("offer '{}': expected worker {}", row.offer.id, chosen_count);
     if (!(row.offer.rollouts_per_s > 0) || !row.cost.usd_per_hour())
       return fmt::format("offer '{}': it is rented, but its throughput or price is unknown", row.offer.id);
   }
-  if (chosen == 0) return "no offer is rented";
+  if (chosen_count == 0) return "no offer is rented";
   std::vector<WorkerId> workers;
-  for (std::size_t w = 1; w <= chosen; ++w) workers.push_back(WorkerId{w});
+  for (std::size_t id = 1; id <= chosen_count; ++id) workers.push_back(WorkerId{id});
   if (const Status valid = chains::validate(plan.topology, workers); !valid) return "topology: " + valid.error().detail;
   return "";
 }
@@ -192,11 +194,11 @@ nlohmann::json Plan::to_json() const {
   out["schema_version"] = kSchemaVersion;
   out["feasible"] = true;
 
-  const PlanRequest& q = request;
   json& header = out["header"];
-  header["provider"] = q.fleet.joined_by_hand() ? "" : q.fleet.provider;  // "" stands for "none"
-  header["gpu_gb_min"] = q.gpu_memory_min ? json(static_cast<double>(q.gpu_memory_min->count) / 1e9) : json();
-  write_regions(header, q.paths.regions);
+  header["provider"] = request.fleet.joined_by_hand() ? "" : request.fleet.provider;  // "" stands for "none"
+  const auto& gpu_bytes = request.gpu_memory_min;
+  header["gpu_gb_min"] = gpu_bytes ? json(static_cast<double>(gpu_bytes->count) / 1e9) : json();
+  write_regions(header, request.paths.regions);
 
   json& totals = out["totals"];
   totals["workers"] = topology.size();
@@ -206,16 +208,17 @@ nlohmann::json Plan::to_json() const {
   write_spend(totals, "fleet_usd", usd_fleet());
   write_spend(totals, "run_usd", usd_run());
   out["staleness"]["bound_by"] = staleness_bound_by(*this);
-  out["staleness"]["budget"] = q.staleness_budget;
+  out["staleness"]["budget"] = request.staleness_budget;
 
-  const std::size_t written = std::min(rows.size(), std::max(kRowsWritten, topology.size()));
+  const std::size_t rows_written = std::min(rows.size(), std::max(kRowsWritten, topology.size()));
   json& offers = out["offers"] = json::array();
-  json& next = out["standby"] = json::array();
-  for (std::size_t i = 0; i < written; ++i) offers.push_back(row_json(rows[i]));
+  json& standby_ids = out["standby"] = json::array();
+  for (std::size_t i = 0; i < rows_written; ++i) offers.push_back(row_json(rows[i]));
   // After the rented offers, `rows` and `standby` have the same order. Writes only standby offers whose rows are
   // written.
-  for (std::size_t i = 0; i < standby.size() && i < written - topology.size(); ++i) next.push_back(standby[i]);
-  out["offers_left_out"] = rows_left_out + rows.size() - written;
+  const std::size_t standby_max = rows_written - topology.size();
+  for (std::size_t i = 0; i < standby.size() && i < standby_max; ++i) standby_ids.push_back(standby[i]);
+  out["offers_left_out"] = rows_left_out + rows.size() - rows_written;
   out["topology"] = topology_json(topology);
   return out;
 }
@@ -239,7 +242,7 @@ Result<Plan> Plan::from_json(const nlohmann::json& j) {
   header.text("provider", plan.request.fleet.provider);
   if (plan.request.fleet.provider.empty()) plan.request.fleet.provider = "none";
   read_regions(header, plan.request.paths.regions);
-  if (const json* offers = root.list("offers"))
+  if (const json* offers = root.find_list("offers"))
     for (std::size_t i = 0; i < offers->size() && problem.empty(); ++i)
       read_row(PlanReader((*offers)[i], fmt::format("offers[{}]", i), problem), plan.rows.emplace_back());
   root.number("offers_left_out", plan.rows_left_out, 0, 1e9);
@@ -252,7 +255,7 @@ Result<Plan> Plan::from_json(const nlohmann::json& j) {
 
 Result<Plan> load_plan(const std::filesystem::path& path, nlohmann::json* document) {
   ECHO_ASSIGN(const std::string text, read_file(path, kPlanBytesMax));
-  json parsed = json::parse(text, nullptr, false);
+  json parsed = json::parse(text, nullptr, /*allow_exceptions=*/false);
   if (parsed.is_discarded()) return fail(Code::kInvalid, "read plan", "{}: it is not JSON", path.string());
   auto plan = Plan::from_json(parsed);
   if (!plan) return fail(plan.error().code, "read plan", "{}: {}", path.string(), plan.error().detail);

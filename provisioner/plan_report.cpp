@@ -13,7 +13,7 @@ namespace {
 
 constexpr std::size_t kOthersShown = 40;  // offers in the table that are not rented
 
-// At most `width` printable ASCII characters; a cut text ends in '~'.
+// Returns at most `width` printable ASCII characters of the text. A shortened text ends in '~'; "-" if it is empty.
 std::string cut(std::string_view text, std::size_t width) {
   std::string out;
   for (const char c : text) out += c >= ' ' && c <= '~' ? c : '?';
@@ -21,10 +21,10 @@ std::string cut(std::string_view text, std::size_t width) {
   return out.empty() ? "-" : out;
 }
 
-std::string money(const std::optional<double>& usd) { return usd ? fmt::format("{:.4f}", *usd) : "?"; }
+std::string usd_text(const std::optional<double>& usd) { return usd ? fmt::format("{:.4f}", *usd) : "?"; }
 
-// Rollouts cost small fractions of a cent, so significant digits instead of decimals.
-std::string per_1k(const PlanRow& row) {
+// Significant digits instead of decimals, because rollouts cost small fractions of a cent.
+std::string per_1k_text(const PlanRow& row) {
   const auto usd = row.usd_per_1k_rollouts();
   return usd ? fmt::format("{:.3g}", *usd) : "?";
 }
@@ -45,81 +45,89 @@ std::string number_text(const std::optional<double>& value, const char* spec) {
 }
 
 // "$0.5100 ($0.4080 to $0.6800)"
-std::string range(const Spend& spend, int decimals) {
-  const auto usd = [&](double x) {
-    const double smallest_amount = std::pow(10.0, -decimals);
-    return x > 0 && x < smallest_amount / 2 ? fmt::format("under ${:.{}f}", smallest_amount, decimals)
-                                            : fmt::format("${:.{}f}", x, decimals);
+std::string range_text(const Spend& spend, int decimals) {
+  const double smallest_amount = std::pow(10.0, -decimals);
+  const auto usd = [&](double amount) {
+    const bool rounds_to_zero = amount > 0 && amount < smallest_amount / 2;
+    return rounds_to_zero ? fmt::format("under ${:.{}f}", smallest_amount, decimals)
+                          : fmt::format("${:.{}f}", amount, decimals);
   };
-  if (spend.high - spend.low < std::pow(10.0, -decimals) / 2) return usd(spend.expected);
+  if (spend.high - spend.low < smallest_amount / 2) return usd(spend.expected);
   return fmt::format("{} ({} to {})", usd(spend.expected), usd(spend.low), usd(spend.high));
 }
 
-std::string age_text(double s) {
-  if (s < 120) return fmt::format("{:.0f} s", std::max(0.0, s));
-  if (s < 7200) return fmt::format("{:.0f} min", s / 60);
-  return s < 172800 ? fmt::format("{:.0f} h", s / 3600) : fmt::format("{:.0f} days", s / 86400);
+// In the largest unit of which the age has at least two.
+std::string age_text(double age_s) {
+  constexpr double kMinute = 60, kHour = 3600;
+  if (age_s < 2 * kMinute) return fmt::format("{:.0f} s", std::max(0.0, age_s));
+  if (age_s < 2 * kHour) return fmt::format("{:.0f} min", age_s / kMinute);
+  return age_s < 2 * kSecondsPerDay ? fmt::format("{:.0f} h", age_s / kHour)
+                                    : fmt::format("{:.0f} days", age_s / kSecondsPerDay);
 }
 
 // The rented machines' properties.
 std::string machines_table(const Plan& plan, std::size_t columns) {
-  Table table({{"wkr", true},
-               {"offer", false},
-               {"from", false, 5},
-               {"host", false, 4},
-               {"GPU", false},
-               {"GB", true, 2},
-               {"place", false, 3},
-               {"Mbit d/u", true, 1},
-               {"up", true, 6},
-               {"days", true, 7}});
+  Table table({{.title = "wkr", .right_aligned = true},
+               {.title = "offer"},
+               {.title = "from", .drop_rank = 5},
+               {.title = "host", .drop_rank = 4},
+               {.title = "GPU"},
+               {.title = "GB", .right_aligned = true, .drop_rank = 2},
+               {.title = "place", .drop_rank = 3},
+               {.title = "Mbit d/u", .right_aligned = true, .drop_rank = 1},
+               {.title = "up", .right_aligned = true, .drop_rank = 6},
+               {.title = "days", .right_aligned = true, .drop_rank = 7}});
   for (const PlanRow* row : plan.chosen()) {
     const Offer& o = row->offer;
     std::optional<double> days;
-    if (o.duration_max) days = seconds(*o.duration_max) / 86400;
-    table.add({fmt::format("{}", *row->worker), cut(o.id, 10), cut(o.provider, 5), cut(o.host, 8), gpu_text(o),
-               number_text(o.vram_gb, "{:.0f}"), cut(o.place, 6), links_text(o), number_text(o.reliability, "{:.3f}"),
-               number_text(days, "{:.3g}")});
+    if (o.duration_max) days = seconds(*o.duration_max) / kSecondsPerDay;
+    table.add_row({fmt::format("{}", *row->worker), cut(o.id, 10), cut(o.provider, 5), cut(o.host, 8), gpu_text(o),
+                   number_text(o.vram_gb, "{:.0f}"), cut(o.place, 6), links_text(o),
+                   number_text(o.reliability, "{:.3f}"), number_text(days, "{:.3g}")});
   }
-  return table.text(columns);
+  return table.to_text(columns);
 }
 
 // The rented machines' throughput and prices.
 std::string prices_table(const Plan& plan, std::size_t columns) {
-  Table table({{"wkr", true},
-               {"offer", false},
-               {"rank", true, 4},
-               {"roll/s", true},
-               {"by", false, 1},
-               {"+-", true, 2},
-               {"gpu $/h", true},
-               {"disk", true, 3},
-               {"traffic", true, 1},
-               {"$/1k", true, 2},
-               {"sum/s", true, 5}});
+  Table table({{.title = "wkr", .right_aligned = true},
+               {.title = "offer"},
+               {.title = "rank", .right_aligned = true, .drop_rank = 4},
+               {.title = "roll/s", .right_aligned = true},
+               {.title = "by", .drop_rank = 1},
+               {.title = "+-", .right_aligned = true, .drop_rank = 2},
+               {.title = "gpu $/h", .right_aligned = true},
+               {.title = "disk", .right_aligned = true, .drop_rank = 3},
+               {.title = "traffic", .right_aligned = true, .drop_rank = 1},
+               {.title = "$/1k", .right_aligned = true, .drop_rank = 2},
+               {.title = "sum/s", .right_aligned = true, .drop_rank = 5}});
   for (const PlanRow* row : plan.chosen()) {
     const Offer& o = row->offer;
-    table.add({fmt::format("{}", *row->worker), cut(o.id, 10), fmt::format("{}", row->rank), rate_text(o),
-               std::string(to_string(o.rollouts_source).substr(0, 4)), fmt::format("{:.0f}%", 100 * o.uncertainty()),
-               money(row->cost.gpu), money(row->cost.storage), money(row->cost.bandwidth), per_1k(*row),
-               fmt::format("{:.1f}", row->cumulative_rollouts_per_s)});
+    table.add_row({fmt::format("{}", *row->worker), cut(o.id, 10), fmt::format("{}", row->rank), rate_text(o),
+                   std::string(to_string(o.rollouts_source).substr(0, 4)),
+                   fmt::format("{:.0f}%", 100 * o.uncertainty()), usd_text(row->cost.gpu), usd_text(row->cost.storage),
+                   usd_text(row->cost.bandwidth), per_1k_text(*row),
+                   fmt::format("{:.1f}", row->cumulative_rollouts_per_s)});
   }
-  return table.text(columns);
+  return table.to_text(columns);
 }
 
 std::string others_table(const Plan& plan, std::size_t columns) {
-  Table table({{"rank", true}, {"offer"}, {"roll/s", true, 2}, {"$/h", true}, {"$/1k", true, 1}, {"why not"}});
-  std::size_t shown = 0, hidden = 0;
+  Table table({{.title = "rank", .right_aligned = true},
+               {.title = "offer"},
+               {.title = "roll/s", .right_aligned = true, .drop_rank = 2},
+               {.title = "$/h", .right_aligned = true},
+               {.title = "$/1k", .right_aligned = true, .drop_rank = 1},
+               {.title = "why not"}});
+  std::size_t row_count = 0;
   for (const PlanRow& row : plan.rows) {
-    if (row.chosen) continue;
-    if (++shown > kOthersShown) {
-      ++hidden;
-      continue;
-    }
-    table.add({row.rank == 0 ? "-" : fmt::format("{}", row.rank), cut(row.offer.id, 10), rate_text(row.offer),
-               money(row.cost.usd_per_hour()), per_1k(row), cut(row.reason, std::max<std::size_t>(20, columns - 38))});
+    if (row.chosen || ++row_count > kOthersShown) continue;
+    table.add_row({row.rank == 0 ? "-" : fmt::format("{}", row.rank), cut(row.offer.id, 10), rate_text(row.offer),
+                   usd_text(row.cost.usd_per_hour()), per_1k_text(row),
+                   cut(row.reason, std::max<std::size_t>(20, columns - 38))});
   }
-  return table.text(columns) + (hidden > 0 ? fmt::format("and {} more: --explain OFFER says more\n", hidden) : "");
+  if (row_count <= kOthersShown) return table.to_text(columns);
+  return table.to_text(columns) + fmt::format("and {} more: --explain OFFER says more\n", row_count - kOthersShown);
 }
 
 }  // namespace
@@ -143,19 +151,21 @@ std::string Plan::to_table(std::optional<double> now_unix_s, std::optional<std::
                      now_unix_s && market.recorded_unix_s
                          ? fmt::format(", {} old", age_text(*now_unix_s - *market.recorded_unix_s))
                          : ""));
-  const Spend rate = rollouts_range();
-  line(fmt::format("rented: {:.4g} rollouts/s ({:.4g} to {:.4g}) from {} of {} offers{}", rate.expected, rate.low,
-                   rate.high, topology.size(), rows.size() + rows_left_out,
+  const Spend rates = rollouts_range();
+  line(fmt::format("rented: {:.4g} rollouts/s ({:.4g} to {:.4g}) from {} of {} offers{}", rates.expected, rates.low,
+                   rates.high, topology.size(), rows.size() + rows_left_out,
                    request.fleet.pricing == Pricing::kBid ? ", by bids" : ""));
-  line(fmt::format("fleet: {} per hour", range(usd_per_hour, 4)));
-  line(fmt::format("       {} once to join, ${:.3g} per 1k rollouts", range({usd_joining, usd_joining, usd_joining}, 4),
+  line(fmt::format("fleet: {} per hour", range_text(usd_per_hour, 4)));
+  line(fmt::format("       {} once to join, ${:.3g} per 1k rollouts",
+                   range_text({usd_joining, usd_joining, usd_joining}, 4),
                    1000 * usd_per_hour.expected / (3600 * rollouts_per_s)));
-  if (replacing.usd.high >= 0.005)
-    line(fmt::format("       {:.2g} machines lost and replaced: {}", replacing.losses, range(replacing.usd, 4)));
+  constexpr double kHalfCent = 0.005;  // smaller costs are not worth a line
+  if (replacing.usd.high >= kHalfCent)
+    line(fmt::format("       {:.2g} machines lost and replaced: {}", replacing.losses, range_text(replacing.usd, 4)));
   line(fmt::format("learner: {} per hour",
                    request.learner_usd_per_hour ? fmt::format("${:.4f}", *request.learner_usd_per_hour) : "$?"));
   if (const auto spend = usd_run())
-    line(fmt::format("run: {}, {}{}", echoline::to_text(*request.run_time), range(*spend, 2),
+    line(fmt::format("run: {}, {}{}", echoline::to_text(*request.run_time), range_text(*spend, 2),
                      request.learner_usd_per_hour ? "" : " and the learner"));
   line(fmt::format(
       "search: {}, {:.1f} % above the fractional bound{}", method, percent_above(lp_bound_usd_per_hour),

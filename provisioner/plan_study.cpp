@@ -17,48 +17,51 @@ namespace {
 
 using nlohmann::json;
 
-constexpr int kPriceSteps = 14;        // of a bisection
-constexpr double kPriceTimesMax = 16;  // an offer still rented at this multiple of its price is rented at any price
-constexpr std::size_t kSuggestMax = 5000;
+constexpr int kPriceSteps = 14;           // of a bisection
+constexpr double kPriceMultipleMax = 16;  // an offer that is rented at this multiple of its price has no price limit
+constexpr double kPriceMin = 0.01;        // $ per hour, so that an offer for nothing also has a multiple
+constexpr std::size_t kSuggestedIdsMax = 5000;
 
-std::string usd(const std::optional<double>& x) { return x ? fmt::format("${:.4f}", *x) : std::string("?"); }
+std::string usd(const std::optional<double>& value) { return value ? fmt::format("${:.4f}", *value) : "?"; }
 
-// Whether the plan rents the offer at another rent.
-bool rented_at(const PlanRequest& request, std::vector<Offer>& offers, std::size_t index, double usd_per_hour) {
-  Offer& o = offers[index];
-  const auto on_demand = o.gpu_usd_per_hour, bid = o.bid_usd_per_hour_min;
+// Whether the plan would rent the offer for this rent. Changes `offers` only until it returns.
+bool is_rented_at(const PlanRequest& request, std::vector<Offer>& offers, std::size_t index, double usd_per_hour) {
+  Offer& offer = offers[index];
+  const auto on_demand_before = offer.gpu_usd_per_hour, bid_before = offer.bid_usd_per_hour_min;
   if (request.fleet.pricing == Pricing::kBid)
-    o.bid_usd_per_hour_min = usd_per_hour / (1 + request.fleet.bid_over_min);
+    offer.bid_usd_per_hour_min = usd_per_hour / (1 + request.fleet.bid_over_min);
   else
-    o.gpu_usd_per_hour = usd_per_hour;
+    offer.gpu_usd_per_hour = usd_per_hour;
   const auto plan = make_plan(request, offers);
-  o.gpu_usd_per_hour = on_demand;
-  o.bid_usd_per_hour_min = bid;
+  offer.gpu_usd_per_hour = on_demand_before;
+  offer.bid_usd_per_hour_min = bid_before;
   if (!plan) return false;
-  const PlanRow* row = plan->row_of(o.id);
+  const PlanRow* row = plan->row_of(offer.id);
   return row && row->chosen;
 }
 
+// Returns the highest rent at which the plan rents the offer, by bisection; absent if it is rented at none.
 std::optional<double> price_limit(const Plan& plan, std::span<const Offer> offers, std::size_t index) {
   const PlanRow& row = *plan.row_of(offers[index].id);
   if (row.rank == 0 || !row.cost.gpu) return std::nullopt;
   std::vector<Offer> pool(offers.begin(), offers.end());
   double low = row.chosen ? *row.cost.gpu : 0;
-  double high = row.chosen ? std::max(0.01, *row.cost.gpu) * kPriceTimesMax : *row.cost.gpu;
-  if (!row.chosen && !rented_at(plan.request, pool, index, 0)) return std::nullopt;
-  if (row.chosen && rented_at(plan.request, pool, index, high)) return high;
+  double high = row.chosen ? std::max(kPriceMin, *row.cost.gpu) * kPriceMultipleMax : *row.cost.gpu;
+  if (!row.chosen && !is_rented_at(plan.request, pool, index, 0)) return std::nullopt;
+  if (row.chosen && is_rented_at(plan.request, pool, index, high)) return high;
   for (int i = 0; i < kPriceSteps; ++i) {
     const double middle = (low + high) / 2;
-    (rented_at(plan.request, pool, index, middle) ? low : high) = middle;
+    (is_rented_at(plan.request, pool, index, middle) ? low : high) = middle;
   }
   return low;
 }
 
-void price_lines(const Plan& plan, const PlanRow& row, std::vector<std::string>& lines) {
-  const PlanRequest& q = plan.request;
+// Appends the lines about the offer's price and its parts.
+void add_price_lines(const Plan& plan, const PlanRow& row, std::vector<std::string>& lines) {
+  const PlanRequest& request = plan.request;
   const Offer& o = row.offer;
-  const double per_hour = 3600 / (q.pace.publish_every * seconds(q.pace.step_time));
-  const double gb = static_cast<double>(q.delta_bytes.count) / 1e9 * per_hour;
+  const double publications_per_hour = 3600 / (request.pace.publish_every * seconds(request.pace.step_time));
+  const double gb_per_hour = static_cast<double>(request.delta_bytes.count) / 1e9 * publications_per_hour;
   const double copies = row.worker ? plan.topology.copies_sent_by(*row.worker) : 1;
   const auto price = [&](const std::optional<double>& stated, const std::optional<double>& assumed) {
     return stated    ? fmt::format("${:.4g}/GB", *stated)
@@ -70,10 +73,10 @@ void price_lines(const Plan& plan, const PlanRow& row, std::vector<std::string>&
                   o.bid_usd_per_hour ? fmt::format(", a bid; {}/h on demand", usd(o.gpu_usd_per_hour)) : ""));
   lines.push_back(fmt::format("disk     {}/h{}", usd(row.cost.storage),
                               o.storage_usd_per_hour || !row.cost.storage ? "" : " (assumed)"));
-  lines.push_back(fmt::format("traffic  {}/h: {:.4g} GB/h in at {}, {:.4g} GB/h out ({:.3g} copies) at {}",
-                              usd(row.cost.bandwidth), gb,
-                              price(o.download_usd_per_gb, q.fleet.assume.download_usd_per_gb), gb * copies, copies,
-                              price(o.upload_usd_per_gb, q.fleet.assume.upload_usd_per_gb)));
+  lines.push_back(
+      fmt::format("traffic  {}/h: {:.4g} GB/h in at {}, {:.4g} GB/h out ({:.3g} copies) at {}", usd(row.cost.bandwidth),
+                  gb_per_hour, price(o.download_usd_per_gb, request.fleet.assume.download_usd_per_gb),
+                  gb_per_hour * copies, copies, price(o.upload_usd_per_gb, request.fleet.assume.upload_usd_per_gb)));
   const auto per_1k = row.usd_per_1k_rollouts();
   lines.push_back(fmt::format("in all   {}/h, {} per 1k rollouts", usd(row.cost.usd_per_hour()),
                               per_1k ? fmt::format("${:.3g}", *per_1k) : "$?"));
@@ -102,28 +105,29 @@ Result<Explanation> explain_offer(const Plan& plan, std::span<const Offer> offer
   const PlanRow* row = plan.row_of(id);
   if (it == offers.end() || !row) {
     std::vector<std::string> ids;
-    for (const Offer& o : offers.first(std::min(offers.size(), kSuggestMax))) ids.push_back(o.id);
+    for (const Offer& o : offers.first(std::min(offers.size(), kSuggestedIdsMax))) ids.push_back(o.id);
     return fail(Code::kNotFound, "explain", "there is no offer '{}'{}", printable(id, 60), did_you_mean(id, ids));
   }
-  Explanation e;
-  e.row = *row;
+  Explanation explanation;
+  explanation.row = *row;
   const Offer& o = row->offer;
   const auto or_unknown = [](const auto& value, const std::string& text) { return value ? text : std::string("?"); };
-  auto& lines = e.lines;
+  auto& lines = explanation.lines;
   lines.push_back(fmt::format("{} of {}: {} x{}, {} GB each, {}", o.id, o.provider, printable(o.gpu, 60), o.gpu_count,
                               or_unknown(o.vram_gb, fmt::format("{:.4g}", o.vram_gb.value_or(0))),
                               o.place.empty() ? "place not stated" : printable(o.place, 60)));
-  lines.push_back(fmt::format(
-      "host {}, owner {}, up {}, down {}, reliability {}, for {} days", o.host.empty() ? "?" : o.host,
-      o.owner.empty() ? "?" : o.owner, o.up ? to_text(*o.up) : "?", o.down ? to_text(*o.down) : "?",
-      or_unknown(o.reliability, fmt::format("{:.4f}", o.reliability.value_or(0))),
-      or_unknown(o.duration_max, fmt::format("{:.3g}", seconds(o.duration_max.value_or(Duration{})) / 86400))));
+  lines.push_back(
+      fmt::format("host {}, owner {}, up {}, down {}, reliability {}, for {} days", o.host.empty() ? "?" : o.host,
+                  o.owner.empty() ? "?" : o.owner, o.up ? to_text(*o.up) : "?", o.down ? to_text(*o.down) : "?",
+                  or_unknown(o.reliability, fmt::format("{:.4f}", o.reliability.value_or(0))),
+                  or_unknown(o.duration_max,
+                             fmt::format("{:.3g}", seconds(o.duration_max.value_or(Duration{})) / kSecondsPerDay))));
   lines.push_back(o.rollouts_per_s > 0
                       ? fmt::format("{:.4g} rollouts/s by {}, perhaps {:.0f} % more or less", o.rollouts_per_s,
                                     to_string(o.rollouts_source), 100 * o.uncertainty())
                       : std::string("rollouts/s not known"));
   if (!o.rollouts_from.empty()) lines.push_back("  from " + o.rollouts_from);
-  price_lines(plan, *row, lines);
+  add_price_lines(plan, *row, lines);
   if (const auto losses = losses_per_hour(plan.request, o))
     lines.push_back(fmt::format("lost {:.3g} times a day{}", 24 * *losses,
                                 o.seen_hours > 0
@@ -134,27 +138,28 @@ Result<Explanation> explain_offer(const Plan& plan, std::span<const Offer> offer
   lines.push_back(row->chosen ? fmt::format("{} (worker {}, rank {})", row->reason, *row->worker, row->rank)
                               : fmt::format("not rented: {}{}", row->reason,
                                             row->rank > 0 ? fmt::format(" (rank {})", row->rank) : std::string()));
-  e.rented_up_to_usd_per_hour = price_limit(plan, offers, static_cast<std::size_t>(it - offers.begin()));
+  const std::optional<double> limit = price_limit(plan, offers, static_cast<std::size_t>(it - offers.begin()));
+  explanation.rented_up_to_usd_per_hour = limit;
   if (row->chosen)
-    lines.push_back(fmt::format("it is rented up to a rent of {}/h", usd(e.rented_up_to_usd_per_hour)));
-  else if (e.rented_up_to_usd_per_hour)
-    lines.push_back(fmt::format("it would be rented at {}/h or less", usd(e.rented_up_to_usd_per_hour)));
+    lines.push_back(fmt::format("it is rented up to a rent of {}/h", usd(limit)));
+  else if (limit)
+    lines.push_back(fmt::format("it would be rented at {}/h or less", usd(limit)));
   else if (row->rank > 0)
     lines.push_back("it would not be rented at any price");
-  return e;
+  return explanation;
 }
 
 std::vector<Variation> vary_plan(const PlanRequest& base, std::span<const Offer> offers) {
-  std::vector<Variation> out;
+  std::vector<Variation> variations;
   const auto add = [&](std::string change, const PlanRequest& request, std::span<const Offer> pool) {
-    Variation v{std::move(change), {}, ""};
+    Variation variation{.change = std::move(change), .plan = {}, .why_not = ""};
     PlanRequest varied = request;
-    varied.staleness_worst = nullptr;  // it depends on the run's S and kappa
+    varied.staleness_worst = nullptr;  // because the rule is that of the run's own S and kappa
     if (auto plan = make_plan(varied, pool))
-      v.plan = std::move(*plan);
+      variation.plan = std::move(*plan);
     else
-      v.why_not = plan.error().detail;
-    out.push_back(std::move(v));
+      variation.why_not = plan.error().detail;
+    variations.push_back(std::move(variation));
   };
   const auto vary = [&](std::string change, auto edit) {
     PlanRequest request = base;
@@ -165,12 +170,14 @@ std::vector<Variation> vary_plan(const PlanRequest& base, std::span<const Offer>
   add("as it is", base, offers);
   if (s > kappa - 1) vary(fmt::format("S {}", s - 1), [&](auto& r) { r.staleness_budget = s - 1; });
   vary(fmt::format("S {}", s + 1), [&](auto& r) { r.staleness_budget = s + 1; });
-  for (const int k : std::set<int>{kappa / 2, kappa + 1, 2 * kappa, 4 * kappa})
-    if (k > 0 && k != kappa)
-      vary(fmt::format("kappa {}, S {}", k, std::max(s, k + 1)), [&](auto& r) {
-        r.pace.publish_every = k;
-        r.staleness_budget = std::max(s, k + 1);
-      });
+  for (const int other_kappa : std::set<int>{kappa / 2, kappa + 1, 2 * kappa, 4 * kappa}) {
+    if (other_kappa <= 0 || other_kappa == kappa) continue;
+    const int other_s = std::max(s, other_kappa + 1);  // leaves two steps to broadcast and generate
+    vary(fmt::format("kappa {}, S {}", other_kappa, other_s), [&](auto& r) {
+      r.pace.publish_every = other_kappa;
+      r.staleness_budget = other_s;
+    });
+  }
   for (const double factor : {0.5, 2.0, 4.0})
     vary(fmt::format("uplink {}", to_text(BitRate{base.learner_up.bits_per_s * factor})),
          [&](auto& r) { r.learner_up.bits_per_s *= factor; });
@@ -186,15 +193,16 @@ std::vector<Variation> vary_plan(const PlanRequest& base, std::span<const Offer>
       r.fleet.usd_max.reset();
     });
   std::vector<Offer> changed_offers(offers.begin(), offers.end());
+  constexpr double kLowerRents = 0.75;
   for (Offer& o : changed_offers) {
-    if (o.gpu_usd_per_hour) *o.gpu_usd_per_hour *= 0.75;
-    if (o.bid_usd_per_hour_min) *o.bid_usd_per_hour_min *= 0.75;
+    if (o.gpu_usd_per_hour) *o.gpu_usd_per_hour *= kLowerRents;
+    if (o.bid_usd_per_hour_min) *o.bid_usd_per_hour_min *= kLowerRents;
   }
   add("rents 25 % lower", base, changed_offers);
   changed_offers.assign(offers.begin(), offers.end());
   for (Offer& o : changed_offers) o.upload_usd_per_gb = o.download_usd_per_gb = 0;
   add("traffic for nothing", base, changed_offers);
-  return out;
+  return variations;
 }
 
 json variations_json(const std::vector<Variation>& variations) {
@@ -214,27 +222,32 @@ json variations_json(const std::vector<Variation>& variations) {
 }
 
 std::string variations_table(const std::vector<Variation>& variations, std::optional<std::size_t> columns) {
-  Table table(
-      {{"with"}, {"T_b", true, 2}, {"target/s", true, 3}, {"workers", true, 1}, {"$/h", true}, {"change", true}});
-  const std::size_t width = std::clamp<std::size_t>(columns.value_or(80), 40, 80);
+  Table table({{.title = "with"},
+               {.title = "T_b", .right_aligned = true, .drop_rank = 2},
+               {.title = "target/s", .right_aligned = true, .drop_rank = 3},
+               {.title = "workers", .right_aligned = true, .drop_rank = 1},
+               {.title = "$/h", .right_aligned = true},
+               {.title = "change", .right_aligned = true}});
+  constexpr std::size_t kWidthMin = 40, kWidthMax = 80, kReasonCharactersMin = 20;
+  const std::size_t width = std::clamp(columns.value_or(kWidthMax), kWidthMin, kWidthMax);
   std::string infeasible_lines;
-  const std::optional<Plan>* base = variations.empty() ? nullptr : &variations.front().plan;
+  const bool has_base = !variations.empty() && variations.front().plan;
+  const double base_usd = has_base ? variations.front().plan->usd_per_hour.expected : 0;
   for (const Variation& v : variations) {
     if (!v.plan) {
       const std::string prefix = v.change + ": no plan: ";
       infeasible_lines +=
-          prefix + printable(v.why_not, std::max<std::size_t>(20, width - std::min(width, prefix.size() + 3))) + '\n';
+          prefix + printable(v.why_not, std::max(kReasonCharactersMin, width - std::min(width, prefix.size() + 3))) +
+          '\n';
       continue;
     }
-    const double usd_now = v.plan->usd_per_hour.expected;
-    const std::string change = base && *base && (*base)->usd_per_hour.expected > 0
-                                   ? fmt::format("{:+.1f} %", 100 * (usd_now / (*base)->usd_per_hour.expected - 1))
-                                   : "";
-    table.add({v.change, to_text(v.plan->broadcast_time),
-               fmt::format("{:.4g}", v.plan->target.provisioned_rollouts_per_s),
-               fmt::format("{}", v.plan->topology.size()), fmt::format("{:.4f}", usd_now), change});
+    const double varied_usd = v.plan->usd_per_hour.expected;
+    const std::string change = base_usd > 0 ? fmt::format("{:+.1f} %", 100 * (varied_usd / base_usd - 1)) : "";
+    table.add_row({v.change, to_text(v.plan->broadcast_time),
+                   fmt::format("{:.4g}", v.plan->target.provisioned_rollouts_per_s),
+                   fmt::format("{}", v.plan->topology.size()), fmt::format("{:.4f}", varied_usd), change});
   }
-  return table.text(width) + infeasible_lines;
+  return table.to_text(width) + infeasible_lines;
 }
 
 }  // namespace echoline::provisioner

@@ -29,13 +29,13 @@ json regions_json(const RegionMap& map) {
 // One object for each pair of regions with known properties.
 json ways_json(const RegionMap& map) {
   json all = json::array();
-  for (std::size_t a = 0; a < map.ways.links.size(); ++a)
-    for (std::size_t b = 0; b < map.ways.links.size(); ++b) {
-      const chains::RegionLink& region_link = map.ways.links[a][b];
+  for (std::size_t from = 0; from < map.ways.links.size(); ++from)
+    for (std::size_t to = 0; to < map.ways.links.size(); ++to) {
+      const chains::RegionLink& region_link = map.ways.links[from][to];
       const bool limited = std::isfinite(region_link.rate.bits_per_s);
       if (!limited && !region_link.delay) continue;
-      all.push_back({{"from", map.regions[a].name},
-                     {"to", map.regions[b].name},
+      all.push_back({{"from", map.regions[from].name},
+                     {"to", map.regions[to].name},
                      {"mbit_per_s", limited ? json(rounded(region_link.rate.mbit_per_s())) : json()},
                      {"delay_seconds", region_link.delay ? json(seconds(*region_link.delay)) : json()}});
     }
@@ -61,25 +61,26 @@ bool read_chains(const json& j, std::size_t workers, chains::Chains& out) {
 
 }  // namespace
 
-// `grafts`, by stripe: pairs of the first worker of a chain and its parent in another chain.
-json topology_json(const chains::Topology& t) {
+// A stripe is a part of each publication with its own chains of workers. `grafts`, by stripe: pairs of the first worker
+// of a chain and its parent in another chain.
+json topology_json(const chains::Topology& topology) {
   json further = json::array(), grafts = json::array(), leaves = json::array();
-  for (const chains::Chains& stripe : t.further_stripes) further.push_back(chains_json(stripe));
-  for (const auto& stripe : t.grafts) {
+  for (const chains::Chains& stripe : topology.further_stripes) further.push_back(chains_json(stripe));
+  for (const auto& stripe : topology.grafts) {
     json pairs = json::array();
     for (const auto& [first, parent] : std::map<WorkerId, WorkerId>(stripe.begin(), stripe.end()))
       pairs.push_back({first.value, parent.value});
     grafts.push_back(std::move(pairs));
   }
-  for (const WorkerId id : t.leaves_only) leaves.push_back(id.value);
-  return {{"policy", chains::to_string(t.policy)},
-          {"chains_wanted", t.chains_wanted},
-          {"chains", chains_json(t.chains)},
+  for (const WorkerId id : topology.leaves_only) leaves.push_back(id.value);
+  return {{"policy", chains::to_string(topology.policy)},
+          {"chains_wanted", topology.chains_wanted},
+          {"chains", chains_json(topology.chains)},
           {"further", further},
           {"grafts", grafts},
           {"leaves_only", leaves},
-          {"stripes", t.stripes()},
-          {"depth", t.depth()}};
+          {"stripes", topology.stripes()},
+          {"depth", topology.depth()}};
 }
 
 void write_regions(json& header, const RegionMap& map) {
@@ -90,11 +91,11 @@ void write_regions(json& header, const RegionMap& map) {
 }
 
 // Plans made before regions existed have none.
-void read_regions(const PlanReader& r, RegionMap& map) {
-  if (r.absent("regions") || r.absent("ways")) return;
-  const json *regions = r.list("regions"), *ways = r.list("ways");
+void read_regions(const PlanReader& reader, RegionMap& map) {
+  if (reader.is_absent("regions") || reader.is_absent("ways")) return;
+  const json *regions = reader.find_list("regions"), *ways = reader.find_list("ways");
   if (!regions || !ways || regions->empty()) return;
-  if (regions->size() > chains::kRegionsMax) return r.wrong("regions", "fewer regions", *regions);
+  if (regions->size() > chains::kRegionsMax) return reader.record_problem("regions", "fewer regions", *regions);
   const auto text = [](const json& j, const char* key) {
     return j.is_object() && j.contains(key) && j.at(key).is_string() ? j.at(key).get<std::string>() : std::string();
   };
@@ -106,65 +107,68 @@ void read_regions(const PlanReader& r, RegionMap& map) {
   for (const json& j : *regions) {
     Region& region = map.regions.emplace_back(Region{text(j, "name"), {}});
     if (region.name.empty() || !j.contains("places") || !j.at("places").is_array())
-      return r.wrong("regions", "a name and places", j);
+      return reader.record_problem("regions", "a name and places", j);
     for (const json& place : j.at("places"))
       if (place.is_string()) region.places.push_back(place.get<std::string>());
   }
   std::string learner;
-  r.text("region", learner);
-  const std::size_t n = map.regions.size();
-  if (region_index(learner) == n) return r.wrong("region", "one of the regions", json(learner));
+  reader.text("region", learner);
+  const std::size_t region_count = map.regions.size();  // region_index() of an unknown name
+  if (region_index(learner) == region_count)
+    return reader.record_problem("region", "one of the regions", json(learner));
   map.ways.learner = static_cast<std::uint32_t>(region_index(learner));
-  map.ways.links.assign(n, std::vector<chains::RegionLink>(n));
+  map.ways.links.assign(region_count, std::vector<chains::RegionLink>(region_count));
   for (const json& j : *ways) {
     const std::size_t from = region_index(text(j, "from")), to = region_index(text(j, "to"));
-    if (from == n || to == n) return r.wrong("ways", "from and to of the regions", j);
+    if (from == region_count || to == region_count)
+      return reader.record_problem("ways", "from and to of the regions", j);
     chains::RegionLink& region_link = map.ways.links[from][to];
     if (const auto rate = j.find("mbit_per_s"); rate != j.end() && !rate->is_null()) {
-      if (!rate->is_number() || !(rate->get<double>() > 0)) return r.wrong("ways", "a rate above 0", *rate);
+      if (!rate->is_number() || !(rate->get<double>() > 0))
+        return reader.record_problem("ways", "a rate above 0", *rate);
       region_link.rate = BitRate::from_mbit_per_s(rate->get<double>());
     }
     if (const auto delay = j.find("delay_seconds"); delay != j.end() && !delay->is_null()) {
       if (!delay->is_number() || !(delay->get<double>() >= 0) || delay->get<double>() > 3600)
-        return r.wrong("ways", "a delay of up to an hour", *delay);
+        return reader.record_problem("ways", "a delay of up to an hour", *delay);
       region_link.delay = from_seconds(delay->get<double>());
     }
   }
 }
 
-void read_topology(const PlanReader& r, std::size_t workers, chains::Topology& t) {
+void read_topology(const PlanReader& reader, std::size_t workers, chains::Topology& topology) {
   using chains::TopologyPolicy;
   std::string policy;
-  r.text("policy", policy);
+  reader.text("policy", policy);
   if (auto parsed = chains::parse_topology_policy(policy); parsed && *parsed != chains::TopologyPolicy::kAuto)
-    t.policy = *parsed;
+    topology.policy = *parsed;
   else
-    r.wrong("policy", "a topology", json(policy));
-  r.number("chains_wanted", t.chains_wanted, 1, 1e6);
-  const json none = json::array();
+    reader.record_problem("policy", "a topology", json(policy));
+  reader.number("chains_wanted", topology.chains_wanted, 1, 1e6);
+  const json empty_list = json::array();
   const auto list = [&](const char* key) -> const json& {
-    const json* j = r.list(key);
-    return j ? *j : none;
+    const json* values = reader.find_list(key);
+    return values ? *values : empty_list;
   };
-  const auto bad = [&](const char* key) {
-    r.wrong(key, fmt::format("numbers of workers, 1 to {}", workers), json(key));
+  const auto report_wrong_workers = [&](const char* key) {
+    reader.record_problem(key, fmt::format("numbers of workers, 1 to {}", workers), json(key));
   };
-  if (!read_chains(list("chains"), workers, t.chains)) bad("chains");
+  if (!read_chains(list("chains"), workers, topology.chains)) report_wrong_workers("chains");
   for (const json& stripe : list("further"))
-    if (!read_chains(stripe, workers, t.further_stripes.emplace_back())) return bad("further");
+    if (!read_chains(stripe, workers, topology.further_stripes.emplace_back())) return report_wrong_workers("further");
   for (const json& stripe : list("grafts")) {
-    auto& parents = t.grafts.emplace_back();
-    if (!stripe.is_array()) return bad("grafts");
+    auto& parents = topology.grafts.emplace_back();
+    if (!stripe.is_array()) return report_wrong_workers("grafts");
     for (const json& pair : stripe) {
       WorkerId first, parent;
       if (!pair.is_array() || pair.size() != 2 || !read_worker(pair[0], workers, first) ||
           !read_worker(pair[1], workers, parent))
-        return bad("grafts");
+        return report_wrong_workers("grafts");
       parents.emplace(first, parent);
     }
   }
   for (const json& id : list("leaves_only"))
-    if (!read_worker(id, workers, t.leaves_only.emplace_back())) return bad("leaves_only");
+    if (!read_worker(id, workers, topology.leaves_only.emplace_back())) return report_wrong_workers("leaves_only");
 }
 
 }  // namespace echoline::provisioner

@@ -6,7 +6,7 @@
 
 namespace echoline::provisioner {
 
-// Which of S and the lookahead determines Plan::staleness_worst.
+// Which of the staleness budget S and the lookahead determines Plan::staleness_worst.
 inline std::string_view staleness_bound_by(const Plan& plan) {
   return plan.staleness_worst < plan.request.staleness_budget ? "lookahead" : "budget";
 }

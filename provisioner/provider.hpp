@@ -1,4 +1,4 @@
-// The interface of providers. A Provider rents instances, lists them and returns them; local processes and rented hosts
+// The interface of providers. A Provider rents instances, lists them and ends them. Local processes and rented hosts
 // take the same calls. A ProviderKind has the provider's name, its credentials and its other abilities.
 // providers/registry.hpp lists the kinds.
 #pragma once
@@ -36,7 +36,7 @@ struct InstanceId {
   friend auto operator<=>(const InstanceId&, const InstanceId&) = default;
 };
 
-// The caller's number of a request, repeated in the answer: the ledger row if there is one.
+// The caller's number of a request, which the answer repeats. It is the row in the ledger if there is one.
 using Ticket = std::int64_t;
 
 struct LaunchSpec {
@@ -63,7 +63,7 @@ struct Started {
   InstanceId instance;
   std::optional<double> usd_per_hour;  // the provider's charge, if it reports one
 };
-// Not rented. With `perhaps_rented` an instance with its label may exist; a listing tells.
+// The instance is not rented. With `perhaps_rented` an instance with its label may exist; only a listing can tell.
 struct StartFailed {
   Ticket ticket = 0;
   Error error;
@@ -75,23 +75,23 @@ struct Stopped {
   Ticket ticket = 0;
   InstanceId instance;
   std::string how;      // "exited with status 0"
-  bool absent = false;  // the service does not know it: gone before, or of another account
+  bool absent = false;  // the provider does not know the instance: it ended before, or belongs to another account
 };
-// It may still be rented; the provider has given up for now. Call stop() again.
+// The instance may still be rented, but the provider has given up for now. Call stop() again.
 struct StopFailed {
   Ticket ticket = 0;
   InstanceId instance;
   Error error;
 };
-// It ended without stop().
+// The instance ended without stop().
 struct Exited {
   InstanceId instance;
   std::string label;
   std::string why;  // "killed by signal 9", "outbid"
   bool outbid = false;
-  bool still_rented = false;  // it does not work any more, but its disk still costs: call stop()
+  bool still_rented = false;  // the instance does not work any more, but its disk still costs: call stop()
 };
-// It will end soon without stop(); an Exited follows.
+// The instance will end soon without stop(); an Exited follows.
 struct Ending {
   InstanceId instance;
   std::string why;  // "outbid"
@@ -101,7 +101,8 @@ struct PriceChanged {
   InstanceId instance;
   double usd_per_hour = 0;
 };
-// The instances whose label begins with the prefix. Missing instances mean something only if `complete`.
+// The instances whose label begins with the prefix. Only if `complete`, an instance that is missing here does not
+// exist.
 struct Listed {
   Ticket ticket = 0;
   bool complete = false;
@@ -131,8 +132,8 @@ class Provider {
 struct ServiceSettings {
   std::string url;                                // "": the service itself
   std::optional<std::filesystem::path> key_file;  // used if the environment has no key
-  double bid_raise_max = 0;                       // a topped bid is raised to at most (1 + this) times the first bid
-  std::map<std::string, std::string> others;      // the provider's further keys, by name
+  double bid_raise_max = 0;  // if another bid is higher, ours is raised to at most (1 + this) times the first bid
+  std::map<std::string, std::string> others;  // the provider's other keys, by name
 };
 
 // Settings of all providers. Each provider reads its own part.
@@ -169,7 +170,7 @@ struct MarketAnswer {
   std::vector<Offer> offers;
 };
 
-// The service's charge for one instance on one day (UTC), so far.
+// The provider's bill for one instance on one day (UTC), so far.
 struct Charge {
   InstanceId instance;
   double day_unix_s = 0;
@@ -178,7 +179,7 @@ struct Charge {
 
 struct Bill {
   std::vector<Charge> charges;       // of the whole account
-  std::optional<double> credit_usd;  // left on the account
+  std::optional<double> credit_usd;  // the account's balance
 };
 
 // Returns an environment variable; null if it is not set.
@@ -219,10 +220,10 @@ struct ProviderKind {
   // Not empty if ports of its hosts are mapped. Runs on a host: returns the address at which other machines reach
   // `port`; absent if the environment does not have it.
   std::function<std::optional<MappedPort>(std::uint16_t port, const Environment&)> mapped_port = {};
-  // Runs on a host: returns the host's own instance if the environment holds the secret that ends it. Removes that
+  // Runs on a host: returns the host's own instance if the environment contains the secret that ends it. Removes that
   // secret from the environment.
   std::function<std::optional<OwnInstance>()> own_instance = {};
-  // The same before a host has the program: lines of sh that end the instance, and do nothing on hosts of other
+  // Lines of sh that end the instance, for a host that does not have the program yet. They do nothing on hosts of other
   // providers. They may call `has PROGRAM` and `auth PREFIX SECRET` (provisioner/host_script).
   std::string end_own_instance = {};
 };

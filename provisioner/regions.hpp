@@ -20,7 +20,7 @@ struct Region {
 
 struct RegionMap {
   std::vector<Region> regions;  // empty: all machines are in one region
-  chains::Regions ways;         // by index
+  chains::Regions ways;         // the links between regions, by their indices in `regions`
 
   // The first region with a matching place.
   std::optional<std::uint32_t> find(std::string_view place) const;

@@ -41,30 +41,34 @@ class IdleMeter {
  public:
   void set_waiting(bool now_waits, TimePoint now) {
     if (!stretches_.empty()) {
-      if (stretches_.back().waiting == now_waits) return;
+      if (stretches_.back().is_waiting == now_waits) return;
       stretches_.back().to = now;
     }
-    stretches_.push_back({now, kNever, now_waits});
+    stretches_.push_back({.from = now, .to = kNever, .is_waiting = now_waits});
     while (stretches_.size() > 1 && now - stretches_.front().to > kWindowMax) stretches_.pop_front();
     if (stretches_.size() > kStretchesMax) stretches_.pop_front();
   }
-  // The share within the last `window`. A shorter history counts as at least `seen_min` long.
-  double idle_fraction(Duration window, Duration seen_min, TimePoint now) const {
+  // Returns the share within the last `window`. A shorter history counts as at least `history_min` long, so that a
+  // first short wait is not a large share.
+  double idle_fraction(Duration window, Duration history_min, TimePoint now) const {
     if (stretches_.empty()) return 0;
     window = std::min<Duration>(window, kWindowMax);
     const TimePoint begin = now - window;
     Duration waiting{};
-    for (const Stretch& s : stretches_)
-      if (s.waiting && s.to > begin) waiting += std::min(s.to, now) - std::max(s.from, begin);
-    return seconds(waiting) / seconds(std::max<Duration>(std::min(window, now - stretches_.front().from), seen_min));
+    for (const Stretch& stretch : stretches_)
+      if (stretch.is_waiting && stretch.to > begin)
+        waiting += std::min(stretch.to, now) - std::max(stretch.from, begin);
+    const Duration history = std::min(window, now - stretches_.front().from);
+    return seconds(waiting) / seconds(std::max<Duration>(history, history_min));
   }
 
  private:
   static constexpr Duration kWindowMax = std::chrono::hours(2);
   static constexpr std::size_t kStretchesMax = 4096;
+  // A time in which the learner did not change between waiting and training; the last one has no end yet.
   struct Stretch {
     TimePoint from, to;
-    bool waiting = false;
+    bool is_waiting = false;
   };
   std::deque<Stretch> stretches_;
 };

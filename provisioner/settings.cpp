@@ -10,21 +10,22 @@
 namespace echoline::provisioner {
 namespace {
 
-void read_assume(ConfigSection s, Assumptions& c) {
+void read_assume(ConfigSection assume, Assumptions& values) {
   const Limits<double> usd{.min = 0.0, .max = 1e6};
   const Limits<BitRate> link{.min = BitRate{1000}, .max = BitRate{1e12}};
+  // Each pair of texts: the meaning of the value, and what happens to an offer if neither states it.
   const char* kLeftOut = "such offers are not considered";
-  s.read("storage_usd_per_hour", c.storage_usd_per_hour, usd, {"price of the disk", kLeftOut});
-  s.read("upload_usd_per_gb", c.upload_usd_per_gb, usd,
-         {"price of a worker's outgoing traffic; 1 GB is 10^9 bytes", kLeftOut});
-  s.read("download_usd_per_gb", c.download_usd_per_gb, usd, {"price of its incoming traffic", kLeftOut});
-  s.read("up", c.up, link, {"uplink", kLeftOut});
-  s.read("down", c.down, link, {"downlink", kLeftOut});
-  s.read("vram_gb", c.vram_gb, {.min = 0.0, .max = 1e5}, {"memory of one GPU", kLeftOut});
-  s.read("reliability", c.reliability, {.min = 0.0, .max = 1.0},
-         {"share of the time that it is up", "such offers are not considered if fleet.reliability_min is set"});
-  s.read("duration", c.duration, {.min = Duration(0), .max = std::chrono::hours(24 * 3650)},
-         {"longest rental", "such offers are not considered if fleet.duration_min is set"});
+  assume.read("storage_usd_per_hour", values.storage_usd_per_hour, usd, {"price of the disk", kLeftOut});
+  assume.read("upload_usd_per_gb", values.upload_usd_per_gb, usd,
+              {"price of a worker's outgoing traffic; 1 GB is 10^9 bytes", kLeftOut});
+  assume.read("download_usd_per_gb", values.download_usd_per_gb, usd, {"price of its incoming traffic", kLeftOut});
+  assume.read("up", values.up, link, {"uplink", kLeftOut});
+  assume.read("down", values.down, link, {"downlink", kLeftOut});
+  assume.read("vram_gb", values.vram_gb, {.min = 0.0, .max = 1e5}, {"memory of one GPU", kLeftOut});
+  assume.read("reliability", values.reliability, {.min = 0.0, .max = 1.0},
+              {"share of the time that it is up", "such offers are not considered if fleet.reliability_min is set"});
+  assume.read("duration", values.duration, {.min = Duration(0), .max = std::chrono::hours(24 * 3650)},
+              {"longest rental", "such offers are not considered if fleet.duration_min is set"});
 }
 
 // The meanings of all values of fleet.provider and of fleet.offers_format.
@@ -43,7 +44,7 @@ std::string format_meanings() {
 }
 
 // Reads regions by name and the links between them, each valid in both directions.
-void read_regions(ConfigSection& s, RegionMap& map) {
+void read_regions(ConfigSection& network, RegionMap& map) {
   const auto region_index = [&](ConfigSection& section, const char* key,
                                 const std::string& name) -> std::optional<std::uint32_t> {
     std::vector<std::string> names;
@@ -55,29 +56,31 @@ void read_regions(ConfigSection& s, RegionMap& map) {
                     fmt::format("no region '{}' in network.regions{}", printable(name, 60), did_you_mean(name, names)));
     return std::nullopt;
   };
-  for (ConfigSection region : s.sections("regions",
-                                         "regions of machines; without any, all machines are in one place. Trees send "
-                                         "a policy between regions once, to a relay that forwards it")) {
-    Region r;
-    region.require("name", r.name, "of your own");
-    r.places = {r.name};
-    region.read("places", r.places,
-                {"a machine is in this region if the place of its offer, or of `echoline worker --place`, contains one "
-                 "of these words; all other machines are in the learner's region",
-                 "its name"});
-    map.regions.push_back(std::move(r));
+  for (ConfigSection region_section :
+       network.sections("regions",
+                        "regions of machines; without any, all machines are in one place. Trees send "
+                        "a policy between regions once, to a relay that forwards it")) {
+    Region new_region;
+    region_section.require("name", new_region.name, "of your own");
+    new_region.places = {new_region.name};
+    region_section.read(
+        "places", new_region.places,
+        {"a machine is in this region if the place of its offer, or of `echoline worker --place`, contains one "
+         "of these words; all other machines are in the learner's region",
+         "its name"});
+    map.regions.push_back(std::move(new_region));
     if (map.regions.size() > chains::kRegionsMax) {
-      region.error("name", fmt::format("more than {} regions", chains::kRegionsMax));
+      region_section.error("name", fmt::format("more than {} regions", chains::kRegionsMax));
       return;
     }
   }
   std::string learner;
-  s.read("region", learner, {"the learner's region, of network.regions", "the first of them"});
-  const std::size_t n = map.regions.size();
-  if (n > 0) map.ways.links.assign(n, std::vector<chains::RegionLink>(n));
-  if (const auto region = region_index(s, "region", learner)) map.ways.learner = *region;
-  for (ConfigSection way :
-       s.sections("ways", "properties of the links between two regions, in both directions; other links are unknown")) {
+  network.read("region", learner, {"the learner's region, of network.regions", "the first of them"});
+  const std::size_t region_count = map.regions.size();
+  if (region_count > 0) map.ways.links.assign(region_count, std::vector<chains::RegionLink>(region_count));
+  if (const auto region = region_index(network, "region", learner)) map.ways.learner = *region;
+  for (ConfigSection way : network.sections(
+           "ways", "properties of the links between two regions, in both directions; other links are unknown")) {
     std::string from, to;
     std::optional<Duration> delay;
     std::optional<BitRate> rate;
@@ -87,10 +90,11 @@ void read_regions(ConfigSection& s, RegionMap& map) {
              {"one way: half of a ping's round-trip time", "network.delay_expected, or the measured delay"});
     way.read("rate", rate, {.min = BitRate{1000}, .max = BitRate{1e15}},
              {"of all traffic between the regions together, each direction", "unlimited"});
-    const auto a = region_index(way, "from", from), b = region_index(way, "to", to);
-    if (!a || !b) continue;
-    if (*a == *b && rate) way.error("rate", "within a region only the machines' own links count");
-    for (chains::RegionLink* region_link : {&map.ways.links[*a][*b], &map.ways.links[*b][*a]}) {
+    const auto from_index = region_index(way, "from", from), to_index = region_index(way, "to", to);
+    if (!from_index || !to_index) continue;
+    if (*from_index == *to_index && rate) way.error("rate", "within a region only the machines' own links count");
+    for (chains::RegionLink* region_link :
+         {&map.ways.links[*from_index][*to_index], &map.ways.links[*to_index][*from_index]}) {
       if (rate) region_link->rate = *rate;
       if (delay) region_link->delay = *delay;
     }
@@ -101,94 +105,100 @@ void read_regions(ConfigSection& s, RegionMap& map) {
 
 bool FleetSettings::is_local() const { return is_local_provider(provider); }
 
-void read(ConfigSection s, PathSettings& c) {
-  s.read("worker_rate", c.worker_rate, {.min = BitRate{1000}, .max = BitRate{1e12}},
-         {"b: the most that a worker sends, and the most that it receives", "the links of its offer"});
-  s.read("delay_expected", c.delay_expected, {.min = Duration(0), .max = std::chrono::seconds(60)},
-         "one way between two machines, for planning only; network.ways states it by region");
-  read_regions(s, c.regions);
+void read(ConfigSection network, PathSettings& settings) {
+  network.read("worker_rate", settings.worker_rate, {.min = BitRate{1000}, .max = BitRate{1e12}},
+               {"b: the most that a worker sends, and the most that it receives", "the links of its offer"});
+  network.read("delay_expected", settings.delay_expected, {.min = Duration(0), .max = std::chrono::seconds(60)},
+               "one way between two machines, for planning only; network.ways states it by region");
+  read_regions(network, settings.regions);
 }
 
-void read(ConfigSection s, FleetSettings& c, bool simulated) {
+void read(ConfigSection fleet, FleetSettings& settings, bool simulated) {
   std::optional<std::filesystem::path> offers;
-  s.read("offers", offers,
-         {"file of the machines that can be rented; see configs/offers/README.md", "fleet.search is needed"});
-  s.read("search", c.search, "ask vast.ai (fleet.vast.url) for offers instead of reading a file; this needs no key");
-  s.read("search_every", c.search_every, {.min = std::chrono::seconds(10), .max = std::chrono::hours(24)},
-         "interval of market searches during the run; a file is read again when it has changed");
-  if (simulated ? c.search : offers.has_value() == c.search)
-    s.error(offers || simulated ? "search" : "",
-            simulated
-                ? "a simulated market is not searched: name a file of offers, or generate some with simulation.market"
-                : "expected exactly one of 'offers' (a file) and 'search: true'");
-  c.offers = offers.value_or(std::filesystem::path{});
+  fleet.read("offers", offers,
+             {"file of the machines that can be rented; see configs/offers/README.md", "fleet.search is needed"});
+  fleet.read("search", settings.search,
+             "ask vast.ai (fleet.vast.url) for offers instead of reading a file; this needs no key");
+  fleet.read("search_every", settings.search_every, {.min = std::chrono::seconds(10), .max = std::chrono::hours(24)},
+             "interval of market searches during the run; a file is read again when it has changed");
+  if (simulated && settings.search)
+    fleet.error("search",
+                "a simulated market is not searched: name a file of offers, or generate some with simulation.market");
+  if (!simulated && offers.has_value() == settings.search)
+    fleet.error(offers ? "search" : "", "expected exactly one of 'offers' (a file) and 'search: true'");
+  settings.offers = offers.value_or(std::filesystem::path{});
   static const std::string formats = format_meanings(), providers = provider_meanings();
-  s.read_choice("offers_format", c.offers_format, offer_format_names(), formats.c_str());
-  s.read("catalogue_copies", c.catalogue_copies, {.min = 1, .max = 4096},
-         "number of machines of each kind in a catalogue that can be rented");
-  s.read("profile", c.profile,
-         {"tokens per second by GPU and size of the model, for offers that do not state their throughput, such as "
-          "profiles/gpus.yaml",
-          "such offers are not considered"});
-  s.read("response_tokens_expected", c.response_tokens_expected, {.min = 1, .max = 1'000'000},
-         {"average tokens of a rollout, to predict throughput", "rollout.response_tokens_max"});
+  fleet.read_choice("offers_format", settings.offers_format, offer_format_names(), formats.c_str());
+  fleet.read("catalogue_copies", settings.catalogue_copies, {.min = 1, .max = 4096},
+             "number of machines of each kind in a catalogue that can be rented");
+  fleet.read("profile", settings.profile,
+             {"tokens per second by GPU and size of the model, for offers that do not state their throughput, such as "
+              "profiles/gpus.yaml",
+              "such offers are not considered"});
+  fleet.read("response_tokens_expected", settings.response_tokens_expected, {.min = 1, .max = 1'000'000},
+             {"average tokens of a rollout, to predict throughput", "rollout.response_tokens_max"});
   std::vector<std::string> names = provider_names();
   names.emplace_back("none");
-  s.read_choice("provider", c.provider, names, providers.c_str());
-  s.read("provider_file", c.provider_file,
-         {"the hosts of ssh, the commands of exec; see configs/providers/README.md", "none; ssh and exec need one"});
-  s.read(
-      "image", c.image,
+  fleet.read_choice("provider", settings.provider, names, providers.c_str());
+  fleet.read(
+      "provider_file", settings.provider_file,
+      {"the hosts of ssh, the commands of exec; see configs/providers/README.md", "none; ssh and exec need one"});
+  fleet.read(
+      "image", settings.image,
       {"the container image of rented hosts; it holds the program unless fleet.bundle is set", "none; vast needs one"});
-  s.read("bundle", c.bundle,
-         {"the output of `echoline bundle`, best as .tar.gz, which every machine can unpack: rented hosts fetch it "
-          "from the learner, on the port on which they join, and run its program",
-          "the host has the program: in its image, or copied by ssh"});
-  s.read("disk", c.disk, {.min = Bytes{1'000'000'000}, .max = Bytes{1ull << 50}}, "of a rented host");
+  fleet.read("bundle", settings.bundle,
+             {"the output of `echoline bundle`, best as .tar.gz, which every machine can unpack: rented hosts fetch it "
+              "from the learner, on the port on which they join, and run its program",
+              "the host has the program: in its image, or copied by ssh"});
+  fleet.read("disk", settings.disk, {.min = Bytes{1'000'000'000}, .max = Bytes{1ull << 50}}, "of a rented host");
   for (const ProviderKind* kind : provider_kinds())
-    if (kind->read_settings) kind->read_settings(s.section(kind->name, kind->settings_meaning), c.services[kind->name]);
-  s.read("headroom", c.headroom, {.min = 0.0, .max = 10.0},
-         "delta: (1 + delta) times the capacity that keeps the learner busy is rented, and more once half of the "
-         "reserve is used up");
-  s.require("step_time_expected", c.step_time_expected,
-            {.min = std::chrono::microseconds(1), .max = std::chrono::hours(1000)},
-            "T, the time of a learner step, until it is measured");
-  s.read("delta_ratio_expected", c.delta_ratio_expected, {.min = 0.5, .max = 1e6},
-         "bytes of the whole policy per byte of a delta, until they are measured");
-  s.read("install_time_expected", c.install_time_expected, {.min = Duration(0), .max = std::chrono::hours(1)},
-         "the part of T_b without transfer: finishing a batch, applying the delta");
-  s.read("usd_per_hour_max", c.usd_per_hour_max, {.min = 0.0, .max = 1e9},
-         {"US dollars that the fleet may cost; without it a learner faster than step_time_expected gets no more "
-          "machines than planned",
-          "the cost of the plan"});
-  s.read("usd_max", c.usd_max, {.min = 0.0, .max = 1e9},
-         {"US dollars that the whole run may cost, including the learner's own machine if its price is stated; the "
-          "fleet is returned before more is spent",
-          "unlimited"});
-  s.read_choice("pricing", c.pricing, {{"on_demand", Pricing::kOnDemand}, {"bid", Pricing::kBid}},
-                "rent at the on-demand price, or bid: cheaper, but a higher bid takes the machine away");
-  s.read("bid_over_min", c.bid_over_min, {.min = 0.0, .max = 100.0},
-         "share by which a bid exceeds the least that would rent the offer; 0.1 is a tenth");
-  s.read("per_host_max", c.per_host_max, {.min = 1, .max = 4096},
-         {"offers of one owner that are rented at the same time; if an offer does not state its owner, offers of one "
-          "machine",
-          "unlimited"});
-  s.read("places", c.places, {"an offer's place must contain one of these words, such as [SE, US]", "any"});
-  s.read("up_min", c.up_min, {.min = BitRate{0}, .max = BitRate{1e12}}, {"uplink of an offer", "any"});
-  read_assume(s.section("assume", "Values for what an offer does not state. Nothing unstated counts as 0."), c.assume);
-  s.read("reliability_min", c.reliability_min, {.min = 0.0, .max = 1.0},
-         {"of an offer; offers that do not state theirs are not considered", "any"});
-  s.read("duration_min", c.duration_min, {.min = Duration(0), .max = std::chrono::hours(24 * 3650)},
-         {"how long an offer must be rentable; offers that do not state it are not considered", "any"});
-  s.read("workers_max", c.workers_max,
-         {.min = 1, .max = simulated ? static_cast<std::uint32_t>(chains::kChainWorkersMax) : 4096},
-         "rented at the same time");
-  s.read("join_timeout", c.join_timeout, {.min = std::chrono::seconds(1), .max = std::chrono::hours(24)},
-         "a rented worker that has not joined by then is returned, and another is rented in its place");
-  s.read(
-      "away_max", c.away_max, {.min = std::chrono::seconds(1), .max = std::chrono::hours(24)},
+    if (kind->read_settings)
+      kind->read_settings(fleet.section(kind->name, kind->settings_meaning), settings.services[kind->name]);
+  fleet.read("headroom", settings.headroom, {.min = 0.0, .max = 10.0},
+             "delta: (1 + delta) times the capacity that keeps the learner busy is rented, and more once half of the "
+             "reserve is used up");
+  fleet.require("step_time_expected", settings.step_time_expected,
+                {.min = std::chrono::microseconds(1), .max = std::chrono::hours(1000)},
+                "T, the time of a learner step, until it is measured");
+  fleet.read("delta_ratio_expected", settings.delta_ratio_expected, {.min = 0.5, .max = 1e6},
+             "bytes of the whole policy per byte of a delta, until they are measured");
+  fleet.read("install_time_expected", settings.install_time_expected,
+             {.min = Duration(0), .max = std::chrono::hours(1)},
+             "the part of T_b without transfer: finishing a batch, applying the delta");
+  fleet.read("usd_per_hour_max", settings.usd_per_hour_max, {.min = 0.0, .max = 1e9},
+             {"US dollars that the fleet may cost; without it a learner faster than step_time_expected gets no more "
+              "machines than planned",
+              "the cost of the plan"});
+  fleet.read("usd_max", settings.usd_max, {.min = 0.0, .max = 1e9},
+             {"US dollars that the whole run may cost, including the learner's own machine if its price is stated; the "
+              "fleet is returned before more is spent",
+              "unlimited"});
+  fleet.read_choice("pricing", settings.pricing, {{"on_demand", Pricing::kOnDemand}, {"bid", Pricing::kBid}},
+                    "rent at the on-demand price, or bid: cheaper, but a higher bid takes the machine away");
+  fleet.read("bid_over_min", settings.bid_over_min, {.min = 0.0, .max = 100.0},
+             "share by which a bid exceeds the least that would rent the offer; 0.1 is a tenth");
+  fleet.read(
+      "per_host_max", settings.per_host_max, {.min = 1, .max = 4096},
+      {"offers of one owner that are rented at the same time; if an offer does not state its owner, offers of one "
+       "machine",
+       "unlimited"});
+  fleet.read("places", settings.places, {"an offer's place must contain one of these words, such as [SE, US]", "any"});
+  fleet.read("up_min", settings.up_min, {.min = BitRate{0}, .max = BitRate{1e12}}, {"uplink of an offer", "any"});
+  read_assume(fleet.section("assume", "Values for what an offer does not state. Nothing unstated counts as 0."),
+              settings.assume);
+  fleet.read("reliability_min", settings.reliability_min, {.min = 0.0, .max = 1.0},
+             {"of an offer; offers that do not state theirs are not considered", "any"});
+  fleet.read("duration_min", settings.duration_min, {.min = Duration(0), .max = std::chrono::hours(24 * 3650)},
+             {"how long an offer must be rentable; offers that do not state it are not considered", "any"});
+  fleet.read("workers_max", settings.workers_max,
+             {.min = 1, .max = simulated ? static_cast<std::uint32_t>(chains::kChainWorkersMax) : 4096},
+             "rented at the same time");
+  fleet.read("join_timeout", settings.join_timeout, {.min = std::chrono::seconds(1), .max = std::chrono::hours(24)},
+             "a rented worker that has not joined by then is returned, and another is rented in its place");
+  fleet.read(
+      "away_max", settings.away_max, {.min = std::chrono::seconds(1), .max = std::chrono::hours(24)},
       "how long the fleet keeps the machine and place of an absent worker, and how long a worker tries to reconnect");
-  s.read("replace_lost", c.replace_lost, "rent another machine when a worker is lost");
+  fleet.read("replace_lost", settings.replace_lost, "rent another machine when a worker is lost");
 }
 
 }  // namespace echoline::provisioner

@@ -18,10 +18,11 @@ namespace echoline::provisioner {
 
 struct FleetSettings {
   std::filesystem::path offers;
-  bool search = false;                              // ask the market instead of reading a file
+  bool search = false;                              // search a provider's market instead of reading a file
   Duration search_every = std::chrono::minutes(5);  // during the run
   std::string offers_format = kAutoFormat;
-  std::uint32_t catalogue_copies = 1;                     // of each kind of machine in a catalogue
+  // Machines that can be rented of each entry, if the offers come from a catalogue: a list of kinds of machines.
+  std::uint32_t catalogue_copies = 1;
   std::optional<std::filesystem::path> profile;           // throughput by GPU
   std::optional<std::uint32_t> response_tokens_expected;  // per rollout; absent: rollout.response_tokens_max
   std::string provider = "local";                         // a provider's name, or "none": workers join by hand
@@ -33,14 +34,18 @@ struct FleetSettings {
   std::optional<std::filesystem::path> bundle;  // from which rented hosts get the program
   Bytes disk{20'000'000'000};
   std::map<std::string, ServiceSettings> services;  // by provider name
-  double headroom = 0.10;                           // delta of (1 + delta) M*
-  Duration step_time_expected{};                    // T, until it is measured
-  double delta_ratio_expected = 3.0;                // dense bytes / delta bytes, until it is measured
-  Duration install_time_expected{};                 // part of T_b without transfer: safe point, apply
+  // Spare capacity as a share: (1 + headroom) times the required capacity M* (provisioner/capacity.hpp) is rented.
+  double headroom = 0.10;
+  // T, the time of a learner step, used until it is measured.
+  Duration step_time_expected{};
+  // Bytes of the whole policy per byte of a delta, used until it is measured.
+  double delta_ratio_expected = 3.0;
+  // The part of T_b, the time of a broadcast, that is not transfer: finishing a batch, applying the delta.
+  Duration install_time_expected{};
   std::optional<double> usd_per_hour_max;
   std::optional<double> usd_max;  // for the whole run
   Pricing pricing = Pricing::kOnDemand;
-  double bid_over_min = 0.10;                 // a bid exceeds the least bid by this share
+  double bid_over_min = 0.10;                 // a bid exceeds the lowest accepted bid by this share
   std::optional<std::uint32_t> per_host_max;  // offers of one owner, or of one machine if the owner is not stated
   std::vector<std::string> places;            // an offer's place must contain one of these words; empty: any
   std::optional<BitRate> up_min;
@@ -58,7 +63,7 @@ struct FleetSettings {
 // The keys of section `network` about machines and the links between them. Plans use all of them, the overlay
 // `regions`.
 struct PathSettings {
-  // b, limit of a worker's sending and receiving rates; absent: only its offer's own links.
+  // Limit of a worker's sending and receiving rates; absent: only the links of its offer limit it.
   std::optional<BitRate> worker_rate;
   Duration delay_expected{};  // one way, if the regions do not state it; for planning only
   RegionMap regions;

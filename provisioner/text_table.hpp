@@ -14,27 +14,28 @@ namespace echoline::provisioner {
 
 struct Column {
   std::string title;
-  bool right = false;
-  int drop = 0;  // columns are dropped in descending order if the screen is too narrow; 0: never
+  bool right_aligned = false;
+  int drop_rank = 0;  // if the screen is too narrow, the column with the highest number is dropped first; 0: never
 };
 
-// A table with columns as wide as their widest cell; numbers are right-aligned.
+// A table whose columns are as wide as their widest cells.
 class Table {
  public:
   explicit Table(std::vector<Column> columns) : columns_(std::move(columns)), rows_(1) {
     for (const Column& column : columns_) rows_.front().push_back(column.title);
   }
-  void add(std::vector<std::string> cells) { rows_.push_back(std::move(cells)); }
-  std::string text(std::size_t most) const {
+  void add_row(std::vector<std::string> cells) { rows_.push_back(std::move(cells)); }
+  std::string to_text(std::size_t columns_max) const {
     std::vector<std::size_t> width(columns_.size(), 0);
     for (const auto& row : rows_)
       for (std::size_t c = 0; c < row.size(); ++c) width[c] = std::max(width[c], row[c].size() + 1);
-    while (std::accumulate(width.begin(), width.end(), std::size_t{0}) > most + 1) {
-      std::size_t worst = 0;
+    while (std::accumulate(width.begin(), width.end(), std::size_t{0}) > columns_max + 1) {
+      std::size_t dropped = 0;  // a width of 0 marks a column that is dropped already
       for (std::size_t c = 0; c < columns_.size(); ++c)
-        if (width[c] > 0 && columns_[c].drop > (width[worst] > 0 ? columns_[worst].drop : -1)) worst = c;
-      if (columns_[worst].drop == 0) break;
-      width[worst] = 0;
+        if (width[c] > 0 && columns_[c].drop_rank > (width[dropped] > 0 ? columns_[dropped].drop_rank : -1))
+          dropped = c;
+      if (columns_[dropped].drop_rank == 0) break;
+      width[dropped] = 0;
     }
     std::string out;
     for (const auto& row : rows_) {
@@ -42,8 +43,8 @@ class Table {
       for (std::size_t c = 0; c < row.size(); ++c) {
         if (width[c] == 0) continue;
         if (!line.empty()) line += ' ';
-        line += columns_[c].right ? fmt::format("{:>{}}", row[c], width[c] - 1)
-                                  : fmt::format("{:<{}}", row[c], width[c] - 1);
+        line += columns_[c].right_aligned ? fmt::format("{:>{}}", row[c], width[c] - 1)
+                                          : fmt::format("{:<{}}", row[c], width[c] - 1);
       }
       while (!line.empty() && line.back() == ' ') line.pop_back();
       out += line + '\n';
@@ -53,21 +54,23 @@ class Table {
 
  private:
   std::vector<Column> columns_;
-  std::vector<std::vector<std::string>> rows_;
+  std::vector<std::vector<std::string>> rows_;  // the titles first
 };
 
-// Breaks lines between words and indents the rest; unchanged if the screen's width is unknown.
-inline std::string folded(std::string_view text, std::optional<std::size_t> screen) {
-  if (!screen) return std::string(text);
-  std::size_t columns = std::max<std::size_t>(*screen, 40);
+// Breaks a line between words and indents all lines but the first. Unchanged if the screen's width is unknown.
+inline std::string folded(std::string_view text, std::optional<std::size_t> screen_columns) {
+  if (!screen_columns) return std::string(text);
+  constexpr std::string_view kBreak = "\n  ";
+  constexpr std::size_t kColumnsMin = 40, kIndent = 2;
+  std::size_t columns = std::max(*screen_columns, kColumnsMin);
   std::string out;
-  bool first = true;
+  bool is_first_line = true;
   while (text.size() > columns) {
-    const std::size_t at = text.rfind(' ', columns);
-    if (at == std::string_view::npos || text.find_first_not_of(' ') >= at) break;
-    out += std::string(text.substr(0, at)) + "\n  ";
-    text.remove_prefix(at + 1);
-    if (std::exchange(first, false)) columns -= 2;
+    const std::size_t space = text.rfind(' ', columns);
+    if (space == std::string_view::npos || text.find_first_not_of(' ') >= space) break;
+    out.append(text.substr(0, space)).append(kBreak);
+    text.remove_prefix(space + 1);
+    if (std::exchange(is_first_line, false)) columns -= kIndent;
   }
   return out + std::string(text);
 }

@@ -18,7 +18,7 @@ constexpr std::size_t kProfileBytesMax = 1 << 20;
 constexpr double kRatioMin = 0.05, kRatioMax = 4;
 constexpr std::size_t kHostsForGpu = 3;   // measured hosts needed to correct other hosts with the same GPU
 constexpr std::size_t kSourceMax = 200;   // bytes
-constexpr double kOwnUncertainty = 0.10;  // of a host that was measured, in another run
+constexpr double kOwnUncertainty = 0.10;  // of a prediction for a host that was measured in another run
 constexpr double kUncertaintyMax = 0.50;
 
 double median(std::vector<double> values) {
@@ -96,32 +96,33 @@ Result<ThroughputProfile> ThroughputProfile::parse(std::string_view text, std::s
   return profile;
 }
 
-std::optional<TokenRate> ThroughputProfile::of_gpu(std::string_view gpu, double parameters) const {
+std::optional<TokenRate> ThroughputProfile::rate_of_gpu(std::string_view gpu, double parameters) const {
   const auto it = curves_.find(gpu_key(gpu));
   if (it == curves_.end() || !(parameters > 0)) return std::nullopt;
-  const std::vector<Point>& c = it->second;
+  const std::vector<Point>& curve = it->second;
   const auto rate = [&](double tokens_per_s, double uncertainty, const Point& point) {
     return TokenRate{tokens_per_s, uncertainty, sources_.at(point.source)};
   };
   constexpr double kAsMeasured = 1.25;  // a model size within this factor of a measured one counts as measured
-  const auto& [smallest, largest] = std::pair(c.front(), c.back());
+  const Point &smallest = curve.front(), &largest = curve.back();
   if (parameters <= smallest.parameters)
     return rate(smallest.tokens_per_s,
                 parameters * kAsMeasured < smallest.parameters ? uncertainty_beyond_ : uncertainty_, smallest);
   if (parameters >= largest.parameters)
     return rate(largest.tokens_per_s * largest.parameters / parameters,
                 parameters > largest.parameters * kAsMeasured ? uncertainty_beyond_ : uncertainty_, largest);
-  const auto above = std::upper_bound(c.begin(), c.end(), parameters,
-                                      [](double p, const Point& point) { return p < point.parameters; });
-  const Point& below = *(above - 1);
-  const double share = std::log(parameters / below.parameters) / std::log(above->parameters / below.parameters);
-  return rate(std::exp((1 - share) * std::log(below.tokens_per_s) + share * std::log(above->tokens_per_s)),
-              uncertainty_, share < 0.5 ? below : *above);
+  const auto above_it = std::upper_bound(curve.begin(), curve.end(), parameters,
+                                         [](double p, const Point& point) { return p < point.parameters; });
+  const Point &above = *above_it, &below = *(above_it - 1);
+  // Linear interpolation in logarithms; `weight` is that of the point above.
+  const double weight = std::log(parameters / below.parameters) / std::log(above.parameters / below.parameters);
+  return rate(std::exp((1 - weight) * std::log(below.tokens_per_s) + weight * std::log(above.tokens_per_s)),
+              uncertainty_, weight < 0.5 ? below : above);
 }
 
-std::optional<TokenRate> ThroughputProfile::of_dlperf(double dlperf, double parameters) const {
+std::optional<TokenRate> ThroughputProfile::rate_at_dlperf(double dlperf, double parameters) const {
   if (dlperf_gpu_.empty() || !(dlperf > 0)) return std::nullopt;
-  auto rate = of_gpu(dlperf_gpu_, parameters);
+  auto rate = rate_of_gpu(dlperf_gpu_, parameters);
   if (!rate) return rate;
   rate->tokens_per_s *= dlperf / dlperf_;
   rate->uncertainty = std::max(rate->uncertainty, dlperf_uncertainty_);
@@ -138,24 +139,35 @@ void predict_throughput(std::span<Offer> offers, const Workload& workload, const
   };
   std::map<Machine, HostRatio> ratio_by_host;
   std::map<std::string, std::vector<double>> ratios_by_gpu;
-  for (const MeasuredRate& m : measured) {
-    if (is_local_provider(m.provider) || !(m.promised_rollouts_per_s > 0) || !(m.measured_rollouts_per_s > 0)) continue;
-    const double ratio = m.measured_rollouts_per_s / m.promised_rollouts_per_s;
+  for (const MeasuredRate& rate : measured) {
+    if (is_local_provider(rate.provider) || !(rate.promised_rollouts_per_s > 0) || !(rate.measured_rollouts_per_s > 0))
+      continue;
+    const double ratio = rate.measured_rollouts_per_s / rate.promised_rollouts_per_s;
     if (ratio < kRatioMin || ratio > kRatioMax) continue;
-    const std::string gpu = gpu_key(m.gpu);
-    if (m.host.empty() || ratio_by_host.emplace(Machine(m.provider, m.host, gpu), HostRatio{ratio, m.run}).second)
-      ratios_by_gpu[gpu].push_back(ratio);
+    const std::string gpu = gpu_key(rate.gpu);
+    // `measured` is newest first, so only the newest rate of a host counts.
+    const bool is_newest =
+        rate.host.empty() ||
+        ratio_by_host.emplace(Machine(rate.provider, rate.host, gpu), HostRatio{.ratio = ratio, .run = rate.run})
+            .second;
+    if (is_newest) ratios_by_gpu[gpu].push_back(ratio);
   }
-  std::map<std::string, TokenRate> correction_by_gpu;  // tokens_per_s: the ratio
+  struct Correction {
+    double ratio = 1, uncertainty = 0;
+    std::string from;
+  };
+  std::map<std::string, Correction> correction_by_gpu;
   for (const auto& [gpu, ratios] : ratios_by_gpu) {
     if (ratios.size() < kHostsForGpu) continue;
     const double median_ratio = median(ratios);
     std::vector<double> distances;
     for (const double ratio : ratios) distances.push_back(std::abs(ratio / median_ratio - 1));
-    // The spread of one more host: half of the known ones are within the median distance, nearly all within three
-    // times.
-    correction_by_gpu[gpu] = {median_ratio, std::clamp(3 * median(distances), kOwnUncertainty, kUncertaintyMax),
-                              fmt::format("the results of {} hosts with this GPU in earlier runs", ratios.size())};
+    // Uncertainty for one more host: half of the known hosts are within the median distance, and nearly all within
+    // three times the median distance.
+    correction_by_gpu[gpu] = {
+        .ratio = median_ratio,
+        .uncertainty = std::clamp(3 * median(distances), kOwnUncertainty, kUncertaintyMax),
+        .from = fmt::format("the results of {} hosts with this GPU in earlier runs", ratios.size())};
   }
 
   // Cached, because many offers have the same GPU.
@@ -163,13 +175,14 @@ void predict_throughput(std::span<Offer> offers, const Workload& workload, const
   for (Offer& o : offers) {
     if (!(o.rollouts_per_s > 0) && profile && workload.tokens_per_rollout > 0) {
       auto it = rate_by_gpu.find(o.gpu);
-      if (it == rate_by_gpu.end()) it = rate_by_gpu.emplace(o.gpu, profile->of_gpu(o.gpu, workload.parameters)).first;
+      if (it == rate_by_gpu.end())
+        it = rate_by_gpu.emplace(o.gpu, profile->rate_of_gpu(o.gpu, workload.parameters)).first;
       std::optional<TokenRate> rate = it->second;
       if (rate) {
         rate->tokens_per_s *= o.gpu_count;
         o.rollouts_source = RateSource::kProfile;
       } else if (o.dlperf) {
-        rate = profile->of_dlperf(*o.dlperf, workload.parameters);
+        rate = profile->rate_at_dlperf(*o.dlperf, workload.parameters);
         if (rate) o.rollouts_source = RateSource::kDlperf;
       }
       if (rate) {
@@ -182,15 +195,15 @@ void predict_throughput(std::span<Offer> offers, const Workload& workload, const
       continue;
     const std::string gpu = gpu_key(o.gpu);
     const auto host = ratio_by_host.find(Machine(o.provider, o.host, gpu));
-    const auto others = correction_by_gpu.find(gpu);
+    const auto correction = correction_by_gpu.find(gpu);
     if (!o.host.empty() && host != ratio_by_host.end()) {
       o.rollouts_per_s *= host->second.ratio;
       o.rollouts_uncertainty = kOwnUncertainty;
       o.rollouts_from = fmt::format("the result of this host in the run {}", host->second.run);
-    } else if (others != correction_by_gpu.end()) {
-      o.rollouts_per_s *= others->second.tokens_per_s;
-      o.rollouts_uncertainty = others->second.uncertainty;
-      o.rollouts_from = others->second.from;
+    } else if (correction != correction_by_gpu.end()) {
+      o.rollouts_per_s *= correction->second.ratio;
+      o.rollouts_uncertainty = correction->second.uncertainty;
+      o.rollouts_from = correction->second.from;
     } else {
       continue;
     }

@@ -1,5 +1,5 @@
-// Predicts the throughput of offers: from measurements of earlier runs, else the offer's own figure, else a profile of
-// its GPU, else the market's benchmark. Otherwise it stays unknown.
+// Predicts the throughput of offers. The sources, best first: measurements of earlier runs, the offer's own figure, a
+// profile of its GPU, the market's benchmark (dlperf). Without any, the throughput stays unknown.
 #pragma once
 #include <filesystem>
 #include <map>
@@ -34,17 +34,18 @@ class ThroughputProfile {
   static Result<ThroughputProfile> parse(std::string_view text, std::string_view name);
   // The rate of one GPU of this name; absent if the name is unknown. Interpolates linearly in logarithms between two
   // model sizes. Above the largest size, the rate falls with the size; below the smallest, it is constant.
-  std::optional<TokenRate> of_gpu(std::string_view gpu, double parameters) const;
+  std::optional<TokenRate> rate_of_gpu(std::string_view gpu, double parameters) const;
   // The rate of a GPU with this value of the market's benchmark, in proportion to the profile's reference GPU.
-  std::optional<TokenRate> of_dlperf(double dlperf, double parameters) const;
+  std::optional<TokenRate> rate_at_dlperf(double dlperf, double parameters) const;
 
  private:
   struct Point {
     double parameters = 0, tokens_per_s = 0;
     std::string source;
   };
-  double uncertainty_ = 0, uncertainty_beyond_ = 0;
-  std::map<std::string, std::string> sources_;
+  double uncertainty_ = 0, uncertainty_beyond_ = 0;  // between the measured model sizes; beyond them
+  std::map<std::string, std::string> sources_;       // descriptions by key
+  // The reference GPU of the market's benchmark, and its value in that benchmark.
   std::string dlperf_gpu_, dlperf_source_;
   double dlperf_ = 0, dlperf_uncertainty_ = 0;
   std::map<std::string, std::vector<Point>> curves_;  // by gpu_key(); smallest model first

@@ -60,25 +60,25 @@ Result<std::optional<Batch>> ReplayBuffer::sample(std::uint64_t step, std::uint3
     if (!chosen) return std::optional<Batch>();
     Batch batch{step, {}};
     for (const GroupId group : *chosen) batch.groups.push_back({group, store_->waiting.find(group)->version, {}});
-    ECHO_ASSIGN(const std::optional<GroupId> unreadable, read_groups(batch));
+    ECHO_ASSIGN(const std::optional<GroupId> unreadable, read_groups_until_unreadable(batch));
     if (!unreadable) return std::optional<Batch>(std::move(batch));
     ECHO_TRY(discard(*unreadable, "unreadable"));
   }
 }
 
-// Reads the trajectories. Returns the first group that cannot be read.
-Result<std::optional<GroupId>> ReplayBuffer::read_groups(Batch& batch) {
+// Reads the trajectories of the batch's groups. Returns the first group that cannot be read, if there is one.
+Result<std::optional<GroupId>> ReplayBuffer::read_groups_until_unreadable(Batch& batch) {
   for (Group& group : batch.groups) {
-    bool readable = true;
+    bool is_readable = true;
     ECHO_TRY(store_->database->each(
         "SELECT body FROM trajectory WHERE group_id = ?1 ORDER BY member",
         [&](const Row& row) {
           auto trajectory = data_plane::parse_trajectory(row.bytes(0), store_->options.limits);
-          readable = readable && trajectory && trajectory->group() == group.id.value;
+          is_readable = is_readable && trajectory && trajectory->group() == group.id.value;
           if (trajectory) group.trajectories.push_back(std::move(*trajectory));
         },
         group.id.value));
-    if (!readable || group.trajectories.size() != store_->options.group_size) return std::optional(group.id);
+    if (!is_readable || group.trajectories.size() != store_->options.group_size) return std::optional(group.id);
   }
   return std::optional<GroupId>();
 }
@@ -120,8 +120,9 @@ Result<std::vector<Group>> ReplayBuffer::unscored_groups(std::size_t groups_max,
       },
       store_->options.group_size, groups_max + known.size()));
   for (;;) {
-    for (Group& group : batch.groups) group.trajectories.clear();
-    ECHO_ASSIGN(const std::optional<GroupId> unreadable, read_groups(batch));
+    for (Group& group : batch.groups)
+      group.trajectories.clear();  // of the previous round, which met an unreadable group
+    ECHO_ASSIGN(const std::optional<GroupId> unreadable, read_groups_until_unreadable(batch));
     if (!unreadable) return std::move(batch.groups);
     ECHO_TRY(discard(*unreadable, "unreadable"));
     std::erase_if(batch.groups, [&](const Group& group) { return group.id == *unreadable; });
@@ -138,7 +139,7 @@ Result<bool> ReplayBuffer::awaits_scores(const Group& group) {
   for (const Trajectory& t : group.trajectories) {
     ECHO_ASSIGN(const auto stored,
                 db.first_integer("SELECT 1 FROM trajectory WHERE id = ?1 AND group_id = ?2", t.id(), group.id.value));
-    if (!stored) return false;  // the group was generated again
+    if (!stored) return false;  // the group was discarded and generated again, so it has other trajectories
   }
   return true;
 }
@@ -156,6 +157,7 @@ Result<bool> ReplayBuffer::store_scores(const Group& group) {
     ECHO_TRY(db.run("UPDATE trajectory SET body = ?2 WHERE id = ?1", t.id(), Blob{t.SerializeAsString()}));
   ECHO_ASSIGN(const auto bytes_after, db.first_integer(kBodyBytes, group.id.value));
   ECHO_TRY(db.run("UPDATE groups SET unscored = 0 WHERE group_id = ?1", group.id.value));
+  // The group has succeeded, so earlier failures of workers on it no longer count.
   ECHO_TRY(db.run("DELETE FROM failure WHERE group_id = ?1", group.id.value));
   ECHO_TRY(transaction.commit());
   store_->totals.bytes += bytes_after.value_or(0) - bytes_before.value_or(0);
@@ -167,6 +169,7 @@ Result<std::uint64_t> ReplayBuffer::discard_groups_of(WorkerId worker, std::stri
                                                       std::span<const GroupId> kept) {
   store_->check_thread();
   std::vector<GroupId> groups;
+  // A group may have had several leases; the latest settled one (state 1) names the worker whose result is stored.
   ECHO_TRY(store_->database->each(
       "SELECT group_id FROM groups WHERE " ECHO_WAITING
       " AND (SELECT worker FROM lease WHERE lease.group_id = groups.group_id "
@@ -237,9 +240,9 @@ Result<Counts> ReplayBuffer::counts(std::uint64_t step) {
   Counts counts;
   counts.stored = store_->totals.rows;
   ECHO_TRY(db.each(
+      // The first column: 0 incomplete, 1 complete, 2 complete without scores.
       "SELECT (members = ?1) + (members = ?1 AND unscored), count(*), sum(members) FROM groups WHERE " ECHO_WAITING
-      " AND version >= ?2 "
-      "GROUP BY 1",
+      " AND version >= ?2 GROUP BY 1",
       [&](const Row& row) {
         if (row.integer(0) == 1) {
           counts.admissible_groups = row.integer(1);
@@ -271,7 +274,7 @@ Result<std::uint64_t> ReplayBuffer::prune(std::uint64_t before_step) {
   ECHO_ASSIGN(const auto dropped,
               db.first_integer("SELECT sum(members) FROM groups WHERE dropped_step < ?1", before_step));
   if (!consumed && !dropped) return std::uint64_t{0};
-  // Keeps the counts for reports, because the rows are deleted.
+  // The rows are deleted, so their numbers are kept for reports.
   ECHO_TRY(db.run("UPDATE meta SET value = value + ?1 WHERE key = 'pruned_consumed'", consumed.value_or(0)));
   if (dropped) ECHO_TRY(store_->count_rejected("stale", *dropped));
   ECHO_TRY(db.run("CREATE TEMP TABLE IF NOT EXISTS pruned(group_id INTEGER PRIMARY KEY)"));

@@ -1,5 +1,6 @@
-// The durable replay buffer. Every acknowledged trajectory is on disk. Complete groups that are fresh enough are
-// sampled oldest first, and each group is consumed once. FORMAT.md describes the file.
+// The durable replay buffer. A group is the G responses of one problem. Every acknowledged trajectory is on disk.
+// Complete groups that are fresh enough are sampled oldest first. Each group is consumed once, which means trained on.
+// FORMAT.md describes the file.
 #pragma once
 #include <cstdint>
 #include <filesystem>
@@ -53,16 +54,16 @@ struct Counts {
   std::uint64_t admissible_groups = 0;  // complete, unconsumed, fresh enough at the given step
   std::uint64_t admissible_trajectories = 0;
   std::uint64_t incomplete_groups = 0;  // waiting for members
-  std::uint64_t unscored_groups = 0;    // complete, waiting for the learner's scores
+  std::uint64_t unscored_groups = 0;    // complete, waiting for scores, which the learner computes for some tasks
   std::uint64_t consumed = 0;           // trajectories ever consumed, without those that rewind() made available again
   std::map<std::string, std::uint64_t> rejected;  // trajectories by reason; drop_stale() counts as "stale"
 };
 
 // Learner steps: step t is the t-th update, counted from 0. A policy of version v has seen steps 0 .. v-1, and a
 // trajectory of version v used in step t is t - v steps stale.
-// A version newer than t, left from a run that was rolled back to an older checkpoint, counts as staleness 0. That is
-// safe: the importance weights use the stored log-probabilities of the generating policy, so they are correct for any
-// policy, and the policies differ by at most the steps rolled back.
+// After a rollback to an older checkpoint, the file may have versions newer than t. They count as staleness 0. That is
+// safe, because the importance weights use the stored log-probabilities of the generating policy and are correct for
+// any policy. Besides, the policies differ by at most the steps rolled back.
 //
 // Durability: WAL with synchronous=FULL. The effect of a call that has returned survives kill -9 and power loss.
 // Thread: the first thread that calls after open() owns the buffer; a call from another thread ends the process.
@@ -73,12 +74,13 @@ class ReplayBuffer {
   static Result<std::unique_ptr<ReplayBuffer>> open(const std::filesystem::path& path, const BufferOptions& options);
   ~ReplayBuffer();
 
-  // Stores all trajectories in one transaction, or none on an error: kInvalid if a trajectory fails data_plane::check()
-  // or its place in the group is taken under another id; kExhausted at rows_max or bytes_max.
+  // Stores all trajectories in one transaction, or none on an error. kInvalid if a trajectory fails
+  // data_plane::check(), or if the file has another trajectory for the same group and member. kExhausted at rows_max or
+  // bytes_max.
   Result<AddOutcome> add(std::span<const Trajectory> trajectories);
 
-  // Returns `groups` complete admissible groups for step t, or nothing if there are fewer. Does not mark them. Discards
-  // groups that cannot be read ("unreadable") and takes other groups instead.
+  // Returns `groups` complete admissible groups for step t, or nothing if there are fewer. Does not mark them: call
+  // consume() after training. Discards groups that cannot be read ("unreadable") and takes other groups instead.
   Result<std::optional<Batch>> sample(std::uint64_t step, std::uint32_t groups);
 
   // Marks the groups as consumed at step t in one transaction. kInvalid if one is unknown, incomplete or was consumed
@@ -93,7 +95,7 @@ class ReplayBuffer {
   Result<std::uint64_t> drop_stale(std::uint64_t step);
 
   // Discards a stored group that cannot be trained on: deletes its trajectories and counts them as rejected for
-  // `reason`. The group returns to the pool, because the problem may be valid.
+  // `reason`. The group returns to the ledger's pool of groups to generate again, because the problem may be valid.
   Status discard(GroupId group, std::string_view reason);
 
   // Groups waiting for the learner's scores, oldest version first, without those in `known`; at most `groups_max`.
@@ -118,7 +120,7 @@ class ReplayBuffer {
   Store& store() { return *store_; }
 
  private:
-  Result<std::optional<GroupId>> read_groups(Batch& batch);
+  Result<std::optional<GroupId>> read_groups_until_unreadable(Batch& batch);
   explicit ReplayBuffer(std::unique_ptr<Store> store);
   std::unique_ptr<Store> store_;
 };

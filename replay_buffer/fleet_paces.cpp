@@ -14,9 +14,10 @@ constexpr double kRateMax = 1e9;                 // groups/s; the limit of a mea
 
 std::int64_t fixed_point(double rate) { return static_cast<std::int64_t>(std::fmin(rate, kRateMax) * kUnitsPerGroup); }
 
-void erase_one(std::multiset<double>& values, std::multiset<double>::iterator at) {
-  ECHO_CHECK(at != values.end(), "the value was not inserted");
-  values.erase(at);
+void erase_one(std::multiset<double>& values, double value) {
+  const auto position = values.find(value);
+  ECHO_CHECK(position != values.end(), "the value was not inserted");
+  values.erase(position);
 }
 
 }  // namespace
@@ -30,10 +31,10 @@ void RunningMedian::insert(double value) {
 }
 
 void RunningMedian::erase(double value) {
-  if (const auto at = upper_.find(value); at != upper_.end())
-    upper_.erase(at);
+  if (const auto position = upper_.find(value); position != upper_.end())
+    upper_.erase(position);
   else
-    erase_one(lower_, lower_.find(value));
+    erase_one(lower_, value);
   balance();
 }
 
@@ -49,23 +50,25 @@ std::optional<double> RunningMedian::value() const {
 
 void CappedRates::insert(double rate) {
   median_.insert(rate);
-  capped_.insert(rate);
+  capped_.insert(rate);  // update_cap() moves it to uncapped_ if it is below the new limit
   update_cap();
 }
 
 void CappedRates::erase(double rate) {
   median_.erase(rate);
-  if (const auto at = uncapped_.find(rate); at != uncapped_.end()) {
-    uncapped_.erase(at);
+  if (const auto position = uncapped_.find(rate); position != uncapped_.end()) {
+    uncapped_.erase(position);
     uncapped_sum_ -= fixed_point(rate);
   } else {
-    erase_one(capped_, capped_.find(rate));
+    erase_one(capped_, rate);
   }
   update_cap();
 }
 
 void CappedRates::update_cap() {
-  const auto is_uncapped = [limit = median_.value()](double rate) { return capped_rate(rate, limit) == rate; };
+  const auto is_uncapped = [median_rate = median_.value()](double rate) {
+    return capped_rate(rate, median_rate) == rate;
+  };
   while (!capped_.empty() && is_uncapped(*capped_.begin())) {
     uncapped_sum_ += fixed_point(*capped_.begin());
     uncapped_.insert(capped_.extract(capped_.begin()));
@@ -84,26 +87,28 @@ double CappedRates::sum() const {
 }
 
 void FleetPaces::set(WorkerId worker, const WorkerPace& pace) {
-  replace(measured_[worker], {pace.batch_seconds(), pace.seconds_per_token(), pace.groups_per_s()});
+  replace(measured_[worker], {.batch_s = pace.batch_seconds(),
+                              .seconds_per_token = pace.seconds_per_token(),
+                              .groups_per_s = pace.groups_per_s()});
 }
 
 void FleetPaces::remove(WorkerId worker) {
   const auto it = measured_.find(worker);
   if (it == measured_.end()) return;
-  replace(it->second, {});
+  replace(it->second, Measured{});
   measured_.erase(it);
 }
 
-void FleetPaces::replace(Measured& old, const Measured& now) {
-  const auto update = [](auto& values, const std::optional<double>& before, const std::optional<double>& after) {
+void FleetPaces::replace(Measured& current, const Measured& updated) {
+  const auto replace_value = [](auto& values, const std::optional<double>& before, const std::optional<double>& after) {
     if (before == after) return;
     if (before) values.erase(*before);
     if (after) values.insert(*after);
   };
-  update(median_batch_seconds_, old.batch_s, now.batch_s);
-  update(median_seconds_per_token_, old.seconds_per_token, now.seconds_per_token);
-  update(rates_, old.groups_per_s, now.groups_per_s);
-  old = now;
+  replace_value(median_batch_seconds_, current.batch_s, updated.batch_s);
+  replace_value(median_seconds_per_token_, current.seconds_per_token, updated.seconds_per_token);
+  replace_value(rates_, current.groups_per_s, updated.groups_per_s);
+  current = updated;
 }
 
 }  // namespace echoline::replay_buffer

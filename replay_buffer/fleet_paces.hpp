@@ -23,12 +23,12 @@ class RunningMedian {
 
  private:
   void balance();
-  // No value of `lower_` exceeds one of `upper_`, which begins with the median.
+  // The smaller half and the larger half of the values. `upper_` begins with the median.
   std::multiset<double> lower_, upper_;
 };
 
-// The sum of all rates, each limited by capped_rate(), whose limit follows the median. The sum is in fixed point, so it
-// depends on the rates only and not on their order.
+// The sum of all rates, each limited by capped_rate() (rules.hpp) to a multiple of the median. The sum is in fixed
+// point, because a sum of doubles would depend on the order in which rates were added.
 class CappedRates {
  public:
   void insert(double rate);
@@ -57,7 +57,7 @@ class FleetPaces {
   struct Measured {
     std::optional<double> batch_s, seconds_per_token, groups_per_s;
   };
-  void replace(Measured& old, const Measured& now);
+  void replace(Measured& current, const Measured& updated);
   std::unordered_map<WorkerId, Measured> measured_;
   RunningMedian median_batch_seconds_, median_seconds_per_token_;
   CappedRates rates_;

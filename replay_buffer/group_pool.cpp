@@ -6,7 +6,7 @@
 namespace echoline::replay_buffer {
 namespace {
 
-constexpr std::size_t kSuspectLosses = 2;  // from so many lost workers on, the group may be the cause
+constexpr std::size_t kSuspectLosses = 2;  // lost workers, from which on the group may be the cause
 
 }  // namespace
 
@@ -32,13 +32,13 @@ const GroupPool::Failures& GroupPool::failures(GroupId group) const {
 }
 
 void GroupPool::set_failures(GroupId group, Failures failures) {
-  const bool pooled = contains(group);
-  erase(group);
+  const bool is_pooled = contains(group);
+  erase(group);  // put() below decides again whether it is a suspect
   if (failures.empty())
     failures_.erase(group);
   else
     failures_[group] = std::move(failures);
-  if (pooled) put(group);
+  if (is_pooled) put(group);
 }
 
 std::optional<GroupId> GroupPool::first_suspect() const {

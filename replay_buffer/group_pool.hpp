@@ -1,4 +1,5 @@
-// The groups that wait for another worker, with the failures of workers on them. Private to this folder.
+// The pool: groups whose lease ended without a result, which wait for another worker. Also the failures of workers on
+// all groups. Private to this folder.
 #pragma once
 #include <cstdint>
 #include <map>
@@ -13,8 +14,8 @@ namespace echoline::replay_buffer {
 class GroupPool {
  public:
   struct Failures {
-    std::map<WorkerId, std::uint32_t> failures;  // of workers that were not lost
-    std::set<WorkerId> workers_lost;             // while they had the group
+    std::map<WorkerId, std::uint32_t> failures;  // how often each worker reported that it could not generate the group
+    std::set<WorkerId> workers_lost;             // workers whose connection broke while they had the group
     std::uint32_t failure_count() const;         // sum of `failures`
     bool empty() const { return failures.empty() && workers_lost.empty(); }
   };
@@ -27,7 +28,7 @@ class GroupPool {
   const Failures& failures(GroupId group) const;  // empty if there are none
   void set_failures(GroupId group, Failures failures);
 
-  // The lowest suspect: a group with which several workers were lost. It is leased alone.
+  // The suspect with the lowest id. A suspect is a group with which several workers were lost; it is leased alone.
   std::optional<GroupId> first_suspect() const;
   // Up to `count` groups other than suspects, ascending, without those on which this worker failed more than
   // `failures_max` times.
@@ -35,7 +36,7 @@ class GroupPool {
 
  private:
   bool is_suspect(GroupId group) const;
-  std::set<GroupId> ordinary_, suspects_;
+  std::set<GroupId> ordinary_, suspects_;  // the pooled groups
   std::map<GroupId, Failures> failures_;
 };
 

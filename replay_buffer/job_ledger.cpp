@@ -9,6 +9,12 @@
 #include "replay_buffer/store.hpp"
 
 namespace echoline::replay_buffer {
+namespace {
+
+// SQLite's integers are signed, so no number in the file is greater.
+constexpr std::uint64_t kIntegerMax = INT64_MAX;
+
+}  // namespace
 
 class JobLedger::Impl {
  public:
@@ -24,26 +30,26 @@ class JobLedger::Impl {
     ECHO_TRY(journal_.load(core_));
     return db_.each("SELECT worker, malformed, failures FROM worker WHERE malformed > 0 OR failures > 0",
                     [&](const Row& row) {
-                      misconduct_[WorkerId{row.integer(0)}] = {static_cast<std::uint32_t>(row.integer(1)),
-                                                               static_cast<std::uint32_t>(row.integer(2))};
+                      misconduct_[WorkerId{row.integer(0)}] = {.malformed = static_cast<std::uint32_t>(row.integer(1)),
+                                                               .failures = static_cast<std::uint32_t>(row.integer(2))};
                     });
   }
 
-  Result<std::vector<LeaseRecord>> grant(const GrantRequest& request, std::uint64_t step, double now) {
+  Result<std::vector<LeaseRecord>> grant(const GrantRequest& request, std::uint64_t step, double now_unix_s) {
     if (request.policy_digest.empty())
       return fail(Code::kInvalid, "grant", "worker {}: no policy digest", request.worker);
     return decide_and_persist([&] {
       std::vector<LeaseRecord> records;
-      for (LiveLease& lease : core_.grant(request, step, now)) records.push_back(std::move(lease.record));
+      for (LiveLease& lease : core_.grant(request, step, now_unix_s)) records.push_back(std::move(lease.record));
       return records;
     });
   }
 
-  Result<std::vector<Verdict>> submit(std::span<const Delivery> deliveries, std::uint64_t step, double now) {
+  Result<std::vector<Verdict>> submit(std::span<const Delivery> deliveries, std::uint64_t step, double now_unix_s) {
     ECHO_CHECK(!in_transaction_, "submit() uses its own transaction");
     const Store::Totals totals_before = store_.totals;
     core_.begin();
-    auto verdicts = submit_all(deliveries, step, now);
+    auto verdicts = submit_all(deliveries, step, now_unix_s);
     if (verdicts) {
       core_.commit();
       return verdicts;
@@ -86,8 +92,13 @@ class JobLedger::Impl {
 
   Result<LedgerCounts> counts() {
     const LeaseTotals& totals = core_.totals();
-    LedgerCounts counts{core_.live(), core_.pooled(), totals.settled, totals.expired, totals.released,
-                        {},           core_.bound()};
+    LedgerCounts counts{.live = core_.live(),
+                        .pooled = core_.pooled(),
+                        .settled = totals.settled,
+                        .expired = totals.expired,
+                        .released = totals.released,
+                        .set_aside = {},
+                        .bound = core_.bound()};
     ECHO_TRY(db_.each("SELECT reason, count(*) FROM set_aside GROUP BY reason",
                       [&](const Row& row) { counts.set_aside[std::string(row.bytes(0))] = row.integer(1); }));
     return counts;
@@ -98,7 +109,7 @@ class JobLedger::Impl {
  private:
   // Writes the changes since begin() to the file, or rolls them back.
   Status write_or_roll_back() {
-    Status status = core_.changed() || !unwritten_misconduct_.empty() ? write() : ok();
+    Status status = core_.has_changes() || !unwritten_misconduct_.empty() ? write() : ok();
     if (status) {
       core_.commit();
       for (const auto& [worker, misconduct] : unwritten_misconduct_) {
@@ -127,7 +138,7 @@ class JobLedger::Impl {
     return journal_.find_ended(id);
   }
 
-  Result<std::vector<Verdict>> submit_all(std::span<const Delivery> deliveries, std::uint64_t step, double now) {
+  Result<std::vector<Verdict>> submit_all(std::span<const Delivery> deliveries, std::uint64_t step, double now_unix_s) {
     std::vector<Verdict> verdicts;
     std::size_t changes_written = 0;
     ECHO_ASSIGN(Transaction transaction, Transaction::begin(db_));
@@ -135,11 +146,11 @@ class JobLedger::Impl {
       ECHO_CHECK(delivery.submission != nullptr);
       const Store::Totals totals_before = store_.totals;
       ECHO_TRY(db_.run("SAVEPOINT delivery"));  // undoes the writes of a delivery that is refused in the end
-      ECHO_ASSIGN(Verdict verdict, decide(delivery, step, now));
+      ECHO_ASSIGN(Verdict verdict, try_to_settle(delivery, step, now_unix_s));
       if (!verdict.accepted) {
         ECHO_TRY(db_.run("ROLLBACK TO delivery"));
         store_.totals = totals_before;
-        ECHO_TRY(refuse(delivery, verdict, now));
+        ECHO_TRY(record_refusal(delivery, verdict, now_unix_s));
       }
       ECHO_TRY(db_.run("RELEASE delivery"));
       verdicts.push_back(std::move(verdict));
@@ -154,19 +165,19 @@ class JobLedger::Impl {
 
   // Stores the delivery's trajectories and settles its lease, or returns a verdict that refuses it. Then the caller
   // rolls back the writes.
-  Result<Verdict> decide(const Delivery& delivery, std::uint64_t step, double now) {
+  Result<Verdict> try_to_settle(const Delivery& delivery, std::uint64_t step, double now_unix_s) {
     const schema::Submission& submission = *delivery.submission;
-    Verdict verdict{LeaseId{submission.lease()}, false, false, {}, {}};
+    Verdict verdict;
+    verdict.lease = LeaseId{submission.lease()};
     const auto refused_verdict = [&](std::string_view reason, std::string detail = {}) {
       verdict.reason = reason;
       verdict.detail = std::move(detail);
       return verdict;
     };
-    // SQLite's integers are signed, so no lease in the file has a greater number.
-    if (submission.lease() > static_cast<std::uint64_t>(INT64_MAX)) return refused_verdict("unknown lease");
+    if (submission.lease() > kIntegerMax) return refused_verdict("unknown lease");
     ECHO_ASSIGN(const std::optional<LeaseRecord> lease, find(verdict.lease));
     if (lease && lease->worker == delivery.worker && lease->state == LeaseState::kSettled) {
-      ECHO_ASSIGN(const bool is_repeated, all_stored(submission));
+      ECHO_ASSIGN(const bool is_repeated, are_all_stored(submission));
       if (!is_repeated) return refused_verdict("lease already settled", "by other trajectories");
       verdict.accepted = verdict.duplicate = true;
       return verdict;
@@ -176,8 +187,10 @@ class JobLedger::Impl {
       return refused_verdict(delivery.refusal_reason, delivery.detail);
     if (submission.trajectories_size() == 0) return refused_verdict("malformed", "no trajectories");
     for (const Trajectory& trajectory : submission.trajectories()) {
-      const Claim claim{delivery.worker, data_plane::oldest_version(trajectory), trajectory.policy_digest()};
-      if (const auto reason = refusal(lease, claim, now))
+      const Claim claim{.worker = delivery.worker,
+                        .version = data_plane::oldest_version(trajectory),
+                        .policy_digest = trajectory.policy_digest()};
+      if (const auto reason = refusal(lease, claim, now_unix_s))
         return refused_verdict(*reason, fmt::format("version {}, trajectory '{}'", claim.version, trajectory.id()));
       if (trajectory.lease() != lease->id.value || trajectory.group() != lease->group.value ||
           trajectory.worker() != lease->worker.value)
@@ -199,39 +212,38 @@ class JobLedger::Impl {
       if (!*is_new) return refused_verdict("malformed", fmt::format("trajectory '{}' occurs twice", trajectory.id()));
     }
     if (delivery.unscored) ECHO_TRY(db_.run("UPDATE groups SET unscored = 1 WHERE group_id = ?1", lease->group.value));
-    StoredResult result{data_plane::oldest_version(submission.trajectories(0)), longest_response_tokens(submission),
-                        !delivery.unscored};
+    StoredResult result{.version = data_plane::oldest_version(submission.trajectories(0)),
+                        .tokens_longest = longest_response_tokens(submission),
+                        .scored = !delivery.unscored};
     for (const Trajectory& trajectory : submission.trajectories())
       result.version = std::min(result.version, data_plane::oldest_version(trajectory));
-    verdict.lease_seconds = core_.settle(lease->id, result, now);
+    verdict.lease_seconds = core_.settle(lease->id, result, now_unix_s);
     verdict.accepted = true;
     return verdict;
   }
 
   // Counts the refusal and ends this worker's live lease, because the result will not be submitted again.
-  Status refuse(const Delivery& delivery, const Verdict& verdict, double now) {
+  Status record_refusal(const Delivery& delivery, const Verdict& verdict, double now_unix_s) {
     ECHO_TRY(
         store_.count_rejected(verdict.reason, static_cast<std::uint64_t>(delivery.submission->trajectories_size())));
-    if (delivery.submission->lease() > static_cast<std::uint64_t>(INT64_MAX)) return ok();
+    if (delivery.submission->lease() > kIntegerMax) return ok();
     ECHO_ASSIGN(const std::optional<LeaseRecord> lease, find(verdict.lease));
     if (!lease || lease->worker != delivery.worker) return ok();
     if (lease->state == LeaseState::kLive)
-      core_.refuse(lease->id, longest_response_tokens(*delivery.submission), now);
+      core_.refuse(lease->id, longest_response_tokens(*delivery.submission), now_unix_s);
     else if (verdict.reason == "lease expired")
       core_.record_late_result(lease->worker, lease->granted_unix_s, longest_response_tokens(*delivery.submission),
-                               now);
+                               now_unix_s);
     return ok();
   }
 
-  // Whether exactly these trajectories are in the file. Clears the group's highest bit, because SQLite's integers are
-  // signed.
-  Result<bool> all_stored(const schema::Submission& submission) {
+  // Whether exactly these trajectories are in the file. Clears the group's highest bit, which SQLite cannot store.
+  Result<bool> are_all_stored(const schema::Submission& submission) {
     if (submission.trajectories_size() == 0) return false;
     for (const Trajectory& trajectory : submission.trajectories()) {
-      ECHO_ASSIGN(
-          const auto stored,
-          db_.first_integer("SELECT 1 FROM trajectory WHERE id = ?1 AND group_id = ?2 AND member = ?3", trajectory.id(),
-                            trajectory.group() & static_cast<std::uint64_t>(INT64_MAX), trajectory.member()));
+      ECHO_ASSIGN(const auto stored,
+                  db_.first_integer("SELECT 1 FROM trajectory WHERE id = ?1 AND group_id = ?2 AND member = ?3",
+                                    trajectory.id(), trajectory.group() & kIntegerMax, trajectory.member()));
       if (!stored) return false;
     }
     return true;
@@ -249,7 +261,7 @@ class JobLedger::Impl {
   LeaseJournal journal_;
   LeaseCore core_;
   std::map<WorkerId, Misconduct> misconduct_;  // only workers with misconduct
-  // Changes that the file does not have; an empty value clears the worker's.
+  // Changes that the file does not have yet. A value without misconduct removes the worker's entry.
   std::map<WorkerId, Misconduct> unwritten_misconduct_;
   bool in_transaction_ = false;
 };
@@ -306,10 +318,11 @@ Status JobLedger::store_misconduct(WorkerId worker, const Misconduct& misconduct
   return impl_->store_misconduct(worker, misconduct);
 }
 
-Status JobLedger::unscorable(GroupId group, WorkerId worker, std::string_view reason, const std::string& detail) {
+Status JobLedger::on_result_unscorable(GroupId group, WorkerId worker, std::string_view reason,
+                                       const std::string& detail) {
   impl_->check_thread();
   const auto persisted = impl_->decide_and_persist([&] {
-    impl_->core().unscorable(group, worker, reason, detail);
+    impl_->core().on_result_unscorable(group, worker, reason, detail);
     return true;
   });
   return persisted ? ok() : Status(persisted.error());
@@ -353,9 +366,8 @@ std::uint64_t JobLedger::leases_held(WorkerId worker) {
 Result<std::uint64_t> JobLedger::renew(WorkerId worker, std::span<const LeaseId> leases, std::uint64_t progress,
                                        double now_unix_s) {
   impl_->check_thread();
-  return impl_->decide_and_persist([&] {
-    return impl_->core().renew(worker, leases, progress & static_cast<std::uint64_t>(INT64_MAX), now_unix_s);
-  });
+  return impl_->decide_and_persist(
+      [&] { return impl_->core().renew(worker, leases, progress & kIntegerMax, now_unix_s); });
 }
 
 Result<std::uint64_t> JobLedger::return_leases(WorkerId worker, std::span<const LeaseId> leases) {
@@ -368,10 +380,10 @@ Result<std::uint64_t> JobLedger::return_all_leases(WorkerId worker) {
   return impl_->decide_and_persist([&] { return impl_->core().return_all_leases(worker); });
 }
 
-Result<bool> JobLedger::failed(const FailedWork& failure) {
+Result<bool> JobLedger::on_group_failed(const FailedWork& failure) {
   impl_->check_thread();
   return impl_->decide_and_persist(
-      [&] { return impl_->core().failed(failure.worker, failure.lease, failure.reason, failure.detail); });
+      [&] { return impl_->core().on_group_failed(failure.worker, failure.lease, failure.reason, failure.detail); });
 }
 
 Status JobLedger::set_aside(LeaseId lease, std::string_view reason, std::string detail) {
@@ -381,9 +393,11 @@ Status JobLedger::set_aside(LeaseId lease, std::string_view reason, std::string 
   return was_live ? ok() : fail(Code::kNotFound, "set aside", "lease {} is not live", lease);
 }
 
-std::vector<SetAside> JobLedger::newly_set_aside() { return impl_->core().newly_set_aside(); }
+std::vector<SetAsideGroup> JobLedger::newly_set_aside() { return impl_->core().newly_set_aside(); }
 
-std::optional<double> JobLedger::too_slow(WorkerId worker) const { return impl_->core().too_slow(worker); }
-bool JobLedger::turned_away(WorkerId worker) const { return impl_->core().turned_away(worker); }
+std::optional<double> JobLedger::too_slow_batch_seconds(WorkerId worker) const {
+  return impl_->core().too_slow_batch_seconds(worker);
+}
+bool JobLedger::was_turned_away(WorkerId worker) const { return impl_->core().was_turned_away(worker); }
 
 }  // namespace echoline::replay_buffer

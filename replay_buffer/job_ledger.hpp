@@ -1,5 +1,6 @@
-// The job ledger: which worker may generate which group, and until when. A LeaseCore decides; the ledger stores its
-// decisions in the replay buffer's file, so that a restarted learner neither loses nor duplicates a group.
+// The job ledger: which worker may generate which group, and until when. A lease is that permission. A LeaseCore
+// decides; the ledger stores its decisions in the replay buffer's file. So a restarted learner neither loses nor
+// duplicates a group.
 #pragma once
 #include <cstdint>
 #include <functional>
@@ -24,13 +25,13 @@ using LedgerOptions = LeaseOptions;  // pacing.group_size is ignored: the buffer
 // A worker's trajectories for one lease. The caller has checked each with data_plane::check(), or states a
 // `refusal_reason`.
 struct Delivery {
-  WorkerId worker;  // the sender by its connection, not by the message
+  WorkerId worker;  // the worker whose connection sent it, whatever the message says
   const schema::Submission* submission = nullptr;
-  // Why the caller refuses it: a stable text, and what was expected and found. Empty: not refused. If the worker does
-  // not hold the lease, the lease's own reason counts instead.
+  // Why the caller refuses it: a stable text. Empty: not refused. If the worker does not hold the lease, the reason
+  // from refusal() in rules.hpp counts instead.
   std::string_view refusal_reason = {};
-  std::string detail = {};
-  bool unscored = false;  // it has no score, and is not trained on before it gets one
+  std::string detail = {};  // what was expected and found
+  bool unscored = false;    // it has no score, and is not trained on before it gets one
 };
 
 // A worker could not generate the group of a lease.
@@ -41,9 +42,10 @@ struct FailedWork {
   std::string detail;
 };
 
-// Further misconduct of a worker, found by the checks of its submissions; stored with the leases.
+// A worker's misconduct besides lapses, found by the learner's checks; stored with the leases.
 struct Misconduct {
-  std::uint32_t malformed = 0, failures = 0;
+  std::uint32_t malformed = 0;  // malformed messages
+  std::uint32_t failures = 0;   // groups in a row that it could not generate
   friend bool operator==(const Misconduct&, const Misconduct&) = default;
 };
 
@@ -54,7 +56,7 @@ struct Verdict {
   bool duplicate = false;    // accepted earlier; this copy changed nothing
   std::string reason;        // why it was refused: a stable text of rules.hpp, "malformed", "stale", or the caller's
   std::string detail;        // for the log: what was expected and found
-  double lease_seconds = 0;  // if accepted: seconds for which the worker held leases that no earlier result covers
+  double lease_seconds = 0;  // if accepted: seconds for which the worker held leases since its previous result
 };
 
 struct LedgerCounts {
@@ -64,23 +66,19 @@ struct LedgerCounts {
   std::uint64_t expired = 0;
   std::uint64_t released = 0;
   std::map<std::string, std::uint64_t> set_aside = {};  // groups by reason, since the file was created
-  // Steps in which a bound kept workers from more work, since the ledger was opened.
+  // Steps in which a pacing bound, S or L, kept workers from more work, since the ledger was opened.
   LimitedStepCounter bound = {};
 };
 
 // Times are seconds since 1970, because leases outlive a process. Thread: the buffer's owner thread. The buffer must
 // outlive the ledger. A method that returns an Error has changed nothing, in the file or in memory, and may be called
-// again. Group g is training problem g of the adapter: one cursor numbers both.
+// again. Group g is training problem g of the adapter, because both are numbered in the order of their first lease.
 class JobLedger {
  public:
   static Result<std::unique_ptr<JobLedger>> open(ReplayBuffer& buffer, const LedgerOptions& options);
   ~JobLedger();
 
-  // Leases up to groups_max groups for learner step t, as far as pacing, the worker's share and its earlier results
-  // allow (rules.hpp). Groups from the pool come first, then new problems from the cursor. A worker does not get a
-  // group on which it failed while other workers can try it. A group with which several workers were lost is leased
-  // alone. Empty if nothing may be generated now, or if the batch of this step is covered and the worker is too slow
-  // for a later one. Expires overdue leases.
+  // Leases up to groups_max groups for learner step `step` and stores the leases. LeaseCore::grant() has the rules.
   Result<std::vector<LeaseRecord>> grant(const GrantRequest& request, std::uint64_t step, double now_unix_s);
 
   // Checks, stores and settles all deliveries in ONE transaction: on return, every accepted verdict is durable. A
@@ -100,9 +98,9 @@ class JobLedger {
 
   // The worker could not generate the group of its lease. The group goes to another worker, or is set aside after
   // repeated failures (rules.hpp). False if it was not a live lease of this worker.
-  Result<bool> failed(const FailedWork& failure);
+  Result<bool> on_group_failed(const FailedWork& failure);
   // This worker's result could not be scored and was discarded. The group counts as failed.
-  Status unscorable(GroupId group, WorkerId worker, std::string_view reason, const std::string& detail);
+  Status on_result_unscorable(GroupId group, WorkerId worker, std::string_view reason, const std::string& detail);
   // This worker returns leases, which is no failure. Their groups return to the pool. Returns how many.
   Result<std::uint64_t> return_leases(WorkerId worker, std::span<const LeaseId> leases);
   // Returns all live leases of this worker.
@@ -110,18 +108,18 @@ class JobLedger {
   // Sets a live lease's group aside at once, because no worker can generate it.
   Status set_aside(LeaseId lease, std::string_view reason, std::string detail);
   // Groups that were set aside since the last call.
-  std::vector<SetAside> newly_set_aside();
+  std::vector<SetAsideGroup> newly_set_aside();
 
   // Workers that reached kLapseWeightMax (rules.hpp) since the last call. Lapses count across connections and restarts.
   std::vector<UnproductiveWorker> newly_unproductive();
   const std::map<WorkerId, Misconduct>& misconduct() const;
   Status store_misconduct(WorkerId worker, const Misconduct& misconduct);
 
-  // The worker is lost: its groups return to the pool, its measured speed is dropped. Returns how many.
+  // The worker is lost: its groups return to the pool, its measured speed is dropped. Returns the number of groups.
   Result<std::uint64_t> release_worker(WorkerId worker, double now_unix_s);
   // Call after a restart whose workers ended with the learner. All live leases end and their groups return to the pool.
   Result<std::uint64_t> release_all();
-  // Ends overdue leases; their groups return to the pool. Returns how many.
+  // Ends leases whose time has run out; their groups return to the pool. Returns the number of leases.
   Result<std::uint64_t> expire(double now_unix_s);
 
   // Extends all live leases by the time in which this process did not run or could not store results. Call before the
@@ -139,10 +137,10 @@ class JobLedger {
 
   // The time from grant to result of the worker's latest batches, if the last grant() gave it nothing because it is too
   // slow; otherwise absent.
-  std::optional<double> too_slow(WorkerId worker) const;
+  std::optional<double> too_slow_batch_seconds(WorkerId worker) const;
   // Whether the worker's last grant() gave it nothing while it held nothing, because no worker of any speed or policy
   // could have got work. Then the worker is not to blame for submitting nothing.
-  bool turned_away(WorkerId worker) const;
+  bool was_turned_away(WorkerId worker) const;
 
  private:
   class Impl;

@@ -10,8 +10,9 @@
 namespace echoline::replay_buffer {
 namespace {
 
-constexpr std::size_t kPausesMax = 64;        // the latest pauses, which do not count as a worker's time
+constexpr std::size_t kPausesMax = 64;        // older pauses of the learner are forgotten
 constexpr std::size_t kDetailBytesMax = 512;  // per failure, as stored
+constexpr std::uint64_t kNoResult = 0;        // instead of the tokens of a result: the lease ended without one
 
 }  // namespace
 
@@ -24,15 +25,19 @@ void LeaseCore::load_pooled(GroupId group) { pool_.put(group); }
 void LeaseCore::load_lapses(WorkerId worker, Lapses lapses) { lapses_[worker] = lapses; }
 
 void LeaseCore::load_failure(GroupId group, WorkerId worker, std::uint32_t failures, bool worker_lost) {
-  GroupPool::Failures all = pool_.failures(group);
-  if (failures > 0) all.failures[worker] = failures;
-  if (worker_lost) all.workers_lost.insert(worker);
-  pool_.set_failures(group, std::move(all));
+  GroupPool::Failures of_group = pool_.failures(group);
+  if (failures > 0) of_group.failures[worker] = failures;
+  if (worker_lost) of_group.workers_lost.insert(worker);
+  pool_.set_failures(group, std::move(of_group));
 }
 
 void LeaseCore::begin() {
   ECHO_CHECK(!recording_, "begin() was called before");
-  recording_.emplace(Recording{{}, {}, totals_, newly_set_aside_.size(), newly_unproductive_.size()});
+  recording_.emplace(Recording{.changes = {},
+                               .undo = {},
+                               .totals = totals_,
+                               .set_aside_count = newly_set_aside_.size(),
+                               .unproductive_count = newly_unproductive_.size()});
 }
 
 void LeaseCore::commit() { recording_.reset(); }
@@ -42,8 +47,8 @@ void LeaseCore::rollback() {
   recording_.reset();
   for (auto undo = recording.undo.rbegin(); undo != recording.undo.rend(); ++undo) (*undo)();
   totals_ = recording.totals;
-  newly_set_aside_.resize(recording.set_aside);
-  newly_unproductive_.resize(recording.unproductive);
+  newly_set_aside_.resize(recording.set_aside_count);
+  newly_unproductive_.resize(recording.unproductive_count);
 }
 
 void LeaseCore::record_change(LeaseChange change) {
@@ -62,7 +67,8 @@ void LeaseCore::add_lease(LiveLease lease) {
 LiveLease LeaseCore::end_lease(LeaseId id, LeaseState state, std::optional<double> settled_s) {
   LiveLease lease = leases_.remove(id);
   record_change(change::Ended{id, state, settled_s});
-  if (recording_) add_undo([this, lease] { leases_.add(lease); });  // checked first, because the capture copies
+  // Asks for recording_ first, because the capture copies the lease.
+  if (recording_) add_undo([this, lease] { leases_.add(lease); });
   switch (state) {
     case LeaseState::kSettled:
       ++totals_.settled;
@@ -100,15 +106,17 @@ void LeaseCore::set_failures(GroupId group, GroupPool::Failures failures) {
 }
 
 void LeaseCore::record_failure(GroupId group, WorkerId worker, bool worker_lost) {
-  GroupPool::Failures all = pool_.failures(group);
+  GroupPool::Failures of_group = pool_.failures(group);
   if (worker_lost)
-    all.workers_lost.insert(worker);
+    of_group.workers_lost.insert(worker);
   else
-    ++all.failures[worker];
-  const auto failures = all.failures.find(worker);
-  record_change(change::Failed{group, worker, failures == all.failures.end() ? 0 : failures->second,
-                               all.workers_lost.contains(worker)});
-  set_failures(group, std::move(all));
+    ++of_group.failures[worker];
+  const auto of_worker = of_group.failures.find(worker);
+  record_change(change::FailuresCounted{.group = group,
+                                        .worker = worker,
+                                        .failures = of_worker == of_group.failures.end() ? 0 : of_worker->second,
+                                        .worker_lost = of_group.workers_lost.contains(worker)});
+  set_failures(group, std::move(of_group));
 }
 
 void LeaseCore::forget_failures(GroupId group) {
@@ -117,7 +125,7 @@ void LeaseCore::forget_failures(GroupId group) {
   set_failures(group, {});
 }
 
-// Sets a group aside if it has failed too often. The group is in the pool.
+// Sets a group of the pool aside if workers failed on it too often.
 void LeaseCore::set_aside_if_failed_often(GroupId group, std::string_view reason, const std::string& detail) {
   const GroupPool::Failures& failures = pool_.failures(group);
   if (must_set_aside(failures.failure_count(), static_cast<std::uint32_t>(failures.workers_lost.size())))
@@ -127,7 +135,8 @@ void LeaseCore::set_aside_if_failed_often(GroupId group, std::string_view reason
 void LeaseCore::set_group_aside(GroupId group, std::string_view reason, const std::string& detail) {
   take_from_pool(group);
   forget_failures(group);
-  newly_set_aside_.push_back({group, std::string(reason), detail.substr(0, kDetailBytesMax)});
+  newly_set_aside_.push_back(
+      {.group = group, .reason = std::string(reason), .detail = detail.substr(0, kDetailBytesMax)});
   record_change(change::GroupSetAside{newly_set_aside_.back()});
 }
 
@@ -176,11 +185,13 @@ void LeaseCore::record_pace(WorkerId id, double granted_s, double now_s, std::ui
   paces_.set(id, worker.pace);
 }
 
-// The time at which work granted at `granted_s` would have been submitted without the pauses since then.
+// The time at which work granted at `granted_s` would have been submitted without the pauses since then. A worker could
+// submit nothing in a pause of the learner, so a pause must not make the worker look slow.
 double LeaseCore::time_without_pauses(double granted_s, double now_s) const {
+  double submitted_s = now_s;
   for (const auto& [ended_s, pause_s] : pauses_)
-    if (ended_s > granted_s) now_s -= pause_s;
-  return std::max(now_s, granted_s);
+    if (ended_s > granted_s) submitted_s -= pause_s;
+  return std::max(submitted_s, granted_s);
 }
 
 Version LeaseCore::version_min(std::uint64_t step) const {
@@ -195,7 +206,7 @@ std::uint64_t LeaseCore::trajectories_in_stock(std::uint64_t step) const {
 // Groups that the worker may hold by its speed (groups_held_max). A worker without measurements counts as the average
 // of the measured ones.
 std::uint64_t LeaseCore::groups_max_by_pace(const Worker& worker) const {
-  const CappedRates& rates = paces_.rates();
+  const CappedRates& rates = paces_.rates();  // groups/s
   const double workers_measured = static_cast<double>(rates.size()), measured_rate = rates.sum();
   const double average_rate = workers_measured > 0 ? measured_rate / workers_measured : 1;
   const double fleet_rate = measured_rate + (static_cast<double>(workers_.size()) - workers_measured) * average_rate;
@@ -215,14 +226,17 @@ std::vector<LiveLease> LeaseCore::grant(const GrantRequest& request, std::uint64
   // Only if the stock covers the step, because otherwise the step needs even a slow worker's results.
   worker.too_slow = stock >= pacing.trajectories_per_step && request.step_seconds && batch_s &&
                     !can_finish_in_time(pacing, step, request.version, *batch_s, *request.step_seconds);
+  // The groups that this worker may take by all limits except pacing.
   const std::uint64_t held_max = std::min(worker.group_allowance, groups_max_by_pace(worker));
-  const std::uint64_t groups_takeable =
-      std::min({std::uint64_t{request.groups_max}, std::uint64_t{options_.leases_per_grant_max},
-                options_.leases_live_max - std::min<std::uint64_t>(leases_.size(), options_.leases_live_max),
-                held_max - std::min(groups_held, held_max)});
+  const std::uint64_t held_more_max = held_max - std::min(groups_held, held_max);
+  const std::uint64_t live_more_max =
+      options_.leases_live_max - std::min<std::uint64_t>(leases_.size(), options_.leases_live_max);
+  const std::uint64_t groups_takeable = std::min(
+      {std::uint64_t{request.groups_max}, std::uint64_t{options_.leases_per_grant_max}, live_more_max, held_more_max});
+  // The groups that pacing allows.
   const std::uint64_t groups_allowed = room(pacing, step, request.version, stock) / options_.pacing.group_size;
   if (groups_allowed < groups_takeable && !worker.too_slow)
-    if (const auto bound = limiting_bound(pacing, step, request.version)) limited_steps_.record(*bound, step);
+    if (const auto limit = limiting_bound(pacing, step, request.version)) limited_steps_.record(*limit, step);
   // The worker holds nothing and would get nothing even with the newest version, so it is idle by no fault of its own.
   worker.turned_away = request.groups_max > 0 && groups_held == 0 &&
                        room(pacing, step, request.newest.value_or(request.version), stock) < options_.pacing.group_size;
@@ -243,7 +257,7 @@ std::vector<LiveLease> LeaseCore::grant(const GrantRequest& request, std::uint64
                        .expires_unix_s = now_s + lease_s,
                        .state = LeaseState::kLive,
                        .lease_s = lease_s};
-    granted.push_back({std::move(record), due_s});
+    granted.push_back({.record = std::move(record), .due_s = due_s, .progress = 0, .overdue = false});
     add_lease(granted.back());
   }
   return granted;
@@ -270,23 +284,23 @@ double LeaseCore::settle(LeaseId id, const StoredResult& result, double now_s) {
   const LiveLease lease = end_lease(id, LeaseState::kSettled, now_s);
   const LeaseRecord& record = lease.record;
   add_undo([this, group = record.group] { waiting_.remove(group); });
-  waiting_.put(record.group, {result.version, record.rollouts, result.scored});
+  waiting_.put(record.group, {.version = result.version, .members = record.rollouts, .scored = result.scored});
   if (result.scored) forget_failures(record.group);
   Worker& worker = find_or_add_worker(record.worker);
   // The first result of a batch reduces its worker's lapses by one.
   if (const auto lapses = lapses_.find(record.worker);
       lapses != lapses_.end() && worker.pace.results_of_batch(record.granted_unix_s) == 0)
-    set_lapses(record.worker, {lapses->second.weight - 1, lapses->second.batches});
+    set_lapses(record.worker, {.weight = lapses->second.weight - 1, .batches = lapses->second.batches});
   record_pace(record.worker, record.granted_unix_s, now_s, result.tokens_longest);
   const double newly_held_seconds = std::max(0.0, now_s - std::max(record.granted_unix_s, worker.accounted_until_s));
   worker.accounted_until_s = now_s;
   worker.group_allowance = group_allowance_after_results(worker.group_allowance, 1);
-  if (is_first_measurement) shorten_waits_for_unmeasured();
+  if (is_first_measurement) shorten_waits_for_unmeasured_workers();
   return newly_held_seconds;
 }
 
 // The first measurements show how long the work takes, so unmeasured workers are not awaited much longer.
-void LeaseCore::shorten_waits_for_unmeasured() {
+void LeaseCore::shorten_waits_for_unmeasured_workers() {
   if (!paces_.batch_seconds()) return;
   const double patience_s = patience_seconds(options_.lease, std::nullopt, paces_.batch_seconds(), version_usable_s_);
   for (const auto& [id, worker] : workers_) {
@@ -325,8 +339,8 @@ std::uint64_t LeaseCore::renew(WorkerId worker, std::span<const LeaseId> ids, st
     const double expires_s =
         std::max(record.expires_unix_s, renewed_expiry(options_.lease, record.granted_unix_s, now_s, record.lease_s));
     record_change(change::Renewed{id, progress, expires_s});
-    add_undo([this, id, before = lease->progress, expired_s = record.expires_unix_s] {
-      leases_.renew(id, before, expired_s);
+    add_undo([this, id, progress_before = lease->progress, expires_s_before = record.expires_unix_s] {
+      leases_.renew(id, progress_before, expires_s_before);
     });
     leases_.renew(id, progress, expires_s);
     ++renewals;
@@ -334,16 +348,17 @@ std::uint64_t LeaseCore::renew(WorkerId worker, std::span<const LeaseId> ids, st
   return renewals;
 }
 
-bool LeaseCore::failed(WorkerId worker, LeaseId id, std::string_view reason, const std::string& detail) {
+bool LeaseCore::on_group_failed(WorkerId worker, LeaseId id, std::string_view reason, const std::string& detail) {
   const LiveLease* lease = leases_.find(id);
   if (lease == nullptr || lease->record.worker != worker) return false;
   const GroupId group = lease->record.group;
   end_lease(id, LeaseState::kReleased);
-  unscorable(group, worker, reason, detail);
+  on_result_unscorable(group, worker, reason, detail);
   return true;
 }
 
-void LeaseCore::unscorable(GroupId group, WorkerId worker, std::string_view reason, const std::string& detail) {
+void LeaseCore::on_result_unscorable(GroupId group, WorkerId worker, std::string_view reason,
+                                     const std::string& detail) {
   record_failure(group, worker, /*worker_lost=*/false);
   set_aside_if_failed_often(group, reason, detail);
 }
@@ -384,8 +399,10 @@ std::uint64_t LeaseCore::release_worker(WorkerId worker, double now_s) {
   const std::vector<LeaseId> ids(held.begin(), held.end());
   if (!ids.empty()) {
     record_lapse(worker, LapseKind::kLost);
-    leases_.leave_out(worker, now_s + LeaseTable::kLeftOutFactor *
-                                          std::max(0.0, now_s - leases_.find(ids.front())->record.granted_unix_s));
+    // The table records overdue waits only. If the worker returns, its time with the oldest lease counts as such a
+    // wait.
+    const double held_s = std::max(0.0, now_s - leases_.find(ids.front())->record.granted_unix_s);
+    leases_.leave_out(worker, now_s + LeaseTable::kLeftOutFactor * held_s);
   }
   for (const LeaseId id : ids) {
     const LiveLease lease = end_lease(id, LeaseState::kReleased);
@@ -421,7 +438,7 @@ std::uint64_t LeaseCore::expire(double now_s) {
   for (const LiveLease& lease : ended) {
     const LeaseRecord& record = lease.record;
     ++batches[{record.worker, record.granted_unix_s}];
-    if (workers_.contains(record.worker)) record_pace(record.worker, record.granted_unix_s, now_s, 0);
+    if (workers_.contains(record.worker)) record_pace(record.worker, record.granted_unix_s, now_s, kNoResult);
   }
   for (const auto& [batch, count] : batches) {
     const auto& [id, granted_s] = batch;
@@ -443,7 +460,8 @@ std::uint64_t LeaseCore::extend_all_leases(double late_s, double now_s) {
       workers_ = workers;
       pauses_ = pauses;
     });
-  // Makes a journal write something, which shows whether the file is writable, even if no lease is live.
+  // Skips a lease number, so that a journal writes something even if no lease is live. That shows whether the file is
+  // writable.
   ++totals_.next_lease;
   leases_.delay_all(late_s);
   for (auto& [id, worker] : workers_) worker.accounted_until_s = now_s;  // no worker had work for that long
@@ -476,17 +494,17 @@ bool LeaseCore::has_no_room(Version version, std::uint64_t step, double now_s) {
   return room(options_.pacing, step, version, trajectories_in_stock(step)) < options_.pacing.group_size;
 }
 
-std::optional<double> LeaseCore::too_slow(WorkerId id) const {
+std::optional<double> LeaseCore::too_slow_batch_seconds(WorkerId id) const {
   const auto worker = workers_.find(id);
   return worker != workers_.end() && worker->second.too_slow ? worker->second.pace.batch_seconds() : std::nullopt;
 }
 
-bool LeaseCore::turned_away(WorkerId id) const {
+bool LeaseCore::was_turned_away(WorkerId id) const {
   const auto worker = workers_.find(id);
   return worker != workers_.end() && worker->second.turned_away;
 }
 
-std::vector<SetAside> LeaseCore::newly_set_aside() { return std::exchange(newly_set_aside_, {}); }
+std::vector<SetAsideGroup> LeaseCore::newly_set_aside() { return std::exchange(newly_set_aside_, {}); }
 std::vector<UnproductiveWorker> LeaseCore::newly_unproductive() { return std::exchange(newly_unproductive_, {}); }
 
 }  // namespace echoline::replay_buffer

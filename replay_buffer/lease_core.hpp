@@ -42,17 +42,18 @@ struct GrantRequest {
   std::optional<Version> newest = std::nullopt;       // newest version that any worker may have; absent: `version`
 };
 
-// The stored group of a lease.
+// The group that was submitted for a lease and stored.
 struct StoredResult {
   Version version;                   // oldest version of any token
-  std::uint64_t tokens_longest = 0;  // of the longest response
-  bool scored = true;
+  std::uint64_t tokens_longest = 0;  // length of the longest response
+  bool scored = true;                // false: the group waits for the learner's scores before it is trained on
 };
 
-// A group that is not leased any more.
-struct SetAside {
+// A group that is not leased any more, because workers repeatedly failed on it.
+struct SetAsideGroup {
   GroupId group;
-  std::string reason, detail;
+  std::string reason;  // a stable text, by which reports count
+  std::string detail;  // for people
 };
 
 // A worker that repeatedly takes work and returns none of it. The caller should give it no more.
@@ -76,7 +77,7 @@ struct Leased {
 struct Ended {
   LeaseId lease;
   LeaseState state;
-  std::optional<double> settled_s;
+  std::optional<double> settled_s;  // when the result was stored; absent if the lease ended without one
 };
 struct Renewed {
   LeaseId lease;
@@ -92,24 +93,24 @@ struct WaitsShortened {
 struct AllExtended {
   double late_s;
 };
+// The pool has the groups whose lease ended without a result. They are leased again, before new groups.
 struct Pooled {
   GroupId group;
 };
 struct Unpooled {
   GroupId group;
 };
-// The number of this worker's failures on this group.
-struct Failed {
+struct FailuresCounted {
   GroupId group;
   WorkerId worker;
-  std::uint32_t failures;
-  bool worker_lost;
+  std::uint32_t failures;  // how often the worker reported that it could not generate the group
+  bool worker_lost;        // the connection to the worker broke while it held the group
 };
 struct FailuresForgotten {
   GroupId group;
 };
 struct GroupSetAside {
-  SetAside aside;
+  SetAsideGroup aside;
 };
 struct Lapsed {
   WorkerId worker;
@@ -117,13 +118,13 @@ struct Lapsed {
 };
 }  // namespace change
 using LeaseChange = std::variant<change::Leased, change::Ended, change::Renewed, change::WaitsShortened,
-                                 change::AllExtended, change::Pooled, change::Unpooled, change::Failed,
+                                 change::AllExtended, change::Pooled, change::Unpooled, change::FailuresCounted,
                                  change::FailuresForgotten, change::GroupSetAside, change::Lapsed>;
 
 // Counters that only grow.
 struct LeaseTotals {
-  std::uint64_t next_lease = 1, next_group = 0;
-  std::uint64_t settled = 0, expired = 0, released = 0;
+  std::uint64_t next_lease = 1, next_group = 0;          // numbers of the next new lease and group
+  std::uint64_t settled = 0, expired = 0, released = 0;  // leases by their end
   friend bool operator==(const LeaseTotals&, const LeaseTotals&) = default;
 };
 
@@ -131,8 +132,8 @@ struct LeaseTotals {
 // groups.
 class LeaseCore {
  public:
-  // `waiting` must outlive the core, which adds submitted groups; the caller removes consumed, dropped and discarded
-  // ones.
+  // `waiting` must outlive the core. The core adds submitted groups to it; the caller removes groups that were
+  // consumed, dropped or discarded.
   LeaseCore(const LeaseOptions& options, WaitingGroups& waiting);
 
   // --- From a journal, before anything else ---------------------------------------------------------------------
@@ -144,23 +145,25 @@ class LeaseCore {
 
   // --- To a journal ---------------------------------------------------------------------------------------------
   // From begin() on, every change is recorded until commit() or rollback(). Without begin(), recording costs nothing.
+  // changes(), totals_before() and has_changes() may be called only in between.
   void begin();
   const std::vector<LeaseChange>& changes() const { return recording_->changes; }
   const LeaseTotals& totals_before() const { return recording_->totals; }
-  bool changed() const { return !recording_->changes.empty() || totals_ != recording_->totals; }
+  bool has_changes() const { return !recording_->changes.empty() || totals_ != recording_->totals; }
   void commit();
   void rollback();  // restores the state at begin()
 
   // --- Events ---------------------------------------------------------------------------------------------------
-  // Leases up to groups_max groups for learner step t, as far as pacing, the worker's share and its earlier results
-  // allow (rules.hpp). Groups from the pool come first, lowest id first; then new problems from the cursor. A worker
-  // does not get a group on which it failed, unless it is the only worker. A group with which several workers were lost
-  // is leased alone. Empty if nothing may be generated now, or if the batch of this step is covered and the worker is
-  // too slow for a later one. Ends expired leases first, as expire() does.
+  // Leases up to groups_max groups for learner step `step`, as far as pacing, the worker's share and its earlier
+  // results allow (rules.hpp). Groups from the pool come first, lowest id first; then new groups in order of their
+  // numbers. A worker does not get a group on which it failed, unless it is the only worker. A group with which several
+  // workers were lost is leased alone. Empty if nothing may be generated now. Also empty if leased and waiting groups
+  // already suffice for this step and the worker is too slow for a later one. Ends expired leases first, as expire()
+  // does.
   std::vector<LiveLease> grant(const GrantRequest& request, std::uint64_t step, double now_s);
 
   // The lease's result is stored and now waits in the buffer. `lease` must be live. Returns the seconds for which the
-  // worker held leases that no earlier result covers.
+  // worker held leases since its previous result.
   double settle(LeaseId lease, const StoredResult& result, double now_s);
   // The lease's result was refused, so its group returns to the pool. `lease` must be live.
   void refuse(LeaseId lease, std::uint64_t tokens_longest, double now_s);
@@ -171,21 +174,22 @@ class LeaseCore {
   // Extends these leases by a full term from now if `progress` has grown. Returns how many.
   std::uint64_t renew(WorkerId worker, std::span<const LeaseId> leases, std::uint64_t progress, double now_s);
   // The worker could not generate the group. The group goes to another worker, or is set aside after repeated failures.
-  // False if this is not a live lease of this worker.
-  bool failed(WorkerId worker, LeaseId lease, std::string_view reason, const std::string& detail);
+  // Returns false if this is not a live lease of this worker.
+  bool on_group_failed(WorkerId worker, LeaseId lease, std::string_view reason, const std::string& detail);
   // The worker's result could not be scored. The group is in the pool; this counts as the worker's failure.
-  void unscorable(GroupId group, WorkerId worker, std::string_view reason, const std::string& detail);
+  void on_result_unscorable(GroupId group, WorkerId worker, std::string_view reason, const std::string& detail);
   // Ends leases of this worker without counting a failure. Returns how many of them were live and this worker's.
   std::uint64_t return_leases(WorkerId worker, std::span<const LeaseId> leases);
   std::uint64_t return_all_leases(WorkerId worker);
-  // No worker can generate the group of this live lease. False if it is not live.
+  // Sets the group of this lease aside, because no worker can generate it. Returns false if the lease is not live.
   bool set_aside(LeaseId lease, std::string_view reason, const std::string& detail);
   // A stored group was discarded, so the core leases it again.
   void regenerate(GroupId group);
   // The worker is lost: its groups return to the pool, its measured speed is dropped. Returns the number of groups.
   std::uint64_t release_worker(WorkerId worker, double now_s);
+  // Ends all live leases without counting a failure; their groups return to the pool. Returns the number of leases.
   std::uint64_t release_all();
-  // Ends overdue leases; their groups return to the pool. Returns how many.
+  // Ends leases whose time has run out; their groups return to the pool. Returns the number of leases.
   std::uint64_t expire(double now_s);
   // Extends all live leases by a time in which no result could be submitted. Returns how many.
   std::uint64_t extend_all_leases(double late_s, double now_s);
@@ -199,16 +203,20 @@ class LeaseCore {
   std::uint64_t stranded_by_next_step(std::uint64_t step, double now_s);
   // Whether pacing allows no more work for a policy of this version now, for a worker of any speed.
   bool has_no_room(Version version, std::uint64_t step, double now_s);
-  std::uint64_t leases_held(WorkerId worker) const;       // number of its live leases
-  std::optional<double> too_slow(WorkerId worker) const;  // JobLedger::too_slow
-  bool turned_away(WorkerId worker) const;                // JobLedger::turned_away
-  std::vector<SetAside> newly_set_aside();                // since the last call
-  std::vector<UnproductiveWorker> newly_unproductive();   // since the last call
+  std::uint64_t leases_held(WorkerId worker) const;  // number of its live leases
+  // If the worker's last grant() was empty because the worker is too slow: the seconds that it takes from grant to
+  // result.
+  std::optional<double> too_slow_batch_seconds(WorkerId worker) const;
+  // Whether the worker's last grant() was empty although it held nothing, because there was no work for any worker.
+  bool was_turned_away(WorkerId worker) const;
+  std::vector<SetAsideGroup> newly_set_aside();          // groups set aside since the last call
+  std::vector<UnproductiveWorker> newly_unproductive();  // workers found unproductive since the last call
   std::size_t live() const { return leases_.size(); }
   std::size_t pooled() const { return pool_.size(); }
   const std::map<Version, std::uint64_t>& live_by_version() const { return leases_.by_version(); }
   const LeaseTotals& totals() const { return totals_; }
-  const LimitedStepCounter& bound() const { return limited_steps_; }  // steps in which a bound kept workers from work
+  // Steps in which a pacing bound, S or L, kept workers from work.
+  const LimitedStepCounter& bound() const { return limited_steps_; }
   Version version_min(std::uint64_t step) const;  // the oldest version that is fresh enough at the step
 
   void check() const { leases_.check(); }  // LeaseTable::check
@@ -218,14 +226,14 @@ class LeaseCore {
     WorkerPace pace;
     bool too_slow = false, turned_away = false;  // results of its last request
     std::uint64_t group_allowance = 0;           // groups that it may hold, by its earlier results
-    double accounted_until_s = 0;                // end of the time covered by its results
+    double accounted_until_s = 0;                // time of its latest result: settle() has counted the time before it
   };
   // The changes since begin(), and the functions that undo them.
   struct Recording {
     std::vector<LeaseChange> changes;
     std::vector<std::function<void()>> undo;
-    LeaseTotals totals;
-    std::size_t set_aside = 0, unproductive = 0;  // sizes of the lists
+    LeaseTotals totals;                                       // at begin()
+    std::size_t set_aside_count = 0, unproductive_count = 0;  // sizes of the lists at begin()
   };
 
   Worker& find_or_add_worker(WorkerId id);
@@ -244,7 +252,7 @@ class LeaseCore {
   void record_lapse(WorkerId worker, LapseKind kind);
   void set_lapses(WorkerId worker, Lapses lapses);
   void record_pace(WorkerId worker, double granted_s, double now_s, std::uint64_t tokens);
-  void shorten_waits_for_unmeasured();
+  void shorten_waits_for_unmeasured_workers();
   double time_without_pauses(double granted_s, double now_s) const;  // now_s less the pauses since the grant
   void record_change(LeaseChange change);
   template <class F>
@@ -260,10 +268,10 @@ class LeaseCore {
   std::unordered_map<WorkerId, Worker> workers_;  // workers that asked for work and were not lost
   FleetPaces paces_;                              // of workers_
   std::map<WorkerId, Lapses> lapses_;             // only workers with lapses
-  std::optional<double> version_usable_s_;        // duration of all steps that may use work granted now
-  std::deque<std::pair<double, double>> pauses_;  // extend_all_leases(): end and length of each
+  std::optional<double> version_usable_s_;        // duration of the S + 1 steps that may train on work granted now
+  std::deque<std::pair<double, double>> pauses_;  // from extend_all_leases(): end and length of each
   LimitedStepCounter limited_steps_;
-  std::vector<SetAside> newly_set_aside_;
+  std::vector<SetAsideGroup> newly_set_aside_;
   std::vector<UnproductiveWorker> newly_unproductive_;
   std::optional<Recording> recording_;
 };

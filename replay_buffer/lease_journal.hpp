@@ -1,5 +1,5 @@
-// Stores the leases in the replay buffer's file: loads a LeaseCore, and writes the core's changes. Private to this
-// folder.
+// Keeps the job ledger's leases in the replay buffer's file: loads a LeaseCore, and writes the core's changes. Private
+// to this folder.
 #pragma once
 #include <optional>
 
@@ -25,18 +25,18 @@ class LeaseJournal {
   Status write_misconduct(WorkerId worker, const Misconduct& misconduct);
 
  private:
-  Status write(const change::Leased& c);
-  Status write(const change::Ended& c);
-  Status write(const change::Renewed& c);
-  Status write(const change::WaitsShortened& c);
-  Status write(const change::AllExtended& c);
-  Status write(const change::Pooled& c);
-  Status write(const change::Unpooled& c);
-  Status write(const change::Failed& c);
-  Status write(const change::FailuresForgotten& c);
-  Status write(const change::GroupSetAside& c);
-  Status write(const change::Lapsed& c);
-  Status forget_if_clean(WorkerId worker);
+  Status write(const change::Leased& change);
+  Status write(const change::Ended& change);
+  Status write(const change::Renewed& change);
+  Status write(const change::WaitsShortened& change);
+  Status write(const change::AllExtended& change);
+  Status write(const change::Pooled& change);
+  Status write(const change::Unpooled& change);
+  Status write(const change::FailuresCounted& change);
+  Status write(const change::FailuresForgotten& change);
+  Status write(const change::GroupSetAside& change);
+  Status write(const change::Lapsed& change);
+  Status delete_worker_if_faultless(WorkerId worker);  // without lapses and misconduct, its row tells nothing
 
   Database& db_;
 };

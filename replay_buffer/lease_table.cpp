@@ -8,9 +8,11 @@
 namespace echoline::replay_buffer {
 namespace {
 
-void add_to_count(std::map<Version, std::uint64_t>& counts, Version version, std::uint64_t trajectories,
-                  bool increase) {
-  if (increase) return void(counts[version] += trajectories);
+void add_to_count(std::map<Version, std::uint64_t>& counts, Version version, std::uint64_t trajectories) {
+  counts[version] += trajectories;
+}
+
+void subtract_from_count(std::map<Version, std::uint64_t>& counts, Version version, std::uint64_t trajectories) {
   const auto it = counts.find(version);
   it->second -= trajectories;
   if (it->second == 0) counts.erase(it);
@@ -20,17 +22,18 @@ void add_to_count(std::map<Version, std::uint64_t>& counts, Version version, std
 
 void LeaseTable::add(LiveLease lease) {
   const LeaseRecord& record = lease.record;
-  if (lease.overdue && !left_out_.contains(record.worker)) leave_out(record.worker, 0);
+  // An overdue lease itself keeps its worker left out, so the time is 0.
+  if (lease.overdue && !left_out_.contains(record.worker)) leave_out(record.worker, /*until_s=*/0);
   by_expiry_.emplace(record.expires_unix_s, record.id);
   by_worker_[record.worker].insert(record.id);
-  add_to_count(by_version_, record.version, record.rollouts, true);
+  add_to_count(by_version_, record.version, record.rollouts);
   if (lease.overdue) {
     LeftOut& left_out = left_out_.at(record.worker);
-    if (left_out.overdue++ == 0) included_again_.erase({left_out.until_s, record.worker});
+    if (left_out.overdue++ == 0) by_reinclusion_time_.erase({left_out.until_s, record.worker});
   } else {
     by_due_.emplace(lease.due_s, record.id);
     trajectories_not_overdue_ += record.rollouts;
-    if (!left_out_.contains(record.worker)) count_awaited(lease, true);
+    if (!left_out_.contains(record.worker)) add_awaited(lease);
   }
   const LeaseId id = record.id;
   const bool is_new = leases_.emplace(id, std::move(lease)).second;
@@ -47,15 +50,15 @@ LiveLease LeaseTable::remove(LeaseId id) {
   const auto leases_of_worker = by_worker_.find(record.worker);
   leases_of_worker->second.erase(id);
   if (leases_of_worker->second.empty()) by_worker_.erase(leases_of_worker);
-  add_to_count(by_version_, record.version, record.rollouts, false);
+  subtract_from_count(by_version_, record.version, record.rollouts);
   if (lease.overdue) {
     LeftOut& left_out = left_out_.at(record.worker);
     left_out.until_s = std::max(left_out.until_s, now_s_ + kLeftOutFactor * (lease.due_s - record.granted_unix_s));
-    if (--left_out.overdue == 0) included_again_.emplace(left_out.until_s, record.worker);
+    if (--left_out.overdue == 0) by_reinclusion_time_.emplace(left_out.until_s, record.worker);
   } else {
     by_due_.erase({lease.due_s, id});
     trajectories_not_overdue_ -= record.rollouts;
-    if (!left_out_.contains(record.worker)) count_awaited(lease, false);
+    if (!left_out_.contains(record.worker)) subtract_awaited(lease);
   }
   return lease;
 }
@@ -102,34 +105,38 @@ void LeaseTable::delay_all(double late_s) {
   }
 }
 
-void LeaseTable::count_awaited(const LiveLease& lease, bool increase) {
-  add_to_count(awaited_, lease.record.version, lease.record.rollouts, increase);
+void LeaseTable::add_awaited(const LiveLease& lease) {
+  add_to_count(awaited_, lease.record.version, lease.record.rollouts);
+}
+
+void LeaseTable::subtract_awaited(const LiveLease& lease) {
+  subtract_from_count(awaited_, lease.record.version, lease.record.rollouts);
 }
 
 void LeaseTable::leave_out(WorkerId worker, double until_s) {
   const auto [it, is_new] = left_out_.try_emplace(worker);
   LeftOut& left_out = it->second;
   if (is_new)
-    for (const LeaseId id : leases_of(worker)) count_awaited(leases_.at(id), false);
+    for (const LeaseId id : leases_of(worker)) subtract_awaited(leases_.at(id));
   else if (left_out.overdue == 0)
-    included_again_.erase({left_out.until_s, worker});
+    by_reinclusion_time_.erase({left_out.until_s, worker});
   left_out.until_s = std::max(left_out.until_s, until_s);
-  if (left_out.overdue == 0) included_again_.emplace(left_out.until_s, worker);
+  if (left_out.overdue == 0) by_reinclusion_time_.emplace(left_out.until_s, worker);
 }
 
 void LeaseTable::advance_to(double now_s) {
   now_s_ = std::max(now_s_, now_s);
   while (!by_due_.empty() && by_due_.begin()->first < now_s) {
     const LeaseId id = by_due_.begin()->second;
-    LiveLease lease = remove(id);
+    LiveLease lease = remove(id);  // removed and added again, because `overdue` decides which indexes have the lease
     lease.overdue = true;
     add(std::move(lease));
   }
-  while (!included_again_.empty() && included_again_.begin()->first <= now_s) {
-    const WorkerId worker = included_again_.begin()->second;
-    included_again_.erase(included_again_.begin());
+  while (!by_reinclusion_time_.empty() && by_reinclusion_time_.begin()->first <= now_s) {
+    const WorkerId worker = by_reinclusion_time_.begin()->second;
+    by_reinclusion_time_.erase(by_reinclusion_time_.begin());
     left_out_.erase(worker);
-    for (const LeaseId id : leases_of(worker)) count_awaited(leases_.at(id), true);
+    for (const LeaseId id : leases_of(worker)) add_awaited(leases_.at(id));
   }
 }
 
@@ -154,13 +161,13 @@ void LeaseTable::check() const {
   ECHO_CHECK(by_version == by_version_ && awaited == awaited_ && not_overdue == trajectories_not_overdue_,
              "the trajectories of {} leases are counted wrongly", leases_.size());
   ECHO_CHECK(by_expiry_.size() == leases_.size(), "{} expiries of {} leases", by_expiry_.size(), leases_.size());
-  std::size_t scheduled = 0;  // workers that will be included again
+  std::size_t scheduled = 0;  // workers with an entry in by_reinclusion_time_
   for (const auto& [worker, left_out] : left_out_) {
     ECHO_CHECK(left_out.overdue == overdue[worker], "the overdue leases of worker {} are counted wrongly", worker);
-    if (left_out.overdue == 0) scheduled += included_again_.contains({left_out.until_s, worker});
+    if (left_out.overdue == 0) scheduled += by_reinclusion_time_.contains({left_out.until_s, worker});
   }
-  ECHO_CHECK(scheduled == included_again_.size(), "{} workers wait to be included again, expected {}",
-             included_again_.size(), scheduled);
+  ECHO_CHECK(scheduled == by_reinclusion_time_.size(), "{} workers wait to be included again, expected {}",
+             by_reinclusion_time_.size(), scheduled);
 }
 
 }  // namespace echoline::replay_buffer

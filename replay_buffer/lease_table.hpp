@@ -1,4 +1,4 @@
-// The live leases, and those for which a learner step waits. Private to this folder.
+// The live leases with their indexes, and which of them a learner step waits for. Private to this folder.
 #pragma once
 #include <cstdint>
 #include <map>
@@ -15,16 +15,16 @@ namespace echoline::replay_buffer {
 // A lease whose result may still come.
 struct LiveLease {
   LeaseRecord record;
-  double due_s = 0;  // a learner step waits for the result until this time
-  std::uint64_t progress = 0;
-  bool overdue = false;  // due_s has passed
+  double due_s = 0;            // a learner step waits for the result until this time
+  std::uint64_t progress = 0;  // as the worker last reported it; only grows
+  bool overdue = false;        // due_s has passed
 };
 
 // Updates all indexes at each change in O(log n). Times are seconds and never run backwards.
 //
-// A learner step waits for a lease until it is due. A worker with an overdue lease is left out: no step waits for its
-// leases, until its overdue leases have ended and kLeftOutFactor times their longest wait has passed. So no worker
-// takes more than a twentieth of the learner's time.
+// A learner step waits for a lease until it is due. A worker with an overdue lease is left out: no step waits for any
+// of its leases. It is included again kLeftOutFactor x its longest wait after its last overdue lease has ended. So no
+// worker takes more than a twentieth of the learner's time.
 class LeaseTable {
  public:
   static constexpr double kLeftOutFactor = 20;
@@ -38,15 +38,15 @@ class LeaseTable {
 
   void renew(LeaseId id, std::uint64_t progress, double expires_s);
   void set_due(LeaseId id, double due_s);  // the lease must not be overdue
-  void delay_all(double late_s);           // makes all leases due and expire later by this much; O(n log n)
+  void delay_all(double late_s);           // adds this to due_s and expiry of all leases; O(n log n)
   // Leases that were due before now become overdue; workers that were left out long enough are included again.
   void advance_to(double now_s);
   // No step waits for this worker's leases before `until_s`.
   void leave_out(WorkerId worker, double until_s);
 
-  // Numbers of trajectories: of all leases, by version; of the leases for which a step waits, by version; of the leases
-  // that are not overdue.
+  // Trajectories of all leases, by version.
   const std::map<Version, std::uint64_t>& by_version() const { return by_version_; }
+  // Trajectories of the leases for which a step waits, by version.
   const std::map<Version, std::uint64_t>& awaited() const { return awaited_; }
   std::uint64_t trajectories_not_overdue() const { return trajectories_not_overdue_; }
 
@@ -55,9 +55,10 @@ class LeaseTable {
  private:
   struct LeftOut {
     std::uint32_t overdue = 0;  // number of overdue live leases
-    double until_s = 0;         // applies once there are no overdue leases
+    double until_s = 0;         // the end, unless a lease is still overdue
   };
-  void count_awaited(const LiveLease& lease, bool increase);
+  void add_awaited(const LiveLease& lease);
+  void subtract_awaited(const LiveLease& lease);
 
   double now_s_ = 0;
   std::unordered_map<LeaseId, LiveLease> leases_;
@@ -66,7 +67,7 @@ class LeaseTable {
   std::map<Version, std::uint64_t> by_version_, awaited_;
   std::uint64_t trajectories_not_overdue_ = 0;
   std::unordered_map<WorkerId, LeftOut> left_out_;
-  std::set<std::pair<double, WorkerId>> included_again_;  // when workers without overdue leases are included again
+  std::set<std::pair<double, WorkerId>> by_reinclusion_time_;  // left-out workers without overdue leases, by until_s
 };
 
 }  // namespace echoline::replay_buffer

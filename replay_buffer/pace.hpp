@@ -7,8 +7,8 @@
 namespace echoline::replay_buffer {
 
 // The leases of one grant form a batch, whose results come together. Only the latest few batches count. The slowest of
-// them determines the times, so that one lucky batch does not shorten the next lease. A batch without a result counts
-// with its time, but gives no measure of the work.
+// them determines the times, so that one lucky batch does not shorten the next lease. A batch without a result lowers
+// groups_per_s() and does not affect the other measures.
 class WorkerPace {
  public:
   // Records a result, accepted or late, of a lease granted at `granted_unix_s`. `tokens`: the length of its longest
@@ -18,14 +18,14 @@ class WorkerPace {
   std::optional<double> batch_seconds() const;                  // from grant to result
   std::uint64_t results_of_batch(double granted_unix_s) const;  // number of groups with a result
   std::optional<double> seconds_per_token() const;  // of the longest response, for all rows of a batch in parallel
-  std::optional<double> groups_per_s() const;       // in the time in which it had work
+  std::optional<double> groups_per_s() const;       // results per second in which the worker had work
 
  private:
   struct Batch {
     double granted_unix_s = 0;
     double seconds = 0;
-    std::uint64_t groups = 0;
-    std::uint64_t tokens = 0;
+    std::uint64_t groups = 0;  // groups with a result
+    std::uint64_t tokens = 0;  // length of the longest response
   };
   std::deque<Batch> batches_;  // oldest first
 };

@@ -8,15 +8,18 @@ namespace echoline::replay_buffer {
 
 namespace {
 
-// Learner steps, including the current one, whose batches may contain work of a version, by each bound.
+// Learner steps, including the current one, whose batches may contain work of a version, by each bound: S, L and the
+// end of the run.
 struct StepsAllowed {
   std::uint64_t by_budget, by_lookahead, by_run;
 };
 
 StepsAllowed steps_allowed(const Pacing& pacing, std::uint64_t step, Version version) {
-  StepsAllowed allowed{0, std::uint64_t{pacing.staleness.lookahead_steps()} + 1, UINT32_MAX};
-  if (version.value >= step)  // limited far below overflow
-    allowed.by_budget = std::min<std::uint64_t>(version.value - step, 1u << 30) + pacing.staleness.budget + 1;
+  constexpr std::uint64_t kStepsNewerMax = 1u << 30;  // far below an overflow of room()
+  StepsAllowed allowed{
+      .by_budget = 0, .by_lookahead = std::uint64_t{pacing.staleness.lookahead_steps()} + 1, .by_run = UINT32_MAX};
+  if (version.value >= step)
+    allowed.by_budget = std::min<std::uint64_t>(version.value - step, kStepsNewerMax) + pacing.staleness.budget + 1;
   else if (admissible(step, version, pacing.staleness.budget))
     allowed.by_budget = pacing.staleness.budget + 1 - (step - version.value);
   if (pacing.steps_total) allowed.by_run = *pacing.steps_total > step ? *pacing.steps_total - step : 0;
@@ -47,14 +50,14 @@ std::optional<Bound> limiting_bound(const Pacing& pacing, std::uint64_t step, Ve
 }
 
 void LimitedStepCounter::record(Bound bound, std::uint64_t step) {
-  Counted& counted = counted_[static_cast<std::size_t>(bound)];
-  if (counted.last != step) ++counted.steps;
-  counted.last = step;
+  LimitedSteps& limited = by_bound_[static_cast<std::size_t>(bound)];
+  if (limited.newest_step != step) ++limited.count;
+  limited.newest_step = step;
 }
 
 std::uint64_t stranded(const Pacing& pacing, std::uint64_t step, std::span<const VersionStock> stock) {
   std::uint64_t step_needs = pacing.trajectories_per_step;  // trajectories that the step still takes
-  std::uint64_t remaining = 0, live = 0;                    // after the step, of versions up to the entry's
+  std::uint64_t remaining = 0, live = 0;                    // trajectories after the step, of versions <= the entry's
   std::uint64_t stranded_max = 0;
   for (const VersionStock& entry : stock) {
     const std::uint64_t trained_on = std::min(step_needs, entry.waiting);
@@ -78,23 +81,28 @@ std::uint32_t staleness_budget_min(std::uint32_t publish_every) { return publish
 
 double lease_seconds(const LeaseLength& length, std::optional<double> seconds_per_token,
                      std::optional<double> median_seconds_per_token) {
+  constexpr double kResponses = 2;            // times of a longest response in a lease
+  constexpr double kResponsesUnmeasured = 8;  // the same for a worker that may be slower than the median
   if (seconds_per_token)
-    return std::clamp(2 * *seconds_per_token * length.tokens_max, seconds(length.limits.min),
+    return std::clamp(kResponses * *seconds_per_token * length.tokens_max, seconds(length.limits.min),
                       seconds(length.limits.max));
   if (!median_seconds_per_token) return seconds(length.limits.first);
-  return std::clamp(8 * *median_seconds_per_token * length.tokens_max, seconds(length.limits.min),
+  return std::clamp(kResponsesUnmeasured * *median_seconds_per_token * length.tokens_max, seconds(length.limits.min),
                     seconds(length.limits.first));
 }
 
 double patience_seconds(const LeaseLength& length, std::optional<double> batch_seconds,
                         std::optional<double> median_batch_seconds, std::optional<double> usable_s) {
-  constexpr double kPatienceMin = 1;  // margin for a busy machine or network
-  double patience = std::min(seconds(length.limits.first), seconds(length.limits.max));
+  constexpr double kPatienceMinS = 1;      // margin for a busy machine or network
+  constexpr double kMeasuredFactor = 2.5;  // times the worker's own time from grant to result
+  constexpr double kUnmeasuredFactor = 4;  // times the median of the measured workers
+  const double max_s = seconds(length.limits.max);
+  double patience_s = std::min(seconds(length.limits.first), max_s);
   if (batch_seconds)
-    patience = std::min(2.5 * *batch_seconds, seconds(length.limits.max));
+    patience_s = std::min(kMeasuredFactor * *batch_seconds, max_s);
   else if (median_batch_seconds)
-    patience = std::min(4 * *median_batch_seconds, patience);
-  return std::max(std::min(kPatienceMin, seconds(length.limits.max)), std::min(patience, usable_s.value_or(patience)));
+    patience_s = std::min(kUnmeasuredFactor * *median_batch_seconds, patience_s);
+  return std::max(std::min(kPatienceMinS, max_s), std::min(patience_s, usable_s.value_or(patience_s)));
 }
 
 double renewed_expiry(const LeaseLength& length, double granted_unix_s, double now_unix_s, double lease_s) {
@@ -108,10 +116,11 @@ bool can_finish_in_time(const Pacing& pacing, std::uint64_t step, Version versio
   return batch_seconds <= (pacing.staleness.budget + 1.0 - age) * step_seconds;
 }
 
-std::uint64_t groups_held_max(std::uint64_t groups, double groups_per_s, double fleet_groups_per_s) {
-  if (!(fleet_groups_per_s > 0)) return std::max<std::uint64_t>(1, groups);
+std::uint64_t groups_held_max(std::uint64_t stock_groups, double groups_per_s, double fleet_groups_per_s) {
+  if (!(fleet_groups_per_s > 0)) return std::max<std::uint64_t>(1, stock_groups);
   const double share = std::clamp(groups_per_s / fleet_groups_per_s, 0.0, 1.0);
-  return std::max<std::uint64_t>(1, static_cast<std::uint64_t>(std::ceil(2 * share * static_cast<double>(groups))));
+  const double twice_share_groups = std::ceil(2 * share * static_cast<double>(stock_groups));
+  return std::max<std::uint64_t>(1, static_cast<std::uint64_t>(twice_share_groups));
 }
 
 std::uint64_t initial_group_allowance(const LeaseLength& length, const Pacing& pacing) {
@@ -120,7 +129,7 @@ std::uint64_t initial_group_allowance(const LeaseLength& length, const Pacing& p
 }
 
 std::uint64_t group_allowance_after_results(std::uint64_t allowance, std::uint64_t results) {
-  constexpr std::uint64_t kAllowanceMax = 1u << 30;
+  constexpr std::uint64_t kAllowanceMax = 1u << 30;  // groups; far below an overflow
   return std::min(allowance + results, kAllowanceMax);
 }
 
@@ -134,11 +143,13 @@ std::optional<double> median(std::vector<double> values) {
 }
 
 double capped_rate(double rate, std::optional<double> median_rate) {
-  return median_rate && *median_rate > 0 ? std::min(rate, 4 * *median_rate) : rate;
+  constexpr double kMediansMax = 4;
+  return median_rate && *median_rate > 0 ? std::min(rate, kMediansMax * *median_rate) : rate;
 }
 
 std::uint32_t lapse_weight(std::uint32_t weight, LapseKind kind) {
-  return weight + (kind == LapseKind::kExpired ? 4 : 2);
+  constexpr std::uint32_t kExpiredWeight = 4, kLostWeight = 2;  // of one batch
+  return weight + (kind == LapseKind::kExpired ? kExpiredWeight : kLostWeight);
 }
 
 bool must_set_aside(std::uint32_t failures, std::uint32_t workers_lost) {

@@ -1,4 +1,6 @@
-// The rules of the job ledger as pure functions: pacing, lease length, acceptance, work per worker, failures.
+// The rules of the job ledger as pure functions: pacing, lease length, acceptance, work per worker, failures. A lease
+// permits a worker to generate one group of G responses with a policy version. Symbols: S is the staleness budget, L
+// the lookahead, R the trajectories per learner step, G the group size, kappa the steps between two publications.
 #pragma once
 #include <array>
 #include <cstddef>
@@ -16,8 +18,9 @@ namespace echoline::replay_buffer {
 
 // --- Admission and pacing -------------------------------------------------------------------------------------
 
-// Whether a trajectory of version v may be trained on at step t: t - v <= S; a newer version is always fresh.
+// Whether a trajectory of `version` may be trained on at `step`: step - version <= S. A newer version is always fresh.
 bool admissible(std::uint64_t step, Version version, std::uint32_t staleness_budget);
+// The oldest version that may be trained on at `step`.
 Version oldest_admissible(std::uint64_t step, std::uint32_t staleness_budget);
 
 // How much work is leased ahead of the learner.
@@ -34,13 +37,14 @@ struct Pacing {
 // outstanding or wait in the buffer (including the batch of step t until it is consumed).
 //
 // Derivation, for any publication period: number the trajectories in the order of consumption. The learner takes R per
-// step, so the n-th one (from 0) is consumed at step floor(n/R), and is fresh enough iff floor(n/R) - v <= S, that is n
-// < (S + v + 1)*R. At step t the next one granted has n = t*R + ahead, so ahead < (S + v + 1 - t)*R.
-// Versions count learner steps, so kappa matters only through v: with publications every kappa steps the p-th has v =
-// kappa*p, and the bound is (S + kappa*p + 1)*R. t*R instead of a count of consumed trajectories keeps the bound right
-// if a step trained on fewer.
-// lookahead_steps L also keeps ahead <= (L + 1)*R, so data is fresher than S demands. This bound depends on `ahead`
-// only and not on v, so an old policy does not reduce it, and a run with kappa > L still gets work.
+// step, so the n-th one (from 0) is consumed at step floor(n/R). It is fresh enough if floor(n/R) - v <= S, which means
+// n < (S + v + 1)*R. At step t the next one granted has n = t*R + ahead, so ahead < (S + v + 1 - t)*R.
+// Versions count learner steps, so kappa matters only through v. With publications every kappa steps, the p-th has
+// v = kappa*p, and the bound is (S + kappa*p + 1)*R. The formula has t*R instead of a count of consumed trajectories,
+// so it stays right if a step trained on fewer.
+//
+// The lookahead L also keeps ahead <= (L + 1)*R, so data is fresher than S demands. This bound depends on `ahead` only
+// and not on v, so an old policy does not reduce it, and a run with kappa > L still gets work.
 std::uint64_t room(const Pacing& pacing, std::uint64_t step, Version version, std::uint64_t ahead);
 
 // The bound, S or L, that leaves less room for work of policy `version` at learner step t; S if both leave the same.
@@ -53,14 +57,14 @@ std::optional<Bound> limiting_bound(const Pacing& pacing, std::uint64_t step, Ve
 class LimitedStepCounter {
  public:
   void record(Bound bound, std::uint64_t step);
-  std::uint64_t count(Bound bound) const { return counted_[static_cast<std::size_t>(bound)].steps; }
+  std::uint64_t count(Bound bound) const { return by_bound_[static_cast<std::size_t>(bound)].count; }
 
  private:
-  struct Counted {
-    std::uint64_t steps = 0;
-    std::optional<std::uint64_t> last;
+  struct LimitedSteps {
+    std::uint64_t count = 0;
+    std::optional<std::uint64_t> newest_step;
   };
-  std::array<Counted, 2> counted_;
+  std::array<LimitedSteps, 2> by_bound_;
 };
 
 // The trajectories of one version.
@@ -71,22 +75,24 @@ struct VersionStock {
 };
 
 // The number of live trajectories that would be too old for every later step if the learner now trained on the R oldest
-// waiting ones at step t. `stock` is ascending by version. Version v may be consumed up to step v + S. So steps after t
-// can use at most (v + S - t)*R trajectories of versions <= v, and the excess is stranded. room() keeps this at zero
-// while results arrive in the order of their grants. It becomes positive when fast workers overtake a slow one.
+// waiting ones at step t. They are stranded. `stock` is ascending by version. Version v may be consumed up to step v +
+// S. So steps after t can use at most (v + S - t)*R trajectories of versions <= v, and the excess is stranded. room()
+// keeps the number at zero while results arrive in the order of their grants. It becomes positive when fast workers
+// overtake a slow one.
 std::uint64_t stranded(const Pacing& pacing, std::uint64_t step, std::span<const VersionStock> stock);
 
 // The age in learner steps of the oldest data that pacing allows in a step: min(S, kappa - 1 + lag_steps + L).
-// kappa - 1: the age of the newest published policy. lag_steps: the broadcast time in steps, rounded up (0 if workers
-// wait for the newest policy, because S admits nothing older), and the delay of slow workers' results. L: the steps
-// that a result waits, because at most (L + 1)*R trajectories are in stock or in flight. S always holds, because
-// stranded() makes the learner wait.
+// - kappa - 1: the age of the newest published policy.
+// - lag_steps: the broadcast time in steps, rounded up, and the delay of slow workers' results. If S admits only the
+//   newest policy, workers wait for it, and the broadcast time counts as 0.
+// - L: the steps that a result waits, because at most (L + 1)*R trajectories are in stock or in flight.
+// - S: always holds, because the learner waits while stranded() is above zero.
 std::uint32_t staleness_worst(std::uint32_t staleness_budget, std::uint32_t publish_every,
                               std::uint32_t lookahead_steps, std::uint32_t lag_steps);
 
-// The least S with which every step finds a policy that is fresh enough: the last step before a publication trains on
-// one that is kappa - 1 steps old. With S = 0 and kappa = 1 every step trains on rollouts of exactly the policy it
-// updates.
+// The least S with which every step finds a policy that is fresh enough. It is kappa - 1, because the last step before
+// a publication trains on a policy of that age. With S = 0 and kappa = 1 every step trains on rollouts of exactly the
+// policy it updates.
 std::uint32_t staleness_budget_min(std::uint32_t publish_every);
 
 // --- Leases ---------------------------------------------------------------------------------------------------
@@ -98,9 +104,9 @@ struct LeaseLength {
   std::optional<std::uint32_t> initial_groups = std::nullopt;
 };
 
-// Length of a lease and of each renewal: twice the time of a response of tokens_max at this worker's measured seconds
-// per token, clamped. For an unmeasured worker: four times that time at the median of the measured ones, at most
-// `limits.first`. `limits.first` if no worker is measured.
+// Length of a lease and of each renewal. For a measured worker, twice the time of a response of tokens_max at its
+// seconds per token, between `limits.min` and `limits.max`. For an unmeasured worker, four times as long at the median
+// of the measured ones, at most `limits.first`. `limits.first` if no worker is measured.
 double lease_seconds(const LeaseLength& length, std::optional<double> seconds_per_token,
                      std::optional<double> median_seconds_per_token = std::nullopt);
 
@@ -120,9 +126,9 @@ double renewed_expiry(const LeaseLength& length, double granted_unix_s, double n
 bool can_finish_in_time(const Pacing& pacing, std::uint64_t step, Version version, double batch_seconds,
                         double step_seconds);
 
-// Groups that one worker may hold: twice its share of the `groups` in stock, by measured groups/s, at least one. So the
-// worker is not idle while the learner serves others, and cannot hoard work that other workers could do.
-std::uint64_t groups_held_max(std::uint64_t groups, double groups_per_s, double fleet_groups_per_s);
+// Groups that one worker may hold: twice its share of `stock_groups` by measured groups/s, at least one. So the worker
+// is not idle while the learner serves others, and cannot hoard work that other workers could do.
+std::uint64_t groups_held_max(std::uint64_t stock_groups, double groups_per_s, double fleet_groups_per_s);
 
 // The number of groups that a worker may hold, whatever its speed. It starts at `initial_groups`, grows by one with
 // each result, and is halved by each lapsed batch. So a worker can withhold at most as much as it has delivered.
@@ -130,8 +136,8 @@ std::uint64_t initial_group_allowance(const LeaseLength& length, const Pacing& p
 std::uint64_t group_allowance_after_results(std::uint64_t allowance, std::uint64_t results);
 std::uint64_t group_allowance_after_lapse(std::uint64_t allowance);
 
-// The median, for an even number the upper one; absent without values. A single value, true or false, hardly affects
-// it.
+// The median; for an even number of values the upper one; absent without values. Used because one worker's value,
+// honest or not, hardly affects it.
 std::optional<double> median(std::vector<double> values);
 // A worker's rate, limited to four times the median. The limit keeps one worker, fast or dishonest, from all the work.
 double capped_rate(double rate, std::optional<double> median_rate);
@@ -156,7 +162,7 @@ struct LeaseRecord {
   double granted_unix_s = 0;
   double expires_unix_s = 0;
   LeaseState state = LeaseState::kLive;
-  double lease_s = 0;  // a sign of progress moves the expiry to this many seconds after it
+  double lease_s = 0;  // length of the lease and of each renewal, in seconds
 };
 
 // The origin that a submitted result states. refusal() checks it against the lease.
@@ -175,11 +181,11 @@ std::optional<std::string_view> refusal(const std::optional<LeaseRecord>& lease,
 
 // --- Failures -------------------------------------------------------------------------------------------------
 
-inline constexpr std::uint32_t kFailuresMax = 2;
-inline constexpr std::uint32_t kLossesMax = 4;
+inline constexpr std::uint32_t kFailuresMax = 2;  // failures that workers reported for a group
+inline constexpr std::uint32_t kLossesMax = 4;    // workers that were lost while they held it
 
-// Whether a group is set aside: workers failed on it kFailuresMax times, or kLossesMax workers were lost while they
-// held it. The second limit is higher, because a loss may have another cause.
+// Whether a group must be set aside, that is, not be leased again, because one of the two limits is reached. kLossesMax
+// is higher, because the loss of a worker may have another cause.
 bool must_set_aside(std::uint32_t failures, std::uint32_t workers_lost);
 
 }  // namespace echoline::replay_buffer

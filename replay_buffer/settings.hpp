@@ -1,4 +1,5 @@
-// Keys of the run file for the age of data (section `staleness`) and for leases (lease_* of section `rollout`).
+// Keys of the run file for the age of data (section `staleness`) and for leases (lease_* of section `rollout`). A lease
+// permits a worker to generate one group.
 #pragma once
 #include <cstdint>
 #include <optional>
@@ -12,8 +13,8 @@ class ConfigSection;
 namespace echoline::replay_buffer {
 
 struct StalenessSettings {
-  std::uint32_t budget = 3;                // S >= kappa - 1; 0: every step trains on rollouts of the policy it updates
-  std::uint32_t publish_every = 1;         // kappa
+  std::uint32_t budget = 3;                // S: learner steps, >= kappa - 1; 0: trains on the current policy's rollouts
+  std::uint32_t publish_every = 1;         // kappa: learner steps from one publication of the policy to the next
   std::optional<std::uint32_t> lookahead;  // batches leased ahead of consumption, <= S; absent: S
   std::uint32_t lookahead_steps() const { return lookahead.value_or(budget); }  // L
 };

@@ -34,7 +34,8 @@ Result<std::unique_ptr<Database>> Database::open(const std::filesystem::path& pa
   if (rc != SQLITE_OK) return database->error(rc);
   sqlite3_extended_result_codes(raw, 1);
   sqlite3_busy_timeout(raw, kBusyTimeoutMs);
-  // EXCLUSIVE: two learners must never share a buffer, and the WAL index needs no shared memory.
+  // Locked exclusively, because two learners must never share a buffer. Then the index of the log needs no shared
+  // memory.
   for (const char* pragma : {"PRAGMA locking_mode=EXCLUSIVE", "PRAGMA journal_mode=WAL", "PRAGMA synchronous=FULL"})
     ECHO_TRY(database->run(pragma));
   ECHO_TRY(sync_folder(path));
@@ -42,8 +43,8 @@ Result<std::unique_ptr<Database>> Database::open(const std::filesystem::path& pa
 }
 
 Result<sqlite3_stmt*> Database::prepare(const char* sql) {
-  const auto found = statements_.find(sql);  // by address, because `sql` is a literal
-  if (found != statements_.end()) return found->second.get();
+  const auto cached = statements_.find(sql);  // by address, because `sql` is a literal
+  if (cached != statements_.end()) return cached->second.get();
   sqlite3_stmt* statement = nullptr;
   const int rc = sqlite3_prepare_v3(handle_.get(), sql, -1, SQLITE_PREPARE_PERSISTENT, &statement, nullptr);
   if (rc != SQLITE_OK) return error(rc);
@@ -53,7 +54,7 @@ Result<sqlite3_stmt*> Database::prepare(const char* sql) {
 
 Error Database::error(int rc) const {
   const char* message = handle_ ? sqlite3_errmsg(handle_.get()) : sqlite3_errstr(rc);
-  int kind = rc & 0xff;  // without the extended code
+  int kind = rc & 0xff;  // the lowest byte is the primary code, the others extend it
   // SQLite reports an exhausted quota, or a sync without space, as an I/O error.
   if (kind == SQLITE_IOERR && os_code(errno) == Code::kExhausted) kind = SQLITE_FULL;
   switch (kind) {

@@ -44,9 +44,11 @@ class Row {
   sqlite3_stmt* statement_;
 };
 
+// An open SQLite file. Use from one thread at a time.
 class Database {
  public:
-  // WAL, synchronous=FULL, locked for this process until closed.
+  // Opens or creates the file with a write-ahead log (WAL) and synchronous=FULL. No other process can open it until it
+  // is closed.
   static Result<std::unique_ptr<Database>> open(const std::filesystem::path& path);
   Database(const Database&) = delete;
   Database& operator=(const Database&) = delete;
@@ -59,7 +61,7 @@ class Database {
         sql, [](const Row&) {}, args...);
   }
 
-  // Calls on_row for each row.
+  // Runs one statement and calls `on_row` for each row. As run() otherwise.
   template <class F, class... Args>
   Status each(const char* sql, F&& on_row, const Args&... args) {
     ECHO_ASSIGN(sqlite3_stmt* const statement, prepare(sql));
@@ -99,26 +101,29 @@ class Database {
   Result<sqlite3_stmt*> prepare(const char* sql);  // cached by the address of `sql`
 
   template <std::integral T>
-  static void bind(sqlite3_stmt* s, int i, T value) {
-    sqlite3_bind_int64(s, i, static_cast<sqlite3_int64>(value));
+  static void bind(sqlite3_stmt* statement, int index, T value) {
+    sqlite3_bind_int64(statement, index, static_cast<sqlite3_int64>(value));
   }
   template <std::floating_point T>
-  static void bind(sqlite3_stmt* s, int i, T value) {
-    sqlite3_bind_double(s, i, value);
+  static void bind(sqlite3_stmt* statement, int index, T value) {
+    sqlite3_bind_double(statement, index, value);
   }
-  static void bind(sqlite3_stmt* s, int i, std::string_view text) {
-    sqlite3_bind_text64(s, i, text.data(), text.size(), SQLITE_STATIC, SQLITE_UTF8);
+  static void bind(sqlite3_stmt* statement, int index, std::string_view text) {
+    sqlite3_bind_text64(statement, index, text.data(), text.size(), SQLITE_STATIC, SQLITE_UTF8);
   }
   template <class T>
-  static void bind(sqlite3_stmt* s, int i, const std::optional<T>& value) {
+  static void bind(sqlite3_stmt* statement, int index, const std::optional<T>& value) {
     if (value)
-      bind(s, i, *value);
+      bind(statement, index, *value);
     else
-      sqlite3_bind_null(s, i);
+      sqlite3_bind_null(statement, index);
   }
-  static void bind(sqlite3_stmt* s, int i, const std::string& text) { bind(s, i, std::string_view(text)); }
-  static void bind(sqlite3_stmt* s, int i, Blob blob) {
-    sqlite3_bind_blob64(s, i, blob.bytes.empty() ? "" : blob.bytes.data(), blob.bytes.size(), SQLITE_STATIC);
+  static void bind(sqlite3_stmt* statement, int index, const std::string& text) {
+    bind(statement, index, std::string_view(text));
+  }
+  static void bind(sqlite3_stmt* statement, int index, Blob blob) {
+    sqlite3_bind_blob64(statement, index, blob.bytes.empty() ? "" : blob.bytes.data(), blob.bytes.size(),
+                        SQLITE_STATIC);
   }
 
   std::filesystem::path path_;
@@ -126,7 +131,7 @@ class Database {
   std::map<const char*, Statement> statements_;  // destroyed before the handle
 };
 
-// BEGIN IMMEDIATE in begin(); COMMIT on request, otherwise ROLLBACK.
+// begin() runs BEGIN IMMEDIATE and commit() runs COMMIT. The destructor rolls back if commit() has not succeeded.
 class Transaction {
  public:
   static Result<Transaction> begin(Database& database) {
@@ -146,7 +151,7 @@ class Transaction {
 
  private:
   explicit Transaction(Database& database) : database_(&database) {}
-  Database* database_;
+  Database* database_;  // null after commit() or a move
 };
 
 }  // namespace echoline::replay_buffer

@@ -4,7 +4,7 @@
 namespace echoline::replay_buffer {
 namespace {
 
-constexpr std::uint64_t kCheckedBytesMax = 256ull << 20;  // larger files are not checked completely at open
+constexpr std::uint64_t kCheckedBytesMax = 256ull << 20;  // a check of larger files at open would take too long
 constexpr std::string_view kOpen = "open replay buffer";
 
 // FORMAT.md describes the columns.
@@ -73,9 +73,9 @@ Status Store::create_or_check() {
                 path, version.value_or(0), kSchemaVersion);
   std::error_code ignored;
   if (std::filesystem::file_size(db.path(), ignored) <= kCheckedBytesMax) {
-    std::string verdict;
-    ECHO_TRY(db.each("PRAGMA quick_check(1)", [&](const Row& row) { verdict = row.bytes(0); }));
-    if (verdict != "ok") return db.error(SQLITE_CORRUPT);
+    std::string first_damage;  // "ok" if there is none
+    ECHO_TRY(db.each("PRAGMA quick_check(1)", [&](const Row& row) { first_damage = row.bytes(0); }));
+    if (first_damage != "ok") return db.error(SQLITE_CORRUPT);
   }
   ECHO_ASSIGN(const auto group_size, db.first_integer("SELECT value FROM meta WHERE key = 'group_size'"));
   if (group_size != options.group_size)
@@ -85,15 +85,17 @@ Status Store::create_or_check() {
 }
 
 Status Store::load_totals() {
-  return database->each("SELECT count(*), coalesce(sum(length(body)), 0) FROM trajectory", [&](const Row& row) {
-    totals = {row.integer(0), row.integer(1)};
-  });
+  return database->each("SELECT count(*), coalesce(sum(length(body)), 0) FROM trajectory",
+                        [&](const Row& row) { totals = {.rows = row.integer(0), .bytes = row.integer(1)}; });
 }
 
 namespace {
 
+// From a row of group_id, version, members, unscored.
 WaitingGroup waiting_group(const Row& row) {
-  return {Version{row.integer(1)}, static_cast<std::uint32_t>(row.integer(2)), row.integer(3) == 0};
+  return {.version = Version{row.integer(1)},
+          .members = static_cast<std::uint32_t>(row.integer(2)),
+          .scored = row.integer(3) == 0};
 }
 
 }  // namespace
@@ -108,13 +110,13 @@ Status Store::load_waiting() {
 }
 
 Status Store::load_waiting(GroupId group) {
-  std::optional<WaitingGroup> found;
+  std::optional<WaitingGroup> loaded;
   ECHO_TRY(database->each(
       "SELECT group_id, version, members, unscored FROM groups WHERE consumed_step IS NULL AND dropped_step IS NULL "
       "AND group_id = ?1",
-      [&](const Row& row) { found = waiting_group(row); }, group.value));
+      [&](const Row& row) { loaded = waiting_group(row); }, group.value));
   waiting.remove(group);
-  if (found) waiting.put(group, *found);
+  if (loaded) waiting.put(group, *loaded);
   return ok();
 }
 
@@ -128,8 +130,7 @@ Result<bool> Store::insert(const Trajectory& t) {
   ECHO_TRY(db.each(
       "SELECT id, group_id, member FROM trajectory WHERE id = ?1 OR (group_id = ?2 AND member = ?3)",
       [&](const Row& row) {
-        const bool same = row.bytes(0) == t.id() && row.integer(1) == t.group() && row.integer(2) == t.member();
-        if (same)
+        if (row.bytes(0) == t.id() && row.integer(1) == t.group() && row.integer(2) == t.member())
           is_duplicate = true;
         else
           collision = fmt::format("'{}' (group {}, member {})", row.bytes(0), row.integer(1), row.integer(2));
@@ -158,8 +159,8 @@ Result<bool> Store::insert(const Trajectory& t) {
 
 Status Store::count_rejected(std::string_view reason, std::uint64_t trajectories) {
   return database->run(
-      "INSERT INTO rejected VALUES(?1, ?2) ON CONFLICT(reason) DO UPDATE SET "
-      "trajectories = trajectories + excluded.trajectories",
+      "INSERT INTO rejected VALUES(?1, ?2) ON CONFLICT(reason) DO UPDATE SET trajectories = trajectories + "
+      "excluded.trajectories",
       reason, trajectories);
 }
 

@@ -1,4 +1,5 @@
-// The open file behind ReplayBuffer and JobLedger: schema, limits and shared inserts. Private to this folder.
+// The open SQLite file that ReplayBuffer and JobLedger share: its schema, its limits, and inserts. Private to this
+// folder.
 #pragma once
 #include <functional>
 #include <memory>
@@ -19,7 +20,7 @@ class Store {
   static Result<std::unique_ptr<Store>> open(const std::filesystem::path& path, const BufferOptions& options);
 
   // Inserts one checked trajectory inside the caller's transaction. True if stored, false for a duplicate. kInvalid if
-  // its place in the group is taken under another id, kExhausted at a limit.
+  // the file has another trajectory for the same group and member, kExhausted at a limit.
   Result<bool> insert(const Trajectory& trajectory);
   // Adds `trajectories` to the reports' count of refusals for `reason`, inside the caller's transaction.
   Status count_rejected(std::string_view reason, std::uint64_t trajectories);
@@ -27,7 +28,7 @@ class Store {
   std::uint64_t version_min(std::uint64_t step) const {
     return oldest_admissible(step, options.staleness_budget).value;
   }
-  // Ends the process if called from a second thread.
+  // The first thread that calls this owns the store. Ends the process if another thread calls.
   void check_thread();
 
   // Updates `waiting` from the file, for all groups or for one. Call after a commit.
@@ -38,7 +39,7 @@ class Store {
   BufferOptions options;
   // The groups in the file that were neither consumed nor dropped.
   WaitingGroups waiting{0};
-  // Called after a commit that put a discarded group into the pool.
+  // Called after a commit that put a discarded group into the table `pool`, so that it is leased again.
   std::function<void(GroupId)> on_discard = [](GroupId) {};
   // Totals of the stored data. insert() updates them, so a rollback must restore the earlier value.
   struct Totals {
@@ -50,7 +51,7 @@ class Store {
   Store() = default;
   Status create_or_check();
   Status load_totals();
-  std::thread::id owner_;
+  std::thread::id owner_;  // set by check_thread()
 };
 
 }  // namespace echoline::replay_buffer

@@ -15,7 +15,7 @@ namespace {
 namespace fs = std::filesystem;
 
 constexpr std::string_view kOpen = "read replay buffer";
-constexpr int kAttemptsMax = 50;
+constexpr int kCopiesMax = 50;  // attempts to copy the file while its learner does not write
 // Header of SQLite's write-ahead log. It holds random salts, which change each time the log restarts.
 constexpr std::size_t kWalHeaderBytes = 32;
 
@@ -28,8 +28,8 @@ std::string log_header(const fs::path& log) {
 
 fs::path log_of(const fs::path& file) { return file.string() + "-wal"; }
 
-// Copies the file and its log. Returns whether the copy is consistent.
-// While the log does not restart, it has every page of the file that may have changed. So the copied file, even with
+// Copies the file and its log. Returns whether the copy is consistent, which it is if the log did not restart
+// meanwhile. Because until then the log has every page of the file that may have changed. So the copied file, even with
 // torn pages, and the log copied after it are the state of the last complete transaction in the log.
 Result<bool> copy_file_and_log(const fs::path& file, const fs::path& to) {
   const auto copy = [](const fs::path& from, const fs::path& into) -> Status {
@@ -45,12 +45,12 @@ Result<bool> copy_file_and_log(const fs::path& file, const fs::path& to) {
   };
   const std::string header_before = log_header(log_of(file));
   ECHO_TRY(copy(file, to));
-  const Status log = copy(log_of(file), log_of(to));
-  if (!log && log.error().code != Code::kNotFound) return log.error();
+  const Status log_copied = copy(log_of(file), log_of(to));
+  if (!log_copied && log_copied.error().code != Code::kNotFound) return log_copied.error();
   return log_header(log_of(file)) == header_before && log_header(log_of(to)) == header_before;
 }
 
-Status check_room(const fs::path& file, const fs::path& scratch) {
+Status check_free_space(const fs::path& file, const fs::path& scratch) {
   std::error_code ec;
   const std::uint64_t file_bytes = fs::file_size(file, ec);
   const fs::space_info space = fs::space(scratch, ec);
@@ -67,18 +67,18 @@ Status check_room(const fs::path& file, const fs::path& scratch) {
 Result<std::unique_ptr<StoredBuffer>> StoredBuffer::open(const fs::path& file, const fs::path& scratch) {
   std::error_code ec;
   if (!fs::is_regular_file(file, ec)) return fail(Code::kNotFound, kOpen, "{}: no such file", file.string());
-  ECHO_TRY(check_room(file, scratch));
+  ECHO_TRY(check_free_space(file, scratch));
   std::unique_ptr<StoredBuffer> stored(new StoredBuffer);
   std::string folder = (scratch / "echoline-replay-XXXXXX").string();
   if (::mkdtemp(folder.data()) == nullptr)
     return fail(Code::kIo, kOpen, "{}: no folder can be created there", scratch.string());
   stored->folder_ = folder;
   const fs::path copy = stored->folder_ / "replay.sqlite";
-  bool consistent = false;
-  for (int attempt = 0; attempt < kAttemptsMax && !consistent; ++attempt) {
-    ECHO_ASSIGN(consistent, copy_file_and_log(file, copy));
+  bool is_consistent = false;
+  for (int attempt = 0; attempt < kCopiesMax && !is_consistent; ++attempt) {
+    ECHO_ASSIGN(is_consistent, copy_file_and_log(file, copy));
   }
-  if (!consistent)
+  if (!is_consistent)
     return fail(Code::kUnavailable, kOpen,
                 "{}: its learner writes faster than it can be copied; try again, or wait for the end of the run",
                 file.string());
@@ -90,7 +90,8 @@ Result<std::unique_ptr<StoredBuffer>> StoredBuffer::open(const fs::path& file, c
   if (version != kSchemaVersion)
     return fail(Code::kInvalid, kOpen, "{}: written with schema version {}, this release reads {}", file.string(),
                 version.value_or(0), kSchemaVersion);
-  fs::remove_all(stored->folder_, ec);  // both files are open, so nothing remains, however this process ends
+  // Both files are open and stay readable. So no file is left behind, however this process ends.
+  fs::remove_all(stored->folder_, ec);
   return stored;
 }
 

@@ -1,5 +1,5 @@
-// Reads a replay buffer's file while its learner may write it. It reads a copy, so nothing is locked or changed,
-// whether a learner runs, has ended or was killed.
+// Reads a replay buffer's file while its learner may write it. The file is copied first, so that nothing is locked or
+// changed, whether a learner runs, has ended or was killed.
 #pragma once
 #include <cstdint>
 #include <filesystem>
@@ -33,15 +33,15 @@ struct StoredCounts {
 class StoredBuffer {
  public:
   // Copies `file` and its write-ahead log into a new folder below `scratch`, and removes the folder once the copy is
-  // open. Copies again if a learner wrote meanwhile: kUnavailable after many tries. kNotFound without the file,
+  // open. Copies again if a learner wrote during the copy; kUnavailable after many tries. kNotFound without the file,
   // kCorrupt and kInvalid as ReplayBuffer::open, kExhausted if the copy does not fit.
   static Result<std::unique_ptr<StoredBuffer>> open(
       const std::filesystem::path& file, const std::filesystem::path& scratch = std::filesystem::temp_directory_path());
   ~StoredBuffer();
 
   Result<StoredCounts> counts();
-  // Calls `visit` for the newest `newest_max` trajectories (0: all) by group and member; for fewer if some were
-  // deleted. Ends at the first error of `visit` and returns it. Otherwise returns the number of unreadable
+  // Calls `visit` for the newest `newest_max` trajectories (0: all), ordered by group and member. They are fewer if
+  // some were deleted. Ends at the first error of `visit` and returns it. Otherwise returns the number of unreadable
   // trajectories.
   Result<std::uint64_t> each(std::uint64_t newest_max, const std::function<Status(StoredTrajectory)>& visit);
 

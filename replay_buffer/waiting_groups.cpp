@@ -4,7 +4,7 @@
 namespace echoline::replay_buffer {
 
 void WaitingGroups::put(GroupId group, const WaitingGroup& waiting) {
-  remove(group);
+  remove(group);  // its earlier state, if there is one
   groups_.emplace(group, waiting);
   ByVersion& entry = by_version_[waiting.version];
   (is_complete(waiting) && waiting.scored ? entry.ready : entry.not_ready).insert(group);
@@ -47,7 +47,8 @@ std::map<Version, std::uint64_t> WaitingGroups::complete_trajectories(Version ol
 
 std::optional<std::vector<GroupId>> WaitingGroups::next_batch(Version oldest, std::size_t count) const {
   const auto first = by_version_.lower_bound(oldest);
-  // Counts before it collects ids, because most calls find too few: each submission asks while the learner waits.
+  // Counts before it collects ids, because most calls find too few groups: while the learner waits for a batch, every
+  // submission leads to a call.
   std::size_t ready = 0;
   for (auto it = first; it != by_version_.end() && ready < count; ++it) ready += it->second.ready.size();
   if (ready < count) return std::nullopt;

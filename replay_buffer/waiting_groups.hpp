@@ -15,7 +15,7 @@ namespace echoline::replay_buffer {
 struct WaitingGroup {
   Version version;            // oldest version of any token
   std::uint32_t members = 0;  // trajectories that are present
-  bool scored = true;
+  bool scored = true;         // false: it waits for the learner's scores
   friend bool operator==(const WaitingGroup&, const WaitingGroup&) = default;
 };
 
@@ -25,8 +25,8 @@ class WaitingGroups {
   explicit WaitingGroups(std::uint32_t group_size) : group_size_(group_size) {}
 
   void put(GroupId group, const WaitingGroup& waiting);  // adds or replaces
-  void remove(GroupId group);                            // no effect if it does not wait
-  const WaitingGroup* find(GroupId group) const;         // null if it does not wait
+  void remove(GroupId group);                            // without effect if the group does not wait
+  const WaitingGroup* find(GroupId group) const;         // null if the group does not wait
 
   // Trajectories of versions from `oldest` on, including those of incomplete groups.
   std::uint64_t trajectories(Version oldest) const;

@@ -18,10 +18,11 @@ extern char** environ;
 namespace echoline::provisioner {
 namespace {
 
-constexpr std::size_t kOutputMax = 4u << 20;
-constexpr std::size_t kLineMax = 300;
-constexpr std::size_t kRunNameMax = 40;
+constexpr std::size_t kOutputMax = 4u << 20;  // bytes
+constexpr std::size_t kLineMax = 300;         // bytes
+constexpr std::size_t kRunNameMax = 40;       // characters of a run's name in an instance's name
 
+// Returns a descriptor of a file in memory, which needs no reader to be written.
 int memory_file() { return ::memfd_create("echoline", MFD_CLOEXEC); }
 
 // Returns the first kOutputMax bytes of the file; the rest is dropped.
@@ -49,28 +50,28 @@ bool write_and_rewind(int fd, std::string_view text) {
 }  // namespace
 
 std::string CommandResult::summary() const {
-  const std::string& said = err.empty() ? out : err;
-  const std::size_t end = said.find_last_not_of(" \r\n\t");
+  const std::string& output = err.empty() ? out : err;
+  const std::size_t end = output.find_last_not_of(" \r\n\t");
   std::string line;
   if (end != std::string::npos) {
-    const std::size_t newline = said.find_last_of('\n', end);
+    const std::size_t newline = output.find_last_of('\n', end);
     const std::size_t begin = newline == std::string::npos ? 0 : newline + 1;
-    line = said.substr(begin, std::min(end + 1 - begin, kLineMax));
+    line = output.substr(begin, std::min(end + 1 - begin, kLineMax));
   }
   return fmt::format("status {}{}{}", status, line.empty() ? "" : ": ", line);
 }
 
 CommandRunner::~CommandRunner() {
-  for (const Running& r : running_) {
-    ::close(r.out);
-    ::close(r.err);
+  for (const Running& running : running_) {
+    ::close(running.out_fd);
+    ::close(running.err_fd);
   }
 }
 
 void CommandRunner::run(const std::vector<std::string>& argv, std::string_view input, Duration limit, Done done) {
   const Descriptor in(memory_file());
   if (in.get() < 0 || !write_and_rewind(in.get(), input)) {
-    failed_.emplace_back(CommandResult{-1, "", std::strerror(errno)}, std::move(done));
+    failed_.emplace_back(CommandResult{.status = -1, .out = "", .err = std::strerror(errno)}, std::move(done));
     return;
   }
   spawn(argv, in.get(), limit, std::move(done));
@@ -80,36 +81,37 @@ void CommandRunner::run_file(const std::vector<std::string>& argv, const std::st
                              Done done) {
   const Descriptor in(::open(input_file.c_str(), O_RDONLY | O_CLOEXEC));
   if (in.get() < 0) {
-    failed_.emplace_back(CommandResult{-1, "", input_file + ": " + std::strerror(errno)}, std::move(done));
+    const std::string reason = input_file + ": " + std::strerror(errno);
+    failed_.emplace_back(CommandResult{.status = -1, .out = "", .err = reason}, std::move(done));
     return;
   }
   spawn(argv, in.get(), limit, std::move(done));
 }
 
-void CommandRunner::spawn(const std::vector<std::string>& argv, int input, Duration limit, Done done) {
-  Running r;
-  r.out = memory_file();
-  r.err = memory_file();
-  r.limit = limit;
+void CommandRunner::spawn(const std::vector<std::string>& argv, int input_fd, Duration limit, Done done) {
+  Running running;
+  running.out_fd = memory_file();
+  running.err_fd = memory_file();
+  running.limit = limit;
   std::vector<std::string> words = argv;
   std::vector<char*> pointers;
   for (std::string& word : words) pointers.push_back(word.data());
   pointers.push_back(nullptr);
   posix_spawn_file_actions_t actions;
   posix_spawn_file_actions_init(&actions);
-  posix_spawn_file_actions_adddup2(&actions, input, 0);
-  posix_spawn_file_actions_adddup2(&actions, r.out, 1);
-  posix_spawn_file_actions_adddup2(&actions, r.err, 2);
+  posix_spawn_file_actions_adddup2(&actions, input_fd, 0);
+  posix_spawn_file_actions_adddup2(&actions, running.out_fd, 1);
+  posix_spawn_file_actions_adddup2(&actions, running.err_fd, 2);
   posix_spawn_file_actions_addclosefrom_np(&actions, 3);
   posix_spawnattr_t attributes;
   posix_spawnattr_init(&attributes);
-  // A process group, so that the signal at the time limit also reaches the program's children. Default signals, because
-  // this process blocks or ignores some.
+  // The program gets its own process group, so that the signal at the time limit also reaches its children. It gets the
+  // default signal handling, because this process blocks or ignores some signals.
   posix_spawnattr_setflags(&attributes, POSIX_SPAWN_SETPGROUP | POSIX_SPAWN_SETSIGMASK | POSIX_SPAWN_SETSIGDEF);
   sigset_t none, defaults;
   sigemptyset(&none);
   sigemptyset(&defaults);
-  for (const int s : {SIGPIPE, SIGINT, SIGTERM, SIGHUP, SIGCHLD}) sigaddset(&defaults, s);
+  for (const int signal_number : {SIGPIPE, SIGINT, SIGTERM, SIGHUP, SIGCHLD}) sigaddset(&defaults, signal_number);
   posix_spawnattr_setsigmask(&attributes, &none);
   posix_spawnattr_setsigdefault(&attributes, &defaults);
   pid_t pid = -1;
@@ -118,42 +120,46 @@ void CommandRunner::spawn(const std::vector<std::string>& argv, int input, Durat
   posix_spawnattr_destroy(&attributes);
   posix_spawn_file_actions_destroy(&actions);
   if (error != 0) {
-    ::close(r.out);
-    ::close(r.err);
-    failed_.emplace_back(CommandResult{-1, "", (words.empty() ? "" : words[0]) + ": " + std::strerror(error)},
-                         std::move(done));
+    ::close(running.out_fd);
+    ::close(running.err_fd);
+    const std::string reason = (words.empty() ? "" : words[0]) + ": " + std::strerror(error);
+    failed_.emplace_back(CommandResult{.status = -1, .out = "", .err = reason}, std::move(done));
     return;
   }
-  r.pid = pid;
-  r.done = std::move(done);
-  running_.push_back(std::move(r));
+  running.pid = pid;
+  running.done = std::move(done);
+  running_.push_back(std::move(running));
 }
 
 void CommandRunner::poll(TimePoint now) {
   auto ended = std::exchange(failed_, {});
   for (std::size_t i = 0; i < running_.size();) {
-    Running& r = running_[i];
+    Running& running = running_[i];
     int status = 0;
-    const pid_t got = ::waitpid(r.pid, &status, WNOHANG);
-    if (got == 0 || (got < 0 && errno == EINTR)) {
+    const pid_t ended_pid = ::waitpid(running.pid, &status, WNOHANG);
+    if (ended_pid == 0 || (ended_pid < 0 && errno == EINTR)) {
       // run() has no clock, so the limit is counted from the first poll().
-      if (!r.kill_at) r.kill_at = now + r.limit;
-      if (now >= *r.kill_at) ::kill(-r.pid, SIGKILL);
+      if (!running.kill_at) running.kill_at = now + running.limit;
+      if (now >= *running.kill_at) ::kill(-running.pid, SIGKILL);
       ++i;
       continue;
     }
-    CommandResult end{got < 0             ? -1
-                      : WIFEXITED(status) ? WEXITSTATUS(status)
-                                          : 128 + WTERMSIG(status),
-                      read_output(r.out), read_output(r.err)};
-    if (r.kill_at && now >= *r.kill_at)
-      end.err += fmt::format("\nthe command exceeded its time limit of {} and was killed", to_text(r.limit));
-    ::close(r.out);
-    ::close(r.err);
-    ended.emplace_back(std::move(end), std::move(r.done));
+    CommandResult result;
+    if (ended_pid < 0)
+      result.status = -1;
+    else
+      result.status = WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
+    result.out = read_output(running.out_fd);
+    result.err = read_output(running.err_fd);
+    if (running.kill_at && now >= *running.kill_at)
+      result.err += fmt::format("\nthe command exceeded its time limit of {} and was killed", to_text(running.limit));
+    ::close(running.out_fd);
+    ::close(running.err_fd);
+    ended.emplace_back(std::move(result), std::move(running.done));
     running_.erase(running_.begin() + static_cast<std::ptrdiff_t>(i));
   }
-  for (const auto& [end, done] : ended) done(end);
+  // Last, because `done` may start another program.
+  for (const auto& [result, done] : ended) done(result);
 }
 
 void read_times(ConfigSection& section, CommandTimes& times) {

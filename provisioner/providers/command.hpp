@@ -19,8 +19,8 @@ namespace echoline::provisioner {
 
 // How a program ended, with the first 4 MiB of each output.
 struct CommandResult {
-  int status = 0;  // exit status; 128 + signal; -1: could not be run
-  std::string out, err;
+  int status = 0;        // exit status; 128 + signal; -1: the program could not be run
+  std::string out, err;  // standard output and standard error
   bool good() const { return status == 0; }
   // The status and the last line of `err`, or of `out` if `err` is empty; for messages.
   std::string summary() const;
@@ -35,8 +35,8 @@ class CommandRunner {
   CommandRunner(const CommandRunner&) = delete;
   CommandRunner& operator=(const CommandRunner&) = delete;
 
-  // argv[0] is looked up in PATH. `input` is its stdin; secrets belong there, because all users can see argv. The
-  // program is killed after `limit`, counted from the next poll(). poll() calls `done`.
+  // Starts a program; argv[0] is looked up in PATH. `input` is its stdin. Secrets belong there, because all users can
+  // see argv. The program is killed after `limit`, counted from the next poll(). poll() calls `done`.
   void run(const std::vector<std::string>& argv, std::string_view input, Duration limit, Done done);
   // As above, with a file as stdin.
   void run_file(const std::vector<std::string>& argv, const std::string& input_file, Duration limit, Done done);
@@ -44,13 +44,13 @@ class CommandRunner {
 
  private:
   struct Running;
-  void spawn(const std::vector<std::string>& argv, int input, Duration limit, Done done);
+  void spawn(const std::vector<std::string>& argv, int input_fd, Duration limit, Done done);
   std::vector<Running> running_;
   std::vector<std::pair<CommandResult, Done>> failed_;  // could not be started; poll() reports them
 };
 
 struct CommandRunner::Running {
-  int pid = -1, out = -1, err = -1;
+  int pid = -1, out_fd = -1, err_fd = -1;
   Duration limit{};
   std::optional<TimePoint> kill_at;
   Done done;
@@ -67,8 +67,8 @@ Result<std::unique_ptr<Provider>> make_from_file(
     std::string_view provider, const std::filesystem::path& file,
     Result<std::unique_ptr<Provider>> (*make)(const std::filesystem::path& file));
 
-// The name of the instance with this label in commands: lower case, letters, digits and '-'. A label's prefix gives the
-// prefix of such names.
+// The name by which commands know the instance with this label: lower case, letters, digits and '-'. For a prefix of
+// labels, returns the prefix of such names.
 std::string instance_name_of_label(std::string_view label);
 
 // The instance's id without the provider's prefix; "" if it has another prefix.

@@ -17,19 +17,20 @@ namespace {
 constexpr std::string_view kOperation = "exec";
 constexpr std::string_view kIdPrefix = "exec:";
 constexpr std::size_t kIdMax = 200, kLinesMax = 100'000;
-using Substitutions = std::map<std::string, std::string>;
+constexpr int kMissedListingsMax = 2;                      // consecutive ones after which an instance counts as ended
+using Substitutions = std::map<std::string, std::string>;  // words of a command by name
 
 // Replaces each known {name} in `text`. Other braces stay, because they may belong to the command.
 std::string substituted(const std::string& text, const Substitutions& words) {
   std::string out;
-  for (std::size_t at = 0; at < text.size();) {
-    const std::size_t end = text[at] == '{' ? text.find('}', at) : std::string::npos;
-    const auto word = end == std::string::npos ? words.end() : words.find(text.substr(at + 1, end - at - 1));
+  for (std::size_t i = 0; i < text.size();) {
+    const std::size_t end = text[i] == '{' ? text.find('}', i) : std::string::npos;
+    const auto word = end == std::string::npos ? words.end() : words.find(text.substr(i + 1, end - i - 1));
     if (word == words.end()) {
-      out += text[at++];
+      out += text[i++];
     } else {
       out += word->second;
-      at = end + 1;
+      i = end + 1;
     }
   }
   return out;
@@ -53,6 +54,7 @@ std::string last_word(const std::string& text) {
   return last;
 }
 
+// A line of the listing.
 struct ListedInstance {
   std::string id, name, state;
 };
@@ -64,39 +66,40 @@ struct ListedInstance {
 struct ExecProvider final : Provider {
   struct Rented {
     std::string label;
-    int missed = 0;
+    int missed_listings = 0;  // consecutive listings without this instance
     bool ended = false;
   };
-  std::vector<std::string> start_command, stop_command, list_command, ended;
-  std::string input = "{script}";
+  std::vector<std::string> start_command, stop_command, list_command;
+  std::vector<std::string> ended_states;  // words of the listing for an instance that has ended
+  std::string start_input = "{script}";   // stdin of start_command
   CommandTimes times{std::chrono::minutes(30), std::chrono::seconds(30)};
   CommandRunner commands;
   std::map<std::string, Rented> rented;  // by id
   std::vector<ProviderEvent> events;
-  TimePoint watch_due{};
+  TimePoint next_watch_at{};
   bool watching = false;
 
   void list_instances(std::function<void(std::vector<ListedInstance>, std::optional<Error>)> done) {
-    commands.run(list_command, "", times.limit, [done = std::move(done)](const CommandResult& end) {
+    commands.run(list_command, "", times.limit, [done = std::move(done)](const CommandResult& result) {
       std::vector<ListedInstance> seen;
-      if (!end.good()) return done({}, fail(Code::kUnavailable, kOperation, "list: {}", end.summary()));
-      std::istringstream lines(end.out);
+      if (!result.good()) return done({}, fail(Code::kUnavailable, kOperation, "list: {}", result.summary()));
+      std::istringstream lines(result.out);
       for (std::string line; std::getline(lines, line);) {
         std::istringstream words(line);
-        ListedInstance s;
-        if (!(words >> s.id)) continue;
-        words >> s.name >> s.state;
-        if (s.name.empty() || !is_plain_id(s.id) || seen.size() >= kLinesMax)
+        ListedInstance instance;
+        if (!(words >> instance.id)) continue;
+        words >> instance.name >> instance.state;
+        if (instance.name.empty() || !is_plain_id(instance.id) || seen.size() >= kLinesMax)
           return done({}, fail(Code::kCorrupt, kOperation, "list: expected lines of 'id name state', found '{}'",
                                line.substr(0, 100)));
-        seen.push_back(std::move(s));
+        seen.push_back(std::move(instance));
       }
       done(std::move(seen), std::nullopt);
     });
   }
 
-  bool has_ended(const ListedInstance& s) const {
-    return std::find(ended.begin(), ended.end(), s.state) != ended.end();
+  bool has_ended(const ListedInstance& instance) const {
+    return std::find(ended_states.begin(), ended_states.end(), instance.state) != ended_states.end();
   }
 
   void start(Ticket ticket, const LaunchSpec& spec) override {
@@ -113,50 +116,55 @@ struct ExecProvider final : Provider {
         {"disk_gb", std::to_string(static_cast<long>(std::ceil(static_cast<double>(spec.disk.count) / 1e9)))},
         {"script", script},
         {"script_json", nlohmann::json(script).dump(-1, ' ', true, nlohmann::json::error_handler_t::replace)}};
-    Substitutions visible = words;  // visible in process lists
-    visible.erase("script");
-    visible.erase("script_json");
-    commands.run(substituted(start_command, visible), substituted(input, words), times.limit,
-                 [this, ticket, label = spec.label](const CommandResult& end) {
-                   const std::string id = last_word(end.out);
-                   if (end.good() && is_plain_id(id)) return started(ticket, label, id);
-                   stop_after_failed_start(ticket, label,
-                                           end.good()
-                                               ? fail(Code::kCorrupt, kOperation,
-                                                      "start: expected the instance's id as the last "
-                                                      "word of the output")
-                                               : fail(Code::kUnavailable, kOperation, "start: {}", end.summary()));
+    // All users can see arguments in process lists, so they must not contain the script, which has the token.
+    Substitutions visible_words = words;
+    visible_words.erase("script");
+    visible_words.erase("script_json");
+    commands.run(substituted(start_command, visible_words), substituted(start_input, words), times.limit,
+                 [this, ticket, label = spec.label](const CommandResult& result) {
+                   const std::string id = last_word(result.out);
+                   if (result.good() && is_plain_id(id)) return on_started(ticket, label, id);
+                   const Error error = result.good()
+                                           ? fail(Code::kCorrupt, kOperation,
+                                                  "start: expected the instance's id as the last word of the output")
+                                           : fail(Code::kUnavailable, kOperation, "start: {}", result.summary());
+                   stop_after_failed_start(ticket, label, error);
                  });
   }
 
-  void started(Ticket ticket, const std::string& label, const std::string& id) {
-    rented[id] = {label, 0, false};
-    events.push_back(Started{ticket, {std::string(kIdPrefix) + id}, std::nullopt});
+  static InstanceId instance_of(const std::string& id) { return {std::string(kIdPrefix) + id}; }
+
+  void on_started(Ticket ticket, const std::string& label, const std::string& id) {
+    rented[id] = {.label = label, .missed_listings = 0, .ended = false};
+    events.push_back(Started{.ticket = ticket, .instance = instance_of(id), .usd_per_hour = std::nullopt});
   }
 
-  // The instance may exist in spite of the failure, so it is searched and stopped.
+  void push_start_failed(Ticket ticket, const Error& error, bool perhaps_rented) {
+    events.push_back(
+        StartFailed{.ticket = ticket, .error = error, .retryable = true, .perhaps_rented = perhaps_rented});
+  }
+
+  // The instance may exist in spite of the failure, so it is looked for and stopped.
   void stop_after_failed_start(Ticket ticket, const std::string& label, const Error& error) {
     list_instances([this, ticket, label, error](const std::vector<ListedInstance>& seen,
-                                                const std::optional<Error>& unknown) {
-      const auto it = std::find_if(seen.begin(), seen.end(),
-                                   [&](const ListedInstance& s) { return s.name == instance_name_of_label(label); });
-      if (unknown || it == seen.end()) {
-        events.push_back(StartFailed{ticket, error, true, unknown.has_value()});
-        return;
-      }
-      commands.run(substituted(stop_command, {{"instance", it->id}, {"name", it->name}}), "", times.limit,
-                   [this, ticket, error](const CommandResult& end) {
-                     events.push_back(StartFailed{ticket, error, true, !end.good()});
-                   });
+                                                const std::optional<Error>& list_error) {
+      const std::string name = instance_name_of_label(label);
+      const auto it =
+          std::find_if(seen.begin(), seen.end(), [&](const ListedInstance& instance) { return instance.name == name; });
+      if (list_error || it == seen.end()) return push_start_failed(ticket, error, list_error.has_value());
+      commands.run(
+          substituted(stop_command, {{"instance", it->id}, {"name", it->name}}), "", times.limit,
+          [this, ticket, error](const CommandResult& result) { push_start_failed(ticket, error, !result.good()); });
     });
   }
 
   void stop(Ticket ticket, const InstanceId& instance, Duration) override {
     const std::string id = without_prefix(kIdPrefix, instance);
     if (!is_plain_id(id)) {
-      events.push_back(StopFailed{
-          ticket, instance,
-          fail(Code::kInvalid, kOperation, "expected an instance id like exec:1234, found '{}'", instance.text)});
+      events.push_back(StopFailed{.ticket = ticket,
+                                  .instance = instance,
+                                  .error = fail(Code::kInvalid, kOperation,
+                                                "expected an instance id like exec:1234, found '{}'", instance.text)});
       return;
     }
     const auto it = rented.find(id);
@@ -164,54 +172,62 @@ struct ExecProvider final : Provider {
     if (it != rented.end()) rented.erase(it);
     commands.run(
         substituted(stop_command, {{"instance", id}, {"name", name}}), "", times.limit,
-        [this, ticket, instance, id](const CommandResult& end) {
-          if (end.good()) {
-            events.push_back(Stopped{ticket, instance, "stopped"});
+        [this, ticket, instance, id](const CommandResult& result) {
+          if (result.good()) {
+            events.push_back(Stopped{.ticket = ticket, .instance = instance, .how = "stopped"});
             return;
           }
-          const Error error = fail(Code::kUnavailable, kOperation, "stop {}: {}", id, end.summary());
-          list_instances([=, this](const std::vector<ListedInstance>& seen, const std::optional<Error>& unknown) {
-            const bool there = std::any_of(seen.begin(), seen.end(),
-                                           [&](const ListedInstance& s) { return s.id == id && !has_ended(s); });
-            if (unknown || there)
-              events.push_back(StopFailed{ticket, instance, error});
+          const Error error = fail(Code::kUnavailable, kOperation, "stop {}: {}", id, result.summary());
+          list_instances([=, this](const std::vector<ListedInstance>& seen, const std::optional<Error>& list_error) {
+            const bool still_runs = std::any_of(seen.begin(), seen.end(), [&](const ListedInstance& listed) {
+              return listed.id == id && !has_ended(listed);
+            });
+            if (list_error || still_runs)
+              events.push_back(StopFailed{.ticket = ticket, .instance = instance, .error = error});
             else
-              events.push_back(Stopped{ticket, instance, "not in a complete listing", true});
+              events.push_back(
+                  Stopped{.ticket = ticket, .instance = instance, .how = "not in a complete listing", .absent = true});
           });
         });
   }
 
   void list(Ticket ticket, const std::string& prefix) override {
     list_instances(
-        [this, ticket, prefix](const std::vector<ListedInstance>& seen, const std::optional<Error>& unknown) {
-          Listed listed{ticket, !unknown, {}, unknown};
-          const std::string start_of_name = instance_name_of_label(prefix);
-          for (const ListedInstance& s : seen) {
-            if (has_ended(s) || (!prefix.empty() && !s.name.starts_with(start_of_name))) continue;
-            const std::string rest = prefix.empty() ? s.name : s.name.substr(start_of_name.size());
-            listed.instances.push_back({{std::string(kIdPrefix) + s.id}, prefix + rest, std::nullopt});
+        [this, ticket, prefix](const std::vector<ListedInstance>& seen, const std::optional<Error>& list_error) {
+          Listed listed{.ticket = ticket, .complete = !list_error, .instances = {}, .error = list_error};
+          // A name has lost its label's punctuation, so the label is the prefix and the remainder of the name: the row.
+          const std::string name_prefix = prefix.empty() ? "" : instance_name_of_label(prefix);
+          for (const ListedInstance& instance : seen) {
+            if (has_ended(instance) || !instance.name.starts_with(name_prefix)) continue;
+            listed.instances.push_back({.instance = instance_of(instance.id),
+                                        .label = prefix + instance.name.substr(name_prefix.size()),
+                                        .usd_per_hour = std::nullopt});
           }
           events.push_back(std::move(listed));
         });
   }
 
   void watch(TimePoint now) {
-    if (watching || rented.empty() || now < watch_due) return;
+    if (watching || rented.empty() || now < next_watch_at) return;
     watching = true;
-    watch_due = now + times.watch_every;
-    list_instances([this](const std::vector<ListedInstance>& seen, const std::optional<Error>& unknown) {
+    next_watch_at = now + times.watch_every;
+    list_instances([this](const std::vector<ListedInstance>& seen, const std::optional<Error>& list_error) {
       watching = false;
-      if (unknown) return;
+      if (list_error) return;
       for (auto& [id, known] : rented) {
         if (known.ended) continue;
-        const auto it =
-            std::find_if(seen.begin(), seen.end(), [&, &id = id](const ListedInstance& s) { return s.id == id; });
-        const bool over = it != seen.end() && has_ended(*it);
-        if (it != seen.end()) known.missed = 0;
-        if (!over && (it != seen.end() || ++known.missed < 2)) continue;
+        const auto it = std::find_if(seen.begin(), seen.end(),
+                                     [&, &id = id](const ListedInstance& instance) { return instance.id == id; });
+        const bool is_listed = it != seen.end();
+        const bool is_listed_as_ended = is_listed && has_ended(*it);
+        known.missed_listings = is_listed ? 0 : known.missed_listings + 1;
+        if (!is_listed_as_ended && known.missed_listings < kMissedListingsMax) continue;
         known.ended = true;
-        events.push_back(Exited{
-            {std::string(kIdPrefix) + id}, known.label, over ? it->state : "it is not listed any more", false, over});
+        events.push_back(Exited{.instance = instance_of(id),
+                                .label = known.label,
+                                .why = is_listed_as_ended ? it->state : "it is not listed any more",
+                                .outbid = false,
+                                .still_rented = is_listed_as_ended});
       }
     });
   }
@@ -225,19 +241,21 @@ struct ExecProvider final : Provider {
 
 Result<std::unique_ptr<Provider>> make(const std::filesystem::path& file) {
   ECHO_ASSIGN(ConfigFile config, ConfigFile::load(file));
-  auto made = std::make_unique<ExecProvider>();
+  auto provider = std::make_unique<ExecProvider>();
   ConfigSection root = config.root();
-  root.require("start", made->start_command, "starts an instance; the last word of its output is the instance's id");
-  root.read("stdin", made->input, "the input of `start`");
-  root.require("stop", made->stop_command, "ends {instance}; must succeed if it has ended already");
-  root.require("list", made->list_command, "prints a line 'id name state' for every instance");
-  root.read("ended", made->ended, "states of instances that have ended");
-  read_times(root, made->times);
-  for (const auto& [key, words] :
-       {std::pair{"start", &made->start_command}, {"stop", &made->stop_command}, {"list", &made->list_command}})
+  root.require("start", provider->start_command,
+               "starts an instance; the last word of its output is the instance's id");
+  root.read("stdin", provider->start_input, "the input of `start`");
+  root.require("stop", provider->stop_command, "ends {instance}; must succeed if it has ended already");
+  root.require("list", provider->list_command, "prints a line 'id name state' for every instance");
+  root.read("ended", provider->ended_states, "states of instances that have ended");
+  read_times(root, provider->times);
+  for (const auto& [key, words] : {std::pair{"start", &provider->start_command},
+                                   {"stop", &provider->stop_command},
+                                   {"list", &provider->list_command}})
     if (words->empty()) root.error(key, "expected the words of a command, such as [scancel, \"{instance}\"]");
   ECHO_TRY(config.finish());
-  return std::unique_ptr<Provider>(std::move(made));
+  return std::unique_ptr<Provider>(std::move(provider));
 }
 
 }  // namespace

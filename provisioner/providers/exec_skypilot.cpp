@@ -19,34 +19,35 @@ class Csv {
 
   // The next record; absent at the end. `problem` is set if the record is malformed.
   std::optional<std::vector<std::string>> next(std::string& problem) {
-    if (at_ >= text_.size()) return std::nullopt;
+    if (position_ >= text_.size()) return std::nullopt;
     line_ = next_line_;
     std::vector<std::string> fields;
     while (true) {
       std::string& field = fields.emplace_back();
-      if (at_ < text_.size() && text_[at_] == '"') {
-        if (!quoted(field)) problem = "a quoted field does not end";
+      if (position_ < text_.size() && text_[position_] == '"') {
+        if (!read_quoted(field)) problem = "a quoted field does not end";
       } else {
-        while (at_ < text_.size() && text_[at_] != ',' && text_[at_] != '\n') field += text_[at_++];
+        while (position_ < text_.size() && text_[position_] != ',' && text_[position_] != '\n')
+          field += text_[position_++];
         while (!field.empty() && field.back() == '\r') field.pop_back();
       }
       if (field.size() > kFieldMax)
         problem = fmt::format("a field of {} bytes, at most {} are allowed", field.size(), kFieldMax);
       if (fields.size() > kColumnsMax) problem = fmt::format("more than {} columns", kColumnsMax);
       if (!problem.empty()) return fields;
-      if (at_ >= text_.size()) return fields;
-      const char c = text_[at_++];
+      if (position_ >= text_.size()) return fields;
+      const char c = text_[position_++];
       if (c == '\n') {
         ++next_line_;
         return fields;
       }
       if (c != ',') {
         if (c == '\r') {
-          --at_;
-          while (at_ < text_.size() && text_[at_] == '\r') ++at_;
-          if (at_ >= text_.size()) return fields;
-          if (text_[at_] == '\n') {
-            ++at_, ++next_line_;
+          --position_;
+          while (position_ < text_.size() && text_[position_] == '\r') ++position_;
+          if (position_ >= text_.size()) return fields;
+          if (text_[position_] == '\n') {
+            ++position_, ++next_line_;
             return fields;
           }
         }
@@ -58,16 +59,17 @@ class Csv {
   std::size_t line() const { return line_; }
 
  private:
-  bool quoted(std::string& field) {
-    for (++at_; at_ < text_.size(); ++at_) {
-      if (text_[at_] == '\n') ++next_line_;
-      if (text_[at_] != '"') {
-        field += text_[at_];
-      } else if (at_ + 1 < text_.size() && text_[at_ + 1] == '"') {
+  // Reads a quoted field. Returns false if it does not end.
+  bool read_quoted(std::string& field) {
+    for (++position_; position_ < text_.size(); ++position_) {
+      if (text_[position_] == '\n') ++next_line_;
+      if (text_[position_] != '"') {
+        field += text_[position_];
+      } else if (position_ + 1 < text_.size() && text_[position_ + 1] == '"') {
         field += '"';
-        ++at_;
+        ++position_;
       } else {
-        ++at_;
+        ++position_;
         return true;
       }
     }
@@ -75,7 +77,7 @@ class Csv {
   }
 
   std::string_view text_;
-  std::size_t at_ = 0, line_ = 1, next_line_ = 1;
+  std::size_t position_ = 0, line_ = 1, next_line_ = 1;
 };
 
 std::string lower(std::string text) {
@@ -90,21 +92,23 @@ bool parse_number(std::string_view text, double& value) {
 }
 
 // "... 'MemoryInfo': {'SizeInMiB': 16384} ...", in GB of 10^9 bytes.
-std::optional<double> memory_of(std::string_view gpu_info) {
+std::optional<double> memory_gb_of(std::string_view gpu_info) {
   constexpr std::string_view kKey = "SizeInMiB";
-  const std::size_t at = gpu_info.find(kKey);
-  if (at == std::string_view::npos) return std::nullopt;
-  const std::size_t begin = gpu_info.find_first_of("0123456789", at + kKey.size());
-  if (begin == std::string_view::npos || begin > at + kKey.size() + 8) return std::nullopt;
+  constexpr std::size_t kSeparatorMax = 8;  // characters between the key and the number
+  constexpr double kMibMax = 1e8, kBytesPerMib = 1 << 20;
+  const std::size_t key = gpu_info.find(kKey);
+  if (key == std::string_view::npos) return std::nullopt;
+  const std::size_t begin = gpu_info.find_first_of("0123456789", key + kKey.size());
+  if (begin == std::string_view::npos || begin > key + kKey.size() + kSeparatorMax) return std::nullopt;
   const std::size_t end = std::min(gpu_info.find_first_not_of("0123456789.", begin), gpu_info.size());
   double mib = 0;
-  if (!parse_number(gpu_info.substr(begin, end - begin), mib) || mib <= 0 || mib > 1e8) return std::nullopt;
-  return mib * 1048576 / 1e9;
+  if (!parse_number(gpu_info.substr(begin, end - begin), mib) || mib <= 0 || mib > kMibMax) return std::nullopt;
+  return mib * kBytesPerMib / 1e9;
 }
 
-class Reader {
+class CatalogueReader {
  public:
-  Reader(std::string_view text, std::string_view name, const OfferReadOptions& reading)
+  CatalogueReader(std::string_view text, std::string_view name, const OfferReadOptions& reading)
       : csv_(text), name_(name), problems_(name), reading_(reading) {}
 
   Result<std::vector<Offer>> run() {
@@ -113,9 +117,9 @@ class Reader {
     if (!header || !problem.empty())
       return fail(Code::kInvalid, "read offers", "{}:1: expected the names of the columns{}", name_,
                   problem.empty() ? "" : ", found " + problem);
-    for (std::size_t i = 0; i < header->size(); ++i) column_.emplace(lower((*header)[i]), i);
+    for (std::size_t i = 0; i < header->size(); ++i) column_by_name_.emplace(lower((*header)[i]), i);
     for (const char* needed : {"instancetype", "acceleratorname", "acceleratorcount", "price", "region"})
-      if (!column_.contains(needed))
+      if (!column_by_name_.contains(needed))
         return fail(Code::kInvalid, "read offers", "{}:1: the column '{}' is missing", name_, needed);
     while (auto record = csv_.next(problem)) {
       if (!problem.empty()) {  // the start of the next record is unknown
@@ -138,18 +142,18 @@ class Reader {
       return problems_.add(where, fmt::format("expected {} fields, found {}", columns, record.size()));
     const auto text = [&](const char* column) -> const std::string& {
       static const std::string kNone;
-      const auto it = column_.find(column);
-      return it == column_.end() ? kNone : record[it->second];
+      const auto it = column_by_name_.find(column);
+      return it == column_by_name_.end() ? kNone : record[it->second];
     };
     const std::string& gpu = text("acceleratorname");
     if (gpu.empty()) return;  // a machine without GPUs
-    bool good = true;
+    bool is_valid = true;
     const auto number = [&](const char* column, double least, double most) -> std::optional<double> {
       const std::string& value = text(column);
       if (value.empty()) return std::nullopt;
-      double x = 0;
-      if (parse_number(value, x) && x >= least && x <= most) return x;
-      good = false;
+      double parsed = 0;
+      if (parse_number(value, parsed) && parsed >= least && parsed <= most) return parsed;
+      is_valid = false;
       problems_.add(where,
                     fmt::format("{}: expected a number of {} to {}, found '{}'", column, least, most, excerpt(value)));
       return std::nullopt;
@@ -159,17 +163,17 @@ class Reader {
     const auto spot = number("spotprice", 0, kUsdMax);
     for (const char* column : {"instancetype", "acceleratorname", "region", "availabilityzone"})
       if (text(column).size() > kOfferTextMax) {
-        good = false;
+        is_valid = false;
         problems_.add(
             where, fmt::format("{}: expected at most {} bytes, found {}", column, kOfferTextMax, text(column).size()));
       }
-    if (!good) return;
+    if (!is_valid) return;
     if (!count || *count < 1 || *count != std::floor(*count)) return;  // a share of a GPU cannot run a worker
     Offer o;
     o.provider = "exec";
     o.gpu = gpu;
     o.gpu_count = static_cast<int>(*count);
-    o.vram_gb = memory_of(text("gpuinfo"));
+    o.vram_gb = memory_gb_of(text("gpuinfo"));
     const std::string& zone = text("availabilityzone");
     o.place = zone.empty() ? text("region") : zone;
     o.gpu_usd_per_hour = price;
@@ -178,7 +182,7 @@ class Reader {
     const std::string kind =
         fmt::format("{}@{}", type.empty() ? fmt::format("{}:{}", gpu, o.gpu_count) : type, o.place);
     for (std::size_t copy = 0; copy < reading_.copies; ++copy) {
-      o.id = fmt::format("{}#{}", kind, ++copies_[kind]);
+      o.id = fmt::format("{}#{}", kind, ++copies_by_kind_[kind]);
       offers_.push_back(o);
     }
   }
@@ -187,8 +191,8 @@ class Reader {
   std::string_view name_;
   OfferProblems problems_;
   const OfferReadOptions& reading_;
-  std::map<std::string, std::size_t> column_;
-  std::map<std::string, std::size_t> copies_;
+  std::map<std::string, std::size_t> column_by_name_;
+  std::map<std::string, std::size_t> copies_by_kind_;
   std::vector<Offer> offers_;
 };
 
@@ -200,11 +204,16 @@ bool is_catalogue(std::string_view head) {
 
 Result<std::vector<Offer>> read_catalogue(std::string_view text, std::string_view name,
                                           const OfferReadOptions& reading) {
-  return Reader(text, name, reading).run();
+  return CatalogueReader(text, name, reading).run();
 }
 
 }  // namespace
 
-OfferFormat skypilot_format() { return {"skypilot", "a catalogue of SkyPilot, vms.csv", is_catalogue, read_catalogue}; }
+OfferFormat skypilot_format() {
+  return {.name = "skypilot",
+          .meaning = "a catalogue of SkyPilot, vms.csv",
+          .recognises = is_catalogue,
+          .read = read_catalogue};
+}
 
 }  // namespace echoline::provisioner

@@ -1,4 +1,4 @@
-// The provider "local": offers as processes on this machine, which end with this program.
+// The provider "local": its instances are processes on this machine, which end with this program.
 #include <fcntl.h>
 #include <linux/close_range.h>
 #include <signal.h>
@@ -43,16 +43,18 @@ std::optional<std::uint64_t> start_ticks(pid_t pid, bool zombies = false) {
   if (after_name == std::string::npos) return std::nullopt;
   std::istringstream fields(stat.substr(after_name + 1));
   std::string field;
-  for (int i = 3; i <= 22; ++i)  // proc(5): field 3 follows the name, starttime is field 22
-    if (!(fields >> field) || (i == 3 && field == "Z" && !zombies)) return std::nullopt;
+  constexpr int kStateField = 3, kStartTimeField = 22;  // proc(5); the state follows the name
+  for (int i = kStateField; i <= kStartTimeField; ++i)
+    if (!(fields >> field) || (i == kStateField && field == "Z" && !zombies)) return std::nullopt;
   std::uint64_t ticks = 0;
   const auto [end, ec] = std::from_chars(field.data(), field.data() + field.size(), ticks);
   if (ec != std::errc{} || end != field.data() + field.size()) return std::nullopt;
   return ticks;
 }
 
-InstanceId id_of(pid_t pid, std::uint64_t ticks) { return {fmt::format("local:{}:{}", pid, ticks)}; }
+InstanceId id_of(pid_t pid, std::uint64_t started_ticks) { return {fmt::format("local:{}:{}", pid, started_ticks)}; }
 
+// The pid and the start time in an instance's id.
 Result<std::pair<pid_t, std::uint64_t>> parse_id(const InstanceId& id) {
   const char* const end = id.text.data() + id.text.size();
   constexpr std::string_view kPrefix = "local:";
@@ -75,7 +77,7 @@ class Spawner {
   ~Spawner() {
     {
       const std::lock_guard lock(mutex_);
-      quit_ = true;
+      stopping_ = true;
     }
     wake_.notify_all();
     thread_.join();
@@ -90,12 +92,12 @@ class Spawner {
 
  private:
   void loop() {
-    sigset_t all;  // signals are handled by other threads; a child starts with none blocked
-    sigfillset(&all);
-    pthread_sigmask(SIG_SETMASK, &all, nullptr);
+    sigset_t all_signals;  // other threads handle signals; exec_child() unblocks them for the child
+    sigfillset(&all_signals);
+    pthread_sigmask(SIG_SETMASK, &all_signals, nullptr);
     std::unique_lock lock(mutex_);
     while (true) {
-      wake_.wait(lock, [this] { return quit_ || job_ != nullptr; });
+      wake_.wait(lock, [this] { return stopping_ || job_ != nullptr; });
       if (job_ == nullptr) return;
       (*job_)();
       job_ = nullptr;
@@ -105,11 +107,12 @@ class Spawner {
   std::mutex mutex_;
   std::condition_variable wake_;
   const std::function<void()>* job_ = nullptr;
-  bool quit_ = false;
+  bool stopping_ = false;
   std::thread thread_;
 };
 
-// Prepared before the fork, because only async-signal-safe calls are allowed between fork and exec.
+// The arguments of exec_child(). Prepared before the fork, because only async-signal-safe calls are allowed between
+// fork and exec.
 struct Launch {
   std::vector<char*> argv;
   std::vector<char*> envp;
@@ -125,7 +128,7 @@ struct Launch {
     sigset_t none;
     sigemptyset(&none);
     sigprocmask(SIG_SETMASK, &none, nullptr);
-    for (const int s : {SIGPIPE, SIGINT, SIGTERM, SIGHUP, SIGCHLD}) signal(s, SIG_DFL);
+    for (const int signal_number : {SIGPIPE, SIGINT, SIGTERM, SIGHUP, SIGCHLD}) signal(signal_number, SIG_DFL);
     if (dup2(launch.null_fd, 0) >= 0 && dup2(launch.log_fd, 1) >= 0 && dup2(launch.log_fd, 2) >= 0) {
       close_range(3, ~0U, CLOSE_RANGE_CLOEXEC);
       execve(launch.argv[0], launch.argv.data(), launch.envp.data());
@@ -133,7 +136,8 @@ struct Launch {
   }
   const int exec_errno = errno;
   [[maybe_unused]] const auto written = write(launch.error_fd, &exec_errno, sizeof(exec_errno));
-  _exit(127);
+  constexpr int kNotFoundStatus = 127;  // as shells report it
+  _exit(kNotFoundStatus);
 }
 
 class Fd {
@@ -161,20 +165,21 @@ std::vector<std::string> merged_environment(const std::vector<std::pair<std::str
     if (const auto equals = text.find('='); equals != std::string_view::npos)
       merged[std::string(text.substr(0, equals))] = text.substr(equals + 1);
   }
-  for (const ProviderKind* kind : provider_kinds())  // secrets, which a worker does not need
+  for (const ProviderKind* kind : provider_kinds())  // a worker does not need the credentials
     for (const std::string& secret : kind->secrets) merged.erase(secret);
   for (const auto& [name, value] : extra) merged[name] = value;
   merged[std::string(kLabelVariable)] = label;
-  std::vector<std::string> out;
-  for (const auto& [name, value] : merged) out.push_back(name + "=" + value);
-  return out;
+  std::vector<std::string> entries;
+  for (const auto& [name, value] : merged) entries.push_back(name + "=" + value);
+  return entries;
 }
 
-std::vector<char*> pointers(std::vector<std::string>& strings) {
-  std::vector<char*> out;
-  for (std::string& s : strings) out.push_back(s.data());
-  out.push_back(nullptr);
-  return out;
+// A null-terminated array of the strings, as exec takes it. The strings must outlive it.
+std::vector<char*> exec_array(std::vector<std::string>& strings) {
+  std::vector<char*> pointers;
+  for (std::string& string : strings) pointers.push_back(string.data());
+  pointers.push_back(nullptr);
+  return pointers;
 }
 
 Status check(const LaunchSpec& request) {
@@ -197,12 +202,12 @@ std::string label_of(pid_t pid) {
   if (getpgid(pid) != pid) return "";
   const auto environment = read_file(fmt::format("/proc/{}/environ", pid), kEnvironMax);
   if (!environment) return "";
-  for (std::size_t at = 0; at < environment->size();) {
-    const std::size_t end = std::min(environment->find('\0', at), environment->size());
-    const std::string_view entry(environment->data() + at, end - at);
+  for (std::size_t begin = 0; begin < environment->size();) {
+    const std::size_t end = std::min(environment->find('\0', begin), environment->size());
+    const std::string_view entry(environment->data() + begin, end - begin);
     if (entry.starts_with(kLabelVariable) && entry.substr(kLabelVariable.size()).starts_with('='))
       return std::string(entry.substr(kLabelVariable.size() + 1));
-    at = end + 1;
+    begin = end + 1;
   }
   return "";
 }
@@ -216,10 +221,10 @@ std::string label_of(pid_t pid) {
 struct LocalProvider final : Provider {
   struct Process {
     pid_t pid = 0;
-    std::uint64_t ticks = 0;
+    std::uint64_t started_ticks = 0;  // as start_ticks() returns it
     std::string label;
-    bool child = true;  // false: of an earlier program run
-    std::vector<Ticket> stops;
+    bool is_child = true;           // false: an earlier process of this program started it
+    std::vector<Ticket> stops;      // tickets of stop() calls to answer
     std::optional<Duration> grace;  // stop() was called; the grace starts at the next poll()
     std::optional<TimePoint> kill_at;
   };
@@ -234,27 +239,25 @@ struct LocalProvider final : Provider {
 
   // Signals the process and its group. The pid of an unreaped child cannot be recycled; of any other process the start
   // time is checked first.
-  static void send(const Process& p, int signal) {
-    if (!p.child && start_ticks(p.pid) != p.ticks) return;
-    if (getpgid(p.pid) == p.pid)
-      kill(-p.pid, signal);
-    else
-      kill(p.pid, signal);
+  static void send_signal(const Process& process, int signal_number) {
+    if (!process.is_child && start_ticks(process.pid) != process.started_ticks) return;
+    const bool leads_group = getpgid(process.pid) == process.pid;
+    kill(leads_group ? -process.pid : process.pid, signal_number);
   }
 
-  // How a process ended, reported once; absent while it lives.
-  static std::optional<std::string> reap(const Process& p) {
-    if (!p.child) {
-      if (start_ticks(p.pid) == p.ticks) return std::nullopt;
+  // Returns how a process ended; absent while it lives. Reaps a child, so it must not be called for it again.
+  static std::optional<std::string> reap(const Process& process) {
+    if (!process.is_child) {
+      if (start_ticks(process.pid) == process.started_ticks) return std::nullopt;
       return "gone";
     }
     siginfo_t info{};
-    if (waitid(P_PID, static_cast<id_t>(p.pid), &info, WEXITED | WNOHANG | WNOWAIT) == 0) {
+    if (waitid(P_PID, static_cast<id_t>(process.pid), &info, WEXITED | WNOHANG | WNOWAIT) == 0) {
       if (info.si_pid == 0) return std::nullopt;
       // The leader is a zombie, so its pid, which names the group, cannot be reused yet.
-      kill(-p.pid, SIGKILL);
+      kill(-process.pid, SIGKILL);
       int status = 0;
-      if (waitpid(p.pid, &status, 0) == p.pid) {
+      if (waitpid(process.pid, &status, 0) == process.pid) {
         if (WIFEXITED(status)) return fmt::format("exited with status {}", WEXITSTATUS(status));
         if (WIFSIGNALED(status)) return fmt::format("killed by signal {}", WTERMSIG(status));
       }
@@ -264,14 +267,14 @@ struct LocalProvider final : Provider {
 
   // Stops everything: SIGTERM, up to 2 s, SIGKILL. Returns when all are reaped.
   ~LocalProvider() override {
-    for (const auto& [id, process] : processes) send(process, SIGTERM);
+    for (const auto& [id, process] : processes) send_signal(process, SIGTERM);
     const auto deadline = std::chrono::steady_clock::now() + kDestructorGrace;
     bool killed = false;
     while (true) {
       std::erase_if(processes, [](const auto& entry) { return reap(entry.second).has_value(); });
       if (processes.empty()) return;
       if (!killed && std::chrono::steady_clock::now() >= deadline) {
-        for (const auto& [id, process] : processes) send(process, SIGKILL);
+        for (const auto& [id, process] : processes) send_signal(process, SIGKILL);
         killed = true;
       }
       std::this_thread::sleep_for(kReapInterval);
@@ -282,9 +285,10 @@ struct LocalProvider final : Provider {
   // for a bad argv or label; kIo with the system's reason if the program cannot be started.
   void start(Ticket ticket, const LaunchSpec& spec) override {
     if (auto id = launch_process(spec))
-      events.push_back(Started{ticket, *id, std::nullopt});
+      events.push_back(Started{.ticket = ticket, .instance = *id, .usd_per_hour = std::nullopt});
     else
-      events.push_back(StartFailed{ticket, std::move(id).error(), false, false});
+      events.push_back(
+          StartFailed{.ticket = ticket, .error = std::move(id).error(), .retryable = false, .perhaps_rented = false});
   }
 
   Result<InstanceId> launch_process(const LaunchSpec& request) {
@@ -296,16 +300,21 @@ struct LocalProvider final : Provider {
 
     const Fd log(open(log_path.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0644));
     if (log.get() < 0) return fail(Code::kIo, kOperation, "{}: {}", log_path.string(), std::strerror(errno));
-    const Fd null(open("/dev/null", O_RDONLY | O_CLOEXEC));
-    int ends[2];
-    if (null.get() < 0 || pipe2(ends, O_CLOEXEC) != 0)
+    const Fd dev_null(open("/dev/null", O_RDONLY | O_CLOEXEC));
+    int pipe_fds[2];  // the child writes errno to it if exec fails
+    if (dev_null.get() < 0 || pipe2(pipe_fds, O_CLOEXEC) != 0)
       return fail(Code::kIo, kOperation, "start {}: {}", request.label, std::strerror(errno));
-    const Fd report(ends[0]);
-    Fd child_report(ends[1]);
+    const Fd error_reader(pipe_fds[0]);
+    Fd error_writer(pipe_fds[1]);
 
     std::vector<std::string> argv = request.argv;
     std::vector<std::string> env = merged_environment(request.env, request.label);
-    const Launch launch{pointers(argv), pointers(env), null.get(), log.get(), child_report.get(), getpid()};
+    const Launch launch{.argv = exec_array(argv),
+                        .envp = exec_array(env),
+                        .null_fd = dev_null.get(),
+                        .log_fd = log.get(),
+                        .error_fd = error_writer.get(),
+                        .parent = getpid()};
     pid_t pid = -1;
     int fork_errno = 0;
     spawner.run([&] {
@@ -314,21 +323,25 @@ struct LocalProvider final : Provider {
       fork_errno = errno;
     });
     if (pid < 0) return fail(Code::kIo, kOperation, "start {}: {}", request.label, std::strerror(fork_errno));
-    child_report.reset();
+    error_writer.reset();  // so that the read ends once exec has closed the child's end
     int exec_errno = 0;
-    ssize_t got = 0;
+    ssize_t bytes_read = 0;
     do {
-      got = ::read(report.get(), &exec_errno, sizeof(exec_errno));
-    } while (got < 0 && errno == EINTR);
-    if (got == sizeof(exec_errno)) {
+      bytes_read = ::read(error_reader.get(), &exec_errno, sizeof(exec_errno));
+    } while (bytes_read < 0 && errno == EINTR);
+    if (bytes_read == sizeof(exec_errno)) {
       waitpid(pid, nullptr, 0);
       return fail(Code::kIo, kOperation, "start {}: {}: {}", request.label, request.argv.front(),
                   std::strerror(exec_errno));
     }
-    const std::optional<std::uint64_t> ticks = start_ticks(pid, true);  // an unreaped child has an entry
+    // A child that has ended already is a zombie, because it is not reaped yet, so it still has an entry.
+    const std::optional<std::uint64_t> ticks = start_ticks(pid, /*zombies=*/true);
     ECHO_CHECK(ticks.has_value(), "/proc/{}/stat cannot be read", pid);
     const InstanceId id = id_of(pid, *ticks);
-    processes[id] = {pid, *ticks, request.label, true, {}, std::nullopt, std::nullopt};
+    Process& process = processes[id];
+    process.pid = pid;
+    process.started_ticks = *ticks;
+    process.label = request.label;
     return id;
   }
 
@@ -337,14 +350,16 @@ struct LocalProvider final : Provider {
     for (auto it = processes.begin(); it != processes.end();) {
       Process& process = it->second;
       if (const auto how = reap(process)) {
-        for (const Ticket ticket : process.stops) reported.push_back(Stopped{ticket, it->first, *how});
-        if (process.stops.empty()) reported.push_back(Exited{it->first, process.label, *how, false, false});
+        for (const Ticket ticket : process.stops)
+          reported.push_back(Stopped{.ticket = ticket, .instance = it->first, .how = *how});
+        if (process.stops.empty())
+          reported.push_back(Exited{.instance = it->first, .label = process.label, .why = *how});
         it = processes.erase(it);
         continue;
       }
       if (process.grace) process.kill_at = now + *std::exchange(process.grace, std::nullopt);
       if (process.kill_at && now >= *process.kill_at) {
-        send(process, SIGKILL);
+        send_signal(process, SIGKILL);
         process.kill_at.reset();
       }
       ++it;
@@ -358,24 +373,31 @@ struct LocalProvider final : Provider {
     if (it == processes.end()) {
       const auto parsed = parse_id(instance);
       if (!parsed) {
-        events.push_back(StopFailed{ticket, instance, parsed.error()});
+        events.push_back(StopFailed{.ticket = ticket, .instance = instance, .error = parsed.error()});
         return;
       }
-      if (start_ticks(parsed->first) != parsed->second) {
-        events.push_back(Stopped{ticket, instance, "gone"});
+      const auto& [pid, started_ticks] = *parsed;
+      if (start_ticks(pid) != started_ticks) {
+        events.push_back(Stopped{.ticket = ticket, .instance = instance, .how = "gone"});
         return;
       }
-      it = processes.emplace(instance, Process{parsed->first, parsed->second, "", false, {}, {}, {}}).first;
+      Process process;
+      process.pid = pid;
+      process.started_ticks = started_ticks;
+      process.is_child = false;
+      it = processes.emplace(instance, std::move(process)).first;
     }
-    const bool asked = !it->second.stops.empty();
+    const bool was_asked = !it->second.stops.empty();
     it->second.stops.push_back(ticket);
-    if (asked) return;
+    if (was_asked) return;
     it->second.grace = grace;
-    send(it->second, SIGTERM);
+    send_signal(it->second, SIGTERM);
   }
 
   void list(Ticket ticket, const std::string& label_prefix) override {
-    Listed listed{ticket, true, {}, std::nullopt};
+    Listed listed;
+    listed.ticket = ticket;
+    listed.complete = true;
     std::error_code error;
     for (const auto& entry : std::filesystem::directory_iterator("/proc", error)) {
       const std::string name = entry.path().filename();
@@ -385,7 +407,7 @@ struct LocalProvider final : Provider {
       const std::string label = label_of(pid);
       const auto ticks = start_ticks(pid);
       if (label.empty() || !label.starts_with(label_prefix) || !ticks) continue;
-      listed.instances.push_back({id_of(pid, *ticks), label, std::nullopt});
+      listed.instances.push_back({.instance = id_of(pid, *ticks), .label = label, .usd_per_hour = std::nullopt});
     }
     if (error) {
       listed.complete = false;

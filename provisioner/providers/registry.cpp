@@ -7,8 +7,8 @@ namespace echoline::provisioner {
 namespace {
 
 std::vector<const ProviderKind*>& kinds() {
-  static std::vector<const ProviderKind*> all{&local_kind(), &vast_kind(), &ssh_kind(), &exec_kind()};
-  return all;
+  static std::vector<const ProviderKind*> list{&local_kind(), &vast_kind(), &ssh_kind(), &exec_kind()};
+  return list;
 }
 
 }  // namespace
@@ -57,7 +57,10 @@ std::string join_with_or(const std::vector<std::string>& names) {
 Result<MarketAnswer> search_market(std::string_view provider, const ProviderOptions& options,
                                    const MarketQuestion& question) {
   const ProviderKind* searched = provider_kind(provider);
-  for (auto kind = kinds().begin(); (!searched || !searched->search) && kind != kinds().end(); ++kind) searched = *kind;
+  for (const ProviderKind* kind : kinds()) {
+    if (searched && searched->search) break;
+    searched = kind;
+  }
   if (searched && searched->search) return searched->search(options, question);
   return fail(Code::kInvalid, "search the market", "no provider has a market to search; name a file in fleet.offers");
 }
@@ -70,19 +73,19 @@ std::optional<MappedPort> mapped_port(std::uint16_t port, const Environment& env
 }
 
 std::optional<OwnInstance> own_instance() {
-  std::optional<OwnInstance> found;
+  std::optional<OwnInstance> instance;
   for (const ProviderKind* kind : kinds())  // all kinds, because each removes its secret from the environment
     if (kind->own_instance)
-      if (auto own = kind->own_instance(); own && !found) found = std::move(own);
-  return found;
+      if (auto of_kind = kind->own_instance(); of_kind && !instance) instance = std::move(of_kind);
+  return instance;
 }
 
 std::string end_own_instance_script(std::string_view provider) {
   if (const ProviderKind* kind = provider_kind(provider); kind && !kind->end_own_instance.empty())
     return kind->end_own_instance;
-  std::string all;
-  for (const ProviderKind* kind : kinds()) all += kind->end_own_instance;
-  return all;
+  std::string lines_of_all;
+  for (const ProviderKind* kind : kinds()) lines_of_all += kind->end_own_instance;
+  return lines_of_all;
 }
 
 }  // namespace echoline::provisioner

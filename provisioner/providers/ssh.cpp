@@ -22,19 +22,21 @@ namespace {
 constexpr std::string_view kOperation = "ssh";
 constexpr std::string_view kIdPrefix = "ssh:";
 constexpr int kTriesMax = 4;
-constexpr Duration kPauseFirst = std::chrono::seconds(2);  // doubles each time
+constexpr Duration kPauseFirst = std::chrono::seconds(2);  // before the second try; doubles with each further one
 
 struct Host {
   std::string name, address, identity, folder = ".echoline";
   std::optional<std::uint32_t> port;
 };
 
+// Whether the text is safe as a path of a remote shell, without quotes.
 bool is_plain_path(std::string_view text) {
   return !text.empty() && text.front() != '-' && text.front() != '.' && text.find("..") == std::string_view::npos &&
          std::all_of(text.begin(), text.end(),
                      [](unsigned char c) { return std::isalnum(c) || c == '.' || c == '_' || c == '-' || c == '/'; });
 }
 
+// The name of the file that records an instance on its host.
 std::string file_of(std::string label) {
   std::replace(label.begin(), label.end(), '/', '+');
   return label;
@@ -77,16 +79,17 @@ struct SshProvider final : Provider {
   CommandRunner commands;
   std::map<std::string, Rented> rented;  // by id without prefix
   std::vector<ProviderEvent> events;
-  TimePoint now{}, watch_due{};
-  std::size_t watching = 0;
-  std::vector<std::pair<TimePoint, std::function<void()>>> delayed;
+  TimePoint now{}, next_watch_at{};
+  std::size_t hosts_to_answer = 0;                                   // of the watch's listings in progress
+  std::vector<std::pair<TimePoint, std::function<void()>>> delayed;  // calls, each with its time
 
   const Host* host_of(std::string_view name) const {
     const auto it = std::find_if(hosts.begin(), hosts.end(), [&](const Host& h) { return h.name == name; });
     return it == hosts.end() ? nullptr : &*it;
   }
 
-  std::vector<std::string> ssh(const Host& host, const std::string& command) const {
+  // The arguments of a program that runs the command on the host.
+  std::vector<std::string> ssh_argv(const Host& host, const std::string& command) const {
     std::vector<std::string> argv{
         "ssh", "-o", "BatchMode=yes", "-o", "ServerAliveInterval=10", "-o", "ConnectTimeout=15"};
     for (const std::string& option : options) argv.insert(argv.end(), {"-o", option});
@@ -111,7 +114,7 @@ struct SshProvider final : Provider {
 
   // Passes the script by stdin, so that process lists do not show it.
   void run_on_host(const Host& host, const std::string& script, CommandRunner::Done done) {
-    commands.run(ssh(host, "sh -s"),
+    commands.run(ssh_argv(host, "sh -s"),
                  fmt::format("{}\nmkdir -p {}/run && cd {} || exit 1\n{}", kShellFunctions, shell_quoted(host.folder),
                              shell_quoted(host.folder), script),
                  times.limit, std::move(done));
@@ -125,8 +128,15 @@ struct SshProvider final : Provider {
     return fail(Code::kUnavailable, kOperation, "{}: {}: {}", host.name, what, result.summary());
   }
 
+  void push_start_failed(Ticket ticket, Error error, bool retryable, bool perhaps_rented) {
+    events.push_back(StartFailed{
+        .ticket = ticket, .error = std::move(error), .retryable = retryable, .perhaps_rented = perhaps_rented});
+  }
+
   void start(Ticket ticket, const LaunchSpec& spec) override {
-    const auto refuse = [&](Error error) { events.push_back(StartFailed{ticket, std::move(error), false, false}); };
+    const auto refuse = [&](Error error) {
+      push_start_failed(ticket, std::move(error), /*retryable=*/false, /*perhaps_rented=*/false);
+    };
     const Host* const host = host_of(spec.offer.host);
     if (!host)
       return refuse(fail(Code::kInvalid, kOperation, "offer '{}' is of host '{}', which is not in the file of hosts",
@@ -134,10 +144,9 @@ struct SshProvider final : Provider {
     if (!is_plain_path(spec.label))
       return refuse(fail(Code::kInvalid, kOperation, "'{}' cannot be a label", spec.label));
     if (spec.program_on_instance) return run(ticket, *host, spec, spec.argv.at(0));
-    // A bare name means this program itself.
-    const std::string source = spec.argv.empty() || spec.argv[0].find('/') != std::string::npos
-                                   ? (spec.argv.empty() ? "" : spec.argv[0])
-                                   : "/proc/self/exe";
+    std::string source = spec.argv.empty() ? "" : spec.argv[0];
+    const bool is_bare_name = !spec.argv.empty() && source.find('/') == std::string::npos;
+    if (is_bare_name) source = "/proc/self/exe";  // a bare name means this program itself
     struct stat info {};
     if (source.empty() || ::stat(source.c_str(), &info) != 0 || !S_ISREG(info.st_mode))
       return refuse(
@@ -150,8 +159,8 @@ struct SshProvider final : Provider {
     };
     run_with_retries(look_for_program, [=, this](const CommandResult& result) {
       if (!result.good()) {
-        events.push_back(
-            StartFailed{ticket, error_of(*host, "look for the program", result), !is_refused(result), false});
+        push_start_failed(ticket, error_of(*host, "look for the program", result), !is_refused(result),
+                          /*perhaps_rented=*/false);
       } else if (result.out.find("have") != std::string::npos) {
         run(ticket, *host, spec, program);
       } else {
@@ -160,7 +169,7 @@ struct SshProvider final : Provider {
         std::error_code ec;
         const std::filesystem::path own_path = std::filesystem::read_symlink(source, ec);
         if (const auto module = find_module(ec ? std::filesystem::path(source) : own_path, kTorchModule))
-          files.emplace_back(module->string(), module_places(program, kTorchModule).front().string());
+          files.emplace_back(module->string(), module_paths(program, kTorchModule).front().string());
         files.emplace_back(source, program);
         copy_and_run(ticket, *host, spec, program, std::move(files));
       }
@@ -175,12 +184,13 @@ struct SshProvider final : Provider {
                       remote_path = shell_quoted(host.folder + "/" + files.front().second);
     files.erase(files.begin());
     const auto copy = [=, this, &host](CommandRunner::Done then) {
-      commands.run_file(ssh(host, fmt::format("cat > {0}.$$ && chmod 700 {0}.$$ && mv {0}.$$ {0}", remote_path)),
+      commands.run_file(ssh_argv(host, fmt::format("cat > {0}.$$ && chmod 700 {0}.$$ && mv {0}.$$ {0}", remote_path)),
                         source, times.limit, std::move(then));
     };
     run_with_retries(copy, [=, this, &host](const CommandResult& copied) {
       if (copied.good()) return copy_and_run(ticket, host, spec, program, files);
-      events.push_back(StartFailed{ticket, error_of(host, "bring the program", copied), true, false});
+      push_start_failed(ticket, error_of(host, "bring the program", copied), /*retryable=*/true,
+                        /*perhaps_rented=*/false);
     });
   }
 
@@ -201,7 +211,8 @@ struct SshProvider final : Provider {
                 [=, this, &host](const CommandResult& result) {
                   std::istringstream words(result.out);
                   std::uint64_t pid = 0, ticks = 0;
-                  if (result.good() && words >> pid >> ticks) return started(ticket, host, spec.label, pid, ticks);
+                  if (result.good() && words >> pid >> ticks)
+                    return on_started(ticket, host, spec.label, fmt::format("{}:{}:{}", host.name, pid, ticks));
                   const bool retry_if_none = is_connection_failure(result) && !is_refused(result) && tries < kTriesMax;
                   search_started(
                       ticket, host, spec.label, error_of(host, "start", result), !is_refused(result), [=, this, &host] {
@@ -212,31 +223,29 @@ struct SshProvider final : Provider {
                 });
   }
 
-  void started(Ticket ticket, const Host& host, const std::string& label, std::uint64_t pid, std::uint64_t ticks) {
-    const std::string id = fmt::format("{}:{}:{}", host.name, pid, ticks);
-    rented[id] = {label, &host, false};
-    events.push_back(Started{ticket, {std::string(kIdPrefix) + id}, std::nullopt});
+  static InstanceId instance_of(const std::string& id) { return {std::string(kIdPrefix) + id}; }
+
+  void on_started(Ticket ticket, const Host& host, const std::string& label, const std::string& id) {
+    rented[id] = {.label = label, .host = &host, .ended = false};
+    events.push_back(Started{.ticket = ticket, .instance = instance_of(id), .usd_per_hour = std::nullopt});
   }
 
   // Looks for an instance that may run although its start failed. If it certainly does not run, `retry_if_none` may
   // start it again.
   void search_started(Ticket ticket, const Host& host, const std::string& label, const Error& error, bool retryable,
                       std::function<bool()> retry_if_none) {
-    list_host(host, true, [=, this, &host](const Seen& seen, const std::optional<Error>& unknown) {
-      for (const auto& [id, name] : seen) {
-        if (name != label) continue;
-        rented[id] = {label, &host, false};
-        events.push_back(Started{ticket, {std::string(kIdPrefix) + id}, std::nullopt});
-        return;
-      }
-      if (unknown || !retry_if_none()) events.push_back(StartFailed{ticket, error, retryable, unknown.has_value()});
+    list_host(host, kWithRetries, [=, this, &host](const LabelsById& seen, const std::optional<Error>& list_error) {
+      for (const auto& [id, seen_label] : seen)
+        if (seen_label == label) return on_started(ticket, host, label, id);
+      if (list_error || !retry_if_none()) push_start_failed(ticket, error, retryable, list_error.has_value());
     });
   }
 
-  // The instances on a host: labels by id.
-  using Seen = std::map<std::string, std::string>;
-  void list_host(const Host& host, bool patient,
-                 const std::function<void(const Seen&, const std::optional<Error>&)>& done) {
+  // Lists the instances on a host. `done` receives their labels by id, or an error.
+  using LabelsById = std::map<std::string, std::string>;
+  static constexpr bool kWithRetries = true, kOnce = false;
+  void list_host(const Host& host, bool with_retries,
+                 const std::function<void(const LabelsById&, const std::optional<Error>&)>& done) {
     const auto list = [this, &host](CommandRunner::Done then) {
       run_on_host(
           host,
@@ -248,45 +257,53 @@ struct SshProvider final : Provider {
     const auto read = [this, &host, done](const CommandResult& result) {
       if (!result.good() || result.out.find("complete") == std::string::npos)
         return done({}, error_of(host, "list", result));
-      Seen seen;
+      LabelsById seen;
       std::istringstream lines(result.out);
       for (std::string file, pid, ticks; lines >> file >> pid >> ticks;)
         seen[host.name + ":" + pid + ":" + ticks] = label_of(file);
       done(seen, std::nullopt);
     };
-    patient ? run_with_retries(list, read) : list(read);
+    with_retries ? run_with_retries(list, read) : list(read);
   }
 
   void stop(Ticket ticket, const InstanceId& instance, Duration grace) override {
-    const std::string id = without_prefix(kIdPrefix, instance);
-    const std::size_t second = id.rfind(':'), first = second == std::string::npos || second == 0
-                                                          ? std::string::npos
-                                                          : id.rfind(':', second - 1);
-    const Host* const host = first == std::string::npos ? nullptr : host_of(id.substr(0, first));
-    const auto digits = [](const std::string& s) {
-      return !s.empty() && s.size() < 20 && s.find_first_not_of("0123456789") == std::string::npos;
+    const std::string id = without_prefix(kIdPrefix, instance);  // HOST:PID:TICKS
+    const std::size_t last_colon = id.rfind(':');
+    const bool has_pid = last_colon != std::string::npos && last_colon > 0;
+    const std::size_t first_colon = has_pid ? id.rfind(':', last_colon - 1) : std::string::npos;
+    const bool is_complete = first_colon != std::string::npos;
+    const Host* const host = is_complete ? host_of(id.substr(0, first_colon)) : nullptr;
+    const std::string pid = is_complete ? id.substr(first_colon + 1, last_colon - first_colon - 1) : "";
+    const std::string ticks = is_complete ? id.substr(last_colon + 1) : "";
+    const auto is_number = [](const std::string& text) {
+      constexpr std::size_t kDigitsMax = 19;
+      return !text.empty() && text.size() <= kDigitsMax && text.find_first_not_of("0123456789") == std::string::npos;
     };
-    if (!host || !digits(id.substr(first + 1, second - first - 1)) || !digits(id.substr(second + 1))) {
+    if (!host || !is_number(pid) || !is_number(ticks)) {
       events.push_back(StopFailed{
-          ticket, instance,
-          fail(Code::kInvalid, kOperation,
-               "expected an instance id like ssh:host:12:345 of a host in the file, found '{}'", instance.text)});
+          .ticket = ticket,
+          .instance = instance,
+          .error =
+              fail(Code::kInvalid, kOperation,
+                   "expected an instance id like ssh:host:12:345 of a host in the file, found '{}'", instance.text)});
       return;
     }
     rented.erase(id);
-    const auto twentieths = std::chrono::duration_cast<std::chrono::milliseconds>(grace).count() / 50;
+    constexpr std::chrono::milliseconds kSleep{50};  // of the script's first loop
+    const auto grace_sleeps = std::chrono::duration_cast<std::chrono::milliseconds>(grace) / kSleep;
     run_on_host(*host,
                 fmt::format("p={} t={}\nif alive $p $t; then kill -TERM -$p; i=0\n"
                             "while alive $p $t && [ $i -lt {} ]; do sleep 0.05; i=$((i+1)); done\n"
                             "alive $p $t && kill -KILL -$p; i=0\n"
                             "while alive $p $t && [ $i -lt 50 ]; do sleep 0.1; i=$((i+1)); done; fi\n"
                             "if alive $p $t; then exit 1; fi; echo stopped\n",
-                            id.substr(first + 1, second - first - 1), id.substr(second + 1), twentieths),
+                            pid, ticks, grace_sleeps),
                 [this, ticket, instance, host](const CommandResult& result) {
                   if (result.good() && result.out.find("stopped") != std::string::npos)
-                    events.push_back(Stopped{ticket, instance, "stopped"});
+                    events.push_back(Stopped{.ticket = ticket, .instance = instance, .how = "stopped"});
                   else
-                    events.push_back(StopFailed{ticket, instance, error_of(*host, "stop", result)});
+                    events.push_back(
+                        StopFailed{.ticket = ticket, .instance = instance, .error = error_of(*host, "stop", result)});
                 });
   }
 
@@ -294,38 +311,41 @@ struct SshProvider final : Provider {
     auto listed = std::make_shared<Listed>();
     listed->ticket = ticket;
     listed->complete = true;
-    auto left = std::make_shared<std::size_t>(hosts.size());
+    auto unanswered_hosts = std::make_shared<std::size_t>(hosts.size());
     for (const Host& host : hosts)
-      list_host(host, false, [=, this](const Seen& seen, const std::optional<Error>& unknown) {
-        if (unknown) {
+      list_host(host, kOnce, [=, this](const LabelsById& seen, const std::optional<Error>& list_error) {
+        if (list_error) {
           listed->complete = false;
-          listed->error = unknown;
+          listed->error = list_error;
         }
         for (const auto& [id, label] : seen)
           if (label.starts_with(prefix))
-            listed->instances.push_back({{std::string(kIdPrefix) + id}, label, std::nullopt});
-        if (--*left == 0) events.push_back(*listed);
+            listed->instances.push_back({.instance = instance_of(id), .label = label, .usd_per_hour = std::nullopt});
+        if (--*unanswered_hosts == 0) events.push_back(*listed);
       });
   }
 
+  // Lists the used hosts at intervals and reports the instances that have ended.
   void watch() {
-    if (watching > 0 || rented.empty() || now < watch_due) return;
-    watch_due = now + times.watch_every;
-    std::set<const Host*> used;
-    for (const auto& [id, known] : rented) used.insert(known.host);
-    watching = used.size();
-    std::set<std::string> before;  // instances started meanwhile are not in the answer
-    for (const auto& [id, known] : rented) before.insert(id);
-    for (const Host* host : used)
-      list_host(*host, false, [this, host, before](const Seen& seen, const std::optional<Error>& unknown) {
-        --watching;
-        if (unknown) return;
-        for (auto& [id, known] : rented) {
-          if (known.host != host || known.ended || before.count(id) == 0 || seen.count(id) > 0) continue;
-          known.ended = true;
-          events.push_back(Exited{{std::string(kIdPrefix) + id}, known.label, "its process has ended", false, false});
-        }
-      });
+    if (hosts_to_answer > 0 || rented.empty() || now < next_watch_at) return;
+    next_watch_at = now + times.watch_every;
+    std::set<const Host*> used_hosts;
+    for (const auto& [id, known] : rented) used_hosts.insert(known.host);
+    hosts_to_answer = used_hosts.size();
+    std::set<std::string> expected_ids;  // the answer may lack instances that start after this
+    for (const auto& [id, known] : rented) expected_ids.insert(id);
+    for (const Host* host : used_hosts)
+      list_host(*host, kOnce,
+                [this, host, expected_ids](const LabelsById& seen, const std::optional<Error>& list_error) {
+                  --hosts_to_answer;
+                  if (list_error) return;
+                  for (auto& [id, known] : rented) {
+                    if (known.host != host || known.ended || !expected_ids.contains(id) || seen.contains(id)) continue;
+                    known.ended = true;
+                    events.push_back(
+                        Exited{.instance = instance_of(id), .label = known.label, .why = "its process has ended"});
+                  }
+                });
   }
 
   std::vector<ProviderEvent> poll(TimePoint time) override {
@@ -347,30 +367,30 @@ struct SshProvider final : Provider {
 
 Result<std::unique_ptr<Provider>> make(const std::filesystem::path& file) {
   ECHO_ASSIGN(ConfigFile config, ConfigFile::load(file));
-  auto made = std::make_unique<SshProvider>();
+  auto provider = std::make_unique<SshProvider>();
   ConfigSection root = config.root();
   std::set<std::string> names;
-  for (ConfigSection s : root.sections("hosts", "the hosts")) {
+  for (ConfigSection host_section : root.sections("hosts", "the hosts")) {
     Host host;
-    s.require("name", host.name, "the host's name in offers");
-    s.require("address", host.address, "as ssh takes it");
-    s.read("port", host.port, {.min = 1u, .max = 65535u}, "of sshd");
-    s.read("identity", host.identity, "file of the key");
-    s.read("folder", host.folder, "folder of the program, logs and records of running instances");
+    host_section.require("name", host.name, "the host's name in offers");
+    host_section.require("address", host.address, "as ssh takes it");
+    host_section.read("port", host.port, {.min = 1u, .max = 65535u}, "of sshd");
+    host_section.read("identity", host.identity, "file of the key");
+    host_section.read("folder", host.folder, "folder of the program, logs and records of running instances");
     if (host.identity.starts_with("~/"))
       if (const char* home = std::getenv("HOME")) host.identity = home + host.identity.substr(1);
     if (!host.identity.empty() && ::access(host.identity.c_str(), R_OK) != 0)
-      s.error("identity", fmt::format("cannot read {}: {}", host.identity, std::strerror(errno)));
-    if (host.address.starts_with('-')) s.error("address", "cannot begin with '-'");
+      host_section.error("identity", fmt::format("cannot read {}: {}", host.identity, std::strerror(errno)));
+    if (host.address.starts_with('-')) host_section.error("address", "cannot begin with '-'");
     if (host.name.find(':') != std::string::npos || !names.insert(host.name).second)
-      s.error("name", "expected a name without ':' that no other host has");
-    made->hosts.push_back(std::move(host));
+      host_section.error("name", "expected a name without ':' that no other host has");
+    provider->hosts.push_back(std::move(host));
   }
-  root.read("options", made->options, "more options of ssh, each passed after -o");
-  read_times(root, made->times);
-  if (made->hosts.empty()) root.error("hosts", "expected at least one host");
+  root.read("options", provider->options, "more options of ssh, each passed after -o");
+  read_times(root, provider->times);
+  if (provider->hosts.empty()) root.error("hosts", "expected at least one host");
   ECHO_TRY(config.finish());
-  return std::unique_ptr<Provider>(std::move(made));
+  return std::unique_ptr<Provider>(std::move(provider));
 }
 
 }  // namespace

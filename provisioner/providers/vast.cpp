@@ -27,11 +27,13 @@ constexpr std::string_view kIdPrefix = "vast:";
 constexpr std::size_t kLabelMax = 256, kCommandMax = 4096, kTextMax = 200, kPagesMax = 2000;
 constexpr int kTriesMax = 7;
 constexpr Duration kBackoffFirst = std::chrono::seconds(2), kBackoffMax = std::chrono::minutes(1);
-constexpr Duration kDestroyTimeMax = std::chrono::minutes(5);
+constexpr Duration kDestroyTimeMax = std::chrono::minutes(5);  // for an instance that ends itself
 constexpr double kUsdPerHourMax = 1e6;
 constexpr double kDiskGbMin = 10;
-constexpr double kBidFactor = 1.05;  // margin over the least bid, so that a small rise does not outbid it
-constexpr Duration kResumeMax = std::chrono::minutes(2);  // from a raised bid until the instance runs again
+constexpr double kBidFactor = 1.05;  // margin over the lowest accepted bid, so that a small rise does not outbid ours
+constexpr Duration kResumeMax = std::chrono::minutes(2);  // an instance must run again this soon after a raised bid
+
+constexpr Duration kOwnEndPollInterval = milliseconds(20);
 
 enum Endpoint { kCreate, kDestroy, kShow, kList, kBid, kEndpoints };
 // The service's minimum interval per endpoint and key.
@@ -56,7 +58,10 @@ Result<std::int64_t> contract_of(const InstanceId& id) {
   return fail(Code::kInvalid, kOperation, "expected an instance id like vast:1234, found '{}'", id.text);
 }
 
-// A field of an answer; null if it is missing.
+// Parses an answer. field() finds nothing in a text that is not JSON.
+json parse_json(const std::string& body) { return json::parse(body, nullptr, /*allow_exceptions=*/false); }
+
+// A field of an answer; JSON null if it is missing.
 const json& field(const json& object, const char* name) {
   static const json kNull;
   if (!object.is_object()) return kNull;
@@ -83,33 +88,40 @@ std::optional<double> price_field(const json& object, const char* name) {
   return std::isfinite(price) && price >= 0 && price <= kUsdPerHourMax ? std::optional(price) : std::nullopt;
 }
 
+// Quotes a word for sh.
 std::string quoted(const std::string& word) {
   std::string out = "'";
   for (const char c : word) c == '\'' ? out += "'\\''" : out += c;
   return out + "'";
 }
 
+// An instance in the service's answer. The service calls its number a contract.
 struct Instance {
   std::int64_t contract = 0;
   InstanceInfo info;
-  bool outbid = false, exited = false, ending = false, is_bid = false;
-  std::optional<double> min_bid;
+  bool is_bid = false;            // rented by a bid
+  bool outbid = false;            // stopped by a higher bid
+  bool exited = false;            // its container has ended
+  bool ending = false;            // the service is stopping it
+  std::optional<double> bid_min;  // the lowest bid with which it would run
   std::string message;
 };
 
 Instance instance_of(std::int64_t contract, const json& object) {
-  Instance i;
-  i.contract = contract;
-  const std::string actual = text_field(object, "actual_status"), message = text_field(object, "status_msg");
-  i.info = {id_of(contract), text_field(object, "label"), price_field(object, "dph_total")};
-  const auto stopped = [&](const char* name) { return text_field(object, name) == "stopped"; };
-  i.is_bid = field(object, "is_bid") == json(true);
-  i.min_bid = price_field(object, "min_bid");
-  i.outbid = i.is_bid && stopped("cur_state") && stopped("intended_status") && stopped("next_state");
-  i.ending = stopped("intended_status") && !stopped("cur_state");
-  i.exited = actual == "exited";
-  i.message = message.substr(0, kTextMax);
-  return i;
+  Instance instance;
+  instance.contract = contract;
+  instance.info = {.instance = id_of(contract),
+                   .label = text_field(object, "label"),
+                   .usd_per_hour = price_field(object, "dph_total")};
+  const auto is_stopped = [&](const char* name) { return text_field(object, name) == "stopped"; };
+  instance.is_bid = field(object, "is_bid") == json(true);
+  instance.bid_min = price_field(object, "min_bid");
+  instance.outbid =
+      instance.is_bid && is_stopped("cur_state") && is_stopped("intended_status") && is_stopped("next_state");
+  instance.ending = is_stopped("intended_status") && !is_stopped("cur_state");
+  instance.exited = text_field(object, "actual_status") == "exited";
+  instance.message = text_field(object, "status_msg").substr(0, kTextMax);
+  return instance;
 }
 
 Result<json> create_body(const LaunchSpec& spec) {
@@ -151,11 +163,12 @@ Result<std::string> read_vast_key(const std::filesystem::path& file) {
 }
 
 struct VastProvider::Impl {
+  static constexpr bool kRepeatable = true, kNotRepeatable = false;
   using Done = std::function<void(const HttpAnswer&)>;
   using Destroyed = std::function<void(const Status& status, bool absent)>;
   struct Call {
     HttpRequest request;
-    bool repeatable = false;
+    bool repeatable = false;  // may be sent again although the service may have received it
     Done done;
     TimePoint not_before{};
     int tries = 0;
@@ -163,59 +176,65 @@ struct VastProvider::Impl {
   // The requests to one endpoint, which keep its interval.
   struct RequestQueue {
     std::deque<Call> waiting;
-    std::optional<std::pair<std::uint64_t, Call>> in_flight;
-    TimePoint due{};
+    std::optional<std::pair<std::uint64_t, Call>> in_flight;  // with the number of its request
+    TimePoint next_call_at{};
   };
+  // A listing of all instances of the account, page by page.
   struct Listing {
-    Listed found;  // all instances; label_prefix is applied at the end
+    Listed result;  // its instances are added by list(), which knows the prefix
     std::vector<Instance> instances;
-    std::set<std::int64_t> seen;
-    std::set<std::string> tokens;
+    std::set<std::int64_t> contracts;  // of `instances`
+    std::set<std::string> page_tokens;
     std::function<void(Listing&)> done;
   };
   struct Rented {
     std::string label;
     std::optional<double> usd_per_hour;
-    bool ended = false;   // Exited was reported
-    bool ending = false;  // Ending was reported
-    double bid = 0, bid_max = 0;
-    TimePoint resumes_until{};  // while a bid is being raised
+    bool exited_reported = false;
+    bool ending_reported = false;
+    double bid_usd = 0, bid_max_usd = 0;  // per hour; 0: rented on demand
+    TimePoint resume_deadline{};          // after a raised bid: until then, a stopped instance does not count as outbid
   };
 
   VastOptions options;
   HttpClient http;
   std::array<RequestQueue, kEndpoints> queues;
-  std::map<std::int64_t, Rented> rented;  // known and not being destroyed
-  std::map<std::string, double> bids;     // of pending creates, by label
-  std::map<std::int64_t, std::vector<Destroyed>> destroying;
-  std::vector<std::pair<TimePoint, std::function<void()>>> delayed;
+  std::map<std::int64_t, Rented> rented;                      // by contract, without those that are being destroyed
+  std::map<std::string, double> bids;                         // of pending creates, by label
+  std::map<std::int64_t, std::vector<Destroyed>> destroying;  // by contract
+  std::vector<std::pair<TimePoint, std::function<void()>>> delayed;  // calls, each with its time
   std::vector<ProviderEvent> events;
-  TimePoint now{}, watch_due{};
-  bool watching = false;
-  bool failure_logged = false;  // until a request succeeds
+  TimePoint now{}, next_watch_at{};
+  bool watching = false;        // the watch's listing is in progress
+  bool failure_logged = false;  // since the last request that succeeded
 
   explicit Impl(VastOptions o) : options(std::move(o)), http(options.key, options.timeout) {
-    options.url = service_url(options.url);
+    options.url = without_trailing_slashes(options.url);
   }
 
   void call(Endpoint endpoint, const std::string& method, const std::string& path, const std::string& body,
             bool repeatable, Done done) {
-    queues[endpoint].waiting.push_back({{method, options.url + path, body}, repeatable, std::move(done), {}, 0});
+    Call new_call;
+    new_call.request = {method, options.url + path, body};
+    new_call.repeatable = repeatable;
+    new_call.done = std::move(done);
+    queues[endpoint].waiting.push_back(std::move(new_call));
   }
 
   // The service's error message, short and without the key.
   std::string message_of(const HttpAnswer& answer) const {
     if (answer.status == 0) return fmt::format("{}: {}", options.url, answer.trouble);
-    const json object = json::parse(answer.body, nullptr, false);
-    std::string words = text_field(object, "error");
-    if (const std::string more = text_field(object, "msg"); !more.empty()) words += (words.empty() ? "" : ": ") + more;
-    if (words.empty()) words = answer.body;
-    for (auto at = words.find(options.key); at != std::string::npos; at = words.find(options.key))
-      words.replace(at, options.key.size(), "...");
-    words = words.substr(0, kTextMax);
-    std::replace_if(
-        words.begin(), words.end(), [](unsigned char c) { return c < ' ' || c > 126; }, ' ');
-    return fmt::format("status {}: {}", answer.status, words);
+    const json object = parse_json(answer.body);
+    std::string message = text_field(object, "error");
+    if (const std::string details = text_field(object, "msg"); !details.empty())
+      message += (message.empty() ? "" : ": ") + details;
+    if (message.empty()) message = answer.body;
+    for (auto key = message.find(options.key); key != std::string::npos; key = message.find(options.key))
+      message.replace(key, options.key.size(), "...");
+    message = message.substr(0, kTextMax);
+    const auto is_unprintable = [](unsigned char c) { return c < ' ' || c > '~'; };
+    std::replace_if(message.begin(), message.end(), is_unprintable, ' ');
+    return fmt::format("status {}: {}", answer.status, message);
   }
 
   static bool refuses_key(const HttpAnswer& answer) {
@@ -226,12 +245,19 @@ struct VastProvider::Impl {
     if (answer.status != 0 && refuses_key(answer))
       return fail(Code::kInvalid, kOperation, "{}: the key was refused ({}); check VAST_API_KEY", what,
                   message_of(answer));
-    const bool gone = answer.status == 404 || answer.status == 410 || answer.status == 409;
-    return fail(gone ? Code::kNotFound : Code::kUnavailable, kOperation, "{}: {}", what, message_of(answer));
+    const bool is_gone = answer.status == 404 || answer.status == 410 || answer.status == 409;
+    return fail(is_gone ? Code::kNotFound : Code::kUnavailable, kOperation, "{}: {}", what, message_of(answer));
+  }
+
+  void push_start_failed(Ticket ticket, Error error, bool retryable, bool perhaps_rented) {
+    events.push_back(StartFailed{
+        .ticket = ticket, .error = std::move(error), .retryable = retryable, .perhaps_rented = perhaps_rented});
   }
 
   void create(Ticket ticket, const LaunchSpec& spec) {
-    const auto refuse = [&](Error error) { events.push_back(StartFailed{ticket, std::move(error), false, false}); };
+    const auto refuse = [&](Error error) {
+      push_start_failed(ticket, std::move(error), /*retryable=*/false, /*perhaps_rented=*/false);
+    };
     std::string_view ask = spec.offer.id;  // vast.ai's word for an offer
     for (const std::string_view prefix : {"vast:", "vast-"})
       if (ask.starts_with(prefix)) ask.remove_prefix(prefix.size());
@@ -239,73 +265,78 @@ struct VastProvider::Impl {
       return refuse(fail(Code::kInvalid, kOperation, "expected the number of an ask as the offer's id, found '{}'",
                          spec.offer.id));
     LaunchSpec full_spec = spec;
-    if (options.url != kVastUrl) full_spec.env.emplace_back(kVastUrlVariable, options.url);  // for ending itself
+    if (options.url != kVastUrl) full_spec.env.emplace_back(kVastUrlVariable, options.url);  // to end itself
     auto body = create_body(full_spec);
     if (!body) return refuse(std::move(body).error());
     if (spec.bid_usd_per_hour) bids[spec.label] = *spec.bid_usd_per_hour;
     call(kCreate, "PUT", fmt::format("/api/v0/asks/{}/", ask),
-         body->dump(-1, ' ', false, json::error_handler_t::replace), false,
+         body->dump(-1, ' ', false, json::error_handler_t::replace), kNotRepeatable,
          [this, ticket, label = spec.label](const HttpAnswer& answer) { on_create_answer(ticket, label, answer); });
   }
 
   void on_create_answer(Ticket ticket, const std::string& label, const HttpAnswer& answer) {
-    const json object = json::parse(answer.body, nullptr, false);
+    const json object = parse_json(answer.body);
     const auto contract = number_field(object, "new_contract");
     const bool succeeded =
         answer.status == 200 && field(object, "success") != json(false) && field(object, "error").is_null();
-    if (contract && succeeded) return started(ticket, *contract, label, std::nullopt);
-    if (contract) {  // for example after a bid that is too low: it exists, stopped, and its disk costs
+    if (contract && succeeded) return on_started(ticket, *contract, label, std::nullopt);
+    if (contract) {
+      // For example after a bid that is too low, a stopped instance exists, and its disk costs.
       destroy(*contract, [this, ticket, error = error_of(answer, "create")](const Status& destroyed, bool) {
-        events.push_back(StartFailed{ticket, error, false, !destroyed});
+        push_start_failed(ticket, error, /*retryable=*/false, /*perhaps_rented=*/!destroyed);
       });
       return;
     }
-    // 429 after all tries, and requests that were never sent, rented nothing.
+    // A request with status 429 after all tries, or one that was never sent, has rented nothing.
     const bool refused_by_service = answer.status == 200 && field(object, "success") == json(false);
     const bool refused = refused_by_service || (answer.status >= 400 && answer.status < 500 && answer.status != 408);
     if (refused || (answer.status == 0 && !answer.sent)) {
       const bool retryable = answer.status == 0 || answer.status == 429;
-      events.push_back(StartFailed{ticket, error_of(answer, "create"), retryable, false});
+      push_start_failed(ticket, error_of(answer, "create"), retryable, /*perhaps_rented=*/false);
       return;
     }
     search_created(ticket, label, error_of(answer, "create"), 0);
   }
 
-  void started(Ticket ticket, std::int64_t contract, const std::string& label, std::optional<double> usd_per_hour) {
-    const double bid = bids[label];
+  void on_started(Ticket ticket, std::int64_t contract, const std::string& label, std::optional<double> usd_per_hour) {
+    const double bid_usd = bids[label];
     bids.erase(label);
-    rented[contract] = {label, usd_per_hour, false, false, bid, bid * (1 + options.bid_raise_max), {}};
-    events.push_back(Started{ticket, id_of(contract), usd_per_hour});
+    Rented new_instance;
+    new_instance.label = label;
+    new_instance.usd_per_hour = usd_per_hour;
+    new_instance.bid_usd = bid_usd;
+    new_instance.bid_max_usd = bid_usd * (1 + options.bid_raise_max);
+    rented[contract] = new_instance;
+    events.push_back(Started{.ticket = ticket, .instance = id_of(contract), .usd_per_hour = usd_per_hour});
   }
 
+  // Looks for the instance of a create with an unclear result. Destroys all but one with the label.
   void search_created(Ticket ticket, const std::string& label, const Error& error, std::size_t attempt) {
-    if (attempt == kSearchDelays.size()) {
-      events.push_back(StartFailed{ticket, error, true, true});
-      return;
-    }
+    if (attempt == kSearchDelays.size())
+      return push_start_failed(ticket, error, /*retryable=*/true, /*perhaps_rented=*/true);
     delayed.emplace_back(now + kSearchDelays[attempt], [=, this] {
       begin_listing([=, this](Listing& listing) {
-        bool found = false;
+        bool is_found = false;
         for (const Instance& instance : listing.instances) {
           if (instance.info.label != label) continue;
-          if (!std::exchange(found, true))
-            started(ticket, instance.contract, label, instance.info.usd_per_hour);
+          if (!std::exchange(is_found, true))
+            on_started(ticket, instance.contract, label, instance.info.usd_per_hour);
           else
             destroy(instance.contract, [](const Status&, bool) {});
         }
-        if (!found) search_created(ticket, label, error, attempt + 1);
+        if (!is_found) search_created(ticket, label, error, attempt + 1);
       });
     });
   }
 
   void destroy(std::int64_t contract, Destroyed done) {
-    auto& waiting = destroying[contract];
-    waiting.push_back(std::move(done));
-    if (waiting.size() > 1) return;
+    auto& callbacks = destroying[contract];
+    callbacks.push_back(std::move(done));
+    if (callbacks.size() > 1) return;  // a request is in progress
     rented.erase(contract);
-    call(kDestroy, "DELETE", fmt::format("/api/v0/instances/{}/", contract), "", true,
+    call(kDestroy, "DELETE", fmt::format("/api/v0/instances/{}/", contract), "", kRepeatable,
          [this, contract](const HttpAnswer& answer) {
-           const json object = json::parse(answer.body, nullptr, false);
+           const json object = parse_json(answer.body);
            const bool absent = answer.body.find("no_such_instance") != std::string::npos && !refuses_key(answer);
            const bool is_destroyed = answer.status == 200 && object.is_object() &&
                                      field(object, "success") != json(false) && field(object, "error").is_null();
@@ -325,126 +356,132 @@ struct VastProvider::Impl {
   void next_page(const std::shared_ptr<Listing>& listing, const std::string& token) {
     std::string path = "/api/v1/instances/?limit=25";
     if (!token.empty()) path += "&after_token=" + url_escaped(token);
-    call(kList, "GET", path, "", true, [this, listing](const HttpAnswer& answer) { on_page(listing, answer); });
+    call(kList, "GET", path, "", kRepeatable, [this, listing](const HttpAnswer& answer) { on_page(listing, answer); });
   }
 
   void on_page(const std::shared_ptr<Listing>& listing, const HttpAnswer& answer) {
     const auto finish_listing = [&](std::optional<Error> error) {
-      listing->found.complete = !error;
-      listing->found.error = std::move(error);
+      listing->result.complete = !error;
+      listing->result.error = std::move(error);
       listing->done(*listing);
     };
-    const json object = json::parse(answer.body, nullptr, false);
+    const json object = parse_json(answer.body);
     const json& page = field(object, "instances");
     if (answer.status != 200 || !page.is_array() || field(object, "success") == json(false))
       return finish_listing(error_of(answer, "list"));
     for (const json& item : page) {
       const auto contract = number_field(item, "id");
       if (!contract) return finish_listing(fail(Code::kCorrupt, kOperation, "list: an instance without an id"));
-      if (listing->seen.insert(*contract).second) listing->instances.push_back(instance_of(*contract, item));
+      if (listing->contracts.insert(*contract).second) listing->instances.push_back(instance_of(*contract, item));
     }
     const json& token = field(object, "next_token");
     if (token.is_null() || token == json("")) return finish_listing(std::nullopt);
-    const std::string text = token.is_string() ? token.get<std::string>() : token.dump();
-    if (!listing->tokens.insert(text).second || listing->tokens.size() > kPagesMax)
+    const std::string next_token = token.is_string() ? token.get<std::string>() : token.dump();
+    if (!listing->page_tokens.insert(next_token).second || listing->page_tokens.size() > kPagesMax)
       return finish_listing(fail(Code::kCorrupt, kOperation, "list: the pages do not end"));
-    next_page(listing, text);
+    next_page(listing, next_token);
   }
 
   void watch() {
-    if (watching || rented.empty() || now < watch_due) return;
+    if (watching || rented.empty() || now < next_watch_at) return;
     watching = true;
     begin_listing([this](Listing& listing) {
       watching = false;
-      watch_due = now + options.watch_every;
+      next_watch_at = now + options.watch_every;
       for (const Instance& instance : listing.instances) compare_with_known(instance);
-      if (!listing.found.complete) return;  // a missing instance may be on the failed page
+      if (!listing.result.complete) return;  // a missing instance may be on the failed page
       for (const auto& [contract, known] : rented)
-        if (listing.seen.count(contract) == 0) query(contract);
+        if (!listing.contracts.contains(contract)) query(contract);
     });
   }
 
   // Reports what has changed since the last listing.
   void compare_with_known(const Instance& instance) {
     const auto it = rented.find(instance.contract);
-    if (it == rented.end() || it->second.ended) return;
-    const auto& price = instance.info.usd_per_hour;
-    if (price && price != it->second.usd_per_hour) {
-      it->second.usd_per_hour = price;
-      events.push_back(PriceChanged{instance.info.instance, *price});
+    if (it == rented.end() || it->second.exited_reported) return;
+    Rented& known = it->second;
+    const auto& usd_per_hour = instance.info.usd_per_hour;
+    if (usd_per_hour && usd_per_hour != known.usd_per_hour) {
+      known.usd_per_hour = usd_per_hour;
+      events.push_back(PriceChanged{.instance = instance.info.instance, .usd_per_hour = *usd_per_hour});
     }
-    raise_bid(instance, it->second);
-    if ((instance.ending || instance.outbid) && now < it->second.resumes_until) return;
-    if (instance.ending && !std::exchange(it->second.ending, true))
-      events.push_back(Ending{instance.info.instance,
-                              instance.is_bid ? "outbid: it is being stopped" : "it is being stopped",
-                              instance.is_bid});
+    raise_bid(instance, known);
+    if ((instance.ending || instance.outbid) && now < known.resume_deadline) return;
+    if (instance.ending && !std::exchange(known.ending_reported, true))
+      events.push_back(Ending{.instance = instance.info.instance,
+                              .why = instance.is_bid ? "outbid: it is being stopped" : "it is being stopped",
+                              .outbid = instance.is_bid});
     if (!instance.outbid && !instance.exited) return;
-    it->second.ended = true;
+    known.exited_reported = true;
     std::string why = instance.outbid ? "outbid" : "its container has exited";
     if (!instance.message.empty()) why += ": " + instance.message;
-    events.push_back(Exited{instance.info.instance, it->second.label, why, instance.outbid, true});
+    events.push_back(Exited{.instance = instance.info.instance,
+                            .label = known.label,
+                            .why = why,
+                            .outbid = instance.outbid,
+                            .still_rented = true});
   }
 
   // Raises our bid up to its limit if other bids are higher or about to win.
   void raise_bid(const Instance& instance, Rented& known) {
-    if (!instance.is_bid || !instance.min_bid || known.bid <= 0 || now < known.resumes_until) return;
-    const bool must_raise = instance.outbid || instance.ending || *instance.min_bid > known.bid;
-    const double bid = std::min(known.bid_max, *instance.min_bid * kBidFactor);
-    if (!must_raise || bid < *instance.min_bid || bid <= known.bid) return;
-    known.resumes_until = now + kResumeMax;
+    if (!instance.is_bid || !instance.bid_min || known.bid_usd <= 0 || now < known.resume_deadline) return;
+    const bool must_raise = instance.outbid || instance.ending || *instance.bid_min > known.bid_usd;
+    const double new_bid_usd = std::min(known.bid_max_usd, *instance.bid_min * kBidFactor);
+    if (!must_raise || new_bid_usd < *instance.bid_min || new_bid_usd <= known.bid_usd) return;
+    known.resume_deadline = now + kResumeMax;
     const std::string path = fmt::format("/api/v0/instances/bid_price/{}/", instance.contract);
-    call(kBid, "PUT", path, json{{"client_id", "me"}, {"price", bid}}.dump(), true,
-         [this, contract = instance.contract, bid, stopped = instance.outbid](const HttpAnswer& answer) {
+    call(kBid, "PUT", path, json{{"client_id", "me"}, {"price", new_bid_usd}}.dump(), kRepeatable,
+         [this, contract = instance.contract, new_bid_usd, was_stopped = instance.outbid](const HttpAnswer& answer) {
            const auto it = rented.find(contract);
            if (it == rented.end()) return;
-           const json object = json::parse(answer.body, nullptr, false);
+           const json object = parse_json(answer.body);
            if (answer.status != 200 || field(object, "success") == json(false)) {
-             it->second.resumes_until = {};
-             it->second.bid_max = 0;  // report only once
+             it->second.resume_deadline = {};
+             it->second.bid_max_usd = 0;  // no further try, so that the failure is reported only once
              return log::warn("{}: {}", kOperation,
                               error_of(answer, fmt::format("raise the bid for {}", contract)).detail);
            }
-           log::info("the bid for {} was topped and is now ${:.4f} an hour (was ${:.4f})", it->second.label, bid,
-                     it->second.bid);
-           it->second.bid = bid;
-           it->second.resumes_until = now + kResumeMax;
-           if (!stopped) return;
-           call(kBid, "PUT", fmt::format("/api/v0/instances/{}/", contract), R"({"state":"running"})", true,
+           log::info("the bid for {} was topped and is now ${:.4f} an hour (was ${:.4f})", it->second.label,
+                     new_bid_usd, it->second.bid_usd);
+           it->second.bid_usd = new_bid_usd;
+           it->second.resume_deadline = now + kResumeMax;
+           if (!was_stopped) return;
+           call(kBid, "PUT", fmt::format("/api/v0/instances/{}/", contract), R"({"state":"running"})", kRepeatable,
                 [](const HttpAnswer&) {});  // the next listing shows the result
          });
   }
 
   // Queries an instance that a listing lacks; only a definite answer counts.
   void query(std::int64_t contract) {
-    call(kShow, "GET", fmt::format("/api/v0/instances/{}/", contract), "", true,
+    call(kShow, "GET", fmt::format("/api/v0/instances/{}/", contract), "", kRepeatable,
          [this, contract](const HttpAnswer& answer) {
            const auto it = rented.find(contract);
-           if (it == rented.end() || it->second.ended) return;
-           const json object = json::parse(answer.body, nullptr, false);
-           const bool none = answer.status == 200 && object.is_object() && object.contains("instances") &&
-                             object["instances"].is_null();
-           const bool absent = answer.status == 404 && !refuses_key(answer) &&
-                               answer.body.find("no_such_instance") != std::string::npos;
-           if (!none && !absent) return;
-           events.push_back(Exited{id_of(contract), it->second.label, "it is gone", false, false});
+           if (it == rented.end() || it->second.exited_reported) return;
+           const json object = parse_json(answer.body);
+           const bool has_no_instance = answer.status == 200 && object.is_object() && object.contains("instances") &&
+                                        object["instances"].is_null();
+           const bool is_unknown = answer.status == 404 && !refuses_key(answer) &&
+                                   answer.body.find("no_such_instance") != std::string::npos;
+           if (!has_no_instance && !is_unknown) return;
+           events.push_back(Exited{.instance = id_of(contract), .label = it->second.label, .why = "it is gone"});
            rented.erase(it);
          });
   }
 
   // Returns whether to repeat a call, and sets its delay if so.
   bool schedule_retry(Call& call, const HttpAnswer& answer) {
-    const bool too_frequent = answer.status == 429, unsent = answer.status == 0 && !answer.sent;
-    const bool broken = call.repeatable && (answer.status == 0 || answer.status >= 500);
-    if (!(too_frequent || unsent || broken) || ++call.tries >= kTriesMax) return false;
-    if (!too_frequent && !std::exchange(failure_logged, true))
+    const bool is_too_frequent = answer.status == 429, is_unsent = answer.status == 0 && !answer.sent;
+    const bool is_broken = call.repeatable && (answer.status == 0 || answer.status >= 500);
+    if (!(is_too_frequent || is_unsent || is_broken) || ++call.tries >= kTriesMax) return false;
+    if (!is_too_frequent && !std::exchange(failure_logged, true))
       log::warn("{}: {}; retrying", kOperation, message_of(answer));
-    Duration wait = kBackoffFirst;
-    for (int i = 1; i < call.tries; ++i) wait *= 2;
-    call.not_before = now + std::min(wait, kBackoffMax);
+    Duration backoff = kBackoffFirst;
+    for (int i = 1; i < call.tries; ++i) backoff *= 2;
+    call.not_before = now + std::min(backoff, kBackoffMax);
     return true;
   }
 
+  // Handles the answers, then starts the calls that are due.
   void advance() {
     for (const HttpAnswer& answer : http.poll())
       for (RequestQueue& queue : queues) {
@@ -469,11 +506,12 @@ struct VastProvider::Impl {
     watch();
     for (std::size_t endpoint = 0; endpoint < kEndpoints; ++endpoint) {
       RequestQueue& queue = queues[endpoint];
-      if (queue.in_flight || queue.waiting.empty() || now < queue.due || now < queue.waiting.front().not_before)
+      if (queue.in_flight || queue.waiting.empty() || now < queue.next_call_at ||
+          now < queue.waiting.front().not_before)
         continue;
       Call call = std::move(queue.waiting.front());
       queue.waiting.pop_front();
-      queue.due = now + kIntervals[endpoint];
+      queue.next_call_at = now + kIntervals[endpoint];
       const std::uint64_t id = http.send(call.request);
       queue.in_flight.emplace(id, std::move(call));
     }
@@ -485,7 +523,8 @@ Status end_own_vast_instance(const std::string& url, const std::string& key, con
   if (!url.empty()) options.url = url;
   options.key = key;
   VastProvider provider(std::move(options));
-  provider.stop(0, {std::string(kIdPrefix) + id}, {});
+  constexpr Ticket kStop = 0;
+  provider.stop(kStop, {std::string(kIdPrefix) + id}, Duration{});
   const SystemClock clock;
   const TimePoint deadline = clock.now() + kDestroyTimeMax;
   while (clock.now() < deadline) {
@@ -493,7 +532,7 @@ Status end_own_vast_instance(const std::string& url, const std::string& key, con
       if (std::get_if<Stopped>(&event)) return ok();
       if (const auto* failed = std::get_if<StopFailed>(&event)) return failed->error;
     }
-    std::this_thread::sleep_for(milliseconds(20));
+    std::this_thread::sleep_for(kOwnEndPollInterval);
   }
   return fail(Code::kUnavailable, kOperation, "destroy {}: no answer within {}", id, to_text(kDestroyTimeMax));
 }
@@ -506,23 +545,24 @@ void VastProvider::start(Ticket ticket, const LaunchSpec& spec) { impl_->create(
 void VastProvider::stop(Ticket ticket, const InstanceId& instance, Duration) {
   const auto contract = contract_of(instance);
   if (!contract) {
-    impl_->events.push_back(StopFailed{ticket, instance, contract.error()});
+    impl_->events.push_back(StopFailed{.ticket = ticket, .instance = instance, .error = contract.error()});
     return;
   }
   impl_->destroy(*contract, [this, ticket, instance](const Status& destroyed, bool absent) {
     if (destroyed)
-      impl_->events.push_back(Stopped{ticket, instance, absent ? "no such instance" : "destroyed", absent});
+      impl_->events.push_back(Stopped{
+          .ticket = ticket, .instance = instance, .how = absent ? "no such instance" : "destroyed", .absent = absent});
     else
-      impl_->events.push_back(StopFailed{ticket, instance, destroyed.error()});
+      impl_->events.push_back(StopFailed{.ticket = ticket, .instance = instance, .error = destroyed.error()});
   });
 }
 
 void VastProvider::list(Ticket ticket, const std::string& label_prefix) {
   impl_->begin_listing([this, ticket, label_prefix](Impl::Listing& listing) {
-    listing.found.ticket = ticket;
+    listing.result.ticket = ticket;
     for (const Instance& instance : listing.instances)
-      if (instance.info.label.starts_with(label_prefix)) listing.found.instances.push_back(instance.info);
-    impl_->events.push_back(std::move(listing.found));
+      if (instance.info.label.starts_with(label_prefix)) listing.result.instances.push_back(instance.info);
+    impl_->events.push_back(std::move(listing.result));
   });
 }
 

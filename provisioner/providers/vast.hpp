@@ -35,16 +35,19 @@ bool is_vast_reply(std::string_view head);
 Result<std::vector<Offer>> read_vast(std::string_view text, std::string_view name, const OfferReadOptions& reading);
 
 // Requests of each kind keep the interval that the service allows. Rate-limited and repeatable requests are retried
-// with growing pauses. A create with an unclear result (answer lost, broken or a server error) is settled by a listing:
-// the instance with the label is used, and a second one is destroyed. An error with a contract is destroyed before it
-// is reported. An instance that a listing lacks is queried by itself before it counts as gone; a listing with a failed
-// page is incomplete. A topped bid is raised up to its limit; the instance counts as outbid only if it then does not
-// resume.
+// with growing pauses.
+// - Create: if the result is unclear (answer lost, broken or a server error), a listing decides. The instance with the
+//   label is used, and a second one is destroyed. An instance that exists although its create failed is destroyed
+//   before the failure is reported.
+// - List: an instance that a listing lacks is queried by itself before it counts as gone. A listing with a failed page
+//   is incomplete.
+// - Bids: if another bid is higher, ours is raised up to its limit. The instance counts as outbid only if it then does
+//   not run again.
 class VastProvider final : public Provider {
  public:
   explicit VastProvider(VastOptions options);
   ~VastProvider() override;
-  // The offer's id is an ask's number, optionally after "vast:" or "vast-".
+  // The offer's id is the number of an ask (the service's word for an offer), optionally after "vast:" or "vast-".
   void start(Ticket ticket, const LaunchSpec& spec) override;
   void stop(Ticket ticket, const InstanceId& instance, Duration grace) override;  // destroys at once
   void list(Ticket ticket, const std::string& label_prefix) override;

@@ -34,11 +34,11 @@ Result<std::unique_ptr<Provider>> make(const ProviderOptions& options) {
   return std::unique_ptr<Provider>(std::make_unique<VastProvider>(std::move(vast)));
 }
 
-void read_settings(ConfigSection s, ServiceSettings& c) {
-  s.read("url", c.url, {"URL of the service", kVastUrl});
-  s.read("key_file", c.key_file, {"a file of mode 600 that holds the key", kVastKeyVariable});
-  s.read("bid_raise_max", c.bid_raise_max, {.min = 0.0, .max = 10.0},
-         "a topped bid of a running machine is raised, to at most (1 + this) times the first bid; 0: never");
+void read_settings(ConfigSection section, ServiceSettings& settings) {
+  section.read("url", settings.url, {"URL of the service", kVastUrl});
+  section.read("key_file", settings.key_file, {"a file of mode 600 that holds the key", kVastKeyVariable});
+  section.read("bid_raise_max", settings.bid_raise_max, {.min = 0.0, .max = 10.0},
+               "a topped bid of a running machine is raised, to at most (1 + this) times the first bid; 0: never");
 }
 
 Result<MarketAnswer> search(const ProviderOptions& options, const MarketQuestion& question) {
@@ -50,7 +50,7 @@ Result<MarketAnswer> search(const ProviderOptions& options, const MarketQuestion
   OfferReadOptions reading;
   reading.disk = question.request.fleet.disk;
   ECHO_ASSIGN(std::vector<Offer> offers, read_vast(reply, search.url, reading));
-  return MarketAnswer{search.url, kVastName, std::move(offers)};
+  return MarketAnswer{.source = search.url, .format = kVastName, .offers = std::move(offers)};
 }
 
 Result<Bill> bill(const ProviderOptions& options, double from_unix_s, double to_unix_s) {
@@ -64,15 +64,15 @@ Result<Bill> bill(const ProviderOptions& options, double from_unix_s, double to_
 
 std::optional<MappedPort> read_mapped_port(std::uint16_t port, const Environment& environment) {
   const char* host = environment("PUBLIC_IPADDR");
-  const char* mapped = environment(fmt::format("VAST_TCP_PORT_{}", port).c_str());
-  if (!host || !mapped) return std::nullopt;
-  const std::string_view text = mapped;
-  std::uint16_t number = 0;
-  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), number);
-  if (error != std::errc() || end != text.data() + text.size() || number == 0) return std::nullopt;
+  const char* outside_port = environment(fmt::format("VAST_TCP_PORT_{}", port).c_str());
+  if (!host || !outside_port) return std::nullopt;
+  const std::string_view text = outside_port;
+  std::uint16_t port_number = 0;
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), port_number);
+  if (error != std::errc() || end != text.data() + text.size() || port_number == 0) return std::nullopt;
   in6_addr address;
   if (::inet_pton(AF_INET, host, &address) != 1 && ::inet_pton(AF_INET6, host, &address) != 1) return std::nullopt;
-  return MappedPort{host, number};
+  return MappedPort{.host = host, .port = port_number};
 }
 
 std::optional<OwnInstance> read_own_instance() {
@@ -81,9 +81,9 @@ std::optional<OwnInstance> read_own_instance() {
     return std::string(value ? value : "");
   };
   const std::string id = variable(kIdVariable), key = variable(kKeyVariable), url = variable(kVastUrlVariable);
-  ::unsetenv(kKeyVariable);
+  ::unsetenv(kKeyVariable);  // so that no child process inherits the key
   if (id.empty() || key.empty()) return std::nullopt;
-  return OwnInstance{id, [=] { return end_own_vast_instance(url, key, id); }};
+  return OwnInstance{.id = id, .end = [=] { return end_own_vast_instance(url, key, id); }};
 }
 
 }  // namespace
@@ -96,7 +96,10 @@ const ProviderKind& vast_kind() {
       .secrets = {kVastKeyVariable},
       .settings_meaning = "vast.ai. The key comes from VAST_API_KEY or a file, and is sent to vast.ai only.",
       .read_settings = read_settings,
-      .offers = OfferFormat{kVastName, "the reply to a search of vast.ai", is_vast_reply, read_vast},
+      .offers = OfferFormat{.name = kVastName,
+                            .meaning = "the reply to a search of vast.ai",
+                            .recognises = is_vast_reply,
+                            .read = read_vast},
       .search = search,
       .title = "vast.ai",
       .bill = bill,

@@ -11,9 +11,10 @@
 namespace echoline::provisioner {
 namespace {
 
-constexpr double kHoursPerMonth = 720;
+constexpr double kHoursPerMonth = 720;  // as the service counts
 constexpr double kBytesPerGb = 1e9;
 
+// The fields of an offer that are numbers and are used.
 enum class Field {
   kGpus,
   kGpuMemoryMb,
@@ -33,12 +34,12 @@ enum class Field {
   kCount
 };
 
-struct Number {
+struct NumberField {
   const char* name;
   double least, most;
 };
 // In the order of Field.
-constexpr std::array<Number, static_cast<std::size_t>(Field::kCount)> kNumbers{
+constexpr std::array<NumberField, static_cast<std::size_t>(Field::kCount)> kNumberFields{
     {{"num_gpus", 1, kGpusMax},
      {"gpu_ram", 0, 1e8},
      {"inet_up", 0, kMbitMax},
@@ -55,7 +56,7 @@ constexpr std::array<Number, static_cast<std::size_t>(Field::kCount)> kNumbers{
      {"internet_up_cost_per_tb", 0, kUsdMax},
      {"internet_down_cost_per_tb", 0, kUsdMax}}};
 
-struct Raw {
+struct RawOffer {
   std::array<std::optional<double>, static_cast<std::size_t>(Field::kCount)> numbers;
   std::string id, machine, owner, gpu, place;
   std::vector<int> gpu_ids;
@@ -63,7 +64,7 @@ struct Raw {
   const std::optional<double>& operator[](Field f) const { return numbers[static_cast<std::size_t>(f)]; }
 };
 
-Offer offer_of(const Raw& raw, const OfferReadOptions& reading) {
+Offer offer_of(const RawOffer& raw, const OfferReadOptions& reading) {
   Offer o;
   o.id = raw.id;
   o.provider = kVastName;
@@ -86,31 +87,32 @@ Offer offer_of(const Raw& raw, const OfferReadOptions& reading) {
   if (raw[Field::kStorageMonth])
     o.storage_usd_per_hour =
         static_cast<double>(reading.disk.count) / kBytesPerGb * *raw[Field::kStorageMonth] / kHoursPerMonth;
-  const auto per_gb = [&](Field gb, Field tb) {
-    if (raw[gb]) return raw[gb];
-    return raw[tb] ? std::optional(*raw[tb] / 1000) : std::nullopt;
+  const auto usd_per_gb = [&](Field per_gb, Field per_tb) {
+    if (raw[per_gb]) return raw[per_gb];
+    return raw[per_tb] ? std::optional(*raw[per_tb] / 1000) : std::nullopt;
   };
-  o.upload_usd_per_gb = per_gb(Field::kUpCost, Field::kUpCostTb);
-  o.download_usd_per_gb = per_gb(Field::kDownCost, Field::kDownCostTb);
+  o.upload_usd_per_gb = usd_per_gb(Field::kUpCost, Field::kUpCostTb);
+  o.download_usd_per_gb = usd_per_gb(Field::kDownCost, Field::kDownCostTb);
   return o;
 }
 
-// Nesting depths: 1 is the root. The offers are its elements, or those of its "offers", which are one level deeper.
-class Handler : public nlohmann::json_sax<nlohmann::json> {
+// Receives the tokens of the JSON text. Depth 1 is the root. The offers are the elements of the root, or of the list
+// "offers" in the root, which are one level deeper.
+class OfferHandler : public nlohmann::json_sax<nlohmann::json> {
  public:
-  Handler(std::string_view name, const OfferReadOptions& reading) : problems_(name), reading_(reading) {}
+  OfferHandler(std::string_view name, const OfferReadOptions& reading) : problems_(name), reading_(reading) {}
 
   bool null() override { return true; }
   bool boolean(bool value) override {
-    if (at_field()) {
+    if (is_in_offer()) {
       if (key_ == "rentable")
-        raw_.rentable = value;
+        current_.rentable = value;
       else if (key_ == "rented")
-        raw_.rented = value;
+        current_.rented = value;
       else
-        wrong_type(value ? "true" : "false");
+        report_wrong_type(value ? "true" : "false");
     } else if (depth_ == 1 && key_ == "success" && !value) {
-      refused_ = true;
+      is_refused_ = true;
     }
     return true;
   }
@@ -118,18 +120,19 @@ class Handler : public nlohmann::json_sax<nlohmann::json> {
   bool number_unsigned(number_unsigned_t value) override { return number(static_cast<double>(value), value); }
   bool number_float(number_float_t value, const string_t&) override { return number(value, value); }
   bool string(string_t& value) override {
-    if (depth_ == 1 && (key_ == "error" || key_ == "msg")) said_ += (said_.empty() ? "" : ": ") + excerpt(value);
-    if (!at_field()) return true;
-    std::string* text = key_ == "gpu_name"      ? &raw_.gpu
-                        : key_ == "geolocation" ? &raw_.place
-                        : key_ == "id"          ? &raw_.id
-                        : key_ == "machine_id"  ? &raw_.machine
-                        : key_ == "host_id"     ? &raw_.owner
+    if (depth_ == 1 && (key_ == "error" || key_ == "msg"))
+      error_text_ += (error_text_.empty() ? "" : ": ") + excerpt(value);
+    if (!is_in_offer()) return true;
+    std::string* text = key_ == "gpu_name"      ? &current_.gpu
+                        : key_ == "geolocation" ? &current_.place
+                        : key_ == "id"          ? &current_.id
+                        : key_ == "machine_id"  ? &current_.machine
+                        : key_ == "host_id"     ? &current_.owner
                                                 : nullptr;
     if (!text) {
-      wrong_type(excerpt(value));
+      report_wrong_type(excerpt(value));
     } else if (value.size() > kOfferTextMax) {
-      problem(fmt::format("{}: expected a text of at most {} bytes, found {}", key_, kOfferTextMax, value.size()));
+      add_problem(fmt::format("{}: expected a text of at most {} bytes, found {}", key_, kOfferTextMax, value.size()));
     } else {
       *text = value;
     }
@@ -139,7 +142,7 @@ class Handler : public nlohmann::json_sax<nlohmann::json> {
   bool start_object(std::size_t) override {
     ++depth_;
     if (!offers_depth_ || depth_ != *offers_depth_ + 1) return true;
-    raw_ = Raw{};
+    current_ = RawOffer{};
     problems_before_ = problem_count_;
     key_.clear();
     return true;
@@ -150,7 +153,7 @@ class Handler : public nlohmann::json_sax<nlohmann::json> {
     return true;
   }
   bool end_object() override {
-    if (offers_depth_ && depth_ == *offers_depth_ + 1) finish();
+    if (offers_depth_ && depth_ == *offers_depth_ + 1) finish_offer();
     --depth_;
     return true;
   }
@@ -162,7 +165,7 @@ class Handler : public nlohmann::json_sax<nlohmann::json> {
   bool end_array() override {
     if (offers_depth_ && depth_ == *offers_depth_) {
       offers_depth_.reset();
-      found_list_ = true;
+      has_list_ = true;
     }
     --depth_;
     return true;
@@ -178,69 +181,71 @@ class Handler : public nlohmann::json_sax<nlohmann::json> {
 
   Result<std::vector<Offer>> result(std::string_view name) {
     if (!problems_.none()) return problems_.error();
-    if (too_many_) return fail(Code::kInvalid, "read offers", "{}: expected at most {} offers", name, kOffersMax);
-    if (refused_ || (!found_list_ && !said_.empty()))
+    if (has_too_many_) return fail(Code::kInvalid, "read offers", "{}: expected at most {} offers", name, kOffersMax);
+    if (is_refused_ || (!has_list_ && !error_text_.empty()))
       return fail(Code::kInvalid, "read offers", "{}: the market's answer is an error, not offers: {}", name,
-                  said_.empty() ? "no reason is given" : said_);
-    if (!found_list_) return fail(Code::kInvalid, "read offers", "{}: expected a list of offers, found none", name);
+                  error_text_.empty() ? "no reason is given" : error_text_);
+    if (!has_list_) return fail(Code::kInvalid, "read offers", "{}: expected a list of offers, found none", name);
     return std::move(offers_);
   }
 
  private:
-  bool at_field() const { return offers_depth_ && depth_ == *offers_depth_ + 1; }
+  bool is_in_offer() const { return offers_depth_ && depth_ == *offers_depth_ + 1; }
 
   template <class Exact>
-  bool number(double value, Exact exact) {
+  bool number(double value, Exact exact_value) {
     if (offers_depth_ && depth_ == *offers_depth_ + 2 && key_ == "gpu_ids") {
       if (value < 0 || value >= kGpusMax || value != std::floor(value))
-        problem(fmt::format("gpu_ids: expected numbers of 0 to {}, found {}", kGpusMax - 1, value));
+        add_problem(fmt::format("gpu_ids: expected numbers of 0 to {}, found {}", kGpusMax - 1, value));
       else
-        raw_.gpu_ids.push_back(static_cast<int>(value));
+        current_.gpu_ids.push_back(static_cast<int>(value));
       return true;
     }
-    if (!at_field()) return true;
-    if (key_ == "id") raw_.id = fmt::format("{}", exact);
-    if (key_ == "machine_id") raw_.machine = fmt::format("{}", exact);
-    if (key_ == "host_id") raw_.owner = fmt::format("{}", exact);
-    if (key_ == "gpu_name" || key_ == "geolocation") wrong_type(fmt::format("{}", value));
-    for (std::size_t f = 0; f < kNumbers.size(); ++f) {
-      const Number& n = kNumbers[f];
-      if (key_ != n.name) continue;
-      if (!(value >= n.least && value <= n.most))
-        problem(fmt::format("{}: expected {} to {}, found {}", key_, n.least, n.most, value));
+    if (!is_in_offer()) return true;
+    if (key_ == "id") current_.id = fmt::format("{}", exact_value);
+    if (key_ == "machine_id") current_.machine = fmt::format("{}", exact_value);
+    if (key_ == "host_id") current_.owner = fmt::format("{}", exact_value);
+    if (key_ == "gpu_name" || key_ == "geolocation") report_wrong_type(fmt::format("{}", value));
+    for (std::size_t i = 0; i < kNumberFields.size(); ++i) {
+      const NumberField& field = kNumberFields[i];
+      if (key_ != field.name) continue;
+      if (!(value >= field.least && value <= field.most))
+        add_problem(fmt::format("{}: expected {} to {}, found {}", key_, field.least, field.most, value));
       else
-        raw_.numbers[f] = value;
+        current_.numbers[i] = value;
     }
     return true;
   }
 
-  // Reports a wrong type of a field that is used; other fields may have any type.
-  void wrong_type(const std::string& found) {
-    for (const Number& n : kNumbers)
-      if (key_ == n.name) problem(fmt::format("{}: expected a number, found '{}'", key_, found));
+  // Reports that the current key's value has a wrong type, if the field is used. Other fields may have any type.
+  void report_wrong_type(const std::string& found) {
+    for (const NumberField& field : kNumberFields)
+      if (key_ == field.name) add_problem(fmt::format("{}: expected a number, found '{}'", key_, found));
     if (key_ == "rentable" || key_ == "rented")
-      problem(fmt::format("{}: expected true or false, found '{}'", key_, found));
+      add_problem(fmt::format("{}: expected true or false, found '{}'", key_, found));
     if (key_ == "gpu_name" || key_ == "geolocation")
-      problem(fmt::format("{}: expected a text, found '{}'", key_, found));
+      add_problem(fmt::format("{}: expected a text, found '{}'", key_, found));
   }
 
-  void problem(const std::string& what) {
+  void add_problem(const std::string& what) {
     ++problem_count_;
-    problems_.add(fmt::format("offers[{}]{}", index_, raw_.id.empty() ? "" : fmt::format(" (id {})", excerpt(raw_.id))),
-                  what);
+    problems_.add(
+        fmt::format("offers[{}]{}", index_, current_.id.empty() ? "" : fmt::format(" (id {})", excerpt(current_.id))),
+        what);
   }
 
-  void finish() {
-    if (raw_.id.empty()) problem("id: it is missing");
-    if (raw_.gpu.empty()) problem("gpu_name: it is missing");
-    if (const auto gpus = raw_[Field::kGpus]; gpus && *gpus != std::floor(*gpus))
-      problem(fmt::format("num_gpus: expected a whole number, found {}", *gpus));
+  // Ends the current offer, and keeps it if it has no problem.
+  void finish_offer() {
+    if (current_.id.empty()) add_problem("id: it is missing");
+    if (current_.gpu.empty()) add_problem("gpu_name: it is missing");
+    if (const auto gpus = current_[Field::kGpus]; gpus && *gpus != std::floor(*gpus))
+      add_problem(fmt::format("num_gpus: expected a whole number, found {}", *gpus));
     if (problem_count_ == problems_before_) {
-      if (!ids_.insert(raw_.id).second) problem("id: another offer has the same id");
+      if (!ids_.insert(current_.id).second) add_problem("id: another offer has the same id");
       if (offers_.size() < kOffersMax)
-        offers_.push_back(offer_of(raw_, reading_));
+        offers_.push_back(offer_of(current_, reading_));
       else
-        too_many_ = true;
+        has_too_many_ = true;
     }
     ++index_;
   }
@@ -249,25 +254,30 @@ class Handler : public nlohmann::json_sax<nlohmann::json> {
   const OfferReadOptions& reading_;
   std::vector<Offer> offers_;
   std::set<std::string, std::less<>> ids_;
-  Raw raw_;
-  std::string key_, top_key_, said_;
-  std::size_t depth_ = 0, index_ = 0, problem_count_ = 0, problems_before_ = 0;
-  std::optional<std::size_t> offers_depth_;
-  bool found_list_ = false, refused_ = false, too_many_ = false;
+  RawOffer current_;
+  std::string key_;         // of the value that follows
+  std::string top_key_;     // the last key of the root
+  std::string error_text_;  // the service's words, if the reply is an error
+  std::size_t depth_ = 0;
+  std::size_t index_ = 0;                                // of the current offer
+  std::size_t problem_count_ = 0, problems_before_ = 0;  // of all offers; when the current offer began
+  std::optional<std::size_t> offers_depth_;              // of the list of offers, while inside it
+  bool has_list_ = false, is_refused_ = false, has_too_many_ = false;
 };
 
 }  // namespace
 
 bool is_vast_reply(std::string_view head) {
-  const std::size_t at = head.find_first_not_of(" \t\r\n");
-  if (at == std::string_view::npos || head[at] != '{') return at != std::string_view::npos && head[at] == '[';
+  const std::size_t start = head.find_first_not_of(" \t\r\n");
+  if (start == std::string_view::npos) return false;
+  if (head[start] != '{') return head[start] == '[';
   const auto has = [&](std::string_view word) { return head.find(word) != std::string_view::npos; };
   return has("\"gpu_name\"") || has("\"ask_contract_id\"") || has("\"machine_id\"") || has("\"dph_total\"") ||
          has("\"success\"");
 }
 
 Result<std::vector<Offer>> read_vast(std::string_view text, std::string_view name, const OfferReadOptions& reading) {
-  Handler handler(name, reading);
+  OfferHandler handler(name, reading);
   nlohmann::json::sax_parse(text, &handler);
   return handler.result(name);
 }

@@ -11,7 +11,8 @@ namespace echoline::provisioner {
 namespace {
 
 constexpr std::string_view kOperation = "search vast.ai";
-constexpr auto kLook = std::chrono::milliseconds(5);
+constexpr auto kSearchPollInterval = std::chrono::milliseconds(5);
+constexpr std::size_t kBodyShown = 200;  // bytes of an error's body in the message
 
 bool is_cancelled(const VastSearch& search) { return search.stop != nullptr && *search.stop; }
 
@@ -21,22 +22,25 @@ HttpAnswer search_once(const std::string& url, const std::string& body, const Va
   while (!is_cancelled(search)) {  // the client's time-out ends the loop
     std::vector<HttpAnswer> answers = client.poll();
     if (!answers.empty()) return std::move(answers.front());
-    std::this_thread::sleep_for(kLook);
+    std::this_thread::sleep_for(kSearchPollInterval);
   }
-  HttpAnswer none;
-  none.trouble = "given up";
-  return none;
+  HttpAnswer cancelled;
+  cancelled.trouble = "given up";
+  return cancelled;
 }
 
 }  // namespace
 
 std::string vast_search_body(const VastSearch& search, const PlanRequest& request) {
+  // The search must not use a limit for a value that fleet.assume supplies, because it would exclude the offers that do
+  // not state the value.
+  const double disk_gb = static_cast<double>(search.disk.count) / 1e9;
   nlohmann::json body = {{"rentable", {{"eq", true}}},
                          {"rented", {{"eq", false}}},
                          {"type", request.fleet.pricing == Pricing::kBid ? "bid" : "on-demand"},
                          {"limit", search.offers_max},
-                         {"allocated_storage", static_cast<double>(search.disk.count) / 1e9},
-                         {"disk_space", {{"gte", static_cast<double>(search.disk.count) / 1e9}}}};
+                         {"allocated_storage", disk_gb},
+                         {"disk_space", {{"gte", disk_gb}}}};
   body["order"] = nlohmann::json::array({nlohmann::json::array({"dlperf_per_dphtotal", "desc"})});
   if (request.gpu_memory_min && !request.fleet.assume.vram_gb)
     body["gpu_ram"] = {{"gte", static_cast<double>(request.gpu_memory_min->count) / 1e6}};
@@ -49,15 +53,16 @@ std::string vast_search_body(const VastSearch& search, const PlanRequest& reques
 }
 
 Result<std::string> search_vast(const VastSearch& search, const PlanRequest& request) {
-  const std::string url = service_url(search.url) + "/api/v0/bundles/";
+  const std::string url = without_trailing_slashes(search.url) + "/api/v0/bundles/";
   const std::string body = vast_search_body(search, request);
   std::string why;
   for (int i = 0; i < search.tries; ++i) {
-    for (Duration waited{}; i > 0 && waited < search.pause && !is_cancelled(search); waited += kLook)
-      std::this_thread::sleep_for(kLook);
+    for (Duration waited{}; i > 0 && waited < search.pause && !is_cancelled(search); waited += kSearchPollInterval)
+      std::this_thread::sleep_for(kSearchPollInterval);
     HttpAnswer answer = search_once(url, body, search);
     if (answer.status == 200) return std::move(answer.body);
-    why = answer.status == 0 ? answer.trouble : fmt::format("HTTP {}: {}", answer.status, printable(answer.body, 200));
+    why = answer.status == 0 ? answer.trouble
+                             : fmt::format("HTTP {}: {}", answer.status, printable(answer.body, kBodyShown));
     const bool is_temporary = answer.status == 0 ? answer.sent : answer.status == 429 || answer.status >= 500;
     if (!is_temporary) break;
   }

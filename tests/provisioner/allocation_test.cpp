@@ -70,7 +70,7 @@ TEST(AllocateExact, BeatsGreedyWhereGreedyMustMiss) {
   const std::vector<Candidate> pool{{10, 1}, {19, 2}, {20, 2.1}};
   const auto exact = allocate_exact(pool, 19);
   ASSERT_TRUE(exact.best);
-  EXPECT_TRUE(exact.proven);
+  EXPECT_TRUE(exact.is_proven_best);
   EXPECT_THAT(exact.best->chosen, ElementsAre(1));
   EXPECT_FALSE(allocate_exact(pool, 50).best);
   EXPECT_FALSE(allocate_exact(pool, 40, {.workers_max = 2}).best);
@@ -84,7 +84,7 @@ TEST(LpBound, TakesTheLastWorkerInPart) {
   EXPECT_FALSE(lp_bound(pool, 21));
 }
 
-// Every subset, by definition.
+// The least cost, found by trying every subset.
 std::optional<double> brute_force(const std::vector<Candidate>& pool, double target, std::size_t workers_max) {
   std::optional<double> best;
   for (std::uint32_t bits = 0; bits < (1u << pool.size()); ++bits) {
@@ -165,12 +165,12 @@ TEST(AllocateExact, LargePoolsOfNearTiesStayFast) {
 // The offers that may be rented together, by definition: machines whose offers share GPUs, and a cap per host.
 bool allowed(const std::vector<Candidate>& pool, const std::vector<std::size_t>& set, AllocationLimits limits) {
   std::map<std::uint32_t, std::uint64_t> used;
-  std::map<std::uint32_t, std::size_t> of_host;
+  std::map<std::uint32_t, std::size_t> count_by_host;
   for (const std::size_t i : set) {
     const Candidate& c = pool[i];
     if (c.machine && (used[c.machine] & c.gpus)) return false;
     used[c.machine] |= c.gpus;
-    if (c.host && ++of_host[c.host] > limits.per_host_max) return false;
+    if (c.host && ++count_by_host[c.host] > limits.per_host_max) return false;
   }
   return set.size() <= limits.workers_max;
 }

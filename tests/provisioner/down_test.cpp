@@ -96,7 +96,7 @@ TEST_F(DownTest, ReleasesExactlyTheMachinesOfTheRun) {
   server.put(lost);
   const LedgerRow never = *ledger.record_intent(offer("3"), clock.unix_seconds());  // not rented
   const LedgerRow failed = *ledger.record_intent(offer("4"), clock.unix_seconds());
-  ASSERT_TRUE(ledger.record_failure(failed.id, "status 500", clock.unix_seconds()));  // it was all the same
+  ASSERT_TRUE(ledger.record_failure(failed.id, "status 500", clock.unix_seconds()));  // but its instance exists
   VastInstance orphan;
   orphan.id = 4;
   orphan.label = failed.label;
@@ -217,12 +217,12 @@ TEST(DownDriver, DISABLED_RentsAndReturnsForEver) {
   auto fleet = FleetDriver::start(std::move(options));
   ASSERT_TRUE(fleet) << fleet.error().message();
   for (std::uint64_t worker = 1;; std::this_thread::sleep_for(milliseconds(1))) {
-    std::vector<std::string> now;
+    std::vector<std::string> newly_rented;
     {
       const std::lock_guard lock(mutex);
-      now.swap(rented);
+      newly_rented.swap(rented);
     }
-    for (const std::string& id : now) {
+    for (const std::string& id : newly_rented) {
       (*fleet)->notify(fleet::Joined{WorkerId{worker}, id});
       (*fleet)->notify(fleet::Left{WorkerId{worker++}, "gone"});
     }
@@ -259,21 +259,21 @@ TEST_F(DownTest, AKillAtAnyOfFiftyPointsForgetsNothing) {
     int status = 0;
     ASSERT_EQ(waitpid(pid, &status, 0), pid);
     ASSERT_TRUE(WIFSIGNALED(status) && killed) << "the driver ended by itself with " << status;
-    // Waits until the service has done all pending requests.
-    for (int quiet = 0, before = -1; quiet < 5; ++quiet) {
-      const int now =
+    // Waits until the service has done all pending requests: its state must stay the same for five looks.
+    for (int equal_looks = 0, last_state = -1; equal_looks < 5; ++equal_looks) {
+      const int state =
           server.count("create") + server.count("destroy") * 1000 + static_cast<int>(server.rented().size()) * 7;
-      if (now != std::exchange(before, now)) quiet = 0;
+      if (state != std::exchange(last_state, state)) equal_looks = 0;
       std::this_thread::sleep_for(milliseconds(2));
     }
     server.at_points({});
 
     Ledger ledger = open();
-    std::set<std::string> known;
+    std::set<std::string> labels_of_open_rows;
     for (const LedgerRow& row : *ledger.rows())
-      if (row.is_open()) known.insert(row.label);
-    for (const auto& [id, instance] : server.rented()) EXPECT_EQ(known.count(instance.label), 1u) << id;
-    if (point % 5 == 4) {  // now and then the run goes on: what is there is used, and given back in the end
+      if (row.is_open()) labels_of_open_rows.insert(row.label);
+    for (const auto& [id, instance] : server.rented()) EXPECT_EQ(labels_of_open_rows.count(instance.label), 1u) << id;
+    if (point % 5 == 4) {  // sometimes the run continues; it adopts the machines and releases them at its end
       setenv("VAST_API_KEY", VastServer::kKey, 1);
       const FastClock fast;
       auto fleet = FleetDriver::start(fleet_options(fast, server.url(), folder / "ledger.sqlite"));
@@ -281,10 +281,10 @@ TEST_F(DownTest, AKillAtAnyOfFiftyPointsForgetsNothing) {
       (*fleet)->stop();
       unsetenv("VAST_API_KEY");
       EXPECT_EQ(server.rented().size(), 0u);
-      for (const LedgerRow& row : *ledger.rows())  // what was asked for a moment ago may still come to be
+      for (const LedgerRow& row : *ledger.rows())  // a machine requested a moment ago may still appear
         EXPECT_TRUE(!row.is_open() || row.instance.empty()) << row.label;
     }
-    clock.advance(std::chrono::hours(24 * 400));  // the driver had a clock of its own
+    clock.advance(std::chrono::hours(24 * 400));  // beyond the driver's own clock, so that no row is recent
     const DownReport report = down(ledger);
     EXPECT_THAT(report.problems, testing::IsEmpty());
     EXPECT_EQ(server.rented().size(), 0u);

@@ -16,10 +16,10 @@ using testing::UnorderedElementsAre;
 using Names = std::vector<std::string>;
 
 FleetOffer offer(const std::string& id, double rate, double usd, const std::string& host = "") {
-  return {id, "local", host, rate, usd, 0};
+  return {.id = id, .provider = "local", .host = host, .rollouts_per_s = rate, .usd_per_hour = usd};
 }
 
-// Answers the core's requests at once, unless a test changes that, and records the events.
+// Answers the core's requests at once, unless a test clears the flag `auto_...` of a request. Records all actions.
 class Fleet : public testing::Test {
  protected:
   // M* = 100: 1,000 rollouts in steps of 10 s that no broadcast delays; so 110 are wanted.
@@ -32,27 +32,27 @@ class Fleet : public testing::Test {
     core.emplace(rules, std::move(offers), std::move(wanted));
     return *core;
   }
-  void tell(const FleetEvent& event) {
+  void notify(const FleetEvent& event) {
     carry_out(core->handle(event, clock.now()));
     core->check();
   }
   void carry_out(const std::vector<FleetAction>& actions) {
     for (const FleetAction& action : actions) {
       if (const auto* book = std::get_if<fleet::Book>(&action)) {
-        tickets[book->offer] = ++last;
+        tickets[book->offer] = ++last_ticket;
         rented.push_back(book->offer);
-        if (books) tell(fleet::Booked{book->offer, last});
+        if (auto_book) notify(fleet::Booked{book->offer, last_ticket});
       } else if (const auto* start = std::get_if<fleet::Start>(&action)) {
-        if (starts) tell(fleet::Started{start->ticket, {"i" + std::to_string(start->ticket)}, {}});
-        if (starts && joins) join(start->offer);
+        if (auto_start) notify(fleet::Started{start->ticket, {"i" + std::to_string(start->ticket)}, {}});
+        if (auto_start && auto_join) join(start->offer);
       } else if (const auto* stop = std::get_if<fleet::Stop>(&action)) {
-        asked_to_stop.push_back(stop->ticket);
-        if (stops) tell(fleet::Stopped{stop->ticket});
+        stop_requests.push_back(stop->ticket);
+        if (auto_stop) notify(fleet::Stopped{stop->ticket});
       } else if (const auto* drain = std::get_if<fleet::Drain>(&action)) {
-        told_to_drain.push_back(drain->worker.value);
-        if (drains) tell(fleet::Drained{drain->worker});
+        drain_requests.push_back(drain->worker.value);
+        if (auto_drain) notify(fleet::Drained{drain->worker});
       } else if (const auto* look = std::get_if<fleet::FindInstance>(&action)) {
-        looks.push_back(look->ticket);
+        find_requests.push_back(look->ticket);
       } else if (const auto* end = std::get_if<fleet::BookEnd>(&action)) {
         ended.push_back(end->ticket);
         ran[end->ticket] = end->ran;
@@ -62,19 +62,19 @@ class Fleet : public testing::Test {
     }
   }
   WorkerId worker(const std::string& offer) { return WorkerId{static_cast<std::uint64_t>(tickets.at(offer))}; }
-  void join(const std::string& offer) { tell(fleet::Joined{worker(offer), offer}); }
-  void beat(const std::string& offer, double rollouts, double busy_s) {
-    if (tickets.contains(offer)) tell(fleet::Heartbeat{worker(offer), rollouts, busy_s});
+  void join(const std::string& offer) { notify(fleet::Joined{worker(offer), offer}); }
+  void heartbeat(const std::string& offer, double rollouts, double busy_s) {
+    if (tickets.contains(offer)) notify(fleet::Heartbeat{worker(offer), rollouts, busy_s});
   }
-  // Second by second.
-  void pass(Duration time, const std::function<void(int)>& each = {}) {
+  // Advances the clock second by second. Calls `on_second` before each tick of the core.
+  void pass(Duration time, const std::function<void(int)>& on_second = {}) {
     for (int s = 0; s < time / seconds(1); ++s) {
       clock.advance(seconds(1));
-      if (each) each(s);
+      if (on_second) on_second(s);
       carry_out(core->tick(clock.now()));
     }
   }
-  void learner_waits(bool now_waits) { tell(fleet::LearnerWaiting{now_waits}); }
+  void set_learner_waiting(bool now_waits) { notify(fleet::LearnerWaiting{now_waits}); }
   Names noted(const std::string& what) const {
     Names offers;
     for (const fleet::Note& note : notes)
@@ -86,22 +86,22 @@ class Fleet : public testing::Test {
   ManualClock clock;
   FleetRules rules;
   std::optional<FleetCore> core;
-  bool books = true, starts = true, joins = true, stops = true, drains = true;
-  Ticket last = 0;
+  bool auto_book = true, auto_start = true, auto_join = true, auto_stop = true, auto_drain = true;
+  Ticket last_ticket = 0;
   std::map<std::string, Ticket> tickets;
   std::map<Ticket, bool> ran;
   Names rented;
-  std::vector<Ticket> asked_to_stop, looks, ended;
-  std::vector<std::uint64_t> told_to_drain;
+  std::vector<Ticket> stop_requests, find_requests, ended;
+  std::vector<std::uint64_t> drain_requests;
   std::vector<fleet::Note> notes;
 };
 
 TEST_F(Fleet, PlannedOffersAreRentedOnceAndKept) {
   make({offer("a", 60, 0.1), offer("b", 60, 0.1), offer("c", 60, 0.1)}, {"a", "b"});
-  learner_waits(true);  // as every learner does until the first batch is there
+  set_learner_waiting(true);  // as every learner does until the first batch is there
   pass(minutes(30));
   EXPECT_THAT(rented, ElementsAre("a", "b"));
-  EXPECT_THAT(asked_to_stop, IsEmpty());
+  EXPECT_THAT(stop_requests, IsEmpty());
   EXPECT_DOUBLE_EQ(core->numbers().working_rollouts_per_s, 120);
 }
 
@@ -112,12 +112,12 @@ TEST_F(Fleet, APromiseDoesNotFlatterForEver) {
   make({offer("a", 1, 0.1), offer("b", 200, 0.1)}, {"a", "b"});
   const auto measured = [&] { return core->machines().find("a")->measured.value(); };
   pass(seconds(10));
-  beat("a", 8, 10);
+  heartbeat("a", 8, 10);
   EXPECT_GT(measured(), 0.85);
   EXPECT_LT(measured(), 1);
   for (int group = 2; group <= 8; ++group) {
     pass(seconds(10));
-    beat("a", 8, 10);
+    heartbeat("a", 8, 10);
   }
   EXPECT_NEAR(measured(), 0.8, 1e-9);
 }
@@ -127,22 +127,22 @@ TEST_F(Fleet, APromiseDoesNotFlatterForEver) {
 TEST_F(Fleet, AReleasedMachineWithoutAnAnswerIsLookedUpSoon) {
   rules.fleet.join_timeout = minutes(10);
   rules.fleet.usd_per_hour_max = 0.25;
-  starts = false;
+  auto_start = false;
   make({offer("a", 60, 0.1), offer("b", 60, 0.1)}, {"a", "b"});
   pass(seconds(10));
-  tell(fleet::Started{tickets.at("a"), {"i1"}, {}});
-  tell(fleet::PriceChanged{tickets.at("a"), 0.16});
+  notify(fleet::Started{tickets.at("a"), {"i1"}, {}});
+  notify(fleet::PriceChanged{tickets.at("a"), 0.16});
   pass(seconds(45));
   EXPECT_THAT(noted("released"), testing::SizeIs(1));
   const std::string released = noted("released").front();
   ASSERT_EQ(released, "a");  // the dearest
-  tell(fleet::PriceChanged{tickets.at("b"), 0.3});
+  notify(fleet::PriceChanged{tickets.at("b"), 0.3});
   pass(seconds(10));
   EXPECT_THAT(noted("released"), ElementsAre("a", "b"));
   pass(seconds(10));
-  EXPECT_THAT(looks, testing::AllOf(testing::Not(IsEmpty()), testing::Each(tickets.at("b"))));
-  tell(fleet::Found{tickets.at("b"), InstanceId{"i2"}});
-  EXPECT_THAT(asked_to_stop, ElementsAre(tickets.at("a"), tickets.at("b")));
+  EXPECT_THAT(find_requests, testing::AllOf(testing::Not(IsEmpty()), testing::Each(tickets.at("b"))));
+  notify(fleet::Found{tickets.at("b"), InstanceId{"i2"}});
+  EXPECT_THAT(stop_requests, ElementsAre(tickets.at("a"), tickets.at("b")));
 }
 
 // Eight offers of 0.05 rollouts/s and groups of four: a worker submits its first group after 80 s. Both planned
@@ -152,16 +152,16 @@ TEST_F(Fleet, SlowWorkersThatWorkAreNotRentedAgain) {
   std::vector<FleetOffer> offers;
   for (int i = 0; i < 8; ++i) offers.push_back(offer("o" + std::to_string(i), 0.05, 0.1));
   make(offers, {"o0", "o1"});
-  joins = false;
+  auto_join = false;
   pass(seconds(41));
   join("o0");
   join("o1");
-  learner_waits(true);
+  set_learner_waiting(true);
   pass(minutes(60), [&](int s) {
-    for (const char* name : {"o0", "o1"}) beat(name, s % 80 == 79 ? 4 : 0, 1);
+    for (const char* name : {"o0", "o1"}) heartbeat(name, s % 80 == 79 ? 4 : 0, 1);
   });
   EXPECT_THAT(rented, ElementsAre("o0", "o1"));
-  EXPECT_THAT(asked_to_stop, IsEmpty());
+  EXPECT_THAT(stop_requests, IsEmpty());
   EXPECT_NEAR(core->machines().find("o0")->measured.value(), 0.05, 0.02);
 }
 
@@ -171,9 +171,9 @@ TEST_F(Fleet, APerMilleIsNotMissing) {
   rules.broadcast_time = from_seconds(0.3898);
   make({offer("a", 1231, 1), offer("b", 1231, 1), offer("c", 1231, 1), offer("d", 600, 1)}, {"a", "b", "c"});
   EXPECT_NEAR(core->numbers().target_rollouts_per_s, 3692, 1);
-  learner_waits(true);
+  set_learner_waiting(true);
   pass(minutes(10), [&](int) {
-    for (const char* name : {"a", "b", "c"}) beat(name, 1230, 1);
+    for (const char* name : {"a", "b", "c"}) heartbeat(name, 1230, 1);
   });
   EXPECT_NEAR(core->numbers().expected_rollouts_per_s, 3690, 1);
   EXPECT_THAT(rented, ElementsAre("a", "b", "c"));
@@ -183,48 +183,48 @@ TEST_F(Fleet, APerMilleIsNotMissing) {
 TEST_F(Fleet, ALearnerStepOfMinutesRentsNothing) {
   make({offer("a", 60, 0.1), offer("b", 60, 0.1), offer("c", 60, 0.1)}, {"a", "b"});
   for (int step = 0; step < 5; ++step) {
-    learner_waits(true);
+    set_learner_waiting(true);
     pass(seconds(2), [&](int) {
-      for (const char* name : {"a", "b"}) beat(name, 58, 1);
+      for (const char* name : {"a", "b"}) heartbeat(name, 58, 1);
     });
-    learner_waits(false);
+    set_learner_waiting(false);
     pass(seconds(step == 3 ? 600 : 60));
-    tell(fleet::StepMeasured{seconds(10)});
+    notify(fleet::StepMeasured{seconds(10)});
   }
   EXPECT_THAT(rented, ElementsAre("a", "b"));
-  EXPECT_THAT(asked_to_stop, IsEmpty());
+  EXPECT_THAT(stop_requests, IsEmpty());
 }
 
 TEST_F(Fleet, AMachineThatNeverJoinsIsStoppedAndReplaced) {
   rules.fleet.join_timeout = seconds(300);
   make({offer("a", 60, 0.1), offer("b", 60, 0.1), offer("c", 60, 0.2)}, {"a", "b"});
-  joins = false;
+  auto_join = false;
   pass(seconds(1));
   join("a");
   pass(seconds(299));
-  EXPECT_THAT(asked_to_stop, IsEmpty());
-  stops = false;
+  EXPECT_THAT(stop_requests, IsEmpty());
+  auto_stop = false;
   pass(seconds(3));
-  EXPECT_THAT(asked_to_stop, ElementsAre(tickets["b"]));
+  EXPECT_THAT(stop_requests, ElementsAre(tickets["b"]));
   EXPECT_THAT(rented, ElementsAre("a", "b", "c"));
   EXPECT_EQ(state("b"), MachineState::kStopping);
   // Without an answer, the fleet asks again, until the provider reports that the machine is gone.
   pass(minutes(5));
-  EXPECT_GT(std::count(asked_to_stop.begin(), asked_to_stop.end(), tickets["b"]), 3);
+  EXPECT_GT(std::count(stop_requests.begin(), stop_requests.end(), tickets["b"]), 3);
   EXPECT_THAT(ended, IsEmpty());
-  tell(fleet::Stopped{tickets["b"]});
+  notify(fleet::Stopped{tickets["b"]});
   EXPECT_THAT(ended, testing::Contains(tickets["b"]));
 }
 
 TEST_F(Fleet, ALostWorkerIsReplacedAtOnceAndItsMachineStopped) {
   make({offer("a", 60, 0.1), offer("b", 60, 0.1), offer("c", 60, 0.2), offer("d", 60, 0.3)}, {"a", "b"});
   pass(seconds(5));
-  tell(fleet::Exited{tickets["a"], "killed by signal 9"});
+  notify(fleet::Exited{tickets["a"], "killed by signal 9"});
   pass(seconds(1));
   EXPECT_THAT(rented, ElementsAre("a", "b", "c"));
   EXPECT_THAT(ended, ElementsAre(tickets["a"]));
-  tell(fleet::Left{worker("b"), "away for too long"});
-  EXPECT_THAT(asked_to_stop, ElementsAre(tickets["b"]));
+  notify(fleet::Left{worker("b"), "away for too long"});
+  EXPECT_THAT(stop_requests, ElementsAre(tickets["b"]));
   pass(seconds(1));
   EXPECT_THAT(rented, ElementsAre("a", "b", "c", "d"));
   EXPECT_EQ(core->numbers().lost, 2u);
@@ -234,17 +234,17 @@ TEST_F(Fleet, ALostWorkerIsReplacedAtOnceAndItsMachineStopped) {
 TEST_F(Fleet, AnOutbidMachineIsReplacedAtOnceAndNotAtThatPrice) {
   make({offer("a", 60, 0.1), offer("b", 60, 0.1), offer("c", 60, 0.2)}, {"a", "b"});
   pass(seconds(5));
-  stops = false;
-  tell(fleet::Exited{tickets["a"], "outbid", true, true});
+  auto_stop = false;
+  notify(fleet::Exited{tickets["a"], "outbid", true, true});
   pass(seconds(1));
   EXPECT_THAT(rented, ElementsAre("a", "b", "c"));
-  EXPECT_THAT(asked_to_stop, ElementsAre(tickets["a"]));  // its disk still costs
-  tell(fleet::Stopped{tickets["a"]});
-  tell(fleet::Exited{tickets["c"], "outbid", true});
+  EXPECT_THAT(stop_requests, ElementsAre(tickets["a"]));  // its disk still costs
+  notify(fleet::Stopped{tickets["a"]});
+  notify(fleet::Exited{tickets["c"], "outbid", true});
   pass(minutes(200));
   EXPECT_THAT(rented, ElementsAre("a", "b", "c"));  // nothing else is there, and these are refused
   EXPECT_THAT(noted("short"), testing::SizeIs(1));
-  tell(fleet::OffersRefreshed{{offer("a", 60, 0.4)}});
+  notify(fleet::OffersRefreshed{{offer("a", 60, 0.4)}});
   pass(seconds(1));
   EXPECT_THAT(rented, ElementsAre("a", "b", "c", "a"));
 }
@@ -253,26 +253,26 @@ TEST_F(Fleet, AnOutbidMachineIsReplacedAtOnceAndNotAtThatPrice) {
 // work.
 TEST_F(Fleet, AnEndingMachineIsReplacedAtOnceAndDrained) {
   make({offer("a", 60, 0.1), offer("b", 60, 0.1), offer("c", 60, 0.2), offer("d", 60, 0.3)}, {"a", "b"});
-  drains = false;
+  auto_drain = false;
   pass(seconds(5));
-  tell(fleet::Ending{tickets["a"], "outbid: it is being stopped", true});
+  notify(fleet::Ending{tickets["a"], "outbid: it is being stopped", true});
   pass(seconds(1));
   EXPECT_THAT(rented, ElementsAre("a", "b", "c"));
-  EXPECT_THAT(told_to_drain, ElementsAre(worker("a").value));
-  EXPECT_THAT(asked_to_stop, IsEmpty());
+  EXPECT_THAT(drain_requests, ElementsAre(worker("a").value));
+  EXPECT_THAT(stop_requests, IsEmpty());
   EXPECT_EQ(state("a"), MachineState::kDraining);
   EXPECT_EQ(core->numbers().working, 2u);
-  beat("a", 4, 1);
-  tell(fleet::Drained{worker("a")});
-  EXPECT_THAT(asked_to_stop, ElementsAre(tickets["a"]));
+  heartbeat("a", 4, 1);
+  notify(fleet::Drained{worker("a")});
+  EXPECT_THAT(stop_requests, ElementsAre(tickets["a"]));
   EXPECT_EQ(core->machines().find("a"), nullptr);
   EXPECT_EQ(core->numbers().lost, 1u);
   // A worker whose operator stops it reports that it leaves, and goes.
-  tell(fleet::Leaving{worker("b")});
+  notify(fleet::Leaving{worker("b")});
   pass(seconds(1));
   EXPECT_THAT(rented, ElementsAre("a", "b", "c", "d"));  // and not a, whose bid was too low
-  tell(fleet::Left{worker("b"), "drained"});
-  EXPECT_THAT(asked_to_stop, ElementsAre(tickets["a"], tickets["b"]));
+  notify(fleet::Left{worker("b"), "drained"});
+  EXPECT_THAT(stop_requests, ElementsAre(tickets["a"], tickets["b"]));
   EXPECT_EQ(core->numbers().lost, 2u);
   EXPECT_EQ(core->numbers().replaced, 2u);
 }
@@ -281,20 +281,20 @@ TEST_F(Fleet, AnEndingMachineIsReplacedAtOnceAndDrained) {
 // neither, and counts neither as lost twice.
 TEST_F(Fleet, DrainingEndsAfterAWhileOrWithTheMachine) {
   make({offer("a", 60, 0.1), offer("b", 60, 0.1), offer("c", 60, 0.2), offer("d", 60, 0.3)}, {"a", "b"});
-  drains = false;
+  auto_drain = false;
   pass(seconds(5));
-  tell(fleet::Ending{tickets["a"], "preempted"});
-  tell(fleet::Ending{tickets["b"], "preempted"});
+  notify(fleet::Ending{tickets["a"], "preempted"});
+  notify(fleet::Ending{tickets["b"], "preempted"});
   pass(seconds(10));
-  tell(fleet::Exited{tickets["a"], "it is gone"});
+  notify(fleet::Exited{tickets["a"], "it is gone"});
   EXPECT_EQ(core->machines().find("a"), nullptr);
   EXPECT_THAT(ended, ElementsAre(tickets["a"]));
-  tell(fleet::Joined{worker("b"), "b"});  // it was away, and is drained again
-  EXPECT_EQ(told_to_drain.size(), 3u);
+  notify(fleet::Joined{worker("b"), "b"});  // it was away, and is drained again
+  EXPECT_EQ(drain_requests.size(), 3u);
   pass(rules::kDrainTimeout - seconds(11));
-  EXPECT_THAT(asked_to_stop, IsEmpty());
+  EXPECT_THAT(stop_requests, IsEmpty());
   pass(seconds(1));
-  EXPECT_THAT(asked_to_stop, ElementsAre(tickets["b"]));
+  EXPECT_THAT(stop_requests, ElementsAre(tickets["b"]));
   EXPECT_EQ(core->numbers().lost, 2u);
   EXPECT_THAT(rented, ElementsAre("a", "b", "c", "d"));
 }
@@ -311,23 +311,23 @@ TEST_F(Fleet, MeasuredBytesMoveThePriceOfTraffic) {
   EXPECT_NEAR(core->numbers().usd_per_hour, 0.11, 1e-9);
   for (std::size_t i = 0; i < MedianMeter<Duration>::kSamplesMin; ++i) {
     EXPECT_NEAR(core->numbers().usd_per_hour, 0.11, 1e-9);
-    tell(fleet::BroadcastMeasured{seconds(1), Bytes{4'000'000}});
+    notify(fleet::BroadcastMeasured{seconds(1), Bytes{4'000'000}});
   }
   EXPECT_NEAR(core->numbers().usd_per_hour, 0.1 + 4 * 0.01, 1e-9);
   EXPECT_EQ(core->numbers().payload.count, 4'000'000u);
-  for (std::size_t i = 0; i < MedianMeter<Duration>::kSamplesMin; ++i) tell(fleet::StepMeasured{seconds(20)});
+  for (std::size_t i = 0; i < MedianMeter<Duration>::kSamplesMin; ++i) notify(fleet::StepMeasured{seconds(20)});
   EXPECT_NEAR(core->numbers().usd_per_hour, 0.1 + 2 * 0.01, 1e-9);  // half as many publications an hour
-  for (std::size_t i = 0; i < MedianMeter<Duration>::kSamplesMax; ++i) tell(fleet::StepMeasured{seconds(10)});
+  for (std::size_t i = 0; i < MedianMeter<Duration>::kSamplesMax; ++i) notify(fleet::StepMeasured{seconds(10)});
   // A working machine's traffic counts as measured: 1 MB received and 2 MB forwarded per second.
   std::uint64_t mb = 1000;  // what it took to join is none of it
   pass(minutes(3), [&](int) {
-    beat("a", 120, 1);
-    tell(fleet::TrafficMeasured{worker("a"), Bytes{mb * 1'000'000}, Bytes{2 * mb * 1'000'000}});
+    heartbeat("a", 120, 1);
+    notify(fleet::TrafficMeasured{worker("a"), Bytes{mb * 1'000'000}, Bytes{2 * mb * 1'000'000}});
     ++mb;
   });
   EXPECT_NEAR(core->numbers().usd_per_hour, 0.1 + 3600 * (0.001 * 0.01 + 0.002 * 0.02), 1e-3);
   // As planned, "cheap" is the cheapest (0.12); as measured, "near", whose traffic is free (0.15 and not 0.18).
-  tell(fleet::Exited{tickets["a"], "gone"});
+  notify(fleet::Exited{tickets["a"], "gone"});
   pass(seconds(1));
   EXPECT_THAT(rented, ElementsAre("a", "near"));
 }
@@ -336,25 +336,25 @@ TEST_F(Fleet, MeasuredBytesMoveThePriceOfTraffic) {
 TEST_F(Fleet, LaterRentalsUseTheRefreshedMarket) {
   make({offer("a", 60, 0.1), offer("b", 60, 0.1), offer("c", 60, 0.2), offer("d", 60, 0.3)}, {"a", "b"});
   pass(seconds(5));
-  tell(fleet::OffersRefreshed{{offer("a", 60, 0.1), offer("d", 60, 0.15), offer("e", 60, 0.18)}});
+  notify(fleet::OffersRefreshed{{offer("a", 60, 0.1), offer("d", 60, 0.15), offer("e", 60, 0.18)}});
   EXPECT_THAT(notes.back().what, testing::StrEq("market"));
   EXPECT_THAT(notes.back().why, HasSubstr("3 offers: 1 new, 2 gone, 1 cheaper, 0 dearer"));
-  EXPECT_THAT(asked_to_stop, IsEmpty());
-  tell(fleet::Exited{tickets["b"], "gone"});
+  EXPECT_THAT(stop_requests, IsEmpty());
+  notify(fleet::Exited{tickets["b"], "gone"});
   pass(seconds(1));
   EXPECT_THAT(rented, ElementsAre("a", "b", "d"));  // b was as cheap, and is not offered any more
-  tell(fleet::Exited{tickets["d"], "gone"});
+  notify(fleet::Exited{tickets["d"], "gone"});
   pass(seconds(1));
   EXPECT_THAT(rented, ElementsAre("a", "b", "d", "e"));
   // An unchanged market is not recorded.
   const std::size_t told = notes.size();
-  tell(fleet::OffersRefreshed{{offer("a", 60, 0.1), offer("d", 60, 0.15), offer("e", 60, 0.18)}});
+  notify(fleet::OffersRefreshed{{offer("a", 60, 0.1), offer("d", 60, 0.15), offer("e", 60, 0.18)}});
   EXPECT_EQ(notes.size(), told);
 }
 
 TEST_F(Fleet, AVanishedOfferIsReplacedAtOnce) {
   make({offer("a", 60, 0.1), offer("b", 60, 0.1), offer("c", 60, 0.2)}, {"a", "b"});
-  tell(fleet::OffersRefreshed{{offer("a", 60, 0.1), offer("c", 60, 0.2)}});
+  notify(fleet::OffersRefreshed{{offer("a", 60, 0.1), offer("c", 60, 0.2)}});
   pass(seconds(1));
   EXPECT_THAT(rented, ElementsAre("a", "c"));
   EXPECT_EQ(noted("failed"), Names{"b"});
@@ -363,7 +363,7 @@ TEST_F(Fleet, AVanishedOfferIsReplacedAtOnce) {
 TEST_F(Fleet, ALossThatTheFleetCanBearIsNotReplaced) {
   make({offer("a", 60, 0.1), offer("b", 60, 0.1), offer("c", 5, 0.1)}, {"a", "b", "c"});
   pass(seconds(1));
-  tell(fleet::Exited{tickets["c"], "gone"});
+  notify(fleet::Exited{tickets["c"], "gone"});
   pass(minutes(10));
   EXPECT_EQ(rented.size(), 3u);
 }
@@ -380,7 +380,7 @@ TEST_F(Fleet, ThreeOfEightLieOneDiesOneIsOutbidAndTheLearnerSoonWaitsNoMore) {
     if (i < 8) planned.push_back("o" + std::to_string(i));
   }
   make(offers, planned);
-  joins = false;
+  auto_join = false;
   std::map<std::string, int> booted;  // when they were first seen
   double stock = 0, usd = 0, usd_most = 0, waited = 0, waited_late = 0;
   int busy = 0, recovered = 0;
@@ -393,14 +393,14 @@ TEST_F(Fleet, ThreeOfEightLieOneDiesOneIsOutbidAndTheLearnerSoonWaitsNoMore) {
       if (s - booted.try_emplace(name, s).first->second == 40) join(name);  // 40 s to boot
       if (machine->state != MachineState::kWorking || stock > 2000) continue;
       const double rate = name == "o0" || name == "o1" || name == "o2" ? 8.4 : 14;
-      beat(name, rate, 1);
+      heartbeat(name, rate, 1);
       stock += rate;
     }
-    if (s == 300) tell(fleet::Exited{tickets["o3"], "killed by signal 9"});
-    if (s == 360) tell(fleet::Exited{tickets["o4"], "outbid", true});
-    if (busy > 0 && --busy == 0) tell(fleet::StepMeasured{seconds(10)});
+    if (s == 300) notify(fleet::Exited{tickets["o3"], "killed by signal 9"});
+    if (s == 360) notify(fleet::Exited{tickets["o4"], "outbid", true});
+    if (busy > 0 && --busy == 0) notify(fleet::StepMeasured{seconds(10)});
     if (busy == 0) {
-      learner_waits(stock < 1000);
+      set_learner_waiting(stock < 1000);
       if (stock >= 1000) stock -= 1000, busy = 10;
     }
     if (busy == 0 && s > 60) waited += 1;
@@ -422,7 +422,7 @@ TEST_F(Fleet, WithoutReplaceLostALossWaitsLikeAnyShortfall) {
   rules.fleet.replace_lost = false;
   make({offer("a", 60, 0.1), offer("b", 60, 0.1), offer("c", 60, 0.1)}, {"a", "b"});
   pass(seconds(1));
-  tell(fleet::Exited{tickets["a"], "gone"});
+  notify(fleet::Exited{tickets["a"], "gone"});
   pass(seconds(29));
   EXPECT_EQ(rented.size(), 2u);
   pass(seconds(3));
@@ -431,16 +431,16 @@ TEST_F(Fleet, WithoutReplaceLostALossWaitsLikeAnyShortfall) {
 
 TEST_F(Fleet, AFailedStartMovesOnToTheNextOffer) {
   make({offer("a", 120, 0.1), offer("b", 120, 0.2), offer("c", 120, 0.3)}, {"a"});
-  starts = false;
+  auto_start = false;
   pass(seconds(1));
-  tell(fleet::StartFailed{tickets["a"], "410 gone", false, false});
+  notify(fleet::StartFailed{tickets["a"], "410 gone", false, false});
   EXPECT_FALSE(ran.at(tickets["a"]));  // it costs nothing
   pass(seconds(1));
   EXPECT_THAT(rented, ElementsAre("a", "b"));
-  tell(fleet::StartFailed{tickets["b"], "429", true, false});
+  notify(fleet::StartFailed{tickets["b"], "429", true, false});
   pass(seconds(1));
   EXPECT_THAT(rented, ElementsAre("a", "b", "c"));
-  tell(fleet::StartFailed{tickets["c"], "500", true, false});
+  notify(fleet::StartFailed{tickets["c"], "500", true, false});
   pass(seconds(61));
   EXPECT_THAT(rented, ElementsAre("a", "b", "c", "b"));  // after a while, what may be asked for again
 }
@@ -448,50 +448,50 @@ TEST_F(Fleet, AFailedStartMovesOnToTheNextOffer) {
 // A create call that returns an error although it rented.
 TEST_F(Fleet, AMachineThatMayBeRentedIsLookedUpAndStopped) {
   make({offer("a", 120, 0.1), offer("b", 120, 0.2)}, {"a"});
-  starts = false;
+  auto_start = false;
   pass(seconds(1));
-  tell(fleet::StartFailed{tickets["a"], "time-out", true, true});
-  EXPECT_THAT(looks, ElementsAre(tickets["a"]));
+  notify(fleet::StartFailed{tickets["a"], "time-out", true, true});
+  EXPECT_THAT(find_requests, ElementsAre(tickets["a"]));
   EXPECT_THAT(ended, IsEmpty());
   pass(seconds(70));
-  EXPECT_GE(looks.size(), 2u);  // no answer yet
-  tell(fleet::Found{tickets["a"], InstanceId{"vast:7"}});
-  EXPECT_THAT(asked_to_stop, ElementsAre(tickets["a"]));
+  EXPECT_GE(find_requests.size(), 2u);  // no answer yet
+  notify(fleet::Found{tickets["a"], InstanceId{"vast:7"}});
+  EXPECT_THAT(stop_requests, ElementsAre(tickets["a"]));
   EXPECT_THAT(ended, ElementsAre(tickets["a"]));
-  tell(fleet::StartFailed{tickets["b"], "time-out", true, true});
-  tell(fleet::Found{tickets["b"], {}});
+  notify(fleet::StartFailed{tickets["b"], "time-out", true, true});
+  notify(fleet::Found{tickets["b"], {}});
   EXPECT_THAT(ended, ElementsAre(tickets["a"], tickets["b"]));
   EXPECT_FALSE(ran.at(tickets["b"]));
 }
 
 TEST_F(Fleet, AStartWithoutAnAnswerIsLookedUpUntilItIsKnown) {
   make({offer("a", 120, 0.1), offer("b", 120, 0.2)}, {"a"});
-  starts = false;
+  auto_start = false;
   pass(seconds(62));
   EXPECT_EQ(state("a"), MachineState::kDoubtful);
   EXPECT_THAT(rented, ElementsAre("a", "b"));
-  tell(fleet::Found{tickets["a"], {}});  // not yet; it may still come to be
+  notify(fleet::Found{tickets["a"], {}});  // not yet; it may still come to be
   EXPECT_EQ(state("a"), MachineState::kDoubtful);
-  tell(fleet::Started{tickets["a"], {"late"}, {}});
-  EXPECT_THAT(asked_to_stop, ElementsAre(tickets["a"]));
+  notify(fleet::Started{tickets["a"], {"late"}, {}});
+  EXPECT_THAT(stop_requests, ElementsAre(tickets["a"]));
   EXPECT_THAT(ended, ElementsAre(tickets["a"]));
   // A start whose machine was forgotten is stopped as well.
-  tell(fleet::Started{99, {"very late"}, {}});
-  EXPECT_THAT(asked_to_stop, ElementsAre(tickets["a"], 99));
+  notify(fleet::Started{99, {"very late"}, {}});
+  EXPECT_THAT(stop_requests, ElementsAre(tickets["a"], 99));
 }
 
 TEST_F(Fleet, MachinesOfAnEarlierProcessAreUsed) {
   make({offer("a", 60, 0.1), offer("b", 60, 0.1), offer("c", 60, 0.1)}, {"a", "b"});
   tickets["a"] = 71;
   tickets["c"] = 72;
-  last = 100;
-  tell(fleet::Recovered{71, offer("a", 60, 0.1), {"vast:1"}});
-  tell(fleet::Recovered{72, offer("c", 60, 0.1), {}});
-  EXPECT_THAT(looks, ElementsAre(71, 72));
+  last_ticket = 100;
+  notify(fleet::Recovered{71, offer("a", 60, 0.1), {"vast:1"}});
+  notify(fleet::Recovered{72, offer("c", 60, 0.1), {}});
+  EXPECT_THAT(find_requests, ElementsAre(71, 72));
   pass(seconds(1));
   EXPECT_THAT(rented, IsEmpty());  // a and c may be enough
-  tell(fleet::Found{71, InstanceId{"vast:1"}});
-  tell(fleet::Found{72, InstanceId{"vast:2"}});
+  notify(fleet::Found{71, InstanceId{"vast:1"}});
+  notify(fleet::Found{72, InstanceId{"vast:2"}});
   join("a");
   join("c");
   pass(minutes(5));
@@ -502,9 +502,9 @@ TEST_F(Fleet, MachinesOfAnEarlierProcessAreUsed) {
 
 TEST_F(Fleet, AGoneMachineOfAnEarlierProcessIsBookedAndReplaced) {
   make({offer("a", 60, 0.1), offer("b", 60, 0.1)}, {"a", "b"});
-  last = 100;
-  tell(fleet::Recovered{71, offer("a", 60, 0.1), {"local:1"}});
-  tell(fleet::Found{71, {}});
+  last_ticket = 100;
+  notify(fleet::Recovered{71, offer("a", 60, 0.1), {"local:1"}});
+  notify(fleet::Found{71, {}});
   EXPECT_THAT(ended, ElementsAre(71));
   EXPECT_TRUE(ran.at(71));
   pass(seconds(1));
@@ -516,22 +516,22 @@ TEST_F(Fleet, MeasuredPaceMovesTheTarget) {
   rules.fleet.usd_per_hour_max = 10;
   make({offer("a", 60, 0.1), offer("b", 60, 0.1), offer("c", 60, 0.1)}, {"a", "b"});
   pass(seconds(1));
-  for (int i = 0; i < 4; ++i) tell(fleet::StepMeasured{seconds(5)});
+  for (int i = 0; i < 4; ++i) notify(fleet::StepMeasured{seconds(5)});
   EXPECT_DOUBLE_EQ(core->numbers().required_rollouts_per_s, 100);  // not by a few steps
-  tell(fleet::StepMeasured{seconds(5)});
+  notify(fleet::StepMeasured{seconds(5)});
   EXPECT_DOUBLE_EQ(core->numbers().required_rollouts_per_s, 200);
-  tell(fleet::StepMeasured{minutes(10)});  // an evaluation: it moves nothing
+  notify(fleet::StepMeasured{minutes(10)});  // an evaluation: it moves nothing
   EXPECT_DOUBLE_EQ(core->numbers().required_rollouts_per_s, 200);
-  for (int i = 0; i < 5; ++i) tell(fleet::BroadcastMeasured{seconds(2)});
+  for (int i = 0; i < 5; ++i) notify(fleet::BroadcastMeasured{seconds(2)});
   EXPECT_NEAR(core->numbers().required_rollouts_per_s, 1000.0 / 3, 1e-9);
   // More machines do not help if the broadcast takes the whole period.
-  for (int i = 0; i < 15; ++i) tell(fleet::BroadcastMeasured{seconds(6)});
+  for (int i = 0; i < 15; ++i) notify(fleet::BroadcastMeasured{seconds(6)});
   EXPECT_NEAR(core->numbers().required_rollouts_per_s, 400, 1e-9);
   EXPECT_THAT(noted("faster"), testing::SizeIs(1));
   // 110 of 440 are missing, but the fleet rents nothing before the learner waits.
   pass(minutes(5));
   EXPECT_EQ(rented.size(), 2u);
-  learner_waits(true);
+  set_learner_waiting(true);
   pass(seconds(35));
   EXPECT_THAT(rented, ElementsAre("a", "b", "c"));
   EXPECT_THAT(notes.back().why, HasSubstr("120 rollouts/s are rented or on their way, 440 are wanted"));
@@ -542,9 +542,9 @@ TEST_F(Fleet, MeasuredPaceMovesTheTarget) {
 TEST_F(Fleet, AFastLearnerRentsNothingBeyondThePlan) {
   make({offer("a", 60, 0.1), offer("b", 60, 0.1), offer("c", 60, 0.1)}, {"a", "b"});
   pass(seconds(1));
-  learner_waits(true);
-  for (int i = 0; i < 15; ++i) tell(fleet::StepMeasured{std::chrono::milliseconds(3000 + 10 * i)});
-  for (int i = 0; i < 15; ++i) tell(fleet::BroadcastMeasured{seconds(2)});
+  set_learner_waiting(true);
+  for (int i = 0; i < 15; ++i) notify(fleet::StepMeasured{std::chrono::milliseconds(3000 + 10 * i)});
+  for (int i = 0; i < 15; ++i) notify(fleet::BroadcastMeasured{seconds(2)});
   pass(minutes(10));
   EXPECT_THAT(rented, ElementsAre("a", "b"));
   EXPECT_THAT(noted("faster"), testing::SizeIs(1));
@@ -554,9 +554,9 @@ TEST_F(Fleet, AFastLearnerRentsNothingBeyondThePlan) {
 TEST_F(Fleet, ASlowLearnerReleasesTheDearestAfterFiveMinutes) {
   make({offer("a", 60, 0.1), offer("b", 60, 0.3), offer("c", 60, 0.2)}, {"a", "b", "c"});
   pass(seconds(1));
-  for (int i = 0; i < 5; ++i) tell(fleet::StepMeasured{seconds(20)});
+  for (int i = 0; i < 5; ++i) notify(fleet::StepMeasured{seconds(20)});
   pass(minutes(5) - seconds(1));
-  EXPECT_THAT(asked_to_stop, IsEmpty());
+  EXPECT_THAT(stop_requests, IsEmpty());
   pass(seconds(3));
   EXPECT_THAT(noted("released"), ElementsAre("b"));
   EXPECT_THAT(ended, ElementsAre(tickets["b"]));
@@ -572,25 +572,25 @@ TEST_F(Fleet, ASlowerHostThanPromisedIsCompensatedAndDemoted) {
   make({offer("liar", 60, 0.1, "h1"), offer("b", 60, 0.2), offer("c", 60, 0.3), offer("liar2", 90, 0.1, "h1")},
        {"liar", "b"});
   pass(seconds(1));
-  learner_waits(true);
+  set_learner_waiting(true);
   pass(seconds(40), [&](int) {
-    beat("liar", 12, 1);
-    beat("b", 60, 1);
+    heartbeat("liar", 12, 1);
+    heartbeat("b", 60, 1);
   });
   EXPECT_THAT(noted("demoted"), ElementsAre("liar"));
   EXPECT_THAT(rented, ElementsAre("liar", "b", "c"));
-  tell(fleet::Exited{tickets["liar"], "gone"});
-  tell(fleet::Exited{tickets["c"], "gone"});
-  tell(fleet::OffersRefreshed{{offer("liar2", 90, 0.1, "h1"), offer("d", 60, 0.4)}});
-  pass(seconds(2), [&](int) { beat("b", 60, 1); });
+  notify(fleet::Exited{tickets["liar"], "gone"});
+  notify(fleet::Exited{tickets["c"], "gone"});
+  notify(fleet::OffersRefreshed{{offer("liar2", 90, 0.1, "h1"), offer("d", 60, 0.4)}});
+  pass(seconds(2), [&](int) { heartbeat("b", 60, 1); });
   // The host keeps a fifth of its promises, so liar2 counts with 18 rollouts/s instead of 90, and d is rented.
   EXPECT_THAT(rented, ElementsAre("liar", "b", "c", "d"));
 }
 
 TEST_F(Fleet, AWorkerThatHandsInNothingWhileOthersDoIsReplaced) {
   make({offer("a", 60, 0.1), offer("b", 60, 0.2), offer("c", 60, 0.3)}, {"a", "b"});
-  pass(minutes(5) + seconds(5), [&](int) { beat("a", 60, 1); });
-  EXPECT_THAT(asked_to_stop, ElementsAre(tickets["b"]));
+  pass(minutes(5) + seconds(5), [&](int) { heartbeat("a", 60, 1); });
+  EXPECT_THAT(stop_requests, ElementsAre(tickets["b"]));
   EXPECT_THAT(rented, ElementsAre("a", "b", "c"));
 }
 
@@ -598,13 +598,13 @@ TEST_F(Fleet, AWorkerThatHandsInNothingWhileOthersDoIsReplaced) {
 TEST_F(Fleet, AWorkerThatFindsNoWorkIsNotStalled) {
   make({offer("a", 60, 0.1), offer("b", 60, 0.2), offer("c", 60, 0.3)}, {"a", "b"});
   pass(minutes(20), [&](int s) {
-    beat("a", 60, 1);
-    if (tickets.contains("b")) tell(fleet::Heartbeat{worker("b"), 0, 0, s % 120 == 0});
+    heartbeat("a", 60, 1);
+    if (tickets.contains("b")) notify(fleet::Heartbeat{worker("b"), 0, 0, s % 120 == 0});
   });
-  EXPECT_THAT(asked_to_stop, IsEmpty());
+  EXPECT_THAT(stop_requests, IsEmpty());
   EXPECT_THAT(rented, ElementsAre("a", "b"));
-  pass(minutes(5) + seconds(5), [&](int) { beat("a", 60, 1); });
-  EXPECT_THAT(asked_to_stop, ElementsAre(tickets["b"])) << "there is work, and it submits nothing";
+  pass(minutes(5) + seconds(5), [&](int) { heartbeat("a", 60, 1); });
+  EXPECT_THAT(stop_requests, ElementsAre(tickets["b"])) << "there is work, and it submits nothing";
 }
 
 // A policy of gigabytes over a home uplink takes longer than the patience with a stalled worker.
@@ -612,25 +612,25 @@ TEST_F(Fleet, ANewcomerIsNotStalledWhileItReceivesItsFirstPolicy) {
   rules.snapshot = Bytes{8'000'000};
   make({offer("a", 60, 0.1), offer("b", 60, 0.2), offer("c", 60, 0.3)}, {"a", "b"});
   const auto receives = [&](int s, std::uint64_t per_s) {
-    beat("a", 60, 1);
-    if (tickets.contains("b")) tell(fleet::TrafficMeasured{worker("b"), Bytes{s * per_s}, Bytes{}});
+    heartbeat("a", 60, 1);
+    if (tickets.contains("b")) notify(fleet::TrafficMeasured{worker("b"), Bytes{s * per_s}, Bytes{}});
   };
   pass(minutes(32), [&](int s) { receives(s, 4'167); });  // whole after 32 minutes
-  EXPECT_THAT(asked_to_stop, IsEmpty());
+  EXPECT_THAT(stop_requests, IsEmpty());
   pass(minutes(4), [&](int s) { receives(32 * 60 + s, 4'167); });
-  EXPECT_THAT(asked_to_stop, IsEmpty()) << "it has five minutes for its first group";
+  EXPECT_THAT(stop_requests, IsEmpty()) << "it has five minutes for its first group";
   pass(minutes(2), [&](int s) { receives(36 * 60 + s, 4'167); });
-  EXPECT_THAT(asked_to_stop, ElementsAre(tickets["b"])) << "received bytes are no sign of work";
+  EXPECT_THAT(stop_requests, ElementsAre(tickets["b"])) << "received bytes are no sign of work";
 }
 
 TEST_F(Fleet, ANewcomerThatHardlyReceivesAnythingIsReplaced) {
   rules.snapshot = Bytes{8'000'000};
   make({offer("a", 60, 0.1), offer("b", 60, 0.2), offer("c", 60, 0.3)}, {"a", "b"});
   pass(minutes(5) + seconds(5), [&](int s) {
-    beat("a", 60, 1);
-    if (tickets.contains("b")) tell(fleet::TrafficMeasured{worker("b"), Bytes{s * 3'000ull}, Bytes{}});
+    heartbeat("a", 60, 1);
+    if (tickets.contains("b")) notify(fleet::TrafficMeasured{worker("b"), Bytes{s * 3'000ull}, Bytes{}});
   });
-  EXPECT_THAT(asked_to_stop, ElementsAre(tickets["b"]));
+  EXPECT_THAT(stop_requests, ElementsAre(tickets["b"]));
 }
 
 TEST_F(Fleet, TheBudgetPerHourIsNeverPassed) {
@@ -639,12 +639,12 @@ TEST_F(Fleet, TheBudgetPerHourIsNeverPassed) {
   pass(seconds(1));
   EXPECT_THAT(rented, ElementsAre("a", "b"));
   pass(minutes(5));
-  learner_waits(true);
+  set_learner_waiting(true);
   pass(minutes(5));
   EXPECT_THAT(rented, ElementsAre("a", "b", "d"));
-  tell(fleet::PriceChanged{tickets["a"], 0.2});
+  notify(fleet::PriceChanged{tickets["a"], 0.2});
   pass(seconds(1));
-  EXPECT_THAT(asked_to_stop, ElementsAre(tickets["a"]));
+  EXPECT_THAT(stop_requests, ElementsAre(tickets["a"]));
   EXPECT_LE(core->numbers().usd_per_hour, 0.35);
 }
 
@@ -659,7 +659,7 @@ TEST_F(Fleet, TheTotalBudgetIsNeverPassedAndEverythingIsGivenBack) {
   EXPECT_THAT(noted("budget"), testing::SizeIs(1));
   // $6 an hour: $1 pays for 10 minutes, of which 3 are reserved for the release.
   EXPECT_LE(core->numbers().usd, 0.75);
-  tell(fleet::OffersRefreshed{{offer("c", 60, 0.1)}});
+  notify(fleet::OffersRefreshed{{offer("c", 60, 0.1)}});
   pass(minutes(20));
   EXPECT_EQ(rented.size(), 2u);
 }
@@ -668,7 +668,7 @@ TEST_F(Fleet, TheTotalBudgetIsNeverPassedAndEverythingIsGivenBack) {
 TEST_F(Fleet, TheLedgersSumCountsAsSpent) {
   rules.fleet.usd_max = 1;
   make({offer("a", 120, 1)}, {"a"});
-  tell(fleet::SpendingMeasured{0.99});
+  notify(fleet::SpendingMeasured{0.99});
   pass(minutes(5));
   EXPECT_THAT(rented, IsEmpty());
   EXPECT_THAT(noted("budget"), testing::SizeIs(1));
@@ -679,10 +679,10 @@ TEST_F(Fleet, RentalsPerMinuteAreBounded) {
   std::vector<FleetOffer> offers;
   for (int i = 0; i < 100; ++i) offers.push_back(offer("o" + std::to_string(i), 30, 0.1));
   make(offers, {"o0", "o1", "o2", "o3"});
-  starts = false;
+  auto_start = false;
   pass(seconds(1));
   const auto refuse_all = [&](int) {
-    for (const auto& [name, ticket] : tickets) tell(fleet::StartFailed{ticket, "503", true, false});
+    for (const auto& [name, ticket] : tickets) notify(fleet::StartFailed{ticket, "503", true, false});
   };
   pass(seconds(59), refuse_all);
   EXPECT_EQ(rented.size(), 4 + rules::kRentalsPerMinute);
@@ -693,7 +693,7 @@ TEST_F(Fleet, RentalsPerMinuteAreBounded) {
 // The learner's machine slept, or its clock was set: time during which the process did not run causes no timeout.
 TEST_F(Fleet, TimeInWhichTheProcessDidNotRunCausesNoTimeout) {
   make({offer("a", 60, 0.1), offer("b", 60, 0.1), offer("c", 60, 0.1)}, {"a", "b"});
-  joins = false;
+  auto_join = false;
   pass(seconds(30));
   clock.advance(std::chrono::hours(10));
   pass(seconds(1));
@@ -702,36 +702,36 @@ TEST_F(Fleet, TimeInWhichTheProcessDidNotRunCausesNoTimeout) {
   clock.set(TimePoint(seconds(1)));
   pass(minutes(5));
   EXPECT_THAT(rented, ElementsAre("a", "b"));
-  EXPECT_THAT(asked_to_stop, IsEmpty());
+  EXPECT_THAT(stop_requests, IsEmpty());
 }
 
 TEST_F(Fleet, NothingIsRentedThatCouldNotBeBooked) {
   make({offer("a", 120, 0.1), offer("b", 120, 0.2)}, {"a"});
-  books = false;
+  auto_book = false;
   pass(seconds(1));
-  tell(fleet::BookingFailed{"a", "disk full"});
+  notify(fleet::BookingFailed{"a", "disk full"});
   EXPECT_EQ(core->machines().find("a"), nullptr);
   pass(seconds(1));
   EXPECT_THAT(rented, ElementsAre("a", "b"));
   carry_out(core->close("the run has ended", clock.now()));
-  tell(fleet::Booked{"b", tickets["b"]});  // too late: it is not asked for
+  notify(fleet::Booked{"b", tickets["b"]});  // too late: it is not asked for
   EXPECT_THAT(ended, ElementsAre(tickets["b"]));
   EXPECT_TRUE(core->machines().empty());
 }
 
 TEST_F(Fleet, ClosingReleasesMachinesInEveryState) {
   make({offer("a", 60, 0.1), offer("b", 60, 0.1), offer("c", 30, 0.1)}, {"a", "b", "c"});
-  joins = false;
+  auto_join = false;
   pass(seconds(1));
   join("a");
-  starts = false;
-  tell(fleet::Exited{tickets["c"], "gone"});
+  auto_start = false;
+  notify(fleet::Exited{tickets["c"], "gone"});
   pass(seconds(1));
-  tell(fleet::Recovered{50, offer("z", 60, 0.1), {}});
+  notify(fleet::Recovered{50, offer("z", 60, 0.1), {}});
   carry_out(core->close("the run has ended", clock.now()));
-  EXPECT_THAT(asked_to_stop, UnorderedElementsAre(tickets["a"], tickets["b"]));
-  tell(fleet::Found{50, InstanceId{"x"}});
-  EXPECT_THAT(asked_to_stop, testing::Contains(50));
+  EXPECT_THAT(stop_requests, UnorderedElementsAre(tickets["a"], tickets["b"]));
+  notify(fleet::Found{50, InstanceId{"x"}});
+  EXPECT_THAT(stop_requests, testing::Contains(50));
   EXPECT_TRUE(core->machines().empty());
   pass(minutes(30));
   EXPECT_EQ(rented.size(), 3u);
@@ -740,8 +740,8 @@ TEST_F(Fleet, ClosingReleasesMachinesInEveryState) {
 TEST_F(Fleet, TwoOffersOfOneMachineAreNeverRentedTogether) {
   make({offer("a", 120, 0.1, "h"), offer("a2", 120, 0.1, "h"), offer("b", 120, 0.9, "k")}, {"a"});
   pass(seconds(1));
-  stops = false;
-  tell(fleet::Left{worker("a"), "expelled"});
+  auto_stop = false;
+  notify(fleet::Left{worker("a"), "expelled"});
   pass(seconds(1));
   EXPECT_THAT(rented, ElementsAre("a", "b"));  // a is not gone yet
 }
@@ -754,7 +754,7 @@ TEST_F(Fleet, GpusOfOneMachineAreRentedOnceAndAHostNotTooOften) {
   for (int i = 0; i < 4; ++i) offers[static_cast<std::size_t>(i)].owner = "somebody";
   make(offers, {"a0"});
   pass(seconds(1));
-  learner_waits(true);
+  set_learner_waiting(true);
   pass(minutes(5));
   EXPECT_THAT(rented, ElementsAre("a0", "a1", "z"));  // a has a0's GPU, a2 would be the third
 }
@@ -762,7 +762,7 @@ TEST_F(Fleet, GpusOfOneMachineAreRentedOnceAndAHostNotTooOften) {
 TEST_F(Fleet, EveryDecisionCarriesItsNumbers) {
   make({offer("a", 60, 0.1), offer("b", 60, 0.1), offer("c", 60, 0.2)}, {"a", "b"});
   pass(seconds(5));
-  tell(fleet::Exited{tickets["a"], "killed by signal 9"});
+  notify(fleet::Exited{tickets["a"], "killed by signal 9"});
   pass(seconds(1));
   ASSERT_EQ(noted("replaced"), Names{"c"});
   EXPECT_THAT(

@@ -32,7 +32,7 @@ Offer offer(const std::string& id, const std::string& provider = "local") {
 
 class DriverOfFleet : public testing::Test {
  protected:
-  // 110 rollouts/s are wanted: two of the offers.
+  // M* is 100 rollouts/s and 110 are rented: two of the offers.
   FleetOptions options(const std::vector<Offer>& offers) {
     PlanRequest request;
     request.fleet.provider = "none";  // of any
@@ -109,7 +109,7 @@ TEST_F(DriverOfFleet, RentsBooksReplacesAndReleases) {
   EXPECT_EQ(fleet.summary().started, 2u);
   fleet.notify(fleet::Joined{WorkerId{1}, "a"});
   fleet.notify(fleet::Joined{WorkerId{2}, "b"});
-  fleet.beat({WorkerId{1}, 600, 10}, {1'000'000}, {500'000}, {500'000});
+  fleet.on_heartbeat({WorkerId{1}, 600, 10}, {1'000'000}, {500'000}, {500'000});
   ASSERT_TRUE(eventually([&] { return fleet.summary().numbers.working == 2; }));
   // The process dies: the fleet books it, gives up its worker, and rents a replacement.
   pid_t pid = 0;
@@ -162,7 +162,7 @@ TEST_F(DriverOfFleet, RecordsMeasuredLinks) {
   const TimePoint begin = clock.now();
   while (clock.now() - begin < LinkMeter::kStretchMin + std::chrono::milliseconds(300)) {
     const auto bytes = static_cast<std::uint64_t>(echoline::seconds(clock.now() - begin) * 1e6);
-    (*fleet)->beat({WorkerId{1}, 0, 0}, {2 * bytes}, {3 * bytes}, {bytes});
+    (*fleet)->on_heartbeat({WorkerId{1}, 0, 0}, {2 * bytes}, {3 * bytes}, {bytes});
     std::this_thread::sleep_for(std::chrono::milliseconds(20));
   }
   (*fleet)->stop();
@@ -190,7 +190,7 @@ TEST_F(DriverOfFleet, DrainsAnEndingMachineAndReplacesItAtOnce) {
   fleet.notify(fleet::Leaving{WorkerId{1}});
   ASSERT_TRUE(eventually([&] { return fleet.summary().started == 3; }));
   EXPECT_EQ(drains, 1u);
-  EXPECT_EQ(fleet.summary().numbers.stopping, 1u);  // it still works
+  EXPECT_EQ(fleet.summary().numbers.stopping, 1u);  // the ending machine still works
   EXPECT_THAT(seen(), testing::Not(testing::Contains("ended a")));
   fleet.notify(fleet::Drained{WorkerId{1}});
   ASSERT_TRUE(eventually([&] { return fleet.summary().numbers.stopping == 0; }));

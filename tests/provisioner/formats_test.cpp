@@ -239,14 +239,14 @@ TEST(Throughput, AProfileIsReadBetweenItsSizesAndCarefullyBeyond) {
     EXPECT_EQ(rate->uncertainty, uncertainty);
     EXPECT_EQ(rate->from, from);
   };
-  expect(p.of_gpu("NVIDIA GeForce RTX_4090", 1e9), 4000, 0.3, "a laboratory");
-  expect(p.of_gpu("a", 2e9), 2000, 0.3, "another");
-  expect(p.of_gpu("a", 4.8e9), 1000 / 1.2, 0.3, "another");
-  expect(p.of_gpu("a", 8e9), 500, 0.6, "another");
-  expect(p.of_gpu("a", 1e6), 4000, 0.6, "a laboratory");
-  EXPECT_FALSE(p.of_gpu("C", 1e9));
-  expect(p.of_dlperf(5, 1e9), 2000, 0.5, "A x 5/10 by dlperf (a laboratory)");
-  expect(p.of_dlperf(5, 1e6), 2000, 0.6, "A x 5/10 by dlperf (a laboratory)");
+  expect(p.rate_of_gpu("NVIDIA GeForce RTX_4090", 1e9), 4000, 0.3, "a laboratory");
+  expect(p.rate_of_gpu("a", 2e9), 2000, 0.3, "another");
+  expect(p.rate_of_gpu("a", 4.8e9), 1000 / 1.2, 0.3, "another");
+  expect(p.rate_of_gpu("a", 8e9), 500, 0.6, "another");
+  expect(p.rate_of_gpu("a", 1e6), 4000, 0.6, "a laboratory");
+  EXPECT_FALSE(p.rate_of_gpu("C", 1e9));
+  expect(p.rate_at_dlperf(5, 1e9), 2000, 0.5, "A x 5/10 by dlperf (a laboratory)");
+  expect(p.rate_at_dlperf(5, 1e6), 2000, 0.6, "A x 5/10 by dlperf (a laboratory)");
   const auto broken = [](const std::string& from, const std::string& to) {
     std::string text = kSmallProfile;
     text.replace(text.find(from), from.size(), to);
@@ -318,7 +318,7 @@ TEST(Throughput, TheBuiltInProfileHasPublishedFiguresForEveryGpu) {
        {"RTX 3090", "RTX 4090", "RTX 5090", "A40", "RTX A6000", "A100 SXM4", "H100 PCIE", "H100 SXM", "H200"}) {
     double last = 1e9;
     for (const double billions : {8.0, 14.0, 32.0}) {
-      const auto rate = profile->of_gpu(gpu, billions * 1e9);
+      const auto rate = profile->rate_of_gpu(gpu, billions * 1e9);
       ASSERT_TRUE(rate) << gpu;
       EXPECT_LT(rate->tokens_per_s, last) << gpu;
       EXPECT_GE(rate->uncertainty, 0.4);
@@ -326,8 +326,8 @@ TEST(Throughput, TheBuiltInProfileHasPublishedFiguresForEveryGpu) {
       last = rate->tokens_per_s;
     }
   }
-  EXPECT_FALSE(profile->of_gpu("Tesla T4", 8e9)) << "no published figure";
-  EXPECT_EQ(profile->of_dlperf(30, 8e9)->uncertainty, 0.5);
+  EXPECT_FALSE(profile->rate_of_gpu("Tesla T4", 8e9)) << "no published figure";
+  EXPECT_EQ(profile->rate_at_dlperf(30, 8e9)->uncertainty, 0.5);
 }
 
 }  // namespace

@@ -22,8 +22,8 @@ using testing::HasSubstr;
 
 pid_t pid_of(const InstanceId& id) { return std::stoi(id.text.substr(id.text.find(':') + 1)); }
 
-// Alive and not a zombie.
-bool runs(pid_t pid) {
+// Whether the process is alive and no zombie.
+bool is_running(pid_t pid) {
   std::ifstream file(fmt::format("/proc/{}/stat", pid));
   std::string stat;
   std::getline(file, stat);
@@ -74,7 +74,7 @@ class LocalProviderTest : public testing::Test {
       if (s && s->ticket == ticket)
         id = s->instance;
       else
-        early.push_back(event);
+        other_events.push_back(event);
     }
     EXPECT_TRUE(id) << "not started";
     return id.value_or(InstanceId{});
@@ -97,7 +97,7 @@ class LocalProviderTest : public testing::Test {
       if (const auto* l = std::get_if<Listed>(&event))
         answer = *l;
       else
-        early.push_back(event);
+        other_events.push_back(event);
     }
     EXPECT_TRUE(answer && answer->complete);
     return answer ? answer->instances : std::vector<InstanceInfo>{};
@@ -106,7 +106,7 @@ class LocalProviderTest : public testing::Test {
   std::vector<Event> all(Provider& provider, std::size_t count = 1) {
     std::vector<Event> all;
     eventually([&] {
-      for (auto& e : std::exchange(early, {}))
+      for (auto& e : std::exchange(other_events, {}))
         if (auto* event = std::get_if<Event>(&e)) all.push_back(*event);
       for (auto& e : provider.poll(clock.now()))
         if (auto* event = std::get_if<Event>(&e)) all.push_back(*event);
@@ -129,7 +129,7 @@ class LocalProviderTest : public testing::Test {
   std::filesystem::path folder;
   ManualClock clock;
   Ticket ticket = 0;
-  std::vector<ProviderEvent> early;  // came while something else was waited for
+  std::vector<ProviderEvent> other_events;  // of other kinds than those waited for
 };
 
 TEST_F(LocalProviderTest, ReportsTheExitStatusOnceAndKeepsTheOutput) {
@@ -195,7 +195,7 @@ TEST_F(LocalProviderTest, StopKillsAfterTheGraceAndNotBefore) {
   clock.advance(milliseconds(4999));
   std::this_thread::sleep_for(milliseconds(50));
   EXPECT_TRUE(provider.poll(clock.now()).empty());
-  EXPECT_TRUE(runs(pid_of(id)));
+  EXPECT_TRUE(is_running(pid_of(id)));
   provider.stop(8, id, std::chrono::hours(1));  // a second stop does not prolong the grace
   clock.advance(milliseconds(1));
   const auto gone = all<Stopped>(provider, 2);  // and is answered
@@ -211,7 +211,7 @@ TEST_F(LocalProviderTest, RemainingProcessesOfTheGroupAreKilled) {
   const pid_t grandchild = number_in_log();
   ASSERT_GT(grandchild, 0);
   ASSERT_EQ(exits(provider).size(), 1u);
-  EXPECT_TRUE(eventually([&] { return !runs(grandchild); }));
+  EXPECT_TRUE(eventually([&] { return !is_running(grandchild); }));
 }
 
 TEST_F(LocalProviderTest, TheDestructorLeavesNothingRunning) {
@@ -221,7 +221,7 @@ TEST_F(LocalProviderTest, TheDestructorLeavesNothingRunning) {
     Provider& provider = *provider_made;
     for (int i = 0; i < 4; ++i)
       pids.push_back(pid_of(started(provider, shell("exec sleep 100", fmt::format("run/{}", i)))));
-    for (const pid_t pid : pids) EXPECT_TRUE(runs(pid));
+    for (const pid_t pid : pids) EXPECT_TRUE(is_running(pid));
   }
   for (const pid_t pid : pids) EXPECT_EQ(kill(pid, 0), -1);
 }
@@ -313,10 +313,10 @@ void expect_worker_dies_with_its_program(const std::filesystem::path& folder,
     return text && text->ends_with('\n') && (std::istringstream(*text) >> worker);
   }));
   std::this_thread::sleep_for(milliseconds(100));
-  EXPECT_TRUE(runs(worker));  // also when the thread that called start() has ended
+  EXPECT_TRUE(is_running(worker));  // also when the thread that called start() has ended
   kill(program, SIGKILL);
   waitpid(program, nullptr, 0);
-  EXPECT_TRUE(eventually([&] { return !runs(worker); }));
+  EXPECT_TRUE(eventually([&] { return !is_running(worker); }));
 }
 
 TEST_F(LocalProviderTest, AWorkerDiesWithAProgramThatIsKilled) {

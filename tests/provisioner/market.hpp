@@ -23,9 +23,8 @@ inline std::vector<Offer> seeded_market(std::uint64_t seed, std::size_t count) {
                                             "Poland, PL", "Taiwan, TW", "India, IN"};
   Random random(seed);
   std::vector<Offer> offers;
-  const auto spread = [&](double middle, double factor) {  // log-uniform around it
-    return middle * std::pow(factor, 2 * random.uniform() - 1);
-  };
+  // A log-uniform draw between middle / factor and middle * factor.
+  const auto spread = [&](double middle, double factor) { return middle * std::pow(factor, 2 * random.uniform() - 1); };
   for (std::size_t machine = 1; offers.size() < count; ++machine) {
     const Kind& kind = kKinds[random.below(std::size(kKinds))];
     Offer o;
@@ -45,9 +44,9 @@ inline std::vector<Offer> seeded_market(std::uint64_t seed, std::size_t count) {
     o.upload_usd_per_gb = random.below(5) == 0 ? 0 : spread(0.004, 5);
     o.download_usd_per_gb = random.below(3) == 0 ? 0 : spread(0.003, 4);
     // One GPU, or a machine of four offered whole and in parts.
-    const bool parts = random.below(5) == 0;
+    const bool has_parts = random.below(5) == 0;
     const std::vector<std::vector<int>> slices =
-        parts ? std::vector<std::vector<int>>{{0}, {1}, {2, 3}, {0, 1, 2, 3}} : std::vector<std::vector<int>>{{0}};
+        has_parts ? std::vector<std::vector<int>>{{0}, {1}, {2, 3}, {0, 1, 2, 3}} : std::vector<std::vector<int>>{{0}};
     for (const auto& gpus : slices) {
       if (offers.size() == count) break;
       o.id = fmt::format("a{}", offers.size() + 1);

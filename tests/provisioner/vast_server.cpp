@@ -1,3 +1,4 @@
+// The test's vast.ai: answers requests from its own table of instances.
 #include "vast_server.hpp"
 
 #include <fmt/format.h>
@@ -37,13 +38,13 @@ struct VastServer::Impl {
     response.set_content(body.dump(), "application/json");
   }
 
-  // Counts the request, checks the key, and takes the next fault.
+  // Counts the request and checks the key. Returns the next fault for this kind of request, if there is one.
   std::optional<VastFault> enter(const std::string& kind, const Request& request, Response& response, bool& refused) {
     const std::lock_guard lock(mutex);
     ++counts[kind];
     for (const auto& [name, value] : request.headers) headers += name + ": " + value + "\n";
     refused = expired || request.get_header_value("Authorization") != std::string("Bearer ") + kKey;
-    if (refused) {  // as the real one: not a 401
+    if (refused) {  // with the status of the real service, which is not 401
       answer(response, 404,
              {{"success", false}, {"error", "auth_error"}, {"msg", std::string("Invalid user key ") + kKey}});
       return std::nullopt;
@@ -85,7 +86,7 @@ struct VastServer::Impl {
     response.set_content(fault->body, fault->type.c_str());
   }
 
-  static json shown(const VastInstance& i) {
+  static json instance_json(const VastInstance& i) {
     return {{"id", i.id},
             {"label", i.label},
             {"actual_status", i.actual_status.empty() ? json() : json(i.actual_status)},
@@ -115,10 +116,10 @@ struct VastServer::Impl {
       i.image = body["image"];
       i.is_bid = body.contains("price");
       if (i.is_bid) i.bid = body["price"];
-      const bool low = i.is_bid && i.bid < i.min_bid;
-      if (low) i.state = "stopped";
+      const bool is_low = i.is_bid && i.bid < i.min_bid;
+      if (is_low) i.state = "stopped";
       rented[i.id] = i;
-      if (low)  // the quirk: it says no, and there is an instance
+      if (is_low)  // a quirk of the service: it refuses, but the instance exists
         return answer(response, 400,
                       {{"success", false}, {"error", "invalid_price"}, {"msg", "bid too low"}, {"new_contract", i.id}});
       answer(response, 200, {{"success", true}, {"new_contract", i.id}, {"instance_api_key", "inside"}});
@@ -136,7 +137,7 @@ struct VastServer::Impl {
   void show(const Request& request, Response& response) {
     serve("show", false, request, response, [&] {
       const auto it = rented.find(std::stoll(request.matches[1]));
-      answer(response, 200, {{"instances", it == rented.end() ? json() : shown(it->second)}});
+      answer(response, 200, {{"instances", it == rented.end() ? json() : instance_json(it->second)}});
     });
   }
 
@@ -172,9 +173,11 @@ struct VastServer::Impl {
       if (!filters.is_object() || !filters.contains("day"))
         return answer(response, 400, {{"success", false}, {"error", "invalid_args"}});
       json rows = json::array();
-      std::size_t at = request.has_param("after_token") ? std::stoul(request.get_param_value("after_token")) : 0;
-      for (; at < charges.size() && rows.size() < 2; ++at) {
-        const VastCharge& c = charges[at];
+      constexpr std::size_t kPageRows = 2;
+      std::size_t next_index =
+          request.has_param("after_token") ? std::stoul(request.get_param_value("after_token")) : 0;
+      for (; next_index < charges.size() && rows.size() < kPageRows; ++next_index) {
+        const VastCharge& c = charges[next_index];
         if (c.start < filters["day"]["gte"].get<double>() || c.start > filters["day"]["lte"].get<double>()) continue;
         json items = json::array();
         for (const auto& [type, amount] : {std::pair{"gpu", c.gpu}, {"disk", c.disk}, {"bwd", c.bwd}, {"bwu", c.bwu}})
@@ -186,7 +189,7 @@ struct VastServer::Impl {
                         {"amount", fmt::format("{}", c.gpu + c.disk + c.bwd + c.bwu)},
                         {"items", items}});
       }
-      const json next = at < charges.size() ? json(std::to_string(at)) : json();
+      const json next = next_index < charges.size() ? json(std::to_string(next_index)) : json();
       answer(response, 200,
              {{"success", true},
               {"count", rows.size()},
@@ -204,11 +207,12 @@ struct VastServer::Impl {
       json next;
       for (const auto& [id, instance] : rented) {
         if (id <= after || lists_nothing) continue;
-        if (page.size() == 25) {
+        constexpr std::size_t kPageInstances = 25;
+        if (page.size() == kPageInstances) {
           next = std::to_string(page.back()["id"].get<std::int64_t>());
           break;
         }
-        page.push_back(shown(instance));
+        page.push_back(instance_json(instance));
       }
       answer(response, 200, {{"success", true}, {"instances", page}, {"next_token", next}});
     });
@@ -249,7 +253,7 @@ void VastServer::fault(VastFault fault) {
   impl_->faults.push_back(std::move(fault));
 }
 
-void VastServer::no_ask(std::int64_t ask) {
+void VastServer::remove_ask(std::int64_t ask) {
   const std::lock_guard lock(impl_->mutex);
   impl_->gone.insert(ask);
 }

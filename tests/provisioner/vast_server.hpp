@@ -14,14 +14,15 @@ namespace echoline::provisioner {
 struct VastInstance {
   std::int64_t id = 0;
   std::string label, image, actual_status = "loading", state = "running";
-  std::string intended;  // "": as `state`
+  std::string intended;  // intended_status; "": as `state`
   double usd_per_hour = 0.4;
   bool is_bid = false;
   double bid = 0, min_bid = 0.3;
 };
+// A row of the bill, with the service's names: seconds of Unix time, and US dollars.
 struct VastCharge {
-  std::int64_t instance = 0;  // 0: a volume
-  double start = 0, gpu = 0, disk = 0, bwd = 0, bwu = 0;
+  std::int64_t instance = 0;                              // 0: a volume
+  double start = 0, gpu = 0, disk = 0, bwd = 0, bwu = 0;  // bwd and bwu: traffic down and up
 };
 
 // Sets the answer of the next `times` requests of a kind ("create", "destroy", "show", "list", "bid", "state",
@@ -30,8 +31,8 @@ struct VastFault {
   std::string kind;
   int status = 500;
   std::string body = "Internal Server Error", type = "text/plain";
-  bool acts = false;  // does what was asked before it says so
-  std::chrono::milliseconds hangs{0};
+  bool acts = false;                   // true: the request is carried out before this answer is sent
+  std::chrono::milliseconds hangs{0};  // pause before the answer
   int times = 1;
 };
 
@@ -43,15 +44,16 @@ class VastServer {
   std::string url() const;
 
   void fault(VastFault fault);
-  void no_ask(std::int64_t ask);  // it is gone: 410
+  void remove_ask(std::int64_t ask);  // a create for this offer is answered with 410
   void put(VastInstance instance);
   void change(std::int64_t id, const std::function<void(VastInstance&)>& change);
   void remove(std::int64_t id);
   void charge(VastCharge charge);
   void credit(double usd);
-  void lists_nothing(bool on);  // lists are empty, whatever is rented
+  void lists_nothing(bool on);  // if on, listings are empty, whatever is rented
   void expire_key();
-  // Called before and after every create and destroy does its work, on a thread of the server, numbered from 0.
+  // `call` is called on a thread of the server, before and after it carries out each create and destroy. The calls are
+  // numbered from 0.
   void at_points(std::function<void(int point)> call);
 
   std::map<std::int64_t, VastInstance> rented() const;

@@ -43,16 +43,17 @@ class VastTest : public testing::Test {
     s.disk = Bytes{80'000'000'000};
     return s;
   }
-  // The next event of a kind; virtual time runs much faster than the server answers. Others are kept.
+  // Returns the next event of a kind; events of other kinds are kept. Virtual time runs much faster than the server
+  // answers.
   template <class Event>
   std::optional<Event> next(VastProvider& provider) {
     const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(10);
     while (true) {
       for (auto it = seen.begin(); it != seen.end(); ++it)
         if (auto* event = std::get_if<Event>(&*it)) {
-          Event found = std::move(*event);
+          Event next_event = std::move(*event);
           seen.erase(it);
-          return found;
+          return next_event;
         }
       if (std::chrono::steady_clock::now() > deadline) return std::nullopt;
       for (ProviderEvent& event : provider.poll(clock.now())) seen.push_back(std::move(event));
@@ -206,7 +207,7 @@ TEST_F(VastTest, AnErrorThatComesWithAContractIsDestroyed) {
 
 TEST_F(VastTest, ARefusedRequestRentsNothingAndNamesTheReason) {
   VastProvider provider(options);
-  server.no_ask(77);
+  server.remove_ask(77);
   auto failed = refused(provider, spec());
   EXPECT_FALSE(failed.retryable || failed.perhaps_rented);
   EXPECT_THAT(failed.error.message(), HasSubstr("no_such_ask"));

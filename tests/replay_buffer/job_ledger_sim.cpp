@@ -30,7 +30,9 @@ struct Scenario {
   bool as_shipped = false;  // leases as runs have them, and the learner tells how long its steps take
 };
 
-constexpr double kLeaseMax = 40;
+constexpr double kLeaseMax = 40;       // seconds
+constexpr double kTickS = 0.05;        // of virtual time
+constexpr double kSecondsMax = 5'000;  // after which a run counts as stuck
 
 struct Outcome {
   std::uint64_t steps = 0, accepted = 0, too_stale = 0, dropped = 0, expired = 0, duplicates = 0;
@@ -90,22 +92,22 @@ class Simulation {
   }
 
   Outcome run() {
-    while (outcome_.steps < scenario_.steps && now_s_ < 5'000) {
+    while (outcome_.steps < scenario_.steps && now_s_ < kSecondsMax) {
       run_learner();
       for (SimWorker& worker : workers_)
         if (worker.hoards)
           run_hoarder(worker);
         else
           run_honest(worker);
-      for (const UnproductiveWorker& idler : ledger_->newly_unproductive())
+      for (const UnproductiveWorker& unproductive : ledger_->newly_unproductive())
         for (SimWorker& worker : workers_) {
-          if (worker.id != idler.worker || worker.expelled) continue;
+          if (worker.id != unproductive.worker || worker.expelled) continue;
           worker.expelled = worker.hoards;
           if (worker.hoards) must(ledger_->release_worker(worker.id, unix_s()));
           if (worker.hoards) outcome_.hoarder_expelled_s = now_s_;
           outcome_.honest_expelled += worker.hoards ? 0 : 1;
         }
-      now_s_ += 0.05;
+      now_s_ += kTickS;
     }
     outcome_.finished_s = now_s_;
     return outcome_;
@@ -118,9 +120,9 @@ class Simulation {
   void run_learner() {
     const std::uint64_t step = outcome_.steps;
     if (!batch_) {
-      outcome_.idle_s += 0.05;
+      outcome_.idle_s += kTickS;
       if (scenario_.waits_for_stranded && must(ledger_->stranded_by_next_step(step, unix_s())) > 0) {
-        step_began_s_ += 0.05;  // waiting does not count as time of the step
+        step_began_s_ += kTickS;  // waiting does not count as time of the step
         return;
       }
       batch_ = must(buffer_->sample(step, scenario_.groups_per_step));
@@ -260,7 +262,7 @@ Scenario random_scenario(Random& random, bool waits) {
   return s;
 }
 
-std::string described(const Scenario& s, std::uint64_t seed) {
+std::string scenario_text(const Scenario& s, std::uint64_t seed) {
   return fmt::format("replay with seed {}: G={} groups={} S={} L={} kappa={}", seed, s.group_size, s.groups_per_step,
                      s.staleness_budget, s.lookahead_steps, s.publish_every);
 }
@@ -268,25 +270,25 @@ std::string described(const Scenario& s, std::uint64_t seed) {
 // Nearly nothing is stranded: newcomers far slower than the others, and workers lost with their work, are not waited
 // for.
 TEST(LedgerSim, NothingWithinItsLeaseIsTooStale) {
-  Outcome all;
+  Outcome totals;
   for (std::uint64_t seed = 1; seed <= 60; ++seed) {
     Random random(seed);
     const Scenario scenario = random_scenario(random, true);
-    SCOPED_TRACE(described(scenario, seed));
+    SCOPED_TRACE(scenario_text(scenario, seed));
     const Outcome outcome = Simulation(scenario, seed).run();
     EXPECT_EQ(outcome.steps, scenario.steps) << "stuck at " << outcome.finished_s << " s";
-    all.too_stale += outcome.too_stale;
-    all.dropped += outcome.dropped;
-    all.accepted += outcome.accepted;
-    all.expired += outcome.expired;
-    all.duplicates += outcome.duplicates;
+    totals.too_stale += outcome.too_stale;
+    totals.dropped += outcome.dropped;
+    totals.accepted += outcome.accepted;
+    totals.expired += outcome.expired;
+    totals.duplicates += outcome.duplicates;
   }
-  fmt::print("{} accepted, {} too stale, {} dropped\n", all.accepted, all.too_stale, all.dropped);
-  EXPECT_LT(20 * (all.too_stale + all.dropped), all.accepted);
+  fmt::print("{} accepted, {} too stale, {} dropped\n", totals.accepted, totals.too_stale, totals.dropped);
+  EXPECT_LT(20 * (totals.too_stale + totals.dropped), totals.accepted);
   // Checks that the scenarios exercised their cases.
-  EXPECT_GT(all.accepted, 2'000u);
-  EXPECT_GT(all.expired, 5u);
-  EXPECT_GT(all.duplicates, 20u);
+  EXPECT_GT(totals.accepted, 2'000u);
+  EXPECT_GT(totals.expired, 5u);
+  EXPECT_GT(totals.duplicates, 20u);
 }
 
 // A learner that never waits does strand slow workers, so the check above prevents a real problem. Even then it trains
@@ -296,7 +298,7 @@ TEST(LedgerSim, ALearnerThatDoesNotWaitLosesWork) {
   for (std::uint64_t seed = 1; seed <= 20; ++seed) {
     Random random(seed);
     const Scenario scenario = random_scenario(random, false);
-    SCOPED_TRACE(described(scenario, seed));
+    SCOPED_TRACE(scenario_text(scenario, seed));
     const Outcome outcome = Simulation(scenario, seed).run();
     EXPECT_EQ(outcome.steps, scenario.steps);
     lost += outcome.too_stale + outcome.dropped;
@@ -308,42 +310,42 @@ TEST(LedgerSim, ALearnerThatDoesNotWaitLosesWork) {
 // A worker is twenty times as slow as the others, and its leases are far shorter than its groups take. It keeps them by
 // making progress. The learner waits for it no longer than usual, so a little of its work may come too late.
 TEST(LedgerSim, AWorkerThatMakesProgressKeepsItsLeases) {
-  Outcome all;
+  Outcome totals;
   for (std::uint64_t seed = 1; seed <= 20; ++seed) {
     Random random(seed);
     Scenario scenario = random_scenario(random, true);
     scenario.short_leases = true;
-    SCOPED_TRACE(described(scenario, seed));
+    SCOPED_TRACE(scenario_text(scenario, seed));
     const Outcome outcome = Simulation(scenario, seed).run();
     EXPECT_EQ(outcome.steps, scenario.steps) << "stuck at " << outcome.finished_s << " s";
     EXPECT_EQ(outcome.expired_at_work, 0u);
-    all.accepted += outcome.accepted;
-    all.dropped += outcome.dropped + outcome.too_stale;
+    totals.accepted += outcome.accepted;
+    totals.dropped += outcome.dropped + outcome.too_stale;
   }
-  fmt::print("{} groups in time, {} too late\n", all.accepted, all.dropped);
-  EXPECT_LT(15 * all.dropped, all.accepted);
+  fmt::print("{} groups in time, {} too late\n", totals.accepted, totals.dropped);
+  EXPECT_LT(15 * totals.dropped, totals.accepted);
 }
 
 // One worker asks for all leases, before the others, and returns little or nothing. The others keep the learner as busy
 // as without it. Only a worker that returns nothing is expelled.
 TEST(LedgerSim, AHoarderDoesNotStarveTheLearner) {
   const auto run = [](Hoarder hoarder) {
-    Outcome all;
+    Outcome totals;
     for (std::uint64_t seed = 1; seed <= 4; ++seed) {
       Scenario scenario{1, 16, 6, 2, 1, 150, true, false, true, hoarder, true};
       const Outcome outcome = Simulation(scenario, seed).run();
       EXPECT_EQ(outcome.steps, scenario.steps) << "seed " << seed;
-      all.finished_s += outcome.finished_s;
-      all.idle_s += outcome.idle_s;
-      all.honest_expelled += outcome.honest_expelled;
-      all.hoarder_groups_max = std::max(all.hoarder_groups_max, outcome.hoarder_groups_max);
-      all.dropped += outcome.dropped + outcome.too_stale;
+      totals.finished_s += outcome.finished_s;
+      totals.idle_s += outcome.idle_s;
+      totals.honest_expelled += outcome.honest_expelled;
+      totals.hoarder_groups_max = std::max(totals.hoarder_groups_max, outcome.hoarder_groups_max);
+      totals.dropped += outcome.dropped + outcome.too_stale;
       const bool returns_nothing = hoarder == Hoarder::kSilent || hoarder == Hoarder::kReconnects;
       EXPECT_TRUE(outcome.hoarder_expelled_s || !returns_nothing) << "seed " << seed;
       if (outcome.hoarder_expelled_s)
-        all.hoarder_expelled_s = std::max(all.hoarder_expelled_s.value_or(0), *outcome.hoarder_expelled_s);
+        totals.hoarder_expelled_s = std::max(totals.hoarder_expelled_s.value_or(0), *outcome.hoarder_expelled_s);
     }
-    return all;
+    return totals;
   };
   const Outcome without_hoarder = run(Hoarder::kNone);
   const std::pair<Hoarder, const char*> hoarders[] = {{Hoarder::kSilent, "silent"},
@@ -369,7 +371,7 @@ TEST(LedgerSim, StrictlyOnPolicy) {
     Scenario scenario = random_scenario(random, true);
     scenario.staleness_budget = scenario.lookahead_steps = 0;
     scenario.publish_every = 1;
-    SCOPED_TRACE(described(scenario, seed));
+    SCOPED_TRACE(scenario_text(scenario, seed));
     const Outcome outcome = Simulation(scenario, seed).run();
     EXPECT_EQ(outcome.steps, scenario.steps) << "stuck at " << outcome.finished_s << " s";
     EXPECT_EQ(outcome.ages.size(), 1u);
@@ -384,13 +386,13 @@ TEST(LedgerSim, StrictlyOnPolicy) {
 // age of the data then follows the lookahead instead of S.
 TEST(LedgerSim, ALookaheadOfTwoFeedsTheLearner) {
   const auto run = [](std::uint32_t lookahead) {
-    Outcome all;
+    Outcome totals;
     for (std::uint64_t seed = 1; seed <= 2; ++seed) {
       const Outcome outcome = Simulation({1, 12, 11, lookahead, 1, 120, true, true, true}, seed).run();
-      all.idle_s += outcome.idle_s, all.finished_s += outcome.finished_s;
-      for (const auto& [age, groups] : outcome.ages) all.ages[age] += groups;
+      totals.idle_s += outcome.idle_s, totals.finished_s += outcome.finished_s;
+      for (const auto& [age, groups] : outcome.ages) totals.ages[age] += groups;
     }
-    return all;
+    return totals;
   };
   const std::uint32_t lookahead = 2;
   const Outcome full = run(11), chosen = run(lookahead), less = run(lookahead - 1);

@@ -13,8 +13,11 @@ const WorkerId kAda{1}, kBob{2};
 class Ledger : public testing::Test {
  protected:
   void SetUp() override {
-    options_.pacing = {{2, 1, 2}, 4};  // S = 2, R = 4: two groups a step
-    options_.lease = {{from_seconds(100), from_seconds(5), from_seconds(1000)}, 6, 64};
+    options_.pacing = {.staleness = {.budget = 2, .publish_every = 1, .lookahead = 2},
+                       .trajectories_per_step = 4};  // S = 2, R = 4: two groups a step
+    options_.lease = {.limits = {.first = from_seconds(100), .min = from_seconds(5), .max = from_seconds(1000)},
+                      .tokens_max = 6,
+                      .initial_groups = 64};
     reopen();
   }
   void reopen() {
@@ -76,8 +79,10 @@ TEST(LedgerOnAFullDisk, CallsThatAreMadeTogetherHappenTogetherOrNotAtAll) {
   RefusingDisk disk;
   auto buffer = must(ReplayBuffer::open(folder.file(), options_for(kGroup, 2)));
   LedgerOptions options;
-  options.pacing = {{2, 1, 2}, 8};
-  options.lease = {{from_seconds(100), from_seconds(5), from_seconds(1000)}, 6, 64};
+  options.pacing = {.staleness = {.budget = 2, .publish_every = 1, .lookahead = 2}, .trajectories_per_step = 8};
+  options.lease = {.limits = {.first = from_seconds(100), .min = from_seconds(5), .max = from_seconds(1000)},
+                   .tokens_max = 6,
+                   .initial_groups = 64};
   auto ledger = must(JobLedger::open(*buffer, options));
   std::vector<LeaseRecord> granted;
   const auto turn = [&] {
@@ -113,8 +118,10 @@ TEST(LedgerOnAFullDisk, NothingHappensUntilThereIsRoom) {
   const TemporaryFolder folder;
   RefusingDisk disk;
   LedgerOptions options;
-  options.pacing = {{2, 1, 2}, 4};
-  options.lease = {{from_seconds(100), from_seconds(5), from_seconds(1000)}, 6, 64};
+  options.pacing = {.staleness = {.budget = 2, .publish_every = 1, .lookahead = 2}, .trajectories_per_step = 4};
+  options.lease = {.limits = {.first = from_seconds(100), .min = from_seconds(5), .max = from_seconds(1000)},
+                   .tokens_max = 6,
+                   .initial_groups = 64};
   auto buffer = must(ReplayBuffer::open(folder.file(), options_for(kGroup, 2)));
   auto ledger = must(JobLedger::open(*buffer, options));
   const auto leases = must(ledger->grant({kAda, Version{0}, "digest", 2}, 0, 1000));
@@ -132,7 +139,7 @@ TEST(LedgerOnAFullDisk, NothingHappensUntilThereIsRoom) {
     fails(ledger->submit({&delivery, 1}, 0, 1001));
     fails(ledger->expire(2000));
     fails(ledger->release_worker(kAda, 2000));
-    fails(ledger->failed({kAda, leases[1].id, "prompt", ""}));
+    fails(ledger->on_group_failed({kAda, leases[1].id, "prompt", ""}));
     fails(ledger->grant({kAda, Version{0}, "digest", 1}, 0, 2000));
     fails(ledger->extend_all_leases(1000, 2000));
   }
@@ -215,7 +222,7 @@ TEST_F(Ledger, AGroupThatTwiceFailsScoringIsSetAside) {
     const Delivery delivery{worker, &submission, {}, {}, true};
     EXPECT_TRUE(must(ledger_->submit({&delivery, 1}, 0, 1001))[0].accepted);
     must(buffer_->discard(lease.group, "scoring failed"));
-    must(ledger_->unscorable(lease.group, worker, "scoring failed", "no sandbox"));
+    must(ledger_->on_result_unscorable(lease.group, worker, "scoring failed", "no sandbox"));
     return lease.group;
   };
   const GroupId group = submit_unscorable(kAda);
@@ -450,19 +457,20 @@ TEST_F(Ledger, ARenewedLeaseIsNotWaitedForLongerThanTheWorkerUsuallyTakes) {
 }
 
 TEST_F(Ledger, LeasesAreBoundedByAWorkersShareAndSpeed) {
-  options_.pacing = {{2, 1, 2}, 40};  // 60 groups in stock
+  options_.pacing = {.staleness = {.budget = 2, .publish_every = 1, .lookahead = 2},
+                     .trajectories_per_step = 40};  // 60 groups in stock
   reopen();
   const auto ada = grant(kAda, 1), bob = grant(kBob, 10);
   EXPECT_TRUE(submit(kAda, submission_for(ada[0]), 1090).accepted);
   for (const auto& lease : bob) EXPECT_TRUE(submit(kBob, submission_for(lease), 1010).accepted);
   EXPECT_EQ(grant(kAda, 50, 0, 1091).size(), 2u);  // 1 of 91 groups: twice 60/91 of a group
   EXPECT_EQ(grant(kBob, 30, 0, 1091).size(), 30u);
-  EXPECT_FALSE(ledger_->too_slow(kAda));
+  EXPECT_FALSE(ledger_->too_slow_batch_seconds(kAda));
   const auto ask = [&](double step_s) {
     return must(ledger_->grant({kBob, Version{1}, "digest", 1, step_s}, 1, 1092)).size();
   };
   EXPECT_EQ(ask(3.0), 0u);  // version 1 is of use for three steps, and it takes 10 s
-  EXPECT_TRUE(ledger_->too_slow(kBob));
+  EXPECT_TRUE(ledger_->too_slow_batch_seconds(kBob));
   must(ledger_->release_worker(kAda, 1001));
   EXPECT_EQ(ask(4.0), 1u);
 }
@@ -470,29 +478,31 @@ TEST_F(Ledger, LeasesAreBoundedByAWorkersShareAndSpeed) {
 // A worker without leases is not to blame if the others hold all of them. A worker with an outdated policy is to blame
 // while there is work for the newest.
 TEST_F(Ledger, TurnedAwayMeansThatNoWorkerCouldGetALease) {
-  options_.pacing = {{2, 1, 0}, 4};  // one batch in stock
+  options_.pacing = {.staleness = {.budget = 2, .publish_every = 1, .lookahead = 0},
+                     .trajectories_per_step = 4};  // one batch in stock
   reopen();
   const auto ask = [&](WorkerId worker, std::uint64_t version, std::uint64_t newest, std::uint64_t step,
                        std::uint32_t groups = 1) {
     const GrantRequest request{worker, Version{version}, "digest", groups, {}, Version{newest}};
     return must(ledger_->grant(request, step, 1000)).size();
   };
-  EXPECT_FALSE(ledger_->turned_away(kBob));
+  EXPECT_FALSE(ledger_->was_turned_away(kBob));
   EXPECT_EQ(ask(kBob, 0, 9, 9), 0u);
-  EXPECT_FALSE(ledger_->turned_away(kBob)) << "there is work for version 9";
+  EXPECT_FALSE(ledger_->was_turned_away(kBob)) << "there is work for version 9";
   EXPECT_GT(ask(kAda, 9, 9, 9, 8), 0u);
-  EXPECT_FALSE(ledger_->turned_away(kAda));
+  EXPECT_FALSE(ledger_->was_turned_away(kAda));
   EXPECT_EQ(ask(kAda, 9, 9, 9, 8), 0u);
-  EXPECT_FALSE(ledger_->turned_away(kAda)) << "it holds all available groups";
+  EXPECT_FALSE(ledger_->was_turned_away(kAda)) << "it holds all available groups";
   EXPECT_EQ(ask(kBob, 9, 9, 9), 0u);
-  EXPECT_TRUE(ledger_->turned_away(kBob));
+  EXPECT_TRUE(ledger_->was_turned_away(kBob));
   EXPECT_EQ(ask(kBob, 9, 9, 9, 0), 0u);
-  EXPECT_FALSE(ledger_->turned_away(kBob)) << "it asks for no group";
+  EXPECT_FALSE(ledger_->was_turned_away(kBob)) << "it asks for no group";
 }
 
 // The leases that a worker may hold grow with its submissions, and shrink with every batch that lapses.
 TEST_F(Ledger, ANewcomerGetsLittleAndEarnsMore) {
-  options_.pacing = {{2, 1, 2}, 32};  // 48 groups in stock, 16 a step
+  options_.pacing = {.staleness = {.budget = 2, .publish_every = 1, .lookahead = 2},
+                     .trajectories_per_step = 32};  // 48 groups in stock, 16 a step
   options_.lease.initial_groups.reset();
   reopen();
   const auto first = grant(kAda, 1000);
@@ -570,7 +580,7 @@ TEST_F(Ledger, AGroupThatFailsIsTriedOnOneOtherWorkerAndThenSetAside) {
   const auto ada = grant(kAda, 2);
   grant(kBob, 1);
   const auto fail_on = [&](WorkerId worker, LeaseId lease) {
-    return must(ledger_->failed({worker, lease, "out of memory", "one row of 9 tokens"}));
+    return must(ledger_->on_group_failed({worker, lease, "out of memory", "one row of 9 tokens"}));
   };
   EXPECT_FALSE(fail_on(kBob, ada[0].id));
   EXPECT_TRUE(fail_on(kAda, ada[0].id));
@@ -597,7 +607,7 @@ TEST_F(Ledger, ALoneWorkerTriesASecondTime) {
   for (int i = 0; i < 2; ++i) {
     const auto lease = grant(kAda, 1);
     EXPECT_EQ(groups_of(lease), Set{0});
-    EXPECT_TRUE(must(ledger_->failed({kAda, lease[0].id, "prompt", ""})));
+    EXPECT_TRUE(must(ledger_->on_group_failed({kAda, lease[0].id, "prompt", ""})));
   }
   EXPECT_EQ(groups_of(grant(kAda, 1)), Set{1});
 }

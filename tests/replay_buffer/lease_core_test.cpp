@@ -17,8 +17,8 @@ constexpr std::uint32_t kGroup = 2;
 class Random {
  public:
   explicit Random(std::uint64_t seed) : engine_(seed) {}
-  std::uint64_t below(std::uint64_t n) { return engine_() % n; }
-  bool chance(double p) { return static_cast<double>(engine_() >> 11) * 0x1p-53 < p; }
+  std::uint64_t below(std::uint64_t end) { return engine_() % end; }
+  bool chance(double probability) { return static_cast<double>(engine_() >> 11) * 0x1p-53 < probability; }
   double up_to(double max) { return static_cast<double>(engine_() >> 11) * 0x1p-53 * max; }
 
  private:
@@ -74,8 +74,10 @@ TEST(WaitingGroups, GiveTheOldestThatAreWholeAndScored) {
 
 LeaseOptions small_options() {
   LeaseOptions options;
-  options.pacing = {{2, 1, 2}, 12};
-  options.lease = {{from_seconds(100), from_seconds(5), from_seconds(300)}, 6, 4};
+  options.pacing = {.staleness = {.budget = 2, .publish_every = 1, .lookahead = 2}, .trajectories_per_step = 12};
+  options.lease = {.limits = {.first = from_seconds(100), .min = from_seconds(5), .max = from_seconds(300)},
+                   .tokens_max = 6,
+                   .initial_groups = 4};
   options.pacing.group_size = kGroup;
   return options;
 }
@@ -110,7 +112,7 @@ class Twins {
  private:
   // Repeats the call until the disk accepts it. Failed attempts must not change the result.
   template <class Call>
-  auto persistently(Call&& call) {
+  auto retry_until_written(Call&& call) {
     while (random_.chance(0.15)) {
       if (random_.chance(0.5))
         disk_.be_full();
@@ -160,10 +162,13 @@ class Twins {
     const std::uint64_t version = step_ - random_.below(std::min<std::uint64_t>(step_, 2) + 1);
     GrantRequest request{some_worker(), Version{version}, "digest", static_cast<std::uint32_t>(1 + random_.below(5))};
     if (random_.chance(0.7)) request.step_seconds = 5 + random_.up_to(20);
-    const auto leases = persistently([&] { return ledger_->grant(request, step_, now_); });
+    const auto leases = retry_until_written([&] { return ledger_->grant(request, step_, now_); });
     const auto core_leases = core_.grant(request, step_, now_);
     std::string of_ledger, of_core;
-    for (const LeaseRecord& lease : *leases) of_ledger += text_of(lease), held_[lease.id] = lease;
+    for (const LeaseRecord& lease : *leases) {
+      of_ledger += text_of(lease);
+      held_[lease.id] = lease;
+    }
     for (const LiveLease& lease : core_leases) of_core += text_of(lease.record);
     EXPECT_EQ(of_ledger, of_core);
   }
@@ -173,7 +178,7 @@ class Twins {
     const schema::Submission submission = submission_for(lease);
     const bool refused = random_.chance(0.1), unscored = random_.chance(0.1);
     const Delivery delivery{lease.worker, &submission, refused ? "made up" : "", {}, unscored};
-    const auto verdicts = persistently([&] { return ledger_->submit({&delivery, 1}, step_, now_); });
+    const auto verdicts = retry_until_written([&] { return ledger_->submit({&delivery, 1}, step_, now_); });
     const Verdict& verdict = verdicts->front();
     const LiveLease* live = core_.find(lease.id);
     const auto tokens = static_cast<std::uint64_t>(submission.trajectories(0).response_tokens_size());
@@ -191,30 +196,32 @@ class Twins {
   void renew() {
     const LeaseRecord lease = some_lease();
     const std::uint64_t progress = ++progress_;
-    const auto renewed = persistently([&] { return ledger_->renew(lease.worker, {&lease.id, 1}, progress, now_); });
+    const auto renewed = retry_until_written([&] {
+      return ledger_->renew(lease.worker, {&lease.id, 1}, progress, now_);
+    });
     EXPECT_EQ(*renewed, core_.renew(lease.worker, {&lease.id, 1}, progress, now_));
   }
   void fail_or_return() {
     const LeaseRecord lease = some_lease();
     held_.erase(lease.id);
     if (random_.chance(0.5)) {
-      const auto was_live = persistently([&] {
-        return ledger_->failed({lease.worker, lease.id, "memory", "none left"});
+      const auto was_live = retry_until_written([&] {
+        return ledger_->on_group_failed({lease.worker, lease.id, "memory", "none left"});
       });
-      EXPECT_EQ(*was_live, core_.failed(lease.worker, lease.id, "memory", "none left"));
+      EXPECT_EQ(*was_live, core_.on_group_failed(lease.worker, lease.id, "memory", "none left"));
     } else {
-      const auto returned = persistently([&] { return ledger_->return_leases(lease.worker, {&lease.id, 1}); });
+      const auto returned = retry_until_written([&] { return ledger_->return_leases(lease.worker, {&lease.id, 1}); });
       EXPECT_EQ(*returned, core_.return_leases(lease.worker, {&lease.id, 1}));
     }
   }
   void lose_worker() {
     const WorkerId worker = some_worker();
-    const auto released = persistently([&] { return ledger_->release_worker(worker, now_); });
+    const auto released = retry_until_written([&] { return ledger_->release_worker(worker, now_); });
     EXPECT_EQ(*released, core_.release_worker(worker, now_));
     if (!random_.chance(0.2)) return;
     const double late_s = 1 + random_.up_to(30);
     now_ += late_s;
-    const auto extended = persistently([&] { return ledger_->extend_all_leases(late_s, now_); });
+    const auto extended = retry_until_written([&] { return ledger_->extend_all_leases(late_s, now_); });
     EXPECT_EQ(*extended, core_.extend_all_leases(late_s, now_));
   }
   // Runs a learner step, if there is a batch for it.
@@ -231,7 +238,7 @@ class Twins {
     for (const GroupId group : waiting_.older_than(core_.version_min(step_))) waiting_.remove(group);
   }
   void expire() {
-    const auto expired = persistently([&] { return ledger_->expire(now_); });
+    const auto expired = retry_until_written([&] { return ledger_->expire(now_); });
     EXPECT_EQ(*expired, core_.expire(now_));
   }
 
@@ -244,8 +251,10 @@ class Twins {
     // The new groups set aside and the new unproductive workers, by the ledger or the core.
     const auto new_results = [](auto& owner) {
       std::string text;
-      for (const SetAside& s : owner.newly_set_aside()) text += fmt::format("{} {} ", s.group, s.reason);
-      for (const UnproductiveWorker& w : owner.newly_unproductive()) text += fmt::format("{} {}", w.worker, w.reason);
+      for (const SetAsideGroup& group : owner.newly_set_aside())
+        text += fmt::format("{} {} ", group.group, group.reason);
+      for (const UnproductiveWorker& unproductive : owner.newly_unproductive())
+        text += fmt::format("{} {}", unproductive.worker, unproductive.reason);
       return text;
     };
     EXPECT_EQ(new_results(*ledger_), new_results(core_));
@@ -292,7 +301,7 @@ TEST(LeaseCore, IsTheSameWhenItsJournalIsReadAgain) {
         leases.push_back(lease);
       if (leases.empty()) continue;
       const LeaseRecord lease = leases[random.below(leases.size())];
-      if (random.chance(0.3)) must(ledger->failed({lease.worker, lease.id, "memory", ""}));
+      if (random.chance(0.3)) must(ledger->on_group_failed({lease.worker, lease.id, "memory", ""}));
       if (random.chance(0.2)) must(ledger->release_worker(lease.worker, now));
       if (random.chance(0.3))
         must(ledger->renew(lease.worker, {&lease.id, 1}, static_cast<std::uint64_t>(round + 1), now));

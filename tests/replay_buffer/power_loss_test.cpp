@@ -14,7 +14,7 @@
 namespace echoline::replay_buffer {
 namespace {
 
-constexpr std::size_t kSector = 512;
+constexpr std::size_t kSectorBytes = 512;  // bytes that reach the disk together
 
 struct MemoryFile {
   struct Write {
@@ -31,8 +31,8 @@ struct MemoryFile {
   std::string after_power_loss(Random& random) const {
     std::string content = synced;
     for (const Write& write : pending)
-      for (std::size_t at = 0; at < write.bytes.size(); at += kSector)
-        if (random.below(2) == 0) apply(content, {write.offset + at, write.bytes.substr(at, kSector)});
+      for (std::size_t sector = 0; sector < write.bytes.size(); sector += kSectorBytes)
+        if (random.below(2) == 0) apply(content, {write.offset + sector, write.bytes.substr(sector, kSectorBytes)});
     return content;
   }
 };
@@ -66,7 +66,8 @@ int file_write(sqlite3_file* handle, const void* bytes, int amount, sqlite3_int6
   file_of(handle).pending.push_back(std::move(write));
   return SQLITE_OK;
 }
-int file_truncate(sqlite3_file* handle, sqlite3_int64 size) {  // as if journalled by the file system
+// Takes effect at once, as on a file system that journals sizes.
+int file_truncate(sqlite3_file* handle, sqlite3_int64 size) {
   MemoryFile& file = file_of(handle);
   file.live.resize(static_cast<std::size_t>(size));
   file.synced = file.live;
@@ -89,7 +90,7 @@ int file_reserved(sqlite3_file*, int* reserved) {
   return SQLITE_OK;
 }
 int file_control(sqlite3_file*, int, void*) { return SQLITE_NOTFOUND; }
-int file_sector(sqlite3_file*) { return static_cast<int>(kSector); }
+int file_sector(sqlite3_file*) { return static_cast<int>(kSectorBytes); }
 int file_device(sqlite3_file*) { return SQLITE_IOCAP_POWERSAFE_OVERWRITE; }
 
 const sqlite3_io_methods kMethods = {1,           file_close, file_read, file_write,    file_truncate, file_sync,
@@ -128,7 +129,9 @@ void install() {
 }
 
 TEST(PowerLoss, AcknowledgedSubmissionsSurvive) {
-  constexpr std::uint32_t kGroup = 2;
+  constexpr std::uint32_t kGroupSize = 2;
+  constexpr std::uint32_t kBudget = 1000;  // learner steps: no group becomes too stale
+  constexpr std::uint64_t kStep = 500;     // after every version and consumption
   Disk the_disk;
   disk = &the_disk;
   install();
@@ -143,55 +146,55 @@ TEST(PowerLoss, AcknowledgedSubmissionsSurvive) {
   std::vector<Snapshot> snapshots;
   Random random(9);
   std::uint64_t acknowledged = 0, consumed = 0;
-  const auto snapshot = [&] {
+  const auto take_snapshot = [&] {
     snapshots.push_back({the_disk.files[path].after_power_loss(random),
                          the_disk.files[path + "-wal"].after_power_loss(random), acknowledged, consumed});
   };
   {
-    auto buffer = must(ReplayBuffer::open(path, options_for(kGroup, 1000)));
+    auto buffer = must(ReplayBuffer::open(path, options_for(kGroupSize, kBudget)));
     the_disk.before_write = [&] {
-      if (random.below(60) == 0) snapshot();
+      if (random.below(60) == 0) take_snapshot();
     };
     for (; acknowledged < 300;) {
-      auto group = group_of(acknowledged, acknowledged, kGroup);
+      auto group = group_of(acknowledged, acknowledged, kGroupSize);
       for (Trajectory& trajectory : group) trajectory.set_text(std::string(random.below(6000), 'x'));
       must(buffer->add(group));
       ++acknowledged;
-      if (random.below(10) == 0) snapshot();
+      if (random.below(10) == 0) take_snapshot();
       if (acknowledged % 4 != 0) continue;
       must(buffer->consume(acknowledged, std::vector{GroupId{consumed}}));
       ++consumed;
     }
     the_disk.before_write = nullptr;
-    snapshot();
+    take_snapshot();
   }
   ASSERT_GT(snapshots.size(), 100u);
 
-  const std::string copy = crashed.file().string();
-  std::size_t stored_unacknowledged = 0;  // snapshots
-  for (const Snapshot& s : snapshots) {
-    SCOPED_TRACE(fmt::format("power fails after {} groups were acknowledged and {} consumed", s.groups_acknowledged,
-                             s.groups_consumed));
-    the_disk.files.erase(copy);
-    the_disk.files.erase(copy + "-wal");
-    the_disk.files[copy].live = the_disk.files[copy].synced = s.database;
-    the_disk.files[copy + "-wal"].live = the_disk.files[copy + "-wal"].synced = s.log;
-    auto buffer = must(ReplayBuffer::open(copy, options_for(kGroup, 1000)));
-    const Counts counts = must(buffer->counts(500));
-    EXPECT_GE(counts.stored, s.groups_acknowledged * kGroup);
-    EXPECT_LE(counts.stored, (s.groups_acknowledged + 1) * kGroup);
-    EXPECT_GE(counts.consumed, s.groups_consumed * kGroup);
-    EXPECT_LE(counts.consumed, (s.groups_consumed + 1) * kGroup);
+  const std::string crashed_path = crashed.file().string();
+  std::size_t unacknowledged_snapshots = 0;  // with a group stored but not acknowledged
+  for (const Snapshot& snapshot : snapshots) {
+    SCOPED_TRACE(fmt::format("power fails after {} groups were acknowledged and {} consumed",
+                             snapshot.groups_acknowledged, snapshot.groups_consumed));
+    the_disk.files.erase(crashed_path);
+    the_disk.files.erase(crashed_path + "-wal");
+    the_disk.files[crashed_path].live = the_disk.files[crashed_path].synced = snapshot.database;
+    the_disk.files[crashed_path + "-wal"].live = the_disk.files[crashed_path + "-wal"].synced = snapshot.log;
+    auto buffer = must(ReplayBuffer::open(crashed_path, options_for(kGroupSize, kBudget)));
+    const Counts counts = must(buffer->counts(kStep));
+    EXPECT_GE(counts.stored, snapshot.groups_acknowledged * kGroupSize);
+    EXPECT_LE(counts.stored, (snapshot.groups_acknowledged + 1) * kGroupSize);
+    EXPECT_GE(counts.consumed, snapshot.groups_consumed * kGroupSize);
+    EXPECT_LE(counts.consumed, (snapshot.groups_consumed + 1) * kGroupSize);
     EXPECT_EQ(counts.incomplete_groups, 0u);
-    stored_unacknowledged += counts.stored > s.groups_acknowledged * kGroup;
+    unacknowledged_snapshots += counts.stored > snapshot.groups_acknowledged * kGroupSize;
     if (counts.admissible_groups == 0) continue;
     const auto batch =
-        must(buffer->sample(500, static_cast<std::uint32_t>(std::min<std::uint64_t>(counts.admissible_groups, 60))));
-    std::uint64_t expected = counts.consumed / kGroup;
-    for (const Group& group : batch->groups) EXPECT_EQ(group.id, GroupId{expected++});
+        must(buffer->sample(kStep, static_cast<std::uint32_t>(std::min<std::uint64_t>(counts.admissible_groups, 60))));
+    std::uint64_t expected_group = counts.consumed / kGroupSize;
+    for (const Group& group : batch->groups) EXPECT_EQ(group.id, GroupId{expected_group++});
   }
   fmt::print("{} snapshots, {} of them with a group stored but not yet acknowledged\n", snapshots.size(),
-             stored_unacknowledged);
+             unacknowledged_snapshots);
 }
 
 }  // namespace

@@ -33,11 +33,24 @@ class RefusingDisk {
   RefusingDisk(const RefusingDisk&) = delete;
   RefusingDisk& operator=(const RefusingDisk&) = delete;
 
-  void be_full() { write_ = SQLITE_FULL, errno_ = ENOSPC; }
-  void fail_writes() { write_ = SQLITE_IOERR_WRITE, errno_ = EIO; }
-  // Syncs fail with ENOSPC, as on a file system that allocates late.
-  void fail_syncs(int error) { sync_ = SQLITE_IOERR_FSYNC, errno_ = error; }
-  void accept() { write_ = sync_ = SQLITE_OK, errno_ = 0; }
+  void be_full() {
+    write_code_ = SQLITE_FULL;
+    errno_ = ENOSPC;
+  }
+  void fail_writes() {
+    write_code_ = SQLITE_IOERR_WRITE;
+    errno_ = EIO;
+  }
+  // Syncs fail with `error`, for example ENOSPC, as on a file system that allocates late.
+  void fail_syncs(int error) {
+    sync_code_ = SQLITE_IOERR_FSYNC;
+    errno_ = error;
+  }
+  void accept() {
+    write_code_ = SQLITE_OK;
+    sync_code_ = SQLITE_OK;
+    errno_ = 0;
+  }
   // Writes and syncs that were refused.
   int refused() const { return refused_; }
 
@@ -56,30 +69,34 @@ class RefusingDisk {
     return code;
   }
 
-  static inline std::atomic<int> write_ = SQLITE_OK, sync_ = SQLITE_OK, errno_ = 0, refused_ = 0;
+  static inline std::atomic<int> write_code_ = SQLITE_OK, sync_code_ = SQLITE_OK, errno_ = 0, refused_ = 0;
   static inline sqlite3_vfs* real_ = nullptr;
   sqlite3_vfs vfs_{};
   static inline const sqlite3_io_methods kMethods = {
       1,
-      [](sqlite3_file* f) { return real(f)->pMethods->xClose(real(f)); },
-      [](sqlite3_file* f, void* out, int n, sqlite3_int64 at) { return real(f)->pMethods->xRead(real(f), out, n, at); },
-      [](sqlite3_file* f, const void* bytes, int n, sqlite3_int64 at) {
-        return answer(write_, real(f)->pMethods->xWrite, f, bytes, n, at);
+      [](sqlite3_file* file) { return real(file)->pMethods->xClose(real(file)); },
+      [](sqlite3_file* file, void* out, int amount, sqlite3_int64 offset) {
+        return real(file)->pMethods->xRead(real(file), out, amount, offset);
       },
-      [](sqlite3_file* f, sqlite3_int64 size) { return real(f)->pMethods->xTruncate(real(f), size); },
-      [](sqlite3_file* f, int flags) {
-        if (sync_ == SQLITE_OK) return real(f)->pMethods->xSync(real(f), flags);
+      [](sqlite3_file* file, const void* bytes, int amount, sqlite3_int64 offset) {
+        return answer(write_code_, real(file)->pMethods->xWrite, file, bytes, amount, offset);
+      },
+      [](sqlite3_file* file, sqlite3_int64 size) { return real(file)->pMethods->xTruncate(real(file), size); },
+      [](sqlite3_file* file, int flags) {
+        if (sync_code_ == SQLITE_OK) return real(file)->pMethods->xSync(real(file), flags);
         ++refused_;
         errno = errno_;
-        return sync_.load();
+        return sync_code_.load();
       },
-      [](sqlite3_file* f, sqlite3_int64* size) { return real(f)->pMethods->xFileSize(real(f), size); },
-      [](sqlite3_file* f, int lock) { return real(f)->pMethods->xLock(real(f), lock); },
-      [](sqlite3_file* f, int lock) { return real(f)->pMethods->xUnlock(real(f), lock); },
-      [](sqlite3_file* f, int* reserved) { return real(f)->pMethods->xCheckReservedLock(real(f), reserved); },
-      [](sqlite3_file* f, int op, void* argument) { return real(f)->pMethods->xFileControl(real(f), op, argument); },
-      [](sqlite3_file* f) { return real(f)->pMethods->xSectorSize(real(f)); },
-      [](sqlite3_file* f) { return real(f)->pMethods->xDeviceCharacteristics(real(f)); },
+      [](sqlite3_file* file, sqlite3_int64* size) { return real(file)->pMethods->xFileSize(real(file), size); },
+      [](sqlite3_file* file, int lock) { return real(file)->pMethods->xLock(real(file), lock); },
+      [](sqlite3_file* file, int lock) { return real(file)->pMethods->xUnlock(real(file), lock); },
+      [](sqlite3_file* file, int* reserved) { return real(file)->pMethods->xCheckReservedLock(real(file), reserved); },
+      [](sqlite3_file* file, int op, void* argument) {
+        return real(file)->pMethods->xFileControl(real(file), op, argument);
+      },
+      [](sqlite3_file* file) { return real(file)->pMethods->xSectorSize(real(file)); },
+      [](sqlite3_file* file) { return real(file)->pMethods->xDeviceCharacteristics(real(file)); },
       nullptr,
       nullptr,
       nullptr,

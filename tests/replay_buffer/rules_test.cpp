@@ -9,6 +9,12 @@
 namespace echoline::replay_buffer {
 namespace {
 
+// Pacing with S = budget, kappa = 1, L = lookahead and R = trajectories_per_step.
+Pacing pacing_of(std::uint32_t budget, std::uint32_t lookahead, std::uint32_t trajectories_per_step) {
+  return {.staleness = {.budget = budget, .publish_every = 1, .lookahead = lookahead},
+          .trajectories_per_step = trajectories_per_step};
+}
+
 TEST(Admission, StepMinusVersionAtMostTheBudget) {
   EXPECT_TRUE(admissible(7, Version{4}, 3));
   EXPECT_FALSE(admissible(8, Version{4}, 3));
@@ -18,7 +24,7 @@ TEST(Admission, StepMinusVersionAtMostTheBudget) {
 }
 
 TEST(Pacing, FollowsTheFormula) {
-  const Pacing pacing{{3, 1, 3}, 64};
+  const Pacing pacing = pacing_of(3, 3, 64);
   EXPECT_EQ(room(pacing, 0, Version{0}, 0), 4u * 64);  // (S + v + 1)*R
   EXPECT_EQ(room(pacing, 0, Version{0}, 4 * 64 - 1), 1u);
   EXPECT_EQ(room(pacing, 0, Version{0}, 4 * 64), 0u);
@@ -32,12 +38,12 @@ TEST(Pacing, FollowsTheFormula) {
 }
 
 TEST(Pacing, LookaheadBoundsTheStockAtEveryVersion) {
-  const Pacing pacing{{4, 1, 1}, 8};
+  const Pacing pacing = pacing_of(4, 1, 8);
   EXPECT_EQ(room(pacing, 10, Version{10}, 0), 16u);
   EXPECT_EQ(room(pacing, 10, Version{7}, 0), 16u);
   EXPECT_EQ(room(pacing, 10, Version{6}, 0), 8u);
   EXPECT_EQ(room(pacing, 10, Version{10}, 15), 1u);
-  EXPECT_EQ(room({{4, 1, 0}, 8}, 10, Version{9}, 0), 8u);  // never starves, whatever kappa
+  EXPECT_EQ(room(pacing_of(4, 0, 8), 10, Version{9}, 0), 8u);  // never starves, whatever kappa
 }
 
 // The n-th trajectory in consumption order is granted exactly when floor(n/R) - v <= S.
@@ -47,42 +53,46 @@ TEST(Pacing, AgreesWithTheDefinition) {
       for (std::uint64_t version = 0; version <= step; ++version)
         for (std::uint64_t ahead = 0; ahead < 40; ++ahead) {
           const std::uint64_t consumed_at = (step * 5 + ahead) / 5;
-          ASSERT_EQ(room({{budget, 1, budget}, 5}, step, Version{version}, ahead) > 0, consumed_at - version <= budget)
+          ASSERT_EQ(room(pacing_of(budget, budget, 5), step, Version{version}, ahead) > 0,
+                    consumed_at - version <= budget)
               << budget << ' ' << step << ' ' << version << ' ' << ahead;
         }
 }
 
 TEST(Stranded, CountsRolloutsThatNoStepCanUse) {
-  const Pacing pacing{{2, 1, 2}, 8};
+  const Pacing pacing = pacing_of(2, 2, 8);
   EXPECT_EQ(stranded(pacing, 5, {}), 0u);
-  const auto one = [&](std::uint64_t step, std::vector<VersionStock> stock) { return stranded(pacing, step, stock); };
-  EXPECT_EQ(one(5, {{Version{3}, 0, 4}, {Version{5}, 8, 0}}), 4u);   // step 5 is the last one for version 3
-  EXPECT_EQ(one(5, {{Version{4}, 0, 4}, {Version{5}, 8, 0}}), 0u);   // they fit into step 6
-  EXPECT_EQ(one(5, {{Version{4}, 0, 12}, {Version{5}, 8, 0}}), 4u);  // 8 of them do
-  EXPECT_EQ(one(5, {{Version{4}, 8, 8}}), 0u);                       // the waiting ones go now
-  EXPECT_EQ(one(5, {{Version{3}, 12, 0}}), 0u);                      // nothing live to wait for
-  EXPECT_EQ(one(5, {{Version{9}, 8, 100}}), 52u);                    // 48 fit into steps 6 .. 11
-  EXPECT_EQ(one(5, {{Version{3}, 4, 4}, {Version{4}, 4, 8}}), 4u);
+  const auto stranded_of = [&](std::uint64_t step, std::vector<VersionStock> stock) {
+    return stranded(pacing, step, stock);
+  };
+  // Step 5 is the last one that can use version 3. A stock: version, waiting and live trajectories.
+  EXPECT_EQ(stranded_of(5, {{Version{3}, 0, 4}, {Version{5}, 8, 0}}), 4u);
+  EXPECT_EQ(stranded_of(5, {{Version{4}, 0, 4}, {Version{5}, 8, 0}}), 0u);   // they fit into step 6
+  EXPECT_EQ(stranded_of(5, {{Version{4}, 0, 12}, {Version{5}, 8, 0}}), 4u);  // 8 of them do
+  EXPECT_EQ(stranded_of(5, {{Version{4}, 8, 8}}), 0u);                       // the 8 that wait are trained on in step 5
+  EXPECT_EQ(stranded_of(5, {{Version{3}, 12, 0}}), 0u);                      // none is live
+  EXPECT_EQ(stranded_of(5, {{Version{9}, 8, 100}}), 52u);                    // 48 fit into steps 6 .. 11
+  EXPECT_EQ(stranded_of(5, {{Version{3}, 4, 4}, {Version{4}, 4, 8}}), 4u);
 }
 
 // The oldest data that pacing admits, by brute force. Every step grants as much as room() allows, with the newest
 // policy, `lag` steps behind its publication.
 std::uint32_t oldest_trained(std::uint32_t budget, std::uint32_t kappa, std::uint32_t lookahead, std::uint32_t lag) {
-  const Pacing pacing{{budget, 1, lookahead}, 4};
+  const Pacing pacing = pacing_of(budget, lookahead, 4);
   std::vector<std::uint64_t> versions;  // in the order granted, which is the order trained on
-  std::uint64_t worst = 0, trained = 0;
+  std::uint64_t staleness_max = 0, trained = 0;
   for (std::uint64_t step = 0; step < 60; ++step) {
-    const std::uint64_t seen = step > lag ? step - lag : 0;
+    const std::uint64_t lagging_step = step > lag ? step - lag : 0;
     const auto grant = [&](std::uint64_t version) {
       for (std::uint64_t n = room(pacing, step, Version{version}, versions.size() - trained); n > 0; --n)
         versions.push_back(version);
     };
-    grant(seen / kappa * kappa);
+    grant(lagging_step / kappa * kappa);
     grant(step / kappa * kappa);  // where S admits nothing older, workers wait for the newest
     EXPECT_GE(versions.size(), trained + 4) << "step " << step << " is not fed";
-    for (int i = 0; i < 4; ++i, ++trained) worst = std::max(worst, step - versions[trained]);
+    for (int i = 0; i < 4; ++i, ++trained) staleness_max = std::max(staleness_max, step - versions[trained]);
   }
-  return static_cast<std::uint32_t>(worst);
+  return static_cast<std::uint32_t>(staleness_max);
 }
 
 TEST(Pacing, TheWorstStalenessMatchesBruteForce) {
@@ -90,11 +100,12 @@ TEST(Pacing, TheWorstStalenessMatchesBruteForce) {
     for (std::uint32_t budget = staleness_budget_min(kappa); budget <= 9; ++budget)
       for (std::uint32_t lookahead = 0; lookahead <= budget; ++lookahead)
         for (std::uint32_t lag = 0; lag <= 3; ++lag) {
-          const std::uint32_t worst = staleness_worst(budget, kappa, lookahead, lag);
-          const std::uint32_t found = oldest_trained(budget, kappa, lookahead, lag);
-          ASSERT_LE(found, worst) << "S " << budget << ", kappa " << kappa << ", L " << lookahead << ", lag " << lag;
+          const std::uint32_t computed = staleness_worst(budget, kappa, lookahead, lag);
+          const std::uint32_t by_brute_force = oldest_trained(budget, kappa, lookahead, lag);
+          ASSERT_LE(by_brute_force, computed)
+              << "S " << budget << ", kappa " << kappa << ", L " << lookahead << ", lag " << lag;
           if (kappa > 1) continue;  // the lag need not fall on a publication
-          ASSERT_EQ(found, worst) << "S " << budget << ", L " << lookahead << ", lag " << lag;
+          ASSERT_EQ(by_brute_force, computed) << "S " << budget << ", L " << lookahead << ", lag " << lag;
         }
   EXPECT_EQ(staleness_worst(11, 1, 11, 0), 11u);  // a lookahead of S fills S
   EXPECT_EQ(staleness_worst(11, 1, 2, 0), 2u);
@@ -103,14 +114,16 @@ TEST(Pacing, TheWorstStalenessMatchesBruteForce) {
 }
 
 TEST(Pacing, ItIsKnownWhichOfTheTwoBinds) {
-  const Pacing pacing{{6, 1, 2}, 64, 100};
+  Pacing pacing = pacing_of(6, 2, 64);
+  pacing.steps_total = 100;
   EXPECT_EQ(limiting_bound(pacing, 10, Version{10}), Bound::kLookahead);  // 3 batches, where S allows 7
   EXPECT_EQ(limiting_bound(pacing, 10, Version{7}), Bound::kLookahead);   // where S allows 4
   EXPECT_EQ(limiting_bound(pacing, 10, Version{6}), Bound::kBudget);      // both allow 3
   EXPECT_EQ(limiting_bound(pacing, 10, Version{3}), Bound::kBudget);      // nothing that could be fresh enough
   EXPECT_EQ(limiting_bound(pacing, 98, Version{98}), std::nullopt);       // the run needs two more batches
   for (std::uint64_t age = 0; age <= 8; ++age)
-    EXPECT_EQ(limiting_bound({{6, 1, 6}, 64}, 10, Version{10 - age}), Bound::kBudget) << "a lookahead of S never binds";
+    EXPECT_EQ(limiting_bound(pacing_of(6, 6, 64), 10, Version{10 - age}), Bound::kBudget)
+        << "a lookahead of S never binds";
 }
 
 TEST(Pacing, AStepCountsOnceForEachBound) {
@@ -152,8 +165,12 @@ TEST(Lease, ANewcomerIsMeasuredByTheOthers) {
   EXPECT_EQ(patience_seconds(length, std::nullopt, {}, 7.0), 7);
   EXPECT_EQ(patience_seconds(length, 40.0, {}, 0.1), 1);
 
-  EXPECT_EQ(initial_group_allowance(length, {{6, 1, 2}, 2048, {}, 8}), 32u);
-  EXPECT_EQ(initial_group_allowance(length, {{2, 1, 1}, 4, {}, 2}), 1u);
+  Pacing pacing = pacing_of(6, 2, 2048);
+  pacing.group_size = 8;
+  EXPECT_EQ(initial_group_allowance(length, pacing), 32u);
+  pacing = pacing_of(2, 1, 4);
+  pacing.group_size = 2;
+  EXPECT_EQ(initial_group_allowance(length, pacing), 1u);
   EXPECT_EQ(group_allowance_after_results(32, 1), 33u);
   EXPECT_EQ(group_allowance_after_lapse(33), 16u);
   EXPECT_EQ(group_allowance_after_lapse(1), 1u);
@@ -177,7 +194,7 @@ TEST(Lease, OneRateDoesNotTakeEverything) {
 }
 
 TEST(Lease, LateWorkIsNotAskedFor) {
-  const Pacing pacing{{2, 1, 2}, 8};
+  const Pacing pacing = pacing_of(2, 2, 8);
   EXPECT_TRUE(can_finish_in_time(pacing, 5, Version{5}, 30, 10));  // steps 5, 6 and 7 may use it
   EXPECT_FALSE(can_finish_in_time(pacing, 5, Version{5}, 31, 10));
   EXPECT_TRUE(can_finish_in_time(pacing, 5, Version{4}, 20, 10));
@@ -201,23 +218,33 @@ TEST(Failure, TwoTriesOrFourLostWorkers) {
 }
 
 TEST(Acceptance, EveryReason) {
-  LeaseRecord lease{LeaseId{1}, GroupId{2}, WorkerId{3}, Version{4}, "d", 8, 100, 110, LeaseState::kLive};
-  const Claim good{WorkerId{3}, Version{4}, "d"};
-  EXPECT_EQ(refusal(lease, good, 105), std::nullopt);
-  EXPECT_EQ(refusal(lease, good, 110), std::nullopt);
-  EXPECT_EQ(refusal(lease, good, 110.001), "lease expired");
-  EXPECT_EQ(refusal(lease, good, std::numeric_limits<double>::quiet_NaN()), "lease expired");
-  EXPECT_EQ(refusal(std::nullopt, good, 105), "unknown lease");
-  EXPECT_EQ(refusal(lease, {WorkerId{9}, Version{4}, "d"}, 105), "lease of another worker");
-  EXPECT_EQ(refusal(lease, {WorkerId{3}, Version{5}, "d"}, 105), std::nullopt) << "fresher than was asked for";
-  EXPECT_EQ(refusal(lease, {WorkerId{3}, Version{3}, "d"}, 105), "wrong version");
-  EXPECT_EQ(refusal(lease, {WorkerId{3}, Version{4}, "D"}, 105), "wrong digest");
+  LeaseRecord lease{.id = LeaseId{1},
+                    .group = GroupId{2},
+                    .worker = WorkerId{3},
+                    .version = Version{4},
+                    .policy_digest = "d",
+                    .rollouts = 8,
+                    .granted_unix_s = 100,
+                    .expires_unix_s = 110,
+                    .state = LeaseState::kLive};
+  const Claim claim{.worker = WorkerId{3}, .version = Version{4}, .policy_digest = "d"};
+  EXPECT_EQ(refusal(lease, claim, 105), std::nullopt);
+  EXPECT_EQ(refusal(lease, claim, 110), std::nullopt);
+  EXPECT_EQ(refusal(lease, claim, 110.001), "lease expired");
+  EXPECT_EQ(refusal(lease, claim, std::numeric_limits<double>::quiet_NaN()), "lease expired");
+  EXPECT_EQ(refusal(std::nullopt, claim, 105), "unknown lease");
+  EXPECT_EQ(refusal(lease, {.worker = WorkerId{9}, .version = Version{4}, .policy_digest = "d"}, 105),
+            "lease of another worker");
+  EXPECT_EQ(refusal(lease, {.worker = WorkerId{3}, .version = Version{5}, .policy_digest = "d"}, 105), std::nullopt)
+      << "fresher than was asked for";
+  EXPECT_EQ(refusal(lease, {.worker = WorkerId{3}, .version = Version{3}, .policy_digest = "d"}, 105), "wrong version");
+  EXPECT_EQ(refusal(lease, {.worker = WorkerId{3}, .version = Version{4}, .policy_digest = "D"}, 105), "wrong digest");
   lease.state = LeaseState::kSettled;
-  EXPECT_EQ(refusal(lease, good, 105), "lease already settled");
+  EXPECT_EQ(refusal(lease, claim, 105), "lease already settled");
   lease.state = LeaseState::kExpired;
-  EXPECT_EQ(refusal(lease, good, 105), "lease expired");
+  EXPECT_EQ(refusal(lease, claim, 105), "lease expired");
   lease.state = LeaseState::kReleased;
-  EXPECT_EQ(refusal(lease, good, 105), "lease released");
+  EXPECT_EQ(refusal(lease, claim, 105), "lease released");
 }
 
 }  // namespace

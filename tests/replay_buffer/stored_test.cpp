@@ -14,57 +14,57 @@
 namespace echoline::replay_buffer {
 namespace {
 
-constexpr std::uint32_t kGroup = 3;
+constexpr std::uint32_t kGroupSize = 3, kBudget = 2;
 
-std::vector<StoredTrajectory> all_of(StoredBuffer& stored, std::uint64_t most = 0) {
-  std::vector<StoredTrajectory> all;
-  EXPECT_EQ(must(stored.each(most, [&](StoredTrajectory t) -> Status { return all.push_back(std::move(t)), ok(); })),
-            0u);
-  return all;
+std::vector<StoredTrajectory> read_all(StoredBuffer& stored, std::uint64_t newest_max = 0) {
+  std::vector<StoredTrajectory> read;
+  const auto keep = [&](StoredTrajectory trajectory) -> Status { return read.push_back(std::move(trajectory)), ok(); };
+  EXPECT_EQ(must(stored.each(newest_max, keep)), 0u);
+  return read;
 }
 
 TEST(Stored, HasAddedGroupsAndTheirFate) {
   const TemporaryFolder folder;
-  auto buffer = must(ReplayBuffer::open(folder.file(), options_for(kGroup, 2)));
-  for (std::uint64_t group : {7, 3, 5}) must(buffer->add(group_of(group, 1, kGroup)));
+  auto buffer = must(ReplayBuffer::open(folder.file(), options_for(kGroupSize, kBudget)));
+  for (std::uint64_t group : {7, 3, 5}) must(buffer->add(group_of(group, 1, kGroupSize)));
   must(buffer->consume(1, std::vector{GroupId{3}}));
-  const auto before = std::filesystem::file_size(folder.file());
+  const auto file_bytes_before = std::filesystem::file_size(folder.file());
   auto stored = must(StoredBuffer::open(folder.file()));
-  const auto all = all_of(*stored);
-  ASSERT_EQ(all.size(), 9u) << "of a learner that still has it open";
-  EXPECT_EQ(all[0].trajectory.group(), 3u);
-  EXPECT_EQ(all[0].trajectory.SerializeAsString(), group_of(3, 1, kGroup)[0].SerializeAsString());
-  EXPECT_EQ(all[0].consumed_step, 1u);
-  EXPECT_EQ(all[3].trajectory.group(), 5u);
-  EXPECT_FALSE(all[3].consumed_step);
-  EXPECT_EQ(all_of(*stored, 3).front().trajectory.group(), 5u) << "the newest";
+  const auto trajectories = read_all(*stored);
+  ASSERT_EQ(trajectories.size(), 9u) << "the learner still has the file open";
+  EXPECT_EQ(trajectories[0].trajectory.group(), 3u);
+  EXPECT_EQ(trajectories[0].trajectory.SerializeAsString(), group_of(3, 1, kGroupSize)[0].SerializeAsString());
+  EXPECT_EQ(trajectories[0].consumed_step, 1u);
+  EXPECT_EQ(trajectories[3].trajectory.group(), 5u);
+  EXPECT_FALSE(trajectories[3].consumed_step);
+  EXPECT_EQ(read_all(*stored, 3).front().trajectory.group(), 5u) << "the newest";
   must(buffer->prune(5));
   const StoredCounts counts = must(must(StoredBuffer::open(folder.file()))->counts());
   EXPECT_EQ(counts.trajectories, 6u);
   EXPECT_EQ(counts.pruned, 3u);
-  EXPECT_EQ(counts.group_size, kGroup);
-  EXPECT_EQ(all_of(*stored).size(), 9u) << "an open reader keeps its view";
-  EXPECT_GE(std::filesystem::file_size(folder.file()), before);
+  EXPECT_EQ(counts.group_size, kGroupSize);
+  EXPECT_EQ(read_all(*stored).size(), 9u) << "an open reader keeps its view";
+  EXPECT_GE(std::filesystem::file_size(folder.file()), file_bytes_before);
 }
 
 TEST(Stored, LeavesNothingBehindAndChangesNothing) {
   const TemporaryFolder folder;
   const auto scratch = folder.file().parent_path() / "scratch";
   std::filesystem::create_directories(scratch);
-  must(must(ReplayBuffer::open(folder.file(), options_for(kGroup, 2)))->add(group_of(1, 1, kGroup)));
-  const auto text = [&] {
+  must(must(ReplayBuffer::open(folder.file(), options_for(kGroupSize, kBudget)))->add(group_of(1, 1, kGroupSize)));
+  const auto read_file = [&] {
     std::stringstream bytes;
     bytes << std::ifstream(folder.file(), std::ios::binary).rdbuf();
     return bytes.str();
   };
-  const std::string before = text();
+  const std::string content_before = read_file();
   {
     const auto stored = must(StoredBuffer::open(folder.file(), scratch));
-    EXPECT_TRUE(std::filesystem::is_empty(scratch)) << "however the reader ends";
-    EXPECT_EQ(all_of(*stored).size(), 3u);
+    EXPECT_TRUE(std::filesystem::is_empty(scratch)) << "so nothing is left, however the reader ends";
+    EXPECT_EQ(read_all(*stored).size(), 3u);
   }
   EXPECT_TRUE(std::filesystem::is_empty(scratch));
-  EXPECT_EQ(text(), before);
+  EXPECT_EQ(read_file(), content_before);
 }
 
 TEST(Stored, RefusesOtherFiles) {
@@ -78,17 +78,18 @@ TEST(Stored, RefusesOtherFiles) {
 // writer killed.
 TEST(Stored, HoldsWholeTransactionsWhileALearnerWrites) {
   const TemporaryFolder folder;
-  { must(ReplayBuffer::open(folder.file(), options_for(kGroup, 2))); }
+  { must(ReplayBuffer::open(folder.file(), options_for(kGroupSize, kBudget))); }
   const pid_t writer = ::fork();
   if (writer == 0) {
-    auto buffer = must(ReplayBuffer::open(folder.file(), options_for(kGroup, 2)));
+    auto buffer = must(ReplayBuffer::open(folder.file(), options_for(kGroupSize, kBudget)));
     for (std::uint64_t group = 0;; ++group) {
-      auto trajectories = group_of(group, 1, kGroup);
-      for (auto& t : trajectories) t.set_text(std::string(5'000, static_cast<char>('a' + group % 26)));
+      auto trajectories = group_of(group, 1, kGroupSize);
+      for (auto& trajectory : trajectories)
+        trajectory.set_text(std::string(5'000, static_cast<char>('a' + group % 26)));
       if (!buffer->add(trajectories)) ::_exit(1);
     }
   }
-  std::size_t last = 0, copies = 0;
+  std::size_t trajectories_before = 0, copies = 0;
   std::set<std::string> logs;  // by their salts
   while ((copies < 5 || logs.size() < 3) && copies < 500) {
     std::array<char, 32> header{};
@@ -99,19 +100,19 @@ TEST(Stored, HoldsWholeTransactionsWhileALearnerWrites) {
       EXPECT_EQ(stored.error().code, Code::kUnavailable) << stored.error().message();
       continue;
     }
-    const auto all = all_of(**stored);
-    EXPECT_EQ(all.size() % kGroup, 0u) << "groups are added in one transaction";
-    EXPECT_GE(all.size(), last);
-    for (const StoredTrajectory& t : all)
-      EXPECT_EQ(t.trajectory.text(), std::string(5'000, static_cast<char>('a' + t.trajectory.group() % 26)));
-    last = all.size();
+    const auto read = read_all(**stored);
+    EXPECT_EQ(read.size() % kGroupSize, 0u) << "groups are added in one transaction";
+    EXPECT_GE(read.size(), trajectories_before);
+    for (const StoredTrajectory& one : read)
+      EXPECT_EQ(one.trajectory.text(), std::string(5'000, static_cast<char>('a' + one.trajectory.group() % 26)));
+    trajectories_before = read.size();
     ++copies;
   }
   ::kill(writer, SIGKILL);
   int status = 0;
   ::waitpid(writer, &status, 0);
   EXPECT_TRUE(WIFSIGNALED(status));
-  EXPECT_GE(all_of(*must(StoredBuffer::open(folder.file()))).size(), last);
+  EXPECT_GE(read_all(*must(StoredBuffer::open(folder.file()))).size(), trajectories_before);
 }
 
 }  // namespace
