@@ -1,4 +1,4 @@
-// A bounded queue between threads. If it is full, producers wait or are refused; consumers wait with a deadline.
+// A bounded queue between threads. try_push() fails if it is full; pop() waits for an item up to a limit.
 #pragma once
 #include <chrono>
 #include <condition_variable>

@@ -19,19 +19,20 @@ Result<ChildProcess> ChildProcess::start(const std::vector<std::string>& argv, b
   std::vector<char*> arguments;
   for (const std::string& a : argv) arguments.push_back(const_cast<char*>(a.c_str()));
   arguments.push_back(nullptr);
+  constexpr int kCannotStart = 127;  // the exit status that shells use for it
   const pid_t parent = ::getpid();
   const pid_t pid = ::fork();
   if (pid < 0) return fail(Code::kIo, "start process", "fork: {}", std::strerror(errno));
   if (pid == 0) {     // only async-signal-safe calls until exec
     ::setpgid(0, 0);  // so that Ctrl-C reaches only the parent
     ::prctl(PR_SET_PDEATHSIG, SIGTERM);
-    if (::getppid() != parent) ::_exit(127);
+    if (::getppid() != parent) ::_exit(kCannotStart);  // the parent died before prctl()
     const int null = ::open("/dev/null", O_RDWR);
     ::dup2(null, STDIN_FILENO);
     if (!shares_stdout) ::dup2(null, STDOUT_FILENO);
     ::dup2(pipe_ends[1], STDERR_FILENO);
     ::execv(arguments[0], arguments.data());
-    ::_exit(127);
+    ::_exit(kCannotStart);
   }
   ::close(pipe_ends[1]);
   ::fcntl(pipe_ends[0], F_SETFL, O_NONBLOCK);
@@ -40,7 +41,7 @@ Result<ChildProcess> ChildProcess::start(const std::vector<std::string>& argv, b
 
 ChildProcess::ChildProcess(ChildProcess&& other) noexcept
     : pid_(std::exchange(other.pid_, -1)),
-      output_(std::exchange(other.output_, -1)),
+      stderr_fd_(std::exchange(other.stderr_fd_, -1)),
       partial_(std::move(other.partial_)) {}
 
 ChildProcess::~ChildProcess() {
@@ -48,24 +49,24 @@ ChildProcess::~ChildProcess() {
     ::kill(pid_, SIGKILL);
     ::waitpid(pid_, nullptr, 0);
   }
-  if (output_ >= 0) ::close(output_);
+  if (stderr_fd_ >= 0) ::close(stderr_fd_);
 }
 
 void ChildProcess::signal(int number) {
   if (pid_ > 0) ::kill(pid_, number);
 }
 
-std::optional<ProcessEnd> ChildProcess::pump(Duration wait, const std::function<void(const std::string&)>& line) {
-  pollfd output{output_, POLLIN, 0};
+std::optional<ProcessEnd> ChildProcess::pump(Duration wait, const std::function<void(const std::string&)>& on_line) {
+  pollfd output{stderr_fd_, POLLIN, 0};
   ::poll(&output, 1, static_cast<int>(std::chrono::duration_cast<std::chrono::milliseconds>(wait).count()));
   const auto drain = [&] {
     char block[4096];
     for (;;) {
-      const ssize_t n = ::read(output_, block, sizeof block);
+      const ssize_t n = ::read(stderr_fd_, block, sizeof block);
       if (n <= 0) break;
       partial_.append(block, static_cast<std::size_t>(n));
       for (std::size_t end; (end = partial_.find('\n')) != std::string::npos; partial_.erase(0, end + 1))
-        line(partial_.substr(0, end));
+        on_line(partial_.substr(0, end));
     }
   };
   drain();
@@ -73,7 +74,7 @@ std::optional<ProcessEnd> ChildProcess::pump(Duration wait, const std::function<
   if (pid_ <= 0 || ::waitpid(pid_, &status, WNOHANG) != pid_) return std::nullopt;
   pid_ = -1;
   drain();
-  if (!partial_.empty()) line(std::exchange(partial_, ""));
+  if (!partial_.empty()) on_line(std::exchange(partial_, ""));
   ProcessEnd end;
   if (WIFSIGNALED(status))
     end.signal = WTERMSIG(status);

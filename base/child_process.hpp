@@ -28,13 +28,13 @@ class ChildProcess {
   ~ChildProcess();  // kills a running child
 
   // Waits up to `wait` for output and passes complete lines on. Returns how the child ended, after all its output.
-  std::optional<ProcessEnd> pump(Duration wait, const std::function<void(const std::string&)>& line);
+  std::optional<ProcessEnd> pump(Duration wait, const std::function<void(const std::string&)>& on_line);
   void signal(int number);
 
  private:
-  ChildProcess(pid_t pid, int output) : pid_(pid), output_(output) {}
+  ChildProcess(pid_t pid, int stderr_fd) : pid_(pid), stderr_fd_(stderr_fd) {}
   pid_t pid_ = -1;
-  int output_ = -1;      // descriptor of the child's stderr
+  int stderr_fd_ = -1;   // descriptor of the child's stderr
   std::string partial_;  // output after the last line break
 };
 

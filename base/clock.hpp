@@ -1,4 +1,5 @@
-// Clocks. Cores receive a TimePoint as an argument; drivers own a Clock.
+// Clocks. Cores, which only decide, receive a TimePoint as an argument. Drivers, which use threads and sockets, own a
+// Clock.
 #pragma once
 #include <chrono>
 
@@ -39,11 +40,12 @@ class SystemClock final : public Clock {
 class ManualClock final : public Clock {
  public:
   TimePoint now() const override { return now_; }
-  double unix_seconds() const override { return 1.7e9 + seconds(now_.time_since_epoch()); }
+  double unix_seconds() const override { return kUnixSecondsAtStart + seconds(now_.time_since_epoch()); }
   void advance(Duration d) { now_ += d; }
   void set(TimePoint t) { now_ = t; }
 
  private:
+  static constexpr double kUnixSecondsAtStart = 1.7e9;  // in November 2023
   TimePoint now_{};
 };
 

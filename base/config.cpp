@@ -1,4 +1,5 @@
-// The reader of run files: every folder's read() functions call it.
+// The reader of run files: every folder's read() functions call it. It also records what was read, for the reference
+// and for the resolved form, which is the configuration with all defaults.
 #include "base/config.hpp"
 
 #include <algorithm>
@@ -20,7 +21,7 @@ struct ConfigSectionState {
     std::optional<ConfigNode> value;  // the value that was read, or the default
     ConfigDoc doc;
     std::string type, range, default_text;
-    std::string least, most;
+    std::string min_text, max_text;  // bounds of a number
     std::vector<std::string> choices;
     bool required = false;
   };
@@ -28,7 +29,7 @@ struct ConfigSectionState {
   struct ReadKey {
     std::string key;
     std::vector<std::unique_ptr<ConfigSectionState>> sections;
-    bool list = false;  // `sections` are the elements of a list; false: one nested mapping
+    bool is_list = false;  // `sections` are the elements of a list; false: one nested mapping
     std::unique_ptr<KeyDescription> description = {};
   };
 
@@ -37,7 +38,7 @@ struct ConfigSectionState {
   ConfigPlace place;
   std::string path;
   std::vector<ReadKey> read_keys;
-  std::vector<std::string> keys_tested;  // by has(): their presence has a meaning for the caller
+  std::vector<std::string> keys_tested;  // keys that has() tested, so their presence has a meaning for the caller
 
   // The dotted path of a key; for "", of the section.
   std::string dotted_path(std::string_view key) const {
@@ -66,32 +67,32 @@ struct ConfigSectionState {
 
 struct ConfigState {
   std::string name;
-  std::filesystem::path folder;  // of the loaded file; empty for a text
-  bool blank = false;            // of ConfigFile::blank(), for the reference: every list gets one element
-  bool data = false;             // a data file, not a run file: keys() and resolved() are not available
+  std::filesystem::path folder;  // the folder of the loaded file; empty for a text
+  bool is_blank = false;         // made by ConfigFile::blank(), for the reference: every list gets one element
+  bool is_data_file = false;     // not a run file: keys() and resolved() are not available
   ConfigNode root;
-  std::vector<std::string> set_keys;  // of the --set overrides; source n of a position is set_keys[n - 1]
+  std::vector<std::string> set_keys;  // the keys of --set; source n of a position is set_keys[n - 1]
   std::vector<ConfigProblem> problems;
   std::unique_ptr<ConfigSectionState> root_section;
 
-  void problem(const ConfigPlace& place, const std::string& path, std::string_view message) {
-    // line() names the key of a --set override itself.
+  void add_problem(const ConfigPlace& place, const std::string& path, std::string_view message) {
+    // problem_line() names the key of a --set override itself.
     const bool is_set_key = place.source > 0 && set_keys[place.source - 1] == path;
     problems.push_back(
         {place, path.empty() || is_set_key ? std::string(message) : fmt::format("{}: {}", path, message)});
   }
 
   // The problem with its place, as users see it.
-  std::string line(const ConfigProblem& p) const {
+  std::string problem_line(const ConfigProblem& p) const {
     if (p.place.source > 0) return fmt::format("--set {}: {}", set_keys[p.place.source - 1], p.message);
     return fmt::format("{}:{}:{}: {}", name, p.place.line, p.place.column, p.message);
   }
 
   Error error(std::vector<ConfigProblem> list) const {
     std::stable_sort(list.begin(), list.end(), [](const auto& a, const auto& b) { return a.place < b.place; });
-    std::string text;
-    for (const ConfigProblem& p : list) text += (text.empty() ? "" : "\n") + line(p);
-    return Error{Code::kInvalid, "", text};
+    std::string lines;
+    for (const ConfigProblem& p : list) lines += (lines.empty() ? "" : "\n") + problem_line(p);
+    return Error{Code::kInvalid, "", lines};
   }
 };
 
@@ -111,7 +112,8 @@ std::string describe(const ConfigNode& node) {
   return "";
 }
 
-Error expected(std::string_view what, const ConfigNode& node) {
+// The error for a value that is not what its reader expected.
+Error mismatch_error(std::string_view what, const ConfigNode& node) {
   return Error{Code::kInvalid, "", fmt::format("expected {}, found {}", what, describe(node))};
 }
 
@@ -122,7 +124,8 @@ struct ExactUnit {
   const char* name;
 };
 
-std::string exact_units(std::uint64_t count, std::initializer_list<ExactUnit> units) {
+// The count in the largest unit that divides it, so that the text parses to the same count.
+std::string in_largest_exact_unit(std::uint64_t count, std::initializer_list<ExactUnit> units) {
   const char* smallest = "";
   for (const ExactUnit& unit : units) {
     if (count > 0 && count % unit.factor == 0) return fmt::format("{} {}", count / unit.factor, unit.name);
@@ -139,21 +142,21 @@ std::string exact_text(const std::string& v) { return v; }
 std::string exact_text(const std::filesystem::path& v) { return v.string(); }
 std::string exact_text(Duration v) {
   if (v.count() <= 0) return fmt::format("{} s", seconds(v));
-  return exact_units(static_cast<std::uint64_t>(v.count()), {{3'600'000'000'000, "h"},
-                                                             {60'000'000'000, "min"},
-                                                             {1'000'000'000, "s"},
-                                                             {1'000'000, "ms"},
-                                                             {1'000, "us"},
-                                                             {1, "ns"}});
+  return in_largest_exact_unit(static_cast<std::uint64_t>(v.count()), {{3'600'000'000'000, "h"},
+                                                                       {60'000'000'000, "min"},
+                                                                       {1'000'000'000, "s"},
+                                                                       {1'000'000, "ms"},
+                                                                       {1'000, "us"},
+                                                                       {1, "ns"}});
 }
 std::string exact_text(Bytes v) {
-  return exact_units(v.count, {{1ull << 30, "GiB"},
-                               {1'000'000'000, "GB"},
-                               {1ull << 20, "MiB"},
-                               {1'000'000, "MB"},
-                               {1ull << 10, "KiB"},
-                               {1'000, "kB"},
-                               {1, "B"}});
+  return in_largest_exact_unit(v.count, {{1ull << 30, "GiB"},
+                                         {1'000'000'000, "GB"},
+                                         {1ull << 20, "MiB"},
+                                         {1'000'000, "MB"},
+                                         {1ull << 10, "KiB"},
+                                         {1'000, "kB"},
+                                         {1, "B"}});
 }
 std::string exact_text(BitRate v) {
   constexpr std::pair<double, const char*> kUnits[] = {{1e9, "Gbit/s"}, {1e6, "Mbit/s"}, {1e3, "kbit/s"}};
@@ -165,7 +168,7 @@ std::string exact_text(BitRate v) {
 
 Status convert(const ConfigNode& node, bool& value) {
   if (node.kind != Kind::kScalar || node.quoted || (node.text != "true" && node.text != "false"))
-    return expected("true or false", node);
+    return mismatch_error("true or false", node);
   value = node.text == "true";
   return ok();
 }
@@ -174,14 +177,15 @@ template <std::integral T>
 Status convert(const ConfigNode& node, T& value) {
   using Wide = std::conditional_t<std::is_signed_v<T>, std::int64_t, std::uint64_t>;
   Wide wide = 0;
-  if (node.kind != Kind::kScalar || node.quoted || !parse_whole(node.text, wide) || !std::in_range<T>(wide))
-    return expected("a whole number", node);
+  if (node.kind != Kind::kScalar || node.quoted || !parse_integer(node.text, wide) || !std::in_range<T>(wide))
+    return mismatch_error("a whole number", node);
   value = static_cast<T>(wide);
   return ok();
 }
 
 Status convert(const ConfigNode& node, double& value) {
-  if (node.kind != Kind::kScalar || node.quoted || !parse_decimal(node.text, value)) return expected("a number", node);
+  if (node.kind != Kind::kScalar || node.quoted || !parse_decimal(node.text, value))
+    return mismatch_error("a number", node);
   return ok();
 }
 
@@ -197,13 +201,13 @@ Status convert(const ConfigNode& node, Bytes& value) { return convert_units(node
 Status convert(const ConfigNode& node, BitRate& value) { return convert_units(node, value, parse_bit_rate); }
 
 Status convert(const ConfigNode& node, std::string& value) {
-  if (node.kind != Kind::kScalar) return expected("text", node);
+  if (node.kind != Kind::kScalar) return mismatch_error("text", node);
   value = node.text;
   return ok();
 }
 
 Status convert(const ConfigNode& node, std::filesystem::path& value) {
-  if (node.kind != Kind::kScalar || node.text.empty()) return expected("a path", node);
+  if (node.kind != Kind::kScalar || node.text.empty()) return mismatch_error("a path", node);
   value = node.text;
   return ok();
 }
@@ -284,7 +288,7 @@ std::string number_problem(const ConfigNode& node, const Limits<T>& limits, cons
   const std::string range = range_text(bounds);
   if (range.empty()) return why;
   if constexpr (!std::is_arithmetic_v<T>) return why + "; expected " + range;
-  return expected("a " + type_name<T>() + (bounds.min && bounds.max ? " from " : ", ") + range, node).detail;
+  return mismatch_error("a " + type_name<T>() + (bounds.min && bounds.max ? " from " : ", ") + range, node).detail;
 }
 
 // An absolute path; a relative one refers to the folder of its value.
@@ -293,14 +297,18 @@ std::filesystem::path absolute_path(const std::filesystem::path& path, const std
 }
 
 // The state of a nested section. A section that is not a mapping is a problem and then counts as absent.
-std::unique_ptr<ConfigSectionState> make_section(ConfigState& file, const ConfigNode* node, const ConfigPlace& fallback,
-                                                 std::string path) {
+std::unique_ptr<ConfigSectionState> make_section(ConfigState& file, const ConfigNode* node,
+                                                 const ConfigPlace& place_if_absent, std::string path) {
   if (node && node->kind != Kind::kMapping) {
-    file.problem(node->place, path, fmt::format("expected a mapping, found {}", describe(*node)));
+    file.add_problem(node->place, path, fmt::format("expected a mapping, found {}", describe(*node)));
     node = nullptr;
   }
-  return std::make_unique<ConfigSectionState>(
-      ConfigSectionState{&file, node, node ? node->place : fallback, std::move(path), {}, {}});
+  return std::make_unique<ConfigSectionState>(ConfigSectionState{.file = &file,
+                                                                 .node = node,
+                                                                 .place = node ? node->place : place_if_absent,
+                                                                 .path = std::move(path),
+                                                                 .read_keys = {},
+                                                                 .keys_tested = {}});
 }
 
 void find_unknown_keys(const ConfigSectionState& section, std::vector<ConfigProblem>& problems) {
@@ -308,10 +316,10 @@ void find_unknown_keys(const ConfigSectionState& section, std::vector<ConfigProb
     const std::string& key = section.node->keys[i];
     const auto is_key = [&](const auto& read_key) { return read_key.key == key; };
     if (std::any_of(section.read_keys.begin(), section.read_keys.end(), is_key)) continue;
-    std::vector<std::string> known;
-    for (const auto& read_key : section.read_keys) known.push_back(read_key.key);
+    std::vector<std::string> known_keys;
+    for (const auto& read_key : section.read_keys) known_keys.push_back(read_key.key);
     problems.push_back({section.node->key_places[i],
-                        fmt::format("unknown key '{}'{}", section.dotted_path(key), did_you_mean(key, known))});
+                        fmt::format("unknown key '{}'{}", section.dotted_path(key), did_you_mean(key, known_keys))});
   }
   for (const auto& read_key : section.read_keys)
     for (const auto& child : read_key.sections) find_unknown_keys(*child, problems);
@@ -327,7 +335,7 @@ ConfigNode resolve(const ConfigSectionState& section) {
     if (!section.find(read_key.key) &&
         std::find(keys_tested.begin(), keys_tested.end(), read_key.key) != keys_tested.end())
       continue;
-    if (read_key.list) {
+    if (read_key.is_list) {
       value.kind = Kind::kSequence;
       for (const auto& child : read_key.sections) value.children.push_back(resolve(*child));
     } else if (!read_key.sections.empty()) {
@@ -354,10 +362,19 @@ void collect_keys(const ConfigSectionState& section, std::vector<ConfigKey>& key
     const bool is_tested =
         std::find(section.keys_tested.begin(), section.keys_tested.end(), read_key->key) != section.keys_tested.end();
     const bool is_default_in_words = !description.doc.default_words.empty();
-    keys.push_back({section.dotted_path(read_key->key), description.type, description.range,
-                    is_default_in_words ? std::string(description.doc.default_words) : description.default_text,
-                    std::string(description.doc.meaning), "", description.required, !is_default_in_words, is_tested,
-                    description.least, description.most, description.choices});
+    keys.push_back(
+        {.path = section.dotted_path(read_key->key),
+         .type = description.type,
+         .range = description.range,
+         .default_text = is_default_in_words ? std::string(description.doc.default_words) : description.default_text,
+         .meaning = std::string(description.doc.meaning),
+         .when = "",
+         .required = description.required,
+         .default_is_literal = !is_default_in_words,
+         .optional_section = is_tested,
+         .min_text = description.min_text,
+         .max_text = description.max_text,
+         .choices = description.choices});
     for (const auto& child : read_key->sections) collect_keys(*child, keys);
   }
 }
@@ -387,18 +404,18 @@ std::vector<ConfigSection> ConfigSection::sections(std::string_view key, ConfigD
   auto& entry = state_->read_key(key);
   const ConfigNode* node = state_->find(key);
   if (node && node->kind != Kind::kSequence) {
-    state_->file->problem(node->place, state_->dotted_path(key),
-                          fmt::format("expected a list, found {}", describe(*node)));
+    state_->file->add_problem(node->place, state_->dotted_path(key),
+                              fmt::format("expected a list, found {}", describe(*node)));
     node = nullptr;
   }
-  if (!entry.list) {
-    entry.list = true;
+  if (!entry.is_list) {
+    entry.is_list = true;
     state_->describe_key(key).type = "list";
     state_->describe_key(key).doc = doc;
     for (std::size_t i = 0; node && i < node->children.size(); ++i)
       entry.sections.push_back(make_section(*state_->file, &node->children[i], node->children[i].place,
                                             fmt::format("{}[{}]", state_->dotted_path(key), i)));
-    if (state_->file->blank)
+    if (state_->file->is_blank)
       entry.sections.push_back(make_section(*state_->file, nullptr, state_->place, state_->dotted_path(key) + "[]"));
   }
   std::vector<ConfigSection> out;
@@ -409,7 +426,7 @@ std::vector<ConfigSection> ConfigSection::sections(std::string_view key, ConfigD
 const ConfigNode* ConfigSection::find_value(std::string_view key, Absent absent, const ConfigDoc& doc, std::string type,
                                             std::string range) {
   state_->read_key(key);
-  if (!state_->file->data) {
+  if (!state_->file->is_data_file) {
     auto& description = state_->describe_key(key);
     description.required = absent == Absent::kError;
     description.doc = doc;
@@ -418,7 +435,7 @@ const ConfigNode* ConfigSection::find_value(std::string_view key, Absent absent,
   }
   const ConfigNode* node = state_->find(key);
   if (!node && absent == Absent::kError)
-    state_->file->problem(state_->place, "", fmt::format("missing required key '{}'", state_->dotted_path(key)));
+    state_->file->add_problem(state_->place, "", fmt::format("missing required key '{}'", state_->dotted_path(key)));
   return node;
 }
 
@@ -426,14 +443,14 @@ template <class T>
 bool ConfigSection::read_number(std::string_view key, T& value, const Limits<T>& limits, Absent absent,
                                 const ConfigDoc& doc) {
   bool valid = false;
-  Limits<T> documented = limits;
-  if (std::is_unsigned_v<T> && !documented.min) documented.min = T{};
+  Limits<T> documented_limits = limits;
+  if (std::is_unsigned_v<T> && !documented_limits.min) documented_limits.min = T{};
   const bool may_be_auto = absent == Absent::kAuto;
   const ConfigNode* node = find_value(key, absent, doc, type_name<T>() + (may_be_auto ? " or auto" : ""),
-                                      state_->file->data ? "" : range_text(documented));
-  if (!state_->file->data) {
-    if (documented.min) state_->describe_key(key).least = resolved_node(*documented.min).text;
-    if (documented.max) state_->describe_key(key).most = resolved_node(*documented.max).text;
+                                      state_->file->is_data_file ? "" : range_text(documented_limits));
+  if (!state_->file->is_data_file) {
+    if (documented_limits.min) state_->describe_key(key).min_text = resolved_node(*documented_limits.min).text;
+    if (documented_limits.max) state_->describe_key(key).max_text = resolved_node(*documented_limits.max).text;
   }
   if (may_be_auto && node && node->kind == Kind::kScalar && node->text == kAuto) node = nullptr;
   if (node) {
@@ -442,13 +459,13 @@ bool ConfigSection::read_number(std::string_view key, T& value, const Limits<T>&
     if (Status status = convert(*node, parsed); !status) {
       error(key, number_problem(*node, limits, status.error().detail) + or_auto);
     } else if ((limits.min && parsed < *limits.min) || (limits.max && parsed > *limits.max)) {
-      error(key, expected(range_text(limits), *node).detail + or_auto);
+      error(key, mismatch_error(range_text(limits), *node).detail + or_auto);
     } else {
       value = parsed;
       valid = true;
     }
   }
-  if (state_->file->data) return valid;
+  if (state_->file->is_data_file) return valid;
   if (may_be_auto) {
     state_->describe_key(key).value = valid ? resolved_node(value) : scalar_node(kAuto, true);
     state_->describe_key(key).default_text = kAuto;
@@ -462,8 +479,8 @@ bool ConfigSection::read_number(std::string_view key, T& value, const Limits<T>&
 template <class T>
 bool ConfigSection::read_text(std::string_view key, T& value, Absent absent, const ConfigDoc& doc) {
   bool valid = false;
-  if (absent == Absent::kDefault && !state_->file->data) {
-    std::string text = to_json(resolved_node(value));  // which is valid YAML
+  if (absent == Absent::kDefault && !state_->file->is_data_file) {
+    std::string text = to_json(resolved_node(value));  // JSON is valid YAML
     if constexpr (kIsText<T>) {
       const bool needs_no_quotes = std::all_of(text.begin() + 1, text.end() - 1, [](char c) {
         return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') || c == '.' || c == '/';
@@ -472,18 +489,18 @@ bool ConfigSection::read_text(std::string_view key, T& value, Absent absent, con
     }
     state_->describe_key(key).default_text = text;
   }
-  std::filesystem::path folder;
+  std::filesystem::path folder;  // stays empty, the working directory, for a --set value or a default
   if (const ConfigNode* node = find_value(key, absent, doc, type_name<T>(), "")) {
     const auto read_one = [&](const ConfigNode& value_node, auto& item) {
       const Status status = convert(value_node, item);
-      if (!status) state_->file->problem(value_node.place, state_->dotted_path(key), status.error().detail);
+      if (!status) state_->file->add_problem(value_node.place, state_->dotted_path(key), status.error().detail);
       return status.has_value();
     };
     T parsed{};
     if constexpr (!kIsList<T>) {
       valid = read_one(*node, parsed);
     } else if (node->kind != Kind::kSequence) {
-      error(key, expected("a list", *node).detail);
+      error(key, mismatch_error("a list", *node).detail);
     } else {
       valid = true;
       for (const ConfigNode& child : node->children) {
@@ -499,10 +516,10 @@ bool ConfigSection::read_text(std::string_view key, T& value, Absent absent, con
       }
     }
     if (valid) value = std::move(parsed);
-    if (valid && node->place.source == 0) folder = state_->file->folder;
+    if (valid && node->place.source == kFileSource) folder = state_->file->folder;
   }
   if constexpr (std::same_as<T, std::filesystem::path>) value = absolute_path(value, folder);
-  if (!state_->file->data && (valid || absent != Absent::kNothing))
+  if (!state_->file->is_data_file && (valid || absent != Absent::kNothing))
     state_->describe_key(key).value = resolved_node(value);
   return valid;
 }
@@ -511,15 +528,15 @@ std::optional<std::size_t> ConfigSection::choose_index(std::string_view key, con
                                                        const std::string& current, Absent absent,
                                                        const ConfigDoc& doc) {
   std::optional<std::size_t> chosen;
-  const std::string list = fmt::format("{}", fmt::join(names, ", "));
-  if (const ConfigNode* node = find_value(key, absent, doc, "choice", list)) {
+  const std::string names_text = fmt::format("{}", fmt::join(names, ", "));
+  if (const ConfigNode* node = find_value(key, absent, doc, "choice", names_text)) {
     const auto it = node->kind == Kind::kScalar ? std::find(names.begin(), names.end(), node->text) : names.end();
     if (it != names.end())
       chosen = static_cast<std::size_t>(it - names.begin());
     else
-      error(key, expected("one of " + list, *node).detail + did_you_mean(node->text, names));
+      error(key, mismatch_error("one of " + names_text, *node).detail + did_you_mean(node->text, names));
   }
-  if (state_->file->data) return chosen;
+  if (state_->file->is_data_file) return chosen;
   state_->describe_key(key).choices = names;
   const std::string& name = chosen ? names[*chosen] : current;
   if (!name.empty()) state_->describe_key(key).value = scalar_node(name, true);
@@ -538,7 +555,7 @@ std::string ConfigSection::resolved_json() const { return to_json(resolve(*state
 
 void ConfigSection::error(std::string_view key, std::string_view message) {
   const ConfigNode* node = state_->find(key);
-  state_->file->problem(node ? node->place : state_->place, state_->dotted_path(key), message);
+  state_->file->add_problem(node ? node->place : state_->place, state_->dotted_path(key), message);
 }
 
 #define ECHOLINE_NUMBER(T) \
@@ -574,18 +591,18 @@ Result<ConfigFile> ConfigFile::load(const std::filesystem::path& path) {
 }
 
 Result<ConfigFile> ConfigFile::parse(std::string_view text, std::string name) {
-  return parse_as(text, std::move(name), false);
+  return parse_as(text, std::move(name), /*is_data_file=*/false);
 }
 
 Result<ConfigFile> ConfigFile::parse_yaml_data(std::string_view text, std::string name) {
-  return parse_as(text, std::move(name), true);
+  return parse_as(text, std::move(name), /*is_data_file=*/true);
 }
 
-Result<ConfigFile> ConfigFile::parse_as(std::string_view text, std::string name, bool data) {
+Result<ConfigFile> ConfigFile::parse_as(std::string_view text, std::string name, bool is_data_file) {
   auto state = std::make_unique<ConfigState>();
   state->name = std::move(name);
-  state->data = data;
-  if (!parse_yaml(text, 0, state->root, state->problems, data)) return state->error(state->problems);
+  state->is_data_file = is_data_file;
+  if (!parse_yaml(text, kFileSource, state->root, state->problems, is_data_file)) return state->error(state->problems);
   if (state->root.kind == Kind::kNull) {
     state->root.kind = Kind::kMapping;  // an empty file sets nothing
     state->root.place = {};
@@ -599,8 +616,8 @@ Result<ConfigFile> ConfigFile::parse_as(std::string_view text, std::string name,
 Result<ConfigFile> ConfigFile::parse_json(std::string_view text, std::string name) {
   auto state = std::make_unique<ConfigState>();
   state->name = std::move(name);
-  state->data = true;
-  if (!echoline::parse_json(text, 0, state->root, state->problems)) return state->error(state->problems);
+  state->is_data_file = true;
+  if (!echoline::parse_json(text, kFileSource, state->root, state->problems)) return state->error(state->problems);
   if (state->root.kind != Kind::kMapping)
     return state->error({{state->root.place, fmt::format("expected an object, found {}", describe(state->root))}});
   return ConfigFile(std::move(state));
@@ -608,7 +625,7 @@ Result<ConfigFile> ConfigFile::parse_json(std::string_view text, std::string nam
 
 ConfigFile ConfigFile::blank() {
   auto state = std::make_unique<ConfigState>();
-  state->blank = true;
+  state->is_blank = true;
   state->root.kind = Kind::kMapping;
   return ConfigFile(std::move(state));
 }

@@ -11,8 +11,8 @@
 // The reader is also the documentation: run on ConfigFile::blank(), it records every key with its type, range, default
 // and meaning (base/config_reference.hpp turns them into pages).
 //
-// Reads never fail at once: they record the problem and leave the value unchanged; finish() reports all problems. A key
-// that was never read is an error too, so every key must be read, even if another key makes it irrelevant. Not
+// A read does not fail at once. It records the problem and leaves the value unchanged; finish() reports all problems. A
+// key that was never read is an error too, so every key must be read, even if another key makes it irrelevant. Not
 // accepted: aliases and anchors, more than 1 MiB, 64 levels or 100,000 values. JSON files are YAML too. Not
 // thread-safe; sections must not outlive their file.
 #pragma once
@@ -46,8 +46,8 @@ template <class T>
 concept ConfigNumber = std::same_as<T, int> || std::same_as<T, std::int64_t> || std::same_as<T, std::uint32_t> ||
     std::same_as<T, std::uint64_t> || std::same_as<T, double> || std::same_as<T, Duration> || std::same_as<T, Bytes> ||
     std::same_as<T, BitRate>;
-// Values without bounds. Booleans are `true` and `false` only. A relative path is relative to the folder of its file;
-// from --set or as a default, to the working directory. The resulting paths are absolute.
+// Values to which no Limits apply. Booleans are `true` and `false` only. A relative path is relative to the folder of
+// its file; from --set or as a default, to the working directory. The resulting paths are absolute.
 template <class T>
 concept ConfigText = std::same_as<T, bool> || std::same_as<T, std::string> || std::same_as<T, std::filesystem::path> ||
     std::same_as<T, std::vector<std::string>> || std::same_as<T, std::vector<std::int64_t>> ||
@@ -71,8 +71,8 @@ struct ConfigKey {
   std::string when;  // "key: value", such as "adapter: gsm8k": the condition under which the key is read; may be empty
   bool required = false;
   bool default_is_literal = false;   // `default_text` is YAML
-  bool optional_section = false;     // the section may be left out, which has a meaning
-  std::string least, most;           // bounds of a number; empty if there are none
+  bool optional_section = false;     // the reader tests whether the section is present, so leaving it out has a meaning
+  std::string min_text, max_text;    // bounds of a number; empty if there are none
   std::vector<std::string> choices;  // the names of a choice
 };
 
@@ -111,8 +111,8 @@ class ConfigSection {
   // Sets `value` only if the key is present and not null.
   template <ConfigNumber T>
   void read(std::string_view key, std::optional<T>& value, std::type_identity_t<Limits<T>> limits, ConfigDoc doc = {}) {
-    T given = value.value_or(T{});
-    if (read_number(key, given, limits, value ? Absent::kDefault : Absent::kNothing, doc)) value = given;
+    T read_value = value.value_or(T{});
+    if (read_number(key, read_value, limits, value ? Absent::kDefault : Absent::kNothing, doc)) value = read_value;
   }
   template <ConfigNumber T>
   void read(std::string_view key, std::optional<T>& value, ConfigDoc doc = {}) {
@@ -120,16 +120,16 @@ class ConfigSection {
   }
   template <ConfigText T>
   void read(std::string_view key, std::optional<T>& value, ConfigDoc doc = {}) {
-    T given = value.value_or(T{});
-    if (read_text(key, given, value ? Absent::kDefault : Absent::kNothing, doc)) value = std::move(given);
+    T read_value = value.value_or(T{});
+    if (read_text(key, read_value, value ? Absent::kDefault : Absent::kNothing, doc)) value = std::move(read_value);
   }
 
   // A number or the word `auto`, which is the default. Sets `value` only for a number.
   template <ConfigNumber T>
   void read_or_auto(std::string_view key, std::optional<T>& value, std::type_identity_t<Limits<T>> limits,
                     ConfigDoc doc = {}) {
-    T given{};
-    if (read_number(key, given, limits, Absent::kAuto, doc)) value = given;
+    T read_value{};
+    if (read_number(key, read_value, limits, Absent::kAuto, doc)) value = read_value;
   }
 
   // Required keys; a required string or path must not be empty.
@@ -178,7 +178,7 @@ class ConfigSection {
   friend class ConfigFile;
   explicit ConfigSection(ConfigSectionState& state) : state_(&state) {}
 
-  // The treatment of an absent key. kAuto: like the value `auto`.
+  // An absent key: keeps the default, leaves the value unset, is a problem, or is like the value `auto`.
   enum class Absent { kDefault, kNothing, kError, kAuto };
 
   // Returns whether the key is present and valid, so that `value` was set.
@@ -243,7 +243,7 @@ class ConfigFile {
 
  private:
   explicit ConfigFile(std::unique_ptr<ConfigState> state);
-  static Result<ConfigFile> parse_as(std::string_view text, std::string name, bool data);
+  static Result<ConfigFile> parse_as(std::string_view text, std::string name, bool is_data_file);
   std::unique_ptr<ConfigState> state_;
 };
 

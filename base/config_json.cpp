@@ -10,7 +10,7 @@ namespace {
 
 using Kind = ConfigNode::Kind;
 
-constexpr std::size_t kReasonMax = 300;
+constexpr std::size_t kReasonBytesMax = 300;
 
 struct UnusableText {
   ConfigPlace place;
@@ -23,70 +23,70 @@ class Builder {
   Builder(std::string_view text, std::uint32_t source, std::vector<ConfigProblem>& problems)
       : text_(text), source_(source), problems_(problems) {}
 
-  ConfigNode value(std::size_t depth) {
+  ConfigNode parse_value(std::size_t depth) {
     skip_space();
     ConfigNode node;
     node.place = place();
     if (++values_ > kDataValuesMax) throw UnusableText{node.place, fmt::format("more than {} values", kDataValuesMax)};
     if (depth > kConfigDepthMax)
       throw UnusableText{node.place, fmt::format("nested deeper than {} levels", kConfigDepthMax)};
-    const char c = text_[at_];
+    const char c = text_[offset_];
     if (c == '{' || c == '[') {
       parse_children(node, c, depth);
     } else if (c == '"') {
       node.kind = Kind::kScalar;
       node.quoted = true;
-      node.text = string();
+      node.text = parse_string();
     } else {
-      const std::size_t end = text_.find_first_of(" \t\r\n,]}", at_);
-      node.text = text_.substr(at_, end - at_);
-      at_ = std::min(end, text_.size());
+      const std::size_t end = text_.find_first_of(" \t\r\n,]}", offset_);
+      node.text = text_.substr(offset_, end - offset_);
+      offset_ = std::min(end, text_.size());
       node.kind = node.text == "null" ? Kind::kNull : Kind::kScalar;
     }
     return node;
   }
 
  private:
-  ConfigPlace place() const { return {source_, line_, static_cast<int>(at_ - line_start_) + 1}; }
+  ConfigPlace place() const { return {source_, line_, static_cast<int>(offset_ - line_start_) + 1}; }
 
   void skip_space() {
-    for (; at_ < text_.size(); ++at_) {
-      const char c = text_[at_];
+    for (; offset_ < text_.size(); ++offset_) {
+      const char c = text_[offset_];
       if (c != ' ' && c != '\t' && c != '\r' && c != '\n') return;
       if (c != '\n') continue;
       ++line_;
-      line_start_ = at_ + 1;
+      line_start_ = offset_ + 1;
     }
   }
 
   void parse_children(ConfigNode& node, char opening, std::size_t depth) {
     const char closing = opening == '{' ? '}' : ']';
     node.kind = opening == '{' ? Kind::kMapping : Kind::kSequence;
-    ++at_;
-    for (skip_space(); text_[at_] != closing; skip_space()) {
-      if (text_[at_] == ',') {
-        ++at_;
+    ++offset_;
+    for (skip_space(); text_[offset_] != closing; skip_space()) {
+      if (text_[offset_] == ',') {
+        ++offset_;
         continue;
       }
       if (opening == '[') {
-        node.children.push_back(value(depth + 1));
+        node.children.push_back(parse_value(depth + 1));
         continue;
       }
       node.key_places.push_back(place());
-      node.keys.push_back(string());
+      node.keys.push_back(parse_string());
       skip_space();
-      ++at_;  // ':'
-      node.children.push_back(value(depth + 1));
+      ++offset_;  // ':'
+      node.children.push_back(parse_value(depth + 1));
     }
-    ++at_;
+    ++offset_;
     drop_duplicates(node, problems_);
   }
 
-  std::string string() {
-    const std::size_t begin = at_++;
-    for (; text_[at_] != '"'; ++at_)
-      if (text_[at_] == '\\') ++at_;
-    const std::string_view quoted = text_.substr(begin, ++at_ - begin);
+  std::string parse_string() {
+    const std::size_t begin = offset_++;
+    for (; text_[offset_] != '"'; ++offset_)
+      if (text_[offset_] == '\\') ++offset_;
+    const std::string_view quoted = text_.substr(begin, ++offset_ - begin);
     if (quoted.find('\\') == std::string_view::npos) return std::string(quoted.substr(1, quoted.size() - 2));
     return nlohmann::json::parse(quoted.begin(), quoted.end()).get<std::string>();
   }
@@ -94,13 +94,14 @@ class Builder {
   std::string_view text_;
   std::uint32_t source_;
   std::vector<ConfigProblem>& problems_;
-  std::size_t at_ = 0, line_start_ = 0, values_ = 0;
+  std::size_t offset_ = 0, line_start_ = 0, values_ = 0;
   int line_ = 1;
 };
 
 }  // namespace
 
 bool parse_json(std::string_view text, std::uint32_t source, ConfigNode& root, std::vector<ConfigProblem>& problems) {
+  // Checks the whole text first, so that Builder needs no error handling.
   if (!nlohmann::json::accept(text.begin(), text.end())) {
     ConfigPlace place{source, 1, 1};
     std::string message = "expected JSON";
@@ -112,7 +113,8 @@ bool parse_json(std::string_view text, std::uint32_t source, ConfigNode& root, s
       place.column = std::max(1, static_cast<int>(before.size() - (before.rfind('\n') + 1)));
       message = error.what();  // "[json.exception...] parse error at line 1, column 2: what was expected"
       if (const auto colon = message.find(": "); colon != std::string::npos) message.erase(0, colon + 2);
-      if (message.size() > kReasonMax) message = printable(message, kReasonMax);  // it quotes the input
+      if (message.size() > kReasonBytesMax)
+        message = printable(message, kReasonBytesMax);  // the message quotes the input
     } catch (const nlohmann::json::exception&) {
       message = "expected JSON, found a number out of range";
     }
@@ -120,7 +122,7 @@ bool parse_json(std::string_view text, std::uint32_t source, ConfigNode& root, s
     return false;
   }
   try {
-    root = Builder(text, source, problems).value(0);
+    root = Builder(text, source, problems).parse_value(0);
   } catch (const UnusableText& unusable) {
     problems.push_back({unusable.place, unusable.message});
     return false;

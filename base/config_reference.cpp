@@ -9,6 +9,10 @@
 namespace echoline {
 namespace {
 
+constexpr std::size_t kColumnsMax = 120;
+// Parts of ConfigKey::type.
+constexpr std::string_view kOrAuto = " or auto", kListPrefix = "list: ";
+
 bool is_section(const ConfigKey& key) { return key.type == "section" || key.type == "list"; }
 
 std::string in_backticks(const std::string& text) { return text.empty() ? "" : "`" + text + "`"; }
@@ -32,12 +36,12 @@ std::string type_and_range(const ConfigKey& key) {
   return text;
 }
 
-// Wraps text to at most 120 columns, with `indent` on each line.
-std::string wrapped(const std::string& indent, const std::string& text) {
+// Wraps text to at most kColumnsMax columns, with `indent` on each line.
+std::string wrap(const std::string& indent, const std::string& text) {
   std::string out, line = indent;
   for (std::size_t begin = 0; begin < text.size();) {
     const std::size_t end = std::min(text.find(' ', begin), text.size());
-    if (line.size() + 1 + end - begin > 120 && line != indent) out += std::exchange(line, indent) + "\n";
+    if (line.size() + 1 + end - begin > kColumnsMax && line != indent) out += std::exchange(line, indent) + "\n";
     line += (line == indent ? "" : " ") + text.substr(begin, end - begin);
     begin = end + 1;
   }
@@ -56,7 +60,7 @@ std::string reference_markdown(std::span<const ConfigKey> keys) {
                          key.when.empty() ? "" : " with `" + key.when + "`");
       std::string meaning = key.meaning;
       if (!meaning.empty() && meaning.back() != '.') meaning += ".";
-      out += wrapped("", meaning);
+      out += wrap("", meaning);
       in_table = false;
       continue;
     }
@@ -94,13 +98,14 @@ Schema quantity(const char* units) {
 Schema schema_of_type(const ConfigKey& key, std::string_view type) {
   const auto number = [&](const char* name) {
     Schema schema{{"type", name}};
-    if (!key.least.empty()) schema["minimum"] = Schema::parse(key.least);
-    if (!key.most.empty()) schema["maximum"] = Schema::parse(key.most);
+    if (!key.min_text.empty()) schema["minimum"] = Schema::parse(key.min_text);
+    if (!key.max_text.empty()) schema["maximum"] = Schema::parse(key.max_text);
     return schema;
   };
-  if (type.ends_with(" or auto"))
-    return {{"anyOf", {schema_of_type(key, type.substr(0, type.size() - 8)), Schema{{"const", "auto"}}}}};
-  if (type.starts_with("list: ")) return {{"type", "array"}, {"items", schema_of_type({}, type.substr(6))}};
+  if (type.ends_with(kOrAuto))
+    return {{"anyOf", {schema_of_type(key, type.substr(0, type.size() - kOrAuto.size())), Schema{{"const", "auto"}}}}};
+  if (type.starts_with(kListPrefix))
+    return {{"type", "array"}, {"items", schema_of_type({}, type.substr(kListPrefix.size()))}};
   if (type == "whole number") return number("integer");
   if (type == "number") return number("number");
   if (type == "true or false") return {{"type", "boolean"}};
@@ -187,15 +192,15 @@ std::string reference_schema(std::span<const ConfigKey> keys) {
       conditionals.push_back({section, key.when});
     add_key(conditionals.back().then, key.path.substr(section.size() + 1), key);
   }
-  for (Conditional& c : conditionals) {
-    Schema& section = section_at(root, c.section);
+  for (Conditional& conditional : conditionals) {
+    Schema& section = section_at(root, conditional.section);
     // Declares the conditional keys, which the section's `additionalProperties: false` would refuse.
-    for (const auto& [name, ignored] : c.then["properties"].items())
+    for (const auto& [name, ignored] : conditional.then["properties"].items())
       section["properties"].emplace(name, Schema::object());
-    const std::size_t colon = c.when.find(": ");  // ConfigKey::when
-    const std::string key = c.when.substr(0, colon), value = c.when.substr(colon + 2);
+    const std::size_t colon = conditional.when.find(": ");  // ConfigKey::when
+    const std::string key = conditional.when.substr(0, colon), value = conditional.when.substr(colon + 2);
     const Schema condition = {{"properties", {{key, {{"const", value}}}}}, {"required", {key}}};
-    Schema rule = {{"if", condition}, {"then", std::move(c.then)}};
+    Schema rule = {{"if", condition}, {"then", std::move(conditional.then)}};
     section["allOf"].push_back(std::move(rule));
   }
   return root.dump(2) + "\n";
@@ -203,7 +208,7 @@ std::string reference_schema(std::span<const ConfigKey> keys) {
 
 std::string reference_yaml(std::span<const ConfigKey> keys) {
   std::string out;
-  std::string commented_prefix;  // of the keys of a section that is commented out completely
+  std::string commented_prefix;  // prefix of the keys of a section that is commented out completely
   std::string open_list_path;    // the list whose first element has begun
   for (const ConfigKey& key : keys) {
     const auto depth = static_cast<std::size_t>(std::count(key.path.begin(), key.path.end(), '.'));
@@ -214,11 +219,11 @@ std::string reference_yaml(std::span<const ConfigKey> keys) {
       // A list may be empty; keys that its elements require are required only in an element.
       if (key.optional_section || !key.when.empty() || key.type == "list")
         commented_prefix = key.path + (key.type == "list" ? "[]." : ".");
-      out += "\n" + wrapped(indent + "# ", (key.when.empty() ? "" : "With `" + key.when + "`. ") + key.meaning);
+      out += "\n" + wrap(indent + "# ", (key.when.empty() ? "" : "With `" + key.when + "`. ") + key.meaning);
       out += indent + (commented_prefix.empty() ? "" : "#") + name + ":\n";
       continue;
     }
-    out += wrapped(indent + "# ", fmt::format("{} [{}]", key.meaning, type_and_range(key)));
+    out += wrap(indent + "# ", fmt::format("{} [{}]", key.meaning, type_and_range(key)));
     const std::string list = key.path.substr(0, key.path.rfind('.'));
     const bool in_element = list.ends_with("[]");
     const bool element_begun = in_element && std::exchange(open_list_path, list) == list;

@@ -45,13 +45,13 @@ class Builder {
   Builder& operator=(const Builder&) = delete;
 
   // Reads the document's value; leaves `root` unchanged if there is none.
-  void read(ConfigNode& root) {
+  void read_document(ConfigNode& root) {
     std::size_t documents = 0;
-    for (yaml_event_type_t type = next(); type != YAML_STREAM_END_EVENT; type = next()) {
+    for (yaml_event_type_t type = next_event(); type != YAML_STREAM_END_EVENT; type = next_event()) {
       if (type != YAML_DOCUMENT_START_EVENT) continue;
       if (++documents > 1) throw UnusableText{place(event_.start_mark), "expected one YAML document, found another"};
-      next();
-      root = value(0);
+      next_event();
+      root = read_value(0);
     }
   }
 
@@ -60,7 +60,7 @@ class Builder {
     return {source_, static_cast<int>(mark.line) + 1, static_cast<int>(mark.column) + 1};
   }
 
-  yaml_event_type_t next() {
+  yaml_event_type_t next_event() {
     yaml_event_delete(&event_);
     if (yaml_parser_parse(&parser_, &event_) != 1) {
       std::string why = fmt::format("not valid YAML: {}", parser_.problem ? parser_.problem : "it cannot be read");
@@ -70,14 +70,14 @@ class Builder {
     return event_.type;
   }
 
-  // The value that begins with the current event.
-  ConfigNode value(std::size_t depth) {
+  // Reads the value that begins with the current event, and leaves its last event current.
+  ConfigNode read_value(std::size_t depth) {
     ConfigNode node;
     node.place = place(event_.start_mark);
     switch (event_.type) {
       case YAML_SCALAR_EVENT: {
         const auto& scalar = event_.data.scalar;
-        check(node, scalar.anchor, scalar.tag);
+        check_node(node, scalar.anchor, scalar.tag);
         node.quoted = scalar.style != YAML_PLAIN_SCALAR_STYLE;
         node.text.assign(reinterpret_cast<const char*>(scalar.value), scalar.length);
         if (!node.quoted && is_null(node.text))
@@ -87,22 +87,22 @@ class Builder {
         break;
       }
       case YAML_SEQUENCE_START_EVENT:
-        check(node, event_.data.sequence_start.anchor, event_.data.sequence_start.tag);
+        check_node(node, event_.data.sequence_start.anchor, event_.data.sequence_start.tag);
         check_depth(node, depth);
         node.kind = Kind::kSequence;
-        while (next() != YAML_SEQUENCE_END_EVENT) node.children.push_back(value(depth + 1));
+        while (next_event() != YAML_SEQUENCE_END_EVENT) node.children.push_back(read_value(depth + 1));
         break;
       case YAML_MAPPING_START_EVENT:
-        check(node, event_.data.mapping_start.anchor, event_.data.mapping_start.tag);
+        check_node(node, event_.data.mapping_start.anchor, event_.data.mapping_start.tag);
         check_depth(node, depth);
         node.kind = Kind::kMapping;
-        while (next() != YAML_MAPPING_END_EVENT) {
-          ConfigNode key = value(depth + 1);
+        while (next_event() != YAML_MAPPING_END_EVENT) {
+          ConfigNode key = read_value(depth + 1);
           if (key.kind != Kind::kScalar) throw UnusableText{key.place, "expected a word as the key of a mapping"};
           node.keys.push_back(std::move(key.text));
           node.key_places.push_back(key.place);
-          next();
-          node.children.push_back(value(depth + 1));
+          next_event();
+          node.children.push_back(read_value(depth + 1));
         }
         drop_duplicates(node, problems_);
         break;
@@ -112,7 +112,7 @@ class Builder {
     return node;
   }
 
-  void check(const ConfigNode& node, const yaml_char_t* anchor, const yaml_char_t* tag) {
+  void check_node(const ConfigNode& node, const yaml_char_t* anchor, const yaml_char_t* tag) {
     if (anchor != nullptr) throw UnusableText{node.place, "anchors ('&name') are not supported; write the value out"};
     if (tag != nullptr)
       throw UnusableText{node.place,
@@ -144,7 +144,8 @@ std::size_t utf8_length(std::string_view text) {
     if ((byte(i) & 0xc0) != 0x80) return 0;
     code = code << 6 | (byte(i) & 0x3f);
   }
-  constexpr unsigned kCodeMin[] = {0, 0, 0x80, 0x800, 0x10000};  // by length; a smaller code has a shorter form
+  constexpr unsigned kCodeMin[] = {0, 0, 0x80, 0x800,
+                                   0x10000};  // the least code of each length; a smaller code has a shorter form
   const bool is_surrogate = code >= 0xd800 && code <= 0xdfff;
   return lead < 0xc2 || lead > 0xf4 || code < kCodeMin[length] || code > 0x10ffff || is_surrogate ? 0 : length;
 }
@@ -190,7 +191,7 @@ class Writer {
     yaml_event_t event;
     emit(event, yaml_stream_start_event_initialize(&event, YAML_UTF8_ENCODING));
     emit(event, yaml_document_start_event_initialize(&event, nullptr, nullptr, nullptr, 1));
-    node(root);
+    write_node(root);
     emit(event, yaml_document_end_event_initialize(&event, 1));
     emit(event, yaml_stream_end_event_initialize(&event));
     return std::move(out_);
@@ -202,42 +203,43 @@ class Writer {
                emitter_.problem ? emitter_.problem : "out of memory");
   }
 
-  void scalar(const std::string& text, yaml_scalar_style_t style) {
+  void write_scalar(const std::string& text, yaml_scalar_style_t style) {
     yaml_event_t event;
     const auto* bytes = reinterpret_cast<const yaml_char_t*>(text.data());
     const auto size = static_cast<int>(text.size());
     emit(event, yaml_scalar_event_initialize(&event, nullptr, nullptr, bytes, size, 1, 1, style));
   }
 
-  void text(const std::string& text, bool quoted) {
+  void write_text(const std::string& text, bool quoted) {
     // Line breaks and control characters survive only in double quotes.
     const bool needs_quotes =
         std::any_of(text.begin(), text.end(), [](unsigned char c) { return c < 0x20 || c >= 0x7f; });
-    scalar(text, quoted || needs_quotes || is_null(text) ? YAML_DOUBLE_QUOTED_SCALAR_STYLE : YAML_PLAIN_SCALAR_STYLE);
+    write_scalar(text,
+                 quoted || needs_quotes || is_null(text) ? YAML_DOUBLE_QUOTED_SCALAR_STYLE : YAML_PLAIN_SCALAR_STYLE);
   }
 
-  void node(const ConfigNode& node) {
+  void write_node(const ConfigNode& node) {
     const bool empty = node.children.empty();
     yaml_event_t event;
     switch (node.kind) {
       case Kind::kNull:
-        scalar("~", YAML_PLAIN_SCALAR_STYLE);
+        write_scalar("~", YAML_PLAIN_SCALAR_STYLE);
         break;
       case Kind::kScalar:
-        text(node.text, node.quoted);
+        write_text(node.text, node.quoted);
         break;
       case Kind::kSequence:
         emit(event, yaml_sequence_start_event_initialize(&event, nullptr, nullptr, 1,
                                                          empty ? YAML_FLOW_SEQUENCE_STYLE : YAML_BLOCK_SEQUENCE_STYLE));
-        for (const ConfigNode& child : node.children) this->node(child);
+        for (const ConfigNode& child : node.children) write_node(child);
         emit(event, yaml_sequence_end_event_initialize(&event));
         break;
       case Kind::kMapping:
         emit(event, yaml_mapping_start_event_initialize(&event, nullptr, nullptr, 1,
                                                         empty ? YAML_FLOW_MAPPING_STYLE : YAML_BLOCK_MAPPING_STYLE));
         for (std::size_t i = 0; i < node.keys.size(); ++i) {
-          text(node.keys[i], false);
-          this->node(node.children[i]);
+          write_text(node.keys[i], false);
+          write_node(node.children[i]);
         }
         emit(event, yaml_mapping_end_event_initialize(&event));
         break;
@@ -251,8 +253,8 @@ class Writer {
 nlohmann::ordered_json json_scalar(const std::string& text) {
   if (text == "true") return true;
   if (text == "false") return false;
-  if (std::int64_t whole = 0; parse_whole(text, whole)) return whole;
-  if (std::uint64_t whole = 0; parse_whole(text, whole)) return whole;
+  if (std::int64_t integer = 0; parse_integer(text, integer)) return integer;
+  if (std::uint64_t integer = 0; parse_integer(text, integer)) return integer;
   if (double decimal = 0; parse_decimal(text, decimal)) return decimal;
   return text;
 }
@@ -278,10 +280,12 @@ nlohmann::ordered_json json_value(const ConfigNode& node) {
 }
 
 template <class T>
-bool parse_whole_as(std::string_view text, T& value) {
+bool parse_integer_as(std::string_view text, T& value) {
   std::string digits;
   for (std::size_t i = 0; i < text.size(); ++i) {
-    const auto is_digit = [&](std::size_t at) { return at < text.size() && text[at] >= '0' && text[at] <= '9'; };
+    const auto is_digit = [&](std::size_t index) {
+      return index < text.size() && text[index] >= '0' && text[index] <= '9';
+    };
     // "1_000" is 1000.
     if (text[i] == '_' && i > 0 && is_digit(i - 1) && is_digit(i + 1)) continue;
     digits += text[i];
@@ -316,24 +320,24 @@ void drop_duplicates(ConfigNode& mapping, std::vector<ConfigProblem>& problems) 
   }
   if (duplicates.empty()) return;
   std::sort(duplicates.begin(), duplicates.end());
-  const auto drop = [&](auto& values) {
-    std::size_t kept = 0;
+  const auto drop_from = [&](auto& values) {
+    std::size_t kept_count = 0;
     for (std::size_t i = 0; i < values.size(); ++i)
       if (!std::binary_search(duplicates.begin(), duplicates.end(), i)) {
-        if (kept != i) values[kept] = std::move(values[i]);
-        ++kept;
+        if (kept_count != i) values[kept_count] = std::move(values[i]);
+        ++kept_count;
       }
-    values.resize(kept);
+    values.resize(kept_count);
   };
-  drop(mapping.keys);
-  drop(mapping.key_places);
-  drop(mapping.children);
+  drop_from(mapping.keys);
+  drop_from(mapping.key_places);
+  drop_from(mapping.children);
 }
 
 bool parse_yaml(std::string_view text, std::uint32_t source, ConfigNode& root, std::vector<ConfigProblem>& problems,
-                bool data) {
+                bool is_data_file) {
   const ConfigPlace start{source, 1, 1};
-  if (const std::size_t bytes_max = data ? kDataBytesMax : kConfigBytesMax; text.size() > bytes_max) {
+  if (const std::size_t bytes_max = is_data_file ? kDataBytesMax : kConfigBytesMax; text.size() > bytes_max) {
     problems.push_back({start, fmt::format("expected at most {} bytes, found {}", bytes_max, text.size())});
     return false;
   }
@@ -341,7 +345,7 @@ bool parse_yaml(std::string_view text, std::uint32_t source, ConfigNode& root, s
   root.place = start;
   try {
     check_text(text, source);
-    Builder(text, source, problems, data ? kDataValuesMax : kConfigValuesMax).read(root);
+    Builder(text, source, problems, is_data_file ? kDataValuesMax : kConfigValuesMax).read_document(root);
     return true;
   } catch (const UnusableText& e) {
     problems.push_back({e.place, e.message});
@@ -352,6 +356,7 @@ bool parse_yaml(std::string_view text, std::uint32_t source, ConfigNode& root, s
 bool parse_set_value(std::string_view text, std::uint32_t source, ConfigNode& root,
                      std::vector<ConfigProblem>& problems) {
   const std::size_t begin = std::min(text.find_first_not_of(" \t\r\n"), text.size());
+  // Only text in brackets or quotes is YAML.
   if (begin < text.size() && std::string_view("{[\"'").find(text[begin]) != std::string_view::npos)
     return parse_yaml(text, source, root, problems);
   text = text.substr(begin, text.find_last_not_of(" \t\r\n") + 1 - begin);
@@ -374,13 +379,14 @@ std::string to_yaml(const ConfigNode& node) { return Writer().write(node); }
 
 std::string to_json(const ConfigNode& node) { return json_value(node).dump(); }
 
-bool parse_whole(std::string_view text, std::int64_t& value) { return parse_whole_as(text, value); }
-bool parse_whole(std::string_view text, std::uint64_t& value) { return parse_whole_as(text, value); }
+bool parse_integer(std::string_view text, std::int64_t& value) { return parse_integer_as(text, value); }
+bool parse_integer(std::string_view text, std::uint64_t& value) { return parse_integer_as(text, value); }
 
 bool parse_decimal(std::string_view text, double& value) {
-  std::int64_t whole = 0;
-  if (parse_whole(text, whole)) {
-    value = static_cast<double>(whole);
+  // Integers first, because only they may contain '_'.
+  std::int64_t integer = 0;
+  if (parse_integer(text, integer)) {
+    value = static_cast<double>(integer);
     return true;
   }
   double parsed = 0;

@@ -12,6 +12,12 @@
 #include "base/os_code.hpp"
 
 namespace echoline {
+namespace {
+
+constexpr std::size_t kReadBlockBytes = 65536;
+
+}  // namespace
+
 Descriptor::~Descriptor() {
   if (fd_ >= 0) ::close(fd_);
 }
@@ -22,8 +28,8 @@ Code os_code(int error) {
 }
 
 Error os_error(std::string_view operation, const std::filesystem::path& path) {
-  const int e = errno;
-  return fail(os_code(e), operation, "{}: {}", path.string(), std::strerror(e));
+  const int error_number = errno;  // before a call can change it
+  return fail(os_code(error_number), operation, "{}: {}", path.string(), std::strerror(error_number));
 }
 
 Result<std::string> read_file(const std::filesystem::path& path, std::uint64_t bytes_max) {
@@ -33,7 +39,7 @@ Result<std::string> read_file(const std::filesystem::path& path, std::uint64_t b
   if (::fstat(fd.get(), &info) != 0) return os_error("read file", path);
   if (S_ISDIR(info.st_mode)) return fail(Code::kIo, "read file", "{}: is a folder, expected a file", path.string());
   std::string content;
-  char block[65536];
+  char block[kReadBlockBytes];
   for (;;) {
     const ssize_t n = ::read(fd.get(), block, sizeof block);
     if (n < 0 && errno == EINTR) continue;
@@ -51,7 +57,7 @@ Status write_file_atomic(const std::filesystem::path& path, std::string_view con
   {
     const Descriptor fd(::mkostemp(temporary.data(), O_CLOEXEC));
     if (fd.get() < 0) return os_error("write file", path);
-    const auto give_up = [&] {
+    const auto remove_and_fail = [&] {
       const Error error = os_error("write file", path);
       ::unlink(temporary.c_str());
       return error;
@@ -59,12 +65,12 @@ Status write_file_atomic(const std::filesystem::path& path, std::string_view con
     for (std::size_t written = 0; written < content.size();) {
       const ssize_t n = ::write(fd.get(), content.data() + written, content.size() - written);
       if (n < 0 && errno == EINTR) continue;
-      if (n < 0) return give_up();
+      if (n < 0) return remove_and_fail();
       written += static_cast<std::size_t>(n);
     }
     // mkostemp() creates the file for its owner alone; other users may read this one.
-    if (::fchmod(fd.get(), 0644) != 0 || ::fsync(fd.get()) != 0) return give_up();
-    if (::rename(temporary.c_str(), path.c_str()) != 0) return give_up();
+    if (::fchmod(fd.get(), 0644) != 0 || ::fsync(fd.get()) != 0) return remove_and_fail();
+    if (::rename(temporary.c_str(), path.c_str()) != 0) return remove_and_fail();
   }
   const Descriptor directory(::open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
   if (directory.get() < 0 || ::fsync(directory.get()) != 0) return os_error("sync folder", folder);

@@ -21,7 +21,7 @@ class Descriptor {
   int fd_;
 };
 
-// The error for the current errno about `path`: kNotFound if it does not exist, else kIo.
+// The error for the current errno about `path`, with the code of os_code().
 Error os_error(std::string_view operation, const std::filesystem::path& path);
 
 // Reads a file of at most `bytes_max`; kNotFound, kIo or kExhausted with the path in the message.

@@ -10,6 +10,9 @@
 namespace echoline {
 namespace {
 
+constexpr curl_off_t kRetryAfterMaxSeconds = 86'400;
+constexpr Duration kPollInterval = std::chrono::milliseconds(100);  // how often ask() checks for its answer
+
 struct FreeList {
   void operator()(curl_slist* list) const { curl_slist_free_all(list); }
 };
@@ -19,34 +22,37 @@ using Headers = std::unique_ptr<curl_slist, FreeList>;
 struct Exchange {
   std::uint64_t id = 0;
   std::string body, answer;
-  std::size_t answer_max = 0;
+  std::size_t answer_bytes_max = 0;
   bool too_long = false;
   bool wants_cookies = false;
 };
 
-std::size_t append_to_answer(char* data, std::size_t size, std::size_t count, void* exchange) {
-  auto* e = static_cast<Exchange*>(exchange);
-  if (e->answer.size() + size * count > e->answer_max) {
-    e->too_long = true;
+// libcurl calls it for each block of a body. Returning less than the block's size ends the request.
+std::size_t append_to_answer(char* data, std::size_t size, std::size_t count, void* user_data) {
+  auto* exchange = static_cast<Exchange*>(user_data);
+  if (exchange->answer.size() + size * count > exchange->answer_bytes_max) {
+    exchange->too_long = true;
     return 0;
   }
-  e->answer.append(data, size * count);
+  exchange->answer.append(data, size * count);
   return size * count;
 }
 
 // "name=value; name=value" of the server's cookies, newest last. libcurl gives them as lines of Netscape's cookie
-// files: seven fields with tabs between, of which the last two are name and value.
+// files. A line has seven fields with tabs between; the last two are name and value.
 std::string cookies_of(CURL* handle) {
-  constexpr std::size_t kBytesMax = 16u << 10;
+  constexpr std::size_t kCookiesBytesMax = 16u << 10;
+  constexpr int kFieldsBeforeName = 5;
   curl_slist* list = nullptr;
   if (curl_easy_getinfo(handle, CURLINFO_COOKIELIST, &list) != CURLE_OK) return "";
   const Headers owner(list);
   std::string cookies;
   for (; list; list = list->next) {
     std::string_view line = list->data;
-    for (int field = 0; field < 5; ++field) line.remove_prefix(std::min(line.find('\t'), line.size() - 1) + 1);
+    for (int field = 0; field < kFieldsBeforeName; ++field)
+      line.remove_prefix(std::min(line.find('\t'), line.size() - 1) + 1);
     const auto tab = line.find('\t');
-    if (tab == std::string_view::npos || cookies.size() + line.size() > kBytesMax) continue;
+    if (tab == std::string_view::npos || cookies.size() + line.size() > kCookiesBytesMax) continue;
     cookies += fmt::format("{}{}={}", cookies.empty() ? "" : "; ", line.substr(0, tab), line.substr(tab + 1));
   }
   return cookies;
@@ -76,6 +82,7 @@ HttpClient::HttpClient(std::string key, Duration timeout, HttpLimits limits) : i
   ECHO_CHECK(impl_->multi != nullptr, "libcurl cannot start");
   impl_->timeout = timeout;
   impl_->limits = limits;
+  // The empty "Expect:" stops libcurl from waiting for the server's consent before it sends a long body.
   for (const std::string& line : {"Authorization: Bearer " + key, std::string("Content-Type: application/json"),
                                   std::string("Accept: application/json"), std::string("Expect:")})
     if (!key.empty() || !line.starts_with("Authorization"))
@@ -93,10 +100,10 @@ std::uint64_t HttpClient::send(const HttpRequest& request) {
   auto exchange = std::make_unique<Exchange>();
   exchange->id = ++impl_->last_id;
   exchange->body = request.body;
-  exchange->answer_max = impl_->limits.answer_max;
+  exchange->answer_bytes_max = impl_->limits.answer_bytes_max;
   const Duration timeout = request.timeout > Duration{} ? request.timeout : impl_->timeout;
   const auto ms = std::chrono::duration_cast<std::chrono::milliseconds>(timeout).count();
-  if (!impl_->limits.proxies) curl_easy_setopt(handle, CURLOPT_PROXY, "");
+  if (!impl_->limits.uses_proxies) curl_easy_setopt(handle, CURLOPT_PROXY, "");
   curl_easy_setopt(handle, CURLOPT_URL, request.url.c_str());
   curl_easy_setopt(handle, CURLOPT_CUSTOMREQUEST, request.method.c_str());
   curl_easy_setopt(handle, CURLOPT_HTTPHEADER, impl_->headers.get());
@@ -112,7 +119,7 @@ std::uint64_t HttpClient::send(const HttpRequest& request) {
     curl_easy_setopt(handle, CURLOPT_COOKIEFILE, "");
     if (!request.cookies->empty()) curl_easy_setopt(handle, CURLOPT_COOKIE, request.cookies->c_str());
   }
-  if (!exchange->body.empty() || request.method == "POST") {  // also states a length of 0
+  if (!exchange->body.empty() || request.method == "POST") {  // a POST states its length even if it is 0
     curl_easy_setopt(handle, CURLOPT_POSTFIELDS, exchange->body.c_str());
     curl_easy_setopt(handle, CURLOPT_POSTFIELDSIZE_LARGE, static_cast<curl_off_t>(exchange->body.size()));
   }
@@ -155,13 +162,14 @@ std::vector<HttpAnswer> HttpClient::take_answers() {
       answer.status = static_cast<int>(status);
       curl_off_t wait_s = 0;
       curl_easy_getinfo(handle, CURLINFO_RETRY_AFTER, &wait_s);
-      answer.retry_after = std::chrono::seconds(std::clamp<curl_off_t>(wait_s, 0, 86'400));
+      answer.retry_after = std::chrono::seconds(std::clamp<curl_off_t>(wait_s, 0, kRetryAfterMaxSeconds));
       answer.body = std::move(it->second->answer);
       if (it->second->wants_cookies) answer.cookies = cookies_of(handle);
       answer.sent = true;
     } else {
-      answer.trouble = it->second->too_long ? fmt::format("its answer is longer than {} bytes", it->second->answer_max)
-                                            : std::string(curl_easy_strerror(code));
+      answer.trouble = it->second->too_long
+                           ? fmt::format("its answer is longer than {} bytes", it->second->answer_bytes_max)
+                           : std::string(curl_easy_strerror(code));
       // These errors occur before anything is sent.
       answer.sent = code != CURLE_COULDNT_CONNECT && code != CURLE_COULDNT_RESOLVE_HOST &&
                     code != CURLE_COULDNT_RESOLVE_PROXY && code != CURLE_SSL_CONNECT_ERROR &&
@@ -177,12 +185,12 @@ std::vector<HttpAnswer> HttpClient::take_answers() {
 HttpAnswer HttpClient::ask(const HttpRequest& request) {
   send(request);
   while (true) {  // the time-out ends the loop
-    std::vector<HttpAnswer> answers = poll(std::chrono::milliseconds(100));
+    std::vector<HttpAnswer> answers = poll(kPollInterval);
     if (!answers.empty()) return std::move(answers.front());
   }
 }
 
-std::string service_url(std::string_view url) {
+std::string without_trailing_slashes(std::string_view url) {
   while (url.ends_with('/')) url.remove_suffix(1);
   return std::string(url);
 }

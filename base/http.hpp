@@ -17,24 +17,24 @@ struct HttpRequest {
   std::string url;
   std::string body;    // JSON; "" for none
   Duration timeout{};  // 0: the client's default
-  // "name=value; name=value", to be sent. HttpAnswer::cookies has them with the server's updates. Absent: cookies are
-  // ignored.
+  // Cookies to send, as "name=value; name=value". HttpAnswer::cookies has them with the server's updates. Absent:
+  // cookies are ignored.
   std::optional<std::string> cookies = {};
 };
 
 struct HttpAnswer {
-  std::uint64_t request = 0;
-  int status = 0;          // 0: no answer
-  std::string body;        // of any type, because a proxy may answer instead of the server
-  std::string trouble;     // why there is no answer
-  bool sent = false;       // the request may have arrived; false: it certainly has not
-  std::string cookies;     // updated cookies, if the request had `cookies`
-  Duration retry_after{};  // pause requested by the server; 0: none
+  std::uint64_t request = 0;  // the number that send() returned
+  int status = 0;             // the HTTP status; 0: no answer
+  std::string body;           // content of any type, because a proxy may answer instead of the server
+  std::string trouble;        // why there is no answer
+  bool sent = false;          // the request may have arrived; false: it certainly has not
+  std::string cookies;        // updated cookies, if the request had `cookies`
+  Duration retry_after{};     // pause requested by the server; 0: none
 };
 
 struct HttpLimits {
-  std::size_t answer_max = 16u << 20;  // bytes; a longer body counts as no answer
-  bool proxies = true;                 // use the environment's proxies
+  std::size_t answer_bytes_max = 16u << 20;  // a longer body counts as no answer
+  bool uses_proxies = true;                  // use the environment's proxies
 };
 
 // A client of one service. Sends the service's API key as Authorization header with each request, and shows it nowhere
@@ -61,7 +61,7 @@ class HttpClient {
 };
 
 // The base URL without trailing '/', so that paths that begin with '/' can be appended.
-std::string service_url(std::string_view url);
+std::string without_trailing_slashes(std::string_view url);
 
 // Percent-encodes `text` for a URL's query.
 std::string url_escaped(std::string_view text);

@@ -20,9 +20,9 @@ using Version = Id<struct VersionTag>;
 // A worker of this run, assigned by the learner and never reused. 0 is the learner itself.
 using WorkerId = Id<struct WorkerTag>;
 inline constexpr WorkerId kLearnerId{0};
-// A worker's time-limited right to a group.
+// A worker's time-limited right to generate one group (below).
 using LeaseId = Id<struct LeaseTag>;
-// The G rollouts of one prompt.
+// The rollouts of one prompt, whose rewards are compared with each other.
 using GroupId = Id<struct GroupTag>;
 
 }  // namespace echoline

@@ -12,7 +12,7 @@
 namespace echoline::log {
 namespace {
 
-spdlog::level::level_enum spd(Level level) {
+spdlog::level::level_enum spdlog_level(Level level) {
   switch (level) {
     case Level::kDebug:
       return spdlog::level::debug;
@@ -28,33 +28,33 @@ spdlog::level::level_enum spd(Level level) {
   return spdlog::level::info;
 }
 
-std::shared_ptr<spdlog::logger> make(Level level, std::string_view role) {
+std::shared_ptr<spdlog::logger> make_logger(Level level, std::string_view role) {
   const auto colour = std::getenv("NO_COLOR") ? spdlog::color_mode::never : spdlog::color_mode::automatic;
   auto logger = std::make_shared<spdlog::logger>(std::string(role),
                                                  std::make_shared<spdlog::sinks::stderr_color_sink_mt>(colour));
-  logger->set_level(spd(level));
+  logger->set_level(spdlog_level(level));
   logger->set_pattern("%H:%M:%S.%e %^%-5l%$ %n  %v");
   return logger;
 }
 
 std::shared_ptr<spdlog::logger>& logger() {
-  static std::shared_ptr<spdlog::logger> instance = make(Level::kInfo, "echoline");
+  static std::shared_ptr<spdlog::logger> instance = make_logger(Level::kInfo, "echoline");
   return instance;
 }
 
 }  // namespace
 
-void configure(Level level, std::string_view role) { logger() = make(level, role); }
+void configure(Level level, std::string_view role) { logger() = make_logger(level, role); }
 
 // Ensures that every entry is one printable line.
 void write(Level level, std::string_view line) {
   constexpr std::size_t kLineBytesMax = 64 * 1024;
   if (line.size() <= kLineBytesMax && is_printable(line))
-    logger()->log(spd(level), "{}", line);
+    logger()->log(spdlog_level(level), "{}", line);
   else
-    logger()->log(spd(level), "{}", printable(line, kLineBytesMax));
+    logger()->log(spdlog_level(level), "{}", printable(line, kLineBytesMax));
 }
 
-bool enabled(Level level) { return logger()->should_log(spd(level)); }
+bool enabled(Level level) { return logger()->should_log(spdlog_level(level)); }
 
 }  // namespace echoline::log

@@ -15,20 +15,20 @@ void write(Level level, std::string_view line);
 bool enabled(Level level);
 
 template <class... Args>
-void debug(fmt::format_string<Args...> f, Args&&... args) {
-  if (enabled(Level::kDebug)) write(Level::kDebug, fmt::format(f, std::forward<Args>(args)...));
+void debug(fmt::format_string<Args...> format, Args&&... args) {
+  if (enabled(Level::kDebug)) write(Level::kDebug, fmt::format(format, std::forward<Args>(args)...));
 }
 template <class... Args>
-void info(fmt::format_string<Args...> f, Args&&... args) {
-  if (enabled(Level::kInfo)) write(Level::kInfo, fmt::format(f, std::forward<Args>(args)...));
+void info(fmt::format_string<Args...> format, Args&&... args) {
+  if (enabled(Level::kInfo)) write(Level::kInfo, fmt::format(format, std::forward<Args>(args)...));
 }
 template <class... Args>
-void warn(fmt::format_string<Args...> f, Args&&... args) {
-  if (enabled(Level::kWarn)) write(Level::kWarn, fmt::format(f, std::forward<Args>(args)...));
+void warn(fmt::format_string<Args...> format, Args&&... args) {
+  if (enabled(Level::kWarn)) write(Level::kWarn, fmt::format(format, std::forward<Args>(args)...));
 }
 template <class... Args>
-void error(fmt::format_string<Args...> f, Args&&... args) {
-  if (enabled(Level::kError)) write(Level::kError, fmt::format(f, std::forward<Args>(args)...));
+void error(fmt::format_string<Args...> format, Args&&... args) {
+  if (enabled(Level::kError)) write(Level::kError, fmt::format(format, std::forward<Args>(args)...));
 }
 
 }  // namespace echoline::log

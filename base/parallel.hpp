@@ -28,20 +28,20 @@ inline unsigned thread_count(unsigned threads) {
 template <class F>
 void for_each_parallel(std::size_t count, unsigned threads, F&& work) {
   threads = static_cast<unsigned>(std::clamp<std::size_t>(threads, 1, std::max<std::size_t>(count, 1)));
-  std::atomic<std::size_t> next{0};
+  std::atomic<std::size_t> next_item{0};
   std::vector<std::exception_ptr> failures(threads);
-  const auto loop = [&](unsigned self) {
+  const auto work_items = [&](unsigned self) {
     try {
-      for (std::size_t i; (i = next.fetch_add(1)) < count;) work(self, i);
+      for (std::size_t item; (item = next_item.fetch_add(1)) < count;) work(self, item);
     } catch (...) {
       failures[self] = std::current_exception();
-      next = count;
+      next_item = count;  // so that no thread starts another
     }
   };
   {
     std::vector<std::jthread> helpers;
-    for (unsigned t = 1; t < threads; ++t) helpers.emplace_back(loop, t);
-    loop(0);
+    for (unsigned self = 1; self < threads; ++self) helpers.emplace_back(work_items, self);
+    work_items(0);
   }
   for (const std::exception_ptr& failure : failures)
     if (failure) std::rethrow_exception(failure);
@@ -55,7 +55,8 @@ class Tasks {
   // `self` < threads(): the thread's index. A task may throw std::bad_alloc only.
   using Task = std::function<Status(unsigned self)>;
 
-  explicit Tasks(unsigned threads) : threads_(std::clamp(threads, 1u, 256u)), waiting_max_(2 * threads_) {}
+  explicit Tasks(unsigned threads)
+      : threads_(std::clamp(threads, 1u, kThreadsMax)), waiting_max_(kWaitingPerThread * threads_) {}
   ~Tasks() {
     {
       const std::lock_guard lock(mutex_);
@@ -76,6 +77,7 @@ class Tasks {
       run_oldest(0, lock);
       return status();
     }
+    // The owner helps instead of waiting for room in the queue.
     if (waiting_.size() == waiting_max_) run_oldest(0, lock);
     ECHO_TRY(status());
     waiting_.push_back(std::move(task));
@@ -93,6 +95,9 @@ class Tasks {
   }
 
  private:
+  static constexpr unsigned kThreadsMax = 256;
+  static constexpr unsigned kWaitingPerThread = 2;  // bounds the memory of tasks that wait
+
   void run_tasks(unsigned self) {
     std::unique_lock lock(mutex_);
     for (;;) {

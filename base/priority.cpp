@@ -25,7 +25,7 @@ constexpr std::uint64_t kShortTurnNanoseconds = 100'000;  // the minimum that Li
 
 }  // namespace
 
-void take_short_turns() {
+void request_short_time_slices() {
   Attributes attributes;
   if (::syscall(SYS_sched_getattr, 0, &attributes, sizeof attributes, 0U) != 0) return;
   if (attributes.policy != SCHED_OTHER) return;  // another policy was set on purpose

@@ -9,7 +9,7 @@ namespace echoline {
 struct ProcessMemory {
   Bytes resident;             // now
   Bytes resident_max;         // the highest so far
-  std::optional<Bytes> heap;  // in use by malloc() and new; absent if the C library does not report it
+  std::optional<Bytes> heap;  // what malloc() and new have in use; absent if the C library does not report it
 };
 
 // Thread-safe. Takes microseconds, or milliseconds if the heap has many free pieces. Values that the system does not

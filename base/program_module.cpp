@@ -7,7 +7,7 @@ namespace echoline {
 
 namespace fs = std::filesystem;
 
-std::vector<fs::path> module_places(const fs::path& program, std::string_view name) {
+std::vector<fs::path> module_paths(const fs::path& program, std::string_view name) {
   const std::string installed = fmt::format("echoline_{}.so", name);
   const fs::path prefix = program.parent_path().parent_path();
   return {fmt::format("{}_{}.so", program.string(), name), prefix / "lib/echoline" / installed,
@@ -16,7 +16,7 @@ std::vector<fs::path> module_places(const fs::path& program, std::string_view na
 
 std::optional<fs::path> find_module(const fs::path& program, std::string_view name) {
   std::error_code ec;
-  for (const fs::path& place : module_places(program, name))
+  for (const fs::path& place : module_paths(program, name))
     if (fs::is_regular_file(place, ec)) return place;
   return std::nullopt;
 }

@@ -44,7 +44,7 @@ int exit_code(Code code) {
 
 std::string Error::message() const { return operation.empty() ? detail : operation + ": " + detail; }
 
-Error as_mistake(Error error) {
+Error as_user_error(Error error) {
   if (error.code == Code::kNotFound) error.code = Code::kInvalid;
   return error;
 }

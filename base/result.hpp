@@ -46,7 +46,7 @@ Error fail(Code code, std::string_view operation, fmt::format_string<Args...> fo
 }
 
 // The same error as a mistake of the user, for a missing file that a run file or command line names.
-Error as_mistake(Error error);
+Error as_user_error(Error error);
 
 // Ends the process with a message. Assertions are for bugs only and are active in releases.
 [[noreturn]] void assertion_failed(const char* expression, const char* file, int line, const std::string& why);

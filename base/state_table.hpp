@@ -8,13 +8,13 @@ namespace echoline {
 
 struct StateRow {
   const char* name;
-  unsigned next;  // bit n: the n-th state may follow
+  unsigned next_states;  // bit n: the n-th state may follow
 };
 
-// The set of these states, for StateRow::next.
+// The set of these states, for StateRow::next_states.
 template <class... State>
-constexpr unsigned states(State... all) {
-  return (0u | ... | (1u << static_cast<unsigned>(all)));
+constexpr unsigned states(State... members) {
+  return (0u | ... | (1u << static_cast<unsigned>(members)));
 }
 
 // Changes the state. Ends the process if the table, which has a row for every state, does not allow the change. `what`
@@ -22,7 +22,7 @@ constexpr unsigned states(State... all) {
 template <class State, std::size_t N>
 void change_state(State& state, State to, const StateRow (&table)[N], const char* what) {
   const StateRow& from = table[static_cast<std::size_t>(state)];
-  ECHO_CHECK(from.next >> static_cast<unsigned>(to) & 1, "{} that is {} cannot become {}", what, from.name,
+  ECHO_CHECK(from.next_states >> static_cast<unsigned>(to) & 1, "{} that is {} cannot become {}", what, from.name,
              table[static_cast<std::size_t>(to)].name);
   state = to;
 }

@@ -16,17 +16,19 @@ std::string lower(std::string_view text) {
   return out;
 }
 
-// Optimal string alignment distance, one row per character of `a`.
+// The number of edits from `a` to `b` (optimal string alignment). row[j] is the number from the first i characters of
+// `a` to the first j of `b`.
 std::size_t edit_distance(const std::string& a, const std::string& b) {
-  std::vector<std::size_t> before(b.size() + 1), last(b.size() + 1), row(b.size() + 1);  // the last three rows
+  std::vector<std::size_t> row_two_before(b.size() + 1), row_before(b.size() + 1), row(b.size() + 1);
   for (std::size_t j = 0; j <= b.size(); ++j) row[j] = j;
   for (std::size_t i = 1; i <= a.size(); ++i) {
-    std::swap(before, last);
-    std::swap(last, row);
+    std::swap(row_two_before, row_before);
+    std::swap(row_before, row);
     row[0] = i;
     for (std::size_t j = 1; j <= b.size(); ++j) {
-      row[j] = std::min({last[j] + 1, row[j - 1] + 1, last[j - 1] + (a[i - 1] != b[j - 1])});
-      if (i > 1 && j > 1 && a[i - 1] == b[j - 2] && a[i - 2] == b[j - 1]) row[j] = std::min(row[j], before[j - 2] + 1);
+      row[j] = std::min({row_before[j] + 1, row[j - 1] + 1, row_before[j - 1] + (a[i - 1] != b[j - 1])});
+      const bool are_swapped = i > 1 && j > 1 && a[i - 1] == b[j - 2] && a[i - 2] == b[j - 1];
+      if (are_swapped) row[j] = std::min(row[j], row_two_before[j - 2] + 1);
     }
   }
   return row[b.size()];

@@ -17,15 +17,15 @@ struct Character {
 // Decodes the first UTF-8 character of a text that is not empty. Accepts only the shortest form, no surrogates, and
 // nothing beyond U+10FFFF.
 Character decode_first(std::string_view text) {
-  const auto at = [&](std::size_t i) { return static_cast<unsigned char>(text[i]); };
-  if (at(0) < 0x80) return {at(0), 1};
-  const std::size_t bytes = at(0) >= 0xf0 ? 4 : at(0) >= 0xe0 ? 3 : 2;
+  const auto byte_at = [&](std::size_t i) { return static_cast<unsigned char>(text[i]); };
+  if (byte_at(0) < 0x80) return {byte_at(0), 1};
+  const std::size_t bytes = byte_at(0) >= 0xf0 ? 4 : byte_at(0) >= 0xe0 ? 3 : 2;
   // 0xc0 and 0xc1 would begin only two-byte forms that are longer than needed.
-  if (at(0) < 0xc2 || at(0) > 0xf4 || text.size() < bytes) return {};
-  std::uint32_t code = at(0) & (0xffu >> (bytes + 1));
+  if (byte_at(0) < 0xc2 || byte_at(0) > 0xf4 || text.size() < bytes) return {};
+  std::uint32_t code = byte_at(0) & (0xffu >> (bytes + 1));
   for (std::size_t i = 1; i < bytes; ++i) {
-    if ((at(i) & 0xc0) != 0x80) return {};
-    code = code << 6 | (at(i) & 0x3fu);
+    if ((byte_at(i) & 0xc0) != 0x80) return {};
+    code = code << 6 | (byte_at(i) & 0x3fu);
   }
   const bool longer_than_needed = (bytes == 3 && code < 0x800) || (bytes == 4 && code < 0x10000);
   if (longer_than_needed || (code >= 0xd800 && code <= 0xdfff) || code > 0x10ffff) return {};
@@ -46,16 +46,17 @@ std::string printable(std::string_view text, std::size_t bytes_max) {
   std::string out;
   out.reserve(std::min(text.size(), bytes_max));
   while (!text.empty()) {
-    const Character c = decode_first(text);
-    const std::size_t bytes = std::max<std::size_t>(c.bytes, 1);
+    const Character character = decode_first(text);
+    const std::size_t bytes = std::max<std::size_t>(character.bytes, 1);
     std::string piece(text.substr(0, bytes));
-    if (!is_safe_to_print(c)) {
-      if (c.bytes == 0)
+    if (!is_safe_to_print(character)) {
+      if (character.bytes == 0)
         piece = fmt::format("\\x{:02x}", static_cast<unsigned char>(text[0]));
-      else if (c.code == '\n' || c.code == '\t' || c.code == '\r')
-        piece = c.code == '\n' ? "\\n" : c.code == '\t' ? "\\t" : "\\r";
+      else if (character.code == '\n' || character.code == '\t' || character.code == '\r')
+        piece = character.code == '\n' ? "\\n" : character.code == '\t' ? "\\t" : "\\r";
       else
-        piece = c.code < 0x80 ? fmt::format("\\x{:02x}", c.code) : fmt::format("\\u{{{:x}}}", c.code);
+        piece = character.code < 0x80 ? fmt::format("\\x{:02x}", character.code)
+                                      : fmt::format("\\u{{{:x}}}", character.code);
     }
     if (out.size() + piece.size() > bytes_max) return out + "...";
     out += piece;
@@ -66,9 +67,9 @@ std::string printable(std::string_view text, std::size_t bytes_max) {
 
 bool is_printable(std::string_view text) {
   while (!text.empty()) {
-    const Character c = decode_first(text);
-    if (!is_safe_to_print(c)) return false;
-    text.remove_prefix(c.bytes);
+    const Character character = decode_first(text);
+    if (!is_safe_to_print(character)) return false;
+    text.remove_prefix(character.bytes);
   }
   return true;
 }

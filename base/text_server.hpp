@@ -19,21 +19,22 @@
 namespace echoline {
 
 struct TextServerOptions {
-  std::string url;                                 // without /chat/completions: "http://127.0.0.1:8000/v1"
-  std::string model;                               // the model's name on the server
-  std::string key;                                 // empty: no key is sent
-  bool chat = true;                                // messages to /chat/completions; false: a text to /completions
-  std::size_t at_once = 16;                        // requests in flight
-  Duration timeout = std::chrono::minutes(10);     // per request
-  int tries_max = 8;                               // per question
-  Duration retry_first = std::chrono::seconds(1);  // pause before the first retry; doubles with each
-  Duration retry_max = std::chrono::minutes(1);
+  std::string url;           // the base address, without /chat/completions: "http://127.0.0.1:8000/v1"
+  std::string model;         // the model's name on the server
+  std::string key;           // the API key; empty: none is sent
+  bool chat = true;          // messages to /chat/completions; false: a text to /completions
+  std::size_t at_once = 16;  // requests in flight, at most
+  Duration timeout = std::chrono::minutes(10);  // time-out of each request
+  int tries_max = 8;                            // requests per question, at most
+  Duration first_retry_delay =
+      std::chrono::seconds(1);  // pause before the first retry; doubles with each further retry
+  Duration retry_delay_max = std::chrono::minutes(1);
 };
 
 struct TextQuestion {
   std::uint64_t id = 0;
-  std::vector<ChatMessage> messages;  // with `chat`
-  std::string prompt;                 // without `chat`: the text to continue
+  std::vector<ChatMessage> messages;  // the conversation, with `chat`
+  std::string prompt;                 // the text to continue, without `chat`
   // With `chat`: chat_template_kwargs of vLLM and SGLang; empty: not sent.
   std::string template_options_json;
   std::int64_t tokens_max = 64;
@@ -43,12 +44,12 @@ struct TextQuestion {
 
 struct TextAnswer {
   std::string text;
-  bool finished = false;               // ended by itself, not by the limit
-  std::optional<std::int64_t> tokens;  // by the server's count
+  bool finished = false;               // the model ended it; false: tokens_max cut it off
+  std::optional<std::int64_t> tokens;  // length of the text, by the server's count
 };
 
-// An error in an answer.
-struct TextTrouble {
+// Why a request has no usable answer, and whether to retry it.
+struct RequestFailure {
   enum class Kind {
     kRetryable,        // a retry may help
     kQuestionRefused,  // the server refuses this question; others may succeed
@@ -65,8 +66,8 @@ std::string text_request(const TextServerOptions& options, const TextQuestion& q
                          bool use_max_completion_tokens);
 // `body`: of a response with status 200. kCorrupt if it holds no valid answer. Pure.
 Result<TextAnswer> parse_text_answer(std::string_view body, bool chat);
-// The error in a response with another status, or without one. Pure.
-TextTrouble text_trouble(const TextServerOptions& options, const HttpAnswer& answer);
+// The failure that a response with another status means, or the lack of a response. Pure.
+RequestFailure classify_failure(const TextServerOptions& options, const HttpAnswer& answer);
 
 // Retries temporary errors (no connection, 408, 409, 425, 429, 5xx, an invalid or incomplete answer) with growing
 // pauses, and not before the server's Retry-After. An error that concerns all questions (a refused key, an unknown
@@ -99,24 +100,24 @@ class TextServerClient {
   struct PendingQuestion {
     TextQuestion question;
     int tries = 0;
-    bool use_max_completion_tokens = false;  // in the last request
-    TimePoint not_before{};                  // of the next try
+    bool use_max_completion_tokens = false;  // the last request used it
+    TimePoint not_before{};                  // time of the next try
   };
   TextServerClient(TextServerOptions options, const Clock& clock);
   void send_due(TimePoint now);
   void on_response(const HttpAnswer& answer, TimePoint now);
-  void retry_or_fail(PendingQuestion pending, const HttpAnswer& answer, TextTrouble trouble, TimePoint now);
+  void retry_or_fail(PendingQuestion pending, const HttpAnswer& answer, RequestFailure failure, TimePoint now);
 
   TextServerOptions options_;
   const Clock* clock_;
   std::unique_ptr<HttpClient> http_;
   std::deque<PendingQuestion> waiting_;            // including delayed retries
-  std::map<std::uint64_t, PendingQuestion> sent_;  // by request id
+  std::map<std::uint64_t, PendingQuestion> sent_;  // questions by the id of their request
   std::vector<Outcome> done_;
   std::optional<Error> fatal_error_;  // the answer to every question, once the server is unusable
-  TimePoint no_request_before_{};     // by the server's Retry-After
+  TimePoint no_request_before_{};     // set by the server's Retry-After
   bool use_max_completion_tokens_ = false;
-  bool any_response_ = false;  // of any status, so the address is right
+  bool any_response_ = false;  // a response of any status came, so the address is right
 };
 
 }  // namespace echoline

@@ -42,11 +42,11 @@ Result<double> parse_quantity(std::string_view text, const std::array<Unit, N>& 
   return error_of(fmt::format(": unknown unit '{}'", unit));
 }
 
-// With the largest unit that the value reaches, in steps of `base`.
-std::string format_with_unit(double value, const char* const* names, double base, int count) {
-  int i = 0;
-  while (i + 1 < count && value >= base) value /= base, ++i;
-  return fmt::format("{:.3g} {}", value, names[i]);
+// Formats a value with the largest unit that it reaches. Each unit is `base` times the one before.
+std::string format_with_unit(double value, const char* const* unit_names, double base, int unit_count) {
+  int unit = 0;
+  while (unit + 1 < unit_count && value >= base) value /= base, ++unit;
+  return fmt::format("{:.3g} {}", value, unit_names[unit]);
 }
 
 }  // namespace
@@ -65,7 +65,8 @@ Result<Duration> parse_duration(std::string_view text) {
 
 Result<Bytes> parse_bytes(std::string_view text) {
   ECHO_ASSIGN(const double b, parse_quantity(text, kSizes, "size", "64 KiB"));
-  if (b >= 1.8e19) return fail(Code::kInvalid, "", "expected a size below 2^64 bytes, found '{}'", text);
+  if (b >= 1.8e19)  // just below 2^64
+    return fail(Code::kInvalid, "", "expected a size below 2^64 bytes, found '{}'", text);
   return Bytes{static_cast<std::uint64_t>(std::llround(b))};
 }
 
@@ -76,14 +77,14 @@ Result<BitRate> parse_bit_rate(std::string_view text) {
 
 std::string to_text(Duration d) {
   const double s = seconds(d);
-  const double a = std::abs(s);
-  if (a >= 1000 * 3600)  // from 1000 h on `.3g` would print an exponent
+  const double magnitude_s = std::abs(s);
+  if (magnitude_s >= 1000 * 3600)  // from 1000 h on `.3g` would print an exponent
     return fmt::format("{:.0f} h", s / 3600);
-  if (a >= 3600) return fmt::format("{:.3g} h", s / 3600);
-  if (a >= 60) return fmt::format("{:.3g} min", s / 60);
-  if (a >= 1) return fmt::format("{:.3g} s", s);
-  if (a >= 1e-3) return fmt::format("{:.3g} ms", s * 1e3);
-  if (a >= 1e-6) return fmt::format("{:.3g} us", s * 1e6);
+  if (magnitude_s >= 3600) return fmt::format("{:.3g} h", s / 3600);
+  if (magnitude_s >= 60) return fmt::format("{:.3g} min", s / 60);
+  if (magnitude_s >= 1) return fmt::format("{:.3g} s", s);
+  if (magnitude_s >= 1e-3) return fmt::format("{:.3g} ms", s * 1e3);
+  if (magnitude_s >= 1e-6) return fmt::format("{:.3g} us", s * 1e6);
   return fmt::format("{} ns", d.count());
 }
 

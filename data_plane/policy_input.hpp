@@ -9,8 +9,9 @@
 
 namespace echoline::data_plane {
 
-inline constexpr std::size_t kMessagesMax = 256;  // per prompt or observation
+inline constexpr std::size_t kMessagesMax = 256;  // messages per prompt or observation, at most
 
+// The prompt of a problem, as a text or as messages.
 PolicyInput prompt_of(const Problem& problem);
 void set_prompt(Problem& problem, PolicyInput input);
 

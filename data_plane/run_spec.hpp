@@ -1,5 +1,5 @@
-// Packs the run specification that the learner sends to each worker. It is serialised and compressed once per run,
-// because a real tokenizer.json has ten megabytes or more.
+// Packs the run specification, which the learner sends to each worker: model, tokenizer, task and sampling settings. It
+// is serialised and compressed once per run, because a real tokenizer.json has ten megabytes or more.
 #pragma once
 #include <cstdint>
 #include <string>

@@ -35,44 +35,44 @@ void read_adapter(ConfigSection& s, const std::string& adapter, std::string& opt
 
 }  // namespace
 
-void read(ConfigSection s, TaskSettings& c, bool has_list) {
-  constexpr const char* kAdapter = "the task: it supplies problems and scores responses; one of the adapters below";
+void read(ConfigSection s, TaskSettings& settings, bool has_list) {
+  constexpr const char* kAdapterHelp = "the task: it supplies problems and scores responses; one of the adapters below";
   if (has_list) {
     for (const char* key : {"adapter", "options", "scored_by"})
       if (s.has(key)) s.error(key, "applies to a run of one task, but this run lists `tasks`: set it there");
-    s.read("adapter", c.adapter, kAdapter);
+    s.read("adapter", settings.adapter, kAdapterHelp);
     s.json("options");
     read_scored_by(s, "");
   } else {
-    s.require("adapter", c.adapter, kAdapter);
-    c.scored_by_workers = read_scored_by(s, c.adapter);
-    read_adapter(s, c.adapter, c.options_json, {});
+    s.require("adapter", settings.adapter, kAdapterHelp);
+    settings.scored_by_workers = read_scored_by(s, settings.adapter);
+    read_adapter(s, settings.adapter, settings.options_json, {});
   }
 }
 
-void read_list(ConfigSection root, TaskSettings& c) {
+void read_list(ConfigSection root, TaskSettings& settings) {
   std::set<std::string> names;
-  const bool given = root.has("tasks");
-  std::vector<ConfigSection> all =
+  const bool lists_tasks = root.has("tasks");
+  std::vector<ConfigSection> sections =
       root.sections("tasks",
                     "Instead of task.adapter: a list of tasks, whose problems are drawn by weight. The text around "
                     "every problem (chat, system, turn, prompt) is still in `task`.");
-  if (given && (all.empty() || all.size() > kTasksMax))
-    root.error("tasks", fmt::format("expected 1 to {} tasks, found {}", kTasksMax, all.size()));
-  for (ConfigSection& s : all) {
+  if (lists_tasks && (sections.empty() || sections.size() > kTasksMax))
+    root.error("tasks", fmt::format("expected 1 to {} tasks, found {}", kTasksMax, sections.size()));
+  for (ConfigSection& s : sections) {
     WeightedTask task;
     s.read("adapter", task.adapter, {"as task.adapter", "it is needed"});
-    if (given && task.adapter.empty()) s.error("adapter", "expected the name of an adapter");
+    if (lists_tasks && task.adapter.empty()) s.error("adapter", "expected the name of an adapter");
     task.name = task.adapter;
     s.read("name", task.name,
            {"the prefix of its problems' ids and its name in reports; unique, of letters, digits, '-', '_' and '.'",
             "`adapter`"});
-    const bool plain = std::ranges::all_of(
+    const bool is_plain_name = std::ranges::all_of(
         task.name, [](unsigned char ch) { return std::isalnum(ch) != 0 || ch == '-' || ch == '_' || ch == '.'; });
-    if (given && (!plain || task.name.size() > kTaskNameBytesMax))
+    if (lists_tasks && (!is_plain_name || task.name.size() > kTaskNameBytesMax))
       s.error("name", fmt::format("expected at most {} letters, digits, '-', '_' and '.', found '{}'",
                                   kTaskNameBytesMax, task.name.substr(0, 64)));
-    if (given && !task.name.empty() && !names.insert(task.name).second)
+    if (lists_tasks && !task.name.empty() && !names.insert(task.name).second)
       s.error(s.has("name") ? "name" : "adapter",
               fmt::format("two tasks are called '{}': give one of them another `name`", task.name));
     s.read("weight", task.weight, {.min = 1, .max = kTaskWeightMax},
@@ -83,11 +83,11 @@ void read_list(ConfigSection root, TaskSettings& c) {
       s.error("prompt", fmt::format("expected a text with {{prompt}} where the problem goes, found '{}'", task.prompt));
     task.scored_by_workers = read_scored_by(s, task.adapter);
     read_adapter(s, task.adapter, task.options_json, {"the options of this adapter, as in task.options", "none"});
-    if (given) c.listed_tasks.push_back(std::move(task));
+    if (lists_tasks) settings.listed_tasks.push_back(std::move(task));
   }
-  if (!given) return;
-  c.adapter = kSeveral;
-  c.options_json = several_options(c.listed_tasks);
+  if (!lists_tasks) return;
+  settings.adapter = kSeveralTasks;
+  settings.options_json = several_options(settings.listed_tasks);
 }
 
 bool TaskSettings::scored_by_learner(std::string_view problem_id) const {
@@ -103,29 +103,29 @@ bool TaskSettings::any_scored_by_workers() const {
              : std::ranges::any_of(listed_tasks, [](const WeightedTask& task) { return task.scored_by_workers; });
 }
 
-void read(ConfigSection s, RolloutSettings& c) {
-  s.read("prompts_per_step", c.prompts_per_step, {.min = 1, .max = 1'000'000}, "problems in a learner step");
-  s.read("group_size", c.group_size, {.min = 2, .max = 1024},
+void read(ConfigSection s, RolloutSettings& settings) {
+  s.read("prompts_per_step", settings.prompts_per_step, {.min = 1, .max = 1'000'000}, "problems in a learner step");
+  s.read("group_size", settings.group_size, {.min = 2, .max = 1024},
          "G, the responses to each problem; R = `prompts_per_step` * G trajectories make a step");
-  s.read("temperature", c.temperature, {.min = 1e-3, .max = 10.0}, "divides the logits before sampling");
-  s.read("top_p", c.top_p, {.min = 1e-3, .max = 1.0},
+  s.read("temperature", settings.temperature, {.min = 1e-3, .max = 10.0}, "divides the logits before sampling");
+  s.read("top_p", settings.top_p, {.min = 1e-3, .max = 1.0},
          "sample from the most likely tokens that together have this probability; 1: from all");
-  s.read("top_k", c.top_k, {.min = 0, .max = 1'000'000},
+  s.read("top_k", settings.top_k, {.min = 0, .max = 1'000'000},
          "sample from at most this many of the most likely tokens; 0: from all");
-  s.read("min_p", c.min_p, {.min = 0.0, .max = 1.0},
+  s.read("min_p", settings.min_p, {.min = 0.0, .max = 1.0},
          "sample from tokens at least this fraction as likely as the most likely one; 0: from all");
-  s.read("response_tokens_max", c.response_tokens_max, {.min = 1, .max = 1'000'000},
+  s.read("response_tokens_max", settings.response_tokens_max, {.min = 1, .max = 1'000'000},
          "tokens at which a response is cut; in a task of many turns, of all turns and the observations between them");
-  s.read("turn_tokens_max", c.turn_tokens_max, {.min = 1, .max = 1'000'000},
+  s.read("turn_tokens_max", settings.turn_tokens_max, {.min = 1, .max = 1'000'000},
          {"tokens at which one turn is cut", "the rest of the response's tokens"});
   s.read_choice(
-      "on_new_policy", c.on_new_policy,
+      "on_new_policy", settings.on_new_policy,
       {{"continue", schema::ON_NEW_POLICY_CONTINUE},
        {"finish", schema::ON_NEW_POLICY_FINISH},
        {"abort", schema::ON_NEW_POLICY_ABORT}},
       "what a worker does with unfinished responses when it gets a new policy: it continues them, each token with its "
       "own version (continue), finishes them first (finish), or discards them and starts others (abort)");
-  s.read("metadata_max", c.metadata_max, {.min = Bytes{0}, .max = kMetadataLimitMax},
+  s.read("metadata_max", settings.metadata_max, {.min = Bytes{0}, .max = kMetadataLimitMax},
          "limit of a trajectory's metadata, which is stored with it; a trajectory with more is refused");
 }
 

@@ -1,4 +1,5 @@
-// Keys of the run file's sections `task`, `tasks` (what the model learns) and `rollout` (how workers generate).
+// Keys of the run file's sections `task` and `tasks` (what the model learns) and `rollout` (how workers generate
+// responses).
 #pragma once
 #include <cstdint>
 #include <optional>
@@ -18,7 +19,7 @@ class ConfigSection;
 namespace echoline::data_plane {
 
 struct TaskSettings {
-  std::string adapter;              // the task's; kSeveral if the run file lists `tasks`
+  std::string adapter;              // the task's; kSeveralTasks if the run file lists `tasks`
   std::string options_json = "{}";  // the adapter's own configuration
   bool scored_by_workers = true;
   std::vector<WeightedTask> listed_tasks;
@@ -29,8 +30,8 @@ struct TaskSettings {
 };
 
 struct RolloutSettings {
-  std::uint32_t prompts_per_step = 32;
-  std::uint32_t group_size = 8;  // G; R = prompts_per_step * group_size trajectories per step
+  std::uint32_t prompts_per_step = 32;  // problems in a learner step
+  std::uint32_t group_size = 8;         // G; R = prompts_per_step * group_size trajectories per step
   double temperature = 1.0;
   double top_p = 1.0;
   std::uint32_t top_k = 0;  // 0: all
@@ -38,7 +39,7 @@ struct RolloutSettings {
   std::uint32_t response_tokens_max = 64;
   std::optional<std::uint32_t> turn_tokens_max;
   schema::OnNewPolicy on_new_policy = schema::ON_NEW_POLICY_CONTINUE;
-  Bytes metadata_max = kMetadataLimitDefault;  // per trajectory
+  Bytes metadata_max = kMetadataLimitDefault;  // limit of a trajectory's metadata
   std::uint64_t trajectories_per_step() const { return std::uint64_t{prompts_per_step} * group_size; }
   // Whether sampling leaves out part of the distribution.
   bool truncates() const { return top_p < 1 || top_k > 0 || min_p > 0; }

@@ -14,100 +14,108 @@ namespace echoline::data_plane {
 namespace {
 
 constexpr std::string_view kOperation = "check trajectory";
+constexpr std::size_t kIdBytesShown = 64;
+constexpr int kMetadataDepthMax = 64;
 constexpr std::size_t kFailureBytesMax = 4096;
-constexpr int kLeasesMax = 4096;  // in one message
+constexpr int kLeasesMax = 4096;  // leases in one message, at most
 constexpr std::uint64_t kVitalsBytesMax = 256;
-constexpr double kBusySecondsMax = 1e10;  // 300 years
-constexpr std::uint64_t kRolloutsMax = 1ull << 53;
+constexpr double kBusySecondsMax = 1e10;            // 300 years
+constexpr std::uint64_t kRolloutsMax = 1ull << 53;  // integers up to this are exact in a double
 constexpr std::uint64_t kMemoryBytesMax = 1ull << 53;
 
-std::string printable_id(std::string_view id) { return printable(id, 64); }
+std::string printable_id(std::string_view id) { return printable(id, kIdBytesShown); }
 
 template <class... Args>
-Error trajectory_error(const Trajectory& t, fmt::format_string<Args...> format, Args&&... args) {
-  return fail(Code::kInvalid, kOperation, "trajectory '{}': {}", printable_id(t.id()),
+Error trajectory_error(const Trajectory& trajectory, fmt::format_string<Args...> format, Args&&... args) {
+  return fail(Code::kInvalid, kOperation, "trajectory '{}': {}", printable_id(trajectory.id()),
               fmt::format(format, std::forward<Args>(args)...));
 }
 
-Status check_name(const Trajectory& t, std::string_view field, std::string_view value, std::size_t bytes_max) {
+// Checks the length of a required text.
+Status check_name(const Trajectory& trajectory, std::string_view field, std::string_view value, std::size_t bytes_max) {
   if (value.empty() || value.size() > bytes_max)
-    return trajectory_error(t, "{} has {} bytes, expected 1..{}", field, value.size(), bytes_max);
+    return trajectory_error(trajectory, "{} has {} bytes, expected 1..{}", field, value.size(), bytes_max);
   return ok();
 }
 
-Status check_metadata(const Trajectory& t, const TrajectoryLimits& limits) {
-  const std::string& json = t.metadata_json();
+Status check_metadata(const Trajectory& trajectory, const TrajectoryLimits& limits) {
+  const std::string& json = trajectory.metadata_json();
   if (json.empty()) return ok();
-  ECHO_TRY(check_metadata_size(t, limits.metadata_max));
+  ECHO_TRY(check_metadata_size(trajectory, limits.metadata_max));
   // Deep nesting would overflow the stack of a recursive JSON parser.
   int depth = 0;
   for (const char c : json) {
     if (c == '[' || c == '{') ++depth;
     if (c == ']' || c == '}') --depth;
-    if (depth > 64) return trajectory_error(t, "metadata_json nests deeper than 64");
+    if (depth > kMetadataDepthMax) return trajectory_error(trajectory, "metadata_json nests deeper than 64");
   }
-  if (!nlohmann::json::accept(json)) return trajectory_error(t, "metadata_json is not valid JSON");
+  if (!nlohmann::json::accept(json)) return trajectory_error(trajectory, "metadata_json is not valid JSON");
   return ok();
 }
 
-Status check_tokens(const Trajectory& t, const TrajectoryLimits& limits) {
-  const auto prompt = static_cast<std::size_t>(t.prompt_tokens_size());
-  const auto response = static_cast<std::size_t>(t.response_tokens_size());
-  if (prompt == 0 || prompt > limits.prompt_tokens_max)
-    return trajectory_error(t, "{} prompt tokens, expected 1..{}", prompt, limits.prompt_tokens_max);
-  if (response == 0 || response > limits.response_tokens_max)
-    return trajectory_error(t, "{} response tokens, expected 1..{}", response, limits.response_tokens_max);
+Status check_tokens(const Trajectory& trajectory, const TrajectoryLimits& limits) {
+  const auto prompt_tokens = static_cast<std::size_t>(trajectory.prompt_tokens_size());
+  const auto response_tokens = static_cast<std::size_t>(trajectory.response_tokens_size());
+  if (prompt_tokens == 0 || prompt_tokens > limits.prompt_tokens_max)
+    return trajectory_error(trajectory, "{} prompt tokens, expected 1..{}", prompt_tokens, limits.prompt_tokens_max);
+  if (response_tokens == 0 || response_tokens > limits.response_tokens_max)
+    return trajectory_error(trajectory, "{} response tokens, expected 1..{}", response_tokens,
+                            limits.response_tokens_max);
   // Token ids become tensor indices, which are signed.
-  for (const auto* tokens : {&t.prompt_tokens(), &t.response_tokens()})
+  for (const auto* tokens : {&trajectory.prompt_tokens(), &trajectory.response_tokens()})
     for (const std::uint32_t token : *tokens)
       if (token > static_cast<std::uint32_t>(INT32_MAX))
-        return trajectory_error(t, "token id {} is out of range", token);
-  if (static_cast<std::size_t>(t.logprobs_size()) != response)
-    return trajectory_error(t, "{} log-probabilities for {} response tokens, expected one each", t.logprobs_size(),
-                            response);
-  for (int i = 0; i < t.logprobs_size(); ++i)
-    if (!std::isfinite(t.logprobs(i)) || t.logprobs(i) > kLogprobTolerance)
-      return trajectory_error(t, "log-probability {} of response token {} is not a finite number <= 0", t.logprobs(i),
-                              i);
-  if (t.loss_mask_size() != 0 && static_cast<std::size_t>(t.loss_mask_size()) != response)
-    return trajectory_error(t, "{} loss_mask entries for {} response tokens, expected none or one each",
-                            t.loss_mask_size(), response);
-  for (int i = 0; i < t.loss_mask_size(); ++i)
-    if (t.loss_mask(i) > 1) return trajectory_error(t, "loss_mask[{}] is {}, expected 0 or 1", i, t.loss_mask(i));
+        return trajectory_error(trajectory, "token id {} is out of range", token);
+  if (static_cast<std::size_t>(trajectory.logprobs_size()) != response_tokens)
+    return trajectory_error(trajectory, "{} log-probabilities for {} response tokens, expected one each",
+                            trajectory.logprobs_size(), response_tokens);
+  for (int i = 0; i < trajectory.logprobs_size(); ++i)
+    if (!std::isfinite(trajectory.logprobs(i)) || trajectory.logprobs(i) > kLogprobTolerance)
+      return trajectory_error(trajectory, "log-probability {} of response token {} is not a finite number <= 0",
+                              trajectory.logprobs(i), i);
+  if (trajectory.loss_mask_size() != 0 && static_cast<std::size_t>(trajectory.loss_mask_size()) != response_tokens)
+    return trajectory_error(trajectory, "{} loss_mask entries for {} response tokens, expected none or one each",
+                            trajectory.loss_mask_size(), response_tokens);
+  for (int i = 0; i < trajectory.loss_mask_size(); ++i)
+    if (trajectory.loss_mask(i) > 1)
+      return trajectory_error(trajectory, "loss_mask[{}] is {}, expected 0 or 1", i, trajectory.loss_mask(i));
   return ok();
 }
 
-Status check_spans(const Trajectory& t, const TrajectoryLimits& limits) {
-  if (t.spans_size() == 0 || static_cast<std::size_t>(t.spans_size()) > limits.spans_max)
-    return trajectory_error(t, "{} version spans, expected 1..{}", t.spans_size(), limits.spans_max);
+// A span is a run of response tokens that one policy version generated.
+Status check_spans(const Trajectory& trajectory, const TrajectoryLimits& limits) {
+  if (trajectory.spans_size() == 0 || static_cast<std::size_t>(trajectory.spans_size()) > limits.spans_max)
+    return trajectory_error(trajectory, "{} version spans, expected 1..{}", trajectory.spans_size(), limits.spans_max);
   std::uint32_t expected_begin = 0;
-  for (int i = 0; i < t.spans_size(); ++i) {
-    const schema::VersionSpan& span = t.spans(i);
+  for (int i = 0; i < trajectory.spans_size(); ++i) {
+    const schema::VersionSpan& span = trajectory.spans(i);
     if (span.begin() != expected_begin || span.end() <= span.begin())
-      return trajectory_error(t, "version span {} is [{}, {}), expected a non-empty one that begins at {}", i,
+      return trajectory_error(trajectory, "version span {} is [{}, {}), expected a non-empty one that begins at {}", i,
                               span.begin(), span.end(), expected_begin);
-    if (i > 0 && span.version() <= t.spans(i - 1).version())
-      return trajectory_error(t, "version span {} has version {} after {}, expected a newer one", i, span.version(),
-                              t.spans(i - 1).version());
+    if (i > 0 && span.version() <= trajectory.spans(i - 1).version())
+      return trajectory_error(trajectory, "version span {} has version {} after {}, expected a newer one", i,
+                              span.version(), trajectory.spans(i - 1).version());
     if (span.version() > static_cast<std::uint64_t>(INT64_MAX))
-      return trajectory_error(t, "version {} is out of range", span.version());
+      return trajectory_error(trajectory, "version {} is out of range", span.version());
     expected_begin = span.end();
   }
-  if (expected_begin != static_cast<std::uint32_t>(t.response_tokens_size()))
-    return trajectory_error(t, "version spans end at {}, expected {} (every response token)", expected_begin,
-                            t.response_tokens_size());
+  if (expected_begin != static_cast<std::uint32_t>(trajectory.response_tokens_size()))
+    return trajectory_error(trajectory, "version spans end at {}, expected {} (every response token)", expected_begin,
+                            trajectory.response_tokens_size());
   return ok();
 }
 
-Status check_reward(const Trajectory& t, const TrajectoryLimits& limits) {
-  if (!std::isfinite(t.reward())) return trajectory_error(t, "reward is {}, expected a finite number", t.reward());
-  if (static_cast<std::size_t>(t.components_size()) > limits.components_max)
-    return trajectory_error(t, "{} reward components, at most {} are allowed", t.components_size(),
+Status check_reward(const Trajectory& trajectory, const TrajectoryLimits& limits) {
+  if (!std::isfinite(trajectory.reward()))
+    return trajectory_error(trajectory, "reward is {}, expected a finite number", trajectory.reward());
+  if (static_cast<std::size_t>(trajectory.components_size()) > limits.components_max)
+    return trajectory_error(trajectory, "{} reward components, at most {} are allowed", trajectory.components_size(),
                             limits.components_max);
-  for (const auto& [name, value] : t.components()) {
-    ECHO_TRY(check_name(t, "a reward component's name", name, limits.name_bytes_max));
+  for (const auto& [name, value] : trajectory.components()) {
+    ECHO_TRY(check_name(trajectory, "a reward component's name", name, limits.name_bytes_max));
     if (!std::isfinite(value))
-      return trajectory_error(t, "reward component '{}' is {}, expected a finite number", printable_id(name), value);
+      return trajectory_error(trajectory, "reward component '{}' is {}, expected a finite number", printable_id(name),
+                              value);
   }
   return ok();
 }
@@ -133,34 +141,35 @@ const bool kQuietProtobuf = [] {
 
 }  // namespace
 
-Status check_metadata_size(const Trajectory& t, Bytes limit) {
-  if (t.metadata_json().size() <= limit.count) return ok();
-  return trajectory_error(t, "metadata_json has {} bytes, at most {} are allowed (rollout.metadata_max)",
-                          t.metadata_json().size(), limit.count);
+Status check_metadata_size(const Trajectory& trajectory, Bytes limit) {
+  if (trajectory.metadata_json().size() <= limit.count) return ok();
+  return trajectory_error(trajectory, "metadata_json has {} bytes, at most {} are allowed (rollout.metadata_max)",
+                          trajectory.metadata_json().size(), limit.count);
 }
 
-Status check(const Trajectory& t, const TrajectoryLimits& limits) {
+Status check(const Trajectory& trajectory, const TrajectoryLimits& limits) {
   (void)kQuietProtobuf;
   // protobuf keeps unknown fields of any size. They would be stored with the trajectory.
   const auto has_unknown_fields = [](const auto& message) {
     return !message.GetReflection()->GetUnknownFields(message).empty();
   };
-  if (has_unknown_fields(t) || std::ranges::any_of(t.spans(), has_unknown_fields))
+  if (has_unknown_fields(trajectory) || std::ranges::any_of(trajectory.spans(), has_unknown_fields))
     return trajectory_error(
-        t, "it has fields that no Trajectory of echoline.schema has; both ends must run the same release");
-  ECHO_TRY(check_name(t, "id", t.id(), limits.name_bytes_max));
-  ECHO_TRY(check_name(t, "problem_id", t.problem_id(), limits.name_bytes_max));
-  ECHO_TRY(check_name(t, "policy_digest", t.policy_digest(), limits.digest_bytes_max));
+        trajectory, "it has fields that no Trajectory of echoline.schema has; both ends must run the same release");
+  ECHO_TRY(check_name(trajectory, "id", trajectory.id(), limits.name_bytes_max));
+  ECHO_TRY(check_name(trajectory, "problem_id", trajectory.problem_id(), limits.name_bytes_max));
+  ECHO_TRY(check_name(trajectory, "policy_digest", trajectory.policy_digest(), limits.digest_bytes_max));
   // The database stores these as signed 64-bit integers.
-  for (const std::uint64_t id : {t.group(), t.lease(), t.worker()})
+  for (const std::uint64_t id : {trajectory.group(), trajectory.lease(), trajectory.worker()})
     if (id > static_cast<std::uint64_t>(INT64_MAX))
-      return trajectory_error(t, "group, lease or worker id {} is out of range", id);
-  ECHO_TRY(check_tokens(t, limits));
-  ECHO_TRY(check_spans(t, limits));
-  ECHO_TRY(check_reward(t, limits));
-  if (t.text().size() > limits.text_max.count)
-    return trajectory_error(t, "text has {} bytes, at most {} are allowed", t.text().size(), limits.text_max.count);
-  return check_metadata(t, limits);
+      return trajectory_error(trajectory, "group, lease or worker id {} is out of range", id);
+  ECHO_TRY(check_tokens(trajectory, limits));
+  ECHO_TRY(check_spans(trajectory, limits));
+  ECHO_TRY(check_reward(trajectory, limits));
+  if (trajectory.text().size() > limits.text_max.count)
+    return trajectory_error(trajectory, "text has {} bytes, at most {} are allowed", trajectory.text().size(),
+                            limits.text_max.count);
+  return check_metadata(trajectory, limits);
 }
 
 Result<Trajectory> validate(Trajectory trajectory, const TrajectoryLimits& limits) {

@@ -1,4 +1,5 @@
-// Parses and checks trajectories and work messages from the wire, before any other code uses them.
+// Parses and checks trajectories (a response with its tokens, log-probabilities and reward) and work messages from the
+// wire, before any other code uses them.
 #pragma once
 #include <cstdint>
 #include <string_view>
@@ -21,8 +22,8 @@ inline constexpr Bytes kMetadataLimitMax{1u << 20}, kMetadataLimitDefault{64'000
 struct TrajectoryLimits {
   std::uint32_t prompt_tokens_max = 1u << 17;
   std::uint32_t response_tokens_max = 1u << 18;
-  std::uint32_t spans_max = 4096;
-  std::uint32_t components_max = 64;
+  std::uint32_t spans_max = 4096;      // runs of tokens from one policy version
+  std::uint32_t components_max = 64;   // named parts of the reward
   std::uint32_t name_bytes_max = 128;  // ids and component names
   std::uint32_t digest_bytes_max = 64;
   Bytes text_max{4u << 20};
@@ -43,9 +44,10 @@ Status check(const Trajectory& trajectory, const TrajectoryLimits& limits = {});
 // same text as the learner's check.
 Status check_metadata_size(const Trajectory& trajectory, Bytes limit);
 
-// kCorrupt if the bytes are not a serialised message, kExhausted above message_max, kInvalid if a trajectory outside a
-// submission fails check() or no body is set. These functions do NOT check the trajectories of a submission: the
-// learner checks them when it accepts the submission, so that a refusal names the lease and the group is not lost.
+// kCorrupt if the bytes are not a serialised message; kExhausted above message_max; kInvalid if a message has no body,
+// or if parse_trajectory()'s trajectory fails check(). The trajectories in a worker's submission are NOT checked here.
+// The learner checks them when it accepts the submission, so that it can refuse them by lease and lease their group
+// again.
 Result<Trajectory> parse_trajectory(std::string_view bytes, const TrajectoryLimits& limits = {});
 Result<schema::WorkerMessage> parse_worker_message(std::string_view bytes, const TrajectoryLimits& limits = {});
 Result<schema::LearnerMessage> parse_learner_message(std::string_view bytes, const TrajectoryLimits& limits = {});
@@ -54,7 +56,8 @@ Result<schema::LearnerMessage> parse_learner_message(std::string_view bytes, con
 // for a negative or infinite time and for totals that no machine reaches.
 Result<schema::Vitals> parse_vitals(std::string_view bytes);
 
-// The oldest policy that generated any token; staleness is counted from it. Requires a checked trajectory.
+// The oldest policy that generated any token. A trajectory's staleness is the number of versions that the learner is
+// ahead of it. Requires a checked trajectory.
 Version oldest_version(const Trajectory& trajectory);
 
 }  // namespace echoline::data_plane

@@ -12,12 +12,12 @@ namespace {
 
 constexpr Duration kStopCheckInterval = std::chrono::milliseconds(100);  // how often a wait checks `stop`
 
-class OneResponse final : public QuickEpisode {
+class OneResponseEpisode final : public QuickEpisode {
  public:
-  OneResponse(const Adapter& adapter, Problem problem) : adapter_(adapter), problem_(std::move(problem)) {}
+  OneResponseEpisode(const Adapter& adapter, Problem problem) : adapter_(adapter), problem_(std::move(problem)) {}
   Result<Step> step_now(std::string_view response) override {
     ECHO_ASSIGN(Score score, adapter_.score(problem_, response));
-    return Step{std::move(score), true, {}};
+    return Step{.score = std::move(score), .done = true, .observation = {}};
   }
 
  private:
@@ -40,7 +40,7 @@ Result<Score> Adapter::score(const Problem& problem, std::string_view) const {
 }
 
 Result<std::unique_ptr<Episode>> Adapter::begin(const Problem& problem, std::uint64_t) const {
-  return std::unique_ptr<Episode>(std::make_unique<OneResponse>(*this, problem));
+  return std::unique_ptr<Episode>(std::make_unique<OneResponseEpisode>(*this, problem));
 }
 
 Error side_prompt_error() {
@@ -60,14 +60,15 @@ Result<Step> step_and_wait(Episode& episode, std::string response, const std::at
     outcome->changed.notify_one();
   });
   std::unique_lock lock(outcome->mutex);
-  const auto there = [&] { return outcome->result.has_value(); };
-  if (stop == nullptr) outcome->changed.wait(lock, there);
-  while (!outcome->changed.wait_for(lock, kStopCheckInterval, there))
+  const auto has_result = [&] { return outcome->result.has_value(); };
+  if (stop == nullptr) outcome->changed.wait(lock, has_result);
+  while (!outcome->changed.wait_for(lock, kStopCheckInterval, has_result))
     if (*stop) return fail(Code::kCancelled, "task", "the wait was cancelled");
   return *std::move(outcome->result);
 }
 
 std::uint64_t episode_seed(std::uint64_t run_seed, std::uint64_t group, std::uint32_t member) {
+  // Mixes twice, so that neighbouring groups and members share no seed.
   return mix64(run_seed ^ mix64(mix64(group) + member));
 }
 

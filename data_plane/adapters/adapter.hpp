@@ -20,6 +20,7 @@ class ConfigSection;
 
 namespace echoline::data_plane {
 
+// The worth of a response or of an episode.
 struct Score {
   double reward = 0;                         // finite
   std::map<std::string, double> components;  // named parts, for reports
@@ -28,14 +29,15 @@ struct Score {
   bool late = false;
 };
 
-// Adds rewards and components. The verdict becomes that of `step`; `late` stays set once any step was late.
+// Adds the rewards and components of a step to its episode's score. The verdict becomes that of `step`; `late` stays
+// set once any step was late.
 void add(Score& episode, const Score& step);
 
-inline constexpr std::size_t kTurnsMax = 1024;  // per episode
+inline constexpr std::size_t kTurnsMax = 1024;  // policy responses per episode
 
 // The result of one response.
 struct Step {
-  Score score;              // of this response; an episode's score is the add() of all its steps
+  Score score;              // the score of this response; an episode's score is the add() of all its steps
   bool done = true;         // the episode is over
   PolicyInput observation;  // if not done: the text for the policy's next turn
   // A prompt for another player of the game, which has to act before the policy does. Its answer is the input of the
@@ -58,8 +60,7 @@ class Episode {
   // the task failed, not the policy; the rollout is then returned to the learner. Do not call again before `done` was
   // called, or after the last step.
   virtual void step(std::string response, Done done) = 0;
-  // The score to add if the episode is cut off before it is done because the token limit is reached, such as a lost
-  // stake.
+  // The score to add if the token limit cuts the episode off before it is done, such as the loss of a stake.
   virtual Score cut() { return {}; }
 };
 
@@ -90,7 +91,8 @@ class Adapter {
   // shuffled differently. kUnavailable on an adapter made for scoring only.
   virtual Result<Problem> problem(std::uint64_t index) const = 0;
 
-  // Held-out problems, which depend on the seed only. problem() never returns one of them. Empty for scoring only.
+  // Held-out problems: they serve evaluations, and problem() never returns one of them. They depend on the seed only.
+  // Empty on an adapter made for scoring only.
   virtual std::vector<Problem> evaluation() const = 0;
 
   // For a task of one response: scores it (text without the end-of-text token) from the problem alone, without data
@@ -101,20 +103,22 @@ class Adapter {
   // data file. The default episode score()s one response. The adapter must outlive it.
   virtual Result<std::unique_ptr<Episode>> begin(const Problem& problem, std::uint64_t seed) const;
 
+  // Whether the learner can check a worker's score of this problem.
   virtual Repeatable repeatable(const Problem&) const { return Repeatable::kCheaply; }
 
   // Whether every episode is one response, so that the learner can score it later.
-  virtual bool one_response() const { return true; }
+  virtual bool has_one_response() const { return true; }
 
-  // Returns the options for a worker's copy of the task, made from `own`, this adapter's options. Paths of files that
+  // Returns the options for a worker's copy of the task, made from `own_options`, this adapter's. Paths of files that
   // workers need are replaced by the files' contents.
-  virtual std::string options_for_workers(std::string own) const { return own; }
+  virtual std::string options_for_workers(std::string own_options) const { return own_options; }
 
   // A response worth imitating, for a supervised warm start. Absent if the task has none for this problem.
   virtual std::optional<std::string> demonstration(const Problem& problem) const = 0;
 };
 
-// The seed of a group member's episode. The worker and a learner that replays the episode compute the same one.
+// The seed of an episode: of one `member` among the rollouts of one prompt, the `group`. The worker and a learner that
+// replays the episode compute the same one.
 std::uint64_t episode_seed(std::uint64_t run_seed, std::uint64_t group, std::uint32_t member);
 
 // kProblems: for the learner; reads data files. kScoring: for workers; reads no data file.
@@ -141,7 +145,7 @@ struct WeightedTask {
   bool scored_by_workers = true;
 };
 // Accepted by make_adapter() only; run files list `tasks` instead.
-inline constexpr std::string_view kSeveral = "several";
+inline constexpr std::string_view kSeveralTasks = "several";
 inline constexpr std::size_t kTasksMax = 64, kTaskNameBytesMax = 32;
 inline constexpr std::uint64_t kTaskWeightMax = 1000;
 std::string several_options(const std::vector<WeightedTask>& tasks);

@@ -1,3 +1,4 @@
+// Implements the seeded permutations and the message about unknown names.
 #include "data_plane/adapters/adapter_config.hpp"
 
 #include <algorithm>
@@ -9,7 +10,8 @@
 namespace echoline::data_plane {
 
 std::string unknown_name(std::string_view name, std::span<const std::string> known) {
-  name = name.substr(0, 64);
+  constexpr std::size_t kUnknownNameBytesShown = 64;
+  name = name.substr(0, kUnknownNameBytesShown);
   return fmt::format("'{}'{}; known: {}", name, did_you_mean(name, known), fmt::join(known, ", "));
 }
 
@@ -17,14 +19,15 @@ std::uint64_t permuted(std::uint64_t index, std::uint64_t size, std::uint64_t ke
   ECHO_CHECK(index < size, "index {} of {}", index, size);
   const auto half_bits = std::max<std::uint64_t>(1, (static_cast<std::uint64_t>(std::bit_width(size - 1)) + 1) / 2);
   const std::uint64_t mask = (std::uint64_t{1} << half_bits) - 1;
+  constexpr std::uint64_t kFeistelRounds = 4;
   do {  // the domain is smaller than 4 × size (or 4), so the loop is short
-    std::uint64_t left = index >> half_bits, right = index & mask;
-    for (std::uint64_t round = 0; round < 4; ++round) {
-      const std::uint64_t mixed = left ^ (mix64(mix64(key + round) ^ right) & mask);
-      left = right;
-      right = mixed;
+    std::uint64_t left_half = index >> half_bits, right_half = index & mask;
+    for (std::uint64_t round = 0; round < kFeistelRounds; ++round) {
+      const std::uint64_t mixed = left_half ^ (mix64(mix64(key + round) ^ right_half) & mask);
+      left_half = right_half;
+      right_half = mixed;
     }
-    index = (left << half_bits) | right;
+    index = (left_half << half_bits) | right_half;
   } while (index >= size);
   return index;
 }

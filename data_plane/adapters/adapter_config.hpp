@@ -15,7 +15,8 @@ namespace echoline::data_plane {
 std::string unknown_name(std::string_view name, std::span<const std::string> known);
 
 // Position `index` of a pseudo-random permutation of [0, size) chosen by `key`; size > 0, index < size.
-// A four-round Feistel network over the next even power of two, walked until it lands inside: no table, O(1) memory.
+// A four-round Feistel network over the next even power of two, repeated until the result is below `size`. It needs no
+// table.
 std::uint64_t permuted(std::uint64_t index, std::uint64_t size, std::uint64_t key);
 
 // Position `index` of an endless stream that goes through [0, size) again and again, each round in a different order.
@@ -37,9 +38,9 @@ template <class Options>
 Result<Options> options_from_json(std::string_view adapter, std::string_view json, AdapterUse use) {
   // Options sent to workers may contain whole files, so they are larger than the limit for a user's configuration. They
   // are JSON written by this program.
-  const bool data = use == AdapterUse::kScoring && !json.empty();
+  const bool is_data_file = use == AdapterUse::kScoring && !json.empty();
   const std::string name = fmt::format("options of {}", adapter);
-  ECHO_ASSIGN(ConfigFile file, data ? ConfigFile::parse_json(json, name) : ConfigFile::parse(json, name));
+  ECHO_ASSIGN(ConfigFile file, is_data_file ? ConfigFile::parse_json(json, name) : ConfigFile::parse(json, name));
   Options options;
   options.read(file.root(), use);
   ECHO_TRY(file.finish());

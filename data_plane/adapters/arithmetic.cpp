@@ -10,7 +10,7 @@ namespace echoline::data_plane {
 namespace {
 
 constexpr std::uint64_t kOperandMax = 999'999'999;  // products fit in 63 bits, the number of problems in 64
-constexpr std::uint64_t kEvaluationMin = 200;       // with fewer, the accuracy is too noisy to compare
+constexpr std::uint64_t kEvaluationMin = 200;       // a measured accuracy on fewer problems is too noisy to compare
 constexpr std::uint64_t kEvaluationMax = 100'000;
 
 std::string_view trimmed(std::string_view text) {
@@ -67,8 +67,9 @@ class Arithmetic final : public Adapter {
     const std::string_view answer = trimmed(response);
     const bool correct = !problem.reference().empty() && answer == problem.reference();
     const double digits = correct_digit_share(answer, problem.reference());
-    return Score{
-        correct ? 1.0 : partial_credit_ * digits, {{"exact", correct ? 1.0 : 0.0}, {"digits", digits}}, correct};
+    return Score{.reward = correct ? 1.0 : partial_credit_ * digits,
+                 .components = {{"exact", correct ? 1.0 : 0.0}, {"digits", digits}},
+                 .correct = correct};
   }
 
   // The correct result or, if carries_forgotten > 0, the result of a careless teacher that the policy can surpass.
@@ -77,6 +78,7 @@ class Arithmetic final : public Adapter {
     if (carries_forgotten_ == 0 || !operands_of_sum(problem.prompt(), a, b)) return problem.reference();
     Random random(key_, mix64(a * operand_values_ + b));
     std::uint64_t sum = 0, carry = 0;
+    // Adds column by column, from the right; a forgotten carry is lost.
     for (std::uint64_t unit = 1; a > 0 || b > 0 || carry > 0; a /= 10, b /= 10, unit *= 10) {
       const std::uint64_t column = a % 10 + b % 10 + carry;
       sum += column % 10 * unit;
@@ -106,7 +108,7 @@ class Arithmetic final : public Adapter {
   std::uint64_t evaluation_problems_;
   double partial_credit_;
   double carries_forgotten_;
-  std::uint64_t key_;
+  std::uint64_t key_;  // chooses the permutations
 };
 
 struct Options {
@@ -122,17 +124,18 @@ struct Options {
       const std::string& name = operations[i];
       if (name != "+" && name != "-" && name != "*")
         s.error("operations", fmt::format("holds '{}', expected \"+\", \"-\" or \"*\"", name.substr(0, 16)));
-      if (std::find(operations.begin(), operations.begin() + static_cast<std::ptrdiff_t>(i), name) !=
-          operations.begin() + static_cast<std::ptrdiff_t>(i))
+      const auto earlier_end = operations.begin() + static_cast<std::ptrdiff_t>(i);
+      if (std::find(operations.begin(), earlier_end, name) != earlier_end)
         s.error("operations", fmt::format("holds '{}' twice", name));
     }
     if (operations.empty()) s.error("operations", "expected a non-empty list");
-    const bool by_digits = s.has("digits");
-    if (by_digits && s.has("operand_max"))
+    const bool has_digits = s.has("digits");
+    if (has_digits && s.has("operand_max"))
       s.error("digits", "expected 'operand_max' or 'digits' (10^digits - 1), not both");
     std::uint64_t digits = 2;
     s.read("digits", digits, {.min = 1, .max = 9},
            {"instead of `operand_max`: operands have up to this many digits", "`operand_max` counts"});
+    // 10^digits - 1, which `operand_max` overrides.
     for (operand_max = 10; digits > 1; --digits) operand_max *= 10;
     --operand_max;
     s.read("operand_max", operand_max, {.min = 1, .max = kOperandMax}, {"the largest operand; the least is 0", "`99`"});
@@ -142,25 +145,28 @@ struct Options {
            "reward of a wrong answer, times its share of correct digits; a right answer has 1");
     s.read("carries_forgotten", carries_forgotten, {.min = 0.0, .max = 1.0},
            "probability that the warm start's teacher forgets a carry, so that the policy can surpass it");
-    const std::uint64_t space = operations.size() * (operand_max + 1) * (operand_max + 1);
-    if (!operations.empty() && evaluation_problems > space / 2)
+    const std::uint64_t problem_count = operations.size() * (operand_max + 1) * (operand_max + 1);
+    if (!operations.empty() && evaluation_problems > problem_count / 2)
       s.error("evaluation_problems", fmt::format("{} evaluation problems out of {} problems leave too few to train on; "
                                                  "raise operand_max or lower evaluation_problems (at least {})",
-                                                 evaluation_problems, space, kEvaluationMin));
+                                                 evaluation_problems, problem_count, kEvaluationMin));
   }
 };
 
 Result<std::unique_ptr<Adapter>> make(std::string_view json, std::uint64_t seed, AdapterUse use) {
-  ECHO_ASSIGN(const Options o, options_from_json<Options>("arithmetic", json, use));
+  ECHO_ASSIGN(const Options options, options_from_json<Options>("arithmetic", json, use));
   std::string operations;
-  for (const std::string& name : o.operations) operations += name;
-  return std::unique_ptr<Adapter>(std::make_unique<Arithmetic>(operations, o.operand_max, o.evaluation_problems,
-                                                               o.partial_credit, o.carries_forgotten, seed));
+  for (const std::string& name : options.operations) operations += name;
+  return std::unique_ptr<Adapter>(std::make_unique<Arithmetic>(operations, options.operand_max,
+                                                               options.evaluation_problems, options.partial_credit,
+                                                               options.carries_forgotten, seed));
 }
 
 }  // namespace
 
-const BuiltIn kArithmetic{"arithmetic", "Sums, differences and products such as \"37+58=\"; a right answer is worth 1",
-                          [](ConfigSection s) { Options().read(s, AdapterUse::kProblems); }, make};
+const BuiltIn kArithmetic{.name = "arithmetic",
+                          .meaning = "Sums, differences and products such as \"37+58=\"; a right answer is worth 1",
+                          .read_options = [](ConfigSection s) { Options().read(s, AdapterUse::kProblems); },
+                          .make = make};
 
 }  // namespace echoline::data_plane

@@ -9,11 +9,12 @@
 namespace echoline::data_plane {
 namespace {
 
+// A problem is a range of consecutive numbers and the one to guess.
 struct Options {
   std::uint64_t number_max = 99, range = 16, guesses = 5, evaluation_problems = 256;
   double guess_cost = 0.05;
 
-  std::uint64_t space() const { return (number_max - range + 2) * range; }
+  std::uint64_t problem_count() const { return (number_max - range + 2) * range; }
 
   void read(ConfigSection s, AdapterUse) {
     s.read("number_max", number_max, {.min = 9, .max = 999'999'999}, "the largest number; the least is 0");
@@ -25,20 +26,20 @@ struct Options {
            "problems held out of training, determined by the seed; at most half of all problems");
     if (range > number_max + 1)
       s.error("range", fmt::format("there are only {} numbers from 0 to number_max", number_max + 1));
-    else if (evaluation_problems > space() / 2)
+    else if (evaluation_problems > problem_count() / 2)
       s.error("evaluation_problems",
               fmt::format("{} out of {} problems leave too few for training; raise number_max or lower it",
-                          evaluation_problems, space()));
+                          evaluation_problems, problem_count()));
   }
 };
 
-std::optional<std::uint64_t> number_in(std::string_view text) {
+std::optional<std::uint64_t> parse_number(std::string_view text) {
   const auto begin = text.find_first_not_of(" \t\r\n");
   if (begin == std::string_view::npos) return std::nullopt;
   const auto end = text.find_last_not_of(" \t\r\n") + 1;
   std::uint64_t number = 0;
-  const auto read = std::from_chars(text.data() + begin, text.data() + end, number);
-  if (read.ec != std::errc{} || read.ptr != text.data() + end) return std::nullopt;
+  const auto parsed = std::from_chars(text.data() + begin, text.data() + end, number);
+  if (parsed.ec != std::errc{} || parsed.ptr != text.data() + end) return std::nullopt;
   return number;
 }
 
@@ -47,7 +48,7 @@ class Guessing final : public QuickEpisode {
   Guessing(const Options& options, std::uint64_t wanted) : options_(options), wanted_(wanted) {}
 
   Result<Step> step_now(std::string_view response) override {
-    const auto guess = number_in(response);
+    const auto guess = parse_number(response);
     ++guesses_;
     Step step;
     step.score.correct = guess == wanted_;
@@ -70,18 +71,18 @@ class Guess final : public Adapter {
   Guess(const Options& options, std::uint64_t seed) : options_(options), key_(mix64(seed)) {}
 
   std::string_view name() const override { return "guess"; }
-  bool one_response() const override { return false; }
+  bool has_one_response() const override { return false; }
   Result<Problem> problem(std::uint64_t index) const override {
-    return at(options_.evaluation_problems +
-              shuffled_cycle(index, options_.space() - options_.evaluation_problems, key_ + 1));
+    return problem_at(options_.evaluation_problems +
+                      shuffled_cycle(index, options_.problem_count() - options_.evaluation_problems, key_ + 1));
   }
   std::vector<Problem> evaluation() const override {
     std::vector<Problem> problems;
-    for (std::uint64_t i = 0; i < options_.evaluation_problems; ++i) problems.push_back(at(i));
+    for (std::uint64_t i = 0; i < options_.evaluation_problems; ++i) problems.push_back(problem_at(i));
     return problems;
   }
   Result<std::unique_ptr<Episode>> begin(const Problem& problem, std::uint64_t) const override {
-    const auto wanted = number_in(problem.reference());
+    const auto wanted = parse_number(problem.reference());
     if (!wanted)
       return fail(Code::kInvalid, "guess", "'{}': expected a number to guess, found '{}'", problem.id(),
                   problem.reference());
@@ -97,8 +98,9 @@ class Guess final : public Adapter {
   }
 
  private:
-  Problem at(std::uint64_t place) const {
-    const std::uint64_t number = permuted(place, options_.space(), key_);
+  // The problem at a position of the seeded permutation, which puts the held-out problems first.
+  Problem problem_at(std::uint64_t position) const {
+    const std::uint64_t number = permuted(position, options_.problem_count(), key_);
     const std::uint64_t low = number / options_.range, wanted = low + number % options_.range;
     Problem problem;
     problem.set_id(fmt::format("guess/{}-{}/{}", low, low + options_.range - 1, wanted));
@@ -113,14 +115,16 @@ class Guess final : public Adapter {
 
 }  // namespace
 
-const BuiltIn kGuess{"guess",
-                     "Guess a number in several turns, with the answer '+' (higher) or '-' (lower) after each; the "
-                     "right number is worth 1",
-                     [](ConfigSection s) { Options().read(s, AdapterUse::kProblems); },
-                     [](std::string_view json, std::uint64_t seed, AdapterUse use) -> Result<std::unique_ptr<Adapter>> {
-                       ECHO_ASSIGN(const Options o, options_from_json<Options>("guess", json, use));
-                       return std::unique_ptr<Adapter>(std::make_unique<Guess>(o, seed));
-                     },
-                     /*many_turns=*/true};
+const BuiltIn kGuess{
+    .name = "guess",
+    .meaning =
+        "Guess a number in several turns, with the answer '+' (higher) or '-' (lower) after each; the "
+        "right number is worth 1",
+    .read_options = [](ConfigSection s) { Options().read(s, AdapterUse::kProblems); },
+    .make = [](std::string_view json, std::uint64_t seed, AdapterUse use) -> Result<std::unique_ptr<Adapter>> {
+      ECHO_ASSIGN(const Options options, options_from_json<Options>("guess", json, use));
+      return std::unique_ptr<Adapter>(std::make_unique<Guess>(options, seed));
+    },
+    .many_turns = true};
 
 }  // namespace echoline::data_plane

@@ -1,3 +1,4 @@
+// The table of the built-in adapters' properties.
 #include "data_plane/adapters/kinds.hpp"
 
 #include "data_plane/adapters/adapter_config.hpp"
@@ -7,19 +8,29 @@ namespace {
 
 struct Row {
   const BuiltIn* adapter;
-  std::optional<bool> turns;
-  std::optional<Repeatable> repeatable;
-  bool file, sandbox;
+  std::optional<bool> many_turns = false;
+  std::optional<Repeatable> repeatable = Repeatable::kCheaply;
+  bool needs_file = false, needs_sandbox = false;
 };
 
 constexpr Row kRows[] = {
-    {&kArithmetic, false, Repeatable::kCheaply, false, false}, {&kCode, false, Repeatable::kCostly, true, true},
-    {&kCountdown, false, Repeatable::kCheaply, false, false},  {&kDapoMath, false, Repeatable::kCheaply, true, false},
-    {&kGsm8k, false, Repeatable::kCheaply, true, false},       {&kGuess, true, Repeatable::kCheaply, false, false},
-    {&kJsonl, false, Repeatable::kCheaply, true, false},       {&kLibrary, std::nullopt, std::nullopt, true, true},
-    {&kMath, false, Repeatable::kCheaply, true, false},        {&kNemoGym, std::nullopt, Repeatable::kNot, true, false},
-    {&kOpenEnv, std::nullopt, Repeatable::kNot, false, false}, {&kPoker, true, Repeatable::kCheaply, false, false},
-    {&kProcess, std::nullopt, std::nullopt, false, true},
+    {.adapter = &kArithmetic},
+    {.adapter = &kCode, .repeatable = Repeatable::kCostly, .needs_file = true, .needs_sandbox = true},
+    {.adapter = &kCountdown},
+    {.adapter = &kDapoMath, .needs_file = true},
+    {.adapter = &kGsm8k, .needs_file = true},
+    {.adapter = &kGuess, .many_turns = true},
+    {.adapter = &kJsonl, .needs_file = true},
+    {.adapter = &kLibrary,
+     .many_turns = std::nullopt,
+     .repeatable = std::nullopt,
+     .needs_file = true,
+     .needs_sandbox = true},
+    {.adapter = &kMath, .needs_file = true},
+    {.adapter = &kNemoGym, .many_turns = std::nullopt, .repeatable = Repeatable::kNot, .needs_file = true},
+    {.adapter = &kOpenEnv, .many_turns = std::nullopt, .repeatable = Repeatable::kNot},
+    {.adapter = &kPoker, .many_turns = true},
+    {.adapter = &kProcess, .many_turns = std::nullopt, .repeatable = std::nullopt, .needs_sandbox = true},
 };
 
 }  // namespace
@@ -27,7 +38,12 @@ constexpr Row kRows[] = {
 std::vector<AdapterKind> adapter_kinds() {
   std::vector<AdapterKind> kinds;
   for (const Row& row : kRows)
-    kinds.push_back({row.adapter->name, row.adapter->meaning, row.turns, row.repeatable, row.file, row.sandbox});
+    kinds.push_back({.name = row.adapter->name,
+                     .meaning = row.adapter->meaning,
+                     .turns = row.many_turns,
+                     .repeatable = row.repeatable,
+                     .file = row.needs_file,
+                     .sandbox = row.needs_sandbox});
   return kinds;
 }
 

@@ -10,8 +10,8 @@ namespace echoline::data_plane {
 
 struct AdapterKind {
   std::string_view name, meaning;
-  std::optional<bool> turns;             // whether it has many turns; absent: depends on its options or program
-  std::optional<Repeatable> repeatable;  // likewise
+  std::optional<bool> turns;             // whether episodes have many; absent: depends on its options or program
+  std::optional<Repeatable> repeatable;  // absent: depends on its options or program
   bool file = false;                     // problems come from a file that the options must name
   bool sandbox = false;                  // scoring starts programs, so it needs bubblewrap
 };

@@ -9,7 +9,7 @@ namespace {
 constexpr const BuiltIn* kBuiltIn[] = {&kArithmetic, &kCode, &kCountdown, &kDapoMath, &kGsm8k, &kGuess,  &kJsonl,
                                        &kLibrary,    &kMath, &kNemoGym,   &kOpenEnv,  &kPoker, &kProcess};
 
-Result<const BuiltIn*> find(std::string_view name) {
+Result<const BuiltIn*> find_adapter(std::string_view name) {
   for (const BuiltIn* adapter : kBuiltIn)
     if (adapter->name == name) return adapter;
   return fail(Code::kInvalid, "", "unknown adapter {}", unknown_name(name, adapter_names()));
@@ -24,7 +24,7 @@ std::vector<std::string> adapter_names() {
 }
 
 Result<std::string> read_adapter_options(std::string_view name, ConfigSection& task) {
-  ECHO_ASSIGN(const BuiltIn* adapter, find(name));
+  ECHO_ASSIGN(const BuiltIn* adapter, find_adapter(name));
   ConfigSection options = task.section("options", adapter->meaning);
   adapter->read_options(options);
   return options.resolved_json();
@@ -32,18 +32,18 @@ Result<std::string> read_adapter_options(std::string_view name, ConfigSection& t
 
 Result<std::unique_ptr<Adapter>> make_adapter(std::string_view name, std::string_view options_json, std::uint64_t seed,
                                               AdapterUse use) {
-  if (name == kSeveral) return make_several(options_json, seed, use);
-  ECHO_ASSIGN(const BuiltIn* adapter, find(name));
+  if (name == kSeveralTasks) return make_several(options_json, seed, use);
+  ECHO_ASSIGN(const BuiltIn* adapter, find_adapter(name));
   return adapter->make(options_json, seed, use);
 }
 
 bool has_many_turns(std::string_view name) {
-  const auto adapter = find(name);
+  const auto adapter = find_adapter(name);
   return adapter && (*adapter)->many_turns;
 }
 
 Status can_be_scored_later(const Adapter& adapter) {
-  if (adapter.one_response()) return ok();
+  if (adapter.has_one_response()) return ok();
   return fail(Code::kInvalid, "task.scored_by",
               "'{}' has many turns, and its observations depend on the policy's answers: workers must score it",
               adapter.name());

@@ -15,21 +15,24 @@ namespace {
 using nlohmann::json;
 
 constexpr std::string_view kPromptPlace = "{prompt}";
-constexpr std::size_t kIdMax = 128, kPromptMax = 256u << 10;  // schema.proto
+constexpr std::uint64_t kRoundOrderStream = 0x7461736b73;  // any number that no part uses with the same seed
+constexpr std::size_t kIdBytesMax = 128, kPromptBytesMax = 256u << 10;  // schema.proto
 
+// One of the tasks. A round is the shortest sequence of problems in which every part has its weight's share.
 struct Part {
   std::string name;
   std::unique_ptr<Adapter> adapter;
   std::string adapter_name, options_json;
   std::uint64_t weight = 1;      // number of slots in a round
-  std::uint64_t first_slot = 0;  // in a round
+  std::uint64_t first_slot = 0;  // the part's first slot in a round
   std::string head, tail;        // text around each problem's prompt
   bool scored_by_workers = true;
 };
 
 class Several final : public Adapter {
  public:
-  Several(std::vector<Part> parts, std::uint64_t seed) : parts_(std::move(parts)), key_(mix64(seed ^ 0x7461736b73ull)) {
+  Several(std::vector<Part> parts, std::uint64_t seed)
+      : parts_(std::move(parts)), key_(mix64(seed ^ kRoundOrderStream)) {
     std::uint64_t divisor = 0;
     for (const Part& part : parts_) divisor = std::gcd(divisor, part.weight);
     for (Part& part : parts_) {
@@ -38,7 +41,7 @@ class Several final : public Adapter {
     }
   }
 
-  std::string_view name() const override { return kSeveral; }
+  std::string_view name() const override { return kSeveralTasks; }
 
   // Each round has as many problems as the sum of all weights, in its own order. So each part goes through its own
   // problems without gaps, and has its share in every round.
@@ -58,12 +61,13 @@ class Several final : public Adapter {
       by_part.push_back(part.adapter->evaluation());
       longest = std::max(longest, by_part.back().size());
     }
-    std::vector<Problem> all;
+    std::vector<Problem> alternating;
     for (std::size_t i = 0; i < longest; ++i)
       for (std::size_t p = 0; p < parts_.size(); ++p)
         if (i < by_part[p].size())
-          if (auto problem = to_run_problem(parts_[p], std::move(by_part[p][i]))) all.push_back(*std::move(problem));
-    return all;
+          if (auto problem = to_run_problem(parts_[p], std::move(by_part[p][i])))
+            alternating.push_back(*std::move(problem));
+    return alternating;
   }
 
   Result<Score> score(const Problem& problem, std::string_view response) const override {
@@ -100,10 +104,11 @@ class Several final : public Adapter {
   Result<Problem> to_run_problem(const Part& part, Problem problem) const {
     problem.set_id(fmt::format("{}:{}", part.name, problem.id()));
     if (!part.head.empty() || !part.tail.empty())
-      change_last(problem, [&](std::string& text) { text = part.head + text + part.tail; });
-    if (problem.id().size() > kIdMax || problem.prompt().size() > kPromptMax)
+      change_user_text(problem, [&](std::string& text) { text = part.head + text + part.tail; });
+    if (problem.id().size() > kIdBytesMax || problem.prompt().size() > kPromptBytesMax)
       return fail(Code::kInvalid, "problem", "'{}': an id of {} bytes and a prompt of {}, expected at most {} and {}",
-                  problem.id().substr(0, kIdMax), problem.id().size(), problem.prompt().size(), kIdMax, kPromptMax);
+                  problem.id().substr(0, kIdBytesMax), problem.id().size(), problem.prompt().size(), kIdBytesMax,
+                  kPromptBytesMax);
     return problem;
   }
 
@@ -119,7 +124,7 @@ class Several final : public Adapter {
     Problem problem_of_part = problem;
     problem_of_part.set_id(problem.id().substr(part.name.size() + 1));
     if (part.head.empty() && part.tail.empty()) return problem_of_part;
-    change_last(problem_of_part, [&](std::string& text) {
+    change_user_text(problem_of_part, [&](std::string& text) {
       if (text.size() >= part.head.size() + part.tail.size() && text.starts_with(part.head) &&
           text.ends_with(part.tail))
         text = text.substr(part.head.size(), text.size() - part.head.size() - part.tail.size());
@@ -129,7 +134,7 @@ class Several final : public Adapter {
 
   // Changes the text of a prompt, or the last of its messages if a user wrote it.
   template <class Change>
-  static void change_last(Problem& problem, Change change) {
+  static void change_user_text(Problem& problem, Change change) {
     PolicyInput input = prompt_of(problem);
     if (input.messages.empty()) {
       change(input.text);
@@ -141,8 +146,8 @@ class Several final : public Adapter {
   }
 
   std::vector<Part> parts_;
-  const std::uint64_t key_;
-  std::uint64_t slots_ = 0;  // per round
+  const std::uint64_t key_;  // chooses the order within each round
+  std::uint64_t slots_ = 0;  // number of slots in a round
 };
 
 }  // namespace
@@ -150,15 +155,15 @@ class Several final : public Adapter {
 std::string_view task_of(std::string_view problem_id) { return problem_id.substr(0, problem_id.find(':')); }
 
 std::string several_options(const std::vector<WeightedTask>& tasks) {
-  json all = json::array();
+  json list = json::array();
   for (const WeightedTask& task : tasks)
-    all.push_back({{"name", task.name},
-                   {"adapter", task.adapter},
-                   {"weight", task.weight},
-                   {"prompt", task.prompt},
-                   {"scored_by", task.scored_by_workers ? "worker" : "learner"},
-                   {"options", json::parse(task.options_json, nullptr, false)}});
-  return json{{"tasks", std::move(all)}}.dump();
+    list.push_back({{"name", task.name},
+                    {"adapter", task.adapter},
+                    {"weight", task.weight},
+                    {"prompt", task.prompt},
+                    {"scored_by", task.scored_by_workers ? "worker" : "learner"},
+                    {"options", json::parse(task.options_json, nullptr, false)}});
+  return json{{"tasks", std::move(list)}}.dump();
 }
 
 Result<std::unique_ptr<Adapter>> make_several(std::string_view options_json, std::uint64_t seed, AdapterUse use) {
@@ -188,12 +193,13 @@ Result<std::unique_ptr<Adapter>> make_several(std::string_view options_json, std
     return fail(Code::kInvalid, "tasks", "{} tasks, at most {} are allowed", parts.size(), kTasksMax);
   if (parts.empty() && use == AdapterUse::kProblems) return fail(Code::kInvalid, "tasks", "expected at least one");
   for (Part& part : parts) {
-    auto made = make_adapter(part.adapter_name, part.options_json, seed, use);
-    if (!made) return fail(made.error().code, made.error().operation, "task '{}': {}", part.name, made.error().detail);
-    part.adapter = *std::move(made);
+    auto adapter = make_adapter(part.adapter_name, part.options_json, seed, use);
+    if (!adapter)
+      return fail(adapter.error().code, adapter.error().operation, "task '{}': {}", part.name, adapter.error().detail);
+    part.adapter = *std::move(adapter);
     if (part.scored_by_workers) continue;
-    if (const Status later = can_be_scored_later(*part.adapter); !later)
-      return fail(later.error().code, "task.scored_by", "task '{}': {}", part.name, later.error().detail);
+    if (const Status scorable = can_be_scored_later(*part.adapter); !scorable)
+      return fail(scorable.error().code, "task.scored_by", "task '{}': {}", part.name, scorable.error().detail);
   }
   return std::unique_ptr<Adapter>(std::make_unique<Several>(std::move(parts), seed));
 }

@@ -1,4 +1,5 @@
-// Implements SidePromptServer: a thread that passes the side prompts of many episodes to a TextServerClient.
+// Implements SidePromptServer: a thread that passes the side prompts of many episodes to a TextServerClient. A side
+// prompt asks another player of the game for its action, before the policy's next turn.
 #include "data_plane/adapters/side_prompt_server.hpp"
 
 #include <condition_variable>
@@ -24,8 +25,9 @@ void SidePromptServerOptions::read(ConfigSection s) {
   s.read_choice("api", chat, {{"chat", true}, {"completions", false}},
                 "messages in the server's own chat template, or a text to continue");
   s.read("tokens_max", tokens_max, {.min = 1, .max = 1 << 20}, "tokens of an answer");
-  s.read("temperature", temperature, {.min = 0.0, .max = 10.0}, "its sampling temperature");
-  s.read("deadline", deadline, {.min = std::chrono::milliseconds(1), .max = std::chrono::hours(1)}, "for an answer");
+  s.read("temperature", temperature, {.min = 0.0, .max = 10.0}, "sampling temperature of an answer");
+  s.read("deadline", deadline, {.min = std::chrono::milliseconds(1), .max = std::chrono::hours(1)},
+         "the longest wait for an answer");
   s.read("tries", tries, {.min = 1, .max = 100},
          "attempts at an answer, with growing pauses; then the worker returns the rollout");
 }
@@ -93,7 +95,7 @@ struct SidePromptServer::Impl {
 namespace {
 
 // An episode whose steps include the server's answers to all side prompts, until the policy has to act. The destructor
-// waits while an answer is being processed.
+// waits while an answer is being processed. `Server` is SidePromptServer::Impl, which is private.
 template <class Server>
 class AnsweredEpisode final : public Episode {
  public:
@@ -106,8 +108,8 @@ class AnsweredEpisode final : public Episode {
     shared_->episode.reset();
   }
 
-  void step(std::string response, Done done) override {
-    step_to_policy_turn(server_, shared_, std::move(response), std::move(done), seed_, {});
+  void step(std::string response, Done on_policy_turn) override {
+    step_to_policy_turn(server_, shared_, std::move(response), std::move(on_policy_turn), seed_, Score{});
   }
   Score cut() override {
     const std::lock_guard lock(shared_->mutex);
@@ -115,38 +117,47 @@ class AnsweredEpisode final : public Episode {
   }
 
  private:
+  // Shared with pending requests, which may outlive the episode.
   struct Shared {
-    std::recursive_mutex mutex;
+    std::recursive_mutex mutex;        // recursive, because an episode may report a step before step() returns
     std::unique_ptr<Episode> episode;  // null: the caller has destroyed its episode
-    std::uint64_t side_prompts = 0;
+    std::uint64_t side_prompts = 0;    // number of them so far
   };
 
-  static void step_to_policy_turn(Server& server, std::shared_ptr<Shared> shared, std::string response, Done done,
-                                  std::uint64_t seed, Score score_before) {
+  // Steps the episode until the policy has to act. `score_before`: the sum of the steps' scores since the policy's
+  // turn.
+  static void step_to_policy_turn(Server& server, std::shared_ptr<Shared> shared, std::string response,
+                                  Done on_policy_turn, std::uint64_t seed, Score score_before) {
     const std::lock_guard lock(shared->mutex);
     if (!shared->episode) return;
-    shared->episode->step(std::move(response), [&server, shared, done = std::move(done), seed,
+    shared->episode->step(std::move(response), [&server, shared, on_policy_turn = std::move(on_policy_turn), seed,
                                                 score_before = std::move(score_before)](Result<Step> step) {
-      const std::lock_guard inner(shared->mutex);
-      if (!shared->episode) return;
-      if (!step) return done(std::move(step));
-      Score score = score_before;
-      add(score, step->score);
-      step->score = score;
-      if (step->done || !step->side_prompt) return done(std::move(step));
-      if (++shared->side_prompts > kTurnsMax)
-        return done(fail(Code::kExhausted, "task", "the episode asks more than {} times for another player's answer",
-                         kTurnsMax));
-      server.ask(*step->side_prompt, mix64(seed + shared->side_prompts),
-                 [&server, shared, done, seed, score](Result<std::string> answer) {
-                   const std::lock_guard last(shared->mutex);
-                   if (!shared->episode) return;
-                   if (!answer)
-                     return done(fail(Code::kUnavailable, "task", "the server that plays another player failed: {}",
-                                      answer.error().message()));
-                   step_to_policy_turn(server, shared, *std::move(answer), done, seed, score);
-                 });
+      on_step(server, shared, std::move(step), on_policy_turn, seed, score_before);
     });
+  }
+
+  // Reports the step if the policy has to act next, otherwise asks the server for the other player's answer.
+  static void on_step(Server& server, std::shared_ptr<Shared> shared, Result<Step> step, Done on_policy_turn,
+                      std::uint64_t seed, Score score) {
+    const std::lock_guard lock(shared->mutex);
+    if (!shared->episode) return;
+    if (!step) return on_policy_turn(std::move(step));
+    add(score, step->score);
+    step->score = score;
+    if (step->done || !step->side_prompt) return on_policy_turn(std::move(step));
+    if (++shared->side_prompts > kTurnsMax)
+      return on_policy_turn(
+          fail(Code::kExhausted, "task", "the episode asks more than {} times for another player's answer", kTurnsMax));
+    server.ask(
+        *step->side_prompt, mix64(seed + shared->side_prompts),
+        [&server, shared, on_policy_turn, seed, score](Result<std::string> answer) {
+          const std::lock_guard answer_lock(shared->mutex);
+          if (!shared->episode) return;
+          if (!answer)
+            return on_policy_turn(fail(Code::kUnavailable, "task", "the server that plays another player failed: {}",
+                                       answer.error().message()));
+          step_to_policy_turn(server, shared, *std::move(answer), on_policy_turn, seed, score);
+        });
   }
 
   Server& server_;
@@ -161,13 +172,13 @@ SidePromptServer::SidePromptServer(std::unique_ptr<Impl> impl) : impl_(std::move
 Result<std::unique_ptr<SidePromptServer>> SidePromptServer::start(const SidePromptServerOptions& options) {
   auto impl = std::make_unique<Impl>();
   impl->options = options;
-  TextServerOptions text;
-  text.url = options.url.value_or("");
-  text.model = options.model.value_or("");
-  text.chat = options.chat;
-  text.timeout = options.deadline;
-  text.tries_max = options.tries;
-  ECHO_ASSIGN(TextServerClient server, TextServerClient::make(std::move(text), impl->clock));
+  TextServerOptions server_options;
+  server_options.url = options.url.value_or("");
+  server_options.model = options.model.value_or("");
+  server_options.chat = options.chat;
+  server_options.timeout = options.deadline;
+  server_options.tries_max = options.tries;
+  ECHO_ASSIGN(TextServerClient server, TextServerClient::make(std::move(server_options), impl->clock));
   impl->server.emplace(std::move(server));
   impl->thread = std::thread([raw = impl.get()] {
     while (raw->run_round()) {

@@ -8,11 +8,11 @@
 namespace echoline::data_plane {
 
 struct SidePromptServerOptions {
-  std::optional<std::string> url, model;  // as in TextServerOptions; both are required
+  std::optional<std::string> url, model;  // see TextServerOptions; both are required
   bool chat = true;
-  std::int64_t tokens_max = 64;  // per answer
+  std::int64_t tokens_max = 64;  // limit of an answer
   double temperature = 1;
-  Duration deadline = std::chrono::seconds(60);  // per request
+  Duration deadline = std::chrono::seconds(60);  // time-out of each request
   int tries = 3;
 
   void read(ConfigSection s);

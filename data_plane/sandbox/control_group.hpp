@@ -1,18 +1,18 @@
-// Cgroups of version 2 for sandboxes, where this process may make them. Private to this folder.
+// Cgroups of version 2 for sandboxes, on machines that let this process make them. Private to this folder.
 #pragma once
 #include "data_plane/sandbox/launch.hpp"
 
 namespace echoline::sandbox {
 
-// With a cgroup, the kernel itself enforces the limits of memory and processes at once, and counts its own memory for
-// the program. Without one, only UsageMeter's measurements every 10 ms do.
+// With a cgroup, the kernel itself enforces the limits of memory and processes at once, and counts its own
+// memory for the program. Without one, only UsageMeter's measurements every 10 ms do.
 class ControlGroups {
  public:
   // Makes a group for all sandboxes: in this process's group or the nearest ancestor that delegates the memory and pids
-  // controllers and is writable. `mounted`: the cgroup mount; `own`: /proc/self/cgroup. Nothing if there is no such
-  // group, as in most containers.
-  static std::optional<ControlGroups> make(const std::filesystem::path& mounted = "/sys/fs/cgroup",
-                                           const std::filesystem::path& own = "/proc/self/cgroup");
+  // controllers and is writable. `mount`: the cgroup mount; `own_group_file`: /proc/self/cgroup. Nothing if there is no
+  // such group, as in most containers.
+  static std::optional<ControlGroups> make(const std::filesystem::path& mount = "/sys/fs/cgroup",
+                                           const std::filesystem::path& own_group_file = "/proc/self/cgroup");
   ~ControlGroups();
   ControlGroups(ControlGroups&&) noexcept;
   ControlGroups& operator=(ControlGroups&&) = delete;
@@ -33,7 +33,7 @@ class ControlGroups {
  private:
   explicit ControlGroups(std::filesystem::path folder) : folder_(std::move(folder)) {}
   std::filesystem::path folder_;
-  std::uint64_t groups_made_ = 0;  // for the names of groups
+  std::uint64_t groups_made_ = 0;  // number of groups made, for their names
 };
 
 }  // namespace echoline::sandbox

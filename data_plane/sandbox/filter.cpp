@@ -1,3 +1,4 @@
+// Builds the seccomp filter with libseccomp.
 #include "data_plane/sandbox/filter.hpp"
 
 #include <sched.h>
@@ -18,7 +19,7 @@ namespace {
 
 // Calls by name, because this machine's libseccomp header may lack some that the kernel has. Programs built here cannot
 // name those either, and newer calls need privileges that the sandbox does not grant.
-constexpr const char* kRefused[] = {
+constexpr const char* kRefusedCalls[] = {
     // other processes
     "ptrace", "process_vm_readv", "process_vm_writev", "process_madvise", "kcmp", "pidfd_getfd", "move_pages",
     "migrate_pages",
@@ -38,7 +39,8 @@ constexpr const char* kRefused[] = {
     "shmget", "msgget", "semget", "mq_open", "memfd_secret"};
 
 // Programs have a fallback for these calls if the kernel lacks them.
-constexpr const char* kAbsent[] = {"clone3", "memfd_create", "io_uring_setup", "io_uring_enter", "io_uring_register"};
+constexpr const char* kAbsentCalls[] = {"clone3", "memfd_create", "io_uring_setup", "io_uring_enter",
+                                        "io_uring_register"};
 
 constexpr unsigned long kNamespaceFlags =
     CLONE_NEWNS | CLONE_NEWCGROUP | CLONE_NEWUTS | CLONE_NEWIPC | CLONE_NEWUSER | CLONE_NEWPID | CLONE_NEWNET;
@@ -55,30 +57,34 @@ int add(scmp_filter_ctx context, std::uint32_t action, const char* name) {
   return added == -EDOM ? 0 : added;
 }
 
-// The condition of a rule on the argument `index` of a call, counted from 0.
-scmp_arg_cmp argument(unsigned index, scmp_compare how, scmp_datum_t a, scmp_datum_t b = 0) {
-  return {index, how, a, b};
+// The condition of a rule on the argument `index` of a call, counted from 0. With SCMP_CMP_MASKED_EQ, `value` is the
+// mask, and `masked_value` is compared with the argument under it.
+scmp_arg_cmp argument(unsigned index, scmp_compare comparison, scmp_datum_t value, scmp_datum_t masked_value = 0) {
+  return {.arg = index, .op = comparison, .datum_a = value, .datum_b = masked_value};
 }
 
+// Adds all rules. Returns 0 or libseccomp's first error.
 int add_rules(scmp_filter_ctx context) {
   const auto refused = SCMP_ACT_ERRNO(EPERM), absent = SCMP_ACT_ERRNO(ENOSYS);
-  int wrong = 0;
-  const auto note = [&](int result) { wrong = wrong ? wrong : result; };
-  for (const char* name : kRefused) note(add(context, refused, name));
-  for (const char* name : kAbsent) note(add(context, absent, name));
+  int error = 0;
+  const auto keep_first_error = [&](int result) { error = error != 0 ? error : result; };
+  for (const char* name : kRefusedCalls) keep_first_error(add(context, refused, name));
+  for (const char* name : kAbsentCalls) keep_first_error(add(context, absent, name));
   for (unsigned flag = 1; flag != 0; flag <<= 1)
     if (kNamespaceFlags & flag)
-      note(seccomp_rule_add(context, refused, SCMP_SYS(clone), 1, argument(0, SCMP_CMP_MASKED_EQ, flag, flag)));
+      keep_first_error(
+          seccomp_rule_add(context, refused, SCMP_SYS(clone), 1, argument(0, SCMP_CMP_MASKED_EQ, flag, flag)));
   // The request of ioctl() is 32 bits of a 64-bit register; the kernel ignores the other half.
   for (const unsigned long request : {TIOCSTI, TIOCLINUX})
-    note(seccomp_rule_add(context, refused, SCMP_SYS(ioctl), 1, argument(1, SCMP_CMP_MASKED_EQ, 0xffffffffu, request)));
+    keep_first_error(
+        seccomp_rule_add(context, refused, SCMP_SYS(ioctl), 1, argument(1, SCMP_CMP_MASKED_EQ, 0xffffffffu, request)));
   for (const int call : {SCMP_SYS(socket), SCMP_SYS(socketpair)})
-    note(seccomp_rule_add(context, refused, call, 1, argument(0, SCMP_CMP_NE, AF_UNIX)));
+    keep_first_error(seccomp_rule_add(context, refused, call, 1, argument(0, SCMP_CMP_NE, AF_UNIX)));
   // Shared anonymous memory outlives the process that filled it, so no process would be charged for it.
-  constexpr unsigned kSharedUnnamed = MAP_SHARED | MAP_ANONYMOUS;
-  note(seccomp_rule_add(context, refused, SCMP_SYS(mmap), 1,
-                        argument(3, SCMP_CMP_MASKED_EQ, kSharedUnnamed, kSharedUnnamed)));
-  return wrong;
+  constexpr unsigned kSharedAnonymous = MAP_SHARED | MAP_ANONYMOUS;
+  keep_first_error(seccomp_rule_add(context, refused, SCMP_SYS(mmap), 1,
+                                    argument(3, SCMP_CMP_MASKED_EQ, kSharedAnonymous, kSharedAnonymous)));
+  return error;
 }
 
 }  // namespace
@@ -87,11 +93,11 @@ Result<std::string> system_call_filter() {
   constexpr std::string_view kOperation = "make a system call filter";
   const std::unique_ptr<void, Release> context(seccomp_init(SCMP_ACT_ALLOW));
   if (!context) return fail(Code::kUnavailable, kOperation, "libseccomp cannot make one on this machine");
-  int wrong = seccomp_attr_set(context.get(), SCMP_FLTATR_ACT_BADARCH, SCMP_ACT_KILL_PROCESS);
-  if (wrong == 0) wrong = add_rules(context.get());
+  int error = seccomp_attr_set(context.get(), SCMP_FLTATR_ACT_BADARCH, SCMP_ACT_KILL_PROCESS);
+  if (error == 0) error = add_rules(context.get());
   const Descriptor file(::memfd_create("filter", MFD_CLOEXEC));
-  if (wrong == 0) wrong = seccomp_export_bpf(context.get(), file.get());
-  if (wrong != 0) return fail(Code::kUnavailable, kOperation, "libseccomp: {}", std::strerror(-wrong));
+  if (error == 0) error = seccomp_export_bpf(context.get(), file.get());
+  if (error != 0) return fail(Code::kUnavailable, kOperation, "libseccomp: {}", std::strerror(-error));
   std::string filter(static_cast<std::size_t>(std::max<off_t>(0, ::lseek(file.get(), 0, SEEK_END))), '\0');
   if (filter.empty() || ::pread(file.get(), filter.data(), filter.size(), 0) != static_cast<ssize_t>(filter.size()))
     return fail(Code::kIo, kOperation, "the filter cannot be read back");

@@ -1,4 +1,5 @@
-// Starts bubblewrap with the arguments and descriptors for one program, for pool.cpp.
+// Starts bubblewrap, which runs a program in namespaces of its own, with the arguments and descriptors for one program.
+// pool.cpp calls it.
 #include "data_plane/sandbox/launch.hpp"
 
 #include <fcntl.h>
@@ -21,20 +22,23 @@ namespace echoline::sandbox {
 namespace {
 
 constexpr std::string_view kOperation = "start sandbox";
-constexpr unsigned kNobody = 65534;  // the program's user id inside the sandbox
-constexpr int kFirstFd = 3;
-constexpr rlim_t kAddressesPerMemory = 16;
+constexpr unsigned kNobody = 65534;             // the program's user id inside the sandbox
+constexpr int kFirstFd = 3;                     // after standard input, output and error
+constexpr rlim_t kAddressesPerMemory = 16;      // interpreters reserve much more address space than they use
+constexpr int kNotStarted = 127;                // the exit status that shells use for it
+constexpr std::uint64_t kCpuMarginSeconds = 2;  // UsageMeter stops the program first; the kernel's limit is a backstop
+constexpr std::uint64_t kScratchBytesMin = 4096, kLockedBytesMax = 65536, kPendingSignalsMax = 1024;
 
 constexpr const char* kPasswd = "nobody:x:65534:65534:nobody:/tmp:/bin/false\n";
 constexpr const char* kGroup = "nogroup:x:65534:\n";
 
 Error system_error(std::string_view what) { return fail(Code::kIo, kOperation, "{}: {}", what, std::strerror(errno)); }
 
-Status pipe_ends(Fd& reads, Fd& writes) {
+Status make_pipe(Fd& read_end, Fd& write_end) {
   int ends[2];
   if (::pipe2(ends, O_CLOEXEC) != 0) return system_error("make a pipe");
-  reads = Fd(ends[0]);
-  writes = Fd(ends[1]);
+  read_end = Fd(ends[0]);
+  write_end = Fd(ends[1]);
   return ok();
 }
 
@@ -95,7 +99,7 @@ void add_devices(BubblewrapArguments& arguments) {
 Status add_files(BubblewrapArguments& arguments, InheritedDescriptors& inherited, const Command& command,
                  bool supports_ro_bind_fd) {
   const auto add = [&](const std::string& path, std::string_view content) -> Status {
-    ECHO_ASSIGN(Fd file, memory_file(content));
+    ECHO_ASSIGN(Fd file, make_memory_file(content));
     arguments.add("--perms", "0555", "--file", inherited.add(std::move(file)), path);
     return ok();
   };
@@ -115,7 +119,7 @@ Status add_files(BubblewrapArguments& arguments, InheritedDescriptors& inherited
   return ok();
 }
 
-Result<std::string> bubblewrap_arguments(const Settings& settings, const Command& command,
+Result<std::string> bubblewrap_arguments(const LaunchSettings& settings, const Command& command,
                                          InheritedDescriptors& inherited, Fd status, Fd filter) {
   BubblewrapArguments arguments;
   arguments.add("--unshare-user", "--unshare-pid", "--unshare-net", "--unshare-ipc", "--unshare-uts",
@@ -143,22 +147,22 @@ Status check(const Command& command) {
   if (command.files.size() + command.read_only.size() > kFilesMax)
     return fail(Code::kInvalid, kOperation, "expected at most {} files and folders for the program", kFilesMax);
   std::size_t bytes = 0;
-  const auto count = [&](const std::string& text) {
+  const auto count_text = [&](const std::string& text) {
     bytes += text.size() + 1;
     return text.find('\0') == std::string::npos;
   };
   bool valid = true;
-  for (const std::string& word : command.argv) valid = count(word) && valid;
+  for (const std::string& word : command.argv) valid = count_text(word) && valid;
   for (const auto& [name, value] : command.environment)
-    valid = count(name) && count(value) && !name.empty() && name.find('=') == std::string::npos && valid;
+    valid = count_text(name) && count_text(value) && !name.empty() && name.find('=') == std::string::npos && valid;
   for (const auto& [path, content] : command.files)
-    valid = count(path) && is_absolute(path) && content.size() <= kFileBytesMax && valid;
-  for (const auto& path : command.read_only) valid = count(path.string()) && is_absolute(path.string()) && valid;
+    valid = count_text(path) && is_absolute(path) && content.size() <= kFileBytesMax && valid;
+  for (const auto& path : command.read_only) valid = count_text(path.string()) && is_absolute(path.string()) && valid;
   if (!valid || bytes > kArgumentBytesMax)
     return invalid(
         "expected words, names and absolute paths of files without NUL, below 1 MiB in all, and files below 64 MiB "
         "each");
-  if (command.limits.scratch.count < 4096 || command.limits.processes == 0)
+  if (command.limits.scratch.count < kScratchBytesMin || command.limits.processes == 0)
     return invalid("expected a scratch folder of 4096 bytes or more, and a process or more");
   return ok();
 }
@@ -169,21 +173,21 @@ struct Child {
   const char* program;
   char** argv;
   char** environment;
-  std::array<int, 3> standard;
-  const int* inherited;
+  std::array<int, 3> standard;  // descriptors for its standard input, output and error
+  const int* inherited;         // descriptors to pass on, as 3 and following
   std::size_t inherited_count;
-  int* moved;  // scratch space for as many descriptors
-  int group_procs;
+  int* moved_fds;   // scratch space for as many descriptors
+  int group_procs;  // cgroup.procs of the group to enter; negative: none
   const std::optional<uid_t>* as_user;
   pid_t parent;
-  const char* failed = nullptr;
-  int error = 0;
+  const char* failed = nullptr;  // what failed, for the parent
+  int error = 0;                 // its errno
 };
 
 int exit_with_error(Child& child, const char* what) {
   child.error = errno;
   child.failed = what;
-  ::_exit(127);
+  ::_exit(kNotStarted);
 }
 
 bool switch_user(uid_t user) {
@@ -201,7 +205,7 @@ int run_child(void* argument) {
   // Moves the descriptors above the target range first, so that none is overwritten.
   const int first_free_fd = kFirstFd + static_cast<int>(child.inherited_count);
   for (std::size_t i = 0; i < child.inherited_count; ++i)
-    if ((child.moved[i] = ::fcntl(child.inherited[i], F_DUPFD, first_free_fd)) < 0)
+    if ((child.moved_fds[i] = ::fcntl(child.inherited[i], F_DUPFD, first_free_fd)) < 0)
       return exit_with_error(child, "hand over a descriptor");
   std::array<int, 3> standard{};
   for (std::size_t i = 0; i < 3; ++i)
@@ -210,38 +214,38 @@ int run_child(void* argument) {
   if (child.group_procs >= 0 && ::write(child.group_procs, "0", 1) != 1)
     return exit_with_error(child, "enter the cgroup");
   for (int i = 0; i < 3; ++i) ::dup2(standard[static_cast<std::size_t>(i)], i);
-  for (std::size_t i = 0; i < child.inherited_count; ++i) ::dup2(child.moved[i], kFirstFd + static_cast<int>(i));
+  for (std::size_t i = 0; i < child.inherited_count; ++i) ::dup2(child.moved_fds[i], kFirstFd + static_cast<int>(i));
   ::syscall(SYS_close_range, static_cast<unsigned>(first_free_fd), ~0U, 0);
   if (*child.as_user && !switch_user(**child.as_user))
     return exit_with_error(child, "switch to another user, which root must do");
-  ::prctl(PR_SET_PDEATHSIG, SIGKILL);  // after switch_user(), which would reset it
-  if (::getppid() != child.parent) ::_exit(127);
+  ::prctl(PR_SET_PDEATHSIG, SIGKILL);                     // after switch_user(), which would reset it
+  if (::getppid() != child.parent) ::_exit(kNotStarted);  // the parent has died
   if (::chdir("/") != 0) return exit_with_error(child, "enter /");
-  sigset_t none;
-  sigemptyset(&none);
-  ::sigprocmask(SIG_SETMASK, &none, nullptr);
+  sigset_t no_signals;
+  sigemptyset(&no_signals);
+  ::sigprocmask(SIG_SETMASK, &no_signals, nullptr);
   ::execve(child.program, child.argv, child.environment);
   return exit_with_error(child, "run bubblewrap");
 }
 
 std::vector<char*> null_terminated(std::vector<std::string>& strings) {
-  std::vector<char*> all;
-  for (std::string& s : strings) all.push_back(s.data());
-  all.push_back(nullptr);
-  return all;
+  std::vector<char*> pointers;
+  for (std::string& s : strings) pointers.push_back(s.data());
+  pointers.push_back(nullptr);
+  return pointers;
 }
 
 // fork() would copy the page tables of a process that may hold a model. This call shares memory until exec() or exit,
 // like posix_spawn(), while the calling thread waits. Returns the child's process id, or -1.
 template <class Argument>
-pid_t clone_sharing(int (*what)(void*), Argument& argument, bool changes_user) {
-  constexpr std::size_t kStack = 64u << 10;
-  const std::unique_ptr<char[]> stack(new char[kStack]);
+pid_t clone_sharing(int (*function)(void*), Argument& argument, bool changes_user) {
+  constexpr std::size_t kStackBytes = 64u << 10;
+  const std::unique_ptr<char[]> stack(new char[kStackBytes]);
   sigset_t all_signals, previous_mask;
   sigfillset(&all_signals);
   ::pthread_sigmask(SIG_SETMASK, &all_signals, &previous_mask);
   const int dumpable = ::prctl(PR_GET_DUMPABLE);
-  const pid_t pid = ::clone(what, stack.get() + kStack, CLONE_VM | CLONE_VFORK | SIGCHLD, &argument);
+  const pid_t pid = ::clone(function, stack.get() + kStackBytes, CLONE_VM | CLONE_VFORK | SIGCHLD, &argument);
   const int clone_errno = errno;
   if (dumpable == 1 && changes_user)
     ::prctl(PR_SET_DUMPABLE, 1);  // restored, because the flag belongs to the shared memory
@@ -258,6 +262,7 @@ Result<pid_t> spawn(Child& child) {
   return fail(Code::kUnavailable, kOperation, "{} ({}): {}", child.failed, child.program, std::strerror(child.error));
 }
 
+// The argument of set_limits_as_user(), which runs in a process of its own that shares this memory.
 struct LimitRequest {
   pid_t pid;
   const Limits& limits;
@@ -267,17 +272,18 @@ struct LimitRequest {
 
 bool set_resource_limits(pid_t pid, const Limits& limits) {
   const auto set = [&](auto resource, std::uint64_t soft, std::uint64_t hard) {
-    rlimit both{};
-    if (::prlimit(pid, resource, nullptr, &both) != 0) return false;
-    both = {std::min(soft, both.rlim_max), std::min(hard, both.rlim_max)};  // at most this process's own limits
-    return ::prlimit(pid, resource, &both, nullptr) == 0;
+    rlimit limit{};
+    if (::prlimit(pid, resource, nullptr, &limit) != 0) return false;
+    limit = {std::min(soft, limit.rlim_max), std::min(hard, limit.rlim_max)};  // at most this process's own limits
+    return ::prlimit(pid, resource, &limit, nullptr) == 0;
   };
-  const auto same = [&](auto resource, std::uint64_t value) { return set(resource, value, value); };
-  const std::uint64_t cpu = limits.cpu ? static_cast<std::uint64_t>(seconds(*limits.cpu)) + 2 : 0;
-  return same(RLIMIT_NPROC, limits.processes + 1) &&  // one more for bubblewrap
-         same(RLIMIT_AS, limits.memory.count * kAddressesPerMemory) && same(RLIMIT_FSIZE, limits.file.count) &&
-         same(RLIMIT_NOFILE, limits.open_files) && same(RLIMIT_CORE, 0) && same(RLIMIT_MEMLOCK, 65536) &&
-         same(RLIMIT_MSGQUEUE, 0) && same(RLIMIT_NICE, 0) && same(RLIMIT_RTPRIO, 0) && same(RLIMIT_SIGPENDING, 1024) &&
+  const auto set_both = [&](auto resource, std::uint64_t value) { return set(resource, value, value); };
+  const std::uint64_t cpu = limits.cpu ? static_cast<std::uint64_t>(seconds(*limits.cpu)) + kCpuMarginSeconds : 0;
+  return set_both(RLIMIT_NPROC, limits.processes + 1) &&  // one more for bubblewrap
+         set_both(RLIMIT_AS, limits.memory.count * kAddressesPerMemory) && set_both(RLIMIT_FSIZE, limits.file.count) &&
+         set_both(RLIMIT_NOFILE, limits.open_files) && set_both(RLIMIT_CORE, 0) &&
+         set_both(RLIMIT_MEMLOCK, kLockedBytesMax) && set_both(RLIMIT_MSGQUEUE, 0) && set_both(RLIMIT_NICE, 0) &&
+         set_both(RLIMIT_RTPRIO, 0) && set_both(RLIMIT_SIGPENDING, kPendingSignalsMax) &&
          (!limits.cpu || set(RLIMIT_CPU, cpu, cpu + 1));
 }
 
@@ -289,34 +295,35 @@ int set_limits_as_user(void* argument) {
 
 }  // namespace
 
-Result<Fd> memory_file(std::string_view content) {
+Result<Fd> make_memory_file(std::string_view content) {
   Fd file(::memfd_create("sandbox", MFD_CLOEXEC));
   if (!file) return system_error("make a file in memory");
-  for (std::size_t at = 0; at < content.size();) {
-    const ssize_t n = ::write(file.get(), content.data() + at, content.size() - at);
+  for (std::size_t written = 0; written < content.size();) {
+    const ssize_t n = ::write(file.get(), content.data() + written, content.size() - written);
     if (n <= 0) return system_error("write a file in memory");
-    at += static_cast<std::size_t>(n);
+    written += static_cast<std::size_t>(n);
   }
   // Opens the file again, read-only.
-  Fd reads(::open(fmt::format("/proc/self/fd/{}", file.get()).c_str(), O_RDONLY | O_CLOEXEC));
-  if (!reads) return system_error("open a file in memory");
-  return reads;
+  Fd read_end(::open(fmt::format("/proc/self/fd/{}", file.get()).c_str(), O_RDONLY | O_CLOEXEC));
+  if (!read_end) return system_error("open a file in memory");
+  return read_end;
 }
 
-Result<Launched> launch(const Settings& settings, const Command& command, const std::string* input, int group_procs) {
+Result<LaunchedProgram> launch(const LaunchSettings& settings, const Command& command, const std::string* input,
+                               int group_procs) {
   ECHO_TRY(check(command));
-  Launched launched;
+  LaunchedProgram launched;
   launched.as_user = settings.as_user;
   InheritedDescriptors inherited;
   Fd status, filter, in, out, err;
-  ECHO_TRY(pipe_ends(launched.status, status));
+  ECHO_TRY(make_pipe(launched.status, status));
   // bubblewrap reads its filter last. If this process dies before it has set the limits, the pipe is empty, and the
   // kernel refuses an empty filter.
-  ECHO_TRY(pipe_ends(filter, launched.filter));
-  ECHO_TRY(pipe_ends(launched.out, out));
-  ECHO_TRY(pipe_ends(launched.err, err));
+  ECHO_TRY(make_pipe(filter, launched.filter));
+  ECHO_TRY(make_pipe(launched.out, out));
+  ECHO_TRY(make_pipe(launched.err, err));
   if (input != nullptr) {
-    ECHO_ASSIGN(in, memory_file(*input));
+    ECHO_ASSIGN(in, make_memory_file(*input));
   } else {
     // A socket, because writing to a pipe without a reader raises a signal.
     int ends[2];
@@ -330,27 +337,27 @@ Result<Launched> launch(const Settings& settings, const Command& command, const 
 
   ECHO_ASSIGN(const std::string arguments,
               bubblewrap_arguments(settings, command, inherited, std::move(status), std::move(filter)));
-  ECHO_ASSIGN(Fd arguments_file, memory_file(arguments));
+  ECHO_ASSIGN(Fd arguments_file, make_memory_file(arguments));
   std::vector<std::string> argv{settings.bubblewrap, "--args", inherited.add(std::move(arguments_file)), "--"};
   argv.insert(argv.end(), command.argv.begin(), command.argv.end());
   std::vector<std::string> environment;
-  std::map<std::string, std::string> all{{"PATH", "/usr/local/bin:/usr/bin:/bin"}, {"HOME", "/tmp"}};
-  for (const auto& [name, value] : command.environment) all[name] = value;
-  for (const auto& [name, value] : all) environment.push_back(name + "=" + value);
+  std::map<std::string, std::string> values{{"PATH", "/usr/local/bin:/usr/bin:/bin"}, {"HOME", "/tmp"}};
+  for (const auto& [name, value] : command.environment) values[name] = value;
+  for (const auto& [name, value] : values) environment.push_back(name + "=" + value);
   std::vector<char*> argv_pointers = null_terminated(argv), environment_pointers = null_terminated(environment);
-  std::vector<int> numbers;
-  for (const Fd& fd : inherited.all()) numbers.push_back(fd.get());
-  std::vector<int> moved(numbers.size());
-  Child child{settings.bubblewrap.c_str(),
-              argv_pointers.data(),
-              environment_pointers.data(),
-              {in.get(), out.get(), err.get()},
-              numbers.data(),
-              numbers.size(),
-              moved.data(),
-              group_procs,
-              &settings.as_user,
-              ::getpid()};
+  std::vector<int> inherited_fds;
+  for (const Fd& fd : inherited.all()) inherited_fds.push_back(fd.get());
+  std::vector<int> moved_fds(inherited_fds.size());
+  Child child{.program = settings.bubblewrap.c_str(),
+              .argv = argv_pointers.data(),
+              .environment = environment_pointers.data(),
+              .standard = {in.get(), out.get(), err.get()},
+              .inherited = inherited_fds.data(),
+              .inherited_count = inherited_fds.size(),
+              .moved_fds = moved_fds.data(),
+              .group_procs = group_procs,
+              .as_user = &settings.as_user,
+              .parent = ::getpid()};
   ECHO_ASSIGN(launched.pid, spawn(child));
   launched.pidfd = Fd(static_cast<int>(::syscall(SYS_pidfd_open, launched.pid, 0)));
   if (launched.pidfd) return launched;
@@ -363,9 +370,9 @@ Result<Launched> launch(const Settings& settings, const Command& command, const 
 
 Status set_limits(pid_t pid, const Limits& limits, const std::optional<uid_t>& as_user) {
   // Without CAP_SYS_RESOURCE, as in many containers, root may not set the limits; the program's own user may.
-  LimitRequest request{pid, limits, as_user};
+  LimitRequest request{.pid = pid, .limits = limits, .as_user = as_user};
   if (as_user) {
-    const pid_t child = clone_sharing(set_limits_as_user, request, true);
+    const pid_t child = clone_sharing(set_limits_as_user, request, /*changes_user=*/true);
     if (child < 0) return system_error("clone");
     ::waitpid(child, nullptr, 0);
   } else if (!set_resource_limits(pid, limits)) {

@@ -37,19 +37,20 @@ class Fd {
 };
 
 // A memory file that holds `content`, read from its beginning.
-Result<Fd> memory_file(std::string_view content);
+Result<Fd> make_memory_file(std::string_view content);
 
 // Settings common to all programs of a pool.
-struct Settings {
+struct LaunchSettings {
   std::string bubblewrap;
   bool supports_ro_bind_fd = false;  // bubblewrap has --ro-bind-fd, which can show files that only root can reach
   std::optional<uid_t> as_user;      // root switches to this user
 };
 
-struct Launched {
+// A program that launch() has started, and this process's connections to it.
+struct LaunchedProgram {
   std::optional<uid_t> as_user;
-  pid_t pid = -1;   // of the outer bubblewrap; the caller must wait for it
-  Fd pidfd;         // of `pid`
+  pid_t pid = -1;   // process id of the outer bubblewrap; the caller must wait for it
+  Fd pidfd;         // pidfd of `pid`
   Fd status;        // bubblewrap reports the program's progress here, one JSON object per line
   Fd filter;        // the program starts when its filter was written here, and never without
   Fd in, out, err;  // this process's ends, non-blocking; no `in` if the input is a file
@@ -59,7 +60,8 @@ struct Launched {
 // `input`: the content of its standard input; null: a socket. `group_procs`: cgroup.procs of a group to enter, or -1.
 // kInvalid for an invalid command, kIo and kUnavailable if this machine refuses. bubblewrap's own errors appear in
 // `err` and `status`.
-Result<Launched> launch(const Settings& settings, const Command& command, const std::string* input, int group_procs);
+Result<LaunchedProgram> launch(const LaunchSettings& settings, const Command& command, const std::string* input,
+                               int group_procs);
 
 // Sets the limits of the stopped program, given by its process id outside the sandbox and the user it runs as. Its
 // child processes inherit them.

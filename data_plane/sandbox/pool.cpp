@@ -25,13 +25,16 @@ namespace {
 
 constexpr uid_t kNobody = 65534;
 constexpr std::string_view kOperation = "sandbox";
+constexpr std::int64_t kPollMsMax = 60'000;  // poll() takes an int
 
-Error closing() { return fail(Code::kCancelled, kOperation, "it is being shut down"); }
+Error shutting_down_error() { return fail(Code::kCancelled, kOperation, "it is being shut down"); }
 
 // User ids for programs when this process is root: one per program, so that limits per user are limits per program.
 // These ids own nothing. If the process's user namespace lacks them, programs run as "nobody".
 uid_t user_id_for(std::uint64_t program) {
-  return 0x70000000u + static_cast<uid_t>(::getpid() % 0x10000) * 0x400u + static_cast<uid_t>(program % 0x400);
+  constexpr uid_t kFirstId = 0x70000000, kIdsPerProcess = 0x400;
+  return kFirstId + static_cast<uid_t>(::getpid() % 0x10000) * kIdsPerProcess +
+         static_cast<uid_t>(program % kIdsPerProcess);
 }
 
 }  // namespace
@@ -39,27 +42,32 @@ uid_t user_id_for(std::uint64_t program) {
 struct Pool::Impl {
   struct WaitingProgram {
     Command command;
-    std::optional<std::string> input;  // absent: a long-lived program
-    std::function<void(Result<End>)> done;
+    std::optional<std::string> input;         // absent: a long-lived program
+    std::function<void(Result<End>)> on_end;  // for a program that runs to its end; a long-lived one sets `process`
     std::promise<Result<Process>> process;
+
+    bool is_long_lived() const { return !input; }
   };
 
   PoolOptions options;
-  Settings settings;
+  LaunchSettings settings;
   std::string filter;
   std::optional<ControlGroups> groups;
   bool has_user_per_program = false;  // programs run as user_id_for()
+  // Whether this bubblewrap has --ro-bind-fd. Pool::start() sets it while the thread already runs.
   std::atomic<bool> supports_ro_bind_fd = false;
-  std::shared_ptr<Fd> waker;  // an eventfd that wakes the thread; a Process uses it while it exists
+  // An eventfd that wakes the thread. Each Process has a weak reference, so that it can wake the thread until the pool
+  // is destroyed.
+  std::shared_ptr<Fd> waker;
 
   std::mutex mutex;
   std::deque<WaitingProgram> waiting;
-  std::size_t long_lived = 0;  // queued or running
+  std::size_t long_lived_count = 0;  // queued or running
   bool closed = false;
 
   // The following members are used by the thread only.
   std::vector<std::unique_ptr<SandboxedProgram>> programs;
-  std::uint64_t started = 0;
+  std::uint64_t started_count = 0;
   std::thread thread;
 
   void wake_thread() {
@@ -70,17 +78,18 @@ struct Pool::Impl {
   Status submit(WaitingProgram program) {
     {
       const std::lock_guard lock(mutex);
-      if (closed) return closing();
-      if (program.input) {
+      if (closed) return shutting_down_error();
+      if (!program.is_long_lived()) {
         if (waiting.size() >= options.waiting_max)
           return fail(Code::kExhausted, kOperation, "{} programs are waiting already", options.waiting_max);
         waiting.push_back(std::move(program));
       } else {
-        if (long_lived >= options.processes_max)
+        if (long_lived_count >= options.processes_max)
           return fail(Code::kExhausted, kOperation, "{} long-lived programs are running already",
                       options.processes_max);
-        ++long_lived;
-        waiting.push_front(std::move(program));  // it does not use one of the running_max slots
+        ++long_lived_count;
+        // In front, because it needs none of the running_max slots that the others wait for.
+        waiting.push_front(std::move(program));
       }
     }
     wake_thread();
@@ -88,10 +97,10 @@ struct Pool::Impl {
   }
 
   std::optional<WaitingProgram> take_startable() {
-    const auto running = static_cast<std::size_t>(
-        std::count_if(programs.begin(), programs.end(), [](const auto& b) { return !b->is_long_lived(); }));
+    const auto running = static_cast<std::size_t>(std::count_if(
+        programs.begin(), programs.end(), [](const auto& sandboxed) { return !sandboxed->is_long_lived(); }));
     const std::lock_guard lock(mutex);
-    if (waiting.empty() || (waiting.front().input && running >= options.running_max)) return std::nullopt;
+    if (waiting.empty() || (!waiting.front().is_long_lived() && running >= options.running_max)) return std::nullopt;
     WaitingProgram program = std::move(waiting.front());
     waiting.pop_front();
     return program;
@@ -99,8 +108,8 @@ struct Pool::Impl {
 
   Result<std::unique_ptr<SandboxedProgram>> start(WaitingProgram& program) {
     settings.supports_ro_bind_fd = supports_ro_bind_fd;
-    if (settings.as_user && has_user_per_program) settings.as_user = user_id_for(started);
-    ++started;
+    if (settings.as_user && has_user_per_program) settings.as_user = user_id_for(started_count);
+    ++started_count;
     std::optional<ControlGroups::Group> group = groups ? groups->make_group(program.command.limits) : std::nullopt;
     auto launched = sandbox::launch(settings, program.command, program.input ? &*program.input : nullptr,
                                     group ? group->procs.get() : -1);
@@ -114,24 +123,24 @@ struct Pool::Impl {
 
   void start_and_hand_over(WaitingProgram program) {
     auto sandboxed = start(program);
-    if (!sandboxed && program.input) {
-      program.done(std::move(sandboxed).error());
+    if (!sandboxed && !program.is_long_lived()) {
+      program.on_end(std::move(sandboxed).error());
     } else if (!sandboxed) {
       release_long_lived_slot();
       program.process.set_value(std::move(sandboxed).error());
-    } else if (program.input) {
-      (*sandboxed)->done = std::move(program.done);
+    } else if (!program.is_long_lived()) {
+      (*sandboxed)->on_end = std::move(program.on_end);
       programs.push_back(std::move(*sandboxed));
     } else {
-      const std::weak_ptr<Fd> wakes = waker;
-      program.process.set_value(Process(std::make_unique<Process::Impl>((*sandboxed)->make_long_lived(), wakes)));
+      const std::weak_ptr<Fd> weak_waker = waker;
+      program.process.set_value(Process(std::make_unique<Process::Impl>((*sandboxed)->make_long_lived(), weak_waker)));
       programs.push_back(std::move(*sandboxed));
     }
   }
 
   void release_long_lived_slot() {
     const std::lock_guard lock(mutex);
-    --long_lived;
+    --long_lived_count;
   }
 
   void finish(SandboxedProgram& sandboxed) {
@@ -144,7 +153,7 @@ struct Pool::Impl {
     return closed;
   }
 
-  void loop() {
+  void run_thread() {
     sigset_t all_signals;
     sigfillset(&all_signals);
     ::pthread_sigmask(SIG_SETMASK, &all_signals, nullptr);
@@ -160,23 +169,23 @@ struct Pool::Impl {
       unstarted.swap(waiting);
     }
     for (WaitingProgram& program : unstarted)
-      if (program.input)
-        program.done(closing());
+      if (!program.is_long_lived())
+        program.on_end(shutting_down_error());
       else
-        program.process.set_value(closing());
+        program.process.set_value(shutting_down_error());
   }
 
   // Waits until an event or a deadline, then steps every program.
   void step_all() {
-    std::vector<pollfd> fds{{waker->get(), POLLIN, 0}};
-    auto due = TimePoint::max();
-    for (const auto& sandboxed : programs) due = std::min(due, sandboxed->add_poll_descriptors(fds));
-    int timeout = -1;
-    if (due != TimePoint::max()) {
-      const auto left = std::chrono::ceil<std::chrono::milliseconds>(due - SystemClock().now()).count();
-      timeout = static_cast<int>(std::clamp<std::int64_t>(left, 0, 60'000));
+    std::vector<pollfd> fds{{.fd = waker->get(), .events = POLLIN, .revents = 0}};
+    auto next_step_at = TimePoint::max();
+    for (const auto& sandboxed : programs) next_step_at = std::min(next_step_at, sandboxed->add_poll_descriptors(fds));
+    int timeout_ms = -1;  // no time-out
+    if (next_step_at != TimePoint::max()) {
+      const auto ms_left = std::chrono::ceil<std::chrono::milliseconds>(next_step_at - SystemClock().now()).count();
+      timeout_ms = static_cast<int>(std::clamp<std::int64_t>(ms_left, 0, kPollMsMax));
     }
-    ::poll(fds.data(), fds.size(), timeout);
+    ::poll(fds.data(), fds.size(), timeout_ms);
     if (fds[0].revents != 0) {
       std::uint64_t count = 0;
       [[maybe_unused]] const auto n = ::read(waker->get(), &count, sizeof count);
@@ -190,9 +199,10 @@ struct Pool::Impl {
 
 namespace {
 
-// The first program: checks that this machine allows sandboxes and that nothing leaks into them.
+// Runs a first program, to check that this machine allows sandboxes and that programs see none of its processes. In a
+// process namespace of its own the shell is process 2, after bubblewrap.
 Status probe(Pool& pool) {
-  Command command{{"/bin/sh", "-c", "echo $$"}, {}, {}, {}, {}};
+  Command command{.argv = {"/bin/sh", "-c", "echo $$"}, .environment = {}, .files = {}, .read_only = {}, .limits = {}};
   auto end = pool.run(std::move(command));
   if (!end) return std::move(end).error();
   if (end->reason == EndReason::kExit && end->status == 0 && end->out == "2\n") return ok();
@@ -202,7 +212,8 @@ Status probe(Pool& pool) {
 
 // Whether this bubblewrap supports an option; runs its --help inside a sandbox.
 bool has_option(Pool& pool, const std::filesystem::path& bubblewrap, std::string_view option) {
-  const auto end = pool.run({{bubblewrap.string(), "--help"}, {}, {}, {}, {}});
+  const auto end = pool.run(
+      {.argv = {bubblewrap.string(), "--help"}, .environment = {}, .files = {}, .read_only = {}, .limits = {}});
   return end && end->out.find(option) != std::string::npos;
 }
 
@@ -224,9 +235,9 @@ Result<std::unique_ptr<Pool>> Pool::start(PoolOptions options) {
     std::optional<ControlGroups> groups;
     if (separate_users && !is_root) continue;
     if (use_cgroups) {
-      auto made_groups = ControlGroups::make();
-      if (!made_groups) continue;
-      groups.emplace(std::move(*made_groups));
+      auto new_groups = ControlGroups::make();
+      if (!new_groups) continue;
+      groups.emplace(std::move(*new_groups));
     }
     auto impl = std::make_unique<Impl>();
     impl->options = options;
@@ -238,7 +249,7 @@ Result<std::unique_ptr<Pool>> Pool::start(PoolOptions options) {
     impl->waker = std::make_shared<Fd>(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
     if (!*impl->waker) return fail(Code::kIo, kOperation, "eventfd: {}", std::strerror(errno));
     Impl* const raw = impl.get();
-    raw->thread = std::thread([raw] { raw->loop(); });
+    raw->thread = std::thread([raw] { raw->run_thread(); });
     std::unique_ptr<Pool> pool(new Pool(std::move(impl)));
     Status probed = probe(*pool);
     if (probed) {
@@ -270,8 +281,9 @@ Pool::~Pool() {
   impl_->thread.join();
 }
 
-Status Pool::run(Command command, std::string input, std::function<void(Result<End>)> done) {
-  return impl_->submit({std::move(command), std::move(input), std::move(done), {}});
+Status Pool::run(Command command, std::string input, std::function<void(Result<End>)> on_end) {
+  return impl_->submit(
+      {.command = std::move(command), .input = std::move(input), .on_end = std::move(on_end), .process = {}});
 }
 
 Result<End> Pool::run(Command command, std::string input) {
@@ -284,7 +296,8 @@ Result<End> Pool::run(Command command, std::string input) {
 Result<Process> Pool::launch(Command command) {
   std::promise<Result<Process>> promise;
   auto future = promise.get_future();
-  ECHO_TRY(impl_->submit({std::move(command), std::nullopt, {}, std::move(promise)}));
+  ECHO_TRY(impl_->submit(
+      {.command = std::move(command), .input = std::nullopt, .on_end = {}, .process = std::move(promise)}));
   return future.get();
 }
 

@@ -12,15 +12,17 @@ namespace echoline::sandbox {
 namespace {
 
 constexpr std::string_view kOperation = "talk to a program";
+constexpr std::int64_t kPollMsMax = 600'000;  // poll() takes an int, so a longer wait is repeated
+constexpr std::size_t kReadBlockBytes = 65536;
 
-// Waits until `fd` is ready. False after `until`.
-bool wait_for(const Fd& fd, short events, TimePoint until) {
+// Waits until `fd` is ready. False after `deadline`.
+bool wait_for(const Fd& fd, short events, TimePoint deadline) {
   for (;;) {
-    const auto left = std::chrono::ceil<std::chrono::milliseconds>(until - SystemClock().now()).count();
-    pollfd one{fd.get(), events, 0};
-    const int ready = ::poll(&one, 1, static_cast<int>(std::clamp<std::int64_t>(left, 0, 600'000)));
+    const auto ms_left = std::chrono::ceil<std::chrono::milliseconds>(deadline - SystemClock().now()).count();
+    pollfd entry{.fd = fd.get(), .events = events, .revents = 0};
+    const int ready = ::poll(&entry, 1, static_cast<int>(std::clamp<std::int64_t>(ms_left, 0, kPollMsMax)));
     if (ready > 0) return true;
-    if (left <= 0) return false;
+    if (ms_left <= 0) return false;
   }
 }
 
@@ -38,14 +40,14 @@ Process& Process::operator=(Process&& other) noexcept {
 Process::~Process() { stop(); }
 
 Status Process::write(std::string_view bytes, Duration wait) {
-  const TimePoint until = SystemClock().now() + wait;
+  const TimePoint deadline = SystemClock().now() + wait;
   const Fd& in = impl_->shared->in;
   while (!bytes.empty()) {
     const ssize_t n = ::send(in.get(), bytes.data(), bytes.size(), MSG_NOSIGNAL | MSG_DONTWAIT);
     if (n > 0) {
       bytes.remove_prefix(static_cast<std::size_t>(n));
     } else if (errno == EAGAIN) {
-      if (!wait_for(in, POLLOUT, until))
+      if (!wait_for(in, POLLOUT, deadline))
         return fail(Code::kStale, kOperation, "the program has not read its input within {}", to_text(wait));
     } else if (errno != EINTR) {
       return fail(Code::kUnavailable, kOperation, "the program reads no more input: {}", std::strerror(errno));
@@ -55,12 +57,12 @@ Status Process::write(std::string_view bytes, Duration wait) {
 }
 
 Result<std::string> Process::read_line(std::size_t bytes_max, Duration wait) {
-  const TimePoint until = SystemClock().now() + wait;
+  const TimePoint deadline = SystemClock().now() + wait;
   const Fd& out = impl_->shared->out;
   std::string& unread = impl_->unread;
-  char block[65536];
-  for (std::size_t looked = 0;;) {
-    const auto end = unread.find('\n', looked);
+  char block[kReadBlockBytes];
+  for (std::size_t searched = 0;;) {
+    const auto end = unread.find('\n', searched);
     if (std::min(end, unread.size()) > bytes_max)
       return fail(Code::kExhausted, kOperation, "the program wrote a line longer than {} bytes", bytes_max);
     if (end != std::string::npos) {
@@ -68,14 +70,15 @@ Result<std::string> Process::read_line(std::size_t bytes_max, Duration wait) {
       unread.erase(0, end + 1);
       return line;
     }
-    looked = unread.size();
+    searched = unread.size();
     const ssize_t n = ::read(out.get(), block, sizeof block);
     if (n > 0) {
       unread.append(block, static_cast<std::size_t>(n));
     } else if (n == 0) {
       return fail(Code::kUnavailable, kOperation, "the program ended or closed its output");
     } else if (errno == EAGAIN) {
-      if (!wait_for(out, POLLIN, until)) return fail(Code::kStale, kOperation, "no line came within {}", to_text(wait));
+      if (!wait_for(out, POLLIN, deadline))
+        return fail(Code::kStale, kOperation, "no line came within {}", to_text(wait));
     } else if (errno != EINTR) {
       return fail(Code::kIo, kOperation, "{}", std::strerror(errno));
     }

@@ -26,13 +26,14 @@ struct Limits {
   std::optional<Duration> wall = std::chrono::seconds(10);
   std::optional<Duration> cpu = std::chrono::seconds(10);
   Bytes memory{512u << 20};   // includes /tmp; the address space of one process is limited to 16 times as much
-  Bytes scratch{64u << 20};   // /tmp
-  Bytes file{64u << 20};      // per file
+  Bytes scratch{64u << 20};   // the size of /tmp
+  Bytes file{64u << 20};      // the size of one file
   Bytes output{1u << 20};     // standard output and standard error, each; for a Process: the kept end of standard error
-  unsigned processes = 32;    // threads count
-  unsigned open_files = 128;  // per process
+  unsigned processes = 32;    // threads count as processes
+  unsigned open_files = 128;  // limit of each process
 };
 
+// A program to run.
 struct Command {
   std::vector<std::string> argv;                   // the program's absolute path, then its arguments
   std::map<std::string, std::string> environment;  // complete, except for PATH, HOME and PWD
@@ -45,13 +46,13 @@ struct Command {
 
 // Why a program ended. In every case all its processes have ended.
 enum class EndReason {
-  kExit,      // by itself, with a status
-  kSignal,    // by a signal, also a status of 129 to 192, which shells use for one
-  kWallTime,  // kWallTime to kOutput: it reached this limit
+  kExit,      // the program exited, with a status
+  kSignal,    // a signal killed it; also a status of 129 to 192, which shells use for one
+  kWallTime,  // from here to kOutput: it reached this limit
   kCpuTime,
   kMemory,
   kOutput,
-  kStopped,  // by stop() or the end of the pool
+  kStopped,  // stop() or the end of the pool ended it
 };
 std::string_view to_string(EndReason reason);
 
@@ -107,10 +108,10 @@ class Pool {
   Pool(const Pool&) = delete;
   Pool& operator=(const Pool&) = delete;
 
-  // Runs a program to its end, with `input` as its standard input, a file. `done` is called once, on the pool's thread,
-  // and must not block. An error there means that the program could not be run, not that it failed. kExhausted if too
-  // many wait.
-  Status run(Command command, std::string input, std::function<void(Result<End>)> done);
+  // Runs a program to its end, with `input` as its standard input, a file. `on_end` is called once, on the pool's
+  // thread, and must not block. An error there means that the program could not be run, not that it failed. kExhausted
+  // if too many wait.
+  Status run(Command command, std::string input, std::function<void(Result<End>)> on_end);
   // As above, but waits for the end.
   Result<End> run(Command command, std::string input = {});
   // Ends all programs without waiting for them. Waiting callers, now and later, get kCancelled.

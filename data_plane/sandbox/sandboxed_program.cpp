@@ -1,4 +1,6 @@
-// Implements SandboxedProgram, which pool.cpp steps on its thread.
+// Implements SandboxedProgram, which pool.cpp steps on its thread. Two processes of bubblewrap belong to a program. The
+// outer one is this process's child and reports progress on the status pipe. The other is process 1 of the sandbox's
+// own process namespace; when it ends, the kernel ends every process in the sandbox.
 #include "data_plane/sandbox/sandboxed_program.hpp"
 
 #include <signal.h>
@@ -20,13 +22,16 @@ constexpr std::string_view kOperation = "sandbox";
 // Between two measurements of resource use, for a program that computes and for an idle one.
 constexpr auto kUsageInterval = std::chrono::milliseconds(10), kUsageIntervalIdle = std::chrono::milliseconds(80);
 constexpr auto kSetUpTimeout = std::chrono::seconds(30);  // from starting bubblewrap to starting the program
-constexpr std::size_t kStatusMax = 4096;
+constexpr std::size_t kStatusBytesMax = 4096;
+constexpr std::size_t kReadBlockBytes = 65536;
 constexpr int kReadsPerTurn = 16;
+constexpr int kSignalMax = 64;
+constexpr int kNotStarted = 127;      // the exit status that shells use for it
 constexpr int kSignalExitBase = 128;  // bubblewrap reports signal n as exit code 128 + n
 
 bool is_readable(const Fd& fd) {
-  pollfd one{fd.get(), POLLIN, 0};
-  return fd && ::poll(&one, 1, 0) > 0;
+  pollfd entry{.fd = fd.get(), .events = POLLIN, .revents = 0};
+  return fd && ::poll(&entry, 1, 0) > 0;
 }
 
 void kill_by(const Fd& pidfd) {
@@ -36,9 +41,9 @@ void kill_by(const Fd& pidfd) {
 // The number after `"name": ` in bubblewrap's status.
 std::optional<int> number_of(std::string_view status, std::string_view name) {
   const std::string key = fmt::format("\"{}\":", name);
-  const auto at = status.find(key);
-  if (at == std::string_view::npos) return std::nullopt;
-  const auto begin = status.find_first_not_of(' ', at + key.size());
+  const auto key_begin = status.find(key);
+  if (key_begin == std::string_view::npos) return std::nullopt;
+  const auto begin = status.find_first_not_of(' ', key_begin + key.size());
   if (begin == std::string_view::npos) return std::nullopt;
   int value = 0;
   const auto parsed = std::from_chars(status.data() + begin, status.data() + status.size(), value);
@@ -82,19 +87,19 @@ std::string End::description() const {
   }
 }
 
-SandboxedProgram::SandboxedProgram(Limits limits, Launched launched, std::optional<ControlGroups::Group> group,
+SandboxedProgram::SandboxedProgram(Limits limits, LaunchedProgram launched, std::optional<ControlGroups::Group> group,
                                    const std::string& filter)
     : limits_(limits),
       filter_(filter),
       launched_(std::move(launched)),
       group_(std::move(group)),
-      begun_(SystemClock().now()),
-      deadline_(begun_ + kSetUpTimeout),
+      begun_at_(SystemClock().now()),
+      deadline_(begun_at_ + kSetUpTimeout),
       next_usage_check_(deadline_),
       usage_interval_(kUsageInterval) {}
 
-std::shared_ptr<Shared> SandboxedProgram::make_long_lived() {
-  shared_ = std::make_shared<Shared>();
+std::shared_ptr<ProcessState> SandboxedProgram::make_long_lived() {
+  shared_ = std::make_shared<ProcessState>();
   shared_->in = std::move(launched_.in);
   shared_->out = std::move(launched_.out);
   shared_->limits = limits_;
@@ -102,17 +107,19 @@ std::shared_ptr<Shared> SandboxedProgram::make_long_lived() {
 }
 
 TimePoint SandboxedProgram::add_poll_descriptors(std::vector<pollfd>& fds) const {
-  const std::size_t before = fds.size();
+  const std::size_t fds_before = fds.size();
   for (const Fd* fd : {&launched_.out, &launched_.err, &launched_.status})
-    if (*fd) fds.push_back({fd->get(), POLLIN, 0});
+    if (*fd) fds.push_back({.fd = fd->get(), .events = POLLIN, .revents = 0});
   // The end of either process kills the other; then only that one is awaited.
   const bool outer_ended = is_readable(launched_.pidfd);
-  if (const Fd& pidfd = outer_ended ? first_process_ : launched_.pidfd) fds.push_back({pidfd.get(), POLLIN, 0});
-  return fds.size() == before ? TimePoint{} : std::min(deadline_, next_usage_check_);
+  if (const Fd& pidfd = outer_ended ? first_process_ : launched_.pidfd)
+    fds.push_back({.fd = pidfd.get(), .events = POLLIN, .revents = 0});
+  // Without a descriptor nothing would wake the thread, so step() is due at once.
+  return fds.size() == fds_before ? TimePoint{} : std::min(deadline_, next_usage_check_);
 }
 
 void SandboxedProgram::kill(EndReason reason) {
-  if (!killed_) killed_ = reason;
+  if (!kill_reason_) kill_reason_ = reason;
   kill_by(first_process_);
   kill_by(launched_.pidfd);
   deadline_ = next_usage_check_ = TimePoint::max();
@@ -121,23 +128,23 @@ void SandboxedProgram::kill(EndReason reason) {
 // Once the sandbox's process 1 is known, sets the limits and lets the program start.
 void SandboxedProgram::start_program(pid_t first_pid, TimePoint now) {
   first_process_ = Fd(static_cast<int>(::syscall(SYS_pidfd_open, first_pid, 0)));
-  Status limited = first_process_ ? set_limits(first_pid, limits_, launched_.as_user)
-                                  : fail(Code::kIo, kOperation, "pidfd_open: {}", std::strerror(errno));
+  Status limits_set = first_process_ ? set_limits(first_pid, limits_, launched_.as_user)
+                                     : fail(Code::kIo, kOperation, "pidfd_open: {}", std::strerror(errno));
   // An empty pipe takes this write at once. If its reader is gone, the write fails: SIGPIPE is blocked on this thread.
-  if (limited &&
+  if (limits_set &&
       ::write(launched_.filter.get(), filter_.data(), filter_.size()) != static_cast<ssize_t>(filter_.size()))
-    limited = fail(Code::kIo, kOperation, "the system call filter could not be passed to bubblewrap: {}",
-                   std::strerror(errno));
+    limits_set = fail(Code::kIo, kOperation, "the system call filter could not be passed to bubblewrap: {}",
+                      std::strerror(errno));
   launched_.filter.reset();
-  if (!limited) {
+  if (!limits_set) {
     // If bubblewrap has ended, its own error says more.
-    if (!is_readable(launched_.pidfd)) error_ = std::move(limited).error();
+    if (!is_readable(launched_.pidfd)) error_ = std::move(limits_set).error();
     kill(EndReason::kStopped);
     return;
   }
   program_started_ = true;
   usage_meter_.emplace(first_pid);
-  begun_ = now;
+  begun_at_ = now;
   deadline_ = limits_.wall ? now + *limits_.wall : TimePoint::max();
   next_usage_check_ = now + kUsageInterval;
 }
@@ -147,18 +154,18 @@ void SandboxedProgram::read_status(TimePoint now) {
   while (launched_.status) {
     const ssize_t n = ::read(launched_.status.get(), block, sizeof block);
     if (n < 0 && (errno == EAGAIN || errno == EINTR)) break;
-    if (n <= 0 || status_.size() > kStatusMax) {
+    if (n <= 0 || status_.size() > kStatusBytesMax) {
       launched_.status.reset();
       break;
     }
     status_.append(block, static_cast<std::size_t>(n));
   }
-  if (program_started_ || killed_) return;
+  if (program_started_ || kill_reason_) return;
   if (const auto first = number_of(status_, "child-pid")) start_program(*first, now);
 }
 
 void SandboxedProgram::read_output(Fd& fd, std::string& text, bool keep_end) {
-  char block[65536];
+  char block[kReadBlockBytes];
   // The number of reads is limited, so that other programs get their turn.
   for (int turn = 0; fd && (ended_ || turn < kReadsPerTurn); ++turn) {
     const ssize_t n = ::read(fd.get(), block, sizeof block);
@@ -192,21 +199,21 @@ void SandboxedProgram::check_usage(TimePoint now) {
 // All processes have ended, so the pipes hold the rest of the output.
 void SandboxedProgram::collect_end() {
   ended_ = true;
-  read_output(launched_.out, end_.out, false);
-  read_output(launched_.err, end_.err, is_long_lived());
+  read_output(launched_.out, end_.out, /*keep_end=*/false);
+  read_output(launched_.err, end_.err, /*keep_end=*/is_long_lived());
   ::waitid(P_PID, static_cast<id_t>(launched_.pid), nullptr, WEXITED);
-  if (program_started_) end_.wall = SystemClock().now() - begun_;
+  if (program_started_) end_.wall = SystemClock().now() - begun_at_;
   const auto code = number_of(status_, "exit-code");
   if (group_) {
-    if (!killed_ && ControlGroups::ran_out_of_memory(*group_)) killed_ = EndReason::kMemory;
+    if (!kill_reason_ && ControlGroups::ran_out_of_memory(*group_)) kill_reason_ = EndReason::kMemory;
     group_->procs.reset();
     ControlGroups::remove(*group_);
   }
-  if (killed_) {
-    end_.reason = *killed_;
+  if (kill_reason_) {
+    end_.reason = *kill_reason_;
   } else if (!code) {
     error_ = fail(Code::kUnavailable, kOperation, "bubblewrap could not start the program: {}", printable(end_.err));
-  } else if (*code > kSignalExitBase && *code <= kSignalExitBase + 64) {
+  } else if (*code > kSignalExitBase && *code <= kSignalExitBase + kSignalMax) {
     const bool by_cpu_limit = *code - kSignalExitBase == SIGXCPU;
     end_.reason = by_cpu_limit ? EndReason::kCpuTime : EndReason::kSignal;
     end_.status = by_cpu_limit ? 0 : *code - kSignalExitBase;
@@ -219,10 +226,10 @@ bool SandboxedProgram::step(TimePoint now) {
   if (ended_) return false;
   if (shared_) {
     const std::lock_guard lock(shared_->mutex);
-    if (shared_->stop && !killed_) kill(EndReason::kStopped);
+    if (shared_->stop && !kill_reason_) kill(EndReason::kStopped);
   }
-  read_output(launched_.out, end_.out, false);
-  read_output(launched_.err, end_.err, is_long_lived());
+  read_output(launched_.out, end_.out, /*keep_end=*/false);
+  read_output(launched_.err, end_.err, /*keep_end=*/is_long_lived());
   read_status(now);
   if (is_readable(launched_.pidfd)) {
     // The outer bubblewrap ended. Killing process 1 makes the kernel end all other processes before it reports its end.
@@ -246,17 +253,17 @@ bool SandboxedProgram::step(TimePoint now) {
 }
 
 void SandboxedProgram::report_end() {
-  if (done) {
+  if (on_end) {
     if (error_)
-      done(std::move(*error_));
+      on_end(std::move(*error_));
     else
-      done(std::move(end_));
+      on_end(std::move(end_));
     return;
   }
   if (!shared_) return;
   if (error_) {
     end_.err += error_->message();
-    if (end_.reason == EndReason::kExit) end_.status = 127;
+    if (end_.reason == EndReason::kExit) end_.status = kNotStarted;
   }
   {
     const std::lock_guard lock(shared_->mutex);

@@ -12,34 +12,35 @@
 namespace echoline::sandbox {
 
 // The state that the pool's thread shares with the holder of a Process.
-struct Shared {
+struct ProcessState {
   Fd in, out;  // used by the holder only
   Limits limits;
 
   std::mutex mutex;
   std::condition_variable changed;
-  bool stop = false;
-  std::optional<End> end;
+  bool stop = false;       // requested by the holder
+  std::optional<End> end;  // set by the pool's thread
 };
 
 struct Process::Impl {
-  Impl(std::shared_ptr<Shared> with, std::weak_ptr<Fd> wakes) : shared(std::move(with)), waker(std::move(wakes)) {}
+  Impl(std::shared_ptr<ProcessState> shared_state, std::weak_ptr<Fd> pool_waker)
+      : shared(std::move(shared_state)), waker(std::move(pool_waker)) {}
   void ask_to_stop();
 
-  std::shared_ptr<Shared> shared;
-  std::weak_ptr<Fd> waker;
-  std::string unread;  // output that does not yet form a line
+  std::shared_ptr<ProcessState> shared;
+  std::weak_ptr<Fd> waker;  // wakes the pool's thread; expired if the pool was destroyed
+  std::string unread;       // output that does not yet form a line
 };
 
 // A program from its launch to its end. The pool's thread calls step() when a descriptor or deadline is due.
 class SandboxedProgram {
  public:
   // `filter` must outlive it.
-  SandboxedProgram(Limits limits, Launched launched, std::optional<ControlGroups::Group> group,
+  SandboxedProgram(Limits limits, LaunchedProgram launched, std::optional<ControlGroups::Group> group,
                    const std::string& filter);
 
   // Makes the program long-lived and returns the state for its Process.
-  std::shared_ptr<Shared> make_long_lived();
+  std::shared_ptr<ProcessState> make_long_lived();
   bool is_long_lived() const { return shared_ != nullptr; }
 
   // Adds the descriptors to poll. Returns the time at which step() is due at the latest.
@@ -52,27 +53,28 @@ class SandboxedProgram {
   // Reports the end to waiting callers, after step() returned true.
   void report_end();
 
-  std::function<void(Result<End>)> done;  // for a program that runs to its end
+  std::function<void(Result<End>)> on_end;  // callback for a program that runs to its end
 
  private:
   void read_status(TimePoint now);
   void start_program(pid_t first_pid, TimePoint now);
+  // `keep_end`: beyond the limit, drops the oldest output instead of killing the program.
   void read_output(Fd& fd, std::string& text, bool keep_end);
   void check_usage(TimePoint now);
   void collect_end();
 
   const Limits limits_;
   const std::string& filter_;
-  Launched launched_;
+  LaunchedProgram launched_;
   std::optional<ControlGroups::Group> group_;
-  std::shared_ptr<Shared> shared_;
+  std::shared_ptr<ProcessState> shared_;
   std::optional<UsageMeter> usage_meter_;
-  Fd first_process_;  // pidfd of the sandbox's process 1
-  std::string status_;
-  TimePoint begun_, deadline_, next_usage_check_;
+  Fd first_process_;    // pidfd of the sandbox's process 1
+  std::string status_;  // what bubblewrap has reported so far
+  TimePoint begun_at_, deadline_, next_usage_check_;
   Duration usage_interval_;
   bool program_started_ = false, ended_ = false;
-  std::optional<EndReason> killed_;
+  std::optional<EndReason> kill_reason_;
   std::optional<Error> error_;
   End end_;
 };

@@ -25,31 +25,32 @@ std::string_view read_start(int folder, const char* name, char* block, std::size
   return n > 0 ? std::string_view(block, static_cast<std::size_t>(n)) : std::string_view();
 }
 
+// Removes the text up to the end of its first number, and returns that number.
 std::uint64_t next_number(std::string_view& text) {
-  std::size_t at = 0;
-  while (at < text.size() && (text[at] < '0' || text[at] > '9')) ++at;
+  std::size_t begin = 0;
+  while (begin < text.size() && (text[begin] < '0' || text[begin] > '9')) ++begin;
   std::uint64_t value = 0;
-  const auto end = std::from_chars(text.data() + at, text.data() + text.size(), value).ptr;
+  const auto end = std::from_chars(text.data() + begin, text.data() + text.size(), value).ptr;
   text.remove_prefix(static_cast<std::size_t>(end - text.data()));
   return value;
 }
 
 // Pages of the process, including pages it shares after a fork, which count for each process.
-std::uint64_t own_bytes(int process, std::uint64_t page) {
+std::uint64_t own_bytes(int process, std::uint64_t page_bytes) {
   char block[256];
   std::string_view text = read_start(process, "statm", block, sizeof block);
   next_number(text);
   const std::uint64_t resident = next_number(text), shared = next_number(text);
-  return resident > shared ? (resident - shared) * page : 0;
+  return resident > shared ? (resident - shared) * page_bytes : 0;
 }
 
 // The same, with each shared page divided by the number of processes that share it (proportional set size).
 std::uint64_t proportional_bytes(int process) {
   char block[4096];
   std::string_view text = read_start(process, "smaps_rollup", block, sizeof block);
-  const auto at = text.find("\nPss_Anon:");
-  if (at == std::string_view::npos) return own_bytes(process, static_cast<std::uint64_t>(::sysconf(_SC_PAGESIZE)));
-  text.remove_prefix(at);
+  const auto line = text.find("\nPss_Anon:");
+  if (line == std::string_view::npos) return own_bytes(process, static_cast<std::uint64_t>(::sysconf(_SC_PAGESIZE)));
+  text.remove_prefix(line);
   return next_number(text) * 1024;
 }
 
@@ -61,9 +62,11 @@ std::uint64_t ticks(int process) {
   if (name_end == std::string_view::npos) return 0;
   text.remove_prefix(name_end);
   std::uint64_t sum = 0;
-  for (int field = 4; field <= 17; ++field) {  // field 3 is a letter; the only negative field gives its digits
+  // Fields 14 to 17 of /proc/<pid>/stat are utime, stime, cutime and cstime.
+  constexpr int kFirstNumber = 4, kFirstTime = 14, kLastTime = 17;
+  for (int field = kFirstNumber; field <= kLastTime; ++field) {  // the only negative field gives its digits
     const std::uint64_t value = next_number(text);
-    if (field >= 14) sum += value;
+    if (field >= kFirstTime) sum += value;
   }
   return sum;
 }
@@ -72,12 +75,12 @@ std::uint64_t ticks(int process) {
 
 bool UsageMeter::open() {
   if (processes_) return true;
-  Fd processes(::open(fmt::format("/proc/{}/root/proc", first_).c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
-  Fd scratch(::open(fmt::format("/proc/{}/root/tmp", first_).c_str(), O_PATH | O_DIRECTORY | O_CLOEXEC));
+  Fd processes(::open(fmt::format("/proc/{}/root/proc", first_pid_).c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
+  Fd scratch(::open(fmt::format("/proc/{}/root/tmp", first_pid_).c_str(), O_PATH | O_DIRECTORY | O_CLOEXEC));
   struct stat inside {
   }, outside{};
   if (!processes || !scratch || ::fstat(processes.get(), &inside) != 0 || ::stat("/proc", &outside) != 0) return false;
-  if (inside.st_dev == outside.st_dev) return false;  // it still has this machine's root
+  if (inside.st_dev == outside.st_dev) return false;  // the process still has this machine's root
   processes_ = std::move(processes);
   scratch_ = std::move(scratch);
   return true;
@@ -85,28 +88,28 @@ bool UsageMeter::open() {
 
 std::optional<Usage> UsageMeter::measure(Bytes exact_above) {
   if (!open()) return std::nullopt;
-  const int again = ::openat(processes_.get(), ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-  const std::unique_ptr<DIR, Close> folder(again >= 0 ? ::fdopendir(again) : nullptr);
+  const int listing_fd = ::openat(processes_.get(), ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+  const std::unique_ptr<DIR, Close> folder(listing_fd >= 0 ? ::fdopendir(listing_fd) : nullptr);
   struct statvfs scratch {};
   if (!folder || ::fstatvfs(scratch_.get(), &scratch) != 0) return std::nullopt;
-  const auto page = static_cast<std::uint64_t>(::sysconf(_SC_PAGESIZE));
-  const auto tick = static_cast<std::uint64_t>(::sysconf(_SC_CLK_TCK));
-  const std::uint64_t in_scratch =
+  const auto page_bytes = static_cast<std::uint64_t>(::sysconf(_SC_PAGESIZE));
+  const auto ticks_per_second = static_cast<std::uint64_t>(::sysconf(_SC_CLK_TCK));
+  const std::uint64_t scratch_bytes =
       (scratch.f_blocks - scratch.f_bfree) * scratch.f_frsize + (scratch.f_files - scratch.f_ffree) * kInodeBytes;
-  std::uint64_t own = in_scratch, proportional = in_scratch, all_ticks = 0;
+  std::uint64_t memory_bytes = scratch_bytes, proportional_memory_bytes = scratch_bytes, all_ticks = 0;
   std::vector<Fd> processes;
   while (const dirent* entry = ::readdir(folder.get())) {
     if (entry->d_name[0] < '0' || entry->d_name[0] > '9') continue;
     Fd process(::openat(processes_.get(), entry->d_name, O_PATH | O_DIRECTORY | O_CLOEXEC));
     if (!process) continue;
-    own += own_bytes(process.get(), page);
+    memory_bytes += own_bytes(process.get(), page_bytes);
     all_ticks += ticks(process.get());
     processes.push_back(std::move(process));
   }
-  if (own > exact_above.count)
-    for (const Fd& process : processes) proportional += proportional_bytes(process.get());
-  return Usage{{own > exact_above.count ? proportional : own},
-               std::chrono::nanoseconds(std::chrono::seconds(1)) / tick * all_ticks};
+  if (memory_bytes > exact_above.count)
+    for (const Fd& process : processes) proportional_memory_bytes += proportional_bytes(process.get());
+  return Usage{.memory = {memory_bytes > exact_above.count ? proportional_memory_bytes : memory_bytes},
+               .cpu = std::chrono::nanoseconds(std::chrono::seconds(1)) / ticks_per_second * all_ticks};
 }
 
 }  // namespace echoline::sandbox

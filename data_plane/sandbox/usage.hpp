@@ -7,7 +7,7 @@
 namespace echoline::sandbox {
 
 struct Usage {
-  Bytes memory;  // of processes, and of /tmp with its inodes
+  Bytes memory;  // memory of processes, and of /tmp with its inodes
   Duration cpu{};
 };
 
@@ -15,8 +15,8 @@ struct Usage {
 // sandbox, or a later one with the same number, is never counted.
 class UsageMeter {
  public:
-  // `first`: the process id, outside, of the sandbox's process 1.
-  explicit UsageMeter(pid_t first) : first_(first) {}
+  // `first_pid`: the process id, outside, of the sandbox's process 1.
+  explicit UsageMeter(pid_t first_pid) : first_pid_(first_pid) {}
   // Nothing during the sandbox's set-up and after its end. Memory is the sum over the processes, with a shared page
   // counted for each; if that exceeds `exact_above`, it is measured again with each page counted once, which is slower.
   std::optional<Usage> measure(Bytes exact_above);
@@ -24,8 +24,8 @@ class UsageMeter {
  private:
   bool open();
 
-  pid_t first_;
-  Fd processes_, scratch_;
+  pid_t first_pid_;
+  Fd processes_, scratch_;  // the sandbox's /proc and /tmp
 };
 
 }  // namespace echoline::sandbox

@@ -344,7 +344,7 @@ TEST(Priority, ShortTimeSlicesKeepThePolicyAndAreInherited) {
   std::uint64_t own = 0, started = 0;
   int nice_then = -100, policy_then = -1;
   std::thread([&] {
-    take_short_turns();
+    request_short_time_slices();
     own = turn();
     nice_then = ::getpriority(PRIO_PROCESS, 0), policy_then = ::sched_getscheduler(0);
     std::thread([&] { started = turn(); }).join();

@@ -12,7 +12,7 @@
 namespace echoline {
 namespace {
 
-ConfigFile parsed(std::string_view text) {
+ConfigFile parse_valid(std::string_view text) {
   auto file = ConfigFile::parse(text, "run.yaml");
   EXPECT_TRUE(file.has_value()) << (file ? "" : file.error().message());
   return std::move(file).value();
@@ -31,7 +31,7 @@ std::string parse_problem(std::string_view text) {
 }
 
 TEST(Config, ReadsEveryType) {
-  ConfigFile file = parsed(R"(
+  ConfigFile file = parse_valid(R"(
 flag: true
 small: -3
 wide: 9_000_000_000
@@ -100,7 +100,7 @@ weights: [0.5, 1]
 }
 
 TEST(Config, ARateWithoutAUnitIsRefused) {
-  ConfigFile file = parsed("learner:\n  uplink:   24\n");
+  ConfigFile file = parse_valid("learner:\n  uplink:   24\n");
   BitRate uplink{1};
   file.root().section("learner").read("uplink", uplink);
   EXPECT_EQ(problems(file),
@@ -110,7 +110,7 @@ TEST(Config, ARateWithoutAUnitIsRefused) {
 }
 
 TEST(Config, ReportsEveryProblemAtOnceInFileOrder) {
-  ConfigFile file = parsed(
+  ConfigFile file = parse_valid(
       "steps: many\n"
       "stalness: 4\n"
       "learner: 5\n"
@@ -154,7 +154,7 @@ TEST(Config, ReportsEveryProblemAtOnceInFileOrder) {
 
 TEST(Config, WrongKindsOfValue) {
   ConfigFile file =
-      parsed("a: [1]\nb: {c: 1}\nd: 1\ne: 1.5\nf: \"5\"\ng: 3000000000\nh: -1\ni: [x, [y]]\nj: .nan\nk: ''\n");
+      parse_valid("a: [1]\nb: {c: 1}\nd: 1\ne: 1.5\nf: \"5\"\ng: 3000000000\nh: -1\ni: [x, [y]]\nj: .nan\nk: ''\n");
   ConfigSection root = file.root();
   std::string a;
   Duration b{};
@@ -184,7 +184,7 @@ TEST(Config, WrongKindsOfValue) {
 }
 
 TEST(Config, LimitsIncludeTheirBoundsAndCarryUnits) {
-  ConfigFile file = parsed("low: 1\nhigh: 9\nwait: 50 ms\nrate: 2 Gbit/s\nsize: 1 MiB\n");
+  ConfigFile file = parse_valid("low: 1\nhigh: 9\nwait: 50 ms\nrate: 2 Gbit/s\nsize: 1 MiB\n");
   ConfigSection root = file.root();
   int low = 0, high = 0;
   Duration wait{};
@@ -204,7 +204,7 @@ TEST(Config, LimitsIncludeTheirBoundsAndCarryUnits) {
 }
 
 TEST(Config, AbsentAndNullKeepDefaults) {
-  ConfigFile file = parsed("a:\nb: ~\nsection:\n");
+  ConfigFile file = parse_valid("a:\nb: ~\nsection:\n");
   ConfigSection root = file.root();
   int a = 1, b = 2, c = 3, d = 4;
   std::optional<int> e, f = 6;
@@ -223,7 +223,7 @@ TEST(Config, AbsentAndNullKeepDefaults) {
 }
 
 TEST(Config, OptionalsTakePresentValuesAndTheirLimits) {
-  ConfigFile file = parsed("a: 5\nb: 100\n");
+  ConfigFile file = parse_valid("a: 5\nb: 100\n");
   std::optional<int> a, b;
   file.root().read("a", a, {.max = 10});
   file.root().read("b", b, {.max = 10});
@@ -234,7 +234,7 @@ TEST(Config, OptionalsTakePresentValuesAndTheirLimits) {
 
 TEST(Config, ANumberMayBeAuto) {
   const auto read = [](std::string_view text, std::string& problem, std::string* resolved = nullptr) {
-    ConfigFile file = parsed(text);
+    ConfigFile file = parse_valid(text);
     std::optional<std::uint32_t> value;
     file.root().read_or_auto("ahead", value, {.max = 10}, "batches");
     problem = problems(file);
@@ -266,7 +266,7 @@ enum class Planner { kStar, kChains };
 
 TEST(Config, ChoicesSuggest) {
   const auto read = [](std::string_view text, std::string& problem) {
-    ConfigFile file = parsed(text);
+    ConfigFile file = parse_valid(text);
     Planner planner = Planner::kStar;
     file.root().read_choice("planner", planner, {{"star", Planner::kStar}, {"chains", Planner::kChains}});
     problem = problems(file);
@@ -284,7 +284,7 @@ TEST(Config, ChoicesSuggest) {
 }
 
 TEST(Config, CallersAttachProblemsToKeys) {
-  ConfigFile file = parsed("learner:\n  staleness: 1\n  publish_every: 4\n");
+  ConfigFile file = parse_valid("learner:\n  staleness: 1\n  publish_every: 4\n");
   ConfigSection learner = file.root().section("learner");
   int staleness = 0, publish_every = 0;
   learner.read("staleness", staleness);
@@ -299,7 +299,7 @@ TEST(Config, CallersAttachProblemsToKeys) {
 }
 
 TEST(Config, OverridesReplaceAddAndReport) {
-  ConfigFile file = parsed("learner:\n  steps: 5\n");
+  ConfigFile file = parse_valid("learner:\n  steps: 5\n");
   ASSERT_TRUE(file.set("learner.steps", "50"));
   ASSERT_TRUE(file.set("fleet.uplink", "24"));
   ASSERT_TRUE(file.set("learner.stalness", "1"));
@@ -321,7 +321,7 @@ TEST(Config, OverridesReplaceAddAndReport) {
 }
 
 TEST(Config, AnOverrideMayEndInAColon) {
-  ConfigFile file = parsed("network:\n  port: 5\n");
+  ConfigFile file = parse_valid("network:\n  port: 5\n");
   ASSERT_TRUE(file.set("network.bind", "::"));
   ASSERT_TRUE(file.set("network.peer", "fe80::"));
   ConfigSection network = file.root().section("network");
@@ -333,14 +333,14 @@ TEST(Config, AnOverrideMayEndInAColon) {
   EXPECT_EQ(problems(file), "");
   EXPECT_EQ(bind, "::");
   EXPECT_EQ(peer, "fe80::");
-  ConfigFile again = parsed(file.resolved());
+  ConfigFile again = parse_valid(file.resolved());
   std::string same;
   again.root().section("network").read("bind", same);
   EXPECT_EQ(same, "::");
 }
 
 TEST(Config, OverridesThatCannotApply) {
-  ConfigFile file = parsed("steps: 5\nlist: [1]\n");
+  ConfigFile file = parse_valid("steps: 5\nlist: [1]\n");
   const auto problem = [&](const char* key, const char* value) {
     const Status status = file.set(key, value);
     return status ? std::string() : status.error().message();
@@ -356,18 +356,18 @@ TEST(Config, OverridesThatCannotApply) {
 
 TEST(Config, OverridesAreTakenLiterally) {
   for (const char* text : {"::", "::1", ":", "a: b", "- a", "%x", "*x", "C:\\x", "# no comment"}) {
-    ConfigFile file = parsed("");
+    ConfigFile file = parse_valid("");
     ASSERT_TRUE(file.set("network.bind", text)) << text;
     std::string bind;
     file.root().section("network").require("bind", bind);
     EXPECT_EQ(problems(file), "") << text;
     EXPECT_EQ(bind, text);
-    ConfigFile again = parsed(file.resolved());
+    ConfigFile again = parse_valid(file.resolved());
     again.root().section("network").require("bind", bind);
     EXPECT_EQ(problems(again), "") << file.resolved();
     EXPECT_EQ(bind, text);
   }
-  ConfigFile file = parsed("steps: 5\n");
+  ConfigFile file = parse_valid("steps: 5\n");
   ASSERT_TRUE(file.set("steps", " 7 "));
   ASSERT_TRUE(file.set("name", "'5 '"));
   ASSERT_TRUE(file.set("none", "~"));
@@ -448,7 +448,7 @@ TEST(Config, ResolvedTextIsTheTextThatWasRead) {
     ConfigFile none = std::move(*ConfigFile::parse("", "none"));
     std::string value = text;
     none.root().read("value", value);
-    ConfigFile again = parsed(none.resolved());
+    ConfigFile again = parse_valid(none.resolved());
     std::string read = "nothing";
     again.root().read("value", read);
     EXPECT_EQ(problems(again), "") << none.resolved();
@@ -469,7 +469,7 @@ TEST(Config, Bounds) {
 }
 
 TEST(Config, SubtreesBecomeJson) {
-  ConfigFile file = parsed(
+  ConfigFile file = parse_valid(
       "adapter:\n  whole: 12\n  big: 18446744073709551615\n  decimal: 1.5\n  on: true\n  none: ~\n  text: \"12\"\n"
       "  word: yes\n  list: [1, {a: b}]\n  empty: {}\n");
   EXPECT_EQ(file.root().json("adapter"),
@@ -512,20 +512,20 @@ TEST(Config, ResolvedFormHoldsDefaultsAndReadsBack) {
     EXPECT_EQ(problems(file), "");
     return v;
   };
-  ConfigFile file = parsed("steps: 9\nadapter: {max: \"3\", min: 1}\n");
+  ConfigFile file = parse_valid("steps: 9\nadapter: {max: \"3\", min: 1}\n");
   const Values values = read(file);
   const std::string resolved = file.resolved();
   EXPECT_EQ(
       resolved,
       "steps: 9\nrate: 0.1\nnet:\n  wait: 90 s\n  size: 1536 B\n  uplink: 24 Mbit/s\nname: \"null\"\nempty: \"\"\n"
       "tags:\n- 'a: b'\n- true\nplanner: chains\nadapter:\n  max: \"3\"\n  min: 1\n");
-  ConfigFile again = parsed(resolved);
+  ConfigFile again = parse_valid(resolved);
   EXPECT_EQ(read(again), values);
   EXPECT_EQ(again.resolved(), resolved);
 }
 
 TEST(Config, ResolvedFormLeavesOutAbsentSectionsThatMeanOff) {
-  ConfigFile file = parsed("a: {on: true}\n");
+  ConfigFile file = parse_valid("a: {on: true}\n");
   ConfigSection root = file.root();
   for (const char* key : {"a", "b"}) {
     const bool enabled = root.has(key);
@@ -573,7 +573,7 @@ TEST(Config, RelativePathsReferToWhereTheyAreNamed) {
 
 TEST(Config, NumbersOutOfRangeAreReportedWithTheRangeInEveryForm) {
   const auto problem = [](const std::string& value, auto number, auto limits) {
-    ConfigFile file = parsed("a: " + value + "\n");
+    ConfigFile file = parse_valid("a: " + value + "\n");
     file.root().read("a", number, limits);
     return problems(file);
   };
@@ -644,7 +644,7 @@ TEST(Config, AReaderOverABlankFileIsItsReference) {
 }
 
 TEST(Config, TextStaysTextInResolvedJson) {
-  ConfigFile file = parsed("adapter: {name: 007, yes: true, list: [1e3]}\n");
+  ConfigFile file = parse_valid("adapter: {name: 007, yes: true, list: [1e3]}\n");
   ConfigSection adapter = file.root().section("adapter");
   std::string name;
   bool yes = false;
@@ -658,7 +658,7 @@ TEST(Config, TextStaysTextInResolvedJson) {
 }
 
 TEST(Config, AKeyOfTheRootCanBeReadApart) {
-  ConfigFile file = parsed("a: 1\nextra:\n  b: x\n  wrong: 2\nc: 3\n");
+  ConfigFile file = parse_valid("a: 1\nextra:\n  b: x\n  wrong: 2\nc: 3\n");
   ASSERT_TRUE(file.set("c", "4"));
   ConfigFile extra = file.split("extra");
   EXPECT_EQ(file.text(), "a: 1\nc: 4\n");
@@ -672,7 +672,7 @@ TEST(Config, AKeyOfTheRootCanBeReadApart) {
   EXPECT_EQ(problems(extra),
             "run.yaml:3:6: extra.b: expected a whole number from -2147483648 to 2147483647, found 'x'\n"
             "run.yaml:4:3: unknown key 'extra.wrong'");
-  ConfigFile none = parsed("a: 1\n").split("extra");
+  ConfigFile none = parse_valid("a: 1\n").split("extra");
   EXPECT_FALSE(none.root().has("extra"));
   EXPECT_EQ(problems(none), "");
 }

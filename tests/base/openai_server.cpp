@@ -1,3 +1,4 @@
+// Implements OpenAiServer with cpp-httplib.
 #include "openai_server.hpp"
 
 #include <fmt/format.h>
@@ -39,7 +40,7 @@ struct OpenAiServer::Impl {
   mutable std::mutex mutex;
   std::condition_variable changed;
   std::list<OpenAiFault> faults;
-  int requests = 0, inside = 0, most = 0;
+  int requests = 0, requests_inside = 0, requests_inside_max = 0;
   bool stopping = false;
   json last;
 
@@ -50,8 +51,8 @@ struct OpenAiServer::Impl {
     return fault;
   }
 
-  // True: the answer is made.
-  bool spoilt(const OpenAiFault& fault, Response& response) {
+  // Writes the answer with this fault. False if the ordinary answer follows.
+  bool write_faulty_answer(const OpenAiFault& fault, Response& response) {
     const auto broken_off = [&](const std::string& text, std::size_t promised) {
       response.set_content_provider(promised, "application/json",
                                     [text](std::size_t, std::size_t, httplib::DataSink& sink) {
@@ -97,7 +98,7 @@ struct OpenAiServer::Impl {
       last = json::parse(request.body, nullptr, false);
       fault = take_fault();
     }
-    if (fault && spoilt(*fault, response)) return;
+    if (fault && write_faulty_answer(*fault, response)) return;
     if (!options.key.empty() && request.get_header_value("Authorization") != "Bearer " + options.key)
       return refuse(response, 401,
                     "Incorrect API key provided. You can find your API key at https://platform.openai.com.",
@@ -134,16 +135,16 @@ struct OpenAiServer::Impl {
       return refuse(response, 400,
                     fmt::format("This model's maximum context length is {} tokens.", options.context_max),
                     "context_length_exceeded", "messages");
-    std::string said = options.says(text, body);
-    const std::size_t most_tokens =
+    std::string answer_text = options.says(text, body);
+    const std::size_t tokens_max =
         body.value(options.wants_completion_tokens ? "max_completion_tokens" : "max_tokens", std::size_t{16});
-    const bool cut = said.size() > most_tokens;
-    said = said.substr(0, most_tokens);
+    const bool cut = answer_text.size() > tokens_max;
+    answer_text = answer_text.substr(0, tokens_max);
     json choice = {{"index", 0}, {"logprobs", nullptr}, {"finish_reason", cut ? "length" : "stop"}};
     if (chat)
-      choice["message"] = {{"role", "assistant"}, {"content", said}, {"refusal", nullptr}};
+      choice["message"] = {{"role", "assistant"}, {"content", answer_text}, {"refusal", nullptr}};
     else
-      choice["text"] = said;
+      choice["text"] = answer_text;
     put(response, {{"id", "cmpl-1"},
                    {"object", chat ? "chat.completion" : "text_completion"},
                    {"created", 1},
@@ -151,8 +152,8 @@ struct OpenAiServer::Impl {
                    {"choices", json::array({choice})},
                    {"usage",
                     {{"prompt_tokens", text.size()},
-                     {"completion_tokens", said.size()},
-                     {"total_tokens", text.size() + said.size()}}}});
+                     {"completion_tokens", answer_text.size()},
+                     {"total_tokens", text.size() + answer_text.size()}}}});
   }
 };
 
@@ -165,11 +166,11 @@ OpenAiServer::OpenAiServer(OpenAiServerOptions options) : impl_(std::make_unique
                       [impl, chat](const Request& request, Response& response) {
                         {
                           const std::lock_guard lock(impl->mutex);
-                          impl->most = std::max(impl->most, ++impl->inside);
+                          impl->requests_inside_max = std::max(impl->requests_inside_max, ++impl->requests_inside);
                         }
                         impl->serve(request, response, chat);
                         const std::lock_guard lock(impl->mutex);
-                        --impl->inside;
+                        --impl->requests_inside;
                       });
   impl->server.Get("/v1/models", [impl](const Request&, Response& response) {
     put(response, {{"object", "list"}, {"data", {{{"id", impl->options.model}, {"object", "model"}}}}});
@@ -198,9 +199,9 @@ int OpenAiServer::requests() const {
   const std::lock_guard lock(impl_->mutex);
   return impl_->requests;
 }
-int OpenAiServer::at_once_most() const {
+int OpenAiServer::requests_at_once_max() const {
   const std::lock_guard lock(impl_->mutex);
-  return impl_->most;
+  return impl_->requests_inside_max;
 }
 json OpenAiServer::last() const {
   const std::lock_guard lock(impl_->mutex);

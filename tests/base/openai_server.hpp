@@ -12,8 +12,8 @@
 namespace echoline {
 
 struct OpenAiServerOptions {
-  std::string model = "tiny", key = {};  // empty: none is asked for
-  bool wants_completion_tokens = false;  // as newer models of OpenAI: max_tokens is refused
+  std::string model = "tiny", key = {};  // an empty key: none is required
+  bool wants_completion_tokens = false;  // refuses max_tokens, as newer models of OpenAI do
   std::size_t context_max = 4096;        // characters of a prompt
   // The model's answer to the text, or to the last message. A token is a character.
   std::function<std::string(const std::string& text, const nlohmann::json& body)> says = {};
@@ -30,9 +30,9 @@ struct OpenAiFault {
   // "error": 200, with an error in it
   // "hang": waits for `hangs`, then answers
   std::string what;
-  int times = 1;
+  int times = 1;  // number of requests with this fault
   int status = 503;
-  int retry_after_s = 0;  // 0: not said
+  int retry_after_s = 0;  // in the header Retry-After; 0: no header
   std::string body = {};  // of "status"; empty: an error as OpenAI has it
   std::chrono::milliseconds hangs{0};
 };
@@ -44,7 +44,7 @@ class OpenAiServer {
   std::string url() const;  // with /v1
   void fault(OpenAiFault fault);
   int requests() const;
-  int at_once_most() const;
+  int requests_at_once_max() const;
   nlohmann::json last() const;  // body of the last request
 
  private:

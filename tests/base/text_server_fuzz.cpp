@@ -21,13 +21,13 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
                  "an error fit for a log: {}", answer.error().detail);
     }
   }
-  HttpAnswer heard;
-  heard.body = body;
+  HttpAnswer response;
+  response.body = body;
   for (const int status : {0, 204, 302, 400, 401, 404, 418, 429, 500, 501}) {
-    heard.status = status;
-    const TextTrouble trouble = text_trouble({.url = "http://x/v1", .model = "m", .key = {}}, heard);
-    ECHO_CHECK(is_printable(trouble.error.detail) && trouble.error.detail.size() < 2000, "an error fit for a log: {}",
-               trouble.error.detail);
+    response.status = status;
+    const RequestFailure failure = classify_failure({.url = "http://x/v1", .model = "m", .key = {}}, response);
+    ECHO_CHECK(is_printable(failure.error.detail) && failure.error.detail.size() < 2000, "an error fit for a log: {}",
+               failure.error.detail);
   }
   return 0;
 }

@@ -26,8 +26,8 @@ class TextServerTest : public ::testing::Test {
     server_.emplace(std::move(options));
     options_.url = server_->url();
     options_.model = "tiny";
-    options_.retry_first = milliseconds(1);
-    options_.retry_max = milliseconds(20);
+    options_.first_retry_delay = milliseconds(1);
+    options_.retry_delay_max = milliseconds(20);
   }
   TextServerClient client() { return *TextServerClient::make(options_, clock_); }
   Result<TextAnswer> ask(const std::string& text, std::int64_t tokens_max = 64) {
@@ -42,7 +42,7 @@ class TextServerTest : public ::testing::Test {
     q.seed = 5;
     return q;
   }
-  std::string refused(const std::string& text = "abc") {
+  std::string text_or_error(const std::string& text = "abc") {
     const auto answer = ask(text);
     return answer ? "an answer: " + answer->text : answer.error().message();
   }
@@ -82,7 +82,7 @@ TEST_F(TextServerTest, RetriesAfterTemporaryErrors) {
                                                            {"error"}}) {
     const int before = server_->requests();
     server_->fault(fault);
-    EXPECT_EQ(refused(), "an answer: cba") << fault.what << " " << fault.status;
+    EXPECT_EQ(text_or_error(), "an answer: cba") << fault.what << " " << fault.status;
     EXPECT_EQ(server_->requests() - before, fault.times + 1) << fault.what;
   }
 }
@@ -91,24 +91,24 @@ TEST_F(TextServerTest, GivesUpAfterItsTriesAndNamesTheReason) {
   start();
   options_.tries_max = 3;
   server_->fault({"status", 3, 503});
-  EXPECT_THAT(refused(), HasSubstr("HTTP 503: it is not so well (3 times)"));
+  EXPECT_THAT(text_or_error(), HasSubstr("HTTP 503: it is not so well (3 times)"));
   server_->fault({"html", 3});
-  EXPECT_THAT(refused(), HasSubstr("502 Bad Gateway"));
+  EXPECT_THAT(text_or_error(), HasSubstr("502 Bad Gateway"));
   server_->fault({"null_reason", 3});
-  EXPECT_THAT(refused(), HasSubstr("the answer is incomplete"));
+  EXPECT_THAT(text_or_error(), HasSubstr("the answer is incomplete"));
   server_->fault({.what = "hang", .times = 3, .hangs = std::chrono::seconds(60)});
   options_.timeout = milliseconds(30);
-  EXPECT_THAT(refused(), HasSubstr("imeout"));
+  EXPECT_THAT(text_or_error(), HasSubstr("imeout"));
   options_.timeout = std::chrono::minutes(1);
-  EXPECT_EQ(refused(), "an answer: cba") << "and the next one is served";
+  EXPECT_EQ(text_or_error(), "an answer: cba") << "and the next one is served";
 }
 
 TEST_F(TextServerTest, RetriesAfterTheServersDelay) {
   start();
-  options_.retry_max = std::chrono::seconds(2);
+  options_.retry_delay_max = std::chrono::seconds(2);
   server_->fault({.what = "status", .status = 429, .retry_after_s = 1});
   const TimePoint begin = clock_.now();
-  EXPECT_EQ(refused(), "an answer: cba");
+  EXPECT_EQ(text_or_error(), "an answer: cba");
   EXPECT_GE(clock_.now() - begin, milliseconds(900));
 }
 
@@ -130,21 +130,21 @@ TEST_F(TextServerTest, AnErrorOfTheServerEndsAllQuestions) {
   EXPECT_EQ(ended, 100u);
   EXPECT_LE(server_->requests(), 4) << "it is not asked a hundred times";
   options_.key = "";
-  EXPECT_THAT(refused(), HasSubstr("without a key"));
+  EXPECT_THAT(text_or_error(), HasSubstr("without a key"));
   options_.key = "secret";
-  EXPECT_EQ(refused(), "an answer: cba");
+  EXPECT_EQ(text_or_error(), "an answer: cba");
   options_.model = "other";
-  EXPECT_THAT(refused(), HasSubstr("has no model 'other'"));
+  EXPECT_THAT(text_or_error(), HasSubstr("has no model 'other'"));
   options_.model = "tiny";
   server_->fault({"status", 1, 429, 0,
                   R"({"error": {"message": "You exceeded your current quota", "code": "insufficient_quota"}})"});
-  EXPECT_THAT(refused(), HasSubstr("no credit left: You exceeded"));
+  EXPECT_THAT(text_or_error(), HasSubstr("no credit left: You exceeded"));
   server_->fault({"status", 1, 301});
-  EXPECT_THAT(refused(), HasSubstr("redirects"));
+  EXPECT_THAT(text_or_error(), HasSubstr("redirects"));
   server_->fault({"status", 1, 404, 0, R"({"object": "error", "message": "The model does not exist.", "code": 404})"});
-  EXPECT_THAT(refused(), HasSubstr("The model does not exist.")) << "as in vLLM";
+  EXPECT_THAT(text_or_error(), HasSubstr("The model does not exist.")) << "as in vLLM";
   server_->fault({"status", 1, 404, 0, R"({"detail": "Not Found"})"});
-  EXPECT_THAT(refused(), HasSubstr("Not Found"));
+  EXPECT_THAT(text_or_error(), HasSubstr("Not Found"));
 }
 
 TEST_F(TextServerTest, AnErrorOfOneQuestionEndsThatQuestionAlone) {
@@ -183,8 +183,8 @@ TEST_F(TextServerTest, LimitsQuestionsInFlightAndDropsCancelledOnes) {
     for (TextServerClient::Outcome& one : client.poll(milliseconds(50))) texts[one.id] = one.answer->text;
   EXPECT_EQ(texts.size(), 39u);
   for (const auto& [id, text] : texts) EXPECT_EQ(text, reversed(fmt::format("{}", 100 + id), {}));
-  EXPECT_LE(server_->at_once_most(), 3);
-  EXPECT_GE(server_->at_once_most(), 2);
+  EXPECT_LE(server_->requests_at_once_max(), 3);
+  EXPECT_GE(server_->requests_at_once_max(), 2);
 }
 
 TEST_F(TextServerTest, AnUnreachableAddressIsGivenUpSoon) {

@@ -14,8 +14,8 @@
 namespace echoline::data_plane {
 namespace {
 
-std::unique_ptr<Adapter> made(std::string_view name, std::string_view config, std::uint64_t seed = 1,
-                              AdapterUse use = AdapterUse::kProblems) {
+std::unique_ptr<Adapter> make_valid(std::string_view name, std::string_view config, std::uint64_t seed = 1,
+                                    AdapterUse use = AdapterUse::kProblems) {
   auto adapter = make_adapter(name, config, seed, use);
   EXPECT_TRUE(adapter) << adapter.error().message();
   return adapter ? std::move(*adapter) : nullptr;
@@ -101,7 +101,8 @@ TEST(Permutation, IsOneForEverySizeAndKey) {
 }
 
 TEST(Arithmetic, TrainingAndEvaluationAreDisjointAndCoverTheSpace) {
-  const auto adapter = made("arithmetic", R"({"operations":["+","-"],"operand_max":14,"evaluation_problems":200})");
+  const auto adapter =
+      make_valid("arithmetic", R"({"operations":["+","-"],"operand_max":14,"evaluation_problems":200})");
   std::set<std::string> held_out, trained;
   for (const Problem& problem : adapter->evaluation()) held_out.insert(problem.prompt());
   EXPECT_EQ(held_out.size(), 200u);
@@ -117,7 +118,8 @@ TEST(Arithmetic, TrainingAndEvaluationAreDisjointAndCoverTheSpace) {
 }
 
 TEST(Arithmetic, SameSeedSameProblems) {
-  const auto a = made("arithmetic", "{}", 5), b = made("arithmetic", "{}", 5), c = made("arithmetic", "{}", 6);
+  const auto a = make_valid("arithmetic", "{}", 5), b = make_valid("arithmetic", "{}", 5),
+             c = make_valid("arithmetic", "{}", 6);
   int differs = 0;
   for (std::uint64_t i = 0; i < 100; ++i) {
     EXPECT_EQ(a->problem(i)->SerializeAsString(), b->problem(i)->SerializeAsString());
@@ -129,7 +131,7 @@ TEST(Arithmetic, SameSeedSameProblems) {
 }
 
 TEST(Arithmetic, AnswersAreRight) {
-  const auto adapter = made("arithmetic", R"({"digits":9})");
+  const auto adapter = make_valid("arithmetic", R"({"digits":9})");
   for (std::uint64_t i = 0; i < 300; ++i) {
     const Problem problem = *adapter->problem(i);
     const std::string& prompt = problem.prompt();
@@ -143,8 +145,8 @@ TEST(Arithmetic, AnswersAreRight) {
 }
 
 TEST(Arithmetic, ACarelessTeacherErrsOnlyWhereThereIsACarry) {
-  const auto adapter =
-      made("arithmetic", R"({"operations":["+"],"operand_max":99,"carries_forgotten":0.7})", 1, AdapterUse::kProblems);
+  const auto adapter = make_valid("arithmetic", R"({"operations":["+"],"operand_max":99,"carries_forgotten":0.7})", 1,
+                                  AdapterUse::kProblems);
   int wrong = 0, carries = 0;
   for (std::uint64_t i = 0; i < 2000; ++i) {
     const Problem problem = *adapter->problem(i);
@@ -163,7 +165,7 @@ TEST(Arithmetic, ACarelessTeacherErrsOnlyWhereThereIsACarry) {
 }
 
 TEST(Arithmetic, GradesExactly) {
-  const auto adapter = made("arithmetic", R"({"partial_credit":0.5})", 1, AdapterUse::kScoring);
+  const auto adapter = make_valid("arithmetic", R"({"partial_credit":0.5})", 1, AdapterUse::kScoring);
   const Problem problem = with_reference("95");
   for (const char* right : {"95", " 95", "95\n", "\t95 \r\n"}) {
     const Score score = *adapter->score(problem, right);
@@ -175,14 +177,14 @@ TEST(Arithmetic, GradesExactly) {
     EXPECT_FALSE(adapter->score(problem, wrong)->correct) << wrong;
   EXPECT_EQ(adapter->score(problem, "94")->reward, 0.25);
   EXPECT_EQ(adapter->score(problem, "955")->components.at("digits"), 2.0 / 3);
-  EXPECT_EQ(made("arithmetic", "")->score(problem, "94")->reward, 0);
+  EXPECT_EQ(make_valid("arithmetic", "")->score(problem, "94")->reward, 0);
   EXPECT_FALSE(adapter->score(Problem(), "")->correct);  // a problem without a reference is never solved
 }
 
 TEST(Gsm8k, GradesByTheRule) {
-  const auto strict = made("gsm8k", "", 1, AdapterUse::kScoring);
-  const auto flexible = made("gsm8k", R"({"mode":"flexible"})", 1, AdapterUse::kScoring);
-  const auto last_number = made("gsm8k", R"({"mode":"last_number"})", 1, AdapterUse::kScoring);
+  const auto strict = make_valid("gsm8k", "", 1, AdapterUse::kScoring);
+  const auto flexible = make_valid("gsm8k", R"({"mode":"flexible"})", 1, AdapterUse::kScoring);
+  const auto last_number = make_valid("gsm8k", R"({"mode":"last_number"})", 1, AdapterUse::kScoring);
   const std::string filler(300, 'x');
   struct Case {
     std::string response;
@@ -227,7 +229,7 @@ TEST(Gsm8k, GradesByTheRule) {
 
 TEST(Gsm8k, ScoringNeedsNoFiles) {
   const auto adapter =
-      made("gsm8k", R"({"train":"/nowhere/a.jsonl","test":"/nowhere/b.jsonl"})", 1, AdapterUse::kScoring);
+      make_valid("gsm8k", R"({"train":"/nowhere/a.jsonl","test":"/nowhere/b.jsonl"})", 1, AdapterUse::kScoring);
   EXPECT_EQ(adapter->problem(0).error().code, Code::kUnavailable);
   EXPECT_TRUE(adapter->evaluation().empty());
   const auto missing = make_adapter("gsm8k", R"({"train":"/nowhere/a.jsonl","test":"/nowhere/b.jsonl"})", 1);
@@ -281,7 +283,7 @@ TEST(Gsm8kData, EveryReferenceAnswerIsCorrectAndEveryOtherNumberWrong) {
   if (!std::filesystem::exists(data / "train.jsonl")) GTEST_SKIP() << "no GSM8K files in " << data;
   const std::string config =
       nlohmann::json{{"train", (data / "train.jsonl").string()}, {"test", (data / "test.jsonl").string()}}.dump();
-  const auto adapter = made("gsm8k", config);
+  const auto adapter = make_valid("gsm8k", config);
   ASSERT_NE(adapter, nullptr);
   const std::vector<Problem> evaluation = adapter->evaluation();
   EXPECT_EQ(evaluation.size(), 1319u);
@@ -320,7 +322,7 @@ TEST(Adapters, KindsBehaveAsDescribed) {
     names.emplace_back(kind.name);
     EXPECT_FALSE(kind.meaning.empty());
     if (!kind.turns || kind.file || kind.sandbox) continue;
-    const auto adapter = made(kind.name, "{}");
+    const auto adapter = make_valid(kind.name, "{}");
     ASSERT_TRUE(adapter);
     EXPECT_EQ(adapter->repeatable({}), kind.repeatable) << kind.name;
     EXPECT_EQ(adapter->score(*adapter->problem(0), "").has_value(), !*kind.turns) << kind.name;

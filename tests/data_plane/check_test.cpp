@@ -16,7 +16,7 @@ namespace {
 
 using ::testing::HasSubstr;
 
-// The one fault of an otherwise sound task.
+// The one fault of an otherwise sound task. Its problems ask for the number in their prompt.
 enum class Fault {
   kNone,
   kProblemsChange,
@@ -54,15 +54,15 @@ struct Task final : Adapter {
     return p;
   }
   std::vector<Problem> evaluation() const override {
-    std::vector<Problem> all;
+    std::vector<Problem> problems;
     for (int i = 1; i <= 20; ++i) {
       Problem p;
       p.set_id(fmt::format("h/{}", i));
       p.set_prompt(fmt::format("-{}?", i));
       p.set_reference(fmt::format("-{}", i + (fault == Fault::kHeldOutChanges ? start : 0)));
-      all.push_back(p);
+      problems.push_back(p);
     }
-    return all;
+    return problems;
   }
   Result<Score> score(const Problem& p, std::string_view response) const override {
     if (fault == Fault::kFailsOnNothing && response.empty())
@@ -80,9 +80,9 @@ struct Task final : Adapter {
     if (fault == Fault::kFlaky) score.reward = static_cast<double>(calls++);
     if (fault == Fault::kWorkerDiffers && use == AdapterUse::kScoring) score.reward += 0.5;
     if (fault == Fault::kShared) {
-      const int mine = ++inside;
+      const int calls_inside = ++inside;
       for (int i = 0; i < 20; ++i) std::this_thread::yield();
-      score.reward += mine > 1 ? 1 : 0;
+      score.reward += calls_inside > 1 ? 1 : 0;
       --inside;
     }
     return score;
@@ -124,7 +124,7 @@ struct Task final : Adapter {
   mutable std::atomic<bool> broken = false;
 };
 
-CheckReport checked(Fault fault, bool turns = false) {
+CheckReport run_check(Fault fault, bool turns = false) {
   CheckOptions options;
   options.time = std::chrono::seconds(3);
   auto starts = std::make_shared<int>(0);
@@ -140,21 +140,21 @@ CheckReport checked(Fault fault, bool turns = false) {
 }
 
 void expect_found(Fault fault, bool turns, const std::string& check, const std::string& what, bool wrong = true) {
-  const CheckReport report = checked(fault, turns);
-  std::string all;
-  bool found = false;
+  const CheckReport report = run_check(fault, turns);
+  std::string listing;
+  bool is_found = false;
   for (const Finding& f : report.findings) {
-    all += fmt::format("{} {}: {} [{}] [{}]\n", f.wrong ? "wrong" : "note", f.check, f.what, f.problem, f.response);
-    found = found || (f.check == check && f.wrong == wrong && f.what.find(what) != std::string::npos);
+    listing += fmt::format("{} {}: {} [{}] [{}]\n", f.wrong ? "wrong" : "note", f.check, f.what, f.problem, f.response);
+    is_found = is_found || (f.check == check && f.wrong == wrong && f.what.find(what) != std::string::npos);
     EXPECT_LT(f.response.size(), 600u);
   }
-  EXPECT_TRUE(found) << check << ", " << what << ", in:\n" << all;
-  EXPECT_EQ(report.sound(), !wrong) << all;
+  EXPECT_TRUE(is_found) << check << ", " << what << ", in:\n" << listing;
+  EXPECT_EQ(report.sound(), !wrong) << listing;
 }
 
 TEST(Check, NothingIsWrongWithASoundTask) {
   for (const bool turns : {false, true}) {
-    const CheckReport report = checked(Fault::kNone, turns);
+    const CheckReport report = run_check(Fault::kNone, turns);
     for (const Finding& f : report.findings) ADD_FAILURE() << f.check << ": " << f.what;
     EXPECT_EQ(report.facts.at("held_out"), 20);
     EXPECT_EQ(report.facts.at("episodes").at("longest"), turns ? 5 : 1);

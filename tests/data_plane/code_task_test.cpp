@@ -44,7 +44,7 @@ class CodeTask : public testing::Test {
     for (const json& row : rows) file << row.dump() << "\n";
     return (folder_ / name).string();
   }
-  static std::unique_ptr<Adapter> made(const json& options, AdapterUse use = AdapterUse::kProblems) {
+  static std::unique_ptr<Adapter> make_valid(const json& options, AdapterUse use = AdapterUse::kProblems) {
     auto adapter = make_adapter("code", options.dump(), 1, use);
     EXPECT_TRUE(adapter) << adapter.error().message();
     return adapter ? std::move(*adapter) : nullptr;
@@ -55,7 +55,7 @@ class CodeTask : public testing::Test {
     return adapter ? "" : adapter.error().message();
   }
   // True if this machine can grade. sandbox_test distinguishes a kernel that allows no sandbox from a broken sandbox.
-  static bool grades() {
+  static bool can_grade() {
     static const bool can = [] {
       const auto adapter = make_adapter("code", "{}", 1, AdapterUse::kScoring);
       return adapter.has_value() || adapter.error().code != Code::kUnavailable;
@@ -74,7 +74,7 @@ TEST_F(CodeTask, ProblemsComeFromFiles) {
   std::vector<json> rows;
   for (int i = 0; i < 20; ++i) rows.push_back(mbpp(i));
   const std::string train = write("train.jsonl", rows), test = write("test.jsonl", {mbpp(3), kHumanEval});
-  const auto adapter = made({{"train", train}, {"held_out", test}});
+  const auto adapter = make_valid({{"train", train}, {"held_out", test}});
   EXPECT_EQ(adapter->evaluation().size(), 2u);
   std::set<std::string> seen;
   for (std::uint64_t i = 0; i < 19; ++i) {
@@ -88,7 +88,7 @@ TEST_F(CodeTask, ProblemsComeFromFiles) {
   EXPECT_FALSE(adapter->demonstration(adapter->evaluation()[0]));
   EXPECT_NE(adapter->evaluation()[1].prompt().find("def total("), std::string::npos);
 
-  const auto share = made({{"train", train}, {"held_out_fraction", 0.25}, {"prompt", "{task} {tests} {task}"}});
+  const auto share = make_valid({{"train", train}, {"held_out_fraction", 0.25}, {"prompt", "{task} {tests} {task}"}});
   EXPECT_EQ(share->evaluation().size(), 5u);
   std::set<std::string> held_out, trained;
   for (const Problem& problem : share->evaluation()) held_out.insert(problem.prompt());
@@ -129,11 +129,11 @@ TEST_F(CodeTask, FaultsOfAFileAreNamed) {
 }
 
 TEST_F(CodeTask, AResponseIsWorthItsParts) {
-  if (!grades()) GTEST_SKIP() << "sandboxes do not work here; sandbox_test names the reason";
+  if (!can_grade()) GTEST_SKIP() << "sandboxes do not work here; sandbox_test names the reason";
   const std::string file = write("rows.jsonl", {mbpp(1), mbpp(2)});
-  const auto problems = made({{"train", file}, {"held_out_fraction", 0.5}});
-  const auto pulse = made(json::object(), AdapterUse::kScoring),
-             fraction = made({{"reward", "fraction"}}, AdapterUse::kScoring);
+  const auto problems = make_valid({{"train", file}, {"held_out_fraction", 0.5}});
+  const auto pulse = make_valid(json::object(), AdapterUse::kScoring),
+             fraction = make_valid({{"reward", "fraction"}}, AdapterUse::kScoring);
   EXPECT_EQ(pulse->repeatable({}), Repeatable::kCostly);
   EXPECT_EQ(pulse->problem(0).error().code, Code::kUnavailable);
   const Problem problem = *problems->problem(0);
@@ -165,10 +165,10 @@ TEST_F(CodeTask, AResponseIsWorthItsParts) {
 }
 
 TEST_F(CodeTask, AFunctionIsCompletedOrWrittenWhole) {
-  if (!grades()) GTEST_SKIP() << "sandboxes do not work here; sandbox_test names the reason";
+  if (!can_grade()) GTEST_SKIP() << "sandboxes do not work here; sandbox_test names the reason";
   const auto problems =
-      made({{"train", write("rows.jsonl", {mbpp(1), mbpp(2)})}, {"held_out", write("test.jsonl", {kHumanEval})}});
-  const auto adapter = made({{"reward", "fraction"}}, AdapterUse::kScoring);
+      make_valid({{"train", write("rows.jsonl", {mbpp(1), mbpp(2)})}, {"held_out", write("test.jsonl", {kHumanEval})}});
+  const auto adapter = make_valid({{"reward", "fraction"}}, AdapterUse::kScoring);
   const Problem problem = problems->evaluation()[0];
   for (const char* right :
        {"    return sum(of)\n", "```python\n    return sum(of)\n```",
@@ -180,13 +180,13 @@ TEST_F(CodeTask, AFunctionIsCompletedOrWrittenWhole) {
 }
 
 TEST_F(CodeTask, EpisodesAreGradedOnOtherThreads) {
-  if (!grades()) GTEST_SKIP() << "sandboxes do not work here; sandbox_test names the reason";
-  const auto problems = made({{"train", write("rows.jsonl", {mbpp(1), mbpp(2)})}, {"held_out_fraction", 0.5}});
+  if (!can_grade()) GTEST_SKIP() << "sandboxes do not work here; sandbox_test names the reason";
+  const auto problems = make_valid({{"train", write("rows.jsonl", {mbpp(1), mbpp(2)})}, {"held_out_fraction", 0.5}});
   const Problem problem = *problems->problem(0);
-  auto adapter = made({{"parallel", 2}}, AdapterUse::kScoring);
+  auto adapter = make_valid({{"parallel", 2}}, AdapterUse::kScoring);
   std::vector<std::unique_ptr<Episode>> episodes;
   std::mutex mutex;
-  std::condition_variable told;
+  std::condition_variable changed;
   int right = 0;
   for (int i = 0; i < 6; ++i) {
     episodes.push_back(std::move(*adapter->begin(problem, 0)));
@@ -194,11 +194,11 @@ TEST_F(CodeTask, EpisodesAreGradedOnOtherThreads) {
       const std::lock_guard lock(mutex);
       episodes[static_cast<std::size_t>(i)].reset();  // as one does who needs no more of it
       right += step && step->done && step->score.correct;
-      told.notify_one();
+      changed.notify_one();
     });
   }
   std::unique_lock lock(mutex);
-  told.wait(lock, [&] { return right == 6; });
+  changed.wait(lock, [&] { return right == 6; });
   lock.unlock();
   // A destroyed episode reports nothing, and a destroyed adapter waits for no program.
   auto episode = std::move(*adapter->begin(problem, 0));
@@ -211,11 +211,12 @@ TEST_F(CodeTask, EpisodesAreGradedOnOtherThreads) {
 TEST_F(CodeTask, HumanEvalsSolutionsPassAndTheirMutantsFail) {
   const std::filesystem::path data = "../shared/data/humaneval/HumanEval.jsonl.gz";
   if (!std::filesystem::exists(data)) GTEST_SKIP() << "no " << data;
-  if (!grades()) GTEST_SKIP() << "sandboxes do not work here; sandbox_test names the reason";
+  if (!can_grade()) GTEST_SKIP() << "sandboxes do not work here; sandbox_test names the reason";
   const std::string rows = (folder_ / "HumanEval.jsonl").string();
   ASSERT_EQ(std::system(fmt::format("gzip -dc {} > {}", data.string(), rows).c_str()), 0);
-  const auto problems = made({{"train", write("rows.jsonl", {mbpp(1)})}, {"held_out", rows}});
-  const auto adapter = made({{"reward", "fraction"}, {"test_time", "60 s"}, {"time", "300 s"}}, AdapterUse::kScoring);
+  const auto problems = make_valid({{"train", write("rows.jsonl", {mbpp(1)})}, {"held_out", rows}});
+  const auto adapter =
+      make_valid({{"reward", "fraction"}, {"test_time", "60 s"}, {"time", "300 s"}}, AdapterUse::kScoring);
   std::ifstream file(rows);
   std::string line;
   int passed = 0, changed = 0, emptied = 0;

@@ -24,37 +24,38 @@ TEST(Extract, TheRule) {
     std::string response, code;
     bool fenced, thinking;
   };
-  const std::string f = "```";
+  const std::string fence = "```";
   for (const Case& c : std::vector<Case>{
            {"x = 1", "x = 1", false, false},
            {"", "", false, false},
            {" \n\t", "", false, false},
-           {"Here:\n" + f + "python\nx = 1\n" + f + "\nDone.", "x = 1\n", true, false},
-           {f + "\nx = 1\n" + f, "x = 1\n", true, false},
-           {f + "py\r\nx = 1\r\n" + f + "\r\n", "x = 1\r\n", true, false},
-           {f + "python\nx = 1\ny = 2", "x = 1\ny = 2", false, false},
+           {"Here:\n" + fence + "python\nx = 1\n" + fence + "\nDone.", "x = 1\n", true, false},
+           {fence + "\nx = 1\n" + fence, "x = 1\n", true, false},
+           {fence + "py\r\nx = 1\r\n" + fence + "\r\n", "x = 1\r\n", true, false},
+           {fence + "python\nx = 1\ny = 2", "x = 1\ny = 2", false, false},
            // Code that is not Python is skipped, and so is an example that calls the answer.
-           {f + "bash\npip install x\n" + f + "\n" + f + "python\ndef f(): pass\n" + f + "\n" + f +
-                "python\nprint(f())\n" + f,
+           {fence + "bash\npip install x\n" + fence + "\n" + fence + "python\ndef f(): pass\n" + fence + "\n" + fence +
+                "python\nprint(f())\n" + fence,
             "def f(): pass\n", true, false},
-           {f + "python\nx = 1\n" + f + "\n" + f + "python\nx = 2\n" + f, "x = 2\n", true, false},
-           {f + "python\ndef f(): 1\n" + f + "\n" + f + "python\ndef f(): 2\n" + f, "def f(): 2\n", true, false},
-           {f + "text\nx\n" + f, f + "text\nx\n" + f, false, false},
+           {fence + "python\nx = 1\n" + fence + "\n" + fence + "python\nx = 2\n" + fence, "x = 2\n", true, false},
+           {fence + "python\ndef f(): 1\n" + fence + "\n" + fence + "python\ndef f(): 2\n" + fence, "def f(): 2\n",
+            true, false},
+           {fence + "text\nx\n" + fence, fence + "text\nx\n" + fence, false, false},
            // A longer fence contains shorter ones. Backticks inside a line are no fence.
-           {"````python\ns = '''\n" + f + "\n'''\n````", "s = '''\n" + f + "\n'''\n", true, false},
-           {f + "python\ns = '" + f + "'\n" + f, "s = '" + f + "'\n", true, false},
-           {"<think>a plan</think>\n" + f + "\nx = 1\n" + f, "x = 1\n", true, true},
-           {"<think>\n" + f + "\nwrong\n" + f + "\n</think>x = 1", "x = 1", false, true},
+           {"````python\ns = '''\n" + fence + "\n'''\n````", "s = '''\n" + fence + "\n'''\n", true, false},
+           {fence + "python\ns = '" + fence + "'\n" + fence, "s = '" + fence + "'\n", true, false},
+           {"<think>a plan</think>\n" + fence + "\nx = 1\n" + fence, "x = 1\n", true, true},
+           {"<think>\n" + fence + "\nwrong\n" + fence + "\n</think>x = 1", "x = 1", false, true},
            {"<think> </think>x = 1", "x = 1", false, false},
            {"</think>x = 1", "x = 1", false, false},
            {"</think><think>x = 1", "<think>x = 1", false, false},
            {"<think>x = 1", "<think>x = 1", false, false},
            {"<think>a</think>b</think>x", "x", false, true},
        }) {
-    const Extracted found = extract_code(c.response);
-    EXPECT_EQ(found.code, c.code) << c.response;
-    EXPECT_EQ(found.fenced, c.fenced) << c.response;
-    EXPECT_EQ(found.thinking, c.thinking) << c.response;
+    const ExtractedProgram extracted = extract_code(c.response);
+    EXPECT_EQ(extracted.code, c.code) << c.response;
+    EXPECT_EQ(extracted.fenced, c.fenced) << c.response;
+    EXPECT_EQ(extracted.thinking, c.thinking) << c.response;
   }
 }
 
@@ -75,14 +76,14 @@ class Grading : public testing::Test {
     if (grader)
       grader_ = std::move(*grader);
     else
-      why_ = grader.error();
+      start_error_ = grader.error();
   }
   static void TearDownTestSuite() { grader_.reset(); }
   void SetUp() override {
     if (grader_) return;
     // sandbox_test distinguishes a kernel that allows no sandbox from a broken sandbox.
-    ASSERT_EQ(why_.code, Code::kUnavailable) << why_.message();
-    GTEST_SKIP() << why_.message();
+    ASSERT_EQ(start_error_.code, Code::kUnavailable) << start_error_.message();
+    GTEST_SKIP() << start_error_.message();
   }
 
   static Grade grade(const json& task, const std::string& program) {
@@ -90,26 +91,26 @@ class Grading : public testing::Test {
     EXPECT_TRUE(grade) << grade.error().message();
     return grade ? *grade : Grade{};
   }
-  // MBPP's form.
-  static json listed(std::vector<std::string> tests, const std::string& code = "", const std::string& setup = "",
-                     std::vector<std::string> imports = {}) {
+  // A task in MBPP's form.
+  static json mbpp_task(std::vector<std::string> tests, const std::string& code = "", const std::string& setup = "",
+                        std::vector<std::string> imports = {}) {
     return {{"tests", tests}, {"code", code}, {"setup", setup}, {"imports", imports}};
   }
-  static std::string shown(const Grade& grade) { return fmt::format("{}/{}", grade.passed, grade.tests); }
+  static std::string passed_of_all(const Grade& grade) { return fmt::format("{}/{}", grade.passed, grade.tests); }
 
   static inline std::unique_ptr<Grader> grader_;
-  static inline Error why_;
+  static inline Error start_error_;
 };
 
 TEST_F(Grading, CountsTestsOneByOne) {
-  const json task = listed({"assert f(1) == 2", "assert f(2) == 3", "assert f(3) == 4"});
-  EXPECT_EQ(shown(grade(task, "def f(x): return x + 1")), "3/3");
-  Grade some = grade(task, "def f(x):\n  if x == 2: raise ValueError()\n  return x + 1");
-  EXPECT_EQ(shown(some), "2/3");
-  EXPECT_EQ(some.first_failure, "test 2: failed");
-  EXPECT_TRUE(some.compiles);
-  some = grade(task, "def f(x): return");
-  EXPECT_EQ(shown(some), "0/3");
+  const json task = mbpp_task({"assert f(1) == 2", "assert f(2) == 3", "assert f(3) == 4"});
+  EXPECT_EQ(passed_of_all(grade(task, "def f(x): return x + 1")), "3/3");
+  Grade partial = grade(task, "def f(x):\n  if x == 2: raise ValueError()\n  return x + 1");
+  EXPECT_EQ(passed_of_all(partial), "2/3");
+  EXPECT_EQ(partial.first_failure, "test 2: failed");
+  EXPECT_TRUE(partial.compiles);
+  partial = grade(task, "def f(x): return");
+  EXPECT_EQ(passed_of_all(partial), "0/3");
   for (const char* broken : {"def f(x) return", "f(", "'''", "x = 0777"})
     EXPECT_FALSE(grade(task, broken).compiles) << broken;
   for (const char* useless : {"x = 1 / 0", "raise SystemExit", "import os; os._exit(0)", "import no_such_module"}) {
@@ -118,8 +119,8 @@ TEST_F(Grading, CountsTestsOneByOne) {
     EXPECT_EQ(grade_of.passed, 0u);
     EXPECT_NE(grade_of.first_failure.find("before the first test"), std::string::npos) << grade_of.first_failure;
   }
-  EXPECT_EQ(shown(grade(task, "")), "0/3");
-  EXPECT_EQ(shown(grade(task, "if __name__ == '__main__':\n  input()\ndef f(x): return x + 1")), "3/3");
+  EXPECT_EQ(passed_of_all(grade(task, "")), "0/3");
+  EXPECT_EQ(passed_of_all(grade(task, "if __name__ == '__main__':\n  input()\ndef f(x): return x + 1")), "3/3");
 }
 
 TEST_F(Grading, DataGoesThereAndBack) {
@@ -153,18 +154,20 @@ TEST_F(Grading, DataGoesThereAndBack) {
     tests.push_back("assert type(f(x=" + value + ")) is type(" + value + ")");
   }
   tests.push_back("assert f(float('nan')) != f(float('nan'))");
-  const Grade all = grade(listed(tests), "def f(x): return x");
-  EXPECT_EQ(all.passed, tests.size()) << all.first_failure << ": " << tests[std::min(all.passed, tests.size() - 1)];
+  const Grade identity_grade = grade(mbpp_task(tests), "def f(x): return x");
+  EXPECT_EQ(identity_grade.passed, tests.size())
+      << identity_grade.first_failure << ": " << tests[std::min(identity_grade.passed, tests.size() - 1)];
   // A program's own types arrive as their base types, and its changes to a list are visible.
-  EXPECT_EQ(shown(grade(listed({"assert f() == {'a': 2}", "assert g() == (1, 2)", "assert h() == 3",
-                                "assert dict(f()) == {'a': 2}"}),
-                        "from collections import Counter, namedtuple\nfrom enum import IntEnum\nP = namedtuple('P', 'x "
-                        "y')\nE = IntEnum('E', 'a b c')\n"
-                        "def f(): return Counter('aa')\ndef g(): return P(1, 2)\ndef h(): return E.c")),
+  EXPECT_EQ(passed_of_all(
+                grade(mbpp_task({"assert f() == {'a': 2}", "assert g() == (1, 2)", "assert h() == 3",
+                                 "assert dict(f()) == {'a': 2}"}),
+                      "from collections import Counter, namedtuple\nfrom enum import IntEnum\nP = namedtuple('P', 'x "
+                      "y')\nE = IntEnum('E', 'a b c')\n"
+                      "def f(): return Counter('aa')\ndef g(): return P(1, 2)\ndef h(): return E.c")),
             "4/4");
-  EXPECT_EQ(shown(grade(listed({"l = [3, 1]; f(l); assert l == [1, 3]", "d = {}; g(d); assert d == {1: 2}",
-                                "s = {1}; h(s); assert s == set()"}),
-                        "def f(l): l.sort()\ndef g(d): d[1] = 2\ndef h(s): s.clear()")),
+  EXPECT_EQ(passed_of_all(grade(mbpp_task({"l = [3, 1]; f(l); assert l == [1, 3]", "d = {}; g(d); assert d == {1: 2}",
+                                           "s = {1}; h(s); assert s == set()"}),
+                                "def f(l): l.sort()\ndef g(d): d[1] = 2\ndef h(s): s.clear()")),
             "3/3");
 }
 
@@ -176,27 +179,27 @@ TEST_F(Grading, ObjectsStayWhereTheyAre) {
       "def squares(n):\n  for i in range(n): yield i * i\n"
       "def fail(n): raise KeyError(n)\n"
       "class Box(list): pass\n";
-  EXPECT_EQ(
-      shown(grade(listed({"assert depth(root) == 2", "assert root.total() == 3", "assert list(squares(3)) == [0, 1, 4]",
-                          "assert sum(squares(4)) == 14", "assert depth(None) == 0", "assert root.next.v == 2",
-                          "try:\n  fail(1)\n  assert False\nexcept KeyError: pass"},
-                         program, "root = Node(1)\nroot.next = Node(2)"),
-                  program)),
-      "7/7");
+  EXPECT_EQ(passed_of_all(grade(mbpp_task({"assert depth(root) == 2", "assert root.total() == 3",
+                                           "assert list(squares(3)) == [0, 1, 4]", "assert sum(squares(4)) == 14",
+                                           "assert depth(None) == 0", "assert root.next.v == 2",
+                                           "try:\n  fail(1)\n  assert False\nexcept KeyError: pass"},
+                                          program, "root = Node(1)\nroot.next = Node(2)"),
+                                program)),
+            "7/7");
   // Python's built-in names belong to the tests, unless the problem is to write one of that name.
-  EXPECT_EQ(
-      shown(grade(listed({"assert sum(2, 3) == 5"}, "def sum(a, b): return a + b"), "def sum(a, b): return a + b")),
-      "1/1");
-  EXPECT_EQ(shown(grade(listed({"assert math.isclose(f(2), math.sqrt(2))", "assert set(f2()) == {1, 2}"},
-                               "import math\ndef f(x): return math.sqrt(x)\ndef f2(): return [2, 1]"),
-                        "def f(x): return x ** 0.5\ndef f2(): return [1, 2, 1]")),
+  EXPECT_EQ(passed_of_all(grade(mbpp_task({"assert sum(2, 3) == 5"}, "def sum(a, b): return a + b"),
+                                "def sum(a, b): return a + b")),
+            "1/1");
+  EXPECT_EQ(passed_of_all(grade(mbpp_task({"assert math.isclose(f(2), math.sqrt(2))", "assert set(f2()) == {1, 2}"},
+                                          "import math\ndef f(x): return math.sqrt(x)\ndef f2(): return [2, 1]"),
+                                "def f(x): return x ** 0.5\ndef f2(): return [1, 2, 1]")),
             "2/2");
 }
 
 TEST_F(Grading, NothingButTheRightAnswerPasses) {
-  const json task = listed({"assert f(1) == 2", "assert set(f(2)) == {3}", "assert sorted(f(3))[0] == 4",
-                            "assert abs(f(4) - 5) < 1e-6", "assert math.isclose(f(5), 6)"},
-                           "import math\ndef f(x): return x + 1");
+  const json task = mbpp_task({"assert f(1) == 2", "assert set(f(2)) == {3}", "assert sorted(f(3))[0] == 4",
+                               "assert abs(f(4) - 5) < 1e-6", "assert math.isclose(f(5), 6)"},
+                              "import math\ndef f(x): return x + 1");
   const std::vector<std::string> programs = {
       // Output that imitates the protocol's results of passed tests.
       "print('V1'); print('5/5'); print('loaded'); print('{\"value\": true}')\ndef f(x): print('V1\\nV1\\nE\\ndone')",
@@ -205,7 +208,7 @@ TEST_F(Grading, NothingButTheRightAnswerPasses) {
       "import os\ndef f(x): os._exit(0)",
       "def f(x): raise SystemExit(0)",
       "import sys\ndef f(x): sys.exit()",
-      // Equal to everything.
+      // Answers that are equal to everything.
       "class A:\n  def __eq__(self, o): return True\n  def __ne__(self, o): return True\n  def __lt__(self, o): return "
       "True\n  __gt__ = __lt__\n  def __sub__(self, o): return 0\n"
       "  def __hash__(self): return 0\n  def __bool__(self): return True\n  def __abs__(self): return 0\n  def "
@@ -215,13 +218,13 @@ TEST_F(Grading, NothingButTheRightAnswerPasses) {
       "int.__hash__\ndef f(x): return I(0)",
       "class L(list):\n  def __eq__(self, o): return True\n  def __iter__(self): return iter([99])\ndef f(x): return "
       "L()",
-      // The interpreter's own.
+      // Changes to the interpreter's own functions.
       "import builtins\nbuiltins.AssertionError = None\nbuiltins.set = lambda x: 0\nbuiltins.sorted = lambda x: "
       "[1]\nbuiltins.abs = lambda x: 0\ndef set(x): return 0\ndef sorted(x): return [1]\ndef abs(x): return 0\ndef "
       "f(x): return 0",
       "import math\nmath.isclose = lambda a, b: True\ndef f(x): return 0\ndef isclose(a, b): return True",
       "import unittest, sys\nsys.modules['math'] = type('m', (), {'isclose': lambda *a: True})\ndef f(x): return None",
-      // The process that serves it.
+      // Attacks on the process that runs the program.
       "import sys\nf_ = sys._getframe()\nwhile f_.f_back: f_ = f_.f_back\nf_.f_globals['lines'].put('{\"value\": true, "
       "\"changed\": {\"0\": 1}}')\ndef f(x): return 0",
       "import gc, os\nfor o in gc.get_objects():\n  if type(o).__name__ == 'Lines':\n    for t in ('V1', 'E', 'done', "
@@ -229,7 +232,7 @@ TEST_F(Grading, NothingButTheRightAnswerPasses) {
       "import os, signal\nos.kill(os.getppid(), signal.SIGKILL)\nos.kill(-1, signal.SIGKILL)\ndef f(x): return 0",
       "import os, sys, time\nif os.fork(): os._exit(0)\nos.setsid()\ntime.sleep(0.1)\nfor i in range(99):\n  try: "
       "os.write(i, b'loaded\\n{\"value\": {\"object\": 0}}\\n')\n  except OSError: pass\ndef f(x): return 0",
-      // Values that are none.
+      // Answers of the protocol that are no values.
       "import sys\nimport __main__\n__main__.encode = lambda v, r: {'object': 'name'}\ndef f(x): return 0",
       "import __main__\n__main__.encode = lambda v, r: {'name': 'f'}\ndef f(x): return 0",
       "import __main__\n__main__.encode = lambda v, r: {'type': 'eval'}\ndef f(x): return 0",
@@ -239,48 +242,48 @@ TEST_F(Grading, NothingButTheRightAnswerPasses) {
       "import __main__\n__main__.perform = lambda r: '{\"value\": 1, \"changed\": {\"7\": [1]}}'\ndef f(x): return 0",
   };
   for (const std::string& program : programs) EXPECT_EQ(grade(task, program).passed, 0u) << program;
-  EXPECT_EQ(shown(grade(task, "def f(x):\n  return {1: 2, 2: [3], 3: [9, 4], 4: 5, 5: 6}[x]")), "5/5");
+  EXPECT_EQ(passed_of_all(grade(task, "def f(x):\n  return {1: 2, 2: [3], 3: [9, 4], 4: 5, 5: 6}[x]")), "5/5");
 }
 
 TEST_F(Grading, AProgramOrTestBeyondItsLimitsFailsAlone) {
   auto grader = Grader::start({.test_time = seconds(3), .time = seconds(90), .memory = {128u << 20}, .parallel = 1});
   ASSERT_TRUE(grader);
-  const json task = listed({"assert f(1) == 1", "assert f(2) == 2", "assert f(3) == 3"});
-  const auto graded = [&](const std::string& program) {
-    const auto found = (*grader)->grade(task.dump(), program);
-    EXPECT_TRUE(found) << found.error().message() << program;
-    return found ? *found : Grade{};
+  const json task = mbpp_task({"assert f(1) == 1", "assert f(2) == 2", "assert f(3) == 3"});
+  const auto limited_grade = [&](const std::string& program) {
+    const auto result = (*grader)->grade(task.dump(), program);
+    EXPECT_TRUE(result) << result.error().message() << program;
+    return result ? *result : Grade{};
   };
   // The first test is lost, but the others run in a restarted program.
-  for (const char* first :
+  for (const char* statement :
        {"while True: pass", "import os; os._exit(1)", "import os, signal; os.kill(os.getpid(), signal.SIGSEGV)",
         "x = [0] * (1 << 27)\n    while True: x = x + [1] * (1 << 20)", "import time; time.sleep(1000)"}) {
-    const Grade some = graded(std::string("def f(x):\n  if x == 1:\n    ") + first + "\n  return x");
-    EXPECT_EQ(shown(some), "2/3") << first << ": " << some.first_failure;
-    EXPECT_TRUE(some.first_failure.starts_with("test 1: ")) << some.first_failure;
-    const std::string_view what(first);
-    if (what.find("1 <<") == what.npos) {
-      EXPECT_EQ(some.late, what == "while True: pass" || what.ends_with("sleep(1000)")) << first;
+    const Grade partial = limited_grade(std::string("def f(x):\n  if x == 1:\n    ") + statement + "\n  return x");
+    EXPECT_EQ(passed_of_all(partial), "2/3") << statement << ": " << partial.first_failure;
+    EXPECT_TRUE(partial.first_failure.starts_with("test 1: ")) << partial.first_failure;
+    const std::string_view text(statement);
+    if (text.find("1 <<") == text.npos) {
+      EXPECT_EQ(partial.late, text == "while True: pass" || text.ends_with("sleep(1000)")) << statement;
     }
   }
-  EXPECT_TRUE(graded("while True: pass").first_failure.starts_with("before the first test: "));
-  const Grade slow = graded("import time\ndef f(x): time.sleep(1000)");
-  EXPECT_EQ(shown(slow), "0/3");
+  EXPECT_TRUE(limited_grade("while True: pass").first_failure.starts_with("before the first test: "));
+  const Grade slow = limited_grade("import time\ndef f(x): time.sleep(1000)");
+  EXPECT_EQ(passed_of_all(slow), "0/3");
   EXPECT_TRUE(slow.late);
-  EXPECT_FALSE(graded("def f(x): return x").late);
-  EXPECT_FALSE(graded("def f(x): return 0").late);
+  EXPECT_FALSE(limited_grade("def f(x): return x").late);
+  EXPECT_FALSE(limited_grade("def f(x): return 0").late);
   // Answers too large for a test, and answers without end.
-  EXPECT_EQ(graded("def f(x): return 'x' * (8 << 20) if x < 3 else x").passed, 1u);
+  EXPECT_EQ(limited_grade("def f(x): return 'x' * (8 << 20) if x < 3 else x").passed, 1u);
   const json loop =
-      listed({"assert len(list(f())) == 1", "assert g() == 1", "assert sum(h()) == 1", "assert g() == 1"});
-  const auto choked = (*grader)->grade(
+      mbpp_task({"assert len(list(f())) == 1", "assert g() == 1", "assert sum(h()) == 1", "assert g() == 1"});
+  const auto endless_grade = (*grader)->grade(
       loop.dump(), "def f():\n  while True: yield 1\ndef g(): return 1\ndef h(): return range(10 ** 15)");
-  ASSERT_TRUE(choked) << choked.error().message();
-  EXPECT_EQ(shown(*choked), "2/4") << choked->first_failure;
+  ASSERT_TRUE(endless_grade) << endless_grade.error().message();
+  EXPECT_EQ(passed_of_all(*endless_grade), "2/4") << endless_grade->first_failure;
 }
 
 TEST_F(Grading, InvalidProblemsAreErrors) {
-  for (const json& task : {listed({}), listed({"assert f("}),
+  for (const json& task : {mbpp_task({}), mbpp_task({"assert f("}),
                            json{{"prompt", "def f(): pass"}, {"test", "x = 1"}, {"entry_point", "f"}}, json::array()}) {
     const auto graded = grader_->grade(task.dump(), "def f(): return 1");
     ASSERT_FALSE(graded) << task;
@@ -292,40 +295,43 @@ TEST_F(Grading, InvalidProblemsAreErrors) {
 }
 
 TEST_F(Grading, TheSameEveryTimeAndFromSeveralThreads) {
-  const json task = listed({"assert f() == g()", "assert f() != f()", "assert random.random() == r()"},
-                           "import random\ndef f(): pass\ndef g(): pass\ndef r(): pass");
+  const json task = mbpp_task({"assert f() == g()", "assert f() != f()", "assert random.random() == r()"},
+                              "import random\ndef f(): pass\ndef g(): pass\ndef r(): pass");
   const std::string program =
       "import random\nr = random.random\ndef f(): return list({'a', 'b', 'c', random.random()})\ndef g(): return "
       "[hash('x')]";
-  const Grade once = grade(task, program);
-  std::atomic<int> same = 0;
+  const Grade first_grade = grade(task, program);
+  std::atomic<int> equal_grades = 0;
   std::vector<std::thread> threads;
   for (int i = 0; i < 4; ++i)
     threads.emplace_back([&, i] {
-      const auto again = grader_->grade(task.dump(), fmt::format("{}\n# {}", program, i));  // not one that it remembers
-      same += again && again->passed == once.passed;
+      // The comment makes another program, because the grader remembers the grades of programs.
+      const auto other_grade = grader_->grade(task.dump(), fmt::format("{}\n# {}", program, i));
+      equal_grades += other_grade && other_grade->passed == first_grade.passed;
     });
   for (std::thread& thread : threads) thread.join();
-  EXPECT_EQ(same, 4);
+  EXPECT_EQ(equal_grades, 4);
 }
 
 TEST_F(Grading, AProgramIsRunOnceForATask) {
-  const json task = listed({"assert f() == 1"});
-  const std::string chance = "import os\nx = os.urandom(1)[0] % 2\ndef f(): return x";
-  const std::string once = shown(grade(task, chance));
-  for (int i = 0; i < 12; ++i) EXPECT_EQ(shown(grade(task, chance)), once);
+  const json task = mbpp_task({"assert f() == 1"});
+  const std::string random_program = "import os\nx = os.urandom(1)[0] % 2\ndef f(): return x";
+  const std::string first_grade = passed_of_all(grade(task, random_program));
+  for (int i = 0; i < 12; ++i) EXPECT_EQ(passed_of_all(grade(task, random_program)), first_grade);
   // Another task, another program, or a program that ended before its answer has another seed.
-  std::set<std::string> tasks, deaths;
-  for (int i = 0; i < 64 && tasks.size() < 2; ++i)
-    tasks.insert(shown(grade(listed({fmt::format("assert f() == 1  # {}", i)}), chance)));
-  EXPECT_EQ(tasks.size(), 2u);
-  std::string dies;
-  for (int i = 0; i < 64 && deaths.empty(); ++i) {
-    dies = fmt::format("{}\ndef f():\n  if x: os._exit(1)\n  return 1  # {}", chance, i);
-    if (const Grade died = grade(task, dies); died.passed == 0) deaths.insert(shown(died));
+  std::set<std::string> task_grades, exit_grades;
+  for (int i = 0; i < 64 && task_grades.size() < 2; ++i)
+    task_grades.insert(passed_of_all(grade(mbpp_task({fmt::format("assert f() == 1  # {}", i)}), random_program)));
+  EXPECT_EQ(task_grades.size(), 2u);
+  std::string exiting_program;
+  for (int i = 0; i < 64 && exit_grades.empty(); ++i) {
+    exiting_program = fmt::format("{}\ndef f():\n  if x: os._exit(1)\n  return 1  # {}", random_program, i);
+    if (const Grade exit_grade = grade(task, exiting_program); exit_grade.passed == 0)
+      exit_grades.insert(passed_of_all(exit_grade));
   }
-  for (int i = 0; i < 64 && deaths.size() < 2; ++i) deaths.insert(shown(grade(task, dies)));
-  EXPECT_EQ(deaths.size(), 2u);
+  for (int i = 0; i < 64 && exit_grades.size() < 2; ++i)
+    exit_grades.insert(passed_of_all(grade(task, exiting_program)));
+  EXPECT_EQ(exit_grades.size(), 2u);
 }
 
 }  // namespace

@@ -14,8 +14,8 @@ using maths::evaluate;
 using maths::ExpressionResult;
 using maths::ExpressionRules;
 
-std::unique_ptr<Adapter> made(std::string_view options, std::uint64_t seed = 1,
-                              AdapterUse use = AdapterUse::kProblems) {
+std::unique_ptr<Adapter> make_valid(std::string_view options, std::uint64_t seed = 1,
+                                    AdapterUse use = AdapterUse::kProblems) {
   auto adapter = make_adapter("countdown", options, seed, use);
   EXPECT_TRUE(adapter) << adapter.error().message();
   return adapter ? std::move(*adapter) : nullptr;
@@ -168,7 +168,7 @@ TEST(Countdown, EveryProblemCanBeSolvedAndNoneIsHeldOutAndTrainedOn) {
   for (const char* options : {R"({"numbers":3,"number_max":12,"target_max":99,"operations":["+","-","*"]})", "{}",
                               R"({"numbers":6,"number_max":100,"target_max":999,"form":"bare","use":"any"})",
                               R"({"numbers":8,"number_max":10000,"target_max":1000000})"}) {
-    const auto adapter = made(options);
+    const auto adapter = make_valid(options);
     const auto key = [](const Problem& problem) {  // target, then the numbers in order
       std::vector<std::uint64_t> values;
       std::istringstream in(problem.reference());
@@ -198,7 +198,7 @@ TEST(Countdown, EveryProblemCanBeSolvedAndNoneIsHeldOutAndTrainedOn) {
 }
 
 TEST(Countdown, SameSeedSameProblems) {
-  const auto a = made("{}", 5), b = made("{}", 5), c = made("{}", 6);
+  const auto a = make_valid("{}", 5), b = make_valid("{}", 5), c = make_valid("{}", 6);
   int differs = 0;
   for (std::uint64_t i = 0; i < 100; ++i) {
     EXPECT_EQ(a->problem(i)->SerializeAsString(), b->problem(i)->SerializeAsString());
@@ -211,7 +211,7 @@ TEST(Countdown, SameSeedSameProblems) {
 TEST(Countdown, FormsPromptsAndRewards) {
   Problem problem;
   problem.set_reference("24 3 3 8 8");
-  const auto tagged = made(R"({"reward":{"correct":0.7,"format":0.1,"allowed":0.2}})", 1, AdapterUse::kScoring);
+  const auto tagged = make_valid(R"({"reward":{"correct":0.7,"format":0.1,"allowed":0.2}})", 1, AdapterUse::kScoring);
   EXPECT_EQ(tagged->problem(0).error().code, Code::kUnavailable);
   EXPECT_TRUE(tagged->evaluation().empty());
   EXPECT_DOUBLE_EQ(tagged->score(problem, "Hm. <answer>3</answer> or <answer>8/(3-8/3)</answer>")->reward, 1);
@@ -221,10 +221,10 @@ TEST(Countdown, FormsPromptsAndRewards) {
   EXPECT_DOUBLE_EQ(tagged->score(problem, "8/(3-8/3)")->reward, 0);
   EXPECT_DOUBLE_EQ(tagged->score(problem, "<answer>8/(3-8/3)")->reward, 0);
   EXPECT_DOUBLE_EQ(tagged->score(problem, "</answer><answer>")->reward, 0);
-  const auto bare = made(R"({"form":"bare"})", 1, AdapterUse::kScoring);
+  const auto bare = make_valid(R"({"form":"bare"})", 1, AdapterUse::kScoring);
   EXPECT_TRUE(bare->score(problem, " 8/(3-8/3)\n")->correct);
   EXPECT_FALSE(bare->score(problem, "<answer>8/(3-8/3)</answer>")->correct);
-  const auto any = made(R"({"form":"bare","use":"any","operations":["*"]})", 1, AdapterUse::kScoring);
+  const auto any = make_valid(R"({"form":"bare","use":"any","operations":["*"]})", 1, AdapterUse::kScoring);
   EXPECT_TRUE(any->score(problem, "8*3")->correct);
   EXPECT_FALSE(any->score(problem, "8+8+8")->correct);
   for (const char* reference : {"", "24", "24 ", "24 3 x", "24  3", "24 -3", "24 3 3 3 3 3 3 3 3 3",
@@ -234,11 +234,11 @@ TEST(Countdown, FormsPromptsAndRewards) {
   }
 
   EXPECT_NE(
-      made("{}")->problem(0)->prompt().find(
+      make_valid("{}")->problem(0)->prompt().find(
           "with + - * / and brackets. Use every number exactly once. Write only the expression, between <answer>"),
       std::string::npos)
-      << made("{}")->problem(0)->prompt();
-  const Problem own = *made(R"({"numbers":3,"prompt":"{numbers}={target}: {target}"})")->problem(3);
+      << make_valid("{}")->problem(0)->prompt();
+  const Problem own = *make_valid(R"({"numbers":3,"prompt":"{numbers}={target}: {target}"})")->problem(3);
   const std::string target = own.reference().substr(0, own.reference().find(' '));
   EXPECT_TRUE(own.prompt().ends_with("=" + target + ": " + target)) << own.prompt();
 }

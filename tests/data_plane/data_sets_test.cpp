@@ -36,7 +36,7 @@ class DataSets : public testing::Test {
     for (const json& row : rows) content += row.dump() + "\n";
     return write(name, content);
   }
-  static std::unique_ptr<Adapter> made(std::string_view name, const json& options, std::uint64_t seed = 1) {
+  static std::unique_ptr<Adapter> make_valid(std::string_view name, const json& options, std::uint64_t seed = 1) {
     auto adapter = make_adapter(name, options.dump(), seed);
     EXPECT_TRUE(adapter) << adapter.error().message();
     return adapter ? std::move(*adapter) : nullptr;
@@ -76,7 +76,7 @@ TEST_F(DataSets, MathTakesBothPublishedForms) {
                                                                      {"subject", "Algebra"},
                                                                      {"level", 2},
                                                                      {"unique_id", "test/algebra/1.json"}}});
-  const auto adapter = made("math", {{"train", train}, {"held_out", test}});
+  const auto adapter = make_valid("math", {{"train", train}, {"held_out", test}});
   ASSERT_NE(adapter, nullptr);
   ASSERT_EQ(adapter->evaluation().size(), 1u);
   EXPECT_EQ(adapter->evaluation()[0].reference(), "2");
@@ -93,7 +93,7 @@ TEST_F(DataSets, MathTakesBothPublishedForms) {
   EXPECT_FALSE(adapter->demonstration(adapter->evaluation()[0]));
 
   // For another rule, the demonstration states the answer after the solution.
-  const auto dapo = made("math", {{"train", train}, {"held_out", test}, {"rule", "math_dapo"}});
+  const auto dapo = make_valid("math", {{"train", train}, {"held_out", test}, {"rule", "math_dapo"}});
   EXPECT_EQ(*dapo->demonstration(half), "It is $\\boxed{\\frac{1}{2}}$.\nAnswer: \\frac{1}{2}");
   EXPECT_TRUE(dapo->score(half, *dapo->demonstration(half))->correct);
 }
@@ -108,7 +108,7 @@ TEST_F(DataSets, RepeatedDapoRowsCountOnce) {
                       {"reward_model", {{"ground_truth", std::to_string(i)}, {"style", "rule-lighteval/MATH_v2"}}},
                       {"extra_info", {{"index", fmt::format("{}-{}", copy, i)}}}});
   const std::string train = write("dapo.jsonl", rows);
-  const auto adapter = made("dapo_math", {{"train", train}, {"held_out_fraction", 0.2}});
+  const auto adapter = make_valid("dapo_math", {{"train", train}, {"held_out_fraction", 0.2}});
   ASSERT_NE(adapter, nullptr);
   const std::size_t held_out = adapter->evaluation().size();
   EXPECT_GT(held_out, 0u);
@@ -130,7 +130,7 @@ TEST_F(DataSets, ConversationsArePrompts) {
       {{{"role", "system"}, {"content", "Be brief."}}, {{"role", "user"}, {"content", "Capital of France?"}}});
   const json more =
       json::array({{{"role", "user"}, {"content", "Capital of Italy?"}}, {{"role", "assistant"}, {"content", "Rome"}}});
-  const auto adapter = made(
+  const auto adapter = make_valid(
       "jsonl",
       {{"train", write("talk.jsonl", std::vector<json>{{{"prompt", talk}, {"answer", "Paris"}}})},
        {"held_out", write("text.jsonl", std::vector<json>{{{"prompt", "Capital of Spain?"}, {"answer", "Madrid"}}})}});
@@ -161,16 +161,16 @@ TEST_F(DataSets, AnyFileWithKeysARuleAndATemplate) {
   const json files = {{"train", train}, {"held_out", test}, {"answer", "a.b"}};
   json options = files;
   options["prompt"] = "q.text";
-  EXPECT_EQ(made("jsonl", options)->evaluation()[0].prompt(), "Capital of Spain?");
+  EXPECT_EQ(make_valid("jsonl", options)->evaluation()[0].prompt(), "Capital of Spain?");
   options = files;
   options["template"] = "{{{hint}} {q.text} in {tries}: {} {";
-  const auto adapter = made("jsonl", options);
+  const auto adapter = make_valid("jsonl", options);
   EXPECT_EQ(adapter->evaluation()[0].prompt(), "{M} Capital of Spain? in 1: {} {");
   EXPECT_TRUE(adapter->score(adapter->evaluation()[0], " Madrid\n")->correct);
   EXPECT_FALSE(adapter->score(adapter->evaluation()[0], "Madrid.")->correct);
 
   options["rule"] = "math_reward";
-  EXPECT_TRUE(made("jsonl", options)->score(adapter->evaluation()[0], "\\boxed{Madrid}")->correct);
+  EXPECT_TRUE(make_valid("jsonl", options)->score(adapter->evaluation()[0], "\\boxed{Madrid}")->correct);
   options["prompt"] = "q.text";
   EXPECT_NE(error_of("jsonl", options).find("template: expected 'prompt' or 'template', not both"), std::string::npos);
   options.erase("prompt");
@@ -264,7 +264,7 @@ TEST_F(DataSets, AShareIsHeldOutByPrompt) {
   for (int i = 0; i < 2000; ++i)
     rows.push_back({{"prompt", rows[static_cast<std::size_t>(i)]["prompt"]}, {"answer", "another"}});
   const std::string path = write("n.jsonl", rows);
-  const auto a = made("jsonl", {{"train", path}, {"held_out_fraction", 0.1}});
+  const auto a = make_valid("jsonl", {{"train", path}, {"held_out_fraction", 0.1}});
   EXPECT_GT(a->evaluation().size(), 300u);
   EXPECT_LT(a->evaluation().size(), 500u);
   const auto trained = prompts(*a, 4000 - a->evaluation().size());
@@ -272,8 +272,8 @@ TEST_F(DataSets, AShareIsHeldOutByPrompt) {
   for (const auto& prompt : trained) ASSERT_EQ(trained.count(prompt), 2u);  // both of its rows, once each
   for (const Problem& problem : a->evaluation()) ASSERT_FALSE(trained.contains(problem.prompt()));
 
-  const auto same = made("jsonl", {{"train", path}, {"held_out_fraction", 0.1}}),
-             other = made("jsonl", {{"train", path}, {"held_out_fraction", 0.1}}, 2);
+  const auto same = make_valid("jsonl", {{"train", path}, {"held_out_fraction", 0.1}}),
+             other = make_valid("jsonl", {{"train", path}, {"held_out_fraction", 0.1}}, 2);
   ASSERT_EQ(same->evaluation().size(), a->evaluation().size());
   for (std::size_t i = 0; i < same->evaluation().size(); ++i)
     EXPECT_EQ(same->evaluation()[i].id(), a->evaluation()[i].id());
@@ -291,7 +291,7 @@ TEST_F(DataSets, HeldOutRowsOfAFileAreNotTrainedOn) {
   std::vector<json> held(numbered(4));
   held[0]["answer"] = "a different one";
   const std::string test = write("test.jsonl", held);
-  const auto adapter = made("jsonl", {{"train", train}, {"held_out", test}});
+  const auto adapter = make_valid("jsonl", {{"train", train}, {"held_out", test}});
   EXPECT_EQ(prompts(*adapter, 6).size(), 6u);
   for (const Problem& problem : adapter->evaluation()) EXPECT_FALSE(prompts(*adapter, 60).contains(problem.prompt()));
   EXPECT_NE(error_of("jsonl", {{"train", train}, {"held_out", train}}).find("held out"), std::string::npos);
@@ -299,7 +299,7 @@ TEST_F(DataSets, HeldOutRowsOfAFileAreNotTrainedOn) {
 
 TEST_F(DataSets, AFileThatChangesIsNoticed) {
   const std::string train = write("train.jsonl", numbered(3));
-  const auto adapter = made(
+  const auto adapter = make_valid(
       "jsonl",
       {{"train", train}, {"held_out", write("test.jsonl", std::vector<json>{{{"prompt", "p"}, {"answer", "1"}}})}});
   ASSERT_TRUE(adapter->problem(0));
@@ -314,7 +314,7 @@ TEST_F(DataSets, RowsAreReadFromSeveralThreadsAndAcrossBlocks) {
   std::vector<json> rows = numbered(3000);  // some of 3 KB, so that lines lie across the blocks they are read in
   for (json& row : rows) row["padding"] = std::string(1500, 'x');
   const std::string train = write("train.jsonl", rows);
-  const auto adapter = made("jsonl", {{"train", train}});
+  const auto adapter = make_valid("jsonl", {{"train", train}});
   const std::uint64_t count = 3000 - adapter->evaluation().size();
   std::vector<std::multiset<std::string>> seen(4);
   std::vector<std::thread> threads;

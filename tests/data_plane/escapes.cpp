@@ -34,20 +34,21 @@ extern "C" char** environ;
 
 bool all_stopped = true;
 
-// Checks that a call's `result` is a failure with one of these errors.
-void must_fail(const char* what, long result, int expected, int or_this = 0, int or_that = 0) {
-  const int found = errno;
-  if (result == -1 && (found == expected || (or_this != 0 && (found == or_this || found == or_that)))) return;
+// Checks that a call's `result` is a failure with one of these errors. 0 stands for no further error.
+void must_fail(const char* what, long result, int expected, int expected_too = 0, int third_expected = 0) {
+  const int error = errno;  // not 0 after a failure
+  if (result == -1 && (error == expected || error == expected_too || error == third_expected)) return;
   all_stopped = false;
-  std::printf("%s: %s\n", what, result == -1 ? std::strerror(found) : "went through");
+  std::printf("%s: %s\n", what, result == -1 ? std::strerror(error) : "went through");
 }
 
+// Prints the result of all must_fail() and gives the exit status.
 int verdict() {
   if (all_stopped) std::printf("stopped\n");
   return all_stopped ? 0 : 1;
 }
 
-[[noreturn]] void for_ever() {
+[[noreturn]] void pause_for_ever() {
   for (;;) ::pause();
 }
 
@@ -59,8 +60,9 @@ int trace(char**) {
   must_fail("PTRACE_TRACEME", ::ptrace(PTRACE_TRACEME, 0, nullptr, nullptr), EPERM);
   must_fail("PTRACE_ATTACH", ::ptrace(PTRACE_ATTACH, ::getppid(), nullptr, nullptr), EPERM);
   char block[8];
-  iovec here{block, sizeof block}, there{block, sizeof block};
-  must_fail("process_vm_readv", ::syscall(SYS_process_vm_readv, ::getppid(), &here, 1, &there, 1, 0), EPERM);
+  iovec own_block{block, sizeof block}, parent_block{block, sizeof block};
+  must_fail("process_vm_readv", ::syscall(SYS_process_vm_readv, ::getppid(), &own_block, 1, &parent_block, 1, 0),
+            EPERM);
   must_fail("pidfd_getfd", ::syscall(SYS_pidfd_getfd, 0, 0, 0), EPERM);
   return verdict();
 }
@@ -80,11 +82,11 @@ int others(char** words) {
   return verdict();
 }
 
-void show(const char* path) {
+void print_file(const char* path) {
   const int fd = ::open(path, O_RDONLY);
   char block[4096];
-  for (ssize_t n; (n = ::read(fd, block, sizeof block)) > 0;)
-    for (ssize_t i = 0; i < n; ++i) std::putchar(block[i] == 0 ? '\n' : block[i]);
+  for (ssize_t bytes_read; (bytes_read = ::read(fd, block, sizeof block)) > 0;)
+    for (ssize_t i = 0; i < bytes_read; ++i) std::putchar(block[i] == 0 ? '\n' : block[i]);
 }
 
 // WORDS: files that exist outside.
@@ -95,9 +97,9 @@ int read_files(char** words) {
     must_fail("through ..", ::open(("/tmp/../../../.." + std::string(*words)).c_str(), O_RDONLY), ENOENT);
   }
   for (char** entry = environ; *entry; ++entry) std::printf("%s\n", *entry);
-  show("/proc/self/environ");
-  show("/proc/1/environ");
-  show("/proc/1/cmdline");
+  print_file("/proc/self/environ");
+  print_file("/proc/1/environ");
+  print_file("/proc/1/cmdline");
   return verdict();
 }
 
@@ -156,21 +158,22 @@ int much_memory(char**) {
   for (int i = 0; i < 10 << 10; ++i) {
     auto* volatile block = static_cast<volatile char*>(std::malloc(1 << 20));
     if (block == nullptr) return 1;
-    for (int at = 0; at < 1 << 20; at += 4096) block[at] = 1;
+    for (int offset = 0; offset < 1 << 20; offset += 4096)
+      block[offset] = 1;  // each page, because only used pages count
   }
   return 0;
 }
 
 int memory_at_once(char**) {
-  void* all = ::mmap(nullptr, 10ul << 30, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-  must_fail("10 GB", all == MAP_FAILED ? -1 : 0, ENOMEM);
+  void* memory = ::mmap(nullptr, 10ul << 30, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  must_fail("10 GB", memory == MAP_FAILED ? -1 : 0, ENOMEM);
   return verdict();
 }
 
 // Memory that would outlive the process that fills it.
 int hidden_memory(char**) {
-  void* all = ::mmap(nullptr, 1 << 20, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
-  must_fail("shared memory", all == MAP_FAILED ? -1 : 0, EPERM);
+  void* memory = ::mmap(nullptr, 1 << 20, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+  must_fail("shared memory", memory == MAP_FAILED ? -1 : 0, EPERM);
   must_fail("memfd_create", ::syscall(SYS_memfd_create, "m", 0), ENOSYS);
   must_fail("shmget", ::syscall(SYS_shmget, 0, 4096, 01600), EPERM);
   must_fail("mq_open", ::syscall(SYS_mq_open, "m", O_CREAT | O_RDWR, 0600, nullptr), EPERM);
@@ -179,14 +182,14 @@ int hidden_memory(char**) {
   return verdict();
 }
 
-// A file as large as possible in /tmp, then any number of files.
+// A file in /tmp, as large as possible.
 int huge_file(char**) {
   ::signal(SIGXFSZ, SIG_IGN);
   static char block[1 << 16];
   const int fd = ::open("/tmp/huge", O_CREAT | O_WRONLY, 0600);
-  std::size_t written = 0;
-  for (ssize_t n; (n = ::write(fd, block, sizeof block)) > 0;) written += static_cast<std::size_t>(n);
-  std::printf("%zu bytes: %s\n", written, std::strerror(errno));
+  std::size_t bytes_written = 0;
+  for (ssize_t n; (n = ::write(fd, block, sizeof block)) > 0;) bytes_written += static_cast<std::size_t>(n);
+  std::printf("%zu bytes: %s\n", bytes_written, std::strerror(errno));
   return 0;
 }
 
@@ -207,9 +210,9 @@ int spin(char**) {
 int spin_in_turn(char**) {
   for (;;) {
     if (::fork() == 0) {
-      timespec used{};
-      do ::clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &used);
-      while (used.tv_nsec < 100'000'000);
+      timespec cpu_time{};
+      do ::clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &cpu_time);
+      while (cpu_time.tv_nsec < 100'000'000);
       ::_exit(0);
     }
     ::wait(nullptr);
@@ -220,7 +223,7 @@ int kill_all(char**) {
   ::kill(::getppid(), SIGKILL);
   ::kill(::getppid(), SIGSTOP);
   ::kill(1, SIGKILL);
-  if (::fork() == 0) for_ever();
+  if (::fork() == 0) pause_for_ever();
   ::kill(-1, SIGKILL);
   std::printf("alive\n");
   return 5;
@@ -231,10 +234,10 @@ int survive(char**) {
     if (::fork() == 0) {
       ::setsid();
       if (::fork() != 0) ::_exit(0);
-      for (const int s : {SIGTERM, SIGHUP, SIGINT, SIGPIPE}) ::signal(s, SIG_IGN);
+      for (const int signal_number : {SIGTERM, SIGHUP, SIGINT, SIGPIPE}) ::signal(signal_number, SIG_IGN);
       if (i % 2 == 0)
         for (int fd = 0; fd < 100; ++fd) ::close(fd);
-      for_ever();
+      pause_for_ever();
     }
   while (::wait(nullptr) > 0) {
   }
@@ -244,8 +247,8 @@ int survive(char**) {
 
 int close_output(char**) {
   for (int fd = 0; fd < 100; ++fd) ::close(fd);
-  timespec moment{0, 100'000'000};
-  ::nanosleep(&moment, nullptr);
+  const timespec delay{.tv_sec = 0, .tv_nsec = 100'000'000};
+  ::nanosleep(&delay, nullptr);
   return 7;
 }
 
@@ -253,9 +256,9 @@ int many_descriptors(char**) {
   int opened = 0;
   while (::dup(0) >= 0) ++opened;
   std::printf("%d: %s\n", opened, std::strerror(errno));
-  rlimit more{1 << 20, 1 << 20};
-  must_fail("raise the limit", ::setrlimit(RLIMIT_NOFILE, &more), EPERM);
-  must_fail("raise the limit", ::setrlimit(RLIMIT_NPROC, &more), EPERM);
+  const rlimit higher{.rlim_cur = 1 << 20, .rlim_max = 1 << 20};
+  must_fail("raise the limit", ::setrlimit(RLIMIT_NOFILE, &higher), EPERM);
+  must_fail("raise the limit", ::setrlimit(RLIMIT_NPROC, &higher), EPERM);
   return verdict();
 }
 
@@ -304,24 +307,26 @@ int terminal(char**) {
 
 #ifdef __x86_64__
 int other_architecture(char**) {
-  long result = 20;  // getpid of 32 bits
+  long result = 20;  // the number of getpid for 32-bit programs
   asm volatile("int $0x80" : "+a"(result)::"memory", "cc");
   std::printf("went through: %ld\n", result);
   return 0;
 }
 
+// Calls through x32, the interface for 32-bit pointers on x86-64.
 int x32(char**) {
-  std::printf("went through: %ld\n", ::syscall(0x40000000 | 39));
+  constexpr long kX32Bit = 0x40000000, kGetpid = 39;
+  std::printf("went through: %ld\n", ::syscall(kX32Bit | kGetpid));
   return 0;
 }
 #endif
 
-int wait_for_ever(char**) { for_ever(); }
+int wait_for_ever(char**) { pause_for_ever(); }
 
 }  // namespace
 
 int main(int count, char** words) {
-  const std::map<std::string, int (*)(char**)> all{
+  const std::map<std::string, int (*)(char**)> attempts{
       {"fork_bomb", fork_bomb},
       {"trace", trace},
       {"others", others},
@@ -349,8 +354,11 @@ int main(int count, char** words) {
       {"x32", x32},
 #endif
   };
-  if (::getpid() != 2 || ::geteuid() != 65534) return std::printf("only for a sandbox: it would do harm here\n"), 98;
-  const auto it = count > 1 ? all.find(words[1]) : all.end();
-  if (it == all.end()) return std::printf("no such attempt\n"), 99;
+  constexpr pid_t kSandboxedProcess = 2;  // the first process is bubblewrap
+  constexpr uid_t kNobody = 65534;
+  if (::getpid() != kSandboxedProcess || ::geteuid() != kNobody)
+    return std::printf("only for a sandbox: it would do harm here\n"), 98;
+  const auto it = count > 1 ? attempts.find(words[1]) : attempts.end();
+  if (it == attempts.end()) return std::printf("no such attempt\n"), 99;
   return it->second(words + 2);
 }

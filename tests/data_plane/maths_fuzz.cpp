@@ -22,9 +22,10 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
   const Characters text = decode(response);
   ECHO_CHECK(decode(encode(text)) == text && count_characters(response) == text.size());
   for (const std::size_t count : {0, 1, 5, 300}) {
-    const std::string_view end = last_characters(response, count);
-    const std::size_t kept = std::min(count, text.size());
-    ECHO_CHECK(response.ends_with(end) && decode(end) == text.substr(text.size() - kept), "{} characters", count);
+    const std::string_view ending = last_characters(response, count);
+    const std::size_t ending_size = std::min(count, text.size());
+    ECHO_CHECK(response.ends_with(ending) && decode(ending) == text.substr(text.size() - ending_size), "{} characters",
+               count);
   }
 
   for (const Rule rule : {Rule::kGsm8kStrict, Rule::kGsm8kFlexible, Rule::kLastNumber, Rule::kMathDapo,
@@ -39,10 +40,11 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
 
   static constexpr std::uint32_t kNumbers[] = {1, 2, 3, 7, 10'000};
   const ExpressionRules game{kNumbers, "+-*/", split % 2 == 0};
-  const ExpressionResult reached = evaluate(response, game, 7);
-  if (response.size() + 2 <= kExpressionBytesMax && reached != ExpressionResult::kNoExpression) {
-    ECHO_CHECK(evaluate(std::string(response) + " ", game, 7) == reached);
-    ECHO_CHECK(evaluate(std::string(response) + "+", game, 7) == ExpressionResult::kNoExpression);
+  constexpr std::uint64_t kTarget = 7;
+  const ExpressionResult result = evaluate(response, game, kTarget);
+  if (response.size() + 2 <= kExpressionBytesMax && result != ExpressionResult::kNoExpression) {
+    ECHO_CHECK(evaluate(std::string(response) + " ", game, kTarget) == result);
+    ECHO_CHECK(evaluate(std::string(response) + "+", game, kTarget) == ExpressionResult::kNoExpression);
   }
   return 0;
 }

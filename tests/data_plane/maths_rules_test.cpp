@@ -31,7 +31,7 @@ std::string from_hex(const std::string& hex) {
 TEST(MathsRules, AgreeWithThePublishedOnes) {
   std::ifstream file("tests/data_plane/maths_cases.jsonl");
   ASSERT_TRUE(file) << "the tests run in the root of the source tree";
-  std::map<std::string, int> right, wrong;
+  std::map<std::string, int> correct_cases, wrong_cases;  // number for each rule
   std::size_t line_number = 0;
   for (std::string line; std::getline(file, line);) {
     ++line_number;
@@ -48,11 +48,11 @@ TEST(MathsRules, AgreeWithThePublishedOnes) {
       EXPECT_EQ(verdict.answer, answer.is_null() ? std::nullopt : std::optional(answer.get<std::string>()))
           << "line " << line_number << ": " << line;
     }
-    ++(row["correct"] ? right : wrong)[rule];
+    ++(row["correct"] ? correct_cases : wrong_cases)[rule];
   }
-  for (const auto& [name, rule] : kPublished) {  // the cases tell right from wrong, for each of them
-    EXPECT_GE(right[name], 90) << name;
-    EXPECT_GE(wrong[name], 75) << name;
+  for (const auto& [name, rule] : kPublished) {  // enough cases of both verdicts for each rule
+    EXPECT_GE(correct_cases[name], 90) << name;
+    EXPECT_GE(wrong_cases[name], 75) << name;
   }
 }
 
@@ -137,62 +137,64 @@ class Generated : public testing::Test {
   Random random_{17};
 };
 
-std::string spaced(std::string text) {
-  for (std::size_t at = 0; (at = text.find("\\frac{", at)) != std::string::npos; at += 2) text.insert(at, " ");
+// Inserts a space before each fraction.
+std::string with_spaces(std::string text) {
+  for (std::size_t position = 0; (position = text.find("\\frac{", position)) != std::string::npos; position += 2)
+    text.insert(position, " ");
   return text;
 }
 
 TEST_F(Generated, AnAnswerIsItselfAndEqualityHasNoSides) {
-  int equal = 0;
+  int equal_pairs = 0;
   for (int i = 0; i < 20'000; ++i) {
-    const std::string a = piece(), b = random_.below(2) == 0 ? spaced(a) : piece();
+    const std::string a = piece(), b = random_.below(2) == 0 ? with_spaces(a) : piece();
     for (const Rule rule : {Rule::kMathReward, Rule::kHendrycksMath}) {
       ASSERT_TRUE(grade(rule, "\\boxed{" + a + "}", a).correct) << a;
       ASSERT_EQ(grade(rule, "\\boxed{" + a + "}", b).correct, grade(rule, "\\boxed{" + b + "}", a).correct)
           << a << " | " << b;
     }
-    const auto line = [](std::string text) {  // an answer in one line, without space at its ends
+    const auto without_leading_space = [](std::string text) {
       while (!text.empty() && (text.front() == ' ' || text.front() == '\r')) text.erase(0, 1);
       return text;
     };
-    const std::string c = line(a), d = line(b);
+    const std::string c = without_leading_space(a), d = without_leading_space(b);
     if (c.empty() || d.empty() || c.size() > 250 || d.size() > 250) continue;
     ASSERT_TRUE(math_dapo("Answer: " + c, c).correct) << c;
     ASSERT_EQ(math_dapo("Answer: " + c, d).correct, math_dapo("Answer: " + d, c).correct) << c << " | " << d;
-    equal += math_dapo("Answer: " + c, d).correct;
+    equal_pairs += math_dapo("Answer: " + c, d).correct;
   }
-  EXPECT_GT(equal, 8'000);
-  EXPECT_LT(equal, 16'000);
+  EXPECT_GT(equal_pairs, 8'000);
+  EXPECT_LT(equal_pairs, 16'000);
 }
 
 TEST_F(Generated, WritingItOtherwiseChangesNothing) {
-  const std::vector<std::pair<std::string, std::string>> same = {
+  const std::vector<std::pair<std::string, std::string>> equal_notations = {
       {"\\frac", "\\dfrac"}, {"\\frac", "\\tfrac"}, {"(", "\\left("}, {")", "\\right)"}, {"x", "\\!x"}};
   for (int i = 0; i < 5'000; ++i) {
     const std::string answer = piece();
-    for (const auto& [from, to] : same) {
-      const std::string other = encode(replaced(decode(answer), decode(from), decode(to)));
+    for (const auto& [notation, other_notation] : equal_notations) {
+      const std::string rewritten = encode(replaced(decode(answer), decode(notation), decode(other_notation)));
       // Two notations of the same are compared only where the normalisation is defined.
       if (!hendrycks_math("\\boxed{" + answer + "\\!}", answer).correct) continue;
-      EXPECT_TRUE(hendrycks_math("\\boxed{" + other + "}", answer).correct) << answer << " | " << other;
-      EXPECT_TRUE(math_reward("\\boxed{" + other + "}", answer).correct) << answer << " | " << other;
+      EXPECT_TRUE(hendrycks_math("\\boxed{" + rewritten + "}", answer).correct) << answer << " | " << rewritten;
+      EXPECT_TRUE(math_reward("\\boxed{" + rewritten + "}", answer).correct) << answer << " | " << rewritten;
     }
   }
 }
 
 TEST_F(Generated, OnlyTheLastCharactersCount) {
-  const std::vector<std::pair<Rule, std::size_t>> tails = {{Rule::kGsm8kStrict, 300},
-                                                           {Rule::kGsm8kFlexible, 300},
-                                                           {Rule::kLastNumber, 300},
-                                                           {Rule::kMathDapo, 300},
-                                                           {Rule::kMathDapoBoxed, 100}};
+  const std::vector<std::pair<Rule, std::size_t>> characters_read = {{Rule::kGsm8kStrict, 300},
+                                                                     {Rule::kGsm8kFlexible, 300},
+                                                                     {Rule::kLastNumber, 300},
+                                                                     {Rule::kMathDapo, 300},
+                                                                     {Rule::kMathDapoBoxed, 100}};
   for (int i = 0; i < 3'000; ++i) {
     std::string response = noise(700) + (random_.below(2) == 0 ? "#### " : "Answer: ") + piece() + noise(400);
-    for (const auto& [rule, count] : tails) {
-      const Verdict whole = grade(rule, response, "7");
-      EXPECT_EQ(grade(rule, last_characters(response, count), "7").answer, whole.answer);
+    for (const auto& [rule, count] : characters_read) {
+      const Verdict verdict = grade(rule, response, "7");
+      EXPECT_EQ(grade(rule, last_characters(response, count), "7").answer, verdict.answer);
       if (count_characters(response) >= count) {
-        EXPECT_EQ(grade(rule, "\\boxed{9} Answer: 9 #### 9 " + response, "7").answer, whole.answer);
+        EXPECT_EQ(grade(rule, "\\boxed{9} Answer: 9 #### 9 " + response, "7").answer, verdict.answer);
       }
     }
   }
@@ -203,7 +205,8 @@ TEST_F(Generated, TheNumberAfterTheMarkCounts) {
     const auto value = static_cast<std::int64_t>(random_.below(10'000'000)) - 5'000'000;
     const std::string plain = std::to_string(value);
     std::string grouped = plain;
-    for (std::size_t at = grouped.size(); at > 3 + (value < 0 ? 1u : 0u);) grouped.insert(at -= 3, ",");
+    const std::size_t sign_length = value < 0 ? 1 : 0;
+    for (std::size_t position = grouped.size(); position > 3 + sign_length;) grouped.insert(position -= 3, ",");
     const std::string response = noise(300) + "#### " + grouped + (random_.below(2) == 0 ? "\n" : " apples");
     EXPECT_TRUE(gsm8k_strict(response, plain).correct) << grouped;
     EXPECT_FALSE(gsm8k_strict(response, plain + "0").correct) << grouped;
@@ -221,16 +224,16 @@ TEST(MathsRules, LongResponsesAreLinear) {
     while (long_text.size() < 1u << 20) long_text += part;
     for (const Rule rule : {Rule::kGsm8kStrict, Rule::kGsm8kFlexible, Rule::kLastNumber, Rule::kMathDapo,
                             Rule::kMathDapoBoxed, Rule::kMathReward, Rule::kHendrycksMath, Rule::kExact}) {
-      const std::string short_reference = "9", as_reference = long_text.substr(0, 1u << 16);
+      const std::string short_reference = "9", long_reference = long_text.substr(0, 1u << 16);
       (void)grade(rule, long_text, short_reference);
       (void)grade(rule, "\\boxed{" + long_text + "}", short_reference);
-      (void)grade(rule, "Answer: 5 #### 5 \\boxed{5}", as_reference);
+      (void)grade(rule, "Answer: 5 #### 5 \\boxed{5}", long_reference);
     }
   }
 }
 
 TEST_F(Generated, SurvivesSpoiledBytes) {
-  for (int i = 0; i < 20'000; ++i) {  // expressions, so that some are sound
+  for (int i = 0; i < 20'000; ++i) {  // arithmetic expressions, some of them valid
     static constexpr const char* kSigns[] = {"1", "2", "3", "7",     "+", "-",     "*",
                                              "/", "(", ")", "10000", " ", "(7-3)", "\xc3\x97"};
     std::string bytes(1, static_cast<char>(random_.below(2)));

@@ -15,8 +15,8 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
     ECHO_CHECK(check(*trajectory).has_value());
     ECHO_CHECK(trajectory->logprobs_size() == trajectory->response_tokens_size());
     ECHO_CHECK(oldest_version(*trajectory).value == trajectory->spans(0).version());
-    const auto again = parse_trajectory(trajectory->SerializeAsString());
-    ECHO_CHECK(again.has_value(), "a sound trajectory does not round-trip");
+    const auto reread = parse_trajectory(trajectory->SerializeAsString());
+    ECHO_CHECK(reread.has_value(), "a sound trajectory does not round-trip");
   }
   if (const auto message = parse_worker_message(bytes))
     for (const Trajectory& trajectory : message->submission().trajectories())
@@ -25,11 +25,11 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
   if (const auto vitals = parse_vitals(bytes)) ECHO_CHECK(vitals->busy_s() >= 0 && vitals->busy_s() <= 1e10);
 
   static const auto adapters = [] {
-    std::vector<std::unique_ptr<Adapter>> made;
+    std::vector<std::unique_ptr<Adapter>> valid_adapters;
     for (const auto& [name, config] : {std::pair{"arithmetic", R"({"partial_credit":0.5})"}, std::pair{"gsm8k", "{}"},
                                        std::pair{"gsm8k", R"({"mode":"flexible"})"}})
-      made.push_back(std::move(make_adapter(name, config, 1, AdapterUse::kScoring)).value());
-    return made;
+      valid_adapters.push_back(std::move(make_adapter(name, config, 1, AdapterUse::kScoring)).value());
+    return valid_adapters;
   }();
   Problem problem;
   problem.set_reference("-1200");
@@ -41,7 +41,8 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
 
   // A problem's id names its task, whatever else the id holds.
   static const auto several =
-      std::move(make_adapter(kSeveral, several_options({{"sums", "arithmetic"}}), 1, AdapterUse::kScoring)).value();
+      std::move(make_adapter(kSeveralTasks, several_options({{"sums", "arithmetic"}}), 1, AdapterUse::kScoring))
+          .value();
   for (const std::string& id : {std::string(bytes), "sums:" + std::string(bytes), std::string("sums")}) {
     problem.set_id(id);
     problem.set_prompt(std::string(bytes));

@@ -22,9 +22,8 @@ using ::testing::HasSubstr;
 class ResourcesServer {
  public:
   ResourcesServer() {
-    server_.new_task_queue = [] {
-      return new httplib::ThreadPool(32);
-    };  // a connection that is kept alive keeps a thread
+    // A connection that is kept alive keeps a thread.
+    server_.new_task_queue = [] { return new httplib::ThreadPool(32); };
     server_.Post("/seed_session", [this](const httplib::Request& request, httplib::Response& response) {
       const json row = json::parse(request.body);
       if (misbehaves("/seed_session", response)) return;
@@ -39,25 +38,27 @@ class ResourcesServer {
       ++verified_;
       json body = json::parse(request.body);
       if (misbehaves("/verify", response)) return;
-      const json& said = body.at("response");
+      const json& policy_response = body.at("response");
       std::string text;
-      for (const json& item : said.at("output"))
+      for (const json& item : policy_response.at("output"))
         if (item.at("type") == "message" && item.at("role") == "assistant")
           for (const json& part : item.at("content")) text += part.at("text").get<std::string>();
       for (const char* key : {"id", "created_at", "model", "object", "parallel_tool_calls", "tool_choice", "tools"})
-        EXPECT_TRUE(said.contains(key)) << key;
+        EXPECT_TRUE(policy_response.contains(key)) << key;
       const std::string cookie = request.get_header_value("Cookie");
       std::string expected = body.at("expected_answer");
       {
         const std::lock_guard lock(mutex_);
         if (with_sessions_) {
           EXPECT_THAT(cookie, HasSubstr("extra=1"));
-          const auto at = cookie.find("session=");
-          const auto found = at == std::string::npos
-                                 ? answers_.end()
-                                 : answers_.find(cookie.substr(at + 8, cookie.find(';', at) - at - 8));
-          EXPECT_NE(found, answers_.end()) << cookie;
-          if (found != answers_.end()) expected = found->second;
+          const std::string key = "session=";
+          const auto key_begin = cookie.find(key), value_begin = key_begin + key.size();
+          const auto answer =
+              key_begin == std::string::npos
+                  ? answers_.end()
+                  : answers_.find(cookie.substr(value_begin, cookie.find(';', value_begin) - value_begin));
+          EXPECT_NE(answer, answers_.end()) << cookie;
+          if (answer != answers_.end()) expected = answer->second;
         }
       }
       body["reward"] = text == expected ? 1.0 : 0.25;
@@ -73,30 +74,32 @@ class ResourcesServer {
     thread_.join();
   }
   std::string url() const { return fmt::format("http://127.0.0.1:{}", port_); }
-  void misbehave(std::string how, std::string on, int times) {
+  // Sets the fault of the next `times` answers at this path, "/seed_session" or "/verify".
+  void misbehave(std::string fault, std::string path, int times) {
     const std::lock_guard lock(mutex_);
-    how_ = std::move(how), on_ = std::move(on), times_ = times;
+    fault_ = std::move(fault), faulty_path_ = std::move(path), faults_left_ = times;
   }
   void without_sessions() { with_sessions_ = false; }
   int sessions() const { return sessions_; }
   int verified() const { return verified_; }
 
  private:
-  bool misbehaves(const std::string& on, httplib::Response& response) {
+  // True if the response is a fault that misbehave() asked for.
+  bool misbehaves(const std::string& path, httplib::Response& response) {
     std::unique_lock lock(mutex_);
-    if (times_ == 0 || on != on_) return false;
-    --times_;
-    const std::string how = how_;
+    if (faults_left_ == 0 || path != faulty_path_) return false;
+    --faults_left_;
+    const std::string fault = fault_;
     lock.unlock();
-    if (how == "garbage") response.set_content("\x01{[", "application/json");
-    if (how == "no reward") response.set_content("{}", "application/json");
-    if (how == "nan") response.set_content(R"({"reward": NaN})", "application/json");
-    if (how == "huge") response.set_content(std::string(5u << 20, ' '), "application/json");
-    if (how == "busy") response.status = 503, response.set_content("come back", "text/plain");
-    if (how == "refused")
+    if (fault == "garbage") response.set_content("\x01{[", "application/json");
+    if (fault == "no reward") response.set_content("{}", "application/json");
+    if (fault == "nan") response.set_content(R"({"reward": NaN})", "application/json");
+    if (fault == "huge") response.set_content(std::string(5u << 20, ' '), "application/json");
+    if (fault == "busy") response.status = 503, response.set_content("come back", "text/plain");
+    if (fault == "refused")
       response.status = 422, response.set_content(R"({"detail": "field required"})", "application/json");
-    if (how == "slow") std::this_thread::sleep_for(std::chrono::milliseconds(900));
-    if (how == "close")
+    if (fault == "slow") std::this_thread::sleep_for(std::chrono::milliseconds(900));
+    if (fault == "close")
       response.set_content_provider(100, "application/json",
                                     [](std::size_t, std::size_t, httplib::DataSink&) { return false; });
     return true;
@@ -106,8 +109,8 @@ class ResourcesServer {
   int port_ = 0;
   std::thread thread_;
   std::mutex mutex_;
-  std::string how_, on_;                        // guarded by mutex_
-  int times_ = 0;                               // guarded by mutex_
+  std::string fault_, faulty_path_;             // guarded by mutex_
+  int faults_left_ = 0;                         // guarded by mutex_
   std::map<std::string, std::string> answers_;  // guarded by mutex_
   std::atomic<int> sessions_ = 0, verified_ = 0;
   std::atomic<bool> with_sessions_ = true;
@@ -136,12 +139,12 @@ class NemoGymTest : public ::testing::Test {
     all.update(more);
     return all.dump();
   }
-  std::unique_ptr<Adapter> made(const std::string& url, const json& more = json::object()) const {
+  std::unique_ptr<Adapter> make_valid(const std::string& url, const json& more = json::object()) const {
     auto adapter = make_adapter("nemo_gym", options(url, more), 3);
     EXPECT_TRUE(adapter) << adapter.error().message();
     return adapter ? *std::move(adapter) : nullptr;
   }
-  static std::string says(const Adapter& adapter, const Problem& problem, const std::string& response) {
+  static std::string outcome_of(const Adapter& adapter, const Problem& problem, const std::string& response) {
     const auto step = step_and_wait(**adapter.begin(problem, 1), response);
     if (!step) return step.error().message();
     return fmt::format("{}{} length={}", step->score.reward, step->score.correct ? " correct" : "",
@@ -156,32 +159,33 @@ class NemoGymTest : public ::testing::Test {
 
 TEST_F(NemoGymTest, ResponsesAreVerified) {
   ResourcesServer server;
-  const auto adapter = made(server.url() + "/");
+  const auto adapter = make_valid(server.url() + "/");
   ASSERT_TRUE(adapter);
   EXPECT_EQ(adapter->repeatable({}), Repeatable::kNot);
   EXPECT_FALSE(adapter->evaluation().empty());
   const Problem problem = *adapter->problem(3);
   EXPECT_THAT(problem.prompt(), HasSubstr(" + 1?"));
   EXPECT_FALSE(adapter->demonstration(problem));
-  EXPECT_EQ(says(*adapter, problem, answer_of(problem)), fmt::format("1 correct length={}", answer_of(problem).size()));
-  EXPECT_EQ(says(*adapter, problem, "wrong"), "0.25 length=5");
-  EXPECT_THAT(says(*adapter, problem, "mask"), HasSubstr("the judge is away"));
-  EXPECT_THAT(says(*adapter, problem, "\xff"), HasSubstr("0.25")) << "bytes that are no UTF-8";
+  EXPECT_EQ(outcome_of(*adapter, problem, answer_of(problem)),
+            fmt::format("1 correct length={}", answer_of(problem).size()));
+  EXPECT_EQ(outcome_of(*adapter, problem, "wrong"), "0.25 length=5");
+  EXPECT_THAT(outcome_of(*adapter, problem, "mask"), HasSubstr("the judge is away"));
+  EXPECT_THAT(outcome_of(*adapter, problem, "\xff"), HasSubstr("0.25")) << "bytes that are no UTF-8";
   EXPECT_EQ(server.sessions(), 4);
   // A worker gets the problem and the server's address, and no file.
   const auto worker =
       make_adapter("nemo_gym", adapter->options_for_workers(options(server.url())), 3, AdapterUse::kScoring);
   ASSERT_TRUE(worker) << worker.error().message();
-  EXPECT_THAT(says(**worker, problem, answer_of(problem)), HasSubstr("1 correct"));
+  EXPECT_THAT(outcome_of(**worker, problem, answer_of(problem)), HasSubstr("1 correct"));
   server.without_sessions();
-  const auto without = made(server.url(), {{"sessions", false}});
-  EXPECT_THAT(says(*without, problem, answer_of(problem)), HasSubstr("1 correct"));
+  const auto adapter_without_sessions = make_valid(server.url(), {{"sessions", false}});
+  EXPECT_THAT(outcome_of(*adapter_without_sessions, problem, answer_of(problem)), HasSubstr("1 correct"));
   EXPECT_EQ(server.sessions(), 5) << "no session was begun";
 }
 
 TEST_F(NemoGymTest, ManyAtATime) {
   ResourcesServer server;
-  const auto adapter = made(server.url(), {{"deadline", "20 s"}});
+  const auto adapter = make_valid(server.url(), {{"deadline", "20 s"}});
   ASSERT_TRUE(adapter);
   std::vector<std::unique_ptr<Episode>> episodes;
   std::vector<std::future<double>> rewards;
@@ -195,13 +199,13 @@ TEST_F(NemoGymTest, ManyAtATime) {
   }
   for (std::size_t i = 0; i < 100; ++i) EXPECT_EQ(rewards[i].get(), i % 2 == 0 ? 1 : 0.25) << i;
   episodes.clear();
-  const auto left = *adapter->begin(*adapter->problem(0), 1);
-  left->step("x", [](Result<Step>) {});  // and is never waited for
+  const auto abandoned = *adapter->begin(*adapter->problem(0), 1);
+  abandoned->step("x", [](Result<Step>) {});  // its result is never waited for
 }
 
 TEST_F(NemoGymTest, AServerThatFailsIsAnErrorOfTheTask) {
   ResourcesServer server;
-  const auto adapter = made(server.url());
+  const auto adapter = make_valid(server.url());
   ASSERT_TRUE(adapter);
   const Problem problem = *adapter->problem(0);
   const std::vector<std::pair<std::string, std::string>> cases = {
@@ -214,47 +218,47 @@ TEST_F(NemoGymTest, AServerThatFailsIsAnErrorOfTheTask) {
       {"slow", "imeout"},
       {"close", "/verify"},
   };
-  for (const auto& [how, expected] : cases) {
-    server.misbehave(how, "/verify", 1);
-    EXPECT_THAT(says(*adapter, problem, "x"), HasSubstr(expected)) << how;
+  for (const auto& [fault, expected] : cases) {
+    server.misbehave(fault, "/verify", 1);
+    EXPECT_THAT(outcome_of(*adapter, problem, "x"), HasSubstr(expected)) << fault;
     server.misbehave("", "", 0);
-    EXPECT_THAT(says(*adapter, problem, answer_of(problem)), HasSubstr("1 correct")) << "after " << how;
+    EXPECT_THAT(outcome_of(*adapter, problem, answer_of(problem)), HasSubstr("1 correct")) << "after " << fault;
   }
   server.misbehave("refused", "/seed_session", 1);
-  EXPECT_THAT(says(*adapter, problem, "x"), HasSubstr("/seed_session: expected HTTP 200, found 422"));
+  EXPECT_THAT(outcome_of(*adapter, problem, "x"), HasSubstr("/seed_session: expected HTTP 200, found 422"));
 }
 
 TEST_F(NemoGymTest, TemporaryErrorsRestartTheSession) {
   ResourcesServer server;
-  const auto adapter = made(server.url(), {{"tries", 3}});
+  const auto adapter = make_valid(server.url(), {{"tries", 3}});
   ASSERT_TRUE(adapter);
   const Problem problem = *adapter->problem(0);
-  for (const char* how : {"busy", "close"})
-    for (const char* on : {"/seed_session", "/verify"}) {
-      server.misbehave(how, on, 1);
-      EXPECT_THAT(says(*adapter, problem, answer_of(problem)), HasSubstr("1 correct")) << how << " " << on;
+  for (const char* fault : {"busy", "close"})
+    for (const char* path : {"/seed_session", "/verify"}) {
+      server.misbehave(fault, path, 1);
+      EXPECT_THAT(outcome_of(*adapter, problem, answer_of(problem)), HasSubstr("1 correct")) << fault << " " << path;
     }
   server.misbehave("busy", "/verify", 3);
-  EXPECT_THAT(says(*adapter, problem, "x"), HasSubstr("tried 3 times"));
+  EXPECT_THAT(outcome_of(*adapter, problem, "x"), HasSubstr("tried 3 times"));
 }
 
 TEST_F(NemoGymTest, InvalidOptionsAreRefusedWithTheReason) {
-  const auto why = [&](const std::string& url, const json& more = json::object()) {
+  const auto refusal = [&](const std::string& url, const json& more = json::object()) {
     const auto adapter = make_adapter("nemo_gym", options(url, more), 3);
-    return adapter ? "made" : adapter.error().message();
+    return adapter ? "accepted" : adapter.error().message();
   };
-  EXPECT_THAT(why("ftp://x"), HasSubstr("expected a URL such as"));
-  EXPECT_THAT(why(""), HasSubstr("url"));
+  EXPECT_THAT(refusal("ftp://x"), HasSubstr("expected a URL such as"));
+  EXPECT_THAT(refusal(""), HasSubstr("url"));
   std::ofstream(folder_ / "bad.jsonl") << R"({"responses_create_params": {"input": [{"role": "user", "content": "a"}, )"
                                        << R"({"role": "assistant", "content": "b"}]}})"
                                        << "\n";
-  EXPECT_THAT(why("http://x", {{"train", (folder_ / "bad.jsonl").string()}}),
+  EXPECT_THAT(refusal("http://x", {{"train", (folder_ / "bad.jsonl").string()}}),
               HasSubstr("bad.jsonl:1: 'responses_create_params.input': the last message has the role 'assistant'"));
-  const auto adapter = made("http://127.0.0.1:9");
-  EXPECT_THAT(says(*adapter, *adapter->problem(0), "x"), HasSubstr("http://127.0.0.1:9/seed_session: "));
-  Problem other;
-  other.set_reference("{}");
-  EXPECT_THAT(says(*adapter, other, "x"), HasSubstr("expected a row of a data set"));
+  const auto adapter = make_valid("http://127.0.0.1:9");
+  EXPECT_THAT(outcome_of(*adapter, *adapter->problem(0), "x"), HasSubstr("http://127.0.0.1:9/seed_session: "));
+  Problem invalid;
+  invalid.set_reference("{}");
+  EXPECT_THAT(outcome_of(*adapter, invalid, "x"), HasSubstr("expected a row of a data set"));
 }
 
 TEST(NemoGymMessages, SpoiltOnesAreRefusedOrRead) {

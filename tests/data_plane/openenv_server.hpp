@@ -14,26 +14,26 @@ class OpenEnvServer {
   OpenEnvServer();
   ~OpenEnvServer();
   std::string url() const;
-  // Sets the fault of the next `times` messages of type `on` ("reset", "step"): "garbage", "huge", "close", "slow",
+  // Sets the fault of the next `times` messages of this type ("reset", "step"): "garbage", "huge", "close", "slow",
   // "binary", "error", "full", "untyped", "no reward", "nan", "other start".
-  void misbehave(std::string how, std::string on, int times);
+  void misbehave(std::string fault, std::string type, int times);
   int number(std::uint64_t seed) const { return static_cast<int>(seed * 7 % 9) + 1; }
-  std::atomic<int> resets = 0, sessions = 0, most_sessions = 0, good_byes = 0;
+  std::atomic<int> resets = 0, sessions = 0, sessions_at_once_max = 0, close_messages = 0;
 
  private:
-  struct Impl;
   void serve(int fd);
-  std::string fault(const std::string& type);
+  // The fault to show in the answer to a message of this type; empty for none.
+  std::string take_fault(const std::string& type);
 
   int listener_ = -1;
   int port_ = 0;
   std::atomic<bool> stopping_ = false;
   std::mutex mutex_;
-  std::string how_, on_;  // guarded by mutex_
-  int times_ = 0;         // guarded by mutex_
+  std::string fault_, faulty_type_;  // guarded by mutex_
+  int faults_left_ = 0;              // guarded by mutex_
   std::list<std::thread> threads_;
-  std::list<int> open_;  // guarded by mutex_
-  std::thread accepts_;
+  std::list<int> open_sockets_;  // guarded by mutex_
+  std::thread acceptor_;
 };
 
 }  // namespace echoline

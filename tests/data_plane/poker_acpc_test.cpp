@@ -22,8 +22,8 @@ TEST(AcpcLines, AKnownStateIsRead) {
   EXPECT_EQ(state->hand, 30u);
   EXPECT_EQ(state->betting.round(), 2);
   EXPECT_EQ(state->betting.pot(), 500);
-  EXPECT_EQ(state->betting.to_act(), 0);
-  EXPECT_EQ(to_string(state->own), "9s8h");
+  EXPECT_EQ(state->betting.position_to_act(), 0);
+  EXPECT_EQ(to_string(state->own_cards), "9s8h");
   EXPECT_EQ(to_string(state->board), "8c8d5c6s");
   EXPECT_EQ(match_state_line(state->view(), state->hand), line);
 }
@@ -77,7 +77,7 @@ TEST(AcpcLines, Actions) {
 
 // Carries lines between a dealer and two clients until none is left. `meddle` may change a client's line.
 template <class Meddle>
-void run(AcpcDealer& dealer, std::array<AcpcClient*, 2> clients, Meddle meddle) {
+void play_match(AcpcDealer& dealer, std::array<AcpcClient*, 2> clients, Meddle meddle) {
   std::deque<AcpcDealer::Line> to_clients;
   const auto to_dealer = [&](int seat, const std::string& line) {
     const auto lines = dealer.on_line(seat, line);
@@ -93,23 +93,23 @@ void run(AcpcDealer& dealer, std::array<AcpcClient*, 2> clients, Meddle meddle) 
     if (!answer->empty()) to_dealer(line.seat, meddle(line.seat, *answer));
   }
 }
-const auto kFaithfully = [](int, const std::string& line) { return line; };
+const auto kUnchanged = [](int, const std::string& line) { return line; };
 
 TEST(Acpc, AMatchRepeatsForASeedAndAllSidesCountAlike) {
   for (int round = 0; round < 2; ++round) {
     static std::string first_score;
     auto dealer = *AcpcDealer::make({.hands = 300, .seed = 5, .names = {"tight", "random"}});
     const auto tight = *make_player("tight"), random = *make_player("random");
-    AcpcClient one(*tight, {}, 1), two(*random, {}, 2);
+    AcpcClient tight_client(*tight, {}, 1), random_client(*random, {}, 2);
     EXPECT_FALSE(dealer.seat_to_act());
-    run(dealer, {&one, &two}, kFaithfully);
+    play_match(dealer, {&tight_client, &random_client}, kUnchanged);
     EXPECT_TRUE(dealer.done());
     EXPECT_FALSE(dealer.seat_to_act());
-    EXPECT_EQ(one.hands(), 300u);
-    EXPECT_EQ(one.won(), dealer.won()[0]);
-    EXPECT_EQ(two.won(), dealer.won()[1]);
+    EXPECT_EQ(tight_client.hands(), 300u);
+    EXPECT_EQ(tight_client.won(), dealer.won()[0]);
+    EXPECT_EQ(random_client.won(), dealer.won()[1]);
     EXPECT_EQ(dealer.faults(), (std::array<std::uint64_t, 2>{0, 0}));
-    EXPECT_EQ(dealer.score_line(), fmt::format("SCORE:{}|{}:tight|random", one.won(), two.won()));
+    EXPECT_EQ(dealer.score_line(), fmt::format("SCORE:{}|{}:tight|random", tight_client.won(), random_client.won()));
     if (round == 0) first_score = dealer.score_line();
     EXPECT_EQ(dealer.score_line(), first_score);
   }
@@ -127,16 +127,17 @@ TEST(Acpc, IllegalAnswersAreFaultsAndOldOnesAreIgnored) {
   EXPECT_FALSE(dealer.on_line(1, "hello"));                // no protocol at all
   const auto next = *dealer.on_line(1, state + ":c\r\n");
   ASSERT_EQ(next.size(), 2u);
-  EXPECT_TRUE(dealer.on_line(1, state + ":c")->empty());  // said already
+  EXPECT_TRUE(dealer.on_line(1, state + ":c")->empty());  // the dealer has this answer already
   const std::string option = next[0].text.substr(0, next[0].text.size() - 2);
-  const auto flop = *dealer.on_line(0, option + ":f");  // nothing owed: a check instead
+  const auto flop = *dealer.on_line(0, option + ":f");  // a check instead, because the seat owes nothing
   EXPECT_EQ(dealer.faults(), (std::array<std::uint64_t, 2>{1, 0}));
   ASSERT_EQ(flop.size(), 2u);
   EXPECT_NE(flop[0].text.find(":cc/:"), std::string::npos);
   const std::string on_flop = flop[0].text.substr(0, flop[0].text.size() - 2);
-  EXPECT_TRUE(dealer.on_line(0, state + ":c").has_value());  // an earlier state, though another's
+  EXPECT_TRUE(dealer.on_line(0, state + ":c").has_value());  // an earlier state, although it was sent to the other seat
   const auto bet = *dealer.on_line(0, on_flop + ":r500");
-  const auto end = *dealer.on_line(1, bet[1].text.substr(0, bet[1].text.size() - 2) + ":x");  // something owed: a fold
+  const auto end =
+      *dealer.on_line(1, bet[1].text.substr(0, bet[1].text.size() - 2) + ":x");  // a fold, because the seat owes chips
   EXPECT_EQ(dealer.faults(), (std::array<std::uint64_t, 2>{1, 1}));
   EXPECT_NE(end[0].text.find(":cc/r500f:"), std::string::npos);
   EXPECT_TRUE(dealer.done());

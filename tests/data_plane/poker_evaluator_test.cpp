@@ -11,7 +11,7 @@
 namespace echoline::data_plane::poker {
 namespace {
 
-CardSet set_of(std::string_view text) {
+CardSet set_of(std::string_view text) {  // such as "As Kd"
   CardSet cards;
   for (std::size_t i = 0; i + 1 < text.size(); i += 3) cards.add(*parse_card(text[i], text[i + 1]));
   return cards;
@@ -22,15 +22,15 @@ using Reference = std::array<int, 6>;
 Reference reference(const std::array<Card, 5>& cards) {
   std::array<int, kRanks> times{};
   for (const Card card : cards) ++times[static_cast<std::size_t>(card.rank())];
-  std::array<std::pair<int, int>, 5> groups{};  // times, rank
-  std::size_t count = 0;
+  std::array<std::pair<int, int>, 5> groups{};  // each is {number of cards, rank}
+  std::size_t group_count = 0;
   for (int rank = 0; rank < kRanks; ++rank)
-    if (const int n = times[static_cast<std::size_t>(rank)]; n > 0) groups[count++] = {n, rank};
-  std::sort(groups.begin(), groups.begin() + static_cast<std::ptrdiff_t>(count), std::greater<>());
+    if (const int n = times[static_cast<std::size_t>(rank)]; n > 0) groups[group_count++] = {n, rank};
+  std::sort(groups.begin(), groups.begin() + static_cast<std::ptrdiff_t>(group_count), std::greater<>());
   const bool flush = std::all_of(cards.begin(), cards.end(), [&](Card c) { return c.suit() == cards[0].suit(); });
-  const int high = groups[0].second, low = groups[count - 1].second;
-  const bool wheel = count == 5 && high == 12 && groups[1].second == 3;
-  const bool straight = wheel || (count == 5 && high - low == 4);
+  const int high = groups[0].second, low = groups[group_count - 1].second;
+  const bool wheel = group_count == 5 && high == 12 && groups[1].second == 3;  // ace, 2, 3, 4 and 5
+  const bool straight = wheel || (group_count == 5 && high - low == 4);
   const auto category = [&] {
     if (straight) return flush ? 8 : 4;
     if (flush) return 5;
@@ -44,7 +44,7 @@ Reference reference(const std::array<Card, 5>& cards) {
     value[1] = wheel ? 3 : high;
     return value;
   }
-  for (std::size_t i = 0; i < count; ++i) value[i + 1] = groups[i].second;
+  for (std::size_t i = 0; i < group_count; ++i) value[i + 1] = groups[i].second;
   return value;
 }
 
@@ -52,31 +52,31 @@ TEST(Evaluator, EveryFiveCardHandIsCountedAndOrderedAsByTheReference) {
   std::array<std::uint64_t, 9> counts{};
   std::map<std::uint32_t, Reference> classes;
   std::array<Card, 5> hand;
-  const auto each = [&](auto&& self, int chosen, int from) -> void {
-    if (chosen == 5) {
+  const auto visit_hands = [&](auto&& self, int cards_chosen, int first_index) -> void {
+    if (cards_chosen == 5) {
       const HandValue value = evaluate(CardSet(hand));
       const Reference expected = reference(hand);
-      const auto [known, added] = classes.emplace(value.bits, expected);
-      ASSERT_EQ(known->second, expected) << to_string(hand);
+      const auto entry = classes.emplace(value.bits, expected).first;
+      ASSERT_EQ(entry->second, expected) << to_string(hand);
       ++counts[static_cast<std::size_t>(value.category())];
       return;
     }
-    for (int i = from; i < kDeckCards && !testing::Test::HasFatalFailure(); ++i) {
-      hand[static_cast<std::size_t>(chosen)] = Card::at(i);
-      self(self, chosen + 1, i + 1);
+    for (int i = first_index; i < kDeckCards && !testing::Test::HasFatalFailure(); ++i) {
+      hand[static_cast<std::size_t>(cards_chosen)] = Card::from_index(i);
+      self(self, cards_chosen + 1, i + 1);
     }
   };
-  each(each, 0, 0);
+  visit_hands(visit_hands, 0, 0);
   EXPECT_EQ(counts, (std::array<std::uint64_t, 9>{1302540, 1098240, 123552, 54912, 10200, 5108, 3744, 624, 40}));
-  EXPECT_EQ(classes.size(), 7462u);  // hands that differ in worth
+  EXPECT_EQ(classes.size(), 7462u);  // the known number of hands that differ in worth
   // Equal values have equal references, and greater values have greater ones.
-  for (auto at = classes.begin(), next = std::next(at); next != classes.end(); ++at, ++next)
-    ASSERT_LT(at->second, next->second) << at->first;
+  for (auto lower = classes.begin(), higher = std::next(lower); higher != classes.end(); ++lower, ++higher)
+    ASSERT_LT(lower->second, higher->second) << lower->first;
 }
 
 TEST(Evaluator, SixAndSevenCardsAreWorthTheirBestFive) {
   Random random(3);
-  std::array<std::uint64_t, 9> seen{};
+  std::array<std::uint64_t, 9> category_counts{};
   for (int round = 0; round < 60'000; ++round) {
     Deck deck;
     std::vector<Card> cards;
@@ -85,19 +85,19 @@ TEST(Evaluator, SixAndSevenCardsAreWorthTheirBestFive) {
       const Card card = deck.draw(random);
       if (round % 2 == 0 || (card.rank() < 6 && card.suit() < 3)) cards.push_back(card);
     }
-    std::vector<bool> out(cards.size(), false);
-    std::fill(out.begin(), out.begin() + static_cast<std::ptrdiff_t>(cards.size() - 5), true);
+    std::vector<bool> left_out(cards.size(), false);
+    std::fill(left_out.begin(), left_out.begin() + static_cast<std::ptrdiff_t>(cards.size() - 5), true);
     HandValue best;
     do {
       CardSet five;
       for (std::size_t i = 0; i < cards.size(); ++i)
-        if (!out[i]) five.add(cards[i]);
+        if (!left_out[i]) five.add(cards[i]);
       best = std::max(best, evaluate(five));
-    } while (std::prev_permutation(out.begin(), out.end()));
+    } while (std::prev_permutation(left_out.begin(), left_out.end()));
     ASSERT_EQ(evaluate(CardSet(cards)), best) << to_string(cards);
-    ++seen[static_cast<std::size_t>(best.category())];
+    ++category_counts[static_cast<std::size_t>(best.category())];
   }
-  for (const std::uint64_t times : seen) EXPECT_GT(times, 30u);
+  for (const std::uint64_t count : category_counts) EXPECT_GT(count, 30u);
 }
 
 TEST(Evaluator, KickersAndTiesByHand) {
@@ -113,9 +113,9 @@ TEST(Evaluator, KickersAndTiesByHand) {
 TEST(Cards, AreReadFromTheirText) {
   CardSet all;
   for (int i = 0; i < kDeckCards; ++i) {
-    const std::string text = to_string(Card::at(i));
-    ASSERT_EQ(parse_card(text[0], text[1]), Card::at(i));
-    all.add(Card::at(i));
+    const std::string text = to_string(Card::from_index(i));
+    ASSERT_EQ(parse_card(text[0], text[1]), Card::from_index(i));
+    all.add(Card::from_index(i));
   }
   EXPECT_EQ(all.size(), 52);
   EXPECT_FALSE(parse_card('1', 'c'));

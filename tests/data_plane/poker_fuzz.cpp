@@ -14,11 +14,11 @@ void read_as_state(std::string_view line, const Rules& rules) {
   const auto state = parse_match_state(line, rules);
   if (!state) return;
   const std::string written = match_state_line(state->view(), state->hand);
-  const auto again = parse_match_state(written, rules);
-  ECHO_CHECK(again && again->betting == state->betting && match_state_line(again->view(), again->hand) == written);
-  if (state->betting.over()) return;
-  Betting goes_on = state->betting;
-  ECHO_CHECK(goes_on.act(Action::call()).has_value());
+  const auto reread = parse_match_state(written, rules);
+  ECHO_CHECK(reread && reread->betting == state->betting && match_state_line(reread->view(), reread->hand) == written);
+  if (state->betting.is_over()) return;
+  Betting next_betting = state->betting;
+  ECHO_CHECK(next_betting.act(Action::call()).has_value());
 }
 
 void send_to_client(std::string_view line) {
@@ -28,29 +28,29 @@ void send_to_client(std::string_view line) {
   if (answer && !answer->empty()) ECHO_CHECK(answer->starts_with("MATCHSTATE:") && answer->ends_with("\r\n"));
 }
 
-// Sends lines of the seat that has to act. "!" stands for the state that the seat received, and ':'.
+// Sends lines of the seat that has to act. A first "!" stands for the state that the seat received, and ':'.
 void send_to_dealer(std::string_view bytes) {
   auto dealer = *AcpcDealer::make({.hands = 3});
   std::array<std::string, 2> states;
-  const auto say = [&](int seat, std::string_view line) {
+  const auto send_line = [&](int seat, std::string_view line) {
     const auto lines = dealer.on_line(seat, line);
     if (!lines) return false;
-    for (const auto& said : *lines) {
-      ECHO_CHECK(said.text.size() <= kAcpcLineBytesMax && said.text.ends_with("\r\n"));
-      ECHO_CHECK(parse_match_state(said.text, {}).has_value());
-      states[static_cast<std::size_t>(said.seat)] = said.text.substr(0, said.text.size() - 2);
+    for (const auto& reply : *lines) {
+      ECHO_CHECK(reply.text.size() <= kAcpcLineBytesMax && reply.text.ends_with("\r\n"));
+      ECHO_CHECK(parse_match_state(reply.text, {}).has_value());
+      states[static_cast<std::size_t>(reply.seat)] = reply.text.substr(0, reply.text.size() - 2);
     }
     ECHO_CHECK(dealer.won()[0] + dealer.won()[1] == 0);
     return true;
   };
-  for (int seat = 0; seat < 2; ++seat) ECHO_CHECK(say(seat, kAcpcVersion));
+  for (int seat = 0; seat < 2; ++seat) ECHO_CHECK(send_line(seat, kAcpcVersion));
   while (!bytes.empty() && !dealer.done()) {
     const auto end = std::min(bytes.find('\n'), bytes.size() - 1);
     std::string line(bytes.substr(0, end + 1));
     bytes.remove_prefix(end + 1);
     const int seat = dealer.seat_to_act().value();
     if (line.starts_with('!')) line = states[static_cast<std::size_t>(seat)] + ":" + line.substr(1);
-    if (!say(seat, line)) return;
+    if (!send_line(seat, line)) return;
   }
 }
 
@@ -58,9 +58,9 @@ void answer_with(std::string_view response) {
   Betting betting(Rules{});
   Random cards(response.size());
   const Deal deal = Deal::draw(cards);
-  for (int turn = 0; turn < 3 && !betting.over(); ++turn) {
+  for (int turn = 0; turn < 3 && !betting.is_over(); ++turn) {
     const Legal legal = betting.legal();
-    const View view = view_of(betting, deal, betting.to_act());
+    const View view = view_of(betting, deal, betting.position_to_act());
     if (const auto action = parse_letter(response, view)) {
       ECHO_CHECK(legal.allows(*action) && parse_letter(letter(*action, view), view) == action);
     }
@@ -78,7 +78,7 @@ void answer_with(std::string_view response) {
 extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
   const std::string_view bytes(reinterpret_cast<const char*>(data), size);
   read_as_state(bytes, {});
-  read_as_state(bytes, {7, 1, 2});
+  read_as_state(bytes, {.stack = 7, .small_blind = 1, .big_blind = 2});
   if (const auto action = parse_action(bytes)) ECHO_CHECK(to_string(*action) == bytes);
   send_to_client(bytes);
   send_to_dealer(bytes);

@@ -14,29 +14,29 @@ namespace {
 constexpr Legal kFacingABet{200, std::array<Chips, 2>{500, 20'000}}, kFree{0, std::array<Chips, 2>{200, 20'000}},
     kAllIn{500, {}};
 
-std::string understood(std::string_view response, const Legal& legal) {
+std::string parsed_answer(std::string_view response, const Legal& legal) {
   const auto action = parse_answer(response, legal);
   return action ? to_string(*action) : "-";
 }
 
 TEST(Wording, TheLastActionCounts) {
-  EXPECT_EQ(understood("<action>call</action>", kFacingABet), "c");
-  EXPECT_EQ(understood("Not <action>fold</action>, but\n<action> Raise 500\n</action> it is", kFacingABet), "r500");
-  EXPECT_EQ(understood("<action>fold <action>CALL</action>", kFacingABet), "c");
-  EXPECT_EQ(understood("<action>check</action>", kFree), "c");
-  EXPECT_EQ(understood("<action>fold</action>", kFacingABet), "f");
+  EXPECT_EQ(parsed_answer("<action>call</action>", kFacingABet), "c");
+  EXPECT_EQ(parsed_answer("Not <action>fold</action>, but\n<action> Raise 500\n</action> it is", kFacingABet), "r500");
+  EXPECT_EQ(parsed_answer("<action>fold <action>CALL</action>", kFacingABet), "c");
+  EXPECT_EQ(parsed_answer("<action>check</action>", kFree), "c");
+  EXPECT_EQ(parsed_answer("<action>fold</action>", kFacingABet), "f");
   for (const char* wrong :
        {"", "call", "<action>call", "call</action>", "</action><action>", "<action></action>", "<action>check</action>",
         "<action>bet 500</action>", "<action>raise</action>", "<action>raise 499</action>",
         "<action>raise 20001</action>", "<action>raise -500</action>", "<action>raise 500.0</action>",
         "<action>raise 5e2</action>", "<action>raise 500 chips</action>", "<action>raise 99999999999999999999</action>",
         "<action>raise  600</action>", "<action>call</action> and <action>dance</action>", "<Action>call</Action>"})
-    EXPECT_EQ(understood(wrong, kFacingABet), "-") << wrong;
-  EXPECT_EQ(understood("<action>fold</action>", kFree), "-");
-  EXPECT_EQ(understood("<action>call</action>", kFree), "-");
-  EXPECT_EQ(understood("<action>raise 20000</action>", kAllIn), "-");
-  EXPECT_EQ(understood(std::string(1u << 20, '<') + "<action>call</action>", kFacingABet), "c");
-  EXPECT_EQ(understood("<action>" + std::string(1000, ' ') + "call</action>", kFacingABet), "-");
+    EXPECT_EQ(parsed_answer(wrong, kFacingABet), "-") << wrong;
+  EXPECT_EQ(parsed_answer("<action>fold</action>", kFree), "-");
+  EXPECT_EQ(parsed_answer("<action>call</action>", kFree), "-");
+  EXPECT_EQ(parsed_answer("<action>raise 20000</action>", kAllIn), "-");
+  EXPECT_EQ(parsed_answer(std::string(1u << 20, '<') + "<action>call</action>", kFacingABet), "c");
+  EXPECT_EQ(parsed_answer("<action>" + std::string(1000, ' ') + "call</action>", kFacingABet), "-");
 }
 
 TEST(Wording, EveryLegalActionIsUnderstoodAsItIsWritten) {
@@ -109,15 +109,15 @@ TEST(Wording, TerseIsOneLineAndOneLetter) {
   EXPECT_FALSE(parse_letter("f", view_of(free, deal, 0))) << "no chips are owed";
 }
 
-std::unique_ptr<Adapter> made(std::string_view options, std::uint64_t seed = 1) {
+std::unique_ptr<Adapter> make_valid(std::string_view options, std::uint64_t seed = 1) {
   auto adapter = make_adapter("poker", options, seed);
   EXPECT_TRUE(adapter) << adapter.error().message();
   return std::move(adapter).value();
 }
 
 // A policy that picks one of the offered choices at random.
-std::string any_choice(std::string_view told, Random& random) {
-  const std::string_view choices = told.substr(told.rfind("Your choices: "));
+std::string any_choice(std::string_view text, Random& random) {
+  const std::string_view choices = text.substr(text.rfind("Your choices: "));
   const bool owed = choices.find("call") != std::string_view::npos;
   std::vector<std::string> possible{owed ? "call" : "check"};
   if (owed) possible.emplace_back("fold");
@@ -131,46 +131,47 @@ std::string any_choice(std::string_view told, Random& random) {
   return fmt::format("<action>{}</action>", possible[random.below(possible.size())]);
 }
 
-struct Played {
+struct PlayedEpisode {
   Score score;
-  std::vector<std::string> told;
-  bool operator==(const Played& other) const {
+  std::vector<std::string> texts;  // the prompt and the observations
+  bool operator==(const PlayedEpisode& other) const {
     return score.reward == other.score.reward && score.components == other.score.components &&
-           score.correct == other.score.correct && told == other.told;
+           score.correct == other.score.correct && texts == other.texts;
   }
 };
 
 template <class Policy>
-Played play(const Adapter& adapter, const Problem& problem, Policy policy, std::size_t turns_max = kTurnsMax) {
-  Played played;
+PlayedEpisode play(const Adapter& adapter, const Problem& problem, Policy policy, std::size_t turns_max = kTurnsMax) {
+  PlayedEpisode played;
   const auto episode = adapter.begin(problem, 0);
   EXPECT_TRUE(episode) << episode.error().message();
-  played.told.push_back(problem.prompt());
+  played.texts.push_back(problem.prompt());
   for (bool done = false; !done;) {
-    if (played.told.size() > turns_max) {
+    if (played.texts.size() > turns_max) {
       add(played.score, (*episode)->cut());
       break;
     }
-    const auto step = step_and_wait(**episode, policy(std::string_view(played.told.back())));
+    const auto step = step_and_wait(**episode, policy(std::string_view(played.texts.back())));
     EXPECT_TRUE(step) << step.error().message();
     add(played.score, step->score);
     done = step->done;
-    if (!done) played.told.push_back(step->observation.text);
+    if (!done) played.texts.push_back(step->observation.text);
   }
   return played;
 }
 
 TEST(PokerTask, OfferedActionsAreAcceptedAndAnswersAloneDecide) {
   for (const char* opponent : {"caller", "random", "tight"}) {
-    const auto adapter = made(fmt::format(R"({{"opponent":"{}","hands":4,"stack":3000}})", opponent));
+    const auto adapter = make_valid(fmt::format(R"({{"opponent":"{}","hands":4,"stack":3000}})", opponent));
     for (std::uint64_t index = 0; index < 300; ++index) {
       const Problem problem = adapter->problem(index).value();
       Random random(index), again(index);
-      const Played one = play(*adapter, problem, [&](auto told) { return any_choice(told, random); });
-      const Played other = play(*made(fmt::format(R"({{"opponent":"{}","hands":4,"stack":3000}})", opponent)), problem,
-                                [&](auto told) { return any_choice(told, again); });
+      const PlayedEpisode one = play(*adapter, problem, [&](auto text) { return any_choice(text, random); });
+      const PlayedEpisode other =
+          play(*make_valid(fmt::format(R"({{"opponent":"{}","hands":4,"stack":3000}})", opponent)), problem,
+               [&](auto text) { return any_choice(text, again); });
       ASSERT_EQ(one, other) << problem.id();
-      ASSERT_EQ(one.score.components.at("faults"), 0) << one.told.back();
+      ASSERT_EQ(one.score.components.at("faults"), 0) << one.texts.back();
       ASSERT_NEAR(one.score.reward, one.score.components.at("won_bb") - one.score.components.at("baseline_bb"), 1e-9);
       ASSERT_LE(std::abs(one.score.components.at("won_bb")), 30);
       ASSERT_EQ(one.score.correct, one.score.components.at("won_bb") > 0);
@@ -179,21 +180,21 @@ TEST(PokerTask, OfferedActionsAreAcceptedAndAnswersAloneDecide) {
 }
 
 TEST(PokerTask, TersePolicyPlaysTheSameGame) {
-  const auto adapter = made(R"({"opponent":"tight","hands":3,"wording":"terse"})");
-  const auto full = made(R"({"opponent":"tight","hands":3})");
+  const auto adapter = make_valid(R"({"opponent":"tight","hands":3,"wording":"terse"})");
+  const auto full = make_valid(R"({"opponent":"tight","hands":3})");
   for (std::uint64_t index = 0; index < 100; ++index) {
-    const Problem problem = adapter->problem(index).value(), told = full->problem(index).value();
-    EXPECT_EQ(problem.reference(), told.reference());
+    const Problem problem = adapter->problem(index).value(), full_problem = full->problem(index).value();
+    EXPECT_EQ(problem.reference(), full_problem.reference());
     ASSERT_LT(problem.prompt().size(), 40u);
-    const Played terse = play(*adapter, problem, [](auto) { return "c"; });
-    const Played same = play(*full, told, [](std::string_view text) {
+    const PlayedEpisode terse = play(*adapter, problem, [](auto) { return "c"; });
+    const PlayedEpisode same = play(*full, full_problem, [](std::string_view text) {
       return text.substr(text.rfind("Your choices: ")).find("call") != std::string_view::npos
                  ? "<action>call</action>"
                  : "<action>check</action>";
     });
     ASSERT_EQ(terse.score.reward, same.score.reward);
     ASSERT_EQ(terse.score.components, same.score.components);
-    ASSERT_EQ(terse.told.size(), same.told.size());
+    ASSERT_EQ(terse.texts.size(), same.texts.size());
     const auto shown = adapter->demonstration(problem);
     ASSERT_TRUE(shown && shown->size() == 1);
     EXPECT_EQ(step_and_wait(**adapter->begin(problem, 0), *shown)->score.components.at("faults"), 0) << *shown;
@@ -201,19 +202,19 @@ TEST(PokerTask, TersePolicyPlaysTheSameGame) {
   }
 }
 
-constexpr auto kCalls = [](std::string_view told) {
-  return told.substr(told.rfind("Your choices: ")).find("call") != std::string_view::npos ? "<action>call</action>"
+constexpr auto kCalls = [](std::string_view text) {
+  return text.substr(text.rfind("Your choices: ")).find("call") != std::string_view::npos ? "<action>call</action>"
                                                                                           : "<action>check</action>";
 };
 
 // Plays both players by the same function, and returns the opponent's prompts as well.
 template <class Policy>
-Played play_both(const Adapter& adapter, const Problem& problem, std::vector<std::string>& side_prompts,
-                 Policy policy) {
-  Played played;
+PlayedEpisode play_both(const Adapter& adapter, const Problem& problem, std::vector<std::string>& side_prompts,
+                        Policy policy) {
+  PlayedEpisode played;
   const auto episode = adapter.begin(problem, 0);
   std::string asked = problem.prompt();
-  played.told.push_back(asked);
+  played.texts.push_back(asked);
   for (bool done = false; !done;) {
     const auto step = step_and_wait(**episode, policy(std::string_view(asked)));
     EXPECT_TRUE(step) << step.error().message();
@@ -222,7 +223,7 @@ Played play_both(const Adapter& adapter, const Problem& problem, std::vector<std
     if (step->side_prompt)
       side_prompts.push_back(asked = step->side_prompt->text);
     else if (!done)
-      played.told.push_back(asked = step->observation.text);
+      played.texts.push_back(asked = step->observation.text);
   }
   return played;
 }
@@ -230,8 +231,8 @@ Played play_both(const Adapter& adapter, const Problem& problem, std::vector<std
 TEST(PokerTask, ThePolicySitsOppositeItself) {
   const std::string rest = R"("evaluation_opponent":"caller","hands":4,"stack":3000})";
   const auto itself = *make_adapter("poker", R"({"opponent":"policy",)" + rest, 1, AdapterUse::kScoring),
-             caller = made(R"({"opponent":"caller",)" + rest);
-  const auto learners = made(R"({"opponent":"policy",)" + rest);
+             caller = make_valid(R"({"opponent":"caller",)" + rest);
+  const auto learners = make_valid(R"({"opponent":"policy",)" + rest);
   EXPECT_EQ(play(*learners, *learners->problem(3), kCalls), play(*caller, *caller->problem(3), kCalls))
       << "a learner has no side prompts";
   for (std::uint64_t index = 0; index < 100; ++index) {
@@ -240,26 +241,26 @@ TEST(PokerTask, ThePolicySitsOppositeItself) {
     EXPECT_EQ(itself->repeatable(problem), Repeatable::kNot);
     // A policy that always calls equals the caller, in either position.
     std::vector<std::string> side_prompts;
-    Played both = play_both(*itself, problem, side_prompts, kCalls);
+    PlayedEpisode both = play_both(*itself, problem, side_prompts, kCalls);
     EXPECT_EQ(both.score.components.at("opponent_faults"), 0);
     both.score.components.erase("opponent_faults");
     EXPECT_EQ(both, play(*caller, problem, kCalls));
     ASSERT_FALSE(side_prompts.empty());
     for (const std::string& side_prompt : side_prompts) {
       EXPECT_THAT(side_prompt, ::testing::StartsWith("You play heads-up")) << "the prompt is complete by itself";
-      const auto cards = [](const std::string& told) { return told.substr(told.rfind("Your cards: "), 17); };
+      const auto cards = [](const std::string& text) { return text.substr(text.rfind("Your cards: "), 17); };
       EXPECT_NE(cards(side_prompt), cards(problem.prompt()));
     }
     // With random answers, one player wins what the other loses, and each fault counts for the right player.
     Random random(index), again(index);
     std::vector<std::string> first, second;
-    const Played one = play_both(*itself, problem, first, [&](auto told) { return any_choice(told, random); });
-    EXPECT_EQ(one, play_both(*itself, problem, second, [&](auto told) { return any_choice(told, again); }));
+    const PlayedEpisode one = play_both(*itself, problem, first, [&](auto text) { return any_choice(text, random); });
+    EXPECT_EQ(one, play_both(*itself, problem, second, [&](auto text) { return any_choice(text, again); }));
     EXPECT_EQ(first, second);
     EXPECT_LE(std::abs(one.score.components.at("won_bb")), 30);
     std::vector<std::string> asked;
-    const Played faulty =
-        play_both(*itself, problem, asked, [&](auto told) { return asked.empty() ? std::string(kCalls(told)) : "?"; });
+    const PlayedEpisode faulty =
+        play_both(*itself, problem, asked, [&](auto text) { return asked.empty() ? std::string(kCalls(text)) : "?"; });
     EXPECT_GT(faulty.score.components.at("opponent_faults"), 0);
   }
   for (const Problem& problem : itself->evaluation()) {
@@ -270,10 +271,10 @@ TEST(PokerTask, ThePolicySitsOppositeItself) {
 
 TEST(PokerTask, TheBaselinesOwnActionsAreWorthNothing) {
   // A policy that plays like the baseline wins as much as the baseline, in both positions and over several hands.
-  const auto adapter = made(R"({"opponent":"tight","baseline":"caller","hands":6})");
+  const auto adapter = make_valid(R"({"opponent":"tight","baseline":"caller","hands":6})");
   for (std::uint64_t index = 0; index < 100; ++index) {
-    const Played played = play(*adapter, adapter->problem(index).value(), [](std::string_view told) {
-      return told.substr(told.rfind("Your choices: ")).find("call") != std::string_view::npos
+    const PlayedEpisode played = play(*adapter, adapter->problem(index).value(), [](std::string_view text) {
+      return text.substr(text.rfind("Your choices: ")).find("call") != std::string_view::npos
                  ? "<action>call</action>"
                  : "<action>check</action>";
     });
@@ -282,38 +283,39 @@ TEST(PokerTask, TheBaselinesOwnActionsAreWorthNothing) {
 }
 
 TEST(PokerTask, AFaultIsACheckOrAFoldAndCosts) {
-  const auto adapter = made(R"({"opponent":"caller","baseline":"none","format_penalty":2,"evaluation_problems":2})");
+  const auto adapter =
+      make_valid(R"({"opponent":"caller","baseline":"none","format_penalty":2,"evaluation_problems":2})");
   const auto deals = adapter->evaluation();
   EXPECT_NE(deals[0].prompt().find("You are the big blind."), std::string::npos);
   EXPECT_NE(deals[1].prompt().find("You are the small blind."), std::string::npos);
   // The small blind owes chips: it folds at once.
-  const Played folded = play(*adapter, deals[1], [](auto) { return "I do not know"; });
+  const PlayedEpisode folded = play(*adapter, deals[1], [](auto) { return "I do not know"; });
   EXPECT_EQ(folded.score.components,
             (std::map<std::string, double>{{"won_bb", -0.5}, {"baseline_bb", 0}, {"faults", 1}}));
   EXPECT_EQ(folded.score.reward, -2.5);
   EXPECT_FALSE(folded.score.correct);
   // The big blind owes a caller nothing: four checks, and a showdown over one big blind.
-  const Played checked = play(*adapter, deals[0], [](auto) { return "<action>fold</action>"; });
+  const PlayedEpisode checked = play(*adapter, deals[0], [](auto) { return "<action>fold</action>"; });
   EXPECT_EQ(checked.score.components.at("faults"), 4);
   EXPECT_EQ(checked.score.reward, checked.score.components.at("won_bb") - 8);
   EXPECT_LE(std::abs(checked.score.components.at("won_bb")), 1);
-  ASSERT_EQ(checked.told.size(), 4u);
-  EXPECT_TRUE(checked.told[1].starts_with("That is none of your choices: you check.\nYou are the big blind.\n"))
-      << checked.told[1];
+  ASSERT_EQ(checked.texts.size(), 4u);
+  EXPECT_TRUE(checked.texts[1].starts_with("That is none of your choices: you check.\nYou are the big blind.\n"))
+      << checked.texts[1];
 }
 
 TEST(PokerTask, APolicyWithoutRoomForAnAnswerFolds) {
-  const auto adapter = made(R"({"opponent":"caller","baseline":"none","stack":1000,"evaluation_problems":2})");
-  const auto call = [](auto told) {
-    return told.find("call (") != std::string_view::npos ? "<action>call</action>" : "<action>raise 300</action>";
+  const auto adapter = make_valid(R"({"opponent":"caller","baseline":"none","stack":1000,"evaluation_problems":2})");
+  const auto call = [](auto text) {
+    return text.find("call (") != std::string_view::npos ? "<action>call</action>" : "<action>raise 300</action>";
   };
-  const Played cut = play(*adapter, adapter->evaluation()[0], call, 1);
+  const PlayedEpisode cut = play(*adapter, adapter->evaluation()[0], call, 1);
   EXPECT_EQ(cut.score.reward, -3);
   EXPECT_FALSE(cut.score.correct);
 }
 
 TEST(PokerTask, ProblemsAreReproducedHeldOutAndFromBothPositions) {
-  const auto a = made("{}", 5), b = made("{}", 5), c = made("{}", 6);
+  const auto a = make_valid("{}", 5), b = make_valid("{}", 5), c = make_valid("{}", 6);
   int differ = 0;
   std::set<std::string> held_out;
   for (const Problem& problem : a->evaluation()) held_out.insert(problem.reference());
@@ -334,7 +336,7 @@ TEST(PokerTask, ProblemsAreReproducedHeldOutAndFromBothPositions) {
 }
 
 TEST(PokerTask, AnInvalidProblemIsRefused) {
-  const auto adapter = made("{}");
+  const auto adapter = make_valid("{}");
   for (const char* wrong : {"", "1", "1:", ":1", "1:2", "1:01", "-1:0", "99999999999999999999:0", "x:0", "1:0 "}) {
     Problem problem;
     problem.set_reference(wrong);

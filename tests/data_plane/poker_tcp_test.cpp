@@ -24,18 +24,18 @@ TEST(PokerTcp, AMatchAcrossSocketsIsTheOneWithoutThem) {
     }
     const auto listener = *Listener::open("127.0.0.1", 0);
     AcpcClient client(*random, {}, 11);
-    std::thread elsewhere([&] {
+    std::thread remote_player([&] {
       const auto socket = LineSocket::connect(fmt::format("localhost:{}", listener->port()), kPatience);
       ASSERT_TRUE(socket) << socket.error().message();
-      const auto played = play_against(**socket, client, kPatience);
-      EXPECT_TRUE(played) << played.error().message();
+      const auto status = play_against(**socket, client, kPatience);
+      EXPECT_TRUE(status) << status.error().message();
     });
     {
       const auto one = make_seat(*listener->accept(kClock.now() + kPatience)), two = make_seat(*tight, {}, 12);
-      const auto played = run_match(dealer, {one.get(), two.get()}, kPatience);
-      EXPECT_TRUE(played) << played.error().message();
+      const auto status = run_match(dealer, {one.get(), two.get()}, kPatience);
+      EXPECT_TRUE(status) << status.error().message();
     }
-    elsewhere.join();
+    remote_player.join();
     EXPECT_EQ(client.hands(), 200u);
     EXPECT_EQ(client.won(), dealer.won()[0]);
     return dealer.score_line();
@@ -43,40 +43,40 @@ TEST(PokerTcp, AMatchAcrossSocketsIsTheOneWithoutThem) {
   EXPECT_EQ(play(true), play(false));
 }
 
-// The dealer's error about seat 0 if `guest` has it.
+// The dealer's error if `guest` plays in seat 0.
 template <class Guest>
-Error with_guest(Guest guest, Duration patience) {
+Error error_with_guest(Guest guest, Duration patience) {
   auto dealer = *AcpcDealer::make({.hands = 2});
   const auto caller = *make_player("caller");
   const auto listener = *Listener::open("127.0.0.1", 0);
-  std::thread elsewhere(
+  std::thread guest_thread(
       [&] { guest(**LineSocket::connect(fmt::format("127.0.0.1:{}", listener->port()), kPatience)); });
-  Status played;
+  Status status;
   {
     const auto one = make_seat(*listener->accept(kClock.now() + kPatience)), two = make_seat(*caller, {}, 1);
-    played = run_match(dealer, {one.get(), two.get()}, patience);
+    status = run_match(dealer, {one.get(), two.get()}, patience);
   }
-  elsewhere.join();
-  EXPECT_FALSE(played);
-  return played ? Error{} : played.error();
+  guest_thread.join();
+  EXPECT_FALSE(status);
+  return status ? Error{} : status.error();
 }
 
 // Reads until the dealer has closed or an error occurs.
-void listen_on(LineSocket& socket) {
+void read_to_end(LineSocket& socket) {
   for (auto line = socket.receive(kClock.now() + kPatience); line && *line;)
     line = socket.receive(kClock.now() + kPatience);
 }
 
 TEST(PokerTcp, APlayerThatDoesNotPlayEndsTheMatchByName) {
-  const Error silent = with_guest([](LineSocket& socket) { listen_on(socket); }, 200ms);
+  const Error silent = error_with_guest([](LineSocket& socket) { read_to_end(socket); }, 200ms);
   EXPECT_EQ(silent.code, Code::kUnavailable);
   EXPECT_NE(silent.detail.find("seat 0"), std::string::npos) << silent.detail;
 
-  const Error gone =
-      with_guest([](LineSocket& socket) { (void)socket.send("VERSION:2.0.0\r\n", kClock.now() + 1s); }, kPatience);
+  const Error gone = error_with_guest(
+      [](LineSocket& socket) { (void)socket.send("VERSION:2.0.0\r\n", kClock.now() + 1s); }, kPatience);
   EXPECT_NE(gone.detail.find("has left"), std::string::npos) << gone.detail;
 
-  const Error talks = with_guest(
+  const Error talks = error_with_guest(
       [](LineSocket& socket) {
         while (socket.send("# a comment, and another one\r\n", kClock.now() + kPatience)) {
         }
@@ -84,7 +84,7 @@ TEST(PokerTcp, APlayerThatDoesNotPlayEndsTheMatchByName) {
       200ms);
   EXPECT_NE(talks.detail.find("within the deadline"), std::string::npos) << talks.detail;
 
-  const Error endless = with_guest(
+  const Error endless = error_with_guest(
       [](LineSocket& socket) {
         while (socket.send(std::string(1000, 'x'), kClock.now() + kPatience)) {
         }
@@ -92,10 +92,10 @@ TEST(PokerTcp, APlayerThatDoesNotPlayEndsTheMatchByName) {
       kPatience);
   EXPECT_EQ(endless.code, Code::kExhausted) << endless.message();
 
-  const Error other = with_guest(
+  const Error other = error_with_guest(
       [](LineSocket& socket) {
         (void)socket.send("GET / HTTP/1.1\r\n", kClock.now() + kPatience);
-        listen_on(socket);
+        read_to_end(socket);
       },
       kPatience);
   EXPECT_NE(other.detail.find("expected 'VERSION:2.0.0' first, found 'GET"), std::string::npos) << other.detail;

@@ -38,23 +38,24 @@ TEST(PolicyInput, IsATextOrMessages) {
 }
 
 TEST(PolicyInput, InvalidFormsAreRefusedWithTheReason) {
-  const auto refused = [](const char* text, std::size_t bytes_max = 100) {
+  const auto problem_of = [](const char* text, std::size_t bytes_max = 100) {
     const auto input = read_policy_input(json::parse(text), bytes_max);
     EXPECT_FALSE(input) << text;
     return input ? "" : input.error().detail;
   };
-  EXPECT_THAT(refused("7"), HasSubstr("a text or a list of 1 to 256 messages, found 7"));
-  EXPECT_THAT(refused("[]"), HasSubstr("found []"));
-  EXPECT_THAT(refused(R"(["hello"])"), HasSubstr("system, user, assistant, tool, found \"hello\""));
-  EXPECT_THAT(refused(R"([{"content":"x"}])"), HasSubstr("the 'role'"));
-  EXPECT_THAT(refused(R"([{"role":"root","content":"x"}])"), HasSubstr("root"));
-  EXPECT_THAT(refused(R"([{"role":"user"}])"), HasSubstr("'content'"));
-  EXPECT_THAT(refused(R"([{"role":"user","content":[{"type":"image"}]}])"), HasSubstr("texts only"));
-  EXPECT_THAT(refused(R"([{"role":"user","content":"x"},{"role":"assistant","content":"y"}])"),
+  EXPECT_THAT(problem_of("7"), HasSubstr("a text or a list of 1 to 256 messages, found 7"));
+  EXPECT_THAT(problem_of("[]"), HasSubstr("found []"));
+  EXPECT_THAT(problem_of(R"(["hello"])"), HasSubstr("system, user, assistant, tool, found \"hello\""));
+  EXPECT_THAT(problem_of(R"([{"content":"x"}])"), HasSubstr("the 'role'"));
+  EXPECT_THAT(problem_of(R"([{"role":"root","content":"x"}])"), HasSubstr("root"));
+  EXPECT_THAT(problem_of(R"([{"role":"user"}])"), HasSubstr("'content'"));
+  EXPECT_THAT(problem_of(R"([{"role":"user","content":[{"type":"image"}]}])"), HasSubstr("texts only"));
+  EXPECT_THAT(problem_of(R"([{"role":"user","content":"x"},{"role":"assistant","content":"y"}])"),
               HasSubstr("the role 'assistant', expected a user's or a tool's"));
-  EXPECT_THAT(refused(R"([{"role":"assistant","content":"","tool_calls":[{"id":"1"}]},{"role":"tool","content":"3"}])"),
-              HasSubstr("'tool_calls'"));
-  EXPECT_THAT(refused(R"([{"role":"user","content":"123456"},{"role":"user","content":"123456"}])", 12),
+  EXPECT_THAT(
+      problem_of(R"([{"role":"assistant","content":"","tool_calls":[{"id":"1"}]},{"role":"tool","content":"3"}])"),
+      HasSubstr("'tool_calls'"));
+  EXPECT_THAT(problem_of(R"([{"role":"user","content":"123456"},{"role":"user","content":"123456"}])", 12),
               HasSubstr("14 bytes, at most 12"));
   json many = json::array();
   for (std::size_t i = 0; i <= kMessagesMax; ++i) many.push_back({{"role", "user"}, {"content", ""}});

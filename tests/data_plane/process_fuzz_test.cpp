@@ -23,16 +23,16 @@ TEST(ProcessAnswers, SpoiltAnswersAreRefusedOrRead) {
   for (int round = 0; round < 20'000; ++round) {
     std::string line = seeds[random.below(std::size(seeds))];
     for (std::uint64_t i = random.below(4); i > 0; --i) {
-      const std::size_t at = random.below(line.size());
+      const std::size_t position = random.below(line.size());
       switch (random.below(3)) {
         case 0:
-          line[at] = static_cast<char>(random.below(256));
+          line[position] = static_cast<char>(random.below(256));
           break;
         case 1:
-          line.erase(at, 1 + random.below(8));
+          line.erase(position, 1 + random.below(8));
           break;
         default:
-          line.insert(at, line.substr(random.below(line.size()), random.below(12)));
+          line.insert(position, line.substr(random.below(line.size()), random.below(12)));
       }
       if (line.empty()) line = "{";
     }

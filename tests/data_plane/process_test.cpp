@@ -53,12 +53,12 @@ class ProcessTest : public ::testing::Test {
     std::ofstream(path) << text;
     return fmt::format(R"({{"script": "{}"{}{}}})", path.string(), more.empty() ? "" : ", ", more);
   }
-  std::unique_ptr<Adapter> made(std::string_view text, const std::string& more = "") {
+  std::unique_ptr<Adapter> make_valid(std::string_view text, const std::string& more = "") {
     auto adapter = make_adapter("process", script(text, more), 3);
     EXPECT_TRUE(adapter) << adapter.error().message();
     return adapter ? *std::move(adapter) : nullptr;
   }
-  static std::string what_comes_of(const Adapter& adapter, const Problem& problem, const std::string& response) {
+  static std::string step_text(const Adapter& adapter, const Problem& problem, const std::string& response) {
     const auto episode = *adapter.begin(problem, 1);
     const auto step = step_and_wait(*episode, response);
     if (!step) return std::string(to_string(step.error().code)) + ": " + step.error().message();
@@ -71,7 +71,7 @@ class ProcessTest : public ::testing::Test {
 };
 
 TEST_F(ProcessTest, ATaskInPythonHasProblemsAndScores) {
-  const auto adapter = made(kSum);
+  const auto adapter = make_valid(kSum);
   ASSERT_TRUE(adapter);
   EXPECT_EQ(adapter->repeatable({}), Repeatable::kCostly);
   EXPECT_EQ(adapter->evaluation().size(), 20u);
@@ -81,19 +81,19 @@ TEST_F(ProcessTest, ATaskInPythonHasProblemsAndScores) {
   EXPECT_EQ(seen.size(), 80u) << "each once before any comes again";
   EXPECT_TRUE(seen.begin()->starts_with("sums/problems/"));
   const Problem problem = *adapter->problem(5);
-  EXPECT_EQ(problem.id(), made(kSum)->problem(5)->id());
+  EXPECT_EQ(problem.id(), make_valid(kSum)->problem(5)->id());
   EXPECT_EQ(adapter->demonstration(problem), problem.reference());
   EXPECT_FALSE(adapter->demonstration(adapter->evaluation()[3]));
-  EXPECT_EQ(what_comes_of(*adapter, problem, problem.reference()), "1 correct");
-  EXPECT_EQ(what_comes_of(*adapter, problem, "x"), "0");
-  EXPECT_THAT(what_comes_of(*adapter, problem, "raise"), HasSubstr("ValueError: cannot read it"));
-  EXPECT_THAT(what_comes_of(*adapter, problem, "nan"), HasSubstr("ValueError")) << "no number, no reward";
+  EXPECT_EQ(step_text(*adapter, problem, problem.reference()), "1 correct");
+  EXPECT_EQ(step_text(*adapter, problem, "x"), "0");
+  EXPECT_THAT(step_text(*adapter, problem, "raise"), HasSubstr("ValueError: cannot read it"));
+  EXPECT_THAT(step_text(*adapter, problem, "nan"), HasSubstr("ValueError")) << "no number, no reward";
 }
 
 TEST_F(ProcessTest, AScriptTravelsToWorkers) {
   const std::string options = script(kSum, R"("settings": {"level": 3})");
   const auto learner = *make_adapter("process", options, 3);
-  const std::string told = learner->options_for_workers(options);
+  const std::string worker_options = learner->options_for_workers(options);
   std::ofstream(folder_ / "large.txt") << std::string(1000u << 10, 'x');
   std::ofstream(folder_ / "larger.txt") << std::string(1000u << 10, 'y');
   const std::string with_files = script(kSum, R"("files": ["large.txt", "larger.txt"])");
@@ -101,16 +101,16 @@ TEST_F(ProcessTest, AScriptTravelsToWorkers) {
                                   3, AdapterUse::kScoring);
   EXPECT_TRUE(large) << large.error().message().substr(0, 300);
   std::filesystem::remove(folder_ / "task.py");
-  const auto worker = make_adapter("process", told, 3, AdapterUse::kScoring);
+  const auto worker = make_adapter("process", worker_options, 3, AdapterUse::kScoring);
   ASSERT_TRUE(worker) << worker.error().message();
   const Problem problem = *learner->problem(0);
-  EXPECT_EQ(what_comes_of(**worker, problem, problem.reference()), "1 correct");
+  EXPECT_EQ(step_text(**worker, problem, problem.reference()), "1 correct");
   EXPECT_TRUE((*worker)->evaluation().empty());
 }
 
 // A call that hangs, or ends the program, does not affect the other calls, in its batch or in another.
 TEST_F(ProcessTest, AFaultyCallDoesNotAffectOtherCalls) {
-  const auto adapter = made(kSum, R"("deadline": "500 ms")");
+  const auto adapter = make_valid(kSum, R"("deadline": "500 ms")");
   ASSERT_TRUE(adapter);
   const Problem problem = *adapter->problem(5);
   for (const char* trouble : {"hang", "die"}) {
@@ -149,7 +149,7 @@ task.run(episode=Guess, problems=[{"prompt": "?", "reference": "5"}], determinis
 )";
 
 TEST_F(ProcessTest, EpisodesOfManyTurns) {
-  const auto adapter = made(kTurns, R"("settings": {"guesses": 3})");
+  const auto adapter = make_valid(kTurns, R"("settings": {"guesses": 3})");
   ASSERT_TRUE(adapter);
   EXPECT_EQ(adapter->repeatable({}), Repeatable::kNot);
   const Problem problem = *adapter->problem(0);
@@ -175,7 +175,7 @@ TEST_F(ProcessTest, EpisodesOfManyTurns) {
 }
 
 TEST_F(ProcessTest, EpisodesMayUseMessages) {
-  const auto adapter = made(R"(
+  const auto adapter = make_valid(R"(
 import echoline_task as task
 
 class Search:
@@ -194,9 +194,9 @@ task.run(episode=Search,
   const Problem problem = *adapter->problem(0);
   EXPECT_EQ(prompt_of(problem).messages, (std::vector<ChatMessage>{{"system", "Search."}, {"user", "Who?"}}));
   const auto episode = *adapter->begin(problem, 1);
-  const auto told = step_and_wait(*episode, "search");
-  ASSERT_TRUE(told) << told.error().message();
-  EXPECT_EQ(told->observation.messages, (std::vector<ChatMessage>{{"tool", "3 pages"}, {"user", "Well?"}}));
+  const auto step = step_and_wait(*episode, "search");
+  ASSERT_TRUE(step) << step.error().message();
+  EXPECT_EQ(step->observation.messages, (std::vector<ChatMessage>{{"tool", "3 pages"}, {"user", "Well?"}}));
   EXPECT_EQ(step_and_wait(*episode, "Who?")->score.reward, 1) << "the program gets its own prompt unchanged";
 }
 
@@ -205,8 +205,9 @@ TEST_F(ProcessTest, FunctionsOfOtherTrainersNeedNoChange) {
   const std::string problems =
       R"(problems=[{"prompt": "2+2=", "reference": "4", "metadata": {"data_source": "sums", "level": 2}}]))";
   const auto scored = [&](const std::string& body, const std::string& made_of, const std::string& response) {
-    const auto adapter = made("import echoline_task as task\n" + body + "\ntask.run(" + made_of + ", " + problems);
-    return adapter ? what_comes_of(*adapter, *adapter->problem(0), response) : std::string();
+    const auto adapter =
+        make_valid("import echoline_task as task\n" + body + "\ntask.run(" + made_of + ", " + problems);
+    return adapter ? step_text(*adapter, *adapter->problem(0), response) : std::string();
   };
   const std::string verl = R"(
 def compute_score(data_source, solution_str, ground_truth, extra_info=None):
@@ -286,13 +287,13 @@ for line in sys.stdin:
       {"    x = bytearray(1 << 30); time.sleep(60)", ""},
   };
   for (const auto& [deed, says] : cases) {
-    const auto adapter = made(
+    const auto adapter = make_valid(
         begin + deed + "\n",
         fmt::format(R"("deadline": "{}", "memory": "128 MiB", "threads": 16)", says == "longer" ? "20 s" : "700 ms"));
     ASSERT_TRUE(adapter) << deed;
     const Problem problem = *adapter->problem(0);
-    EXPECT_THAT(what_comes_of(*adapter, problem, "a"), HasSubstr(says)) << deed;
-    EXPECT_THAT(what_comes_of(*adapter, problem, "b"), HasSubstr(says)) << "the second time: " << deed;
+    EXPECT_THAT(step_text(*adapter, problem, "a"), HasSubstr(says)) << deed;
+    EXPECT_THAT(step_text(*adapter, problem, "b"), HasSubstr(says)) << "the second time: " << deed;
   }
 }
 
@@ -316,7 +317,7 @@ TEST_F(ProcessTest, AFailedStartNamesTheReason) {
 
 // The program may read no files of this machine and open no connection.
 TEST_F(ProcessTest, ATaskIsInASandbox) {
-  const auto adapter = made(R"(
+  const auto adapter = make_valid(R"(
 import os, socket
 import echoline_task as task
 def tried(what):

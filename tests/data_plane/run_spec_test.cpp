@@ -1,3 +1,4 @@
+// The run specification is unchanged after it was packed and unpacked, and damaged bytes are refused.
 #include "data_plane/run_spec.hpp"
 
 #include <gtest/gtest.h>

@@ -35,7 +35,9 @@ const std::filesystem::path kEscapes = ECHOLINE_ESCAPES;
 bool kernel_allows() {
   const pid_t child = ::fork();
   if (child == 0) {
-    if (::geteuid() == 0 && (::setresgid(65534, 65534, 65534) != 0 || ::setresuid(65534, 65534, 65534) != 0))
+    constexpr uid_t kNobody = 65534;
+    if (::geteuid() == 0 &&
+        (::setresgid(kNobody, kNobody, kNobody) != 0 || ::setresuid(kNobody, kNobody, kNobody) != 0))
       ::_exit(1);
     ::_exit(::unshare(CLONE_NEWUSER | CLONE_NEWNS | CLONE_NEWPID | CLONE_NEWNET) == 0 ? 0 : 1);
   }
@@ -44,14 +46,14 @@ bool kernel_allows() {
   return status == 0;
 }
 
-// Number of this machine's processes with `word` in their command line.
+// Number of this machine's processes that have `word` as an argument.
 int processes_with(const std::string& word) {
-  int found = 0;
+  int processes = 0;
   for (const auto& entry : std::filesystem::directory_iterator("/proc")) {
     std::ifstream file(entry.path() / "cmdline");
-    for (std::string each; std::getline(file, each, '\0');) found += each == word;
+    for (std::string argument; std::getline(file, argument, '\0');) processes += argument == word;
   }
-  return found;
+  return processes;
 }
 
 class Sandbox : public testing::Test {
@@ -61,15 +63,16 @@ class Sandbox : public testing::Test {
     if (pool)
       pool_ = std::move(*pool);
     else
-      why_ = pool.error().message();
+      refusal_ = pool.error().message();
   }
   static void TearDownTestSuite() { pool_.reset(); }
   void SetUp() override {
     if (pool_) return;
-    if (!kernel_allows()) GTEST_SKIP() << "the kernel allows no user namespaces: " << why_;
-    FAIL() << why_;
+    if (!kernel_allows()) GTEST_SKIP() << "the kernel allows no user namespaces: " << refusal_;
+    FAIL() << refusal_;
   }
 
+  // Starts escapes.cpp with the name of an attempt and its arguments.
   static Command attempt(std::vector<std::string> words) {
     Command command;
     command.argv = {kEscapes.string()};
@@ -77,13 +80,17 @@ class Sandbox : public testing::Test {
     command.read_only = {kEscapes};
     return command;
   }
-  static Command shell(const std::string& script) { return {{"/bin/sh", "-c", script}, {}, {}, {}, {}}; }
+  static Command shell(const std::string& script) {
+    Command command;
+    command.argv = {"/bin/sh", "-c", script};
+    return command;
+  }
   static End run(Command command, std::string input = {}) {
     auto end = pool_->run(std::move(command), std::move(input));
     EXPECT_TRUE(end) << end.error().message();
     return end ? *end : End{};
   }
-  // Checks that all its attempts were stopped.
+  // Checks that the sandbox stopped everything that the attempt tried.
   static void expect_stopped(std::vector<std::string> words) {
     const std::string name = words[0];
     const End end = run(attempt(std::move(words)));
@@ -92,7 +99,7 @@ class Sandbox : public testing::Test {
   }
 
   static inline std::unique_ptr<Pool> pool_;
-  static inline std::string why_;
+  static inline std::string refusal_;  // the reason why there is no pool
 };
 
 TEST_F(Sandbox, RunsToTheEnd) {
@@ -128,11 +135,12 @@ TEST_F(Sandbox, AForkBombIsBoundedAndNothingIsLeft) {
   command.limits.wall = seconds(1);
   command.limits.cpu = seconds(30);
   auto done = std::async(std::launch::async, [&] { return run(command); });
-  int most = 0;
-  while (done.wait_for(milliseconds(20)) != std::future_status::ready) most = std::max(most, processes_with(token));
+  int processes_max = 0;
+  while (done.wait_for(milliseconds(20)) != std::future_status::ready)
+    processes_max = std::max(processes_max, processes_with(token));
   EXPECT_EQ(done.get().reason, EndReason::kWallTime);
-  EXPECT_GT(most, 3);
-  EXPECT_LE(most, 34);  // its 32, and bubblewrap inside and out
+  EXPECT_GT(processes_max, 3);
+  EXPECT_LE(processes_max, 34);  // the 32 allowed, and bubblewrap's two, outside and inside
   EXPECT_EQ(processes_with(token), 0);
 }
 
@@ -196,8 +204,8 @@ TEST_F(Sandbox, TooMuchMemory) {
   const End end = run(command);
   EXPECT_EQ(end.reason, EndReason::kMemory) << end.description();
   EXPECT_LT(end.memory.count, 1u << 30);
-  // Many processes, each below the limit. (The ":" keeps a subshell from becoming its last command and dropping its
-  // memory.)
+  // Many processes, each below the limit. The ":" keeps each subshell, because a last command would replace the
+  // subshell and free its memory.
   command = shell("for i in 1 2 3 4 5 6; do (x=$(head -c 15000000 /dev/urandom | base64); sleep 5; :) & done; wait");
   command.limits.memory = {64u << 20};
   EXPECT_EQ(run(command).reason, EndReason::kMemory);
@@ -219,7 +227,7 @@ TEST_F(Sandbox, TooLargeAFileAndTooMany) {
   command.limits.scratch = {2u << 20};
   EXPECT_EQ(run(command).out, "2097152 bytes: No space left on device\n");
   command = attempt({"many_files"});
-  command.limits.memory = {16u << 20};  // a file that holds nothing takes some
+  command.limits.memory = {16u << 20};  // an empty file takes some memory too
   const End end = run(command);
   EXPECT_EQ(end.reason, EndReason::kMemory) << end.description() << end.out;
 }
@@ -252,7 +260,7 @@ TEST_F(Sandbox, NoProcessSurvives) {
   const End end = run(attempt({"survive", token}));
   EXPECT_EQ(end.description(), "exited with status 0");
   EXPECT_EQ(end.out, "gone\n");
-  EXPECT_EQ(processes_with(token), 0);  // as soon as it has ended, not later
+  EXPECT_EQ(processes_with(token), 0);  // none remains when the end is reported
   Command command = attempt({"wait", token});
   command.limits.wall = milliseconds(50);
   run(std::move(command));
@@ -275,15 +283,15 @@ TEST_F(Sandbox, SystemCallsOfNoUseAreRefused) {
 }
 
 TEST_F(Sandbox, NoMoreRunAtATimeThanMay) {
-  // Two block. A third, quick one waits for the first of them to end.
+  // Two slow programs occupy both places. A third, quick one waits for the first of them to end.
   std::mutex mutex;
-  std::condition_variable one_more;
-  std::vector<std::string> order;
+  std::condition_variable end_added;
+  std::vector<std::string> ends;  // the programs' names, in the order of their ends
   const auto done = [&](std::string name) {
     return [&, name](const Result<End>&) {
       const std::lock_guard lock(mutex);
-      order.push_back(name);
-      one_more.notify_one();  // under the lock: the waiter may destroy both as soon as the lock is released
+      ends.push_back(name);
+      end_added.notify_one();  // under the lock: the waiter may destroy both as soon as the lock is released
     };
   };
   Command slow = shell("read line"), slower = shell("sleep 60");
@@ -294,31 +302,31 @@ TEST_F(Sandbox, NoMoreRunAtATimeThanMay) {
   ASSERT_TRUE(pool_->run(slower, "", done("slower")));
   ASSERT_TRUE(pool_->run(shell("true"), "", done("quick")));
   std::unique_lock lock(mutex);
-  one_more.wait(lock, [&] { return order.size() == 3; });
-  EXPECT_EQ(order, (std::vector<std::string>{"slow", "quick", "slower"}));
+  end_added.wait(lock, [&] { return ends.size() == 3; });
+  EXPECT_EQ(ends, (std::vector<std::string>{"slow", "quick", "slower"}));
 }
 
 TEST_F(Sandbox, TheQueueIsBoundedAndEveryCommandEnds) {
   auto pool = Pool::start({.running_max = 1, .waiting_max = 2, .processes_max = 1});
   ASSERT_TRUE(pool) << pool.error().message();
   std::atomic<int> stopped = 0, cancelled = 0, refused = 0;
-  const auto note = [&](const Result<End>& end) {
+  const auto count_end = [&](const Result<End>& end) {
     if (!end)
       cancelled += end.error().code == Code::kCancelled;
     else
       stopped += end->reason == EndReason::kStopped;
   };
   Command slow = shell("sleep 60");
-  auto first = (*pool)->launch(slow);  // a launched program occupies no place in the queue
-  ASSERT_TRUE(first);
+  auto launched = (*pool)->launch(slow);  // a launched program occupies no place in the queue
+  ASSERT_TRUE(launched);
   EXPECT_EQ((*pool)->launch(slow).error().code, Code::kExhausted);
   for (int i = 0; i < 8; ++i) {
-    const Status taken = (*pool)->run(slow, "", note);
-    if (!taken) refused += taken.error().code == Code::kExhausted;
+    const Status accepted = (*pool)->run(slow, "", count_end);
+    if (!accepted) refused += accepted.error().code == Code::kExhausted;
   }
   EXPECT_GE(refused.load(), 5);  // one runs, or will soon; two wait
   pool->reset();
-  EXPECT_EQ(first->wait().reason, EndReason::kStopped);
+  EXPECT_EQ(launched->wait().reason, EndReason::kStopped);
   EXPECT_EQ(stopped + cancelled + refused, 8);
   EXPECT_LE(stopped.load(), 1);
 }
@@ -369,54 +377,57 @@ TEST_F(Sandbox, LimitsHoldForLaunchedPrograms) {
 
 TEST_F(Sandbox, AProgramDiesWithTheProcessThatStartedIt) {
   const std::string token = fmt::format("orphan-{}", ::getpid());
-  int ends[2];
-  ASSERT_EQ(::pipe(ends), 0);
+  int pipe_ends[2];
+  ASSERT_EQ(::pipe(pipe_ends), 0);
   const pid_t child = ::fork();
   if (child == 0) {
     auto pool = Pool::start();
     auto process = (*pool)->launch(attempt({"wait", token}));
     while (processes_with(token) < 3) ::usleep(1000);  // bubblewrap outside and inside, and the program
-    [[maybe_unused]] const auto n = ::write(ends[1], "x", 1);
+    [[maybe_unused]] const auto bytes_written = ::write(pipe_ends[1], "x", 1);
     for (;;) ::pause();
   }
   char byte = 0;
-  ASSERT_EQ(::read(ends[0], &byte, 1), 1);
+  ASSERT_EQ(::read(pipe_ends[0], &byte, 1), 1);
   EXPECT_GE(processes_with(token), 2);
   ::kill(child, SIGKILL);
   ::waitpid(child, nullptr, 0);
-  const auto until = std::chrono::steady_clock::now() + seconds(30);
-  while (processes_with(token) > 0 && std::chrono::steady_clock::now() < until) ::usleep(1000);
+  const auto deadline = std::chrono::steady_clock::now() + seconds(30);
+  while (processes_with(token) > 0 && std::chrono::steady_clock::now() < deadline) ::usleep(1000);
   EXPECT_EQ(processes_with(token), 0);
-  ::close(ends[0]);
-  ::close(ends[1]);
+  ::close(pipe_ends[0]);
+  ::close(pipe_ends[1]);
 }
 
 TEST_F(Sandbox, WhereTheKernelAllowsNoneNothingIsRun) {
   // In a user namespace that allows no further ones, as in a container on a host that switched them off.
-  int ready[2], go[2];
-  ASSERT_EQ(::pipe(ready) + ::pipe(go), 0);
+  // The child reports its new namespace in `child_ready`. The parent writes the maps, then allows it to go on in
+  // `maps_set`.
+  int child_ready[2], maps_set[2];
+  ASSERT_EQ(::pipe(child_ready) + ::pipe(maps_set), 0);
   const pid_t child = ::fork();
   if (child == 0) {
     char byte = 0;
-    if (::unshare(CLONE_NEWUSER) != 0 || ::write(ready[1], "x", 1) != 1 || ::read(go[0], &byte, 1) != 1) ::_exit(10);
+    if (::unshare(CLONE_NEWUSER) != 0 || ::write(child_ready[1], "x", 1) != 1 || ::read(maps_set[0], &byte, 1) != 1)
+      ::_exit(10);
     std::ofstream("/proc/sys/user/max_user_namespaces") << 0 << std::flush;
     const auto pool = Pool::start();
     if (pool) ::_exit(11);
     ::_exit(pool.error().message().find("none is run") != std::string::npos ? 0 : 12);
   }
   char byte = 0;
-  ASSERT_EQ(::read(ready[0], &byte, 1), 1);
-  const auto map = [&](const char* file, const std::string& line) {
+  ASSERT_EQ(::read(child_ready[0], &byte, 1), 1);
+  const auto write_map = [&](const char* file, const std::string& line) {
     std::ofstream(fmt::format("/proc/{}/{}", child, file)) << line << std::flush;
   };
-  const std::string all = ::geteuid() == 0 ? "0 0 4294967295\n" : fmt::format("0 {} 1\n", ::geteuid());
-  map("uid_map", all);
-  map("gid_map", all);
-  ASSERT_EQ(::write(go[1], "x", 1), 1);
+  const std::string ids = ::geteuid() == 0 ? "0 0 4294967295\n" : fmt::format("0 {} 1\n", ::geteuid());
+  write_map("uid_map", ids);
+  write_map("gid_map", ids);
+  ASSERT_EQ(::write(maps_set[1], "x", 1), 1);
   int status = 0;
   ::waitpid(child, &status, 0);
   EXPECT_EQ(WEXITSTATUS(status), 0);
-  for (const int fd : {ready[0], ready[1], go[0], go[1]}) ::close(fd);
+  for (const int fd : {child_ready[0], child_ready[1], maps_set[0], maps_set[1]}) ::close(fd);
 }
 
 TEST(SandboxRefusals, AreExplained) {
@@ -444,8 +455,8 @@ TEST(ControlGroups, AreMadeWhereTheControllersAreHandedDown) {
   EXPECT_FALSE(ControlGroups::make(root, root / "own"));
   write(root / "slice/cgroup.subtree_control", "cpu memory\n");
   write(root / "cgroup.subtree_control", "cpu memory pids\n");
-  EXPECT_FALSE(
-      ControlGroups::make(root, root / "own"));  // a plain folder has no file to hand the controllers further down
+  // A plain folder has no file to hand the controllers further down.
+  EXPECT_FALSE(ControlGroups::make(root, root / "own"));
   EXPECT_FALSE(ControlGroups::make(root, root / "none"));
   write(root / "own", "0::/../../slice\n");
   EXPECT_FALSE(ControlGroups::make(root, root / "own"));

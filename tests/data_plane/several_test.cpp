@@ -18,16 +18,16 @@ const WeightedTask kSums{"sums", "arithmetic", R"({"operations": ["+"]})", 3, "S
 const WeightedTask kGames{"games", "guess", "{}", 1, "{prompt}", true};
 const WeightedTask kSecret{"secret", "arithmetic", R"({"operations": ["*"]})", 2, "{prompt}", false};
 
-std::unique_ptr<Adapter> made(const std::vector<WeightedTask>& tasks, std::uint64_t seed = 1,
-                              AdapterUse use = AdapterUse::kProblems) {
-  auto adapter = make_adapter(kSeveral, several_options(tasks), seed, use);
+std::unique_ptr<Adapter> make_valid(const std::vector<WeightedTask>& tasks, std::uint64_t seed = 1,
+                                    AdapterUse use = AdapterUse::kProblems) {
+  auto adapter = make_adapter(kSeveralTasks, several_options(tasks), seed, use);
   EXPECT_TRUE(adapter) << adapter.error().message();
   return adapter ? *std::move(adapter) : nullptr;
 }
 
 TEST(Several, ProblemsAreDrawnByWeightAndFollowFromSeedAndIndexAlone) {
-  const auto adapter = made({kSums, kGames, kSecret}), again = made({kSums, kGames, kSecret}),
-             other = made({kSums, kGames, kSecret}, 2);
+  const auto adapter = make_valid({kSums, kGames, kSecret}), again = make_valid({kSums, kGames, kSecret}),
+             other = make_valid({kSums, kGames, kSecret}, 2);
   std::map<std::string, int> drawn;
   std::set<std::string> orders;
   bool differs = false;
@@ -58,7 +58,7 @@ TEST(Several, EveryTaskGoesThroughItsProblems) {
   few.options_json = R"({"operations": ["+"], "operand_max": 30})", few.weight = 400, few.prompt = "{prompt}";
   WeightedTask half = kGames;
   half.weight = 600;  // 2 to 3, once the common divisor is out
-  const auto adapter = made({few, half}, 7);
+  const auto adapter = make_valid({few, half}, 7);
   std::multiset<std::string> expected, found;
   for (std::uint64_t i = 0; i < 200; ++i) expected.insert("sums:" + alone->problem(i)->id());
   for (std::uint64_t i = 0; i < 500; ++i)
@@ -67,7 +67,7 @@ TEST(Several, EveryTaskGoesThroughItsProblems) {
 }
 
 TEST(Several, EachTaskScoresItsOwn) {
-  const auto adapter = made({kSums, kGames});
+  const auto adapter = make_valid({kSums, kGames});
   bool sum = false, game = false;
   for (std::uint64_t i = 0; i < 8; ++i) {
     const Problem problem = *adapter->problem(i);
@@ -94,7 +94,7 @@ TEST(Several, EachTaskScoresItsOwn) {
 }
 
 TEST(Several, TheFirstHeldOutProblemsAreOfAllTasks) {
-  const auto adapter = made({kSums, kGames, kSecret});
+  const auto adapter = make_valid({kSums, kGames, kSecret});
   const auto problems = adapter->evaluation();
   std::set<std::string> ids, first;
   for (const Problem& problem : problems) EXPECT_TRUE(ids.insert(problem.id()).second);
@@ -107,12 +107,12 @@ TEST(Several, TheFirstHeldOutProblemsAreOfAllTasks) {
 TEST(Several, WorkersGetOnlyTheTasksTheyScore) {
   WeightedTask secret = kSecret;
   secret.options_json = R"({"operations": ["*"], "operand_max": 54321})";
-  const auto learner = made({kSums, secret});
-  const std::string told = learner->options_for_workers("");
-  EXPECT_EQ(told.find("secret"), std::string::npos) << told;
-  EXPECT_EQ(told.find("54321"), std::string::npos) << told;
-  const auto worker = made({kSums}, 1, AdapterUse::kScoring);
-  auto from_options = make_adapter(kSeveral, told, 1, AdapterUse::kScoring);
+  const auto learner = make_valid({kSums, secret});
+  const std::string worker_options = learner->options_for_workers("");
+  EXPECT_EQ(worker_options.find("secret"), std::string::npos) << worker_options;
+  EXPECT_EQ(worker_options.find("54321"), std::string::npos) << worker_options;
+  const auto worker = make_valid({kSums}, 1, AdapterUse::kScoring);
+  auto from_options = make_adapter(kSeveralTasks, worker_options, 1, AdapterUse::kScoring);
   ASSERT_TRUE(from_options) << from_options.error().message();
   for (std::uint64_t i = 0; i < 5; ++i) {
     const Problem problem = *learner->problem(i);
@@ -126,7 +126,7 @@ TEST(Several, WorkersGetOnlyTheTasksTheyScore) {
 
 TEST(Several, FaultsAreNamed) {
   const auto error = [](const std::string& options) {
-    const auto adapter = make_adapter(kSeveral, options, 1);
+    const auto adapter = make_adapter(kSeveralTasks, options, 1);
     return adapter ? std::string() : adapter.error().message();
   };
   EXPECT_THAT(error("{}"), HasSubstr("at least one"));

@@ -34,7 +34,7 @@ TEST(Trajectory, EachBrokenRuleIsNamed) {
   const float nan = std::numeric_limits<float>::quiet_NaN();
   struct Case {
     std::string expected;
-    std::function<void(Trajectory&)> spoil;
+    std::function<void(Trajectory&)> break_rule;
   };
   const std::vector<Case> cases = {
       {"id has 0 bytes", [](Trajectory& t) { t.clear_id(); }},
@@ -87,7 +87,7 @@ TEST(Trajectory, EachBrokenRuleIsNamed) {
   };
   for (const Case& c : cases) {
     Trajectory t = sound_trajectory();
-    c.spoil(t);
+    c.break_rule(t);
     const auto result = validate(t);
     ASSERT_FALSE(result) << c.expected;
     EXPECT_EQ(result.error().code, Code::kInvalid);

@@ -19,23 +19,24 @@ struct Transcript {
   std::vector<std::string> lines;  // "> request", "< answer"
 };
 
-// From the documentation, by name.
+// The documentation's transcripts by name. A transcript belongs to the Python task before it.
 std::map<std::string, Transcript> transcripts() {
   std::ifstream file("data_plane/adapters/process/FORMAT.md");
-  std::map<std::string, Transcript> all;
-  std::string task, block;
+  std::map<std::string, Transcript> transcripts_by_name;
+  constexpr std::string_view kMark = "transcript ";
+  std::string task, block;  // the present block's first words, empty outside blocks
   for (std::string line; std::getline(file, line);) {
     if (line.starts_with("```")) {
       block = block.empty() ? line.substr(3) : "";
       if (block == "python task") task.clear();
-      if (block.starts_with("transcript ")) all[block.substr(11)].task = task;
+      if (block.starts_with(kMark)) transcripts_by_name[block.substr(kMark.size())].task = task;
     } else if (block == "python task") {
       task += line + "\n";
-    } else if (block.starts_with("transcript ")) {
-      all[block.substr(11)].lines.push_back(line);
+    } else if (block.starts_with(kMark)) {
+      transcripts_by_name[block.substr(kMark.size())].lines.push_back(line);
     }
   }
-  return all;
+  return transcripts_by_name;
 }
 
 // Plays the program's part of a transcript, and ends on any other input.
@@ -43,9 +44,9 @@ constexpr std::string_view kReplay = R"(
 import sys
 for line in open("/task/transcript", encoding="utf-8").read().splitlines():
     if line.startswith("> "):
-        found = sys.stdin.buffer.readline().decode().rstrip("\n")
-        if found != line[2:]:
-            sys.exit(f"expected {line[2:]}\nfound    {found}")
+        request = sys.stdin.buffer.readline().decode().rstrip("\n")
+        if request != line[2:]:
+            sys.exit(f"expected {line[2:]}\nfound    {request}")
     else:
         sys.stdout.buffer.write(line[2:].encode() + b"\n")
         sys.stdout.flush()
@@ -58,7 +59,7 @@ class Transcripts : public ::testing::Test {
     auto pool = sandbox::Pool::start();
     if (!pool) GTEST_SKIP() << pool.error().message();
     pool_ = *std::move(pool);
-    all_ = transcripts();
+    transcripts_ = transcripts();
   }
   static sandbox::Command python(std::string_view script) {
     sandbox::Command command;
@@ -72,42 +73,44 @@ class Transcripts : public ::testing::Test {
   std::unique_ptr<Connection> replay(const std::string& name, const std::string& settings) {
     ConnectionOptions options;
     options.command = python(kReplay);
-    for (const std::string& line : all_[name].lines) options.command.files["/task/transcript"] += line + "\n";
+    for (const std::string& line : transcripts_[name].lines) options.command.files["/task/transcript"] += line + "\n";
     options.seed = 7;
     options.settings_json = settings;
     return std::make_unique<Connection>(*pool_, options);
   }
-  // Sends one call, and several more before the next write: these share one request.
+  // Sends one call, and then those that `then` makes of its answer. Those share one request, because they are all there
+  // before the next write.
   using Answers = std::vector<Result<json>>;
   static Answers ask_then(Connection& connection, Method first, const std::string& item,
                           const std::function<std::vector<Connection::Call>(const json&)>& then) {
-    auto all = std::make_shared<std::promise<Answers>>();
+    auto promise = std::make_shared<std::promise<Answers>>();
     auto answers = std::make_shared<Answers>();
     Connection::Call call;
     call.method = first;
     call.item = item;
-    call.done = [&connection, all, answers, then](Result<json> answer) {
-      if (!answer) return all->set_value({answer.error()});
+    call.on_answer = [&connection, promise, answers, then](Result<json> answer) {
+      if (!answer) return promise->set_value({answer.error()});
       auto calls = then(*answer);
       for (Connection::Call& next : calls) {
-        next.done = [all, answers, count = calls.size()](Result<json> of) {
-          answers->push_back(std::move(of));
-          if (answers->size() == count) all->set_value(*answers);
+        next.on_answer = [promise, answers, count = calls.size()](Result<json> next_answer) {
+          answers->push_back(std::move(next_answer));
+          if (answers->size() == count) promise->set_value(*answers);
         };
         connection.ask(std::move(next));
       }
     };
     connection.ask(std::move(call));
-    return all->get_future().get();
+    return promise->get_future().get();
   }
 
   std::unique_ptr<sandbox::Pool> pool_;
-  std::map<std::string, Transcript> all_;
+  std::map<std::string, Transcript> transcripts_;
 };
 
 std::vector<Problem> problems_in(const json& item, const std::vector<std::string>& ids) {
   std::vector<Problem> problems;
-  for (const json& one : item.at("problems")) problems.push_back(read_problem(one, ids.at(problems.size()))->problem);
+  for (const json& fields : item.at("problems"))
+    problems.push_back(read_problem(fields, ids.at(problems.size()))->problem);
   return problems;
 }
 
@@ -117,7 +120,7 @@ TEST_F(Transcripts, TheConnectionFollowsTheTranscriptOfOneResponse) {
   ASSERT_TRUE(hello) << hello.error().message();
   EXPECT_EQ(hello->name, "twos");
   EXPECT_TRUE(hello->deterministic);
-  EXPECT_FALSE(hello->turns);
+  EXPECT_FALSE(hello->has_turns);
   EXPECT_EQ(hello->problems, 8u);
   EXPECT_EQ(hello->evaluation, 1u);
   const auto evaluation = connection->ask_and_wait(Method::kEvaluation, R"({"rows":[0]})");
@@ -141,7 +144,7 @@ TEST_F(Transcripts, TheConnectionFollowsTheTranscriptOfManyTurns) {
   const auto connection = replay("many turns", "{}");
   const auto hello = connection->hello();
   ASSERT_TRUE(hello) << hello.error().message();
-  EXPECT_TRUE(hello->turns);
+  EXPECT_TRUE(hello->has_turns);
   std::uint64_t start_number = 0;
   const auto answers = ask_then(*connection, Method::kProblems, R"({"rows":[0]})", [&](const json& answer) {
     const auto problems = problems_in(answer, {"guess/problems/0"});
@@ -149,7 +152,7 @@ TEST_F(Transcripts, TheConnectionFollowsTheTranscriptOfManyTurns) {
     for (std::uint64_t i = 0; i < 2; ++i) {
       calls[i].method = Method::kStep;
       calls[i].item = step_item(i + 1, i == 0 ? "5" : "five", &problems[0], 40 + i);
-      calls[i].on_start_number = [&](std::uint64_t now) { start_number = now; };
+      calls[i].on_start_number = [&](std::uint64_t number) { start_number = number; };
     }
     return calls;
   });
@@ -169,8 +172,8 @@ TEST_F(Transcripts, TheConnectionFollowsTheTranscriptOfManyTurns) {
 
 // The helper may use another key order and another form of numbers, with the same meaning.
 TEST_F(Transcripts, ThePythonHelperGivesTheAnswersOfTheTranscripts) {
-  ASSERT_EQ(all_.size(), 2u);
-  for (const auto& [name, transcript] : all_) {
+  ASSERT_EQ(transcripts_.size(), 2u);
+  for (const auto& [name, transcript] : transcripts_) {
     auto program = pool_->launch(python(transcript.task));
     ASSERT_TRUE(program) << program.error().message();
     int answers = 0;
@@ -190,7 +193,7 @@ TEST_F(Transcripts, ThePythonHelperGivesTheAnswersOfTheTranscripts) {
 
 // The page's requests that the connection never sends.
 TEST_F(Transcripts, ReservedMethodsAreAnsweredByThePythonHelper) {
-  auto program = pool_->launch(python(all_["one response"].task));
+  auto program = pool_->launch(python(transcripts_["one response"].task));
   ASSERT_TRUE(program) << program.error().message();
   for (const auto& [line, expected] : std::vector<std::pair<std::string, std::string>>{
            {R"({"method":"cancel"})"

@@ -20,17 +20,29 @@ namespace {
 using nlohmann::json;
 
 constexpr Duration kCheapScoreMax = std::chrono::seconds(1), kRecoveryTimeout = std::chrono::seconds(10);
+constexpr Duration kRecoveryRetryInterval = std::chrono::milliseconds(20);
+constexpr std::size_t kPartNameBytesShown = 40, kObservationBytesShown = 60, kErrorBytesShown = 160;
+// Most problems that a check tries, and the fewest although time is short.
+constexpr std::size_t kResponseProblemsMax = 8, kEpisodeProblemsMax = 16;
+constexpr std::size_t kDemonstrationsMin = 8, kThreadQuestionsMin = 3;
+constexpr std::size_t kLongEpisodeTurns = 64;  // a longer episode is played no further once the time is spent
+// The share of the time after which each check stops trying more.
+constexpr double kResponsesUntil = 0.6, kEpisodesUntil = 0.8, kThreadsUntil = 0.9;
+// These checks take at most the time divided by this number.
+constexpr int kDemonstrationsDivisor = 3, kConcurrentDivisor = 8, kSpeedDivisor = 10;
 
 std::string score_text(const Score& score) {
   std::string parts;
-  for (const auto& [name, value] : score.components) parts += fmt::format(" {}={}", printable(name, 40), value);
+  for (const auto& [name, value] : score.components)
+    parts += fmt::format(" {}={}", printable(name, kPartNameBytesShown), value);
   return fmt::format("{}{}{}", score.reward, score.correct ? " correct" : "", parts);
 }
 
 std::string text_of(const Result<Step>& step) {
-  if (!step) return "an error (" + printable(step.error().message(), 160) + ")";
+  if (!step) return "an error (" + printable(step.error().message(), kErrorBytesShown) + ")";
   if (step->done) return score_text(step->score);
-  return fmt::format("{}, then '{}'", score_text(step->score), printable(step->observation.text, 60));
+  return fmt::format("{}, then '{}'", score_text(step->score),
+                     printable(step->observation.text, kObservationBytesShown));
 }
 
 bool is_same_step(const Result<Step>& a, const Result<Step>& b) {
@@ -54,7 +66,7 @@ bool task_broke(const Error& error) {
 
 class Check {
  public:
-  Check(const CheckOptions& o, const Clock& clock) : options_(o), clock_(clock), findings_(o.doing) {}
+  Check(const CheckOptions& options, const Clock& clock) : options_(options), clock_(clock), findings_(options.doing) {}
 
   Result<CheckReport> run() {
     ECHO_TRY(make_instances());
@@ -79,18 +91,18 @@ class Check {
       if (options_.make) return options_.make(options, use);
       return make_adapter(options_.name, options, options_.seed, use);
     };
-    findings_.doing("making the task");
+    findings_.announce_call("making the task");
     ECHO_ASSIGN(adapter_, make_instance(options_.options_json, AdapterUse::kProblems));
     findings_.report.facts["start_seconds"] = seconds(clock_.now() - start_);
     repeatable_ = adapter_->repeatable({}) != Repeatable::kNot;
     findings_.report.facts["repeatable"] = to_string(adapter_->repeatable({}));
-    findings_.doing("making it once more");
+    findings_.announce_call("making it once more");
     if (auto again = make_instance(options_.options_json, AdapterUse::kProblems))
       second_instance_ = *std::move(again);
     else
       findings_.add_error("problems",
                           fmt::format("a second instance of the task cannot be made: {}", again.error().message()));
-    findings_.doing("making a worker's copy");
+    findings_.announce_call("making a worker's copy");
     if (auto copy = make_instance(adapter_->options_for_workers(options_.options_json), AdapterUse::kScoring))
       worker_copy_ = *std::move(copy);
     else
@@ -100,7 +112,7 @@ class Check {
 
   Result<Step> first_step(const Adapter& adapter, const Problem& problem, const std::string& response,
                           std::string_view what) {
-    findings_.doing(what, problem.id(), Findings::printable_response(response));
+    findings_.announce_call(what, problem.id(), Findings::printable_response(response));
     ++first_steps_;
     auto episode = adapter.begin(problem, options_.seed);
     if (!episode) return std::move(episode).error();
@@ -109,23 +121,24 @@ class Check {
 
   // Runs the first step of a response and checks its score.
   Result<Step> check_first_step(const Problem& problem, const Probe& probe) {
-    const TimePoint before = clock_.now();
+    const TimePoint started_at = clock_.now();
     auto step = first_step(*adapter_, problem, probe.text, probe.what);
-    const Duration took = clock_.now() - before;
-    slowest_ = std::max(slowest_, took);
-    if (took > kCheapScoreMax && adapter_->repeatable(problem) == Repeatable::kCheaply)
+    const Duration step_time = clock_.now() - started_at;
+    slowest_step_ = std::max(slowest_step_, step_time);
+    if (step_time > kCheapScoreMax && adapter_->repeatable(problem) == Repeatable::kCheaply)
       findings_.add_note("speed",
                          fmt::format("{} takes {:.1f} s, although the task declares that scoring takes microseconds",
-                                     probe.what, seconds(took)),
+                                     probe.what, seconds(step_time)),
                          problem.id(), probe.text);
     check_step(step, problem, probe.text, probe.plain, probe.what);
     return step;
   }
 
+  // `plain`: any task should be able to score the response, so that a failure is an error.
   void check_step(const Result<Step>& step, const Problem& problem, const std::string& response, bool plain,
                   std::string_view what) {
     if (!step) {
-      ++failed_;
+      ++failed_steps_;
       const Error& error = step.error();
       if (error.detail.empty())
         findings_.add_error("failures", fmt::format("without a word, at {}", what), problem.id(), response);
@@ -140,10 +153,10 @@ class Check {
       return;
     }
     check_score(step->score, problem, response);
-    if (!step->done && step->observation.text.size() > kPromptBytes)
+    if (!step->done && step->observation.text.size() > kPromptBytesMax)
       findings_.add_error("episodes",
                           fmt::format("an observation has {} bytes, at most {} are allowed",
-                                      step->observation.text.size(), kPromptBytes),
+                                      step->observation.text.size(), kPromptBytesMax),
                           problem.id(), response);
     if (!step->done && !is_utf8(step->observation.text))
       findings_.add_error("episodes", "an observation is not UTF-8", problem.id(), response);
@@ -166,20 +179,21 @@ class Check {
                                         limits.name_bytes_max),
                             problem.id(), response);
       if (!std::isfinite(value))
-        findings_.add_error(
-            "rewards",
-            fmt::format("the part '{}' of its reward is {}, expected a finite number", printable(name, 40), value),
-            problem.id(), response);
+        findings_.add_error("rewards",
+                            fmt::format("the part '{}' of its reward is {}, expected a finite number",
+                                        printable(name, kPartNameBytesShown), value),
+                            problem.id(), response);
     }
     rewards_.insert(std::isfinite(score.reward) ? score.reward : 0);
   }
 
+  // `when` completes the sentence "it was worth 1, and 0 the second time".
   void report_difference(const char* check, std::string_view when, const Result<Step>& first, const Result<Step>& again,
                          const Problem& problem, const std::string& response) {
     ++differences_;
-    if (!repeatable_ || flaky_) return;
-    // A score that differs between runs also differs elsewhere, so it is reported once.
-    flaky_ = check == std::string_view("scores");
+    if (!repeatable_ || scores_differ_) return;
+    // A score that differs between two runs differs in the other checks too, so only the first difference is reported.
+    scores_differ_ = check == std::string_view("scores");
     findings_.add_error(check,
                         fmt::format("not repeatable although the task declares it: {}, and {} {}", text_of(first),
                                     text_of(again), when),
@@ -188,63 +202,70 @@ class Check {
 
   // Waits for a program that ended to be restarted after its pause.
   bool wait_for_recovery(const Problem& problem) {
-    findings_.doing("waiting for the task to recover", problem.id());
-    for (const TimePoint until = clock_.now() + kRecoveryTimeout;;) {
+    findings_.announce_call("waiting for the task to recover", problem.id());
+    for (const TimePoint deadline = clock_.now() + kRecoveryTimeout;;) {
       auto episode = adapter_->begin(problem, options_.seed);
       if (episode && step_and_wait(**episode, "42")) return true;
-      if (clock_.now() >= until) return false;
-      std::this_thread::sleep_for(std::chrono::milliseconds(20));
+      if (clock_.now() >= deadline) return false;
+      std::this_thread::sleep_for(kRecoveryRetryInterval);
     }
   }
 
+  // A demonstration should be a correct response.
   void check_demonstrations() {
-    std::uint64_t tried = 0, right = 0, first_of_many = 0;
-    Finding worst;
+    std::uint64_t tried = 0, correct = 0, unfinished = 0;
+    Finding first_incorrect;
     for (const Problem& problem : problems_) {
-      if (tried >= 8 && clock_.now() - start_ > options_.time / 3) break;
-      findings_.doing("requesting a demonstration", problem.id());
+      if (tried >= kDemonstrationsMin && clock_.now() - start_ > options_.time / kDemonstrationsDivisor) break;
+      findings_.announce_call("requesting a demonstration", problem.id());
       const auto demonstration = adapter_->demonstration(problem);
       if (!demonstration) continue;
       const auto step = first_step(*adapter_, problem, *demonstration, "its demonstration");
-      check_step(step, problem, *demonstration, true, "its demonstration");
-      if (step && !step->done) ++first_of_many;
+      check_step(step, problem, *demonstration, /*plain=*/true, "its demonstration");
+      if (step && !step->done) ++unfinished;
       if (!step || !step->done) continue;
       ++tried;
       if (step->score.correct)
-        ++right;
-      else if (worst.problem.empty())
-        worst = {"demonstrations", true, text_of(step), problem.id(), Findings::printable_response(*demonstration)};
+        ++correct;
+      else if (first_incorrect.problem.empty())
+        first_incorrect = {.check = "demonstrations",
+                           .wrong = true,
+                           .what = text_of(step),
+                           .problem = problem.id(),
+                           .response = Findings::printable_response(*demonstration)};
     }
     findings_.report.facts["demonstrations"] = {
-        {"tried", tried}, {"correct", right}, {"first_of_many_turns", first_of_many}};
-    if (right == tried || first_of_many > 0) return;  // a first turn may be good without being correct
-    worst.wrong = right == 0;
-    worst.what =
-        fmt::format("{} of {} demonstrations are not correct; the first is worth {}", tried - right, tried, worst.what);
-    findings_.add(std::move(worst));
+        {"tried", tried}, {"correct", correct}, {"first_of_many_turns", unfinished}};
+    if (correct == tried || unfinished > 0) return;  // a first turn may be good without being correct
+    first_incorrect.wrong = correct == 0;
+    first_incorrect.what = fmt::format("{} of {} demonstrations are not correct; the first is worth {}",
+                                       tried - correct, tried, first_incorrect.what);
+    findings_.add(std::move(first_incorrect));
   }
 
+  // Scores from several threads must be those from one.
   void check_threads() {
     std::vector<std::pair<const Problem*, std::string>> questions;
     for (std::size_t i = 0; i < problems_.size(); ++i) {
-      const Problem& other = problems_[(i + 1) % problems_.size()];
-      for (const std::string& response : {problems_[i].reference(), other.reference(), std::string("42")})
+      const Problem& next_problem = problems_[(i + 1) % problems_.size()];
+      for (const std::string& response : {problems_[i].reference(), next_problem.reference(), std::string("42")})
         questions.emplace_back(&problems_[i], response);
     }
     std::vector<Result<Step>> sequential_steps;
     for (const auto& [problem, response] : questions) {
-      if (sequential_steps.size() >= 3 && spent_more_than(0.9)) break;
+      if (sequential_steps.size() >= kThreadQuestionsMin && spent_more_than(kThreadsUntil)) break;
       sequential_steps.push_back(first_step(*adapter_, *problem, response, "a plain response"));
     }
     questions.erase(questions.begin() + static_cast<std::ptrdiff_t>(sequential_steps.size()), questions.end());
     std::vector<std::vector<std::pair<std::size_t, Result<Step>>>> concurrent_steps(options_.threads);
-    findings_.doing(fmt::format("scoring from {} threads at once", options_.threads));
+    findings_.announce_call(fmt::format("scoring from {} threads at once", options_.threads));
     {
       std::vector<std::thread> threads;
-      const TimePoint deadline = clock_.now() + options_.time / 8;
+      const TimePoint deadline = clock_.now() + options_.time / kConcurrentDivisor;
       for (std::size_t t = 0; t < options_.threads; ++t)
         threads.emplace_back([&, t] {
-          for (std::size_t i = 0; i < questions.size() && (i < 3 || clock_.now() < deadline); ++i) {
+          for (std::size_t i = 0; i < questions.size() && (i < kThreadQuestionsMin || clock_.now() < deadline); ++i) {
+            // Each thread starts elsewhere, so that different questions are scored at the same time.
             const std::size_t question = (i + t * questions.size() / options_.threads) % questions.size();
             auto episode = adapter_->begin(*questions[question].first, options_.seed);
             concurrent_steps[t].emplace_back(question, episode ? step_and_wait(**episode, questions[question].second)
@@ -264,18 +285,20 @@ class Check {
     findings_.report.facts["threads"] = options_.threads;
   }
 
+  // Scores every kind of response: plain, hostile, a second time, and by a worker's copy.
   void check_responses() {
     std::uint64_t kinds = 0, problems_tried = 0;
-    const std::size_t rounds = std::min<std::size_t>(problems_.size(), 8);
-    for (std::size_t i = 0; i < rounds && !(i > 0 && spent_more_than(0.6)); ++i, ++problems_tried) {
+    const std::size_t rounds = std::min(problems_.size(), kResponseProblemsMax);
+    for (std::size_t i = 0; i < rounds && !(i > 0 && spent_more_than(kResponsesUntil)); ++i, ++problems_tried) {
       const Problem& problem = problems_[i];
       const auto probes = probes_for(*adapter_, problem, problems_[(i + 1) % problems_.size()]);
       std::uint64_t tried = 0;
       for (const Probe& probe : probes) {
-        if (spent_more_than(0.6) && !(i == 0 && probe.plain)) break;
+        // The plain responses to the first problem are always tried.
+        if (spent_more_than(kResponsesUntil) && !(i == 0 && probe.plain)) break;
         ++tried;
         const auto first = check_first_step(problem, probe);
-        if (!first && task_broke(first.error())) {  // it would hang just as long again
+        if (!first && task_broke(first.error())) {  // not tried a second time: it might hang just as long
           if (wait_for_recovery(problem)) continue;
           findings_.add_error("breaks", "the task did not recover after that; other responses were not tried",
                               problem.id(), probe.text);
@@ -299,16 +322,17 @@ class Check {
     findings_.report.facts["responses"] = {{"kinds", kinds},
                                            {"problems", problems_tried},
                                            {"scores", first_steps_},
-                                           {"failed", failed_},
+                                           {"failed", failed_steps_},
                                            {"differences", differences_},
                                            {"rewards", rewards_.size()},
-                                           {"slowest_seconds", seconds(slowest_)}};
+                                           {"slowest_seconds", seconds(slowest_step_)}};
     if (rewards_.size() == 1)
       findings_.add_note("rewards",
                          fmt::format("every response is worth {}: there may be nothing to learn", *rewards_.begin()));
   }
 
-  struct Played {
+  // The responses given in an episode, and the task's result of each.
+  struct PlayedEpisode {
     std::vector<std::string> responses;
     std::vector<Result<Step>> steps;
     bool ended = false;
@@ -330,11 +354,12 @@ class Check {
     }
   }
 
-  Played play(const Adapter& adapter, const Problem& problem, std::uint64_t seed,
-              const std::vector<std::string>* recorded_responses) {
-    Played played;
+  // Plays an episode with the recorded responses or, if null, with random ones.
+  PlayedEpisode play(const Adapter& adapter, const Problem& problem, std::uint64_t seed,
+                     const std::vector<std::string>* recorded_responses) {
+    PlayedEpisode played;
     Random random(seed);
-    findings_.doing("beginning an episode", problem.id());
+    findings_.announce_call("beginning an episode", problem.id());
     auto episode = adapter.begin(problem, seed);
     if (!episode) {
       played.steps.emplace_back(episode.error());
@@ -344,39 +369,41 @@ class Check {
       if (recorded_responses && played.steps.size() == recorded_responses->size()) break;
       const std::string response =
           recorded_responses ? (*recorded_responses)[played.steps.size()] : random_response(problem, random);
-      findings_.doing(fmt::format("turn {} of an episode", played.steps.size() + 1), problem.id(),
-                      Findings::printable_response(response));
+      findings_.announce_call(fmt::format("turn {} of an episode", played.steps.size() + 1), problem.id(),
+                              Findings::printable_response(response));
       played.responses.push_back(response);
       played.steps.push_back(step_and_wait(**episode, response));
       const auto& step = played.steps.back();
       ++turns_;
       if (!step) break;
       played.ended = step->done;
-      if (spent_more_than(1.0) && played.steps.size() > 64) break;
+      if (spent_more_than(1.0) && played.steps.size() > kLongEpisodeTurns) break;
     }
     return played;
   }
 
-  void compare_replay(const char* check, std::string_view when, const Played& first, const Played& again,
+  void compare_replay(const char* check, std::string_view when, const PlayedEpisode& first, const PlayedEpisode& again,
                       const Problem& problem) {
     for (std::size_t i = 0; i < first.steps.size(); ++i) {
       if (i < again.steps.size() && is_same_step(first.steps[i], again.steps[i])) continue;
-      if (i >= again.steps.size()) return;
+      if (i >= again.steps.size()) return;  // the time was spent; a replay that ended early would differ before
       return report_difference(check, fmt::format("in turn {} of the same episode{}", i + 1, when), first.steps[i],
                                again.steps[i], problem, first.responses.at(i));
     }
   }
 
+  // Plays whole episodes with random responses, and replays them.
   void check_episodes() {
     std::uint64_t count = 0, longest = 0;
-    for (std::size_t i = 0; i < std::min<std::size_t>(problems_.size(), 16) && !(i > 0 && spent_more_than(0.8));
+    for (std::size_t i = 0;
+         i < std::min(problems_.size(), kEpisodeProblemsMax) && !(i > 0 && spent_more_than(kEpisodesUntil));
          ++i, ++count) {
       const Problem& problem = problems_[i];
       const std::uint64_t seed = episode_seed(options_.seed, i, 0);
-      const Played first = play(*adapter_, problem, seed, nullptr);
+      const PlayedEpisode first = play(*adapter_, problem, seed, nullptr);
       longest = std::max<std::uint64_t>(longest, first.steps.size());
       for (std::size_t t = 0; t < first.steps.size(); ++t)
-        check_step(first.steps[t], problem, t < first.responses.size() ? first.responses[t] : "", true,
+        check_step(first.steps[t], problem, t < first.responses.size() ? first.responses[t] : "", /*plain=*/true,
                    fmt::format("turn {} of an episode", t + 1));
       if (first.steps.size() == kTurnsMax && !first.ended)
         findings_.add_error(
@@ -396,13 +423,13 @@ class Check {
   }
 
   // Plays two equal episodes in alternation: neither may influence the other.
-  void check_alternation(const Problem& problem, std::uint64_t seed, const Played& first) {
-    auto one = adapter_->begin(problem, seed), other = adapter_->begin(problem, seed);
-    if (!one || !other) return;
+  void check_alternation(const Problem& problem, std::uint64_t seed, const PlayedEpisode& first) {
+    auto first_episode = adapter_->begin(problem, seed), second_episode = adapter_->begin(problem, seed);
+    if (!first_episode || !second_episode) return;
     for (std::size_t t = 0; t < first.responses.size() && !spent_more_than(1.0); ++t)
-      for (auto* episode : {&one, &other}) {
-        findings_.doing(fmt::format("turn {} of two episodes in alternation", t + 1), problem.id(),
-                        Findings::printable_response(first.responses[t]));
+      for (auto* episode : {&first_episode, &second_episode}) {
+        findings_.announce_call(fmt::format("turn {} of two episodes in alternation", t + 1), problem.id(),
+                                Findings::printable_response(first.responses[t]));
         const auto step = step_and_wait(***episode, first.responses[t]);
         if (!is_same_step(first.steps[t], step))
           return report_difference("episodes", fmt::format("in turn {} when alternating with another episode", t + 1),
@@ -410,33 +437,35 @@ class Check {
       }
   }
 
-  // Cuts the episode off, as if no room were left after some turns.
-  void check_cut(const Problem& problem, std::uint64_t seed, const Played& first) {
+  // Cuts the episode off after half of its turns, as the token limit does.
+  void check_cut(const Problem& problem, std::uint64_t seed, const PlayedEpisode& first) {
     const auto cut_once = [&]() -> std::optional<Score> {
       auto episode = adapter_->begin(problem, seed);
       if (!episode) return std::nullopt;
-      for (std::size_t t = 0; t < (first.steps.size() - 1) / 2 + 1 && t < first.steps.size() - 1; ++t)
+      const std::size_t turns_before_end = first.steps.size() - 1;
+      const std::size_t turns_before_cut = std::min(turns_before_end / 2 + 1, turns_before_end);
+      for (std::size_t t = 0; t < turns_before_cut; ++t)
         if (!step_and_wait(**episode, first.responses[t])) return std::nullopt;
-      findings_.doing("an episode that is cut off", problem.id());
+      findings_.announce_call("an episode that is cut off", problem.id());
       return (*episode)->cut();
     };
-    const auto one = cut_once(), again = cut_once();
-    if (!one || !again) return;
-    check_score(*one, problem, "");
-    if (one->reward != again->reward || one->components != again->components) {
+    const auto first_score = cut_once(), second_score = cut_once();
+    if (!first_score || !second_score) return;
+    check_score(*first_score, problem, "");
+    if (first_score->reward != second_score->reward || first_score->components != second_score->components) {
       ++differences_;
       if (repeatable_)
         findings_.add_error(
             "episodes",
             fmt::format("not repeatable although the task declares it: cut off it is worth {}, and {} the second time",
-                        score_text(*one), score_text(*again)),
+                        score_text(*first_score), score_text(*second_score)),
             problem.id());
     }
   }
 
   // Destroys an episode while its step is running.
   void check_abandoned(const Problem& problem, std::uint64_t seed) {
-    findings_.doing("an episode that is destroyed during a step", problem.id());
+    findings_.announce_call("an episode that is destroyed during a step", problem.id());
     if (auto episode = adapter_->begin(problem, seed)) (*episode)->step("42", [](const Result<Step>&) {});
   }
 
@@ -445,27 +474,31 @@ class Check {
     for (const Problem& problem : problems_)
       for (const std::string& response : {problem.reference(), std::string("42")})
         questions.push_back({problem, response});
-    findings_.doing("measuring");
-    const Speed s = measure_speed(*adapter_, questions, options_.batch, options_.time / 10, clock_);
-    findings_.report.facts["speed"] = {{"calls", s.calls},   {"median_us", s.median_us}, {"p99_us", s.p99_us},
-                                       {"max_us", s.max_us}, {"batch", s.batch},         {"per_s", s.per_s}};
-    if (s.failed > 0)
-      findings_.add_note("speed", fmt::format("{} of {} plain responses failed during the speed measurement", s.failed,
-                                              s.calls + s.batched));
+    findings_.announce_call("measuring");
+    const Speed speed = measure_speed(*adapter_, questions, options_.batch, options_.time / kSpeedDivisor, clock_);
+    findings_.report.facts["speed"] = {{"calls", speed.calls},   {"median_us", speed.median_us},
+                                       {"p99_us", speed.p99_us}, {"max_us", speed.max_us},
+                                       {"batch", speed.batch},   {"per_s", speed.per_s}};
+    if (speed.failed > 0)
+      findings_.add_note("speed", fmt::format("{} of {} plain responses failed during the speed measurement",
+                                              speed.failed, speed.calls + speed.batched));
   }
 
+  // Whether more than this share of the time for all checks has passed.
   bool spent_more_than(double share) const { return seconds(clock_.now() - start_) > share * seconds(options_.time); }
 
   const CheckOptions& options_;
   const Clock& clock_;
   const TimePoint start_ = clock_.now();
   Findings findings_;
-  AdapterPtr adapter_, second_instance_, worker_copy_;
-  bool repeatable_ = true, flaky_ = false;
+  AdapterPtr adapter_, second_instance_;  // as the learner makes it; another with the same seed, or null
+  AdapterPtr worker_copy_;                // as a worker makes it, without data files; or null
+  bool repeatable_ = true;                // the task declares that scoring again gives the same score
+  bool scores_differ_ = false;            // reported already
   std::vector<Problem> problems_;
   std::set<double> rewards_;
-  std::uint64_t first_steps_ = 0, failed_ = 0, differences_ = 0, turns_ = 0;
-  Duration slowest_{};
+  std::uint64_t first_steps_ = 0, failed_steps_ = 0, differences_ = 0, turns_ = 0;
+  Duration slowest_step_{};
 };
 
 }  // namespace

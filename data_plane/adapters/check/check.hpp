@@ -22,16 +22,16 @@ struct Finding {
   std::string check;
   bool wrong = true;     // a run would suffer; false: it may be intended
   std::string what;      // one line
-  std::string problem;   // its id; empty: none
+  std::string problem;   // id of the problem; empty: none
   std::string response;  // printable, shortened; empty: none
 };
 
 struct CheckOptions {
-  std::string name, options_json;  // as make_adapter() takes them
+  std::string name, options_json;  // arguments of make_adapter()
   std::uint64_t seed = 1;
   Duration time = std::chrono::seconds(20);  // approximate; a slower task is checked less thoroughly
-  std::size_t problems = 64;
-  std::size_t batch = 64;  // per batch, for the speed
+  std::size_t problems = 64;                 // training problems to check
+  std::size_t batch = 64;                    // responses scored at the same time, for the speed
   std::size_t threads = 4;
   // Makes the adapter; for tests.
   std::function<Result<std::unique_ptr<Adapter>>(std::string_view options_json, AdapterUse)> make;
@@ -40,10 +40,10 @@ struct CheckOptions {
 };
 
 struct CheckReport {
-  std::vector<Finding> findings;                 // the first three of each kind
-  std::map<std::string, std::uint64_t> further;  // per check: findings left out
+  std::vector<Finding> findings;                 // at most three of each kind
+  std::map<std::string, std::uint64_t> further;  // number of findings left out, per check
   nlohmann::json facts;                          // what was measured; docs/reference/task-verbs.md lists the fields
-  bool sound() const;                            // no finding is wrong
+  bool sound() const;                            // no finding has `wrong`
 };
 
 // Returns an error only if the task cannot be made at all.

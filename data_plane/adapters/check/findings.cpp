@@ -15,23 +15,31 @@ constexpr std::size_t kResponseShownBytes = 96, kFindingTextBytesMax = 600, kFin
 }  // namespace
 
 bool is_utf8(const std::string& text) {
+  // Only invalid bytes are written differently by the two handlers.
   return json(text).dump(-1, ' ', false, json::error_handler_t::ignore) ==
          json(text).dump(-1, ' ', false, json::error_handler_t::replace);
 }
 
 void Findings::add_error(const char* check, const std::string& what, const std::string& problem,
                          const std::string& response) {
-  add({check, true, printable(what, kFindingTextBytesMax), printable(problem, kIdBytes), printable_response(response)});
+  add({.check = check,
+       .wrong = true,
+       .what = printable(what, kFindingTextBytesMax),
+       .problem = printable(problem, kIdBytesMax),
+       .response = printable_response(response)});
 }
 
 void Findings::add_note(const char* check, const std::string& what, const std::string& problem,
                         const std::string& response) {
-  add({check, false, printable(what, kFindingTextBytesMax), printable(problem, kIdBytes),
-       printable_response(response)});
+  add({.check = check,
+       .wrong = false,
+       .what = printable(what, kFindingTextBytesMax),
+       .problem = printable(problem, kIdBytesMax),
+       .response = printable_response(response)});
 }
 
 void Findings::add(Finding finding) {
-  if (++by_kind_[finding.check + (finding.wrong ? "!" : "")] > kFindingsPerKind)
+  if (++count_by_kind_[finding.check + (finding.wrong ? "!" : "")] > kFindingsPerKind)
     ++report.further[finding.check];
   else
     report.findings.push_back(std::move(finding));

@@ -9,8 +9,9 @@
 
 namespace echoline::data_plane {
 
-inline constexpr std::size_t kIdBytes = 128, kPromptBytes = 256u << 10,
-                             kOtherBytes = 64u << 10;  // schema.proto, Problem
+// The limits of Problem in schema.proto.
+inline constexpr std::size_t kIdBytesMax = 128, kPromptBytesMax = 256u << 10;
+inline constexpr std::size_t kReferenceBytesMax = 64u << 10, kMetadataBytesMax = 64u << 10;
 
 bool is_utf8(const std::string& text);
 
@@ -25,7 +26,7 @@ class Findings {
                 const std::string& response = {});
   void add(Finding finding);
   // Reports a call that may never return, before it is made.
-  void doing(std::string_view what, std::string_view problem = {}, std::string_view response = {}) const {
+  void announce_call(std::string_view what, std::string_view problem = {}, std::string_view response = {}) const {
     if (doing_) doing_(what, problem, response);
   }
   static std::string printable_response(const std::string& response);  // printable, shortened
@@ -34,7 +35,7 @@ class Findings {
 
  private:
   std::function<void(std::string_view, std::string_view, std::string_view)> doing_;
-  std::map<std::string, std::uint64_t> by_kind_;
+  std::map<std::string, std::uint64_t> count_by_kind_;  // "speed", or "speed!" for findings with `wrong`
 };
 
 }  // namespace echoline::data_plane

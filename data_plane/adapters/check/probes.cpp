@@ -8,7 +8,7 @@
 namespace echoline::data_plane {
 namespace {
 
-constexpr std::size_t kHuge = 1u << 20;
+constexpr std::size_t kHugeBytes = 1u << 20;
 
 std::string repeated(std::string_view piece, std::size_t bytes) {
   std::string text;
@@ -34,20 +34,26 @@ std::string every_byte() {
 std::vector<Probe> probes_for(const Adapter& adapter, const Problem& problem, const Problem& other) {
   std::vector<Probe> probes;
   std::set<std::string> seen;
-  const auto add = [&](std::string what, std::string text, bool plain = false) {
-    if (seen.insert(text).second) probes.push_back({std::move(what), std::move(text), plain});
+  const auto add_probe = [&](std::string what, std::string text, bool plain) {
+    if (seen.insert(text).second) probes.push_back({.what = std::move(what), .text = std::move(text), .plain = plain});
   };
-  if (auto demonstration = adapter.demonstration(problem)) add("its demonstration", *std::move(demonstration), true);
-  if (!problem.reference().empty()) add("its reference", problem.reference(), true);
-  add("another problem's reference", other.reference(), true);
-  add("an empty response", "", true);
-  add("its prompt", problem.prompt(), true);
-  add("a number", "42", true);
-  add("prose", "I am not sure; perhaps the answer is 7.", true);
-  add("white space", " \t\r\n ", true);
-  add("a closed tag around its reference",
-      "<think>so</think><answer>" + problem.reference() + "</answer> \\boxed{" + problem.reference() + "}", true);
-  add("letters of many scripts", "Ωμέγα 数学 مرحبا \xf0\x9f\x98\x80 e\xcc\x81", true);
+  const auto add_plain = [&](std::string what, std::string text) {
+    add_probe(std::move(what), std::move(text), /*plain=*/true);
+  };
+  const auto add = [&](std::string what, std::string text) {
+    add_probe(std::move(what), std::move(text), /*plain=*/false);
+  };
+  if (auto demonstration = adapter.demonstration(problem)) add_plain("its demonstration", *std::move(demonstration));
+  if (!problem.reference().empty()) add_plain("its reference", problem.reference());
+  add_plain("another problem's reference", other.reference());
+  add_plain("an empty response", "");
+  add_plain("its prompt", problem.prompt());
+  add_plain("a number", "42");
+  add_plain("prose", "I am not sure; perhaps the answer is 7.");
+  add_plain("white space", " \t\r\n ");
+  add_plain("a closed tag around its reference",
+            "<think>so</think><answer>" + problem.reference() + "</answer> \\boxed{" + problem.reference() + "}");
+  add_plain("letters of many scripts", "Ωμέγα 数学 مرحبا \xf0\x9f\x98\x80 e\xcc\x81");
   add("a null byte", std::string("4\0002", 3));
   add("every byte", every_byte());
   add("bytes that are no UTF-8", noise(4096, 7));
@@ -65,11 +71,11 @@ std::vector<Probe> probes_for(const Adapter& adapter, const Problem& problem, co
   add("open braces behind commands", repeated("\\boxed{\\frac{", 100'000));
   add("a tower of minus signs", repeated("-", 100'000) + "1");
   add("100,000 lines", repeated("\n", 100'000));
-  add("1 MiB of one letter", repeated("a", kHuge));
-  add("1 MiB of digits", repeated("7", kHuge));
-  add("1 MiB of blanks", repeated(" ", kHuge));
-  add("1 MiB of its reference", repeated(problem.reference() + " ", kHuge));
-  add("1 MiB of bytes", noise(kHuge, 11));
+  add("1 MiB of one letter", repeated("a", kHugeBytes));
+  add("1 MiB of digits", repeated("7", kHugeBytes));
+  add("1 MiB of blanks", repeated(" ", kHugeBytes));
+  add("1 MiB of its reference", repeated(problem.reference() + " ", kHugeBytes));
+  add("1 MiB of bytes", noise(kHugeBytes, 11));
   return probes;
 }
 

@@ -7,6 +7,7 @@
 
 namespace echoline::data_plane {
 
+// A response to try, and whether a failure to score it is an error.
 struct Probe {
   std::string what;  // "1 MiB of digits"
   std::string text;

@@ -12,7 +12,7 @@ namespace echoline::data_plane {
 
 struct Speed {
   std::uint64_t calls = 0, failed = 0;           // sequential calls
-  double median_us = 0, p99_us = 0, max_us = 0;  // of a single step
+  double median_us = 0, p99_us = 0, max_us = 0;  // times of a single step
   std::uint64_t batched = 0, batch = 0;          // steps of the second half, `batch` at a time
   double per_s = 0;
 };

@@ -22,7 +22,9 @@ using nlohmann::json;
 
 constexpr std::string_view kOperation = "code";
 constexpr std::uint64_t kFileBytesMax = 256u << 20;
-constexpr std::size_t kPromptMax = 256u << 10, kReferenceMax = 64u << 10;  // schema.proto
+constexpr std::size_t kPromptBytesMax = 256u << 10, kReferenceBytesMax = 64u << 10;  // schema.proto
+constexpr std::string_view kTaskPlace = "{task}", kTestsPlace = "{tests}";
+constexpr std::string_view kGzipMagic = "\x1f\x8b";
 constexpr std::string_view kListedPrompt =
     "{task}\nThe function must pass these tests:\n```python\n{tests}\n```\nAnswer with the program in one block of "
     "Python.";
@@ -30,7 +32,7 @@ constexpr std::string_view kFunctionPrompt =
     "Complete this Python function.\n```python\n{task}\n```\nAnswer with the whole function in one block of Python.";
 
 // PULSE, equation 21 (Miahi and Belilovsky 2026, arXiv:2602.03839).
-constexpr double kTests = 0.7, kSyntax = 0.1, kFormat = 0.1, kThinking = 0.1;
+constexpr double kTestsWeight = 0.7, kSyntaxWeight = 0.1, kFormatWeight = 0.1, kThinkingWeight = 0.1;
 
 enum class Reward { kPulse, kFraction };
 
@@ -43,21 +45,21 @@ struct Options {
   GraderOptions grader;
 
   void read(ConfigSection s, AdapterUse use) {
-    constexpr const char* kTrain =
+    constexpr const char* kTrainHelp =
         "JSON Lines file to train on, in the form of MBPP or HumanEval (docs/reference/code.md)";
     if (use == AdapterUse::kProblems)
-      s.require("train", train, kTrain);
+      s.require("train", train, kTrainHelp);
     else
-      s.read("train", train, kTrain);
+      s.read("train", train, kTrainHelp);
     s.read("held_out", held_out, "the same for evaluation; its problems are never trained on");
-    const bool both = s.has("held_out") && s.has("held_out_fraction");
+    const bool has_both = s.has("held_out") && s.has("held_out_fraction");
     s.read("held_out_fraction", held_out_fraction, {.min = 0.001, .max = 0.9},
            "without `held_out`: share of the problems in `train` to hold out, determined by the seed");
-    if (both) s.error("held_out_fraction", "expected 'held_out' or 'held_out_fraction', not both");
+    if (has_both) s.error("held_out_fraction", "expected 'held_out' or 'held_out_fraction', not both");
     s.read("prompt", prompt,
            {"text of a problem: {task} stands for the task's text or the head of its function, {tests} for its tests",
             "asks for one block of Python; `\"{task}\"` for a model that continues text"});
-    if (prompt && prompt->find("{task}") == std::string::npos) s.error("prompt", "expected a text with {task} in it");
+    if (prompt && prompt->find(kTaskPlace) == std::string::npos) s.error("prompt", "expected a text with {task} in it");
     s.read_choice("reward", reward, {{"pulse", Reward::kPulse}, {"fraction", Reward::kFraction}},
                   "reward: 0.7 of the tests passed, and 0.1 each for a program that is Python, is in a closed block, "
                   "and follows thinking (pulse), or the fraction of the tests passed (fraction)");
@@ -74,10 +76,11 @@ struct Options {
   }
 };
 
+// A line of the file as a problem.
 struct Row {
-  std::string task, tests;  // as shown in the prompt
+  std::string task, tests;  // texts for the prompt
   std::string reference;    // JSON for Grader
-  std::string solution;
+  std::string solution;     // a whole program
   bool is_humaneval = false;
 };
 
@@ -101,13 +104,13 @@ class RowParser {
 
   Result<std::vector<std::string>> texts(const char* key) const {
     const auto it = row_.find(key);
-    std::vector<std::string> all;
+    std::vector<std::string> strings;
     if (it != row_.end() && it->is_array())
-      for (const json& each : *it)
-        if (each.is_string()) all.push_back(each.get<std::string>());
-    if (it == row_.end() || !it->is_array() || all.size() != it->size())
+      for (const json& item : *it)
+        if (item.is_string()) strings.push_back(item.get<std::string>());
+    if (it == row_.end() || !it->is_array() || strings.size() != it->size())
       return row_error(fmt::format("expected a list of strings '{}'", key));
-    return all;
+    return strings;
   }
 
   Result<Row> parse_humaneval() const {
@@ -117,8 +120,11 @@ class RowParser {
     ECHO_ASSIGN(const std::string solution, text("canonical_solution"));
     if (!defines(prompt, entry_point))
       return row_error(fmt::format("the prompt does not contain the head of function '{}'", entry_point.substr(0, 64)));
-    return Row{prompt, test, text_of({{"prompt", prompt}, {"test", test}, {"entry_point", entry_point}}),
-               prompt + solution, true};
+    return Row{.task = prompt,
+               .tests = test,
+               .reference = text_of({{"prompt", prompt}, {"test", test}, {"entry_point", entry_point}}),
+               .solution = prompt + solution,
+               .is_humaneval = true};
   }
 
   Result<Row> parse_mbpp() const {
@@ -134,8 +140,11 @@ class RowParser {
       ECHO_ASSIGN(setup, text("test_setup_code"));
     }
     if (tests.empty()) return row_error("'test_list' is empty");
-    return Row{task, fmt::format("{}", fmt::join(tests, "\n")),
-               text_of({{"tests", tests}, {"imports", imports}, {"setup", setup}, {"code", code}}), code, false};
+    return Row{.task = task,
+               .tests = fmt::format("{}", fmt::join(tests, "\n")),
+               .reference = text_of({{"tests", tests}, {"imports", imports}, {"setup", setup}, {"code", code}}),
+               .solution = code,
+               .is_humaneval = false};
   }
 
   static std::string text_of(const json& value) { return value.dump(-1, ' ', false, json::error_handler_t::replace); }
@@ -145,13 +154,13 @@ class RowParser {
 };
 
 void replace_all(std::string& text, std::string_view what, std::string_view with) {
-  for (auto at = text.find(what); at != std::string::npos; at = text.find(what, at + with.size()))
-    text.replace(at, what.size(), with);
+  for (auto offset = text.find(what); offset != std::string::npos; offset = text.find(what, offset + with.size()))
+    text.replace(offset, what.size(), with);
 }
 
 Result<std::vector<Row>> read_rows(const std::filesystem::path& path) {
   ECHO_ASSIGN(const std::string content, read_file(path, kFileBytesMax));
-  if (content.starts_with("\x1f\x8b"))
+  if (content.starts_with(kGzipMagic))
     return fail(Code::kInvalid, "read code", "{}: is compressed; unpack it first: gunzip {}", path.string(),
                 path.string());
   std::vector<Row> rows;
@@ -165,9 +174,9 @@ Result<std::vector<Row>> read_rows(const std::filesystem::path& path) {
     const std::string where = fmt::format("{}:{}", path.string(), line_number);
     ECHO_ASSIGN(Row row,
                 RowParser(json::parse(line.begin(), line.end(), nullptr, /*allow_exceptions=*/false), where).read());
-    if (row.reference.size() > kReferenceMax)
+    if (row.reference.size() > kReferenceBytesMax)
       return fail(Code::kInvalid, "read code", "{}: the tests with their setup have {} bytes, at most {}", where,
-                  row.reference.size(), kReferenceMax);
+                  row.reference.size(), kReferenceBytesMax);
     rows.push_back(std::move(row));
   }
   if (rows.empty()) return fail(Code::kInvalid, "read code", "{}: the file has no rows", path.string());
@@ -187,9 +196,9 @@ class CodeTask final : public Adapter {
     ECHO_ASSIGN(train_, read_rows(options_.train));
     if (options_.held_out) {
       ECHO_ASSIGN(held_out_, read_rows(*options_.held_out));
-      std::set<std::string_view> known;
-      for (const Row& row : held_out_) known.insert(row.task);
-      std::erase_if(train_, [&](const Row& row) { return known.contains(row.task); });
+      std::set<std::string_view> held_out_tasks;
+      for (const Row& row : held_out_) held_out_tasks.insert(row.task);
+      std::erase_if(train_, [&](const Row& row) { return held_out_tasks.contains(row.task); });
       if (train_.empty())
         return fail(Code::kInvalid, "", "every problem of '{}' is held out in '{}'", options_.train.string(),
                     options_.held_out->string());
@@ -197,11 +206,11 @@ class CodeTask final : public Adapter {
       ECHO_TRY(split_held_out());
     }
     for (std::size_t i = 0; i < train_.size() + held_out_.size(); ++i) {
-      const Problem p = i < train_.size() ? to_problem("train", i, train_[i])
-                                          : to_problem("test", i - train_.size(), held_out_[i - train_.size()]);
-      if (p.prompt().size() > kPromptMax)
-        return fail(Code::kInvalid, "", "problem '{}' has a prompt of {} bytes, at most {}", p.id(), p.prompt().size(),
-                    kPromptMax);
+      const Problem problem = i < train_.size() ? to_problem("train", i, train_[i])
+                                                : to_problem("test", i - train_.size(), held_out_[i - train_.size()]);
+      if (problem.prompt().size() > kPromptBytesMax)
+        return fail(Code::kInvalid, "", "problem '{}' has a prompt of {} bytes, at most {}", problem.id(),
+                    problem.prompt().size(), kPromptBytesMax);
     }
     return ok();
   }
@@ -225,7 +234,7 @@ class CodeTask final : public Adapter {
   }
 
   Result<Score> score(const Problem& problem, std::string_view response) const override {
-    const Extracted extracted = extract_code(response);
+    const ExtractedProgram extracted = extract_code(response);
     Grade grade;
     if (!extracted.code.empty()) {
       ECHO_ASSIGN(const std::string program, program_of(problem, extracted.code));
@@ -235,11 +244,13 @@ class CodeTask final : public Adapter {
     const double passed_fraction =
         grade.tests == 0 ? 0 : static_cast<double>(grade.passed) / static_cast<double>(grade.tests);
     const double syntax = grade.compiles, format = extracted.fenced, thinking = extracted.thinking;
-    const double pulse = kTests * passed_fraction + kSyntax * syntax + kFormat * format + kThinking * thinking;
-    return Score{options_.reward == Reward::kPulse ? pulse : passed_fraction,
-                 {{"tests", passed_fraction}, {"syntax", syntax}, {"format", format}, {"thinking", thinking}},
-                 grade.tests > 0 && grade.passed == grade.tests,
-                 grade.late};
+    const double pulse =
+        kTestsWeight * passed_fraction + kSyntaxWeight * syntax + kFormatWeight * format + kThinkingWeight * thinking;
+    return Score{
+        .reward = options_.reward == Reward::kPulse ? pulse : passed_fraction,
+        .components = {{"tests", passed_fraction}, {"syntax", syntax}, {"format", format}, {"thinking", thinking}},
+        .correct = grade.tests > 0 && grade.passed == grade.tests,
+        .late = grade.late};
   }
 
   // Grades on separate threads, so that the caller is not blocked.
@@ -284,9 +295,9 @@ class CodeTask final : public Adapter {
                   std::make_move_iterator(rows.end()));
     rows.resize(count);
     // A duplicate row is in only one of the two sets.
-    std::set<std::string_view> known;
-    for (const Row& row : rows) known.insert(row.task);
-    std::erase_if(train_, [&](const Row& row) { return known.contains(row.task); });
+    std::set<std::string_view> held_out_tasks;
+    for (const Row& row : rows) held_out_tasks.insert(row.task);
+    std::erase_if(train_, [&](const Row& row) { return held_out_tasks.contains(row.task); });
     held_out_ = std::move(rows);
     if (!train_.empty()) return ok();
     return fail(Code::kInvalid, "", "{}: every problem is also held out; use different files", options_.train.string());
@@ -296,8 +307,9 @@ class CodeTask final : public Adapter {
     std::string prompt =
         options_.prompt ? *options_.prompt : std::string(row.is_humaneval ? kFunctionPrompt : kListedPrompt);
     // Replaces {tests} first, so that braces in the task's text stay unchanged.
-    replace_all(prompt, "{tests}", row.tests);
-    if (const auto at = prompt.find("{task}"); at != std::string::npos) prompt.replace(at, 6, row.task);
+    replace_all(prompt, kTestsPlace, row.tests);
+    if (const auto offset = prompt.find(kTaskPlace); offset != std::string::npos)
+      prompt.replace(offset, kTaskPlace.size(), row.task);
     Problem problem;
     problem.set_id(fmt::format("code/{}/{}", split, number));
     problem.set_prompt(std::move(prompt));
@@ -325,7 +337,7 @@ class CodeTask final : public Adapter {
   }
 
   const Options options_;
-  const std::uint64_t key_;
+  const std::uint64_t key_;  // chooses the permutations of rows
   std::vector<Row> train_, held_out_;
   mutable std::mutex mutex_;
   mutable std::unique_ptr<Grader> grader_;
@@ -346,9 +358,12 @@ Result<std::unique_ptr<Adapter>> make(std::string_view options_json, std::uint64
 
 }  // namespace
 
-const BuiltIn kCode{"code",
-                    "Programs in Python for the problems of MBPP, HumanEval or similar files; run in a sandbox, and "
-                    "rewarded for the tests they pass",
-                    [](ConfigSection s) { Options().read(s, AdapterUse::kProblems); }, make};
+const BuiltIn kCode{
+    .name = "code",
+    .meaning =
+        "Programs in Python for the problems of MBPP, HumanEval or similar files; run in a sandbox, and "
+        "rewarded for the tests they pass",
+    .read_options = [](ConfigSection s) { Options().read(s, AdapterUse::kProblems); },
+    .make = make};
 
 }  // namespace echoline::data_plane

@@ -1,3 +1,4 @@
+// A thread pool, and episodes that it scores, for the task "code".
 #include "data_plane/adapters/code/episodes.hpp"
 
 namespace echoline::data_plane {
@@ -28,7 +29,7 @@ class GradedEpisode final : public Episode {
       const std::lock_guard lock(state->mutex);
       if (state->cancelled) return;
       if (scored)
-        done(Step{std::move(*scored), true, {}});
+        done(Step{.score = std::move(*scored), .done = true, .observation = {}});
       else
         done(std::move(scored).error());
     });
@@ -57,12 +58,12 @@ void ThreadPool::post(std::function<void()> work) {
     const std::lock_guard lock(mutex_);
     if (closed_) return;
     waiting_.push_back(std::move(work));
-    if (threads_.size() < count_) threads_.emplace_back([this] { loop(); });
+    if (threads_.size() < threads_max_) threads_.emplace_back([this] { run_jobs(); });
   }
   changed_.notify_one();
 }
 
-void ThreadPool::loop() {
+void ThreadPool::run_jobs() {
   for (;;) {
     std::unique_lock lock(mutex_);
     changed_.wait(lock, [&] { return closed_ || !waiting_.empty(); });

@@ -11,10 +11,10 @@
 
 namespace echoline::data_plane {
 
-// A small thread pool with a queue. The threads start with the first job.
+// A small thread pool with a queue. A job starts one more thread until there are `threads_max`.
 class ThreadPool {
  public:
-  explicit ThreadPool(std::size_t count) : count_(count) {}
+  explicit ThreadPool(std::size_t threads_max) : threads_max_(threads_max) {}
   ~ThreadPool();  // waits for running jobs, drops queued ones
   ThreadPool(const ThreadPool&) = delete;
   ThreadPool& operator=(const ThreadPool&) = delete;
@@ -22,12 +22,12 @@ class ThreadPool {
   void post(std::function<void()> work);
 
  private:
-  void loop();
+  void run_jobs();
 
-  const std::size_t count_;
+  const std::size_t threads_max_;
   std::mutex mutex_;
   std::condition_variable changed_;
-  std::deque<std::function<void()>> waiting_;  // at most one per episode
+  std::deque<std::function<void()>> waiting_;  // jobs; at most one per episode
   std::vector<std::thread> threads_;
   bool closed_ = false;
 };

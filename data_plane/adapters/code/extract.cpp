@@ -1,3 +1,4 @@
+// Searches Markdown for the program, for the task "code".
 #include "data_plane/adapters/code/extract.hpp"
 
 #include <algorithm>
@@ -5,7 +6,8 @@
 namespace echoline::data_plane {
 namespace {
 
-constexpr std::string_view kThink = "<think>", kThinkEnd = "</think>";
+constexpr std::size_t kFenceTicksMin = 3;
+constexpr std::string_view kThinkBegin = "<think>", kThinkEnd = "</think>";
 
 bool is_blank(std::string_view text) { return text.find_first_not_of(" \t\r\n\f\v") == std::string_view::npos; }
 
@@ -15,7 +17,7 @@ std::string_view trimmed(std::string_view text) {
   return text.substr(begin, text.find_last_not_of(" \t\r") - begin + 1);
 }
 
-std::size_t backticks(std::string_view line) { return std::min(line.find_first_not_of('`'), line.size()); }
+std::size_t leading_backticks(std::string_view line) { return std::min(line.find_first_not_of('`'), line.size()); }
 
 // Removes and returns the first line.
 std::string_view next_line(std::string_view& text) {
@@ -34,46 +36,48 @@ bool defines_something(std::string_view code) {
 }
 
 bool is_word_character(char c) {
+  // Python allows letters outside ASCII; their bytes have the high bit.
   return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') || c == '_' || (c & 0x80) != 0;
 }
 
 }  // namespace
 
-Extracted extract_code(std::string_view response) {
-  Extracted found;
+ExtractedProgram extract_code(std::string_view response) {
+  ExtractedProgram extracted;
   if (const auto end = response.rfind(kThinkEnd); end != std::string_view::npos) {
-    const auto begin = response.find(kThink);
-    found.thinking = begin < end && !is_blank(response.substr(begin + kThink.size(), end - begin - kThink.size()));
+    const auto begin = response.find(kThinkBegin);
+    extracted.thinking =
+        begin < end && !is_blank(response.substr(begin + kThinkBegin.size(), end - begin - kThinkBegin.size()));
     response.remove_prefix(end + kThinkEnd.size());
   }
-  bool any = false, best_defines = false;
-  std::string_view best, rest = response;
-  while (!rest.empty()) {
-    const std::string_view opening = next_line(rest);
-    const std::size_t ticks = backticks(opening);
-    if (ticks < 3) continue;
-    const std::string_view language = trimmed(opening.substr(ticks));
-    const char* const begin = rest.data();
-    std::size_t length = 0;
+  bool found_block = false, best_defines_something = false;
+  std::string_view best_block, remaining = response;
+  while (!remaining.empty()) {
+    const std::string_view opening = next_line(remaining);
+    const std::size_t opening_ticks = leading_backticks(opening);
+    if (opening_ticks < kFenceTicksMin) continue;
+    const std::string_view language = trimmed(opening.substr(opening_ticks));
+    const char* const begin = remaining.data();
+    std::size_t block_bytes = 0;
     bool closed = false;
-    while (!closed && !rest.empty()) {
-      const std::string_view line = next_line(rest);
-      const std::size_t closing = backticks(line);
-      closed = closing >= ticks && is_blank(line.substr(closing));
-      length = static_cast<std::size_t>((closed ? line.data() : rest.data()) - begin);
+    while (!closed && !remaining.empty()) {
+      const std::string_view line = next_line(remaining);
+      const std::size_t closing_ticks = leading_backticks(line);
+      closed = closing_ticks >= opening_ticks && is_blank(line.substr(closing_ticks));
+      block_bytes = static_cast<std::size_t>((closed ? line.data() : remaining.data()) - begin);
     }
     if (!language.empty() && language != "python" && language != "py" && language != "python3") continue;
-    const std::string_view block(begin, length);
-    const bool defines = defines_something(block);
-    if (best_defines && !defines) continue;
-    best = block;
-    any = true;
-    best_defines = defines;
-    found.fenced = closed;
+    const std::string_view block(begin, block_bytes);
+    const bool block_defines_something = defines_something(block);
+    if (best_defines_something && !block_defines_something) continue;
+    best_block = block;
+    found_block = true;
+    best_defines_something = block_defines_something;
+    extracted.fenced = closed;
   }
-  found.code = any ? best : response;
-  if (is_blank(found.code)) found.code.clear();
-  return found;
+  extracted.code = found_block ? best_block : response;
+  if (is_blank(extracted.code)) extracted.code.clear();
+  return extracted;
 }
 
 bool defines(std::string_view code, std::string_view name) {

@@ -5,10 +5,10 @@
 
 namespace echoline::data_plane {
 
-struct Extracted {
-  std::string code;       // empty if there is none
-  bool fenced = false;    // it was in a closed block
-  bool thinking = false;  // the response has <think>, some text, and </think> before it
+struct ExtractedProgram {
+  std::string code;       // the program; empty if there is none
+  bool fenced = false;    // the program was in a closed block
+  bool thinking = false;  // <think>, some text and </think> come before the program
 };
 
 // The program is searched after the last "</think>". A block opens with a line of at least three backticks, alone or
@@ -16,7 +16,7 @@ struct Extracted {
 // are skipped. The program is the last block that defines something (a line that begins with "def ", "class " or "async
 // def "), otherwise the last block. A block that is not closed extends to the end of the response. Without any block,
 // the whole text is the program. Linear time.
-Extracted extract_code(std::string_view response);
+ExtractedProgram extract_code(std::string_view response);
 
 // Whether an unindented line defines this function or class, or assigns to this name.
 bool defines(std::string_view code, std::string_view name);

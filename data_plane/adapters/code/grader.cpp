@@ -18,9 +18,12 @@ namespace echoline::data_plane {
 namespace {
 
 constexpr std::string_view kOperation = "grade code";
-constexpr std::size_t kLineMax = 4u << 20, kTestsMax = 10'000;
-constexpr std::size_t kGradeCacheBytes = 32u << 20;
-constexpr auto kStartTimeout = std::chrono::seconds(60);  // of an interpreter, on a busy machine
+constexpr std::size_t kLineBytesMax = 4u << 20, kTestsMax = 10'000;
+constexpr std::size_t kCacheBytesMax = 32u << 20;
+constexpr std::size_t kCacheEntryOverheadBytes = 64;  // what the map adds per entry, about
+constexpr std::size_t kFailureBytesShown = 200, kLineBytesShown = 100;
+constexpr Duration kCpuMargin = std::chrono::seconds(10);
+constexpr auto kStartTimeout = std::chrono::seconds(60);  // for an interpreter to start on a busy machine
 
 using sandbox::Process;
 
@@ -40,22 +43,22 @@ std::string json_text(std::string_view text) {
 class GradeCache {
  public:
   std::optional<Grade> find(const std::string& key) const {
-    for (const auto* half : {&newer_, &older_})
-      if (const auto it = half->find(key); it != half->end()) return it->second;
+    for (const auto* generation : {&newer_, &older_})
+      if (const auto it = generation->find(key); it != generation->end()) return it->second;
     return std::nullopt;
   }
   void insert(std::string key, const Grade& grade) {
-    const std::size_t bytes = key.size() + grade.first_failure.size() + sizeof(Grade) + 64;
-    if (bytes_ + bytes > kGradeCacheBytes / 2) {
+    const std::size_t bytes = key.size() + grade.first_failure.size() + sizeof(Grade) + kCacheEntryOverheadBytes;
+    if (bytes_ + bytes > kCacheBytesMax / 2) {
       older_ = std::exchange(newer_, {});
       bytes_ = 0;
     }
-    if (bytes <= kGradeCacheBytes / 2 && newer_.emplace(std::move(key), grade).second) bytes_ += bytes;
+    if (bytes <= kCacheBytesMax / 2 && newer_.emplace(std::move(key), grade).second) bytes_ += bytes;
   }
 
  private:
   std::unordered_map<std::string, Grade> newer_, older_;
-  std::size_t bytes_ = 0;  // of newer_
+  std::size_t bytes_ = 0;  // size of newer_
 };
 
 }  // namespace
@@ -67,45 +70,46 @@ struct Grader::Impl {
 
   std::mutex mutex;
   std::condition_variable changed;
-  std::size_t grading = 0;
+  std::size_t grading_count = 0;
   bool stopping = false;
-  std::vector<Process> candidates, examiners;  // started in advance
+  std::vector<Process> candidates, examiners;  // started in advance, idle
 
   sandbox::Command command(const char* script) const {
-    sandbox::Command c{{options.python.string(), "-s", "-B", "/grading/main.py"},
-                       {{"PYTHONHASHSEED", "0"}, {"LC_ALL", "C.UTF-8"}},
-                       {{"/grading/main.py", script}, {"/grading/values.py", kValuesScript}},
-                       {},
-                       {}};
+    sandbox::Command python{.argv = {options.python.string(), "-s", "-B", "/grading/main.py"},
+                            .environment = {{"PYTHONHASHSEED", "0"}, {"LC_ALL", "C.UTF-8"}},
+                            .files = {{"/grading/main.py", script}, {"/grading/values.py", kValuesScript}},
+                            .read_only = {},
+                            .limits = {}};
     // Below /usr, the sandbox shows the interpreter anyway. Elsewhere its whole prefix is needed: PREFIX/bin/python3
     // uses PREFIX/lib.
     if (const auto prefix = options.python.parent_path().parent_path();
         !prefix.empty() && !options.python.string().starts_with("/usr/"))
-      c.read_only = {prefix};
-    c.limits = {.wall = std::nullopt,
-                .cpu = std::nullopt,
-                .memory = options.memory,
-                .scratch = {16u << 20},
-                .file = {16u << 20},
-                .output = {4096},
-                .processes = 16,
-                .open_files = 64};
-    return c;
+      python.read_only = {prefix};
+    python.limits = {.wall = std::nullopt,
+                     .cpu = std::nullopt,
+                     .memory = options.memory,
+                     .scratch = {16u << 20},
+                     .file = {16u << 20},
+                     .output = {4096},
+                     .processes = 16,
+                     .open_files = 64};
+    return python;
   }
 
   Result<Process> launch_candidate() {
-    sandbox::Command c = command(kCandidateScript);
+    sandbox::Command candidate = command(kCandidateScript);
     // This process enforces the time limits; the sandbox's limit applies if it cannot.
-    c.limits.cpu = options.time + std::chrono::seconds(10);
-    return pool->launch(std::move(c));
+    candidate.limits.cpu = options.time + kCpuMargin;
+    return pool->launch(std::move(candidate));
   }
 
   // Waits for the interpreter to start. A failure is an error, not a grade: no program has run yet.
   Status await_hello(Process& process) {
-    const auto line = process.read_line(kLineMax, kStartTimeout);
+    const auto line = process.read_line(kLineBytesMax, kStartTimeout);
     if (line && *line == "hello") return ok();
     return fail(Code::kUnavailable, kOperation, "{} did not start in its sandbox: {}: {}", options.python.string(),
-                line ? "it said " + printable(*line, 100) : line.error().detail, printable(process.wait().err));
+                line ? "it said " + printable(*line, kLineBytesShown) : line.error().detail,
+                printable(process.wait().err));
   }
 
   // Takes a sandbox started in advance, or starts one, and starts another for the next caller.
@@ -151,15 +155,15 @@ struct Grader::Impl {
 
   bool acquire_slot() {
     std::unique_lock lock(mutex);
-    changed.wait(lock, [&] { return stopping || grading < options.parallel; });
+    changed.wait(lock, [&] { return stopping || grading_count < options.parallel; });
     if (stopping) return false;
-    ++grading;
+    ++grading_count;
     return true;
   }
   void release_slot() {
     {
       const std::lock_guard lock(mutex);
-      --grading;
+      --grading_count;
     }
     changed.notify_all();
   }
@@ -167,7 +171,7 @@ struct Grader::Impl {
 
 namespace {
 
-// The grading of one program.
+// The grading of one program. `Impl` is Grader::Impl, which is private.
 class Grading {
  public:
   template <class Impl>
@@ -182,10 +186,10 @@ class Grading {
     all_tests_deadline_ = now() + options_.time;
     ECHO_ASSIGN(const bool loaded, load());
     if (!loaded) return grade_;
-    std::size_t first = 0;
+    std::size_t next_test = 0;
     do {
-      ECHO_ASSIGN(first, examine(task, first));
-    } while (first < grade_.tests);
+      ECHO_ASSIGN(next_test, examine(task, next_test));
+    } while (next_test < grade_.tests);
     return grade_;
   }
 
@@ -205,35 +209,40 @@ class Grading {
         !loaded);
   }
 
+  // Returns false, for load().
   bool stop_candidate(std::string what, bool may_change = false) {
     grade_.may_change |= may_change;
-    if (grade_.first_failure.empty()) grade_.first_failure = printable(what, 200);
+    if (grade_.first_failure.empty()) grade_.first_failure = printable(what, kFailureBytesShown);
     candidate_.reset();
     return false;
   }
 
   // Asks the program, within the deadlines of this test and of all tests.
   Result<std::string> ask(std::string_view line) {
-    const auto left = [&] { return std::max(Duration::zero(), std::min(test_deadline_, all_tests_deadline_) - now()); };
-    Status sent = candidate_->write(std::string(line) + "\n", left());
-    auto answer = sent ? candidate_->read_line(kLineMax, left()) : Result<std::string>(std::move(sent).error());
+    const auto time_left = [&] {
+      return std::max(Duration::zero(), std::min(test_deadline_, all_tests_deadline_) - now());
+    };
+    Status sent = candidate_->write(std::string(line) + "\n", time_left());
+    auto answer =
+        sent ? candidate_->read_line(kLineBytesMax, time_left()) : Result<std::string>(std::move(sent).error());
     if (!answer && answer.error().code == Code::kStale) grade_.late = true;
     return answer;
   }
 
-  // Runs the tests from `first` on. Returns the test to continue with: the end, or the one after a test that killed the
-  // examiner, which only the program's answers can cause.
-  Result<std::size_t> examine(std::string_view task, std::size_t first) {
+  // Runs the tests from `first_test` on. Returns the test to continue with. That is the end, or the one after a test
+  // that killed the examiner, which only the program's answers can cause.
+  Result<std::size_t> examine(std::string_view task, std::size_t first_test) {
     ECHO_ASSIGN(Process examiner, take_examiner_());
     auto request = nlohmann::json::parse(task.begin(), task.end(), nullptr, /*allow_exceptions=*/false);
     if (!request.is_object()) return fail(Code::kInvalid, kOperation, "the task is not a JSON object");
-    request["first"] = first;
+    request["first"] = first_test;
     ECHO_TRY(examiner.write(request.dump() + "\n", kStartTimeout));
     std::optional<std::size_t> current_test;
     for (;;) {
+      // Twice the time of a test, because the examiner itself also works on the program's answers.
       const auto line = examiner.read_line(
-          kLineMax, current_test ? std::max(Duration::zero(), test_deadline_ - now()) + options_.test_time
-                                 : Duration(kStartTimeout));
+          kLineBytesMax, current_test ? std::max(Duration::zero(), test_deadline_ - now()) + options_.test_time
+                                      : Duration(kStartTimeout));
       if (!line && current_test) {
         grade_.late = grade_.late || line.error().code == Code::kStale;
         stop_candidate_at(*current_test, "the test ended or hung on the program's answers");
@@ -275,9 +284,10 @@ class Grading {
           return_examiner_(std::move(examiner));
           return grade_.tests;
         case 'X':  // the tests cannot be read
-          return fail(Code::kInvalid, kOperation, "the problem's tests are not Python: {}", printable(*line, 200));
+          return fail(Code::kInvalid, kOperation, "the problem's tests are not Python: {}",
+                      printable(*line, kFailureBytesShown));
         default:
-          return fail(Code::kCorrupt, kOperation, "the examiner said '{}'", printable(*line, 100));
+          return fail(Code::kCorrupt, kOperation, "the examiner said '{}'", printable(*line, kLineBytesShown));
       }
       if (!sent && current_test) {  // the examiner hangs on the program's answer
         grade_.late = grade_.late || sent.error().code == Code::kStale;
@@ -315,7 +325,7 @@ class Grading {
   }
   // Such a grade is not cached: the program may not be killed or late next time.
   void stop_candidate_at(std::size_t test, const std::string& what) {
-    stop_candidate(fmt::format("test {}: {}", test + 1, what), true);
+    stop_candidate(fmt::format("test {}: {}", test + 1, what), /*may_change=*/true);
   }
 
   const GraderOptions& options_;
@@ -335,6 +345,7 @@ Grader::Grader(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
 Result<std::unique_ptr<Grader>> Grader::start(GraderOptions options) {
   auto impl = std::make_unique<Impl>();
   impl->options = options;
+  // A program needs a candidate and an examiner, and as many may be idle.
   ECHO_ASSIGN(impl->pool, sandbox::Pool::start({.processes_max = 4 * options.parallel + 4}));
   ECHO_ASSIGN(Process examiner, impl->take_examiner());
   impl->return_examiner(std::move(examiner));

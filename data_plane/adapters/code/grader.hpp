@@ -16,9 +16,9 @@ namespace echoline::data_plane {
 
 struct GraderOptions {
   std::filesystem::path python = "/usr/bin/python3";
-  Duration test_time = std::chrono::seconds(5);  // per test, and for loading the program
-  Duration time = std::chrono::seconds(30);      // for all tests
-  Bytes memory{512u << 20};                      // per program
+  Duration test_time = std::chrono::seconds(5);  // limit of each test, and of loading the program
+  Duration time = std::chrono::seconds(30);      // limit of all tests together
+  Bytes memory{512u << 20};                      // limit of a program
   std::size_t parallel = 4;                      // programs graded at the same time; others wait
   bool cache_grades = false;                     // reuse the grade of the same program and task
 };

@@ -11,8 +11,8 @@ namespace echoline::data_plane::library {
 // and calls the file `name`.
 Status check_library(std::string_view bytes, std::string_view name);
 
-// Bytes as hexadecimal digits; from_digits() returns kCorrupt for any other text.
-std::string to_digits(std::string_view bytes);
-Result<std::string> from_digits(std::string_view digits);
+// Bytes as hexadecimal digits; from_hex() returns kCorrupt for any other text.
+std::string to_hex(std::string_view bytes);
+Result<std::string> from_hex(std::string_view digits);
 
 }  // namespace echoline::data_plane::library

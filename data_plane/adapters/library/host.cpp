@@ -20,8 +20,10 @@ namespace {
 
 using nlohmann::json;
 
+constexpr std::size_t kRequestBufferBytes = 1u << 20;
 constexpr std::size_t kPromptBytesMax = 256u << 10, kTextBytesMax = 64u << 10, kNameBytesMax = 128, kComponentsMax = 64;
 
+// A mistake of the library, or its own error message. The reply to the request holds it.
 struct LibraryError : std::runtime_error {
   using std::runtime_error::runtime_error;
 };
@@ -50,7 +52,8 @@ std::string checked_text(const echoline_text& text, const char* what, std::size_
 class ErrorBuffer {
  public:
   char* data() { return text_; }
-  void expect(int result, const char* function) {
+  // Throws the buffer's message if a library function returned an error.
+  void expect_success(int result, const char* function) {
     if (result == 0) return;
     text_[ECHOLINE_WHY_BYTES - 1] = '\0';
     const std::string message = with_valid_utf8(text_);
@@ -80,10 +83,10 @@ class Library {
                          std::to_string(sizeof *table_) + " or more");
     if (!table_->open || !table_->close || !table_->problem_count || !table_->problem)
       throw LibraryError("its table lacks one of open, close, problem_count and problem");
-    const bool turns = table_->begin || table_->step || table_->destroy;
-    if (turns && (!table_->begin || !table_->step || !table_->destroy))
+    const bool has_episodes = table_->begin || table_->step || table_->destroy;
+    if (has_episodes && (!table_->begin || !table_->step || !table_->destroy))
       throw LibraryError("its table has not all of begin, step and destroy");
-    if (turns == (table_->score != nullptr))
+    if (has_episodes == (table_->score != nullptr))
       throw LibraryError("its table has either score or begin, step and destroy, and not both");
     if (table_->name != nullptr)
       name_ = checked_text({table_->name, ::strnlen(table_->name, kNameBytesMax + 1)}, "name", kNameBytesMax);
@@ -92,7 +95,7 @@ class Library {
   json hello(const json& request) {
     const std::string settings = request.at("settings").dump();
     ErrorBuffer error;
-    error.expect(
+    error.expect_success(
         table_->open({settings.data(), settings.size()}, request.at("seed").get<std::uint64_t>(), &task_, error.data()),
         "open");
     return {{"protocol", 1},
@@ -109,8 +112,8 @@ class Library {
       echoline_problem problem{};
       problem.size = sizeof problem;
       ErrorBuffer error;
-      error.expect(table_->problem(task_, evaluation ? 1 : 0, row.get<std::uint64_t>(), &problem, error.data()),
-                   "problem");
+      error.expect_success(table_->problem(task_, evaluation ? 1 : 0, row.get<std::uint64_t>(), &problem, error.data()),
+                           "problem");
       json entry{{"prompt", checked_text(problem.prompt, "prompt", kPromptBytesMax)},
                  {"reference", checked_text(problem.reference, "reference", kTextBytesMax)}};
       if (problem.id.size > 0) entry["id"] = checked_text(problem.id, "id", kNameBytesMax);
@@ -129,7 +132,8 @@ class Library {
     const Problem problem(item.at("problem"));
     echoline_score score = new_score();
     ErrorBuffer error;
-    error.expect(table_->score(task_, &problem.as_given, text(item.at("response")), &score, error.data()), "score");
+    error.expect_success(table_->score(task_, &problem.c_problem, text(item.at("response")), &score, error.data()),
+                         "score");
     return to_json(score);
   }
 
@@ -139,16 +143,16 @@ class Library {
     if (item.contains("problem")) {
       const Problem problem(item.at("problem"));
       void* episode = nullptr;
-      error.expect(
-          table_->begin(task_, &problem.as_given, item.at("seed").get<std::uint64_t>(), &episode, error.data()),
+      error.expect_success(
+          table_->begin(task_, &problem.c_problem, item.at("seed").get<std::uint64_t>(), &episode, error.data()),
           "begin");
       destroy_episode(number);
       episodes_[number] = episode;
     }
-    const auto known = episodes_.find(number);
-    if (known == episodes_.end()) throw LibraryError("no episode " + std::to_string(number));
+    const auto it = episodes_.find(number);
+    if (it == episodes_.end()) throw LibraryError("no episode " + std::to_string(number));
     echoline_score score = new_score();
-    error.expect(table_->step(known->second, text(item.at("response")), &score, error.data()), "step");
+    error.expect_success(table_->step(it->second, text(item.at("response")), &score, error.data()), "step");
     json step = to_json(score);
     step["done"] = score.more == 0;
     step["observation"] = checked_text(score.observation, "observation", kPromptBytesMax);
@@ -156,17 +160,17 @@ class Library {
       destroy_episode(number);
     } else if (table_->cut) {
       echoline_score cut = new_score();
-      error.expect(table_->cut(known->second, &cut, error.data()), "cut");
+      error.expect_success(table_->cut(it->second, &cut, error.data()), "cut");
       step["cut"] = to_json(cut);
     }
     return step;
   }
 
   void destroy_episode(std::uint64_t number) {
-    const auto known = episodes_.find(number);
-    if (known == episodes_.end()) return;
-    void* const episode = known->second;
-    episodes_.erase(known);
+    const auto it = episodes_.find(number);
+    if (it == episodes_.end()) return;
+    void* const episode = it->second;
+    episodes_.erase(it);
     table_->destroy(episode);
   }
 
@@ -181,18 +185,19 @@ class Library {
     return {text.data(), text.size()};
   }
 
+  // A problem in the form of the C interface, with the text that it points to.
   struct Problem {
     explicit Problem(const json& item) {
       if (item.contains("metadata")) metadata = item.at("metadata").dump();
-      as_given.size = sizeof as_given;
-      as_given.id = text(item.at("id"));
-      as_given.prompt = text(item.at("prompt"));
-      as_given.reference = text(item.at("reference"));
-      as_given.metadata = {metadata.data(), metadata.size()};
+      c_problem.size = sizeof c_problem;
+      c_problem.id = text(item.at("id"));
+      c_problem.prompt = text(item.at("prompt"));
+      c_problem.reference = text(item.at("reference"));
+      c_problem.metadata = {metadata.data(), metadata.size()};
     }
     Problem(const Problem&) = delete;
     std::string metadata;
-    echoline_problem as_given{};
+    echoline_problem c_problem{};
   };
 
   static json to_json(const echoline_score& score) {
@@ -221,7 +226,8 @@ class Library {
   std::map<std::uint64_t, void*> episodes_;
 };
 
-json answer(std::unique_ptr<Library>& library, const char* path, const json& request) {
+// The result of a request. `hello`, the first one, loads the library.
+json result_of(std::unique_ptr<Library>& library, const char* path, const json& request) {
   const std::string method = request.at("method");
   if (method == "hello") {
     library = std::make_unique<Library>(path);
@@ -257,27 +263,27 @@ int main(int argc, char** argv) {
   if (argc != 2) return 2;
   // Moves the protocol to other descriptors, so that the library's own input and output cannot disturb it.
   std::FILE* const requests = ::fdopen(::dup(0), "r");
-  const int answers = ::dup(1);
+  const int answers_fd = ::dup(1);
   const int null_input = ::open("/dev/null", O_RDONLY);
-  if (requests == nullptr || answers < 0 || ::dup2(2, 1) < 0 || (null_input >= 0 && ::dup2(null_input, 0) < 0))
+  if (requests == nullptr || answers_fd < 0 || ::dup2(2, 1) < 0 || (null_input >= 0 && ::dup2(null_input, 0) < 0))
     return 2;
-  ::setvbuf(requests, nullptr, _IOFBF, 1u << 20);
+  ::setvbuf(requests, nullptr, _IOFBF, kRequestBufferBytes);
   std::unique_ptr<Library> library;
   char* line = nullptr;
-  std::size_t room = 0;
-  for (ssize_t size = 0; (size = ::getline(&line, &room, requests)) > 0;) {
+  std::size_t line_capacity = 0;
+  for (ssize_t size = 0; (size = ::getline(&line, &line_capacity, requests)) > 0;) {
     json reply, id;
     try {
       const json request = json::parse(line, line + size);
       if (request.contains("id")) id = request["id"];
-      reply = {{"id", id}, {"result", answer(library, argv[1], request)}};
+      reply = {{"id", id}, {"result", result_of(library, argv[1], request)}};
     } catch (const std::exception& error) {
       reply = {{"id", id}, {"error", error.what()}};
     }
     if (id.is_null()) continue;
     const std::string text = reply.dump(-1, ' ', false, json::error_handler_t::replace) + "\n";
     for (std::size_t written = 0; written < text.size();) {
-      const ssize_t n = ::write(answers, text.data() + written, text.size() - written);
+      const ssize_t n = ::write(answers_fd, text.data() + written, text.size() - written);
       if (n <= 0) return 1;
       written += static_cast<std::size_t>(n);
     }

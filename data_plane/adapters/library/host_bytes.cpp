@@ -1,3 +1,4 @@
+// The bytes of host.cpp's program, which the build has compiled before.
 #include "data_plane/adapters/library/host.hpp"
 
 // The assembler embeds the file at ECHOLINE_LIBRARY_HOST into this program.

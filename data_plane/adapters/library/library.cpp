@@ -35,27 +35,30 @@ Result<std::string> contents_from(const std::string& text) {
   const json contents = json::parse(text, nullptr, false);
   if (!contents.is_object() || !contents.contains("library") || !contents["library"].is_string())
     return fail(Code::kInvalid, "task", "expected the contents of the library's file");
-  return library::from_digits(contents["library"].get_ref<const std::string&>());
+  return library::from_hex(contents["library"].get_ref<const std::string&>());
 }
 
 Result<std::unique_ptr<Adapter>> make(std::string_view options_json, std::uint64_t seed, AdapterUse use) {
-  ECHO_ASSIGN(const Options o, options_from_json<Options>("library", options_json, use));
-  const std::string name = use == AdapterUse::kProblems ? o.library.string() : "the task's library";
-  auto bytes = use == AdapterUse::kProblems ? read_file(name, kLibraryBytesMax) : contents_from(o.contents_json);
-  if (!bytes) return use == AdapterUse::kProblems ? as_mistake(std::move(bytes).error()) : std::move(bytes).error();
+  ECHO_ASSIGN(const Options task_options, options_from_json<Options>("library", options_json, use));
+  const std::string name = use == AdapterUse::kProblems ? task_options.library.string() : "the task's library";
+  auto bytes =
+      use == AdapterUse::kProblems ? read_file(name, kLibraryBytesMax) : contents_from(task_options.contents_json);
+  if (!bytes) return use == AdapterUse::kProblems ? as_user_error(std::move(bytes).error()) : std::move(bytes).error();
   ECHO_TRY(library::check_library(*bytes, name));
   json options = json::parse(options_json, nullptr, false);
   options.erase("library");
-  options["contents"] = {{"library", library::to_digits(*bytes)}};
+  options["contents"] = {{"library", library::to_hex(*bytes)}};
   sandbox::Command command;
   command.argv = {"/task/host", "/task/library.so"};
   command.files = {{"/task/host", std::string(library::host_program())}, {"/task/library.so", *std::move(bytes)}};
-  return process::make_task("library", std::move(command), o.task, options.dump(), seed, use);
+  return process::make_task("library", std::move(command), task_options.task, options.dump(), seed, use);
 }
 
 }  // namespace
 
-const BuiltIn kLibrary{"library", "A shared library of your own, by a C interface (docs/how-to/write-a-task.md)",
-                       [](ConfigSection s) { Options().read(s, AdapterUse::kProblems); }, make};
+const BuiltIn kLibrary{.name = "library",
+                       .meaning = "A shared library of your own, by a C interface (docs/how-to/write-a-task.md)",
+                       .read_options = [](ConfigSection s) { Options().read(s, AdapterUse::kProblems); },
+                       .make = make};
 
 }  // namespace echoline::data_plane

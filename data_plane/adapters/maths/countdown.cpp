@@ -19,11 +19,12 @@ using maths::kCountdownNumberMax;
 using maths::kCountdownNumbersMax;
 using maths::Verdict;
 
-constexpr std::uint64_t kHeldOutDivisor = 8;  // one problem in 8 is held out
-constexpr std::uint64_t kDrawsMax = 10'000;   // per problem
+constexpr std::uint64_t kHeldOutDivisor = 8;     // one problem in 8 is held out
+constexpr std::uint64_t kDrawsMax = 10'000;      // draws per problem, at most
+constexpr std::uint64_t kTriesPerHeldOut = 100;  // more draws, because with few settings many draws repeat a problem
 constexpr std::uint64_t kTargetMax = 1'000'000;
 // Intermediate results may exceed the target by this factor; products fit in 64 bits.
-constexpr std::uint64_t kHeadroom = 10;
+constexpr std::uint64_t kIntermediateFactor = 10;
 constexpr std::string_view kOpen = "<answer>", kClose = "</answer>";
 constexpr std::string_view kNumbersPlace = "{numbers}", kTargetPlace = "{target}";
 
@@ -71,11 +72,11 @@ struct Options {
   }
 };
 
-std::string default_prompt(const Options& o) {
+std::string default_prompt(const Options& options) {
   return fmt::format(
       "Make {} from the numbers {} with {} and brackets. Use every number {} once. Write only the expression{}.",
-      kTargetPlace, kNumbersPlace, fmt::join(o.operations, " "), o.use == Use::kAll ? "exactly" : "at most",
-      o.form == Form::kTagged ? fmt::format(", between {} and {}", kOpen, kClose) : "");
+      kTargetPlace, kNumbersPlace, fmt::join(options.operations, " "), options.use == Use::kAll ? "exactly" : "at most",
+      options.form == Form::kTagged ? fmt::format(", between {} and {}", kOpen, kClose) : "");
 }
 
 // The data for grading a response. Problem::reference holds it as "target number number ...".
@@ -87,18 +88,18 @@ struct Puzzle {
 
   static std::optional<Puzzle> parse(std::string_view text) {
     std::vector<std::uint64_t> values;
-    const char* at = text.data();
-    const char* const end = at + text.size();
+    const char* cursor = text.data();
+    const char* const end = cursor + text.size();
     for (;;) {
       std::uint64_t value = 0;
-      const auto [stop, error] = std::from_chars(at, end, value);
+      const auto [stop, error] = std::from_chars(cursor, end, value);
       if (error != std::errc{} || values.size() > kCountdownNumbersMax) return std::nullopt;
       values.push_back(value);
       if (stop == end) break;
       if (*stop != ' ') return std::nullopt;
-      at = stop + 1;
+      cursor = stop + 1;
     }
-    Puzzle puzzle{values[0], {}};
+    Puzzle puzzle{.target = values[0], .numbers = {}};
     if (values.size() < 2 || values.size() > kCountdownNumbersMax + 1 || puzzle.target > kTargetMax)
       return std::nullopt;
     for (std::size_t i = 1; i < values.size(); ++i) {
@@ -117,23 +118,24 @@ struct SolvedPuzzle {
 // A node of the expression under construction: a number, or the result of joining two earlier parts.
 struct ExpressionNode {
   std::uint64_t value = 0;
-  char operation = 0;  // 0: a number
-  std::size_t left = 0, right = 0;
+  char operation = 0;               // 0: a number
+  std::size_t left = 0, right = 0;  // indices of the joined parts
 };
 
-std::string expression_text(const std::vector<ExpressionNode>& parts, std::size_t at) {
-  const ExpressionNode& part = parts[at];
+// Writes the expression of a part with no more brackets than it needs.
+std::string expression_text(const std::vector<ExpressionNode>& parts, std::size_t index) {
+  const ExpressionNode& part = parts[index];
   if (part.operation == 0) return std::to_string(part.value);
-  const bool product = part.operation == '*' || part.operation == '/';
-  const auto operand = [&](std::size_t which, bool right) {
-    const char inner = parts[which].operation;
-    const bool sum = inner == '+' || inner == '-';
-    const bool bracket =
-        product ? sum || (right && part.operation == '/' && inner != 0) : sum && right && part.operation == '-';
-    const std::string text = expression_text(parts, which);
-    return bracket ? "(" + text + ")" : text;
+  const bool is_product = part.operation == '*' || part.operation == '/';
+  const auto operand_text = [&](std::size_t operand, bool is_right) {
+    const char inner = parts[operand].operation;
+    const bool is_sum = inner == '+' || inner == '-';
+    const bool is_divisor = is_right && part.operation == '/', is_subtracted = is_right && part.operation == '-';
+    const bool needs_brackets = is_product ? is_sum || (is_divisor && inner != 0) : is_sum && is_subtracted;
+    const std::string text = expression_text(parts, operand);
+    return needs_brackets ? "(" + text + ")" : text;
   };
-  return operand(part.left, false) + part.operation + operand(part.right, true);
+  return operand_text(part.left, /*is_right=*/false) + part.operation + operand_text(part.right, /*is_right=*/true);
 }
 
 class Countdown final : public Adapter {
@@ -148,7 +150,8 @@ class Countdown final : public Adapter {
     Random random(key_, 1);
     std::set<std::pair<std::vector<std::uint32_t>, std::uint64_t>> seen;
     for (std::uint64_t tries = 0; held_out_.size() < options_.evaluation_problems; ++tries) {
-      const auto drawn = tries < kDrawsMax + 100 * options_.evaluation_problems ? draw(random, true) : std::nullopt;
+      const std::uint64_t tries_max = kDrawsMax + kTriesPerHeldOut * options_.evaluation_problems;
+      const auto drawn = tries < tries_max ? draw(random, /*held_out=*/true) : std::nullopt;
       if (!drawn)
         return fail(Code::kInvalid, "countdown",
                     "found only {} different problems to hold out, expected evaluation_problems = {}; raise numbers, "
@@ -160,6 +163,7 @@ class Countdown final : public Adapter {
       if (seen.emplace(std::move(sorted), drawn->puzzle.target).second)
         held_out_.push_back(to_problem(fmt::format("countdown/test/{}", held_out_.size()), drawn->puzzle));
     }
+    // Fails now if training problems cannot be drawn.
     return problem(0) ? ok() : Status(problem(0).error());
   }
 
@@ -181,20 +185,21 @@ class Countdown final : public Adapter {
 
   Result<Score> score(const Problem& problem, std::string_view response) const override {
     Verdict verdict;
-    ExpressionResult reached = ExpressionResult::kNoExpression;
+    ExpressionResult result = ExpressionResult::kNoExpression;
     const auto puzzle = Puzzle::parse(problem.reference());
-    const auto place = expression_range(response);
-    if (puzzle && place) {
-      reached = maths::evaluate(response.substr(place->first, place->second - place->first),
-                                {puzzle->numbers, operations_, options_.use == Use::kAll}, puzzle->target);
-      verdict.correct = reached == ExpressionResult::kTarget;
-      if (reached != ExpressionResult::kNoExpression)
-        verdict.answer = response.substr(place->first, place->second - place->first);
+    const auto range = expression_range(response);
+    if (puzzle && range) {
+      const std::string_view expression = response.substr(range->first, range->second - range->first);
+      result = maths::evaluate(
+          expression, {.numbers = puzzle->numbers, .operations = operations_, .use_all = options_.use == Use::kAll},
+          puzzle->target);
+      verdict.correct = result == ExpressionResult::kTarget;
+      if (result != ExpressionResult::kNoExpression) verdict.answer = expression;
       if (options_.form == Form::kTagged)
-        verdict.trailing = maths::count_characters(response.substr(place->second + kClose.size()));
+        verdict.trailing = maths::count_characters(response.substr(range->second + kClose.size()));
     }
     Score score = options_.reward.score(verdict, response);
-    const bool allowed = reached == ExpressionResult::kTarget || reached == ExpressionResult::kOtherValue;
+    const bool allowed = result == ExpressionResult::kTarget || result == ExpressionResult::kOtherValue;
     score.components["allowed"] = allowed ? 1 : 0;
     if (allowed) score.reward += options_.allowed;
     return score;
@@ -215,9 +220,10 @@ class Countdown final : public Adapter {
  private:
   std::optional<SolvedPuzzle> training_puzzle(std::uint64_t index) const {
     Random random(key_ + 1, index);
-    return draw(random, false);
+    return draw(random, /*held_out=*/false);
   }
 
+  // Draws puzzles until one is held out, or is not, as `held_out` says. Absent after kDrawsMax draws.
   std::optional<SolvedPuzzle> draw(Random& random, bool held_out) const {
     for (std::uint64_t tries = 0; tries < kDrawsMax; ++tries) {
       std::optional<SolvedPuzzle> drawn = draw_once(random);
@@ -231,26 +237,27 @@ class Countdown final : public Adapter {
   std::optional<SolvedPuzzle> draw_once(Random& random) const {
     SolvedPuzzle drawn;
     std::vector<ExpressionNode> parts;
-    std::vector<std::size_t> open;  // parts not yet joined
+    std::vector<std::size_t> unjoined;  // indices of parts
     for (std::uint64_t i = 0; i < options_.numbers; ++i) {
       const std::uint64_t number = 1 + random.below(options_.number_max);
       drawn.puzzle.numbers.push_back(static_cast<std::uint32_t>(number));
-      open.push_back(parts.size());
-      parts.push_back({number});
+      unjoined.push_back(parts.size());
+      parts.push_back({.value = number});
     }
-    while (open.size() > 1) {
-      const auto take = [&] {
-        const auto at = open.begin() + static_cast<std::ptrdiff_t>(random.below(open.size()));
-        const std::size_t part = *at;
-        open.erase(at);
+    while (unjoined.size() > 1) {
+      const auto take_random_part = [&] {
+        const auto it = unjoined.begin() + static_cast<std::ptrdiff_t>(random.below(unjoined.size()));
+        const std::size_t part = *it;
+        unjoined.erase(it);
         return part;
       };
-      const std::size_t a = take(), b = take();
-      const std::uint64_t limit =
-          open.empty() ? options_.target_max : kHeadroom * std::max(options_.target_max, options_.number_max);
+      const std::size_t a = take_random_part(), b = take_random_part();
+      const std::uint64_t limit = unjoined.empty()
+                                      ? options_.target_max
+                                      : kIntermediateFactor * std::max(options_.target_max, options_.number_max);
       const auto joined = join(random, parts, a, b, limit);
       if (!joined) return std::nullopt;
-      open.push_back(parts.size());
+      unjoined.push_back(parts.size());
       parts.push_back(*joined);
     }
     drawn.puzzle.target = parts.back().value;
@@ -259,7 +266,8 @@ class Countdown final : public Adapter {
     return drawn;
   }
 
-  // Joins with a random operation that gives a positive whole number up to `limit`. Absent if no operation does.
+  // Joins parts `a` and `b` with a random operation that gives a positive whole number up to `limit`. Absent if no
+  // operation does.
   std::optional<ExpressionNode> join(Random& random, const std::vector<ExpressionNode>& parts, std::size_t a,
                                      std::size_t b, std::uint64_t limit) const {
     if (parts[a].value < parts[b].value) std::swap(a, b);
@@ -274,7 +282,7 @@ class Countdown final : public Adapter {
                                                      : large / small;
       if (value > limit) continue;
       const bool swapped = (operation == '+' || operation == '*') && random.below(2) == 0;
-      possible[count++] = {value, operation, swapped ? b : a, swapped ? a : b};
+      possible[count++] = {.value = value, .operation = operation, .left = swapped ? b : a, .right = swapped ? a : b};
     }
     if (count == 0) return std::nullopt;
     return possible[random.below(count)];
@@ -288,6 +296,7 @@ class Countdown final : public Adapter {
     return hash % kHeldOutDivisor == 0;
   }
 
+  // Offsets of the expression's first character and of its end. Absent if there is no expression in its place.
   std::optional<std::pair<std::size_t, std::size_t>> expression_range(std::string_view response) const {
     if (options_.form == Form::kBare) return std::pair{std::size_t{0}, response.size()};
     const std::size_t close = response.rfind(kClose);
@@ -299,8 +308,9 @@ class Countdown final : public Adapter {
   Problem to_problem(std::string id, const Puzzle& puzzle) const {
     std::string text = prompt_;
     const auto fill = [&](std::string_view place, const std::string& with) {
-      for (std::size_t at = text.find(place); at != std::string::npos; at = text.find(place, at + with.size()))
-        text.replace(at, place.size(), with);
+      for (std::size_t offset = text.find(place); offset != std::string::npos;
+           offset = text.find(place, offset + with.size()))
+        text.replace(offset, place.size(), with);
     };
     fill(kNumbersPlace, fmt::format("{}", fmt::join(puzzle.numbers, ", ")));
     fill(kTargetPlace, std::to_string(puzzle.target));
@@ -313,20 +323,22 @@ class Countdown final : public Adapter {
 
   Options options_;
   std::string operations_, prompt_;
-  std::uint64_t key_;
+  std::uint64_t key_;  // chooses all random streams
   std::vector<Problem> held_out_;
 };
 
 Result<std::unique_ptr<Adapter>> make(std::string_view json, std::uint64_t seed, AdapterUse use) {
-  ECHO_ASSIGN(Options o, options_from_json<Options>("countdown", json, use));
-  auto countdown = std::make_unique<Countdown>(std::move(o), seed);
+  ECHO_ASSIGN(Options options, options_from_json<Options>("countdown", json, use));
+  auto countdown = std::make_unique<Countdown>(std::move(options), seed);
   if (use == AdapterUse::kProblems) ECHO_TRY(countdown->draw_held_out());
   return std::unique_ptr<Adapter>(std::move(countdown));
 }
 
 }  // namespace
 
-const BuiltIn kCountdown{"countdown", "Make a number from others with + - * /; an expression that equals it is worth 1",
-                         [](ConfigSection s) { Options().read(s, AdapterUse::kProblems); }, make};
+const BuiltIn kCountdown{.name = "countdown",
+                         .meaning = "Make a number from others with + - * /; an expression that equals it is worth 1",
+                         .read_options = [](ConfigSection s) { Options().read(s, AdapterUse::kProblems); },
+                         .make = make};
 
 }  // namespace echoline::data_plane

@@ -11,6 +11,8 @@
 namespace echoline::data_plane::maths {
 namespace {
 
+constexpr std::size_t kAnswerBytesShown = 80;
+
 class DataSet final : public Adapter {
  public:
   DataSet(std::string name, Rule rule, RewardWeights reward, std::uint64_t seed)
@@ -21,9 +23,9 @@ class DataSet final : public Adapter {
     if (options.held_out) {
       ECHO_ASSIGN(const RowFile held_out, RowFile::open(*options.held_out, reader));
       ECHO_TRY(read_held_out(held_out));
-      std::unordered_set<std::uint64_t> prompts;
-      for (std::size_t i = 0; i < held_out.size(); ++i) prompts.insert(held_out.prompt_hash(i));
-      (void)train_->move_out([&](std::uint64_t hash) { return prompts.contains(hash); });
+      std::unordered_set<std::uint64_t> held_out_prompts;
+      for (std::size_t i = 0; i < held_out.size(); ++i) held_out_prompts.insert(held_out.prompt_hash(i));
+      (void)train_->move_out([&](std::uint64_t hash) { return held_out_prompts.contains(hash); });
       if (train_->size() == 0)
         return fail(Code::kInvalid, "", "every problem of '{}' is held out in '{}'", options.train.string(),
                     options.held_out->string());
@@ -31,8 +33,11 @@ class DataSet final : public Adapter {
     }
     // Splits by the prompt's hash, so that all rows of a prompt are on the same side.
     const double share = options.held_out_fraction;
-    ECHO_TRY(read_held_out(train_->move_out(
-        [&](std::uint64_t prompt) { return static_cast<double>(mix64(prompt ^ key_) >> 11) * 0x1.0p-53 < share; })));
+    const auto is_held_out = [&](std::uint64_t prompt_hash) {
+      // The first number of a random stream per prompt, uniform in [0, 1).
+      return static_cast<double>(mix64(prompt_hash ^ key_) >> 11) * 0x1.0p-53 < share;
+    };
+    ECHO_TRY(read_held_out(train_->move_out(is_held_out)));
     if (train_->size() == 0 || held_out_.empty())
       return fail(Code::kInvalid, "",
                   "{}: held_out_fraction = {} leaves {} problems to train on and {} to evaluate with; "
@@ -70,6 +75,7 @@ class DataSet final : public Adapter {
     if (!index) return std::nullopt;
     auto row = train_->row(*index);
     if (!row) return std::nullopt;
+    // A worked solution that the rule does not accept gets the answer in the rule's form after it.
     std::string response = std::move(row->demonstration);
     if (grade(rule_, response, row->reference).correct) return response;
     if (!response.empty()) response += '\n';
@@ -104,7 +110,7 @@ class DataSet final : public Adapter {
   std::string name_;
   Rule rule_;
   RewardWeights reward_;
-  std::uint64_t key_;
+  std::uint64_t key_;             // chooses the order and the split
   std::optional<RowFile> train_;  // absent: for scoring only
   std::vector<Problem> held_out_;
 };
@@ -135,10 +141,10 @@ void DataSetOptions::read_files(ConfigSection& s, AdapterUse use, const char* tr
   else
     s.read("train", train, train_meaning);
   s.read("held_out", held_out, "the same for evaluation; its problems are never trained on");
-  const bool both = s.has("held_out") && s.has("held_out_fraction");
+  const bool has_both = s.has("held_out") && s.has("held_out_fraction");
   s.read("held_out_fraction", held_out_fraction, {.min = 0.0001, .max = 0.5},
          "without `held_out`: approximate share of the problems in `train` to hold out, determined by the seed");
-  if (both) s.error("held_out_fraction", "expected 'held_out' or 'held_out_fraction', not both");
+  if (has_both) s.error("held_out_fraction", "expected 'held_out' or 'held_out_fraction', not both");
 }
 
 void DataSetOptions::read_two_files(ConfigSection& s, AdapterUse use, const char* train_meaning,
@@ -160,16 +166,17 @@ void DataSetOptions::read_reward(ConfigSection& s) {
 
 Result<std::unique_ptr<Adapter>> make_data_set(std::string name, const DataSetOptions& options, const RowReader& reader,
                                                std::uint64_t seed, AdapterUse use) {
-  auto set = std::make_unique<DataSet>(std::move(name), options.rule, options.reward, seed);
+  auto data_set = std::make_unique<DataSet>(std::move(name), options.rule, options.reward, seed);
   if (use == AdapterUse::kProblems)
-    ECHO_TRY(set->open(options, [reader, rule = options.rule](const nlohmann::json& json) -> Result<Row> {
+    ECHO_TRY(data_set->open(options, [reader, rule = options.rule](const nlohmann::json& json) -> Result<Row> {
       ECHO_ASSIGN(Row row, reader(json));
       if (!grade(rule, shortest_response(rule, row.reference), row.reference).correct)
         return fail(Code::kInvalid, "", "no response can be right: by this rule even '{}' is not the answer '{}'",
-                    shortest_response(rule, row.reference).substr(0, 80), row.reference.substr(0, 80));
+                    shortest_response(rule, row.reference).substr(0, kAnswerBytesShown),
+                    row.reference.substr(0, kAnswerBytesShown));
       return row;
     }));
-  return std::unique_ptr<Adapter>(std::move(set));
+  return std::unique_ptr<Adapter>(std::move(data_set));
 }
 
 }  // namespace echoline::data_plane::maths

@@ -30,7 +30,7 @@ Result<Row> gsm8k_row(const nlohmann::json& json) {
   ECHO_ASSIGN(std::string answer, maths::text_at(json, "answer"));
   const auto reference = maths::gsm8k_strict(answer, {}).answer;
   if (!reference) return fail(Code::kInvalid, "", "the answer must end in '#### ' and a number");
-  return Row{std::move(question), *reference, std::move(answer)};
+  return Row{.prompt = std::move(question), .reference = *reference, .demonstration = std::move(answer)};
 }
 
 // MATH (Hendrycks et al. 2021, arXiv:2103.03874): {problem, level, type, solution}; MATH-500 states the answer too.
@@ -53,12 +53,12 @@ Result<Row> math_row(const nlohmann::json& json) {
   }
   if (json.contains("answer")) {
     ECHO_ASSIGN(std::string answer, maths::text_or_number_at(json, "answer"));
-    return Row{std::move(problem), std::move(answer), std::move(solution)};
+    return Row{.prompt = std::move(problem), .reference = std::move(answer), .demonstration = std::move(solution)};
   }
   if (solution.empty()) return fail(Code::kInvalid, "", "expected a string 'solution' or a string 'answer'");
   auto answer = maths::boxed_answer(solution);
   if (!answer) return fail(Code::kInvalid, "", "the solution must have its answer in \\boxed{{...}}");
-  return Row{std::move(problem), std::move(*answer), std::move(solution)};
+  return Row{.prompt = std::move(problem), .reference = std::move(*answer), .demonstration = std::move(solution)};
 }
 
 // DAPO-Math-17k (Yu et al. 2025, arXiv:2503.14476): {prompt: [{role, content}], reward_model: {ground_truth}}.
@@ -77,7 +77,7 @@ struct DapoOptions : DataSetOptions {
 Result<Row> dapo_row(const nlohmann::json& json) {
   ECHO_ASSIGN(PolicyInput prompt, maths::prompt_at(json, "prompt"));
   ECHO_ASSIGN(std::string answer, maths::text_or_number_at(json, "reward_model.ground_truth"));
-  return Row{std::move(prompt), std::move(answer)};
+  return Row{.prompt = std::move(prompt), .reference = std::move(answer)};
 }
 
 // A text with placeholders "{key}" for the row's values.
@@ -88,8 +88,8 @@ struct Template {
   static Template parse(std::string_view text) {
     Template result;
     while (!text.empty()) {
-      const bool opens = text[0] == '{' && !text.starts_with("{{");
-      const std::size_t close = opens ? text.find_first_of("{}", 1) : std::string_view::npos;
+      const bool opens_key = text[0] == '{' && !text.starts_with("{{");
+      const std::size_t close = opens_key ? text.find_first_of("{}", 1) : std::string_view::npos;
       if (close != std::string_view::npos && text[close] == '}' && close > 1) {
         result.keys.emplace_back(text.substr(1, close - 1));
         result.texts.emplace_back();
@@ -102,7 +102,7 @@ struct Template {
     return result;
   }
 
-  Result<std::string> filled(const nlohmann::json& row) const {
+  Result<std::string> fill(const nlohmann::json& row) const {
     std::string text = texts[0];
     for (std::size_t i = 0; i < keys.size(); ++i) {
       ECHO_ASSIGN(const std::string value, maths::text_or_number_at(row, keys[i]));
@@ -120,7 +120,7 @@ struct JsonlOptions : DataSetOptions {
 
   void read(ConfigSection s, AdapterUse use) {
     read_files(s, use, "JSON Lines file to train on: one object a line; repeated rows count once");
-    const bool both = s.has("prompt") && s.has("template");
+    const bool has_both = s.has("prompt") && s.has("template");
     s.read("prompt", prompt,
            "key of the prompt: a text, or a list of messages {role, content}; a path of keys has dots");
     s.read("answer", answer, "key of the reference answer, a string or a whole number");
@@ -129,7 +129,7 @@ struct JsonlOptions : DataSetOptions {
     rule = Rule::kExact;
     read_rule(s, rule, "how a response is graded; docs/reference/mathematics.md describes the rules");
     read_reward(s);
-    if (both) s.error("template", "expected 'prompt' or 'template', not both");
+    if (has_both) s.error("template", "expected 'prompt' or 'template', not both");
     if (prompt.empty()) s.error("prompt", "expected a key of the rows");
     if (answer.empty()) s.error("answer", "expected a key of the rows");
     if (prompt_template && Template::parse(*prompt_template).keys.empty())
@@ -137,19 +137,20 @@ struct JsonlOptions : DataSetOptions {
   }
 };
 
-maths::RowReader jsonl_reader(const JsonlOptions& o) {
-  std::optional<Template> filled;
-  if (o.prompt_template) filled = Template::parse(*o.prompt_template);
-  return [filled, prompt = o.prompt, answer = o.answer](const nlohmann::json& json) -> Result<Row> {
-    PolicyInput input;
-    if (filled) {
-      ECHO_ASSIGN(input, filled->filled(json));
-    } else {
-      ECHO_ASSIGN(input, maths::prompt_at(json, prompt));
-    }
-    ECHO_ASSIGN(std::string reference, maths::text_or_number_at(json, answer));
-    return Row{std::move(input), std::move(reference)};
-  };
+maths::RowReader jsonl_reader(const JsonlOptions& options) {
+  std::optional<Template> prompt_template;
+  if (options.prompt_template) prompt_template = Template::parse(*options.prompt_template);
+  return
+      [prompt_template, prompt = options.prompt, answer = options.answer](const nlohmann::json& json) -> Result<Row> {
+        PolicyInput input;
+        if (prompt_template) {
+          ECHO_ASSIGN(input, prompt_template->fill(json));
+        } else {
+          ECHO_ASSIGN(input, maths::prompt_at(json, prompt));
+        }
+        ECHO_ASSIGN(std::string reference, maths::text_or_number_at(json, answer));
+        return Row{.prompt = std::move(input), .reference = std::move(reference)};
+      };
 }
 
 template <class Options>
@@ -160,34 +161,39 @@ void read_options(ConfigSection s) {
 }  // namespace
 
 const BuiltIn kDapoMath{
-    "dapo_math", "DAPO-Math-17k from JSON Lines files; 1 for the right answer behind \"Answer:\", -1 without it",
-    read_options<DapoOptions>,
-    [](std::string_view json, std::uint64_t seed, AdapterUse use) -> Result<std::unique_ptr<Adapter>> {
-      ECHO_ASSIGN(const auto o, options_from_json<DapoOptions>("dapo_math", json, use));
-      return make_data_set("dapo_math", o, dapo_row, seed, use);
+    .name = "dapo_math",
+    .meaning = "DAPO-Math-17k from JSON Lines files; 1 for the right answer behind \"Answer:\", -1 without it",
+    .read_options = read_options<DapoOptions>,
+    .make = [](std::string_view json, std::uint64_t seed, AdapterUse use) -> Result<std::unique_ptr<Adapter>> {
+      ECHO_ASSIGN(const auto options, options_from_json<DapoOptions>("dapo_math", json, use));
+      return make_data_set("dapo_math", options, dapo_row, seed, use);
     }};
 
-const BuiltIn kGsm8k{"gsm8k", "Grade-school word problems from JSON Lines files; a right final number is worth 1",
-                     read_options<Gsm8kOptions>,
-                     [](std::string_view json, std::uint64_t seed, AdapterUse use) -> Result<std::unique_ptr<Adapter>> {
-                       ECHO_ASSIGN(const auto o, options_from_json<Gsm8kOptions>("gsm8k", json, use));
-                       return make_data_set("gsm8k", o, gsm8k_row, seed, use);
-                     }};
+const BuiltIn kGsm8k{
+    .name = "gsm8k",
+    .meaning = "Grade-school word problems from JSON Lines files; a right final number is worth 1",
+    .read_options = read_options<Gsm8kOptions>,
+    .make = [](std::string_view json, std::uint64_t seed, AdapterUse use) -> Result<std::unique_ptr<Adapter>> {
+      ECHO_ASSIGN(const auto options, options_from_json<Gsm8kOptions>("gsm8k", json, use));
+      return make_data_set("gsm8k", options, gsm8k_row, seed, use);
+    }};
 
-const BuiltIn kJsonl{"jsonl",
-                     "Problems from any JSON Lines file with a prompt and an answer, graded by a rule of your choice",
-                     read_options<JsonlOptions>,
-                     [](std::string_view json, std::uint64_t seed, AdapterUse use) -> Result<std::unique_ptr<Adapter>> {
-                       ECHO_ASSIGN(const auto o, options_from_json<JsonlOptions>("jsonl", json, use));
-                       return make_data_set("jsonl", o, jsonl_reader(o), seed, use);
-                     }};
+const BuiltIn kJsonl{
+    .name = "jsonl",
+    .meaning = "Problems from any JSON Lines file with a prompt and an answer, graded by a rule of your choice",
+    .read_options = read_options<JsonlOptions>,
+    .make = [](std::string_view json, std::uint64_t seed, AdapterUse use) -> Result<std::unique_ptr<Adapter>> {
+      ECHO_ASSIGN(const auto options, options_from_json<JsonlOptions>("jsonl", json, use));
+      return make_data_set("jsonl", options, jsonl_reader(options), seed, use);
+    }};
 
 const BuiltIn kMath{
-    "math", "Competition problems (MATH, MATH-500) from JSON Lines files; the right answer in \\boxed{} is worth 1",
-    read_options<MathOptions>,
-    [](std::string_view json, std::uint64_t seed, AdapterUse use) -> Result<std::unique_ptr<Adapter>> {
-      ECHO_ASSIGN(const auto o, options_from_json<MathOptions>("math", json, use));
-      return make_data_set("math", o, math_row, seed, use);
+    .name = "math",
+    .meaning = "Competition problems (MATH, MATH-500) from JSON Lines files; the right answer in \\boxed{} is worth 1",
+    .read_options = read_options<MathOptions>,
+    .make = [](std::string_view json, std::uint64_t seed, AdapterUse use) -> Result<std::unique_ptr<Adapter>> {
+      ECHO_ASSIGN(const auto options, options_from_json<MathOptions>("math", json, use));
+      return make_data_set("math", options, math_row, seed, use);
     }};
 
 }  // namespace echoline::data_plane

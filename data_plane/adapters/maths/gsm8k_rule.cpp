@@ -9,23 +9,23 @@
 namespace echoline::data_plane::maths {
 namespace {
 
-constexpr std::size_t kGradedCharacters = 300;
+constexpr std::size_t kGradedCharactersMax = 300;
 constexpr std::string_view kMarker = "#### ";
 
 bool is_number_character(char c) { return (c >= '0' && c <= '9') || c == '.' || c == ','; }
 
 struct Number {
   std::string_view text;
-  std::size_t end = 0;
+  std::size_t end = 0;  // offset after the number
 };
 
-// The number at `at`, with an optional '-'.
-std::optional<Number> number_at(std::string_view text, std::size_t at) {
-  const std::size_t digits = at < text.size() && text[at] == '-' ? at + 1 : at;
+// The number that begins at `begin`, with an optional '-'.
+std::optional<Number> number_at(std::string_view text, std::size_t begin) {
+  const std::size_t digits = begin < text.size() && text[begin] == '-' ? begin + 1 : begin;
   std::size_t end = digits;
   while (end < text.size() && is_number_character(text[end])) ++end;
   if (end == digits) return std::nullopt;
-  return Number{text.substr(at, end - at), end};
+  return Number{.text = text.substr(begin, end - begin), .end = end};
 }
 
 // The last run of number characters that ends at `end` or before it, with the '-' before it.
@@ -35,51 +35,51 @@ std::optional<Number> number_before(std::string_view text, std::size_t end) {
   std::size_t begin = end;
   while (begin > 0 && is_number_character(text[begin - 1])) --begin;
   if (begin > 0 && text[begin - 1] == '-') --begin;
-  return Number{text.substr(begin, end - begin), end};
+  return Number{.text = text.substr(begin, end - begin), .end = end};
 }
 
 std::string without_commas(std::string_view number) {
-  std::string plain(number);
-  std::erase(plain, ',');
-  return plain;
+  std::string result(number);
+  std::erase(result, ',');
+  return result;
 }
 
-Verdict compared(std::string answer, std::string_view reference, std::string_view behind) {
+Verdict compare_answer(std::string answer, std::string_view reference, std::string_view text_after) {
   const bool correct = answer == reference;
-  return {correct, std::move(answer), count_characters(behind)};
+  return {.correct = correct, .answer = std::move(answer), .trailing = count_characters(text_after)};
 }
 
 }  // namespace
 
 Verdict gsm8k_strict(std::string_view response, std::string_view reference) {
-  const std::string_view text = last_characters(response, kGradedCharacters);
-  for (auto at = text.rfind(kMarker); at != std::string_view::npos;
-       at = at == 0 ? std::string_view::npos : text.rfind(kMarker, at - 1))
-    if (const auto number = number_at(text, at + kMarker.size()))
-      return compared(without_commas(number->text), reference, text.substr(number->end));
+  const std::string_view text = last_characters(response, kGradedCharactersMax);
+  for (auto marker = text.rfind(kMarker); marker != std::string_view::npos;
+       marker = marker == 0 ? std::string_view::npos : text.rfind(kMarker, marker - 1))
+    if (const auto number = number_at(text, marker + kMarker.size()))
+      return compare_answer(without_commas(number->text), reference, text.substr(number->end));
   return {};
 }
 
 Verdict gsm8k_flexible(std::string_view response, std::string_view reference) {
-  const std::string_view text = last_characters(response, kGradedCharacters);
+  const std::string_view text = last_characters(response, kGradedCharactersMax);
   auto number = number_before(text, text.size());
   if (!number) return {};
   while (number->text == ".") {  // a lone "." counts only if there is no other number
-    const auto before = number_before(text, number->end - number->text.size());
-    if (!before) break;
-    number = before;
+    const auto previous = number_before(text, number->end - number->text.size());
+    if (!previous) break;
+    number = previous;
   }
-  return compared(std::string(number->text), reference, text.substr(number->end));
+  return compare_answer(std::string(number->text), reference, text.substr(number->end));
 }
 
 Verdict last_number(std::string_view response, std::string_view reference) {
-  const std::string_view text = last_characters(response, kGradedCharacters);
+  const std::string_view text = last_characters(response, kGradedCharactersMax);
   for (auto number = number_before(text, text.size()); number;
        number = number_before(text, number->end - number->text.size())) {
     std::string_view digits = number->text;
     while (digits.ends_with('.') || digits.ends_with(',')) digits.remove_suffix(1);
     if (std::any_of(digits.begin(), digits.end(), [](char c) { return c >= '0' && c <= '9'; }))
-      return compared(without_commas(digits), reference, text.substr(number->end));
+      return compare_answer(without_commas(digits), reference, text.substr(number->end));
   }
   return {};
 }

@@ -10,6 +10,7 @@ namespace echoline::data_plane::maths {
 namespace {
 
 enum class Variant { kHendrycks, kVerl };
+constexpr std::size_t kVariableCharactersMax = 2;
 constexpr std::size_t kIntegerDigitsMax = 4300;  // Python 3.11 and later refuse longer integers by default
 
 struct Box {
@@ -21,15 +22,16 @@ struct Box {
 // but only "\boxed{" gives an answer: an \fbox never does.
 std::optional<Box> last_box(std::string_view text) {
   constexpr std::string_view kCommand = "\\boxed{";
-  std::size_t at = text.rfind("\\boxed");
-  if (at == std::string_view::npos) at = text.rfind("\\fbox");
+  std::size_t begin = text.rfind("\\boxed");
+  if (begin == std::string_view::npos) begin = text.rfind("\\fbox");
   std::int64_t open_braces = 0;
-  for (std::size_t i = at; at != std::string_view::npos && i < text.size(); ++i) {
+  for (std::size_t i = begin; begin != std::string_view::npos && i < text.size(); ++i) {
     if (text[i] == '{') ++open_braces;
     if (text[i] != '}' || --open_braces != 0) continue;
-    const std::string_view box = text.substr(at, i + 1 - at);
+    const std::string_view box = text.substr(begin, i + 1 - begin);
     if (!box.starts_with(kCommand)) return std::nullopt;
-    return Box{box.substr(kCommand.size(), box.size() - 1 - kCommand.size()), text.substr(i + 1)};
+    return Box{.content = box.substr(kCommand.size(), box.size() - 1 - kCommand.size()),
+               .text_after = text.substr(i + 1)};
   }
   return std::nullopt;
 }
@@ -37,11 +39,11 @@ std::optional<Box> last_box(std::string_view text) {
 // verl's variant: "\boxed " without braces, up to the next '$', has priority over boxes with braces.
 std::optional<Box> last_box_or_bare(std::string_view text) {
   constexpr std::string_view kBare = "\\boxed ";
-  const std::size_t at = text.rfind(kBare);
-  if (at == std::string_view::npos) return last_box(text);
-  const std::string_view text_after = text.substr(at + kBare.size());
+  const std::size_t begin = text.rfind(kBare);
+  if (begin == std::string_view::npos) return last_box(text);
+  const std::string_view text_after = text.substr(begin + kBare.size());
   const std::size_t end = std::min(text_after.find('$'), text_after.size());
-  return Box{text_after.substr(0, end), text_after.substr(end)};
+  return Box{.content = text_after.substr(0, end), .text_after = text_after.substr(end)};
 }
 
 struct Replacement {
@@ -62,9 +64,9 @@ void replace(Characters& text, const Replacement& replacement) {
 std::optional<Characters> braced_roots(CharacterView text) {
   constexpr CharacterView kCommand = U"\\sqrt";
   Characters result;
-  for (std::size_t at = text.find(kCommand); at != CharacterView::npos; at = text.find(kCommand)) {
-    result += text.substr(0, at + kCommand.size());
-    text.remove_prefix(at + kCommand.size());
+  for (std::size_t root = text.find(kCommand); root != CharacterView::npos; root = text.find(kCommand)) {
+    result += text.substr(0, root + kCommand.size());
+    text.remove_prefix(root + kCommand.size());
     if (text.empty() || text.starts_with(kCommand)) return std::nullopt;
     if (text[0] == U'{') continue;
     result += U'{';
@@ -82,9 +84,9 @@ std::optional<Characters> braced_fractions(CharacterView text) {
   constexpr CharacterView kCommand = U"\\frac";
   Characters result;
   CharacterView remaining = text;
-  for (std::size_t at = remaining.find(kCommand); at != CharacterView::npos; at = remaining.find(kCommand)) {
-    result += remaining.substr(0, at + kCommand.size());
-    remaining.remove_prefix(at + kCommand.size());
+  for (std::size_t begin = remaining.find(kCommand); begin != CharacterView::npos; begin = remaining.find(kCommand)) {
+    result += remaining.substr(0, begin + kCommand.size());
+    remaining.remove_prefix(begin + kCommand.size());
     const CharacterView part = remaining.substr(0, remaining.find(kCommand));
     if (part.empty()) return std::nullopt;
     if (part[0] == U'{') continue;
@@ -115,6 +117,7 @@ bool is_plain_integer(CharacterView text) {
   return std::all_of(text.begin(), text.end(), [](char32_t c) { return c >= U'0' && c <= U'9'; });
 }
 
+// "a/b" of two integers becomes "\frac{a}{b}".
 Characters quotient_as_fraction(Characters text) {
   const std::size_t slash = text.find(U'/');
   if (slash == Characters::npos) return text;
@@ -129,6 +132,7 @@ Characters quotient_as_fraction(Characters text) {
   return fraction;
 }
 
+// Absent if the normalisation is undefined.
 std::optional<Characters> normalised(Characters text, Variant variant) {
   for (const Replacement& r : kBeforeUnits) replace(text, r);
   constexpr CharacterView kUnit = U"\\text{ ";
@@ -139,34 +143,38 @@ std::optional<Characters> normalised(Characters text, Variant variant) {
   for (const Replacement& r : kAfterUnits) replace(text, r);
   if (text.empty()) return text;
   if (text[0] == U'.') text.insert(text.begin(), U'0');
-  if (const std::size_t sign = text.find(U'='); sign <= 2 && text.find(U'=', sign + 1) == Characters::npos)
+  // "x =" and "k=" in front of the value are left out.
+  if (const std::size_t sign = text.find(U'=');
+      sign <= kVariableCharactersMax && text.find(U'=', sign + 1) == Characters::npos)
     text.erase(0, sign + 1);
-  auto rooted = braced_roots(text);
-  if (!rooted) return std::nullopt;
-  std::erase(*rooted, U' ');
-  auto divided = braced_fractions(*rooted);
-  if (!divided) return std::nullopt;
-  if (*divided == U"0.5") *divided = U"\\frac{1}{2}";
-  return quotient_as_fraction(std::move(*divided));
+  auto with_roots = braced_roots(text);
+  if (!with_roots) return std::nullopt;
+  std::erase(*with_roots, U' ');
+  auto with_fractions = braced_fractions(*with_roots);
+  if (!with_fractions) return std::nullopt;
+  if (*with_fractions == U"0.5") *with_fractions = U"\\frac{1}{2}";
+  return quotient_as_fraction(std::move(*with_fractions));
 }
 
-Verdict compared(const std::optional<Box>& box, std::string_view reference, Variant variant) {
+Verdict compare_box(const std::optional<Box>& box, std::string_view reference, Variant variant) {
   if (!box) return {};
   const Characters answer = decode(box->content), expected = decode(reference);
-  const auto a = normalised(answer, variant);
-  const auto b = a ? normalised(expected, variant) : std::nullopt;
-  const bool defined = a && b;
-  return {defined ? *a == *b : answer == expected, encode(defined ? *a : answer), count_characters(box->text_after)};
+  const auto normalised_answer = normalised(answer, variant);
+  const auto normalised_expected = normalised_answer ? normalised(expected, variant) : std::nullopt;
+  const bool both_normalised = normalised_answer && normalised_expected;
+  return {.correct = both_normalised ? *normalised_answer == *normalised_expected : answer == expected,
+          .answer = encode(both_normalised ? *normalised_answer : answer),
+          .trailing = count_characters(box->text_after)};
 }
 
 }  // namespace
 
 Verdict math_reward(std::string_view response, std::string_view reference) {
-  return compared(last_box_or_bare(response), reference, Variant::kVerl);
+  return compare_box(last_box_or_bare(response), reference, Variant::kVerl);
 }
 
 Verdict hendrycks_math(std::string_view response, std::string_view reference) {
-  return compared(last_box(response), reference, Variant::kHendrycks);
+  return compare_box(last_box(response), reference, Variant::kHendrycks);
 }
 
 std::optional<std::string> boxed_answer(std::string_view solution) {

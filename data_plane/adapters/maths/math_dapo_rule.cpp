@@ -12,8 +12,8 @@
 namespace echoline::data_plane::maths {
 namespace {
 
-constexpr std::size_t kGradedCharacters = 300;
-constexpr std::size_t kBoxCharacters = 100;
+constexpr std::size_t kGradedCharactersMax = 300;
+constexpr std::size_t kBoxCharactersMax = 100;
 constexpr std::string_view kBox = "\\boxed{";
 constexpr CharacterView kNoAnswer = U"[INVALID]";  // compared if there is no answer
 
@@ -75,6 +75,7 @@ constexpr Replacement kReplacements[] = {
     {U"\\dots", U""},
 };
 
+// Replaces every line by what change(line, result) appends to the result.
 template <class Change>
 Characters line_by_line(CharacterView text, Change change) {
   Characters result;
@@ -97,11 +98,11 @@ void keep_formula(CharacterView line, Characters& result) {
 // "\text{...}" becomes its content up to the first '}' of the line; `command` ends in '{'.
 void unwrap(CharacterView line, CharacterView command, Characters& result) {
   for (;;) {
-    const std::size_t at = line.find(command);
-    const std::size_t close = at == CharacterView::npos ? at : line.find(U'}', at + command.size());
+    const std::size_t open = line.find(command);
+    const std::size_t close = open == CharacterView::npos ? open : line.find(U'}', open + command.size());
     if (close == CharacterView::npos) break;
-    result += line.substr(0, at);
-    result += line.substr(at + command.size(), close - at - command.size());
+    result += line.substr(0, open);
+    result += line.substr(open + command.size(), close - open - command.size());
     line.remove_prefix(close + 1);
   }
   result += line;
@@ -110,14 +111,14 @@ void unwrap(CharacterView line, CharacterView command, Characters& result) {
 // Removes a line's first "\boxed{" and last '}'. A later "\boxed{" stays.
 void unbox(CharacterView line, Characters& result) {
   constexpr CharacterView kCommand = U"\\boxed{";
-  const std::size_t at = line.find(kCommand);
+  const std::size_t open = line.find(kCommand);
   const std::size_t close = line.rfind(U'}');
-  if (at == CharacterView::npos || close == CharacterView::npos || close < at + kCommand.size()) {
+  if (open == CharacterView::npos || close == CharacterView::npos || close < open + kCommand.size()) {
     result += line;
     return;
   }
-  result += line.substr(0, at);
-  result += line.substr(at + kCommand.size(), close - at - kCommand.size());
+  result += line.substr(0, open);
+  result += line.substr(open + kCommand.size(), close - open - kCommand.size());
   result += line.substr(close + 1);
 }
 
@@ -125,8 +126,8 @@ void unbox(CharacterView line, Characters& result) {
 Characters braced_fractions(CharacterView text) {
   constexpr CharacterView kCommand = U"frac";
   Characters result;
-  for (std::size_t at = text.find(kCommand); at != CharacterView::npos; at = text.find(kCommand)) {
-    const std::size_t a = at + kCommand.size(), b = a + 1;
+  for (std::size_t fraction = text.find(kCommand); fraction != CharacterView::npos; fraction = text.find(kCommand)) {
+    const std::size_t a = fraction + kCommand.size(), b = a + 1;
     if (b >= text.size() || text[a] == U'{' || text[b] == U'\n') {
       result += text.substr(0, a);
       text.remove_prefix(a);
@@ -148,8 +149,8 @@ Characters braced_fractions(CharacterView text) {
 Characters braced_roots(CharacterView text) {
   constexpr CharacterView kCommand = U"sqrt";
   Characters result;
-  for (std::size_t at = text.find(kCommand); at != CharacterView::npos; at = text.find(kCommand)) {
-    const std::size_t a = at + kCommand.size();
+  for (std::size_t root = text.find(kCommand); root != CharacterView::npos; root = text.find(kCommand)) {
+    const std::size_t a = root + kCommand.size();
     result += text.substr(0, a);
     text.remove_prefix(a);
     if (text.empty() || text[0] == U'{') continue;
@@ -179,69 +180,71 @@ Characters normalised(CharacterView answer) {
   return Characters(trimmed(text));
 }
 
+// Whether `c` is the lower-case letter, or its upper case.
 bool is_letter_ignoring_case(char32_t c, char lower) {
   const auto small = static_cast<char32_t>(lower);
   return c == small || c == small - (U'a' - U'A') || (lower == 's' && c == 0x17f);  // the long s folds to s
 }
 
-struct Place {
+// Offsets of the answer's characters.
+struct AnswerRange {
   std::size_t begin = 0, end = 0;
 };
 
-// The answer that follows an "Answer:" at `at`.
-std::optional<Place> answer_at(CharacterView text, std::size_t at) {
+// The answer that follows an "Answer:" at `position`.
+std::optional<AnswerRange> answer_at(CharacterView text, std::size_t position) {
   for (const char letter : std::string_view("answer")) {
-    if (at == text.size() || !is_letter_ignoring_case(text[at], letter)) return std::nullopt;
-    ++at;
+    if (position == text.size() || !is_letter_ignoring_case(text[position], letter)) return std::nullopt;
+    ++position;
   }
-  while (at < text.size() && is_space(text[at])) ++at;
-  if (at == text.size() || text[at] != U':') return std::nullopt;
-  const std::size_t after_colon = ++at;
-  while (at < text.size() && is_space(text[at])) ++at;
-  if (at == text.size()) {  // only white space: the last space that does not end a line, and the text after it
-    while (at > after_colon && text[at - 1] == U'\n') --at;
-    if (at == after_colon) return std::nullopt;
-    --at;
+  while (position < text.size() && is_space(text[position])) ++position;
+  if (position == text.size() || text[position] != U':') return std::nullopt;
+  const std::size_t after_colon = ++position;
+  while (position < text.size() && is_space(text[position])) ++position;
+  if (position == text.size()) {  // only white space: the last space that does not end a line, and the text after it
+    while (position > after_colon && text[position - 1] == U'\n') --position;
+    if (position == after_colon) return std::nullopt;
+    --position;
   }
-  const std::size_t end = std::min(text.find(U'\n', at), text.size());
-  return Place{at, end};
+  const std::size_t end = std::min(text.find(U'\n', position), text.size());
+  return AnswerRange{.begin = position, .end = end};
 }
 
-std::optional<Place> last_answer(CharacterView text) {
-  std::optional<Place> last;
-  for (std::size_t at = 0; at < text.size();) {
-    const auto found = answer_at(text, at);
-    if (found) last = found;
-    at = found ? found->end : at + 1;
+std::optional<AnswerRange> last_answer(CharacterView text) {
+  std::optional<AnswerRange> last_range;
+  for (std::size_t i = 0; i < text.size();) {
+    const auto range = answer_at(text, i);
+    if (range) last_range = range;
+    i = range ? range->end : i + 1;
   }
-  return last;
+  return last_range;
 }
 
 }  // namespace
 
 Verdict math_dapo(std::string_view response, std::string_view reference) {
-  const Characters text = decode(last_characters(response, kGradedCharacters));
-  const auto place = last_answer(text);
+  const Characters text = decode(last_characters(response, kGradedCharactersMax));
+  const auto range = last_answer(text);
   const Characters answer =
-      normalised(place ? CharacterView(text).substr(place->begin, place->end - place->begin) : kNoAnswer);
-  Verdict verdict{answer == normalised(decode(reference))};
-  if (place) {
+      normalised(range ? CharacterView(text).substr(range->begin, range->end - range->begin) : kNoAnswer);
+  Verdict verdict{.correct = answer == normalised(decode(reference))};
+  if (range) {
     verdict.answer = encode(answer);
-    verdict.trailing = text.size() - place->end;
+    verdict.trailing = text.size() - range->end;
   }
   return verdict;
 }
 
 Verdict math_dapo_boxed(std::string_view response, std::string_view reference) {
-  const std::string_view text = last_characters(last_characters(response, kGradedCharacters), kBoxCharacters);
-  const std::size_t at = text.rfind(kBox);
+  const std::string_view text = last_characters(last_characters(response, kGradedCharactersMax), kBoxCharactersMax);
+  const std::size_t begin = text.rfind(kBox);
   std::uint64_t open_braces = 0;
-  for (std::size_t i = at; at != std::string_view::npos && i < text.size(); ++i) {
+  for (std::size_t i = begin; begin != std::string_view::npos && i < text.size(); ++i) {
     if (text[i] == '{') ++open_braces;
     if (text[i] != '}' || --open_braces > 0) continue;
-    std::string answer = encode(decode(text.substr(at + kBox.size(), i - at - kBox.size())));
+    std::string answer = encode(decode(text.substr(begin + kBox.size(), i - begin - kBox.size())));
     const bool correct = answer == encode(decode(reference));
-    return {correct, std::move(answer), count_characters(text.substr(i + 1))};
+    return {.correct = correct, .answer = std::move(answer), .trailing = count_characters(text.substr(i + 1))};
   }
   return {};
 }

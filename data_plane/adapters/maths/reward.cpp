@@ -1,3 +1,4 @@
+// Weighs a verdict and the form of its response, for the tasks of this folder.
 #include "data_plane/adapters/maths/reward.hpp"
 
 #include <algorithm>
@@ -5,12 +6,16 @@
 namespace echoline::data_plane::maths {
 namespace {
 
-constexpr std::uint64_t kTrailingForFormat = 50, kTrailingForNothing = 200;  // characters
+constexpr std::uint64_t kTrailingForFormat = 50;    // characters after the answer at which `format` is 0
+constexpr std::uint64_t kTrailingForNothing = 200;  // characters after the answer at which `no_trailing` is 0
 
 bool closes_thoughts(std::string_view response) {
   constexpr std::string_view kClose = "</think>";
-  const auto same = [](char a, char b) { return (a >= 'A' && a <= 'Z' ? static_cast<char>(a - 'A' + 'a') : a) == b; };
-  return std::search(response.begin(), response.end(), kClose.begin(), kClose.end(), same) != response.end();
+  const auto equals_ignoring_case = [](char a, char b) {
+    return (a >= 'A' && a <= 'Z' ? static_cast<char>(a - 'A' + 'a') : a) == b;
+  };
+  return std::search(response.begin(), response.end(), kClose.begin(), kClose.end(), equals_ignoring_case) !=
+         response.end();
 }
 
 }  // namespace
@@ -26,18 +31,19 @@ void RewardWeights::read(ConfigSection s) {
 }
 
 Score RewardWeights::score(const Verdict& verdict, std::string_view response) const {
-  const bool tidy = verdict.answer && verdict.trailing < kTrailingForFormat;
+  const bool has_format = verdict.answer && verdict.trailing < kTrailingForFormat;
   const std::uint64_t trailing = std::min(verdict.trailing, kTrailingForNothing);
-  const double ends = verdict.answer ? 1 - static_cast<double>(trailing) / static_cast<double>(kTrailingForNothing) : 0;
-  const double thinks = closes_thoughts(response) ? 1 : 0;
-  const double reward =
-      (verdict.correct ? correct : wrong) + format * (tidy ? 1 : 0) + thinking * thinks + no_trailing * ends;
-  return {reward,
-          {{"correct", verdict.correct ? 1.0 : 0.0},
-           {"format", tidy ? 1.0 : 0.0},
-           {"thinking", thinks},
-           {"no_trailing", ends}},
-          verdict.correct};
+  const double no_trailing_part =
+      verdict.answer ? 1 - static_cast<double>(trailing) / static_cast<double>(kTrailingForNothing) : 0;
+  const double thinking_part = closes_thoughts(response) ? 1 : 0;
+  const double reward = (verdict.correct ? correct : wrong) + format * (has_format ? 1 : 0) + thinking * thinking_part +
+                        no_trailing * no_trailing_part;
+  return {.reward = reward,
+          .components = {{"correct", verdict.correct ? 1.0 : 0.0},
+                         {"format", has_format ? 1.0 : 0.0},
+                         {"thinking", thinking_part},
+                         {"no_trailing", no_trailing_part}},
+          .correct = verdict.correct};
 }
 
 }  // namespace echoline::data_plane::maths

@@ -18,7 +18,7 @@ namespace {
 
 // The limits of these fields in schema.proto; change both together.
 constexpr std::size_t kPromptBytesMax = 256u << 10, kReferenceBytesMax = 64u << 10;
-constexpr std::size_t kReadBytes = 1u << 20;
+constexpr std::size_t kReadBlockBytes = 1u << 20;
 constexpr std::size_t kDepthMax = 64;
 
 std::uint64_t hash_of(std::string_view text) { return XXH3_64bits(text.data(), text.size()); }
@@ -36,11 +36,11 @@ Digest digest_of(const Row& row) {
   const XXH128_hash_t prompt = XXH3_128bits(row.prompt.text.data(), row.prompt.text.size());
   const XXH128_hash_t reference = XXH3_128bits(row.reference.data(), row.reference.size());
   // Mixing only the prompt makes the order matter: (a, b) differs from (b, a).
-  return {mix64(prompt.low64) + reference.low64, mix64(prompt.high64) + reference.high64};
+  return {.low = mix64(prompt.low64) + reference.low64, .high = mix64(prompt.high64) + reference.high64};
 }
 
 // Whether more brackets are open at once than a row needs. Reading them would take much memory and time.
-bool too_deep(std::string_view line) {
+bool is_nested_too_deep(std::string_view line) {
   std::size_t depth = 0;
   bool quoted = false;
   for (std::size_t i = 0; i < line.size() && depth <= kDepthMax; ++i) {
@@ -57,7 +57,7 @@ bool too_deep(std::string_view line) {
 // neither.
 const nlohmann::json* value_at(const nlohmann::json& row, std::string_view key) {
   const nlohmann::json* value = &row;
-  if (const auto whole = row.find(std::string(key)); whole != row.end()) return &*whole;
+  if (const auto field = row.find(std::string(key)); field != row.end()) return &*field;
   for (;;) {
     const std::size_t dot = key.find('.');
     if (!value->is_object()) return nullptr;
@@ -69,17 +69,17 @@ const nlohmann::json* value_at(const nlohmann::json& row, std::string_view key) 
   }
 }
 
-// Calls `each` with every line, its offset and its number. Returns the first error of `each`.
-template <class Each>
-Status for_each_line(const std::filesystem::path& path, int fd, Each each) {
+// Calls `on_line` with every line, its offset and its number. Returns the first error of `on_line`.
+template <class OnLine>
+Status for_each_line(const std::filesystem::path& path, int fd, OnLine on_line) {
   std::string pending;  // bytes read that do not yet form a line
   std::uint64_t offset = 0, number = 0;
-  std::vector<char> block(kReadBytes);
-  for (bool more = true; more;) {
+  std::vector<char> block(kReadBlockBytes);
+  for (bool has_more = true; has_more;) {
     const ssize_t n = ::read(fd, block.data(), block.size());
     if (n < 0 && errno == EINTR) continue;
     if (n < 0) return os_error("read rows", path);
-    more = n > 0;
+    has_more = n > 0;
     pending.append(block.data(), static_cast<std::size_t>(std::max<ssize_t>(n, 0)));
     std::size_t begin = 0;
     while (begin < pending.size()) {
@@ -87,11 +87,11 @@ Status for_each_line(const std::filesystem::path& path, int fd, Each each) {
       if (end - begin > kRowBytesMax)
         return fail(Code::kInvalid, "read rows", "{}:{}: longer than {} MiB, the limit of a row", path.string(),
                     number + 1, kRowBytesMax >> 20);
-      if (end == pending.size() && more) break;
+      if (end == pending.size() && has_more) break;
       if (++number > UINT32_MAX)
         return fail(Code::kExhausted, "read rows", "{}: more than {} lines; split it", path.string(), UINT32_MAX);
-      ECHO_TRY(each(std::string_view(pending).substr(begin, end - begin), offset + begin,
-                    static_cast<std::uint32_t>(number)));
+      ECHO_TRY(on_line(std::string_view(pending).substr(begin, end - begin), offset + begin,
+                       static_cast<std::uint32_t>(number)));
       begin = std::min(end + 1, pending.size());
     }
     offset += begin;
@@ -129,7 +129,7 @@ Result<PolicyInput> prompt_at(const nlohmann::json& row, std::string_view key) {
 }
 
 Result<Row> read_row(std::string_view line, const RowReader& reader) {
-  if (too_deep(line)) return fail(Code::kInvalid, "", "expected brackets nested at most {} deep", kDepthMax);
+  if (is_nested_too_deep(line)) return fail(Code::kInvalid, "", "expected brackets nested at most {} deep", kDepthMax);
   const auto json = nlohmann::json::parse(line.begin(), line.end(), nullptr, /*allow_exceptions=*/false);
   if (!json.is_object()) return fail(Code::kInvalid, "", "expected a JSON object");
   ECHO_ASSIGN(Row row, reader(json));
@@ -162,7 +162,10 @@ Result<RowFile> RowFile::open(const std::filesystem::path& path, RowReader reade
         if (rows.places_.size() == kRowsMax)
           return fail(Code::kExhausted, "read rows", "{}:{}: more than {} different rows; split the file",
                       path.string(), number, kRowsMax);
-        rows.places_.push_back({offset, hash_of(row->prompt.text), static_cast<std::uint32_t>(line.size()), number});
+        rows.places_.push_back({.offset = offset,
+                                .prompt_hash = hash_of(row->prompt.text),
+                                .bytes = static_cast<std::uint32_t>(line.size()),
+                                .line = number});
         return ok();
       }));
   if (rows.places_.empty()) return fail(Code::kInvalid, "read rows", "{}: the file has no rows", path.string());
@@ -171,15 +174,15 @@ Result<RowFile> RowFile::open(const std::filesystem::path& path, RowReader reade
 }
 
 Result<Row> RowFile::row(std::size_t index) const {
-  const Place& place = places_[index];
+  const RowPlace& place = places_[index];
   std::string line(place.bytes, '\0');
-  for (std::size_t done = 0; done < line.size();) {
-    const ssize_t n =
-        ::pread(file_->get(), line.data() + done, line.size() - done, static_cast<off_t>(place.offset + done));
+  for (std::size_t bytes_read = 0; bytes_read < line.size();) {
+    const ssize_t n = ::pread(file_->get(), line.data() + bytes_read, line.size() - bytes_read,
+                              static_cast<off_t>(place.offset + bytes_read));
     if (n < 0 && errno == EINTR) continue;
     if (n < 0) return os_error("read rows", path_);
     if (n == 0) break;
-    done += static_cast<std::size_t>(n);
+    bytes_read += static_cast<std::size_t>(n);
   }
   auto row = read_row(line, reader_);
   if (!row || hash_of(row->prompt.text) != place.prompt_hash)
@@ -191,16 +194,16 @@ Result<Row> RowFile::row(std::size_t index) const {
 
 std::optional<std::size_t> RowFile::index_of_line(std::uint32_t line) const {
   const auto place = std::lower_bound(places_.begin(), places_.end(), line,
-                                      [](const Place& p, std::uint32_t wanted) { return p.line < wanted; });
+                                      [](const RowPlace& p, std::uint32_t wanted) { return p.line < wanted; });
   if (place == places_.end() || place->line != line) return std::nullopt;
   return static_cast<std::size_t>(place - places_.begin());
 }
 
-RowFile RowFile::move_out(const std::function<bool(std::uint64_t prompt_hash)>& chosen) {
+RowFile RowFile::move_out(const std::function<bool(std::uint64_t prompt_hash)>& is_chosen) {
   RowFile other(path_, file_, reader_);
-  for (const Place& place : places_)
-    if (chosen(place.prompt_hash)) other.places_.push_back(place);
-  std::erase_if(places_, [&](const Place& place) { return chosen(place.prompt_hash); });
+  for (const RowPlace& place : places_)
+    if (is_chosen(place.prompt_hash)) other.places_.push_back(place);
+  std::erase_if(places_, [&](const RowPlace& place) { return is_chosen(place.prompt_hash); });
   return other;
 }
 

@@ -16,7 +16,7 @@
 
 namespace echoline::data_plane::maths {
 
-inline constexpr std::size_t kRowBytesMax = 4u << 20;  // per line
+inline constexpr std::size_t kRowBytesMax = 4u << 20;  // limit of a line
 inline constexpr std::size_t kRowsMax = 20'000'000;    // different rows per file
 
 // One row as a problem.
@@ -26,7 +26,8 @@ struct Row {
   std::string demonstration = {};  // a worked solution; empty if the data set has none
 };
 
-// Turns a JSON object into a row; kInvalid with what was expected. May be called from several threads at once.
+// Turns a JSON object into a row; kInvalid with what was expected. Here and in the functions below, the error has no
+// operation and no line number; the caller adds both. May be called from several threads at once.
 using RowReader = std::function<Result<Row>(const nlohmann::json& row)>;
 
 // Reads one line as a row. kInvalid, also for a prompt or reference longer than a problem may have (schema.proto).
@@ -52,15 +53,16 @@ class RowFile {
 
   // Reads row `index` < size(). kCorrupt if the file has changed. May be called from several threads at once.
   Result<Row> row(std::size_t index) const;
-  std::uint32_t line(std::size_t index) const { return places_[index].line; }  // from 1
+  std::uint32_t line(std::size_t index) const { return places_[index].line; }  // line number, from 1
   std::uint64_t prompt_hash(std::size_t index) const { return places_[index].prompt_hash; }
   std::optional<std::size_t> index_of_line(std::uint32_t line) const;
 
-  // Moves the rows whose prompt hash `chosen` accepts to a new RowFile of the same file, and returns that.
-  RowFile move_out(const std::function<bool(std::uint64_t prompt_hash)>& chosen);
+  // Moves the rows whose prompt hash `is_chosen` accepts to a new RowFile of the same file, and returns that.
+  RowFile move_out(const std::function<bool(std::uint64_t prompt_hash)>& is_chosen);
 
  private:
-  struct Place {
+  // A line in the file.
+  struct RowPlace {
     std::uint64_t offset, prompt_hash;
     std::uint32_t bytes, line;
   };
@@ -70,7 +72,7 @@ class RowFile {
   std::filesystem::path path_;
   std::shared_ptr<const Descriptor> file_;
   RowReader reader_;
-  std::vector<Place> places_;  // by line number
+  std::vector<RowPlace> places_;  // sorted by line number
   std::uint64_t repeated_ = 0;
 };
 

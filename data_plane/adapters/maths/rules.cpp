@@ -1,3 +1,4 @@
+// Chooses the grading rule, and implements the shortest one.
 #include "data_plane/adapters/maths/rules.hpp"
 
 #include "data_plane/adapters/maths/text.hpp"
@@ -7,8 +8,8 @@ namespace echoline::data_plane::maths {
 Verdict exact(std::string_view response, std::string_view reference) {
   const Characters text = decode(response);
   const CharacterView answer = trimmed(text);
-  if (answer.empty()) return {reference.empty()};
-  return {answer == trimmed(decode(reference)), encode(answer), 0};
+  if (answer.empty()) return {.correct = reference.empty()};
+  return {.correct = answer == trimmed(decode(reference)), .answer = encode(answer)};
 }
 
 Verdict grade(Rule rule, std::string_view response, std::string_view reference) {

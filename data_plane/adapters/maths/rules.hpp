@@ -23,10 +23,11 @@ enum class Rule {
   kExact,          // the whole response without white space around it
 };
 
+// The grade of a response.
 struct Verdict {
   bool correct = false;
   std::optional<std::string> answer = {};  // the text where the rule looks for an answer, in the compared form
-  std::uint64_t trailing = 0;              // characters after it
+  std::uint64_t trailing = 0;              // characters after `answer`
 };
 
 Verdict grade(Rule rule, std::string_view response, std::string_view reference);
@@ -40,7 +41,7 @@ Verdict math_reward(std::string_view response, std::string_view reference);
 Verdict hendrycks_math(std::string_view response, std::string_view reference);
 Verdict exact(std::string_view response, std::string_view reference);
 
-// The content of the last box of a worked solution, for a row that does not state its answer.
+// The content of the last \boxed{} of a worked solution, for a row that does not state its answer.
 std::optional<std::string> boxed_answer(std::string_view solution);
 
 // Reads the key `rule`.

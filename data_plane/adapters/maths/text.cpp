@@ -1,3 +1,4 @@
+// UTF-8 and character classes as in Python, on which the published rules depend.
 #include "data_plane/adapters/maths/text.hpp"
 
 #include <algorithm>
@@ -6,18 +7,18 @@
 namespace echoline::data_plane::maths {
 namespace {
 
-constexpr char32_t kReplacement = 0xfffd;
+constexpr char32_t kReplacement = 0xfffd;  // for invalid UTF-8
 constexpr std::size_t kBytesPerCharacter = 4;
 
-bool continues(char c) { return (static_cast<unsigned char>(c) & 0xc0) == 0x80; }
+bool is_continuation(char c) { return (static_cast<unsigned char>(c) & 0xc0) == 0x80; }
 
-struct Unit {
+struct DecodedCharacter {
   char32_t character;
   std::size_t bytes;
 };
 
 // The first character of `bytes`, which must not be empty: Unicode 14, table 3-7.
-Unit first_character(std::string_view bytes) {
+DecodedCharacter first_character(std::string_view bytes) {
   const auto lead = static_cast<unsigned char>(bytes[0]);
   if (lead < 0x80) return {lead, 1};
   if (lead < 0xc2 || lead > 0xf4) return {kReplacement, 1};
@@ -40,6 +41,7 @@ Unit first_character(std::string_view bytes) {
 struct Range {
   char32_t first, last;
 };
+// Ascending.
 constexpr Range kDigits[] = {
     {0x30, 0x39},       {0xb2, 0xb3},       {0xb9, 0xb9},       {0x660, 0x669},     {0x6f0, 0x6f9},
     {0x7c0, 0x7c9},     {0x966, 0x96f},     {0x9e6, 0x9ef},     {0xa66, 0xa6f},     {0xae6, 0xaef},
@@ -65,9 +67,9 @@ Characters decode(std::string_view bytes) {
   Characters text;
   text.reserve(bytes.size());
   while (!bytes.empty()) {
-    const Unit unit = first_character(bytes);
-    text += unit.character;
-    bytes.remove_prefix(unit.bytes);
+    const DecodedCharacter decoded = first_character(bytes);
+    text += decoded.character;
+    bytes.remove_prefix(decoded.bytes);
   }
   return text;
 }
@@ -75,22 +77,22 @@ Characters decode(std::string_view bytes) {
 std::string encode(CharacterView text) {
   std::string bytes;
   bytes.reserve(text.size());
-  const auto byte = [&](char32_t value) { bytes += static_cast<char>(static_cast<unsigned char>(value)); };
+  const auto append_byte = [&](char32_t value) { bytes += static_cast<char>(static_cast<unsigned char>(value)); };
   for (const char32_t c : text) {
     if (c < 0x80) {
-      byte(c);
+      append_byte(c);
     } else if (c < 0x800) {
-      byte(0xc0 | (c >> 6));
-      byte(0x80 | (c & 0x3f));
+      append_byte(0xc0 | (c >> 6));
+      append_byte(0x80 | (c & 0x3f));
     } else if (c < 0x10000) {
-      byte(0xe0 | (c >> 12));
-      byte(0x80 | ((c >> 6) & 0x3f));
-      byte(0x80 | (c & 0x3f));
+      append_byte(0xe0 | (c >> 12));
+      append_byte(0x80 | ((c >> 6) & 0x3f));
+      append_byte(0x80 | (c & 0x3f));
     } else {
-      byte(0xf0 | (c >> 18));
-      byte(0x80 | ((c >> 12) & 0x3f));
-      byte(0x80 | ((c >> 6) & 0x3f));
-      byte(0x80 | (c & 0x3f));
+      append_byte(0xf0 | (c >> 18));
+      append_byte(0x80 | ((c >> 12) & 0x3f));
+      append_byte(0x80 | ((c >> 6) & 0x3f));
+      append_byte(0x80 | (c & 0x3f));
     }
   }
   return bytes;
@@ -104,10 +106,10 @@ std::uint64_t count_characters(std::string_view bytes) {
 
 std::string_view last_characters(std::string_view bytes, std::size_t count) {
   // A character begins at every byte that is not a continuation byte, and after three continuation bytes.
-  const std::size_t enough = kBytesPerCharacter * count + kBytesPerCharacter - 1;
-  if (bytes.size() > enough) {
-    bytes.remove_prefix(bytes.size() - enough);
-    for (std::size_t i = 1; i < kBytesPerCharacter && continues(bytes[0]); ++i) bytes.remove_prefix(1);
+  const std::size_t bytes_to_read = kBytesPerCharacter * count + kBytesPerCharacter - 1;
+  if (bytes.size() > bytes_to_read) {
+    bytes.remove_prefix(bytes.size() - bytes_to_read);
+    for (std::size_t i = 1; i < kBytesPerCharacter && is_continuation(bytes[0]); ++i) bytes.remove_prefix(1);
   }
   for (std::uint64_t excess = count_characters(bytes); excess > count; --excess)
     bytes.remove_prefix(first_character(bytes).bytes);
@@ -135,17 +137,18 @@ Characters replaced(CharacterView text, CharacterView from, CharacterView to) {
   Characters result;
   result.reserve(text.size());
   for (;;) {
-    const std::size_t at = text.find(from);
-    result += text.substr(0, at);
-    if (at == CharacterView::npos) return result;
+    const std::size_t begin = text.find(from);
+    result += text.substr(0, begin);
+    if (begin == CharacterView::npos) return result;
     result += to;
-    text.remove_prefix(at + from.size());
+    text.remove_prefix(begin + from.size());
   }
 }
 
 std::size_t occurrences(CharacterView text, CharacterView what) {
   std::size_t count = 0;
-  for (std::size_t at = text.find(what); at != CharacterView::npos; at = text.find(what, at + what.size())) ++count;
+  for (std::size_t begin = text.find(what); begin != CharacterView::npos; begin = text.find(what, begin + what.size()))
+    ++count;
   return count;
 }
 

@@ -1,3 +1,4 @@
+// Implements the messages for the adapter nemo_gym.
 #include "data_plane/adapters/nemo_gym/messages.hpp"
 
 #include <cmath>
@@ -10,13 +11,13 @@ namespace {
 
 using nlohmann::json;
 
-constexpr std::size_t kComponentsMax = 64, kNameBytesMax = 128, kWordsMax = 1024;
+constexpr std::size_t kComponentsMax = 64, kNameBytesMax = 128, kExcerptBytesMax = 120, kReasonBytesMax = 1024;
 
-std::string written(const json& value) { return value.dump(-1, ' ', false, json::error_handler_t::replace); }
-std::string shown(const json& value) { return written(value).substr(0, 120); }
+std::string json_text(const json& value) { return value.dump(-1, ' ', false, json::error_handler_t::replace); }
+std::string excerpt(const json& value) { return json_text(value).substr(0, kExcerptBytesMax); }
 
 template <class... Args>
-Error bad(fmt::format_string<Args...> format, Args&&... args) {
+Error verdict_error(fmt::format_string<Args...> format, Args&&... args) {
   return fail(Code::kCorrupt, "verdict", format, std::forward<Args>(args)...);
 }
 
@@ -27,10 +28,10 @@ Result<maths::Row> read_row(const json& row) {
   if (params == row.end() || !params->is_object() || !params->contains("input"))
     return fail(Code::kInvalid, "",
                 "expected 'responses_create_params.input', a text or a list of messages, found none");
-  maths::Row read;
-  ECHO_ASSIGN(read.prompt, maths::prompt_at(row, "responses_create_params.input"));
-  read.reference = written(row);
-  return read;
+  maths::Row result;
+  ECHO_ASSIGN(result.prompt, maths::prompt_at(row, "responses_create_params.input"));
+  result.reference = json_text(row);
+  return result;
 }
 
 Result<std::string> verify_body(const Problem& problem, std::string_view response) {
@@ -51,30 +52,33 @@ Result<std::string> verify_body(const Problem& problem, std::string_view respons
                       {"parallel_tool_calls", true},
                       {"tool_choice", "auto"},
                       {"tools", json::array()}};
-  return written(body);
+  return json_text(body);
 }
 
 Result<Score> read_verdict(std::string_view body, double correct_at) {
-  if (nests_too_deep(body)) return bad("nested deeper than {}", kJsonDepthMax);
-  const json said = json::parse(body, nullptr, false);
-  if (!said.is_object()) return bad("expected a JSON object, found '{}'", shown(json(body.substr(0, 120))));
-  const auto reward = said.find("reward");
-  if (reward == said.end() || !reward->is_number() || !std::isfinite(reward->get<double>()))
-    return bad("expected a finite number 'reward', found {}", reward == said.end() ? "none" : shown(*reward));
-  if (said.value("mask_sample", json()) == true)
+  if (nests_too_deep(body)) return verdict_error("nested deeper than {}", kJsonDepthMax);
+  const json answer = json::parse(body, nullptr, false);
+  if (!answer.is_object())
+    return verdict_error("expected a JSON object, found '{}'", excerpt(json(body.substr(0, kExcerptBytesMax))));
+  const auto reward = answer.find("reward");
+  if (reward == answer.end() || !reward->is_number() || !std::isfinite(reward->get<double>()))
+    return verdict_error("expected a finite number 'reward', found {}",
+                         reward == answer.end() ? "none" : excerpt(*reward));
+  if (answer.value("mask_sample", json()) == true)
     return fail(Code::kUnavailable, "verdict", "the server marks its reward as invalid: {}",
-                written(said.value("failure_reason", said.value("failure_kind", json("no reason given"))))
-                    .substr(0, kWordsMax));
+                json_text(answer.value("failure_reason", answer.value("failure_kind", json("no reason given"))))
+                    .substr(0, kReasonBytesMax));
   Score score;
   score.reward = reward->get<double>();
   score.correct = score.reward >= correct_at;
-  if (const auto parts = said.find("reward_components"); parts != said.end() && !parts->is_null()) {
+  if (const auto parts = answer.find("reward_components"); parts != answer.end() && !parts->is_null()) {
     if (!parts->is_object() || parts->size() > kComponentsMax)
-      return bad("'reward_components' is {}, expected at most {} named numbers", shown(*parts), kComponentsMax);
+      return verdict_error("'reward_components' is {}, expected at most {} named numbers", excerpt(*parts),
+                           kComponentsMax);
     for (const auto& [name, value] : parts->items()) {
       if (name.empty() || name.size() > kNameBytesMax || !value.is_number() || !std::isfinite(value.get<double>()))
-        return bad("component '{}' is {}, expected a name of 1 to {} bytes and a finite number", name.substr(0, 80),
-                   shown(value), kNameBytesMax);
+        return verdict_error("component '{}' is {}, expected a name of 1 to {} bytes and a finite number",
+                             name.substr(0, 80), excerpt(value), kNameBytesMax);
       score.components[name] = value.get<double>();
     }
   }

@@ -17,25 +17,26 @@ struct Options : maths::DataSetOptions {
     s.require("url", verifier.url, "URL of the resources server, http or https; workers must reach it too");
     read_files(s, use, "a data set of NeMo Gym, JSON Lines: {responses_create_params: {input}, ...}");
     s.read("sessions", verifier.sessions, "each response has its own session: call /seed_session before /verify");
-    s.read("at_once", verifier.at_once, {.min = 1, .max = 1024}, "requests that a worker has in flight");
+    s.read("at_once", verifier.in_flight_max, {.min = 1, .max = 1024}, "requests that a worker has in flight");
     s.read("tries", verifier.tries, {.min = 1, .max = 20}, "attempts after temporary errors, with growing pauses");
     s.read("deadline", verifier.deadline, {.min = std::chrono::milliseconds(10), .max = std::chrono::hours(1)},
-           "for an answer");
+           "the longest wait for an answer");
     s.read("correct_at", correct_at, "the least reward that counts as correct");
     if (!verifier.url.empty() && !verifier.url.starts_with("http://") && !verifier.url.starts_with("https://"))
       s.error("url", fmt::format("expected a URL such as http://host:8000, found '{}'", verifier.url.substr(0, 200)));
-    verifier.url = service_url(verifier.url);
+    verifier.url = without_trailing_slashes(verifier.url);
     rule = maths::Rule::kExact;  // a placeholder: this task never applies the rule
   }
 };
 
-class Verified final : public Episode {
+// One response, which the server scores.
+class VerifiedEpisode final : public Episode {
  public:
-  Verified(nemo_gym::Verifier& verifier, Problem problem, double correct_at)
+  VerifiedEpisode(nemo_gym::Verifier& verifier, Problem problem, double correct_at)
       : verifier_(verifier), problem_(std::move(problem)), correct_at_(correct_at) {}
-  ~Verified() override {
+  ~VerifiedEpisode() override {
     const std::lock_guard lock(state_->mutex);
-    state_->wanted = false;
+    state_->is_wanted = false;
   }
 
   void step(std::string response, Done done) override {
@@ -45,18 +46,19 @@ class Verified final : public Episode {
         problem_.reference(), *std::move(body),
         [state = state_, correct_at = correct_at_, done = std::move(done)](const Result<std::string>& answer) {
           const std::lock_guard lock(state->mutex);
-          if (!state->wanted) return;
+          if (!state->is_wanted) return;
           if (!answer) return done(answer.error());
           auto score = nemo_gym::read_verdict(*answer, correct_at);
           if (!score) return done(std::move(score).error());
-          done(Step{*std::move(score), true, {}});
+          done(Step{.score = *std::move(score), .done = true, .observation = {}});
         });
   }
 
  private:
+  // Shared with the request, which may outlive the episode.
   struct RequestState {
     std::mutex mutex;
-    bool wanted = true;
+    bool is_wanted = true;  // false: the episode was destroyed
   };
   nemo_gym::Verifier& verifier_;
   const Problem problem_;
@@ -73,7 +75,7 @@ class NemoGym final : public Adapter {
   Result<Problem> problem(std::uint64_t index) const override { return rows_->problem(index); }
   std::vector<Problem> evaluation() const override { return rows_->evaluation(); }
   Result<std::unique_ptr<Episode>> begin(const Problem& problem, std::uint64_t) const override {
-    return std::unique_ptr<Episode>(std::make_unique<Verified>(verifier_, problem, correct_at_));
+    return std::unique_ptr<Episode>(std::make_unique<VerifiedEpisode>(verifier_, problem, correct_at_));
   }
   Repeatable repeatable(const Problem&) const override { return Repeatable::kNot; }
   std::optional<std::string> demonstration(const Problem&) const override { return std::nullopt; }
@@ -85,16 +87,18 @@ class NemoGym final : public Adapter {
 };
 
 Result<std::unique_ptr<Adapter>> make(std::string_view options_json, std::uint64_t seed, AdapterUse use) {
-  ECHO_ASSIGN(const Options o, options_from_json<Options>("nemo_gym", options_json, use));
-  ECHO_ASSIGN(auto rows, maths::make_data_set("nemo_gym", o, nemo_gym::read_row, seed, use));
-  return std::unique_ptr<Adapter>(std::make_unique<NemoGym>(o, std::move(rows)));
+  ECHO_ASSIGN(const Options options, options_from_json<Options>("nemo_gym", options_json, use));
+  ECHO_ASSIGN(auto rows, maths::make_data_set("nemo_gym", options, nemo_gym::read_row, seed, use));
+  return std::unique_ptr<Adapter>(std::make_unique<NemoGym>(options, std::move(rows)));
 }
 
 }  // namespace
 
-const BuiltIn kNemoGym{
-    "nemo_gym",
-    "A data set of NeMo Gym, verified by one of its resources servers (docs/how-to/connect-an-environment-server.md)",
-    [](ConfigSection s) { Options().read(s, AdapterUse::kProblems); }, make};
+const BuiltIn kNemoGym{.name = "nemo_gym",
+                       .meaning =
+                           "A data set of NeMo Gym, verified by one of its resources servers "
+                           "(docs/how-to/connect-an-environment-server.md)",
+                       .read_options = [](ConfigSection s) { Options().read(s, AdapterUse::kProblems); },
+                       .make = make};
 
 }  // namespace echoline::data_plane

@@ -11,7 +11,10 @@ namespace {
 constexpr std::size_t kAnswerBytesMax = 4u << 20;
 // Longest wait for answers before the thread looks for new requests.
 constexpr Duration kPollTime = std::chrono::milliseconds(5);
+constexpr Duration kRetryCheckInterval = std::chrono::milliseconds(20);
+constexpr std::size_t kAnswerBytesShown = 300;
 
+// Whether a retry may help after this HTTP status.
 bool is_temporary(int status) {
   return status == 408 || status == 409 || status == 425 || status == 429 || status >= 500;
 }
@@ -20,7 +23,7 @@ bool is_temporary(int status) {
 
 Verifier::Verifier(VerifierOptions options)
     : options_(std::move(options)),
-      http_("", options_.deadline, {.answer_max = kAnswerBytesMax}),
+      http_(/*key=*/"", options_.deadline, {.answer_bytes_max = kAnswerBytesMax}),
       thread_([this] { run_thread(); }) {}
 
 Verifier::~Verifier() {
@@ -32,7 +35,7 @@ Verifier::~Verifier() {
   thread_.join();
 }
 
-void Verifier::ask(std::string seed_body, std::string verify_body, Done done) {
+void Verifier::ask(std::string seed_body, std::string verify_body, AnswerHandler handler) {
   {
     const std::lock_guard lock(mutex_);
     if (!stopping_ && in_flight_ < kInFlightMax) {
@@ -40,14 +43,14 @@ void Verifier::ask(std::string seed_body, std::string verify_body, Done done) {
       PendingRequest pending;
       pending.seed_body = std::move(seed_body);
       pending.verify_body = std::move(verify_body);
-      pending.done = std::move(done);
+      pending.handler = std::move(handler);
       added_.push_back(std::move(pending));
       changed_.notify_all();
       return;
     }
   }
-  done(fail(Code::kExhausted, "verify", "{} responses are waiting already; lower the load or raise at_once",
-            kInFlightMax));
+  handler(fail(Code::kExhausted, "verify", "{} responses are waiting already; lower the load or raise at_once",
+               kInFlightMax));
 }
 
 void Verifier::run_thread() {
@@ -58,13 +61,13 @@ void Verifier::run_thread() {
       if (sent_.empty() && waiting_.empty())
         changed_.wait(lock, ready);
       else if (sent_.empty())
-        changed_.wait_for(lock, std::chrono::milliseconds(20), ready);
+        changed_.wait_for(lock, kRetryCheckInterval, ready);
       if (stopping_) break;
       std::move(added_.begin(), added_.end(), std::back_inserter(waiting_));
       added_.clear();
     }
     const TimePoint now = clock_.now();
-    for (std::size_t left = waiting_.size(); left > 0 && sent_.size() < options_.at_once; --left) {
+    for (std::size_t unchecked = waiting_.size(); unchecked > 0 && sent_.size() < options_.in_flight_max; --unchecked) {
       PendingRequest next = std::move(waiting_.front());
       waiting_.pop_front();
       if (next.not_before > now)
@@ -75,22 +78,22 @@ void Verifier::run_thread() {
     if (!sent_.empty())
       for (HttpAnswer& answer : http_.poll(kPollTime)) on_answer(std::move(answer));
   }
-  std::deque<PendingRequest> left = std::move(waiting_);
-  for (auto& [request, pending] : sent_) left.push_back(std::move(pending));
+  std::deque<PendingRequest> unanswered = std::move(waiting_);
+  for (auto& [request, pending] : sent_) unanswered.push_back(std::move(pending));
   {
     const std::lock_guard lock(mutex_);
-    std::move(added_.begin(), added_.end(), std::back_inserter(left));
+    std::move(added_.begin(), added_.end(), std::back_inserter(unanswered));
     added_.clear();
   }
-  for (PendingRequest& pending : left) pending.done(fail(Code::kCancelled, "verify", "the run is ending"));
+  for (PendingRequest& pending : unanswered) pending.handler(fail(Code::kCancelled, "verify", "the run is ending"));
 }
 
 void Verifier::send(PendingRequest pending) {
-  const bool seed = options_.sessions && !pending.seeded;
+  const bool is_seed_request = options_.sessions && !pending.has_session;
   HttpRequest request;
   request.method = "POST";
-  request.url = options_.url + (seed ? "/seed_session" : "/verify");
-  request.body = seed ? pending.seed_body : pending.verify_body;
+  request.url = options_.url + (is_seed_request ? "/seed_session" : "/verify");
+  request.body = is_seed_request ? pending.seed_body : pending.verify_body;
   request.cookies = pending.cookies;
   const std::uint64_t id = http_.send(request);
   sent_.emplace(id, std::move(pending));
@@ -100,15 +103,16 @@ void Verifier::on_answer(HttpAnswer answer) {
   auto node = sent_.extract(answer.request);
   if (node.empty()) return;
   PendingRequest pending = std::move(node.mapped());
-  const bool seed = options_.sessions && !pending.seeded;
-  const std::string where = options_.url + (seed ? "/seed_session" : "/verify");
+  const bool is_seed_request = options_.sessions && !pending.has_session;
+  const std::string where = options_.url + (is_seed_request ? "/seed_session" : "/verify");
   if (answer.status == 0) return retry_or_fail(std::move(pending), fmt::format("{}: {}", where, answer.trouble), {});
   if (is_temporary(answer.status))
-    return retry_or_fail(std::move(pending),
-                         fmt::format("{}: HTTP {}: {}", where, answer.status, printable(answer.body, 300)),
-                         answer.retry_after);
-  if (seed && answer.status == 200) {
-    pending.seeded = true;
+    return retry_or_fail(
+        std::move(pending),
+        fmt::format("{}: HTTP {}: {}", where, answer.status, printable(answer.body, kAnswerBytesShown)),
+        answer.retry_after);
+  if (is_seed_request && answer.status == 200) {
+    pending.has_session = true;
     pending.cookies = std::move(answer.cookies);
     return send(std::move(pending));
   }
@@ -117,25 +121,26 @@ void Verifier::on_answer(HttpAnswer answer) {
     --in_flight_;
   }
   if (answer.status != 200)
-    return pending.done(fail(Code::kInvalid, "verify", "{}: expected HTTP 200, found {}: {}", where, answer.status,
-                             printable(answer.body, 300)));
-  pending.done(std::move(answer.body));
+    return pending.handler(fail(Code::kInvalid, "verify", "{}: expected HTTP 200, found {}: {}", where, answer.status,
+                                printable(answer.body, kAnswerBytesShown)));
+  pending.handler(std::move(answer.body));
 }
 
-void Verifier::retry_or_fail(PendingRequest pending, std::string why, Duration at_least) {
+void Verifier::retry_or_fail(PendingRequest pending, std::string why, Duration min_pause) {
   if (++pending.tries >= options_.tries) {
     {
       const std::lock_guard lock(mutex_);
       --in_flight_;
     }
-    return pending.done(fail(Code::kUnavailable, "verify", "{} (tried {} times)", why, pending.tries));
+    return pending.handler(fail(Code::kUnavailable, "verify", "{} (tried {} times)", why, pending.tries));
   }
   Duration pause = options_.pause_first;
   for (std::uint32_t i = 1; i < pending.tries && pause < options_.pause_max; ++i) pause *= 2;
-  pending.seeded = false;
+  // Begins a new session, because the failed try may have ended the old one.
+  pending.has_session = false;
   pending.cookies.clear();
   pending.not_before =
-      clock_.now() + std::max(std::min(pause, options_.pause_max), std::min(at_least, options_.pause_max));
+      clock_.now() + std::max(std::min(pause, options_.pause_max), std::min(min_pause, options_.pause_max));
   waiting_.push_back(std::move(pending));
 }
 

@@ -17,10 +17,11 @@ namespace echoline::data_plane::nemo_gym {
 
 struct VerifierOptions {
   std::string url;
-  bool sessions = true;  // call /seed_session before /verify
-  std::size_t at_once = 16;
-  std::uint32_t tries = 5;
-  Duration deadline = std::chrono::seconds(60);  // per request
+  bool sessions = true;                          // call /seed_session before /verify
+  std::size_t in_flight_max = 16;                // requests
+  std::uint32_t tries = 5;                       // requests per response, at most
+  Duration deadline = std::chrono::seconds(60);  // time-out of each request
+  // Between tries: the pause doubles from the first to the longest.
   Duration pause_first = std::chrono::milliseconds(500), pause_max = std::chrono::seconds(30);
 };
 
@@ -32,27 +33,27 @@ class Verifier {
 
   // The answer of /verify. kUnavailable: all tries failed; kInvalid: the server refuses the request, with its words;
   // kExhausted: kInFlightMax requests are in flight; kCancelled: the verifier is being destroyed.
-  using Done = std::function<void(Result<std::string>)>;
+  using AnswerHandler = std::function<void(Result<std::string>)>;
 
   explicit Verifier(VerifierOptions options);
   ~Verifier();
   Verifier(const Verifier&) = delete;
   Verifier& operator=(const Verifier&) = delete;
-  // `done` is called once, on the verifier's thread, and must not block.
-  void ask(std::string seed_body, std::string verify_body, Done done);
+  // `handler` is called once, on the verifier's thread, and must not block.
+  void ask(std::string seed_body, std::string verify_body, AnswerHandler handler);
 
  private:
   struct PendingRequest {
     std::string seed_body, verify_body, cookies;
-    Done done;
-    bool seeded = false;
+    AnswerHandler handler;
+    bool has_session = false;  // /seed_session has answered
     std::uint32_t tries = 0;
     TimePoint not_before{};
   };
   void run_thread();
   void send(PendingRequest pending);
   void on_answer(HttpAnswer answer);
-  void retry_or_fail(PendingRequest pending, std::string why, Duration at_least);
+  void retry_or_fail(PendingRequest pending, std::string why, Duration min_pause);
 
   const VerifierOptions options_;
   const SystemClock clock_;
@@ -65,7 +66,7 @@ class Verifier {
   // Used by the thread only.
   HttpClient http_;
   std::deque<PendingRequest> waiting_;
-  std::map<std::uint64_t, PendingRequest> sent_;  // by request id
+  std::map<std::uint64_t, PendingRequest> sent_;  // by the id of the HTTP request
   std::thread thread_;
 };
 

@@ -24,16 +24,17 @@ namespace websocket = beast::websocket;
 using boost::system::error_code;
 using tcp = asio::ip::tcp;
 
+// A WebSocket. Its methods are called on the client's thread only.
 class Session : public std::enable_shared_from_this<Session> {
  public:
   virtual ~Session() = default;
-  virtual void ask(std::string message, Client::Done done) = 0;
+  virtual void ask(std::string message, Client::AnswerHandler handler) = 0;
   virtual void end(std::function<void()> then) = 0;
 };
 
 namespace {
 
-constexpr Duration kCloseTimeout = std::chrono::seconds(2);  // for a server to close a session
+constexpr Duration kCloseTimeout = std::chrono::seconds(2);  // wait for a server to close a session
 
 using IoHandler = std::function<void(error_code, std::size_t)>;  // bytes
 
@@ -55,11 +56,11 @@ class Stream {
 
   template <class Buffers, class Handler>
   void async_read_some(const Buffers& buffers, Handler&& handler) {
-    asio::mutable_buffer into;
-    for (auto it = asio::buffer_sequence_begin(buffers); it != asio::buffer_sequence_end(buffers) && into.size() == 0;
-         ++it)
-      into = *it;
-    read(into, copyable(std::forward<Handler>(handler)));
+    asio::mutable_buffer destination;
+    for (auto it = asio::buffer_sequence_begin(buffers);
+         it != asio::buffer_sequence_end(buffers) && destination.size() == 0; ++it)
+      destination = *it;
+    read(destination, copyable(std::forward<Handler>(handler)));
   }
   template <class Buffers, class Handler>
   void async_write_some(const Buffers& buffers, Handler&& handler) {
@@ -68,16 +69,18 @@ class Stream {
   }
 
  private:
+  // std::function needs a handler that can be copied; Boost.Beast's can only be moved.
   template <class Handler>
   static IoHandler copyable(Handler&& handler) {
-    return [h = std::make_shared<std::decay_t<Handler>>(std::forward<Handler>(handler))](
-               error_code error, std::size_t bytes) { (*h)(error, bytes); };
+    return [shared_handler = std::make_shared<std::decay_t<Handler>>(std::forward<Handler>(handler))](
+               error_code error, std::size_t bytes) { (*shared_handler)(error, bytes); };
   }
-  void read(asio::mutable_buffer into, IoHandler done) {
-    tls_ ? tls_->async_read_some(into, std::move(done)) : socket_.async_read_some(into, std::move(done));
+  void read(asio::mutable_buffer destination, IoHandler handler) {
+    tls_ ? tls_->async_read_some(destination, std::move(handler))
+         : socket_.async_read_some(destination, std::move(handler));
   }
-  void write(const std::vector<asio::const_buffer>& from, IoHandler done) {
-    tls_ ? tls_->async_write_some(from, std::move(done)) : socket_.async_write_some(from, std::move(done));
+  void write(const std::vector<asio::const_buffer>& buffers, IoHandler handler) {
+    tls_ ? tls_->async_write_some(buffers, std::move(handler)) : socket_.async_write_some(buffers, std::move(handler));
   }
 
   Socket socket_;
@@ -95,7 +98,9 @@ void async_teardown(beast::role_type role, Stream& stream, Handler&& handler) {
   error_code error;
   teardown(role, stream, error);
   asio::post(stream.get_executor(),
-             [h = std::make_shared<std::decay_t<Handler>>(std::forward<Handler>(handler)), error] { (*h)(error); });
+             [shared_handler = std::make_shared<std::decay_t<Handler>>(std::forward<Handler>(handler)), error] {
+               (*shared_handler)(error);
+             });
 }
 
 class WebSocketSession final : public Session {
@@ -103,9 +108,9 @@ class WebSocketSession final : public Session {
   WebSocketSession(asio::io_context& io, const ClientOptions& options, asio::ssl::context* tls)
       : options_(options), resolver_(io), timer_(io), stream_(io, tls) {}
 
-  void ask(std::string message, Client::Done done) override {
+  void ask(std::string message, Client::AnswerHandler handler) override {
     message_ = std::move(message);
-    done_ = std::move(done);
+    handler_ = std::move(handler);
     timer_.expires_after(options_.deadline);
     timer_.async_wait([self = self()](error_code error) {
       if (!error)
@@ -115,11 +120,11 @@ class WebSocketSession final : public Session {
     if (ended_) return finish(fail(Code::kUnavailable, "environment", "its session has ended"));
     request_pending_ = true;
     if (open_) return write();
-    const Endpoint& to = options_.endpoint;
-    resolver_.async_resolve(to.host, to.port,
-                            [self = self()](error_code error, const tcp::resolver::results_type& places) {
+    const Endpoint& endpoint = options_.endpoint;
+    resolver_.async_resolve(endpoint.host, endpoint.port,
+                            [self = self()](error_code error, const tcp::resolver::results_type& addresses) {
                               if (error) return self->fail_with("find the host", error);
-                              asio::async_connect(self->stream_.next_layer().socket(), places,
+                              asio::async_connect(self->stream_.next_layer().socket(), addresses,
                                                   [self](error_code refused, const tcp::endpoint&) {
                                                     if (refused) return self->fail_with("connect", refused);
                                                     self->start_tls();
@@ -128,7 +133,7 @@ class WebSocketSession final : public Session {
   }
 
   void end(std::function<void()> then) override {
-    done_ = {};
+    handler_ = {};
     timer_.cancel();
     if (!open_ || ended_ || request_pending_) {
       close();
@@ -143,7 +148,7 @@ class WebSocketSession final : public Session {
     });
     send([self = self()](error_code error, std::size_t) {
       if (error) return self->finish_end();
-      // waits for the server's close
+      // Waits for the server's close.
       self->stream_.async_read(self->buffer_, IoHandler([self](error_code, std::size_t) { self->finish_end(); }));
     });
   }
@@ -163,16 +168,17 @@ class WebSocketSession final : public Session {
   }
 
   void open_websocket() {
-    const Endpoint& to = options_.endpoint;
+    const Endpoint& endpoint = options_.endpoint;
     stream_.set_option(websocket::stream_base::decorator(
         [](websocket::request_type& request) { request.set(beast::http::field::user_agent, "echoline"); }));
-    stream_.read_message_max(options_.answer_max);
-    const std::string host = (to.host.find(':') == std::string::npos ? to.host : "[" + to.host + "]") + ":" + to.port;
-    stream_.async_handshake(handshake_response_, host, to.target, [self = self()](error_code error) {
+    stream_.read_message_max(options_.answer_bytes_max);
+    const bool is_ipv6 = endpoint.host.find(':') != std::string::npos;
+    const std::string host = (is_ipv6 ? "[" + endpoint.host + "]" : endpoint.host) + ":" + endpoint.port;
+    stream_.async_handshake(handshake_response_, host, endpoint.target, [self = self()](error_code error) {
       if (error == websocket::error::upgrade_declined) {
         const int status = self->handshake_response_.result_int();
-        const bool busy = status == 429 || status >= 500;
-        return self->finish(fail(busy ? Code::kUnavailable : Code::kNotFound, "environment",
+        const bool is_busy = status == 429 || status >= 500;
+        return self->finish(fail(is_busy ? Code::kUnavailable : Code::kNotFound, "environment",
                                  "expected the sessions of an OpenEnv server at {}, found HTTP {}",
                                  self->options_.endpoint.url(), status));
       }
@@ -199,7 +205,8 @@ class WebSocketSession final : public Session {
 
   void fail_with(const char* what, error_code error) {
     if (error == websocket::error::message_too_big || error == websocket::error::buffer_overflow)
-      return finish(fail(Code::kCorrupt, "environment", "its answer is longer than {} bytes", options_.answer_max));
+      return finish(
+          fail(Code::kCorrupt, "environment", "its answer is longer than {} bytes", options_.answer_bytes_max));
     finish(
         fail(Code::kUnavailable, "environment", "{}: cannot {}: {}", options_.endpoint.url(), what, error.message()));
   }
@@ -208,7 +215,7 @@ class WebSocketSession final : public Session {
     timer_.cancel();
     request_pending_ = false;
     if (!answer) close();
-    if (auto done = std::exchange(done_, {})) done(std::move(answer));
+    if (auto handler = std::exchange(handler_, {})) handler(std::move(answer));
   }
 
   void finish_end() {
@@ -231,15 +238,16 @@ class WebSocketSession final : public Session {
   websocket::response_type handshake_response_;
   beast::flat_buffer buffer_;
   std::string message_;
-  Client::Done done_;
+  Client::AnswerHandler handler_;
   std::function<void()> on_end_;
-  bool open_ = false, ended_ = false, request_pending_ = false;
+  bool open_ = false;  // the WebSocket was opened
+  bool ended_ = false, request_pending_ = false;
 };
 
 }  // namespace
 
 struct Client::Impl {
-  explicit Impl(ClientOptions with) : options(std::move(with)) {
+  explicit Impl(ClientOptions client_options) : options(std::move(client_options)) {
     tls.set_default_verify_paths();
     tls.set_verify_mode(asio::ssl::verify_peer);
     thread = std::thread([this] { io.run(); });
@@ -251,7 +259,7 @@ struct Client::Impl {
 
   const ClientOptions options;
   asio::io_context io{1};
-  asio::executor_work_guard<asio::io_context::executor_type> work{io.get_executor()};
+  asio::executor_work_guard<asio::io_context::executor_type> work{io.get_executor()};  // keeps run() going
   asio::ssl::context tls{asio::ssl::context::tls_client};
   std::thread thread;
 };
@@ -264,9 +272,9 @@ std::shared_ptr<Session> Client::session() {
                                             impl_->options.endpoint.tls ? &impl_->tls : nullptr);
 }
 
-void Client::ask(const std::shared_ptr<Session>& session, std::string message, Done done) {
-  asio::post(impl_->io, [session, message = std::move(message), done = std::move(done)]() mutable {
-    session->ask(std::move(message), std::move(done));
+void Client::ask(const std::shared_ptr<Session>& session, std::string message, AnswerHandler handler) {
+  asio::post(impl_->io, [session, message = std::move(message), handler = std::move(handler)]() mutable {
+    session->ask(std::move(message), std::move(handler));
   });
 }
 
@@ -274,11 +282,11 @@ void Client::end(const std::shared_ptr<Session>& session, std::function<void()> 
   asio::post(impl_->io, [session, then = std::move(then)]() mutable { session->end(std::move(then)); });
 }
 
-void Client::run_after(Duration delay, std::function<void()> what) {
-  asio::post(impl_->io, [this, delay, what = std::move(what)]() mutable {
+void Client::run_after(Duration delay, std::function<void()> function) {
+  asio::post(impl_->io, [this, delay, function = std::move(function)]() mutable {
     auto timer = std::make_shared<asio::steady_timer>(impl_->io, delay);
-    timer->async_wait([timer, what = std::move(what)](error_code error) {
-      if (!error) what();
+    timer->async_wait([timer, function = std::move(function)](error_code error) {
+      if (!error) function();
     });
   });
 }

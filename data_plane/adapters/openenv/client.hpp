@@ -12,8 +12,8 @@ namespace echoline::data_plane::openenv {
 
 struct ClientOptions {
   Endpoint endpoint;
-  Duration deadline = std::chrono::seconds(60);  // per answer, connecting included
-  std::size_t answer_max = 1u << 20;             // bytes
+  Duration deadline = std::chrono::seconds(60);  // time-out of each answer, connecting included
+  std::size_t answer_bytes_max = 1u << 20;
 };
 
 class Session;
@@ -22,7 +22,7 @@ class Session;
 class Client {
  public:
   // Called on the client's thread; must not block.
-  using Done = std::function<void(Result<std::string>)>;
+  using AnswerHandler = std::function<void(Result<std::string>)>;
 
   explicit Client(ClientOptions options);
   ~Client();  // ends all sessions; no callback runs afterwards
@@ -31,15 +31,15 @@ class Client {
 
   // Returns a session that is not connected yet; its first ask() connects it.
   std::shared_ptr<Session> session();
-  // Sends one message and passes the next message of the server to `done`. One request per session at a time. kStale:
-  // no answer by the deadline; kUnavailable: not connected, or the connection ended; kCorrupt: the answer is too long;
-  // kNotFound: the server has no such path. Any error ends the session.
-  void ask(const std::shared_ptr<Session>& session, std::string message, Done done);
+  // Sends one message and passes the next message of the server to `handler`. One request per session at a time.
+  // kStale: no answer by the deadline; kUnavailable: not connected, or the connection ended; kCorrupt: the answer is
+  // too long; kNotFound: the server has no such path. Any error ends the session.
+  void ask(const std::shared_ptr<Session>& session, std::string message, AnswerHandler handler);
   // Closes the session. A pending ask() gets no answer. `then` is called when the server has closed it too, or takes
   // too long.
   void end(const std::shared_ptr<Session>& session, std::function<void()> then);
-  // Runs `what` on the client's thread.
-  void run_after(Duration delay, std::function<void()> what);
+  // Runs the function on the client's thread after `delay`.
+  void run_after(Duration delay, std::function<void()> function);
 
  private:
   struct Impl;

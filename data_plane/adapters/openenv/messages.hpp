@@ -20,6 +20,7 @@ struct Endpoint {
 // Accepts http, https, ws and wss; kInvalid otherwise.
 Result<Endpoint> parse_endpoint(std::string_view url);
 
+// The environment's answer to a reset or a step.
 struct Observation {
   PolicyInput input;
   double reward = 0;

@@ -14,8 +14,11 @@
 namespace echoline::data_plane {
 namespace {
 
-constexpr std::size_t kCachedProblemsMax = 4096, kWaitingMax = 65'536;
-constexpr Duration kResetDelayFirst = std::chrono::milliseconds(500), kResetDelayMax = std::chrono::seconds(30);
+constexpr std::size_t kCachedProblemsMax = 4096;
+constexpr std::size_t kWaitingMax = 65'536;  // episodes that wait for a session
+constexpr std::size_t kSeedDigitsMax = 18;   // fits in 64 bits
+constexpr std::size_t kTextBytesShown = 120;
+constexpr Duration kFirstResetDelay = std::chrono::milliseconds(500), kResetDelayMax = std::chrono::seconds(30);
 
 struct Options {
   std::string url, action = "message", observation, reset_json = "{}";
@@ -39,29 +42,30 @@ struct Options {
     s.read("sessions", sessions, {.min = 1, .max = 1024}, "episodes that a worker has open at the server; others wait");
     s.read("tries", tries, {.min = 1, .max = 20},
            "attempts at a reset, with growing pauses; a later failure returns the rollout");
-    s.read("deadline", deadline, {.min = std::chrono::milliseconds(10), .max = std::chrono::hours(1)}, "for an answer");
+    s.read("deadline", deadline, {.min = std::chrono::milliseconds(10), .max = std::chrono::hours(1)},
+           "the longest wait for an answer");
     s.read("correct_at", correct_at, "the least sum of an episode's rewards that counts as correct");
     if (!url.empty())
-      if (const auto to = openenv::parse_endpoint(url); !to) s.error("url", to.error().detail);
+      if (const auto endpoint = openenv::parse_endpoint(url); !endpoint) s.error("url", endpoint.error().detail);
   }
 };
 
 // Limits the sessions that are open at the server; callers wait in a queue for a slot.
 class SessionPool {
  public:
-  SessionPool(const Options& o, openenv::Endpoint to)
-      : options(o), client({.endpoint = std::move(to), .deadline = o.deadline}) {}
+  SessionPool(const Options& task_options, openenv::Endpoint endpoint)
+      : options(task_options), client({.endpoint = std::move(endpoint), .deadline = task_options.deadline}) {}
 
-  // False if too many callers wait.
+  // Calls `then` when the caller has a slot. False if too many callers wait.
   bool acquire(std::function<void()> then) {
     {
       const std::lock_guard lock(mutex_);
-      if (open_ == options.sessions) {
-        if (waiting_.size() == kWaitingMax) return false;
-        waiting_.push_back(std::move(then));
+      if (open_sessions_ == options.sessions) {
+        if (waiting_callers_.size() == kWaitingMax) return false;
+        waiting_callers_.push_back(std::move(then));
         return true;
       }
-      ++open_;
+      ++open_sessions_;
     }
     then();
     return true;
@@ -70,12 +74,12 @@ class SessionPool {
     std::function<void()> next;
     {
       const std::lock_guard lock(mutex_);
-      if (waiting_.empty()) {
-        --open_;
+      if (waiting_callers_.empty()) {
+        --open_sessions_;
         return;
       }
-      next = std::move(waiting_.front());
-      waiting_.pop_front();
+      next = std::move(waiting_callers_.front());
+      waiting_callers_.pop_front();
     }
     next();
   }
@@ -84,8 +88,8 @@ class SessionPool {
 
  private:
   std::mutex mutex_;
-  std::size_t open_ = 0;                       // guarded by mutex_
-  std::deque<std::function<void()>> waiting_;  // guarded by mutex_
+  std::size_t open_sessions_ = 0;                      // guarded by mutex_
+  std::deque<std::function<void()>> waiting_callers_;  // guarded by mutex_
 
  public:
   openenv::Client client;  // last, so that its thread ends first
@@ -94,30 +98,30 @@ class SessionPool {
 // An environment in a session of its own, from its reset on. Each request is answered once, unless close() was called.
 class EnvironmentSession : public std::enable_shared_from_this<EnvironmentSession> {
  public:
-  using Done = std::function<void(Result<openenv::Observation>)>;
+  using ObservationHandler = std::function<void(Result<openenv::Observation>)>;
 
   EnvironmentSession(SessionPool& pool, std::uint64_t seed) : pool_(pool), seed_(seed) {}
 
-  void begin(Done done) {
+  void begin(ObservationHandler handler) {
     {
       const std::lock_guard lock(mutex_);
-      done_ = std::move(done);
+      handler_ = std::move(handler);
     }
-    if (!pool_.acquire([self = shared_from_this()] { self->on_slot(); }))
+    if (!pool_.acquire([self = shared_from_this()] { self->on_slot_acquired(); }))
       answer(fail(Code::kExhausted, "environment", "{} episodes are waiting for a session already", kWaitingMax));
   }
-  void step(std::string message, Done done) {
+  void step(std::string message, ObservationHandler handler) {
     const std::lock_guard lock(mutex_);
-    done_ = std::move(done);
+    handler_ = std::move(handler);
     pool_.client.ask(session_, std::move(message), [self = shared_from_this()](Result<std::string> reply) {
-      self->answer(self->read(std::move(reply)));
+      self->answer(self->parse(std::move(reply)));
     });
   }
   void close() {
     std::shared_ptr<openenv::Session> session;
     {
       const std::lock_guard lock(mutex_);
-      done_ = {};
+      handler_ = {};
       closed_ = true;
       session = std::move(session_);
       if (!std::exchange(holds_slot_, false)) return;
@@ -128,28 +132,29 @@ class EnvironmentSession : public std::enable_shared_from_this<EnvironmentSessio
   }
 
  private:
-  Result<openenv::Observation> read(Result<std::string> reply) const {
+  Result<openenv::Observation> parse(Result<std::string> reply) const {
     if (!reply) return std::move(reply).error();
     return openenv::read_message(*reply, pool_.options.observation);
   }
-  void on_slot() {
+  void on_slot_acquired() {
     bool needs_session = false;
     {
       const std::lock_guard lock(mutex_);
       needs_session = holds_slot_ = !closed_;
     }
     if (needs_session)
-      reset(1, kResetDelayFirst);
+      reset(/*attempt=*/1, kFirstResetDelay);
     else
       pool_.release();
   }
+  // Requests the first observation. A temporary failure is retried after `delay`, in a new session.
   void reset(std::uint32_t attempt, Duration delay) {
     const std::lock_guard lock(mutex_);
     if (closed_) return;
     session_ = pool_.client.session();
     pool_.client.ask(session_, openenv::reset_message(pool_.options.reset_json, seed_),
                      [self = shared_from_this(), attempt, delay](Result<std::string> reply) {
-                       auto observation = self->read(std::move(reply));
+                       auto observation = self->parse(std::move(reply));
                        const bool may_retry = !observation && (observation.error().code == Code::kUnavailable ||
                                                                observation.error().code == Code::kExhausted ||
                                                                observation.error().code == Code::kStale);
@@ -163,14 +168,14 @@ class EnvironmentSession : public std::enable_shared_from_this<EnvironmentSessio
   // Runs the callback under the lock, so that close() waits for it and none runs afterwards.
   void answer(Result<openenv::Observation> observation) {
     const std::lock_guard lock(mutex_);
-    if (auto done = std::exchange(done_, {})) done(std::move(observation));
+    if (auto handler = std::exchange(handler_, {})) handler(std::move(observation));
   }
 
   SessionPool& pool_;
   const std::uint64_t seed_;
   std::recursive_mutex mutex_;
   std::shared_ptr<openenv::Session> session_;  // guarded by mutex_
-  Done done_;                                  // guarded by mutex_
+  ObservationHandler handler_;                 // guarded by mutex_
   bool holds_slot_ = false, closed_ = false;   // guarded by mutex_
 };
 
@@ -182,20 +187,24 @@ class EnvironmentEpisode final : public Episode {
 
   void step(std::string response, Done done) override {
     auto message = openenv::step_message(pool_.options.action, response);
-    if (!message) return done(Step{{0, {{"no action", 1.0}}, false}, true, {}});
+    if (!message) {
+      const Score no_action{.reward = 0, .components = {{"no action", 1.0}}, .correct = false};
+      return done(Step{.score = no_action, .done = true, .observation = {}});
+    }
     const auto on_observation = [this, done](Result<openenv::Observation> observed) {
       if (!observed) return done(std::move(observed).error());
       reward_ += observed->reward;
       if (observed->done) session_->close();  // frees the session for the next episode
-      done(Step{
-          {observed->reward, {}, reward_ >= pool_.options.correct_at}, observed->done, std::move(observed->input)});
+      done(Step{.score = {.reward = observed->reward, .components = {}, .correct = reward_ >= pool_.options.correct_at},
+                .done = observed->done,
+                .observation = std::move(observed->input)});
     };
     if (std::exchange(begun_, true)) return session_->step(*std::move(message), on_observation);
     session_->begin([this, on_observation, done, message = *std::move(message)](Result<openenv::Observation> first) {
       if (first && first->input != prompt_)
         first =
             fail(Code::kUnavailable, "environment", "it begins with '{}' although the same seed began with '{}' before",
-                 first->input.text.substr(0, 120), prompt_.text.substr(0, 120));
+                 first->input.text.substr(0, kTextBytesShown), prompt_.text.substr(0, kTextBytesShown));
       if (!first) return done(std::move(first).error());
       session_->step(message, on_observation);
     });
@@ -211,46 +220,47 @@ class EnvironmentEpisode final : public Episode {
 
 class OpenEnv final : public Adapter {
  public:
-  OpenEnv(const Options& options, openenv::Endpoint to, std::uint64_t seed)
-      : pool_(std::make_unique<SessionPool>(options, std::move(to))), key_(mix64(seed)) {}
+  OpenEnv(const Options& options, openenv::Endpoint endpoint, std::uint64_t seed)
+      : pool_(std::make_unique<SessionPool>(options, std::move(endpoint))), key_(mix64(seed)) {}
 
   std::string_view name() const override { return "openenv"; }
 
   Result<Problem> problem(std::uint64_t index) const override {
-    const Options& o = pool_->options;
+    const Options& options = pool_->options;
     const std::lock_guard lock(mutex_);
-    if (const auto known = problems_.find(index); known != problems_.end()) return known->second;
+    if (const auto it = problems_.find(index); it != problems_.end()) return it->second;
     if (problems_.size() >= kCachedProblemsMax) problems_.clear();
     std::vector<std::uint64_t> seeds;  // the following indices are requested next, so prefetch them
-    for (std::uint64_t i = 0; i < o.sessions; ++i)
-      seeds.push_back(o.evaluation_problems + shuffled_cycle(index + i, o.problems, key_));
-    ECHO_ASSIGN(auto begun, reset_all(seeds));
-    for (std::size_t i = 0; i < begun.size(); ++i) problems_[index + i] = std::move(begun[i]);
+    for (std::uint64_t i = 0; i < options.sessions; ++i)
+      seeds.push_back(options.evaluation_problems + shuffled_cycle(index + i, options.problems, key_));
+    ECHO_ASSIGN(auto new_problems, reset_all(seeds));
+    for (std::size_t i = 0; i < new_problems.size(); ++i) problems_[index + i] = std::move(new_problems[i]);
     return problems_.at(index);
   }
   std::vector<Problem> evaluation() const override { return evaluation_; }
   Status read_evaluation() {
-    for (std::uint64_t first = 0; first < pool_->options.evaluation_problems;) {
+    for (std::uint64_t next_seed = 0; next_seed < pool_->options.evaluation_problems;) {
       std::vector<std::uint64_t> seeds;
-      while (first < pool_->options.evaluation_problems && seeds.size() < pool_->options.sessions)
-        seeds.push_back(first++);
-      ECHO_ASSIGN(auto begun, reset_all(seeds));
-      std::move(begun.begin(), begun.end(), std::back_inserter(evaluation_));
+      while (next_seed < pool_->options.evaluation_problems && seeds.size() < pool_->options.sessions)
+        seeds.push_back(next_seed++);
+      ECHO_ASSIGN(auto new_problems, reset_all(seeds));
+      std::move(new_problems.begin(), new_problems.end(), std::back_inserter(evaluation_));
     }
     return ok();
   }
 
   Result<std::unique_ptr<Episode>> begin(const Problem& problem, std::uint64_t) const override {
     const std::string& seed = problem.reference();
-    if (seed.empty() || seed.size() > 18 || seed.find_first_not_of("0123456789") != std::string::npos)
+    if (seed.empty() || seed.size() > kSeedDigitsMax || seed.find_first_not_of("0123456789") != std::string::npos)
       return fail(Code::kInvalid, "openenv", "'{}': expected a seed, found '{}'", problem.id(), seed.substr(0, 80));
     return std::unique_ptr<Episode>(std::make_unique<EnvironmentEpisode>(*pool_, problem, std::stoull(seed)));
   }
   Repeatable repeatable(const Problem&) const override { return Repeatable::kNot; }
-  bool one_response() const override { return false; }
+  bool has_one_response() const override { return false; }
   std::optional<std::string> demonstration(const Problem&) const override { return std::nullopt; }
 
  private:
+  // Resets one environment per seed, at the same time. Returns a problem for each, or the last error.
   Result<std::vector<Problem>> reset_all(const std::vector<std::uint64_t>& seeds) const {
     std::vector<std::shared_ptr<EnvironmentSession>> sessions;
     std::vector<std::future<Result<openenv::Observation>>> first_observations;
@@ -294,9 +304,9 @@ class OpenEnv final : public Adapter {
 };
 
 Result<std::unique_ptr<Adapter>> make(std::string_view options_json, std::uint64_t seed, AdapterUse use) {
-  ECHO_ASSIGN(const Options o, options_from_json<Options>("openenv", options_json, use));
-  ECHO_ASSIGN(auto to, openenv::parse_endpoint(o.url));
-  auto adapter = std::make_unique<OpenEnv>(o, std::move(to), seed);
+  ECHO_ASSIGN(const Options options, options_from_json<Options>("openenv", options_json, use));
+  ECHO_ASSIGN(auto endpoint, openenv::parse_endpoint(options.url));
+  auto adapter = std::make_unique<OpenEnv>(options, std::move(endpoint), seed);
   if (use == AdapterUse::kProblems) {
     ECHO_TRY(adapter->read_evaluation());
   }
@@ -306,8 +316,11 @@ Result<std::unique_ptr<Adapter>> make(std::string_view options_json, std::uint64
 }  // namespace
 
 const BuiltIn kOpenEnv{
-    "openenv",
-    "An environment behind a server that speaks OpenEnv's protocol (docs/how-to/connect-an-environment-server.md)",
-    [](ConfigSection s) { Options().read(s, AdapterUse::kProblems); }, make, true};
+    .name = "openenv",
+    .meaning =
+        "An environment behind a server that speaks OpenEnv's protocol (docs/how-to/connect-an-environment-server.md)",
+    .read_options = [](ConfigSection s) { Options().read(s, AdapterUse::kProblems); },
+    .make = make,
+    .many_turns = true};
 
 }  // namespace echoline::data_plane

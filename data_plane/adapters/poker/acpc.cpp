@@ -1,5 +1,6 @@
-// AcpcClient answers a dealer's lines; AcpcDealer sends them to two clients and keeps the score. acpc_tcp.cpp connects
-// both to sockets.
+// The protocol of the Annual Computer Poker Competition (ACPC). AcpcClient answers a dealer's lines; AcpcDealer sends
+// them to two clients and keeps the score. acpc_tcp.cpp connects both to sockets. A seat is one of the two connections;
+// its position, big or small blind, alternates with the hands.
 #include "data_plane/adapters/poker/acpc.hpp"
 
 #include <algorithm>
@@ -10,6 +11,7 @@ namespace echoline::data_plane::poker {
 namespace {
 
 constexpr std::string_view kLineEnd = "\r\n";
+constexpr std::size_t kNameBytesMax = 64;
 
 std::string_view without_line_end(std::string_view line) {
   if (line.ends_with('\n')) line.remove_suffix(1);
@@ -22,21 +24,21 @@ bool is_comment_or_empty(std::string_view line) {
 }
 
 bool is_name(std::string_view name) {
-  const auto allowed = [](char c) {
+  const auto is_allowed = [](char c) {
     return (c >= '0' && c <= '9') || (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || c == '_' || c == '-' ||
            c == '.';
   };
-  return !name.empty() && name.size() <= 64 && std::all_of(name.begin(), name.end(), allowed);
+  return !name.empty() && name.size() <= kNameBytesMax && std::all_of(name.begin(), name.end(), is_allowed);
 }
 
 // The chips that the receiver of the state wins in a finished hand.
 Chips won_by_receiver(const MatchState& state) {
   Deal deal;
-  const auto own = static_cast<std::size_t>(state.position);
-  deal.holes[own] = state.own;
-  if (state.other) deal.holes[1 - own] = *state.other;
+  const auto own_position = static_cast<std::size_t>(state.position);
+  deal.holes[own_position] = state.own_cards;
+  if (state.opponent_cards) deal.holes[1 - own_position] = *state.opponent_cards;
   std::copy(state.board.begin(), state.board.end(), deal.board.begin());
-  const Chips won_by_position_0 = won_by_first(state.betting, deal);
+  const Chips won_by_position_0 = chips_won_by_position_0(state.betting, deal);
   return state.position == 0 ? won_by_position_0 : -won_by_position_0;
 }
 
@@ -48,8 +50,8 @@ Result<std::string> AcpcClient::on_line(std::string_view line) {
   line = without_line_end(line);
   if (is_comment_or_empty(line)) return std::string{};
   ECHO_ASSIGN(const MatchState state, parse_match_state(line, rules_));
-  if (state.betting.over()) count_hand(state);
-  if (state.betting.over() || state.betting.to_act() != state.position) return std::string{};
+  if (state.betting.is_over()) count_hand(state);
+  if (state.betting.is_over() || state.betting.position_to_act() != state.position) return std::string{};
   // Each decision has its own random stream, so a repeated question gets the same answer.
   Random random(seed_, mix64(state.hand) + state.betting.steps().size());
   ECHO_ASSIGN(const Action action, player_.decide(state.view(), random));
@@ -84,7 +86,7 @@ void AcpcDealer::deal() {
 
 std::optional<int> AcpcDealer::seat_to_act() const {
   if (!greeted_[0] || !greeted_[1] || done()) return std::nullopt;
-  return position_of(0) == betting_.to_act() ? 0 : 1;
+  return position_of(0) == betting_.position_to_act() ? 0 : 1;
 }
 
 std::string AcpcDealer::state_line(int seat) const {
@@ -92,7 +94,8 @@ std::string AcpcDealer::state_line(int seat) const {
 }
 
 void AcpcDealer::add_state_lines(std::vector<Line>& lines) const {
-  for (int seat = 0; seat < 2; ++seat) lines.push_back({seat, fmt::format("{}{}", state_line(seat), kLineEnd)});
+  for (int seat = 0; seat < 2; ++seat)
+    lines.push_back({.seat = seat, .text = fmt::format("{}{}", state_line(seat), kLineEnd)});
 }
 
 Status AcpcDealer::accept_greeting(int seat, std::string_view line) {
@@ -125,8 +128,8 @@ Result<std::vector<AcpcDealer::Line>> AcpcDealer::on_line(int seat, std::string_
     ECHO_TRY(betting_.act(betting_.legal().owed > 0 ? Action::fold() : Action::call()));
   }
   add_state_lines(lines);
-  if (!betting_.over()) return lines;
-  const Chips won_by_position_0 = won_by_first(betting_, deal_);
+  if (!betting_.is_over()) return lines;
+  const Chips won_by_position_0 = chips_won_by_position_0(betting_, deal_);
   won_by_seat_0_ += position_of(0) == 0 ? won_by_position_0 : -won_by_position_0;
   ++hand_;
   if (!done()) {

@@ -31,11 +31,17 @@ struct MatchState {
   int position = 0;
   std::uint64_t hand = 0;
   Betting betting;
-  Hole own;
-  std::optional<Hole> other;
+  Hole own_cards;                      // the receiver's two cards
+  std::optional<Hole> opponent_cards;  // the opponent's two cards, at showdown
   std::vector<Card> board;
 
-  View view() const { return {position, betting, own, other, board}; }
+  View view() const {
+    return {.position = position,
+            .betting = betting,
+            .own_cards = own_cards,
+            .opponent_cards = opponent_cards,
+            .board = board};
+  }
 };
 
 // "MATCHSTATE:0:30:cc/r250c/:9s8h|/8c8d5c/6s", without an end of line.
@@ -84,10 +90,11 @@ class AcpcDealer {
   };
   struct Line {
     int seat;
-    std::string text;  // with its line end
+    std::string text;  // the line with its end
   };
 
-  // kInvalid for invalid rules, hands (1 to kAcpcHandsMax) or names (1 to 64 letters, digits, '_', '-' and '.').
+  // kInvalid, without an operation, for invalid rules, hands (1 to kAcpcHandsMax) or names (1 to 64 letters, digits,
+  // '_', '-' and '.').
   static Result<AcpcDealer> make(Options options);
 
   // Returns the lines to send after a line of a seat. The match begins when both seats have sent their version.
@@ -96,10 +103,10 @@ class AcpcDealer {
   Result<std::vector<Line>> on_line(int seat, std::string_view line);
 
   bool done() const { return hand_ == options_.hands; }
-  bool greeted(int seat) const { return greeted_[static_cast<std::size_t>(seat)]; }
+  bool has_greeted(int seat) const { return greeted_[static_cast<std::size_t>(seat)]; }
   // Absent before and after the match.
   std::optional<int> seat_to_act() const;
-  std::uint64_t hand() const { return hand_; }
+  std::uint64_t hand() const { return hand_; }  // number of the current hand, from 0
   std::array<std::uint64_t, 2> faults() const { return faults_; }
   std::array<Chips, 2> won() const { return {won_by_seat_0_, -won_by_seat_0_}; }
   // "SCORE:-150|150:one|two".
@@ -114,7 +121,7 @@ class AcpcDealer {
   void deal();
 
   Options options_;
-  std::array<bool, 2> greeted_{};
+  std::array<bool, 2> greeted_{};  // indexed by seat, as all arrays here
   Betting betting_;
   Deal deal_;
   std::uint64_t hand_ = 0;

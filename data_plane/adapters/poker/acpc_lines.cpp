@@ -8,48 +8,52 @@ namespace echoline::data_plane::poker {
 namespace {
 
 constexpr std::string_view kPrefix = "MATCHSTATE:";
+constexpr std::size_t kUnreadBytesShown = 16, kLineBytesShown = 256, kActionBytesMax = 64;
+constexpr std::size_t kFlopCards = 3;  // later rounds have one card each
 
 // Parses a line from left to right and stops at the first unexpected text.
 class Reader {
  public:
-  explicit Reader(std::string_view line) : line_(line), rest_(line) {}
-  bool at_end() const { return rest_.empty(); }
-  bool at(char c) const { return rest_.starts_with(c); }
-  bool take(std::string_view text) {
-    if (!rest_.starts_with(text)) return false;
-    rest_.remove_prefix(text.size());
+  explicit Reader(std::string_view line) : line_(line), unread_(line) {}
+  bool at_end() const { return unread_.empty(); }
+  bool next_is(char c) const { return unread_.starts_with(c); }
+  // Skips this text. False if another one comes next.
+  bool skip(std::string_view text) {
+    if (!unread_.starts_with(text)) return false;
+    unread_.remove_prefix(text.size());
     return true;
   }
-  std::optional<Card> card() {
-    const auto card = rest_.size() < 2 ? std::nullopt : parse_card(rest_[0], rest_[1]);
-    if (card) rest_.remove_prefix(2);
+  std::optional<Card> read_card() {
+    const auto card = unread_.size() < 2 ? std::nullopt : parse_card(unread_[0], unread_[1]);
+    if (card) unread_.remove_prefix(2);
     return card;
   }
   // Digits without a sign or leading zeros.
   template <class Number>
-  std::optional<Number> number() {
+  std::optional<Number> read_number() {
     Number value{};
-    if (rest_.empty() || rest_[0] < '0' || rest_[0] > '9') return std::nullopt;
-    const auto [end, error] = std::from_chars(rest_.data(), rest_.data() + rest_.size(), value);
-    const auto digits = static_cast<std::size_t>(end - rest_.data());
-    if (error != std::errc{} || (digits > 1 && rest_[0] == '0')) return std::nullopt;
-    rest_.remove_prefix(digits);
+    if (unread_.empty() || unread_[0] < '0' || unread_[0] > '9') return std::nullopt;
+    const auto [end, error] = std::from_chars(unread_.data(), unread_.data() + unread_.size(), value);
+    const auto digits = static_cast<std::size_t>(end - unread_.data());
+    if (error != std::errc{} || (digits > 1 && unread_[0] == '0')) return std::nullopt;
+    unread_.remove_prefix(digits);
     return value;
   }
-  std::optional<Action> action() {
-    if (take("f")) return Action::fold();
-    if (take("c")) return Action::call();
-    if (!take("r")) return std::nullopt;
-    const auto to = number<Chips>();
+  std::optional<Action> read_action() {
+    if (skip("f")) return Action::fold();
+    if (skip("c")) return Action::call();
+    if (!skip("r")) return std::nullopt;
+    const auto to = read_number<Chips>();
     return to ? std::optional(Action::raise(*to)) : std::nullopt;
   }
   Error error_expecting(std::string_view expected) const {
     return fail(Code::kInvalid, "poker state", "character {}: expected {}, found '{}', in '{}'",
-                line_.size() - rest_.size() + 1, expected, printable(rest_, 16), printable(line_, 256));
+                line_.size() - unread_.size() + 1, expected, printable(unread_, kUnreadBytesShown),
+                printable(line_, kLineBytesShown));
   }
 
  private:
-  std::string_view line_, rest_;
+  std::string_view line_, unread_;
 };
 
 std::string betting_text(const Betting& betting) {
@@ -63,34 +67,36 @@ std::string betting_text(const Betting& betting) {
 }
 
 std::string cards_text(const View& view) {
-  const std::string own = to_string(view.own), other = view.other ? to_string(*view.other) : "";
-  std::string text = view.position == 0 ? own + '|' + other : other + '|' + own;
+  const std::string own_cards = to_string(view.own_cards),
+                    other_cards = view.opponent_cards ? to_string(*view.opponent_cards) : "";
+  std::string text = view.position == 0 ? own_cards + '|' + other_cards : other_cards + '|' + own_cards;
   for (std::size_t i = 0; i < view.board.size(); ++i) {
-    if (i == 0 || i >= 3) text += '/';
+    if (i == 0 || i >= kFlopCards) text += '/';
     text += to_string(view.board[i]);
   }
   return text;
 }
 
 Status read_betting(Reader& reader, Betting& betting) {
-  while (!reader.at(':')) {
-    const auto action = reader.action();
+  while (!reader.next_is(':')) {
+    const auto action = reader.read_action();
     if (!action) return reader.error_expecting("an action (f, c or r<chips>) or ':'");
     const int round = betting.round();
-    if (const auto done = betting.act(*action); !done)
-      return reader.error_expecting(fmt::format("something else before this ({})", done.error().detail));
+    if (const auto acted = betting.act(*action); !acted)
+      return reader.error_expecting(fmt::format("something else before this ({})", acted.error().detail));
     for (int i = round; i < betting.round(); ++i)
-      if (!reader.take("/")) return reader.error_expecting("'/', since a round has ended");
+      if (!reader.skip("/")) return reader.error_expecting("'/', since a round has ended");
   }
   return ok();
 }
 
 Status read_cards(Reader& reader, std::span<Card> cards, CardSet& seen) {
   for (Card& card : cards) {
-    const auto read = reader.card();
-    if (!read || seen.contains(*read))
-      return reader.error_expecting(read ? "another card: this one occurs twice" : "a card such as Td");
-    seen.add(card = *read);
+    const auto parsed_card = reader.read_card();
+    if (!parsed_card || seen.contains(*parsed_card))
+      return reader.error_expecting(parsed_card ? "another card: this one occurs twice" : "a card such as Td");
+    card = *parsed_card;
+    seen.add(card);
   }
   return ok();
 }
@@ -98,18 +104,18 @@ Status read_cards(Reader& reader, std::span<Card> cards, CardSet& seen) {
 Status read_cards(Reader& reader, MatchState& state) {
   CardSet seen;
   for (int position = 0; position < 2; ++position) {
-    if (position == 1 && !reader.take("|")) return reader.error_expecting("'|'");
+    if (position == 1 && !reader.skip("|")) return reader.error_expecting("'|'");
     if (position == state.position) {
-      ECHO_TRY(read_cards(reader, state.own, seen));
-    } else if (state.betting.showdown()) {
-      ECHO_TRY(read_cards(reader, state.other.emplace(), seen));
+      ECHO_TRY(read_cards(reader, state.own_cards, seen));
+    } else if (state.betting.is_showdown()) {
+      ECHO_TRY(read_cards(reader, state.opponent_cards.emplace(), seen));
     }
   }
   for (int round = 1; round <= state.betting.round(); ++round) {
-    if (!reader.take("/")) return reader.error_expecting("'/' and the cards of a round");
-    const std::size_t before = state.board.size();
+    if (!reader.skip("/")) return reader.error_expecting("'/' and the cards of a round");
+    const std::size_t cards_before = state.board.size();
     state.board.resize(board_size(round));
-    ECHO_TRY(read_cards(reader, std::span(state.board).subspan(before), seen));
+    ECHO_TRY(read_cards(reader, std::span(state.board).subspan(cards_before), seen));
   }
   return ok();
 }
@@ -127,25 +133,25 @@ Result<MatchState> parse_match_state(std::string_view line, const Rules& rules) 
   if (line.ends_with('\n')) line.remove_suffix(1);
   if (line.ends_with('\r')) line.remove_suffix(1);
   Reader reader(line);
-  MatchState state{.betting = Betting(rules), .own = {}, .other = {}, .board = {}};
-  if (!reader.take(kPrefix)) return reader.error_expecting(kPrefix);
-  const auto position = reader.number<int>();
+  MatchState state{.betting = Betting(rules), .own_cards = {}, .opponent_cards = {}, .board = {}};
+  if (!reader.skip(kPrefix)) return reader.error_expecting(kPrefix);
+  const auto position = reader.read_number<int>();
   if (!position || *position > 1) return reader.error_expecting("a position, 0 or 1");
   state.position = *position;
-  const auto hand = reader.take(":") ? reader.number<std::uint64_t>() : std::nullopt;
+  const auto hand = reader.skip(":") ? reader.read_number<std::uint64_t>() : std::nullopt;
   if (!hand) return reader.error_expecting("':' and the number of a hand");
   state.hand = *hand;
-  if (!reader.take(":")) return reader.error_expecting("':'");
+  if (!reader.skip(":")) return reader.error_expecting("':'");
   ECHO_TRY(read_betting(reader, state.betting));
-  if (!reader.take(":")) return reader.error_expecting("':'");
+  if (!reader.skip(":")) return reader.error_expecting("':'");
   ECHO_TRY(read_cards(reader, state));
   if (!reader.at_end()) return reader.error_expecting("the end of the line");
   return state;
 }
 
 Result<Action> parse_action(std::string_view text) {
-  Reader reader(text.substr(0, 64));
-  const auto action = reader.action();
+  Reader reader(text.substr(0, kActionBytesMax));
+  const auto action = reader.read_action();
   if (!action || !reader.at_end()) return reader.error_expecting("an action: f, c or r<chips>");
   return *action;
 }

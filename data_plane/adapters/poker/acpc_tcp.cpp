@@ -21,21 +21,23 @@ namespace {
 constexpr std::string_view kOperation = "poker";
 const SystemClock kClock{};
 
-constexpr std::string_view kGone = "the other end has left";
+constexpr std::string_view kHasLeft = "the other end has left";
+constexpr std::int64_t kPollMsMax = 60'000;  // poll() takes an int, so a longer wait is repeated
+constexpr std::size_t kReadBlockBytes = 4096, kEndpointBytesShown = 256;
 
 Error socket_error(std::string_view what) {
-  const bool gone = errno == EPIPE || errno == ECONNRESET;
-  return fail(Code::kUnavailable, kOperation, "{}: {}", what, gone ? kGone : std::strerror(errno));
+  const bool has_left = errno == EPIPE || errno == ECONNRESET;
+  return fail(Code::kUnavailable, kOperation, "{}: {}", what, has_left ? kHasLeft : std::strerror(errno));
 }
 
 // Waits until the socket is ready for `events` or has an error.
 Status wait_for(int fd, short events, TimePoint deadline, std::string_view what) {
   while (true) {
-    const auto left = std::chrono::ceil<std::chrono::milliseconds>(deadline - kClock.now()).count();
-    if (left <= 0)
+    const auto ms_left = std::chrono::ceil<std::chrono::milliseconds>(deadline - kClock.now()).count();
+    if (ms_left <= 0)
       return fail(Code::kUnavailable, kOperation, "{}: the other end was not ready within the deadline", what);
-    pollfd one{fd, events, 0};
-    const int ready = ::poll(&one, 1, static_cast<int>(std::min<std::int64_t>(left, 60'000)));
+    pollfd entry{.fd = fd, .events = events, .revents = 0};
+    const int ready = ::poll(&entry, 1, static_cast<int>(std::min<std::int64_t>(ms_left, kPollMsMax)));
     if (ready > 0) return ok();
     if (ready < 0 && errno != EINTR) return socket_error(what);
   }
@@ -48,24 +50,25 @@ struct Addresses {
   }
 };
 
-Status look_up(const std::string& host, const std::string& port, int flags, Addresses& found) {
+// Resolves a host name or address. `flags` are those of getaddrinfo(3).
+Status look_up(const std::string& host, const std::string& port, int flags, Addresses& addresses) {
   addrinfo hints{};
   hints.ai_socktype = SOCK_STREAM;
   hints.ai_flags = flags | AI_NUMERICSERV;
-  if (const int error_number = ::getaddrinfo(host.c_str(), port.c_str(), &hints, &found.list); error_number != 0)
-    return fail(Code::kUnavailable, kOperation, "{} port {}: {}", printable(host, 256), port,
+  if (const int error_number = ::getaddrinfo(host.c_str(), port.c_str(), &hints, &addresses.list); error_number != 0)
+    return fail(Code::kUnavailable, kOperation, "{} port {}: {}", printable(host, kEndpointBytesShown), port,
                 ::gai_strerror(error_number));
   return ok();
 }
 
-int open_socket(const addrinfo& at) {
-  return ::socket(at.ai_family, at.ai_socktype | SOCK_CLOEXEC | SOCK_NONBLOCK, at.ai_protocol);
+int open_socket(const addrinfo& address) {
+  return ::socket(address.ai_family, address.ai_socktype | SOCK_CLOEXEC | SOCK_NONBLOCK, address.ai_protocol);
 }
 
-// Lines are short, and each waits for the answer to the last, so a delay would add up.
+// Lines are short, and each waits for the answer to the one before, so a delay would add up.
 void disable_nagle(int fd) {
-  const int yes = 1;
-  (void)::setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &yes, sizeof yes);
+  const int enabled = 1;
+  (void)::setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &enabled, sizeof enabled);
 }
 
 struct Endpoint {
@@ -77,14 +80,15 @@ Result<Endpoint> parse_endpoint(std::string_view text) {
   const std::string_view port = colon == std::string_view::npos ? "" : text.substr(colon + 1);
   if (host.starts_with('[') && host.ends_with(']')) host = host.substr(1, host.size() - 2);
   std::uint16_t number = 0;
-  const auto read = std::from_chars(port.data(), port.data() + port.size(), number);
-  if (host.empty() || port.empty() || read.ec != std::errc{} || read.ptr != port.data() + port.size() || number == 0)
-    return fail(Code::kInvalid, "", "'{}': expected HOST:PORT", printable(text, 256));
-  return Endpoint{std::string(host), std::string(port)};
+  const auto parsed = std::from_chars(port.data(), port.data() + port.size(), number);
+  if (host.empty() || port.empty() || parsed.ec != std::errc{} || parsed.ptr != port.data() + port.size() ||
+      number == 0)
+    return fail(Code::kInvalid, "", "'{}': expected HOST:PORT", printable(text, kEndpointBytesShown));
+  return Endpoint{.host = std::string(host), .port = std::string(port)};
 }
 
-Status connect_socket(int fd, const addrinfo& at, TimePoint deadline) {
-  if (::connect(fd, at.ai_addr, at.ai_addrlen) == 0) return ok();
+Status connect_socket(int fd, const addrinfo& address, TimePoint deadline) {
+  if (::connect(fd, address.ai_addr, address.ai_addrlen) == 0) return ok();
   if (errno != EINPROGRESS) return socket_error("connect");
   ECHO_TRY(wait_for(fd, POLLOUT, deadline, "connect"));
   int error_number = 0;
@@ -100,7 +104,7 @@ class RemoteSeat final : public Seat {
   Status send_line(const std::string& line, TimePoint deadline) override { return socket_->send(line, deadline); }
   Result<std::string> receive_line(TimePoint deadline) override {
     ECHO_ASSIGN(auto line, socket_->receive(deadline));
-    if (!line) return fail(Code::kUnavailable, kOperation, "{}", kGone);
+    if (!line) return fail(Code::kUnavailable, kOperation, "{}", kHasLeft);
     return *std::move(line);
   }
 
@@ -124,6 +128,7 @@ class LocalSeat final : public Seat {
   std::string latest_answer_;
 };
 
+// The same error, naming the seat.
 Error at_seat(int seat, const Error& error) {
   return fail(error.code, kOperation, "seat {}: {}", seat, error.message());
 }
@@ -131,21 +136,21 @@ Error at_seat(int seat, const Error& error) {
 }  // namespace
 
 Result<std::unique_ptr<LineSocket>> LineSocket::connect(std::string_view endpoint, Duration timeout) {
-  ECHO_ASSIGN(const Endpoint at, parse_endpoint(endpoint));
+  ECHO_ASSIGN(const Endpoint host_and_port, parse_endpoint(endpoint));
   const TimePoint deadline = kClock.now() + timeout;
-  Addresses found;
-  ECHO_TRY(look_up(at.host, at.port, 0, found));
-  Status last = fail(Code::kUnavailable, kOperation, "no address");
-  for (const addrinfo* one = found.list; one != nullptr; one = one->ai_next) {
-    const int fd = open_socket(*one);
+  Addresses addresses;
+  ECHO_TRY(look_up(host_and_port.host, host_and_port.port, /*flags=*/0, addresses));
+  Status last_status = fail(Code::kUnavailable, kOperation, "no address");
+  for (const addrinfo* address = addresses.list; address != nullptr; address = address->ai_next) {
+    const int fd = open_socket(*address);
     if (fd < 0) continue;
     auto socket = std::make_unique<LineSocket>(fd);
     disable_nagle(fd);
-    last = connect_socket(fd, *one, deadline);
-    if (last) return socket;
+    last_status = connect_socket(fd, *address, deadline);
+    if (last_status) return socket;
   }
-  return fail(Code::kUnavailable, kOperation, "{}: {}; is a dealer running there?", printable(endpoint, 256),
-              last.error().detail);
+  return fail(Code::kUnavailable, kOperation, "{}: {}; is a dealer running there?",
+              printable(endpoint, kEndpointBytesShown), last_status.error().detail);
 }
 
 Status LineSocket::send(std::string_view text, TimePoint deadline) {
@@ -170,11 +175,11 @@ Result<std::optional<std::string>> LineSocket::receive(TimePoint deadline) {
     }
     if (received_.size() > kAcpcLineBytesMax)
       return fail(Code::kExhausted, kOperation, "a line of more than {} bytes", kAcpcLineBytesMax);
-    std::array<char, 4096> bytes;
-    const ssize_t got = ::recv(socket_.get(), bytes.data(), bytes.size(), 0);
-    if (got == 0) return std::optional<std::string>{};  // closed
-    if (got > 0)
-      received_.append(bytes.data(), static_cast<std::size_t>(got));
+    std::array<char, kReadBlockBytes> bytes;
+    const ssize_t bytes_received = ::recv(socket_.get(), bytes.data(), bytes.size(), 0);
+    if (bytes_received == 0) return std::optional<std::string>{};  // closed
+    if (bytes_received > 0)
+      received_.append(bytes.data(), static_cast<std::size_t>(bytes_received));
     else if (errno == EAGAIN)
       ECHO_TRY(wait_for(socket_.get(), POLLIN, deadline, "receive"));
     else if (errno != EINTR)
@@ -183,20 +188,21 @@ Result<std::optional<std::string>> LineSocket::receive(TimePoint deadline) {
 }
 
 Result<std::unique_ptr<Listener>> Listener::open(const std::string& address, std::uint16_t port) {
-  Addresses found;
-  ECHO_TRY(look_up(address, std::to_string(port), AI_PASSIVE | AI_NUMERICHOST, found));
-  const int fd = open_socket(*found.list);
+  Addresses addresses;
+  ECHO_TRY(look_up(address, std::to_string(port), AI_PASSIVE | AI_NUMERICHOST, addresses));
+  const int fd = open_socket(*addresses.list);
   if (fd < 0) return socket_error("socket");
   auto listener = std::unique_ptr<Listener>(new Listener(fd, port));
-  const int yes = 1;
-  (void)::setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &yes, sizeof yes);
-  if (::bind(fd, found.list->ai_addr, found.list->ai_addrlen) != 0 || ::listen(fd, 1) != 0)
+  const int enabled = 1;
+  (void)::setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &enabled, sizeof enabled);
+  if (::bind(fd, addresses.list->ai_addr, addresses.list->ai_addrlen) != 0 || ::listen(fd, 1) != 0)
     return socket_error(fmt::format("listen on {} port {}", printable(address, 64), port));
-  sockaddr_storage bound{};
-  socklen_t size = sizeof bound;
-  if (::getsockname(fd, reinterpret_cast<sockaddr*>(&bound), &size) != 0) return socket_error("getsockname");
-  listener->port_ = ntohs(bound.ss_family == AF_INET6 ? reinterpret_cast<const sockaddr_in6*>(&bound)->sin6_port
-                                                      : reinterpret_cast<const sockaddr_in*>(&bound)->sin_port);
+  sockaddr_storage bound_address{};
+  socklen_t size = sizeof bound_address;
+  if (::getsockname(fd, reinterpret_cast<sockaddr*>(&bound_address), &size) != 0) return socket_error("getsockname");
+  listener->port_ =
+      ntohs(bound_address.ss_family == AF_INET6 ? reinterpret_cast<const sockaddr_in6*>(&bound_address)->sin6_port
+                                                : reinterpret_cast<const sockaddr_in*>(&bound_address)->sin_port);
   return listener;
 }
 
@@ -232,21 +238,21 @@ Status run_match(AcpcDealer& dealer, const std::array<Seat*, 2>& seats, Duration
     const auto lines = dealer.on_line(seat, *line);
     if (!lines) return at_seat(seat, lines.error());
     for (const auto& [to, text] : *lines)
-      if (const auto told = seats[static_cast<std::size_t>(to)]->send_line(text, kClock.now() + timeout); !told)
-        return at_seat(to, told.error());
+      if (const auto sent = seats[static_cast<std::size_t>(to)]->send_line(text, kClock.now() + timeout); !sent)
+        return at_seat(to, sent.error());
     return !lines->empty();
   };
   for (int seat = 0; seat < 2; ++seat) {
     const TimePoint deadline = kClock.now() + timeout;
-    while (!dealer.greeted(seat)) {
+    while (!dealer.has_greeted(seat)) {
       ECHO_TRY(forward_line(seat, deadline));
     }
   }
   while (const auto seat = dealer.seat_to_act()) {
     const TimePoint deadline = kClock.now() + timeout;
-    bool acted = false;
-    while (!acted) {
-      ECHO_ASSIGN(acted, forward_line(*seat, deadline));
+    bool dealer_answered = false;
+    while (!dealer_answered) {
+      ECHO_ASSIGN(dealer_answered, forward_line(*seat, deadline));
     }
   }
   return ok();

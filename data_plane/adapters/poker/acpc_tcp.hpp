@@ -19,7 +19,7 @@ namespace echoline::data_plane::poker {
 // thread.
 class LineSocket {
  public:
-  explicit LineSocket(int connected) : socket_(connected) {}
+  explicit LineSocket(int connected_fd) : socket_(connected_fd) {}
   // "host:port" or "[address]:port". kInvalid if it is neither, kUnavailable if no server answers within `timeout`.
   static Result<std::unique_ptr<LineSocket>> connect(std::string_view endpoint, Duration timeout);
 
@@ -31,7 +31,7 @@ class LineSocket {
 
  private:
   Descriptor socket_;
-  std::string received_;
+  std::string received_;  // bytes after the last line that receive() returned
 };
 
 // A listening TCP port.
@@ -43,7 +43,7 @@ class Listener {
   Result<std::unique_ptr<LineSocket>> accept(TimePoint deadline);
 
  private:
-  Listener(int listening, std::uint16_t port) : socket_(listening), port_(port) {}
+  Listener(int listening_fd, std::uint16_t port) : socket_(listening_fd), port_(port) {}
   Descriptor socket_;
   std::uint16_t port_;
 };

@@ -1,3 +1,4 @@
+// Converts cards to text and back.
 #include "data_plane/adapters/poker/cards.hpp"
 
 namespace echoline::data_plane::poker {
@@ -16,9 +17,9 @@ std::string to_string(std::span<const Card> cards, std::string_view between) {
 }
 
 std::optional<Card> parse_card(char rank, char suit) {
-  const auto r = kRankLetters.find(rank), s = kSuitLetters.find(suit);
-  if (r == std::string_view::npos || s == std::string_view::npos) return std::nullopt;
-  return Card(static_cast<int>(r), static_cast<int>(s));
+  const auto rank_index = kRankLetters.find(rank), suit_index = kSuitLetters.find(suit);
+  if (rank_index == std::string_view::npos || suit_index == std::string_view::npos) return std::nullopt;
+  return Card(static_cast<int>(rank_index), static_cast<int>(suit_index));
 }
 
 }  // namespace echoline::data_plane::poker

@@ -20,7 +20,7 @@ class Card {
  public:
   constexpr Card() = default;
   constexpr Card(int rank, int suit) : index_(static_cast<std::uint8_t>(rank * kSuits + suit)) {}
-  static constexpr Card at(int index) { return Card(index / kSuits, index % kSuits); }
+  static constexpr Card from_index(int index) { return Card(index / kSuits, index % kSuits); }
   constexpr int index() const { return index_; }
   constexpr int rank() const { return index_ / kSuits; }  // 0 for a deuce ... 12 for an ace
   constexpr int suit() const { return index_ % kSuits; }
@@ -32,6 +32,9 @@ class Card {
 
 class CardSet {
  public:
+  static constexpr int kLaneBits = 16;  // bits of one suit
+  static constexpr std::uint32_t kRankMask = (1u << kRanks) - 1;
+
   constexpr CardSet() = default;
   constexpr explicit CardSet(std::span<const Card> cards) {
     for (const Card card : cards) add(card);
@@ -40,7 +43,9 @@ class CardSet {
   constexpr bool contains(Card card) const { return (bits_ & bit(card)) != 0; }
   constexpr int size() const { return std::popcount(bits_); }
   // The ranks of one suit; bit 0 is the deuce.
-  constexpr std::uint32_t ranks_of(int suit) const { return static_cast<std::uint32_t>(bits_ >> (16 * suit)) & 0x1fff; }
+  constexpr std::uint32_t ranks_of(int suit) const {
+    return static_cast<std::uint32_t>(bits_ >> (kLaneBits * suit)) & kRankMask;
+  }
   constexpr std::uint64_t bits() const { return bits_; }
   constexpr CardSet operator|(CardSet other) const {
     other.bits_ |= bits_;
@@ -48,7 +53,7 @@ class CardSet {
   }
 
  private:
-  static constexpr std::uint64_t bit(Card card) { return std::uint64_t{1} << (16 * card.suit() + card.rank()); }
+  static constexpr std::uint64_t bit(Card card) { return std::uint64_t{1} << (kLaneBits * card.suit() + card.rank()); }
   std::uint64_t bits_ = 0;
 };
 
@@ -62,22 +67,22 @@ std::optional<Card> parse_card(char rank, char suit);
 class Deck {
  public:
   Deck() {
-    for (int i = 0; i < kDeckCards; ++i) cards_[static_cast<std::size_t>(i)] = Card::at(i);
+    for (int i = 0; i < kDeckCards; ++i) cards_[static_cast<std::size_t>(i)] = Card::from_index(i);
   }
-  // A deck without the cards in `gone`.
-  explicit Deck(CardSet gone) : left_(0) {
+  // A deck without the cards in `removed`.
+  explicit Deck(CardSet removed) : left_(0) {
     for (int i = 0; i < kDeckCards; ++i)
-      if (!gone.contains(Card::at(i))) cards_[left_++] = Card::at(i);
+      if (!removed.contains(Card::from_index(i))) cards_[left_++] = Card::from_index(i);
   }
   // Requires left() > 0.
   Card draw(Random& random) {
-    const std::size_t at = random.below(left_);
-    const Card card = cards_[at];
-    cards_[at] = cards_[--left_];
+    const std::size_t index = random.below(left_);
+    const Card card = cards_[index];
+    cards_[index] = cards_[--left_];
     cards_[left_] = card;  // kept beyond the end, so that put_back() is free
     return card;
   }
-  std::size_t left() const { return left_; }
+  std::size_t left() const { return left_; }  // number of cards
   // Undoes the last `count` draws. The deck has the same cards, in another order.
   void put_back(std::size_t count) { left_ += count; }
 

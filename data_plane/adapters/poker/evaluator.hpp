@@ -25,8 +25,9 @@ std::string_view to_string(Category category);
 // it (a mask of 13 bits), then the kickers (another mask). Masks with equally many bits compare like their ranks,
 // highest first.
 struct HandValue {
+  static constexpr int kCategoryShift = 2 * kRanks;
   std::uint32_t bits = 0;
-  Category category() const { return static_cast<Category>(bits >> 26); }
+  Category category() const { return static_cast<Category>(bits >> kCategoryShift); }
   auto operator<=>(const HandValue&) const = default;
 };
 

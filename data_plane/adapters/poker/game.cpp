@@ -46,8 +46,8 @@ std::string to_string(const Legal& legal) {
 
 void Betting::restart() {
   put_in_ = {rules_.big_blind, rules_.small_blind};
-  raise_least_ = 2 * rules_.big_blind;
-  round_ = acted_ = 0;
+  raise_min_ = 2 * rules_.big_blind;
+  round_ = actions_in_round_ = 0;
   to_act_ = 1;
   over_ = false;
   folded_.reset();
@@ -57,8 +57,8 @@ void Betting::restart() {
 Legal Betting::legal() const {
   ECHO_CHECK(!over_);
   const Chips highest_bet = std::max(put_in_[0], put_in_[1]);
-  Legal legal{highest_bet - put_in(to_act_), {}};
-  if (highest_bet < rules_.stack) legal.raise = {std::min(raise_least_, rules_.stack), rules_.stack};
+  Legal legal{.owed = highest_bet - put_in(to_act_), .raise = {}};
+  if (highest_bet < rules_.stack) legal.raise = {std::min(raise_min_, rules_.stack), rules_.stack};
   return legal;
 }
 
@@ -68,19 +68,19 @@ Status Betting::act(Action action) {
     return fail(Code::kInvalid, "", "'{}' is not legal here, which is {}", to_string(action), to_string(allowed));
   const Chips highest_bet = std::max(put_in_[0], put_in_[1]);
   Chips& own_bet = put_in_[static_cast<std::size_t>(to_act_)];
-  steps_.push_back({round_, to_act_, action});
-  ++acted_;
+  steps_.push_back({.round = round_, .position = to_act_, .action = action});
+  ++actions_in_round_;
   if (action.kind == Action::Kind::kFold) {
     folded_ = to_act_;
     over_ = true;
     return ok();
   }
   if (action.kind == Action::Kind::kRaise) {  // an all-in below a full raise does not change the smallest raise
-    raise_least_ = std::max(raise_least_, 2 * action.to - highest_bet);
+    raise_min_ = std::max(raise_min_, 2 * action.to - highest_bet);
     own_bet = action.to;
   } else {
     own_bet = highest_bet;
-    if (acted_ >= 2) {
+    if (actions_in_round_ >= 2) {
       next_round();
       return ok();
     }
@@ -94,8 +94,8 @@ void Betting::next_round() {
   over_ = round_ == kRounds - 1;
   if (over_) return;
   ++round_;
-  to_act_ = acted_ = 0;
-  raise_least_ = put_in_[0] + rules_.big_blind;
+  to_act_ = actions_in_round_ = 0;
+  raise_min_ = put_in_[0] + rules_.big_blind;
 }
 
 Deal Deal::draw(Random& random) {
@@ -107,18 +107,21 @@ Deal Deal::draw(Random& random) {
   return deal;
 }
 
-Chips won_by_first(const Betting& betting, const Deal& deal) {
-  ECHO_CHECK(betting.over());
-  if (const auto loser = betting.folded()) return *loser == 0 ? -betting.put_in(0) : betting.put_in(1);
+Chips chips_won_by_position_0(const Betting& betting, const Deal& deal) {
+  ECHO_CHECK(betting.is_over());
+  if (const auto loser = betting.folded_position()) return *loser == 0 ? -betting.put_in(0) : betting.put_in(1);
   const CardSet board(deal.board);
   const auto first = evaluate(board | CardSet(deal.holes[0])), second = evaluate(board | CardSet(deal.holes[1]));
   return first == second ? 0 : first > second ? betting.put_in(1) : -betting.put_in(0);
 }
 
 View view_of(const Betting& betting, const Deal& deal, int position) {
-  const auto own = static_cast<std::size_t>(position);
-  return {position, betting, deal.holes[own], betting.showdown() ? std::optional(deal.holes[1 - own]) : std::nullopt,
-          std::span(deal.board).first(board_size(betting.round()))};
+  const auto own_position = static_cast<std::size_t>(position);
+  return {.position = position,
+          .betting = betting,
+          .own_cards = deal.holes[own_position],
+          .opponent_cards = betting.is_showdown() ? std::optional(deal.holes[1 - own_position]) : std::nullopt,
+          .board = std::span(deal.board).first(board_size(betting.round()))};
 }
 
 }  // namespace echoline::data_plane::poker

@@ -2,7 +2,7 @@
 //
 // Position 0 posts the big blind and acts first from the flop on; position 1 posts the small blind and acts first
 // before the flop. Both begin every hand with the same stack, so at showdown both have put in the same and a split pot
-// leaves no odd chip.
+// leaves no odd chip. Errors have no operation; the caller adds it.
 #pragma once
 #include <array>
 #include <cstdint>
@@ -33,9 +33,9 @@ struct Action {
   Kind kind = Kind::kCall;  // a check if nothing is owed
   Chips to = 0;             // for a raise: the player's total chips put in over the whole hand
 
-  static Action fold() { return {Kind::kFold, 0}; }
-  static Action call() { return {Kind::kCall, 0}; }
-  static Action raise(Chips to) { return {Kind::kRaise, to}; }
+  static Action fold() { return {.kind = Kind::kFold, .to = 0}; }
+  static Action call() { return {.kind = Kind::kCall, .to = 0}; }
+  static Action raise(Chips to) { return {.kind = Kind::kRaise, .to = to}; }
   bool operator==(const Action&) const = default;
 };
 // "f", "c" or "r600".
@@ -70,15 +70,15 @@ class Betting {
   void restart();
 
   const Rules& rules() const { return rules_; }
-  bool over() const { return over_; }
-  std::optional<int> folded() const { return folded_; }  // the position that folded
-  bool showdown() const { return over_ && !folded_; }
-  int to_act() const { return to_act_; }  // requires !over()
-  int round() const { return round_; }    // also 3 after a call of an all-in
+  bool is_over() const { return over_; }
+  std::optional<int> folded_position() const { return folded_; }
+  bool is_showdown() const { return over_ && !folded_; }
+  int position_to_act() const { return to_act_; }  // requires !is_over()
+  int round() const { return round_; }             // 0 to 3; also 3 after a call of an all-in
   Chips put_in(int position) const { return put_in_[static_cast<std::size_t>(position)]; }
   Chips pot() const { return put_in_[0] + put_in_[1]; }
   std::span<const Step> steps() const { return steps_; }
-  Legal legal() const;  // requires !over()
+  Legal legal() const;  // requires !is_over()
   // kInvalid, without a change, if the action is illegal or the hand is over.
   Status act(Action action);
 
@@ -89,31 +89,33 @@ class Betting {
 
   Rules rules_;
   std::array<Chips, 2> put_in_{};
-  Chips raise_least_ = 0;  // the smallest full raise; only an all-in may be smaller
-  int round_ = 0, to_act_ = 1, acted_ = 0;
+  Chips raise_min_ = 0;  // total chips put in by the smallest full raise; only an all-in may be smaller
+  int round_ = 0, to_act_ = 1;
+  int actions_in_round_ = 0;
   bool over_ = false;
   std::optional<int> folded_;
   std::vector<Step> steps_;
 };
 
+// The two cards that only their player sees.
 using Hole = std::array<Card, 2>;
 
 // All cards of a hand, visible or not.
 struct Deal {
-  std::array<Hole, 2> holes;
+  std::array<Hole, 2> holes;  // indexed by position
   std::array<Card, 5> board;
   static Deal draw(Random& random);
 };
 
 // Chips that position 0 wins, and position 1 loses. Requires a hand that is over.
-Chips won_by_first(const Betting& betting, const Deal& deal);
+Chips chips_won_by_position_0(const Betting& betting, const Deal& deal);
 
 // The information a player may base an action on. Refers to betting and board, which must outlive it.
 struct View {
   int position = 0;
   const Betting& betting;
-  Hole own;
-  std::optional<Hole> other;  // at showdown
+  Hole own_cards;
+  std::optional<Hole> opponent_cards;  // at showdown
   std::span<const Card> board;
 };
 View view_of(const Betting& betting, const Deal& deal, int position);

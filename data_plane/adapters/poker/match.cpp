@@ -1,4 +1,5 @@
-// Plays single hands for the task "poker", and duplicate matches between two players.
+// Plays single hands for the task "poker", and duplicate matches between two players. A duplicate match plays every
+// deal twice with swapped positions, so that luck cancels out.
 #include "data_plane/adapters/poker/match.hpp"
 
 #include <cmath>
@@ -6,13 +7,16 @@
 namespace echoline::data_plane::poker {
 namespace {
 
+constexpr double kStandardErrorsAt95Percent = 1.96;  // half width of a normal distribution's 95 % interval
+constexpr std::uint64_t kStreamsPerHand = 3;
+
 // Running mean and variance (Welford).
 class Moments {
  public:
-  void add(double x) {
-    const double deviation = x - mean_;
+  void add(double sample) {
+    const double deviation = sample - mean_;
     mean_ += deviation / static_cast<double>(++count_);
-    squared_deviations_ += deviation * (x - mean_);
+    squared_deviations_ += deviation * (sample - mean_);
   }
   double mean() const { return mean_; }
   double standard_error() const {
@@ -29,18 +33,19 @@ class Moments {
 }  // namespace
 
 HandRandom::HandRandom(std::uint64_t seed, std::uint64_t hand)
-    : deal(seed, 3 * hand), position{Random(seed, 3 * hand + 1), Random(seed, 3 * hand + 2)} {}
+    : deal(seed, kStreamsPerHand * hand),
+      position{Random(seed, kStreamsPerHand * hand + 1), Random(seed, kStreamsPerHand * hand + 2)} {}
 
-Result<Chips> play_hand(Betting& betting, const Deal& deal, const std::array<Player*, 2>& at_position,
+Result<Chips> play_hand(Betting& betting, const Deal& deal, const std::array<Player*, 2>& players,
                         std::array<Random, 2>& random) {
   betting.restart();
-  while (!betting.over()) {
-    const auto position = static_cast<std::size_t>(betting.to_act());
+  while (!betting.is_over()) {
+    const auto position = static_cast<std::size_t>(betting.position_to_act());
     ECHO_ASSIGN(const Action action,
-                at_position[position]->decide(view_of(betting, deal, betting.to_act()), random[position]));
+                players[position]->decide(view_of(betting, deal, betting.position_to_act()), random[position]));
     ECHO_TRY(betting.act(action));
   }
-  return won_by_first(betting, deal);
+  return chips_won_by_position_0(betting, deal);
 }
 
 Result<MatchResult> duplicate_match(Player& first, Player& second, const Rules& rules, std::uint64_t pairs,
@@ -57,14 +62,16 @@ Result<MatchResult> duplicate_match(Player& first, Player& second, const Rules& 
     auto draws = hand_random.position, draws_again = hand_random.position;
     ECHO_ASSIGN(const Chips won_as_big_blind, play_hand(betting, deal, {&first, &second}, draws));
     ECHO_ASSIGN(const Chips lost_as_small_blind, play_hand(betting, deal, {&second, &first}, draws_again));
-    const double big = static_cast<double>(won_as_big_blind) / chips_per_unit,
-                 small = static_cast<double>(-lost_as_small_blind) / chips_per_unit;
-    as_big_blind.add(big);
-    as_small_blind.add(small);
-    pair_mean.add((big + small) / 2);
+    const double big_blind_result = static_cast<double>(won_as_big_blind) / chips_per_unit,
+                 small_blind_result = static_cast<double>(-lost_as_small_blind) / chips_per_unit;
+    as_big_blind.add(big_blind_result);
+    as_small_blind.add(small_blind_result);
+    pair_mean.add((big_blind_result + small_blind_result) / 2);
   }
-  return MatchResult{
-      2 * pairs, pair_mean.mean(), 1.96 * pair_mean.standard_error(), {as_big_blind.mean(), as_small_blind.mean()}};
+  return MatchResult{.hands = 2 * pairs,
+                     .bb_per_100 = pair_mean.mean(),
+                     .bb_per_100_half_width = kStandardErrorsAt95Percent * pair_mean.standard_error(),
+                     .bb_per_100_at = {as_big_blind.mean(), as_small_blind.mean()}};
 }
 
 }  // namespace echoline::data_plane::poker

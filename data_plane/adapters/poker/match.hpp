@@ -17,7 +17,7 @@ struct HandRandom {
 };
 
 // Plays one hand to its end and returns the chips that position 0 wins. Fails if a player fails or acts illegally.
-Result<Chips> play_hand(Betting& betting, const Deal& deal, const std::array<Player*, 2>& at_position,
+Result<Chips> play_hand(Betting& betting, const Deal& deal, const std::array<Player*, 2>& players,
                         std::array<Random, 2>& random);
 
 struct MatchResult {

@@ -20,9 +20,10 @@ namespace {
 
 using namespace poker;
 
-constexpr std::uint64_t kDealsMax = 4096;                   // per hand, until the opponent does not fold at once
+constexpr std::uint64_t kDealsMax = 4096;                   // deals per hand, until the opponent does not fold at once
 constexpr std::string_view kHeldOut = "poker/evaluation/";  // followed by the number
-constexpr std::uint64_t kTraining = 0x7261696e, kEvaluation = 0x6576616c;  // random streams of deals
+constexpr std::uint64_t kTrainingStream = 0x7261696e,
+                        kEvaluationStream = 0x6576616c;  // any two numbers, so that deals differ
 
 // An opponent that only a worker can ask, during the episode.
 enum class LiveOpponent { kNone, kPolicy, kServer };
@@ -77,8 +78,8 @@ struct Options {
 
 // Where an episode starts. Problem::reference holds it as "<deals>:<position>".
 struct DealAndPosition {
-  std::uint64_t deals = 0;
-  int position = 0;  // in the first hand
+  std::uint64_t deals = 0;  // the seed of all cards and of the players' random draws
+  int position = 0;         // the policy's position in the first hand
 };
 
 Result<DealAndPosition> parse_start(std::string_view text) {
@@ -96,7 +97,8 @@ Result<DealAndPosition> parse_start(std::string_view text) {
 
 class PokerEpisode final : public QuickEpisode {
  public:
-  // Deals the first hand. `opponent_by_side_prompt`: the opponent's actions are side prompts.
+  // Deals the first hand. `opponent_by_side_prompt`: side prompts, which the caller of step() gets answered, ask for
+  // the opponent's actions.
   static Result<std::unique_ptr<PokerEpisode>> begin(const Options& options, const DealAndPosition& start,
                                                      bool opponent_by_side_prompt) {
     auto episode = std::unique_ptr<PokerEpisode>(new PokerEpisode(options, start));
@@ -124,7 +126,7 @@ class PokerEpisode final : public QuickEpisode {
     const Legal legal = betting_.legal();
     const auto action = options_.terse ? parse_letter(response, view) : parse_answer(response, legal);
     ECHO_TRY(betting_.act(action.value_or(legal.owed > 0 ? Action::fold() : Action::call())));
-    Step step{.score = hand_score(0, 0, policy_acts && !action ? 1 : 0),
+    Step step{.score = hand_score(/*won=*/0, /*baseline=*/0, /*faults=*/policy_acts && !action ? 1 : 0),
               .done = false,
               .observation = std::exchange(pending_observation_, {})};
     if (opponent_by_side_prompt_) step.score.components["opponent_faults"] = !policy_acts && !action ? 1 : 0;
@@ -136,7 +138,7 @@ class PokerEpisode final : public QuickEpisode {
       if (side_prompt_pending_) {
         pending_observation_ = std::exchange(step.observation, {}).text;  // kept until the policy's turn
         step.side_prompt = PolicyInput(prompt_of(view_of(betting_, deal_, 1 - position())));
-      } else if (betting_.over()) {
+      } else if (betting_.is_over()) {
         ECHO_TRY(end_hand(step));
       } else {
         step.observation.text += description();
@@ -150,7 +152,7 @@ class PokerEpisode final : public QuickEpisode {
   Score cut() override {
     const Chips won = -betting_.put_in(position());
     const auto baseline = baseline_result();
-    Score score = hand_score(won, baseline ? *baseline : 0, 0);
+    Score score = hand_score(won, baseline ? *baseline : 0, /*faults=*/0);
     score.correct = won_ + won > 0;
     return score;
   }
@@ -173,30 +175,30 @@ class PokerEpisode final : public QuickEpisode {
       betting_.restart();
       if (opponent_by_side_prompt_) return ok();  // the opponent's action is not known before it is asked
       ECHO_TRY(play_opponent());
-      if (!betting_.over()) return ok();
+      if (!betting_.is_over()) return ok();
     }
     return fail(Code::kExhausted, "poker", "the opponent folds every hand; choose another");
   }
 
   Status play_opponent() {
     const auto other = static_cast<std::size_t>(1 - position());
-    while (!betting_.over() && betting_.to_act() != position() && !side_prompt_pending_) {
+    while (!betting_.is_over() && betting_.position_to_act() != position() && !side_prompt_pending_) {
       if (opponent_by_side_prompt_) {
         side_prompt_pending_ = true;
         return ok();
       }
       ECHO_ASSIGN(const Action action,
-                  opponent_->decide(view_of(betting_, deal_, betting_.to_act()), player_draws_[other]));
+                  opponent_->decide(view_of(betting_, deal_, betting_.position_to_act()), player_draws_[other]));
       ECHO_TRY(betting_.act(action));
     }
     return ok();
   }
 
   Status end_hand(Step& step) {
-    const Chips won_by_position_0 = won_by_first(betting_, deal_),
+    const Chips won_by_position_0 = chips_won_by_position_0(betting_, deal_),
                 won = position() == 0 ? won_by_position_0 : -won_by_position_0;
     ECHO_ASSIGN(const Chips baseline, baseline_result());
-    add(step.score, hand_score(won, baseline, 0));
+    add(step.score, hand_score(won, baseline, /*faults=*/0));
     won_ += won;
     step.score.correct = won_ > 0;
     if (!options_.terse) step.observation.text += describe_end(view(), won);
@@ -218,14 +220,15 @@ class PokerEpisode final : public QuickEpisode {
     return position() == 0 ? won_by_position_0 : -won_by_position_0;
   }
 
-  // The episode's score from one hand.
+  // The part of the episode's score from one hand: big blinds per hand, so it is divided by the number of hands.
   Score hand_score(Chips won, Chips baseline, int faults) const {
     const double hands = static_cast<double>(options_.hands),
-                 unit = hands * static_cast<double>(options_.rules.big_blind);
-    const double won_bb = static_cast<double>(won) / unit, baseline_bb = static_cast<double>(baseline) / unit;
-    return {won_bb - baseline_bb - options_.format_penalty * faults / hands,
-            {{"won_bb", won_bb}, {"baseline_bb", baseline_bb}, {"faults", faults}},
-            false};
+                 chips_per_unit = hands * static_cast<double>(options_.rules.big_blind);
+    const double won_bb = static_cast<double>(won) / chips_per_unit,
+                 baseline_bb = static_cast<double>(baseline) / chips_per_unit;
+    return {.reward = won_bb - baseline_bb - options_.format_penalty * faults / hands,
+            .components = {{"won_bb", won_bb}, {"baseline_bb", baseline_bb}, {"faults", faults}},
+            .correct = false};
   }
 
   const Options options_;
@@ -237,9 +240,9 @@ class PokerEpisode final : public QuickEpisode {
   Deal deal_;
   std::uint64_t hand_ = 0;
   Chips won_ = 0;
-  bool opponent_by_side_prompt_ = false,
-       side_prompt_pending_ = false;  // the opponent acts by side prompts; one is pending
-  std::string pending_observation_;   // for the policy's next turn
+  bool opponent_by_side_prompt_ = false;  // side prompts ask for the opponent's actions
+  bool side_prompt_pending_ = false;
+  std::string pending_observation_;  // text for the policy's next turn
 };
 
 class Poker final : public Adapter {
@@ -249,10 +252,11 @@ class Poker final : public Adapter {
       : options_(options), seed_(seed), opponent_by_side_prompt_(opponent_by_side_prompt), server_(std::move(server)) {}
 
   std::string_view name() const override { return "poker"; }
-  bool one_response() const override { return false; }
+  bool has_one_response() const override { return false; }
 
   Result<Problem> problem(std::uint64_t index) const override {
-    const DealAndPosition start{mix64(mix64(seed_ ^ kTraining) + index), static_cast<int>(index % 2)};
+    const DealAndPosition start{.deals = mix64(mix64(seed_ ^ kTrainingStream) + index),
+                                .position = static_cast<int>(index % 2)};
     return make_problem(fmt::format("poker/train/{}", index), start);
   }
 
@@ -260,7 +264,8 @@ class Poker final : public Adapter {
   std::vector<Problem> evaluation() const override {
     std::vector<Problem> problems;
     for (std::uint64_t i = 0; i < options_.evaluation_problems; ++i) {
-      const DealAndPosition start{mix64(mix64(seed_ ^ kEvaluation) + i / 2), static_cast<int>(i % 2)};
+      const DealAndPosition start{.deals = mix64(mix64(seed_ ^ kEvaluationStream) + i / 2),
+                                  .position = static_cast<int>(i % 2)};
       problems.push_back(make_problem(fmt::format("{}{}", kHeldOut, i), start).value());
     }
     return problems;
@@ -284,7 +289,7 @@ class Poker final : public Adapter {
   std::optional<std::string> demonstration(const Problem& problem) const override {
     const auto start = parse_start(problem.reference());
     if (!start) return std::nullopt;
-    const auto episode = PokerEpisode::begin(options_, *start, false);
+    const auto episode = PokerEpisode::begin(options_, *start, /*opponent_by_side_prompt=*/false);
     const auto teacher = make_player("tight");
     if (!episode || !teacher) return std::nullopt;
     Random random(start->deals);
@@ -296,7 +301,7 @@ class Poker final : public Adapter {
 
  private:
   Result<Problem> make_problem(std::string id, const DealAndPosition& start) const {
-    ECHO_ASSIGN(const auto episode, PokerEpisode::begin(options_, start, false));
+    ECHO_ASSIGN(const auto episode, PokerEpisode::begin(options_, start, /*opponent_by_side_prompt=*/false));
     Problem problem;
     problem.set_id(std::move(id));
     problem.set_prompt(episode->prompt_of(episode->view()));
@@ -323,9 +328,12 @@ Result<std::unique_ptr<Adapter>> make(std::string_view json, std::uint64_t seed,
 
 }  // namespace
 
-const BuiltIn kPoker{
-    "poker",
-    "Heads-up no-limit hold'em against a built-in player, the policy itself or a server; the reward is big blinds won",
-    [](ConfigSection s) { Options().read(s, AdapterUse::kProblems); }, make, /*many_turns=*/true};
+const BuiltIn kPoker{.name = "poker",
+                     .meaning =
+                         "Heads-up no-limit hold'em against a built-in player, the policy itself or a server; the "
+                         "reward is big blinds won",
+                     .read_options = [](ConfigSection s) { Options().read(s, AdapterUse::kProblems); },
+                     .make = make,
+                     .many_turns = true};
 
 }  // namespace echoline::data_plane

@@ -31,16 +31,17 @@ std::optional<Chips> parse_chips(std::string_view digits) {
   Chips value = 0;
   const char* const end = digits.data() + digits.size();
   if (digits.empty() || digits[0] == '-') return std::nullopt;
-  const auto read = std::from_chars(digits.data(), end, value);
-  return read.ec == std::errc{} && read.ptr == end ? std::optional(value) : std::nullopt;
+  const auto parsed = std::from_chars(digits.data(), end, value);
+  return parsed.ec == std::errc{} && parsed.ptr == end ? std::optional(value) : std::nullopt;
 }
 
+// The text in the last pair of tags, unless it is too long for an action.
 std::optional<std::string_view> last_action(std::string_view response) {
   const auto end = response.rfind(kEnd);
   const auto begin = end == std::string_view::npos ? end : response.substr(0, end).rfind(kBegin);
   if (begin == std::string_view::npos) return std::nullopt;
-  const std::size_t from = begin + kBegin.size();
-  return end - from > kActionBytesMax ? std::nullopt : std::optional(response.substr(from, end - from));
+  const std::size_t content = begin + kBegin.size();
+  return end - content > kActionBytesMax ? std::nullopt : std::optional(response.substr(content, end - content));
 }
 
 // "before the flop: you raise to 300, your opponent calls; flop: ..."
@@ -48,10 +49,10 @@ std::string betting_so_far(const View& view) {
   std::string text;
   int round = -1;
   std::array<Chips, 2> put_in = {view.betting.rules().big_blind, view.betting.rules().small_blind};
-  for (const auto& [at, position, action] : view.betting.steps()) {
-    text += at == round ? ", " : text.empty() ? "" : "; ";
-    if (at != round) text += fmt::format("{}: ", kRoundNames[static_cast<std::size_t>(at)]);
-    round = at;
+  for (const auto& [step_round, position, action] : view.betting.steps()) {
+    text += step_round == round ? ", " : text.empty() ? "" : "; ";
+    if (step_round != round) text += fmt::format("{}: ", kRoundNames[static_cast<std::size_t>(step_round)]);
+    round = step_round;
     const bool policy_acts = position == view.position;
     const auto verb = [&](std::string_view word) {
       return fmt::format("{} {}{}", policy_acts ? "you" : "your opponent", word, policy_acts ? "" : "s");
@@ -111,33 +112,33 @@ std::string explain(const Rules& rules, std::uint64_t hands) {
 
 std::string describe(const View& view, std::uint64_t hand, std::uint64_t hands) {
   const Legal legal = view.betting.legal();
-  const Chips in = view.betting.put_in(view.position);
+  const Chips put_in = view.betting.put_in(view.position);
   return fmt::format(
       "{}You are the {} blind.\nYour cards: {}\nBoard: {}\nBetting: {}\n"
       "The pot is {}; you have put in {} and have {} left.\nYour choices: {}",
       hands > 1 ? fmt::format("Hand {} of {}. ", hand, hands) : "", view.position == 0 ? "big" : "small",
-      to_string(view.own, " "), view.board.empty() ? "none" : to_string(view.board, " "), betting_so_far(view),
-      view.betting.pot(), in, view.betting.rules().stack - in, choices(legal));
+      to_string(view.own_cards, " "), view.board.empty() ? "none" : to_string(view.board, " "), betting_so_far(view),
+      view.betting.pot(), put_in, view.betting.rules().stack - put_in, choices(legal));
 }
 
 std::string describe_end(const View& view, Chips won) {
   const auto outcome = won > 0   ? fmt::format("You win {}.", won)
                        : won < 0 ? fmt::format("You lose {}.", -won)
                                  : "The pot is split.";
-  if (const auto folded = view.betting.folded())
+  if (const auto folded = view.betting.folded_position())
     return fmt::format("{}. {}", *folded == view.position ? "You fold" : "Your opponent folds", outcome);
   const auto hand = [&](const Hole& hole) {
     const HandValue value = evaluate(CardSet(view.board) | CardSet(hole));
     return fmt::format("{} ({})", to_string(hole, " "), to_string(value.category()));
   };
-  return fmt::format("Showdown on {}: you have {}, your opponent {}. {}", to_string(view.board, " "), hand(view.own),
-                     hand(view.other.value()), outcome);
+  return fmt::format("Showdown on {}: you have {}, your opponent {}. {}", to_string(view.board, " "),
+                     hand(view.own_cards), hand(view.opponent_cards.value()), outcome);
 }
 
 std::optional<Action> parse_answer(std::string_view response, const Legal& legal) {
-  const auto written = last_action(response);
-  if (!written) return std::nullopt;
-  const std::string text = trimmed_lower_case(*written);
+  const auto tagged_text = last_action(response);
+  if (!tagged_text) return std::nullopt;
+  const std::string text = trimmed_lower_case(*tagged_text);
   if (text == "fold" && legal.owed > 0) return Action::fold();
   if (text == (legal.owed > 0 ? "call" : "check")) return Action::call();
   if (!text.starts_with(kRaise)) return std::nullopt;
@@ -158,12 +159,12 @@ std::string describe_tersely(const View& view) {
   const Rules& rules = view.betting.rules();
   std::string betting;
   int round = 0;
-  for (const auto& [at, position, action] : view.betting.steps()) {
-    betting.append(static_cast<std::size_t>(at - std::exchange(round, at)), '/');
+  for (const auto& [step_round, position, action] : view.betting.steps()) {
+    betting.append(static_cast<std::size_t>(step_round - std::exchange(round, step_round)), '/');
     const char c = to_string(action)[0];
     betting += position == view.position ? c : static_cast<char>(c - 'a' + 'A');
   }
-  return fmt::format("{} {} {} {} {} {}: ", view.position == 0 ? 'b' : 's', to_string(view.own, ""),
+  return fmt::format("{} {} {} {} {} {}: ", view.position == 0 ? 'b' : 's', to_string(view.own_cards, ""),
                      view.board.empty() ? "-" : to_string(view.board, ""), betting.empty() ? "-" : betting,
                      in_big_blinds(view.betting.legal().owed, rules), in_big_blinds(view.betting.pot(), rules));
 }

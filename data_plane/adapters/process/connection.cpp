@@ -1,4 +1,5 @@
 // Implements Connection: the thread that starts a task's program, sends it batches of calls and handles its failures.
+// The start number counts the starts of the program. An episode exists only in the start that began it.
 #include "data_plane/adapters/process/connection.hpp"
 
 #include <algorithm>
@@ -14,7 +15,8 @@ constexpr Duration kRestartDelayMin = std::chrono::milliseconds(100), kRestartDe
 constexpr Duration kStopCheckInterval = std::chrono::milliseconds(100);  // how often a wait checks `stopping_`
 // After more consecutive failures than this, calls fail instead of waiting for the next start.
 constexpr std::uint32_t kFailuresMax = 4;
-constexpr std::size_t kClosedEpisodesMax = 65'536;  // kept for the next close notice
+constexpr std::size_t kLoggedErrorBytes = 1000, kReportedErrorBytes = 300;  // the end of what the program wrote
+constexpr std::size_t kClosedEpisodesMax = 65'536;                          // kept for the next close notice
 
 }  // namespace
 
@@ -49,7 +51,7 @@ void Connection::ask(Call call) {
       return;
     }
   }
-  call.done(fail(Code::kExhausted, "task", "{} calls are waiting already", options_.waiting_max));
+  call.on_answer(fail(Code::kExhausted, "task", "{} calls are waiting already", options_.waiting_max));
 }
 
 Result<nlohmann::json> Connection::ask_and_wait(Method method, std::string item) {
@@ -57,7 +59,7 @@ Result<nlohmann::json> Connection::ask_and_wait(Method method, std::string item)
   Call call;
   call.method = method;
   call.item = std::move(item);
-  call.done = [promise](Result<nlohmann::json> answer) { promise->set_value(std::move(answer)); };
+  call.on_answer = [promise](Result<nlohmann::json> answer) { promise->set_value(std::move(answer)); };
   ask(std::move(call));
   return promise->get_future().get();
 }
@@ -75,11 +77,12 @@ void Connection::run_thread() {
     if (!hello_callbacks_.empty()) {
       auto callbacks = std::exchange(hello_callbacks_, {});
       lock.unlock();
-      const Status started = start();
+      const Status started = ensure_started();
       for (auto& callback : callbacks) callback(started ? Result<Hello>(hello_) : Result<Hello>(started.error()));
       lock.lock();
       continue;
     }
+    // The oldest calls that one request can hold.
     std::vector<Call> batch;
     const Method method = waiting_.front().method;
     const bool send_alone = waiting_.front().send_alone;
@@ -95,13 +98,13 @@ void Connection::run_thread() {
   auto unsent = std::exchange(waiting_, {});
   auto callbacks = std::exchange(hello_callbacks_, {});
   lock.unlock();
-  for (Call& call : unsent) call.done(fail(Code::kCancelled, "task", "the run is ending"));
+  for (Call& call : unsent) call.on_answer(fail(Code::kCancelled, "task", "the run is ending"));
   for (auto& callback : callbacks) callback(fail(Code::kCancelled, "task", "the run is ending"));
   process_.reset();
 }
 
 // Starts the program unless it runs. After a failure, waits for the restart delay first, or fails if there were many.
-Status Connection::start() {
+Status Connection::ensure_started() {
   if (process_) {
     const auto ended = process_->ended();
     if (!ended) return ok();
@@ -137,11 +140,11 @@ void Connection::on_program_failure(const std::string& reason) {
   if (process_) {
     const sandbox::End end = process_->wait();  // stops the program first
     log::warn("the task's program failed: {}{}{}", reason, end.err.empty() ? "" : "; it wrote: ",
-              end.err.substr(end.err.size() - std::min<std::size_t>(end.err.size(), 1000)));
-    // The program's own words tell more than an error that start() has kept.
+              end.err.substr(end.err.size() - std::min(end.err.size(), kLoggedErrorBytes)));
+    // The program's own words tell more than an error that ensure_started() has kept.
     if (last_error_.detail.empty() || !end.err.empty())
       last_error_ = fail(Code::kUnavailable, "task", "{}{}{}", reason, end.err.empty() ? "" : "; it wrote: ",
-                         end.err.substr(end.err.size() - std::min<std::size_t>(end.err.size(), 300)));
+                         end.err.substr(end.err.size() - std::min(end.err.size(), kReportedErrorBytes)));
     process_.reset();
   }
   Duration delay = kRestartDelayMin;
@@ -152,12 +155,12 @@ void Connection::on_program_failure(const std::string& reason) {
 
 // Sends a line and reads the answering line.
 Result<std::string> Connection::exchange(const std::string& line, Duration deadline) {
-  const TimePoint due = clock_.now() + deadline;
+  const TimePoint answer_due = clock_.now() + deadline;
   ECHO_TRY(process_->write(line, deadline));
   for (;;) {
-    const Duration left = due - clock_.now();
-    if (left <= Duration(0)) return fail(Code::kStale, "task", "no answer within {}", to_text(deadline));
-    auto answer = process_->read_line(kLineBytesMax, std::min(left, kStopCheckInterval));
+    const Duration time_left = answer_due - clock_.now();
+    if (time_left <= Duration(0)) return fail(Code::kStale, "task", "no answer within {}", to_text(deadline));
+    auto answer = process_->read_line(kLineBytesMax, std::min(time_left, kStopCheckInterval));
     if (answer || answer.error().code != Code::kStale) return answer;
     const std::lock_guard lock(mutex_);
     if (stopping_) return fail(Code::kCancelled, "task", "the run is ending");
@@ -176,11 +179,12 @@ void Connection::send_close_notice() {
 }
 
 void Connection::send_batch(std::vector<Call> batch) {
-  if (const Status started = start(); !started) return retry_or_fail(std::move(batch), started.error(), true);
+  if (const Status started = ensure_started(); !started)
+    return retry_or_fail(std::move(batch), started.error(), /*fail_all=*/true);
   std::vector<Call> sendable;
   for (Call& call : batch) {
     if (call.start_number && *call.start_number != start_number_)
-      call.done(fail(Code::kUnavailable, "task", "the program was restarted and no longer has this episode"));
+      call.on_answer(fail(Code::kUnavailable, "task", "the program was restarted and no longer has this episode"));
     else
       sendable.push_back(std::move(call));
   }
@@ -198,14 +202,14 @@ void Connection::send_batch(std::vector<Call> batch) {
     // other failure the program is in an unknown state.
     const bool reported_by_program = line && !answer && answer.error().code == Code::kUnavailable;
     if (!reported_by_program) on_program_failure(results.error().message());
-    return retry_or_fail(std::move(sendable), results.error(), sendable.size() == 1);
+    return retry_or_fail(std::move(sendable), results.error(), /*fail_all=*/sendable.size() == 1);
   }
   failures_ = 0;
   not_before_ = {};
   last_error_ = {};
   for (std::size_t i = 0; i < sendable.size(); ++i) {
     if (sendable[i].on_start_number) sendable[i].on_start_number(start_number_);
-    sendable[i].done(std::move((*results)[i]));
+    sendable[i].on_answer(std::move((*results)[i]));
   }
 }
 
@@ -214,7 +218,7 @@ void Connection::send_batch(std::vector<Call> batch) {
 void Connection::retry_or_fail(std::vector<Call> batch, const Error& error, bool fail_all) {
   for (Call& call : batch) {
     if (fail_all || call.send_alone || !call.repeatable) {
-      call.done(error);
+      call.on_answer(error);
       continue;
     }
     call.send_alone = true;

@@ -22,16 +22,16 @@ struct ConnectionOptions {
   sandbox::Command command;
   std::uint64_t seed = 0;
   std::string settings_json = "{}";
-  Duration start_deadline = std::chrono::seconds(30);  // from start to hello
-  Duration deadline = std::chrono::seconds(30);        // per request
-  std::size_t batch_max = 64;                          // items per request
-  std::size_t waiting_max = 65'536;                    // calls
+  Duration start_deadline = std::chrono::seconds(30);  // time-out from the start to the hello
+  Duration deadline = std::chrono::seconds(30);        // time-out of each request
+  std::size_t batch_max = 64;                          // items per request, at most
+  std::size_t waiting_max = 65'536;                    // calls in the queue, at most
 };
 
-// Thread-safe. A call's `done` runs on the connection's thread and must not block.
+// Thread-safe. A call's `on_answer` runs on the connection's thread and must not block.
 class Connection {
  public:
-  using Done = std::function<void(Result<nlohmann::json>)>;
+  using AnswerHandler = std::function<void(Result<nlohmann::json>)>;
 
   // `pool` must outlive it.
   Connection(sandbox::Pool& pool, ConnectionOptions options);
@@ -42,18 +42,19 @@ class Connection {
   // Starts the program if necessary and returns its hello.
   Result<Hello> hello();
 
-  // `done` is called once, with an item of the answer or an error. kExhausted: too many calls wait; kStale: no answer
-  // by the deadline; kUnavailable: the program ended or reported an error; kCorrupt: the answer is invalid.
+  // `on_answer` is called once, with an item of the answer or an error. kExhausted: too many calls wait; kStale: no
+  // answer by the deadline; kUnavailable: the program ended or reported an error; kCorrupt: the answer is invalid.
   struct Call {
     Method method = Method::kScore;
     std::string item;  // JSON
-    Done done;
+    AnswerHandler on_answer;
     bool repeatable = true;  // if its batch fails, it is retried once, as a batch of its own
     // If set, the call fails if the program was started again since, because it has then lost its episodes. The first
     // start has number 1.
     std::optional<std::uint64_t> start_number;
-    std::function<void(std::uint64_t)> on_start_number = {};  // called before `done` with the program's start number
-    bool send_alone = false;                                  // as a batch of its own
+    // Called before `on_answer`, with the program's start number.
+    std::function<void(std::uint64_t)> on_start_number = {};
+    bool send_alone = false;  // the call is a batch of its own
   };
   void ask(Call call);
   Result<nlohmann::json> ask_and_wait(Method method, std::string item);
@@ -64,7 +65,7 @@ class Connection {
  private:
   void run_thread();
   void send_batch(std::vector<Call> batch);
-  Status start();
+  Status ensure_started();
   void retry_or_fail(std::vector<Call> batch, const Error& error, bool fail_all);
   void send_close_notice();
   Result<std::string> exchange(const std::string& line, Duration deadline);
@@ -76,7 +77,7 @@ class Connection {
   std::mutex mutex_;
   std::condition_variable changed_;
   std::deque<Call> waiting_;                                              // guarded by mutex_
-  std::vector<std::pair<std::uint64_t, std::uint64_t>> closed_episodes_;  // with start number; guarded by mutex_
+  std::vector<std::pair<std::uint64_t, std::uint64_t>> closed_episodes_;  // episode and start number; guarded by mutex_
   std::vector<std::function<void(Result<Hello>)>> hello_callbacks_;       // guarded by mutex_
   bool stopping_ = false;                                                 // guarded by mutex_
 
@@ -84,7 +85,7 @@ class Connection {
   std::optional<sandbox::Process> process_;
   Hello hello_;
   std::uint64_t start_number_ = 0;  // how often the program was started
-  std::uint64_t next_id_ = 1;       // of requests
+  std::uint64_t next_id_ = 1;       // id of the next request
   std::uint32_t failures_ = 0;      // consecutive failed starts or batches
   TimePoint not_before_{};          // the next start
   Error last_error_;

@@ -16,7 +16,7 @@ using nlohmann::json;
 
 constexpr std::string_view kFolder = "/task/";  // where the script is inside the sandbox
 constexpr std::uint64_t kFileBytesMax = 1u << 20, kFilesBytesMax = 4u << 20;
-constexpr std::size_t kFilesMax = 64;
+constexpr std::size_t kFilesMax = 64, kNameBytesShown = 80;
 
 struct Options {
   std::filesystem::path script;
@@ -42,60 +42,62 @@ struct Options {
       s.error("files", fmt::format("expected at most {} names, found {}", kFilesMax, files.size()));
     for (const std::string& name : files)
       if (name.empty() || name.front() == '/' || name.find("..") != std::string::npos)
-        s.error("files", fmt::format("expected names beside or below the script, found '{}'", name.substr(0, 80)));
+        s.error("files",
+                fmt::format("expected names beside or below the script, found '{}'", name.substr(0, kNameBytesShown)));
     if (!command.empty() && !command.front().starts_with('/'))
-      s.error("command",
-              fmt::format("expected a program by its absolute path, found '{}'", command.front().substr(0, 80)));
+      s.error("command", fmt::format("expected a program by its absolute path, found '{}'",
+                                     command.front().substr(0, kNameBytesShown)));
   }
 };
 
-// The script and its further files, name to text. The script is the first of `argv`.
+// The script and its further files, name to text.
 struct Contents {
   std::map<std::string, std::string> files;
-  std::string script;  // its name; empty: no script
+  std::string script;  // the script's name; empty: no script
 };
 
-Result<Contents> read_contents(const Options& o) {
+Result<Contents> read_contents(const Options& options) {
   Contents contents;
-  if (o.script.empty()) return contents;
-  contents.script = o.script.filename().string();
-  std::vector<std::string> names = o.files;
+  if (options.script.empty()) return contents;
+  contents.script = options.script.filename().string();
+  std::vector<std::string> names = options.files;
   names.push_back(contents.script);
-  std::uint64_t all = 0;
+  std::uint64_t total_bytes = 0;
   for (const std::string& name : names) {
-    const std::filesystem::path path = o.script.parent_path() / name;
+    const std::filesystem::path path = options.script.parent_path() / name;
     auto text = read_file(path.string(), kFileBytesMax);
-    if (!text) return as_mistake(std::move(text).error());
+    if (!text) return as_user_error(std::move(text).error());
     // The text is sent as JSON, which must be UTF-8.
     if (json(*text).dump(-1, ' ', false, json::error_handler_t::ignore) !=
         json(*text).dump(-1, ' ', false, json::error_handler_t::replace))
       return fail(Code::kInvalid, "task", "{}: expected a text in UTF-8", path.string());
-    all += text->size();
-    if (all > kFilesBytesMax)
-      return fail(Code::kInvalid, "task", "the files of '{}' have more than {} together", o.script.string(),
+    total_bytes += text->size();
+    if (total_bytes > kFilesBytesMax)
+      return fail(Code::kInvalid, "task", "the files of '{}' have more than {} together", options.script.string(),
                   to_text(Bytes{kFilesBytesMax}));
     contents.files[name] = *std::move(text);
   }
   return contents;
 }
 
-Result<Contents> contents_from(const std::string& text) {
+// The inverse of worker_options().
+Result<Contents> parse_contents(const std::string& text) {
   const json parts = json::parse(text, nullptr, false);
   Contents contents;
   if (!parts.is_object() || !parts.contains("files") || !parts["files"].is_object()) return contents;
   for (const auto& [name, file] : parts["files"].items()) {
     if (!file.is_string() || name.empty() || name.front() == '/' || name.find("..") != std::string::npos ||
         contents.files.size() > kFilesMax)
-      return fail(Code::kInvalid, "task", "'{}' cannot be a file of a task", name.substr(0, 80));
+      return fail(Code::kInvalid, "task", "'{}' cannot be a file of a task", name.substr(0, kNameBytesShown));
     contents.files[name] = file.get<std::string>();
   }
   if (parts.contains("script") && parts["script"].is_string()) contents.script = parts["script"].get<std::string>();
   return contents;
 }
 
-sandbox::Command command_of(const Options& o, const Contents& contents) {
+sandbox::Command command_of(const Options& options, const Contents& contents) {
   sandbox::Command command;
-  command.argv = o.command.empty() ? std::vector<std::string>{"/usr/bin/python3"} : o.command;
+  command.argv = options.command.empty() ? std::vector<std::string>{"/usr/bin/python3"} : options.command;
   if (!contents.script.empty()) command.argv.push_back(std::string(kFolder) + contents.script);
   for (const auto& [name, text] : contents.files) command.files[std::string(kFolder) + name] = text;
   command.files[std::string(kFolder) + "echoline_task.py"] = std::string(process::kPythonHelper);
@@ -106,8 +108,8 @@ sandbox::Command command_of(const Options& o, const Contents& contents) {
   return command;
 }
 
-// The options for workers: with the files' contents instead of their paths.
-std::string for_workers(std::string_view options_json, const Contents& contents) {
+// The options for workers, with the files' contents instead of their paths.
+std::string worker_options(std::string_view options_json, const Contents& contents) {
   json options = json::parse(options_json, nullptr, false);
   if (!options.is_object()) options = json::object();
   options.erase("script");
@@ -116,14 +118,18 @@ std::string for_workers(std::string_view options_json, const Contents& contents)
 }
 
 Result<std::unique_ptr<Adapter>> make(std::string_view options_json, std::uint64_t seed, AdapterUse use) {
-  ECHO_ASSIGN(const Options o, options_from_json<Options>("process", options_json, use));
-  ECHO_ASSIGN(Contents contents, use == AdapterUse::kProblems ? read_contents(o) : contents_from(o.contents_json));
-  return process::make_task("process", command_of(o, contents), o.task, for_workers(options_json, contents), seed, use);
+  ECHO_ASSIGN(const Options options, options_from_json<Options>("process", options_json, use));
+  ECHO_ASSIGN(Contents contents,
+              use == AdapterUse::kProblems ? read_contents(options) : parse_contents(options.contents_json));
+  return process::make_task("process", command_of(options, contents), options.task,
+                            worker_options(options_json, contents), seed, use);
 }
 
 }  // namespace
 
-const BuiltIn kProcess{"process", "A program of your own, in any language (docs/how-to/write-a-task.md)",
-                       [](ConfigSection s) { Options().read(s, AdapterUse::kProblems); }, make};
+const BuiltIn kProcess{.name = "process",
+                       .meaning = "A program of your own, in any language (docs/how-to/write-a-task.md)",
+                       .read_options = [](ConfigSection s) { Options().read(s, AdapterUse::kProblems); },
+                       .make = make};
 
 }  // namespace echoline::data_plane

@@ -15,7 +15,9 @@ namespace {
 
 using nlohmann::json;
 
-constexpr std::size_t kComponentsMax = 64, kNameBytesMax = 128, kErrorBytesMax = 1024;
+constexpr std::size_t kComponentsMax = 64, kNameBytesMax = 128, kErrorBytesMax = 1024, kExcerptBytesMax = 80;
+constexpr std::size_t kRequestEndBytesMax = 64;  // after the items
+constexpr std::size_t kItemKeysBytes = 256;      // an item besides prompt and response, about
 constexpr std::size_t kPromptBytesMax = 256u << 10, kReferenceBytesMax = 64u << 10;
 
 template <class... Args>
@@ -23,14 +25,15 @@ Error answer_error(fmt::format_string<Args...> format, Args&&... args) {
   return fail(Code::kCorrupt, "task's answer", format, std::forward<Args>(args)...);
 }
 
-std::string written(const json& value) { return value.dump(-1, ' ', false, json::error_handler_t::replace); }
-std::string excerpt(const json& value) { return written(value).substr(0, 80); }
+std::string json_text(const json& value) { return value.dump(-1, ' ', false, json::error_handler_t::replace); }
+std::string excerpt(const json& value) { return json_text(value).substr(0, kExcerptBytesMax); }
 
 // Whether eight bytes need no escaping: printable ASCII except '"' and '\\'.
-bool needs_no_escape(const char* at) {
+// Tests them together: below() and equals() set the top bit of each byte that is below a value or equal to it.
+bool needs_no_escape(const char* bytes) {
   constexpr std::uint64_t kOnes = 0x0101010101010101, kTops = 0x8080808080808080;
   std::uint64_t word = 0;
-  std::memcpy(&word, at, sizeof word);
+  std::memcpy(&word, bytes, sizeof word);
   const auto below = [word](std::uint64_t n) { return (word - kOnes * n) & ~word; };
   const auto equals = [word](std::uint64_t c) { return ((word ^ kOnes * c) - kOnes) & ~(word ^ kOnes * c); };
   return ((word | below(0x20) | equals('"') | equals('\\')) & kTops) == 0;
@@ -40,21 +43,21 @@ bool needs_no_escape(const char* at) {
 // plain.
 void quote(std::string& out, std::string_view text) {
   out += '"';
-  std::size_t from = 0;
-  while (from < text.size()) {
-    std::size_t to = from;
-    while (to + 8 <= text.size() && needs_no_escape(text.data() + to)) to += 8;
+  std::size_t run_begin = 0;
+  while (run_begin < text.size()) {
+    std::size_t i = run_begin;
+    while (i + 8 <= text.size() && needs_no_escape(text.data() + i)) i += 8;
     const auto is_plain = [&] {
-      return text[to] >= 0x20 && static_cast<unsigned char>(text[to]) < 0x80 && text[to] != '"' && text[to] != '\\';
+      return text[i] >= 0x20 && static_cast<unsigned char>(text[i]) < 0x80 && text[i] != '"' && text[i] != '\\';
     };
-    while (to < text.size() && is_plain()) ++to;
-    out.append(text.substr(from, to - from));
-    from = to;
-    while (to < text.size() && !is_plain()) ++to;
-    if (to == from) continue;
-    const std::string rest = written(text.substr(from, to - from));
-    out.append(rest, 1, rest.size() - 2);
-    from = to;
+    while (i < text.size() && is_plain()) ++i;
+    out.append(text.substr(run_begin, i - run_begin));
+    run_begin = i;
+    while (i < text.size() && !is_plain()) ++i;
+    if (i == run_begin) continue;
+    const std::string quoted_run = json_text(text.substr(run_begin, i - run_begin));
+    out.append(quoted_run, 1, quoted_run.size() - 2);
+    run_begin = i;
   }
   out += '"';
 }
@@ -68,50 +71,50 @@ void append(std::string& out, const Problem& problem) {
   append(out, R"({"id":)", problem.id());
   if (!problem.metadata_json().empty())
     if (const json metadata = json::parse(problem.metadata_json(), nullptr, false); !metadata.is_discarded())
-      out += ",\"metadata\":" + written(metadata);
+      out += ",\"metadata\":" + json_text(metadata);
   if (problem.messages().empty())
     append(out, R"(,"prompt":)", problem.prompt());
   else
-    out += R"(,"prompt":)" + written(to_json(prompt_of(problem)));
+    out += R"(,"prompt":)" + json_text(to_json(prompt_of(problem)));
   append(out, R"(,"reference":)", problem.reference());
   out += '}';
 }
 
 Result<double> read_finite(const json& item, const char* key) {
-  const auto found = item.find(key);
-  if (found == item.end() || !found->is_number() || !std::isfinite(found->get<double>()))
+  const auto it = item.find(key);
+  if (it == item.end() || !it->is_number() || !std::isfinite(it->get<double>()))
     return answer_error("expected a finite number '{}', found {}", key, excerpt(item));
-  return found->get<double>();
+  return it->get<double>();
 }
 
 Result<bool> read_flag(const json& item, const char* key, bool fallback) {
-  const auto found = item.find(key);
-  if (found == item.end()) return fallback;
-  if (!found->is_boolean()) return answer_error("'{}' is {}, expected true or false", key, excerpt(*found));
-  return found->get<bool>();
+  const auto it = item.find(key);
+  if (it == item.end()) return fallback;
+  if (!it->is_boolean()) return answer_error("'{}' is {}, expected true or false", key, excerpt(*it));
+  return it->get<bool>();
 }
 
 Result<std::string> read_text(const json& item, const char* key, std::size_t bytes_max) {
-  const auto found = item.find(key);
-  if (found == item.end()) return std::string();
-  if (!found->is_string()) return answer_error("expected a text '{}', found {}", key, excerpt(item));
-  const auto& value = found->get_ref<const std::string&>();
+  const auto it = item.find(key);
+  if (it == item.end()) return std::string();
+  if (!it->is_string()) return answer_error("expected a text '{}', found {}", key, excerpt(item));
+  const auto& value = it->get_ref<const std::string&>();
   if (value.size() > bytes_max)
     return answer_error("'{}' has {} bytes, at most {} are allowed", key, value.size(), bytes_max);
   return value;
 }
 
 Result<PolicyInput> read_input(const json& value, const char* key) {
-  auto read = read_policy_input(value, kPromptBytesMax);
-  if (!read) return answer_error("'{}': {}", key, read.error().detail);
-  return read;
+  auto input = read_policy_input(value, kPromptBytesMax);
+  if (!input) return answer_error("'{}': {}", key, input.error().detail);
+  return input;
 }
 
 Result<std::uint64_t> read_count(const json& item, const char* key) {
-  const auto found = item.find(key);
-  if (found == item.end()) return std::uint64_t{0};
-  if (!found->is_number_unsigned()) return answer_error("'{}' is {}, expected a whole number", key, excerpt(*found));
-  return found->get<std::uint64_t>();
+  const auto it = item.find(key);
+  if (it == item.end()) return std::uint64_t{0};
+  if (!it->is_number_unsigned()) return answer_error("'{}' is {}, expected a whole number", key, excerpt(*it));
+  return it->get<std::uint64_t>();
 }
 
 }  // namespace
@@ -133,28 +136,31 @@ std::string_view to_string(Method method) {
 std::string hello_request(std::uint64_t id, std::uint64_t seed, std::string_view settings_json) {
   json settings = json::parse(settings_json, nullptr, false);
   if (!settings.is_object()) settings = json::object();
-  return written({{"id", id},
-                  {"method", "hello"},
-                  {"protocol", kProtocol},
-                  {"seed", seed},
-                  {"settings", std::move(settings)}}) +
+  return json_text({{"id", id},
+                    {"method", "hello"},
+                    {"protocol", kProtocol},
+                    {"seed", seed},
+                    {"settings", std::move(settings)}}) +
          "\n";
 }
 
 std::string request(std::uint64_t id, Method method, Duration deadline, const std::vector<std::string_view>& items) {
   std::string line = fmt::format(R"({{"deadline_ms":{},"id":{},"items":[)",
                                  std::chrono::duration_cast<std::chrono::milliseconds>(deadline).count(), id);
-  std::size_t size = line.size() + 64;
+  std::size_t size = line.size() + kRequestEndBytesMax;
   for (const std::string_view item : items) size += item.size() + 1;
   line.reserve(size);
-  for (const std::string_view item : items) line.append(item), line += ',';
+  for (const std::string_view item : items) {
+    line += item;
+    line += ',';
+  }
   if (!items.empty()) line.pop_back();
   line += fmt::format("],\"method\":\"{}\"}}\n", to_string(method));
   return line;
 }
 
 std::string close_notice(const std::vector<std::uint64_t>& episodes) {
-  return written({{"method", "close"}, {"episodes", episodes}}) + "\n";
+  return json_text({{"method", "close"}, {"episodes", episodes}}) + "\n";
 }
 
 std::string rows_item(std::span<const std::uint64_t> rows) {
@@ -163,7 +169,7 @@ std::string rows_item(std::span<const std::uint64_t> rows) {
 
 std::string score_item(const Problem& problem, std::string_view response) {
   std::string item;
-  item.reserve(problem.prompt().size() + response.size() + 256);
+  item.reserve(problem.prompt().size() + response.size() + kItemKeysBytes);
   item += R"({"problem":)";
   append(item, problem);
   append(item, R"(,"response":)", response);
@@ -188,13 +194,13 @@ Result<json> read_answer(std::string_view line, std::uint64_t id) {
   json answer = json::parse(line.begin(), line.end(), nullptr, /*allow_exceptions=*/false);
   if (!answer.is_object())
     return answer_error("expected a JSON object on a line of its own, found '{}'",
-                        json(line.substr(0, 80)).dump(-1, ' ', true, json::error_handler_t::replace));
+                        json(line.substr(0, kExcerptBytesMax)).dump(-1, ' ', true, json::error_handler_t::replace));
   const auto answered_id = answer.find("id");
   if (answered_id == answer.end() || !answered_id->is_number_unsigned() || answered_id->get<std::uint64_t>() != id)
     return answer_error("expected the answer to request {}, found {}", id, excerpt(answer));
   if (const auto error = answer.find("error"); error != answer.end())
     return fail(Code::kUnavailable, "task", "{}",
-                (error->is_string() ? error->get<std::string>() : written(*error)).substr(0, kErrorBytesMax));
+                (error->is_string() ? error->get<std::string>() : json_text(*error)).substr(0, kErrorBytesMax));
   const auto result = answer.find("result");
   if (result == answer.end() || !result->is_object())
     return answer_error("expected an object 'result' or an 'error', found {}", excerpt(answer));
@@ -208,7 +214,7 @@ Result<Hello> read_hello(const json& result) {
                         protocol == result.end() ? "none" : excerpt(*protocol));
   Hello hello;
   ECHO_ASSIGN(hello.name, read_text(result, "name", kNameBytesMax));
-  ECHO_ASSIGN(hello.turns, read_flag(result, "turns", false));
+  ECHO_ASSIGN(hello.has_turns, read_flag(result, "turns", false));
   ECHO_ASSIGN(hello.deterministic, read_flag(result, "deterministic", false));
   ECHO_ASSIGN(hello.problems, read_count(result, "problems"));
   ECHO_ASSIGN(hello.evaluation, read_count(result, "evaluation"));
@@ -220,20 +226,20 @@ Result<std::vector<Result<json>>> read_items(json result, std::size_t expected) 
   if (items == result.end() || !items->is_array() || items->size() != expected)
     return answer_error("expected {} 'items', found {}", expected,
                         items != result.end() && items->is_array() ? std::to_string(items->size()) : excerpt(result));
-  std::vector<Result<json>> all;
-  all.reserve(expected);
+  std::vector<Result<json>> results;
+  results.reserve(expected);
   for (json& item : *items) {
     if (!item.is_object()) {
-      all.emplace_back(answer_error("expected an object, found {}", excerpt(item)));
+      results.emplace_back(answer_error("expected an object, found {}", excerpt(item)));
     } else if (const auto error = item.find("error"); error != item.end()) {
-      all.emplace_back(
+      results.emplace_back(
           fail(Code::kUnavailable, "task", "{}",
-               (error->is_string() ? error->get<std::string>() : written(*error)).substr(0, kErrorBytesMax)));
+               (error->is_string() ? error->get<std::string>() : json_text(*error)).substr(0, kErrorBytesMax)));
     } else {
-      all.emplace_back(std::move(item));
+      results.emplace_back(std::move(item));
     }
   }
-  return all;
+  return results;
 }
 
 Result<Score> read_score(const json& item) {
@@ -247,7 +253,7 @@ Result<Score> read_score(const json& item) {
   for (const auto& [name, value] : components->items()) {
     if (name.empty() || name.size() > kNameBytesMax || !value.is_number() || !std::isfinite(value.get<double>()))
       return answer_error("component '{}' is {}, expected a name of 1 to {} bytes and a finite number",
-                          name.substr(0, 80), excerpt(value), kNameBytesMax);
+                          name.substr(0, kExcerptBytesMax), excerpt(value), kNameBytesMax);
     score.components[name] = value.get<double>();
   }
   return score;
@@ -271,8 +277,8 @@ Result<Score> read_cut(const json& item) {
 }
 
 Result<ProblemWithDemonstration> read_problem(const json& item, std::string_view fallback_id) {
-  ProblemWithDemonstration read;
-  Problem& problem = read.problem;
+  ProblemWithDemonstration answer;
+  Problem& problem = answer.problem;
   ECHO_ASSIGN(std::string id, read_text(item, "id", kNameBytesMax));
   const auto prompt = item.find("prompt");
   if (prompt == item.end()) return answer_error("expected a 'prompt', found {}", excerpt(item));
@@ -282,15 +288,15 @@ Result<ProblemWithDemonstration> read_problem(const json& item, std::string_view
   set_prompt(problem, std::move(input));
   problem.set_reference(std::move(reference));
   if (const auto metadata = item.find("metadata"); metadata != item.end()) {
-    problem.set_metadata_json(written(*metadata));
+    problem.set_metadata_json(json_text(*metadata));
     if (problem.metadata_json().size() > kReferenceBytesMax)
       return answer_error("'metadata' has {} bytes, at most {} are allowed", problem.metadata_json().size(),
                           kReferenceBytesMax);
   }
   if (item.contains("demonstration")) {
-    ECHO_ASSIGN(read.demonstration, read_text(item, "demonstration", kReferenceBytesMax));
+    ECHO_ASSIGN(answer.demonstration, read_text(item, "demonstration", kReferenceBytesMax));
   }
-  return read;
+  return answer;
 }
 
 }  // namespace echoline::data_plane::process

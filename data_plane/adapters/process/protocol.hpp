@@ -16,8 +16,8 @@
 namespace echoline::data_plane::process {
 
 inline constexpr int kProtocol = 1;
-inline constexpr std::size_t kLineBytesMax = 16u << 20;  // per answer
-inline constexpr std::size_t kItemsMax = 1024;           // per request
+inline constexpr std::size_t kLineBytesMax = 16u << 20;  // limit of an answer
+inline constexpr std::size_t kItemsMax = 1024;           // items per request, at most
 
 enum class Method { kProblems, kEvaluation, kScore, kStep };
 std::string_view to_string(Method method);
@@ -25,9 +25,9 @@ std::string_view to_string(Method method);
 // The program's description of itself.
 struct Hello {
   std::string name;
-  bool turns = false;          // call step(), not score()
-  bool deterministic = false;  // equal requests get equal answers on every machine
-  std::uint64_t problems = 0, evaluation = 0;
+  bool has_turns = false;                      // call step(), not score()
+  bool deterministic = false;                  // equal requests get equal answers on every machine
+  std::uint64_t problems = 0, evaluation = 0;  // numbers of training and of held-out problems
 };
 
 // A problem as the program sends it. Workers do not need the demonstration.

@@ -1,4 +1,5 @@
-// Implements the adapter for tasks that run as programs; process.cpp and library.cpp make it.
+// Implements the adapter for tasks that run as programs; process.cpp and library.cpp make it. The program describes the
+// task in its first answer, the hello: whether it has many turns, is deterministic, and how many problems it has.
 #include "data_plane/adapters/process/task.hpp"
 
 #include <algorithm>
@@ -14,7 +15,8 @@ namespace {
 
 using nlohmann::json;
 
-constexpr std::size_t kCachedProblemsMax = 4096, kPrefetchedRows = 64;
+constexpr std::size_t kCachedProblemsMax = 4096;
+constexpr std::size_t kPrefetchedRows = 64;  // problems per request
 constexpr std::uint64_t kEvaluationMax = 100'000;
 
 // The running programs of a task, and the choice of one for each call.
@@ -24,6 +26,7 @@ class Programs {
       : pool_(std::move(pool)) {
     for (std::uint32_t i = 0; i < count; ++i) connections_.push_back(std::make_unique<Connection>(*pool_, options));
   }
+  // Round robin over the programs.
   Connection& next() { return *connections_[next_connection_++ % connections_.size()]; }
   Connection& first() { return *connections_.front(); }
   std::uint64_t new_episode() { return ++episodes_; }
@@ -38,44 +41,46 @@ class Programs {
 struct CallState {
   std::mutex mutex;
   bool episode_exists = true;  // false: the answer is dropped
+  // Start of the program that holds the episode; absent before the first step.
   std::optional<std::uint64_t> start_number;
-  Score cut;  // due if the episode is cut off now
+  Score score_if_cut;  // to add if the token limit cuts the episode off now
 };
 
 class TaskEpisode final : public Episode {
  public:
-  TaskEpisode(std::shared_ptr<Programs> programs, Problem problem, std::uint64_t seed, bool turns)
+  TaskEpisode(std::shared_ptr<Programs> programs, Problem problem, std::uint64_t seed, bool has_turns)
       : programs_(std::move(programs)),
         connection_(programs_->next()),
         problem_(std::move(problem)),
         seed_(seed),
-        turns_(turns) {}
+        has_turns_(has_turns) {}
   ~TaskEpisode() override {
     const std::lock_guard lock(state_->mutex);
     state_->episode_exists = false;
-    if (turns_ && state_->start_number && !done_) connection_.close(id_, *state_->start_number);
+    if (has_turns_ && state_->start_number && !done_) connection_.close(id_, *state_->start_number);
   }
 
   void step(std::string response, Done done) override {
     Connection::Call call;
-    call.method = turns_ ? Method::kStep : Method::kScore;
-    call.repeatable = !turns_;
-    call.done = [state = state_, turns = turns_, episode_done = &done_, done = std::move(done)](Result<json> item) {
+    call.method = has_turns_ ? Method::kStep : Method::kScore;
+    call.repeatable = !has_turns_;
+    call.on_answer = [state = state_, has_turns = has_turns_, episode_done = &done_,
+                      done = std::move(done)](Result<json> item) {
       const std::lock_guard lock(state->mutex);
       if (!state->episode_exists) return;
-      auto step = read(std::move(item), turns, state->cut);
+      auto step = parse_step(std::move(item), has_turns, state->score_if_cut);
       if (step && step->done) *episode_done = true;
       done(std::move(step));
     };
     {
       const std::lock_guard lock(state_->mutex);
-      const bool first = !state_->start_number;
-      call.item =
-          turns_ ? step_item(id_, response, first ? &problem_ : nullptr, seed_) : score_item(problem_, response);
-      if (turns_) {
+      const bool is_first_step = !state_->start_number;
+      call.item = has_turns_ ? step_item(id_, response, is_first_step ? &problem_ : nullptr, seed_)
+                             : score_item(problem_, response);
+      if (has_turns_) {
         call.start_number = state_->start_number;
         call.on_start_number = [state = state_](std::uint64_t start_number) {
-          const std::lock_guard inner(state->mutex);
+          const std::lock_guard start_lock(state->mutex);
           state->start_number = start_number;
         };
       }
@@ -84,25 +89,26 @@ class TaskEpisode final : public Episode {
   }
   Score cut() override {
     const std::lock_guard lock(state_->mutex);
-    return state_->cut;
+    return state_->score_if_cut;
   }
 
  private:
-  static Result<Step> read(Result<json> item, bool turns, Score& cut) {
+  // Parses the program's answer. Also sets `score_if_cut`, for a cut after this step.
+  static Result<Step> parse_step(Result<json> item, bool has_turns, Score& score_if_cut) {
     if (!item) return std::move(item).error();
-    if (turns) {
-      ECHO_ASSIGN(cut, read_cut(*item));
+    if (has_turns) {
+      ECHO_ASSIGN(score_if_cut, read_cut(*item));
       return read_step(*item);
     }
     ECHO_ASSIGN(Score score, read_score(*item));
-    return Step{std::move(score), true, {}};
+    return Step{.score = std::move(score), .done = true, .observation = {}};
   }
 
   const std::shared_ptr<Programs> programs_;
   Connection& connection_;
   const Problem problem_;
   const std::uint64_t seed_;
-  const bool turns_;
+  const bool has_turns_;
   const std::uint64_t id_ = programs_->new_episode();
   const std::shared_ptr<CallState> state_ = std::make_shared<CallState>();
   bool done_ = false;  // guarded by state_->mutex
@@ -111,12 +117,12 @@ class TaskEpisode final : public Episode {
 class Task final : public Adapter {
  public:
   Task(std::string_view name, std::shared_ptr<Programs> programs, Hello hello, std::vector<Problem> evaluation,
-       std::string for_workers, std::uint64_t seed)
+       std::string worker_options, std::uint64_t seed)
       : name_(name),
         programs_(std::move(programs)),
         hello_(std::move(hello)),
         evaluation_(std::move(evaluation)),
-        for_workers_(std::move(for_workers)),
+        worker_options_(std::move(worker_options)),
         key_(mix64(seed)) {}
 
   std::string_view name() const override { return name_; }
@@ -124,8 +130,11 @@ class Task final : public Adapter {
   Result<Problem> problem(std::uint64_t index) const override {
     if (hello_.problems == 0) return fail(Code::kUnavailable, "problem", "the task '{}' has none", hello_.name);
     const std::lock_guard lock(mutex_);
-    if (const auto known = problems_.find(index); known != problems_.end()) return known->second;
-    if (problems_.size() >= kCachedProblemsMax) problems_.clear(), demonstrations_.clear();
+    if (const auto it = problems_.find(index); it != problems_.end()) return it->second;
+    if (problems_.size() >= kCachedProblemsMax) {
+      problems_.clear();
+      demonstrations_.clear();
+    }
     // The following indices are requested next, so prefetch them.
     std::vector<std::uint64_t> rows;
     for (std::uint64_t i = 0; i < kPrefetchedRows; ++i)
@@ -140,19 +149,19 @@ class Task final : public Adapter {
   std::vector<Problem> evaluation() const override { return evaluation_; }
 
   Result<std::unique_ptr<Episode>> begin(const Problem& problem, std::uint64_t seed) const override {
-    return std::unique_ptr<Episode>(std::make_unique<TaskEpisode>(programs_, problem, seed, hello_.turns));
+    return std::unique_ptr<Episode>(std::make_unique<TaskEpisode>(programs_, problem, seed, hello_.has_turns));
   }
-  bool one_response() const override { return !hello_.turns; }
+  bool has_one_response() const override { return !hello_.has_turns; }
   Repeatable repeatable(const Problem&) const override {
     return hello_.deterministic ? Repeatable::kCostly : Repeatable::kNot;
   }
   // Known only for recently requested problems.
   std::optional<std::string> demonstration(const Problem& problem) const override {
     const std::lock_guard lock(mutex_);
-    const auto known = demonstrations_.find(problem.id());
-    return known == demonstrations_.end() ? std::nullopt : std::optional(known->second);
+    const auto it = demonstrations_.find(problem.id());
+    return it == demonstrations_.end() ? std::nullopt : std::optional(it->second);
   }
-  std::string options_for_workers(std::string) const override { return for_workers_; }
+  std::string options_for_workers(std::string) const override { return worker_options_; }
 
   static std::string name_of(const Hello& hello) { return hello.name.empty() ? "task" : hello.name; }
 
@@ -177,11 +186,11 @@ class Task final : public Adapter {
   const std::shared_ptr<Programs> programs_;
   const Hello hello_;
   const std::vector<Problem> evaluation_;
-  const std::string for_workers_;
+  const std::string worker_options_;
   const std::uint64_t key_;
   mutable std::mutex mutex_;
   mutable std::map<std::uint64_t, Problem> problems_;          // by index; guarded by mutex_
-  mutable std::map<std::string, std::string> demonstrations_;  // by problem; guarded by mutex_
+  mutable std::map<std::string, std::string> demonstrations_;  // by problem id; guarded by mutex_
 };
 
 }  // namespace
@@ -195,7 +204,7 @@ void TaskOptions::read(ConfigSection& s) {
          "copies of the program on a worker, each with one request at a time");
   s.read("batch", batch, {.min = 1, .max = kItemsMax}, "the most responses in a request");
   s.read("deadline", deadline, {.min = std::chrono::milliseconds(10), .max = std::chrono::hours(1)},
-         "for an answer; a program that exceeds it is killed and restarted");
+         "the longest wait for an answer; a program that exceeds it is killed and restarted");
   s.read("start_deadline", start_deadline, {.min = std::chrono::milliseconds(100), .max = std::chrono::hours(1)},
          "from the program's start to its first answer");
   s.read("memory", memory, {.min = Bytes{16u << 20}, .max = Bytes{std::uint64_t{1} << 40}},
@@ -203,22 +212,23 @@ void TaskOptions::read(ConfigSection& s) {
   s.read("threads", threads, {.min = 1, .max = 4096}, "threads and processes of a program");
 }
 
-Result<std::unique_ptr<Adapter>> make_task(std::string_view name, sandbox::Command command, const TaskOptions& o,
-                                           std::string for_workers, std::uint64_t seed, AdapterUse use) {
-  for (const std::string& folder : o.readable) command.read_only.emplace_back(folder);
+Result<std::unique_ptr<Adapter>> make_task(std::string_view name, sandbox::Command command,
+                                           const TaskOptions& task_options, std::string worker_options,
+                                           std::uint64_t seed, AdapterUse use) {
+  for (const std::string& folder : task_options.readable) command.read_only.emplace_back(folder);
   command.limits.wall.reset();
   command.limits.cpu.reset();
-  command.limits.memory = o.memory;
-  command.limits.processes = o.threads;
+  command.limits.memory = task_options.memory;
+  command.limits.processes = task_options.threads;
   ConnectionOptions options;
   options.command = std::move(command);
   options.seed = seed;
-  options.settings_json = o.settings_json;
-  options.start_deadline = o.start_deadline;
-  options.deadline = o.deadline;
-  options.batch_max = o.batch;
+  options.settings_json = task_options.settings_json;
+  options.start_deadline = task_options.start_deadline;
+  options.deadline = task_options.deadline;
+  options.batch_max = task_options.batch;
   ECHO_ASSIGN(auto pool, sandbox::Pool::start());
-  auto programs = std::make_shared<Programs>(std::move(pool), options, o.processes);
+  auto programs = std::make_shared<Programs>(std::move(pool), options, task_options.processes);
   ECHO_ASSIGN(const Hello hello, programs->first().hello());
   std::vector<Problem> evaluation;
   if (use == AdapterUse::kProblems) {
@@ -232,11 +242,12 @@ Result<std::unique_ptr<Adapter>> make_task(std::string_view name, sandbox::Comma
       std::vector<std::uint64_t> rows;
       for (; row < hello.evaluation && rows.size() < kPrefetchedRows; ++row) rows.push_back(row);
       ECHO_ASSIGN(auto received, Task::request_problems(*programs, Method::kEvaluation, rows, Task::name_of(hello)));
-      for (ProblemWithDemonstration& each : received) evaluation.push_back(std::move(each.problem));
+      for (ProblemWithDemonstration& received_problem : received)
+        evaluation.push_back(std::move(received_problem.problem));
     }
   }
   return std::unique_ptr<Adapter>(
-      std::make_unique<Task>(name, std::move(programs), hello, std::move(evaluation), std::move(for_workers), seed));
+      std::make_unique<Task>(name, std::move(programs), hello, std::move(evaluation), std::move(worker_options), seed));
 }
 
 }  // namespace echoline::data_plane::process

@@ -12,9 +12,9 @@
 namespace echoline::data_plane::process {
 
 struct TaskOptions {
-  std::vector<std::string> readable;
+  std::vector<std::string> readable;  // folders that the program may read besides the system's
   std::string settings_json = "{}";
-  std::uint32_t processes = 1, batch = 64;
+  std::uint32_t processes = 1, batch = 64;  // copies of the program; responses in a request, at most
   Duration deadline = std::chrono::seconds(30), start_deadline = std::chrono::seconds(30);
   Bytes memory{512u << 20};
   std::uint32_t threads = 64;
@@ -23,8 +23,8 @@ struct TaskOptions {
 };
 
 // Starts the task. `command`: the program and its files; this function sets the options' limits. `name`: the adapter's
-// name, which must outlive the task. `for_workers`: the options for a worker's copy.
+// name, which must outlive the task. `worker_options`: the options for a worker's copy.
 Result<std::unique_ptr<Adapter>> make_task(std::string_view name, sandbox::Command command, const TaskOptions& options,
-                                           std::string for_workers, std::uint64_t seed, AdapterUse use);
+                                           std::string worker_options, std::uint64_t seed, AdapterUse use);
 
 }  // namespace echoline::data_plane::process
