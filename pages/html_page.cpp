@@ -16,7 +16,7 @@ using nlohmann::json;
 
 constexpr std::size_t kTextMax = 10'000;
 
-// Whether a link stays inside the page's folder: no scheme such as javascript:.
+// Whether a link stays inside the page's folder and has no scheme, such as javascript:.
 bool is_safe_link(std::string_view link) {
   return !link.empty() && link.front() != '/' && link.find("..") == std::string_view::npos &&
          link.find(':') == std::string_view::npos;
@@ -52,17 +52,18 @@ void drop_nonfinite_and_thin(PlotSeries& series) {
     if (!p.low || !p.high || !std::isfinite(*p.low) || !std::isfinite(*p.high)) p.low = p.high = std::nullopt;
   const std::size_t count = series.points.size();
   if (count <= kPlotPointsMax) return;
-  std::vector<PlotPoint> kept;
+  std::vector<PlotPoint> kept_points;
   for (std::size_t i = 0; i < kPlotPointsMax; ++i)
-    kept.push_back(std::move(series.points[i * (count - 1) / (kPlotPointsMax - 1)]));
-  series.points = std::move(kept);
+    kept_points.push_back(std::move(series.points[i * (count - 1) / (kPlotPointsMax - 1)]));
+  series.points = std::move(kept_points);
 }
 
 }  // namespace
 
 std::string escape_html(std::string_view text) {
   std::string out;
-  for (const char c : text) switch (c) {
+  for (const char c : text) {
+    switch (c) {
       case '<':
         out += "&lt;";
         break;
@@ -81,13 +82,16 @@ std::string escape_html(std::string_view text) {
       default:
         out += c;
     }
+  }
   return out;
 }
 
 std::string script_json(const json& value) {
   std::string out;
-  // ASCII only: JSON may contain U+2028, which older JavaScript takes for the end of a line.
-  for (const char c : value.dump(-1, ' ', true, json::error_handler_t::replace)) {
+  // ASCII only, because JSON may contain U+2028, which older JavaScript takes for the end of a line.
+  constexpr bool kAsciiOnly = true;
+  for (const char c : value.dump(-1, ' ', kAsciiOnly, json::error_handler_t::replace)) {
+    // Escaped as well, so that no text can end the <script> element.
     if (c == '<' || c == '>' || c == '&')
       out += fmt::format("\\u{:04x}", static_cast<unsigned>(c));
     else
@@ -98,12 +102,14 @@ std::string script_json(const json& value) {
 
 Page::Page(std::string_view title) : title_(printable_prefix(title)) {}
 
+void Page::add_html(std::string html) { parts_.push_back({.html = std::move(html), .plots = {}}); }
+
 void Page::heading(std::string_view text) {
-  parts_.push_back({fmt::format("<h2>{}</h2>\n", escape_html(printable_prefix(text))), {}});
+  add_html(fmt::format("<h2>{}</h2>\n", escape_html(printable_prefix(text))));
 }
 
 void Page::paragraph(std::string_view text) {
-  parts_.push_back({fmt::format("<p>{}</p>\n", escape_html(printable_prefix(text))), {}});
+  add_html(fmt::format("<p>{}</p>\n", escape_html(printable_prefix(text))));
 }
 
 void Page::definition_list(const std::vector<std::pair<std::string, std::string>>& entries) {
@@ -111,14 +117,14 @@ void Page::definition_list(const std::vector<std::pair<std::string, std::string>
   for (const auto& [name, value] : entries)
     html += fmt::format("<div><dt>{}</dt><dd>{}</dd></div>\n", escape_html(printable_prefix(name)),
                         escape_html(printable_prefix(value)));
-  parts_.push_back({html + "</dl>\n", {}});
+  add_html(html + "</dl>\n");
 }
 
 void Page::table(const std::vector<std::string>& titles, const std::vector<std::vector<PageCell>>& rows) {
   std::string html = "<div class='wide'><table>\n<thead><tr>";
   for (std::size_t i = 0; i < titles.size(); ++i) {
-    const bool number = !rows.empty() && i < rows.front().size() && rows.front()[i].is_number;
-    html += fmt::format("<th{}>{}</th>", number ? " class='n'" : "", escape_html(printable_prefix(titles[i])));
+    const bool is_number = !rows.empty() && i < rows.front().size() && rows.front()[i].is_number;
+    html += fmt::format("<th{}>{}</th>", is_number ? " class='n'" : "", escape_html(printable_prefix(titles[i])));
   }
   html += "</tr></thead>\n<tbody>\n";
   for (const auto& row : rows) {
@@ -131,7 +137,7 @@ void Page::table(const std::vector<std::string>& titles, const std::vector<std::
     }
     html += "</tr>\n";
   }
-  parts_.push_back({html + "</tbody></table></div>\n", {}});
+  add_html(html + "</tbody></table></div>\n");
 }
 
 void Page::plots(std::vector<Plot> plots) {
@@ -140,7 +146,7 @@ void Page::plots(std::vector<Plot> plots) {
     std::erase_if(plot.series, [](const PlotSeries& s) { return s.points.empty(); });
   }
   std::erase_if(plots, [](const Plot& plot) { return plot.series.empty(); });
-  if (!plots.empty()) parts_.push_back({"", std::move(plots)});
+  if (!plots.empty()) parts_.push_back({.html = "", .plots = std::move(plots)});
 }
 
 std::string Page::finish(const ChartLibrary& charts) const {

@@ -19,7 +19,7 @@ struct PlotPoint {
   double y = 0;
   std::optional<double> low, high;  // an interval around y
   std::string note;                 // further text of the tooltip
-  std::string link;                 // target of a click, relative to the page
+  std::string link;                 // a click opens it; relative to the page
 };
 
 struct PlotSeries {
@@ -63,6 +63,8 @@ class Page {
   std::string finish(const ChartLibrary& charts) const;
 
  private:
+  void add_html(std::string html);
+
   std::string title_;
   struct Part {
     std::string html;

@@ -12,7 +12,9 @@ namespace {
 
 constexpr double kWidth = 560, kHeight = 260, kLeftMargin = 64, kRightMargin = 14, kTopMargin = 12, kBottomMargin = 40,
                  kLegendRowHeight = 18;
-constexpr int kTickCount = 5;
+constexpr double kTickLabelDistance = 16, kAxisTitleDistance = 34;  // below the x axis
+constexpr std::size_t kManyPoints = 60;  // with more points, a line is drawn with small circles
+constexpr int kTickCount = 5;            // about, per axis
 constexpr std::size_t kColourCount = 8;  // --c0 to --c7 in the page's style
 
 struct AxisRange {
@@ -40,7 +42,7 @@ std::string text_at(double x, double y, std::string_view anchor, std::string_vie
                      escape_html(printable(text, 200)));
 }
 
-// The <title> element of a point: the browser shows it as a tooltip.
+// The <title> element of a point, which the browser shows as a tooltip.
 std::string point_tooltip(const Plot& plot, const PlotSeries& series, const PlotPoint& p) {
   const auto category = static_cast<std::size_t>(std::max(0.0, p.x));
   std::string text = series.name.empty() ? "" : series.name + ": ";
@@ -68,8 +70,8 @@ std::string plot_svg(const Plot& plot) {
                                 ? (x_low < x_high ? AxisRange{x_low, x_high} : axis_range(x_low, x_high))
                                 : AxisRange{-0.5, static_cast<double>(plot.categories.size()) - 0.5};
   const double bottom = kHeight - kBottomMargin, width = kWidth - kLeftMargin - kRightMargin;
-  const auto px = [&](double x) { return kLeftMargin + (x - x_range.low) / (x_range.high - x_range.low) * width; };
-  const auto py = [&](double y) {
+  const auto pixel_x = [&](double x) { return kLeftMargin + (x - x_range.low) / (x_range.high - x_range.low) * width; };
+  const auto pixel_y = [&](double y) {
     return bottom - (y - y_range.low) / (y_range.high - y_range.low) * (bottom - kTopMargin);
   };
   const bool has_legend = plot.series.size() > 1;
@@ -81,36 +83,37 @@ std::string plot_svg(const Plot& plot) {
     const double y = (std::ceil(y_range.low / y_tick) + i) * y_tick;
     if (y > y_range.high) break;
     out += fmt::format("<line class='grid' x1='{}' x2='{}' y1='{:.1f}' y2='{:.1f}'/>", kLeftMargin, kLeftMargin + width,
-                       py(y), py(y));
+                       pixel_y(y), pixel_y(y));
     // Rounding may leave 1e-17 or -0 where the tick is 0.
-    out += text_at(kLeftMargin - 6, py(y) + 4, "end", fmt::format("{:.4g}", std::abs(y) < y_tick / 1e6 ? 0 : y));
+    out += text_at(kLeftMargin - 6, pixel_y(y) + 4, "end", fmt::format("{:.4g}", std::abs(y) < y_tick / 1e6 ? 0 : y));
   }
   if (plot.categories.empty()) {
     const double x_tick = tick_distance(x_range.high - x_range.low);
     for (int i = 0; i <= 2 * kTickCount; ++i) {
       const double x = (std::ceil(x_range.low / x_tick) + i) * x_tick;
       if (x <= x_range.high)
-        out += text_at(px(x), bottom + 16, "middle", fmt::format("{:.4g}", std::abs(x) < x_tick / 1e6 ? 0 : x));
+        out += text_at(pixel_x(x), bottom + kTickLabelDistance, "middle",
+                       fmt::format("{:.4g}", std::abs(x) < x_tick / 1e6 ? 0 : x));
     }
   } else {
     for (std::size_t i = 0; i < plot.categories.size(); ++i)
-      out += text_at(px(static_cast<double>(i)), bottom + 16, "middle", plot.categories[i]);
+      out += text_at(pixel_x(static_cast<double>(i)), bottom + kTickLabelDistance, "middle", plot.categories[i]);
   }
-  out += text_at(kLeftMargin + width / 2, bottom + 34, "middle", plot.x_title);
+  out += text_at(kLeftMargin + width / 2, bottom + kAxisTitleDistance, "middle", plot.x_title);
   for (std::size_t i = 0; i < plot.series.size(); ++i) {
     const PlotSeries& series = plot.series[i];
     const std::string colour = fmt::format("var(--c{})", i % kColourCount);
     std::string path;
     for (const PlotPoint& p : series.points)
-      path += fmt::format("{}{:.1f} {:.1f}", path.empty() ? "M" : "L", px(p.x), py(p.y));
+      path += fmt::format("{}{:.1f} {:.1f}", path.empty() ? "M" : "L", pixel_x(p.x), pixel_y(p.y));
     if (series.connect_points)
       out += fmt::format("<path d='{}' fill='none' stroke-width='1.6' style='stroke:{}'/>", path, colour);
     for (const PlotPoint& p : series.points) {
       if (p.low && p.high)
-        out += fmt::format("<line x1='{0:.1f}' x2='{0:.1f}' y1='{1:.1f}' y2='{2:.1f}' style='stroke:{3}'/>", px(p.x),
-                           py(*p.low), py(*p.high), colour);
-      out += fmt::format("<circle cx='{:.1f}' cy='{:.1f}' r='{}' style='fill:{}'>{}</circle>\n", px(p.x), py(p.y),
-                         series.connect_points && series.points.size() > 60 ? 1.2 : 3.2, colour,
+        out += fmt::format("<line x1='{0:.1f}' x2='{0:.1f}' y1='{1:.1f}' y2='{2:.1f}' style='stroke:{3}'/>",
+                           pixel_x(p.x), pixel_y(*p.low), pixel_y(*p.high), colour);
+      out += fmt::format("<circle cx='{:.1f}' cy='{:.1f}' r='{}' style='fill:{}'>{}</circle>\n", pixel_x(p.x),
+                         pixel_y(p.y), series.connect_points && series.points.size() > kManyPoints ? 1.2 : 3.2, colour,
                          point_tooltip(plot, series, p));
     }
     if (!has_legend) continue;

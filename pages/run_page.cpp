@@ -53,69 +53,78 @@ std::string number_text(const json& object, std::string_view path, const char* f
   return n ? fmt::format(fmt::runtime(format), *n) : "-";
 }
 
-// "0.1 to 0.9", or "-".
+// "0.1 to 0.9"; one number if both are equal; "-" if there is none.
 std::string range_text(const json& object, std::string_view first, std::string_view last) {
-  const std::string a = number_text(object, first), b = number_text(object, last);
-  return a == b ? a : fmt::format("{} to {}", a, b);
+  const std::string first_text = number_text(object, first), last_text = number_text(object, last);
+  return first_text == last_text ? first_text : fmt::format("{} to {}", first_text, last_text);
 }
 
 std::string bytes_text(const json& object, std::string_view path) {
   const auto n = number(object, path);
-  return n && *n >= 0 && *n < 1e18 ? to_text(Bytes{static_cast<std::uint64_t>(*n)}) : "-";
+  constexpr double kBytesMax = 1e18;
+  return n && *n >= 0 && *n < kBytesMax ? to_text(Bytes{static_cast<std::uint64_t>(*n)}) : "-";
 }
 
-void add_summary(Page& page, const json& r) {
-  if (!r.is_object()) {
+void add_summary(Page& page, const json& report) {
+  if (!report.is_object()) {
     page.paragraph("There is no report yet: it is written when the run ends.");
     return;
   }
   page.definition_list({
-      {"ended", text(r, "ended")},
+      {"ended", text(report, "ended")},
       {"learner steps",
-       fmt::format("{} of {}", number_text(r, "steps", "{:.0f}"), number_text(r, "steps_planned", "{:.0f}"))},
-      {"time", fmt::format("{} s", number_text(r, "wall_seconds", "{:.1f}"))},
-      {"seed", number_text(r, "seed", "{:.0f}")},
-      {"reward, first to last", range_text(r, "reward.first", "reward.last")},
-      {"held-out accuracy", range_text(r, "eval.before", "eval.after")},
-      {"learner idle", number_text(r, "learner.idle_fraction", "{:.3f}")},
-      {"median step", fmt::format("{} s", number_text(r, "learner.step_seconds_median"))},
-      {"staleness, mean and 95 %", fmt::format("{} and {} of {}", number_text(r, "staleness.mean"),
-                                               number_text(r, "staleness.p95"), number_text(r, "staleness.budget"))},
-      {"not trained on", number_text(r, "staleness.rejected", "{:.0f}")},
+       fmt::format("{} of {}", number_text(report, "steps", "{:.0f}"), number_text(report, "steps_planned", "{:.0f}"))},
+      {"time", fmt::format("{} s", number_text(report, "wall_seconds", "{:.1f}"))},
+      {"seed", number_text(report, "seed", "{:.0f}")},
+      {"reward, first to last", range_text(report, "reward.first", "reward.last")},
+      {"held-out accuracy", range_text(report, "eval.before", "eval.after")},
+      {"learner idle", number_text(report, "learner.idle_fraction", "{:.3f}")},
+      {"median step", fmt::format("{} s", number_text(report, "learner.step_seconds_median"))},
+      {"staleness, mean and 95 %",
+       fmt::format("{} and {} of {}", number_text(report, "staleness.mean"), number_text(report, "staleness.p95"),
+                   number_text(report, "staleness.budget"))},
+      {"not trained on", number_text(report, "staleness.rejected", "{:.0f}")},
       // T_b: the time from publishing a policy until the quorum of workers has installed it.
-      {"T_b, median", fmt::format("{} s", number_text(r, "broadcast.t_b_seconds_median"))},
-      {"its lower bound", fmt::format("{} s", number_text(r, "broadcast.lower_bound_seconds"))},
-      {"policy, full", bytes_text(r, "broadcast.full_bytes")},
-      {"delta, mean", bytes_text(r, "broadcast.delta_bytes_mean")},
-      {"rollouts/s: needed", number_text(r, "plan.target_rollouts_per_s")},
-      {"rented and measured", fmt::format("{} and {}", number_text(r, "plan.provisioned_rollouts_per_s"),
-                                          number_text(r, "plan.measured_rollouts_per_s"))},
+      {"T_b, median", fmt::format("{} s", number_text(report, "broadcast.t_b_seconds_median"))},
+      {"its lower bound", fmt::format("{} s", number_text(report, "broadcast.lower_bound_seconds"))},
+      {"policy, full", bytes_text(report, "broadcast.full_bytes")},
+      {"delta, mean", bytes_text(report, "broadcast.delta_bytes_mean")},
+      {"rollouts/s: needed", number_text(report, "plan.target_rollouts_per_s")},
+      {"rented and measured", fmt::format("{} and {}", number_text(report, "plan.provisioned_rollouts_per_s"),
+                                          number_text(report, "plan.measured_rollouts_per_s"))},
       {"workers lost, replaced",
-       fmt::format("{}, {}", number_text(r, "fleet.workers_lost"), number_text(r, "fleet.workers_replaced"))},
-      {"cost, US dollars", number_text(r, "cost.usd_total")},
+       fmt::format("{}, {}", number_text(report, "fleet.workers_lost"), number_text(report, "fleet.workers_replaced"))},
+      {"cost, US dollars", number_text(report, "cost.usd_total")},
       {"of it fleet, learner",
-       fmt::format("{}, {}", number_text(r, "cost.usd_fleet"), number_text(r, "cost.usd_learner"))},
-      {"per 1,000 rollouts", number_text(r, "cost.usd_per_1k_rollouts")},
-      {"all weights identical", text(r, "weights.all_workers_identical")},
+       fmt::format("{}, {}", number_text(report, "cost.usd_fleet"), number_text(report, "cost.usd_learner"))},
+      {"per 1,000 rollouts", number_text(report, "cost.usd_per_1k_rollouts")},
+      {"all weights identical", text(report, "weights.all_workers_identical")},
   });
 }
 
 // Rows of metrics.jsonl by step or version. The last row counts if a resumed run repeated the step.
 using Rows = std::map<double, const json*>;
 
-Rows rows_of(const std::vector<json>& metrics, std::string_view kind, const char* by) {
+Rows rows_of(const std::vector<json>& metrics, std::string_view kind, const char* number_key) {
   Rows rows;
-  for (const json& row : metrics)
-    if (text(row, "kind") == kind)
-      if (const auto x = number(row, by)) rows[*x] = &row;
+  for (const json& row : metrics) {
+    if (text(row, "kind") != kind) continue;
+    if (const auto row_number = number(row, number_key)) rows[*row_number] = &row;
+  }
   return rows;
 }
 
+// A series of value(row) by the rows' numbers.
 template <class Value>
 PlotSeries series_of(std::string name, const Rows& rows, const Value& value, bool connect_points = true) {
-  PlotSeries series{std::move(name), {}, connect_points};
-  for (const auto& [x, row] : rows)
-    if (const std::optional<double> y = value(*row)) series.points.push_back({x, *y, {}, {}, "", ""});
+  PlotSeries series{.name = std::move(name), .points = {}, .connect_points = connect_points};
+  for (const auto& [row_number, row] : rows) {
+    const std::optional<double> y = value(*row);
+    if (!y) continue;
+    PlotPoint& point = series.points.emplace_back();
+    point.x = row_number;
+    point.y = *y;
+  }
   return series;
 }
 
@@ -132,15 +141,17 @@ std::optional<BatchStaleness> batch_staleness(const json& row) {
   if (!histogram.is_object()) return std::nullopt;
   double count = 0, total = 0, oldest = 0;
   for (const auto& [age, n] : histogram.items()) {
-    double steps = 0;
-    const auto [stop, error] = std::from_chars(age.data(), age.data() + age.size(), steps);
-    if (error != std::errc{} || stop != age.data() + age.size() || !n.is_number() || !(n.get<double>() > 0)) continue;
+    double age_steps = 0;
+    const char* const age_end = age.data() + age.size();
+    const auto [parsed_end, error] = std::from_chars(age.data(), age_end, age_steps);
+    const bool is_age = error == std::errc{} && parsed_end == age_end;
+    if (!is_age || !n.is_number() || !(n.get<double>() > 0)) continue;
     count += n.get<double>();
-    total += steps * n.get<double>();
-    oldest = std::max(oldest, steps);
+    total += age_steps * n.get<double>();
+    oldest = std::max(oldest, age_steps);
   }
   if (!(count > 0)) return std::nullopt;
-  return BatchStaleness{total / count, oldest};
+  return BatchStaleness{.mean = total / count, .oldest = oldest};
 }
 
 void add_plots(Page& page, const std::vector<json>& metrics) {
@@ -154,85 +165,71 @@ void add_plots(Page& page, const std::vector<json>& metrics) {
     return wait && whole_step_s && *whole_step_s > 0 ? std::optional(*wait / *whole_step_s) : std::nullopt;
   };
   const auto mean_staleness = [](const json& row) {
-    const auto a = batch_staleness(row);
-    return a ? std::optional(a->mean) : std::nullopt;
+    const auto staleness = batch_staleness(row);
+    return staleness ? std::optional(staleness->mean) : std::nullopt;
   };
   const auto oldest_staleness = [](const json& row) {
-    const auto a = batch_staleness(row);
-    return a ? std::optional(a->oldest) : std::nullopt;
+    const auto staleness = batch_staleness(row);
+    return staleness ? std::optional(staleness->oldest) : std::nullopt;
   };
   const std::string step = "learner step", version = "version";
+  constexpr bool kPointsOnly = false;  // no line, because evaluations are rare
+  // `unit`: of the y axis.
+  const auto plot_of = [](std::string title, const std::string& x_title, std::string unit,
+                          std::vector<PlotSeries> series) {
+    return Plot{.title = std::move(title),
+                .x_title = x_title,
+                .y_title = std::move(unit),
+                .categories = {},
+                .series = std::move(series)};
+  };
   page.plots({
-      // title, title of the x axis, unit of y, categories of x (none), series
-      {"Reward and accuracy",
-       step,
-       "",
-       {},
-       {series_of("mean reward", steps, field("reward_mean")), series_of("accuracy", steps, field("accuracy")),
-        series_of("held-out accuracy", evaluations, field("accuracy"), false)}},
-      {"Loss", step, "", {}, {series_of("loss", steps, field("loss"))}},
-      {"Staleness of the rollouts trained on, steps",
-       step,
-       "",
-       {},
-       {series_of("mean", steps, mean_staleness), series_of("oldest", steps, oldest_staleness)}},
-      {"Seconds of a learner step",
-       step,
-       "s",
-       {},
-       {series_of("waiting for rollouts", steps, field("wait_seconds")),
-        series_of("training", steps, field("train_seconds"))}},
-      {"Share of the time spent waiting", step, "", {}, {series_of("idle", steps, idle)}},
-      {"T_b, seconds from publishing to having it installed",
-       version,
-       "s",
-       {},
-       {series_of("T_b", broadcasts, field("t_b_seconds")),
-        series_of("transfer, by the formula", broadcasts, field("predicted_seconds")),
-        series_of("lower bound", broadcasts, field("lower_bound_seconds"))}},
-      {"Bytes of a delta", version, "B", {}, {series_of("delta", publications, field("patch_bytes"))}},
-      {"Length of the responses, tokens",
-       step,
-       "",
-       {},
-       {series_of("mean", steps, field("response_tokens_mean")),
-        series_of("longest", steps, field("response_tokens_max"))}},
-      {"Entropy and divergence, nats a token",
-       step,
-       "",
-       {},
-       {series_of("entropy", steps, field("entropy")),
-        series_of("from the generating policy", steps, field("behaviour_kl")),
-        series_of("from the reference", steps, field("reference_kl"))}},
-      {"Length of the gradient", step, "", {}, {series_of("before clipping", steps, field("gradient_norm"))}},
-      {"Workers",
-       step,
-       "",
-       {},
-       {series_of("at work", steps, field("workers")), series_of("on their way", steps, field("workers_joining"))}},
-      {"Cost, US dollars",
-       step,
-       "$",
-       {},
-       {series_of("so far", steps, field("usd")), series_of("an hour", steps, field("usd_per_hour"))}},
+      plot_of("Reward and accuracy", step, "",
+              {series_of("mean reward", steps, field("reward_mean")), series_of("accuracy", steps, field("accuracy")),
+               series_of("held-out accuracy", evaluations, field("accuracy"), kPointsOnly)}),
+      plot_of("Loss", step, "", {series_of("loss", steps, field("loss"))}),
+      plot_of("Staleness of the rollouts trained on, steps", step, "",
+              {series_of("mean", steps, mean_staleness), series_of("oldest", steps, oldest_staleness)}),
+      plot_of("Seconds of a learner step", step, "s",
+              {series_of("waiting for rollouts", steps, field("wait_seconds")),
+               series_of("training", steps, field("train_seconds"))}),
+      plot_of("Share of the time spent waiting", step, "", {series_of("idle", steps, idle)}),
+      plot_of("T_b, seconds from publishing to having it installed", version, "s",
+              {series_of("T_b", broadcasts, field("t_b_seconds")),
+               series_of("transfer, by the formula", broadcasts, field("predicted_seconds")),
+               series_of("lower bound", broadcasts, field("lower_bound_seconds"))}),
+      plot_of("Bytes of a delta", version, "B", {series_of("delta", publications, field("patch_bytes"))}),
+      plot_of("Length of the responses, tokens", step, "",
+              {series_of("mean", steps, field("response_tokens_mean")),
+               series_of("longest", steps, field("response_tokens_max"))}),
+      plot_of("Entropy and divergence, nats a token", step, "",
+              {series_of("entropy", steps, field("entropy")),
+               series_of("from the generating policy", steps, field("behaviour_kl")),
+               series_of("from the reference", steps, field("reference_kl"))}),
+      plot_of("Length of the gradient", step, "", {series_of("before clipping", steps, field("gradient_norm"))}),
+      plot_of(
+          "Workers", step, "",
+          {series_of("at work", steps, field("workers")), series_of("on their way", steps, field("workers_joining"))}),
+      plot_of("Cost, US dollars", step, "$",
+              {series_of("so far", steps, field("usd")), series_of("an hour", steps, field("usd_per_hour"))}),
   });
 }
+
+PageCell number_cell(std::string content) { return {.text = std::move(content), .link = "", .is_number = true}; }
+PageCell text_cell(std::string content) { return {.text = std::move(content), .link = "", .is_number = false}; }
 
 void add_workers(Page& page, const json& report) {
   const json& workers = value_at(report, "workers");
   if (!workers.is_array() || workers.empty()) return;
   std::vector<std::vector<PageCell>> rows;
-  for (const json& w : workers) {
+  for (const json& worker : workers) {
     if (rows.size() == kWorkersShown) break;
-    const std::string state = text(w, "lost") == "yes" ? "lost" : text(w, "away") == "yes" ? "away" : "there";
-    rows.push_back({{text(w, "id"), "", true},
-                    {text(w, "offer"), "", false},
-                    {number_text(w, "price_usd_per_hour"), "", true},
-                    {number_text(w, "rollouts", "{:.0f}"), "", true},
-                    {bytes_text(w, "bytes_in"), "", true},
-                    {bytes_text(w, "bytes_forwarded"), "", true},
-                    {number_text(w, "version", "{:.0f}"), "", true},
-                    {state, "", false}});
+    const std::string state = text(worker, "lost") == "yes" ? "lost" : text(worker, "away") == "yes" ? "away" : "there";
+    rows.push_back({number_cell(text(worker, "id")), text_cell(text(worker, "offer")),
+                    number_cell(number_text(worker, "price_usd_per_hour")),
+                    number_cell(number_text(worker, "rollouts", "{:.0f}")), number_cell(bytes_text(worker, "bytes_in")),
+                    number_cell(bytes_text(worker, "bytes_forwarded")),
+                    number_cell(number_text(worker, "version", "{:.0f}")), text_cell(state)});
   }
   page.heading("Workers");
   if (workers.size() > rows.size()) page.paragraph(fmt::format("The first {} of {}.", rows.size(), workers.size()));
@@ -254,9 +251,8 @@ void add_events(Page& page, const RunFiles& run) {
           other_fields += fmt::format("{}{}: {}", other_fields.empty() ? "" : ", ", key,
                                       value.is_string() ? value.get<std::string>()
                                                         : value.dump(-1, ' ', false, json::error_handler_t::replace));
-    rows.push_back({{event_s && first_s ? fmt::format("{:.1f} s", *event_s - *first_s) : "-", "", true},
-                    {text(event, "event"), "", false},
-                    {other_fields, "", false}});
+    const std::string time_text = event_s && first_s ? fmt::format("{:.1f} s", *event_s - *first_s) : "-";
+    rows.push_back({number_cell(time_text), text_cell(text(event, "event")), text_cell(other_fields)});
   }
   page.heading("Events");
   const std::uint64_t event_count = run.events_left_out + events.size();

@@ -13,22 +13,22 @@ using namespace overlay;
 namespace {
 
 // Header of a log record: its length, the length of its data, and the data's offset in the payload.
-constexpr std::size_t kRecordHeadBytes = 16;
+constexpr std::size_t kRecordHeaderBytes = 16;
 
 std::byte* bytes_of(std::string& text) { return reinterpret_cast<std::byte*>(text.data()); }
 const std::byte* bytes_of(const std::string& text) { return reinterpret_cast<const std::byte*>(text.data()); }
 
-// Decodes a frame from its record and, for a chunk, its data. Nothing if they are invalid.
+// Decodes a frame from its record and, for a chunk, its data. Absent if they are invalid.
 std::optional<Frame> frame_of(std::span<const std::byte> record, const Slice& data) {
   FrameDecoder decoder;
   decoder.admit();
   while (!record.empty()) {
     const auto room = decoder.room();
-    const std::size_t n = std::min(room.size(), record.size());
-    if (n == 0) return std::nullopt;
-    std::memcpy(room.data(), record.data(), n);
-    if (!decoder.advance(n)) return std::nullopt;
-    record = record.subspan(n);
+    const std::size_t copied_bytes = std::min(room.size(), record.size());
+    if (copied_bytes == 0) return std::nullopt;
+    std::memcpy(room.data(), record.data(), copied_bytes);
+    if (!decoder.advance(copied_bytes)) return std::nullopt;
+    record = record.subspan(copied_bytes);
   }
   if (!data.empty() && !decoder.adopt(data)) return std::nullopt;
   return decoder.take();
@@ -45,7 +45,7 @@ TimePoint Disk::submit(Action&& action, TimePoint now) {
   else
     delay = options_.write_delay;
   if (delay > Duration{}) delay += Duration(random_.below(static_cast<std::uint64_t>(delay.count())));
-  free_at_ = std::max(free_at_, now) + delay;
+  free_at_ = std::max(free_at_, now) + delay;  // operations are completed one after another, in order
   queue_.push(std::move(action));
   return free_at_;
 }
@@ -69,7 +69,7 @@ Disk::Answer Disk::perform(Action& action, TimePoint now) {
     return Spooled{spool->publication, *spool->chunk, std::move(status)};
   }
   if (const auto* read_chunk = std::get_if<act::ReadChunk>(&action))
-    return Unspooled{read_chunk->publication, read_chunk->chunk, read(*read_chunk)};
+    return ChunkRead{read_chunk->publication, read_chunk->chunk, read(*read_chunk)};
   if (const auto found = spools_.find(std::get<act::DropSpool>(action).publication); found != spools_.end()) {
     for (const auto& [offset, piece] : found->second.payload) bytes_ -= piece.data.size();
     spools_.erase(found);
@@ -78,42 +78,42 @@ Disk::Answer Disk::perform(Action& action, TimePoint now) {
 }
 
 Status Disk::write(act::Spool& spool, TimePoint now) {
-  constexpr std::string_view op = "write spool";
-  if (random_.uniform() < options_.write_error_share) return fail(Code::kIo, op, "input/output error");
+  constexpr std::string_view kWriteSpool = "write spool";
+  if (random_.uniform() < options_.write_error_share) return fail(Code::kIo, kWriteSpool, "input/output error");
   Spool& file = spools_[spool.publication];
   if (spool.chunk) {
     const auto stored = file.payload.find(spool.offset);
-    // The data was read from this file.
+    // The core spools data again that it has read from this file: nothing to write.
     if (stored != file.payload.end() && stored->second.data.data() == spool.data.data()) return ok();
     if (options_.capacity_bytes && bytes_ + spool.data.size() > *options_.capacity_bytes)
-      return fail(Code::kIo, op, "no space left on device");
+      return fail(Code::kIo, kWriteSpool, "no space left on device");
     if (stored != file.payload.end()) bytes_ -= stored->second.data.size();
     bytes_ += spool.data.size();
     file.payload[spool.offset] = {spool.data, now};
   }
   const std::size_t begin = file.log.size();
-  file.log.resize(begin + kRecordHeadBytes + spool.record.size());
+  file.log.resize(begin + kRecordHeaderBytes + spool.record.size());
   std::byte* record = bytes_of(file.log) + begin;
   put_le<std::uint32_t>(record, static_cast<std::uint32_t>(spool.record.size()));
   put_le<std::uint32_t>(record + 4, static_cast<std::uint32_t>(spool.data.size()));
   put_le<std::uint64_t>(record + 8, spool.offset);
-  std::memcpy(record + kRecordHeadBytes, spool.record.data(), spool.record.size());
+  std::memcpy(record + kRecordHeaderBytes, spool.record.data(), spool.record.size());
   file.log_writes.emplace_back(file.log.size(), now);
   return ok();
 }
 
 Result<Slice> Disk::read(const act::ReadChunk& read_chunk) {
-  constexpr std::string_view op = "read spool";
-  if (random_.uniform() < options_.read_error_share) return fail(Code::kIo, op, "input/output error");
+  constexpr std::string_view kReadSpool = "read spool";
+  if (random_.uniform() < options_.read_error_share) return fail(Code::kIo, kReadSpool, "input/output error");
   const auto file = spools_.find(read_chunk.publication);
-  if (file == spools_.end()) return fail(Code::kNotFound, op, "there is no such spool");
+  if (file == spools_.end()) return fail(Code::kNotFound, kReadSpool, "there is no such spool");
   const auto piece = file->second.payload.find(read_chunk.offset);
   if (piece == file->second.payload.end() || piece->second.data.size() < read_chunk.length)
-    return fail(Code::kIo, op, "expected {} bytes at {}, found fewer", read_chunk.length, read_chunk.offset);
+    return fail(Code::kIo, kReadSpool, "expected {} bytes at {}, found fewer", read_chunk.length, read_chunk.offset);
   return piece->second.data.part(0, read_chunk.length);
 }
 
-void Disk::finish(TimePoint now) {
+void Disk::complete_all(TimePoint now) {
   while (!queue_.empty()) complete(now);
   free_at_ = now;
   write_failed_ = false;
@@ -121,7 +121,8 @@ void Disk::finish(TimePoint now) {
 
 void Disk::on_crash(TimePoint now) {
   // The system completes a random prefix of the operations, in order.
-  for (std::uint64_t done = queue_.empty() ? 0 : random_.below(queue_.size() + 1); done > 0; --done) complete(now);
+  std::uint64_t completed = queue_.empty() ? 0 : random_.below(queue_.size() + 1);
+  for (; completed > 0; --completed) complete(now);
   queue_.clear();
   free_at_ = now;
   write_failed_ = false;
@@ -130,37 +131,39 @@ void Disk::on_crash(TimePoint now) {
 void Disk::on_power_loss(TimePoint now) {
   on_crash(now);
   for (auto& [id, spool] : spools_) {
-    damage(spool, now);
+    lose_unsynced_data(spool, now);
     std::uint64_t readable_bytes = 0, present_bytes = 0;
     for (const Frame& frame : read_spool(id))
       if (frame.type == FrameType::kChunk) readable_bytes += frame.body.size();
     for (const auto& [offset, piece] : spool.payload) present_bytes += piece.data.size();
-    remains_ += present_bytes - std::min(present_bytes, readable_bytes);
+    unrecorded_bytes_ += present_bytes - std::min(present_bytes, readable_bytes);
   }
-  std::erase_if(spools_, [](const auto& s) { return s.second.log.empty() && s.second.payload.empty(); });
+  std::erase_if(spools_, [](const auto& spool) { return spool.second.log.empty() && spool.second.payload.empty(); });
 }
 
-void Disk::damage(Spool& spool, TimePoint now) {
-  const auto synced = [&](TimePoint written) { return written + options_.sync_delay <= now; };
-  std::size_t synced_bytes = 0;
-  while (!spool.log_writes.empty() && !synced(spool.log_writes.back().second)) spool.log_writes.pop_back();
-  if (!spool.log_writes.empty()) synced_bytes = spool.log_writes.back().first;
+void Disk::lose_unsynced_data(Spool& spool, TimePoint now) {
+  const auto is_synced = [&](TimePoint written) { return written + options_.sync_delay <= now; };
+  while (!spool.log_writes.empty() && !is_synced(spool.log_writes.back().second)) spool.log_writes.pop_back();
+  const std::size_t synced_bytes = spool.log_writes.empty() ? 0 : spool.log_writes.back().first;
   if (synced_bytes < spool.log.size()) {
-    const std::size_t cut = synced_bytes + random_.below(spool.log.size() - synced_bytes + 1);
-    const std::size_t lost_bytes = spool.log.size() - cut;
-    spool.log.resize(cut);
-    if (random_.below(3) == 0) spool.log += garbage(lost_bytes);  // allocated blocks that were never written
+    const std::size_t bytes_kept = synced_bytes + random_.below(spool.log.size() - synced_bytes + 1);
+    const std::size_t lost_bytes = spool.log.size() - bytes_kept;
+    spool.log.resize(bytes_kept);
+    // Blocks may have been allocated but never written; they contain old data.
+    if (random_.below(3) == 0) spool.log += garbage(lost_bytes);
     spool.log_writes.emplace_back(spool.log.size(), now);
   }
   for (auto it = spool.payload.begin(); it != spool.payload.end();) {
     Slice& data = it->second.data;
-    const std::uint64_t fate = synced(it->second.written) ? 0 : random_.below(4);
-    if (fate == 1) {  // lost
+    // A quarter of the unsynced pieces is lost, and a quarter is torn.
+    constexpr std::uint64_t kUndamaged = 0, kLost = 1, kTorn = 2, kFates = 4;
+    const std::uint64_t fate = is_synced(it->second.written) ? kUndamaged : random_.below(kFates);
+    if (fate == kLost) {
       bytes_ -= data.size();
       it = spool.payload.erase(it);
       continue;
     }
-    if (fate == 2) {  // torn: zeros from a random place on
+    if (fate == kTorn) {  // zeros from a random byte on
       std::vector<std::byte> torn(data.bytes().begin(), data.bytes().end());
       const std::size_t torn_from = random_.below(torn.size());
       std::fill(torn.begin() + static_cast<std::ptrdiff_t>(torn_from), torn.end(), std::byte{0});
@@ -180,23 +183,23 @@ void Disk::wipe() {
   queue_.clear();
   state_.reset();
   spools_.clear();
-  bytes_ = remains_ = 0;
+  bytes_ = unrecorded_bytes_ = 0;
 }
 
-std::size_t Disk::rot(std::size_t pieces) {
+std::size_t Disk::corrupt_pieces(std::size_t pieces) {
   std::vector<Piece*> candidates;
   for (auto& [id, spool] : spools_)
     for (auto& [offset, piece] : spool.payload)
       if (!piece.data.empty()) candidates.push_back(&piece);
-  std::size_t done = 0;
-  for (; done < pieces && !candidates.empty(); ++done) {
+  std::size_t flipped_bits = 0;
+  for (; flipped_bits < pieces && !candidates.empty(); ++flipped_bits) {
     Slice& data = candidates[random_.below(candidates.size())]->data;
     std::vector<std::byte> flipped(data.bytes().begin(), data.bytes().end());
     flipped[random_.below(flipped.size())] ^= std::byte{1} << static_cast<int>(random_.below(8));
     data = Slice(std::move(flipped));
-    rotten_ = true;
+    is_corrupted_ = true;
   }
-  return done;
+  return flipped_bits;
 }
 
 std::vector<Frame> Disk::read_spool(const PublicationId& id) const {
@@ -204,28 +207,28 @@ std::vector<Frame> Disk::read_spool(const PublicationId& id) const {
   const auto found = spools_.find(id);
   if (found == spools_.end()) return frames;
   const Spool& file = found->second;
-  for (std::size_t position = 0; position + kRecordHeadBytes <= file.log.size();) {
-    const std::byte* head = bytes_of(file.log) + position;
-    const auto length = get_le<std::uint32_t>(head);
-    const auto data_length = get_le<std::uint32_t>(head + 4);
-    const auto offset = get_le<std::uint64_t>(head + 8);
-    position += kRecordHeadBytes;
-    if (length == 0 || length > file.log.size() - position || data_length > kChunkBytesMax) break;  // torn
+  for (std::size_t position = 0; position + kRecordHeaderBytes <= file.log.size();) {
+    const std::byte* header = bytes_of(file.log) + position;
+    const auto record_bytes = get_le<std::uint32_t>(header);
+    const auto data_bytes = get_le<std::uint32_t>(header + 4);
+    const auto offset = get_le<std::uint64_t>(header + 8);
+    position += kRecordHeaderBytes;
+    if (record_bytes == 0 || record_bytes > file.log.size() - position || data_bytes > kChunkBytesMax) break;  // torn
     const auto piece = file.payload.find(offset);
-    const bool has_data = piece != file.payload.end() && piece->second.data.size() == data_length;
-    if (data_length == 0 || has_data)
-      if (auto frame = frame_of({head + kRecordHeadBytes, length}, data_length ? piece->second.data : Slice()))
+    const bool has_data = piece != file.payload.end() && piece->second.data.size() == data_bytes;
+    if (data_bytes == 0 || has_data)
+      if (auto frame = frame_of({header + kRecordHeaderBytes, record_bytes}, data_bytes ? piece->second.data : Slice()))
         frames.push_back(std::move(*frame));
-    position += length;
+    position += record_bytes;
   }
   return frames;
 }
 
 void Disk::trim_spool(const PublicationId& id, std::optional<std::uint64_t> payload_end) {
   auto& payload = spools_.at(id).payload;
-  const auto from = payload.lower_bound(payload_end.value_or(0));
-  for (auto it = from; it != payload.end(); ++it) bytes_ -= it->second.data.size();
-  payload.erase(from, payload.end());
+  const auto first_removed = payload.lower_bound(payload_end.value_or(0));
+  for (auto it = first_removed; it != payload.end(); ++it) bytes_ -= it->second.data.size();
+  payload.erase(first_removed, payload.end());
   if (!payload_end) spools_.erase(id);
 }
 

@@ -1,5 +1,6 @@
-// A host's simulated disk: the state file and the publications' spools, with delays, errors, a full disk, and the
-// remains of writes after a crash. Pure: the world calls it and the core.
+// A host's simulated disk, with delays, errors, a full disk, and the damage that a crash leaves. It holds the state
+// file and the spools. A spool keeps the chunks of one publication: their payload, and a log with a record of each. The
+// disk calls nothing: the world calls the disk and the core.
 #pragma once
 #include <algorithm>
 #include <map>
@@ -16,8 +17,8 @@ namespace echoline::sim {
 
 struct DiskOptions {
   Duration write_delay = std::chrono::milliseconds(1), read_delay = std::chrono::milliseconds(1);
-  Duration save_delay = std::chrono::milliseconds(5);  // of the state file, which is synced
-  Duration sync_delay = std::chrono::seconds(1);       // until a spooled write survives a power loss
+  Duration save_delay = std::chrono::milliseconds(5);  // of the state file, whose writes are synced
+  Duration sync_delay = std::chrono::seconds(1);       // from a write to a spool until it survives a power loss
   std::optional<std::uint64_t> capacity_bytes;
   double read_error_share = 0, write_error_share = 0;
 };
@@ -29,7 +30,8 @@ class Disk {
   void configure(const DiskOptions& options) { options_ = options; }
   const DiskOptions& options() const { return options_; }
 
-  // The call to make into the core after an operation; std::monostate: none.
+  // The call that the world must make into the core after an operation: on_saved(), on_spooled() or on_chunk_read().
+  // std::monostate: no call.
   struct Saved {
     Status status;
   };
@@ -38,29 +40,30 @@ class Disk {
     std::uint32_t chunk = 0;
     Status status;
   };
-  struct Unspooled {
+  struct ChunkRead {
     overlay::PublicationId publication{};
     std::uint32_t chunk = 0;
     Result<overlay::Slice> data;
   };
-  using Answer = std::variant<std::monostate, Saved, Spooled, Unspooled>;
+  using Answer = std::variant<std::monostate, Saved, Spooled, ChunkRead>;
 
-  // Takes act::SaveState, act::Spool, act::ReadChunk or act::DropSpool. Returns when to call complete() for it.
+  // Queues an act::SaveState, act::Spool, act::ReadChunk or act::DropSpool. Returns when to call complete() for it.
   TimePoint submit(overlay::Action&& action, TimePoint now);
   // Completes the oldest operation.
   Answer complete(TimePoint now);
 
   // The process ends normally: completes all operations.
-  void finish(TimePoint now);
+  void complete_all(TimePoint now);
   // The process died: a random prefix of its operations is completed.
   void on_crash(TimePoint now);
   // The machine died: the end of the unsynced data is missing, truncated or garbage.
   void on_power_loss(TimePoint now);
   void wipe();
-  // Flips bits in this many random pieces of payload; later reads return them. Returns how many pieces there were.
-  std::size_t rot(std::size_t pieces);
-  // Whether rot() ever flipped bits.
-  bool rotten() const { return rotten_; }
+  // Flips a bit in each of `pieces` random pieces of payload, which later reads return. Returns the number of flipped
+  // bits.
+  std::size_t corrupt_pieces(std::size_t pieces);
+  // Whether corrupt_pieces() has ever flipped a bit.
+  bool is_corrupted() const { return is_corrupted_; }
 
   // ---- reading by a driver at its start ----
 
@@ -76,8 +79,8 @@ class Disk {
   bool write_failed() const { return write_failed_; }
   // Payload bytes of all spools.
   std::uint64_t bytes() const { return bytes_; }
-  // The part of bytes() that has records: excludes chunks whose records a power loss removed.
-  std::uint64_t known_bytes() const { return bytes_ - std::min(bytes_, remains_); }
+  // The part of bytes() that has records in a log. A power loss can remove the record of a chunk and keep its data.
+  std::uint64_t recorded_bytes() const { return bytes_ - std::min(bytes_, unrecorded_bytes_); }
   // Data pieces of a spool, by offset.
   std::vector<overlay::Slice> pieces(const overlay::PublicationId& id) const;
 
@@ -94,17 +97,17 @@ class Disk {
   Answer perform(overlay::Action& action, TimePoint now);
   Status write(overlay::act::Spool& spool, TimePoint now);
   Result<overlay::Slice> read(const overlay::act::ReadChunk& read_chunk);
-  void damage(Spool& spool, TimePoint now);
+  void lose_unsynced_data(Spool& spool, TimePoint now);
   std::string garbage(std::size_t bytes);
 
   DiskOptions options_;
   Random random_;
   Fifo<overlay::Action> queue_;
-  TimePoint free_at_{};
+  TimePoint free_at_{};  // when the last queued operation is complete
   std::optional<std::string> state_;
   std::map<overlay::PublicationId, Spool> spools_;
-  std::uint64_t bytes_ = 0, remains_ = 0;
-  bool write_failed_ = false, rotten_ = false;
+  std::uint64_t bytes_ = 0, unrecorded_bytes_ = 0;  // of payload; those without a record
+  bool write_failed_ = false, is_corrupted_ = false;
 };
 
 }  // namespace echoline::sim

@@ -15,24 +15,28 @@ constexpr double kZ95 = 1.6448536269514722;  // the standard normal's 95th perce
 
 }  // namespace
 
-// frexp, ldexp, floor and sqrt are exact or correctly rounded on all machines.
+// frexp, ldexp, floor and sqrt are exact or correctly rounded on all machines, so these series give the same bits.
+
+// x = mantissa * 2^exponent, and log(mantissa) = 2 * (s + s^3/3 + s^5/5 + ...) with s = (mantissa - 1) / (mantissa +
+// 1).
 double exact_log(double x) {
   ECHO_CHECK(x > 0 && std::isfinite(x), "the logarithm of {}", x);
   int exponent = 0;
-  double m = std::frexp(x, &exponent);
-  if (m < kSqrtHalf) m *= 2, --exponent;
-  const double s = (m - 1) / (m + 1), s2 = s * s;  // |s| <= 0.1716: 14 terms exceed a double's precision
-  double sum = 0;
-  for (int k = 13; k >= 0; --k) sum = sum * s2 + 1.0 / (2 * k + 1);
+  double mantissa = std::frexp(x, &exponent);
+  if (mantissa < kSqrtHalf) mantissa *= 2, --exponent;
+  const double s = (mantissa - 1) / (mantissa + 1), s_squared = s * s;
+  double sum = 0;  // |s| <= 0.1716: 14 terms exceed a double's precision
+  for (int k = 13; k >= 0; --k) sum = sum * s_squared + 1.0 / (2 * k + 1);
   return exponent * kLn2 + 2 * s * sum;
 }
 
+// x = exponent * log(2) + reduced, and e^reduced is its Taylor series.
 double exact_exp(double x) {
   ECHO_CHECK(x >= -700 && x <= 700, "e to the {}", x);
-  const double n = std::floor(x / kLn2 + 0.5), r = x - n * kLn2;  // |r| <= 0.35
-  double sum = 1;
-  for (int k = 16; k >= 1; --k) sum = 1 + sum * r / k;
-  return std::ldexp(sum, static_cast<int>(n));
+  const double exponent = std::floor(x / kLn2 + 0.5), reduced = x - exponent * kLn2;
+  double sum = 1;  // |reduced| <= 0.35: 16 terms exceed a double's precision
+  for (int k = 16; k >= 1; --k) sum = 1 + sum * reduced / k;
+  return std::ldexp(sum, static_cast<int>(exponent));
 }
 
 double Lognormal::sigma() const { return p95 > median && median > 0 ? exact_log(p95 / median) / kZ95 : 0; }
@@ -51,18 +55,19 @@ double Draws::normal() {
   }
 }
 
-double Draws::lognormal(const Lognormal& of) {
-  const double sigma = of.sigma();
-  if (sigma == 0) return of.median;
-  return of.median * exact_exp(sigma * std::clamp(normal(), -3.0, 3.0));
+double Draws::lognormal(const Lognormal& distribution) {
+  const double sigma = distribution.sigma();
+  if (sigma == 0) return distribution.median;
+  return distribution.median * exact_exp(sigma * std::clamp(normal(), -3.0, 3.0));
 }
 
 double Draws::sample(const Histogram& histogram) {
   ECHO_CHECK(!histogram.values.empty());
-  const double at = random_.uniform() * histogram.cumulative_weights.back();
-  const auto it = std::upper_bound(histogram.cumulative_weights.begin(), histogram.cumulative_weights.end(), at);
-  return histogram.values[std::min<std::size_t>(static_cast<std::size_t>(it - histogram.cumulative_weights.begin()),
-                                                histogram.values.size() - 1)];
+  const std::vector<double>& weights = histogram.cumulative_weights;
+  const double weight = random_.uniform() * weights.back();
+  const auto index =
+      static_cast<std::size_t>(std::upper_bound(weights.begin(), weights.end(), weight) - weights.begin());
+  return histogram.values[std::min(index, histogram.values.size() - 1)];  // rounding may give the sum itself
 }
 
 }  // namespace echoline::sim

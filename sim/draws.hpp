@@ -7,14 +7,14 @@
 
 namespace echoline::sim {
 
-double exact_log(double x);  // positive, finite x
-double exact_exp(double x);  // -700 to 700
+double exact_log(double x);  // for a positive, finite x
+double exact_exp(double x);  // for -700 to 700
 
-// Median and 95th percentile; p95 = median: constant.
+// A lognormal distribution by its median and 95th percentile. Constant if they are equal.
 struct Lognormal {
   double median = 0;
   double p95 = 0;
-  double sigma() const;
+  double sigma() const;  // standard deviation of the logarithm
   double mean() const;
 };
 
@@ -33,11 +33,11 @@ class Draws {
   Draws(std::uint64_t seed, std::uint64_t stream) : random_(seed, stream) {}
   double uniform() { return random_.uniform(); }
   std::uint64_t below(std::uint64_t bound) { return random_.below(bound); }
-  bool chance(double p) { return p > 0 && random_.uniform() < p; }
+  bool chance(double probability) { return probability > 0 && random_.uniform() < probability; }
   double exponential(double mean);
   double normal();
-  // Limited to three standard deviations.
-  double lognormal(const Lognormal& of);
+  // The logarithm is limited to three standard deviations from its mean.
+  double lognormal(const Lognormal& distribution);
   double sample(const Histogram& histogram);
 
  private:

@@ -18,7 +18,7 @@ class Fifo {
   void pop_back() { items_.pop_back(); }
   T pop() {
     T item = std::move(items_[first_]);
-    if (++first_ * 2 >= items_.size()) {
+    if (++first_ * 2 >= items_.size()) {  // half of the block is free: moving costs one step per item in the mean
       items_.erase(items_.begin(), items_.begin() + static_cast<std::ptrdiff_t>(first_));
       first_ = 0;
     }
@@ -28,7 +28,7 @@ class Fifo {
 
  private:
   std::vector<T> items_;
-  std::size_t first_ = 0;
+  std::size_t first_ = 0;  // index of the front; items before it are already moved out
 };
 
 }  // namespace echoline::sim

@@ -12,18 +12,18 @@ using namespace overlay;
 
 namespace {
 
-constexpr Duration kSnapshotRetry = std::chrono::milliseconds(500);
+constexpr Duration kCatchUpRetry = std::chrono::milliseconds(500);  // until a refused catch-up is tried again
 
 }  // namespace
 
-// A publication in progress.
+// A publication in progress, encoded piece by piece.
 struct Fleet::PendingPublication {
   PublishSpec spec;
   std::optional<Sealer> sealer;
   Digest digest{};
-  std::uint64_t process = 0;
+  std::uint64_t learner_start = 0;  // the learner process that began it
   std::size_t pieces_done = 0;
-  bool catch_up = false;
+  bool catch_up = false;  // brings workers that are behind to an existing version
 };
 
 Fleet::Fleet(World& world, const FleetOptions& options)
@@ -87,20 +87,20 @@ LearnerCore* Fleet::learner() {
 }
 
 void Fleet::start_learner(std::uint64_t versions_lost) {
-  if (world_.alive(learner_host_) || ended_ || starts_blocked_) return;
-  const LearnerOptions& o = options_.learner;
+  if (world_.is_alive(learner_host_) || run_has_ended_ || starts_are_blocked_) return;
+  const LearnerOptions& options = options_.learner;
   learner_origin_unix_s_ = world_.unix_origin_s(learner_host_);
   LearnerConfig config;
-  static_cast<overlay::LearnerRules&>(config) = o;
-  config.core = core_options(learner_host_, o.limits);
+  static_cast<overlay::LearnerRules&>(config) = options;
+  config.core = core_options(learner_host_, options.limits);
   config.self = world_.endpoint_of(learner_host_);
   config.authority = authority_;
   config.checker = checker_;
-  config.durable = o.durable;
-  if (o.regions.several())
+  config.durable = options.durable;
+  if (options.regions.several())
     config.region_of = [](const MemberInfo& info) { return static_cast<std::uint32_t>(std::stoul(info.place)); };
-  config.store_bytes_max = o.store;
-  config.folded_max = o.folded_max;
+  config.store_bytes_max = options.store;
+  config.folded_max = options.folded_max;
   if (const auto& bytes = world_.disk(learner_host_).state()) {
     auto state = decode_learner_state(*bytes);
     if (state)
@@ -108,13 +108,14 @@ void Fleet::start_learner(std::uint64_t versions_lost) {
     else
       application_error_ = "the learner's state file cannot be read: " + state.error().message();
   }
-  if (!config.state) {  // ids of the initial members and of the intruder are not reused
+  if (!config.state) {
+    // Ids below this are for workers that do not enrol and for the intruder (next_id_).
     config.state.emplace();
     config.state->run_id = kRunId;
-    config.state->next_worker = config.state->next_serial = 1'000'000;
+    config.state->next_worker = config.state->next_serial = kFirstEnrolledId;
   }
   // Complete versions that are not on disk are lost, so the learner publishes them again.
-  if (o.durable) {
+  if (options.durable) {
     policies_.clear();
     if (config.state)
       for (const auto& [version, digest] : config.state->published) policies_[version] = digest;
@@ -123,8 +124,8 @@ void Fleet::start_learner(std::uint64_t versions_lost) {
     if (!policies_.empty()) newest_ = policies_.rbegin()->first;
     config.resumed_at = newest_;
   }
-  ++learner_processes_;
-  publishing_ = 0;
+  ++learner_starts_;
+  publications_in_progress_ = 0;
   recent_publications_.clear();
   world_.start(learner_host_, std::make_unique<LearnerProcess>(*this, std::move(config)));
   world_.call(learner_host_, [&](TimePoint now) { learner()->start(now); });
@@ -135,15 +136,15 @@ void Fleet::on_learner_action(Action&& action) {
     reports_.push_back(std::move(done->report));
   } else if (const auto* acked = std::get_if<act::Acked>(&action)) {
     const auto policy = policies_.find(acked->version);
-    const auto worker = worker_of(acked->worker);
+    const auto worker = worker_with_id(acked->worker);
     if (worker && !workers_[*worker]->options.malice.any() &&
         (policy == policies_.end() || policy->second != acked->policy_digest))
       application_error_ =
           fmt::format("worker {} acknowledged version {} with a wrong digest", acked->worker, acked->version);
   } else if (const auto* need = std::get_if<act::NeedCatchUp>(&action)) {
-    ++(need->from ? deltas_asked_ : snapshots_asked_);
-    world_.at(world_.now() + options_.learner.snapshot_encode_time,
-              [this, need = *need, process = learner_processes_] { provide_catch_up(need, process); });
+    ++(need->from ? deltas_requested_ : snapshots_requested_);
+    world_.run_at(world_.now() + options_.learner.snapshot_encode_time,
+                  [this, need = *need, start = learner_starts_] { provide_catch_up(need, start); });
   } else if (const auto* message = std::get_if<act::MessageFrom>(&action)) {
     on_message(message->worker, message->bytes);
   } else if (const auto* changed = std::get_if<act::TopologyChanged>(&action)) {
@@ -153,14 +154,14 @@ void Fleet::on_learner_action(Action&& action) {
   } else if (const auto* away = std::get_if<act::WorkerAway>(&action)) {
     if (observer_) observer_->on_away(away->worker, away->reason);
   } else if (const auto* lost = std::get_if<act::Lost>(&action)) {
-    // Its certificate is revoked, and a new machine replaces it.
-    const auto worker = worker_of(lost->worker);
+    const auto worker = worker_with_id(lost->worker);
     lost_workers_.insert(lost->worker);
     if (worker && is_expelled_for_messages(lost->reason)) workers_[*worker]->expelled = true;
     if (observer_) observer_->on_lost(lost->worker, lost->reason);
   }
 }
 
+// The texts are reasons that overlay/learner gives.
 bool Fleet::is_expelled_for_messages(const std::string& reason) {
   return reason.find("it says too much") != std::string::npos || reason.find("it accuses") != std::string::npos ||
          reason.find("never happens by chance") != std::string::npos;
@@ -174,38 +175,39 @@ void Fleet::expel(std::size_t i) {
 }
 
 void Fleet::end_run() {
-  ended_ = true;
-  for (const auto& worker : workers_) worker->wanted = false;
+  run_has_ended_ = true;
+  for (const auto& worker : workers_) worker->should_run = false;
   if (learner()) world_.call(learner_host_, [&](TimePoint now) { learner()->leave(now); });
   world_.stop(learner_host_);
 }
 
 void Fleet::publish(const PublishSpec& spec) {
-  if (!learner() || publishing_ > 0) return;
+  if (!learner() || publications_in_progress_ > 0) return;
   auto pending = std::make_shared<PendingPublication>();
   pending->spec = spec;
-  pending->process = learner_processes_;
-  Announcement a;
-  a.run_id = kRunId;
-  a.epoch = learner()->epoch();
-  a.key.version = Version{newest_ ? newest_->value + 1 : 0};
+  pending->learner_start = learner_starts_;
+  Announcement announcement;
+  announcement.run_id = kRunId;
+  announcement.epoch = learner()->epoch();
+  announcement.key.version = Version{newest_ ? newest_->value + 1 : 0};
   if (spec.base && policies_.contains(*spec.base)) {
-    a.key.base = spec.base;
-    a.base_digest = policies_.at(*spec.base);
+    announcement.key.base = spec.base;
+    announcement.base_digest = policies_.at(*spec.base);
   }
-  a.chunk_bytes = options_.learner.chunk_bytes;
-  world_.call(learner_host_, [&](TimePoint now) { a.issued = learner()->issue_time(now); });
-  a.expires_unix_ms = static_cast<std::uint64_t>(learner_unix_s() * 1e3) +
-                      static_cast<std::uint64_t>(seconds(options_.learner.publication_lifetime) * 1e3);
-  pending->digest = new_digest(a.key.version);
-  pending->sealer.emplace(a, authority_->key());
-  published_content_.begin(pending->sealer->id(), a);
-  ++publishing_;
-  world_.note(fmt::format("the learner publishes {}, {} bytes", to_text(a.key), spec.bytes));
+  announcement.chunk_bytes = options_.learner.chunk_bytes;
+  world_.call(learner_host_, [&](TimePoint now) { announcement.issued = learner()->issue_time(now); });
+  announcement.expires_unix_ms = static_cast<std::uint64_t>(learner_unix_s() * 1e3) +
+                                 static_cast<std::uint64_t>(seconds(options_.learner.publication_lifetime) * 1e3);
+  pending->digest = new_digest(announcement.key.version);
+  pending->sealer.emplace(announcement, authority_->key());
+  published_content_.begin(pending->sealer->id(), announcement);
+  ++publications_in_progress_;
+  world_.note(fmt::format("the learner publishes {}, {} bytes", to_text(announcement.key), spec.bytes));
   world_.call(learner_host_, [&](TimePoint now) {
-    if (const Status begun = learner()->begin(a, pending->sealer->opening(), false, now); !begun) {
+    const Status begun = learner()->begin(announcement, pending->sealer->opening(), /*catch_up=*/false, now);
+    if (!begun) {
       application_error_ = begun.error().message();
-      --publishing_;
+      --publications_in_progress_;
     }
   });
   encode(pending);
@@ -214,9 +216,9 @@ void Fleet::publish(const PublishSpec& spec) {
 // Adds the next piece; closes the publication after the last one.
 void Fleet::encode(const std::shared_ptr<PendingPublication>& pending) {
   PendingPublication& publication = *pending;
-  if (!learner() || learner_processes_ != publication.process) return;
-  if (publication.spec.abandon_after == publication.pieces_done) {
-    --publishing_;
+  if (!learner() || learner_starts_ != publication.learner_start) return;
+  if (publication.spec.abandon_after_pieces == publication.pieces_done) {
+    --publications_in_progress_;
     return world_.call(learner_host_, [&](TimePoint now) { learner()->abandon(publication.sealer->id(), now); });
   }
   const std::uint64_t begin_byte = publication.spec.bytes * publication.pieces_done / publication.spec.pieces;
@@ -230,38 +232,40 @@ void Fleet::encode(const std::shared_ptr<PendingPublication>& pending) {
     if (chunks.empty()) return;
     world_.call(learner_host_, [&](TimePoint now) {
       const Status added = learner()->add(id, std::move(chunks), now);
-      const bool dropped = !added && (added.error().code == Code::kNotFound || publication.catch_up);  // no room
-      if (!added && !dropped) application_error_ = added.error().message();
+      // The learner drops a publication, and any catch-up, for which its store has no room.
+      const bool was_dropped = !added && (added.error().code == Code::kNotFound || publication.catch_up);
+      if (!added && !was_dropped) application_error_ = added.error().message();
     });
   };
   add_chunks(std::move(*sealed));
   if (publication.pieces_done < publication.spec.pieces) {
-    world_.at(world_.now() + publication.spec.encode_time / static_cast<std::int64_t>(publication.spec.pieces),
-              [this, pending] { encode(pending); });
+    world_.run_at(world_.now() + publication.spec.encode_time / static_cast<std::int64_t>(publication.spec.pieces),
+                  [this, pending] { encode(pending); });
     return;
   }
   auto finished = publication.sealer->finish(publication.digest);
   add_chunks(std::move(finished.first));
-  const SignedManifest& closing = finished.second;
-  const auto manifest = checker_->open(closing);
+  const SignedManifest& signed_manifest = finished.second;
+  const auto manifest = checker_->open(signed_manifest);
   ECHO_CHECK(manifest.has_value());
   published_content_.close(id, publication.digest);
   const Version version = publication.sealer->announcement().key.version;
   if (!publication.catch_up) {
-    --publishing_;
+    --publications_in_progress_;
     policies_[version] = publication.digest;
     newest_ = version;
     recent_publications_.emplace_back(version, publication.spec.bytes);
     if (recent_publications_.size() > options_.learner.folded_max + 1) recent_publications_.pop_front();
   }
   world_.call(learner_host_, [&](TimePoint now) {
-    const Status finish_status = learner()->finish(*manifest, closing, now);
+    const Status finish_status = learner()->finish(*manifest, signed_manifest, now);
     if (!finish_status && finish_status.error().code != Code::kNotFound)
       application_error_ = finish_status.error().message();
   });
 }
 
-// A fold is as large as its deltas together.
+// Size of the snapshot, or of the fold (several deltas combined into one), that a worker needs to catch up. A fold is
+// as large as its deltas together.
 std::uint64_t Fleet::catch_up_bytes(const act::NeedCatchUp& need) const {
   if (!need.from) return options_.learner.snapshot_bytes;
   std::uint64_t sum = 0;
@@ -270,34 +274,35 @@ std::uint64_t Fleet::catch_up_bytes(const act::NeedCatchUp& need) const {
   return std::max<std::uint64_t>(1, sum);
 }
 
-void Fleet::provide_catch_up(const act::NeedCatchUp& need, std::uint64_t process) {
-  if (!learner() || process != learner_processes_) return;
+void Fleet::provide_catch_up(const act::NeedCatchUp& need, std::uint64_t learner_start) {
+  if (!learner() || learner_start != learner_starts_) return;
   const auto policy = policies_.find(need.current);
   auto pending = std::make_shared<PendingPublication>();
   pending->spec.bytes = catch_up_bytes(need);
-  pending->process = process;
+  pending->learner_start = learner_start;
   pending->catch_up = true;
   Status begun = fail(Code::kInvalid, "catch up", "version {} is not closed yet", need.current);
   if (policy != policies_.end()) {
     pending->digest = policy->second;
-    Announcement a;
-    a.run_id = kRunId;
-    a.epoch = learner()->epoch();
-    a.key = {need.current, need.from};
-    if (need.from) a.base_digest = policies_.at(*need.from);
-    a.chunk_bytes = options_.learner.chunk_bytes;
-    world_.call(learner_host_, [&](TimePoint now) { a.issued = learner()->issue_time(now); });
-    a.expires_unix_ms = static_cast<std::uint64_t>(learner_unix_s() * 1e3) +
-                        static_cast<std::uint64_t>(seconds(options_.learner.publication_lifetime) * 1e3);
-    pending->sealer.emplace(a, authority_->key());
-    world_.note(fmt::format("the learner provides {} to catch up with", to_text(a.key)));
-    world_.call(learner_host_,
-                [&](TimePoint now) { begun = learner()->begin(a, pending->sealer->opening(), true, now); });
-    if (begun) published_content_.begin(pending->sealer->id(), a);
+    Announcement announcement;
+    announcement.run_id = kRunId;
+    announcement.epoch = learner()->epoch();
+    announcement.key = {need.current, need.from};
+    if (need.from) announcement.base_digest = policies_.at(*need.from);
+    announcement.chunk_bytes = options_.learner.chunk_bytes;
+    world_.call(learner_host_, [&](TimePoint now) { announcement.issued = learner()->issue_time(now); });
+    announcement.expires_unix_ms = static_cast<std::uint64_t>(learner_unix_s() * 1e3) +
+                                   static_cast<std::uint64_t>(seconds(options_.learner.publication_lifetime) * 1e3);
+    pending->sealer.emplace(announcement, authority_->key());
+    world_.note(fmt::format("the learner provides {} to catch up with", to_text(announcement.key)));
+    world_.call(learner_host_, [&](TimePoint now) {
+      begun = learner()->begin(announcement, pending->sealer->opening(), /*catch_up=*/true, now);
+    });
+    if (begun) published_content_.begin(pending->sealer->id(), announcement);
   }
   if (begun) return encode(pending);
-  if (begun.error().code == Code::kStale) return;  // the learner has it already
-  world_.at(world_.now() + kSnapshotRetry, [this, need, process] { provide_catch_up(need, process); });
+  if (begun.error().code == Code::kStale) return;  // the learner already has this publication
+  world_.run_at(world_.now() + kCatchUpRetry, [this, need, learner_start] { provide_catch_up(need, learner_start); });
 }
 
 }  // namespace echoline::sim

@@ -1,6 +1,6 @@
 // A learner and its workers in a simulated world: drivers and applications around the real protocol cores. The
-// learner's application publishes policies and provides snapshots. A worker's application enrols, installs policies,
-// and restarts after its process has ended.
+// learner's application publishes policies and provides snapshots. A worker's application enrols (it gets a certificate
+// from the learner), installs policies, and restarts after its process has ended.
 #pragma once
 #include <deque>
 #include <map>
@@ -20,31 +20,32 @@ namespace echoline::sim {
 struct LearnerOptions : overlay::LearnerRules {
   LearnerOptions() {
     policy = chains::TopologyPolicy::kEcho2;
-    network.silence_min = {};  // a simulated machine is never late on its own
+    network.silence_min = {};  // not needed, because a simulated machine is never late by itself
   }
   AccessLink link;
-  overlay::LinkLimits limits;  // enforced by the core
+  overlay::LinkLimits limits;  // rates to which the core limits itself
   Duration clock_skew{};
   Bytes store{1ull << 30};
   std::uint32_t chunk_bytes = 64 * 1024;
-  bool durable = true;  // its state is on disk
+  bool durable = true;  // its state is on disk, so it survives a restart
   Duration publication_lifetime = std::chrono::hours(1);
   Duration snapshot_encode_time = std::chrono::milliseconds(50);
-  std::uint64_t snapshot_bytes = 200'000;  // provided on demand
-  std::size_t folded_max = 0;              // stored deltas that are folded into one on demand
+  std::uint64_t snapshot_bytes = 200'000;  // of a snapshot for a worker that lacks its base
+  std::size_t folded_max = 0;              // most stored deltas that are combined into one for a worker that is behind
 };
 
 struct WorkerOptions {
   AccessLink link;
-  overlay::LinkLimits limits;  // enforced by the core
+  overlay::LinkLimits limits;  // rates to which the core limits itself
   Duration clock_skew{};
-  bool nat = false, disk = false, enrol = true;
+  bool behind_nat = false, disk = false;
+  bool enrols = true;  // false: it starts with a certificate
   DiskOptions disk_options;
   overlay::StoreLimits store;
   MaliceOptions malice;
   Duration install_time = std::chrono::milliseconds(1);
   double install_failure_share = 0;
-  Duration restart_after = std::chrono::seconds(1);  // after its process has ended by itself
+  Duration restart_delay = std::chrono::seconds(1);  // until a process that ended by itself is started again
   std::optional<std::size_t> open_files_max;         // limits the connections of its process
   std::uint32_t region = 0;
 };
@@ -52,9 +53,9 @@ struct WorkerOptions {
 struct FleetOptions {
   std::uint64_t seed = 1;
   LearnerOptions learner;
-  Duration certificate_lifetime = std::chrono::hours(1);  // of identities made with the run
-  std::optional<Duration> message_every;  // interval of workers' messages to the learner, which it answers
-  bool fault_points = false;              // triggers rare but legal event orders inside the cores, by the seed
+  Duration certificate_lifetime = std::chrono::hours(1);  // of workers that do not enrol
+  std::optional<Duration> message_interval;  // of each worker's application messages to the learner, which answers them
+  bool fault_points = false;                 // triggers rare but legal event orders inside the cores, by the seed
 };
 
 // A publication by the learner's application.
@@ -63,7 +64,7 @@ struct PublishSpec {
   std::uint64_t bytes = 0;
   Duration encode_time{};  // duration of encoding in `pieces` pieces
   std::size_t pieces = 1;
-  std::optional<std::size_t> abandon_after;  // the trainer gives up after this many pieces
+  std::optional<std::size_t> abandon_after_pieces;  // the trainer gives up after this many pieces
 };
 
 // Receives the events of the fleet's applications. Must not change anything.
@@ -72,7 +73,7 @@ class FleetObserver {
   virtual ~FleetObserver() = default;
   virtual void on_delivered(std::size_t /*worker*/, const overlay::act::Deliver&) {}
   virtual void on_activated(std::size_t /*worker*/, const overlay::Installed&) {}
-  virtual void on_identity(std::size_t /*worker*/, WorkerId) {}  // a new identity
+  virtual void on_new_identity(std::size_t /*worker*/, WorkerId) {}
   virtual void on_topology(const chains::Topology&) {}
   virtual void on_joined(WorkerId) {}
   virtual void on_away(WorkerId, const std::string& /*reason*/) {}
@@ -82,7 +83,7 @@ class FleetObserver {
 class Fleet {
  public:
   static constexpr const char* kRunId = "simulation";
-  // Whether the reason of a loss is that the worker was expelled for its messages.
+  // Whether a worker was lost because the learner expelled it for its messages.
   static bool is_expelled_for_messages(const std::string& reason);
 
   Fleet(World& world, const FleetOptions& options);
@@ -90,7 +91,8 @@ class Fleet {
 
   // ---- learner ----
 
-  // Starts the learner, or restarts it from its disk. Its trainer's checkpoint lacks the last `versions_lost` versions.
+  // Starts the learner, or restarts it from its disk. Its trainer's checkpoint lacks the newest `versions_lost`
+  // versions.
   void start_learner(std::uint64_t versions_lost = 0);
   // Publishes the version after the last finished one. Nothing happens while the learner is down.
   void publish(const PublishSpec& spec);
@@ -98,21 +100,21 @@ class Fleet {
   void end_run();  // the learner says goodbye, and no process restarts
   const LearnerOptions& learner_options() const { return options_.learner; }
   std::uint32_t chunk_bytes() const { return options_.learner.chunk_bytes; }
-  std::uint64_t learner_processes() const { return learner_processes_; }
+  std::uint64_t learner_starts() const { return learner_starts_; }
   HostId learner_host() const { return learner_host_; }
   overlay::LearnerCore* learner();                       // null while it is down
   std::vector<WorkerId> parents_of(std::size_t worker);  // by the learner's topology; only workers
   // The newest complete version, which all workers should reach.
   std::optional<Version> newest() const { return newest_; }
-  bool publishing() const { return publishing_ > 0; }
+  bool is_publishing() const { return publications_in_progress_ > 0; }
   const std::vector<overlay::BroadcastReport>& reports() const { return reports_; }
-  std::uint64_t snapshots_asked() const { return snapshots_asked_; }
-  std::uint64_t deltas_asked() const { return deltas_asked_; }  // for catching up
+  std::uint64_t snapshots_requested() const { return snapshots_requested_; }
+  std::uint64_t deltas_requested() const { return deltas_requested_; }  // for catching up
 
   // ---- workers ----
 
-  std::size_t add_worker(const WorkerOptions& options);
-  // Starts the worker's process, or restarts it from its disk. The worker enrols if the disk is empty.
+  std::size_t add_worker(const WorkerOptions& requested);
+  // Starts the worker's process, or restarts it from its disk. With an empty disk, the worker enrols first.
   void start_worker(std::size_t worker);
   void kill_worker(std::size_t worker, Death death);
   void drain_worker(std::size_t worker);   // the worker leaves for good
@@ -124,41 +126,42 @@ class Fleet {
     HostId host;
     std::optional<overlay::trust::SigningKey> key;
     std::optional<overlay::WorkerState> state;  // of the current process
-    bool wanted = true;                         // false: it is not restarted
+    bool should_run = true;                     // false: it is not restarted
     bool expelled = false;                      // its identity is revoked
-    int replacements = 0;                       // of its machine
+    int replacements = 0;                       // new machines that it got
     bool joined = false;                        // welcomed by the learner and not away
     std::uint64_t processes = 0, enrolments = 0;
     std::optional<overlay::Installed> installed, active;  // of the current process
     std::optional<Version> delivered;                     // last delivered version
     bool awaits_snapshot = false;                         // because an installation has failed
-    std::map<Version, TimePoint> installed_at;            // by all its processes
-    std::string last_end;
-    std::uint64_t messages_sent = 0, last_answered = 0;  // by the current process; number of the last message
+    std::map<Version, TimePoint> installed_at;            // first time in any of its processes
+    std::string last_end_reason;
+    std::uint64_t messages_sent = 0, last_answered_message = 0;  // by the current process; number of the last message
     WorkerId id() const { return state ? state->worker : WorkerId{}; }
   };
   const Worker& worker(std::size_t i) const { return *workers_[i]; }
   overlay::MemberCore* member(std::size_t i);  // null while it is down or enrols
-  std::optional<std::size_t> worker_on(HostId host) const;
-  std::optional<std::size_t> worker_of(WorkerId id) const;
+  std::optional<std::size_t> worker_on_host(HostId host) const;
+  std::optional<std::size_t> worker_with_id(WorkerId id) const;
 
-  // ---- a machine with a valid certificate that no learner sends to peers ----
+  // ---- intruder: a machine with a valid certificate, to which the learner assigns no parent ----
 
-  void add_intruder(Duration every);
+  void add_intruder(Duration request_interval);
+  // An id that no host has if there is no intruder.
   HostId intruder_host() const { return intruder_host_.value_or(HostId{~std::uint64_t{0}}); }
   const Intruder* intruder() const;
 
   const PublishedContent& published_content() const { return published_content_; }
-  const overlay::Checker& checker() const { return *checker_; }
+  const overlay::SignatureChecker& checker() const { return *checker_; }
   const overlay::trust::Authority& authority() const { return *authority_; }
   void set_observer(FleetObserver* observer) { observer_ = observer; }
   // Stops the applications' messages.
   void stop_messages() { messages_stopped_ = true; }
-  // While on, no process starts.
-  void block_starts(bool on) { starts_blocked_ = on; }
+  // While blocked, no process starts.
+  void block_starts(bool blocked) { starts_are_blocked_ = blocked; }
   // Ends the random faults of applications and cores.
   void stop_random_faults();
-  // Describes an invalid event in an application's exchange with its core; empty: none.
+  // Describes the last invalid event in an application's exchange with its core. Empty if there was none.
   const std::string& application_error() const { return application_error_; }
 
  private:
@@ -171,20 +174,22 @@ class Fleet {
 
   void on_learner_action(overlay::Action&& action);
   void encode(const std::shared_ptr<PendingPublication>& pending);
-  void provide_catch_up(const overlay::act::NeedCatchUp& need, std::uint64_t process);
+  void provide_catch_up(const overlay::act::NeedCatchUp& need, std::uint64_t learner_start);
   std::uint64_t catch_up_bytes(const overlay::act::NeedCatchUp& need) const;
   void enrol(std::size_t i);
   void on_enrolled(std::size_t i, Result<overlay::WorkerState> result, TimePoint now);
   void join(std::size_t i, overlay::WorkerState state);
   void on_member_action(std::size_t i, overlay::Action&& action, TimePoint now);
   void deliver(std::size_t i, overlay::act::Deliver deliver);
-  void install(std::size_t i, std::uint64_t process, const overlay::Publication& publication, bool sound);
+  void install(std::size_t i, std::uint64_t process, const overlay::Publication& publication, bool is_intact);
   void on_process_ended(std::size_t i, const std::string& reason);
   void send_periodic_message(std::size_t i);
   void on_message(WorkerId from, const std::string& text);
   void on_answer(std::size_t i, const std::string& text);
   double learner_unix_s() const;
-  overlay::CoreOptions core_options(HostId host, const overlay::LinkLimits& limits, std::size_t open_files_max = 65536);
+  static constexpr std::size_t kOpenFilesMax = 65536;  // of a process without WorkerOptions::open_files_max
+  overlay::CoreOptions core_options(HostId host, const overlay::LinkLimits& limits,
+                                    std::size_t open_files_max = kOpenFilesMax);
   overlay::Digest new_digest(Version version);
   overlay::trust::SigningKey new_key();
   std::vector<std::byte> random_bytes(std::uint64_t count);
@@ -197,29 +202,29 @@ class Fleet {
   std::shared_ptr<const RememberingChecker> checker_;
   std::unique_ptr<FaultSites> faults_;
   FleetObserver* observer_ = nullptr;
-  bool random_faults_stopped_ = false, ended_ = false, messages_stopped_ = false, starts_blocked_ = false;
+  bool random_faults_stopped_ = false, run_has_ended_ = false, messages_stopped_ = false, starts_are_blocked_ = false;
   std::string application_error_;
 
   HostId learner_host_;
   double learner_origin_unix_s_ = 0;  // of its current process
   std::optional<HostId> intruder_host_;
   std::shared_ptr<AccompliceState> accomplice_state_ = std::make_shared<AccompliceState>();
-  std::uint64_t learner_processes_ = 0;
+  std::uint64_t learner_starts_ = 0;
   std::optional<overlay::LearnerState> learner_state_;  // initial state of a learner without a disk
-  std::map<Version, overlay::Digest> policies_;         // complete ones
+  std::map<Version, overlay::Digest> policies_;         // digests of completely published policies
   std::optional<Version> newest_;
-  std::size_t publishing_ = 0;
+  std::size_t publications_in_progress_ = 0;
   std::vector<overlay::BroadcastReport> reports_;
-  std::uint64_t snapshots_asked_ = 0, deltas_asked_ = 0;
-  // Versions of the current process, with their bytes.
+  std::uint64_t snapshots_requested_ = 0, deltas_requested_ = 0;
+  // The last versions of the current learner process, with the bytes of their publications.
   std::deque<std::pair<Version, std::uint64_t>> recent_publications_;
-  std::set<WorkerId> lost_workers_;                                            // to any process of the learner
+  std::set<WorkerId> lost_workers_;  // workers that any process of the learner has given up
   std::map<WorkerId, std::pair<std::uint64_t, std::uint64_t>> last_messages_;  // process and number of the last message
 
   std::vector<std::unique_ptr<Worker>> workers_;
-  std::uint64_t next_id_ = 1;  // for workers that do not enrol
-  std::map<std::uint64_t, std::size_t> by_host_;
-  std::map<WorkerId, std::size_t> by_id_;
+  std::uint64_t next_id_ = 1;  // for workers that do not enrol; below kFirstEnrolledId
+  std::map<std::uint64_t, std::size_t> worker_by_host_;
+  std::map<WorkerId, std::size_t> worker_by_id_;
 };
 
 }  // namespace echoline::sim

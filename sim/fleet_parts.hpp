@@ -4,16 +4,19 @@
 
 namespace echoline::sim {
 
-// Triggers rare but legal event orders: the seed activates a quarter of the sites in the cores, and an active site
-// fires a quarter of the time.
+inline constexpr std::uint64_t kFirstEnrolledId =
+    1'000'000;  // first worker id and certificate number that the learner gives
+
+// Triggers rare but legal event orders. A site is a named place in a core where such an order can begin. The seed
+// activates a quarter of the sites, and an active site fires a quarter of the time.
 class Fleet::FaultSites final : public overlay::FaultPoints {
  public:
   explicit FaultSites(std::uint64_t seed) : seed_(seed), random_(seed, 4) {}
   bool fire(std::string_view site) override {
     if (stopped) return false;
-    std::uint64_t h = seed_;
-    for (const char c : site) h = mix64(h ^ static_cast<unsigned char>(c));
-    return h % 4 == 0 && random_.below(4) == 0;
+    std::uint64_t site_hash = seed_;
+    for (const char c : site) site_hash = mix64(site_hash ^ static_cast<unsigned char>(c));
+    return site_hash % 4 == 0 && random_.below(4) == 0;
   }
   bool stopped = false;
 

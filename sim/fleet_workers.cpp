@@ -11,7 +11,8 @@ using namespace overlay;
 
 namespace {
 
-constexpr int kReplacements = 3;
+constexpr int kReplacementsMax = 3;           // new machines for a malicious worker
+constexpr std::uint64_t kHourMs = 3'600'000;  // an hour in ms
 
 Slice slice_of(const std::string& text) {
   const auto bytes = std::as_bytes(std::span(text));
@@ -20,35 +21,35 @@ Slice slice_of(const std::string& text) {
 
 }  // namespace
 
-std::size_t Fleet::add_worker(const WorkerOptions& asked) {
-  WorkerOptions options = asked;
+std::size_t Fleet::add_worker(const WorkerOptions& requested) {
+  WorkerOptions options = requested;
   const std::size_t i = workers_.size();
   if (options.malice.slander) options.malice.parents = [this, i] { return parents_of(i); };
   auto worker = std::make_unique<Worker>();
   worker->options = options;
   worker->host = world_.add_host(options.link, options.clock_skew, options.region);
   worker->options.store.disk = options.disk;
-  world_.set_nat(worker->host, options.nat);
+  world_.set_nat(worker->host, options.behind_nat);
   world_.disk(worker->host).configure(options.disk_options);
   if (options.malice.any())
     world_.set_malice(worker->host,
-                      std::make_unique<Malicious>(options.malice, options_.seed, 100 + i, accomplice_state_));
+                      std::make_unique<MaliciousSender>(options.malice, options_.seed, 100 + i, accomplice_state_));
   if (options.open_files_max)
     world_.set_connections_max(worker->host, ConnectionLimits::of(*options.open_files_max).total);
-  by_host_[worker->host.value] = i;
+  worker_by_host_[worker->host.value] = i;
   workers_.push_back(std::move(worker));
-  if (options_.message_every) send_periodic_message(i);
+  if (options_.message_interval) send_periodic_message(i);
   return i;
 }
 
-std::optional<std::size_t> Fleet::worker_on(HostId host) const {
-  const auto it = by_host_.find(host.value);
-  return it == by_host_.end() ? std::nullopt : std::optional(it->second);
+std::optional<std::size_t> Fleet::worker_on_host(HostId host) const {
+  const auto it = worker_by_host_.find(host.value);
+  return it == worker_by_host_.end() ? std::nullopt : std::optional(it->second);
 }
 
-std::optional<std::size_t> Fleet::worker_of(WorkerId id) const {
-  const auto it = by_id_.find(id);
-  return it == by_id_.end() ? std::nullopt : std::optional(it->second);
+std::optional<std::size_t> Fleet::worker_with_id(WorkerId id) const {
+  const auto it = worker_by_id_.find(id);
+  return it == worker_by_id_.end() ? std::nullopt : std::optional(it->second);
 }
 
 std::vector<WorkerId> Fleet::parents_of(std::size_t i) {
@@ -68,7 +69,7 @@ MemberCore* Fleet::member(std::size_t i) {
 
 // ---- intruder ----
 
-void Fleet::add_intruder(Duration every) {
+void Fleet::add_intruder(Duration request_interval) {
   const WorkerId id{next_id_++};
   const trust::SigningKey key = new_key();
   trust::CertificateRequest request;
@@ -82,37 +83,45 @@ void Fleet::add_intruder(Duration every) {
   ECHO_CHECK(certificate.has_value(), "{}", certificate ? "" : certificate.error().message());
   intruder_host_ = world_.add_host({});
   const auto now_ms = static_cast<std::uint64_t>(learner_unix_s() * 1e3);
-  Grant grant{kRunId, id, now_ms - 7'200'000, now_ms - 3'600'000, 1, {}, {}, false};
-  // The intruder has two grants: one that has expired, and a valid one (`grant_elsewhere`) with a parent that does not
-  // exist. The first names the ids of the initial workers, and ids that the learner gives to newcomers.
-  for (std::uint64_t i = 0; i < 12; ++i)
-    grant.from.push_back({WorkerId{i}, 1}), grant.from.push_back({WorkerId{1'000'000 + i}, 1});
-  Grant grant_elsewhere = grant;
-  grant_elsewhere.from = {{WorkerId{999'999}, 1}};
-  grant_elsewhere.expires_unix_ms = now_ms + 360'000'000;
-  IntruderConfig config{core_options(*intruder_host_, {}),
-                        kRunId,
-                        id,
-                        options_.seed,
-                        key,
-                        std::move(*certificate),
-                        authority_->certificate(),
-                        sign(grant, authority_->key()),
-                        sign(grant_elsewhere, authority_->key()),
-                        accomplice_state_,
-                        every,
-                        checker_,
-                        [this] {
-                          std::vector<WorkerId> parents{kLearnerId};
-                          for (const auto& w : workers_)
-                            if (world_.alive(w->host) && w->state) parents.push_back(w->id());
-                          return parents;
-                        },
-                        [this](WorkerId of) -> std::optional<Endpoint> {
-                          if (of == kLearnerId) return world_.endpoint_of(learner_host_);
-                          const auto worker = worker_of(of);
-                          return worker ? std::optional(world_.endpoint_of(workers_[*worker]->host)) : std::nullopt;
-                        }};
+  // A grant is the learner's permission to fetch from certain parents. The intruder has two: one that has expired, and
+  // a valid one whose parent does not exist. The first names ids of workers that do not enrol, and ids that the learner
+  // gives to those that do.
+  Grant expired;
+  expired.run_id = kRunId;
+  expired.child = id;
+  expired.issued = now_ms - 2 * kHourMs;
+  expired.expires_unix_ms = now_ms - kHourMs;
+  constexpr std::uint64_t kParentsNamed = 12;
+  for (std::uint64_t i = 0; i < kParentsNamed; ++i)
+    expired.from.push_back({WorkerId{i}, 1}), expired.from.push_back({WorkerId{kFirstEnrolledId + i}, 1});
+  Grant for_absent_parent = expired;
+  for_absent_parent.from = {{WorkerId{kFirstEnrolledId - 1}, 1}};
+  for_absent_parent.expires_unix_ms = now_ms + 100 * kHourMs;
+  const auto living_parents = [this] {
+    std::vector<WorkerId> parents{kLearnerId};
+    for (const auto& w : workers_)
+      if (world_.is_alive(w->host) && w->state) parents.push_back(w->id());
+    return parents;
+  };
+  const auto endpoint = [this](WorkerId parent) -> std::optional<Endpoint> {
+    if (parent == kLearnerId) return world_.endpoint_of(learner_host_);
+    const auto worker = worker_with_id(parent);
+    return worker ? std::optional(world_.endpoint_of(workers_[*worker]->host)) : std::nullopt;
+  };
+  IntruderConfig config{.core = core_options(*intruder_host_, {}),
+                        .run_id = kRunId,
+                        .id = id,
+                        .seed = options_.seed,
+                        .key = key,
+                        .certificate = std::move(*certificate),
+                        .authority = authority_->certificate(),
+                        .expired_grant = sign(expired, authority_->key()),
+                        .absent_parent_grant = sign(for_absent_parent, authority_->key()),
+                        .accomplice_state = accomplice_state_,
+                        .interval = request_interval,
+                        .checker = checker_,
+                        .parents = living_parents,
+                        .endpoint = endpoint};
   auto process = std::make_unique<IntruderProcess>(std::move(config));
   Intruder& core = process->core();
   world_.start(*intruder_host_, std::move(process));
@@ -127,17 +136,17 @@ const Intruder* Fleet::intruder() const {
 
 void Fleet::start_worker(std::size_t i) {
   Worker& w = *workers_[i];
-  if (world_.alive(w.host) || starts_blocked_) return;
+  if (world_.is_alive(w.host) || starts_are_blocked_) return;
   if (const auto& bytes = world_.disk(w.host).state(); w.options.disk && bytes) {
     auto state = decode_worker_state(*bytes);
+    // The host needs a valid certificate to join; its dates are checked by the core.
     const auto identity =
         state ? trust::check_certificate(state->certificate, authority_->public_key(), kRunId, std::nullopt)
               : Result<trust::PeerIdentity>(state.error());
     if (identity) return join(i, std::move(*state));
-    if (!identity)
-      application_error_ = fmt::format("worker {}: its state file cannot be read: {}", i, identity.error().message());
+    application_error_ = fmt::format("worker {}: its state file cannot be read: {}", i, identity.error().message());
   }
-  if (w.options.enrol) return enrol(i);
+  if (w.options.enrols) return enrol(i);
   // A worker that does not enrol starts with an identity that the run has made for it.
   w.key = new_key();
   WorkerState state;
@@ -168,8 +177,11 @@ void Fleet::enrol(std::size_t i) {
   for (std::byte& b : nonce) b = static_cast<std::byte>(random_.next());
   auto token = trust::issue_token(*authority_, instance, nonce, learner_unix_s());
   ECHO_CHECK(token.has_value());
-  EnrolConfig config{core_options(w.host, w.options.limits), world_.endpoint_of(learner_host_), *w.key, *token,
-                     instance};
+  EnrolConfig config{.core = core_options(w.host, w.options.limits),
+                     .learner = world_.endpoint_of(learner_host_),
+                     .key = *w.key,
+                     .token = *token,
+                     .instance = instance};
   auto process = std::make_unique<EnrolProcess>(*this, i, std::move(config));
   EnrolCore& core = process->core();
   world_.start(w.host, std::move(process));
@@ -177,9 +189,9 @@ void Fleet::enrol(std::size_t i) {
 }
 
 void Fleet::on_enrolled(std::size_t i, Result<WorkerState> result, TimePoint) {
-  world_.post([this, i, process = workers_[i]->processes, result = std::move(result)]() mutable {
+  world_.run_soon([this, i, process = workers_[i]->processes, result = std::move(result)]() mutable {
     Worker& w = *workers_[i];
-    if (!world_.alive(w.host) || w.processes != process) return;
+    if (!world_.is_alive(w.host) || w.processes != process) return;
     if (!result) return on_process_ended(i, result.error().message());
     world_.stop(w.host);
     join(i, std::move(*result));
@@ -189,41 +201,41 @@ void Fleet::on_enrolled(std::size_t i, Result<WorkerState> result, TimePoint) {
 void Fleet::join(std::size_t i, WorkerState state) {
   Worker& w = *workers_[i];
   ++w.processes;
-  const bool known = by_id_.contains(state.worker);
-  by_id_[state.worker] = i;
+  const bool is_known = worker_by_id_.contains(state.worker);
+  worker_by_id_[state.worker] = i;
   w.state = state;
   w.installed.reset();
   w.active.reset();
   w.delivered.reset();
   w.joined = w.awaits_snapshot = false;
-  w.messages_sent = w.last_answered = 0;
-  if (!known && observer_) observer_->on_identity(i, state.worker);
-  MemberConfig config{core_options(w.host, w.options.limits, w.options.open_files_max.value_or(65536)),
-                      world_.endpoint_of(learner_host_),
-                      world_.endpoint_of(w.host),
-                      fmt::format("simulated-{}", i),
-                      *w.key,
-                      std::move(state),
-                      checker_,
-                      w.options.store,
-                      w.options.disk,
-                      std::chrono::seconds(10),
-                      std::nullopt};
+  w.messages_sent = w.last_answered_message = 0;
+  if (!is_known && observer_) observer_->on_new_identity(i, state.worker);
+  MemberConfig config{.core = core_options(w.host, w.options.limits, w.options.open_files_max.value_or(kOpenFilesMax)),
+                      .learner = world_.endpoint_of(learner_host_),
+                      .data = world_.endpoint_of(w.host),
+                      .name = fmt::format("simulated-{}", i),
+                      .key = *w.key,
+                      .state = std::move(state),
+                      .checker = checker_,
+                      .store = w.options.store,
+                      .durable = w.options.disk,
+                      .join_timeout = std::chrono::seconds(10),
+                      .away_max = std::nullopt};
   if (options_.learner.regions.several()) config.place = std::to_string(w.options.region);
   auto process = std::make_unique<MemberProcess>(*this, i, std::move(config));
   MemberCore& core = process->core();
   world_.start(w.host, std::move(process));
   if (w.options.disk)
     for (const PublicationId& id : world_.disk(w.host).spools()) {
-      std::optional<std::uint64_t> end;  // of the usable payload
+      std::optional<std::uint64_t> payload_end;  // end of the last chunk that the core can use
       for (Frame& frame : world_.disk(w.host).read_spool(id)) {
-        const std::uint64_t to =
+        const std::uint64_t chunk_end =
             frame.type == FrameType::kChunk ? frame.chunk.index * chunk_bytes() + frame.body.size() : 0;
         world_.call(w.host, [&](TimePoint now) {
-          if (core.recover(std::move(frame), now)) end = std::max(end.value_or(0), to);
+          if (core.recover(std::move(frame), now)) payload_end = std::max(payload_end.value_or(0), chunk_end);
         });
       }
-      world_.disk(w.host).trim_spool(id, end);
+      world_.disk(w.host).trim_spool(id, payload_end);
     }
   world_.call(w.host, [&](TimePoint now) { core.start(now); });
 }
@@ -235,32 +247,32 @@ void Fleet::kill_worker(std::size_t i, Death death) {
 }
 
 void Fleet::drain_worker(std::size_t i) {
-  workers_[i]->wanted = false;
+  workers_[i]->should_run = false;
   if (member(i)) world_.call(workers_[i]->host, [&](TimePoint now) { member(i)->drain(now); });
 }
 
 void Fleet::retire_worker(std::size_t i) {
-  workers_[i]->wanted = false;
+  workers_[i]->should_run = false;
   kill_worker(i, Death::kPowerLoss);
 }
 
 // The process has ended by itself; the operator restarts it after a while.
 void Fleet::on_process_ended(std::size_t i, const std::string& reason) {
   Worker& w = *workers_[i];
-  w.last_end = reason;
+  w.last_end_reason = reason;
   w.joined = false;
   world_.note(fmt::format("worker {} ends: {}", i, reason));
   world_.stop(w.host);
   if (reason.find("has revoked") != std::string::npos && !lost_workers_.contains(w.id()))
     application_error_ =
         fmt::format("worker {} considers itself revoked, but the learner has expelled no worker of its name", i);
-  const bool forgotten = reason.find("a join token is needed") != std::string::npos;
-  if (std::exchange(w.expelled, false) || forgotten) {
-    world_.disk(w.host).wipe();  // a new machine replaces it; a malicious worker is replaced only kReplacements times
-    if (++w.replacements > kReplacements && w.options.malice.any()) w.wanted = false;
+  const bool must_enrol_again = reason.find("a join token is needed") != std::string::npos;
+  if (std::exchange(w.expelled, false) || must_enrol_again) {
+    world_.disk(w.host).wipe();  // a new machine replaces it
+    if (++w.replacements > kReplacementsMax && w.options.malice.any()) w.should_run = false;
   }
-  world_.at(world_.now() + w.options.restart_after, [this, i, process = w.processes] {
-    if (workers_[i]->wanted && workers_[i]->processes == process) start_worker(i);
+  world_.run_at(world_.now() + w.options.restart_delay, [this, i, process = w.processes] {
+    if (workers_[i]->should_run && workers_[i]->processes == process) start_worker(i);
   });
 }
 
@@ -274,21 +286,23 @@ void Fleet::on_member_action(std::size_t i, Action&& action, TimePoint) {
     on_answer(i, message->bytes);
   } else if (auto* delivered = std::get_if<act::Deliver>(&action)) {
     deliver(i, std::move(*delivered));
-  } else if (const auto* gone = std::get_if<act::Disconnected>(&action)) {
-    world_.post([this, i, process = w.processes, reason = gone->reason] {
-      if (workers_[i]->processes == process && world_.alive(workers_[i]->host)) on_process_ended(i, reason);
+  } else if (const auto* disconnected = std::get_if<act::Disconnected>(&action)) {
+    world_.run_soon([this, i, process = w.processes, reason = disconnected->reason] {
+      if (workers_[i]->processes == process && world_.is_alive(workers_[i]->host)) on_process_ended(i, reason);
     });
   }
 }
 
-// Messages are numbered. Between a worker and the learner they arrive complete, once and in order, or not at all.
+// Sends a numbered message, again and again. Between a worker and the learner, messages arrive complete, once and in
+// order, or not at all; on_message() and on_answer() check that.
 void Fleet::send_periodic_message(std::size_t i) {
   Worker& w = *workers_[i];
-  world_.at(world_.now() + *options_.message_every, [this, i] { send_periodic_message(i); });
+  world_.run_at(world_.now() + *options_.message_interval, [this, i] { send_periodic_message(i); });
   MemberCore* core = member(i);
   if (!core || !w.joined || messages_stopped_) return;
   std::string text = fmt::format("{} {} ", w.processes, ++w.messages_sent);
-  text.resize(text.size() + random_.below(random_.below(100) == 0 ? 1'000'000 : 2'000), '.');
+  constexpr std::uint64_t kUsualBytesMax = 2'000, kRareBytesMax = 1'000'000;
+  text.resize(text.size() + random_.below(random_.below(100) == 0 ? kRareBytesMax : kUsualBytesMax), '.');
   world_.call(w.host, [&](TimePoint now) { core->send_message(slice_of(text), now); });
 }
 
@@ -297,14 +311,14 @@ void Fleet::on_message(WorkerId from, const std::string& text) {
   const bool parsed = std::sscanf(text.c_str(), "%llu %llu", &process, &number) == 2;
   auto& last_number = last_messages_[from];
   const std::pair<std::uint64_t, std::uint64_t> message_number{process, number};
-  const auto worker = worker_of(from);
+  const auto worker = worker_with_id(from);
   if (worker && workers_[*worker]->options.malice.any()) return;
   if (!parsed || message_number <= last_number)
     application_error_ = fmt::format("a message of worker {} arrived out of order", from);
   last_number = message_number;
-  world_.post([this, from, text] {
+  world_.run_soon([this, from, text] {
     if (!learner()) return;
-    world_.call(learner_host_, [&](TimePoint t) { learner()->send_message(from, slice_of(text), t); });
+    world_.call(learner_host_, [&](TimePoint now) { learner()->send_message(from, slice_of(text), now); });
   });
 }
 
@@ -312,50 +326,59 @@ void Fleet::on_answer(std::size_t i, const std::string& text) {
   Worker& w = *workers_[i];
   unsigned long long process = 0, number = 0;
   const bool parsed = std::sscanf(text.c_str(), "%llu %llu", &process, &number) == 2;
-  if (!parsed || (process == w.processes && number <= w.last_answered) || process > w.processes)
+  if (!parsed || (process == w.processes && number <= w.last_answered_message) || process > w.processes)
     application_error_ = fmt::format("an answer to worker {} arrived out of order", i);
-  if (process == w.processes) w.last_answered = number;
+  if (process == w.processes) w.last_answered_message = number;
 }
 
 void Fleet::deliver(std::size_t i, act::Deliver delivery) {
   Worker& w = *workers_[i];
   if (observer_) observer_->on_delivered(i, delivery);
-  const Publication& p = delivery.publication;
-  if (w.awaits_snapshot && p.base) return;
+  const Publication& publication = delivery.publication;
+  if (w.awaits_snapshot && publication.base) return;  // a delta does not help after a failed installation
   w.awaits_snapshot = false;
-  if (p.base && p.base != w.delivered)
-    application_error_ = fmt::format("worker {} received version {} on {}, but has {}", i, p.version, *p.base,
-                                     w.delivered ? fmt::format("version {}", *w.delivered) : "nothing");
-  w.delivered = p.version;
-  Publication installed{p.id, p.version, p.base, p.policy_digest, {}, {}, p.activate};
+  if (publication.base && publication.base != w.delivered)
+    application_error_ =
+        fmt::format("worker {} received version {} on {}, but has {}", i, publication.version, *publication.base,
+                    w.delivered ? fmt::format("version {}", *w.delivered) : "nothing");
+  w.delivered = publication.version;
+  Publication without_payload{.id = publication.id,
+                              .version = publication.version,
+                              .base = publication.base,
+                              .policy_digest = publication.policy_digest,
+                              .note = {},
+                              .payload = {},
+                              .activate = publication.activate};
   // If the payload was damaged on the worker's own disk, the result does not have the announced digest.
-  bool sound = true;
-  if (delivery.spooled && world_.disk(w.host).rotten()) {
+  bool is_intact = true;
+  if (delivery.spooled && world_.disk(w.host).is_corrupted()) {
     const std::vector<Slice> pieces = world_.disk(w.host).pieces(*delivery.spooled);
-    sound = published_content_.matches({p.version, p.base}, p.policy_digest, pieces);
+    is_intact = published_content_.matches({publication.version, publication.base}, publication.policy_digest, pieces);
   }
-  world_.at(world_.now() + w.options.install_time,
-            [this, i, process = w.processes, installed, sound] { install(i, process, installed, sound); });
+  world_.run_at(world_.now() + w.options.install_time, [this, i, process = w.processes, without_payload, is_intact] {
+    install(i, process, without_payload, is_intact);
+  });
 }
 
-void Fleet::install(std::size_t i, std::uint64_t process, const Publication& p, bool sound) {
+void Fleet::install(std::size_t i, std::uint64_t process, const Publication& publication, bool is_intact) {
   Worker& w = *workers_[i];
   MemberCore* core = member(i);
-  if (!core || w.processes != process || (w.awaits_snapshot && p.base)) return;
-  if (w.awaits_snapshot && w.delivered != p.version) return;
-  if (!sound || (!random_faults_stopped_ && random_.uniform() < w.options.install_failure_share)) {
-    world_.note(fmt::format("worker {} fails to install version {}", i, p.version));
+  if (!core || w.processes != process || (w.awaits_snapshot && publication.base)) return;
+  if (w.awaits_snapshot && w.delivered != publication.version) return;
+  if (!is_intact || (!random_faults_stopped_ && random_.uniform() < w.options.install_failure_share)) {
+    world_.note(fmt::format("worker {} fails to install version {}", i, publication.version));
     w.awaits_snapshot = true;
     w.delivered.reset();
-    return world_.call(w.host, [&](TimePoint now) { core->install_failed(p.version, "simulated failure", now); });
+    return world_.call(w.host,
+                       [&](TimePoint now) { core->install_failed(publication.version, "simulated failure", now); });
   }
-  w.installed = Installed{p.version, p.policy_digest};
-  w.installed_at.try_emplace(p.version, world_.now());
-  if (p.activate) {
+  w.installed = Installed{publication.version, publication.policy_digest};
+  w.installed_at.try_emplace(publication.version, world_.now());
+  if (publication.activate) {
     w.active = w.installed;
     if (observer_) observer_->on_activated(i, *w.active);
   }
-  world_.call(w.host, [&](TimePoint now) { core->installed(p.version, p.policy_digest, now); });
+  world_.call(w.host, [&](TimePoint now) { core->installed(publication.version, publication.policy_digest, now); });
 }
 
 }  // namespace echoline::sim

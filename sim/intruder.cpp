@@ -1,4 +1,4 @@
-// The intruder of a soak scenario, which Fleet starts.
+// The intruder of a soak test. Fleet::add_intruder() starts it.
 #include "sim/intruder.hpp"
 
 #include "overlay/wire/grant.hpp"
@@ -9,12 +9,12 @@ using namespace overlay;
 
 void Intruder::start(TimePoint now) {
   actions_.push_back(act::UseCertificate{config_.certificate, config_.authority});
-  next_at_ = now + config_.interval;
+  next_visit_at_ = now + config_.interval;
 }
 
 void Intruder::on_timer(TimePoint now) {
-  if (now < next_at_) return;
-  next_at_ = now + config_.interval;
+  if (now < next_visit_at_) return;
+  next_visit_at_ = now + config_.interval;
   for (auto it = visits_.begin(); it != visits_.end();) {
     const auto visit = it++;
     if (visit->second.until > now) continue;
@@ -32,17 +32,22 @@ std::pair<WorkerId, PeerHello> Intruder::next_request(TimePoint now) {
   hello.run_id = config_.run_id;
   if (parents.empty()) return {WorkerId{}, hello};
   const WorkerId parent = parents[random_.below(parents.size())];
-  const std::uint64_t kind = random_.below(8), ms = unix_ms(now);
-  if (kind == 1) {
+  // Half of the requests carry an accomplice's grant, if there is one.
+  enum : std::uint64_t { kNoGrant, kExpired, kOtherParent, kSelfSigned, kKinds = 8 };
+  const std::uint64_t kind = random_.below(kKinds), now_ms = unix_ms(now);
+  constexpr std::uint64_t kHourInMs = 3'600'000;
+  if (kind == kExpired) {
     hello.grant = config_.expired_grant;
-  } else if (kind == 2) {
+  } else if (kind == kOtherParent) {
     hello.grant = config_.absent_parent_grant;
-  } else if (kind == 3) {
-    hello.grant = sign(Grant{config_.run_id, config_.id, ms, ms + 3'600'000, 1, {{parent, 1}}, {}, false}, config_.key);
-  } else if (kind > 3 && !config_.accomplice_state->hellos.empty()) {
+  } else if (kind == kSelfSigned) {
+    const Grant grant{config_.run_id, config_.id, now_ms, now_ms + kHourInMs, 1, {{parent, 1}}, {}, false};
+    hello.grant = sign(grant, config_.key);
+  } else if (kind > kSelfSigned && !config_.accomplice_state->hellos.empty()) {
     hello = config_.accomplice_state->hellos[random_.below(config_.accomplice_state->hellos.size())];
     hello.stream = 0;
     hello.have_follows = false;
+    // The grant holds for the accomplice's parents, so the intruder goes to one of them.
     if (const auto grant = open(*config_.checker, *hello.grant); grant && !grant->from.empty())
       return {grant->from[random_.below(grant->from.size())].parent, hello};
   }

@@ -1,4 +1,5 @@
-// The checks behind Invariants. The world and the fleet call them as observers; the soak test calls the last ones.
+// The checks behind Invariants. The world and the fleet call them as observers. The soak test calls check_liveness() at
+// its end.
 #include "sim/invariants.hpp"
 
 #include <algorithm>
@@ -9,17 +10,20 @@ using namespace overlay;
 
 namespace {
 
-// Chunks that memory may hold beyond the budget: read back, or received before reading stopped.
+// Chunks that a worker with a disk may hold beyond a budget: read back from the disk for a child, or received before
+// its connections stopped reading.
 constexpr std::uint64_t kSlackChunks = 40;
-constexpr std::uint64_t kStepsPerLearnerCheck = 256;
+constexpr std::uint64_t kStepsPerStatisticsCheck = 256;
 // Bytes that an edge may carry twice when it opens or changes: two windows of data in flight.
 constexpr std::uint64_t kEdgeChangeBytes = 2 * Uplink::kWindowBytes + 2 * kChunkBytesMax;
-constexpr double kWasteShare = 0.02;
-// Bad chunks after which a child must have left its parent. Two would suffice, but a complaint may cross a new
-// assignment.
+// Share of the learner's chunk bytes that children may receive twice, apart from those of changed edges.
+constexpr double kWastedShareMax = 0.02;
+// Bad chunks after which a child must have left its parent. The learner acts on two complaints, but a complaint may
+// still be on its way when the learner assigns a parent again.
 constexpr std::uint64_t kBadChunksNoticed = 8;
-// Items that a child may list, plus as many that have left the store since.
-constexpr std::size_t kKnownMax = 2 * kHaveItemsMax;
+// Publications that a node remembers for one child: those that the child may list, plus as many that it has since
+// dropped.
+constexpr std::size_t kKnownPublicationsMax = 2 * kHaveItemsMax;
 // Messages tolerated beyond the budget: some are in flight when the learner expels the worker, and are not accepted.
 constexpr std::uint64_t kExcessMessagesMax = 512;
 
@@ -33,52 +37,54 @@ void Invariants::violated(const char* rule, std::string text) {
 }
 
 bool Invariants::is_honest(HostId host) const {
-  const auto worker = fleet_.worker_on(host);
+  const auto worker = fleet_.worker_on_host(host);
   return !worker || !fleet_.worker(*worker).options.malice.any();
 }
 
-void Invariants::on_frame(HostId from, HostId to, std::optional<WorkerId> as, const Frame& frame) {
+void Invariants::on_frame(HostId from, HostId to, std::optional<WorkerId> certified_id, const Frame& frame) {
   const HostId learner = fleet_.learner_host();
   if (frame.type == FrameType::kChunk) {
     ++counts_.chunks;
     if (to == fleet_.intruder_host() && is_honest(from))
-      violated(kGranted, fmt::format("host {} sent a chunk to a machine that the learner never sent there", from));
+      violated(kOnlyAssignedChildren,
+               fmt::format("host {} sent a chunk to a machine that the learner never sent there", from));
     if (!fleet_.published_content().matches(frame.chunk.publication, frame.chunk.index, frame.body))
       on_bad_chunk(from, to, frame);
-    if (const auto worker = fleet_.worker_on(to); worker && from == learner && is_honest(to))
+    if (const auto worker = fleet_.worker_on_host(to); worker && from == learner && is_honest(to))
       on_chunk_of_learner(*worker, frame);
     return;
   }
   if (frame.type != FrameType::kControl) return;
-  counts_.intrusions += from == fleet_.intruder_host();
-  const bool to_intruder = to == fleet_.intruder_host() && is_honest(from);
-  if (!to_intruder && to != learner) return;
+  if (from == fleet_.intruder_host()) ++counts_.intrusions;
+  const bool honest_to_intruder = to == fleet_.intruder_host() && is_honest(from);
+  if (!honest_to_intruder && to != learner) return;
   const auto message = decode_control(frame.body.bytes());
   if (!message) return;
-  if (to_intruder &&
+  if (honest_to_intruder &&
       (std::holds_alternative<SignedAnnouncement>(*message) || std::holds_alternative<SignedManifest>(*message)))
-    violated(kGranted, fmt::format("host {} accepted as its child a machine that the learner never sent there", from));
-  if (const auto worker = fleet_.worker_on(from); worker && to == learner)
-    on_message_to_learner(*worker, as.value_or(fleet_.worker(*worker).id()), *message);
+    violated(kOnlyAssignedChildren,
+             fmt::format("host {} accepted as its child a machine that the learner never sent there", from));
+  if (const auto worker = fleet_.worker_on_host(from); worker && to == learner)
+    on_message_to_learner(*worker, certified_id.value_or(fleet_.worker(*worker).id()), *message);
 }
 
 void Invariants::on_bad_chunk(HostId from, HostId to, const Frame& frame) {
   if (is_honest(from))
     violated(kBytes,
              fmt::format("host {} sent host {} a chunk {} that the learner never made", from, to, frame.chunk.index));
-  const auto parent = fleet_.worker_on(from), child = fleet_.worker_on(to);
+  const auto parent = fleet_.worker_on_host(from), child = fleet_.worker_on_host(to);
   if (!faults_over_ || !parent || !child || !is_honest(to) || !fleet_.worker(*child).joined) return;
-  if (world_.paused(fleet_.learner_host())) return;  // it learns of the chunk later, and only it can separate the two
+  if (world_.is_paused(fleet_.learner_host())) return;  // only the learner can separate the two, and it is stopped
   const MemberCore* member = fleet_.member(*child);
-  if (member) suspected_ = {*child, fleet_.worker(*parent).id(), member->stats().chunks_corrupt};
+  if (member) chunk_in_delivery_ = {*child, fleet_.worker(*parent).id(), member->stats().chunks_corrupt};
 }
 
 // Called after the child has checked the chunk. The chunk counts only if the child lacked it, and so checked its hash.
 void Invariants::count_bad_chunk(std::size_t child, const WorkerStats& stats) {
-  if (!suspected_ || suspected_->child != child) return;
-  if (stats.chunks_corrupt > suspected_->corrupt_chunks_before)
-    ++bad_chunks_[{suspected_->parent, fleet_.worker(child).id()}];
-  suspected_.reset();
+  if (!chunk_in_delivery_ || chunk_in_delivery_->child != child) return;
+  if (stats.chunks_corrupt > chunk_in_delivery_->corrupt_chunks_before)
+    ++bad_chunks_[{chunk_in_delivery_->parent, fleet_.worker(child).id()}];
+  chunk_in_delivery_.reset();
 }
 
 void Invariants::on_chunk_of_learner(std::size_t worker, const Frame& frame) {
@@ -87,11 +93,11 @@ void Invariants::on_chunk_of_learner(std::size_t worker, const Frame& frame) {
   ChildView& child = children_[worker];
   const PublishedContent::Publication* p = fleet_.published_content().find(frame.chunk.publication);
   ChunkSet& held = child.held_chunks[frame.chunk.publication];
-  // Versions up to the child's position count as held, except those that came through help: parents learn of these
-  // separately.
-  const bool passed = p && child.position && p->key.version <= *child.position &&
-                      !(child.catch_up_target && p->key.version <= *child.catch_up_target);
-  if (held.contains(frame.chunk.index) || passed) counts_.learner_wasted_bytes += bytes;
+  // Versions up to the child's position count as held. Versions that a helper brought (catch_up_target) do not, because
+  // parents learn of them only later.
+  const bool held_by_position = p && child.position && p->key.version <= *child.position &&
+                                !(child.catch_up_target && p->key.version <= *child.catch_up_target);
+  if (held.contains(frame.chunk.index) || held_by_position) counts_.learner_wasted_bytes += bytes;
   held.insert(frame.chunk.index);
 }
 
@@ -100,32 +106,34 @@ void Invariants::on_chunk_of_learner(std::size_t worker, const Frame& frame) {
 void Invariants::on_flood(WorkerId from, const ControlMessage& message) {
   const auto kind = MessageBudget::kind_of(message);
   if (!kind) return;
-  if (floods_learner_process_ != fleet_.learner_processes()) floods_.clear();
-  floods_learner_process_ = fleet_.learner_processes();
+  // A restarted learner has forgotten the budgets.
+  if (floods_learner_start_ != fleet_.learner_starts()) floods_.clear();
+  floods_learner_start_ = fleet_.learner_starts();
   ++counts_.flood_messages;
   Flood& flood = floods_.try_emplace(from, Flood{MessageBudget(fleet_.learner_options().heartbeat)}).first->second;
   if (flood.budget.take(*kind, world_.now()) != MessageBudget::Verdict::kTooMuch) return;
-  counts_.floods += ++flood.too_many == 1;
-  if (flood.too_many == kExcessMessagesMax)
-    violated(kFlood,
-             fmt::format("the learner still takes messages of worker {}, {} beyond its budget", from, flood.too_many));
+  if (++flood.messages_over_budget == 1) ++counts_.floods;
+  if (flood.messages_over_budget == kExcessMessagesMax)
+    violated(kFlood, fmt::format("the learner still takes messages of worker {}, {} beyond its budget", from,
+                                 flood.messages_over_budget));
 }
 
-void Invariants::on_message_to_learner(std::size_t worker, WorkerId as, const ControlMessage& message) {
-  if (fleet_.worker(worker).options.malice.floods()) on_flood(as, message);
+void Invariants::on_message_to_learner(std::size_t worker, WorkerId sender_id, const ControlMessage& message) {
+  if (fleet_.worker(worker).options.malice.floods()) on_flood(sender_id, message);
   if (const auto* hello = std::get_if<PeerHello>(&message)) {
-    allowed_waste_ += kEdgeChangeBytes;
-    if (hello->stream == 0) record_have(worker, hello->have, true);
+    waste_allowance_bytes_ += kEdgeChangeBytes;
+    // Only an edge's first stream lists what the child has.
+    if (hello->stream == 0) record_have(worker, hello->have, /*starts_connection=*/true);
     if (hello->catch_up_to) children_[worker].catch_up_target = hello->catch_up_to;
   } else if (const auto* have = std::get_if<Have>(&message)) {
-    allowed_waste_ += kEdgeChangeBytes;
-    record_have(worker, *have, false);
+    waste_allowance_bytes_ += kEdgeChangeBytes;
+    record_have(worker, *have, /*starts_connection=*/false);
   } else if (std::holds_alternative<EdgeFailed>(message)) {
     ++counts_.edge_failures;
   } else if (std::holds_alternative<Heartbeat>(message)) {
-    presence(as).last_heartbeat_at = world_.now();
+    presence(sender_id).last_heartbeat_at = world_.now();
   } else if (const auto* request = std::get_if<ChunkRequest>(&message)) {
-    children_[worker].held_chunks[request->publication].erase(request->index);
+    children_[worker].held_chunks[request->publication].erase(request->index);  // the child does not have it after all
   }
 }
 
@@ -143,18 +151,18 @@ void Invariants::record_have(std::size_t worker, const Have& have, bool starts_c
 
 void Invariants::on_step(HostId host) {
   if (const LearnerCore* learner = fleet_.learner()) learner->check();
-  if (const auto worker = fleet_.worker_on(host))
+  if (const auto worker = fleet_.worker_on_host(host))
     if (const MemberCore* member = fleet_.member(*worker)) {
       member->check();
       const WorkerStats stats = member->stats();
-      check_budget(*worker, fleet_.worker(*worker).options.store, stats.memory.count, world_.disk(host).known_bytes(),
-                   world_.disk(host).write_failed());
-      if (stats.known_publications > kKnownMax)
+      check_budget(*worker, fleet_.worker(*worker).options.store, stats.memory.count,
+                   world_.disk(host).recorded_bytes(), world_.disk(host).write_failed());
+      if (stats.known_publications > kKnownPublicationsMax)
         violated(kBudget,
                  fmt::format("worker {} remembers {} publications for one child", *worker, stats.known_publications));
       count_bad_chunk(*worker, stats);
     }
-  if (++steps_ % kStepsPerLearnerCheck == 0) check_learner();
+  if (++steps_ % kStepsPerStatisticsCheck == 0) check_learner_statistics();
 }
 
 void Invariants::check_budget(std::size_t worker, const StoreLimits& limits, std::uint64_t memory, std::uint64_t disk,
@@ -177,7 +185,8 @@ void Invariants::on_delivered(std::size_t worker, const act::Deliver& delivery) 
   const Publication& p = delivery.publication;
   const PublicationKey key{p.version, p.base};
   std::vector<Slice> pieces = p.payload.pieces();
-  if (delivery.spooled && world_.disk(fleet_.worker(worker).host).rotten()) return;  // its application detects that
+  if (delivery.spooled && world_.disk(fleet_.worker(worker).host).is_corrupted())
+    return;  // its application detects that
   if (delivery.spooled) pieces = world_.disk(fleet_.worker(worker).host).pieces(*delivery.spooled);
   if (fleet_.published_content().matches(key, p.policy_digest, pieces)) return;
   std::uint64_t payload_bytes = 0;
@@ -202,8 +211,9 @@ void Invariants::on_activated(std::size_t worker, const Installed& active) {
                                           last_activation ? last_activation->first : 0));
 }
 
-void Invariants::on_identity(std::size_t worker, WorkerId) {
-  slanderers_ += fleet_.worker(worker).options.malice.slander;
+void Invariants::on_new_identity(std::size_t worker, WorkerId) {
+  // Each identity of a slandering worker can accuse once more.
+  if (fleet_.worker(worker).options.malice.slander) ++slandering_identities_;
 }
 
 void Invariants::on_topology(const chains::Topology& topology) {
@@ -214,20 +224,21 @@ void Invariants::on_topology(const chains::Topology& topology) {
       for (const WorkerId id : chain)
         if (!seen.insert(id).second) violated(kTree, fmt::format("worker {} is in the topology twice", id));
   }
-  // Trees: several children, and for a moment those of a worker that has left.
-  check_parents(topology.parents(), topology.policy == chains::TopologyPolicy::kTrees ? topology.size() : 1);
+  // In trees a worker has several children, for a moment even those of a worker that has left, so there is no limit.
+  const bool are_trees = topology.policy == chains::TopologyPolicy::kTrees;
+  check_parents(topology.parents(), are_trees ? topology.size() : 1);
 }
 
 void Invariants::check_parents(const std::map<WorkerId, std::vector<WorkerId>>& parents, std::size_t children_max) {
   const std::size_t stripes = parents.empty() ? 0 : parents.begin()->second.size();
   for (std::size_t s = 0; s < stripes; ++s) {
-    std::map<WorkerId, std::size_t> children;
+    std::map<WorkerId, std::size_t> child_counts;
     for (const auto& [id, worker_parents] : parents) {
       if (worker_parents.size() != stripes)
         return violated(kTree, fmt::format("worker {} has {} parents", id, worker_parents.size()));
-      if (++children[worker_parents[s]] > children_max && worker_parents[s] != kLearnerId)
+      if (++child_counts[worker_parents[s]] > children_max && worker_parents[s] != kLearnerId)
         violated(kTree, fmt::format("worker {} has {} children, at most {} are allowed", worker_parents[s],
-                                    children[worker_parents[s]], children_max));
+                                    child_counts[worker_parents[s]], children_max));
       WorkerId ancestor = id;
       std::size_t hops = 0;
       for (; ancestor != kLearnerId && hops <= parents.size(); ++hops) {
@@ -242,16 +253,16 @@ void Invariants::check_parents(const std::map<WorkerId, std::vector<WorkerId>>& 
 }
 
 Invariants::Presence& Invariants::presence(WorkerId id) {
-  if (presence_learner_process_ != fleet_.learner_processes()) presence_.clear();  // a new process knows no worker
-  presence_learner_process_ = fleet_.learner_processes();
+  if (presence_learner_start_ != fleet_.learner_starts()) presence_.clear();  // a new process knows no worker
+  presence_learner_start_ = fleet_.learner_starts();
   return presence_[id];
 }
 
 void Invariants::on_joined(WorkerId id) {
   Presence& p = presence(id);
   if (p.connected) violated(kPresence, fmt::format("worker {} joins, but was present", id));
-  counts_.back += p.away_since != TimePoint{};
-  p = {true, {}, world_.now()};
+  if (p.away_since != TimePoint{}) ++counts_.back;
+  p = {.connected = true, .away_since = {}, .last_heartbeat_at = world_.now()};
 }
 
 void Invariants::on_away(WorkerId id, const std::string& reason) {
@@ -270,7 +281,7 @@ void Invariants::on_away(WorkerId id, const std::string& reason) {
 void Invariants::on_lost(WorkerId id, const std::string& reason) {
   const Presence p = presence(id);
   presence_.erase(id);
-  const auto worker = fleet_.worker_of(id);
+  const auto worker = fleet_.worker_with_id(id);
   if (worker && !fleet_.worker(*worker).options.malice.any() && Fleet::is_expelled_for_messages(reason))
     return violated(kBlame, fmt::format("worker {} is expelled although it is honest: {}", *worker, reason));
   const bool may_be_lost = reason.starts_with("it left") || reason.starts_with("expelled");
@@ -289,7 +300,7 @@ std::string Invariants::worker_missing_from_topology() const {
   const LearnerStats stats = learner->stats();
   for (std::size_t i = 0; i < fleet_.workers(); ++i) {
     const Fleet::Worker& w = fleet_.worker(i);
-    if (!w.wanted || !w.joined || w.options.malice.any()) continue;
+    if (!w.should_run || !w.joined || w.options.malice.any()) continue;
     const auto view = std::find_if(stats.workers.begin(), stats.workers.end(),
                                    [&](const WorkerView& v) { return v.info.id == w.id(); });
     if (view == stats.workers.end() || view->silent || !stats.topology.contains(w.id()))
@@ -301,19 +312,19 @@ std::string Invariants::worker_missing_from_topology() const {
   return "";
 }
 
-// Whether corrupting senders are at least as many as honest workers. Then a corrupting sender may have only one honest
-// accuser, and that accuser counts as the liar.
-bool Invariants::honest_are_outnumbered() const {
+// Whether there are at least as many corrupting workers as honest ones. Then a corrupting worker may have only one
+// honest accuser, and the learner may take that accuser for the liar.
+bool Invariants::honest_may_be_outvoted() const {
   std::size_t corrupt = 0, honest = 0;
   for (std::size_t i = 0; i < fleet_.workers(); ++i) {
     const MaliceOptions& malice = fleet_.worker(i).options.malice;
-    corrupt += malice.flip_share > 0 || malice.forge_share > 0;
-    honest += !malice.any();
+    corrupt += malice.flip_share > 0 || malice.forge_share > 0 ? 1 : 0;
+    honest += malice.any() ? 0 : 1;
   }
   return corrupt > Conduct::kLoneAccusationsMax && honest <= corrupt;
 }
 
-void Invariants::check_learner() {
+void Invariants::check_learner_statistics() {
   if (!fleet_.application_error().empty() &&
       std::none_of(violations_.begin(), violations_.end(),
                    [](const Violation& v) { return v.rule == std::string(kSound); }))
@@ -321,19 +332,23 @@ void Invariants::check_learner() {
   const LearnerCore* learner = fleet_.learner();
   if (!learner) return;
   const LearnerStats stats = learner->stats();
+  // Two equal accusations convince the learner, so two slandering identities can cause the quarantine of an honest
+  // worker.
+  constexpr std::size_t kConvincingAccusers = 2;
   counts_.quarantined = std::max(counts_.quarantined, stats.quarantined);
-  if (stats.known_publications > kKnownMax)
+  if (stats.known_publications > kKnownPublicationsMax)
     violated(kBudget, fmt::format("the learner remembers {} publications for one child", stats.known_publications));
   for (const WorkerView& view : stats.workers) {
-    const auto worker = fleet_.worker_of(view.info.id);
+    const auto worker = fleet_.worker_with_id(view.info.id);
     if (view.quarantined && !stats.topology.children_of(view.info.id).empty())
       violated(kBlame, fmt::format("worker {} is quarantined but has children", view.info.id));
-    if (view.quarantined && worker && slanderers_ < 2 && !fleet_.worker(*worker).options.malice.any() &&
-        !honest_are_outnumbered())
+    if (view.quarantined && worker && slandering_identities_ < kConvincingAccusers &&
+        !fleet_.worker(*worker).options.malice.any() && !honest_may_be_outvoted())
       violated(kBlame, fmt::format("worker {} is quarantined although it is honest", *worker));
   }
   const auto wasted_bytes_max =
-      static_cast<std::uint64_t>(kWasteShare * static_cast<double>(counts_.learner_chunk_bytes)) + allowed_waste_;
+      static_cast<std::uint64_t>(kWastedShareMax * static_cast<double>(counts_.learner_chunk_bytes)) +
+      waste_allowance_bytes_;
   if (counts_.learner_wasted_bytes > wasted_bytes_max)
     violated(kFrugal, fmt::format("{} of the {} chunk bytes of the learner were for children that had them",
                                   counts_.learner_wasted_bytes, counts_.learner_chunk_bytes));
@@ -342,25 +357,26 @@ void Invariants::check_learner() {
 void Invariants::check_liveness() {
   if (const std::string missing_worker = worker_missing_from_topology(); faults_over_ && !missing_worker.empty())
     violated(kPresence, missing_worker);
-  std::set<WorkerId> quarantined;  // the command to leave them may still be on its way to their children
+  std::set<WorkerId> quarantined;  // their children may not have received the command to leave them yet
   if (const LearnerCore* learner = fleet_.learner())
     for (const WorkerView& view : learner->stats().workers)
       if (view.quarantined) quarantined.insert(view.info.id);
   if (faults_over_)
     for (const auto& [pair, chunks] : bad_chunks_)
-      if (chunks >= kBadChunksNoticed && !quarantined.contains(pair.first) && !honest_are_outnumbered())
+      if (chunks >= kBadChunksNoticed && !quarantined.contains(pair.first) && !honest_may_be_outvoted())
         violated(kBlame, fmt::format("worker {} forwarded {} bad chunks to worker {}, but they were not separated",
                                      pair.first, chunks, pair.second));
   const auto newest = fleet_.newest();
   if (!newest) return;
   for (std::size_t i = 0; i < fleet_.workers(); ++i) {
     const Fleet::Worker& w = fleet_.worker(i);
-    if (!w.wanted || w.options.malice.starves_itself() || (w.active && w.active->version == *newest)) continue;
-    violated(kLiveness,
-             fmt::format("the worker on host {} ({}) has {}, the newest is version {}; {}{}", w.host.value,
-                         to_text(w.options.malice), w.active ? fmt::format("version {}", w.active->version) : "nothing",
-                         *newest, w.joined ? "it is a member" : "it is no member",
-                         w.last_end.empty() ? "" : fmt::format("; its last process ended: {}", w.last_end)));
+    if (!w.should_run || w.options.malice.starves_itself() || (w.active && w.active->version == *newest)) continue;
+    violated(
+        kLiveness,
+        fmt::format("the worker on host {} ({}) has {}, the newest is version {}; {}{}", w.host.value,
+                    to_text(w.options.malice), w.active ? fmt::format("version {}", w.active->version) : "nothing",
+                    *newest, w.joined ? "it is a member" : "it is no member",
+                    w.last_end_reason.empty() ? "" : fmt::format("; its last process ended: {}", w.last_end_reason)));
   }
 }
 

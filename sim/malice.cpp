@@ -9,8 +9,15 @@ using namespace overlay;
 
 namespace {
 
+constexpr int kFloodRepeats = 100;
+constexpr int kRequestsPerHeartbeat = 20;                      // repeated chunk requests to each parent
+constexpr int kFloodMessages = 20, kFloodMessageRepeats = 10;  // of one kind, for each heartbeat
+constexpr std::uint64_t kGarbageBytesMax = 200;
+constexpr std::size_t kFrameTypeOffset = 2;  // of the type in a frame's header
+
 FrameType type_of(const act::Send& send) {
-  return send.head.size() < kFrameHeaderBytes ? FrameType::kApplication : static_cast<FrameType>(send.head.data()[2]);
+  return send.head.size() < kFrameHeaderBytes ? FrameType::kApplication
+                                              : static_cast<FrameType>(send.head.data()[kFrameTypeOffset]);
 }
 
 std::optional<ControlMessage> message_of(const act::Send& send) {
@@ -22,144 +29,157 @@ std::optional<ControlMessage> message_of(const act::Send& send) {
 
 }  // namespace
 
-std::string to_text(const MaliceOptions& o) {
+std::string to_text(const MaliceOptions& options) {
   std::string text;
-  const auto add = [&](bool on, const std::string& what) {
-    if (on) text += (text.empty() ? "" : ", ") + what;
+  const auto add = [&](bool applies, const std::string& habit) {
+    if (applies) text += (text.empty() ? "" : ", ") + habit;
   };
-  add(o.flip_share > 0, fmt::format("flips {} of its chunks", o.flip_share));
-  add(o.replay_share > 0, fmt::format("replays {}", o.replay_share));
-  add(o.garbage_share > 0, fmt::format("garbage {}", o.garbage_share));
-  add(o.forward_nothing, "forwards nothing");
-  add(o.withhold_share > 0, fmt::format("withholds {} of its chunks", o.withhold_share));
-  add(o.forge_share > 0, fmt::format("forges {} of what the learner signs", o.forge_share));
-  add(o.misreport_progress, "lies about progress");
-  add(o.repeat_requests, "asks for chunks again and again");
-  add(o.slander, "slanders its parents");
-  add(o.flood, "floods");
-  add(o.flood_kind.has_value(), fmt::format("floods by kind {}", o.flood_kind ? static_cast<int>(*o.flood_kind) : 0));
-  add(o.reconnect, "reconnects");
-  add(o.leak, "leaks its grants");
+  add(options.flip_share > 0, fmt::format("flips {} of its chunks", options.flip_share));
+  add(options.replay_share > 0, fmt::format("replays {}", options.replay_share));
+  add(options.garbage_share > 0, fmt::format("garbage {}", options.garbage_share));
+  add(options.forward_nothing, "forwards nothing");
+  add(options.withhold_share > 0, fmt::format("withholds {} of its chunks", options.withhold_share));
+  add(options.forge_share > 0, fmt::format("forges {} of what the learner signs", options.forge_share));
+  add(options.misreport_progress, "lies about progress");
+  add(options.repeat_requests, "asks for chunks again and again");
+  add(options.slander, "slanders its parents");
+  add(options.flood, "floods");
+  add(options.flood_kind.has_value(),
+      fmt::format("floods by kind {}", options.flood_kind ? static_cast<int>(*options.flood_kind) : 0));
+  add(options.reconnect, "reconnects");
+  add(options.leak, "leaks its grants");
   return text.empty() ? "honest" : text;
 }
 
-std::vector<act::Send> Malicious::outgoing(act::Send&& send, TimePoint) {
-  std::vector<act::Send> out;
+std::vector<act::Send> MaliciousSender::rewrite(act::Send&& send, TimePoint) {
+  std::vector<act::Send> sent_messages;
   const ConnId conn = send.conn;
-  const bool chunk = type_of(send) == FrameType::kChunk;
-  if (chunk && (options_.forward_nothing || random_.uniform() < options_.withhold_share)) return out;
+  const bool is_chunk = type_of(send) == FrameType::kChunk;
+  if (is_chunk && (options_.forward_nothing || random_.uniform() < options_.withhold_share)) return sent_messages;
   const auto message = message_of(send);
-  const bool memorable = chunk || (message && (std::holds_alternative<SignedAnnouncement>(*message) ||
-                                               std::holds_alternative<SignedManifest>(*message)));
-  if (options_.replay_share > 0 && memorable) {
+  const bool is_repeatable = is_chunk || (message && (std::holds_alternative<SignedAnnouncement>(*message) ||
+                                                      std::holds_alternative<SignedManifest>(*message)));
+  if (options_.replay_share > 0 && is_repeatable) {
     if (remembered_.size() < kRememberedFramesMax)
       remembered_.push_back(send);
     else
       remembered_[random_.below(kRememberedFramesMax)] = send;
     if (random_.uniform() < options_.replay_share) {
-      act::Send again = remembered_[random_.below(remembered_.size())];
-      again.conn = conn;
-      out.push_back(std::move(again));
+      act::Send replayed = remembered_[random_.below(remembered_.size())];
+      replayed.conn = conn;
+      sent_messages.push_back(std::move(replayed));
     }
   }
-  if (chunk && random_.uniform() < options_.flip_share) {
+  if (is_chunk && random_.uniform() < options_.flip_share) {
     std::vector<std::byte> copy(send.tail.bytes().begin(), send.tail.bytes().end());
     copy[random_.below(copy.size())] ^= std::byte{1} << static_cast<int>(random_.below(8));
     send.tail = Slice(std::move(copy));
-    ++flipped_;
+    ++chunks_flipped_;
   }
   if (options_.misreport_progress && message) falsify_progress(send);
-  if (message && options_.forge_share > 0 && random_.uniform() < options_.forge_share) forge(*message, send, out);
-  if (message && std::holds_alternative<Hello>(*message)) upstream_.erase(conn);  // an earlier process's
+  if (message && options_.forge_share > 0 && random_.uniform() < options_.forge_share)
+    forge(*message, send, sent_messages);
+  if (message && std::holds_alternative<Hello>(*message))
+    parent_connections_.erase(conn);  // a new process reuses the id
   if (const auto* hello = message ? std::get_if<PeerHello>(&*message) : nullptr) {
-    upstream_.insert(conn);
-    if (upstream_.size() > kRememberedEdgesMax) upstream_.erase(upstream_.begin());
+    parent_connections_.insert(conn);
+    if (parent_connections_.size() > kParentConnectionsMax) parent_connections_.erase(parent_connections_.begin());
     if (options_.leak && accomplices_ && hello->grant) {
       accomplices_->hellos.push_back(*hello);
       accomplices_->hellos.back().have.items.clear();
       accomplices_->hellos.back().have.position.reset();
     }
   }
-  if (options_.repeat_requests && message) repeat_requests(*message, out);
-  if (options_.flood_kind && message && std::holds_alternative<Heartbeat>(*message)) flood_with_kind(conn, out);
-  const bool accuse = options_.slander && message && std::holds_alternative<Heartbeat>(*message);
-  out.push_back(std::move(send));
-  const std::vector<WorkerId> parents = accuse && options_.parents ? options_.parents() : std::vector<WorkerId>();
+  if (options_.repeat_requests && message) repeat_requests(*message, sent_messages);
+  if (options_.flood_kind && message && std::holds_alternative<Heartbeat>(*message))
+    flood_with_kind(conn, sent_messages);
+  const bool accuses = options_.slander && message && std::holds_alternative<Heartbeat>(*message);
+  sent_messages.push_back(std::move(send));
+  const std::vector<WorkerId> parents = accuses && options_.parents ? options_.parents() : std::vector<WorkerId>();
   if (!parents.empty()) {
     Poisoned poisoned;
     poisoned.parent = parents[random_.below(parents.size())];
     poisoned.index = static_cast<std::uint32_t>(random_.below(8));
-    out.push_back({conn, Slice(encode_control(poisoned)), {}});
-    const EdgeFailed failed{parents[random_.below(parents.size())], static_cast<EdgeTroubleKind>(random_.below(4)),
-                            "slander"};
-    out.push_back({conn, Slice(encode_control(failed)), {}});
+    sent_messages.push_back({.conn = conn, .head = Slice(encode_control(poisoned)), .tail = {}});
+    EdgeFailed failed;
+    failed.parent = parents[random_.below(parents.size())];
+    failed.kind = static_cast<EdgeTroubleKind>(random_.below(4));  // any of the four kinds
+    failed.reason = "slander";
+    sent_messages.push_back({.conn = conn, .head = Slice(encode_control(failed)), .tail = {}});
   }
   if (options_.flood && message && !std::holds_alternative<Hello>(*message))
-    for (int i = 0; i < 100; ++i) out.push_back(out.back());
+    for (int i = 0; i < kFloodRepeats; ++i) sent_messages.push_back(sent_messages.back());
   if (random_.uniform() < options_.garbage_share) {
-    const auto body = garbage(1 + random_.below(200));
-    out.push_back({conn, Slice(random_.below(2) ? body : encode_frame(FrameType::kControl, body)), {}});
+    const auto body = garbage(1 + random_.below(kGarbageBytesMax));
+    const bool without_frame = random_.below(2) != 0;
+    sent_messages.push_back(
+        {.conn = conn, .head = Slice(without_frame ? body : encode_frame(FrameType::kControl, body)), .tail = {}});
   }
-  return out;
+  return sent_messages;
 }
 
-void Malicious::repeat_requests(const ControlMessage& message, std::vector<act::Send>& out) {
-  const auto* beat = std::get_if<Heartbeat>(&message);
-  if (!beat || beat->progress.empty()) return;
-  for (const ConnId parent : upstream_)
-    for (int i = 0; i < 20; ++i) {
-      const ChunkRequest request{beat->progress.front().publication, static_cast<std::uint32_t>(random_.below(64))};
-      out.push_back({parent, Slice(encode_control(request)), {}});
+void MaliciousSender::repeat_requests(const ControlMessage& message, std::vector<act::Send>& sent_messages) {
+  const auto* heartbeat = std::get_if<Heartbeat>(&message);
+  if (!heartbeat || heartbeat->progress.empty()) return;
+  for (const ConnId parent : parent_connections_)
+    for (int i = 0; i < kRequestsPerHeartbeat; ++i) {
+      const ChunkRequest request{.publication = heartbeat->progress.front().publication,
+                                 .index = static_cast<std::uint32_t>(random_.below(64))};
+      sent_messages.push_back({.conn = parent, .head = Slice(encode_control(request)), .tail = {}});
     }
 }
 
-void Malicious::flood_with_kind(ConnId conn, std::vector<act::Send>& out) {
+void MaliciousSender::flood_with_kind(ConnId conn, std::vector<act::Send>& sent_messages) {
   using Kind = MessageBudget::Kind;
-  const auto id = [&] {
-    PublicationId unknown;
-    for (std::byte& b : unknown) b = static_cast<std::byte>(random_.next());
-    return unknown;
+  const auto random_publication = [&] {
+    PublicationId id;
+    for (std::byte& byte : id) byte = static_cast<std::byte>(random_.next());
+    return id;
   };
-  const auto one = [&]() -> ControlMessage {
+  const auto random_message = [&]() -> ControlMessage {
     switch (*options_.flood_kind) {
       case Kind::kRenew: {
         Renew renew;
-        for (std::byte& b : renew.key.bytes) b = static_cast<std::byte>(random_.next());
+        for (std::byte& byte : renew.key.bytes) byte = static_cast<std::byte>(random_.next());
         return renew;
       }
       case Kind::kNeedHelp:
-        return NeedHelp{Version{random_.below(1000)}, random_.below(2) == 0, {}};
+        return NeedHelp{.target = Version{random_.below(1000)}, .full_only = random_.below(2) == 0, .position = {}};
       case Kind::kAck:
-        return Installed{Version{random_.below(1000)}, {}, 1};
+        return Installed{.version = Version{random_.below(1000)}, .policy_digest = {}, .epoch = 1};
       case Kind::kTrouble:
         return Trouble{fmt::format("trouble {}", random_.next())};
       case Kind::kChunkRequest:
-        return ChunkRequest{id(), static_cast<std::uint32_t>(random_.below(64))};
+        return ChunkRequest{.publication = random_publication(),
+                            .index = static_cast<std::uint32_t>(random_.below(64))};
       default: {
         Have have;
-        for (std::uint64_t v = 0; v < 16; ++v) have.items[{Version{random_.below(100'000)}, {}}].publication = id();
+        constexpr int kItems = 16;
+        for (int i = 0; i < kItems; ++i)
+          have.items[{Version{random_.below(100'000)}, {}}].publication = random_publication();
         return have;
       }
     }
   };
   const bool to_parents = *options_.flood_kind == Kind::kHave || *options_.flood_kind == Kind::kChunkRequest;
-  std::vector<ConnId> over(1, conn);
-  if (to_parents) over.assign(upstream_.begin(), upstream_.end());
-  for (const ConnId each : over)
-    for (int i = 0; i < 20; ++i) {
-      const Slice said(encode_control(one()));
-      for (int again = 0; again < 10; ++again) out.push_back({each, said, {}});
+  std::vector<ConnId> targets(1, conn);  // otherwise to the learner
+  if (to_parents) targets.assign(parent_connections_.begin(), parent_connections_.end());
+  for (const ConnId target : targets)
+    for (int i = 0; i < kFloodMessages; ++i) {
+      const Slice encoded(encode_control(random_message()));
+      for (int sent = 0; sent < kFloodMessageRepeats; ++sent)
+        sent_messages.push_back({.conn = target, .head = encoded, .tail = {}});
     }
 }
 
-// Sends a message with an untrusted signature ahead of the learner's: the next version, a new epoch, or a policy with
-// another digest. Replaces beacons by old ones, or by ones that revoke all workers.
-void Malicious::forge(const ControlMessage& message, act::Send& send, std::vector<act::Send>& out) {
+// Sends a forged message, signed with the accomplices' key, ahead of the learner's: a later version, a new epoch, or a
+// policy with another digest. Replaces beacons by the first one, or by forged ones that revoke all workers.
+void MaliciousSender::forge(const ControlMessage& message, act::Send& send, std::vector<act::Send>& sent_messages) {
   if (!accomplices_) return;
   const auto& [hellos, checker, signing_key] = *accomplices_;
   const auto& key = signing_key;  // clang before version 16 cannot capture structured bindings
-  const auto ahead = [&](const auto& forged) {
-    out.push_back({send.conn, Slice(encode_control(sign(forged, key))), {}});
+  const auto send_ahead = [&](const auto& forged) {
+    sent_messages.push_back({.conn = send.conn, .head = Slice(encode_control(sign(forged, key))), .tail = {}});
   };
   if (const auto* announced = std::get_if<SignedAnnouncement>(&message)) {
     auto announcement = checker->open(*announced);
@@ -168,39 +188,40 @@ void Malicious::forge(const ControlMessage& message, act::Send& send, std::vecto
       ++announcement->epoch;
     else
       announcement->key.version.value += 1 + random_.below(3);
-    ahead(*announcement);
+    send_ahead(*announcement);
   } else if (const auto* closed = std::get_if<SignedManifest>(&message)) {
     auto manifest = checker->open(*closed);
     if (!manifest) return;
     manifest->policy_digest[0] ^= std::byte{1};
-    ahead(*manifest);
+    send_ahead(*manifest);
   } else if (const auto* status = std::get_if<EdgeStatus>(&message); status && status->beacon) {
     auto beacon = checker->open(*status->beacon);
     if (!beacon) return;
     if (!beacon_) beacon_ = status->beacon;
     EdgeStatus changed = *status;
-    beacon->sequence += 1000;
+    constexpr std::uint64_t kIdMax = 2'000'000;  // no id of a simulated fleet is larger
+    beacon->sequence += 1000;                    // newer than the learner's next beacons
     beacon->revoked = {};
-    beacon->revoked.append(1, 2'000'000);
+    beacon->revoked.append(1, kIdMax);
     changed.beacon = random_.below(2) == 0 ? *beacon_ : Signed(sign(*beacon, key));
     send.head = Slice(encode_control(changed));
   }
 }
 
-// Claims to hold everything or nothing, and wrong amounts on its edges.
-void Malicious::falsify_progress(act::Send& send) {
+// Claims to hold more chunks than it does, or none, and to have forwarded more than it has.
+void MaliciousSender::falsify_progress(act::Send& send) {
   auto message = message_of(send);
   const auto distort = [&](std::vector<Progress>& progress) {
-    const bool more = random_.below(2) == 0;
+    const bool exaggerates = random_.below(2) == 0;
     for (Progress& p : progress)
       for (std::uint32_t& chunks : p.chunks)
-        chunks = more ? chunks + 1 + static_cast<std::uint32_t>(random_.below(64)) : 0;
+        chunks = exaggerates ? chunks + 1 + static_cast<std::uint32_t>(random_.below(64)) : 0;
   };
-  if (auto* beat = std::get_if<Heartbeat>(&*message)) {
-    distort(beat->progress);
-    beat->forwarding_rate = BitRate::from_mbit_per_s(static_cast<double>(1 + random_.below(100'000)));
-    for (EdgeReport& edge : beat->edges) edge.rate = {edge.rate.bits_per_s * 10}, edge.limit = EdgeLimit::kPath;
-    beat->chunk_bytes_forwarded *= 2;
+  if (auto* heartbeat = std::get_if<Heartbeat>(&*message)) {
+    distort(heartbeat->progress);
+    heartbeat->forwarding_rate = BitRate::from_mbit_per_s(static_cast<double>(1 + random_.below(100'000)));
+    for (EdgeReport& edge : heartbeat->edges) edge.rate = {edge.rate.bits_per_s * 10}, edge.limit = EdgeLimit::kPath;
+    heartbeat->chunk_bytes_forwarded *= 2;
   } else if (auto* status = std::get_if<EdgeStatus>(&*message)) {
     distort(status->progress);
   } else {
@@ -209,10 +230,10 @@ void Malicious::falsify_progress(act::Send& send) {
   send.head = Slice(encode_control(*message));
 }
 
-std::vector<std::byte> Malicious::garbage(std::size_t bytes) {
-  std::vector<std::byte> all(bytes);
-  for (std::byte& b : all) b = static_cast<std::byte>(random_.next());
-  return all;
+std::vector<std::byte> MaliciousSender::garbage(std::size_t bytes) {
+  std::vector<std::byte> content(bytes);
+  for (std::byte& byte : content) byte = static_cast<std::byte>(random_.next());
+  return content;
 }
 
 }  // namespace echoline::sim

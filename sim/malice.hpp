@@ -1,4 +1,5 @@
-// Malicious machines: they change, withhold, repeat or forge outgoing messages. Their cores are unchanged.
+// Malicious workers. They run the real protocol cores; only their outgoing messages are changed, withheld, repeated or
+// forged.
 #pragma once
 #include <functional>
 #include <set>
@@ -13,23 +14,23 @@
 namespace echoline::sim {
 
 struct MaliceOptions {
-  double flip_share = 0;            // of forwarded chunks: one bit is flipped
-  double replay_share = 0;          // of messages: an earlier one is repeated
-  double garbage_share = 0;         // of messages: random bytes follow, alone or in a well-formed frame
+  double flip_share = 0;            // share of forwarded chunks in which one bit is flipped
+  double replay_share = 0;          // share of messages before which an earlier one is repeated
+  double garbage_share = 0;         // share of messages after which random bytes are sent, some in a valid frame
   bool forward_nothing = false;     // sends no chunks
-  double withhold_share = 0;        // of forwarded chunks: not sent
-  double forge_share = 0;           // of the learner's signed messages: a forged one is sent before it
-  bool misreport_progress = false;  // the amounts of held and sent data
-  bool repeat_requests = false;     // for chunks, to its parents
+  double withhold_share = 0;        // share of forwarded chunks that are not sent
+  double forge_share = 0;           // share of forwarded messages of the learner before which a forged copy is sent
+  bool misreport_progress = false;  // reports wrong amounts of held and sent data
+  bool repeat_requests = false;     // requests the same chunks from its parents again and again
   bool slander = false;             // accuses its parents of forwarding bad chunks, and of not forwarding
   std::function<std::vector<WorkerId>()> parents = {};     // the parents that it accuses
-  bool flood = false;                                      // repeats every message a hundred times
-  std::optional<overlay::MessageBudget::Kind> flood_kind;  // repeats one kind of message
-  bool reconnect = false;                                  // breaks and reopens its connections (the script does that)
-  bool leak = false;                                       // gives its grants to an intruder
+  bool flood = false;                                      // sends every message a hundred times more
+  std::optional<overlay::MessageBudget::Kind> flood_kind;  // the kind of message that it sends much too often
+  bool reconnect = false;                                  // breaks and reopens its connections; sim/soak.cpp does that
+  bool leak = false;  // gives its grants (permits to fetch from a parent) to an intruder
   bool floods() const { return flood || flood_kind; }
-  // Its own behaviour may keep it from the newest version: peers ignore it, or serve its repeated requests before data
-  // that it lacks.
+  // Whether its own behaviour may keep the worker from the newest version: peers ignore it, or serve its repeated
+  // requests before the data that it lacks.
   bool starves_itself() const { return floods() || reconnect || repeat_requests; }
   bool any() const {
     return flip_share > 0 || replay_share > 0 || garbage_share > 0 || withhold_share > 0 || forge_share > 0 ||
@@ -40,36 +41,40 @@ std::string to_text(const MaliceOptions& options);
 
 // Grants and keys that malicious workers share with an intruder.
 struct AccompliceState {
-  std::vector<overlay::PeerHello> hellos;           // with the grants of one of them
-  std::shared_ptr<const overlay::Checker> checker;  // reads the learner's signed messages
-  overlay::trust::SigningKey key{{}};               // their own, which no peer trusts
+  std::vector<overlay::PeerHello> hellos;                    // requests of malicious workers, with their grants
+  std::shared_ptr<const overlay::SignatureChecker> checker;  // reads the learner's signed messages
+  overlay::trust::SigningKey key{{}};                        // their own, which no peer trusts
 };
 
-class Malicious final : public Malice {
+// Replaces the messages of one malicious worker's core, as its options say.
+class MaliciousSender final : public Malice {
  public:
-  Malicious(const MaliceOptions& options, std::uint64_t seed, std::uint64_t stream,
-            std::shared_ptr<AccompliceState> accomplices = {})
+  MaliciousSender(const MaliceOptions& options, std::uint64_t seed, std::uint64_t stream,
+                  std::shared_ptr<AccompliceState> accomplices = {})
       : options_(options), random_(seed, stream), accomplices_(std::move(accomplices)) {}
-  std::vector<overlay::act::Send> outgoing(overlay::act::Send&& send, TimePoint now) override;
+  std::vector<overlay::act::Send> rewrite(overlay::act::Send&& send, TimePoint now) override;
 
-  std::uint64_t chunks_flipped() const { return flipped_; }
+  std::uint64_t chunks_flipped() const { return chunks_flipped_; }
 
  private:
-  static constexpr std::size_t kRememberedFramesMax = 32;  // frames
-  static constexpr std::size_t kRememberedEdgesMax = 8;
+  static constexpr std::size_t kRememberedFramesMax = 32;
+  static constexpr std::size_t kParentConnectionsMax = 8;
   void falsify_progress(overlay::act::Send& send);
-  void forge(const overlay::ControlMessage& message, overlay::act::Send& send, std::vector<overlay::act::Send>& out);
-  void flood_with_kind(ConnId conn, std::vector<overlay::act::Send>& out);
-  void repeat_requests(const overlay::ControlMessage& message, std::vector<overlay::act::Send>& out);
+  void forge(const overlay::ControlMessage& message, overlay::act::Send& send,
+             std::vector<overlay::act::Send>& sent_messages);
+  void flood_with_kind(ConnId conn, std::vector<overlay::act::Send>& sent_messages);
+  void repeat_requests(const overlay::ControlMessage& message, std::vector<overlay::act::Send>& sent_messages);
   std::vector<std::byte> garbage(std::size_t bytes);
 
   MaliceOptions options_;
   Random random_;
   std::shared_ptr<AccompliceState> accomplices_;
-  std::vector<overlay::act::Send> remembered_;  // announcements, manifests, chunks
-  std::set<ConnId> upstream_;                   // on which it introduced itself as a child
-  std::uint64_t flipped_ = 0;
-  std::optional<overlay::Signed> beacon_;  // the first that it forwarded
+  std::vector<overlay::act::Send> remembered_;  // a sample of sent announcements, manifests and chunks, for replays
+  std::set<ConnId> parent_connections_;         // connections to its parents
+  std::uint64_t chunks_flipped_ = 0;
+  // A beacon is the learner's signed statement of the newest version and the revoked workers. This is the first one
+  // that the worker forwarded.
+  std::optional<overlay::Signed> beacon_;
 };
 
 }  // namespace echoline::sim

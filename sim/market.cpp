@@ -1,4 +1,5 @@
-// The simulated market for `echoline sim market` and the tests: one class runs the provider, the hosts and the checks.
+// The simulated market for `echoline sim market` and the tests. One class simulates provider, hosts and learner around
+// the real fleet core, and checks the core's actions.
 #include "sim/market.hpp"
 
 #include <fmt/format.h>
@@ -22,32 +23,39 @@ using std::chrono::hours;
 using std::chrono::minutes;
 using std::chrono::seconds;
 
-constexpr Duration kStep = seconds(5);
-constexpr Duration kTroubleTime = minutes(25), kRecoveryTime = minutes(18), kEndTime = minutes(12);
-constexpr Duration kBootMax = minutes(4), kAwayMax = minutes(2);
-// As docs/provisioning.md promises: a machine that never joins is detected and another boots, and both may wait for the
-// limit of rentals per minute. The time restarts with each host found slower than promised, because each can deceive
-// the fleet once.
-constexpr Duration kRestoredWithin = 2 * kBootMax + minutes(6);
-constexpr int kRestartsMax = 8;
-constexpr const char* kSurplusReason = "the others suffice";  // of the fleet core, for a stop without hurry
+constexpr Duration kTickInterval = seconds(5);
+constexpr Duration kTroubleTime = minutes(25);   // phase with faults
+constexpr Duration kRecoveryTime = minutes(18);  // then without new faults
+constexpr Duration kEndTime = minutes(12);       // to return all machines after the run's end
+constexpr Duration kBootMax = minutes(4);        // after a rental, until the worker must have joined
+constexpr Duration kAwayMax = minutes(2);        // silence after which the learner gives a worker up
+// Time without trouble in which the capacity must be restored, as docs/provisioning.md promises. A machine that never
+// joins is detected and another boots, and both may wait for the limit of rentals per minute. The time begins again
+// with each host found slower than promised, because each can deceive the fleet once.
+constexpr Duration kRestorationTimeMax = 2 * kBootMax + minutes(6);
+constexpr int kRestartsMax = 8;                               // of the learner
+constexpr const char* kSurplusReason = "the others suffice";  // the fleet core's reason for a stop without hurry
 constexpr double kHonestShareMin = 0.95;  // of the promised rate: a host above this share does not deceive
 constexpr double kRateErrorMax = 1.02;    // measured rates differ from the truth by at most this factor
 
+constexpr std::size_t kViolationsKept = 20;
+constexpr std::uint64_t kRandomStream = 77;                                                  // of the seed
+constexpr std::uint64_t kFnvOffset = 14695981039346656037ull, kFnvPrime = 1099511628211ull;  // 64-bit FNV-1a hash
+
 struct Host {  // an offer and its true properties
   FleetOffer offer;
-  double honesty = 1;  // true share of the promised rate
+  double honesty = 1;  // true rate, as a share of the promised one
   double refusal_probability = 0;
   bool never_joins = false;
 };
 
-struct RentalRow {  // in the ledger
+struct RentalRow {  // of the ledger, which survives a restart of the learner
   std::string offer;
   InstanceId instance;
   double usd_per_hour = 0;
   Duration booked_at{};
   std::optional<Duration> ended_at;
-  bool ran = true;
+  bool ran = true;  // false: it never existed, so it costs nothing
   double usd(Duration now) const {
     return ran ? usd_per_hour * echoline::seconds(ended_at.value_or(now) - booked_at) / 3600 : 0;
   }
@@ -57,36 +65,42 @@ struct Instance {  // a rented machine at the provider
   Ticket ticket = 0;
   std::size_t host = 0;
   double usd_per_hour = 0;
-  Duration boots_at{}, hung_since{Duration::max()}, ends_at{Duration::max()};
+  Duration boots_at{}, hung_since{Duration::max()}, ends_at{Duration::max()};  // max(): never
   std::optional<Duration> drains_since;
-  bool joined = false, dead = false, outbid = false, watched = false, stop_asked = false, left = false, drained = false;
+  bool joined = false, dead = false, outbid = false;
+  bool watched = false;  // the learner process knows the instance, so it is notified of the instance's end
+  // The learner requested its stop; the core was told that its worker left; its worker has finished its work.
+  bool stop_asked = false, left = false, drained = false;
   WorkerId worker;
-  double unsent_rollouts = 0;
+  double unsent_rollouts = 0;  // generated, but not yet a whole group
 };
 
 class Market {
  public:
-  Market(std::uint64_t seed, const std::function<void(const std::string&)>& trace) : random_(seed, 77), trace_(trace) {
+  Market(std::uint64_t seed, const std::function<void(const std::string&)>& trace)
+      : random_(seed, kRandomStream), trace_(trace) {
     result_.seed = seed;
     draw_scenario();
   }
 
   MarketResult run() {
     start_learner();
-    for (; now_ < kTroubleTime + kRecoveryTime || awaits_restoration(); now_ += kStep) step();
+    for (; now_ < kTroubleTime + kRecoveryTime || awaits_restoration(); now_ += kTickInterval) run_tick();
     end_run();
     return std::move(result_);
   }
 
  private:
-  bool chance(double p) { return random_.uniform() < p; }
+  bool chance(double probability) { return random_.uniform() < probability; }
   double random_between(double low, double high) { return low + (high - low) * random_.uniform(); }
   Duration random_time(Duration low, Duration high) { return Duration(random_.between(low.count(), high.count())); }
-  bool is_trouble_phase() const { return !untroubled_ && now_ < kTroubleTime; }
+  bool is_trouble_phase() const { return !without_trouble_ && now_ < kTroubleTime; }
 
   void draw_scenario() {
-    untroubled_ = random_.below(8) == 0;
-    rules_.pace = {100, static_cast<int>(random_.between(1, 3)), seconds(random_.between(2, 12) * 5)};
+    without_trouble_ = random_.below(8) == 0;  // one seed in eight
+    rules_.pace = {.rollouts_per_step = 100,
+                   .publish_every = static_cast<int>(random_.between(1, 3)),
+                   .step_time = seconds(random_.between(2, 12) * 5)};
     rules_.broadcast_time =
         from_seconds(random_between(0, 0.4) * rules_.pace.publish_every * echoline::seconds(rules_.pace.step_time));
     rules_.fleet.headroom = chance(0.2) ? 0 : random_between(0.02, 0.3);
@@ -101,18 +115,19 @@ class Market {
     std::vector<Candidate> pool;
     for (std::size_t i = 0; i < offers; ++i) {
       Host host;
-      host.offer = {fmt::format("o{}", i),
-                    "cloud",
-                    chance(0.2) && i > 0 ? fmt::format("h{}", i - 1) : fmt::format("h{}", i),
-                    random_between(0.6, 1.8) * target / static_cast<double>(machines),
-                    random_between(0.05, 1),
-                    random_between(0, 0.05)};
-      host.honesty = !untroubled_ && chance(0.2) ? random_between(0.05, 0.9) : random_between(0.99, 1.01);
-      host.refusal_probability = untroubled_ ? 0 : chance(0.2) ? random_between(0.3, 1) : 0.05;
-      host.never_joins = !untroubled_ && chance(0.1);
+      host.offer = {.id = fmt::format("o{}", i),
+                    .provider = "cloud",
+                    .host = chance(0.2) && i > 0 ? fmt::format("h{}", i - 1) : fmt::format("h{}", i),
+                    .rollouts_per_s = random_between(0.6, 1.8) * target / static_cast<double>(machines),
+                    .usd_per_hour = random_between(0.05, 1),
+                    .traffic_usd_per_hour = random_between(0, 0.05)};
+      host.honesty = !without_trouble_ && chance(0.2) ? random_between(0.05, 0.9) : random_between(0.99, 1.01);
+      host.refusal_probability = without_trouble_ ? 0 : chance(0.2) ? random_between(0.3, 1) : 0.05;
+      host.never_joins = !without_trouble_ && chance(0.1);
       hosts_.push_back(host);
     }
-    std::map<std::string, std::size_t> first_offers;
+    // The plan takes at most one offer of each host.
+    std::map<std::string, std::size_t> first_offers;  // by host
     std::vector<std::size_t> pool_offers;
     for (std::size_t i = 0; i < offers; ++i)
       if (first_offers.emplace(hosts_[i].offer.host, i).second) {
@@ -123,34 +138,35 @@ class Market {
     double cost = 0;
     for (std::size_t i = 0; i < pool_offers.size(); ++i)
       if (!plan || std::count(plan->chosen.begin(), plan->chosen.end(), i) > 0) {
-        wanted_.push_back(hosts_[pool_offers[i]].offer.id);
+        wanted_offers_.push_back(hosts_[pool_offers[i]].offer.id);
         cost += pool[i].usd_per_hour;
       }
     if (chance(0.5)) rules_.fleet.usd_per_hour_max = cost * random_between(1, 3);
     if (chance(0.3)) rules_.fleet.usd_max = cost * random_between(0.3, 2);
-    true_step_time_ = untroubled_ ? rules_.pace.step_time
-                                  : from_seconds(echoline::seconds(rules_.pace.step_time) * random_between(0.8, 1.5));
-    true_step_time_ = std::max<Duration>(kStep, true_step_time_ / kStep * kStep);
-    if (untroubled_) true_step_time_ = rules_.pace.step_time;
-    crash_probability_ = untroubled_ ? 0 : random_between(0, 0.05);
+    true_step_time_ = rules_.pace.step_time;
+    if (!without_trouble_) {
+      const Duration drawn = from_seconds(echoline::seconds(rules_.pace.step_time) * random_between(0.8, 1.5));
+      true_step_time_ = std::max<Duration>(kTickInterval, drawn / kTickInterval * kTickInterval);  // whole ticks
+    }
+    crash_probability_ = without_trouble_ ? 0 : random_between(0, 0.05);
     result_.scenario = fmt::format(
         "{} offers, {} planned for {:.4g} rollouts/s, T {}, T_b {}, headroom {:.2f}, at most {} machines, ${} an hour, "
         "${} in all{}",
-        offers, wanted_.size(), target, to_text(rules_.pace.step_time), to_text(rules_.broadcast_time),
+        offers, wanted_offers_.size(), target, to_text(rules_.pace.step_time), to_text(rules_.broadcast_time),
         rules_.fleet.headroom, rules_.fleet.workers_max,
         rules_.fleet.usd_per_hour_max ? fmt::format("{:.3f}", *rules_.fleet.usd_per_hour_max) : "any",
-        rules_.fleet.usd_max ? fmt::format("{:.3f}", *rules_.fleet.usd_max) : "any", untroubled_ ? ", no trouble" : "");
-    hash_ = 14695981039346656037ull;  // 64-bit FNV-1a
+        rules_.fleet.usd_max ? fmt::format("{:.3f}", *rules_.fleet.usd_max) : "any",
+        without_trouble_ ? ", no trouble" : "");
     record_line(result_.scenario);
   }
 
   void record_line(const std::string& line) {
-    for (const char c : line) hash_ = (hash_ ^ static_cast<unsigned char>(c)) * 1099511628211ull;
+    for (const char c : line) hash_ = (hash_ ^ static_cast<unsigned char>(c)) * kFnvPrime;
     result_.trace_hash = hash_;
     if (trace_) trace_(fmt::format("{:9.0f} s  {}", echoline::seconds(now_), line));
   }
   void report_violation(const std::string& rule, std::string text) {
-    if (result_.violations.size() < 20) result_.violations.push_back({now_, rule, text});
+    if (result_.violations.size() < kViolationsKept) result_.violations.push_back({now_, rule, text});
     record_line("VIOLATED " + rule + ": " + text);
   }
 
@@ -163,8 +179,8 @@ class Market {
     learner_up_ = true;
     std::vector<FleetOffer> offers;
     for (const Host& host : hosts_) offers.push_back(host.offer);
-    set_offered(offers);
-    core_.emplace(rules_, offers, wanted_);
+    set_offered_ids(offers);
+    core_.emplace(rules_, offers, wanted_offers_);
     notify_core(fleet::SpendingMeasured{ledger_usd()});
     for (const auto& [ticket, row] : ledger_rows_) {
       if (row.ended_at || !learner_up_) continue;
@@ -176,9 +192,9 @@ class Market {
     waiting_reported_.reset();
   }
 
-  void set_offered(const std::vector<FleetOffer>& offers) {
-    offered_.clear();
-    for (const FleetOffer& offer : offers) offered_.insert(offer.id);
+  void set_offered_ids(const std::vector<FleetOffer>& offers) {
+    offered_ids_.clear();
+    for (const FleetOffer& offer : offers) offered_ids_.insert(offer.id);
   }
 
   void kill_learner() {
@@ -202,9 +218,11 @@ class Market {
     for (const FleetAction& action : actions) {
       if (!learner_up_) return;
       ++result_.actions;
+      // The learner may be killed just before or just after any of its actions.
       const std::size_t kind = action.index();
-      const bool counted = kind < kMarketActions.size();
-      const bool dies = counted && now_ < kTroubleTime && result_.restarts < kRestartsMax && chance(crash_probability_);
+      const bool is_counted = kind < kMarketActions.size();
+      const bool dies =
+          is_counted && now_ < kTroubleTime && result_.restarts < kRestartsMax && chance(crash_probability_);
       const bool dies_before = dies && chance(0.5);
       if (dies) ++result_.restarts_at[2 * kind + (dies_before ? 0 : 1)];
       if (dies_before) return kill_learner();
@@ -212,7 +230,7 @@ class Market {
       if (const auto* book = std::get_if<fleet::Book>(&action)) {
         on_book(*book, dies);
       } else {
-        std::visit([&](const auto& a) { perform(a); }, action);
+        std::visit([&](const auto& specific) { perform(specific); }, action);
       }
       if (dies) return kill_learner();
     }
@@ -221,12 +239,17 @@ class Market {
   void perform(const fleet::Book&) {}  // on_book() performs it
   void on_book(const fleet::Book& book, bool dies) {
     record_line("book " + book.offer);
-    check_enough(book.offer);
-    if (!offered_.contains(book.offer))
+    check_capacity_is_missing(book.offer);
+    if (!offered_ids_.contains(book.offer))
       report_violation("order", book.offer + " is requested but not offered any more");
     if (is_trouble_phase() && chance(0.01)) return notify_core(fleet::BookingFailed{book.offer, "disk full"});
     const Ticket ticket = static_cast<Ticket>(ledger_rows_.size()) + 1;
-    ledger_rows_[ticket] = {book.offer, {}, host_of(book.offer).offer.all_usd_per_hour(), now_, {}, true};
+    ledger_rows_[ticket] = {.offer = book.offer,
+                            .instance = {},
+                            .usd_per_hour = host_of(book.offer).offer.all_usd_per_hour(),
+                            .booked_at = now_,
+                            .ended_at = {},
+                            .ran = true};
     ++result_.rentals;
     if (!dies) notify_core(fleet::Booked{book.offer, ticket});
   }
@@ -236,23 +259,27 @@ class Market {
     const auto row = ledger_rows_.find(start.ticket);
     if (row == ledger_rows_.end() || row->second.ended_at)
       return report_violation("known", fmt::format("{} is started without a row", start.ticket));
-    if (!started_.insert({start.ticket, true}).second)
+    if (!started_.insert(start.ticket).second)
       return report_violation("order", fmt::format("{} is started twice", start.ticket));
     const std::size_t index = index_of(start.offer);
-    const double now_per_hour = rented_usd_per_hour() + hosts_[index].offer.all_usd_per_hour();
-    if (rules_.fleet.usd_per_hour_max && now_per_hour > *rules_.fleet.usd_per_hour_max * (1 + 1e-6))
+    const double new_usd_per_hour = rented_usd_per_hour() + hosts_[index].offer.all_usd_per_hour();
+    if (rules_.fleet.usd_per_hour_max && new_usd_per_hour > *rules_.fleet.usd_per_hour_max * (1 + 1e-6))
       report_violation("budget",
-                       fmt::format("{} raises the fleet's cost to ${:.4f} an hour", start.offer, now_per_hour));
-    const Duration answered = now_ + random_time(seconds(0), seconds(15));
+                       fmt::format("{} raises the fleet's cost to ${:.4f} an hour", start.offer, new_usd_per_hour));
+    const Duration answered_at = now_ + random_time(seconds(0), seconds(15));
     const bool refuses = is_trouble_phase() && chance(hosts_[index].refusal_probability);
     const bool errs_but_rents = is_trouble_phase() && chance(0.08);
-    if (refuses) return answer(answered, fleet::StartFailed{start.ticket, "409 taken", chance(0.5), false});
+    if (refuses)
+      return answer(answered_at,
+                    fleet::StartFailed{
+                        .ticket = start.ticket, .why = "409 taken", .retryable = chance(0.5), .perhaps_rented = false});
     // The instance starts between the request and its answer.
-    creates_.push_back({now_ + random_time(seconds(0), answered - now_), start.ticket, index});
+    pending_starts_.push_back({now_ + random_time(seconds(0), answered_at - now_), start.ticket, index});
     if (errs_but_rents)
-      answer(answered, fleet::StartFailed{start.ticket, "500", true, true});
+      answer(answered_at,
+             fleet::StartFailed{.ticket = start.ticket, .why = "500", .retryable = true, .perhaps_rented = true});
     else if (!(is_trouble_phase() && chance(0.03)))  // otherwise there is never an answer
-      answer(answered, fleet::Started{start.ticket, instance_id(start.ticket), {}});
+      answer(answered_at, fleet::Started{start.ticket, instance_id(start.ticket), {}});
   }
 
   void perform(const fleet::Stop& stop) {
@@ -263,23 +290,23 @@ class Market {
     if (const auto it = instances_.find(stop.ticket); it != instances_.end()) {
       Instance& instance = it->second;
       instance.stop_asked = true;
-      const bool hurried =
+      const bool work_was_cut_off =
           !instance.drained && (!instance.drains_since || now_ - *instance.drains_since < rules::kDrainTimeout);
-      if (stop.why == kSurplusReason && hurried && !instance.left)
+      if (stop.why == kSurplusReason && work_was_cut_off && !instance.left)
         report_violation("order",
                          fmt::format("{} is stopped with unfinished work although there is no hurry", stop.ticket));
     }
-    const Duration at = now_ + random_time(seconds(1), seconds(15));
-    if (outage() || (is_trouble_phase() && chance(0.2)))
-      return answer(at, fleet::StopFailed{stop.ticket, "429 too many requests"});
-    stops_.push_back({at, stop.ticket});
-    if (!(is_trouble_phase() && chance(0.03))) answer(at, fleet::Stopped{stop.ticket});
+    const Duration answered_at = now_ + random_time(seconds(1), seconds(15));
+    if (is_outage() || (is_trouble_phase() && chance(0.2)))
+      return answer(answered_at, fleet::StopFailed{stop.ticket, "429 too many requests"});
+    pending_stops_.push_back({.at = answered_at, .ticket = stop.ticket});
+    if (!(is_trouble_phase() && chance(0.03))) answer(answered_at, fleet::Stopped{stop.ticket});
   }
 
-  void perform(const fleet::FindInstance& look) {
-    const bool answers = !outage() && !(is_trouble_phase() && chance(0.1));
-    record_line(fmt::format("look for {}{}", look.ticket, answers ? "" : ", in vain"));
-    if (answers) searches_.push_back({now_ + random_time(seconds(1), seconds(10)), look.ticket});
+  void perform(const fleet::FindInstance& search) {
+    const bool answers = !is_outage() && !(is_trouble_phase() && chance(0.1));
+    record_line(fmt::format("look for {}{}", search.ticket, answers ? "" : ", in vain"));
+    if (answers) pending_searches_.push_back({now_ + random_time(seconds(1), seconds(10)), search.ticket});
   }
 
   void perform(const fleet::BookEnd& end) {
@@ -303,8 +330,8 @@ class Market {
   }
   void perform(const fleet::Note& note) {
     if (note.what == "lost") ++result_.losses;
-    const bool disappoints = note.what == "lost" || note.what == "demoted";
-    if (disappoints && host_of(note.offer).honesty < kHonestShareMin &&
+    const bool is_bad_news = note.what == "lost" || note.what == "demoted";
+    if (is_bad_news && host_of(note.offer).honesty < kHonestShareMin &&
         detected_deceivers_.insert(index_of(note.offer)).second)
       last_deceiver_detected_at_ = now_;
     record_line(fmt::format("{} {}: {}", note.what, note.offer, note.why));
@@ -325,11 +352,12 @@ class Market {
   InstanceId instance_id(Ticket ticket) const { return {fmt::format("cloud:{}", ticket)}; }
   std::size_t index_of(const std::string& offer) const { return static_cast<std::size_t>(std::stoul(offer.substr(1))); }
   const Host& host_of(const std::string& offer) const { return hosts_[index_of(offer)]; }
-  bool outage() const { return now_ < outage_until_; }
+  bool is_outage() const { return now_ < outage_until_; }
   void answer(Duration at, FleetEvent event) { answers_.push_back({at, std::move(event)}); }
 
+  // Removes and returns the items whose time has come.
   template <class T>
-  std::vector<T> take_due(std::vector<T>& all) {
+  std::vector<T> remove_due(std::vector<T>& all) {
     std::vector<T> due;
     for (T& item : all)
       if (item.at <= now_) due.push_back(item);
@@ -338,7 +366,7 @@ class Market {
   }
 
   void advance_provider() {
-    for (const PendingCall& create : take_due(creates_)) {
+    for (const PendingCall& create : remove_due(pending_starts_)) {
       Instance instance;
       instance.ticket = create.ticket;
       instance.host = create.host;
@@ -351,9 +379,9 @@ class Market {
       instance.worker = WorkerId{static_cast<std::uint64_t>(create.ticket)};
       instances_[create.ticket] = instance;
     }
-    for (const PendingCall& stop : take_due(stops_))
+    for (const PendingCall& stop : remove_due(pending_stops_))
       if (const auto it = instances_.find(stop.ticket); it != instances_.end()) it->second.dead = true;
-    for (const Answer& answer : take_due(answers_)) {
+    for (const Answer& answer : remove_due(answers_)) {
       if (const auto* started = std::get_if<fleet::Started>(&answer.event)) {
         if (const auto it = instances_.find(started->ticket); it != instances_.end()) it->second.watched = learner_up_;
         ledger_rows_[started->ticket].instance = started->instance;
@@ -367,14 +395,15 @@ class Market {
       }
       notify_core(answer.event);
     }
-    for (const PendingCall& search : take_due(searches_)) {
+    for (const PendingCall& search : remove_due(pending_searches_)) {
       const auto it = instances_.find(search.ticket);
       const bool found = it != instances_.end() && !it->second.dead;
       if (found) {
         it->second.watched = learner_up_;
         if (learner_up_) ledger_rows_[search.ticket].instance = instance_id(search.ticket);
       }
-      notify_core(fleet::Found{search.ticket, found ? std::optional(instance_id(search.ticket)) : std::nullopt});
+      notify_core(fleet::Found{.ticket = search.ticket,
+                               .instance = found ? std::optional(instance_id(search.ticket)) : std::nullopt});
     }
     for (auto& [ticket, instance] : instances_) {
       if (!instance.dead || !instance.watched || !learner_up_) continue;
@@ -385,7 +414,8 @@ class Market {
     std::erase_if(instances_, [](const auto& entry) { return entry.second.dead && !entry.second.watched; });
   }
 
-  void make_trouble() {
+  // Draws this tick's faults. The probabilities are per tick, and those in the loop also per machine.
+  void inject_trouble() {
     if (!is_trouble_phase()) return;
     for (auto& [ticket, instance] : instances_) {
       if (chance(0.002)) instance.dead = true, record_line(fmt::format("{} dies", ticket));
@@ -418,7 +448,7 @@ class Market {
       std::vector<FleetOffer> offers;
       for (const Host& host : hosts_)
         if (chance(0.8)) offers.push_back(host.offer);
-      set_offered(offers);
+      set_offered_ids(offers);
       notify_core(fleet::OffersRefreshed{std::move(offers)});
     }
   }
@@ -426,8 +456,8 @@ class Market {
   // ---- workers and the learner's steps: rollouts as a continuous amount ----
 
   void advance_workers() {
-    const double room_rollouts = 2.0 * rules_.pace.rollouts_per_step - stock_rollouts_;
-    double made_rollouts = 0;
+    const double free_rollouts = 2.0 * rules_.pace.rollouts_per_step - stock_rollouts_;
+    double generated_rollouts = 0;
     for (auto& [ticket, instance] : instances_) {
       if (!learner_up_ || instance.dead || instance.boots_at > now_) continue;
       if (instance.drained) continue;
@@ -443,17 +473,18 @@ class Market {
         notify_core(fleet::Joined{instance.worker, hosts_[instance.host].offer.id});
         continue;
       }
-      if (room_rollouts <= 0) continue;
-      instance.unsent_rollouts += rate(instance) * echoline::seconds(kStep);
+      if (free_rollouts <= 0) continue;
+      instance.unsent_rollouts += true_rate(instance) * echoline::seconds(kTickInterval);
       const double groups = std::floor(instance.unsent_rollouts / rules_.group_size) * rules_.group_size;
       instance.unsent_rollouts -= groups;
-      made_rollouts += groups;
+      generated_rollouts += groups;
       if (groups > 0)
-        notify_core(fleet::Heartbeat{instance.worker, groups, groups / rate(instance) * random_between(0.99, 1.01)});
+        notify_core(
+            fleet::Heartbeat{instance.worker, groups, groups / true_rate(instance) * random_between(0.99, 1.01)});
       else
         notify_core(fleet::Heartbeat{instance.worker, 0, 0});
     }
-    stock_rollouts_ += made_rollouts;
+    stock_rollouts_ += generated_rollouts;
     if (!learner_up_) return;
     if (trains_until_ > now_) return;
     if (trains_until_ != Duration{}) {
@@ -464,15 +495,15 @@ class Market {
         notify_core(fleet::BroadcastMeasured{
             from_seconds(echoline::seconds(rules_.broadcast_time) * random_between(0.95, 1.05))});
     }
-    const bool waits = stock_rollouts_ < rules_.pace.rollouts_per_step;
-    if (waiting_reported_ != waits) notify_core(fleet::LearnerWaiting{waits});
-    waiting_reported_ = waits;
-    if (waits) return;
+    const bool lacks_rollouts = stock_rollouts_ < rules_.pace.rollouts_per_step;
+    if (waiting_reported_ != lacks_rollouts) notify_core(fleet::LearnerWaiting{lacks_rollouts});
+    waiting_reported_ = lacks_rollouts;
+    if (lacks_rollouts) return;
     stock_rollouts_ -= rules_.pace.rollouts_per_step;
     trains_until_ = now_ + true_step_time_;
   }
 
-  double rate(const Instance& instance) const {
+  double true_rate(const Instance& instance) const {
     return hosts_[instance.host].offer.rollouts_per_s * hosts_[instance.host].honesty;
   }
 
@@ -486,7 +517,7 @@ class Market {
   double rented_usd_per_hour() const {
     double usd = 0;
     for (const auto& [ticket, instance] : instances_) usd += instance.dead ? 0 : instance.usd_per_hour;
-    for (const PendingCall& create : creates_) usd += hosts_[create.host].offer.all_usd_per_hour();
+    for (const PendingCall& create : pending_starts_) usd += hosts_[create.host].offer.all_usd_per_hour();
     return usd;
   }
   bool counts_as_capacity(const Instance& instance) const {
@@ -495,15 +526,16 @@ class Market {
            machine->state != MachineState::kDraining;
   }
 
-  // Checks that nothing is rented while the healthy machines suffice.
-  void check_enough(const std::string& offer) {
+  // Checks, when an offer is rented, that the healthy machines do not suffice.
+  void check_capacity_is_missing(const std::string& offer) {
     double existing_rate = 0;
     for (const auto& [ticket, instance] : instances_)
       if (!instance.dead && !instance.stop_asked && instance.hung_since == Duration::max() &&
           instance.boots_at != Duration::max() && counts_as_capacity(instance)) {
-        const auto* machine = core_->machines().find(ticket);  // a demoted host must first prove a better rate
+        // A host with a share below 1 was demoted and must first prove a better rate.
+        const auto* machine = core_->machines().find(ticket);
         const double expected_rate = machine->measured.value_or(machine->share * machine->offer.rollouts_per_s);
-        existing_rate += machine->share < 1 ? std::min(rate(instance), expected_rate) : rate(instance);
+        existing_rate += machine->share < 1 ? std::min(true_rate(instance), expected_rate) : true_rate(instance);
       }
     const double target = core_->numbers().target_rollouts_per_s;
     if (existing_rate >= target * kRateErrorMax)
@@ -511,7 +543,7 @@ class Market {
                                              offer, existing_rate, target));
   }
 
-  void check() {
+  void check_invariants() {
     for (const auto& [ticket, instance] : instances_) {
       const auto row = ledger_rows_.find(ticket);
       if (row == ledger_rows_.end())
@@ -519,7 +551,7 @@ class Market {
       else if (row->second.ended_at && !instance.dead)
         report_violation("forgotten", fmt::format("{} is rented but its end is booked", ticket));
       if (instance.dead) continue;
-      const double usd = instance.usd_per_hour * echoline::seconds(kStep) / 3600;
+      const double usd = instance.usd_per_hour * echoline::seconds(kTickInterval) / 3600;
       spent_usd_ += usd;
       spent_usd_by_ticket_[ticket] += usd;
       // Costs of instances that the provider does not take back within the core's reserve cannot be avoided.
@@ -532,7 +564,7 @@ class Market {
     }
     if (!learner_up_) return;
     core_->check();
-    const FleetNumbers numbers = core_->numbers();
+    const FleetStatus numbers = core_->numbers();
     result_.closed = numbers.money_spent;
     if (rules_.fleet.usd_per_hour_max && rented_usd_per_hour() > *rules_.fleet.usd_per_hour_max * (1 + 1e-6) &&
         now_ - price_rose_at_ > minutes(4))
@@ -543,10 +575,10 @@ class Market {
       rented_rate += hosts_[instance.host].offer.rollouts_per_s;
       largest_rate = std::max(largest_rate, hosts_[instance.host].offer.rollouts_per_s);
     }
-    if (untroubled_ && rented_rate > numbers.target_rollouts_per_s * 1.05 + largest_rate)
+    if (without_trouble_ && rented_rate > numbers.target_rollouts_per_s * 1.05 + largest_rate)
       report_violation("enough", fmt::format("{:.4g} rollouts/s are rented, {:.4g} are wanted", rented_rate,
                                              numbers.target_rollouts_per_s));
-    if (untroubled_ && result_.rentals > wanted_.size())
+    if (without_trouble_ && result_.rentals > wanted_offers_.size())
       report_violation("enough", "more machines are rented than planned");
     const bool restored_now =
         now_ >= kTroubleTime &&
@@ -555,7 +587,7 @@ class Market {
     result_.restored = result_.restored || restored_now;
     result_.exhausted = numbers.exhausted || (result_.exhausted && now_ > kTroubleTime + kBootMax);
     const Duration deadline_from = std::max<Duration>(kTroubleTime, last_deceiver_detected_at_);
-    if (now_ > deadline_from + kRestoredWithin && awaits_restoration()) {
+    if (now_ > deadline_from + kRestorationTimeMax && awaits_restoration()) {
       slow_restoration_reported_ = true;
       report_violation("restored",
                        fmt::format("{:.4g} of {:.4g} rollouts/s work {} after the trouble and the last deception",
@@ -563,7 +595,7 @@ class Market {
     }
   }
 
-  // Whether it is still open if capacity is restored in time.
+  // Whether the run must still show that capacity is restored in time.
   bool awaits_restoration() const {
     return !result_.restored && !result_.exhausted && !result_.closed && !slow_restoration_reported_;
   }
@@ -572,13 +604,13 @@ class Market {
     double working = 0;
     for (const auto& [ticket, instance] : instances_)
       if (instance.joined && !instance.dead && counts_as_capacity(instance) && instance.hung_since == Duration::max())
-        working += rate(instance);
+        working += true_rate(instance);
     return working;
   }
 
-  void step() {
+  void run_tick() {
     if (!learner_up_ && now_ >= down_until_) start_learner();
-    make_trouble();
+    inject_trouble();
     advance_provider();
     advance_workers();
     if (learner_up_ && now_ >= spent_reported_at_ + seconds(10)) {
@@ -586,7 +618,7 @@ class Market {
       notify_core(fleet::SpendingMeasured{ledger_usd()});
     }
     if (learner_up_) carry_out(core_->tick(clock()));
-    check();
+    check_invariants();
   }
 
   // Ends the run: returns all machines and closes the ledger.
@@ -595,17 +627,18 @@ class Market {
     record_line("the run ends");
     if (learner_up_) carry_out(core_->close("the run has ended", clock()));
     for (const Duration end = now_ + kEndTime;
-         now_ < end && !(core_->machines().empty() && instances_.empty() && creates_.empty()); now_ += kStep) {
+         now_ < end && !(core_->machines().empty() && instances_.empty() && pending_starts_.empty());
+         now_ += kTickInterval) {
       advance_provider();
       carry_out(core_->tick(clock()));
-      check();
+      check_invariants();
     }
     if (!core_->machines().empty()) report_violation("returned", "machines remain in the table");
     for (const auto& [ticket, instance] : instances_)
       if (!instance.dead) report_violation("returned", fmt::format("{} is still rented", ticket));
     for (const auto& [ticket, row] : ledger_rows_)
       if (!row.ended_at) report_violation("returned", fmt::format("{} is still open in the ledger", ticket));
-    // A failed start that rented nevertheless, and ended before any listing, counts as free.
+    // If a start failed but rented an instance, and that ended before any listing, the ledger counts it as free.
     double unseen_usd = 0;
     for (const auto& [ticket, row] : ledger_rows_)
       if (!row.ran)
@@ -619,12 +652,12 @@ class Market {
   Random random_;
   const std::function<void(const std::string&)>& trace_;
   MarketResult result_;
-  std::uint64_t hash_ = 0;
-  bool untroubled_ = false;  // no faults, so that the fleet must keep to its plan exactly
+  std::uint64_t hash_ = kFnvOffset;
+  bool without_trouble_ = false;  // no faults at all; the fleet must then rent exactly what it planned
   FleetRules rules_;
   std::vector<Host> hosts_;
-  std::vector<std::string> wanted_;
-  std::set<std::string> offered_;  // now
+  std::vector<std::string> wanted_offers_;
+  std::set<std::string> offered_ids_;  // of the offers in the last search result
   double crash_probability_ = 0;
   Duration true_step_time_{};
 
@@ -633,11 +666,12 @@ class Market {
   bool learner_up_ = false, overspending_reported_ = false, slow_restoration_reported_ = false;
   std::optional<FleetCore> core_;
   std::map<Ticket, RentalRow> ledger_rows_;
-  std::map<Ticket, bool> started_;
+  std::set<Ticket> started_;
   std::map<Ticket, Instance> instances_;
-  std::vector<PendingCall> creates_, stops_, searches_;
+  std::vector<PendingCall> pending_starts_, pending_stops_, pending_searches_;
   std::vector<Answer> answers_;
-  double stock_rollouts_ = 0, spent_usd_ = 0, unavoidable_usd_ = 0;
+  double stock_rollouts_ = 0;  // generated and not yet trained on
+  double spent_usd_ = 0, unavoidable_usd_ = 0;
   std::map<Ticket, double> spent_usd_by_ticket_;
   std::map<Ticket, Duration> stop_asked_at_;  // first request
   std::set<std::size_t> detected_deceivers_;  // hosts found slower than promised
@@ -655,25 +689,26 @@ MarketResult simulate_market(std::uint64_t seed, const std::function<void(const 
 
 MarketSummary simulate_markets(std::uint64_t first, std::uint64_t seeds,
                                const std::function<void(const MarketResult&)>& done) {
-  MarketSummary s;
+  MarketSummary summary;
   for (std::uint64_t seed = first; seed < first + seeds; ++seed) {
-    MarketResult r = simulate_market(seed);
-    ++s.seeds;
-    s.actions += r.actions;
-    s.rentals += r.rentals;
-    s.losses += r.losses;
-    s.restarts += r.restarts;
-    s.drained += r.drained;
-    s.closed += r.closed ? 1 : 0;
-    s.exhausted += r.exhausted ? 1 : 0;
-    s.restored += r.restored ? 1 : 0;
-    for (std::size_t i = 0; i < r.restarts_at.size(); ++i) s.restarts_at[i] += r.restarts_at[i];
-    s.combined_hash = mix64(s.combined_hash ^ r.trace_hash);
-    if (done) done(r);
-    s.failed += r.violations.empty() ? 0 : 1;
-    if (!r.violations.empty() && s.failures.size() < 10) s.failures.push_back(std::move(r));
+    MarketResult result = simulate_market(seed);
+    ++summary.seeds;
+    summary.actions += result.actions;
+    summary.rentals += result.rentals;
+    summary.losses += result.losses;
+    summary.restarts += result.restarts;
+    summary.drained += result.drained;
+    summary.closed += result.closed ? 1 : 0;
+    summary.exhausted += result.exhausted ? 1 : 0;
+    summary.restored += result.restored ? 1 : 0;
+    for (std::size_t i = 0; i < result.restarts_at.size(); ++i) summary.restarts_at[i] += result.restarts_at[i];
+    summary.combined_hash = mix64(summary.combined_hash ^ result.trace_hash);
+    if (done) done(result);
+    summary.failed += result.violations.empty() ? 0 : 1;
+    if (!result.violations.empty() && summary.failures.size() < MarketSummary::kFailuresKept)
+      summary.failures.push_back(std::move(result));
   }
-  return s;
+  return summary;
 }
 
 }  // namespace echoline::sim

@@ -1,5 +1,5 @@
-// The learner's real publications, for comparison with all traffic. Also a Checker that caches hashes and signature
-// checks, so that a fleet of ten thousand costs little more than one worker.
+// The learner's real publications, for comparison with all traffic. Also a SignatureChecker that caches hashes and
+// signature checks: in a large fleet, all workers check the same chunks and signatures.
 #pragma once
 #include <map>
 #include <optional>
@@ -18,7 +18,7 @@ class PublishedContent {
     std::uint64_t epoch = 0;
     std::uint32_t chunk_bytes = 0;
     std::vector<overlay::SealedChunk> chunks;      // by index
-    std::optional<overlay::Digest> policy_digest;  // once it is closed
+    std::optional<overlay::Digest> policy_digest;  // absent until it is closed, that is, complete
     std::uint64_t bytes = 0;
   };
 
@@ -28,15 +28,15 @@ class PublishedContent {
 
   const Publication* find(const overlay::PublicationId& id) const;
   const std::map<overlay::PublicationId, Publication>& all() const { return publications_; }
-  // Whether the bytes are exactly this chunk.
+  // Whether the bytes are exactly those of this chunk.
   bool matches(const overlay::PublicationId& id, std::uint32_t index, const overlay::Slice& bytes) const;
   // Whether these consecutive pieces are exactly the payload of a closed publication with these properties.
   bool matches(const overlay::PublicationKey& key, const overlay::Digest& policy_digest,
                std::span<const overlay::Slice> pieces) const;
-  // The epochs in which the learner published the policy with this digest.
+  // The epochs in which the learner published the policy with this digest. A restarted learner begins a new epoch.
   std::set<std::uint64_t> epochs_of(const overlay::Digest& policy_digest) const;
-  // The hash of a chunk that the learner made, by the address of its bytes, which stay in place while this object
-  // lives.
+  // The hash of a chunk that the learner made, or null. Chunks are found by the address of their bytes, which stay in
+  // place while this object lives.
   const overlay::trust::Hash* hash_of(const overlay::Slice& bytes) const;
 
  private:
@@ -48,12 +48,12 @@ class PublishedContent {
   std::unordered_map<const std::byte*, KnownChunk> chunk_by_address_;
 };
 
-// `published_content` must outlive it. Ed25519 is deterministic, so the run's signature can be computed with its key.
-// One thread.
-class RememberingChecker final : public overlay::Checker {
+// `published_content` must outlive it. A signature is checked by signing again with the run's key, which is faster and
+// exact because Ed25519 is deterministic. For one thread.
+class RememberingChecker final : public overlay::SignatureChecker {
  public:
   RememberingChecker(std::string run_id, overlay::trust::SigningKey run_key, const PublishedContent& published_content)
-      : Checker(std::move(run_id), run_key.public_key()),
+      : SignatureChecker(std::move(run_id), run_key.public_key()),
         key_(std::move(run_key)),
         published_content_(published_content) {}
 
@@ -69,7 +69,7 @@ class RememberingChecker final : public overlay::Checker {
   };
   overlay::trust::SigningKey key_;
   const PublishedContent& published_content_;
-  mutable std::unordered_map<overlay::trust::Hash, bool, KeyHash> verified_;  // by all inputs of the check
+  mutable std::unordered_map<overlay::trust::Hash, bool, KeyHash> verified_;  // by the hash of all inputs of the check
 };
 
 }  // namespace echoline::sim

@@ -12,7 +12,7 @@ namespace echoline::sim {
 namespace {
 
 constexpr double kMaxDeliverySeconds = 1e9;  // finite, so that times can be added
-constexpr std::size_t kReplanDivisor = 20;   // plans again if more than 1 in 20 workers joined or left
+constexpr std::size_t kReplanDivisor = 20;   // plans again if more than 1 in this many workers joined or left
 
 }  // namespace
 
@@ -26,7 +26,10 @@ void RunBroadcast::remove(WorkerId id) { members_changed_ += members_.erase(id);
 Status RunBroadcast::change_links(const Receiver& receiver) {
   members_[receiver.id] = receiver;
   for (chains::WorkerLink& link : links_)
-    if (link.id == receiver.id) link.up = receiver.up, link.down = receiver.down;
+    if (link.id == receiver.id) {
+      link.up = receiver.up;
+      link.down = receiver.down;
+    }
   ++links_changed_;
   return times_payload_.count > 0 ? compute_times(times_payload_) : ok();
 }
@@ -35,24 +38,28 @@ Status RunBroadcast::plan() {
   const provisioner::PlanRequest& request = scenario_.request;
   BitRate slowest = members_.begin()->second.up, fastest = slowest;
   std::vector<double> ups;
-  for (const auto& [id, r] : members_) {
-    slowest = std::min(slowest, r.up);
-    fastest = std::max(fastest, r.up);
-    ups.push_back(r.up.bits_per_s);
+  for (const auto& [id, receiver] : members_) {
+    slowest = std::min(slowest, receiver.up);
+    fastest = std::max(fastest, receiver.up);
+    ups.push_back(receiver.up.bits_per_s);
   }
-  std::nth_element(ups.begin(), ups.begin() + static_cast<std::ptrdiff_t>(ups.size() / 2), ups.end());
-  median_up_ = {ups[ups.size() / 2]};
+  const std::size_t middle = ups.size() / 2;
+  std::nth_element(ups.begin(), ups.begin() + static_cast<std::ptrdiff_t>(middle), ups.end());
+  median_up_ = {ups[middle]};
   std::vector<chains::ChainWorker> workers;
-  for (const auto& [id, r] : members_) {
-    constexpr std::uint32_t kForwardAttempts = 1000;  // a reliability of 0.995 is 995 successes
+  for (const auto& [id, receiver] : members_) {
+    // Reliability as the learner would have measured it: 0.995 is 995 successes of 1000.
+    constexpr std::uint32_t kForwardAttempts = 1000;
     // Without an expected worker rate, scores are relative to the fastest worker. Chains run at the slowest one's rate.
-    const chains::PeerStats stats{r.up, request.paths.worker_rate.value_or(fastest), kForwardAttempts,
-                                  static_cast<std::uint32_t>(std::lround(r.reliability * kForwardAttempts)),
+    const chains::PeerStats stats{receiver.up, request.paths.worker_rate.value_or(fastest), kForwardAttempts,
+                                  static_cast<std::uint32_t>(std::lround(receiver.reliability * kForwardAttempts)),
                                   Duration{}};
-    workers.push_back({id, r.up, r.down, chains::peer_score(stats), /*may_forward=*/true, /*may_seed=*/true, r.region});
+    workers.push_back({id, receiver.up, receiver.down, chains::peer_score(stats), /*may_forward=*/true,
+                       /*may_seed=*/true, receiver.region});
   }
   links_.clear();
-  for (const auto& [id, r] : members_) links_.push_back({id, r.up, r.down, request.paths.delay_expected, r.region});
+  for (const auto& [id, receiver] : members_)
+    links_.push_back({id, receiver.up, receiver.down, request.paths.delay_expected, receiver.region});
   const BitRate chain_rate = request.paths.worker_rate.value_or(slowest);
   chains::TopologyPolicy policy = request.topology;
   // Compares topologies again when the fleet has doubled or halved. The real learner compares at intervals.
@@ -73,14 +80,14 @@ Status RunBroadcast::plan() {
   const chains::Regions& regions = request.paths.regions.ways;
   const auto region_of = [&](WorkerId id) { return id == kLearnerId ? regions.learner : members_.at(id).region; };
   std::size_t edges_between_regions = 0;
-  for (std::size_t s = 0; s < topology_.stripes(); ++s)
-    for (const chains::Edge& edge : chains::edges_of(topology_, s)) {
+  for (std::size_t stripe = 0; stripe < topology_.stripes(); ++stripe)
+    for (const chains::Edge& edge : chains::edges_of(topology_, stripe)) {
       ++copies_sent_[edge.from];
-      if (regions.several()) edges_between_regions += region_of(edge.to) != region_of(edge.from) ? 1 : 0;
+      if (regions.several() && region_of(edge.to) != region_of(edge.from)) ++edges_between_regions;
     }
   // A stripe is 1 / stripes() of the payload.
   copies_between_regions_ = static_cast<double>(edges_between_regions) / topology_.stripes();
-  for (auto& [id, n] : copies_sent_) n /= topology_.stripes();
+  for (auto& [id, copies] : copies_sent_) copies /= topology_.stripes();
   depth_ = topology_.depth();
   ++topologies_planned_;
   members_changed_ = links_changed_ = 0;
@@ -95,7 +102,7 @@ Status RunBroadcast::prepare(Bytes payload) {
     links_.clear();
     copies_sent_.clear();
     copies_between_regions_ = 0;
-    first_time_ = half_time_ = quorum_time_ = {};
+    first_time_ = median_time_ = quorum_time_ = {};
     times_payload_ = {};
     members_changed_ = 1;
     return ok();
@@ -108,41 +115,42 @@ Status RunBroadcast::prepare(Bytes payload) {
 
 Status RunBroadcast::compute_times(Bytes payload) {
   const provisioner::PlanRequest& request = scenario_.request;
-  const Bytes sent{static_cast<std::uint64_t>(on_the_wire(payload))};
-  ECHO_ASSIGN(times_, chains::broadcast_time(topology_, sent, chunk_of(sent), request.learner_up, links_,
+  const Bytes sent_size{static_cast<std::uint64_t>(wire_bytes(payload))};
+  ECHO_ASSIGN(times_, chains::broadcast_time(topology_, sent_size, chunk_size(sent_size), request.learner_up, links_,
                                              request.paths.regions.ways));
   times_payload_ = payload;
   first_time_ = Duration::max();
-  for (chains::Completion& c : times_.workers) {
-    c.time = std::min(c.time, from_seconds(kMaxDeliverySeconds));
-    first_time_ = std::min(first_time_, c.time);
+  for (chains::Completion& completion : times_.workers) {
+    completion.time = std::min(completion.time, from_seconds(kMaxDeliverySeconds));
+    first_time_ = std::min(first_time_, completion.time);
   }
-  half_time_ = times_.fraction(0.5);
+  median_time_ = times_.fraction(0.5);
   quorum_time_ = times_.fraction(request.quorum);
   return ok();
 }
 
-Bytes RunBroadcast::chunk_of(Bytes sent) const {
+// The configured size of a chunk, or the best one for this number of bytes.
+Bytes RunBroadcast::chunk_size(Bytes sent_size) const {
   const provisioner::PlanRequest& request = scenario_.request;
   if (request.chunk.count > 0) return request.chunk;
   return chains::best_chunk(
-      sent, topology_,
-      chains::lower_bound(sent, request.learner_up, links_, request.quorum, request.paths.regions.ways));
+      sent_size, topology_,
+      chains::lower_bound(sent_size, request.learner_up, links_, request.quorum, request.paths.regions.ways));
 }
 
-double RunBroadcast::on_the_wire(Bytes payload) const {
+double RunBroadcast::wire_bytes(Bytes payload) const {
   return static_cast<double>(payload.count) * (1 + scenario_.wire_overhead);
 }
 
 Duration RunBroadcast::time_of(WorkerId id) const {
   const auto it = std::lower_bound(times_.workers.begin(), times_.workers.end(), id,
-                                   [](const auto& c, auto v) { return c.id < v; });
+                                   [](const auto& completion, WorkerId wanted) { return completion.id < wanted; });
   if (it != times_.workers.end() && it->id == id) return it->time;
   const auto member = members_.find(id);
-  if (member == members_.end()) return half_time_;
+  if (member == members_.end()) return median_time_;
   // The worker joined after the topology was planned: the median time, but not less than its downlink needs.
-  const double download_s = on_the_wire(times_payload_) / member->second.down.bytes_per_s();
-  return std::max(half_time_, from_seconds(download_s));
+  const double download_s = wire_bytes(times_payload_) / member->second.down.bytes_per_s();
+  return std::max(median_time_, from_seconds(download_s));
 }
 
 Duration RunBroadcast::lower_bound() const {
@@ -158,7 +166,7 @@ double RunBroadcast::copies_sent_by(WorkerId id) const {
 Duration RunBroadcast::neighbour_transfer_time(Bytes payload, const Receiver& receiver) const {
   const BitRate up = median_up_.bits_per_s > 0 ? median_up_ : scenario_.request.learner_up;
   const double rate = std::min(up, receiver.down).bytes_per_s();
-  return from_seconds(std::min(kMaxDeliverySeconds, on_the_wire(payload) / rate)) +
+  return from_seconds(std::min(kMaxDeliverySeconds, wire_bytes(payload) / rate)) +
          scenario_.request.paths.regions.ways.delay(receiver.region, receiver.region,
                                                     scenario_.request.paths.delay_expected);
 }

@@ -1,5 +1,5 @@
-// Computes delivery times of publications by chains' planner and broadcast-time model, without the protocol. Private to
-// sim/.
+// Delivery times of a simulated run's publications, by the planner and the broadcast-time model of chains/, without the
+// protocol. Private to sim/.
 #pragma once
 #include <map>
 #include <optional>
@@ -12,10 +12,11 @@
 
 namespace echoline::sim {
 
+// A worker that receives publications, with its links.
 struct Receiver {
   WorkerId id;
   BitRate up, down;
-  std::uint32_t region = 0;  // of PlanRequest::regions
+  std::uint32_t region = 0;  // index in the plan request's regions
   double reliability = 1;
 };
 
@@ -32,13 +33,14 @@ class RunBroadcast {
   // Computes times for a payload to the current receivers. Plans the topology again if more than a twentieth of its
   // workers have joined or left. Until then it leaves out workers that left, and gives new ones the median time.
   Status prepare(Bytes payload);
-  // Time from the start until this worker holds the payload prepared last.
+  // Time from the publication until this worker holds the payload of the last prepare().
   Duration time_of(WorkerId id) const;
   // Time until the first worker holds it. The learner's links are busy that long, so the next publication waits.
   Duration first_completion() const { return first_time_; }
   Duration quorum_time() const { return quorum_time_; }
   Duration lower_bound() const;  // for the payload without wire overhead, as in the learner's report
-  // Numbers of whole payloads sent, by one node or from one region to another. An edge of one of n stripes counts 1/n.
+  // Numbers of whole payloads sent, by one node or from one region to another. A stripe is one of n parts of the
+  // payload, so an edge of one stripe counts 1/n.
   double copies_sent_by(WorkerId id) const;
   double copies_sent_by_learner() const { return copies_sent_by(kLearnerId); }
   double copies_between_regions() const { return copies_between_regions_; }
@@ -52,24 +54,24 @@ class RunBroadcast {
  private:
   Status plan();
   Status compute_times(Bytes payload);
-  Bytes chunk_of(Bytes sent) const;
-  double on_the_wire(Bytes payload) const;  // in bytes, including headers and encryption
+  Bytes chunk_size(Bytes sent_size) const;
+  double wire_bytes(Bytes payload) const;  // including headers and encryption
 
   const RunScenario& scenario_;
   std::map<WorkerId, Receiver> members_;
   std::size_t members_changed_ = 0;                      // receivers that joined, left or changed since the last plan
   std::size_t links_changed_ = 0;                        // links changed since the last publication
   std::optional<chains::TopologyPolicy> chosen_policy_;  // the choice of kAuto for a fleet of this size
-  std::size_t chosen_for_size_ = 0;
+  std::size_t chosen_for_size_ = 0;                      // that size
   chains::Topology topology_;
   std::vector<chains::WorkerLink> links_;
-  std::unordered_map<WorkerId, double> copies_sent_;  // including the learner's
+  std::unordered_map<WorkerId, double> copies_sent_;  // by sender; the learner is one
   double copies_between_regions_ = 0;
   std::size_t depth_ = 0;
   std::uint64_t topologies_planned_ = 0;
-  Bytes times_payload_;  // size for which times_ was computed; 0: compute it again
+  Bytes times_payload_;  // payload for which times_ was computed; 0: it must be computed again
   chains::BroadcastTimes times_;
-  Duration first_time_{}, half_time_{}, quorum_time_{};
+  Duration first_time_{}, median_time_{}, quorum_time_{};
   BitRate median_up_;
 };
 

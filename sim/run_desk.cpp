@@ -8,8 +8,8 @@ namespace {
 
 using namespace replay_buffer;
 
-constexpr std::uint32_t kAnyAge = 1u << 30;
-constexpr std::uint32_t kLeasesLiveMax = 1'000'000;
+constexpr std::uint32_t kAnyAge = 1u << 30;          // a staleness budget that no group exceeds
+constexpr std::uint32_t kLeasesLiveMax = 1'000'000;  // no limit in practice
 
 LeaseOptions lease_options(const DeskOptions& options) {
   LeaseOptions core_options{.pacing = options.pacing, .lease = options.lease};
@@ -23,29 +23,30 @@ LeaseOptions lease_options(const DeskOptions& options) {
 RunDesk::RunDesk(const DeskOptions& options)
     : options_(options), waiting_(options.pacing.group_size), core_(lease_options(options), waiting_) {}
 
-// Uses the limit for training; the core may lease older work.
-Version RunDesk::version_min() const { return oldest_admissible(step_, options_.pacing.staleness.budget); }
+// By the limit for training. With any_age, the core leases older work too.
+Version RunDesk::oldest_trainable_version() const { return oldest_admissible(step_, options_.pacing.staleness.budget); }
 
-// Groups of this step's batch that the worker may still lease. Adds the groups in the pool: they were leased before.
-std::uint64_t RunDesk::share_left(WorkerId worker) const {
+// Groups that the worker may still lease of its equal share of this step's batch. Any worker may also lease the groups
+// in the pool, because they were leased before and came back.
+std::uint64_t RunDesk::groups_left_of_share(WorkerId worker) const {
   const std::uint64_t batches =
-      step_ == 0 ? options_.pacing.staleness.lookahead_steps() + 1 : 1;  // the first step also fills the stock
-  const std::uint64_t groups = batches * options_.pacing.groups_per_step(), workers = leased_since_batch_.size();
-  const std::uint64_t share = (groups + workers - 1) / workers;
+      step_ == 0 ? options_.pacing.staleness.lookahead_steps() + 1 : 1;  // the first step also fills the buffer
+  const std::uint64_t groups_needed = batches * options_.pacing.groups_per_step(), workers = leased_since_batch_.size();
+  const std::uint64_t share = (groups_needed + workers - 1) / workers;  // rounded up
   return share - std::min(share, leased_since_batch_.at(worker)) + core_.pooled();
 }
 
 std::vector<LiveLease> RunDesk::grant(WorkerId worker, Version version, std::uint64_t groups_max, Version newest,
                                       double now_s) {
   std::uint64_t& leased_groups = leased_since_batch_[worker];
-  if (options_.equal_shares) groups_max = std::min(groups_max, share_left(worker));
-  auto leases = core_.grant({worker,
-                             version,
-                             {},
-                             static_cast<std::uint32_t>(std::min<std::uint64_t>(groups_max, UINT32_MAX)),
-                             step_pace_.seconds(),
-                             newest},
-                            step_, now_s);
+  if (options_.equal_shares) groups_max = std::min(groups_max, groups_left_of_share(worker));
+  const GrantRequest request{.worker = worker,
+                             .version = version,
+                             .policy_digest = {},
+                             .groups_max = static_cast<std::uint32_t>(std::min<std::uint64_t>(groups_max, UINT32_MAX)),
+                             .step_seconds = step_pace_.seconds(),
+                             .newest = newest};
+  auto leases = core_.grant(request, step_, now_s);
   leased_groups += leases.size();
   return leases;
 }
@@ -68,22 +69,23 @@ std::optional<double> RunDesk::submit(LeaseId id, const DeskGroup& group, double
     reject_stale(stored.version);
     return std::nullopt;
   }
-  const double lease_seconds = core_.settle(id, {stored.version, group.longest, true}, now_s);
+  const double lease_seconds =
+      core_.settle(id, {.version = stored.version, .tokens_longest = group.longest, .scored = true}, now_s);
   groups_[stored.id] = stored;
   return lease_seconds;
 }
 
-void RunDesk::give_back(WorkerId worker, LeaseId lease) {
-  unfinished("given back", core_.return_leases(worker, std::span(&lease, 1)));
+void RunDesk::on_given_back(WorkerId worker, LeaseId lease) {
+  count_unfinished("given back", core_.return_leases(worker, std::span(&lease, 1)));
 }
 
-void RunDesk::release_worker(WorkerId worker, double now_s) {
-  unfinished("worker lost", core_.release_worker(worker, now_s));
+void RunDesk::on_worker_lost(WorkerId worker, double now_s) {
+  count_unfinished("worker lost", core_.release_worker(worker, now_s));
   groups_set_aside_ += core_.newly_set_aside().size();
   leased_since_batch_.erase(worker);
 }
 
-void RunDesk::expire(double now_s, const std::function<bool(WorkerId)>& is_alive) {
+void RunDesk::renew_or_expire(double now_s, const std::function<bool(WorkerId)>& is_alive) {
   for (const LiveLease* lease; (lease = core_.first_to_expire()) != nullptr && lease->record.expires_unix_s < now_s;) {
     const double expires_s = lease->record.expires_unix_s;
     const LeaseId id = lease->record.id;
@@ -91,23 +93,23 @@ void RunDesk::expire(double now_s, const std::function<bool(WorkerId)>& is_alive
     core_.renew(lease->record.worker, std::span(&id, 1), lease->progress + 1, expires_s);
     if (!(core_.find(id)->record.expires_unix_s > expires_s)) break;  // the lease has reached its maximum term
   }
-  unfinished("lease expired", core_.expire(now_s));
+  count_unfinished("lease expired", core_.expire(now_s));
 }
 
-std::optional<std::vector<DeskGroup>> RunDesk::batch(std::uint64_t groups, double now_s) {
-  if (core_.stranded_by_next_step(step_, now_s) > 0) {
+std::optional<std::vector<DeskGroup>> RunDesk::next_batch(std::uint64_t groups, double now_s) {
+  if (core_.stranded_by_next_step(step_, now_s) > 0) {  // training now would make leased work too stale
     step_pace_.begin_wait(now_s);
     return std::nullopt;
   }
   step_pace_.end_wait(now_s);
-  const auto chosen = waiting_.next_batch(version_min(), groups);
+  const auto chosen = waiting_.next_batch(oldest_trainable_version(), groups);
   if (!chosen) return std::nullopt;
   std::vector<DeskGroup> batch;
   for (const GroupId group : *chosen) batch.push_back(groups_.at(group));
   return batch;
 }
 
-void RunDesk::consume(const std::vector<DeskGroup>& batch, double now_s) {
+void RunDesk::on_trained_batch(const std::vector<DeskGroup>& batch, double now_s) {
   for (const DeskGroup& group : batch) {
     waiting_.remove(group.id);
     groups_.erase(group.id);
@@ -115,7 +117,7 @@ void RunDesk::consume(const std::vector<DeskGroup>& batch, double now_s) {
   ++step_;
   step_pace_.end_step(now_s);
   for (auto& [worker, leased_groups] : leased_since_batch_) leased_groups = 0;
-  for (const GroupId group : waiting_.older_than(version_min())) {
+  for (const GroupId group : waiting_.older_than(oldest_trainable_version())) {
     reject_stale(waiting_.find(group)->version);
     waiting_.remove(group);
     groups_.erase(group);

@@ -11,31 +11,33 @@ namespace {
 
 using namespace provisioner;
 
-constexpr double kNeverS = 1e18;
-constexpr double kAnswerSeconds = 2;  // until a provider answers
+constexpr double kNeverS = 1e18;      // after all events
+constexpr double kAnswerSeconds = 2;  // from a request to the provider's answer
 constexpr double kBytesPerGb = 1e9;
 constexpr std::size_t kSearchResultMax = 512;  // offers per search; the core considers no more
-constexpr std::uint64_t kPlannedKept = 200;
+constexpr std::uint64_t kPlannedDecisionsKept = 200;
 constexpr double kRandomSpread = 1000;  // range of the random prices for OfferChoice::kRandom
 
-TimePoint time_of(double s) { return TimePoint(std::chrono::hours(1) + from_seconds(s)); }
+constexpr std::uint64_t kFaultStream = 21, kPriceStream = 22;  // random streams of the seed
+
+TimePoint time_of(double time_s) { return TimePoint(std::chrono::hours(1) + from_seconds(time_s)); }
 
 }  // namespace
 
 RunFleet::RunFleet(const RunScenario& scenario, const FleetRules& rules, const std::vector<std::size_t>& wanted,
                    Hooks hooks, RunResult& result)
-    : scenario_(scenario), hooks_(std::move(hooks)), result_(result), draws_(scenario.seed, 21) {
+    : scenario_(scenario), hooks_(std::move(hooks)), result_(result), draws_(scenario.seed, kFaultStream) {
   const PlanRequest& request = scenario.request;
-  Draws random_prices(scenario.seed, 22);
+  Draws random_prices(scenario.seed, kPriceStream);
   for (std::size_t i = 0; i < scenario.offers.size(); ++i) {
-    const Offer& o = scenario.offers[i].offer;
-    FleetOffer lot = provisioner::fleet_offer(request, o);
-    rent_.push_back(lot.usd_per_hour);
+    const Offer& offer = scenario.offers[i].offer;
+    FleetOffer listed = provisioner::fleet_offer(request, offer);
+    rent_usd_per_hour_.push_back(listed.usd_per_hour);
     // For a random choice, the core sees random prices but pays the real ones.
     if (scenario.offer_choice == OfferChoice::kRandom)
-      lot.usd_per_hour = o.rollouts_per_s * (1 + (kRandomSpread - 1) * random_prices.uniform());
-    index_[o.id] = i;
-    listed_offers_.push_back(std::move(lot));
+      listed.usd_per_hour = offer.rollouts_per_s * (1 + (kRandomSpread - 1) * random_prices.uniform());
+    index_by_id_[offer.id] = i;
+    listed_offers_.push_back(std::move(listed));
   }
   available_from_s_.assign(listed_offers_.size(), 0);
   for (std::size_t i = 0; i < listed_offers_.size(); ++i)
@@ -48,15 +50,15 @@ RunFleet::RunFleet(const RunScenario& scenario, const FleetRules& rules, const s
   };
   std::stable_sort(cheapest_first_.begin(), cheapest_first_.end(),
                    [&](auto a, auto b) { return usd_per_rollout(a) < usd_per_rollout(b); });
-  std::vector<std::string> names;
+  std::vector<std::string> wanted_ids;
   std::vector<FleetOffer> first_offers = search_result();
   std::vector<bool> in_search_result(listed_offers_.size());
-  for (const FleetOffer& lot : first_offers) in_search_result[index_.at(lot.id)] = true;
+  for (const FleetOffer& offer : first_offers) in_search_result[index_by_id_.at(offer.id)] = true;
   for (const std::size_t i : wanted) {
-    names.push_back(listed_offers_[i].id);
+    wanted_ids.push_back(listed_offers_[i].id);
     if (!in_search_result[i]) first_offers.push_back(listed_offers_[i]);
   }
-  core_.emplace(rules, first_offers, names);
+  core_.emplace(rules, first_offers, wanted_ids);
 }
 
 std::vector<FleetOffer> RunFleet::search_result() const {
@@ -106,34 +108,34 @@ void RunFleet::answer(double after_s, FleetEvent event) {
 }
 
 void RunFleet::carry_out(const std::vector<FleetAction>& actions) {
-  for (const FleetAction& action : actions) std::visit([&](const auto& a) { perform(a); }, action);
+  for (const FleetAction& action : actions) std::visit([&](const auto& specific) { perform(specific); }, action);
 }
 
 void RunFleet::settle_rent(double now) {
-  const double usd = rent_per_hour_ * (now - settled_s_) / 3600;
+  const double usd = rent_usd_per_hour_sum_ * (now - settled_s_) / 3600;
   result_.usd_rent += usd;
   result_.usd_fleet += usd;
   settled_s_ = now;
 }
 
 double RunFleet::usd(double now) const {
-  const double learner = scenario_.request.learner_usd_per_hour.value_or(0) * now / 3600;
-  return result_.usd_fleet + rent_per_hour_ * (now - settled_s_) / 3600 + learner;
+  const double learner_usd = scenario_.request.learner_usd_per_hour.value_or(0) * now / 3600;
+  return result_.usd_fleet + rent_usd_per_hour_sum_ * (now - settled_s_) / 3600 + learner_usd;
 }
 
 void RunFleet::perform(const fleet::Book& book) {
-  const std::size_t index = index_.at(book.offer);
+  const std::size_t index = index_by_id_.at(book.offer);
   settle_rent(now_);
   SimMachine machine;
   machine.offer = book.offer;
   machine.region = scenario_.offers[index].region;
-  machine.usd_per_hour = rent_[index];
+  machine.usd_per_hour = rent_usd_per_hour_[index];
   machine.paid_from_s = now_;
   result_.machines.push_back(std::move(machine));
   offer_by_ticket_.push_back(index);
   is_paid_.push_back(true);
   lost_at_provider_.push_back(false);
-  rent_per_hour_ += rent_[index];
+  rent_usd_per_hour_sum_ += rent_usd_per_hour_[index];
   carry_out(core_->handle(fleet::Booked{book.offer, static_cast<Ticket>(offer_by_ticket_.size())}, time_of(now_)));
 }
 
@@ -143,8 +145,10 @@ void RunFleet::perform(const fleet::Start& start) {
   const double boot_s = draws_.lognormal(scenario_.boot_s);
   if (!available) {
     lost_at_provider_[static_cast<std::size_t>(start.ticket) - 1] = true;
-    return answer(kAnswerSeconds, fleet::StartFailed{start.ticket, "another customer rents it",
-                                                     available_from_s_[index] <= now_, false});
+    return answer(kAnswerSeconds, fleet::StartFailed{.ticket = start.ticket,
+                                                     .why = "another customer rents it",
+                                                     .retryable = available_from_s_[index] <= now_,
+                                                     .perhaps_rented = false});
   }
   available_from_s_[index] = kNeverS;
   answer(kAnswerSeconds, fleet::Started{start.ticket, {fmt::format("sim:{}", start.ticket)}, {}});
@@ -154,11 +158,13 @@ void RunFleet::perform(const fleet::Start& start) {
 
 void RunFleet::perform(const fleet::Stop& stop) { answer(kAnswerSeconds, fleet::Stopped{stop.ticket}); }
 
-void RunFleet::perform(const fleet::FindInstance& look) {
-  const bool exists = !lost_at_provider_[static_cast<std::size_t>(look.ticket) - 1];
-  answer(kAnswerSeconds,
-         fleet::Found{look.ticket,
-                      exists ? std::optional(InstanceId{fmt::format("sim:{}", look.ticket)}) : std::nullopt, true});
+void RunFleet::perform(const fleet::FindInstance& search) {
+  const bool exists = !lost_at_provider_[static_cast<std::size_t>(search.ticket) - 1];
+  answer(
+      kAnswerSeconds,
+      fleet::Found{.ticket = search.ticket,
+                   .instance = exists ? std::optional(InstanceId{fmt::format("sim:{}", search.ticket)}) : std::nullopt,
+                   .certain = true});
 }
 
 void RunFleet::perform(const fleet::BookEnd& end) {
@@ -168,8 +174,8 @@ void RunFleet::perform(const fleet::BookEnd& end) {
   settle_rent(now_);
   SimMachine& machine = this->machine(end.ticket);
   machine.paid_to_s = now_;
-  rent_per_hour_ -= machine.usd_per_hour;
-  if (!end.ran) {  // it never existed
+  rent_usd_per_hour_sum_ -= machine.usd_per_hour;
+  if (!end.ran) {  // the machine never existed, so its rent is taken back
     const double usd = machine.usd_per_hour * (now_ - machine.paid_from_s) / 3600;
     result_.usd_rent -= usd;
     result_.usd_fleet -= usd;
@@ -185,7 +191,7 @@ void RunFleet::perform(const fleet::Drain& drain) { hooks_.on_drain(drain.worker
 void RunFleet::perform(const fleet::Note& note) {
   const std::uint64_t nth = ++result_.decision_counts[note.what];
   // Keeps only some of the plan's rentals, so that other decisions are kept too.
-  if (result_.decisions.size() < kDecisionsKept && !(note.what == "planned" && nth > kPlannedKept))
+  if (result_.decisions.size() < kDecisionsKept && !(note.what == "planned" && nth > kPlannedDecisionsKept))
     result_.decisions.push_back({now_, note.what, note.offer, note.why});
   if (note.what == "lost" && note.ticket != 0) machine(note.ticket).lost = true;
 }
@@ -198,11 +204,11 @@ void RunFleet::lose_machine(Ticket ticket, bool outbid, double now) {
 }
 
 void RunFleet::record_traffic(Ticket ticket, double bytes_in, double bytes_forwarded) {
-  const FleetOffer& lot = listed_offers_[offer_of(ticket)];
+  const FleetOffer& offer = listed_offers_[offer_of(ticket)];
   SimMachine& machine = this->machine(ticket);
   machine.bytes_in += bytes_in;
   machine.bytes_forwarded += bytes_forwarded;
-  const double usd = (bytes_in * lot.download_usd_per_gb + bytes_forwarded * lot.upload_usd_per_gb) / kBytesPerGb;
+  const double usd = (bytes_in * offer.download_usd_per_gb + bytes_forwarded * offer.upload_usd_per_gb) / kBytesPerGb;
   machine.usd_traffic += usd;
   result_.usd_traffic += usd;
   result_.usd_fleet += usd;

@@ -1,5 +1,5 @@
-// The machines of a simulated run: the production fleet core with a simulated market, provider and ledger. Private to
-// sim/.
+// The machines of a simulated run: the real fleet core, which decides what to rent, with a simulated market, provider
+// and ledger. Private to sim/.
 #pragma once
 #include <functional>
 #include <map>
@@ -14,22 +14,23 @@ namespace echoline::sim {
 class RunFleet {
  public:
   struct Hooks {
-    // `joins_s`: when its worker joins; kNeverS of run_fleet.cpp: never.
+    // A machine has been rented. `joins_s`: when its worker joins; kNeverS of run_fleet.cpp: never.
     std::function<void(provisioner::Ticket, std::size_t offer, double joins_s)> on_booting;
     std::function<void(provisioner::Ticket)> on_returned;  // the machine has ended at the fleet core's request
-    std::function<void(WorkerId)> on_drain;
+    std::function<void(WorkerId)> on_drain;                // the worker takes no new work and ends what it has
   };
   RunFleet(const RunScenario& scenario, const provisioner::FleetRules& rules, const std::vector<std::size_t>& wanted,
            Hooks hooks, RunResult& result);
 
   void tick(double now);
   void handle(const provisioner::FleetEvent& event, double now);
+  // Rents nothing more and returns all machines.
   void close(const std::string& why, double now);
-  provisioner::FleetNumbers numbers() const { return core_->numbers(); }
-  bool empty() const { return core_->machines().empty(); }
+  provisioner::FleetStatus numbers() const { return core_->numbers(); }
+  bool empty() const { return core_->machines().empty(); }  // nothing is rented
   // Total cost so far.
   double usd(double now) const;
-  double usd_per_hour() const { return rent_per_hour_; }
+  double usd_per_hour() const { return rent_usd_per_hour_sum_; }
   SimMachine& machine(provisioner::Ticket ticket) { return result_.machines[static_cast<std::size_t>(ticket) - 1]; }
   std::size_t offer_of(provisioner::Ticket ticket) const {
     return offer_by_ticket_[static_cast<std::size_t>(ticket) - 1];
@@ -39,7 +40,7 @@ class RunFleet {
   void record_traffic(provisioner::Ticket ticket, double bytes_in, double bytes_forwarded);
 
  private:
-  struct Answer {
+  struct Answer {  // of the provider or ledger, to one of the core's actions
     double at_s = 0;
     std::uint64_t sequence = 0;
     provisioner::FleetEvent event;
@@ -51,12 +52,13 @@ class RunFleet {
   void perform(const provisioner::fleet::Book& book);
   void perform(const provisioner::fleet::Start& start);
   void perform(const provisioner::fleet::Stop& stop);
-  void perform(const provisioner::fleet::FindInstance& look);
+  void perform(const provisioner::fleet::FindInstance& search);
   void perform(const provisioner::fleet::BookEnd& end);
   void perform(const provisioner::fleet::GiveUp&) {}
   void perform(const provisioner::fleet::Drain& drain);
   void perform(const provisioner::fleet::Note& note);
   void answer(double after_s, provisioner::FleetEvent event);
+  // Adds the rent since the last call to the result. Needed before each change of rent_usd_per_hour_sum_.
   void settle_rent(double now);
   // The cheapest available offers, as many as a search returns.
   std::vector<provisioner::FleetOffer> search_result() const;
@@ -66,16 +68,17 @@ class RunFleet {
   RunResult& result_;
   Draws draws_;
   std::vector<provisioner::FleetOffer> listed_offers_;  // by offer index
-  std::vector<double> rent_;                            // true $ per hour
-  std::vector<std::size_t> cheapest_first_;             // offers, cheapest per rollout first
+  std::vector<double> rent_usd_per_hour_;               // true rent, by offer index
+  std::vector<std::size_t> cheapest_first_;             // offer indices, cheapest per rollout first
   std::vector<double> available_from_s_;                // by offer: when it is available again; kNeverS: rented
-  std::map<std::string, std::size_t, std::less<>> index_;
+  std::map<std::string, std::size_t, std::less<>> index_by_id_;  // of offers
   std::optional<provisioner::FleetCore> core_;
   std::vector<std::size_t> offer_by_ticket_;      // by ticket
-  std::vector<bool> is_paid_, lost_at_provider_;  // by ticket: it costs; its provider no longer has it
+  std::vector<bool> is_paid_, lost_at_provider_;  // by ticket: its rent is paid; its provider no longer has it
   std::priority_queue<Answer, std::vector<Answer>, std::greater<>> answers_;
   std::uint64_t sequence_ = 0;
-  double now_ = 0, rent_per_hour_ = 0, settled_s_ = 0, searched_s_ = 0;
+  double now_ = 0, rent_usd_per_hour_sum_ = 0;  // $ per hour of all machines that cost
+  double settled_s_ = 0, searched_s_ = 0;       // times of the last settle_rent() and the last search
 };
 
 }  // namespace echoline::sim

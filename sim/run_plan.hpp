@@ -1,4 +1,4 @@
-// The start of a simulated run: the production plan, if there is one, and its fleet's rules. Private to sim/.
+// The start of a simulated run: the real planner's plan, if there is one, and the rules of its fleet. Private to sim/.
 #pragma once
 #include "sim/run_broadcast.hpp"
 #include "sim/run_scenario.hpp"
@@ -7,14 +7,15 @@ namespace echoline::sim {
 
 struct RunStart {
   provisioner::Plan plan;
-  // Why there is no plan. Then `wanted` has everything that may be rented, and `plan` its cost.
+  // Why there is no plan; empty if there is one. Without one, `wanted` has the cheapest offers that the limits allow,
+  // and `plan` their cost.
   std::string plan_error;
   std::vector<std::size_t> wanted;  // offer indices
   provisioner::FleetRules rules;
-  double rules_target = 0;  // rollouts/s
+  double rules_target = 0;  // rollouts/s that the fleet core will want by its rules
 };
 
-// The links of a machine, under the run's limit.
+// The receiver for an offer: its links, under the limits of the plan request.
 Receiver receiver_of(const RunScenario& scenario, const RunOffer& offer, WorkerId id);
 
 // kInvalid for an inconsistent scenario.

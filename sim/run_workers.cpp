@@ -1,4 +1,4 @@
-// The workers of a simulated run, for the events in run_simulation.cpp.
+// State changes of a simulated run's workers, for the events in run_simulation.cpp.
 #include "sim/run_workers.hpp"
 
 #include <algorithm>
@@ -10,11 +10,9 @@
 namespace echoline::sim {
 namespace {
 
-using S = WorkerState;
-
-// States follow in order; a worker may die in each.
-bool follows(S from, S to) {
-  return to == S::kDead ? from != S::kDead : static_cast<int>(to) == static_cast<int>(from) + 1;
+// States follow in the order of the enumeration, and a worker may die in each.
+bool is_allowed(WorkerState from, WorkerState next) {
+  return next == WorkerState::kDead ? from != WorkerState::kDead : static_cast<int>(next) == static_cast<int>(from) + 1;
 }
 
 }  // namespace
@@ -26,7 +24,7 @@ std::string_view to_string(WorkerState state) {
 
 void SimWorker::stop_generating(double now) {
   if (!generating) return;
-  busy_s += std::max(0.0, std::min(now, ends_s) - began_s);
+  busy_s += std::max(0.0, std::min(now, generation_ends_s) - generation_began_s);
   generating = false;
 }
 
@@ -36,14 +34,21 @@ std::size_t RunWorkers::add(SimWorker worker) {
   return workers_.size() - 1;
 }
 
-void RunWorkers::set_state(std::size_t w, S to) {
+void RunWorkers::set_state(std::size_t w, WorkerState next) {
   SimWorker& worker = workers_[w];
-  ECHO_CHECK(follows(worker.state, to), "worker {}: from {} to {}", id_of(w), to_string(worker.state), to_string(to));
-  if (to == S::kWorking) ++working_, rate_ += worker.rate();
-  if (worker.is(S::kWorking)) --working_, rate_ -= worker.rate();
-  worker.state = to;
-  if (to != S::kDead) return;
-  ++worker.turn;  // the event at the end of its work is ignored
+  ECHO_CHECK(is_allowed(worker.state, next), "worker {}: from {} to {}", id_of(w), to_string(worker.state),
+             to_string(next));
+  if (next == WorkerState::kWorking) {
+    ++working_;
+    rate_ += worker.rate();
+  }
+  if (worker.is(WorkerState::kWorking)) {
+    --working_;
+    rate_ -= worker.rate();
+  }
+  worker.state = next;
+  if (next != WorkerState::kDead) return;
+  ++worker.generation_number;  // the event at the end of its work is ignored
   leave_idle_queue(w);
   worker.queue.clear();
   worker.queue.shrink_to_fit();
@@ -52,20 +57,21 @@ void RunWorkers::set_state(std::size_t w, S to) {
 
 void RunWorkers::set_token_rate_fraction(std::size_t w, double fraction) {
   SimWorker& worker = workers_[w];
-  if (worker.is(S::kWorking)) rate_ += worker.promised_rollouts_per_s * (fraction - worker.token_rate_fraction);
+  if (worker.is(WorkerState::kWorking))
+    rate_ += worker.promised_rollouts_per_s * (fraction - worker.token_rate_fraction);
   worker.token_rate_fraction = fraction;
 }
 
 void RunWorkers::enter_idle_queue(std::size_t w) {
   SimWorker& worker = workers_[w];
-  if (worker.idle_place != 0) return;
-  worker.idle_place = ++last_idle_place_;
-  idle_[worker.idle_place] = w;
+  if (worker.idle_queue_place != 0) return;
+  worker.idle_queue_place = ++last_idle_queue_place_;
+  idle_[worker.idle_queue_place] = w;
 }
 
 void RunWorkers::leave_idle_queue(std::size_t w) {
   SimWorker& worker = workers_[w];
-  if (worker.idle_place != 0) idle_.erase(std::exchange(worker.idle_place, 0));
+  if (worker.idle_queue_place != 0) idle_.erase(std::exchange(worker.idle_queue_place, 0));
 }
 
 std::optional<std::size_t> RunWorkers::find(provisioner::Ticket ticket) const {
@@ -74,7 +80,7 @@ std::optional<std::size_t> RunWorkers::find(provisioner::Ticket ticket) const {
 }
 
 std::size_t RunWorkers::first_alive() {
-  while (first_alive_ < workers_.size() && workers_[first_alive_].dead()) ++first_alive_;
+  while (first_alive_ < workers_.size() && workers_[first_alive_].is_dead()) ++first_alive_;
   return first_alive_;
 }
 
@@ -83,19 +89,24 @@ void RunWorkers::check() const {
   double rate = 0;
   for (std::size_t w = 0; w < workers_.size(); ++w) {
     const SimWorker& worker = workers_[w];
-    if (worker.is(S::kWorking)) ++working, rate += worker.rate();
-    if (worker.idle_place != 0) ++idle;
-    ECHO_CHECK(worker.idle_place == 0 || (idle_.contains(worker.idle_place) && worker.is(S::kWorking)),
-               "worker {} has an idle place, but is not queued or does not work", id_of(w));
-    ECHO_CHECK(worker.is(S::kWorking) || (!worker.generating && !worker.holds_work()), "worker {} is {} but has work",
-               id_of(w), to_string(worker.state));
+    if (worker.is(WorkerState::kWorking)) {
+      ++working;
+      rate += worker.rate();
+    }
+    if (worker.idle_queue_place != 0) ++idle;
+    ECHO_CHECK(
+        worker.idle_queue_place == 0 || (idle_.contains(worker.idle_queue_place) && worker.is(WorkerState::kWorking)),
+        "worker {} has an idle place, but is not queued or does not work", id_of(w));
+    ECHO_CHECK(worker.is(WorkerState::kWorking) || (!worker.generating && !worker.holds_work()),
+               "worker {} is {} but has work", id_of(w), to_string(worker.state));
     ECHO_CHECK(!worker.generating || !worker.queue.empty(), "worker {} generates nothing", id_of(w));
     ECHO_CHECK(worker.drain != SimWorker::Drain::kDone || !worker.holds_work(), "worker {} is drained but has work",
                id_of(w));
-    ECHO_CHECK(w >= first_alive_ || worker.dead(), "worker {} lives before first_alive_", id_of(w));
+    ECHO_CHECK(w >= first_alive_ || worker.is_dead(), "worker {} lives before first_alive_", id_of(w));
   }
   ECHO_CHECK(working == working_ && idle == idle_.size(), "counted {} working, found {}; queued {} idle, found {}",
              working_, working, idle_.size(), idle);
+  // rate_ is a sum of changes, so rounding errors remain.
   ECHO_CHECK(std::abs(rate - rate_) <= 1e-6 * std::max(1.0, rate), "counted {} rollouts/s, found {}", rate_, rate);
 }
 

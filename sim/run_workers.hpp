@@ -12,12 +12,12 @@
 
 namespace echoline::sim {
 
-// A leased group.
+// A leased group of rollouts.
 struct Work {
   LeaseId lease;
   Version version;
   double granted_s = 0;
-  std::uint32_t tokens = 0, longest = 0;
+  std::uint32_t tokens = 0, longest = 0;  // tokens of all its responses; of the longest one
 };
 
 // The transfer of the newest publication to one worker.
@@ -33,7 +33,7 @@ enum class WorkerState : std::uint8_t {
   kBooting,
   kSyncing,  // it has joined and waits for its first policy
   kWorking,
-  kDead,  // or hung, or returned
+  kDead,  // crashed, hung or returned to the provider
 };
 std::string_view to_string(WorkerState state);
 
@@ -50,35 +50,36 @@ struct SimWorker {
   std::uint64_t version = 0, delivered = 0;  // newest version installed; newest version received
   std::uint64_t sent_from_version = 0;       // publications from this version on were sent to it
   bool was_sent_version_0 = false;           // version 0 was sent to it too
-  bool installing = false, install_waits = false, generating = false;
-  double ends_s = 0, began_s = 0;               // of the current work
-  std::uint32_t turn = 0;                       // of kGenerated events; events of other turns are ignored
-  std::deque<Work> queue;                       // the first is being generated
-  std::size_t awaiting_longest = 0;             // groups that lack only their longest response
+  bool installing = false, install_is_pending = false, generating = false;
+  double generation_ends_s = 0, generation_began_s = 0;  // of the current work
+  std::uint32_t generation_number = 0;  // number of the last kGenerated event; earlier ones that still come are ignored
+  std::deque<Work> queue;               // the first is being generated
+  std::size_t groups_awaiting_longest = 0;      // groups that lack only their longest response
   std::map<LeaseId, Work> awaiting_submission;  // such groups, without those that were given back
-  std::uint64_t idle_place = 0;                 // place in the queue for work; 0: not queued
+  std::uint64_t idle_queue_place = 0;           // place in the queue for work; 0: not queued
   double joined_s = 0, busy_s = 0;
-  double received = 0, forwarded = 0;
+  double received = 0, forwarded = 0;  // bytes of policies
 
-  bool is(WorkerState s) const { return state == s; }
-  bool dead() const { return state == WorkerState::kDead; }
+  bool is(WorkerState expected) const { return state == expected; }
+  bool is_dead() const { return state == WorkerState::kDead; }
   double rate() const { return promised_rollouts_per_s * token_rate_fraction; }
   bool was_sent(std::uint64_t publication) const {
     return publication >= sent_from_version || (publication == 0 && was_sent_version_0);
   }
   bool holds_work() const { return !queue.empty() || !awaiting_submission.empty(); }
-  // Ends its current work and adds the work's time to busy_s.
+  // Ends the current generation and adds its time to busy_s.
   void stop_generating(double now);
 };
 
+// `w` is a worker's index.
 class RunWorkers {
  public:
   // Adds a booting worker. Returns its index, which is its WorkerId minus 1.
   std::size_t add(SimWorker worker);
-  // A state that may not follow the current one is a bug.
-  void set_state(std::size_t w, WorkerState to);
+  // Aborts if the state may not follow the current one.
+  void set_state(std::size_t w, WorkerState next);
   void set_token_rate_fraction(std::size_t w, double fraction);
-  // The provider no longer has anything for this ticket.
+  // Drops the ticket of a machine that has ended; find() no longer returns its worker.
   void forget(provisioner::Ticket ticket) { by_ticket_.erase(ticket); }
   void enter_idle_queue(std::size_t w);
   void leave_idle_queue(std::size_t w);
@@ -86,10 +87,10 @@ class RunWorkers {
   static WorkerId id_of(std::size_t w) { return WorkerId{w + 1}; }
   SimWorker& operator[](std::size_t w) { return workers_[w]; }
   const SimWorker& operator[](std::size_t w) const { return workers_[w]; }
-  SimWorker& of(WorkerId id) { return workers_[id.value - 1]; }
-  std::optional<std::size_t> find(provisioner::Ticket ticket) const;  // by the provisioner's order of a machine
+  SimWorker& by_id(WorkerId id) { return workers_[id.value - 1]; }
+  std::optional<std::size_t> find(provisioner::Ticket ticket) const;  // by the ticket with which its machine was rented
   std::size_t size() const { return workers_.size(); }                // including dead ones
-  // All workers before this index are dead.
+  // Index of the first worker that is not dead.
   std::size_t first_alive();
   std::size_t working() const { return working_; }
   double rate() const { return rate_; }  // promised rollouts/s of working ones
@@ -103,8 +104,8 @@ class RunWorkers {
   std::map<provisioner::Ticket, std::size_t> by_ticket_;
   std::size_t working_ = 0, first_alive_ = 0;
   double rate_ = 0;
-  std::map<std::uint64_t, std::size_t> idle_;  // by idle_place
-  std::uint64_t last_idle_place_ = 0;
+  std::map<std::uint64_t, std::size_t> idle_;  // by idle_queue_place
+  std::uint64_t last_idle_queue_place_ = 0;
 };
 
 }  // namespace echoline::sim

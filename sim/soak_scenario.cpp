@@ -13,22 +13,23 @@ using std::chrono::seconds;
 namespace {
 
 constexpr std::uint64_t kScenarioStream = 9;  // other parts of the simulation use other streams of the seed
+constexpr std::uint64_t kCorruptedPiecesMax = 8;
 
 // Random values from one stream, in a fixed order.
 class Dice {
  public:
   explicit Dice(std::uint64_t seed) : random_(seed, kScenarioStream) {}
   std::uint64_t below(std::uint64_t n) { return random_.below(n); }
-  bool chance(double p) { return random_.uniform() < p; }
+  bool chance(double probability) { return random_.uniform() < probability; }
   double between(double low, double high) { return low + (high - low) * random_.uniform(); }
-  // The logarithm is uniform.
+  // The logarithm is uniform, so small and large orders of magnitude are equally frequent.
   double log_uniform(double low, double high) { return low * std::pow(high / low, random_.uniform()); }
   Duration time(Duration low, Duration high) {
     return low + Duration(static_cast<std::int64_t>(random_.uniform() * static_cast<double>((high - low).count())));
   }
   template <class T>
-  T pick(std::initializer_list<T> of) {
-    return *(of.begin() + random_.below(of.size()));
+  T pick(std::initializer_list<T> choices) {
+    return *(choices.begin() + random_.below(choices.size()));
   }
 
  private:
@@ -36,200 +37,210 @@ class Dice {
 };
 
 WorldOptions make_world(std::uint64_t seed, Dice& dice) {
-  WorldOptions o;
-  o.seed = seed;
-  o.delay = dice.time(Duration{}, milliseconds(80));
-  if (dice.chance(0.5)) o.jitter = dice.time(Duration{}, milliseconds(20));
-  if (dice.chance(0.5)) o.stall_share = dice.log_uniform(0.0005, 0.02);
-  if (dice.chance(0.4)) o.split_transfer_share = dice.between(0, 0.3);
-  return o;
+  WorldOptions options;
+  options.seed = seed;
+  options.delay = dice.time(Duration{}, milliseconds(80));
+  if (dice.chance(0.5)) options.jitter = dice.time(Duration{}, milliseconds(20));
+  if (dice.chance(0.5)) options.stalled_transfer_share = dice.log_uniform(0.0005, 0.02);
+  if (dice.chance(0.4)) options.split_transfer_share = dice.between(0, 0.3);
+  return options;
 }
 
-void randomize_learner(LearnerOptions& o, Dice& dice, std::uint64_t full_bytes) {
+void randomize_learner(LearnerOptions& learner, Dice& dice, std::uint64_t full_policy_bytes) {
   const BitRate up = BitRate::from_mbit_per_s(dice.log_uniform(16, 400));
   if (dice.chance(0.3))
-    o.limits.up = up;  // the program limits its rate; otherwise the link does
+    learner.limits.up = up;  // the program limits its rate; otherwise the link does
   else
-    o.link = {up, up};
-  if (dice.chance(0.2)) o.clock_skew = dice.time(-seconds(30), seconds(30));
-  if (dice.chance(0.05)) o.clock_skew = dice.time(-hours(12), hours(12));
+    learner.link = {up, up};
+  if (dice.chance(0.2)) learner.clock_skew = dice.time(-seconds(30), seconds(30));
+  if (dice.chance(0.05)) learner.clock_skew = dice.time(-hours(12), hours(12));
   using enum chains::TopologyPolicy;
-  o.policy = dice.pick({kTrees, kTrees, kTrees, kEcho2, kEcho2, kBestChains, kStar, kStripes});
-  o.chooses_policy = dice.chance(0.3);
-  o.chain_rate = BitRate::from_mbit_per_s(dice.log_uniform(4, 40));
-  // The multiple of the chain rate that the uplink carries: one to eight chains.
-  o.up_least =
-      BitRate{o.chain_rate.bits_per_s * std::floor(std::clamp(up.bits_per_s / o.chain_rate.bits_per_s, 1.0, 8.0))};
-  o.heartbeat = dice.time(milliseconds(100), milliseconds(500));
-  o.network.heartbeat_timeout = o.heartbeat * static_cast<std::int64_t>(4 + dice.below(4));
-  if (dice.chance(0.5)) o.away_max = dice.time(seconds(10), seconds(60));
-  o.network.quorum = dice.between(0.5, 1.0);
-  if (dice.chance(0.3)) o.store = {3 * full_bytes};
-  if (dice.chance(0.1)) o.publication_lifetime = dice.time(seconds(5), seconds(40));
-  o.snapshot_bytes = full_bytes;
-  o.snapshot_encode_time = dice.time(Duration{}, milliseconds(500));
-  if (dice.chance(0.6)) o.folded_max = 1 + dice.below(20);
+  // `policy` is that of the topology. kEcho2: as many chains as the learner's uplink feeds at chain_rate. Trees are the
+  // most complex topology, so they are drawn most often.
+  learner.policy = dice.pick({kTrees, kTrees, kTrees, kEcho2, kEcho2, kBestChains, kStar, kStripes});
+  learner.chooses_policy = dice.chance(0.3);
+  learner.chain_rate = BitRate::from_mbit_per_s(dice.log_uniform(4, 40));
+  // The uplink that the learner plans with: a whole number of chains, one to eight.
+  learner.uplink_min = BitRate{learner.chain_rate.bits_per_s *
+                               std::floor(std::clamp(up.bits_per_s / learner.chain_rate.bits_per_s, 1.0, 8.0))};
+  learner.heartbeat = dice.time(milliseconds(100), milliseconds(500));
+  learner.network.heartbeat_timeout = learner.heartbeat * static_cast<std::int64_t>(4 + dice.below(4));
+  if (dice.chance(0.5)) learner.away_max = dice.time(seconds(10), seconds(60));
+  learner.network.quorum = dice.between(0.5, 1.0);
+  if (dice.chance(0.3)) learner.store = {3 * full_policy_bytes};
+  if (dice.chance(0.1)) learner.publication_lifetime = dice.time(seconds(5), seconds(40));
+  learner.snapshot_bytes = full_policy_bytes;
+  learner.snapshot_encode_time = dice.time(Duration{}, milliseconds(500));
+  if (dice.chance(0.6)) learner.folded_max = 1 + dice.below(20);  // deltas combined into one
 }
 
 MaliceOptions make_malice(Dice& dice) {
-  MaliceOptions m;
+  MaliceOptions malice;
   switch (dice.below(7)) {
     case 0:
     case 1:
-      m.flip_share = dice.pick({0.01, 0.1, 1.0});
+      malice.flip_share = dice.pick({0.01, 0.1, 1.0});
       break;
     case 2:
-      m.replay_share = dice.between(0.01, 0.3);
+      malice.replay_share = dice.between(0.01, 0.3);
       break;
     case 3:
-      m.garbage_share = dice.between(0.001, 0.05);
+      malice.garbage_share = dice.between(0.001, 0.05);
       break;
     case 4:
-      m.forward_nothing = true;
+      malice.forward_nothing = true;
       break;
     case 5:
-      m.repeat_requests = true;
+      malice.repeat_requests = true;
       break;
     default:
-      m.misreport_progress = true;
+      malice.misreport_progress = true;
       break;
   }
-  if (dice.chance(0.1)) m.slander = true;
-  if (dice.chance(0.1)) m.flood = true;
+  if (dice.chance(0.1)) malice.slander = true;
+  if (dice.chance(0.1)) malice.flood = true;
   if (dice.chance(0.1)) {
     using enum overlay::MessageBudget::Kind;
-    m.flood_kind = dice.pick({kHave, kRenew, kNeedHelp, kAck, kTrouble, kChunkRequest});
+    malice.flood_kind = dice.pick({kHave, kRenew, kNeedHelp, kAck, kTrouble, kChunkRequest});
   }
-  if (dice.chance(0.1)) m.reconnect = true;
-  if (dice.chance(0.2)) m.misreport_progress = true;
-  return m;
+  if (dice.chance(0.1)) malice.reconnect = true;
+  if (dice.chance(0.2)) malice.misreport_progress = true;
+  return malice;
 }
 
-// `common_mbit`: the rate of all workers' links; 0: every worker draws its own.
-WorkerOptions make_worker(Dice& dice, const LearnerOptions& learner, std::uint64_t full_bytes, double common_mbit,
-                          bool enrol, double disk_share) {
-  WorkerOptions o;
+// `common_mbit`: the rate of all workers' links; 0: every worker draws its own. `enrols`: the worker gets its
+// certificate from the learner, instead of starting with one.
+WorkerOptions make_worker(Dice& dice, const LearnerOptions& learner, std::uint64_t full_policy_bytes,
+                          double common_mbit, bool enrols, double disk_share) {
+  WorkerOptions worker;
   const BitRate up = BitRate::from_mbit_per_s(common_mbit > 0 ? common_mbit : dice.log_uniform(4, 100));
   const BitRate down = BitRate::from_mbit_per_s(common_mbit > 0 ? common_mbit : dice.log_uniform(8, 200));
   if (dice.chance(0.3))
-    o.limits = {up, down};
+    worker.limits = {up, down};
   else
-    o.link = {up, down};
-  if (dice.chance(0.2)) o.clock_skew = dice.time(-seconds(60), seconds(60));
-  if (dice.chance(0.03)) o.clock_skew = dice.time(-hours(12), hours(12));
-  if (dice.chance(0.05)) o.open_files_max = 96 + dice.below(96);
-  o.nat = dice.chance(0.1);
-  o.enrol = enrol;
-  o.disk = dice.chance(disk_share);
-  o.store.memory_max = {4 * full_bytes};
-  if (o.disk) {
-    o.disk_options.write_delay = dice.time(Duration{}, milliseconds(10));
-    o.disk_options.read_delay = dice.time(Duration{}, milliseconds(10));
-    o.disk_options.save_delay = dice.time(Duration{}, milliseconds(50));
-    o.store.disk_max = {4 * full_bytes};
+    worker.link = {up, down};
+  if (dice.chance(0.2)) worker.clock_skew = dice.time(-seconds(60), seconds(60));
+  if (dice.chance(0.03)) worker.clock_skew = dice.time(-hours(12), hours(12));
+  if (dice.chance(0.05)) worker.open_files_max = 96 + dice.below(96);
+  worker.behind_nat = dice.chance(0.1);
+  worker.enrols = enrols;
+  worker.disk = dice.chance(disk_share);
+  worker.store.memory_max = {4 * full_policy_bytes};
+  if (worker.disk) {
+    worker.disk_options.write_delay = dice.time(Duration{}, milliseconds(10));
+    worker.disk_options.read_delay = dice.time(Duration{}, milliseconds(10));
+    worker.disk_options.save_delay = dice.time(Duration{}, milliseconds(50));
+    worker.store.disk_max = {4 * full_policy_bytes};
+    // Some disks become full, or so little memory is allowed that the disk must be used. With both, no policy would
+    // fit.
+    constexpr std::uint64_t kChunksInMemoryMin = 64;
     if (dice.chance(0.3))
-      o.disk_options.capacity_bytes = full_bytes / 2 + dice.below(2 * full_bytes);
+      worker.disk_options.capacity_bytes = full_policy_bytes / 2 + dice.below(2 * full_policy_bytes);
     else if (dice.chance(0.5))
-      o.store.memory_max = {std::max<std::uint64_t>(full_bytes / 4, 64 * learner.chunk_bytes)};
+      worker.store.memory_max = {
+          std::max<std::uint64_t>(full_policy_bytes / 4, kChunksInMemoryMin * learner.chunk_bytes)};
   }
-  o.install_time = dice.time(Duration{}, milliseconds(200));
-  if (dice.chance(0.1)) o.install_failure_share = dice.chance(0.2) ? 0.6 : 0.05;
-  o.restart_after = dice.time(milliseconds(100), seconds(2));
-  return o;
+  worker.install_time = dice.time(Duration{}, milliseconds(200));
+  if (dice.chance(0.1)) worker.install_failure_share = dice.chance(0.2) ? 0.6 : 0.05;
+  worker.restart_delay = dice.time(milliseconds(100), seconds(2));
+  return worker;
 }
 
-// Adds publications at a fixed interval, and faults at random times, to the scenario.
+// Adds events to a scenario: publications at a fixed interval, and faults at random times.
 class Script {
  public:
-  Script(SoakScenario& s, Dice& dice) : s_(s), dice_(dice) {}
+  Script(SoakScenario& scenario, Dice& dice) : scenario_(scenario), dice_(dice) {}
 
-  void add_publications(std::size_t count, Duration every, std::uint64_t full_bytes) {
+  void add_publications(std::size_t count, Duration every, std::uint64_t full_policy_bytes) {
     for (std::size_t i = 0; i < count; ++i) {
-      ScenarioEvent event = at(every * static_cast<std::int64_t>(i) + seconds(1));
+      ScenarioEvent event = event_at(every * static_cast<std::int64_t>(i) + seconds(1));
       event.kind = ScenarioEvent::Kind::kPublish;
-      event.delta = i > 0 && !dice_.chance(0.05);
-      event.publish.bytes = event.delta ? 1 + dice_.below(full_bytes / 2) : full_bytes;
+      event.is_delta = i > 0 && !dice_.chance(0.05);
+      event.publish.bytes = event.is_delta ? 1 + dice_.below(full_policy_bytes / 2) : full_policy_bytes;
       event.publish.pieces = 1 + dice_.below(6);
-      if (dice_.chance(0.05)) event.publish.abandon_after = dice_.below(event.publish.pieces);
+      if (dice_.chance(0.05)) event.publish.abandon_after_pieces = dice_.below(event.publish.pieces);
       if (event.publish.pieces > 1) event.publish.encode_time = dice_.time(Duration{}, every);
       add(std::move(event));
     }
   }
 
-  // Calls `one` zero to 2 × mean times.
-  void repeat_about(double mean, const std::function<void()>& one) {
-    for (std::uint64_t n = dice_.below(static_cast<std::uint64_t>(2 * mean) + 1); n > 0; --n) one();
+  // Calls `add_fault` zero to 2 × mean times.
+  void repeat_about(double mean, const std::function<void()>& add_fault) {
+    const std::uint64_t times = dice_.below(static_cast<std::uint64_t>(2 * mean) + 1);
+    for (std::uint64_t i = 0; i < times; ++i) add_fault();
   }
 
   void add_kill() {
-    ScenarioEvent event = any_time(ScenarioEvent::Kind::kKill);
+    ScenarioEvent event = random_event(ScenarioEvent::Kind::kKill);
     event.death = dice_.chance(0.5) ? Death::kCrash : Death::kPowerLoss;
     if (dice_.chance(0.7)) event.length = dice_.time(milliseconds(50), seconds(6));  // otherwise it does not restart
     add(std::move(event));
   }
-  void add_simple(ScenarioEvent::Kind kind) { add(any_time(kind)); }
+  void add_simple(ScenarioEvent::Kind kind) { add(random_event(kind)); }
   void add_lasting(ScenarioEvent::Kind kind, Duration length_max) {
-    ScenarioEvent event = any_time(kind);
+    ScenarioEvent event = random_event(kind);
     event.length = dice_.time(milliseconds(50), length_max);
     add(std::move(event));
   }
-  // The machine restarts with another time: it dies, and its process starts again after `length`.
+  // The machine dies, and restarts after `length` with its clock moved by `clock_step`.
   void add_clock_step(ScenarioEvent::Kind kind) {
-    ScenarioEvent event = any_time(kind);
+    ScenarioEvent event = random_event(kind);
     event.length = dice_.time(milliseconds(50), seconds(4));
-    event.step = dice_.time(-hours(6), hours(6));
+    event.clock_step = dice_.time(-hours(6), hours(6));
     event.death = dice_.chance(0.5) ? Death::kCrash : Death::kPowerLoss;
     add(std::move(event));
   }
-  void add_rot() {
-    ScenarioEvent event = any_time(ScenarioEvent::Kind::kRot);
-    event.pieces = 1 + dice_.below(8);
+  void add_disk_corruption() {
+    ScenarioEvent event = random_event(ScenarioEvent::Kind::kDiskCorruption);
+    event.corrupted_pieces = 1 + dice_.below(kCorruptedPiecesMax);
     add(std::move(event));
   }
-  // Rarely up to 45 s, which can be more than away_max.
+  // The learner is down for up to 5 s, rarely for up to 45 s. That can exceed away_max, after which workers leave it.
   void add_learner_crash() {
-    ScenarioEvent event = any_time(ScenarioEvent::Kind::kLearnerCrash);
+    ScenarioEvent event = random_event(ScenarioEvent::Kind::kLearnerCrash);
     event.length = dice_.time(milliseconds(50), dice_.chance(0.05) ? seconds(45) : seconds(5));
     event.death = dice_.chance(0.5) ? Death::kCrash : Death::kPowerLoss;
     if (dice_.chance(0.4)) event.versions_lost = 1 + dice_.below(3);
     add(std::move(event));
   }
-  void add_partition() {  // rarely up to 45 s, as above
-    ScenarioEvent event = any_time(ScenarioEvent::Kind::kPartition);
+  // A partition lasts up to 8 s, rarely up to 45 s: also longer than away_max.
+  void add_partition() {
+    ScenarioEvent event = random_event(ScenarioEvent::Kind::kPartition);
     event.length = dice_.time(milliseconds(100), dice_.chance(0.03) ? seconds(45) : seconds(8));
     const double share = dice_.between(0.05, 0.6);
-    for (std::size_t i = 0; i < s_.workers.size(); ++i)
+    for (std::size_t i = 0; i < scenario_.workers.size(); ++i)
       if (dice_.chance(share)) event.group.push_back(i);
     event.with_learner = dice_.chance(0.3);
-    event.one_way = dice_.chance(0.3);
-    event.lose_incoming = dice_.chance(0.5);
+    event.is_one_way = dice_.chance(0.3);
+    event.loses_incoming = dice_.chance(0.5);
     add(std::move(event));
   }
   void add_join(std::size_t worker) {
-    ScenarioEvent event = any_time(ScenarioEvent::Kind::kJoin);
+    ScenarioEvent event = random_event(ScenarioEvent::Kind::kJoin);
     event.worker = worker;
     add(std::move(event));
   }
   void sort() {
-    std::stable_sort(s_.events.begin(), s_.events.end(),
+    std::stable_sort(scenario_.events.begin(), scenario_.events.end(),
                      [](const ScenarioEvent& a, const ScenarioEvent& b) { return a.at < b.at; });
   }
 
  private:
-  static ScenarioEvent at(Duration when) {
+  static ScenarioEvent event_at(Duration time) {
     ScenarioEvent event;
-    event.at = when;
+    event.at = time;
     return event;
   }
-  ScenarioEvent any_time(ScenarioEvent::Kind kind) {
-    ScenarioEvent event = at(dice_.time(Duration{}, s_.fault_time));
+  // An event for a random worker at a random time.
+  ScenarioEvent random_event(ScenarioEvent::Kind kind) {
+    ScenarioEvent event = event_at(dice_.time(Duration{}, scenario_.fault_time));
     event.kind = kind;
-    event.worker = dice_.below(s_.workers.size());
+    event.worker = dice_.below(scenario_.workers.size());
     return event;
   }
-  void add(ScenarioEvent event) { s_.events.push_back(std::move(event)); }
+  void add(ScenarioEvent event) { scenario_.events.push_back(std::move(event)); }
 
-  SoakScenario& s_;
+  SoakScenario& scenario_;
   Dice& dice_;
 };
 
@@ -237,115 +248,118 @@ class Script {
 
 SoakScenario make_soak_scenario(std::uint64_t seed) {
   Dice dice(seed);
-  SoakScenario s;
-  s.seed = seed;
-  s.world = make_world(seed, dice);
-  s.fleet.seed = seed;
-  s.fleet.fault_points = dice.chance(0.5);
-  if (dice.chance(0.2)) s.fleet.certificate_lifetime = dice.time(seconds(8), seconds(60));
-  if (dice.chance(0.3)) s.fleet.message_every = dice.time(milliseconds(200), seconds(1));
-  LearnerOptions& learner = s.fleet.learner;
+  SoakScenario scenario;
+  scenario.seed = seed;
+  scenario.world = make_world(seed, dice);
+  scenario.fleet.seed = seed;
+  scenario.fleet.fault_points = dice.chance(0.5);
+  if (dice.chance(0.2)) scenario.fleet.certificate_lifetime = dice.time(seconds(8), seconds(60));
+  if (dice.chance(0.3)) scenario.fleet.message_interval = dice.time(milliseconds(200), seconds(1));
+  LearnerOptions& learner = scenario.fleet.learner;
   learner.chunk_bytes = 4096u << dice.below(5);
-  s.workers_at_start = 2 + dice.below(std::uint64_t{1} << (1 + dice.below(6)));  // 2 to 65, more often few
-  const std::size_t late_workers = dice.chance(0.5) ? dice.below(1 + s.workers_at_start / 3) : 0;
-  // Tens of kB to some MB, limited so that all chunks together take a fraction of a second of CPU.
+  scenario.workers_at_start = 2 + dice.below(std::uint64_t{1} << (1 + dice.below(6)));  // 2 to 65, more often few
+  const std::size_t late_workers = dice.chance(0.5) ? dice.below(1 + scenario.workers_at_start / 3) : 0;
+  // A policy has tens of kB to some MB. The number of chunks times workers is limited, because a seed should take only
+  // a fraction of a second of CPU.
   const double full_bytes_max =
-      std::min(4e6, 3000.0 * learner.chunk_bytes / static_cast<double>(s.workers_at_start + late_workers));
-  const auto full_bytes = static_cast<std::uint64_t>(dice.log_uniform(20'000, std::max(40'000.0, full_bytes_max)));
-  randomize_learner(learner, dice, full_bytes);
+      std::min(4e6, 3000.0 * learner.chunk_bytes / static_cast<double>(scenario.workers_at_start + late_workers));
+  const auto full_policy_bytes =
+      static_cast<std::uint64_t>(dice.log_uniform(20'000, std::max(40'000.0, full_bytes_max)));
+  randomize_learner(learner, dice, full_policy_bytes);
   const BitRate learner_up = *(learner.limits.up ? learner.limits.up : learner.link.up);
   const double all_bits =
-      8.0 * static_cast<double>(full_bytes) * static_cast<double>(s.workers_at_start + late_workers);
+      8.0 * static_cast<double>(full_policy_bytes) * static_cast<double>(scenario.workers_at_start + late_workers);
   // A publication must not expire before the slowest topology has delivered it.
   if (learner.publication_lifetime < std::chrono::hours(1))
-    learner.publication_lifetime += from_seconds(2 * (all_bits / learner_up.bits_per_s + full_bytes * 8 / 4e6));
-  const bool enrol = dice.chance(0.3);
+    learner.publication_lifetime += from_seconds(2 * (all_bits / learner_up.bits_per_s + full_policy_bytes * 8 / 4e6));
+  const bool enrols = dice.chance(0.3);
   const double common_mbit = dice.chance(0.4) ? dice.log_uniform(8, 100) : 0, disk_share = dice.pick({0.0, 0.5, 1.0});
-  for (std::size_t i = 0; i < s.workers_at_start + late_workers; ++i)
-    s.workers.push_back(make_worker(dice, learner, full_bytes, common_mbit, enrol, disk_share));
-  if (s.workers_at_start >= 4 && dice.chance(0.5))
-    for (std::uint64_t n = 1 + dice.below(3); n > 0; --n) {
-      WorkerOptions& w = s.workers[dice.below(s.workers.size())];
-      w.malice = make_malice(dice);
-      w.limits = {};  // whole frames, so that malice can change them
+  for (std::size_t i = 0; i < scenario.workers_at_start + late_workers; ++i)
+    scenario.workers.push_back(make_worker(dice, learner, full_policy_bytes, common_mbit, enrols, disk_share));
+  if (scenario.workers_at_start >= 4 && dice.chance(0.5))
+    for (std::uint64_t count = 1 + dice.below(3); count > 0; --count) {
+      WorkerOptions& worker = scenario.workers[dice.below(scenario.workers.size())];
+      worker.malice = make_malice(dice);
+      worker.limits = {};  // without a rate limit the core sends whole frames, which malice can change
     }
 
   if (dice.chance(0.2))
-    for (std::uint64_t n = 1 + dice.below(s.workers.size()); n > 0; --n)
-      s.blocked_dials.emplace_back(dice.below(s.workers.size()), dice.below(s.workers.size()));
+    for (std::uint64_t count = 1 + dice.below(scenario.workers.size()); count > 0; --count)
+      scenario.blocked_dials.emplace_back(dice.below(scenario.workers.size()), dice.below(scenario.workers.size()));
 
-  const std::size_t count = 1 + dice.below(8);
+  const std::size_t publications = 1 + dice.below(8);
   const Duration every = dice.time(milliseconds(100), milliseconds(1500));
-  s.fault_time = every * static_cast<std::int64_t>(count) + seconds(2);
-  Script script(s, dice);
-  script.add_publications(count, every, full_bytes);
-  for (std::size_t i = s.workers_at_start; i < s.workers.size(); ++i) script.add_join(i);
-  const double fault_factor = dice.chance(0.15) ? 0 : 1;  // some fleets have no faults
-  script.repeat_about(fault_factor * 2, [&] { script.add_kill(); });
-  script.repeat_about(fault_factor * 1, [&] { script.add_simple(ScenarioEvent::Kind::kReset); });
-  script.repeat_about(fault_factor * 1, [&] { script.add_lasting(ScenarioEvent::Kind::kClog, seconds(4)); });
-  script.repeat_about(fault_factor * 1, [&] { script.add_lasting(ScenarioEvent::Kind::kPause, seconds(8)); });
-  if (fault_factor > 0 && dice.chance(0.2)) script.add_lasting(ScenarioEvent::Kind::kLearnerPause, seconds(8));
-  script.repeat_about(fault_factor * 1, [&] { script.add_partition(); });
-  script.repeat_about(fault_factor * 1, [&] { script.add_lasting(ScenarioEvent::Kind::kDiskErrors, seconds(3)); });
-  if (fault_factor > 0 && dice.chance(0.15)) script.add_lasting(ScenarioEvent::Kind::kLearnerDiskErrors, seconds(3));
-  if (fault_factor > 0 && dice.chance(0.25)) script.add_simple(ScenarioEvent::Kind::kDrain);
-  if (fault_factor > 0 && dice.chance(0.1)) script.add_simple(ScenarioEvent::Kind::kExpel);
-  if (fault_factor > 0 && dice.chance(0.25)) script.add_learner_crash();
-  script.repeat_about(fault_factor * 0.5, [&] { script.add_simple(ScenarioEvent::Kind::kMove); });
-  script.repeat_about(fault_factor * 0.5, [&] { script.add_lasting(ScenarioEvent::Kind::kFiles, seconds(4)); });
-  if (fault_factor > 0 && dice.chance(0.1)) script.add_lasting(ScenarioEvent::Kind::kLearnerFiles, seconds(3));
-  if (disk_share > 0) script.repeat_about(fault_factor * 1, [&] { script.add_rot(); });
-  if (fault_factor > 0 && dice.chance(0.1)) script.add_clock_step(ScenarioEvent::Kind::kClockStep);
-  if (fault_factor > 0 && dice.chance(0.05)) script.add_clock_step(ScenarioEvent::Kind::kLearnerClockStep);
+  scenario.fault_time = every * static_cast<std::int64_t>(publications) + seconds(2);
+  Script script(scenario, dice);
+  script.add_publications(publications, every, full_policy_bytes);
+  for (std::size_t i = scenario.workers_at_start; i < scenario.workers.size(); ++i) script.add_join(i);
+  const double faults = dice.chance(0.15) ? 0 : 1;  // factor of all means; some fleets have no faults
+  script.repeat_about(faults * 2, [&] { script.add_kill(); });
+  script.repeat_about(faults * 1, [&] { script.add_simple(ScenarioEvent::Kind::kResetConnection); });
+  script.repeat_about(faults * 1, [&] { script.add_lasting(ScenarioEvent::Kind::kStopLinks, seconds(4)); });
+  script.repeat_about(faults * 1, [&] { script.add_lasting(ScenarioEvent::Kind::kPause, seconds(8)); });
+  if (faults > 0 && dice.chance(0.2)) script.add_lasting(ScenarioEvent::Kind::kLearnerPause, seconds(8));
+  script.repeat_about(faults * 1, [&] { script.add_partition(); });
+  script.repeat_about(faults * 1, [&] { script.add_lasting(ScenarioEvent::Kind::kDiskErrors, seconds(3)); });
+  if (faults > 0 && dice.chance(0.15)) script.add_lasting(ScenarioEvent::Kind::kLearnerDiskErrors, seconds(3));
+  if (faults > 0 && dice.chance(0.25)) script.add_simple(ScenarioEvent::Kind::kDrain);
+  if (faults > 0 && dice.chance(0.1)) script.add_simple(ScenarioEvent::Kind::kExpel);
+  if (faults > 0 && dice.chance(0.25)) script.add_learner_crash();
+  script.repeat_about(faults * 0.5, [&] { script.add_simple(ScenarioEvent::Kind::kChangeAddress); });
+  script.repeat_about(faults * 0.5, [&] { script.add_lasting(ScenarioEvent::Kind::kNoFiles, seconds(4)); });
+  if (faults > 0 && dice.chance(0.1)) script.add_lasting(ScenarioEvent::Kind::kLearnerNoFiles, seconds(3));
+  if (disk_share > 0) script.repeat_about(faults * 1, [&] { script.add_disk_corruption(); });
+  if (faults > 0 && dice.chance(0.1)) script.add_clock_step(ScenarioEvent::Kind::kClockStep);
+  if (faults > 0 && dice.chance(0.05)) script.add_clock_step(ScenarioEvent::Kind::kLearnerClockStep);
   script.sort();
   if (dice.chance(0.1)) {
-    s.intruder = dice.time(milliseconds(100), milliseconds(500));
+    scenario.intruder = dice.time(milliseconds(100), milliseconds(500));
     if (dice.chance(0.7)) {
-      WorkerOptions& w = s.workers[dice.below(s.workers.size())];
-      w.malice.leak = true;
-      w.limits = {};
+      WorkerOptions& worker = scenario.workers[dice.below(scenario.workers.size())];
+      worker.malice.leak = true;
+      worker.limits = {};
     }
   }
-  s.final_bytes = 1 + dice.below(full_bytes / 2);
-  s.timed_bytes = std::max<std::uint64_t>(1, full_bytes / 2);
-  s.peace_time_max = seconds(180);
+  scenario.final_bytes = 1 + dice.below(full_policy_bytes / 2);
+  scenario.timed_bytes = std::max<std::uint64_t>(1, full_policy_bytes / 2);
+  scenario.catch_up_time_max = seconds(180);
   if (dice.chance(0.06)) {
-    s.sleep_time = dice.time(hours(1), hours(5));
-    s.fleet.message_every.reset();
-    s.learner_stays_awake = dice.chance(0.4);
-    if (s.learner_stays_awake) {  // sleep lasts hours, so heartbeats are less frequent
+    scenario.sleep_time = dice.time(hours(1), hours(5));
+    scenario.fleet.message_interval.reset();
+    scenario.learner_stays_awake = dice.chance(0.4);
+    if (scenario.learner_stays_awake) {  // sleep lasts hours, so heartbeats are less frequent
       learner.heartbeat = seconds(10);
       learner.network.heartbeat_timeout = seconds(60);
       learner.away_max = dice.chance(0.5) ? hours(8) : dice.time(seconds(60), hours(1));
-      s.intruder.reset();
-      s.peace_time_max = hours(1);
-      for (WorkerOptions& w : s.workers) {  // endless attacks would take too many events
-        w.malice.flood = w.malice.reconnect = w.malice.slander = w.malice.repeat_requests = false;
-        w.malice.flood_kind.reset();
+      scenario.intruder.reset();
+      scenario.catch_up_time_max = hours(1);
+      for (WorkerOptions& worker : scenario.workers) {  // endless attacks in hours would be too many events
+        worker.malice.flood = worker.malice.reconnect = worker.malice.slander = worker.malice.repeat_requests = false;
+        worker.malice.flood_kind.reset();
       }
     }
   }
-  if (s.sleep_time == Duration{} && dice.chance(0.12)) {
-    s.lag_max = seconds(45);
+  if (scenario.sleep_time == Duration{} && dice.chance(0.12)) {
+    scenario.delivery_time_max = seconds(45);
     // A star may first have to send a full policy to every worker.
     if (learner.policy == chains::TopologyPolicy::kStar)
-      s.lag_max += from_seconds(2 * all_bits / learner_up.bits_per_s);
-    s.stream_time = s.lag_max + seconds(30);
-    s.stream_interval = dice.time(milliseconds(300), seconds(3));
+      scenario.delivery_time_max += from_seconds(2 * all_bits / learner_up.bits_per_s);
+    scenario.stream_time = scenario.delivery_time_max + seconds(30);
+    scenario.stream_interval = dice.time(milliseconds(300), seconds(3));
     // The bytes that a star, or a chain of the slowest workers, carries in a quarter of that time.
-    const double rate = std::min(learner_up.bits_per_s / static_cast<double>(s.workers.size()), 4e6);
-    s.stream_bytes = 1 + std::min({std::uint64_t{2} * learner.chunk_bytes, full_bytes / 4,
-                                   static_cast<std::uint64_t>(echoline::seconds(s.stream_interval) * rate / 32)});
+    const double rate = std::min(learner_up.bits_per_s / static_cast<double>(scenario.workers.size()), 4e6);
+    scenario.stream_bytes =
+        1 + std::min({std::uint64_t{2} * learner.chunk_bytes, full_policy_bytes / 4,
+                      static_cast<std::uint64_t>(echoline::seconds(scenario.stream_interval) * rate / 32)});
   }
-  for (WorkerOptions& w : s.workers)
-    if (w.malice.any() && dice.chance(0.3)) {
+  for (WorkerOptions& worker : scenario.workers)
+    if (worker.malice.any() && dice.chance(0.3)) {
       if (dice.chance(0.5))
-        w.malice.forge_share = dice.pick({0.05, 0.5});
+        worker.malice.forge_share = dice.pick({0.05, 0.5});
       else
-        w.malice.withhold_share = dice.pick({0.02, 0.2});
+        worker.malice.withhold_share = dice.pick({0.02, 0.2});
     }
-  return s;
+  return scenario;
 }
 
 std::string to_text(const SoakScenario& s) {
@@ -353,7 +367,7 @@ std::string to_text(const SoakScenario& s) {
   std::string malicious;
   for (std::size_t i = 0; i < s.workers.size(); ++i) {
     const WorkerOptions& w = s.workers[i];
-    nat += w.nat;
+    nat += w.behind_nat;
     disk += w.disk;
     if (w.malice.any()) malicious += fmt::format(", {} {}", i, to_text(w.malice));
   }
@@ -365,8 +379,8 @@ std::string to_text(const SoakScenario& s) {
       s.workers_at_start, s.workers.size() - s.workers_at_start, disk, nat, malicious,
       to_string(s.fleet.learner.policy), s.fleet.learner.chunk_bytes, publications, s.fleet.learner.snapshot_bytes,
       echoline::seconds(s.fault_time), s.events.size() - publications, s.blocked_dials.size(),
-      echoline::to_text(s.world.delay), s.world.stall_share, s.workers.front().enrol ? ", enrolment" : "",
-      s.fleet.fault_points ? ", fault points" : "", s.fleet.message_every ? ", messages" : "",
+      echoline::to_text(s.world.delay), s.world.stalled_transfer_share, s.workers.front().enrols ? ", enrolment" : "",
+      s.fleet.fault_points ? ", fault points" : "", s.fleet.message_interval ? ", messages" : "",
       s.fleet.certificate_lifetime < std::chrono::hours(1) ? ", short certificates" : "",
       s.fleet.learner.publication_lifetime < std::chrono::hours(1) ? ", publications expire" : "",
       s.intruder ? ", an intruder" : "",

@@ -1,4 +1,5 @@
-// A random soak test by its seed: a fleet, its publications and its faults. Plain data, so that it can be printed.
+// A random soak test by its seed: a fleet, its publications and its faults. After the faults comes a phase without any,
+// the peace, in which all workers must catch up. Plain data, so that it can be printed.
 #pragma once
 #include <string>
 #include <vector>
@@ -7,42 +8,43 @@
 
 namespace echoline::sim {
 
-// A publication, a fault or another event at a time after the start.
+// A publication, a fault or another event at a time after the start. Unless a comment names the learner, it is about
+// worker number `worker` and its host.
 struct ScenarioEvent {
   enum class Kind {
-    kPublish,
-    kJoin,  // worker number `worker` joins
-    kKill,  // crash or power loss; restarts after `length`, never if that is zero
-    kDrain,
-    kExpel,
-    kReset,              // breaks one connection of the host
-    kClog,               // no data passes the host's links, for `length`
-    kPause,              // of the process, for `length`
-    kLearnerPause,       // for `length`
-    kPartition,          // of `group`, for `length`
-    kDiskErrors,         // of the host's disk, for `length`
-    kLearnerDiskErrors,  // of the learner's disk, for `length`
-    kLearnerCrash,       // restarts after `length`, from a checkpoint
-    kMove,               // the host gets another address
-    kFiles,              // the process cannot open connections, for `length`
-    kLearnerFiles,       // the learner cannot open connections, for `length`
-    kRot,                // bits on the host's disk flip
-    kClockStep,          // the machine restarts with another time
-    kLearnerClockStep,   // the learner's machine restarts with another time
+    kPublish,            // the learner publishes the next version, as `publish` and `is_delta` say
+    kJoin,               // worker number `worker` joins
+    kKill,               // crash or power loss; restarts after `length`, never if that is zero
+    kDrain,              // the worker leaves in an orderly way
+    kExpel,              // the learner revokes the worker
+    kResetConnection,    // breaks one connection of the host
+    kStopLinks,          // no data passes the host's links, for `length`
+    kPause,              // stops the process, for `length`
+    kLearnerPause,       // stops the learner's process, for `length`
+    kPartition,          // separates `group` from all other hosts, for `length`
+    kDiskErrors,         // operations of the host's disk fail, for `length`
+    kLearnerDiskErrors,  // operations of the learner's disk fail, for `length`
+    kLearnerCrash,       // the learner restarts after `length`, from a checkpoint
+    kChangeAddress,      // the host gets another address
+    kNoFiles,            // the process may not open files, so no connections, for `length`
+    kLearnerNoFiles,     // the learner may not open files, so no connections, for `length`
+    kDiskCorruption,     // bits on the host's disk flip
+    kClockStep,          // the machine dies; it restarts after `length` with its clock moved by `clock_step`
+    kLearnerClockStep,   // the same, for the learner's machine
   };
-  Duration at{}, length{};
+  Duration at{}, length{};  // after the start; of the fault, or until a restart
   Kind kind{};
   std::size_t worker = 0;
   Death death = Death::kCrash;
-  // Workers on one side of a partition. `one_way`: only data from that side to the other is lost; with `lose_incoming`,
-  // only data to it. `with_learner`: the learner is on that side.
+  // Workers on one side of a partition. `with_learner`: the learner is on that side. `is_one_way`: only data from that
+  // side to the other is lost, or, with `loses_incoming`, only data from the other side to it.
   std::vector<std::size_t> group;
-  bool one_way = false, lose_incoming = false, with_learner = false;
+  bool is_one_way = false, loses_incoming = false, with_learner = false;
   PublishSpec publish;
-  Duration step{};                  // of a clock
-  std::size_t pieces = 0;           // pieces of the disk that rot
-  std::uint64_t versions_lost = 0;  // missing from the trainer's checkpoint
-  bool delta = false;               // based on the newest version at that time
+  Duration clock_step{};             // by which the clock is moved
+  std::size_t corrupted_pieces = 0;  // data pieces on the disk in which a bit flips
+  std::uint64_t versions_lost = 0;   // newest versions that the trainer's checkpoint lacks
+  bool is_delta = false;             // the publication is based on the newest version at that time
 };
 
 struct SoakScenario {
@@ -53,16 +55,17 @@ struct SoakScenario {
   std::size_t workers_at_start = 0;
   std::vector<std::pair<std::size_t, std::size_t>> blocked_dials;  // pairs in which the first cannot dial the second
   std::vector<ScenarioEvent> events;                               // ordered by time
-  Duration fault_time{};                                           // the faults end after it: peace
+  Duration fault_time{};                                           // from the start until the faults end
   Duration sleep_time{};                      // machines sleep this long before the peace; zero: they do not
   bool learner_stays_awake = false;           // false: the learner's machine sleeps too
   std::optional<Duration> intruder;           // interval of an intruder's requests
-  Duration peace_time_max{};                  // time in which all workers must catch up
+  Duration catch_up_time_max{};               // time in peace in which all workers must catch up
   Duration stream_time{}, stream_interval{};  // duration and interval of small publications in peace
-  std::uint64_t stream_bytes = 0;             // of each of them
-  Duration lag_max{};                         // after stream_time no worker may be further behind than this
-  std::uint64_t final_bytes = 0;              // of the publication that opens the peace
-  std::uint64_t timed_bytes = 0;              // of the timed publication
+  std::uint64_t stream_bytes = 0;             // of each of these publications
+  // After stream_time, every worker must have the version that was the newest this long ago.
+  Duration delivery_time_max{};
+  std::uint64_t final_bytes = 0;  // of the publication that opens the peace
+  std::uint64_t timed_bytes = 0;  // of the publication whose delivery time is checked
 };
 
 SoakScenario make_soak_scenario(std::uint64_t seed);

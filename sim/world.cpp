@@ -1,4 +1,5 @@
-// Hosts, processes, time and faults. world_connections.cpp and world_transfers.cpp have the connections.
+// Hosts, processes, time and faults of a simulated world. world_connections.cpp and world_transfers.cpp have the
+// connections.
 #include "sim/world.hpp"
 
 #include "sim/world_parts.hpp"
@@ -6,6 +7,12 @@
 namespace echoline::sim {
 
 using namespace overlay;
+
+namespace {
+
+constexpr std::uint64_t kRetransmissionMaxNs = 1'000'000'000;  // from the end of a partition
+
+}  // namespace
 
 World::World(const WorldOptions& options)
     : options_(options), random_(options.seed, 1), trace_hash_(mix64(options.seed)) {}
@@ -26,7 +33,7 @@ HostId World::add_host(const AccessLink& link, Duration clock_skew, std::uint32_
 Endpoint World::endpoint_of(HostId host) const { return hosts_[host.value]->endpoint; }
 double World::unix_origin_s(HostId host) const { return hosts_[host.value]->unix_origin_s; }
 Disk& World::disk(HostId host) { return hosts_[host.value]->disk; }
-bool World::alive(HostId host) const { return hosts_[host.value]->process != nullptr; }
+bool World::is_alive(HostId host) const { return hosts_[host.value]->process != nullptr; }
 Process* World::process(HostId host) const { return hosts_[host.value]->process.get(); }
 std::uint64_t World::bytes_sent(HostId host) const { return hosts_[host.value]->bytes_sent; }
 
@@ -35,20 +42,20 @@ void World::start(HostId id, std::unique_ptr<Process> process) {
   ECHO_CHECK(!host.process, "host {} runs a process already", id);
   host.process = std::move(process);
   ++host.incarnation;
-  host.next_accepted = 2;
+  host.next_accepted_id = 2;
   host.timer_at = kNever;
-  host.reading = host.powered = true;
-  hash_event(1, id.value, host.incarnation);
+  host.reading = host.has_power = true;
+  hash_event(kHashStart, id.value, host.incarnation);
   trace_line("host {} starts", id);
 }
 
 void World::stop(HostId id) {
   Host& host = *hosts_[id.value];
   if (!host.process) return;
-  hash_event(2, id.value, 0);
+  hash_event(kHashStop, id.value, 0);
   trace_line("host {} stops", id);
   for (const auto& [conn, side] : std::map(host.connections)) close(id.value, conn);
-  host.disk.finish(now_);
+  host.disk.complete_all(now_);
   host.certificate.clear();
   host.process.reset();
 }
@@ -56,7 +63,7 @@ void World::stop(HostId id) {
 void World::kill(HostId id, Death death) {
   Host& host = *hosts_[id.value];
   if (!host.process) return;
-  hash_event(3, id.value, static_cast<std::uint64_t>(death));
+  hash_event(kHashKill, id.value, static_cast<std::uint64_t>(death));
   trace_line("host {} {}", id, death == Death::kCrash ? "crashes" : "loses power");
   const bool crash = death == Death::kCrash;
   for (const auto& [conn, side] : host.connections) {
@@ -66,32 +73,31 @@ void World::kill(HostId id, Death death) {
     self.outbound.clear();
     Fifo<Transfer>& outgoing = end(other(side)).inbound;
     // Data that has not left the uplink is lost.
-    while (!outgoing.empty() && outgoing.back().through > now_) {
+    while (!outgoing.empty() && outgoing.back().sent_at > now_) {
       Transfer& unsent = outgoing.back();
       // The first unsent transfer may have left in part.
-      if (outgoing.size() == 1 || outgoing[outgoing.size() - 2].through <= now_) {
+      if (outgoing.size() == 1 || outgoing[outgoing.size() - 2].sent_at <= now_) {
         const std::size_t sent_bytes = unsent.size() ? random_.below(unsent.size()) : 0;
         const std::size_t from_head = std::min(sent_bytes, unsent.head.size());
-        if (sent_bytes > 0 && unsent.last == Transfer::Last::kNo) {
+        if (sent_bytes > 0 && unsent.ending == Transfer::Ending::kNone) {
           unsent.head = unsent.head.part(0, from_head);
           unsent.tail = sent_bytes > from_head ? unsent.tail.part(0, sent_bytes - from_head) : Slice();
-          unsent.through = now_;
+          unsent.sent_at = now_;
           break;
         }
       }
       outgoing.pop_back();
     }
     End& peer = end(other(side));
-    peer.scheduled = std::min(peer.scheduled, peer.inbound.size());
-    peer.arrived = std::min(peer.arrived, peer.inbound.size());
-    if (crash && peer.state != End::State::kClosed)
-      queue_transfer(side, {{}, {}, 0, Transfer::Last::kReset, {}, {}, 0});
+    peer.scheduled_transfers = std::min(peer.scheduled_transfers, peer.inbound.size());
+    peer.arrived_transfers = std::min(peer.arrived_transfers, peer.inbound.size());
+    if (crash && peer.state != End::State::kClosed) queue_transfer(side, Transfer::of_ending(Transfer::Ending::kReset));
     if (peer.state == End::State::kClosed || peer.state == End::State::kNone) free_connection(*side.connection);
   }
   host.connections.clear();
   host.certificate.clear();
   host.paused_until = {};
-  host.powered = crash;
+  host.has_power = crash;
   if (crash)
     host.disk.on_crash(now_);
   else
@@ -99,15 +105,15 @@ void World::kill(HostId id, Death death) {
   host.process.reset();
 }
 
-void World::set_nat(HostId host, bool on) { hosts_[host.value]->nat = on; }
+void World::set_nat(HostId host, bool behind_nat) { hosts_[host.value]->behind_nat = behind_nat; }
 void World::set_malice(HostId host, std::unique_ptr<Malice> malice) { hosts_[host.value]->malice = std::move(malice); }
 void World::corrupt_next(HostId host, std::size_t bytes_min) { hosts_[host.value]->corrupt_bytes_min = bytes_min; }
 
 void World::stop_links(HostId id, TimePoint until) {
   Host& host = *hosts_[id.value];
   host.links_stopped_until = std::max(host.links_stopped_until, until);
-  host.down_free = std::max(host.down_free, until);
-  hash_event(4, id.value, 0);
+  host.downlink_free_at = std::max(host.downlink_free_at, until);
+  hash_event(kHashClog, id.value, 0);
   trace_line("host {} is clogged until {:.3f}", id, seconds(until.time_since_epoch()));
 }
 
@@ -115,51 +121,55 @@ void World::pause(HostId id, TimePoint until) {
   Host& host = *hosts_[id.value];
   if (!host.process) return;
   host.paused_until = std::max(host.paused_until, until);
-  hash_event(8, id.value, 0);
+  hash_event(kHashPause, id.value, 0);
   trace_line("host {} is paused until {:.3f}", id, seconds(until.time_since_epoch()));
 }
 
-bool World::paused(HostId id) const { return hosts_[id.value]->paused_until > now_; }
+bool World::is_paused(HostId id) const { return hosts_[id.value]->paused_until > now_; }
 
-std::uint64_t World::cut(const std::vector<HostId>& from, const std::vector<HostId>& to, bool one_way) {
-  Cut cut{next_cut_++, std::vector<bool>(hosts_.size()), std::vector<bool>(hosts_.size()), one_way};
-  for (const HostId h : from) cut.from[h.value] = true;
-  for (const HostId h : to) cut.to[h.value] = true;
-  cuts_.push_back(std::move(cut));
-  hash_event(5, cuts_.back().number, one_way);
-  trace_line("partition {}{}: from {} hosts to {}", cuts_.back().number, one_way ? " (one way)" : "", from.size(),
+std::uint64_t World::start_partition(const std::vector<HostId>& from, const std::vector<HostId>& to, bool one_way) {
+  Partition partition{next_partition_++, std::vector<bool>(hosts_.size()), std::vector<bool>(hosts_.size()), one_way};
+  for (const HostId host : from) partition.from[host.value] = true;
+  for (const HostId host : to) partition.to[host.value] = true;
+  partitions_.push_back(std::move(partition));
+  hash_event(kHashCut, partitions_.back().number, one_way);
+  trace_line("partition {}{}: from {} hosts to {}", partitions_.back().number, one_way ? " (one way)" : "", from.size(),
              to.size());
-  return cuts_.back().number;
+  return partitions_.back().number;
 }
 
-bool World::is_cut(std::size_t from, std::size_t to) const {
-  for (const Cut& cut : cuts_) {
-    const auto in = [](const std::vector<bool>& group, std::size_t h) { return h < group.size() && group[h]; };
-    if (in(cut.from, from) && in(cut.to, to)) return true;
-    if (!cut.one_way && in(cut.from, to) && in(cut.to, from)) return true;
+bool World::is_partitioned(std::size_t from, std::size_t to) const {
+  for (const Partition& partition : partitions_) {
+    // A host that was added after the partition is in neither group.
+    const auto contains = [](const std::vector<bool>& group, std::size_t host_index) {
+      return host_index < group.size() && group[host_index];
+    };
+    if (contains(partition.from, from) && contains(partition.to, to)) return true;
+    if (!partition.one_way && contains(partition.from, to) && contains(partition.to, from)) return true;
   }
   return false;
 }
 
-void World::heal(std::uint64_t number) {
-  if (std::erase_if(cuts_, [&](const Cut& c) { return c.number == number; }) == 0) return;
-  hash_event(6, number, 0);
+void World::end_partition(std::uint64_t number) {
+  if (std::erase_if(partitions_, [&](const Partition& partition) { return partition.number == number; }) == 0) return;
+  hash_event(kHashHeal, number, 0);
   trace_line("partition {} is healed", number);
   for (const auto& connection : connections_)
-    for (const std::size_t s : {0, 1}) {
-      const Side side{connection.get(), s};
+    for (const std::size_t end_index : {0, 1}) {
+      const Side side{connection.get(), end_index};
       End &self = end(side), &peer = end(other(side));
-      if (!connection->used || is_cut(peer.host, self.host)) continue;
-      if (self.parked == 0 && self.held_bytes == 0) continue;
+      if (!connection->used || is_partitioned(peer.host, self.host)) continue;
+      if (self.parked_transfers == 0 && self.unacknowledged_bytes == 0) continue;
+      // TCP uses the healed path from its next retransmission on.
       const TimePoint retransmitted_at =
-          now_ + delay_and_jitter(peer.host, self.host) + Duration(random_.below(1'000'000'000));
-      for (; self.parked > 0; --self.parked) push(retransmitted_at, kArrive, side);
-      self.unread_bytes -= std::min(self.unread_bytes, std::exchange(self.held_bytes, 0));
+          now_ + delay_and_jitter(peer.host, self.host) + Duration(random_.below(kRetransmissionMaxNs));
+      for (; self.parked_transfers > 0; --self.parked_transfers) push(retransmitted_at, kArrives, side);
+      self.unread_bytes -= std::min(self.unread_bytes, std::exchange(self.unacknowledged_bytes, 0));
       push(retransmitted_at, kWake, side);
     }
 }
 
-bool World::reset_one(HostId id) {
+bool World::reset_random_connection(HostId id) {
   Host& host = *hosts_[id.value];
   if (!host.process || host.connections.empty()) return false;
   auto it = host.connections.begin();
@@ -171,7 +181,7 @@ bool World::reset_one(HostId id) {
   return true;
 }
 
-void World::reset_all(HostId id) {
+void World::reset_all_connections(HostId id) {
   Host& host = *hosts_[id.value];
   for (const auto& [conn, side] : std::map(host.connections)) {
     if (!host.process || !find(id.value, conn) || end(side).state != End::State::kOpen) continue;
@@ -180,13 +190,14 @@ void World::reset_all(HostId id) {
   }
 }
 
-void World::move(HostId id) {
+void World::change_address(HostId id) {
   Host& host = *hosts_[id.value];
   addresses_.erase(host.endpoint.host);
-  ++moves_;
-  host.endpoint.host = fmt::format("172.{}.{}.{}", 16 + (moves_ >> 16 & 15), moves_ >> 8 & 255, moves_ & 255);
+  ++address_changes_;
+  host.endpoint.host = fmt::format("172.{}.{}.{}", 16 + (address_changes_ >> 16 & 15), address_changes_ >> 8 & 255,
+                                   address_changes_ & 255);
   addresses_[host.endpoint.host] = id.value;
-  hash_event(9, id.value, moves_);
+  hash_event(kHashMove, id.value, address_changes_);
   trace_line("host {} is at {} from now on", id, host.endpoint.host);
   for (const auto& [conn, side] : std::map(host.connections)) {
     if (!find(id.value, conn)) continue;  // its core has closed it meanwhile
@@ -196,8 +207,8 @@ void World::move(HostId id) {
       continue;
     }
     self.outbound.clear();
-    while (peer.inbound.size() > peer.arrived) peer.inbound.pop_back();
-    peer.scheduled = std::min(peer.scheduled, peer.inbound.size());
+    while (peer.inbound.size() > peer.arrived_transfers) peer.inbound.pop_back();
+    peer.scheduled_transfers = std::min(peer.scheduled_transfers, peer.inbound.size());
     self.state = End::State::kClosed;
     host.connections.erase(conn);
     trace_line("host {} connection {} ends: the network has changed", id, conn);
@@ -209,7 +220,7 @@ void World::move(HostId id) {
 
 void World::step_clock(HostId id, Duration by) {
   hosts_[id.value]->unix_origin_s += seconds(by);
-  hash_event(10, id.value, static_cast<std::uint64_t>(by.count()));
+  hash_event(kHashClockStep, id.value, static_cast<std::uint64_t>(by.count()));
   trace_line("the clock of host {} is set by {:.0f} s", id, seconds(by));
 }
 
@@ -217,24 +228,24 @@ void World::set_connections_max(HostId id, std::size_t connections_max) {
   hosts_[id.value]->connections_max = connections_max;
 }
 
-void World::at(TimePoint time, std::function<void()> work) {
+void World::run_at(TimePoint time, std::function<void()> work) {
   const std::uint64_t script = next_script_++;
   scripts_.emplace(script, std::move(work));
   push(std::max(time, now_), kScript, 0, script);
 }
 
-void World::push(TimePoint at, Kind kind, std::uint64_t host, std::uint64_t a, std::uint64_t b) {
-  queue_.push(at, kind, static_cast<std::uint32_t>(host), a, b);
+void World::push(TimePoint at, Kind kind, std::uint64_t host, std::uint64_t detail, std::uint64_t generation) {
+  queue_.push(at, kind, static_cast<std::uint32_t>(host), detail, generation);
 }
 
 void World::push(TimePoint at, Kind kind, const Side& side) {
-  push(at, kind, end(side).host, side.connection->slot << 1 | side.side, side.connection->generation);
+  push(at, kind, end(side).host, side.connection->slot << 1 | side.end_index, side.connection->generation);
 }
 
 World::Side World::side_of(const Event& event) {
-  Connection& connection = *connections_[event.a >> 1];
-  if (!connection.used || connection.generation != event.b) return {};
-  return {&connection, event.a & 1};
+  Connection& connection = *connections_[event.detail >> 1];
+  if (!connection.used || connection.generation != event.generation) return {};
+  return {&connection, event.detail & 1};
 }
 
 bool World::run(TimePoint until) {
@@ -246,7 +257,7 @@ bool World::run(TimePoint until, const std::function<bool()>& done) {
     const Event event = queue_.pop();
     now_ = event.at;
     ++events_;
-    hash_event(7 + event.kind, event.host, event.a);
+    hash_event(kHashQueuedEvent + event.kind, event.host, event.detail);
     handle(event);
     if (done()) return true;
   }
@@ -255,23 +266,24 @@ bool World::run(TimePoint until, const std::function<bool()>& done) {
 }
 
 void World::handle(const Event& event) {
+  // Events of a paused process wait. Scripts and the uplink belong to the world, not to a process.
   if (event.kind != kScript && event.kind != kUplink && hosts_[event.host]->paused_until > now_) {
     Host& host = *hosts_[event.host];
     if (event.kind == kTimer && host.timer_at == event.at) host.timer_at = host.paused_until;
-    return queue_.push(host.paused_until, event.kind, event.host, event.a, event.b);
+    return queue_.push(host.paused_until, event.kind, event.host, event.detail, event.generation);
   }
   switch (event.kind) {
     case kScript: {
-      const auto script = scripts_.extract(event.a);
+      const auto script = scripts_.extract(event.detail);
       return script.mapped()();
     }
     case kTimer:
       return on_timer(event);
     case kUplink:
-      hosts_[event.host]->up_busy = false;
+      hosts_[event.host]->uplink_busy = false;
       return serve_uplink(event.host);
     case kDisk:
-      if (hosts_[event.host]->process && hosts_[event.host]->incarnation == event.a) on_disk(event.host);
+      if (hosts_[event.host]->process && hosts_[event.host]->incarnation == event.detail) on_disk(event.host);
       return;
     default:
       break;
@@ -280,13 +292,13 @@ void World::handle(const Event& event) {
   if (!side) return;
   switch (event.kind) {
     case kSent:
-      ++end(side).through;
+      ++end(side).unreported_sent;
       return on_sent(side);
     case kWake:
       return on_sent(side);
-    case kFirst:
-      return on_first(side);
-    case kArrive:
+    case kFirstByte:
+      return on_first_byte(side);
+    case kArrives:
       return on_arrive(side);
     case kRead:
       return read(side);
@@ -294,9 +306,9 @@ void World::handle(const Event& event) {
       return on_syn(side);
     case kConnected:
       return on_connected(side);
-    case kAccept:
+    case kAccepts:
       return on_accept(side);
-    case kFailed:
+    case kDialFails:
       return break_connection(side, side.connection->failure);
     default:
       return;
@@ -322,40 +334,40 @@ Duration World::delay_and_jitter(std::size_t from, std::size_t to) {
   return delay(from, to) + Duration(random_.below(static_cast<std::uint64_t>(options_.jitter.count())));
 }
 
-// The time at which data that leaves the uplink at `through` has also crossed the link between the two regions.
-TimePoint World::region_link_passed_at(std::size_t from, std::size_t to, std::size_t bytes, TimePoint through) {
+// The time at which data that leaves the uplink at `sent_at` has also crossed the link between the two regions.
+TimePoint World::region_link_passed_at(std::size_t from, std::size_t to, std::size_t bytes, TimePoint sent_at) {
   const auto from_region = hosts_[from]->region, to_region = hosts_[to]->region;
   if (from_region != to_region) bytes_crossed_ += bytes;
   const double rate = options_.regions.rate(from_region, to_region).bytes_per_s();
-  if (!std::isfinite(rate)) return through;
+  if (!std::isfinite(rate)) return sent_at;
   TimePoint& link_free_at = region_link_free_at_[{from_region, to_region}];
-  link_free_at = std::max(link_free_at, through) + from_seconds(static_cast<double>(bytes) / rate);
+  link_free_at = std::max(link_free_at, sent_at) + from_seconds(static_cast<double>(bytes) / rate);
   return link_free_at;
 }
 
-void World::perform_actions(std::size_t h) {
-  Host& host = *hosts_[h];
-  if (host.performing) return;
-  host.performing = true;
+void World::perform_actions(std::size_t host_index) {
+  Host& host = *hosts_[host_index];
+  if (host.performs_actions) return;  // an outer call performs the new actions too
+  host.performs_actions = true;
   Core* core = &host.process->core();
   for (auto actions = core->take_actions(); !actions.empty(); actions = core->take_actions())
-    for (Action& action : actions) perform(h, std::move(action));
-  host.performing = false;
-  arm_timer(h);
-  if (observer_) observer_->on_step(HostId{h});
+    for (Action& action : actions) perform(host_index, std::move(action));
+  host.performs_actions = false;
+  arm_timer(host_index);
+  if (observer_) observer_->on_step(HostId{host_index});
 }
 
-void World::arm_timer(std::size_t h) {
-  Host& host = *hosts_[h];
+void World::arm_timer(std::size_t host_index) {
+  Host& host = *hosts_[host_index];
   const TimePoint deadline = std::max(host.process->core().next_deadline(), now_);
   if (deadline == kNever || deadline >= host.timer_at) return;  // an earlier timer is set and will check again
   host.timer_at = deadline;
-  push(deadline, kTimer, h, host.incarnation);
+  push(deadline, kTimer, host_index, host.incarnation);
 }
 
 void World::on_timer(const Event& event) {
   Host& host = *hosts_[event.host];
-  if (!host.process || host.incarnation != event.a || host.timer_at != event.at) return;
+  if (!host.process || host.incarnation != event.detail || host.timer_at != event.at) return;
   host.timer_at = kNever;
   Core& core = host.process->core();
   if (core.next_deadline() > now_) return arm_timer(event.host);
@@ -363,40 +375,40 @@ void World::on_timer(const Event& event) {
   perform_actions(event.host);
 }
 
-void World::perform(std::size_t h, Action&& action) {
-  Host& host = *hosts_[h];
-  hash_event(40, h, action.index());
-  if (auto* s = std::get_if<act::Send>(&action)) return send(h, std::move(*s));
-  if (const auto* d = std::get_if<act::Dial>(&action)) return dial(h, *d);
-  if (const auto* c = std::get_if<act::Close>(&action)) return close(h, c->conn);
+void World::perform(std::size_t host_index, Action&& action) {
+  Host& host = *hosts_[host_index];
+  hash_event(kHashAction, host_index, action.index());
+  if (auto* sending = std::get_if<act::Send>(&action)) return send(host_index, std::move(*sending));
+  if (const auto* dialling = std::get_if<act::Dial>(&action)) return dial(host_index, *dialling);
+  if (const auto* closing = std::get_if<act::Close>(&action)) return close(host_index, closing->conn);
   if (const auto* admit = std::get_if<act::Admit>(&action)) {
-    if (const Side side = find(h, admit->conn)) end(side).decoder.admit();
+    if (const Side side = find(host_index, admit->conn)) end(side).decoder.admit();
     return;
   }
-  if (const auto* reading = std::get_if<act::SetReading>(&action)) return set_reading(h, *reading);
+  if (const auto* reading = std::get_if<act::SetReading>(&action)) return set_reading(host_index, *reading);
   if (const auto* use = std::get_if<act::UseCertificate>(&action)) {
     host.certificate.assign(reinterpret_cast<const char*>(use->certificate.data()), use->certificate.size());
     return;
   }
   if (std::holds_alternative<act::SaveState>(action) || std::holds_alternative<act::Spool>(action) ||
       std::holds_alternative<act::ReadChunk>(action) || std::holds_alternative<act::DropSpool>(action))
-    return push(host.disk.submit(std::move(action), now_), kDisk, h, host.incarnation);
+    return push(host.disk.submit(std::move(action), now_), kDisk, host_index, host.incarnation);
   host.process->on_action(std::move(action), now_);
 }
 
-void World::on_disk(std::size_t h) {
-  Host& host = *hosts_[h];
+void World::on_disk(std::size_t host_index) {
+  Host& host = *hosts_[host_index];
   Disk::Answer answer = host.disk.complete(now_);
   Core& core = host.process->core();
   if (const auto* saved = std::get_if<Disk::Saved>(&answer))
     core.on_saved(saved->status, now_);
   else if (const auto* spooled = std::get_if<Disk::Spooled>(&answer))
     core.on_spooled(spooled->publication, spooled->chunk, spooled->status, now_);
-  else if (auto* chunk_read = std::get_if<Disk::Unspooled>(&answer))
+  else if (auto* chunk_read = std::get_if<Disk::ChunkRead>(&answer))
     core.on_chunk_read(chunk_read->publication, chunk_read->chunk, std::move(chunk_read->data), now_);
   else
     return;
-  perform_actions(h);
+  perform_actions(host_index);
 }
 
 }  // namespace echoline::sim

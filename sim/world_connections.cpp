@@ -8,16 +8,16 @@ using trust::PeerIdentity;
 
 namespace {
 
-constexpr Duration kSynRetry = std::chrono::seconds(1);
+constexpr Duration kSynRetry = std::chrono::seconds(1);  // interval of the first packet's retransmissions
 
 }  // namespace
 
-World::Side World::find(std::size_t h, ConnId conn) {
-  const auto it = hosts_[h]->connections.find(conn);
-  return it == hosts_[h]->connections.end() ? Side{} : it->second;
+World::Side World::find(std::size_t host_index, ConnId conn) {
+  const auto it = hosts_[host_index]->connections.find(conn);
+  return it == hosts_[host_index]->connections.end() ? Side{} : it->second;
 }
 
-void World::dial(std::size_t h, const act::Dial& dial) {
+void World::dial(std::size_t host_index, const act::Dial& dial) {
   if (free_slots_.empty()) {
     free_slots_.push_back(connections_.size());
     connections_.push_back(std::make_unique<Connection>());
@@ -31,23 +31,24 @@ void World::dial(std::size_t h, const act::Dial& dial) {
   connection.dialled = now_;
   const Side side{&connection, 0};
   End& self = end(side);
-  self.host = h;
-  self.incarnation = hosts_[h]->incarnation;
+  self.host = host_index;
+  self.incarnation = hosts_[host_index]->incarnation;
   self.id = dial.conn;
   self.state = End::State::kOpening;
-  const bool full = hosts_[h]->connections.size() >= hosts_[h]->connections_max;
-  ECHO_CHECK(hosts_[h]->connections.emplace(dial.conn, side).second, "host {} dials connection {} twice", h, dial.conn);
-  if (full) return fail_dial(side, "too many open files", now_);
+  const bool reached_limit = hosts_[host_index]->connections.size() >= hosts_[host_index]->connections_max;
+  ECHO_CHECK(hosts_[host_index]->connections.emplace(dial.conn, side).second, "host {} dials connection {} twice",
+             host_index, dial.conn);
+  if (reached_limit) return fail_dial(side, "too many open files", now_);
   const auto address = addresses_.find(dial.to.host);
   if (address == addresses_.end()) return fail_dial(side, "no route to host", now_ + options_.delay);
   end(other(side)).host = address->second;
-  trace_line("host {} dials host {} (connection {})", h, address->second, dial.conn);
-  push(now_ + delay_and_jitter(h, address->second), kSyn, side);
+  trace_line("host {} dials host {} (connection {})", host_index, address->second, dial.conn);
+  push(now_ + delay_and_jitter(host_index, address->second), kSyn, side);
 }
 
 void World::fail_dial(const Side& dialler, std::string reason, TimePoint at) {
   dialler.connection->failure = std::move(reason);
-  push(at, kFailed, dialler);
+  push(at, kDialFails, dialler);
 }
 
 // The first packet has reached the dialled host.
@@ -55,17 +56,18 @@ void World::on_syn(const Side& dialler) {
   Connection& connection = *dialler.connection;
   const std::size_t from = end(dialler).host, to = end(other(dialler)).host;
   Host& server = *hosts_[to];
-  const TimePoint timeout = connection.dialled + options_.dial_timeout;
-  const TimePoint clogged = std::max(server.links_stopped_until, hosts_[from]->links_stopped_until);
-  if (is_cut(from, to) || is_cut(to, from) || clogged > now_) {
-    const TimePoint again = std::max(now_ + kSynRetry, clogged);
-    if (again >= timeout) return fail_dial(dialler, "connection timed out", timeout);
-    return push(again, kSyn, dialler);
+  const TimePoint deadline = connection.dialled + options_.dial_timeout;
+  const TimePoint links_stopped_until = std::max(server.links_stopped_until, hosts_[from]->links_stopped_until);
+  if (is_partitioned(from, to) || is_partitioned(to, from) || links_stopped_until > now_) {
+    const TimePoint retry_at = std::max(now_ + kSynRetry, links_stopped_until);
+    if (retry_at >= deadline) return fail_dial(dialler, "connection timed out", deadline);
+    return push(retry_at, kSyn, dialler);
   }
-  if (server.nat || blocked_dials_.contains({from, to}) || (!server.process && !server.powered))
-    return fail_dial(dialler, "connection timed out", timeout);
+  if (server.behind_nat || blocked_dials_.contains({from, to}) || (!server.process && !server.has_power))
+    return fail_dial(dialler, "connection timed out", deadline);
   if (!server.process) return fail_dial(dialler, "connection refused", now_ + delay(from, to));
   end(other(dialler)).incarnation = server.incarnation;
+  // The TCP and TLS handshakes take two round trips. The first of the four delays has passed.
   push(now_ + 3 * delay(from, to), kConnected, dialler);
 }
 
@@ -79,25 +81,26 @@ void World::on_connected(const Side& dialler) {
   if (authority_) {
     const auto identity = verify_certificate(server.certificate, self.host, connection.expected == kLearnerId);
     if (!identity) return break_connection(dialler, identity.error().message());
-    const bool learner = connection.expected == kLearnerId;
-    const bool right = learner
-                           ? identity->kind == PeerIdentity::Kind::kLearner
-                           : identity->kind == PeerIdentity::Kind::kWorker && identity->worker == connection.expected;
-    if (!right)
+    const bool expects_learner = connection.expected == kLearnerId;
+    const bool is_expected =
+        expects_learner ? identity->kind == PeerIdentity::Kind::kLearner
+                        : identity->kind == PeerIdentity::Kind::kWorker && identity->worker == connection.expected;
+    if (!is_expected)
       return break_connection(
-          dialler,
-          fmt::format("expected {}, found {}", learner ? "the learner" : fmt::format("worker {}", connection.expected),
-                      to_text(*identity)));
+          dialler, fmt::format("expected {}, found {}",
+                               expects_learner ? "the learner" : fmt::format("worker {}", connection.expected),
+                               to_text(*identity)));
   }
   self.state = End::State::kOpen;
   peer.state = End::State::kOpening;
   peer.last_arrival = peer.first_arrival = now_ + delay(self.host, peer.host);
-  push(peer.last_arrival, kAccept, dialler);
+  push(peer.last_arrival, kAccepts, dialler);
   trace_line("host {} connection {} is connected to host {}", self.host, self.id, peer.host);
   hosts_[self.host]->process->core().on_connected(self.id, now_);
   perform_actions(self.host);
 }
 
+// The dialled end opens, after the dialling one. A worker's certificate is checked only here.
 void World::on_accept(const Side& dialler) {
   Connection& connection = *dialler.connection;
   End &client = end(dialler), &self = end(other(dialler));
@@ -105,10 +108,10 @@ void World::on_accept(const Side& dialler) {
   const auto refuse = [&] {
     self.state = End::State::kClosed;
     if (client.state == End::State::kClosed) return free_connection(connection);
-    queue_transfer(other(dialler), {{}, {}, 0, Transfer::Last::kReset, {}, {}, 0});
+    queue_transfer(other(dialler), Transfer::of_ending(Transfer::Ending::kReset));
   };
   if (!server.process || server.incarnation != self.incarnation) {
-    if (server.powered) return refuse();
+    if (server.has_power) return refuse();
     self.state = End::State::kClosed;
     self.vanished = true;
     return;
@@ -122,67 +125,71 @@ void World::on_accept(const Side& dialler) {
     }
     identity = *proven;
   }
-  if (server.links_stopped_until > now_) return push(server.links_stopped_until, kAccept, dialler);
+  if (server.links_stopped_until > now_) return push(server.links_stopped_until, kAccepts, dialler);
   if (server.connections.size() >= server.connections_max) return refuse();
-  self.id = ConnId{server.next_accepted};
-  server.next_accepted += 2;
+  self.id = ConnId{server.next_accepted_id};
+  server.next_accepted_id += 2;
   self.state = End::State::kOpen;
   self.peer = identity.kind == PeerIdentity::Kind::kWorker ? std::optional(identity.worker) : std::nullopt;
   server.connections.emplace(self.id, other(dialler));
   trace_line("host {} accepts connection {} of host {}, {}", self.host, self.id, client.host, to_text(identity));
   server.process->core().on_accepted(self.id, {hosts_[client.host]->endpoint.host, identity}, now_);
   perform_actions(self.host);
-  if (self.arrived > 0) push(now_, kRead, other(dialler));
+  if (self.arrived_transfers > 0) push(now_, kRead, other(dialler));
 }
 
-// Checks a certificate as the handshake does, at the checker's time of the run; `ageless` skips the time for the
-// learner's certificate. Each certificate is parsed once.
-Result<PeerIdentity> World::verify_certificate(const std::string& certificate, std::size_t checker, bool ageless) {
+// Checks a certificate as the handshake does, at the run's time as the host `verifier` knows it. `ageless`: its dates
+// are not checked (the learner's certificate). Each certificate is parsed once.
+Result<PeerIdentity> World::verify_certificate(const std::string& certificate, std::size_t verifier, bool ageless) {
   if (certificate.empty()) return fail(Code::kInvalid, "handshake", "the peer has no certificate");
   const auto der = std::as_bytes(std::span(certificate));
-  const double now_unix_s = hosts_[checker]->process->core().run_unix_s(now_);
-  auto it = proofs_.find(certificate);
-  if (it == proofs_.end()) {
-    Proof proof{trust::check_certificate(der, authority_->key, authority_->run_id, std::nullopt), 0};
-    proof.valid_from_unix_s = proof.identity ? proof.identity->expires_unix_s : 0;
-    it = proofs_.emplace(certificate, std::move(proof)).first;
+  const double now_unix_s = hosts_[verifier]->process->core().run_unix_s(now_);
+  auto it = checked_certificates_.find(certificate);
+  if (it == checked_certificates_.end()) {
+    CheckedCertificate checked{
+        .identity = trust::check_certificate(der, authority_->key, authority_->run_id, std::nullopt),
+        .valid_from_unix_s = 0};
+    // No earlier time is known to be valid yet, so the first check below parses the certificate again.
+    checked.valid_from_unix_s = checked.identity ? checked.identity->expires_unix_s : 0;
+    it = checked_certificates_.emplace(certificate, std::move(checked)).first;
   }
-  Proof& proof = it->second;
-  if (!proof.identity) return proof.identity.error();
-  if (ageless) return *proof.identity;
-  if (now_unix_s >= proof.valid_from_unix_s && now_unix_s < proof.identity->expires_unix_s) return *proof.identity;
+  CheckedCertificate& checked = it->second;
+  if (!checked.identity) return checked.identity.error();
+  if (ageless) return *checked.identity;
+  if (now_unix_s >= checked.valid_from_unix_s && now_unix_s < checked.identity->expires_unix_s)
+    return *checked.identity;
   ECHO_TRY(trust::check_certificate(der, authority_->key, authority_->run_id, now_unix_s));
-  proof.valid_from_unix_s = std::min(proof.valid_from_unix_s, now_unix_s);
-  return *proof.identity;
+  checked.valid_from_unix_s = std::min(checked.valid_from_unix_s, now_unix_s);
+  return *checked.identity;
 }
 
-void World::close(std::size_t h, ConnId conn) {
-  const Side side = find(h, conn);
+void World::close(std::size_t host_index, ConnId conn) {
+  const Side side = find(host_index, conn);
   if (!side) return;
   End &self = end(side), &peer = end(other(side));
-  hosts_[h]->connections.erase(conn);
+  hosts_[host_index]->connections.erase(conn);
   const bool opening = self.state == End::State::kOpening;
   self.state = End::State::kClosed;
   if (opening || peer.state == End::State::kNone || peer.state == End::State::kClosed)
     return free_connection(*side.connection);
-  queue_transfer(side, {{}, {}, 0, Transfer::Last::kEnd, {}, {}, 0});
+  queue_transfer(side, Transfer::of_ending(Transfer::Ending::kEnd));
 }
 
 // The connection broke: notifies this end's core; the peer will see a reset.
 void World::break_connection(const Side& side, std::string reason) {
   End &self = end(side), &peer = end(other(side));
-  const std::size_t h = self.host;
+  const std::size_t host_index = self.host;
   const ConnId conn = self.id;
-  hosts_[h]->connections.erase(conn);
+  hosts_[host_index]->connections.erase(conn);
   const bool opening = self.state == End::State::kOpening;
   self.state = End::State::kClosed;
-  trace_line("host {} connection {} ends: {}", h, conn, reason);
+  trace_line("host {} connection {} ends: {}", host_index, conn, reason);
   if (!opening && (peer.state == End::State::kOpen || peer.state == End::State::kOpening))
-    queue_transfer(side, {{}, {}, 0, Transfer::Last::kReset, {}, {}, 0});
+    queue_transfer(side, Transfer::of_ending(Transfer::Ending::kReset));
   else
     free_connection(*side.connection);
-  hosts_[h]->process->core().on_closed(conn, reason, now_);
-  perform_actions(h);
+  hosts_[host_index]->process->core().on_closed(conn, reason, now_);
+  perform_actions(host_index);
 }
 
 // Frees a connection that both ends have closed. Pending events see another generation and are ignored.
@@ -191,7 +198,7 @@ void World::free_connection(Connection& connection) {
   connection.used = false;
   ++connection.generation;
   connection.failure.clear();
-  for (End& e : connection.ends) e = End{};
+  for (End& end_of_connection : connection.ends) end_of_connection = End{};
   free_slots_.push_back(connection.slot);
 }
 

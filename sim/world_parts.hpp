@@ -6,14 +6,36 @@
 
 namespace echoline::sim {
 
-// The data of one send action. It travels as a whole and is read whole or in pieces.
+// Event kinds in the trace hash. Different events may share a number; equal runs still have equal hashes.
+enum HashedKind : std::uint64_t {
+  kHashStart = 1,
+  kHashStop = 2,
+  kHashKill = 3,
+  kHashClog = 4,
+  kHashCut = 5,
+  kHashHeal = 6,
+  kHashQueuedEvent = 7,  // plus the event's kind
+  kHashPause = 8,
+  kHashMove = 9,
+  kHashClockStep = 10,
+  kHashAction = 40,
+  kHashFrame = 41
+};
+
+// The data of one send action. It travels as a whole and is read whole or in pieces. The last transfer of a connection
+// carries its ending instead: an orderly end, or a reset.
 struct World::Transfer {
-  enum class Last : std::uint8_t { kNo, kEnd, kReset };
+  enum class Ending : std::uint8_t { kNone, kEnd, kReset };
   overlay::Slice head, tail;
   std::size_t reported_bytes = 0;  // reported to the sending core as taken; malice may change the real size
-  Last last = Last::kNo;
-  TimePoint through{}, arrives_at{};  // when it has left the uplink, and its earliest arrival at the receiver
+  Ending ending = Ending::kNone;
+  TimePoint sent_at{}, arrives_at{};  // when it has left the uplink, and its earliest arrival at the receiver
   std::size_t read_bytes = 0;         // passed to the decoder
+  static Transfer of_ending(Ending kind) {
+    Transfer transfer;
+    transfer.ending = kind;
+    return transfer;
+  }
   std::size_t size() const { return head.size() + tail.size(); }
 };
 
@@ -21,41 +43,41 @@ struct World::Transfer {
 struct World::End {
   enum class State : std::uint8_t { kNone, kOpening, kOpen, kClosed };
   std::size_t host = 0;
-  std::uint64_t incarnation = 0;
+  std::uint64_t incarnation = 0;  // of the host: the number of its process
   ConnId id;
-  std::optional<WorkerId> peer;  // as proved on this connection
+  std::optional<WorkerId> peer;  // the worker that the peer's certificate names
   State state = State::kNone;
-  bool vanished = false;  // its machine lost power without notice
+  bool vanished = false;  // its machine lost power; the peer does not know that
   bool reading = true;
   overlay::FrameDecoder decoder;
 
   // Transfers to this end, in order. Events mean "one more", so the order never changes.
   Fifo<Transfer> inbound;
-  std::size_t scheduled = 0;  // of inbound: the first byte has reached the downlink
-  std::size_t arrived = 0;    // of inbound: arrived and not read
-  std::size_t parked = 0;     // arrivals waiting for a partition to heal
+  std::size_t scheduled_transfers = 0;  // of inbound: the first byte has reached the downlink
+  std::size_t arrived_transfers = 0;    // of inbound: arrived and not read
+  std::size_t parked_transfers = 0;     // arrivals waiting for a partition to heal
   TimePoint first_arrival{}, last_arrival{};
 
   Fifo<Transfer> outbound;  // of this end: waiting for the uplink
 
   // Flow control: unread data of the peer fills the sockets' buffers. Bytes are reported to the core as taken only
   // while there is room.
-  std::size_t unread_bytes = 0;  // sent by this end
-  std::size_t held_bytes = 0;    // read by the peer, but the notice waits for a partition to heal
-  Fifo<std::size_t> unreported;  // sent by this end, not reported as taken
-  std::size_t through = 0;       // of unreported: have left the uplink
+  std::size_t unread_bytes = 0;          // sent by this end
+  std::size_t unacknowledged_bytes = 0;  // read by the peer, but the notice waits for a partition to heal
+  Fifo<std::size_t> unreported;          // sizes of transfers sent by this end, not yet reported as taken
+  std::size_t unreported_sent = 0;       // how many of them have left the uplink
 };
 
 struct World::Connection {
   std::size_t slot = 0;
-  std::uint64_t generation = 0;
+  std::uint64_t generation = 0;  // number of connections that had this slot before; old events do not match it
   bool used = false;
   overlay::act::Service service{};
-  WorkerId expected;
-  TimePoint dialled{};
+  WorkerId expected;    // the worker that should answer; kLearnerId: the learner
+  TimePoint dialled{};  // when the dial began
   std::string failure;  // why the dial fails
   overlay::trust::PeerIdentity dialler;
-  End ends[2];  // 0 dialled
+  End ends[2];  // the first one dialled
 };
 
 struct World::Host {
@@ -67,19 +89,19 @@ struct World::Host {
   Disk disk;
   std::unique_ptr<Process> process;
   std::unique_ptr<Malice> malice;
-  std::uint64_t incarnation = 0, next_accepted = 2;
+  std::uint64_t incarnation = 0, next_accepted_id = 2;  // accepted connections have even ids
   std::map<ConnId, Side> connections;
   std::string certificate;  // DER
-  TimePoint down_free{}, timer_at = kNever, links_stopped_until{}, paused_until{};
+  TimePoint downlink_free_at{}, timer_at = kNever, links_stopped_until{}, paused_until{};
   // Connections with data to send and their generations, in turn; those starting with little data have priority.
   Fifo<std::pair<Side, std::uint64_t>> priority_senders, senders;
-  bool up_busy = false;
-  bool reading = true, performing = false, nat = false, powered = true;
+  bool uplink_busy = false;
+  bool reading = true, performs_actions = false, behind_nat = false, has_power = true;
   std::uint64_t bytes_sent = 0;
-  std::optional<std::size_t> corrupt_bytes_min;
+  std::optional<std::size_t> corrupt_bytes_min;  // corrupt_next(): the next transfer of this size loses a bit
   std::size_t connections_max = std::numeric_limits<std::size_t>::max();
 };
 
-inline World::End& World::end(const Side& side) { return side.connection->ends[side.side]; }
+inline World::End& World::end(const Side& side) { return side.connection->ends[side.end_index]; }
 
 }  // namespace echoline::sim

@@ -13,9 +13,10 @@ Duration time_for(std::size_t bytes, const std::optional<BitRate>& rate) {
   return rate ? from_seconds(static_cast<double>(bytes) / rate->bytes_per_s()) : Duration{};
 }
 
-// Priority data of an idle connection: ten full packets, the initial quantum of Linux's sch_fq.
-constexpr std::size_t kBurst = 15'140;
-constexpr Duration kRetransmission = std::chrono::milliseconds(200);
+// A connection without queued data that sends at most this much goes first. It is the initial quantum of Linux's
+// sch_fq: ten full packets.
+constexpr std::size_t kBurstBytes = 15'140;
+constexpr Duration kRetransmissionTimeout = std::chrono::milliseconds(200);
 
 std::string describe(const Frame& frame) {
   if (frame.type == FrameType::kChunk) return fmt::format("chunk {} of {} bytes", frame.chunk.index, frame.body.size());
@@ -33,231 +34,240 @@ std::string describe(const Frame& frame) {
 
 }  // namespace
 
-void World::send(std::size_t h, act::Send&& s) {
-  Host& host = *hosts_[h];
-  const Side side = find(h, s.conn);
+void World::send(std::size_t host_index, act::Send&& message) {
+  Host& host = *hosts_[host_index];
+  const Side side = find(host_index, message.conn);
   if (!side || end(side).state != End::State::kOpen) return;
-  std::size_t unreported_bytes = s.head.size() + s.tail.size();
-  if (host.corrupt_bytes_min && s.tail.size() >= *host.corrupt_bytes_min) {
+  std::size_t unreported_bytes = message.head.size() + message.tail.size();
+  if (host.corrupt_bytes_min && message.tail.size() >= *host.corrupt_bytes_min) {
     host.corrupt_bytes_min.reset();
-    std::vector<std::byte> copy(s.tail.bytes().begin(), s.tail.bytes().end());
+    std::vector<std::byte> copy(message.tail.bytes().begin(), message.tail.bytes().end());
     copy.back() ^= std::byte{1};
-    s.tail = Slice(std::move(copy));
+    message.tail = Slice(std::move(copy));
   }
   if (!host.malice)
-    return queue_transfer(side,
-                          {std::move(s.head), std::move(s.tail), unreported_bytes, Transfer::Last::kNo, {}, {}, 0});
-  for (act::Send& out : host.malice->outgoing(std::move(s), now_)) {
-    const Side target = find(h, out.conn);  // malice may send on other connections too
+    return queue_transfer(
+        side, {.head = std::move(message.head), .tail = std::move(message.tail), .reported_bytes = unreported_bytes});
+  // The sending core learns only of the bytes it wrote, so they are reported with the first transfer.
+  for (act::Send& out : host.malice->rewrite(std::move(message), now_)) {
+    const Side target = find(host_index, out.conn);  // malice may send on other connections too
     if (!target || end(target).state != End::State::kOpen) continue;
-    const std::size_t sent_bytes_of_message =
-        target.connection == side.connection ? std::exchange(unreported_bytes, 0) : 0;
+    const std::size_t reported_bytes = target.connection == side.connection ? std::exchange(unreported_bytes, 0) : 0;
     queue_transfer(target,
-                   {std::move(out.head), std::move(out.tail), sent_bytes_of_message, Transfer::Last::kNo, {}, {}, 0});
+                   {.head = std::move(out.head), .tail = std::move(out.tail), .reported_bytes = reported_bytes});
   }
-  if (unreported_bytes > 0) queue_transfer(side, {{}, {}, unreported_bytes, Transfer::Last::kNo, {}, {}, 0});
+  if (unreported_bytes > 0) queue_transfer(side, {.head = {}, .tail = {}, .reported_bytes = unreported_bytes});
 }
 
-void World::queue_transfer(const Side& from, Transfer&& t) {
+void World::queue_transfer(const Side& from, Transfer&& transfer) {
   End& self = end(from);
   Host& host = *hosts_[self.host];
-  if (t.last == Transfer::Last::kReset || (!host.link.up && host.links_stopped_until <= now_ && self.outbound.empty()))
-    return start_transfer(from, std::move(t));
+  if (transfer.ending == Transfer::Ending::kReset ||
+      (!host.link.up && host.links_stopped_until <= now_ && self.outbound.empty()))
+    return start_transfer(from, std::move(transfer));
   if (self.outbound.empty())
-    (t.size() <= kBurst ? host.priority_senders : host.senders).push({from, from.connection->generation});
-  self.outbound.push(std::move(t));
+    (transfer.size() <= kBurstBytes ? host.priority_senders : host.senders).push({from, from.connection->generation});
+  self.outbound.push(std::move(transfer));
   serve_uplink(self.host);
 }
 
-// Connections take turns by transfer, as packets do in a kernel's fair queue. As there, a connection that starts with
-// at most a burst need not wait for a turn of all others, which here would be a chunk of each.
-void World::serve_uplink(std::size_t h) {
-  Host& host = *hosts_[h];
-  while (!host.up_busy && !(host.priority_senders.empty() && host.senders.empty())) {
+// Connections take turns by transfer, as packets do in a kernel's fair queue. A transfer here can be a whole chunk, so
+// waiting for all other connections would take much longer than there. So, as in the kernel, a connection that starts
+// with at most kBurstBytes goes first.
+void World::serve_uplink(std::size_t host_index) {
+  Host& host = *hosts_[host_index];
+  while (!host.uplink_busy && !(host.priority_senders.empty() && host.senders.empty())) {
     if (host.links_stopped_until > now_) {
-      host.up_busy = true;
-      return push(host.links_stopped_until, kUplink, h);
+      host.uplink_busy = true;
+      return push(host.links_stopped_until, kUplink, host_index);
     }
     const auto [side, generation] = (host.priority_senders.empty() ? host.senders : host.priority_senders).pop();
     if (side.connection->generation != generation || end(side).outbound.empty()) continue;
     End& self = end(side);
-    Transfer t = self.outbound.pop();
+    Transfer transfer = self.outbound.pop();
     if (!self.outbound.empty()) host.senders.push({side, generation});
-    const Duration sending_time = time_for(t.size(), host.link.up);
-    start_transfer(side, std::move(t));
+    const Duration sending_time = time_for(transfer.size(), host.link.up);
+    start_transfer(side, std::move(transfer));
     if (sending_time == Duration{}) continue;
-    host.up_busy = true;
-    push(now_ + sending_time, kUplink, h);
+    host.uplink_busy = true;
+    push(now_ + sending_time, kUplink, host_index);
   }
 }
 
 // Starts a transfer on the uplink. Its first byte reaches the receiver's downlink after the delay, and it arrives when
 // its last byte has passed both.
-void World::start_transfer(const Side& from, Transfer&& t) {
+void World::start_transfer(const Side& from, Transfer&& transfer) {
   End &self = end(from), &peer = end(other(from));
   Host& host = *hosts_[self.host];
-  const std::size_t bytes = t.size();
+  const std::size_t bytes = transfer.size();
   host.bytes_sent += bytes;
-  const TimePoint begin = now_;
-  t.through = t.last == Transfer::Last::kReset ? now_ : begin + time_for(bytes, host.link.up);
+  transfer.sent_at = transfer.ending == Transfer::Ending::kReset ? now_ : now_ + time_for(bytes, host.link.up);
   self.unread_bytes += bytes;
-  if (t.reported_bytes > 0) {
-    self.unreported.push(t.reported_bytes);
-    push(t.through, kSent, from);
+  if (transfer.reported_bytes > 0) {
+    self.unreported.push(transfer.reported_bytes);
+    push(transfer.sent_at, kSent, from);
   }
   Duration latency = delay_and_jitter(self.host, peer.host);
-  if (options_.stall_share > 0 && random_.uniform() < options_.stall_share)
-    latency += kRetransmission * (1 << random_.below(4));
-  const TimePoint crossed_at =
-      t.last == Transfer::Last::kReset ? t.through : region_link_passed_at(self.host, peer.host, bytes, t.through);
-  t.arrives_at = std::max(crossed_at + latency, peer.last_arrival);
-  peer.last_arrival = t.arrives_at;
-  const TimePoint first_byte_at = std::max({begin + latency, t.arrives_at - (t.through - begin), peer.first_arrival});
+  if (options_.stalled_transfer_share > 0 && random_.uniform() < options_.stalled_transfer_share)
+    latency += kRetransmissionTimeout * (1 << random_.below(4));  // TCP doubles the timeout each time
+  const TimePoint crossed_at = transfer.ending == Transfer::Ending::kReset
+                                   ? transfer.sent_at
+                                   : region_link_passed_at(self.host, peer.host, bytes, transfer.sent_at);
+  transfer.arrives_at = std::max(crossed_at + latency, peer.last_arrival);
+  peer.last_arrival = transfer.arrives_at;
+  const TimePoint first_byte_at =
+      std::max({now_ + latency, transfer.arrives_at - (transfer.sent_at - now_), peer.first_arrival});
   peer.first_arrival = first_byte_at;
-  const TimePoint arrives_at = t.arrives_at;
-  peer.inbound.push(std::move(t));
+  const TimePoint arrives_at = transfer.arrives_at;  // `transfer` is moved away below
+  peer.inbound.push(std::move(transfer));
   if (hosts_[peer.host]->link.down)
-    push(std::max(first_byte_at, now_), kFirst, other(from));
+    push(std::max(first_byte_at, now_), kFirstByte, other(from));
   else
-    push(arrives_at, kArrive, other(from));
+    push(arrives_at, kArrives, other(from));
 }
 
+// Reports sent bytes to the core while the sockets' buffers have room.
 void World::on_sent(const Side& side) {
-  const std::size_t h = end(side).host;
-  Host& host = *hosts_[h];
-  // Room for twice the path's content, and at least a slow system's buffer.
-  const double path_bytes =
-      host.link.up ? host.link.up->bytes_per_s() * seconds(2 * (delay(h, end(other(side)).host) + options_.jitter)) : 0;
-  const std::size_t buffer_bytes = std::max<std::size_t>(256 * 1024, static_cast<std::size_t>(2 * path_bytes));
+  const std::size_t host_index = end(side).host;
+  Host& host = *hosts_[host_index];
+  // The buffers hold twice the data in flight on the path, and at least kBufferBytesMin, as on a slow system.
+  constexpr std::size_t kBufferBytesMin = 256 * 1024;
+  const double path_bytes = host.link.up ? host.link.up->bytes_per_s() *
+                                               seconds(2 * (delay(host_index, end(other(side)).host) + options_.jitter))
+                                         : 0;
+  const std::size_t buffer_bytes = std::max(kBufferBytesMin, static_cast<std::size_t>(2 * path_bytes));
   while (host.process && side.connection->used) {
     End& self = end(side);
-    if (self.state != End::State::kOpen || self.through == 0 || self.unreported.empty()) return;
+    if (self.state != End::State::kOpen || self.unreported_sent == 0 || self.unreported.empty()) return;
     // A transfer larger than the buffer is taken when nothing else waits.
     if (self.unread_bytes > std::max(buffer_bytes, self.unreported.front())) return;
     if (host.links_stopped_until > now_) return push(host.links_stopped_until, kWake, side);
-    --self.through;
+    --self.unreported_sent;
     host.process->core().on_sent(self.id, self.unreported.pop(), now_);
-    perform_actions(h);
+    perform_actions(host_index);
   }
 }
 
-void World::on_first(const Side& to) {
+// The first byte is at the downlink: computes when the last one has passed it.
+void World::on_first_byte(const Side& to) {
   End& self = end(to);
-  if (self.scheduled >= self.inbound.size()) return;  // its sender died meanwhile
-  const Transfer& t = self.inbound[self.scheduled++];
+  if (self.scheduled_transfers >= self.inbound.size()) return;  // its sender died meanwhile
+  const Transfer& transfer = self.inbound[self.scheduled_transfers++];
   Host& host = *hosts_[self.host];
   const TimePoint arrives_at =
-      std::max(t.arrives_at, std::max(now_, host.down_free) + time_for(t.size(), host.link.down));
-  if (t.size() > 0) host.down_free = arrives_at;
-  push(arrives_at, kArrive, to);
+      std::max(transfer.arrives_at, std::max(now_, host.downlink_free_at) + time_for(transfer.size(), host.link.down));
+  if (transfer.size() > 0) host.downlink_free_at = arrives_at;
+  push(arrives_at, kArrives, to);
 }
 
 void World::on_arrive(const Side& to) {
   End &self = end(to), &peer = end(other(to));
-  if (self.arrived >= self.inbound.size()) return;  // its sender died meanwhile
-  if (is_cut(peer.host, self.host)) {
-    ++self.parked;
+  if (self.arrived_transfers >= self.inbound.size()) return;  // its sender died meanwhile
+  if (is_partitioned(peer.host, self.host)) {
+    ++self.parked_transfers;
     return;
   }
   const TimePoint stopped_until =
       std::max(hosts_[self.host]->links_stopped_until, hosts_[peer.host]->links_stopped_until);
-  if (stopped_until > now_ && !peer.vanished) return push(stopped_until, kArrive, to);
+  if (stopped_until > now_ && !peer.vanished) return push(stopped_until, kArrives, to);
   if (self.state == End::State::kClosed) {
     // No process reads it. A restarted machine answers with a reset.
-    if (self.vanished && hosts_[self.host]->powered && peer.state == End::State::kOpen) {
+    if (self.vanished && hosts_[self.host]->has_power && peer.state == End::State::kOpen) {
       self.vanished = false;
-      queue_transfer(to, {{}, {}, 0, Transfer::Last::kReset, {}, {}, 0});
+      queue_transfer(to, Transfer::of_ending(Transfer::Ending::kReset));
     }
     self.inbound.pop();
-    if (self.scheduled > 0) --self.scheduled;
+    if (self.scheduled_transfers > 0) --self.scheduled_transfers;
     return;
   }
-  ++self.arrived;
+  ++self.arrived_transfers;
   if (self.state == End::State::kOpen) read(to);
 }
 
+// Passes arrived transfers to the decoder and the core, until the core stops reading.
 void World::read(Side to) {
   const auto generation = to.connection->generation;
-  const auto live = [&] { return to.connection->generation == generation && end(to).state == End::State::kOpen; };
-  while (live() && end(to).arrived > 0 && end(to).reading && hosts_[end(to).host]->reading) {
+  const auto is_open = [&] { return to.connection->generation == generation && end(to).state == End::State::kOpen; };
+  while (is_open() && end(to).arrived_transfers > 0 && end(to).reading && hosts_[end(to).host]->reading) {
     End& self = end(to);
-    const std::size_t h = self.host;
-    Transfer& t = self.inbound.front();
-    const std::size_t size = t.size(), begin = t.read_bytes;
+    const std::size_t host_index = self.host;
+    Transfer& transfer = self.inbound.front();
+    const std::size_t size = transfer.size(), begin = transfer.read_bytes;  // the core may take only a part
     std::size_t taken_bytes = 0;
     if (begin < size) {
-      Core& core = hosts_[h]->process->core();
+      Core& core = hosts_[host_index]->process->core();
       taken_bytes = std::min(size - begin, core.read_bytes_max(size - begin));
       if (options_.split_transfer_share > 0 && taken_bytes > 1 && random_.uniform() < options_.split_transfer_share)
         taken_bytes = 1 + random_.below(taken_bytes - 1);
-      t.read_bytes += taken_bytes;
+      transfer.read_bytes += taken_bytes;
       core.on_received(taken_bytes, now_);
     }
-    const Slice head = t.head, tail = t.tail;
-    const Transfer::Last last = t.last;
+    const Slice head = transfer.head, tail = transfer.tail;
+    const Transfer::Ending ending = transfer.ending;
     if (begin + taken_bytes == size) {
       self.inbound.pop();
-      --self.arrived;
-      if (self.scheduled > 0) --self.scheduled;
+      --self.arrived_transfers;
+      if (self.scheduled_transfers > 0) --self.scheduled_transfers;
     }
     // Tells the sender that there is room again.
     End& sender = end(other(to));
-    if (is_cut(h, sender.host)) {
-      sender.held_bytes += taken_bytes;
+    if (is_partitioned(host_index, sender.host)) {
+      sender.unacknowledged_bytes += taken_bytes;
     } else {
       sender.unread_bytes -= std::min(sender.unread_bytes, taken_bytes);
-      if (sender.through > 0) push(now_ + delay(h, sender.host), kWake, other(to));
+      if (sender.unreported_sent > 0) push(now_ + delay(host_index, sender.host), kWake, other(to));
     }
-    if (last != Transfer::Last::kNo) {
-      if (last == Transfer::Last::kReset) sender.state = End::State::kClosed;
-      return break_connection(to, last == Transfer::Last::kEnd ? "closed by the peer" : "connection reset by the peer");
+    if (ending != Transfer::Ending::kNone) {
+      if (ending == Transfer::Ending::kReset) sender.state = End::State::kClosed;
+      return break_connection(to,
+                              ending == Transfer::Ending::kEnd ? "closed by the peer" : "connection reset by the peer");
     }
     const std::size_t end_of_taken = begin + taken_bytes, head_bytes = head.size();
     if (begin < head_bytes && !decode_part(to, head, begin, std::min(end_of_taken, head_bytes))) return;
-    if (end_of_taken > head_bytes && live() &&
+    if (end_of_taken > head_bytes && is_open() &&
         !decode_part(to, tail, std::max(begin, head_bytes) - head_bytes, end_of_taken - head_bytes))
       return;
-    if (hosts_[h]->process) perform_actions(h);
+    if (hosts_[host_index]->process) perform_actions(host_index);
   }
 }
 
-// Passes bytes [begin, end_of) of a slice to the decoder, and each complete frame to the core. False: the connection is
-// gone.
-bool World::decode_part(const Side& to, const Slice& slice, std::size_t begin, std::size_t end_of) {
+// Passes bytes [begin, end_byte) of a slice to the decoder, and each complete frame to the core. False: the connection
+// is gone.
+bool World::decode_part(const Side& to, const Slice& slice, std::size_t begin, std::size_t end_byte) {
   const auto generation = to.connection->generation;
-  const std::size_t h = end(to).host;
+  const std::size_t host_index = end(to).host;
   const ConnId conn = end(to).id;
-  while (begin < end_of) {
+  while (begin < end_byte) {
     FrameDecoder& decoder = end(to).decoder;
-    if (begin == 0 && end_of == slice.size() && decoder.adopt(slice)) {
-      begin = end_of;
+    if (begin == 0 && end_byte == slice.size() && decoder.adopt(slice)) {  // the whole slice, without a copy
+      begin = end_byte;
     } else {
       const auto room = decoder.room();
-      const std::size_t n = std::min(room.size(), end_of - begin);
-      std::memcpy(room.data(), slice.data() + begin, n);
-      begin += n;
-      if (const Status status = decoder.advance(n); !status) {
+      const std::size_t copied_bytes = std::min(room.size(), end_byte - begin);
+      std::memcpy(room.data(), slice.data() + begin, copied_bytes);
+      begin += copied_bytes;
+      if (const Status status = decoder.advance(copied_bytes); !status) {
         break_connection(to, status.error().message());
         return false;
       }
     }
     auto frame = decoder.take();
     if (!frame) continue;
-    hash_event(41, h, frame->body.size() ^ conn.value << 24);
+    hash_event(kHashFrame, host_index, frame->body.size() ^ conn.value << 24);
     const std::size_t from = end(other(to)).host;
-    if (trace_sink_) trace_line("host {} connection {} (host {}): {}", h, conn, from, describe(*frame));
-    if (observer_) observer_->on_frame(HostId{from}, HostId{h}, end(to).peer, *frame);
-    hosts_[h]->process->core().on_frame(conn, std::move(*frame), now_);
-    perform_actions(h);
+    if (trace_sink_) trace_line("host {} connection {} (host {}): {}", host_index, conn, from, describe(*frame));
+    if (observer_) observer_->on_frame(HostId{from}, HostId{host_index}, end(to).peer, *frame);
+    hosts_[host_index]->process->core().on_frame(conn, std::move(*frame), now_);
+    perform_actions(host_index);
     if (to.connection->generation != generation || end(to).state != End::State::kOpen) return false;
   }
   return true;
 }
 
-void World::set_reading(std::size_t h, const act::SetReading& reading) {
-  Host& host = *hosts_[h];
+void World::set_reading(std::size_t host_index, const act::SetReading& reading) {
+  Host& host = *hosts_[host_index];
   if (reading.conn) {
-    const Side side = find(h, *reading.conn);
+    const Side side = find(host_index, *reading.conn);
     if (!side) return;
     end(side).reading = reading.on;
     if (reading.on) push(now_, kRead, side);
@@ -266,7 +276,7 @@ void World::set_reading(std::size_t h, const act::SetReading& reading) {
   host.reading = reading.on;
   if (!reading.on) return;
   for (const auto& [conn, side] : host.connections)
-    if (end(side).arrived > 0) push(now_, kRead, side);
+    if (end(side).arrived_transfers > 0) push(now_, kRead, side);
 }
 
 }  // namespace echoline::sim

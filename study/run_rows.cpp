@@ -24,25 +24,29 @@ std::optional<double> number(const json& row, const char* key) {
 
 Result<std::vector<json>> plotted_rows(const std::filesystem::path& metrics) {
   struct Kind {
-    const char *name, *by;
+    const char *name, *number_key;
     ThinnedRows rows{kPlotRowsMax};
   };
   std::array<Kind, 4> kinds{
       {{"step", "step"}, {"evaluation", "step"}, {"publication", "version"}, {"broadcast", "version"}}};
   ECHO_TRY(learner::each_row(metrics, [&](json row) {
+    // Plots show deltas only, because a snapshot is many times larger.
     if (const auto snapshot = row.find("snapshot"); snapshot != row.end() && *snapshot == true) return ok();
-    for (Kind& kind : kinds)
-      if (const auto name = row.find("kind"); name != row.end() && *name == kind.name)
-        if (const auto n = number(row, kind.by); n && *n >= 0 && *n <= kNumbersMax) {
-          kind.rows.set(static_cast<std::uint64_t>(*n), std::move(row));
-          break;
-        }
+    const auto kind_name = row.find("kind");
+    if (kind_name == row.end()) return ok();
+    for (Kind& kind : kinds) {
+      if (*kind_name != kind.name) continue;
+      const auto row_number = number(row, kind.number_key);
+      if (!row_number || !(*row_number >= 0 && *row_number <= kNumbersMax)) continue;
+      kind.rows.set(static_cast<std::uint64_t>(*row_number), std::move(row));
+      break;
+    }
     return ok();
   }));
-  std::vector<json> all;
+  std::vector<json> rows;
   for (const Kind& kind : kinds)
-    for (const auto& [n, row] : kind.rows.rows()) all.push_back(row);
-  return all;
+    for (const auto& [row_number, row] : kind.rows.rows()) rows.push_back(row);
+  return rows;
 }
 
 Result<LastEvents> last_events(const std::filesystem::path& events) {

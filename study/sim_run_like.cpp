@@ -17,12 +17,16 @@ namespace {
 
 using nlohmann::json;
 
-constexpr std::size_t kStepsMin = 5;
+constexpr std::size_t kStepsMin = 5;  // a shorter run has measured too little
 // The simulation gets at most this many delta sizes and step times, spread over the whole run.
 constexpr std::size_t kDeltasMax = 10'000;
+constexpr double kBytesPerValue = 2;  // because the policy is bf16
+// Limits of memory, because the files may be damaged or foreign.
 constexpr std::size_t kAgesMax = 4096, kRentedMax = 65'536;
+constexpr double kNumberMax = 1e15;   // of a step or version
+constexpr double kSecondsMin = 1e-6;  // the least time that a scenario states
 
-// The files may be damaged or foreign: a value of another type counts as absent.
+// number() and text() treat a value of another type as absent, because the files may be damaged or foreign.
 double number(const json& row, const char* key) {
   return row.contains(key) && row.at(key).is_number() ? row.at(key).get<double>() : 0;
 }
@@ -32,22 +36,25 @@ std::string text(const json& row, const char* key) {
 
 double median(const learner::Distribution& values) { return values.quantile(0.5).value_or(0); }
 
+// The shares of the rollouts trained on, by age in learner steps.
 class StalenessShares {
  public:
   void add_row(const json& row) {
     if (text(row, "kind") != "step" || !row.contains("staleness") || !row.at("staleness").is_object()) return;
-    for (const auto& [age, n] : row.at("staleness").items())
-      if (n.is_number() && (rollouts_.size() < kAgesMax || rollouts_.contains(age)))
-        rollouts_[age] += n.get<double>(), total_ += n.get<double>();
+    for (const auto& [age, rollouts] : row.at("staleness").items()) {
+      if (!rollouts.is_number() || (rollouts_.size() >= kAgesMax && !rollouts_.contains(age))) continue;
+      rollouts_[age] += rollouts.get<double>();
+      total_ += rollouts.get<double>();
+    }
   }
   std::map<std::string, double> shares() const {
-    std::map<std::string, double> shares = rollouts_;
-    for (auto& [age, n] : shares) n /= std::max(total_, 1.0);
-    return shares;
+    std::map<std::string, double> by_age = rollouts_;
+    for (auto& [age, share] : by_age) share /= std::max(total_, 1.0);
+    return by_age;
   }
 
  private:
-  std::map<std::string, double> rollouts_;
+  std::map<std::string, double> rollouts_;  // by age
   double total_ = 0;
 };
 
@@ -70,6 +77,10 @@ class BootTimes {
   learner::Distribution seconds_;
 };
 
+std::uint64_t row_number(const json& row, const char* key) {
+  return static_cast<std::uint64_t>(std::clamp(number(row, key), 0.0, kNumberMax));
+}
+
 // The values that the simulation takes from the steps and publications of a run.
 class Measured {
  public:
@@ -77,25 +88,27 @@ class Measured {
     ages.add_row(row);
     const std::string kind = text(row, "kind");
     if (kind == "publication") {
-      parameters = std::max(parameters, number(row, "state_bytes") / 2);
-      const bool snapshot = row.contains("snapshot") && row.at("snapshot") == true;
+      parameters = std::max(parameters, number(row, "state_bytes") / kBytesPerValue);
+      const bool is_snapshot = row.contains("snapshot") && row.at("snapshot") == true;
       // A resumed run may publish a version twice; the later one counts.
-      if (snapshot)
+      if (is_snapshot)
         snapshot_bytes = number(row, "patch_bytes");
       else
-        deltas.set(static_cast<std::uint64_t>(std::clamp(number(row, "version"), 0.0, 1e15)),
-                   number(row, "patch_bytes"));
+        deltas.set(row_number(row, "version"), number(row, "patch_bytes"));
     } else if (kind == "broadcast" && row.contains("t_b_parts") && row.at("t_b_parts").is_object() &&
                row.value("snapshot", false) == false) {
       const json& parts = row.at("t_b_parts");
       encode_seconds.add(number(parts, "encode") + number(parts, "seal"));
       acknowledge_seconds.add(number(parts, "acknowledge"));
     } else if (kind == "step") {
-      const double step_s = std::max(1e-6, number(row, "step_seconds") - number(row, "wait_seconds"));
+      const double step_s = std::max(kSecondsMin, number(row, "step_seconds") - number(row, "wait_seconds"));
       step_seconds.add(step_s);
-      steps.set(static_cast<std::uint64_t>(std::clamp(number(row, "step"), 0.0, 1e15)), step_s);
-      if (const double mean = number(row, "response_tokens_mean"); mean > 0)
-        rollouts += number(row, "response_tokens") / mean, tokens += number(row, "response_tokens");
+      steps.set(row_number(row, "step"), step_s);
+      const double tokens_per_rollout = number(row, "response_tokens_mean");
+      if (tokens_per_rollout > 0) {
+        rollouts += number(row, "response_tokens") / tokens_per_rollout;
+        tokens += number(row, "response_tokens");
+      }
     }
   }
   StalenessShares ages;
@@ -129,42 +142,41 @@ Result<MeasuredRun> read_measured_run(const std::filesystem::path& folder) {
     return fail(Code::kInvalid, "sim run",
                 "{}: the run has {} steps and {} deltas; expected at least {} steps and one delta", folder.string(),
                 steps, deltas.size(), kStepsMin);
-  const auto set = [&](const char* key, std::string value) {
+  const auto set_key = [&](const char* key, std::string value) {
     run.world.emplace_back(std::string("simulation.") + key, std::move(value));
   };
-  const auto time = [](double s) { return fmt::format("{:.6f} s", std::max(s, 1e-6)); };
-  set("parameters", fmt::format("{:.0f}", parameters));
-  if (measured.snapshot_bytes >= 1) set("snapshot_bytes", fmt::format("{:.0f}", measured.snapshot_bytes));
-  // The policy is bf16, so a delta stores at most two bytes for a changed value.
-  constexpr double kBytesPerValue = 2;
-  set("bytes_per_change", fmt::format("{}", kBytesPerValue));
-  set("wire_overhead", fmt::format("{}", overlay::kWireOverhead));
+  const auto time_text = [](double time_s) { return fmt::format("{:.6f} s", std::max(time_s, kSecondsMin)); };
+  set_key("parameters", fmt::format("{:.0f}", parameters));
+  if (measured.snapshot_bytes >= 1) set_key("snapshot_bytes", fmt::format("{:.0f}", measured.snapshot_bytes));
+  // A delta stores at most the two bytes of a changed value.
+  set_key("bytes_per_change", fmt::format("{}", kBytesPerValue));
+  set_key("wire_overhead", fmt::format("{}", overlay::kWireOverhead));
   std::string densities;
   for (const auto& [version, bytes] : deltas)
     densities += fmt::format("{}{:.9f}", densities.empty() ? "" : ", ",
                              std::clamp(bytes.get<double>() / (parameters * kBytesPerValue), 0.0, 1.0));
-  set("densities", "[" + densities + "]");
-  set("step_time", time(median(measured.step_seconds)));
+  set_key("densities", "[" + densities + "]");
+  set_key("step_time", time_text(median(measured.step_seconds)));
   std::string steps;
-  for (const auto& [number, step_s] : measured.steps.rows())
+  for (const auto& [step, step_s] : measured.steps.rows())
     steps += fmt::format("{}{:.6f}", steps.empty() ? "" : ", ", step_s.get<double>());
-  set("step_seconds", "[" + steps + "]");
+  set_key("step_seconds", "[" + steps + "]");
   if (measured.encode_seconds.totals().count() > 0) {
-    set("encode_time", time(median(measured.encode_seconds)));
-    set("acknowledge_time", time(median(measured.acknowledge_seconds)));
+    set_key("encode_time", time_text(median(measured.encode_seconds)));
+    set_key("acknowledge_time", time_text(median(measured.acknowledge_seconds)));
   }
-  set("tokens.median", fmt::format("{:.3f}", std::max(1.0, measured.tokens / measured.rollouts)));
+  set_key("tokens.median", fmt::format("{:.3f}", std::max(1.0, measured.tokens / measured.rollouts)));
   // A local worker is limited to the speed of its offer, and asks for this much work ahead.
   ECHO_ASSIGN(const learner::RunConfig config, learner::load_run_config(run.config));
-  if (config.fleet.is_local()) set("work_ahead", time(worker::kAheadSeconds));
+  if (config.fleet.is_local()) set_key("work_ahead", time_text(worker::kAheadSeconds));
   learner::Distribution installs;
   if (run.report.contains("workers") && run.report.at("workers").is_array())
     for (const json& worker : run.report.at("workers"))
       if (worker.is_object() && worker.contains("install_seconds_mean") &&
           worker.at("install_seconds_mean").is_number())
         installs.add(number(worker, "install_seconds_mean"));
-  if (installs.totals().count() > 0) set("install_time", time(median(installs)));
-  if (boot_times.seconds().totals().count() > 0) set("boot", time(median(boot_times.seconds())));
+  if (installs.totals().count() > 0) set_key("install_time", time_text(median(installs)));
+  if (boot_times.seconds().totals().count() > 0) set_key("boot", time_text(median(boot_times.seconds())));
   return run;
 }
 
@@ -178,9 +190,10 @@ json compare(const MeasuredRun& real, const json& report, const std::vector<json
                                      {"fleet", "workers_started"},
                                      {"staleness", "mean"},
                                      {"staleness", "p95"}}) {
-    const auto value_in = [&, section = section, key = key](const json& r) {
-      return r.contains(section) && r.at(section).is_object() && r.at(section).contains(key) ? r.at(section).at(key)
-                                                                                             : json(nullptr);
+    const auto value_in = [&, section = section, key = key](const json& a_report) {
+      if (!a_report.contains(section) || !a_report.at(section).is_object()) return json(nullptr);
+      const json& fields = a_report.at(section);
+      return fields.contains(key) ? fields.at(key) : json(nullptr);
     };
     comparison[std::string(section) + "." + key] = {{"real", value_in(real.report)}, {"simulated", value_in(report)}};
   }
@@ -188,15 +201,15 @@ json compare(const MeasuredRun& real, const json& report, const std::vector<json
   for (const json& row : metrics) simulated.add_row(row);
   std::map<std::string, double> difference = real.ages;
   for (const auto& [age, share] : simulated.shares()) difference[age] -= share;
-  double variation = 0;
-  for (const auto& [age, d] : difference) variation += std::abs(d) / 2;
+  double variation = 0;  // total variation distance: half the sum of the absolute differences
+  for (const auto& [age, share_difference] : difference) variation += std::abs(share_difference) / 2;
   comparison["staleness.total_variation"] = variation;
   return comparison;
 }
 
 std::string comparison_table(const json& comparison) {
-  const auto cell = [](const json& v) {
-    return v.is_number() ? fmt::format("{:.4g}", v.get<double>()) : std::string("-");
+  const auto cell = [](const json& value) {
+    return value.is_number() ? fmt::format("{:.4g}", value.get<double>()) : std::string("-");
   };
   std::string out = fmt::format("\n{:<28}{:>14}{:>14}\n", "", "real", "simulated");
   for (const auto& [key, entry] : comparison.items()) {

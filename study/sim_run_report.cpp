@@ -13,65 +13,65 @@ using nlohmann::json;
 
 json age_histogram(const auto& histogram) {
   json object = json::object();
-  for (const auto& [age, n] : histogram) object[std::to_string(age)] = n;
+  for (const auto& [age, rollouts] : histogram) object[std::to_string(age)] = rollouts;
   return object;
 }
 
-learner::WorkerEntry worker_entry(const sim::SimMachine& m) {
-  learner::WorkerEntry w;
-  w.id = WorkerId{m.worker};
-  w.offer = m.offer;
-  w.price_usd_per_hour = m.usd_per_hour;
-  w.rollouts = m.rollouts;
-  w.bytes_in = static_cast<std::uint64_t>(m.bytes_in);
-  w.bytes_forwarded = static_cast<std::uint64_t>(m.bytes_forwarded);
-  w.version = Version{m.version};
-  if (m.lost) w.presence = learner::Presence::kLost;
-  return w;
+learner::WorkerEntry worker_entry(const sim::SimMachine& machine) {
+  learner::WorkerEntry entry;
+  entry.id = WorkerId{machine.worker};
+  entry.offer = machine.offer;
+  entry.price_usd_per_hour = machine.usd_per_hour;
+  entry.rollouts = machine.rollouts;
+  entry.bytes_in = static_cast<std::uint64_t>(machine.bytes_in);
+  entry.bytes_forwarded = static_cast<std::uint64_t>(machine.bytes_forwarded);
+  entry.version = Version{machine.version};
+  if (machine.lost) entry.presence = learner::Presence::kLost;
+  return entry;
 }
 
 }  // namespace
 
 std::vector<json> sim_run_metrics(const sim::RunResult& result) {
   std::vector<json> rows;
-  for (const sim::SimPublication& p : result.publications) {
-    rows.push_back({{"unix_s", p.at_s},
+  for (const sim::SimPublication& publication : result.publications) {
+    rows.push_back({{"unix_s", publication.at_s},
                     {"kind", "publication"},
-                    {"version", p.version},
-                    {"snapshot", p.snapshot && p.version == 0},
-                    {"patch_bytes", p.bytes.count}});
-    if (!p.t_b_s) continue;
-    rows.push_back({{"unix_s", p.at_s + *p.t_b_s},
+                    {"version", publication.version},
+                    {"snapshot", publication.snapshot && publication.version == 0},
+                    {"patch_bytes", publication.bytes.count}});
+    if (!publication.t_b_s) continue;
+    rows.push_back({{"unix_s", publication.at_s + *publication.t_b_s},
                     {"kind", "broadcast"},
-                    {"version", p.version},
-                    {"snapshot", p.snapshot && p.version == 0},
-                    {"payload_bytes", p.bytes.count},
-                    {"t_b_seconds", *p.t_b_s},
-                    {"workers", p.workers},
-                    {"acknowledged", p.installed},
-                    {"depth", p.depth},
-                    {"learner_bytes", p.learner_bytes.count},
-                    {"lower_bound_seconds", p.lower_bound_s},
-                    {"predicted_seconds", p.predicted_s}});
+                    {"version", publication.version},
+                    {"snapshot", publication.snapshot && publication.version == 0},
+                    {"payload_bytes", publication.bytes.count},
+                    {"t_b_seconds", *publication.t_b_s},
+                    {"workers", publication.workers},
+                    {"acknowledged", publication.installed},
+                    {"depth", publication.depth},
+                    {"learner_bytes", publication.learner_bytes.count},
+                    {"lower_bound_seconds", publication.lower_bound_s},
+                    {"predicted_seconds", publication.predicted_s}});
   }
-  for (const sim::SimStep& s : result.by_step)
-    rows.push_back({{"unix_s", s.at_s},
+  for (const sim::SimStep& step : result.by_step)
+    rows.push_back({{"unix_s", step.at_s},
                     {"kind", "step"},
-                    {"step", s.step},
-                    {"staleness", age_histogram(s.staleness)},
-                    {"wait_seconds", s.wait_s},
-                    {"train_seconds", s.train_s},
-                    {"step_seconds", s.wait_s + s.train_s},
-                    {"response_tokens", s.tokens},
-                    {"response_tokens_mean", s.tokens_mean},
-                    {"workers", s.working},
-                    {"workers_joining", s.joining},
-                    {"rollouts_per_s_expected", s.rollouts_per_s},
-                    {"rollouts_per_s_wanted", s.target_rollouts_per_s},
-                    {"rollouts_waiting", s.waiting},
-                    {"rollouts_in_flight", s.in_flight},
-                    {"usd", s.usd},
-                    {"usd_per_hour", s.usd_per_hour}});
+                    {"step", step.step},
+                    {"staleness", age_histogram(step.staleness)},
+                    {"wait_seconds", step.wait_s},
+                    {"train_seconds", step.train_s},
+                    {"step_seconds", step.wait_s + step.train_s},
+                    {"response_tokens", step.tokens},
+                    {"response_tokens_mean", step.tokens_mean},
+                    {"workers", step.working},
+                    {"workers_joining", step.joining},
+                    {"rollouts_per_s_expected", step.rollouts_per_s},
+                    {"rollouts_per_s_wanted", step.target_rollouts_per_s},
+                    {"rollouts_waiting", step.waiting},
+                    {"rollouts_in_flight", step.in_flight},
+                    {"usd", step.usd},
+                    {"usd_per_hour", step.usd_per_hour}});
   std::stable_sort(rows.begin(), rows.end(), [](const json& a, const json& b) {
     return a.at("unix_s").get<double>() < b.at("unix_s").get<double>();
   });
@@ -80,102 +80,108 @@ std::vector<json> sim_run_metrics(const sim::RunResult& result) {
 
 std::vector<json> thinned(std::vector<json> metrics, std::uint64_t steps) {
   if (metrics.size() <= kMetricRowsMax) return metrics;
-  // A publication or broadcast is kept or removed together with the step it follows.
-  const std::uint64_t every = std::max<std::uint64_t>(1, (3 * steps + kMetricRowsMax - 1) / (kMetricRowsMax - 10));
+  // A publication or broadcast is kept or removed together with the step it follows, so a kept step has up to three
+  // rows. The first publications and the last step are always kept; they need a few rows more.
+  constexpr std::uint64_t kRowsPerStep = 3, kSpareRows = 10;
+  const std::uint64_t stride =
+      std::max<std::uint64_t>(1, (kRowsPerStep * steps + kMetricRowsMax - 1) / (kMetricRowsMax - kSpareRows));
   std::erase_if(metrics, [&](const json& row) {
-    const std::uint64_t n =
+    const std::uint64_t step =
         row.contains("step") ? row.at("step").get<std::uint64_t>() : row.at("version").get<std::uint64_t>();
-    return n != 0 && n % every != 0 && n != steps;
+    return step != 0 && step % stride != 0 && step != steps;
   });
   return metrics;
 }
 
-json sim_run_report(const SimRun& run, const sim::RunResult& r, const std::vector<json>& metrics) {
+json sim_run_report(const SimRun& run, const sim::RunResult& result, const std::vector<json>& metrics) {
   learner::ReportInput input;
   input.config = &run.config;
-  input.plan = &r.plan;
+  input.plan = &result.plan;
   input.figures = learner::run_figures(metrics);
   if (input.figures.snapshot.is_object()) input.figures.snapshot["state_bytes"] = run.scenario.request.full_bytes.count;
   std::size_t joined = 0;
-  for (const sim::SimMachine& m : r.machines)
-    if (m.worker != 0 && ++joined <= kWorkersListed) input.workers.push_back(worker_entry(m));
-  input.fleet.planned = r.machines_planned;
-  input.fleet.started = r.machines_started;
-  input.fleet.lost = r.machines_lost;
-  input.fleet.replaced = r.machines_replaced;
-  input.fleet.usd = r.usd_fleet;
+  for (const sim::SimMachine& machine : result.machines)
+    if (machine.worker != 0 && ++joined <= kWorkersListed) input.workers.push_back(worker_entry(machine));
+  input.fleet.planned = result.machines_planned;
+  input.fleet.started = result.machines_started;
+  input.fleet.lost = result.machines_lost;
+  input.fleet.replaced = result.machines_replaced;
+  input.fleet.usd = result.usd_fleet;
   input.fleet.prices_known = run.prices_known;
-  input.wall_seconds = r.wall_s;
-  if (run.scenario.request.learner_usd_per_hour) input.learner_usd = r.usd_learner;
-  input.version = Version{r.version};
-  input.bytes_sent = static_cast<std::uint64_t>(r.learner_bytes_sent);
-  input.steps_done = r.steps;
-  input.topology = r.topology;
-  input.ended = r.ended;
+  input.wall_seconds = result.wall_s;
+  if (run.scenario.request.learner_usd_per_hour) input.learner_usd = result.usd_learner;
+  input.version = Version{result.version};
+  input.bytes_sent = static_cast<std::uint64_t>(result.learner_bytes_sent);
+  input.steps_done = result.steps;
+  input.topology = result.topology;
+  input.ended = result.ended;
   input.rejected = json::object();
-  for (const auto& [reason, n] : r.rejected) input.rejected[reason] = n;
-  input.limited_steps = r.work_limits;
-  if (r.groups_set_aside > 0) input.groups_set_aside["worker lost"] = r.groups_set_aside;
+  for (const auto& [reason, n] : result.rejected) input.rejected[reason] = n;
+  input.limited_steps = result.work_limits;
+  if (result.groups_set_aside > 0) input.groups_set_aside["worker lost"] = result.groups_set_aside;
   json report = learner::make_report(input);
-  // A simulation trains no weights.
+  // A simulation trains no weights, so it has no digests of them to compare.
   for (const char* key : {"digest", "differing", "all_workers_identical", "workers", "acknowledged"})
     report["weights"][key] = nullptr;
   for (json& worker : report["workers"]) worker["digest"] = nullptr;
 
   std::uint64_t unfinished = 0;
-  for (const auto& [reason, n] : r.unfinished) unfinished += n;
+  for (const auto& [reason, n] : result.unfinished) unfinished += n;
   json by_region = json::object();
-  const bool lists_regions = run.scenario.regions.size() > 1 && run.scenario.regions.size() <= 64;
-  for (const sim::SimMachine& m : r.machines) {
+  constexpr std::size_t kRegionsListed = 64;
+  const bool lists_regions = run.scenario.regions.size() > 1 && run.scenario.regions.size() <= kRegionsListed;
+  for (const sim::SimMachine& machine : result.machines) {
     if (!lists_regions) break;
-    json& region = by_region[run.scenario.regions[m.region]];
+    json& region = by_region[run.scenario.regions[machine.region]];
     if (region.is_null()) region = {{"machines", 0}, {"rollouts", 0}, {"usd", 0.0}};
     region["machines"] = region["machines"].get<std::uint64_t>() + 1;
-    region["rollouts"] = region["rollouts"].get<std::uint64_t>() + m.rollouts;
-    region["usd"] = region["usd"].get<double>() + m.usd_per_hour * (m.paid_to_s - m.paid_from_s) / 3600 + m.usd_traffic;
+    region["rollouts"] = region["rollouts"].get<std::uint64_t>() + machine.rollouts;
+    region["usd"] = region["usd"].get<double>() +
+                    machine.usd_per_hour * (machine.paid_to_s - machine.paid_from_s) / 3600 + machine.usd_traffic;
   }
-  std::map<std::uint64_t, std::uint64_t> handed_in = r.stale_by_age;  // by age, of rollouts trained on and rejected
+  std::map<std::uint64_t, std::uint64_t> handed_in =
+      result.stale_by_age;  // by age, of rollouts trained on and rejected
   double too_stale = 0, all_ages = 0;
-  for (const auto& [age, n] : r.stale_by_age) too_stale += static_cast<double>(n);
-  for (const sim::SimStep& step : r.by_step)
+  for (const auto& [age, n] : result.stale_by_age) too_stale += static_cast<double>(n);
+  for (const sim::SimStep& step : result.by_step)
     for (const auto& [age, n] : step.staleness) handed_in[age] += n;
   for (const auto& [age, n] : handed_in) all_ages += static_cast<double>(n);
-  const auto share = [](double part, double of) { return of > 0 ? json(part / of) : json(nullptr); };
+  const auto share = [](double part, double whole) { return whole > 0 ? json(part / whole) : json(nullptr); };
   double later_waits = 0, later_total = 0;  // the first step waits for the first policy
-  for (const sim::SimStep& step : r.by_step)
+  for (const sim::SimStep& step : result.by_step)
     if (step.step > 1) later_waits += step.wait_s, later_total += step.wait_s + step.train_s;
   report["simulation"] = {
       {"seed", run.scenario.seed},
       {"parameters", run.parameters},
       {"delta_bytes_first", run.scenario.delta_bytes.front().count},
-      {"begun_seconds", r.first_snapshot_s},
+      {"begun_seconds", result.first_snapshot_s},
       {"idle_fraction_after_first_step", share(later_waits, later_total)},
-      {"plan", r.plan_error.empty() ? json("as planned") : json(r.plan_error)},
-      {"events", r.events},
-      {"topologies_planned", r.topologies_planned},
-      {"publications_merged", r.publications_merged},
+      {"plan", result.plan_error.empty() ? json("as planned") : json(result.plan_error)},
+      {"events", result.events},
+      {"topologies_planned", result.topologies_planned},
+      {"publications_merged", result.publications_merged},
       {"staleness",
-       {{"in_flight", age_histogram(r.in_flight)},
-        {"in_queue", age_histogram(r.in_queue)},
+       {{"in_flight", age_histogram(result.in_flight)},
+        {"in_queue", age_histogram(result.in_queue)},
         {"handed_in", {{"p50", learner::quantile(handed_in, 0.5)}, {"p90", learner::quantile(handed_in, 0.9)}}},
         {"admissible_fraction", share(all_ages - too_stale, all_ages)}}},
       {"rollouts_unfinished", unfinished},
-      {"rollouts_unfinished_by_reason", r.unfinished},
-      {"tokens", {{"generated", r.tokens_generated}, {"trained", r.tokens_trained}}},
+      {"rollouts_unfinished_by_reason", result.unfinished},
+      {"tokens", {{"generated", result.tokens_generated}, {"trained", result.tokens_trained}}},
       {"fleet",
-       {{"workers_most", r.workers_peak},
-        {"machine_hours", r.machine_hours},
-        {"busy_fraction", share(r.busy_s, r.present_s)},
+       {{"workers_most", result.workers_peak},
+        {"machine_hours", result.machine_hours},
+        {"busy_fraction", share(result.busy_s, result.present_s)},
         {"workers_left_out", joined - std::min(joined, kWorkersListed)}}},
       {"recovery",
-       {{"count", r.recoveries_s.size()},
-        {"seconds_median", learner::quantile(r.recoveries_s, 0.5)},
-        {"seconds_p95", learner::quantile(r.recoveries_s, 0.95)},
-        {"seconds_max", learner::quantile(r.recoveries_s, 1)}}},
-      {"cost", {{"usd_rent", r.usd_rent}, {"usd_traffic", r.usd_traffic}}},
+       {{"count", result.recoveries_s.size()},
+        {"seconds_median", learner::quantile(result.recoveries_s, 0.5)},
+        {"seconds_p95", learner::quantile(result.recoveries_s, 0.95)},
+        {"seconds_max", learner::quantile(result.recoveries_s, 1)}}},
+      {"cost", {{"usd_rent", result.usd_rent}, {"usd_traffic", result.usd_traffic}}},
       {"regions", by_region},
-      {"crossing_bytes_sent", static_cast<std::uint64_t>(r.crossing_bytes_sent)},
-      {"decisions", r.decision_counts}};
+      {"crossing_bytes_sent", static_cast<std::uint64_t>(result.crossing_bytes_sent)},
+      {"decisions", result.decision_counts}};
   return report;
 }
 
@@ -192,32 +198,37 @@ std::string percent(const json& value) {
   return value.is_number() ? fmt::format("{:.1f} %", 100 * value.get<double>()) : "-";
 }
 
+// The shares of the youngest ages: "0: 60 %  1: 40 %".
 std::string histogram(const json& ages) {
-  std::vector<std::pair<std::uint64_t, double>> sorted;
+  constexpr std::size_t kAgesShown = 5;
+  std::vector<std::pair<std::uint64_t, double>> by_age;
   double total = 0;
-  for (const auto& [age, n] : ages.items())
-    sorted.emplace_back(std::stoull(age), n.get<double>()), total += n.get<double>();
-  std::sort(sorted.begin(), sorted.end());
+  for (const auto& [age, rollouts] : ages.items()) {
+    by_age.emplace_back(std::stoull(age), rollouts.get<double>());
+    total += rollouts.get<double>();
+  }
+  std::sort(by_age.begin(), by_age.end());
   std::string text;
-  std::size_t shown = 0;
-  for (const auto& [age, n] : sorted)
-    if (shown++ < 5)
-      text += fmt::format("{}{}: {:.0f} %", text.empty() ? "" : "  ", age, 100 * n / std::max(total, 1e-12));
-  return text.empty() ? "-" : text + (sorted.size() > 5 ? "  .." : "");
+  for (std::size_t i = 0; i < std::min(kAgesShown, by_age.size()); ++i) {
+    const double percent_of_all = 100 * by_age[i].second / std::max(total, 1e-12);
+    text += fmt::format("{}{}: {:.0f} %", text.empty() ? "" : "  ", by_age[i].first, percent_of_all);
+  }
+  return text.empty() ? "-" : text + (by_age.size() > kAgesShown ? "  .." : "");
 }
 
 }  // namespace
 
-std::string sim_run_table(const json& r) {
-  const json &learner = r.at("learner"), &staleness = r.at("staleness"), &broadcast = r.at("broadcast"),
-             &fleet = r.at("fleet"), &cost = r.at("cost"), &plan = r.at("plan"), &simulation = r.at("simulation");
+std::string sim_run_table(const json& report) {
+  const json &learner = report.at("learner"), &staleness = report.at("staleness"), &broadcast = report.at("broadcast"),
+             &fleet = report.at("fleet"), &cost = report.at("cost"), &plan = report.at("plan"),
+             &simulation = report.at("simulation");
   std::string out;
   const auto line = [&](std::string_view label, const std::string& text) {
     out += fmt::format("{:<13}{}\n", label, text);
   };
-  out += fmt::format("{}: {} of {} steps in {} ({}), simulated\n", r.at("run").get<std::string>(),
-                     r.at("steps").get<std::uint64_t>(), r.at("steps_planned").get<std::uint64_t>(),
-                     duration(r.at("wall_seconds")), r.at("ended").get<std::string>());
+  out += fmt::format("{}: {} of {} steps in {} ({}), simulated\n", report.at("run").get<std::string>(),
+                     report.at("steps").get<std::uint64_t>(), report.at("steps_planned").get<std::uint64_t>(),
+                     duration(report.at("wall_seconds")), report.at("ended").get<std::string>());
   line("learner", fmt::format("idle {}, {} after the first step", percent(learner.at("idle_fraction")),
                               percent(simulation.at("idle_fraction_after_first_step"))));
   line("", fmt::format("step {}, training {}", duration(learner.at("step_seconds_median")),
@@ -262,13 +273,18 @@ std::string sim_run_table(const json& r) {
          fmt::format("{} machines, {} rollouts, ${:.2f}", region.at("machines").get<std::uint64_t>(),
                      region.at("rollouts").get<std::uint64_t>(), region.at("usd").get<double>()));
   std::string decisions;
-  for (const auto& [kind, n] : simulation.at("decisions").items()) {
-    const std::string decision = fmt::format("{} {}", kind, n.get<std::uint64_t>());
-    if (!decisions.empty() && decisions.size() + decision.size() > 44)
-      line(out.find("decisions") == std::string::npos ? "decisions" : "", std::exchange(decisions, ""));
+  // Only the first line of decisions has the label.
+  constexpr std::size_t kDecisionsWidth = 44;
+  bool is_first_line = true;
+  const auto decisions_line = [&] {
+    line(std::exchange(is_first_line, false) ? "decisions" : "", std::exchange(decisions, ""));
+  };
+  for (const auto& [kind, count] : simulation.at("decisions").items()) {
+    const std::string decision = fmt::format("{} {}", kind, count.get<std::uint64_t>());
+    if (!decisions.empty() && decisions.size() + decision.size() > kDecisionsWidth) decisions_line();
     decisions += (decisions.empty() ? "" : ", ") + decision;
   }
-  if (!decisions.empty()) line(out.find("decisions") == std::string::npos ? "decisions" : "", decisions);
+  if (!decisions.empty()) decisions_line();
   return out;
 }
 

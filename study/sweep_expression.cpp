@@ -25,32 +25,34 @@ class ExpressionParser {
                   text_.size());
     ECHO_TRY(parse_sum(0));
     if (!at_end()) return expected_error("an operator or the end");
-    return std::move(out_);
+    return std::move(expression_);
   }
 
  private:
   using Kind = Expression::Kind;
 
   void skip_space() {
-    while (at_ < text_.size() && (text_[at_] == ' ' || text_[at_] == '\t')) ++at_;
+    while (position_ < text_.size() && (text_[position_] == ' ' || text_[position_] == '\t')) ++position_;
   }
   bool at_end() {
     skip_space();
-    return at_ == text_.size();
+    return position_ == text_.size();
   }
   // Skips `c` if it is the next character; false: it is not.
   bool consume(char c) {
     skip_space();
-    if (at_ == text_.size() || text_[at_] != c) return false;
-    ++at_;
+    if (position_ == text_.size() || text_[position_] != c) return false;
+    ++position_;
     return true;
   }
   Error expected_error(std::string_view what) {
     return fail(Code::kInvalid, "", "expected {} in '{}', found {}", what, printable(text_, 80),
-                at_end() ? "its end" : fmt::format("'{}'", printable(text_.substr(at_), 40)));
+                at_end() ? "its end" : fmt::format("'{}'", printable(text_.substr(position_), 40)));
   }
-  // Appends a step to the expression.
-  void emit(Kind kind, double number = 0, std::size_t count = 0) { out_.steps_.push_back({kind, number, count}); }
+  // Appends a step. Operands are appended before their operator, so that a stack evaluates the steps in order.
+  void emit(Kind kind, double number = 0, std::size_t count = 0) {
+    expression_.steps_.push_back({kind, number, count});
+  }
 
   Status parse_sum(int depth) {
     if (depth > kExpressionDepthMax)
@@ -88,41 +90,44 @@ class ExpressionParser {
       return consume(')') ? ok() : Status(expected_error("')'"));
     }
     if (at_end()) return expected_error("a number or a name");
-    if (is_digit(text_[at_])) return parse_number();
-    if (is_letter(text_[at_])) return parse_name(depth);
+    if (is_digit(text_[position_])) return parse_number();
+    if (is_letter(text_[position_])) return parse_name(depth);
     return expected_error("a number or a name");
   }
 
   Status parse_number() {
     std::string digits;
-    std::size_t end = at_;
-    for (bool exponent = false; end < text_.size(); ++end) {
+    std::size_t end = position_;
+    const auto is_e = [](char c) { return c == 'e' || c == 'E'; };
+    for (bool in_exponent = false; end < text_.size(); ++end) {
       const char c = text_[end];
-      const bool sign = (c == '-' || c == '+') && exponent && (text_[end - 1] == 'e' || text_[end - 1] == 'E');
+      const bool is_exponent_sign = (c == '-' || c == '+') && in_exponent && is_e(text_[end - 1]);
+      // An underscore between two digits only groups them.
       if (c == '_' && is_digit(text_[end - 1]) && end + 1 < text_.size() && is_digit(text_[end + 1])) continue;
-      if ((c == 'e' || c == 'E') && !exponent)
-        exponent = true;
-      else if (!is_digit(c) && c != '.' && !sign)
+      if (is_e(c) && !in_exponent)
+        in_exponent = true;
+      else if (!is_digit(c) && c != '.' && !is_exponent_sign)
         break;
       digits += c;
     }
     double value = 0;
-    const char* last = digits.data() + digits.size();
-    const auto [stop, error] = std::from_chars(digits.data(), last, value);
-    if (error != std::errc{} || stop != last || !std::isfinite(value)) return expected_error("a number");
-    at_ = end;
+    const char* const digits_end = digits.data() + digits.size();
+    const auto [parsed_end, error] = std::from_chars(digits.data(), digits_end, value);
+    if (error != std::errc{} || parsed_end != digits_end || !std::isfinite(value)) return expected_error("a number");
+    position_ = end;
     emit(Kind::kNumber, value);
     return ok();
   }
 
   Status parse_name(int depth) {
-    const std::size_t begin = at_;
-    while (at_ < text_.size()) {
-      const bool inner_dot = text_[at_] == '.' && at_ + 1 < text_.size() && is_letter(text_[at_ + 1]);
-      if (!is_letter(text_[at_]) && !is_digit(text_[at_]) && !inner_dot) break;
-      ++at_;
+    const std::size_t begin = position_;
+    while (position_ < text_.size()) {
+      const bool is_inner_dot =
+          text_[position_] == '.' && position_ + 1 < text_.size() && is_letter(text_[position_ + 1]);
+      if (!is_letter(text_[position_]) && !is_digit(text_[position_]) && !is_inner_dot) break;
+      ++position_;
     }
-    const std::string name(text_.substr(begin, at_ - begin));
+    const std::string name(text_.substr(begin, position_ - begin));
     if ((name == "min" || name == "max") && consume('(')) {
       std::size_t count = 0;
       do {
@@ -133,16 +138,16 @@ class ExpressionParser {
       emit(name == "min" ? Kind::kMin : Kind::kMax, 0, count);
       return ok();
     }
-    auto& names = out_.names_;
-    const auto known = std::find(names.begin(), names.end(), name);
-    emit(Kind::kName, 0, static_cast<std::size_t>(known - names.begin()));
-    if (known == names.end()) names.push_back(name);
+    auto& names = expression_.names_;
+    const auto it = std::find(names.begin(), names.end(), name);
+    emit(Kind::kName, 0, static_cast<std::size_t>(it - names.begin()));
+    if (it == names.end()) names.push_back(name);
     return ok();
   }
 
   std::string_view text_;
-  std::size_t at_ = 0;
-  Expression out_;
+  std::size_t position_ = 0;
+  Expression expression_;
 };
 
 Result<Expression> Expression::parse(std::string_view text) { return ExpressionParser(text).parse(); }
@@ -154,27 +159,28 @@ Result<double> Expression::value(const std::function<std::optional<double>(const
     stack.pop_back();
     return top;
   };
-  for (const Step& s : steps_) {
-    if (s.kind == Kind::kNumber) {
-      stack.push_back(s.number);
-    } else if (s.kind == Kind::kName) {
-      const auto known = number_of(names_[s.count]);
-      if (!known) return fail(Code::kInvalid, "", "'{}' has no value that is a number", names_[s.count]);
-      stack.push_back(*known);
-    } else if (s.kind == Kind::kNegate) {
+  for (const Step& step : steps_) {
+    if (step.kind == Kind::kNumber) {
+      stack.push_back(step.number);
+    } else if (step.kind == Kind::kName) {
+      const std::string& name = names_[step.count];
+      const auto number = number_of(name);
+      if (!number) return fail(Code::kInvalid, "", "'{}' has no value that is a number", name);
+      stack.push_back(*number);
+    } else if (step.kind == Kind::kNegate) {
       stack.push_back(-pop());
-    } else if (s.kind == Kind::kMin || s.kind == Kind::kMax) {
-      double best = pop();
-      for (std::size_t i = 1; i < s.count; ++i)
-        best = s.kind == Kind::kMin ? std::min(best, pop()) : std::max(best, pop());
-      stack.push_back(best);
+    } else if (step.kind == Kind::kMin || step.kind == Kind::kMax) {
+      double extreme = pop();
+      for (std::size_t i = 1; i < step.count; ++i)
+        extreme = step.kind == Kind::kMin ? std::min(extreme, pop()) : std::max(extreme, pop());
+      stack.push_back(extreme);
     } else {
-      const double b = pop(), a = pop();
-      if (s.kind == Kind::kDivide && b == 0) return fail(Code::kInvalid, "", "division by zero");
-      stack.push_back(s.kind == Kind::kAdd        ? a + b
-                      : s.kind == Kind::kSubtract ? a - b
-                      : s.kind == Kind::kMultiply ? a * b
-                                                  : a / b);
+      const double right = pop(), left = pop();
+      if (step.kind == Kind::kDivide && right == 0) return fail(Code::kInvalid, "", "division by zero");
+      stack.push_back(step.kind == Kind::kAdd        ? left + right
+                      : step.kind == Kind::kSubtract ? left - right
+                      : step.kind == Kind::kMultiply ? left * right
+                                                     : left / right);
     }
   }
   if (!std::isfinite(stack.back())) return fail(Code::kInvalid, "", "the result is too large");
@@ -183,7 +189,9 @@ Result<double> Expression::value(const std::function<std::optional<double>(const
 
 std::string number_text(double value) {
   if (value == 0) return "0";
-  if (value == std::floor(value) && std::abs(value) < 9e15) return fmt::format("{}", static_cast<std::int64_t>(value));
+  constexpr double kExactMax = 9e15;  // below 2^53, whole numbers are exact
+  if (value == std::floor(value) && std::abs(value) < kExactMax)
+    return fmt::format("{}", static_cast<std::int64_t>(value));
   return fmt::format("{}", value);
 }
 

@@ -18,7 +18,7 @@ namespace {
 constexpr std::size_t kValuesTextMax = 64 << 10;
 constexpr std::size_t kSpellingsMax = 16;  // different texts of a cell's values; further ones are not kept
 constexpr std::size_t kEnumerationCallsMax = 100 * kSweepCellsMax;  // empty ranges give calls but no cells
-constexpr std::array<std::pair<std::string_view, std::string_view>, 3> kShort{
+constexpr std::array<std::pair<std::string_view, std::string_view>, 3> kShortNames{
     {{"S", "staleness.budget"}, {"kappa", "staleness.publish_every"}, {"G", "rollout.group_size"}}};
 
 std::string_view trimmed(std::string_view text) {
@@ -27,9 +27,9 @@ std::string_view trimmed(std::string_view text) {
 }
 
 Status check_key(std::string_view key) {
-  const bool allowed_characters = std::all_of(
-      key.begin(), key.end(), [](unsigned char c) { return std::isalnum(c) != 0 || c == '_' || c == '.' || c == '-'; });
-  if (key.empty() || key.size() > 256 || !allowed_characters)
+  constexpr std::size_t kKeyBytesMax = 256;
+  const auto is_allowed = [](unsigned char c) { return std::isalnum(c) != 0 || c == '_' || c == '.' || c == '-'; };
+  if (key.empty() || key.size() > kKeyBytesMax || !std::all_of(key.begin(), key.end(), is_allowed))
     return fail(Code::kInvalid, "", "expected a key such as staleness.budget, found '{}'", printable(key, 80));
   return ok();
 }
@@ -51,9 +51,10 @@ class ItemParser {
 
   Result<Item> parse(std::string_view text) const {
     text = trimmed(text);
-    Item item{std::string(text), {}};
+    Item item = literal(text);
     if (text.empty()) return fail(Code::kInvalid, "", "a value is missing");
-    if (std::string_view("[{\"'").find(text.front()) != std::string_view::npos) return item;
+    const bool is_quoted_or_list = std::string_view("[{\"'").find(text.front()) != std::string_view::npos;
+    if (is_quoted_or_list) return item;
     std::vector<std::string_view> ends{text};
     if (const std::size_t dots = text.find(".."); dots != std::string_view::npos)
       ends = {text.substr(0, dots), text.substr(dots + 2)};
@@ -80,7 +81,7 @@ class ItemParser {
   }
 
  private:
-  static Item literal(std::string_view text) { return {std::string(text), {}}; }
+  static Item literal(std::string_view text) { return {.text = std::string(text), .numbers = {}}; }
   bool is_swept(const std::string& name) const {
     return std::find(keys_.begin(), keys_.end(), full_key(name)) != keys_.end();
   }
@@ -88,14 +89,14 @@ class ItemParser {
   // Whether the text contains an operator and the name of a swept key, so that it is a faulty expression.
   bool names_a_key(std::string_view text) const {
     if (text.find_first_of("+-*/()") == std::string_view::npos) return false;
-    for (std::size_t at = 0; at < text.size();) {
-      const auto in_word = [&](std::size_t i) {
-        return std::isalnum(static_cast<unsigned char>(text[i])) != 0 || text[i] == '_' || text[i] == '.';
-      };
-      std::size_t end = at;
-      while (end < text.size() && in_word(end)) ++end;
-      if (end > at && is_swept(std::string(text.substr(at, end - at)))) return true;
-      at = std::max(end, at + 1);
+    const auto is_word_char = [](char c) {
+      return std::isalnum(static_cast<unsigned char>(c)) != 0 || c == '_' || c == '.';
+    };
+    for (std::size_t begin = 0; begin < text.size();) {
+      std::size_t end = begin;
+      while (end < text.size() && is_word_char(text[end])) ++end;
+      if (end > begin && is_swept(std::string(text.substr(begin, end - begin)))) return true;
+      begin = std::max(end, begin + 1);
     }
     return false;
   }
@@ -111,8 +112,9 @@ struct Assignment {
   const std::string* axis_source;  // where the user gave its axis
 };
 
-// Calls add() for each combination of the values of one set of assignments; ranges give several. Recursive: run() gives
-// a value to the first key whose expression has all its names evaluated, and calls itself for the other keys.
+// Calls add() for each combination of the values of one set of assignments; a range has several values. Recursive:
+// run() gives a value to the first key whose expression contains only evaluated names, and calls itself for the other
+// keys.
 class Enumeration {
  public:
   Enumeration(const std::vector<Assignment>& assignments, const std::vector<std::string>& keys,
@@ -129,18 +131,18 @@ class Enumeration {
       if (next == nullptr && !values_.contains(a.key) && is_ready(a)) next = &a;
     if (next == nullptr) return cycle_error();
     const Item& item = *next->item;
-    if (item.numbers.empty()) return enumerate_with(*next, {item.text, item.text});
-    ECHO_ASSIGN(const double first, number(*next, item.numbers.front()));
-    if (item.numbers.size() == 1) return enumerate_with(*next, {number_text(first), item.text});
-    ECHO_ASSIGN(const double last, number(*next, item.numbers.back()));
+    if (item.numbers.empty()) return enumerate_with(*next, {.text = item.text, .written = item.text});
+    ECHO_ASSIGN(const double first, evaluate(*next, item.numbers.front()));
+    if (item.numbers.size() == 1) return enumerate_with(*next, {.text = number_text(first), .written = item.text});
+    ECHO_ASSIGN(const double last, evaluate(*next, item.numbers.back()));
     if (first != std::floor(first) || last != std::floor(last))
       return error_for(*next, fmt::format("expected whole numbers as ends of the range, found {} to {}",
                                           number_text(first), number_text(last)));
     if (last - first >= static_cast<double>(kSweepCellsMax))
       return error_for(*next, fmt::format("expected a range of at most {} numbers, found {} to {}", kSweepCellsMax,
                                           number_text(first), number_text(last)));
-    for (double n = first; n <= last; n += 1)
-      ECHO_TRY(enumerate_with(*next, {number_text(n), number_text(n)}));  // empty if last < first
+    for (double n = first; n <= last; n += 1)  // no value if last < first
+      ECHO_TRY(enumerate_with(*next, {.text = number_text(n), .written = number_text(n)}));
     return ok();
   }
 
@@ -157,8 +159,8 @@ class Enumeration {
     return std::any_of(assignments_.begin(), assignments_.end(), [&](const Assignment& a) { return a.key == key; });
   }
   bool is_ready(const Assignment& a) const {
-    for (const Expression& e : a.item->numbers)
-      for (const std::string& name : e.names())
+    for (const Expression& expression : a.item->numbers)
+      for (const std::string& name : expression.names())
         if (const std::string key = full_key(name); is_assigned_key(key) && !values_.contains(key)) return false;
     return true;
   }
@@ -168,15 +170,16 @@ class Enumeration {
     return {};
   }
 
-  Result<double> number(const Assignment& a, const Expression& e) const {
-    auto value = e.value([&](const std::string& name) -> std::optional<double> {
+  // Evaluates the expression with the values so far and the numbers of the file.
+  Result<double> evaluate(const Assignment& a, const Expression& expression) const {
+    auto value = expression.value([&](const std::string& name) -> std::optional<double> {
       const std::string key = full_key(name);
       const auto it = values_.find(key);
       if (it == values_.end()) return file_number_(key);
       const auto parsed = Expression::parse(it->second.text);
       if (!parsed || !parsed->names().empty()) return std::nullopt;
-      const auto n = parsed->value([](const std::string&) { return std::nullopt; });
-      return n ? std::optional(*n) : std::nullopt;
+      const auto number = parsed->value([](const std::string&) { return std::nullopt; });
+      return number ? std::optional(*number) : std::nullopt;
     });
     if (!value) return error_for(a, value.error().detail);
     return value;
@@ -190,11 +193,12 @@ class Enumeration {
     return status;
   }
 
-  KeyValues in_order(std::string Value::*what) const {
-    KeyValues out;
+  // This part of all values, in the order of the swept keys.
+  KeyValues in_order(std::string Value::*part) const {
+    KeyValues ordered;
     for (const std::string& key : keys_)
-      if (const auto it = values_.find(key); it != values_.end()) out.emplace_back(key, it->second.*what);
-    return out;
+      if (const auto it = values_.find(key); it != values_.end()) ordered.emplace_back(key, it->second.*part);
+    return ordered;
   }
 
   const std::vector<Assignment>& assignments_;
@@ -208,14 +212,14 @@ class Enumeration {
 }  // namespace
 
 std::string full_key(std::string_view key) {
-  for (const auto& [word, full] : kShort)
-    if (key == word) return std::string(full);
+  for (const auto& [short_name, full_name] : kShortNames)
+    if (key == short_name) return std::string(full_name);
   return std::string(key);
 }
 
 std::string short_key(std::string_view key) {
-  for (const auto& [word, full] : kShort)
-    if (key == full) return std::string(word);
+  for (const auto& [short_name, full_name] : kShortNames)
+    if (key == full_name) return std::string(short_name);
   return std::string(key);
 }
 
@@ -232,7 +236,7 @@ Result<std::vector<std::string>> split_values(std::string_view text) {
     if (quote != 0) {
       if (c == quote) quote = 0;
     } else if ((c == '"' || c == '\'') && trimmed(text.substr(begin, i - begin)).empty()) {
-      quote = c;  // inside a word it is an apostrophe
+      quote = c;  // only at the start of a value; inside a word it is an apostrophe
     } else if (c == '(' || c == '[' || c == '{') {
       ++depth;
     } else if ((c == ')' || c == ']' || c == '}') && depth > 0) {
@@ -256,7 +260,7 @@ Result<SweepAxis> parse_over(std::string_view text) {
   if (const Status status = check_key(key); !status) return with_option_name(status.error());
   const auto values = split_values(text.substr(equals + 1));
   if (!values) return with_option_name(values.error());
-  SweepAxis axis{fmt::format("--over {}", printable(text, 120)), {}};
+  SweepAxis axis{.source = fmt::format("--over {}", printable(text, 120)), .points = {}};
   for (const std::string& value : *values) axis.points.push_back({{key, value}});
   return axis;
 }
@@ -289,7 +293,7 @@ Result<std::vector<GridCell>> expand(const std::vector<SweepAxis>& axes, const N
       for (const auto& [key, text] : point) {
         if (const Status status = check_key(key); !status)
           return fail(Code::kInvalid, "", "{}: {}", axis.source, status.error().detail);
-        if (const auto [it, fresh] = axis_of.emplace(key, &axis); !fresh && it->second != &axis)
+        if (const auto [it, is_new] = axis_of.emplace(key, &axis); !is_new && it->second != &axis)
           return fail(Code::kInvalid, "", "{}: '{}' is already swept by {}", axis.source, key, it->second->source);
         const auto is_key = [&name = key](const auto& each) { return each.first == name; };
         if (std::any_of(points.back().begin(), points.back().end(), is_key))
@@ -301,12 +305,12 @@ Result<std::vector<GridCell>> expand(const std::vector<SweepAxis>& axes, const N
     }
   }
   std::vector<GridCell> cells;
-  std::map<KeyValues, std::size_t> seen;
+  std::map<KeyValues, std::size_t> index_by_values;
   const std::function<Status(KeyValues, KeyValues)> add = [&](KeyValues values, KeyValues written) -> Status {
-    const auto [it, fresh] = seen.emplace(values, cells.size());
-    if (fresh && cells.size() == kSweepCellsMax)
+    const auto [it, is_new] = index_by_values.emplace(values, cells.size());
+    if (is_new && cells.size() == kSweepCellsMax)
       return fail(Code::kInvalid, "sweep", "expected at most {} cells", kSweepCellsMax);
-    if (fresh) cells.push_back({std::move(values), {}});
+    if (is_new) cells.push_back({.values = std::move(values), .written = {}});
     auto& spellings = cells[it->second].written;
     if (std::find(spellings.begin(), spellings.end(), written) == spellings.end() && spellings.size() < kSpellingsMax)
       spellings.push_back(std::move(written));
@@ -315,11 +319,13 @@ Result<std::vector<GridCell>> expand(const std::vector<SweepAxis>& axes, const N
   std::size_t calls = 0;
   for (std::size_t c = 0; c < combinations; ++c) {
     std::vector<Assignment> assignments;
-    std::size_t rest = c, below = combinations;
-    for (std::size_t a = 0; a < axes.size(); ++a) {  // the last axis changes fastest
-      below /= items[a].size();
-      for (const auto& [key, item] : items[a][rest / below]) assignments.push_back({key, &item, &axes[a].source});
-      rest %= below;
+    // Splits the number c into one index for each axis; the last axis changes fastest.
+    std::size_t remainder = c, stride = combinations;
+    for (std::size_t a = 0; a < axes.size(); ++a) {
+      stride /= items[a].size();
+      for (const auto& [key, item] : items[a][remainder / stride])
+        assignments.push_back({.key = key, .item = &item, .axis_source = &axes[a].source});
+      remainder %= stride;
     }
     ECHO_TRY(Enumeration(assignments, keys, file_number, add, calls).run());
   }

@@ -1,4 +1,4 @@
-// The cells of a sweep: every combination of the values of its keys, with ranges and expressions evaluated.
+// The cells of a sweep. A cell is one combination of values of the swept keys, with ranges and expressions evaluated.
 #pragma once
 #include <functional>
 #include <optional>
@@ -36,7 +36,7 @@ Result<std::vector<std::string>> split_values(std::string_view text);
 // All keys, in the order in which the axes name them.
 std::vector<std::string> swept_keys(const std::vector<SweepAxis>& axes);
 
-// One combination. It can be written in several ways: with S = 2, kappa 1 is both "1" and "S-1".
+// One combination. Its values can be written in several ways: with S = 2, kappa 1 is both "1" and "S-1".
 struct GridCell {
   KeyValues values;
   std::vector<KeyValues> written;  // values as written; a range is replaced by its numbers

@@ -11,7 +11,7 @@ using namespace pages;
 
 namespace {
 
-constexpr std::size_t kSeriesMax = 24;
+constexpr std::size_t kSeriesMax = 24;  // of a plot; further ones are left out
 
 std::string value_of(const SweepCell& cell, const std::string& key) { return cell.value(key).value_or("-"); }
 
@@ -33,8 +33,8 @@ const std::string& axis_key(const SweepResults& results) {
 // The positions of the cells on the axis: the values if all are numbers, otherwise their order.
 struct Axis {
   std::string key, title;
-  std::vector<std::string> categories;
-  std::vector<double> x;  // by row
+  std::vector<std::string> categories;  // the values, if they are no numbers
+  std::vector<double> x;                // by row
 };
 
 Axis axis_of(const SweepResults& results) {
@@ -47,13 +47,13 @@ Axis axis_of(const SweepResults& results) {
   const std::string& key = axis.key = axis_key(results);
   axis.title = short_key(key);
   std::vector<std::string> values;
-  bool numbers = true;
+  bool are_numbers = true;
   for (const SweepRow& row : results.rows) {
     values.push_back(value_of(*row.cell, key));
-    numbers = numbers && number_of(values.back()).has_value();
+    are_numbers = are_numbers && number_of(values.back()).has_value();
   }
   for (const std::string& value : values) {
-    if (numbers) {
+    if (are_numbers) {
       axis.x.push_back(*number_of(value));
       continue;
     }
@@ -81,10 +81,13 @@ std::string link_to(const SweepRow& row) {
   return row.cell->runs.empty() ? "" : fmt::format("cells/{}/", row.cell->runs.front().digest);
 }
 
-PlotPoint point(const SweepRow& row, const Estimate& y, double x) {
-  PlotPoint p{x, y.mean, {}, {}, row.cell->name(), link_to(row)};
-  if (y.interval) p.low = y.interval->low, p.high = y.interval->high;
-  return p;
+PlotPoint point_of(const SweepRow& row, const Estimate& y, double x) {
+  PlotPoint point{.x = x, .y = y.mean, .low = {}, .high = {}, .note = row.cell->name(), .link = link_to(row)};
+  if (y.interval) {
+    point.low = y.interval->low;
+    point.high = y.interval->high;
+  }
+  return point;
 }
 
 std::string caption(const Measure& m) {
@@ -92,7 +95,11 @@ std::string caption(const Measure& m) {
 }
 
 Plot measure_plot(const SweepResults& results, std::size_t m, const Axis& axis) {
-  Plot plot{caption(results.measures[m]), axis.title, results.measures[m].title, axis.categories, {}};
+  Plot plot{.title = caption(results.measures[m]),
+            .x_title = axis.title,
+            .y_title = results.measures[m].title,
+            .categories = axis.categories,
+            .series = {}};
   for (std::size_t r = 0; r < results.rows.size(); ++r) {
     const SweepRow& row = results.rows[r];
     if (!row.estimates[m]) continue;
@@ -101,9 +108,9 @@ Plot measure_plot(const SweepResults& results, std::size_t m, const Axis& axis) 
           std::find_if(plot.series.begin(), plot.series.end(), [&](const PlotSeries& s) { return s.name == name; });
       if (it == plot.series.end()) {
         if (plot.series.size() == kSeriesMax) continue;
-        it = plot.series.insert(it, PlotSeries{name, {}, true});
+        it = plot.series.insert(it, PlotSeries{.name = name, .points = {}, .connect_points = true});
       }
-      it->points.push_back(point(row, *row.estimates[m], axis.x[r]));
+      it->points.push_back(point_of(row, *row.estimates[m], axis.x[r]));
     }
   }
   for (PlotSeries& series : plot.series)
@@ -112,6 +119,7 @@ Plot measure_plot(const SweepResults& results, std::size_t m, const Axis& axis) 
   return plot;
 }
 
+// The cells by two measures of which less is better. A line connects the cells of the Pareto front.
 Plot pareto_plot(const SweepResults& results) {
   const auto index_of = [&](const std::string& field) {
     return static_cast<std::size_t>(std::find_if(results.measures.begin(), results.measures.end(),
@@ -119,17 +127,18 @@ Plot pareto_plot(const SweepResults& results) {
                                     results.measures.begin());
   };
   const std::size_t x = index_of(results.pareto_x), y = index_of(results.pareto_y);
-  Plot plot{fmt::format("{} against {}: no cell is better in both than the cells on the line",
-                        results.measures[y].title, results.measures[x].title),
-            results.measures[x].title,
-            results.measures[y].title,
-            {},
-            {{"not beaten", {}, true}, {"the others", {}, false}}};
+  Plot plot;
+  plot.title = fmt::format("{} against {}: no cell is better in both than the cells on the line",
+                           results.measures[y].title, results.measures[x].title);
+  plot.x_title = results.measures[x].title;
+  plot.y_title = results.measures[y].title;
+  plot.series.push_back({.name = "not beaten", .points = {}, .connect_points = true});
+  plot.series.push_back({.name = "the others", .points = {}, .connect_points = false});
   for (std::size_t r = 0; r < results.rows.size(); ++r) {
     const SweepRow& row = results.rows[r];
     if (!row.estimates[x] || !row.estimates[y]) continue;
-    const bool unbeaten = std::find(results.pareto.begin(), results.pareto.end(), r) != results.pareto.end();
-    plot.series[unbeaten ? 0 : 1].points.push_back(point(row, *row.estimates[y], row.estimates[x]->mean));
+    const bool is_unbeaten = std::find(results.pareto.begin(), results.pareto.end(), r) != results.pareto.end();
+    plot.series[is_unbeaten ? 0 : 1].points.push_back(point_of(row, *row.estimates[y], row.estimates[x]->mean));
   }
   auto& line = plot.series.front().points;
   std::stable_sort(line.begin(), line.end(), [](const PlotPoint& a, const PlotPoint& b) { return a.x < b.x; });
@@ -144,9 +153,12 @@ void add_table(Page& page, const SweepResults& results) {
   std::vector<std::vector<PageCell>> rows;
   for (const SweepRow& row : results.rows) {
     auto& cells = rows.emplace_back();
-    for (const std::string& key : results.plan->keys) cells.push_back({value_of(*row.cell, key), "", true});
-    cells.push_back({fmt::format("{} of {}", row.runs_done(), row.outcomes.size()), "", true});
-    for (const auto& e : row.estimates) cells.push_back({e ? estimate_text(*e) : "-", "", true});
+    const auto add_number = [&](std::string text) {
+      cells.push_back({.text = std::move(text), .link = "", .is_number = true});
+    };
+    for (const std::string& key : results.plan->keys) add_number(value_of(*row.cell, key));
+    add_number(fmt::format("{} of {}", row.runs_done(), row.outcomes.size()));
+    for (const auto& e : row.estimates) add_number(e ? estimate_text(*e) : "-");
   }
   page.heading("Cells");
   page.table(titles, rows);
@@ -157,15 +169,17 @@ void add_runs(Page& page, const SweepResults& results) {
   for (const SweepRow& row : results.rows)
     for (std::size_t i = 0; i < row.outcomes.size(); ++i) {
       const SweepRun& run = row.cell->runs[i];
-      const std::string_view state = to_string(row.outcomes[i]->end);
-      rows.push_back(
-          {{row.cell->name(), "", false},
-           {std::to_string(run.seed), "", true},
-           {std::string(state), state == "done" ? fmt::format("cells/{}/report.json", run.digest) : "", false},
-           {"config.yaml", fmt::format("cells/{}/config.yaml", run.digest), false},
-           {"folder", fmt::format("cells/{}/", run.digest), false},
-           {row.outcomes[i]->log.empty() ? "" : "log", fmt::format("logs/{}.log", run.digest), false},
-           {row.outcomes[i]->why, "", false}});
+      const SweepOutcome& outcome = *row.outcomes[i];
+      const std::string state(to_string(outcome.end));
+      const std::string folder = fmt::format("cells/{}/", run.digest);
+      const auto text = [](std::string cell_text, std::string link = "") {
+        return PageCell{.text = std::move(cell_text), .link = std::move(link), .is_number = false};
+      };
+      const PageCell seed{.text = std::to_string(run.seed), .link = "", .is_number = true};
+      rows.push_back({text(row.cell->name()), seed, text(state, state == "done" ? folder + "report.json" : ""),
+                      text("config.yaml", folder + "config.yaml"), text("folder", folder),
+                      text(outcome.log.empty() ? "" : "log", fmt::format("logs/{}.log", run.digest)),
+                      text(outcome.why)});
     }
   page.heading("Runs");
   page.table({"cell", "seed", "state", "file", "folder", "log", "why"}, rows);
@@ -176,15 +190,15 @@ void add_runs(Page& page, const SweepResults& results) {
 std::string sweep_page(const SweepResults& results, const ChartLibrary& charts) {
   const SweepPlan& plan = *results.plan;
   Page page(fmt::format("Sweep of {}", plan.config.filename().string()));
-  std::size_t done = 0, runs = 0;
-  for (const SweepRow& row : results.rows) done += row.runs_done(), runs += row.outcomes.size();
+  std::size_t runs_done = 0, run_count = 0;
+  for (const SweepRow& row : results.rows) runs_done += row.runs_done(), run_count += row.outcomes.size();
   std::string keys;
   for (const std::string& key : plan.keys) keys += (keys.empty() ? "" : ", ") + key;
   page.definition_list({{"runs", plan.kind == SweepKind::kReal ? "real" : "simulated"},
                         {"swept", keys.empty() ? "nothing but the seed" : keys},
                         {"cells", std::to_string(plan.cells.size())},
                         {"seeds each", std::to_string(plan.seeds)},
-                        {"done", fmt::format("{} of {}", done, runs)}});
+                        {"done", fmt::format("{} of {}", runs_done, run_count)}});
   if (plan.seeds > 1)
     page.paragraph(
         "Intervals are 95 % intervals of the mean over seeds, by Student's t, limited to possible values. With two "

@@ -1,4 +1,5 @@
-// Plans a sweep for cli/sweep.cpp: reads the file, and resolves each cell's values into the file of each run.
+// Plans a sweep for cli/sweep.cpp. A cell is one combination of the swept values. Reads the run file, lists its cells,
+// and writes out the complete configuration of every run: one for each cell and seed.
 #include "study/sweep_plan.hpp"
 
 #include <algorithm>
@@ -28,27 +29,28 @@ struct SweepSection {
   std::vector<std::string> measures;
 };
 
-// A value of the section as text for --over. Lists are separate values, so a list has no text.
+// A value of the section `sweep` as text, as --over takes it.
 Result<std::string> value_text(const json& value) {
   if (value.is_string()) return value.get<std::string>();
   if (value.is_null()) return fail(Code::kInvalid, "", "expected a value, found null");
-  return value.dump();  // flow style: YAML as well
+  return value.dump();  // JSON is also YAML, in flow style
 }
 
 // Keys whose values are paths. Paths in a file are relative to its folder, those of the command line to the working
 // directory.
 const std::set<std::string>& path_keys() {
   static const std::set<std::string> keys = [] {
-    std::set<std::string> found;
-    for (const auto& keys : {learner::run_file_keys(), simulation_keys()})
-      for (const ConfigKey& key : keys)
-        if (key.type == "path") found.insert(key.path);
-    return found;
+    std::set<std::string> paths;
+    for (const auto& key_list : {learner::run_file_keys(), simulation_keys()})
+      for (const ConfigKey& key : key_list)
+        if (key.type == "path") paths.insert(key.path);
+    return paths;
   }();
   return keys;
 }
 
-std::string source_of(const std::filesystem::path& config) {
+// The content of kSweepSourceFile for this file.
+std::string source_file_content(const std::filesystem::path& config) {
   return std::filesystem::absolute(config).lexically_normal().string() + "\n";
 }
 
@@ -56,11 +58,12 @@ std::string absolute_path(const std::string& path, const std::filesystem::path& 
   return std::filesystem::absolute(file.parent_path() / path).lexically_normal().string();
 }
 
+// Reads the values of each key of sweep.over as an axis.
 void read_over(ConfigSection over, const std::filesystem::path& file, std::vector<SweepAxis>& axes) {
   for (const std::string& name : over.keys()) {
     const std::string key = full_key(name);
     const json values = json::parse(over.json(name));
-    SweepAxis axis{fmt::format("{}: sweep.over.{}", file.string(), name), {}};
+    SweepAxis axis{.source = fmt::format("{}: sweep.over.{}", file.string(), name), .points = {}};
     std::vector<std::string> texts;
     if (values.is_array()) {
       for (const json& value : values) {
@@ -68,10 +71,12 @@ void read_over(ConfigSection over, const std::filesystem::path& file, std::vecto
         if (!text) over.error(name, text.error().detail);
         texts.push_back(text ? *text : "");
       }
-    } else if (auto split = split_values(values.is_string() ? values.get<std::string>() : values.dump()); split) {
-      texts = *std::move(split);
     } else {
-      over.error(name, split.error().detail);
+      auto split = split_values(values.is_string() ? values.get<std::string>() : values.dump());
+      if (split)
+        texts = *std::move(split);
+      else
+        over.error(name, split.error().detail);
     }
     for (std::string& text : texts) {
       if (path_keys().contains(key)) text = absolute_path(text, file);
@@ -81,8 +86,9 @@ void read_over(ConfigSection over, const std::filesystem::path& file, std::vecto
   }
 }
 
+// Reads the listed cells as the points of one axis, which is combined with the axes of sweep.over.
 void read_cells(ConfigSection sweep, const std::filesystem::path& file, std::vector<SweepAxis>& axes) {
-  SweepAxis axis{fmt::format("{}: sweep.cells", file.string()), {}};
+  SweepAxis axis{.source = fmt::format("{}: sweep.cells", file.string()), .points = {}};
   for (ConfigSection cell : sweep.sections("cells")) {
     KeyValues point;
     for (const std::string& name : cell.keys()) {
@@ -98,7 +104,8 @@ void read_cells(ConfigSection sweep, const std::filesystem::path& file, std::vec
   if (!axis.points.empty()) axes.push_back(std::move(axis));
 }
 
-Result<SweepSection> read_section(ConfigFile& file, const std::filesystem::path& path) {
+// Moves the section `sweep` out of the file, because it is no part of a run's configuration, and reads it.
+Result<SweepSection> take_sweep_section(ConfigFile& file, const std::filesystem::path& path) {
   ConfigFile sweep_file = file.split("sweep");
   SweepSection section;
   ConfigSection sweep = sweep_file.root().section("sweep");
@@ -112,16 +119,19 @@ Result<SweepSection> read_section(ConfigFile& file, const std::filesystem::path&
 
 Result<ConfigFile> load(const std::filesystem::path& path) {
   auto file = ConfigFile::load(path);
-  if (!file) return as_mistake(std::move(file).error());
+  if (!file) return as_user_error(std::move(file).error());
   return file;
 }
 
 // Returns the number in the file at a dotted key; absent if it has none.
 std::optional<double> number_in_file(ConfigFile& file, std::string_view key) {
   ConfigSection section = file.root();
-  for (std::size_t dot; (dot = key.find('.')) != std::string_view::npos; key.remove_prefix(dot + 1)) {
+  std::size_t dot = key.find('.');
+  while (dot != std::string_view::npos) {
     if (dot == 0) return std::nullopt;
     section = section.section(key.substr(0, dot));
+    key.remove_prefix(dot + 1);
+    dot = key.find('.');
   }
   std::optional<double> value;
   if (!key.empty()) section.read(key, value);
@@ -140,35 +150,38 @@ class Problems {
       for (const auto& [key, value] : cell.values)
         if (const std::string set = fmt::format("--set {}: ", key); line.starts_with(set))
           line = fmt::format("--over {}={}: {}", key, printable(value, 80), line.substr(set.size()));
-      const auto same = [&](const Problem& p) { return p.line == line; };
-      if (const auto it = std::find_if(problems_.begin(), problems_.end(), same); it != problems_.end())
-        ++it->cells;
+      const auto is_same = [&](const Problem& problem) { return problem.line == line; };
+      if (const auto it = std::find_if(problems_.begin(), problems_.end(), is_same); it != problems_.end())
+        ++it->cell_count;
       else if (problems_.size() < kProblemsShown)
-        problems_.push_back({line, cell.name(), 1});
+        problems_.push_back({.line = line, .first_cell = cell.name(), .cell_count = 1});
       else
-        ++left_out_;
+        ++problems_left_out_;
     }
   }
 
-  Status to_status(std::size_t cells) const {
+  // Returns the problems as one error. A problem that not all of the `total_cells` have names its first cell.
+  Status to_status(std::size_t total_cells) const {
     if (problems_.empty()) return ok();
     std::string text;
-    for (const Problem& p : problems_) {
-      text += fmt::format("{}{}", text.empty() ? "" : "\n", p.line);
-      if (p.cells < cells)
-        text += fmt::format(" (cell {}{})", p.first_cell, p.cells > 1 ? fmt::format(" and {} more", p.cells - 1) : "");
+    for (const Problem& problem : problems_) {
+      text += fmt::format("{}{}", text.empty() ? "" : "\n", problem.line);
+      if (problem.cell_count >= total_cells) continue;
+      const std::size_t more_cells = problem.cell_count - 1;
+      text += fmt::format(" (cell {}{})", problem.first_cell,
+                          more_cells > 0 ? fmt::format(" and {} more", more_cells) : "");
     }
-    if (left_out_ > 0) text += fmt::format("\nand {} more problems", left_out_);
+    if (problems_left_out_ > 0) text += fmt::format("\nand {} more problems", problems_left_out_);
     return Error{Code::kInvalid, "", text};
   }
 
  private:
   struct Problem {
     std::string line, first_cell;
-    std::size_t cells;
+    std::size_t cell_count;
   };
   std::vector<Problem> problems_;
-  std::size_t left_out_ = 0;
+  std::size_t problems_left_out_ = 0;
 };
 
 std::string digest_of(SweepKind kind, const std::string& version, std::uint64_t seed, const std::string& config) {
@@ -177,31 +190,32 @@ std::string digest_of(SweepKind kind, const std::string& version, std::uint64_t 
   return delta::digest_bytes(std::as_bytes(std::span(text))).hex();
 }
 
-// Resolves the file with the values of a cell.
+// Loads the run file with the values of a cell, and adds a complete configuration for each seed.
 class Resolver {
  public:
   Resolver(const SweepArguments& arguments, SweepKind kind) : arguments_(arguments), kind_(kind) {}
 
   Status add_runs(SweepCell& cell, std::uint32_t seeds) {
     std::uint64_t first_seed = 1;
-    std::string scenario;
+    std::string scenario_yaml;
     if (kind_ == SweepKind::kReal) {
       ECHO_ASSIGN(const learner::RunConfig config, learner::load_run_config(arguments_.config, cell.values));
       first_seed = config.run.seed;
     } else {
       ECHO_ASSIGN(SimRun run, load_sim_run(ConfigFile::load(arguments_.config), cell.values));
       first_seed = run.scenario.seed;
-      scenario = std::move(run.config.resolved_yaml);
+      scenario_yaml = std::move(run.config.resolved_yaml);
     }
     for (std::uint32_t i = 0; i < seeds; ++i) {
       SweepRun run;
       run.seed = first_seed + i;
       if (kind_ == SweepKind::kSimulated) {
-        run.config = scenario;
+        run.config = scenario_yaml;  // the seed is an argument of the run's command
         run.digest = digest_of(kind_, arguments_.version, run.seed, run.config);
       } else {
         // A run's name and folder contain its digest, so the digest is computed without them.
-        ECHO_ASSIGN(run.config, resolve_run(cell, run.seed, "run", "/"));
+        constexpr const char *kAnyName = "run", *kAnyFolder = "/";
+        ECHO_ASSIGN(run.config, resolve_run(cell, run.seed, kAnyName, kAnyFolder));
         run.digest = digest_of(kind_, arguments_.version, run.seed, run.config);
         ECHO_ASSIGN(run.config, resolve_run(cell, run.seed, run.digest, arguments_.out / "cells"));
       }
@@ -226,6 +240,9 @@ class Resolver {
   const SweepKind kind_;
 };
 
+constexpr std::size_t kFieldBytesMax = 200;  // of --measure
+constexpr std::uint64_t kReportBytesMax = 256 << 20;
+
 Status check(const SweepPlan& plan) {
   for (const std::string& key : plan.keys)
     if (std::find(std::begin(kKeysSetBySweep), std::end(kKeysSetBySweep), key) != std::end(kKeysSetBySweep))
@@ -235,7 +252,7 @@ Status check(const SweepPlan& plan) {
     return fail(Code::kInvalid, "sweep", "expected at most {} runs, found {} cells with {} seeds each", kSweepRunsMax,
                 plan.cells.size(), plan.seeds);
   for (const std::string& field : plan.measures)
-    if (field.empty() || field.size() > 200 || !is_printable(field) ||
+    if (field.empty() || field.size() > kFieldBytesMax || !is_printable(field) ||
         field.find_first_of(",\"<>& \t") != std::string::npos)
       return fail(Code::kInvalid, "sweep",
                   "--measure: expected a field of the report such as learner.idle_fraction, found '{}'",
@@ -253,38 +270,37 @@ std::string SweepCell::name() const {
 }
 
 std::optional<std::string> SweepCell::value(const std::string& key) const {
-  const auto it = std::find_if(values.begin(), values.end(), [&](const auto& v) { return v.first == key; });
+  const auto it = std::find_if(values.begin(), values.end(), [&](const auto& entry) { return entry.first == key; });
   return it == values.end() ? std::nullopt : std::optional(it->second);
 }
 
 std::filesystem::path default_sweep_folder(const std::filesystem::path& config) {
   const std::filesystem::path preferred = std::filesystem::absolute("sweeps") / config.stem();
   std::filesystem::path folder = preferred;
-  for (int n = 2;; ++n) {
+  for (int suffix = 2;; ++suffix) {
     const auto source = read_file(folder / kSweepSourceFile);
-    if (!source || *source == source_of(config)) return folder.lexically_normal();
-    folder = fmt::format("{}-{}", preferred.string(), n);
+    if (!source || *source == source_file_content(config)) return folder.lexically_normal();
+    folder = fmt::format("{}-{}", preferred.string(), suffix);
   }
 }
 
 Status write_sweep_source(const SweepPlan& plan) {
   std::error_code ec;
   if (std::filesystem::exists(plan.out / kSweepSourceFile, ec)) return ok();
-  return write_file_atomic(plan.out / kSweepSourceFile, source_of(plan.config));
+  return write_file_atomic(plan.out / kSweepSourceFile, source_file_content(plan.config));
 }
 
 Result<SweepPlan> plan_sweep(const SweepArguments& arguments) {
   ECHO_ASSIGN(ConfigFile file, load(arguments.config));
-  ECHO_ASSIGN(SweepSection section, read_section(file, arguments.config));
+  ECHO_ASSIGN(SweepSection section, take_sweep_section(file, arguments.config));
   std::vector<SweepAxis> axes;
   for (const std::string& text : arguments.over) {
     ECHO_ASSIGN(SweepAxis axis, parse_over(text));
-    const auto same = [&](const SweepAxis& other) {
-      return !other.points.empty() && other.points.front().size() == 1 &&
-             other.points.front().front().first == axis.points.front().front().first;
+    const std::string& key = axis.points.front().front().first;
+    const auto sweeps_only_key = [&](const SweepAxis& other) {
+      return !other.points.empty() && other.points.front().size() == 1 && other.points.front().front().first == key;
     };
-    // --over replaces the axis of the same key in the file.
-    section.axes.erase(std::remove_if(section.axes.begin(), section.axes.end(), same), section.axes.end());
+    std::erase_if(section.axes, sweeps_only_key);  // --over replaces the axis of the same key in the file
     axes.push_back(std::move(axis));
   }
   axes.insert(axes.begin(), section.axes.begin(), section.axes.end());
@@ -302,7 +318,8 @@ Result<SweepPlan> plan_sweep(const SweepArguments& arguments) {
   plan.measures.insert(plan.measures.end(), arguments.measures.begin(), arguments.measures.end());
   plan.kind = arguments.kind.value_or(file.root().has("simulation") ? SweepKind::kSimulated : SweepKind::kReal);
   ECHO_ASSIGN(auto cells, expand(axes, [&](const std::string& key) { return number_in_file(file, key); }));
-  for (GridCell& cell : cells) plan.cells.push_back({std::move(cell.values), std::move(cell.written), {}});
+  for (GridCell& cell : cells)
+    plan.cells.push_back({.values = std::move(cell.values), .written = std::move(cell.written), .runs = {}});
   ECHO_TRY(check(plan));
 
   Resolver resolver(arguments, plan.kind);
@@ -314,9 +331,9 @@ Result<SweepPlan> plan_sweep(const SweepArguments& arguments) {
 }
 
 bool is_complete(SweepKind kind, const std::filesystem::path& folder) {
-  const auto text = read_file(folder / "report.json", 256 << 20);
+  const auto text = read_file(folder / "report.json", kReportBytesMax);
   if (!text) return false;
-  const json report = json::parse(*text, nullptr, false);
+  const json report = json::parse(*text, nullptr, /*allow_exceptions=*/false);
   if (!report.is_object() || !report.contains("schema_version")) return false;
   // A simulated run would always end in the same way, so every end counts.
   const auto ended = report.find("ended");

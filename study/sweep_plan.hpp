@@ -1,4 +1,5 @@
-// Plans a sweep: reads a run file or scenario and its `sweep:` section, and resolves the file of each cell and seed.
+// Plans a sweep: reads a run file or scenario and its section `sweep`, and writes out the configuration of each run. A
+// cell is one combination of the swept values; it has a run for each seed.
 #pragma once
 #include <cstdint>
 #include <filesystem>
@@ -28,7 +29,7 @@ struct SweepArguments {
 // One process to run, and the folder of its results.
 struct SweepRun {
   std::uint64_t seed = 0;
-  std::string digest;            // over resolved file, seed, kind and program version
+  std::string digest;            // of the complete configuration, seed, kind and program version
   std::filesystem::path folder;  // <out>/cells/<digest>
   std::string config;            // the text of <folder>/config.yaml
 };
@@ -44,7 +45,7 @@ struct SweepCell {
 struct SweepPlan {
   SweepKind kind = SweepKind::kReal;
   std::filesystem::path config, out;
-  std::vector<std::string> keys;      // swept
+  std::vector<std::string> keys;      // the swept keys
   std::vector<std::string> measures;  // those in addition to the default measures
   std::uint32_t seeds = 1;
   std::vector<SweepCell> cells;
@@ -59,8 +60,8 @@ inline constexpr const char* kSweepSourceFile = "source";
 // Writes the file if it does not exist.
 Status write_sweep_source(const SweepPlan& plan);
 
-// Reads and resolves everything; starts and writes nothing. kInvalid lists every problem: those of the file with their
-// place, those of a swept value with its --over argument and cell.
+// Reads the files and returns the complete plan; starts and writes nothing. kInvalid lists every problem: those of the
+// file with their place, those of a swept value with its --over argument and cell.
 Result<SweepPlan> plan_sweep(const SweepArguments& arguments);
 
 // Whether the folder contains the report.json of a run that has ended. A real run that was interrupted has a

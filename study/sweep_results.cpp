@@ -13,6 +13,7 @@ namespace {
 
 using nlohmann::json;
 
+// The measures of every sweep: field of the report, title of the column, meaning.
 const std::vector<Measure>& standard_measures() {
   static const std::vector<Measure> measures{
       {"steps_per_s", "steps/s", "learner steps per second, after the warm start"},
@@ -36,72 +37,83 @@ const std::vector<Measure>& standard_measures() {
   return measures;
 }
 
+// Returns the number at a dotted path; absent if it is missing or not finite.
 std::optional<double> number_at(const json& object, std::string_view path) {
-  const json* at = &object;
+  const json* value = &object;
   while (true) {
     const std::size_t dot = path.find('.');
-    if (!at->is_object()) return std::nullopt;
-    const auto it = at->find(std::string(path.substr(0, dot)));
-    if (it == at->end()) return std::nullopt;
-    at = &*it;
+    if (!value->is_object()) return std::nullopt;
+    const auto it = value->find(std::string(path.substr(0, dot)));
+    if (it == value->end()) return std::nullopt;
+    value = &*it;
     if (dot == std::string_view::npos) break;
     path.remove_prefix(dot + 1);
   }
-  if (!at->is_number() || !std::isfinite(at->get<double>())) return std::nullopt;
-  return at->get<double>();
+  if (!value->is_number() || !std::isfinite(value->get<double>())) return std::nullopt;
+  return value->get<double>();
 }
+
+constexpr int kDecimalsMax = 9;
 
 // The number of decimals with which a number of this size has three significant digits.
 int decimals_of(double size) {
   if (!(size > 0)) return 0;
-  return std::clamp(2 - static_cast<int>(std::floor(std::log10(size))), 0, 9);
+  return std::clamp(2 - static_cast<int>(std::floor(std::log10(size))), 0, kDecimalsMax);
 }
 
 // The columns of a text on a terminal, if all its characters are one column wide.
 std::size_t width_of(std::string_view text) {
   return static_cast<std::size_t>(
-      std::count_if(text.begin(), text.end(), [](unsigned char c) { return (c & 0xc0) != 0x80; }));
+      std::count_if(text.begin(), text.end(), [](unsigned char c) { return (c & 0xc0) != 0x80; }));  // UTF-8
 }
 
 struct Column {
   std::string title;
   std::vector<std::string> cells;
-  bool left = false;
+  bool is_left_aligned = false;
   std::size_t width() const {
-    std::size_t most = width_of(title);
-    for (const std::string& cell : cells) most = std::max(most, width_of(cell));
-    return most;
+    std::size_t widest = width_of(title);
+    for (const std::string& cell : cells) widest = std::max(widest, width_of(cell));
+    return widest;
   }
   std::string padded(const std::string& text) const {
     const std::string space(width() - width_of(text), ' ');
-    return left ? text + space : space + text;
+    return is_left_aligned ? text + space : space + text;
   }
 };
 
-std::string table_text(const std::vector<const Column*>& columns, std::size_t rows) {
+constexpr std::string_view kColumnGap = "  ";
+
+std::string table_text(const std::vector<const Column*>& columns, std::size_t row_count) {
   std::string out;
-  const auto line = [&](const auto& text_of) {
-    std::string text;
-    for (const Column* c : columns) text += (text.empty() ? "" : "  ") + c->padded(text_of(*c));
-    text.erase(text.find_last_not_of(' ') + 1);
-    out += text + "\n";
+  const auto add_line = [&](const auto& text_of) {
+    std::string line;
+    for (const Column* column : columns) {
+      if (!line.empty()) line += kColumnGap;
+      line += column->padded(text_of(*column));
+    }
+    line.erase(line.find_last_not_of(' ') + 1);
+    out += line + "\n";
   };
-  line([](const Column& c) { return c.title; });
-  for (std::size_t r = 0; r < rows; ++r) line([&](const Column& c) { return c.cells[r]; });
+  add_line([](const Column& column) { return column.title; });
+  for (std::size_t r = 0; r < row_count; ++r) add_line([&](const Column& column) { return column.cells[r]; });
   return out;
 }
 
-std::string csv_word(const std::string& text) {
-  // A spreadsheet would read this text as a formula.
-  const bool formula = !text.empty() && std::string_view("=+-@\t").find(text.front()) != std::string_view::npos &&
-                       !json::parse(text, nullptr, false).is_number();
-  const std::string safe = formula ? "'" + text : text;
+// The text as a field of a CSV file.
+std::string csv_field(const std::string& text) {
+  // A spreadsheet reads a text with such a start as a formula, unless it is a number or begins with an apostrophe.
+  const bool starts_like_formula =
+      !text.empty() && std::string_view("=+-@\t").find(text.front()) != std::string_view::npos;
+  const bool is_formula = starts_like_formula && !json::parse(text, nullptr, /*allow_exceptions=*/false).is_number();
+  const std::string safe = is_formula ? "'" + text : text;
   if (safe.find_first_of(",\"\n\r") == std::string::npos) return safe;
   std::string quoted = "\"";
   for (const char c : safe) quoted += c == '"' ? std::string("\"\"") : std::string(1, c);
   return quoted + "\"";
 }
 
+// Sets the results' Pareto front: the rows that no other row beats in both of two measures.
 void find_pareto_front(SweepResults& results) {
   const auto index_of = [&](std::string_view field) {
     const auto it = std::find_if(results.measures.begin(), results.measures.end(),
@@ -110,19 +122,21 @@ void find_pareto_front(SweepResults& results) {
   };
   for (const auto& [x, y] :
        {std::pair("wall_seconds", "cost.usd_total"), std::pair("wall_seconds", "learner.idle_fraction")}) {
-    const std::size_t ix = index_of(x), iy = index_of(y);
-    if (ix == results.measures.size() || iy == results.measures.size()) continue;
-    std::vector<std::size_t> with_both;
+    const std::size_t x_index = index_of(x), y_index = index_of(y);
+    if (x_index == results.measures.size() || y_index == results.measures.size()) continue;
+    std::vector<std::size_t> rows_with_both;
     for (std::size_t r = 0; r < results.rows.size(); ++r)
-      if (results.rows[r].estimates[ix] && results.rows[r].estimates[iy]) with_both.push_back(r);
-    if (with_both.size() < 2) continue;
+      if (results.rows[r].estimates[x_index] && results.rows[r].estimates[y_index]) rows_with_both.push_back(r);
+    if (rows_with_both.size() < 2) continue;
+    // Less is better in both measures.
     const auto beats = [&](std::size_t a, std::size_t b) {
-      const double ax = results.rows[a].estimates[ix]->mean, ay = results.rows[a].estimates[iy]->mean;
-      const double bx = results.rows[b].estimates[ix]->mean, by = results.rows[b].estimates[iy]->mean;
-      return ax <= bx && ay <= by && (ax < bx || ay < by);
+      const double a_x = results.rows[a].estimates[x_index]->mean, a_y = results.rows[a].estimates[y_index]->mean;
+      const double b_x = results.rows[b].estimates[x_index]->mean, b_y = results.rows[b].estimates[y_index]->mean;
+      return a_x <= b_x && a_y <= b_y && (a_x < b_x || a_y < b_y);
     };
-    for (const std::size_t r : with_both)
-      if (std::none_of(with_both.begin(), with_both.end(), [&](std::size_t other) { return beats(other, r); }))
+    for (const std::size_t r : rows_with_both)
+      if (std::none_of(rows_with_both.begin(), rows_with_both.end(),
+                       [&](std::size_t other) { return beats(other, r); }))
         results.pareto.push_back(r);
     results.pareto_x = x;
     results.pareto_y = y;
@@ -148,41 +162,44 @@ std::string_view to_string(SweepEnd end) {
 Range range_of(std::string_view field) {
   const auto has = [&](std::string_view word) { return field.find(word) != std::string_view::npos; };
   if (field.starts_with("reward.")) return {};
-  const bool accuracy = field.starts_with("eval.") && (field.ends_with(".before") || field.ends_with(".after"));
-  if (accuracy || has("fraction") || has("density") || field.ends_with(".share")) return {0, 1};
-  return {0, std::nullopt};
+  const bool is_accuracy = field.starts_with("eval.") && (field.ends_with(".before") || field.ends_with(".after"));
+  if (is_accuracy || has("fraction") || has("density") || field.ends_with(".share")) return {.min = 0, .max = 1};
+  return {.min = 0, .max = std::nullopt};
 }
 
 std::optional<Estimate> estimate(const std::vector<double>& values, const Range& range) {
   if (values.empty()) return std::nullopt;
-  Estimate e;
-  e.n = values.size();
-  const double n = static_cast<double>(e.n);
-  for (const double v : values) e.mean += v / n;  // a sum of all could overflow
-  if (e.n < 2) return e;
+  Estimate result;
+  result.n = values.size();
+  const double n = static_cast<double>(result.n);
+  double mean = 0;
+  for (const double value : values) mean += value / n;  // divided first, because a sum of all could overflow
+  result.mean = mean;
+  if (result.n < 2) return result;
   double squares = 0;
-  for (const double v : values) squares += (v - e.mean) * (v - e.mean);
-  const double t = boost::math::quantile(boost::math::students_t(n - 1), 0.975);
-  const double half = t * std::sqrt(squares / (n - 1) / n);
-  if (!std::isfinite(half)) return e;
-  // A mean outside the possible range is reported unchanged.
-  const double low = range.min.value_or(-INFINITY), high = range.max.value_or(INFINITY);
-  e.interval =
-      Interval{std::min(e.mean, std::max(low, e.mean - half)), std::max(e.mean, std::min(high, e.mean + half))};
-  return e;
+  for (const double value : values) squares += (value - mean) * (value - mean);
+  constexpr double kQuantile = 0.975;  // of the upper end of a 95 % interval
+  const double t = boost::math::quantile(boost::math::students_t(n - 1), kQuantile);
+  const double half_width = t * std::sqrt(squares / (n - 1) / n);
+  if (!std::isfinite(half_width)) return result;
+  // The interval contains the mean, also if the mean is outside the possible range.
+  const double range_min = range.min.value_or(-INFINITY), range_max = range.max.value_or(INFINITY);
+  result.interval = Interval{.low = std::min(mean, std::max(range_min, mean - half_width)),
+                             .high = std::max(mean, std::min(range_max, mean + half_width))};
+  return result;
 }
 
 std::optional<double> measure_value(const json& report, const std::string& field) {
   if (field != "steps_per_s") return number_at(report, field);
   const auto steps = number_at(report, "steps"), wall = number_at(report, "wall_seconds");
-  const double seconds = wall.value_or(0) - number_at(report, "warm_start.seconds").value_or(0);
-  if (!steps || seconds <= 0 || !std::isfinite(*steps / seconds)) return std::nullopt;
-  return *steps / seconds;
+  const double training_s = wall.value_or(0) - number_at(report, "warm_start.seconds").value_or(0);
+  if (!steps || training_s <= 0 || !std::isfinite(*steps / training_s)) return std::nullopt;
+  return *steps / training_s;
 }
 
 std::size_t SweepRow::runs_done() const {
-  return static_cast<std::size_t>(std::count_if(outcomes.begin(), outcomes.end(), [](const SweepOutcome* o) {
-    return o->end == SweepEnd::kDone || o->end == SweepEnd::kCached;
+  return static_cast<std::size_t>(std::count_if(outcomes.begin(), outcomes.end(), [](const SweepOutcome* outcome) {
+    return outcome->end == SweepEnd::kDone || outcome->end == SweepEnd::kCached;
   }));
 }
 
@@ -192,40 +209,40 @@ SweepResults collect(const SweepPlan& plan, const SweepOutcomes& outcomes) {
   std::vector<Measure> measures = standard_measures();
   for (const std::string& field : plan.measures)
     if (std::none_of(measures.begin(), measures.end(), [&](const Measure& m) { return m.field == field; }))
-      measures.push_back({field, field, field});
-  std::vector<bool> seen(measures.size(), false);
+      measures.push_back({.field = field, .title = field, .meaning = field});
+  std::vector<bool> has_value(measures.size(), false);  // by measure: in at least one report
   for (const SweepCell& cell : plan.cells) {
     SweepRow& row = results.rows.emplace_back();
     row.cell = &cell;
     row.values.resize(measures.size());
     for (const SweepRun& run : cell.runs) {
-      static const SweepOutcome kNone;
+      static const SweepOutcome kNotRun;
       const auto it = outcomes.find(run.digest);
-      const SweepOutcome& outcome = it == outcomes.end() ? kNone : it->second;
+      const SweepOutcome& outcome = it == outcomes.end() ? kNotRun : it->second;
       row.outcomes.push_back(&outcome);
       json report;
       if (outcome.end == SweepEnd::kDone || outcome.end == SweepEnd::kCached)
         if (const auto text = read_file(run.folder / "report.json", 256 << 20))
-          report = json::parse(*text, nullptr, false);
+          report = json::parse(*text, nullptr, /*allow_exceptions=*/false);
       for (std::size_t m = 0; m < measures.size(); ++m) {
         row.values[m].push_back(measure_value(report, measures[m].field));
-        if (row.values[m].back()) seen[m] = true;
+        if (row.values[m].back()) has_value[m] = true;
       }
     }
   }
   for (std::size_t m = 0; m < measures.size(); ++m)
-    if (seen[m]) results.measures.push_back(measures[m]);
+    if (has_value[m]) results.measures.push_back(measures[m]);
   for (SweepRow& row : results.rows) {
-    std::vector<std::vector<std::optional<double>>> kept;
+    std::vector<std::vector<std::optional<double>>> kept_values;
     for (std::size_t m = 0; m < measures.size(); ++m) {
-      if (!seen[m]) continue;
+      if (!has_value[m]) continue;
       std::vector<double> values;
       for (const auto& value : row.values[m])
         if (value) values.push_back(*value);
       row.estimates.push_back(estimate(values, range_of(measures[m].field)));
-      kept.push_back(std::move(row.values[m]));
+      kept_values.push_back(std::move(row.values[m]));
     }
-    row.values = std::move(kept);
+    row.values = std::move(kept_values);
   }
   find_pareto_front(results);
   return results;
@@ -234,38 +251,45 @@ SweepResults collect(const SweepPlan& plan, const SweepOutcomes& outcomes) {
 std::string estimate_text(const Estimate& e) {
   const double size = std::abs(e.mean);
   const double below = e.interval ? e.mean - e.interval->low : 0, above = e.interval ? e.interval->high - e.mean : 0;
-  const double half = std::max(below, above);
-  const bool cut = std::abs(above - below) > 1e-6 * half + 1e-12 * size;
-  if (size >= 1e7 || (size > 0 && size < 1e-6)) {
+  const double half_width = std::max(below, above);
+  // An interval that the range limits is not symmetric, so both of its ends are shown.
+  const bool is_limited = std::abs(above - below) > 1e-6 * half_width + 1e-12 * size;
+  const bool needs_exponent = size >= 1e7 || (size > 0 && size < 1e-6);
+  if (needs_exponent) {
     if (!e.interval) return fmt::format("{:.3g}", e.mean);
-    return cut ? fmt::format("{:.3g} ({:.2g} to {:.2g})", e.mean, e.interval->low, e.interval->high)
-               : fmt::format("{:.3g} ± {:.2g}", e.mean, half);
+    return is_limited ? fmt::format("{:.3g} ({:.2g} to {:.2g})", e.mean, e.interval->low, e.interval->high)
+                      : fmt::format("{:.3g} ± {:.2g}", e.mean, half_width);
   }
   int decimals = decimals_of(size);
   if (!e.interval) return fmt::format("{:.{}f}", e.mean, decimals);
-  if (half > 1e-9 * size) decimals = std::max(0, std::min(9, decimals_of(half) - 1));
-  if (cut)
+  // Two significant digits of the interval, unless it is so narrow that it is rounding error.
+  if (half_width > 1e-9 * size) decimals = std::max(0, std::min(kDecimalsMax, decimals_of(half_width) - 1));
+  if (is_limited)
     return fmt::format("{:.{}f} ({:.{}f} to {:.{}f})", e.mean, decimals, e.interval->low, decimals, e.interval->high,
                        decimals);
-  return fmt::format("{:.{}f} ± {:.{}f}", e.mean, decimals, half, decimals);
+  return fmt::format("{:.{}f} ± {:.{}f}", e.mean, decimals, half_width, decimals);
 }
 
 std::string to_table(const SweepResults& results, std::size_t columns) {
+  constexpr std::size_t kValueWidthMax = 40;
   std::vector<Column> keys, measures;
   for (const std::string& key : results.plan->keys) {
-    Column column{short_key(key), {}, false};
+    Column column;
+    column.title = short_key(key);
     for (const SweepRow& row : results.rows) {
-      const auto it =
-          std::find_if(row.cell->values.begin(), row.cell->values.end(), [&](const auto& v) { return v.first == key; });
-      column.cells.push_back(it == row.cell->values.end() ? "-" : printable(it->second, 40));
+      const std::optional<std::string> value = row.cell->value(key);
+      column.cells.push_back(value ? printable(*value, kValueWidthMax) : "-");
     }
     keys.push_back(std::move(column));
   }
-  if (keys.empty()) keys.push_back({"cell", std::vector<std::string>(results.rows.size(), "as it is"), true});
-  const bool all = std::all_of(results.rows.begin(), results.rows.end(),
-                               [](const SweepRow& row) { return row.runs_done() == row.outcomes.size(); });
-  if (!all || results.plan->seeds > 1) {
-    Column runs{"runs", {}, false};
+  if (keys.empty())
+    keys.push_back(
+        {.title = "cell", .cells = std::vector<std::string>(results.rows.size(), "as it is"), .is_left_aligned = true});
+  const bool is_all_done = std::all_of(results.rows.begin(), results.rows.end(),
+                                       [](const SweepRow& row) { return row.runs_done() == row.outcomes.size(); });
+  if (!is_all_done || results.plan->seeds > 1) {
+    Column runs;
+    runs.title = "runs";
     for (const SweepRow& row : results.rows)
       runs.cells.push_back(row.runs_done() == row.outcomes.size()
                                ? std::to_string(row.outcomes.size())
@@ -273,23 +297,25 @@ std::string to_table(const SweepResults& results, std::size_t columns) {
     keys.push_back(std::move(runs));
   }
   for (std::size_t m = 0; m < results.measures.size(); ++m) {
-    Column column{results.measures[m].title, {}, false};
+    Column column;
+    column.title = results.measures[m].title;
     for (const SweepRow& row : results.rows)
       column.cells.push_back(row.estimates[m] ? estimate_text(*row.estimates[m]) : "-");
     measures.push_back(std::move(column));
   }
   std::size_t key_width = 0;
-  for (const Column& c : keys) key_width += c.width() + 2;
+  for (const Column& column : keys) key_width += column.width() + kColumnGap.size();
   std::string out;
-  for (std::size_t next = 0; out.empty() || next < measures.size();) {
+  // Each table has the columns of the keys, and as many further measures as fit, but at least one.
+  for (std::size_t next_measure = 0; out.empty() || next_measure < measures.size();) {
     std::vector<const Column*> shown;
-    for (const Column& c : keys) shown.push_back(&c);
+    for (const Column& column : keys) shown.push_back(&column);
     std::size_t width = key_width;
     do {
-      if (next == measures.size()) break;
-      width += measures[next].width() + 2;
-      shown.push_back(&measures[next++]);
-    } while (next < measures.size() && width + measures[next].width() <= columns);
+      if (next_measure == measures.size()) break;
+      width += measures[next_measure].width() + kColumnGap.size();
+      shown.push_back(&measures[next_measure++]);
+    } while (next_measure < measures.size() && width + measures[next_measure].width() <= columns);
     out += (out.empty() ? "" : "\n") + table_text(shown, results.rows.size());
   }
   return out;
@@ -297,32 +323,34 @@ std::string to_table(const SweepResults& results, std::size_t columns) {
 
 std::string to_csv(const SweepResults& results) {
   std::string out;
-  const auto add = [&](const std::string& text, bool first = false) { out += (first ? "" : ",") + csv_word(text); };
-  bool first = true;
-  for (const std::string& key : results.plan->keys) add(key, std::exchange(first, false));
-  add("runs", std::exchange(first, false));
+  bool is_line_start = true;
+  const auto add = [&](const std::string& text) {
+    if (!std::exchange(is_line_start, false)) out += ",";
+    out += csv_field(text);
+  };
+  const auto end_line = [&] {
+    out += "\n";
+    is_line_start = true;
+  };
+  for (const std::string& key : results.plan->keys) add(key);
+  add("runs");
   add("runs_done");
   for (const Measure& m : results.measures) {
     add(m.field);
     add(m.field + ".low");
     add(m.field + ".high");
   }
-  out += "\n";
+  end_line();
   for (const SweepRow& row : results.rows) {
-    first = true;
-    for (const std::string& key : results.plan->keys) {
-      const auto it =
-          std::find_if(row.cell->values.begin(), row.cell->values.end(), [&](const auto& v) { return v.first == key; });
-      add(it == row.cell->values.end() ? "" : it->second, std::exchange(first, false));
-    }
-    add(std::to_string(row.outcomes.size()), std::exchange(first, false));
+    for (const std::string& key : results.plan->keys) add(row.cell->value(key).value_or(""));
+    add(std::to_string(row.outcomes.size()));
     add(std::to_string(row.runs_done()));
     for (const auto& e : row.estimates) {
       add(e ? fmt::format("{}", e->mean) : "");
       add(e && e->interval ? fmt::format("{}", e->interval->low) : "");
       add(e && e->interval ? fmt::format("{}", e->interval->high) : "");
     }
-    out += "\n";
+    end_line();
   }
   return out;
 }

@@ -44,7 +44,7 @@ std::optional<double> measure_value(const nlohmann::json& report, const std::str
 struct SweepRow {
   const SweepCell* cell = nullptr;
   std::vector<const SweepOutcome*> outcomes;               // by run
-  std::vector<std::vector<std::optional<double>>> values;  // [measure][run]
+  std::vector<std::vector<std::optional<double>>> values;  // by measure, then by run
   std::vector<std::optional<Estimate>> estimates;          // by measure
   std::size_t runs_done() const;
 };
@@ -53,8 +53,8 @@ struct SweepResults {
   const SweepPlan* plan = nullptr;
   std::vector<Measure> measures;  // those in at least one run's report
   std::vector<SweepRow> rows;
-  // Two measures of which less is better, and the indices of the rows that no other row beats in both. Empty if the
-  // results lack such measures.
+  // The Pareto front: the fields of two measures of which less is better, and the indices of the rows that no other row
+  // beats in both. Empty if the results lack such measures.
   std::string pareto_x, pareto_y;
   std::vector<std::size_t> pareto;
 };

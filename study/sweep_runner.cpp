@@ -22,8 +22,9 @@
 namespace echoline::study {
 namespace {
 
-constexpr std::size_t kLogBytesMax = 64u << 20;
+constexpr std::size_t kLogBytesMax = 64u << 20;                     // of one run
 constexpr Duration kPollInterval = std::chrono::milliseconds(200);  // for one pass over the running processes
+constexpr std::size_t kLastLineShown = 300;                         // bytes of a failed run's last line
 
 struct Close {
   void operator()(std::FILE* file) const { std::fclose(file); }
@@ -36,7 +37,7 @@ struct Active {
   ChildProcess child;
   std::unique_ptr<std::FILE, Close> log;
   std::filesystem::path log_path;
-  TimePoint begun{};
+  TimePoint started_at{};
   std::size_t logged_bytes = 0;
   std::string last_line = {};
   std::optional<TimePoint> end_requested_at = {};
@@ -80,33 +81,34 @@ class Runner {
     ECHO_ASSIGN(const auto lock, take_lock(plan_.out));
     ECHO_TRY(write_sweep_source(plan_));
     // The first seed of all cells comes first, so that an overview exists early.
-    for (std::uint32_t s = 0; s < plan_.seeds; ++s)
+    for (std::uint32_t seed_index = 0; seed_index < plan_.seeds; ++seed_index)
       for (const SweepCell& cell : plan_.cells) {
-        const SweepRun& run = cell.runs[s];
+        const SweepRun& run = cell.runs[seed_index];
         if (!outcomes_.emplace(run.digest, SweepOutcome{}).second) continue;  // equal to a run of another cell
         if (is_complete(plan_.kind, run.folder))
           outcomes_[run.digest].end = SweepEnd::kCached;
         else
-          waiting_.push_back({&cell, &run});
+          waiting_.push_back({.cell = &cell, .run = &run});
       }
-    total_ = waiting_.size();
-    if (const std::size_t cached = outcomes_.size() - total_; cached > 0)
+    to_run_ = waiting_.size();
+    if (const std::size_t cached = outcomes_.size() - to_run_; cached > 0)
       options_.on_message(fmt::format("{} of {} runs are complete from an earlier sweep", cached, outcomes_.size()));
-    started_ = clock_.now();
+    sweep_started_at_ = clock_.now();
     while (!active_.empty() || (!waiting_.empty() && !stop_)) {
       if (!stop_) ECHO_TRY(start_waiting_runs());
       poll_children();
-      options_.on_status(state());
+      options_.on_status(status_text());
     }
     return std::move(outcomes_);
   }
 
  private:
   Status start_waiting_runs() {
-    for (std::size_t left = waiting_.size(); left > 0 && active_.size() < options_.jobs; --left) {
+    const std::size_t waiting_count = waiting_.size();
+    for (std::size_t i = 0; i < waiting_count && active_.size() < options_.jobs; ++i) {
       const Waiting next = waiting_.front();
       waiting_.pop_front();
-      if (learner::is_running(next.run->folder) && clock_.now() - started_ < options_.lock_wait) {
+      if (learner::is_running(next.run->folder) && clock_.now() - sweep_started_at_ < options_.lock_wait) {
         waiting_.push_back(next);  // a process of an earlier sweep still uses the folder, so other runs start first
         continue;
       }
@@ -115,25 +117,31 @@ class Runner {
     return ok();
   }
 
-  Status start(const Waiting& w) {
-    const SweepRun& run = *w.run;
+  Status start(const Waiting& waiting) {
+    const SweepRun& run = *waiting.run;
     ECHO_TRY(make_folders(run.folder));
     const std::filesystem::path config = run.folder / "config.yaml";
-    if (const auto old = read_file(config); !old || *old != run.config) ECHO_TRY(write_file_atomic(config, run.config));
+    const auto old_config = read_file(config);
+    if (!old_config || *old_config != run.config) ECHO_TRY(write_file_atomic(config, run.config));
     const std::filesystem::path log_path = plan_.out / "logs" / (run.digest + ".log");
     std::unique_ptr<std::FILE, Close> log(std::fopen(log_path.c_str(), "ae"));
     if (!log) return os_error("write log", log_path);
     auto child = ChildProcess::start(command(run, config));
     if (!child) return std::move(child).error();
     outcomes_[run.digest].log = log_path;
-    active_.push_back(
-        std::make_unique<Active>(Active{w.cell, w.run, *std::move(child), std::move(log), log_path, clock_.now()}));
+    active_.push_back(std::make_unique<Active>(Active{.cell = waiting.cell,
+                                                      .run = waiting.run,
+                                                      .child = *std::move(child),
+                                                      .log = std::move(log),
+                                                      .log_path = log_path,
+                                                      .started_at = clock_.now()}));
     return ok();
   }
 
+  // Returns the command of a run. Removes what an interrupted simulation has left; a real run resumes instead.
   std::vector<std::string> command(const SweepRun& run, const std::filesystem::path& config) const {
     if (plan_.kind == SweepKind::kSimulated) {
-      for (const char* name : {"report.json", "metrics.jsonl", "events.jsonl"}) {  // from an interrupted run
+      for (const char* name : {"report.json", "metrics.jsonl", "events.jsonl"}) {
         std::error_code ec;
         std::filesystem::remove(run.folder / name, ec);
       }
@@ -150,21 +158,21 @@ class Runner {
       std::this_thread::sleep_for(kPollInterval);
       return;
     }
-    Duration wait = kPollInterval / static_cast<int>(active_.size());
-    for (auto& a : active_) {
-      end_overdue(*a);
-      const auto end = a->child.pump(wait, [&](const std::string& line) { log(*a, line); });
+    const Duration wait_per_child = kPollInterval / static_cast<int>(active_.size());
+    for (auto& process : active_) {
+      end_if_overdue(*process);
+      const auto end = process->child.pump(wait_per_child, [&](const std::string& line) { log(*process, line); });
       if (!end) continue;
-      finish(*a, *end);
-      a.reset();
+      finish(*process, *end);
+      process.reset();
       options_.on_run_ended(outcomes_);
     }
     std::erase(active_, nullptr);
   }
 
-  void end_overdue(Active& a) {
+  void end_if_overdue(Active& a) {
     const TimePoint now = clock_.now();
-    if (!a.end_requested_at && (stop_ || now - a.begun >= options_.limit)) {
+    if (!a.end_requested_at && (stop_ || now - a.started_at >= options_.limit)) {
       a.end_requested_at = now;
       a.timed_out = !stop_;
       a.child.signal(SIGTERM);
@@ -189,7 +197,7 @@ class Runner {
     if (is_complete(plan_.kind, a.run->folder)) {
       outcome.end = SweepEnd::kDone;
       ++ended_;
-      options_.on_message(fmt::format("[{}/{}] {}: {}", ended_, total_, name, span_text(clock_.now() - a.begun)));
+      options_.on_message(fmt::format("[{}/{}] {}: {}", ended_, to_run_, name, span_text(clock_.now() - a.started_at)));
       return;
     }
     if (a.end_requested_at && !a.timed_out) return;  // stopped by the user: the next sweep continues the run
@@ -204,19 +212,20 @@ class Runner {
       outcome.why = "it wrote no report.json that says how it ended";
     else
       outcome.why = fmt::format("exit code {}", *end.status);
-    if (!a.last_line.empty() && !a.timed_out) outcome.why += fmt::format(": {}", printable(a.last_line, 300));
+    if (!a.last_line.empty() && !a.timed_out)
+      outcome.why += fmt::format(": {}", printable(a.last_line, kLastLineShown));
     options_.on_message(
-        fmt::format("[{}/{}] {}: failed: {}\n  log: {}", ended_, total_, name, outcome.why, a.log_path.string()));
+        fmt::format("[{}/{}] {}: failed: {}\n  log: {}", ended_, to_run_, name, outcome.why, a.log_path.string()));
   }
 
   // Example: "2 of 12 done, 1 failed; S=3 kappa=1 seed 7, step 12 of 40; about 5 min left".
-  std::string state() const {
-    std::string text = fmt::format("{} of {} done", ended_ - failed_, total_);
+  std::string status_text() const {
+    std::string text = fmt::format("{} of {} done", ended_ - failed_, to_run_);
     if (failed_ > 0) text += fmt::format(", {} failed", failed_);
     if (active_.size() == 1) {
-      const auto& a = *active_.front();
-      text += fmt::format("; {}", name_of(*a.cell, *a.run));
-      const auto status = learner::read_json_object(a.run->folder / "status.json");
+      const Active& process = *active_.front();
+      text += fmt::format("; {}", name_of(*process.cell, *process.run));
+      const auto status = learner::read_json_object(process.run->folder / "status.json");
       if (status && status->value("step", nlohmann::json()).is_number_unsigned() &&
           status->value("steps", nlohmann::json()).is_number_unsigned())
         text += fmt::format(", step {} of {}", (*status)["step"].get<std::uint64_t>(),
@@ -226,9 +235,10 @@ class Runner {
     } else if (!waiting_.empty()) {
       text += "; waiting for runs that an earlier sweep left running";
     }
-    if (ended_ > 0 && ended_ < total_)
-      text += fmt::format("; about {} left", span_text((clock_.now() - started_) / static_cast<std::int64_t>(ended_) *
-                                                       static_cast<std::int64_t>(total_ - ended_)));
+    if (ended_ > 0 && ended_ < to_run_) {
+      const Duration time_per_run = (clock_.now() - sweep_started_at_) / static_cast<std::int64_t>(ended_);
+      text += fmt::format("; about {} left", span_text(time_per_run * static_cast<std::int64_t>(to_run_ - ended_)));
+    }
     return text;
   }
 
@@ -239,8 +249,8 @@ class Runner {
   SweepOutcomes outcomes_;
   std::deque<Waiting> waiting_;
   std::vector<std::unique_ptr<Active>> active_;
-  TimePoint started_{};
-  std::size_t total_ = 0, ended_ = 0, failed_ = 0;
+  TimePoint sweep_started_at_{};
+  std::size_t to_run_ = 0, ended_ = 0, failed_ = 0;  // runs, without those of an earlier sweep; ended_ includes failed_
 };
 
 }  // namespace

@@ -1,4 +1,4 @@
-// Runs the runs of a sweep, each in its own process; skips those that an earlier sweep has completed.
+// Executes the runs of a sweep, each in its own process. Skips runs that an earlier sweep has completed.
 #pragma once
 #include <atomic>
 #include <filesystem>
@@ -13,7 +13,7 @@
 
 namespace echoline::study {
 
-enum class SweepEnd { kNotRun, kCached, kDone, kFailed };
+enum class SweepEnd { kNotRun, kCached, kDone, kFailed };  // kCached: an earlier sweep has completed the run
 
 struct SweepOutcome {
   SweepEnd end = SweepEnd::kNotRun;
@@ -29,7 +29,7 @@ struct SweepRunnerOptions {
   unsigned jobs = 1;                         // processes at a time
   Duration limit = std::chrono::hours(24);   // for one run
   Duration grace = std::chrono::minutes(2);  // from SIGTERM to SIGKILL
-  // How long to wait for a run whose process an earlier sweep left, and which is still ending.
+  // How long to wait for a process that an earlier sweep has left in a run's folder, and that is still ending.
   Duration lock_wait = std::chrono::minutes(5);
   std::function<void(const std::string&)> on_message;      // a message that stays: which run has ended, and how
   std::function<void(const std::string&)> on_status;       // the current state in one line

@@ -13,10 +13,10 @@ using std::chrono::seconds;
 
 struct Trial {
   World world{WorldOptions{}};
-  Fleet fleet{world, slow()};
+  Fleet fleet{world, slow_heartbeats()};
   std::vector<std::size_t> workers;
 
-  static FleetOptions slow() {  // hours pass
+  static FleetOptions slow_heartbeats() {  // hours pass
     FleetOptions o;
     o.learner.heartbeat = seconds(10);
     o.learner.network.heartbeat_timeout = seconds(60);
@@ -35,11 +35,11 @@ struct Trial {
       fleet.start_worker(workers.back());
     }
   }
-  bool reach(const std::function<bool()>& holds, Duration limit = minutes(5)) {
+  bool run_until(const std::function<bool()>& holds, Duration limit = minutes(5)) {
     return world.run(world.now() + limit, holds);
   }
   bool all_have(Version version) {
-    return reach([&] {
+    return run_until([&] {
       return std::all_of(workers.begin(), workers.end(), [&](std::size_t i) {
         const auto& active = fleet.worker(i).active;
         return active && active->version == version;
@@ -55,45 +55,45 @@ struct Trial {
 };
 
 TEST(Absence, ClocksThatAreHoursOffHinderNoWorker) {
-  Trial run;
-  run.start({hours(3), -hours(3), Duration{}, hours(12)});
-  ASSERT_TRUE(run.reach([&] { return run.fleet.learner()->stats().workers.size() == 4; }));
-  run.world.run(run.world.now() + seconds(5));
-  run.publish(0);
-  EXPECT_TRUE(run.all_have(Version{0}));
-  run.world.run(run.world.now() + hours(2));  // certificates have been renewed, grants too
-  run.publish(1);
-  EXPECT_TRUE(run.all_have(Version{1}));
-  EXPECT_EQ(run.fleet.learner()->stats().joined, 4u);
-  EXPECT_EQ(run.fleet.application_error(), "");
+  Trial trial;
+  trial.start({hours(3), -hours(3), Duration{}, hours(12)});
+  ASSERT_TRUE(trial.run_until([&] { return trial.fleet.learner()->stats().workers.size() == 4; }));
+  trial.world.run(trial.world.now() + seconds(5));
+  trial.publish(0);
+  EXPECT_TRUE(trial.all_have(Version{0}));
+  trial.world.run(trial.world.now() + hours(2));  // certificates have been renewed, grants too
+  trial.publish(1);
+  EXPECT_TRUE(trial.all_have(Version{1}));
+  EXPECT_EQ(trial.fleet.learner()->stats().joined, 4u);
+  EXPECT_EQ(trial.fleet.application_error(), "");
   // Workers forwarded to each other: the learner has sent each version about once.
-  EXPECT_LE(run.fleet.learner()->stats().chunk_bytes_sent.count, 8 * 100'000u);
+  EXPECT_LE(trial.fleet.learner()->stats().chunk_bytes_sent.count, 8 * 100'000u);
 }
 
 TEST(Absence, AMachineThatSleptForHoursKeepsItsIdentity) {
-  Trial run;
-  run.start({Duration{}, Duration{}, Duration{}});
-  ASSERT_TRUE(run.reach([&] { return run.fleet.learner()->stats().workers.size() == 3; }));
-  run.publish(0);
-  ASSERT_TRUE(run.all_have(Version{0}));
-  const WorkerId id = run.fleet.worker(1).state->worker;
-  const std::uint64_t enrolments = run.fleet.worker(1).enrolments;
-  run.world.pause(run.fleet.worker(1).host, run.world.now() + hours(3));
-  run.world.run(run.world.now() + hours(3) - seconds(1));
-  EXPECT_EQ(run.fleet.learner()->stats().workers.size(), 2u);
-  run.publish(1);
-  EXPECT_TRUE(run.all_have(Version{1}));
-  EXPECT_EQ(run.fleet.worker(1).state->worker, id);
-  EXPECT_EQ(run.fleet.worker(1).enrolments, enrolments) << "with the key it had";
-  EXPECT_EQ(run.fleet.learner()->stats().workers.size(), 3u);
+  Trial trial;
+  trial.start({Duration{}, Duration{}, Duration{}});
+  ASSERT_TRUE(trial.run_until([&] { return trial.fleet.learner()->stats().workers.size() == 3; }));
+  trial.publish(0);
+  ASSERT_TRUE(trial.all_have(Version{0}));
+  const WorkerId id = trial.fleet.worker(1).state->worker;
+  const std::uint64_t enrolments = trial.fleet.worker(1).enrolments;
+  trial.world.pause(trial.fleet.worker(1).host, trial.world.now() + hours(3));
+  trial.world.run(trial.world.now() + hours(3) - seconds(1));
+  EXPECT_EQ(trial.fleet.learner()->stats().workers.size(), 2u);
+  trial.publish(1);
+  EXPECT_TRUE(trial.all_have(Version{1}));
+  EXPECT_EQ(trial.fleet.worker(1).state->worker, id);
+  EXPECT_EQ(trial.fleet.worker(1).enrolments, enrolments) << "with the key it had";
+  EXPECT_EQ(trial.fleet.learner()->stats().workers.size(), 3u);
   // A machine that was switched off keeps everything on its disk.
-  run.fleet.kill_worker(2, Death::kPowerLoss);
-  run.world.run(run.world.now() + hours(3));
-  run.fleet.start_worker(2);
-  run.publish(2);
-  EXPECT_TRUE(run.all_have(Version{2}));
-  EXPECT_EQ(run.fleet.worker(2).enrolments, 1u);
-  EXPECT_EQ(run.fleet.application_error(), "");
+  trial.fleet.kill_worker(2, Death::kPowerLoss);
+  trial.world.run(trial.world.now() + hours(3));
+  trial.fleet.start_worker(2);
+  trial.publish(2);
+  EXPECT_TRUE(trial.all_have(Version{2}));
+  EXPECT_EQ(trial.fleet.worker(2).enrolments, 1u);
+  EXPECT_EQ(trial.fleet.application_error(), "");
 }
 
 }  // namespace

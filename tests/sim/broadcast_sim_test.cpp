@@ -1,3 +1,4 @@
+// Broadcasts under virtual time, with the real protocol cores: their times against the formulas, and faults.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 

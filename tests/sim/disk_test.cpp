@@ -1,3 +1,4 @@
+// The simulated disk: what a process finds on it after errors, crashes and power losses.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -22,10 +23,10 @@ struct Material {
 };
 
 Material make_material(std::size_t chunks, std::uint32_t chunk_bytes = 4096) {
-  Announcement a;
-  a.run_id = "run";
-  a.chunk_bytes = chunk_bytes;
-  Sealer sealer(a, trust::SigningKey(trust::SigningKey::Seed{}));
+  Announcement announcement;
+  announcement.run_id = "run";
+  announcement.chunk_bytes = chunk_bytes;
+  Sealer sealer(announcement, trust::SigningKey(trust::SigningKey::Seed{}));
   std::vector<std::byte> bytes(chunks * chunk_bytes);
   Random random(1);
   for (std::byte& b : bytes) b = static_cast<std::byte>(random.next());
@@ -46,7 +47,7 @@ class Disks : public testing::Test {
  protected:
   Disks() : world_({}), host_(world_.add_host({})), talker_(&start_talker(world_, host_)) {}
   void act(Action action) {
-    world_.call(host_, [&](TimePoint) { talker_->act(std::move(action)); });
+    world_.call(host_, [&](TimePoint) { talker_->perform(std::move(action)); });
   }
   void spool(const Material& m) {
     for (const act::Spool& s : m.spools) act(s);
@@ -131,7 +132,7 @@ TEST_F(Disks, AFullDiskAndABrokenOneSaySo) {
 // After any power loss, the log yields unchanged chunks, in order, up to its end. Proofs detect damage within the
 // payload.
 TEST_F(Disks, APowerLossTakesUnsyncedWrites) {
-  std::size_t cut = 0, damaged = 0, whole = 0;
+  std::size_t shortened_logs = 0, damaged_spools = 0, intact_spools = 0;
   const Material m = make_material(12);
   for (std::uint64_t seed = 1; seed <= 200; ++seed) {
     Disk disk(seed, 0);
@@ -146,26 +147,28 @@ TEST_F(Disks, APowerLossTakesUnsyncedWrites) {
     if (seed % 4 == 0) {
       EXPECT_EQ(frames.size(), 14u);
     }
-    std::size_t right = 0;
-    for (const Frame& f : frames)
-      if (f.type == FrameType::kChunk) right += trust::blake3(f.body.bytes()) == m.chunks.at(f.chunk.index).hash;
-    cut += frames.size() < 14;
-    whole += right == 12;
-    damaged += frames.size() > 2 && right + 2 < frames.size();
+    std::size_t intact_chunks = 0;
+    for (const Frame& frame : frames)
+      if (frame.type == FrameType::kChunk && trust::blake3(frame.body.bytes()) == m.chunks.at(frame.chunk.index).hash)
+        ++intact_chunks;
+    // A whole log has 12 chunks, the announcement and the manifest.
+    shortened_logs += frames.size() < 14;
+    intact_spools += intact_chunks == 12;
+    damaged_spools += frames.size() > 2 && intact_chunks + 2 < frames.size();
   }
-  EXPECT_GT(cut, 50u);
-  EXPECT_GT(damaged, 10u);
-  EXPECT_GE(whole, 50u);
+  EXPECT_GT(shortened_logs, 50u);
+  EXPECT_GT(damaged_spools, 10u);
+  EXPECT_GE(intact_spools, 50u);
 }
 
 TEST_F(Disks, AProcessCrashLosesOnlyUnwrittenData) {
   const Material m = make_material(20);
   spool(m);
   run(milliseconds(15));
-  const std::size_t told = talker_->spooled.size();
+  const std::size_t reported_chunks = talker_->spooled.size();
   world_.kill(host_, Death::kCrash);
   const auto frames = disk().read_spool(m.id);
-  EXPECT_GE(frames.size(), told + 1);  // the announcement and every chunk it was told of
+  EXPECT_GE(frames.size(), reported_chunks + 1);  // the announcement and every chunk reported as written
   for (std::size_t i = 1; i < frames.size(); ++i)
     if (frames[i].type == FrameType::kChunk) {
       EXPECT_EQ(trust::blake3(frames[i].body.bytes()), m.chunks.at(frames[i].chunk.index).hash);
@@ -180,11 +183,11 @@ TEST(Disk, BitsRot) {
   spool.chunk = 0;
   spool.record = Slice(std::vector<std::byte>(8, std::byte{1}));
   spool.data = Slice(std::vector<std::byte>(100, std::byte{5}));
-  EXPECT_EQ(disk.rot(3), 0u) << "the disk is empty";
-  EXPECT_FALSE(disk.rotten());
+  EXPECT_EQ(disk.corrupt_pieces(3), 0u) << "the disk is empty";
+  EXPECT_FALSE(disk.is_corrupted());
   disk.complete(disk.submit(act::Spool(spool), TimePoint{}));
-  EXPECT_EQ(disk.rot(1), 1u);
-  EXPECT_TRUE(disk.rotten());
+  EXPECT_EQ(disk.corrupt_pieces(1), 1u);
+  EXPECT_TRUE(disk.is_corrupted());
   const auto pieces = disk.pieces(spool.publication);
   ASSERT_EQ(pieces.size(), 1u);
   EXPECT_EQ(std::count(pieces[0].bytes().begin(), pieces[0].bytes().end(), std::byte{5}), 99);

@@ -84,14 +84,14 @@ TEST(RunSim, PlanAndRunTakeTheSameLinks) {
 }
 
 // The share of waiting in all steps but the first few, which wait for machines to boot.
-double idle(const RunResult& r, std::size_t from = 5) {
+double idle_share(const RunResult& r, std::size_t from = 5) {
   double waits = 0, all = 0;
   for (std::size_t i = from; i < r.by_step.size(); ++i)
     waits += r.by_step[i].wait_s, all += r.by_step[i].wait_s + r.by_step[i].train_s;
   return all > 0 ? waits / all : 1;
 }
 
-std::uint64_t oldest(const RunResult& r) {
+std::uint64_t oldest_age(const RunResult& r) {
   std::uint64_t age = 0;
   for (const SimStep& step : r.by_step)
     for (const auto& [a, n] : step.staleness) age = std::max(age, a);
@@ -112,7 +112,7 @@ std::string fingerprint(const RunResult& r) {
   return text;
 }
 
-double in_flight(const RunResult& r) {
+double mean_in_flight(const RunResult& r) {
   double sum = 0;
   for (const SimStep& step : r.by_step) sum += static_cast<double>(step.in_flight);
   return sum / static_cast<double>(r.by_step.size());
@@ -141,7 +141,7 @@ TEST(RunSim, ActualValuesMayDifferFromThePlan) {
   EXPECT_NEAR(*simulated(s).publications.at(10).t_b_s - *plain.publications.at(10).t_b_s, 5, 1e-6);
   s = scenario();
   s.work_ahead = seconds(16);  // 2 rollouts/s: four groups of 8 more
-  EXPECT_GT(in_flight(simulated(s)), 1.5 * in_flight(plain));
+  EXPECT_GT(mean_in_flight(simulated(s)), 1.5 * mean_in_flight(plain));
 }
 
 TEST(RunSim, TheSameSeedGivesTheSameRunAndAnotherSeedAnother) {
@@ -192,11 +192,11 @@ TEST(RunSim, ASnapshotHasTheBytesThatItIsSentWith) {
 TEST(RunSim, TheLearnerNeverWaitsWithPlentyAndWaitsTheMoreTheLessThereIs) {
   RunScenario s = scenario();
   s.request.fleet.headroom = 1;
-  EXPECT_LT(idle(simulated(s)), 0.02);
+  EXPECT_LT(idle_share(simulated(s)), 0.02);
   // Four machines make half of five machines' output in 20 s beside a broadcast; two a quarter.
   std::vector<double> idles;
   for (const std::size_t machines : {6, 4, 3, 2, 1}) {
-    idles.push_back(idle(simulated(scenario(machines))));
+    idles.push_back(idle_share(simulated(scenario(machines))));
     if (idles.size() > 1) {
       EXPECT_GT(idles.back(), idles[idles.size() - 2]) << machines;
     }
@@ -210,8 +210,8 @@ TEST(RunSim, StrictlyOnPolicyTheLearnerWaitsForEveryBatch) {
   s.pacing.staleness = {0, 1, 0};
   s.request.staleness_budget = s.request.lookahead = 0;
   const RunResult r = simulated(s);
-  EXPECT_EQ(oldest(r), 0u);
-  EXPECT_GT(idle(r), 0.3);  // the batch itself takes most of a step
+  EXPECT_EQ(oldest_age(r), 0u);
+  EXPECT_GT(idle_share(r), 0.3);  // the batch itself takes most of a step
   for (const SimStep& step : r.by_step) EXPECT_GT(step.wait_s, 0) << step.step;
 }
 
@@ -226,7 +226,7 @@ TEST(RunSim, NothingStalerThanTheBudgetIsTrainedOn) {
     for (std::size_t i = 0; i < s.offers.size(); ++i) s.offers[i].offer.rollouts_per_s = i % 3 == 0 ? 0.3 : 3;
     for (const std::uint64_t seed : {1, 2, 3}) {
       s.seed = seed;
-      EXPECT_LE(oldest(simulated(s)), budget) << seed;
+      EXPECT_LE(oldest_age(simulated(s)), budget) << seed;
     }
   }
 }
@@ -246,7 +246,7 @@ TEST(RunSim, WorkOfAnyAgeIsLeasedAndTooStaleWorkIsRejected) {
   s.lease_rule = LeaseRule::kAnyAge;
   const RunResult any_age = simulated(s);
   EXPECT_EQ(any_age.ended, "completed");
-  EXPECT_LE(oldest(any_age), 5u) << "the rules of the buffer are the same";
+  EXPECT_LE(oldest_age(any_age), 5u) << "the rules of the buffer are the same";
   EXPECT_GT(any_age.rejected.at("stale"), 160u);
   std::uint64_t stale = 0;
   for (const auto& [age, n] : any_age.stale_by_age) stale += n;
@@ -257,7 +257,12 @@ TEST(RunSim, WorkOfAnyAgeIsLeasedAndTooStaleWorkIsRejected) {
 TEST(RunSim, ASlowdownIsMeasuredAndCompensated) {
   RunScenario s = scenario();
   const std::size_t before = simulated(s).workers_peak;
-  s.faults.slowdowns = {{minutes(5), 0.5, 0.2, 1, std::nullopt, std::nullopt}};
+  s.faults.slowdowns = {Slowdown{.at = minutes(5),
+                                 .share = 0.5,
+                                 .token_rate_left = 0.2,
+                                 .link_rate_left = 1,
+                                 .lasts = std::nullopt,
+                                 .region = std::nullopt}};
   const RunResult r = simulated(s);
   EXPECT_EQ(r.ended, "completed");
   EXPECT_EQ(r.machines_lost, 0u);
@@ -265,16 +270,16 @@ TEST(RunSim, ASlowdownIsMeasuredAndCompensated) {
   EXPECT_GT(r.decision_counts.at("added"), 0u);
   EXPECT_GT(r.workers_peak, before);
   EXPECT_FALSE(r.recoveries_s.empty());
-  EXPECT_LT(idle(r, 30), 0.05);
+  EXPECT_LT(idle_share(r, 30), 0.05);
   // With nothing else to rent, the learner waits until the machines are fast again.
   s.offers.resize(6);
-  const double all = idle(simulated(s), 30);
+  const double all = idle_share(simulated(s), 30);
   EXPECT_GT(all, 0.2);
   s.faults.slowdowns.front().lasts = minutes(3);
   const RunResult passes = simulated(s);
   ASSERT_EQ(passes.recoveries_s.size(), 1u);
   EXPECT_NEAR(passes.recoveries_s.front(), 180, 2);
-  EXPECT_LT(idle(passes, 30), 0.05);
+  EXPECT_LT(idle_share(passes, 30), 0.05);
 }
 
 TEST(RunSim, ASlowdownDelaysTheRestOfATransfer) {
@@ -283,17 +288,22 @@ TEST(RunSim, ASlowdownDelaysTheRestOfATransfer) {
   s.request.topology = chains::TopologyPolicy::kStar;
   const RunResult plain = simulated(s);
   const SimPublication& p = plain.publications.at(5);
-  const double install = 0.5, takes = *p.t_b_s - install;
+  const double install_s = 0.5, transfer_s = *p.t_b_s - install_s;
   const auto with = [&](double links, std::optional<Duration> lasts) {
-    s.faults.slowdowns = {{from_seconds(p.at_s + takes / 4), 1, 1, links, lasts, std::nullopt}};
+    s.faults.slowdowns = {Slowdown{.at = from_seconds(p.at_s + transfer_s / 4),
+                                   .share = 1,
+                                   .token_rate_left = 1,
+                                   .link_rate_left = links,
+                                   .lasts = lasts,
+                                   .region = std::nullopt}};
     return simulated(s);
   };
   const RunResult slow = with(0.5, std::nullopt);
-  EXPECT_NEAR(*slow.publications.at(5).t_b_s, takes / 4 + 2 * takes * 3 / 4 + install, 0.1);
-  EXPECT_NEAR(*slow.publications.at(6).t_b_s, 2 * takes + install, 0.1);
+  EXPECT_NEAR(*slow.publications.at(5).t_b_s, transfer_s / 4 + 2 * transfer_s * 3 / 4 + install_s, 0.1);
+  EXPECT_NEAR(*slow.publications.at(6).t_b_s, 2 * transfer_s + install_s, 0.1);
   EXPECT_EQ(*slow.publications.at(4).t_b_s, *plain.publications.at(4).t_b_s);
-  const RunResult passes = with(0.5, from_seconds(takes / 2));  // in which it gets a quarter
-  EXPECT_NEAR(*passes.publications.at(5).t_b_s, takes * 5 / 4 + install, 0.1);
+  const RunResult passes = with(0.5, from_seconds(transfer_s / 2));  // in which it gets a quarter
+  EXPECT_NEAR(*passes.publications.at(5).t_b_s, transfer_s * 5 / 4 + install_s, 0.1);
   EXPECT_NEAR(*passes.publications.at(6).t_b_s, *plain.publications.at(6).t_b_s, 0.1);
 }
 
@@ -345,7 +355,7 @@ TEST(RunSim, LostMachinesAreReplacedAndCapacityComesBack) {
   EXPECT_GT(r.unfinished.at("worker lost"), 0u);
 
   s.churn.per_hour = 0;
-  s.churn.preemptions = {{minutes(10), 0.5, std::nullopt}};
+  s.churn.preemptions = {Preemption{.at = minutes(10), .share = 0.5, .region = std::nullopt}};
   const RunResult p = simulated(s);
   EXPECT_GE(p.machines_lost, 1u);
   EXPECT_EQ(p.machines_replaced, p.machines_lost);
@@ -427,7 +437,7 @@ TEST(RunSim, HungWorkersAreGivenUpAndReplaced) {
   const RunResult r = simulated(s);
   EXPECT_EQ(r.ended, "completed");
   EXPECT_GT(r.machines_lost, 3u);
-  EXPECT_LT(idle(r), 0.3);
+  EXPECT_LT(idle_share(r), 0.3);
 }
 
 // With four times the used capacity, a machine waits several steps for its next work. None of them is at fault, and

@@ -1,4 +1,4 @@
-// A scripted core that records its events, for tests of the simulated world.
+// A scripted core for tests of the simulated world: it dials and sends when the test says so, and records its events.
 #pragma once
 #include <map>
 #include <string>
@@ -15,7 +15,7 @@ class Talker final : public overlay::Core {
     return WorldOptions{}.unix_origin_s + seconds(now.time_since_epoch());
   }
 
-  struct Heard {
+  struct Received {
     ConnId conn;
     overlay::Frame frame;
     TimePoint at;
@@ -25,39 +25,39 @@ class Talker final : public overlay::Core {
     std::string what;
     TimePoint at;
   };
-  std::vector<Heard> heard;
-  std::vector<Event> events;  // "accepted worker 3", "connected", why it closed
-  std::map<ConnId, std::size_t> sent_bytes;
+  std::vector<Received> received;
+  std::vector<Event> events;                     // "accepted worker 3", "connected", or why a connection closed
+  std::map<ConnId, std::size_t> reported_bytes;  // of sent frames that the sockets took
   std::vector<Status> saved, spooled;
   std::vector<Result<overlay::Slice>> chunk_read;
 
-  ConnId call(const overlay::Endpoint& to, WorkerId expected = {},
-              overlay::act::Service service = overlay::act::Service::kControl) {
+  ConnId dial_endpoint(const overlay::Endpoint& to, WorkerId expected = {},
+                       overlay::act::Service service = overlay::act::Service::kControl) {
     return dial(to, service, expected);
   }
-  void act(overlay::Action action) { actions_.push_back(std::move(action)); }
-  void say(ConnId conn, std::size_t bytes) {
+  void perform(overlay::Action action) { actions_.push_back(std::move(action)); }
+  void send_frame(ConnId conn, std::size_t bytes) {
     const std::vector<std::byte> body(bytes, std::byte{7});
-    act(overlay::act::Send{conn, overlay::Slice(overlay::encode_frame(overlay::FrameType::kControl, body)), {}});
+    perform(overlay::act::Send{conn, overlay::Slice(overlay::encode_frame(overlay::FrameType::kControl, body)), {}});
   }
-  void hang_up(ConnId conn) { close(conn); }
-  std::string last() const { return events.empty() ? "nothing" : events.back().what; }
+  void close_connection(ConnId conn) { close(conn); }
+  std::string last_event() const { return events.empty() ? "nothing" : events.back().what; }
 
   void on_accepted(ConnId conn, const overlay::PeerInfo& peer, TimePoint now) override {
     events.push_back({conn, "accepted " + overlay::trust::to_text(peer.identity), now});
-    act(overlay::act::Admit{conn});
+    perform(overlay::act::Admit{conn});
   }
   void on_connected(ConnId conn, TimePoint now) override {
     events.push_back({conn, "connected", now});
-    act(overlay::act::Admit{conn});
+    perform(overlay::act::Admit{conn});
   }
   void on_closed(ConnId conn, const std::string& reason, TimePoint now) override {
     events.push_back({conn, reason, now});
   }
   void on_frame(ConnId conn, overlay::Frame frame, TimePoint now) override {
-    heard.push_back({conn, std::move(frame), now});
+    received.push_back({conn, std::move(frame), now});
   }
-  void on_sent(ConnId conn, std::size_t bytes, TimePoint) override { sent_bytes[conn] += bytes; }
+  void on_sent(ConnId conn, std::size_t bytes, TimePoint) override { reported_bytes[conn] += bytes; }
   void on_saved(const Status& status, TimePoint) override { saved.push_back(status); }
   void on_spooled(const overlay::PublicationId&, std::uint32_t, const Status& status, TimePoint) override {
     spooled.push_back(status);

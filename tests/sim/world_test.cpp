@@ -1,3 +1,4 @@
+// The simulated network and its faults, between two scripted cores.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -23,7 +24,7 @@ act::Send chunk(ConnId conn, std::uint32_t index, const Slice& data) {
   return {conn, Slice(encode_chunk_head(head)), data};
 }
 
-// Two hosts that talk: `a` dials `b`.
+// Two hosts with talkers. `a` dials `b`.
 class Pair {
  public:
   explicit Pair(WorldOptions options = {}, AccessLink link_a = {}, AccessLink link_b = {})
@@ -33,12 +34,12 @@ class Pair {
   }
   ConnId connect() {
     ConnId conn;
-    tell(host_a, [&](Talker& t) { conn = t.call(world.endpoint_of(host_b)); });
+    with_talker(host_a, [&](Talker& t) { conn = t.dial_endpoint(world.endpoint_of(host_b)); });
     world.run(world.now() + seconds(10));
     return conn;
   }
   template <class Work>
-  void tell(HostId host, Work&& work) {
+  void with_talker(HostId host, Work&& work) {
     world.call(host, [&](TimePoint) { work(host == host_a ? *a : *b); });
   }
   void run(Duration time) { world.run(world.now() + time); }
@@ -51,37 +52,37 @@ class Pair {
 TEST(World, BytesTakeDelayAndRateOfBothLinks) {
   WorldOptions o;
   o.delay = milliseconds(50);
-  Pair p(o, {BitRate::from_mbit_per_s(8), {}}, {{}, BitRate::from_mbit_per_s(4)});
+  Pair p(o, {.up = BitRate::from_mbit_per_s(8), .down = {}}, {.up = {}, .down = BitRate::from_mbit_per_s(4)});
   const ConnId conn = p.connect();
-  EXPECT_EQ(p.a->last(), "connected");
-  EXPECT_EQ(p.b->last(), "accepted nobody");
+  EXPECT_EQ(p.a->last_event(), "connected");
+  EXPECT_EQ(p.b->last_event(), "accepted nobody");
   const TimePoint begin = p.world.now();
-  p.tell(p.host_a, [&](Talker& t) { t.say(conn, 100'000); });
+  p.with_talker(p.host_a, [&](Talker& t) { t.send_frame(conn, 100'000); });
   p.run(seconds(2));
-  ASSERT_EQ(p.b->heard.size(), 1u);
+  ASSERT_EQ(p.b->received.size(), 1u);
   // 100 kB leave in 0.1 s; the slower downlink begins with the first byte and needs 0.2 s.
-  EXPECT_NEAR(echoline::seconds(p.b->heard[0].at - begin), 0.05 + 0.2, 0.001);
-  EXPECT_EQ(p.a->sent_bytes[conn], 100'000 + kFrameHeaderBytes);
+  EXPECT_NEAR(echoline::seconds(p.b->received[0].at - begin), 0.05 + 0.2, 0.001);
+  EXPECT_EQ(p.a->reported_bytes[conn], 100'000 + kFrameHeaderBytes);
 }
 
 TEST(World, AMovedHostLosesItsConnectionsAndHasANewAddress) {
   Pair p;
   const ConnId conn = p.connect();
   const Endpoint before = p.world.endpoint_of(p.host_a);
-  p.tell(p.host_a, [&](Talker& t) { t.say(conn, 10); });
-  p.world.move(p.host_a);
+  p.with_talker(p.host_a, [&](Talker& t) { t.send_frame(conn, 10); });
+  p.world.change_address(p.host_a);
   p.run(seconds(60));
   EXPECT_NE(p.world.endpoint_of(p.host_a), before);
-  EXPECT_EQ(p.a->last(), "the network has changed");
-  EXPECT_EQ(p.b->last(), "accepted nobody") << "it receives nothing, not even a close";
-  EXPECT_TRUE(p.b->heard.empty());
-  p.tell(p.host_b, [&](Talker& t) { t.call(before); });
+  EXPECT_EQ(p.a->last_event(), "the network has changed");
+  EXPECT_EQ(p.b->last_event(), "accepted nobody") << "it receives nothing, not even a close";
+  EXPECT_TRUE(p.b->received.empty());
+  p.with_talker(p.host_b, [&](Talker& t) { t.dial_endpoint(before); });
   p.run(seconds(10));
-  EXPECT_EQ(p.b->last(), "no route to host");
+  EXPECT_EQ(p.b->last_event(), "no route to host");
   const ConnId again = p.connect();
-  p.tell(p.host_a, [&](Talker& t) { t.say(again, 10); });
+  p.with_talker(p.host_a, [&](Talker& t) { t.send_frame(again, 10); });
   p.run(seconds(1));
-  EXPECT_EQ(p.b->heard.size(), 1u);
+  EXPECT_EQ(p.b->received.size(), 1u);
 }
 
 TEST(World, AProcessHoldsSoManyConnectionsAndNoMore) {
@@ -89,26 +90,26 @@ TEST(World, AProcessHoldsSoManyConnectionsAndNoMore) {
   p.connect();
   p.world.set_connections_max(p.host_a, 1);
   p.connect();
-  EXPECT_EQ(p.a->last(), "too many open files");
+  EXPECT_EQ(p.a->last_event(), "too many open files");
   p.world.set_connections_max(p.host_a, 9);
   p.world.set_connections_max(p.host_b, 1);
   p.connect();
-  EXPECT_EQ(p.a->last(), "connection reset by the peer");
+  EXPECT_EQ(p.a->last_event(), "connection reset by the peer");
   p.world.set_connections_max(p.host_b, 2);
   p.connect();
-  EXPECT_EQ(p.a->last(), "connected");
+  EXPECT_EQ(p.a->last_event(), "connected");
 }
 
 TEST(World, ABulkyConnectionDoesNotHoldUpAnother) {
-  Pair p({}, {BitRate::from_mbit_per_s(8), {}});
+  Pair p({}, {.up = BitRate::from_mbit_per_s(8), .down = {}});
   const ConnId bulk = p.connect(), small = p.connect();
-  p.tell(p.host_a, [&](Talker& t) {
-    for (int i = 0; i < 50; ++i) t.say(bulk, 100'000);  // five seconds' worth
-    t.say(small, 10);
+  p.with_talker(p.host_a, [&](Talker& t) {
+    for (int i = 0; i < 50; ++i) t.send_frame(bulk, 100'000);  // five seconds' worth
+    t.send_frame(small, 10);
   });
   p.run(milliseconds(250));
   EXPECT_TRUE(
-      std::any_of(p.b->heard.begin(), p.b->heard.end(), [](const auto& h) { return h.frame.body.size() == 10; }));
+      std::any_of(p.b->received.begin(), p.b->received.end(), [](const auto& h) { return h.frame.body.size() == 10; }));
 }
 
 TEST(World, AConnectionKeepsItsOrderUnderAllFaults) {
@@ -116,22 +117,22 @@ TEST(World, AConnectionKeepsItsOrderUnderAllFaults) {
   o.seed = 5;
   o.delay = milliseconds(20);
   o.jitter = milliseconds(30);
-  o.stall_share = 0.2;
+  o.stalled_transfer_share = 0.2;
   o.split_transfer_share = 0.7;
-  Pair p(o, {BitRate::from_mbit_per_s(50), {}}, {{}, BitRate::from_mbit_per_s(40)});
+  Pair p(o, {.up = BitRate::from_mbit_per_s(50), .down = {}}, {.up = {}, .down = BitRate::from_mbit_per_s(40)});
   const ConnId conn = p.connect();
   std::vector<Slice> sent;
-  p.tell(p.host_a, [&](Talker& t) {
+  p.with_talker(p.host_a, [&](Talker& t) {
     for (std::uint32_t i = 0; i < 200; ++i) {
       sent.push_back(data_of(1 + i * 37, static_cast<unsigned char>(i)));
-      t.act(chunk(conn, i, sent.back()));
+      t.perform(chunk(conn, i, sent.back()));
     }
   });
   p.run(seconds(60));
-  ASSERT_EQ(p.b->heard.size(), 200u);
+  ASSERT_EQ(p.b->received.size(), 200u);
   for (std::uint32_t i = 0; i < 200; ++i) {
-    EXPECT_EQ(p.b->heard[i].frame.chunk.index, i);
-    EXPECT_TRUE(std::ranges::equal(p.b->heard[i].frame.body.bytes(), sent[i].bytes()));
+    EXPECT_EQ(p.b->received[i].frame.chunk.index, i);
+    EXPECT_TRUE(std::ranges::equal(p.b->received[i].frame.body.bytes(), sent[i].bytes()));
   }
 }
 
@@ -139,62 +140,62 @@ TEST(World, AChunkIsNotCopied) {
   Pair p;
   const ConnId conn = p.connect();
   const Slice data = data_of(100'000, 1);
-  p.tell(p.host_a, [&](Talker& t) { t.act(chunk(conn, 3, data)); });
+  p.with_talker(p.host_a, [&](Talker& t) { t.perform(chunk(conn, 3, data)); });
   p.run(seconds(1));
-  ASSERT_EQ(p.b->heard.size(), 1u);
-  EXPECT_EQ(p.b->heard[0].frame.body.data(), data.data());
+  ASSERT_EQ(p.b->received.size(), 1u);
+  EXPECT_EQ(p.b->received[0].frame.body.data(), data.data());
 }
 
 TEST(World, AReceiverThatDoesNotReadStopsTheSender) {
   Pair p;
   const ConnId conn = p.connect();
   const ConnId accepted = p.b->events.front().conn;
-  p.tell(p.host_b, [&](Talker& t) { t.act(act::SetReading{accepted, false}); });
-  p.tell(p.host_a, [&](Talker& t) {
-    for (int i = 0; i < 20; ++i) t.say(conn, 100'000);
+  p.with_talker(p.host_b, [&](Talker& t) { t.perform(act::SetReading{accepted, false}); });
+  p.with_talker(p.host_a, [&](Talker& t) {
+    for (int i = 0; i < 20; ++i) t.send_frame(conn, 100'000);
   });
   p.run(seconds(5));
-  EXPECT_TRUE(p.b->heard.empty());
-  EXPECT_LT(p.a->sent_bytes[conn], 600'000u);  // what fits into the sockets
-  p.tell(p.host_b, [&](Talker& t) { t.act(act::SetReading{accepted, true}); });
+  EXPECT_TRUE(p.b->received.empty());
+  EXPECT_LT(p.a->reported_bytes[conn], 600'000u);  // only as much as fits into the sockets
+  p.with_talker(p.host_b, [&](Talker& t) { t.perform(act::SetReading{accepted, true}); });
   p.run(seconds(5));
-  EXPECT_EQ(p.b->heard.size(), 20u);
-  EXPECT_EQ(p.a->sent_bytes[conn], 20 * (100'000 + kFrameHeaderBytes));
+  EXPECT_EQ(p.b->received.size(), 20u);
+  EXPECT_EQ(p.a->reported_bytes[conn], 20 * (100'000 + kFrameHeaderBytes));
 }
 
 TEST(World, ClosingFlushesAndIsSeen) {
-  Pair p({}, {BitRate::from_mbit_per_s(8), {}});
+  Pair p({}, {.up = BitRate::from_mbit_per_s(8), .down = {}});
   const ConnId conn = p.connect();
-  p.tell(p.host_a, [&](Talker& t) {
-    t.say(conn, 250'000);
-    t.hang_up(conn);
+  p.with_talker(p.host_a, [&](Talker& t) {
+    t.send_frame(conn, 250'000);
+    t.close_connection(conn);
   });
   p.run(seconds(2));
-  EXPECT_EQ(p.b->heard.size(), 1u);
-  EXPECT_EQ(p.b->last(), "closed by the peer");
-  EXPECT_EQ(p.a->last(), "connected");  // nothing more is said about it
+  EXPECT_EQ(p.b->received.size(), 1u);
+  EXPECT_EQ(p.b->last_event(), "closed by the peer");
+  EXPECT_EQ(p.a->last_event(), "connected");  // the closing end gets no further event
 }
 
 TEST(World, GarbageEndsTheConnection) {
   Pair p;
   const ConnId conn = p.connect();
-  p.tell(p.host_a, [&](Talker& t) { t.act(act::Send{conn, data_of(100, 9), {}}); });
+  p.with_talker(p.host_a, [&](Talker& t) { t.perform(act::Send{conn, data_of(100, 9), {}}); });
   p.run(seconds(1));
-  EXPECT_THAT(p.b->last(), testing::HasSubstr("expected magic"));
-  EXPECT_EQ(p.a->last(), "connection reset by the peer");
+  EXPECT_THAT(p.b->last_event(), testing::HasSubstr("expected magic"));
+  EXPECT_EQ(p.a->last_event(), "connection reset by the peer");
 }
 
 TEST(World, ACrashClosesConnectionsAndLosesUnsentData) {
-  Pair p({}, {BitRate::from_mbit_per_s(8), {}});
+  Pair p({}, {.up = BitRate::from_mbit_per_s(8), .down = {}});
   const ConnId conn = p.connect();
-  p.tell(p.host_a, [&](Talker& t) {
-    for (int i = 0; i < 10; ++i) t.say(conn, 100'000);
+  p.with_talker(p.host_a, [&](Talker& t) {
+    for (int i = 0; i < 10; ++i) t.send_frame(conn, 100'000);
   });
   p.run(milliseconds(350));
   p.world.kill(p.host_a, Death::kCrash);
   p.run(seconds(5));
-  EXPECT_EQ(p.b->heard.size(), 3u);
-  EXPECT_EQ(p.b->last(), "connection reset by the peer");
+  EXPECT_EQ(p.b->received.size(), 3u);
+  EXPECT_EQ(p.b->last_event(), "connection reset by the peer");
 }
 
 TEST(World, APowerLossIsSilentUntilTheMachineIsBack) {
@@ -204,18 +205,18 @@ TEST(World, APowerLossIsSilentUntilTheMachineIsBack) {
   p.connect();
   const ConnId accepted = p.b->events.front().conn;
   p.world.kill(p.host_a, Death::kPowerLoss);
-  p.tell(p.host_b, [&](Talker& t) { t.say(accepted, 100); });
+  p.with_talker(p.host_b, [&](Talker& t) { t.send_frame(accepted, 100); });
   p.run(seconds(60));
-  EXPECT_EQ(p.b->last(), "accepted nobody");
+  EXPECT_EQ(p.b->last_event(), "accepted nobody");
   ConnId conn;
-  p.tell(p.host_b, [&](Talker& t) { conn = t.call(p.world.endpoint_of(p.host_a)); });
+  p.with_talker(p.host_b, [&](Talker& t) { conn = t.dial_endpoint(p.world.endpoint_of(p.host_a)); });
   p.run(seconds(10));
-  EXPECT_EQ(p.b->last(), "connection timed out");
+  EXPECT_EQ(p.b->last_event(), "connection timed out");
   p.a = &start_talker(p.world, p.host_a);
-  p.tell(p.host_b, [&](Talker& t) { t.say(accepted, 100); });
+  p.with_talker(p.host_b, [&](Talker& t) { t.send_frame(accepted, 100); });
   p.run(seconds(1));
-  EXPECT_EQ(p.b->last(), "connection reset by the peer");
-  EXPECT_TRUE(p.a->heard.empty());
+  EXPECT_EQ(p.b->last_event(), "connection reset by the peer");
+  EXPECT_TRUE(p.a->received.empty());
 }
 
 TEST(World, ADeadHostRefusesAndAHostBehindNatTimesOut) {
@@ -223,19 +224,19 @@ TEST(World, ADeadHostRefusesAndAHostBehindNatTimesOut) {
   o.delay = milliseconds(10);
   Pair p(o);
   p.world.kill(p.host_b, Death::kCrash);
-  p.tell(p.host_a, [&](Talker& t) { t.call(p.world.endpoint_of(p.host_b)); });
+  p.with_talker(p.host_a, [&](Talker& t) { t.dial_endpoint(p.world.endpoint_of(p.host_b)); });
   p.run(seconds(1));
-  EXPECT_EQ(p.a->last(), "connection refused");
+  EXPECT_EQ(p.a->last_event(), "connection refused");
   p.b = &start_talker(p.world, p.host_b);
   p.world.set_nat(p.host_b, true);
-  p.tell(p.host_a, [&](Talker& t) { t.call(p.world.endpoint_of(p.host_b)); });
+  p.with_talker(p.host_a, [&](Talker& t) { t.dial_endpoint(p.world.endpoint_of(p.host_b)); });
   p.run(seconds(4));
-  EXPECT_EQ(p.a->last(), "connection refused");  // that of before
+  EXPECT_EQ(p.a->last_event(), "connection refused");  // the earlier dial; the new one has no answer yet
   p.run(seconds(2));
-  EXPECT_EQ(p.a->last(), "connection timed out");
-  p.tell(p.host_b, [&](Talker& t) { t.call(p.world.endpoint_of(p.host_a)); });
+  EXPECT_EQ(p.a->last_event(), "connection timed out");
+  p.with_talker(p.host_b, [&](Talker& t) { t.dial_endpoint(p.world.endpoint_of(p.host_a)); });
   p.run(seconds(1));
-  EXPECT_EQ(p.b->last(), "connected");  // out it goes
+  EXPECT_EQ(p.b->last_event(), "connected");  // a host behind NAT can dial others
 }
 
 TEST(World, APartitionHoldsEverythingBackUntilItHeals) {
@@ -243,32 +244,32 @@ TEST(World, APartitionHoldsEverythingBackUntilItHeals) {
   o.delay = milliseconds(10);
   Pair p(o);
   const ConnId conn = p.connect();
-  const std::uint64_t cut = p.world.cut({p.host_a}, {p.host_b}, false);
-  p.tell(p.host_a, [&](Talker& t) {
-    t.say(conn, 1000);
-    t.call(p.world.endpoint_of(p.host_b));
+  const std::uint64_t cut = p.world.start_partition({p.host_a}, {p.host_b}, /*one_way=*/false);
+  p.with_talker(p.host_a, [&](Talker& t) {
+    t.send_frame(conn, 1000);
+    t.dial_endpoint(p.world.endpoint_of(p.host_b));
   });
   p.run(seconds(10));
-  EXPECT_TRUE(p.b->heard.empty());
-  EXPECT_EQ(p.a->last(), "connection timed out");
-  p.world.heal(cut);
+  EXPECT_TRUE(p.b->received.empty());
+  EXPECT_EQ(p.a->last_event(), "connection timed out");
+  p.world.end_partition(cut);
   p.run(seconds(2));
-  EXPECT_EQ(p.b->heard.size(), 1u);
+  EXPECT_EQ(p.b->received.size(), 1u);
 }
 
 TEST(World, AOneWayPartitionLetsTheOtherWayThrough) {
   Pair p;
   const ConnId conn = p.connect();
   const ConnId accepted = p.b->events.front().conn;
-  p.world.cut({p.host_a}, {p.host_b}, true);
-  p.tell(p.host_a, [&](Talker& t) { t.say(conn, 1000); });
-  p.tell(p.host_b, [&](Talker& t) {
-    for (int i = 0; i < 20; ++i) t.say(accepted, 100'000);
+  p.world.start_partition({p.host_a}, {p.host_b}, /*one_way=*/true);
+  p.with_talker(p.host_a, [&](Talker& t) { t.send_frame(conn, 1000); });
+  p.with_talker(p.host_b, [&](Talker& t) {
+    for (int i = 0; i < 20; ++i) t.send_frame(accepted, 100'000);
   });
   p.run(seconds(5));
-  EXPECT_TRUE(p.b->heard.empty());
-  EXPECT_EQ(p.a->heard.size(), 20u);
-  EXPECT_LT(p.b->sent_bytes[accepted], 600'000u);  // the acknowledgement is lost
+  EXPECT_TRUE(p.b->received.empty());
+  EXPECT_EQ(p.a->received.size(), 20u);
+  EXPECT_LT(p.b->reported_bytes[accepted], 600'000u);  // the acknowledgement is lost
 }
 
 TEST(World, AClogDelaysAndLosesNothing) {
@@ -276,12 +277,12 @@ TEST(World, AClogDelaysAndLosesNothing) {
   const ConnId conn = p.connect();
   p.world.stop_links(p.host_b, p.world.now() + seconds(3));
   const TimePoint begin = p.world.now();
-  p.tell(p.host_a, [&](Talker& t) {
-    for (int i = 0; i < 10; ++i) t.say(conn, 1000);
+  p.with_talker(p.host_a, [&](Talker& t) {
+    for (int i = 0; i < 10; ++i) t.send_frame(conn, 1000);
   });
   p.run(seconds(10));
-  ASSERT_EQ(p.b->heard.size(), 10u);
-  EXPECT_GE(p.b->heard[0].at - begin, seconds(3));
+  ASSERT_EQ(p.b->received.size(), 10u);
+  EXPECT_GE(p.b->received[0].at - begin, seconds(3));
 }
 
 // ---- identities ----
@@ -304,15 +305,15 @@ class Identities : public testing::Test {
     request.lifetime = lifetime;
     auto certificate = by.issue(request);
     ASSERT_TRUE(certificate.has_value());
-    p_.tell(host, [&](Talker& t) { t.act(act::UseCertificate{*certificate, by.certificate()}); });
+    p_.with_talker(host, [&](Talker& t) { t.perform(act::UseCertificate{*certificate, by.certificate()}); });
   }
   // The result at `a` of dialling `b`, and the last event at `b`.
   std::pair<std::string, std::string> dial(WorkerId expected, act::Service service = act::Service::kData) {
     p_.a->events.clear();
     p_.b->events.clear();
-    p_.tell(p_.host_a, [&](Talker& t) { t.call(p_.world.endpoint_of(p_.host_b), expected, service); });
+    p_.with_talker(p_.host_a, [&](Talker& t) { t.dial_endpoint(p_.world.endpoint_of(p_.host_b), expected, service); });
     p_.run(seconds(1));
-    return {p_.a->last(), p_.b->last()};
+    return {p_.a->last_event(), p_.b->last_event()};
   }
 
   trust::Authority authority_;
@@ -357,11 +358,11 @@ TEST(World, TheSameSeedGoesTheSameWay) {
     WorldOptions o;
     o.seed = seed;
     o.jitter = milliseconds(10);
-    o.stall_share = 0.1;
+    o.stalled_transfer_share = 0.1;
     Pair p(o);
     const ConnId conn = p.connect();
-    p.tell(p.host_a, [&](Talker& t) {
-      for (int i = 0; i < 50; ++i) t.say(conn, 1000);
+    p.with_talker(p.host_a, [&](Talker& t) {
+      for (int i = 0; i < 50; ++i) t.send_frame(conn, 1000);
     });
     p.run(seconds(10));
     return p.world.trace_hash();

@@ -16,7 +16,9 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
   const auto expect = [&](bool holds, const char* what, std::string_view more = "") {
     ECHO_CHECK(holds, "{}\n--- input\n{}\n--- {}", what, text, more);
   };
-  const auto fixed = [](const std::string& key) { return key == "run.steps" ? std::optional(40.0) : std::nullopt; };
+  const auto file_number = [](const std::string& key) {
+    return key == "run.steps" ? std::optional(40.0) : std::nullopt;
+  };
   if (const auto expression = Expression::parse(text)) {
     expect(expression->names().size() <= text.size(), "names are of the text");
     const auto value = expression->value([](const std::string&) { return 3.0; });
@@ -41,7 +43,7 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
     else if (!axis)
       expect(axis.error().detail.starts_with("--over "), "an error says where", axis.error().detail);
   }
-  const auto cells = expand(axes, fixed);
+  const auto cells = expand(axes, file_number);
   if (!cells) {
     expect(!cells.error().message().empty(), "a reason");
     return 0;

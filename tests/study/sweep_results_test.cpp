@@ -35,8 +35,8 @@ TEST(Estimates, AreStudents) {
   EXPECT_NEAR(three->interval->high - 2, 4.30265 / std::sqrt(3), 1e-4);  // t of 2 degrees of freedom at 0.975
   EXPECT_NEAR(2 - three->interval->low, 4.30265 / std::sqrt(3), 1e-4);
   EXPECT_EQ(estimate_text({1, 0.12345, {}}), "0.123");
-  const auto around = [](double mean, double half) {
-    return estimate_text({3, mean, Interval{mean - half, mean + half}});
+  const auto around = [](double mean, double half_width) {
+    return estimate_text({.n = 3, .mean = mean, .interval = Interval{mean - half_width, mean + half_width}});
   };
   EXPECT_EQ(around(0.12345, 0.0123), "0.123 ± 0.012");
   EXPECT_EQ(around(1234.5, 20.0), "1234 ± 20");
