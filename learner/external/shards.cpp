@@ -172,8 +172,8 @@ Result<delta::OwnedState> ShardCollector::join(std::map<std::uint32_t, Part> par
   delta::StateView layout;
   for (auto& [name, placed] : by_tensor) {
     const Piece& first = *placed.front().piece;
-    const auto refuse = [&](const Placed& one, const Placed& other, std::string_view why) {
-      return fail(Code::kInvalid, kOperation, "tensor '{}': {} of rank {} and {} of rank {} {}", name, one.box.text(),
+    const auto refuse = [&, &tensor = name](const Placed& one, const Placed& other, std::string_view why) {
+      return fail(Code::kInvalid, kOperation, "tensor '{}': {} of rank {} and {} of rank {} {}", tensor, one.box.text(),
                   one.rank, other.box.text(), other.rank, why);
     };
     std::vector<Placed> distinct;
