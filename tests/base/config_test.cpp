@@ -445,7 +445,7 @@ TEST(Config, ResolvedTextIsTheTextThatWasRead) {
                                  "---",
                                  "...",
                                  "? x"}) {
-    ConfigFile none = std::move(*ConfigFile::parse("", "none"));
+    ConfigFile none = *ConfigFile::parse("", "none");
     std::string value = text;
     none.root().read("value", value);
     ConfigFile again = parse_valid(none.resolved());
