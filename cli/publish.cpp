@@ -122,8 +122,7 @@ std::string why_incomplete(const fs::path& checkpoint, const std::string& openin
     if (extension == ".distcp")
       return fmt::format(
           "{} is a distributed checkpoint of PyTorch: `python3 -m echoline.distcp {} FOLDER` makes a folder that can "
-          "be "
-          "published (clients/python), or let the trainer call publish_shards()",
+          "be published (clients/python), or let the trainer call publish_shards()",
           it->path().parent_path().string(), it->path().parent_path().string());
     if (extension == ".bin" || extension == ".pt" || extension == ".pth")
       return fmt::format("{} is not of the safetensors format: save with safe_serialization=True", it->path().string());
@@ -156,6 +155,17 @@ std::optional<RunClient> wait_for_learner(const Arguments& args, const std::atom
   return std::nullopt;
 }
 
+// Publishes a checkpoint. Returns a message for the user: that it is published, or why not.
+std::string publish_checkpoint(RunClient& client, std::uint64_t version, const fs::path& checkpoint,
+                               const std::string& strip_prefix) {
+  const fs::path weights = weights_folder(checkpoint);
+  if (const auto opened = delta::Checkpoint::open(weights); !opened)
+    return fmt::format("version {}: {}", version, why_incomplete(checkpoint, opened.error().detail));
+  const auto published = client.publish(version, weights, strip_prefix);
+  if (!published) return fmt::format("version {} from {}: {}", version, weights.string(), published.error().message());
+  return fmt::format("version {} is published from {}", version, weights.string());
+}
+
 // Publishes each version that the learner wants as soon as its folder is complete, until the learner ends.
 int watch_folder(const Arguments& args) {
   const std::atomic<bool>& stop = stop_on_signals();
@@ -178,24 +188,15 @@ int watch_folder(const Arguments& args) {
         checkpoints.emplace(*number - args.version_offset, it->path());
     if (error && first_round)
       return report_error("publish", fail(Code::kNotFound, "watch", "{}: {}", args.watch, error.message()));
-    if (!wanted_version.is_number() || !checkpoints.contains(wanted_version.get<std::uint64_t>()))
+    const auto wanted =
+        wanted_version.is_number() ? checkpoints.find(wanted_version.get<std::uint64_t>()) : checkpoints.end();
+    if (wanted == checkpoints.end()) {
       if (std::string wait = why_waiting(wanted_version, checkpoints, args.watch); wait != reported_wait)
         print_stderr("{}\n", reported_wait = std::move(wait));
-    for (const auto& [version, path] : checkpoints) {
-      if (!wanted_version.is_number() || version != wanted_version.get<std::uint64_t>()) continue;
-      const auto written_at = newest_write_time(path);
-      if (!written_at || fs::file_time_type::clock::now() - *written_at < kQuietTime) continue;
-      const fs::path weights = weights_folder(path);
-      const auto opened = delta::Checkpoint::open(weights);
-      std::string message;
-      if (!opened) {
-        message = fmt::format("version {}: {}", version, why_incomplete(path, opened.error().detail));
-      } else if (const auto published = client->publish(version, weights, args.strip_prefix)) {
-        message = fmt::format("version {} is published from {}", version, weights.string());
-      } else {
-        message = fmt::format("version {} from {}: {}", version, weights.string(), published.error().message());
-      }
-      if (std::exchange(reported[version], message) != message) print_stderr("{}\n", message);
+    } else if (const auto written_at = newest_write_time(wanted->second);
+               written_at && fs::file_time_type::clock::now() - *written_at >= kQuietTime) {
+      std::string message = publish_checkpoint(*client, wanted->first, wanted->second, args.strip_prefix);
+      if (std::string& last = reported[wanted->first]; last != message) print_stderr("{}\n", last = std::move(message));
     }
     std::this_thread::sleep_for(kPollInterval);
   }

@@ -181,7 +181,7 @@ class ExternalSource final : public PolicySource {
       return admit(version, read_policy(path, strip_prefix));
     };
     api.check_policy = [this](Version version, const delta::OwnedState& joined) {
-      return admit(version, model::policy_of(joined.view(), host_.task.files.config));
+      return admit(version, to_policy(joined.view()));
     };
     ECHO_ASSIGN(api_, Api::start(std::move(api), *trainer_link_));
     // The file contains a secret token.
@@ -309,14 +309,19 @@ class ExternalSource final : public PolicySource {
   std::filesystem::path checkpoints() const { return host_.record.folder() / "checkpoints"; }
   std::filesystem::path address_file() const { return host_.record.folder() / kTrainerAddressFile; }
 
+  // The trainer's tensors as a policy of the run's model.
+  Result<delta::OwnedState> to_policy(const delta::StateView& tensors) const {
+    return model::policy_of(tensors, host_.task.files.config);
+  }
+
   Result<delta::OwnedState> read_policy(const std::filesystem::path& path, const std::string& strip_prefix = {}) const {
     ECHO_ASSIGN(const delta::Checkpoint checkpoint, delta::Checkpoint::open(path));
-    if (strip_prefix.empty()) return model::policy_of(checkpoint.view(), host_.task.files.config);
+    if (strip_prefix.empty()) return to_policy(checkpoint.view());
     delta::StateView renamed = checkpoint.view();
     for (delta::TensorView& tensor : renamed)
       if (tensor.name.starts_with(strip_prefix)) tensor.name.erase(0, strip_prefix.size());
     ECHO_ASSIGN(renamed, delta::canonical(std::move(renamed)));
-    return model::policy_of(renamed, host_.task.files.config);
+    return to_policy(renamed);
   }
 
   // Returns ok if workers could generate with the policy, or if this program only carries the model and so cannot tell.
@@ -345,7 +350,7 @@ class ExternalSource final : public PolicySource {
   Result<delta::OwnedState> parse_policy(std::string bytes) const {
     ECHO_ASSIGN(const auto content,
                 delta::parse_safetensors(std::as_bytes(std::span(bytes)), "the policy that was sent"));
-    return model::policy_of(content.tensors, host_.task.files.config);
+    return to_policy(content.tensors);
   }
 
   Result<std::int64_t> read_checkpoint(const std::filesystem::path& folder) {
