@@ -1,22 +1,26 @@
-// Searches for the cheapest set of offers; make_plan() and FleetCore call it. Candidates are numbered by their index in
+// Searches for the cheapest set of offers. Candidates are numbered by their index in
 // the pool. The unit cost of a candidate is its price per rollout.
 #include "provisioner/allocation.hpp"
 
 #include <algorithm>
-#include <array>
+#include <cmath>
+#include <map>
 #include <numeric>
 #include <tuple>
 
 #include "base/result.hpp"
+#include "provisioner/cost_bound.hpp"
 
 namespace echoline::provisioner {
 namespace {
 
-// Members and outsiders (candidates that are not members) that are considered for exchanges of two.
-constexpr std::size_t kExchangeMembersMax = 64, kExchangeOutsidersMax = 48;
-constexpr int kExchangesMax = 1000;
-constexpr double kRounding = 1e-12;                 // relative tolerance of sums of rates and costs
-constexpr std::uint64_t kNearestNodesMax = 20'000;  // of the exact search that ends allocate_greedy()
+constexpr double kRounding = 1e-12;  // relative tolerance of sums of rates and costs
+// Nodes of the search that ends allocate(): in all, and before it splits a part; for a small core and for others.
+constexpr std::uint64_t kNodesOfFewMax = 1'000'000, kNodesOfFewPart = 10'000;
+constexpr std::uint64_t kNodesMax = 300'000, kNodesPart = 100'000;
+constexpr std::size_t kFewMax = 64;
+constexpr std::size_t kCoreMax = 3000;  // candidates of that search
+constexpr double kNoGap = 1e300;
 
 // Tolerates rounding: a sum just below the target meets it.
 bool meets(double rollouts_per_s, double target) { return rollouts_per_s >= target * (1 - kRounding); }
@@ -50,7 +54,8 @@ class Selection {
   }
   void remove(std::size_t i) {
     is_member_[i] = false;
-    members_.erase(std::find(members_.begin(), members_.end(), i));
+    // The search removes the newest member, so this looks from the end.
+    members_.erase(std::prev(std::find(members_.rbegin(), members_.rend(), i).base()));
     const Candidate& c = pool_[i];
     if (c.machine) gpus_in_use_[c.machine] &= ~c.gpus;
     --host_count_[c.host];
@@ -184,141 +189,40 @@ void drop_unneeded(std::span<const Candidate> pool, double target, Selection& se
   }
 }
 
-// Exchanges one or two members for one or two outsiders while that lowers the cost.
-class Improver {
- public:
-  Improver(std::span<const Candidate> pool, std::span<const std::size_t> order, double target, Selection& set)
-      : pool_(pool), order_(order), target_(target), set_(set) {}
-
-  // `drop_first`: drops unneeded members before the first exchange, not only after each exchange.
-  void run(bool drop_first) {
-    for (int i = 0; i < kExchangesMax; ++i) {
-      const bool drops = drop_first || i > 0;
-      if (drops) drop_unneeded(pool_, target_, set_);
-      rate_ = set_.rate();
-      best_saving_ = kRounding * std::max(1.0, set_.cost());
-      has_exchange_ = false;
-      try_singles();
-      if (!has_exchange_) try_pairs();
-      if (!has_exchange_ && drops) return;
-      if (has_exchange_)
-        set_.exchange(Members(leaving_.data(), leaving_count_), Members(joining_.data(), joining_count_));
-    }
-  }
-
- private:
-  // One or two candidates that leave or join together.
-  struct Part {
-    std::array<std::size_t, 2> indices{};
-    std::size_t count = 0;
-    double rate = 0, cost = 0;
-  };
-
-  void consider(const Part& leaving, const Part& joining) {
-    const double saving = leaving.cost - joining.cost;
-    if (saving <= best_saving_ || !meets(rate_ - leaving.rate + joining.rate, target_)) return;
-    if (!set_.allows(Members(joining.indices.data(), joining.count), Members(leaving.indices.data(), leaving.count)))
-      return;
-    best_saving_ = saving;
-    has_exchange_ = true;
-    leaving_ = leaving.indices, leaving_count_ = leaving.count;
-    joining_ = joining.indices, joining_count_ = joining.count;
-  }
-  Part single(std::size_t i) const {
-    return {.indices = {i, 0}, .count = 1, .rate = pool_[i].rollouts_per_s, .cost = pool_[i].usd_per_hour};
-  }
-  Part pair(std::size_t a, std::size_t b) const {
-    return {.indices = {a, b},
-            .count = 2,
-            .rate = pool_[a].rollouts_per_s + pool_[b].rollouts_per_s,
-            .cost = pool_[a].usd_per_hour + pool_[b].usd_per_hour};
-  }
-  std::vector<Part> singles_and_pairs(const std::vector<std::size_t>& candidates) const {
-    std::vector<Part> parts;
-    for (std::size_t a = 0; a < candidates.size(); ++a) {
-      parts.push_back(single(candidates[a]));
-      for (std::size_t b = 0; b < a; ++b) parts.push_back(pair(candidates[a], candidates[b]));
-    }
-    return parts;
-  }
-  // The members that may leave, dearest per rollout first, because their exchange saves most.
-  std::vector<std::size_t> replaceable_members() const {
-    std::vector<std::size_t> members;
-    for (auto it = order_.rbegin(); it != order_.rend() && members.size() < kExchangeMembersMax; ++it)
-      if (set_.contains(*it) && !pool_[*it].keep) members.push_back(*it);
-    return members;
-  }
-
-  void try_singles() {
-    for (const std::size_t m : replaceable_members()) {
-      const Part leaving = single(m);
-      for (const std::size_t i : order_)
-        if (!set_.contains(i)) consider(leaving, single(i));
-    }
-  }
-
-  void try_pairs() {
-    std::vector<std::size_t> outsiders;
-    for (const std::size_t i : order_) {
-      if (outsiders.size() == kExchangeOutsidersMax) break;
-      if (!set_.contains(i)) outsiders.push_back(i);
-    }
-    std::vector<Part> cheapest_first = singles_and_pairs(outsiders);
-    std::sort(cheapest_first.begin(), cheapest_first.end(),
-              [](const Part& a, const Part& b) { return a.cost < b.cost; });
-    for (const Part& leaving : singles_and_pairs(replaceable_members()))
-      for (const Part& joining : cheapest_first) {
-        if (joining.cost >= leaving.cost - best_saving_) break;
-        consider(leaving, joining);
-      }
-    // Tries two members for any single outsider as well, because that outsider may be far back in the order.
-    for (const Part& leaving : singles_and_pairs(replaceable_members()))
-      if (leaving.count == 2)
-        for (const std::size_t i : order_)
-          if (!set_.contains(i)) consider(leaving, single(i));
-  }
-
-  std::span<const Candidate> pool_;
-  std::span<const std::size_t> order_;
-  double target_;
-  Selection& set_;
-  double rate_ = 0;  // of set_
-  // The best exchange so far, which saves best_saving_.
-  double best_saving_ = 0;
-  bool has_exchange_ = false;
-  std::array<std::size_t, 2> leaving_{}, joining_{};
-  std::size_t leaving_count_ = 0, joining_count_ = 0;
+struct SearchResult {
+  std::optional<Allocation> best;  // absent if no set is cheaper than the one to beat
+  bool is_complete = true;         // no cheaper set exists
+  std::uint64_t nodes_left = 0;
 };
 
-// Searches depth first, with the candidates by unit cost: each node adds the next candidate or skips it. Cuts a branch
-// if its relaxation (the same problem with fractions of workers) costs at least as much as the best set.
+// Searches depth first. Each node adds the next candidate or skips it, first as the prices of the bound suggest. Cuts a
+// branch whose bound (CostBound) costs at least as much as the best set: the decided candidates at their reduced costs,
+// and for the others the least that any set of them can have. Candidates whose reduced costs are far from 0 come first,
+// because the other decision about one of them mostly exceeds the best set at once.
 class BranchAndBound {
  public:
   BranchAndBound(std::span<const Candidate> pool, double target, AllocationLimits limits,
-                 const std::optional<Allocation>& known, std::uint64_t nodes_max)
-      : pool_(pool), target_(target), nodes_left_(nodes_max), set_(pool, limits) {
+                 std::optional<double> cost_to_beat, std::uint64_t nodes_max, const CostBound& prices)
+      : pool_(pool),
+        target_(target),
+        workers_max_(std::min(limits.workers_max, pool.size())),
+        prices_(prices),
+        nodes_left_(nodes_max),
+        set_(pool, limits),
+        cost_to_beat_(cost_to_beat) {
+    constant_ = prices_.constant(target_);
+    make_order(limits);
+    if (pool.size() > kFewMax) return;
     for (const std::size_t i : by_unit_cost(pool))
-      if (!pool[i].keep) order_.push_back(i);
-    if (known) {
-      best_ = known->chosen;
-      best_cost_ = known->usd_per_hour;
-    }
-    std::vector<std::size_t> count_by_machine;
-    for (const Candidate& c : pool) {
-      count_by_machine.resize(std::max<std::size_t>(count_by_machine.size(), c.machine + 1), 0);
-      ++count_by_machine[c.machine];
-    }
-    const bool has_host_limit = limits.per_host_max < pool.size();
-    for (const Candidate& c : pool) {
-      const bool is_alone_on_machine = c.machine == 0 || count_by_machine[c.machine] == 1;
-      excludes_none_.push_back(is_alone_on_machine && (c.host == 0 || !has_host_limit));
-    }
+      if (!pool[i].keep) by_unit_cost_.push_back(i);
+    is_decided_.resize(pool.size());
   }
 
-  ExactAllocation solve(AllocationLimits limits) {
+  SearchResult solve(AllocationLimits limits) {
     visit(0, set_.rate(), set_.cost());
-    ExactAllocation result;
-    result.is_proven_best = nodes_left_ > 0;
+    SearchResult result;
+    result.is_complete = nodes_left_ > 0;
+    result.nodes_left = nodes_left_;
     if (!best_) return result;
     Selection set(pool_, limits);
     for (const std::size_t i : *best_)
@@ -328,18 +232,94 @@ class BranchAndBound {
   }
 
  private:
-  // Returns the least cost of reaching the target with fractions of the candidates from `depth` on, given the rate and
-  // cost so far. Absent if it cannot be reached.
-  std::optional<double> relaxed_cost(std::size_t depth, double rate, double cost) const {
-    for (std::size_t d = depth; d < order_.size(); ++d) {
-      if (meets(rate, target_)) return cost;
+  // Orders the candidates, those that exclude one another side by side, and sums what is left at each depth.
+  void make_order(AllocationLimits limits) {
+    std::map<std::pair<bool, std::uint32_t>, std::vector<std::size_t>> group_of;
+    std::map<std::uint32_t, std::size_t> machine_sizes, host_sizes;
+    for (const Candidate& c : pool_) ++machine_sizes[c.machine], ++host_sizes[c.host];
+    std::vector<std::vector<std::size_t>> groups;
+    excludes_none_.resize(pool_.size(), false);
+    for (std::size_t i = 0; i < pool_.size(); ++i) {
+      const Candidate& c = pool_[i];
+      const bool shares_host = c.host && host_sizes[c.host] > limits.per_host_max;
+      const bool shares_machine = c.machine && machine_sizes[c.machine] > 1;
+      excludes_none_[i] = !shares_host && !shares_machine;
+      if (c.keep) continue;
+      if (excludes_none_[i])
+        groups.push_back({i});
+      else
+        group_of[{shares_host, shares_host ? c.host : c.machine}].push_back(i);
+    }
+    for (auto& [key, group] : group_of) groups.push_back(std::move(group));
+    const auto distance = [&](std::size_t i) { return std::abs(prices_.reduced_cost(pool_[i])); };
+    std::vector<std::pair<double, std::size_t>> farthest_first;
+    for (std::size_t g = 0; g < groups.size(); ++g) {
+      std::stable_sort(groups[g].begin(), groups[g].end(), [&](auto x, auto y) { return distance(x) > distance(y); });
+      farthest_first.emplace_back(-distance(groups[g].front()), g);
+    }
+    std::sort(farthest_first.begin(), farthest_first.end());
+    std::vector<double> least_of_group;  // at the first candidate of a group; of the group's whole
+    std::vector<std::size_t> group_begin;
+    for (const auto& [negative_distance, g] : farthest_first) {
+      std::vector<Candidate> group;
+      for (const std::size_t i : groups[g]) {
+        group_begin.push_back(order_.size() - group.size());
+        least_of_group.push_back(0);
+        order_.push_back(i);
+        group.push_back(pool_[i]);
+      }
+      least_of_group[order_.size() - group.size()] =
+          group.size() == 1
+              ? std::min(0.0, prices_.reduced_cost(group.front()))
+              : least_reduced_cost(group, {.workers_max = group.size(), .per_host_max = limits.per_host_max}, prices_);
+    }
+    least_left_.assign(order_.size() + 1, 0);
+    rate_left_.assign(order_.size() + 1, 0);
+    rate_max_left_.assign(order_.size() + 1, 0);
+    std::size_t group_end = order_.size();
+    double rest_of_group = 0;
+    for (std::size_t d = order_.size(); d-- > 0;) {
       const Candidate& c = pool_[order_[d]];
+      rest_of_group += std::min(0.0, prices_.reduced_cost(c));
+      rate_left_[d] = rate_left_[d + 1] + c.rollouts_per_s;
+      rate_max_left_[d] = std::max(rate_max_left_[d + 1], c.rollouts_per_s);
+      if (group_begin[d] == d) {
+        least_left_[d] = least_left_[group_end] + std::max(rest_of_group, least_of_group[d]);
+        group_end = d;
+        rest_of_group = 0;
+      } else {
+        least_left_[d] = least_left_[group_end] + rest_of_group;
+      }
+    }
+  }
+
+  // Returns the least cost of reaching the target with fractions of the undecided candidates, given the rate and cost
+  // so far, without the limits. Absent if it cannot be reached.
+  std::optional<double> relaxed_cost(double rate, double cost) const {
+    for (const std::size_t i : by_unit_cost_) {
+      if (is_decided_[i]) continue;
+      if (meets(rate, target_)) return cost;
+      const Candidate& c = pool_[i];
       const double fraction = std::min(1.0, (target_ - rate) / c.rollouts_per_s);
       rate += fraction * c.rollouts_per_s;
       cost += fraction * c.usd_per_hour;
     }
     if (!meets(rate, target_)) return std::nullopt;
     return cost;
+  }
+
+  // Whether no set below this node is cheaper than the best one.
+  bool is_cut(std::size_t depth, double rate, double cost) const {
+    const std::size_t free = workers_max_ - std::min(workers_max_, set_.count());
+    const double rate_more = std::min(rate_left_[depth], static_cast<double>(free) * rate_max_left_[depth]);
+    if (!meets(rate + rate_more, target_)) return true;
+    if (!cost_to_beat_) return false;
+    const double bound = constant_ + cost - prices_.usd_per_rollout_s * rate +
+                         prices_.usd_per_worker * static_cast<double>(set_.count()) + least_left_[depth];
+    if (!is_cheaper(bound, *cost_to_beat_)) return true;
+    if (is_decided_.empty()) return false;
+    const std::optional<double> cost_min = relaxed_cost(rate, cost);
+    return !cost_min || !is_cheaper(*cost_min, *cost_to_beat_);
   }
 
   // Whether a skipped candidate would do at least as well in this one's place.
@@ -353,36 +333,116 @@ class BranchAndBound {
     if (nodes_left_ == 0) return;
     --nodes_left_;
     if (meets(rate, target_)) {
-      if (!best_ || is_cheaper(cost, best_cost_)) {
+      if (!cost_to_beat_ || is_cheaper(cost, *cost_to_beat_)) {
         best_ = set_.sorted_members();
-        best_cost_ = cost;
+        cost_to_beat_ = cost;
       }
       return;
     }
-    if (depth == order_.size()) return;
-    const std::optional<double> cost_min = relaxed_cost(depth, rate, cost);
-    if (!cost_min || (best_ && !is_cheaper(*cost_min, best_cost_))) return;
+    if (depth == order_.size() || is_cut(depth, rate, cost)) return;
     const std::size_t i = order_[depth];
-    const Candidate& c = pool_[i];
-    if (set_.allows(i) && !is_dominated(c)) {
-      set_.add(i);
-      visit(depth + 1, rate + c.rollouts_per_s, cost + c.usd_per_hour);
-      set_.remove(i);
-    }
-    if (excludes_none_[i]) skipped_.push_back(&c);
+    if (!is_decided_.empty()) is_decided_[i] = true;
+    const bool adds_first = prices_.reduced_cost(pool_[i]) < 0;
+    if (adds_first) visit_with(i, depth, rate, cost);
+    const bool is_remembered = excludes_none_[i] && !is_decided_.empty();
+    if (is_remembered) skipped_.push_back(&pool_[i]);
     visit(depth + 1, rate, cost);
-    if (excludes_none_[i]) skipped_.pop_back();
+    if (is_remembered) skipped_.pop_back();
+    if (!adds_first) visit_with(i, depth, rate, cost);
+    if (!is_decided_.empty()) is_decided_[i] = false;
+  }
+  void visit_with(std::size_t i, std::size_t depth, double rate, double cost) {
+    const Candidate& c = pool_[i];
+    if (!set_.allows(i) || is_dominated(c)) return;
+    set_.add(i);
+    visit(depth + 1, rate + c.rollouts_per_s, cost + c.usd_per_hour);
+    set_.remove(i);
   }
 
   std::span<const Candidate> pool_;
-  std::vector<std::size_t> order_;
-  std::vector<bool> excludes_none_;  // by candidate: it shares no machine or limited host with another one
   double target_;
+  std::size_t workers_max_;
+  CostBound prices_;
+  double constant_ = 0;                                         // of the bound
+  std::vector<std::size_t> order_;                              // candidates that are not kept
+  std::vector<double> least_left_, rate_left_, rate_max_left_;  // by depth: of the undecided candidates
+  std::vector<std::size_t> by_unit_cost_;                       // of a small pool
+  std::vector<bool> is_decided_;                                // of a small pool
+  std::vector<bool> excludes_none_;  // by candidate: it shares no machine or limited host with another one
   std::uint64_t nodes_left_;
   Selection set_;
   std::vector<const Candidate*> skipped_;  // on the path to the current node; only those that exclude none
   std::optional<std::vector<std::size_t>> best_;
-  double best_cost_ = 0;
+  std::optional<double> cost_to_beat_;  // of best_, or of a known set
+};
+
+// Searches by BranchAndBound. If that takes too many nodes, it splits the problem by the fastest candidate, which is
+// kept in one part and left out of the other, and searches each part with its own prices. One large offer can be far
+// from what it would cost by the prices of all, so that the bound is weak before the split.
+class SplitSearch {
+ public:
+  SplitSearch(double target, AllocationLimits limits, std::optional<double> cost_to_beat)
+      : target_(target), limits_(limits), cost_to_beat_(cost_to_beat) {}
+
+  void run(const std::vector<Candidate>& pool) {
+    const bool is_small = pool.size() <= kFewMax;
+    nodes_left_ = is_small ? kNodesOfFewMax : kNodesMax + pool.size();
+    nodes_of_part_ = is_small ? kNodesOfFewPart : kNodesPart + pool.size();
+    Part all{.pool = pool, .indices = std::vector<std::size_t>(pool.size())};
+    std::iota(all.indices.begin(), all.indices.end(), std::size_t{0});
+    visit(all);
+  }
+  // Indices of the pool. Absent if no set is cheaper than the one to beat.
+  const std::optional<Allocation>& best() const { return best_; }
+  bool is_complete() const { return is_complete_; }
+
+ private:
+  struct Part {
+    std::vector<Candidate> pool;
+    std::vector<std::size_t> indices;  // of the whole pool
+  };
+
+  void visit(const Part& part) {
+    if (nodes_left_ == 0) {
+      is_complete_ = false;
+      return;
+    }
+    std::vector<std::size_t> all(part.pool.size());
+    std::iota(all.begin(), all.end(), std::size_t{0});
+    const std::optional<CostBound> prices = best_bound(part.pool, all, target_, limits_);
+    if (!prices || (cost_to_beat_ && !is_cheaper(prices->usd_per_hour, *cost_to_beat_))) return;
+    const std::uint64_t nodes = std::min(nodes_left_, nodes_of_part_);
+    const SearchResult result =
+        BranchAndBound(part.pool, target_, limits_, cost_to_beat_, nodes, *prices).solve(limits_);
+    nodes_left_ -= nodes - result.nodes_left;
+    if (result.best) {
+      best_ = result.best;
+      for (std::size_t& i : best_->chosen) i = part.indices[i];
+      cost_to_beat_ = best_->usd_per_hour;
+    }
+    if (result.is_complete) return;
+    std::optional<std::size_t> fastest;
+    for (std::size_t i = 0; i < part.pool.size(); ++i)
+      if (!part.pool[i].keep && (!fastest || part.pool[i].rollouts_per_s > part.pool[*fastest].rollouts_per_s))
+        fastest = i;
+    if (!fastest) return;
+    if (Selection(part.pool, limits_).allows(*fastest)) {
+      Part with = part;
+      with.pool[*fastest].keep = true;
+      visit(with);
+    }
+    Part without = part;
+    without.pool.erase(without.pool.begin() + static_cast<std::ptrdiff_t>(*fastest));
+    without.indices.erase(without.indices.begin() + static_cast<std::ptrdiff_t>(*fastest));
+    visit(without);
+  }
+
+  double target_;
+  AllocationLimits limits_;
+  std::optional<double> cost_to_beat_;
+  std::optional<Allocation> best_;
+  std::uint64_t nodes_left_ = 0, nodes_of_part_ = 0;
+  bool is_complete_ = true;
 };
 
 // Adds the allowed candidates in this order until they reach the target, then tries exchanges. Absent if no set does.
@@ -406,6 +466,15 @@ std::vector<std::size_t> by_speed(std::span<const Candidate> pool) {
   std::iota(order.begin(), order.end(), std::size_t{0});
   std::stable_sort(order.begin(), order.end(),
                    [&](auto a, auto b) { return pool[a].rollouts_per_s > pool[b].rollouts_per_s; });
+  return order;
+}
+
+// Indices by reduced cost, least first.
+std::vector<std::size_t> by_reduced_cost(std::span<const Candidate> pool, const CostBound& prices) {
+  std::vector<std::size_t> order(pool.size());
+  std::iota(order.begin(), order.end(), std::size_t{0});
+  std::stable_sort(order.begin(), order.end(),
+                   [&](auto a, auto b) { return prices.reduced_cost(pool[a]) < prices.reduced_cost(pool[b]); });
   return order;
 }
 
@@ -436,65 +505,64 @@ std::optional<Allocation> allocate_prefix(std::span<const Candidate> pool, doubl
   return set ? std::optional(set->allocation()) : std::nullopt;
 }
 
-std::optional<Allocation> allocate_greedy(std::span<const Candidate> pool, double target, AllocationLimits limits) {
-  const std::vector<std::size_t> order = by_unit_cost(pool);
-  auto set = first_set(pool, order, target, limits);
-  if (!set) return std::nullopt;
-  const std::vector<std::size_t> first_members = set->sorted_members();
-  // Dropping can prevent exchanges and the reverse, so both orders are tried.
-  Selection best = *set;
-  for (const bool drop_first : {true, false}) {
-    Selection improved = *set;
-    Improver(pool, order, target, improved).run(drop_first);
-    if (is_cheaper(improved.cost(), best.cost())) best = std::move(improved);
+AllocationSearch allocate(std::span<const Candidate> pool, double target, AllocationLimits limits) {
+  AllocationSearch search;
+  std::vector<std::size_t> listed = shortlist(pool, limits);
+  const std::optional<CostBound> bound = cost_bound(pool, listed, target, limits);
+  if (!bound) return search;
+  search.usd_per_hour_min = bound->usd_per_hour;
+  std::sort(listed.begin(), listed.end());
+  std::vector<Candidate> list_pool;
+  for (const std::size_t i : listed) list_pool.push_back(pool[i]);
+  auto first = first_set(list_pool, by_unit_cost(list_pool), target, limits);
+  const std::vector<std::size_t> first_members = first ? first->sorted_members() : std::vector<std::size_t>{};
+  std::optional<Allocation> best;
+  const auto consider = [&](std::optional<Selection> set) {
+    if (!set) return;
+    drop_unneeded(list_pool, target, *set);
+    if (!best || is_cheaper(set->cost(), best->usd_per_hour)) best = set->allocation();
+  };
+  consider(first);
+  search.prefix_usd_per_hour = first ? std::optional(first->cost()) : std::nullopt;
+  consider(fill_in_order(list_pool, by_reduced_cost(list_pool, *bound), target, limits));
+  // Only candidates whose reduced cost is below the gap can be in a cheaper set. The search leaves out the others.
+  std::vector<std::size_t> core;
+  bool is_whole = true;
+  const double gap = best ? best->usd_per_hour - bound->usd_per_hour : kNoGap;
+  const auto is_useful = [&](const Candidate& c) { return c.keep || bound->reduced_cost(c) <= gap; };
+  for (std::size_t k = 0; k < listed.size(); ++k)
+    if (is_useful(list_pool[k])) core.push_back(k);
+  if (listed.size() < pool.size()) {
+    std::vector<bool> is_listed(pool.size());
+    for (const std::size_t i : listed) is_listed[i] = true;
+    for (std::size_t i = 0; i < pool.size() && is_whole; ++i) is_whole = is_listed[i] || !is_useful(pool[i]);
   }
-  // Pairwise exchanges cannot, for example, replace all parts of a machine by the whole machine. An exact search
-  // with a limit on its nodes, among the members and the cheapest outsiders, finds most such exchanges.
-  std::vector<std::size_t> nearest;
-  for (const std::size_t i : order)
-    if (best.contains(i) || nearest.size() < first_members.size() + kExchangeOutsidersMax) nearest.push_back(i);
-  std::vector<Candidate> nearest_pool;
-  Allocation known{.chosen = {}, .dropped = {}, .rollouts_per_s = best.rate(), .usd_per_hour = best.cost()};
-  for (std::size_t k = 0; k < nearest.size(); ++k) {
-    nearest_pool.push_back(pool[nearest[k]]);
-    if (best.contains(nearest[k])) known.chosen.push_back(k);
+  if (core.size() > kCoreMax) {
+    std::stable_sort(core.begin(), core.end(), [&](auto a, auto b) {
+      const auto key = [&](std::size_t k) { return std::pair(!list_pool[k].keep, bound->reduced_cost(list_pool[k])); };
+      return key(a) < key(b);
+    });
+    core.resize(kCoreMax);
+    std::sort(core.begin(), core.end());
+    is_whole = false;
   }
-  const auto exact = BranchAndBound(nearest_pool, target, limits, known, kNearestNodesMax).solve(limits);
-  if (exact.best && is_cheaper(exact.best->usd_per_hour, best.cost())) {
-    best = Selection(pool, limits);
-    for (const std::size_t k : exact.best->chosen)
-      if (!best.contains(nearest[k])) best.add(nearest[k]);
+  std::vector<Candidate> core_pool;
+  for (const std::size_t k : core) core_pool.push_back(list_pool[k]);
+  SplitSearch split(target, limits, best ? std::optional(best->usd_per_hour) : std::nullopt);
+  split.run(core_pool);
+  search.is_proven_best = is_whole && split.is_complete();
+  if (split.best()) {
+    best = split.best();
+    for (std::size_t& k : best->chosen) k = core[k];
   }
-  set = std::move(best);
-  Allocation result = set->allocation();
-  for (const std::size_t i : first_members)
-    if (!set->contains(i)) result.dropped.push_back(i);
-  return result;
-}
-
-ExactAllocation allocate_exact(std::span<const Candidate> pool, double target, AllocationLimits limits,
-                               const std::optional<Allocation>& known, std::uint64_t nodes_max) {
-  ECHO_CHECK(pool.size() <= kExactPoolMax, "{} candidates, at most {}", pool.size(), kExactPoolMax);
-  return BranchAndBound(pool, target, limits, known, nodes_max).solve(limits);
-}
-
-std::optional<double> lp_bound(std::span<const Candidate> pool, double target) {
-  double rate = 0;
-  double cost = 0;
-  for (const Candidate& c : pool) {
-    if (!c.keep) continue;
-    rate += c.rollouts_per_s;
-    cost += c.usd_per_hour;
-  }
-  for (const std::size_t i : by_unit_cost(pool)) {
-    if (pool[i].keep) continue;
-    if (rate >= target) return cost;
-    const double fraction = std::min(1.0, (target - rate) / pool[i].rollouts_per_s);
-    rate += fraction * pool[i].rollouts_per_s;
-    cost += fraction * pool[i].usd_per_hour;
-  }
-  if (!meets(rate, target)) return std::nullopt;
-  return cost;
+  if (!best) return search;
+  for (std::size_t& k : best->chosen) k = listed[k];
+  std::sort(best->chosen.begin(), best->chosen.end());
+  for (const std::size_t k : first_members)
+    if (!std::binary_search(best->chosen.begin(), best->chosen.end(), listed[k])) best->dropped.push_back(listed[k]);
+  if (search.is_proven_best) search.usd_per_hour_min = best->usd_per_hour;
+  search.best = std::move(best);
+  return search;
 }
 
 std::vector<std::size_t> shortlist(std::span<const Candidate> pool, AllocationLimits limits) {

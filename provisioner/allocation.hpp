@@ -39,24 +39,16 @@ std::vector<std::size_t> by_unit_cost(std::span<const Candidate> pool);
 // rollout. Absent if no set was found.
 std::optional<Allocation> allocate_prefix(std::span<const Candidate> pool, double target, AllocationLimits limits = {});
 
-// Improves the result of allocate_prefix() while that saves money: drops unneeded members, and exchanges one or two
-// members for one or two others. Never costs more than allocate_prefix().
-std::optional<Allocation> allocate_greedy(std::span<const Candidate> pool, double target, AllocationLimits limits = {});
-
-// The cheapest set of all, by branch and bound, starting from a known set or none. Requires at most kExactPoolMax
-// candidates. Absent if no set reaches the target. After `nodes_max` nodes, the search ends with the best set so far,
-// which is not proven to be the cheapest.
-inline constexpr std::size_t kExactPoolMax = 40;
-struct ExactAllocation {
-  std::optional<Allocation> best;
-  bool is_proven_best = true;  // no set is cheaper than `best`, or no set reaches the target
+// A set and the least that any set can cost. Prices of the two constraints (the target and the limit on workers) give a
+// lower bound and rank the candidates. A branch and bound over those that a cheaper set could have then starts from the
+// cheapest known set, and ends after some 300,000 nodes. Never costs more than allocate_prefix().
+struct AllocationSearch {
+  std::optional<Allocation> best;             // absent if no set was found
+  double usd_per_hour_min = 0;                // no set within the limits that reaches the target costs less
+  bool is_proven_best = false;                // no set is cheaper than `best`
+  std::optional<double> prefix_usd_per_hour;  // of allocate_prefix(); absent if it found no set
 };
-ExactAllocation allocate_exact(std::span<const Candidate> pool, double target, AllocationLimits limits = {},
-                               const std::optional<Allocation>& known = {}, std::uint64_t nodes_max = 3'000'000);
-
-// A lower bound of the cost: the cheapest prefix, with only a fraction of its last worker. Absent if the whole pool is
-// below the target.
-std::optional<double> lp_bound(std::span<const Candidate> pool, double target);
+AllocationSearch allocate(std::span<const Candidate> pool, double target, AllocationLimits limits = {});
 
 // Indices of the candidates that a search of a large market considers: the cheapest per rollout, the fastest and the
 // cheapest. Ascending; all of a small pool.

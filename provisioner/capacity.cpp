@@ -1,4 +1,4 @@
-// The formulas for M* and staleness; plans and FleetCore call them.
+// The formulas for M* and staleness.
 #include "provisioner/capacity.hpp"
 
 #include <algorithm>
@@ -12,35 +12,74 @@ constexpr std::string_view kOperation = "capacity target";
 // Rounds up, unless the fraction is so small that it is only rounding error.
 int ceil_steps(double steps) { return static_cast<int>(std::ceil(steps - 1e-9 * std::max(1.0, steps))); }
 
-}  // namespace
-
-Result<CapacityTarget> capacity_target(const LearnerPace& pace, Duration broadcast_time, double headroom) {
+Status check(const LearnerPace& pace, const PublicationTimes& times, const CapacityTerms& terms) {
   if (!(std::isfinite(pace.rollouts_per_step) && pace.rollouts_per_step > 0))
     return fail(Code::kInvalid, kOperation, "R must be positive, found {} rollouts per step", pace.rollouts_per_step);
   if (pace.publish_every < 1)
     return fail(Code::kInvalid, kOperation, "kappa must be at least 1 step, found {}", pace.publish_every);
   if (pace.step_time <= Duration{})
     return fail(Code::kInvalid, kOperation, "T must be positive, found {}", to_text(pace.step_time));
-  if (broadcast_time < Duration{})
-    return fail(Code::kInvalid, kOperation, "T_b must not be negative, found {}", to_text(broadcast_time));
-  if (!(std::isfinite(headroom) && headroom >= 0))
-    return fail(Code::kInvalid, kOperation, "the headroom must not be negative, found {}", headroom);
+  if (times.broadcast < Duration{})
+    return fail(Code::kInvalid, kOperation, "T_b must not be negative, found {}", to_text(times.broadcast));
+  if (times.install < Duration{})
+    return fail(Code::kInvalid, kOperation, "the install time must not be negative, found {}", to_text(times.install));
+  if (!(std::isfinite(terms.headroom) && terms.headroom >= 0))
+    return fail(Code::kInvalid, kOperation, "the headroom must not be negative, found {}", terms.headroom);
+  return ok();
+}
 
-  const double period_s = pace.publish_every * seconds(pace.step_time);
-  const double generating_s = period_s - seconds(broadcast_time);
-  if (generating_s <= 0) {
-    const auto kappa_min = broadcast_time / pace.step_time + 1;
+// The time of a publication period in which no worker generates.
+Duration pause_of(const PublicationTimes& times, CapacityRule rule) {
+  return rule == CapacityRule::kEcho2 ? times.broadcast : times.install;
+}
+
+// The learner steps that must have time for one broadcast and one batch, by S; absent if S does not count.
+std::optional<int> steps_by_budget(const LearnerPace& pace, const CapacityTerms& terms) {
+  if (terms.rule == CapacityRule::kEcho2 || !terms.staleness_budget || *terms.staleness_budget < pace.publish_every)
+    return std::nullopt;
+  return *terms.staleness_budget - pace.publish_every + 1;
+}
+
+}  // namespace
+
+std::string_view to_string(CapacityRule rule) { return rule == CapacityRule::kEcho2 ? "echo2" : "overlap"; }
+
+Result<CapacityTarget> capacity_target(const LearnerPace& pace, const PublicationTimes& times,
+                                       const CapacityTerms& terms) {
+  ECHO_TRY(check(pace, times, terms));
+  const Duration period = pace.publish_every * pace.step_time, pause = pause_of(times, terms.rule);
+  if (pause >= period) {
+    const bool is_broadcast = terms.rule == CapacityRule::kEcho2;
     return fail(Code::kInfeasible, kOperation,
-                "a broadcast takes T_b = {} and a publication period only kappa*T = {} x {} = {}. No time is left to "
-                "generate; publish every {} steps or more, or bring T_b below {} (smaller delta, faster links, shorter "
-                "chains)",
-                to_text(broadcast_time), pace.publish_every, to_text(pace.step_time),
-                to_text(pace.publish_every * pace.step_time), kappa_min, to_text(pace.publish_every * pace.step_time));
+                "{} takes {} and a publication period only kappa*T = {} x {} = {}. No time is left to generate; "
+                "publish every {} steps or more, or bring it below {}{}",
+                is_broadcast ? "a broadcast, in which engines stop (fleet.capacity_rule: echo2),"
+                             : "the installation of a policy (fleet.install_time_expected)",
+                to_text(pause), pace.publish_every, to_text(pace.step_time), to_text(period),
+                pause / pace.step_time + 1, to_text(period),
+                is_broadcast ? " (smaller delta, faster links, shorter chains)" : "");
   }
-  CapacityTarget target;
-  target.required_rollouts_per_s = pace.publish_every * pace.rollouts_per_step / generating_s;
-  target.provisioned_rollouts_per_s = (1 + headroom) * target.required_rollouts_per_s;
-  return target;
+  double required = pace.publish_every * pace.rollouts_per_step / seconds(period - pause);
+  if (const auto steps = steps_by_budget(pace, terms)) {
+    const Duration usable = *steps * pace.step_time;
+    if (times.broadcast >= usable)
+      return fail(Code::kInfeasible, kOperation,
+                  "a broadcast takes T_b = {}. S = {} with kappa = {} leaves it and the next batch only {} x T = {}. "
+                  "Allow S = {} or more, publish more often, or shorten the broadcast (smaller delta, faster links, "
+                  "another topology)",
+                  to_text(times.broadcast), *terms.staleness_budget, pace.publish_every, *steps, to_text(usable),
+                  pace.publish_every + times.broadcast / pace.step_time);
+    required = std::max(required, pace.rollouts_per_step / seconds(usable - times.broadcast));
+  }
+  return CapacityTarget{.required_rollouts_per_s = required,
+                        .provisioned_rollouts_per_s = (1 + terms.headroom) * required};
+}
+
+PublicationTimes half_of_longest_times(const LearnerPace& pace, const CapacityTerms& terms) {
+  const Duration period = pace.publish_every * pace.step_time;
+  PublicationTimes times{.broadcast = period / 2, .install = period / 2};
+  if (const auto steps = steps_by_budget(pace, terms)) times.broadcast = *steps * pace.step_time / 2;
+  return times;
 }
 
 int needed_staleness(const LearnerPace& pace, Duration broadcast_time, double rollouts_per_s) {

@@ -1,5 +1,9 @@
-// Computes the rollout capacity that keeps the learner busy, and the staleness of rollouts.
+// Computes the rollout capacity that keeps the learner busy, and the staleness of rollouts. The only owner of both
+// formulas; plans, FleetCore and the simulators call it.
 #pragma once
+#include <optional>
+#include <string_view>
+
 #include "base/result.hpp"
 #include "base/units.hpp"
 
@@ -12,15 +16,44 @@ struct LearnerPace {
   Duration step_time{};          // T
 };
 
+// The workers' behaviour during a broadcast (docs/decisions/0043-workers-generate-during-broadcasts.md).
+enum class CapacityRule {
+  kOverlap,  // they generate, except while they install the policy
+  kEcho2,    // they generate nothing until they have installed it
+};
+std::string_view to_string(CapacityRule rule);
+
+// The times of one publication.
+struct PublicationTimes {
+  Duration broadcast{};  // T_b, which includes the installation
+  Duration install{};    // for which a worker pauses
+};
+
+struct CapacityTerms {
+  CapacityRule rule = CapacityRule::kOverlap;
+  std::optional<int> staleness_budget = {};  // S; absent: any age is allowed
+  double headroom = 0.10;
+};
+
 struct CapacityTarget {
   double required_rollouts_per_s = 0;     // M*, with which the learner never waits
   double provisioned_rollouts_per_s = 0;  // (1 + headroom) * M*
 };
 
-// M* = kappa*R / (kappa*T - T_b): the least capacity for which one publication period has time for the rollouts and the
-// broadcast. T_b is the time of a broadcast. kInfeasible if T_b >= kappa*T, naming the smallest kappa and the limit of
-// T_b. kInvalid if R or T is not positive, kappa < 1, or T_b or headroom is negative. (ECHO-2 sec. 3.3)
-Result<CapacityTarget> capacity_target(const LearnerPace& pace, Duration broadcast_time, double headroom = 0.10);
+// M*, by the rule:
+// - overlap: the greater of kappa*R / (kappa*T - install) and R / ((S - kappa + 1)*T - T_b). By the first, one
+//   publication period has time for the rollouts and one installation. By the second, needed_staleness() is at most S:
+//   workers whose policy is older get no work, so the last steps before a policy arrives have less time. It does not
+//   count without S, nor for S < kappa, with which the learner waits for each policy's rollouts by choice.
+// - echo2: kappa*R / (kappa*T - T_b), because one period has time for the rollouts and the broadcast. (ECHO-2 sec. 3.3)
+// kInfeasible if a denominator is not positive, with what would make it so. kInvalid if R or T is not positive, kappa <
+// 1, or a time or headroom is negative.
+Result<CapacityTarget> capacity_target(const LearnerPace& pace, const PublicationTimes& times,
+                                       const CapacityTerms& terms = {});
+
+// Half of the times with which no capacity suffices. With them M* is at most 2R/T. Longer broadcasts are a bottleneck
+// that more workers hardly help.
+PublicationTimes half_of_longest_times(const LearnerPace& pace, const CapacityTerms& terms);
 
 // The least staleness budget with which the learner never waits, at fleet capacity M. Staleness is the age of a
 // rollout's policy in training, in learner steps. The first batch under a new policy exists k = ceil((R/M + T_b)/T)

@@ -6,6 +6,8 @@
 #include <set>
 #include <thread>
 
+#include "provisioner/providers/command.hpp"
+
 namespace echoline::provisioner {
 namespace {
 
@@ -14,6 +16,13 @@ constexpr int kStopRoundsMax = 5;
 constexpr double kRecentSeconds = 60;  // listings may lack an instance whose row is younger
 constexpr Duration kListingRetryPause = std::chrono::seconds(10);
 constexpr Ticket kRunListing = -1, kAccountListing = -2;  // of instances with the run's label; of all instances
+
+void wait_for(const DownOptions& options, Duration pause) {
+  if (options.pause)
+    options.pause(pause);
+  else
+    std::this_thread::sleep_for(pause);
+}
 
 // Releases the run's instances of one provider.
 class ProviderRelease {
@@ -66,19 +75,17 @@ class ProviderRelease {
     return rows;
   }
 
-  void wait(Duration pause) const {
-    if (options_.pause)
-      options_.pause(pause);
-    else
-      std::this_thread::sleep_for(pause);
-  }
+  void wait(Duration pause) const { wait_for(options_, pause); }
 
   // Polls until `is_last` returns true for an event. Returns false after the timeout.
   template <class IsLast>
   bool poll_until(IsLast&& is_last) {
     while (clock_.now() < deadline_) {
       bool is_done = false;
-      for (const ProviderEvent& event : provider_->poll(clock_.now())) is_done = is_last(event) || is_done;
+      for (const ProviderEvent& event : provider_->poll(clock_.now())) {
+        deadline_ = clock_.now() + options_.timeout;  // something has happened
+        is_done = is_last(event) || is_done;
+      }
       if (is_done) return true;
       wait(kPollInterval);
     }
@@ -173,7 +180,110 @@ class ProviderRelease {
   bool instance_seen_ = false;  // the service has shown an instance of this run
 };
 
+// Releases the labelled instances of one provider.
+class LabelRelease {
+ public:
+  LabelRelease(const Clock& clock, const DownOptions& options, std::string name, std::string run, DownReport& report)
+      : clock_(clock), options_(options), name_(std::move(name)), run_(std::move(run)), report_(report) {}
+
+  void run() {
+    auto provider = options_.provider(name_);
+    if (!provider) return add_problem(provider.error().message());
+    provider_ = std::move(*provider);
+    for (int round = 0; round < kStopRoundsMax; ++round) {
+      const std::optional<Listed> listed = list();
+      if (!listed) return;
+      std::map<Ticket, InstanceInfo> unanswered;
+      for (const InstanceInfo& info : listed->instances)
+        if (is_label_of_run(info.label, run_)) unanswered[static_cast<Ticket>(unanswered.size())] = info;
+      if (!listed->complete) add_problem(listed->error ? listed->error->message() : "the listing is incomplete");
+      if (unanswered.empty()) return;
+      const std::size_t problems_before = report_.problems.size();
+      stop_all(std::move(unanswered));
+      if (report_.problems.size() > problems_before || !listed->complete) return;
+    }
+    add_problem("instances keep appearing; is a learner still alive?");
+  }
+
+ private:
+  void add_problem(const std::string& what) { report_.problems.push_back(fmt::format("{}: {}", name_, what)); }
+
+  std::optional<Listed> list() {
+    std::optional<Listed> answer;
+    provider_->list(kAccountListing, "");
+    poll_until([&](const ProviderEvent& event) {
+      if (const auto* listed = std::get_if<Listed>(&event)) answer = *listed;
+      return answer.has_value();
+    });
+    return answer;
+  }
+
+  void stop_all(std::map<Ticket, InstanceInfo> unanswered) {
+    for (const auto& [ticket, info] : unanswered) provider_->stop(ticket, info.instance, options_.grace);
+    poll_until([&](const ProviderEvent& event) {
+      if (const auto* stopped = std::get_if<Stopped>(&event)) {
+        const auto it = unanswered.find(stopped->ticket);
+        if (it == unanswered.end()) return false;
+        report_.released.push_back(
+            {.provider = name_, .instance = it->second.instance.text, .label = it->second.label, .what = stopped->how});
+        unanswered.erase(it);
+      } else if (const auto* failed = std::get_if<StopFailed>(&event)) {
+        if (unanswered.erase(failed->ticket) > 0)
+          add_problem(fmt::format("{} may still be rented: {}", failed->instance.text, failed->error.message()));
+      }
+      return unanswered.empty();
+    });
+  }
+
+  template <class IsLast>
+  void poll_until(IsLast&& is_last) {
+    TimePoint deadline = clock_.now() + options_.timeout;
+    while (clock_.now() < deadline) {
+      bool is_done = false;
+      for (const ProviderEvent& event : provider_->poll(clock_.now())) {
+        deadline = clock_.now() + options_.timeout;
+        is_done = is_last(event) || is_done;
+      }
+      if (is_done) return;
+      wait_for(options_, kPollInterval);
+    }
+    add_problem(fmt::format("no answer within {}; run the command again", to_text(options_.timeout)));
+  }
+
+  const Clock& clock_;
+  const DownOptions& options_;
+  const std::string name_, run_;
+  DownReport& report_;
+  std::unique_ptr<Provider> provider_;
+};
+
 }  // namespace
+
+bool is_label_of_run(std::string_view label, std::string_view run) {
+  // "RUN.MARK/ROW": eight hexadecimal digits and a number. A name made of it has '-' for '.' and '/'.
+  constexpr std::size_t kMarkDigits = 8;
+  const auto is_digit = [](char c) { return c >= '0' && c <= '9'; };
+  std::size_t row = label.size();
+  while (row > 0 && is_digit(label[row - 1])) --row;
+  if (row == label.size() || row < kMarkDigits + 3) return false;
+  const char row_separator = label[row - 1];
+  const std::string_view before_row = label.substr(0, row - 1);
+  const std::string_view mark = before_row.substr(before_row.size() - kMarkDigits);
+  const char mark_separator = before_row[before_row.size() - kMarkDigits - 1];
+  const bool is_label = row_separator == '/' && mark_separator == '.';
+  const bool is_name = row_separator == '-' && mark_separator == '-';
+  if (!is_label && !is_name) return false;
+  if (!std::all_of(mark.begin(), mark.end(), [&](char c) { return is_digit(c) || (c >= 'a' && c <= 'f'); }))
+    return false;
+  const std::string_view name = before_row.substr(0, before_row.size() - kMarkDigits - 1);
+  return run.empty() || name == run || (is_name && name == instance_name_of_label(run));
+}
+
+DownReport bring_down_labelled(const Clock& clock, const DownOptions& options, const std::string& run) {
+  DownReport report;
+  for (const std::string& name : options.providers) LabelRelease(clock, options, name, run, report).run();
+  return report;
+}
 
 Result<DownReport> bring_down(Ledger& ledger, const Clock& clock, const DownOptions& options) {
   std::set<std::string> names(options.providers.begin(), options.providers.end());

@@ -3,6 +3,7 @@
 #include <functional>
 #include <memory>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "base/clock.hpp"
@@ -17,7 +18,7 @@ struct DownOptions {
   // Treat instances that the service does not know as gone, even if it knows none at all.
   bool absent_is_gone = false;
   Duration grace = std::chrono::seconds(5);
-  Duration timeout = std::chrono::minutes(10);  // per provider
+  Duration timeout = std::chrono::minutes(10);  // for the next answer of a provider
   std::function<void(Duration)> pause;          // waits; absent: sleeps
 };
 
@@ -34,5 +35,12 @@ struct DownReport {
 // instance a complete listing lacks is recorded as failed. Calling it twice does no harm. Returns the ledger's errors;
 // all others are in the report.
 Result<DownReport> bring_down(Ledger& ledger, const Clock& clock, const DownOptions& options);
+
+// Whether a label, or the name made of it, is one that ledgers give to the instances of `run`; "": of any run.
+bool is_label_of_run(std::string_view label, std::string_view run);
+
+// Releases every instance of options.providers with such a label, without a ledger. For a machine that has the key and
+// nothing else, and for a ledger that is lost. The instances of living runs are released as well.
+DownReport bring_down_labelled(const Clock& clock, const DownOptions& options, const std::string& run);
 
 }  // namespace echoline::provisioner

@@ -30,9 +30,7 @@ constexpr double kShareMin = 1e-3;                            // of a promised r
 FleetCore::FleetCore(FleetRules rules, const std::vector<FleetOffer>& offers, std::vector<std::string> wanted)
     : rules_(std::move(rules)), book_(offers), wanted_(std::move(wanted)) {
   ECHO_CHECK(rules_.fleet.headroom >= 0 && rules_.fleet.join_timeout > Duration{} && rules_.group_size > 0);
-  auto planned = capacity_target(rules_.pace, rules_.broadcast_time, rules_.fleet.headroom);
-  ECHO_CHECK(planned.has_value(), "{}", planned.error().message());  // the plan was feasible with these values
-  target_ = *planned;
+  target_ = planned_target();
 }
 
 // ---- events ----
@@ -55,6 +53,7 @@ std::vector<FleetAction> FleetCore::tick(TimePoint now) {
     fill_shortfall();
     release_surplus();
   }
+  start_queued();
   return std::exchange(outbox_.actions, {});
 }
 
@@ -63,6 +62,7 @@ std::vector<FleetAction> FleetCore::close(const std::string& why, TimePoint now)
   if (phase_ == Phase::kOpen) phase_ = Phase::kClosed;
   wanted_.clear();
   for (auto& [key, machine] : machines_.all()) stop(machine, why);
+  start_queued();
   return std::exchange(outbox_.actions, {});
 }
 
@@ -124,8 +124,21 @@ void FleetCore::on(const fleet::Started& e) {
     return;
   }
   change_state(*machine, MachineState::kBooting);
+  set_boot_phase(*machine, e.pulls ? BootPhase::kPulling : BootPhase::kJoining);
   if (machine->worker)
     change_state(*machine, MachineState::kWorking);  // the worker joined before the provider answered
+}
+
+void FleetCore::on(const fleet::Running& e) {
+  Machine* machine = machines_.find(e.ticket);
+  if (machine == nullptr || machine->state != MachineState::kBooting) return;
+  if (machine->boot_phase == BootPhase::kPulling) set_boot_phase(*machine, BootPhase::kBooting);
+}
+
+void FleetCore::on(const fleet::Cancelled& e) {
+  Machine* machine = machines_.find(e.ticket);
+  if (machine == nullptr || machine->start_answered) return;
+  erase_ended(*machine, machine->why, kNeverRan);
 }
 
 void FleetCore::on(const fleet::StartFailed& e) {
@@ -135,8 +148,12 @@ void FleetCore::on(const fleet::StartFailed& e) {
   const bool was_wanted = !machine->unwanted && phase_ == Phase::kOpen;
   machine->start_answered = true;
   if (was_wanted) {
-    note("failed", machine->offer.id, e.why, e.ticket);
-    record_offer_failure(*machine, e.retryable ? kMayReturn : kUntilOfferedAgain);
+    if (e.by_account) {
+      note_once("failed", machine->offer.provider, e.why);
+    } else {
+      note("failed", machine->offer.id, e.why, e.ticket);
+      record_offer_failure(*machine, e.retryable ? kMayReturn : kUntilOfferedAgain);
+    }
     shortfall_.loss_to_replace = true;
   }
   if (e.perhaps_rented) {
@@ -155,7 +172,7 @@ void FleetCore::on(const fleet::Found& e) {
     if (machine->adopt && !machine->unwanted) {
       note("adopted", machine->offer.id, "an earlier process rented it: " + e.instance->text, e.ticket);
       change_state(*machine, MachineState::kBooting);
-      machine->requested_at = time_.now;
+      set_boot_phase(*machine, e.pulls ? BootPhase::kPulling : BootPhase::kJoining);
       if (machine->worker) change_state(*machine, MachineState::kWorking);
       return;
     }
@@ -331,6 +348,27 @@ void FleetCore::on(const fleet::Left& e) {
   stop(*machine, e.why);
 }
 
+void FleetCore::on(const fleet::ProviderTrouble& e) {
+  const auto it = blocked_.find(e.provider);
+  if (e.why.empty()) {
+    if (it == blocked_.end()) return;
+    blocked_.erase(it);
+    note("unblocked", "", e.provider + " can rent again");
+    shortfall_.loss_to_replace = true;
+    shortfall_.next_search_at = {};
+    return;
+  }
+  if (it != blocked_.end() && it->second == e.why) return;
+  blocked_[e.provider] = e.why;
+  note("blocked", "", fmt::format("{}: {}", e.provider, e.why));
+  // Queued machines give way to those of other providers.
+  for (auto& [key, machine] : machines_.all()) {
+    if (!machine.is_queued || machine.offer.provider != e.provider) continue;
+    stop(machine, e.why);
+    shortfall_.loss_to_replace = true;
+  }
+}
+
 void FleetCore::on(const fleet::LearnerWaiting& e) { learner_idle_.set_waiting(e.now_waits, time_.now); }
 
 void FleetCore::on(const fleet::StepMeasured& e) {
@@ -340,6 +378,7 @@ void FleetCore::on(const fleet::StepMeasured& e) {
 
 void FleetCore::on(const fleet::BroadcastMeasured& e) {
   broadcast_times_.add(e.broadcast_time);
+  if (e.install_time) install_times_.add(*e.install_time);
   payloads_.add(e.payload);
   update_target();
 }
@@ -373,7 +412,13 @@ void FleetCore::stop(Machine& machine, const std::string& why) {
   } else {
     machine.unwanted = true;  // to be stopped as soon as its instance is known
     machines_.invalidate_totals();
+    if (machine.state == MachineState::kStarting) emit(fleet::CancelStart{machine.ticket});
   }
+}
+
+void FleetCore::set_boot_phase(Machine& machine, BootPhase phase) {
+  machine.boot_phase = phase;
+  machine.boot_phase_since = time_.now;
 }
 
 void FleetCore::request_stop(Machine& machine) {
@@ -410,14 +455,21 @@ void FleetCore::erase_ended(Machine& machine, const std::string& why, bool ran) 
 void FleetCore::count_as_lost(Machine& machine, const std::string& why) {
   ++counts_.lost;
   shortfall_.loss_to_replace = true;
-  note("lost", machine.offer.id, why, machine.ticket);
+  allow_note_again("lost");
+  emit(fleet::Note{.what = "lost",
+                   .offer = machine.offer.id,
+                   .why = why,
+                   .ticket = machine.ticket,
+                   .has_joined = machine.has_joined});
 }
 
 // It is not known whether the machine exists. If the provider lists it, it is stopped.
 void FleetCore::mark_doubtful(Machine& machine) {
   change_state(machine, MachineState::kDoubtful);
   machine.unwanted = true;
-  request_listing(machine);
+  if (machine.start_answered) return request_listing(machine);
+  emit(fleet::CancelStart{machine.ticket});
+  machine.next_request_at = time_.now;  // the next tick requests a listing, if the machine still exists then
 }
 
 void FleetCore::record_progress(Machine& machine) {
@@ -455,13 +507,17 @@ void FleetCore::demote_host(const Machine& machine, double share) {
 
 void FleetCore::note(std::string what, std::string offer, std::string why, Ticket ticket) {
   allow_note_again(what);
-  emit(fleet::Note{.what = std::move(what), .offer = std::move(offer), .why = std::move(why), .ticket = ticket});
+  emit(fleet::Note{.what = std::move(what),
+                   .offer = std::move(offer),
+                   .why = std::move(why),
+                   .ticket = ticket,
+                   .has_joined = false});
 }
 
 // Notes a lasting condition once, until another note of the same kind (`what`).
 void FleetCore::note_once(const std::string& what, const std::string& offer, const std::string& why) {
   const bool is_first = outbox_.noted.emplace(what, offer).second;
-  if (is_first) emit(fleet::Note{.what = what, .offer = offer, .why = why, .ticket = 0});
+  if (is_first) emit(fleet::Note{.what = what, .offer = offer, .why = why, .ticket = 0, .has_joined = false});
 }
 
 }  // namespace echoline::provisioner

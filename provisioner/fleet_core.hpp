@@ -4,6 +4,7 @@
 #pragma once
 #include <algorithm>
 #include <deque>
+#include <map>
 #include <optional>
 #include <set>
 #include <string>
@@ -20,20 +21,27 @@
 namespace echoline::provisioner {
 
 struct FleetRules {
-  // The planned values of `pace` (it holds T, the time of a learner step), T_b and `payload` are used until these are
-  // measured.
+  // The planned values of `pace` (it holds T, the time of a learner step), `times` and `payload` are used until these
+  // are measured.
   LearnerPace pace;
-  Duration broadcast_time{};  // T_b
-  Bytes payload{};            // expected size of a publication; 0: the traffic cost is never adjusted to measurements
-  Bytes snapshot{};           // size of the whole policy, which a worker receives when it joins; 0: nothing
-  double group_size = 1;      // rollouts that a worker generates as a unit
-  // The core uses these settings: headroom, workers_max, per_host_max, join_timeout, away_max, replace_lost,
-  // usd_per_hour_max and usd_max.
+  PublicationTimes times;                    // T_b, and a worker's pause to install a policy
+  std::optional<int> staleness_budget = {};  // S; absent: any age is allowed
+  Bytes payload{};        // expected size of a publication; 0: the traffic cost is never adjusted to measurements
+  Bytes snapshot{};       // size of the whole policy, which a worker receives when it joins; 0: nothing
+  double group_size = 1;  // rollouts that a worker generates as a unit
+  // Requests that a provider takes at a time; further machines are queued without a row in the ledger. Absent: any.
+  std::map<std::string, std::size_t> starts_at_once = {};
+  // The core uses these settings: headroom, capacity_rule, workers_max, per_host_max, the limits of phases, away_max,
+  // replace_lost, usd_per_hour_max and usd_max.
   // - away_max: a worker is stalled if the other workers submit results for this time and it submits none.
   // - replace_lost: a lost machine is replaced at once. Without it, a loss counts as a shortfall.
   // - usd_per_hour_max: without it, the fleet may cost as much as the plan, so a learner that is faster than planned
   //   gets no more machines.
   FleetSettings fleet;
+
+  CapacityTerms capacity_terms() const {
+    return {.rule = fleet.capacity_rule, .staleness_budget = staleness_budget, .headroom = fleet.headroom};
+  }
 };
 
 // Constants of every run; docs/provisioning.md gives the reasons.
@@ -60,8 +68,9 @@ inline constexpr std::uint64_t kSnapshotParts = 8;
 inline constexpr Duration kDrainTimeout = std::chrono::minutes(2);
 // The window for a worker's measured traffic; five publication periods if that is longer.
 inline constexpr Duration kTrafficWindow = std::chrono::minutes(5);
-// The rent of this time is reserved in the total budget, because machines cost until the provider has ended them.
-inline constexpr Duration kReserveTime = std::chrono::minutes(3);
+// The rent of kReserveTime, and of kStopTime for each machine, is reserved in the total budget, because machines cost
+// until the provider has ended them. kStopTime is the longest interval that a provider demands between two stops.
+inline constexpr Duration kReserveTime = std::chrono::minutes(3), kStopTime = std::chrono::seconds(3);
 // How long a run that has trained its last step keeps its machines, so that each can install the last policy.
 inline constexpr Duration kFinalInstallWait = std::chrono::seconds(30);
 // Longer gaps between two ticks do not count as time that passed: the process did not run.
@@ -91,17 +100,33 @@ struct Started {
   Ticket ticket = 0;
   InstanceId instance;
   std::optional<double> usd_per_hour;
+  bool pulls = false;  // Running follows once its container runs
+};
+// The machine's container runs now.
+struct Running {
+  Ticket ticket = 0;
+};
+// Answers CancelStart if the request had not been sent; it never will.
+struct Cancelled {
+  Ticket ticket = 0;
 };
 struct StartFailed {
   Ticket ticket = 0;
   std::string why;
   bool retryable = false, perhaps_rented = false;
+  bool by_account = false;  // the reason is the account, so it says nothing about the offer
+};
+// The provider can rent nothing, or can rent again.
+struct ProviderTrouble {
+  std::string provider;
+  std::string why;  // "": it can rent
 };
 // Answers FindInstance: the instance that the provider lists under this ticket, if any.
 struct Found {
   Ticket ticket = 0;
   std::optional<InstanceId> instance;
   bool certain = false;  // if true, an instance that is missing now cannot appear later
+  bool pulls = false;    // as in Started
 };
 struct Stopped {
   Ticket ticket = 0;
@@ -168,6 +193,7 @@ struct StepMeasured {
 struct BroadcastMeasured {
   Duration broadcast_time{};
   Bytes payload{};
+  std::optional<Duration> install_time = {};  // a worker's pause to install it
 };
 // The run's cost by the ledger, including traffic and earlier processes.
 struct SpendingMeasured {
@@ -179,11 +205,11 @@ struct OffersRefreshed {
 };
 }  // namespace fleet
 using FleetEvent =
-    std::variant<fleet::Booked, fleet::BookingFailed, fleet::Recovered, fleet::Started, fleet::StartFailed,
-                 fleet::Found, fleet::Stopped, fleet::StopFailed, fleet::Exited, fleet::Ending, fleet::PriceChanged,
-                 fleet::Joined, fleet::Heartbeat, fleet::TrafficMeasured, fleet::Leaving, fleet::Drained, fleet::Left,
-                 fleet::LearnerWaiting, fleet::StepMeasured, fleet::BroadcastMeasured, fleet::SpendingMeasured,
-                 fleet::OffersRefreshed>;
+    std::variant<fleet::Booked, fleet::BookingFailed, fleet::Recovered, fleet::Started, fleet::Running,
+                 fleet::Cancelled, fleet::StartFailed, fleet::Found, fleet::Stopped, fleet::StopFailed, fleet::Exited,
+                 fleet::Ending, fleet::PriceChanged, fleet::Joined, fleet::Heartbeat, fleet::TrafficMeasured,
+                 fleet::Leaving, fleet::Drained, fleet::Left, fleet::ProviderTrouble, fleet::LearnerWaiting,
+                 fleet::StepMeasured, fleet::BroadcastMeasured, fleet::SpendingMeasured, fleet::OffersRefreshed>;
 
 // --- actions, carried out in order ---
 
@@ -196,6 +222,10 @@ struct Book {
 struct Start {
   Ticket ticket = 0;
   std::string offer;
+};
+// Asks the provider to forget a Start that it has not sent. Cancelled follows if it could.
+struct CancelStart {
+  Ticket ticket = 0;
 };
 // Asks the provider to end the instance. Stopped or StopFailed follows.
 struct Stop {
@@ -231,15 +261,17 @@ struct Note {
   // - price and market: a machine's price or the offers have changed.
   // - budget: a budget allows no more machines.
   // - short: more machines are wanted, but no offer is left that may be rented.
+  // - blocked, unblocked: a provider can rent nothing, or can rent again.
   // - faster: the learner could use more rollouts than the limit allows, which the plan or T_b sets.
   std::string what;
   std::string offer;  // "" if the note is about the whole fleet
   std::string why;
   Ticket ticket = 0;
+  bool has_joined = false;  // of "lost": a worker on the machine had joined
 };
 }  // namespace fleet
 using FleetAction = std::variant<fleet::Book, fleet::Start, fleet::Stop, fleet::FindInstance, fleet::BookEnd,
-                                 fleet::GiveUp, fleet::Drain, fleet::Note>;
+                                 fleet::GiveUp, fleet::Drain, fleet::CancelStart, fleet::Note>;
 
 // Numbers of machines over the whole run.
 struct MachineCounts {
@@ -251,8 +283,9 @@ struct FleetStatus : FleetTotals, MachineCounts {
   double required_rollouts_per_s = 0;  // M*
   double target_rollouts_per_s = 0;    // with headroom
   double usd = 0;
-  double idle_fraction = 0;  // share of its recent time for which the learner waited
-  Duration step_time{}, broadcast_time{};
+  double idle_fraction = 0;             // share of its recent time for which the learner waited
+  std::size_t queued = 0, pulling = 0;  // of `joining`: without an answer of the provider; whose container does not run
+  Duration step_time{}, broadcast_time{}, install_time{};
   Bytes payload{};
   bool money_spent = false;  // the total budget is used up, so everything is returned
   bool exhausted = false;    // more machines are wanted, but no offer is left that may be rented
@@ -331,6 +364,8 @@ class FleetCore {
   void on(const fleet::BookingFailed& e);
   void on(const fleet::Recovered& e);
   void on(const fleet::Started& e);
+  void on(const fleet::Running& e);
+  void on(const fleet::Cancelled& e);
   void on(const fleet::StartFailed& e);
   void on(const fleet::Found& e);
   void on(const fleet::Stopped& e);
@@ -344,6 +379,7 @@ class FleetCore {
   void on(const fleet::Leaving& e);
   void on(const fleet::Drained& e);
   void on(const fleet::Left& e);
+  void on(const fleet::ProviderTrouble& e);
   void on(const fleet::LearnerWaiting& e);
   void on(const fleet::StepMeasured& e);
   void on(const fleet::BroadcastMeasured& e);
@@ -381,11 +417,21 @@ class FleetCore {
   void fill_shortfall();
   void release_surplus();
   void rent(const std::string& offer, const std::string& what, const std::string& why, bool replaces);
+  void start_queued();
+  void set_boot_phase(Machine& machine, BootPhase phase);
+  Duration boot_phase_limit(BootPhase phase) const;
+  std::string lateness_text(BootPhase phase) const;
   std::vector<std::string> choose_offers(double missing_rollouts_per_s);
   bool is_affordable(double fleet_usd_per_hour) const;  // of all machines after the rental
+  // How long it may take to return that many machines one by one.
+  static Duration reserve_time(std::size_t machines) {
+    return rules::kReserveTime + static_cast<Duration::rep>(machines) * rules::kStopTime;
+  }
   std::size_t rentals_allowed();
   const FleetTotals& totals() const { return machines_.totals(traffic_scale()); }
   Duration step_time() const, broadcast_time() const;  // as planned until enough was measured
+  Duration install_time() const;
+  CapacityTarget planned_target() const;
   Bytes payload() const;
   double traffic_scale() const;                    // measured traffic cost / planned
   double price_of(const FleetOffer& offer) const;  // $ per hour, traffic included
@@ -400,7 +446,7 @@ class FleetCore {
   Phase phase_ = Phase::kOpen;
   ProcessTime time_;
   Outbox outbox_;
-  MedianMeter<Duration> step_times_, broadcast_times_;
+  MedianMeter<Duration> step_times_, broadcast_times_, install_times_;
   MedianMeter<Bytes> payloads_;
   IdleMeter learner_idle_;
   CapacityTarget target_;
@@ -408,6 +454,7 @@ class FleetCore {
   Output output_;
   Duration next_stall_check_{};  // value of Output::worked before which no worker can count as stalled
   Shortfall shortfall_;
+  std::map<std::string, std::string, std::less<>> blocked_;  // providers that can rent nothing, with the reason
   std::optional<TimePoint> surplus_since_;
   MachineCounts counts_;
 };

@@ -62,7 +62,12 @@ class RentedOffers {
 
 Duration FleetCore::step_time() const { return step_times_.median_or(rules_.pace.step_time); }
 
-Duration FleetCore::broadcast_time() const { return broadcast_times_.median_or(rules_.broadcast_time); }
+Duration FleetCore::broadcast_time() const { return broadcast_times_.median_or(rules_.times.broadcast); }
+
+// The installation is a part of the broadcast.
+Duration FleetCore::install_time() const {
+  return std::min(broadcast_time(), install_times_.median_or(rules_.times.install));
+}
 
 Bytes FleetCore::payload() const { return payloads_.median_or(rules_.payload); }
 
@@ -90,10 +95,10 @@ double FleetCore::idle_fraction() const {
 std::string FleetCore::numbers_text() const {
   const FleetStatus n = numbers();
   return fmt::format(
-      "{:.4g} rollouts/s are rented or on their way, {:.4g} are wanted (M* {:.4g}; T {}, T_b {}); the learner waits "
-      "{:.1f} % of the time; ${:.4g} an hour, ${:.4g} spent",
+      "{:.4g} rollouts/s are rented or on their way, {:.4g} are wanted (M* {:.4g}; T {}, T_b {}, install {}); the "
+      "learner waits {:.1f} % of the time; ${:.4g} an hour, ${:.4g} spent",
       n.expected_rollouts_per_s, n.target_rollouts_per_s, n.required_rollouts_per_s, to_text(n.step_time),
-      to_text(n.broadcast_time), 100 * n.idle_fraction, n.usd_per_hour, n.usd);
+      to_text(n.broadcast_time), to_text(n.install_time), 100 * n.idle_fraction, n.usd_per_hour, n.usd);
 }
 
 FleetStatus FleetCore::numbers() const {
@@ -106,9 +111,16 @@ FleetStatus FleetCore::numbers() const {
   n.idle_fraction = idle_fraction();
   n.step_time = step_time();
   n.broadcast_time = broadcast_time();
+  n.install_time = install_time();
   n.payload = payload();
   n.money_spent = phase_ == Phase::kMoneySpent;
   n.exhausted = shortfall_.exhausted;
+  for (const std::uint64_t key : machines_.not_working()) {
+    const Machine& machine = machines_.all().at(key);
+    if (!machine.counts_as_capacity()) continue;
+    if (machine.state == MachineState::kAsked || machine.state == MachineState::kStarting) ++n.queued;
+    if (machine.state == MachineState::kBooting && machine.boot_phase == BootPhase::kPulling) ++n.pulling;
+  }
   return n;
 }
 
@@ -122,17 +134,26 @@ void FleetCore::check() const {
                "{} may count as stalled too late", machine.offer.id);
 }
 
-// Computes M* from measurements. Without a limit per hour set by the user, M* does not exceed the plan's. If a
-// broadcast takes more than half a period, more machines do not help, so M* is at most 2R/T.
+// The target of the plan. If the run file has changed since and makes it impossible, the greatest useful one.
+CapacityTarget FleetCore::planned_target() const {
+  const CapacityTerms terms = rules_.capacity_terms();
+  if (const auto planned = capacity_target(rules_.pace, rules_.times, terms)) return *planned;
+  const auto greatest = capacity_target(rules_.pace, half_of_longest_times(rules_.pace, terms), terms);
+  ECHO_CHECK(greatest.has_value(), "{}", greatest.error().message());
+  return *greatest;
+}
+
+// Computes M* from measurements. Without a limit per hour set by the user, M* does not exceed the plan's. If
+// publications take more than half of the time that they may take, more machines hardly help, so M* is at most 2R/T.
 void FleetCore::update_target() {
   LearnerPace pace = rules_.pace;
   pace.step_time = step_time();
-  const Duration period = pace.publish_every * pace.step_time;
-  const auto planned = capacity_target(rules_.pace, rules_.broadcast_time, rules_.fleet.headroom);
-  const auto target_max = capacity_target(pace, period / 2, rules_.fleet.headroom);
-  if (!planned || !target_max) return;
-  const auto measured = capacity_target(pace, broadcast_time(), rules_.fleet.headroom);  // fails if T_b >= period
-  double limit = planned->required_rollouts_per_s;
+  const CapacityTerms terms = rules_.capacity_terms();
+  const auto target_max = capacity_target(pace, half_of_longest_times(pace, terms), terms);
+  if (!target_max) return;
+  // Absent if publications take longer than any capacity allows.
+  const auto measured = capacity_target(pace, {.broadcast = broadcast_time(), .install = install_time()}, terms);
+  double limit = planned_target().required_rollouts_per_s;
   if (rules_.fleet.usd_per_hour_max) limit = std::max(limit, target_max->required_rollouts_per_s);
   const bool is_above_limit = !measured || measured->required_rollouts_per_s > limit * (1 + rules::kDeadband);
   if (is_above_limit)
@@ -147,23 +168,37 @@ void FleetCore::update_target() {
 
 // ---- decisions ----
 
+Duration FleetCore::boot_phase_limit(BootPhase phase) const {
+  const FleetSettings& fleet = rules_.fleet;
+  const Duration limit = phase == BootPhase::kPulling   ? fleet.pull_limit()
+                         : phase == BootPhase::kBooting ? fleet.boot_limit()
+                                                        : fleet.join_timeout;
+  return std::max<Duration>(limit, rules::kTickGapMax);
+}
+
+std::string FleetCore::lateness_text(BootPhase phase) const {
+  const std::string limit = to_text(boot_phase_limit(phase));
+  if (phase == BootPhase::kPulling) return "its container did not run within " + limit;
+  if (phase == BootPhase::kBooting) return fmt::format("its container ran for {}, and its worker did not join", limit);
+  return "its worker did not join within " + limit;
+}
+
 void FleetCore::enforce_time_limits() {
   const std::vector<std::uint64_t> keys(machines_.not_working().begin(), machines_.not_working().end());
   for (const std::uint64_t key : keys) {
     Machine& machine = machines_.at(key);
     const Duration waited = time_.now - machine.requested_at;
-    const bool is_late = waited >= std::max<Duration>(rules_.fleet.join_timeout, rules::kTickGapMax);
     switch (machine.state) {
       case MachineState::kBooting:
-        if (!is_late) break;
-        count_as_lost(machine, fmt::format("its worker has not joined within {}", to_text(rules_.fleet.join_timeout)));
+        if (time_.now - machine.boot_phase_since < boot_phase_limit(machine.boot_phase)) break;
+        count_as_lost(machine, lateness_text(machine.boot_phase));
         record_offer_failure(machine, kMayReturn);
-        stop(machine, fmt::format("its worker did not join within {}", to_text(rules_.fleet.join_timeout)));
+        stop(machine, lateness_text(machine.boot_phase));
         break;
       case MachineState::kStarting:
         // A provider may be slow to answer. An unwanted machine is doubted earlier, because it costs money meanwhile.
         if (waited < (machine.unwanted ? rules::kAnswerTimeout
-                                       : std::max<Duration>(rules_.fleet.join_timeout, rules::kAnswerTimeout)))
+                                       : std::max<Duration>(rules_.fleet.queue_timeout, rules::kAnswerTimeout)))
           break;
         if (!machine.unwanted) {
           count_as_lost(machine, fmt::format("the provider has not answered within {}", to_text(waited)));
@@ -215,13 +250,14 @@ void FleetCore::stop_stalled() {
 }
 
 void FleetCore::enforce_budgets() {
-  const double reserve_usd = totals().usd_per_hour * seconds(rules::kReserveTime) / kSecondsPerHour;
+  const Duration reserve = reserve_time(machines_.size());
+  const double reserve_usd = totals().usd_per_hour * seconds(reserve) / kSecondsPerHour;
   if (rules_.fleet.usd_max && spent_usd() + reserve_usd >= *rules_.fleet.usd_max) {
     phase_ = Phase::kMoneySpent;
     note(
         "budget", "",
         fmt::format("${:.4g} of ${:.4g} are spent, and returning the fleet may take {} more: the fleet is returned now",
-                    spent_usd(), *rules_.fleet.usd_max, to_text(rules::kReserveTime)));
+                    spent_usd(), *rules_.fleet.usd_max, to_text(reserve)));
     for (auto& [key, machine] : machines_.all()) stop(machine, "the run's budget is spent");
     return;
   }
@@ -244,7 +280,7 @@ bool FleetCore::is_affordable(double fleet_usd_per_hour) const {
   if (per_hour_max && fleet_usd_per_hour > *per_hour_max * (1 + kRounding)) return false;
   if (!rules_.fleet.usd_max) return true;
   // The budget must also pay for the time until a new machine becomes useful.
-  const Duration paid_time_min = rules::kReserveTime + 2 * rules_.fleet.join_timeout;
+  const Duration paid_time_min = reserve_time(machines_.size() + 1) + 2 * rules_.fleet.join_timeout;
   return spent_usd() + fleet_usd_per_hour * seconds(paid_time_min) / kSecondsPerHour < *rules_.fleet.usd_max;
 }
 
@@ -255,10 +291,43 @@ std::size_t FleetCore::rentals_allowed() {
 
 void FleetCore::rent(const std::string& offer, const std::string& what, const std::string& why, bool replaces) {
   const FleetOffer& rented = book_.find(offer)->offer;
-  machines_.add(rented, book_.share_of(rented), MachineState::kAsked, time_.now);
+  machines_.add(rented, book_.share_of(rented), MachineState::kAsked, time_.now).is_queued = true;
   counts_.replaced += replaces ? 1 : 0;
   note(what, offer, why);
-  emit(fleet::Book{.offer = offer});
+}
+
+// Asks for the rows of queued machines, oldest first, as long as their providers take more requests. Forgets those that
+// are not wanted or not offered any more.
+void FleetCore::start_queued() {
+  std::map<std::string_view, std::size_t> starting;  // by provider
+  std::vector<std::uint64_t> queued;
+  for (const std::uint64_t key : machines_.not_working()) {
+    const Machine& machine = machines_.at(key);
+    if (machine.is_queued)
+      queued.push_back(key);
+    else if (machine.state == MachineState::kAsked || machine.state == MachineState::kStarting)
+      ++starting[machine.offer.provider];
+  }
+  for (const std::uint64_t key : queued) {
+    Machine& machine = machines_.at(key);
+    if (machine.unwanted) {
+      machines_.erase(machine);
+      continue;
+    }
+    if (const OfferBook::Entry* entry = book_.find(machine.offer.id); entry == nullptr || entry->refused) {
+      note("failed", machine.offer.id, "it was queued but is not offered any more");
+      shortfall_.loss_to_replace = true;
+      machines_.erase(machine);
+      continue;
+    }
+    const auto limit = rules_.starts_at_once.find(machine.offer.provider);
+    std::size_t& count = starting[machine.offer.provider];
+    if (limit != rules_.starts_at_once.end() && count >= limit->second) continue;
+    ++count;
+    machine.is_queued = false;
+    machine.requested_at = time_.now;
+    emit(fleet::Book{.offer = machine.offer.id});
+  }
 }
 
 // Rents the plan's choice. If machines of an earlier process are in use, rents only up to the target. An offer whose
@@ -281,6 +350,10 @@ void FleetCore::rent_wanted() {
       shortfall_.loss_to_replace = true;
     }
     if (machine != nullptr || entry == nullptr) continue;
+    if (blocked_.contains(entry->offer.provider)) {
+      shortfall_.loss_to_replace = true;
+      continue;
+    }
     if (has_adopted && totals().expected_rollouts_per_s >= target_.provisioned_rollouts_per_s * (1 - rules::kDeadband))
       continue;
     const double price = price_of(entry->offer);
@@ -309,6 +382,7 @@ std::vector<std::string> FleetCore::choose_offers(double missing_rollouts_per_s)
   std::map<std::string, std::uint32_t> host_numbers;
   for (const auto& [id, entry] : book_.all()) {
     const FleetOffer& offer = entry.offer;
+    if (blocked_.contains(offer.provider)) continue;
     if (!entry.is_available(time_.now) || !is_affordable(fleet_usd_per_hour + price_of(offer)) || !rented.fits(offer))
       continue;
     Candidate candidate;
@@ -336,7 +410,7 @@ std::vector<std::string> FleetCore::choose_offers(double missing_rollouts_per_s)
   limits.workers_max = rules_.fleet.workers_max - std::min<std::size_t>(rules_.fleet.workers_max, machines_.size());
   std::vector<std::size_t> order;  // indices into `choices`
   std::optional<Allocation> best;
-  if (!pool.empty() && limits.workers_max > 0) best = allocate_greedy(pool, missing_rollouts_per_s, limits);
+  if (!pool.empty() && limits.workers_max > 0) best = allocate(pool, missing_rollouts_per_s, limits).best;
   if (best) {
     order = best->chosen;
   } else {
@@ -378,7 +452,9 @@ void FleetCore::fill_shortfall() {
   shortfall_.exhausted = chosen.empty();
   if (shortfall_.exhausted) {
     shortfall_.next_search_at = time_.now + kSearchPause;
-    return note_once("short", "", "no offer is left that may be rented; " + numbers_text());
+    std::string troubles;
+    for (const auto& [provider, why] : blocked_) troubles += fmt::format(" ({}: {})", provider, why);
+    return note_once("short", "", fmt::format("no offer is left that may be rented{}; {}", troubles, numbers_text()));
   }
   const std::string why =
       fmt::format("{}: {}", replaces_loss ? "a machine was lost" : "below the target", numbers_text());

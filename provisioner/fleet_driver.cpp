@@ -21,10 +21,20 @@ constexpr Duration kStopGrace = std::chrono::seconds(5);  // between the request
 // time.
 constexpr Duration kSignsOfLifeInterval = std::chrono::seconds(5);
 constexpr Duration kSpendingInterval = std::chrono::seconds(1);
-// How long the end of the run waits for the instances to end.
-constexpr Duration kCloseTimeLocal = kStopGrace + std::chrono::seconds(2), kCloseTimeRemote = std::chrono::minutes(2);
+// Interval of listings that look for unknown instances. One that two listings show is stopped.
+constexpr Duration kRunListingInterval = std::chrono::seconds(30);
+// How long the end of the run waits for the next instance to end.
+constexpr Duration kPatienceLocal = kStopGrace + std::chrono::seconds(2), kPatienceRemote = std::chrono::minutes(5);
+constexpr Duration kPatienceWithoutKey = std::chrono::seconds(30);
+constexpr int kFinalListingsMax = 3;  // rounds of listings at the end, if each shows instances that were not known
 constexpr Duration kClosePollInterval = std::chrono::milliseconds(10);
-constexpr Ticket kListingOfRun = 0;  // ticket of the listing of all instances with this run's label
+// Tickets of listings of all instances with this run's label: during the run, and at its end.
+constexpr Ticket kListingOfRun = 0, kFinalListing = -1;
+
+bool reports_phases(const std::string& provider) {
+  const ProviderKind* kind = provider_kind(provider);
+  return kind != nullptr && kind->reports_phases;
+}
 
 void log_error(const Status& status) {
   if (!status) log::error("{}", status.error().message());
@@ -93,7 +103,10 @@ Status FleetDriver::open_on_thread() {
   for (const auto& [provider, count] : unusable_offers)
     log::info("{} offers are of provider '{}', which cannot be used here", count, provider);
   ECHO_ASSIGN(ledger_, Ledger::open(options_.ledger_file, options_.run));
-  core_.emplace(fleet_rules_of(options_.plan), market, std::move(wanted));
+  FleetRules rules = fleet_rules_of(options_.plan);
+  for (const ProviderKind* kind : provider_kinds())
+    if (kind->starts_at_once > 0) rules.starts_at_once[kind->name] = kind->starts_at_once;
+  core_.emplace(std::move(rules), market, std::move(wanted));
   ECHO_TRY(recover_instances());
   report_spending();
   carry_out(core_->tick(clock_.now()));
@@ -125,6 +138,7 @@ Status FleetDriver::recover_instances() {
       return fail(Code::kInvalid, kOperation,
                   "an earlier process of this run rented {} from '{}', and it may still cost: {}",
                   row.instance.empty() ? row.label : row.instance, row.provider, provider.error().message());
+    rented_from_.insert(row.provider);
     labels_[row.id] = row.label;
     accounts_[row.id].last_known_unix_s = row.last_known_unix_s();
     FleetOffer offer{.id = row.offer, .provider = row.provider, .host = row.host};
@@ -156,6 +170,7 @@ void FleetDriver::loop() {
     const TimePoint now = clock_.now();
     if (now >= next_spending_report_at_) report_spending();
     carry_out(core_->tick(now));
+    if (now >= next_run_listing_at_) list_run();
     if (now >= next_signs_of_life_at_) book_signs_of_life();
     update_summary();
   }
@@ -167,23 +182,64 @@ void FleetDriver::close_all() {
   if (ledger_ && core_) {
     book_signs_of_life();
     carry_out(core_->close("the run has ended", clock_.now()));
-    bool remote = false;
-    for (const auto& [key, machine] : core_->machines().all())
-      remote = remote || !is_local_provider(machine.offer.provider);
-    const TimePoint deadline = clock_.now() + (remote ? kCloseTimeRemote : kCloseTimeLocal);
-    while (!core_->machines().empty() && clock_.now() < deadline) {
-      poll_providers();
-      carry_out(core_->tick(clock_.now()));
-      std::this_thread::sleep_for(kClosePollInterval);
+    std::erase_if(rented_from_, [](const std::string& name) { return is_local_provider(name); });
+    wait_until_returned(rented_from_.empty() ? kPatienceLocal : kPatienceRemote);
+    // The last word is the providers' own: a listing shows a machine that the learner does not know.
+    for (int i = 0; i < kFinalListingsMax && core_->machines().empty() && !rented_from_.empty(); ++i) {
+      for (const std::string& name : rented_from_)
+        if (const auto provider = provider_of(name)) {
+          final_listings_.insert(name);
+          (*provider)->list(kFinalListing, ledger_->label_prefix());
+        }
+      unlisted_.clear();
+      wait_until_returned(kPatienceRemote);
+      if (core_->machines().empty() && unlisted_.empty() && !std::exchange(found_unknown_, false)) break;
     }
-    for (const auto& [key, machine] : core_->machines().all())
-      log::error("{} ({}) may still be rented; `echoline down` releases it", labels_[machine.ticket],
-                 machine.instance.text);
+    for (const std::string& name : final_listings_) unlisted_.push_back(name + ": no answer");
+    report_unreturned();
     book_ends();
     update_summary();
   }
   providers_.clear();
   ledger_.reset();
+}
+
+// Polls until no machine is left and no listing is awaited, or until nothing has changed for `patience`.
+void FleetDriver::wait_until_returned(Duration patience) {
+  const auto unfinished = [&] { return core_->machines().size() + final_listings_.size(); };
+  std::size_t left = unfinished();
+  const TimePoint began_at = clock_.now();
+  TimePoint deadline = began_at + patience;
+  while (unfinished() > 0 && clock_.now() < deadline) {
+    poll_providers();
+    carry_out(core_->tick(clock_.now()));
+    if (unfinished() < left) deadline = clock_.now() + patience;
+    // Without a valid key, no machine can be returned.
+    if (is_key_refused()) deadline = std::min(deadline, began_at + kPatienceWithoutKey);
+    left = unfinished();
+    std::this_thread::sleep_for(kClosePollInterval);
+  }
+}
+
+bool FleetDriver::is_key_refused() const {
+  return std::any_of(accounts_of_providers_.begin(), accounts_of_providers_.end(),
+                     [](const auto& entry) { return entry.second.key_refused; });
+}
+
+void FleetDriver::report_unreturned() {
+  std::vector<std::string> lines;
+  for (const auto& [key, machine] : core_->machines().all())
+    lines.push_back(fmt::format("{} ({})", labels_[machine.ticket],
+                                machine.instance.text.empty() ? "unknown number" : machine.instance.text));
+  for (const std::string& line : lines) log::error("{} may still be rented", line);
+  for (const std::string& provider : unlisted_) {
+    log::error("what is rented could not be listed: {}", provider);
+    lines.push_back("whatever " + provider.substr(0, provider.find(':')) + " did not list");
+  }
+  if (!lines.empty())
+    log::error("to release what may be left, run: echoline down {}", options_.ledger_file.parent_path().string());
+  const std::lock_guard lock(mutex_);
+  summary_.unreturned = std::move(lines);
 }
 
 // ---- actions of the core ----
@@ -214,7 +270,15 @@ void FleetDriver::act(const fleet::Start& a) {
   spec->offer = *offer;
   spec->label = labels_[a.ticket];
   spec->bid_usd_per_hour = offer->bid_usd_per_hour;
+  rented_from_.insert(offer->provider);
   (*provider)->start(a.ticket, *spec);
+}
+
+void FleetDriver::act(const fleet::CancelStart& a) {
+  const auto* machine = core_->machines().find(a.ticket);
+  if (machine == nullptr) return;
+  if (const auto provider = provider_of(machine->offer.provider); provider && (*provider)->cancel(a.ticket))
+    handle(fleet::Cancelled{a.ticket});
 }
 
 void FleetDriver::act(const fleet::Stop& a) {
@@ -276,6 +340,7 @@ void FleetDriver::act(const fleet::Note& a) {
                             {"usd", fleet_now.usd}};
   if (!a.offer.empty()) numbers["offer"] = a.offer;
   if (a.ticket != 0) numbers["row"] = a.ticket;  // of the ledger
+  if (a.what == "lost") numbers["joined"] = a.has_joined;
   log_error(ledger_->record_decision(
       {.unix_s = clock_.unix_seconds(), .what = a.what, .why = a.why, .numbers = numbers.dump()}));
   options_.record(a.what, a.offer, a.why);
@@ -298,7 +363,7 @@ void FleetDriver::poll_providers() {
       std::visit([&, &from = name](const auto& e) { on(from, e); }, event);
 }
 
-void FleetDriver::on(const std::string&, const Started& e) {
+void FleetDriver::on(const std::string& provider, const Started& e) {
   const auto* machine = core_->machines().find(e.ticket);
   accounts_[e.ticket].is_running = true;
   log_error(ledger_->record_start(e.ticket, e.instance.text, clock_.unix_seconds()));
@@ -306,11 +371,20 @@ void FleetDriver::on(const std::string&, const Started& e) {
     log_error(ledger_->record_price(e.ticket, *e.usd_per_hour, clock_.unix_seconds()));
   ++started_;
   options_.record("rented", machine ? machine->offer.id : "", e.instance.text);
-  handle(fleet::Started{e.ticket, e.instance, e.usd_per_hour});
+  handle(fleet::Started{
+      .ticket = e.ticket, .instance = e.instance, .usd_per_hour = e.usd_per_hour, .pulls = reports_phases(provider)});
+}
+
+void FleetDriver::on(const std::string&, const Running& e) {
+  if (const auto ticket = ticket_of(e.instance)) handle(fleet::Running{*ticket});
 }
 
 void FleetDriver::on(const std::string&, const StartFailed& e) {
-  handle(fleet::StartFailed{e.ticket, e.error.message(), e.retryable, e.perhaps_rented});
+  handle(fleet::StartFailed{.ticket = e.ticket,
+                            .why = e.error.message(),
+                            .retryable = e.retryable,
+                            .perhaps_rented = e.perhaps_rented,
+                            .by_account = e.by_account});
 }
 
 void FleetDriver::on(const std::string&, const Stopped& e) { handle(fleet::Stopped{e.ticket}); }
@@ -340,13 +414,37 @@ void FleetDriver::on(const std::string&, const PriceChanged& e) {
   handle(fleet::PriceChanged{*ticket, e.usd_per_hour});
 }
 
+void FleetDriver::on(const std::string& provider, const AccountChanged& e) {
+  accounts_of_providers_[provider] = e;
+  handle(fleet::ProviderTrouble{provider, e.trouble});
+  const std::lock_guard lock(mutex_);
+  summary_.account_trouble.clear();
+  summary_.account_needs_user = false;
+  summary_.credit_usd.reset();
+  for (const auto& [name, account] : accounts_of_providers_) {
+    if (!account.trouble.empty())
+      summary_.account_trouble +=
+          fmt::format("{}{}: {}", summary_.account_trouble.empty() ? "" : "; ", name, account.trouble);
+    summary_.account_needs_user = summary_.account_needs_user || account.needs_user;
+    if (account.credit_usd)
+      summary_.credit_usd = std::min(*account.credit_usd, summary_.credit_usd.value_or(*account.credit_usd));
+  }
+}
+
 void FleetDriver::on(const std::string& provider, const Listed& e) {
   if (e.error) log::warn("{}", e.error->message());
-  if (e.ticket == kListingOfRun) {
+  if (e.ticket == kListingOfRun || e.ticket == kFinalListing) {
+    if (e.ticket == kFinalListing && final_listings_.erase(provider) > 0 && !e.complete)
+      unlisted_.push_back(fmt::format("{}: {}", provider, e.error ? e.error->message() : "incomplete"));
+    // An instance that was unknown once may be one whose end was booked meanwhile.
+    const bool is_first = !unknown_instances_.contains(provider);
+    const std::set<std::string> unknown_before = std::exchange(unknown_instances_[provider], {});
     for (const InstanceInfo& info : e.instances) {
       const bool is_known = std::any_of(core_->machines().all().begin(), core_->machines().all().end(),
                                         [&](const auto& entry) { return labels_[entry.second.ticket] == info.label; });
       if (is_known) continue;  // the core already looks for it
+      unknown_instances_[provider].insert(info.instance.text);
+      if (!is_first && !stopping_ && !unknown_before.contains(info.instance.text)) continue;
       const auto row = ledger_->record_found_instance(provider, info.instance.text, info.label, info.usd_per_hour,
                                                       clock_.unix_seconds());
       log_error(row ? ok() : Status(row.error()));
@@ -354,6 +452,8 @@ void FleetDriver::on(const std::string& provider, const Listed& e) {
       labels_[row->id] = row->label;
       accounts_[row->id].is_running = true;
       log::warn("{} has a label of this run but no row in its ledger: it is stopped", info.instance.text);
+      found_unknown_ = true;
+      rented_from_.insert(provider);
       FleetOffer offer{.id = row->offer, .provider = provider, .host = row->host};
       offer.usd_per_hour = row->usd_per_hour;
       handle(fleet::Recovered{.ticket = row->id, .offer = offer, .instance = info.instance, .adopt = false});
@@ -368,11 +468,21 @@ void FleetDriver::on(const std::string& provider, const Listed& e) {
       if (machine->instance.text.empty())
         log_error(ledger_->record_start(e.ticket, info.instance.text, clock_.unix_seconds()));
     }
-    return handle(fleet::Found{.ticket = e.ticket, .instance = info.instance, .certain = true});
+    if (const auto found_at = provider_of(provider)) (*found_at)->watch(info.instance, info.label);
+    return handle(fleet::Found{
+        .ticket = e.ticket, .instance = info.instance, .certain = true, .pulls = reports_phases(provider)});
   }
   // A remote provider may list an instance only some time after the request; local processes are listed at once.
   const bool certain = is_local_provider(provider);
   if (e.complete) handle(fleet::Found{.ticket = e.ticket, .instance = std::nullopt, .certain = certain});
+}
+
+// Looks for instances with this run's label that the ledger does not know.
+void FleetDriver::list_run() {
+  next_run_listing_at_ = clock_.now() + kRunListingInterval;
+  for (const std::string& name : rented_from_)
+    if (const auto provider = provider_of(name); provider && !is_local_provider(name))
+      (*provider)->list(kListingOfRun, ledger_->label_prefix());
 }
 
 void FleetDriver::record_traffic(const Traffic& traffic) {

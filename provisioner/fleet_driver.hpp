@@ -5,6 +5,7 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <set>
 #include <string>
 #include <thread>
 #include <variant>
@@ -49,7 +50,12 @@ struct FleetSummary {
   double usd = 0, usd_per_hour = 0;  // cost of the fleet with traffic, including earlier processes of the run
   bool prices_known = true;          // false: `usd` is a lower bound
   FleetStatus numbers;
-  std::string trouble;  // the latest problem: "failed m5: no capacity"; "" if there was none
+  std::string trouble;               // the latest problem: "failed m5: no capacity"; "" if there was none
+  std::string account_trouble;       // why a provider can rent nothing; "" if all can
+  bool account_needs_user = false;   // only the user can end that
+  std::optional<double> credit_usd;  // the least of the providers' accounts, as far as known
+  // After stop(): what may still be rented, a line each: "run.1a2b3c4d/7 (vast:123)".
+  std::vector<std::string> unreturned;
 };
 
 // All methods are thread-safe; all but start() and stop() return at once.
@@ -67,8 +73,9 @@ class FleetDriver {
   void on_heartbeat(const fleet::Heartbeat& heartbeat, Bytes received, Bytes forwarded, Bytes delivered);
   void set_learner_waiting(bool now_waits) { notify(fleet::LearnerWaiting{now_waits}); }
   void on_step_measured(Duration step_time) { notify(fleet::StepMeasured{step_time}); }
-  void on_broadcast_measured(Duration broadcast_time, Bytes payload) {
-    notify(fleet::BroadcastMeasured{broadcast_time, payload});
+  // `install_time`: the workers' median pause to install a policy; absent: not known.
+  void on_broadcast_measured(Duration broadcast_time, Bytes payload, std::optional<Duration> install_time) {
+    notify(fleet::BroadcastMeasured{broadcast_time, payload, install_time});
   }
   FleetSummary summary() const;
   // Ends every instance and records the ends in the ledger. Idempotent.
@@ -105,10 +112,14 @@ class FleetDriver {
   Status recover_instances();
   void loop();
   void close_all();
+  void wait_until_returned(Duration patience);
+  void report_unreturned();
+  bool is_key_refused() const;
   void handle(const FleetEvent& event) { carry_out(core_->handle(event, clock_.now())); }
   void carry_out(const std::vector<FleetAction>& actions);
   void act(const fleet::Book& a);
   void act(const fleet::Start& a);
+  void act(const fleet::CancelStart& a);
   void act(const fleet::Stop& a);
   void act(const fleet::FindInstance& a);
   void act(const fleet::BookEnd& a);
@@ -117,15 +128,18 @@ class FleetDriver {
   void act(const fleet::Note& a);
   void poll_providers();
   void on(const std::string& provider, const Started& e);
+  void on(const std::string& provider, const Running& e);
   void on(const std::string& provider, const StartFailed& e);
   void on(const std::string& provider, const Stopped& e);
   void on(const std::string& provider, const StopFailed& e);
   void on(const std::string& provider, const Exited& e);
   void on(const std::string& provider, const Ending& e);
   void on(const std::string& provider, const PriceChanged& e);
+  void on(const std::string& provider, const AccountChanged& e);
   void on(const std::string& provider, const Listed& e);
   void record_traffic(const Traffic& traffic);
   void replace_offers(RefreshedOffers refreshed);
+  void list_run();
   void book_signs_of_life();
   void book_ends();  // retries the ends that could not be booked before
   void report_spending();
@@ -151,7 +165,14 @@ class FleetDriver {
   std::map<Ticket, std::string> labels_;
   std::vector<End> unbooked_ends_;
   bool stopping_ = false;
-  TimePoint next_signs_of_life_at_{}, next_spending_report_at_{};
+  std::set<std::string> rented_from_;     // providers that may have a machine of this run
+  std::set<std::string> final_listings_;  // of stop(): providers whose listing of the run is awaited
+  bool found_unknown_ = false;            // a listing showed an instance of this run without a row
+  std::vector<std::string> unlisted_;     // of stop(): providers whose listing failed, with the reason
+  TimePoint next_signs_of_life_at_{}, next_spending_report_at_{}, next_run_listing_at_{};
+  std::map<std::string, AccountChanged> accounts_of_providers_;  // the newest
+  // By provider: instances of this run without a row in the last listing. Absent before the first one.
+  std::map<std::string, std::set<std::string>> unknown_instances_;
   std::uint64_t started_ = 0;
 
   mutable std::mutex mutex_;

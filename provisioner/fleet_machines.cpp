@@ -59,6 +59,7 @@ void FleetMachines::join(FleetMachine& machine, WorkerId worker) {
   leave(worker);  // because the worker may have joined for another offer before
   if (machine.worker) by_worker_.erase(*machine.worker);
   machine.worker = worker;
+  machine.has_joined = true;
   by_worker_[worker] = &machine;
 }
 

@@ -32,7 +32,7 @@ struct FleetOffer {
 };
 
 enum class MachineState {
-  kAsked,     // waits for its row in the ledger
+  kAsked,     // waits for its turn at the provider, then for its row in the ledger
   kStarting,  // the provider was asked to start it
   kBooting,   // it runs, but its worker has not joined
   kWorking,
@@ -42,6 +42,9 @@ enum class MachineState {
 };
 std::string_view to_string(MachineState state);
 
+// The part of kBooting that a machine has reached; FleetSettings has the limit of each.
+enum class BootPhase { kPulling, kBooting, kJoining };
+
 struct FleetMachine {
   std::uint64_t key = 0;  // of FleetMachines::all()
   FleetOffer offer;
@@ -50,14 +53,18 @@ struct FleetMachine {
   MachineState state = MachineState::kAsked;
   double share = 1;  // measured / promised rate of its host so far; 1 without a demotion
   TimePoint state_since;
-  TimePoint requested_at;
+  TimePoint requested_at;                      // when the ledger was asked for its row
+  bool is_queued = false;                      // kAsked: the ledger has not been asked yet
+  BootPhase boot_phase = BootPhase::kJoining;  // of kBooting
+  TimePoint boot_phase_since;
   TimePoint next_request_at = kNever;  // when the pending request to the provider is repeated
   int retries = 0;                     // repeated requests in this state
   bool start_answered = true;          // the provider has answered the request to start it
   bool adopt = false;                  // rented by an earlier process: use it if it exists
   bool unwanted = false;               // stop it as soon as that is possible
   std::optional<WorkerId> worker;
-  std::string why;  // reason of the stop
+  bool has_joined = false;  // a worker on it has joined
+  std::string why;          // reason of the stop
   // Submissions from this time until the next sample.
   struct Sample {
     TimePoint at;

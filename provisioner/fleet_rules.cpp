@@ -8,7 +8,8 @@ namespace echoline::provisioner {
 FleetRules fleet_rules_of(const Plan& plan) {
   const PlanRequest& request = plan.request;
   return {.pace = request.pace,
-          .broadcast_time = plan.broadcast_time,
+          .times = request.publication_times(plan.broadcast_time),
+          .staleness_budget = request.staleness_budget,
           .payload = request.delta_bytes,
           .snapshot = request.full_bytes,
           .group_size = request.group_size,

@@ -458,7 +458,9 @@ Result<std::vector<LedgerDecision>> Ledger::decisions() const {
 Result<std::vector<LedgerHost>> Ledger::hosts() const {
   ECHO_ASSIGN(Statement loss_query,
               Statement::prepare(impl_->db.get(),
-                                 "SELECT run, json_extract(numbers, '$.row') FROM decisions WHERE what = 'lost'"));
+                                 // Decisions without `joined` are of older versions.
+                                 "SELECT run, json_extract(numbers, '$.row') FROM decisions WHERE what = 'lost' AND "
+                                 "coalesce(json_extract(numbers, '$.joined'), why NOT LIKE '%not joined%')"));
   std::set<std::pair<std::string, std::int64_t>> losses;  // run and row
   while (true) {
     ECHO_ASSIGN(const bool has_row, loss_query.step());
@@ -484,7 +486,7 @@ Result<std::vector<LedgerHost>> Ledger::hosts() const {
                      .down = row.measured_down,
                      .unix_s = s.optional_real(kMeasuredTimeColumn).value_or(last_unix_s),
                      .hours = row.running_unix_s ? std::max(0.0, last_unix_s - *row.running_unix_s) / 3600 : 0,
-                     .lost = row.state == InstanceState::kFailed || losses.contains({row.run, row.id})});
+                     .lost = losses.contains({row.run, row.id})});
   }
 }
 

@@ -113,7 +113,7 @@ struct LedgerHost {
   std::optional<BitRate> up, down;
   double unix_s = 0;  // of the measurement, or of the end
   double hours = 0;   // rented, as far as known
-  bool lost = false;  // the instance ended without a request, or its worker never joined
+  bool lost = false;  // the instance ended without a request after its worker had joined
 };
 
 // An SQLite file (WAL, synchronous FULL), which several runs may share. Use from one thread. The caller passes times as

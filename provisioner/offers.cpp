@@ -2,6 +2,7 @@
 #include "provisioner/offers.hpp"
 
 #include <algorithm>
+#include <iterator>
 #include <unordered_map>
 
 #include "base/config.hpp"
@@ -84,6 +85,102 @@ Result<std::vector<Offer>> read_offers(ConfigFile file) {
   return offers;
 }
 
+constexpr std::size_t kSplitBytesMin = 256 * 1024;  // a smaller file is read at once
+constexpr std::size_t kOffersTogether = 1000;
+
+// A JSON file of offers, cut between offers, so that the parsed tree of a large file is never in memory as a whole.
+struct SplitFile {
+  std::string frame;                    // the file with an empty list of offers
+  std::vector<std::string_view> parts;  // kOffersTogether offers each, with the commas between them
+  std::size_t offers = 0;
+};
+
+std::size_t end_of_string(std::string_view text, std::size_t begin) {
+  for (std::size_t i = begin + 1; i < text.size(); ++i) {
+    if (text[i] == '\\')
+      ++i;
+    else if (text[i] == '"')
+      return i + 1;
+  }
+  return text.size();
+}
+
+std::size_t after_space(std::string_view text, std::size_t at) {
+  return std::min(text.find_first_not_of(" \t\r\n", at), text.size());
+}
+
+// The place of the list of offers: of its '['. Absent if there is none.
+std::optional<std::size_t> find_list(std::string_view text) {
+  int depth = 0;
+  for (std::size_t i = 0; i < text.size();) {
+    if (text[i] == '"') {
+      const std::size_t end = end_of_string(text, i);
+      const bool is_key = depth == 1 && text.substr(i, end - i) == "\"offers\"";
+      i = after_space(text, end);
+      if (!is_key || i == text.size() || text[i] != ':') continue;
+      i = after_space(text, i + 1);
+      return i < text.size() && text[i] == '[' ? std::optional(i) : std::nullopt;
+    }
+    depth += text[i] == '{' || text[i] == '[' ? 1 : text[i] == '}' || text[i] == ']' ? -1 : 0;
+    ++i;
+  }
+  return std::nullopt;
+}
+
+// Absent if the text does not have this form; read_offers() then says what is wrong with it.
+std::optional<SplitFile> split(std::string_view text) {
+  const auto list = find_list(text);
+  if (!list) return std::nullopt;
+  SplitFile file;
+  std::size_t part_begin = 0, i = after_space(text, *list + 1);
+  while (i < text.size() && text[i] == '{') {
+    if (file.offers % kOffersTogether == 0) part_begin = i;
+    int depth = 0;
+    do {
+      if (text[i] == '"') {
+        i = end_of_string(text, i);
+        continue;
+      }
+      depth += text[i] == '{' || text[i] == '[' ? 1 : text[i] == '}' || text[i] == ']' ? -1 : 0;
+      ++i;
+    } while (i < text.size() && depth > 0);
+    ++file.offers;
+    const std::size_t offer_end = i;
+    i = after_space(text, i);
+    const bool is_last = i == text.size() || text[i] != ',';
+    if (is_last || file.offers % kOffersTogether == 0)
+      file.parts.push_back(text.substr(part_begin, offer_end - part_begin));
+    if (is_last) break;
+    i = after_space(text, i + 1);
+    if (i == text.size() || text[i] != '{') return std::nullopt;
+  }
+  if (i == text.size() || text[i] != ']') return std::nullopt;
+  file.frame = fmt::format("{}{}", text.substr(0, *list + 1), text.substr(i));
+  return file;
+}
+
+// Reads a large JSON file part by part. Absent if it has any mistake, for whose message it must be read as a whole.
+std::optional<std::vector<Offer>> read_in_parts(std::string_view text) {
+  const auto file = split(text);
+  if (!file || file->offers > kOffersMax) return std::nullopt;
+  auto frame = ConfigFile::parse_json(file->frame, "");
+  if (!frame || !read_offers(std::move(*frame))) return std::nullopt;
+  std::vector<Offer> offers;
+  offers.reserve(file->offers);
+  for (const std::string_view part : file->parts) {
+    auto parsed = ConfigFile::parse_json(fmt::format(R"({{"schema_version":1,"offers":[{}]}})", part), "");
+    if (!parsed) return std::nullopt;
+    auto read = read_offers(std::move(*parsed));
+    if (!read) return std::nullopt;
+    std::move(read->begin(), read->end(), std::back_inserter(offers));
+  }
+  std::vector<std::string_view> ids;
+  for (const Offer& offer : offers) ids.push_back(offer.id);
+  std::sort(ids.begin(), ids.end());
+  if (std::adjacent_find(ids.begin(), ids.end()) != ids.end()) return std::nullopt;
+  return offers;
+}
+
 // Whether the text is JSON rather than YAML.
 bool is_json(std::string_view text) {
   const std::size_t start = text.find_first_not_of(" \t\r\n");
@@ -158,6 +255,11 @@ Result<OfferList> parse_offers(std::string_view text, std::string_view name, con
     ECHO_ASSIGN(list.offers, format->read(text, name, reading));
     return list;
   }
+  if (is_json(text) && text.size() >= kSplitBytesMin)
+    if (auto offers = read_in_parts(text)) {
+      list.offers = std::move(*offers);
+      return list;
+    }
   auto file = is_json(text) ? ConfigFile::parse_json(text, std::string(name))
                             : ConfigFile::parse_yaml_data(text, std::string(name));
   if (!file) return std::move(file).error();

@@ -32,8 +32,7 @@ struct Solution {
   Allocation set;
   std::vector<std::size_t> dropped;
   std::string method;
-  double greedy_usd_per_hour = 0;
-  std::optional<double> exact_usd_per_hour;
+  double greedy_usd_per_hour = 0, usd_per_hour_min = 0;
   std::vector<std::size_t> members;  // the set by rank; members[i] is worker i + 1
   chains::Topology topology;
   std::vector<chains::WorkerLink> links;
@@ -62,7 +61,7 @@ class Planner {
  private:
   Status check_request() const {
     const PlanRequest& r = request_;
-    ECHO_TRY(capacity_target(r.pace, Duration{}, r.fleet.headroom));  // checks the pace, even for instant broadcasts
+    ECHO_TRY(capacity_target(r.pace, r.publication_times({}), r.capacity_terms()));  // even for instant transfers
     ECHO_TRY(check_staleness_budget(r.staleness_budget, r.pace.publish_every));
     const auto invalid = [](std::string_view what) { return fail(Code::kInvalid, kOperation, "{}", what); };
     if (r.delta_bytes.count == 0) return invalid("the size of one publication must be positive");
@@ -117,34 +116,24 @@ class Planner {
       return fail(Code::kInvalid, kOperation, "{} offers must be kept, workers_max is {}", kept_count,
                   request_.fleet.workers_max);
     order_ = by_unit_cost(pool_);
-    shortlist_ = shortlist(pool_, limits_);
-    for (const std::size_t i : shortlist_) shortlist_pool_.push_back(pool_[i]);
     return ok();
+  }
+
+  Result<CapacityTarget> target_for(Duration t_b) const {
+    return capacity_target(request_.pace, request_.publication_times(t_b), request_.capacity_terms());
   }
 
   Result<Solution> solve(Duration assumed_t_b) const {
     Solution s;
-    ECHO_ASSIGN(s.target, capacity_target(request_.pace, assumed_t_b, request_.fleet.headroom));
-    const double target = s.target.provisioned_rollouts_per_s;
-    auto set = allocate_greedy(shortlist_pool_, target, limits_);
-    const bool has_greedy = set.has_value();
-    if (has_greedy) s.greedy_usd_per_hour = allocate_prefix(shortlist_pool_, target, limits_)->usd_per_hour;
-    if (pool_.size() <= kExactPoolMax) {  // then shortlist_ has all eligible offers
-      auto exact = allocate_exact(shortlist_pool_, target, limits_, set);
-      if (exact.best && exact.is_proven_best) s.exact_usd_per_hour = exact.best->usd_per_hour;
-      if (exact.best && (!set || exact.best->usd_per_hour < set->usd_per_hour * (1 - kRounding))) {
-        exact.best->dropped = set ? set->dropped : std::vector<std::size_t>{};
-        set = std::move(exact.best);
-        s.method = "exact";
-      }
-    }
-    if (!set) return explain_shortfall(s.target, assumed_t_b);
-    if (s.method.empty()) s.method = "greedy";
-    if (!has_greedy) s.greedy_usd_per_hour = set->usd_per_hour;
-    for (std::vector<std::size_t>* indices : {&set->chosen, &set->dropped})
-      for (std::size_t& i : *indices) i = shortlist_[i];
-    s.dropped = std::move(set->dropped);
-    s.set = std::move(*set);
+    ECHO_ASSIGN(s.target, target_for(assumed_t_b));
+    const double target = request_.capacity_share * s.target.provisioned_rollouts_per_s;
+    AllocationSearch search = allocate(pool_, target, limits_);
+    if (!search.best) return explain_shortfall(s.target, assumed_t_b);
+    s.method = search.is_proven_best ? "exact" : "bounded";
+    s.usd_per_hour_min = search.usd_per_hour_min;
+    s.greedy_usd_per_hour = search.prefix_usd_per_hour.value_or(search.best->usd_per_hour);
+    s.dropped = std::move(search.best->dropped);
+    s.set = std::move(*search.best);
     ECHO_TRY(add_topology(s));
     return s;
   }
@@ -216,6 +205,12 @@ class Planner {
     for (int round = 0; round < kRoundsMax; ++round) {
       ECHO_ASSIGN(Solution s, solve(assumed_t_b));
       if (s.broadcast_time == assumed_t_b) return s;
+      // Often T_b does not change the target, and then not the set.
+      if (const auto own = target_for(s.broadcast_time);
+          own && own->required_rollouts_per_s == s.target.required_rollouts_per_s) {
+        assumed_t_b = s.broadcast_time;
+        return s;
+      }
       tried.push_back(assumed_t_b);
       const bool repeats = std::find(tried.begin(), tried.end(), s.broadcast_time) != tried.end();
       assumed_t_b = s.broadcast_time;
@@ -271,19 +266,40 @@ class Planner {
       if (!refused_.empty()) text += fmt::format(" ({} more are refused: {})", refused_.size(), reasons_to_refuse());
       text += ": add offers or relax what is required of them";
     }
-    // (1 + headroom) kappa R / (kappa T - T_b) <= M, solved for kappa.
-    const double step_s = seconds(request_.pace.step_time);
-    const double spare_rollouts_per_step =
-        usable_rate * step_s - (1 + request_.fleet.headroom) * request_.pace.rollouts_per_step;
-    if (spare_rollouts_per_step > 0) {
-      const int kappa = static_cast<int>(std::ceil(usable_rate * seconds(t_b) / spare_rollouts_per_step - kRounding));
-      if (kappa > request_.pace.publish_every) text += fmt::format(", or publish every {} steps (kappa)", kappa);
-    }
-    const double generating_s = request_.pace.publish_every * step_s - seconds(t_b);
-    const double r_max =
-        std::floor(usable_rate * generating_s / ((1 + request_.fleet.headroom) * request_.pace.publish_every));
-    if (r_max >= 1) text += fmt::format(", or lower R to {:.0f} or less", r_max);
+    text += remedies_for(usable_rate, t_b);
     return fail(Code::kInfeasible, kOperation, "{}, or allow a longer step", text);
+  }
+
+  // The least kappa or S, and the greatest R, with which this throughput suffices.
+  std::string remedies_for(double rollouts_per_s, Duration t_b) const {
+    constexpr int kStepsMore = 1000;
+    std::string text;
+    const PublicationTimes times = request_.publication_times(t_b);
+    const auto suffices = [&](const LearnerPace& pace, const CapacityTerms& terms) {
+      const auto target = capacity_target(pace, times, terms);
+      return target && target->provisioned_rollouts_per_s <= rollouts_per_s * (1 + kRounding);
+    };
+    LearnerPace pace = request_.pace;
+    const CapacityTerms terms = request_.capacity_terms();
+    const int kappa_max = std::min(request_.staleness_budget + 1, pace.publish_every + kStepsMore);
+    while (++pace.publish_every <= kappa_max)
+      if (suffices(pace, terms)) {
+        text += fmt::format(", or publish every {} steps (kappa)", pace.publish_every);
+        break;
+      }
+    CapacityTerms older = terms;
+    for (int more = 1; more <= kStepsMore && terms.rule == CapacityRule::kOverlap; ++more) {
+      older.staleness_budget = request_.staleness_budget + more;
+      if (!suffices(request_.pace, older)) continue;
+      text += fmt::format(", or allow S = {}", *older.staleness_budget);
+      break;
+    }
+    if (const auto target = capacity_target(request_.pace, times, terms)) {  // it is proportional to R
+      const double r_max =
+          std::floor(request_.pace.rollouts_per_step * rollouts_per_s / target->provisioned_rollouts_per_s);
+      if (r_max >= 1) text += fmt::format(", or lower R to {:.0f} or less", r_max);
+    }
+    return text;
   }
 
   // Reasons against offers, most frequent first.
@@ -315,8 +331,8 @@ class Planner {
     plan.method = s.method;
     plan.chosen_usd_per_hour = s.set.usd_per_hour;
     plan.greedy_usd_per_hour = s.greedy_usd_per_hour;
-    plan.exact_usd_per_hour = s.exact_usd_per_hour;
-    plan.lp_bound_usd_per_hour = lp_bound(pool_, s.target.provisioned_rollouts_per_s).value_or(0);
+    if (s.method == "exact") plan.exact_usd_per_hour = s.set.usd_per_hour;
+    plan.lp_bound_usd_per_hour = s.usd_per_hour_min;
     plan.staleness_needed = needed_staleness(request_.pace, assumed_t_b, s.set.rollouts_per_s);
     double slowest = pool_[s.members.front()].rollouts_per_s, fastest = slowest;
     for (const std::size_t i : s.members) {
@@ -328,10 +344,22 @@ class Planner {
     const int lag = staleness_lag(request_.pace.step_time, s.times.last() + request_.fleet.install_time_expected,
                                   from_seconds(std::min(kGroupSecondsMax, extra_group_s)));
     plan.staleness_worst = request_.staleness_worst ? request_.staleness_worst(lag) : request_.staleness_budget;
+    if (request_.predict_idle) plan.idle_fraction = request_.predict_idle(request_, pace_of(s));
     add_rows(s, plan);
     add_totals(plan);
     add_notes(s, plan);
     return plan;
+  }
+
+  FleetPace pace_of(const Solution& s) const {
+    FleetPace fleet;
+    fleet.links_busy = s.times.last();
+    for (std::size_t m = 0; m < s.members.size(); ++m) {
+      const Duration arrival = s.times.time_of(WorkerId{m + 1});
+      fleet.workers.push_back({.rollouts_per_s = pool_[s.members[m]].rollouts_per_s, .policy_arrival = arrival});
+      fleet.links_busy = std::min(fleet.links_busy, arrival);
+    }
+    return fleet;
   }
 
   void add_rows(const Solution& s, Plan& plan) const {
@@ -344,18 +372,22 @@ class Planner {
       row.assumed = assumed_of(request_, o);
       return row;
     };
-    std::map<std::uint32_t, std::vector<std::size_t>> occupants_by_machine, occupants_by_host;
+    std::uint32_t machines = 0, hosts = 0;
+    for (const Candidate& c : pool_) machines = std::max(machines, c.machine), hosts = std::max(hosts, c.host);
+    std::vector<std::vector<std::uint32_t>> occupants_by_machine(machines + 1);
+    std::vector<std::size_t> occupants_by_host(hosts + 1);
+    plan.rows.reserve(offers_.size());  // they may be many
     const auto occupy = [&](std::size_t i) {
-      if (pool_[i].machine) occupants_by_machine[pool_[i].machine].push_back(i);
-      if (pool_[i].host) occupants_by_host[pool_[i].host].push_back(i);
+      if (pool_[i].machine) occupants_by_machine[pool_[i].machine].push_back(static_cast<std::uint32_t>(i));
+      if (pool_[i].host) ++occupants_by_host[pool_[i].host];
     };
     // Returns why offer i cannot be rented beside the occupants; absent if it can.
     const auto exclusion_of = [&](std::size_t i) -> std::optional<std::string> {
       const Candidate& candidate = pool_[i];
       if (candidate.machine)
-        for (const std::size_t other : occupants_by_machine[candidate.machine])
+        for (const std::uint32_t other : occupants_by_machine[candidate.machine])
           if (pool_[other].gpus & candidate.gpus) return fmt::format("the same machine as {}", offer(other).id);
-      if (candidate.host && occupants_by_host[candidate.host].size() >= limits_.per_host_max)
+      if (candidate.host && occupants_by_host[candidate.host] >= limits_.per_host_max)
         return fmt::format("{} offers of this host are the limit (fleet.per_host_max)", limits_.per_host_max);
       return std::nullopt;
     };
@@ -444,11 +476,29 @@ class Planner {
     add_note_on_losses(plan);
     if (!request_.learner_usd_per_hour)
       plan.notes.push_back("the learner's own price is not stated (learner.usd_per_hour): it is not included");
+    add_note_on_staleness(s, plan);
     if (request_.staleness_budget < request_.pace.publish_every)
       plan.notes.push_back(fmt::format(
           "S = {} is strictly on-policy: after each publication the learner waits at least {} for a batch",
           request_.staleness_budget,
           to_text(plan.broadcast_time + from_seconds(request_.pace.rollouts_per_step / s.set.rollouts_per_s))));
+  }
+
+  // Notes that S, not the learner's speed, sets the target.
+  void add_note_on_staleness(const Solution& s, Plan& plan) const {
+    CapacityTerms without_budget = request_.capacity_terms();
+    without_budget.staleness_budget.reset();
+    const PublicationTimes times = request_.publication_times(plan.broadcast_time);
+    const auto any_age = capacity_target(request_.pace, times, without_budget);
+    if (!any_age || any_age->required_rollouts_per_s >= s.target.required_rollouts_per_s * (1 - kRounding)) return;
+    plan.notes.push_back(fmt::format(
+        "S = {} leaves a broadcast of {} and the next batch {} of T = {}, so {:.4g} rollouts/s are required; S = {} "
+        "would require {:.4g}",
+        request_.staleness_budget, to_text(plan.broadcast_time),
+        request_.staleness_budget - request_.pace.publish_every + 1, to_text(request_.pace.step_time),
+        s.target.required_rollouts_per_s,
+        needed_staleness(request_.pace, plan.broadcast_time, any_age->required_rollouts_per_s),
+        any_age->required_rollouts_per_s));
   }
 
   // Notes the sources of the rented machines' throughput, least certain first.
@@ -481,7 +531,8 @@ class Planner {
     // With S below kappa, training is strictly on-policy: the user wants the learner to wait for each policy's
     // rollouts.
     const bool is_on_policy = request_.staleness_budget < request_.pace.publish_every;
-    if (plan.staleness_needed > request_.staleness_budget && !is_on_policy)
+    const bool is_compared = request_.capacity_share != 1;
+    if (plan.staleness_needed > request_.staleness_budget && !is_on_policy && !is_compared)
       return fail(
           Code::kInfeasible, kOperation,
           "rollouts get {} steps old before newer ones arrive (kappa = {}, T_b = {}, T = {}) and the budget is S = {}: "
@@ -508,8 +559,6 @@ class Planner {
   std::vector<std::size_t> eligible_;                         // indices into offers_
   std::vector<Candidate> pool_;                               // of the eligible offers
   std::vector<std::size_t> order_;                            // eligible offers by unit cost
-  std::vector<std::size_t> shortlist_;                        // eligible offers that the search considers
-  std::vector<Candidate> shortlist_pool_;                     // of shortlist_
   std::vector<std::pair<std::size_t, std::string>> refused_;  // index into offers_, reason
   bool has_converged_ = true;
 };
@@ -561,6 +610,13 @@ std::optional<Spend> Plan::usd_run() const {
   const double learner_usd = seconds(*request.run_time) / 3600 * request.learner_usd_per_hour.value_or(0);
   return Spend{
       .low = spend->low + learner_usd, .expected = spend->expected + learner_usd, .high = spend->high + learner_usd};
+}
+
+std::optional<double> Plan::usd_run_with_waiting() const {
+  if (!request.run_time || !idle_fraction || *idle_fraction >= 1) return std::nullopt;
+  const double hours = seconds(*request.run_time) / (1 - *idle_fraction) / 3600;
+  return hours * (usd_per_hour.expected + request.learner_usd_per_hour.value_or(0)) + usd_joining +
+         replacing.usd.expected / (1 - *idle_fraction);
 }
 
 Result<Plan> make_plan(const PlanRequest& request, std::span<const Offer> offers) {

@@ -20,6 +20,19 @@
 
 namespace echoline::provisioner {
 
+// A fleet, as the prediction of the learner's idle time sees it.
+struct FleetPace {
+  struct Worker {
+    double rollouts_per_s = 0;
+    Duration policy_arrival{};  // from the end of a step until the worker has received its policy
+  };
+  std::vector<Worker> workers;  // at least one
+  Duration links_busy{};        // for which the learner's links carry one publication
+  // A worker holds so many groups, or the current one and those that it completes in `work_ahead` if they are more.
+  std::uint32_t groups_at_once = 2;
+  Duration work_ahead{};
+};
+
 struct PlanRequest {
   LearnerPace pace;  // R rollouts per step, kappa steps per publication, T per step
   // S: the highest allowed age of a rollout's policy in training, in learner steps.
@@ -28,6 +41,8 @@ struct PlanRequest {
   // The replay buffer's rule: returns the highest age of a rollout in training, given a staleness_lag(). Absent: S; a
   // plan that is read from a file has no rule.
   std::function<int(int lag)> staleness_worst;
+  // The share of its time that the learner waits with this fleet, by the replay buffer's rules. Absent: not predicted.
+  std::function<double(const PlanRequest&, const FleetPace&)> predict_idle;
   double group_size = 1;                       // rollouts that a worker generates as a unit
   std::optional<Duration> run_time;            // for all steps
   std::optional<double> learner_usd_per_hour;  // price of the learner's own machine; absent: not stated
@@ -45,6 +60,15 @@ struct PlanRequest {
   FleetSettings fleet;
   std::optional<Bytes> gpu_memory_min;  // per GPU
   std::vector<std::string> keep;        // offers of an earlier plan that are rented at any cost
+  // Share of the target that is rented; not 1 only for plans that are compared with this one (plan_study).
+  double capacity_share = 1;
+
+  CapacityTerms capacity_terms() const {
+    return {.rule = fleet.capacity_rule, .staleness_budget = staleness_budget, .headroom = fleet.headroom};
+  }
+  PublicationTimes publication_times(Duration broadcast_time) const {
+    return {.broadcast = broadcast_time, .install = fleet.install_time_expected};
+  }
 };
 
 // The cost of one offer under the plan, per hour. A part is absent if its price is neither stated nor assumed.
@@ -108,16 +132,17 @@ struct Plan {
   Spend usd_per_hour;                // of the fleet
   double usd_joining = 0;            // cost of the snapshots that all chosen workers receive once
   ReplacementCost replacing;         // over the run; empty without a run time
-  std::string method;                // the search that found the set: "greedy" or "exact"
+  std::string method;                // "exact": no set is cheaper; "bounded": the bound says by how much at most
   // Costs that the search compared, with every worker forwarding each publication once: the chosen set, the cheapest
-  // prefix by price per rollout, the fractional lower bound and the optimum.
+  // prefix by price per rollout, the bound below which no set within the limits costs, and the optimum if it is known.
   double chosen_usd_per_hour = 0;
   double greedy_usd_per_hour = 0;
   double lp_bound_usd_per_hour = 0;
-  std::optional<double> exact_usd_per_hour;  // if at most kExactPoolMax offers are eligible
-  int staleness_needed = 0;                  // least budget with which the learner never waits
-  int staleness_worst = 0;                   // highest age of a rollout in training
-  std::vector<std::string> notes;            // remarks for the reader, one sentence each
+  std::optional<double> exact_usd_per_hour;
+  int staleness_needed = 0;             // least budget with which the learner never waits
+  int staleness_worst = 0;              // highest age of a rollout in training
+  std::optional<double> idle_fraction;  // share of its time that the learner waits; absent: not predicted
+  std::vector<std::string> notes;       // remarks for the reader, one sentence each
 
   std::vector<const PlanRow*> chosen() const;
   Spend rollouts_range() const;  // of `rollouts_per_s`, if all workers were slower or faster than predicted
@@ -126,6 +151,9 @@ struct Plan {
   // stated. Absent without a run time.
   std::optional<Spend> usd_fleet() const;
   std::optional<Spend> usd_run() const;
+  // Expected cost of the run if each step takes longer by the predicted waiting. Absent without a run time or
+  // prediction.
+  std::optional<double> usd_run_with_waiting() const;
   // Fields as in docs/plan.md; unknown costs are null. Writes at most kRowsWritten offers: the chosen ones, then the
   // best others.
   nlohmann::json to_json() const;

@@ -12,7 +12,7 @@ namespace {
 
 using nlohmann::json;
 
-constexpr int kSchemaVersion = 4;
+constexpr int kSchemaVersion = 5;
 constexpr std::uint64_t kPlanBytesMax = 64 << 20;
 constexpr double kNumberMax = 1e12;  // of amounts and rates
 
@@ -36,6 +36,7 @@ void request_fields(F&& fields, Request& request) {
   fields.number_or_null("chunk_bytes", request.chunk.count, 0, 1e15);
   fields.duration("delay_seconds", request.paths.delay_expected);
   fields.duration("install_seconds", request.fleet.install_time_expected);
+  fields.choice("capacity_rule", request.fleet.capacity_rule, {CapacityRule::kOverlap, CapacityRule::kEcho2});
   fields.duration("boot_seconds_max", request.fleet.join_timeout);
   fields.number("active_fraction", request.quorum, 0, 1);
   using enum chains::TopologyPolicy;
@@ -140,6 +141,8 @@ void plan_fields(F&& fields, P& plan) {
   auto&& staleness = fields.section("staleness");
   staleness.number("worst", plan.staleness_worst, 0, 2e9);
   staleness.number("needed", plan.staleness_needed, 0, 2e9);
+  auto&& learner = fields.section("learner");
+  learner.optional("idle_fraction", plan.idle_fraction, 0, 1);
   fields.texts("notes", plan.notes);
 }
 

@@ -144,8 +144,9 @@ std::string Plan::to_table(std::optional<double> now_unix_s, std::optional<std::
                        ? fmt::format("{} of it to install; ", echoline::to_text(request.fleet.install_time_expected))
                        : "",
                    echoline::to_text(broadcast_lower_bound), echoline::to_text(broadcast_time_last)));
-  line(fmt::format("rollouts/s: {:.4g} required, {:.4g} with {:.3g} % headroom", target.required_rollouts_per_s,
-                   target.provisioned_rollouts_per_s, 100 * request.fleet.headroom));
+  line(fmt::format("rollouts/s: {:.4g} required ({}), {:.4g} with {:.3g} % headroom", target.required_rollouts_per_s,
+                   to_string(request.fleet.capacity_rule), target.provisioned_rollouts_per_s,
+                   100 * request.fleet.headroom));
   if (!market.source.empty())
     line(fmt::format("offers: {} ({}){}", cut(market.source, 50), market.format,
                      now_unix_s && market.recorded_unix_s
@@ -164,12 +165,14 @@ std::string Plan::to_table(std::optional<double> now_unix_s, std::optional<std::
     line(fmt::format("       {:.2g} machines lost and replaced: {}", replacing.losses, range_text(replacing.usd, 4)));
   line(fmt::format("learner: {} per hour",
                    request.learner_usd_per_hour ? fmt::format("${:.4f}", *request.learner_usd_per_hour) : "$?"));
+  if (idle_fraction) line(fmt::format("learner: waits {:.1f} % of its time for rollouts (idle)", 100 * *idle_fraction));
   if (const auto spend = usd_run())
     line(fmt::format("run: {}, {}{}", echoline::to_text(*request.run_time), range_text(*spend, 2),
                      request.learner_usd_per_hour ? "" : " and the learner"));
-  line(fmt::format(
-      "search: {}, {:.1f} % above the fractional bound{}", method, percent_above(lp_bound_usd_per_hour),
-      exact_usd_per_hour ? fmt::format(", {:.1f} % above the optimum", percent_above(*exact_usd_per_hour)) : ""));
+  line(fmt::format("search: {}", method == "exact"
+                                     ? "no set of these offers is cheaper within the limits"
+                                     : fmt::format("at most {:.2f} % above the cheapest set within the limits",
+                                                   percent_above(lp_bound_usd_per_hour))));
   line(fmt::format("staleness: at worst {} steps; {} bounds it (S {}, lookahead {})", staleness_worst,
                    staleness_bound_by(*this) == "budget" ? "S" : "the lookahead", request.staleness_budget,
                    request.lookahead));

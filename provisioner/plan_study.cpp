@@ -45,13 +45,15 @@ std::optional<double> price_limit(const Plan& plan, std::span<const Offer> offer
   const PlanRow& row = *plan.row_of(offers[index].id);
   if (row.rank == 0 || !row.cost.gpu) return std::nullopt;
   std::vector<Offer> pool(offers.begin(), offers.end());
+  PlanRequest request = plan.request;
+  request.predict_idle = nullptr;  // the choice does not depend on it
   double low = row.chosen ? *row.cost.gpu : 0;
   double high = row.chosen ? std::max(kPriceMin, *row.cost.gpu) * kPriceMultipleMax : *row.cost.gpu;
-  if (!row.chosen && !is_rented_at(plan.request, pool, index, 0)) return std::nullopt;
-  if (row.chosen && is_rented_at(plan.request, pool, index, high)) return high;
+  if (!row.chosen && !is_rented_at(request, pool, index, 0)) return std::nullopt;
+  if (row.chosen && is_rented_at(request, pool, index, high)) return high;
   for (int i = 0; i < kPriceSteps; ++i) {
     const double middle = (low + high) / 2;
-    (is_rented_at(plan.request, pool, index, middle) ? low : high) = middle;
+    (is_rented_at(request, pool, index, middle) ? low : high) = middle;
   }
   return low;
 }
@@ -149,6 +151,60 @@ Result<Explanation> explain_offer(const Plan& plan, std::span<const Offer> offer
   return explanation;
 }
 
+std::vector<IdlePoint> idle_curve(const PlanRequest& base, std::span<const Offer> offers) {
+  std::vector<IdlePoint> curve;
+  for (const double share : {0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0, 1.15, 1.3, 1.6, 2.0}) {
+    PlanRequest request = base;
+    request.capacity_share = share;
+    request.staleness_worst = nullptr;
+    if (share != 1) request.fleet.usd_per_hour_max = request.fleet.usd_max = std::nullopt;
+    const auto plan = make_plan(request, offers);
+    if (!plan) continue;
+    IdlePoint point{.share = share,
+                    .workers = plan->topology.size(),
+                    .rollouts_per_s = plan->rollouts_per_s,
+                    .usd_per_hour = plan->usd_per_hour.expected,
+                    .idle_fraction = plan->idle_fraction,
+                    .usd_run = plan->usd_run_with_waiting()};
+    const bool repeats = !curve.empty() && curve.back().rollouts_per_s == point.rollouts_per_s;
+    if (repeats && share != 1) continue;
+    if (repeats) curve.pop_back();
+    curve.push_back(point);
+  }
+  std::stable_sort(curve.begin(), curve.end(),
+                   [](const IdlePoint& a, const IdlePoint& b) { return a.usd_per_hour < b.usd_per_hour; });
+  return curve;
+}
+
+json idle_curve_json(const std::vector<IdlePoint>& curve) {
+  const auto or_null = [](const std::optional<double>& value) { return value ? json(*value) : json(nullptr); };
+  json points = json::array();
+  for (const IdlePoint& point : curve)
+    points.push_back({{"capacity_share", point.share},
+                      {"workers", point.workers},
+                      {"rollouts_per_s", point.rollouts_per_s},
+                      {"usd_per_hour", point.usd_per_hour},
+                      {"idle_fraction", or_null(point.idle_fraction)},
+                      {"run_usd", or_null(point.usd_run)}});
+  return points;
+}
+
+std::string idle_curve_table(const std::vector<IdlePoint>& curve, std::optional<std::size_t> columns) {
+  Table table({{.title = "capacity", .right_aligned = true},
+               {.title = "workers", .right_aligned = true, .drop_rank = 2},
+               {.title = "roll/s", .right_aligned = true, .drop_rank = 1},
+               {.title = "$/h", .right_aligned = true},
+               {.title = "idle", .right_aligned = true},
+               {.title = "run, $", .right_aligned = true},
+               {.title = ""}});
+  for (const IdlePoint& point : curve)
+    table.add_row({fmt::format("{:.0f} %", 100 * point.share), fmt::format("{}", point.workers),
+                   fmt::format("{:.4g}", point.rollouts_per_s), fmt::format("{:.4f}", point.usd_per_hour),
+                   point.idle_fraction ? fmt::format("{:.1f} %", 100 * *point.idle_fraction) : "?",
+                   point.usd_run ? fmt::format("{:.2f}", *point.usd_run) : "?", point.share == 1 ? "the plan" : ""});
+  return table.to_text(std::clamp<std::size_t>(columns.value_or(80), 40, 80));
+}
+
 std::vector<Variation> vary_plan(const PlanRequest& base, std::span<const Offer> offers) {
   std::vector<Variation> variations;
   const auto add = [&](std::string change, const PlanRequest& request, std::span<const Offer> pool) {
@@ -168,14 +224,22 @@ std::vector<Variation> vary_plan(const PlanRequest& base, std::span<const Offer>
   };
   const int s = base.staleness_budget, kappa = base.pace.publish_every;
   add("as it is", base, offers);
-  if (s > kappa - 1) vary(fmt::format("S {}", s - 1), [&](auto& r) { r.staleness_budget = s - 1; });
-  vary(fmt::format("S {}", s + 1), [&](auto& r) { r.staleness_budget = s + 1; });
+  // A lookahead that equals S follows it.
+  const auto set_budget = [&](PlanRequest& r, int budget) {
+    r.lookahead = r.lookahead == r.staleness_budget ? budget : std::min(r.lookahead, budget);
+    r.staleness_budget = budget;
+  };
+  if (s > kappa - 1) vary(fmt::format("S {}", s - 1), [&](auto& r) { set_budget(r, s - 1); });
+  vary(fmt::format("S {}", s + 1), [&](auto& r) { set_budget(r, s + 1); });
+  for (const int lookahead : std::set<int>{0, 1, 2, s})
+    if (lookahead <= s && lookahead != base.lookahead)
+      vary(fmt::format("lookahead {}", lookahead), [&](auto& r) { r.lookahead = lookahead; });
   for (const int other_kappa : std::set<int>{kappa / 2, kappa + 1, 2 * kappa, 4 * kappa}) {
     if (other_kappa <= 0 || other_kappa == kappa) continue;
     const int other_s = std::max(s, other_kappa + 1);  // leaves two steps to broadcast and generate
     vary(fmt::format("kappa {}, S {}", other_kappa, other_s), [&](auto& r) {
       r.pace.publish_every = other_kappa;
-      r.staleness_budget = other_s;
+      set_budget(r, other_s);
     });
   }
   for (const double factor : {0.5, 2.0, 4.0})
@@ -216,7 +280,9 @@ json variations_json(const std::vector<Variation>& variations) {
          {"t_b_seconds", if_feasible([](const Plan& p) { return seconds(p.broadcast_time); })},
          {"target_rollouts_per_s", if_feasible([](const Plan& p) { return p.target.provisioned_rollouts_per_s; })},
          {"workers", if_feasible([](const Plan& p) { return p.topology.size(); })},
-         {"usd_per_hour", if_feasible([](const Plan& p) { return p.usd_per_hour.expected; })}});
+         {"usd_per_hour", if_feasible([](const Plan& p) { return p.usd_per_hour.expected; })},
+         {"idle_fraction",
+          if_feasible([](const Plan& p) { return p.idle_fraction ? json(*p.idle_fraction) : json(nullptr); })}});
   }
   return rows;
 }
@@ -227,7 +293,8 @@ std::string variations_table(const std::vector<Variation>& variations, std::opti
                {.title = "target/s", .right_aligned = true, .drop_rank = 3},
                {.title = "workers", .right_aligned = true, .drop_rank = 1},
                {.title = "$/h", .right_aligned = true},
-               {.title = "change", .right_aligned = true}});
+               {.title = "change", .right_aligned = true},
+               {.title = "idle", .right_aligned = true}});
   constexpr std::size_t kWidthMin = 40, kWidthMax = 80, kReasonCharactersMin = 20;
   const std::size_t width = std::clamp(columns.value_or(kWidthMax), kWidthMin, kWidthMax);
   std::string infeasible_lines;
@@ -245,7 +312,8 @@ std::string variations_table(const std::vector<Variation>& variations, std::opti
     const std::string change = base_usd > 0 ? fmt::format("{:+.1f} %", 100 * (varied_usd / base_usd - 1)) : "";
     table.add_row({v.change, to_text(v.plan->broadcast_time),
                    fmt::format("{:.4g}", v.plan->target.provisioned_rollouts_per_s),
-                   fmt::format("{}", v.plan->topology.size()), fmt::format("{:.4f}", varied_usd), change});
+                   fmt::format("{}", v.plan->topology.size()), fmt::format("{:.4f}", varied_usd), change,
+                   v.plan->idle_fraction ? fmt::format("{:.1f} %", 100 * *v.plan->idle_fraction) : "?"});
   }
   return table.to_text(width) + infeasible_lines;
 }

@@ -31,6 +31,18 @@ struct Variation {
   std::string why_not;       // if there is no plan
 };
 
+// The learner's idle share against the fleet's price: the plans for more and for less capacity. Ascending by price.
+struct IdlePoint {
+  double share = 1;  // of the capacity that the plan rents; 1: the plan
+  std::size_t workers = 0;
+  double rollouts_per_s = 0, usd_per_hour = 0;
+  std::optional<double> idle_fraction, usd_run;  // usd_run: with the learner, for the time with the waiting
+};
+// Empty if there is no plan.
+std::vector<IdlePoint> idle_curve(const PlanRequest& request, std::span<const Offer> offers);
+nlohmann::json idle_curve_json(const std::vector<IdlePoint>& curve);
+std::string idle_curve_table(const std::vector<IdlePoint>& curve, std::optional<std::size_t> columns = {});
+
 // The plan as requested first, then with other S, kappa, prices, uplink and headroom, one change at a time.
 std::vector<Variation> vary_plan(const PlanRequest& request, std::span<const Offer> offers);
 nlohmann::json variations_json(const std::vector<Variation>& variations);

@@ -63,12 +63,17 @@ struct Started {
   InstanceId instance;
   std::optional<double> usd_per_hour;  // the provider's charge, if it reports one
 };
+// The instance's container runs now. Only of kinds with ProviderKind::reports_phases.
+struct Running {
+  InstanceId instance;
+};
 // The instance is not rented. With `perhaps_rented` an instance with its label may exist; only a listing can tell.
 struct StartFailed {
   Ticket ticket = 0;
   Error error;
   bool retryable = false;  // the same offer may be requested again; false: the offer is gone or the request is invalid
   bool perhaps_rented = false;
+  bool by_account = false;  // the reason is the account and not the offer: see AccountChanged
 };
 // The instance is not rented any more. Also reported if it was already gone.
 struct Stopped {
@@ -101,6 +106,13 @@ struct PriceChanged {
   InstanceId instance;
   double usd_per_hour = 0;
 };
+// The account's state or credit has changed.
+struct AccountChanged {
+  std::string trouble;       // why the provider cannot rent, such as a refused key; "" if it can
+  bool needs_user = false;   // only the user can end the trouble
+  bool key_refused = false;  // nothing can be returned either
+  std::optional<double> credit_usd;
+};
 // The instances whose label begins with the prefix. Only if `complete`, an instance that is missing here does not
 // exist.
 struct Listed {
@@ -109,7 +121,8 @@ struct Listed {
   std::vector<InstanceInfo> instances;
   std::optional<Error> error;  // if not complete
 };
-using ProviderEvent = std::variant<Started, StartFailed, Stopped, StopFailed, Exited, Ending, PriceChanged, Listed>;
+using ProviderEvent = std::variant<Started, Running, StartFailed, Stopped, StopFailed, Exited, Ending, PriceChanged,
+                                   AccountChanged, Listed>;
 
 // No call blocks: poll() returns the results and spontaneous events. Use from one thread. Every start() is answered by
 // one Started or StartFailed, every stop() by one Stopped or StopFailed, every list() by one Listed. An instance that
@@ -118,6 +131,10 @@ class Provider {
  public:
   virtual ~Provider() = default;
   virtual void start(Ticket ticket, const LaunchSpec& spec) = 0;
+  // Forgets a start whose request has not been sent. Returns whether there was one; it then has no answer.
+  virtual bool cancel(Ticket) { return false; }
+  // Reports events of an instance that an earlier process has started, as if this one had.
+  virtual void watch(const InstanceId&, const std::string& /*label*/) {}
   // Requests an orderly end if the provider can, and forces it after `grace`.
   virtual void stop(Ticket ticket, const InstanceId& instance, Duration grace) = 0;
   // Lists the instances whose label begins with `label_prefix`, from any process.
@@ -182,6 +199,10 @@ struct Bill {
   std::optional<double> credit_usd;  // the account's balance
 };
 
+struct Account {
+  std::optional<double> credit_usd;
+};
+
 // Returns an environment variable; null if it is not set.
 using Environment = std::function<const char*(const char* name)>;
 
@@ -205,6 +226,10 @@ struct ProviderKind {
 
   // Instances are processes of this machine, and end with the process that rented them.
   bool is_local = false;
+  // Started says that the instance is rented; Running follows when its container runs.
+  bool reports_phases = false;
+  // Starts that the provider can usefully have at a time, because the service limits their rate; 0: any number.
+  std::size_t starts_at_once = 0;
   // Credentials: names of environment variables. Workers on this machine do not inherit them.
   std::vector<std::string> secrets = {};
   // Reads section fleet.NAME of the run file, which settings_meaning describes; both texts live as long as the program.
@@ -217,6 +242,9 @@ struct ProviderKind {
   std::string title = {};  // for messages about its bill: "vast.ai"
   // Reads the bill of these days. Waits. Returns the whole bill or an error: the sum of a part would be too small.
   std::function<Result<Bill>(const ProviderOptions&, double from_unix_s, double to_unix_s)> bill = {};
+  // Asks the service whether it accepts the key. Waits a few seconds. kInvalid if it refuses the key, kUnavailable if
+  // it does not answer.
+  std::function<Result<Account>(const ProviderOptions&)> account = {};
   // Not empty if ports of its hosts are mapped. Runs on a host: returns the address at which other machines reach
   // `port`; absent if the environment does not have it.
   std::function<std::optional<MappedPort>(std::uint16_t port, const Environment&)> mapped_port = {};

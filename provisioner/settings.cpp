@@ -164,7 +164,11 @@ void read(ConfigSection fleet, FleetSettings& settings, bool simulated) {
              "bytes of the whole policy per byte of a delta, until they are measured");
   fleet.read("install_time_expected", settings.install_time_expected,
              {.min = Duration(0), .max = std::chrono::hours(1)},
-             "the part of T_b without transfer: finishing a batch, applying the delta");
+             "the part of T_b without transfer, in which a worker pauses: applying the delta; until it is measured");
+  fleet.read_choice("capacity_rule", settings.capacity_rule,
+                    {{"overlap", CapacityRule::kOverlap}, {"echo2", CapacityRule::kEcho2}},
+                    "the workers' engines go on during a broadcast and pause only to install the policy (overlap), or "
+                    "generate nothing until they have it (echo2)");
   fleet.read("usd_per_hour_max", settings.usd_per_hour_max, {.min = 0.0, .max = 1e9},
              {"US dollars that the fleet may cost; without it a learner faster than step_time_expected gets no more "
               "machines than planned",
@@ -193,11 +197,24 @@ void read(ConfigSection fleet, FleetSettings& settings, bool simulated) {
   fleet.read("workers_max", settings.workers_max,
              {.min = 1, .max = simulated ? static_cast<std::uint32_t>(chains::kChainWorkersMax) : 4096},
              "rented at the same time");
-  fleet.read("join_timeout", settings.join_timeout, {.min = std::chrono::seconds(1), .max = std::chrono::hours(24)},
-             "a rented worker that has not joined by then is returned, and another is rented in its place");
+  fleet.read(
+      "join_timeout", settings.join_timeout, {.min = std::chrono::seconds(1), .max = std::chrono::hours(24)},
+      "a rented worker that has not joined by then, counted from the provider's answer, is returned, and another "
+      "is rented in its place; for providers without pull_timeout and boot_timeout");
+  fleet.read("queue_timeout", settings.queue_timeout, {.min = std::chrono::seconds(1), .max = std::chrono::hours(24)},
+             "how long a provider may take to answer a request for a machine");
+  fleet.read(
+      "pull_timeout", settings.pull_timeout, {.min = std::chrono::seconds(1), .max = std::chrono::hours(24)},
+      {"vast: from the answer until the container runs; it pulls its image", "15 min, or join_timeout if longer"});
+  fleet.read("boot_timeout", settings.boot_timeout, {.min = std::chrono::seconds(1), .max = std::chrono::hours(24)},
+             {"vast: from then until the worker has joined; the container fetches the bundle",
+              "10 min, or join_timeout if longer"});
   fleet.read(
       "away_max", settings.away_max, {.min = std::chrono::seconds(1), .max = std::chrono::hours(24)},
       "how long the fleet keeps the machine and place of an absent worker, and how long a worker tries to reconnect");
+  fleet.read("silence_max", settings.silence_max, {.min = std::chrono::seconds(1), .max = std::chrono::hours(72)},
+             {"a rented container ends itself when its worker, or the learner, has been silent for this long",
+              "15 min, or three times away_max if longer"});
   fleet.read("replace_lost", settings.replace_lost, "rent another machine when a worker is lost");
 }
 

@@ -10,11 +10,15 @@
 #include <vector>
 
 #include "base/units.hpp"
+#include "provisioner/capacity.hpp"
 #include "provisioner/offers.hpp"
 #include "provisioner/provider.hpp"
 #include "provisioner/regions.hpp"
 
 namespace echoline::provisioner {
+
+inline constexpr Duration kPullTimeout = std::chrono::minutes(15), kBootTimeout = std::chrono::minutes(10);
+inline constexpr Duration kSilenceMax = std::chrono::minutes(15);
 
 struct FleetSettings {
   std::filesystem::path offers;
@@ -36,11 +40,13 @@ struct FleetSettings {
   std::map<std::string, ServiceSettings> services;  // by provider name
   // Spare capacity as a share: (1 + headroom) times the required capacity M* (provisioner/capacity.hpp) is rented.
   double headroom = 0.10;
+  CapacityRule capacity_rule = CapacityRule::kOverlap;
   // T, the time of a learner step, used until it is measured.
   Duration step_time_expected{};
   // Bytes of the whole policy per byte of a delta, used until it is measured.
   double delta_ratio_expected = 3.0;
-  // The part of T_b, the time of a broadcast, that is not transfer: finishing a batch, applying the delta.
+  // The part of T_b, the time of a broadcast, that is not transfer: applying the delta. A worker pauses for this time.
+  // Used until it is measured.
   Duration install_time_expected{};
   std::optional<double> usd_per_hour_max;
   std::optional<double> usd_max;  // for the whole run
@@ -54,10 +60,24 @@ struct FleetSettings {
   // Minimum rental time; excludes offers that do not state theirs.
   std::optional<Duration> duration_min;
   std::uint32_t workers_max = 64;
-  Duration join_timeout = std::chrono::seconds(60);
+  // Limits of the phases of a rented machine's start. A provider that reports the state of its containers
+  // (ProviderKind::reports_phases) has the phases pulling and booting, any other the phase joining.
+  Duration queue_timeout = std::chrono::minutes(5);  // queued: from the request to the provider's answer
+  std::optional<Duration> pull_timeout;              // pulling: from the answer until the container runs
+  std::optional<Duration> boot_timeout;              // booting: from then until the worker has joined
+  Duration join_timeout = std::chrono::seconds(60);  // joining: from the answer until the worker has joined
+  Duration pull_limit() const { return pull_timeout.value_or(std::max<Duration>(kPullTimeout, join_timeout)); }
+  Duration boot_limit() const { return boot_timeout.value_or(std::max<Duration>(kBootTimeout, join_timeout)); }
+  // From the provider's answer until the worker has joined, at most.
+  Duration start_limit(bool reports_phases) const {
+    return reports_phases ? pull_limit() + boot_limit() : join_timeout;
+  }
   // How long the fleet keeps the machine and place of an absent worker; also how long a worker tries to reconnect.
   Duration away_max = std::chrono::minutes(5);
   bool replace_lost = true;
+  // A rented container ends itself when its worker has been out of touch with the learner for this long.
+  std::optional<Duration> silence_max;
+  Duration silence_limit() const { return silence_max.value_or(std::max<Duration>(kSilenceMax, 3 * away_max)); }
 };
 
 // The keys of section `network` about machines and the links between them. Plans use all of them, the overlay

@@ -48,15 +48,15 @@ Result<AddOutcome> ReplayBuffer::add(std::span<const Trajectory> trajectories) {
   }
   std::set<GroupId> groups;
   for (const Trajectory& trajectory : trajectories) groups.insert(GroupId{trajectory.group()});
-  for (const GroupId group : groups) ECHO_TRY(store_->load_waiting(group));
+  for (const GroupId group : groups) ECHO_TRY(store_->reload_waiting(group));
   return outcome;
 }
 
-Result<std::optional<Batch>> ReplayBuffer::sample(std::uint64_t step, std::uint32_t groups) {
+Result<std::optional<Batch>> ReplayBuffer::sample(std::uint64_t step, std::uint32_t group_count) {
   store_->check_thread();
-  if (groups == 0) return fail(Code::kInvalid, "sample", "0 groups asked for, expected 1 or more");
+  if (group_count == 0) return fail(Code::kInvalid, "sample", "0 groups asked for, expected 1 or more");
   for (;;) {
-    const auto chosen = store_->waiting.next_batch(Version{store_->version_min(step)}, groups);
+    const auto chosen = store_->waiting.next_batch(Version{store_->version_min(step)}, group_count);
     if (!chosen) return std::optional<Batch>();
     Batch batch{step, {}};
     for (const GroupId group : *chosen) batch.groups.push_back({group, store_->waiting.find(group)->version, {}});
@@ -93,8 +93,8 @@ Status ReplayBuffer::discard(GroupId group, std::string_view reason) {
   const std::uint64_t deleted = db.changes();
   ECHO_TRY(db.run("DELETE FROM groups WHERE group_id = ?1", group.value));
   ECHO_TRY(store_->count_rejected(reason, deleted));
-  // Only groups that the ledger numbered go to the pool; others were added without a lease, so no worker may generate
-  // them.
+  // A group whose id a lease assigned (below next_group) returns to the pool, from which it is leased again. Other
+  // groups never had a lease, so no worker may generate them.
   ECHO_TRY(
       db.run("INSERT OR IGNORE INTO pool SELECT ?1 WHERE EXISTS (SELECT 1 FROM meta WHERE key = 'next_group' AND "
              "value > ?1)",
@@ -161,7 +161,7 @@ Result<bool> ReplayBuffer::store_scores(const Group& group) {
   ECHO_TRY(db.run("DELETE FROM failure WHERE group_id = ?1", group.id.value));
   ECHO_TRY(transaction.commit());
   store_->totals.bytes += bytes_after.value_or(0) - bytes_before.value_or(0);
-  ECHO_TRY(store_->load_waiting(group.id));
+  ECHO_TRY(store_->reload_waiting(group.id));
   return true;
 }
 
@@ -185,6 +185,7 @@ Status ReplayBuffer::consume(std::uint64_t step, std::span<const GroupId> groups
   Database& db = *store_->database;
   ECHO_ASSIGN(Transaction transaction, Transaction::begin(db));
   for (const GroupId group : groups) {
+    // A resumed run may repeat a step's call, so a group may be consumed again at the same step.
     ECHO_TRY(
         db.run("UPDATE groups SET consumed_step = ?1 WHERE group_id = ?2 AND members = ?3 AND version >= ?4 AND "
                "dropped_step IS NULL AND (consumed_step IS NULL OR consumed_step = ?1)",
@@ -201,8 +202,8 @@ Status ReplayBuffer::consume(std::uint64_t step, std::span<const GroupId> groups
           else if (row.integer(1) != store_->options.group_size)
             reason = fmt::format("it has {} of {} members", row.integer(1), store_->options.group_size);
           else
-            reason =
-                fmt::format("its version {} is staler than {} steps", row.integer(0), store_->options.staleness_budget);
+            reason = fmt::format("its version {} is more than {} steps old", row.integer(0),
+                                 store_->options.staleness_budget);
         },
         group.value));
     return fail(Code::kInvalid, "consume", "group {} cannot be consumed at step {}: {}", group, step, reason);

@@ -79,9 +79,9 @@ class ReplayBuffer {
   // bytes_max.
   Result<AddOutcome> add(std::span<const Trajectory> trajectories);
 
-  // Returns `groups` complete admissible groups for step t, or nothing if there are fewer. Does not mark them: call
-  // consume() after training. Discards groups that cannot be read ("unreadable") and takes other groups instead.
-  Result<std::optional<Batch>> sample(std::uint64_t step, std::uint32_t groups);
+  // Returns `group_count` complete admissible groups for step t, or nothing if there are fewer. Does not mark them:
+  // call consume() after training. Discards groups that cannot be read ("unreadable") and takes other groups instead.
+  Result<std::optional<Batch>> sample(std::uint64_t step, std::uint32_t group_count);
 
   // Marks the groups as consumed at step t in one transaction. kInvalid if one is unknown, incomplete or was consumed
   // at another step; repeating the call for the same step is allowed.

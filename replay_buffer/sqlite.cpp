@@ -34,8 +34,8 @@ Result<std::unique_ptr<Database>> Database::open(const std::filesystem::path& pa
   if (rc != SQLITE_OK) return database->error(rc);
   sqlite3_extended_result_codes(raw, 1);
   sqlite3_busy_timeout(raw, kBusyTimeoutMs);
-  // Locked exclusively, because two learners must never share a buffer. Then the index of the log needs no shared
-  // memory.
+  // Locked exclusively, because two learners must never share a buffer. SQLite then keeps the
+  // index of its write-ahead log in the heap, not in shared memory.
   for (const char* pragma : {"PRAGMA locking_mode=EXCLUSIVE", "PRAGMA journal_mode=WAL", "PRAGMA synchronous=FULL"})
     ECHO_TRY(database->run(pragma));
   ECHO_TRY(sync_folder(path));

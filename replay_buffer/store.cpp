@@ -91,7 +91,7 @@ Status Store::load_totals() {
 
 namespace {
 
-// From a row of group_id, version, members, unscored.
+// Returns the group of a row (group_id, version, members, unscored).
 WaitingGroup waiting_group(const Row& row) {
   return {.version = Version{row.integer(1)},
           .members = static_cast<std::uint32_t>(row.integer(2)),
@@ -109,7 +109,7 @@ Status Store::load_waiting() {
   return ok();
 }
 
-Status Store::load_waiting(GroupId group) {
+Status Store::reload_waiting(GroupId group) {
   std::optional<WaitingGroup> loaded;
   ECHO_TRY(database->each(
       "SELECT group_id, version, members, unscored FROM groups WHERE consumed_step IS NULL AND dropped_step IS NULL "
@@ -144,7 +144,7 @@ Result<bool> Store::insert(const Trajectory& t) {
   const std::string body = t.SerializeAsString();
   if (totals.rows + 1 > options.rows_max || totals.bytes + body.size() > options.bytes_max.count)
     return fail(Code::kExhausted, kInsert,
-                "the buffer holds {} trajectories of {} and {} of {}; prune more often or raise the limit", totals.rows,
+                "the buffer holds {} of {} trajectories and {} of {}; prune more often or raise the limit", totals.rows,
                 options.rows_max, to_text(Bytes{totals.bytes}), to_text(options.bytes_max));
   ECHO_TRY(db.run("INSERT INTO trajectory(id, group_id, member, body) VALUES(?1, ?2, ?3, ?4)", t.id(), t.group(),
                   t.member(), Blob{body}));

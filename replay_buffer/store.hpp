@@ -33,7 +33,7 @@ class Store {
 
   // Updates `waiting` from the file, for all groups or for one. Call after a commit.
   Status load_waiting();
-  Status load_waiting(GroupId group);
+  Status reload_waiting(GroupId group);
 
   std::unique_ptr<Database> database;
   BufferOptions options;

@@ -16,6 +16,7 @@ namespace {
 constexpr Duration kJoinInterval = std::chrono::microseconds(500);  // between the starts of two workers
 constexpr Duration kJoinTimeMax = std::chrono::seconds(60);         // after the start of the last worker
 constexpr Duration kDoneCheckInterval = std::chrono::milliseconds(10);
+constexpr int kHeartbeatsPerTimeout = 6;  // a worker is away after so many missing heartbeats
 constexpr BitRate kUnlimitedRate{1e12};
 
 // Simulates a fleet through one BroadcastScenario and collects the result.
@@ -58,8 +59,8 @@ class BroadcastSimulation final : public FleetObserver {
   Fleet fleet_;
   chains::Topology first_topology_;  // at the first publication
   std::vector<TimePoint> published_at_;
-  std::map<std::size_t, MaliciousSender*> poisoners_;  // by worker; owned by the world
-  std::string error_;                                  // describes a wrong delivery; empty: there was none
+  std::map<std::size_t, MaliciousRewriter*> poisoners_;  // by worker; owned by the world
+  std::string error_;                                    // describes a wrong delivery; empty: there was none
   BroadcastResult result_;
 };
 
@@ -75,11 +76,11 @@ WorldOptions BroadcastSimulation::world_options(const BroadcastScenario& scenari
 FleetOptions BroadcastSimulation::fleet_options(const BroadcastScenario& scenario) {
   FleetOptions options;
   options.seed = scenario.seed;
-  const LinkLimits limits{scenario.learner_up, {}};
+  const LinkLimits limits{.up = scenario.learner_up, .down = {}};
   if (scenario.cores_limit_rate)
     options.learner.limits = limits;
   else
-    options.learner.link = {limits.up, limits.down};
+    options.learner.link = {.up = limits.up, .down = limits.down};
   options.learner.policy = scenario.topology;
   options.learner.chooses_policy = scenario.chooses_topology;
   options.learner.chain_rate = scenario.chain_rate;
@@ -88,7 +89,7 @@ FleetOptions BroadcastSimulation::fleet_options(const BroadcastScenario& scenari
       BitRate{scenario.chain_rate.bits_per_s *
               std::max(1.0, std::floor(scenario.learner_up.bits_per_s / scenario.chain_rate.bits_per_s))};
   options.learner.heartbeat = scenario.heartbeat;
-  options.learner.network.heartbeat_timeout = 6 * scenario.heartbeat;
+  options.learner.network.heartbeat_timeout = kHeartbeatsPerTimeout * scenario.heartbeat;
   options.learner.network.quorum = scenario.quorum;
   if (scenario.regions_known) options.learner.regions = scenario.regions;
   options.learner.store = scenario.learner_store;
@@ -101,12 +102,12 @@ FleetOptions BroadcastSimulation::fleet_options(const BroadcastScenario& scenari
 
 void BroadcastSimulation::add_worker() {
   WorkerOptions options;
-  const LinkLimits limits = link_of(fleet_.workers());
+  const LinkLimits limits = link_of(fleet_.worker_count());
   if (scenario_.cores_limit_rate)
     options.limits = limits;
   else
-    options.link = {limits.up, limits.down};
-  options.region = region_of(fleet_.workers());
+    options.link = {.up = limits.up, .down = limits.down};
+  options.region = region_of(fleet_.worker_count());
   options.enrols = false;
   options.store.memory_max = scenario_.worker_store;
   options.install_time = {};
@@ -115,7 +116,7 @@ void BroadcastSimulation::add_worker() {
 
 void BroadcastSimulation::publish(std::size_t index) {
   published_at_.push_back(world_.now());
-  result_.publications.push_back({Version{index}, {}, {}});
+  result_.publications.push_back({.version = Version{index}, .t_b = {}, .completions = {}});
   if (index == 0 && fleet_.learner()) first_topology_ = fleet_.learner()->topology();
   PublishSpec spec;
   const bool is_snapshot = index == 0 || scenario_.delta.count == 0;
@@ -125,21 +126,22 @@ void BroadcastSimulation::publish(std::size_t index) {
 }
 
 void BroadcastSimulation::on_delivered(std::size_t worker, const act::Deliver& delivery) {
-  const Publication& p = delivery.publication;
-  result_.chunks_delivered += p.payload.pieces().size();
-  if (!fleet_.published_content().matches({p.version, p.base}, p.policy_digest, p.payload.pieces()))
-    error_ = fmt::format("worker {} received wrong bytes for version {}", worker, p.version);
+  const Publication& publication = delivery.publication;
+  result_.chunks_delivered += publication.payload.pieces().size();
+  if (!fleet_.published_content().matches({publication.version, publication.base}, publication.policy_digest,
+                                          publication.payload.pieces()))
+    error_ = fmt::format("worker {} received wrong bytes for version {}", worker, publication.version);
 }
 
 bool BroadcastSimulation::all_joined() const {
-  for (std::size_t i = 0; i < fleet_.workers(); ++i)
+  for (std::size_t i = 0; i < fleet_.worker_count(); ++i)
     if (!fleet_.worker(i).joined) return false;
   return true;
 }
 
 bool BroadcastSimulation::live_workers_have(Version version) const {
   // Newest workers first: they finish last, so the search ends early.
-  for (std::size_t i = fleet_.workers(); i-- > 0;)
+  for (std::size_t i = fleet_.worker_count(); i-- > 0;)
     if (is_alive(i) && !has_installed(i, version)) return false;
   return true;
 }
@@ -170,9 +172,9 @@ void BroadcastSimulation::choose_poisoners() {
       const std::size_t worker = *fleet_.worker_with_id(chain[position]);
       MaliceOptions options;
       options.flip_share = scenario_.poisoned_share;
-      auto malice = std::make_unique<MaliciousSender>(options, scenario_.seed, worker);
-      poisoners_[worker] = malice.get();
-      world_.set_malice(fleet_.worker(worker).host, std::move(malice));
+      auto rewriter = std::make_unique<MaliciousRewriter>(options, scenario_.seed, worker);
+      poisoners_[worker] = rewriter.get();
+      world_.set_rewriter(fleet_.worker(worker).host, std::move(rewriter));
     }
 }
 
@@ -245,7 +247,7 @@ Result<BroadcastResult> BroadcastSimulation::run() {
   if (scenario_.replace_every) world_.run_at(start + *scenario_.replace_every, [this] { replace_forwarding_worker(); });
   const Version last_version{scenario_.publications - 1};
   std::optional<TimePoint> all_installed_at;
-  const auto done = [&] {
+  const auto is_done = [&] {
     if (!error_.empty() || !fleet_.application_error().empty()) return true;
     if (events_left > 0 || !live_workers_have(last_version)) return false;
     if (!all_installed_at) all_installed_at = world_.now();
@@ -255,10 +257,10 @@ Result<BroadcastResult> BroadcastSimulation::run() {
     return reported || world_.now() > *all_installed_at + std::chrono::seconds(1);
   };
   result_.finished =
-      world_.run(start + scenario_.time_max, done) && error_.empty() && fleet_.application_error().empty();
+      world_.run(start + scenario_.time_max, is_done) && error_.empty() && fleet_.application_error().empty();
   if (!result_.finished) {
     result_.unfinished = error_ + fleet_.application_error();
-    for (std::size_t i = 0; i < fleet_.workers(); ++i) {
+    for (std::size_t i = 0; i < fleet_.worker_count(); ++i) {
       if (!is_alive(i) || has_installed(i, last_version)) continue;
       const auto& installed = fleet_.worker(i).installed;
       result_.unfinished +=
@@ -272,12 +274,12 @@ Result<BroadcastResult> BroadcastSimulation::run() {
 
 void BroadcastSimulation::collect_results(TimePoint start) {
   for (const BroadcastReport& report : fleet_.reports()) result_.publications[report.version.value].t_b = report.t_b;
-  for (PublicationTimes& p : result_.publications)
-    for (std::size_t i = 0; i < fleet_.workers(); ++i) {
-      const Fleet::Worker& w = fleet_.worker(i);
-      const auto installed = w.installed_at.lower_bound(p.version);
-      if (installed != w.installed_at.end())
-        p.completions.emplace_back(w.id(), installed->second - published_at_[p.version.value]);
+  for (PublicationTimes& times : result_.publications)
+    for (std::size_t i = 0; i < fleet_.worker_count(); ++i) {
+      const Fleet::Worker& receiver = fleet_.worker(i);
+      const auto installed = receiver.installed_at.lower_bound(times.version);
+      if (installed != receiver.installed_at.end())
+        times.completions.emplace_back(receiver.id(), installed->second - published_at_[times.version.value]);
     }
   if (LearnerCore* learner = fleet_.learner()) {
     result_.learner_bytes_sent = learner->stats().bytes_sent;
@@ -287,14 +289,14 @@ void BroadcastSimulation::collect_results(TimePoint start) {
         ++(poisoners_.contains(*fleet_.worker_with_id(view.info.id)) ? result_.poisoners_quarantined
                                                                      : result_.others_quarantined);
   }
-  for (std::size_t i = 0; i < fleet_.workers(); ++i) {
+  for (std::size_t i = 0; i < fleet_.worker_count(); ++i) {
     if (!fleet_.member(i)) continue;
     const WorkerStats stats = fleet_.member(i)->stats();
     result_.worker_chunk_bytes_in += stats.chunk_bytes_in;
     result_.chunks_duplicate += stats.chunks_duplicate;
     result_.chunks_corrupt += stats.chunks_corrupt;
   }
-  for (const auto& [worker, malice] : poisoners_) result_.poisoned.push_back(malice->chunks_flipped());
+  for (const auto& [worker, rewriter] : poisoners_) result_.poisoned.push_back(rewriter->chunks_flipped());
   result_.snapshots_asked = fleet_.snapshots_requested();
   result_.virtual_time = world_.now() - start;
   result_.bytes_crossed = {world_.bytes_crossed()};
@@ -306,11 +308,14 @@ Status BroadcastSimulation::compute_predictions() {
   std::vector<chains::WorkerLink> links;
   for (std::size_t i = 0; i < scenario_.workers; ++i) {
     const LinkLimits limits = link_of(i);
-    links.push_back({fleet_.worker(i).id(), limits.up.value_or(kUnlimitedRate), limits.down.value_or(kUnlimitedRate),
-                     scenario_.delay, region_of(i)});
+    links.push_back({.id = fleet_.worker(i).id(),
+                     .up = limits.up.value_or(kUnlimitedRate),
+                     .down = limits.down.value_or(kUnlimitedRate),
+                     .delay = scenario_.delay,
+                     .region = region_of(i)});
   }
   std::sort(links.begin(), links.end(), [](const auto& a, const auto& b) { return a.id < b.id; });
-  result_.lower_bound = chains::lower_bound(scenario_.payload, scenario_.learner_up, links, 1, scenario_.regions);
+  result_.lower_bound = chains::lower_bound(scenario_.payload, scenario_.learner_up, links, /*q=*/1, scenario_.regions);
   result_.topology = first_topology_;
   ECHO_ASSIGN(const auto times, chains::broadcast_time(first_topology_, scenario_.payload, scenario_.chunk,
                                                        scenario_.learner_up, links, scenario_.regions));

@@ -64,7 +64,7 @@ Disk::Answer Disk::perform(Action& action, TimePoint now) {
   }
   if (auto* spool = std::get_if<act::Spool>(&action)) {
     Status status = write(*spool, now);
-    write_failed_ = write_failed_ || !status;
+    has_write_failed_ = has_write_failed_ || !status;
     if (!spool->chunk) return std::monostate{};
     return Spooled{spool->publication, *spool->chunk, std::move(status)};
   }
@@ -116,7 +116,7 @@ Result<Slice> Disk::read(const act::ReadChunk& read_chunk) {
 void Disk::complete_all(TimePoint now) {
   while (!queue_.empty()) complete(now);
   free_at_ = now;
-  write_failed_ = false;
+  has_write_failed_ = false;
 }
 
 void Disk::on_crash(TimePoint now) {
@@ -125,7 +125,7 @@ void Disk::on_crash(TimePoint now) {
   for (; completed > 0; --completed) complete(now);
   queue_.clear();
   free_at_ = now;
-  write_failed_ = false;
+  has_write_failed_ = false;
 }
 
 void Disk::on_power_loss(TimePoint now) {

@@ -76,7 +76,7 @@ class Disk {
   // The payload of a spool for act::Deliver; kNotFound if there is a gap.
   Result<overlay::Payload> open(const overlay::PublicationId& id, std::uint64_t bytes) const;
   // Whether a write has failed since the last crash or start.
-  bool write_failed() const { return write_failed_; }
+  bool has_write_failed() const { return has_write_failed_; }
   // Payload bytes of all spools.
   std::uint64_t bytes() const { return bytes_; }
   // The part of bytes() that has records in a log. A power loss can remove the record of a chunk and keep its data.
@@ -107,7 +107,7 @@ class Disk {
   std::optional<std::string> state_;
   std::map<overlay::PublicationId, Spool> spools_;
   std::uint64_t bytes_ = 0, unrecorded_bytes_ = 0;  // of payload; those without a record
-  bool write_failed_ = false, is_corrupted_ = false;
+  bool has_write_failed_ = false, is_corrupted_ = false;
 };
 
 }  // namespace echoline::sim

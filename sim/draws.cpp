@@ -15,11 +15,12 @@ constexpr double kZ95 = 1.6448536269514722;  // the standard normal's 95th perce
 
 }  // namespace
 
-// frexp, ldexp, floor and sqrt are exact or correctly rounded on all machines, so these series give the same bits.
+// The functions below compute series from + - * /, frexp, ldexp, floor and sqrt only, which give the same bits on all
+// machines.
 
 // x = mantissa * 2^exponent, and log(mantissa) = 2 * (s + s^3/3 + s^5/5 + ...) with s = (mantissa - 1) / (mantissa +
 // 1).
-double exact_log(double x) {
+double portable_log(double x) {
   ECHO_CHECK(x > 0 && std::isfinite(x), "the logarithm of {}", x);
   int exponent = 0;
   double mantissa = std::frexp(x, &exponent);
@@ -31,7 +32,7 @@ double exact_log(double x) {
 }
 
 // x = exponent * log(2) + reduced, and e^reduced is its Taylor series.
-double exact_exp(double x) {
+double portable_exp(double x) {
   ECHO_CHECK(x >= -700 && x <= 700, "e to the {}", x);
   const double exponent = std::floor(x / kLn2 + 0.5), reduced = x - exponent * kLn2;
   double sum = 1;  // |reduced| <= 0.35: 16 terms exceed a double's precision
@@ -39,26 +40,27 @@ double exact_exp(double x) {
   return std::ldexp(sum, static_cast<int>(exponent));
 }
 
-double Lognormal::sigma() const { return p95 > median && median > 0 ? exact_log(p95 / median) / kZ95 : 0; }
+double Lognormal::sigma() const { return p95 > median && median > 0 ? portable_log(p95 / median) / kZ95 : 0; }
 
 double Lognormal::mean() const {
   const double s = sigma();
-  return s > 0 ? median * exact_exp(s * s / 2) : median;
+  return s > 0 ? median * portable_exp(s * s / 2) : median;
 }
 
-double Draws::exponential(double mean) { return -mean * exact_log(1 - random_.uniform()); }
+double Draws::exponential(double mean) { return -mean * portable_log(1 - random_.uniform()); }
 
 double Draws::normal() {
   for (;;) {  // Marsaglia's polar method
     const double u = 2 * random_.uniform() - 1, v = 2 * random_.uniform() - 1, s = u * u + v * v;
-    if (s > 0 && s < 1) return u * std::sqrt(-2 * exact_log(s) / s);
+    if (s > 0 && s < 1) return u * std::sqrt(-2 * portable_log(s) / s);
   }
 }
 
 double Draws::lognormal(const Lognormal& distribution) {
   const double sigma = distribution.sigma();
   if (sigma == 0) return distribution.median;
-  return distribution.median * exact_exp(sigma * std::clamp(normal(), -3.0, 3.0));
+  constexpr double kSigmasMax = 3;  // so that no draw is an extreme
+  return distribution.median * portable_exp(sigma * std::clamp(normal(), -kSigmasMax, kSigmasMax));
 }
 
 double Draws::sample(const Histogram& histogram) {
@@ -67,7 +69,7 @@ double Draws::sample(const Histogram& histogram) {
   const double weight = random_.uniform() * weights.back();
   const auto index =
       static_cast<std::size_t>(std::upper_bound(weights.begin(), weights.end(), weight) - weights.begin());
-  return histogram.values[std::min(index, histogram.values.size() - 1)];  // rounding may give the sum itself
+  return histogram.values[std::min(index, histogram.values.size() - 1)];  // rounding may make `weight` equal to the sum
 }
 
 }  // namespace echoline::sim

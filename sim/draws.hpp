@@ -7,8 +7,8 @@
 
 namespace echoline::sim {
 
-double exact_log(double x);  // for a positive, finite x
-double exact_exp(double x);  // for -700 to 700
+double portable_log(double x);  // for a positive, finite x
+double portable_exp(double x);  // for -700 to 700
 
 // A lognormal distribution by its median and 95th percentile. Constant if they are equal.
 struct Lognormal {

@@ -41,8 +41,8 @@ class EventQueue {
     std::size_t hole = 0;
     for (std::size_t child; size > 0 && (child = hole * kChildren + 1) < size; hole = child) {
       const std::size_t end = std::min(child + kChildren, size);
-      for (std::size_t c = child + 1; c < end; ++c)
-        if (is_before(heap_[c], heap_[child])) child = c;
+      for (std::size_t sibling = child + 1; sibling < end; ++sibling)
+        if (is_before(heap_[sibling], heap_[child])) child = sibling;
       if (!is_before(heap_[child], last)) break;
       heap_[hole] = heap_[child];
     }

@@ -12,6 +12,7 @@ using namespace overlay;
 
 namespace {
 
+constexpr std::uint64_t kFleetRandomStream = 3;  // differs from the streams of the world's other generators
 constexpr Duration kCatchUpRetry = std::chrono::milliseconds(500);  // until a refused catch-up is tried again
 
 }  // namespace
@@ -27,11 +28,14 @@ struct Fleet::PendingPublication {
 };
 
 Fleet::Fleet(World& world, const FleetOptions& options)
-    : world_(world), options_(options), random_(options.seed, 3), faults_(std::make_unique<FaultSites>(options.seed)) {
+    : world_(world),
+      options_(options),
+      random_(options.seed, kFleetRandomStream),
+      faults_(std::make_unique<FaultSites>(options.seed)) {
   auto authority = trust::Authority::create(kRunId, new_key());
   ECHO_CHECK(authority.has_value());
   authority_ = std::make_shared<const trust::Authority>(std::move(*authority));
-  checker_ = std::make_shared<const RememberingChecker>(kRunId, authority_->key(), published_content_);
+  checker_ = std::make_shared<const CachingChecker>(kRunId, authority_->key(), published_content_);
   accomplice_state_->checker = checker_;
   world_.set_authority({kRunId, authority_->public_key()});
   learner_host_ = world_.add_host(options_.learner.link, options_.learner.clock_skew, options_.learner.regions.learner);
@@ -42,7 +46,7 @@ Fleet::~Fleet() = default;
 
 trust::SigningKey Fleet::new_key() {
   trust::SigningKey::Seed seed;
-  for (std::byte& b : seed) b = static_cast<std::byte>(random_.next());
+  for (std::byte& byte : seed) byte = static_cast<std::byte>(random_.next());
   return trust::SigningKey(seed);
 }
 
@@ -56,8 +60,8 @@ Digest Fleet::new_digest(Version version) {
 std::vector<std::byte> Fleet::random_bytes(std::uint64_t count) {
   std::vector<std::byte> bytes(count + 8);
   for (std::size_t i = 0; i < count; i += 8) {
-    const std::uint64_t r = random_.next();
-    std::memcpy(bytes.data() + i, &r, 8);
+    const std::uint64_t random_bits = random_.next();
+    std::memcpy(bytes.data() + i, &random_bits, 8);
   }
   bytes.resize(count);
   return bytes;
@@ -97,10 +101,11 @@ void Fleet::start_learner(std::uint64_t versions_lost) {
   config.authority = authority_;
   config.checker = checker_;
   config.durable = options.durable;
+  // In the simulation, a member's place is the number of its region.
   if (options.regions.several())
     config.region_of = [](const MemberInfo& info) { return static_cast<std::uint32_t>(std::stoul(info.place)); };
   config.store_bytes_max = options.store;
-  config.folded_max = options.folded_max;
+  config.folded_deltas_max = options.folded_deltas_max;
   if (const auto& bytes = world_.disk(learner_host_).state()) {
     auto state = decode_learner_state(*bytes);
     if (state)
@@ -109,16 +114,16 @@ void Fleet::start_learner(std::uint64_t versions_lost) {
       application_error_ = "the learner's state file cannot be read: " + state.error().message();
   }
   if (!config.state) {
-    // Ids below this are for workers that do not enrol and for the intruder (next_id_).
+    // Ids below kFirstEnrolledId are for workers that do not enrol and for the intruder (next_id_).
     config.state.emplace();
     config.state->run_id = kRunId;
     config.state->next_worker = config.state->next_serial = kFirstEnrolledId;
   }
-  // Complete versions that are not on disk are lost, so the learner publishes them again.
+  // A durable learner resumes with the complete versions in its state, without the newest `versions_lost` of them: it
+  // lost their files and publishes them again. One version always stays.
   if (options.durable) {
     policies_.clear();
-    if (config.state)
-      for (const auto& [version, digest] : config.state->published) policies_[version] = digest;
+    for (const auto& [version, digest] : config.state->published) policies_[version] = digest;
     for (; versions_lost > 0 && policies_.size() > 1; --versions_lost) policies_.erase(std::prev(policies_.end()));
     newest_.reset();
     if (!policies_.empty()) newest_ = policies_.rbegin()->first;
@@ -204,8 +209,9 @@ void Fleet::publish(const PublishSpec& spec) {
   ++publications_in_progress_;
   world_.note(fmt::format("the learner publishes {}, {} bytes", to_text(announcement.key), spec.bytes));
   world_.call(learner_host_, [&](TimePoint now) {
-    const Status begun = learner()->begin(announcement, pending->sealer->opening(), /*catch_up=*/false, now);
-    if (!begun) {
+    const Status begun =
+        learner()->begin(announcement, pending->sealer->signed_announcement(), /*catch_up=*/false, now);
+    if (!begun) {  // a defect: the error ends the simulation
       application_error_ = begun.error().message();
       --publications_in_progress_;
     }
@@ -232,7 +238,7 @@ void Fleet::encode(const std::shared_ptr<PendingPublication>& pending) {
     if (chunks.empty()) return;
     world_.call(learner_host_, [&](TimePoint now) {
       const Status added = learner()->add(id, std::move(chunks), now);
-      // The learner drops a publication, and any catch-up, for which its store has no room.
+      // If its store has no room, the learner drops a publication (kNotFound), or a catch-up (with any error).
       const bool was_dropped = !added && (added.error().code == Code::kNotFound || publication.catch_up);
       if (!added && !was_dropped) application_error_ = added.error().message();
     });
@@ -255,7 +261,7 @@ void Fleet::encode(const std::shared_ptr<PendingPublication>& pending) {
     policies_[version] = publication.digest;
     newest_ = version;
     recent_publications_.emplace_back(version, publication.spec.bytes);
-    if (recent_publications_.size() > options_.learner.folded_max + 1) recent_publications_.pop_front();
+    if (recent_publications_.size() > options_.learner.folded_deltas_max + 1) recent_publications_.pop_front();
   }
   world_.call(learner_host_, [&](TimePoint now) {
     const Status finish_status = learner()->finish(*manifest, signed_manifest, now);
@@ -296,7 +302,7 @@ void Fleet::provide_catch_up(const act::NeedCatchUp& need, std::uint64_t learner
     pending->sealer.emplace(announcement, authority_->key());
     world_.note(fmt::format("the learner provides {} to catch up with", to_text(announcement.key)));
     world_.call(learner_host_, [&](TimePoint now) {
-      begun = learner()->begin(announcement, pending->sealer->opening(), /*catch_up=*/true, now);
+      begun = learner()->begin(announcement, pending->sealer->signed_announcement(), /*catch_up=*/true, now);
     });
     if (begun) published_content_.begin(pending->sealer->id(), announcement);
   }

@@ -31,7 +31,7 @@ struct LearnerOptions : overlay::LearnerRules {
   Duration publication_lifetime = std::chrono::hours(1);
   Duration snapshot_encode_time = std::chrono::milliseconds(50);
   std::uint64_t snapshot_bytes = 200'000;  // of a snapshot for a worker that lacks its base
-  std::size_t folded_max = 0;              // most stored deltas that are combined into one for a worker that is behind
+  std::size_t folded_deltas_max = 0;       // most stored deltas that are combined into one for a worker that is behind
 };
 
 struct WorkerOptions {
@@ -119,7 +119,7 @@ class Fleet {
   void kill_worker(std::size_t worker, Death death);
   void drain_worker(std::size_t worker);   // the worker leaves for good
   void retire_worker(std::size_t worker);  // its machine is returned: the worker does not come back
-  std::size_t workers() const { return workers_.size(); }
+  std::size_t worker_count() const { return workers_.size(); }
 
   struct Worker {
     WorkerOptions options;
@@ -199,7 +199,7 @@ class Fleet {
   Random random_;
   std::shared_ptr<const overlay::trust::Authority> authority_;
   PublishedContent published_content_;
-  std::shared_ptr<const RememberingChecker> checker_;
+  std::shared_ptr<const CachingChecker> checker_;
   std::unique_ptr<FaultSites> faults_;
   FleetObserver* observer_ = nullptr;
   bool random_faults_stopped_ = false, run_has_ended_ = false, messages_stopped_ = false, starts_are_blocked_ = false;

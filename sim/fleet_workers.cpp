@@ -13,6 +13,8 @@ namespace {
 
 constexpr int kReplacementsMax = 3;           // new machines for a malicious worker
 constexpr std::uint64_t kHourMs = 3'600'000;  // an hour in ms
+// Random stream of the first worker's malice. The other workers have the streams after it.
+constexpr std::uint64_t kMaliceStream = 100;
 
 Slice slice_of(const std::string& text) {
   const auto bytes = std::as_bytes(std::span(text));
@@ -32,8 +34,8 @@ std::size_t Fleet::add_worker(const WorkerOptions& requested) {
   world_.set_nat(worker->host, options.behind_nat);
   world_.disk(worker->host).configure(options.disk_options);
   if (options.malice.any())
-    world_.set_malice(worker->host,
-                      std::make_unique<MaliciousSender>(options.malice, options_.seed, 100 + i, accomplice_state_));
+    world_.set_rewriter(worker->host, std::make_unique<MaliciousRewriter>(options.malice, options_.seed,
+                                                                          kMaliceStream + i, accomplice_state_));
   if (options.open_files_max)
     world_.set_connections_max(worker->host, ConnectionLimits::of(*options.open_files_max).total);
   worker_by_host_[worker->host.value] = i;
@@ -93,14 +95,15 @@ void Fleet::add_intruder(Duration request_interval) {
   expired.expires_unix_ms = now_ms - kHourMs;
   constexpr std::uint64_t kParentsNamed = 12;
   for (std::uint64_t i = 0; i < kParentsNamed; ++i)
-    expired.from.push_back({WorkerId{i}, 1}), expired.from.push_back({WorkerId{kFirstEnrolledId + i}, 1});
+    for (const WorkerId parent : {WorkerId{i}, WorkerId{kFirstEnrolledId + i}})
+      expired.from.push_back({.parent = parent, .stripe_mask = 1});
   Grant for_absent_parent = expired;
-  for_absent_parent.from = {{WorkerId{kFirstEnrolledId - 1}, 1}};
+  for_absent_parent.from = {Grant::From{.parent = WorkerId{kFirstEnrolledId - 1}, .stripe_mask = 1}};
   for_absent_parent.expires_unix_ms = now_ms + 100 * kHourMs;
   const auto living_parents = [this] {
     std::vector<WorkerId> parents{kLearnerId};
-    for (const auto& w : workers_)
-      if (world_.is_alive(w->host) && w->state) parents.push_back(w->id());
+    for (const auto& candidate : workers_)
+      if (world_.is_alive(candidate->host) && candidate->state) parents.push_back(candidate->id());
     return parents;
   };
   const auto endpoint = [this](WorkerId parent) -> std::optional<Endpoint> {
@@ -135,9 +138,9 @@ const Intruder* Fleet::intruder() const {
 }
 
 void Fleet::start_worker(std::size_t i) {
-  Worker& w = *workers_[i];
-  if (world_.is_alive(w.host) || starts_are_blocked_) return;
-  if (const auto& bytes = world_.disk(w.host).state(); w.options.disk && bytes) {
+  Worker& worker = *workers_[i];
+  if (world_.is_alive(worker.host) || starts_are_blocked_) return;
+  if (const auto& bytes = world_.disk(worker.host).state(); worker.options.disk && bytes) {
     auto state = decode_worker_state(*bytes);
     // The host needs a valid certificate to join; its dates are checked by the core.
     const auto identity =
@@ -146,15 +149,15 @@ void Fleet::start_worker(std::size_t i) {
     if (identity) return join(i, std::move(*state));
     application_error_ = fmt::format("worker {}: its state file cannot be read: {}", i, identity.error().message());
   }
-  if (w.options.enrols) return enrol(i);
+  if (worker.options.enrols) return enrol(i);
   // A worker that does not enrol starts with an identity that the run has made for it.
-  w.key = new_key();
+  worker.key = new_key();
   WorkerState state;
   state.run_id = kRunId;
   state.worker = WorkerId{next_id_++};
   state.authority = authority_->certificate();
   trust::CertificateRequest request;
-  request.subject = w.key->public_key();
+  request.subject = worker.key->public_key();
   request.kind = trust::PeerIdentity::Kind::kWorker;
   request.worker = state.worker;
   request.serial = state.worker.value;
@@ -167,83 +170,84 @@ void Fleet::start_worker(std::size_t i) {
 }
 
 void Fleet::enrol(std::size_t i) {
-  Worker& w = *workers_[i];
-  w.key = new_key();
-  w.state.reset();
-  ++w.processes;
-  ++w.enrolments;
+  Worker& worker = *workers_[i];
+  worker.key = new_key();
+  worker.state.reset();
+  ++worker.processes;
+  ++worker.enrolments;
   const std::string instance = fmt::format("simulated-{}", i);
   trust::Nonce nonce;
-  for (std::byte& b : nonce) b = static_cast<std::byte>(random_.next());
+  for (std::byte& byte : nonce) byte = static_cast<std::byte>(random_.next());
   auto token = trust::issue_token(*authority_, instance, nonce, learner_unix_s());
   ECHO_CHECK(token.has_value());
-  EnrolConfig config{.core = core_options(w.host, w.options.limits),
+  EnrolConfig config{.core = core_options(worker.host, worker.options.limits),
                      .learner = world_.endpoint_of(learner_host_),
-                     .key = *w.key,
+                     .key = *worker.key,
                      .token = *token,
                      .instance = instance};
   auto process = std::make_unique<EnrolProcess>(*this, i, std::move(config));
   EnrolCore& core = process->core();
-  world_.start(w.host, std::move(process));
-  world_.call(w.host, [&](TimePoint now) { core.start(now); });
+  world_.start(worker.host, std::move(process));
+  world_.call(worker.host, [&](TimePoint now) { core.start(now); });
 }
 
 void Fleet::on_enrolled(std::size_t i, Result<WorkerState> result, TimePoint) {
   world_.run_soon([this, i, process = workers_[i]->processes, result = std::move(result)]() mutable {
-    Worker& w = *workers_[i];
-    if (!world_.is_alive(w.host) || w.processes != process) return;
+    Worker& worker = *workers_[i];
+    if (!world_.is_alive(worker.host) || worker.processes != process) return;
     if (!result) return on_process_ended(i, result.error().message());
-    world_.stop(w.host);
+    world_.stop(worker.host);
     join(i, std::move(*result));
   });
 }
 
 void Fleet::join(std::size_t i, WorkerState state) {
-  Worker& w = *workers_[i];
-  ++w.processes;
+  Worker& worker = *workers_[i];
+  ++worker.processes;
   const bool is_known = worker_by_id_.contains(state.worker);
   worker_by_id_[state.worker] = i;
-  w.state = state;
-  w.installed.reset();
-  w.active.reset();
-  w.delivered.reset();
-  w.joined = w.awaits_snapshot = false;
-  w.messages_sent = w.last_answered_message = 0;
+  worker.state = state;
+  worker.installed.reset();
+  worker.active.reset();
+  worker.delivered.reset();
+  worker.joined = worker.awaits_snapshot = false;
+  worker.messages_sent = worker.last_answered_message = 0;
   if (!is_known && observer_) observer_->on_new_identity(i, state.worker);
-  MemberConfig config{.core = core_options(w.host, w.options.limits, w.options.open_files_max.value_or(kOpenFilesMax)),
-                      .learner = world_.endpoint_of(learner_host_),
-                      .data = world_.endpoint_of(w.host),
-                      .name = fmt::format("simulated-{}", i),
-                      .key = *w.key,
-                      .state = std::move(state),
-                      .checker = checker_,
-                      .store = w.options.store,
-                      .durable = w.options.disk,
-                      .join_timeout = std::chrono::seconds(10),
-                      .away_max = std::nullopt};
-  if (options_.learner.regions.several()) config.place = std::to_string(w.options.region);
+  MemberConfig config{
+      .core = core_options(worker.host, worker.options.limits, worker.options.open_files_max.value_or(kOpenFilesMax)),
+      .learner = world_.endpoint_of(learner_host_),
+      .data = world_.endpoint_of(worker.host),
+      .name = fmt::format("simulated-{}", i),
+      .key = *worker.key,
+      .state = std::move(state),
+      .checker = checker_,
+      .store = worker.options.store,
+      .durable = worker.options.disk,
+      .join_timeout = std::chrono::seconds(10),
+      .away_max = std::nullopt};
+  if (options_.learner.regions.several()) config.place = std::to_string(worker.options.region);
   auto process = std::make_unique<MemberProcess>(*this, i, std::move(config));
   MemberCore& core = process->core();
-  world_.start(w.host, std::move(process));
-  if (w.options.disk)
-    for (const PublicationId& id : world_.disk(w.host).spools()) {
+  world_.start(worker.host, std::move(process));
+  if (worker.options.disk)
+    for (const PublicationId& id : world_.disk(worker.host).spools()) {
       std::optional<std::uint64_t> payload_end;  // end of the last chunk that the core can use
-      for (Frame& frame : world_.disk(w.host).read_spool(id)) {
+      for (Frame& frame : world_.disk(worker.host).read_spool(id)) {
         const std::uint64_t chunk_end =
             frame.type == FrameType::kChunk ? frame.chunk.index * chunk_bytes() + frame.body.size() : 0;
-        world_.call(w.host, [&](TimePoint now) {
+        world_.call(worker.host, [&](TimePoint now) {
           if (core.recover(std::move(frame), now)) payload_end = std::max(payload_end.value_or(0), chunk_end);
         });
       }
-      world_.disk(w.host).trim_spool(id, payload_end);
+      world_.disk(worker.host).trim_spool(id, payload_end);
     }
-  world_.call(w.host, [&](TimePoint now) { core.start(now); });
+  world_.call(worker.host, [&](TimePoint now) { core.start(now); });
 }
 
 void Fleet::kill_worker(std::size_t i, Death death) {
-  Worker& w = *workers_[i];
-  w.joined = false;
-  world_.kill(w.host, death);
+  Worker& worker = *workers_[i];
+  worker.joined = false;
+  world_.kill(worker.host, death);
 }
 
 void Fleet::drain_worker(std::size_t i) {
@@ -258,36 +262,36 @@ void Fleet::retire_worker(std::size_t i) {
 
 // The process has ended by itself; the operator restarts it after a while.
 void Fleet::on_process_ended(std::size_t i, const std::string& reason) {
-  Worker& w = *workers_[i];
-  w.last_end_reason = reason;
-  w.joined = false;
+  Worker& worker = *workers_[i];
+  worker.last_end_reason = reason;
+  worker.joined = false;
   world_.note(fmt::format("worker {} ends: {}", i, reason));
-  world_.stop(w.host);
-  if (reason.find("has revoked") != std::string::npos && !lost_workers_.contains(w.id()))
+  world_.stop(worker.host);
+  if (reason.find("has revoked") != std::string::npos && !lost_workers_.contains(worker.id()))
     application_error_ =
         fmt::format("worker {} considers itself revoked, but the learner has expelled no worker of its name", i);
   const bool must_enrol_again = reason.find("a join token is needed") != std::string::npos;
-  if (std::exchange(w.expelled, false) || must_enrol_again) {
-    world_.disk(w.host).wipe();  // a new machine replaces it
-    if (++w.replacements > kReplacementsMax && w.options.malice.any()) w.should_run = false;
+  if (std::exchange(worker.expelled, false) || must_enrol_again) {
+    world_.disk(worker.host).wipe();  // a new machine replaces it
+    if (++worker.replacements > kReplacementsMax && worker.options.malice.any()) worker.should_run = false;
   }
-  world_.run_at(world_.now() + w.options.restart_delay, [this, i, process = w.processes] {
+  world_.run_at(world_.now() + worker.options.restart_delay, [this, i, process = worker.processes] {
     if (workers_[i]->should_run && workers_[i]->processes == process) start_worker(i);
   });
 }
 
 void Fleet::on_member_action(std::size_t i, Action&& action, TimePoint) {
-  Worker& w = *workers_[i];
+  Worker& worker = *workers_[i];
   if (std::holds_alternative<act::Welcomed>(action)) {
-    w.joined = true;
+    worker.joined = true;
   } else if (std::holds_alternative<act::Away>(action)) {
-    w.joined = false;
+    worker.joined = false;
   } else if (const auto* message = std::get_if<act::Message>(&action)) {
     on_answer(i, message->bytes);
   } else if (auto* delivered = std::get_if<act::Deliver>(&action)) {
     deliver(i, std::move(*delivered));
   } else if (const auto* disconnected = std::get_if<act::Disconnected>(&action)) {
-    world_.run_soon([this, i, process = w.processes, reason = disconnected->reason] {
+    world_.run_soon([this, i, process = worker.processes, reason = disconnected->reason] {
       if (workers_[i]->processes == process && world_.is_alive(workers_[i]->host)) on_process_ended(i, reason);
     });
   }
@@ -296,14 +300,14 @@ void Fleet::on_member_action(std::size_t i, Action&& action, TimePoint) {
 // Sends a numbered message, again and again. Between a worker and the learner, messages arrive complete, once and in
 // order, or not at all; on_message() and on_answer() check that.
 void Fleet::send_periodic_message(std::size_t i) {
-  Worker& w = *workers_[i];
+  Worker& worker = *workers_[i];
   world_.run_at(world_.now() + *options_.message_interval, [this, i] { send_periodic_message(i); });
   MemberCore* core = member(i);
-  if (!core || !w.joined || messages_stopped_) return;
-  std::string text = fmt::format("{} {} ", w.processes, ++w.messages_sent);
+  if (!core || !worker.joined || messages_stopped_) return;
+  std::string text = fmt::format("{} {} ", worker.processes, ++worker.messages_sent);
   constexpr std::uint64_t kUsualBytesMax = 2'000, kRareBytesMax = 1'000'000;
   text.resize(text.size() + random_.below(random_.below(100) == 0 ? kRareBytesMax : kUsualBytesMax), '.');
-  world_.call(w.host, [&](TimePoint now) { core->send_message(slice_of(text), now); });
+  world_.call(worker.host, [&](TimePoint now) { core->send_message(slice_of(text), now); });
 }
 
 void Fleet::on_message(WorkerId from, const std::string& text) {
@@ -323,25 +327,25 @@ void Fleet::on_message(WorkerId from, const std::string& text) {
 }
 
 void Fleet::on_answer(std::size_t i, const std::string& text) {
-  Worker& w = *workers_[i];
+  Worker& worker = *workers_[i];
   unsigned long long process = 0, number = 0;
   const bool parsed = std::sscanf(text.c_str(), "%llu %llu", &process, &number) == 2;
-  if (!parsed || (process == w.processes && number <= w.last_answered_message) || process > w.processes)
+  if (!parsed || (process == worker.processes && number <= worker.last_answered_message) || process > worker.processes)
     application_error_ = fmt::format("an answer to worker {} arrived out of order", i);
-  if (process == w.processes) w.last_answered_message = number;
+  if (process == worker.processes) worker.last_answered_message = number;
 }
 
 void Fleet::deliver(std::size_t i, act::Deliver delivery) {
-  Worker& w = *workers_[i];
+  Worker& worker = *workers_[i];
   if (observer_) observer_->on_delivered(i, delivery);
   const Publication& publication = delivery.publication;
-  if (w.awaits_snapshot && publication.base) return;  // a delta does not help after a failed installation
-  w.awaits_snapshot = false;
-  if (publication.base && publication.base != w.delivered)
+  if (worker.awaits_snapshot && publication.base) return;  // a delta does not help after a failed installation
+  worker.awaits_snapshot = false;
+  if (publication.base && publication.base != worker.delivered)
     application_error_ =
         fmt::format("worker {} received version {} on {}, but has {}", i, publication.version, *publication.base,
-                    w.delivered ? fmt::format("version {}", *w.delivered) : "nothing");
-  w.delivered = publication.version;
+                    worker.delivered ? fmt::format("version {}", *worker.delivered) : "nothing");
+  worker.delivered = publication.version;
   Publication without_payload{.id = publication.id,
                               .version = publication.version,
                               .base = publication.base,
@@ -351,34 +355,36 @@ void Fleet::deliver(std::size_t i, act::Deliver delivery) {
                               .activate = publication.activate};
   // If the payload was damaged on the worker's own disk, the result does not have the announced digest.
   bool is_intact = true;
-  if (delivery.spooled && world_.disk(w.host).is_corrupted()) {
-    const std::vector<Slice> pieces = world_.disk(w.host).pieces(*delivery.spooled);
+  if (delivery.spooled && world_.disk(worker.host).is_corrupted()) {
+    const std::vector<Slice> pieces = world_.disk(worker.host).pieces(*delivery.spooled);
     is_intact = published_content_.matches({publication.version, publication.base}, publication.policy_digest, pieces);
   }
-  world_.run_at(world_.now() + w.options.install_time, [this, i, process = w.processes, without_payload, is_intact] {
-    install(i, process, without_payload, is_intact);
-  });
+  world_.run_at(world_.now() + worker.options.install_time,
+                [this, i, process = worker.processes, without_payload, is_intact] {
+                  install(i, process, without_payload, is_intact);
+                });
 }
 
 void Fleet::install(std::size_t i, std::uint64_t process, const Publication& publication, bool is_intact) {
-  Worker& w = *workers_[i];
+  Worker& worker = *workers_[i];
   MemberCore* core = member(i);
-  if (!core || w.processes != process || (w.awaits_snapshot && publication.base)) return;
-  if (w.awaits_snapshot && w.delivered != publication.version) return;
-  if (!is_intact || (!random_faults_stopped_ && random_.uniform() < w.options.install_failure_share)) {
+  if (!core || worker.processes != process || (worker.awaits_snapshot && publication.base)) return;
+  if (worker.awaits_snapshot && worker.delivered != publication.version) return;
+  if (!is_intact || (!random_faults_stopped_ && random_.uniform() < worker.options.install_failure_share)) {
     world_.note(fmt::format("worker {} fails to install version {}", i, publication.version));
-    w.awaits_snapshot = true;
-    w.delivered.reset();
-    return world_.call(w.host,
+    worker.awaits_snapshot = true;
+    worker.delivered.reset();
+    return world_.call(worker.host,
                        [&](TimePoint now) { core->install_failed(publication.version, "simulated failure", now); });
   }
-  w.installed = Installed{publication.version, publication.policy_digest};
-  w.installed_at.try_emplace(publication.version, world_.now());
+  worker.installed = Installed{publication.version, publication.policy_digest};
+  worker.installed_at.try_emplace(publication.version, world_.now());
   if (publication.activate) {
-    w.active = w.installed;
-    if (observer_) observer_->on_activated(i, *w.active);
+    worker.active = worker.installed;
+    if (observer_) observer_->on_activated(i, *worker.active);
   }
-  world_.call(w.host, [&](TimePoint now) { core->installed(publication.version, publication.policy_digest, now); });
+  world_.call(worker.host,
+              [&](TimePoint now) { core->installed(publication.version, publication.policy_digest, now); });
 }
 
 }  // namespace echoline::sim

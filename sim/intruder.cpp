@@ -41,7 +41,14 @@ std::pair<WorkerId, PeerHello> Intruder::next_request(TimePoint now) {
   } else if (kind == kOtherParent) {
     hello.grant = config_.absent_parent_grant;
   } else if (kind == kSelfSigned) {
-    const Grant grant{config_.run_id, config_.id, now_ms, now_ms + kHourInMs, 1, {{parent, 1}}, {}, false};
+    const Grant grant{.run_id = config_.run_id,
+                      .child = config_.id,
+                      .issued = now_ms,
+                      .expires_unix_ms = now_ms + kHourInMs,
+                      .stripe_count = 1,
+                      .from = {Grant::From{.parent = parent, .stripe_mask = 1}},
+                      .catch_up_to = {},
+                      .full_only = false};
     hello.grant = sign(grant, config_.key);
   } else if (kind > kSelfSigned && !config_.accomplice_state->hellos.empty()) {
     hello = config_.accomplice_state->hellos[random_.below(config_.accomplice_state->hellos.size())];

@@ -31,7 +31,7 @@ constexpr std::uint64_t kExcessMessagesMax = 512;
 
 Invariants::Invariants(World& world, Fleet& fleet) : world_(world), fleet_(fleet) {}
 
-void Invariants::violated(const char* rule, std::string text) {
+void Invariants::report_violation(const char* rule, std::string text) {
   world_.note(fmt::format("VIOLATED ({}): {}", rule, text));
   violations_.push_back({world_.now(), rule, std::move(text)});
 }
@@ -46,8 +46,8 @@ void Invariants::on_frame(HostId from, HostId to, std::optional<WorkerId> certif
   if (frame.type == FrameType::kChunk) {
     ++counts_.chunks;
     if (to == fleet_.intruder_host() && is_honest(from))
-      violated(kOnlyAssignedChildren,
-               fmt::format("host {} sent a chunk to a machine that the learner never sent there", from));
+      report_violation(kOnlyAssignedChildren,
+                       fmt::format("host {} sent a chunk to a machine that the learner never sent there", from));
     if (!fleet_.published_content().matches(frame.chunk.publication, frame.chunk.index, frame.body))
       on_bad_chunk(from, to, frame);
     if (const auto worker = fleet_.worker_on_host(to); worker && from == learner && is_honest(to))
@@ -62,16 +62,16 @@ void Invariants::on_frame(HostId from, HostId to, std::optional<WorkerId> certif
   if (!message) return;
   if (honest_to_intruder &&
       (std::holds_alternative<SignedAnnouncement>(*message) || std::holds_alternative<SignedManifest>(*message)))
-    violated(kOnlyAssignedChildren,
-             fmt::format("host {} accepted as its child a machine that the learner never sent there", from));
+    report_violation(kOnlyAssignedChildren,
+                     fmt::format("host {} accepted as its child a machine that the learner never sent there", from));
   if (const auto worker = fleet_.worker_on_host(from); worker && to == learner)
     on_message_to_learner(*worker, certified_id.value_or(fleet_.worker(*worker).id()), *message);
 }
 
 void Invariants::on_bad_chunk(HostId from, HostId to, const Frame& frame) {
   if (is_honest(from))
-    violated(kBytes,
-             fmt::format("host {} sent host {} a chunk {} that the learner never made", from, to, frame.chunk.index));
+    report_violation(kBytes, fmt::format("host {} sent host {} a chunk {} that the learner never made", from, to,
+                                         frame.chunk.index));
   const auto parent = fleet_.worker_on_host(from), child = fleet_.worker_on_host(to);
   if (!faults_over_ || !parent || !child || !is_honest(to) || !fleet_.worker(*child).joined) return;
   if (world_.is_paused(fleet_.learner_host())) return;  // only the learner can separate the two, and it is stopped
@@ -91,12 +91,12 @@ void Invariants::on_chunk_of_learner(std::size_t worker, const Frame& frame) {
   const std::uint64_t bytes = frame.body.size();
   counts_.learner_chunk_bytes += bytes;
   ChildView& child = children_[worker];
-  const PublishedContent::Publication* p = fleet_.published_content().find(frame.chunk.publication);
+  const PublishedContent::Publication* published = fleet_.published_content().find(frame.chunk.publication);
   ChunkSet& held = child.held_chunks[frame.chunk.publication];
   // Versions up to the child's position count as held. Versions that a helper brought (catch_up_target) do not, because
   // parents learn of them only later.
-  const bool held_by_position = p && child.position && p->key.version <= *child.position &&
-                                !(child.catch_up_target && p->key.version <= *child.catch_up_target);
+  const bool held_by_position = published && child.position && published->key.version <= *child.position &&
+                                !(child.catch_up_target && published->key.version <= *child.catch_up_target);
   if (held.contains(frame.chunk.index) || held_by_position) counts_.learner_wasted_bytes += bytes;
   held.insert(frame.chunk.index);
 }
@@ -114,8 +114,8 @@ void Invariants::on_flood(WorkerId from, const ControlMessage& message) {
   if (flood.budget.take(*kind, world_.now()) != MessageBudget::Verdict::kTooMuch) return;
   if (++flood.messages_over_budget == 1) ++counts_.floods;
   if (flood.messages_over_budget == kExcessMessagesMax)
-    violated(kFlood, fmt::format("the learner still takes messages of worker {}, {} beyond its budget", from,
-                                 flood.messages_over_budget));
+    report_violation(kFlood, fmt::format("the learner still takes messages of worker {}, {} beyond its budget", from,
+                                         flood.messages_over_budget));
 }
 
 void Invariants::on_message_to_learner(std::size_t worker, WorkerId sender_id, const ControlMessage& message) {
@@ -156,10 +156,10 @@ void Invariants::on_step(HostId host) {
       member->check();
       const WorkerStats stats = member->stats();
       check_budget(*worker, fleet_.worker(*worker).options.store, stats.memory.count,
-                   world_.disk(host).recorded_bytes(), world_.disk(host).write_failed());
+                   world_.disk(host).recorded_bytes(), world_.disk(host).has_write_failed());
       if (stats.known_publications > kKnownPublicationsMax)
-        violated(kBudget,
-                 fmt::format("worker {} remembers {} publications for one child", *worker, stats.known_publications));
+        report_violation(kBudget, fmt::format("worker {} remembers {} publications for one child", *worker,
+                                              stats.known_publications));
       count_bad_chunk(*worker, stats);
     }
   if (++steps_ % kStepsPerStatisticsCheck == 0) check_learner_statistics();
@@ -173,25 +173,26 @@ void Invariants::check_budget(std::size_t worker, const StoreLimits& limits, std
   // Data that the disk refused must be in memory, with the rest of its publication.
   const std::uint64_t memory_max = limits.memory_max.count + (limits.disk && disk_failed ? limits.disk_max.count : 0);
   if (memory > memory_max + slack)
-    violated(kBudget,
-             fmt::format("worker {} holds {} bytes in memory, at most {} are allowed", worker, memory, memory_max));
+    report_violation(
+        kBudget, fmt::format("worker {} holds {} bytes in memory, at most {} are allowed", worker, memory, memory_max));
   if (disk > limits.disk_max.count + slack + chunk_head_bytes)
-    violated(kBudget, fmt::format("worker {} holds {} bytes on disk, at most {} are allowed", worker, disk,
-                                  limits.disk_max.count));
+    report_violation(kBudget, fmt::format("worker {} holds {} bytes on disk, at most {} are allowed", worker, disk,
+                                          limits.disk_max.count));
 }
 
 void Invariants::on_delivered(std::size_t worker, const act::Deliver& delivery) {
   ++counts_.deliveries;
-  const Publication& p = delivery.publication;
-  const PublicationKey key{p.version, p.base};
-  std::vector<Slice> pieces = p.payload.pieces();
+  const Publication& publication = delivery.publication;
+  const PublicationKey key{publication.version, publication.base};
+  std::vector<Slice> pieces = publication.payload.pieces();
   if (delivery.spooled && world_.disk(fleet_.worker(worker).host).is_corrupted())
     return;  // its application detects that
   if (delivery.spooled) pieces = world_.disk(fleet_.worker(worker).host).pieces(*delivery.spooled);
-  if (fleet_.published_content().matches(key, p.policy_digest, pieces)) return;
+  if (fleet_.published_content().matches(key, publication.policy_digest, pieces)) return;
   std::uint64_t payload_bytes = 0;
   for (const Slice& piece : pieces) payload_bytes += piece.size();
-  violated(kBytes, fmt::format("worker {} is given {} that the learner never published ({}{} of {} bytes)", worker,
+  report_violation(kBytes,
+                   fmt::format("worker {} is given {} that the learner never published ({}{} of {} bytes)", worker,
                                to_text(key), delivery.spooled ? "on its disk, " : "", payload_bytes, delivery.bytes));
 }
 
@@ -205,10 +206,11 @@ void Invariants::on_activated(std::size_t worker, const Installed& active) {
       last_activation = activation;
       return;
     }
-  violated(kMonotonicVersion, fmt::format("worker {} activates version {} of epoch {} after version {} of epoch {}",
-                                          worker, active.version, epochs.empty() ? 0 : *epochs.rbegin(),
-                                          last_activation ? last_activation->second.value : 0,
-                                          last_activation ? last_activation->first : 0));
+  report_violation(
+      kMonotonicVersion,
+      fmt::format("worker {} activates version {} of epoch {} after version {} of epoch {}", worker, active.version,
+                  epochs.empty() ? 0 : *epochs.rbegin(), last_activation ? last_activation->second.value : 0,
+                  last_activation ? last_activation->first : 0));
 }
 
 void Invariants::on_new_identity(std::size_t worker, WorkerId) {
@@ -218,11 +220,11 @@ void Invariants::on_new_identity(std::size_t worker, WorkerId) {
 
 void Invariants::on_topology(const chains::Topology& topology) {
   ++counts_.topologies;
-  for (std::uint32_t s = 0; s < topology.stripes(); ++s) {
+  for (std::uint32_t stripe = 0; stripe < topology.stripes(); ++stripe) {
     std::set<WorkerId> seen;
-    for (const auto& chain : topology.stripe(s))
+    for (const auto& chain : topology.stripe(stripe))
       for (const WorkerId id : chain)
-        if (!seen.insert(id).second) violated(kTree, fmt::format("worker {} is in the topology twice", id));
+        if (!seen.insert(id).second) report_violation(kTree, fmt::format("worker {} is in the topology twice", id));
   }
   // In trees a worker has several children, for a moment even those of a worker that has left, so there is no limit.
   const bool are_trees = topology.policy == chains::TopologyPolicy::kTrees;
@@ -231,23 +233,24 @@ void Invariants::on_topology(const chains::Topology& topology) {
 
 void Invariants::check_parents(const std::map<WorkerId, std::vector<WorkerId>>& parents, std::size_t children_max) {
   const std::size_t stripes = parents.empty() ? 0 : parents.begin()->second.size();
-  for (std::size_t s = 0; s < stripes; ++s) {
+  for (std::size_t stripe = 0; stripe < stripes; ++stripe) {
     std::map<WorkerId, std::size_t> child_counts;
     for (const auto& [id, worker_parents] : parents) {
       if (worker_parents.size() != stripes)
-        return violated(kTree, fmt::format("worker {} has {} parents", id, worker_parents.size()));
-      if (++child_counts[worker_parents[s]] > children_max && worker_parents[s] != kLearnerId)
-        violated(kTree, fmt::format("worker {} has {} children, at most {} are allowed", worker_parents[s],
-                                    child_counts[worker_parents[s]], children_max));
+        return report_violation(kTree, fmt::format("worker {} has {} parents", id, worker_parents.size()));
+      if (++child_counts[worker_parents[stripe]] > children_max && worker_parents[stripe] != kLearnerId)
+        report_violation(kTree, fmt::format("worker {} has {} children, at most {} are allowed", worker_parents[stripe],
+                                            child_counts[worker_parents[stripe]], children_max));
       WorkerId ancestor = id;
       std::size_t hops = 0;
       for (; ancestor != kLearnerId && hops <= parents.size(); ++hops) {
         const auto it = parents.find(ancestor);
         if (it == parents.end())
-          return violated(kTree, fmt::format("the parent of worker {}, {}, is not in the topology", id, ancestor));
-        ancestor = it->second[s];
+          return report_violation(kTree,
+                                  fmt::format("the parent of worker {}, {}, is not in the topology", id, ancestor));
+        ancestor = it->second[stripe];
       }
-      if (ancestor != kLearnerId) return violated(kTree, fmt::format("worker {} is in a cycle", id));
+      if (ancestor != kLearnerId) return report_violation(kTree, fmt::format("worker {} is in a cycle", id));
     }
   }
 }
@@ -259,52 +262,54 @@ Invariants::Presence& Invariants::presence(WorkerId id) {
 }
 
 void Invariants::on_joined(WorkerId id) {
-  Presence& p = presence(id);
-  if (p.connected) violated(kPresence, fmt::format("worker {} joins, but was present", id));
-  if (p.away_since != TimePoint{}) ++counts_.back;
-  p = {.connected = true, .away_since = {}, .last_heartbeat_at = world_.now()};
+  Presence& presence_of_worker = presence(id);
+  if (presence_of_worker.connected) report_violation(kPresence, fmt::format("worker {} joins, but was present", id));
+  if (presence_of_worker.away_since != TimePoint{}) ++counts_.back;
+  presence_of_worker = {.connected = true, .away_since = {}, .last_heartbeat_at = world_.now()};
 }
 
 void Invariants::on_away(WorkerId id, const std::string& reason) {
-  Presence& p = presence(id);
-  if (!p.connected) violated(kPresence, fmt::format("worker {} is away, but was not present", id));
-  const Duration silence = world_.now() - p.last_heartbeat_at,
+  Presence& presence_of_worker = presence(id);
+  if (!presence_of_worker.connected)
+    report_violation(kPresence, fmt::format("worker {} is away, but was not present", id));
+  const Duration silence = world_.now() - presence_of_worker.last_heartbeat_at,
                  heartbeat_timeout = fleet_.learner_options().network.heartbeat_timeout;
   if (reason.starts_with("no heartbeat") && silence < heartbeat_timeout)
-    violated(kPresence, fmt::format("worker {} is reported away after {} of silence, not {}", id,
-                                    echoline::to_text(silence), echoline::to_text(heartbeat_timeout)));
+    report_violation(kPresence, fmt::format("worker {} is reported away after {} of silence, not {}", id,
+                                            echoline::to_text(silence), echoline::to_text(heartbeat_timeout)));
   ++counts_.away;
-  p.connected = false;
-  p.away_since = world_.now();
+  presence_of_worker.connected = false;
+  presence_of_worker.away_since = world_.now();
 }
 
 void Invariants::on_lost(WorkerId id, const std::string& reason) {
-  const Presence p = presence(id);
+  const Presence presence_of_worker = presence(id);
   presence_.erase(id);
   const auto worker = fleet_.worker_with_id(id);
   if (worker && !fleet_.worker(*worker).options.malice.any() && Fleet::is_expelled_for_messages(reason))
-    return violated(kBlame, fmt::format("worker {} is expelled although it is honest: {}", *worker, reason));
+    return report_violation(kBlame, fmt::format("worker {} is expelled although it is honest: {}", *worker, reason));
   const bool may_be_lost = reason.starts_with("it left") || reason.starts_with("expelled");
   if (!worker || fleet_.worker(*worker).options.malice.any() || may_be_lost) return;
   ++counts_.lost;
-  const Duration away = world_.now() - p.away_since, away_max = fleet_.learner_options().away_max;
-  if (p.connected) violated(kPresence, fmt::format("worker {} is lost, but was not away before: {}", id, reason));
-  if (!p.connected && away < away_max)
-    violated(kPresence, fmt::format("worker {} is lost after {}, but its place is kept for {}", id,
-                                    echoline::to_text(away), echoline::to_text(away_max)));
+  const Duration away = world_.now() - presence_of_worker.away_since, away_max = fleet_.learner_options().away_max;
+  if (presence_of_worker.connected)
+    report_violation(kPresence, fmt::format("worker {} is lost, but was not away before: {}", id, reason));
+  if (!presence_of_worker.connected && away < away_max)
+    report_violation(kPresence, fmt::format("worker {} is lost after {}, but its place is kept for {}", id,
+                                            echoline::to_text(away), echoline::to_text(away_max)));
 }
 
 std::string Invariants::worker_missing_from_topology() const {
   const LearnerCore* learner = fleet_.learner();
   if (!learner) return "";
   const LearnerStats stats = learner->stats();
-  for (std::size_t i = 0; i < fleet_.workers(); ++i) {
-    const Fleet::Worker& w = fleet_.worker(i);
-    if (!w.should_run || !w.joined || w.options.malice.any()) continue;
+  for (std::size_t i = 0; i < fleet_.worker_count(); ++i) {
+    const Fleet::Worker& worker = fleet_.worker(i);
+    if (!worker.should_run || !worker.joined || worker.options.malice.any()) continue;
     const auto view = std::find_if(stats.workers.begin(), stats.workers.end(),
-                                   [&](const WorkerView& v) { return v.info.id == w.id(); });
-    if (view == stats.workers.end() || view->silent || !stats.topology.contains(w.id()))
-      return fmt::format("worker {} is a member but has no place: {}", w.id(),
+                                   [&](const WorkerView& candidate) { return candidate.info.id == worker.id(); });
+    if (view == stats.workers.end() || view->silent || !stats.topology.contains(worker.id()))
+      return fmt::format("worker {} is a member but has no place: {}", worker.id(),
                          view == stats.workers.end() ? "the learner does not know it"
                          : view->silent              ? "it is silent"
                                                      : "it is not in the topology");
@@ -316,7 +321,7 @@ std::string Invariants::worker_missing_from_topology() const {
 // honest accuser, and the learner may take that accuser for the liar.
 bool Invariants::honest_may_be_outvoted() const {
   std::size_t corrupt = 0, honest = 0;
-  for (std::size_t i = 0; i < fleet_.workers(); ++i) {
+  for (std::size_t i = 0; i < fleet_.worker_count(); ++i) {
     const MaliceOptions& malice = fleet_.worker(i).options.malice;
     corrupt += malice.flip_share > 0 || malice.forge_share > 0 ? 1 : 0;
     honest += malice.any() ? 0 : 1;
@@ -327,8 +332,8 @@ bool Invariants::honest_may_be_outvoted() const {
 void Invariants::check_learner_statistics() {
   if (!fleet_.application_error().empty() &&
       std::none_of(violations_.begin(), violations_.end(),
-                   [](const Violation& v) { return v.rule == std::string(kSound); }))
-    violated(kSound, fleet_.application_error());
+                   [](const Violation& violation) { return violation.rule == std::string(kSound); }))
+    report_violation(kSound, fleet_.application_error());
   const LearnerCore* learner = fleet_.learner();
   if (!learner) return;
   const LearnerStats stats = learner->stats();
@@ -337,26 +342,27 @@ void Invariants::check_learner_statistics() {
   constexpr std::size_t kConvincingAccusers = 2;
   counts_.quarantined = std::max(counts_.quarantined, stats.quarantined);
   if (stats.known_publications > kKnownPublicationsMax)
-    violated(kBudget, fmt::format("the learner remembers {} publications for one child", stats.known_publications));
+    report_violation(kBudget,
+                     fmt::format("the learner remembers {} publications for one child", stats.known_publications));
   for (const WorkerView& view : stats.workers) {
     const auto worker = fleet_.worker_with_id(view.info.id);
     if (view.quarantined && !stats.topology.children_of(view.info.id).empty())
-      violated(kBlame, fmt::format("worker {} is quarantined but has children", view.info.id));
+      report_violation(kBlame, fmt::format("worker {} is quarantined but has children", view.info.id));
     if (view.quarantined && worker && slandering_identities_ < kConvincingAccusers &&
         !fleet_.worker(*worker).options.malice.any() && !honest_may_be_outvoted())
-      violated(kBlame, fmt::format("worker {} is quarantined although it is honest", *worker));
+      report_violation(kBlame, fmt::format("worker {} is quarantined although it is honest", *worker));
   }
   const auto wasted_bytes_max =
       static_cast<std::uint64_t>(kWastedShareMax * static_cast<double>(counts_.learner_chunk_bytes)) +
       waste_allowance_bytes_;
   if (counts_.learner_wasted_bytes > wasted_bytes_max)
-    violated(kFrugal, fmt::format("{} of the {} chunk bytes of the learner were for children that had them",
-                                  counts_.learner_wasted_bytes, counts_.learner_chunk_bytes));
+    report_violation(kFrugal, fmt::format("{} of the {} chunk bytes of the learner were for children that had them",
+                                          counts_.learner_wasted_bytes, counts_.learner_chunk_bytes));
 }
 
 void Invariants::check_liveness() {
   if (const std::string missing_worker = worker_missing_from_topology(); faults_over_ && !missing_worker.empty())
-    violated(kPresence, missing_worker);
+    report_violation(kPresence, missing_worker);
   std::set<WorkerId> quarantined;  // their children may not have received the command to leave them yet
   if (const LearnerCore* learner = fleet_.learner())
     for (const WorkerView& view : learner->stats().workers)
@@ -364,19 +370,24 @@ void Invariants::check_liveness() {
   if (faults_over_)
     for (const auto& [pair, chunks] : bad_chunks_)
       if (chunks >= kBadChunksNoticed && !quarantined.contains(pair.first) && !honest_may_be_outvoted())
-        violated(kBlame, fmt::format("worker {} forwarded {} bad chunks to worker {}, but they were not separated",
+        report_violation(kBlame,
+                         fmt::format("worker {} forwarded {} bad chunks to worker {}, but they were not separated",
                                      pair.first, chunks, pair.second));
   const auto newest = fleet_.newest();
   if (!newest) return;
-  for (std::size_t i = 0; i < fleet_.workers(); ++i) {
-    const Fleet::Worker& w = fleet_.worker(i);
-    if (!w.should_run || w.options.malice.starves_itself() || (w.active && w.active->version == *newest)) continue;
-    violated(
+  for (std::size_t i = 0; i < fleet_.worker_count(); ++i) {
+    const Fleet::Worker& worker = fleet_.worker(i);
+    if (!worker.should_run || worker.options.malice.starves_itself() ||
+        (worker.active && worker.active->version == *newest))
+      continue;
+    report_violation(
         kLiveness,
-        fmt::format("the worker on host {} ({}) has {}, the newest is version {}; {}{}", w.host.value,
-                    to_text(w.options.malice), w.active ? fmt::format("version {}", w.active->version) : "nothing",
-                    *newest, w.joined ? "it is a member" : "it is no member",
-                    w.last_end_reason.empty() ? "" : fmt::format("; its last process ended: {}", w.last_end_reason)));
+        fmt::format(
+            "the worker on host {} ({}) has {}, the newest is version {}; {}{}", worker.host.value,
+            to_text(worker.options.malice),
+            worker.active ? fmt::format("version {}", worker.active->version) : "nothing", *newest,
+            worker.joined ? "it is a member" : "it is no member",
+            worker.last_end_reason.empty() ? "" : fmt::format("; its last process ended: {}", worker.last_end_reason)));
   }
 }
 

@@ -64,7 +64,7 @@ class Invariants final : public Observer, public FleetObserver {
   // From now on nothing prevents honest messages from reaching the learner.
   void set_faults_over() { faults_over_ = true; }
 
-  void violated(const char* rule, std::string text);
+  void report_violation(const char* rule, std::string text);
   const std::vector<Violation>& violations() const { return violations_; }
 
   struct Counts {

@@ -13,7 +13,8 @@ constexpr int kFloodRepeats = 100;
 constexpr int kRequestsPerHeartbeat = 20;                      // repeated chunk requests to each parent
 constexpr int kFloodMessages = 20, kFloodMessageRepeats = 10;  // of one kind, for each heartbeat
 constexpr std::uint64_t kGarbageBytesMax = 200;
-constexpr std::size_t kFrameTypeOffset = 2;  // of the type in a frame's header
+constexpr std::uint64_t kGuessedChunks = 64;  // requests and false reports are about this many chunks
+constexpr std::size_t kFrameTypeOffset = 2;   // of the type in a frame's header
 
 FrameType type_of(const act::Send& send) {
   return send.head.size() < kFrameHeaderBytes ? FrameType::kApplication
@@ -51,23 +52,23 @@ std::string to_text(const MaliceOptions& options) {
   return text.empty() ? "honest" : text;
 }
 
-std::vector<act::Send> MaliciousSender::rewrite(act::Send&& send, TimePoint) {
-  std::vector<act::Send> sent_messages;
+std::vector<act::Send> MaliciousRewriter::rewrite(act::Send&& send, TimePoint) {
+  std::vector<act::Send> to_send;
   const ConnId conn = send.conn;
   const bool is_chunk = type_of(send) == FrameType::kChunk;
-  if (is_chunk && (options_.forward_nothing || random_.uniform() < options_.withhold_share)) return sent_messages;
+  if (is_chunk && (options_.forward_nothing || random_.uniform() < options_.withhold_share)) return to_send;
   const auto message = message_of(send);
   const bool is_repeatable = is_chunk || (message && (std::holds_alternative<SignedAnnouncement>(*message) ||
                                                       std::holds_alternative<SignedManifest>(*message)));
   if (options_.replay_share > 0 && is_repeatable) {
-    if (remembered_.size() < kRememberedFramesMax)
-      remembered_.push_back(send);
+    if (remembered_frames_.size() < kRememberedFramesMax)
+      remembered_frames_.push_back(send);
     else
-      remembered_[random_.below(kRememberedFramesMax)] = send;
+      remembered_frames_[random_.below(kRememberedFramesMax)] = send;
     if (random_.uniform() < options_.replay_share) {
-      act::Send replayed = remembered_[random_.below(remembered_.size())];
+      act::Send replayed = remembered_frames_[random_.below(remembered_frames_.size())];
       replayed.conn = conn;
-      sent_messages.push_back(std::move(replayed));
+      to_send.push_back(std::move(replayed));
     }
   }
   if (is_chunk && random_.uniform() < options_.flip_share) {
@@ -77,8 +78,7 @@ std::vector<act::Send> MaliciousSender::rewrite(act::Send&& send, TimePoint) {
     ++chunks_flipped_;
   }
   if (options_.misreport_progress && message) falsify_progress(send);
-  if (message && options_.forge_share > 0 && random_.uniform() < options_.forge_share)
-    forge(*message, send, sent_messages);
+  if (message && options_.forge_share > 0 && random_.uniform() < options_.forge_share) forge(*message, send, to_send);
   if (message && std::holds_alternative<Hello>(*message))
     parent_connections_.erase(conn);  // a new process reuses the id
   if (const auto* hello = message ? std::get_if<PeerHello>(&*message) : nullptr) {
@@ -90,46 +90,45 @@ std::vector<act::Send> MaliciousSender::rewrite(act::Send&& send, TimePoint) {
       accomplices_->hellos.back().have.position.reset();
     }
   }
-  if (options_.repeat_requests && message) repeat_requests(*message, sent_messages);
-  if (options_.flood_kind && message && std::holds_alternative<Heartbeat>(*message))
-    flood_with_kind(conn, sent_messages);
+  if (options_.repeat_requests && message) repeat_requests(*message, to_send);
+  if (options_.flood_kind && message && std::holds_alternative<Heartbeat>(*message)) flood_with_kind(conn, to_send);
   const bool accuses = options_.slander && message && std::holds_alternative<Heartbeat>(*message);
-  sent_messages.push_back(std::move(send));
+  to_send.push_back(std::move(send));
   const std::vector<WorkerId> parents = accuses && options_.parents ? options_.parents() : std::vector<WorkerId>();
   if (!parents.empty()) {
     Poisoned poisoned;
     poisoned.parent = parents[random_.below(parents.size())];
     poisoned.index = static_cast<std::uint32_t>(random_.below(8));
-    sent_messages.push_back({.conn = conn, .head = Slice(encode_control(poisoned)), .tail = {}});
+    to_send.push_back({.conn = conn, .head = Slice(encode_control(poisoned)), .tail = {}});
     EdgeFailed failed;
     failed.parent = parents[random_.below(parents.size())];
     failed.kind = static_cast<EdgeTroubleKind>(random_.below(4));  // any of the four kinds
     failed.reason = "slander";
-    sent_messages.push_back({.conn = conn, .head = Slice(encode_control(failed)), .tail = {}});
+    to_send.push_back({.conn = conn, .head = Slice(encode_control(failed)), .tail = {}});
   }
   if (options_.flood && message && !std::holds_alternative<Hello>(*message))
-    for (int i = 0; i < kFloodRepeats; ++i) sent_messages.push_back(sent_messages.back());
+    for (int i = 0; i < kFloodRepeats; ++i) to_send.push_back(to_send.back());
   if (random_.uniform() < options_.garbage_share) {
     const auto body = garbage(1 + random_.below(kGarbageBytesMax));
     const bool without_frame = random_.below(2) != 0;
-    sent_messages.push_back(
+    to_send.push_back(
         {.conn = conn, .head = Slice(without_frame ? body : encode_frame(FrameType::kControl, body)), .tail = {}});
   }
-  return sent_messages;
+  return to_send;
 }
 
-void MaliciousSender::repeat_requests(const ControlMessage& message, std::vector<act::Send>& sent_messages) {
+void MaliciousRewriter::repeat_requests(const ControlMessage& message, std::vector<act::Send>& to_send) {
   const auto* heartbeat = std::get_if<Heartbeat>(&message);
   if (!heartbeat || heartbeat->progress.empty()) return;
   for (const ConnId parent : parent_connections_)
     for (int i = 0; i < kRequestsPerHeartbeat; ++i) {
       const ChunkRequest request{.publication = heartbeat->progress.front().publication,
-                                 .index = static_cast<std::uint32_t>(random_.below(64))};
-      sent_messages.push_back({.conn = parent, .head = Slice(encode_control(request)), .tail = {}});
+                                 .index = static_cast<std::uint32_t>(random_.below(kGuessedChunks))};
+      to_send.push_back({.conn = parent, .head = Slice(encode_control(request)), .tail = {}});
     }
 }
 
-void MaliciousSender::flood_with_kind(ConnId conn, std::vector<act::Send>& sent_messages) {
+void MaliciousRewriter::flood_with_kind(ConnId conn, std::vector<act::Send>& to_send) {
   using Kind = MessageBudget::Kind;
   const auto random_publication = [&] {
     PublicationId id;
@@ -151,7 +150,7 @@ void MaliciousSender::flood_with_kind(ConnId conn, std::vector<act::Send>& sent_
         return Trouble{fmt::format("trouble {}", random_.next())};
       case Kind::kChunkRequest:
         return ChunkRequest{.publication = random_publication(),
-                            .index = static_cast<std::uint32_t>(random_.below(64))};
+                            .index = static_cast<std::uint32_t>(random_.below(kGuessedChunks))};
       default: {
         Have have;
         constexpr int kItems = 16;
@@ -168,18 +167,18 @@ void MaliciousSender::flood_with_kind(ConnId conn, std::vector<act::Send>& sent_
     for (int i = 0; i < kFloodMessages; ++i) {
       const Slice encoded(encode_control(random_message()));
       for (int sent = 0; sent < kFloodMessageRepeats; ++sent)
-        sent_messages.push_back({.conn = target, .head = encoded, .tail = {}});
+        to_send.push_back({.conn = target, .head = encoded, .tail = {}});
     }
 }
 
 // Sends a forged message, signed with the accomplices' key, ahead of the learner's: a later version, a new epoch, or a
 // policy with another digest. Replaces beacons by the first one, or by forged ones that revoke all workers.
-void MaliciousSender::forge(const ControlMessage& message, act::Send& send, std::vector<act::Send>& sent_messages) {
+void MaliciousRewriter::forge(const ControlMessage& message, act::Send& send, std::vector<act::Send>& to_send) {
   if (!accomplices_) return;
   const auto& [hellos, checker, signing_key] = *accomplices_;
   const auto& key = signing_key;  // clang before version 16 cannot capture structured bindings
   const auto send_ahead = [&](const auto& forged) {
-    sent_messages.push_back({.conn = send.conn, .head = Slice(encode_control(sign(forged, key))), .tail = {}});
+    to_send.push_back({.conn = send.conn, .head = Slice(encode_control(sign(forged, key))), .tail = {}});
   };
   if (const auto* announced = std::get_if<SignedAnnouncement>(&message)) {
     auto announcement = checker->open(*announced);
@@ -197,25 +196,25 @@ void MaliciousSender::forge(const ControlMessage& message, act::Send& send, std:
   } else if (const auto* status = std::get_if<EdgeStatus>(&message); status && status->beacon) {
     auto beacon = checker->open(*status->beacon);
     if (!beacon) return;
-    if (!beacon_) beacon_ = status->beacon;
+    if (!first_beacon_) first_beacon_ = status->beacon;
     EdgeStatus changed = *status;
     constexpr std::uint64_t kIdMax = 2'000'000;  // no id of a simulated fleet is larger
     beacon->sequence += 1000;                    // newer than the learner's next beacons
     beacon->revoked = {};
     beacon->revoked.append(1, kIdMax);
-    changed.beacon = random_.below(2) == 0 ? *beacon_ : Signed(sign(*beacon, key));
+    changed.beacon = random_.below(2) == 0 ? *first_beacon_ : Signed(sign(*beacon, key));
     send.head = Slice(encode_control(changed));
   }
 }
 
 // Claims to hold more chunks than it does, or none, and to have forwarded more than it has.
-void MaliciousSender::falsify_progress(act::Send& send) {
+void MaliciousRewriter::falsify_progress(act::Send& send) {
   auto message = message_of(send);
   const auto distort = [&](std::vector<Progress>& progress) {
     const bool exaggerates = random_.below(2) == 0;
-    for (Progress& p : progress)
-      for (std::uint32_t& chunks : p.chunks)
-        chunks = exaggerates ? chunks + 1 + static_cast<std::uint32_t>(random_.below(64)) : 0;
+    for (Progress& item : progress)
+      for (std::uint32_t& chunks : item.chunks)
+        chunks = exaggerates ? chunks + 1 + static_cast<std::uint32_t>(random_.below(kGuessedChunks)) : 0;
   };
   if (auto* heartbeat = std::get_if<Heartbeat>(&*message)) {
     distort(heartbeat->progress);
@@ -230,7 +229,7 @@ void MaliciousSender::falsify_progress(act::Send& send) {
   send.head = Slice(encode_control(*message));
 }
 
-std::vector<std::byte> MaliciousSender::garbage(std::size_t bytes) {
+std::vector<std::byte> MaliciousRewriter::garbage(std::size_t bytes) {
   std::vector<std::byte> content(bytes);
   for (std::byte& byte : content) byte = static_cast<std::byte>(random_.next());
   return content;

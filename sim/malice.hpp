@@ -46,11 +46,11 @@ struct AccompliceState {
   overlay::trust::SigningKey key{{}};                        // their own, which no peer trusts
 };
 
-// Replaces the messages of one malicious worker's core, as its options say.
-class MaliciousSender final : public Malice {
+// Returns what a malicious worker sends in place of each message of its core, as its options say.
+class MaliciousRewriter final : public MessageRewriter {
  public:
-  MaliciousSender(const MaliceOptions& options, std::uint64_t seed, std::uint64_t stream,
-                  std::shared_ptr<AccompliceState> accomplices = {})
+  MaliciousRewriter(const MaliceOptions& options, std::uint64_t seed, std::uint64_t stream,
+                    std::shared_ptr<AccompliceState> accomplices = {})
       : options_(options), random_(seed, stream), accomplices_(std::move(accomplices)) {}
   std::vector<overlay::act::Send> rewrite(overlay::act::Send&& send, TimePoint now) override;
 
@@ -61,20 +61,21 @@ class MaliciousSender final : public Malice {
   static constexpr std::size_t kParentConnectionsMax = 8;
   void falsify_progress(overlay::act::Send& send);
   void forge(const overlay::ControlMessage& message, overlay::act::Send& send,
-             std::vector<overlay::act::Send>& sent_messages);
-  void flood_with_kind(ConnId conn, std::vector<overlay::act::Send>& sent_messages);
-  void repeat_requests(const overlay::ControlMessage& message, std::vector<overlay::act::Send>& sent_messages);
+             std::vector<overlay::act::Send>& to_send);
+  void flood_with_kind(ConnId conn, std::vector<overlay::act::Send>& to_send);
+  void repeat_requests(const overlay::ControlMessage& message, std::vector<overlay::act::Send>& to_send);
   std::vector<std::byte> garbage(std::size_t bytes);
 
   MaliceOptions options_;
   Random random_;
   std::shared_ptr<AccompliceState> accomplices_;
-  std::vector<overlay::act::Send> remembered_;  // a sample of sent announcements, manifests and chunks, for replays
-  std::set<ConnId> parent_connections_;         // connections to its parents
+  std::vector<overlay::act::Send>
+      remembered_frames_;                // a sample of sent announcements, manifests and chunks, for replays
+  std::set<ConnId> parent_connections_;  // connections to its parents
   std::uint64_t chunks_flipped_ = 0;
   // A beacon is the learner's signed statement of the newest version and the revoked workers. This is the first one
-  // that the worker forwarded.
-  std::optional<overlay::Signed> beacon_;
+  // that the worker forwarded, sent again in place of later ones.
+  std::optional<overlay::Signed> first_beacon_;
 };
 
 }  // namespace echoline::sim

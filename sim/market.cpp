@@ -21,7 +21,7 @@ namespace {
 using namespace provisioner;
 using std::chrono::hours;
 using std::chrono::minutes;
-using std::chrono::seconds;
+using std::chrono::seconds;  // echoline::seconds() is the number of seconds of a duration
 
 constexpr Duration kTickInterval = seconds(5);
 constexpr Duration kTroubleTime = minutes(25);   // phase with faults
@@ -38,8 +38,13 @@ constexpr const char* kSurplusReason = "the others suffice";  // the fleet core'
 constexpr double kHonestShareMin = 0.95;  // of the promised rate: a host above this share does not deceive
 constexpr double kRateErrorMax = 1.02;    // measured rates differ from the truth by at most this factor
 
+constexpr Duration kPriceReactionTime = minutes(4);  // after a price rise, until the limit per hour must hold again
+constexpr double kSurplusMax = 1.05;       // rented rate, as a factor of the target; one machine more is allowed
+constexpr double kLedgerShareMin = 0.999;  // of the money spent, that the ledger must show; the rest is rounding
+constexpr double kUsdTolerance = 1e-6;
+
 constexpr std::size_t kViolationsKept = 20;
-constexpr std::uint64_t kRandomStream = 77;                                                  // of the seed
+constexpr std::uint64_t kRandomStream = 77, kQueueRandomStream = 78;                         // of the seed
 constexpr std::uint64_t kFnvOffset = 14695981039346656037ull, kFnvPrime = 1099511628211ull;  // 64-bit FNV-1a hash
 
 struct Host {  // an offer and its true properties
@@ -70,7 +75,7 @@ struct Instance {  // a rented machine at the provider
   bool joined = false, dead = false, outbid = false;
   bool watched = false;  // the learner process knows the instance, so it is notified of the instance's end
   // The learner requested its stop; the core was told that its worker left; its worker has finished its work.
-  bool stop_asked = false, left = false, drained = false;
+  bool stop_requested = false, has_left = false, drained = false;
   WorkerId worker;
   double unsent_rollouts = 0;  // generated, but not yet a whole group
 };
@@ -78,7 +83,7 @@ struct Instance {  // a rented machine at the provider
 class Market {
  public:
   Market(std::uint64_t seed, const std::function<void(const std::string&)>& trace)
-      : random_(seed, kRandomStream), trace_(trace) {
+      : random_(seed, kRandomStream), queue_random_(seed, kQueueRandomStream), trace_(trace) {
     result_.seed = seed;
     draw_scenario();
   }
@@ -101,24 +106,30 @@ class Market {
     rules_.pace = {.rollouts_per_step = 100,
                    .publish_every = static_cast<int>(random_.between(1, 3)),
                    .step_time = seconds(random_.between(2, 12) * 5)};
-    rules_.broadcast_time =
+    rules_.times.broadcast =
         from_seconds(random_between(0, 0.4) * rules_.pace.publish_every * echoline::seconds(rules_.pace.step_time));
+    rules_.times.install = rules_.times.broadcast / random_.between(1, 8);
+    rules_.fleet.capacity_rule = chance(0.3) ? CapacityRule::kEcho2 : CapacityRule::kOverlap;
+    if (chance(0.5)) rules_.staleness_budget = rules_.pace.publish_every + static_cast<int>(random_.between(1, 4));
     rules_.fleet.headroom = chance(0.2) ? 0 : random_between(0.02, 0.3);
     rules_.group_size = 4;
-    rules_.fleet.join_timeout = kBootMax;
+    rules_.fleet.join_timeout = rules_.fleet.queue_timeout = kBootMax;
+    // Half of the markets take a few requests at a time.
+    if (queue_random_.below(2)) rules_.starts_at_once["cloud"] = 2 + queue_random_.below(6);
     rules_.fleet.away_max = kAwayMax;
     rules_.fleet.workers_max = static_cast<std::size_t>(random_.between(8, 48));
     const double target =
-        capacity_target(rules_.pace, rules_.broadcast_time, rules_.fleet.headroom)->provisioned_rollouts_per_s;
-    const std::uint64_t machines = random_.between(1, 12);
-    const auto offers = static_cast<std::size_t>(random_.between(4, 40) + 2 * static_cast<std::int64_t>(machines));
+        capacity_target(rules_.pace, rules_.times, rules_.capacity_terms())->provisioned_rollouts_per_s;
+    const std::uint64_t planned_machines = random_.between(1, 12);
+    const auto offers =
+        static_cast<std::size_t>(random_.between(4, 40) + 2 * static_cast<std::int64_t>(planned_machines));
     std::vector<Candidate> pool;
     for (std::size_t i = 0; i < offers; ++i) {
       Host host;
       host.offer = {.id = fmt::format("o{}", i),
                     .provider = "cloud",
                     .host = chance(0.2) && i > 0 ? fmt::format("h{}", i - 1) : fmt::format("h{}", i),
-                    .rollouts_per_s = random_between(0.6, 1.8) * target / static_cast<double>(machines),
+                    .rollouts_per_s = random_between(0.6, 1.8) * target / static_cast<double>(planned_machines),
                     .usd_per_hour = random_between(0.05, 1),
                     .traffic_usd_per_hour = random_between(0, 0.05)};
       host.honesty = !without_trouble_ && chance(0.2) ? random_between(0.05, 0.9) : random_between(0.99, 1.01);
@@ -134,7 +145,7 @@ class Market {
         pool_offers.push_back(i);
         pool.push_back({hosts_[i].offer.rollouts_per_s, hosts_[i].offer.all_usd_per_hour()});
       }
-    const auto plan = allocate_greedy(pool, target, {.workers_max = rules_.fleet.workers_max});
+    const auto plan = allocate(pool, target, {.workers_max = rules_.fleet.workers_max}).best;
     double cost = 0;
     for (std::size_t i = 0; i < pool_offers.size(); ++i)
       if (!plan || std::count(plan->chosen.begin(), plan->chosen.end(), i) > 0) {
@@ -152,7 +163,7 @@ class Market {
     result_.scenario = fmt::format(
         "{} offers, {} planned for {:.4g} rollouts/s, T {}, T_b {}, headroom {:.2f}, at most {} machines, ${} an hour, "
         "${} in all{}",
-        offers, wanted_offers_.size(), target, to_text(rules_.pace.step_time), to_text(rules_.broadcast_time),
+        offers, wanted_offers_.size(), target, to_text(rules_.pace.step_time), to_text(rules_.times.broadcast),
         rules_.fleet.headroom, rules_.fleet.workers_max,
         rules_.fleet.usd_per_hour_max ? fmt::format("{:.3f}", *rules_.fleet.usd_per_hour_max) : "any",
         rules_.fleet.usd_max ? fmt::format("{:.3f}", *rules_.fleet.usd_max) : "any",
@@ -204,7 +215,7 @@ class Market {
     core_.reset();
     answers_.clear();
     for (auto& [id, instance] : instances_) {
-      instance.watched = instance.left = instance.joined = instance.stop_asked = instance.drained = false;
+      instance.watched = instance.has_left = instance.joined = instance.stop_requested = instance.drained = false;
       instance.drains_since.reset();
     }
     down_until_ = now_ + random_time(seconds(5), seconds(40));
@@ -286,13 +297,13 @@ class Market {
     record_line(fmt::format("stop {} {}: {}", stop.ticket, stop.instance.text, stop.why));
     if (stop.instance != instance_id(stop.ticket))
       return report_violation("order", fmt::format("{} is stopped as '{}'", stop.ticket, stop.instance.text));
-    stop_asked_at_.try_emplace(stop.ticket, now_);
+    stop_requested_at_.try_emplace(stop.ticket, now_);
     if (const auto it = instances_.find(stop.ticket); it != instances_.end()) {
       Instance& instance = it->second;
-      instance.stop_asked = true;
+      instance.stop_requested = true;
       const bool work_was_cut_off =
           !instance.drained && (!instance.drains_since || now_ - *instance.drains_since < rules::kDrainTimeout);
-      if (stop.why == kSurplusReason && work_was_cut_off && !instance.left)
+      if (stop.why == kSurplusReason && work_was_cut_off && !instance.has_left)
         report_violation("order",
                          fmt::format("{} is stopped with unfinished work although there is no hurry", stop.ticket));
     }
@@ -320,6 +331,21 @@ class Market {
   }
 
   void perform(const fleet::GiveUp&) {}
+  // A request can be cancelled until it leaves; then it rents nothing and has no answer.
+  void perform(const fleet::CancelStart& cancel) {
+    if (!queue_random_.below(2)) return;  // it has left
+    const bool is_pending = std::any_of(pending_starts_.begin(), pending_starts_.end(),
+                                        [&](const PendingCall& call) { return call.ticket == cancel.ticket; });
+    if (!is_pending) return;
+    record_line(fmt::format("cancel {}", cancel.ticket));
+    std::erase_if(pending_starts_, [&](const PendingCall& call) { return call.ticket == cancel.ticket; });
+    std::erase_if(answers_, [&](const Answer& answer) {
+      const auto* started = std::get_if<fleet::Started>(&answer.event);
+      const auto* failed = std::get_if<fleet::StartFailed>(&answer.event);
+      return (started && started->ticket == cancel.ticket) || (failed && failed->ticket == cancel.ticket);
+    });
+    notify_core(fleet::Cancelled{cancel.ticket});
+  }
   void perform(const fleet::Drain& drain) {
     record_line(fmt::format("drain {}: {}", drain.worker.value, drain.why));
     const auto it = instances_.find(static_cast<Ticket>(drain.worker.value));
@@ -387,7 +413,7 @@ class Market {
         ledger_rows_[started->ticket].instance = started->instance;
       }
       if (const auto* failed = std::get_if<fleet::StopFailed>(&answer.event))
-        if (const auto it = instances_.find(failed->ticket); it != instances_.end()) it->second.stop_asked = false;
+        if (const auto it = instances_.find(failed->ticket); it != instances_.end()) it->second.stop_requested = false;
       if (const auto* drained = std::get_if<fleet::Drained>(&answer.event)) {
         if (const auto it = instances_.find(static_cast<Ticket>(drained->worker.value)); it != instances_.end())
           it->second.drained = true;
@@ -408,7 +434,7 @@ class Market {
     for (auto& [ticket, instance] : instances_) {
       if (!instance.dead || !instance.watched || !learner_up_) continue;
       instance.watched = false;
-      if (!instance.stop_asked)
+      if (!instance.stop_requested)
         notify_core(fleet::Exited{ticket, instance.outbid ? "outbid" : "the host is gone", instance.outbid});
     }
     std::erase_if(instances_, [](const auto& entry) { return entry.second.dead && !entry.second.watched; });
@@ -462,8 +488,8 @@ class Market {
       if (!learner_up_ || instance.dead || instance.boots_at > now_) continue;
       if (instance.drained) continue;
       if (instance.hung_since != Duration::max()) {
-        if (instance.joined && !instance.left && now_ - instance.hung_since >= kAwayMax) {
-          instance.left = true;
+        if (instance.joined && !instance.has_left && now_ - instance.hung_since >= kAwayMax) {
+          instance.has_left = true;
           notify_core(fleet::Left{instance.worker, "away for too long"});
         }
         continue;
@@ -493,7 +519,9 @@ class Market {
       notify_core(fleet::StepMeasured{true_step_time_});
       if (steps_ % rules_.pace.publish_every == 0)
         notify_core(fleet::BroadcastMeasured{
-            from_seconds(echoline::seconds(rules_.broadcast_time) * random_between(0.95, 1.05))});
+            .broadcast_time = from_seconds(echoline::seconds(rules_.times.broadcast) * random_between(0.95, 1.05)),
+            .payload = {},
+            .install_time = rules_.times.install});
     }
     const bool lacks_rollouts = stock_rollouts_ < rules_.pace.rollouts_per_step;
     if (waiting_reported_ != lacks_rollouts) notify_core(fleet::LearnerWaiting{lacks_rollouts});
@@ -530,7 +558,7 @@ class Market {
   void check_capacity_is_missing(const std::string& offer) {
     double existing_rate = 0;
     for (const auto& [ticket, instance] : instances_)
-      if (!instance.dead && !instance.stop_asked && instance.hung_since == Duration::max() &&
+      if (!instance.dead && !instance.stop_requested && instance.hung_since == Duration::max() &&
           instance.boots_at != Duration::max() && counts_as_capacity(instance)) {
         // A host with a share below 1 was demoted and must first prove a better rate.
         const auto* machine = core_->machines().find(ticket);
@@ -555,8 +583,8 @@ class Market {
       spent_usd_ += usd;
       spent_usd_by_ticket_[ticket] += usd;
       // Costs of instances that the provider does not take back within the core's reserve cannot be avoided.
-      const auto asked = stop_asked_at_.find(ticket);
-      if (asked != stop_asked_at_.end() && now_ - asked->second > rules::kReserveTime) unavoidable_usd_ += usd;
+      const auto asked = stop_requested_at_.find(ticket);
+      if (asked != stop_requested_at_.end() && now_ - asked->second > rules::kReserveTime) unavoidable_usd_ += usd;
     }
     if (rules_.fleet.usd_max && spent_usd_ - unavoidable_usd_ > *rules_.fleet.usd_max && !overspending_reported_) {
       overspending_reported_ = true;
@@ -567,15 +595,15 @@ class Market {
     const FleetStatus numbers = core_->numbers();
     result_.closed = numbers.money_spent;
     if (rules_.fleet.usd_per_hour_max && rented_usd_per_hour() > *rules_.fleet.usd_per_hour_max * (1 + 1e-6) &&
-        now_ - price_rose_at_ > minutes(4))
+        now_ - price_rose_at_ > kPriceReactionTime)
       report_violation("budget", fmt::format("${:.4f} an hour", rented_usd_per_hour()));
     double rented_rate = 0, largest_rate = 0;
     for (const auto& [ticket, instance] : instances_) {
-      if (instance.dead || instance.stop_asked) continue;
+      if (instance.dead || instance.stop_requested) continue;
       rented_rate += hosts_[instance.host].offer.rollouts_per_s;
       largest_rate = std::max(largest_rate, hosts_[instance.host].offer.rollouts_per_s);
     }
-    if (without_trouble_ && rented_rate > numbers.target_rollouts_per_s * 1.05 + largest_rate)
+    if (without_trouble_ && rented_rate > numbers.target_rollouts_per_s * kSurplusMax + largest_rate)
       report_violation("enough", fmt::format("{:.4g} rollouts/s are rented, {:.4g} are wanted", rented_rate,
                                              numbers.target_rollouts_per_s));
     if (without_trouble_ && result_.rentals > wanted_offers_.size())
@@ -644,12 +672,12 @@ class Market {
       if (!row.ran)
         unseen_usd +=
             std::min(spent_usd_by_ticket_[ticket], row.usd_per_hour * echoline::seconds(rules::kAnswerTimeout) / 3600);
-    if (ledger_usd() + unseen_usd < spent_usd_ * 0.999 - 1e-6)
+    if (ledger_usd() + unseen_usd < spent_usd_ * kLedgerShareMin - kUsdTolerance)
       report_violation("known",
                        fmt::format("the ledger has ${:.5f}, but ${:.5f} were spent", ledger_usd(), spent_usd_));
   }
 
-  Random random_;
+  Random random_, queue_random_;
   const std::function<void(const std::string&)>& trace_;
   MarketResult result_;
   std::uint64_t hash_ = kFnvOffset;
@@ -673,9 +701,9 @@ class Market {
   double stock_rollouts_ = 0;  // generated and not yet trained on
   double spent_usd_ = 0, unavoidable_usd_ = 0;
   std::map<Ticket, double> spent_usd_by_ticket_;
-  std::map<Ticket, Duration> stop_asked_at_;  // first request
-  std::set<std::size_t> detected_deceivers_;  // hosts found slower than promised
-  Duration last_deceiver_detected_at_{};      // when the last of them was detected
+  std::map<Ticket, Duration> stop_requested_at_;  // first request
+  std::set<std::size_t> detected_deceivers_;      // hosts found slower than promised
+  Duration last_deceiver_detected_at_{};          // when the last of them was detected
   Duration trains_until_{};
   int steps_ = 0;
   std::optional<bool> waiting_reported_;

@@ -12,12 +12,12 @@
 namespace echoline::sim {
 
 struct MarketViolation {
-  Duration at{};
+  Duration at{};     // after the start of the run
   std::string rule;  // known, forgotten, budget, enough, restored, returned or order: see docs/provisioning.md
   std::string text;
 };
 
-// Kinds of the fleet core's actions except notes, in the order of provisioner::FleetAction.
+// Kinds of the fleet core's actions except cancellations and notes, in the order of provisioner::FleetAction.
 inline constexpr std::array<const char*, 7> kMarketActions{"book",         "start",   "stop", "look",
                                                            "book the end", "give up", "drain"};
 // Restarts of the learner by kind of action: element 2k counts those just before an action of kind k, 2k + 1 after it.

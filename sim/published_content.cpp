@@ -67,13 +67,13 @@ const trust::Hash* PublishedContent::hash_of(const Slice& bytes) const {
   return it == chunk_by_address_.end() || it->second.length != bytes.size() ? nullptr : &it->second.hash;
 }
 
-trust::Hash RememberingChecker::chunk_hash(const Slice& bytes) const {
+trust::Hash CachingChecker::chunk_hash(const Slice& bytes) const {
   if (const trust::Hash* known = published_content_.hash_of(bytes)) return *known;
   return SignatureChecker::chunk_hash(bytes);
 }
 
-bool RememberingChecker::verify(std::string_view context, std::span<const std::byte> bytes,
-                                const trust::Signature& signature) const {
+bool CachingChecker::verify(std::string_view context, std::span<const std::byte> bytes,
+                            const trust::Signature& signature) const {
   const trust::Hash inputs_hash =
       trust::Hasher().update(std::as_bytes(std::span(context))).update(signature.bytes).update(bytes).finish();
   const auto [it, is_new] = verified_.try_emplace(inputs_hash, false);
@@ -81,7 +81,7 @@ bool RememberingChecker::verify(std::string_view context, std::span<const std::b
   return it->second;
 }
 
-std::size_t RememberingChecker::KeyHash::operator()(const trust::Hash& hash) const {
+std::size_t CachingChecker::KeyHash::operator()(const trust::Hash& hash) const {
   std::size_t prefix;
   std::memcpy(&prefix, hash.data(), sizeof prefix);
   return prefix;

@@ -50,9 +50,9 @@ class PublishedContent {
 
 // `published_content` must outlive it. A signature is checked by signing again with the run's key, which is faster and
 // exact because Ed25519 is deterministic. For one thread.
-class RememberingChecker final : public overlay::SignatureChecker {
+class CachingChecker final : public overlay::SignatureChecker {
  public:
-  RememberingChecker(std::string run_id, overlay::trust::SigningKey run_key, const PublishedContent& published_content)
+  CachingChecker(std::string run_id, overlay::trust::SigningKey run_key, const PublishedContent& published_content)
       : SignatureChecker(std::move(run_id), run_key.public_key()),
         key_(std::move(run_key)),
         published_content_(published_content) {}

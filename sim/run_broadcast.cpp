@@ -31,7 +31,7 @@ Status RunBroadcast::change_links(const Receiver& receiver) {
       link.down = receiver.down;
     }
   ++links_changed_;
-  return times_payload_.count > 0 ? compute_times(times_payload_) : ok();
+  return timed_payload_.count > 0 ? compute_times(timed_payload_) : ok();
 }
 
 Status RunBroadcast::plan() {
@@ -50,16 +50,29 @@ Status RunBroadcast::plan() {
   for (const auto& [id, receiver] : members_) {
     // Reliability as the learner would have measured it: 0.995 is 995 successes of 1000.
     constexpr std::uint32_t kForwardAttempts = 1000;
-    // Without an expected worker rate, scores are relative to the fastest worker. Chains run at the slowest one's rate.
-    const chains::PeerStats stats{receiver.up, request.paths.worker_rate.value_or(fastest), kForwardAttempts,
-                                  static_cast<std::uint32_t>(std::lround(receiver.reliability * kForwardAttempts)),
-                                  Duration{}};
-    workers.push_back({id, receiver.up, receiver.down, chains::peer_score(stats), /*may_forward=*/true,
-                       /*may_seed=*/true, receiver.region});
+    // Without an expected worker rate, scores are relative to the fastest worker.
+    const chains::PeerStats stats{
+        .forwarding_rate = receiver.up,
+        .cap = request.paths.worker_rate.value_or(fastest),
+        .attempts = kForwardAttempts,
+        .successes = static_cast<std::uint32_t>(std::lround(receiver.reliability * kForwardAttempts)),
+        .age = Duration{}};
+    workers.push_back({.id = id,
+                       .up = receiver.up,
+                       .down = receiver.down,
+                       .score = chains::peer_score(stats),
+                       .may_forward = true,
+                       .may_seed = true,
+                       .region = receiver.region});
   }
   links_.clear();
   for (const auto& [id, receiver] : members_)
-    links_.push_back({id, receiver.up, receiver.down, request.paths.delay_expected, receiver.region});
+    links_.push_back({.id = id,
+                      .up = receiver.up,
+                      .down = receiver.down,
+                      .delay = request.paths.delay_expected,
+                      .region = receiver.region});
+  // Without an expected rate, chains run at the slowest worker's.
   const BitRate chain_rate = request.paths.worker_rate.value_or(slowest);
   chains::TopologyPolicy policy = request.topology;
   // Compares topologies again when the fleet has doubled or halved. The real learner compares at intervals.
@@ -91,7 +104,7 @@ Status RunBroadcast::plan() {
   depth_ = topology_.depth();
   ++topologies_planned_;
   members_changed_ = links_changed_ = 0;
-  times_payload_ = {};
+  timed_payload_ = {};
   return ok();
 }
 
@@ -99,18 +112,19 @@ Status RunBroadcast::prepare(Bytes payload) {
   if (members_.empty()) {
     topology_ = {};
     times_ = {};
-    links_.clear();
+    links_.clear();  // so that the next call with members plans again
     copies_sent_.clear();
     copies_between_regions_ = 0;
     first_time_ = median_time_ = quorum_time_ = {};
-    times_payload_ = {};
+    timed_payload_ = {};
     members_changed_ = 1;
     return ok();
   }
   if (links_.empty() || members_changed_ * kReplanDivisor > members_.size()) ECHO_TRY(plan());
-  // A changed link counts only for the next publication's decision (change_links()).
+  // A changed link has changed the times already (change_links()). It counts towards a new plan only at the next
+  // publication, because the test above comes first.
   members_changed_ += std::exchange(links_changed_, 0);
-  return times_payload_ == payload ? ok() : compute_times(payload);
+  return timed_payload_ == payload ? ok() : compute_times(payload);
 }
 
 Status RunBroadcast::compute_times(Bytes payload) {
@@ -118,7 +132,7 @@ Status RunBroadcast::compute_times(Bytes payload) {
   const Bytes sent_size{static_cast<std::uint64_t>(wire_bytes(payload))};
   ECHO_ASSIGN(times_, chains::broadcast_time(topology_, sent_size, chunk_size(sent_size), request.learner_up, links_,
                                              request.paths.regions.ways));
-  times_payload_ = payload;
+  timed_payload_ = payload;
   first_time_ = Duration::max();
   for (chains::Completion& completion : times_.workers) {
     completion.time = std::min(completion.time, from_seconds(kMaxDeliverySeconds));
@@ -149,12 +163,12 @@ Duration RunBroadcast::time_of(WorkerId id) const {
   const auto member = members_.find(id);
   if (member == members_.end()) return median_time_;
   // The worker joined after the topology was planned: the median time, but not less than its downlink needs.
-  const double download_s = wire_bytes(times_payload_) / member->second.down.bytes_per_s();
+  const double download_s = wire_bytes(timed_payload_) / member->second.down.bytes_per_s();
   return std::max(median_time_, from_seconds(download_s));
 }
 
 Duration RunBroadcast::lower_bound() const {
-  return chains::lower_bound(times_payload_, scenario_.request.learner_up, links_, scenario_.request.quorum,
+  return chains::lower_bound(timed_payload_, scenario_.request.learner_up, links_, scenario_.request.quorum,
                              scenario_.request.paths.regions.ways);
 }
 
@@ -163,6 +177,7 @@ double RunBroadcast::copies_sent_by(WorkerId id) const {
   return it == copies_sent_.end() ? 0 : it->second;
 }
 
+// The neighbour is a worker of the receiver's region with the median uplink.
 Duration RunBroadcast::neighbour_transfer_time(Bytes payload, const Receiver& receiver) const {
   const BitRate up = median_up_.bits_per_s > 0 ? median_up_ : scenario_.request.learner_up;
   const double rate = std::min(up, receiver.down).bytes_per_s();

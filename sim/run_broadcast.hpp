@@ -69,7 +69,7 @@ class RunBroadcast {
   double copies_between_regions_ = 0;
   std::size_t depth_ = 0;
   std::uint64_t topologies_planned_ = 0;
-  Bytes times_payload_;  // payload for which times_ was computed; 0: it must be computed again
+  Bytes timed_payload_;  // payload for which times_ was computed; 0: it must be computed again
   chains::BroadcastTimes times_;
   Duration first_time_{}, median_time_{}, quorum_time_{};
   BitRate median_up_;

@@ -64,21 +64,21 @@ RunFleet::RunFleet(const RunScenario& scenario, const FleetRules& rules, const s
 std::vector<FleetOffer> RunFleet::search_result() const {
   std::vector<FleetOffer> offers;
   for (const std::size_t i : cheapest_first_) {
-    if (available_from_s_[i] > now_ || !(listed_offers_[i].rollouts_per_s > 0)) continue;
+    if (available_from_s_[i] > now_s_ || !(listed_offers_[i].rollouts_per_s > 0)) continue;
     offers.push_back(listed_offers_[i]);
     if (offers.size() == kSearchResultMax) break;
   }
   return offers;
 }
 
-void RunFleet::handle(const FleetEvent& event, double now) {
-  now_ = now;
-  carry_out(core_->handle(event, time_of(now)));
+void RunFleet::handle(const FleetEvent& event, double now_s) {
+  now_s_ = now_s;
+  carry_out(core_->handle(event, time_of(now_s)));
 }
 
-void RunFleet::tick(double now) {
-  now_ = now;
-  while (!answers_.empty() && answers_.top().at_s <= now) {
+void RunFleet::tick(double now_s) {
+  now_s_ = now_s;
+  while (!answers_.empty() && answers_.top().at_s <= now_s) {
     const FleetEvent event = answers_.top().event;
     answers_.pop();
     if (const auto* stopped = std::get_if<fleet::Stopped>(&event)) {
@@ -88,72 +88,72 @@ void RunFleet::tick(double now) {
         hooks_.on_returned(stopped->ticket);
       }
     }
-    carry_out(core_->handle(event, time_of(now)));
+    carry_out(core_->handle(event, time_of(now_s)));
   }
-  if (now - searched_s_ >= seconds(scenario_.request.fleet.search_every)) {
-    searched_s_ = now;
-    carry_out(core_->handle(fleet::OffersRefreshed{search_result()}, time_of(now)));
+  if (now_s - searched_s_ >= seconds(scenario_.request.fleet.search_every)) {
+    searched_s_ = now_s;
+    carry_out(core_->handle(fleet::OffersRefreshed{search_result()}, time_of(now_s)));
   }
-  carry_out(core_->handle(fleet::SpendingMeasured{usd(now)}, time_of(now)));
-  carry_out(core_->tick(time_of(now)));
+  carry_out(core_->handle(fleet::SpendingMeasured{usd(now_s)}, time_of(now_s)));
+  carry_out(core_->tick(time_of(now_s)));
 }
 
-void RunFleet::close(const std::string& why, double now) {
-  now_ = now;
-  carry_out(core_->close(why, time_of(now)));
+void RunFleet::close(const std::string& why, double now_s) {
+  now_s_ = now_s;
+  carry_out(core_->close(why, time_of(now_s)));
 }
 
 void RunFleet::answer(double after_s, FleetEvent event) {
-  answers_.push({now_ + after_s, sequence_++, std::move(event)});
+  answers_.push({now_s_ + after_s, sequence_++, std::move(event)});
 }
 
 void RunFleet::carry_out(const std::vector<FleetAction>& actions) {
   for (const FleetAction& action : actions) std::visit([&](const auto& specific) { perform(specific); }, action);
 }
 
-void RunFleet::settle_rent(double now) {
-  const double usd = rent_usd_per_hour_sum_ * (now - settled_s_) / 3600;
+void RunFleet::settle_rent(double now_s) {
+  const double usd = rent_usd_per_hour_sum_ * (now_s - settled_s_) / 3600;
   result_.usd_rent += usd;
   result_.usd_fleet += usd;
-  settled_s_ = now;
+  settled_s_ = now_s;
 }
 
-double RunFleet::usd(double now) const {
-  const double learner_usd = scenario_.request.learner_usd_per_hour.value_or(0) * now / 3600;
-  return result_.usd_fleet + rent_usd_per_hour_sum_ * (now - settled_s_) / 3600 + learner_usd;
+double RunFleet::usd(double now_s) const {
+  const double learner_usd = scenario_.request.learner_usd_per_hour.value_or(0) * now_s / 3600;
+  return result_.usd_fleet + rent_usd_per_hour_sum_ * (now_s - settled_s_) / 3600 + learner_usd;
 }
 
 void RunFleet::perform(const fleet::Book& book) {
   const std::size_t index = index_by_id_.at(book.offer);
-  settle_rent(now_);
+  settle_rent(now_s_);
   SimMachine machine;
   machine.offer = book.offer;
   machine.region = scenario_.offers[index].region;
   machine.usd_per_hour = rent_usd_per_hour_[index];
-  machine.paid_from_s = now_;
+  machine.paid_from_s = now_s_;
   result_.machines.push_back(std::move(machine));
   offer_by_ticket_.push_back(index);
   is_paid_.push_back(true);
   lost_at_provider_.push_back(false);
   rent_usd_per_hour_sum_ += rent_usd_per_hour_[index];
-  carry_out(core_->handle(fleet::Booked{book.offer, static_cast<Ticket>(offer_by_ticket_.size())}, time_of(now_)));
+  carry_out(core_->handle(fleet::Booked{book.offer, static_cast<Ticket>(offer_by_ticket_.size())}, time_of(now_s_)));
 }
 
 void RunFleet::perform(const fleet::Start& start) {
   const std::size_t index = offer_of(start.ticket);
-  const bool available = available_from_s_[index] <= now_ && !draws_.chance(scenario_.faults.refused);
+  const bool available = available_from_s_[index] <= now_s_ && !draws_.chance(scenario_.faults.refused);
   const double boot_s = draws_.lognormal(scenario_.boot_s);
   if (!available) {
     lost_at_provider_[static_cast<std::size_t>(start.ticket) - 1] = true;
     return answer(kAnswerSeconds, fleet::StartFailed{.ticket = start.ticket,
                                                      .why = "another customer rents it",
-                                                     .retryable = available_from_s_[index] <= now_,
+                                                     .retryable = available_from_s_[index] <= now_s_,
                                                      .perhaps_rented = false});
   }
   available_from_s_[index] = kNeverS;
   answer(kAnswerSeconds, fleet::Started{start.ticket, {fmt::format("sim:{}", start.ticket)}, {}});
   const bool never_joins = draws_.chance(scenario_.faults.never_joins);
-  hooks_.on_booting(start.ticket, index, never_joins ? kNeverS : now_ + std::max(kAnswerSeconds, boot_s));
+  hooks_.on_booting(start.ticket, index, never_joins ? kNeverS : now_s_ + std::max(kAnswerSeconds, boot_s));
 }
 
 void RunFleet::perform(const fleet::Stop& stop) { answer(kAnswerSeconds, fleet::Stopped{stop.ticket}); }
@@ -171,19 +171,19 @@ void RunFleet::perform(const fleet::BookEnd& end) {
   const auto ticket = static_cast<std::size_t>(end.ticket);
   if (!is_paid_[ticket - 1]) return;
   is_paid_[ticket - 1] = false;
-  settle_rent(now_);
+  settle_rent(now_s_);
   SimMachine& machine = this->machine(end.ticket);
-  machine.paid_to_s = now_;
+  machine.paid_to_s = now_s_;
   rent_usd_per_hour_sum_ -= machine.usd_per_hour;
   if (!end.ran) {  // the machine never existed, so its rent is taken back
-    const double usd = machine.usd_per_hour * (now_ - machine.paid_from_s) / 3600;
+    const double usd = machine.usd_per_hour * (now_s_ - machine.paid_from_s) / 3600;
     result_.usd_rent -= usd;
     result_.usd_fleet -= usd;
-    machine.paid_from_s = now_;
+    machine.paid_from_s = now_s_;
   }
   result_.machine_hours += (machine.paid_to_s - machine.paid_from_s) / 3600;
   const std::size_t index = offer_of(end.ticket);
-  if (available_from_s_[index] == kNeverS) available_from_s_[index] = now_;
+  if (available_from_s_[index] == kNeverS) available_from_s_[index] = now_s_;
 }
 
 void RunFleet::perform(const fleet::Drain& drain) { hooks_.on_drain(drain.worker); }
@@ -192,15 +192,15 @@ void RunFleet::perform(const fleet::Note& note) {
   const std::uint64_t nth = ++result_.decision_counts[note.what];
   // Keeps only some of the plan's rentals, so that other decisions are kept too.
   if (result_.decisions.size() < kDecisionsKept && !(note.what == "planned" && nth > kPlannedDecisionsKept))
-    result_.decisions.push_back({now_, note.what, note.offer, note.why});
+    result_.decisions.push_back({now_s_, note.what, note.offer, note.why});
   if (note.what == "lost" && note.ticket != 0) machine(note.ticket).lost = true;
 }
 
-void RunFleet::lose_machine(Ticket ticket, bool outbid, double now) {
+void RunFleet::lose_machine(Ticket ticket, bool outbid, double now_s) {
   if (lost_at_provider_[static_cast<std::size_t>(ticket) - 1]) return;
   lost_at_provider_[static_cast<std::size_t>(ticket) - 1] = true;
-  available_from_s_[offer_of(ticket)] = now + seconds(scenario_.churn.returns_after);
-  handle(fleet::Exited{ticket, outbid ? "outbid" : "the host is gone", outbid}, now);
+  available_from_s_[offer_of(ticket)] = now_s + seconds(scenario_.churn.returns_after);
+  handle(fleet::Exited{ticket, outbid ? "outbid" : "the host is gone", outbid}, now_s);
 }
 
 void RunFleet::record_traffic(Ticket ticket, double bytes_in, double bytes_forwarded) {

@@ -22,21 +22,21 @@ class RunFleet {
   RunFleet(const RunScenario& scenario, const provisioner::FleetRules& rules, const std::vector<std::size_t>& wanted,
            Hooks hooks, RunResult& result);
 
-  void tick(double now);
-  void handle(const provisioner::FleetEvent& event, double now);
+  void tick(double now_s);
+  void handle(const provisioner::FleetEvent& event, double now_s);
   // Rents nothing more and returns all machines.
-  void close(const std::string& why, double now);
+  void close(const std::string& why, double now_s);
   provisioner::FleetStatus numbers() const { return core_->numbers(); }
   bool empty() const { return core_->machines().empty(); }  // nothing is rented
   // Total cost so far.
-  double usd(double now) const;
+  double usd(double now_s) const;
   double usd_per_hour() const { return rent_usd_per_hour_sum_; }
   SimMachine& machine(provisioner::Ticket ticket) { return result_.machines[static_cast<std::size_t>(ticket) - 1]; }
   std::size_t offer_of(provisioner::Ticket ticket) const {
     return offer_by_ticket_[static_cast<std::size_t>(ticket) - 1];
   }
   // Reports that the machine was taken away or has died.
-  void lose_machine(provisioner::Ticket ticket, bool outbid, double now);
+  void lose_machine(provisioner::Ticket ticket, bool outbid, double now_s);
   void record_traffic(provisioner::Ticket ticket, double bytes_in, double bytes_forwarded);
 
  private:
@@ -55,11 +55,12 @@ class RunFleet {
   void perform(const provisioner::fleet::FindInstance& search);
   void perform(const provisioner::fleet::BookEnd& end);
   void perform(const provisioner::fleet::GiveUp&) {}
+  void perform(const provisioner::fleet::CancelStart&) {}
   void perform(const provisioner::fleet::Drain& drain);
   void perform(const provisioner::fleet::Note& note);
   void answer(double after_s, provisioner::FleetEvent event);
   // Adds the rent since the last call to the result. Needed before each change of rent_usd_per_hour_sum_.
-  void settle_rent(double now);
+  void settle_rent(double now_s);
   // The cheapest available offers, as many as a search returns.
   std::vector<provisioner::FleetOffer> search_result() const;
 
@@ -77,8 +78,8 @@ class RunFleet {
   std::vector<bool> is_paid_, lost_at_provider_;  // by ticket: its rent is paid; its provider no longer has it
   std::priority_queue<Answer, std::vector<Answer>, std::greater<>> answers_;
   std::uint64_t sequence_ = 0;
-  double now_ = 0, rent_usd_per_hour_sum_ = 0;  // $ per hour of all machines that cost
-  double settled_s_ = 0, searched_s_ = 0;       // times of the last settle_rent() and the last search
+  double now_s_ = 0, rent_usd_per_hour_sum_ = 0;  // $ per hour of all machines that cost
+  double settled_s_ = 0, searched_s_ = 0;         // times of the last settle_rent() and the last search
 };
 
 }  // namespace echoline::sim

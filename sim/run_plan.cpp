@@ -18,7 +18,8 @@ constexpr std::string_view kOperation = "simulate a run";
 constexpr int kMeanSamples = 20'000;              // responses drawn for the mean length
 constexpr double kRandomSpread = 1000;            // range of the random prices for OfferChoice::kRandom
 constexpr std::size_t kPlannerWorkersMax = 1024;  // limit of provisioner/plan's search
-constexpr int kRoundsMax = 8;                     // of raising the assumed broadcast time until it suffices
+constexpr std::uint64_t kPriceStream = 23;        // random stream of the seed
+constexpr int kRoundsMax = 8;                     // of plan_by_price(); each assumes a longer broadcast time
 
 Status check(const RunScenario& scenario) {
   const auto invalid = [](std::string_view what) { return fail(Code::kInvalid, kOperation, "{}", what); };
@@ -40,11 +41,9 @@ Status check(const RunScenario& scenario) {
   return ok();
 }
 
-Duration half_publishing_period(const RunScenario& scenario) {
-  return scenario.request.pace.publish_every * scenario.request.pace.step_time / 2;
-}
-
-// The offers with the least price per rollout until they suffice, up to the limit.
+// Returns the cheapest offers per rollout that together give rollouts_per_s_min. They are fewer if the limit on workers
+// or on dollars an hour is met first. `offers` has the planner's prices, which may be random; scenario.offers has the
+// real ones.
 std::vector<std::size_t> cheapest_offers(const RunScenario& scenario, const std::vector<Offer>& offers,
                                          double rollouts_per_s_min) {
   std::vector<std::size_t> order(offers.size()), chosen;
@@ -66,9 +65,9 @@ std::vector<std::size_t> cheapest_offers(const RunScenario& scenario, const std:
   return chosen;
 }
 
-// Plans a fleet beyond the planner's limit. As there, the target depends on the broadcast time, the machines on the
-// target, and the broadcast time on the machines, so all three are computed in rounds. Here the machines are chosen by
-// price alone.
+// Plans a fleet beyond the planner's limit. As in the planner, the target depends on the broadcast time, the machines
+// on the target, and the broadcast time on the machines, so all three are computed in rounds. Here the machines are
+// chosen by price alone.
 Result<Plan> plan_by_price(const RunScenario& scenario, const std::vector<Offer>& offers,
                            std::vector<std::size_t>& wanted) {
   Plan plan;
@@ -76,7 +75,9 @@ Result<Plan> plan_by_price(const RunScenario& scenario, const std::vector<Offer>
   plan.method = "by price";
   Duration assumed_time{};
   for (int round = 0; round < kRoundsMax; ++round) {
-    ECHO_ASSIGN(plan.target, capacity_target(scenario.request.pace, assumed_time, scenario.request.fleet.headroom));
+    const PlanRequest& request = scenario.request;
+    ECHO_ASSIGN(plan.target,
+                capacity_target(request.pace, request.publication_times(assumed_time), request.capacity_terms()));
     wanted = cheapest_offers(scenario, offers, plan.target.provisioned_rollouts_per_s);
     RunBroadcast broadcast(scenario);
     plan.rollouts_per_s = 0;
@@ -91,11 +92,49 @@ Result<Plan> plan_by_price(const RunScenario& scenario, const std::vector<Offer>
     assumed_time = t_b;
   }
   plan.broadcast_time = assumed_time;
-  plan.staleness_worst =
-      scenario.request.staleness_worst ? scenario.request.staleness_worst(1) : scenario.request.staleness_budget;
+  plan.staleness_worst = scenario.request.staleness_worst ? scenario.request.staleness_worst(/*lag=*/1)
+                                                          : scenario.request.staleness_budget;
   if (plan.rollouts_per_s >= plan.target.provisioned_rollouts_per_s * (1 - 1e-9)) return plan;
   return fail(Code::kInfeasible, "plan", "at least {:.4g} rollouts/s are needed, and {} machines give {:.4g}",
               plan.target.provisioned_rollouts_per_s, wanted.size(), plan.rollouts_per_s);
+}
+
+// Predicts the share of time that the learner is idle with the offers `wanted`, with the scenario's true speeds and
+// times instead of the plan's.
+Result<std::optional<double>> predict_idle(const RunScenario& scenario, const std::vector<std::size_t>& wanted) {
+  if (!scenario.request.predict_idle || wanted.empty() || wanted.size() > kPlannerWorkersMax)
+    return std::optional<double>();
+  PlanRequest request = scenario.request;
+  request.pace.step_time = scenario.step_time;
+  if (!scenario.step_seconds.empty())
+    request.pace.step_time =
+        from_seconds(std::accumulate(scenario.step_seconds.begin(), scenario.step_seconds.end(), 0.0) /
+                     static_cast<double>(scenario.step_seconds.size()));
+  request.pace.step_time +=
+      from_seconds(scenario.step_s_per_token * mean_tokens(scenario) * request.pace.rollouts_per_step);
+  request.fleet.install_time_expected = scenario.install_time.value_or(request.fleet.install_time_expected);
+  const bool sends_snapshots = scenario.publication_form == PublicationForm::kSnapshot;
+  Bytes payload = scenario.snapshot_bytes.value_or(request.full_bytes);
+  if (!sends_snapshots && !scenario.delta_bytes.empty()) {
+    std::vector<Bytes> deltas = scenario.delta_bytes;
+    const auto middle = deltas.begin() + static_cast<std::ptrdiff_t>(deltas.size() / 2);
+    std::nth_element(deltas.begin(), middle, deltas.end());
+    payload = *middle;
+  }
+  RunBroadcast broadcast(scenario);
+  for (std::size_t i = 0; i < wanted.size(); ++i)
+    broadcast.add(receiver_of(scenario, scenario.offers[wanted[i]], WorkerId{i + 1}));
+  ECHO_TRY(broadcast.prepare(payload));
+  FleetPace fleet{.workers = {},
+                  .links_busy = broadcast.first_completion(),  // then the learner has sent everything once
+                  .groups_at_once = scenario.groups_at_once,
+                  .work_ahead = scenario.work_ahead};
+  for (std::size_t i = 0; i < wanted.size(); ++i) {
+    const RunOffer& offer = scenario.offers[wanted[i]];
+    fleet.workers.push_back({.rollouts_per_s = offer.offer.rollouts_per_s * offer.rate_share,
+                             .policy_arrival = scenario.encode_time + broadcast.time_of(WorkerId{i + 1})});
+  }
+  return std::optional(request.predict_idle(request, fleet));
 }
 
 }  // namespace
@@ -127,7 +166,7 @@ Result<RunStart> plan_simulated_run(const RunScenario& scenario) {
   RunStart start;
   std::vector<Offer> offers;
   std::unordered_map<std::string_view, std::size_t> index;
-  Draws random_prices(scenario.seed, 23);
+  Draws random_prices(scenario.seed, kPriceStream);
   for (const RunOffer& run_offer : scenario.offers) {
     if (!index.emplace(run_offer.offer.id, offers.size()).second)
       return fail(Code::kInvalid, kOperation, "offer '{}' occurs twice", run_offer.offer.id);
@@ -140,6 +179,7 @@ Result<RunStart> plan_simulated_run(const RunScenario& scenario) {
     }
   }
   const bool exceeds_planner = scenario.request.fleet.workers_max > kPlannerWorkersMax;
+  // plan_by_price() sets `wanted` and leaves no rows, so the loop over chosen() adds only make_plan()'s.
   auto plan = exceeds_planner ? plan_by_price(scenario, offers, start.wanted) : make_plan(scenario.request, offers);
   if (plan) {
     start.plan = std::move(*plan);
@@ -148,10 +188,14 @@ Result<RunStart> plan_simulated_run(const RunScenario& scenario) {
     if (plan.error().code != Code::kInfeasible) return std::move(plan).error();
     start.plan_error = plan.error().message();
     start.plan.request = scenario.request;
-    ECHO_ASSIGN(start.plan.target, capacity_target(scenario.request.pace, half_publishing_period(scenario),
-                                                   scenario.request.fleet.headroom));
+    // The longest times that the fleet core plans for.
+    const CapacityTerms terms = scenario.request.capacity_terms();
+    const PublicationTimes planned_times = half_of_longest_times(scenario.request.pace, terms);
+    ECHO_ASSIGN(start.plan.target, capacity_target(scenario.request.pace, planned_times, terms));
     start.wanted = cheapest_offers(scenario, offers, start.plan.target.provisioned_rollouts_per_s);
-    start.plan.broadcast_time = half_publishing_period(scenario);  // the longest time that the fleet core plans for
+    start.plan.broadcast_time = planned_times.broadcast;
+    Duration& install_time = start.plan.request.fleet.install_time_expected;
+    install_time = std::min(install_time, planned_times.install);
     start.plan.staleness_worst = scenario.request.staleness_budget;
     start.plan.rollouts_per_s = 0;
     for (const std::size_t i : start.wanted) start.plan.rollouts_per_s += offers[i].rollouts_per_s;
@@ -161,8 +205,10 @@ Result<RunStart> plan_simulated_run(const RunScenario& scenario) {
     for (const std::size_t i : start.wanted)
       start.plan.usd_per_hour.expected += scenario.offers[i].offer.usd_per_hour_known();
   }
+  ECHO_ASSIGN(start.idle_predicted, predict_idle(scenario, start.wanted));
+  // The fleet core will aim at the target by its rules, which may differ from the plan's.
   const FleetRules& rules = start.rules = provisioner::fleet_rules_of(start.plan);
-  ECHO_ASSIGN(const CapacityTarget target, capacity_target(rules.pace, rules.broadcast_time, rules.fleet.headroom));
+  ECHO_ASSIGN(const CapacityTarget target, capacity_target(rules.pace, rules.times, rules.capacity_terms()));
   start.rules_target = target.provisioned_rollouts_per_s;
   start.plan.rows.clear();  // not needed any more; they may be thousands
   start.plan.standby.clear();

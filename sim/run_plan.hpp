@@ -10,7 +10,8 @@ struct RunStart {
   // Why there is no plan; empty if there is one. Without one, `wanted` has the cheapest offers that the limits allow,
   // and `plan` their cost.
   std::string plan_error;
-  std::vector<std::size_t> wanted;  // offer indices
+  std::vector<std::size_t> wanted;       // offer indices
+  std::optional<double> idle_predicted;  // RunResult::idle_predicted
   provisioner::FleetRules rules;
   double rules_target = 0;  // rollouts/s that the fleet core will want by its rules
 };

@@ -150,8 +150,10 @@ struct SimDecision {  // of the fleet core
 };
 
 struct RunResult {
-  provisioner::Plan plan;                   // if there is one
-  std::string plan_error;                   // why no plan was possible; then everything rentable is rented
+  provisioner::Plan plan;  // if there is one
+  std::string plan_error;  // why no plan was possible; then everything rentable is rented
+  // The learner's idle share by PlanRequest::predict_idle, for the first fleet with its true speeds and times.
+  std::optional<double> idle_predicted;
   std::string ended;                        // "completed", "time" (time_max is over), or another reason
   double wall_s = 0, first_snapshot_s = 0;  // end of the run; publication of the first snapshot
   std::uint64_t steps = 0, version = 0;

@@ -53,6 +53,7 @@ enum Kind : std::uint32_t {
   kSlows,          // many machines become slow: RunFaults::slowdowns
   kRecovers        // a slow machine has its own speed again
 };
+
 struct AwaitedQuorum {    // a publication that the quorum, a share of its target workers, has not installed yet
   std::size_t index = 0;  // in RunResult::publications
   std::size_t targets = 0, installed = 0;  // workers that it was sent to; those that have installed it
@@ -83,21 +84,21 @@ enum class LearnerPhase : std::uint8_t {
   kOver,
 };
 
-// The learner's current step and its state.
+// The learner's phase and its current step.
 struct Steps {
-  LearnerPhase state = LearnerPhase::kNotBegun;
+  LearnerPhase phase = LearnerPhase::kNotBegun;
   double wait_began_s = 0;       // when the current wait for a batch began
   SimStep row;                   // report of the step in training
   std::vector<DeskGroup> batch;  // of the step in training
-  bool is(LearnerPhase expected) const { return state == expected; }
-  bool have_begun() const { return state != LearnerPhase::kNotBegun; }
-  void set_state(LearnerPhase next) {
+  bool is(LearnerPhase expected) const { return phase == expected; }
+  bool have_begun() const { return phase != LearnerPhase::kNotBegun; }
+  void set_phase(LearnerPhase next) {
     const bool is_allowed =
         next == LearnerPhase::kOver || (next == LearnerPhase::kTraining && is(LearnerPhase::kWaiting)) ||
         (next == LearnerPhase::kFinishing && is(LearnerPhase::kWaiting)) ||
         (next == LearnerPhase::kWaiting && (is(LearnerPhase::kTraining) || is(LearnerPhase::kNotBegun)));
-    ECHO_CHECK(is_allowed, "the learner: from {} to {}", static_cast<int>(state), static_cast<int>(next));
-    state = next;
+    ECHO_CHECK(is_allowed, "the learner: from {} to {}", static_cast<int>(phase), static_cast<int>(next));
+    phase = next;
   }
 };
 
@@ -127,7 +128,7 @@ struct Speed {
   std::uint64_t slowed_by = 0;
 };
 
-// `w` is a worker's index in workers_.
+// `worker_index` is a worker's index in workers_.
 class Simulation {
  public:
   Simulation(const RunScenario& scenario, const std::function<void(std::uint64_t)>& progress)
@@ -146,6 +147,7 @@ class Simulation {
     ECHO_ASSIGN(RunStart start, plan_simulated_run(scenario_));
     result_.plan = std::move(start.plan);
     result_.plan_error = std::move(start.plan_error);
+    result_.idle_predicted = start.idle_predicted;
     result_.machines_planned = start.wanted.size();
     tokens_mean_ = mean_tokens(scenario_);
     fleet_.emplace(scenario_, start.rules, start.wanted,
@@ -184,45 +186,45 @@ class Simulation {
   void push(double at_s, Kind kind, std::size_t worker, std::uint64_t detail = 0) {
     if (at_s < kNeverS) queue_.push(time_of(std::max(at_s, now_)), kind, static_cast<std::uint32_t>(worker), detail, 0);
   }
-  static WorkerId id_of(std::size_t w) { return RunWorkers::id_of(w); }
+  static WorkerId id_of(std::size_t worker_index) { return RunWorkers::id_of(worker_index); }
   void notify_fleet(const FleetEvent& event) { fleet_->handle(event, now_); }
-  Receiver receiver(std::size_t w) const {
-    Receiver current = receiver_of(scenario_, scenario_.offers[workers_[w].offer], id_of(w));
-    current.up.bits_per_s *= workers_[w].link_rate_fraction;
-    current.down.bits_per_s *= workers_[w].link_rate_fraction;
+  Receiver receiver(std::size_t worker_index) const {
+    Receiver current = receiver_of(scenario_, scenario_.offers[workers_[worker_index].offer], id_of(worker_index));
+    current.up.bits_per_s *= workers_[worker_index].link_rate_fraction;
+    current.down.bits_per_s *= workers_[worker_index].link_rate_fraction;
     return current;
   }
 
   Status handle(const Event& event) {
-    const std::size_t w = event.host;
+    const std::size_t worker_index = event.host;
     const std::uint64_t detail = event.detail;
     switch (static_cast<Kind>(event.kind)) {
       case kTick:
         return tick();
       case kJoins:
-        return on_join(w), ok();
+        return on_join(worker_index), ok();
       case kPartArrives:
-        return on_part_arrival(w), ok();
+        return on_part_arrival(worker_index), ok();
       case kSynced:
-        return on_synced(w), ok();
+        return on_synced(worker_index), ok();
       case kGenerated:
-        return on_generated(w, static_cast<std::uint32_t>(detail)), ok();
+        return on_generated(worker_index, static_cast<std::uint32_t>(detail)), ok();
       case kGroupComplete:
-        return submit_group(w, LeaseId{detail}), ok();
+        return submit_group(worker_index, LeaseId{detail}), ok();
       case kDelivered:
-        return on_delivered(w, detail), ok();
+        return on_delivered(worker_index, detail), ok();
       case kInstalled:
-        return on_installed(w, detail), ok();
+        return on_installed(worker_index, detail), ok();
       case kLossAnnounced:
-        return on_loss_announced(w), ok();
+        return on_loss_announced(worker_index), ok();
       case kDies:
-        return kill_worker(w), ok();
+        return kill_worker(worker_index), ok();
       case kHangs:
-        return hang_worker(w), ok();
+        return hang_worker(worker_index), ok();
       case kLossNoticed:
-        return on_loss_noticed(w), ok();
+        return on_loss_noticed(worker_index), ok();
       case kHungGivenUp:
-        return on_hung_given_up(w), ok();
+        return on_hung_given_up(worker_index), ok();
       case kTrained:
         return on_trained();
       case kEncoded:
@@ -237,7 +239,7 @@ class Simulation {
         return slow_machines(detail);
       case kRecovers:
         // Unless another slowdown has begun for the machine since.
-        return workers_[w].slowed_by == detail + 1 ? change_speed(w, {.slowed_by = 0}) : ok();
+        return workers_[worker_index].slowed_by == detail + 1 ? change_speed(worker_index, {.slowed_by = 0}) : ok();
     }
     return ok();
   }
@@ -269,64 +271,66 @@ class Simulation {
     push(joins_s, kJoins, workers_.add(std::move(worker)));
   }
 
-  void on_join(std::size_t w) {
-    SimWorker& worker = workers_[w];
+  void on_join(std::size_t worker_index) {
+    SimWorker& worker = workers_[worker_index];
     if (!worker.is(State::kBooting)) return;
-    workers_.set_state(w, State::kSyncing);
+    workers_.set_state(worker_index, State::kSyncing);
     worker.joined_s = now_;
-    broadcast_.add(receiver(w));
-    fleet_->machine(worker.ticket).worker = w + 1;
-    notify_fleet(fleet::Joined{id_of(w), scenario_.offers[worker.offer].offer.id});
+    broadcast_.add(receiver(worker_index));
+    fleet_->machine(worker.ticket).worker = worker_index + 1;
+    notify_fleet(fleet::Joined{id_of(worker_index), scenario_.offers[worker.offer].offer.id});
     const RunChurn& churn = scenario_.churn;
     if (churn.per_hour > 0) {
       const double dies_s = now_ + machine_draws_.exponential(3600 / churn.per_hour);
-      if (machine_draws_.chance(churn.announced)) push(dies_s - seconds(churn.notice), kLossAnnounced, w);
-      push(dies_s, kDies, w);
+      if (machine_draws_.chance(churn.announced)) push(dies_s - seconds(churn.notice), kLossAnnounced, worker_index);
+      push(dies_s, kDies, worker_index);
     }
     if (scenario_.faults.hangs_per_hour > 0)
-      push(now_ + machine_draws_.exponential(3600 / scenario_.faults.hangs_per_hour), kHangs, w);
-    if (steps_.have_begun()) send_first_policy(w);
+      push(now_ + machine_draws_.exponential(3600 / scenario_.faults.hangs_per_hour), kHangs, worker_index);
+    if (steps_.have_begun()) send_first_policy(worker_index);
   }
 
   // A newcomer gets the newest policy that was sent, from a worker that has it.
-  void send_first_policy(std::size_t w) {
-    SimWorker& worker = workers_[w];
+  void send_first_policy(std::size_t worker_index) {
+    SimWorker& worker = workers_[worker_index];
     worker.delivered = outbox_.newest_sent;
     worker.sent_from_version = outbox_.newest_sent + 1;
-    const double transfer_s = seconds(broadcast_.neighbour_transfer_time(snapshot_bytes(), receiver(w)));
-    schedule_first_policy_parts(w, transfer_s);
-    push(now_ + transfer_s + install_s(), kSynced, w, outbox_.newest_sent);
+    const double transfer_s = seconds(broadcast_.neighbour_transfer_time(snapshot_bytes(), receiver(worker_index)));
+    schedule_first_policy_parts(worker_index, transfer_s);
+    push(now_ + transfer_s + install_s(), kSynced, worker_index, outbox_.newest_sent);
   }
-  void schedule_first_policy_parts(std::size_t w, double transfer_s) {
+  void schedule_first_policy_parts(std::size_t worker_index, double transfer_s) {
     for (std::uint64_t part = 1; part <= rules::kSnapshotParts; ++part)
-      push(now_ + transfer_s * static_cast<double>(part) / static_cast<double>(rules::kSnapshotParts), kPartArrives, w);
+      push(now_ + transfer_s * static_cast<double>(part) / static_cast<double>(rules::kSnapshotParts), kPartArrives,
+           worker_index);
   }
-  void on_part_arrival(std::size_t w) {
-    if (!workers_[w].is_dead())
-      record_traffic(w, static_cast<double>(snapshot_bytes().count) / static_cast<double>(rules::kSnapshotParts), 0);
+  void on_part_arrival(std::size_t worker_index) {
+    if (!workers_[worker_index].is_dead())
+      record_traffic(worker_index,
+                     static_cast<double>(snapshot_bytes().count) / static_cast<double>(rules::kSnapshotParts), 0);
   }
 
-  void on_synced(std::size_t w) {
-    SimWorker& worker = workers_[w];
+  void on_synced(std::size_t worker_index) {
+    SimWorker& worker = workers_[worker_index];
     if (!worker.is(State::kSyncing)) return;
     worker.version = std::max(worker.version, worker.delivered);
-    start_working(w);
+    start_working(worker_index);
   }
 
-  void start_working(std::size_t w) {
-    workers_.set_state(w, State::kWorking);
+  void start_working(std::size_t worker_index) {
+    workers_.set_state(worker_index, State::kWorking);
     result_.workers_peak = std::max(result_.workers_peak, workers_.working());
-    request_work(w);
+    request_work(worker_index);
   }
 
-  void remove_worker(std::size_t w) {
-    SimWorker& worker = workers_[w];
+  void remove_worker(std::size_t worker_index) {
+    SimWorker& worker = workers_[worker_index];
     if (worker.is_dead()) return;
     worker.stop_generating(now_);
     if (!worker.is(State::kBooting)) {
       result_.present_s += now_ - worker.joined_s;
       result_.busy_s += worker.busy_s;
-      broadcast_.remove(id_of(w));
+      broadcast_.remove(id_of(worker_index));
       for (auto it = awaited_quorums_.begin(); it != awaited_quorums_.end();) {
         const std::uint64_t version = it->first;
         const bool was_awaited = worker.was_sent(version) && (worker.version < version || worker.is(State::kSyncing));
@@ -335,76 +339,79 @@ class Simulation {
       }
     }
     fleet_->machine(worker.ticket).version = worker.version;
-    workers_.set_state(w, State::kDead);
+    workers_.set_state(worker_index, State::kDead);
   }
 
   // The provider has ended the machine on request.
   void on_returned(Ticket ticket) {
-    const auto w = workers_.find(ticket);
-    if (!w) return;
-    remove_worker(*w);
-    desk_.on_worker_lost(id_of(*w), now_);
+    const auto worker_index = workers_.find(ticket);
+    if (!worker_index) return;
+    remove_worker(*worker_index);
+    desk_.on_worker_lost(id_of(*worker_index), now_);
     workers_.forget(ticket);
   }
 
-  void on_loss_announced(std::size_t w) {
-    if (workers_[w].is_dead() || steps_.is(LearnerPhase::kOver)) return;
-    notify_fleet(fleet::Ending{workers_[w].ticket, "it will be taken back", true});
+  void on_loss_announced(std::size_t worker_index) {
+    if (workers_[worker_index].is_dead() || steps_.is(LearnerPhase::kOver)) return;
+    notify_fleet(fleet::Ending{workers_[worker_index].ticket, "it will be taken back", true});
   }
-  void kill_worker(std::size_t w) {
-    if (workers_[w].is_dead()) return;
-    remove_worker(w);
-    push(now_ + seconds(scenario_.heartbeat_timeout), kLossNoticed, w);
+  void kill_worker(std::size_t worker_index) {
+    if (workers_[worker_index].is_dead()) return;
+    remove_worker(worker_index);
+    push(now_ + seconds(scenario_.heartbeat_timeout), kLossNoticed, worker_index);
   }
-  void on_loss_noticed(std::size_t w) {
-    desk_.on_worker_lost(id_of(w), now_);
-    fleet_->lose_machine(workers_[w].ticket, true, now_);
-    workers_.forget(workers_[w].ticket);
+  void on_loss_noticed(std::size_t worker_index) {
+    desk_.on_worker_lost(id_of(worker_index), now_);
+    fleet_->lose_machine(workers_[worker_index].ticket, true, now_);
+    workers_.forget(workers_[worker_index].ticket);
   }
-  void hang_worker(std::size_t w) {
-    if (workers_[w].is_dead()) return;
-    remove_worker(w);
-    push(now_ + seconds(scenario_.request.fleet.away_max), kHungGivenUp, w);
-    desk_.on_worker_lost(id_of(w), now_);
+  void hang_worker(std::size_t worker_index) {
+    if (workers_[worker_index].is_dead()) return;
+    remove_worker(worker_index);
+    push(now_ + seconds(scenario_.request.fleet.away_max), kHungGivenUp, worker_index);
+    desk_.on_worker_lost(id_of(worker_index), now_);
   }
-  void on_hung_given_up(std::size_t w) { notify_fleet(fleet::Left{id_of(w), "away for too long"}); }
+  void on_hung_given_up(std::size_t worker_index) {
+    notify_fleet(fleet::Left{id_of(worker_index), "away for too long"});
+  }
 
   void preempt_machines(std::size_t preemption_index) {
     const Preemption& preemption = scenario_.churn.preemptions[preemption_index];
-    for (std::size_t w = 0; w < workers_.size(); ++w) {
-      if (is_present(w, preemption.region) && machine_draws_.chance(preemption.share)) kill_worker(w);
+    for (std::size_t worker_index = 0; worker_index < workers_.size(); ++worker_index) {
+      if (is_present(worker_index, preemption.region) && machine_draws_.chance(preemption.share))
+        kill_worker(worker_index);
     }
   }
-  bool is_present(std::size_t w, std::optional<std::uint32_t> region) const {
-    const bool present = workers_[w].is(State::kWorking) || workers_[w].is(State::kSyncing);
-    return present && (!region || scenario_.offers[workers_[w].offer].region == *region);
+  bool is_present(std::size_t worker_index, std::optional<std::uint32_t> region) const {
+    const bool present = workers_[worker_index].is(State::kWorking) || workers_[worker_index].is(State::kSyncing);
+    return present && (!region || scenario_.offers[workers_[worker_index].offer].region == *region);
   }
 
   Status slow_machines(std::size_t slowdown_index) {
     const Slowdown& slowdown = scenario_.faults.slowdowns[slowdown_index];
-    for (std::size_t w = 0; w < workers_.size(); ++w) {
-      if (!is_present(w, slowdown.region) || !machine_draws_.chance(slowdown.share)) continue;
-      ECHO_TRY(change_speed(w, {.token_rate_fraction = slowdown.token_rate_left,
-                                .link_rate_fraction = slowdown.link_rate_left,
-                                .slowed_by = slowdown_index + 1}));
-      if (slowdown.lasts) push(now_ + seconds(*slowdown.lasts), kRecovers, w, slowdown_index);
+    for (std::size_t worker_index = 0; worker_index < workers_.size(); ++worker_index) {
+      if (!is_present(worker_index, slowdown.region) || !machine_draws_.chance(slowdown.share)) continue;
+      ECHO_TRY(change_speed(worker_index, {.token_rate_fraction = slowdown.token_rate_left,
+                                           .link_rate_fraction = slowdown.link_rate_left,
+                                           .slowed_by = slowdown_index + 1}));
+      if (slowdown.lasts) push(now_ + seconds(*slowdown.lasts), kRecovers, worker_index, slowdown_index);
     }
     return ok();
   }
   // The worker's current work, and transfers through it, continue at the new speed.
-  Status change_speed(std::size_t w, const Speed& speed) {
-    SimWorker& worker = workers_[w];
+  Status change_speed(std::size_t worker_index, const Speed& speed) {
+    SimWorker& worker = workers_[worker_index];
     if (worker.is_dead()) return ok();
     if (worker.generating) {
       worker.generation_ends_s = now_ + std::max(0.0, worker.generation_ends_s - now_) * worker.token_rate_fraction /
                                             speed.token_rate_fraction;
-      push(worker.generation_ends_s, kGenerated, w, ++worker.generation_number);
+      push(worker.generation_ends_s, kGenerated, worker_index, ++worker.generation_number);
     }
-    workers_.set_token_rate_fraction(w, speed.token_rate_fraction);
+    workers_.set_token_rate_fraction(worker_index, speed.token_rate_fraction);
     worker.slowed_by = speed.slowed_by;
     const double link_rate_before = std::exchange(worker.link_rate_fraction, speed.link_rate_fraction);
     if (link_rate_before == speed.link_rate_fraction) return ok();
-    ECHO_TRY(broadcast_.change_links(receiver(w)));
+    ECHO_TRY(broadcast_.change_links(receiver(worker_index)));
     for (std::size_t other = workers_.first_alive(); other < workers_.size(); ++other) {
       Arrival& arrival = workers_[other].arrival;
       if (arrival.complete || arrival.version != outbox_.newest_sent) continue;
@@ -418,18 +425,18 @@ class Simulation {
   }
 
   void drain_worker(WorkerId id) {
-    const std::size_t w = id.value - 1;
-    if (workers_[w].is_dead()) return;
-    if (workers_[w].drain == SimWorker::Drain::kNo)
-      workers_[w].drain = SimWorker::Drain::kAsked;  // it takes no new work
-    workers_.leave_idle_queue(w);
-    report_if_drained(w);
+    const std::size_t worker_index = id.value - 1;
+    if (workers_[worker_index].is_dead()) return;
+    if (workers_[worker_index].drain == SimWorker::Drain::kNo)
+      workers_[worker_index].drain = SimWorker::Drain::kAsked;  // it takes no new work
+    workers_.leave_idle_queue(worker_index);
+    report_if_drained(worker_index);
   }
-  void report_if_drained(std::size_t w) {
-    SimWorker& worker = workers_[w];
+  void report_if_drained(std::size_t worker_index) {
+    SimWorker& worker = workers_[worker_index];
     if (worker.drain != SimWorker::Drain::kAsked || worker.is_dead() || worker.holds_work()) return;
     worker.drain = SimWorker::Drain::kDone;
-    drained_.push_back(id_of(w));
+    drained_.push_back(id_of(worker_index));
   }
 
   void update_capacity() {
@@ -438,7 +445,7 @@ class Simulation {
       drained_.pop_front();
       notify_fleet(fleet::Drained{id});
     }
-    capacity_.measure(workers_.rate(), now_);
+    capacity_.measure(workers_.rollouts_per_s(), now_);
   }
 
   // Ends the run if the learner waits for too long, or if there are no workers and none will come.
@@ -461,8 +468,9 @@ class Simulation {
   // A run keeps its machines until all that are present have the last policy, as learner/service does.
   void end_if_last_policy_is_installed() {
     if (!steps_.is(LearnerPhase::kFinishing)) return;
-    for (std::size_t w = workers_.first_alive(); w < workers_.size(); ++w)
-      if ((workers_[w].is(State::kWorking) || workers_[w].is(State::kSyncing)) && workers_[w].version < desk_.step())
+    for (std::size_t worker_index = workers_.first_alive(); worker_index < workers_.size(); ++worker_index)
+      if ((workers_[worker_index].is(State::kWorking) || workers_[worker_index].is(State::kSyncing)) &&
+          workers_[worker_index].version < desk_.step())
         return;
     result_.ended = "completed";
   }
@@ -471,11 +479,12 @@ class Simulation {
     const std::size_t joined = broadcast_.size();
     const bool all_joined = joined >= std::max<std::size_t>(1, machines_planned_);
     if (joined == 0 || (!all_joined && now_ < seconds(scenario_.request.fleet.join_timeout))) return ok();
-    steps_.set_state(LearnerPhase::kWaiting);
+    steps_.set_phase(LearnerPhase::kWaiting);
     result_.first_snapshot_s = now_;
     steps_.wait_began_s = now_;
     notify_fleet(fleet::LearnerWaiting{true});
-    for (std::size_t w = 0; w < workers_.size(); ++w) workers_[w].sent_from_version = 0;
+    for (std::size_t worker_index = 0; worker_index < workers_.size(); ++worker_index)
+      workers_[worker_index].sent_from_version = 0;
     return publish({.version = 0, .at_s = now_, .bytes = snapshot_bytes(), .snapshot = true});
   }
 
@@ -527,34 +536,34 @@ class Simulation {
     AwaitedQuorum quorum;
     quorum.index = result_.publications.size();
     std::vector<std::size_t> syncing_workers;
-    for (std::size_t w = workers_.first_alive(); w < workers_.size(); ++w) {
-      SimWorker& worker = workers_[w];
+    for (std::size_t worker_index = workers_.first_alive(); worker_index < workers_.size(); ++worker_index) {
+      SimWorker& worker = workers_[worker_index];
       const bool is_first_policy = publication.version == 0 && worker.is(State::kSyncing);
       if (!is_first_policy && !worker.is(State::kWorking)) {
         // A syncing worker gets this publication after its first policy, and no quorum waits for it.
         if (worker.is(State::kSyncing)) {
           worker.sent_from_version = publication.version + 1;
-          syncing_workers.push_back(w);
+          syncing_workers.push_back(worker_index);
         }
         continue;
       }
       ++quorum.targets;
-      const double delivery_s = seconds(broadcast_.time_of(id_of(w)));
+      const double delivery_s = seconds(broadcast_.time_of(id_of(worker_index)));
       worker.was_sent_version_0 |= is_first_policy;
-      if (is_first_policy) schedule_first_policy_parts(w, delivery_s);
-      record_traffic(w, is_first_policy ? 0 : bytes, bytes * broadcast_.copies_sent_by(id_of(w)));
+      if (is_first_policy) schedule_first_policy_parts(worker_index, delivery_s);
+      record_traffic(worker_index, is_first_policy ? 0 : bytes, bytes * broadcast_.copies_sent_by(id_of(worker_index)));
       worker.arrival = {.version = publication.version,
                         .since_s = now_,
                         .remaining_share = 1,
                         .transfer_s = delivery_s,
                         .complete = false};
-      push(now_ + delivery_s, kDelivered, w, publication.version);
+      push(now_ + delivery_s, kDelivered, worker_index, publication.version);
     }
     row.workers = quorum.targets;
     result_.publications.push_back(row);
     if (quorum.targets > 0) awaited_quorums_[publication.version] = quorum;
-    for (const std::size_t w : syncing_workers)
-      push(now_ + seconds(broadcast_.time_of(id_of(w))), kDelivered, w, publication.version);
+    for (const std::size_t worker_index : syncing_workers)
+      push(now_ + seconds(broadcast_.time_of(id_of(worker_index))), kDelivered, worker_index, publication.version);
     outbox_.links_busy = true;
     push(now_ + seconds(broadcast_.size() > 0 ? broadcast_.first_completion() : Duration{}), kLinksFree, 0);
     return ok();
@@ -567,17 +576,17 @@ class Simulation {
     return publish(next);
   }
 
-  void record_traffic(std::size_t w, double received, double forwarded) {
-    SimWorker& worker = workers_[w];
-    worker.received += received;
-    worker.forwarded += forwarded;
-    fleet_->record_traffic(worker.ticket, received, forwarded);
-    notify_fleet(fleet::TrafficMeasured{id_of(w), Bytes{static_cast<std::uint64_t>(worker.received)},
-                                        Bytes{static_cast<std::uint64_t>(worker.forwarded)}});
+  void record_traffic(std::size_t worker_index, double bytes_received, double bytes_forwarded) {
+    SimWorker& worker = workers_[worker_index];
+    worker.received_bytes += bytes_received;
+    worker.forwarded_bytes += bytes_forwarded;
+    fleet_->record_traffic(worker.ticket, bytes_received, bytes_forwarded);
+    notify_fleet(fleet::TrafficMeasured{id_of(worker_index), Bytes{static_cast<std::uint64_t>(worker.received_bytes)},
+                                        Bytes{static_cast<std::uint64_t>(worker.forwarded_bytes)}});
   }
 
-  void on_delivered(std::size_t w, std::uint64_t version) {
-    SimWorker& worker = workers_[w];
+  void on_delivered(std::size_t worker_index, std::uint64_t version) {
+    SimWorker& worker = workers_[worker_index];
     if (worker.is_dead()) return;
     if (worker.arrival.version == version) {
       constexpr double kRoundingS = 1e-6;
@@ -588,7 +597,7 @@ class Simulation {
     const bool is_newest = version >= worker.delivered;
     worker.delivered = std::max(worker.delivered, version);
     if (worker.is(State::kSyncing)) {  // installed together with the first policy
-      if (version == 0) push(now_ + install_s(), kInstalled, w, worker.delivered);
+      if (version == 0) push(now_ + install_s(), kInstalled, worker_index, worker.delivered);
       return;
     }
     if (!is_newest) return;
@@ -596,7 +605,7 @@ class Simulation {
       worker.install_is_pending = true;
       return;
     }
-    install(w);
+    install(worker_index);
   }
 
   Bytes snapshot_bytes() const { return scenario_.snapshot_bytes.value_or(scenario_.request.full_bytes); }
@@ -604,29 +613,29 @@ class Simulation {
     return seconds(scenario_.install_time.value_or(scenario_.request.fleet.install_time_expected));
   }
 
-  void install(std::size_t w) {
-    SimWorker& worker = workers_[w];
+  void install(std::size_t worker_index) {
+    SimWorker& worker = workers_[worker_index];
     worker.install_is_pending = false;
     if (worker.installing) return;  // on_installed() then installs the newest version
     worker.installing = true;
     if (scenario_.on_new_policy == OnNewPolicy::kAbort) {
       worker.stop_generating(now_);
       ++worker.generation_number;
-      for (const Work& work : std::exchange(worker.queue, {})) desk_.on_given_back(id_of(w), work.lease);
+      for (const Work& work : std::exchange(worker.queue, {})) desk_.on_given_back(id_of(worker_index), work.lease);
       for (const auto& [lease, work] : std::exchange(worker.awaiting_submission, {}))
-        desk_.on_given_back(id_of(w), lease);
+        desk_.on_given_back(id_of(worker_index), lease);
     }
     const double pause_s = install_s();
     if (worker.generating) {  // generation pauses during the installation
       worker.busy_s -= pause_s;
       worker.generation_ends_s += pause_s;
-      push(worker.generation_ends_s, kGenerated, w, ++worker.generation_number);
+      push(worker.generation_ends_s, kGenerated, worker_index, ++worker.generation_number);
     }
-    push(now_ + pause_s, kInstalled, w, worker.delivered);
+    push(now_ + pause_s, kInstalled, worker_index, worker.delivered);
   }
 
-  void on_installed(std::size_t w, std::uint64_t version) {
-    SimWorker& worker = workers_[w];
+  void on_installed(std::size_t worker_index, std::uint64_t version) {
+    SimWorker& worker = workers_[worker_index];
     if (worker.is_dead()) return;
     const std::uint64_t version_before = worker.version;
     worker.version = std::max(worker.version, version);
@@ -638,10 +647,10 @@ class Simulation {
       it = counts && quorum_reached(it->second) ? awaited_quorums_.erase(it) : std::next(it);
     }
     end_if_last_policy_is_installed();
-    if (worker.is(State::kSyncing)) return start_working(w);
-    if (worker.delivered > worker.version) return install(w);
-    start_generation(w);
-    request_work(w);
+    if (worker.is(State::kSyncing)) return start_working(worker_index);
+    if (worker.delivered > worker.version) return install(worker_index);
+    start_generation(worker_index);
+    request_work(worker_index);
   }
 
   bool quorum_reached(const AwaitedQuorum& quorum) {
@@ -667,18 +676,18 @@ class Simulation {
   }
 
   // Requests as many groups as the worker may hold. Returns whether it got one.
-  bool request_work(std::size_t w) {
-    SimWorker& worker = workers_[w];
+  bool request_work(std::size_t worker_index) {
+    SimWorker& worker = workers_[worker_index];
     const std::size_t groups_max = groups_held_max(worker);
     if (!worker.is(State::kWorking) || worker.drain != SimWorker::Drain::kNo) return false;
     if (worker.installing || worker.install_is_pending) return false;
     if (worker.queue.size() >= groups_max || worker.groups_awaiting_longest >= kAwaitingLongestMax) return false;
-    const auto leases = desk_.grant(id_of(w), Version{worker.version}, groups_max - worker.queue.size(),
+    const auto leases = desk_.grant(id_of(worker_index), Version{worker.version}, groups_max - worker.queue.size(),
                                     Version{outbox_.newest_sent}, now_);
     for (const replay_buffer::LiveLease& lease : leases) worker.queue.push_back(draw_work(lease));
-    if (!leases.empty()) workers_.leave_idle_queue(w);  // and perhaps enters it again at the end
-    if (worker.queue.size() < groups_max) workers_.enter_idle_queue(w);
-    start_generation(w);
+    if (!leases.empty()) workers_.leave_idle_queue(worker_index);  // and perhaps enters it again at the end
+    if (worker.queue.size() < groups_max) workers_.enter_idle_queue(worker_index);
+    start_generation(worker_index);
     return !leases.empty();
   }
 
@@ -699,24 +708,24 @@ class Simulation {
   void request_work_for_idle() {
     if (workers_.idle().empty() || desk_.has_no_work(Version{outbox_.newest_sent}, now_)) return;
     std::vector<std::size_t> order;
-    for (const auto& [since, w] : workers_.idle()) order.push_back(w);
-    for (const std::size_t w : order) {
+    for (const auto& [place, worker_index] : workers_.idle()) order.push_back(worker_index);
+    for (const std::size_t worker_index : order) {
       if (desk_.has_no_work(Version{outbox_.newest_sent}, now_)) return;
-      if (!desk_.has_no_work(Version{workers_[w].version}, now_)) request_work(w);
+      if (!desk_.has_no_work(Version{workers_[worker_index].version}, now_)) request_work(worker_index);
     }
   }
 
-  void start_generation(std::size_t w) {
-    SimWorker& worker = workers_[w];
+  void start_generation(std::size_t worker_index) {
+    SimWorker& worker = workers_[worker_index];
     if (worker.generating || worker.installing || worker.queue.empty() || !worker.is(State::kWorking)) return;
     worker.generating = true;
     worker.generation_began_s = now_;
     worker.generation_ends_s = now_ + worker.queue.front().tokens / (worker.tokens_per_s * worker.token_rate_fraction);
-    push(worker.generation_ends_s, kGenerated, w, ++worker.generation_number);
+    push(worker.generation_ends_s, kGenerated, worker_index, ++worker.generation_number);
   }
 
-  void on_generated(std::size_t w, std::uint32_t generation_number) {
-    SimWorker& worker = workers_[w];
+  void on_generated(std::size_t worker_index, std::uint32_t generation_number) {
+    SimWorker& worker = workers_[worker_index];
     if (!worker.is(State::kWorking) || generation_number != worker.generation_number) return;
     const double generation_began_s = worker.generation_began_s;
     worker.stop_generating(now_);
@@ -729,16 +738,16 @@ class Simulation {
                                  : 0;
     const double complete_s = std::max(now_, generation_began_s + longest_s);
     if (complete_s > now_)
-      push(complete_s, kGroupComplete, w, work.lease.value);
+      push(complete_s, kGroupComplete, worker_index, work.lease.value);
     else
-      submit_group(w, work.lease);
-    if (worker.install_is_pending && worker.queue.empty()) install(w);
-    start_generation(w);
-    request_work(w);
+      submit_group(worker_index, work.lease);
+    if (worker.install_is_pending && worker.queue.empty()) install(worker_index);
+    start_generation(worker_index);
+    request_work(worker_index);
   }
 
-  void submit_group(std::size_t w, LeaseId lease) {
-    SimWorker& worker = workers_[w];
+  void submit_group(std::size_t worker_index, LeaseId lease) {
+    SimWorker& worker = workers_[worker_index];
     const auto it = worker.awaiting_submission.find(lease);
     if (it == worker.awaiting_submission.end()) return;
     const Work work = it->second;
@@ -746,7 +755,7 @@ class Simulation {
     --worker.groups_awaiting_longest;
     result_.tokens_generated += work.tokens;
     DeskGroup group;
-    group.worker = id_of(w);
+    group.worker = id_of(worker_index);
     group.granted_s = work.granted_s;
     group.tokens = work.tokens;
     group.longest = work.longest;
@@ -754,9 +763,10 @@ class Simulation {
     const auto lease_seconds = desk_.submit(lease, group, now_);
     if (lease_seconds) {
       fleet_->machine(worker.ticket).rollouts += scenario_.pacing.group_size;
-      notify_fleet(fleet::Heartbeat{id_of(w), static_cast<double>(scenario_.pacing.group_size), *lease_seconds});
+      notify_fleet(
+          fleet::Heartbeat{id_of(worker_index), static_cast<double>(scenario_.pacing.group_size), *lease_seconds});
     }
-    report_if_drained(w);
+    report_if_drained(worker_index);
     try_step();
   }
 
@@ -767,7 +777,7 @@ class Simulation {
     if (!steps_.is(LearnerPhase::kWaiting) || desk_.step() >= *scenario_.pacing.steps_total) return;
     auto batch = desk_.next_batch(scenario_.pacing.groups_per_step(), now_);
     if (!batch) return;
-    steps_.set_state(LearnerPhase::kTraining);
+    steps_.set_phase(LearnerPhase::kTraining);
     notify_fleet(fleet::LearnerWaiting{false});
     SimStep row;
     row.step = desk_.step() + 1;
@@ -798,17 +808,20 @@ class Simulation {
   }
 
   Status on_trained() {
-    steps_.set_state(LearnerPhase::kWaiting);
+    steps_.set_phase(LearnerPhase::kWaiting);
     desk_.on_trained_batch(std::exchange(steps_.batch, {}), now_);
     steps_.wait_began_s = now_;
     notify_fleet(fleet::StepMeasured{from_seconds(steps_.row.train_s)});
     // Workers that wait although they hold nothing show the fleet core that it has more capacity than work.
     if (desk_.has_no_work(Version{outbox_.newest_sent}, now_))
-      for (const auto& [place, w] : workers_.idle())
-        if (!workers_[w].holds_work())
-          notify_fleet(fleet::Heartbeat{.worker = id_of(w), .rollouts = 0, .busy_s = 0, .turned_away = true});
+      for (const auto& [place, worker_index] : workers_.idle())
+        if (!workers_[worker_index].holds_work())
+          notify_fleet(
+              fleet::Heartbeat{.worker = id_of(worker_index), .rollouts = 0, .busy_s = 0, .turned_away = true});
     while (!measured_broadcasts_.empty()) {
-      notify_fleet(fleet::BroadcastMeasured{measured_broadcasts_.front().first, measured_broadcasts_.front().second});
+      notify_fleet(fleet::BroadcastMeasured{.broadcast_time = measured_broadcasts_.front().first,
+                                            .payload = measured_broadcasts_.front().second,
+                                            .install_time = from_seconds(install_s())});
       measured_broadcasts_.pop_front();
     }
     const FleetStatus numbers = fleet_->numbers();
@@ -817,7 +830,7 @@ class Simulation {
     row.at_s = now_;
     row.working = workers_.working();
     row.joining = numbers.joining;
-    row.rollouts_per_s = workers_.rate();
+    row.rollouts_per_s = workers_.rollouts_per_s();
     row.target_rollouts_per_s = capacity_.target;
     row.usd = fleet_->usd(now_);
     row.usd_per_hour = fleet_->usd_per_hour() + scenario_.request.learner_usd_per_hour.value_or(0);
@@ -828,7 +841,7 @@ class Simulation {
     if (is_last_step || desk_.step() % static_cast<std::uint64_t>(scenario_.request.pace.publish_every) == 0)
       ECHO_TRY(encode_publication());
     if (is_last_step) {
-      steps_.set_state(LearnerPhase::kFinishing);
+      steps_.set_phase(LearnerPhase::kFinishing);
       steps_.wait_began_s = now_;
       push(now_ + seconds(rules::kFinalInstallWait), kFinalWaitEnds, 0);
       return ok();
@@ -842,7 +855,7 @@ class Simulation {
   // Completes the result and returns all machines.
   void finish() {
     workers_.check();
-    steps_.set_state(LearnerPhase::kOver);
+    steps_.set_phase(LearnerPhase::kOver);
     result_.wall_s = now_;
     const FleetStatus numbers = fleet_->numbers();
     result_.machines_started = numbers.started;
@@ -863,7 +876,7 @@ class Simulation {
     constexpr double kReturnSecondsMax = 600;
     for (const double deadline = now_ + kReturnSecondsMax; now_ < deadline && !fleet_->empty(); now_ += 1)
       fleet_->tick(now_);
-    for (std::size_t w = 0; w < workers_.size(); ++w) remove_worker(w);
+    for (std::size_t worker_index = 0; worker_index < workers_.size(); ++worker_index) remove_worker(worker_index);
   }
 
   const RunScenario& scenario_;

@@ -11,7 +11,8 @@ namespace {
 
 constexpr std::size_t kProblemsMax = 10;  // reported for one file
 constexpr std::size_t kCellsMax = 8;      // read of one row; more than any table has
-constexpr double kTimeMaxS = 1e8;
+constexpr double kTimeMaxS = 1e8, kTokensMax = 1e7, kWeightMax = 1e12;
+constexpr std::size_t kExcerptBytesMax = 40;  // of a cell, in a message
 
 std::string_view trimmed(std::string_view text) {
   constexpr std::string_view kBlank = " \t\r";
@@ -23,7 +24,7 @@ std::string_view trimmed(std::string_view text) {
 // The first characters of a cell, for a message.
 std::string printable_start(std::string_view text) {
   std::string out;
-  for (const char c : text.substr(0, 40))
+  for (const char c : text.substr(0, kExcerptBytesMax))
     out += static_cast<unsigned char>(c) < 32 || static_cast<unsigned char>(c) > 126 ? '?' : c;
   return out;
 }
@@ -92,8 +93,8 @@ class Table {
   }
   std::optional<std::uint32_t> region(std::string_view cell, std::span<const std::string> regions) {
     if (cell.empty()) return std::nullopt;
-    for (std::size_t r = 0; r < regions.size(); ++r)
-      if (regions[r] == cell) return static_cast<std::uint32_t>(r);
+    for (std::size_t index = 0; index < regions.size(); ++index)
+      if (regions[index] == cell) return static_cast<std::uint32_t>(index);
     add_problem(fmt::format("no region '{}'{}", printable_start(cell), did_you_mean(std::string(cell), regions)));
     return std::nullopt;
   }
@@ -121,8 +122,8 @@ Result<Histogram> parse_lengths(std::string_view text, std::string_view name) {
       table.add_wrong_row();
       continue;
     }
-    const auto tokens = table.number((*cells)[0], "tokens", 1, 1e7);
-    const auto weight = table.number((*cells)[1], "weight", 0, 1e12);
+    const auto tokens = table.number((*cells)[0], "tokens", 1, kTokensMax);
+    const auto weight = table.number((*cells)[1], "weight", 0, kWeightMax);
     if (tokens && weight && *weight > 0) histogram.add(*tokens, *weight);
   }
   if (table.rows() > 0 && histogram.values.empty()) table.add_problem("no row has a weight above 0");
@@ -141,8 +142,9 @@ Result<std::vector<Preemption>> parse_preemptions(std::string_view text, std::st
     }
     const auto time_s = table.time((*cells)[0]), share = table.number((*cells)[1], "share", 0, 1);
     if (time_s && share)
-      preemptions.push_back(
-          {from_seconds(*time_s), *share, table.region(cells->size() == 3 ? (*cells)[2] : "", regions)});
+      preemptions.push_back({.at = from_seconds(*time_s),
+                             .share = *share,
+                             .region = table.region(cells->size() == 3 ? (*cells)[2] : "", regions)});
   }
   ECHO_TRY(table.finish());
   return preemptions;
@@ -163,9 +165,12 @@ Result<std::vector<Slowdown>> parse_slowdowns(std::string_view text, std::string
                links = table.number((*cells)[3], "links", kShareMin, 1),
                lasts = table.number((*cells)[4], "lasts", 0, kTimeMaxS);
     if (!time_s || !share || !tokens || !links || !lasts) continue;
-    slowdowns.push_back({from_seconds(*time_s), *share, *tokens, *links,
-                         *lasts > 0 ? std::optional(from_seconds(*lasts)) : std::nullopt,
-                         table.region(cells->size() == 6 ? (*cells)[5] : "", regions)});
+    slowdowns.push_back({.at = from_seconds(*time_s),
+                         .share = *share,
+                         .token_rate_left = *tokens,
+                         .link_rate_left = *links,
+                         .lasts = *lasts > 0 ? std::optional(from_seconds(*lasts)) : std::nullopt,
+                         .region = table.region(cells->size() == 6 ? (*cells)[5] : "", regions)});
   }
   ECHO_TRY(table.finish());
   return slowdowns;

@@ -22,9 +22,9 @@ std::string_view to_string(WorkerState state) {
   return kNames.at(static_cast<std::size_t>(state));
 }
 
-void SimWorker::stop_generating(double now) {
+void SimWorker::stop_generating(double now_s) {
   if (!generating) return;
-  busy_s += std::max(0.0, std::min(now, generation_ends_s) - generation_began_s);
+  busy_s += std::max(0.0, std::min(now_s, generation_ends_s) - generation_began_s);
   generating = false;
 }
 
@@ -34,43 +34,43 @@ std::size_t RunWorkers::add(SimWorker worker) {
   return workers_.size() - 1;
 }
 
-void RunWorkers::set_state(std::size_t w, WorkerState next) {
-  SimWorker& worker = workers_[w];
-  ECHO_CHECK(is_allowed(worker.state, next), "worker {}: from {} to {}", id_of(w), to_string(worker.state),
+void RunWorkers::set_state(std::size_t worker_index, WorkerState next) {
+  SimWorker& worker = workers_[worker_index];
+  ECHO_CHECK(is_allowed(worker.state, next), "worker {}: from {} to {}", id_of(worker_index), to_string(worker.state),
              to_string(next));
   if (next == WorkerState::kWorking) {
     ++working_;
-    rate_ += worker.rate();
+    rollouts_per_s_ += worker.rollouts_per_s();
   }
   if (worker.is(WorkerState::kWorking)) {
     --working_;
-    rate_ -= worker.rate();
+    rollouts_per_s_ -= worker.rollouts_per_s();
   }
   worker.state = next;
   if (next != WorkerState::kDead) return;
   ++worker.generation_number;  // the event at the end of its work is ignored
-  leave_idle_queue(w);
+  leave_idle_queue(worker_index);
   worker.queue.clear();
   worker.queue.shrink_to_fit();
   worker.awaiting_submission.clear();
 }
 
-void RunWorkers::set_token_rate_fraction(std::size_t w, double fraction) {
-  SimWorker& worker = workers_[w];
+void RunWorkers::set_token_rate_fraction(std::size_t worker_index, double fraction) {
+  SimWorker& worker = workers_[worker_index];
   if (worker.is(WorkerState::kWorking))
-    rate_ += worker.promised_rollouts_per_s * (fraction - worker.token_rate_fraction);
+    rollouts_per_s_ += worker.promised_rollouts_per_s * (fraction - worker.token_rate_fraction);
   worker.token_rate_fraction = fraction;
 }
 
-void RunWorkers::enter_idle_queue(std::size_t w) {
-  SimWorker& worker = workers_[w];
+void RunWorkers::enter_idle_queue(std::size_t worker_index) {
+  SimWorker& worker = workers_[worker_index];
   if (worker.idle_queue_place != 0) return;
   worker.idle_queue_place = ++last_idle_queue_place_;
-  idle_[worker.idle_queue_place] = w;
+  idle_[worker.idle_queue_place] = worker_index;
 }
 
-void RunWorkers::leave_idle_queue(std::size_t w) {
-  SimWorker& worker = workers_[w];
+void RunWorkers::leave_idle_queue(std::size_t worker_index) {
+  SimWorker& worker = workers_[worker_index];
   if (worker.idle_queue_place != 0) idle_.erase(std::exchange(worker.idle_queue_place, 0));
 }
 
@@ -87,27 +87,29 @@ std::size_t RunWorkers::first_alive() {
 void RunWorkers::check() const {
   std::size_t working = 0, idle = 0;
   double rate = 0;
-  for (std::size_t w = 0; w < workers_.size(); ++w) {
-    const SimWorker& worker = workers_[w];
+  for (std::size_t worker_index = 0; worker_index < workers_.size(); ++worker_index) {
+    const SimWorker& worker = workers_[worker_index];
     if (worker.is(WorkerState::kWorking)) {
       ++working;
-      rate += worker.rate();
+      rate += worker.rollouts_per_s();
     }
     if (worker.idle_queue_place != 0) ++idle;
     ECHO_CHECK(
         worker.idle_queue_place == 0 || (idle_.contains(worker.idle_queue_place) && worker.is(WorkerState::kWorking)),
-        "worker {} has an idle place, but is not queued or does not work", id_of(w));
+        "worker {} has an idle place, but is not queued or does not work", id_of(worker_index));
     ECHO_CHECK(worker.is(WorkerState::kWorking) || (!worker.generating && !worker.holds_work()),
-               "worker {} is {} but has work", id_of(w), to_string(worker.state));
-    ECHO_CHECK(!worker.generating || !worker.queue.empty(), "worker {} generates nothing", id_of(w));
+               "worker {} is {} but has work", id_of(worker_index), to_string(worker.state));
+    ECHO_CHECK(!worker.generating || !worker.queue.empty(), "worker {} generates nothing", id_of(worker_index));
     ECHO_CHECK(worker.drain != SimWorker::Drain::kDone || !worker.holds_work(), "worker {} is drained but has work",
-               id_of(w));
-    ECHO_CHECK(w >= first_alive_ || worker.is_dead(), "worker {} lives before first_alive_", id_of(w));
+               id_of(worker_index));
+    ECHO_CHECK(worker_index >= first_alive_ || worker.is_dead(), "worker {} lives before first_alive_",
+               id_of(worker_index));
   }
   ECHO_CHECK(working == working_ && idle == idle_.size(), "counted {} working, found {}; queued {} idle, found {}",
              working_, working, idle_.size(), idle);
-  // rate_ is a sum of changes, so rounding errors remain.
-  ECHO_CHECK(std::abs(rate - rate_) <= 1e-6 * std::max(1.0, rate), "counted {} rollouts/s, found {}", rate_, rate);
+  // rollouts_per_s_ is a sum of changes, so rounding errors remain.
+  ECHO_CHECK(std::abs(rate - rollouts_per_s_) <= 1e-6 * std::max(1.0, rate), "counted {} rollouts/s, found {}",
+             rollouts_per_s_, rate);
 }
 
 }  // namespace echoline::sim

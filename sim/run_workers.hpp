@@ -58,42 +58,42 @@ struct SimWorker {
   std::map<LeaseId, Work> awaiting_submission;  // such groups, without those that were given back
   std::uint64_t idle_queue_place = 0;           // place in the queue for work; 0: not queued
   double joined_s = 0, busy_s = 0;
-  double received = 0, forwarded = 0;  // bytes of policies
+  double received_bytes = 0, forwarded_bytes = 0;  // of policies
 
   bool is(WorkerState expected) const { return state == expected; }
   bool is_dead() const { return state == WorkerState::kDead; }
-  double rate() const { return promised_rollouts_per_s * token_rate_fraction; }
+  double rollouts_per_s() const { return promised_rollouts_per_s * token_rate_fraction; }  // at its present speed
   bool was_sent(std::uint64_t publication) const {
     return publication >= sent_from_version || (publication == 0 && was_sent_version_0);
   }
   bool holds_work() const { return !queue.empty() || !awaiting_submission.empty(); }
   // Ends the current generation and adds its time to busy_s.
-  void stop_generating(double now);
+  void stop_generating(double now_s);
 };
 
-// `w` is a worker's index.
+// The workers of a simulated run, numbered from 0: worker_index is a worker's id minus one.
 class RunWorkers {
  public:
   // Adds a booting worker. Returns its index, which is its WorkerId minus 1.
   std::size_t add(SimWorker worker);
   // Aborts if the state may not follow the current one.
-  void set_state(std::size_t w, WorkerState next);
-  void set_token_rate_fraction(std::size_t w, double fraction);
+  void set_state(std::size_t worker_index, WorkerState next);
+  void set_token_rate_fraction(std::size_t worker_index, double fraction);
   // Drops the ticket of a machine that has ended; find() no longer returns its worker.
   void forget(provisioner::Ticket ticket) { by_ticket_.erase(ticket); }
-  void enter_idle_queue(std::size_t w);
-  void leave_idle_queue(std::size_t w);
+  void enter_idle_queue(std::size_t worker_index);
+  void leave_idle_queue(std::size_t worker_index);
 
-  static WorkerId id_of(std::size_t w) { return WorkerId{w + 1}; }
-  SimWorker& operator[](std::size_t w) { return workers_[w]; }
-  const SimWorker& operator[](std::size_t w) const { return workers_[w]; }
+  static WorkerId id_of(std::size_t worker_index) { return WorkerId{worker_index + 1}; }
+  SimWorker& operator[](std::size_t worker_index) { return workers_[worker_index]; }
+  const SimWorker& operator[](std::size_t worker_index) const { return workers_[worker_index]; }
   SimWorker& by_id(WorkerId id) { return workers_[id.value - 1]; }
   std::optional<std::size_t> find(provisioner::Ticket ticket) const;  // by the ticket with which its machine was rented
   std::size_t size() const { return workers_.size(); }                // including dead ones
   // Index of the first worker that is not dead.
   std::size_t first_alive();
   std::size_t working() const { return working_; }
-  double rate() const { return rate_; }  // promised rollouts/s of working ones
+  double rollouts_per_s() const { return rollouts_per_s_; }  // of the working ones together, as promised
   // Workers in the queue for work, longest wait first.
   const std::map<std::uint64_t, std::size_t>& idle() const { return idle_; }
   // Aborts if sums or queue disagree with the workers.
@@ -103,7 +103,7 @@ class RunWorkers {
   std::vector<SimWorker> workers_;
   std::map<provisioner::Ticket, std::size_t> by_ticket_;
   std::size_t working_ = 0, first_alive_ = 0;
-  double rate_ = 0;
+  double rollouts_per_s_ = 0;
   std::map<std::uint64_t, std::size_t> idle_;  // by idle_queue_place
   std::uint64_t last_idle_queue_place_ = 0;
 };

@@ -52,7 +52,7 @@ class SoakRun {
   World& world() { return world_; }
 
   void run() {
-    world_.disk(fleet_.learner_host()).configure({});
+    world_.disk(fleet_.learner_host()).configure(DiskOptions{});
     fleet_.start_learner();
     for (const WorkerOptions& worker : scenario_.workers) fleet_.add_worker(worker);
     for (const auto& [from, to] : scenario_.blocked_dials)
@@ -194,7 +194,7 @@ class SoakRun {
     };
     fleet_.start_learner();
     fleet_.block_starts(true);
-    for (std::size_t i = 0; i < fleet_.workers(); ++i) {
+    for (std::size_t i = 0; i < fleet_.worker_count(); ++i) {
       if (world_.random().below(4) == 0)
         fleet_.kill_worker(i, Death::kPowerLoss);
       else
@@ -221,14 +221,15 @@ class SoakRun {
       publish(spec);
       if (world_.now() < end - scenario_.delivery_time_max) overdue = fleet_.newest();
     }
-    for (std::size_t i = 0; overdue && i < fleet_.workers(); ++i) {
-      const Fleet::Worker& w = fleet_.worker(i);
-      if (w.options.malice.any() || !w.should_run) continue;
-      if (w.active && w.active->version >= *overdue) continue;
-      invariants_.violated(Invariants::kLiveness,
-                           fmt::format("worker {} has {} although version {} was published {} ago, and more since", i,
-                                       w.active ? fmt::format("version {}", w.active->version) : "nothing", *overdue,
-                                       echoline::to_text(scenario_.delivery_time_max)));
+    for (std::size_t i = 0; overdue && i < fleet_.worker_count(); ++i) {
+      const Fleet::Worker& worker = fleet_.worker(i);
+      if (worker.options.malice.any() || !worker.should_run) continue;
+      if (worker.active && worker.active->version >= *overdue) continue;
+      invariants_.report_violation(
+          Invariants::kLiveness,
+          fmt::format("worker {} has {} although version {} was published {} ago, and more since", i,
+                      worker.active ? fmt::format("version {}", worker.active->version) : "nothing", *overdue,
+                      echoline::to_text(scenario_.delivery_time_max)));
       return true;
     }
     return false;
@@ -237,8 +238,9 @@ class SoakRun {
   // ---- the duration of a publication in peace ----
 
   bool is_timed(std::size_t i) const {
-    const Fleet::Worker& w = fleet_.worker(i);
-    return w.should_run && w.joined && w.active && world_.is_alive(w.host) && !w.options.malice.any();
+    const Fleet::Worker& worker = fleet_.worker(i);
+    return worker.should_run && worker.joined && worker.active && world_.is_alive(worker.host) &&
+           !worker.options.malice.any();
   }
 
   // The time limit for the next publication. Absent if the topology's time cannot be predicted.
@@ -251,16 +253,19 @@ class SoakRun {
     for (const WorkerId id : topology.workers()) {
       const auto i = fleet_.worker_with_id(id);
       if (!i) return std::nullopt;
-      const WorkerOptions& w = fleet_.worker(*i).options;
+      const WorkerOptions& worker = fleet_.worker(*i).options;
       const auto rate = [&](const std::optional<BitRate>& core_limit, const std::optional<BitRate>& link) {
         return core_limit ? *core_limit : link ? *link : unlimited;
       };
-      links.push_back({id, rate(w.limits.up, w.link.up), rate(w.limits.down, w.link.down),
-                       scenario_.world.delay + scenario_.world.jitter});
+      links.push_back({.id = id,
+                       .up = rate(worker.limits.up, worker.link.up),
+                       .down = rate(worker.limits.down, worker.link.down),
+                       .delay = scenario_.world.delay + scenario_.world.jitter,
+                       .region = 0});
       // A delay is up to twice its option, and each operation may wait for another.
-      if (w.disk)
+      if (worker.disk)
         disk_delay_per_chunk =
-            std::max(disk_delay_per_chunk, 4 * (w.disk_options.write_delay + w.disk_options.read_delay));
+            std::max(disk_delay_per_chunk, 4 * (worker.disk_options.write_delay + worker.disk_options.read_delay));
     }
     const Bytes chunk{learner.chunk_bytes};
     const auto times = chains::broadcast_time(topology, Bytes{scenario_.timed_bytes}, chunk,
@@ -278,9 +283,9 @@ class SoakRun {
   bool check_publication_time() {
     fleet_.stop_messages();
     bool some_are_malicious = false;
-    for (const WorkerOptions& w : scenario_.workers) {
-      if (w.malice.forward_nothing || w.malice.withhold_share > 0) return false;
-      some_are_malicious = some_are_malicious || w.malice.any();
+    for (const WorkerOptions& worker : scenario_.workers) {
+      if (worker.malice.forward_nothing || worker.malice.withhold_share > 0) return false;
+      some_are_malicious = some_are_malicious || worker.malice.any();
     }
     for (int attempt = 1;; ++attempt) {
       const TimePoint stable_deadline = world_.now() + kStableWaitMax;
@@ -296,7 +301,7 @@ class SoakRun {
       const auto limit = time_limit();
       if (!limit) return false;
       std::vector<std::size_t> timed_workers;
-      for (std::size_t i = 0; i < fleet_.workers(); ++i)
+      for (std::size_t i = 0; i < fleet_.worker_count(); ++i)
         if (is_timed(i)) timed_workers.push_back(i);
       const TimePoint begin = world_.now();
       PublishSpec spec;
@@ -329,9 +334,9 @@ class SoakRun {
           if (advance(kCheckInterval)) return true;
         continue;
       }
-      invariants_.violated(Invariants::kTimely,
-                           fmt::format("a publication of {} bytes in peace may take {}:{}", scenario_.timed_bytes,
-                                       echoline::to_text(*limit), late_workers));
+      invariants_.report_violation(
+          Invariants::kTimely, fmt::format("a publication of {} bytes in peace may take {}:{}", scenario_.timed_bytes,
+                                           echoline::to_text(*limit), late_workers));
       return true;
     }
   }
@@ -342,7 +347,7 @@ class SoakRun {
 
   void partition(const ScenarioEvent& event) {
     std::vector<HostId> sides[2];
-    for (std::size_t i = 0; i < fleet_.workers(); ++i) {
+    for (std::size_t i = 0; i < fleet_.worker_count(); ++i) {
       const bool in_group = std::binary_search(event.group.begin(), event.group.end(), i);
       sides[in_group ? 0 : 1].push_back(fleet_.worker(i).host);
     }
@@ -368,7 +373,7 @@ class SoakRun {
     for (const std::uint64_t partition_number : partitions_) world_.end_partition(partition_number);
     fleet_.stop_random_faults();
     invariants_.set_faults_over();
-    for (std::size_t i = 0; i < fleet_.workers(); ++i) {
+    for (std::size_t i = 0; i < fleet_.worker_count(); ++i) {
       set_disk_error_share(fleet_.worker(i).host, 0);
       restore_connection_limit(i);
       start_if_wanted(i);
@@ -393,15 +398,17 @@ class SoakRun {
     run_is_ending_ = true;
     fleet_.end_run();
     advance(scenario_.fleet.learner.away_max + kLeaveTimeMax);
-    for (std::size_t i = 0; i < fleet_.workers(); ++i)
+    for (std::size_t i = 0; i < fleet_.worker_count(); ++i)
       if (world_.is_alive(fleet_.worker(i).host))
-        invariants_.violated(Invariants::kSound, fmt::format("worker {} still runs long after the end of the run", i));
+        invariants_.report_violation(Invariants::kSound,
+                                     fmt::format("worker {} still runs long after the end of the run", i));
   }
 
   bool all_caught_up() const {
-    for (std::size_t i = 0; i < fleet_.workers(); ++i) {
-      const Fleet::Worker& w = fleet_.worker(i);
-      if (w.should_run && !w.options.malice.starves_itself() && (!w.active || w.active->version != *fleet_.newest()))
+    for (std::size_t i = 0; i < fleet_.worker_count(); ++i) {
+      const Fleet::Worker& worker = fleet_.worker(i);
+      if (worker.should_run && !worker.options.malice.starves_itself() &&
+          (!worker.active || worker.active->version != *fleet_.newest()))
         return false;
     }
     return invariants_.worker_missing_from_topology().empty();

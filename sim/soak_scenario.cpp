@@ -71,7 +71,7 @@ void randomize_learner(LearnerOptions& learner, Dice& dice, std::uint64_t full_p
   if (dice.chance(0.1)) learner.publication_lifetime = dice.time(seconds(5), seconds(40));
   learner.snapshot_bytes = full_policy_bytes;
   learner.snapshot_encode_time = dice.time(Duration{}, milliseconds(500));
-  if (dice.chance(0.6)) learner.folded_max = 1 + dice.below(20);  // deltas combined into one
+  if (dice.chance(0.6)) learner.folded_deltas_max = 1 + dice.below(20);  // deltas combined into one
 }
 
 MaliceOptions make_malice(Dice& dice) {
@@ -362,33 +362,36 @@ SoakScenario make_soak_scenario(std::uint64_t seed) {
   return scenario;
 }
 
-std::string to_text(const SoakScenario& s) {
+std::string to_text(const SoakScenario& scenario) {
   std::size_t nat = 0, disk = 0;
   std::string malicious;
-  for (std::size_t i = 0; i < s.workers.size(); ++i) {
-    const WorkerOptions& w = s.workers[i];
-    nat += w.behind_nat;
-    disk += w.disk;
-    if (w.malice.any()) malicious += fmt::format(", {} {}", i, to_text(w.malice));
+  for (std::size_t i = 0; i < scenario.workers.size(); ++i) {
+    const WorkerOptions& worker = scenario.workers[i];
+    nat += worker.behind_nat;
+    disk += worker.disk;
+    if (worker.malice.any()) malicious += fmt::format(", {} {}", i, to_text(worker.malice));
   }
   std::size_t publications = 0;
-  for (const ScenarioEvent& event : s.events) publications += event.kind == ScenarioEvent::Kind::kPublish;
+  for (const ScenarioEvent& event : scenario.events) publications += event.kind == ScenarioEvent::Kind::kPublish;
   return fmt::format(
       "{} workers and {} later ({} with a disk, {} behind NAT{}), {}, chunks of {}, {} publications of up to {} bytes "
       "in {:.1f} s, {} troubles, {} fences, delay {}, stalls {:.4f}{}{}{}{}{}{}{}{}",
-      s.workers_at_start, s.workers.size() - s.workers_at_start, disk, nat, malicious,
-      to_string(s.fleet.learner.policy), s.fleet.learner.chunk_bytes, publications, s.fleet.learner.snapshot_bytes,
-      echoline::seconds(s.fault_time), s.events.size() - publications, s.blocked_dials.size(),
-      echoline::to_text(s.world.delay), s.world.stalled_transfer_share, s.workers.front().enrols ? ", enrolment" : "",
-      s.fleet.fault_points ? ", fault points" : "", s.fleet.message_interval ? ", messages" : "",
-      s.fleet.certificate_lifetime < std::chrono::hours(1) ? ", short certificates" : "",
-      s.fleet.learner.publication_lifetime < std::chrono::hours(1) ? ", publications expire" : "",
-      s.intruder ? ", an intruder" : "",
-      s.stream_time > Duration{} ? fmt::format(", in peace one every {}", echoline::to_text(s.stream_interval)) : "",
-      s.sleep_time == Duration{}
+      scenario.workers_at_start, scenario.workers.size() - scenario.workers_at_start, disk, nat, malicious,
+      to_string(scenario.fleet.learner.policy), scenario.fleet.learner.chunk_bytes, publications,
+      scenario.fleet.learner.snapshot_bytes, echoline::seconds(scenario.fault_time),
+      scenario.events.size() - publications, scenario.blocked_dials.size(), echoline::to_text(scenario.world.delay),
+      scenario.world.stalled_transfer_share, scenario.workers.front().enrols ? ", enrolment" : "",
+      scenario.fleet.fault_points ? ", fault points" : "", scenario.fleet.message_interval ? ", messages" : "",
+      scenario.fleet.certificate_lifetime < std::chrono::hours(1) ? ", short certificates" : "",
+      scenario.fleet.learner.publication_lifetime < std::chrono::hours(1) ? ", publications expire" : "",
+      scenario.intruder ? ", an intruder" : "",
+      scenario.stream_time > Duration{}
+          ? fmt::format(", in peace one every {}", echoline::to_text(scenario.stream_interval))
+          : "",
+      scenario.sleep_time == Duration{}
           ? ""
-          : fmt::format(", {} sleeps for {:.1f} h", s.learner_stays_awake ? "the fleet" : "everybody",
-                        echoline::seconds(s.sleep_time) / 3600));
+          : fmt::format(", {} sleeps for {:.1f} h", scenario.learner_stays_awake ? "the fleet" : "everybody",
+                        echoline::seconds(scenario.sleep_time) / 3600));
 }
 
 }  // namespace echoline::sim

@@ -10,12 +10,14 @@ using namespace overlay;
 
 namespace {
 
+constexpr std::uint64_t kWorldRandomStream = 1;                // differs from the streams of disks and fleet
+constexpr std::uint16_t kPort = 7070;                          // of every host
 constexpr std::uint64_t kRetransmissionMaxNs = 1'000'000'000;  // from the end of a partition
 
 }  // namespace
 
 World::World(const WorldOptions& options)
-    : options_(options), random_(options.seed, 1), trace_hash_(mix64(options.seed)) {}
+    : options_(options), random_(options.seed, kWorldRandomStream), trace_hash_(mix64(options.seed)) {}
 World::~World() = default;
 
 HostId World::add_host(const AccessLink& link, Duration clock_skew, std::uint32_t region) {
@@ -24,7 +26,7 @@ HostId World::add_host(const AccessLink& link, Duration clock_skew, std::uint32_
   host->link = link;
   host->region = region;
   host->unix_origin_s = options_.unix_origin_s + seconds(clock_skew);
-  host->endpoint = {fmt::format("10.{}.{}.{}", i >> 16 & 255, i >> 8 & 255, i & 255), 7070};
+  host->endpoint = {fmt::format("10.{}.{}.{}", i >> 16 & 255, i >> 8 & 255, i & 255), kPort};
   addresses_[host->endpoint.host] = i;
   hosts_.push_back(std::move(host));
   return HostId{i};
@@ -106,14 +108,16 @@ void World::kill(HostId id, Death death) {
 }
 
 void World::set_nat(HostId host, bool behind_nat) { hosts_[host.value]->behind_nat = behind_nat; }
-void World::set_malice(HostId host, std::unique_ptr<Malice> malice) { hosts_[host.value]->malice = std::move(malice); }
+void World::set_rewriter(HostId host, std::unique_ptr<MessageRewriter> rewriter) {
+  hosts_[host.value]->rewriter = std::move(rewriter);
+}
 void World::corrupt_next(HostId host, std::size_t bytes_min) { hosts_[host.value]->corrupt_bytes_min = bytes_min; }
 
 void World::stop_links(HostId id, TimePoint until) {
   Host& host = *hosts_[id.value];
   host.links_stopped_until = std::max(host.links_stopped_until, until);
   host.downlink_free_at = std::max(host.downlink_free_at, until);
-  hash_event(kHashClog, id.value, 0);
+  hash_event(kHashStopLinks, id.value, 0);
   trace_line("host {} is clogged until {:.3f}", id, seconds(until.time_since_epoch()));
 }
 
@@ -128,11 +132,14 @@ void World::pause(HostId id, TimePoint until) {
 bool World::is_paused(HostId id) const { return hosts_[id.value]->paused_until > now_; }
 
 std::uint64_t World::start_partition(const std::vector<HostId>& from, const std::vector<HostId>& to, bool one_way) {
-  Partition partition{next_partition_++, std::vector<bool>(hosts_.size()), std::vector<bool>(hosts_.size()), one_way};
+  Partition partition{.number = next_partition_++,
+                      .from = std::vector<bool>(hosts_.size()),
+                      .to = std::vector<bool>(hosts_.size()),
+                      .one_way = one_way};
   for (const HostId host : from) partition.from[host.value] = true;
   for (const HostId host : to) partition.to[host.value] = true;
   partitions_.push_back(std::move(partition));
-  hash_event(kHashCut, partitions_.back().number, one_way);
+  hash_event(kHashPartition, partitions_.back().number, one_way);
   trace_line("partition {}{}: from {} hosts to {}", partitions_.back().number, one_way ? " (one way)" : "", from.size(),
              to.size());
   return partitions_.back().number;
@@ -152,7 +159,7 @@ bool World::is_partitioned(std::size_t from, std::size_t to) const {
 
 void World::end_partition(std::uint64_t number) {
   if (std::erase_if(partitions_, [&](const Partition& partition) { return partition.number == number; }) == 0) return;
-  hash_event(kHashHeal, number, 0);
+  hash_event(kHashPartitionEnd, number, 0);
   trace_line("partition {} is healed", number);
   for (const auto& connection : connections_)
     for (const std::size_t end_index : {0, 1}) {
@@ -197,7 +204,7 @@ void World::change_address(HostId id) {
   host.endpoint.host = fmt::format("172.{}.{}.{}", 16 + (address_changes_ >> 16 & 15), address_changes_ >> 8 & 255,
                                    address_changes_ & 255);
   addresses_[host.endpoint.host] = id.value;
-  hash_event(kHashMove, id.value, address_changes_);
+  hash_event(kHashChangeAddress, id.value, address_changes_);
   trace_line("host {} is at {} from now on", id, host.endpoint.host);
   for (const auto& [conn, side] : std::map(host.connections)) {
     if (!find(id.value, conn)) continue;  // its core has closed it meanwhile
@@ -218,10 +225,10 @@ void World::change_address(HostId id) {
   }
 }
 
-void World::step_clock(HostId id, Duration by) {
-  hosts_[id.value]->unix_origin_s += seconds(by);
-  hash_event(kHashClockStep, id.value, static_cast<std::uint64_t>(by.count()));
-  trace_line("the clock of host {} is set by {:.0f} s", id, seconds(by));
+void World::step_clock(HostId id, Duration shift) {
+  hosts_[id.value]->unix_origin_s += seconds(shift);
+  hash_event(kHashClockStep, id.value, static_cast<std::uint64_t>(shift.count()));
+  trace_line("the clock of host {} is set by {:.0f} s", id, seconds(shift));
 }
 
 void World::set_connections_max(HostId id, std::size_t connections_max) {

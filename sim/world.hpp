@@ -71,9 +71,9 @@ class Observer {
 };
 
 // Changes the outgoing messages of a malicious host's honest core.
-class Malice {
+class MessageRewriter {
  public:
-  virtual ~Malice() = default;
+  virtual ~MessageRewriter() = default;
   // `send` contains whole frames if the core has no rate limit. Returns the messages to send instead, in order.
   virtual std::vector<overlay::act::Send> rewrite(overlay::act::Send&& send, TimePoint now) = 0;
 };
@@ -121,7 +121,7 @@ class World {
   void set_nat(HostId host, bool behind_nat);  // behind NAT: dials to the host time out
   // `from` can never open a connection to `to`, as with a firewall.
   void block_dials(HostId from, HostId to) { blocked_dials_.insert({from.value, to.value}); }
-  void set_malice(HostId host, std::unique_ptr<Malice> malice);
+  void set_rewriter(HostId host, std::unique_ptr<MessageRewriter> rewriter);
   void set_stalled_transfer_share(double share) { options_.stalled_transfer_share = share; }
   // Until `until`, no data passes the host's links.
   void stop_links(HostId host, TimePoint until);
@@ -138,8 +138,8 @@ class World {
   // Gives the host another address, which ends its connections. The host notices that at once; its peers only receive
   // nothing more.
   void change_address(HostId host);
-  // Moves the host's wall clock by `by`; a running process continues with its old clock.
-  void step_clock(HostId host, Duration by);
+  // Moves the host's wall clock by `shift`; a running process continues with its old clock.
+  void step_clock(HostId host, Duration shift);
   // Limits the host's connections, both opened and accepted.
   void set_connections_max(HostId host, std::size_t connections_max);
   // Flips one byte of the next transfer of at least `bytes_min` that leaves `host`.

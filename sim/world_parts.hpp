@@ -11,12 +11,12 @@ enum HashedKind : std::uint64_t {
   kHashStart = 1,
   kHashStop = 2,
   kHashKill = 3,
-  kHashClog = 4,
-  kHashCut = 5,
-  kHashHeal = 6,
+  kHashStopLinks = 4,
+  kHashPartition = 5,
+  kHashPartitionEnd = 6,
   kHashQueuedEvent = 7,  // plus the event's kind
   kHashPause = 8,
-  kHashMove = 9,
+  kHashChangeAddress = 9,
   kHashClockStep = 10,
   kHashAction = 40,
   kHashFrame = 41
@@ -81,14 +81,15 @@ struct World::Connection {
 };
 
 struct World::Host {
-  Host(std::uint64_t seed, std::uint64_t index) : disk(seed, 1000 + index) {}
+  static constexpr std::uint64_t kFirstDiskStream = 1000;  // random streams of the hosts' disks begin here
+  Host(std::uint64_t seed, std::uint64_t index) : disk(seed, kFirstDiskStream + index) {}
   AccessLink link;
   std::uint32_t region = 0;
   overlay::Endpoint endpoint;
   double unix_origin_s = 0;
   Disk disk;
   std::unique_ptr<Process> process;
-  std::unique_ptr<Malice> malice;
+  std::unique_ptr<MessageRewriter> rewriter;            // of a malicious worker's messages
   std::uint64_t incarnation = 0, next_accepted_id = 2;  // accepted connections have even ids
   std::map<ConnId, Side> connections;
   std::string certificate;  // DER

@@ -45,12 +45,12 @@ void World::send(std::size_t host_index, act::Send&& message) {
     copy.back() ^= std::byte{1};
     message.tail = Slice(std::move(copy));
   }
-  if (!host.malice)
+  if (!host.rewriter)
     return queue_transfer(
         side, {.head = std::move(message.head), .tail = std::move(message.tail), .reported_bytes = unreported_bytes});
   // The sending core learns only of the bytes it wrote, so they are reported with the first transfer.
-  for (act::Send& out : host.malice->rewrite(std::move(message), now_)) {
-    const Side target = find(host_index, out.conn);  // malice may send on other connections too
+  for (act::Send& out : host.rewriter->rewrite(std::move(message), now_)) {
+    const Side target = find(host_index, out.conn);  // the rewriter may send on other connections too
     if (!target || end(target).state != End::State::kOpen) continue;
     const std::size_t reported_bytes = target.connection == side.connection ? std::exchange(unreported_bytes, 0) : 0;
     queue_transfer(target,

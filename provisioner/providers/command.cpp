@@ -13,6 +13,8 @@
 #include <cerrno>
 #include <cstring>
 
+#include "provisioner/providers/registry.hpp"
+
 extern char** environ;
 
 namespace echoline::provisioner {
@@ -36,6 +38,21 @@ std::string read_output(int fd) {
     text.append(block, static_cast<std::size_t>(n));
   }
   return text;
+}
+
+// This process's environment without the credentials of providers, except for `kept`.
+std::vector<std::string> environment_for_commands(const std::vector<std::string>& kept) {
+  std::vector<std::string> entries;
+  const std::vector<std::string> secrets = provider_secrets();
+  for (char** entry = environ; entry != nullptr && *entry != nullptr; ++entry) {
+    const std::string_view text(*entry);
+    const std::string name(text.substr(0, text.find('=')));
+    const auto is_in = [&](const std::vector<std::string>& names) {
+      return std::find(names.begin(), names.end(), name) != names.end();
+    };
+    if (!is_in(secrets) || is_in(kept)) entries.emplace_back(text);
+  }
+  return entries;
 }
 
 bool write_and_rewind(int fd, std::string_view text) {
@@ -97,6 +114,10 @@ void CommandRunner::spawn(const std::vector<std::string>& argv, int input_fd, Du
   std::vector<char*> pointers;
   for (std::string& word : words) pointers.push_back(word.data());
   pointers.push_back(nullptr);
+  std::vector<std::string> environment = environment_for_commands(kept_secrets_);
+  std::vector<char*> environment_pointers;
+  for (std::string& entry : environment) environment_pointers.push_back(entry.data());
+  environment_pointers.push_back(nullptr);
   posix_spawn_file_actions_t actions;
   posix_spawn_file_actions_init(&actions);
   posix_spawn_file_actions_adddup2(&actions, input_fd, 0);
@@ -115,8 +136,9 @@ void CommandRunner::spawn(const std::vector<std::string>& argv, int input_fd, Du
   posix_spawnattr_setsigmask(&attributes, &none);
   posix_spawnattr_setsigdefault(&attributes, &defaults);
   pid_t pid = -1;
-  const int error =
-      words.empty() ? EINVAL : ::posix_spawnp(&pid, words[0].c_str(), &actions, &attributes, pointers.data(), environ);
+  const int error = words.empty() ? EINVAL
+                                  : ::posix_spawnp(&pid, words[0].c_str(), &actions, &attributes, pointers.data(),
+                                                   environment_pointers.data());
   posix_spawnattr_destroy(&attributes);
   posix_spawn_file_actions_destroy(&actions);
   if (error != 0) {

@@ -35,6 +35,9 @@ class CommandRunner {
   CommandRunner(const CommandRunner&) = delete;
   CommandRunner& operator=(const CommandRunner&) = delete;
 
+  // Programs inherit the environment without the credentials of providers (ProviderKind::secrets), because schedulers
+  // copy it to their jobs. These stay.
+  void keep_secrets(std::vector<std::string> names) { kept_secrets_ = std::move(names); }
   // Starts a program; argv[0] is looked up in PATH. `input` is its stdin. Secrets belong there, because all users can
   // see argv. The program is killed after `limit`, counted from the next poll(). poll() calls `done`.
   void run(const std::vector<std::string>& argv, std::string_view input, Duration limit, Done done);
@@ -45,6 +48,7 @@ class CommandRunner {
  private:
   struct Running;
   void spawn(const std::vector<std::string>& argv, int input_fd, Duration limit, Done done);
+  std::vector<std::string> kept_secrets_;
   std::vector<Running> running_;
   std::vector<std::pair<CommandResult, Done>> failed_;  // could not be started; poll() reports them
 };

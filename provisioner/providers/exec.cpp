@@ -207,7 +207,7 @@ struct ExecProvider final : Provider {
         });
   }
 
-  void watch(TimePoint now) {
+  void list_rented(TimePoint now) {
     if (watching || rented.empty() || now < next_watch_at) return;
     watching = true;
     next_watch_at = now + times.watch_every;
@@ -234,7 +234,7 @@ struct ExecProvider final : Provider {
 
   std::vector<ProviderEvent> poll(TimePoint now) override {
     commands.poll(now);
-    watch(now);
+    list_rented(now);
     return std::exchange(events, {});
   }
 };
@@ -249,6 +249,9 @@ Result<std::unique_ptr<Provider>> make(const std::filesystem::path& file) {
   root.require("stop", provider->stop_command, "ends {instance}; must succeed if it has ended already");
   root.require("list", provider->list_command, "prints a line 'id name state' for every instance");
   root.read("ended", provider->ended_states, "states of instances that have ended");
+  std::vector<std::string> secrets;
+  root.read("secrets", secrets, "environment variables with credentials that the commands need, such as VAST_API_KEY");
+  provider->commands.keep_secrets(std::move(secrets));
   read_times(root, provider->times);
   for (const auto& [key, words] : {std::pair{"start", &provider->start_command},
                                    {"stop", &provider->stop_command},

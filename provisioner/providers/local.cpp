@@ -165,8 +165,7 @@ std::vector<std::string> merged_environment(const std::vector<std::pair<std::str
     if (const auto equals = text.find('='); equals != std::string_view::npos)
       merged[std::string(text.substr(0, equals))] = text.substr(equals + 1);
   }
-  for (const ProviderKind* kind : provider_kinds())  // a worker does not need the credentials
-    for (const std::string& secret : kind->secrets) merged.erase(secret);
+  for (const std::string& secret : provider_secrets()) merged.erase(secret);  // a worker does not need them
   for (const auto& [name, value] : extra) merged[name] = value;
   merged[std::string(kLabelVariable)] = label;
   std::vector<std::string> entries;

@@ -38,6 +38,12 @@ Result<std::unique_ptr<Provider>> make_provider(const std::string& name, const P
   return fail(Code::kInvalid, "make provider", "expected {}, found '{}'", join_with_or(provider_names()), name);
 }
 
+std::vector<std::string> provider_secrets() {
+  std::vector<std::string> names;
+  for (const ProviderKind* kind : kinds()) names.insert(names.end(), kind->secrets.begin(), kind->secrets.end());
+  return names;
+}
+
 bool is_local_provider(std::string_view provider) {
   const ProviderKind* kind = provider_kind(provider);
   return kind && kind->is_local;

@@ -38,6 +38,9 @@ class AddedProvider {
 // kInvalid for an unknown name, or if the provider lacks something, such as a key.
 Result<std::unique_ptr<Provider>> make_provider(const std::string& name, const ProviderOptions& options);
 
+// The names of the environment variables with credentials of any provider.
+std::vector<std::string> provider_secrets();
+
 // ProviderKind::is_local; false for an unknown name.
 bool is_local_provider(std::string_view provider);
 

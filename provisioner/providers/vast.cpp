@@ -35,10 +35,22 @@ constexpr Duration kResumeMax = std::chrono::minutes(2);  // an instance must ru
 
 constexpr Duration kOwnEndPollInterval = milliseconds(20);
 
-enum Endpoint { kCreate, kDestroy, kShow, kList, kBid, kEndpoints };
+enum Endpoint { kCreate, kDestroy, kShow, kList, kBid, kUser, kEndpoints };
 // The service's minimum interval per endpoint and key.
 constexpr std::array<Duration, kEndpoints> kIntervals{milliseconds(4500), milliseconds(3000), milliseconds(2000),
-                                                      milliseconds(1000), milliseconds(5500)};
+                                                      milliseconds(1000), milliseconds(5500), milliseconds(2000)};
+// Requests without an answer at a time. The interval counts from request to request, so slow answers do not delay the
+// next one. Pages of a listing follow each other.
+constexpr std::array<std::size_t, kEndpoints> kInFlightMax{8, 8, 4, 1, 2, 1};
+// Instances of one request to destroy, as the service's own client groups them.
+constexpr std::size_t kDestroyedTogetherMax = 64;
+// Listings that look whether instances that were destroyed together are gone, and the pause between them.
+constexpr int kConfirmationsMax = 3;
+constexpr Duration kConfirmationPause = std::chrono::seconds(5);
+// How often the account's credit is read; in trouble, how often the service is asked whether it has ended.
+constexpr Duration kAccountEvery = std::chrono::minutes(5), kTroubleEvery = std::chrono::minutes(1);
+constexpr Duration kAnswerlessMax = std::chrono::minutes(1);  // without any answer, until that counts as trouble
+constexpr double kCreditMin = 0.01;                           // US dollars that end the state without credit
 // Delays before listings that look for a create with an unclear result; new instances appear late.
 constexpr std::array<Duration, 3> kSearchDelays{std::chrono::seconds(2), std::chrono::seconds(5),
                                                 std::chrono::seconds(15)};
@@ -102,6 +114,7 @@ struct Instance {
   bool is_bid = false;            // rented by a bid
   bool outbid = false;            // stopped by a higher bid
   bool exited = false;            // its container has ended
+  bool runs = false;              // its container runs
   bool ending = false;            // the service is stopping it
   std::optional<double> bid_min;  // the lowest bid with which it would run
   std::string message;
@@ -120,6 +133,7 @@ Instance instance_of(std::int64_t contract, const json& object) {
       instance.is_bid && is_stopped("cur_state") && is_stopped("intended_status") && is_stopped("next_state");
   instance.ending = is_stopped("intended_status") && !is_stopped("cur_state");
   instance.exited = text_field(object, "actual_status") == "exited";
+  instance.runs = text_field(object, "actual_status") == "running";
   instance.message = text_field(object, "status_msg").substr(0, kTextMax);
   return instance;
 }
@@ -167,6 +181,7 @@ struct VastProvider::Impl {
   using Done = std::function<void(const HttpAnswer&)>;
   using Destroyed = std::function<void(const Status& status, bool absent)>;
   struct Call {
+    std::optional<Ticket> start;  // of a create
     HttpRequest request;
     bool repeatable = false;  // may be sent again although the service may have received it
     Done done;
@@ -176,7 +191,7 @@ struct VastProvider::Impl {
   // The requests to one endpoint, which keep its interval.
   struct RequestQueue {
     std::deque<Call> waiting;
-    std::optional<std::pair<std::uint64_t, Call>> in_flight;  // with the number of its request
+    std::map<std::uint64_t, Call> in_flight;  // by the number of the request
     TimePoint next_call_at{};
   };
   // A listing of all instances of the account, page by page.
@@ -185,11 +200,12 @@ struct VastProvider::Impl {
     std::vector<Instance> instances;
     std::set<std::int64_t> contracts;  // of `instances`
     std::set<std::string> page_tokens;
-    std::function<void(Listing&)> done;
+    std::vector<std::function<void(const Listing&)>> done;
   };
   struct Rented {
     std::string label;
     std::optional<double> usd_per_hour;
+    bool runs = false;
     bool exited_reported = false;
     bool ending_reported = false;
     double bid_usd = 0, bid_max_usd = 0;  // per hour; 0: rented on demand
@@ -202,19 +218,31 @@ struct VastProvider::Impl {
   std::map<std::int64_t, Rented> rented;                      // by contract, without those that are being destroyed
   std::map<std::string, double> bids;                         // of pending creates, by label
   std::map<std::int64_t, std::vector<Destroyed>> destroying;  // by contract
+  std::deque<std::int64_t> to_destroy;                        // of `destroying`: no request was formed yet
+  std::set<std::int64_t> seen;              // contracts that this account has: rented by this process, or listed
+  std::set<std::int64_t> destroyed_singly;  // contracts that a request for several did not destroy
+  bool destroys_together = true;            // until the service refuses a request for several
   std::vector<std::pair<TimePoint, std::function<void()>>> delayed;  // calls, each with its time
   std::vector<ProviderEvent> events;
   TimePoint now{}, next_watch_at{};
-  bool watching = false;        // the watch's listing is in progress
-  bool failure_logged = false;  // since the last request that succeeded
+  std::vector<std::function<void(const Listing&)>> listing_callers;  // of the next listing
+  bool is_listing = false;
+  AccountChanged account;  // as reported last
+  enum class Trouble { kNone, kKey, kCredit, kSilence } trouble = Trouble::kNone;
+  TimePoint next_account_at{kNever};  // set by the first create
+  bool reads_account = false;
+  std::optional<TimePoint> silent_since;  // the first request without an answer since the last answer
+  bool watching = false;                  // the watch's listing is in progress
+  bool failure_logged = false;            // since the last request that succeeded
 
   explicit Impl(VastOptions o) : options(std::move(o)), http(options.key, options.timeout) {
     options.url = without_trailing_slashes(options.url);
   }
 
   void call(Endpoint endpoint, const std::string& method, const std::string& path, const std::string& body,
-            bool repeatable, Done done) {
+            bool repeatable, Done done, std::optional<Ticket> start = std::nullopt) {
     Call new_call;
+    new_call.start = start;
     new_call.request = {method, options.url + path, body};
     new_call.repeatable = repeatable;
     new_call.done = std::move(done);
@@ -249,9 +277,71 @@ struct VastProvider::Impl {
     return fail(is_gone ? Code::kNotFound : Code::kUnavailable, kOperation, "{}: {}", what, message_of(answer));
   }
 
-  void push_start_failed(Ticket ticket, Error error, bool retryable, bool perhaps_rented) {
-    events.push_back(StartFailed{
-        .ticket = ticket, .error = std::move(error), .retryable = retryable, .perhaps_rented = perhaps_rented});
+  void push_start_failed(Ticket ticket, Error error, bool retryable, bool perhaps_rented, bool by_account = false) {
+    events.push_back(StartFailed{.ticket = ticket,
+                                 .error = std::move(error),
+                                 .retryable = retryable,
+                                 .perhaps_rented = perhaps_rented,
+                                 .by_account = by_account});
+  }
+
+  static bool lacks_credit(const HttpAnswer& answer) {
+    return answer.status == 402 ||
+           (answer.status != 200 && (answer.body.find("insufficient_credit") != std::string::npos ||
+                                     answer.body.find("lacks credit") != std::string::npos));
+  }
+
+  void set_trouble(Trouble new_trouble, const std::string& text) {
+    if (new_trouble == Trouble::kNone && trouble == Trouble::kNone) return;
+    trouble = new_trouble;
+    if (text == account.trouble) return;
+    account.trouble = text;
+    account.key_refused = new_trouble == Trouble::kKey;
+    account.needs_user = account.key_refused || new_trouble == Trouble::kCredit;
+    events.push_back(account);
+    next_account_at = now + kTroubleEvery;
+  }
+
+  // Learns the account's state from an answer to any request.
+  void judge_account(const HttpAnswer& answer) {
+    if (answer.status == 0) {
+      if (!silent_since) silent_since = now;
+      if (trouble == Trouble::kNone && now - *silent_since >= kAnswerlessMax)
+        set_trouble(Trouble::kSilence, fmt::format("the service does not answer ({})", answer.trouble));
+      return;
+    }
+    silent_since.reset();
+    if (refuses_key(answer)) {
+      constexpr const char* kText =
+          "the key is refused: nothing can be rented or returned with it; put a valid one into VAST_API_KEY or "
+          "fleet.vast.key_file and start again with --resume";
+      return set_trouble(Trouble::kKey, kText);
+    }
+    const bool is_good = answer.status == 200 && parse_json(answer.body).is_object();
+    if (trouble == Trouble::kSilence || (trouble == Trouble::kKey && is_good)) set_trouble(Trouble::kNone, "");
+  }
+
+  void report_no_credit() {
+    set_trouble(
+        Trouble::kCredit,
+        "the account has no credit left: nothing can be rented; running machines will be stopped by the service");
+  }
+
+  void read_account() {
+    if (reads_account || now < next_account_at) return;
+    reads_account = true;
+    call(kUser, "GET", "/api/v0/users/current/", "", kRepeatable, [this](const HttpAnswer& answer) {
+      reads_account = false;
+      next_account_at = now + (trouble == Trouble::kNone ? kAccountEvery : kTroubleEvery);
+      const json object = parse_json(answer.body);
+      const json& credit = field(object, "credit");
+      if (answer.status != 200 || !credit.is_number()) return;
+      const double credit_usd = credit.get<double>();
+      const bool is_new = account.credit_usd != credit_usd;
+      account.credit_usd = credit_usd;
+      if (credit_usd >= kCreditMin && trouble == Trouble::kCredit) return set_trouble(Trouble::kNone, "");
+      if (is_new) events.push_back(account);
+    });
   }
 
   void create(Ticket ticket, const LaunchSpec& spec) {
@@ -269,9 +359,17 @@ struct VastProvider::Impl {
     auto body = create_body(full_spec);
     if (!body) return refuse(std::move(body).error());
     if (spec.bid_usd_per_hour) bids[spec.label] = *spec.bid_usd_per_hour;
-    call(kCreate, "PUT", fmt::format("/api/v0/asks/{}/", ask),
-         body->dump(-1, ' ', false, json::error_handler_t::replace), kNotRepeatable,
-         [this, ticket, label = spec.label](const HttpAnswer& answer) { on_create_answer(ticket, label, answer); });
+    if (next_account_at == kNever) next_account_at = now;
+    call(
+        kCreate, "PUT", fmt::format("/api/v0/asks/{}/", ask),
+        body->dump(-1, ' ', false, json::error_handler_t::replace), kNotRepeatable,
+        [this, ticket, label = spec.label](const HttpAnswer& answer) { on_create_answer(ticket, label, answer); },
+        ticket);
+  }
+
+  // A create that waits for another try was refused with 429 or never sent, so it has rented nothing.
+  bool cancel(Ticket ticket) {
+    return std::erase_if(queues[kCreate].waiting, [&](const Call& call) { return call.start == ticket; }) > 0;
   }
 
   void on_create_answer(Ticket ticket, const std::string& label, const HttpAnswer& answer) {
@@ -291,8 +389,10 @@ struct VastProvider::Impl {
     const bool refused_by_service = answer.status == 200 && field(object, "success") == json(false);
     const bool refused = refused_by_service || (answer.status >= 400 && answer.status < 500 && answer.status != 408);
     if (refused || (answer.status == 0 && !answer.sent)) {
+      const bool by_account = answer.status != 0 && (refuses_key(answer) || lacks_credit(answer));
       const bool retryable = answer.status == 0 || answer.status == 429;
-      push_start_failed(ticket, error_of(answer, "create"), retryable, /*perhaps_rented=*/false);
+      if (answer.status != 0 && !refuses_key(answer) && lacks_credit(answer)) report_no_credit();
+      push_start_failed(ticket, error_of(answer, "create"), retryable, /*perhaps_rented=*/false, by_account);
       return;
     }
     search_created(ticket, label, error_of(answer, "create"), 0);
@@ -307,6 +407,7 @@ struct VastProvider::Impl {
     new_instance.bid_usd = bid_usd;
     new_instance.bid_max_usd = bid_usd * (1 + options.bid_raise_max);
     rented[contract] = new_instance;
+    seen.insert(contract);
     events.push_back(Started{.ticket = ticket, .instance = id_of(contract), .usd_per_hour = usd_per_hour});
   }
 
@@ -315,7 +416,7 @@ struct VastProvider::Impl {
     if (attempt == kSearchDelays.size())
       return push_start_failed(ticket, error, /*retryable=*/true, /*perhaps_rented=*/true);
     delayed.emplace_back(now + kSearchDelays[attempt], [=, this] {
-      begin_listing([=, this](Listing& listing) {
+      begin_listing([=, this](const Listing& listing) {
         bool is_found = false;
         for (const Instance& instance : listing.instances) {
           if (instance.info.label != label) continue;
@@ -334,22 +435,125 @@ struct VastProvider::Impl {
     callbacks.push_back(std::move(done));
     if (callbacks.size() > 1) return;  // a request is in progress
     rented.erase(contract);
+    to_destroy.push_back(contract);
+  }
+
+  void on_destroyed(std::int64_t contract, const Status& status, bool absent) {
+    for (const Destroyed& callback : std::exchange(destroying[contract], {})) callback(status, absent);
+    destroying.erase(contract);
+    destroyed_singly.erase(contract);
+  }
+
+  static bool is_success(const HttpAnswer& answer) {
+    const json object = parse_json(answer.body);
+    return answer.status == 200 && object.is_object() && field(object, "success") != json(false) &&
+           field(object, "error").is_null();
+  }
+
+  // Forms the next request to destroy when it can leave, so that it has all instances that wait until then.
+  void form_destroy() {
+    RequestQueue& queue = queues[kDestroy];
+    const bool has_due = std::any_of(queue.waiting.begin(), queue.waiting.end(),
+                                     [&](const Call& waiting) { return now >= waiting.not_before; });
+    if (to_destroy.empty() || has_due || now < queue.next_call_at || queue.in_flight.size() >= kInFlightMax[kDestroy])
+      return;
+    // The success of a request for several is confirmed by listings, which prove nothing about an instance that this
+    // account has never shown.
+    std::vector<std::int64_t> together;
+    for (const std::int64_t contract : to_destroy)
+      if (destroys_together && seen.contains(contract) && !destroyed_singly.contains(contract) &&
+          together.size() < kDestroyedTogetherMax)
+        together.push_back(contract);
+    if (together.size() > 1) {
+      const std::set<std::int64_t> chosen(together.begin(), together.end());
+      std::erase_if(to_destroy, [&](std::int64_t contract) { return chosen.contains(contract); });
+      return destroy_together(together);
+    }
+    const std::int64_t contract = to_destroy.front();
+    to_destroy.pop_front();
+    destroy_singly(contract);
+  }
+
+  void destroy_singly(std::int64_t contract) {
     call(kDestroy, "DELETE", fmt::format("/api/v0/instances/{}/", contract), "", kRepeatable,
          [this, contract](const HttpAnswer& answer) {
-           const json object = parse_json(answer.body);
-           const bool absent = answer.body.find("no_such_instance") != std::string::npos && !refuses_key(answer);
-           const bool is_destroyed = answer.status == 200 && object.is_object() &&
-                                     field(object, "success") != json(false) && field(object, "error").is_null();
-           const Status status =
-               absent || is_destroyed ? ok() : Status(error_of(answer, fmt::format("destroy {}", contract)));
-           for (const Destroyed& callback : std::exchange(destroying[contract], {})) callback(status, absent);
-           destroying.erase(contract);
+           const bool absent = says_unknown(answer);
+           on_destroyed(
+               contract,
+               absent || is_success(answer) ? ok() : Status(error_of(answer, fmt::format("destroy {}", contract))),
+               absent);
          });
   }
 
-  void begin_listing(std::function<void(Listing&)> done) {
+  void destroy_together(const std::vector<std::int64_t>& contracts) {
+    call(kDestroy, "DELETE", "/api/v0/instances/", json{{"instance_ids", contracts}}.dump(), kRepeatable,
+         [this, contracts](const HttpAnswer& answer) {
+           if (is_success(answer)) return confirm_destroyed(contracts, 1);
+           if (answer.status != 0 && refuses_key(answer)) {
+             const Error error = error_of(answer, fmt::format("destroy {} instances", contracts.size()));
+             for (const std::int64_t contract : contracts) on_destroyed(contract, Status(error), /*absent=*/false);
+             return;
+           }
+           const bool is_broken = answer.status == 0 || answer.status == 429 || answer.status >= 500;
+           destroys_together = destroys_together && is_broken;
+           destroy_each(contracts);
+         });
+  }
+
+  void destroy_each(const std::vector<std::int64_t>& contracts) {
+    destroyed_singly.insert(contracts.begin(), contracts.end());
+    to_destroy.insert(to_destroy.end(), contracts.begin(), contracts.end());
+  }
+
+  // Looks whether the instances are gone. Those that stay are destroyed one by one.
+  void confirm_destroyed(const std::vector<std::int64_t>& contracts, int attempt) {
+    begin_listing([=, this](const Listing& listing) {
+      std::vector<std::int64_t> left;
+      for (const std::int64_t contract : contracts)
+        if (!listing.result.complete || listing.contracts.contains(contract)) left.push_back(contract);
+      // An empty listing may be an error of the service, so one of the instances is requested by itself.
+      if (listing.result.complete && listing.contracts.empty()) return confirm_by_query(contracts);
+      const std::set<std::int64_t> stay(left.begin(), left.end());
+      for (const std::int64_t contract : contracts)
+        if (!stay.contains(contract)) on_destroyed(contract, ok(), /*absent=*/false);
+      if (left.empty()) return;
+      if (attempt == kConfirmationsMax) return destroy_each(left);
+      delayed.emplace_back(now + kConfirmationPause, [=, this] { confirm_destroyed(left, attempt + 1); });
+    });
+  }
+
+  void confirm_by_query(const std::vector<std::int64_t>& contracts) {
+    call(kShow, "GET", fmt::format("/api/v0/instances/{}/", contracts.back()), "", kRepeatable,
+         [=, this](const HttpAnswer& answer) {
+           if (!says_none(answer)) return destroy_each(contracts);
+           for (const std::int64_t contract : contracts) on_destroyed(contract, ok(), /*absent=*/false);
+         });
+  }
+
+  // Whether the answer to the request for an instance says that there is none.
+  static bool says_none(const HttpAnswer& answer) {
+    const json object = parse_json(answer.body);
+    const bool has_no_instance =
+        answer.status == 200 && object.is_object() && object.contains("instances") && object["instances"].is_null();
+    return has_no_instance || (answer.status == 404 && says_unknown(answer));
+  }
+
+  // Whether the service says that it does not know the instance. A 404 of a proxy says nothing.
+  static bool says_unknown(const HttpAnswer& answer) {
+    const std::string error = text_field(parse_json(answer.body), "error");
+    return !refuses_key(answer) && (error == "no_such_instance" || (answer.status == 404 && error == "not_found"));
+  }
+
+  // All callers that wait when a listing begins share it, because a listing of hundreds of instances takes many pages.
+  void begin_listing(std::function<void(const Listing&)> done) {
+    listing_callers.push_back(std::move(done));
+    if (!is_listing) list_for_callers();
+  }
+
+  void list_for_callers() {
+    is_listing = true;
     auto listing = std::make_shared<Listing>();
-    listing->done = std::move(done);
+    listing->done = std::exchange(listing_callers, {});
     next_page(listing, "");
   }
 
@@ -363,7 +567,9 @@ struct VastProvider::Impl {
     const auto finish_listing = [&](std::optional<Error> error) {
       listing->result.complete = !error;
       listing->result.error = std::move(error);
-      listing->done(*listing);
+      for (const auto& done : listing->done) done(*listing);
+      is_listing = false;
+      if (!listing_callers.empty()) list_for_callers();
     };
     const json object = parse_json(answer.body);
     const json& page = field(object, "instances");
@@ -373,6 +579,7 @@ struct VastProvider::Impl {
       const auto contract = number_field(item, "id");
       if (!contract) return finish_listing(fail(Code::kCorrupt, kOperation, "list: an instance without an id"));
       if (listing->contracts.insert(*contract).second) listing->instances.push_back(instance_of(*contract, item));
+      seen.insert(*contract);
     }
     const json& token = field(object, "next_token");
     if (token.is_null() || token == json("")) return finish_listing(std::nullopt);
@@ -385,7 +592,7 @@ struct VastProvider::Impl {
   void watch() {
     if (watching || rented.empty() || now < next_watch_at) return;
     watching = true;
-    begin_listing([this](Listing& listing) {
+    begin_listing([this](const Listing& listing) {
       watching = false;
       next_watch_at = now + options.watch_every;
       for (const Instance& instance : listing.instances) compare_with_known(instance);
@@ -405,6 +612,7 @@ struct VastProvider::Impl {
       known.usd_per_hour = usd_per_hour;
       events.push_back(PriceChanged{.instance = instance.info.instance, .usd_per_hour = *usd_per_hour});
     }
+    if (instance.runs && !std::exchange(known.runs, true)) events.push_back(Running{instance.info.instance});
     raise_bid(instance, known);
     if ((instance.ending || instance.outbid) && now < known.resume_deadline) return;
     if (instance.ending && !std::exchange(known.ending_reported, true))
@@ -457,19 +665,14 @@ struct VastProvider::Impl {
          [this, contract](const HttpAnswer& answer) {
            const auto it = rented.find(contract);
            if (it == rented.end() || it->second.exited_reported) return;
-           const json object = parse_json(answer.body);
-           const bool has_no_instance = answer.status == 200 && object.is_object() && object.contains("instances") &&
-                                        object["instances"].is_null();
-           const bool is_unknown = answer.status == 404 && !refuses_key(answer) &&
-                                   answer.body.find("no_such_instance") != std::string::npos;
-           if (!has_no_instance && !is_unknown) return;
+           if (!says_none(answer)) return;
            events.push_back(Exited{.instance = id_of(contract), .label = it->second.label, .why = "it is gone"});
            rented.erase(it);
          });
   }
 
-  // Returns whether to repeat a call, and sets its delay if so.
-  bool schedule_retry(Call& call, const HttpAnswer& answer) {
+  // Returns whether to repeat a call, and sets its delay if so. A request that came too soon delays the whole endpoint.
+  bool schedule_retry(RequestQueue& queue, Call& call, const HttpAnswer& answer) {
     const bool is_too_frequent = answer.status == 429, is_unsent = answer.status == 0 && !answer.sent;
     const bool is_broken = call.repeatable && (answer.status == 0 || answer.status >= 500);
     if (!(is_too_frequent || is_unsent || is_broken) || ++call.tries >= kTriesMax) return false;
@@ -478,6 +681,7 @@ struct VastProvider::Impl {
     Duration backoff = kBackoffFirst;
     for (int i = 1; i < call.tries; ++i) backoff *= 2;
     call.not_before = now + std::min(backoff, kBackoffMax);
+    if (is_too_frequent) queue.next_call_at = std::max(queue.next_call_at, call.not_before);
     return true;
   }
 
@@ -485,11 +689,13 @@ struct VastProvider::Impl {
   void advance() {
     for (const HttpAnswer& answer : http.poll())
       for (RequestQueue& queue : queues) {
-        if (!queue.in_flight || queue.in_flight->first != answer.request) continue;
-        Call call = std::move(queue.in_flight->second);
-        queue.in_flight.reset();
+        const auto it = queue.in_flight.find(answer.request);
+        if (it == queue.in_flight.end()) continue;
+        Call call = std::move(it->second);
+        queue.in_flight.erase(it);
         if (answer.status == 200) failure_logged = false;
-        if (schedule_retry(call, answer))
+        judge_account(answer);
+        if (schedule_retry(queue, call, answer))
           queue.waiting.push_front(std::move(call));
         else
           call.done(answer);
@@ -504,13 +710,17 @@ struct VastProvider::Impl {
       task();
     }
     watch();
+    read_account();
+    form_destroy();
     for (std::size_t endpoint = 0; endpoint < kEndpoints; ++endpoint) {
       RequestQueue& queue = queues[endpoint];
-      if (queue.in_flight || queue.waiting.empty() || now < queue.next_call_at ||
-          now < queue.waiting.front().not_before)
-        continue;
-      Call call = std::move(queue.waiting.front());
-      queue.waiting.pop_front();
+      if (queue.in_flight.size() >= kInFlightMax[endpoint] || now < queue.next_call_at) continue;
+      // A call that waits for another try does not delay the others.
+      const auto next = std::find_if(queue.waiting.begin(), queue.waiting.end(),
+                                     [&](const Call& waiting) { return now >= waiting.not_before; });
+      if (next == queue.waiting.end()) continue;
+      Call call = std::move(*next);
+      queue.waiting.erase(next);
       queue.next_call_at = now + kIntervals[endpoint];
       const std::uint64_t id = http.send(call.request);
       queue.in_flight.emplace(id, std::move(call));
@@ -542,6 +752,12 @@ VastProvider::~VastProvider() = default;
 
 void VastProvider::start(Ticket ticket, const LaunchSpec& spec) { impl_->create(ticket, spec); }
 
+bool VastProvider::cancel(Ticket ticket) { return impl_->cancel(ticket); }
+
+void VastProvider::watch(const InstanceId& instance, const std::string& label) {
+  if (const auto contract = contract_of(instance)) impl_->rented.try_emplace(*contract).first->second.label = label;
+}
+
 void VastProvider::stop(Ticket ticket, const InstanceId& instance, Duration) {
   const auto contract = contract_of(instance);
   if (!contract) {
@@ -558,11 +774,12 @@ void VastProvider::stop(Ticket ticket, const InstanceId& instance, Duration) {
 }
 
 void VastProvider::list(Ticket ticket, const std::string& label_prefix) {
-  impl_->begin_listing([this, ticket, label_prefix](Impl::Listing& listing) {
-    listing.result.ticket = ticket;
+  impl_->begin_listing([this, ticket, label_prefix](const Impl::Listing& listing) {
+    Listed result = listing.result;
+    result.ticket = ticket;
     for (const Instance& instance : listing.instances)
-      if (instance.info.label.starts_with(label_prefix)) listing.result.instances.push_back(instance.info);
-    impl_->events.push_back(std::move(listing.result));
+      if (instance.info.label.starts_with(label_prefix)) result.instances.push_back(instance.info);
+    impl_->events.push_back(std::move(result));
   });
 }
 

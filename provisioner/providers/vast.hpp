@@ -11,6 +11,9 @@ namespace echoline::provisioner {
 
 inline constexpr const char* kVastName = "vast";
 inline constexpr const char* kVastUrl = "https://console.vast.ai";
+// Creates that wait for the service's interval or its answer. An answer takes up to half a minute, and a create may
+// leave every 4.5 s.
+inline constexpr std::size_t kVastStartsAtOnce = 8;
 inline constexpr const char* kVastKeyVariable = "VAST_API_KEY";
 // Tells a container the service's URL, if it is not the default one.
 inline constexpr const char* kVastUrlVariable = "ECHOLINE_VAST_URL";
@@ -49,6 +52,8 @@ class VastProvider final : public Provider {
   ~VastProvider() override;
   // The offer's id is the number of an ask (the service's word for an offer), optionally after "vast:" or "vast-".
   void start(Ticket ticket, const LaunchSpec& spec) override;
+  bool cancel(Ticket ticket) override;
+  void watch(const InstanceId& instance, const std::string& label) override;
   void stop(Ticket ticket, const InstanceId& instance, Duration grace) override;  // destroys at once
   void list(Ticket ticket, const std::string& label_prefix) override;
   std::vector<ProviderEvent> poll(TimePoint now) override;

@@ -95,6 +95,27 @@ Result<std::string> read_vast_charges(const std::string& body, std::vector<Charg
   return next.is_string() ? next.get<std::string>() : next.is_null() ? std::string() : next.dump();
 }
 
+Result<Account> ask_vast_account(const VastBillQuestion& question) {
+  HttpClient client(question.key, question.timeout);
+  const std::string url = without_trailing_slashes(question.url) + "/api/v0/users/current/";
+  HttpAnswer answer;
+  for (int i = 0; i < question.tries; ++i) {
+    if (i > 0) std::this_thread::sleep_for(question.pause);
+    answer = client.ask({"GET", url, ""});
+    if (answer.status == 401 || answer.status == 403 || answer.body.find("auth_error") != std::string::npos)
+      return fail(Code::kInvalid, "vast.ai", "{} refuses the key; check VAST_API_KEY or fleet.vast.key_file",
+                  question.url);
+    const json object = json::parse(answer.body, nullptr, /*allow_exceptions=*/false);
+    if (answer.status != 200 || !object.is_object()) continue;
+    Account account;
+    if (const json credit = object.value("credit", json()); credit.is_number())
+      account.credit_usd = credit.get<double>();
+    return account;
+  }
+  return fail(Code::kUnavailable, "vast.ai", "{}: {}", url,
+              answer.status == 0 ? answer.trouble : fmt::format("HTTP {}", answer.status));
+}
+
 Result<Bill> ask_vast_bill(const VastBillQuestion& question) {
   HttpClient client(question.key, question.timeout);
   Bill bill;

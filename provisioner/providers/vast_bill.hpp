@@ -23,6 +23,9 @@ struct VastBillQuestion {
 // makes the whole bill an error, because a partial sum would be too small.
 Result<Bill> ask_vast_bill(const VastBillQuestion& question);
 
+// Asks whether the service accepts the key, and for the credit. Blocks. kInvalid if it refuses the key.
+Result<Account> ask_vast_account(const VastBillQuestion& question);
+
 // Parses one page of charges: appends those of instances and returns the next page's token, "" at the end.
 Result<std::string> read_vast_charges(const std::string& body, std::vector<Charge>& charges);
 

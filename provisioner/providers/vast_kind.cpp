@@ -19,7 +19,9 @@ constexpr const char* kKeyVariable = "CONTAINER_API_KEY";
 
 std::string url_of(const ProviderOptions& options) {
   const std::string url = options.service(kVastName).url;
-  return url.empty() ? std::string(kVastUrl) : url;
+  if (!url.empty()) return url;
+  const char* const of_environment = std::getenv(kVastUrlVariable);
+  return of_environment != nullptr && *of_environment != '\0' ? of_environment : kVastUrl;
 }
 
 Result<std::string> key_of(const ProviderOptions& options) {
@@ -62,6 +64,16 @@ Result<Bill> bill(const ProviderOptions& options, double from_unix_s, double to_
   return ask_vast_bill(question);
 }
 
+Result<Account> account(const ProviderOptions& options) {
+  VastBillQuestion question;
+  question.url = url_of(options);
+  ECHO_ASSIGN(question.key, key_of(options));
+  question.timeout = std::chrono::seconds(10);
+  question.pause = std::chrono::seconds(1);
+  question.tries = 3;
+  return ask_vast_account(question);
+}
+
 std::optional<MappedPort> read_mapped_port(std::uint16_t port, const Environment& environment) {
   const char* host = environment("PUBLIC_IPADDR");
   const char* outside_port = environment(fmt::format("VAST_TCP_PORT_{}", port).c_str());
@@ -93,6 +105,8 @@ const ProviderKind& vast_kind() {
       .name = kVastName,
       .meaning = "hosts of vast.ai",
       .make = make,
+      .reports_phases = true,
+      .starts_at_once = kVastStartsAtOnce,
       .secrets = {kVastKeyVariable},
       .settings_meaning = "vast.ai. The key comes from VAST_API_KEY or a file, and is sent to vast.ai only.",
       .read_settings = read_settings,
@@ -103,6 +117,7 @@ const ProviderKind& vast_kind() {
       .search = search,
       .title = "vast.ai",
       .bill = bill,
+      .account = account,
       .mapped_port = read_mapped_port,
       .own_instance = read_own_instance,
       .end_own_instance = R"sh(  [ -z "${CONTAINER_API_KEY-}" ] || ! has curl || auth header= "$CONTAINER_API_KEY" |

@@ -11,6 +11,7 @@
 
 #include "provisioner/fleet_driver.hpp"
 #include "provisioner/providers/vast.hpp"
+#include "vast_fleet.hpp"
 #include "vast_server.hpp"
 
 namespace echoline::provisioner {
@@ -22,15 +23,7 @@ using testing::HasSubstr;
 constexpr const char* kUrl = "ECHOLINE_TEST_VAST_URL";
 constexpr const char* kLedger = "ECHOLINE_TEST_LEDGER";
 
-Offer offer(const std::string& id) {
-  Offer o;
-  o.id = id;
-  o.provider = "vast";
-  o.host = "host-" + id;
-  o.gpu_usd_per_hour = 0.4;
-  o.storage_usd_per_hour = 0.01;
-  return o;
-}
+Offer offer(const std::string& id) { return vast_offer(id); }
 
 std::unique_ptr<Provider> vast(const std::string& url) {
   VastOptions options;
@@ -124,6 +117,46 @@ TEST_F(DownTest, ReleasesExactlyTheMachinesOfTheRun) {
   EXPECT_EQ(server.rented().size(), 1u);
 }
 
+TEST(LabelOfRun, IsToldFromOthers) {
+  EXPECT_TRUE(is_label_of_run("night.1a2b3c4d/17", ""));
+  EXPECT_TRUE(is_label_of_run("night.1a2b3c4d/17", "night"));
+  EXPECT_TRUE(is_label_of_run("night-1a2b3c4d-17", "Night"));
+  EXPECT_FALSE(is_label_of_run("night.1a2b3c4d/17", "nigh"));
+  for (const char* other : {"", "17", "/17", "night", "night/17", "night.1a2b3c4g/17", "night.1a2b3c4d/", "a1a2b3c4d/1",
+                            "night.1a2b3c4d-17", "my training", "pod-7"})
+    EXPECT_FALSE(is_label_of_run(other, "")) << other;
+}
+
+// Without a ledger, from any machine that has the key.
+TEST_F(DownTest, LabelsAloneReleaseTheMachinesOfARunOrOfAll) {
+  for (int i = 0; i < 60; ++i) {
+    VastInstance instance;
+    instance.label = fmt::format("{}.1a2b3c4d/{}", i % 2 == 0 ? "night" : "day", i);
+    server.put(instance);
+  }
+  VastInstance of_the_user;
+  of_the_user.label = "my own training";
+  server.put(of_the_user);
+  DownOptions options;
+  options.provider = [&](const std::string&) { return Result<std::unique_ptr<Provider>>(vast(server.url())); };
+  options.providers = {"vast"};
+  options.pause = [&](Duration d) {
+    clock.advance(std::max<Duration>(d, milliseconds(500)));
+    std::this_thread::sleep_for(milliseconds(1));
+  };
+  server.fail_randomly(0.1, 3);
+  const DownReport night = bring_down_labelled(clock, options, "night");
+  EXPECT_THAT(night.problems, testing::IsEmpty());
+  EXPECT_EQ(night.released.size(), 30u);
+  EXPECT_EQ(server.rented().size(), 31u);
+  const DownReport all = bring_down_labelled(clock, options, "");
+  EXPECT_THAT(all.problems, testing::IsEmpty());
+  ASSERT_EQ(server.rented().size(), 1u);
+  EXPECT_EQ(server.rented().begin()->second.label, "my own training");
+  server.expire_key();
+  EXPECT_THAT(bring_down_labelled(clock, options, "").problems, testing::ElementsAre(HasSubstr("key")));
+}
+
 TEST_F(DownTest, AFailedReleaseKeepsItsRowOpen) {
   Ledger ledger = open();
   running(ledger, "1");
@@ -159,48 +192,10 @@ TEST_F(DownTest, AKeyThatIsRefusedLeavesTheLedgerAsItIs) {
   EXPECT_EQ(open_rows(ledger), 2u);
 }
 
-// A fast clock, on which the service's pauses take milliseconds.
-class FastClock final : public Clock {
- public:
-  TimePoint now() const override { return TimePoint((system_.now() - begin_) * 400) + std::chrono::hours(1); }
-  double unix_seconds() const override { return 1.7e9 + seconds(now().time_since_epoch()); }
-
- private:
-  const SystemClock system_;
-  const TimePoint begin_ = system_.now();
-};
-
 // The fleet of a learner that wants two machines of forty.
 FleetOptions fleet_options(const Clock& clock, const std::string& url, const std::filesystem::path& ledger) {
-  std::vector<Offer> offers;
-  for (int i = 0; i < 40; ++i) {
-    Offer o = offer(std::to_string(100 + i));
-    o.up = o.down = BitRate{1e8};
-    o.rollouts_per_s = 60;
-    o.upload_usd_per_gb = o.download_usd_per_gb = 0;
-    offers.push_back(std::move(o));
-  }
-  PlanRequest request;
-  request.fleet.provider = "none";  // of any
-  request.pace = {1000, 1, std::chrono::seconds(10)};
-  request.delta_bytes = request.full_bytes = {1000};
-  request.learner_up = {1e9};
-  request.fleet.join_timeout = std::chrono::minutes(5);
-  FleetOptions options;
-  options.run = "run";
-  options.plan = std::move(make_plan(request, offers)).value();
-  options.ledger_file = ledger;
-  options.providers.services["vast"].url = url;
-  options.clock = &clock;
-  options.tick = milliseconds(1);
-  options.launch = [](const Offer&) -> Result<LaunchSpec> {
-    LaunchSpec s;
-    s.image = "debian:12";
-    s.argv = {"/bin/true"};
-    return s;
-  };
-  options.record = [](std::string_view, const std::string&, const std::string&) {};
-  return options;
+  constexpr int kWanted = 2, kOffers = 40;
+  return vast_fleet_options(clock, url, ledger, kWanted, kOffers);
 }
 
 // The worker of each machine is lost as soon as it works, so that the machine is released and another rented. The test

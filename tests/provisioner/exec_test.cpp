@@ -105,6 +105,7 @@ for a; do case $a in --job-name=*) echo "${a#--job-name=} RUNNING" > jobs/$id;; 
   program("squeue", "for f in jobs/*; do [ -f \"$f\" ] && echo \"${f#jobs/} $(cat $f)\"; done; exit 0");
   program("scancel", "rm -f jobs/$1");
   expect_works("slurm.yaml");
+  EXPECT_THAT(said("args"), HasSubstr("--export=NONE"));  // jobs do not get this machine's environment
   EXPECT_THAT(said("input"), HasSubstr("exec '/bin/echo' 'it'\\''s' '{name}'"));
 }
 

@@ -26,6 +26,7 @@ class Fleet : public testing::Test {
   Fleet() {
     rules.pace = {1000, 1, seconds(10)};
     rules.group_size = 4;
+    rules.fleet.capacity_rule = CapacityRule::kEcho2;  // so that T_b moves the target
   }
 
   FleetCore& make(std::vector<FleetOffer> offers, Names wanted) {
@@ -168,7 +169,7 @@ TEST_F(Fleet, SlowWorkersThatWorkAreNotRentedAgain) {
 // "3690 of 3692": six of the quickstart's machines do a little less than they promise.
 TEST_F(Fleet, APerMilleIsNotMissing) {
   rules.pace = {2048, 1, seconds(1)};
-  rules.broadcast_time = from_seconds(0.3898);
+  rules.times.broadcast = from_seconds(0.3898);
   make({offer("a", 1231, 1), offer("b", 1231, 1), offer("c", 1231, 1), offer("d", 600, 1)}, {"a", "b", "c"});
   EXPECT_NEAR(core->numbers().target_rollouts_per_s, 3692, 1);
   set_learner_waiting(true);
@@ -214,6 +215,98 @@ TEST_F(Fleet, AMachineThatNeverJoinsIsStoppedAndReplaced) {
   EXPECT_THAT(ended, IsEmpty());
   notify(fleet::Stopped{tickets["b"]});
   EXPECT_THAT(ended, testing::Contains(tickets["b"]));
+}
+
+// A provider takes a few requests at a time. The others have no row, and the time to join counts from the answer.
+TEST_F(Fleet, MachinesWaitForTheirTurnWithoutARow) {
+  rules.starts_at_once["local"] = 2;
+  auto_start = false;
+  std::vector<FleetOffer> offers;
+  Names names;
+  for (int i = 0; i < 5; ++i) names.push_back("o" + std::to_string(i)), offers.push_back(offer(names.back(), 22, 0.1));
+  make(offers, names);
+  pass(seconds(30));
+  EXPECT_THAT(rented, ElementsAre("o0", "o1"));
+  EXPECT_EQ(core->numbers().queued, 5u);
+  notify(fleet::Started{tickets["o0"], {"i1"}, {}});
+  pass(seconds(1));
+  EXPECT_THAT(rented, ElementsAre("o0", "o1", "o2"));
+  pass(seconds(58));
+  EXPECT_THAT(noted("lost"), IsEmpty());
+  join("o0");
+  pass(minutes(2));
+  EXPECT_THAT(noted("lost"), IsEmpty());
+  // An offer that vanishes meanwhile is not requested.
+  notify(fleet::OffersRefreshed{{offers[0], offers[1], offers[2], offers[4]}});
+  notify(fleet::Started{tickets["o1"], {"i2"}, {}});
+  pass(seconds(1));
+  EXPECT_THAT(rented, ElementsAre("o0", "o1", "o2", "o4"));
+  EXPECT_THAT(noted("failed"), ElementsAre("o3"));
+}
+
+// A provider whose key is refused or whose account has no credit is not asked again and again. Another one is rented
+// from meanwhile.
+TEST_F(Fleet, ABlockedProviderIsNotAskedUntilItCanRentAgain) {
+  rules.starts_at_once["local"] = 2;
+  auto_start = false;
+  std::vector<FleetOffer> offers;
+  Names names;
+  for (int i = 0; i < 5; ++i) names.push_back("o" + std::to_string(i)), offers.push_back(offer(names.back(), 22, 0.1));
+  make(offers, names);
+  pass(seconds(1));
+  EXPECT_THAT(rented, ElementsAre("o0", "o1"));
+  notify(fleet::StartFailed{.ticket = tickets["o0"], .why = "no credit", .retryable = true, .by_account = true});
+  notify(fleet::StartFailed{.ticket = tickets["o1"], .why = "no credit", .retryable = true, .by_account = true});
+  notify(fleet::ProviderTrouble{"local", "no credit"});
+  pass(minutes(30));
+  EXPECT_EQ(rented.size(), 2u);
+  EXPECT_THAT(noted("failed"), testing::SizeIs(1));
+  EXPECT_EQ(noted("blocked").size(), 1u);
+  EXPECT_EQ(core->numbers().queued, 0u);
+  auto_start = true;
+  notify(fleet::ProviderTrouble{"local", ""});
+  pass(minutes(2));
+  EXPECT_EQ(core->numbers().working, 5u);
+}
+
+TEST_F(Fleet, QueuedMachinesEndWithTheRunAndSentOnesAreCancelled) {
+  rules.starts_at_once["local"] = 1;
+  auto_start = false;
+  make({offer("a", 60, 0.1), offer("b", 60, 0.1)}, {"a", "b"});
+  pass(seconds(1));
+  const auto actions = core->close("over", clock.now());
+  EXPECT_THAT(actions, testing::Contains(testing::VariantWith<fleet::CancelStart>(
+                           testing::Field(&fleet::CancelStart::ticket, tickets["a"]))));
+  EXPECT_EQ(core->machines().size(), 1u);
+  notify(fleet::Cancelled{tickets["a"]});
+  EXPECT_THAT(ended, ElementsAre(tickets["a"]));
+  EXPECT_FALSE(ran[tickets["a"]]);
+  EXPECT_TRUE(core->machines().empty());
+}
+
+// Each phase of a start has its own limit, counted from its own beginning.
+TEST_F(Fleet, EachPhaseOfAStartHasItsLimit) {
+  rules.fleet.queue_timeout = minutes(2);
+  rules.fleet.pull_timeout = minutes(4);
+  rules.fleet.boot_timeout = minutes(3);
+  auto_start = false;
+  make({offer("a", 60, 0.1), offer("b", 60, 0.1), offer("c", 60, 0.1)}, {"a", "b"});
+  pass(seconds(100));
+  notify(fleet::Started{.ticket = tickets["a"], .instance = {"i1"}, .usd_per_hour = {}, .pulls = true});
+  EXPECT_EQ(core->numbers().pulling, 1u);
+  pass(seconds(22));
+  EXPECT_THAT(noted("lost"), ElementsAre("b"));  // no answer
+  EXPECT_THAT(rented, ElementsAre("a", "b", "c"));
+  notify(fleet::Started{.ticket = tickets["c"], .instance = {"i3"}, .usd_per_hour = {}, .pulls = true});
+  pass(seconds(200));
+  notify(fleet::Running{tickets["a"]});
+  pass(seconds(42));
+  EXPECT_THAT(noted("lost"), ElementsAre("b", "c"));  // its container does not run
+  pass(seconds(137));
+  EXPECT_THAT(noted("lost"), ElementsAre("b", "c"));
+  pass(seconds(2));
+  EXPECT_THAT(noted("lost"), ElementsAre("b", "c", "a"));  // it runs, and its worker does not join
+  EXPECT_THAT(notes.back().why, testing::AnyOf(HasSubstr("worker did not join"), HasSubstr("no offer is left")));
 }
 
 TEST_F(Fleet, ALostWorkerIsReplacedAtOnceAndItsMachineStopped) {
@@ -465,6 +558,7 @@ TEST_F(Fleet, AMachineThatMayBeRentedIsLookedUpAndStopped) {
 }
 
 TEST_F(Fleet, AStartWithoutAnAnswerIsLookedUpUntilItIsKnown) {
+  rules.fleet.queue_timeout = seconds(60);
   make({offer("a", 120, 0.1), offer("b", 120, 0.2)}, {"a"});
   auto_start = false;
   pass(seconds(62));
@@ -535,6 +629,32 @@ TEST_F(Fleet, MeasuredPaceMovesTheTarget) {
   pass(seconds(35));
   EXPECT_THAT(rented, ElementsAre("a", "b", "c"));
   EXPECT_THAT(notes.back().why, HasSubstr("120 rollouts/s are rented or on their way, 440 are wanted"));
+}
+
+// Workers go on generating during a broadcast: only the measured installation counts, and T_b by S.
+TEST_F(Fleet, MeasuredInstallationsAndTheStalenessBudgetMoveTheTarget) {
+  rules.fleet.capacity_rule = CapacityRule::kOverlap;
+  rules.staleness_budget = 2;
+  rules.fleet.usd_per_hour_max = 10;
+  make({offer("a", 60, 0.1), offer("b", 60, 0.1), offer("c", 60, 0.1)}, {"a", "b"});
+  const auto measure = [&](Duration broadcast, std::optional<Duration> install) {
+    for (int i = 0; i < 15; ++i) notify(fleet::BroadcastMeasured{broadcast, {}, install});
+    return core->numbers().required_rollouts_per_s;
+  };
+  EXPECT_DOUBLE_EQ(core->numbers().required_rollouts_per_s, 100);
+  EXPECT_DOUBLE_EQ(measure(seconds(9), {}), 100) << "of a period of 10 s";
+  EXPECT_DOUBLE_EQ(measure(seconds(9), seconds(2)), 125);
+  EXPECT_EQ(core->numbers().install_time, seconds(2));
+  EXPECT_DOUBLE_EQ(measure(seconds(9), seconds(30)), 200) << "no more than all of T_b, and 2R/T at most";
+  EXPECT_DOUBLE_EQ(measure(seconds(14), seconds(1)), 1000.0 / 6) << "of two steps, 6 s are left for a batch";
+  EXPECT_DOUBLE_EQ(measure(seconds(60), seconds(1)), 200) << "more than S allows";
+}
+
+// The run file may have changed since the plan was made.
+TEST_F(Fleet, APlanThatHasBecomeImpossibleGivesTheGreatestUsefulTarget) {
+  rules.times = {.broadcast = seconds(25), .install = seconds(12)};
+  make({offer("a", 200, 0.1)}, {"a"});
+  EXPECT_DOUBLE_EQ(core->numbers().required_rollouts_per_s, 200);
 }
 
 // The quickstart's learner takes a third of its planned step time, and waits for its workers. Without a budget for

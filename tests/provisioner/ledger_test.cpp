@@ -223,7 +223,7 @@ TEST_F(LedgerTest, LaterRunsKnowAMachinesMeasurements) {
     for (const char* id : {"a", "b"}) {
       const auto row = ledger->record_intent(offer(id), 0);
       ASSERT_TRUE(ledger->record_start(row->id, id, 100));
-      const LedgerDecision lost{7200, "lost", "outbid", fmt::format(R"({{"row":{}}})", row->id)};
+      const LedgerDecision lost{7200, "lost", "outbid", fmt::format(R"({{"row":{},"joined":true}})", row->id)};
       EXPECT_TRUE(id[0] == 'a' || ledger->record_decision(lost));
       ASSERT_TRUE(ledger->record_end(row->id, "", 7300));
     }
@@ -232,6 +232,15 @@ TEST_F(LedgerTest, LaterRunsKnowAMachinesMeasurements) {
     EXPECT_EQ(hosts[0].hours, 2);
     EXPECT_TRUE(hosts[0].lost);
     EXPECT_FALSE(hosts[1].lost);
+    // A machine whose worker never joined says nothing about how long hosts last.
+    const auto c = ledger->record_intent(offer("c"), 0);
+    ASSERT_TRUE(ledger->record_start(c->id, "c", 100));
+    ASSERT_TRUE(ledger->record_decision({300, "lost", "late", fmt::format(R"({{"row":{},"joined":false}})", c->id)}));
+    const auto d = ledger->record_intent(offer("d"), 0);  // as earlier versions recorded it
+    ASSERT_TRUE(ledger->record_start(d->id, "d", 100));
+    ASSERT_TRUE(ledger->record_decision(
+        {300, "lost", "its worker has not joined within 1 min", fmt::format(R"({{"row":{}}})", d->id)}));
+    for (const LedgerHost& host : *ledger->hosts()) EXPECT_EQ(host.lost, host.host == "host-b") << host.host;
   }
   std::filesystem::remove_all(folder / "second");
   std::filesystem::create_directories(folder / "broken");
@@ -246,7 +255,7 @@ TEST_F(LedgerTest, LaterRunsKnowAMachinesMeasurements) {
   EXPECT_EQ(hosts[0].up, BitRate{5e6});
   EXPECT_EQ(hosts[0].down, BitRate{9e6});
   EXPECT_FALSE(hosts[0].lost);
-  EXPECT_TRUE(hosts[1].lost);
+  EXPECT_FALSE(hosts[1].lost);  // it was never rented
   EXPECT_TRUE(known_hosts(folder / "nowhere").empty());
 }
 

@@ -36,6 +36,32 @@ std::string problems(const std::string& text) {
   return offers.error().message();
 }
 
+// A large file is read in parts: with the same result, and the same messages.
+TEST(ParseOffers, ALargeFileIsReadLikeASmallOne) {
+  const auto large = [](const std::string& replaced, const std::string& by) {
+    std::string offers;
+    for (int i = 0; i < 2500; ++i) {
+      std::string text = offer(fmt::format("o{}", i), R"(, "place": "]},{\" \\", "gpu_ids": [0, 1])");
+      if (const auto at = text.find(replaced); i == 1999 && !replaced.empty()) text.replace(at, replaced.size(), by);
+      offers += (i > 0 ? " ,\n" : "\n") + text;
+    }
+    EXPECT_GT(offers.size(), 300'000u);
+    return file(offers);
+  };
+  const auto offers = parse_own(large("", ""), "offers.json");
+  ASSERT_TRUE(offers) << offers.error().message();
+  ASSERT_EQ(offers->size(), 2500u);
+  EXPECT_EQ((*offers)[2499].id, "o2499");
+  EXPECT_EQ((*offers)[1000].place, R"(]},{" \)");
+  EXPECT_EQ((*offers)[1000].gpu_ids, (std::vector<int>{0, 1}));
+  EXPECT_THAT(problems(large("\"up_mbit_per_s\": 9", "\"up_mbit_per_s\": -9")), HasSubstr("offers[1999]"));
+  EXPECT_THAT(problems(large("\"o1999\"", "\"o3\"")), HasSubstr("the id 'o3' is also that of offers[3]"));
+  EXPECT_THAT(problems(large("\"up_mbit_per_s\"", "\"upp\"")), HasSubstr("unknown key"));
+  EXPECT_NE(problems(large("[0, 1]}", "[0, 1]} {}")), "") << "a comma is missing";
+  EXPECT_NE(problems(large("[0, 1]}", "[0, 1]")), "");
+  EXPECT_NE(problems(large("", "") + "x"), "");
+}
+
 TEST(ParseOffers, EveryField) {
   const auto offers = parse_own(kFull, "offers.json");
   ASSERT_TRUE(offers) << offers.error().message();

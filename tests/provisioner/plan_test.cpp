@@ -41,9 +41,10 @@ Offer offer(const std::string& id, double rollouts_per_s, double usd) {
   return o;
 }
 
-// Three chains of 8 Mbit/s, 300 kB each second.
+// Three chains of 8 Mbit/s, 300 kB each second. Engines stop during a broadcast, so that T_b changes the target.
 PlanRequest request() {
   PlanRequest r;
+  r.fleet.capacity_rule = CapacityRule::kEcho2;
   r.fleet.provider = "none";  // of any
   r.pace = {256, 1, seconds(1)};
   r.staleness_budget = 6;
@@ -511,13 +512,22 @@ TEST(MakePlan, TakesTheOptimumWhereTheGreedySetIsDearer) {
   EXPECT_FALSE(row(plan, "best").chosen);
 }
 
-TEST(MakePlan, LargePoolsGoWithoutTheOptimum) {
+// The printed gap is against a bound that knows the limit on workers.
+TEST(MakePlan, SaysHowFarAboveTheCheapestSetItMayBe) {
+  Random random(4);
   std::vector<Offer> offers;
-  for (int i = 0; i < 60; ++i) offers.push_back(offer("o" + std::to_string(i), 30, 0.10 + 0.001 * i));
-  const Plan plan = planned(request(), offers);
-  EXPECT_EQ(plan.method, "greedy");
-  EXPECT_FALSE(plan.exact_usd_per_hour);
-  EXPECT_GE(plan.chosen_usd_per_hour, plan.lp_bound_usd_per_hour);
+  for (int i = 0; i < 600; ++i) {
+    const double rate = 20 + 100 * random.uniform();
+    offers.push_back(offer("o" + std::to_string(i), rate, rate * rate * (0.5 + random.uniform()) / 10000));
+  }
+  auto r = request();
+  r.fleet.workers_max = 5;
+  const Plan plan = planned(r, offers);
+  EXPECT_GE(plan.chosen_usd_per_hour, plan.lp_bound_usd_per_hour * (1 - 1e-9));
+  EXPECT_LE(plan.chosen_usd_per_hour, plan.lp_bound_usd_per_hour * 1.02);
+  EXPECT_EQ(plan.exact_usd_per_hour.has_value(), plan.method == "exact");
+  EXPECT_THAT(plan.to_table(), HasSubstr(plan.method == "exact" ? "search: no set of these offers is cheaper"
+                                                                : "% above the cheapest set within the limits"));
 }
 
 TEST(MakePlan, InfeasiblePoolsNameTheSettingToChange) {
@@ -539,12 +549,19 @@ std::optional<long> number_after(const std::string& text, const std::string& wor
   return std::stol(text.substr(at + words.size()));
 }
 
-TEST(MakePlan, TheKappaAndRNamedWhenThePoolIsTooSmallAreEnough) {
+TEST(MakePlan, TheSettingsNamedWhenThePoolIsTooSmallAreEnough) {
   Random random(12);
-  int kappas = 0, lowered = 0;
-  for (int round = 0; round < 100; ++round) {
+  int kappas = 0, lowered = 0, older = 0;
+  for (int round = 0; round < 200; ++round) {
     auto r = request();
     r.staleness_budget = 100;
+    if (round % 2) {
+      r.fleet.capacity_rule = CapacityRule::kOverlap;
+      r.staleness_budget = 2 + static_cast<int>(random.below(2));
+      r.pace.publish_every = 2;
+      r.fleet.install_time_expected = milliseconds(random.between(0, 500));
+      r.delta_bytes = {static_cast<std::uint64_t>(random.between(100'000, 900'000))};
+    }
     r.pace.rollouts_per_step = static_cast<double>(random.between(300, 1200));
     std::vector<Offer> offers;
     const auto n = random.between(2, 9);
@@ -559,6 +576,12 @@ TEST(MakePlan, TheKappaAndRNamedWhenThePoolIsTooSmallAreEnough) {
       EXPECT_TRUE(make_plan(slower, offers)) << text;
       ++kappas;
     }
+    if (const auto budget = number_after(text, "or allow S = ")) {
+      auto looser = r;
+      looser.staleness_budget = static_cast<int>(*budget);
+      EXPECT_TRUE(make_plan(looser, offers)) << text;
+      ++older;
+    }
     if (const auto rollouts = number_after(text, "lower R to ")) {
       auto smaller = r;
       smaller.pace.rollouts_per_step = static_cast<double>(*rollouts);
@@ -568,6 +591,7 @@ TEST(MakePlan, TheKappaAndRNamedWhenThePoolIsTooSmallAreEnough) {
     }
   }
   EXPECT_GT(kappas, 5);
+  EXPECT_GT(older, 2);
   EXPECT_GT(lowered, 30);
 }
 
@@ -582,6 +606,36 @@ TEST(MakePlan, InstallingIsPartOfTheBroadcastTime) {
   ASSERT_TRUE(times);
   EXPECT_EQ(plan.broadcast_time, times->fraction(0.9) + milliseconds(100));
   EXPECT_GT(plan.target.required_rollouts_per_s, plain.target.required_rollouts_per_s);
+}
+
+// T = 2 s, T_b above 1 s: by echo2 eleven machines were needed, and with longer broadcasts no fleet sufficed.
+TEST(MakePlan, WorkersThatGenerateDuringBroadcastsNeedNoMoreCapacityForThem) {
+  auto r = request();
+  r.fleet.capacity_rule = CapacityRule::kOverlap;
+  r.pace = {256, 1, seconds(2)};
+  r.delta_bytes = {1'100'000};
+  std::vector<Offer> offers;
+  for (int i = 0; i < 20; ++i) offers.push_back(offer("o" + std::to_string(i), 30, 0.10));
+  const Plan plan = planned(r, offers);
+  EXPECT_GT(plan.broadcast_time, seconds(1));
+  EXPECT_DOUBLE_EQ(plan.target.required_rollouts_per_s, 128);
+  EXPECT_EQ(plan.topology.size(), 5u);
+  EXPECT_EQ(plan.staleness_needed, 2);
+  r.fleet.install_time_expected = milliseconds(400);
+  EXPECT_DOUBLE_EQ(planned(r, offers).target.required_rollouts_per_s, 160);
+  // A budget of one step leaves the rest of each step for a batch.
+  r.fleet.install_time_expected = {};
+  r.staleness_budget = 1;
+  const Plan tight = planned(r, offers);
+  EXPECT_DOUBLE_EQ(tight.target.required_rollouts_per_s, 256 / (2 - echoline::seconds(tight.broadcast_time)));
+  EXPECT_THAT(tight.notes, testing::Contains(HasSubstr("S = 2 would require 128")));
+  EXPECT_EQ(tight.staleness_needed, 1);
+  r.delta_bytes = {3'000'000};
+  EXPECT_THAT(refusal(r, offers), HasSubstr("Allow S = 2 or more"));
+  r.staleness_budget = 3;
+  EXPECT_TRUE(make_plan(r, offers)) << "T_b above T";
+  r.fleet.capacity_rule = CapacityRule::kEcho2;
+  EXPECT_THAT(refusal(r, offers), HasSubstr("engines stop (fleet.capacity_rule: echo2)"));
 }
 
 TEST(MakePlan, ABroadcastLongerThanThePeriodIsInfeasible) {
@@ -654,7 +708,7 @@ TEST(MakePlan, SetsThatAlternateAreReportedAndStillMeetTheirTarget) {
     ++given;
     unsettled += !plan->converged;
     EXPECT_GE(plan->rollouts_per_s, plan->target.provisioned_rollouts_per_s * (1 - 1e-9));
-    const auto target = capacity_target(r.pace, plan->broadcast_time, r.fleet.headroom);
+    const auto target = capacity_target(r.pace, r.publication_times(plan->broadcast_time), r.capacity_terms());
     ASSERT_TRUE(target);
     EXPECT_DOUBLE_EQ(target->provisioned_rollouts_per_s, plan->target.provisioned_rollouts_per_s);
     EXPECT_LE(plan->staleness_worst, r.staleness_budget);
@@ -705,7 +759,7 @@ TEST(Output, JsonHoldsThePlan) {
   ASSERT_TRUE(offers);
   const Plan plan = planned(quickstart(), *offers);
   const auto json = plan.to_json();
-  EXPECT_EQ(json["schema_version"], 4);
+  EXPECT_EQ(json["schema_version"], 5);
   EXPECT_EQ(json["header"]["rollouts_per_step"], 2560);
   EXPECT_EQ(json["header"]["t_b_seconds"], echoline::seconds(plan.broadcast_time));
   EXPECT_EQ(json["offers"].size(), offers->size());

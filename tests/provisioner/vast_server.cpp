@@ -6,6 +6,7 @@
 
 #include <mutex>
 #include <nlohmann/json.hpp>
+#include <random>
 #include <set>
 #include <thread>
 
@@ -30,12 +31,41 @@ struct VastServer::Impl {
   std::int64_t next_id = 1000;
   int points = 0;
   bool lists_nothing = false, expired = false;
+  using Clock = std::chrono::steady_clock;
+  double speed = 0;  // of limit_rates(); 0: no limits
+  std::map<std::string, Clock::time_point> last_requests;
+  int too_frequent = 0;
+  bool takes_several = true;
+  double failure_probability = 0;
+  std::mt19937_64 random;
+  std::set<std::int64_t> destroyed_in_vain;
+  std::optional<std::chrono::milliseconds> containers_run_after;
+  std::map<std::int64_t, Clock::time_point> created_at;
   std::vector<VastCharge> charges;
-  double credit = 0;
+  double credit = 100;
 
   static void answer(Response& response, int status, const json& body) {
     response.status = status;
     response.set_content(body.dump(), "application/json");
+  }
+
+  // Seconds between two requests of a kind.
+  static double interval_s(const std::string& kind) {
+    static const std::map<std::string, double> kIntervals{{"create", 4.5}, {"destroy", 3}, {"show", 2},
+                                                          {"list", 1},     {"bid", 5.5},   {"charges", 1}};
+    const auto it = kIntervals.find(kind);
+    return it == kIntervals.end() ? 0 : it->second;
+  }
+
+  bool comes_too_soon(const std::string& kind) {
+    if (speed <= 0) return false;
+    const auto now = Clock::now();
+    const auto [last, is_first] = last_requests.try_emplace(kind, now);
+    if (is_first) return false;
+    // A tenth of tolerance, because requests are delayed differently on their way.
+    const bool is_too_soon = std::chrono::duration<double>(now - last->second).count() * speed < 0.9 * interval_s(kind);
+    if (!is_too_soon) last->second = now;
+    return is_too_soon;
   }
 
   // Counts the request and checks the key. Returns the next fault for this kind of request, if there is one.
@@ -48,6 +78,20 @@ struct VastServer::Impl {
       answer(response, 404,
              {{"success", false}, {"error", "auth_error"}, {"msg", std::string("Invalid user key ") + kKey}});
       return std::nullopt;
+    }
+    if (comes_too_soon(kind)) {
+      ++too_frequent;
+      return VastFault{.kind = kind, .status = 429, .body = "API requests too frequent"};
+    }
+    std::uniform_real_distribution<double> uniform;
+    if (failure_probability > 0 && uniform(random) < failure_probability) {
+      const double kind_of_fault = uniform(random);
+      return VastFault{.kind = kind,
+                       .status = kind_of_fault < 0.3   ? 502
+                                 : kind_of_fault < 0.6 ? 500
+                                                       : 200,
+                       .body = kind_of_fault < 0.6 ? "Internal Server Error" : "<html>",
+                       .acts = uniform(random) < 0.5};
     }
     for (std::size_t i = 0; i < faults.size(); ++i) {
       if (faults[i].kind != kind) continue;
@@ -86,7 +130,11 @@ struct VastServer::Impl {
     response.set_content(fault->body, fault->type.c_str());
   }
 
-  static json instance_json(const VastInstance& i) {
+  json instance_json(VastInstance i) const {
+    const auto created = created_at.find(i.id);
+    if (containers_run_after && i.actual_status == "loading" && created != created_at.end() &&
+        Clock::now() - created->second >= *containers_run_after)
+      i.actual_status = "running";
     return {{"id", i.id},
             {"label", i.label},
             {"actual_status", i.actual_status.empty() ? json() : json(i.actual_status)},
@@ -119,6 +167,7 @@ struct VastServer::Impl {
       const bool is_low = i.is_bid && i.bid < i.min_bid;
       if (is_low) i.state = "stopped";
       rented[i.id] = i;
+      created_at[i.id] = Clock::now();
       if (is_low)  // a quirk of the service: it refuses, but the instance exists
         return answer(response, 400,
                       {{"success", false}, {"error", "invalid_price"}, {"msg", "bid too low"}, {"new_contract", i.id}});
@@ -130,6 +179,18 @@ struct VastServer::Impl {
     serve("destroy", true, request, response, [&] {
       if (rented.erase(std::stoll(request.matches[1])) == 0)
         return answer(response, 404, {{"success", false}, {"error", "no_such_instance"}, {"msg", "not found"}});
+      answer(response, 200, {{"success", true}});
+    });
+  }
+
+  // Several instances at once, as the service's own client does.
+  void destroy_together(const Request& request, Response& response) {
+    serve("destroy", true, request, response, [&] {
+      const json ids = json::parse(request.body, nullptr, false).value("instance_ids", json());
+      if (!takes_several || !ids.is_array())
+        return answer(response, 404, {{"success", false}, {"error", "invalid_args"}, {"msg", "instance_ids"}});
+      for (const json& id : ids)
+        if (destroyed_in_vain.count(id.get<std::int64_t>()) == 0) rented.erase(id.get<std::int64_t>());
       answer(response, 200, {{"success", true}});
     });
   }
@@ -225,6 +286,7 @@ VastServer::VastServer() : impl_(std::make_unique<Impl>()) {
   i.server.new_task_queue = [] { return new httplib::ThreadPool(4); };
   i.server.Put(R"(/api/v0/asks/(\d+)/)", [&i](const Request& q, Response& a) { i.create(q, a); });
   i.server.Delete(R"(/api/v0/instances/(\d+)/)", [&i](const Request& q, Response& a) { i.destroy(q, a); });
+  i.server.Delete("/api/v0/instances/", [&i](const Request& q, Response& a) { i.destroy_together(q, a); });
   i.server.Get(R"(/api/v0/instances/(\d+)/)", [&i](const Request& q, Response& a) { i.show(q, a); });
   i.server.Put(R"(/api/v0/instances/bid_price/(\d+)/)", [&i](const Request& q, Response& a) { i.bid(q, a); });
   i.server.Put(R"(/api/v0/instances/(\d+)/)", [&i](const Request& q, Response& a) { i.state(q, a); });
@@ -292,6 +354,37 @@ void VastServer::lists_nothing(bool on) {
 void VastServer::expire_key() {
   const std::lock_guard lock(impl_->mutex);
   impl_->expired = true;
+}
+
+void VastServer::limit_rates(double speed) {
+  const std::lock_guard lock(impl_->mutex);
+  impl_->speed = speed;
+}
+
+void VastServer::run_containers_after(std::chrono::milliseconds time) {
+  const std::lock_guard lock(impl_->mutex);
+  impl_->containers_run_after = time;
+}
+
+void VastServer::fail_randomly(double probability, std::uint64_t seed) {
+  const std::lock_guard lock(impl_->mutex);
+  impl_->failure_probability = probability;
+  impl_->random.seed(seed);
+}
+
+void VastServer::destroys_several(bool on) {
+  const std::lock_guard lock(impl_->mutex);
+  impl_->takes_several = on;
+}
+
+void VastServer::keep_in_spite_of_success(std::int64_t id) {
+  const std::lock_guard lock(impl_->mutex);
+  impl_->destroyed_in_vain.insert(id);
+}
+
+int VastServer::too_frequent() const {
+  const std::lock_guard lock(impl_->mutex);
+  return impl_->too_frequent;
 }
 
 void VastServer::at_points(std::function<void(int)> call) {

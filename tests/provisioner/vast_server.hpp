@@ -52,6 +52,17 @@ class VastServer {
   void credit(double usd);
   void lists_nothing(bool on);  // if on, listings are empty, whatever is rented
   void expire_key();
+  // Answers 429 to requests of a kind that come sooner than the service's interval after the last one. The service's
+  // clock runs `speed` times as fast as ours.
+  void limit_rates(double speed);
+  // A new instance's container runs this long after its create; without it, `actual_status` stays as it is.
+  void run_containers_after(std::chrono::milliseconds time);
+  void destroys_several(bool on);  // if off, the request that destroys several instances is refused
+  // The request that destroys several instances succeeds, but this one stays.
+  void keep_in_spite_of_success(std::int64_t id);
+  // Each request fails with this probability, half of them after it was carried out. Seeded, so that a test repeats.
+  void fail_randomly(double probability, std::uint64_t seed);
+  int too_frequent() const;  // requests answered with 429 by limit_rates()
   // `call` is called on a thread of the server, before and after it carries out each create and destroy. The calls are
   // numbered from 0.
   void at_points(std::function<void(int point)> call);

@@ -56,16 +56,23 @@ class VastTest : public testing::Test {
           return next_event;
         }
       if (std::chrono::steady_clock::now() > deadline) return std::nullopt;
-      for (ProviderEvent& event : provider.poll(clock.now())) seen.push_back(std::move(event));
+      poll(provider);
       clock.advance(milliseconds(800));
       std::this_thread::sleep_for(milliseconds(1));
     }
+  }
+  void poll(VastProvider& provider) {
+    for (ProviderEvent& event : provider.poll(clock.now()))
+      if (auto* account = std::get_if<AccountChanged>(&event))
+        accounts.push_back(*account);
+      else
+        seen.push_back(std::move(event));
   }
   // Polls until `condition` holds, or ten seconds are over.
   bool until(VastProvider& provider, const std::function<bool()>& condition) {
     const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(10);
     while (!condition() && std::chrono::steady_clock::now() < deadline) {
-      for (ProviderEvent& event : provider.poll(clock.now())) seen.push_back(std::move(event));
+      poll(provider);
       clock.advance(milliseconds(800));
       std::this_thread::sleep_for(milliseconds(1));
     }
@@ -89,6 +96,7 @@ class VastTest : public testing::Test {
   VastOptions options;
   ManualClock clock;
   std::vector<ProviderEvent> seen;
+  std::vector<AccountChanged> accounts;  // not in `seen`
 };
 
 TEST_F(VastTest, RentsWatchesAndDestroys) {
@@ -251,7 +259,7 @@ TEST_F(VastTest, RequestsOfAKindKeepTheirDistance) {
   for (int i = 0; i < 3; ++i) provider.start(i, spec("run.1234/" + std::to_string(i)));
   const auto settle = [&] {  // with the clock standing
     for (int i = 0; i < 60; ++i) {
-      for (ProviderEvent& event : provider.poll(clock.now())) seen.push_back(std::move(event));
+      poll(provider);
       std::this_thread::sleep_for(milliseconds(1));
     }
   };
@@ -263,6 +271,182 @@ TEST_F(VastTest, RequestsOfAKindKeepTheirDistance) {
   clock.advance(milliseconds(1));
   settle();
   EXPECT_EQ(server.count("create"), 2);
+}
+
+// A create that waits for its turn is forgotten without a trace. One that has left has an answer.
+TEST_F(VastTest, AQueuedCreateIsCancelled) {
+  VastProvider provider(options);
+  for (int i = 0; i < 3; ++i) provider.start(i, spec("run.1234/" + std::to_string(i)));
+  for (int i = 0; i < 5000 && server.count("create") == 0; ++i) {  // with the clock standing
+    poll(provider);
+    std::this_thread::sleep_for(milliseconds(1));
+  }
+  ASSERT_EQ(server.count("create"), 1);
+  EXPECT_TRUE(provider.cancel(2));
+  EXPECT_FALSE(provider.cancel(2));
+  EXPECT_FALSE(provider.cancel(0));
+  EXPECT_EQ(next<Started>(provider)->ticket, 0);
+  EXPECT_EQ(next<Started>(provider)->ticket, 1);
+  clock.advance(std::chrono::minutes(5));
+  provider.poll(clock.now());
+  EXPECT_EQ(server.count("create"), 2);
+}
+
+// The interval counts from request to request: a slow answer does not delay the next create.
+TEST_F(VastTest, CreatesLeaveWhileOthersWaitForTheirAnswers) {
+  server.fault({.kind = "create", .acts = true, .hangs = milliseconds(600)});
+  server.fault({.kind = "create", .acts = true, .hangs = milliseconds(600)});
+  VastProvider provider(options);
+  for (int i = 0; i < 3; ++i) provider.start(i, spec("run.1234/" + std::to_string(i)));
+  ASSERT_TRUE(until(provider, [&] { return server.count("create") == 3; }));
+  for (int i = 0; i < 3; ++i) EXPECT_TRUE(next<Started>(provider));
+}
+
+// A machine that the service cannot end just now does not delay the others.
+TEST_F(VastTest, ADestroyThatFailsDelaysNoOther) {
+  VastProvider provider(options);
+  const InstanceId first = started(provider, "run.1234/1"), second = started(provider, "run.1234/2");
+  server.fault({.kind = "destroy", .status = 500, .times = 1});
+  provider.stop(7, first, {});
+  ASSERT_TRUE(until(provider, [&] { return server.count("destroy") >= 1; }));
+  provider.stop(8, second, {});
+  const TimePoint begin = clock.now();
+  const auto one = next<Stopped>(provider), other = next<Stopped>(provider);
+  ASSERT_TRUE(one && other);
+  EXPECT_EQ(one->ticket + other->ticket, 7 + 8);
+  EXPECT_LT(clock.now() - begin, std::chrono::minutes(1));
+}
+
+// Instances that this account has shown are destroyed 64 at a time, and listings confirm it.
+class ManyInstances : public VastTest {
+ protected:
+  void SetUp() override {
+    VastTest::SetUp();
+    for (int i = 0; i < 100; ++i) {
+      VastInstance instance;
+      instance.label = "run.1234/" + std::to_string(i);
+      server.put(instance);
+    }
+    VastInstance other;
+    other.id = 7;
+    other.label = "other.1/1";
+    server.put(other);
+    provider.emplace(options);
+    provider->list(3, "run.1234/");
+    listed = *next<Listed>(*provider);
+    ASSERT_EQ(listed.instances.size(), 100u);
+  }
+  void stop_all() {
+    Ticket ticket = 100;
+    for (const InstanceInfo& info : listed.instances) provider->stop(ticket++, info.instance, {});
+    for (int i = 0; i < 100; ++i) {
+      const auto stopped = next<Stopped>(*provider);
+      ASSERT_TRUE(stopped) << i;
+      EXPECT_FALSE(stopped->absent);
+    }
+    EXPECT_EQ(server.rented().size(), 1u);
+  }
+  std::optional<VastProvider> provider;
+  Listed listed;
+};
+
+TEST_F(ManyInstances, AreDestroyedTogether) {
+  stop_all();
+  EXPECT_EQ(server.count("destroy"), 2);
+  EXPECT_EQ(server.count("show"), 0);
+}
+
+TEST_F(ManyInstances, AreDestroyedOneByOneIfTheServiceTakesNoSeveral) {
+  server.destroys_several(false);
+  stop_all();
+  EXPECT_LE(server.count("destroy"), 102);
+}
+
+TEST_F(ManyInstances, AnInstanceThatStaysIsDestroyedByItself) {
+  server.keep_in_spite_of_success(number(listed.instances[30].instance));
+  stop_all();
+  EXPECT_EQ(server.count("destroy"), 3);
+}
+
+// An empty listing alone proves nothing.
+TEST_F(ManyInstances, AnEmptyListingIsNoConfirmation) {
+  server.remove(7);
+  server.keep_in_spite_of_success(number(listed.instances[63].instance));
+  server.lists_nothing(true);
+  Ticket ticket = 100;
+  for (const InstanceInfo& info : listed.instances) provider->stop(ticket++, info.instance, {});
+  for (int i = 0; i < 100; ++i) ASSERT_TRUE(next<Stopped>(*provider)) << i;
+  EXPECT_TRUE(server.rented().empty());
+}
+
+// A revoked key is reported at the first answer, and ends when the service accepts the key again.
+TEST_F(VastTest, ARefusedKeyIsAStateOfTheAccount) {
+  server.credit(12.5);
+  VastProvider provider(options);
+  started(provider);
+  ASSERT_TRUE(until(provider, [&] { return !accounts.empty(); }));
+  EXPECT_EQ(accounts.back().credit_usd, 12.5);
+  EXPECT_EQ(accounts.back().trouble, "");
+  server.expire_key();
+  const TimePoint begin = clock.now();
+  ASSERT_TRUE(until(provider, [&] { return !accounts.back().trouble.empty(); }));
+  EXPECT_LT(clock.now() - begin, std::chrono::seconds(30));
+  EXPECT_THAT(accounts.back().trouble, HasSubstr("the key is refused"));
+  EXPECT_THAT(accounts.back().trouble, Not(HasSubstr(VastServer::kKey)));
+  EXPECT_TRUE(accounts.back().needs_user);
+  const StartFailed failed = refused(provider, spec("run.1234/2"));
+  EXPECT_TRUE(failed.by_account);
+  EXPECT_EQ(accounts.size(), 2u);  // it is said once
+}
+
+TEST_F(VastTest, AnAccountWithoutCreditIsAState) {
+  server.credit(0);
+  VastProvider provider(options);
+  const char* kBody = R"({"success":false,"error":"insufficient_credit","msg":"Your account lacks credit"})";
+  server.fault({.kind = "create", .status = 400, .body = kBody, .type = "application/json"});
+  const StartFailed failed = refused(provider, spec());
+  EXPECT_TRUE(failed.by_account);
+  EXPECT_FALSE(failed.perhaps_rented);
+  ASSERT_TRUE(until(provider, [&] { return !accounts.empty(); }));
+  EXPECT_THAT(accounts.back().trouble, HasSubstr("no credit left"));
+  EXPECT_TRUE(accounts.back().needs_user);
+  server.credit(20);
+  ASSERT_TRUE(until(provider, [&] { return accounts.back().trouble.empty(); }));
+  EXPECT_EQ(accounts.back().credit_usd, 20);
+}
+
+// The service has two words for an instance that it does not know. A proxy's 404 is neither.
+TEST_F(VastTest, AnInstanceThatIsNotFoundIsGone) {
+  VastProvider provider(options);
+  const InstanceId id = started(provider);
+  server.fault({.kind = "destroy",
+                .status = 404,
+                .body = R"({"success":false,"error":"not_found","msg":"Instance not found"})",
+                .type = "application/json"});
+  provider.stop(7, id, {});
+  const auto stopped = next<Stopped>(provider);
+  ASSERT_TRUE(stopped);
+  EXPECT_TRUE(stopped->absent);
+  server.fault({.kind = "destroy", .status = 404, .body = "<html>not_found</html>"});
+  provider.stop(8, id, {});
+  EXPECT_TRUE(next<StopFailed>(provider));
+}
+
+TEST_F(VastTest, AContainerThatRunsIsReportedOnce) {
+  VastProvider provider(options);
+  const InstanceId id = started(provider);
+  ASSERT_TRUE(until(provider, [&] { return server.count("list") >= 2; }));
+  EXPECT_THAT(seen, Not(testing::Contains(testing::VariantWith<Running>(testing::_))));
+  server.change(number(id), [](VastInstance& i) { i.actual_status = "running"; });
+  EXPECT_EQ(next<Running>(provider)->instance, id);
+  // An instance that an earlier process has rented reports as well.
+  VastInstance adopted;
+  adopted.label = "run.1234/9";
+  adopted.actual_status = "running";
+  server.put(adopted);
+  const std::int64_t number_of_adopted = server.rented().rbegin()->first;
+  provider.watch({fmt::format("vast:{}", number_of_adopted)}, adopted.label);
+  EXPECT_EQ(next<Running>(provider)->instance.text, fmt::format("vast:{}", number_of_adopted));
 }
 
 TEST_F(VastTest, AListingHasAllPagesOrIsNotComplete) {

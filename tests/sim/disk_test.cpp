@@ -35,7 +35,7 @@ Material make_material(std::size_t chunks, std::uint32_t chunk_bytes = 4096) {
   m.chunks = *sealer.write(bytes);
   auto [last, manifest] = sealer.finish({});
   m.chunks.insert(m.chunks.end(), last.begin(), last.end());
-  m.spools.push_back({m.id, Slice(encode_control(sealer.opening())), std::nullopt, 0, {}});
+  m.spools.push_back({m.id, Slice(encode_control(sealer.signed_announcement())), std::nullopt, 0, {}});
   for (const SealedChunk& c : m.chunks)
     m.spools.push_back(
         {m.id, Slice(encode_chunk_head(c.head)), c.head.index, std::uint64_t{c.head.index} * chunk_bytes, c.data});
@@ -118,7 +118,7 @@ TEST_F(Disks, AFullDiskAndABrokenOneSaySo) {
   spool(m);
   run(seconds(1));
   EXPECT_EQ(std::count_if(talker_->spooled.begin(), talker_->spooled.end(), [](const Status& s) { return !s; }), 2);
-  EXPECT_TRUE(disk().write_failed());
+  EXPECT_TRUE(disk().has_write_failed());
   o.write_error_share = o.read_error_share = 1;
   disk().configure(o);
   act(act::SaveState{"x"});

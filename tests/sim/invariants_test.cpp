@@ -54,7 +54,7 @@ class WatchedFleet : public testing::Test {
   // Makes a worker misbehave while the invariants take it for honest.
   void corrupt(std::size_t worker, MaliceOptions malice) {
     malice.parents = [this, worker] { return fleet_.parents_of(worker); };
-    world_.set_malice(fleet_.worker(worker).host, std::make_unique<MaliciousSender>(malice, 1, 1));
+    world_.set_rewriter(fleet_.worker(worker).host, std::make_unique<MaliciousRewriter>(malice, 1, 1));
   }
   // A worker that forwards to another one.
   std::size_t forwarding_worker() {
@@ -205,7 +205,7 @@ TEST_F(WatchedFleet, AnHonestWorkerIsExpelled) {
 
 TEST_F(WatchedFleet, AWorkerThatForwardsBadChunksStays) {
   // Its children's complaints are lost on the way.
-  class Mute final : public Malice {
+  class Mute final : public MessageRewriter {
     std::vector<act::Send> rewrite(act::Send&& send, TimePoint) override {
       std::vector<act::Send> out;
       const auto message = decode_control(send.head.bytes().subspan(kFrameHeaderBytes));
@@ -218,8 +218,8 @@ TEST_F(WatchedFleet, AWorkerThatForwardsBadChunksStays) {
   MaliceOptions malice;
   malice.flip_share = 1;
   corrupt(poisoner, malice);
-  for (std::size_t i = 0; i < fleet_.workers(); ++i)
-    if (i != poisoner) world_.set_malice(fleet_.worker(i).host, std::make_unique<Mute>());
+  for (std::size_t i = 0; i < fleet_.worker_count(); ++i)
+    if (i != poisoner) world_.set_rewriter(fleet_.worker(i).host, std::make_unique<Mute>());
   invariants_.set_faults_over();
   for (int i = 0; i < 6; ++i) {
     publish();
@@ -240,7 +240,7 @@ TEST_F(WatchedFleet, EventsDuringALearnersPauseAreNotItsFault) {
   world_.pause(fleet_.learner_host(), world_.now() + seconds(30));
   run(seconds(60));
   std::uint64_t most = 0;
-  for (std::size_t i = 0; i < fleet_.workers(); ++i)
+  for (std::size_t i = 0; i < fleet_.worker_count(); ++i)
     if (fleet_.member(i)) most = std::max(most, fleet_.member(i)->stats().chunks_corrupt);
   EXPECT_GE(most, 10u) << "it was dialled again and again";
   invariants_.check_liveness();
@@ -314,7 +314,7 @@ TEST_F(WatchedFleet, AMovedWorkerIsFoundWhereItIs) {
 }
 
 TEST_F(WatchedFleet, AnAcknowledgementOfSomethingElse) {
-  class WrongDigest final : public Malice {
+  class WrongDigest final : public MessageRewriter {
     std::vector<act::Send> rewrite(act::Send&& send, TimePoint) override {
       auto message = decode_control(send.head.bytes().subspan(kFrameHeaderBytes));
       if (auto* ack = message ? std::get_if<Installed>(&*message) : nullptr) {
@@ -326,7 +326,7 @@ TEST_F(WatchedFleet, AnAcknowledgementOfSomethingElse) {
       return out;
     }
   };
-  world_.set_malice(fleet_.worker(2).host, std::make_unique<WrongDigest>());
+  world_.set_rewriter(fleet_.worker(2).host, std::make_unique<WrongDigest>());
   publish();
   run(seconds(3));
   invariants_.check_learner_statistics();
@@ -388,7 +388,7 @@ TEST_F(WatchedFleet, AMemberWithoutAPlace) {
 
 TEST_F(WatchedFleet, AWorkerIsLeftBehind) {
   std::vector<HostId> others{fleet_.learner_host()};
-  for (std::size_t i = 1; i < fleet_.workers(); ++i) others.push_back(fleet_.worker(i).host);
+  for (std::size_t i = 1; i < fleet_.worker_count(); ++i) others.push_back(fleet_.worker(i).host);
   world_.start_partition({fleet_.worker(0).host}, others, /*one_way=*/false);
   publish();
   run(seconds(10));

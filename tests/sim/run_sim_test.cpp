@@ -274,7 +274,7 @@ TEST(RunSim, ASlowdownIsMeasuredAndCompensated) {
   // With nothing else to rent, the learner waits until the machines are fast again.
   s.offers.resize(6);
   const double all = idle_share(simulated(s), 30);
-  EXPECT_GT(all, 0.2);
+  EXPECT_GT(all, 0.15);
   s.faults.slowdowns.front().lasts = minutes(3);
   const RunResult passes = simulated(s);
   ASSERT_EQ(passes.recoveries_s.size(), 1u);
@@ -503,7 +503,8 @@ TEST(RunSim, FarRegionsMakeTheBroadcastLonger) {
       *way = {rate, far};
     return simulated(s);
   };
-  const auto t_b = [](const RunResult& r) { return r.publications.at(10).t_b_s.value_or(0); };
+  // When all workers have their first policy, which takes minutes over the narrow link.
+  const auto t_b = [](const RunResult& r) { return r.publications.at(20).t_b_s.value_or(0); };
   const BitRate wide = BitRate::from_mbit_per_s(10'000), narrow = BitRate::from_mbit_per_s(5);
   const RunResult near = run(milliseconds(5), wide);
   EXPECT_GT(t_b(run(milliseconds(400), wide)), t_b(near) + 0.3);

@@ -1,0 +1,314 @@
+// The Lagrangian bound of the cheapest set, and its best prices by bisection.
+#include "provisioner/cost_bound.hpp"
+
+#include <algorithm>
+#include <cmath>
+#include <map>
+#include <numeric>
+
+namespace echoline::provisioner {
+namespace {
+
+constexpr int kBisections = 46;          // to 1e-13 of the first interval
+constexpr int kRounds = 8;               // of adding candidates to a list
+constexpr std::size_t kAddedMax = 2000;  // candidates in a round
+constexpr double kRounding = 1e-12;
+constexpr std::size_t kSharersMax = 16;  // offers of a machine, of which every set is tried
+
+// The number of the fastest candidates that reach the target together; their number if none do.
+std::size_t least_workers(std::span<const Candidate> pool, std::span<const std::size_t> indices, double target) {
+  std::vector<double> rates;
+  for (const std::size_t i : indices) rates.push_back(pool[i].rollouts_per_s);
+  std::sort(rates.begin(), rates.end(), std::greater<>());
+  std::size_t count = 0;
+  for (double rate = 0; count < rates.size() && rate < target * (1 - kRounding); ++count) rate += rates[count];
+  return count;
+}
+
+// The sets with the least reduced cost, for any prices.
+class Relaxation {
+ public:
+  struct Value {
+    double reduced_cost = 0, rate = 0, count = 0;  // of the set with the least reduced cost
+  };
+
+  Relaxation(std::span<const Candidate> pool, std::span<const std::size_t> indices, double target,
+             AllocationLimits limits)
+      : target_(target),
+        workers_max_(static_cast<double>(std::min(limits.workers_max, pool.size()))),
+        workers_min_(static_cast<double>(least_workers(pool, indices, target))) {
+    std::map<std::uint32_t, std::uint64_t> gpus_kept;
+    std::map<std::uint32_t, std::size_t> hosts_kept;
+    for (const std::size_t i : indices) {
+      const Candidate& c = pool[i];
+      if (!c.keep) continue;
+      target_ -= c.rollouts_per_s;
+      workers_max_ -= 1;
+      workers_min_ -= 1;
+      kept_usd_ += c.usd_per_hour;
+      if (c.machine) gpus_kept[c.machine] |= c.gpus;
+      ++hosts_kept[c.host];
+    }
+    std::vector<std::uint32_t> machine_sizes(1), host_sizes(1);
+    const auto count_in = [](std::vector<std::uint32_t>& sizes, std::uint32_t number) {
+      if (sizes.size() <= number) sizes.resize(number + 1);
+      ++sizes[number];
+    };
+    for (const std::size_t i : indices) {
+      count_in(machine_sizes, pool[i].machine);
+      count_in(host_sizes, pool[i].host);
+    }
+    std::map<std::uint32_t, std::vector<Candidate>> by_machine;
+    std::map<std::uint32_t, Host> by_host;
+    for (const std::size_t i : indices) {
+      const Candidate& c = pool[i];
+      if (c.keep) continue;
+      if (c.machine && !gpus_kept.empty())
+        if (const auto kept = gpus_kept.find(c.machine); kept != gpus_kept.end() && (kept->second & c.gpus)) continue;
+      if (c.host && host_sizes[c.host] > limits.per_host_max) {
+        Host& host = by_host[c.host];
+        const auto kept = hosts_kept.find(c.host);
+        host.free = limits.per_host_max - std::min(limits.per_host_max, kept == hosts_kept.end() ? 0 : kept->second);
+        host.machines[c.machine ? c.machine : ~static_cast<std::uint32_t>(i)].push_back(c);
+      } else if (c.machine && machine_sizes[c.machine] > 1) {
+        by_machine[c.machine].push_back(c);
+      } else {
+        rates_.push_back(c.rollouts_per_s);
+        costs_.push_back(c.usd_per_hour);
+      }
+      unit_cost_max_ = std::max(unit_cost_max_, c.usd_per_hour / c.rollouts_per_s);
+      rate_min_ = std::min(rate_min_, c.rollouts_per_s);
+    }
+    for (auto& [number, machine] : by_machine) machines_.push_back(std::move(machine));
+    for (auto& [number, host] : by_host) hosts_.push_back(std::move(host));
+  }
+
+  double target() const { return target_; }
+  double workers_max() const { return workers_max_; }
+  double workers_min() const { return workers_min_; }
+  double kept_usd() const { return kept_usd_; }
+  // A price of rollouts with which every candidate has a negative reduced cost.
+  double highest_price(double usd_per_worker) const {
+    return (unit_cost_max_ + std::max(0.0, usd_per_worker) / rate_min_) * (1 + 1e-6) + 1e-12;
+  }
+
+  Value least(double usd_per_rollout_s, double usd_per_worker) const {
+    Value all;
+    for (std::size_t i = 0; i < rates_.size(); ++i) {
+      const double reduced = costs_[i] - usd_per_rollout_s * rates_[i] + usd_per_worker;
+      const double taken = reduced < 0 ? 1 : 0;
+      all.reduced_cost += taken * reduced;
+      all.rate += taken * rates_[i];
+      all.count += taken;
+    }
+    const auto reduced_cost = [&](const Candidate& c) {
+      return c.usd_per_hour - usd_per_rollout_s * c.rollouts_per_s + usd_per_worker;
+    };
+    for (const auto& machine : machines_) add(all, least_of_machine(machine, reduced_cost));
+    for (const Host& host : hosts_) add(all, least_of_host(host, reduced_cost));
+    return all;
+  }
+
+  // The limit to which a price of workers belongs, without the kept ones.
+  double workers(double usd_per_worker) const { return usd_per_worker >= 0 ? workers_max_ : workers_min_; }
+  double bound(const Value& value, double usd_per_rollout_s, double usd_per_worker) const {
+    return kept_usd_ + usd_per_rollout_s * target_ - usd_per_worker * workers(usd_per_worker) + value.reduced_cost;
+  }
+
+ private:
+  struct Host {
+    std::map<std::uint32_t, std::vector<Candidate>> machines;
+    std::size_t free = 0;  // candidates that it may still have in a set
+  };
+
+  static void add(Value& sum, const Value& part) {
+    sum.reduced_cost += part.reduced_cost;
+    sum.rate += part.rate;
+    sum.count += part.count;
+  }
+
+  template <class ReducedCost>
+  static Value least_of_machine(const std::vector<Candidate>& machine, const ReducedCost& reduced_cost) {
+    std::vector<std::pair<double, const Candidate*>> useful;
+    for (const Candidate& c : machine)
+      if (const double reduced = reduced_cost(c); reduced < 0) useful.emplace_back(reduced, &c);
+    Value best;
+    if (useful.empty()) return best;
+    if (useful.size() > kSharersMax) {  // relaxed: as if they shared nothing
+      for (const auto& [reduced, c] : useful) add(best, {reduced, c->rollouts_per_s, 1});
+      return best;
+    }
+    const auto visit = [&](const auto& self, std::size_t from, std::uint64_t gpus, const Value& value) -> void {
+      if (value.reduced_cost < best.reduced_cost) best = value;
+      for (std::size_t i = from; i < useful.size(); ++i) {
+        const auto& [reduced, c] = useful[i];
+        if (gpus & c->gpus) continue;
+        Value with = value;
+        add(with, {reduced, c->rollouts_per_s, 1});
+        self(self, i + 1, gpus | c->gpus, with);
+      }
+    };
+    visit(visit, 0, 0, {});
+    return best;
+  }
+
+  // Two relaxations, of which the greater counts: no limit of the host, or no shared GPUs.
+  template <class ReducedCost>
+  static Value least_of_host(const Host& host, const ReducedCost& reduced_cost) {
+    Value without_limit;
+    std::vector<std::pair<double, double>> useful;  // reduced cost and rate
+    for (const auto& [number, machine] : host.machines) {
+      add(without_limit, least_of_machine(machine, reduced_cost));
+      for (const Candidate& c : machine)
+        if (const double reduced = reduced_cost(c); reduced < 0) useful.emplace_back(reduced, c.rollouts_per_s);
+    }
+    std::sort(useful.begin(), useful.end());
+    Value without_gpus;
+    for (std::size_t i = 0; i < std::min(host.free, useful.size()); ++i)
+      add(without_gpus, {useful[i].first, useful[i].second, 1});
+    return without_gpus.reduced_cost > without_limit.reduced_cost ? without_gpus : without_limit;
+  }
+
+  double target_, workers_max_, workers_min_;  // without the kept candidates
+  double kept_usd_ = 0;
+  double unit_cost_max_ = 0, rate_min_ = 1e300;
+  std::vector<double> rates_, costs_;             // of candidates that exclude no other one
+  std::vector<std::vector<Candidate>> machines_;  // with several candidates
+  std::vector<Host> hosts_;                       // with more candidates than they may have in a set
+};
+
+// For a price of workers, the best price of rollouts.
+struct Slice {
+  CostBound bound;
+  double count = 0;  // of workers, in the mixture of two sets that has exactly the target rate
+  bool reaches_target = false;
+};
+
+Slice best_slice(const Relaxation& relaxation, double usd_per_worker) {
+  Slice slice;
+  slice.bound.usd_per_worker = usd_per_worker;
+  double low = 0, high = relaxation.highest_price(usd_per_worker);
+  auto at_low = relaxation.least(low, usd_per_worker), at_high = relaxation.least(high, usd_per_worker);
+  // The fastest of the candidates that share a machine are the best ones only at a higher price.
+  for (int i = 0; i < kBisections && at_high.rate < relaxation.target(); ++i) {
+    low = high, at_low = at_high;
+    high *= 2;
+    at_high = relaxation.least(high, usd_per_worker);
+  }
+  slice.reaches_target = at_high.rate >= relaxation.target() * (1 - kRounding);
+  if (!slice.reaches_target) return slice;
+  for (int i = 0; i < kBisections && at_low.rate < relaxation.target(); ++i) {
+    const double middle = (low + high) / 2;
+    const auto at_middle = relaxation.least(middle, usd_per_worker);
+    if (at_middle.rate < relaxation.target())
+      low = middle, at_low = at_middle;
+    else
+      high = middle, at_high = at_middle;
+  }
+  const double low_bound = relaxation.bound(at_low, low, usd_per_worker),
+               high_bound = relaxation.bound(at_high, high, usd_per_worker);
+  slice.bound.usd_per_hour = std::max(low_bound, high_bound);
+  slice.bound.usd_per_rollout_s = high_bound >= low_bound ? high : low;
+  const double rates = at_high.rate - at_low.rate;
+  const double share = rates > 0 ? std::clamp((relaxation.target() - at_low.rate) / rates, 0.0, 1.0) : 1;
+  slice.count = at_low.count + share * (at_high.count - at_low.count);
+  return slice;
+}
+
+// The greatest rate of `workers_max` candidates, as if none excluded another.
+bool can_reach(std::span<const Candidate> pool, std::span<const std::size_t> indices, double target,
+               AllocationLimits limits) {
+  std::vector<double> rates;
+  double rate = 0;
+  std::size_t kept = 0;
+  for (const std::size_t i : indices) {
+    if (pool[i].keep)
+      rate += pool[i].rollouts_per_s, ++kept;
+    else
+      rates.push_back(pool[i].rollouts_per_s);
+  }
+  const std::size_t more = std::min(rates.size(), limits.workers_max - std::min(limits.workers_max, kept));
+  std::nth_element(rates.begin(), rates.begin() + static_cast<std::ptrdiff_t>(more), rates.end(), std::greater<>());
+  rate = std::accumulate(rates.begin(), rates.begin() + static_cast<std::ptrdiff_t>(more), rate);
+  return rate >= target * (1 - kRounding);
+}
+
+}  // namespace
+
+double least_reduced_cost(std::span<const Candidate> pool, AllocationLimits limits, const CostBound& prices) {
+  std::vector<std::size_t> all(pool.size());
+  std::iota(all.begin(), all.end(), std::size_t{0});
+  return Relaxation(pool, all, 0, limits).least(prices.usd_per_rollout_s, prices.usd_per_worker).reduced_cost;
+}
+
+double bound_of(std::span<const Candidate> pool, double target, AllocationLimits limits, const CostBound& prices) {
+  std::vector<std::size_t> all(pool.size());
+  std::iota(all.begin(), all.end(), std::size_t{0});
+  const Relaxation relaxation(pool, all, target, limits);
+  return relaxation.bound(relaxation.least(prices.usd_per_rollout_s, prices.usd_per_worker), prices.usd_per_rollout_s,
+                          prices.usd_per_worker);
+}
+
+std::optional<CostBound> best_bound(std::span<const Candidate> pool, std::span<const std::size_t> indices,
+                                    double target, AllocationLimits limits) {
+  if (!can_reach(pool, indices, target, limits)) return std::nullopt;
+  const Relaxation relaxation(pool, indices, target, limits);
+  if (relaxation.target() <= 0) return CostBound{.usd_per_hour = relaxation.kept_usd()};
+  const Slice without_price = best_slice(relaxation, 0);
+  if (!without_price.reaches_target) return std::nullopt;
+  // The bound is concave in the price of workers. It grows with the price while more workers are taken than allowed,
+  // and with a negative price while fewer are taken than any set needs.
+  const double count = without_price.count;
+  const bool has_too_many = count > relaxation.workers_max(), has_too_few = count < relaxation.workers_min();
+  CostBound best = without_price.bound;
+  if (has_too_many || has_too_few) {
+    const double sign = has_too_many ? 1 : -1;
+    double low = 0, high = std::max(best.usd_per_hour / std::max(1.0, relaxation.workers_max()), 1e-9);
+    const auto is_far_enough = [&](double price) {
+      const Slice slice = best_slice(relaxation, sign * price);
+      if (slice.bound.usd_per_hour > best.usd_per_hour) best = slice.bound;
+      return has_too_many ? slice.count <= relaxation.workers_max() : slice.count >= relaxation.workers_min();
+    };
+    for (int doublings = 0; doublings < kBisections && !is_far_enough(high); ++doublings) low = high, high *= 2;
+    for (int i = 0; i < kBisections && high - low > 1e-10 * high; ++i) {
+      const double middle = (low + high) / 2;
+      (is_far_enough(middle) ? high : low) = middle;
+    }
+  }
+  double kept = 0;
+  for (const std::size_t i : indices) kept += pool[i].keep;
+  best.workers = relaxation.workers(best.usd_per_worker) + kept;
+  return best;
+}
+
+std::optional<CostBound> cost_bound(std::span<const Candidate> pool, std::vector<std::size_t>& indices, double target,
+                                    AllocationLimits limits) {
+  std::optional<CostBound> best;
+  for (int round = 0; round < kRounds; ++round) {
+    std::optional<CostBound> bound = best_bound(pool, indices, target, limits);
+    if (!bound) {
+      if (indices.size() == pool.size()) return best;
+      indices.resize(pool.size());
+      std::iota(indices.begin(), indices.end(), std::size_t{0});
+      continue;
+    }
+    if (indices.size() == pool.size()) return bound;
+    // The bound of the whole pool with these prices. Unlisted candidates with negative reduced costs lower it.
+    const double of_list = bound->usd_per_hour;
+    bound->usd_per_hour = bound_of(pool, target, limits, *bound);
+    if (!best || bound->usd_per_hour > best->usd_per_hour) best = bound;
+    if (bound->usd_per_hour >= of_list * (1 - 1e-6)) break;
+    std::vector<bool> is_listed(pool.size());
+    for (const std::size_t i : indices) is_listed[i] = true;
+    std::vector<std::pair<double, std::size_t>> useful;
+    for (std::size_t i = 0; i < pool.size(); ++i)
+      if (!is_listed[i] && bound->reduced_cost(pool[i]) < 0) useful.emplace_back(bound->reduced_cost(pool[i]), i);
+    if (useful.empty()) break;
+    std::sort(useful.begin(), useful.end());
+    if (useful.size() > kAddedMax) useful.resize(kAddedMax);
+    for (const auto& [reduced, i] : useful) indices.push_back(i);
+  }
+  return best;
+}
+
+}  // namespace echoline::provisioner

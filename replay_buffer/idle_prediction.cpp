@@ -1,0 +1,326 @@
+// Predicts the learner's idle share by playing its steps: the leases and batches are those of LeaseCore and
+// WaitingGroups, the workers' groups take their mean time.
+#include "replay_buffer/idle_prediction.hpp"
+
+#include <algorithm>
+#include <deque>
+#include <map>
+#include <optional>
+#include <queue>
+
+#include "base/result.hpp"
+#include "replay_buffer/lease_core.hpp"
+#include "replay_buffer/step_pace.hpp"
+
+namespace echoline::replay_buffer {
+namespace {
+
+constexpr std::uint64_t kGroupsPlayed = 15'000;  // if that makes neither too few nor too many steps
+constexpr std::uint64_t kStepsMin = 12, kStepsMax = 80;
+constexpr std::uint64_t kStepsWithoutMeasure = 6;  // and as many as the stock holds batches
+constexpr double kRetrySecondsMax = 1;             // until a learner that waits for slow results looks again
+constexpr std::uint32_t kLeasesLiveMax = 1'000'000;
+constexpr double kNeverS = 1e15;
+constexpr std::uint64_t kEventsMax = 500'000;  // so that a fleet that never finishes a batch ends too
+
+LeaseOptions lease_options(const IdleQuestion& question) {
+  LeaseOptions options{.pacing = question.pacing, .lease = question.lease};
+  options.pacing.steps_total.reset();
+  options.leases_live_max = kLeasesLiveMax;
+  return options;
+}
+
+class Play {
+ public:
+  explicit Play(const IdleQuestion& question)
+      : question_(question),
+        pacing_(question.pacing),
+        waiting_(pacing_.group_size),
+        core_(lease_options(question), waiting_),
+        workers_(question.workers.size()) {}
+
+  IdlePrediction run() {
+    const std::uint64_t steps_skipped = kStepsWithoutMeasure + pacing_.staleness.lookahead_steps();
+    const std::uint64_t steps_played =
+        std::clamp(kGroupsPlayed / pacing_.groups_per_step(), kStepsMin, kStepsMax) / pacing_.staleness.publish_every;
+    steps_measured_from_ = steps_skipped;
+    const std::uint64_t steps_total =
+        steps_skipped + std::max<std::uint64_t>(2, steps_played) * pacing_.staleness.publish_every;
+    for (std::size_t w = 0; w < workers_.size(); ++w) request_work(w);
+    while (step_ < steps_total && !events_.empty() && now_ < kNeverS && sequence_ < kEventsMax) {
+      const Event event = events_.top();
+      events_.pop();
+      now_ = event.at_s;
+      renew_leases();
+      handle(event);
+    }
+    const double all_s = waited_s_ + trained_s_;
+    const double trained = static_cast<double>(std::max<std::uint64_t>(1, groups_trained_));
+    const double steps = static_cast<double>(step_ - std::min(step_, steps_measured_from_));
+    if (step_ <= steps_measured_from_) return {.idle_fraction = 1, .step_s = kNeverS, .staleness_mean = 0};
+    return {.idle_fraction = waited_s_ / all_s,
+            .step_s = all_s / steps,
+            .staleness_mean = static_cast<double>(ages_) / trained};
+  }
+
+ private:
+  enum class Kind : std::uint8_t { kGenerated, kDelivered, kInstalled, kTrained, kLinksFree, kRetry };
+  struct Event {
+    double at_s = 0;
+    std::uint64_t sequence = 0;
+    Kind kind{};
+    std::size_t worker = 0;
+    std::uint64_t detail = 0;  // a version, or the number of a generation
+    friend bool operator>(const Event& a, const Event& b) {
+      return a.at_s != b.at_s ? a.at_s > b.at_s : a.sequence > b.sequence;
+    }
+  };
+  struct Worker {
+    std::uint64_t version = 0, delivered = 0;
+    bool installing = false, install_is_pending = false, generating = false;
+    double generation_ends_s = 0;
+    std::uint64_t generation_number = 0;  // of the last kGenerated event; earlier ones are ignored
+    std::deque<LiveLease> queue;          // the first is being generated
+    std::uint64_t idle_place = 0;         // in idle_; 0: not in it
+  };
+
+  static WorkerId id_of(std::size_t w) { return WorkerId{w + 1}; }
+  void push(double at_s, Kind kind, std::size_t worker = 0, std::uint64_t detail = 0) {
+    events_.push({.at_s = at_s, .sequence = ++sequence_, .kind = kind, .worker = worker, .detail = detail});
+  }
+
+  void handle(const Event& event) {
+    const std::size_t w = event.worker;
+    switch (event.kind) {
+      case Kind::kGenerated:
+        if (event.detail == workers_[w].generation_number) on_generated(w);
+        return;
+      case Kind::kDelivered:
+        return on_delivered(w, event.detail);
+      case Kind::kInstalled:
+        return on_installed(w, event.detail);
+      case Kind::kTrained:
+        return on_trained();
+      case Kind::kLinksFree:
+        links_are_busy_ = false;
+        if (next_version_) publish(*std::exchange(next_version_, std::nullopt));
+        return;
+      case Kind::kRetry:
+        request_work_for_idle();
+        return try_step();
+    }
+  }
+
+  // A worker that generates reports progress, so its leases do not expire.
+  void renew_leases() {
+    for (const LiveLease* lease; (lease = core_.first_to_expire()) != nullptr && lease->record.expires_unix_s < now_;) {
+      const double expires_s = lease->record.expires_unix_s;
+      const LeaseId id = lease->record.id;
+      core_.renew(lease->record.worker, std::span(&id, 1), lease->progress + 1, expires_s);
+      if (!(core_.find(id)->record.expires_unix_s > expires_s)) break;  // the lease has reached its maximum term
+    }
+    core_.expire(now_);
+  }
+
+  // ---- workers ----
+
+  void request_work(std::size_t w) {
+    Worker& worker = workers_[w];
+    const std::uint32_t groups_at_once = question_.workers[w].groups_at_once;
+    if (worker.installing || worker.install_is_pending || worker.queue.size() >= groups_at_once) return;
+    const GrantRequest request{.worker = id_of(w),
+                               .version = Version{worker.version},
+                               .policy_digest = {},
+                               .groups_max = groups_at_once - static_cast<std::uint32_t>(worker.queue.size()),
+                               .step_seconds = step_pace_.seconds(),
+                               .newest = Version{newest_sent_}};
+    for (LiveLease& lease : core_.grant(request, step_, now_)) worker.queue.push_back(std::move(lease));
+    if (worker.queue.size() >= groups_at_once) {
+      leave_idle(worker);
+    } else if (worker.idle_place == 0) {
+      worker.idle_place = ++last_idle_place_;
+      idle_[worker.idle_place] = w;
+    }
+    start_generation(w);
+  }
+  void leave_idle(Worker& worker) {
+    if (worker.idle_place != 0) idle_.erase(std::exchange(worker.idle_place, 0));
+  }
+  // Serves the worker that has waited longest first.
+  void request_work_for_idle() {
+    if (idle_.empty() || has_no_room(newest_sent_)) return;
+    std::vector<std::size_t> order;
+    for (const auto& [place, w] : idle_) order.push_back(w);
+    for (const std::size_t w : order) {
+      if (has_no_room(newest_sent_)) return;
+      if (!has_no_room(workers_[w].version)) request_work(w);
+    }
+  }
+  bool has_no_room(std::uint64_t version) { return core_.has_no_room(Version{version}, step_, now_); }
+
+  void start_generation(std::size_t w) {
+    Worker& worker = workers_[w];
+    if (worker.generating || worker.installing || worker.queue.empty()) return;
+    worker.generating = true;
+    worker.generation_ends_s = now_ + question_.workers[w].group_s;
+    push(worker.generation_ends_s, Kind::kGenerated, w, ++worker.generation_number);
+  }
+
+  void on_generated(std::size_t w) {
+    Worker& worker = workers_[w];
+    worker.generating = false;
+    const LiveLease lease = std::move(worker.queue.front());
+    worker.queue.pop_front();
+    submit(lease);
+    if (worker.install_is_pending && worker.queue.empty()) install(w, question_.install_s);
+    start_generation(w);
+    request_work(w);
+    try_step();
+  }
+
+  void submit(const LiveLease& lease) {
+    const LeaseRecord& record = lease.record;
+    const std::uint64_t tokens = question_.lease.tokens_max;
+    if (core_.find(record.id) == nullptr)
+      core_.record_late_result(record.worker, record.granted_unix_s, tokens, now_);
+    else if (!admissible(step_, record.version, pacing_.staleness.budget))
+      core_.refuse(record.id, tokens, now_);
+    else
+      core_.settle(record.id, {.version = record.version, .tokens_longest = tokens, .scored = true}, now_);
+  }
+
+  void on_delivered(std::size_t w, std::uint64_t version) {
+    Worker& worker = workers_[w];
+    if (version <= worker.delivered) return;
+    worker.delivered = version;
+    if (question_.groups_in_progress == GroupsInProgress::kFinish && !worker.queue.empty())
+      worker.install_is_pending = true;
+    else
+      install(w, question_.install_s);
+  }
+
+  // The worker pauses for `pause_s`, and then has the newest policy that was delivered.
+  void install(std::size_t w, double pause_s) {
+    Worker& worker = workers_[w];
+    worker.install_is_pending = false;
+    if (worker.installing) return;  // on_installed() goes on with the newest policy
+    worker.installing = true;
+    if (question_.groups_in_progress == GroupsInProgress::kAbort) {
+      worker.generating = false;
+      ++worker.generation_number;
+      for (const LiveLease& lease : std::exchange(worker.queue, {}))
+        core_.return_leases(id_of(w), std::span(&lease.record.id, 1));
+    }
+    if (worker.generating) {
+      worker.generation_ends_s += pause_s;
+      push(worker.generation_ends_s, Kind::kGenerated, w, ++worker.generation_number);
+    }
+    push(now_ + pause_s, Kind::kInstalled, w, worker.delivered);
+  }
+
+  void on_installed(std::size_t w, std::uint64_t version) {
+    Worker& worker = workers_[w];
+    worker.version = std::max(worker.version, version);
+    worker.installing = false;
+    if (worker.delivered > worker.version) return install(w, question_.install_s);
+    start_generation(w);
+    request_work(w);
+  }
+
+  // ---- learner ----
+
+  Version oldest_trainable() const { return oldest_admissible(step_, pacing_.staleness.budget); }
+
+  void try_step() {
+    if (is_training_) return;
+    if (core_.stranded_by_next_step(step_, now_) > 0) {  // training now would make leased work too stale
+      step_pace_.begin_wait(now_);
+      if (retry_at_s_ <= now_) {
+        retry_at_s_ = now_ + std::min(kRetrySecondsMax, question_.step_s);
+        push(retry_at_s_, Kind::kRetry);
+      }
+      return;
+    }
+    step_pace_.end_wait(now_);
+    const auto batch = waiting_.next_batch(oldest_trainable(), pacing_.groups_per_step());
+    if (!batch) return;
+    is_training_ = true;
+    batch_ = *batch;
+    if (step_ >= steps_measured_from_) {
+      waited_s_ += now_ - wait_began_s_;
+      trained_s_ += question_.step_s;
+      for (const GroupId group : batch_) {
+        const std::uint64_t version = waiting_.find(group)->version.value;
+        ages_ += step_ - std::min(step_, version);
+      }
+      groups_trained_ += batch_.size();
+    }
+    push(now_ + question_.step_s, Kind::kTrained);
+    request_work_for_idle();
+  }
+
+  void on_trained() {
+    is_training_ = false;
+    for (const GroupId group : std::exchange(batch_, {})) waiting_.remove(group);
+    ++step_;
+    step_pace_.end_step(now_);
+    for (const GroupId group : waiting_.older_than(oldest_trainable())) waiting_.remove(group);
+    wait_began_s_ = now_;
+    if (step_ % pacing_.staleness.publish_every == 0) {
+      if (links_are_busy_)
+        next_version_ = step_;  // replaces one that still waits
+      else
+        publish(step_);
+    }
+    request_work_for_idle();
+    try_step();
+  }
+
+  void publish(std::uint64_t version) {
+    newest_sent_ = version;
+    links_are_busy_ = true;
+    push(now_ + question_.link_s, Kind::kLinksFree);
+    for (std::size_t w = 0; w < workers_.size(); ++w) {
+      const double policy_s = question_.workers[w].policy_s;
+      if (question_.stops_during_broadcast) {
+        workers_[w].delivered = version;
+        install(w, policy_s + question_.install_s);
+      } else {
+        push(now_ + policy_s, Kind::kDelivered, w, version);
+      }
+    }
+  }
+
+  const IdleQuestion& question_;
+  const Pacing& pacing_;
+  WaitingGroups waiting_;
+  LeaseCore core_;
+  StepPace step_pace_;
+  std::vector<Worker> workers_;
+  std::priority_queue<Event, std::vector<Event>, std::greater<>> events_;
+  std::uint64_t sequence_ = 0;
+  std::map<std::uint64_t, std::size_t> idle_;  // workers that may take more work, longest wait first
+  std::uint64_t last_idle_place_ = 0;
+  double now_ = 0;
+
+  std::uint64_t step_ = 0, newest_sent_ = 0;
+  bool is_training_ = false, links_are_busy_ = false;
+  std::optional<std::uint64_t> next_version_;  // a publication that waits for the learner's links
+  std::vector<GroupId> batch_;                 // in training
+  double wait_began_s_ = 0, retry_at_s_ = 0;
+
+  std::uint64_t steps_measured_from_ = 0;
+  double waited_s_ = 0, trained_s_ = 0;  // of the measured steps
+  std::uint64_t ages_ = 0, groups_trained_ = 0;
+};
+
+}  // namespace
+
+IdlePrediction predict_idle(const IdleQuestion& question) {
+  ECHO_CHECK(!question.workers.empty() && question.step_s > 0 && question.pacing.groups_per_step() > 0 &&
+             question.install_s >= 0 && question.link_s >= 0);
+  for (const PredictedWorker& worker : question.workers) ECHO_CHECK(worker.group_s > 0 && worker.policy_s >= 0);
+  return Play(question).run();
+}
+
+}  // namespace echoline::replay_buffer
